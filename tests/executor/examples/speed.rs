@@ -1,4 +1,4 @@
-//! The speed of the executor: lane-instructions a second on one core.
+//! Measures the executor's speed: lane-instructions per second on one core.
 //!
 //! `cargo run --release -p microscale-executor --example speed`
 
@@ -39,7 +39,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                 let grid = BlockGrid::new(1, ELEMENTS as u64, ELEMENTS as u64, 32).ok_or("an empty grid")?;
                 let options =
                     MxOptions { mantissa_addend: 0, ties: 0, negative_zero: 0, saturate_non_finite: 0 };
-                // SAFETY: structures of numbers of one size each, which leave no padding.
+                // SAFETY: each structure consists of numbers of one size, so it has no padding and
+                // every byte is initialized.
                 let [grid, scale_grid, options] = unsafe {
                     [Argument::of(&grid), Argument::of(&ScaleGrid::linear(1)), Argument::of(&options)]
                 };

@@ -3,25 +3,31 @@
 use std::fmt;
 use std::sync::Arc;
 
-/// The choice among the permitted results of an instruction that is not exact.
+/// Which of the permitted results an inexact instruction gives.
 ///
-/// `rcp.approx` may give the results within one ulp of the exact one, `mma` the sums in f32 of exact
-/// products, in any order and rounded in any way.
+/// `rcp.approx` may give any result within one ulp of the exact one. `mma` may give the f32 sum of
+/// exact products, in any order and with any rounding.
 #[derive(Clone, Default)]
 pub enum Approximation {
-    /// The correctly rounded one.
+    /// The correctly rounded result.
     #[default]
     Nearest,
-    /// The smallest magnitude that is permitted. Of `mma`, the sum as tensor cores make it: addends are cut
-    /// to 24 bits, counted from the largest one's first, and so is the sum.
+    /// The smallest permitted magnitude.
+    ///
+    /// `mma` sums as tensor cores do: addends are truncated to 24 bits, counted from the largest
+    /// addend's first bit, and so is the sum.
     Low,
-    /// The largest magnitude that is permitted. Of `mma`, the sum of one addition after the other, each
-    /// rounded to nearest.
+    /// The largest permitted magnitude. `mma` adds one addend after the other, each sum rounded to
+    /// nearest.
     High,
-    /// One that depends on the seed and the operand. Of `mma`, as `High`, in an order that depends on both.
+    /// A result that depends on the seed and the operand.
+    ///
+    /// `mma` adds as with `High`, in an order that depends on both.
     Scattered(u64),
-    /// The caller's: operand bits to result bits. Zeros, infinities and NaN are not asked for, and with
-    /// `.ftz` subnormals neither. Of `mma`, the correctly rounded sum.
+    /// The caller's function from operand bits to result bits.
+    ///
+    /// It is not called for zeros, infinities and NaN, nor for subnormals with `.ftz`. `mma` gives
+    /// the correctly rounded sum.
     Table(Arc<dyn Fn(u32) -> u32 + Send + Sync>),
 }
 

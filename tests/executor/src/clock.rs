@@ -1,20 +1,21 @@
-//! Knowledge: which accesses each thread knows to be over, as vector clocks.
+//! Vector clocks: which accesses each thread knows to be complete.
 //!
-//! A block's members are its threads; a member for each warp group, which reads for its asynchronous products
-//! of matrices; and one for each mbarrier, which writes for the copies that it counts. A warp's time moves on
-//! whenever one of its threads tells others what it has done, a warp group's with every product, an mbarrier's
-//! with every phase. Who knows time t of a member knows that the member's accesses before t are over.
+//! A block's members are its threads, its warp groups and its mbarriers. A warp group reads for its
+//! asynchronous matrix products, and an mbarrier writes for the copies that it counts. A warp's
+//! time advances when one of its threads releases, a warp group's time with every product, an
+//! mbarrier's with every phase. A member that knows time t of another member knows that the other's
+//! accesses before t are complete.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-/// A thread of a block, or who acts for several.
+/// A thread of a block, or a member that acts for several threads.
 pub(crate) type Member = usize;
 
 /// The times of the members of other blocks.
 pub(crate) type Elsewhere = BTreeMap<u32, Rc<Vec<u32>>>;
 
-/// What somebody knows: times of the members of the own block, and of other blocks.
+/// The times that a member knows, for its own block and for other blocks.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Known {
     own: Rc<Vec<u32>>,
@@ -22,19 +23,19 @@ pub(crate) struct Known {
 }
 
 impl Known {
-    /// The time up to which a member's accesses are over.
+    /// Returns the time before which a member's accesses are known to be complete.
     #[inline]
     pub(crate) fn time(&self, member: Member) -> u32 {
         self.own.get(member).copied().unwrap_or(0)
     }
 
-    /// The same of a member of another block.
+    /// [`Self::time`] for a member of another block.
     pub(crate) fn time_elsewhere(&self, block: u32, member: Member) -> u32 {
         let times = self.elsewhere.as_ref().and_then(|elsewhere| elsewhere.get(&block));
         times.and_then(|times| times.get(member)).copied().unwrap_or(0)
     }
 
-    /// Learns a time.
+    /// Learns a member's time.
     pub(crate) fn learn(&mut self, member: Member, time: u32) {
         if self.time(member) >= time {
             return;
@@ -46,7 +47,7 @@ impl Known {
         own[member] = time;
     }
 
-    /// Learns all that another member of the block knows.
+    /// Learns everything that another member of the block knows.
     pub(crate) fn join(&mut self, other: &Self) {
         join_times(&mut self.own, &other.own);
         if let Some(elsewhere) = &other.elsewhere {
@@ -62,7 +63,7 @@ impl Known {
         }
     }
 
-    /// Learns what was written down for all blocks.
+    /// Learns the times that were recorded for all blocks.
     pub(crate) fn hear(&mut self, said: &Elsewhere, block: u32) {
         if let Some(own) = said.get(&block) {
             join_times(&mut self.own, own);
@@ -73,7 +74,7 @@ impl Known {
         }
     }
 
-    /// Writes down what is known, for all blocks.
+    /// Records the known times for all blocks.
     pub(crate) fn tell(&self, block: u32, said: &mut Elsewhere) {
         join_times(said.entry(block).or_default(), &self.own);
         if let Some(elsewhere) = &self.elsewhere {
@@ -81,7 +82,8 @@ impl Known {
         }
     }
 
-    /// Forgets what another member of the block does not know; of other blocks it forgets nothing.
+    /// Forgets times that another member of the block does not know. Times of other blocks are
+    /// kept.
     fn meet(&mut self, other: &Self) {
         if Rc::ptr_eq(&self.own, &other.own) {
             return;
@@ -101,7 +103,8 @@ impl Known {
     }
 }
 
-/// Keeps the later of each two times. What is equal is shared, so that the next comparison is short.
+/// Keeps the later of each pair of times. Equal vectors are shared, so that the next comparison is
+/// short.
 fn join_times(mine: &mut Rc<Vec<u32>>, other: &Rc<Vec<u32>>) {
     let behind = |a: &[u32], b: &[u32]| {
         a.iter().enumerate().all(|(member, &time)| time <= b.get(member).copied().unwrap_or(0))
@@ -126,41 +129,41 @@ fn join_blocks(mine: &mut Elsewhere, other: &Elsewhere) {
     }
 }
 
-/// The lanes of a mask.
+/// Returns the lanes of a mask.
 fn lanes_of(mask: u32) -> impl Iterator<Item = usize> {
     (0..32).filter(move |lane| mask >> lane & 1 == 1)
 }
 
-/// What each member of the block at hand knows, and what was told to other blocks.
+/// The clocks of all members of the current block, and releases to other blocks.
 #[derive(Debug, Default)]
 pub(crate) struct Clocks {
     pub(crate) block: u32,
-    /// The number of members that are threads, 32 for each warp.
+    /// The number of members that are threads, 32 per warp.
     pub(crate) threads: usize,
     known: Vec<Known>,
     /// The time of each warp.
     times: Vec<u32>,
-    /// What each thread knew at its last fence for other blocks.
+    /// The clock of each thread at its last fence for other blocks.
     published: Vec<Option<Known>>,
-    /// What relaxed loads read that was published; a fence makes it known.
+    /// Published clocks that relaxed loads have read. A fence makes them known.
     heard: Vec<Elsewhere>,
-    /// Fences of each warp between the ways to access memory: when, and of which lanes.
+    /// Proxy fences of each warp, with their time and lanes.
     fences: Vec<Vec<ProxyFence>>,
-    /// What is written down where atomic operations wrote, by address.
+    /// Clocks recorded by atomic writes, by address.
     places: BTreeMap<u64, Elsewhere>,
 }
 
-/// A fence after which asynchronous accesses see what the lanes wrote before.
+/// A fence after which asynchronous accesses see earlier writes of its lanes.
 #[derive(Clone, Copy, Debug)]
 struct ProxyFence {
     time: u32,
     lanes: u32,
-    /// It is for the beginnings of mbarriers only.
+    /// The fence covers only mbarrier initializations.
     barriers_only: bool,
 }
 
 impl Clocks {
-    /// A block begins; nobody in it knows anything.
+    /// Starts a block. Its members know nothing.
     pub(crate) fn start_block(&mut self, block: u32, threads: u32) {
         let warps = threads.div_ceil(32) as usize;
         let members = warps * 32 + warps.div_ceil(4);
@@ -176,12 +179,12 @@ impl Clocks {
         };
     }
 
-    /// The member that reads for a warp group's products.
+    /// Returns the member that reads for a warp group's products.
     pub(crate) fn of_group(&self, group: u32) -> Member {
         self.threads + group as usize
     }
 
-    /// A new member, for an mbarrier.
+    /// Adds a member for an mbarrier.
     pub(crate) fn add_member(&mut self) -> Member {
         self.known.push(Known::default());
         self.known.len() - 1
@@ -195,17 +198,17 @@ impl Clocks {
         &self.known[member]
     }
 
-    /// Who acts for others knows what these knew.
+    /// Gives a member that acts for others the clock of those others.
     pub(crate) fn instruct(&mut self, member: Member, known: Known) {
         self.known[member] = known;
     }
 
-    /// Adds to `said` what these lanes know and did. What they do from now on is not in it.
+    /// Joins the clocks and accesses of these lanes into `said`. Later accesses are not included.
     pub(crate) fn release(&mut self, warp: u32, lanes: u32, said: &mut Known) {
         let first = warp as usize * 32;
         let time = &mut self.times[warp as usize];
         *time += 1;
-        // Lanes that met at a barrier share what they know.
+        // Lanes that met at a barrier share a clock.
         let mut last: Option<&Known> = None;
         for known in lanes_of(lanes).map(|lane| &self.known[first + lane]) {
             if !last.is_some_and(|last| last.same(known)) {
@@ -218,7 +221,7 @@ impl Clocks {
         }
     }
 
-    /// These lanes learn what others said. Lanes that knew the same still share it.
+    /// Joins `said` into the clocks of these lanes. Lanes that shared a clock still share it.
     pub(crate) fn acquire(&mut self, warp: u32, lanes: u32, said: &Known) {
         let mut last: Option<(Known, Known)> = None;
         for lane in lanes_of(lanes) {
@@ -234,7 +237,7 @@ impl Clocks {
         }
     }
 
-    /// A barrier: all these lanes of warps know what all of them did.
+    /// Executes a barrier: each of these lanes learns the accesses of all of them.
     pub(crate) fn join(&mut self, lanes: &[(u32, u32)]) {
         let mut said = Known::default();
         let mut published: Option<Known> = None;
@@ -255,7 +258,7 @@ impl Clocks {
         }
     }
 
-    /// What all these lanes know.
+    /// Returns the times that all these lanes know.
     pub(crate) fn common(&self, warp: u32, lanes: u32) -> Known {
         let mut threads = lanes_of(lanes).map(|lane| &self.known[warp as usize * 32 + lane]);
         let mut common = threads.next().cloned().unwrap_or_default();
@@ -275,14 +278,14 @@ impl Clocks {
         }
     }
 
-    /// `fence.proxy.async`, or `fence.mbarrier_init`, of these lanes.
+    /// `fence.proxy.async` or `fence.mbarrier_init` of these lanes.
     pub(crate) fn proxy_fence(&mut self, warp: u32, lanes: u32, barriers_only: bool) {
         let time = &mut self.times[warp as usize];
         self.fences[warp as usize].push(ProxyFence { time: *time, lanes, barriers_only });
         *time += 1;
     }
 
-    /// Returns whether a lane fenced what it wrote at a time, and `member` knows it.
+    /// Returns whether a lane fenced its write at `time` and `member` knows of the fence.
     pub(crate) fn fenced(&self, (warp, lane): (u32, u32), time: u32, member: Member, barrier: bool) -> bool {
         let fences = &self.fences[warp as usize];
         let from = fences.partition_point(|fence| fence.time < time);
@@ -305,7 +308,9 @@ impl Clocks {
         }
     }
 
-    /// An atomic store of a lane to global memory. Of one that reads as well, what was said before stays.
+    /// An atomic store of a lane to global memory.
+    ///
+    /// A read-modify-write keeps earlier releases.
     pub(crate) fn atomic_store(
         &mut self,
         (warp, lane): (u32, u32),
@@ -332,7 +337,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_joined_is_the_later_of_both() {
+    fn a_join_is_the_later_of_both_clocks() {
         let (mut a, mut b) = (Known::default(), Known::default());
         a.learn(3, 5);
         b.learn(1, 2);
@@ -344,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_tell_each_other() {
+    fn blocks_acquire_each_others_clocks() {
         let mut clocks = Clocks::default();
         clocks.start_block(7, 64);
         clocks.atomic_store((1, 3), 100, true, true);

@@ -1,8 +1,8 @@
-//! Declarations: of a module for its kernels, and a kernel for its callers.
+//! Declarations of a module, and parameters of a kernel.
 
 use crate::parse::Variable;
 
-/// A variable in shared or global memory that the whole module sees.
+/// A module-scope variable in shared or global memory.
 #[derive(Clone, Debug)]
 pub(crate) struct ModuleVariable {
     pub(crate) name: String,
@@ -21,7 +21,7 @@ impl From<Variable<'_>> for ModuleVariable {
 pub struct Parameter {
     /// Its name in the PTX.
     pub name: String,
-    /// Its bytes.
+    /// Its size in bytes.
     pub size: usize,
     /// Its alignment in bytes.
     pub align: usize,

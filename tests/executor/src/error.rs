@@ -1,18 +1,18 @@
-//! Errors in PTX, found before it runs.
+//! Errors in PTX that are found before it runs.
 
 use std::fmt;
 
-/// The reason why PTX text cannot be read or lowered, or a buffer not be handed out.
+/// Why PTX text cannot be parsed or lowered, or why a buffer cannot be returned.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Error {
-    /// The text is not PTX as this crate knows it.
+    /// The text is not PTX that this crate can parse.
     Syntax {
         /// The line in the text, from 1.
         line: u32,
-        /// The text that was expected and the one that was found.
+        /// The expected and the found text.
         message: String,
     },
-    /// An instruction, modifier, type or combination that has no semantics here.
+    /// The instruction, modifier, type or combination has no semantics in this crate.
     Unsupported {
         /// The line in the text, from 1.
         line: u32,
@@ -21,7 +21,7 @@ pub enum Error {
         /// The reason.
         message: String,
     },
-    /// A statement that PTX does not allow: an undeclared register, a wrong width, too few operands.
+    /// PTX does not allow the statement: an undeclared register, a wrong width, too few operands.
     Invalid {
         /// The line in the text, from 1.
         line: u32,
@@ -32,13 +32,13 @@ pub enum Error {
     },
     /// The module has no kernel of that name.
     NoKernel(String),
-    /// A buffer was asked for, and some of its bytes were never written.
+    /// The caller asked for a buffer, but some of its bytes were never written.
     NeverWritten {
         /// The buffer's name.
         buffer: String,
-        /// The first such byte.
+        /// The offset of the first such byte.
         offset: usize,
-        /// The number of bytes there are.
+        /// The number of such bytes.
         bytes: usize,
     },
 }

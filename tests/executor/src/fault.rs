@@ -1,19 +1,19 @@
-//! Faults: actions of a kernel that it must not take.
+//! Faults: invalid actions of a running kernel.
 
 use std::fmt;
 
-/// A fault: where, who, and what.
+/// A fault, with its instruction and thread.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
     /// The kernel.
     pub kernel: String,
-    /// The instruction's line in the PTX, from 1; 0 before the first.
+    /// The instruction's line in the PTX, from 1, or 0 before the first instruction.
     pub line: u32,
     /// The instruction.
     pub instruction: String,
     /// The thread block.
     pub block: u32,
-    /// The thread in its block; for a deadlock the first that waits.
+    /// The thread in its block. For a deadlock, the first thread that waits.
     pub thread: u32,
     /// The kind of fault.
     pub kind: Box<FaultKind>,
@@ -22,46 +22,49 @@ pub struct Fault {
 /// Kinds of faults.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FaultKind {
-    /// The launch does not fit the kernel.
+    /// The grid, shared memory or arguments do not match the kernel.
     Launch(String),
     /// No buffer holds all bytes of the access.
     OutOfBounds(Access),
-    /// The address is not a multiple of the access' size.
+    /// The address is not a multiple of the access's size.
     Misaligned(Access),
-    /// A byte was read that nobody wrote.
+    /// A byte was read that was never written.
     Uninitialised(Access),
-    /// A byte was both written in this launch and read by `ld.global.nc`, which may only read what does not
-    /// change.
+    /// A byte was written in this launch and read by `ld.global.nc`, which may read only constant
+    /// memory.
     NotConstant(Access),
-    /// A copy to the byte is under way: nobody may access it before the thread that began the copy has waited
-    /// for it.
+    /// A copy to the byte is in flight.
+    ///
+    /// No thread may access it before the thread that issued the copy has waited for it.
     InFlight(Access),
-    /// A thread exited without having waited for a copy, whose instruction is that of the fault.
+    /// A thread exited without waiting for a copy. The fault's instruction is the copy.
     NeverAwaited(Access),
-    /// A copy was to read more bytes than it writes.
+    /// A copy would read more bytes than it writes.
     CopySize {
         /// The number of bytes to read.
         read: usize,
         /// The number of bytes to write.
         bytes: usize,
     },
-    /// Two threads accessed the same byte, one at least wrote it, and nothing ordered them.
+    /// Two threads accessed the same byte, at least one wrote it, and nothing ordered the accesses.
     Race {
-        /// The later access, by the thread of the fault.
+        /// The later access, by the fault's thread.
         access: Access,
-        /// The earlier one's block.
+        /// The earlier access's block.
         block: u32,
-        /// The earlier one's thread in its block.
+        /// The earlier access's thread in its block.
         thread: u32,
-        /// The earlier one's line.
+        /// The earlier access's line.
         line: u32,
-        /// The earlier one's instruction.
+        /// The earlier access's instruction.
         instruction: String,
     },
-    /// An asynchronous product or a bulk copy touched what another instruction wrote, and the thread that
-    /// wrote it did not execute `fence.proxy.async` before what orders the two.
+    /// An asynchronous product or bulk copy accessed a byte without a proxy fence.
+    ///
+    /// Another instruction wrote the byte. The writing thread did not execute `fence.proxy.async`
+    /// before the synchronization that orders the two.
     Unfenced {
-        /// The access, by the thread of the fault.
+        /// The access, by the fault's thread.
         access: Access,
         /// The write's thread in its block.
         thread: u32,
@@ -70,41 +73,40 @@ pub enum FaultKind {
         /// The write's instruction.
         instruction: String,
     },
-    /// An mbarrier was used in a way that it does not allow, or its bytes by an instruction that is not for
-    /// mbarriers.
+    /// An mbarrier was misused, or another instruction accessed its bytes.
     Mbarrier(Access, &'static str),
-    /// A bulk copy is of a number of bytes that is no multiple of 16.
+    /// The size of a bulk copy is not a multiple of 16.
     BulkSize(usize),
-    /// A matrix descriptor does not describe a matrix as this instruction takes it.
+    /// A matrix descriptor is invalid for this instruction.
     Descriptor(u64, &'static str),
-    /// A register of an asynchronous product was touched before a thread waited for the product.
+    /// A register of an asynchronous product was accessed before the wait for the product.
     PendingRegister(String),
-    /// A register was accessed since the last `wgmma.fence`, and is one of an asynchronous product now.
+    /// A register of an asynchronous product was accessed after the last `wgmma.fence`.
     UnfencedRegister(String),
-    /// Threads that must do the same do not.
+    /// Threads that must execute the same action differ.
     NotUniform(&'static str),
-    /// A thread exited without having waited for a product, whose instruction is that of the fault.
+    /// A thread exited without waiting for a product. The fault's instruction is the product.
     ProductNeverAwaited,
     /// A register was read before it was written.
     UnwrittenRegister(String),
-    /// The cluster has no such block, or it has ended, and its shared memory with it.
+    /// The cluster has no such block, or the block has ended and its shared memory is gone.
     NoSuchBlock {
         /// Its number in the cluster.
         rank: u32,
     },
-    /// No thread of the block can go on.
+    /// No thread of the block can continue.
     Deadlock(String),
-    /// A shuffle's source lane takes no part in it.
+    /// A shuffle's source lane does not execute the shuffle.
     InactiveSource {
         /// The source lane.
         lane: u32,
     },
-    /// Some lanes of the warp do not execute an instruction that all must execute.
+    /// Some lanes do not execute an instruction that the whole warp must execute.
     IncompleteWarp {
-        /// Lanes that exited, or that the launch does not have.
+        /// Lanes that exited or were never launched.
         missing: u32,
     },
-    /// A lane is not in the member mask of the instruction that it executes.
+    /// A lane executes an instruction whose member mask excludes it.
     NotAMember {
         /// The mask.
         mask: u32,
@@ -118,28 +120,29 @@ pub enum FaultKind {
     },
     /// `trap` was executed.
     Trap,
-    /// The limit of [`crate::Launch::limit`] was reached.
+    /// The launch reached [`crate::Launch::limit`].
     Hanging,
 }
 
 /// An access to memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Access {
-    /// The memory.
+    /// The state space.
     pub space: Space,
     /// The first byte's address.
     pub address: u64,
     /// The number of bytes.
     pub bytes: usize,
-    /// The buffer in or nearest to which it lies.
+    /// The buffer that contains the access, or the nearest one.
     pub buffer: Option<String>,
-    /// The first byte from that buffer's start, or the first bad one where single bytes are.
+    /// The offset of the access in that buffer, or of the first faulty byte if single bytes are
+    /// faulty.
     pub offset: i64,
     /// The length of that buffer.
     pub len: usize,
 }
 
-/// A memory (ISA 5.1).
+/// A state space (ISA 5.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Space {
     /// Global memory.
@@ -226,7 +229,7 @@ impl fmt::Display for Fault {
 
 impl std::error::Error for Fault {}
 
-/// A fault of a lane, before it is known where.
+/// A fault of a lane, before its instruction and block are known.
 #[derive(Debug)]
 pub(crate) struct Trap {
     pub(crate) lane: u32,
@@ -236,7 +239,7 @@ pub(crate) struct Trap {
 /// The result of a step, or a lane's fault.
 pub(crate) type Step<T = ()> = Result<T, Trap>;
 
-/// A fault of this lane.
+/// Returns a fault of this lane.
 #[cold]
 pub(crate) fn trap<T>(lane: u32, kind: impl Into<Box<FaultKind>>) -> Step<T> {
     Err(Trap { lane, kind: kind.into() })

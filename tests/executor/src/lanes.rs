@@ -1,15 +1,17 @@
-//! Values of all lanes of a warp, and functions on them lane by lane.
+//! Values of all lanes of a warp, and lane-wise functions on them.
 
 /// Lanes in a warp.
 pub(crate) const LANES: usize = 32;
-/// A register of up to 32 bits, zero-extended, of every lane.
+/// A register of up to 32 bits, zero-extended, in every lane.
 pub(crate) type Words = [u32; LANES];
-/// A register of 64 bits of every lane.
+/// A 64-bit register in every lane.
 pub(crate) type Longs = [u64; LANES];
 
-/// A function of the values of a lane alone, done for all 32: what an instruction computes. The names say the
-/// result, then the sources: `W` a word, `L` a long, `P` a predicate. Lanes that are not active are computed
-/// too, from whatever they hold, and thrown away, so that the loops have no branches.
+/// A lane-wise function, applied to all 32 lanes.
+///
+/// The names give the result and then the sources: `W` is a word, `L` a long, `P` a predicate.
+/// Inactive lanes are computed from whatever they hold, and their results are dropped. The loops
+/// therefore have no branches.
 #[derive(Clone, Copy)]
 #[allow(clippy::upper_case_acronyms, reason = "no acronyms: a letter an operand")]
 pub(crate) enum LaneFunction {
@@ -35,19 +37,19 @@ pub(crate) enum LaneFunction {
 /// The type of an instruction's operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Type {
-    /// 8, 16, 32, 64 bits.
+    /// 8, 16, 32 or 64 bits.
     B8,
     B16,
     B32,
     B64,
-    /// 32 bits, and constants are floats.
+    /// 32 bits, with float constants.
     F32,
-    /// 64 bits, and constants are floats.
+    /// 64 bits, with float constants.
     F64,
 }
 
 impl Type {
-    /// Its width.
+    /// Returns the width in bits.
     pub(crate) fn bits(self) -> u32 {
         match self {
             Self::B8 => 8,
@@ -62,11 +64,12 @@ impl Type {
 #[derive(Clone, Copy)]
 pub(crate) struct Pure {
     pub(crate) shape: LaneFunction,
-    /// The result's type, then the sources'. A predicate as a result has none.
+    /// The result's type, followed by the sources' types. A predicate result has none.
     pub(crate) types: &'static [Type],
 }
 
-/// `lanes!(WWW, |a, b| expression; B32 B32 B32)`: a [`Pure`] from a function of one lane's values.
+/// `lanes!(WWW, |a, b| expression; B32 B32 B32)`: makes a [`Pure`] from a function of one lane's
+/// values.
 macro_rules! lanes {
     (@ $shape:ident, $start:expr, |$($x:ident),+| $value:expr, $types:expr) => {
         $crate::lanes::Pure {

@@ -1,26 +1,26 @@
-//! Launches: the options of a launch, its arguments, and the statistics that it returns.
+//! Launch options, kernel arguments and launch statistics.
 
 use crate::approximation::Approximation;
 use crate::memory::Buffer;
 
-/// A one-dimensional grid and how it is executed.
+/// A one-dimensional grid, and how to execute it.
 #[derive(Clone, Debug)]
 pub struct Launch {
-    /// Thread blocks.
+    /// Number of thread blocks.
     pub blocks: u32,
-    /// Threads in a block, 1 to 1024.
+    /// Threads per block, 1 to 1024.
     pub threads: u32,
-    /// Thread blocks of a cluster, which divide the number of all.
+    /// Thread blocks per cluster. It must divide `blocks`.
     pub cluster: u32,
     /// Bytes of dynamic shared memory.
     pub shared: u32,
-    /// The order in which concurrent lanes and warps run.
+    /// The order of concurrent lanes and warps.
     pub schedule: Schedule,
     /// The results of approximate instructions.
     pub approximation: Approximation,
-    /// True to look for races.
+    /// Enables the race detector.
     pub races: bool,
-    /// Warp instructions after which a launch counts as hanging.
+    /// Number of warp instructions after which a launch counts as hanging.
     pub limit: u64,
 }
 
@@ -40,12 +40,12 @@ impl Default for Launch {
 }
 
 impl Launch {
-    /// So many blocks of so many threads, the rest by default.
+    /// Makes a launch of `blocks` blocks of `threads` threads, with defaults for the rest.
     pub fn new(blocks: u32, threads: u32) -> Self {
         Self { blocks, threads, ..Self::default() }
     }
 
-    /// Sets the thread blocks of a cluster.
+    /// Sets the thread blocks per cluster.
     pub fn cluster(self, cluster: u32) -> Self {
         Self { cluster, ..self }
     }
@@ -60,12 +60,12 @@ impl Launch {
         Self { schedule, ..self }
     }
 
-    /// Sets the approximations.
+    /// Sets the approximation.
     pub fn approximation(self, approximation: Approximation) -> Self {
         Self { approximation, ..self }
     }
 
-    /// Switches the race detector on or off.
+    /// Enables or disables the race detector.
     pub fn races(self, races: bool) -> Self {
         Self { races, ..self }
     }
@@ -76,58 +76,65 @@ impl Launch {
     }
 }
 
-/// The order in which what is concurrent runs: lanes of a warp that went different ways, warps of a block,
-/// blocks. A correct kernel gives the same results in every order.
+/// The order of concurrent lanes, warps and blocks.
+///
+/// Lanes are concurrent after a divergent branch. A correct kernel gives the same results in every
+/// order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Schedule {
-    /// The lanes that are least far in the text; warps and blocks one after the other. Branches join as early
-    /// as they can.
+    /// Runs the lanes with the lowest program counter first, and warps and blocks in order.
+    ///
+    /// Divergent lanes reconverge as early as possible.
     #[default]
     LowestFirst,
-    /// The lanes that are farthest in the text; the last warp and the last block first. Branches join as late
-    /// as they can.
+    /// Runs the lanes with the highest program counter first, and the last warp and block first.
+    ///
+    /// Divergent lanes reconverge as late as possible.
     HighestFirst,
-    /// An order by chance, from this seed, with a change every few instructions.
+    /// Runs in a random order from this seed, with a change every few instructions.
     Random(u64),
 }
 
-/// A kernel's argument.
+/// A kernel argument.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Argument {
-    /// The bytes of the parameter, as many as it has.
+    /// The bytes of the parameter. The length must match.
     Bytes(Vec<u8>),
 }
 
 impl Argument {
-    /// An argument from the bytes of a value, a `repr(C)` structure say.
+    /// Makes an argument from the bytes of a value, for example a `repr(C)` structure.
     pub fn bytes(bytes: impl Into<Vec<u8>>) -> Self {
         Self::Bytes(bytes.into())
     }
 
-    /// An argument from a value as it lies in memory, a `repr(C)` structure of numbers without padding.
+    /// Makes an argument from a value's memory, for example a `repr(C)` structure without padding.
     ///
     /// # Safety
     ///
-    /// Every byte of the value must be initialised.
+    /// Every byte of the value must be initialized.
     pub unsafe fn of<T: Copy>(value: &T) -> Self {
-        // SAFETY: as promised, with nothing left out.
+        // SAFETY: the caller guarantees that every byte of `value` is initialized. No byte is
+        // declared as padding.
         unsafe { Self::of_padded(value, &[]) }
     }
 
-    /// The argument of a value as it lies in memory, a `repr(C)` structure of numbers whose bytes at these
-    /// offsets are padding. Odd bytes take their place, for a kernel may load them but must not use them.
+    /// Makes an argument from the memory of a value with padding at the offsets in `padding`.
+    ///
+    /// Padding bytes are replaced by a fixed odd value: a kernel may load them but must not use
+    /// them.
     ///
     /// # Safety
     ///
-    /// Every byte of the value outside of the padding must be initialised.
+    /// Every byte of the value outside `padding` must be initialized.
     pub unsafe fn of_padded<T: Copy>(value: &T, padding: &[usize]) -> Self {
         let start = std::ptr::from_ref(value).cast::<u8>();
         let byte = |offset: usize| {
             if padding.contains(&offset) {
                 return 0xa5;
             }
-            // SAFETY: `offset` is below the value's size, the value lives, and the caller promises that the
-            // byte is initialised.
+            // SAFETY: `offset` is below the size of `value`, which is borrowed for this call. The
+            // caller guarantees that the byte is initialized.
             unsafe { start.add(offset).read() }
         };
         Self::Bytes((0..size_of::<T>()).map(byte).collect())
@@ -162,16 +169,16 @@ impl From<Buffer> for Argument {
 /// Counts of a launch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Statistics {
-    /// Instructions, each counted once for every lane that executed it.
+    /// Executed instructions, counted once per executing lane.
     pub lane_instructions: u64,
-    /// Instructions, each counted once for a warp, or for its lanes that went the same way.
+    /// Executed instructions, counted once per warp, or once per divergent group of lanes.
     pub warp_instructions: u64,
     /// The static instructions that were executed.
     pub coverage: Coverage,
 }
 
 impl Statistics {
-    /// Adds another launch of the same kernel.
+    /// Adds the counts of another launch of the same kernel.
     pub fn merge(&mut self, other: &Self) {
         self.lane_instructions += other.lane_instructions;
         self.warp_instructions += other.warp_instructions;
@@ -179,20 +186,21 @@ impl Statistics {
     }
 }
 
-/// The static instructions of a kernel that were executed, by their index, which
-/// [`crate::Kernel::instruction`] takes.
+/// Which static instructions of a kernel were executed.
+///
+/// Indices are the same as in [`crate::Kernel::instruction`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Coverage {
     pub(crate) seen: Vec<u8>,
 }
 
-/// Some lane executed the instruction; its guard held, if it has one.
+/// Some lane executed the instruction. Its guard, if any, was true.
 pub(crate) const EXECUTED: u8 = 1;
-/// Some lane came by and its guard did not hold.
+/// Some lane reached the instruction while its guard was false.
 pub(crate) const SKIPPED: u8 = 2;
 
 impl Coverage {
-    /// Adds another launch of the same kernel.
+    /// Adds the coverage of another launch of the same kernel.
     pub fn merge(&mut self, other: &Self) {
         self.seen.resize(self.seen.len().max(other.seen.len()), 0);
         for (seen, other) in self.seen.iter_mut().zip(&other.seen) {
@@ -200,18 +208,18 @@ impl Coverage {
         }
     }
 
-    /// Returns whether some lane executed the instruction, its guard holding.
+    /// Returns whether some lane executed the instruction with its guard, if any, true.
     pub fn executed(&self, index: usize) -> bool {
         self.seen.get(index).is_some_and(|seen| seen & EXECUTED != 0)
     }
 
-    /// Returns whether some lane came to the instruction and its guard did not hold: a branch that was not
-    /// taken.
+    /// Returns whether some lane reached the instruction with its guard false, as at an untaken
+    /// branch.
     pub fn skipped(&self, index: usize) -> bool {
         self.seen.get(index).is_some_and(|seen| seen & SKIPPED != 0)
     }
 
-    /// The instructions that no lane executed.
+    /// Returns the instructions that no lane executed.
     pub fn never_executed(&self) -> impl Iterator<Item = usize> {
         (0..self.seen.len()).filter(|&index| !self.executed(index))
     }

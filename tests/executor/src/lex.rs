@@ -1,29 +1,29 @@
-//! PTX text as words and signs.
+//! Splits PTX text into words and signs.
 //!
-//! ISA section 4.1 to 4.5: comments as in C, identifiers, directives, constants. A word keeps its dots
-//! (`ld.global.b32`, `%tid.x`, `.reg`) and its double colons (`L1::no_allocate`), so that an opcode is one
-//! word.
+//! ISA sections 4.1 to 4.5: comments as in C, identifiers, directives, constants. A word keeps its
+//! dots (`ld.global.b32`, `%tid.x`, `.reg`) and its double colons (`L1::no_allocate`), so an opcode
+//! is one word.
 
 use crate::error::{Error, Result};
 
-/// A word or a sign, where it stands.
+/// A word or a sign, with its position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Token<'a> {
-    /// The word, or the sign alone.
+    /// The word, or the single sign.
     pub(crate) text: &'a str,
-    /// The place of its first byte in the text.
+    /// The offset of its first byte in the text.
     pub(crate) start: usize,
     /// Its line, from 1.
     pub(crate) line: u32,
 }
 
 impl Token<'_> {
-    /// Returns whether it is a word and not a sign.
+    /// Returns whether the token is a word.
     pub(crate) fn is_word(&self) -> bool {
         is_word_byte(self.text.as_bytes()[0])
     }
 
-    /// The place behind its last byte in the text.
+    /// Returns the offset after its last byte in the text.
     pub(crate) fn end(&self) -> usize {
         self.start + self.text.len()
     }
@@ -43,18 +43,18 @@ pub(crate) struct Lexer<'a> {
 }
 
 impl<'a> Lexer<'a> {
-    /// Makes a lexer of the text from an offset on, which is in the given line.
+    /// Makes a lexer that starts at an offset of the text, in the given line.
     pub(crate) fn new(text: &'a str, at: usize, line: u32) -> Self {
         Self { text, at, line, peeked: None }
     }
 
-    /// An error at the line where reading stands.
+    /// Returns an error at the current line.
     pub(crate) fn error(&self, message: impl Into<String>) -> Error {
         let line = self.peeked.map_or(self.line, |token| token.line);
         Error::Syntax { line, message: message.into() }
     }
 
-    /// The next token, which stays.
+    /// Returns the next token without consuming it.
     pub(crate) fn peek(&mut self) -> Result<Option<Token<'a>>> {
         if self.peeked.is_none() {
             self.peeked = self.read()?;
@@ -62,7 +62,7 @@ impl<'a> Lexer<'a> {
         Ok(self.peeked)
     }
 
-    /// The next token, or `None` at the end of the text.
+    /// Returns the next token, or `None` at the end of the text.
     pub(crate) fn next(&mut self) -> Result<Option<Token<'a>>> {
         match self.peeked.take() {
             Some(token) => Ok(Some(token)),
@@ -70,7 +70,7 @@ impl<'a> Lexer<'a> {
         }
     }
 
-    /// The next token; the text may not end here.
+    /// Returns the next token. The end of the text is an error.
     pub(crate) fn some(&mut self, expected: &str) -> Result<Token<'a>> {
         match self.next()? {
             Some(token) => Ok(token),
@@ -78,7 +78,7 @@ impl<'a> Lexer<'a> {
         }
     }
 
-    /// The next token, which must be a word.
+    /// Returns the next token, which must be a word.
     pub(crate) fn word(&mut self, expected: &str) -> Result<Token<'a>> {
         let token = self.some(expected)?;
         if token.is_word() {
@@ -88,7 +88,7 @@ impl<'a> Lexer<'a> {
         Err(Error::Syntax { line: token.line, message })
     }
 
-    /// The next token, which must be this sign.
+    /// Returns the next token, which must be this sign.
     pub(crate) fn sign(&mut self, sign: &str) -> Result<Token<'a>> {
         let token = self.some(sign)?;
         if token.text == sign {
@@ -98,7 +98,7 @@ impl<'a> Lexer<'a> {
         Err(Error::Syntax { line: token.line, message })
     }
 
-    /// Takes the next token if it is this one.
+    /// Consumes the next token if it equals `text`.
     pub(crate) fn take(&mut self, text: &str) -> Result<bool> {
         let found = self.peek()?.is_some_and(|token| token.text == text);
         if found {

@@ -1,18 +1,21 @@
-//! Executes PTX on the CPU, so that kernels can be tested without a GPU: for tests only.
+//! Executes PTX on the CPU to test kernels without a GPU. For tests only.
 //!
-//! A [`Module`] is read from PTX text, a [`Kernel`] of it is run on a grid with [`Kernel::run`], over buffers
-//! of a [`Memory`]. The result is the one that NVIDIA documents (PTX ISA 8.8), or a [`Fault`] that names the
-//! instruction and the thread: an access out of bounds, misaligned or to bytes that nobody wrote, a race, a
-//! deadlock. An instruction that is not implemented is an [`Error`] when a kernel is lowered; nothing is
-//! guessed and nothing ignored that could change a value.
+//! Parse a [`Module`] from PTX text, then run one [`Kernel`] of it on a grid with [`Kernel::run`],
+//! over the buffers of a [`Memory`]. The result is either the one that NVIDIA documents (PTX ISA
+//! 8.8), or a [`Fault`] that names the instruction and the thread. Faults are accesses out of
+//! bounds, misaligned accesses, reads of unwritten bytes, races and deadlocks. An unimplemented
+//! instruction is an [`Error`] when a kernel is lowered. The executor never guesses, and it ignores
+//! nothing that could change a value.
 //!
-//! - `lex`, `parse`, `module`: text to statements. `lower`: statements to `program`, once a kernel.
-//!   `semantics`: the results of instructions, lane by lane. `run`: grids, warps, and instructions for
-//!   several lanes. `memory`, `race`, `clock`: bytes, who accessed them, and who knows that it is over.
-//! - The parser is our own: `ptx-syntax` 0.5 rejects all four of the modules that this crate is for, and
-//!   gives an instruction's every form a type of its own, which lowering would have to take apart again.
-//! - Threads of a warp that go different ways are scheduled independently (as from Volta on). A [`Schedule`]
-//!   decides which of them goes first, and results must not depend on it.
+//! - `lex`, `parse` and `module` turn text into statements. `lower` turns statements into a
+//!   `program`, once per kernel. `semantics` holds the lane-wise results of instructions. `run`
+//!   executes grids, warps and instructions of several lanes. `memory`, `race` and `clock` hold
+//!   bytes, their accesses, and which threads know that an access is complete.
+//! - The crate has its own parser. `ptx-syntax` 0.5 rejects all four modules that this crate is
+//!   for. It also has a separate type for every form of an instruction, which lowering would have
+//!   to take apart again.
+//! - Divergent threads of a warp are scheduled independently, as on Volta and newer GPUs. A
+//!   [`Schedule`] decides which of them runs first, and results must not depend on it.
 //!
 //! ```
 //! use microscale_executor::{Launch, Memory, Module};

@@ -1,4 +1,5 @@
-//! Global memory as named buffers and shared memory as named variables, with a state for every byte.
+//! Global memory as named buffers and shared memory as named variables, with a state for every
+//! byte.
 
 use std::ops::Range;
 
@@ -7,19 +8,20 @@ use crate::fault::{Access, FaultKind, Space};
 use crate::program::{GlobalPlace, Manner, SharedPlace};
 use crate::race::{Cells, Id, Races};
 
-/// Every buffer has a region of its own of so many addresses, so that an address tells its buffer, and
-/// none lies near another.
+/// Address bits of a buffer's region. Each buffer has its own region, so an address identifies its
+/// buffer.
 const REGION_BITS: u32 = 36;
 /// The start of the first region.
 const FIRST_REGION: u64 = 1 << 40;
-/// Unmapped addresses in front of a buffer, in its region.
+/// Unmapped addresses before a buffer in its region.
 const GAP: u64 = 1 << 24;
-/// The start of the first region of a module's variable, far from the addresses that a GPU gives.
+/// The start of the regions of module variables, far from the addresses that GPUs give.
 const FIRST_VARIABLE: u64 = 1 << 60;
-/// Every block of a cluster has so many addresses of shared memory: all that a register has.
+/// Address bits of a block's shared memory within its cluster: the full width of a register.
 const SHARED_BITS: u32 = 32;
-/// The bits of an address that say where it is in a block's shared memory; those above have the block's number in its cluster. NVIDIA's
-/// assembler has such addresses, too.
+/// Address bits of the offset within a block's shared memory.
+///
+/// The bits above hold the block's rank in its cluster, as in the addresses of NVIDIA's assembler.
 pub(crate) const OFFSET_BITS: u32 = 24;
 /// The alignment of `cudaMalloc`.
 const ALIGNMENT: u64 = 256;
@@ -30,18 +32,18 @@ const WRITTEN: u8 = 1;
 const WRITTEN_NOW: u8 = 2;
 /// The byte was read by `ld.global.nc` in this launch.
 const READ_AS_CONSTANT: u8 = 4;
-/// A copy to it is under way; then it counts as not written.
+/// A copy to the byte is in flight. The byte counts as not written.
 const IN_FLIGHT: u8 = 8;
-/// The byte is one of an mbarrier; then it counts as not written.
+/// The byte belongs to an mbarrier. It counts as not written.
 const MBARRIER: u8 = 16;
 
-/// Global memory: buffers at made-up addresses, far from each other.
+/// Global memory: buffers at artificial addresses, far from each other.
 #[derive(Debug, Default)]
 pub struct Memory {
     buffers: Vec<Store>,
-    /// The variables of the module that runs; each launch finds zeros.
+    /// The variables of the running module. Each launch starts with zeros.
     variables: Vec<Store>,
-    /// Buffers have been placed, so that an address does not tell its buffer.
+    /// The caller has placed buffers, so an address does not identify its buffer.
     placed: bool,
 }
 
@@ -54,7 +56,7 @@ struct Store {
 }
 
 impl Store {
-    /// Returns whether all bytes of an access lie in it.
+    /// Returns whether the store contains all bytes of an access.
     #[inline]
     fn holds(&self, address: u64, bytes: usize) -> bool {
         let (offset, len) = (address.wrapping_sub(self.address), self.bytes.data.len() as u64);
@@ -70,7 +72,7 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// The address of its first byte.
+    /// Returns the address of its first byte.
     pub fn address(self) -> u64 {
         self.address
     }
@@ -82,13 +84,14 @@ impl Memory {
         Self::default()
     }
 
-    /// A buffer of bytes that nobody wrote, at a multiple of 256.
+    /// Allocates a buffer of unwritten bytes, aligned to 256.
     pub fn allocate(&mut self, name: &str, len: usize) -> Buffer {
         self.allocate_aligned(name, len, ALIGNMENT)
     }
 
-    /// A buffer of bytes that nobody wrote, at an odd multiple of `alignment`, a power of two: aligned
-    /// so far and no further.
+    /// Allocates a buffer of unwritten bytes at an odd multiple of `alignment`, a power of two.
+    ///
+    /// The buffer therefore has exactly this alignment and no more.
     pub fn allocate_aligned(&mut self, name: &str, len: usize, alignment: u64) -> Buffer {
         assert!(alignment.is_power_of_two() && alignment < GAP, "an alignment of {alignment}");
         let index = self.buffers.len();
@@ -97,30 +100,30 @@ impl Memory {
         Buffer { index, address }
     }
 
-    /// A buffer with these bytes, at a multiple of 256.
+    /// Allocates a buffer with these bytes, aligned to 256.
     pub fn allocate_from(&mut self, name: &str, bytes: &[u8]) -> Buffer {
         self.allocate_from_aligned(name, bytes, ALIGNMENT)
     }
 
-    /// A buffer with these bytes, at an odd multiple of `alignment`, a power of two.
+    /// Allocates a buffer with these bytes at an odd multiple of `alignment`, a power of two.
     pub fn allocate_from_aligned(&mut self, name: &str, bytes: &[u8], alignment: u64) -> Buffer {
         let buffer = self.allocate_aligned(name, bytes.len(), alignment);
         self.write(buffer, 0, bytes);
         buffer
     }
 
-    /// Writes bytes as the host does, between launches.
+    /// Writes bytes between launches, as the host does.
     pub fn write(&mut self, buffer: Buffer, offset: usize, bytes: &[u8]) {
         let store = &mut self.buffers[buffer.index].bytes;
         store.data[offset..][..bytes.len()].copy_from_slice(bytes);
         store.state[offset..][..bytes.len()].fill(WRITTEN);
     }
 
-    /// A buffer's bytes.
+    /// Returns a buffer's bytes.
     ///
     /// # Errors
     ///
-    /// [`Error::NeverWritten`] if there are bytes that nobody wrote.
+    /// [`Error::NeverWritten`] if some bytes were never written.
     pub fn bytes(&self, buffer: Buffer) -> Result<Vec<u8>> {
         let Store { name, bytes, .. } = &self.buffers[buffer.index];
         let missing = bytes.state.iter().filter(|&state| state & WRITTEN == 0).count();
@@ -130,26 +133,27 @@ impl Memory {
         }
     }
 
-    /// A buffer's bytes, with `fill` for those that nobody wrote.
+    /// Returns a buffer's bytes, with `fill` for unwritten ones.
     pub fn bytes_or(&self, buffer: Buffer, fill: u8) -> Vec<u8> {
         let store = &self.buffers[buffer.index].bytes;
         let byte = |(&byte, &state): (&u8, &u8)| if state & WRITTEN == 0 { fill } else { byte };
         store.data.iter().zip(&store.state).map(byte).collect()
     }
 
-    /// The buffers, in the order in which they were allocated.
+    /// Returns the buffers in the order of their allocation.
     pub fn buffers(&self) -> impl Iterator<Item = Buffer> {
         self.buffers.iter().enumerate().map(|(index, store)| Buffer { index, address: store.address })
     }
 
-    /// Moves a buffer to an address of the caller's choice, such as a GPU gave to one like it. Buffers must
-    /// not overlap.
+    /// Moves a buffer to an address of the caller's choice, for example the one that a GPU gave.
+    ///
+    /// Buffers must not overlap.
     pub fn place(&mut self, buffer: Buffer, address: u64) {
         self.placed = true;
         self.buffers[buffer.index].address = address;
     }
 
-    /// The number of the buffer that an address is in, or near.
+    /// Returns the index of the buffer at or near an address.
     #[inline]
     fn index(&self, address: u64) -> usize {
         if self.placed {
@@ -159,12 +163,12 @@ impl Memory {
         (address.wrapping_sub(FIRST_REGION) >> REGION_BITS) as usize
     }
 
-    /// The bytes of a buffer that were written, by the host or by a kernel.
+    /// Returns which bytes of a buffer were written, by the host or by a kernel.
     pub fn written(&self, buffer: Buffer) -> Vec<bool> {
         self.buffers[buffer.index].bytes.state.iter().map(|state| state & WRITTEN != 0).collect()
     }
 
-    /// Forgets what the last launch did. The next one has these variables.
+    /// Forgets the accesses of the last launch, and allocates the variables of the next one.
     pub(crate) fn begin_launch(&mut self, variables: &[GlobalPlace]) {
         self.variables.clear();
         for GlobalPlace { name, address, size } in variables {
@@ -180,7 +184,8 @@ impl Memory {
         }
     }
 
-    /// The bytes that an access is in, and where in them; checked for bounds and alignment.
+    /// Returns the bytes that contain an access and its range in them, after checks of bounds and
+    /// alignment.
     #[inline]
     pub(crate) fn locate(
         &mut self,
@@ -190,7 +195,8 @@ impl Memory {
         self.locate_first(address, bytes, bytes)
     }
 
-    /// The same of an access of which only the first `bytes` count, but for its alignment.
+    /// [`Self::locate`] for an access that uses only its first `bytes` bytes, with its full
+    /// alignment.
     #[inline]
     pub(crate) fn locate_first(
         &mut self,
@@ -215,7 +221,7 @@ impl Memory {
         Ok((&mut store.bytes, (address - store.address) as usize))
     }
 
-    /// An access, described. `at` is the byte of it that is bad.
+    /// Describes an access. `at` is the index of the faulty byte in it.
     #[cold]
     pub(crate) fn access(&self, address: u64, bytes: usize, at: usize) -> Access {
         let variable = (address.wrapping_sub(FIRST_VARIABLE) >> REGION_BITS) as usize;
@@ -224,27 +230,30 @@ impl Memory {
     }
 }
 
-/// The address of a module's variable: aligned so far and no further. `None` if it cannot be.
+/// Returns the address of a module variable, with exactly its alignment and no more.
+///
+/// `None` if the alignment or index is too large.
 pub(crate) fn address_of_variable(index: usize, align: u32) -> Option<u64> {
     let align = u64::from(align);
     let can = align.is_power_of_two() && align < GAP && index < 1 << 20;
     can.then(|| FIRST_VARIABLE + ((index as u64) << REGION_BITS) + GAP + align)
 }
 
-/// The address in shared memory of a block with this number in its cluster, given that in the first one's.
+/// Returns the shared address in the block of this rank that corresponds to one in the first block.
 pub(crate) fn shared_of(rank: u32, address: u32) -> u32 {
     rank << OFFSET_BITS | address
 }
 
-/// The shared memory of a cluster's blocks: variables at addresses of their own, those of the first block as it has them.
+/// The shared memory of a cluster's blocks. Addresses in the first block are unchanged.
 #[derive(Debug, Default)]
 pub(crate) struct Shared {
-    /// The variables in the order of addresses.
+    /// The variables, sorted by address.
     variables: Vec<Store>,
 }
 
 impl Shared {
-    /// Makes shared memory as at the start of so many blocks: nobody wrote anything. So many bytes of each are dynamic.
+    /// Makes unwritten shared memory for `blocks` blocks, each with `dynamic` bytes of dynamic
+    /// memory.
     pub(crate) fn new(variables: &[SharedPlace], dynamic: u32, blocks: u32) -> Self {
         let store = |rank: u32, variable: &SharedPlace| Store {
             name: variable.name.clone(),
@@ -255,17 +264,17 @@ impl Shared {
         Self { variables: (0..blocks).flat_map(of_block).collect() }
     }
 
-    /// The address here of an address in a block's own memory, given its number in the cluster.
+    /// Returns the cluster-wide address of a block's own address, given the block's rank.
     pub(crate) fn address(rank: u64, of_block: u64) -> u64 {
         of_block.wrapping_add(rank << SHARED_BITS)
     }
 
-    /// The number in its cluster of the block in whose memory an address is.
+    /// Returns the rank of the block whose memory contains an address.
     pub(crate) fn rank(address: u64) -> u64 {
         address >> SHARED_BITS
     }
 
-    /// The number of the variable that an address is in, or behind.
+    /// Returns the index of the variable at or before an address.
     fn index(&self, address: u64) -> usize {
         self.variables.partition_point(|variable| variable.address <= address).wrapping_sub(1)
     }
@@ -278,7 +287,7 @@ impl Shared {
         self.locate_aligned(address, bytes, bytes)
     }
 
-    /// The same of an access whose alignment is not its size.
+    /// [`Self::locate`] for an access whose alignment differs from its size.
     pub(crate) fn locate_aligned(
         &mut self,
         address: u64,
@@ -298,13 +307,13 @@ impl Shared {
 
     #[cold]
     pub(crate) fn access(&self, address: u64, bytes: usize, at: usize) -> Access {
-        // In front of the first one, that is the nearest.
+        // Before the first variable, the first one is the nearest.
         let store = self.variables.get(self.index(address)).or(self.variables.first());
         described(Space::Shared, store, address, bytes, at)
     }
 }
 
-/// An access in or near a store. `at` is the byte of it that is bad.
+/// Describes an access in or near a store. `at` is the index of the faulty byte in it.
 fn described(space: Space, store: Option<&Store>, address: u64, bytes: usize, at: usize) -> Access {
     Access {
         space,
@@ -316,17 +325,17 @@ fn described(space: Space, store: Option<&Store>, address: u64, bytes: usize, at
     }
 }
 
-/// Bytes with their states, and who accessed them.
+/// Bytes with their states and accesses.
 #[derive(Debug, Default)]
 pub(crate) struct Bytes {
     data: Vec<u8>,
     state: Vec<u8>,
     cells: Cells,
-    /// They are in shared memory.
+    /// The bytes are in shared memory.
     shared: bool,
 }
 
-/// The defect of an access, and at which of its bytes.
+/// The defect of an access, with the index of the faulty byte.
 pub(crate) enum Wrong {
     Uninitialised(usize),
     NotConstant(usize),
@@ -341,7 +350,7 @@ impl Bytes {
         Self { data: vec![0; len], state: vec![0; len], cells: Cells::default(), shared: false }
     }
 
-    /// An access of the asynchronous proxy meets only what was fenced for it.
+    /// Checks that an access of the asynchronous proxy touches only fenced writes.
     fn check_fences(&self, range: Range<usize>, races: &Races, id: Id) -> Result<(), Wrong> {
         if !races.record(id).0.asynchronous {
             return Ok(());
@@ -352,7 +361,7 @@ impl Bytes {
         }
     }
 
-    /// The bytes of a load that was located.
+    /// Returns the bytes of a located load.
     #[inline]
     pub(crate) fn load(
         &mut self,
@@ -380,7 +389,7 @@ impl Bytes {
         Ok(&self.data[range])
     }
 
-    /// The bytes of a store that was located, to be overwritten.
+    /// Returns the bytes of a located store, for overwriting.
     #[inline]
     pub(crate) fn store(
         &mut self,
@@ -402,21 +411,21 @@ impl Bytes {
         Ok(&mut self.data[range])
     }
 
-    /// An mbarrier begins to live in bytes that were located.
+    /// Initializes an mbarrier in located bytes.
     pub(crate) fn reserve(&mut self, range: Range<usize>, races: Option<(&Races, Id)>) -> Result<(), Wrong> {
         self.store(range.clone(), races)?;
         self.state[range].fill(MBARRIER);
         Ok(())
     }
 
-    /// A copy to bytes that were located begins: a write of which nobody sees the result before it lands.
+    /// Starts a copy to located bytes: a write whose result is hidden until the copy lands.
     pub(crate) fn depart(&mut self, range: Range<usize>, races: Option<(&Races, Id)>) -> Result<(), Wrong> {
         self.store(range.clone(), races)?;
         self.state[range].fill(IN_FLIGHT);
         Ok(())
     }
 
-    /// A copy ends, with these bytes.
+    /// Completes a copy with these bytes.
     pub(crate) fn land(
         &mut self,
         range: Range<usize>,
@@ -429,7 +438,7 @@ impl Bytes {
     }
 }
 
-/// The reason why a byte in this state may not be accessed.
+/// Returns why a byte in this state may not be accessed.
 #[cold]
 fn refused(state: &[u8], at: usize) -> Wrong {
     match state[at] {

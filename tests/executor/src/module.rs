@@ -1,4 +1,4 @@
-//! A PTX module and its kernels: reading the text, and lowering a kernel when it is first asked for.
+//! A PTX module and its kernels. Kernels are lowered when they are first requested.
 
 use std::sync::{Arc, OnceLock};
 
@@ -9,8 +9,9 @@ use crate::lower;
 use crate::parse::{self, Statement};
 use crate::program::Program;
 
-/// A PTX module, read as far as its kernels' heads. Bodies are read and lowered when a kernel is first asked
-/// for.
+/// A PTX module, parsed up to the kernels' signatures.
+///
+/// Bodies are parsed and lowered when a kernel is first requested.
 #[derive(Debug)]
 pub struct Module {
     text: Arc<str>,
@@ -23,13 +24,13 @@ pub struct Module {
 struct Entry {
     name: String,
     parameters: Vec<Parameter>,
-    /// Behind the body's opening brace.
+    /// The offset after the body's opening brace.
     body: usize,
     line: u32,
     kernel: OnceLock<Result<Kernel>>,
 }
 
-/// A kernel, ready to run.
+/// A kernel that is ready to run.
 #[derive(Debug, Clone)]
 pub struct Kernel {
     pub(crate) name: String,
@@ -39,12 +40,12 @@ pub struct Kernel {
 }
 
 impl Module {
-    /// Reads a module.
+    /// Parses a module.
     ///
     /// # Errors
     ///
-    /// [`Error::Syntax`] for text outside of kernels' bodies. The bodies' errors come from
-    /// [`Module::kernel`].
+    /// [`Error::Syntax`] for text outside of kernels' bodies. [`Module::kernel`] returns the errors
+    /// of bodies.
     pub fn parse(text: &str) -> Result<Self> {
         let text: Arc<str> = text.into();
         let mut lexer = Lexer::new(&text, 0, 1);
@@ -65,11 +66,11 @@ impl Module {
                 }
                 ".visible" | ".extern" | ".weak" => {}
                 ".shared" => shared.push(parse::variable(&mut lexer)?.into()),
-                // Zeros (ISA 5.4.4): other values would stand in front of the semicolon, and are not known
-                // here.
+                // Zeros (ISA 5.4.4). Initializers would come before the semicolon and are not
+                // supported.
                 ".global" => global.push(parse::variable(&mut lexer)?.into()),
                 ".entry" => kernels.push(entry(&mut lexer)?),
-                // Kernels that call a function are refused when they are lowered; the others need not know.
+                // Lowering refuses kernels that call functions. Other kernels are unaffected.
                 ".func" => skip_function(&mut lexer)?,
                 other => {
                     let message = format!("`{other}` at the top of a module is not known here");
@@ -80,16 +81,16 @@ impl Module {
         Ok(Self { text, shared, global, kernels })
     }
 
-    /// The names of the kernels, as they stand.
+    /// Returns the names of the kernels, in the order of the text.
     pub fn kernels(&self) -> impl Iterator<Item = &str> {
         self.kernels.iter().map(|entry| entry.name.as_str())
     }
 
-    /// A kernel, read and lowered when it is first asked for.
+    /// Returns a kernel, which is parsed and lowered on the first call.
     ///
     /// # Errors
     ///
-    /// [`Error::NoKernel`], or what is wrong with the kernel's body.
+    /// [`Error::NoKernel`], or the error in the kernel's body.
     pub fn kernel(&self, name: &str) -> Result<&Kernel> {
         let entry = self.kernels.iter().find(|entry| entry.name == name);
         let entry = entry.ok_or_else(|| Error::NoKernel(name.into()))?;
@@ -104,7 +105,7 @@ impl Module {
     }
 }
 
-/// `name ( parameters ) directives { body }`, behind `.entry`.
+/// Parses `name ( parameters ) directives { body }` after `.entry`.
 fn entry(lexer: &mut Lexer) -> Result<Entry> {
     let name = lexer.word("a kernel's name")?.text.to_owned();
     let mut parameters = Vec::new();
@@ -132,7 +133,7 @@ fn entry(lexer: &mut Lexer) -> Result<Entry> {
     Ok(Entry { name, parameters, body, line, kernel: OnceLock::new() })
 }
 
-/// Skips to behind the closing brace; the opening one is behind us.
+/// Skips a body, from after its opening brace to after its closing brace.
 fn skip_body(lexer: &mut Lexer) -> Result<()> {
     let mut depth = 1;
     while depth > 0 {
@@ -145,7 +146,7 @@ fn skip_body(lexer: &mut Lexer) -> Result<()> {
     Ok(())
 }
 
-/// A function or its declaration, behind `.func`.
+/// Skips a function or its declaration, after `.func`.
 fn skip_function(lexer: &mut Lexer) -> Result<()> {
     loop {
         match lexer.some("`{` or `;`")?.text {
@@ -156,7 +157,7 @@ fn skip_function(lexer: &mut Lexer) -> Result<()> {
     }
 }
 
-/// `.param .u64 .ptr .global .align 1 name` or `.param .align 8 .b8 name[48]` (ISA 5.1.6).
+/// Parses `.param .u64 .ptr .global .align 1 name` or `.param .align 8 .b8 name[48]` (ISA 5.1.6).
 fn parameter(lexer: &mut Lexer, before: &[Parameter]) -> Result<Parameter> {
     lexer.sign(".param")?;
     let aligned = lexer.take(".align")?;
@@ -182,17 +183,17 @@ fn parameter(lexer: &mut Lexer, before: &[Parameter]) -> Result<Parameter> {
 }
 
 impl Kernel {
-    /// Its name.
+    /// Returns its name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Its parameters, in order.
+    /// Returns its parameters, in order.
     pub fn parameters(&self) -> &[Parameter] {
         &self.parameters
     }
 
-    /// The opcodes it uses, such as `fma.rn.f32`, each once, sorted.
+    /// Returns the distinct opcodes that it uses, such as `fma.rn.f32`, sorted.
     pub fn instructions(&self) -> Vec<&str> {
         let mut opcodes: Vec<&str> =
             self.program.places.iter().map(|place| place.opcode(&self.text)).collect();
@@ -202,7 +203,7 @@ impl Kernel {
         opcodes
     }
 
-    /// The number of its static instructions; [`crate::Coverage`] counts in these.
+    /// Returns the number of static instructions, the index range of [`crate::Coverage`].
     pub fn len(&self) -> usize {
         self.program.code.len()
     }
@@ -212,14 +213,14 @@ impl Kernel {
         self.program.code.is_empty()
     }
 
-    /// A static instruction's line in the PTX and its text.
+    /// Returns a static instruction's line in the PTX and its text.
     pub fn instruction(&self, index: usize) -> (u32, &str) {
         let place = &self.program.places[index];
         (place.line, place.text(&self.text))
     }
 }
 
-// Tests run a module's kernels in several threads.
+// Tests run a module's kernels on several threads.
 const _: fn() = || {
     fn shared<T: Send + Sync>() {}
     shared::<Module>();

@@ -1,4 +1,4 @@
-//! Parsing a kernel's body: its statements, instructions, guards and operands.
+//! Parses a kernel's body into statements, instructions, guards and operands.
 
 use crate::error::{Error, Result};
 use crate::lex::{Lexer, Token};
@@ -13,7 +13,7 @@ pub(crate) struct Statement<'a> {
 /// The kind of a statement.
 #[derive(Clone, Debug)]
 pub(crate) enum Kind<'a> {
-    /// `{`: a scope for names begins.
+    /// `{` opens a scope of names.
     Open,
     /// `}`.
     Close,
@@ -23,7 +23,7 @@ pub(crate) enum Kind<'a> {
     Targets(&'a str, Vec<&'a str>),
     /// `.reg .type names;`
     Registers(&'a str, Vec<Names<'a>>),
-    /// `.shared` or `.extern .shared`, without the words in front of the type.
+    /// `.shared` or `.extern .shared`, without the words before the type.
     Shared(Variable<'a>),
     /// `@guard opcode operands;`
     Instruction(Instruction<'a>),
@@ -32,7 +32,7 @@ pub(crate) enum Kind<'a> {
 /// Names in a register declaration.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Names<'a> {
-    /// One.
+    /// A single name.
     One(&'a str),
     /// `prefix<count>`: prefix0, prefix1, …
     Range(&'a str, u32),
@@ -43,14 +43,14 @@ pub(crate) enum Names<'a> {
 pub(crate) struct Variable<'a> {
     pub(crate) name: &'a str,
     pub(crate) align: u32,
-    /// The size in bytes; `None` for an array of unknown length, `name[]`.
+    /// The size in bytes, or `None` for an array of unknown length, `name[]`.
     pub(crate) size: Option<u32>,
 }
 
-/// An instruction as it is written.
+/// An instruction as written.
 #[derive(Clone, Debug)]
 pub(crate) struct Instruction<'a> {
-    /// All of it, from the guard to before the semicolon.
+    /// Its text, from the guard to before the semicolon.
     pub(crate) text: &'a str,
     pub(crate) guard: Option<Guard<'a>>,
     pub(crate) opcode: &'a str,
@@ -64,7 +64,7 @@ pub(crate) struct Guard<'a> {
     pub(crate) negated: bool,
 }
 
-/// An operand as it is written.
+/// An operand as written.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Operand<'a> {
     /// A register, a label, a variable, or `_`.
@@ -73,11 +73,11 @@ pub(crate) enum Operand<'a> {
     Not(&'a str),
     /// `p|q`
     Both(&'a str, &'a str),
-    /// An integer, as a number.
+    /// An integer.
     Integer(i128),
-    /// `0f…`: the bits.
+    /// `0f…`, as bits.
     Float(u32),
-    /// `0d…`: the bits.
+    /// `0d…`, as bits.
     Double(u64),
     /// `{a, b}`
     Vector(Vec<Operand<'a>>),
@@ -85,10 +85,10 @@ pub(crate) enum Operand<'a> {
     Address(&'a str, i64),
 }
 
-/// The most brackets around an operand. PTX needs one; the limit keeps the stack small.
+/// Maximum nesting of brackets around an operand. PTX needs one level. The limit bounds the stack.
 const MOST_BRACKETS: u32 = 8;
 
-/// Reads a body. The lexer stands behind its opening brace and ends behind the closing one.
+/// Parses a body. The lexer starts after its opening brace and ends after its closing brace.
 pub(crate) fn body<'a>(text: &'a str, lexer: &mut Lexer<'a>) -> Result<Vec<Statement<'a>>> {
     let mut statements = Vec::new();
     let mut depth = 0;
@@ -116,7 +116,7 @@ pub(crate) fn body<'a>(text: &'a str, lexer: &mut Lexer<'a>) -> Result<Vec<State
                 lexer.sign(".shared")?;
                 Kind::Shared(variable(lexer)?)
             }
-            // Facts about the launch, and places in the source: nothing to execute.
+            // Launch facts and source locations are not executed.
             ".maxntid" | ".reqntid" | ".minnctapersm" | ".maxnreg" | ".pragma" | ".loc" => {
                 while !lexer.take(";")? {
                     lexer.some("`;`")?;
@@ -172,7 +172,7 @@ fn registers<'a>(lexer: &mut Lexer<'a>) -> Result<Kind<'a>> {
     Ok(Kind::Registers(ty, names))
 }
 
-/// `.align 4 .b8 name[16];`, behind `.shared`.
+/// Parses `.align 4 .b8 name[16];` after `.shared`.
 pub(crate) fn variable<'a>(lexer: &mut Lexer<'a>) -> Result<Variable<'a>> {
     let aligned = lexer.take(".align")?;
     let align = if aligned { Some(size(lexer)?) } else { None };
@@ -194,7 +194,7 @@ pub(crate) fn variable<'a>(lexer: &mut Lexer<'a>) -> Result<Variable<'a>> {
     Ok(Variable { name, align: align.unwrap_or(element), size: bytes })
 }
 
-/// The size of a fundamental type (ISA 5.2.1).
+/// Returns the size of a fundamental type (ISA 5.2.1).
 pub(crate) fn type_bytes(ty: Token) -> Result<u32> {
     match ty.text {
         ".b8" | ".u8" | ".s8" => Ok(1),
@@ -205,7 +205,7 @@ pub(crate) fn type_bytes(ty: Token) -> Result<u32> {
     }
 }
 
-/// A small unsigned number.
+/// Parses a small unsigned number.
 pub(crate) fn size(lexer: &mut Lexer) -> Result<u32> {
     let token = lexer.word("a number")?;
     integer(token.text)
@@ -213,7 +213,7 @@ pub(crate) fn size(lexer: &mut Lexer) -> Result<u32> {
         .ok_or_else(|| Error::Syntax { line: token.line, message: format!("`{}` is not a size", token.text) })
 }
 
-/// An integer constant (ISA 4.5.1), without sign.
+/// Parses an integer constant (ISA 4.5.1) without a sign.
 fn integer(text: &str) -> Option<i128> {
     let text = text.strip_suffix('U').unwrap_or(text);
     let lower = text.as_bytes();
@@ -262,7 +262,7 @@ fn operand<'a>(lexer: &mut Lexer<'a>) -> Result<Operand<'a>> {
     operand_within(lexer, 0)
 }
 
-/// An operand inside of so many brackets.
+/// Parses an operand at bracket nesting `depth`.
 fn operand_within<'a>(lexer: &mut Lexer<'a>, depth: u32) -> Result<Operand<'a>> {
     let token = lexer.some("an operand")?;
     if depth > MOST_BRACKETS {
@@ -317,7 +317,7 @@ fn operand_within<'a>(lexer: &mut Lexer<'a>, depth: u32) -> Result<Operand<'a>> 
     }
 }
 
-/// An integer that may have a minus.
+/// Parses an integer with an optional minus.
 fn signed(lexer: &mut Lexer) -> Result<i128> {
     let negative = lexer.take("-")?;
     let token = lexer.word("a number")?;
@@ -327,7 +327,7 @@ fn signed(lexer: &mut Lexer) -> Result<i128> {
     }
 }
 
-/// A constant (ISA 4.5), without sign. Decimal floats are not used and not read.
+/// Parses a constant (ISA 4.5) without a sign. Decimal floats are not supported.
 fn constant<'a>(token: Token) -> Result<Operand<'a>> {
     let text = token.text;
     let prefixed = text.split_at_checked(2);

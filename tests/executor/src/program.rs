@@ -1,40 +1,40 @@
-//! A lowered kernel: its instructions in the form in which they are executed, and its registers.
+//! A lowered kernel: executable instructions and registers.
 
 use crate::lanes::LaneFunction;
 use crate::semantics::Multiplicand;
 
-/// The number of a register in its file; there is one file of words, one of longs, one of predicates.
+/// The index of a register in its file. Words, longs and predicates have a file each.
 pub(crate) type Slot = u16;
-/// Instead of a register: the value is not wanted, or there is none.
+/// Stands for no register: the value is not wanted, or there is none.
 pub(crate) const NONE: Slot = Slot::MAX;
 
 /// A lowered kernel.
 #[derive(Debug, Default)]
 pub(crate) struct Program {
     pub(crate) code: Vec<Instruction>,
-    /// The place of each instruction in the text.
+    /// The position of each instruction in the text.
     pub(crate) places: Vec<Place>,
     pub(crate) words: File<u32>,
     pub(crate) longs: File<u64>,
     pub(crate) predicates: File<bool>,
     /// Words that depend on the launch.
     pub(crate) specials: Vec<(Slot, Special)>,
-    /// Longs that do.
+    /// Longs that depend on the launch.
     pub(crate) long_specials: Vec<(Slot, Special)>,
-    /// Bytes of the parameter space.
+    /// Size of the parameter space in bytes.
     pub(crate) parameters: usize,
-    /// The variables in shared memory.
+    /// Variables in shared memory.
     pub(crate) shared: Vec<SharedPlace>,
     /// The module's variables in global memory.
     pub(crate) global: Vec<GlobalPlace>,
-    /// Threads of a block wait for some of the others, by mbarriers or barriers with a number of threads.
+    /// Some threads of a block wait for only some of the others, by mbarriers or partial barriers.
     pub(crate) partial: bool,
 }
 
 /// Registers of one kind.
 #[derive(Debug)]
 pub(crate) struct File<T> {
-    /// Names by slot; empty for slots without one.
+    /// Names by slot. Slots without a name have an empty one.
     pub(crate) names: Vec<String>,
     pub(crate) constants: Vec<(Slot, T)>,
 }
@@ -50,7 +50,7 @@ impl<T> Default for File<T> {
 pub(crate) struct SharedPlace {
     pub(crate) name: String,
     pub(crate) address: u32,
-    /// The size in bytes; `None` if the launch says it.
+    /// The size in bytes, or `None` if the launch gives it.
     pub(crate) size: Option<u32>,
 }
 
@@ -63,20 +63,20 @@ pub(crate) struct GlobalPlace {
     pub(crate) size: u32,
 }
 
-/// The manner of an access.
+/// The memory ordering of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Manner {
-    /// A plain one.
+    /// A plain access.
     Weak,
-    /// `.relaxed`, or part of an atomic operation: not in a race with others of its kind.
+    /// `.relaxed`, or part of an atomic operation. It does not race with its own kind.
     Atomic,
-    /// `.acquire` or `.release` for other blocks: a relaxed one that orders others.
+    /// `.acquire` or `.release` for other blocks: a relaxed access that also orders other accesses.
     Ordering,
     /// `ld.global.nc`
     Constant,
 }
 
-/// The place of an instruction in the module's text.
+/// The position of an instruction in the module's text.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Place {
     pub(crate) line: u32,
@@ -95,7 +95,7 @@ impl Place {
     }
 }
 
-/// Special registers (ISA chapter 10) that are not the same number in every launch.
+/// Special registers (ISA chapter 10) whose value depends on the launch, block or thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Special {
     Thread,
@@ -103,9 +103,10 @@ pub(crate) enum Special {
     Block,
     Blocks,
     Lane,
-    /// The block's number in its cluster.
+    /// The block's rank in its cluster.
     Rank,
-    /// The address of what has this address in the shared memory of the first block of a cluster.
+    /// The block's own address of a shared variable, given its address in the cluster's first
+    /// block.
     Shared(u32),
 }
 
@@ -114,7 +115,7 @@ pub(crate) enum Special {
 pub(crate) struct Instruction {
     pub(crate) guard: Option<Guard>,
     pub(crate) op: Op,
-    /// The words that it reads or writes and that are ones of asynchronous products as well.
+    /// The words that it reads or writes and that asynchronous products also use.
     pub(crate) shares: Box<[Slot]>,
 }
 
@@ -128,7 +129,7 @@ pub(crate) struct Guard {
 /// A destination or source of memory accesses and vectors.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Register {
-    /// A word, of which so many bits count.
+    /// A word, and its number of significant bits.
     Word(Slot, u32),
     Long(Slot),
     /// `_`
@@ -148,10 +149,10 @@ impl Register {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Address {
     pub(crate) space: Space,
-    /// A register, or none: then `offset` is the address.
+    /// A register. Without one, `offset` is the address.
     pub(crate) base: Option<Register>,
     pub(crate) offset: i64,
-    /// It may be in the shared memory of any thread block of the cluster.
+    /// The address may be in the shared memory of any block of the cluster.
     pub(crate) of_cluster: bool,
 }
 
@@ -169,7 +170,8 @@ pub(crate) enum Op {
         to: Slot,
         from: [Slot; 4],
     },
-    /// Computes a predicate, combined with another one; `other` gets it with the comparison negated.
+    /// Computes a predicate combined with another one. `other` receives it with the comparison
+    /// negated.
     Compare {
         shape: LaneFunction,
         to: Slot,
@@ -192,7 +194,7 @@ pub(crate) enum Op {
         to: Slot,
         from: [Guard; 2],
     },
-    /// Addition and subtraction with the carry flag.
+    /// Adds or subtracts with the carry flag.
     Carry {
         subtract: bool,
         takes: bool,
@@ -200,7 +202,7 @@ pub(crate) enum Op {
         to: Register,
         from: [Register; 2],
     },
-    /// `mov` of a vector into a register, lowest first.
+    /// `mov` of a vector into a register, lowest part first.
     Pack {
         to: Register,
         from: Box<[Register]>,
@@ -210,7 +212,7 @@ pub(crate) enum Op {
         to: Box<[Register]>,
         from: Register,
     },
-    /// A load from the parameter space at a known place.
+    /// Loads from a constant offset of the parameter space.
     Parameter {
         to: Box<[Register]>,
         at: usize,
@@ -233,31 +235,31 @@ pub(crate) enum Op {
     Atomic {
         update: Update,
         bits: u32,
-        /// It acquires and releases.
+        /// The operation acquires and releases.
         orders: bool,
         to: Option<Register>,
         at: Address,
         from: [Register; 2],
     },
-    /// Copies `bytes` on its own, from global to shared memory; a register says how many of them are read.
+    /// Copies `bytes` bytes asynchronously from global to shared memory. `read` holds the number to
+    /// read.
     Copy {
         to: Address,
         from: Address,
         bytes: usize,
         read: Slot,
     },
-    /// Makes a group of a lane's copies that are in none.
+    /// Closes a group of a lane's copies that are not yet in one.
     CloseGroup,
-    /// Waits for all groups but the last so many, or for all copies.
+    /// Waits for all groups except the last `but`, or for all copies.
     AwaitCopies {
         but: Option<u32>,
     },
-    /// Has an mbarrier await all copies of a lane so far.
+    /// Makes an mbarrier wait for all earlier copies of a lane.
     ArriveAfterCopies {
         at: Address,
     },
-    /// Copies as many bytes as a register says, on its own, from global to shared memory, and counts them at
-    /// an mbarrier.
+    /// Copies `bytes` bytes asynchronously from global to shared memory, counted by an mbarrier.
     BulkCopy {
         to: Address,
         from: Address,
@@ -269,7 +271,7 @@ pub(crate) enum Op {
         at: Address,
     },
     Fence(Fence),
-    /// Loads four matrices of 8 by 8 numbers of 16 bits.
+    /// Loads four matrices of 8 by 8 16-bit numbers.
     LoadMatrices {
         to: [Slot; 4],
         from: Address,
@@ -323,13 +325,13 @@ pub(crate) enum Op {
     WarpBarrier {
         members: Slot,
     },
-    /// Arrives at the barrier of the cluster, or waits there.
+    /// Arrives at the cluster's barrier, or waits there.
     ClusterBarrier {
         waits: bool,
         /// All lanes.
         members: Slot,
     },
-    /// The address that an address of shared memory has in that of a block of the cluster.
+    /// Maps an address of shared memory to the corresponding one in a block of the cluster.
     MapAddress {
         to: Slot,
         from: Slot,
@@ -337,11 +339,11 @@ pub(crate) enum Op {
     },
     Barrier {
         number: Slot,
-        /// The number of threads, if it is not for all of the block.
+        /// The number of threads, or [`NONE`] for the whole block.
         count: Slot,
         aligned: bool,
     },
-    /// Changes nothing that can be seen here.
+    /// Has no effect in the executor.
     Nothing,
     Exit,
     Trap,
@@ -353,7 +355,7 @@ impl std::fmt::Debug for Op {
     }
 }
 
-/// The registers of `mma` of 16 rows, 8 columns and 16 products, in the ISA's order: D = A·B + C.
+/// The registers of `mma` with 16 rows, 8 columns and 16 products, in the ISA's order: D = A·B + C.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Matrices {
     pub(crate) element: Multiplicand,
@@ -363,13 +365,13 @@ pub(crate) struct Matrices {
     pub(crate) c: [Slot; 4],
 }
 
-/// What is done to an mbarrier, each with a register.
+/// An operation on an mbarrier, with its register operands.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum MbarrierAction {
-    /// With so many arrivals a phase.
+    /// Initializes the mbarrier with this number of arrivals per phase.
     Initialise(Slot),
     Arrive,
-    /// Arrives, and so many bytes are to come.
+    /// Arrives and expects this number of bytes.
     Expect(Slot),
     /// Sets a predicate to whether the phase of a parity is complete.
     Try {
@@ -381,11 +383,11 @@ pub(crate) enum MbarrierAction {
 /// Fences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fence {
-    /// Between what a thread wrote and asynchronous accesses.
+    /// Orders a thread's writes before asynchronous accesses.
     Proxy,
-    /// The same for the beginnings of mbarriers.
+    /// Orders mbarrier initializations before asynchronous accesses.
     MbarrierInit,
-    /// Between the blocks of a GPU.
+    /// Orders accesses between the blocks of a GPU.
     Device,
 }
 
@@ -394,20 +396,21 @@ pub(crate) enum Fence {
 pub(crate) enum WarpGroupAction {
     Fence,
     Commit,
-    /// Waits for all groups but the last so many.
+    /// Waits for all groups except the last ones of this number.
     Await(u32),
     Multiply(Box<GroupMatrices>),
 }
 
-/// The operands of `wgmma.mma_async`, of 64 rows, 16 products, and four columns for every two registers of D.
+/// The operands of `wgmma.mma_async`: 64 rows, 16 products, and four columns per two registers of
+/// D.
 #[derive(Clone, Debug)]
 pub(crate) struct GroupMatrices {
     pub(crate) element: Multiplicand,
     pub(crate) d: Box<[Slot]>,
     pub(crate) a: [Slot; 4],
-    /// B's descriptor.
+    /// The descriptor of B.
     pub(crate) b: Slot,
-    /// Whether D is added to.
+    /// Whether the product is added to D.
     pub(crate) adds: Guard,
 }
 
@@ -417,11 +420,11 @@ pub(crate) enum Logic {
     And,
     Or,
     Xor,
-    /// The first one.
+    /// Returns the first predicate.
     First,
 }
 
-/// The function by which an atomic operation makes a new value of the old one and its operand.
+/// The function that computes an atomic operation's new value from the old value and the operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Update {
     Add,
@@ -433,7 +436,7 @@ pub(crate) enum Update {
     Or,
     Xor,
     Exchange,
-    /// The second operand, if the old value is the first one.
+    /// Gives the second operand if the old value equals the first one.
     CompareAndSwap,
 }
 

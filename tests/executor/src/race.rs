@@ -1,24 +1,31 @@
-//! Races: accesses to the same byte by two threads, one at least a write, not both atomic, that nothing
-//! orders.
-//! What orders accesses is kept in [`Clocks`]: barriers among their threads, `bar.warp.sync` among the lanes
-//! of a warp if it joins all lanes that the warp was launched with, mbarriers from those that arrive to those
-//! that wait, and between blocks fences with atomic operations, and acquiring and releasing ones. A
-//! `bar.warp.sync` of some lanes orders nothing here, and shuffles never do: where this errs, it reports too
-//! much. A thread that exits lets others pass a barrier, but takes no part in it: its accesses are not ordered
-//! before later ones.
+//! Detects races: two threads access the same byte, at least one writes, not both are atomic, and
+//! nothing orders them.
 //!
-//! Products of matrices and bulk copies access memory in a way of their own, the asynchronous proxy: what
-//! other instructions wrote is theirs to touch only behind a `fence.proxy.async` of the thread that wrote.
+//! [`Clocks`] tracks what orders accesses:
 //!
-//! Every byte remembers its last write and its last reads, as FastTrack does (Flanagan and Freund, 2009). An
-//! access is a number: which execution of an instruction by a warp, and which lane.
+//! - Barriers order their threads.
+//! - `bar.warp.sync` orders the lanes of a warp if it joins all lanes that the warp was launched
+//!   with.
+//! - Mbarriers order arrivals before waits.
+//! - Between blocks, fences with atomic operations order accesses, and so do acquiring and
+//!   releasing operations.
+//!
+//! A `bar.warp.sync` of some lanes orders nothing here, and shuffles never do. Where the detector
+//! errs, it reports too much. A thread that exits lets others pass a barrier but does not take part
+//! in it, so its accesses are not ordered before later ones.
+//!
+//! Matrix products and bulk copies access memory through the asynchronous proxy. They may touch the
+//! writes of other instructions only after a `fence.proxy.async` of the writing thread.
+//!
+//! Every byte remembers its last write and its last reads, as in FastTrack (Flanagan and Freund,
+//! 2009). An access is a number that encodes the warp's execution of an instruction, and the lane.
 
 use std::collections::HashMap;
 use std::ops::Range;
 
 use crate::clock::{Clocks, Member};
 
-/// An access: 32 · index into [`Races`] + lane + 1; 0 is none.
+/// An access: 32 · index into [`Races`] + lane + 1. 0 means no access.
 pub(crate) type Id = u32;
 
 /// An instruction that a warp executed.
@@ -31,9 +38,9 @@ pub(crate) struct Record {
     pub(crate) time: u32,
     pub(crate) pc: u32,
     pub(crate) atomic: bool,
-    /// Who accesses memory for the lanes, if they do not themselves.
+    /// The member that accesses memory for the lanes, if they do not do so themselves.
     pub(crate) agent: Option<u32>,
-    /// The access is one of the asynchronous proxy.
+    /// The access goes through the asynchronous proxy.
     pub(crate) asynchronous: bool,
 }
 
@@ -42,17 +49,18 @@ pub(crate) struct Record {
 pub(crate) struct Races {
     records: Vec<Record>,
     pub(crate) clocks: Clocks,
-    /// Some threads of a block may go on while others are behind: all readers of shared memory count.
+    /// Some threads of a block may run ahead of others, so all readers of shared memory are kept.
     pub(crate) partial: bool,
 }
 
 impl Races {
-    /// No accesses yet; `partial` says whether threads may wait for some of a block.
+    /// Makes an empty history. `partial` says whether threads may wait for only part of a block.
     pub(crate) fn new(partial: bool) -> Self {
         Self { partial, ..Self::default() }
     }
 
-    /// The access of lane 0 of a warp; lanes are added to it. `None` when there are too many.
+    /// Records an access and returns its ID for lane 0. Add the lane to it. `None` when there are
+    /// too many.
     pub(crate) fn begin(&mut self, record: Record) -> Option<Id> {
         let id = u32::try_from(self.records.len()).ok()?.checked_mul(32)?.checked_add(1)?;
         id.checked_add(31)?;
@@ -60,7 +68,7 @@ impl Races {
         Some(id)
     }
 
-    /// The instruction of an access, and its lane.
+    /// Returns the instruction of an access, and its lane.
     pub(crate) fn record(&self, id: Id) -> (&Record, u32) {
         (&self.records[(id as usize - 1) / 32], (id - 1) % 32)
     }
@@ -69,7 +77,9 @@ impl Races {
         record.agent.unwrap_or(record.warp * 32 + lane) as Member
     }
 
-    /// Returns whether an access is before one that is made now, by the program or by what orders threads.
+    /// Returns whether an earlier access is ordered before one that happens now.
+    ///
+    /// Program order and synchronization both count.
     fn ordered(&self, earlier: Id, later: Id) -> bool {
         let ((a, lane_a), (b, lane_b)) = (self.record(earlier), self.record(later));
         let (before, after) = (Self::member(a, lane_a), Self::member(b, lane_b));
@@ -80,14 +90,17 @@ impl Races {
         same || earlier == later || self.clocks.known(after).time(before) > a.time
     }
 
-    /// Returns whether nothing orders an access before one that is made now.
+    /// Returns whether an earlier access races with one that happens now.
     pub(crate) fn race(&self, earlier: Id, later: Id) -> bool {
         let atomic = |id: Id| self.record(id).0.atomic;
         earlier != 0 && !self.ordered(earlier, later) && !(atomic(earlier) && atomic(later))
     }
 
-    /// Returns whether an asynchronous access touches what another way wrote without a fence in between. None
-    /// is known for `elsewhere`, global memory. The beginnings of mbarriers have a fence of their own.
+    /// Returns whether an asynchronous access touches a write of another proxy without a fence
+    /// between them.
+    ///
+    /// `elsewhere` means global memory, for which no fence is supported. Mbarrier initializations
+    /// have a fence of their own.
     pub(crate) fn unfenced(&self, write: Id, later: Id, elsewhere: bool, barrier: bool) -> bool {
         let ((a, lane_a), (b, lane_b)) = (self.record(write), self.record(later));
         if a.asynchronous {
@@ -100,31 +113,32 @@ impl Races {
 
 /// The threads that accessed the bytes of a buffer.
 ///
-/// Two reads by different threads are enough: a write is in no race with either only if both are before it or
-/// its own, and reads are dropped only when a later one is after them, or when the two that stay are of
-/// different warps, one of which is in a race with every write that the dropped one would be. (Of three lanes
-/// of one warp the third may be dropped, because a barrier orders all lanes of a warp or none.) That holds for
-/// barriers of whole blocks; with others, all reads of shared memory are kept. Two writes are needed where
-/// atomic ones meet, which do not race with each other.
+/// Two reads by different threads suffice. A write races with neither only if each is ordered
+/// before it or is its own thread's. A read is dropped in two cases. Either a later read is ordered
+/// after it, or the two kept reads belong to different warps, one of which races with every write
+/// that the dropped read would race with. (The third of three lanes of one warp may be dropped
+/// because a barrier orders all lanes of a warp or none.) This holds for barriers of whole blocks.
+/// With other barriers, all reads of shared memory are kept. Two writes are kept where atomic
+/// writes meet, because they do not race with each other.
 #[derive(Debug, Default)]
 pub(crate) struct Cells {
     write: Vec<Id>,
     other_write: Vec<Id>,
     read: Vec<Id>,
     other_read: Vec<Id>,
-    /// Further reads of a byte, where all are kept.
+    /// Further reads of a byte, if all reads are kept.
     more_reads: HashMap<usize, Vec<Id>>,
 }
 
-/// The byte in the access, and the earlier access.
+/// The index of the byte in the access, and the earlier access.
 type Conflict = (usize, Id);
 
 impl Cells {
-    /// Makes room when there is none yet.
+    /// Allocates the cells on first use.
     #[inline]
     pub(crate) fn fit(&mut self, len: usize) {
         if self.write.len() != len {
-            // Fresh zeroed vectors: pages that nobody touches cost nothing.
+            // Fresh zeroed vectors: untouched pages cost nothing.
             *self = Self {
                 write: vec![0; len],
                 other_write: vec![0; len],
@@ -135,7 +149,7 @@ impl Cells {
         }
     }
 
-    /// The first byte that another way wrote and did not fence for an asynchronous access, and its write.
+    /// Returns the first byte whose write another proxy made and did not fence, and that write.
     pub(crate) fn unfenced(
         &self,
         range: Range<usize>,
@@ -157,7 +171,7 @@ impl Cells {
         None
     }
 
-    /// Notes a read. All reads are kept, or as many as barriers of whole blocks need.
+    /// Records a read. Keeps all reads, or only the two that barriers of whole blocks need.
     #[inline]
     pub(crate) fn read(
         &mut self,
@@ -190,7 +204,8 @@ impl Cells {
         Ok(())
     }
 
-    /// Notes a read of a byte with two others, and keeps all that are not before it.
+    /// Records a read of a byte with two others, and keeps all reads that are not ordered before
+    /// it.
     #[cold]
     fn add_read(&mut self, byte: usize, races: &Races, id: Id) {
         let member = |id: Id| Races::member(races.record(id).0, races.record(id).1);
@@ -215,7 +230,8 @@ impl Cells {
         } else {
             let warp = |id: Id| races.record(id).0;
             let same = |a: &Record, b: &Record| (a.block, a.warp) == (b.block, b.warp);
-            // Reads of two warps, better of two blocks, are in a race with every unordered write.
+            // Two reads by different warps, or better by different blocks, race with every
+            // unordered write.
             let (a, b, new) = (warp(*first), warp(*second), warp(id));
             if same(a, b) && !same(a, new) || a.block == b.block && a.block != new.block {
                 *second = id;
@@ -223,7 +239,7 @@ impl Cells {
         }
     }
 
-    /// Notes a write.
+    /// Records a write.
     #[inline]
     pub(crate) fn write(&mut self, range: Range<usize>, races: &Races, id: Id) -> Result<(), Conflict> {
         for byte in range.clone() {
@@ -269,7 +285,7 @@ mod tests {
     }
 
     impl Trial {
-        /// A block of two warps.
+        /// Makes a block of two warps.
         fn new() -> Self {
             let mut races = Races::default();
             races.clocks.start_block(0, 64);
@@ -278,7 +294,7 @@ mod tests {
             Self { races, cells }
         }
 
-        /// An access of a block, warp and lane.
+        /// Records an access of a block, warp and lane.
         fn access(&mut self, (block, warp, lane): (u32, u32, u32), write: bool, atomic: bool) -> bool {
             let time = self.races.clocks.time(warp);
             let record = Record { block, warp, time, pc: 0, atomic, agent: None, asynchronous: false };
@@ -293,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn every_pair_of_threads_is_judged() {
+    fn every_pair_of_threads_is_checked() {
         let threads = [(0, 0, 0), (0, 0, 1), (0, 1, 0), (1, 0, 0)];
         let barriers: [&[(u32, u32)]; 3] = [&[], &[(0, u32::MAX)], &[(0, u32::MAX), (1, u32::MAX)]];
         for first in threads {
@@ -325,13 +341,13 @@ mod tests {
         assert!(trial.access((0, 0, 0), false, false));
         assert!(trial.access((0, 0, 1), false, false));
         assert!(trial.access((1, 0, 0), false, false));
-        // Ordered after block 0's reads, not after block 1's.
+        // Ordered after block 0's reads but not after block 1's.
         trial.races.clocks.join(&[(0, u32::MAX), (1, u32::MAX)]);
         assert!(!trial.access((0, 0, 0), true, false));
     }
 
     #[test]
-    fn where_some_threads_wait_all_readers_count() {
+    fn after_partial_barriers_all_readers_are_tracked() {
         for late in 0..5 {
             let mut trial = Trial::new();
             trial.races.partial = true;
@@ -349,13 +365,13 @@ mod tests {
     }
 
     #[test]
-    fn atomics_race_with_others_only() {
+    fn atomics_do_not_race_with_atomics() {
         let mut trial = Trial::new();
         assert!(trial.access((0, 0, 0), true, true));
         assert!(trial.access((0, 0, 1), true, true));
         assert!(trial.access((1, 0, 1), false, true));
         assert!(trial.access((0, 0, 1), true, true));
-        // The thread's own atomic came last, but another's is there too.
+        // The thread's own atomic came last, but another thread's is recorded too.
         assert!(!trial.access((0, 0, 1), false, false));
     }
 }

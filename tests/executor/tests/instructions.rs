@@ -1,6 +1,8 @@
-//! Each instruction that the embedded PTX uses, against oracles that share nothing with the executor:
-//! `rustc_apfloat` for floating point, `float4` for E2M1, and plain integers written down from the PTX ISA.
-//! All inputs where there are few, edge cases and very many random ones where there are not.
+//! Tests each instruction of the embedded PTX against oracles that share no code with the executor.
+//!
+//! The oracles are `rustc_apfloat` for floating point, `float4` for E2M1, and plain integers
+//! written from the PTX ISA. Small input spaces are tested exhaustively, others with edge cases and
+//! many random inputs.
 
 mod instructions {
     mod blocks;

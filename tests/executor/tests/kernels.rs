@@ -1,6 +1,7 @@
-//! Some of the library's kernels, executed, against the library on the CPU: bit for bit, on every target,
-//! under every schedule and approximation. What every kernel does with every option is tested in
-//! `microscale-tests`.
+//! Executes some of the library's kernels and compares with the library on the CPU, bit for bit.
+//!
+//! The tests use every target, schedule and approximation. `microscale-tests` covers every kernel
+//! with every option.
 
 use std::mem::offset_of;
 
@@ -15,29 +16,31 @@ use microscale_kernels_abi::{
     ScaleGrid, TARGETS, Target, kernels,
 };
 
-/// The kernels of a target.
+/// Returns the kernels of a target.
 fn module(target: &'static Target) -> Module {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../host/ptx");
     Module::parse(&Ptx::read_all(folder.as_ref(), target).unwrap().to_string()).unwrap()
 }
 
-/// The argument of a structure of `kernels-abi`.
+/// Makes an argument from a structure of `kernels-abi`.
 fn argument<T: Copy>(value: &T) -> Argument {
-    // SAFETY: the structures that this is called with consist of numbers of one size each, which leave no
-    // padding.
+    // SAFETY: all callers pass structures made of numbers of one size, which have no padding, so
+    // every byte is initialized.
     unsafe { Argument::of(value) }
 }
 
-/// The options of NVFP4, which have padding where two bytes stand among words.
+/// Makes the argument for NVFP4's options, whose padding is two bytes among words.
 fn options_argument(options: &NvOptions) -> Argument {
     let arithmetic = offset_of!(NvOptions, plan) + offset_of!(NvPlan, quantizer);
     let start = arithmetic + offset_of!(Arithmetic, zero_scale) + 1;
     assert_eq!(start + 2, arithmetic + offset_of!(Arithmetic, quotient));
-    // SAFETY: all other fields, at every depth, are words, and the arithmetic is the quantizer's first.
+    // SAFETY: the padding follows `zero_scale`, at an offset that relies on `arithmetic` being the
+    // quantizer's first field. All other fields, at every depth, are words or the two scale bytes
+    // before the padding, so every other byte is initialized.
     unsafe { Argument::of_padded(options, &[start, start + 1]) }
 }
 
-/// Launches with everything that must not matter.
+/// Returns launches whose options must not matter.
 fn launches() -> Vec<(Schedule, Approximation)> {
     vec![
         (Schedule::LowestFirst, Approximation::Nearest),
@@ -64,7 +67,7 @@ impl Trial<'_> {
         kernel.run(&mut self.memory, &launch, arguments).unwrap_or_else(|fault| panic!("{fault}"))
     }
 
-    /// Codes, scales, and a report of zeros.
+    /// Allocates codes, scales and a zeroed report.
     fn outputs(&mut self, block: usize) -> [Buffer; 3] {
         let blocks = self.elements.div_ceil(block);
         let report = vec![0; REPORT_SLOTS * size_of::<ReportSlot>()];
@@ -86,7 +89,7 @@ fn bytes<T: Copy, const N: usize>(values: &[T], bits: impl Fn(T) -> [u8; N]) -> 
     values.iter().flat_map(|&value| bits(value)).collect()
 }
 
-/// Values of many magnitudes, some zero, some not finite.
+/// Returns values of many magnitudes, some of them zero or not finite.
 fn values(elements: usize, seed: u64) -> Vec<f32> {
     let mut random = fastrand::Rng::with_seed(seed);
     let value = |_| match random.u32(..400) {
@@ -100,7 +103,7 @@ fn values(elements: usize, seed: u64) -> Vec<f32> {
 }
 
 #[test]
-fn mxfp4_of_bf16_and_back() {
+fn mxfp4_of_bf16_round_trips() {
     let recipe = Recipe { non_finite: NonFinite::Propagate, ..Recipe::default() };
     let Scheme::Mxfp4(arithmetic) = recipe.scheme else { unreachable!() };
     for target in &TARGETS {
@@ -156,7 +159,7 @@ fn mxfp4_of_bf16_and_back() {
 }
 
 #[test]
-fn nvfp4_of_f32_and_back() {
+fn nvfp4_of_f32_round_trips() {
     let convention = Convention::CompressedTensors;
     let arithmetic = convention.nvfp4().unwrap();
     let given = match arithmetic.direction {

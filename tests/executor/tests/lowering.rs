@@ -1,9 +1,9 @@
-//! Every kernel that the library embeds has a meaning here.
+//! Checks that every embedded kernel can be lowered.
 
 use microscale_executor::Module;
 use microscale_kernels_abi::{Ptx, TARGETS};
 
-/// The committed PTX of a target.
+/// Returns the committed PTX of a target.
 fn ptx_of(target: &str) -> String {
     let target = TARGETS.iter().find(|of| of.name == target).expect("a target");
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../host/ptx");
@@ -23,7 +23,7 @@ fn every_kernel_of_every_target_is_lowered() {
     assert!(refused.is_empty(), "{}", refused.join("\n"));
 }
 
-/// A kernel with this body, in a module with this in front, must be refused.
+/// Checks that a kernel with this body and this module text before it is refused.
 #[track_caller]
 fn refused(front: &str, body: &str, part: &str) {
     let text =
@@ -34,7 +34,7 @@ fn refused(front: &str, body: &str, part: &str) {
 }
 
 #[test]
-fn text_that_would_cost_the_stack_or_overflow_is_refused() {
+fn text_that_would_overflow_the_stack_or_an_offset_is_refused() {
     for bracket in ["{", "("] {
         refused("", &format!("mov.b32 {};", bracket.repeat(1 << 20)), "");
         refused("", &format!("mov.b32 a, {}", bracket.repeat(100)), "");

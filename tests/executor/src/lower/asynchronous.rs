@@ -1,5 +1,7 @@
-//! What goes on while its threads do, and what orders it: mbarriers, bulk copies and fences (ISA 9.7.13,
-//! 9.7.9), and products of matrices by warp groups (9.7.15).
+//! Lowers asynchronous instructions and their synchronization.
+//!
+//! These are mbarriers, bulk copies and fences (ISA 9.7.13, 9.7.9), and matrix products of warp
+//! groups (9.7.15).
 
 use super::Lowering;
 use crate::error::Result;
@@ -9,7 +11,7 @@ use crate::program::{Fence, GroupMatrices, MbarrierAction, Op, Slot, WarpGroupAc
 use crate::semantics::Multiplicand;
 
 impl<'a> Lowering<'a> {
-    /// `None` if the opcode is none of these.
+    /// Lowers one of these instructions. Returns `None` for other opcodes.
     pub(super) fn asynchronous(
         &mut self,
         opcode: &[&str],
@@ -42,7 +44,7 @@ impl<'a> Lowering<'a> {
                 let members = self.all_lanes()?;
                 Op::LoadMatrices { to: self.fragment(to, Type::B32, true)?, from, members }
             }
-            // How many registers a warp may use, and when the next grid may begin: nothing that shows here.
+            // Register counts per warp and programmatic launch have no effect here.
             ["setmaxnreg", "inc" | "dec", "sync", "aligned", "u32"] => {
                 let [count] = self.exactly(operands)?;
                 match count {
@@ -91,7 +93,8 @@ impl<'a> Lowering<'a> {
         Ok(Op::Mbarrier { action, at: self.address(Some("shared"), at)? })
     }
 
-    /// What an arrival returns is opaque, and only waits without parity take it.
+    /// Rejects an arrival's result in a register. It is opaque, and only waits without parity use
+    /// it.
     fn no_state(&self, operand: &Operand) -> Result<()> {
         match operand {
             Operand::Name("_") => Ok(()),

@@ -1,5 +1,6 @@
-//! Control flow, and instructions for several threads of a warp or a block (ISA 9.7.12, 9.7.13; 9.7.9 for
-//! `shfl.sync`).
+//! Lowers control flow and instructions for several threads of a warp or block.
+//!
+//! Source: ISA 9.7.12 and 9.7.13, and 9.7.9 for `shfl.sync`.
 
 use super::Lowering;
 use crate::error::Result;
@@ -9,10 +10,10 @@ use crate::program::{Matrices, NONE, Op, Shuffle, Slot, Update, Vote};
 use crate::semantics::Multiplicand;
 
 impl<'a> Lowering<'a> {
-    /// `None` if the opcode is none of these.
+    /// Lowers one of these instructions. Returns `None` for other opcodes.
     pub(super) fn control(&mut self, opcode: &[&str], operands: &'a [Operand<'a>]) -> Result<Option<Op>> {
         Ok(Some(match *opcode {
-            // `.uni` promises that all lanes go the same way; what they do shows by itself.
+            // `.uni` promises that all lanes branch the same way. Execution does not rely on it.
             ["bra"] | ["bra", "uni"] => {
                 let [target] = self.exactly(operands)?;
                 Op::Branch { target: self.label(target)? }
@@ -77,14 +78,14 @@ impl<'a> Lowering<'a> {
         label.ok_or_else(|| self.invalid(format!("there is no label {name}")))
     }
 
-    /// `barrier.cluster.arrive` or `.wait`, for all lanes of the warp at once.
+    /// `barrier.cluster.arrive` or `.wait`, for all lanes of the warp together.
     fn cluster_barrier(&mut self, operands: &'a [Operand<'a>], waits: bool) -> Result<Op> {
         let [] = self.exactly(operands)?;
         self.program.partial = true;
         Ok(Op::ClusterBarrier { waits, members: self.all_lanes()? })
     }
 
-    /// `bar.sync a{, b}`: barrier a of all the block's threads, or of b of them.
+    /// `bar.sync a{, b}`: barrier a for all threads of the block, or for b of them.
     fn barrier(&mut self, operands: &'a [Operand<'a>], aligned: bool) -> Result<Op> {
         let (number, count) = match operands {
             [number] => (number, None),
@@ -146,7 +147,7 @@ impl<'a> Lowering<'a> {
         Ok(Op::Vote { mode, to, from, members })
     }
 
-    /// `mma.sync d, a, b, c`, each a vector.
+    /// `mma.sync d, a, b, c`, each operand a vector.
     fn multiply(&mut self, element: Multiplicand, operands: &'a [Operand<'a>]) -> Result<Op> {
         let [d, a, b, c] = self.exactly(operands)?;
         let matrices = Matrices {
@@ -159,12 +160,12 @@ impl<'a> Lowering<'a> {
         Ok(Op::Multiply { matrices: Box::new(matrices), members: self.all_lanes()? })
     }
 
-    /// The member mask of instructions that all lanes of a warp execute.
+    /// Returns the member mask of instructions that all lanes of a warp execute.
     pub(super) fn all_lanes(&mut self) -> Result<Slot> {
         self.read(&Operand::Integer(u32::MAX.into()), Type::B32, false)
     }
 
-    /// A lane's registers of a matrix.
+    /// Returns a lane's registers of a matrix fragment.
     pub(super) fn fragment<const N: usize>(
         &mut self,
         operand: &Operand<'a>,
@@ -175,7 +176,7 @@ impl<'a> Lowering<'a> {
         Ok(std::array::from_fn(|i| slots[i]))
     }
 
-    /// So many registers in a vector.
+    /// Returns the `count` registers of a vector operand.
     pub(super) fn registers_of(
         &mut self,
         operand: &Operand<'a>,

@@ -1,5 +1,6 @@
-//! Loads, stores, asynchronous copies and atomic operations (ISA 9.7.9, `ld`, `ld.global.nc`, `st`,
-//! `cp.async`; 9.7.13, `atom`, `red`).
+//! Lowers loads, stores, asynchronous copies and atomic operations.
+//!
+//! Source: ISA 9.7.9 (`ld`, `ld.global.nc`, `st`, `cp.async`) and 9.7.13 (`atom`, `red`).
 
 use super::Lowering;
 use crate::error::Result;
@@ -17,7 +18,7 @@ struct Modifiers<'s> {
 }
 
 impl<'a> Lowering<'a> {
-    /// `None` if the opcode is none of these.
+    /// Lowers one of these instructions. Returns `None` for other opcodes.
     pub(super) fn memory(&mut self, opcode: &[&str], operands: &'a [Operand<'a>]) -> Result<Option<Op>> {
         match opcode {
             ["ld", rest @ .., ty] => {
@@ -35,7 +36,7 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    /// `cp.async` and what waits for it, by groups.
+    /// Lowers `cp.async` and its waits for groups.
     fn copies(&mut self, words: &[&str], operands: &'a [Operand<'a>]) -> Result<Op> {
         match *words {
             ["commit_group"] => {
@@ -88,7 +89,8 @@ impl<'a> Lowering<'a> {
                 "global" | "shared" | "param" if found.space.is_none() => found.space = Some(word),
                 "shared::cluster" if found.space.is_none() && loads => found.space = Some(word),
                 "nc" if found.space == Some("global") => found.manner = Manner::Constant,
-                // 9.7.9: as `.relaxed.sys`, and not merged with others, which nothing is here.
+                // ISA 9.7.9: the same as `.relaxed.sys`, and never merged with other accesses.
+                // Accesses are never merged here.
                 "volatile" if found.manner == Manner::Weak => {
                     (found.manner, found.scope, volatile) = (Manner::Atomic, true, true);
                 }
@@ -101,7 +103,7 @@ impl<'a> Lowering<'a> {
                 "v4" => found.vector = 4,
                 "v8" => found.vector = 8,
                 "weak" => {}
-                // Caching: these words say where a value is kept, and leave it as it is.
+                // Cache hints. They do not change values.
                 "ca" | "cg" | "cs" | "wb" | "wt" => {}
                 "L1::evict_normal"
                 | "L1::evict_unchanged"
@@ -129,7 +131,7 @@ impl<'a> Lowering<'a> {
         Ok(found)
     }
 
-    /// Bytes of a type in memory, and whether it is extended by its sign.
+    /// Returns a type's bytes in memory, and whether loads sign-extend it.
     fn element(&self, ty: &str) -> Result<(usize, bool)> {
         Ok(match ty {
             "b8" | "u8" => (1, false),
@@ -143,7 +145,7 @@ impl<'a> Lowering<'a> {
         })
     }
 
-    /// The registers of a vector, or one.
+    /// Returns the registers of a vector operand, or a single register.
     fn elements(
         &mut self,
         operand: &Operand<'a>,
@@ -186,7 +188,8 @@ impl<'a> Lowering<'a> {
         Ok(Op::Store { to, from, bytes, manner: modifiers.manner })
     }
 
-    /// The offset of an access in the parameter space: within one parameter, and aligned.
+    /// Returns an access's offset in the parameter space. It must be aligned and within one
+    /// parameter.
     fn parameter(&self, operand: &Operand, bytes: usize) -> Result<usize> {
         let Operand::Address(name, offset) = operand else {
             return Err(self.invalid("a parameter's address must be its name"));
@@ -232,8 +235,9 @@ impl<'a> Lowering<'a> {
         Ok(Address { space, base: Some(base), offset: *offset, of_cluster })
     }
 
-    /// `red{.relaxed}{.scope}.space.op.type [a], b` and `atom… d, [a], b{, c}`. All are done one after the
-    /// other, which is at least what any scope promises.
+    /// `red{.relaxed}{.scope}.space.op.type [a], b` and `atom… d, [a], b{, c}`.
+    ///
+    /// The executor performs them one after the other, which satisfies every scope.
     fn atomic(&mut self, words: &[&str], ty: &str, operands: &'a [Operand<'a>], returns: bool) -> Result<Op> {
         let mut words = words;
         let orders = matches!(words, ["acq_rel", "gpu", "global", ..]);

@@ -1,8 +1,8 @@
-//! From statements to a [`Program`]: names become slots, opcodes functions.
+//! Lowers statements to a [`Program`]: names become slots, opcodes become functions.
 //!
-//! An opcode is looked up whole. Modifiers that have no effect on values are listed where they may stand
-//! (`.uni`, `.nc`, cache operators and hints); any other word that is not part of a known opcode makes the
-//! instruction unsupported.
+//! An opcode is looked up as a whole. Modifiers without an effect on values are listed where they
+//! are allowed (`.uni`, `.nc`, cache operators and hints). Any other word that is not part of a
+//! known opcode makes the instruction unsupported.
 
 mod asynchronous;
 mod control;
@@ -20,7 +20,7 @@ use crate::memory::address_of_variable;
 use crate::parse::{Instruction, Kind, Operand, Statement};
 use crate::program::{GlobalPlace, Guard, Op, Place, Program, SharedPlace, Slot, WarpGroupAction};
 
-/// Bytes in front of a variable in shared memory that are no variable's.
+/// Unmapped bytes before each variable in shared memory.
 const SHARED_GAP: u32 = 256;
 
 /// Lowers a kernel's body.
@@ -65,15 +65,15 @@ struct Lowering<'a> {
     parameters: &'a [Parameter],
     /// Addresses of variables in shared memory.
     shared: HashMap<&'a str, u32>,
-    /// The addresses of variables in global memory.
+    /// Addresses of variables in global memory.
     global: HashMap<&'a str, u64>,
-    /// The instruction that follows each label.
+    /// The instruction after each label.
     labels: HashMap<&'a str, u32>,
     tables: HashMap<&'a str, &'a [&'a str]>,
-    /// The line of the statement at hand.
+    /// The line of the current statement.
     line: u32,
     statement: &'a str,
-    /// The words that the instruction at hand reads or writes.
+    /// The words that the current instruction reads or writes.
     words: Vec<Slot>,
 }
 
@@ -92,7 +92,7 @@ impl<'a> Lowering<'a> {
         self.program.places.push(place);
     }
 
-    /// Control that runs off the end leaves the kernel, as at a `ret`.
+    /// Ends the program. Control that runs past the end exits, as at a `ret`.
     fn end(&mut self) {
         let next = self.program.code.len() as u32;
         let leaves = self.program.code.last().is_some_and(|last| {
@@ -103,9 +103,11 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    /// Static shared variables one after the other, dynamic ones behind them all, where they share their
-    /// place (ISA 5.1.7). Each is aligned as it asks and no further, and between them lies what is no
-    /// variable's.
+    /// Places variables in shared memory.
+    ///
+    /// Static variables come one after the other, followed by the dynamic ones, which share one
+    /// address (ISA 5.1.7). Each has exactly its declared alignment and no more, with an unmapped
+    /// gap before it.
     fn place_shared(&mut self, body: &'a [Statement<'a>], module: &'a [ModuleVariable]) -> Result<()> {
         let inner = body.iter().filter_map(|statement| match &statement.kind {
             Kind::Shared(variable) => Some((variable.name, variable.align, variable.size)),
@@ -131,7 +133,7 @@ impl<'a> Lowering<'a> {
         Ok(())
     }
 
-    /// The module's variables in global memory.
+    /// Places the module's variables in global memory.
     fn place_global(&mut self, variables: &'a [ModuleVariable]) -> Result<()> {
         for (index, ModuleVariable { name, align, size }) in variables.iter().enumerate() {
             let size = size.ok_or_else(|| self.invalid(format!("{name} has no length")))?;
@@ -143,7 +145,7 @@ impl<'a> Lowering<'a> {
         Ok(())
     }
 
-    /// The address of a variable behind `end`, which is moved behind it.
+    /// Returns the address of a variable after `end`, and moves `end` after the variable.
     fn place(&self, end: &mut u32, align: u32, size: u32) -> Result<u32> {
         let align = align.max(1);
         let odd = |address: u32| match address / align % 2 {
@@ -157,7 +159,7 @@ impl<'a> Lowering<'a> {
         Ok(start)
     }
 
-    /// Leaves to each instruction the words that are ones of asynchronous products too.
+    /// Keeps for each instruction only the words that asynchronous products also use.
     fn find_shared_words(&mut self) {
         let mut of_products: HashSet<Slot> = HashSet::new();
         for instruction in &self.program.code {
@@ -226,7 +228,8 @@ impl<'a> Lowering<'a> {
         Ok(())
     }
 
-    /// The operation of an opcode with these operands: by families, of which each knows its opcodes.
+    /// Returns the operation of an opcode with these operands. Each family of instructions is tried
+    /// in turn.
     fn operation(&mut self, opcode: &[&'a str], operands: &'a [Operand<'a>]) -> Result<Op> {
         if let Some(op) = self.control(opcode, operands)? {
             return Ok(op);

@@ -1,4 +1,4 @@
-//! Operands: registers of the right width, and constants that fit.
+//! Lowers operands: registers of the right width, and constants that fit.
 
 use super::Lowering;
 use super::registers::Which;
@@ -8,7 +8,7 @@ use crate::parse::Operand;
 use crate::program::{Guard, NONE, Register, Slot, Special};
 
 impl<'a> Lowering<'a> {
-    /// The operands, exactly as many as the instruction takes.
+    /// Returns the operands, which must be exactly `N`.
     pub(super) fn exactly<const N: usize>(
         &self,
         operands: &'a [Operand<'a>],
@@ -17,7 +17,7 @@ impl<'a> Lowering<'a> {
         operands.try_into().map_err(|_| self.invalid(format!("it takes {N} operands, not {found}")))
     }
 
-    /// The register that an operand names.
+    /// Returns the register that an operand names.
     fn register(
         &mut self,
         operand: &Operand<'a>,
@@ -38,8 +38,9 @@ impl<'a> Lowering<'a> {
         slot(&mut self.registers).map_err(|message| self.invalid(message))
     }
 
-    /// A source of this type: a register of its width, a special register, or a constant. An untyped one
-    /// (`mov`, `selp`, stores) may be a float's bits.
+    /// Lowers a source of this type: a register of its width, a special register, or a constant.
+    ///
+    /// With `untyped` (`mov`, `selp`, stores), a constant may be a float's bits.
     pub(super) fn read(&mut self, operand: &Operand<'a>, ty: Type, untyped: bool) -> Result<Slot> {
         let bits = ty.bits();
         match operand {
@@ -65,7 +66,7 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    /// A constant's bits; it must fit, signed or unsigned.
+    /// Returns a constant's bits. The constant must fit, signed or unsigned.
     fn integer(&self, number: i128, bits: u32) -> Result<u64> {
         if number < -(1 << (bits - 1)) || number >= 1 << bits {
             return Err(self.invalid(format!("{number} does not fit into {bits} bits")));
@@ -73,7 +74,7 @@ impl<'a> Lowering<'a> {
         Ok(number as u64 & (u64::MAX >> (64 - bits)))
     }
 
-    /// A name that is no declared register.
+    /// Lowers a name that is not a declared register.
     fn named(&mut self, name: &str, bits: u32) -> Result<Slot> {
         if let Some(&address) = self.shared.get(name) {
             return self.constant(|registers| match bits {
@@ -107,7 +108,7 @@ impl<'a> Lowering<'a> {
         self.constant(|registers| registers.special(special))
     }
 
-    /// A destination of this type.
+    /// Lowers a destination of this type.
     pub(super) fn write(&mut self, operand: &Operand<'a>, ty: Type) -> Result<Slot> {
         match self.register(operand, true)? {
             Some(found) if found.bits == ty.bits() => Ok(found.slot),
@@ -118,7 +119,7 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    /// A predicate that is read, or its negation.
+    /// Lowers a source predicate or its negation.
     pub(super) fn read_predicate(&mut self, operand: &Operand<'a>) -> Result<Guard> {
         let (name, negated) = match operand {
             Operand::Name(name) => (*name, false),
@@ -135,7 +136,7 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    /// A predicate that is written; `_` is none.
+    /// Lowers a destination predicate. `_` discards the result.
     pub(super) fn write_predicate(&mut self, name: &'a str) -> Result<Slot> {
         if name == "_" {
             return Ok(NONE);
@@ -146,7 +147,7 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    /// `d`, or `d|p`: the register's operand and the predicate.
+    /// Splits `d` or `d|p` into the register's operand and the predicate.
     pub(super) fn with_predicate(&mut self, operand: &Operand<'a>) -> Result<(Operand<'a>, Slot)> {
         match operand {
             Operand::Both(first, second) => Ok((Operand::Name(first), self.write_predicate(second)?)),
@@ -154,7 +155,9 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    /// A register of any width from `bits` on, for memory accesses and vectors. `_` is a sink of `bits`.
+    /// Lowers a register of at least `bits` bits, for memory accesses and vectors.
+    ///
+    /// `_` is a sink of `bits` bits.
     pub(super) fn any(&mut self, operand: &Operand<'a>, bits: u32, writes: bool) -> Result<Register> {
         if let (Operand::Name("_"), true) = (operand, writes) {
             return Ok(Register::Sink(bits));
@@ -179,7 +182,7 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    /// The width of a declared register.
+    /// Returns the width of a declared register.
     pub(super) fn width(&mut self, operand: &Operand<'a>, writes: bool) -> Result<u32> {
         match self.register(operand, writes)? {
             Some(found) => Ok(found.bits),

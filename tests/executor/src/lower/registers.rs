@@ -1,4 +1,4 @@
-//! Declared registers and constants, the scopes that they are declared in, and their slots.
+//! Declared registers and constants, their scopes, and their slots.
 
 use std::collections::{HashMap, HashSet};
 
@@ -10,7 +10,7 @@ use crate::program::{File, Program, Slot, Special};
 pub(super) struct Declared {
     pub(super) file: Which,
     pub(super) slot: Slot,
-    /// 8, 16, 32, 64; 1 for predicates.
+    /// 8, 16, 32 or 64, and 1 for predicates.
     pub(super) bits: u32,
 }
 
@@ -22,7 +22,7 @@ pub(super) enum Which {
     Predicate,
 }
 
-/// Names in scope, and which slots are taken.
+/// Names in scope, and allocated slots.
 #[derive(Default)]
 pub(super) struct Registers<'a> {
     scopes: Vec<Scope<'a>>,
@@ -36,10 +36,12 @@ pub(super) struct Registers<'a> {
 #[derive(Default)]
 struct Scope<'a> {
     names: HashMap<&'a str, Declared>,
-    /// `prefix<count>`: the first slot.
+    /// `prefix<count>`, with the first slot.
     ranges: Vec<(&'a str, u32, Declared)>,
-    /// In a scope of straight code, what was written so far. Its registers' slots are used again, so that
-    /// what a slot held before must not look like a value; reading before writing shows in the text already.
+    /// Registers written so far, in a scope of straight-line code.
+    ///
+    /// Such a scope's slots are reused, and the value of an earlier scope must not count as
+    /// written. In straight-line code, a read before the write is visible in the text.
     written: Option<HashSet<&'a str>>,
 }
 
@@ -77,7 +79,7 @@ impl<T: Copy + Eq + std::hash::Hash> Slots<T> {
 }
 
 impl<'a> Registers<'a> {
-    /// A scope begins; `rest` are the statements that follow.
+    /// Opens a scope. `rest` are the statements after the opening brace.
     pub(super) fn open(&mut self, rest: &[Statement]) {
         let mut depth = 0;
         let mut straight = true;
@@ -96,7 +98,7 @@ impl<'a> Registers<'a> {
         self.scopes.push(Scope { written: straight.then(HashSet::new), ..Scope::default() });
     }
 
-    /// The innermost scope ends.
+    /// Closes the innermost scope.
     pub(super) fn close(&mut self) {
         let Some(scope) = self.scopes.pop() else { return };
         if scope.written.is_none() {
@@ -155,7 +157,7 @@ impl<'a> Registers<'a> {
         }
     }
 
-    /// A slot, used again if the scope allows it.
+    /// Returns a slot, which is reused if the scope allows it.
     fn slot(&mut self, file: Which, name: &str) -> Result<Slot, Message> {
         let again = self.scopes.last().is_some_and(|scope| scope.written.is_some());
         let free = match file {
@@ -170,7 +172,7 @@ impl<'a> Registers<'a> {
         }
     }
 
-    /// A register that is read or written: the innermost of that name.
+    /// Returns the register of the innermost scope that declares `name`.
     pub(super) fn find(&mut self, name: &'a str, writes: bool) -> Result<Option<Declared>, Message> {
         for scope in self.scopes.iter_mut().rev() {
             if let Some(&declared) = scope.names.get(name) {
@@ -195,32 +197,32 @@ impl<'a> Registers<'a> {
         Ok(None)
     }
 
-    /// A word that always holds this.
+    /// Returns a word that always holds `value`.
     pub(super) fn word(&mut self, value: u32) -> Result<Slot, Message> {
         self.words.constant(value)
     }
 
-    /// A long that always holds this.
+    /// Returns a long that always holds `value`.
     pub(super) fn long(&mut self, value: u64) -> Result<Slot, Message> {
         self.longs.constant(value)
     }
 
-    /// A predicate that always holds this.
+    /// Returns a predicate that always holds `value`.
     pub(super) fn predicate(&mut self, value: bool) -> Result<Slot, Message> {
         self.predicates.constant(value)
     }
 
-    /// A word that holds a special register.
+    /// Returns a word that holds a special register.
     pub(super) fn special(&mut self, special: Special) -> Result<Slot, Message> {
         held(&mut self.specials, &mut self.words, special)
     }
 
-    /// A long that holds one.
+    /// Returns a long that holds a special register.
     pub(super) fn long_special(&mut self, special: Special) -> Result<Slot, Message> {
         held(&mut self.long_specials, &mut self.longs, special)
     }
 
-    /// Puts the files into the program.
+    /// Moves the files into the program.
     pub(super) fn finish(self: &mut Registers<'a>, program: &mut Program) {
         program.words = std::mem::take(&mut self.words.file);
         program.longs = std::mem::take(&mut self.longs.file);
@@ -231,7 +233,7 @@ impl<'a> Registers<'a> {
     }
 }
 
-/// The register of a file that holds a special one, which it gets if it has none.
+/// Returns the slot that holds a special register, allocating it if necessary.
 fn held<T: Copy + Eq + std::hash::Hash>(
     specials: &mut HashMap<Special, Slot>,
     slots: &mut Slots<T>,

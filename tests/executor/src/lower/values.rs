@@ -1,4 +1,4 @@
-//! Lowering instructions that compute registers from registers.
+//! Lowers instructions that compute registers from registers.
 
 use super::Lowering;
 use crate::error::Result;
@@ -7,17 +7,18 @@ use crate::parse::Operand;
 use crate::program::{Guard, Logic, NONE, Op, Register, Slot};
 use crate::semantics;
 
-/// The start of shared memory among generic addresses: no buffer is there, so that taking one for a global
-/// address is a fault.
+/// The start of shared memory among generic addresses.
+///
+/// No buffer is there, so using such an address as a global one is a fault.
 const SHARED_WINDOW: u64 = 1 << 32;
 
 impl<'a> Lowering<'a> {
-    /// `None` if the opcode is none of these.
+    /// Lowers one of these instructions. Returns `None` for other opcodes.
     pub(super) fn value(&mut self, opcode: &[&str], operands: &'a [Operand<'a>]) -> Result<Option<Op>> {
         let op = match *opcode {
             ["mov", ty] => self.mov(ty, operands)?,
-            // Every space is a window of the generic one (ISA 9.7.9, `cvta`). That of global memory is at 0
-            // here.
+            // Every space is a window of the generic space (ISA 9.7.9, `cvta`). The window of
+            // global memory starts at 0 here.
             ["cvta", "to", "global", "u64"] | ["cvta", "global", "u64"] => {
                 let copy = lanes!(LL, |a| a; B64 B64);
                 Some(self.pure(copy, operands, false)?)
@@ -50,7 +51,7 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    /// The result, then the sources.
+    /// Lowers a pure instruction: the result, then the sources.
     fn pure(&mut self, pure: Pure, operands: &'a [Operand<'a>], untyped: bool) -> Result<Op> {
         let Pure { shape, types } = pure;
         if operands.len() != types.len() {
@@ -64,7 +65,7 @@ impl<'a> Lowering<'a> {
         Ok(Op::Compute { shape, to, from })
     }
 
-    /// `mov` (ISA 9.7.9): of a register, a constant or an address; or between a register and a vector.
+    /// `mov` (ISA 9.7.9) of a register, constant or address, or between a register and a vector.
     fn mov(&mut self, ty: &str, operands: &'a [Operand<'a>]) -> Result<Option<Op>> {
         let [to, from] = self.exactly(operands)?;
         if ty == "pred" {
@@ -98,7 +99,7 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    /// The bits of each of so many parts.
+    /// Returns the bits of each of `parts` parts.
     fn share(&self, bits: u32, parts: usize) -> Result<u32> {
         match (bits, parts) {
             (16, 2) | (32, 2) | (64, 2) | (32, 4) | (64, 4) => Ok(bits / parts as u32),
@@ -140,7 +141,8 @@ impl<'a> Lowering<'a> {
         }))
     }
 
-    /// `slct` (ISA 9.7.6): by the sign of the last operand; −0 counts as 0, and NaN selects the second.
+    /// `slct` (ISA 9.7.6), by the sign of the last operand. −0 counts as 0, and NaN selects the
+    /// second.
     fn slct(&mut self, ty: &str, by: &str, operands: &'a [Operand<'a>]) -> Result<Option<Op>> {
         let pure = match (ty, by) {
             ("b16" | "u16" | "s16", "s32") => {
@@ -167,7 +169,8 @@ impl<'a> Lowering<'a> {
         Ok(Some(self.pure(pure, operands, true)?))
     }
 
-    /// `setp.cmp{.ftz}.type p{|q}, a, b` and `setp.cmp.bool{.ftz}.type p{|q}, a, b, {!}c` (ISA 9.7.6).
+    /// `setp.cmp{.ftz}.type p{|q}, a, b` and `setp.cmp.bool{.ftz}.type p{|q}, a, b, {!}c` (ISA
+    /// 9.7.6).
     fn setp(&mut self, rest: &[&str], operands: &'a [Operand<'a>]) -> Result<Option<Op>> {
         let (comparison, logic, ftz, ty) = match *rest {
             [comparison, ty] => (comparison, None, false, ty),

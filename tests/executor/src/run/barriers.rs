@@ -1,16 +1,17 @@
-//! Barriers of a block, or of some of its threads (ISA 9.7.13, `barrier`), and what happens when no warp can go
-//! on.
+//! Barriers of a block or of some of its threads (ISA 9.7.13, `barrier`), and stalled blocks.
 
 use super::grid::{Grid, WARP};
 use super::warp::{State, Warp};
 use crate::fault::{Fault, FaultKind, Trap};
 use crate::launch::Schedule;
 
-/// How often threads that spin are let go on without an event, before they count as spinning for ever.
+/// Number of times that spinning threads may retry without an event before they count as hanging.
 const PATIENCE: u32 = 3;
 
 impl Grid<'_> {
-    /// No warp can go on. Threads pass their barriers, copies land, and those that spin may look again.
+    /// Makes progress when no warp can continue.
+    ///
+    /// Threads pass completed barriers, copies land, and spinning threads may retry.
     pub(super) fn unblock(&mut self, warps: &mut [Warp]) -> Result<(), Fault> {
         let land_first = matches!(self.launch.schedule, Schedule::Random(_)) && self.random.below(2) == 0;
         if land_first && self.land_one(warps)? || self.release(warps)? || self.land_one(warps)? {
@@ -34,7 +35,7 @@ impl Grid<'_> {
         Err(self.fault(warp.index, Trap { lane, kind: kind.into() }))
     }
 
-    /// Threads of any block pass their barriers. Returns whether any pass.
+    /// Lets threads of any block pass their barriers. Returns whether any did.
     fn release(&mut self, warps: &mut [Warp]) -> Result<bool, Fault> {
         let mut any = false;
         for of_block in warps.chunks_mut(self.launch.threads.div_ceil(WARP) as usize) {
@@ -43,9 +44,11 @@ impl Grid<'_> {
         Ok(any)
     }
 
-    /// Threads of a block pass the barriers at which all of them are; one for the block is for all threads of it that have
-    /// not exited (9.7.12, `exit`: threads that exit and hold up a barrier release it). Returns whether any
-    /// pass.
+    /// Lets threads of a block pass the barriers that all of their members have reached.
+    ///
+    /// A barrier for the block is complete once all threads that have not exited are there (9.7.12,
+    /// `exit`: threads that exit release a barrier that waits for them). Returns whether any thread
+    /// passed.
     fn release_block(&mut self, warps: &mut [Warp]) -> Result<bool, Fault> {
         let mut any = false;
         let first_warp = warps.first().map_or(0, |warp| warp.index);

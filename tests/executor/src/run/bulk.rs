@@ -1,9 +1,10 @@
-//! Bulk copies from global to shared memory (ISA 9.7.9, `cp.async.bulk`), and the landing of whatever else an
-//! mbarrier counts.
+//! Bulk copies from global to shared memory (ISA 9.7.9, `cp.async.bulk`), and landings at
+//! mbarriers.
 //!
-//! What a copy writes is nobody's until it lands, at its instruction under [`Schedule::LowestFirst`], when
-//! nothing else can go on under [`Schedule::HighestFirst`], and by chance under [`Schedule::Random`]. Who has
-//! not found the mbarrier's phase complete is in a race with it then.
+//! The destination is inaccessible until the copy lands. It lands at its instruction under
+//! [`Schedule::LowestFirst`], when nothing else can continue under [`Schedule::HighestFirst`], and
+//! at random under [`Schedule::Random`]. After that, a thread that has not observed the mbarrier's
+//! completed phase races with the copy.
 
 use super::grid::{Grid, wrongly};
 use super::memory::lanes;
@@ -15,7 +16,7 @@ use crate::launch::Schedule;
 use crate::program::{Address, Manner, Slot, Space};
 use crate::race::{Id, Record};
 
-/// The alignment of both addresses and of the size.
+/// Required alignment of both addresses and of the size.
 const ALIGN: usize = 16;
 
 impl Warp {
@@ -73,7 +74,7 @@ impl Warp {
 }
 
 impl Bulk {
-    /// Reads the bytes that it copies.
+    /// Reads the source bytes.
     fn load(&self, grid: &mut Grid) -> Step<Vec<u8>> {
         self.instruct(grid);
         let &Self { lane, from, bytes, .. } = self;
@@ -85,7 +86,7 @@ impl Bulk {
         }
     }
 
-    /// Begins to write, or writes.
+    /// Starts the write, or completes it with the bytes that were read.
     fn store(&self, grid: &mut Grid, found: Option<&[u8]>) -> Step {
         self.instruct(grid);
         let &Self { lane, to, bytes, .. } = self;
@@ -98,7 +99,7 @@ impl Bulk {
         stored.or_else(|wrong| wrongly(grid, lane, Space::Shared, to, bytes, wrong))
     }
 
-    /// The mbarrier's member knows what the thread knew; the copy's accesses are its.
+    /// Gives the mbarrier's member the thread's clock. The copy's accesses belong to that member.
     fn instruct(&self, grid: &mut Grid) {
         if let (Some(races), Some(access)) = (&mut grid.races, self.access) {
             let member = races.record(access).0.agent.expect("an mbarrier's member copies");
@@ -106,7 +107,7 @@ impl Bulk {
         }
     }
 
-    /// The copy ends, and its mbarrier counts it.
+    /// Lands the copy and counts it at its mbarrier.
     fn land(self, grid: &mut Grid) -> Step {
         grid.pc = self.pc;
         let found = self.load(grid)?;
@@ -116,7 +117,7 @@ impl Bulk {
 }
 
 impl Grid<'_> {
-    /// Lands a copy that an mbarrier counts, if there is one; the last that began, or any by chance.
+    /// Lands one copy that an mbarrier counts, if any: the last one issued, or a random one.
     pub(super) fn land_one(&mut self, warps: &mut [Warp]) -> Result<bool, Fault> {
         let arrivals = warps.iter().map(|warp| warp.copies.arrivals.len()).sum::<usize>();
         let all = self.bulk.len() + arrivals;
@@ -145,7 +146,8 @@ impl Grid<'_> {
         Ok(true)
     }
 
-    /// All copies that an mbarrier counts land at the end of a block, and somebody must have found them over.
+    /// Lands all copies that mbarriers count at the end of a block. Some thread must have waited
+    /// for each.
     pub(super) fn land_all(&mut self, warps: &mut [Warp]) -> Result<(), Fault> {
         while self.land_one(warps)? {}
         match self.forgotten_copy() {
@@ -158,7 +160,7 @@ impl Grid<'_> {
         }
     }
 
-    /// An access of a lane that is not its own, for the race detector.
+    /// Records an access on behalf of a lane for the race detector.
     pub(super) fn begin_record(&mut self, lane: u32, record: Record) -> Step<Option<Id>> {
         let Some(races) = &mut self.races else { return Ok(None) };
         match races.begin(record) {

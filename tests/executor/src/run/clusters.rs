@@ -1,6 +1,8 @@
-//! Clusters of thread blocks: their barrier (ISA 9.7.13, `barrier.cluster`), and shared memory of others.
+//! Clusters of thread blocks: their barrier (ISA 9.7.13, `barrier.cluster`) and distributed shared
+//! memory.
 //!
-//! The blocks of a cluster run together, as one block of all their warps would. Each has addresses of its own in shared memory.
+//! The blocks of a cluster run together, like one block with all their warps. Each block has its
+//! own range of shared memory addresses.
 
 use super::grid::{Grid, WARP};
 use super::under_way::Cluster;
@@ -9,17 +11,19 @@ use crate::fault::{FaultKind, Step, trap};
 use crate::memory::{OFFSET_BITS, Shared, shared_of};
 use crate::program::{Address, Program, Slot, Space};
 
-/// The blocks of a cluster, at most.
+/// Maximum number of blocks in a cluster.
 pub(super) const MOST: u32 = 16;
 
 impl Grid<'_> {
-    /// The number of a block, and of a thread in it, given a cluster and the number of a warp among all of its blocks.
+    /// Returns a block's index and a thread's index in it.
+    ///
+    /// `warp` counts the warps of all blocks of the cluster.
     pub(super) fn block_and_thread(&self, cluster: u32, warp: u32, lane: u32) -> (u32, u32) {
         let warps = self.launch.threads.div_ceil(WARP);
         (cluster * self.launch.cluster + warp / warps, warp % warps * WARP + lane)
     }
 
-    /// The phase is over if all warps that have not ended have arrived.
+    /// Ends the phase if all warps that have not ended have arrived.
     fn end_phase(&mut self) {
         let Cluster { alive, arrived, told, phase, complete } = &mut self.cluster;
         if *arrived > 0 && *arrived == alive.iter().sum() {
@@ -31,7 +35,9 @@ impl Grid<'_> {
 }
 
 impl Warp {
-    /// An address, in shared memory where it is among that of all blocks. Instructions that are not for the cluster reach the block's own.
+    /// Returns an access's address in the memory of all blocks.
+    ///
+    /// Instructions without a cluster address reach the block's own memory.
     #[inline(always)]
     pub(super) fn in_cluster(&self, address: Address, at: u64) -> u64 {
         match (address.space, address.base) {
@@ -45,7 +51,7 @@ impl Warp {
         }
     }
 
-    /// A cluster's access to shared memory: not of a block that has ended.
+    /// Checks that the accessed block has not ended.
     pub(super) fn check_cluster(&self, grid: &Grid, active: u32, address: Address) -> Step {
         if !address.of_cluster {
             return Ok(());
@@ -93,7 +99,7 @@ impl Warp {
         Ok(())
     }
 
-    /// `barrier.cluster.wait`. Returns false if the lanes have to wait.
+    /// `barrier.cluster.wait`. Returns false if the lanes must wait.
     pub(super) fn wait_in_cluster(&mut self, grid: &mut Grid, active: u32) -> Step<bool> {
         let Some(phase) = self.arrival.filter(|_| active == self.alive) else {
             return trap(active.trailing_zeros(), FaultKind::NotUniform("waiting at the cluster's barrier"));
@@ -108,7 +114,7 @@ impl Warp {
         Ok(true)
     }
 
-    /// A warp of which all lanes have exited is not waited for.
+    /// Removes a warp from the cluster's barrier once all its lanes have exited.
     pub(super) fn leave_cluster(&mut self, grid: &mut Grid) {
         if self.done() {
             if self.arrival.take() == Some(grid.cluster.phase) {

@@ -1,4 +1,4 @@
-//! Executing instructions that only move and compute registers.
+//! Executes instructions that only move and compute registers.
 
 use super::warp::Warp;
 use crate::approximation::Approximation;
@@ -153,7 +153,7 @@ impl Warp {
         Ok(())
     }
 
-    /// `add.cc` and its kin (ISA 9.7.2). A subtraction's flag is the borrow.
+    /// `add.cc` and related instructions (ISA 9.7.2). The flag of a subtraction is the borrow.
     pub(super) fn carry(
         &mut self,
         program: &Program,
@@ -185,7 +185,7 @@ impl Warp {
         Ok(())
     }
 
-    /// `mov` of a vector: the first part is the lowest.
+    /// `mov` of a vector. The first part is the lowest.
     pub(super) fn pack(&mut self, program: &Program, active: u32, to: Register, from: &[Register]) -> Step {
         let mut values: Longs = [0; LANES];
         let mut shift = 0;

@@ -1,4 +1,4 @@
-//! Lanes that start copies from global to shared memory and wait for them (ISA 9.7.9, `cp.async`).
+//! Lanes that issue copies from global to shared memory and wait for them (ISA 9.7.9, `cp.async`).
 
 use super::flights::{Arrival, Copies, Flight};
 use super::grid::Grid;
@@ -10,7 +10,7 @@ use crate::program::{Address, Manner, Slot};
 use crate::race::Record;
 
 impl Warp {
-    /// `cp.async` of lanes that read so many bytes as a register says.
+    /// `cp.async` of each lane. The register `read` holds the number of bytes to read.
     pub(super) fn copy(
         &mut self,
         grid: &mut Grid,
@@ -49,8 +49,9 @@ impl Warp {
         Ok(())
     }
 
-    /// `cp.async.wait_group`, and `cp.async.wait_all` without a number. The copies' bytes are as if the lanes
-    /// stored them now.
+    /// `cp.async.wait_group`, or `cp.async.wait_all` without `but`.
+    ///
+    /// The lanes store the bytes of the copies now.
     pub(super) fn await_copies(&mut self, grid: &mut Grid, active: u32, but: Option<u32>) -> Step {
         let Copies { flying, closed, .. } = &mut self.copies;
         let ends = |flight: &Flight| {
@@ -103,8 +104,9 @@ impl Warp {
         Ok(())
     }
 
-    /// An arrival that an mbarrier awaits happens, and before it the earlier ones of its lane: the copies that they are for are
-    /// among its own.
+    /// Performs a pending arrival of an mbarrier, after the earlier ones of its lane.
+    ///
+    /// The copies of those earlier arrivals are a subset of this one's.
     pub(super) fn land_arrival(&mut self, grid: &mut Grid, index: usize) -> Step {
         let lane = self.copies.arrivals[index].lane;
         let mut left = self.copies.arrivals[..=index].iter().filter(|arrival| arrival.lane == lane).count();
@@ -117,8 +119,9 @@ impl Warp {
         Ok(())
     }
 
-    /// The copies that an mbarrier awaits end, and it counts an arrival. Their bytes are as if its member
-    /// stored them.
+    /// Completes the copies of a pending arrival, then counts the arrival at the mbarrier.
+    ///
+    /// The mbarrier's member stores the bytes.
     fn land_first_arrival(&mut self, grid: &mut Grid, index: usize) -> Step {
         let Arrival { lane, pc, at, before, access, known } = self.copies.arrivals.remove(index);
         grid.pc = pc;
@@ -137,8 +140,10 @@ impl Warp {
         grid.end_copy(lane, at, None)
     }
 
-    /// Before these lanes exit. The ISA allows copies that nobody waits for; but nobody can use one. Those that
-    /// an mbarrier awaits go on.
+    /// Checks that lanes about to exit have waited for their copies.
+    ///
+    /// The ISA allows copies without a wait, but their bytes are unusable, so this is a fault.
+    /// Copies that an mbarrier waits for go on.
     pub(super) fn leave_copies(&self, grid: &mut Grid, active: u32) -> Step {
         let Copies { flying, arrivals, .. } = &self.copies;
         let awaited = |flight: &Flight| {

@@ -1,9 +1,9 @@
-//! Copies from global to shared memory that go on while their threads do (ISA 9.7.9, `cp.async`).
+//! In-flight copies from global to shared memory (ISA 9.7.9, `cp.async`).
 //!
-//! A copy happens at some time between its instruction and a wait of the same thread; no more is known. The
-//! bytes that it writes are nobody's until then. The bytes that it reads are read at the beginning under
-//! [`Schedule::LowestFirst`], at the end under [`Schedule::HighestFirst`], and at one of them by chance under
-//! [`Schedule::Random`]. To the race detector a copy reads and writes at both.
+//! A copy happens at an unknown time between its instruction and a wait of the same thread. Until
+//! then the destination is inaccessible. The source is read when the copy starts under
+//! [`Schedule::LowestFirst`], when it ends under [`Schedule::HighestFirst`], and at a random one of
+//! the two under [`Schedule::Random`]. For the race detector a copy reads and writes at both.
 
 use super::grid::{Grid, wrongly};
 use crate::clock::Known;
@@ -12,31 +12,31 @@ use crate::lanes::LANES;
 use crate::program::{Manner, Space};
 use crate::race::Id;
 
-/// The most bytes of a copy.
+/// Maximum size of a copy in bytes.
 const MOST: usize = 16;
 
-/// A warp's copies under way.
+/// A warp's copies in flight.
 #[derive(Default)]
 pub(super) struct Copies {
-    /// The copies in the order in which they began.
+    /// The copies, in the order of issue.
     pub(super) flying: Vec<Flight>,
-    /// The number of copies that began.
+    /// Number of issued copies.
     pub(super) began: u64,
-    /// The number of groups that each lane has closed.
+    /// Number of groups that each lane has closed.
     pub(super) closed: [u32; LANES],
-    /// Mbarriers that await copies.
+    /// Pending arrivals at mbarriers.
     pub(super) arrivals: Vec<Arrival>,
 }
 
-/// An mbarrier's wait for all copies that a lane began before.
+/// An arrival at an mbarrier that waits for all earlier copies of a lane.
 pub(super) struct Arrival {
     pub(super) lane: u32,
     pub(super) pc: u32,
     /// The address of the mbarrier.
     pub(super) at: u64,
-    /// The lane's copies before this number of the warp's are awaited.
+    /// Waits for the lane's copies whose number is below this one.
     pub(super) before: u64,
-    /// The access of the mbarrier's member, and what it knows: what the lane knew.
+    /// The access and the clock of the mbarrier's member. The clock is the lane's at issue.
     pub(super) access: Option<Id>,
     pub(super) known: Known,
 }
@@ -44,22 +44,22 @@ pub(super) struct Arrival {
 /// A lane's copy.
 pub(super) struct Flight {
     pub(super) lane: u32,
-    /// The number of copies that the warp had begun before it.
+    /// Number of copies that the warp issued before it.
     pub(super) number: u64,
-    /// The number of groups that the lane had closed before it.
+    /// Number of groups that the lane closed before it.
     pub(super) group: u32,
     pub(super) pc: u32,
     pub(super) to: u64,
     pub(super) from: u64,
     pub(super) bytes: usize,
-    /// The number of these bytes that are read; zeros follow.
+    /// Number of bytes to read. The rest is filled with zeros.
     pub(super) read: usize,
-    /// The bytes that were read at the beginning, unless that is left for the end.
+    /// The source bytes, if they were read at the start.
     pub(super) found: Option<[u8; MOST]>,
 }
 
 impl Copies {
-    /// `cp.async.commit_group`: also of no copies.
+    /// `cp.async.commit_group`. The group may be empty.
     pub(super) fn close_group(&mut self, active: u32) {
         for (lane, closed) in self.closed.iter_mut().enumerate() {
             *closed += active >> lane & 1;
@@ -68,7 +68,7 @@ impl Copies {
 }
 
 impl Flight {
-    /// Reads the bytes that it copies.
+    /// Reads the source bytes.
     pub(super) fn load(&self, grid: &mut Grid, access: Option<Id>) -> Step<[u8; MOST]> {
         let mut found = [0; MOST];
         let &Self { lane, from, bytes, read, .. } = self;
@@ -87,7 +87,7 @@ impl Flight {
         Ok(found)
     }
 
-    /// Begins to write, or writes.
+    /// Starts the write, or completes it with the bytes that were read.
     pub(super) fn store(&self, grid: &mut Grid, access: Option<Id>, found: Option<[u8; MOST]>) -> Step {
         let &Self { lane, to, bytes, .. } = self;
         let races = grid.races.as_ref().zip(access);

@@ -1,4 +1,4 @@
-//! A launch under way: its place in the grid, and its findings so far.
+//! A running launch: its position in the grid, its statistics and its race detector.
 
 use std::collections::BTreeMap;
 
@@ -10,10 +10,10 @@ use crate::module::Kernel;
 use crate::program::Space;
 use crate::race::Races;
 
-/// The lanes of a warp.
+/// Lanes per warp.
 pub(super) const WARP: u32 = 32;
 
-/// A launch under way.
+/// A running launch.
 pub(super) struct Grid<'a> {
     pub(super) kernel: &'a Kernel,
     pub(super) launch: &'a Launch,
@@ -24,32 +24,33 @@ pub(super) struct Grid<'a> {
     pub(super) seen: Vec<u8>,
     pub(super) lane_instructions: u64,
     pub(super) warp_instructions: u64,
-    /// The cluster at hand, of one block if there are none, its number, and the shared memory of its blocks.
+    /// The current cluster (a single block without clusters), its index, and its blocks' shared
+    /// memory.
     pub(super) cluster: Cluster,
     pub(super) number: u32,
     pub(super) shared: Shared,
-    /// The mbarriers of its blocks, by their addresses.
+    /// The mbarriers of the cluster's blocks, by address.
     pub(super) mbarriers: BTreeMap<u64, Mbarrier>,
-    /// Bulk copies under way.
+    /// Bulk copies in flight.
     pub(super) bulk: Vec<Bulk>,
-    /// The asynchronous products of each warp group that some warp has not waited for.
+    /// Asynchronous products that some warp has not waited for, per warp group.
     pub(super) products: Vec<Products>,
-    /// The number of events that a thread that waits may have waited for.
+    /// Number of events that a waiting thread may be waiting for.
     pub(super) events: u64,
-    /// How often all threads that wait found nothing new, since the last event.
+    /// Number of times since the last event that all waiting threads retried in vain.
     pub(super) idle: u32,
-    /// The instruction at hand, for faults.
+    /// The current instruction, for faults.
     pub(super) pc: u32,
 }
 
 impl Grid<'_> {
-    /// Something happened that a thread may wait for.
+    /// Records an event that a thread may be waiting for.
     pub(super) fn note_event(&mut self) {
         self.events += 1;
         self.idle = 0;
     }
 
-    /// Whether what may happen early or late does so early.
+    /// Returns whether an action that may happen early or late happens early.
     pub(super) fn early(&mut self) -> bool {
         match self.launch.schedule {
             Schedule::LowestFirst => true,
@@ -58,7 +59,7 @@ impl Grid<'_> {
         }
     }
 
-    /// The fault of a lane, with its place.
+    /// Returns a lane's fault with its instruction and thread.
     pub(super) fn fault(&self, warp: u32, trap: Trap) -> Fault {
         let (line, instruction) = self.kernel.instruction(self.pc as usize);
         let (block, thread) = self.block_and_thread(self.number, warp, trap.lane);
@@ -72,7 +73,7 @@ impl Grid<'_> {
         }
     }
 
-    /// Counts an instruction of `lanes`, of which `active` executed it.
+    /// Counts an instruction of `lanes` that `active` executed.
     #[inline]
     pub(super) fn count(&mut self, pc: u32, lanes: u32, active: u32) -> Step {
         self.warp_instructions += 1;
@@ -87,7 +88,7 @@ impl Grid<'_> {
     }
 }
 
-/// The fault of an access.
+/// Returns the fault of an access.
 #[cold]
 pub(super) fn wrongly<T>(
     grid: &Grid,
@@ -125,7 +126,7 @@ pub(super) fn wrongly<T>(
     trap(lane, kind)
 }
 
-/// A small generator (SplitMix64): order only, nothing that must be hard to guess.
+/// A small pseudo-random generator (SplitMix64), used only for schedules.
 pub(super) struct Random(pub(super) u64);
 
 impl Random {

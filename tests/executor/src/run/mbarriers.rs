@@ -1,6 +1,6 @@
 //! Mbarriers: threads and copies that arrive, and threads that wait (ISA 9.7.13.15).
 //!
-//! Who arrives tells what it did; who finds a phase complete learns what was told until then.
+//! Arriving releases. Observing a completed phase acquires.
 
 use super::grid::{Grid, wrongly};
 use super::memory::lanes;
@@ -13,17 +13,17 @@ use crate::program::{Address, Manner, MbarrierAction, Space};
 use crate::race::Id;
 use crate::semantics::Counts;
 
-/// The bytes of an mbarrier.
+/// Size of an mbarrier in bytes.
 const BYTES: usize = 8;
 
-/// A fault of an mbarrier's use.
+/// Returns the fault of a misused mbarrier.
 #[cold]
 pub(super) fn misused<T>(grid: &Grid, lane: u32, address: u64, problem: &'static str) -> Step<T> {
     trap(lane, FaultKind::Mbarrier(grid.shared.access(address, BYTES, 0), problem))
 }
 
 impl Grid<'_> {
-    /// The mbarrier at an address, for an access of a lane.
+    /// Returns the mbarrier at an address for a lane's access.
     fn mbarrier(&mut self, lane: u32, address: u64, access: Option<Id>) -> Step<&mut Mbarrier> {
         if let Err(kind) = self.shared.locate(address, BYTES) {
             return trap(lane, kind);
@@ -39,8 +39,9 @@ impl Grid<'_> {
         Ok(self.mbarriers.get_mut(&address).expect("it was found"))
     }
 
-    /// The mbarrier that will count a copy, which begins: the copy's member and its phase. The mbarrier's
-    /// beginning must be fenced for copies of the asynchronous proxy.
+    /// Registers a new copy at its mbarrier. Returns the copy's member and phase.
+    ///
+    /// Copies of the asynchronous proxy need a fence after the mbarrier's initialization.
     pub(super) fn begin_copy(
         &mut self,
         (warp, lane): (u32, u32),
@@ -61,7 +62,7 @@ impl Grid<'_> {
         Ok((barrier.member, barrier.counts.phase))
     }
 
-    /// A copy, or several, has landed, and brought so many bytes or is an arrival.
+    /// Counts a landed copy: its bytes, or an arrival without `bytes`.
     pub(super) fn end_copy(&mut self, lane: u32, address: u64, bytes: Option<usize>) -> Step {
         let barrier = self.mbarriers.get_mut(&address).expect("it counts a copy");
         barrier.copies -= 1;
@@ -73,7 +74,7 @@ impl Grid<'_> {
         self.counted(lane, address, complete)
     }
 
-    /// What follows from a change of an mbarrier's counts.
+    /// Handles a change of an mbarrier's counts.
     fn counted(&mut self, lane: u32, address: u64, complete: Result<bool, &'static str>) -> Step {
         self.note_event();
         let complete = complete.or_else(|problem| misused(self, lane, address, problem))?;
@@ -88,7 +89,7 @@ impl Grid<'_> {
         Ok(())
     }
 
-    /// At a block's end: a copy of which nobody found that it is over.
+    /// Returns a copy whose completion no thread observed, at the end of a block.
     pub(super) fn forgotten_copy(&self) -> Option<(u64, (u32, u32, u32))> {
         let forgotten = |(&address, barrier): (&u64, &Mbarrier)| {
             let (phase, of) = barrier.last?;
@@ -97,15 +98,17 @@ impl Grid<'_> {
         self.mbarriers.iter().find_map(forgotten)
     }
 
-    /// A copy that nobody waited for: the mbarrier's bytes stand for it.
+    /// Returns the fault of a copy without a wait. It names the mbarrier's bytes.
     pub(super) fn never_awaited(&self, address: u64) -> FaultKind {
         FaultKind::NeverAwaited(self.shared.access(address, BYTES, 0))
     }
 }
 
 impl Warp {
-    /// `mbarrier.init`, `mbarrier.arrive` and `mbarrier.try_wait`. Returns whether the lanes have to wait: all
-    /// of them tried, and found their phases incomplete.
+    /// `mbarrier.init`, `mbarrier.arrive` and `mbarrier.try_wait`.
+    ///
+    /// Returns whether the lanes must wait, because all of them tried and found their phases
+    /// incomplete.
     pub(super) fn mbarrier(
         &mut self,
         grid: &mut Grid,

@@ -1,4 +1,4 @@
-//! Executing loads, stores and atomic operations, lane by lane.
+//! Executes loads, stores and atomic operations lane by lane.
 
 use super::grid::{Grid, wrongly};
 use super::warp::Warp;
@@ -7,7 +7,7 @@ use crate::launch::Schedule;
 use crate::program::{Address, Manner, Register, Space, Update};
 use crate::race::{Id, Record};
 
-/// The lanes of a mask, in the order in which they access memory.
+/// Returns the lanes of a mask in the order of their memory accesses.
 pub(super) fn lanes(schedule: Schedule, active: u32, turn: u32) -> impl Iterator<Item = u32> {
     let (flip, start) = match schedule {
         Schedule::LowestFirst => (0, 0),
@@ -17,7 +17,7 @@ pub(super) fn lanes(schedule: Schedule, active: u32, turn: u32) -> impl Iterator
     (0..32).map(move |step| ((step ^ flip) + start) & 31).filter(move |lane| active >> lane & 1 == 1)
 }
 
-/// Bytes of memory as a number.
+/// Interprets bytes as a little-endian number.
 #[inline(always)]
 fn number(bytes: &[u8]) -> u64 {
     match *bytes {
@@ -51,7 +51,7 @@ impl Warp {
         }
     }
 
-    /// An instruction that accesses memory, for the race detector.
+    /// Records an instruction's memory access for the race detector.
     pub(super) fn begin_access(&self, grid: &mut Grid, active: u32, manner: Manner) -> Step<Option<Id>> {
         let Some(races) = &mut grid.races else { return Ok(None) };
         let record = Record {
@@ -155,7 +155,7 @@ impl Warp {
         Ok(())
     }
 
-    /// What an access of a lane to global memory that reads, writes or both orders between blocks.
+    /// Updates the clocks for a lane's access to global memory that orders accesses between blocks.
     #[inline(always)]
     fn order(
         &self,
@@ -178,7 +178,7 @@ impl Warp {
         }
     }
 
-    /// A load and a store in one, for one lane after the other.
+    /// A load and a store in one, lane by lane.
     pub(super) fn atomic(
         &mut self,
         grid: &mut Grid,
@@ -204,7 +204,8 @@ impl Warp {
             };
             let (memory, offset) = located.or_else(|kind| trap(lane, kind))?;
             let range = offset..offset + bytes;
-            // The write stands for both: whatever races with the read races with it.
+            // The write stands for both, because whatever races with the read also races with the
+            // write.
             let old = match memory.load(range.clone(), Manner::Atomic, None) {
                 Ok(old) => number(old),
                 Err(wrong) => return wrongly(grid, lane, at.space, address, bytes, wrong),
@@ -235,7 +236,7 @@ impl Warp {
     }
 }
 
-/// The new value of an atomic operation (ISA 9.7.13, `atom`) or of a step of a reduction.
+/// Returns the new value of an atomic operation (ISA 9.7.13, `atom`) or of a reduction step.
 pub(super) fn updated(update: Update, bits: u32, old: u64, [operand, second]: [u64; 2]) -> u64 {
     let signed = |value: u64| extended(value, bits as usize / 8, true) as i64;
     match update {

@@ -1,4 +1,4 @@
-//! Running a grid: clusters of blocks one after the other, or blocks if there are none, and the warps of a cluster in turns.
+//! Runs a grid: clusters or single blocks one after the other, and the warps of a cluster in turns.
 
 mod barriers;
 mod bulk;
@@ -31,11 +31,12 @@ use crate::module::Kernel;
 use crate::race::Races;
 
 impl Kernel {
-    /// Runs the kernel on a grid. Buffers may be read by the host afterwards, also after a fault.
+    /// Runs the kernel on a grid. The host may read the buffers afterwards, even after a fault.
     ///
     /// # Errors
     ///
-    /// The first fault in the order of the schedule; [`FaultKind::Launch`] if grid or arguments do not fit.
+    /// The first fault in the order of the schedule, or [`FaultKind::Launch`] if the grid or the
+    /// arguments do not match the kernel.
     pub fn run(
         &self,
         memory: &mut Memory,
@@ -53,7 +54,7 @@ impl Kernel {
         if launch.threads == 0 || launch.threads > 1024 || launch.blocks == 0 {
             return Err(outside(format!("{} blocks of {} threads", launch.blocks, launch.threads)));
         }
-        // Warp groups are within a block.
+        // Warp groups must not span blocks.
         let clustered = launch.cluster > 1;
         if !(1..=clusters::MOST).contains(&launch.cluster)
             || !launch.blocks.is_multiple_of(launch.cluster)
@@ -96,7 +97,7 @@ impl Kernel {
         })
     }
 
-    /// The arguments at their places.
+    /// Returns the parameter space with the arguments at their offsets.
     fn parameter_space(&self, arguments: &[Argument]) -> Result<Vec<u8>, String> {
         if arguments.len() != self.parameters.len() {
             return Err(format!("{} arguments for {} parameters", arguments.len(), self.parameters.len()));
@@ -152,7 +153,7 @@ impl Grid<'_> {
         Ok(())
     }
 
-    /// All warps in turns, until all are done.
+    /// Runs all warps in turns until all are done.
     fn run_cluster(&mut self, warps: &mut [Warp]) -> Result<(), Fault> {
         let mut ready: Vec<usize> = Vec::new();
         loop {

@@ -1,9 +1,10 @@
-//! Asynchronous products of matrices by warp groups (ISA 9.7.15, `wgmma`).
+//! Asynchronous matrix products of warp groups (ISA 9.7.15, `wgmma`).
 //!
-//! A product has begun when all four warps have come to it, and is over when one of them has waited for it.
-//! B is read when it has begun under [`Schedule::LowestFirst`], when it is over under
-//! [`Schedule::HighestFirst`], at one of them by chance under [`Schedule::Random`]; until then to the race
-//! detector the warp group's member reads it. Each warp adds to its own rows of D when it waits.
+//! A product starts when all four warps have reached it, and ends when one of them has waited for
+//! it. B is read at the start under [`Schedule::LowestFirst`], at the end under
+//! [`Schedule::HighestFirst`], and at a random one of the two under [`Schedule::Random`]. For the
+//! race detector, the warp group's member reads B until the end. Each warp adds to its own rows of
+//! D when it waits.
 
 use super::grid::{Grid, wrongly};
 use super::under_way::Product;
@@ -15,13 +16,13 @@ use crate::program::{GroupMatrices, Manner, Op, Program, Slot, Space, WarpGroupA
 use crate::race::{Id, Record};
 use crate::semantics::{DEPTH, Descriptor, PIECE, dot};
 
-/// The warps of a warp group.
+/// Warps per warp group.
 pub(super) const WARPS: u32 = 4;
-/// All of them, as a mask.
+/// A mask of all warps of a warp group.
 const ALL: u8 = (1 << WARPS) - 1;
 
 impl Warp {
-    /// An instruction that is no `wgmma` accesses registers that are also ones of products.
+    /// Checks another instruction's accesses to registers that products also use.
     #[cold]
     pub(super) fn share_words(&mut self, program: &Program, active: u32, slots: &[Slot]) -> Step {
         for &slot in slots {
@@ -34,7 +35,7 @@ impl Warp {
         Ok(())
     }
 
-    /// `wgmma` of all lanes of a warp. Returns false if it has to wait for other warps.
+    /// `wgmma` of all lanes of a warp. Returns false if it must wait for other warps.
     pub(super) fn warp_group(
         &mut self,
         grid: &mut Grid,
@@ -68,7 +69,7 @@ impl Warp {
         if descriptors != [descriptor; LANES] {
             return trap(0, FaultKind::NotUniform("the descriptor of a matrix"));
         }
-        // What a product before it will write counts as written.
+        // Registers that an earlier product will write count as written.
         for &slot in of.a.iter().chain(if adds { &of.d[..] } else { &[] }) {
             if !self.products.pending.contains_key(&slot) {
                 self.registers.word(program, slot, u32::MAX)?;
@@ -108,7 +109,9 @@ impl Warp {
         Ok(())
     }
 
-    /// D of a product that is under way may be all of D of the next one, and A of both the same.
+    /// Checks a new product's registers against pending products.
+    ///
+    /// It may reuse exactly the D of a pending product, and both may share A.
     fn check_pending(&self, program: &Program, of: &GroupMatrices) -> Step {
         let clashes = |slot: &&Slot| {
             let Some((_, by)) = self.products.pending.get(*slot) else { return false };
@@ -122,7 +125,7 @@ impl Warp {
         }
     }
 
-    /// A predicate that must be the same in all lanes.
+    /// Returns a predicate that must be the same in all lanes.
     fn uniform(&self, lanes: u32) -> Step<bool> {
         match lanes {
             0 => Ok(false),
@@ -131,7 +134,8 @@ impl Warp {
         }
     }
 
-    /// The access of the warp group's member to B, which knows what all lanes of this warp know.
+    /// Records the warp group's read of B. Its member gets the clock that all lanes of this warp
+    /// share.
     fn begin_reading(&self, grid: &mut Grid, number: u64) -> Step<Option<Id>> {
         let Some(races) = &mut grid.races else { return Ok(None) };
         let member = races.clocks.of_group(self.index / WARPS);
@@ -176,8 +180,9 @@ impl Warp {
         Ok(true)
     }
 
-    /// Adds a product to this warp's rows of D: 16·w to 16·w + 15. Their registers are as those of `mma`, with
-    /// eight columns in every four registers of D.
+    /// Adds a product to this warp's rows of D, 16·w to 16·w + 15.
+    ///
+    /// The registers are laid out as in `mma`, with eight columns per four registers of D.
     fn finish_product(&mut self, grid: &mut Grid, number: u64) -> Step {
         let group = (self.index / WARPS) as usize;
         let at = (number - grid.products[group].first) as usize;
@@ -219,7 +224,7 @@ impl Warp {
         Ok(())
     }
 
-    /// Before these lanes exit: they must have waited for all products.
+    /// Checks that lanes about to exit have waited for all products.
     pub(super) fn leave_products(&self, grid: &mut Grid, active: u32) -> Step {
         if self.products.came == self.products.waited {
             return Ok(());
@@ -230,7 +235,7 @@ impl Warp {
     }
 }
 
-/// The operands of the product that begins at an instruction.
+/// Returns the operands of the product that an instruction starts.
 fn multiplies(program: &Program, pc: u32) -> Option<&GroupMatrices> {
     match &program.code[pc as usize].op {
         Op::WarpGroup { action: WarpGroupAction::Multiply(of), .. } => Some(of),
@@ -238,7 +243,7 @@ fn multiplies(program: &Program, pc: u32) -> Option<&GroupMatrices> {
     }
 }
 
-/// The columns of B, in shared memory of the block with this number in its cluster.
+/// Reads the columns of B from the shared memory of the block with this rank.
 fn read(
     grid: &mut Grid,
     (bits, rank): (u64, u32),

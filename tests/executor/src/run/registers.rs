@@ -1,4 +1,4 @@
-//! A warp's registers, and for which lanes each was written.
+//! A warp's registers, and the lanes for which each was written.
 
 use crate::fault::{FaultKind, Step, trap};
 use crate::lanes::{LANES, Longs, Words};
@@ -6,7 +6,7 @@ use crate::launch::Launch;
 use crate::memory::shared_of;
 use crate::program::{Guard, NONE, Program, Register, Slot, Special};
 
-/// The three files. Constants and special registers are registers that nobody writes.
+/// The three register files. Constants and special registers are registers without a writer.
 pub(super) struct Registers {
     words: Vec<Words>,
     words_set: Vec<u32>,
@@ -45,7 +45,7 @@ impl Registers {
         registers
     }
 
-    /// Forgets all but constants, and sets the special registers.
+    /// Clears everything except constants, and sets the special registers.
     pub(super) fn reset(&mut self, program: &Program, launch: &Launch, [cluster, rank, warp]: [u32; 3]) {
         self.words_set.fill(0);
         self.longs_set.fill(0);
@@ -74,7 +74,7 @@ impl Registers {
         }
     }
 
-    /// A word that all active lanes have written.
+    /// Returns a word. All active lanes must have written it.
     #[inline(always)]
     pub(super) fn word(&self, program: &Program, slot: Slot, active: u32) -> Step<&Words> {
         let missing = active & !self.words_set[slot as usize];
@@ -84,7 +84,7 @@ impl Registers {
         Ok(&self.words[slot as usize])
     }
 
-    /// A long that all active lanes have written.
+    /// Returns a long. All active lanes must have written it.
     #[inline(always)]
     pub(super) fn long(&self, program: &Program, slot: Slot, active: u32) -> Step<&Longs> {
         let missing = active & !self.longs_set[slot as usize];
@@ -94,7 +94,8 @@ impl Registers {
         Ok(&self.longs[slot as usize])
     }
 
-    /// The lanes for which a predicate, negated or not, holds; of those that are not active, anything.
+    /// Returns the lanes whose predicate or negated predicate is true. Inactive lanes are
+    /// undefined.
     #[inline(always)]
     pub(super) fn predicate(&self, program: &Program, guard: Guard, active: u32) -> Step<u32> {
         let slot = guard.predicate as usize;
@@ -140,7 +141,7 @@ impl Registers {
         }
     }
 
-    /// A register's values, as longs.
+    /// Returns a register's values as longs.
     pub(super) fn any(&self, program: &Program, register: Register, active: u32) -> Step<Longs> {
         Ok(match register {
             Register::Word(slot, _) => self.word(program, slot, active)?.map(u64::from),
@@ -161,7 +162,7 @@ impl Registers {
         }
     }
 
-    /// One lane of a register that all active lanes have written.
+    /// Returns one lane of a register that all active lanes have written.
     #[inline(always)]
     pub(super) fn lane(&self, register: Register, lane: u32) -> u64 {
         match register {
@@ -171,7 +172,7 @@ impl Registers {
         }
     }
 
-    /// Sets one lane to the lowest bits of a long, without noting it as written.
+    /// Sets one lane to the lowest bits of a long without marking it as written.
     #[inline(always)]
     pub(super) fn set_lane(&mut self, register: Register, lane: u32, value: u64) {
         match register {
@@ -183,7 +184,7 @@ impl Registers {
         }
     }
 
-    /// Notes a register as written by these lanes.
+    /// Marks a register as written by these lanes.
     #[inline(always)]
     pub(super) fn note(&mut self, register: Register, active: u32) {
         match register {

@@ -1,4 +1,4 @@
-//! One instruction for a group of lanes, and where its lanes stand afterwards.
+//! Executes one instruction for a group of lanes, and moves the lanes to their next instruction.
 
 use super::grid::Grid;
 use super::together::Shuffled;
@@ -8,7 +8,7 @@ use crate::launch::SKIPPED;
 use crate::program::{Fence, Instruction, NONE, Op, Program, Slot};
 
 impl Warp {
-    /// Executes an instruction for a group, which is not in `groups`.
+    /// Executes an instruction for a group that has been removed from `groups`.
     #[inline(always)]
     pub(super) fn step(&mut self, grid: &mut Grid, group: Group) -> Step<Next> {
         let kernel = grid.kernel;
@@ -124,7 +124,7 @@ impl Warp {
         Next::Dissolved
     }
 
-    /// `brx.idx` (ISA 9.7.12): what lies beyond the list is undefined, and a fault here.
+    /// `brx.idx` (ISA 9.7.12). An index beyond the list is undefined, and a fault here.
     fn table(
         &mut self,
         program: &Program,
@@ -148,7 +148,7 @@ impl Warp {
         Ok(Next::Dissolved)
     }
 
-    /// Lanes that wait for the others of their masks need not wait for those that exited.
+    /// Exits lanes. Waiting lanes do not wait for exited lanes of their masks.
     fn exit(&mut self, group: Group, active: u32) -> Next {
         self.alive &= !active;
         self.ready(group.pc + 1, group.lanes & !active);
@@ -160,7 +160,8 @@ impl Warp {
         Next::Dissolved
     }
 
-    /// An instruction with `.sync` for those lanes whose member mask is complete; the others wait.
+    /// Executes a `.sync` instruction for the lanes whose member mask is complete. Other lanes
+    /// wait.
     fn synchronize(&mut self, grid: &mut Grid, group: Group, active: u32, members: Slot) -> Step<Next> {
         let program = &*grid.kernel.program;
         let Group { pc, lanes, .. } = group;
@@ -200,8 +201,8 @@ impl Warp {
         Ok(Next::Dissolved)
     }
 
-    /// An instruction with `.sync`, for lanes that are complete. Returns false if they have to wait for other
-    /// warps.
+    /// Executes a `.sync` instruction for converged lanes. Returns false if they must wait for
+    /// other warps.
     fn together(&mut self, grid: &mut Grid, active: u32, op: &Op) -> Step<bool> {
         let kernel = grid.kernel;
         let program = &*kernel.program;
@@ -217,7 +218,7 @@ impl Warp {
             Op::ClusterBarrier { waits: true, .. } => return self.wait_in_cluster(grid, active),
             Op::ClusterBarrier { waits: false, .. } => self.arrive_in_cluster(grid, active),
             _ => {
-                // `bar.warp.sync`: the race detector knows only barriers of all lanes.
+                // `bar.warp.sync`: the race detector tracks only barriers of all lanes.
                 if let (Some(races), true) = (&mut grid.races, active == self.launched) {
                     races.clocks.join(&[(self.index, active)]);
                 }
@@ -237,7 +238,8 @@ impl Warp {
         }
     }
 
-    /// `bar.sync` and `barrier.sync` (ISA 9.7.13). The aligned ones are for all lanes of the warp at once.
+    /// `bar.sync` and `barrier.sync` (ISA 9.7.13). Aligned barriers need all lanes of the warp
+    /// together.
     fn arrive(
         &mut self,
         grid: &mut Grid,

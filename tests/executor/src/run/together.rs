@@ -1,4 +1,5 @@
-//! Instructions for the lanes of a warp together: shuffles, votes, reductions, products of matrices.
+//! Instructions that the lanes of a warp execute together: shuffles, votes, reductions, matrix
+//! products.
 
 use super::grid::{Grid, wrongly};
 use super::memory::updated;
@@ -18,8 +19,9 @@ pub(super) struct Shuffled {
 }
 
 impl Warp {
-    /// `shfl.sync` (ISA 9.7.9) of the lanes in `active`. The ISA leaves undefined what a lane gets that takes
-    /// no part; here it is a fault.
+    /// `shfl.sync` (ISA 9.7.9) of the lanes in `active`.
+    ///
+    /// Reading a lane that does not execute the shuffle is undefined in the ISA, and a fault here.
     pub(super) fn shuffle(&mut self, program: &Program, active: u32, mode: Shuffle, of: &Shuffled) -> Step {
         let registers = &mut self.registers;
         let source = registers.word(program, of.value, active)?;
@@ -69,9 +71,10 @@ impl Warp {
         Ok(())
     }
 
-    /// `mma.sync` of all lanes (ISA 9.7.14, "Matrix Fragments for mma.m16n8k16"). Lane 4·g + t has of A the
-    /// rows g and g + 8, of B the column g, and of these what stands at 2t, 2t + 1, 2t + 8 and 2t + 9; of C
-    /// and D it has the columns 2t and 2t + 1 of the rows g and g + 8.
+    /// `mma.sync` of all lanes (ISA 9.7.14, "Matrix Fragments for mma.m16n8k16").
+    ///
+    /// Lane 4·g + t holds rows g and g + 8 of A and column g of B, each at K indices 2t, 2t + 1, 2t
+    /// + 8 and 2t + 9. Of C and D it holds the columns 2t and 2t + 1 of rows g and g + 8.
     pub(super) fn multiply(&mut self, program: &Program, active: u32, of: &Matrices) -> Step {
         if active != u32::MAX {
             return trap(active.trailing_zeros(), FaultKind::IncompleteWarp { missing: !active });
@@ -106,8 +109,10 @@ impl Warp {
         Ok(())
     }
 
-    /// `ldmatrix` of four matrices (ISA 9.7.14): of matrix i, lane 8·i + r has the address of row r, and lane l
-    /// gets the numbers 2·(l mod 4) and the next of row l / 4.
+    /// `ldmatrix` of four matrices (ISA 9.7.14).
+    ///
+    /// Lane 8·i + r holds the address of row r of matrix i. Lane l receives number 2·(l mod 4) and
+    /// the next one of row l / 4.
     pub(super) fn load_matrices(
         &mut self,
         grid: &mut Grid,

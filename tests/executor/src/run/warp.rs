@@ -1,9 +1,9 @@
-//! A warp: groups of lanes that stand at the same instruction, and the choice of the next one.
+//! A warp: groups of lanes at the same instruction, and the choice of the next group.
 //!
-//! Lanes are scheduled independently (ISA 3.1, from sm_70 on): after a branch on which they differ, lanes go
-//! on as two groups. Groups that come to the same instruction become one. An instruction with `.sync` waits
-//! until all lanes of its member mask that have not exited are in one group before it; only what other lanes
-//! do in the meantime can bring them there.
+//! Lanes are scheduled independently (ISA 3.1, sm_70 and newer). After a divergent branch they
+//! continue as two groups. Groups that reach the same instruction merge. An instruction with
+//! `.sync` waits until all lanes of its member mask that have not exited are in one group before
+//! it. Only progress of the other lanes can bring them there.
 
 use super::flights::Copies;
 use super::grid::Grid;
@@ -15,16 +15,17 @@ use crate::program::Program;
 
 /// A warp of a block.
 pub(super) struct Warp {
-    /// The number of the warp among those of the cluster's blocks, and in its block, whose number in the cluster it is.
+    /// The warp's index among all warps of the cluster, its index in its block, and the block's
+    /// rank.
     pub(super) index: u32,
     pub(super) in_block: u32,
     pub(super) rank: u32,
-    /// The phase of the cluster's barrier at which it has arrived, and has not waited.
+    /// The phase of the cluster's barrier at which it has arrived but not waited.
     pub(super) arrival: Option<u64>,
     pub(super) registers: Registers,
     pub(super) copies: Copies,
     pub(super) groups: Vec<Group>,
-    /// The lanes that it was launched with.
+    /// Lanes that it was launched with.
     pub(super) launched: u32,
     /// Lanes that have not exited.
     pub(super) alive: u32,
@@ -46,19 +47,20 @@ pub(super) enum State {
     Ready,
     /// The lanes wait for other lanes of the warp, at an instruction with `.sync`.
     Waiting,
-    /// The lanes wait at a barrier, of this number and for so many threads, 0 for all of the block.
+    /// The lanes wait at the barrier of this number, for this number of threads (0: the whole
+    /// block).
     Arrived(u32, u32),
-    /// The lanes looked for what others do, after so many events, and did not find it.
+    /// The lanes polled in vain when the event counter had this value.
     Spinning(u64),
 }
 
 /// The effect of an instruction on its group.
 pub(super) enum Next {
-    /// The group goes to the next instruction.
+    /// The group continues at the next instruction.
     Fall,
-    /// The group goes elsewhere.
+    /// The group continues elsewhere.
     Jump(u32),
-    /// The group goes to the next instruction when there is an event.
+    /// The group continues at the next instruction after an event.
     Spin,
     /// Its lanes are in other groups now, or wait, or exited.
     Dissolved,
@@ -100,12 +102,12 @@ impl Warp {
         self.alive == 0
     }
 
-    /// Returns whether some lanes are neither at a barrier nor wait for an event after so many.
+    /// Returns whether some lanes neither wait at a barrier nor for an event after `events`.
     pub(super) fn can_go_on(&self, events: u64) -> bool {
         self.groups.iter().any(|group| group.ready(events))
     }
 
-    /// All lanes that wait at a barrier go on behind it.
+    /// Releases all lanes that wait at a barrier.
     pub(super) fn pass_barrier(&mut self, number: u32) {
         for group in &mut self.groups {
             if let State::Arrived(at, _) = group.state
@@ -117,7 +119,7 @@ impl Warp {
         }
     }
 
-    /// Runs until it is done, waits, or another warp should have its turn.
+    /// Runs until it is done, waits, or must yield to another warp.
     pub(super) fn run(&mut self, grid: &mut Grid) -> Step {
         let mut turns = match self.schedule {
             Schedule::Random(_) => 1 + grid.random.below(8),
@@ -158,7 +160,7 @@ impl Warp {
         }
     }
 
-    /// Takes out the group whose turn it is, with all others at the same instruction.
+    /// Removes and returns the next group to run, merged with all others at the same instruction.
     fn next_group(&mut self, grid: &mut Grid) -> Option<Group> {
         let events = grid.events;
         let ready = self.groups.iter().filter(|group| group.ready(events));
@@ -185,7 +187,8 @@ impl Warp {
         Some(Group { pc, lanes, state: State::Ready })
     }
 
-    /// Returns whether the running group, now at this instruction, must let others go first or join them.
+    /// Returns whether the running group, now at this instruction, must yield to others or merge
+    /// with them.
     fn yields(&self, pc: u32) -> bool {
         self.groups.iter().any(|group| match (group.state, self.schedule) {
             (State::Arrived(..), _) => false,
@@ -195,7 +198,7 @@ impl Warp {
         })
     }
 
-    /// No group is ready. Lanes that wait for others of the warp may be left by themselves.
+    /// Checks for lanes that wait for others of the warp although no group is ready.
     fn stop(&self, grid: &mut Grid) -> Step {
         let spins = |group: &Group| matches!(group.state, State::Spinning(_));
         let waiting = self.groups.iter().find(|group| group.state == State::Waiting);
@@ -213,7 +216,7 @@ impl Warp {
 }
 
 impl Group {
-    /// Returns whether it can go on, after so many events.
+    /// Returns whether the group can continue, given the number of events.
     fn ready(&self, events: u64) -> bool {
         match self.state {
             State::Ready => true,

@@ -1,9 +1,10 @@
-//! Logic, shifts, fields, counting and permuting of bits (ISA 9.7.8; 9.7.1 for fields and counts; 9.7.9 for
-//! `prmt`).
+//! Logic, shifts, bit fields, bit counts and permutations.
+//!
+//! Source: ISA 9.7.8, with 9.7.1 for fields and counts and 9.7.9 for `prmt`.
 
 use crate::lanes::{Pure, lanes};
 
-/// The function of an opcode, if it is one of these.
+/// Returns the function of an opcode of this family.
 pub(crate) fn pure(opcode: &[&str]) -> Option<Pure> {
     logic(opcode)
         .or_else(|| shifts(opcode))
@@ -32,7 +33,7 @@ fn logic(opcode: &[&str]) -> Option<Pure> {
     })
 }
 
-/// `lop3`: bit 4·a + 2·b + c of the table, for each bit of the operands.
+/// `lop3`: selects bit 4·a + 2·b + c of the table for each bit of the operands.
 fn lop3(a: u32, b: u32, c: u32, table: u32) -> u32 {
     (0..8).fold(0, |result, row| {
         let pick = |x: u32, bit: u32| if row >> bit & 1 == 1 { x } else { !x };
@@ -41,7 +42,7 @@ fn lop3(a: u32, b: u32, c: u32, table: u32) -> u32 {
     })
 }
 
-/// `shl`, `shr`: amounts above the width count as the width. `shf`: of a pair of words.
+/// `shl`, `shr` (shifts beyond the width count as the width), and `shf` of a pair of words.
 fn shifts(opcode: &[&str]) -> Option<Pure> {
     Some(match opcode {
         ["shl", "b16"] => lanes!(WWW, |a, n| if n > 15 { 0 } else { a << n & 0xffff }; B16 B16 B32),
@@ -75,7 +76,7 @@ fn pair(low: u32, high: u32) -> u64 {
     u64::from(low) | u64::from(high) << 32
 }
 
-/// `bfe` and `bfi`: positions and lengths are taken modulo 256.
+/// `bfe` and `bfi`. Positions and lengths are taken modulo 256.
 fn fields(opcode: &[&str]) -> Option<Pure> {
     Some(match opcode {
         ["bfe", "u32"] => lanes!(WWWW, |a, p, n| extract(u64::from(a), p, n) as u32; B32 B32 B32 B32),
@@ -92,7 +93,7 @@ fn fields(opcode: &[&str]) -> Option<Pure> {
     })
 }
 
-/// The lowest `length` bits, all if that is 64 or more.
+/// Returns a mask of the lowest `length` bits, all if `length` is 64 or more.
 fn low_bits(length: u32) -> u64 {
     1u64.checked_shl(length).map_or(u64::MAX, |bit| bit - 1)
 }
@@ -102,14 +103,14 @@ fn extract(a: u64, position: u32, length: u32) -> u64 {
     a.checked_shr(position).unwrap_or(0) & low_bits(length)
 }
 
-/// The sign is the field's last bit, or the operand's if the field reaches beyond it.
+/// The sign is the field's last bit, or the operand's if the field extends beyond it.
 fn signed_extract(a: i64, position: u32, length: u32, msb: u32) -> i64 {
     let (position, length) = (position & 0xff, length & 0xff);
     if length == 0 {
         return 0;
     }
     let sign = a >> (position + length - 1).min(msb) & 1;
-    // Bits above the operand are the sign too: `a` comes sign-extended.
+    // Bits above the operand equal the sign, because `a` is sign-extended.
     let field = a >> position.min(63);
     let mask = low_bits(length) as i64;
     if sign == 1 { field | !mask } else { field & mask }
@@ -146,7 +147,7 @@ fn counts(opcode: &[&str]) -> Option<Pure> {
     })
 }
 
-/// The highest set bit, or all ones if there is none.
+/// Returns the highest set bit, or all ones if there is none.
 fn find(a: u64) -> u32 {
     a.checked_ilog2().unwrap_or(u32::MAX)
 }
@@ -169,7 +170,7 @@ fn permutes(opcode: &[&str]) -> Option<Pure> {
     })
 }
 
-/// A nibble a byte: which of the eight bytes of {b, a}; with its highest bit, that byte's sign eight times.
+/// Picks a byte of {b, a} for each nibble. The nibble's highest bit replicates that byte's sign.
 fn permute(a: u32, b: u32, selector: u32) -> u32 {
     let bytes = pair(a, b);
     (0..4).fold(0, |result, i| {
@@ -180,7 +181,8 @@ fn permute(a: u32, b: u32, selector: u32) -> u32 {
     })
 }
 
-/// The modes' selectors for the two low bits of `c` from 0 to 3, as in the ISA's table: highest byte first.
+/// The modes' selectors for the two low bits of `c` from 0 to 3, highest byte first, as in the
+/// ISA's table.
 const F4E: [u32; 4] = [0x3210, 0x4321, 0x5432, 0x6543];
 const B4E: [u32; 4] = [0x5670, 0x6701, 0x7012, 0x0123];
 const RC8: [u32; 4] = [0x0000, 0x1111, 0x2222, 0x3333];
@@ -197,7 +199,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fields_are_what_the_isa_spells_out_bit_by_bit() {
+    fn bit_fields_match_the_isa_bit_by_bit() {
         let mut random = fastrand::Rng::with_seed(1);
         for _ in 0..20_000 {
             let (a, b) = (random.u64(..), random.u64(..));

@@ -3,8 +3,9 @@
 use super::float::flush;
 use crate::lanes::{Pure, lanes};
 
-/// Comparisons of floats, as `$value` makes them of operands: those without `u` are false if one is NaN,
-/// those with are true.
+/// Comparisons of floats, which `$value` decodes from operands.
+///
+/// Comparisons without `u` are false if an operand is NaN, and those with `u` are true.
 macro_rules! floats {
     ($comparison:expr, $shape:ident, $ty:ident, $value:expr) => {{
         Some(match $comparison {
@@ -30,7 +31,7 @@ macro_rules! floats {
     };
 }
 
-/// Comparisons of integers of one type. `lo`, `ls`, `hi`, `hs` are the unsigned ones under other names.
+/// Comparisons of one integer type. `lo`, `ls`, `hi` and `hs` are other names of the unsigned ones.
 macro_rules! integers {
     ($comparison:expr, $shape:ident, $ty:ident, |$x:ident| $value:expr, signed) => {
         integers!(@ $comparison, $shape, $ty, |$x| $value, "lt", "le", "gt", "ge")
@@ -51,7 +52,7 @@ macro_rules! integers {
     };
 }
 
-/// The comparison of this name of two operands of this type.
+/// Returns the comparison of this name for two operands of this type.
 pub(super) fn comparison(comparison: &str, ty: &str, ftz: bool) -> Option<Pure> {
     match (ty, ftz) {
         ("f32", false) => floats!(comparison, PWW, F32, f32::from_bits),
@@ -64,7 +65,7 @@ pub(super) fn comparison(comparison: &str, ty: &str, ftz: bool) -> Option<Pure> 
         ("s16", _) => integers!(comparison, PWW, B16, |x| x as u16 as i16, signed),
         ("s32", _) => integers!(comparison, PWW, B32, |x| x as i32, signed),
         ("s64", _) => integers!(comparison, PLL, B64, |x| x as i64, signed),
-        // Bits are only equal or not.
+        // Untyped bits are only equal or not.
         ("b16", _) if matches!(comparison, "eq" | "ne") => {
             integers!(comparison, PWW, B16, |x| x, unsigned)
         }

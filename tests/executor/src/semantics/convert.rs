@@ -1,15 +1,14 @@
-//! Conversions (ISA 9.7.9, `cvt`). Of two operands the first goes into the upper half of the result.
+//! Conversions (ISA 9.7.9, `cvt`). The first of two operands becomes the upper half of the result.
 //!
-//! The ISA does not say in so many words that f16's and bf16's NaN become the canonical f32 one, that `.relu`
-//! makes +0 of −0, and that the sign of an operand of `.ue8m0x2` does not matter: these three are read into
-//! it.
+//! Three details are interpretations of the ISA. A NaN of f16 or bf16 becomes the canonical f32
+//! NaN. `.relu` turns −0 into +0. The sign of an operand of `.ue8m0x2` is ignored.
 
 use super::half::relu;
 use super::minifloat::{Bf16, E2m1, E4m3, E5m2, F16, Minifloat, decode, encode};
 use super::round::{DOWN, NEAREST, UP, ZERO, to_f32};
 use crate::lanes::{Pure, lanes};
 
-/// The function of an opcode, if it is one of these.
+/// Returns the function of an opcode of this family.
 pub(crate) fn pure(opcode: &[&str]) -> Option<Pure> {
     let ["cvt", rest @ ..] = opcode else { return None };
     let (from, rest) = rest.split_last()?;
@@ -21,7 +20,7 @@ pub(crate) fn pure(opcode: &[&str]) -> Option<Pure> {
     integers(modifiers, to, from).or_else(|| with_mode(opcode))
 }
 
-/// Integers to integers: cut, or extended by the source's sign.
+/// Integers to integers, truncated or extended by the source's sign.
 fn integers(modifiers: &[&str], to: &str, from: &str) -> Option<Pure> {
     if !modifiers.is_empty() {
         return None;
@@ -92,13 +91,13 @@ fn from_integer<const MODE: u8>(from: &str) -> Option<Pure> {
     })
 }
 
-/// Rounded to odd on the way: an f64 lacks at most the last bits of 64.
+/// Rounds to odd first, because an f64 can lack at most the last bits of 64.
 fn integer_to_f32<const MODE: u8>(x: i128) -> u32 {
     let magnitude = x.unsigned_abs() as u64;
     let odd = if magnitude >> 53 == 0 {
         magnitude
     } else {
-        // The lowest 11 bits, of which those that are lost set the last one that is kept.
+        // The lowest 11 bits. Lost bits set the last kept bit.
         (magnitude & !0x7ff) | if magnitude & 0x7ff != 0 { 0x800 } else { 0 }
     };
     to_f32::<MODE>(if x < 0 { -(odd as f64) } else { odd as f64 })
@@ -116,7 +115,7 @@ fn to_integer<const MODE: u8>(to: &str) -> Option<Pure> {
     })
 }
 
-/// A whole number; `as` clamps it to the integer's range, as `cvt` does, and makes 0 of NaN.
+/// Rounds to an integer. Like `cvt`, `as` then clamps to the integer's range and turns NaN into 0.
 fn whole<const MODE: u8>(bits: u32) -> f64 {
     let x = f64::from(f32::from_bits(bits));
     match MODE {
@@ -127,13 +126,15 @@ fn whole<const MODE: u8>(bits: u32) -> f64 {
     }
 }
 
-/// NaN becomes the highest bit in integers of 64 bits.
+/// For 64-bit integers NaN becomes the highest bit.
 fn wide(bits: u32, integer: u64) -> u64 {
     if f32::from_bits(bits).is_nan() { 1 << 63 } else { integer }
 }
 
-/// f32 to `.ue8m0` with `.satfinite`: the power of two below or above, as its biased exponent. The format has
-/// no sign; the magnitude counts. NaN is 0xff; 0 and what is below the smallest power are the smallest.
+/// f32 to `.ue8m0` with `.satfinite`: the power of two below or above, as a biased exponent.
+///
+/// The format has no sign, so the magnitude counts. NaN is 0xff. 0 and anything below the smallest
+/// power become the smallest power.
 fn exponent<const MODE: u8>(bits: u32) -> u32 {
     let magnitude = bits & 0x7fff_ffff;
     if magnitude > 0x7f80_0000 {
@@ -148,7 +149,7 @@ fn exponent<const MODE: u8>(bits: u32) -> u32 {
     (floor + u32::from(MODE == UP && above)).min(0xfe)
 }
 
-/// `.ue8m0` to bf16; 2^−127 is a subnormal bf16.
+/// `.ue8m0` to bf16. 2^−127 is a subnormal bf16.
 fn power(code: u32) -> u32 {
     match code {
         0 => 0x0040,
@@ -157,7 +158,7 @@ fn power(code: u32) -> u32 {
     }
 }
 
-/// Conversions to formats of 16 bits and fewer, and between these.
+/// Conversions to formats of at most 16 bits, and between them.
 fn narrowing(modifiers: &[&str], to: &str, from: &str, zero: bool) -> Option<Pure> {
     let (relu, satfinite) = match modifiers {
         [] => (false, false),
@@ -190,7 +191,7 @@ fn narrowing(modifiers: &[&str], to: &str, from: &str, zero: bool) -> Option<Pur
     }
 }
 
-/// f32 to f16 and bf16, one or a pair.
+/// f32 to f16 and bf16, single or in pairs.
 fn sixteen<const MODE: u8, const RELU: bool, const SATFINITE: bool>(to: &str, from: &str) -> Option<Pure> {
     Some(match (to, from) {
         ("f16", "f32") => lanes!(WW, |a| narrow::<F16, MODE, RELU, SATFINITE>(a); B16 F32),
@@ -209,7 +210,7 @@ fn narrow<F: Minifloat, const MODE: u8, const RELU: bool, const SATFINITE: bool>
     clamp::<F, RELU>(encode::<F, MODE, SATFINITE>(f32::from_bits(bits).into()))
 }
 
-/// `.relu`: negative results become 0; a NaN is the canonical one already, without a sign.
+/// `.relu`: negative results become 0. A NaN is already canonical and has no sign.
 fn clamp<F: Minifloat, const RELU: bool>(code: u32) -> u32 {
     if RELU && code & F::SIGN != 0 { 0 } else { code }
 }
@@ -246,7 +247,7 @@ fn repack<From: Minifloat, To: Minifloat, const RELU: bool>(pair: u32) -> u32 {
     one(pair >> 16) << width | one(pair & 0xffff)
 }
 
-/// Pairs of 8 or 4 bits to pairs of f16 or bf16: exact.
+/// Pairs of 8 or 4 bits to pairs of f16 or bf16, exactly.
 fn widening<const RELU: bool>(to: &str, from: &str) -> Option<Pure> {
     Some(match (to, from) {
         ("f16x2", "e4m3x2") => lanes!(WW, |a| unpack::<E4m3, F16, RELU>(a); B32 B16),
@@ -273,7 +274,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pairs_lie_as_documented() {
+    fn packed_pairs_have_the_documented_order() {
         let f = f32::to_bits;
         assert_eq!(eight::<E2m1, false>(f(-6.5)) << 4 | eight::<E2m1, false>(f(0.75)), 0xf2);
         assert_eq!(eight::<E2m1, false>(0xffc0_0000), 7);

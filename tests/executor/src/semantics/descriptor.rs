@@ -1,23 +1,25 @@
-//! Matrix descriptors (ISA 9.7.15.5.1, "Matrix Descriptor Format"): where the numbers of a matrix lie in
-//! shared memory. Of 16 bits a number, K-major: a row is what stands in a column of B.
+//! Matrix descriptors (ISA 9.7.15.5.1, "Matrix Descriptor Format"): a matrix's layout in shared
+//! memory.
+//!
+//! Numbers have 16 bits, and the layout is K-major: a row here is a column of B.
 
-/// Bytes of the 16 products of an instruction, in two pieces of 16 bytes.
+/// Bytes of a piece. The 16 products of an instruction take two pieces.
 pub(crate) const PIECE: usize = 16;
 
 /// A matrix whose rows have 16 numbers of 16 bits each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Descriptor {
     start: u64,
-    /// From a piece to the one beside it, without swizzling.
+    /// Distance between the two pieces of a row, without swizzling.
     leading: u64,
-    /// From eight rows to the next eight.
+    /// Distance between groups of eight rows.
     stride: u64,
-    /// The bytes of a row of the pattern in which pieces change places; 16 without swizzling.
+    /// Row size of the swizzle pattern in bytes, 16 without swizzling.
     row: u64,
 }
 
 impl Descriptor {
-    /// Reads a descriptor of a matrix of so many rows.
+    /// Decodes a descriptor of a matrix of `rows` rows.
     pub(crate) fn new(bits: u64, rows: usize) -> Result<Self, &'static str> {
         let field = |at: u32| (bits >> at & 0x3fff) << 4;
         if bits & !(0x3fff | 0x3fff << 16 | 0x3fff << 32 | 7 << 49 | 3 << 62) != 0 {
@@ -33,7 +35,8 @@ impl Descriptor {
         if row == 16 {
             return Ok(descriptor);
         }
-        // A pattern of eight rows begins at a multiple of its size; only what K has advanced by is added.
+        // A pattern of eight rows starts at a multiple of its size. Only an offset along K may be
+        // added.
         if bits >> 49 & 7 != 0 || descriptor.start & (8 * row - 1) & !(row - 1) != 0 {
             return Err("the pattern of its swizzling does not begin at a multiple of its size");
         }
@@ -46,7 +49,7 @@ impl Descriptor {
         Ok(descriptor)
     }
 
-    /// The address of a row's first or second piece of eight numbers.
+    /// Returns the address of a row's first or second piece of eight numbers.
     pub(crate) fn piece(&self, row: usize, second: bool) -> u64 {
         let (row, second) = (row as u64, u64::from(second));
         let rows = self.start + row / 8 * self.stride + row % 8 * self.row;
@@ -54,7 +57,7 @@ impl Descriptor {
             return rows + second * self.leading;
         }
         let plain = rows + second * PIECE as u64;
-        // Pieces of a row change places by the number of the row, counted in lines of 128 bytes.
+        // Swizzling XORs the piece index with the row number, counted in lines of 128 bytes.
         plain ^ (plain >> 7 & (self.row / PIECE as u64 - 1)) << 4
     }
 }

@@ -1,13 +1,14 @@
-//! f64 (ISA 9.7.3), rounded to nearest, and conversions to and from it (9.7.9, `cvt`). There is no `.ftz`:
-//! subnormals are always kept.
+//! f64 (ISA 9.7.3), rounded to nearest, and conversions to and from it (9.7.9, `cvt`).
+//!
+//! There is no `.ftz`: subnormals are preserved.
 
 use super::round::{DOWN, NEAREST, UP, ZERO, to_f32};
 use crate::lanes::{Pure, lanes};
 
-/// The result of every operation on NaN: the ISA leaves its payload open.
+/// The result of every operation on NaN. The ISA leaves its payload open.
 const CANONICAL_NAN: u64 = 0x7fff_ffff_ffff_ffff;
 
-/// The function of an opcode, if it is one of these.
+/// Returns the function of an opcode of this family.
 pub(crate) fn pure(opcode: &[&str]) -> Option<Pure> {
     arithmetic(opcode).or_else(|| conversions(opcode))
 }
@@ -16,7 +17,7 @@ fn arithmetic(opcode: &[&str]) -> Option<Pure> {
     Some(match opcode {
         ["abs", "f64"] => lanes!(LL, |a| a & !(1 << 63); F64 F64),
         ["neg", "f64"] => lanes!(LL, |a| a ^ 1 << 63; F64 F64),
-        // The rounding mode is required, as for f32: without one, the assembler is free to fuse.
+        // The rounding mode is required, as for f32. Without it the assembler may fuse.
         ["add", "rn", "f64"] => {
             lanes!(LLL, |a, b| canonical(f64::from_bits(a) + f64::from_bits(b)); F64 F64 F64)
         }
@@ -36,7 +37,7 @@ fn arithmetic(opcode: &[&str]) -> Option<Pure> {
     })
 }
 
-/// Conversions; from integers, `as` rounds to nearest.
+/// Conversions. From integers, `as` rounds to nearest.
 fn conversions(opcode: &[&str]) -> Option<Pure> {
     Some(match opcode {
         ["cvt", "f64", "f32"] => lanes!(LW, |a| widened(a); F64 F32),
@@ -52,7 +53,7 @@ fn conversions(opcode: &[&str]) -> Option<Pure> {
     })
 }
 
-/// An f32 as an f64: of a NaN the payload too, as an H200 does it.
+/// Converts an f32 to f64. A NaN keeps its payload, as on an H200.
 fn widened(bits: u32) -> u64 {
     let value = f32::from_bits(bits);
     if value.is_nan() {

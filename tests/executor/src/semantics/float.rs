@@ -1,32 +1,33 @@
-//! f32 (ISA 9.7.3). Subnormals are kept unless `.ftz` says to flush operands and results to zeros of the same
-//! sign.
+//! f32 (ISA 9.7.3). Without `.ftz`, subnormals are preserved.
 //!
-//! The ISA does not specify the NaN that `abs` and `neg` make of a NaN. Here they touch its sign only, which
-//! the ISA announces for the future.
+//! `.ftz` flushes subnormal operands and results to zeros of the same sign. The ISA does not
+//! specify the result of `abs` and `neg` of a NaN. Here they change only its sign, as the ISA
+//! announces for the future.
 
 use super::round::{CANONICAL_NAN, DOWN, NEAREST, UP, ZERO, canonical, quotient, root, sum, to_f32};
 use crate::lanes::{Pure, lanes};
 
-/// The function of an opcode, if it is one of these.
+/// Returns the function of an opcode of this family.
 pub(crate) fn pure(opcode: &[&str]) -> Option<Pure> {
     match opcode {
         ["abs", "f32"] => Some(lanes!(WW, |a| a & 0x7fff_ffff; F32 F32)),
         ["neg", "f32"] => Some(lanes!(WW, |a| a ^ 0x8000_0000; F32 F32)),
         ["abs", "ftz", "f32"] => Some(lanes!(WW, |a| flush(a) & 0x7fff_ffff; F32 F32)),
         ["neg", "ftz", "f32"] => Some(lanes!(WW, |a| flush(a) ^ 0x8000_0000; F32 F32)),
-        // 9.7.3.2: the first operand gives the sign, the second the rest. No modifier, no rounding.
+        // 9.7.3.2: the first operand gives the sign, the second the rest. There are no modifiers
+        // and no rounding.
         ["copysign", "f32"] => Some(lanes!(WWW, |a, b| (a & 0x8000_0000) | (b & 0x7fff_ffff); F32 F32 F32)),
         ["min", modifiers @ .., "f32"] => extreme::<false>(modifiers),
         ["max", modifiers @ .., "f32"] => extreme::<true>(modifiers),
-        // A rounding mode must be there: without it, the assembler is free to fuse (9.7.3, `add` and
-        // `mul`) or to approximate.
+        // The rounding mode is required. Without it the assembler may fuse (9.7.3, `add` and `mul`)
+        // or approximate.
         [operation, mode, "f32"] => rounded::<false>(operation, mode),
         [operation, mode, "ftz", "f32"] => rounded::<true>(operation, mode),
         _ => None,
     }
 }
 
-/// Subnormals become zeros of the same sign.
+/// Flushes subnormals to zeros of the same sign.
 #[inline(always)]
 pub(super) fn flush(bits: u32) -> u32 {
     if bits & 0x7f80_0000 == 0 { bits & 0x8000_0000 } else { bits }
@@ -42,7 +43,7 @@ fn rounded<const FTZ: bool>(operation: &str, mode: &str) -> Option<Pure> {
     }
 }
 
-/// `add`, `sub`, `mul`, `fma`, `div`, `rcp`, `sqrt`, rounded once.
+/// `add`, `sub`, `mul`, `fma`, `div`, `rcp` and `sqrt`, each rounded once.
 fn in_mode<const FTZ: bool, const MODE: u8>(operation: &str) -> Option<Pure> {
     Some(match operation {
         "add" => lanes!(WWW, |a, b| add::<FTZ, MODE>(a, b); F32 F32 F32),
@@ -56,7 +57,7 @@ fn in_mode<const FTZ: bool, const MODE: u8>(operation: &str) -> Option<Pure> {
     })
 }
 
-/// The operand of a subtraction, as one adds it. A NaN stays one.
+/// Negates the second operand of a subtraction. A NaN stays a NaN.
 #[inline(always)]
 fn negated(bits: u32) -> u32 {
     bits ^ 0x8000_0000
@@ -128,14 +129,17 @@ fn extreme<const MAX: bool>(modifiers: &[&str]) -> Option<Pure> {
     })
 }
 
-/// The smaller or larger, −0 below +0. One NaN gives the other operand, or with `.NaN` the canonical NaN, as
-/// two do. `.xorsign.abs` compares magnitudes and gives the result the product of the signs, unless it is
-/// NaN.
+/// Returns the smaller or larger operand, with −0 below +0.
+///
+/// If one operand is NaN, the result is the other one, or with `.NaN` the canonical NaN. Two NaNs
+/// give the canonical NaN. `.xorsign.abs` compares magnitudes and gives the result the product of
+/// the signs, unless it is NaN.
 #[inline(always)]
 fn choose<const MAX: bool, const NAN: bool, const XORSIGN: bool>(a: u32, b: u32) -> u32 {
     let (x, y) = if XORSIGN { (a & 0x7fff_ffff, b & 0x7fff_ffff) } else { (a, b) };
     let is_nan = |x: u32| x & 0x7fff_ffff > 0x7f80_0000;
-    // Integers in the order of the floats: the magnitude bits of negative ones are inverted.
+    // Maps floats to integers in the same order: the magnitude bits of negative floats are
+    // inverted.
     let key = |x: u32| (x ^ ((x as i32 >> 31) as u32 >> 1)) as i32;
     let chosen = if (key(x) > key(y)) == MAX { x } else { y };
     let (x_nan, y_nan) = (is_nan(x), is_nan(y));

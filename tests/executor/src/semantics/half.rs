@@ -1,12 +1,13 @@
-//! f16 and bf16, one or two in a register (ISA 9.7.4). Every result is rounded once, to nearest; NaN results
-//! are 0x7fff; subnormals are kept.
+//! f16 and bf16, one or two per register (ISA 9.7.4).
+//!
+//! Every result is rounded once, to nearest. NaN results are 0x7fff, and subnormals are preserved.
 
 use super::minifloat::{Bf16, F16, Minifloat, decode, encode};
 use super::packed::halves;
 use super::round::{NEAREST, sum};
 use crate::lanes::{Pure, lanes};
 
-/// The function of an opcode, if it is one of these.
+/// Returns the function of an opcode of this family.
 pub(crate) fn pure(opcode: &[&str]) -> Option<Pure> {
     let (ty, rest) = opcode.split_last()?;
     match *ty {
@@ -114,7 +115,7 @@ fn sub<F: Minifloat>(a: u16, b: u16) -> u16 {
     add::<F>(a, b ^ 0x8000)
 }
 
-/// `mul`: the product is exact in f64.
+/// `mul`. The product is exact in f64.
 fn mul<F: Minifloat>(a: u16, b: u16) -> u16 {
     code::<F>(value::<F>(a) * value::<F>(b))
 }
@@ -124,12 +125,12 @@ fn fma<F: Minifloat>(a: u16, b: u16, c: u16) -> u16 {
     code::<F>(sum::<NEAREST>(value::<F>(a) * value::<F>(b), value::<F>(c)))
 }
 
-/// `.relu`: negative results become 0, NaN stays the canonical NaN.
+/// `.relu`: negative results become 0. NaN stays the canonical NaN.
 pub(super) fn relu(bits: u16) -> u16 {
     if bits & 0x8000 != 0 { 0 } else { bits }
 }
 
-/// `min` and `max`, as those of f32.
+/// `min` and `max`, with the rules of f32.
 #[inline(always)]
 fn choose<F: Minifloat, const MAX: bool, const NAN: bool, const XORSIGN: bool>(a: u16, b: u16) -> u16 {
     let infinity = (F::LARGEST + 1) as u16;
@@ -148,7 +149,7 @@ fn choose<F: Minifloat, const MAX: bool, const NAN: bool, const XORSIGN: bool>(a
 mod tests {
     use super::*;
 
-    /// Numbers whose exponents are close, now and then any bits.
+    /// Returns numbers with close exponents, and sometimes arbitrary bits.
     fn operand(random: &mut fastrand::Rng, one: u16, mantissa: u32) -> u16 {
         if random.u8(..4) == 0 {
             return random.u16(..);
@@ -157,7 +158,7 @@ mod tests {
         bits & !0 << random.u32(..mantissa) | random.u16(..2) << 15
     }
 
-    /// The sum as an integer in units of 2^−300, rounded by comparing with both neighbours.
+    /// Returns the sum as an integer in units of 2^−300, rounded by comparing both neighbours.
     fn exact_fma<F: Minifloat>(a: u16, b: u16, c: u16) -> Option<u16> {
         let split = |x: u16| {
             let x = value::<F>(x);
@@ -179,7 +180,8 @@ mod tests {
         if total == 0 {
             return Some(0);
         }
-        // Cut to 60 bits with a sticky bit, so that the f64 below is rounded to odd by integers alone.
+        // Truncated to 60 bits with a sticky bit, so the f64 below is rounded to odd by integers
+        // only.
         let magnitude = total.unsigned_abs();
         let drop = (128 - magnitude.leading_zeros()).saturating_sub(52);
         let kept = magnitude >> drop;
@@ -188,7 +190,7 @@ mod tests {
         Some(code::<F>(if total < 0 { -x } else { x }))
     }
 
-    /// Compares if the exact result is known, and returns whether it is.
+    /// Compares with the exact result if it is known, and returns whether it is.
     fn compare_fma<F: Minifloat>(operands: [u16; 3]) -> bool {
         let [a, b, c] = operands;
         let finite = operands.iter().all(|&x| u32::from(x & 0x7fff) <= F::LARGEST);
@@ -213,9 +215,9 @@ mod tests {
     }
 
     #[test]
-    fn a_tie_is_broken_by_what_f64_cannot_hold() {
-        // 9 · 29/256 = 261/256 lies between 130/128 and 131/128, 7 · 37/256 = 259/256 between 129/128 and
-        // 130/128; 2^−120 decides.
+    fn a_tie_is_broken_by_bits_beyond_f64() {
+        // 9 · 29/256 = 261/256 is between 130/128 and 131/128, and 7 · 37/256 = 259/256 between
+        // 129/128 and 130/128. 2^−120 decides.
         let (nine, rest, least) = (0x4110, 0x3de8, 0x0380);
         assert_eq!(fma::<Bf16>(nine, rest, 0), 0x3f82);
         assert_eq!(fma::<Bf16>(nine, rest, least), 0x3f83);

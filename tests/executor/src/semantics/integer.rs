@@ -1,13 +1,13 @@
-//! Integer arithmetic (ISA 9.7.1). Words hold values of 16 bits zero-extended.
+//! Integer arithmetic (ISA 9.7.1). Words hold 16-bit values zero-extended.
 
 use crate::lanes::{Pure, lanes};
 
-/// A 16-bit value in a word, as signed.
+/// Interprets a word's 16-bit value as signed.
 fn s16(word: u32) -> i32 {
     i32::from(word as u16 as i16)
 }
 
-/// The function of an opcode, if it is one of these.
+/// Returns the function of an opcode of this family.
 pub(crate) fn pure(opcode: &[&str]) -> Option<Pure> {
     sums(opcode)
         .or_else(|| products(opcode))
@@ -16,7 +16,7 @@ pub(crate) fn pure(opcode: &[&str]) -> Option<Pure> {
         .or_else(|| extremes(opcode))
 }
 
-/// `add`, `sub` , `neg`, `abs`: modulo two to the width.
+/// `add`, `sub`, `neg` and `abs`, modulo two to the width.
 fn sums(opcode: &[&str]) -> Option<Pure> {
     Some(match opcode {
         ["add", "s16" | "u16"] => lanes!(WWW, |a, b| a.wrapping_add(b) & 0xffff; B16 B16 B16),
@@ -35,7 +35,7 @@ fn sums(opcode: &[&str]) -> Option<Pure> {
     })
 }
 
-/// `mul` and `mad`: the low half, the high half, or all of the product.
+/// `mul` and `mad`: the low half, the high half, or the whole product.
 fn products(opcode: &[&str]) -> Option<Pure> {
     Some(match opcode {
         ["mul", "lo", "s16" | "u16"] => lanes!(WWW, |a, b| a.wrapping_mul(b) & 0xffff; B16 B16 B16),
@@ -88,7 +88,9 @@ fn products(opcode: &[&str]) -> Option<Pure> {
     })
 }
 
-/// `div` and `rem` without a sign. What comes of a division by zero is the machine's own; here, bits that no quotient and no rest has.
+/// Unsigned `div` and `rem`.
+///
+/// Division by zero is machine-specific. Here it gives bits that no quotient or remainder has.
 fn quotients(opcode: &[&str]) -> Option<Pure> {
     Some(match opcode {
         ["div", "u32"] => lanes!(WWW, |a, b| a.checked_div(b).unwrap_or(0xDEAD_BEEF); B32 B32 B32),
@@ -119,8 +121,9 @@ fn high_u64(a: u64, b: u64) -> u64 {
     ((u128::from(a) * u128::from(b)) >> 64) as u64
 }
 
-/// `dp4a`: the products of four bytes each, added to a word modulo two to the 32. The types are those of
-/// the bytes, `a`'s first.
+/// `dp4a`: four products of bytes, added to a word modulo 2^32.
+///
+/// The types are the element types of `a` and `b`, in this order.
 fn dots(opcode: &[&str]) -> Option<Pure> {
     Some(match opcode {
         ["dp4a", "s32", "s32"] => lanes!(WWWW, |a, b, c| dot(a, b, c, s8, s8); B32 B32 B32 B32),

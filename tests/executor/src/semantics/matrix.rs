@@ -1,16 +1,17 @@
-//! Elements of `mma` (ISA 9.7.14): a sum of products and an addend, in f32. The ISA asks for at least single
-//! precision, and leaves order and rounding open; an [`Approximation`] chooses. Subnormals are kept, as on
-//! all GPUs that have been measured.
+//! Elements of `mma` (ISA 9.7.14): a sum of products and an addend, in f32.
+//!
+//! The ISA asks for at least single precision and leaves order and rounding open. An
+//! [`Approximation`] chooses them. Subnormals are preserved, as on all measured GPUs.
 
 use super::minifloat::{Bf16, F16, decode};
 use super::reciprocal::scatter;
 use super::round::{NEAREST, ZERO, canonical, sum, to_f32, to_odd, two_sum};
 use crate::approximation::Approximation;
 
-/// Products in a sum.
+/// Products per sum.
 pub(crate) const DEPTH: usize = 16;
 
-/// The type of the numbers that are multiplied.
+/// The type of the factors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Multiplicand {
     F16,
@@ -18,7 +19,7 @@ pub(crate) enum Multiplicand {
 }
 
 impl Multiplicand {
-    /// The number of a code of 16 bits.
+    /// Returns the number that a 16-bit code encodes.
     pub(crate) fn value(self, code: u32) -> f64 {
         match self {
             Self::F16 => decode::<F16>(code),
@@ -27,8 +28,10 @@ impl Multiplicand {
     }
 }
 
-/// c + Σ a·b, as f32 bits. Products of two numbers of at most 11 bits are exact in f64, and far from
-/// the ends of its range.
+/// Returns c + Σ a·b as f32 bits.
+///
+/// Products of two numbers of at most 11 bits are exact in f64 and far from the limits of its
+/// range.
 pub(crate) fn dot(a: &[f64; DEPTH], b: &[f64; DEPTH], c: u32, choice: &Approximation) -> u32 {
     let mut addends = [f64::from(f32::from_bits(c)); DEPTH + 1];
     for (addend, (a, b)) in addends[1..].iter_mut().zip(a.iter().zip(b)) {
@@ -49,8 +52,9 @@ pub(crate) fn dot(a: &[f64; DEPTH], b: &[f64; DEPTH], c: u32, choice: &Approxima
     }
 }
 
-/// All of the sum, to odd, by Shewchuk's partial sums: they do not overlap, so that the first one that is
-/// lost has the sign of all that is.
+/// Returns the whole sum, rounded to odd, by Shewchuk's partial sums.
+///
+/// They do not overlap, so the first lost part has the sign of the whole loss.
 fn exact(addends: &[f64]) -> f64 {
     let mut parts: Vec<f64> = Vec::with_capacity(addends.len());
     for &addend in addends {
@@ -78,9 +82,10 @@ fn exact(addends: &[f64]) -> f64 {
     high
 }
 
-/// The sum as tensor cores make it: every addend is cut to the unit that the last of 24 bits of the largest
-/// one has, and the sum of the cut addends is cut to 24 bits.
-/// and the sum of what is left is cut to 24 bits.
+/// Returns the sum as tensor cores compute it.
+///
+/// Every addend is truncated to the unit of the largest addend's 24th bit, and the sum of the
+/// truncated addends is truncated to 24 bits.
 fn aligned(addends: &[f64]) -> u32 {
     let largest = addends.iter().fold(0f64, |largest, addend| largest.max(addend.abs()));
     if largest == 0.0 {
@@ -91,7 +96,7 @@ fn aligned(addends: &[f64]) -> u32 {
     to_f32::<ZERO>(units as f64 * unit)
 }
 
-/// One addition after the other, each rounded to f32. One that overflows stays infinite, whatever follows.
+/// Adds one addend after the other, each sum rounded to f32. Overflow to infinity is permanent.
 fn in_order(addends: &[f64]) -> u32 {
     let add = |s, addend: &f64| f64::from(f32::from_bits(to_f32::<NEAREST>(sum::<NEAREST>(s, *addend))));
     to_f32::<NEAREST>(addends[1..].iter().fold(addends[0], add))

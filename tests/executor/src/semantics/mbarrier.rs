@@ -1,6 +1,6 @@
-//! What an mbarrier counts (ISA 9.7.13.15): arrivals and bytes that are pending in its phase.
+//! The counts of an mbarrier (ISA 9.7.13.15): pending arrivals and bytes of its phase.
 
-/// The most arrivals of a phase, and the most bytes that may be pending or have come too early.
+/// Maximum number of arrivals per phase, and of bytes that are pending or came early.
 const MOST: i64 = (1 << 20) - 1;
 
 /// An mbarrier's counts.
@@ -8,13 +8,13 @@ const MOST: i64 = (1 << 20) - 1;
 pub(crate) struct Counts {
     expected: u32,
     pending: u32,
-    /// Bytes that are expected and have not come; below zero if they come before somebody expects them.
+    /// Expected bytes that have not come. Negative if bytes come before a thread expects them.
     bytes: i64,
-    /// The number of phases that are complete.
+    /// Number of completed phases.
     pub(crate) phase: u32,
 }
 
-/// What an mbarrier does not allow.
+/// A violated rule of mbarriers.
 type Problem = &'static str;
 
 impl Counts {
@@ -35,12 +35,12 @@ impl Counts {
         Ok(self.turn())
     }
 
-    /// `expect_tx`: so many more bytes must come before the phase is complete.
+    /// `expect_tx`: `bytes` more bytes must come before the phase is complete.
     pub(crate) fn expect(&mut self, bytes: u32) -> Result<(), Problem> {
         self.count(i64::from(bytes))
     }
 
-    /// `complete_tx`: so many bytes have come. Returns whether the phase is complete.
+    /// `complete_tx`: `bytes` bytes have come. Returns whether the phase is complete.
     pub(crate) fn complete(&mut self, bytes: usize) -> Result<bool, Problem> {
         self.count(-(bytes as i64))?;
         Ok(self.turn())
@@ -54,7 +54,7 @@ impl Counts {
         Ok(())
     }
 
-    /// A phase without pending arrivals and bytes is complete, and the next one begins.
+    /// Completes a phase without pending arrivals and bytes, and starts the next one.
     fn turn(&mut self) -> bool {
         let complete = self.pending == 0 && self.bytes == 0;
         if complete {
@@ -64,7 +64,8 @@ impl Counts {
         complete
     }
 
-    /// `try_wait.parity`: whether the phase of this parity, the current or the one before it, is complete.
+    /// `try_wait.parity`: returns whether the phase of this parity, the current or the previous
+    /// one, is complete.
     pub(crate) fn passed(&self, parity: u32) -> bool {
         self.phase & 1 != parity
     }
@@ -85,7 +86,7 @@ mod tests {
         assert!(counts.arrive().is_err());
         assert!(counts.complete(16).unwrap());
         assert!(counts.passed(0) && !counts.passed(1));
-        // Bytes may come before somebody expects them.
+        // Bytes may come before a thread expects them.
         assert!(!counts.complete(16).unwrap());
         assert!(!counts.arrive().unwrap());
         counts.expect(16).unwrap();

@@ -2,21 +2,22 @@
 
 use super::round::{DOWN, NEAREST, UP};
 
-/// A sign, an exponent and a significand of few bits (ISA 5.2.3 and 5.2.5: `.f16`, `.bf16`, `.e4m3`, `.e5m2`,
-/// `.e2m1`).
+/// A format with a sign, an exponent and a short significand.
+///
+/// Source: ISA 5.2.3 and 5.2.5 (`.f16`, `.bf16`, `.e4m3`, `.e5m2`, `.e2m1`).
 pub(super) trait Minifloat {
-    /// Bits of the exponent.
+    /// Exponent bits.
     const EXPONENT: u32;
-    /// Bits of the significand that are stored.
+    /// Stored significand bits.
     const MANTISSA: u32;
     /// The code of the largest finite number.
     const LARGEST: u32;
-    /// True if the code after it is infinity.
+    /// True if the next code is infinity.
     const INFINITE: bool;
     /// The code of NaN results.
     const NAN: u32;
 
-    /// The sign's bit.
+    /// The sign bit.
     const SIGN: u32 = 1 << (Self::EXPONENT + Self::MANTISSA);
     /// The exponent of the smallest normal number.
     const LEAST: i32 = 2 - (1 << (Self::EXPONENT - 1));
@@ -44,15 +45,16 @@ formats! {
     F16 5 10 0x7bff true 0x7fff;
     /// `.bf16`
     Bf16 8 7 0x7f7f true 0x7fff;
-    /// `.e4m3`: no infinity, one NaN a sign.
+    /// `.e4m3`: no infinity, and one NaN per sign.
     E4m3 4 3 0x7e false 0x7f;
     /// `.e5m2`
     E5m2 5 2 0x7b true 0x7f;
-    /// `.e2m1`: no infinity and no NaN. `.satfinite` makes the positive largest number of NaN (9.7.9, `cvt`).
+    /// `.e2m1`: no infinity and no NaN. `.satfinite` turns NaN into the largest positive number
+    /// (9.7.9, `cvt`).
     E2m1 2 1 0x7 false 0x7;
 }
 
-/// The number of a code.
+/// Returns the number of a code.
 #[inline(always)]
 pub(super) fn decode<F: Minifloat>(code: u32) -> f64 {
     let magnitude = code & (F::SIGN - 1);
@@ -69,14 +71,16 @@ pub(super) fn decode<F: Minifloat>(code: u32) -> f64 {
     if code & F::SIGN == 0 { value } else { -value }
 }
 
-/// 2^`exponent`, for a normal f64.
+/// Returns 2^`exponent`, which must be a normal f64.
 #[inline(always)]
 fn power(exponent: i32) -> f64 {
     f64::from_bits(((exponent + 1023) as u64) << 52)
 }
 
-/// The code of a number that is exact or rounded to odd. With `SATFINITE`, what is too large becomes the
-/// largest finite number of its sign, infinity too; without, what the rounding mode says.
+/// Returns the code of a number that is exact or rounded to odd.
+///
+/// With `SATFINITE`, numbers that are too large and infinities become the largest finite number of
+/// their sign. Otherwise the rounding mode decides.
 #[inline(always)]
 pub(super) fn encode<F: Minifloat, const MODE: u8, const SATFINITE: bool>(x: f64) -> u32 {
     if x.is_nan() {
@@ -99,7 +103,7 @@ pub(super) fn encode<F: Minifloat, const MODE: u8, const SATFINITE: bool>(x: f64
     sign | if infinite { F::LARGEST + 1 } else { F::LARGEST }
 }
 
-/// The code of a finite magnitude, as if exponents went on for ever.
+/// Returns the code of a finite magnitude as if the exponent were unbounded.
 #[inline(always)]
 fn rounded<F: Minifloat, const MODE: u8>(x: f64) -> u32 {
     let bits = x.to_bits() & (u64::MAX >> 1);
@@ -110,7 +114,7 @@ fn rounded<F: Minifloat, const MODE: u8>(x: f64) -> u32 {
     let exponent = (bits >> 52) as i32 - 1023;
     let significand = bits & ((1 << 52) - 1) | 1 << 52;
     let base = exponent.max(F::LEAST);
-    // Below a shift of 63 nothing changes any more: all of it is less than half a unit.
+    // Larger shifts than 63 change nothing, because everything is already less than half a unit.
     let shift = (52 - F::MANTISSA + (base - exponent) as u32).min(63);
     let (kept, rest) = (significand >> shift, significand & ((1 << shift) - 1));
     let half = 1 << (shift - 1);
@@ -121,8 +125,8 @@ fn rounded<F: Minifloat, const MODE: u8>(x: f64) -> u32 {
         DOWN => negative && rest > 0,
         _ => false,
     };
-    // A significand with its leading bit adds one to the exponent's field, which so counts from 1 for normal
-    // numbers.
+    // The leading bit of the significand adds one to the exponent field, which starts at 1 for
+    // normal numbers.
     (((base - F::LEAST) as u32) << F::MANTISSA) + kept as u32 + u32::from(away)
 }
 
@@ -132,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn f16_and_bf16_are_the_crate_half_s() {
+    fn f16_and_bf16_match_the_half_crate() {
         for bits in 0..=u16::MAX {
             let (f16, bf16) = (half::f16::from_bits(bits), half::bf16::from_bits(bits));
             let (x, y) = (decode::<F16>(bits.into()), decode::<Bf16>(bits.into()));
@@ -157,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn every_code_survives_and_midpoints_go_to_even() {
+    fn every_code_round_trips_and_midpoints_go_to_even() {
         fn check<F: Minifloat>() {
             for code in 0..F::LARGEST {
                 let (x, next) = (decode::<F>(code), decode::<F>(code + 1));

@@ -1,6 +1,8 @@
-//! Results of instructions. One file a family; each function names its section of the PTX ISA (numbers of
-//! version 8.8, chapter 9.7). A family is asked for an opcode, cut at its dots, and answers with the function
-//! for exactly that opcode, or not at all: an opcode in no list is unsupported.
+//! Results of instructions, one file per family.
+//!
+//! Each function names its section of the PTX ISA (version 8.8, chapter 9.7). A family receives an
+//! opcode, split at its dots, and returns the function for exactly that opcode or `None`. An opcode
+//! that is in no list is unsupported.
 
 mod bits;
 mod compare;
@@ -24,7 +26,7 @@ pub(crate) use reciprocal::reciprocal;
 
 use crate::lanes::Pure;
 
-/// The function of an opcode that computes one register from registers.
+/// Returns the function of an opcode that computes one register from registers.
 pub(crate) fn pure(opcode: &[&str]) -> Option<Pure> {
     integer::pure(opcode)
         .or_else(|| bits::pure(opcode))
@@ -35,7 +37,7 @@ pub(crate) fn pure(opcode: &[&str]) -> Option<Pure> {
         .or_else(|| convert::pure(opcode))
 }
 
-/// The comparison of `setp.<comparison>.<type>`.
+/// Returns the comparison of `setp.<comparison>.<type>`.
 pub(crate) fn comparison(comparison: &str, ty: &str, ftz: bool) -> Option<Pure> {
     compare::comparison(comparison, ty, ftz)
 }

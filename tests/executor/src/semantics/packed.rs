@@ -2,7 +2,7 @@
 
 use crate::lanes::{Pure, lanes};
 
-/// The function of an opcode, if it is one of these.
+/// Returns the function of an opcode of this family.
 pub(crate) fn pure(opcode: &[&str]) -> Option<Pure> {
     Some(match opcode {
         ["min", "u16x2"] => lanes!(WWW, |a, b| halves(a, b, u16::min); B32 B32 B32),
@@ -18,7 +18,7 @@ fn signed(f: impl Fn(i16, i16) -> i16) -> impl Fn(u16, u16) -> u16 {
     move |a, b| f(a as i16, b as i16) as u16
 }
 
-/// A function of both halves.
+/// Applies a function to both halves.
 pub(super) fn halves(a: u32, b: u32, f: impl Fn(u16, u16) -> u16) -> u32 {
     let low = f(a as u16, b as u16);
     let high = f((a >> 16) as u16, (b >> 16) as u16);

@@ -1,11 +1,13 @@
-//! `rcp.approx` (ISA 9.7.3, `rcp`), whose result the ISA leaves open by one unit in the last place.
+//! `rcp.approx` (ISA 9.7.3, `rcp`). The ISA permits an error of one unit in the last place.
 
 use super::float::flush;
 use super::round::{NEAREST, canonical, quotient, to_f32};
 use crate::approximation::Approximation;
 
-/// One of the results that the ISA permits: at most 1 ulp from the exact one, in the table's cases the
-/// table's value. With `.ftz`, subnormal operands count as zeros and subnormal results become zeros.
+/// Returns one of the permitted results: within 1 ulp of the exact one, or the table's special
+/// value.
+///
+/// With `.ftz`, subnormal operands count as zeros and subnormal results become zeros.
 pub(crate) fn reciprocal(bits: u32, ftz: bool, choice: &Approximation) -> u32 {
     let operand = if ftz { flush(bits) } else { bits };
     let x = f32::from_bits(operand);
@@ -35,12 +37,12 @@ pub(crate) fn reciprocal(bits: u32, ftz: bool, choice: &Approximation) -> u32 {
     sign | chosen
 }
 
-/// The lowest and the highest normal float within one ulp of 1/x, a unit of the binade in which 1/x lies.
+/// Returns the lowest and highest normal float within one ulp of 1/x.
 ///
-/// r is within if (r ± ulp)·x lies beyond 1, which f64 decides: a float and an ulp make at most 26 bits, x
-/// has 24.
+/// The ulp is the unit of 1/x's binade. r is within it if (r ± ulp)·x is beyond 1. That is exact in
+/// f64: a float plus an ulp has at most 26 bits, and x has 24.
 fn permitted(x: f64, nearest: u32) -> (u32, u32) {
-    // The binade is that of 1/x itself: rounding may have gone up to the next power of two.
+    // The binade of 1/x itself: rounding may have gone up to the next power of two.
     let down = if f64::from(f32::from_bits(nearest)) * x > 1.0 { nearest - 1 } else { nearest };
     let exponent = (down >> 23) as i32 - 127 - 23;
     let ulp = f64::from_bits(((exponent + 1023) as u64) << 52);
@@ -55,7 +57,7 @@ fn permitted(x: f64, nearest: u32) -> (u32, u32) {
     (low, high)
 }
 
-/// SplitMix64's mixing.
+/// SplitMix64's mixing function.
 pub(super) fn scatter(seed: u64) -> u64 {
     let z = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -68,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn special_cases_are_the_table_s() {
+    fn special_cases_match_the_isa_table() {
         let choice = Approximation::High;
         let of = |bits: u32| reciprocal(bits, true, &choice);
         assert_eq!(of(0xff80_0000), 0x8000_0000);
@@ -82,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn choices_lie_within_one_ulp_and_are_the_farthest() {
+    fn choices_are_the_farthest_within_one_ulp() {
         let mut random = fastrand::Rng::with_seed(8);
         for _ in 0..100_000 {
             let x = f32::from_bits(random.u32(0x0080_0000..0x7e80_0000) & !0 << random.u32(..24));

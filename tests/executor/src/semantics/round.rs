@@ -1,21 +1,23 @@
 //! Exact arithmetic, rounded once.
 //!
-//! Sums of f32 and products with them are computed in f64 and *rounded to odd*: cut off, with the last bit
-//! set if anything was lost. An f64 has more than two bits beyond any format here, so rounding such a number
-//! again, in any mode, gives what rounding the exact one would give (Boldo and Melquiond, "Emulation of FMA
-//! and correctly rounded sums: proved algorithms using rounding to odd").
+//! Sums of f32 and products with them are computed in f64 and *rounded to odd*: truncated, with the
+//! last bit set if anything was lost. An f64 has more than two bits beyond any format here.
+//! Rounding such a number again, in any mode, therefore equals rounding the exact number (Boldo and
+//! Melquiond, "Emulation of FMA and correctly rounded sums: proved algorithms using rounding to
+//! odd").
 
-/// The rounding modes (ISA 9.7.3, `.rn`, `.rz`, `.rp`, `.rm`), as const parameters.
+/// Rounding modes as const parameters (ISA 9.7.3, `.rn`, `.rz`, `.rp`, `.rm`).
 pub(super) const NEAREST: u8 = 0;
 pub(super) const ZERO: u8 = 1;
 pub(super) const UP: u8 = 2;
 pub(super) const DOWN: u8 = 3;
 
-/// The NaN that f32 arithmetic gives (ISA 9.7.3: "NaN payloads are not preserved; the canonical NaN is
-/// 0x7fffffff").
+/// The NaN result of f32 arithmetic.
+///
+/// ISA 9.7.3: "NaN payloads are not preserved; the canonical NaN is 0x7fffffff".
 pub(super) const CANONICAL_NAN: u32 = 0x7fff_ffff;
 
-/// Rounds to odd, given the nearest f64 and the sign of the part that it lacks.
+/// Rounds to odd, given the nearest f64 and the sign of its error.
 #[inline(always)]
 pub(super) fn to_odd(nearest: f64, lacks: f64) -> f64 {
     if lacks == 0.0 || !nearest.is_finite() {
@@ -25,8 +27,9 @@ pub(super) fn to_odd(nearest: f64, lacks: f64) -> f64 {
     f64::from_bits((nearest.to_bits() - u64::from(too_large)) | 1)
 }
 
-/// The nearest f64 to x + y, and what it lacks: Knuth's two-sum, exact because nothing here is near the ends
-/// of f64's range.
+/// Returns the f64 nearest to x + y and the remainder, by Knuth's two-sum.
+///
+/// The remainder is exact because nothing here is near the limits of f64's range.
 #[inline(always)]
 pub(super) fn two_sum(x: f64, y: f64) -> (f64, f64) {
     let s = x + y;
@@ -34,7 +37,7 @@ pub(super) fn two_sum(x: f64, y: f64) -> (f64, f64) {
     (s, (x - (s - virtual_y)) + (y - virtual_y))
 }
 
-/// x + y, to odd. A zero has the sign that it has in the given mode.
+/// Returns x + y rounded to odd. A zero has the sign that the mode gives it.
 #[inline(always)]
 pub(super) fn sum<const MODE: u8>(x: f64, y: f64) -> f64 {
     let (s, lacks) = two_sum(x, y);
@@ -44,26 +47,26 @@ pub(super) fn sum<const MODE: u8>(x: f64, y: f64) -> f64 {
     to_odd(s, lacks)
 }
 
-/// x / y, to odd.
+/// Returns x / y rounded to odd.
 #[inline(always)]
 pub(super) fn quotient(x: f64, y: f64) -> f64 {
     let q = x / y;
     if x == 0.0 || !x.is_finite() || !y.is_finite() || y == 0.0 {
         return q;
     }
-    // The remainder of a nearest quotient is an f64, so that the fused product gives it exactly.
+    // The remainder of a nearest quotient is an f64, so the fused multiply-add gives it exactly.
     let remainder = (-q).mul_add(y, x);
     to_odd(q, remainder * y.signum())
 }
 
-/// The square root, to odd.
+/// Returns the square root rounded to odd.
 #[inline(always)]
 pub(super) fn root(x: f64) -> f64 {
     let s = x.sqrt();
     if x.is_nan() || x <= 0.0 || !x.is_finite() { s } else { to_odd(s, (-s).mul_add(s, x)) }
 }
 
-/// The f32 of a number that is exact or rounded to odd, as bits, with the canonical NaN.
+/// Returns the f32 bits of a number that is exact or rounded to odd, with the canonical NaN.
 #[inline(always)]
 pub(super) fn to_f32<const MODE: u8>(x: f64) -> u32 {
     let nearest = x as f32;
@@ -78,10 +81,10 @@ pub(super) fn to_f32<const MODE: u8>(x: f64) -> u32 {
     canonical(rounded)
 }
 
-/// The bits, or the canonical NaN's.
+/// Returns the bits, with the canonical NaN for every NaN.
 ///
-/// Told from the bits: LLVM 22 has been seen to take `is_nan` of a square root for false where the operand
-/// was below zero.
+/// The test uses the bits: LLVM 22 has been seen to evaluate `is_nan` of a negative number's square
+/// root to false.
 #[inline(always)]
 pub(super) fn canonical(x: f32) -> u32 {
     let bits = x.to_bits();
@@ -96,7 +99,8 @@ mod tests {
         to_f32::<MODE>(sum::<MODE>(f64::from(a) * f64::from(b), f64::from(c)))
     }
 
-    /// Operands whose exponents lie close together, so that sums cancel and tie, now and then far apart.
+    /// Returns operands with close exponents, so that sums cancel and tie, and sometimes distant
+    /// ones.
     fn operand(random: &mut fastrand::Rng) -> f32 {
         let exponent = if random.u8(..8) == 0 { random.u32(..256) } else { random.u32(115..140) };
         let mantissa = random.u32(..1 << 23) & (u32::MAX << random.u32(..24));
@@ -104,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn nearest_is_the_hosts() {
+    fn nearest_matches_the_host() {
         let mut random = fastrand::Rng::with_seed(2);
         for _ in 0..300_000 {
             let [a, b, c] = [(); 3].map(|()| operand(&mut random));
@@ -139,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn zeros_have_their_mode_s_sign() {
+    fn the_sign_of_zero_follows_the_rounding_mode() {
         assert_eq!(fma::<NEAREST>(1.0, 1.0, -1.0), 0);
         assert_eq!(fma::<DOWN>(1.0, 1.0, -1.0), 1 << 31);
         assert_eq!(fma::<DOWN>(1.0, 0.0, 0.0), 0);

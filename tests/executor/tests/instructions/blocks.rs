@@ -1,11 +1,10 @@
-//! What orders some of a block's threads, and what orders blocks; loads of matrices; and instructions that
-//! change nothing.
+//! Partial barriers, ordering between blocks, matrix loads, and instructions without an effect.
 
 use microscale_executor::FaultKind;
 
 use super::kernel::{Kernel, words};
 
-/// Runs with 128 threads; a word each comes out.
+/// Makes a kernel of 128 threads with one output word each.
 fn kernel<'a>(text: &'a str, given: &'a [u8]) -> Kernel<'a> {
     Kernel { text, blocks: 1, threads: 128, shared: 4096, given, output: 512, races: true }
 }
@@ -20,7 +19,7 @@ fn deadlock(kind: &FaultKind) -> bool {
     matches!(kind, FaultKind::Deadlock(_))
 }
 
-/// Each half of the threads exchanges words, behind a barrier.
+/// Each half of the threads exchanges words across a barrier.
 fn halves(barrier: &str) -> String {
     format!(
         "shl.b32 %r1, %number, 2; add.s32 %r1, %r1, %shared; shr.u32 %r3, %number, 6; add.s32 %r3, %r3, 3;
@@ -58,7 +57,7 @@ fn barriers_of_some_threads() {
 
 /// A barrier orders the threads that it is for, and no others.
 #[test]
-fn barriers_of_some_threads_order_these() {
+fn barriers_of_some_threads_order_only_those_threads() {
     let text = |second: &str| {
         format!(
             "mov.b32 %r0, 7; setp.lt.u32 %p, %number, 64; @!%p bra $other;
@@ -72,7 +71,7 @@ fn barriers_of_some_threads_order_these() {
     kernel(&text("bar.sync 2, 64;"), &[0]).faults(|kind| race(kind) || deadlock(kind));
 }
 
-/// All blocks store a word, the last one to come sums them.
+/// All blocks store a word, and the last block to arrive sums them.
 fn last_block(before: &str, count: &str, after: &str) -> String {
     format!(
         "setp.gt.u32 %p, %number, 1; @%p exit; shl.b32 %r1, %block, 1; add.s32 %r1, %r1, %number; mul.wide.u32 %l1, %r1, 4;
@@ -91,7 +90,7 @@ fn of_blocks<'a>(text: &'a str) -> Kernel<'a> {
 }
 
 #[test]
-fn the_last_block_reads_what_all_wrote() {
+fn the_last_block_reads_the_writes_of_all_blocks() {
     let counts = ["atom.global.add.u32 %r3, [%out], 1;", "atom.relaxed.gpu.global.add.u32 %r3, [%out], 1;"];
     let ordered = "atom.acq_rel.gpu.global.add.u32 %r3, [%out], 1;";
     let fences = ["membar.gl;", "fence.acq_rel.gpu;"];
@@ -109,16 +108,16 @@ fn the_last_block_reads_what_all_wrote() {
     }
     sums(&last_block("", ordered, ""));
     faults(&last_block("", ordered, "").replace("bar.sync 0;\n        @!%first", "@!%first"));
-    // Without an atomic operation nothing tells that the others are done.
+    // Without an atomic operation, nothing shows that the other blocks are done.
     let plain =
         "ld.global.b32 %r3, [%out]; add.s32 %r3, %r3, 1; st.global.b32 [%out], %r3; sub.s32 %r3, %r3, 1;";
     faults(&last_block("membar.gl;", plain, "membar.gl;"));
 }
 
 #[test]
-fn blocks_acquire_what_others_released() {
+fn blocks_acquire_the_releases_of_others() {
     let sum: u32 = (10..20).sum();
-    // Counting by loads and stores is right only because blocks run one after the other here.
+    // Counting by loads and stores is correct only because blocks run one after the other here.
     let count =
         "ld.acquire.gpu.global.u32 %r3, [%out]; add.s32 %r4, %r3, 1; st.release.gpu.global.u32 [%out], %r4;";
     let text = last_block("", count, "");
@@ -134,11 +133,11 @@ fn blocks_acquire_what_others_released() {
     assert_eq!(words(&of_blocks(&last_block("", atom, "")).stored())[0], 5);
 }
 
-/// `ldmatrix` gives the rows of four matrices of 8 by 8 numbers to the lanes as A of `mma` has them.
+/// `ldmatrix` gives the rows of four 8 by 8 matrices to the lanes in the layout of A of `mma`.
 #[test]
 fn four_matrices_are_loaded() {
     let given: Vec<u8> = (0..4096).map(|i| (i * 37 + i / 256 + 1) as u8).collect();
-    // Lane l has the address of row 5·l modulo 32, in a matrix of 48 bytes a row.
+    // Lane l holds the address of row 5·l modulo 32, in a matrix of 48 bytes per row.
     let text = "mul.wide.u32 %l0, %number, 32; add.s64 %l0, %in, %l0; shl.b32 %r1, %number, 5; add.s32 %r1, %r1, %shared;
         ld.global.v4.b32 {%r4, %r5, %r6, %r7}, [%l0]; st.shared.v4.b32 [%r1], {%r4, %r5, %r6, %r7};
         ld.global.v4.b32 {%r4, %r5, %r6, %r7}, [%l0+16]; st.shared.v4.b32 [%r1+16], {%r4, %r5, %r6, %r7};
@@ -165,7 +164,7 @@ fn four_matrices_are_loaded() {
     faults(&synced, 112, |kind| {
         matches!(kind, FaultKind::IncompleteWarp { .. } | FaultKind::Uninitialised(_))
     });
-    // A load reads for the lanes that get the numbers.
+    // A load reads on behalf of the lanes that receive the numbers.
     let written = format!("{synced} @%first st.shared.b32 [%shared+16], 1;");
     faults(&written, 128, race);
 }

@@ -1,4 +1,4 @@
-//! Conversions among floating-point formats.
+//! Tests conversions between floating-point formats.
 
 use float4::F4E2M1;
 use rustc_apfloat::ieee::{BFloat, Float8E4M3FN, Float8E5M2, Half, Single};
@@ -26,7 +26,7 @@ where
     Some(one(a) << 16 | one(b))
 }
 
-/// A byte: NaN is 0x7F, and what is too large the largest number.
+/// Converts to a byte. NaN is 0x7F, and too large numbers become the largest one.
 fn byte<To: Float>(bits: u64, largest: u64) -> u64
 where
     Single: FloatConvert<To>,
@@ -57,7 +57,7 @@ fn widened<From: Float + FloatConvert<Half>>([a, _, _]: [u64; 3]) -> Option<u64>
 
 const VALUES: [f64; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
 
-/// E2M1 codes keep the sign of zeros; NaN gives the largest positive number.
+/// Converts to E2M1. Zeros keep their sign, and NaN gives the largest positive number.
 fn e2m1(bits: u64) -> u64 {
     let value = f32::from_bits(bits as u32);
     let magnitude = F4E2M1::from_f64(f64::from(value.abs())).to_f64();
@@ -73,7 +73,7 @@ fn from_e2m1([a, _, _]: [u64; 3]) -> Option<u64> {
     Some(one(a >> 4 & 0xF) << 16 | one(a & 0xF))
 }
 
-/// All of 16 bits.
+/// Returns all 16-bit inputs.
 fn all_16() -> Vec<[u64; 3]> {
     (0..1 << 16).map(|bits| [bits, 0, 0]).collect()
 }
@@ -124,7 +124,7 @@ pub(super) fn checks() -> Vec<Check> {
             from_e2m1,
         ),
     ];
-    // Besides the usual, values around those that E2M1, E4M3, E5M2 and f16 round to.
+    // The common inputs, and values around the numbers of E2M1, E4M3, E5M2 and f16.
     let inputs = |seed| {
         let mut inputs = f32_triples(seed);
         let mut rng = fastrand::Rng::with_seed(seed);

@@ -1,5 +1,4 @@
-//! Copies that go on while their threads do: what they copy, when they are over, and that nobody may use them
-//! earlier.
+//! Tests asynchronous copies: their bytes, their completion, and the ban on earlier accesses.
 
 use microscale_executor::{Access, Fault, FaultKind, Launch, Memory, Module, Schedule, Space};
 
@@ -11,12 +10,13 @@ const SCHEDULES: [Schedule; 5] = [
     Schedule::Random(3),
 ];
 
-/// Bytes in shared memory.
+/// Size of shared memory in bytes.
 const SHARED: usize = 4096;
 
-/// Runs a kernel of `threads` threads. It has the addresses of its input and output in `%in` and `%out`, and
-/// that of shared memory in `%shared`, of 32 bits; `%from`, `%place` and `%to` are 16 bytes a thread further
-/// in these three.
+/// Runs a kernel of `threads` threads.
+///
+/// `%in` and `%out` hold the addresses of its input and output, and `%shared` the 32-bit address of
+/// shared memory. `%from`, `%place` and `%to` are at 16 bytes per thread in these three.
 fn under(schedule: Schedule, text: &str, threads: u32, given: &[u8]) -> Result<Vec<u8>, Fault> {
     let module = format!(
         ".version 8.8 .target sm_100f .address_size 64
@@ -41,7 +41,7 @@ fn under(schedule: Schedule, text: &str, threads: u32, given: &[u8]) -> Result<V
     Ok(memory.bytes(output).unwrap())
 }
 
-/// What a kernel stores, the same under every schedule.
+/// Returns the output of a kernel, which must be equal under every schedule.
 #[track_caller]
 fn stored(text: &str, threads: u32, given: &[u8]) -> Vec<u8> {
     let found = SCHEDULES.map(|schedule| {
@@ -51,7 +51,7 @@ fn stored(text: &str, threads: u32, given: &[u8]) -> Vec<u8> {
     found[0].clone()
 }
 
-/// Its fault under every schedule.
+/// Returns the kernel's fault under every schedule.
 #[track_caller]
 fn faults(text: &str, threads: u32) -> [Fault; SCHEDULES.len()] {
     SCHEDULES.map(|schedule| under(schedule, text, threads, &bytes(512)).expect_err(text))
@@ -72,12 +72,12 @@ fn all_race(text: &str, threads: u32) {
     }
 }
 
-/// Bytes of which any 16 in a row differ.
+/// Returns bytes such that any 16 consecutive ones differ.
 fn bytes(len: usize) -> Vec<u8> {
     (0..len).map(|i| (i * 37 + i / 256 + 1) as u8).collect()
 }
 
-/// Every opcode of a copy, and how many bytes it may copy.
+/// Every opcode of a copy, and the sizes that it may copy.
 pub(super) const COPIES: [(&str, &[usize]); 5] = [
     ("cp.async.ca.shared.global", &[4, 8, 16]),
     ("cp.async.cg.shared.global", &[16]),
@@ -86,7 +86,7 @@ pub(super) const COPIES: [(&str, &[usize]); 5] = [
     ("cp.async.cg.shared.global.L2::256B", &[16]),
 ];
 
-/// A load of so many bytes, and a store of them to the output.
+/// Returns a load of `size` bytes and a store to the output.
 fn through(size: usize, from: &str) -> String {
     let (ty, registers) = match size {
         4 => ("u32", "%v0"),
@@ -107,7 +107,7 @@ fn every_form_copies_and_fills_with_zeros() {
                 assert_eq!(stored(&text, 32, &given), expected, "{text}");
             };
             check(&format!("[%to], [%from], {size}"), size, "%to");
-            // An address of 64 bits, and offsets.
+            // A 64-bit address, and offsets.
             let wide = format!("[%l0+16], [%from], {size}");
             let text = format!(
                 "cvt.u64.u32 %l0, %to; {opcode} {wide}; cp.async.wait_all; {}",
@@ -120,21 +120,22 @@ fn every_form_copies_and_fills_with_zeros() {
             }
         }
     }
-    // Each lane reads as many bytes as its own register says.
+    // Each lane's own register holds the number of bytes to read.
     let text =
         "and.b32 %r0, %number, 15; cp.async.cg.shared.global [%to], [%from], 16, %r0; cp.async.wait_all;";
     let expected: Vec<u8> = (0..512).map(|i| if i % 16 < i / 16 % 16 { given[i] } else { 0 }).collect();
     assert_eq!(stored(&format!("{text} {}", through(16, "%to")), 32, &given), expected);
-    // Only the lanes whose guard holds copy, or load.
+    // Only lanes whose guard is true copy or load.
     let text = "@%first cp.async.cg.shared.global [%to], [%from], 16; @%first cp.async.wait_all;
         @%first ld.shared.v4.b32 {%v0, %v1, %v2, %v3}, [%to]; @%first st.global.v4.b32 [%place], {%v0, %v1, %v2, %v3};";
     let expected: Vec<u8> = (0..512).map(|i| if i < 16 { given[i] } else { 0 }).collect();
     assert_eq!(stored(text, 32, &given), expected);
 }
 
-/// Three groups of a copy each and a copy in none; each waits, then looks at one of the four.
+/// Three groups of one copy each, then a copy without a group. Each case waits, then reads one of
+/// the four.
 #[test]
-fn waits_are_for_groups() {
+fn waits_count_groups() {
     let given = bytes(64);
     let copy =
         |slot: usize| format!("cp.async.ca.shared.global [%shared+{}], [%in+{}], 4; ", slot * 16, slot * 16);
@@ -155,7 +156,7 @@ fn waits_are_for_groups() {
         ("cp.async.wait_group 3", 0),
         ("cp.async.wait_group 4294967295", 0),
         ("cp.async.wait_all", 4),
-        // Groups of nothing count.
+        // Empty groups count.
         ("cp.async.commit_group; cp.async.wait_group 1", 3),
         ("cp.async.commit_group; cp.async.wait_group 0", 4),
         ("cp.async.commit_group; cp.async.commit_group; cp.async.commit_group; cp.async.wait_group 3", 3),
@@ -172,7 +173,7 @@ fn waits_are_for_groups() {
             }
         }
     }
-    // Each lane counts its own: to the second one, the copy is in the last group.
+    // Each lane counts its own groups. For the second lane, the copy is in the last group.
     let text = format!(
         "cp.async.ca.shared.global [%to], [%from], 4; cp.async.commit_group; @%first cp.async.commit_group;
         cp.async.wait_group 1; LANE {} cp.async.wait_all;",
@@ -183,7 +184,7 @@ fn waits_are_for_groups() {
 }
 
 #[test]
-fn what_is_in_flight_is_nobodys() {
+fn memory_of_a_copy_in_flight_must_not_be_accessed() {
     let copy = "st.shared.v4.b32 [%to], {1, 2, 3, 4}; cp.async.cg.shared.global [%to], [%from], 16; ";
     for access in [
         "ld.shared.u8 %r0, [%to];",
@@ -202,15 +203,15 @@ fn what_is_in_flight_is_nobodys() {
         let after = format!("{copy} cp.async.wait_all; {access} cp.async.wait_all;");
         stored(&after, 32, &bytes(512));
     }
-    // Nor another lane's, whatever is between.
+    // Other lanes may not access it either, whatever comes in between.
     let other = "@%first cp.async.cg.shared.global [%shared], [%in], 16; bar.warp.sync -1; ";
     for access in ["ld.shared.u32 %r0, [%shared]", "st.shared.u32 [%shared+8], 1"] {
         all_in_flight(&format!("{other} @%second {access}; cp.async.wait_all;"), 32);
     }
     all_in_flight(&format!("{other} @%second cp.async.wait_all; @%second ld.shared.u32 %r0, [%shared];"), 32);
-    // Two copies to the same bytes, of two lanes at once.
+    // Two lanes copy to the same bytes at the same time.
     all_in_flight("cp.async.ca.shared.global [%shared], [%from], 4; cp.async.wait_all;", 2);
-    // It names the first byte.
+    // The fault names the first byte.
     for fault in faults(&format!("{copy} ld.shared.u32 %r0, [%to+8]; cp.async.wait_all;"), 1) {
         let FaultKind::InFlight(access) = &*fault.kind else { panic!("{fault}") };
         let Access { buffer: Some(buffer), offset: 8, bytes: 4, len: SHARED, .. } = access else {
@@ -232,7 +233,7 @@ fn other_threads_need_a_barrier_after_the_wait() {
     assert_eq!(stored(&text("", "bar.warp.sync -1;"), 32, &given), first);
     assert_eq!(stored(&text("", "mov.b32 %r0, -1; bar.warp.sync %r0;"), 32, &given), first);
     assert_eq!(stored(&text("", "bar.sync 0;"), 64, &given), given[..16].repeat(64));
-    // All lanes that there are.
+    // All lanes of a partial warp.
     assert_eq!(stored(&text("", "bar.warp.sync 7;"), 3, &given), given[..16].repeat(3));
     let early = [
         ("", ""),
@@ -241,7 +242,8 @@ fn other_threads_need_a_barrier_after_the_wait() {
         ("", "shfl.sync.idx.b32 %r0, %number, 0, 31, -1;"),
     ];
     for (before, after) in early {
-        // Which of the two comes first depends on the schedule only where nothing brings the lanes together.
+        // Which of the two comes first depends on the schedule, unless something makes the lanes
+        // converge.
         for fault in faults(&text(before, after), 32) {
             let expected = matches!(&*fault.kind, FaultKind::Race { .. } | FaultKind::InFlight(_));
             assert!(expected, "{fault}");
@@ -250,7 +252,7 @@ fn other_threads_need_a_barrier_after_the_wait() {
     let fault = under(Schedule::LowestFirst, &text("bar.warp.sync -1;", ""), 32, &given).unwrap_err();
     let FaultKind::Race { thread: 0, instruction, .. } = &*fault.kind else { panic!("{fault}") };
     assert_eq!(instruction, "cp.async.wait_all");
-    // Another warp has nothing of a warp's barrier.
+    // A warp's barrier does not order another warp.
     let text = text("", "bar.warp.sync -1; setp.ge.u32 %p, %number, 32; @!%p exit;");
     for fault in faults(&text, 64) {
         let early = matches!(
@@ -262,7 +264,7 @@ fn other_threads_need_a_barrier_after_the_wait() {
 }
 
 #[test]
-fn copies_write_where_they_begin() {
+fn copies_count_as_writes_from_their_start() {
     let text =
         "@%first st.shared.u32 [%shared], 5; bar.warp.sync -1; @%first ld.shared.u32 %r0, [%shared]; SYNC
         @%second cp.async.ca.shared.global [%shared], [%in], 4; bar.warp.sync -1; cp.async.wait_all;";
@@ -271,7 +273,7 @@ fn copies_write_where_they_begin() {
 }
 
 #[test]
-fn what_is_copied_must_not_change() {
+fn sources_must_not_change_during_a_copy() {
     let text = "@%first cp.async.ca.shared.global [%shared], [%in], 4; BEFORE
         @%second st.global.b32 [%in], %number; AFTER @%first cp.async.wait_all; ";
     let use_it = format!("@%first {}", through(4, "%shared").replace("st.", "@%first st."));
@@ -280,7 +282,7 @@ fn what_is_copied_must_not_change() {
     all_race(&text("", ""), 32);
     all_race(&text(sync, ""), 32);
     all_race(&text("", sync), 32);
-    // Between barriers it races with nothing, and is read before or after.
+    // Between barriers the write races with nothing. The copy reads before or after it.
     let given = bytes(512);
     let copied = |schedule| {
         let found = under(schedule, &text(sync, sync), 32, &given).unwrap();
@@ -290,7 +292,7 @@ fn what_is_copied_must_not_change() {
     assert_eq!([Schedule::LowestFirst, Schedule::HighestFirst].map(copied), [old, new]);
     let by_chance: Vec<u32> = (0..20).map(Schedule::Random).map(copied).collect();
     assert!(by_chance.contains(&old) && by_chance.contains(&new), "{by_chance:?}");
-    // After the wait it is over.
+    // The copy is complete after the wait.
     let after =
         "@%first cp.async.ca.shared.global [%shared], [%in], 4; @%first cp.async.wait_all; bar.warp.sync -1;
         @%second st.global.b32 [%in], %number;";
@@ -299,7 +301,7 @@ fn what_is_copied_must_not_change() {
 }
 
 #[test]
-fn copies_are_aligned_to_all_of_their_size() {
+fn copies_must_be_aligned_to_their_size() {
     for size in [4, 8, 16] {
         for by in [1, 2, size / 2] {
             for (to, from, space) in [(by, 0, Space::Shared), (0, by, Space::Global)] {
@@ -319,7 +321,7 @@ fn copies_are_aligned_to_all_of_their_size() {
 }
 
 #[test]
-fn no_more_is_read_than_copied() {
+fn copies_read_no_more_than_they_copy() {
     for (size, read) in [(4, "5"), (8, "9"), (16, "17"), (16, "-1"), (4, "16")] {
         let text = format!(
             "mov.b32 %r0, {read}; cp.async.ca.shared.global [%to], [%from], {size}, %r0; cp.async.wait_all;"
@@ -332,14 +334,14 @@ fn no_more_is_read_than_copied() {
 }
 
 #[test]
-fn only_what_is_read_must_be_there() {
+fn only_the_bytes_that_are_read_must_exist() {
     let copy = |from: &str, size: usize, read: usize| {
         format!(
             "cp.async.ca.shared.global [%shared], [{from}], {size}, {read}; cp.async.wait_all; {}",
             through(size, "%shared")
         )
     };
-    // The buffer ends at so many bytes behind a multiple of 16.
+    // The buffer ends `left` bytes after a multiple of 16.
     for left in 1..16 {
         let given = bytes(32 + left);
         for read in 0..=16 {
@@ -356,9 +358,9 @@ fn only_what_is_read_must_be_there() {
             }
         }
     }
-    // Nothing is read of nowhere.
+    // A copy that reads nothing may have any source address.
     assert_eq!(stored(&format!("mov.b64 %l0, 0; {}", copy("%l0", 16, 0)), 1, &[1]), [0; 16]);
-    // What is written must be there as a whole.
+    // The whole destination must exist.
     let text = format!("cp.async.cg.shared.global [%shared+{SHARED}], [%in], 16, 0; cp.async.wait_all;");
     for fault in faults(&text, 1) {
         let FaultKind::OutOfBounds(access) = &*fault.kind else { panic!("{fault}") };
@@ -367,7 +369,7 @@ fn only_what_is_read_must_be_there() {
 }
 
 #[test]
-fn threads_wait_before_they_exit() {
+fn exiting_with_a_copy_in_flight_is_a_fault() {
     let copy = "@%second cp.async.ca.shared.global [%to], [%from], 8, READ;";
     for read in ["8", "3", "0"] {
         let copy = copy.replace("READ", read);
@@ -394,8 +396,8 @@ fn threads_wait_before_they_exit() {
     }
 }
 
-/// Slots in turn: in each step a warp begins to fetch 512 bytes for two steps later, waits for those of the
-/// step, and every lane sums what its neighbour fetched.
+/// A ring of slots. In each step a warp issues a copy of 512 bytes for two steps later and waits
+/// for this step's copy. Every lane then sums its neighbour's bytes.
 fn ring(slots: usize, pending: usize, sync: &str) -> String {
     let turn = |slot: &str| {
         format!(
@@ -444,9 +446,9 @@ fn rings_of_slots() {
             assert!(expected(&fault.kind), "{fault}");
         }
     };
-    // The slot that is filled anew is the one that the neighbour read in the step before.
+    // The refilled slot is the one that the neighbour read in the previous step.
     wrong(&ring(3, 2, "bar.warp.sync -1;"), |kind| matches!(kind, FaultKind::Race { .. }));
-    // The slot that is filled anew is still being filled.
+    // The refilled slot is still being filled.
     wrong(&ring(2, 2, "bar.warp.sync -1;"), |kind| {
         matches!(kind, FaultKind::InFlight(_) | FaultKind::Race { .. })
     });
@@ -455,7 +457,7 @@ fn rings_of_slots() {
 }
 
 #[test]
-fn barriers_of_a_warp_wait_for_all_that_they_name() {
+fn warp_barriers_wait_for_every_lane_of_their_mask() {
     let missing = "setp.eq.u32 %p, %number, 5; @%p bra $other; bar.warp.sync MASK; bra $end;
         $other: bar.sync 0; $end: bar.sync 0;";
     for mask in ["-1", "0xFFFFFFFF", "0x20"] {

@@ -1,4 +1,4 @@
-//! f64: arithmetic, comparisons, and conversions to and from it.
+//! Tests f64 arithmetic, comparisons, and conversions to and from f64.
 
 use std::cmp::Ordering;
 
@@ -13,12 +13,12 @@ fn double(bits: u64) -> Double {
     Double::from_bits(u128::from(bits))
 }
 
-/// A result: every NaN is the canonical one.
+/// Returns a result's bits. Every NaN is the canonical one.
 fn bits(value: Double) -> Option<u64> {
     Some(if value.is_nan() { NAN } else { value.to_bits() as u64 })
 }
 
-/// How two numbers compare; nothing, if one is NaN.
+/// Compares two numbers. `None` if one is NaN.
 fn order([a, b, _]: [u64; 3]) -> Option<Ordering> {
     double(a).partial_cmp(&double(b))
 }
@@ -36,7 +36,7 @@ fn of_integer(number: i128) -> Option<u64> {
     bits(Double::from_i128_r(number, Round::NearestTiesToEven).value)
 }
 
-/// Sources are f64.
+/// Instructions with f64 sources.
 const OF_F64: [(&str, &str, Oracle); 28] = [
     ("add.rn.f64", "add.rn.f64 %ld, %la, %lb;", |[a, b, _]| {
         bits(double(a).add_r(double(b), Round::NearestTiesToEven).value)
@@ -53,7 +53,7 @@ const OF_F64: [(&str, &str, Oracle); 28] = [
     ("fma.rn.f64", "fma.rn.f64 %ld, %la, %lb, %lc;", |[a, b, c]| {
         bits(double(a).mul_add_r(double(b), double(c), Round::NearestTiesToEven).value)
     }),
-    // Of NaN the sign is left open.
+    // The sign of a NaN is unspecified.
     ("abs.f64", "abs.f64 %ld, %la;", |[a, _, _]| (!double(a).is_nan()).then_some(a & !(1 << 63))),
     ("neg.f64", "neg.f64 %ld, %la;", |[a, _, _]| (!double(a).is_nan()).then_some(a ^ 1 << 63)),
     ("mov.f64", "mov.f64 %ld, %la;", |[a, _, _]| Some(a)),
@@ -78,7 +78,7 @@ const OF_F64: [(&str, &str, Oracle); 28] = [
     ("cvt.rz.f32.f64", "cvt.rz.f32.f64 %d, %la;", |[a, _, _]| narrowed(a, Round::TowardZero)),
     ("cvt.rp.f32.f64", "cvt.rp.f32.f64 %d, %la;", |[a, _, _]| narrowed(a, Round::TowardPositive)),
     ("cvt.rm.f32.f64", "cvt.rm.f32.f64 %d, %la;", |[a, _, _]| narrowed(a, Round::TowardNegative)),
-    // Both halves, exchanged.
+    // Both halves, swapped.
     (
         "mov.b64",
         "{ .reg .f64 %f; mov.f64 %f, %la; mov.b64 {%a, %b}, %f; mov.b64 %ld, {%b, %a}; }",
@@ -86,7 +86,7 @@ const OF_F64: [(&str, &str, Oracle); 28] = [
     ),
 ];
 
-/// Sources are others.
+/// Instructions with other sources.
 const TO_F64: [(&str, &str, Oracle); 5] = [
     // A NaN keeps its payload.
     ("cvt.f64.f32", "cvt.f64.f32 %ld, %a;", |[a, _, _]| {
@@ -99,7 +99,8 @@ const TO_F64: [(&str, &str, Oracle); 5] = [
     ("cvt.rn.f64.s64", "cvt.rn.f64.s64 %ld, %la;", |[a, _, _]| of_integer((a as i64).into())),
 ];
 
-/// Exponents that are close, so that sums cancel and tie, and within f32's range and around its ends.
+/// Adds numbers with close exponents, so that sums cancel and tie, within f32's range and around
+/// its limits.
 fn near(inputs: &mut Vec<[u64; 3]>, seed: u64) {
     let mut rng = fastrand::Rng::with_seed(seed);
     for _ in 0..50_000 {
@@ -114,7 +115,8 @@ fn near(inputs: &mut Vec<[u64; 3]>, seed: u64) {
 }
 
 pub(super) fn checks() -> Vec<Check> {
-    // The edges of f64 are those of f32, with the exponent's and the mantissa's extremes drawn apart.
+    // The edge cases of f64 are those of f32, with the extremes of exponent and mantissa varied
+    // independently.
     let widened = f32_edges().into_iter().flat_map(|bits| {
         let f32 = f32::from_bits(bits as u32);
         [f64::from(f32).to_bits(), bits, bits << 32, bits << 32 | 0xFFFF_FFFF]

@@ -1,4 +1,4 @@
-//! f32: arithmetic, extremes, comparisons.
+//! Tests f32 arithmetic, minima and maxima, and comparisons.
 
 use rustc_apfloat::ieee::Single;
 use rustc_apfloat::{Float, Round};
@@ -11,7 +11,7 @@ fn single(bits: u64) -> Single {
     Single::from_bits(u128::from(bits as u32))
 }
 
-/// A result: every NaN is the canonical one.
+/// Returns a result's bits. Every NaN is the canonical one.
 fn bits(value: Single) -> Option<u64> {
     Some(if value.is_nan() { NAN } else { value.to_bits() as u64 })
 }
@@ -20,7 +20,7 @@ fn float([a, b, c]: [u64; 3]) -> [f32; 3] {
     [a, b, c].map(|bits| f32::from_bits(bits as u32))
 }
 
-/// The smaller or larger, −0 below +0; the other one if one is NaN.
+/// Returns the smaller or larger number, with −0 below +0. If one is NaN, returns the other.
 fn extreme([a, b, _]: [u64; 3], larger: bool, nan: bool) -> Option<u64> {
     let [x, y, _] = float([a, b, 0]);
     let (a, b) = (a & 0xFFFF_FFFF, b & 0xFFFF_FFFF);
@@ -65,7 +65,7 @@ pub(super) fn checks() -> Vec<Check> {
         ("fma.rn.f32", "fma.rn.f32 %d, %a, %b, %c;", |[a, b, c]| {
             bits(single(a).mul_add_r(single(b), single(c), Round::NearestTiesToEven).value)
         }),
-        // Of NaN the sign is left open.
+        // The sign of a NaN is unspecified.
         ("abs.f32", "abs.f32 %d, %a;", |[a, _, _]| (!single(a).is_nan()).then_some(a & 0x7FFF_FFFF)),
         ("neg.f32", "neg.f32 %d, %a;", |[a, _, _]| {
             (!single(a).is_nan()).then_some((a ^ 0x8000_0000) & 0xFFFF_FFFF)

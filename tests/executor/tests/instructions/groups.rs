@@ -1,22 +1,24 @@
-//! Products of matrices by warp groups: registers as the ISA's formulas place them, B as CUTLASS's layouts
-//! place it in shared memory, sums by the oracles of `mma`.
+//! Tests matrix products of warp groups.
+//!
+//! Registers are placed by the ISA's formulas, B in shared memory by CUTLASS's layouts. Sums use
+//! the oracles of `mma`.
 
 use microscale_executor::{Approximation, FaultKind, Schedule};
 
 use super::kernel::{Kernel, SCHEDULES};
 use super::matrix::{BF16, Element, F16, cut, in_order, nearest};
 
-/// A layout of B: K-major, of so many columns.
+/// A K-major layout of B.
 #[derive(Clone, Copy, Debug)]
 struct Layout {
-    /// The value of the field for swizzling.
+    /// The value of the swizzle field.
     mode: u64,
-    /// The bits of an address that swizzling changes, in CUTLASS's `Swizzle<bits, 4, 3>`.
+    /// The number of address bits that swizzling changes, in CUTLASS's `Swizzle<bits, 4, 3>`.
     bits: u32,
-    /// The bytes from a row of eight numbers to the next, from one such matrix to the next beside it in K,
-    /// and to the next in N.
+    /// Strides in bytes: between rows of eight numbers, to the next such matrix in K, and to the
+    /// next in N.
     strides: [usize; 3],
-    /// Products of 16 that lie one behind the other.
+    /// Number of consecutive products of 16.
     steps: usize,
 }
 
@@ -34,14 +36,15 @@ const LAYOUTS: [Layout; 6] = [
 ];
 
 impl Layout {
-    /// The place of a number of B.
+    /// Returns the offset of a number of B.
     fn place(&self, n: usize, k: usize) -> usize {
         let [row, beside, below] = self.strides;
         let plain = n % 8 * row + k / 8 * beside + n / 8 * below + k % 8 * 2;
         plain ^ (plain >> 3 & (((1 << self.bits) - 1) << 4))
     }
 
-    /// The descriptor of a step, but for the address of B. Where swizzling is on, K's stride does not count.
+    /// Returns the descriptor of a step without the address of B. With swizzling, K's stride is
+    /// ignored.
     fn descriptor(&self, step: usize) -> u64 {
         let [_, beside, below] = self.strides.map(|stride| stride as u64 >> 4);
         let leading = if self.bits == 0 { beside } else { 1 };
@@ -86,7 +89,8 @@ impl Product {
         Self { columns, layout, element, a, b, c, adds }
     }
 
-    /// B as it lies in shared memory, then A's registers by steps and C's, by threads.
+    /// Returns B as laid out in shared memory, then the registers of A by steps and of C, by
+    /// threads.
     fn given(&self) -> Vec<u8> {
         let mut bytes = vec![0; self.layout.size(self.columns)];
         for (n, column) in self.b.iter().enumerate() {
@@ -113,7 +117,7 @@ impl Product {
         bytes
     }
 
-    /// The steps one after the other, in the order of the texts that come back.
+    /// Returns the text of all steps in order.
     fn text(&self) -> String {
         let (size, steps, count) = (self.layout.size(self.columns), self.layout.steps, self.columns / 2);
         let d: Vec<String> = (0..count).map(|i| format!("%d{i}")).collect();
@@ -194,13 +198,13 @@ impl Product {
     }
 }
 
-/// Where a thread's elements of C and D stand.
+/// Returns the row and column of a thread's element of C and D.
 fn place_of(thread: usize, i: usize) -> (usize, usize) {
     let row = thread / 32 * 16 + thread % 32 / 4 + if i / 2 % 2 == 1 { 8 } else { 0 };
     (row, i / 4 * 8 + thread % 4 * 2 + i % 2)
 }
 
-/// The opcodes of products.
+/// Returns the opcodes of products.
 pub(super) fn opcodes() -> Vec<String> {
     let of = |n: usize| {
         [F16, BF16]
@@ -236,7 +240,7 @@ fn every_layout_is_read_and_every_sum_is_allowed() {
     }
 }
 
-/// A small product, its text changed, in blocks of so many threads.
+/// Runs a small product with a changed text, in blocks of `threads` threads.
 fn changed(changes: &[(&str, &str)], threads: u32, expected: fn(&FaultKind) -> bool) {
     let product = Product::random(8, LAYOUTS[0], 0, true, 1);
     let mut text = product.text();
@@ -249,7 +253,7 @@ fn changed(changes: &[(&str, &str)], threads: u32, expected: fn(&FaultKind) -> b
 }
 
 #[test]
-fn registers_of_products_are_nobodys() {
+fn registers_of_pending_products_must_not_be_accessed() {
     let pending =
         |kind: &FaultKind| matches!(kind, FaultKind::PendingRegister(name) if name == "%d1" || name == "%r9");
     let commit = "wgmma.commit_group.sync.aligned;";
@@ -263,18 +267,18 @@ fn registers_of_products_are_nobodys() {
     ] {
         changed(&[(commit, &format!("{touch} {commit}"))], 128, pending);
         changed(&[(wait, &format!("{touch} {wait}"))], 128, pending);
-        // A wait for all but the last group.
+        // Waits for all groups except the last one.
         changed(&[(wait, &format!("wgmma.wait_group.sync.aligned 1; {touch} {wait}"))], 128, pending);
     }
     let any = |kind: &FaultKind| matches!(kind, FaultKind::PendingRegister(_));
     changed(&[(wait, "")], 128, any);
-    // What is in no group is not waited for.
+    // A product without a group is not waited for.
     changed(&[(commit, "")], 128, any);
     changed(&[(wait, "exit;")], 128, |kind| matches!(kind, FaultKind::ProductNeverAwaited));
 }
 
 #[test]
-fn registers_are_fenced() {
+fn registers_need_a_fence_before_a_product() {
     let unfenced = |kind: &FaultKind| matches!(kind, FaultKind::UnfencedRegister(_));
     let fence = "wgmma.fence.sync.aligned;";
     changed(&[(fence, "")], 128, unfenced);
@@ -283,10 +287,10 @@ fn registers_are_fenced() {
 }
 
 #[test]
-fn what_others_wrote_is_fenced_and_ordered() {
+fn writes_of_other_threads_need_a_fence_and_a_barrier() {
     let unfenced = |kind: &FaultKind| matches!(kind, FaultKind::Unfenced { .. });
     changed(&[("fence.proxy.async.shared::cta; bar.sync 0;", "bar.sync 0;")], 128, unfenced);
-    // A fence of the reader, or one for mbarriers, is none of the writer's.
+    // A fence of the reader, or one for mbarriers, does not replace the writer's fence.
     changed(
         &[("fence.proxy.async.shared::cta; bar.sync 0;", "bar.sync 0; fence.proxy.async.shared::cta;")],
         128,
@@ -297,7 +301,7 @@ fn what_others_wrote_is_fenced_and_ordered() {
     let race = |kind: &FaultKind| matches!(kind, FaultKind::Race { .. } | FaultKind::Uninitialised(_));
     changed(&[("bar.sync 0;", "")], 128, race);
     changed(&[("bar.sync 0;", "bar.warp.sync -1;")], 128, race);
-    // A store while the product goes on, and after the wait of another warp.
+    // A store during the product, and one after another warp's wait.
     let wait = "wgmma.wait_group.sync.aligned 0;";
     let store = "@%first st.shared.b32 [%shared], 1;";
     let raced = |kind: &FaultKind| matches!(kind, FaultKind::Race { .. });
@@ -308,7 +312,7 @@ fn what_others_wrote_is_fenced_and_ordered() {
 }
 
 #[test]
-fn descriptors_describe_what_they_say() {
+fn inconsistent_descriptors_are_refused() {
     let wrong = |kind: &FaultKind| matches!(kind, FaultKind::Descriptor(..));
     let made = "shr.u64 %b, %b, 4;";
     for bits in [1u64 << 14, 1 << 31, 1 << 46, 1 << 52] {
@@ -324,7 +328,7 @@ fn descriptors_describe_what_they_say() {
     });
 }
 
-/// Warps 4 to 7 are a warp group as 0 to 3 are; 2 to 5 are none.
+/// Warps 4 to 7 are a warp group like warps 0 to 3. Warps 2 to 5 are not.
 #[test]
 fn warp_groups_start_at_multiples_of_four() {
     let product = Product::random(16, LAYOUTS[4], 1, true, 3);
@@ -342,7 +346,7 @@ fn warp_groups_start_at_multiples_of_four() {
 }
 
 #[test]
-fn a_warp_group_is_complete_and_agrees() {
+fn warp_groups_must_be_complete_and_uniform() {
     let uneven = |kind: &FaultKind| matches!(kind, FaultKind::NotUniform(_));
     let incomplete = |kind: &FaultKind| matches!(kind, FaultKind::IncompleteWarp { .. });
     let deadlock = |kind: &FaultKind| matches!(kind, FaultKind::Deadlock(_));

@@ -1,4 +1,4 @@
-//! Integers, bits and predicates, as the PTX ISA (9.7.1, 9.7.6 to 9.7.9) writes them down.
+//! Tests integers, bits and predicates against the PTX ISA (9.7.1, 9.7.6 to 9.7.9).
 
 use super::probe::{Check, Oracle, run, triples};
 
@@ -13,13 +13,13 @@ fn flag(condition: bool) -> Option<u64> {
     Some(u64::from(condition))
 }
 
-/// The sum of 64-bit words with what a sum of the low halves carries; the text adds 128 bits.
+/// Returns the high word of a 128-bit addition, which includes the carry of the low words.
 fn carried([a, b, c]: [u64; 3]) -> Option<u64> {
     Some(b.wrapping_add(c).wrapping_add(u64::from(a.checked_add(c).is_none())))
 }
 
-/// Bytes picked out of eight, a nibble of the selector each; its upper bit asks for copies of the byte's
-/// sign.
+/// Picks a byte out of eight for each nibble of the selector. A nibble's top bit replicates the
+/// byte's sign.
 fn permuted([a, b, c]: [u64; 3]) -> Option<u64> {
     let bytes = (a & W | b << 32).to_le_bytes();
     Some((0..4).fold(0, |word, i| {
@@ -30,14 +30,14 @@ fn permuted([a, b, c]: [u64; 3]) -> Option<u64> {
     }))
 }
 
-/// Bytes picked out of eight by a place from 0 to 3: which one stands at each of four places.
+/// Picks four bytes out of eight by a mode-specific function of a position from 0 to 3.
 fn picked([a, b, c]: [u64; 3], which: impl Fn(usize, usize) -> usize) -> Option<u64> {
     let bytes = (a & W | b << 32).to_le_bytes();
     let word = [0, 1, 2, 3].map(|i| bytes[which((c & 3) as usize, i)]);
     Some(u32::from_le_bytes(word).into())
 }
 
-/// For each bit, the row of the table that the operands' bits name.
+/// Selects, for each bit, the table row that the operands' bits name.
 fn looked_up([a, b, c]: [u64; 3], table: u64) -> Option<u64> {
     Some((0..32).fold(0, |word, i| {
         let row = (a >> i & 1) * 4 + (b >> i & 1) * 2 + (c >> i & 1);
@@ -45,7 +45,7 @@ fn looked_up([a, b, c]: [u64; 3], table: u64) -> Option<u64> {
     }))
 }
 
-/// The field of `field`, with the sign of its last bit, or of the word's if the field reaches beyond that.
+/// Extracts a field with the sign of its last bit, or of the word's if the field extends beyond it.
 fn signed_field(a: u64, place: u64, length: u64) -> u64 {
     let (place, length) = (place & 0xFF, length & 0xFF);
     if length == 0 {
@@ -58,7 +58,7 @@ fn signed_field(a: u64, place: u64, length: u64) -> u64 {
     })
 }
 
-/// The second operand, with so many of the first one's lowest bits from a place on.
+/// Inserts `length` low bits of the first operand into the second, from bit `place` on.
 fn inserted([a, b, c]: [u64; 3]) -> Option<u64> {
     let (place, length) = (c & 63, c >> 8 & 63);
     Some((0..32).fold(0, |word, i| {
@@ -67,8 +67,9 @@ fn inserted([a, b, c]: [u64; 3]) -> Option<u64> {
     }))
 }
 
-/// A field of so many bits from a place on, of a word of so many; no bits beyond it. Only the low byte of
-/// place and length counts.
+/// Extracts `length` bits from bit `place` on of a word of `bits` bits, without bits beyond it.
+///
+/// Only the low byte of `place` and `length` counts.
 fn field(a: u64, place: u64, length: u64, bits: u64) -> u64 {
     let (place, length) = (place & 0xFF, length & 0xFF);
     (0..length.min(bits)).filter(|i| place + i < bits).fold(0, |word, i| word | (a >> (place + i) & 1) << i)
@@ -84,8 +85,7 @@ fn shifted_right(a: u64, by: u64, bits: u32) -> u64 {
     if by >= 64 { 0 } else { (a & (u64::MAX >> (64 - bits))) >> by }
 }
 
-/// Four products of signed or unsigned bytes, and the third operand, in integers that are wide enough for
-/// all.
+/// Returns four products of signed or unsigned bytes plus the third operand, in wide integers.
 fn dot([a, b, c]: [u64; 3], signed: [bool; 2]) -> Option<u64> {
     let byte = |word: u64, i: u32, signed: bool| {
         let byte = (word >> (8 * i) & 0xFF) as i64;

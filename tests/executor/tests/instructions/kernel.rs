@@ -11,19 +11,21 @@ pub(super) const SCHEDULES: [Schedule; 6] = [
     Schedule::Random(4),
 ];
 
-/// A kernel: its body has the addresses of its input and output in `%in` and `%out`, its thread in `%number`
-/// and its block in `%block`. It starts with a variable `bytes` in shared memory, aligned to 1024 bytes, whose
-/// address is in `%shared`; behind it lie two mbarriers, `%full` and `%empty`.
+/// A test kernel.
+///
+/// Its body finds the addresses of its input and output in `%in` and `%out`, its thread in
+/// `%number` and its block in `%block`. `%shared` holds the address of the variable `bytes` in
+/// shared memory, aligned to 1024 bytes. Two mbarriers, `%full` and `%empty`, follow it.
 pub(super) struct Kernel<'a> {
     pub(super) text: &'a str,
     pub(super) blocks: u32,
     pub(super) threads: u32,
-    /// The bytes of `bytes`.
+    /// Size of `bytes`.
     pub(super) shared: usize,
     pub(super) given: &'a [u8],
-    /// The bytes of the output, which is zeros before.
+    /// Size of the output, which starts as zeros.
     pub(super) output: usize,
-    /// Whether races are looked for.
+    /// Enables the race detector.
     pub(super) races: bool,
 }
 
@@ -58,7 +60,7 @@ impl Kernel<'_> {
         Ok(memory.bytes(output).unwrap())
     }
 
-    /// What it stores, the same under every schedule.
+    /// Returns the output, which must be equal under every schedule.
     #[track_caller]
     pub(super) fn stored(&self) -> Vec<u8> {
         let found = SCHEDULES.map(|schedule| {
@@ -68,7 +70,7 @@ impl Kernel<'_> {
         found[0].clone()
     }
 
-    /// Its fault is of a kind under every schedule.
+    /// Checks that the fault is of the expected kind under every schedule.
     #[track_caller]
     pub(super) fn faults(&self, expected: fn(&FaultKind) -> bool) {
         for schedule in SCHEDULES {
@@ -80,12 +82,12 @@ impl Kernel<'_> {
     }
 }
 
-/// Bytes as words.
+/// Converts bytes to words.
 pub(super) fn words(bytes: &[u8]) -> Vec<u32> {
     bytes.as_chunks().0.iter().map(|word| u32::from_le_bytes(*word)).collect()
 }
 
-/// A wait for an mbarrier's phase of a parity, with labels of its own.
+/// Returns a wait for an mbarrier's phase of a parity, with its own labels.
 pub(super) fn wait(barrier: &str, parity: &str, label: &str) -> String {
     format!(
         "$again_{label}: mbarrier.try_wait.parity.shared.b64 %q, [{barrier}], {parity};

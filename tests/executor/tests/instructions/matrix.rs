@@ -1,4 +1,6 @@
-//! `mma` with sums in f32: fragments as the ISA's formulas place them, and sums by exact integers and
+//! Tests `mma` with f32 sums.
+//!
+//! Fragments are placed by the ISA's formulas. Sums are computed with exact integers and
 //! `rustc_apfloat`.
 
 use half::{bf16, f16};
@@ -6,7 +8,7 @@ use microscale_executor::{Approximation, Launch, Memory, Module};
 use rustc_apfloat::ieee::Single;
 use rustc_apfloat::{Float, Round};
 
-/// D = A·B + C of some elements of 16 bits.
+/// D = A·B + C with 16-bit factors.
 #[derive(Clone)]
 struct Product {
     a: [[u16; 16]; 16],
@@ -14,7 +16,7 @@ struct Product {
     c: [[f32; 8]; 16],
 }
 
-/// The type in the opcode, and what its codes are.
+/// The type in the opcode, and the decoder of its codes.
 #[derive(Clone, Copy)]
 pub(super) struct Element {
     pub(super) name: &'static str,
@@ -33,7 +35,9 @@ impl Product {
         }
     }
 
-    /// A lane's ten words: four of A, two of B, four of C. The formulas are those below the ISA's figures.
+    /// Returns a lane's ten words: four of A, two of B, four of C.
+    ///
+    /// The formulas are the ones below the ISA's figures.
     fn fragment(&self, lane: usize) -> [u32; 10] {
         let (group, place) = (lane >> 2, lane % 4);
         let a = |i: usize| {
@@ -55,12 +59,12 @@ impl Product {
     }
 }
 
-/// Where a lane's elements of C and D stand.
+/// Returns the row and column of a lane's element of C and D.
 fn place_of(lane: usize, i: usize) -> (usize, usize) {
     (if i < 2 { lane >> 2 } else { (lane >> 2) + 8 }, lane % 4 * 2 + (i & 1))
 }
 
-/// What the executor makes of them, a block each.
+/// Runs the products on the executor, one block each.
 fn results(products: &[Product], element: Element, approximation: Approximation) -> Vec<[[f32; 8]; 16]> {
     let name = element.name;
     let same: String = (0..4).map(|i| format!("setp.ne.b32 %p, %c{i}, %d{i}; @%p trap; ")).collect();
@@ -76,7 +80,7 @@ fn results(products: &[Product], element: Element, approximation: Approximation)
             ld.global.v2.f32 {{%c0, %c1}}, [%from+24]; ld.global.v2.f32 {{%c2, %c3}}, [%from+32];
             mma.sync.aligned.m16n8k16.row.col.f32.{name}.{name}.f32
                 {{%d0, %d1, %d2, %d3}}, {{%a0, %a1, %a2, %a3}}, {{%b0, %b1}}, {{%c0, %c1, %c2, %c3}};
-            // Once more, in place: that must not matter.
+            // Repeated in place, which must not matter.
             mma.sync.aligned.m16n8k16.row.col.f32.{name}.{name}.f32
                 {{%c0, %c1, %c2, %c3}}, {{%a0, %a1, %a2, %a3}}, {{%b0, %b1}}, {{%c0, %c1, %c2, %c3}};
             {same}
@@ -104,7 +108,7 @@ fn results(products: &[Product], element: Element, approximation: Approximation)
     bytes.as_chunks().0.chunks(128).map(of_lanes).collect()
 }
 
-/// Compares all elements with an oracle of the products' factors, lowest place first, and the addend.
+/// Compares all elements with an oracle of the factors, in the order of K, and the addend.
 fn compare(
     products: &[Product],
     element: Element,
@@ -123,7 +127,7 @@ fn compare(
     }
 }
 
-/// Addends as integers in units of 2^−60, which all of these numbers are multiples of.
+/// Returns the addends as integers in units of 2^−60. All of these numbers are multiples of it.
 fn integers(factors: [(f64, f64); 16], c: f32) -> Vec<i128> {
     let scaled = |x: f64, bits: i32| {
         let x = x * 2f64.powi(bits);
@@ -134,12 +138,12 @@ fn integers(factors: [(f64, f64); 16], c: f32) -> Vec<i128> {
     products.chain([scaled(c.into(), 60)]).collect()
 }
 
-/// Random products whose sums cancel, tie and spread, and whose numbers `integers` can hold.
+/// Returns random products whose sums cancel, tie and spread, within the range of `integers`.
 fn products(name: &str, seed: u64) -> Vec<Product> {
     let mut rng = fastrand::Rng::with_seed(seed);
     let mut products = Vec::new();
     for _ in 0..300 {
-        // Exponents of a few binades, or of all that fit.
+        // Exponents from a few binades, or from all that fit.
         let spread = [2, 5, 12, 24][rng.usize(..4)];
         let few = rng.bool();
         let mut other = rng.fork();
@@ -163,13 +167,13 @@ fn products(name: &str, seed: u64) -> Vec<Product> {
     products
 }
 
-/// The exact sum, rounded once.
+/// Returns the exact sum, rounded once.
 pub(super) fn nearest(factors: [(f64, f64); 16], c: f32) -> f32 {
     // Integers become f32 by rounding to nearest, ties to even.
     integers(factors, c).iter().sum::<i128>() as f32 * 2f32.powi(-60)
 }
 
-/// Addends and the sum cut to 24 bits.
+/// Returns the sum of truncated addends, truncated to 24 bits.
 pub(super) fn cut(factors: [(f64, f64); 16], c: f32) -> f32 {
     let cut = |x: i128, bits: u32| x / (1 << bits) * (1 << bits);
     let addends = integers(factors, c);
@@ -179,7 +183,7 @@ pub(super) fn cut(factors: [(f64, f64); 16], c: f32) -> f32 {
     cut(sum, length(sum).saturating_sub(24)) as f32 * 2f32.powi(-60)
 }
 
-/// One addition after the other.
+/// Adds one addend after the other.
 pub(super) fn in_order(factors: [(f64, f64); 16], c: f32) -> f32 {
     let single = |x: f64| Single::from_bits(u128::from((x as f32).to_bits()));
     let sum = factors.iter().fold(single(c.into()), |sum, &(a, b)| {
@@ -189,7 +193,7 @@ pub(super) fn in_order(factors: [(f64, f64); 16], c: f32) -> f32 {
 }
 
 #[test]
-fn the_nearest_is_the_exact_sum_rounded_once() {
+fn nearest_rounds_the_exact_sum_once() {
     for (element, seed) in [(F16, 1), (BF16, 2)] {
         compare(&products(element.name, seed), element, Approximation::Nearest, |factors, c, found| {
             assert_eq!(found, nearest(factors, c), "{factors:?} {c}");
@@ -198,7 +202,7 @@ fn the_nearest_is_the_exact_sum_rounded_once() {
 }
 
 #[test]
-fn the_lowest_cuts_addends_and_the_sum_to_24_bits() {
+fn lowest_truncates_addends_and_sum_to_24_bits() {
     for (element, seed) in [(F16, 3), (BF16, 4)] {
         compare(&products(element.name, seed), element, Approximation::Low, |factors, c, found| {
             assert_eq!(found, cut(factors, c), "{factors:?} {c}");
@@ -207,7 +211,7 @@ fn the_lowest_cuts_addends_and_the_sum_to_24_bits() {
 }
 
 #[test]
-fn the_highest_adds_one_after_the_other() {
+fn highest_adds_products_one_after_the_other() {
     for (element, seed) in [(F16, 5), (BF16, 6)] {
         compare(&products(element.name, seed), element, Approximation::High, |factors, c, found| {
             assert_eq!(found.to_bits(), in_order(factors, c).to_bits(), "{factors:?} {c}");
@@ -234,7 +238,7 @@ fn scattered_orders_differ_and_stay_within_the_bound_of_any_order() {
 }
 
 #[test]
-fn sums_that_are_exact_are_the_same_in_every_way() {
+fn exact_sums_are_equal_in_every_rounding() {
     let mut rng = fastrand::Rng::with_seed(8);
     let mut other = rng.fork();
     for element in [F16, BF16] {
@@ -258,7 +262,7 @@ fn all() -> [Approximation; 4] {
 }
 
 #[test]
-fn nan_and_infinities_are_ieees() {
+fn nan_and_infinities_follow_ieee() {
     let mut rng = fastrand::Rng::with_seed(9);
     let mut other = rng.fork();
     let infinity = |element: Element| if element.name == "f16" { 0x7C00 } else { 0x7F80 };
@@ -316,7 +320,7 @@ fn the_ends_of_the_range() {
         assert_eq!(of([1.0, -1.0], [3.0, 3.0], 0.0).to_bits(), 0);
         assert_eq!(of([1.0, 0.0], [0.0, 0.0], f32::MAX), f32::MAX);
     }
-    // A tie, but for what no f64 beside it can hold.
+    // A tie, broken only by an addend that no f64 can hold next to it.
     let beside =
         |rest| one([2f32.powi(-12), rest], [2f32.powi(-12), 2f32.powi(-50)], 1.0, Approximation::Nearest);
     assert_eq!(beside(0.0), 1.0);
@@ -325,7 +329,7 @@ fn the_ends_of_the_range() {
     let (huge, one_and) = ([2f32.powi(100), 1.0], [2f32.powi(100), 1.0]);
     assert_eq!(one(huge, one_and, 0.0, Approximation::Nearest), f32::INFINITY);
     assert_eq!(one(huge, one_and, 0.0, Approximation::Low), f32::MAX);
-    // Beyond f32 on the way, and back: an exact sum does not see it.
+    // Exceeds f32's range in between and returns. An exact sum is not affected.
     let back = ([2f32.powi(100), -(2f32.powi(100))], [2f32.powi(100), 2f32.powi(100)]);
     assert_eq!(one(back.0, back.1, 5.0, Approximation::Nearest), 5.0);
     assert_eq!(one(back.0, back.1, 5.0, Approximation::High), f32::INFINITY);

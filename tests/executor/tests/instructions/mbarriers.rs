@@ -1,16 +1,17 @@
-//! Mbarriers, the copies that they count, and the fences that both need: what is copied, when it is over, and
-//! that nobody may use it earlier.
+//! Tests mbarriers, the copies that they count, and the fences that both need.
+//!
+//! The tests cover the copied bytes, their completion, and the ban on earlier accesses.
 
 use microscale_executor::FaultKind;
 
 use super::kernel::{Kernel, SCHEDULES, wait, words};
 
-/// Runs with 64 threads; a word each comes out.
+/// Makes a kernel of 64 threads with one output word each.
 fn kernel<'a>(text: &'a str, given: &'a [u8]) -> Kernel<'a> {
     Kernel { text, blocks: 1, threads: 64, shared: 4096, given, output: 256, races: true }
 }
 
-/// Bytes of which any 16 in a row differ.
+/// Returns bytes such that any 16 consecutive ones differ.
 fn bytes(len: usize) -> Vec<u8> {
     (0..len).map(|i| (i * 37 + i / 256 + 1) as u8).collect()
 }
@@ -32,17 +33,17 @@ fn deadlock(kind: &FaultKind) -> bool {
     matches!(kind, FaultKind::Deadlock(_))
 }
 
-/// The thread's place in the output, and its word there.
+/// Stores `%r0` at the thread's position in the output.
 const STORE: &str = "mul.wide.u32 %l0, %number, 4; add.s64 %l0, %out, %l0; st.global.b32 [%l0], %r0;";
 
-/// Thread 0 makes a barrier of an mbarrier with so many arrivals.
+/// Returns code for thread 0 that initializes an mbarrier with `count` arrivals.
 fn made(count: &str) -> String {
     format!(
         "@%first mbarrier.init.shared.b64 [%full], {count}; @%first fence.mbarrier_init.release.cluster; bar.sync 0;"
     )
 }
 
-/// The first warp stores, the second one loads.
+/// Returns code whose first warp stores and whose second warp loads.
 fn handed(arrive: &str, wait: &str) -> String {
     format!(
         "{} mov.b32 %r0, 0; shl.b32 %r1, %number, 2; and.b32 %r1, %r1, 127; add.s32 %r1, %r1, %shared;
@@ -54,7 +55,7 @@ fn handed(arrive: &str, wait: &str) -> String {
 }
 
 #[test]
-fn who_waits_sees_what_was_before_arrivals() {
+fn waiting_threads_see_writes_from_before_the_arrivals() {
     let arrive = "mbarrier.arrive.shared.b64 _, [%full];";
     let wait0 = wait("%full", "0", "a");
     let found = words(&kernel(&handed(arrive, &wait0), &[0]).stored());
@@ -68,13 +69,13 @@ fn who_waits_sees_what_was_before_arrivals() {
     // A thread that stores after it arrived.
     let late = format!("{arrive} @%first st.shared.b32 [%r1], 9;");
     faults(&handed(&late, &wait0), early);
-    // One try is no wait.
+    // A single try is not a wait.
     let once = "mbarrier.try_wait.parity.shared.b64 %q, [%full], 0;";
     for schedule in SCHEDULES {
         let tried = kernel(&handed(arrive, once), &[0]).under(schedule);
         assert!(tried.as_ref().map_or_else(|fault| early(&fault.kind), |found| words(found) == expected));
     }
-    // An arrival of one lane is one for what the warp did only behind a barrier of the warp.
+    // One lane's arrival covers the warp's writes only after a barrier of the warp.
     let one = "@%first mbarrier.arrive.shared.b64 _, [%full];";
     let of_one = |arrive: &str| handed(arrive, &wait0).replace("[%full], 32", "[%full], 1");
     assert_eq!(words(&kernel(&of_one(&format!("bar.warp.sync -1; {one}")), &[0]).stored()), expected);
@@ -82,8 +83,8 @@ fn who_waits_sees_what_was_before_arrivals() {
 }
 
 #[test]
-fn readers_tell_writers_that_they_are_done() {
-    // The second warp reads, the first one overwrites.
+fn readers_release_buffers_to_writers() {
+    // The second warp reads, then the first one overwrites.
     let text = |arrive: &str| {
         format!(
             "{} shl.b32 %r1, %number, 2; and.b32 %r1, %r1, 127; add.s32 %r1, %r1, %shared; mov.b32 %r0, 0;
@@ -103,7 +104,7 @@ fn readers_tell_writers_that_they_are_done() {
 }
 
 #[test]
-fn mbarriers_are_used_as_they_allow() {
+fn misused_mbarriers_are_faults() {
     let arrive = "mbarrier.arrive.shared.b64 _, [%full];";
     for text in [
         arrive.to_owned(),
@@ -121,7 +122,7 @@ fn mbarriers_are_used_as_they_allow() {
         format!("{} @%first cp.async.ca.shared.global [%full], [%in], 8; cp.async.wait_all;", made("1")),
         format!("{} @%first mbarrier.try_wait.parity.shared.b64 %q, [%full], 2;", made("1")),
         format!("{} @%first mbarrier.arrive.expect_tx.shared.b64 _, [%full], 1048576;", made("1")),
-        // The phase waits for bytes, and no further arrival.
+        // The phase waits for bytes, and no further arrival is allowed.
         format!(
             "{} @%first mbarrier.arrive.expect_tx.shared.b64 _, [%full], 16; @%first {arrive}",
             made("1")
@@ -132,12 +133,12 @@ fn mbarriers_are_used_as_they_allow() {
     faults("mbarrier.init.shared.b64 [%full+4], 1;", |kind| matches!(kind, FaultKind::Misaligned(_)));
     let unordered = "@%first mbarrier.init.shared.b64 [%full], 64; bar.warp.sync -1; mbarrier.arrive.shared.b64 _, [%full];";
     faults(unordered, |kind| matches!(kind, FaultKind::Race { .. } | FaultKind::Mbarrier(..)));
-    // Nobody comes.
+    // The last arrival never comes.
     faults(&format!("{} {}", made("65"), wait("%full", "0", "a")), deadlock);
     faults(&format!("{} {arrive} {}", made("65"), wait("%full", "0", "a")), deadlock);
 }
 
-/// Phases in turn: all threads arrive and wait, many times.
+/// Consecutive phases: all threads arrive and wait, many times.
 #[test]
 fn phases_follow_each_other() {
     let text = format!(
@@ -155,13 +156,13 @@ fn phases_follow_each_other() {
         expected = (0..64).map(|i: usize| expected[i ^ 33] + 1).collect();
     }
     assert_eq!(words(&kernel(&text, &[0]).stored()), expected);
-    // Without the second buffer, who is ahead overwrites what others have not read.
+    // Without the second buffer, faster threads overwrite words that others have not read.
     faults(&text.replace("xor.b32 %r1, %r1, 256; xor.b32 %r2, %r2, 256;", ""), early);
 }
 
 const BULK: &str = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes";
 
-/// Thread 0 copies 256 bytes in two pieces, and all wait and read their words.
+/// Thread 0 copies 256 bytes in two parts. All threads wait and read their words.
 fn bulk() -> String {
     format!(
         "{} @!%first bra $read;
@@ -180,14 +181,14 @@ fn bulk_copies_land_before_their_phase_is_complete() {
     let early_expect = bulk().replace("mbarrier.arrive.expect_tx.shared.b64 _, [%full], 256;", "");
     let late = early_expect.replace("$read:", "mbarrier.arrive.expect_tx.shared.b64 _, [%full], 256; $read:");
     assert_eq!(kernel(&late, &given).stored(), given[..256]);
-    // As many bytes are copied as a register says.
+    // A register gives the number of bytes.
     let sized =
         bulk().replace("[%in], 128,", "[%in], %r9,").replace("@!%first", "mov.b32 %r9, 128; @!%first");
     assert_eq!(kernel(&sized, &given).stored(), given[..256]);
 }
 
 #[test]
-fn nobody_uses_what_a_bulk_copy_has_not_written() {
+fn memory_of_a_pending_bulk_copy_must_not_be_accessed() {
     let text = bulk();
     let change = |from: &str, to: &str| {
         assert!(text.contains(from), "{from}");
@@ -216,7 +217,7 @@ fn nobody_uses_what_a_bulk_copy_has_not_written() {
     let fenced = change("fence.mbarrier_init.release.cluster", "fence.proxy.async.shared::cta");
     kernel(&fenced, &bytes(4096)).stored();
     faults(&change("[%full];", "[%empty];"), misuse);
-    // The source changes on the way, or was written by this launch.
+    // The source changes during the copy, or was written by this launch.
     let written = change("@!%first bra $read;", "@%first st.global.b32 [%in], 1; @!%first bra $read;");
     faults(&written, |kind| matches!(kind, FaultKind::Unfenced { .. }));
     // Two copies to the same bytes.
@@ -224,7 +225,7 @@ fn nobody_uses_what_a_bulk_copy_has_not_written() {
 }
 
 #[test]
-fn what_was_written_before_a_bulk_copy_is_fenced() {
+fn writes_before_a_bulk_copy_need_a_fence() {
     let text = bulk();
     let before = |stores: &str| text.replace("@!%first bra $read;", &format!("{stores} @!%first bra $read;"));
     let mine = "@%first st.shared.b32 [%shared], 1;";
@@ -238,14 +239,14 @@ fn what_was_written_before_a_bulk_copy_is_fenced() {
     faults(&before(&format!("{other} bar.sync 0; {fence}")), unfenced);
     faults(&before(&format!("{other} {fence}")), early);
     kernel(&before(&format!("{other} {fence} bar.sync 0;")), &given).stored();
-    // What was only read is ordered, no more.
+    // Memory that was only read needs an order, but no fence.
     let read = format!("{other} {fence} bar.sync 0; ld.shared.b32 %r8, [%shared];");
     faults(&before(&read), early);
     kernel(&before(&format!("{read} bar.sync 0;")), &given).stored();
 }
 
-/// A ring of stages of 128 bytes: a warp fetches, three warps sum. `full` counts the producer's arrival and
-/// the bytes, `empty` an arrival of each consumer.
+/// A ring of 128-byte stages. One warp copies, and three warps sum. `full` counts the producer's
+/// arrival and the bytes, `empty` one arrival per consumer thread.
 fn ring(stages: u32) -> String {
     format!(
         "mov.b32 %r0, 0; mov.b32 %r10, 0; mov.b32 %r11, 0; mov.b32 %r12, 0;
@@ -291,10 +292,10 @@ fn rings_of_stages() {
     let either = |kind: &FaultKind| early(kind) || misuse(kind) || deadlock(kind);
     wrong(&wait("%r3", "%r4", "p"), "", either);
     wrong(&wait("%r2", "%r11", "c"), "", either);
-    // Some consumers are not waited for, or too many.
+    // The wait covers too few consumers, or too many.
     wrong("[%r1], 96", "[%r1], 95", either);
     wrong("[%r1], 96", "[%r1], 97", deadlock);
-    // An arrival before the load.
+    // Arrives before the load.
     wrong(
         "ld.shared.b32 %r7, [%r5];",
         "mbarrier.arrive.shared.b64 _, [%r3]; ld.shared.b32 %r7, [%r5];",
@@ -319,15 +320,15 @@ fn mbarriers_await_copies_of_threads() {
     let all = words(&given);
     let expected: Vec<u32> = (0..64).map(|i: usize| all[(i ^ 33) * 2] ^ all[(i ^ 33) * 2 + 1]).collect();
     assert_eq!(words(&kernel(&text("", arrive, &wait), &given).stored()), expected);
-    // A copy that began after the arrival is not waited for.
+    // The arrival does not cover a copy issued after it.
     faults(&text(arrive, "", &wait), |kind| early(kind) || matches!(kind, FaultKind::NeverAwaited(_)));
     faults(&text("", arrive, ""), early);
     faults(&text("", &format!("@!%first {arrive}"), &wait), deadlock);
-    // What the thread stored itself is not told by its copies.
+    // The arrival of copies does not release the thread's own stores.
     let store = "st.shared.b32 [%r2+2048], 5;";
     let stored = text("", &format!("{store} {arrive}"), &wait).replace("[%r2+4]; xor", "[%r2+2048]; xor");
     faults(&stored, early);
-    // The thread may exit; somebody must wait.
+    // The thread may exit, but another thread must wait.
     let exits = "setp.lt.u32 %p, %number, 32; @%p exit;";
     let given = bytes(512);
     let text = text("", &format!("{arrive} {exits}"), &wait);

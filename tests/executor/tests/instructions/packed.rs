@@ -1,4 +1,4 @@
-//! f16 and bf16 in pairs, and 16-bit integers in pairs.
+//! Tests pairs of f16 or bf16, and pairs of 16-bit integers.
 
 use rustc_apfloat::ieee::{BFloat, Half};
 use rustc_apfloat::{Float, Round};
@@ -7,7 +7,7 @@ use super::probe::{Check, Oracle, run, triples};
 
 const NAN: u64 = 0x7FFF;
 
-/// Both halves by an oracle for one.
+/// Applies an oracle to both halves.
 fn both([a, b, c]: [u64; 3], one: impl Fn([u64; 3]) -> Option<u64>) -> Option<u64> {
     let low = one([a, b, c].map(|word| word & 0xFFFF))?;
     let high = one([a, b, c].map(|word| word >> 16 & 0xFFFF))?;
@@ -26,7 +26,8 @@ fn fma<F: Float>(operands: [u64; 3]) -> Option<u64> {
     both(operands, |[a, b, c]| bits(of::<F>(a).mul_add_r(of(b), of(c), Round::NearestTiesToEven).value))
 }
 
-/// The larger or smaller of two numbers; NaN if `nan` and one is, else the other.
+/// Returns the larger or smaller number. If one is NaN, returns NaN with `nan`, or else the other
+/// one.
 fn extreme<F: Float>(operands: [u64; 3], larger: bool, nan: bool) -> Option<u64> {
     both(operands, |[a, b, _]| {
         let (x, y) = (of::<F>(a), of::<F>(b));
@@ -43,7 +44,7 @@ fn extreme<F: Float>(operands: [u64; 3], larger: bool, nan: bool) -> Option<u64>
     })
 }
 
-/// The larger magnitude, with the signs of both multiplied.
+/// Returns the larger magnitude, with the product of both signs.
 fn xorsign<F: Float>(operands: [u64; 3]) -> Option<u64> {
     both(operands, |[a, b, _]| {
         if of::<F>(a).is_nan() || of::<F>(b).is_nan() {
@@ -98,7 +99,7 @@ pub(super) fn checks() -> Vec<Check> {
         .collect();
     let inputs = |seed| {
         let mut inputs = triples(&edges[..], 200_000, seed);
-        // Exponents that are close, so that sums cancel and round.
+        // Close exponents, so that sums cancel and round.
         let mut rng = fastrand::Rng::with_seed(seed);
         for _ in 0..200_000 {
             let base = rng.u64(0x0800..0x7000);

@@ -1,5 +1,7 @@
-//! A pipeline of all parts: a warp copies B's stages, a warp group multiplies from them, and each tells the other
-//! by mbarriers when a stage is full and when it is empty.
+//! Tests a complete pipeline: a producer warp, a consumer warp group, and mbarriers between them.
+//!
+//! The producer copies stages of B, and the consumers multiply. Each side signals full and empty
+//! stages by mbarriers.
 
 use half::bf16;
 use microscale_executor::{Approximation, FaultKind};
@@ -7,19 +9,22 @@ use microscale_executor::{Approximation, FaultKind};
 use super::kernel::{Kernel, SCHEDULES, wait};
 use super::matrix::nearest;
 
-/// Products of 16, stages, and the bytes of a stage: eight columns.
+/// Number of steps of 16 products, number of stages, and bytes per stage (eight columns).
 const STEPS: usize = 7;
 const STAGES: usize = 3;
 const BYTES: usize = 256;
 
-/// A of 64 rows and B of eight columns; small integers, so that every sum is exact.
+/// Returns A of 64 rows and B of eight columns. Their small integers make every sum exact.
 fn matrices() -> (Vec<[i8; 16 * STEPS]>, Vec<[i8; 16 * STEPS]>) {
     let mut rng = fastrand::Rng::with_seed(4);
     let mut rows = |count: usize| (0..count).map(|_| std::array::from_fn(|_| rng.i8(-8..9))).collect();
     (rows(64), rows(8))
 }
 
-/// B by steps, each two matrices of eight columns by eight numbers, then A's registers by steps and threads.
+/// Returns B by steps, each two matrices of eight columns by eight numbers, then the registers of
+/// A.
+///
+/// A's registers are ordered by steps and threads.
 fn given(a: &[[i8; 16 * STEPS]], b: &[[i8; 16 * STEPS]]) -> Vec<u8> {
     let code = |x: i8| bf16::from_f32(x.into()).to_le_bytes();
     let mut bytes = Vec::new();
@@ -37,8 +42,9 @@ fn given(a: &[[i8; 16 * STEPS]], b: &[[i8; 16 * STEPS]]) -> Vec<u8> {
     bytes
 }
 
-/// The kernel: 128 threads multiply, thread 128 copies. A's registers alternate, because those of the product
-/// before are still in use.
+/// Returns the kernel: 128 threads multiply, and thread 128 copies.
+///
+/// The registers of A alternate because the previous product still uses its own.
 fn pipeline() -> String {
     let stage = |step: usize| step % STAGES * 8;
     let parity = |step: usize| (step / STAGES % 2).to_string();
@@ -98,13 +104,13 @@ fn kernel<'a>(text: &'a str, given: &'a [u8]) -> Kernel<'a> {
 fn stages_are_multiplied_and_freed() {
     let (a, b) = matrices();
     let (text, given) = (pipeline(), given(&a, &b));
-    // Each of two blocks would write the same.
+    // Both blocks would write the same output.
     let text = text.replace("st.global.v4.f32", "setp.eq.u32 %p, %block, 0; @%p st.global.v4.f32");
     let approximations = [Approximation::Nearest, Approximation::Low, Approximation::High];
     for (schedule, approximation) in SCHEDULES.into_iter().zip(approximations.into_iter().cycle()) {
         let found = kernel(&text, &given).with(schedule, approximation);
         let found = found.unwrap_or_else(|fault| panic!("{schedule:?}: {fault}"));
-        // The race detector changes nothing.
+        // The race detector does not change results.
         let undetected = Kernel { races: false, ..kernel(&text, &given) }.under(schedule);
         assert_eq!(undetected.unwrap(), found);
         for (at, found) in found.as_chunks().0.iter().enumerate() {
@@ -122,7 +128,7 @@ fn stages_are_multiplied_and_freed() {
 }
 
 #[test]
-fn pipelines_that_go_wrong_are_noticed() {
+fn broken_pipelines_are_detected() {
     let (a, b) = matrices();
     let given = given(&a, &b);
     let text = pipeline();
@@ -132,14 +138,14 @@ fn pipelines_that_go_wrong_are_noticed() {
         Kernel { blocks: 1, ..kernel(&text, &given) }.faults(expected);
     };
     let early = |kind: &FaultKind| matches!(kind, FaultKind::Race { .. } | FaultKind::InFlight(_));
-    // A stage is freed before the product that reads it is over.
+    // A stage is released before the product that reads it has ended.
     let (await_one, free) =
         ("wgmma.wait_group.sync.aligned 1;", "@%first mbarrier.arrive.shared.b64 _, [%empty+0];");
     wrong(&format!("{await_one} {free}"), &format!("{free} {await_one}"), early);
     let pending = |kind: &FaultKind| matches!(kind, FaultKind::PendingRegister(_));
     wrong(await_one, "", pending);
     wrong(await_one, "wgmma.wait_group.sync.aligned 2;", pending);
-    // The register of the product before is loaded anew.
+    // A register of the previous product is overwritten.
     wrong("{%r12, %r13, %r14, %r15}", "{%r8, %r9, %r10, %r11}", pending);
     wrong("wgmma.fence.sync.aligned;", "", |kind| matches!(kind, FaultKind::UnfencedRegister(_)));
     wrong("wgmma.wait_group.sync.aligned 0;", "", pending);
@@ -149,11 +155,11 @@ fn pipelines_that_go_wrong_are_noticed() {
     wrong(&wait("%empty+8", "0", "empty4"), "", |kind| {
         !matches!(kind, FaultKind::Hanging | FaultKind::OutOfBounds(_))
     });
-    // A wait for a stage that nobody frees.
+    // A wait for a stage that is never released.
     wrong("@%first mbarrier.arrive.shared.b64 _, [%empty+0];", "", |kind| {
         matches!(kind, FaultKind::Deadlock(_))
     });
-    // One warp alone waits, for all of its warp group.
+    // Only one warp waits on behalf of its warp group.
     let alone =
         format!("setp.ge.u32 %q, %number, 32; @%q bra $over; {} $over:", wait("%full+8", "0", "full1"));
     wrong(&wait("%full+8", "0", "full1"), &alone, |kind| {

@@ -1,18 +1,19 @@
-//! One instruction at a time: a kernel that loads operands, executes it, and stores the result.
+//! Tests one instruction at a time: loads operands, executes it, and stores the result.
 
 use std::collections::BTreeSet;
 
 use microscale_executor::{Launch, Memory, Module};
 use rayon::prelude::*;
 
-/// What an instruction should give for three operands, the first in the low bits; `None` where the
-/// documentation leaves it open.
+/// The expected result for three operands, the first in the low bits.
+///
+/// `None` where the documentation leaves the result open.
 pub(super) type Oracle = fn([u64; 3]) -> Option<u64>;
 
-/// An instruction, how it is used, what it is tried on, and what it should give.
+/// An instruction, its usage, its inputs and its oracle.
 ///
-/// Operands are `%a %b %c` (32 bits), `%la…` (64), `%ha…` (16) and `%pa…` (predicates, from the lowest bit);
-/// results `%d %ld %hd %pd`, of which the one that the text names is stored.
+/// Operands are `%a %b %c` (32 bits), `%la…` (64), `%ha…` (16) and `%pa…` (predicates, from the
+/// lowest bit). Results are `%d %ld %hd %pd`. The one that the text names is stored.
 pub(super) struct Check {
     pub(super) opcode: &'static str,
     pub(super) text: &'static str,
@@ -20,7 +21,7 @@ pub(super) struct Check {
     pub(super) oracle: Oracle,
 }
 
-/// Executes an instruction on each of the inputs.
+/// Executes an instruction on each input.
 pub(super) fn results(text: &str, inputs: &[[u64; 3]]) -> Vec<u64> {
     let result = ["%ld", "%hd", "%pd"].into_iter().find(|result| text.contains(result)).unwrap_or("%d");
     let stored = match result {
@@ -69,7 +70,7 @@ pub(super) fn results(text: &str, inputs: &[[u64; 3]]) -> Vec<u64> {
     found.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)).collect()
 }
 
-/// Executes all checks.
+/// Runs all checks.
 pub(super) fn run(checks: &[Check]) {
     checks.par_iter().for_each(|check| {
         let found = results(check.text, &check.inputs);
@@ -92,12 +93,12 @@ pub(super) fn run(checks: &[Check]) {
     });
 }
 
-/// The opcodes of checks.
+/// Returns the opcodes of checks.
 pub(super) fn opcodes(checks: &[Check]) -> BTreeSet<&'static str> {
     checks.iter().map(|check| check.opcode).collect()
 }
 
-/// Triples of edge cases, and of random numbers that share bits with them and each other.
+/// Returns triples of edge cases, and of random numbers that share bits with them and each other.
 pub(super) fn triples(edges: &[u64], random: usize, seed: u64) -> Vec<[u64; 3]> {
     let mut rng = fastrand::Rng::with_seed(seed);
     let mut triples = Vec::new();
@@ -111,7 +112,7 @@ pub(super) fn triples(edges: &[u64], random: usize, seed: u64) -> Vec<[u64; 3]> 
         for i in 0..3 {
             one[i] = match rng.u32(..8) {
                 0 => edges[rng.usize(..edges.len())],
-                // Near another operand, or near minus it.
+                // Close to another operand, or close to its negative.
                 1 => one[(i + 1) % 3].wrapping_add(rng.u64(..5)).wrapping_sub(2),
                 2 => one[(i + 1) % 3] ^ 0x8000_0000 ^ rng.u64(..4),
                 _ => one[i],
@@ -122,7 +123,7 @@ pub(super) fn triples(edges: &[u64], random: usize, seed: u64) -> Vec<[u64; 3]> 
     triples
 }
 
-/// f32 that arithmetic treats specially, ones next to each other, and plain ones.
+/// Returns f32 values with special rules, their neighbours, and ordinary ones.
 pub(super) fn f32_edges() -> Vec<u64> {
     let mut edges = Vec::new();
     for bits in [
@@ -163,7 +164,7 @@ pub(super) fn f32_edges() -> Vec<u64> {
     edges
 }
 
-/// Triples for f32 instructions, many with exponents that are close.
+/// Returns triples for f32 instructions, many with close exponents.
 pub(super) fn f32_triples(seed: u64) -> Vec<[u64; 3]> {
     let mut triples = triples(&f32_edges(), 150_000, seed);
     let mut rng = fastrand::Rng::with_seed(seed + 1);
@@ -171,7 +172,7 @@ pub(super) fn f32_triples(seed: u64) -> Vec<[u64; 3]> {
         let exponent = rng.u64(1..255);
         let mut near = || {
             let exponent = (exponent + rng.u64(..7)).saturating_sub(3).clamp(0, 255);
-            // Few bits, so that sums and products are often exact, or ties.
+            // Few bits, so that sums and products are often exact or ties.
             let mantissa = if rng.bool() { rng.u64(..1 << 23) } else { rng.u64(..1 << 5) << rng.u32(..19) };
             rng.u64(..2) << 31 | exponent << 23 | mantissa & 0x7F_FFFF
         };

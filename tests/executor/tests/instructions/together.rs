@@ -1,5 +1,4 @@
-//! What the lanes of a warp and the threads of a block do together, what leaves the straight path, and that
-//! nothing is without a test.
+//! Tests warp-wide and block-wide instructions and control flow, and the coverage of these tests.
 
 use std::collections::BTreeSet;
 
@@ -10,8 +9,10 @@ use super::copies::COPIES;
 use super::probe::opcodes;
 use super::{convert, double, float, groups, integer, packed};
 
-/// Runs a kernel of `warps` warps that has the address of its output in `%out`, its lane's place there in
-/// `%place`, and its number in `%number`; gives the output.
+/// Runs a kernel of `warps` warps and returns its output.
+///
+/// `%out` holds the address of the output, `%place` the lane's position there, and `%number` its
+/// number.
 fn run(text: &str, out: &[u8], warps: u32) -> Vec<u8> {
     let module = format!(
         ".version 8.8 .target sm_100f .address_size 64
@@ -52,13 +53,14 @@ fn shuffles() {
         let expected: Vec<u32> = (0..64).map(|i| (i ^ distance) * 1000).collect();
         assert_eq!(words(&run(&text, &[0; 256], 2)), expected);
     }
-    // Each lane names another one; of the number five bits count, and the warp is the lane's own.
+    // Each lane names another one. Five bits of the number count, and the source is in the lane's
+    // own warp.
     let text = "mul.lo.s32 %a, %number, 1000; mul.lo.s32 %c, %number, 7; shfl.sync.idx.b32 %b, %a, %c, 31, -1; st.global.b32 [%place], %b;";
     let expected: Vec<u32> = (0..64).map(|i| (i / 32 * 32 + i * 7 % 32) * 1000).collect();
     assert_eq!(words(&run(text, &[0; 256], 2)), expected);
 }
 
-/// Sums of a warp: lanes beyond the last one read their own.
+/// A shift down by lanes: lanes past the end read their own value.
 #[test]
 fn shuffles_down() {
     for distance in [1, 2, 4, 8, 16, 31] {
@@ -71,7 +73,7 @@ fn shuffles_down() {
     }
 }
 
-/// In the first warp one lane's predicate holds, in the second all but one, in the third all.
+/// One lane's predicate is true in the first warp, all but one in the second, all in the third.
 #[test]
 fn votes() {
     let text = |mode: &str| {
@@ -138,7 +140,7 @@ fn loads_and_stores() {
     assert_eq!(run(text, &bytes, 1), expected);
 }
 
-/// Vectors and numbers by way of the constant cache, with all that only says where to keep them.
+/// Vectors and scalars through the constant cache, with all hints about caching.
 const HINTED: [&str; 15] = [
     "ld.global.cg.v4.b32",
     "ld.global.nc.u8",
@@ -167,7 +169,7 @@ fn hints_change_nothing() {
             ["b32", "v2"] => ("{%a, %b}", "v2.b32", 8),
             ["b64", "v2"] => ("{%la, %lb}", "v2.b64", 16),
             ["b64", _] => ("%la", "b64", 8),
-            // Extended by zeros.
+            // Zero-extended.
             ["u8", _] => ("%a", "b32", 1),
             ["u16", _] => ("%a", "b32", 2),
             _ => ("%a", "b32", 4),
@@ -183,8 +185,7 @@ fn hints_change_nothing() {
     }
 }
 
-/// Shared memory: one thread's bytes go to the thread that is as far from the end, by way of every kind of
-/// access.
+/// Mirrors the bytes of all threads through shared memory, with every kind of access.
 #[test]
 fn exchanges() {
     for barrier in ["bar.sync", "barrier.sync.aligned", "barrier.cta.sync.aligned"] {
@@ -215,11 +216,11 @@ fn exchanges() {
     }
 }
 
-/// Instructions that are tested above, or used by every test here.
+/// Instructions that other tests cover, or that every test here uses.
 const ELSEWHERE: &[&str] = &[
     // In `two_longs_are_stored_at_once`.
     "st.global.v2.b64",
-    // In the crate's `run::tests::clusters`; loads of four words in the library's cases.
+    // In the crate's `run::tests::clusters`. The library's cases cover loads of four words.
     "barrier.cluster.arrive.release.aligned",
     "barrier.cluster.wait.acquire.aligned",
     "ld.shared::cluster.b32",
@@ -276,7 +277,7 @@ const ELSEWHERE: &[&str] = &[
     "cvta.global.u64",
     "cvta.to.global.u64",
     "mov.u32",
-    // `approximate_reciprocals_are_within_a_unit`, and the GPU's own in `microscale-tests`.
+    // `approximate_reciprocals_are_within_a_unit`, and on a GPU in `microscale-tests`.
     "rcp.approx.ftz.f32",
     "trap",
     // In `copies`.

@@ -1,9 +1,9 @@
-//! Clusters of blocks.
+//! Tests clusters of blocks.
 
 use super::{Run, SCHEDULES, module};
 use crate::{Fault, FaultKind, Launch, Schedule};
 
-/// Every thread stores a number, and the first block's load those of the second one's.
+/// Every thread stores a number, and the first block loads the second block's numbers.
 const TAKE: &str =
     "mov.u64 %d1, buffer; mul.wide.u32 %d2, %lane, 4; add.s64 %d1, %d1, %d2; cvt.u32.u64 %r1, %d1;
     mov.u32 %r2, %cluster_ctarank; mul.lo.s32 %r3, %r2, 1000; add.s32 %r3, %r3, %lane; st.shared.b32 [%r1], %r3;
@@ -17,7 +17,7 @@ fn take(body: &str, schedule: Schedule) -> Run {
     Run::of(&module(".extern .shared .align 16 .b8 buffer[];", body), &launch, &[])
 }
 
-/// The fault of a body with this in place of that.
+/// Returns the fault of the body with `that` replaced by `this`.
 fn fault(that: &str, this: &str, schedule: Schedule) -> Fault {
     assert!(TAKE.contains(that));
     take(&TAKE.replace(that, this), schedule).fault()
@@ -31,7 +31,7 @@ fn blocks_of_a_cluster_read_each_others_shared_memory() {
 }
 
 #[test]
-fn barriers_of_a_cluster_are_missed() {
+fn a_missing_cluster_barrier_is_a_race() {
     let first = "barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;\n    setp";
     for schedule in SCHEDULES {
         let found = fault(first, "setp", schedule);
@@ -49,20 +49,20 @@ fn barriers_of_a_cluster_are_missed() {
 }
 
 #[test]
-fn only_accesses_of_the_cluster_reach_others() {
+fn only_cluster_accesses_reach_other_blocks() {
     for schedule in SCHEDULES {
         let found = fault("ld.shared::cluster.b32", "ld.shared.b32", schedule);
         assert!(matches!(*found.kind, FaultKind::OutOfBounds(_)), "{found}");
         let found = fault("%r4, %r1, 1", "%r4, %r1, 2", schedule);
         assert!(matches!(*found.kind, FaultKind::NoSuchBlock { rank: 2 }), "{found}");
-        // Without a block's number it is the own memory.
+        // Rank 0 is the block's own memory.
         let own = take(&TAKE.replace("%r4, %r1, 1", "%r4, %r1, 0"), schedule).words();
         assert_eq!(own, (0..128).collect::<Vec<u32>>());
     }
 }
 
 #[test]
-fn clusters_are_whole() {
+fn grids_of_partial_clusters_are_refused() {
     for launch in
         [Launch::new(3, 128).cluster(2), Launch::new(2, 64).cluster(2), Launch::new(2, 128).cluster(0)]
     {

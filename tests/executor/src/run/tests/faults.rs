@@ -1,4 +1,4 @@
-//! Every kind of fault and error is provoked.
+//! Provokes every kind of fault and error.
 
 use super::{Run, fault, module, refused};
 use crate::{Access, Error, FaultKind, Launch, Memory, Space};
@@ -20,13 +20,13 @@ fn accesses_out_of_bounds_name_the_buffer_and_the_thread() {
     assert!(matches!(&*found.kind, FaultKind::OutOfBounds(access) if access.buffer.is_none()), "{found}");
     let found = fault("st.shared.b32 [%lane], %lane;", 1);
     assert!(matches!(&*found.kind, FaultKind::OutOfBounds(access) if access.space == Space::Shared));
-    // The last bytes only.
+    // Only the last bytes are out of bounds.
     let found = fault("ld.global.v2.b32 {%r1, %r2}, [%in+124];", 1);
     assert!(matches!(&*found.kind, FaultKind::OutOfBounds(_)), "{found}");
 }
 
 #[test]
-fn accesses_are_aligned_to_all_of_their_size() {
+fn accesses_must_be_aligned_to_their_size() {
     let found = fault("ld.global.v2.b32 {%r1, %r2}, [%in+4];", 1);
     assert!(matches!(&*found.kind, FaultKind::Misaligned(access) if access.offset == 4 && access.bytes == 8));
     let found = fault("ld.global.b16 %h1, [%in+1];", 1);
@@ -41,7 +41,7 @@ fn accesses_are_aligned_to_all_of_their_size() {
 }
 
 #[test]
-fn what_nobody_wrote_is_not_read() {
+fn reads_of_unwritten_memory_are_faults() {
     let found = fault("st.global.b8 [%out], %lane; ld.global.b32 %r1, [%out];", 3);
     assert!(matches!(&*found.kind, FaultKind::Uninitialised(access) if access.offset % 4 == 1), "{found}");
     let found = fault("red.global.add.u32 [%out], 1;", 1);
@@ -56,12 +56,12 @@ fn what_nobody_wrote_is_not_read() {
 }
 
 #[test]
-fn constant_loads_read_what_does_not_change() {
+fn constant_loads_of_written_memory_are_faults() {
     let body = "st.global.b32 [%out], %lane; ld.global.nc.b32 %r1, [%out];";
     assert!(matches!(&*fault(body, 1).kind, FaultKind::NotConstant(_)));
     let body = "ld.global.nc.b32 %r1, [%in]; st.global.b32 [%in], %lane;";
     assert!(matches!(&*fault(body, 1).kind, FaultKind::NotConstant(_)));
-    // In another launch it is allowed.
+    // Allowed in another launch.
     let module = module("", "ld.global.nc.b32 %r1, [%in]; add.s32 %r1, %r1, 1; st.global.b32 [%out], %r1;");
     let kernel = module.kernel("k").unwrap();
     let mut memory = Memory::new();
@@ -72,7 +72,7 @@ fn constant_loads_read_what_does_not_change() {
 }
 
 #[test]
-fn registers_are_written_before_they_are_read() {
+fn reads_of_unwritten_registers_are_faults() {
     let found = fault("setp.lt.u32 %p1, %lane, 7; @%p1 mov.u32 %r1, 1; add.s32 %r2, %r1, 1;", 32);
     assert!(matches!(&*found.kind, FaultKind::UnwrittenRegister(name) if name == "%r1"), "{found}");
     assert_eq!(found.thread, 7);
@@ -80,7 +80,7 @@ fn registers_are_written_before_they_are_read() {
     assert!(matches!(&*found.kind, FaultKind::UnwrittenRegister(name) if name == "%p1"), "{found}");
     let found = fault("addc.u32 %r1, %lane, 0;", 1);
     assert!(matches!(&*found.kind, FaultKind::UnwrittenRegister(name) if name == "CC.CF"), "{found}");
-    // A block's own registers forget what a block before left in their place.
+    // Reused registers of a scope forget the values of the previous scope.
     let error = refused("{ .reg .b32 x; mov.b32 x, 1; mov.b32 %r1, x; } { .reg .b32 x; mov.b32 %r1, x; }");
     assert!(
         matches!(&error, Error::Invalid { message, .. } if message.contains("before it is written")),
@@ -89,14 +89,14 @@ fn registers_are_written_before_they_are_read() {
 }
 
 #[test]
-fn traps_and_endless_loops() {
+fn traps_and_endless_loops_are_faults() {
     assert!(matches!(*fault("setp.eq.b32 %p1, %lane, 5; @%p1 trap;", 8).kind, FaultKind::Trap));
     let found = Run::new("$loop: bra $loop;", &Launch::new(1, 1).limit(1000)).fault();
     assert!(matches!(*found.kind, FaultKind::Hanging), "{found}");
 }
 
 #[test]
-fn what_is_not_known_is_unsupported() {
+fn unknown_instructions_are_unsupported() {
     for body in [
         "frob.b32 %r1, %r2;",
         "div.f64 %d1, %d1, %d2;",
@@ -169,7 +169,7 @@ fn what_is_not_known_is_unsupported() {
 }
 
 #[test]
-fn what_ptx_does_not_allow_is_invalid() {
+fn invalid_ptx_is_refused() {
     for body in [
         "add.s32 %r1, %r2;",
         "add.s32 %r1, %r2, %d1;",
@@ -243,7 +243,7 @@ fn what_ptx_does_not_allow_is_invalid() {
 }
 
 #[test]
-fn scopes_shadow() {
+fn inner_scopes_shadow_outer_ones() {
     let body = "mov.b32 %r1, 1; { .reg .b32 %r1; mov.b32 %r1, 5; { .reg .b16 %r1; mov.b16 %r1, 7; } add.s32 %r2, %r1, 0; }
         add.s32 %r2, %r2, %r1; st.global.b32 [%out], %r2;";
     assert_eq!(super::words(body, 1), [6]);

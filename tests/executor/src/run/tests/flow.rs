@@ -1,15 +1,15 @@
-//! Control flow, and lanes that do things together.
+//! Tests control flow and warp-wide instructions.
 
 use super::{Run, fault, words};
 use crate::{FaultKind, Launch};
 
-/// Stores a register of every thread.
+/// Appends a store of a register by every thread.
 fn stored(body: &str, register: &str) -> String {
     format!("{body} st.global.b32 [%out], {register};")
 }
 
 #[test]
-fn lanes_go_different_ways_and_meet_again() {
+fn divergent_lanes_reconverge() {
     let body = stored(
         "and.b32 %r1, %lane, 1; setp.eq.b32 %p1, %r1, 0;
         @%p1 bra $even;
@@ -23,7 +23,7 @@ fn lanes_go_different_ways_and_meet_again() {
 }
 
 #[test]
-fn loops_run_as_often_as_each_lane_wants() {
+fn loop_counts_may_differ_per_lane() {
     let body = stored(
         "mov.u32 %r1, 0; mov.u32 %r2, 0;
         $loop: setp.ge.u32 %p1, %r1, %lane; @%p1 bra $end;
@@ -45,7 +45,7 @@ fn shuffles_in_divergent_code_join_the_lanes_of_their_masks() {
         $end:",
         "%r2",
     );
-    // Lane 1 reads lane 16, which takes no part.
+    // Lane 1 reads lane 16, which does not execute the shuffle.
     let fault_found = fault(&body, 32);
     assert!(matches!(*fault_found.kind, FaultKind::InactiveSource { lane } if lane >= 16), "{fault_found}");
     let body = body.replace("15, 31,", "15, 0x100f,");
@@ -68,15 +68,14 @@ fn shuffles_of_every_mode_follow_the_segments() {
     assert_eq!(of("up", 1, 0x1800), expect(&|lane| if lane % 8 == 0 { lane + 100 } else { lane - 1 }));
     assert_eq!(of("down", 3, 31), expect(&|lane| if lane > 28 { lane + 100 } else { lane + 3 }));
     assert_eq!(of("bfly", 9, 31), expect(&|lane| lane ^ 9));
-    // Expects the result of __shfl_xor_sync with a width of 8: lanes of a later segment may read an earlier
-    // one.
+    // The result of __shfl_xor_sync with width 8: lanes of a later segment may read an earlier one.
     assert_eq!(of("bfly", 8, 0x181f), expect(&|lane| if lane & 8 != 0 { lane ^ 8 } else { lane + 100 }));
     assert_eq!(of("idx", 33, 31), [1; 32]);
     assert_eq!(of("idx", 3, 0x181f), expect(&|lane| lane / 8 * 8 + 3));
 }
 
 #[test]
-fn exited_lanes_are_not_waited_for() {
+fn warps_do_not_wait_for_exited_lanes() {
     let body = stored(
         "mov.u32 %r1, 0; st.global.b32 [%out], %r1;
         setp.ge.u32 %p1, %lane, 20; @%p1 exit;
@@ -95,7 +94,7 @@ fn matrices_are_multiplied_by_all_lanes() {
     let mma = "mov.b32 %r1, 0x3c003c00; mov.b32 %r2, 0f40400000;
         mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%r4, %r5, %r6, %r7}, {%r1, %r1, %r1, %r1}, {%r1, %r1}, {%r2, %r2, %r2, %r2};";
     assert_eq!(words(&stored(mma, "%r7"), 64), [19f32.to_bits(); 64]);
-    // Lanes that went different ways meet at it.
+    // Divergent lanes reconverge at the instruction.
     let apart = "and.b32 %r9, %lane, 1; setp.eq.b32 %p1, %r9, 0; @%p1 bra $even; add.s32 %r9, %r9, 1; $even:";
     assert_eq!(words(&stored(&format!("{apart} {mma}"), "%r4"), 32), [19f32.to_bits(); 32]);
 
@@ -122,7 +121,7 @@ fn matrices_are_multiplied_by_all_lanes() {
 }
 
 #[test]
-fn what_can_never_come_together_is_a_deadlock() {
+fn lanes_that_cannot_converge_deadlock() {
     let body = "setp.eq.b32 %p1, %lane, 3; @%p1 bra $a; bar.warp.sync -1; bra $end;
         $a: shfl.sync.idx.b32 %r1, %lane, 3, 31, -1; $end:";
     let found = fault(body, 32);
@@ -132,14 +131,14 @@ fn what_can_never_come_together_is_a_deadlock() {
 }
 
 #[test]
-fn masks_must_hold_the_lane() {
+fn masks_must_include_the_executing_lane() {
     let found = fault("shfl.sync.idx.b32 %r1, %lane, 0, 31, 0x7fffffff;", 32);
     assert!(matches!(*found.kind, FaultKind::NotAMember { mask: 0x7fff_ffff }), "{found}");
     assert_eq!(found.thread, 31);
 }
 
 #[test]
-fn guards_let_lanes_pass_by() {
+fn guarded_instructions_skip_lanes() {
     let body = stored(
         "mov.u32 %r1, 1; and.b32 %r2, %lane, 3; setp.eq.b32 %p1, %r2, 2;
         @%p1 mov.u32 %r1, 2; @!%p1 add.s32 %r1, %r1, 10;

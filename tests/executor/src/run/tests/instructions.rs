@@ -1,16 +1,17 @@
-//! Instructions through text: operands, vectors and instructions with state. Their results are tested in
-//! `semantics`.
+//! Tests instructions through text: operands, vectors and stateful instructions.
+//!
+//! `semantics` tests their results.
 
 use super::{Run, words};
 use crate::{Approximation, Launch, Schedule};
 
-/// The word that one thread stores.
+/// Returns the word that a single thread stores.
 fn one(body: &str) -> u32 {
     words(&format!("{body} st.global.b32 [%out], %r1;"), 1)[0]
 }
 
 #[test]
-fn carries_run_through_a_chain() {
+fn carries_propagate_through_a_chain() {
     let wide = |instruction: &str, a: u64, b: u64| {
         let body = format!(
             "mov.b64 %d1, {a}; mov.b64 %d2, {b}; mov.b64 {{%r2, %r3}}, %d1; mov.b64 {{%r4, %r5}}, %d2;
@@ -45,7 +46,7 @@ fn vectors_are_packed_lowest_first() {
 }
 
 #[test]
-fn memory_is_little_endian_and_extended_as_the_type_says() {
+fn memory_is_little_endian_and_loads_extend_by_type() {
     let read = |load: &str| {
         let body = format!("{load} st.global.b32 [%out], %r1;");
         Run::with(&body, &Launch::new(1, 1), &[0x80ff_0201, 7]).words()[0]
@@ -63,7 +64,7 @@ fn memory_is_little_endian_and_extended_as_the_type_says() {
 }
 
 #[test]
-fn atomics_return_what_was_there() {
+fn atomics_return_the_old_value() {
     for schedule in [Schedule::LowestFirst, Schedule::HighestFirst, Schedule::Random(4)] {
         let body = "atom.global.add.u32 %r1, [%in], 1; st.global.b32 [%out], %r1;";
         let mut words = Run::with(body, &Launch::new(1, 50).schedule(schedule), &[10]).words();
@@ -126,6 +127,6 @@ fn quotients_and_rests_have_no_sign() {
             "mov.b64 %d1, -7; mov.b64 %d2, 0x100000001; {instruction}.u64 %d1, %d1, %d2; cvt.u32.u64 %r1, %d1;"
         ))
     };
-    // 2^64 - 7 is (2^32 + 1) times 2^32 - 2, and 2^32 - 5 more.
+    // 2^64 - 7 is (2^32 + 1) times 2^32 - 2, plus 2^32 - 5.
     assert_eq!([wide("div"), wide("rem")], [u32::MAX - 1, u32::MAX - 4]);
 }

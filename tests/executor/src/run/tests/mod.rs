@@ -1,4 +1,4 @@
-//! Small kernels, for what only shows when they run.
+//! Small kernels that test run-time behavior.
 
 mod clusters;
 mod faults;
@@ -13,7 +13,8 @@ use crate::{Argument, Buffer, Error, Fault, FaultKind, Launch, Memory, Module, S
 const SCHEDULES: [Schedule; 4] =
     [Schedule::LowestFirst, Schedule::HighestFirst, Schedule::Random(1), Schedule::Random(99)];
 
-/// Registers that every test kernel has; `%lane` holds the thread, `%out` the address of its word in `out`.
+/// Declarations of every test kernel. `%lane` is the thread, `%out` the address of its word in
+/// `out`.
 const HEAD: &str = "
     .reg .pred %p<8>; .reg .b16 %h<8>; .reg .b32 %r<32>; .reg .b64 %d<16>; .reg .b32 %lane; .reg .b64 %out, %in;
     mov.u32 %lane, %tid.x;
@@ -31,7 +32,7 @@ fn module(head: &str, body: &str) -> Module {
     Module::parse(&text).unwrap()
 }
 
-/// A run of a test kernel: a word for every thread in `out`, and 32 words in `in`.
+/// A run of a test kernel with one word per thread in `out`, and 32 words in `in`.
 struct Run {
     memory: Memory,
     out: Buffer,
@@ -57,7 +58,7 @@ impl Run {
         Self { memory, out, result }
     }
 
-    /// The words of `out`.
+    /// Returns the words of `out`.
     fn words(self) -> Vec<u32> {
         self.result.unwrap_or_else(|fault| panic!("{fault}"));
         let bytes = self.memory.bytes(self.out).unwrap();
@@ -69,7 +70,7 @@ impl Run {
     }
 }
 
-/// The words that a kernel writes, the same under every schedule.
+/// Returns the words that a kernel writes, which must be equal under every schedule.
 fn words(body: &str, threads: u32) -> Vec<u32> {
     let under = |schedule| Run::new(body, &Launch::new(1, threads).schedule(schedule)).words();
     let first = under(SCHEDULES[0]);
@@ -79,7 +80,7 @@ fn words(body: &str, threads: u32) -> Vec<u32> {
     first
 }
 
-/// The fault of a kernel, the same kind under every schedule; the one of the first schedule comes back.
+/// Returns a kernel's fault under the first schedule. The kind must be equal under every schedule.
 fn fault(body: &str, threads: u32) -> Fault {
     let under = |schedule| Run::new(body, &Launch::new(1, threads).schedule(schedule)).fault();
     let first = under(SCHEDULES[0]);
@@ -90,13 +91,13 @@ fn fault(body: &str, threads: u32) -> Fault {
     first
 }
 
-/// The reason why a kernel is not lowered.
+/// Returns why a kernel is not lowered.
 fn refused(body: &str) -> Error {
     module("", body).kernel("k").expect_err("an error")
 }
 
 #[test]
-fn launches_that_do_not_fit_are_refused() {
+fn launches_with_wrong_arguments_or_sizes_are_refused() {
     let module = module("", "");
     let kernel = module.kernel("k").unwrap();
     let mut memory = Memory::new();
@@ -113,7 +114,7 @@ fn launches_that_do_not_fit_are_refused() {
 }
 
 #[test]
-fn statistics_and_coverage_tell_what_was_executed() {
+fn statistics_and_coverage_count_executed_instructions() {
     let body = "setp.lt.u32 %p1, %lane, 40; @%p1 bra $low; mov.u32 %r1, 7; $low: @!%p1 exit; mov.u32 %r2, 1;
         mov.u32 %r1, 1; st.global.b32 [%out], %r1;";
     let module = module("", body);

@@ -1,9 +1,9 @@
-//! Races between threads, warps and blocks, and the barriers that order accesses.
+//! Tests races between threads, warps and blocks, and the barriers that order accesses.
 
 use super::{Run, SCHEDULES, fault, module};
 use crate::{Fault, FaultKind, Launch};
 
-/// The same body in many threads and blocks; they share `in`.
+/// Runs the same body in many threads and blocks, which share `in`.
 fn run(body: &str, blocks: u32, threads: u32) -> Vec<Result<(), Fault>> {
     let run = |schedule| {
         let module = module(".shared .align 4 .b8 buffer[256];", body);
@@ -30,12 +30,12 @@ fn writes_of_two_threads_race_even_with_the_same_value() {
     assert!(races("st.global.b32 [%in], 1;", 2, 1));
     assert!(!races("st.global.b32 [%in], 1;", 1, 1));
     assert!(!races("ld.global.b32 %r1, [%in];", 2, 64));
-    // Beside each other is not the same.
+    // Adjacent bytes do not race.
     assert!(!races("cvt.u64.u32 %d1, %lane; add.s64 %d1, %d1, %in; st.global.b8 [%d1], %lane;", 1, 64));
 }
 
 #[test]
-fn a_race_names_both() {
+fn a_race_names_both_accesses() {
     let body = "setp.eq.b32 %p1, %lane, 0; @%p1 st.global.b32 [%in], 1;\n ld.global.b16 %h1, [%in+2];";
     let found = fault(body, 64);
     let FaultKind::Race { access, block: 0, thread, line, instruction } = &*found.kind else {
@@ -50,7 +50,7 @@ fn a_race_names_both() {
 }
 
 #[test]
-fn barriers_order_their_block_only() {
+fn barriers_order_only_their_block() {
     let body = "setp.eq.b32 %p1, %lane, 40; @%p1 st.shared.b32 [buffer], 1; BARRIER ld.shared.b32 %r1, [buffer]; BARRIER
         setp.eq.b32 %p1, %lane, 3; @%p1 st.shared.b32 [buffer], 2;";
     assert!(!races(&body.replace("BARRIER", "bar.sync 0;"), 2, 64));
@@ -70,19 +70,19 @@ fn barriers_of_a_warp_order_its_lanes_and_shuffles_do_not() {
     assert!(!races(&body.replace("SYNC", "bar.warp.sync 0x1f;"), 1, 5));
     assert!(races(&body.replace("SYNC", "shfl.sync.idx.b32 %r1, %lane, 0, 31, -1;"), 1, 32));
     assert!(races(&body.replace("SYNC", ""), 1, 32));
-    // Errs on the side of reporting: a barrier of some lanes orders these in truth.
+    // The detector reports too much here: in reality, a barrier of some lanes orders those lanes.
     let some = "setp.lt.u32 %p2, %lane, 8; @%p2 bar.warp.sync 0xff;";
     assert!(races(&body.replace("SYNC", some), 1, 32));
 }
 
 #[test]
-fn volatile_accesses_race_with_plain_ones_only() {
+fn volatile_accesses_race_only_with_plain_accesses() {
     assert!(!races("st.volatile.shared.b32 [buffer], %lane; ld.volatile.shared.b32 %r1, [buffer];", 2, 64));
     assert!(races("st.shared.b32 [buffer], %lane; ld.volatile.shared.b32 %r1, [buffer];", 1, 2));
 }
 
 #[test]
-fn atomics_race_with_plain_accesses_only() {
+fn atomics_race_only_with_plain_accesses() {
     assert!(!races("red.global.add.u32 [%in], 1; atom.global.max.u32 %r1, [%in], 1;", 3, 64));
     assert!(!races("red.global.add.u32 [%in], 1; ld.relaxed.gpu.global.u32 %r1, [%in];", 3, 64));
     assert!(races("red.global.add.u32 [%in], 1; ld.global.u32 %r1, [%in];", 1, 2));

@@ -1,9 +1,9 @@
-//! Shared memory, and barriers of the block.
+//! Tests shared memory and block barriers.
 
 use super::{Run, SCHEDULES, module};
 use crate::{Access, Fault, FaultKind, Launch, Schedule, Space};
 
-/// Stores a thread's number, and loads what the thread that is as far from the end has stored.
+/// Stores a thread's number, and loads the number of its mirror thread.
 const EXCHANGE: &str =
     "mov.u64 %d1, buffer; mul.wide.u32 %d2, %lane, 4; add.s64 %d2, %d1, %d2; st.shared.b32 [%d2], %lane;
     bar.sync 0;
@@ -17,7 +17,7 @@ fn exchange(body: &str, schedule: Schedule) -> Run {
     Run::of(&module(BUFFER, body), &Launch::new(1, 100).shared(400).schedule(schedule), &[])
 }
 
-/// The fault of one thread with variables in shared memory and 16 bytes of the dynamic one.
+/// Returns the fault of one thread with shared variables and 16 bytes of dynamic shared memory.
 fn faulty(head: &str, body: &str) -> Fault {
     Run::of(&module(head, body), &Launch::new(1, 1).shared(16), &[]).fault()
 }
@@ -46,19 +46,19 @@ fn barriers_join_the_warps_of_a_block() {
 
 #[test]
 fn barriers_do_not_wait_for_threads_that_exited() {
-    // The last warp has nothing to do; lanes 64 to 67 wait for nobody.
+    // The last warp is idle. Of it only lanes 64 to 67 reach the barrier.
     let early = "mov.u32 %r1, 7; st.global.b32 [%out], %r1; setp.ge.u32 %p1, %lane, 68; @%p1 exit;
         setp.ge.u32 %p1, %lane, 64; @%p1 bra $wait;";
     let body = EXCHANGE.replace("%ntid.x", "64").replace("bar.sync 0;", "$wait: bar.sync 0; @%p1 exit;");
     let expected: Vec<u32> = (0..64).rev().chain([7; 36]).collect();
     for schedule in SCHEDULES {
         assert_eq!(exchange(&format!("{early} {body}"), schedule).words(), expected);
-        // A word that a warp stored before it exited is nobody's to read.
+        // A word that a warp stored before it exited must not be read.
         let body =
             EXCHANGE.replace("bar.sync 0;", "setp.ge.u32 %p1, %lane, 64; @%p1 exit; bar.sync 0; bar.sync 0;");
         let found = exchange(&body, schedule).fault();
         assert!(matches!(&*found.kind, FaultKind::Race { thread: 64.., .. }), "{found}");
-        // Unless there was a barrier in between.
+        // It may be read if there was a barrier in between.
         let body = body.replace("setp.ge", "bar.sync 0; setp.ge");
         assert_eq!(
             exchange(&format!("st.global.b32 [%out], %lane; {body}"), schedule).words()[..2],
@@ -88,7 +88,7 @@ fn accesses_of_every_width() {
 }
 
 #[test]
-fn variables_are_apart_and_no_further_aligned_than_they_ask() {
+fn variables_do_not_overlap_and_get_no_extra_alignment() {
     let head = ".shared .b32 other; .extern .shared .align 16 .b8 dynamic[];";
     let body = ".shared .align 8 .b8 own[12]; mov.u32 %r1, other; mov.u32 %r2, own; mov.u32 %r3, dynamic;
         and.b32 %r1, %r1, 7; and.b32 %r2, %r2, 15; and.b32 %r3, %r3, 31;
@@ -120,7 +120,7 @@ fn variables_are_apart_and_no_further_aligned_than_they_ask() {
 }
 
 #[test]
-fn every_block_has_its_own() {
+fn every_block_has_its_own_shared_memory() {
     let body = "mov.u32 %r1, %ctaid.x; setp.ne.b32 %p1, %r1, 0; @%p1 bra $read; st.shared.b32 [buffer], 1; $read: ld.shared.b32 %r2, [buffer];";
     for schedule in SCHEDULES {
         let found =
@@ -131,7 +131,7 @@ fn every_block_has_its_own() {
 }
 
 #[test]
-fn addresses_of_one_space_are_none_of_another() {
+fn addresses_of_one_space_are_invalid_in_another() {
     for body in [
         "cvta.shared.u64 %d1, buffer; ld.global.b32 %r1, [%d1];",
         "cvta.shared.u64 %d1, buffer; ld.shared.b32 %r1, [%d1];",

@@ -1,4 +1,4 @@
-//! The module's variables in global memory.
+//! Tests module variables in global memory.
 
 use super::{Run, module};
 use crate::{Access, Fault, FaultKind, Launch, Space};
@@ -10,7 +10,7 @@ fn faulty(body: &str) -> Fault {
 }
 
 #[test]
-fn are_zeros_and_can_be_written() {
+fn start_as_zeros_and_can_be_written() {
     let body = "mov.b64 %d1, second; ld.global.v2.b32 {%r1, %r2}, [%d1+8]; ld.global.nc.b32 %r3, [first+4];
         or.b32 %r1, %r1, %r2; or.b32 %r1, %r1, %r3; st.global.b32 [second], 7; ld.global.b32 %r2, [%d1];
         shl.b32 %r2, %r2, 8; or.b32 %r1, %r1, %r2; and.b64 %d2, %d1, 31; cvt.u32.u64 %r2, %d2;
@@ -20,7 +20,7 @@ fn are_zeros_and_can_be_written() {
 }
 
 #[test]
-fn end_where_they_end() {
+fn accesses_past_the_end_are_faults() {
     let outside = |body: &str, name: &str, at: i64, size: usize| {
         let found = faulty(body);
         let FaultKind::OutOfBounds(access) = &*found.kind else { panic!("{found}") };
