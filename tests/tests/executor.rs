@@ -1,8 +1,7 @@
-//! Every kernel of every embedded PTX, executed on the CPU (`microscale-executor`) and compared with the
-//! library, bit for bit.
+//! Executes every kernel of the embedded PTX on the CPU and compares with the library, bit for bit.
 //!
-//! A case is a launch with its arguments, as the library launches, and the memory that it must leave. The
-//! same cases then have to notice kernels that were changed on purpose.
+//! A case is a launch with its arguments, as the library launches, and the expected memory. The
+//! same cases must also detect kernels that were changed on purpose.
 
 mod executor_tests {
     pub(crate) mod case;

@@ -172,11 +172,11 @@ impl fmt::Display for FaultKind {
             Self::Launch(message) => f.write_str(message),
             Self::OutOfBounds(access) => write!(f, "out of bounds: {access}"),
             Self::Misaligned(access) => write!(f, "misaligned: {access}"),
-            Self::Uninitialised(access) => write!(f, "nobody wrote what is read: {access}"),
+            Self::Uninitialised(access) => write!(f, "read of unwritten bytes: {access}"),
             Self::NotConstant(access) => {
                 write!(f, "written in this launch and read by ld.global.nc: {access}")
             }
-            Self::InFlight(access) => write!(f, "a copy to what is accessed is under way: {access}"),
+            Self::InFlight(access) => write!(f, "access to the destination of a copy in flight: {access}"),
             Self::NeverAwaited(access) => write!(f, "a copy that its thread never waited for: {access}"),
             Self::CopySize { read, bytes } => write!(f, "{read} bytes to read for a copy of {bytes}"),
             Self::Race { access, block, thread, line, instruction } => write!(
@@ -185,29 +185,29 @@ impl fmt::Display for FaultKind {
             ),
             Self::Unfenced { access, thread, line, instruction } => write!(
                 f,
-                "no fence.proxy.async behind thread {thread}'s line {line}, `{instruction}`: {access}"
+                "no fence.proxy.async after thread {thread}'s line {line}, `{instruction}`: {access}"
             ),
             Self::Mbarrier(access, problem) => write!(f, "{problem}: {access}"),
-            Self::BulkSize(bytes) => write!(f, "a bulk copy of {bytes} bytes, which is no multiple of 16"),
+            Self::BulkSize(bytes) => write!(f, "a bulk copy of {bytes} bytes, which is not a multiple of 16"),
             Self::Descriptor(descriptor, problem) => {
                 write!(f, "the matrix descriptor {descriptor:#018x}: {problem}")
             }
             Self::PendingRegister(name) => {
-                write!(f, "register {name} is of an asynchronous product that nobody waited for")
+                write!(f, "register {name} belongs to an asynchronous product without a wait")
             }
             Self::UnfencedRegister(name) => {
                 write!(f, "no wgmma.fence between an access to register {name} and the product")
             }
-            Self::NotUniform(what) => write!(f, "threads that must agree do not: {what}"),
+            Self::NotUniform(what) => write!(f, "threads that must agree differ: {what}"),
             Self::ProductNeverAwaited => f.write_str("a product that its threads never waited for"),
             Self::UnwrittenRegister(name) => write!(f, "register {name} is read before it is written"),
             Self::NoSuchBlock { rank } => {
-                write!(f, "the cluster has no block {rank} at work, whose shared memory it could be")
+                write!(f, "the cluster has no running block {rank}")
             }
             Self::Deadlock(message) => write!(f, "deadlock: {message}"),
-            Self::InactiveSource { lane } => write!(f, "the source, lane {lane}, takes no part"),
+            Self::InactiveSource { lane } => write!(f, "the source lane {lane} does not execute the shuffle"),
             Self::IncompleteWarp { missing } => {
-                write!(f, "all lanes of the warp must take part, and {missing:#010x} do not")
+                write!(f, "all lanes of the warp must execute it, but {missing:#010x} do not")
             }
             Self::NotAMember { mask } => write!(f, "the lane is not in its member mask {mask:#010x}"),
             Self::JumpTable { index, entries } => write!(f, "index {index} into a table of {entries}"),

@@ -1,4 +1,4 @@
-//! Recipes and inputs for quantization, and its comparison with the oracle.
+//! Recipes and inputs for quantization, and comparison with the oracle.
 
 use microscale::cpu::Isa;
 use microscale::formats::mx;
@@ -12,7 +12,7 @@ use microscale::{
 use crate::oracle::nvfp4::Rule;
 use crate::oracle::{self, Exact, Expected};
 
-/// Every combination of scale rule, ties, treatment of −0 and non-finite policy of MXFP4.
+/// Returns every combination of MXFP4's scale rule, ties, sign of zeros and non-finite policy.
 pub fn every_mxfp4_recipe() -> Vec<Recipe> {
     let mut recipes = Vec::new();
     for &(_, scale_rule) in ScaleRule::WORDS {
@@ -27,7 +27,7 @@ pub fn every_mxfp4_recipe() -> Vec<Recipe> {
     recipes
 }
 
-/// Every combination of element, scale rule and non-finite policy of MXFP8.
+/// Returns every combination of MXFP8's element, scale rule and non-finite policy.
 pub fn every_mxfp8_recipe() -> Vec<Recipe> {
     let rules = || ScaleRule::WORDS.iter().map(|(_, rule)| *rule);
     let schemes = rules().map(Scheme::Mxfp8E4m3).chain(rules().map(Scheme::Mxfp8E5m2));
@@ -36,12 +36,13 @@ pub fn every_mxfp8_recipe() -> Vec<Recipe> {
     recipes
 }
 
-/// The conventions of NVFP4.
+/// The numerics of NVFP4.
 pub const NVFP4_CONVENTIONS: [Convention; 4] =
     [Convention::Torchao, Convention::CompressedTensors, Convention::Modelopt, Convention::TransformerEngine];
 
-/// Every combination of convention, treatment of −0 and non-finite policy of NVFP4, with the global scale
-/// computed, absent, and given as what suits each of these amaxes.
+/// Returns every combination of NVFP4's numerics, sign of zeros and non-finite policy.
+///
+/// The global scale is computed, absent, or given for each of `amaxes`.
 pub fn every_nvfp4_recipe(amaxes: &[f32]) -> Vec<Recipe> {
     let mut recipes = Vec::new();
     for convention in NVFP4_CONVENTIONS {
@@ -57,25 +58,26 @@ pub fn every_nvfp4_recipe(amaxes: &[f32]) -> Vec<Recipe> {
     recipes
 }
 
-/// Every recipe of every format, with linear scales.
+/// Returns every recipe of every format, with linear scales.
 pub fn every_recipe(amaxes: &[f32]) -> Vec<Recipe> {
     [every_mxfp4_recipe(), every_mxfp8_recipe(), every_nvfp4_recipe(amaxes)].concat()
 }
 
-/// The arithmetic of a convention that has one.
+/// Returns the arithmetic of NVFP4 numerics.
 ///
 /// # Panics
-/// If it has none.
+/// Panics for other formats' numerics.
 pub fn nvfp4_arithmetic(convention: Convention) -> Arithmetic {
     convention.nvfp4().expect("a convention of NVFP4")
 }
 
-/// A global scale that suits this amax, as near to it as the range allows: 448 / G and 448 · s are finite,
-/// both are normal.
+/// Returns the global scale for this amax, limited to the valid range.
+///
+/// 448 / G or 448 · s must be finite, and the scale a normal number.
 pub fn given_for(direction: Direction, amax: f32) -> GlobalScale {
     match direction {
         Direction::Divisor => {
-            // One step more than the quotient, which is rounded.
+            // One step above the quotient, because the quotient is rounded.
             let least = (448.0 / f32::MAX).next_up();
             GlobalScale::Divisor((2688.0 / amax).clamp(least, f32::MAX))
         }
@@ -90,9 +92,10 @@ fn under_every_policy(scheme: Scheme) -> impl Iterator<Item = Recipe> {
     NonFinite::WORDS.iter().map(move |&(_, non_finite)| Recipe { scheme, non_finite, ..Recipe::default() })
 }
 
-/// A block, of a convention under the global scale `global`, that gets the scale byte `scale` and whose other
-/// elements are the midpoints of E2M1 under that scale and their neighbours, so that quotients land on ties
-/// and one step beside them.
+/// Returns a block that gets the scale byte `scale` under `rule` and is full of ties.
+///
+/// The other elements are E2M1's midpoints under that scale and their neighbours, so quotients are
+/// ties or one step away from one.
 pub fn block_of_ties<T: Exact>(rule: Rule, scale: u8, rng: &mut fastrand::Rng) -> Vec<T> {
     const MIDPOINTS: [f64; 8] = [0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, 6.0];
     let scaling = rule.scaling(scale);
@@ -101,7 +104,7 @@ pub fn block_of_ties<T: Exact>(rule: Rule, scale: u8, rng: &mut fastrand::Rng) -
         let stepped = T::of_bits(value.bits().saturating_add_signed(steps));
         if stepped.to_f64().is_finite() { stepped } else { value }
     };
-    // The leading element goes to 6 under the scale, so that the scale comes out again, or nearly.
+    // The first element maps to 6 under the scale, so quantizing reproduces the scale, or nearly.
     let mut block = vec![finite(scaling.undo(6.0))];
     while block.len() < oracle::nvfp4::BLOCK {
         let at = step(finite(scaling.undo(MIDPOINTS[rng.usize(..8)])), rng.i32(-1..=1));
@@ -110,7 +113,8 @@ pub fn block_of_ties<T: Exact>(rule: Rule, scale: u8, rng: &mut fastrand::Rng) -
     block
 }
 
-/// The same rows `row_stride` elements apart, with NaN between them: who reads it will count it.
+/// Spreads the rows to `row_stride` elements apart, with NaN between them. Reading a gap changes
+/// counts.
 pub fn spread<T: Exact>(values: &[T], shape: Shape, row_stride: usize) -> (Vec<T>, Shape) {
     assert_eq!(shape.row_stride, shape.cols);
     let mut spread = vec![T::round_f64(f64::NAN); shape.rows * row_stride];
@@ -120,15 +124,15 @@ pub fn spread<T: Exact>(values: &[T], shape: Shape, row_stride: usize) -> (Vec<T
     (spread, shape.with_row_stride(row_stride))
 }
 
-/// The shape of the tensor that a recipe makes of a matrix.
+/// Returns the shape of the tensor that a recipe makes of a matrix.
 pub fn quantized_shape(shape: Shape, recipe: &Recipe) -> QuantizedShape {
     QuantizedShape::new(recipe.format(), shape.rows, shape.cols).with_scale_layout(recipe.scale_layout)
 }
 
-/// A tensor whose every byte and whose global scale has another value than a quantization will leave.
+/// Returns a tensor whose bytes and global scale all differ from any quantization result.
 ///
 /// # Panics
-/// If the shape is too large.
+/// Panics if the shape is too large.
 pub fn used_tensor(shape: QuantizedShape) -> QuantizedTensor {
     let (codes, scales) = shape.bytes().expect("a small shape");
     let used = QuantizedTensor::from_parts(shape, vec![0xA5; codes], vec![0x5A; scales]).expect("its bytes");
@@ -138,7 +142,7 @@ pub fn used_tensor(shape: QuantizedShape) -> QuantizedTensor {
     }
 }
 
-/// Options for an instruction set and importance by column, if there is any.
+/// Returns options for an instruction set and optional importance by column.
 pub fn options(isa: Isa, importance: Option<&[f32]>) -> QuantizeOptions<'_> {
     let options = QuantizeOptions::new().isa(isa);
     importance.map_or(options, |importance| options.importance(importance))
@@ -147,7 +151,7 @@ pub fn options(isa: Isa, importance: Option<&[f32]>) -> QuantizeOptions<'_> {
 /// Quantizes into a [`used_tensor`].
 ///
 /// # Errors
-/// The errors of [`quantize_into`].
+/// Returns the errors of [`quantize_into`].
 pub fn quantize<T: Element>(
     isa: Isa,
     values: &[T],
@@ -159,7 +163,9 @@ pub fn quantize<T: Element>(
     Ok((tensor, report))
 }
 
-/// Asserts that every instruction set gives what the oracle gives, bytes and counts, or refuses with the same
+/// Asserts that every instruction set matches the oracle in bytes and counts.
+///
+/// If the oracle's policy refuses the input, every instruction set must refuse it with the same
 /// counts.
 pub fn assert_as_expected<T: Exact>(values: &[T], shape: Shape, recipe: &Recipe) -> Expected {
     let expected = oracle::quantize(values, shape, recipe);
@@ -180,7 +186,7 @@ pub fn assert_as_expected<T: Exact>(values: &[T], shape: Shape, recipe: &Recipe)
     expected
 }
 
-/// Asserts that the bytes are the same, naming the first block that is not.
+/// Asserts that the bytes are the same. The message names the first different block.
 pub fn assert_same_blocks(tensor: &QuantizedTensor, expected: &Expected, what: impl Fn() -> String) {
     let bits = |global: Option<GlobalScale>| global.map(|scale| (scale.direction(), scale.value().to_bits()));
     assert_eq!(

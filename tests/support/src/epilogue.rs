@@ -1,28 +1,30 @@
-//! What follows a product: operands of it, and results that are near the exact ones.
+//! Epilogues of products: operands, and checks of results against exact sums.
 
 use microscale::{Activation, Gate};
 
 use crate::oracle::Exact;
 use crate::weights::{Bound, ExactProducts, near};
 
-/// Steps behind a product with results in `O`, of activations in `T`. Empty operands are none.
+/// Epilogue steps of a product of `T` activations with `O` results. An empty operand means no such
+/// step.
 #[derive(Clone, Debug)]
 pub struct Steps<T, O> {
-    /// A value a row of weights.
+    /// One value per row of weights.
     pub bias: Vec<T>,
     /// The gate.
     pub gate: Option<Gate>,
-    /// A value a result.
+    /// One value per result.
     pub residual: Vec<O>,
 }
 
-/// The most that a gate's product with its sigmoid grows with the gate.
+/// Largest slope of a gate times its sigmoid.
 const STEEPEST: f64 = 1.1;
-/// What the operations of the steps lose of the numbers that they add or multiply.
+/// Relative error of the steps' operations.
 const LOST: f64 = 1.0 / (1 << 20) as f64;
 
 impl<T: Exact + Activation, O: Exact + Activation> Steps<T, O> {
-    /// Draws operands for so many rows of weights and tokens: a bias, a residual, both or none.
+    /// Draws operands for `rows` rows of weights and `tokens` tokens: a bias, a residual, both or
+    /// none.
     pub fn draw(rows: usize, tokens: usize, steps: (bool, Option<Gate>, bool), seed: u64) -> Self {
         let (bias, gate, residual) = steps;
         let mut random = fastrand::Rng::with_seed(seed);
@@ -33,16 +35,17 @@ impl<T: Exact + Activation, O: Exact + Activation> Steps<T, O> {
         Self { bias, gate, residual }
     }
 
-    /// The results of a token with weights of so many rows.
+    /// Returns the results per token for `rows` rows of weights.
     pub fn results(&self, rows: usize) -> usize {
         if self.gate.is_some() { rows / 2 } else { rows }
     }
 
-    /// Checks that results are as near to those of exact sums as a bound of these allows. Sums that are not finite, or too large,
-    /// are passed over.
+    /// Checks that results are within the error that `bound` allows for exact sums.
+    ///
+    /// Sums that are not finite, or too large, are skipped.
     ///
     /// # Errors
-    /// A text about the first that is too far.
+    /// Returns a message about the first result that is too far off.
     pub fn check(
         &self,
         exact: &ExactProducts,
@@ -77,7 +80,7 @@ impl<T: Exact + Activation, O: Exact + Activation> Steps<T, O> {
     }
 }
 
-/// The gated value of a gate and an up that are so far off, and how far off it may be.
+/// Returns the gated value of `gate` and `up` values with given errors, and its own maximum error.
 fn gated(gate: Gate, ((g, of_g), (u, of_u)): ((f64, f64), (f64, f64))) -> (f64, f64) {
     let limit = f64::from(gate.limit);
     let (g, u) = (g.min(limit), u.clamp(-limit, limit) + f64::from(gate.offset));

@@ -1,15 +1,16 @@
-//! Random values to quantize: patterns of bits, finite or not.
+//! Random values to quantize: arbitrary bit patterns, finite or not.
 
 use microscale::Element;
 
-/// Random bit patterns in which a few rows of every magnitude, zeros, subnormals and non-finite values all
-/// occur.
+/// Returns random bit patterns.
+///
+/// A few rows contain every magnitude, zeros, subnormals and non-finite values.
 pub fn patterns<T: Element>(elements: usize, non_finite: bool, seed: u64) -> Vec<T> {
     let mut rng = fastrand::Rng::with_seed(seed);
     let mut values = Vec::with_capacity(elements);
     while values.len() < elements {
-        // A stretch shares a magnitude, so that blocks with ordinary amax / element ratios occur at every
-        // exponent.
+        // A run of elements shares a magnitude, so that ordinary ratios of amax and element occur
+        // at every exponent.
         let exponent = rng.i32(-149..=127);
         let kind = rng.u32(0..8);
         for _ in 0..rng.usize(1..=40) {

@@ -1,4 +1,4 @@
-//! Things that the tests share: the places of the data, running the program, and scratch directories.
+//! Shared test support: locations of data, running the program, and scratch directories.
 
 pub mod cases;
 pub mod epilogue;
@@ -19,20 +19,22 @@ pub use program::{Arg, Run, command, program, run};
 pub use scratch::{Scratch, TensorData, header, make_pipe, raw_file};
 pub use torch_file::{TorchTensor, torch_file, torch_pickle};
 
-/// The repository's root, which holds `sample/`, `tests/golden/` and `fuzz/corpus/`; or what
-/// `MICROSCALE_TEST_DATA` names, for tests that run on another machine than they were built on.
+/// Returns the folder with `sample/`, `tests/golden/` and `fuzz/corpus/`.
+///
+/// `MICROSCALE_TEST_DATA` names it for tests that run on another machine than they were built on.
+/// The default is the repository's root.
 pub fn data_dir() -> PathBuf {
     let root = || PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..");
     std::env::var_os("MICROSCALE_TEST_DATA").map_or_else(root, PathBuf::from)
 }
 
-/// The checkpoint that is shipped with the repository.
+/// Returns the checkpoint that the repository contains.
 pub fn sample() -> PathBuf {
     data_dir().join("sample/tiny-llama")
 }
 
-// The examples of the repository's README and of the guide to the library are compiled here, as no crate that
-// is published may need a file outside of its folder.
+// Compiles the examples of the repository's README and of the library guide. A published crate must
+// not include files from outside its folder.
 #[cfg(doctest)]
 #[doc = include_str!("../../../README.md")]
 struct Readme;

@@ -8,15 +8,15 @@ use crate::oracle;
 /// The scales of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scales {
-    /// Scales that common tensors have.
+    /// Scales of ordinary tensors.
     Common,
-    /// All numbers but the largest.
+    /// All numbers except the largest.
     Numbers,
-    /// NaN among them, rarely.
+    /// Any scale, rarely NaN.
     Any,
-    /// The largest.
+    /// The largest scale.
     Largest,
-    /// The smallest under which elements are not zeros.
+    /// The smallest scale that does not turn elements into zeros.
     Smallest,
 }
 
@@ -36,12 +36,12 @@ impl Scales {
     }
 }
 
-/// The scale 1, without a global scale.
+/// Returns the byte of scale 1, without a global scale.
 pub fn scale_of_one(format: Format) -> u8 {
     if format == Format::Nvfp4 { 0x38 } else { 127 }
 }
 
-/// Any codes, and a global scale of any direction or none, by turns of the seed.
+/// Returns a tensor with arbitrary codes. The seed selects the global scale's direction, or none.
 pub fn tensor(format: Format, rows: usize, cols: usize, scales: Scales, seed: u64) -> QuantizedTensor {
     let mut random = fastrand::Rng::with_seed(seed);
     let shape = QuantizedShape::new(format, rows, cols);
@@ -61,7 +61,7 @@ pub fn tensor(format: Format, rows: usize, cols: usize, scales: Scales, seed: u6
     }
 }
 
-/// A tensor whose codes and scales are changed; the global scale stays.
+/// Returns the tensor with changed codes and scales and the same global scale.
 pub fn changed(tensor: QuantizedTensor, change: impl FnOnce(&mut [u8], &mut [u8])) -> QuantizedTensor {
     let (shape, global) = (tensor.shape(), tensor.global_scale());
     let (mut codes, mut scales) = tensor.into_parts();

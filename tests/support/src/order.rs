@@ -1,5 +1,6 @@
-//! The sums of weights times activations, bit by bit: what GPUs must come to where tensor cores lose nothing,
-//! so that only f32's roundings and their order are left.
+//! Bit-exact sums of weights times activations on GPUs, for inputs without loss in tensor cores.
+//!
+//! For such inputs only f32's roundings and their order remain.
 
 use microscale::{Format, QuantizedTensor};
 
@@ -7,34 +8,36 @@ use crate::operands::{Scales, changed, scale_of_one, tensor};
 use crate::oracle::{Exact, dot, power_of_two};
 use crate::weights::K_ITERATION;
 
-/// Columns of a chunk, which a lane has in a k-iteration.
+/// Columns of a chunk. A lane has one chunk per k-iteration.
 const CHUNK: usize = 32;
-/// Columns of a group, whose sum comes out of a tensor core if there is one token; otherwise that of a
-/// [`K_ITERATION`] does.
+/// Columns of a group.
+///
+/// With one token, tensor cores return the sum of a group. Otherwise they return the sum of a
+/// [`K_ITERATION`].
 const GROUP: usize = 16;
 
-/// The order in which a kernel adds.
+/// The order of a kernel's additions.
 #[derive(Clone, Copy, Debug)]
 pub enum Order {
-    /// The order for one token: groups, then lanes by pairs, then slices of K.
+    /// One token: groups, then lanes in pairs, then slices of K.
     M1 {
-        /// Warps that share a row.
+        /// Warps per row.
         slices: usize,
     },
-    /// The order for several tokens: k-iterations, then segments and slices of K.
+    /// Several tokens: k-iterations, then segments, then slices of K.
     M8 {
-        /// Parts of a row that a warp has side by side.
+        /// Segments of a row that a warp has side by side.
         segments: usize,
-        /// Warps that share a row.
+        /// Warps per row.
         slices: usize,
     },
 }
 
 impl Order {
-    /// The products of weights and each token's activations: row by row, for one token after the other.
+    /// Returns the products of weights and activations, row by row, one token after the other.
     ///
     /// # Panics
-    /// If a tensor core might lose something.
+    /// Panics if a tensor core might lose something.
     pub fn results<T: Exact>(self, weights: &QuantizedTensor, x: &[T], tokens: usize) -> Vec<T> {
         let rows: Vec<Vec<_>> =
             (0..weights.rows()).map(|row| dot::elements(weights, row).collect()).collect();
@@ -46,11 +49,11 @@ impl Order {
         tokens.flat_map(|x| rows.iter().map(move |row| (x, row))).map(result).collect()
     }
 
-    /// The sum of products, each with the scale that it is not under yet.
+    /// Returns the sum of terms, each given with its scale, which is not yet applied.
     fn sum(self, terms: &[(f64, f64)]) -> f64 {
         match self {
             Self::M1 { slices } => {
-                // Each lane has a chunk of every k-iteration.
+                // Each lane has one chunk per k-iteration.
                 let lane = |number: usize| {
                     let chunks = terms.chunks(CHUNK).skip(number).step_by(8 * slices);
                     chunks.flat_map(|chunk| chunk.chunks(GROUP)).fold(0f32, |sum, group| {
@@ -78,8 +81,9 @@ impl Order {
     }
 }
 
-/// A sum that is exact however it is added, with two bits to spare: all terms' magnitudes come to at most
-/// 2^22 times the lowest of their last bits.
+/// Returns a sum that is exact in any order, with two bits to spare.
+///
+/// The magnitudes add up to at most 2^22 times the lowest last bit of all terms.
 fn exact(terms: impl Iterator<Item = f64> + Clone) -> f32 {
     let last_bit = |term: f64| {
         let significand = term.to_bits() & ((1 << 52) - 1) | 1 << 52;
@@ -91,17 +95,18 @@ fn exact(terms: impl Iterator<Item = f64> + Clone) -> f32 {
     terms.fold(0.0, |sum, term| sum + term) as f32
 }
 
-/// Columns at the end of a row that cancel what is before them.
+/// Columns at the end of a row that cancel the preceding sum.
 const CANCELLING: usize = 2 * K_ITERATION;
 
-/// Makes weights and activations that tensor cores lose nothing of, and that come to almost nothing but what
-/// the sums before lost: the last bits of every one matter. A row's weights cancel one token's sum.
+/// Makes weights and activations without loss in tensor cores whose sums cancel almost completely.
 ///
-/// Each k-iteration has numbers of few bits, whose magnitude differs from one to the next. In the last two,
-/// one group's activations are powers of two, and its weights are the sum's digits.
+/// Only the losses of the earlier sums remain, so the last bits of every sum matter. A row's
+/// weights cancel the sum of one token. Each k-iteration has numbers of few bits, with a different
+/// magnitude than the next. In the last two k-iterations, one group's activations are powers of
+/// two, and its weights are the digits of the sum.
 ///
 /// # Panics
-/// If rows have no more columns than those that cancel, or not whole groups.
+/// Panics if rows are not longer than the cancelling columns, or do not consist of whole groups.
 pub fn cancelling<T: Exact>(
     format: Format,
     [rows, cols, tokens]: [usize; 3],
@@ -142,7 +147,7 @@ pub fn cancelling<T: Exact>(
         for (row, mut left) in codes.chunks_mut(bytes).zip(lefts) {
             for (col, digit) in &digits {
                 if left.abs() >= *digit {
-                    // −1, or 1.
+                    // −1 or 1.
                     row[col / 2] |= (if left > 0.0 { 0xA } else { 0x2 }) << (col % 2 * 4);
                     left -= digit.copysign(left);
                 }

@@ -1,57 +1,58 @@
-//! Running the program `microscale` in tests, and checking its exit code and output.
+//! Runs the program `microscale` in tests, and checks its exit code and output.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::OnceLock;
 
-/// The program: what `MICROSCALE_BIN` names, or else what cargo built for the tests of its package.
+/// Returns the program: `MICROSCALE_BIN`, or cargo's build of its package.
 pub fn program() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     PROGRAM.get_or_init(|| std::env::var_os("MICROSCALE_BIN").map_or_else(built, PathBuf::from))
 }
 
-/// Tests run from `TARGET/PROFILE/deps`; the program lies in `TARGET/PROFILE`. Cargo tells the test where,
-/// but only its own crate.
+/// Finds the program in `TARGET/PROFILE`. Tests run from `TARGET/PROFILE/deps`.
+///
+/// Cargo provides the path only to the program's own crate.
 fn built() -> PathBuf {
     let test = std::env::current_exe().expect("a test knows its own path");
     let folder = test.parent().and_then(Path::parent).expect("a test lies in TARGET/PROFILE/deps");
     folder.join("microscale").with_extension(std::env::consts::EXE_EXTENSION)
 }
 
-/// An argument: words and paths alike.
+/// An argument, either a word or a path.
 pub type Arg<'a> = &'a dyn AsRef<OsStr>;
 
-/// The program with arguments, not started yet.
+/// Returns a command with arguments that has not been started.
 pub fn command(args: &[Arg<'_>]) -> Command {
     let mut command = Command::new(program());
     command.args(args.iter().map(|arg| arg.as_ref()));
     command
 }
 
-/// Runs the program to its end.
+/// Runs the program and waits for its exit.
 pub fn run(args: &[Arg<'_>]) -> Run {
     Run::new(command(args))
 }
 
-/// The result of a run of the program: its exit code and its output.
+/// The result of running the program: its exit code and output.
 #[derive(Debug)]
 pub struct Run {
     /// The command line.
     pub command: String,
-    /// The exit code; `None` if a signal ended it.
+    /// The exit code, or `None` after a signal.
     pub code: Option<i32>,
-    /// The text on stdout.
+    /// Standard output.
     pub stdout: String,
-    /// The text on stderr.
+    /// Standard error.
     pub stderr: String,
 }
 
 impl Run {
-    /// Runs a command to its end.
+    /// Runs a command and waits for its exit.
     ///
     /// # Panics
-    /// If it cannot be started.
+    /// Panics if it cannot be started.
     pub fn new(mut command: Command) -> Self {
         let Output { status, stdout, stderr } =
             command.output().unwrap_or_else(|e| panic!("{command:?}: {e}"));
@@ -64,20 +65,20 @@ impl Run {
         }
     }
 
-    /// Makes sure that the run succeeded, and returns its stdout.
+    /// Asserts that the run succeeded, and returns its standard output.
     ///
     /// # Panics
-    /// If it did not.
+    /// Panics if it failed.
     #[track_caller]
     pub fn ok(self) -> String {
         assert_eq!(self.code, Some(0), "{self:#?}");
         self.stdout
     }
 
-    /// Makes sure that the run failed with exit code 1 and one line on stderr that has all these parts.
+    /// Asserts exit code 1, and a last line on standard error that contains all `parts`.
     ///
     /// # Panics
-    /// If it did not.
+    /// Panics otherwise.
     #[track_caller]
     pub fn fails_with(&self, parts: &[&str]) {
         assert_eq!(self.code, Some(1), "{self:#?}");

@@ -1,4 +1,4 @@
-//! Scratch directories for tests: writing files and checkpoints into them, and comparing their contents.
+//! Scratch directories for tests: writes files and checkpoints, and compares contents.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,21 +16,21 @@ pub type TensorData = (&'static str, Dtype, Vec<usize>, Vec<u8>);
 pub struct Scratch(TempDir);
 
 impl Scratch {
-    /// An empty one.
+    /// Makes an empty directory.
     ///
     /// # Panics
-    /// If it cannot be created; so do the other functions here, if they fail.
+    /// Panics if it cannot be created. The other functions here panic too if they fail.
     #[expect(clippy::new_without_default, reason = "it touches the disk")]
     pub fn new() -> Self {
         Self(TempDir::with_prefix("microscale-test-").unwrap())
     }
 
-    /// A path in it.
+    /// Returns a path in the directory.
     pub fn path(&self, name: impl AsRef<Path>) -> PathBuf {
         self.0.path().join(name)
     }
 
-    /// Writes a file, and the directories that lead to it.
+    /// Writes a file, and creates its parent directories.
     pub fn write(&self, name: impl AsRef<Path>, bytes: impl AsRef<[u8]>) -> PathBuf {
         let path = self.path(name);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -38,7 +38,7 @@ impl Scratch {
         path
     }
 
-    /// Writes a safetensors file with the library that defines the format.
+    /// Writes a safetensors file with the format's reference library.
     pub fn write_tensors(&self, name: impl AsRef<Path>, tensors: &[TensorData]) -> PathBuf {
         let views = tensors.iter().map(|(name, dtype, shape, bytes)| {
             (*name, TensorView::new(*dtype, shape.clone(), bytes).unwrap())
@@ -46,7 +46,7 @@ impl Scratch {
         self.write(name, safetensors::serialize(views, None).unwrap())
     }
 
-    /// Writes an index that puts tensors into shards.
+    /// Writes an index that assigns tensors to shards.
     pub fn write_index(&self, directory: &str, entries: &[(&str, &str)]) -> PathBuf {
         let map: serde_json::Map<String, Value> =
             entries.iter().map(|(tensor, shard)| (tensor.to_string(), json!(shard))).collect();
@@ -54,8 +54,10 @@ impl Scratch {
         self.write(Path::new(directory).join("model.safetensors.index.json"), index.to_string())
     }
 
-    /// Every file and directory in it, hidden ones too, with the files' contents: to see that nothing has
-    /// changed. Links have what they point to; what else there may be is not opened.
+    /// Returns every file and directory, hidden ones included, with the files' contents.
+    ///
+    /// Comparing two results shows whether anything changed. Symlinks have the contents of their
+    /// targets. Other file types are not opened.
     pub fn contents(&self) -> BTreeMap<PathBuf, Option<Vec<u8>>> {
         let (mut found, mut open) = (BTreeMap::new(), vec![self.0.path().to_path_buf()]);
         while let Some(directory) = open.pop() {
@@ -79,14 +81,13 @@ impl Scratch {
     }
 }
 
-/// The bytes of a safetensors file: any header, true or not, and any data.
+/// Returns the bytes of a safetensors file with any header, valid or not, and any data.
 pub fn raw_file(header: impl AsRef<[u8]>, data: &[u8]) -> Vec<u8> {
     let header = header.as_ref();
     [&(header.len() as u64).to_le_bytes(), header, data].concat()
 }
 
-/// A header that describes tensors by (name, dtype, shape, start, end), with numbers as they are written in
-/// JSON.
+/// Returns a header with tensors as (name, dtype, shape, start, end). Numbers are JSON text.
 pub fn header(tensors: &[(&str, &str, &str, &str, &str)]) -> String {
     let entries = tensors.iter().map(|(name, dtype, shape, start, end)| {
         format!(r#""{name}":{{"dtype":"{dtype}","shape":{shape},"data_offsets":[{start},{end}]}}"#)
@@ -94,10 +95,10 @@ pub fn header(tensors: &[(&str, &str, &str, &str, &str)]) -> String {
     format!("{{{}}}", entries.collect::<Vec<_>>().join(","))
 }
 
-/// Makes a pipe, which nobody writes to; where there are none, nothing.
+/// Makes a pipe without a writer on systems that have pipes.
 ///
 /// # Panics
-/// If it cannot be made.
+/// Panics if it cannot be made.
 pub fn make_pipe(path: &Path) {
     #[cfg(target_os = "linux")]
     {

@@ -1,4 +1,4 @@
-//! Weights times activations: inputs, and bounds of the distance of results from the exact sums.
+//! Weights times activations: inputs, and error bounds of results.
 
 use std::thread::{available_parallelism, scope};
 
@@ -15,7 +15,7 @@ pub enum Activations {
     Large,
     /// Numbers of all magnitudes.
     Numbers,
-    /// Magnitudes of the dtype's subnormal numbers, and a little above.
+    /// Subnormal numbers of the dtype, and slightly larger ones.
     Tiny,
     /// Any bits.
     Any,
@@ -26,7 +26,7 @@ impl Activations {
     pub const ALL: [Self; 5] = [Self::Common, Self::Large, Self::Numbers, Self::Tiny, Self::Any];
 }
 
-/// Makes so many activations.
+/// Makes `count` activations.
 pub fn activations<T: Exact>(count: usize, kind: Activations, random: &mut fastrand::Rng) -> Vec<T> {
     let one = |random: &mut fastrand::Rng| match kind {
         Activations::Common | Activations::Large => {
@@ -46,45 +46,48 @@ pub fn activations<T: Exact>(count: usize, kind: Activations, random: &mut fastr
     std::iter::repeat_with(|| one(random)).filter(fits).take(count).collect()
 }
 
-/// The bound of a result's distance from an exact sum, besides its rounding: γ times the sum of the products'
-/// magnitudes, and δ, which is without the global scale.
+/// Error bound of a result before rounding: γ times the sum of the products' magnitudes, plus δ.
+///
+/// δ does not include the global scale.
 #[derive(Clone, Copy, Debug)]
 pub struct Bound {
     gamma: f64,
     delta: f64,
 }
 
-/// What multiplies and adds the elements of a segment.
+/// The instructions that multiply and add the elements of a segment.
 #[derive(Clone, Copy, Debug)]
 pub enum Instructions {
-    /// Fused multiplications of f32.
+    /// Fused multiply-add of f32.
     Singles,
     /// Instructions for pairs of bf16.
     Pairs,
-    /// Matrix tiles of bf16, of which so many are an activation.
+    /// Matrix tiles of bf16. Each activation consists of several bf16 parts.
     Tiles {
-        /// The number.
+        /// Number of parts.
         parts: usize,
     },
 }
 
 /// The code of 1.
 const ONE: u8 = 2;
-/// Columns of a segment in a k-iteration.
+/// Columns of a segment per k-iteration.
 pub(crate) const K_ITERATION: usize = 128;
-/// `mma`s of a k-iteration, one after the other from zero.
+/// Number of `mma`s of a k-iteration. They form a chain that starts from zero.
 const CHAIN: f64 = 8.0;
-/// Units of 2^−23 of the products so far, without signs, that an `mma` of 16 products loses at most. The
-/// largest addend is kept whole: it is a product of 11 bits and 11, or a sum of 24. If all are added at once,
-/// 16 others are truncated and so is their sum. If they are added by halves, as an A100 does, 8 others are
-/// truncated and a sum, twice. One addition after the other, each rounded to nearest, loses half of 16 units.
+/// Maximum loss of an `mma` of 16 products, in units of 2^−23 of the sum of magnitudes so far.
+///
+/// The largest addend is not truncated: it is a product of two 11-bit numbers, or a 24-bit sum. If
+/// all are added together, 16 others and their sum are truncated. If they are added in halves, as
+/// on an A100, 8 others and a sum are truncated, twice. Adding one after the other, each rounded to
+/// nearest, loses half of 16 units.
 const LOST: f64 = 18.0;
 
 impl Bound {
-    /// Of results that are not off.
+    /// The bound of exact results.
     pub const NONE: Self = Self { gamma: 0.0, delta: 0.0 };
 
-    /// The bound of the definition, `microscale::formats::weights`.
+    /// The bound of the reference, `microscale::formats::weights`.
     pub fn of_definition(weights: &QuantizedTensor) -> Self {
         let cols = weights.cols();
         Self {
@@ -93,23 +96,30 @@ impl Bound {
         }
     }
 
-    /// The same for activations in f32: all terms lose bits below f32's. A product with a 128th of a weight loses half of
-    /// 2^−149, which comes under 128 times the block scale; a group that is added, of which there are fewer, half of that as a 64th.
+    /// The bound of the reference for f32 activations, whose terms all lose bits below f32's.
+    ///
+    /// A product with a 128th of a weight loses half of 2^−149, multiplied by 128 times the block
+    /// scale. Adding a group, of which there are fewer, loses half of that, as a 64th.
     pub fn of_singles(weights: &QuantizedTensor, row: usize) -> Self {
         let most = largest_scale(weights, row).max(1.0);
         let delta = weights.cols() as f64 * 2f64.powi(-142) * most;
         Self { delta, ..Self::of_definition(weights) }
     }
 
-    /// The bound of a row of many tokens on a CPU. Each product meets 256 roundings in its segment, and one for each segment; one is
-    /// room for products of errors. Each loses half of 2^−149, as a 64th in NVFP4 and under the largest scale in MXFP4.
+    /// The bound of a row with many tokens on a CPU.
     ///
-    /// With pairs of bf16, a pair meets two roundings. An instruction loses 2^−126 of each of two sums, and takes activations below
-    /// 2^−126 for zeros: of weights that are 42 at most in NVFP4, and 6 in MXFP4.
+    /// Each product goes through 256 roundings in its segment, and one for each segment. One more
+    /// covers products of errors. Each loses half of 2^−149, as a 64th in NVFP4 and under the
+    /// largest scale in MXFP4.
     ///
-    /// With tiles, a product meets 16 roundings in its sum of 16, one as the two sums of 32 elements are added, and one as each part of
-    /// 32 elements comes to the segment's, 24 at most. Each of these 34 sums of 32 elements and a part loses 2^−126, and what parts
-    /// below 2^−126 are together is less than that.
+    /// With pairs of bf16, a pair goes through two roundings. An instruction loses 2^−126 of each
+    /// of two sums, and flushes activations below 2^−126 to zero. Weights are at most 42 in NVFP4,
+    /// and 6 in MXFP4.
+    ///
+    /// With tiles, a product goes through 16 roundings in its sum of 16, one when the two sums of
+    /// 32 elements are added, and one for each part of 32 elements that is added to the segment's
+    /// sum, 24 at most. Each of these 34 sums per 32 elements and part loses 2^−126. Flushed parts
+    /// below 2^−126 add up to less than that.
     pub fn of_segments(weights: &QuantizedTensor, row: usize, instructions: Instructions) -> Self {
         let cols = weights.cols();
         let (unit, most) = match weights.format() {
@@ -119,7 +129,7 @@ impl Bound {
         let lost = match instructions {
             Instructions::Singles => 2f64.powi(-150),
             Instructions::Pairs => (1.0 + most) * 2f64.powi(-126),
-            // No part of an f16 is so low.
+            // No part of an f16 is that small.
             Instructions::Tiles { parts: 2 } => 2.0 * 34.0 / 32.0 * 2f64.powi(-126),
             Instructions::Tiles { parts } => (34.0 / 32.0 * parts as f64 + most) * 2f64.powi(-126),
         };
@@ -129,17 +139,17 @@ impl Bound {
         }
     }
 
-    /// The bound of tensor cores, for rows that are not computed by the definition.
+    /// The bound of tensor cores, for rows without a fallback to the reference.
     ///
-    /// Weights are scaled exactly: two bits times four, in either dtype. Each of a k-iteration's `mma`s loses
-    /// at most `LOST` units. K-iterations are added in f32, the first to zero, which loses nothing: n − 1
-    /// roundings of 2^−24. The n-th is room for products of errors and for what is rounded to f64. A part of
-    /// a row has its own sum: a row is divided between `segments` and between `slices`.
+    /// Weights are scaled exactly: two bits times four, in either dtype. Each of a k-iteration's
+    /// `mma`s loses at most `LOST` units. K-iterations are added in f32, the first to zero without
+    /// a loss: n − 1 roundings of 2^−24. The n-th covers products of errors and rounding to f64. A
+    /// row is divided between `segments` and between `slices`, and each part has its own sum.
     ///
-    /// In f16, products are multiples of 2^−48, and nothing is lost below f32's normal numbers. In bf16,
-    /// weights are lower by 2^16 in MXFP4 and 2^14 in NVFP4, and `least` is lost of a product at most, or of
-    /// an `mma`'s sum, of which there are no more: 2^−149 where subnormal numbers are kept, and 2^−126 where
-    /// they may not be.
+    /// In f16, products are multiples of 2^−48, and nothing is lost below f32's normal numbers. In
+    /// bf16, weights are lower by 2^16 in MXFP4 and 2^14 in NVFP4. A product loses at most `least`,
+    /// and so does an `mma`'s sum, and there are no more sums than products. `least` is 2^−149 if
+    /// subnormal numbers are supported, and 2^−126 otherwise.
     pub fn of_tensor_cores<T: Exact>(cols: usize, [segments, slices]: [usize; 2], least: f64) -> Self {
         let additions = cols.div_ceil(K_ITERATION * segments).div_ceil(slices) as f64;
         let is_bf16 = T::LARGEST > 1e5;
@@ -149,29 +159,30 @@ impl Bound {
         }
     }
 
-    /// The bound of tensor cores for any number of tokens, for rows that are not computed by the definition.
+    /// The bound of a GEMM on tensor cores, for rows without a fallback to the reference.
     ///
-    /// As for [`Self::of_tensor_cores`], but a share's `mma`s follow each other through all its k-iterations, and shares, of which
-    /// there are no more than k-iterations, are added in f32. Two roundings more are the global scale's: of its product with the
-    /// sum, and of what that is rounded from.
+    /// It differs from [`Self::of_tensor_cores`] in two points. The `mma`s of a split form one
+    /// chain through all its k-iterations, and splits, of which there are no more than
+    /// k-iterations, are added in f32. Two more roundings come from the global scale: its product
+    /// with the sum, and the rounding of that product.
     pub fn of_gemm<T: Exact>(cols: usize, least: f64) -> Self {
         let k_iterations = cols.div_ceil(K_ITERATION) as f64;
         let one = Self::of_tensor_cores::<T>(cols, [1, 1], least);
         Self { gamma: (2.0 * CHAIN * LOST * k_iterations + k_iterations + 2.0) * 2f64.powi(-24), ..one }
     }
 
-    /// The bound of tensor cores for one token, if no sum is infinite or NaN: such sums are computed by the
-    /// definition.
+    /// The bound of tensor cores for one token, if no sum is infinite or NaN.
     ///
-    /// A group's 16 products come from four `mma`s, one after the other from zero: each adds four of them,
-    /// besides zeros, and loses at most six units of 2^−23. Groups are added in f32, each with a rounding of
-    /// 2^−24; so are the sums of eight lanes, by pairs; one more is room for products of errors and for what
-    /// is rounded to f64. A part of a row has its own sum: a row is divided between two segments, each
-    /// between four lanes, and between `slices`.
+    /// The reference recomputes such sums. A group's 16 products come from a chain of four `mma`s
+    /// that starts from zero. Each adds four products, besides zeros, and loses at most six units
+    /// of 2^−23. Groups are added in f32, each with a rounding of 2^−24, and so are the sums of
+    /// eight lanes in pairs. One more rounding covers products of errors and rounding to f64. A row
+    /// is divided between two segments, each between four lanes, and between `slices`, and each
+    /// part has its own sum.
     ///
-    /// Sums are lower by 2^14 in f16, where products are multiples of 2^−39, and by 2^24 in bf16. Each `mma`
-    /// loses at most five times `least` there, a product's or a sum's, under the group's scale; and of the
-    /// sum with it, which tensor cores have no part in, 2^−150 is lost. Zeros lose nothing.
+    /// Sums are lower by 2^14 in f16, where products are multiples of 2^−39, and by 2^24 in bf16.
+    /// There each `mma` loses at most five times `least`, for products and sums, under the group's
+    /// scale. Adding the result outside of tensor cores loses 2^−150. Zeros lose nothing.
     pub fn of_one_token<T: Exact>(weights: &QuantizedTensor, slices: usize, least: f64) -> Self {
         let groups = weights.cols().div_ceil(256).div_ceil(slices) as f64 * 2.0;
         let all = (weights.cols() / 16) as f64;
@@ -187,24 +198,24 @@ impl Bound {
         }
     }
 
-    /// The bound of a result's distance, given the sum of the products' magnitudes under the global scale,
-    /// and 1 under it.
+    /// Returns the maximum error, given the magnitudes' sum under the global scale, and the scale
+    /// itself.
     pub fn error(self, magnitudes: f64, scale: f64) -> f64 {
         self.gamma * magnitudes + self.delta * scale
     }
 
-    /// The larger of two bounds.
+    /// Returns the larger of two bounds.
     pub fn or(self, other: Self) -> Self {
         Self { gamma: self.gamma.max(other.gamma), delta: self.delta.max(other.delta) }
     }
 
-    /// Twice the bound: for the distance of two results.
+    /// Returns twice the bound, for the distance of two results.
     pub fn twice(self) -> Self {
         Self { gamma: 2.0 * self.gamma, delta: 2.0 * self.delta }
     }
 }
 
-/// The largest scale of a row that is a number.
+/// Returns the largest scale of a row that is a number.
 fn largest_scale(weights: &QuantizedTensor, row: usize) -> f64 {
     let blocks = weights.blocks_per_row();
     let scales = weights.scales()[row * blocks..][..blocks].iter();
@@ -212,37 +223,39 @@ fn largest_scale(weights: &QuantizedTensor, row: usize) -> f64 {
     values.filter(|scale| scale.is_finite()).fold(0.0, f64::max)
 }
 
-/// Segments of each token, which fill the tile columns that so many tokens leave free.
+/// Returns the segments of each token. They fill the tile columns that `tokens` tokens leave free.
 pub fn segments(tokens: usize) -> usize {
     8 / tokens.next_power_of_two().min(8)
 }
 
-/// Exact products, to compare results with.
+/// Exact products to compare results with.
 #[derive(Debug)]
 pub struct ExactProducts {
     rows: usize,
-    /// Row by row, for one token after the other.
+    /// Row by row, one token after the other.
     products: Vec<Product>,
     /// The factor of the global scale.
     scale: f64,
 }
 
-/// Multiplications that are worth threads.
+/// Minimum number of multiplications for which threads pay off.
 const LARGE: usize = 1 << 21;
 
 #[derive(Clone, Copy, Debug)]
 enum Product {
-    /// A sum and that of its terms' magnitudes, under the global scale.
+    /// A sum and the sum of its terms' magnitudes, under the global scale.
     Number { exact: f64, magnitudes: f64 },
-    /// Terms are not finite, and neither is the sum: NaN or an infinity.
+    /// Some terms are not finite, so the sum is NaN or an infinity.
     NotFinite(f64),
-    /// A sum so large that f32 may not hold it.
+    /// A sum that may exceed f32's range.
     Large,
 }
 
 impl ExactProducts {
-    /// Computes the products of weights and each token's activations, of large ones by several threads. They are threads of its own: rayon's,
-    /// while they wait, would take up another test that waits for this one.
+    /// Computes the products of weights and each token's activations.
+    ///
+    /// Large products use several threads of their own. rayon's threads would, while waiting, start
+    /// another test that waits for this one.
     pub fn of<T: Exact>(weights: &QuantizedTensor, x: &[T], tokens: usize) -> Self {
         let (rows, cols) = (weights.rows(), weights.cols());
         let under = |sum| dot::under(sum, weights.global_scale());
@@ -252,7 +265,7 @@ impl ExactProducts {
             let dot::Weighted { sum, magnitudes, not_finite } =
                 dot::weighted_elements(elements.iter().copied(), x);
             match not_finite {
-                // Half of where the definition's streams overflow.
+                // Half of the limit at which the reference's streams overflow.
                 _ if magnitudes >= 2f64.powi(133) && !not_finite.is_nan() => Product::Large,
                 0.0 => Product::Number { exact: under(sum.to_f64()), magnitudes: under(magnitudes) },
                 _ => Product::NotFinite(not_finite),
@@ -285,19 +298,20 @@ impl ExactProducts {
         Self { rows, products, scale: under(1.0) }
     }
 
-    /// Sums that are exact, row by row, for one token after the other.
+    /// Takes exact sums, row by row, one token after the other.
     pub fn of_sums(rows: usize, sums: impl Iterator<Item = f64>) -> Self {
         let products = sums.map(|exact| Product::Number { exact, magnitudes: exact.abs() }).collect();
         Self { rows, products, scale: 1.0 }
     }
 
-    /// The number of products.
+    /// Returns the number of products.
     pub fn count(&self) -> usize {
         self.products.len()
     }
 
-    /// An exact product, and how far from it a result with such a bound may be before it is rounded; none of those that are not
-    /// finite, or large.
+    /// Returns an exact product and its maximum error before rounding under `bound`.
+    ///
+    /// `None` for products that are not finite, or large.
     pub fn number(&self, index: usize, bound: &Bound) -> Option<(f64, f64)> {
         match self.products[index] {
             Product::Number { exact, magnitudes } => Some((exact, bound.error(magnitudes, self.scale))),
@@ -305,19 +319,18 @@ impl ExactProducts {
         }
     }
 
-    /// Checks that no result is too far from the exact one, and counts those that are more than one number
-    /// away.
+    /// Checks all results, and counts those that are more than one number away from the exact ones.
     ///
     /// # Errors
-    /// A text about the first that is too far.
+    /// Returns a message about the first result that is too far off.
     pub fn check<T: Exact>(&self, found: &[T], bound: &Bound) -> Result<usize, String> {
         self.check_some(found, bound, |_| true)
     }
 
-    /// [`Self::check`] for some rows only.
+    /// [`Self::check`] for some rows.
     ///
     /// # Errors
-    /// A text about the first that is too far.
+    /// Returns a message about the first result that is too far off.
     pub fn check_some<T: Exact>(
         &self,
         found: &[T],
@@ -353,13 +366,13 @@ impl ExactProducts {
     }
 }
 
-/// Checks that a result is at most half a unit in the last place and some error away from the exact one.
+/// Checks that a result is within `error` plus half a unit in the last place of the exact one.
 ///
 /// # Errors
-/// A text about the result that is too far.
+/// Returns a message about the result if it is too far off.
 pub fn near<T: Exact>(y: T, exact: f64, error: f64) -> Result<(), String> {
     let found = y.to_f64();
-    // Above the largest number there is infinity, below it one as near as its kind.
+    // Above the largest number is infinity, and below it a number at the dtype's usual distance.
     let magnitude = T::round_f64(found.abs().min(T::LARGEST));
     let below = if magnitude.to_f64() == T::LARGEST { T::of_bits(magnitude.bits() - 1) } else { magnitude };
     let ulp = T::of_bits(below.bits() + 1).to_f64() - below.to_f64();
@@ -371,14 +384,16 @@ pub fn near<T: Exact>(y: T, exact: f64, error: f64) -> Result<(), String> {
     if near { Ok(()) } else { Err(format!("{y:?} is not {exact:e} ± {error:e}")) }
 }
 
-/// The first and the last scale of MXFP4 under which weights are exact in a dtype of activations and their
-/// products far from its ends.
+/// Returns MXFP4's smallest and largest scale for which weights are exact and products in range.
+///
+/// The dtype is the activations'.
 pub fn usual_scales<T: Exact>() -> [u8; 2] {
     if T::LARGEST > 1e5 { [16, 142] } else { [107, 131] }
 }
 
-/// Returns whether GPUs compute a row of MXFP4 by the definition, for a dtype of activations: true if a block
-/// that is not all zeros has another scale than [`usual_scales`].
+/// Returns whether GPUs fall back to the reference for a row of MXFP4.
+///
+/// True if a block with nonzero codes has a scale outside [`usual_scales`].
 pub fn is_unusual<T: Exact>(weights: &QuantizedTensor, row: usize) -> bool {
     let QuantizedShape { format, .. } = weights.shape();
     if format != Format::Mxfp4 {

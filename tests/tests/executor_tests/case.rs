@@ -1,4 +1,4 @@
-//! Launches, and what must come of them.
+//! Launches and their expected results.
 
 use std::mem::offset_of;
 
@@ -10,34 +10,36 @@ use microscale_kernels_abi::{
     ApplyGlobal, GlobalSlot, Kernel, NvOptions, Ptx, REPORT_SLOTS, ReportSlot, Target, kernels,
 };
 
-/// A target's PTX: the modules of all families as one.
+/// Returns a target's PTX, with the modules of all families merged.
 pub(crate) fn ptx(target: &'static Target) -> Ptx {
     let folder = microscale_test_support::data_dir().join("host/ptx");
     Ptx::read_all(&folder, target).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// A kernel's description.
+/// Returns a kernel's description.
 pub(crate) fn kernel(name: &str) -> &'static Kernel {
     kernels().find(|kernel| kernel.name == name).unwrap_or_else(|| panic!("no kernel {name}"))
 }
 
-/// Bytes of shared memory that a thread block has, at most.
+/// Maximum shared memory of a thread block in bytes.
 pub(super) const MOST_SHARED: u32 = 227 << 10;
 
-/// A kernel with its arguments, and the elements that the launch covers; thread blocks, if the kernel has no number of
-/// elements for each.
+/// A kernel with its arguments and the number of elements to cover.
+///
+/// Kernels without a number of elements per thread block count thread blocks instead.
 pub(crate) struct Step {
     pub(crate) kernel: String,
     pub(crate) elements: u64,
-    /// Threads in a thread block, and bytes of shared memory, where they are not the kernel's own.
+    /// Threads per thread block and bytes of shared memory, if they differ from the kernel's
+    /// defaults.
     pub(crate) shape: Option<(u32, u32)>,
-    /// Thread blocks of a cluster; 1 if there are none.
+    /// Thread blocks per cluster, or 1 without clusters.
     pub(crate) cluster: u32,
     pub(crate) arguments: Vec<Argument>,
 }
 
 impl Step {
-    /// Thread blocks, threads in each, and bytes of shared memory of each.
+    /// Returns the number of thread blocks, and the threads and bytes of shared memory of each.
     pub(crate) fn launch(&self) -> (u32, u32, u32) {
         let Kernel { threads, elements, shared, .. } = kernel(&self.kernel);
         let blocks = self.elements.div_ceil(u64::from((*elements).max(1)));
@@ -46,10 +48,10 @@ impl Step {
     }
 }
 
-/// Says what is wrong with memory.
+/// A check of memory that returns a message if it fails.
 type Check = Box<dyn Fn(&Memory) -> Result<(), String>>;
 
-/// Launches, one after the other, and what must lie in memory afterwards.
+/// Launches in order, and checks of memory afterwards.
 pub(crate) struct Prepared {
     pub(crate) memory: Memory,
     pub(crate) steps: Vec<Step>,
@@ -57,7 +59,7 @@ pub(crate) struct Prepared {
 }
 
 impl Prepared {
-    /// Nothing yet.
+    /// Makes a case without launches.
     pub(crate) fn new() -> Self {
         Self { memory: Memory::new(), steps: Vec::new(), checks: Vec::new() }
     }
@@ -67,7 +69,8 @@ impl Prepared {
         self.steps.push(Step { kernel: kernel.into(), elements, shape: None, cluster: 1, arguments });
     }
 
-    /// Says how the last launch differs from what the kernel says of itself: a launch that a GPU could do.
+    /// Overrides the thread block size and shared memory of the last launch. A GPU must support
+    /// them.
     pub(crate) fn shaped(&mut self, threads_and_shared: (u32, u32)) {
         let (threads, shared) = threads_and_shared;
         let step = self.steps.last_mut().expect("a launch");
@@ -76,13 +79,14 @@ impl Prepared {
         step.shape = Some(threads_and_shared);
     }
 
-    /// Launches the last step in clusters of so many thread blocks.
+    /// Launches the last step in clusters of `cluster` thread blocks.
     pub(crate) fn in_clusters(&mut self, cluster: u32) {
         self.steps.last_mut().expect("a launch").cluster = cluster;
     }
 
-    /// The values of a matrix, with nothing before or behind them; or with the first one right behind a
-    /// multiple of 16 bytes.
+    /// Allocates the values of a matrix with nothing around them.
+    ///
+    /// With `odd`, the first value comes directly after a multiple of 16 bytes.
     pub(crate) fn values<T: Element>(&mut self, values: &[T], odd: bool) -> Argument {
         let bytes = bytemuck::cast_slice(values);
         if odd {
@@ -91,12 +95,15 @@ impl Prepared {
         self.memory.allocate_from("values", bytes).into()
     }
 
-    /// The slot of a tensor's global scale, zeros where there is none as in the library, and what a kernel does with it.
+    /// Returns the slot of a tensor's global scale, and how a kernel applies it.
+    ///
+    /// Without a global scale the slot is zeros, as in the library.
     pub(crate) fn global_scale(&mut self, tensor: &QuantizedTensor) -> (Argument, Argument) {
         self.global_scales(&[tensor])
     }
 
-    /// The slots of several tensors, whose global scales have one direction, and what a kernel does with them.
+    /// Returns the slots of several tensors whose global scales share a direction, and how to apply
+    /// them.
     pub(crate) fn global_scales(&mut self, tensors: &[&QuantizedTensor]) -> (Argument, Argument) {
         let mut slots = vec![0; tensors.len() * size_of::<GlobalSlot>()];
         for (slot, tensor) in slots.chunks_mut(size_of::<GlobalSlot>()).zip(tensors) {
@@ -111,7 +118,7 @@ impl Prepared {
         (self.memory.allocate_from("global", &slots).into(), (apply as u32).into())
     }
 
-    /// All bytes of the buffer must be these.
+    /// Expects the buffer to hold exactly these bytes.
     pub(crate) fn expect(&mut self, what: &'static str, buffer: Buffer, expected: Vec<u8>) {
         self.checks.push(Box::new(move |memory| {
             let found = memory.bytes(buffer).map_err(|error| format!("{what}: {error}"))?;
@@ -125,7 +132,7 @@ impl Prepared {
         }));
     }
 
-    /// A report that must become this one.
+    /// Adds a report with its expected contents.
     pub(crate) fn report(&mut self, shape: Shape, format: Format, expected: Report) -> Argument {
         let zeros = vec![0; REPORT_SLOTS * size_of::<ReportSlot>()];
         let buffer = self.memory.allocate_from("report", &zeros);
@@ -137,8 +144,10 @@ impl Prepared {
         buffer.into()
     }
 
-    /// Runs the launches on the first module that has each kernel. Gives the memory afterwards and what each launch
-    /// did, or says what is wrong: a fault, or what lies in memory.
+    /// Runs each launch on the first module that has its kernel.
+    ///
+    /// Returns the memory and the statistics of each launch, or a message about a fault or about
+    /// wrong memory.
     pub(crate) fn run(
         self,
         modules: &[&Module],
@@ -163,7 +172,7 @@ impl Prepared {
     }
 }
 
-/// The sum of a report's slots.
+/// Returns the sum of a report's slots.
 fn read_report(bytes: &[u8], shape: Shape, format: Format) -> Report {
     let mut report = Report::default();
     let mut first = 0;
@@ -184,13 +193,13 @@ fn read_report(bytes: &[u8], shape: Shape, format: Format) -> Report {
     report
 }
 
-/// The argument of a structure of `kernels-abi` that is passed by value.
+/// Makes an argument from a structure of `kernels-abi` that is passed by value.
 pub(crate) fn argument<T: Copy + Plain>(value: &T) -> Argument {
-    // SAFETY: that is what `Plain` promises.
+    // SAFETY: `T: Plain` guarantees that every byte of the value is initialized.
     unsafe { Argument::of(value) }
 }
 
-/// The arguments of products with one matrix for all tokens, where others have a plan and two lists of rows: nulls.
+/// Returns null arguments for the plan and row lists of experts, for products with a single matrix.
 pub(crate) fn no_experts() -> [Argument; 3] {
     [0u64; 3].map(Argument::from)
 }
@@ -198,9 +207,10 @@ pub(crate) fn no_experts() -> [Argument; 3] {
 /// Structures without padding.
 ///
 /// # Safety
-/// Every byte of a value is initialised.
+/// Every byte of a value must be initialized.
 pub(crate) unsafe trait Plain {}
-// SAFETY: fields are numbers, the wide ones first, up to a multiple of the widest.
+// SAFETY: the fields are numbers, widest first, and fill a multiple of the widest one's size, so
+// there is no padding. The same holds for each structure below.
 unsafe impl Plain for microscale_kernels_abi::BlockGrid {}
 // SAFETY: as above.
 unsafe impl Plain for microscale_kernels_abi::ScaleGrid {}
@@ -229,12 +239,14 @@ unsafe impl Plain for microscale_kernels_abi::epilogue::MergeGrid {}
 // SAFETY: as above.
 unsafe impl Plain for microscale_kernels_abi::experts::PlanGrid {}
 
-/// NVFP4's options as an argument.
+/// Makes the argument for NVFP4's options.
 pub(crate) fn nv_options(options: &NvOptions) -> Argument {
-    // Two bytes behind the one of the least scale and the one of the zero scale are nobody's.
+    // The two bytes after the least scale and the zero scale are padding.
     let arithmetic = offset_of!(NvOptions, plan) + offset_of!(NvPlan, quantizer);
     let start = arithmetic + offset_of!(Arithmetic, zero_scale) + 1;
     assert_eq!(start + 2, arithmetic + offset_of!(Arithmetic, quotient));
-    // SAFETY: all other fields, at every depth, are words, and the arithmetic is the quantizer's first.
+    // SAFETY: the padding is at an offset that relies on `arithmetic` being the quantizer's first
+    // field. All other fields, at every depth, are words or the two scale bytes, so every other
+    // byte is initialized.
     unsafe { Argument::of_padded(options, &[start, start + 1]) }
 }

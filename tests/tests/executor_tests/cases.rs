@@ -1,4 +1,4 @@
-//! Cases for every kernel, with every option.
+//! Cases for every kernel with every option.
 
 use std::collections::BTreeMap;
 
@@ -21,15 +21,15 @@ use super::products::{multiplying, product_kernel};
 use super::quantizing::{Access, Input, fits, quantizing};
 use super::weights::weights_cases;
 
-/// A case, made when it is wanted.
+/// A case, which is made on demand.
 pub(crate) struct Case {
-    /// What it is, for people.
+    /// A description for messages.
     pub(crate) what: String,
-    /// The kernel that it is about.
+    /// The kernel under test.
     pub(crate) kernel: String,
-    /// Whether it is one of [`tails`], many and small.
+    /// Whether it is one of [`tails`], which are many and small.
     pub(crate) tail: bool,
-    /// Whether tensor cores add, not all in the same way.
+    /// Whether tensor cores do the additions, whose order may vary.
     pub(crate) by_tensor_cores: bool,
     pub(crate) make: Box<dyn Fn() -> Prepared + Send + Sync>,
 }
@@ -44,7 +44,8 @@ impl Case {
     }
 }
 
-/// Shapes with cut blocks, gaps, odd rows, whole warps, more than a thread block, and whole tiles of scales.
+/// Shapes with partial blocks, gaps, odd rows, whole warps, several thread blocks, and whole scale
+/// tiles.
 const SHAPES: [Shape; 12] = [
     Shape::new(1, 1),
     Shape::new(2, 1024),
@@ -60,16 +61,19 @@ const SHAPES: [Shape; 12] = [
     Shape::new(3, 2048).with_row_stride(2056),
 ];
 
-/// Whole tiles, which some kernels go through in another order.
+/// Whole tiles, which some kernels process in another order.
 const TILES: Shape = Shape::new(128, 256).with_row_stride(264);
 
-/// Values whose blocks are ordinary: most kernels have a way for them that others spoil for their whole warp.
+/// Returns values with ordinary blocks.
+///
+/// Most kernels have a fast path for these, and a single other block forces the whole warp onto the
+/// slow path.
 fn ordinary<T: Element>(elements: usize, seed: u64) -> Vec<T> {
     let mut rng = fastrand::Rng::with_seed(seed);
     (0..elements).map(|_| T::from_f32((0..4).map(|_| rng.f32() - 0.5).sum::<f32>() * 1.7)).collect()
 }
 
-/// The recipes that kernels do not refuse, those with a search too.
+/// Returns the recipes that kernels accept, including searches.
 fn recipes() -> Vec<Recipe> {
     let plain = every_recipe(&[1e-3, 7.0]).into_iter().filter(|recipe| recipe.non_finite != NonFinite::Error);
     let mut recipes: Vec<_> = plain.collect();
@@ -97,7 +101,7 @@ fn recipes() -> Vec<Recipe> {
     recipes
 }
 
-/// The kernel that a recipe ends in.
+/// Returns the kernel that runs last for a recipe.
 fn quantizer<T: Element>(recipe: &Recipe, access: Access) -> String {
     let shape = Shape::new(1, 32);
     let input = Input { values: &[T::default(); 32], shape, weights: None, scale_in_slot: false };
@@ -142,7 +146,7 @@ fn quantizing_cases<T: Element>(cases: &mut Vec<Case>) {
     }
 }
 
-/// Global scales that are finished and lie in the tensor's slot.
+/// Cases with a final global scale in the tensor's slot.
 fn scale_in_slot_cases<T: Element>(cases: &mut Vec<Case>) {
     let is_given = |recipe: &Recipe| matches!(recipe.scheme, Scheme::Nvfp4(_, Global::Given(_)));
     for (i, recipe) in recipes().into_iter().filter(is_given).enumerate() {
@@ -160,8 +164,11 @@ fn scale_in_slot_cases<T: Element>(cases: &mut Vec<Case>) {
     }
 }
 
-/// Blocks whose largest element weighs nothing and whose second, a little above a quarter of the scale,
-/// leaves a little less than itself: so the bounds allow for scales so small that the definition limits them.
+/// Cases whose blocks permit tiny scales.
+///
+/// The largest element of such a block has no weight. The second largest, slightly above a quarter
+/// of the scale, leaves slightly less than itself. The search bounds then allow scales so small
+/// that the reference limits them.
 fn tiny_elements_cases<T: Element>(cases: &mut Vec<Case>) {
     for recipe in recipes().into_iter().filter(|recipe| recipe.search != Search::None) {
         let shape = Shape::new(24, 64);
@@ -182,9 +189,10 @@ fn tiny_elements_cases<T: Element>(cases: &mut Vec<Case>) {
     }
 }
 
-/// Two rows of every length up to two NVFP4 blocks, as far apart as `stride` says; and values for them. A
-/// row's largest magnitude is its last, so that nothing is well that leaves it out, nor is what takes more
-/// in: the gap is full of what is larger still.
+/// Returns two rows of every length up to two NVFP4 blocks, and values for them.
+///
+/// A row's largest magnitude is its last element, so a kernel that omits it fails. The gap between
+/// rows contains larger values, so a kernel that reads too much fails too.
 fn tails<T: Element>() -> impl Iterator<Item = (Shape, Vec<T>)> {
     (1..=32usize).map(|cols| {
         let shape = Shape::new(2, cols).with_row_stride(cols.next_multiple_of(8) + 8);
@@ -257,7 +265,7 @@ fn dequantizing_cases<T: Element>(cases: &mut Vec<Case>) {
                             .with_scale_layout(scale_layout);
                         let mut rng = fastrand::Rng::with_seed((i * 2 + j) as u64);
                         let (codes, scales) = shape.bytes().unwrap();
-                        // Every scale byte that there is, NaN too.
+                        // Every scale byte, including NaN.
                         let most = if *format == Format::Nvfp4 { 0x7F } else { 0xFF };
                         let codes = (0..codes).map(|_| rng.u8(..)).collect();
                         let scales = (0..scales).map(|_| rng.u8(..=most)).collect();
@@ -291,7 +299,7 @@ fn other_cases<T: Element>(cases: &mut Vec<Case>) {
             let make = move || {
                 let values = patterns::<T>(shape.span().unwrap(), non_finite, i as u64);
                 let mut back = patterns::<f32>(shape.elements(), non_finite, 50 + i as u64);
-                // Most that comes back is near what it was.
+                // Most dequantized values are close to the originals.
                 for (place, back) in back.iter_mut().enumerate().filter(|(place, _)| place % 7 != 0) {
                     let (row, col) = (place / shape.cols, place % shape.cols);
                     *back = values[row * shape.row_stride + col].to_f32() * 0.9;
@@ -312,8 +320,10 @@ fn other_cases<T: Element>(cases: &mut Vec<Case>) {
     }
 }
 
-/// Shapes (M, K, L) with one k-iteration and several, with rows that end within one, and with rows that do
-/// not fill the last warp.
+/// Shapes (M, K, L).
+///
+/// They have one or several k-iterations, rows that end within a k-iteration, and rows that do not
+/// fill the last warp.
 const PRODUCTS: [(usize, usize, usize); 9] = [
     (1, 16, 1),
     (5, 32, 1),
@@ -332,7 +342,7 @@ fn product_cases<T: Element>(cases: &mut Vec<Case>) {
             let ragged = format == Format::Nvfp4 && k % 32 != 0;
             let kernels = if ragged { &["ragged"][..] } else { &["rows1", "rows2", "rows4"] };
             for (j, &kernel) in (0..).zip(kernels) {
-                // Common ones too, under which the low halves of sums matter.
+                // Common scales too, under which the low halves of sums matter.
                 let kinds = [Scales::Common, Scales::Numbers, Scales::Any, Scales::Largest];
                 let scales = kinds[(i + j) as usize % 4];
                 let batch = Batch::of(l).with_vector_stride(1 + j as usize);
@@ -348,7 +358,7 @@ fn product_cases<T: Element>(cases: &mut Vec<Case>) {
     }
 }
 
-/// Every case.
+/// Returns every case.
 pub(crate) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     quantizing_cases::<f32>(&mut cases);

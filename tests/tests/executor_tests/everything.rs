@@ -1,4 +1,4 @@
-//! Every kernel of every target, with every option.
+//! Runs every kernel of every target with every option.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::OnceLock;
@@ -15,7 +15,7 @@ use super::case::ptx;
 use super::cases::{Case, cases};
 use super::weights::{Kind, Launched, Product, Weights};
 
-/// The modules of all targets, read once.
+/// Returns the modules of all targets, parsed once.
 pub(crate) fn modules() -> &'static [(&'static str, Module)] {
     static MODULES: OnceLock<Vec<(&'static str, Module)>> = OnceLock::new();
     MODULES.get_or_init(|| {
@@ -27,7 +27,9 @@ pub(crate) fn modules() -> &'static [(&'static str, Module)] {
     })
 }
 
-/// The kernels whose text is not that of the target before: the others have been executed with that one.
+/// Returns the kernels whose text differs from the previous target's.
+///
+/// The others have been executed with that target.
 fn own_kernels(target: &str) -> BTreeSet<String> {
     let target = TARGETS.iter().find(|of| of.name == target).expect("a target");
     let own = match target.before() {
@@ -37,7 +39,7 @@ fn own_kernels(target: &str) -> BTreeSet<String> {
     own.names().map(str::to_owned).collect()
 }
 
-/// Launches that differ in the choices on which results must not depend.
+/// Returns launches that differ in choices that must not affect results.
 fn launches() -> [Launch; 4] {
     let of = |schedule, approximation| Launch { schedule, approximation, ..Launch::default() };
     [
@@ -48,8 +50,9 @@ fn launches() -> [Launch; 4] {
     ]
 }
 
-/// Runs the cases of a target's [own kernels](own_kernels), with schedules of concurrent lanes and results of approximate
-/// instructions in turn. Returns the statistics of the kernels.
+/// Runs the cases of a target's [own kernels](own_kernels) and returns the kernels' statistics.
+///
+/// Schedules and approximations alternate between cases.
 fn run(target: &str, module: &Module, cases: &[&Case]) -> BTreeMap<String, Statistics> {
     let own = own_kernels(target);
     let cases: Vec<&Case> = cases.iter().copied().filter(|case| own.contains(&case.kernel)).collect();
@@ -58,7 +61,8 @@ fn run(target: &str, module: &Module, cases: &[&Case]) -> BTreeMap<String, Stati
         done.map(|(_, statistics)| statistics)
             .map_err(|wrong| format!("{target}, {}: {wrong}\n  {}, {launch:?}", case.kernel, case.what))
     };
-    // All of them where results depend on it; but one is enough for each of the GEMM's cases, which take long.
+    // All launches where results depend on the choice. One is enough for each GEMM case, which
+    // takes long.
     let launches = launches();
     let of_case = |i: usize| {
         let case = cases[i];
@@ -88,7 +92,7 @@ fn run(target: &str, module: &Module, cases: &[&Case]) -> BTreeMap<String, Stati
     seen
 }
 
-/// Some of each kernel's cases, from all over them.
+/// Returns some of each kernel's cases, spread evenly.
 fn sample(cases: &[Case]) -> Vec<&Case> {
     const OF_A_KERNEL: usize = 5;
     let mut by_kernel: BTreeMap<&str, Vec<&Case>> = BTreeMap::new();
@@ -122,8 +126,8 @@ fn every_kernel_of_every_target_equals_the_library() {
         for (kernel, statistics) in &seen {
             let instructions = module.kernel(kernel).unwrap().len();
             let never = statistics.coverage.never_executed().count();
-            // The rest are ways that no option leads to, such as -0 dropped from MXFP8, which the compiler
-            // cannot know.
+            // The rest are paths without an option that reaches them, such as dropping −0 for
+            // MXFP8. The compiler cannot know that.
             let some = never * 10 <= instructions * 4;
             assert!(some, "{target}, {kernel}: {never} of {instructions} never executed");
             executed += instructions - never;
@@ -140,7 +144,7 @@ fn every_kernel_of_every_target_equals_the_library() {
 }
 
 #[test]
-fn weights_do_not_depend_on_how_many_thread_blocks_a_gpu_has_room_for() {
+fn weights_do_not_depend_on_the_sm_count() {
     let product = Product::<bf16>::new(
         Format::Nvfp4,
         (131, 640, 3),

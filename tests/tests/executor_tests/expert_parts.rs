@@ -1,4 +1,4 @@
-//! Activations in f32 around products of experts' weights: parts of sorted rows, and their sums in the places of pairs.
+//! Splitting f32 activations for products of experts, and merging the partial sums into pairs.
 
 use half::bf16;
 use microscale_executor::Argument;
@@ -10,17 +10,19 @@ use super::case::{Prepared, argument};
 use super::cases::Case;
 use super::experts::{Counts, Routed, UNTOUCHED, plan, route, sorted};
 
-/// Pairs that were sorted, with the plan of their parts, or of none where a plan is asked for other pairs than these.
+/// Sorted pairs, with a plan of their parts.
+///
+/// The plan is empty if it is requested for other pairs.
 struct Planned {
     case: Prepared,
     routed: Routed,
     plan: Argument,
-    /// The experts of pairs, and the pairs that have one, by expert.
+    /// The expert of each pair, and the pairs with an expert, sorted by expert.
     chosen: Vec<u32>,
     order: Vec<usize>,
 }
 
-/// Sorts and plans pairs, of which the plan's token tiles have at most 2^`tile_bits` parts.
+/// Sorts and plans pairs. The plan's token tiles have at most 2^`tile_bits` parts.
 fn planned(counts: Counts, tile_bits: u32, top_k: [usize; 2]) -> Planned {
     let mut case = Prepared::new();
     let (pairs, experts) = (counts.pairs(), counts.of_experts.len());
@@ -35,12 +37,13 @@ fn planned(counts: Counts, tile_bits: u32, top_k: [usize; 2]) -> Planned {
     Planned { case, routed, plan, chosen, order }
 }
 
-/// Splits activations, of tokens where `gathered` says so, and of sorted rows otherwise.
+/// Splits activations of tokens (with `gathered`) or of sorted rows.
 fn splitting(counts: Counts, cols: usize, tile_bits: u32, top_k: [usize; 2], gathered: bool) -> Prepared {
     let Planned { mut case, routed, plan, chosen, order } = planned(counts, tile_bits, top_k);
     let pairs = chosen.len();
     let mut random = fastrand::Rng::with_seed(cols as u64);
-    // Tokens alone: with pairs of several of them to a token, an address behind the last one would be a fault.
+    // Tokens only. Several pairs share a token, so an address after the last token would be a
+    // fault.
     let rows = if gathered { pairs.div_ceil(top_k[0]) } else { pairs };
     let x: Vec<f32> = (0..rows * cols).map(|_| random.f32() * 8.0 - 4.0).collect();
     let there = case.memory.allocate_from_aligned("activations", bytemuck::cast_slice(&x), 16);
@@ -70,7 +73,9 @@ fn splitting(counts: Counts, cols: usize, tile_bits: u32, top_k: [usize; 2], gat
     case
 }
 
-/// Adds up parts' sums, with a bias of each expert and a residual, in the places of pairs where `scattered` says so.
+/// Merges partial sums with a bias per expert and a residual.
+///
+/// With `scattered`, results are stored by pair.
 fn merging(counts: Counts, rows: usize, tile_bits: u32, top_k: [usize; 2], scattered: bool) -> Prepared {
     let Planned { mut case, routed, plan, chosen, order } = planned(counts, tile_bits, top_k);
     let pairs = chosen.len();
@@ -106,7 +111,9 @@ fn merging(counts: Counts, rows: usize, tile_bits: u32, top_k: [usize; 2], scatt
     case
 }
 
-/// Counts, the exponent of token tiles, and of how many pairs a token is. The last pairs are not those that were sorted.
+/// Counts, the exponent of token tiles, and pairs per token (sorted, and requested from the plan).
+///
+/// In the last case the requested pairs differ from the sorted ones.
 const CASES: [(Counts, u32, [usize; 2]); 5] = [
     (Counts { of_experts: &[2, 0, 9, 1], of_none: 2 }, 2, [2, 2]),
     (Counts { of_experts: &[0, 1, 0, 17, 0], of_none: 0 }, 4, [1, 1]),
@@ -115,12 +122,12 @@ const CASES: [(Counts, u32, [usize; 2]); 5] = [
     (Counts { of_experts: &[3, 4], of_none: 1 }, 3, [2, 1]),
 ];
 
-/// Every case of these kernels with experts.
+/// Adds every case of these kernels with experts.
 pub(crate) fn expert_parts_cases(cases: &mut Vec<Case>) {
     for (i, (counts, bits, top_k)) in CASES.into_iter().enumerate() {
         for listed in [false, true] {
             let what = format!("{counts:?}, tiles of {}, top_k {top_k:?}, listed: {listed}", 1 << bits);
-            // Columns in fours, and not.
+            // Multiples of four columns, and other numbers.
             let cols = [64, 20, 33, 4, 100][i];
             cases.push(Case::new(what.clone(), "split_f32".into(), move || {
                 splitting(counts, cols, bits, top_k, listed)

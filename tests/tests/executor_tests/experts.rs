@@ -1,4 +1,4 @@
-//! Products of experts' weights and tokens.
+//! Cases of products of experts' weights and tokens.
 
 use std::mem::offset_of;
 use std::sync::{Arc, LazyLock};
@@ -22,10 +22,12 @@ use super::steps::Fused;
 use super::weights::Weights::{self, Beyond, Of};
 use super::weights::{LEAST, Product, shape, weights_kernel};
 
-/// Bytes that nobody may have written.
+/// Fills bytes that kernels must not write.
 pub(super) const UNTOUCHED: u8 = 0x5a;
 
-/// Pairs of a token and an expert: the number of those of each expert, and of those of none. They come in a mixed order.
+/// Pairs of a token and an expert: the number per expert, and the number without an expert.
+///
+/// They come in a mixed order.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Counts {
     pub(super) of_experts: &'static [usize],
@@ -33,14 +35,14 @@ pub(super) struct Counts {
 }
 
 impl Counts {
-    /// No pairs at all.
+    /// No pairs.
     pub(super) const NONE: Self = Self { of_experts: &[], of_none: 0 };
 
     pub(super) fn pairs(&self) -> usize {
         self.of_experts.iter().sum::<usize>() + self.of_none
     }
 
-    /// The expert of each pair, some number behind all if none.
+    /// Returns the expert of each pair, or an index past the last expert if it has none.
     pub(super) fn chosen(&self, seed: u64) -> Vec<u32> {
         let with_none = self.of_experts.iter().chain([&self.of_none]);
         let of = |(expert, count): (u32, &usize)| std::iter::repeat_n(expert, *count);
@@ -54,13 +56,13 @@ impl Counts {
     }
 }
 
-/// The pairs by expert, an expert's in their order.
+/// Returns the pairs sorted by expert, stably.
 pub(super) fn sorted(chosen: &[u32], experts: usize) -> Vec<usize> {
     let of = |expert| (0..chosen.len()).filter(move |pair| chosen[*pair] == expert);
     (0..experts as u32).flat_map(of).collect()
 }
 
-/// Buffers of what sorting gives.
+/// Output buffers of sorting.
 pub(super) struct Routed {
     ends: Buffer,
     pub(super) tokens: Buffer,
@@ -72,7 +74,7 @@ fn bytes_of(numbers: &[u32]) -> Vec<u8> {
     bytemuck::cast_slice(numbers).to_vec()
 }
 
-/// Sorts pairs, and expects them to be.
+/// Sorts pairs, and expects the right result.
 pub(super) fn route(case: &mut Prepared, chosen: &[u32], experts: usize, top_k: usize) -> Routed {
     let right = sorted(chosen, experts);
     let count_up_to = |expert: u32| right.iter().filter(|pair| chosen[**pair] <= expert).count() as u32;
@@ -100,7 +102,10 @@ pub(super) fn route(case: &mut Prepared, chosen: &[u32], experts: usize, top_k: 
     Routed { ends: to, tokens, pairs, sorted }
 }
 
-/// Plans token tiles, and expects them to hold each expert's rows in order, as many for each pair as the grid says, and nothing else.
+/// Plans token tiles, and checks them.
+///
+/// They must hold each expert's rows in order, with the grid's number of rows per pair, and nothing
+/// else.
 pub(super) fn plan(case: &mut Prepared, routed: &Routed, counts: Counts, grid: PlanGrid) -> Buffer {
     let bytes = Plan::bytes(u64::from(grid.most_tiles)) as usize;
     let plan = case.memory.allocate_from_aligned("plan", &vec![UNTOUCHED; bytes], 16);
@@ -173,21 +178,21 @@ impl By {
 /// Slices of K of the kernels that have them.
 const SLICES: u32 = 2;
 
-/// An expert's weights with its rows of activations; of one without rows there is one that no pair has.
+/// Each expert's weights with its activations. An expert without rows has one that no pair uses.
 type Experts<T> = Vec<Product<T>>;
 
-/// Rows of activations and of results.
+/// The order of activation rows and result rows.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Rows {
-    /// Activations are those of pairs, and results are sorted.
+    /// Activations by pair, results sorted.
     Gathered,
-    /// Activations are sorted, and results are those of pairs.
+    /// Activations sorted, results by pair.
     Scattered,
-    /// Both are those of pairs.
+    /// Both by pair.
     Paired,
 }
 
-/// Sorts pairs, plans and multiplies, on a GPU that has room for so many thread blocks at once.
+/// Sorts pairs, plans and multiplies, on a GPU with room for `at_once` thread blocks.
 fn multiplying<T: Exact + Activation>(
     experts: &Arc<Experts<T>>,
     counts: Counts,
@@ -208,7 +213,7 @@ fn multiplying<T: Exact + Activation>(
 
     let weights = &experts[0].weights;
     let (shape, cols, format) = (shape(weights), weights.cols(), weights.format());
-    // Sorted rows of activations, and where each lies.
+    // Sorted rows of activations, and the position of each.
     let place = |sorted: usize| if rows == Rows::Scattered { sorted } else { order[sorted] };
     let mut x = vec![T::default(); pairs * cols];
     let of_experts = experts.iter().zip(counts.of_experts);
@@ -289,7 +294,7 @@ fn multiplying<T: Exact + Activation>(
     case
 }
 
-/// Says what is wrong with results, given where those of a sorted row are. The others' bytes must be untouched.
+/// Checks results, given the position of each sorted row's results. Other bytes must be untouched.
 fn check<T: Exact + Activation>(
     experts: &Experts<T>,
     counts: Counts,
@@ -337,8 +342,10 @@ fn check<T: Exact + Activation>(
     Ok(())
 }
 
-/// Rows, columns, counts, thread blocks at once: experts without rows, with one, with more than a token tile has; pairs of no expert; more
-/// work tiles than thread blocks and fewer.
+/// Rows, columns, counts, resident thread blocks, and kinds of weights.
+///
+/// The cases cover experts without rows, with one row and with more than a token tile, pairs
+/// without an expert, and more or fewer work tiles than thread blocks.
 const CASES: [(usize, usize, Counts, u32, Weights); 4] = [
     (40, 256, Counts { of_experts: &[2, 0, 9, 1], of_none: 2 }, 2, Of(Scales::Common)),
     (300, 128, Counts { of_experts: &[0, 1, 0, 17, 0], of_none: 0 }, 5, Beyond),
@@ -346,7 +353,7 @@ const CASES: [(usize, usize, Counts, u32, Weights); 4] = [
     (24, 384, Counts { of_experts: &[100, 3, 170], of_none: 0 }, 2, Of(Scales::Common)),
 ];
 
-/// All kernels.
+/// Returns all kernels.
 fn kernels() -> Vec<By> {
     let mut all = vec![By::Ragged];
     for tiles in [1, 2, 4] {
@@ -370,7 +377,7 @@ fn cases_of<T: Exact + Activation>(cases: &mut Vec<Case>) {
     for format in [Format::Nvfp4, Format::Mxfp4] {
         for (i, (rows, cols, counts, at_once, kind)) in (0..).zip(CASES) {
             let made = Arc::new(LazyLock::new(move || {
-                // All have global scales of one kind.
+                // All global scales have the same kind.
                 let of = |(expert, count): (u64, &usize)| {
                     Product::<T>::new(format, (rows, cols, (*count).max(1)), kind, X::Common, i + 3 * expert)
                 };
@@ -391,14 +398,14 @@ fn cases_of<T: Exact + Activation>(cases: &mut Vec<Case>) {
     }
 }
 
-/// Every case of experts.
+/// Adds every case of experts.
 pub(crate) fn experts_cases(cases: &mut Vec<Case>) {
     cases_of::<f16>(cases);
     cases_of::<bf16>(cases);
     for (i, (of_experts, of_none, top_k)) in
         (0..).zip([(&[3, 0, 1, 40, 2, 5][..], 3, 2), (&[70; 40], 0, 4), (&[0, 0, 1], 0, 1), (&[0], 2, 1)])
     {
-        // A plan is made of the lists that it is asked for; those of other tokens give none.
+        // A plan is made for given lists. Lists of other tokens give an empty plan.
         let plans = [None, Some((top_k, Counts { of_experts, of_none })), Some((top_k + 1, Counts::NONE))];
         for asked in plans {
             let make = move || {

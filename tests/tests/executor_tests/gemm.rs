@@ -1,4 +1,4 @@
-//! Products of weights and activations of any number of tokens.
+//! Cases of products of weights and activations of any number of tokens.
 
 use std::sync::{Arc, LazyLock};
 
@@ -19,9 +19,11 @@ use super::steps::{Fused, STEPS};
 use super::weights::Weights::{self, Beyond, Cancelling, Edges, Far, Of, Zeros};
 use super::weights::{LEAST, Product, shape};
 
-/// Rows, columns, tokens, thread blocks at once, stages: one work tile and several, whole ones and shared ones, by two thread
-/// blocks and by many; rows, columns and tokens that end within a tile; fewer k-iterations than stages, and more; more tasks than their
-/// ring has places.
+/// Rows, columns, tokens, resident thread blocks, stages, and kinds of weights and activations.
+///
+/// The cases cover one and several work tiles, whole and split ones, two and many thread blocks,
+/// partial tiles in all dimensions, fewer and more k-iterations than stages, and more work tiles
+/// than the queue has slots.
 const CASES: [(usize, usize, usize, u32, u32, Weights, X); 21] = [
     (1, 64, 1, 1, 2, Of(Scales::Common), X::Common),
     (16, 128, 16, 4, 3, Of(Scales::Common), X::Numbers),
@@ -46,7 +48,7 @@ const CASES: [(usize, usize, usize, u32, u32, Weights, X); 21] = [
     (3, 64, 290, 1, 2, Of(Scales::Common), X::Common),
 ];
 
-/// The word for an edition in kernels' names.
+/// Returns the name of an edition in kernel names.
 fn edition_word(edition: Edition) -> &'static str {
     match edition {
         Edition::Mma => "mma",
@@ -54,8 +56,9 @@ fn edition_word(edition: Edition) -> &'static str {
     }
 }
 
-/// Arranges activations and multiplies, on a GPU that has room for so many thread blocks at once. Buffers are aligned so far and
-/// no further.
+/// Arranges activations and multiplies, on a GPU with room for `at_once` thread blocks.
+///
+/// Buffers have exactly the required alignment and no more.
 fn multiplying<T: Exact + Activation>(
     product: &Arc<Product<T>>,
     (edition, tile): (Edition, TokenTile),
@@ -63,7 +66,8 @@ fn multiplying<T: Exact + Activation>(
 ) -> Prepared {
     let Product { weights, x, tokens, .. } = &**product;
     let mut case = Prepared::new();
-    // Activations of an odd number of tokens start in the middle of 16 bytes, and so do rows of them otherwise.
+    // Activations start in the middle of 16 bytes if the number of tokens is odd. Otherwise their
+    // rows do.
     let odd = tokens % 2 == 1;
     let activations = if odd {
         case.values(x, true)
@@ -135,7 +139,7 @@ fn multiplying<T: Exact + Activation>(
     case
 }
 
-/// The name of a kernel.
+/// Returns the name of a kernel.
 pub(super) fn gemm_kernel<T: Activation>(format: Format, edition: Edition, tile: TokenTile) -> String {
     let (format, dtype, edition) = (word(format), T::DTYPE.word(), edition_word(edition));
     format!("{format}_gemm_weights_{dtype}_{edition}_n{}", tile.tokens())
@@ -163,8 +167,11 @@ fn cases_of<T: Exact + Activation>(cases: &mut Vec<Case>) {
     }
 }
 
-/// Rows, columns, tokens, pairs of thread blocks at once and stages: a pair for each work tile and several; work tiles in a row and
-/// side by side; tokens of both halves of a token tile, of one of them, and of two token tiles.
+/// Rows, columns, tokens, resident pairs of thread blocks, stages, and kinds of weights and
+/// activations.
+///
+/// The cases cover one pair per work tile and several, work tiles along rows and along tokens, and
+/// tokens in both halves of a token tile, in one half, and in two token tiles.
 const IN_PAIRS: [(usize, usize, usize, u32, u32, Weights, X); 6] = [
     (20, 512, 16, 1, 2, Of(Scales::Common), X::Common),
     (300, 1024, 33, 6, 3, Beyond, X::Numbers),
@@ -200,7 +207,7 @@ fn cases_in_pairs<T: Exact + Activation>(cases: &mut Vec<Case>) {
     }
 }
 
-/// Rows, columns, tokens, thread blocks at once and stages of products with steps behind them.
+/// Rows, columns, tokens, resident thread blocks and stages of products with an epilogue.
 const WITH_STEPS: [(usize, usize, usize, u32, u32, Weights, X); 3] = [
     (38, 256, 21, 2, 2, Of(Scales::Common), X::Common),
     (290, 512, 70, 3, 3, Beyond, X::Common),
@@ -229,7 +236,9 @@ fn cases_with_steps<T: Exact + Activation>(cases: &mut Vec<Case>) {
     }
 }
 
-/// Activations in f32 and their parts: each activation is the sum of its parts, but for what is below 2^-133.
+/// Splits f32 activations into parts.
+///
+/// Each activation must equal the sum of its parts, down to 2^-133.
 fn splitting(rows: usize, cols: usize, odd: bool) -> Prepared {
     let mut case = Prepared::new();
     let mut random = fastrand::Rng::with_seed((rows * cols) as u64);
@@ -269,7 +278,7 @@ fn splitting(rows: usize, cols: usize, odd: bool) -> Prepared {
     case
 }
 
-/// Sums of parts, and the steps behind them with this number.
+/// Merges partial sums, with the epilogue of this number.
 fn merging(rows: usize, tokens: usize, number: usize) -> Prepared {
     let mut case = Prepared::new();
     let mut random = fastrand::Rng::with_seed(rows as u64);
@@ -302,7 +311,7 @@ fn merging(rows: usize, tokens: usize, number: usize) -> Prepared {
     case
 }
 
-/// Every case of these kernels.
+/// Adds every case of these kernels.
 pub(crate) fn gemm_cases(cases: &mut Vec<Case>) {
     cases_of::<f16>(cases);
     cases_of::<bf16>(cases);

@@ -1,9 +1,9 @@
-//! Kernels changed on purpose: the cases must notice.
+//! Changes kernels on purpose. The cases must detect the changes.
 //!
-//! A change is made to one instruction that some case executes. Not every such change can be noticed: a
-//! comparison may never meet equality, a rounding may not matter before a coarser one. So of each kind that
-//! is tried in a kernel one change at least must be noticed, but for kinds that are often no change; and of
-//! all changes of a kind, so many in a hundred.
+//! A mutation changes one instruction that some case executes. Not every mutation can be detected:
+//! a comparison may never meet equality, and a rounding may not matter before a coarser one. Of
+//! each kind of mutation at least one must be detected per kernel, except for kinds that often
+//! change nothing. Of all mutations of a kind, a minimum percentage must be detected.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ use super::case::ptx;
 use super::cases::{Case, cases};
 use super::everything::modules;
 
-/// A kind of change: its name, and what becomes of an instruction that it applies to.
+/// A kind of mutation: its name, and a function that changes an instruction if the kind applies.
 type Change = (&'static str, fn(&str) -> Option<String>);
 
 const CHANGES: [Change; 11] = [
@@ -67,7 +67,7 @@ const CHANGES: [Change; 11] = [
     }),
     ("another lane", |text| {
         let (head, operands) = split(text, "shfl.sync.")?;
-        // The last but two: the lane, or the lanes' difference.
+        // The last operand but two: the lane, or the difference between lanes.
         let lane = operands.len().checked_sub(3)?;
         let other = if operands[lane] == "1" { "2" } else { "1" };
         Some(joined(head, &operands, lane, other))
@@ -100,8 +100,8 @@ const CHANGES: [Change; 11] = [
         let (head, operands) =
             ["and.b32", "add.s32", "shl.b32", "shr.u32"].iter().find_map(|head| split(text, head))?;
         let number: i32 = operands.last()?.parse().ok()?;
-        // The bit to change in a mask: its lowest, but the highest where the lowest may be the last of a
-        // significand.
+        // The bit to change in a mask: the lowest one, or the highest where the lowest may be the
+        // end of a significand.
         let bit = match (head, number) {
             ("and.b32", 0x8000..) => 1 << number.ilog2(),
             ("and.b32", ..0) => i32::MIN,
@@ -112,16 +112,17 @@ const CHANGES: [Change; 11] = [
     }),
 ];
 
-/// Kinds that are often no change, and the number in a hundred of those tried in all kernels that must be
-/// noticed: sums and products that are exact or that decide nothing alone; bounds between a fast way and a
-/// general one, which both lead to the same bytes; guards that skip instructions which would do no harm.
+/// Kinds that often change nothing, with the percentage of all kernels' mutations to detect.
+///
+/// Sums and products may be exact or irrelevant by themselves. Bounds may choose between a fast and
+/// a general path with the same bytes. Guards may skip harmless instructions.
 const OFTEN_NOTHING: [(&str, usize); 3] =
     [("another rounding mode", 30), ("a bound off by one", 40), ("a guard dropped", 60)];
 
-/// The number in a hundred of changes of other kinds that must be noticed.
+/// The percentage of mutations of other kinds that must be detected.
 const MOSTLY_NOTICED: usize = 75;
 
-/// [`OFTEN_NOTHING`]'s of a kind.
+/// Returns the entry of [`OFTEN_NOTHING`] for a kind.
 fn least_of_often_nothing(what: &str) -> Option<usize> {
     OFTEN_NOTHING.iter().find(|(kind, _)| *kind == what).map(|(_, least)| *least)
 }
@@ -130,7 +131,7 @@ fn replaced(text: &str, pairs: &[(&str, &str)]) -> Option<String> {
     pairs.iter().find(|(from, _)| text.contains(from)).map(|(from, to)| text.replacen(from, to, 1))
 }
 
-/// An instruction whose opcode starts so, and its operands.
+/// Splits an instruction with this opcode prefix into its opcode and operands.
 fn split<'a>(text: &'a str, opcode: &str) -> Option<(&'a str, Vec<&'a str>)> {
     let (head, operands) = text.strip_suffix(';')?.split_once(char::is_whitespace)?;
     head.starts_with(opcode).then(|| (head, operands.split(',').map(str::trim).collect()))
@@ -142,10 +143,10 @@ fn joined(head: &str, operands: &[&str], changed: usize, to: &str) -> String {
     format!("{head} {};", operands.join(", "))
 }
 
-/// Places in a kernel where each kind of change is tried.
+/// Positions per kernel at which each kind of mutation is tried.
 const PLACES: usize = 5;
 
-/// A kernel's lines, as a module of their own, that some case executes; and the cases.
+/// A kernel as a module of its own, its executed lines, and its cases.
 struct Kernel<'a> {
     name: &'static str,
     header: &'a str,
@@ -161,7 +162,7 @@ impl<'a> Kernel<'a> {
         let end = start + text[start..].find("\n}\n").expect("its end") + 2;
         let lines: Vec<_> = text[start..end].lines().collect();
         let first_line = text[..start].lines().count() + 1;
-        // A few dozen of its cases, of all sorts, and every tail.
+        // A few dozen cases of all kinds, and every tail.
         let (tails, own): (Vec<_>, Vec<_>) =
             all.iter().filter(|case| runs(case, name)).partition(|case| case.tail);
         let mut coverage = microscale_executor::Statistics::default();
@@ -172,7 +173,8 @@ impl<'a> Kernel<'a> {
             for (_, statistics) in done.iter().filter(|(kernel, _)| kernel == name) {
                 coverage.merge(statistics);
             }
-            // A change may make a loop endless. What the unchanged kernel needs is never too much.
+            // A mutation may cause an endless loop. The limit is always sufficient for the original
+            // kernel.
             (case, Launch::default().limit(most.expect("a launch") * 4 + 1000))
         });
         let cases = cases.collect();
@@ -184,7 +186,7 @@ impl<'a> Kernel<'a> {
         Self { name, header, lines, executed, cases }
     }
 
-    /// Tries a change: how often it was made, and how often it was noticed.
+    /// Tries a kind of mutation. Returns how often it was made, and how often it was detected.
     fn try_change(&self, module: &Module, change: fn(&str) -> Option<String>) -> (usize, usize) {
         let apply = |&line: &usize| Some((line, change(self.lines.get(line)?.trim())?));
         let places: Vec<_> = self.executed.iter().filter_map(apply).collect();
@@ -195,7 +197,7 @@ impl<'a> Kernel<'a> {
             lines[*line] = changed;
             let text = format!("{}{}\n", self.header, lines.join("\n"));
             let Ok(mutant) = Module::parse(&text) else { continue };
-            // An instruction that is not one is no change to notice.
+            // An invalid instruction does not count as a mutation.
             if mutant.kernel(self.name).is_err() {
                 continue;
             }
@@ -215,9 +217,10 @@ fn runs(case: &Case, name: &str) -> bool {
 
 #[test]
 #[ignore = "takes minutes: .ci/long does it, or cargo test-all"]
-fn changes_to_kernels_are_noticed() {
+fn mutations_of_kernels_are_detected() {
     let all = cases();
-    // By compute capability: sm_90a is looked at for the kernels that sm_90 does not have, too few for shares of their own.
+    // By compute capability. sm_90a contributes only kernels that sm_90 lacks, too few for
+    // percentages of their own.
     let mut kinds: BTreeMap<(&str, &str), (usize, usize)> = BTreeMap::new();
     for target in ["sm_90", "sm_100f", "sm_90a"] {
         let described = TARGETS.iter().find(|of| of.name == target).expect("a target");
@@ -228,8 +231,8 @@ fn changes_to_kernels_are_noticed() {
             let tried = CHANGES.map(|(what, change)| (what, kernel.try_change(module, change)));
             (kernel.name, tried)
         };
-        // Of the GEMM's kernels those of the smallest token tile: the others are the same text with other numbers. One target has
-        // the others' kernels but for these.
+        // Of the GEMM, only kernels with the smallest token tile: the others are the same text with
+        // other numbers. For sm_90a, only its own kernels.
         let wanted = |name: &str| {
             let other_tile = name.contains("_gemm_") && !name.ends_with("_n16");
             name != "empty" && !other_tile && (!described.wgmma || name.contains("wgmma"))

@@ -1,4 +1,4 @@
-//! Cases of dequantizing, amax, sums of errors and scale layouts, and of the ladder's baselines.
+//! Cases of dequantization, amax, error sums, scale layouts, and the ladder's baselines.
 
 use std::mem::offset_of;
 
@@ -13,10 +13,10 @@ use microscale_kernels_abi::{Divider, GlobalSlot, ScaleGrid};
 use super::case::{Prepared, argument};
 use super::quantizing::{Access, amax_words, grid, mx_options, scale_grid, word};
 
-/// The byte between rows before dequantizing, which must still be there afterwards.
+/// Fills the gaps between rows before dequantization, which must not change them.
 const GAP: u8 = 0xEE;
 
-/// Dequantizing a tensor to rows that lie apart.
+/// Dequantizes a tensor to rows with a stride.
 pub(crate) fn dequantizing<T: Element>(
     tensor: &QuantizedTensor,
     row_stride: usize,
@@ -54,17 +54,17 @@ pub(crate) fn dequantizing<T: Element>(
     case
 }
 
-/// The kernel that dequantizes.
+/// Returns the kernel that dequantizes.
 pub(crate) fn dequantizer<T: Element>(format: Format, access: Access) -> String {
     format!("{}_dequantize_{}_{}", word(format), T::DTYPE.word(), access.word())
 }
 
-/// The kernel that finds the largest magnitude.
+/// Returns the kernel that computes amax.
 pub(crate) fn amax_kernel<T: Element>(access: Access) -> String {
     format!("amax_{}_{}", T::DTYPE.word(), access.word())
 }
 
-/// The largest magnitude.
+/// Computes amax.
 pub(crate) fn amax<T: Element>(values: &[T], shape: Shape, access: Access) -> Prepared {
     let mut case = Prepared::new();
     let given = case.values(&values[..shape.span().unwrap()], access == Access::Unaligned);
@@ -86,7 +86,7 @@ pub(crate) fn amax<T: Element>(values: &[T], shape: Shape, access: Access) -> Pr
     case
 }
 
-/// The sums of errors of a matrix, of which something else came back.
+/// Computes the error sums of a matrix and its dequantized approximation.
 pub(crate) fn errors<T: Element>(values: &[T], shape: Shape, back: &[f32]) -> Prepared {
     let mut case = Prepared::new();
     let Shape { rows, cols, row_stride } = shape;
@@ -113,7 +113,7 @@ pub(crate) fn errors<T: Element>(values: &[T], shape: Shape, back: &[f32]) -> Pr
     case
 }
 
-/// The sums of a part of a row, lane by lane.
+/// Returns the sums of a part of a row, lane by lane.
 fn sums(pairs: &[(f32, f32)]) -> ErrorSums {
     let mut total = ErrorSums::default();
     for lane in 0..ERROR_LANES as usize {
@@ -140,7 +140,7 @@ fn sums(pairs: &[(f32, f32)]) -> ErrorSums {
     total
 }
 
-/// Scales from one layout to the other. `seed` makes the bytes.
+/// Converts scales to layout `to`. `seed` determines the bytes.
 pub(crate) fn converting(rows: usize, blocks: usize, to: ScaleLayout, seed: u64) -> Prepared {
     let mut case = Prepared::new();
     let shape = QuantizedShape::new(Format::Mxfp4, rows, blocks * 32);
@@ -167,7 +167,7 @@ pub(crate) fn converting(rows: usize, blocks: usize, to: ScaleLayout, seed: u64)
     case
 }
 
-/// One of the ladder's baselines.
+/// Runs one of the ladder's baselines.
 pub(crate) fn baseline<T: Element>(values: &[T], shape: Shape, recipe: &Recipe, variant: &str) -> Prepared {
     let mut case = Prepared::new();
     let expected = quantize(values, shape, recipe).expect("the CPU quantizes").tensor;

@@ -1,4 +1,4 @@
-//! Products of quantized operands.
+//! Cases of products of quantized operands.
 
 use microscale::{Batch, Dtype, Element, Format, QuantizedTensor, gemv};
 use microscale_executor::Argument;
@@ -8,12 +8,12 @@ use microscale_kernels_abi::{Divider, Dtype as OutputDtype};
 use super::case::{Prepared, argument, kernel};
 use super::quantizing::word;
 
-/// The name of a kernel.
+/// Returns the name of a kernel.
 pub(crate) fn product_kernel(format: Format, variant: &str) -> String {
     format!("{}_gemv_{variant}", word(format))
 }
 
-/// Matrices times vectors.
+/// Multiplies matrices by vectors.
 pub(crate) fn multiplying<T: Element>(
     variant: &str,
     matrix: &QuantizedTensor,
@@ -50,7 +50,7 @@ pub(crate) fn multiplying<T: Element>(
     case
 }
 
-/// The buffers of an operand, and what becomes of its global scale.
+/// Returns the buffers of an operand, and how its global scale is applied.
 fn operand(case: &mut Prepared, tensor: &QuantizedTensor) -> (Vec<Argument>, Argument) {
     let codes = case.memory.allocate_from("codes", tensor.codes());
     let scales = case.memory.allocate_from("scales", tensor.scales());

@@ -1,4 +1,4 @@
-//! Quantizing, with every option: cases.
+//! Cases of quantization with every option.
 
 use microscale::{
     Element, Format, Global, NonFinite, QuantizeOptions, QuantizedShape, Recipe, ScaleLayout, Scheme, Search,
@@ -13,27 +13,27 @@ use microscale_kernels_abi::{BlockGrid, GlobalSlot, MxOptions, NvOptions, ScaleG
 use super::case::{Prepared, argument, nv_options};
 use super::operations::amax_kernel;
 
-/// How a kernel reaches values.
+/// How a kernel accesses values.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Access {
-    /// Every row starts on 16 bytes.
+    /// Every row starts at a multiple of 16 bytes.
     Aligned,
     /// Rows start anywhere.
     Unaligned,
-    /// By the search kernels.
+    /// The search kernels' access.
     Search,
 }
 
 impl Access {
-    /// The two that all operations but the search have.
+    /// The two accesses that all operations other than searches have.
     pub(crate) const BOTH: [Self; 2] = [Self::Aligned, Self::Unaligned];
 
-    /// Those that quantizers of a recipe have.
+    /// Returns the accesses of a recipe's quantizers.
     pub(crate) fn of(recipe: &Recipe) -> &'static [Self] {
         if recipe.search == Search::None { &Self::BOTH } else { &[Self::Search] }
     }
 
-    /// The word for it in the kernels' names.
+    /// Returns its name in kernel names.
     pub(crate) fn word(self) -> &'static str {
         match self {
             Self::Aligned => "aligned",
@@ -43,17 +43,17 @@ impl Access {
     }
 }
 
-/// Whether a matrix can be given to the kernels with this access.
+/// Returns whether kernels with this access accept the matrix.
 pub(crate) fn fits<T: Element>(shape: Shape, access: Access) -> bool {
     access != Access::Aligned || shape.rows == 1 || (shape.row_stride * size_of::<T>()).is_multiple_of(16)
 }
 
-/// The word for a format in the kernels' names.
+/// Returns the name of a format in kernel names.
 pub(crate) fn word(format: Format) -> String {
     format.word().replace('-', "_")
 }
 
-/// The grid of blocks as the library makes it: one long row where there are no gaps.
+/// Returns the grid of blocks that the library would make: one long row if there are no gaps.
 pub(crate) fn grid(shape: Shape, block: usize, flat: bool) -> BlockGrid {
     let Shape { rows, cols, row_stride } = shape;
     let flat = flat && row_stride == cols && cols.is_multiple_of(block);
@@ -61,7 +61,7 @@ pub(crate) fn grid(shape: Shape, block: usize, flat: bool) -> BlockGrid {
     BlockGrid::new(r as u64, c as u64, s as u64, block as u64).expect("a small matrix")
 }
 
-/// Where scales lie.
+/// Returns the layout of scales.
 pub(crate) fn scale_grid(shape: QuantizedShape) -> ScaleGrid {
     let blocks = shape.blocks_per_row() as u64;
     match shape.scale_layout {
@@ -70,7 +70,7 @@ pub(crate) fn scale_grid(shape: QuantizedShape) -> ScaleGrid {
     }
 }
 
-/// The options of an MX recipe, with the variant in the kernel's name.
+/// Returns the options of an MX recipe, and the variant in the kernel's name.
 pub(crate) fn mx_options(recipe: &Recipe) -> (MxOptions, &'static str) {
     let saturate_non_finite = u32::from(recipe.non_finite == NonFinite::Saturate);
     let of = |arithmetic: mx::Arithmetic, mantissa_addend| {
@@ -94,11 +94,11 @@ pub(crate) struct Input<'a, T> {
     pub(crate) values: &'a [T],
     pub(crate) shape: Shape,
     pub(crate) weights: Option<&'a [f32]>,
-    /// Whether a global scale that is given lies in the tensor's slot.
+    /// Whether a given global scale is in the tensor's slot.
     pub(crate) scale_in_slot: bool,
 }
 
-/// A quantization: the launches that the library would make, and its result on the CPU.
+/// Quantizes with the launches that the library would make, and expects the CPU's result.
 pub(crate) fn quantizing<T: Element>(input: Input<'_, T>, recipe: &Recipe, access: Access) -> Prepared {
     let Input { values, shape, weights, scale_in_slot } = input;
     let expected = match weights {
@@ -111,7 +111,7 @@ pub(crate) fn quantizing<T: Element>(input: Input<'_, T>, recipe: &Recipe, acces
     let quantized = expected.tensor.shape();
     let codes = case.memory.allocate("codes", expected.tensor.codes().len());
     let scales = if quantized.scale_layout == ScaleLayout::Swizzled {
-        // Padding is cleared before.
+        // Padding is cleared beforehand.
         case.memory.allocate_from("scales", &vec![0; expected.tensor.scales().len()])
     } else {
         case.memory.allocate("scales", expected.tensor.scales().len())
@@ -135,7 +135,7 @@ pub(crate) fn quantizing<T: Element>(input: Input<'_, T>, recipe: &Recipe, acces
             let mut before = [0; size_of::<GlobalSlot>()];
             let scale = match global {
                 Global::Given(given) if scale_in_slot => {
-                    // Nothing but the scale is looked at.
+                    // Kernels must read only the scale.
                     before.fill(0x7F);
                     before[..4].copy_from_slice(&given.value().to_le_bytes());
                     1.0
@@ -173,7 +173,7 @@ pub(crate) fn quantizing<T: Element>(input: Input<'_, T>, recipe: &Recipe, acces
         }
     };
     arguments.extend([report, argument(&by_blocks), argument(&scale_grid), options]);
-    // MXFP8's ties go to even.
+    // MXFP8 rounds ties to even.
     let variant = if matches!(format, Format::Mxfp8E4m3 | Format::Mxfp8E5m2) { "" } else { variant };
     let name = if access == Access::Search {
         let importance = weights.map(|weights| {
@@ -192,7 +192,7 @@ pub(crate) fn quantizing<T: Element>(input: Input<'_, T>, recipe: &Recipe, acces
 }
 
 impl Prepared {
-    /// The global scale that must lie in a slot.
+    /// Expects a global scale in a slot.
     fn expect_scale(&mut self, slot: microscale_executor::Buffer, scale: f32) {
         self.checks.push(Box::new(move |memory| {
             let bytes = memory.bytes_or(slot, 0);
@@ -202,7 +202,7 @@ impl Prepared {
     }
 }
 
-/// What `amax` finds, as the slot's words: the magnitude's bits, whether there is a NaN, an infinity.
+/// Returns amax as the slot's words: the magnitude's bits, and whether a NaN or an infinity occurs.
 pub(crate) fn amax_words<T: Element>(values: &[T], shape: Shape) -> [u32; 3] {
     let found = amax(values, shape).expect("the CPU finds it");
     [found.finite.to_bits(), u32::from(found.nan), u32::from(found.infinite)]

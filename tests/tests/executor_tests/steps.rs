@@ -1,4 +1,4 @@
-//! What follows products of weights and activations: operands of the launches, and what is expected of their results.
+//! Epilogues of products of weights and activations: launch operands and expected results.
 
 use std::sync::Arc;
 
@@ -11,23 +11,23 @@ use microscale_test_support::weights::{Bound, ExactProducts};
 
 use super::case::{Prepared, argument};
 
-/// A check of the bytes of results against exact sums, and how far off these may be.
+/// Checks the bytes of results against exact sums with an error bound.
 type Check = dyn Fn(&[u8], &ExactProducts, &Bound) -> Result<(), String> + Send + Sync;
 
-/// The steps of a launch, and the check of results in bytes.
+/// The epilogue of a launch, and the check of its results.
 #[derive(Clone)]
 pub(super) struct Fused {
     bias: Vec<u8>,
-    /// Bytes of a bias.
+    /// Size of a bias value in bytes.
     bias_bytes: usize,
     residual: Vec<u8>,
     epilogue: Epilogue,
-    /// Bytes of all results, and of one.
+    /// Size of all results and of one result, in bytes.
     pub(super) bytes: [usize; 2],
     check: Arc<Check>,
 }
 
-/// Which steps there are: a bias, a gate, a residual; and whether results are in f32.
+/// The epilogues: bias, gate, residual, and whether results are f32.
 pub(super) const STEPS: [(bool, Option<Gate>, bool, bool); 6] = [
     (true, None, true, false),
     (true, Some(Gate::GPT_OSS), false, false),
@@ -38,7 +38,8 @@ pub(super) const STEPS: [(bool, Option<Gate>, bool, bool); 6] = [
 ];
 
 impl Fused {
-    /// Draws the operands of steps with this number, behind a product with so many rows of weights and tokens.
+    /// Draws the operands of epilogue `number`, after a product of `rows` rows of weights and
+    /// `tokens` tokens.
     pub(super) fn new<T: Exact + Activation>(number: usize, rows: usize, tokens: usize) -> Self {
         match STEPS[number] {
             (.., true) => Self::of::<T, f32>(number, rows, tokens),
@@ -80,7 +81,7 @@ impl Fused {
         (self.check)(found, exact, bound)
     }
 
-    /// The arguments of a launch: bias and residual; and the steps.
+    /// Returns the arguments of a launch: bias and residual, and the epilogue.
     pub(super) fn arguments(fused: Option<&Self>, case: &mut Prepared) -> ([Argument; 2], Argument) {
         let Some(Self { bias, bias_bytes, residual, epilogue, bytes, .. }) = fused else {
             return Self::none();
@@ -92,7 +93,7 @@ impl Fused {
         ([operand("bias", bias, *bias_bytes), operand("residual", residual, bytes[1])], argument(epilogue))
     }
 
-    /// The arguments of a launch without steps.
+    /// Returns the arguments of a launch without an epilogue.
     pub(super) fn none() -> ([Argument; 2], Argument) {
         ([0u64; 2].map(Argument::from), argument(&Epilogue::NONE))
     }

@@ -1,4 +1,4 @@
-//! Products of weights and activations.
+//! Cases of products of weights and activations.
 
 use std::sync::{Arc, LazyLock};
 
@@ -24,26 +24,30 @@ use super::weights_sizes::{M1, M8, M16_AND_M32, RAGGED, UNPIPELINED, WITH_STEPS}
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Weights {
     Of(Scales),
-    /// The global scale is 2^80 times as large as others, or as small: too far for numbers in f32 that stand for it.
+    /// The global scale is 2^80 times larger or smaller than usual, out of range for the f32 fast
+    /// path.
     Far,
-    /// Some blocks are zeros, under the smallest scale or the largest; in the second row, under NaN.
+    /// Some blocks are zeros, under the smallest or the largest scale, or in the second row under
+    /// NaN.
     Zeros,
-    /// MXFP4's scales are the first and the last two that are not computed by the definition; NVFP4's are
-    /// any.
+    /// MXFP4's two smallest and two largest scales without a fallback to the reference. NVFP4's are
+    /// arbitrary.
     Edges,
-    /// [`Self::Edges`], but two rows have another scale just beyond.
+    /// [`Self::Edges`], but two rows have a scale just out of range.
     Beyond,
-    /// Ones in the last chunk, with activations that leave almost nothing of a row of each token, so that the
-    /// last bits of all sums matter. MXFP4's rows are computed by the definition.
+    /// Ones in the last chunk, with activations that cancel almost all of a row's sum for each
+    /// token.
+    ///
+    /// The last bits of all sums then matter. MXFP4's rows fall back to the reference.
     Cancelling,
-    /// [`cancelling`] ones: results are those of the kernel's [`Order`], bit by bit.
+    /// [`cancelling`] weights. Results must equal the kernel's [`Order`], bit by bit.
     Ordered,
 }
 
 use self::Activations as X;
 use self::Weights::{Beyond, Cancelling, Edges, Far, Of, Ordered, Zeros};
 
-/// Draws weights. The kinds of global scale alternate with the seed.
+/// Draws weights. The kind of global scale alternates with the seed.
 fn weights<T: Exact>(format: Format, rows: usize, cols: usize, kind: Weights, seed: u64) -> QuantizedTensor {
     let scales = match kind {
         Of(scales) => scales,
@@ -98,7 +102,7 @@ fn weights<T: Exact>(format: Format, rows: usize, cols: usize, kind: Weights, se
     })
 }
 
-/// What tensor cores lose of a number at least: the executor keeps subnormal ones.
+/// Minimum loss of tensor cores. The executor supports subnormal numbers.
 pub(super) const LEAST: f64 = f64::from_bits((1023 - 149) << 52);
 
 /// Operands and results of a product, made once for all launches.
@@ -106,12 +110,12 @@ pub(crate) struct Product<T> {
     pub(super) weights: QuantizedTensor,
     pub(super) x: Vec<T>,
     pub(super) tokens: usize,
-    /// The results of the definition.
+    /// The reference's results.
     pub(super) results: Vec<T>,
     pub(super) exact: ExactProducts,
     /// Set if tensor cores lose nothing.
     ordered: bool,
-    /// What follows.
+    /// The epilogue.
     pub(super) fused: Option<Fused>,
 }
 
@@ -139,18 +143,20 @@ impl<T: Exact + Activation> Product<T> {
         Self { weights, x, tokens, results, exact, ordered: kind == Ordered, fused: None }
     }
 
-    /// The same product with steps behind it.
+    /// Adds an epilogue to the product.
     pub(super) fn with_steps(self, number: usize) -> Self {
         let fused = Fused::new::<T>(number, self.weights.rows(), self.tokens);
         Self { fused: Some(fused), ..self }
     }
 
-    /// Bytes of the results, and of one.
+    /// Returns the size of all results and of one result, in bytes.
     pub(super) fn result_bytes(&self) -> [usize; 2] {
         self.fused.as_ref().map_or([size_of_val(&self.results[..]), size_of::<T>()], |fused| fused.bytes)
     }
 
-    /// Checks results of tensor cores, for several tokens: those of rows with unusual scales must have the definition's bits.
+    /// Checks results of tensor cores for several tokens.
+    ///
+    /// Rows with out-of-range scales must have the reference's bits.
     pub(super) fn check(&self, found: &[T], bound: &Bound) -> Result<(), String> {
         let defined = |row: usize| is_unusual::<T>(&self.weights, row);
         for (i, (found, right)) in found.iter().zip(&self.results).enumerate() {
@@ -164,8 +170,11 @@ impl<T: Exact + Activation> Product<T> {
         self.exact.check_some(found, bound, |row| !defined(row)).map(|_| ())
     }
 
-    /// A launch without what is expected of it. Buffers are aligned so far and no further: to 16 bytes, and
-    /// scales to those of a chunk or to 4; or to 8 and to elements.
+    /// Makes a launch without expected results.
+    ///
+    /// Buffers have exactly the required alignment. Codes are aligned to 16 bytes, or 8 for ragged
+    /// kernels. Scales are aligned to 4 bytes, to a chunk's scales for unpipelined kernels, or to a
+    /// byte for ragged ones.
     fn launch(&self, variant: &str, grid: Argument, elements: u64, odd: bool) -> Launched {
         let Self { weights, x, .. } = self;
         let mut case = Prepared::new();
@@ -193,8 +202,8 @@ impl<T: Exact + Activation> Product<T> {
     }
 }
 
-/// Chooses a last chunk of activations, where weights are ones, that leaves as little as possible of a row's
-/// sum.
+/// Chooses the last chunk of activations, whose weights are ones, to cancel a row's sum as far as
+/// possible.
 fn cancel<T: Exact>(weights: &QuantizedTensor, row: usize, x: &mut [T]) {
     let last = (x.len() - 1) / 32 * 32;
     x[last..].fill(T::default());
@@ -211,7 +220,7 @@ pub(crate) struct Launched {
     pub(crate) out: microscale_executor::Buffer,
 }
 
-/// The name of a kernel.
+/// Returns the name of a kernel.
 pub(super) fn weights_kernel<T: Activation>(format: Format, variant: &str) -> String {
     format!("{}_gemv_weights_{}_{variant}", word(format), T::DTYPE.word())
 }
@@ -225,7 +234,7 @@ fn grid(weights: &QuantizedTensor, tokens: usize, tiles: u32, slices: u32) -> We
     WeightsGrid::new(shape(weights), tokens as u64, tiles, slices).expect("a small launch")
 }
 
-/// How weights are multiplied by tensor cores.
+/// How tensor cores multiply weights.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Kind {
     /// Unpipelined, up to eight tokens at a time.
@@ -241,7 +250,7 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// Numbers of tiles.
+    /// Returns the supported numbers of tiles.
     fn tiles(self) -> &'static [u32] {
         match self {
             Self::M1 => &[1, 2, 4],
@@ -251,7 +260,7 @@ impl Kind {
         }
     }
 
-    /// The pipelined kernel; none if it is not pipelined.
+    /// Returns the pipelined kernel, or `None` if it is not pipelined.
     fn pipelined(self, tiles: u32) -> Option<Pipelined> {
         let tokens = match self {
             Self::Unpipelined => return None,
@@ -263,7 +272,7 @@ impl Kind {
         Some(Pipelined { tokens, tiles })
     }
 
-    /// Parts of a row that a warp has side by side.
+    /// Returns the segments of a row that a warp has side by side.
     fn segments(self, tokens: usize) -> usize {
         match self {
             Self::M16 | Self::M32 => 1,
@@ -271,7 +280,7 @@ impl Kind {
         }
     }
 
-    /// The end of a kernel's name.
+    /// Returns the suffix of a kernel's name.
     fn variant(self, tiles: u32) -> String {
         match self.pipelined(tiles) {
             Some(Pipelined { tokens, .. }) => format!("m{tokens}_tiles{tiles}"),
@@ -279,8 +288,10 @@ impl Kind {
         }
     }
 
-    /// Launches a kernel. Thread blocks of the pipelined ones have the more warp groups the more tiles a warp
-    /// has, and the GPU has room for few, so that each group has several work tiles.
+    /// Launches a kernel.
+    ///
+    /// Thread blocks of pipelined kernels have more warp groups with more tiles per warp. The GPU
+    /// has room for few thread blocks, so each warp group has several work tiles.
     fn launch<T: Exact + Activation>(self, product: &Product<T>, tiles: u32, slices: u32) -> Launched {
         let Some(kernel) = self.pipelined(tiles) else {
             let grid = grid(&product.weights, product.tokens, tiles, slices);
@@ -290,7 +301,7 @@ impl Kind {
         self.launch_pipelined(product, tiles, [slices, warps.min(kernel.warps())], at_once)
     }
 
-    /// Launches a pipelined kernel, on a GPU that has room for so many thread blocks at once.
+    /// Launches a pipelined kernel on a GPU with room for `at_once` thread blocks.
     pub(crate) fn launch_pipelined<T: Exact + Activation>(
         self,
         product: &Product<T>,
@@ -306,8 +317,9 @@ impl Kind {
         launched
     }
 
-    /// Expects results as near to the exact sums as the kernels promise. Rows that tensor cores do not
-    /// compute for several tokens must have the definition's bits.
+    /// Expects results within the kernels' error bound.
+    ///
+    /// Rows that fall back to the reference for several tokens must have the reference's bits.
     fn prepare<T: Exact + Activation>(self, product: &Arc<Product<T>>, tiles: u32, slices: u32) -> Prepared {
         let Launched { mut case, out } = self.launch(product, tiles, slices);
         let slices = slices as usize;
@@ -339,7 +351,7 @@ impl Kind {
     }
 }
 
-/// Launches a kernel for ragged rows, which does without tensor cores, and expects the definition's bits.
+/// Launches a kernel for ragged rows, which uses no tensor cores, and expects the reference's bits.
 fn ragged<T: Exact + Activation>(product: &Arc<Product<T>>, odd: bool) -> Prepared {
     let grid = grid(&product.weights, product.tokens, 1, 1);
     let Launched { mut case, out } =
@@ -370,7 +382,8 @@ fn cases_of<T: Exact + Activation>(cases: &mut Vec<Case>) {
             let made =
                 Arc::new(LazyLock::new(move || Arc::new(Product::<T>::new(format, shape, kind, x, i))));
             for &tiles in by.tiles() {
-                // Two tiles come with other slices than one, so that all numbers of both meet.
+                // Two tiles use other slice counts than one, so that all numbers of both occur
+                // together.
                 let slices = if tiles == 2 { (8 / slices).max(1) } else { slices };
                 let what = format!("{shape:?} with tokens, {slices} slices, {kind:?}, {x:?}");
                 let made = Arc::clone(&made);
@@ -413,7 +426,7 @@ fn cases_with_steps<T: Exact + Activation>(cases: &mut Vec<Case>) {
     }
 }
 
-/// Every case of these kernels.
+/// Adds every case of these kernels.
 pub(crate) fn weights_cases(cases: &mut Vec<Case>) {
     cases_of::<f16>(cases);
     cases_of::<bf16>(cases);

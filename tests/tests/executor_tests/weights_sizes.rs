@@ -1,13 +1,15 @@
-//! The sizes of products of weights and activations that are executed, with kinds of weights and of activations.
+//! Sizes of executed products of weights and activations, with kinds of weights and activations.
 
 use microscale_test_support::operands::Scales;
 use microscale_test_support::weights::Activations as X;
 
 use super::weights::Weights::{self, Beyond, Cancelling, Edges, Of, Ordered, Zeros};
 
-/// Rows, columns, tokens and slices of K for the unpipelined kernels: one k-iteration and several, rows that
-/// end within one, fewer k-iterations than slices; rows that do not fill a warp group; warp groups and thread
-/// blocks in part; one token tile and several.
+/// Rows, columns, tokens and slices of K for the unpipelined kernels.
+///
+/// The cases cover one and several k-iterations, rows that end within one, fewer k-iterations than
+/// slices, rows that do not fill a warp group, partial warp groups and thread blocks, and one and
+/// several token tiles.
 pub(super) const UNPIPELINED: [(usize, usize, usize, u32, Weights, X); 15] = [
     (1, 32, 1, 1, Of(Scales::Common), X::Common),
     (5, 96, 2, 8, Zeros, X::Common),
@@ -26,7 +28,7 @@ pub(super) const UNPIPELINED: [(usize, usize, usize, u32, Weights, X); 15] = [
     (17, 1568, 10, 4, Ordered, X::Common),
 ];
 
-/// Cases for one token at a time. Columns are 64 more in NVFP4, if they are an odd number of 128.
+/// Cases for one token at a time. NVFP4 gets 64 more columns if they are an odd multiple of 128.
 pub(super) const M1: [(usize, usize, usize, u32, Weights, X); 22] = [
     (20, 1216, 2, 4, Of(Scales::Common), X::Common),
     (36, 1056, 1, 2, Edges, X::Common),
@@ -52,7 +54,7 @@ pub(super) const M1: [(usize, usize, usize, u32, Weights, X); 22] = [
     (9, 256, 1, 1, Of(Scales::Smallest), X::Large),
 ];
 
-/// Cases for token tiles, pipelined. Columns are as for one token.
+/// Cases for pipelined token tiles. The rule for columns is the same as for one token.
 pub(super) const M8: [(usize, usize, usize, u32, Weights, X); 17] = [
     (1, 128, 1, 1, Of(Scales::Common), X::Common),
     (5, 128, 2, 8, Zeros, X::Common),
@@ -73,7 +75,7 @@ pub(super) const M8: [(usize, usize, usize, u32, Weights, X); 17] = [
     (5, 4224, 8, 16, Ordered, X::Common),
 ];
 
-/// Cases for token tiles of 16 and of 32, pipelined. Columns are as for one token.
+/// Cases for pipelined token tiles of 16 and 32. The rule for columns is the same as for one token.
 pub(super) const M16_AND_M32: [(usize, usize, usize, u32, Weights, X); 9] = [
     (35, 256, 9, 2, Of(Scales::Common), X::Numbers),
     (70, 1152, 16, 4, Edges, X::Common),
@@ -86,8 +88,9 @@ pub(super) const M16_AND_M32: [(usize, usize, usize, u32, Weights, X); 9] = [
     (37, 2176, 31, 4, Ordered, X::Common),
 ];
 
-/// Rows, columns, tokens, and whether activations start right behind a multiple of 16 bytes: groups and
-/// chunks in part, streams with nothing, one chunk and several.
+/// Rows, columns, tokens, and whether activations start directly after a multiple of 16 bytes.
+///
+/// The cases cover partial groups and chunks, empty streams, and one and several chunks.
 pub(super) const RAGGED: [(usize, usize, usize, bool, Weights, X); 11] = [
     (9, 16, 1, false, Of(Scales::Common), X::Common),
     (3, 48, 2, true, Of(Scales::Numbers), X::Numbers),
@@ -102,7 +105,9 @@ pub(super) const RAGGED: [(usize, usize, usize, bool, Weights, X); 11] = [
     (4, 1023, 4, false, Cancelling, X::Common),
 ];
 
-/// Rows, columns, tokens and slices of K of products with steps behind them: for one token at a time, for several, and of ragged rows.
+/// Rows, columns, tokens and slices of K of products with an epilogue.
+///
+/// They cover one token at a time, several tokens, and ragged rows.
 pub(super) const WITH_STEPS: [(usize, usize, usize, u32, Weights, X); 3] = [
     (38, 384, 2, 2, Of(Scales::Common), X::Common),
     (70, 256, 9, 4, Beyond, X::Common),

@@ -162,7 +162,7 @@ impl<'a> Lowering<'a> {
         let d = self.registers_of(d, columns / 2, Type::F32, true)?;
         let a: [Slot; 4] = self.fragment(a, Type::B32, false)?;
         if (1..d.len()).any(|i| d[..i].contains(&d[i])) || a.iter().any(|slot| d.contains(slot)) {
-            return Err(self.invalid("a register of D stands twice"));
+            return Err(self.invalid("D names a register twice"));
         }
         let d = d.into();
         let b = self.read(b, Type::B64, false)?;

@@ -100,7 +100,7 @@ impl<'a> Lowering<'a> {
             return Err(self.unsupported("a barrier that is not a number from 0 to 15"));
         }
         if count.is_some_and(|count| !fits(count, |count| count > 0 && count % 32 == 0)) {
-            return Err(self.invalid("a number of threads that is no multiple of 32"));
+            return Err(self.invalid("a number of threads that is not a multiple of 32"));
         }
         self.program.partial |= count.is_some();
         let count = count.map_or(Ok(NONE), |count| self.read(count, Type::B32, false))?;

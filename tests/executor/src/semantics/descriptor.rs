@@ -23,7 +23,7 @@ impl Descriptor {
     pub(crate) fn new(bits: u64, rows: usize) -> Result<Self, &'static str> {
         let field = |at: u32| (bits >> at & 0x3fff) << 4;
         if bits & !(0x3fff | 0x3fff << 16 | 0x3fff << 32 | 7 << 49 | 3 << 62) != 0 {
-            return Err("bits outside of its fields are set");
+            return Err("bits outside its fields are set");
         }
         let row = match bits >> 62 {
             0 => 16,
@@ -38,13 +38,13 @@ impl Descriptor {
         // A pattern of eight rows starts at a multiple of its size. Only an offset along K may be
         // added.
         if bits >> 49 & 7 != 0 || descriptor.start & (8 * row - 1) & !(row - 1) != 0 {
-            return Err("the pattern of its swizzling does not begin at a multiple of its size");
+            return Err("its swizzle pattern does not start at a multiple of the pattern's size");
         }
         if rows > 8 && !descriptor.stride.is_multiple_of(8 * row) {
-            return Err("its stride is not a multiple of the size of its swizzling's pattern");
+            return Err("its stride is not a multiple of the size of its swizzle pattern");
         }
         if descriptor.start % row + 2 * PIECE as u64 > row {
-            return Err("it reaches beyond a row of its swizzling's pattern");
+            return Err("it extends beyond a row of its swizzle pattern");
         }
         Ok(descriptor)
     }

@@ -1,4 +1,4 @@
-//! The files of `tests/golden`, which other libraries made; the README there describes them.
+//! Reads the files of `tests/golden`, which other libraries made. The README there describes them.
 
 mod mx;
 mod nvfp4;
@@ -15,15 +15,15 @@ use crate::data_dir;
 pub use mx::{Block, Golden, Group};
 pub use nvfp4::{Case, CaseBlock, Nvfp4};
 
-/// The folder of the files of a format, or of the layouts.
+/// Returns the folder of a format's files, or of the layouts.
 pub fn folder(name: &str) -> PathBuf {
     data_dir().join("tests/golden").join(name)
 }
 
-/// Every file of a folder, by name without the ending, in order.
+/// Returns the names of a folder's files without extension, sorted.
 ///
 /// # Panics
-/// If there is no such folder, or another kind of file in it.
+/// Panics if the folder is missing or contains another kind of file.
 pub fn files(name: &str) -> Vec<String> {
     let folder = folder(name);
     let entries = std::fs::read_dir(&folder).unwrap_or_else(|why| panic!("{}: {why}", folder.display()));
@@ -35,7 +35,7 @@ pub fn files(name: &str) -> Vec<String> {
     names
 }
 
-/// Values of the type that the library was given, or gave.
+/// Input or output values of a library.
 #[derive(Debug)]
 pub enum Input {
     /// binary32.
@@ -47,7 +47,7 @@ pub enum Input {
 }
 
 impl Input {
-    /// The type's word and how many there are.
+    /// Returns the type's name and the number of values.
     pub fn what(&self) -> (&'static str, usize) {
         match self {
             Self::F32(values) => ("f32", values.len()),
@@ -69,8 +69,8 @@ impl Tensors {
     /// Reads a file.
     ///
     /// # Panics
-    /// If it is not there or no safetensors file. The other methods panic too if the file is not as it should
-    /// be.
+    /// Panics if the file is missing or is not a safetensors file. The other methods panic too if
+    /// the file has unexpected contents.
     pub fn read(folder: &str, name: &str) -> Self {
         let path = self::folder(folder).join(format!("{name}.safetensors"));
         let bytes = std::fs::read(&path).unwrap_or_else(|why| panic!("{}: {why}", path.display()));
@@ -86,22 +86,22 @@ impl Tensors {
         }
     }
 
-    /// The tensors' names.
+    /// Returns the tensors' names.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.tensors.keys().map(String::as_str)
     }
 
-    /// Returns whether there is such a tensor.
+    /// Returns whether the file has a tensor.
     pub fn has(&self, tensor: &str) -> bool {
         self.tensors.contains_key(tensor)
     }
 
-    /// An entry of the metadata.
+    /// Returns an entry of the metadata.
     pub fn word(&self, key: &str) -> &str {
         self.metadata.get(key).unwrap_or_else(|| panic!("{} has no {key}", self.name))
     }
 
-    /// An entry of the metadata that is JSON.
+    /// Parses a metadata entry as JSON.
     pub fn json<T: serde::de::DeserializeOwned>(&self, key: &str) -> T {
         from_str(self.word(key)).unwrap_or_else(|why| panic!("{}, {key}: {why}", self.name))
     }
@@ -110,19 +110,19 @@ impl Tensors {
         self.tensors.get(tensor).unwrap_or_else(|| panic!("{} has no {tensor}", self.name))
     }
 
-    /// A tensor's shape.
+    /// Returns a tensor's shape.
     pub fn shape(&self, tensor: &str) -> &[usize] {
         &self.get(tensor).1
     }
 
-    /// A tensor of bytes.
+    /// Returns a tensor of bytes.
     pub fn bytes(&self, tensor: &str) -> &[u8] {
         let (dtype, _, bytes) = self.get(tensor);
         assert_eq!(*dtype, Dtype::U8, "{}, {tensor}", self.name);
         bytes
     }
 
-    /// A tensor of floats.
+    /// Returns a tensor of floats.
     pub fn input(&self, tensor: &str) -> Input {
         let (dtype, _, bytes) = self.get(tensor);
         match dtype {
@@ -133,7 +133,7 @@ impl Tensors {
         }
     }
 
-    /// A tensor of f32.
+    /// Returns a tensor of f32.
     pub fn f32s(&self, tensor: &str) -> Vec<f32> {
         match self.input(tensor) {
             Input::F32(values) => values,
@@ -142,7 +142,7 @@ impl Tensors {
     }
 }
 
-/// `ml_dtypes`' tables of a format.
+/// Returns `ml_dtypes`' tables of a format.
 pub fn tables(folder: &str) -> Tensors {
     Tensors::read(folder, "ml_dtypes-0.6.0-tables")
 }

@@ -8,10 +8,10 @@ use microscale::{Convention, Format, Scheme};
 
 use super::{Input, Tensors};
 
-/// A block by its row and its place in the row.
+/// A block: its row and its index in the row.
 pub type Block = (usize, usize);
 
-/// Rows that were made for one purpose.
+/// Rows for one purpose.
 #[derive(Debug)]
 pub struct Group {
     /// The purpose of the rows.
@@ -29,19 +29,19 @@ pub struct Golden {
     pub name: String,
     /// The library that made it.
     pub library: String,
-    /// The scheme that the library follows, but for `slips`.
+    /// The scheme that the library follows, except in `slips`.
     pub scheme: Scheme,
     /// Rows.
     pub rows: usize,
-    /// Elements in a row.
+    /// Elements per row.
     pub cols: usize,
     /// `[rows, cols]`.
     pub input: Input,
-    /// `[rows, cols / 2]`, or `[rows, cols]` of 8 bits.
+    /// `[rows, cols / 2]` with 4 bits, or `[rows, cols]` with 8 bits.
     pub codes: Vec<u8>,
     /// `[rows, cols / 32]`.
     pub scales: Vec<u8>,
-    /// Finite blocks in which the library departs from its convention.
+    /// Finite blocks whose results deviate from the library's own rule.
     pub slips: BTreeSet<Block>,
     /// Blocks with a NaN or an infinity.
     pub non_finite: BTreeSet<Block>,
@@ -50,10 +50,10 @@ pub struct Golden {
 }
 
 impl Golden {
-    /// Reads a file by its folder and its name without the ending.
+    /// Reads a file, given its folder and its name without extension.
     ///
     /// # Panics
-    /// If the file is not there or not as its README says.
+    /// Panics if the file is missing or differs from its README.
     pub fn read(folder: &str, name: &str) -> Self {
         let file = Tensors::read(folder, name);
         let list = |key: &str| -> BTreeSet<Block> { file.json(key) };
@@ -88,7 +88,7 @@ impl Golden {
         }
     }
 
-    /// The scale rule that the library follows.
+    /// Returns the scale rule that the library follows.
     pub fn scale_rule(&self) -> ScaleRule {
         match self.scheme {
             Scheme::Mxfp4(arithmetic) => arithmetic.scale_rule,
@@ -97,12 +97,12 @@ impl Golden {
         }
     }
 
-    /// The format.
+    /// Returns the format.
     pub fn format(&self) -> Format {
         self.scheme.format()
     }
 
-    /// The convention of the library, where it has only one.
+    /// Returns the library's numerics, if it has only one.
     pub fn convention(&self) -> Option<Convention> {
         match self.library.as_str() {
             "torchao" if self.scale_rule() == ScaleRule::Floor => Some(Convention::Ocp),
@@ -114,7 +114,7 @@ impl Golden {
         }
     }
 
-    /// The scale byte and the packed codes of a block.
+    /// Returns the scale byte and the packed codes of a block.
     pub fn block(&self, (row, block): Block) -> (u8, &[u8]) {
         let index = row * self.cols / 32 + block;
         (
@@ -123,13 +123,13 @@ impl Golden {
         )
     }
 
-    /// All blocks.
+    /// Returns all blocks.
     pub fn blocks(&self) -> impl Iterator<Item = Block> {
         let in_row = self.cols / 32;
         (0..self.rows).flat_map(move |row| (0..in_row).map(move |block| (row, block)))
     }
 
-    /// The group of a row.
+    /// Returns the group of a row.
     pub fn group(&self, row: usize) -> &str {
         &self.groups.iter().find(|group| (group.first..=group.last).contains(&row)).expect("a group").name
     }

@@ -1,4 +1,4 @@
-//! The NVFP4 files: many small tensors each, because the global scale belongs to a tensor.
+//! The NVFP4 files: many small tensors each, because every tensor has a global scale.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use microscale::{Convention, GlobalScale, Words};
 
 use super::{Input, Tensors};
 
-/// A block by the name of its case, its row and its place in the row.
+/// A block: the name of its case, its row and its index in the row.
 pub type CaseBlock = (String, usize, usize);
 
 /// The output of one library for one tensor.
@@ -15,7 +15,7 @@ pub type CaseBlock = (String, usize, usize);
 pub struct Case {
     /// Its name.
     pub name: String,
-    /// Rows, of 64 elements.
+    /// Number of rows of 64 elements.
     pub rows: usize,
     /// `[rows, 64]`.
     pub input: Input,
@@ -23,8 +23,7 @@ pub struct Case {
     pub codes: Vec<u8>,
     /// `[rows, 4]`.
     pub scales: Vec<u8>,
-    /// The number that the library took, whether it can be a global scale or not; `None` in the variant
-    /// `none`.
+    /// The number that the library used, valid or not. `None` in the variant `none`.
     pub global_scale: Option<GlobalScale>,
     /// `[rows, 64]`, if the library dequantizes.
     pub dequantized: Option<Input>,
@@ -33,9 +32,9 @@ pub struct Case {
 /// A file.
 #[derive(Debug)]
 pub struct Nvfp4 {
-    /// Its name without the ending.
+    /// Its name without extension.
     pub name: String,
-    /// The convention that the library follows.
+    /// The numerics that the library follows.
     pub convention: Convention,
     /// The source of the global scale: `computed`, `given` or `none`.
     pub variant: String,
@@ -43,17 +42,17 @@ pub struct Nvfp4 {
     pub cases: Vec<Case>,
     /// Blocks with a NaN or an infinity.
     pub non_finite: BTreeSet<CaseBlock>,
-    /// Finite blocks in which the convention's formulas have no result.
+    /// Finite blocks for which the formulas have no result.
     pub degenerate: BTreeSet<CaseBlock>,
-    /// Other blocks in which the library departs from its convention.
+    /// Other blocks whose results deviate from the library's own rule.
     pub slips: BTreeSet<CaseBlock>,
 }
 
 impl Nvfp4 {
-    /// Reads a file by its name without the ending.
+    /// Reads a file, given its name without extension.
     ///
     /// # Panics
-    /// If the file is not there or not as its README says.
+    /// Panics if the file is missing or differs from its README.
     pub fn read(name: &str) -> Self {
         let file = Tensors::read("nvfp4", name);
         let direction = match file.word("direction") {
@@ -95,7 +94,7 @@ impl Case {
         Self { rows, input, codes, scales, global_scale, dequantized, name }
     }
 
-    /// The case's blocks, each with its index.
+    /// Returns the case's blocks, each with its index.
     pub fn blocks(&self) -> impl Iterator<Item = (usize, CaseBlock)> {
         (0..self.rows * 4).map(|index| (index, (self.name.clone(), index / 4, index % 4)))
     }

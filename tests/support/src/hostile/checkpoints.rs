@@ -1,10 +1,10 @@
-//! Small checkpoints that are right, with any values, to be damaged or not.
+//! Small valid checkpoints with arbitrary values, which tests may damage.
 
 use serde_json::json;
 
 use super::draw::Draw;
 
-/// A tensor for a file.
+/// A tensor to write to a file.
 #[derive(Clone, Debug)]
 pub(super) struct Stored {
     pub(super) name: String,
@@ -13,7 +13,7 @@ pub(super) struct Stored {
     pub(super) bytes: Vec<u8>,
 }
 
-/// Pieces of headers and other JSON files.
+/// Fragments of headers and other JSON files.
 pub const HEADER_WORDS: &[&str] = &[
     "[",
     "]",
@@ -55,7 +55,7 @@ pub const HEADER_WORDS: &[&str] = &[
     "\"data_offsets\":",
 ];
 
-/// The layers that tensors belong to.
+/// Layers that tensors belong to.
 const LAYERS: &[&str] = &[
     "model.layers.0.self_attn.q_proj.weight",
     "model.layers.0.self_attn.k_proj.weight",
@@ -70,7 +70,7 @@ const LAYERS: &[&str] = &[
     "model.norm.weight",
 ];
 
-/// Endings of tensors' names.
+/// Suffixes of tensor names.
 const ENDS: &[&str] = &[
     "",
     "_packed",
@@ -86,7 +86,7 @@ const ENDS: &[&str] = &[
     ".input_scale",
 ];
 
-/// A tensor's name, most often one that means something.
+/// Returns a tensor name, mostly a meaningful one.
 pub(super) fn names(draw: &mut Draw<'_>) -> String {
     if draw.once_in(8) {
         return draw.text();
@@ -98,7 +98,7 @@ pub(super) fn names(draw: &mut Draw<'_>) -> String {
     }
 }
 
-/// A way of storing a layer.
+/// How a layer is stored.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Way {
     Float(&'static str),
@@ -107,9 +107,9 @@ pub(super) enum Way {
     Mxfp8,
     Modelopt,
     GptOss,
-    /// FP8 with a scale for each block.
+    /// FP8 with one scale per block.
     Fp8,
-    /// INT8 with a scale for each row.
+    /// INT8 with one scale per row.
     Int8,
 }
 
@@ -126,7 +126,7 @@ const WAYS: &[Way] = &[
     Way::Int8,
 ];
 
-/// Layers and how each is stored.
+/// Layers, and how each is stored.
 #[derive(Clone, Debug)]
 pub(super) struct Template {
     layers: Vec<(&'static str, Way, [usize; 2])>,
@@ -145,7 +145,7 @@ impl Template {
         Self { layers }
     }
 
-    /// The tensors, with values from the input.
+    /// Returns the tensors, with values from the input.
     pub(super) fn tensors(&self, draw: &mut Draw<'_>) -> Vec<Stored> {
         let mut tensors = Vec::new();
         for &(layer, way, [rows, cols]) in &self.layers {
@@ -196,7 +196,7 @@ impl Template {
                 }
             }
         }
-        // Global scales of the usual size: others are refused before anything is computed with them.
+        // Global scales of ordinary size. Others are refused before any computation.
         for tensor in &mut tensors {
             let global =
                 tensor.dtype == "F32" && tensor.bytes.len() == 4 && !tensor.name.ends_with(".weight");
@@ -211,7 +211,7 @@ impl Template {
     }
 }
 
-/// The header of a file with these tensors, one after the other.
+/// Returns the header of a file with these tensors, one after the other.
 pub(super) fn encode(draw: &mut Draw<'_>, tensors: &[Stored]) -> Vec<u8> {
     let (mut header, mut end) = (serde_json::Map::new(), 0);
     if draw.once_in(8) {

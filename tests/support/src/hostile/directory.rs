@@ -1,5 +1,6 @@
-//! A directory: index, configs and shards that agree or not, links that go round in circles or out, pipes,
-//! and things with names of files that are none.
+//! Hostile checkpoint directories: contradicting indexes, configs and shards, and odd file types.
+//!
+//! Symlinks may form cycles or lead outside. Pipes and directories may have the names of files.
 
 use std::path::Path;
 
@@ -12,7 +13,7 @@ use crate::{Scratch, raw_file};
 
 const INDEX: &str = "model.safetensors.index.json";
 
-/// Names that an entry of the directory may have.
+/// Names of entries in the directory.
 const FILES: &[&str] = &[
     "config.json",
     "hf_quant_config.json",
@@ -29,7 +30,7 @@ const FILES: &[&str] = &[
     "x.gguf",
 ];
 
-/// The files in which an index may place a tensor.
+/// Shard names that an index may contain.
 const PLACES: &[&str] = &[
     "one.safetensors",
     "two.safetensors",
@@ -52,7 +53,7 @@ const PLACES: &[&str] = &[
     "x.gguf",
 ];
 
-/// The targets of links.
+/// Targets of symlinks.
 const TARGETS: &[&str] = &[
     ".",
     "..",
@@ -92,14 +93,14 @@ pub(super) fn run(bytes: &[u8]) {
     let mut draw = Draw::new(bytes);
     let ways = Ways(draw.byte());
     let scratch = Scratch::new();
-    // Whoever goes out of the directory meets it.
+    // Reads outside the directory would find this file.
     let canary = Stored { name: "canary".into(), dtype: "U8", shape: vec![2], bytes: vec![1, 2] };
     write_shard(&mut draw, &scratch, "canary.safetensors", &[canary]);
     std::fs::create_dir(scratch.path("in")).unwrap();
 
     let tensors = Template::draw(&mut draw).tensors(&mut draw);
     let mut map = serde_json::Map::new();
-    // Most tensors lie where the index says.
+    // Most tensors are where the index says.
     let mut shards = std::collections::BTreeMap::<&str, Vec<Stored>>::new();
     for tensor in tensors {
         let place = draw.one_of(&PLACES[..4]);
@@ -135,7 +136,7 @@ pub(super) fn run(bytes: &[u8]) {
         oddity(&mut draw, &scratch);
     }
     everything(&scratch, &scratch.path("in"), ways);
-    // A shard by itself, or whatever has come to stand there.
+    // Reads a single shard, or whatever has its name.
     everything(&scratch, &scratch.path("in/one.safetensors"), ways);
 }
 
@@ -145,14 +146,14 @@ fn write_shard(draw: &mut Draw<'_>, scratch: &Scratch, name: &str, tensors: &[St
     scratch.write(name, raw_file(header, &data));
 }
 
-/// Puts something that is no ordinary file, or no sound one, in a file's place.
+/// Replaces a file with something that is not a regular or valid file.
 fn oddity(draw: &mut Draw<'_>, scratch: &Scratch) {
     let path = scratch.path("in").join(draw.one_of(FILES));
     let Some(parent) = path.parent() else { return };
     if std::fs::create_dir_all(parent).is_err() {
         return;
     }
-    // A folder with something in it stays.
+    // A nonempty folder stays.
     let _ = std::fs::remove_file(&path).or_else(|_| std::fs::remove_dir(&path));
     if path.symlink_metadata().is_ok() {
         return;
@@ -167,7 +168,7 @@ fn oddity(draw: &mut Draw<'_>, scratch: &Scratch) {
     }
 }
 
-/// A model's config.
+/// Returns a model config.
 fn config(draw: &mut Draw<'_>) -> Value {
     let mut config = json!({ "architectures": ["LlamaForCausalLM"], "hidden_size": 64 });
     if !draw.once_in(3) {
@@ -176,7 +177,7 @@ fn config(draw: &mut Draw<'_>) -> Value {
     config
 }
 
-/// An entry about quantization, in the words of any convention.
+/// Returns a quantization entry with the keys of any checkpoint format.
 fn quantization(draw: &mut Draw<'_>) -> Value {
     let method = draw.one_of(&["compressed-tensors", "modelopt", "mxfp4", "gptq", ""]);
     let ignored: Vec<Value> = (0..draw.below(3))

@@ -1,11 +1,12 @@
-//! Choices and numbers from a fuzzer's bytes. When these are used up, every choice is the first one.
+//! Draws choices and numbers from a fuzzer's bytes. After the last byte, every choice is the first
+//! one.
 
 use arbitrary::Unstructured;
 
 /// The unread rest of an input.
 pub(super) struct Draw<'a>(Unstructured<'a>);
 
-/// Sizes that headers claim: those that fit together, and those that overflow.
+/// Sizes for headers: some fit together, some overflow.
 const SIZES: &[u64] = &[
     1,
     4,
@@ -36,17 +37,17 @@ impl<'a> Draw<'a> {
         Self(Unstructured::new(bytes))
     }
 
-    /// A number below a bound.
+    /// Returns a number below a bound.
     pub(super) fn below(&mut self, bound: usize) -> usize {
         self.0.int_in_range(0..=bound.saturating_sub(1)).unwrap_or(0)
     }
 
-    /// True once in so many times.
+    /// Returns true once in `times` calls on average.
     pub(super) fn once_in(&mut self, times: u8) -> bool {
         self.byte() % times == times - 1
     }
 
-    /// One of a list.
+    /// Returns one element of a list.
     pub(super) fn one_of<T: Copy>(&mut self, list: &[T]) -> T {
         list[self.below(list.len())]
     }
@@ -55,7 +56,7 @@ impl<'a> Draw<'a> {
         self.0.arbitrary().unwrap_or(0)
     }
 
-    /// A size, most often one that makes sense.
+    /// Returns a size, mostly a sensible one.
     pub(super) fn size(&mut self) -> u64 {
         match self.below(8) {
             7 => self.0.arbitrary().unwrap_or(0),
@@ -64,36 +65,36 @@ impl<'a> Draw<'a> {
         }
     }
 
-    /// A few bytes as they are, as many as a byte says.
+    /// Returns raw bytes. The first byte gives their number.
     pub(super) fn bytes(&mut self) -> &'a [u8] {
         let length = usize::from(self.byte());
         self.take(length)
     }
 
-    /// Takes at most so many bytes as they are.
+    /// Takes at most `length` raw bytes.
     pub(super) fn take(&mut self, length: usize) -> &'a [u8] {
         let length = length.min(self.0.len());
         self.0.bytes(length).unwrap_or_default()
     }
 
-    /// Takes so many bytes: those of the input, then their repetition.
+    /// Returns `length` bytes, repeating the input if it is too short.
     pub(super) fn fill(&mut self, length: usize) -> Vec<u8> {
         let taken = self.take(length);
         let pattern = if taken.is_empty() { &[0][..] } else { taken };
         pattern.iter().copied().cycle().take(length).collect()
     }
 
-    /// All that is left.
+    /// Returns the rest of the input.
     pub(super) fn rest(&mut self) -> &'a [u8] {
         self.take(usize::MAX)
     }
 
-    /// Text of a few bytes, whatever they are.
+    /// Returns text of a few arbitrary bytes.
     pub(super) fn text(&mut self) -> String {
         String::from_utf8_lossy(self.bytes()).into_owned()
     }
 
-    /// Puts words over parts of a text, a few times.
+    /// Overwrites parts of a text with words, a few times.
     pub(super) fn damage(&mut self, text: &mut Vec<u8>, words: &[&str]) {
         for _ in 0..self.below(4) {
             let (at, replaced) = (self.below(text.len() + 1), self.below(12));

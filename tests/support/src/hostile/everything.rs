@@ -1,4 +1,4 @@
-//! Everything that reads a checkpoint, and everything that writes one of it.
+//! Calls every function that reads a checkpoint, and every function that writes one.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,7 +13,7 @@ use microscale_checkpoint::{
 
 use crate::Scratch;
 
-/// A format that each convention of files holds, and a convention of its arithmetic.
+/// The formats of each checkpoint format, with matching numerics.
 pub(super) const HELD: [(FileConvention, Format, Convention); 6] = [
     (FileConvention::CompressedTensors, Format::Mxfp4, Convention::Torchao),
     (FileConvention::CompressedTensors, Format::Nvfp4, Convention::CompressedTensors),
@@ -23,12 +23,12 @@ pub(super) const HELD: [(FileConvention, Format, Convention); 6] = [
     (FileConvention::Gguf, Format::Nvfp4, Convention::Torchao),
 ];
 
-/// Never breaks off.
+/// A progress callback that never cancels.
 pub(super) fn go_on(_: Progress<'_>) -> ControlFlow<()> {
     ControlFlow::Continue(())
 }
 
-/// A directory in which only the output may appear, and only if it was a success.
+/// A directory that may change only by its output, and only on success.
 pub(super) struct Watched<'s> {
     scratch: &'s Scratch,
     before: BTreeMap<PathBuf, Option<Vec<u8>>>,
@@ -36,19 +36,19 @@ pub(super) struct Watched<'s> {
 }
 
 impl<'s> Watched<'s> {
-    /// Output is to go to `OUT`, or a file of that beginning.
+    /// The output is `OUT` or a file with that prefix.
     pub(super) fn new(scratch: &'s Scratch, out: &str) -> Self {
         Self { scratch, before: scratch.contents(), out: scratch.path(out) }
     }
 
-    /// Calls `write` with the output's path, looks at what is there then, and removes it.
+    /// Calls `write` with the output's path, checks the result, and removes it.
     pub(super) fn write<T>(&self, write: impl FnOnce(&Path) -> Result<T>) -> Option<T> {
         let written = write(&self.out);
         let mut after = self.scratch.contents();
         if written.is_ok() {
             assert!(after.contains_key(&self.out), "a success, but there is no output");
             after.retain(|path, _| !path.starts_with(&self.out));
-            // The output must be a checkpoint, with no file in it that was not meant.
+            // The output must be a checkpoint without unexpected files.
             Checkpoint::open(&self.out)
                 .unwrap_or_else(|error| panic!("what was written is unreadable: {error:?}"));
             if self.out.is_dir() {
@@ -64,24 +64,24 @@ impl<'s> Watched<'s> {
         written.ok()
     }
 
-    /// Makes sure that nothing has changed.
+    /// Asserts that nothing has changed.
     pub(super) fn unchanged(&self) {
         assert_eq!(self.before, self.scratch.contents(), "something was written");
     }
 }
 
-/// An error must fit on a screen or two: what hostile files say is not repeated at length.
+/// Asserts that an error message is short, so that it does not repeat hostile contents at length.
 fn message(error: &Error) {
     let message = error.to_string();
     assert!(message.len() < 1 << 19, "an error of {} bytes", message.len());
 }
 
-/// The operations that write output from an input, which takes longer than reading it: one way of each kind,
-/// by a byte.
+/// Selects, by a byte, one variant of each operation that writes output. Writing takes longer than
+/// reading.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ways(pub(super) u8);
 
-/// Reads everything of a file or a directory, and writes what can be written of it.
+/// Reads everything of a file or a directory, and writes everything that can be made of it.
 pub(super) fn everything(scratch: &Scratch, input: &Path, ways: Ways) {
     let out = if input.is_dir() { "OUT".into() } else { format!("OUT.{}", extension(input)) };
     let watched = Watched::new(scratch, &out);
@@ -124,7 +124,7 @@ pub(super) fn everything(scratch: &Scratch, input: &Path, ways: Ways) {
     }
 }
 
-/// The end of the name of what is written of a file: PyTorch's become safetensors.
+/// Returns the extension for output made from a file. PyTorch files become safetensors.
 fn extension(file: &Path) -> &str {
     let extension = file.extension().and_then(|extension| extension.to_str());
     extension.filter(|extension| *extension != "pt").unwrap_or("safetensors")

@@ -1,5 +1,5 @@
-//! A GGUF file: any bytes, or one by a grammar, with counts, lengths, types and offsets that need not be
-//! true.
+//! Hostile GGUF files: arbitrary bytes, or a grammar whose counts, lengths, types and offsets may
+//! be wrong.
 
 use super::checkpoints::names;
 use super::draw::Draw;
@@ -28,14 +28,14 @@ const KEYS: &[&str] = &[
     "split.count",
 ];
 
-/// Numbers of value types, those of an array and a string among them.
+/// Value type numbers, including array and string.
 const KINDS: &[u32] = &[4, 8, 9, 0, 1, 2, 3, 5, 6, 7, 10, 11, 12, 13, u32::MAX];
 
 /// Tensor types with the elements and bytes of a block.
 const TYPES: &[(u32, u64, u64)] =
     &[(0, 1, 4), (39, 32, 17), (40, 64, 36), (30, 1, 2), (1, 1, 2), (8, 32, 34), (24, 1, 1), (12, 256, 144)];
 
-/// A file by the grammar. An honest one tells no lies but those of its strings and numbers.
+/// Returns a file by the grammar. With `honest`, only strings and numbers may be wrong.
 fn drafted(draw: &mut Draw<'_>, honest: bool) -> Vec<u8> {
     let lie = |draw: &mut Draw<'_>| !honest && draw.once_in(16);
     let mut alignment = 32;
@@ -94,13 +94,13 @@ fn drafted(draw: &mut Draw<'_>, honest: bool) -> Vec<u8> {
     file
 }
 
-/// Length and bytes; the length may be a lie.
+/// Returns a length and the bytes. The length may be wrong.
 fn string(draw: &mut Draw<'_>, text: &[u8], honest: bool) -> Vec<u8> {
     let length = if !honest && draw.once_in(16) { draw.size() } else { text.len() as u64 };
     [&length.to_le_bytes(), text].concat()
 }
 
-/// The bytes of a value of a type.
+/// Returns the bytes of a value of a type.
 fn value(draw: &mut Draw<'_>, kind: u32, honest: bool) -> Vec<u8> {
     let bytes = |kind| match kind {
         0 | 1 | 7 => 1,

@@ -1,5 +1,7 @@
-//! An importance matrix of the time before they were GGUF files: any bytes, or entries whose counts and lengths need not be true;
-//! and what is quantized by it.
+//! Hostile importance matrices in the old format, and quantization with them.
+//!
+//! The file consists of arbitrary bytes, or of entries whose counts and lengths may be wrong. The
+//! old format precedes GGUF.
 
 use microscale::{Device, Recipe, Search};
 use microscale_checkpoint::{Checkpoint, FileConvention, Plan, Selection, quantize};
@@ -9,7 +11,7 @@ use super::draw::Draw;
 use super::everything::{Watched, Ways, everything, go_on};
 use crate::Scratch;
 
-/// Columns of the layers that it is for.
+/// Columns of the layers that it applies to.
 const COLS: usize = 32;
 
 pub(super) fn run(bytes: &[u8]) {

@@ -1,9 +1,9 @@
-//! Hostile input: the functions that the targets of `fuzz/` run on their bytes. `tests/tests/corpus.rs` runs
-//! them on the kept inputs.
+//! Hostile input: the functions that the targets of `fuzz/` run on their bytes.
 //!
-//! A target takes any bytes. It must come back, whatever they are: with an error or a success inside, which
-//! are both fine, without a panic, and with nothing written but where output was asked for. Some of them make
-//! files of the bytes by a grammar, because raw bytes would seldom pass the first check.
+//! `tests/tests/corpus.rs` runs them on the stored inputs. A target accepts any bytes and must
+//! return, with either success or an error inside. It must not panic, and it may write only to its
+//! output. Some targets build files from the bytes by a grammar, because raw bytes would rarely
+//! pass the first check.
 
 mod checkpoints;
 mod directory;
@@ -21,12 +21,12 @@ mod tensors;
 
 pub use checkpoints::HEADER_WORDS;
 
-/// A target of the fuzzer, and what it does with an input.
+/// A fuzz target and its function.
 #[derive(Clone, Copy, Debug)]
 pub struct Target {
-    /// Its name, and that of its folder in `fuzz/corpus/`.
+    /// Its name, and the name of its folder in `fuzz/corpus/`.
     pub name: &'static str,
-    /// Goes through everything that reads such input.
+    /// Calls every function that reads such input.
     pub run: fn(&[u8]),
 }
 
@@ -44,10 +44,10 @@ pub const TARGETS: &[Target] = &[
     Target { name: "recipe", run: recipe::run },
 ];
 
-/// Does what a target does.
+/// Runs a target.
 ///
 /// # Panics
-/// If there is no such target, and if the input shows a defect.
+/// Panics if there is no such target, or if the input reveals a defect.
 pub fn run(target: &str, bytes: &[u8]) {
     let found = TARGETS.iter().find(|known| known.name == target);
     (found.unwrap_or_else(|| panic!("no target {target}")).run)(bytes);

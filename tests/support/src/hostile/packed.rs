@@ -1,5 +1,6 @@
-//! Sound files with any values: NaN scales, signed scales, codes and floats of every bit pattern, and a
-//! recipe to quantize them by.
+//! Valid files with arbitrary values, and a recipe to quantize them by.
+//!
+//! The values include NaN scales, signed scales, and codes and floats of every bit pattern.
 
 use microscale::{Device, NonFinite, Recipe, Search, Words};
 use microscale_checkpoint::{Checkpoint, Plan, Selection, quantize};
@@ -26,7 +27,7 @@ pub(super) fn run(bytes: &[u8]) {
     let path = scratch.write("x.safetensors", raw_file(header, &data));
     everything(&scratch, &path, ways);
 
-    // Opening never fails, because header and parts are sound: a refusal further on is about the values.
+    // Opening never fails, because header and parts are valid. Later errors are about the values.
     let checkpoint = Checkpoint::open(&path).unwrap();
     let Ok(recipe) = Recipe::of(format, convention) else { return };
     let recipe = Recipe { search, non_finite, ..recipe };

@@ -1,5 +1,6 @@
-//! `OUT.parts`: notes that lie, and other things in the shards' places. Nobody but the user writes there, but
-//! what a run left that was killed, or a disk that was full, must not end in a crash either.
+//! Hostile `OUT.parts` folders: wrong notes, and other file types in place of shards.
+//!
+//! Only the user writes there. But leftovers of a killed run or a full disk must not cause a crash.
 
 use std::fs;
 use std::path::Path;
@@ -14,7 +15,7 @@ use super::draw::Draw;
 use super::everything::go_on;
 use crate::Scratch;
 
-/// Pieces of notes.
+/// Fragments of notes.
 const WORDS: &[&str] = &[
     "\"fingerprint\":",
     "\"bytes\":",
@@ -98,7 +99,7 @@ fn damage_note(draw: &mut Draw<'_>, path: &Path) {
     fs::write(path, note).unwrap();
 }
 
-/// A field of a note, and something of the right type for it.
+/// Returns a field of a note with a value of the right type.
 fn field(draw: &mut Draw<'_>) -> (&'static str, Value) {
     match draw.below(7) {
         0 => ("tensor_bytes", draw.size().into()),
@@ -115,7 +116,7 @@ fn field(draw: &mut Draw<'_>) -> (&'static str, Value) {
     }
 }
 
-/// Puts something that is no ordinary file in a file's place.
+/// Replaces a file with something that is not a regular file.
 fn replace(draw: &mut Draw<'_>, path: &Path) {
     fs::remove_file(path).unwrap();
     match draw.below(5) {

@@ -1,4 +1,4 @@
-//! PTX for the executor of the tests: its text is read, and every kernel in it lowered. Nothing is run.
+//! Hostile PTX for the tests' executor. It is parsed and lowered, but not run.
 
 use microscale_executor::Module;
 

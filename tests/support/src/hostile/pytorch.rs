@@ -1,4 +1,7 @@
-//! A PyTorch file: any bytes; an archive of any pickle; or one of tensors whose storages, sizes and strides need not be true.
+//! Hostile PyTorch files.
+//!
+//! The file consists of arbitrary bytes, an archive with an arbitrary pickle, or tensors whose
+//! storages, sizes and strides may be wrong.
 
 use super::draw::Draw;
 use super::everything::{Ways, everything};
@@ -25,7 +28,7 @@ const NAMES: &[&str] = &["a.weight", "b.weight", "a.bias", "a.weight_scale", "lm
 const CLASSES: &[&str] =
     &["FloatStorage", "HalfStorage", "BFloat16Storage", "CharStorage", "ByteStorage", "LongStorage"];
 
-/// What pickles are made of, for damage.
+/// Fragments of pickles.
 const PARTS: &[&str] = &[
     "ctorch\nSize\n",
     "ccollections\nOrderedDict\n",

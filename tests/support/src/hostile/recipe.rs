@@ -1,4 +1,4 @@
-//! The text of a recipe file, and what it makes of a small checkpoint.
+//! Hostile recipe files, applied to a small checkpoint.
 
 use std::fmt::Write;
 
@@ -10,7 +10,7 @@ use super::draw::Draw;
 use super::everything::{HELD, Watched, go_on};
 use crate::Scratch;
 
-/// Keys of the whole file and of its rules.
+/// Keys of the file and of its rules.
 const KEYS: &[&str] = &[
     "format",
     "convention",
@@ -31,7 +31,7 @@ const KEYS: &[&str] = &[
     "keep",
 ];
 
-/// Values that some key takes, and others.
+/// Valid and invalid values of keys.
 const VALUES: &[&str] = &[
     "\"nvfp4\"",
     "\"mxfp4\"",
@@ -84,7 +84,7 @@ pub(super) fn run(bytes: &[u8]) {
     Watched::new(&scratch, "OUT.safetensors").write(|out| quantize(&plan, out, &Device::Cpu, &mut go_on));
 }
 
-/// A file of a few entries and tables.
+/// Returns a file of a few entries and tables.
 fn lines(draw: &mut Draw<'_>) -> String {
     let mut text = String::new();
     for _ in 0..draw.below(8) {

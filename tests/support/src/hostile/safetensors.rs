@@ -1,5 +1,7 @@
-//! A safetensors file: any bytes; a header of any text, of which the length is true; or a header by a
-//! grammar, with lies.
+//! Hostile safetensors files.
+//!
+//! The file consists of arbitrary bytes, an arbitrary header with the right length, or a header by
+//! a grammar that may be wrong.
 
 use super::checkpoints::{HEADER_WORDS, Template, encode, names};
 use super::draw::Draw;
@@ -35,7 +37,7 @@ const DTYPES: &[&str] = &[
     "F8_E5M2", "C64", "F23", "u8",
 ];
 
-/// Tensors whose dtypes, shapes and offsets need not be true.
+/// Returns tensors whose dtypes, shapes and offsets may be wrong.
 fn lying(draw: &mut Draw<'_>) -> Vec<u8> {
     let (mut header, mut end) = (String::from("{"), 0u64);
     if draw.once_in(8) {

@@ -1,5 +1,4 @@
-//! Codes, scales, values and shapes from a caller who may have them from anywhere: lengths and strides that
-//! lie.
+//! Hostile tensors from a caller: codes, scales, values and shapes with wrong lengths and strides.
 
 use microscale::formats::nvfp4::Direction;
 use microscale::formats::{GlobalScale, ScaleLayout};
@@ -11,7 +10,7 @@ use microscale::{
 
 use super::draw::Draw;
 
-/// The most elements that are made for a shape: more would only take longer.
+/// Maximum number of elements. More would only take longer.
 const MOST: usize = 1 << 11;
 
 pub(super) fn run(bytes: &[u8]) {
@@ -31,13 +30,13 @@ fn size(draw: &mut Draw<'_>) -> usize {
     draw.size() as usize
 }
 
-/// So many bytes as should be, or as a lie says.
+/// Returns the needed length, or sometimes a wrong one.
 fn length(draw: &mut Draw<'_>, needed: usize) -> usize {
     let length = if draw.once_in(6) { size(draw) } else { needed };
     length.min(MOST)
 }
 
-/// Codes and scales become a tensor, and values.
+/// Makes a tensor from codes and scales, and dequantizes it.
 fn reading(draw: &mut Draw<'_>) {
     let format: Format = any_word(draw);
     let layout: ScaleLayout = any_word(draw);
@@ -67,7 +66,7 @@ fn reading(draw: &mut Draw<'_>) {
     let _ = WorstBlocks::of(&values, shape, &tensor, 3).unwrap();
 }
 
-/// Values of a shape become codes and scales.
+/// Quantizes values of a shape.
 fn writing<T: Element>(draw: &mut Draw<'_>, value: impl Fn(u32) -> T) {
     let (format, convention): (Format, Convention) = (any_word(draw), any_word(draw));
     let Ok(recipe) = Recipe::of(format, convention) else { return };

@@ -1,4 +1,4 @@
-//! Sums of products, exactly: integers of any size with a power of two.
+//! Exact sums of products: wide integers times a power of two.
 
 use microscale::formats::GlobalScale;
 use microscale::formats::nvfp4::Direction;
@@ -6,19 +6,21 @@ use microscale::{Format, QuantizedTensor};
 
 use super::{e2m1_value, e4m3_value, mx, unpack};
 
-/// Bits of a sum: more than from the square of f32's smallest number to that of its largest, over 2^64
+/// Number of 64-bit limbs of a sum.
+///
+/// They reach from the square of f32's smallest number to the square of its largest, over 2^64
 /// products.
 const LIMBS: usize = 12;
 
-/// The power of two that the lowest bit counts.
+/// Exponent of the lowest bit.
 const LOWEST: i32 = -352;
 
-/// A sum of f64 that are multiples of 2^`LOWEST` below 2^300, in two's complement.
+/// A sum of f64 numbers that are multiples of 2^`LOWEST` below 2^300, in two's complement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sum([u64; LIMBS]);
 
 impl Sum {
-    /// Nothing.
+    /// The empty sum.
     pub const ZERO: Self = Self([0; LIMBS]);
 
     /// Adds a finite number.
@@ -48,7 +50,7 @@ impl Sum {
         }
     }
 
-    /// The nearest f64, ties to even.
+    /// Returns the nearest f64, ties to even.
     pub fn to_f64(self) -> f64 {
         let negative = self.0[LIMBS - 1] >> 63 != 0;
         let magnitude = if negative { negated(self.0) } else { self.0 };
@@ -59,7 +61,7 @@ impl Sum {
         if bit(top - 53) && (below || mantissa & 1 != 0) {
             mantissa += 1;
         }
-        // Two factors: each is a normal number.
+        // Two factors, so that each is a normal number.
         let rounded = mantissa as f64 * super::power_of_two(top - 52 + LOWEST);
         if negative { -rounded } else { rounded }
     }
@@ -74,7 +76,8 @@ fn negated(limbs: [u64; LIMBS]) -> [u64; LIMBS] {
     })
 }
 
-/// The elements of a row, padding included: each a code's value and its scale. No global scale.
+/// Returns the elements of a row, padding included: code values and their scales, without a global
+/// scale.
 pub fn elements(tensor: &QuantizedTensor, row: usize) -> impl Iterator<Item = (f64, f64)> {
     let (format, blocks) = (tensor.format(), tensor.blocks_per_row());
     let bytes = blocks * format.block_bytes();
@@ -91,8 +94,9 @@ pub fn elements(tensor: &QuantizedTensor, row: usize) -> impl Iterator<Item = (f
     })
 }
 
-/// The sum of the products of two rows, and that of their magnitudes, without global scales; nothing if a
-/// scale is NaN.
+/// Returns the sum of the products of two rows, and the sum of their magnitudes.
+///
+/// Global scales are not applied. `None` if a scale is NaN.
 pub fn quantized(
     matrix: &QuantizedTensor,
     row: usize,
@@ -113,20 +117,20 @@ pub fn quantized(
 /// The sum of a row's products with some numbers, without global scales.
 #[derive(Debug)]
 pub struct Weighted {
-    /// The sum of the finite products.
+    /// Sum of the finite products.
     pub sum: Sum,
-    /// The sum of their magnitudes, rounded.
+    /// Sum of their magnitudes, rounded.
     pub magnitudes: f64,
-    /// The sum of the other products: zero if there are none.
+    /// Sum of the non-finite products, or zero.
     pub not_finite: f64,
 }
 
-/// The sum of a row's products with some numbers.
+/// Returns the sum of a row's products with some numbers.
 pub fn weighted(weights: &QuantizedTensor, row: usize, x: &[f64]) -> Weighted {
     weighted_elements(elements(weights, row), x)
 }
 
-/// [`weighted`] of a row's [`elements`].
+/// [`weighted`], from a row's [`elements`].
 pub fn weighted_elements(elements: impl Iterator<Item = (f64, f64)>, x: &[f64]) -> Weighted {
     let mut all = Weighted { sum: Sum::ZERO, magnitudes: 0.0, not_finite: 0.0 };
     for (k, (weight, scale)) in elements.enumerate() {
@@ -141,7 +145,7 @@ pub fn weighted_elements(elements: impl Iterator<Item = (f64, f64)>, x: &[f64]) 
     all
 }
 
-/// A number under a global scale, rounded to f64 once.
+/// Applies a global scale, rounding to f64 once.
 pub fn under(sum: f64, global: Option<GlobalScale>) -> f64 {
     match global.map(|global| (global.direction(), f64::from(global.value()))) {
         None => sum,

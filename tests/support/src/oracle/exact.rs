@@ -1,4 +1,4 @@
-//! The dtypes of unquantized values, by exact conversions to and from f64.
+//! Dtypes of unquantized values, with exact conversions to and from f64.
 
 use half::{bf16, f16};
 use microscale::Element;
@@ -14,16 +14,16 @@ pub trait Exact: Element {
     /// Bits of the type.
     const BITS: u32;
 
-    /// Widens.
+    /// Widens to f64.
     fn to_f64(self) -> f64;
 
-    /// Rounds to nearest, ties to even; NaN gives the canonical quiet NaN.
+    /// Rounds to nearest, ties to even. NaN gives the canonical quiet NaN.
     fn round_f64(value: f64) -> Self;
 
-    /// The number of the low bits.
+    /// Makes a number from the low bits.
     fn of_bits(bits: u32) -> Self;
 
-    /// The bits.
+    /// Returns the bits.
     fn bits(self) -> u32;
 }
 
@@ -49,13 +49,14 @@ impl Exact for f32 {
     }
 }
 
-/// The distance of neighbouring floats of `mantissa` stored bits around a value, at least 2^`smallest`.
+/// Returns the distance of neighbouring floats of `mantissa` stored bits at a value, at least
+/// 2^`smallest`.
 fn step_at(value: f64, smallest: i32, mantissa: i32) -> f64 {
     let exponent = (value.to_bits() >> 52 & 0x7FF) as i32 - 1023;
     power_of_two((exponent - mantissa).max(smallest))
 }
 
-/// Both 16-bit types by the same text; the conversions of what they can hold are the `half` crate's.
+/// Implements both 16-bit types. Exact conversions are the `half` crate's.
 macro_rules! exact_16_bit {
     ($type:ident, $largest:expr, $mantissa:literal, $bias:literal, $nan:literal) => {
         impl Exact for $type {
@@ -68,8 +69,8 @@ macro_rules! exact_16_bit {
             }
 
             fn round_f64(value: f64) -> Self {
-                // half 2.7 looks at the upper half of an f64 only, and takes what lies just beside a tie for
-                // the tie.
+                // half 2.7 reads only the upper half of an f64, and treats values just next to a
+                // tie as the tie.
                 let step = step_at(value, 1 - $bias - $mantissa, $mantissa);
                 let rounded = if value.is_finite() { (value / step).round_ties_even() * step } else { value };
                 if value.is_nan() { $type::from_bits($nan) } else { $type::from_f64(rounded) }

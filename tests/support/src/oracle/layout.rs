@@ -1,9 +1,10 @@
-//! The 128×4 scale layout, as a walk through memory: it gives the scale at the next byte, not the byte of a
-//! scale.
+//! The 128×4 scale layout as a walk through memory: which scale is at the next byte.
 
-/// Linear scales `[rows, blocks]` in the swizzled order: tiles of 128 rows by 4 blocks from left to right,
-/// then from top to bottom; in a tile 32 lines of 16 bytes, in a line four blocks each of four rows that are
-/// 32 apart; zeros for what is not there.
+/// Swizzles linear scales `[rows, blocks]`.
+///
+/// Tiles of 128 rows by 4 blocks go from left to right, then from top to bottom. A tile has 32
+/// lines of 16 bytes, and a line holds four blocks each of four rows that are 32 apart. Missing
+/// scales are zero.
 pub fn swizzle(linear: &[u8], rows: usize, blocks: usize) -> Vec<u8> {
     assert_eq!(linear.len(), rows * blocks);
     let mut bytes = Vec::new();
@@ -26,7 +27,7 @@ pub fn swizzle(linear: &[u8], rows: usize, blocks: usize) -> Vec<u8> {
     bytes
 }
 
-/// The linear scales of swizzled ones.
+/// Returns the linear scales of swizzled ones.
 pub fn unswizzle(swizzled: &[u8], rows: usize, blocks: usize) -> Vec<u8> {
     let tiles_across = blocks.div_ceil(4);
     let byte = |row: usize, block: usize| {

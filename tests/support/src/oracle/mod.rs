@@ -1,5 +1,7 @@
-//! Every format the slow and obvious way, written from the formats' definitions and the libraries' formulas,
-//! and sharing no code with the library.
+//! Slow and obvious implementations of every format.
+//!
+//! They follow the formats' definitions and the libraries' formulas, and share no code with the
+//! library.
 
 pub mod dot;
 mod element;
@@ -17,10 +19,10 @@ pub use element::{E4M3, E5M2, MAGNITUDES, e2m1_value, e4m3_value, e5m2_value, ne
 pub use exact::Exact;
 pub use mx::MxElement;
 
-/// Formats to compare with are tested by `tests/comparison.rs`, which has an oracle of its own.
+/// Formats for comparison are tested by `tests/comparison.rs`, which has its own oracle.
 const NO_COMPARISON: &str = "no oracle here";
 
-/// The result of quantizing a matrix, whatever its non-finite policy: `error` gives what `propagate` gives.
+/// The result of quantizing a matrix. The policy `error` gives the same result as `propagate`.
 #[derive(Debug, Default, PartialEq)]
 pub struct Expected {
     /// Packed codes.
@@ -33,10 +35,10 @@ pub struct Expected {
     pub report: Report,
 }
 
-/// One block of finite elements, quantized.
+/// A quantized block of finite elements.
 struct Block {
     scale: u8,
-    /// A code an element.
+    /// One code per element.
     codes: Vec<u8>,
     clipped: bool,
     flushed: bool,
@@ -54,13 +56,13 @@ fn is_negative(magnitude: u8, value: f64, negative_zero: NegativeZero) -> bool {
     }
 }
 
-/// The elements of a matrix in row-major order, each with its place.
+/// Returns the elements of a matrix in row-major order, with their positions.
 pub fn elements<T: Exact>(values: &[T], shape: Shape) -> impl Iterator<Item = (Position, T)> {
     let cols = move |row: usize| (0..shape.cols).map(move |col| Position { row, col });
     (0..shape.rows).flat_map(cols).map(move |at| (at, values[at.row * shape.row_stride + at.col]))
 }
 
-/// The amax of a matrix.
+/// Returns the amax of a matrix.
 pub fn amax<T: Exact>(values: &[T], shape: Shape) -> Amax {
     let all = || elements(values, shape).map(|(_, value)| value.to_f64());
     let finite = all().filter(|value| value.is_finite()).fold(0.0, |amax: f64, value| amax.max(value.abs()));
@@ -78,7 +80,7 @@ pub fn quantize<T: Exact>(values: &[T], shape: Shape, recipe: &Recipe) -> Expect
             expected.report.first_non_finite = Some(at);
         }
     }
-    // An empty matrix has nothing to scale.
+    // An empty matrix needs no global scale.
     if !shape.is_empty() {
         expected.global_scale = expected_global_scale(values, shape, recipe);
     }
@@ -153,7 +155,7 @@ impl Expected {
     }
 }
 
-/// The scale byte of a block with a NaN or an infinity.
+/// Returns the scale byte of a block with a NaN or an infinity.
 pub fn nan_scale(format: Format) -> u8 {
     match format {
         Format::Nvfp4 => 0x7F,
@@ -162,8 +164,10 @@ pub fn nan_scale(format: Format) -> u8 {
     }
 }
 
-/// The value of a code under a scale byte and a global scale, before it is rounded to an output type: exact
-/// for the MX formats, and rounded to f32 in two steps for NVFP4.
+/// Returns the value of a code under a scale byte and a global scale, before rounding to an output
+/// type.
+///
+/// It is exact for the MX formats, and rounded to f32 in two steps for NVFP4.
 pub fn value(format: Format, code: u8, scale: u8, global: Option<GlobalScale>) -> f64 {
     match format {
         Format::Mxfp4 => e2m1_value(code) * mx::scale_value(scale),
@@ -175,7 +179,7 @@ pub fn value(format: Format, code: u8, scale: u8, global: Option<GlobalScale>) -
     }
 }
 
-/// The values of a tensor, row by row, before they are rounded to an output type.
+/// Returns the values of a tensor, row by row, before rounding to an output type.
 pub fn dequantize(tensor: &QuantizedTensor) -> Vec<f64> {
     let (format, in_row) = (tensor.format(), tensor.blocks_per_row());
     let codes = unpack(format, tensor.codes());
@@ -194,7 +198,7 @@ pub fn dequantize(tensor: &QuantizedTensor) -> Vec<f64> {
     values
 }
 
-/// Takes packed codes apart: of 4 bits, the low nibble comes first.
+/// Unpacks codes. With 4 bits, the low nibble comes first.
 pub fn unpack(format: Format, packed: &[u8]) -> Vec<u8> {
     match format {
         Format::Mxfp4 | Format::Nvfp4 => packed.iter().flat_map(|byte| [byte % 16, byte / 16]).collect(),

@@ -1,67 +1,69 @@
-//! The MX formats in f64, in which all values, scales and quotients are exact, so nothing is rounded but the
-//! codes.
+//! The MX formats in f64. All values, scales and quotients are exact, so only the codes are
+//! rounded.
 
 use microscale::formats::{NegativeZero, ScaleRule, Ties};
 
 use super::Block;
 use super::element::{E4M3, E5M2, MAGNITUDES, nearest, power_of_two};
 
-/// The elements of a block.
+/// Elements of a block.
 pub const BLOCK: usize = 32;
 
-/// An element format, by what a scale rule needs to know of it.
+/// An element format, with the facts that scale rules need.
 #[derive(Debug)]
 pub struct MxElement {
     /// Magnitudes by code.
     magnitudes: &'static [f64],
-    /// The largest power of two among them.
+    /// The largest power of two among the magnitudes.
     power: f64,
-    /// The bit of a code that is the sign.
+    /// The sign bit of a code.
     sign: u8,
 }
 
 impl MxElement {
-    /// MXFP4's.
+    /// MXFP4's element.
     pub fn e2m1() -> Self {
         Self { magnitudes: &MAGNITUDES, power: 4.0, sign: 8 }
     }
 
-    /// One of MXFP8's.
+    /// MXFP8's E4M3 element.
     pub fn e4m3() -> Self {
         Self { magnitudes: &E4M3, power: 256.0, sign: 128 }
     }
 
-    /// The other of MXFP8's.
+    /// MXFP8's E5M2 element.
     pub fn e5m2() -> Self {
         Self { magnitudes: &E5M2, power: 32768.0, sign: 128 }
     }
 
-    /// The amax from which `even` takes the next scale: halfway from the magnitude below the power to the
-    /// power.
+    /// Returns the smallest amax for which `even` uses the next scale.
+    ///
+    /// It is halfway between the power and the magnitude below it.
     pub fn even_from(&self) -> f64 {
         let below =
             self.magnitudes.iter().rfind(|magnitude| **magnitude < self.power).expect("there are some");
         (below + self.power) / 2.0
     }
 
-    /// The largest power of two.
+    /// Returns the largest power of two.
     pub fn power(&self) -> f64 {
         self.power
     }
 
-    /// The largest magnitude.
+    /// Returns the largest magnitude.
     pub fn largest(&self) -> f64 {
         self.magnitudes[self.magnitudes.len() - 1]
     }
 
-    /// The exponent of the scale of a block with this finite `amax` > 0, before clamping.
+    /// Returns the scale exponent of a block with this finite `amax` > 0, before clamping.
     ///
-    /// - floor: 2^k is the exponent of amax less that of the largest element: power·2^k ≤ amax < 2·power·2^k.
+    /// - floor: 2^k is the exponent of amax less the exponent of the largest element: power·2^k ≤
+    ///   amax < 2·power·2^k.
     /// - ceil: the same, rounded up unless amax is a power of two.
     /// - even: amax rounded half up to the element's mantissa, then floor.
     /// - rceil: the smallest 2^k ≥ amax / largest.
     pub fn scale_exponent(&self, amax: f64, rule: ScaleRule) -> i32 {
-        // The smallest f32 is 2^-149, and the largest power here 2^15.
+        // The smallest f32 is 2^-149, and the largest power here is 2^15.
         let mut exponents = -170..=127;
         let found = match rule {
             ScaleRule::Floor => exponents.rfind(|k| self.power * power_of_two(*k) <= amax),
@@ -72,7 +74,7 @@ impl MxElement {
         found.expect("amax is positive and finite")
     }
 
-    /// The code of a finite element.
+    /// Returns the code of a finite element.
     pub fn code(&self, value: f64, scale: f64, ties: Ties, negative_zero: NegativeZero) -> u8 {
         let magnitude = nearest(self.magnitudes, (value / scale).abs(), ties);
         let negative = super::is_negative(magnitude, value, negative_zero);
@@ -103,7 +105,7 @@ impl MxElement {
     }
 }
 
-/// The value of a scale byte; 255 is NaN.
+/// Returns the value of a scale byte. 255 is NaN.
 pub fn scale_value(byte: u8) -> f64 {
     if byte == 255 { f64::NAN } else { power_of_two(i32::from(byte) - 127) }
 }

@@ -1,5 +1,7 @@
-//! NVFP4 step by step. Each step is one f32 operation, which Rust rounds correctly; E4M3 and E2M1 are looked
-//! for in f64.
+//! NVFP4 step by step.
+//!
+//! Each step is one f32 operation, which Rust rounds correctly. E4M3 and E2M1 codes are searched in
+//! f64.
 
 use microscale::formats::nvfp4::{Arithmetic, Direction, GlobalScale};
 use microscale::formats::{NegativeZero, Ties};
@@ -8,21 +10,22 @@ use microscale::{Convention, NonFinite};
 use super::element::{E4M3, MAGNITUDES, e4m3_value, nearest};
 use super::{Block, Exact};
 
-/// The elements of a block.
+/// Elements of a block.
 pub const BLOCK: usize = 16;
 
-/// The E4M3 byte of a magnitude: to nearest, ties to even, saturating at 448.
+/// Returns the E4M3 byte of a magnitude: to nearest, ties to even, saturating at 448.
 pub fn e4m3(magnitude: f32) -> u8 {
     nearest(&E4M3, magnitude.into(), Ties::Even)
 }
 
-/// The value of an E4M3 byte that is a number, as f32.
+/// Returns the value of an E4M3 byte that is a number, as f32.
 fn number(byte: u8) -> f32 {
     e4m3_value(byte) as f32
 }
 
-/// The convention of an arithmetic, whatever it does about −0. That the others of its fields are the
-/// convention's is a test.
+/// Returns the convention of an arithmetic, ignoring its sign of zeros.
+///
+/// A test checks that the other fields are the convention's.
 pub fn convention(arithmetic: Arithmetic) -> Convention {
     let conventions = [
         Convention::Torchao,
@@ -37,7 +40,7 @@ pub fn convention(arithmetic: Arithmetic) -> Convention {
     conventions.into_iter().find(same).unwrap_or_else(|| panic!("{arithmetic:?} is no convention's"))
 }
 
-/// The direction in which a convention's libraries write the global scale.
+/// Returns the direction of the global scale in a convention's libraries.
 pub fn direction(convention: Convention) -> Direction {
     match convention {
         Convention::CompressedTensors | Convention::TransformerEngine => Direction::Divisor,
@@ -46,10 +49,10 @@ pub fn direction(convention: Convention) -> Direction {
     }
 }
 
-/// The global scale that a convention computes for a tensor of `T` with this finite amax.
+/// Returns the global scale that a convention computes for a tensor of `T` with this finite amax.
 ///
-/// compressed-tensors rounds to `T` twice; where that leaves its range, it takes 1, which is not reproduced:
-/// 2688 / amax is taken there.
+/// compressed-tensors rounds to `T` twice. Where that leaves `T`'s range it uses 1, which is not
+/// reproduced: the global scale is 2688 / amax there.
 pub fn global_scale<T: Exact>(convention: Convention, amax: f32) -> GlobalScale {
     let in_type = |value: f32| T::round_f64(value.into()).to_f64() as f32;
     let zero = amax == 0.0;
@@ -71,8 +74,7 @@ pub fn global_scale<T: Exact>(convention: Convention, amax: f32) -> GlobalScale 
     }
 }
 
-/// The amax of the elements that count: the finite ones, or the largest finite value where infinities become
-/// that.
+/// Returns the amax of the finite elements. With `Saturate`, infinities count as the largest value.
 pub fn tensor_amax<T: Exact>(values: impl IntoIterator<Item = T>, policy: NonFinite) -> f32 {
     let mut amax = 0.0f64;
     for value in values.into_iter().map(Exact::to_f64) {
@@ -86,7 +88,7 @@ pub fn tensor_amax<T: Exact>(values: impl IntoIterator<Item = T>, policy: NonFin
     amax as f32
 }
 
-/// The operation that brings a block's elements into the range of E2M1.
+/// The operation that scales a block's elements into the range of E2M1.
 #[derive(Clone, Copy, Debug)]
 pub enum Scaling {
     /// x · this.
@@ -96,7 +98,7 @@ pub enum Scaling {
 }
 
 impl Scaling {
-    /// The quotient, rounded once.
+    /// Returns the scaled element, rounded once.
     pub fn apply(self, x: f32) -> f32 {
         match self {
             Self::Times(factor) => x * factor,
@@ -104,7 +106,7 @@ impl Scaling {
         }
     }
 
-    /// The x that would give this quotient, were nothing rounded.
+    /// Returns the x that would give this quotient without rounding.
     pub fn undo(self, quotient: f64) -> f64 {
         match self {
             Self::Times(factor) => quotient / f64::from(factor),
@@ -113,19 +115,19 @@ impl Scaling {
     }
 }
 
-/// A convention's block arithmetic under the number of a global scale in the convention's direction.
+/// A convention's block arithmetic under a global scale in the convention's direction.
 #[derive(Clone, Copy, Debug)]
 pub struct Rule {
     /// The convention.
     pub convention: Convention,
-    /// G or s, 1 if there is none.
+    /// G or s, or 1 without a global scale.
     pub global: f32,
-    /// The treatment of −0.
+    /// How a zero's sign is encoded.
     pub negative_zero: NegativeZero,
 }
 
 impl Rule {
-    /// The scale that a block of this amax wants, before any clamping.
+    /// Returns the scale that a block of this amax wants, before clamping.
     pub fn wanted<T: Exact>(self, amax: f32) -> f32 {
         let global = self.global;
         match self.convention {
@@ -151,7 +153,7 @@ impl Rule {
         }
     }
 
-    /// The scale byte that is stored for a wanted scale.
+    /// Returns the scale byte to store for a wanted scale.
     pub fn byte(self, wanted: f32) -> u8 {
         match self.convention {
             Convention::Torchao => e4m3(wanted.clamp(0.015625, 448.0)),
@@ -167,7 +169,7 @@ impl Rule {
         }
     }
 
-    /// The operation that scales the elements.
+    /// Returns the operation that scales the elements.
     pub fn scaling(self, byte: u8) -> Scaling {
         let (scale, global) = (number(byte), self.global);
         let at_most_largest = |factor: f32| if factor > f32::MAX { f32::MAX } else { factor };
@@ -209,7 +211,7 @@ impl Rule {
         let zeros = byte == 0 || codes.iter().all(|code| code % 8 == 0);
         Block {
             scale: byte,
-            // The block scale is rounded to 4 bits, so up to 6 · 17/16 is rounding.
+            // The block scale is rounded to 4 bits, so up to 6 · 17/16 is due to rounding.
             clipped: scaling.apply(amax) > 6.5,
             flushed: amax != 0.0 && zeros,
             scale_saturated: amax != 0.0 && saturated,
@@ -218,7 +220,7 @@ impl Rule {
     }
 }
 
-/// The factor of an element when it is dequantized: sf/G or sf·s, rounded to f32.
+/// Returns the dequantization factor: sf/G or sf·s, rounded to f32.
 pub fn factor(scale: u8, global: Option<GlobalScale>) -> f32 {
     match global {
         None => number(scale),
