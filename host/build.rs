@@ -1,5 +1,7 @@
-//! Compresses the PTX for the library to embed, in parts of a few kernels: a part is inflated when one of its kernels is first
-//! used. A kernel without an entry, or an entry that no table has, is an error here, and the library does not compile.
+//! Compresses the PTX that the library embeds.
+//!
+//! Parts of several kernels are compressed together, and a part is inflated when one of its kernels
+//! is first used. A table row without an entry, or an entry without a row, fails the build.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -11,9 +13,11 @@ use std::{env, fs};
 use lzma_rust2::{LzmaOptions, LzmaWriter};
 use microscale_kernels_abi::{Family, Kernel, Ptx, TARGETS, Target};
 
-/// How hard the compressor tries. More takes much longer where build scripts are not optimised, and gains little.
+/// LZMA preset. Higher ones take much longer in unoptimized build scripts and gain little.
 const PRESET: u32 = 1;
-/// Bytes of a part, unless one kernel has more: kernels resemble each other, and are inflated together in a few milliseconds.
+/// Size of a part in bytes, unless a single kernel is larger.
+///
+/// Similar kernels compress well together, and a part inflates within a few milliseconds.
 const PART_BYTES: usize = 512 << 10;
 
 fn main() {
@@ -23,7 +27,7 @@ fn main() {
     }
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it"));
     let mut parts = vec![String::new()];
-    // A text that several targets share is embedded once.
+    // Text that several targets share is embedded once.
     let mut places: HashMap<String, (usize, Range<usize>)> = HashMap::new();
     let mut pieces = String::from("static PIECES: [[&[Piece]; Family::ALL.len()]; TARGETS.len()] = [\n");
     for target in &TARGETS {
@@ -52,7 +56,7 @@ fn main() {
     write(&out.join("ptx.lzma"), &compressed);
 }
 
-/// Puts a text into the last part, or into a new one: the part's number, and the text's place in it.
+/// Appends a text to the last part, or to a new one. Returns the part's index and the text's range.
 fn put(parts: &mut Vec<String>, text: &str) -> (usize, Range<usize>) {
     if parts.last().is_none_or(|part| part.len() + text.len() > PART_BYTES) {
         parts.push(String::new());
@@ -64,7 +68,7 @@ fn put(parts: &mut Vec<String>, text: &str) -> (usize, Range<usize>) {
     (number, start..part.len())
 }
 
-/// A text as an LZMA stream with its header.
+/// Compresses a text to an LZMA stream with a header.
 fn compress(text: &str) -> Vec<u8> {
     let options = LzmaOptions::with_preset(PRESET);
     let writer = LzmaWriter::new_use_header(Vec::new(), &options, Some(text.len() as u64));
@@ -75,8 +79,9 @@ fn compress(text: &str) -> Vec<u8> {
     written.expect("a vector takes any bytes")
 }
 
-/// The kernels of a family in the order of its table, each as a module with it alone, but for the target's head; none if the
-/// target has none of them.
+/// Returns the kernels of a family in the order of its table, one module per kernel without a head.
+///
+/// Returns an empty list if the target has none of them.
 fn kernels(family: Family, target: &'static Target) -> Vec<String> {
     let ptx = Ptx::read(Path::new("ptx"), family, target).unwrap_or_else(|error| panic!("{error}"));
     let known = |name: &str| family.kernels().iter().any(|kernel| kernel.name == name);

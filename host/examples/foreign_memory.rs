@@ -1,6 +1,7 @@
-//! Quantizes and multiplies on a GPU in memory that is somebody else's, on a stream that is somebody else's, without a copy. The
-//! "somebody" here is the driver, asked for plain addresses as an extension of PyTorch gets them. Without a GPU it says why there
-//! is none.
+//! Quantizes and multiplies on a GPU in another library's memory and on its stream, without copies.
+//!
+//! The CUDA driver stands in for that library and provides plain addresses, as PyTorch does for its
+//! extensions. Without a GPU the example prints why there is none.
 //!
 //! ```text
 //! cargo run --release --example foreign_memory
@@ -23,32 +24,35 @@ const ROWS: usize = 1024;
 const COLS: usize = 2048;
 const TOKENS: usize = 32;
 
-/// The other software: its context is the GPU's primary one, as PyTorch's is, and it knows addresses.
+/// The other library. Like PyTorch it uses the GPU's primary context and plain addresses.
 struct Framework {
     stream: sys::CUstream,
     allocated: Vec<u64>,
 }
 
 impl Framework {
-    /// The caller has made the context current.
+    /// Creates a stream. The caller must have made the context current.
     fn new() -> Result<Self, DriverError> {
         Ok(Self { stream: result::stream::create(StreamKind::NonBlocking)?, allocated: Vec::new() })
     }
 
-    /// Bytes of device memory, zeros.
+    /// Allocates zeroed device memory.
     fn zeros(&mut self, bytes: usize) -> Result<u64, DriverError> {
-        // SAFETY: the memory is new, and has as many bytes.
+        // SAFETY: `malloc_sync` allocates `bytes` bytes in the current context, which live until
+        // `drop` frees them.
         let address = unsafe { result::malloc_sync(bytes)? };
         self.allocated.push(address);
-        // SAFETY: as above.
+        // SAFETY: `address` is the start of the `bytes` bytes allocated above. Nothing else uses
+        // them yet.
         unsafe { result::memset_d8_async(address, 0, bytes, self.stream)? };
         Ok(address)
     }
 
-    /// A copy of values in device memory.
+    /// Copies values to device memory.
     fn upload(&mut self, values: &[bf16]) -> Result<u64, DriverError> {
         let address = self.zeros(size_of_val(values))?;
-        // SAFETY: there are as many bytes on both sides, and the copy has ended before the values go.
+        // SAFETY: the allocation at `address` has the size of `values` in bytes. The stream is
+        // synchronized before this function returns, so `values` outlives the copy.
         unsafe {
             result::memcpy_htod_async(address, values, self.stream)?;
             result::stream::synchronize(self.stream)?;
@@ -58,7 +62,8 @@ impl Framework {
 
     /// Waits for the stream and reads values.
     fn download(&self, address: u64, values: &mut [bf16]) -> Result<(), DriverError> {
-        // SAFETY: the caller knows that so many are there, and the copy has ended before they are read.
+        // SAFETY: the caller passes an address with at least `values.len()` elements. The stream is
+        // synchronized before `values` is read.
         unsafe {
             result::memcpy_dtoh_async(values, address, self.stream)?;
             result::stream::synchronize(self.stream)
@@ -68,7 +73,8 @@ impl Framework {
 
 impl Drop for Framework {
     fn drop(&mut self) {
-        // SAFETY: the addresses and the stream are this structure's, and no view is left.
+        // SAFETY: this structure allocated the addresses and created the stream, and no view of
+        // them is left.
         unsafe {
             for address in &self.allocated {
                 let _ = result::free_sync(*address);
@@ -86,7 +92,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let context = primary_context(0)?;
     let mut framework = Framework::new()?;
 
-    // The other software has weights, activations, and memory for results. An NVFP4 tensor has a slot for its global scale.
+    // The other library has weights, activations, and memory for results. An NVFP4 tensor needs a
+    // slot for its global scale.
     let recipe = Recipe {
         non_finite: NonFinite::Propagate,
         ..Recipe::of(Format::Nvfp4, Convention::CompressedTensors)?
@@ -99,15 +106,17 @@ fn main() -> Result<(), Box<dyn Error>> {
     let slot = framework.zeros(4 * DeviceTensorViewMut::GLOBAL_SLOT_WORDS)?;
     let out = framework.zeros(2 * TOKENS * ROWS)?;
 
-    // The library, on the other's stream. It owns neither the stream nor any of the memory.
-    // SAFETY: the stream is of GPU 0's primary context, which `context` is, and outlives `gpu`.
+    // The library works on the other library's stream and owns neither the stream nor any memory.
+    // SAFETY: the stream belongs to GPU 0's primary context, which `context` is, and outlives
+    // `gpu`.
     let gpu = Gpu::from_stream(unsafe { context.wrap_borrowed_stream(framework.stream) })?;
     let stream = gpu.stream();
     let workspace_bytes = gpu.gemm_workspace_bytes(quantized, TOKENS, Dtype::Bf16)?;
     let workspace = framework.zeros(workspace_bytes)?;
 
-    // SAFETY: so many values are at the addresses until the end of `main`, apart from each other, and all work is on one stream.
-    // The workspace was filled with zeros, its semaphores among them.
+    // SAFETY: each address is the start of an allocation with this number of elements, and the
+    // allocations do not overlap. They live until the end of `main`, and all work uses one stream.
+    // The workspace, including its semaphores, was zeroed.
     let (weights, x, out_there, mut tensor, workspace) = unsafe {
         (
             DeviceView::<bf16>::from_raw_parts(weights, ROWS * COLS),
@@ -143,7 +152,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Values that stand for weights or activations.
+/// Returns values that stand for weights or activations.
 fn waves(count: usize, size: f32) -> Vec<bf16> {
     let value = |i: usize| (i as f32 * 0.37).sin() + (i as f32 * 0.71).sin() + (i as f32 * 1.3).sin();
     (0..count).map(|i| bf16::from_f32(size * value(i))).collect()

@@ -1,4 +1,4 @@
-//! Quantizes a matrix on the CPU by each convention, and prints what is lost.
+//! Quantizes a matrix on the CPU with each library's numerics, and prints the loss.
 //!
 //! ```text
 //! cargo run --release --example quantize_cpu
@@ -8,8 +8,8 @@ use half::bf16;
 use microscale::{Convention, Error, ErrorStats, Format, Recipe, Shape, Words, cpu, dequantize, quantize};
 
 fn main() -> Result<(), Error> {
-    // K need not be a multiple of the block: the last block of a row is padded with zeros, and the shape
-    // remembers K.
+    // K need not be a multiple of the block. The last block of a row is padded with zeros, and the
+    // shape keeps K.
     let shape = Shape::new(1024, 1000);
     let weights = about_normal(shape.elements());
     let bytes_before = size_of_val(&weights[..]);
@@ -17,7 +17,7 @@ fn main() -> Result<(), Error> {
 
     for format in [Format::Mxfp4, Format::Nvfp4] {
         for &(name, convention) in Convention::WORDS {
-            // Not every convention has every format.
+            // Not every library has every format.
             let Ok(recipe) = Recipe::of(format, convention) else { continue };
             let quantized = quantize(&weights, shape, &recipe)?;
             let back: Vec<f32> = dequantize(&quantized.tensor);
@@ -33,7 +33,7 @@ fn main() -> Result<(), Error> {
     Ok(())
 }
 
-/// Values that are about normal: sums of four uniform ones.
+/// Returns nearly normal values: sums of four uniform ones.
 fn about_normal(count: usize) -> Vec<bf16> {
     let mut state = 1u32;
     let mut uniform = || {

@@ -1,5 +1,7 @@
-//! Quantizes and dequantizes on a GPU, with data that stays there: device buffers, a stream of our own, one
-//! report that is read once. Without a GPU it says why there is none.
+//! Quantizes and dequantizes on a GPU with data that stays there.
+//!
+//! The example uses device buffers, its own stream, and one report that it reads once. Without a
+//! GPU it prints why there is none.
 //!
 //! ```text
 //! cargo run --release --example quantize_gpu
@@ -25,11 +27,13 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("{} with the PTX for {}", gpu.info().name, gpu.info().target.unwrap_or("none"));
 
     let shape = Shape::new(1024, 4096);
-    // A kernel cannot refuse: blocks with NaN or infinities become NaN blocks, and the report counts them.
+    // A kernel cannot refuse input. Blocks with NaN or infinities become NaN blocks, and the report
+    // counts them.
     let recipe = Recipe { non_finite: NonFinite::Propagate, ..Recipe::default() };
     let stream = gpu.context().new_stream()?;
 
-    // Everything is allocated before the work starts. The report collects the counts of all layers.
+    // Everything is allocated before the work starts. The report accumulates the counts of all
+    // layers.
     let layers: Vec<Vec<bf16>> = (0..LAYERS).map(|layer| weights(shape.elements(), layer)).collect();
     let inputs = layers.iter().map(|layer| stream.clone_htod(layer)).collect::<Result<Vec<_>, _>>()?;
     let mut report = DeviceReport::zeros(&stream)?;
@@ -70,7 +74,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Values that stand for a layer's weights: a sum of waves, no two layers the same.
+/// Returns values that stand for a layer's weights: a sum of waves, different for every layer.
 fn weights(count: usize, layer: usize) -> Vec<bf16> {
     let wave = |i: usize, frequency: f32| ((i + 1000 * layer) as f32 * frequency).sin();
     let value = |i| wave(i, 0.37) + wave(i, 0.71) + wave(i, 1.3);

@@ -1,10 +1,12 @@
-//! Bounds of shapes: the memory that they need, and checks that it is there.
+//! Bounds of shapes: required memory, and checks of slices.
 
 use crate::error::{Error, Result};
 use crate::shape::{QuantizedShape, Shape};
 
 impl Shape {
-    /// Elements from the first to the last, gaps between rows included: what a slice must hold.
+    /// Returns the elements from the first to the last, gaps between rows included.
+    ///
+    /// A slice must hold this number of elements.
     ///
     /// # Errors
     /// [`Error::RowStride`] if rows would overlap, [`Error::TooLarge`] if the count overflows.
@@ -17,7 +19,8 @@ impl Shape {
             return Err(Error::RowStride { cols, row_stride });
         }
         let span = (rows - 1).checked_mul(row_stride).and_then(|start| start.checked_add(cols));
-        // The last row's padding to whole blocks must be countable too, in bytes of the widest dtype.
+        // The last row's padding to whole blocks must not overflow either, in bytes of the widest
+        // dtype.
         span.filter(|span| {
             span.checked_mul(8).is_some() && rows.checked_mul(cols.saturating_add(64)).is_some()
         })
@@ -27,7 +30,7 @@ impl Shape {
     /// Checks that a slice of `found` elements holds the shape.
     ///
     /// # Errors
-    /// [`Error::Length`], and those of [`Shape::span`].
+    /// [`Error::Length`], and the errors of [`Shape::span`].
     pub fn check(&self, what: &'static str, found: usize) -> Result<()> {
         let expected = self.span()?;
         let Self { rows, cols, row_stride } = *self;
@@ -39,7 +42,7 @@ impl Shape {
 }
 
 impl QuantizedShape {
-    /// Bytes of packed codes and bytes of scales.
+    /// Returns the bytes of packed codes and the bytes of scales.
     ///
     /// # Errors
     /// [`Error::TooLarge`].
@@ -53,7 +56,7 @@ impl QuantizedShape {
         Ok((codes, scales))
     }
 
-    /// Checks that codes and scales have the bytes that they must have.
+    /// Checks the lengths of codes and scales in bytes.
     pub(crate) fn check(&self, codes: usize, scales: usize) -> Result<()> {
         let needed = self.bytes()?;
         for (what, expected, found) in [("codes", needed.0, codes), ("scales", needed.1, scales)] {
@@ -64,7 +67,7 @@ impl QuantizedShape {
         Ok(())
     }
 
-    /// Checks that a tensor is of another's shape.
+    /// Checks that the shape equals another one.
     pub(crate) fn require(&self, expected: Self) -> Result<()> {
         if *self == expected { Ok(()) } else { Err(Error::QuantizedShape { expected, found: *self }) }
     }

@@ -1,7 +1,8 @@
-//! Exact casts between formats: other scales over the same codes.
+//! Exact casts between formats that replace only the scales.
 //!
-//! MXFP4 and NVFP4 have the same elements; those of MXFP8 are finer ([`to_mxfp8`]). A block of MXFP4 is two of NVFP4, and its scale, a power of two, is one in E4M3 under a
-//! global scale that is one too, if the scales of all blocks that are not zeros are not too far apart.
+//! MXFP4 and NVFP4 have the same elements, and MXFP8's are finer ([`to_mxfp8`]). A block of MXFP4
+//! is two blocks of NVFP4. Its scale is a power of two. It is exact in E4M3 under a global scale
+//! that is a power of two too, provided that the scales of all nonzero blocks are close enough.
 
 use microscale_formats::nvfp4::Direction;
 use microscale_formats::plan::power_of_two;
@@ -15,13 +16,15 @@ use crate::shape::QuantizedShape;
 use crate::tensor::QuantizedTensor;
 use crate::view::QuantizedView;
 
-/// The exponents of E4M3's least and largest power of two.
+/// Exponents of E4M3's smallest and largest power of two.
 const POWERS: [i32; 2] = [-9, 8];
-/// The exponents of a global scale, so that its inverse is a normal number too.
+/// Exponent range of a global scale whose inverse is a normal number too.
 const GLOBAL: [i32; 2] = [-126, 126];
 
-/// The cast of MXFP4 to NVFP4 of tensors that share a global scale, as vLLM wants it of layers that it fuses: [look](Self::look_at) at
-/// all of them, then [cast](Self::cast) each. The values are the same to the bit.
+/// An exact cast of MXFP4 tensors to NVFP4 with a common global scale.
+///
+/// vLLM needs a common global scale for layers that it fuses. First [look](Self::look_at) at all
+/// tensors, then [cast](Self::cast) each. Values are bit-exact.
 ///
 /// # Examples
 /// ```
@@ -37,7 +40,7 @@ const GLOBAL: [i32; 2] = [-126, 126];
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Mxfp4ToNvfp4 {
-    /// The least and the largest scale of blocks that are not zeros.
+    /// Smallest and largest scale of blocks that are not zero.
     scales: Option<[u8; 2]>,
 }
 
@@ -45,21 +48,21 @@ impl Mxfp4ToNvfp4 {
     /// Takes the scales of a tensor into account.
     ///
     /// # Errors
-    /// [`Error::NotCast`] unless it is MXFP4.
+    /// [`Error::NotCast`] unless the tensor is MXFP4.
     pub fn look_at<'a>(self, tensor: impl Into<QuantizedView<'a>>) -> Result<Self> {
         let tensor = tensor.into();
         check(tensor.shape().format)?;
         let scales = tensor.linear_scales();
         let blocks = tensor.codes().chunks(Format::Mxfp4.block_bytes()).zip(&*scales);
         Ok(blocks.fold(self, |cast, (codes, scale)| {
-            // Most scales lie between those before, whatever the codes are.
+            // Most scales are within the range so far, so their codes need not be read.
             let between = cast.scales.is_some_and(|[least, most]| (least..=most).contains(scale));
             let ignored = || E8m0::from_bits(*scale).is_nan() || codes.iter().all(|pair| pair & 0x77 == 0);
             if between || ignored() { cast } else { cast.and(Self { scales: Some([*scale; 2]) }) }
         }))
     }
 
-    /// The cast of the tensors of both.
+    /// Combines the scales of two casts.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         let scales = match (self.scales, other.scales) {
@@ -69,34 +72,38 @@ impl Mxfp4ToNvfp4 {
         Self { scales }
     }
 
-    /// The powers of two from the least scale to the largest, both included; 0 if all blocks are zeros.
+    /// Returns the powers of two from the smallest to the largest scale, inclusive.
+    ///
+    /// 0 if all blocks are zero.
     pub fn span(self) -> u32 {
         self.scales.map_or(0, |[least, most]| u32::from(most - least) + 1)
     }
 
-    /// Returns whether E4M3 has as many powers of two.
+    /// Returns whether E4M3 has enough powers of two for an exact cast.
     pub fn is_exact(self) -> bool {
         let least = self.scales.map_or(0, |[least, _]| exponent(least) - self.global_exponent());
         least >= POWERS[0]
     }
 
-    /// The global scale that the tensors share, a power of two.
+    /// Returns the common global scale, a power of two.
     pub fn global_scale(self, direction: Direction) -> GlobalScale {
         let multiplier = power_of_two(self.global_exponent());
         GlobalScale::Multiplier(multiplier).toward(direction)
     }
 
-    /// The exponent of the global scale: the one that makes the largest scale E4M3's largest power of two.
+    /// Returns the exponent of the global scale. It maps the largest scale to E4M3's largest power
+    /// of two.
     fn global_exponent(self) -> i32 {
         let most = self.scales.map_or(0, |[_, most]| exponent(most) - POWERS[1]);
         most.clamp(GLOBAL[0], GLOBAL[1])
     }
 
-    /// Casts a tensor: its codes, each block's scale twice, and [`Self::global_scale`], as a divisor.
+    /// Casts a tensor: its codes, each block's scale twice, and [`Self::global_scale`] as a
+    /// divisor.
     ///
     /// # Errors
-    /// [`Error::NotExact`] if the scales span more powers of two than E4M3 has, [`Error::NotCast`] unless the tensor is MXFP4, and
-    /// [`Error::TooLarge`].
+    /// [`Error::NotExact`] if the scales span more powers of two than E4M3 has, [`Error::NotCast`]
+    /// unless the tensor is MXFP4, and [`Error::TooLarge`].
     pub fn cast<'a>(self, tensor: impl Into<QuantizedView<'a>>) -> Result<QuantizedTensor> {
         let tensor = tensor.into();
         let from = tensor.shape();
@@ -106,9 +113,9 @@ impl Mxfp4ToNvfp4 {
         }
         let shape = QuantizedShape::new(Format::Nvfp4, from.rows, from.cols);
         let scales = tensor.linear_scales();
-        // Blocks of a row; a tensor without columns has none.
+        // Blocks per row. A tensor without columns has none.
         let blocks = from.blocks_per_row().max(1);
-        // Rows that end in the first half of a block have no second one.
+        // Rows that end in the first half of a block have no second half.
         let kept = shape.blocks_per_row();
         let rows = tensor.codes().chunks(blocks * Format::Mxfp4.block_bytes());
         let codes = rows.map(|row| &row[..kept * Format::Nvfp4.block_bytes()]).collect::<Vec<_>>().concat();
@@ -123,7 +130,8 @@ impl Mxfp4ToNvfp4 {
             .with_global_scale(self.global_scale(Direction::Divisor))
     }
 
-    /// A block's scale. That of zeros may be out of range, and changes nothing.
+    /// Returns a block's new scale. The scale of a zero block may be out of range, which changes
+    /// nothing.
     fn scale(self, scale: u8) -> u8 {
         if E8m0::from_bits(scale).is_nan() {
             return E4m3::NAN.to_bits();
@@ -133,23 +141,24 @@ impl Mxfp4ToNvfp4 {
     }
 }
 
-/// Elements of a block of MXFP8.
+/// Elements of an MXFP8 block.
 const BLOCK: usize = 32;
 
-/// Blocks of MXFP8 that a thread makes at least.
+/// Minimum number of MXFP8 blocks per thread.
 const BLOCKS_TOGETHER: usize = 1 << 9;
 
-/// Casts MXFP4 or NVFP4 to MXFP8 with E4M3 elements, if every value stays the same to the bit. NaN stay NaN.
+/// Casts MXFP4 or NVFP4 to MXFP8 with E4M3 elements, if every value is exact. NaN stay NaN.
 ///
-/// Of the scales under which a block's largest value fits, the least is taken, and no other could hold what it cannot: under twice
-/// the scale the numbers up to that value are some of those before, as normal numbers have the same significands and subnormal ones
-/// are twice as far apart. So a block is exact under this scale, or under none. MXFP4's always are, as its
-/// codes are numbers of E4M3 too, under the same scales;
-/// NVFP4's are if block and global scales are near powers of two: a product of two significands needs six bits, and E4M3 has four.
+/// The cast takes the smallest scale that fits a block's largest value. If a block is not
+/// exact under this scale, it is not exact under any. Doubling the scale only removes numbers up to
+/// that value: normal numbers keep their significands, and subnormal numbers get twice as far
+/// apart. MXFP4 is always exact, because its codes are numbers of E4M3 too, under the same scales.
+/// NVFP4 is exact if block and global scales are near powers of two: a product of two significands
+/// needs six bits, and E4M3 has four.
 ///
 /// # Errors
-/// [`Error::NotExactBlock`] for the first block that is not exact, and for rows that are not whole blocks of 32; [`Error::NotCast`] for
-/// other formats, and [`Error::TooLarge`].
+/// [`Error::NotExactBlock`] for the first block that is not exact, and for rows that are not whole
+/// blocks of 32. [`Error::NotCast`] for other formats, and [`Error::TooLarge`].
 ///
 /// # Examples
 /// ```
@@ -196,35 +205,38 @@ pub fn to_mxfp8<'a>(tensor: impl Into<QuantizedView<'a>>) -> Result<QuantizedTen
     }
 }
 
-/// The largest magnitude of values that are numbers; 0 of none.
+/// Returns the largest magnitude of values that are numbers, or 0.
 #[doc(hidden)]
 pub fn largest(values: &[f32]) -> f32 {
-    // Magnitudes are ordered as their bits are, those of NaN above infinity's.
+    // Magnitudes order like their bits, and NaN is above infinity.
     let magnitudes = values.iter().map(|value| (value.to_bits() & 0x7FFF_FFFF) as i32);
     let numbers = magnitudes.map(|bits| if bits > f32::INFINITY.to_bits() as i32 { 0 } else { bits });
     f32::from_bits(numbers.fold(0, i32::max) as u32)
 }
 
-/// The exponent of the least power of two under which a magnitude is within E4M3's numbers. 0 and infinity have none.
+/// Returns the exponent of the smallest power of two that brings a magnitude into E4M3's range.
+///
+/// 0 and infinity have none.
 #[doc(hidden)]
 pub fn e4m3_exponent(largest: f32) -> Option<i32> {
     if largest == 0.0 || !largest.is_finite() {
         return None;
     }
-    // In f64 every f32 but 0 is a normal number, whose exponent its bits have.
+    // In f64 every f32 except 0 is a normal number, and its bits hold its exponent.
     let least = (f64::from(largest).to_bits() >> 52) as i32 - 1023 - POWERS[1];
     let fits = f64::from(largest) <= f64::from(E4m3::MAX) * f64::from_bits(((least + 1023) as u64) << 52);
     Some(if fits { least } else { least + 1 })
 }
 
-/// Makes codes of E4M3 of values under the scale 2^`power`, and returns whether all values are exact. `power` lies from -127 to 127, and
-/// there are as many codes as values. All NaN are the same.
+/// Encodes values as E4M3 under the scale 2^`power`. Returns whether all values are exact.
+///
+/// `power` is from -127 to 127, and `codes` has the length of `values`. All NaN get the same code.
 #[doc(hidden)]
 pub fn to_e4m3(values: &[f32], power: i32, codes: &mut [u8]) -> bool {
     Isa::best().to_e4m3(values, Factors::of(power), codes)
 }
 
-/// The exponent of a scale in E8M0 that is a number.
+/// Returns the exponent of an E8M0 scale that is a number.
 fn exponent(scale: u8) -> i32 {
     i32::from(scale) - 127
 }
@@ -257,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn values_are_the_same_to_the_bit_as_far_as_e4m3_reaches() {
+    fn casts_are_bit_exact_within_the_range_of_e4m3() {
         for (rows, cols) in [(3, 32), (5, 96), (4, 40), (2, 48), (7, 17), (1, 1)] {
             for least in [0, 1, 20, 110, 127, 200, 237] {
                 let mut random = fastrand::Rng::with_seed(u64::from(least) + cols as u64);
@@ -270,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn mxfp4_is_mxfp8_with_the_same_values() {
+    fn mxfp4_casts_to_mxfp8_with_equal_values() {
         for (rows, cols) in [(3, 32), (5, 96), (1, 1024)] {
             let mut random = fastrand::Rng::with_seed(cols as u64);
             let tensor = tensor(rows, cols, || random.u8(..255), 4);
@@ -282,7 +294,7 @@ mod tests {
         assert!(matches!(to_mxfp8(&twice), Err(Error::NotCast { .. })));
     }
 
-    /// NVFP4 of one block scale and all codes.
+    /// Makes an NVFP4 tensor with one block scale and all codes.
     fn nvfp4(scale: E4m3, global_scale: f32) -> QuantizedTensor {
         let shape = QuantizedShape::new(Format::Nvfp4, 1, 32);
         let codes: Vec<u8> = (0..16).map(|pair: u8| pair | ((pair + 1) % 16) << 4).collect();
@@ -291,13 +303,13 @@ mod tests {
     }
 
     #[test]
-    fn nvfp4_is_cast_where_some_scale_makes_all_values_exact_and_nowhere_else() {
+    fn nvfp4_casts_to_mxfp8_exactly_if_some_scale_fits_all_values() {
         let mut exact = 0;
         for bits in 0..=0x7F {
             for global_scale in [1.0, 0.25, 2f32.powi(-40), 0.75, 1.0 / 3.0] {
                 let tensor = nvfp4(E4m3::from_bits(bits), global_scale);
                 let values: Vec<f32> = cpu::dequantize(&tensor);
-                // The definition: any of the scales will do.
+                // By definition, any scale may be used.
                 let fits = |scale: u8| {
                     values.iter().all(|value| {
                         let quotient = f64::from(*value) / 2f64.powi(exponent(scale));
@@ -324,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn one_power_more_is_refused() {
+    fn a_scale_range_one_power_too_wide_is_refused() {
         let mut scales = [100, 118].into_iter();
         let wide = tensor(2, 32, || scales.next().unwrap(), 1);
         let look = Mxfp4ToNvfp4::default().look_at(&wide).unwrap();
@@ -338,7 +350,7 @@ mod tests {
         let mut codes = vec![0x80; 64];
         codes[..16].fill(0x2F);
         codes[48..].fill(0x31);
-        // Numbers, zeros under a large scale and under a small one, and NaN.
+        // Numbers, zeros under a large and under a small scale, and NaN.
         let tensor = QuantizedTensor::from_parts(shape, codes, vec![100, 254, 0, 255]).unwrap();
         let look = Mxfp4ToNvfp4::default().look_at(&tensor).unwrap();
         assert_eq!(look.span(), 1);

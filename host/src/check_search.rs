@@ -1,4 +1,4 @@
-//! The debug mode of searched scales: a check that no scale that was not tried would have been better.
+//! A debug check of searched scales: no untried scale would have been better.
 
 use rayon::prelude::*;
 
@@ -13,21 +13,24 @@ use crate::shape::{QuantizedShape, Shape};
 use crate::view::QuantizedView;
 use microscale_formats::Format;
 
-/// The rounding of an error's root, relative to the norms of what it is the error of and of itself. Its
-/// steps, each to 2⁻²⁴: the factor and its reciprocal, the difference, and a sum of at most eight roundings
-/// make 6; once for either of two scales. What lies between the scales that are compared and those that are
-/// stored (a global scale brought to the other direction) is as much again.
+/// Rounding of an error's square root, relative to its own norm and the norm of the block.
+///
+/// Its steps, each to 2⁻²⁴, are the factor and its reciprocal, the difference, and a sum of at most
+/// eight roundings. They make 6 for each of two scales. The difference between compared and stored
+/// scales (a global scale converted to the other direction) adds the same amount again.
 const ROUNDING: f64 = 24.0 / (1 << 24) as f64;
 
-/// Compares the error of each block's scale with those of all scales that can be stored, 126 or 255, for the
-/// result of a full search ([`Search::Full`](crate::Search::Full)) on any device: nothing that the search
-/// skipped may have less, by more than rounding. It takes ten times as long as the search. Blocks with the
-/// NaN scale are left out. Returns how many blocks were looked at.
+/// Checks that the result of a full search ([`Search::Full`](crate::Search::Full)) is the best.
+///
+/// For each block, the error of its scale is compared with the errors of all 126 or 255 scales that
+/// can be stored. None may be smaller, beyond rounding. The result may come from any device. The
+/// check takes ten times as long as the search. Blocks with the NaN scale are skipped. Returns the
+/// number of checked blocks.
 ///
 /// # Errors
-/// [`Error::SkippedScale`] for a block that another scale fits better; [`Error::Length`],
-/// [`Error::RowStride`], [`Error::TooLarge`], [`Error::QuantizedShape`] and [`Error::Importance`] if the
-/// arguments do not fit together; [`Error::NoSearch`] for a format whose scales are not searched.
+/// [`Error::SkippedScale`] for a block that another scale fits better. [`Error::Length`],
+/// [`Error::RowStride`], [`Error::TooLarge`], [`Error::QuantizedShape`] and [`Error::Importance`]
+/// if the arguments do not match. [`Error::NoSearch`] for a format whose scales are not searched.
 pub fn check_search<'a, T: Element>(
     values: &[T],
     shape: Shape,
@@ -73,7 +76,7 @@ impl Check<'_> {
             .sum()
     }
 
-    /// Block `i` of a row.
+    /// Checks block `i` of a row.
     fn block<T: Element, const N: usize>(
         &self,
         row: usize,
@@ -98,14 +101,14 @@ impl Check<'_> {
         let block = Block::new(&wide, importance);
         let root = |factor: f32| f64::from(block.error::<Scalars>(factor)).sqrt();
         let least = root(scales.factor(chosen));
-        // Under the largest factor there is, all elements become zeros.
+        // Under the largest possible factor, all elements become zeros.
         let allowed = least - ROUNDING * (root(f32::MAX) + least);
         let better = bytes(scales).find(|byte| root(scales.factor(*byte)) < allowed);
         better.map_or(Ok(1), |better| Err(Error::SkippedScale { row, block: i, chosen, better }))
     }
 }
 
-/// The bytes of all scales but 0 and NaN.
+/// Returns the bytes of all scales except 0 and NaN.
 fn bytes<S: Scales>(_: &S) -> std::ops::RangeInclusive<u8> {
     const { assert!(S::LAST < E8m0::NAN.to_bits()) };
     S::FIRST..=S::LAST

@@ -1,4 +1,4 @@
-//! Devices: the CPU, a GPU or several, behind one face. All give the same bytes.
+//! Devices with a common interface: the CPU, a GPU or several. All give the same bytes.
 
 mod loaded;
 
@@ -14,16 +14,16 @@ pub use crate::tensor::Part;
 use crate::{Amax, Element, Error, QuantizeOptions, Quantized, QuantizedView, Recipe, Result, Shape, cpu};
 use microscale_formats::Words;
 
-/// A device that was asked for: `auto`, `cpu`, `cuda:N` or `cuda:all`.
+/// A requested device: `auto`, `cpu`, `cuda:N` or `cuda:all`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum DeviceChoice {
-    /// The first GPU that can be used, or else the CPU.
+    /// The first usable GPU, or else the CPU.
     #[default]
     Auto,
     /// The CPU.
     Cpu,
-    /// The GPU of this number, as the driver counts.
+    /// The GPU with this number, as the driver counts.
     Cuda(usize),
     /// Every GPU of the machine.
     CudaAll,
@@ -36,25 +36,26 @@ pub struct UnknownDevice {
     word: String,
 }
 
-/// A device that is ready.
+/// A device that is ready to use.
 #[derive(Debug)]
 pub enum Device {
     /// The CPU, with rayon's threads.
     Cpu,
-    /// A GPU, or several. Checkpoints use all of them; an operation on one tensor uses the first.
+    /// One or more GPUs. Checkpoints use all of them, and an operation on one tensor uses the
+    /// first.
     #[cfg(feature = "cuda")]
     Gpus(Gpus),
 }
 
-/// Workers of a checkpoint operation on the CPU: while one writes, the other computes.
+/// Workers of a checkpoint operation on the CPU. While one writes, the other computes.
 const CPU_WORKERS: usize = 2;
 
 impl Device {
-    /// Makes the device ready.
+    /// Prepares a device.
     ///
     /// # Errors
-    /// [`Error::NoGpu`] and [`Error::Gpu`] if a GPU was asked for, and one of them cannot be used. `Auto`
-    /// never fails.
+    /// [`Error::NoGpu`] and [`Error::Gpu`] if GPUs were requested and one of them cannot be used.
+    /// `Auto` never fails.
     pub fn choose(choice: DeviceChoice) -> Result<Self> {
         match choice {
             DeviceChoice::Cpu => Ok(Self::Cpu),
@@ -64,7 +65,7 @@ impl Device {
         }
     }
 
-    /// The first GPU that can be used, or else the CPU and why there is no GPU.
+    /// Returns the first usable GPU, or the CPU and the reason why there is no GPU.
     pub fn auto() -> (Self, Option<Error>) {
         match Self::first_gpu() {
             Ok(gpu) => (gpu, None),
@@ -72,10 +73,10 @@ impl Device {
         }
     }
 
-    /// The first GPU that can be used.
+    /// Returns the first usable GPU.
     ///
     /// # Errors
-    /// Why there is none.
+    /// The reason why there is none.
     #[cfg(feature = "cuda")]
     pub fn first_gpu() -> Result<Self> {
         let devices = gpu::devices()?;
@@ -99,7 +100,7 @@ impl Device {
         Gpus::all().map(Self::Gpus)
     }
 
-    /// The first GPU that can be used.
+    /// Returns the first usable GPU.
     ///
     /// # Errors
     /// Always: this build has no GPU support.
@@ -118,13 +119,14 @@ impl Device {
         Self::gpu(0)
     }
 
-    /// Returns whether values are copied to where the device works, so that it is worth while to do several
-    /// things with them there.
+    /// Returns whether the device copies values to memory of its own.
+    ///
+    /// In that case, run several operations on one copy ([`Self::load`]).
     pub fn has_memory(&self) -> bool {
         !matches!(self, Self::Cpu)
     }
 
-    /// Devices that can work at once, each by itself, on tensors of at most so many bytes.
+    /// Returns devices that can work in parallel on tensors of at most `largest` bytes.
     ///
     /// # Errors
     /// [`Error::Gpu`].
@@ -139,12 +141,13 @@ impl Device {
         }
     }
 
-    /// Brings a matrix to where the device works, so that several operations cost one copy. If the values are
-    /// a mapped file's, `origin` says where they are in it, and a device with memory of its own has them read
-    /// from there: in pieces, which costs less than having the system map their pages.
+    /// Makes a matrix available to the device, so that several operations need one copy.
+    ///
+    /// If the values come from a mapped file, pass their position as `origin`. A device with memory
+    /// of its own then reads the file in pieces, which is faster than page faults of the map.
     ///
     /// # Errors
-    /// Those of [`cpu::quantize`] about shapes, [`Error::Gpu`], and that reading fails.
+    /// The errors of [`cpu::quantize`] about shapes, [`Error::Gpu`], and read errors.
     #[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "the CPU reads the map"))]
     pub fn load<'a, T: Element>(
         &'a self,
@@ -163,7 +166,7 @@ impl Device {
     /// Quantizes values in host memory. See [`cpu::quantize`].
     ///
     /// # Errors
-    /// Those of [`cpu::quantize`], and [`Error::Gpu`].
+    /// The errors of [`cpu::quantize`], and [`Error::Gpu`].
     pub fn quantize<T: Element>(&self, values: &[T], shape: Shape, recipe: &Recipe) -> Result<Quantized> {
         self.quantize_with(values, shape, recipe, QuantizeOptions::new())
     }
@@ -184,10 +187,10 @@ impl Device {
         Ok(Quantized { tensor: quantized.into_host()?, report })
     }
 
-    /// The largest magnitude of values in host memory. See [`cpu::amax`].
+    /// Returns the largest magnitude of values in host memory. See [`cpu::amax`].
     ///
     /// # Errors
-    /// Those of [`cpu::amax`], and [`Error::Gpu`].
+    /// The errors of [`cpu::amax`], and [`Error::Gpu`].
     pub fn amax<T: Element>(&self, values: &[T], shape: Shape) -> Result<Amax> {
         self.load(values, shape, None)?.amax()
     }
@@ -205,8 +208,9 @@ impl Device {
     }
 }
 
-/// Says which device it is: `CPU, 2 threads, avx512` or `cuda:0, NVIDIA H200, sm_90 PTX`, and likewise for
-/// each of several.
+/// Formats the device as `CPU, 2 threads, avx512` or `cuda:0, NVIDIA H200, sm_90 PTX`.
+///
+/// Several GPUs are listed in the same way.
 impl fmt::Display for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

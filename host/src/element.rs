@@ -1,14 +1,39 @@
-//! The dtypes of unquantized values, f32, f16 and bf16: the trait [`Element`] and its conversions.
+//! Dtypes of unquantized values (f32, f16 and bf16): the trait [`Element`] and its conversions.
 
 use half::{bf16, f16};
 pub use microscale_formats::Dtype;
 
-/// A value rounded to a dtype and widened again.
-pub fn narrow(dtype: Dtype, value: f32) -> f32 {
-    match dtype {
-        Dtype::F32 => value,
-        Dtype::F16 => <f16 as Element>::from_f32(value).to_f32(),
-        Dtype::Bf16 => <bf16 as Element>::from_f32(value).to_f32(),
+/// The dtype of unquantized values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Dtype {
+    /// IEEE binary32.
+    F32,
+    /// IEEE binary16.
+    F16,
+    /// bfloat16.
+    Bf16,
+}
+
+words!(Dtype, "dtype" { Self::F32 = "f32", Self::F16 = "f16", Self::Bf16 = "bf16" });
+
+impl Dtype {
+    /// Returns the bytes of one value.
+    pub const fn bytes(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::F16 | Self::Bf16 => 2,
+        }
+    }
+}
+
+impl Dtype {
+    /// Rounds a value to the dtype and widens it again.
+    pub fn narrow(self, value: f32) -> f32 {
+        match self {
+            Self::F32 => value,
+            Self::F16 => <f16 as Element>::from_f32(value).to_f32(),
+            Self::Bf16 => <bf16 as Element>::from_f32(value).to_f32(),
+        }
     }
 }
 
@@ -19,7 +44,7 @@ mod sealed {
     impl Sealed for half::bf16 {}
 }
 
-/// The condition under which an element can lie in GPU memory: none without the feature `cuda`.
+/// Bound for elements in GPU memory. Without the feature `cuda` it requires nothing.
 #[cfg(feature = "cuda")]
 mod device {
     pub trait OnDevice: cudarc::driver::DeviceRepr + cudarc::driver::ValidAsZeroBits {}
@@ -31,19 +56,19 @@ mod device {
     impl<T> OnDevice for T {}
 }
 
-/// The f32 of an element of 16 bits, by its bits.
+/// Converts the bits of a 16-bit element to f32.
 #[inline(always)]
 pub(crate) fn halfword_to_f32<T: Element>(halfword: u16) -> f32 {
     bytemuck::cast::<_, T>(halfword).to_f32()
 }
 
-/// The bits of an element of 16 bits, rounded as [`Element::from_f32`] does.
+/// Returns the bits of a 16-bit element, rounded as in [`Element::from_f32`].
 #[inline(always)]
 pub(crate) fn halfword_from_f32<T: Element>(value: f32) -> u16 {
     bytemuck::cast(T::from_f32(value))
 }
 
-/// A type that can be quantized from and dequantized to: `f32`, [`half::f16`], [`half::bf16`].
+/// A type to quantize from and dequantize to: `f32`, [`half::f16`], [`half::bf16`].
 pub trait Element:
     sealed::Sealed + device::OnDevice + bytemuck::Pod + Default + Send + Sync + std::fmt::Debug
 {
@@ -51,13 +76,15 @@ pub trait Element:
     const DTYPE: Dtype;
     /// The largest finite value, as f32.
     const MAX: f32;
-    /// Bits of a significand, the hidden one included.
+    /// Bits of a significand, including the hidden one.
     const SIGNIFICAND: u32;
 
-    /// Widens, exactly.
+    /// Widens to f32, exactly.
     fn to_f32(self) -> f32;
 
-    /// Rounds to nearest, ties to even. Rounding makes NaN the canonical quiet NaN; f32 stays as it is.
+    /// Rounds to nearest, ties to even.
+    ///
+    /// Rounding turns NaN into the canonical quiet NaN. f32 stays unchanged.
     fn from_f32(value: f32) -> Self;
 }
 
@@ -89,7 +116,7 @@ impl Element for bf16 {
 
     #[inline(always)]
     fn from_f32(value: f32) -> Self {
-        // Branch-free, so that loops over it vectorise: half's own conversion tests for NaN first.
+        // Branch-free, so that loops over it vectorize: half's own conversion tests for NaN first.
         let bits = value.to_bits();
         let rounded = (bits.wrapping_add(0x7FFF + (bits >> 16 & 1)) >> 16) as u16;
         Self::from_bits(if value.is_nan() { 0x7FC0 } else { rounded })
@@ -103,8 +130,8 @@ impl Element for f16 {
 
     #[inline(always)]
     fn to_f32(self) -> f32 {
-        // Branch-free: shift the magnitude into place and rebias. Subnormals lack the hidden one, which is
-        // subtracted.
+        // Branch-free: shift the magnitude into place and rebias. Subnormals lack the hidden one,
+        // which is subtracted.
         let magnitude = (self.to_bits() as u32 & 0x7FFF) << 13;
         let sign = (self.to_bits() as u32 & 0x8000) << 16;
         let rebias = (127 - 15) << 23;
@@ -118,8 +145,9 @@ impl Element for f16 {
 
     #[inline(always)]
     fn from_f32(value: f32) -> Self {
-        // Branch-free too. Normal results: rebias, add just under half a unit, drop 13 bits. Subnormal
-        // results: adding ½, whose unit in the last place is f16's smallest step, rounds for us.
+        // Branch-free too. For normal results: rebias, add just under half a unit, drop 13 bits.
+        // For subnormal results, adding ½ does the rounding, because its unit in the last place is
+        // f16's smallest step.
         let magnitude = value.to_bits() & 0x7FFF_FFFF;
         let normal = magnitude.wrapping_sub(112 << 23).wrapping_add(0xFFF + (magnitude >> 13 & 1)) >> 13;
         let subnormal = (f32::from_bits(magnitude) + 0.5).to_bits().wrapping_sub(0x3F00_0000);

@@ -1,5 +1,6 @@
-//! Values by their dtype, where a type parameter would have the instruction sets' instances compiled again by
-//! each program.
+//! Values with a run-time dtype.
+//!
+//! With a type parameter, every program would compile the instances of all instruction sets again.
 
 use half::{bf16, f16};
 
@@ -20,7 +21,7 @@ pub(crate) enum ElementsMut<'a> {
     Bf16(&'a mut [bf16]),
 }
 
-/// The same expression for values of each dtype.
+/// Evaluates the same expression for values of each dtype.
 macro_rules! by_dtype {
     ($Elements:ident, $values:ident => $expr:expr) => {
         match $values {
@@ -57,7 +58,7 @@ impl<'a> Elements<'a> {
         }
     }
 
-    /// So many of them, from `start` on.
+    /// Returns `len` values from `start` on.
     pub(crate) fn part(self, start: usize, len: usize) -> Self {
         match self {
             Self::F32(values) => Self::F32(&values[start..][..len]),

@@ -1,4 +1,4 @@
-//! Errors of tensor operations. Checkpoint files have their own, in the crate `microscale-checkpoint`.
+//! Errors of tensor operations. The crate `microscale-checkpoint` has its own errors for files.
 
 mod operands;
 
@@ -14,13 +14,13 @@ use crate::shape::{QuantizedShape, Strided};
 /// The result of the library's tensor operations.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// The reason why a tensor could not be quantized or dequantized.
+/// Why a tensor could not be quantized or dequantized.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The slice is too short for the shape.
     #[error(
-        "{what} has {found} elements, but {rows} rows of {cols} with row stride {row_stride} reach over {expected}; \
+        "{what} has {found} elements, but {rows} rows of {cols} with row stride {row_stride} span {expected}; \
          pass a longer slice or a smaller shape"
     )]
     Length {
@@ -32,36 +32,36 @@ pub enum Error {
         cols: usize,
         /// Row stride of the shape, in elements.
         row_stride: usize,
-        /// Elements that the shape reaches over.
+        /// Elements that the shape spans.
         expected: usize,
         /// Elements in the slice.
         found: usize,
     },
 
-    /// There is no exact cast from a format to another one.
+    /// There is no exact cast between the formats.
     #[error("{from} is not cast to {to} exactly; dequantize, and quantize again")]
     NotCast {
         /// The format of the tensor.
         from: Format,
-        /// The format asked for.
+        /// The requested format.
         to: Format,
     },
 
-    /// Block scales that another format cannot hold over the same codes.
+    /// Another format cannot hold the block scales over the same codes.
     #[error(
         "the scales of its blocks span {span} powers of two, and NVFP4's have 18; dequantize, and quantize again"
     )]
     NotExact {
-        /// The powers of two from the least scale to the largest, both included.
+        /// The powers of two from the smallest to the largest scale, inclusive.
         span: u32,
     },
 
-    /// A block whose values another format cannot hold under any scale.
+    /// Another format cannot hold a block's values under any scale.
     #[error(
         "block {block} has values that no scale makes exact in {to} (of {columns} columns, blocks of 32); dequantize, and quantize again"
     )]
     NotExactBlock {
-        /// The format asked for.
+        /// The requested format.
         to: Format,
         /// The block of 32 elements, counted from 0 over all rows.
         block: usize,
@@ -76,11 +76,11 @@ pub enum Error {
     RowStride {
         /// Columns of the shape.
         cols: usize,
-        /// The stride asked for, in elements.
+        /// The requested stride, in elements.
         row_stride: usize,
     },
 
-    /// The shape counts more elements than can be addressed.
+    /// The shape has more elements than can be addressed.
     #[error("{rows} rows of {cols} with row stride {row_stride} are more elements than can be addressed")]
     TooLarge {
         /// Rows of the shape.
@@ -91,19 +91,19 @@ pub enum Error {
         row_stride: usize,
     },
 
-    /// No such axis.
+    /// The axis does not exist.
     #[error("there is no axis {axis}; the tensor has {rank}, counted from 0")]
     Axis {
-        /// The axis asked for.
+        /// The requested axis.
         axis: usize,
         /// Dimensions of the tensor.
         rank: usize,
     },
 
-    /// Strides that do not describe rows.
+    /// The strides do not describe rows.
     #[error(
-        "strides {strides:?} of dimensions {dims:?} do not describe rows along axis {axis}; there must be a stride for each \
-         dimension, and the other axes at most two groups that one stride each passes through: quantize slices of the tensor"
+        "strides {strides:?} of dimensions {dims:?} do not describe rows along axis {axis}; pass a stride for each \
+         dimension, and slice the tensor until the other axes merge to at most two with one stride each"
     )]
     Strides {
         /// The dimensions.
@@ -114,8 +114,8 @@ pub enum Error {
         axis: usize,
     },
 
-    /// A stride of 0.
-    #[error("{what} is 0, so elements would be the same one; it must be 1 or more")]
+    /// A stride is 0.
+    #[error("{what} is 0, so all its elements would be the same; it must be 1 or more")]
     ZeroStride {
         /// The name of the stride.
         what: &'static str,
@@ -123,40 +123,40 @@ pub enum Error {
 
     /// The slice is too short for the strides.
     #[error(
-        "the input has {found} elements, but {} times {} rows of {} with strides {}, {} and {} reach over {expected}; \
+        "the input has {found} elements, but {} times {} rows of {} with strides {}, {} and {} span {expected}; \
          pass a longer slice, fewer rows or smaller strides",
         .strided.outer, .strided.rows, .strided.cols,
         .strided.outer_stride, .strided.row_stride, .strided.col_stride
     )]
     StridedLength {
-        /// The matrix that should be there.
+        /// The expected matrix.
         strided: Strided,
-        /// Elements that it reaches over.
+        /// Elements that it spans.
         expected: usize,
         /// Elements in the slice.
         found: usize,
     },
 
-    /// The strides reach over more elements than can be addressed.
+    /// The strides span more elements than can be addressed.
     #[error(
         "{} times {} rows of {} with strides {}, {} and {} are more elements than can be addressed; check dimensions and strides",
         .strided.outer, .strided.rows, .strided.cols,
         .strided.outer_stride, .strided.row_stride, .strided.col_stride
     )]
     StridedTooLarge {
-        /// The matrix that was asked for.
+        /// The requested matrix.
         strided: Strided,
     },
 
-    /// Codes or scales of another length than the shape needs.
+    /// Codes or scales do not have the length that the shape needs.
     #[error(
         "{what} have {found} bytes, but {} rows of {} in {} with {} scales need exactly {expected}",
         .shape.rows, .shape.cols, .shape.format, .shape.scale_layout
     )]
     QuantizedLength {
-        /// Codes or scales.
+        /// `codes` or `scales`.
         what: &'static str,
-        /// The shape that they should have.
+        /// The expected shape.
         shape: QuantizedShape,
         /// Bytes needed.
         expected: usize,
@@ -171,31 +171,29 @@ pub enum Error {
         .expected.rows, .expected.cols, .expected.format, .expected.scale_layout
     )]
     QuantizedShape {
-        /// The shape that is needed.
+        /// The expected shape.
         expected: QuantizedShape,
         /// The shape of the tensor.
         found: QuantizedShape,
     },
 
-    /// A convention that a format does not have.
+    /// The format is not defined for a library's numerics.
     #[error("{format} has no convention {convention}; it has {}", conventions(*.format))]
     NoConvention {
         /// The format.
         format: Format,
-        /// The convention.
+        /// The numerics.
         convention: Convention,
     },
 
-    /// A search for the scales of a format that has none.
-    #[error(
-        "the scales of {format} cannot be searched; those of mxfp4 and nvfp4 can, or quantize without a search"
-    )]
+    /// The format's scales cannot be searched.
+    #[error("the scales of {format} cannot be searched; use mxfp4 or nvfp4, or quantize without a search")]
     NoSearch {
         /// The format.
         format: Format,
     },
 
-    /// Importance that does not fit the columns.
+    /// The importance does not match the columns.
     #[error(
         "importance must have a number for each of {columns} columns, finite and not negative; it has {found}{}",
         .wrong.map_or(String::new(), |column| format!(", and that of column {column} is wrong"))
@@ -211,7 +209,7 @@ pub enum Error {
 
     /// A search for scales missed the best one.
     #[error(
-        "block {block} of row {row} has the scale byte {chosen:#04x}, but {better:#04x} errs less: a full search missed it; \
+        "block {block} of row {row} has the scale byte {chosen:#04x}, but {better:#04x} has a smaller error: a full search missed it; \
          please report this, or check the result of a full search with the same importance"
     )]
     SkippedScale {
@@ -221,22 +219,22 @@ pub enum Error {
         block: usize,
         /// The scale's byte.
         chosen: u8,
-        /// One that errs less.
+        /// A byte with a smaller error.
         better: u8,
     },
 
-    /// A Hessian where scales are not searched.
+    /// A Hessian was passed without a search for scales.
     #[error(
         "a Hessian weighs the errors that a search for scales compares, and the recipe has none; \
          set its search to four-six, window or full, or quantize without a Hessian"
     )]
     HessianWithoutSearch,
 
-    /// A Hessian for a GPU.
+    /// A Hessian was passed to a GPU.
     #[error("GPUs search scales without Hessians; quantize on the CPU, or by importance of columns")]
     HessianOnGpu,
 
-    /// A Hessian with another number of entries than the columns need.
+    /// The number of the Hessian's entries does not match the columns.
     #[error(
         "the Hessian has {found} entries, but {columns} columns in blocks of {0} need {1} × {0} × {0} = {expected}; \
          pass a matrix for each block of columns, the last one padded to {0} × {0}",
@@ -253,7 +251,7 @@ pub enum Error {
         found: usize,
     },
 
-    /// A matrix that is no Hessian.
+    /// A matrix is not a Hessian.
     #[error(
         "the Hessian of block {block} of columns has {value} in its row {row}, column {col}, which {}", .fault.what()
     )]
@@ -270,40 +268,40 @@ pub enum Error {
         fault: HessianFault,
     },
 
-    /// A global scale that does not go with a convention.
+    /// The global scale has the wrong direction for the numerics.
     #[error(
         "the global scale is a {} but the convention takes a {}; \
          pass its inverse as that, or choose a convention of the other direction",
         .given, .expected
     )]
     GlobalScaleDirection {
-        /// The direction of the one that is given.
+        /// The direction of the given scale.
         given: Direction,
-        /// The direction of the convention.
+        /// The direction of the numerics.
         expected: Direction,
     },
 
-    /// A number that cannot be a global scale.
+    /// The number cannot be a global scale.
     #[error(
         "a global scale of {} as a {} is out of range; it must be positive and normal, and the largest block scale, 448, \
          must stay finite under it",
         .given.value(), .given.direction()
     )]
     GlobalScale {
-        /// The one that is given.
+        /// The given scale.
         given: GlobalScale,
     },
 
-    /// A global scale for a format that has none.
+    /// A global scale was passed for a format without one.
     #[error("{format} has no global scale; only nvfp4 has one")]
     NoGlobalScale {
         /// The format.
         format: Format,
     },
 
-    /// A scale with its sign bit set, of a format whose scales have no sign.
+    /// A scale has its sign bit set, in a format whose scales have no sign.
     #[error(
-        "scale {index} is {scale:#04x}: its sign bit is set, which {format} does not know; \
+        "scale {index} is {scale:#04x}: its sign bit is set, which {format} does not use; \
          the tensor is in another format (IF4 uses the bit as a flag) or damaged"
     )]
     SignedScale {
@@ -315,74 +313,74 @@ pub enum Error {
         scale: u16,
     },
 
-    /// A format that GPUs do not compute.
-    #[error("{format} is a format to compare with, which no GPU computes; use the CPU (`--device cpu`)")]
+    /// GPUs do not compute the format.
+    #[error("GPUs do not compute {format}, which is only for comparison; use the CPU (`--device cpu`)")]
     NoKernel {
         /// The format.
         format: Format,
     },
 
-    /// The input holds NaN or infinities and the policy is to refuse them.
+    /// The input contains NaN or infinities, and the policy refuses them.
     #[error(
         "the input holds {} NaN and {} infinite values, the first at row {}, column {}; \
          choose the non-finite policy propagate or saturate to go on",
         .report.nan, .report.infinite, .first.row, .first.col
     )]
     NonFinite {
-        /// The first one.
+        /// The first such element.
         first: Position,
-        /// All counts of the tensor.
+        /// The counts of the whole tensor.
         report: Report,
     },
 
-    /// Device memory that does not start where kernels need it to.
+    /// Device memory is not aligned as kernels require.
     #[error(
-        "the address of {what}, {address:#x}, is not a multiple of {needed}, as the GPU's kernels need it; \
-         copy to memory that starts so, or allocate it so"
+        "the address of {what}, {address:#x}, is not a multiple of {needed}, which the GPU's kernels require; \
+         copy to aligned memory, or allocate it with this alignment"
     )]
     Alignment {
-        /// The name of what starts there.
+        /// The name of the buffer.
         what: &'static str,
         /// The address in device memory.
         address: u64,
-        /// The number, in bytes, of which it must be a multiple.
+        /// The required alignment in bytes.
         needed: usize,
     },
 
-    /// Device memory of another context than the stream's.
+    /// Device memory belongs to another context than the stream.
     #[error(
-        "the memory of {what} is of another GPU or CUDA context than the stream; copy it over, or use a stream of its context"
+        "the memory of {what} belongs to another GPU or CUDA context than the stream; copy it, or use a stream of its context"
     )]
     OtherContext {
-        /// The name of what lies there.
+        /// The name of the buffer.
         what: &'static str,
     },
 
-    /// A quantized output without memory for its global scale.
+    /// A quantized output lacks memory for its global scale.
     #[error(
         "an output in {format} needs device memory for its global scale; pass {words} words by `with_global_slot`"
     )]
     NoGlobalSlot {
         /// The format.
         format: Format,
-        /// Words of 32 bits that are needed.
+        /// Required number of 32-bit words.
         words: usize,
     },
 
-    /// Operands of a product that do not go together.
+    /// The operands of a product do not match.
     #[error(transparent)]
     Operands(OperandFault),
 
-    /// An output differs from the reference's: a defect of this library, or of the machine.
+    /// An output differs from the reference's. This is a defect of the library or of the machine.
     #[error("the output of {0} differs from the reference implementation's; please report this")]
     Wrong(&'static str),
 
-    /// A measurement that `bench` does not make.
+    /// `bench` does not support the measurement.
     #[error("{op} is not measured {how}")]
     NotMeasured {
         /// The operation.
         op: &'static str,
-        /// The way in which it is not measured, and the alternative.
+        /// The unsupported variant, and the alternative.
         how: &'static str,
     },
 
@@ -390,49 +388,49 @@ pub enum Error {
     #[error("no GPU can be used: {0}")]
     NoGpu(String),
 
-    /// The CUDA driver refused a call. [`Self::is_out_of_memory`] tells want of memory from the rest.
+    /// The CUDA driver reported an error. [`Self::is_out_of_memory`] identifies lack of memory.
     #[error("the GPU failed while {doing}: {message}")]
     Gpu {
-        /// The operation asked for.
+        /// The requested operation.
         doing: &'static str,
-        /// The driver's code, a `CUresult`; `None` if the library itself gave up, not the driver.
+        /// The driver's code, a `CUresult`, or `None` if the library itself failed.
         code: Option<i32>,
-        /// The driver's word.
+        /// The driver's message.
         message: String,
     },
 }
 
-/// The driver's code for want of memory.
+/// The driver's code for lack of memory.
 pub(crate) const OUT_OF_MEMORY: i32 = 2;
 
 impl Error {
-    /// Returns whether a GPU ran out of memory, so that the same on less, or on the CPU, may do.
+    /// Returns whether a GPU ran out of memory. A smaller operation, or the CPU, may then succeed.
     ///
     /// ```
     /// use microscale::{Device, Quantized, Recipe, Result, Shape, quantize};
     ///
-    /// fn quantize_somewhere(device: &Device, values: &[f32], shape: Shape) -> Result<Quantized> {
+    /// fn quantize_any(device: &Device, values: &[f32], shape: Shape) -> Result<Quantized> {
     ///     match device.quantize(values, shape, &Recipe::default()) {
     ///         Err(error) if error.is_out_of_memory() => quantize(values, shape, &Recipe::default()),
     ///         done => done,
     ///     }
     /// }
-    /// # assert!(quantize_somewhere(&Device::Cpu, &[1.0; 64], Shape::new(2, 32)).is_ok());
+    /// # assert!(quantize_any(&Device::Cpu, &[1.0; 64], Shape::new(2, 32)).is_ok());
     /// ```
     pub const fn is_out_of_memory(&self) -> bool {
         matches!(self, Self::Gpu { code: Some(OUT_OF_MEMORY), .. })
     }
 }
 
-/// The fault of an entry of a Hessian.
+/// Why an entry of a Hessian is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum HessianFault {
     /// The entry is NaN or infinite.
     NotFinite,
-    /// The entry is on the diagonal, and negative.
+    /// A diagonal entry is negative.
     NegativeDiagonal,
-    /// The entry differs from the one that mirrors it by more than rounding explains.
+    /// The entry differs from its mirror image by more than rounding explains.
     NotSymmetric,
 }
 
@@ -443,7 +441,7 @@ impl HessianFault {
                 "is not finite; look for NaN, infinities and overflow in the inputs that it was made of"
             }
             Self::NegativeDiagonal => {
-                "is negative, as no sum of squares is; pass XᵀX of the layer's inputs X"
+                "is negative, which a sum of squares cannot be; pass XᵀX of the layer's inputs X"
             }
             Self::NotSymmetric => {
                 "differs from its mirror image by more than rounding explains; pass XᵀX, whole blocks row by row, or the \
@@ -453,7 +451,7 @@ impl HessianFault {
     }
 }
 
-/// The conventions that a format has, by name.
+/// Returns the names of the numerics that a format has.
 fn conventions(format: Format) -> String {
     let all = Convention::WORDS.iter();
     let words: Vec<_> =
@@ -466,7 +464,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn want_of_memory_is_told_from_the_rest() {
+    fn out_of_memory_differs_from_other_driver_errors() {
         let gpu = |code| Error::Gpu { doing: "allocating", code, message: "no".into() };
         assert!(gpu(Some(OUT_OF_MEMORY)).is_out_of_memory());
         assert_eq!(gpu(Some(OUT_OF_MEMORY)).to_string(), "the GPU failed while allocating: no");

@@ -1,40 +1,42 @@
-//! Products of rows with the weights of experts: the operands, and checks that they fit each other.
+//! Products of rows with experts' weights: operands, and checks that they match.
 
 use crate::error::{Error, OperandFault, Result};
 use crate::gemv::check_weights_shape;
 use crate::shape::{QuantizedShape, Shape};
 use crate::view::QuantizedView;
 
-/// The order of the rows of activations and of results of a product with experts' weights.
+/// The order of activation rows and result rows of a product with experts' weights.
 ///
-/// A pair of a token and one of its experts has a number, token · `top_k` + i: that is the order of pairs. Sorted, pairs come by expert,
-/// and those of an expert by number. Rows of results of pairs of no expert are left as they are; sorted, they lie behind all others.
+/// A pair of a token and one of its experts has the number token · `top_k` + i. "In the order of
+/// pairs" means by this number. Sorted pairs are ordered by expert, and by number within an expert.
+/// Result rows of pairs without an expert are not written. In sorted order they come last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExpertRows {
-    /// A row of activations a token, and results sorted by expert: the first product of a layer.
+    /// One activation row per token, and results sorted by expert: the first product of a layer.
     Gathered,
     /// Both sorted by expert.
     Sorted,
-    /// Activations sorted by expert, and results in the order of pairs: the last product of a layer.
+    /// Activations sorted by expert, and results in the order of pairs: the last product of a
+    /// layer.
     Scattered,
-    /// A row of activations a token, and results in the order of pairs: a product by itself.
+    /// One activation row per token, and results in the order of pairs: a single product.
     Indexed,
     /// Both in the order of pairs.
     Paired,
 }
 
 impl ExpertRows {
-    /// Whether there is a row of activations a token, and not one a pair.
+    /// Returns whether there is one activation row per token instead of one per pair.
     pub(crate) const fn share_activations(self) -> bool {
         matches!(self, Self::Gathered | Self::Indexed)
     }
 
-    /// Whether results are sorted.
+    /// Returns whether results are sorted.
     pub(crate) const fn sort_results(self) -> bool {
         matches!(self, Self::Gathered | Self::Sorted)
     }
 
-    /// The row of activations of a pair, by its number and by that among sorted ones.
+    /// Returns the activation row of a pair, given its number and its index among sorted pairs.
     pub(crate) const fn activations_of(self, pair: usize, sorted: usize, top_k: usize) -> usize {
         match self {
             Self::Gathered | Self::Indexed => pair / top_k,
@@ -43,7 +45,9 @@ impl ExpertRows {
         }
     }
 
-    /// Checks that activations and an output of so many elements fit weights of a shape and pairs, `top_k` a token.
+    /// Checks that the lengths of activations and output match the weights and pairs.
+    ///
+    /// There are `top_k` pairs per token.
     pub(crate) fn check(
         self,
         weights: QuantizedShape,
@@ -57,7 +61,7 @@ impl ExpertRows {
     }
 }
 
-/// Checks that pairs of a token and an expert are those of whole tokens.
+/// Checks that pairs of a token and an expert make up whole tokens.
 pub(crate) fn check_pairs(pairs: usize, top_k: usize) -> Result<()> {
     if top_k == 0 || !pairs.is_multiple_of(top_k) {
         return Err(Error::Operands(OperandFault::TopK { pairs, top_k }));
@@ -65,10 +69,11 @@ pub(crate) fn check_pairs(pairs: usize, top_k: usize) -> Result<()> {
     Ok(())
 }
 
-/// The shape of experts' weights, which is that of all.
+/// Returns the common shape of the experts' weights.
 ///
 /// # Errors
-/// [`OperandFault::Experts`] if there are none, or they differ in format or shape, and those of [`check_weights_shape`].
+/// [`OperandFault::Experts`] if there are none, or if they differ in format or shape, and the
+/// errors of [`check_weights_shape`].
 pub(crate) fn shape_of(experts: &[QuantizedView<'_>]) -> Result<QuantizedShape> {
     let fault = |what| Error::Operands(OperandFault::Experts { what });
     let shape = experts.first().ok_or(fault("one or more"))?.shape();

@@ -1,23 +1,23 @@
-//! Matrix–vector products of quantized operands: the operands, and checks that they fit each other.
+//! Matrix–vector products of quantized operands: operands, and checks that they match.
 //!
-//! The arithmetic is defined in [`microscale_formats::dot`] and [`microscale_formats::weights`]; the CPU does
-//! it in `cpu::gemv` and `cpu::weights`, GPUs in `gpu`.
+//! [`microscale_formats::dot`] and [`microscale_formats::weights`] define the arithmetic. The CPU
+//! implements it in `cpu::gemv` and `cpu::gemv_weights`, GPUs in `gpu`.
 
 use crate::element::Element;
 use crate::error::{Error, OperandFault, Result};
 use crate::shape::{QuantizedShape, Shape};
 use microscale_formats::ScaleLayout;
 
-/// The division of two tensors' rows into matrices and vectors.
+/// How two tensors' rows are divided into matrices and vectors.
 ///
-/// With L batches, the matrix tensor `[L·M, K]` is L matrices of M rows, and the vector of batch l is row l ·
-/// `vector_stride` of the vector tensor: rows between, such as padding to 128, are not looked at. The result
-/// is `[L, M]`.
+/// With L batches, the matrix tensor `[L·M, K]` is L matrices of M rows. The vector of batch l is
+/// row l · `vector_stride` of the vector tensor. Rows in between, such as padding to 128, are not
+/// read. The result is `[L, M]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Batch {
-    /// Matrices (L), at least 1; as many vectors.
+    /// Number of matrices and of vectors (L), at least 1.
     pub count: usize,
-    /// Rows of the vector tensor from one batch's vector to the next.
+    /// Distance in rows between the vectors of two batches.
     pub vector_stride: usize,
 }
 
@@ -29,18 +29,19 @@ impl Default for Batch {
 }
 
 impl Batch {
-    /// So many matrices, and their vectors one after the other.
+    /// Returns a batch of `count` matrices, with their vectors one after the other.
     pub const fn of(count: usize) -> Self {
         Self { count, vector_stride: 1 }
     }
 
-    /// The same, with vectors so many rows apart.
+    /// Sets the distance between vectors in rows.
     pub const fn with_vector_stride(self, vector_stride: usize) -> Self {
         Self { vector_stride, ..self }
     }
 
-    /// Checks that a matrix, vectors and an output of so many elements fit; returns the rows of one matrix
-    /// (M).
+    /// Checks that matrix, vectors and output match. Returns the rows of one matrix (M).
+    ///
+    /// `output` is the output's number of elements.
     pub(crate) fn check(
         &self,
         matrix: QuantizedShape,
@@ -84,7 +85,16 @@ impl Activation for f32 {}
 impl Activation for half::f16 {}
 impl Activation for half::bf16 {}
 
-/// A dtype of results of products on GPUs with activations of `T`: `T` itself, or f32.
+/// A dtype of activations that tensor cores multiply: [`half::f16`] or [`half::bf16`].
+#[cfg(feature = "cuda")]
+pub trait TensorCoreActivation: Activation {}
+
+#[cfg(feature = "cuda")]
+impl TensorCoreActivation for half::f16 {}
+#[cfg(feature = "cuda")]
+impl TensorCoreActivation for half::bf16 {}
+
+/// A dtype of GPU results for activations of `T`: `T` itself, or f32.
 #[cfg(feature = "cuda")]
 pub trait ProductOf<T: Activation>: Activation {}
 
@@ -102,8 +112,9 @@ mod sealed {
     impl Sealed for half::bf16 {}
 }
 
-/// Checks that weights, activations and an output of so many elements fit; returns the rows of the weights
-/// (M).
+/// Checks that weights, activations and output match. Returns the rows of the weights (M).
+///
+/// `activations` and `output` are numbers of elements.
 pub(crate) fn check_weights(
     weights: QuantizedShape,
     activations: usize,
@@ -115,16 +126,17 @@ pub(crate) fn check_weights(
     Ok(weights.rows)
 }
 
-/// Checks that weights are multiplied, and that so many activations fit them.
+/// Checks that weights can be multiplied, and that the number of activations matches.
 pub(crate) fn check_multiplied(weights: QuantizedShape, activations: usize, tokens: usize) -> Result<()> {
     check_weights_shape(weights)?;
     Shape::new(tokens, weights.cols).check("the activations", activations)
 }
 
-/// Checks that weights of a shape are multiplied with activations.
+/// Checks that weights of a shape can be multiplied with activations.
 ///
 /// # Errors
-/// [`OperandFault::Weights`] for other formats than NVFP4 and MXFP4, and [`OperandFault::Layout`] for swizzled scales.
+/// [`OperandFault::Weights`] for formats other than NVFP4 and MXFP4, and [`OperandFault::Layout`]
+/// for swizzled scales.
 pub(crate) fn check_weights_shape(weights: QuantizedShape) -> Result<()> {
     if !weights.format.is_multiplied() {
         return Err(Error::Operands(OperandFault::Weights { found: weights.format }));

@@ -1,4 +1,4 @@
-//! Rows of two matrices in turn, as products with a gate take them.
+//! Interleaves the rows of two matrices for products with a gate.
 
 use rayon::prelude::*;
 
@@ -8,20 +8,24 @@ use crate::tensor::QuantizedTensor;
 use crate::view::QuantizedView;
 use microscale_formats::ScaleLayout;
 
-/// Weights whose rows are those of `gate` and of `up` in turn, so that a product's epilogue finds both results side by side: nothing is
-/// quantized again, and [`deinterleave_rows`] gives both back. Scales are linear.
+/// Interleaves the rows of `gate` and `up`, so that a product's epilogue finds both results
+/// together.
+///
+/// Nothing is quantized again, and [`deinterleave_rows`] returns both matrices. Scales become
+/// linear.
 ///
 /// # Errors
-/// [`OperandFault::Interleaved`] if shapes, formats or global scales differ: layers that are multiplied together share a global scale,
-/// as checkpoints for vLLM have them.
+/// [`OperandFault::Interleaved`] if shapes, formats or global scales differ. Layers that are
+/// multiplied together must share a global scale, as in checkpoints for vLLM.
 ///
 /// # Examples
 /// ```
-/// use microscale::{Convention, Format, Recipe, Shape, deinterleave_rows, interleave_rows, quantize};
+/// use microscale::{Convention, Format, Recipe, Shape};
+/// use microscale::{deinterleave_rows, interleave_rows, quantize};
 ///
 /// let recipe = Recipe::of(Format::Mxfp4, Convention::Ocp)?;
-/// let [gate, up] = [1.0f32, 3.0].map(|x| quantize(&[x; 64], Shape::new(2, 32), &recipe).map(|q| q.tensor));
-/// let (gate, up) = (gate?, up?);
+/// let gate = quantize(&[1.0f32; 64], Shape::new(2, 32), &recipe)?.tensor;
+/// let up = quantize(&[3.0f32; 64], Shape::new(2, 32), &recipe)?.tensor;
 /// let both = interleave_rows(&gate, &up)?;
 /// assert_eq!((both.rows(), both.cols()), (4, 32));
 /// assert_eq!(deinterleave_rows(&both)?, [gate, up]);
@@ -53,7 +57,7 @@ pub fn interleave_rows<'a>(
     with_scale_of(gate, QuantizedTensor::from_parts(shape, codes, scales)?)
 }
 
-/// The two matrices that [`interleave_rows`] made one of.
+/// Splits a matrix made by [`interleave_rows`] into its two matrices.
 ///
 /// # Errors
 /// [`OperandFault::Gate`] for an odd number of rows.
@@ -81,7 +85,7 @@ pub fn deinterleave_rows<'a>(both: impl Into<QuantizedView<'a>>) -> Result<[Quan
     Ok([part(0)?, part(1)?])
 }
 
-/// The tensor under the global scale of another, if that has one.
+/// Applies the global scale of another tensor, if that has one.
 fn with_scale_of(other: QuantizedView<'_>, tensor: QuantizedTensor) -> Result<QuantizedTensor> {
     match other.global_scale() {
         Some(scale) => tensor.with_global_scale(scale),

@@ -1,4 +1,4 @@
-//! Converting scales between the linear and the swizzled layout, in host memory.
+//! Converts scales between the linear and the swizzled layout in host memory.
 
 use microscale_formats::ScaleLayout;
 use microscale_formats::layout::{TILE_BYTES, TILE_COLS, TILE_ROWS, TILE_ROWS_APART, TILE_ROWS_TOGETHER};
@@ -6,7 +6,7 @@ use rayon::prelude::*;
 
 use crate::shape::QuantizedShape;
 
-/// Linear scales in the swizzled layout, padded with zeros. `shape` is the target's.
+/// Swizzles linear scales and pads them with zeros. `shape` is the target's.
 pub(crate) fn swizzle(linear: &[u8], shape: QuantizedShape) -> Vec<u8> {
     if shape.format.scale_bytes() > 1 {
         return moved(linear, shape, ScaleLayout::Linear, ScaleLayout::Swizzled);
@@ -23,7 +23,7 @@ pub(crate) fn swizzle(linear: &[u8], shape: QuantizedShape) -> Vec<u8> {
     swizzled
 }
 
-/// Swizzled scales in the linear layout, without padding. `shape` is the target's.
+/// Converts swizzled scales to the linear layout without padding. `shape` is the target's.
 pub(crate) fn unswizzle(swizzled: &[u8], shape: QuantizedShape) -> Vec<u8> {
     if shape.format.scale_bytes() > 1 {
         return moved(swizzled, shape, ScaleLayout::Swizzled, ScaleLayout::Linear);
@@ -41,7 +41,7 @@ pub(crate) fn unswizzle(swizzled: &[u8], shape: QuantizedShape) -> Vec<u8> {
     linear
 }
 
-/// Scales of several bytes, one by one: a place of the layout is a scale's, not a byte's.
+/// Converts scales of several bytes, one by one. Offsets count scales, not bytes.
 fn moved(scales: &[u8], shape: QuantizedShape, from: ScaleLayout, to: ScaleLayout) -> Vec<u8> {
     let (bytes, blocks) = (shape.format.scale_bytes(), shape.blocks_per_row());
     let mut moved = vec![0; to.bytes(shape.rows, blocks).unwrap_or(0) * bytes];
@@ -52,7 +52,7 @@ fn moved(scales: &[u8], shape: QuantizedShape, from: ScaleLayout, to: ScaleLayou
     moved
 }
 
-/// Puts the scales of 128 rows, or fewer at the end, into their tiles.
+/// Stores the scales of up to 128 rows in their tiles.
 fn scatter(linear: &[u8], blocks: usize, tiles: &mut [u8]) {
     for row in 0..TILE_ROWS_APART.min(linear.len() / blocks) {
         let rows: [_; TILE_ROWS_TOGETHER] = std::array::from_fn(|i| {
@@ -69,8 +69,9 @@ fn scatter(linear: &[u8], blocks: usize, tiles: &mut [u8]) {
     }
 }
 
-/// Puts the scales of the four rows that lie together, beginning with `row`, into their tiles: 16 bytes at a
-/// time.
+/// Stores the scales of four interleaved rows in their tiles, 16 bytes at a time.
+///
+/// `row` is the first of the rows.
 fn scatter_together(rows: [&[u8]; TILE_ROWS_TOGETHER], row: usize, tiles: &mut [u8]) {
     let place = place_of(row);
     let (whole, _) = tiles.as_chunks_mut::<TILE_BYTES>();
@@ -88,7 +89,7 @@ fn scatter_together(rows: [&[u8]; TILE_ROWS_TOGETHER], row: usize, tiles: &mut [
     }
 }
 
-/// Puts a row's scales into the tiles of its 128 rows; `row` counts within these.
+/// Stores a row's scales in the tiles of its 128 rows. `row` counts within these.
 #[inline]
 pub(crate) fn scatter_row(scales: &[u8], row: usize, tiles: &mut [u8]) {
     let place = place_of(row);
@@ -102,7 +103,7 @@ pub(crate) fn scatter_row(scales: &[u8], row: usize, tiles: &mut [u8]) {
     }
 }
 
-/// The way back.
+/// Reads a row's scales from the tiles of its 128 rows.
 #[inline]
 fn gather_row(tiles: &[u8], row: usize, scales: &mut [u8]) {
     let place = place_of(row);
@@ -116,7 +117,7 @@ fn gather_row(tiles: &[u8], row: usize, scales: &mut [u8]) {
     }
 }
 
-/// The place of the scales of a row, which counts within a tile, in that tile: four next to each other.
+/// Returns the offset of a row's four scales in a tile. `row` counts within the tile.
 #[inline]
 fn place_of(row: usize) -> usize {
     ScaleLayout::Swizzled.offset(row % TILE_ROWS, 0, TILE_COLS)
@@ -128,7 +129,7 @@ mod tests {
     use microscale_formats::Format;
 
     #[test]
-    fn every_scale_goes_to_its_place_and_comes_back() {
+    fn every_scale_round_trips_through_the_swizzled_layout() {
         let mut random = fastrand::Rng::with_seed(5);
         for rows in [1, 31, 32, 33, 97, 127, 128, 129, 300] {
             for blocks in [1, 2, 3, 4, 5, 8, 17] {

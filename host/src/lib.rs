@@ -1,43 +1,51 @@
-//! Quantization to the microscaling formats, MXFP4, NVFP4 and MXFP8, on CPUs and NVIDIA GPUs: the same bytes
-//! from both.
+//! Quantizes to the microscaling formats MXFP4, NVFP4 and MXFP8, on CPUs and NVIDIA GPUs.
+//!
+//! CPUs and GPUs give the same bytes.
 //!
 //! ```
 //! use microscale::{Recipe, Shape, dequantize, quantize};
 //!
 //! let values: Vec<f32> = (0..2 * 48).map(|i| (i as f32 * 0.37).sin()).collect();
 //! let quantized = quantize(&values, Shape::new(2, 48), &Recipe::default())?;
-//! assert_eq!(quantized.tensor.codes().len(), 2 * 2 * 16); // two blocks a row: the second is half padding
+//! assert_eq!(quantized.tensor.codes().len(), 2 * 2 * 16); // two blocks per row, one half padding
 //! let back: Vec<f32> = dequantize(&quantized.tensor);
 //! assert_eq!(back.len(), values.len());
 //! # Ok::<(), microscale::Error>(())
 //! ```
 //!
-//! The way of the data is one line: dtype decode → blocks → scale → encode → pack → layout → container, and
-//! back.
+//! Data takes one path, and the same path back: dtype decode → blocks → scale → encode → pack →
+//! layout → container.
 //!
-//! | to | see |
-//! |---|---|
-//! | say what is wanted | [`Recipe`] of a [`Format`] and a [`Convention`]: [`Scheme`], [`Global`], [`GlobalScale`], [`Search`], [`ScaleLayout`], [`NonFinite`] |
-//! | say where the values lie | [`Shape`], [`Strided`] ([`MatrixShape`] is either), of an [`Element`] type ([`Dtype`]) |
-//! | quantize host memory on the CPU | [`quantize`], [`quantize_with`] [`QuantizeOptions`], [`quantize_into`], [`quantize_into_parts`], [`dequantize`], [`dequantize_into`], [`amax()`] ([`Amax`]) |
-//! | do so on whichever device there is | [`Device`], [`DeviceChoice`] |
-#![cfg_attr(feature = "cuda", doc = "| quantize on a GPU, from host or device memory | [`gpu::Gpu`] |")]
-#![cfg_attr(
-    feature = "cuda",
-    doc = "| work on a GPU in memory of other software | [`gpu::DeviceView`], [`gpu::DeviceTensorView`] |"
-)]
-//! | take the result | [`Quantized`]: a [`QuantizedTensor`] ([`QuantizedShape`]), and a [`Report`] of what could not be kept, where ([`Position`]) |
-//! | read a quantized matrix where it is, a mapped file for instance | [`QuantizedView`], in place of a `&QuantizedTensor` |
-//! | multiply quantized matrices with quantized vectors | [`gemv()`] ([`Batch`]) |
-//! | multiply quantized weights with activations | [`gemv_weights()`] of a few tokens, [`gemm_weights()`] of any number ([`Activation`]) |
-//! | fuse what follows a product on a GPU | [`Gate`], [`interleave_rows`], [`deinterleave_rows`]; `gpu::DeviceEpilogue` |
-//! | multiply each token with the weights of its experts | [`gemm_experts()`] ([`ExpertRows`]) |
-//! | measure the loss | [`ErrorStats`], [`WorstBlocks`] ([`BlockError`]) |
-//! | choose a global scale by the loss, or check a search | [`search_global`], [`check_search`] |
-//! | name things on command lines, and know what went wrong | [`Words`], [`UnknownWord`]; [`Error`] ([`OperandFault`], [`HessianFault`]) |
-//! | use the arithmetic itself | [`formats`] |
+//! - To choose a format and its numerics, make a [`Recipe`] of a [`Format`] and a [`Convention`]:
+//!   [`Scheme`], [`Global`], [`GlobalScale`], [`Search`], [`ScaleLayout`], [`NonFinite`].
+//! - To describe values in memory, use [`Shape`] or [`Strided`] ([`MatrixShape`] is either), and an
+//!   [`Element`] type ([`Dtype`]).
+//! - To quantize host memory on the CPU, call [`quantize`], [`quantize_with`] [`QuantizeOptions`],
+//!   [`quantize_into`], [`quantize_into_parts`], [`dequantize`], [`dequantize_into`] or [`amax()`]
+//!   ([`Amax`]).
+//! - To use whichever device there is, see [`Device`] and [`DeviceChoice`].
+#![cfg_attr(feature = "cuda", doc = "- To use a GPU with host or device memory, see [`gpu::Gpu`].")]
+#![cfg_attr(feature = "cuda", doc = "- To use a GPU in another library's memory, see")]
+#![cfg_attr(feature = "cuda", doc = "  [`gpu::DeviceView`] and [`gpu::DeviceTensorView`].")]
+//! - The result is [`Quantized`]: a [`QuantizedTensor`] ([`QuantizedShape`]), and a [`Report`] of
+//!   lossy events, with the first non-finite [`Position`].
+//! - To read a quantized matrix in place, for example in a mapped file, pass a [`QuantizedView`]
+//!   instead of a `&QuantizedTensor`.
+//! - To multiply quantized matrices with quantized vectors, call [`gemv()`] ([`Batch`]).
+//! - To multiply quantized weights with activations, call [`gemv_weights()`] for a few tokens, or
+//!   [`gemm_weights()`] for any number ([`Activation`]).
+//! - To fuse an epilogue into a product on a GPU, see [`Gate`], [`interleave_rows`],
+//!   [`deinterleave_rows`] and `gpu::DeviceEpilogue`.
+//! - To multiply each token with the weights of its experts, call [`gemm_experts()`]
+//!   ([`ExpertRows`]).
+//! - To measure the loss, use [`ErrorStats`] and [`WorstBlocks`] ([`BlockError`]).
+//! - To choose a global scale by its loss, or to check a search, call [`search_global`] or
+//!   [`check_search`].
+//! - [`Words`] and [`UnknownWord`] name things on command lines. Errors are [`Error`],
+//!   [`OperandFault`] and [`HessianFault`].
+//! - The arithmetic itself is in [`formats`].
 //!
-//! Checkpoints, files of many tensors, are read and written by the crate `microscale-checkpoint`.
+//! The crate `microscale-checkpoint` reads and writes checkpoints, files of many tensors.
 
 mod amax;
 mod bounds;
@@ -89,7 +97,7 @@ pub use shape::{MatrixShape, QuantizedShape, Shape, Strided};
 pub use tensor::{Quantized, QuantizedTensor};
 pub use view::QuantizedView;
 
-// The README's examples are compiled and run like the others.
+// Compiles and runs the README's examples as doctests.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;

@@ -1,12 +1,12 @@
-//! The file that values come from, if a device reads them by itself.
+//! The file that values come from, for devices that read it themselves.
 
 use std::path::Path;
 
-/// The place of values in a file.
+/// The position of values in a file.
 #[derive(Clone, Copy, Debug)]
 pub struct Origin<'a> {
     /// The file.
     pub file: &'a Path,
-    /// The place of the first value, in bytes.
+    /// The offset of the first value in bytes.
     pub offset: u64,
 }

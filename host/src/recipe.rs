@@ -1,4 +1,4 @@
-//! Recipes: the format, and everything else that decides the bytes.
+//! Recipes: the format, and everything else that determines the bytes.
 
 #[cfg(feature = "serde")]
 mod in_words;
@@ -10,35 +10,36 @@ use crate::report::Report;
 use crate::scheme::{Convention, Global, NonFinite, Scheme};
 use crate::shape::{QuantizedShape, Shape};
 
-/// A recipe for quantizing. The default is OCP's MXFP4 with linear scales, refusing non-finite input.
+/// A recipe for quantization. The default is OCP's MXFP4 with linear scales and no non-finite
+/// input.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Recipe {
     /// The format and its arithmetic.
     pub scheme: Scheme,
-    /// The choice of block scales.
+    /// How block scales are chosen.
     pub search: Search,
     /// The layout of scale bytes.
     pub scale_layout: ScaleLayout,
-    /// The treatment of NaN and infinities.
+    /// How NaN and infinities are treated.
     pub non_finite: NonFinite,
 }
 
 impl Recipe {
-    /// The recipe of a convention in a format.
+    /// Returns the recipe of a library's numerics in a format.
     ///
     /// # Errors
-    /// [`Error::NoConvention`] if the convention has no such format.
+    /// [`Error::NoConvention`] if the library does not have the format.
     pub fn of(format: Format, convention: Convention) -> Result<Self> {
         let scheme = convention.scheme(format).ok_or(Error::NoConvention { format, convention })?;
         Ok(Self { scheme, ..Self::default() })
     }
 
-    /// The format.
+    /// Returns the format.
     pub const fn format(&self) -> Format {
         self.scheme.format()
     }
 
-    /// The same recipe with another global scale; nothing changes for formats that have none.
+    /// Replaces the global scale. Formats without one are unchanged.
     pub const fn with_global(mut self, global: Global) -> Self {
         if let Scheme::Nvfp4(arithmetic, _) = self.scheme {
             self.scheme = Scheme::Nvfp4(arithmetic, global);
@@ -46,7 +47,7 @@ impl Recipe {
         self
     }
 
-    /// Everything that decides the bytes, name by name, for people and for JSON.
+    /// Returns everything that determines the bytes as named facts, for messages and JSON.
     pub fn facts(&self) -> Vec<(&'static str, String)> {
         let mut facts = vec![("format", self.format().to_string())];
         if let Some(convention) = self.scheme.convention() {
@@ -79,7 +80,7 @@ impl Recipe {
         facts
     }
 
-    /// Refuses what the policy about NaN and infinities refuses, given what quantizing met.
+    /// Applies the policy for NaN and infinities to the report of a quantization.
     pub(crate) fn accept(&self, report: Report) -> Result<Report> {
         match report.first_non_finite {
             Some(first) if self.non_finite == NonFinite::Error => Err(Error::NonFinite { first, report }),
@@ -87,8 +88,9 @@ impl Recipe {
         }
     }
 
-    /// Checks a global scale that is given, and that the format's scales can be searched if they are to be.
-    /// All operations do; this is for those who want to know before they begin.
+    /// Checks a given global scale, and that the format supports the search.
+    ///
+    /// All operations do this. Call it to learn about errors before starting.
     ///
     /// # Errors
     /// [`Error::NoSearch`], [`Error::GlobalScaleDirection`], [`Error::GlobalScale`].
@@ -112,7 +114,7 @@ impl Recipe {
     }
 }
 
-/// Checks that importance has a number for each column, and that each is one.
+/// Checks that importance has one finite non-negative number per column.
 pub(crate) fn check_importance(importance: &[f32], columns: usize) -> Result<()> {
     let wrong = importance.iter().position(|number| !(*number >= 0.0 && number.is_finite()));
     if importance.len() != columns || wrong.is_some() {
@@ -122,7 +124,7 @@ pub(crate) fn check_importance(importance: &[f32], columns: usize) -> Result<()>
 }
 
 impl QuantizedShape {
-    /// The shape of the tensor that a recipe makes of a matrix.
+    /// Returns the shape of the tensor that a recipe makes of a matrix.
     pub const fn of(recipe: &Recipe, shape: Shape) -> Self {
         Self::new(recipe.format(), shape.rows, shape.cols).with_scale_layout(recipe.scale_layout)
     }

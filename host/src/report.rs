@@ -1,8 +1,9 @@
-//! The report of quantizing: counts of values that could not be kept, and the place of the first of them.
+//! The report of quantization: counts of lossy events, and the position of the first non-finite
+//! value.
 
 use std::ops::AddAssign;
 
-/// The place of an element.
+/// The position of an element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Position {
     /// Counted from 0.
@@ -11,7 +12,7 @@ pub struct Position {
     pub col: usize,
 }
 
-/// Counts of what a quantization met and could not keep. Every call returns one.
+/// Counts of lossy events during quantization. Every call returns a report.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Report {
@@ -19,23 +20,24 @@ pub struct Report {
     pub nan: u64,
     /// Infinite elements in the input.
     pub infinite: u64,
-    /// Blocks whose largest magnitude is above the largest element times the scale, for NVFP4 by more than
-    /// rounding the scale accounts for (above 6.5 scales): clipped.
+    /// Clipped blocks: amax is above the largest element times the scale.
+    ///
+    /// For NVFP4, amax must exceed it by more than rounding the scale explains (above 6.5 scales).
     pub clipped_blocks: u64,
-    /// Blocks that were not zero and became zeros.
+    /// Blocks that were not zero and became zero.
     pub flushed_blocks: u64,
     /// Blocks whose scale left the range of the scale format and was clamped.
     pub saturated_scales: u64,
-    /// Blocks that a search gave another scale than the convention's.
+    /// Blocks whose scale a search changed from the plain one.
     pub rescaled_blocks: u64,
-    /// Scales whose error a search computed, that of the convention among them.
+    /// Scales whose error a search computed, including the plain ones.
     pub tried_scales: u64,
     /// The first NaN or infinity in row-major order.
     pub first_non_finite: Option<Position>,
 }
 
 impl AddAssign for Report {
-    /// Adds the counts. The position that comes first is kept, which only means something within one tensor.
+    /// Adds the counts. Keeps the earlier position, which is meaningful only within one tensor.
     fn add_assign(&mut self, other: Self) {
         self.nan += other.nan;
         self.infinite += other.infinite;
@@ -52,7 +54,7 @@ impl AddAssign for Report {
 }
 
 impl Report {
-    /// The sum of two.
+    /// Returns the sum of two reports.
     pub(crate) fn plus(mut self, other: Self) -> Self {
         self += other;
         self

@@ -1,5 +1,5 @@
-//! The arithmetic that is asked for: a format's [`Scheme`], the [`Convention`] that it is named for, and the
-//! treatment of NaN.
+//! The requested numerics: a format's [`Scheme`], the [`Convention`] that names it, and the NaN
+//! policy.
 
 use microscale_formats::{
     ComparisonFormat, Format, GlobalScale, NegativeZero, ScaleRule, Ties, Words, mx, nvfp4, words,
@@ -7,20 +7,20 @@ use microscale_formats::{
 
 use crate::element::Element;
 
-/// The treatment of NaN and infinities. Whatever the policy, they are counted in the report.
+/// How NaN and infinities are treated. The report counts them under every policy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum NonFinite {
-    /// Refuse, naming the first one's row and column.
+    /// Refuse the input. The error names the first one's row and column.
     #[default]
     Error,
-    /// The block becomes NaN: codes 0 and the scale byte that is NaN, 255 or NVFP4's 0x7F.
+    /// Make the block NaN: codes 0 and the NaN scale byte, 255 or NVFP4's 0x7F.
     Propagate,
-    /// ±Inf becomes the largest finite value of the input's dtype, NaN becomes 0.
+    /// Replace ±Inf by the largest finite value of the input's dtype, and NaN by 0.
     Saturate,
 }
 
 impl NonFinite {
-    /// The replacement of a value of dtype `T`, before its block is quantized.
+    /// Returns the replacement of a value of dtype `T` before its block is quantized.
     pub(crate) fn replaced<T: Element>(self, value: f32) -> f32 {
         match self {
             Self::Saturate if value.is_nan() => 0.0,
@@ -30,18 +30,19 @@ impl NonFinite {
     }
 }
 
-/// A named convention: the choices of one library, taken together.
+/// Named numerics: the choices of one library.
 ///
-/// The slips that some of these libraries make next to powers of two or at extreme exponents are not
-/// reproduced; docs/compatibility.md in the repository says which.
+/// Errors that some of these libraries make next to powers of two or at extreme exponents are not
+/// reproduced. docs/compatibility.md in the repository lists them.
 ///
-/// Conventions are read and written by name:
+/// Conventions parse from and print as their names:
 ///
 /// ```
 /// use microscale::Convention;
 ///
 /// let convention: Convention = "compressed-tensors".parse()?;
-/// assert_eq!((convention, convention.to_string().as_str()), (Convention::CompressedTensors, "compressed-tensors"));
+/// assert_eq!(convention, Convention::CompressedTensors);
+/// assert_eq!(convention.to_string(), "compressed-tensors");
 /// let error = "llama".parse::<Convention>().unwrap_err();
 /// assert!(error.to_string().starts_with("unknown convention; there are ocp, torchao, "));
 /// # Ok::<(), microscale::UnknownWord>(())
@@ -49,7 +50,7 @@ impl NonFinite {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Convention {
-    /// OCP MX v1.0, which is torchao's default for the MX formats: floor, ties to even, −0 kept.
+    /// OCP MX v1.0, torchao's default for the MX formats: floor, ties to even, −0 preserved.
     Ocp,
     /// torchao: OCP's MX formats, and NVFP4 with a multiplier.
     Torchao,
@@ -66,8 +67,10 @@ pub enum Convention {
 }
 
 impl Convention {
-    /// The convention that is taken for a format if none is named: OCP's own for the MX formats, and for
-    /// NVFP4 the one that loaders of checkpoints expect.
+    /// Returns the default numerics of a format.
+    ///
+    /// They are OCP's for the MX formats, and for NVFP4 the ones that loaders of checkpoints
+    /// expect.
     pub const fn default_for(format: Format) -> Self {
         match format {
             Format::Mxfp4 | Format::Mxfp8E4m3 | Format::Mxfp8E5m2 => Self::Ocp,
@@ -76,7 +79,7 @@ impl Convention {
         }
     }
 
-    /// The convention that the one arithmetic of a comparison format is.
+    /// Returns the numerics of a comparison format, which has only one.
     const fn of_comparison(format: ComparisonFormat) -> Self {
         match format {
             ComparisonFormat::Mxfp4E3m0 => Self::Ocp,
@@ -84,8 +87,9 @@ impl Convention {
         }
     }
 
-    /// The MXFP4 arithmetic of the convention, if it has one: the table of MXFP4's conventions. NVFP4's is
-    /// [`nvfp4::Arithmetic`]'s constants.
+    /// Returns the MXFP4 arithmetic, if the library has one. This is the table of MXFP4's numerics.
+    ///
+    /// The constants of [`nvfp4::Arithmetic`] are the table for NVFP4.
     pub const fn mxfp4(self) -> Option<mx::Arithmetic> {
         let (scale_rule, ties, negative_zero) = match self {
             Self::Ocp | Self::Torchao => (ScaleRule::Floor, Ties::Even, NegativeZero::Keep),
@@ -97,7 +101,7 @@ impl Convention {
         Some(mx::Arithmetic { scale_rule, ties, negative_zero })
     }
 
-    /// The NVFP4 arithmetic of the convention, if it has one.
+    /// Returns the NVFP4 arithmetic, if the library has one.
     pub const fn nvfp4(self) -> Option<nvfp4::Arithmetic> {
         match self {
             Self::Torchao => Some(nvfp4::Arithmetic::TORCHAO),
@@ -108,8 +112,9 @@ impl Convention {
         }
     }
 
-    /// The convention's scheme in a format; `None` if it has no such format. NVFP4's global scale is computed
-    /// from amax.
+    /// Returns the scheme of a format, or `None` if the library does not have the format.
+    ///
+    /// NVFP4's global scale is computed from amax.
     pub fn scheme(self, format: Format) -> Option<Scheme> {
         let is_ocp = matches!(self, Self::Ocp | Self::Torchao);
         match format {
@@ -127,32 +132,32 @@ impl Convention {
 /// The source of NVFP4's global scale.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Global {
-    /// Computed from the tensor's amax, which is read first.
+    /// Computed from the tensor's amax, in a first pass over the values.
     #[default]
     FromAmax,
-    /// Given. Its direction must be the arithmetic's.
+    /// Given. Its direction must match the arithmetic.
     Given(GlobalScale),
-    /// There is none: block scales stand alone, as under a global scale of 1.
+    /// Absent. Block scales apply as under a global scale of 1.
     Absent,
 }
 
-/// A format with everything that decides the bytes of its blocks, given finite values.
+/// A format with everything that determines the bytes of its blocks, given finite values.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Scheme {
     /// MXFP4.
     Mxfp4(mx::Arithmetic),
     /// NVFP4.
     Nvfp4(nvfp4::Arithmetic, Global),
-    /// MXFP8 with E4M3 elements. Ties go to even and −0 is kept, as in every implementation.
+    /// MXFP8 with E4M3 elements. Ties go to even and −0 is preserved, as in every implementation.
     Mxfp8E4m3(ScaleRule),
-    /// MXFP8 with E5M2 elements. Ties go to even and −0 is kept, as in every implementation.
+    /// MXFP8 with E5M2 elements. Ties go to even and −0 is preserved, as in every implementation.
     Mxfp8E5m2(ScaleRule),
-    /// A format to compare with, which has one arithmetic.
+    /// A format for comparison, with its only arithmetic.
     Comparison(ComparisonFormat),
 }
 
 impl Scheme {
-    /// The format.
+    /// Returns the format.
     pub const fn format(&self) -> Format {
         match self {
             Self::Mxfp4(_) => Format::Mxfp4,
@@ -163,7 +168,7 @@ impl Scheme {
         }
     }
 
-    /// The scale rule, if the scheme has one to choose.
+    /// Returns the scale rule, if the scheme offers a choice.
     pub const fn scale_rule_mut(&mut self) -> Option<&mut ScaleRule> {
         match self {
             Self::Mxfp4(arithmetic) => Some(&mut arithmetic.scale_rule),
@@ -172,7 +177,7 @@ impl Scheme {
         }
     }
 
-    /// The arithmetic of MXFP4, the only scheme with rules for ties and for −0 to choose.
+    /// Returns the arithmetic of MXFP4, the only scheme with a choice of ties and signs of zeros.
     pub const fn mxfp4_mut(&mut self) -> Option<&mut mx::Arithmetic> {
         match self {
             Self::Mxfp4(arithmetic) => Some(arithmetic),
@@ -180,8 +185,9 @@ impl Scheme {
         }
     }
 
-    /// The arithmetic by which a global scale is computed from amax; `None` where there is no global scale,
-    /// or it is given.
+    /// Returns the arithmetic that computes the global scale from amax.
+    ///
+    /// `None` if there is no global scale, or if it is given.
     pub const fn global_from_amax(&self) -> Option<nvfp4::Arithmetic> {
         match self {
             Self::Nvfp4(arithmetic, Global::FromAmax) => Some(*arithmetic),
@@ -189,7 +195,7 @@ impl Scheme {
         }
     }
 
-    /// The convention that this is, if it has a name.
+    /// Returns the name of the numerics, if they have one.
     pub fn convention(&self) -> Option<Convention> {
         let without_global = match *self {
             Self::Nvfp4(arithmetic, _) => Self::Nvfp4(arithmetic, Global::FromAmax),

@@ -1,16 +1,16 @@
-//! Matrices whose rows and columns lie anywhere in a slice: quantizing a tensor along any axis, without a
-//! copy.
+//! Matrices with arbitrary strides in a slice, to quantize a tensor along any axis without a copy.
 
 use crate::error::{Error, Result};
 use crate::shape::{MatrixShape, Shape, Strided};
 
 impl Strided {
-    /// A tensor without gaps, the last dimension the fastest, along one of its axes: what the rows of a copy
-    /// with that axis moved to the end would be.
+    /// Describes a dense row-major tensor along one of its axes.
+    ///
+    /// A copy with that axis moved to the end would have the same rows.
     ///
     /// # Errors
-    /// [`Error::Axis`] if there is no such axis, [`Error::StridedTooLarge`] if there are more elements than
-    /// can be addressed.
+    /// [`Error::Axis`] if the axis does not exist, [`Error::StridedTooLarge`] if there are more
+    /// elements than can be addressed.
     pub fn along(dims: &[usize], axis: usize) -> Result<Self> {
         let Some(cols) = dims.get(axis).copied() else {
             return Err(Error::Axis { axis, rank: dims.len() });
@@ -23,11 +23,12 @@ impl Strided {
         Ok(strided)
     }
 
-    /// A tensor with given strides, in elements, along one of its axes.
+    /// Describes a tensor with given strides, in elements, along one of its axes.
     ///
     /// # Errors
-    /// Those of [`Strided::along`]; [`Error::Strides`] if there is not a stride for each dimension, or the
-    /// other dimensions are more than two that no one stride passes through; [`Error::ZeroStride`].
+    /// The errors of [`Strided::along`]. [`Error::Strides`] if the numbers of dimensions and
+    /// strides differ, or if the other dimensions cannot be merged to at most two with one stride
+    /// each. [`Error::ZeroStride`].
     pub fn from_strides(dims: &[usize], strides: &[usize], axis: usize) -> Result<Self> {
         if axis >= dims.len() {
             return Err(Error::Axis { axis, rank: dims.len() });
@@ -36,7 +37,7 @@ impl Strided {
         if strides.len() != dims.len() {
             return Err(wrong());
         }
-        // From the last to the first, those that one stride passes through together.
+        // Merges dimensions that share one stride, from the last to the first.
         let mut groups: Vec<(usize, usize)> = Vec::new();
         let others = (0..dims.len()).rev().filter(|i| *i != axis && dims[*i] != 1);
         for (count, stride) in others.map(|i| (dims[i], strides[i])) {
@@ -55,7 +56,9 @@ impl Strided {
         Ok(strided)
     }
 
-    /// Elements from the first to the last, gaps included: what a slice must hold.
+    /// Returns the elements from the first to the last, gaps included.
+    ///
+    /// A slice must hold this number of elements.
     ///
     /// # Errors
     /// [`Error::ZeroStride`], and [`Error::StridedTooLarge`] if the count overflows.
@@ -79,10 +82,10 @@ impl Strided {
         .ok_or(Error::StridedTooLarge { strided: *self })
     }
 
-    /// Checks that a slice of `found` elements holds it.
+    /// Checks that a slice of `found` elements holds the matrix.
     ///
     /// # Errors
-    /// [`Error::StridedLength`], and those of [`Strided::span`].
+    /// [`Error::StridedLength`], and the errors of [`Strided::span`].
     pub fn check(&self, found: usize) -> Result<()> {
         let expected = self.span()?;
         if found < expected {
@@ -91,7 +94,7 @@ impl Strided {
         Ok(())
     }
 
-    /// Names, counts and strides.
+    /// Returns names, counts and strides.
     fn dimensions(&self) -> [(&'static str, usize, usize); 3] {
         [
             ("outer_stride", self.outer, self.outer_stride),
@@ -100,13 +103,14 @@ impl Strided {
         ]
     }
 
-    /// Counts and strides, the largest stride first. What one stride passes through is together, and a count
-    /// of 1 comes first.
+    /// Returns counts and strides, largest stride first.
+    ///
+    /// Dimensions that share one stride are merged, and counts of 1 come first.
     pub(crate) fn in_memory_order(&self) -> [(usize, usize); 3] {
         let mut dimensions =
             self.dimensions().map(|(_, count, stride)| (count, if count > 1 { stride } else { usize::MAX }));
         dimensions.sort_by_key(|(_, stride)| std::cmp::Reverse(*stride));
-        // Twice the inner two: what they become may go together with the third.
+        // Merges the inner two twice: their result may merge with the third.
         for outer in [1, 1, 0] {
             let ((n, stride), (inner, inner_stride)) = (dimensions[outer], dimensions[outer + 1]);
             if n == 1 || inner.checked_mul(inner_stride) == Some(stride) {
@@ -118,7 +122,7 @@ impl Strided {
         dimensions
     }
 
-    /// The same as rows of contiguous elements with one distance between them, if it is that.
+    /// Returns the same matrix as contiguous rows with one distance, if it has that form.
     pub(crate) fn as_rows(&self) -> Option<Shape> {
         let one_after_another = self.cols <= 1 || self.col_stride == 1;
         let row_stride = match (self.outer, self.rows) {
@@ -131,9 +135,9 @@ impl Strided {
         (one_after_another && row_stride >= self.cols).then(|| self.shape().with_row_stride(row_stride))
     }
 
-    /// The index of a row's first element.
+    /// Returns the index of a row's first element.
     pub(crate) fn start(&self, row: usize) -> usize {
-        // The stride of a count of 1 may be anything: it is multiplied with 0.
+        // The stride of a count of 1 may be anything, because it is multiplied by 0.
         (row / self.rows) * self.outer_stride + (row % self.rows) * self.row_stride
     }
 }
@@ -150,7 +154,7 @@ impl MatrixShape {
         }
     }
 
-    /// The same matrix, as rows of contiguous elements if it is that.
+    /// Returns the same matrix, as contiguous rows if it has that form.
     pub(crate) fn simplified(self) -> Self {
         match self {
             Self::Strided(strided) => strided.as_rows().map_or(self, Self::Rows),
@@ -181,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn strides_are_merged_where_one_passes_through() {
+    fn strides_are_merged_where_they_are_contiguous() {
         let strided = Strided::from_strides(&[2, 5, 3, 4], &[100, 7, 20, 5], 1).expect("two groups");
         let right = Strided { outer: 2, outer_stride: 100, rows: 12, row_stride: 5, cols: 5, col_stride: 7 };
         assert_eq!(strided, right);

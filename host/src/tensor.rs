@@ -14,9 +14,10 @@ use crate::view::QuantizedView;
 
 /// A quantized matrix.
 ///
-/// Codes are `[rows, blocks_per_row, block_bytes]` without gaps: of 4 bits, two a byte with the lower index
-/// in the low nibble, or of 8. Scales are one byte each, in the order of the [`ScaleLayout`]. A row whose
-/// length is not a multiple of the block ends in a block padded with zeros.
+/// Codes are `[rows, blocks_per_row, block_bytes]` without gaps. 4-bit codes are packed two per
+/// byte, with the lower index in the low nibble. Scales are one byte each, in the order of the
+/// [`ScaleLayout`]. A row whose length is not a multiple of the block ends with a block that is
+/// padded with zeros.
 #[derive(Clone, PartialEq)]
 pub struct QuantizedTensor {
     shape: QuantizedShape,
@@ -34,7 +35,7 @@ impl fmt::Debug for QuantizedTensor {
 }
 
 impl QuantizedTensor {
-    /// All zeros: scales and codes of byte 0, no global scale.
+    /// Makes a tensor whose codes and scales are all byte 0, without a global scale.
     ///
     /// # Errors
     /// [`Error::TooLarge`].
@@ -43,19 +44,20 @@ impl QuantizedTensor {
         Ok(Self { shape, codes: vec![0; codes], scales: vec![0; scales], global_scale: None })
     }
 
-    /// From parts made elsewhere, a file for instance. There is no global scale but by
-    /// [`Self::with_global_scale`].
+    /// Makes a tensor from parts made elsewhere, for example from a file.
+    ///
+    /// Add a global scale with [`Self::with_global_scale`].
     ///
     /// # Errors
-    /// [`Error::QuantizedLength`] if codes or scales do not have exactly the bytes that the shape needs, and
-    /// [`Error::SignedScale`] if a scale has its sign bit set in a format whose scales have none, NVFP4 for
-    /// one.
+    /// [`Error::QuantizedLength`] if codes or scales do not have exactly the bytes that the shape
+    /// needs. [`Error::SignedScale`] if a scale has its sign bit set in a format whose scales have
+    /// no sign, such as NVFP4.
     pub fn from_parts(shape: QuantizedShape, codes: Vec<u8>, scales: Vec<u8>) -> Result<Self> {
         QuantizedView::from_parts(shape, &codes, &scales)?;
         Ok(Self { shape, codes, scales, global_scale: None })
     }
 
-    /// The tensor of parts that a view was made of.
+    /// Makes a tensor from the parts of a view, without checks.
     pub(crate) const fn of_parts(
         shape: QuantizedShape,
         codes: Vec<u8>,
@@ -65,76 +67,78 @@ impl QuantizedTensor {
         Self { shape, codes, scales, global_scale }
     }
 
-    /// A view of all of it.
+    /// Returns a view of the tensor.
     pub fn view(&self) -> QuantizedView<'_> {
         QuantizedView::of_tensor(self.shape, &self.codes, &self.scales, self.global_scale)
     }
 
-    /// The same blocks under a global scale.
+    /// Applies a global scale to the same blocks.
     ///
     /// # Errors
-    /// [`Error::GlobalScale`] if the number cannot be one, [`Error::NoGlobalScale`] if the format has none.
+    /// [`Error::GlobalScale`] if the number is out of range, [`Error::NoGlobalScale`] if the format
+    /// has none.
     pub fn with_global_scale(self, given: GlobalScale) -> Result<Self> {
         let global_scale = self.view().with_global_scale(given)?.global_scale();
         Ok(Self { global_scale, ..self })
     }
 
-    /// The format.
+    /// Returns the format.
     pub fn format(&self) -> Format {
         self.shape.format
     }
 
-    /// Format, rows, columns and scale layout.
+    /// Returns format, rows, columns and scale layout.
     pub fn shape(&self) -> QuantizedShape {
         self.shape
     }
 
-    /// Rows.
+    /// Returns the number of rows.
     pub fn rows(&self) -> usize {
         self.shape.rows
     }
 
-    /// Elements in a row, padding not counted.
+    /// Returns the elements in a row, without padding.
     pub fn cols(&self) -> usize {
         self.shape.cols
     }
 
-    /// Blocks in a row.
+    /// Returns the blocks in a row.
     pub fn blocks_per_row(&self) -> usize {
         self.shape.blocks_per_row()
     }
 
-    /// The packed codes.
+    /// Returns the packed codes.
     pub fn codes(&self) -> &[u8] {
         &self.codes
     }
 
-    /// The block scales, in the order of the scale layout.
+    /// Returns the block scales, in the order of the scale layout.
     pub fn scales(&self) -> &[u8] {
         &self.scales
     }
 
-    /// The block scales in linear order: copied, if they are in another.
+    /// Returns the block scales in linear order, copied if they have another layout.
     pub fn linear_scales(&self) -> Cow<'_, [u8]> {
         self.view().linear_scales()
     }
 
-    /// NVFP4's global scale, unless it has none. What an empty matrix is quantized to has none.
+    /// Returns NVFP4's global scale, if there is one. An empty matrix is quantized without one.
     pub fn global_scale(&self) -> Option<GlobalScale> {
         self.global_scale
     }
 
-    /// Bytes of codes, scales and global scale together.
+    /// Returns the total bytes of codes, scales and global scale.
     pub fn bytes(&self) -> usize {
         self.view().bytes()
     }
 
-    /// Codes and scales, taken apart.
+    /// Returns codes and scales.
     pub fn into_parts(self) -> (Vec<u8>, Vec<u8>) {
         (self.codes, self.scales)
     }
 
-    /// The same matrix with its scales in another layout. Padding is left out or added, as zeros.
+    /// Returns the same matrix with its scales in another layout. Padding is removed, or added as
+    /// zeros.
     pub fn convert_layout(&self, scale_layout: ScaleLayout) -> Self {
         self.view().convert_layout(scale_layout)
     }
@@ -155,12 +159,12 @@ impl<'a> From<&'a QuantizedTensor> for QuantizedView<'a> {
 }
 
 impl QuantizedView<'_> {
-    /// A copy that owns its bytes.
+    /// Copies the view to a tensor.
     pub fn to_tensor(&self) -> QuantizedTensor {
         self.convert_layout(self.shape().scale_layout)
     }
 
-    /// A copy with its scales in a layout. Padding is left out or added, as zeros.
+    /// Copies the view with its scales in a layout. Padding is removed, or added as zeros.
     pub fn convert_layout(&self, scale_layout: ScaleLayout) -> QuantizedTensor {
         let shape = self.shape().with_scale_layout(scale_layout);
         let scales = self.scales_in(scale_layout).into_owned();
@@ -177,12 +181,12 @@ pub enum Part {
     Scales,
 }
 
-/// A quantized matrix and what happened to it.
+/// A quantized matrix and the report of its quantization.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Quantized {
     /// Codes and scales.
     pub tensor: QuantizedTensor,
-    /// Counts of what could not be kept.
+    /// Counts of lossy events.
     pub report: Report,
 }
 

@@ -1,4 +1,4 @@
-//! Quantized matrices whose bytes are somebody else's: a mapped file's, another library's.
+//! Quantized matrices in borrowed memory, such as a mapped file or another library's buffer.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -9,13 +9,16 @@ use crate::error::{Error, Result};
 use crate::layout;
 use crate::shape::QuantizedShape;
 
-/// A quantized matrix in borrowed memory, laid out as a [`QuantizedTensor`](crate::QuantizedTensor) is. Whatever reads a
-/// `&QuantizedTensor` reads a view as well, and copies nothing.
+/// A quantized matrix in borrowed memory, laid out like a
+/// [`QuantizedTensor`](crate::QuantizedTensor).
+///
+/// Every function that reads a `&QuantizedTensor` also reads a view, without copies.
 ///
 /// ```
 /// use microscale::{Format, GlobalScale, QuantizedShape, QuantizedView, dequantize};
 ///
-/// let file = [0x22u8; 16 * 8 + 16]; // codes of 16 rows of a block, and their scales, from a mapped file
+/// // A mapped file: the codes of 16 rows of one block, and their scales.
+/// let file = [0x22u8; 16 * 8 + 16];
 /// let (codes, scales) = file.split_at(16 * 8);
 /// let view = QuantizedView::from_parts(QuantizedShape::new(Format::Nvfp4, 16, 16), codes, scales)?
 ///     .with_global_scale(GlobalScale::Multiplier(0.5))?;
@@ -54,13 +57,14 @@ impl fmt::Debug for QuantizedView<'_> {
 }
 
 impl<'a> QuantizedView<'a> {
-    /// A view of codes and block scales, with no global scale but by [`Self::with_global_scale`]. Scales are
-    /// looked at once; codes are not.
+    /// Makes a view of codes and block scales. Scales are checked once, codes are not.
+    ///
+    /// Add a global scale with [`Self::with_global_scale`].
     ///
     /// # Errors
-    /// [`Error::QuantizedLength`] if codes or scales do not have exactly the bytes that the shape needs, and
-    /// [`Error::SignedScale`] if a scale has its sign bit set in a format whose scales have none, NVFP4 for
-    /// one.
+    /// [`Error::QuantizedLength`] if codes or scales do not have exactly the bytes that the shape
+    /// needs. [`Error::SignedScale`] if a scale has its sign bit set in a format whose scales have
+    /// no sign, such as NVFP4.
     pub fn from_parts(shape: QuantizedShape, codes: &'a [u8], scales: &'a [u8]) -> Result<Self> {
         shape.check(codes.len(), scales.len())?;
         let scale_type = shape.format.facts().scale;
@@ -75,7 +79,7 @@ impl<'a> QuantizedView<'a> {
         Ok(Self { shape, codes, scales, global_scale: None })
     }
 
-    /// The view of parts that were found to be a tensor's.
+    /// Makes a view of parts that are known to be valid.
     pub(crate) const fn of_tensor(
         shape: QuantizedShape,
         codes: &'a [u8],
@@ -85,10 +89,11 @@ impl<'a> QuantizedView<'a> {
         Self { shape, codes, scales, global_scale }
     }
 
-    /// The same blocks under a global scale.
+    /// Applies a global scale to the same blocks.
     ///
     /// # Errors
-    /// [`Error::GlobalScale`] if the number cannot be one, [`Error::NoGlobalScale`] if the format has none.
+    /// [`Error::GlobalScale`] if the number is out of range, [`Error::NoGlobalScale`] if the format
+    /// has none.
     pub fn with_global_scale(self, given: GlobalScale) -> Result<Self> {
         if !self.shape.format.has_global_scale() {
             return Err(Error::NoGlobalScale { format: self.shape.format });
@@ -99,47 +104,49 @@ impl<'a> QuantizedView<'a> {
         Ok(Self { global_scale: Some(given), ..self })
     }
 
-    /// The format.
+    /// Returns the format.
     pub const fn format(&self) -> Format {
         self.shape.format
     }
 
-    /// Format, rows, columns and scale layout.
+    /// Returns format, rows, columns and scale layout.
     pub const fn shape(&self) -> QuantizedShape {
         self.shape
     }
 
-    /// Rows.
+    /// Returns the number of rows.
     pub const fn rows(&self) -> usize {
         self.shape.rows
     }
 
-    /// Elements in a row, padding not counted.
+    /// Returns the elements in a row, without padding.
     pub const fn cols(&self) -> usize {
         self.shape.cols
     }
 
-    /// Blocks in a row.
+    /// Returns the blocks in a row.
     pub const fn blocks_per_row(&self) -> usize {
         self.shape.blocks_per_row()
     }
 
-    /// The packed codes.
+    /// Returns the packed codes.
     pub const fn codes(&self) -> &'a [u8] {
         self.codes
     }
 
-    /// The block scales, in the order of the scale layout.
+    /// Returns the block scales, in the order of the scale layout.
     pub const fn scales(&self) -> &'a [u8] {
         self.scales
     }
 
-    /// The block scales in linear order: copied, if they are in another.
+    /// Returns the block scales in linear order, copied if they have another layout.
     pub fn linear_scales(&self) -> Cow<'a, [u8]> {
         self.scales_in(ScaleLayout::Linear)
     }
 
-    /// The block scales in a layout: copied, if they are in another. Padding is left out or added, as zeros.
+    /// Returns the block scales in a layout, copied if they have another one.
+    ///
+    /// Padding is removed, or added as zeros.
     pub fn scales_in(&self, scale_layout: ScaleLayout) -> Cow<'a, [u8]> {
         match (self.shape.scale_layout, scale_layout) {
             (ScaleLayout::Linear, ScaleLayout::Swizzled) => {
@@ -154,12 +161,12 @@ impl<'a> QuantizedView<'a> {
         }
     }
 
-    /// NVFP4's global scale, unless it has none.
+    /// Returns NVFP4's global scale, if there is one.
     pub const fn global_scale(&self) -> Option<GlobalScale> {
         self.global_scale
     }
 
-    /// Bytes of codes, scales and global scale together.
+    /// Returns the total bytes of codes, scales and global scale.
     pub const fn bytes(&self) -> usize {
         self.codes.len() + self.scales.len() + if self.global_scale.is_some() { 4 } else { 0 }
     }

@@ -1,5 +1,6 @@
-//! Tests that need the instruction sets' instances, which are compiled with the library. A unit test that did
-//! would have them compiled once more.
+//! Tests that need the instances of instruction sets, which the library contains.
+//!
+//! As unit tests they would compile the instances again.
 
 mod library_tests {
     mod error_stats;

@@ -1,4 +1,4 @@
-//! A matrix where a device works on it, for several operations on the same values.
+//! A matrix that a device can access, for several operations on the same values.
 
 use std::fmt;
 use std::ops::ControlFlow;
@@ -13,7 +13,8 @@ use crate::{
     Result, Shape, cpu,
 };
 
-/// A matrix that a device can work on: where it is in host memory, or copied to a GPU once.
+/// A matrix that a device can access: in host memory, or copied to a GPU once.
+///
 /// [`crate::Device::load`] makes it.
 pub struct Loaded<'a, T: Element>(LoadedOn<'a, T>);
 
@@ -23,7 +24,7 @@ enum LoadedOn<'a, T: Element> {
     Gpu(Box<LoadedOnGpu<'a, T>>),
 }
 
-/// Shows shape, dtype and device, not the values.
+/// Shows shape, dtype and device, but not the values.
 impl<T: Element> fmt::Debug for Loaded<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
@@ -37,7 +38,7 @@ impl<T: Element> fmt::Debug for Loaded<'_, T> {
     }
 }
 
-/// A quantized matrix where the device works. [`Loaded::quantize`] makes it.
+/// A quantized matrix in the device's memory. [`Loaded::quantize`] makes it.
 #[derive(Debug)]
 pub struct QuantizedThere(QuantizedOn);
 
@@ -49,12 +50,12 @@ enum QuantizedOn {
 }
 
 impl<'a, T: Element> Loaded<'a, T> {
-    /// Makes one of host memory, which was found to hold the shape.
+    /// Wraps host memory that was checked to hold the shape.
     pub(super) fn on_cpu(values: &'a [T], shape: Shape) -> Self {
         Self(LoadedOn::Cpu(values, shape))
     }
 
-    /// Copied to a GPU.
+    /// Copies host memory to a GPU.
     #[cfg(feature = "cuda")]
     pub(super) fn on_gpu(
         gpu: &'a Gpu,
@@ -67,7 +68,7 @@ impl<'a, T: Element> Loaded<'a, T> {
 }
 
 impl<T: Element> Loaded<'_, T> {
-    /// The largest magnitude.
+    /// Returns the largest magnitude.
     ///
     /// # Errors
     /// [`crate::Error::Gpu`].
@@ -79,7 +80,7 @@ impl<T: Element> Loaded<'_, T> {
         }
     }
 
-    /// Quantizes.
+    /// Quantizes the matrix.
     ///
     /// # Errors
     /// The errors of [`cpu::quantize_with`], and [`crate::Error::Gpu`].
@@ -93,10 +94,10 @@ impl<T: Element> Loaded<'_, T> {
         }))
     }
 
-    /// The loss of the result of [`Self::quantize`], taken in by that of the rows before it.
+    /// Adds the loss of a result of [`Self::quantize`] to the loss of the preceding rows.
     ///
     /// # Errors
-    /// Those of [`ErrorStats::of_quantized`], and [`crate::Error::Gpu`].
+    /// The errors of [`ErrorStats::of_quantized`], and [`crate::Error::Gpu`].
     #[cfg_attr(not(feature = "cuda"), expect(unused_mut, reason = "GPUs add to it"))]
     pub fn errors(&self, quantized: &QuantizedThere, mut before: ErrorStats) -> Result<ErrorStats> {
         match (&self.0, &quantized.0) {
@@ -115,7 +116,7 @@ impl<T: Element> Loaded<'_, T> {
 }
 
 impl QuantizedThere {
-    /// Counts of what could not be kept.
+    /// Returns the counts of lossy events.
     pub fn report(&self) -> Report {
         match &self.0 {
             QuantizedOn::Cpu(quantized) => quantized.report,
@@ -124,7 +125,7 @@ impl QuantizedThere {
         }
     }
 
-    /// The global scale.
+    /// Returns the global scale.
     pub fn global_scale(&self) -> Option<GlobalScale> {
         match &self.0 {
             QuantizedOn::Cpu(quantized) => quantized.tensor.global_scale(),
@@ -133,10 +134,10 @@ impl QuantizedThere {
         }
     }
 
-    /// The same blocks under another global scale.
+    /// Replaces the global scale of the same blocks.
     ///
     /// # Errors
-    /// Those of [`QuantizedTensor::with_global_scale`], and [`crate::Error::Gpu`].
+    /// The errors of [`QuantizedTensor::with_global_scale`], and [`crate::Error::Gpu`].
     pub fn with_global_scale(self, given: GlobalScale) -> Result<Self> {
         Ok(Self(match self.0 {
             QuantizedOn::Cpu(Quantized { tensor, report }) => {
@@ -150,7 +151,7 @@ impl QuantizedThere {
         }))
     }
 
-    /// All of it in host memory.
+    /// Copies the tensor to host memory.
     ///
     /// # Errors
     /// [`crate::Error::Gpu`].
@@ -162,8 +163,9 @@ impl QuantizedThere {
         }
     }
 
-    /// Hands a part on, piece by piece; ends when that breaks. A GPU's pieces are in pinned memory, and never
-    /// in another.
+    /// Passes a part to `hand_on` piece by piece, until it breaks.
+    ///
+    /// A GPU's pieces are in pinned memory and are never copied elsewhere.
     ///
     /// # Errors
     /// [`crate::Error::Gpu`].

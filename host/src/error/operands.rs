@@ -2,77 +2,79 @@
 
 use microscale_formats::Format;
 
-/// The reason why operands do not go together.
+/// Why operands do not match.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum OperandFault {
-    /// Formats that are not multiplied with each other.
+    /// Tensors of these formats are not multiplied with each other.
     #[error("the matrix is in {matrix} and the vector in {vector}; quantize both to nvfp4, or both to mxfp4")]
     Formats {
-        /// The matrix' format.
+        /// The matrix's format.
         matrix: Format,
-        /// The vector's.
+        /// The vector's format.
         vector: Format,
     },
-    /// Weights of a format that is not multiplied with activations.
+    /// Weights of this format are not multiplied with activations.
     #[error("the weights are in {found}; quantize them to nvfp4 or mxfp4")]
     Weights {
-        /// Their format.
+        /// The weights' format.
         found: Format,
     },
     /// K differs.
-    #[error("the matrix has {matrix} columns and the vector {vector}; they must have as many")]
+    #[error("the matrix has {matrix} columns and the vector {vector}; both must have the same number")]
     Columns {
-        /// The matrix' columns.
+        /// The matrix's columns.
         matrix: usize,
-        /// The vector's.
+        /// The vector's columns.
         vector: usize,
     },
-    /// Swizzled scales.
+    /// The scales are swizzled.
     #[error("the {what} has swizzled scales; convert them to the linear layout first (`convert_layout`)")]
     Layout {
         /// Matrix, vector or weights.
         what: &'static str,
     },
-    /// Rows that are no whole matrices.
+    /// The rows cannot be divided into whole matrices.
     #[error(
-        "{rows} rows are not {batches} matrices of as many rows; pass a number of batches that divides the rows"
+        "{rows} rows cannot be divided into {batches} equal matrices; pass a number of batches that divides the rows"
     )]
     Batches {
         /// Rows of the matrix tensor.
         rows: usize,
-        /// Matrices asked for.
+        /// The requested number of matrices.
         batches: usize,
     },
-    /// Pairs of a token and an expert that are not those of whole tokens.
-    #[error("{pairs} experts are not {top_k} of each token; pass a top_k that divides their number")]
+    /// The pairs of a token and an expert cannot be divided into whole tokens.
+    #[error(
+        "{pairs} experts cannot be divided into {top_k} per token; pass a top_k that divides their number"
+    )]
     TopK {
         /// Pairs of a token and an expert.
         pairs: usize,
-        /// Pairs of a token.
+        /// Pairs per token.
         top_k: usize,
     },
-    /// More than a GPU multiplies.
-    #[error("{found} {what} are more than a GPU multiplies; pass fewer than {limit}, or multiply on the CPU")]
+    /// The product exceeds a limit of GPUs.
+    #[error("{found} {what} exceed the limit of GPUs; pass fewer than {limit}, or multiply on the CPU")]
     Limit {
         /// Rows of activations, or columns.
         what: &'static str,
-        /// The number that there are.
+        /// The number found.
         found: usize,
-        /// The first number that is too many.
+        /// The smallest number that is too large.
         limit: u64,
     },
-    /// A workspace for fewer tokens or other weights.
+    /// The workspace is for fewer tokens or other weights.
     #[error(
-        "the workspace has {found} bytes, and this product works in {needed}; make one for these weights and as many tokens"
+        "the workspace has {found} bytes, and this product needs {needed}; make one for these weights and this number of tokens"
     )]
     Workspace {
-        /// Bytes that the product works in.
+        /// Required bytes.
         needed: u64,
-        /// Bytes that there are.
+        /// Bytes found.
         found: u64,
     },
-    /// Weights of a gate that are not pairs of rows.
+    /// The weights of a gate are not pairs of rows.
     #[error(
         "a gate needs pairs of rows, and the weights have {rows}; interleave the rows of gate and up (`interleave_rows`)"
     )]
@@ -80,18 +82,18 @@ pub enum OperandFault {
         /// Rows of the weights.
         rows: usize,
     },
-    /// Matrices whose rows cannot come in turn.
+    /// The rows of two matrices cannot be interleaved.
     #[error("gate and up differ in shape, format or global scale; quantize them with one global scale")]
     Interleaved,
-    /// Experts that do not go together.
+    /// The experts do not match each other.
     #[error("the experts are not {what}; pass experts that are")]
     Experts {
-        /// The property that they must have.
+        /// The required property.
         what: &'static str,
     },
-    /// A routing of other experts, or for fewer pairs.
+    /// The routing is for other experts, or for fewer pairs.
     #[error(
-        "the routing has room for {pairs} pairs of a token and one of {experts} experts; make one with room for these"
+        "the routing has room for {pairs} pairs and {experts} experts; make one with room for this product"
     )]
     Routing {
         /// Experts.
@@ -99,7 +101,7 @@ pub enum OperandFault {
         /// Pairs.
         pairs: usize,
     },
-    /// Too few vectors.
+    /// There are too few vectors.
     #[error(
         "the vector tensor has {rows} rows, too few for the vectors of {batches} batches, {vector_stride} rows apart; \
          pass more rows or a smaller stride"

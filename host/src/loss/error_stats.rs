@@ -1,4 +1,4 @@
-//! [`ErrorStats`]: sums over pairs of an original and its approximation, and figures such as SQNR.
+//! [`ErrorStats`]: sums over pairs of an original and its approximation, and metrics such as SQNR.
 
 use std::ops::AddAssign;
 
@@ -13,43 +13,45 @@ use crate::error::Result;
 use crate::shape::Shape;
 use crate::view::QuantizedView;
 
-/// Sums over pairs of elements, original and approximation, from which the usual figures follow.
+/// Sums over pairs of an original element and its approximation, and the common metrics.
 ///
-/// Summed in f64 in an order that does not depend on the number of threads, so that a figure is the same on
-/// every run. Pairs in which either element is not finite are counted and left out.
+/// Sums are f64, in an order that does not depend on the number of threads, so a metric is the same
+/// in every run. Pairs with a non-finite element are excluded and counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct ErrorStats {
-    /// Pairs, those left out among them.
+    /// Number of pairs, including excluded ones.
     pairs: u64,
     sums: ErrorSums,
 }
 
-/// Elements that a thread takes at once.
+/// Elements per task of a thread.
 const PART: usize = 1 << 14;
-/// Elements summed into one partial sum, which lie in the first-level cache meanwhile.
+/// Elements per partial sum. They fit in the first-level cache.
 const BUFFER: usize = 1024;
 
 impl ErrorStats {
-    /// Compares equally long slices, the original first.
+    /// Compares slices of equal length, the original first.
     ///
     /// # Panics
-    /// If the lengths differ.
+    /// Panics if the lengths differ.
     pub fn between<A: Element, B: Element>(original: &[A], approximation: &[B]) -> Self {
         Self::default().and_between(original, approximation)
     }
 
-    /// [`Self::between`] of what follows the pairs that were compared already: in bands of a multiple of
-    /// 16384 pairs, the sums are those of all pairs at once, to the bit.
+    /// Adds the comparison of further pairs to [`Self::between`].
+    ///
+    /// In bands of a multiple of 16384 pairs, the sums equal the sums of all pairs in one call, to
+    /// the bit.
     ///
     /// # Panics
-    /// If the lengths differ.
+    /// Panics if the lengths differ.
     pub fn and_between<A: Element, B: Element>(self, original: &[A], approximation: &[B]) -> Self {
         assert_eq!(original.len(), approximation.len(), "slices of different lengths cannot be compared");
         self.and_elements(Elements::of(original), Elements::of(approximation))
     }
 
-    /// The same, compiled once.
+    /// [`Self::and_between`] without type parameters, so that it is compiled once.
     fn and_elements(self, original: Elements<'_>, approximation: Elements<'_>) -> Self {
         let (isa, len) = (Isa::best(), original.len());
         let parts = (0..len.div_ceil(PART)).into_par_iter().map(|i| {
@@ -68,7 +70,7 @@ impl ErrorStats {
         self.and_all(&parts.collect::<Vec<_>>())
     }
 
-    /// Compares a matrix with what it was quantized to.
+    /// Compares a matrix with its quantized form.
     ///
     /// # Errors
     /// The errors of [`crate::quantize`] about shapes.
@@ -80,8 +82,9 @@ impl ErrorStats {
         Self::default().and_quantized(values, shape, tensor)
     }
 
-    /// [`Self::of_quantized`] of the rows that follow those that were compared already: the sums are those of
-    /// all rows at once, to the bit.
+    /// Adds the comparison of further rows to [`Self::of_quantized`].
+    ///
+    /// The sums equal the sums of all rows in one call, to the bit.
     ///
     /// # Errors
     /// The errors of [`crate::quantize`] about shapes.
@@ -94,7 +97,7 @@ impl ErrorStats {
         Ok(self.and_pairs(&RoundTrip::new(values, shape, tensor.into())?))
     }
 
-    /// The same, compiled once.
+    /// [`Self::and_quantized`] without type parameters, so that it is compiled once.
     fn and_pairs(self, pairs: &RoundTrip<'_>) -> Self {
         let isa = Isa::best();
         let rows = pairs.rows().map(|row| {
@@ -107,7 +110,7 @@ impl ErrorStats {
         self.and_all(&rows.collect::<Vec<_>>())
     }
 
-    /// Takes in parts, in their order.
+    /// Adds parts in their order.
     fn and_all(self, parts: &[Self]) -> Self {
         parts.iter().fold(self, |mut sum, part| {
             sum += *part;
@@ -115,7 +118,7 @@ impl ErrorStats {
         })
     }
 
-    /// Statistics of a matrix whose rows were summed part by part, of which there are so many a row.
+    /// Returns the statistics of a matrix whose rows were summed in `parts_per_row` parts each.
     #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "GPUs sum so"))]
     pub(crate) fn of_parts(parts: &[ErrorSums], parts_per_row: usize, elements: u64) -> Self {
         let mut total = Self::default();
@@ -130,43 +133,47 @@ impl ErrorStats {
         total
     }
 
-    /// Statistics of so many pairs that were summed.
+    /// Returns the statistics of `pairs` summed pairs.
     fn of_part(pairs: usize, sums: ErrorSums) -> Self {
         Self { pairs: pairs as u64, sums }
     }
 
-    /// Pairs compared.
+    /// Returns the number of compared pairs.
     pub fn elements(&self) -> u64 {
         self.pairs - self.sums.non_finite
     }
 
-    /// Pairs left out because one of them is NaN or infinite.
+    /// Returns the number of pairs excluded because an element is NaN or infinite.
     pub fn non_finite(&self) -> u64 {
         self.sums.non_finite
     }
 
-    /// Returns a figure, or NaN if nothing was compared that it could be about.
+    /// Returns a metric, or NaN if no pairs were compared.
     fn of_data(&self, figure: f64) -> f64 {
         if self.elements() == 0 { f64::NAN } else { figure }
     }
 
-    /// Σ(a − b)² / Σa², 0 if both are 0. This and the other figures are NaN if every pair was left out.
+    /// Returns Σ(a − b)² / Σa², or 0 if both are 0.
+    ///
+    /// This and the other metrics are NaN if every pair was excluded.
     pub fn relative_squared_error(&self) -> f64 {
         let relative = if self.sums.noise == 0.0 { 0.0 } else { self.sums.noise / self.sums.signal };
         self.of_data(relative)
     }
 
-    /// Signal to quantization noise, 10 log₁₀ (Σa² / Σ(a − b)²), in dB; infinite without noise.
+    /// Returns the signal to quantization noise ratio, 10 log₁₀ (Σa² / Σ(a − b)²), in dB.
+    ///
+    /// It is infinite without noise.
     pub fn sqnr_db(&self) -> f64 {
         -10.0 * self.relative_squared_error().log10()
     }
 
-    /// The largest |a − b|.
+    /// Returns the largest |a − b|.
     pub fn max_abs_error(&self) -> f64 {
         self.of_data(self.sums.max_abs)
     }
 
-    /// The cosine of the angle between the two; 1 if both are zero, 0 if one is.
+    /// Returns the cosine of the angle between the two: 1 if both are zero, 0 if only one is.
     pub fn cosine(&self) -> f64 {
         let ErrorSums { signal, approximation, product, .. } = self.sums;
         self.of_data(match (signal == 0.0, approximation == 0.0) {

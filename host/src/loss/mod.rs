@@ -1,7 +1,7 @@
-//! The loss of quantizing: sums over a tensor, and the blocks that lost most.
+//! The loss of quantization: sums over a tensor, and the blocks with the largest loss.
 //!
-//! `round_trip` goes through a matrix and its quantized form, part by part. `error_stats` sums the parts up,
-//! and `worst_blocks` looks at each block of theirs.
+//! `round_trip` iterates over a matrix and its quantized form in parts. `error_stats` sums over the
+//! parts, and `worst_blocks` examines each of their blocks.
 
 mod error_stats;
 mod round_trip;

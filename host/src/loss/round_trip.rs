@@ -1,4 +1,4 @@
-//! A matrix beside its quantized form, part by part: for figures about the loss.
+//! Iterates over a matrix and its dequantized form in parts, for metrics of the loss.
 
 use std::borrow::Cow;
 
@@ -13,11 +13,11 @@ use crate::shape::{QuantizedShape, Shape};
 use crate::view::QuantizedView;
 use microscale_formats::Format;
 
-/// Elements that are dequantized at a time: a multiple of every block, and little enough for the first-level
+/// Elements dequantized at a time: a multiple of every block, and few enough for the first-level
 /// cache.
 pub(super) const PART: usize = ERROR_PART as usize;
 
-/// A matrix and what it was quantized to.
+/// A matrix and its quantized form.
 pub(super) struct RoundTrip<'a> {
     values: Elements<'a>,
     shape: Shape,
@@ -37,8 +37,10 @@ pub(super) struct Row<'a> {
 }
 
 impl<'a> RoundTrip<'a> {
+    /// Checks that the matrix and its quantized form match.
+    ///
     /// # Errors
-    /// Those of [`crate::quantize`] about shapes.
+    /// The errors of [`crate::quantize`] about shapes.
     pub(super) fn new<T: Element>(values: &'a [T], shape: Shape, tensor: QuantizedView<'a>) -> Result<Self> {
         shape.check("the input", values.len())?;
         tensor.shape().require(QuantizedShape { rows: shape.rows, cols: shape.cols, ..tensor.shape() })?;
@@ -47,10 +49,10 @@ impl<'a> RoundTrip<'a> {
         Ok(Self { values, shape, tensor, scales, decoder: Decoder::of::<f32>(tensor) })
     }
 
-    /// All rows, in order. There are none if there is no element.
+    /// Returns all rows, in order. An empty matrix has none.
     pub(super) fn rows(&self) -> impl IndexedParallelIterator<Item = Row<'_>> {
         let format = self.tensor.format();
-        // Without a row, there may be more columns than can be addressed.
+        // Without rows, there may be more columns than can be addressed.
         let (rows, row_blocks) =
             if self.shape.is_empty() { (0, 0) } else { (self.shape.rows, self.tensor.blocks_per_row()) };
         let (row_bytes, row_scales) = (row_blocks * format.block_bytes(), row_blocks * format.scale_bytes());
@@ -67,15 +69,17 @@ impl<'a> RoundTrip<'a> {
         self.tensor.format()
     }
 
-    /// The factor of a block's elements; `None` for a NaN scale.
+    /// Returns the dequantization factor of a block, or `None` for a NaN scale.
     pub(super) fn factor(&self, scale: u16) -> Option<f32> {
         self.decoder.factor(scale)
     }
 }
 
 impl Row<'_> {
-    /// Goes along the row in parts of whole blocks (but for the last one): the values, what has become of
-    /// them, and the blocks' scales as they are stored.
+    /// Calls `part` for consecutive parts of the row with values, dequantized values and stored
+    /// scales.
+    ///
+    /// Parts consist of whole blocks, except for the last one.
     pub(super) fn for_each_part(&self, mut part: impl FnMut(Elements<'_>, &[f32], &[u8])) {
         let blocks = PART / self.format.block();
         let codes = self.codes.chunks(blocks * self.format.block_bytes());

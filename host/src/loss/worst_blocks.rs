@@ -1,4 +1,4 @@
-//! [`WorstBlocks`]: the blocks of a matrix that lost most, by relative and by absolute error.
+//! [`WorstBlocks`]: the blocks of a matrix with the largest relative and absolute error.
 
 use rayon::prelude::*;
 
@@ -9,20 +9,21 @@ use crate::error::Result;
 use crate::shape::Shape;
 use crate::view::QuantizedView;
 
-/// The loss of one block. Elements that are not finite, or did not come back so, are left out, as
-/// [`ErrorStats`](crate::ErrorStats) does.
+/// The loss of one block.
+///
+/// Pairs with a non-finite element are excluded, as in [`ErrorStats`](crate::ErrorStats).
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct BlockError {
     /// The row, counted from 0.
     pub row: usize,
-    /// The block's place in its row, counted from 0.
+    /// The index of the block in its row, counted from 0.
     pub block: usize,
     /// The largest magnitude.
     pub amax: f32,
-    /// The scale as it is stored, by its bits.
+    /// The bits of the stored scale.
     pub scale_bits: u16,
-    /// The factor of elements when they are dequantized: the block scale, under NVFP4's global scale.
+    /// The dequantization factor of elements: the block scale with NVFP4's global scale applied.
     pub scale: f32,
     /// Σa².
     pub energy: f64,
@@ -31,27 +32,28 @@ pub struct BlockError {
 }
 
 impl BlockError {
-    /// Σ(a − b)² / Σa², 0 if both are 0.
+    /// Returns Σ(a − b)² / Σa², or 0 if both are 0.
     pub fn relative(&self) -> f64 {
         if self.squared_error == 0.0 { 0.0 } else { self.squared_error / self.energy }
     }
 }
 
-/// The blocks that lost most, the worst first; of those that lost the same, the first ones. What lost
-/// nothing is not among them.
+/// The blocks with the largest loss, worst first.
+///
+/// Blocks of equal loss come in row-major order. Blocks without a loss are not included.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WorstBlocks {
-    /// The worst blocks by the squared error as a share of the block's energy.
+    /// The worst blocks by squared error relative to the block's energy.
     pub relative: Vec<BlockError>,
     /// The worst blocks by the squared error.
     pub absolute: Vec<BlockError>,
 }
 
 impl WorstBlocks {
-    /// Finds at most `most` blocks of each kind in a matrix, given what it was quantized to.
+    /// Finds at most `most` blocks of each kind in a matrix, given its quantized form.
     ///
     /// # Errors
-    /// Those of [`quantize`](crate::quantize) about shapes.
+    /// The errors of [`quantize`](crate::quantize) about shapes.
     pub fn of<'a, T: Element>(
         values: &[T],
         shape: Shape,
@@ -61,8 +63,9 @@ impl WorstBlocks {
         Ok(Self::of_pairs(&RoundTrip::new(values, shape, tensor.into())?, most))
     }
 
-    /// Takes in those of a later band of rows, which begins with the row `first`: the worst of both, at most
-    /// `most` of each kind.
+    /// Merges the result of a later band of rows whose first row is `first`.
+    ///
+    /// Keeps at most `most` blocks of each kind.
     pub fn add(&mut self, later: Self, first: usize, most: usize) {
         let moved = |block: BlockError| BlockError { row: block.row + first, ..block };
         let with = |blocks: &mut Vec<BlockError>, later: Vec<BlockError>, by| {
@@ -93,7 +96,7 @@ impl WorstBlocks {
     }
 }
 
-/// Goes along a row, block by block.
+/// Calls `found` for each block of a row.
 fn blocks_of_row(pairs: &RoundTrip<'_>, row: usize, pair: &Row<'_>, mut found: impl FnMut(BlockError)) {
     let (length, scale_type, mut block) = (pairs.format().block(), pairs.format().facts().scale, 0);
     pair.for_each_part(|values, back, scales| {
@@ -121,7 +124,7 @@ fn blocks_of_row(pairs: &RoundTrip<'_>, row: usize, pair: &Row<'_>, mut found: i
     });
 }
 
-/// The worst blocks so far, by some figure: never more than `most`, whatever the size of the matrix.
+/// The worst blocks so far by some metric, at most `most`.
 struct Worst {
     most: usize,
     by: fn(&BlockError) -> f64,

@@ -1,4 +1,5 @@
-//! Recipes in serde's formats, by the words of `Display` and `FromStr`. Behind the feature `serde`.
+//! Recipes in serde's formats, with the words of `Display` and `FromStr`. Needs the feature
+//! `serde`.
 
 use std::borrow::Cow;
 use std::str::FromStr;
@@ -13,7 +14,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use super::Recipe;
 use crate::scheme::{Convention, Global, NonFinite, Scheme};
 
-/// A value that is written as its word.
+/// A value that is serialized as its word.
 struct Word<T>(T);
 
 impl<T: Words> Serialize for Word<T> {
@@ -64,7 +65,7 @@ impl From<GlobalInWords> for Global {
     }
 }
 
-/// A recipe as it is written. What is left out is the format's default.
+/// A serialized recipe. Missing fields have the format's defaults.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct InWords {
@@ -87,8 +88,9 @@ struct InWords {
     non_finite: Option<Word<NonFinite>>,
 }
 
-/// Writes the format, the convention if the arithmetic has a name, or else its rules, and the other choices,
-/// each by its word. An NVFP4 arithmetic of no convention has no name, and is an error.
+/// Serializes the format, the name of the numerics or else their rules, and the other choices.
+///
+/// Each is a word. NVFP4 numerics without a name are an error.
 impl Serialize for Recipe {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let convention = self.scheme.convention();
@@ -120,9 +122,10 @@ impl Serialize for Recipe {
     }
 }
 
-/// Reads what `Serialize` writes. All but the format may be left out: the convention is then
-/// [`Convention::default_for`] the format, and the rest is as in [`Recipe::of`]. Rules go over those of the
-/// convention.
+/// Deserializes the output of `Serialize`. Only the format is required.
+///
+/// The default numerics are [`Convention::default_for`] the format, and the rest is as in
+/// [`Recipe::of`]. Rules override the numerics.
 ///
 /// ```
 /// use microscale::{Convention, Format, Recipe};
@@ -171,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn recipes_come_back() {
+    fn recipes_round_trip() {
         for (_, format) in Format::WORDS {
             for (_, convention) in Convention::WORDS {
                 let Ok(recipe) = Recipe::of(*format, *convention) else { continue };

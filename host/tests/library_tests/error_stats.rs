@@ -1,4 +1,4 @@
-//! The sums of `ErrorStats`.
+//! Tests the sums of `ErrorStats`.
 
 use approx::assert_relative_eq;
 use microscale::{
@@ -16,7 +16,7 @@ fn figures_of_a_known_pair() {
 }
 
 #[test]
-fn of_quantized_is_between_original_and_dequantized() {
+fn of_quantized_equals_between_original_and_dequantized() {
     let (rows, cols, stride) = (7, 1100, 1111);
     let values: Vec<f32> = (0..rows * stride).map(|i| (i as f32 * 0.7).sin() * 3.0).collect();
     let shape = Shape::new(rows, cols).with_row_stride(stride);
@@ -29,7 +29,7 @@ fn of_quantized_is_between_original_and_dequantized() {
 }
 
 #[test]
-fn nothing_is_compared_without_a_row_however_many_columns_there_are() {
+fn without_rows_nothing_is_compared() {
     let columns = usize::MAX / 2;
     for format in Format::ALL {
         let tensor = QuantizedTensor::zeros(QuantizedShape::new(format, 0, columns)).unwrap();

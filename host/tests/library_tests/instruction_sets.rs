@@ -1,5 +1,7 @@
-//! Small matrices on every instruction set against the reference. Miri runs these tests, which knows no
-//! vectors, to look at memory. The tests of all values are in `tests/`.
+//! Compares small matrices on every instruction set with the reference.
+//!
+//! Miri runs these tests to check memory accesses, although it has no vector instructions. `tests/`
+//! tests all values.
 
 use half::{bf16, f16};
 use microscale::cpu::{Isa, amax, amax_with, dequantize_with};
@@ -9,7 +11,8 @@ use microscale::{
     ScaleLayout, Scheme, Search, Shape, Words, quantize_into,
 };
 
-/// Rows apart, the last block of each not whole; zeros of both signs, a block of zeros, and what overflows.
+/// Returns rows with gaps and partial blocks, zeros of both signs, a zero block, and overflowing
+/// values.
 fn matrix<T: Element>(shape: Shape) -> Vec<T> {
     let mut random = fastrand::Rng::with_seed(3);
     let one = |i: usize| match i % 97 {
@@ -31,7 +34,8 @@ fn recipes() -> Vec<Recipe> {
     recipes.push(Recipe::of(Format::Mxfp4, Convention::Ggml).expect("a recipe"));
     recipes.push(Recipe { scheme: Scheme::Nvfp4(Arithmetic::MODELOPT, Global::Absent), ..Recipe::default() });
     if cfg!(miri) {
-        // The other recipes take too long under Miri, or many threads, and it does not understand rayon's.
+        // The other recipes take too long under Miri, or use several threads: Miri cannot run
+        // rayon.
         return recipes;
     }
     for search in [Search::FourSix, Search::Full] {
@@ -42,7 +46,7 @@ fn recipes() -> Vec<Recipe> {
 }
 
 fn check<T: Element>() {
-    // More than two windows of f32; and one block. Miri is slow.
+    // More than two windows of f32, and a single block. Miri is slow.
     let shapes =
         [Shape::new(2, 77).with_row_stride(80), Shape::new(3, 1033), Shape::new(1, 4096), Shape::new(1, 5)];
     for shape in &shapes[..if cfg!(miri) { 1 } else { shapes.len() }] {
@@ -72,16 +76,16 @@ fn check<T: Element>() {
 }
 
 #[test]
-fn f32_is_as_the_reference_has_it() {
+fn f32_matches_the_reference() {
     check::<f32>();
 }
 
 #[test]
-fn f16_is_as_the_reference_has_it() {
+fn f16_matches_the_reference() {
     check::<f16>();
 }
 
 #[test]
-fn bf16_is_as_the_reference_has_it() {
+fn bf16_matches_the_reference() {
     check::<bf16>();
 }

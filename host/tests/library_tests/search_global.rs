@@ -1,4 +1,4 @@
-//! The global scale that `search_global::choose` takes.
+//! Tests the global scale that `search_global::choose` returns.
 
 use std::convert::Infallible;
 

@@ -1,4 +1,4 @@
-//! Views of quantized matrices in somebody else's memory.
+//! Tests views of quantized matrices in borrowed memory.
 
 use half::bf16;
 use microscale::{
@@ -7,7 +7,7 @@ use microscale::{
     gemv_weights, quantize, quantize_into_parts,
 };
 
-/// The bytes of a tensor in one buffer, as in a file: scales, then codes, on odd addresses.
+/// The bytes of a tensor in one buffer, as in a file: scales, then codes, at odd addresses.
 struct File {
     bytes: Vec<u8>,
     codes: usize,
@@ -80,7 +80,7 @@ fn are_multiplied_like_tensors() {
 }
 
 #[test]
-fn refuse_what_tensors_refuse() {
+fn refuse_the_same_operands_as_tensors() {
     let shape = QuantizedShape::new(Format::Nvfp4, 2, 32);
     let (codes, scales) = ([0u8; 32], [0u8, 0, 0, 0x80]);
     let short = QuantizedView::from_parts(shape, &codes[1..], &scales);
@@ -97,7 +97,7 @@ fn refuse_what_tensors_refuse() {
 }
 
 #[test]
-fn quantizing_writes_to_somebody_elses_memory() {
+fn quantizing_writes_to_borrowed_memory() {
     let strided = Strided::along(&[70, 6], 0).expect("an axis");
     let values: Vec<f32> = (0..70 * 6).map(|i| (i as f32 * 0.37).sin() * (i % 13) as f32).collect();
     for format in Format::ALL {
@@ -124,7 +124,7 @@ fn quantizing_writes_to_somebody_elses_memory() {
 }
 
 #[test]
-fn the_amax_of_strided_values_leaves_gaps_alone() {
+fn the_amax_of_strided_values_ignores_gaps() {
     let mut values = vec![f32::NAN; 400];
     let strided = Strided { outer: 2, outer_stride: 190, rows: 3, row_stride: 60, cols: 5, col_stride: 7 };
     let place = |o: usize, r: usize, k: usize| o * 190 + r * 60 + k * 7;

@@ -1,4 +1,4 @@
-//! The blocks that `WorstBlocks` finds.
+//! Tests the blocks that `WorstBlocks` finds.
 
 use approx::assert_relative_eq;
 use microscale::{
@@ -6,7 +6,7 @@ use microscale::{
     WorstBlocks, dequantize, quantize,
 };
 
-/// Every block, without this file's means.
+/// Returns every block without the code under test.
 fn all(values: &[f32], shape: Shape, tensor: &QuantizedTensor) -> Vec<(usize, usize, f64, f64)> {
     let (back, length) = (dequantize::<f32>(tensor), tensor.format().block());
     let mut blocks = Vec::new();
@@ -27,7 +27,7 @@ fn all(values: &[f32], shape: Shape, tensor: &QuantizedTensor) -> Vec<(usize, us
 }
 
 #[test]
-fn they_are_the_first_ones_of_all_blocks_sorted() {
+fn worst_blocks_are_the_head_of_all_blocks_sorted_by_error() {
     let mut random = fastrand::Rng::with_seed(7);
     for format in [Format::Mxfp4, Format::Nvfp4, Format::Mxfp8E4m3] {
         for (rows, cols, gap) in [(1, 1, 0), (37, 2085, 3), (200, 64, 0), (3, 40, 0), (0, 5, 0), (5, 0, 0)] {
@@ -49,7 +49,7 @@ fn they_are_the_first_ones_of_all_blocks_sorted() {
                 let worst = WorstBlocks::of(&values, shape, &tensor, most).unwrap();
                 let mut blocks = all(&values, shape, &tensor);
                 blocks.retain(|(_, _, _, error)| *error > 0.0);
-                // Sorting is stable: those that lost the same stay in their order.
+                // Sorting is stable, so blocks of equal loss keep their order.
                 blocks.sort_by(|a, b| b.3.total_cmp(&a.3));
                 same(&worst.absolute, &blocks, most);
                 blocks.sort_by_key(|block| (block.0, block.1));
@@ -69,7 +69,7 @@ fn same(found: &[BlockError], expected: &[(usize, usize, f64, f64)], most: usize
 }
 
 #[test]
-fn amax_and_scales_are_those_of_the_block() {
+fn amax_and_scales_belong_to_the_block() {
     let mut values = [1.0f32; 64];
     (values[40], values[50]) = (5.0, f32::INFINITY);
     let recipe = Recipe { non_finite: NonFinite::Saturate, ..Recipe::default() };
@@ -87,7 +87,7 @@ fn amax_and_scales_are_those_of_the_block() {
 }
 
 #[test]
-fn bands_of_rows_lose_what_all_rows_lose() {
+fn bands_of_rows_add_up_to_all_rows() {
     let mut random = fastrand::Rng::with_seed(3);
     let shape = Shape::new(60, 1500);
     let values: Vec<f32> = (0..shape.elements()).map(|_| random.f32() - 0.5).collect();
