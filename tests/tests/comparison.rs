@@ -1,4 +1,4 @@
-//! The formats to compare with: golden vectors, every 16-bit value, and arbitrary input.
+//! Tests the formats for comparison with golden vectors, every 16-bit value, and arbitrary input.
 
 mod comparison_tests {
     mod exhaustive;

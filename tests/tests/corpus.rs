@@ -1,6 +1,7 @@
-//! The inputs that the fuzzer has found worth keeping, `fuzz/corpus/`, through the targets that it found them
-//! with: no panic, no more memory than such small files deserve, an end, and nothing written but where output
-//! was asked for.
+//! Replays the fuzzer's stored inputs in `fuzz/corpus/` through their targets.
+//!
+//! A target must return without a panic, must not allocate more than such small files justify, and
+//! may write only to its output.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::fs;
@@ -10,41 +11,42 @@ use std::time::{Duration, Instant};
 
 use microscale_test_support::{data_dir, hostile};
 
-/// The most bytes of a single allocation, as of the fuzzer's.
+/// Maximum size of a single allocation in bytes, the same as the fuzzer's.
 const MOST_AT_ONCE: usize = 256 << 20;
 
-/// The longest that an input may take. Usually they take milliseconds; the rest is for machines that do other
-/// things too.
+/// Maximum time of an input. Inputs usually take milliseconds, and the margin is for busy machines.
 const LONGEST: Duration = Duration::from_secs(20);
 
-/// Counts on the system's allocator.
+/// Counts allocations on top of the system's allocator.
 struct Counting;
 
 /// The largest allocation so far.
 static LARGEST: AtomicUsize = AtomicUsize::new(0);
 
-// SAFETY: every call is handed on as it came.
+// SAFETY: every call is forwarded unchanged to `System`, which is a valid allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         LARGEST.fetch_max(layout.size(), Ordering::Relaxed);
-        // SAFETY: the caller's promises are those that are asked for here.
+        // SAFETY: the caller upholds the contract of `alloc`, which is the same for `System`.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         LARGEST.fetch_max(layout.size(), Ordering::Relaxed);
-        // SAFETY: the caller's promises are those that are asked for here.
+        // SAFETY: the caller upholds the contract of `alloc_zeroed`, which is the same for
+        // `System`.
         unsafe { System.alloc_zeroed(layout) }
     }
 
     unsafe fn realloc(&self, old: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         LARGEST.fetch_max(size, Ordering::Relaxed);
-        // SAFETY: the caller's promises are those that are asked for here.
+        // SAFETY: the caller passes a block of this allocator, and all of them come from `System`.
+        // The rest of the contract of `realloc` is the same.
         unsafe { System.realloc(old, layout, size) }
     }
 
     unsafe fn dealloc(&self, old: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promises are those that are asked for here.
+        // SAFETY: the caller passes a block of this allocator, and all of them come from `System`.
         unsafe { System.dealloc(old, layout) }
     }
 }
@@ -75,7 +77,7 @@ fn replay(target: &str) {
     }
 }
 
-/// A test for each target, so that they run side by side.
+/// One test per target, so that they run in parallel.
 macro_rules! replayed {
     ($($target:ident)*) => {
         $(#[test]

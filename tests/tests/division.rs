@@ -1,11 +1,13 @@
-//! The fact that the NVFP4 quantizers rely on where a convention divides.
+//! Proves the property that NVFP4 quantizers rely on when they replace a division.
 //!
-//! They compute x / d as x·y + x·z, with 1/d in two parts, rounded once (`nvfp4::quotient`). That is off the
-//! true quotient by no more than 2⁻⁴⁸ of it. Codes follow from how the rounded quotient compares with the
-//! midpoints m of E2M1, so they are right unless x / d is that close to m ± half a unit in the last place,
-//! where rounding to m begins and ends. The same goes for 6.5, above which values count as clipped.
+//! They compute x / d as x·y + x·z, with 1/d in two parts, rounded once (`nvfp4::quotient`). The
+//! result is off the true quotient by at most 2⁻⁴⁸ of it. Codes depend on how the rounded quotient
+//! compares with E2M1's midpoints m. They are right unless x / d is that close to m ± half a unit
+//! in the last place, the boundaries of rounding to m. The same applies to 6.5, above which values
+//! count as clipped.
 //!
-//! For x of 11 bits or less and every divisor d of 24, none is, but for one: d = 2 − 2⁻²³ and a power of two.
+//! For x of 11 bits or less and every divisor d of 24 bits, no quotient is that close, with one
+//! exception: d = 2 − 2⁻²³ and a power of two.
 
 use microscale_formats::arithmetic::Fused;
 use microscale_formats::e2m1::MIDPOINTS;
@@ -18,11 +20,13 @@ const MANTISSAS: [u64; 5] = [8, 10, 12, 13, 14];
 /// The divisor of 24 ones.
 const ONES: u64 = (1 << 24) - 1;
 
-/// The smallest distance of any x from d · (m ± half a unit), in units of 2^-50 or more of the latter.
+/// Returns the smallest distance of any x from d · (m ± half a unit), in units of at least 2^-50 of
+/// the latter.
 ///
-/// With d = D·2^(e−23) and m = μ·2^(f−3), d · (m ± 2^(f−24)) is D · (μ·2^21 ± 1) in units of 2^(e+f−47), or D
-/// · (μ·2^22 − 1) in half of them below a power of two, whose lower neighbours are closer. Both lie between
-/// 2^47 and 2^50. An x of 11 bits near it is a multiple of 2^37 in the same units, or of 2^38.
+/// With d = D·2^(e−23) and m = μ·2^(f−3), d · (m ± 2^(f−24)) is D · (μ·2^21 ± 1) in units of
+/// 2^(e+f−47). Below a power of two, whose lower neighbours are closer, it is D · (μ·2^22 − 1) in
+/// half of these units. Both are between 2^47 and 2^50. An x of 11 bits near it is a multiple of
+/// 2^37 in the same units, or of 2^38.
 fn closest(divisor: u64) -> u64 {
     let mut closest = u64::MAX;
     for mantissa in MANTISSAS {
@@ -41,12 +45,12 @@ fn closest(divisor: u64) -> u64 {
 }
 
 #[test]
-fn no_quotient_of_11_bits_is_close_to_where_rounding_to_a_tie_begins() {
+fn no_quotient_of_11_bits_is_close_to_a_tie_boundary() {
     let closest_of_all = (1u64 << 23..ONES).into_par_iter().map(closest).min().expect("divisors");
     // 2^-48 of a product below 2^50 is less than 4 units.
     assert!(closest_of_all > 1000, "a quotient is within {closest_of_all} units");
     assert_eq!(closest(ONES), 1, "the divisor that is looked at below");
-    // For x of 24 bits the claim fails, which is why f32 is corrected once more.
+    // For x of 24 bits the property fails, which is why f32 is corrected once more.
     assert_eq!(((3 << 22) + 1) * ((5u64 << 22) + 1) % (1 << 24), 1);
 }
 
@@ -64,7 +68,7 @@ fn quotient(x: f32, d: f32, short: bool) -> f32 {
     nvfp4::quotient::<Scalars>(x, nvfp4::reciprocal::<Scalars>(d), d, short)
 }
 
-/// Compares more than a hundred million quotients, none of which differs; that is no proof.
+/// Compares more than a hundred million quotients. This is no proof.
 #[test]
 fn quotients_of_24_bits_are_rounded_to_nearest() {
     (0..1 << 10).into_par_iter().for_each(|seed| {
@@ -74,7 +78,7 @@ fn quotients_of_24_bits_are_rounded_to_nearest() {
             let d = number();
             for _ in 0..1 << 6 {
                 let x = number();
-                // Quotients that E2M1 has codes for, and a little more.
+                // Quotients in the range of E2M1's codes, and a little beyond.
                 let exact = x / d;
                 if (2f32.powi(-40)..2f32.powi(40)).contains(&exact) {
                     assert_eq!(quotient(x, d, false), exact, "{x:e} / {d:e}");
@@ -85,7 +89,7 @@ fn quotients_of_24_bits_are_rounded_to_nearest() {
 }
 
 #[test]
-fn the_one_divisor_that_is_close_is_right() {
+fn the_one_divisor_close_to_a_boundary_is_exact() {
     for exponent in [-40, -3, 0, 1, 17] {
         let d = (ONES as f32) * 2f32.powi(exponent - 23);
         let mut ties = 0;

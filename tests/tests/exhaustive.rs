@@ -1,5 +1,7 @@
-//! Every bit pattern there is, through every scalar conversion, and every 16-bit one through quantization on
-//! every instruction set.
+//! Tests every bit pattern through every scalar conversion, and every 16-bit pattern through
+//! quantization.
+//!
+//! Quantization runs on every instruction set.
 
 mod exhaustive_tests {
     mod backends;

@@ -1,4 +1,4 @@
-//! The bytes that other libraries made, reproduced on every instruction set.
+//! Compares every instruction set with bytes that other libraries produced.
 
 mod golden_tests {
     mod layout;

@@ -1,7 +1,9 @@
-//! GPU against CPU, bit for bit. Without a GPU every test here reports itself as ignored, and says why; with
-//! `MICROSCALE_REQUIRE_GPU=1` that is a failure instead.
+//! Compares GPUs with the CPU, bit for bit.
+//!
+//! Without a GPU, every test reports itself as ignored with the reason. With
+//! `MICROSCALE_REQUIRE_GPU=1`, a missing GPU is a failure.
 
-// The cases of the executor's tests, which here run on the GPU too.
+// The cases of the executor's tests, which run on the GPU here.
 mod executor_tests {
     pub(crate) mod case;
     pub(crate) mod cases;
@@ -62,8 +64,8 @@ const TESTS: &[Test] = &[
         quantize::equals_the_cpu_on_random_magnitudes_and_global_scales,
     ),
     ("quantize_equals_the_cpu_on_whole_tiles", quantize::equals_the_cpu_on_whole_tiles),
-    ("executor_gives_the_gpus_reciprocals", executor::gives_its_reciprocals),
-    ("executor_computes_what_it_does", executor::computes_what_it_does),
+    ("executor_reciprocals_match_the_gpu", executor::reciprocals_match_the_gpu),
+    ("executor_matches_the_gpu", executor::matches_the_gpu),
     ("search_equals_the_cpu", search::equals_the_cpu),
     ("search_equals_the_cpu_with_importance", search::equals_the_cpu_with_importance),
     ("search_refuses_hessians", search::refuses_hessians),
@@ -78,7 +80,7 @@ const TESTS: &[Test] = &[
     ("dequantize_equals_the_cpu_on_every_code_and_scale", dequantize::equals_the_cpu_on_every_code_and_scale),
     ("dequantize_equals_the_cpu_on_every_shape", dequantize::equals_the_cpu_on_every_shape),
     ("amax_equals_the_cpu", amax::equals_the_cpu),
-    ("amax_of_nothing_is_zero", amax::of_nothing_is_zero),
+    ("amax_of_empty_matrices_is_zero", amax::of_empty_matrices_is_zero),
     ("amax_adds_up_and_clears", amax::adds_up_and_clears),
     ("amax_may_start_anywhere", amax::may_start_anywhere),
     ("errors_equal_the_cpu", errors::equal_the_cpu),
@@ -92,15 +94,21 @@ const TESTS: &[Test] = &[
         "gemv_weights_is_near_the_exact_sum_for_every_kernel",
         gemv_weights::is_near_the_exact_sum_for_every_kernel,
     ),
-    ("gemv_weights_of_unusual_scales_equals_the_cpu", gemv_weights::of_unusual_scales_equals_the_cpu),
-    ("gemv_weights_from_anywhere_equals_the_cpu", gemv_weights::from_anywhere_equals_the_cpu),
+    (
+        "gemv_weights_of_out_of_range_scales_equals_the_cpu",
+        gemv_weights::of_out_of_range_scales_equals_the_cpu,
+    ),
+    (
+        "gemv_weights_of_unaligned_activations_equals_the_cpu",
+        gemv_weights::of_unaligned_activations_equals_the_cpu,
+    ),
     ("gemv_weights_is_near_the_cpus_on_layers_of_models", gemv_weights::is_near_the_cpus_on_layers_of_models),
     (
         "gemv_weights_is_mostly_within_a_unit_in_the_last_place",
         gemv_weights::is_mostly_within_a_unit_in_the_last_place,
     ),
     ("gemv_weights_refuses_what_the_cpu_refuses", gemv_weights::refuses_what_the_cpu_refuses),
-    ("gemv_weights_of_nothing_is_nothing", gemv_weights::of_nothing_is_nothing),
+    ("gemv_weights_of_empty_operands_is_empty", gemv_weights::of_empty_operands_is_empty),
     ("gemv_weights_from_host_memory_is_the_same", gemv_weights::from_host_memory_is_the_same),
     ("gemv_weights_replays_in_a_graph", gemv_weights::replays_in_a_graph),
     (
@@ -108,40 +116,46 @@ const TESTS: &[Test] = &[
         gemm_weights::is_near_the_exact_sum_for_every_kernel,
     ),
     ("gemm_weights_is_near_the_cpus_on_layers_of_models", gemm_weights::is_near_the_cpus_on_layers_of_models),
-    ("gemm_weights_refuses_a_workspace_for_less", gemm_weights::refuses_a_workspace_for_less),
+    (
+        "gemm_weights_refuses_a_workspace_that_is_too_small",
+        gemm_weights::refuses_a_workspace_that_is_too_small,
+    ),
     ("gemm_weights_replays_in_a_graph", gemm_weights::replays_in_a_graph),
-    ("gemm_weights_has_steps_behind_it", gemm_weights::has_steps_behind_it),
+    ("gemm_weights_applies_an_epilogue", gemm_weights::applies_an_epilogue),
     (
         "gemm_experts_is_near_the_exact_sum_for_every_kernel",
         gemm_experts::is_near_the_exact_sum_for_every_kernel,
     ),
     ("gemm_experts_replays_in_a_graph_for_other_tokens", gemm_experts::replays_in_a_graph_for_other_tokens),
     (
-        "gemm_experts_leaves_results_alone_until_pairs_are_sorted",
-        gemm_experts::leaves_results_alone_until_pairs_are_sorted,
+        "gemm_experts_writes_no_results_until_pairs_are_sorted",
+        gemm_experts::writes_no_results_until_pairs_are_sorted,
     ),
-    ("gemm_experts_has_steps_behind_it", gemm_experts::has_steps_behind_it),
-    ("gemm_experts_refuses_what_does_not_fit", gemm_experts::refuses_what_does_not_fit),
+    ("gemm_experts_applies_an_epilogue", gemm_experts::applies_an_epilogue),
+    ("gemm_experts_refuses_mismatched_operands", gemm_experts::refuses_mismatched_operands),
     ("gemm_experts_of_views_are_multiplied_in_every_order", expert_views::are_multiplied_in_every_order),
-    ("gemm_experts_of_views_that_do_not_fit_are_refused", expert_views::that_do_not_fit_are_refused),
+    ("gemm_experts_of_mismatched_views_are_refused", expert_views::of_mismatched_views_are_refused),
     ("layout_converting_equals_the_cpu", layout::converting_equals_the_cpu),
     ("layout_converting_overwrites_its_target", layout::converting_overwrites_its_target),
-    ("layout_swizzled_scales_are_torchaos", layout::swizzled_scales_are_torchaos),
+    ("layout_swizzled_scales_match_torchao", layout::swizzled_scales_match_torchao),
     ("device_buffers_need_no_report", device_buffers::need_no_report),
-    ("device_buffers_used_tensors_keep_nothing", device_buffers::used_tensors_keep_nothing),
+    ("device_buffers_used_tensors_are_overwritten", device_buffers::used_tensors_are_overwritten),
     ("device_buffers_may_start_anywhere", device_buffers::may_start_anywhere),
-    ("device_buffers_keep_what_lies_between_rows", device_buffers::keep_what_lies_between_rows),
+    ("device_buffers_keep_gaps_between_rows", device_buffers::keep_gaps_between_rows),
     ("device_buffers_that_are_too_short_are_refused", device_buffers::that_are_too_short_are_refused),
     ("layers_share_an_amax", device_buffers::layers_share_an_amax),
-    ("global_scales_may_be_finished", device_buffers::global_scales_may_be_finished),
+    ("global_scales_may_be_in_device_memory", device_buffers::global_scales_may_be_in_device_memory),
     ("reports_add_up_and_clear", device_buffers::reports_add_up_and_clear),
     ("foreign_memory_is_quantized_and_back", foreign_memory::is_quantized_and_back),
     ("foreign_memory_takes_an_amax", foreign_memory::takes_an_amax),
     ("foreign_memory_is_multiplied", foreign_memory::is_multiplied),
-    ("foreign_memory_that_starts_elsewhere_is_refused", foreign_memory::that_starts_elsewhere_is_refused),
+    (
+        "foreign_memory_with_the_wrong_alignment_is_refused",
+        foreign_memory::with_the_wrong_alignment_is_refused,
+    ),
     ("foreign_memory_of_another_context_is_refused", foreign_memory::of_another_context_is_refused),
     ("foreign_memory_becomes_a_tensor_and_back", foreign_memory::becomes_a_tensor_and_back),
-    ("foreign_memory_on_a_stream_of_others", foreign_memory::on_a_stream_of_others),
+    ("foreign_memory_works_on_another_librarys_stream", foreign_memory::works_on_another_librarys_stream),
     (
         "operations_allocate_nothing_and_do_not_wait",
         foreign_memory::operations_allocate_nothing_and_do_not_wait,
@@ -153,7 +167,7 @@ const TESTS: &[Test] = &[
 
 fn main() -> ExitCode {
     let mut arguments = Arguments::from_args();
-    // The tests share one GPU and some fill its memory.
+    // The tests share one GPU, and some fill its memory.
     arguments.test_threads = Some(1);
     let required = std::env::var("MICROSCALE_REQUIRE_GPU").is_ok_and(|value| value == "1");
     let trials = match devices().and_then(|_| Gpu::new(0)) {

@@ -1,4 +1,4 @@
-//! Scales searched by the error in a layer's output.
+//! Tests scales searched by the error in a layer's output.
 
 mod hessian_tests {
     mod every_scale;

@@ -1,5 +1,6 @@
-//! Properties of any input: arbitrary bit patterns, shapes, strides and recipes, against the oracle and by
-//! law.
+//! Tests properties of any input against the oracle and against general laws.
+//!
+//! Inputs are arbitrary bit patterns, shapes, strides and recipes.
 
 mod property_tests {
     mod amax;

@@ -1,8 +1,8 @@
-//! The searches for block scales against brute force in f64, which knows nothing of their bounds and shares
-//! no code with them; and against all scales by the search's own arithmetic, where no skipped scale may win.
+//! Compares the searches for block scales with brute force in f64, which shares no code with them.
 //!
-//! With `--nocapture` the tables of `docs/search.md` are printed. `MICROSCALE_WEIGHTS=FILE` takes the weights
-//! of another safetensors file than the sample's, up to `inputs::BLOCKS` blocks.
+//! A second test compares all scales in the search's own arithmetic: no skipped scale may win. With
+//! `--nocapture` the tests print the tables of `docs/search.md`. `MICROSCALE_WEIGHTS=FILE` takes
+//! the weights of another safetensors file than the sample's, up to `inputs::BLOCKS` blocks.
 
 mod search_tests {
     mod agreement;

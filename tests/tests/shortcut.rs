@@ -1,6 +1,7 @@
-//! The arithmetic by which the GPU's NVFP4 quantizers encode 16-bit values (`kernels-abi/src/shortcut.rs`),
-//! done here as the kernels do it, against the definition: for every value, block scales of every mantissa
-//! and exponent, and many global scales.
+//! Compares the GPU's NVFP4 encoding of 16-bit values with the reference.
+//!
+//! The steps of `formats/src/shortcut.rs` are performed here as in the kernels, for every value,
+//! block scales of every mantissa and exponent, and many global scales.
 
 use half::{bf16, f16};
 use microscale::Words;
@@ -10,7 +11,7 @@ use microscale_formats::{E2m1, E4m3, Ties};
 use microscale_test_support::cases::{NVFP4_CONVENTIONS, nvfp4_arithmetic};
 use rayon::prelude::*;
 
-/// A dtype of 16 bits.
+/// A 16-bit dtype.
 trait Short {
     const SIGNIFICAND: u32;
     fn widen(bits: u16) -> f32;
@@ -37,8 +38,10 @@ impl Short for f16 {
     }
 }
 
-/// The kernels' steps for a positive value: the product cut to f16, which may be a subnormal one, with its
-/// last bit set or not, and rounded to E2M1, ties to even.
+/// Encodes a positive value with the kernels' steps.
+///
+/// The product is truncated to f16, possibly subnormal, with its last bit set or not, and rounded
+/// to E2M1 with ties to even.
 fn by_shortcut(value: f32, factor: u32) -> u8 {
     let nearest = f16::from_f32(value * f32::from_bits(factor));
     let above = nearest.to_f32() > value * f32::from_bits(factor);
@@ -47,8 +50,9 @@ fn by_shortcut(value: f32, factor: u32) -> u8 {
     E2m1::from_f32(scaled.to_f32(), Ties::Even).to_bits()
 }
 
-/// Compares all positive values of a dtype under a third of the normal scales, as far as these scale them
-/// below 6.5. Says how many are ties.
+/// Compares all positive values of a dtype under a third of the normal scales, up to 6.5 scaled.
+///
+/// Returns the number of ties.
 fn compare<T: Short>(quantizer: &Quantizer, shortcut: &NvShortcut, what: &str) -> usize {
     let mut ties = 0;
     for byte in (0x08..=0x7Eu8).step_by(3) {
@@ -68,8 +72,8 @@ fn compare<T: Short>(quantizer: &Quantizer, shortcut: &NvShortcut, what: &str) -
     ties
 }
 
-/// Counts the global scales that follow from these amaxes, and those of them that have a shortcut, each
-/// compared with the definition.
+/// Counts the global scales of these amaxes, and those with a shortcut, and compares each with the
+/// reference.
 fn complete<T: Short>(amaxes: &[f32]) -> Vec<(usize, usize)> {
     let of_convention = |convention| {
         let arithmetic = nvfp4_arithmetic(convention);
@@ -87,7 +91,7 @@ fn complete<T: Short>(amaxes: &[f32]) -> Vec<(usize, usize)> {
 }
 
 #[test]
-fn bf16_is_encoded_as_defined() {
+fn bf16_encodes_like_the_reference() {
     // Every mantissa that an amax of the dtype can have.
     let amaxes: Vec<f32> = (0..128).map(|i| bf16::from_bits(0x3F80 + i).to_f32()).collect();
     for (complete, ties) in complete::<bf16>(&amaxes) {
@@ -97,7 +101,7 @@ fn bf16_is_encoded_as_defined() {
 }
 
 #[test]
-fn f16_is_encoded_as_defined() {
+fn f16_encodes_like_the_reference() {
     let amaxes: Vec<f32> = (0..1024).step_by(5).map(|i| f16::from_bits(0x3C00 + i).to_f32()).collect();
     for (complete, ties) in complete::<f16>(&amaxes) {
         assert!(
@@ -110,7 +114,7 @@ fn f16_is_encoded_as_defined() {
 }
 
 #[test]
-fn arbitrary_global_scales_are_encoded_as_defined() {
+fn arbitrary_global_scales_encode_like_the_reference() {
     let mut rng = fastrand::Rng::with_seed(60);
     let amaxes: Vec<f32> = (0..64).map(|_| 2f32.powi(rng.i32(-20..20)) * (1.0 + rng.f32())).collect();
     assert!(complete::<bf16>(&amaxes).iter().all(|(complete, _)| *complete >= 60));
@@ -119,7 +123,8 @@ fn arbitrary_global_scales_are_encoded_as_defined() {
 
 #[test]
 fn a_factor_is_not_just_the_reciprocal() {
-    // Shows that the test of the factors is needed: without it, some values would be encoded otherwise.
+    // Shows that the test of factors is needed: without it, some values would be encoded
+    // differently.
     let arithmetic = nvfp4_arithmetic(NVFP4_CONVENTIONS[0]);
     let wrong = (0..128).map(|i| bf16::from_bits(0x3F80 + i).to_f32()).filter(|amax| {
         let quantizer = Quantizer::new(arithmetic, arithmetic.global_scale(*amax, bf16::round).value());

@@ -1,10 +1,9 @@
-//! The house as ARCHITECTURE.md draws it: no crate imports one above it, and no modules import each other in
-//! a circle.
+//! Checks the structure that ARCHITECTURE.md describes.
 //!
-//! A file imports another if it names an item that is defined there, in a `use` or in the middle of its code.
-//! `mod` lines and `pub use` are lists of contents and import nothing; a name that is found through them
-//! counts for the file that defines it. Code that is compiled for tests alone is left out. The output of
-//! macros is read as far as its words go.
+//! No crate imports one above it, and no modules import each other in a circle. A file imports
+//! another if it names an item defined there, in a `use` or in code. `mod` and `pub use` are tables
+//! of contents and import nothing. A name found through them counts for the file that defines it.
+//! Test code is ignored. Paths in the arguments of macros are found word by word.
 
 mod structure_tests {
     mod arrows;

@@ -1,4 +1,4 @@
-//! Every 16-bit value, as the largest magnitude of its block and below a larger one.
+//! Tests every 16-bit value, as the largest magnitude of its block and below a larger one.
 
 use half::{bf16, f16};
 use microscale::cpu::Isa;
@@ -9,7 +9,7 @@ use microscale_test_support::oracle::Exact;
 use super::oracle::{self, FORMATS, recipe, taken_apart};
 
 fn check<T: Exact>(word: &str, length: usize, policy: NonFinite) {
-    // The largest magnitude beside a value, if that is not larger: 1, nothing, and an odd number.
+    // The largest magnitude next to a smaller value: 1, 0, and an odd number.
     for (place, beside) in [(1, 1.0), (length - 1, 0.0), (3, -1.7734375)] {
         let mut values = vec![T::round_f64(0.0); length << 16];
         for (bits, block) in (0..1 << 16).zip(values.chunks_mut(length)) {
@@ -28,7 +28,7 @@ fn check<T: Exact>(word: &str, length: usize, policy: NonFinite) {
 }
 
 #[test]
-fn every_16_bit_value_is_quantized_as_defined() {
+fn every_16_bit_value_quantizes_like_the_reference() {
     for (word, length) in FORMATS {
         for policy in [NonFinite::Propagate, NonFinite::Saturate] {
             check::<bf16>(word, length, policy);
@@ -39,11 +39,11 @@ fn every_16_bit_value_is_quantized_as_defined() {
 
 /// Every code under every scale.
 #[test]
-fn every_block_is_dequantized_as_defined() {
+fn every_block_dequantizes_like_the_reference() {
     for (word, length) in FORMATS {
         let format = oracle::format(word);
         let bytes = format.scale_bytes();
-        // Scales with a sign are refused.
+        // Signed scales are refused.
         let all: Vec<u16> = if bytes == 1 { (0..=255).collect() } else { (0..0x8000).collect() };
         let scales = all.iter().flat_map(|scale| scale.to_le_bytes()[..bytes].to_vec()).collect();
         let codes: Vec<u8> = (0..length / 2).map(|i| (i % 8 * 2 * 17 + 16) as u8).collect();

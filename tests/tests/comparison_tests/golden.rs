@@ -1,4 +1,4 @@
-//! Golden vectors that bitsandbytes and microxcaling made.
+//! Tests against golden vectors by bitsandbytes and microxcaling.
 
 use std::collections::BTreeMap;
 
@@ -24,13 +24,13 @@ fn every_file_is_read() {
 }
 
 #[test]
-fn the_codebook_is_that_of_bitsandbytes() {
+fn the_codebook_matches_bitsandbytes() {
     let table = Tensors::read("nf4", &format!("{BITSANDBYTES}-table"));
     assert_eq!(table.f32s("values"), nf4::VALUES);
     assert_eq!(table.f32s("midpoints"), nf4::MIDPOINTS);
 }
 
-/// The number of rows of each group that differ.
+/// Number of different rows per group.
 type Slips = BTreeMap<String, usize>;
 
 fn group_of(file: &Tensors, row: usize) -> String {
@@ -38,7 +38,8 @@ fn group_of(file: &Tensors, row: usize) -> String {
     groups.into_iter().find(|(_, first, last)| (*first..=*last).contains(&row)).expect("a group").0
 }
 
-/// The rows whose codes differ, and those whose values do when the library's codes are dequantized.
+/// Returns the rows with different codes, and the rows with different values for the library's
+/// codes.
 fn nf4_slips<T: Exact>(file: &Tensors, values: &[T], back: &[T]) -> [Slips; 2] {
     let [rows, cols] = *file.shape("input") else { panic!("no matrix") };
     let Input::Bf16(scales) = file.input("scales") else { panic!("scales of another type") };
@@ -53,7 +54,7 @@ fn nf4_slips<T: Exact>(file: &Tensors, values: &[T], back: &[T]) -> [Slips; 2] {
         slips = [Slips::new(), Slips::new()];
         let (tensor, _) =
             quantize(isa, values, Shape::new(rows, cols), &recipe("nf4")).expect("finite values");
-        // The scale is the largest magnitude, whatever the library makes of its reciprocal.
+        // The scale is the largest magnitude, independent of the library's reciprocal.
         assert_eq!(taken_apart(&tensor).0, scales);
         for row in 0..rows {
             let of_row = row * cols / 2..(row + 1) * cols / 2;
@@ -70,7 +71,7 @@ fn nf4_slips<T: Exact>(file: &Tensors, values: &[T], back: &[T]) -> [Slips; 2] {
 }
 
 #[test]
-fn nf4_is_that_of_bitsandbytes() {
+fn nf4_matches_bitsandbytes() {
     for kind in ["bf16", "f16", "f32"] {
         let file = Tensors::read("nf4", &format!("{BITSANDBYTES}-{kind}"));
         let slips = match (file.input("input"), file.input("dequantized")) {
@@ -81,18 +82,19 @@ fn nf4_is_that_of_bitsandbytes() {
         };
         let known =
             |groups: &[(&str, usize)]| groups.iter().map(|(group, n)| (group.to_string(), *n)).collect();
-        // The library divides by 1e-38 where the largest magnitude is less.
+        // The library divides by 1e-38 if the largest magnitude is smaller.
         let codes: Slips = known(if kind == "f16" { &[] } else { &[("below-1e-38", 3)] });
-        // The processor's conversion to bf16, which it dequantizes with, makes zeros of subnormal numbers.
+        // The library dequantizes with the processor's conversion to bf16, which flushes subnormal
+        // numbers to zero.
         let values: Slips =
             known(if kind == "bf16" { &[("below-1e-38", 3), ("smallest-normal", 2)] } else { &[] });
         assert_eq!(slips, [codes, values], "{kind}");
     }
 }
 
-/// Rows of two blocks; codes of zero are the same with either sign, which microxcaling does not keep.
+/// Compares rows of two blocks. Codes of ±0 count as equal, because microxcaling drops the sign.
 #[test]
-fn e3m0_is_that_of_microxcaling() {
+fn e3m0_matches_microxcaling() {
     let file = Tensors::read("mxfp4-e3m0", &format!("{MICROXCALING}-floor-f32"));
     let [rows, cols] = *file.shape("input") else { panic!("no matrix") };
     let values = file.f32s("input");
@@ -116,14 +118,15 @@ fn e3m0_is_that_of_microxcaling() {
                 *slips.entry(group_of(&file, block / 2)).or_default() += 1;
             }
         }
-        // A `log2` in f32 of a few ulps below a power of two is taken for that, as in microxcaling's MXFP4.
+        // An f32 `log2` a few ulps below a power of two is rounded up to it, as in microxcaling's
+        // MXFP4.
         let known = [("largest-finite", 4), ("near-boundary", 3), ("power-of-two", 13)];
         assert_eq!(slips, known.map(|(group, n)| (group.to_owned(), n)).into(), "{isa:?}");
     }
 }
 
 #[test]
-fn e3m0_rounds_every_16_bit_number_as_microxcaling_does() {
+fn e3m0_rounds_every_16_bit_number_like_microxcaling() {
     let table = Tensors::read("mxfp4-e3m0", &format!("{MICROXCALING}-tables"));
     fn check<T: Element>(codes: &[u8], of_bits: impl Fn(u16) -> T) {
         for (bits, code) in (0..=u16::MAX).zip(codes) {

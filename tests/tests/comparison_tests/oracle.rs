@@ -1,24 +1,24 @@
-//! Both formats the slow and obvious way, sharing no code with the library.
+//! Slow and obvious implementations of both formats that share no code with the library.
 
 use half::bf16;
 use microscale::{Format, NonFinite, Recipe, Report, Shape};
 use microscale_test_support::oracle::{Exact, elements, power_of_two};
 
-/// The formats.
+/// The formats and their block sizes.
 pub(super) const FORMATS: [(&str, usize); 2] = [("mxfp4-e3m0", 32), ("nf4", 64)];
 
-/// The format of a word.
+/// Returns the format of a word.
 pub(super) fn format(word: &str) -> Format {
     Format::ALL.into_iter().find(|format| format.facts().word == word).expect("a format")
 }
 
-/// Its default recipe.
+/// Returns the default recipe of a format.
 pub(super) fn recipe(word: &str) -> Recipe {
     let format = format(word);
     Recipe::of(format, microscale::Convention::default_for(format)).expect("the default")
 }
 
-/// A block, or all of a matrix: scales by their bits, codes one by one.
+/// A block or a whole matrix: scales as bits, codes unpacked.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Made {
     pub(super) scales: Vec<u16>,
@@ -28,7 +28,7 @@ pub(super) struct Made {
 
 const E3M0: [f64; 8] = [0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0];
 
-/// bitsandbytes' codebook and the thresholds of its kernels' `dQuantizeNF4`, as they are written there.
+/// bitsandbytes' codebook, and the thresholds in its kernels' `dQuantizeNF4`, copied from there.
 const NF4: [f64; 16] = [
     -1.0,
     -0.6961928009986877,
@@ -65,7 +65,7 @@ const THRESHOLDS: [f64; 15] = [
     0.8614784181118011,
 ];
 
-/// The value of a code under a scale, before it is rounded to an output type.
+/// Returns the value of a code under a scale, before rounding to an output type.
 pub(super) fn value(word: &str, code: u8, scale: u16) -> f64 {
     match word {
         "nf4" if scale & 0x7F80 == 0x7F80 => f64::NAN,
@@ -85,7 +85,7 @@ fn amax(block: &[f64]) -> f64 {
     block.iter().fold(0.0, |amax, value| amax.max(value.abs()))
 }
 
-/// MXFP4 with E3M0: everything is exact in f64.
+/// MXFP4 with E3M0. Everything is exact in f64.
 fn e3m0(block: &[f64], made: &mut Made) {
     let amax = amax(block);
     let wanted = (-170..=127).rfind(|k| 16.0 * power_of_two(*k) <= amax);
@@ -95,7 +95,7 @@ fn e3m0(block: &[f64], made: &mut Made) {
         let x = value.abs() / scale;
         let distance = |code: usize| (x - E3M0[code]).abs();
         let least = (0..8).map(distance).fold(f64::INFINITY, f64::min);
-        // Between two that are as near, zero, which is even, or else the larger.
+        // Of two equally near codes, zero wins, because it is even. Otherwise the larger one wins.
         let nearest = if distance(0) == least { 0 } else { (0..8).rfind(|i| distance(*i) == least).unwrap() };
         nearest as u8 | if value.is_sign_negative() { 8 } else { 0 }
     };
@@ -107,7 +107,7 @@ fn e3m0(block: &[f64], made: &mut Made) {
     made.codes.extend(codes);
 }
 
-/// NF4: f64 has more than twice the bits of f32, so that each step is rounded to f32 once.
+/// NF4. f64 has more than twice the bits of f32, so each step is rounded to f32 once.
 fn nf4(block: &[f64], made: &mut Made) {
     let amax = amax(block);
     let wanted = bf16::from_f64(amax);
@@ -131,7 +131,7 @@ fn nf4(block: &[f64], made: &mut Made) {
     made.codes.extend(codes);
 }
 
-/// Quantizes a matrix, whatever its policy: `error` gives what `propagate` gives.
+/// Quantizes a matrix. The policy `error` gives the same result as `propagate`.
 pub(super) fn quantize<T: Exact>(word: &str, values: &[T], shape: Shape, policy: NonFinite) -> Made {
     let mut made = Made::default();
     for (at, value) in elements(values, shape) {
@@ -167,7 +167,7 @@ pub(super) fn quantize<T: Exact>(word: &str, values: &[T], shape: Shape, policy:
     made
 }
 
-/// The scales and the codes of a tensor with linear scales.
+/// Returns the scales and the codes of a tensor with linear scales.
 pub(super) fn taken_apart(tensor: &microscale::QuantizedTensor) -> (Vec<u16>, Vec<u8>) {
     let scales = match tensor.scales().len() {
         n if n == tensor.rows() * tensor.blocks_per_row() => {

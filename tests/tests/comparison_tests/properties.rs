@@ -1,4 +1,4 @@
-//! Arbitrary input, shapes and layouts, against the oracle and by law.
+//! Tests arbitrary input, shapes and layouts against the oracle and against general laws.
 
 use half::{bf16, f16};
 use microscale::cpu::Isa;
@@ -12,7 +12,7 @@ use proptest::prelude::*;
 
 use super::oracle::{self, FORMATS, format, recipe, taken_apart};
 
-/// Bits of any kind, or numbers of moderate size.
+/// Returns arbitrary bits, or numbers of moderate size.
 fn values<T: Exact>(seed: u64, count: usize) -> Vec<T> {
     let mut rng = fastrand::Rng::with_seed(seed);
     let arbitrary = rng.u8(..4) == 0;
@@ -64,7 +64,7 @@ fn same_in_other_layouts<T: Exact>(values: &[T], shape: Shape, recipe: &Recipe, 
     assert!(a.iter().zip(&b).all(|(a, b)| a.bits() == b.bits()));
 }
 
-/// The transpose, quantized along its other axis.
+/// Quantizes the transpose along its other axis.
 fn same_by_strides<T: Exact>(values: &[T], shape: Shape, recipe: &Recipe, tensor: &QuantizedTensor) {
     let Shape { rows, cols, row_stride } = shape;
     let mut transposed = vec![T::default(); rows * cols];
@@ -99,7 +99,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
 
     #[test]
-    fn any_matrix_is_quantized_as_defined(
+    fn any_matrix_quantizes_like_the_reference(
         seed: u64, rows in 0..5usize, cols in 0..150usize, gap in 0..3usize, policy in 0..3usize,
     ) {
         let policy = [NonFinite::Error, NonFinite::Propagate, NonFinite::Saturate][policy];
@@ -110,12 +110,12 @@ proptest! {
 }
 
 #[test]
-fn many_rows_are_as_few() {
+fn many_rows_equal_the_rows_one_by_one() {
     check::<bf16>(7, 300, 130, 2, NonFinite::Propagate);
 }
 
 #[test]
-fn gaps_are_left_alone() {
+fn gaps_between_rows_are_not_written() {
     for (word, _) in FORMATS {
         let values = values::<f32>(2, 3 * 70);
         let recipe = Recipe { non_finite: NonFinite::Propagate, ..recipe(word) };
@@ -158,7 +158,7 @@ fn lengths_and_signs_are_checked() {
     }
 }
 
-/// Operations that these formats do not have are refused.
+/// Operations that these formats lack are refused.
 #[test]
 fn searches_hessians_and_products_are_refused() {
     for (word, length) in FORMATS {
@@ -173,7 +173,7 @@ fn searches_hessians_and_products_are_refused() {
             QuantizeOptions::new().hessian(&vec![0.0; length * length]),
         );
         assert!(matches!(refused, Err(Error::NoSearch { .. })), "{refused:?}");
-        // Weights are for searches: without one they change nothing.
+        // Weights affect only searches.
         let (tensor, _) = quantize(Isa::best(), &values, shape, &recipe(word)).unwrap();
         let weighted = quantize_with(
             &values,

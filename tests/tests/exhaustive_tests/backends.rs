@@ -1,5 +1,6 @@
-//! Each instruction set against the reference: every 16-bit element beside many amaxes, and f32 next to every
-//! tie.
+//! Compares each instruction set with the reference.
+//!
+//! The inputs are every 16-bit element with many amaxes, and f32 next to every tie.
 
 use half::{bf16, f16};
 use microscale::cpu::Isa;
@@ -10,7 +11,8 @@ use microscale::{
 use microscale_test_support::cases::{NVFP4_CONVENTIONS, given_for, nvfp4_arithmetic, quantized_shape};
 use rayon::prelude::*;
 
-/// The recipes with code of their own: two rules of scales, each rule of ties, each treatment of −0.
+/// The recipes with separate code paths: two scale rules, every rule for ties, every treatment of
+/// −0.
 fn recipes() -> Vec<Recipe> {
     let mut recipes = Vec::new();
     for (scale_rule, ties, negative_zero) in [
@@ -36,7 +38,7 @@ fn recipes() -> Vec<Recipe> {
     recipes
 }
 
-/// Quantizes whole blocks on an instruction set: codes and scales, and what was counted.
+/// Quantizes whole blocks on an instruction set.
 fn quantized<T: Element>(isa: Isa, values: &[T], recipe: &Recipe) -> (QuantizedTensor, microscale::Report) {
     let shape = Shape::new(1, values.len());
     let mut tensor = QuantizedTensor::zeros(quantized_shape(shape, recipe)).expect("a tensor");
@@ -53,7 +55,7 @@ fn assert_the_same<T: Element>(values: &[T], recipe: &Recipe, what: &str) {
     }
 }
 
-/// Every element that is not larger than an amax, beside it, for amaxes of many exponents and mantissas.
+/// Tests every element up to an amax, for amaxes of many exponents and mantissas.
 fn every_element<T: Element>(of: fn(u16) -> T) {
     let amaxes: Vec<f32> =
         (-30..=15).map(|exponent| (1.0 + (exponent & 15) as f32 / 16.0) * 2f32.powi(exponent)).collect();
@@ -73,17 +75,17 @@ fn every_element<T: Element>(of: fn(u16) -> T) {
 }
 
 #[test]
-fn every_bf16_beside_many_amaxes() {
+fn every_bf16_with_many_amaxes() {
     every_element(bf16::from_bits);
 }
 
 #[test]
-fn every_f16_beside_many_amaxes() {
+fn every_f16_with_many_amaxes() {
     every_element(f16::from_bits);
 }
 
-/// Every exponent of an amax; and beside it what is scaled to each midpoint of E2M1, its neighbours and
-/// theirs.
+/// Tests every exponent of amax, with values that scale to each midpoint of E2M1 and to its
+/// neighbours.
 #[test]
 fn every_f32_next_to_a_tie() {
     recipes().par_iter().for_each(|recipe| {
@@ -93,7 +95,7 @@ fn every_f32_next_to_a_tie() {
         for exponent in 0..255u32 {
             for _ in 0..8 {
                 let amax = f32::from_bits(exponent << 23 | rng.u32(..1 << 23));
-                // The value that code 2, which is 1, comes back as under the amax's scale.
+                // The value of code 2, which stands for 1, under the amax's scale.
                 let mut alone = vec![0.0; block];
                 alone[0] = amax;
                 let tensor = quantized(Isa::Reference, &alone, recipe).0;
@@ -114,7 +116,7 @@ fn every_f32_next_to_a_tie() {
                         }
                         let tie = (one * midpoint).to_bits().saturating_add_signed(steps);
                         let sign = if rng.bool() { 1.0 } else { -1.0 };
-                        // The minimum is one of integers: past infinity there are NaN.
+                        // The minimum compares integers: above infinity there are NaN.
                         values.push(f32::from_bits(tie.min(amax.to_bits())) * sign);
                     }
                 }

@@ -1,4 +1,4 @@
-//! E2M1, E8M0, the scale rules of the MX formats, and the 16-bit types.
+//! Tests E2M1, E8M0, the scale rules of the MX formats, and the 16-bit types.
 
 use std::ops::Range;
 
@@ -19,8 +19,8 @@ use super::walk::{
 
 const ALL_TIES: [Ties; 3] = [Ties::Even, Ties::Away, Ties::Zero];
 
-/// The magnitude bits of each code: where the exact midpoint below it is passed. The last range ends with
-/// infinity.
+/// Returns the range of magnitude bits of each code, between exact midpoints. The last range ends
+/// at infinity.
 fn steps(ties: Ties) -> [Range<u32>; 8] {
     let start = |code: usize| {
         let Some(below) = code.checked_sub(1) else { return 0 };
@@ -35,7 +35,8 @@ fn steps(ties: Ties) -> [Range<u32>; 8] {
     std::array::from_fn(|code| start(code)..if code == 7 { INFINITY + 1 } else { start(code + 1) })
 }
 
-/// [`assert_everywhere`] for both signs of every magnitude but NaN, `found` being codes with a sign.
+/// [`assert_everywhere`] for both signs of every magnitude except NaN. `found` returns codes with a
+/// sign.
 #[inline(always)]
 fn assert_codes(walk: Walk, ties: Ties, found: impl Fn(u32) -> u32 + Sync, what: &str) {
     for (code, range) in (0..).zip(steps(ties)) {
@@ -55,7 +56,7 @@ fn encode<const TIES: usize>(bits: u32) -> u32 {
 }
 
 #[test]
-fn the_steps_are_where_the_nearest_code_changes() {
+fn codes_change_exactly_at_the_midpoints() {
     let mut rng = fastrand::Rng::with_seed(1);
     for ties in ALL_TIES {
         let steps = steps(ties);
@@ -87,14 +88,14 @@ walks! {
         assert_nan_codes(walk, 7, encode::<2>, "E2m1::from_f32");
     }
 
-    /// `float4` agrees everywhere, on NaN too.
+    /// `float4` agrees everywhere, also on NaN.
     fn float4_agrees(walk: Walk) {
         let float4 = |bits| u32::from(F4E2M1::from_f64(f32::from_bits(bits).into()).to_bits());
         assert_codes(walk, Ties::Even, float4, "float4");
         assert_nan_codes(walk, 7, float4, "float4");
     }
 
-    /// `microfloat` agrees on everything but NaN, which it makes −0.
+    /// `microfloat` agrees except on NaN, which it turns into −0.
     fn microfloat_agrees_but_nan(walk: Walk) {
         let microfloat = |bits| u32::from(f4e2m1fn::from_f32(f32::from_bits(bits)).to_bits());
         assert_codes(walk, Ties::Even, microfloat, "microfloat");
@@ -127,8 +128,8 @@ walks! {
 
 fn the_scale_of_amaxes<E: mx::Element>(walk: Walk, element: &oracle::MxElement) {
     for rule in [ScaleRule::Floor, ScaleRule::Ceil, ScaleRule::Even, ScaleRule::Rceil] {
-        // Scale 2^k begins where 2^k is wanted: at it for the rules that round down, past 2^(k-1)'s last amax
-        // else.
+        // The range of scale 2^k starts at its own smallest amax for rules that round down, and
+        // otherwise after the last amax of 2^(k-1).
         let start = |k: i32| match rule {
             ScaleRule::Floor => first(|v| v >= element.power() * power_of_two(k)),
             ScaleRule::Even => first(|v| v >= element.even_from() * power_of_two(k)),
@@ -175,8 +176,7 @@ fn every_16_bit_pattern_widens_exactly() {
     }
 }
 
-/// Every f32 goes to the nearest value of a 16-bit type, from half a step below it to half a step above; a
-/// value midway goes to the even one.
+/// Tests that every f32 rounds to the nearest value of a 16-bit type, with ties to even.
 fn narrow_to<T: Exact>(walk: Walk, infinity: u32, nan: u32) {
     let value_of = |bits: u32| match infinity - bits {
         0 => 2.0 * T::LARGEST - T::of_bits(infinity - 2).to_f64(),
@@ -210,7 +210,7 @@ walks! {
     }
 }
 
-/// `ml_dtypes` agrees on everything but NaN, which it makes a zero of the opposite sign.
+/// `ml_dtypes` agrees except on NaN, which it turns into a zero of the opposite sign.
 #[test]
 fn e2m1_from_every_16_bit_pattern_agrees_with_ml_dtypes() {
     let tables = tables("mxfp4");

@@ -1,5 +1,6 @@
-//! The 8-bit floats, from every f32 and of every byte, against the oracle's list of magnitudes, `ml_dtypes`
-//! and `float8`.
+//! Tests the 8-bit floats from every f32 and from every byte.
+//!
+//! The references are the oracle's list of magnitudes, `ml_dtypes` and `float8`.
 
 use std::ops::Range;
 
@@ -12,8 +13,9 @@ use super::walk::{
     INFINITY, SIGN, Walk, assert_everywhere, assert_nan_codes, both_signs, first, value, walks,
 };
 
-/// The magnitude bits of each code: where the exact midpoint below it is passed, or met by an even one. The
-/// last range, that of the largest number, ends with infinity.
+/// Returns the range of magnitude bits of each code, between exact midpoints.
+///
+/// A midpoint belongs to the even code. The last range, of the largest number, ends at infinity.
 fn steps(magnitudes: &[f64]) -> Vec<Range<u32>> {
     let last = magnitudes.len() - 1;
     let start = |code: usize| {
@@ -24,7 +26,7 @@ fn steps(magnitudes: &[f64]) -> Vec<Range<u32>> {
     (0..=last).map(|code| start(code)..if code == last { INFINITY + 1 } else { start(code + 1) }).collect()
 }
 
-/// Asserts that conversion from every f32 of either sign gives the nearest code, saturating, and NaN one
+/// Asserts that every f32 of either sign converts to the nearest code, saturating, and NaN to one
 /// code.
 #[inline(always)]
 fn assert_codes(walk: Walk, magnitudes: &[f64], found: impl Fn(u32) -> u32 + Sync, what: &str) {
@@ -37,7 +39,7 @@ fn assert_codes(walk: Walk, magnitudes: &[f64], found: impl Fn(u32) -> u32 + Syn
 }
 
 #[test]
-fn the_steps_are_where_the_nearest_code_changes() {
+fn codes_change_exactly_at_the_midpoints() {
     for magnitudes in [oracle::E4M3.as_slice(), &oracle::E5M2] {
         for (code, step) in steps(magnitudes).into_iter().enumerate() {
             for bits in [step.start, step.start + 1, step.end - 2, step.end - 1] {
@@ -64,7 +66,7 @@ walks! {
     }
 }
 
-/// Returns whether two numbers are the same bits, or both NaN.
+/// Returns whether two numbers have the same bits or are both NaN.
 fn same(ours: f32, theirs: f64) -> bool {
     if theirs.is_nan() { ours.is_nan() } else { f64::from(ours).to_bits() == theirs.to_bits() }
 }
@@ -91,15 +93,15 @@ fn every_byte_decodes() {
     assert_eq!((E4m3::MIN_NORMAL.to_f32(), E4m3::MIN_POSITIVE.to_f32()), (0.015625, 0.001953125));
 }
 
-/// `ml_dtypes` agrees on every number up to half a step beyond the largest; where it goes on to NaN or
-/// infinity, we saturate.
+/// `ml_dtypes` agrees up to half a step beyond the largest number. It continues with NaN or
+/// infinity, while microscale saturates.
 #[test]
 fn conversions_agree_with_ml_dtypes_up_to_saturation() {
     let tables = tables("nvfp4");
     let e4m3 = |x| E4m3::from_f32(x).to_bits();
     let e5m2 = |x| E5m2::from_f32(x).to_bits();
-    // The type, what ml_dtypes gives beyond (whose infinity is E5M2's 0x7C), its NaN, the largest number's
-    // code.
+    // The type, ml_dtypes' result beyond (E5M2's infinity is 0x7C), its NaN, and the largest
+    // number's code.
     type FromF32<'a> = &'a dyn Fn(f32) -> u8;
     let types: [(&str, FromF32<'_>, f32, u8, u8); 2] =
         [("e4m3", &e4m3, 464.0, 0x7F, 0x7E), ("e5m2", &e5m2, 61439.996, 0x7C, 0x7B)];
@@ -126,7 +128,7 @@ fn conversions_agree_with_ml_dtypes_up_to_saturation() {
 }
 
 walks! {
-    /// `float8` agrees likewise: on every f32 but NaN and what saturates.
+    /// `float8` agrees on every f32 except NaN and saturating values.
     fn float8_agrees_up_to_saturation(walk: Walk) {
         fn check(walk: Walk, magnitudes: &[f64], found: impl Fn(u32) -> u32 + Sync, what: &str) {
             let largest = magnitudes[magnitudes.len() - 1];

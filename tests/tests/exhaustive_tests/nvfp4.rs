@@ -1,7 +1,7 @@
-//! The block scale of every amax, in every convention.
+//! Tests the block scale of every amax in all numerics.
 //!
-//! Each step of a convention is a monotone function, rounded monotonely, so the scale byte is a step function
-//! of amax. The oracle says where the steps are, and the library must have no others.
+//! Each step is a monotone function with monotone rounding, so the scale byte is a step function of
+//! amax. The oracle finds the steps, and the library must have no others.
 
 use half::{bf16, f16};
 use microscale::Convention;
@@ -13,13 +13,14 @@ use microscale_test_support::oracle::nvfp4::Rule;
 
 use super::walk::{INFINITY, Walk, assert_everywhere, walks};
 
-/// The byte that the oracle gives an amax by its bits, in an order that follows amax: ModelOpt's scale that
-/// underflows to zero becomes 1, so it comes first.
+/// Returns the oracle's scale byte for the bits of an amax, in an order that follows amax.
+///
+/// A ModelOpt scale that underflows to zero becomes 1, so it comes first.
 fn expected<T: Exact>(rule: Rule, bits: u32) -> u8 {
     rule.byte(rule.wanted::<T>(f32::from_bits(bits)))
 }
 
-/// The first bits from `start` on at which the byte is not that of `start`; infinity's if none.
+/// Returns the first bits from `start` on with another byte, or infinity's bits.
 fn end_of_step<T: Exact>(rule: Rule, start: u32) -> u32 {
     let byte = expected::<T>(rule, start);
     let (mut same, mut other) = (start, INFINITY);
@@ -61,7 +62,8 @@ walks! {
         check::<f32>(walk, Convention::Torchao, 1.7);
     }
 
-    /// compressed-tensors alone rounds amax / 6 to the input's type, so the types differ.
+    /// Only compressed-tensors rounds amax / 6 to the input's type, so its result depends on the
+    /// type.
     fn the_compressed_tensors_scale(walk: Walk) {
         check::<f32>(walk, Convention::CompressedTensors, 1.7);
         check::<bf16>(walk, Convention::CompressedTensors, 1.7);
@@ -76,9 +78,9 @@ walks! {
     }
 }
 
-/// Under other global scales, at the steps and beside them.
+/// Tests other global scales, at the steps and next to them.
 #[test]
-fn the_scale_byte_changes_where_it_should_under_any_global_scale() {
+fn scale_bytes_change_at_the_right_amax_under_any_global_scale() {
     fn check<T: Exact>(rng: &mut fastrand::Rng) {
         for convention in NVFP4_CONVENTIONS {
             for _ in 0..100 {

@@ -1,4 +1,4 @@
-//! Quantization of every 16-bit pattern, and of every tie at every scale.
+//! Tests quantization of every 16-bit pattern, and of every tie at every scale.
 
 use half::{bf16, f16};
 use microscale::{Format, Global, Recipe, Shape};
@@ -10,8 +10,9 @@ use microscale_test_support::oracle::mx::BLOCK;
 use microscale_test_support::oracle::{Exact, power_of_two};
 use rayon::prelude::*;
 
-/// Blocks of neighbouring patterns, whose codes are all large, and of patterns from everywhere, whose codes
-/// are mostly zeros; and in between.
+/// Tests blocks of neighbouring patterns, blocks of patterns from everywhere, and steps in between.
+///
+/// Codes of neighbouring patterns are all large, and codes of the others are mostly zero.
 fn quantize_every_16_bit_pattern<T: Exact>(recipes: &[Recipe]) {
     for step in [1, 1 << 3, 1 << 5, 1 << 8, 1 << 11] {
         let patterns = (0..step).flat_map(|start| (start..1 << 16).step_by(step));
@@ -32,7 +33,7 @@ fn quantize_every_bf16_to_mx() {
     quantize_every_16_bit_pattern::<bf16>(&[every_mxfp4_recipe(), every_mxfp8_recipe()].concat());
 }
 
-/// Global scales that are computed, absent, and that suit an amax from all over the type.
+/// The global scales are computed, absent, and given for amaxes of many magnitudes.
 #[test]
 fn quantize_every_f16_to_nvfp4() {
     quantize_every_16_bit_pattern::<f16>(&every_nvfp4_recipe(&[1e-5, 0.37, 700.0]));
@@ -43,7 +44,7 @@ fn quantize_every_bf16_to_nvfp4() {
     quantize_every_16_bit_pattern::<bf16>(&every_nvfp4_recipe(&[1e-36, 0.37, 1e30]));
 }
 
-/// Every pattern in blocks under one block scale each, of every size: an element of each block decides it.
+/// Tests every pattern under many block scales. One element of each block determines its scale.
 fn quantize_every_16_bit_pattern_under_one_scale<T: Exact>(leads: &[f64]) {
     for lead in leads {
         let limit = T::round_f64(*lead).to_f64();
@@ -57,7 +58,7 @@ fn quantize_every_16_bit_pattern_under_one_scale<T: Exact>(leads: &[f64]) {
         let shape = Shape::new(values.len() / 16, 16);
         for convention in NVFP4_CONVENTIONS {
             let named = Recipe::of(Format::Nvfp4, convention).expect("a convention of NVFP4");
-            // The block is the tensor's largest, or one scale step in a hundred below it.
+            // The block is the tensor's largest, or smaller by a factor of about a hundred.
             for above in [1.0, 1.9, 117.3] {
                 let direction = nvfp4_arithmetic(convention).direction;
                 let given = Global::Given(given_for(direction, (limit * above).min(3e38) as f32));
@@ -78,8 +79,8 @@ fn quantize_every_bf16_to_nvfp4_under_one_scale() {
     quantize_every_16_bit_pattern_under_one_scale::<bf16>(&[1e-39, 1e-30, 0.01, 1.0, 5.0, 77.7, 3.3e38]);
 }
 
-/// With amax at 4 and 6 scales and one ulp to either side, each scale rule reaches every scale byte and every
-/// code.
+/// With amax at 4 and 6 scales, and one ulp to either side, each scale rule reaches every scale
+/// byte and code.
 #[test]
 fn quantize_every_tie_at_every_scale() {
     let mut values = Vec::new();

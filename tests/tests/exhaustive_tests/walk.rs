@@ -1,22 +1,25 @@
-//! Walking every f32. Expectations are step functions of a magnitude, so each test first finds the steps with
-//! exact f64 arithmetic and then walks every pattern of each step, comparing the library's answer with the
-//! step's one answer.
+//! Walks over every f32.
+//!
+//! Expectations are step functions of a magnitude. Each test first finds the steps with exact f64
+//! arithmetic. It then compares the library's result with the step's value for every pattern of
+//! each step.
 
 use std::ops::Range;
 
 use microscale_test_support::oracle::power_of_two;
 use rayon::prelude::*;
 
-/// The patterns that are walked.
+/// Which patterns are tested.
 #[derive(Clone, Copy)]
 pub(super) enum Walk {
-    /// Patterns next to where the answer changes, and some in between.
+    /// Patterns next to the steps, and some in between.
     Sampled,
-    /// All of them.
+    /// All patterns.
     Every,
 }
 
-/// Two tests of each walk: over a sample of the patterns on every change, over all of them in `.ci/long`.
+/// Defines two tests per walk: a sample of the patterns for every change, and all of them in
+/// `.ci/long`.
 macro_rules! walks {
     ($($(#[$attribute:meta])* fn $name:ident($walk:ident: Walk) $body:block)*) => {$(
         $(#[$attribute])*
@@ -44,7 +47,7 @@ pub(super) use walks;
 pub(super) const SIGN: u32 = 0x8000_0000;
 pub(super) const INFINITY: u32 = 0x7F80_0000;
 
-/// The value of a finite f32's magnitude bits, by the definition of binary32.
+/// Returns the value of a finite f32's magnitude bits, by the definition of binary32.
 pub(super) fn value(magnitude: u32) -> f64 {
     let (exponent, mantissa) = (magnitude >> 23, f64::from(magnitude & 0x7F_FFFF));
     match exponent {
@@ -53,8 +56,9 @@ pub(super) fn value(magnitude: u32) -> f64 {
     }
 }
 
-/// The first finite magnitude bits for which `passed` holds, which must not stop holding above; infinity's if
-/// none.
+/// Returns the first finite magnitude bits for which `passed` is true, or infinity's bits.
+///
+/// `passed` must stay true above them.
 pub(super) fn first(passed: impl Fn(f64) -> bool) -> u32 {
     let (mut below, mut above) = (0, INFINITY);
     while below < above {
@@ -68,7 +72,8 @@ pub(super) fn first(passed: impl Fn(f64) -> bool) -> u32 {
     above
 }
 
-/// Asserts that `found` is `expected` on the patterns of a range. `found` must be inlined to be fast.
+/// Asserts that `found` is `expected` for the patterns of a range. `found` must be inlined to be
+/// fast.
 #[inline(always)]
 pub(super) fn assert_everywhere(
     walk: Walk,
@@ -79,11 +84,11 @@ pub(super) fn assert_everywhere(
 ) {
     const CHUNK: u32 = 1 << 18;
     const EDGE: u32 = 1 << 10;
-    // No divisor of a power of two, so that no bits of a mantissa are left out.
+    // Coprime to powers of two, so that all bits of a mantissa vary.
     const STRIDE: usize = 61;
     let differs = |bits: &u32| found(*bits) != expected;
     let first_wrong = match walk {
-        // No early exit: the loop has to vectorise.
+        // No early exit: the loop must vectorize.
         Walk::Every => {
             let chunks = (range.end - range.start).div_ceil(CHUNK);
             (0..chunks).into_par_iter().find_map_first(|chunk| {
@@ -103,7 +108,7 @@ pub(super) fn assert_everywhere(
     }
 }
 
-/// The answers for a magnitude and for its negative, to be compared at once.
+/// Combines the expected values for a magnitude and for its negative.
 #[inline(always)]
 pub(super) fn both_signs(positive: u32, negative: u32) -> u32 {
     positive | negative << 16

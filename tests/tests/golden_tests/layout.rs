@@ -1,11 +1,11 @@
-//! torchao's 128×4 swizzle of random bytes.
+//! Tests against torchao's 128×4 swizzle of random bytes.
 
 use microscale::{Format, QuantizedShape, QuantizedTensor, ScaleLayout};
 use microscale_test_support::golden::{Tensors, files};
 use microscale_test_support::oracle;
 
 #[test]
-fn swizzled_scales_are_torchaos() {
+fn swizzled_scales_match_torchao() {
     let name = "torchao-0.18.0-to_blocked";
     assert_eq!(files("layout"), [name]);
     let file = Tensors::read("layout", name);
@@ -16,7 +16,7 @@ fn swizzled_scales_are_torchaos() {
             (file.bytes(&format!("{size}.linear")), file.bytes(&format!("{size}.swizzled")));
         let &[rows, blocks] = file.shape(&format!("{size}.linear")) else { panic!("{size} is no matrix") };
         assert_eq!(oracle::layout::swizzle(linear, rows, blocks), swizzled, "the oracle: {size}");
-        // MXFP8's scales may be any bytes; NVFP4's have no sign.
+        // MXFP8's scales may be any bytes. NVFP4's have no sign.
         for (format, mask) in [(Format::Mxfp8E4m3, 0xFF), (Format::Mxfp4, 0xFF), (Format::Nvfp4, 0x7F)] {
             let of = |bytes: &[u8]| bytes.iter().map(|byte| byte & mask).collect::<Vec<u8>>();
             let shape = QuantizedShape::new(format, rows, blocks * format.block());

@@ -1,4 +1,4 @@
-//! The MXFP4 and MXFP8 files: every block is the library's, but for those that are listed.
+//! Tests the MXFP4 and MXFP8 files: every block must match the library's, except the listed ones.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,7 @@ use microscale_test_support::golden::{Block, Golden, Input, files};
 use microscale_test_support::oracle::mx::BLOCK;
 use microscale_test_support::oracle::{self, Exact, unpack};
 
-/// A file, and in how many blocks of which groups the library departs from its own convention.
+/// A file, and the number of blocks per group in which the library deviates from its own rule.
 type File = (&'static str, &'static [(&'static str, usize)]);
 
 /// Every MXFP4 file.
@@ -229,7 +229,7 @@ macro_rules! with_input {
     };
 }
 
-/// Every file, read.
+/// Reads every file.
 pub(super) fn every_file() -> impl Iterator<Item = Golden> {
     FOLDERS
         .into_iter()
@@ -247,7 +247,7 @@ fn no_file_is_left_out() {
 }
 
 #[test]
-fn names_say_what_the_files_hold() {
+fn file_names_match_their_contents() {
     for golden in every_file() {
         let (dtype, len) = golden.input.what();
         let rule = golden.scale_rule().word();
@@ -270,7 +270,7 @@ fn names_say_what_the_files_hold() {
 }
 
 #[test]
-fn conventions_are_what_the_libraries_do() {
+fn numerics_match_their_libraries() {
     let mut seen = Vec::new();
     for golden in every_file() {
         if let Some(convention) = golden.convention() {
@@ -295,7 +295,7 @@ fn conventions_are_what_the_libraries_do() {
     let ocp = Recipe::of(Format::Mxfp4, Convention::Ocp).expect("OCP's MXFP4");
     assert_eq!(Recipe::default(), ocp, "the default is OCP's, refusing non-finite input");
     assert_eq!(Recipe::default().non_finite, NonFinite::Error);
-    // Every way of ties and every scale rule is shown by some library.
+    // Some library must cover each rule for ties and each scale rule.
     let schemes: Vec<Scheme> = every_file().map(|golden| golden.scheme).collect();
     let arithmetics = || {
         schemes.iter().filter_map(|scheme| match scheme {
@@ -312,7 +312,7 @@ fn conventions_are_what_the_libraries_do() {
 }
 
 #[test]
-fn slips_are_as_many_as_known() {
+fn libraries_deviate_in_exactly_the_known_blocks() {
     for (folder, files) in FOLDERS {
         for (name, groups) in files {
             let golden = Golden::read(folder, name);
@@ -328,7 +328,7 @@ fn slips_are_as_many_as_known() {
 }
 
 #[test]
-fn every_block_is_the_librarys() {
+fn every_block_matches_the_library() {
     for golden in every_file() {
         with_input!(golden, assert_blocks);
     }
@@ -359,7 +359,7 @@ fn assert_blocks<T: Exact>(golden: &Golden, rows: &[T]) {
     }
 }
 
-/// The golden inputs are the hardest that there are, so they serve for every other recipe too.
+/// The golden inputs are the hardest ones, so they are used for every other recipe too.
 #[test]
 fn every_input_is_as_expected_for_every_recipe() {
     for (folder, name) in [
@@ -382,7 +382,7 @@ fn assert_oracle<T: Exact>(golden: &Golden, rows: &[T]) {
 }
 
 #[test]
-fn non_finite_blocks_are_those_listed_and_refused() {
+fn non_finite_blocks_are_listed_and_refused() {
     for golden in every_file() {
         with_input!(golden, assert_non_finite);
     }

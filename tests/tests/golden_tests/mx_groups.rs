@@ -1,4 +1,4 @@
-//! The MXFP4 and MXFP8 files' groups of rows are all there, and hold the cases that they are named for.
+//! Checks that all groups of the MXFP4 and MXFP8 files exist and contain the case in their name.
 
 use microscale::Format;
 use microscale_test_support::golden::{Golden, Input};
@@ -7,8 +7,7 @@ use microscale_test_support::oracle::{self, E4M3, E5M2, Exact, MAGNITUDES};
 
 use super::mx::every_file;
 
-/// Returns whether a block is a case that its group is named for, by its elements' exact values; one block of
-/// the group must be.
+/// Returns whether a block shows the case of its group, by exact values. One block per group must.
 fn shows<T: Exact>(format: Format, group: &str, block: &[T]) -> bool {
     let values: Vec<f64> = block.iter().map(|v| v.to_f64()).collect();
     let all = |is: fn(&f64) -> bool| values.iter().all(is);
@@ -36,7 +35,7 @@ fn shows<T: Exact>(format: Format, group: &str, block: &[T]) -> bool {
         "saturated" => any(|v| v.abs().log2().fract() != 0.0) && mantissa > 1.75,
         "ties" | "ties-smallest-scale" => {
             let scale = if group == "ties" { 1.0 } else { oracle::power_of_two(-127) };
-            // Blocks of MXFP8 have room for some of them only.
+            // MXFP8 blocks have room for only some of them.
             let midpoints = magnitudes.windows(2).map(|pair| (pair[0] + pair[1]) / 2.0 * scale);
             midpoints.filter(|tie| values.contains(tie) || values.contains(&-tie)).count() >= 7
         }
@@ -59,7 +58,7 @@ fn shows<T: Exact>(format: Format, group: &str, block: &[T]) -> bool {
     }
 }
 
-/// The groups of both formats.
+/// Groups of both formats.
 const GROUPS: [&str; 16] = [
     "normal-by-exponent",
     "heavy-tailed",
@@ -79,7 +78,7 @@ const GROUPS: [&str; 16] = [
     "nan-and-infinity",
 ];
 
-/// Groups of MXFP4 alone.
+/// Groups of MXFP4 only.
 const MXFP4_GROUPS: [&str; 6] = [
     "tiny-among-large",
     "six-times-power-of-two",
@@ -89,11 +88,11 @@ const MXFP4_GROUPS: [&str; 6] = [
     "both-infinities",
 ];
 
-/// Groups of MXFP8 alone.
+/// Groups of MXFP8 only.
 const MXFP8_GROUPS: [&str; 3] = ["small-among-large", "largest-times-power-of-two", "saturated"];
 
 #[test]
-fn every_group_is_there_and_shows_its_case() {
+fn every_group_exists_and_shows_its_case() {
     for golden in every_file() {
         match &golden.input {
             Input::F32(rows) => assert_groups(&golden, rows),
@@ -104,7 +103,7 @@ fn every_group_is_there_and_shows_its_case() {
 }
 
 fn assert_groups<T: Exact>(golden: &Golden, rows: &[T]) {
-    // The smallest scale is far below what f16 can hold.
+    // f16 cannot represent the smallest scale.
     let in_reach = |name: &&str| !name.ends_with("smallest-scale") || T::SMALLEST_EXPONENT != -24;
     let own: &[&str] = if golden.format() == Format::Mxfp4 { &MXFP4_GROUPS } else { &MXFP8_GROUPS };
     for name in GROUPS.iter().chain(own).copied().filter(in_reach) {

@@ -1,5 +1,7 @@
-//! The NVFP4 files: every block is the library's under its global scale, and the global scale that is
-//! computed is the library's too, but for what is listed here with its reason.
+//! Tests the NVFP4 files.
+//!
+//! Every block must match the library's under its global scale. The computed global scale must
+//! match too, except in the cases listed with a reason.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +16,7 @@ use microscale_test_support::golden::{Case, Input, Nvfp4, files};
 use microscale_test_support::oracle::nvfp4::BLOCK;
 use microscale_test_support::oracle::{self, Exact};
 
-/// A file, and its cases whose global scale is not the one that we compute, by the reason.
+/// A file, and its cases with a different global scale, by reason.
 type File = (&'static str, &'static [(Why, &'static [&'static str])]);
 
 /// Every file.
@@ -66,23 +68,25 @@ const FILES: [File; 24] = [
 /// Cases with NaN, infinities, or both.
 const NON_FINITE: [&str; 5] =
     ["nan", "negative-nan", "positive-infinity", "negative-infinity", "nan-and-infinity"];
-/// Cases with infinities: Transformer Engine passes over NaN as we do.
+/// Cases with infinities. Transformer Engine ignores NaN, as microscale does.
 const INFINITE: [&str; 3] = ["positive-infinity", "negative-infinity", "nan-and-infinity"];
-/// Cases whose amax is so small that amax / 2688 is subnormal.
+/// Cases whose amax / 2688 is subnormal.
 const TINY: [&str; 5] = ["tiny-1e-35", "tiny-1e-37", "tiny-1e-38", "tiny-subnormal", "tiny-smallest"];
-/// Cases whose amax is so small that 2688 / amax overflows.
+/// Cases whose 2688 / amax overflows.
 const TINIEST: [&str; 4] = ["tiny-1e-37", "tiny-1e-38", "tiny-subnormal", "tiny-smallest"];
 
-/// The reason why a global scale that we compute is not the library's.
+/// Why a computed global scale differs from the library's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Why {
-    /// The tensor is zeros and the library's is 0, which makes NaN of them; ours is 1.
+    /// The tensor is zero. The library's scale is 0, which gives NaN. Microscale's is 1.
     Zeros,
-    /// The library's is 0 or subnormal, and its inverse overflows; ours is the smallest normal number.
+    /// The library's scale is 0 or subnormal, and its inverse overflows. Microscale's is the
+    /// smallest normal number.
     Subnormal,
-    /// compressed-tensors' formula overflows and it takes 1; ours is 2688 / amax, or the largest number.
+    /// compressed-tensors' formula overflows, and it uses 1. Microscale's is 2688 / amax, or the
+    /// largest number.
     Overflow,
-    /// There is a NaN or an infinity, and the library counts it; ours are those of the finite elements.
+    /// The library includes a NaN or an infinity in amax. Microscale uses the finite elements.
     NonFinite,
 }
 
@@ -101,7 +105,7 @@ fn every_file() -> impl Iterator<Item = Nvfp4> {
     FILES.iter().map(|(name, _)| Nvfp4::read(name))
 }
 
-/// The file's convention under its policy for other values, with some global scale.
+/// Returns the file's numerics with a global scale and the policy `propagate`.
 fn recipe(file: &Nvfp4, global: Global) -> Recipe {
     let named = Recipe::of(Format::Nvfp4, file.convention).expect("a convention of NVFP4");
     Recipe { non_finite: NonFinite::Propagate, ..named.with_global(global) }
@@ -119,8 +123,7 @@ fn no_file_is_left_out() {
     assert_eq!(files("nvfp4"), known);
 }
 
-/// Blocks in which a library departs from the rule: a negative quotient underflows to −0 there, which it
-/// takes for a +0.
+/// Blocks whose negative quotient underflows to −0, which the library treats as +0.
 const SLIPS: [(&str, usize); 6] = [
     ("compressed-tensors-0.20.0-given-bf16", 5),
     ("compressed-tensors-0.20.0-given-f16", 2),
@@ -131,7 +134,7 @@ const SLIPS: [(&str, usize); 6] = [
 ];
 
 #[test]
-fn names_say_what_the_files_hold() {
+fn file_names_match_their_contents() {
     let mut blocks = 0;
     for file in every_file() {
         let (rest, dtype) = file.name.rsplit_once('-').expect("a dtype");
@@ -167,9 +170,9 @@ fn names_say_what_the_files_hold() {
     assert!(blocks > 10_000, "only {blocks} blocks");
 }
 
-/// Under the library's own global scale, whether computed or given. What cannot be one is refused.
+/// Uses the library's own global scale, computed or given. Out-of-range scales must be refused.
 #[test]
-fn every_block_is_the_librarys() {
+fn every_block_matches_the_library() {
     let (mut compared, mut refused) = (0, 0);
     for file in every_file() {
         for case in &file.cases {
@@ -182,7 +185,7 @@ fn every_block_is_the_librarys() {
     assert_eq!(refused, 110, "cases whose global scale cannot be one");
 }
 
-/// Counts the blocks that are the same, and the global scales that are refused: 0 or 1.
+/// Counts the matching blocks and the refused global scales (0 or 1).
 fn assert_blocks<T: Exact>(rows: &[T], file: &Nvfp4, case: &Case) -> (usize, usize) {
     let global = case.global_scale.map_or(Global::Absent, Global::Given);
     let recipe = recipe(file, global);
@@ -216,10 +219,11 @@ fn assert_blocks<T: Exact>(rows: &[T], file: &Nvfp4, case: &Case) -> (usize, usi
     (same, 0)
 }
 
-/// The global scale that is computed is the library's, except in exactly the cases that are listed; and with
-/// it all blocks are what they are under it as given, which the test before compares.
+/// Compares computed global scales, except in exactly the listed cases.
+///
+/// All blocks must be the same as with that scale given, which the test above compares.
 #[test]
-fn every_global_scale_is_the_librarys() {
+fn every_global_scale_matches_the_library() {
     for (name, departures) in FILES {
         let file = Nvfp4::read(name);
         if file.variant != "computed" {
@@ -241,7 +245,9 @@ fn every_global_scale_is_the_librarys() {
     }
 }
 
-/// The global scale of a case, the same on every instruction set; with the tensor that it gives.
+/// Returns the global scale of a case, which must be equal on every instruction set.
+///
+/// The tensor must be the same as with this scale given.
 fn computed<T: Exact>(rows: &[T], file: &Nvfp4, case: &Case) -> GlobalScale {
     let mut found = None;
     for isa in Isa::available() {
@@ -257,7 +263,7 @@ fn computed<T: Exact>(rows: &[T], file: &Nvfp4, case: &Case) -> GlobalScale {
     found.expect("an instruction set")
 }
 
-/// The reason for a departure, by what the numbers are.
+/// Returns the reason for a difference, derived from the numbers.
 fn why<T: Exact>(rows: &[T], file: &Nvfp4, ours: GlobalScale, theirs: GlobalScale) -> Why {
     let amax = rows.iter().map(|v| v.to_f64().abs()).filter(|v| v.is_finite()).fold(0.0, f64::max);
     let theirs = theirs.value();
@@ -283,9 +289,9 @@ fn why<T: Exact>(rows: &[T], file: &Nvfp4, ours: GlobalScale, theirs: GlobalScal
     }
 }
 
-/// The libraries' own dequantization gives the numbers that ours gives.
+/// Compares the libraries' own dequantization.
 #[test]
-fn every_dequantized_number_is_the_librarys() {
+fn every_dequantized_number_matches_the_library() {
     let mut compared = 0;
     for file in every_file() {
         for case in &file.cases {
@@ -312,7 +318,7 @@ fn tensor(case: &Case) -> Result<QuantizedTensor> {
     }
 }
 
-/// Counts the numbers that are the same: all of them, unless the tensor is refused.
+/// Counts the matching numbers. All must match unless the tensor is refused.
 fn assert_dequantized<T: Exact>(file: &Nvfp4, case: &Case, theirs: &[T]) -> usize {
     let what = format!("{}, {}", file.name, case.name);
     let signed = case.scales.iter().any(|scale| *scale >= 128);
@@ -348,7 +354,7 @@ fn assert_dequantized<T: Exact>(file: &Nvfp4, case: &Case, theirs: &[T]) -> usiz
     theirs.len()
 }
 
-/// The golden inputs are the hardest that there are, so they serve for every other recipe too.
+/// The golden inputs are the hardest ones, so they are used for every other recipe too.
 #[test]
 fn every_input_is_as_expected_for_every_recipe() {
     fn check<T: Exact>(rows: &[T], case: &Case) {
@@ -365,7 +371,7 @@ fn every_input_is_as_expected_for_every_recipe() {
 }
 
 #[test]
-fn non_finite_blocks_are_those_listed_and_refused() {
+fn non_finite_blocks_are_listed_and_refused() {
     fn check<T: Exact>(rows: &[T], file: &Nvfp4, case: &Case) {
         for (index, block) in case.blocks() {
             let finite = rows[index * BLOCK..][..BLOCK].iter().all(|v| v.to_f64().is_finite());

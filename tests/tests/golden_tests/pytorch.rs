@@ -1,4 +1,4 @@
-//! PyTorch's files, as torch writes them: every tensor has the bytes that torch reads.
+//! Compares the tensors of PyTorch files with the bytes that torch reads.
 
 use microscale_checkpoint::{Checkpoint, Tensor};
 use microscale_test_support::golden::folder;
@@ -8,7 +8,7 @@ fn open(name: &str) -> Checkpoint {
 }
 
 #[test]
-fn tensors_are_those_that_torch_reads() {
+fn tensors_match_torch() {
     for name in ["model", "protocol-4", "training"] {
         let (pickled, expected) = (open(&format!("{name}.pt")), open(&format!("{name}.safetensors")));
         let count = |checkpoint: &Checkpoint| checkpoint.tensors().count();
@@ -22,7 +22,7 @@ fn tensors_are_those_that_torch_reads() {
 }
 
 #[test]
-fn programs_and_old_files_are_refused_by_name() {
+fn pickled_programs_and_old_files_are_refused_by_name() {
     for (name, why) in [
         ("module.pt", "its pickle uses \"torch.nn.modules.linear.Linear\""),
         ("legacy.pt", "a PyTorch file as before version 1.6"),

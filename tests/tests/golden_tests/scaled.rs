@@ -1,4 +1,4 @@
-//! Codes of eight and of four bits under scales: the values that libraries make of what they store.
+//! Compares 8-bit and 4-bit codes under scales with the values that libraries decode.
 
 use std::ops::ControlFlow;
 
@@ -7,10 +7,10 @@ use microscale_checkpoint::{Checkpoint, Difference, Logical, Values, compare, de
 use microscale_test_support::Scratch;
 use microscale_test_support::golden::{files, folder};
 
-/// The end of the names of values that a library made of a tensor.
+/// Suffix of values that a library made of a tensor.
 const EXPECTED: &str = ".expected";
 
-/// The files, by folder and name.
+/// Calls a function for each file with its name.
 fn each_file(mut what: impl FnMut(&str, Checkpoint)) {
     let files = files("scaled");
     assert!(!files.is_empty());
@@ -21,13 +21,13 @@ fn each_file(mut what: impl FnMut(&str, Checkpoint)) {
     }
 }
 
-/// The tensors whose values a library made.
+/// Returns the number of tensors with a library's values.
 fn expected_values(checkpoint: &Checkpoint) -> u64 {
     checkpoint.tensors().filter(|tensor| tensor.name.ends_with(EXPECTED)).count() as u64
 }
 
 #[test]
-fn values_are_those_of_the_libraries() {
+fn values_match_the_libraries() {
     each_file(|file, checkpoint| {
         let tensors = logical(&checkpoint).expect("codes and scales that fit");
         let mut compared = 0;
@@ -46,7 +46,7 @@ fn values_are_those_of_the_libraries() {
                 }
                 Logical::Packed(packed) => packed.values(&Device::Cpu).expect("codes and scales that fit"),
             };
-            // Where scales are of bf16, so is what the library makes.
+            // If scales are bf16, so are the library's values.
             let (values, expected) = match expected.values() {
                 Some(Values::F32(expected)) => (values, expected.to_vec()),
                 Some(Values::Bf16(expected)) => (
@@ -68,7 +68,7 @@ fn values_are_those_of_the_libraries() {
 }
 
 #[test]
-fn what_is_dequantized_has_the_same_values() {
+fn dequantized_files_have_the_same_values() {
     each_file(|file, checkpoint| {
         let scratch = Scratch::new();
         let out = scratch.path("out.safetensors");

@@ -1,4 +1,4 @@
-//! The amax of a matrix.
+//! Tests the amax of a matrix.
 
 use half::{bf16, f16};
 use microscale::gpu::{DeviceAmax, Gpu};
@@ -6,7 +6,7 @@ use microscale::{Amax, Element, Error, Shape, Words, amax};
 
 use super::support::{SHAPES, patterns};
 
-/// Asserts that the GPU's is the CPU's, from host memory.
+/// Asserts that the GPU's amax from host memory equals the CPU's.
 fn check<T: Element>(gpu: &Gpu, values: &[T], shape: Shape) {
     let (found, expected) = (gpu.amax(values, shape).unwrap(), amax(values, shape).unwrap());
     assert_eq!(found, expected, "{} {shape:?}", T::DTYPE.word());
@@ -19,7 +19,7 @@ pub(crate) fn equals_the_cpu(gpu: &Gpu) {
             SHAPES.into_iter().chain([Shape::new(2000, 3001), Shape::new(1, 1 << 22)]).enumerate()
         {
             check(gpu, &patterns::<T>(shape.span().unwrap(), true, i as u64), shape);
-            // Only what lies between rows is not a number; then one element more and more.
+            // Initially only gaps between rows are NaN. Then more and more elements follow.
             let mut values = vec![T::from_f32(f32::NAN); shape.span().unwrap()];
             for row in 0..shape.rows {
                 for value in &mut values[row * shape.row_stride..][..shape.cols] {
@@ -42,7 +42,7 @@ pub(crate) fn equals_the_cpu(gpu: &Gpu) {
     run::<bf16>(gpu);
 }
 
-pub(crate) fn of_nothing_is_zero(gpu: &Gpu) {
+pub(crate) fn of_empty_matrices_is_zero(gpu: &Gpu) {
     for shape in [Shape::new(0, 32), Shape::new(5, 0), Shape::new(0, 0)] {
         assert_eq!(gpu.amax::<f32>(&[], shape).unwrap(), Amax::default(), "{shape:?}");
     }

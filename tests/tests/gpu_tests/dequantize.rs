@@ -1,4 +1,4 @@
-//! Dequantization.
+//! Tests dequantization.
 
 use half::{bf16, f16};
 use microscale::formats::nvfp4::Direction;
@@ -14,12 +14,13 @@ fn bits<T: Element>(values: &[T]) -> &[u8] {
     bytemuck::cast_slice(values)
 }
 
-/// The largest scale byte that a loader accepts.
+/// Returns the largest scale byte that a loader accepts.
 fn largest_scale(format: Format) -> u8 {
     if format == Format::Nvfp4 { 0x7F } else { 0xFF }
 }
 
-/// The tensor under global scales of either direction and any size, or none; in either layout.
+/// Returns the tensor under global scales of either direction and any size, and without one, in
+/// both layouts.
 fn variants(tensor: &QuantizedTensor) -> Vec<QuantizedTensor> {
     let mut variants = vec![tensor.clone()];
     if tensor.format() == Format::Nvfp4 {
@@ -38,7 +39,7 @@ fn variants(tensor: &QuantizedTensor) -> Vec<QuantizedTensor> {
 
 pub(crate) fn equals_the_cpu_on_every_code_and_scale(gpu: &Gpu) {
     fn run<T: Element>(gpu: &Gpu, format: Format) {
-        // A row a scale byte, each with all 256 bytes of codes.
+        // One row per scale byte, each with all 256 bytes of codes.
         let (rows, in_row) = (usize::from(largest_scale(format)) + 1, 256 / format.block_bytes());
         let cols = in_row * format.block();
         let codes: Vec<u8> = (0..rows).flat_map(|_| 0..=255u8).collect();
@@ -72,7 +73,7 @@ pub(crate) fn equals_the_cpu_on_every_shape(gpu: &Gpu) {
             let codes = (0..codes).map(|_| rng.u8(..)).collect();
             let scales = (0..scales).map(|_| rng.u8(..=largest_scale(format))).collect();
             let tensor = QuantizedTensor::from_parts(quantized, codes, scales).unwrap();
-            // What lies between rows stays.
+            // Gaps between rows must not be written.
             let before: Vec<T> = (0..shape.span().unwrap()).map(|i| T::from_f32(i as f32)).collect();
             for tensor in variants(&tensor) {
                 let mut expected = before.clone();

@@ -1,4 +1,4 @@
-//! Operations on buffers that are on the GPU already.
+//! Tests operations on buffers in GPU memory.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use microscale_test_support::cases::quantized_shape;
 
 use super::support::{assert_is_cpus, default_recipes, patterns};
 
-/// OCP's MXFP4.
+/// Returns OCP's MXFP4.
 fn mxfp4() -> Recipe {
     let ocp = Recipe::of(Format::Mxfp4, Convention::Ocp).unwrap();
     Recipe { non_finite: NonFinite::Propagate, ..ocp }
@@ -37,7 +37,7 @@ fn quantize_reporting<'v, T: Element>(
     gpu.quantize_on(stream, values, shape, recipe, DeviceQuantizeOptions::new().report(report), out)
 }
 
-/// Quantizes on the GPU's stream and brings back what came of it.
+/// Quantizes on the GPU's stream and copies the result to the host.
 fn quantize_view<T: Element>(gpu: &Gpu, view: &CudaView<'_, T>, shape: Shape, recipe: &Recipe) -> Quantized {
     let (mut out, mut report) = (tensor(gpu, shape, recipe), DeviceReport::zeros(gpu.stream()).unwrap());
     quantize_reporting(gpu, gpu.stream(), view, shape, recipe, (&mut out, &mut report)).unwrap();
@@ -60,7 +60,7 @@ pub(crate) fn may_start_anywhere(gpu: &Gpu) {
     }
 }
 
-pub(crate) fn keep_what_lies_between_rows(gpu: &Gpu) {
+pub(crate) fn keep_gaps_between_rows(gpu: &Gpu) {
     let shape = Shape::new(50, 70).with_row_stride(88);
     let values = patterns::<f32>(shape.span().unwrap(), false, 2);
     for recipe in default_recipes(ScaleLayout::Linear) {
@@ -73,7 +73,7 @@ pub(crate) fn keep_what_lies_between_rows(gpu: &Gpu) {
     }
 }
 
-/// Without a report the bytes are the same, also of what a report would count.
+/// Without a report the bytes are the same, even if a report would count events.
 pub(crate) fn need_no_report(gpu: &Gpu) {
     let shape = Shape::new(40, 200);
     let values = patterns::<f32>(shape.elements(), true, 7);
@@ -90,8 +90,8 @@ pub(crate) fn need_no_report(gpu: &Gpu) {
     }
 }
 
-/// A tensor that held another matrix, its padding included, holds nothing of it afterwards.
-pub(crate) fn used_tensors_keep_nothing(gpu: &Gpu) {
+/// A tensor that held another matrix keeps none of its bytes, not even in the padding.
+pub(crate) fn used_tensors_are_overwritten(gpu: &Gpu) {
     let (stream, shape) = (gpu.stream(), Shape::new(130, 100));
     for scale_layout in [ScaleLayout::Linear, ScaleLayout::Swizzled] {
         for recipe in default_recipes(scale_layout) {
@@ -171,12 +171,14 @@ pub(crate) fn reports_add_up_and_clear(gpu: &Gpu) {
     }
 }
 
-/// Layers that share a global scale are quantized as the matrix of all their rows is, without waiting for their amax.
+/// Layers that share a global scale are quantized like one matrix of all their rows.
+///
+/// No operation waits for their amax.
 pub(crate) fn layers_share_an_amax(gpu: &Gpu) {
     fn run<T: Element>(gpu: &Gpu) {
         const LAYERS: usize = 3;
         let (stream, shape) = (gpu.stream(), Shape::new(20, 112));
-        // The largest magnitude is in one of them.
+        // One layer has the largest magnitude.
         let layers: [Vec<T>; LAYERS] = std::array::from_fn(|layer| {
             let size = if layer == 1 { 5.0 } else { 0.3 };
             (0..shape.elements()).map(|i| T::from_f32(size * (i as f32 * 0.7).sin())).collect()
@@ -209,8 +211,8 @@ pub(crate) fn layers_share_an_amax(gpu: &Gpu) {
     run::<bf16>(gpu);
 }
 
-/// A global scale that is in device memory makes the bytes of one that the host gives.
-pub(crate) fn global_scales_may_be_finished(gpu: &Gpu) {
+/// A global scale in device memory gives the same bytes as one from the host.
+pub(crate) fn global_scales_may_be_in_device_memory(gpu: &Gpu) {
     fn run<T: Element>(gpu: &Gpu) {
         let (stream, shape) = (gpu.stream(), Shape::new(50, 112));
         let values = patterns::<T>(shape.elements(), true, 9);
@@ -255,7 +257,7 @@ pub(crate) fn global_scales_may_be_finished(gpu: &Gpu) {
 }
 
 pub(crate) fn streams_overlap(gpu: &Gpu) {
-    // cudarc's events order the uses of each buffer: what one stream writes another may read.
+    // cudarc's events order the uses of each buffer: one stream may read another's writes.
     let shape = Shape::new(300, 1024);
     for recipe in default_recipes(ScaleLayout::Swizzled) {
         let streams = [gpu.context().new_stream().unwrap(), gpu.context().new_stream().unwrap()];
@@ -277,24 +279,26 @@ pub(crate) fn streams_overlap(gpu: &Gpu) {
     }
 }
 
-/// Quantizing with a global scale that is computed, its amax, another layout, and back: all in one graph, which does
-/// its work anew for each input.
+/// Captures quantization with a computed global scale, its amax, a layout conversion, and
+/// dequantization.
+///
+/// The single graph redoes its work for each input.
 pub(crate) fn graphs_capture_and_replay(_: &Gpu) {
-    // Its own context state: captures do not allow cudarc's events.
+    // A handle of its own: captures do not allow cudarc's events.
     let gpu = Gpu::new(0).unwrap();
-    // SAFETY: everything below is on one stream.
+    // SAFETY: until tracking is enabled again, all work of this context uses one stream.
     unsafe { gpu.context().disable_event_tracking() };
     for recipe in default_recipes(ScaleLayout::Linear) {
         replay(&gpu, &recipe);
     }
-    // SAFETY: nothing is in flight; later tests may use several streams again.
+    // SAFETY: all work has completed, so no buffer of a later test lacks an event.
     unsafe { gpu.context().enable_event_tracking() };
 }
 
 fn replay(gpu: &Gpu, recipe: &Recipe) {
     let (stream, shape) = (gpu.stream().clone(), Shape::new(64, 512));
     let inputs = [6, 7].map(|seed| patterns::<f32>(shape.elements(), true, seed));
-    // Finite ones too, of another size, for another global scale.
+    // Finite values too, of another size, for another global scale.
     let small: Vec<f32> = (0..shape.elements()).map(|i| (i as f32).sin() * 1e-3).collect();
     let mut input = stream.clone_htod(&inputs[0]).unwrap();
     let (mut out, mut report) = (tensor(gpu, shape, recipe), DeviceReport::zeros(&stream).unwrap());
@@ -334,7 +338,7 @@ pub(crate) fn more_than_2_to_the_32_elements(gpu: &Gpu) {
         println!("skipped: {needed} bytes of GPU memory are needed and {free} are free");
         return;
     }
-    // Every row is the same part, so that the CPU need only quantize one; its amax is that of all.
+    // All parts are equal, so the CPU quantizes only one. Its amax is the amax of all.
     let values = patterns::<bf16>(PART, true, 8);
     let part = gpu.stream().clone_htod(&values).unwrap();
     let mut input = gpu.stream().alloc_zeros::<bf16>(PART * PARTS).unwrap();

@@ -1,4 +1,4 @@
-//! What quantizing lost.
+//! Tests the loss of quantization.
 
 use half::{bf16, f16};
 use microscale::gpu::Gpu;
@@ -41,7 +41,7 @@ pub(crate) fn of_another_shape_are_refused(gpu: &Gpu) {
     assert!(matches!(refused, Err(Error::QuantizedShape { .. })), "{refused:?}");
 }
 
-/// Formats to compare with are the CPU's alone.
+/// Formats for comparison are for CPUs only.
 pub(crate) fn of_formats_without_kernels_are_refused(gpu: &Gpu) {
     let (values, shape) = ([1.0f32; 128], Shape::new(2, 64));
     for format in Format::ALL.into_iter().filter(|format| !Format::WITH_KERNELS.contains(format)) {

@@ -1,9 +1,10 @@
-//! The executor against the GPU: the same PTX, the same inputs, and every intermediate value.
+//! Compares the executor with the GPU: the same PTX, the same inputs, and every intermediate value.
 //!
-//! Kernels are rewritten so that each instruction's result is stored too, one place for each thread and instruction
-//! (the last result, in loops). Such a kernel runs on the GPU and in the executor, and every byte of memory must then
-//! be equal. What tensor cores add is only checked to be near enough. Of `rcp.approx` the executor takes the GPU's
-//! results, which another test compares with what the documentation promises.
+//! Kernels are rewritten to store each instruction's result too, in one slot per thread and
+//! instruction (the last result, in loops). Such a kernel runs on the GPU and in the executor, and
+//! then every byte of memory must be equal. Results of tensor cores are only checked against their
+//! error bound. For `rcp.approx` the executor uses the GPU's results, which another test compares
+//! with the documentation.
 
 use std::collections::BTreeMap;
 use std::ffi::{CString, c_void};
@@ -17,22 +18,23 @@ use microscale_kernels_abi::{TARGETS, kernels_for};
 use crate::executor_tests::case::{Prepared, Step, ptx};
 use crate::executor_tests::cases::{Case, cases};
 
-/// PTX that the driver has loaded, never to be unloaded.
+/// PTX that the driver has loaded. It is never unloaded.
 struct Loaded(sys::CUmodule);
 
 impl Loaded {
     fn new(gpu: &Gpu, text: &str) -> Result<Self, String> {
         gpu.context().bind_to_thread().map_err(|error| format!("{error:?}"))?;
         let text = CString::new(text).expect("no zero byte");
-        // SAFETY: a string that ends in a zero byte; a context is current.
+        // SAFETY: `text` is a string that ends with a zero byte, and a context is current.
         let module = unsafe { result::module::load_data(text.as_ptr().cast::<c_void>()) };
         module.map(Self).map_err(|error| format!("the driver refuses it: {error:?}"))
     }
 
-    /// Launches, with so many thread blocks in a cluster, and waits.
+    /// Launches with `cluster` thread blocks per cluster, and waits.
     ///
     /// # Safety
-    /// The parameters are the kernel's, and it stays in the memory that they point to.
+    /// The parameters must match the kernel's, and the kernel must stay within the memory that they
+    /// point to.
     unsafe fn launch(
         &self,
         stream: &Arc<CudaStream>,
@@ -43,11 +45,12 @@ impl Loaded {
         let name = CString::new(name).expect("no zero byte");
         let mut pointers: Vec<_> =
             parameters.iter_mut().map(|bytes| bytes.as_mut_ptr().cast::<c_void>()).collect();
-        // SAFETY: the module is loaded; the caller promises the rest.
+        // SAFETY: the module is loaded. The caller guarantees that the parameters match and that
+        // the kernel stays within its memory. The attribute and the pointers outlive the call.
         unsafe {
             let function =
                 result::module::get_function(self.0, name).map_err(|error| format!("{error:?}"))?;
-            // Some have more than a launch gets without it.
+            // Dynamic shared memory above 48 KiB must be opted into.
             let limit = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
             result::function::set_function_attribute(function, limit, shared as i32)
                 .map_err(|error| format!("{error:?}"))?;
@@ -79,12 +82,12 @@ impl Loaded {
     }
 }
 
-/// Reciprocals of 1 to 2, by the bits of their mantissas, as this GPU approximates them.
+/// Returns this GPU's approximate reciprocals of 1 to 2, by mantissa.
 fn reciprocals(gpu: &Gpu) -> Vec<u32> {
     approximated(gpu, &(0..1u32 << 23).map(|mantissa| 0x3F80_0000 | mantissa).collect::<Vec<_>>())
 }
 
-/// `rcp.approx.ftz.f32` of these bits, on the GPU.
+/// Runs `rcp.approx.ftz.f32` on the GPU.
 fn approximated(gpu: &Gpu, operands: &[u32]) -> Vec<u32> {
     const PROBE: &str = ".version 7.0
 .target sm_80
@@ -113,14 +116,15 @@ fn approximated(gpu: &Gpu, operands: &[u32]) -> Vec<u32> {
     let mut parameters: Vec<_> = addresses.iter().map(|address| address.to_le_bytes().to_vec()).collect();
     parameters.push(count.to_le_bytes().to_vec());
     let loaded = Loaded::new(gpu, PROBE).expect("the probe");
-    // SAFETY: both buffers have `count` numbers.
+    // SAFETY: the parameters are the probe's, and both buffers have `count` numbers.
     unsafe { loaded.launch(stream, "probe", ((count.div_ceil(256), 256, 0), 1), &mut parameters) }
         .expect("the probe runs");
     stream.clone_dtoh(&to).expect("memory")
 }
 
-/// A reciprocal of any normal number from those of 1 to 2: it scales by powers of two, and results below the
-/// normal numbers are zero.
+/// Derives the reciprocal of any normal number from the table of 1 to 2.
+///
+/// The GPU scales by powers of two, and results below the normal numbers are zero.
 fn scaled(table: &[u32], bits: u32) -> u32 {
     let of_mantissa = f32::from_bits(table[(bits & 0x7F_FFFF) as usize]);
     let exponent = 127 - (bits >> 23 & 0xFF) as i32;
@@ -129,8 +133,8 @@ fn scaled(table: &[u32], bits: u32) -> u32 {
     result.to_bits() | bits & 0x8000_0000
 }
 
-/// What the documentation promises of the approximation, and what the test below relies on.
-pub(crate) fn gives_its_reciprocals(gpu: &Gpu) {
+/// Checks the documented properties of the approximation, which the next test relies on.
+pub(crate) fn reciprocals_match_the_gpu(gpu: &Gpu) {
     let table = reciprocals(gpu);
     for (mantissa, &found) in table.iter().enumerate() {
         let exact = 1.0 / (1.0 + mantissa as f64 / f64::from(1 << 23));
@@ -144,7 +148,7 @@ pub(crate) fn gives_its_reciprocals(gpu: &Gpu) {
     for (bits, found) in normal.iter().zip(approximated(gpu, &normal)) {
         assert_eq!(found, scaled(&table, *bits), "1 / {:e}", f32::from_bits(*bits));
     }
-    // Subnormals are taken for zeros.
+    // Subnormals count as zeros.
     let special = [0, 1, 0x7F_FFFF, 0x8000_0000, 0x8000_0001, 0x7F80_0000, 0xFF80_0000, 0x7FC0_0000];
     let infinity = 0x7F80_0000;
     let sign = 0x8000_0000;
@@ -152,7 +156,7 @@ pub(crate) fn gives_its_reciprocals(gpu: &Gpu) {
     assert_eq!(approximated(gpu, &special), expected);
 }
 
-/// A kernel that stores every result, alone in a module: its text, and the lines that each thread's places are of.
+/// Returns a module with one kernel that stores every result, and the line of each slot.
 fn traced<'a>(text: &'a str, name: &str) -> (String, Vec<&'a str>) {
     let header = &text[..text.find(".visible .entry").expect("a kernel")];
     let start = text.find(&format!(".visible .entry {name}(")).expect("the kernel");
@@ -190,7 +194,7 @@ fn traced<'a>(text: &'a str, name: &str) -> (String, Vec<&'a str>) {
     (text, places)
 }
 
-/// The kernel's registers that a line's statements write, each with the guard it is written under.
+/// Returns the registers that a line's statements write, each with its guard.
 fn results(line: &str) -> Vec<(String, &str)> {
     let mut found = Vec::new();
     for statement in line.trim().trim_start_matches('{').trim_end_matches('}').split(';') {
@@ -222,7 +226,7 @@ fn results(line: &str) -> Vec<(String, &str)> {
     found
 }
 
-/// A buffer of a case on the GPU, at the same distance from a multiple of 256.
+/// A copy of a case's buffer on the GPU, at the same offset from a multiple of 256.
 struct Mirror {
     memory: CudaSlice<u8>,
     /// Bytes before its start.
@@ -230,8 +234,9 @@ struct Mirror {
     address: u64,
 }
 
-/// Copies a case's buffers to the GPU, and has it use these. In the executor they go where the GPU's are, so that
-/// pointers are equal too.
+/// Copies a case's buffers to the GPU and makes it use them.
+///
+/// The executor places its buffers at the GPU's addresses, so pointers are equal too.
 fn mirrored(gpu: &Gpu, prepared: &mut Prepared) -> Vec<Mirror> {
     let stream = gpu.stream();
     let buffers: Vec<_> = prepared.memory.buffers().collect();
@@ -258,13 +263,14 @@ fn mirrored(gpu: &Gpu, prepared: &mut Prepared) -> Vec<Mirror> {
 /// Launches a step on the GPU, and waits.
 fn launch(gpu: &Gpu, module: &Loaded, step: &Step, what: &str) {
     let mut parameters: Vec<_> = step.arguments.iter().map(|Argument::Bytes(bytes)| bytes.clone()).collect();
-    // SAFETY: the parameters are those that the executor takes, whose buffers are equal; so does the
-    // library's own launch.
+    // SAFETY: the parameters match the kernel's, as in the library's own launches. Their buffers
+    // have mirrors of the same size on the GPU, and the executor's tests show that every case stays
+    // within them.
     unsafe { module.launch(gpu.stream(), &step.kernel, (step.launch(), step.cluster), &mut parameters) }
         .unwrap_or_else(|error| panic!("{what}: {error}"));
 }
 
-/// Runs a case on the GPU, and checks what lies in memory as it is checked after the executor.
+/// Runs a case on the GPU, and checks memory like after the executor.
 fn check(gpu: &Gpu, plain: &Loaded, case: &Case) {
     let mut prepared = (case.make)();
     let mirrors = mirrored(gpu, &mut prepared);
@@ -280,8 +286,9 @@ fn check(gpu: &Gpu, plain: &Loaded, case: &Case) {
     }
 }
 
-/// Runs a case whose last kernel stores every result, on the GPU and in the executor, and compares memory. Says how
-/// many results were compared.
+/// Runs a case whose last kernel stores every result, on both, and compares memory.
+///
+/// Returns the number of compared results.
 fn run(
     gpu: &Gpu,
     loaded: &Loaded,
@@ -296,7 +303,7 @@ fn run(
     let last = prepared.steps.len() - 1;
     let (blocks, threads, _) = prepared.steps[last].launch();
     let stride = places.len() as u64 * 8;
-    // Zeros, so that what is not executed is equal too.
+    // Zeros, so that slots of unexecuted instructions are equal too.
     let results = vec![0; (u64::from(blocks) * u64::from(threads) * stride) as usize];
     let results = prepared.memory.allocate_from("results", &results);
     prepared.steps[last].arguments.extend([results.into(), (stride as u32).into()]);
@@ -324,9 +331,9 @@ fn run(
                 found[at], ours[at]
             );
         }
-        // Which NaN comes of a NaN is nobody's promise: the assembler makes a minimum, which has its own, of a comparison and a
-        // choice, and a sum in f64 keeps an operand's. What follows may differ in those bits too, and lanes hand halves of them
-        // to each other.
+        // The payload of a NaN is unspecified: the assembler turns a minimum, which has its own
+        // NaN, into a comparison and a selection, and an f64 sum keeps an operand's. Later results
+        // may differ in those bits too, and lanes exchange halves of them.
         let words = |bytes: &[u8]| {
             bytes.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)).collect::<Vec<_>>()
         };
@@ -339,7 +346,7 @@ fn run(
                 if other_nan((&found, &ours)) || (found != ours && other_nans && line.starts_with("shfl")) {
                     break;
                 }
-                // Nor what other threads have counted by then.
+                // Counts of other threads may differ too.
                 if found != ours && line.starts_with("ld.relaxed") {
                     break;
                 }
@@ -353,13 +360,14 @@ fn run(
     compared
 }
 
-/// Whether a result is a NaN as an f32, or as an f64.
+/// Returns whether a result is a NaN as f32 or as f64.
 fn is_nan(result: u64) -> bool {
     if result >> 32 == 0 { f32::from_bits(result as u32).is_nan() } else { f64::from_bits(result).is_nan() }
 }
 
-/// The kernels of the targets that this GPU runs: of the last, those that the others do not have.
-pub(crate) fn computes_what_it_does(gpu: &Gpu) {
+/// Tests the kernels of the targets that this GPU runs, and of the last one only kernels that the
+/// others lack.
+pub(crate) fn matches_the_gpu(gpu: &Gpu) {
     let table = Arc::new(reciprocals(gpu));
     let all = cases();
     let mut compared = 0;
@@ -378,7 +386,7 @@ pub(crate) fn computes_what_it_does(gpu: &Gpu) {
             if own.is_empty() {
                 continue; // The plans' kernels, which run before others.
             }
-            // Tensor cores do not add as the executor does.
+            // Tensor cores add in another order than the executor.
             if own.iter().any(|case| case.by_tensor_cores) {
                 own.iter().for_each(|case| check(gpu, &plain, case));
                 continue;

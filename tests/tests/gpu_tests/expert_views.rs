@@ -1,4 +1,4 @@
-//! Experts' weights in memory that is not this library's, and the orders of rows.
+//! Tests experts' weights in another library's memory, and the orders of rows.
 
 use half::bf16;
 use microscale::formats::nvfp4::Direction;
@@ -12,24 +12,24 @@ use super::raw::Raw;
 const COUNT: usize = 5;
 const TOP_K: usize = 3;
 
-/// Experts with global scales of one direction, or none.
+/// Returns experts without global scales, or with ones of the same direction.
 fn experts(format: Format, [rows, cols]: [usize; 2], seed: u64) -> Vec<QuantizedTensor> {
     (0..COUNT as u64).map(|expert| tensor(format, rows, cols, Scales::Common, seed + 3 * expert)).collect()
 }
 
-/// The bytes of all, one after the other.
+/// Concatenates the bytes of all experts.
 fn all(experts: &[QuantizedTensor], of: fn(&QuantizedTensor) -> &[u8]) -> Vec<u8> {
     experts.iter().flat_map(of).copied().collect()
 }
 
-/// The direction of the experts' global scales, and their numbers.
+/// Returns the direction of the experts' global scales, and their numbers.
 fn global_scales(experts: &[QuantizedTensor]) -> Option<(Direction, Vec<f32>)> {
     let all: Option<Vec<_>> = experts.iter().map(QuantizedTensor::global_scale).collect();
     let all = all?;
     Some((all[0].direction(), all.into_iter().map(GlobalScale::value).collect()))
 }
 
-/// Experts by address, with slots of global scales if they have any.
+/// Experts by address, with slots for global scales if they have any.
 struct RawExperts {
     codes: Raw,
     scales: Raw,
@@ -41,7 +41,7 @@ impl RawExperts {
         let stream = gpu.stream();
         let [codes, scales] = [QuantizedTensor::codes, QuantizedTensor::scales].map(|of| all(experts, of));
         let slots = global_scales(experts).map(|(direction, numbers)| {
-            // What is behind a global scale does not matter.
+            // The rest of a slot is not read.
             let mut words = vec![u32::MAX; COUNT * DeviceExpertsView::GLOBAL_SLOT_WORDS];
             let firsts = words.iter_mut().step_by(DeviceExpertsView::GLOBAL_SLOT_WORDS);
             firsts.zip(numbers).for_each(|(word, number)| *word = number.to_bits());
@@ -52,7 +52,8 @@ impl RawExperts {
 
     fn view(&self, experts: &[QuantizedTensor]) -> DeviceExpertsView<'_> {
         let (codes, scales) = (self.codes.address(), self.scales.address());
-        // SAFETY: there are as many bytes, borrowed for as long.
+        // SAFETY: `self.codes` and `self.scales` hold `COUNT` matrices of this shape, and `self` is
+        // borrowed for the view's lifetime.
         let view =
             unsafe { DeviceExpertsView::from_raw_parts(experts[0].shape(), COUNT, codes, scales) }.unwrap();
         match &self.slots {
@@ -62,7 +63,7 @@ impl RawExperts {
     }
 }
 
-/// Results of pairs that were sorted, by the kernels that are chosen.
+/// Returns results of sorted pairs by the chosen kernels.
 fn multiplied(
     gpu: &Gpu,
     experts: DeviceExpertsView<'_>,
@@ -79,11 +80,11 @@ fn multiplied(
     out.read_as()
 }
 
-/// A product has the bits that it has with weights of this library's, however they come there, and rows are where an order says.
+/// A product must have the same bits for any source of weights, and rows must follow the order.
 pub(crate) fn are_multiplied_in_every_order(gpu: &Gpu) {
     let stream = gpu.stream();
     for (seed, format) in [(0, Format::Nvfp4), (1, Format::Nvfp4), (2, Format::Nvfp4), (4, Format::Mxfp4)] {
-        // Experts that are smaller than a slot of a global scale, and larger ones.
+        // Experts smaller than the slot of a global scale, and larger ones.
         for [rows, cols] in [[1, 32], [96, 1024]] {
             let experts = experts(format, [rows, cols], seed);
             let owned = DeviceExperts::from_host(stream, &experts).unwrap();
@@ -98,7 +99,7 @@ pub(crate) fn are_multiplied_in_every_order(gpu: &Gpu) {
             }
             for tokens in [1, 70] {
                 let mut random = fastrand::Rng::with_seed(tokens as u64);
-                // The last number is no expert's.
+                // The last number is not an expert.
                 let of_token = || random.choose_multiple(0..=COUNT as u32, TOP_K);
                 let chosen: Vec<u32> = std::iter::repeat_with(of_token).take(tokens).flatten().collect();
                 let mut routing = DeviceRouting::zeros(stream, COUNT, chosen.len()).unwrap();
@@ -137,7 +138,7 @@ pub(crate) fn are_multiplied_in_every_order(gpu: &Gpu) {
     }
 }
 
-pub(crate) fn that_do_not_fit_are_refused(gpu: &Gpu) {
+pub(crate) fn of_mismatched_views_are_refused(gpu: &Gpu) {
     let stream = gpu.stream();
     let experts = experts(Format::Nvfp4, [16, 256], 0);
     let shape = experts[0].shape();
@@ -148,7 +149,7 @@ pub(crate) fn that_do_not_fit_are_refused(gpu: &Gpu) {
     let mut out = Raw::used(stream, 2 * TOP_K * 16);
     for (codes, scales) in [(8, 0), (0, 4)] {
         let (codes, scales) = (raw.codes.address() + codes, raw.scales.address() + scales);
-        // SAFETY: no kernel reads there, as the addresses are refused.
+        // SAFETY: the product refuses these addresses, so no kernel reads them.
         let view = unsafe { DeviceExpertsView::from_raw_parts(shape, COUNT, codes, scales) }.unwrap();
         let mut workspace = gpu.experts_workspace(stream, view, TOP_K, Dtype::Bf16).unwrap();
         let (x, rows) = (x.view::<bf16>(), ExpertRows::Gathered);

@@ -1,4 +1,4 @@
-//! Operations in memory and on streams that are not this library's.
+//! Tests operations in another library's memory and on its streams.
 
 use std::sync::Arc;
 
@@ -30,7 +30,7 @@ fn nvfp4() -> Recipe {
     Recipe { non_finite: NonFinite::Propagate, ..recipe }
 }
 
-/// Default recipes, and NVFP4 with a global scale that is given, and without one.
+/// Returns the default recipes, and NVFP4 with a given global scale and without one.
 fn recipes(scale_layout: ScaleLayout) -> Vec<Recipe> {
     use microscale::Global;
     let mut recipes = default_recipes(scale_layout);
@@ -105,7 +105,8 @@ pub(crate) fn takes_an_amax(gpu: &Gpu) {
     assert!(matches!(refused, Err(Error::Length { expected: 4, found: 3, .. })), "{refused:?}");
 }
 
-/// Products have the bits that they have in buffers of cudarc's, and quantized vectors the CPU's.
+/// Products must have the same bits as in cudarc's buffers, and products of quantized vectors the
+/// CPU's bits.
 pub(crate) fn is_multiplied(gpu: &Gpu) {
     const MOST: usize = 70;
     let stream = gpu.stream();
@@ -125,7 +126,8 @@ pub(crate) fn is_multiplied(gpu: &Gpu) {
 
             let x = Raw::of(stream, bytemuck::cast_slice(&product.x));
             let mut out = Raw::used(stream, 2 * product.results.len());
-            // SAFETY: the memory has as many bytes, zeros at first, and products alone write there.
+            // SAFETY: `raw_workspace` has `bytes` zeroed bytes and lives until the end of the loop.
+            // Only products on this stream write to it.
             let in_memory =
                 unsafe { GemmWorkspaceMut::from_raw_parts(raw_workspace.address(), bytes) }.unwrap();
             gpu.gemm_weights_on(
@@ -156,13 +158,14 @@ pub(crate) fn is_multiplied(gpu: &Gpu) {
     }
 }
 
-pub(crate) fn that_starts_elsewhere_is_refused(gpu: &Gpu) {
+pub(crate) fn with_the_wrong_alignment_is_refused(gpu: &Gpu) {
     let stream = gpu.stream();
     let shape = QuantizedShape::new(Format::Mxfp4, 4, 64);
     let memory = Raw::zeros(stream, 4096);
     let mut out = Raw::used(stream, 4096);
     let at = |codes: u64, scales: u64| {
-        // SAFETY: the memory is longer than what the view and the addresses need.
+        // SAFETY: `memory` lives until the end of the test and extends beyond both addresses plus
+        // the sizes of this shape.
         unsafe {
             DeviceTensorView::from_raw_parts(shape, memory.address() + codes, memory.address() + scales)
         }
@@ -176,19 +179,19 @@ pub(crate) fn that_starts_elsewhere_is_refused(gpu: &Gpu) {
     assert!(matches!(wrong, Error::Alignment { what: "the codes", needed: 16, .. }), "{wrong:?}");
     let wrong = refused(at(0, 1028), &mut out);
     assert!(matches!(wrong, Error::Alignment { what: "the scales", needed: 16, .. }), "{wrong:?}");
-    // SAFETY: the memory is longer.
+    // SAFETY: `memory` lives until the end of the test and extends beyond 2 + 1024 bytes.
     let odd = unsafe { DeviceView::<f32>::from_raw_parts(memory.address() + 2, 256) };
     let mut words = Raw::zeros(stream, 16);
     let wrong = gpu.amax_on(stream, odd, Shape::new(4, 64), words.view_mut()).unwrap_err();
     assert!(matches!(wrong, Error::Alignment { what: "the input", needed: 4, .. }), "{wrong:?}");
     assert!(out.read().iter().all(|byte| *byte == 0x5B));
 
-    // Memory that is missing.
+    // Missing memory.
     let recipe = nvfp4();
     let values = Raw::zeros(stream, 4 * 64 * 4);
     let mut tensor = RawTensor::used(stream, quantized_shape(Shape::new(4, 64), &recipe));
     let (codes, scales) = (tensor.codes.address(), tensor.scales.address());
-    // SAFETY: there are as many bytes.
+    // SAFETY: `tensor.codes` and `tensor.scales` have the sizes of this shape and outlive the view.
     let without = unsafe { DeviceTensorViewMut::from_raw_parts(tensor.shape, codes, scales) }.unwrap();
     let options = DeviceQuantizeOptions::new();
     let wrong = gpu.quantize_on(stream, values.view::<f32>(), Shape::new(4, 64), &recipe, options, without);
@@ -196,17 +199,18 @@ pub(crate) fn that_starts_elsewhere_is_refused(gpu: &Gpu) {
     let mut short = Raw::zeros(stream, 16);
     let wrong = tensor.view_mut().with_global_slot(short.view_mut()).map(drop);
     assert!(matches!(wrong, Err(Error::Length { found: 4, .. })), "{wrong:?}");
-    // SAFETY: nothing is there, and nothing is done with it.
+    // SAFETY: the call refuses the size, so no kernel accesses the memory.
     let wrong = unsafe { GemmWorkspaceMut::from_raw_parts(memory.address(), 4096) }.map(drop);
     assert!(matches!(wrong, Err(Error::Operands(OperandFault::Workspace { .. }))), "{wrong:?}");
 }
 
-/// Buffers of another context on the same GPU, which are as foreign as those of another GPU.
+/// Buffers of another context on the same GPU are treated like buffers of another GPU.
 pub(crate) fn of_another_context_is_refused(gpu: &Gpu) {
     let (stream, shape) = (gpu.stream(), Shape::new(4, 64));
     let device = result::device::get(0).unwrap();
     let mut context = std::ptr::null_mut();
-    // SAFETY: the device exists, and the context, which is written, is given to its owner at once.
+    // SAFETY: the device exists. The new context is written to `context`, and `CudaContext` takes
+    // ownership immediately.
     let other = unsafe {
         cuCtxCreate_v4(&raw mut context, std::ptr::null_mut(), 0, device).result().unwrap();
         CudaContext::from_raw_context(0, device, context).unwrap()
@@ -233,7 +237,7 @@ pub(crate) fn of_another_context_is_refused(gpu: &Gpu) {
     gpu.context().bind_to_thread().unwrap();
 }
 
-/// Buffers that become a tensor, and a tensor that becomes buffers.
+/// Converts buffers to a tensor and back.
 pub(crate) fn becomes_a_tensor_and_back(gpu: &Gpu) {
     let stream = gpu.stream();
     for seed in 0..3 {
@@ -262,14 +266,14 @@ pub(crate) fn becomes_a_tensor_and_back(gpu: &Gpu) {
     assert_eq!(again.to_host(stream).unwrap(), QuantizedTensor::zeros(shape).unwrap());
 }
 
-/// A stream that something else made does the work, and is there afterwards.
-pub(crate) fn on_a_stream_of_others(gpu: &Gpu) {
+/// A stream of another library does the work and still exists afterwards.
+pub(crate) fn works_on_another_librarys_stream(gpu: &Gpu) {
     let shape = Shape::new(40, 96);
     let values = patterns::<f32>(shape.elements(), false, 23);
     gpu.context().bind_to_thread().unwrap();
     let theirs = result::stream::create(StreamKind::NonBlocking).unwrap();
     {
-        // SAFETY: the stream is the context's and outlives this block.
+        // SAFETY: the stream belongs to this context and is destroyed only after this block.
         let stream = unsafe { gpu.context().wrap_borrowed_stream(theirs) };
         let on_theirs = Gpu::from_stream(stream.clone()).unwrap();
         assert!(Arc::ptr_eq(on_theirs.stream(), &stream));
@@ -283,32 +287,33 @@ pub(crate) fn on_a_stream_of_others(gpu: &Gpu) {
         assert_is_cpus(&found, &values, shape, &Recipe::default());
     }
     gpu.context().bind_to_thread().unwrap();
-    // SAFETY: nobody else has destroyed it.
+    // SAFETY: this test created the stream and is the only one to destroy it.
     unsafe {
         result::stream::synchronize(theirs).unwrap();
         result::stream::destroy(theirs).unwrap();
     }
 }
 
-/// Captures what is enqueued and counts kernels, memory that is set, and copies. A capture refuses to wait, and memory that is
-/// allocated is a node of another kind.
+/// Captures enqueued work and counts kernels, memsets and copies.
+///
+/// A capture refuses to wait, and allocations are nodes of another kind.
 fn captured(stream: &Arc<CudaStream>, mut enqueue: impl FnMut()) -> [usize; 3] {
-    // The driver compiles a kernel when it is first used.
+    // The driver compiles a kernel on its first use.
     enqueue();
     stream.synchronize().unwrap();
     stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL).unwrap();
     enqueue();
     let graph = stream.end_capture(CUgraphInstantiate_flags(0)).unwrap().unwrap();
     let mut count = 0;
-    // SAFETY: without an array, the driver writes the number of nodes.
+    // SAFETY: with a null array, the driver writes only the number of nodes to `count`.
     unsafe { cuGraphGetNodes(graph.cu_graph(), std::ptr::null_mut(), &raw mut count) }.result().unwrap();
     let mut nodes = vec![std::ptr::null_mut(); count];
-    // SAFETY: the array has room for so many.
+    // SAFETY: `nodes` has room for `count` nodes.
     unsafe { cuGraphGetNodes(graph.cu_graph(), nodes.as_mut_ptr(), &raw mut count) }.result().unwrap();
     let mut counts = [0; 3];
     for node in nodes {
         let mut kind = CUgraphNodeType::CU_GRAPH_NODE_TYPE_EMPTY;
-        // SAFETY: the node is the graph's, which lives.
+        // SAFETY: `node` belongs to `graph`, which is alive.
         unsafe { cuGraphNodeGetType(node, &raw mut kind) }.result().unwrap();
         match kind {
             CUgraphNodeType::CU_GRAPH_NODE_TYPE_KERNEL => counts[0] += 1,
@@ -320,12 +325,13 @@ fn captured(stream: &Arc<CudaStream>, mut enqueue: impl FnMut()) -> [usize; 3] {
     counts
 }
 
-/// Every operation on device memory enqueues kernels, memory that is set and copies on the device, and nothing else: neither
-/// allocations nor waits, and no events.
+/// Every operation on device memory enqueues only kernels, memsets and copies on the device.
+///
+/// Allocations, waits and events are not allowed.
 pub(crate) fn operations_allocate_nothing_and_do_not_wait(_: &Gpu) {
-    // Its own context state: captures do not allow cudarc's events.
+    // A handle of its own: captures do not allow cudarc's events.
     let gpu = &Gpu::new(0).unwrap();
-    // SAFETY: everything below is on one stream.
+    // SAFETY: until tracking is enabled again, all work of this context uses one stream.
     unsafe { gpu.context().disable_event_tracking() };
     let (stream, shape) = (gpu.stream(), Shape::new(65, 256));
     let values = Raw::of(stream, bytemuck::cast_slice(&patterns::<bf16>(shape.elements(), false, 24)));
@@ -343,7 +349,7 @@ pub(crate) fn operations_allocate_nothing_and_do_not_wait(_: &Gpu) {
             let what = format!("{recipe:?}");
             let mut out = RawTensor::used(stream, quantized_shape(shape, &recipe));
             let mut view = out.view_mut();
-            // Padding is set, and an amax before it is searched.
+            // A memset clears padding, and another one an amax before it is computed.
             let padded = usize::from(scale_layout == ScaleLayout::Swizzled);
             let planned = usize::from(recipe.scheme.global_from_amax().is_some());
             let quantizing = captured(stream, || {
@@ -405,7 +411,8 @@ pub(crate) fn operations_allocate_nothing_and_do_not_wait(_: &Gpu) {
         assert_eq!(product, [1, 0, 0], "gemv, {format}");
         for (tokens, kernels) in [(1, 1), (8, 1), (16, 1), (200, 2)] {
             let product = captured(stream, || {
-                // SAFETY: the memory has as many bytes, zeros at first, and products alone write there.
+                // SAFETY: `workspace` has `bytes` zeroed bytes and lives until the end of the loop.
+                // Only products on this stream write to it.
                 let workspace =
                     unsafe { GemmWorkspaceMut::from_raw_parts(workspace.address(), bytes) }.unwrap();
                 let x = x.view::<bf16>();
@@ -426,6 +433,6 @@ pub(crate) fn operations_allocate_nothing_and_do_not_wait(_: &Gpu) {
         tensor = Some(set.unwrap());
     });
     assert_eq!(setting, [0, 1, 0], "a global scale");
-    // SAFETY: nothing is in flight; later tests may use several streams again.
+    // SAFETY: all work has completed, so no buffer of a later test lacks an event.
     unsafe { gpu.context().enable_event_tracking() };
 }

@@ -1,4 +1,6 @@
-//! Products of experts' weights: near the exact sums, or the CPU's bits where no tensor core computes them.
+//! Tests products of experts' weights.
+//!
+//! Results must be within the error bound, or equal the CPU's bits where no tensor core is used.
 
 use half::{bf16, f16};
 use microscale::formats::arithmetic::Fused;
@@ -13,10 +15,11 @@ use microscale_test_support::weights::{Activations, Bound, ExactProducts, is_unu
 
 use super::gemv_weights::{Product, assert_same};
 
-/// The largest product that tensor cores may lose: they may drop subnormal numbers.
+/// Maximum loss of a product in tensor cores, which may flush subnormal numbers.
 const LEAST: f64 = f64::from_bits((1023 - 126) << 52);
 
-/// Experts with their rows of activations, and the experts of pairs: some number behind all for none.
+/// Experts with their activations, and the expert of each pair (an index past the last one for
+/// none).
 struct Mixture<T> {
     experts: Vec<(Product<T>, ExactProducts)>,
     counts: Vec<usize>,
@@ -25,7 +28,9 @@ struct Mixture<T> {
     sorted: Vec<usize>,
 }
 
-/// The bound of results of activations in f32: each of three parts in bf16 has an error of its own, and is smaller than the one before.
+/// Returns the bound for f32 activations: each of three bf16 parts has an error of its own.
+///
+/// Each part is smaller than the one before.
 fn bound_of_parts(weights: &QuantizedTensor) -> Bound {
     let cols = weights.cols();
     let bound = Bound::of_gemm::<bf16>(cols, LEAST).or(Bound::of_tensor_cores::<bf16>(cols, [8, 16], LEAST));
@@ -33,14 +38,14 @@ fn bound_of_parts(weights: &QuantizedTensor) -> Bound {
 }
 
 impl<T: Exact + Activation> Mixture<T> {
-    /// Draws one. `counts` are the pairs of each expert, the last ones those of none.
+    /// Draws a mixture. `counts` are the pairs of each expert, followed by the pairs without one.
     fn new(format: Format, [rows, cols]: [usize; 2], counts: &[usize], scales: Scales, seed: u64) -> Self {
         let mut chosen: Vec<_> =
             (0..).zip(counts).flat_map(|(expert, count)| std::iter::repeat_n(expert, *count)).collect();
         fastrand::Rng::with_seed(seed).shuffle(&mut chosen);
         let counts = &counts[..counts.len() - 1];
         let of = |(expert, count): (u64, &usize)| {
-            // All have global scales of one kind.
+            // All global scales have the same kind.
             let weights = tensor(format, rows, cols, scales, seed + 3 * expert);
             let product = Product::new(weights, (*count).max(1), Activations::Common);
             let exact = ExactProducts::of(&product.weights, &product.x, product.tokens);
@@ -52,7 +57,7 @@ impl<T: Exact + Activation> Mixture<T> {
         Self { experts, counts: counts.to_vec(), chosen, sorted }
     }
 
-    /// Rows of activations, in the order of pairs or sorted.
+    /// Returns activation rows, by pair or sorted.
     fn activations(&self, rows: ExpertRows) -> Vec<T> {
         let cols = self.experts[0].0.weights.cols();
         let mut x = vec![T::default(); self.chosen.len() * cols];
@@ -75,7 +80,8 @@ impl<T: Exact + Activation> Mixture<T> {
         (experts.unwrap(), routing)
     }
 
-    /// Checks results of a kernel, `skipped` elements behind 256 bytes.
+    /// Checks results of a kernel, with activations `skipped` elements after a multiple of 256
+    /// bytes.
     fn check(&self, gpu: &Gpu, kernel: ExpertsKernel, rows: ExpertRows, skipped: usize) {
         let (stream, first) = (gpu.stream(), &self.experts[0].0.weights);
         let what = format!("{}, {rows:?}, {:?}, {:?}", kernel.word(), first.shape(), self.counts);
@@ -159,7 +165,7 @@ impl<T: Exact + Activation> Mixture<T> {
 }
 
 fn every_kernel<T: Exact + Activation>(gpu: &Gpu) {
-    // The last counts are pairs of no expert.
+    // The last count is of pairs without an expert.
     let cases: [(usize, usize, &[usize]); 6] = [
         (40, 256, &[2, 0, 9, 1, 2]),
         (300, 128, &[0, 1, 0, 17, 0, 0]),
@@ -171,13 +177,14 @@ fn every_kernel<T: Exact + Activation>(gpu: &Gpu) {
     for (seed, (rows, cols, counts)) in (0..).zip(cases) {
         for format in [Format::Nvfp4, Format::Mxfp4] {
             let scales = [Scales::Common, Scales::Numbers, Scales::Common, Scales::Any][seed as usize % 4];
-            // Sums of parts are added up: of scales that are beyond f32, infinities of two signs.
+            // Partial sums are added. With scales beyond f32's range, infinities of two signs would
+            // meet.
             let scales = if T::DTYPE == Dtype::F32 { Scales::Common } else { scales };
             let mixture = Mixture::<T>::new(format, [rows, cols], counts, scales, seed);
             let (experts, _) = mixture.on_device(gpu);
             let skipped = if seed == 2 { 3 } else { 0 };
             for kernel in gpu.experts_kernels() {
-                // Kernels for many rows want NVFP4's rows in whole words of scales.
+                // Kernels for many rows require whole words of scales in NVFP4's rows.
                 let words = format == Format::Mxfp4 || experts.shape().blocks_per_row().is_multiple_of(4);
                 if kernel.word().contains("mma") && !words {
                     continue;
@@ -196,17 +203,19 @@ pub(crate) fn is_near_the_exact_sum_for_every_kernel(gpu: &Gpu) {
     every_kernel::<f32>(gpu);
 }
 
-/// gpt-oss-20b's first product, by the kernel that is chosen: routing, planning and multiplying captured in one graph, with other
-/// experts chosen at each replay.
+/// gpt-oss-20b's first product with the chosen kernel.
+///
+/// Routing, planning and multiplication are captured in one graph, and each replay chooses other
+/// experts.
 pub(crate) fn replays_in_a_graph_for_other_tokens(_: &Gpu) {
     replays::<bf16>(|weights| Bound::of_gemm::<bf16>(weights.cols(), LEAST));
     replays::<f32>(bound_of_parts);
 }
 
 fn replays<T: Exact + Activation>(bound_of: fn(&QuantizedTensor) -> Bound) {
-    // Its own context state: captures do not allow cudarc's events.
+    // A handle of its own: captures do not allow cudarc's events.
     let gpu = Gpu::new(0).unwrap();
-    // SAFETY: everything below is on one stream.
+    // SAFETY: until tracking is enabled again, all work of this context uses one stream.
     unsafe { gpu.context().disable_event_tracking() };
     let stream = gpu.stream();
     for tokens in [1, 16, 200] {
@@ -222,7 +231,7 @@ fn replays<T: Exact + Activation>(bound_of: fn(&QuantizedTensor) -> Bound) {
         let mut routing = DeviceRouting::zeros(stream, experts as usize, pairs).unwrap();
         let mut workspace = gpu.experts_workspace(stream, &there, pairs, T::DTYPE).unwrap();
         let mut out = stream.alloc_zeros::<T>(pairs * rows).unwrap();
-        // Once before, so that kernels are compiled.
+        // Runs once beforehand, so that kernels are compiled.
         let mut enqueue = || {
             gpu.route_on(stream, &chosen, top_k, &mut routing).unwrap();
             gpu.gemm_experts_on(
@@ -256,20 +265,20 @@ fn replays<T: Exact + Activation>(bound_of: fn(&QuantizedTensor) -> Bound) {
             }
         }
     }
-    // SAFETY: nothing is in flight; later tests may use several streams again.
+    // SAFETY: all work has completed, so no buffer of a later test lacks an event.
     unsafe { gpu.context().enable_event_tracking() };
 }
 
-/// A captured sorting has not sorted anything yet: the lists that are there are of more tokens than the product has.
-pub(crate) fn leaves_results_alone_until_pairs_are_sorted(_: &Gpu) {
+/// A captured sort has not run yet, so the existing lists are for more tokens than the product has.
+pub(crate) fn writes_no_results_until_pairs_are_sorted(_: &Gpu) {
     leaves_results_alone::<bf16>();
     leaves_results_alone::<f32>();
 }
 
 fn leaves_results_alone<T: Exact + Activation + PartialEq>() {
-    // Its own context state: captures do not allow cudarc's events.
+    // A handle of its own: captures do not allow cudarc's events.
     let gpu = Gpu::new(0).unwrap();
-    // SAFETY: everything below is on one stream.
+    // SAFETY: until tracking is enabled again, all work of this context uses one stream.
     unsafe { gpu.context().disable_event_tracking() };
     let stream = gpu.stream();
     let (experts, top_k, rows, cols, room) = (4, 2, 64, 256, 64);
@@ -303,11 +312,11 @@ fn leaves_results_alone<T: Exact + Activation + PartialEq>() {
             assert_eq!(is_untouched(kernel), !sorted, "{}", kernel.word());
         }
     }
-    // SAFETY: nothing is in flight; later tests may use several streams again.
+    // SAFETY: all work has completed, so no buffer of a later test lacks an event.
     unsafe { gpu.context().enable_event_tracking() };
 }
 
-pub(crate) fn refuses_what_does_not_fit(gpu: &Gpu) {
+pub(crate) fn refuses_mismatched_operands(gpu: &Gpu) {
     let stream = gpu.stream();
     let expert = |rows, seed| tensor(Format::Nvfp4, rows, 256, Scales::Common, seed);
     let refused = |weights: &[microscale::QuantizedTensor]| {
@@ -316,7 +325,7 @@ pub(crate) fn refuses_what_does_not_fit(gpu: &Gpu) {
             Error::Operands(OperandFault::Experts { .. })
         )
     };
-    // None; of two shapes; one with a divisor and one with a multiplier.
+    // No experts, two shapes, and a divisor together with a multiplier.
     assert!(refused(&[]) && refused(&[expert(8, 0), expert(9, 3)]) && refused(&[expert(8, 0), expert(8, 1)]));
     let experts = DeviceExperts::from_host(stream, &[expert(8, 0), expert(8, 3)]).unwrap();
     let chosen = stream.clone_htod(&[0u32; 6]).unwrap();
@@ -340,7 +349,7 @@ pub(crate) fn refuses_what_does_not_fit(gpu: &Gpu) {
     multiply(&routing, &mut out).unwrap();
 }
 
-/// Operations of f32 as the CPU has them.
+/// The CPU's f32 operations.
 struct Cpu;
 
 impl Fused for Cpu {
@@ -349,8 +358,9 @@ impl Fused for Cpu {
     }
 }
 
-/// Steps behind a product are those of its results in f32: a bias of each expert, gates, a residual by the results' places.
-pub(crate) fn has_steps_behind_it(gpu: &Gpu) {
+/// An epilogue must equal its steps on f32 results: a bias per expert, gates, and a residual by
+/// position.
+pub(crate) fn applies_an_epilogue(gpu: &Gpu) {
     check_steps::<bf16>(gpu);
     check_steps::<f32>(gpu);
 }

@@ -1,4 +1,6 @@
-//! Products of weights and activations of many tokens: near the exact sums, or the CPU's bits where no tensor core computes them.
+//! Tests products of weights and activations of many tokens.
+//!
+//! Results must be within the error bound, or equal the CPU's bits where no tensor core is used.
 
 use half::{bf16, f16};
 use microscale::gpu::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
@@ -13,10 +15,12 @@ use microscale_test_support::weights::{Activations, Bound, ExactProducts, is_unu
 
 use super::gemv_weights::{Product, assert_same};
 
-/// What tensor cores may lose of a product: they may drop subnormal numbers.
+/// Maximum loss of a product in tensor cores, which may flush subnormal numbers.
 const LEAST: f64 = f64::from_bits((1023 - 126) << 52);
 
-/// Multiplies by a kernel from device memory, activations `skipped` elements behind 256 bytes; twice, with the same workspace.
+/// Multiplies twice from device memory with one kernel and the same workspace.
+///
+/// Activations start `skipped` elements after a multiple of 256 bytes.
 fn on_gpu<T: Exact + TensorCoreActivation>(
     gpu: &Gpu,
     product: &Product<T>,
@@ -42,7 +46,7 @@ fn on_gpu<T: Exact + TensorCoreActivation>(
     found
 }
 
-/// Checks results: rows with unusual scales have the CPU's bits.
+/// Checks results. Rows with out-of-range scales must have the CPU's bits.
 fn check<T: Exact + TensorCoreActivation>(gpu: &Gpu, product: &Product<T>, skipped: usize) {
     let exact = ExactProducts::of(&product.weights, &product.x, product.tokens);
     let bound = Bound::of_gemm::<T>(product.weights.cols(), LEAST);
@@ -60,7 +64,7 @@ fn check<T: Exact + TensorCoreActivation>(gpu: &Gpu, product: &Product<T>, skipp
 }
 
 pub(crate) fn is_near_the_exact_sum_for_every_kernel(gpu: &Gpu) {
-    // NVFP4's rows are whole words of scales.
+    // NVFP4's rows have whole words of scales.
     let shapes = [
         (1, 64, &[1, 9, 16, 33, 64, 100, 130, 257][..]),
         (35, 128, &[1, 17, 64, 129, 170, 300]),
@@ -93,7 +97,7 @@ pub(crate) fn is_near_the_exact_sum_for_every_kernel(gpu: &Gpu) {
     }
 }
 
-/// Work tiles that are whole, shared by two thread blocks and by many.
+/// Tests work tiles that are whole, or split between two or many thread blocks.
 pub(crate) fn is_near_the_cpus_on_layers_of_models(gpu: &Gpu) {
     for (format, rows, cols, tokens) in [
         (Format::Nvfp4, 4096, 4096, 16),
@@ -106,7 +110,7 @@ pub(crate) fn is_near_the_cpus_on_layers_of_models(gpu: &Gpu) {
     }
 }
 
-pub(crate) fn refuses_a_workspace_for_less(gpu: &Gpu) {
+pub(crate) fn refuses_a_workspace_that_is_too_small(gpu: &Gpu) {
     let weights = tensor(Format::Mxfp4, 300, 2048, Scales::Common, 2);
     let stream = gpu.stream();
     let there = DeviceTensor::from_host(stream, &weights).unwrap();
@@ -118,11 +122,11 @@ pub(crate) fn refuses_a_workspace_for_less(gpu: &Gpu) {
     assert!(matches!(refused, Error::Operands(OperandFault::Workspace { .. })), "{refused:?}");
 }
 
-/// Any number of tokens, from host memory and captured in a graph.
+/// Tests any number of tokens, from host memory and captured in a graph.
 pub(crate) fn replays_in_a_graph(_: &Gpu) {
-    // Its own context state: captures do not allow cudarc's events.
+    // A handle of its own: captures do not allow cudarc's events.
     let gpu = Gpu::new(0).unwrap();
-    // SAFETY: everything below is on one stream.
+    // SAFETY: until tracking is enabled again, all work of this context uses one stream.
     unsafe { gpu.context().disable_event_tracking() };
     let stream = gpu.stream();
     for tokens in [1, 8, 9, 70, 120] {
@@ -143,11 +147,11 @@ pub(crate) fn replays_in_a_graph(_: &Gpu) {
             assert_same(&stream.clone_dtoh(&out).unwrap(), &expected, "a replay");
         }
     }
-    // SAFETY: nothing is in flight; later tests may use several streams again.
+    // SAFETY: all work has completed, so no buffer of a later test lacks an event.
     unsafe { gpu.context().enable_event_tracking() };
 }
 
-/// Multiplies, with steps behind, by the kernel that is chosen and by all others, and checks that results are near.
+/// Multiplies with an epilogue, with the chosen kernel and all others, and checks the error bound.
 fn check_steps<T: Exact + Activation, O: Exact + ProductOf<T>>(
     gpu: &Gpu,
     weights: &QuantizedTensor,
@@ -158,7 +162,7 @@ fn check_steps<T: Exact + Activation, O: Exact + ProductOf<T>>(
     let mut random = fastrand::Rng::with_seed((rows + tokens) as u64);
     let x: Vec<T> = (0..tokens * cols).map(|_| T::from_f32(random.f32() - 0.5)).collect();
     let exact = ExactProducts::of(weights, &x, tokens);
-    // Of f32, each of three parts has an error of its own, and is smaller than the one before.
+    // For f32, each of three parts has an error of its own and is smaller than the one before.
     let bound = Bound::of_gemm::<bf16>(cols, LEAST).or(Bound::of_tensor_cores::<bf16>(cols, [8, 16], LEAST));
     let bound = bound.or(Bound::of_one_token::<bf16>(weights, 1, LEAST));
     let drawn = Steps::<T, O>::draw(rows, tokens, steps, 7);
@@ -185,8 +189,9 @@ fn check_steps<T: Exact + Activation, O: Exact + ProductOf<T>>(
     }
 }
 
-/// A bias, gates and a residual, with results in the activations' dtype and in f32, and activations in f32.
-pub(crate) fn has_steps_behind_it(gpu: &Gpu) {
+/// Tests a bias, gates and a residual, with results in the activations' dtype and in f32, and f32
+/// activations.
+pub(crate) fn applies_an_epilogue(gpu: &Gpu) {
     let all = [
         (false, None, false),
         (true, None, true),

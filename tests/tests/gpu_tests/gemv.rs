@@ -1,4 +1,4 @@
-//! Products of quantized operands.
+//! Tests products of quantized operands.
 
 use half::{bf16, f16};
 use microscale::gpu::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
@@ -19,7 +19,7 @@ fn assert_same<T: Element>(found: &[T], expected: &[T], what: &str) {
     assert!(bytes(found) == bytes(expected), "{what}");
 }
 
-/// By every kernel, from device memory.
+/// Tests every kernel, from device memory.
 fn check<T: Element>(gpu: &Gpu, matrix: &QuantizedTensor, vectors: &QuantizedTensor, batch: Batch) {
     let expected = expected::<T>(matrix, vectors, batch);
     let stream = gpu.stream();
@@ -61,7 +61,7 @@ pub(crate) fn equals_the_cpu_for_every_kernel(gpu: &Gpu) {
     }
 }
 
-/// Those of the contest's tests and benchmarks (M, K, L), and layers of models.
+/// Shapes (M, K, L) of the contest's tests and benchmarks, and of layers of models.
 const PUBLISHED: [(usize, usize, usize); 17] = [
     (128, 256, 1),
     (128, 1536, 1),
@@ -118,9 +118,9 @@ pub(crate) fn refuses_what_the_cpu_refuses(gpu: &Gpu) {
 }
 
 pub(crate) fn replays_in_a_graph(_: &Gpu) {
-    // Its own context state: captures do not allow cudarc's events.
+    // A handle of its own: captures do not allow cudarc's events.
     let gpu = Gpu::new(0).unwrap();
-    // SAFETY: everything below is on one stream.
+    // SAFETY: until tracking is enabled again, all work of this context uses one stream.
     unsafe { gpu.context().disable_event_tracking() };
     let stream = gpu.stream();
     let matrices = [3, 4].map(|seed| tensor(Format::Nvfp4, 600, 2048, Scales::Common, seed));
@@ -141,6 +141,6 @@ pub(crate) fn replays_in_a_graph(_: &Gpu) {
             assert_same(&stream.clone_dtoh(out).unwrap(), &expected, "a replay");
         }
     }
-    // SAFETY: nothing is in flight; later tests may use several streams again.
+    // SAFETY: all work has completed, so no buffer of a later test lacks an event.
     unsafe { gpu.context().enable_event_tracking() };
 }

@@ -1,5 +1,6 @@
-//! Products of weights and activations: near the exact sums, or the CPU's bits where no tensor core computes
-//! them.
+//! Tests products of weights and activations.
+//!
+//! Results must be within the error bound, or equal the CPU's bits where no tensor core is used.
 
 use half::{bf16, f16};
 use microscale::gpu::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
@@ -38,8 +39,9 @@ impl<T: Exact + TensorCoreActivation> Product<T> {
         format!("{} {:?}, {} tokens", T::DTYPE.word(), self.weights.shape(), self.tokens)
     }
 
-    /// The bound of a kernel's results, however many warps share rows. Products below f32's normal numbers
-    /// may be lost.
+    /// Returns the bound of a kernel's results for any number of warps per row.
+    ///
+    /// Products below f32's normal numbers may be lost.
     fn bound(&self, kernel: GemvWeightsKernel) -> Bound {
         let least = 2f64.powi(-126);
         if kernel.takes_one_token(self.weights.shape()) {
@@ -50,7 +52,9 @@ impl<T: Exact + TensorCoreActivation> Product<T> {
         }
     }
 
-    /// Multiplies by some kernels, from device memory, `skipped` activations behind 256 bytes; each twice.
+    /// Multiplies twice with each kernel, from device memory.
+    ///
+    /// Activations start `skipped` elements after a multiple of 256 bytes.
     fn on_gpu(
         &self,
         gpu: &Gpu,
@@ -77,15 +81,14 @@ impl<T: Exact + TensorCoreActivation> Product<T> {
         }
     }
 
-    /// Returns whether a kernel computes a row by the definition.
+    /// Returns whether a kernel falls back to the reference for a row.
     fn is_defined(&self, kernel: GemvWeightsKernel, row: usize) -> bool {
         let shape = self.weights.shape();
         !shape.cols.is_multiple_of(32)
             || !kernel.takes_one_token(shape) && is_unusual::<T>(&self.weights, row)
     }
 
-    /// Checks every kernel against the exact sums, or against the CPU's results where they are computed as
-    /// there.
+    /// Checks every kernel against the exact sums, or against the CPU's bits for fallback rows.
     fn check_all(&self, gpu: &Gpu) {
         let exact = ExactProducts::of(&self.weights, &self.x, self.tokens);
         self.on_gpu(gpu, GemvWeightsKernel::all(), 0, |found, kernel, what| {
@@ -121,7 +124,7 @@ pub(crate) fn is_near_the_exact_sum_for_every_kernel(gpu: &Gpu) {
     for format in FORMATS {
         for (rows, cols) in shapes {
             for tokens in [1, 2, 3, 4, 5, 6, 7, 8, 9, 17] {
-                // All kinds with every number of tokens and with every shape, over both.
+                // Combines all kinds with every number of tokens and every shape.
                 let (scales, kind) = kinds[seed as usize % 4];
                 let weights = tensor(format, rows, cols, scales, seed);
                 seed += 1;
@@ -133,9 +136,9 @@ pub(crate) fn is_near_the_exact_sum_for_every_kernel(gpu: &Gpu) {
     }
 }
 
-/// Rows that are computed by the definition beside others, and blocks of zeros under scales that would make
-/// them so.
-pub(crate) fn of_unusual_scales_equals_the_cpu(gpu: &Gpu) {
+/// Tests rows that fall back to the reference next to others, and zero blocks under out-of-range
+/// scales.
+pub(crate) fn of_out_of_range_scales_equals_the_cpu(gpu: &Gpu) {
     fn check<T: Exact + TensorCoreActivation>(gpu: &Gpu) {
         let [first, last] = usual_scales::<T>();
         for (tokens, cols) in [(1, 1056), (3, 96), (8, 160), (17, 2048)] {
@@ -163,8 +166,8 @@ pub(crate) fn of_unusual_scales_equals_the_cpu(gpu: &Gpu) {
     check::<bf16>(gpu);
 }
 
-/// Activations that do not start on 16 bytes.
-pub(crate) fn from_anywhere_equals_the_cpu(gpu: &Gpu) {
+/// Tests activations that do not start at a multiple of 16 bytes.
+pub(crate) fn of_unaligned_activations_equals_the_cpu(gpu: &Gpu) {
     for format in FORMATS {
         for (rows, cols, tokens) in [(33, 1056, 3), (9, 64, 1), (100, 1000, 9)] {
             let weights = tensor(format, rows, cols, Scales::Numbers, cols as u64);
@@ -178,7 +181,7 @@ pub(crate) fn from_anywhere_equals_the_cpu(gpu: &Gpu) {
     }
 }
 
-/// Layers of models, against the CPU: both may be off.
+/// Compares layers of models with the CPU. Both results may be off.
 pub(crate) fn is_near_the_cpus_on_layers_of_models(gpu: &Gpu) {
     fn check<T: Exact + TensorCoreActivation>(
         gpu: &Gpu,
@@ -186,10 +189,10 @@ pub(crate) fn is_near_the_cpus_on_layers_of_models(gpu: &Gpu) {
         (rows, cols): (usize, usize),
         tokens: usize,
     ) {
-        // Without a global scale: f16 holds all results.
+        // Without a global scale, f16 can represent all results.
         let weights = tensor(format, rows, cols, Scales::Common, 2);
         let product = Product::<T>::new(weights, tokens, Activations::Common);
-        // Σ|w·x|, by the CPU, in bf16, which is off by less than a hundredth of it.
+        // Σ|w·x|, computed in bf16 by the CPU, with an error below one percent.
         let codes = product.weights.codes().iter().map(|codes| codes & 0x77).collect();
         let shape = product.weights.shape();
         let magnitudes =
@@ -202,7 +205,7 @@ pub(crate) fn is_near_the_cpus_on_layers_of_models(gpu: &Gpu) {
         product.on_gpu(gpu, [kernel], 0, |found, _, what| {
             for (i, ((y, right), magnitudes)) in found.iter().zip(&product.results).zip(&sums).enumerate() {
                 let right = right.to_f64();
-                // Half a unit in the last place more: the CPU's result is rounded too.
+                // Half a unit in the last place more, because the CPU's result is rounded too.
                 let half = T::of_bits(y.bits() ^ 1).to_f64() - y.to_f64();
                 let error = bound.error(1.01 * f64::from(*magnitudes), 1.0) + half.abs();
                 near(*y, right, error).unwrap_or_else(|wrong| panic!("{wrong}: result {i}, {what}"));
@@ -217,7 +220,7 @@ pub(crate) fn is_near_the_cpus_on_layers_of_models(gpu: &Gpu) {
     }
 }
 
-/// 99.9 % of what common operands give is the exact sum's rounding or a neighbour of it.
+/// For ordinary operands, 99.9 % of results are the rounded exact sum or its neighbour.
 pub(crate) fn is_mostly_within_a_unit_in_the_last_place(gpu: &Gpu) {
     fn check<T: Exact + TensorCoreActivation>(gpu: &Gpu, format: Format, rows: usize, cols: usize) {
         let weights = tensor(format, rows, cols, Scales::Common, rows as u64);
@@ -258,7 +261,7 @@ pub(crate) fn refuses_what_the_cpu_refuses(gpu: &Gpu) {
     refused(&wide, 64, 1, 6);
 }
 
-pub(crate) fn of_nothing_is_nothing(gpu: &Gpu) {
+pub(crate) fn of_empty_operands_is_empty(gpu: &Gpu) {
     for format in FORMATS {
         for (rows, cols, tokens) in [(0, 64, 2), (3, 0, 2), (3, 64, 0), (0, 0, 1)] {
             let weights = tensor(format, rows, cols, Scales::Common, 2);
@@ -269,7 +272,7 @@ pub(crate) fn of_nothing_is_nothing(gpu: &Gpu) {
     }
 }
 
-/// From host memory as from device memory, with operands and room to spare.
+/// Results from host memory equal those from device memory, with spare room in operands.
 pub(crate) fn from_host_memory_is_the_same(gpu: &Gpu) {
     for format in FORMATS {
         for (rows, cols, tokens) in [(70, 1056, 3), (9, 48, 1), (600, 512, 11)] {
@@ -286,9 +289,9 @@ pub(crate) fn from_host_memory_is_the_same(gpu: &Gpu) {
 }
 
 pub(crate) fn replays_in_a_graph(_: &Gpu) {
-    // Its own context state: captures do not allow cudarc's events.
+    // A handle of its own: captures do not allow cudarc's events.
     let gpu = Gpu::new(0).unwrap();
-    // SAFETY: everything below is on one stream.
+    // SAFETY: until tracking is enabled again, all work of this context uses one stream.
     unsafe { gpu.context().disable_event_tracking() };
     let stream = gpu.stream();
     let products = [3, 4].map(|seed| {
@@ -318,6 +321,6 @@ pub(crate) fn replays_in_a_graph(_: &Gpu) {
             assert_same(&stream.clone_dtoh(out).unwrap(), expected, "a replay");
         }
     }
-    // SAFETY: nothing is in flight; later tests may use several streams again.
+    // SAFETY: all work has completed, so no buffer of a later test lacks an event.
     unsafe { gpu.context().enable_event_tracking() };
 }

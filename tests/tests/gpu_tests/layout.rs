@@ -1,10 +1,10 @@
-//! Scale layouts.
+//! Tests scale layouts.
 
 use microscale::gpu::{DeviceTensor, Gpu};
 use microscale::{Error, Format, GlobalScale, QuantizedShape, QuantizedTensor, ScaleLayout, Words};
 use microscale_test_support::golden::{Tensors, files};
 
-/// A tensor of random bytes, whose scales are not zero, so that padding shows.
+/// Returns a tensor of random bytes. Its scales are nonzero, so that padding is recognizable.
 fn tensor(shape: QuantizedShape, rng: &mut fastrand::Rng) -> QuantizedTensor {
     let (codes, scales) = shape.bytes().unwrap();
     let codes = (0..codes).map(|_| rng.u8(..)).collect();
@@ -34,13 +34,13 @@ pub(crate) fn converting_equals_the_cpu(gpu: &Gpu) {
     }
 }
 
-/// Converting writes every byte of its target, padding too, whatever was there.
+/// A conversion writes every byte of its target, including padding.
 pub(crate) fn converting_overwrites_its_target(gpu: &Gpu) {
     let mut rng = fastrand::Rng::with_seed(81);
     let stream = gpu.stream();
     let shape = QuantizedShape::new(Format::Nvfp4, 70, 140);
     let (one, other) = (tensor(shape, &mut rng), tensor(shape, &mut rng));
-    // Padding of the target is not zero before.
+    // The target's padding is not zero beforehand.
     let swizzled = shape.with_scale_layout(ScaleLayout::Swizzled);
     let mut target = DeviceTensor::from_host(stream, &tensor(swizzled, &mut rng)).unwrap();
     for source in [&one, &other] {
@@ -54,7 +54,7 @@ pub(crate) fn converting_overwrites_its_target(gpu: &Gpu) {
     assert!(matches!(refused, Err(Error::QuantizedShape { .. })), "{refused:?}");
 }
 
-pub(crate) fn swizzled_scales_are_torchaos(gpu: &Gpu) {
+pub(crate) fn swizzled_scales_match_torchao(gpu: &Gpu) {
     for name in files("layout") {
         let file = Tensors::read("layout", &name);
         for size in file.names().filter_map(|tensor| tensor.strip_suffix(".linear")) {

@@ -1,4 +1,4 @@
-//! Quantization from host memory.
+//! Tests quantization from host memory.
 
 use half::{bf16, f16};
 use microscale::formats::NegativeZero;
@@ -32,7 +32,8 @@ pub(crate) fn equals_the_cpu_for_every_option(gpu: &Gpu) {
 
 pub(crate) fn equals_the_cpu_on_every_16_bit_pattern(gpu: &Gpu) {
     fn run<T: Element>(gpu: &Gpu, from_bits: impl Fn(u16) -> T) {
-        // Each pattern meets neighbours of its own magnitude (in order) and of any (shuffled), many times over.
+        // Each pattern occurs many times, next to patterns of its own magnitude (in order) and of
+        // any (shuffled).
         let mut values: Vec<T> = (0..=u16::MAX).map(&from_bits).collect();
         let mut rng = fastrand::Rng::with_seed(7);
         for _ in 0..15 {
@@ -50,8 +51,8 @@ pub(crate) fn equals_the_cpu_on_every_16_bit_pattern(gpu: &Gpu) {
 }
 
 pub(crate) fn equals_the_cpu_on_every_f32_exponent_and_tie(gpu: &Gpu) {
-    // A row a power of two and a leading value: the block's amax, then all ties under every scale a rule may choose, and
-    // the values next to them.
+    // One row per power of two and leading value: the block's amax, all ties under every scale that
+    // a rule may choose, and their neighbours.
     let ties = [0.25f64, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0, 7.0];
     let mut values: Vec<f32> = Vec::new();
     for exponent in -149..=127 {
@@ -72,7 +73,7 @@ pub(crate) fn equals_the_cpu_on_every_f32_exponent_and_tie(gpu: &Gpu) {
             }
             for part in row[1..].chunks(31) {
                 values.push(row[0]);
-                // Nothing may exceed the leading value, or the block would be another one.
+                // No value may exceed the leading value, which would become the amax.
                 values.extend(part.iter().map(|v| v.clamp(-row[0], row[0])));
                 values.resize(values.len().next_multiple_of(32), 0.0);
             }
@@ -120,7 +121,7 @@ pub(crate) fn equals_the_cpu_on_golden_inputs(gpu: &Gpu) {
     assert!(seen >= 45, "only {seen} golden files");
 }
 
-/// Global scales of every size, at the ends of their range, and the ones that suit `amax`, more or less.
+/// Returns global scales of every size, at the limits of their range, and near the one for `amax`.
 fn global_scales(rng: &mut fastrand::Rng, convention: microscale::Convention) -> Vec<GlobalScale> {
     let direction = nvfp4_arithmetic(convention).direction;
     let ends = [f32::from_bits(1), 1e-38, 1e-36, 1e-30, 1e30, 1e38, f32::MAX];
@@ -129,8 +130,9 @@ fn global_scales(rng: &mut fastrand::Rng, convention: microscale::Convention) ->
     ends.into_iter().chain(any).chain(near).map(|amax| given_for(direction, amax)).collect()
 }
 
-/// Elements whose quotients are exactly ties and one float beside them, under every block scale: where a division that
-/// is not correctly rounded shows.
+/// Tests quotients that are exactly ties or one float away, under every block scale.
+///
+/// They reveal divisions that are not correctly rounded.
 pub(crate) fn equals_the_cpu_on_ties_of_quotients(gpu: &Gpu) {
     fn run<T: Exact>(gpu: &Gpu, rng: &mut fastrand::Rng) {
         for convention in NVFP4_CONVENTIONS {
@@ -153,13 +155,14 @@ pub(crate) fn equals_the_cpu_on_ties_of_quotients(gpu: &Gpu) {
     run::<bf16>(gpu, &mut rng);
 }
 
-/// Volume: mantissas and magnitudes at random, under global scales of every size.
+/// Tests many random mantissas and magnitudes, under global scales of every size.
 pub(crate) fn equals_the_cpu_on_random_magnitudes_and_global_scales(gpu: &Gpu) {
     fn run<T: Exact>(gpu: &Gpu, rng: &mut fastrand::Rng) {
         let shape = Shape::new(1 << 10, 1 << 9);
         for convention in NVFP4_CONVENTIONS {
             for given in global_scales(rng, convention) {
-                // About as large as the global scale takes, some powers of two up and down.
+                // About as large as the global scale allows, up to some powers of two larger or
+                // smaller.
                 let center = match given {
                     GlobalScale::Divisor(divisor) => 2688.0 / f64::from(divisor),
                     GlobalScale::Multiplier(multiplier) => 2688.0 * f64::from(multiplier),
@@ -182,8 +185,10 @@ pub(crate) fn equals_the_cpu_on_random_magnitudes_and_global_scales(gpu: &Gpu) {
     run::<bf16>(gpu, &mut rng);
 }
 
-/// Whole tiles of swizzled scales, which warps go through in another order, and matrices that just miss being that;
-/// with blocks of every kind among them.
+/// Tests whole tiles of swizzled scales, which warps process in another order, and nearly whole
+/// tiles.
+///
+/// They contain blocks of every kind.
 pub(crate) fn equals_the_cpu_on_whole_tiles(gpu: &Gpu) {
     fn run<T: Element>(gpu: &Gpu) {
         for (rows, cols) in
@@ -197,7 +202,7 @@ pub(crate) fn equals_the_cpu_on_whole_tiles(gpu: &Gpu) {
                         check(gpu, &values, shape, &recipe);
                     }
                 }
-                // Blocks that no rare way is for.
+                // Blocks without a slow path.
                 let mut rng = fastrand::Rng::with_seed(53);
                 let values: Vec<T> = (0..row_stride * rows).map(|_| T::from_f32(rng.f32() - 0.5)).collect();
                 for recipe in default_recipes(ScaleLayout::Swizzled) {
@@ -211,7 +216,7 @@ pub(crate) fn equals_the_cpu_on_whole_tiles(gpu: &Gpu) {
     run::<bf16>(gpu);
 }
 
-/// Tensors of zeros, of one element, and with every kind of extreme as the only amax.
+/// Tests zero tensors, single elements, and every kind of extreme as the only amax.
 pub(crate) fn equals_the_cpu_on_degenerate_tensors(gpu: &Gpu) {
     fn run<T: Exact>(gpu: &Gpu) {
         let smallest = T::of_bits(1);

@@ -1,4 +1,4 @@
-//! Device memory that is not this library's: addresses that the driver gave, without a buffer of cudarc's.
+//! Device memory from the driver, without cudarc's buffers.
 
 use std::sync::Arc;
 
@@ -8,11 +8,11 @@ use microscale::gpu::cudarc::driver::{CudaStream, result};
 use microscale::gpu::{DeviceTensorView, DeviceTensorViewMut, DeviceView, DeviceViewMut};
 use microscale::{Format, GlobalScale, QuantizedShape, QuantizedTensor};
 
-/// Bytes on both sides of memory that nobody may touch, and what is in them.
+/// Size of the guard areas on both sides of an allocation, and their contents.
 const GUARD: usize = 64;
 const UNTOUCHED: u8 = 0xA5;
 
-/// Device memory that the driver gave.
+/// Device memory from the driver.
 pub(super) struct Raw {
     start: CUdeviceptr,
     bytes: usize,
@@ -23,7 +23,8 @@ impl Raw {
     pub(super) fn of(stream: &Arc<CudaStream>, bytes: &[u8]) -> Self {
         stream.context().bind_to_thread().unwrap();
         let guarded = [&[UNTOUCHED; GUARD], bytes, &[UNTOUCHED; GUARD]].concat();
-        // SAFETY: the memory is new and has as many bytes; the copy has ended before they go.
+        // SAFETY: `start` is a new allocation of `guarded.len()` bytes. The stream is synchronized
+        // before `guarded` is dropped.
         unsafe {
             let start = result::malloc_sync(guarded.len()).unwrap();
             result::memcpy_htod_async(start, &guarded, stream.cu_stream()).unwrap();
@@ -32,7 +33,7 @@ impl Raw {
         }
     }
 
-    /// With something in it that is neither zero nor a result.
+    /// Allocates memory with contents that are neither zero nor a result.
     pub(super) fn used(stream: &Arc<CudaStream>, bytes: usize) -> Self {
         Self::of(stream, &vec![0x5B; bytes])
     }
@@ -45,10 +46,11 @@ impl Raw {
         self.start + GUARD as u64
     }
 
-    /// The bytes, after a look at those around them.
+    /// Returns the bytes, after a check of the guard areas.
     pub(super) fn read(&self) -> Vec<u8> {
         let mut bytes = vec![0; self.bytes + 2 * GUARD];
-        // SAFETY: the memory has as many bytes, and the copy ends before they are looked at.
+        // SAFETY: the allocation has `self.bytes + 2 * GUARD` bytes, as many as `bytes`. The stream
+        // is synchronized before `bytes` is read.
         unsafe { result::memcpy_dtoh_async(&mut bytes, self.start, self.stream.cu_stream()) }.unwrap();
         self.stream.synchronize().unwrap();
         let (before, behind) = (&bytes[..GUARD], &bytes[GUARD + self.bytes..]);
@@ -61,19 +63,21 @@ impl Raw {
     }
 
     pub(super) fn view<T>(&self) -> DeviceView<'_, T> {
-        // SAFETY: the memory lives as long, and tests use one stream for it.
+        // SAFETY: the allocation has `self.bytes` bytes from this address on and lives as long as
+        // `self`, which is borrowed. Each test uses one stream for it.
         unsafe { DeviceView::from_raw_parts(self.address(), self.bytes / size_of::<T>()) }
     }
 
     pub(super) fn view_mut<T>(&mut self) -> DeviceViewMut<'_, T> {
-        // SAFETY: as above; it is borrowed for as long.
+        // SAFETY: as for `view`, and `self` is borrowed mutably for the view's lifetime.
         unsafe { DeviceViewMut::from_raw_parts(self.address(), self.bytes / size_of::<T>()) }
     }
 }
 
 impl Drop for Raw {
     fn drop(&mut self) {
-        // SAFETY: the driver gave it, and waits for work that uses it.
+        // SAFETY: `self.start` comes from `malloc_sync` and is freed only here. `free_sync` waits
+        // for work that uses it.
         let _ = unsafe { result::free_sync(self.start) };
     }
 }
@@ -96,7 +100,8 @@ impl RawTensor {
 
     pub(super) fn view_mut(&mut self) -> DeviceTensorViewMut<'_> {
         let (codes, scales) = (self.codes.address(), self.scales.address());
-        // SAFETY: there are as many bytes, borrowed for as long.
+        // SAFETY: `self.codes` and `self.scales` have the sizes of `self.shape`, and `self` is
+        // borrowed mutably for the view's lifetime.
         let view = unsafe { DeviceTensorViewMut::from_raw_parts(self.shape, codes, scales) }.unwrap();
         if self.shape.format == Format::Nvfp4 {
             return view.with_global_slot(self.slot.view_mut()).unwrap();
@@ -105,7 +110,7 @@ impl RawTensor {
     }
 }
 
-/// A tensor by address, to read, with its global scale by itself.
+/// A read-only tensor by address, with a separate global scale.
 pub(super) struct RawOperand {
     shape: QuantizedShape,
     codes: Raw,
@@ -124,7 +129,8 @@ impl RawOperand {
 
     pub(super) fn view(&self) -> DeviceTensorView<'_> {
         let (codes, scales) = (self.codes.address(), self.scales.address());
-        // SAFETY: there are as many bytes, borrowed for as long.
+        // SAFETY: `self.codes` and `self.scales` have the sizes of `self.shape`, and `self` is
+        // borrowed for the view's lifetime.
         let view = unsafe { DeviceTensorView::from_raw_parts(self.shape, codes, scales) }.unwrap();
         match &self.global {
             Some((direction, value)) => view.with_global_scale(*direction, value.view()).unwrap(),

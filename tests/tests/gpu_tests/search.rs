@@ -1,4 +1,4 @@
-//! Searched scales.
+//! Tests searched scales.
 
 use half::{bf16, f16};
 use microscale::gpu::Gpu;
@@ -10,7 +10,9 @@ use microscale_test_support::cases::{NVFP4_CONVENTIONS, given_for, nvfp4_arithme
 
 use super::support::{SHAPES, check, patterns};
 
-/// Every search of every convention and rule of ties, with the global scale computed, given and absent.
+/// Returns every search of all numerics and rules for ties.
+///
+/// Global scales are computed, given and absent.
 fn searches() -> Vec<Recipe> {
     let mut recipes = Vec::new();
     for &(_, search) in &Search::WORDS[1..] {
@@ -42,7 +44,7 @@ pub(crate) fn equals_the_cpu(gpu: &Gpu) {
                 }
             }
         }
-        // What weights are like.
+        // Values distributed like weights.
         let mut rng = fastrand::Rng::with_seed(90);
         let shape = Shape::new(300, 1000).with_row_stride(1003);
         let mut normal = || (0..6).map(|_| rng.f32() - 0.5).sum::<f32>();
@@ -62,7 +64,7 @@ pub(crate) fn equals_the_cpu_with_importance(gpu: &Gpu) {
         for (rows, cols) in [(1, 1), (40, 64), (33, 100), (128, 2048)] {
             let shape = Shape::new(rows, cols).with_row_stride(cols + 3);
             let values: Vec<T> = (0..rows * (cols + 3)).map(|_| T::from_f32(rng.f32() - 0.5)).collect();
-            // Some weights are 0, and some blocks have no other.
+            // Some weights are 0, and some blocks have only such weights.
             let mut weights: Vec<f32> = (0..cols).map(|_| rng.f32().powi(8)).collect();
             weights.iter_mut().step_by(7).for_each(|weight| *weight = 0.0);
             weights.iter_mut().take(32).for_each(|weight| *weight = 0.0);

@@ -7,21 +7,22 @@ use microscale::{
 use microscale_test_support::cases::every_recipe;
 pub(crate) use microscale_test_support::inputs::patterns;
 
-/// Every recipe of every format that cannot refuse, in one layout. Global scales are computed, absent, and
-/// given for these amaxes.
+/// Returns every recipe that cannot refuse its input, of every format, in one layout.
+///
+/// Global scales are computed, absent, and given for these amaxes.
 pub(crate) fn recipes(amaxes: &[f32], scale_layout: ScaleLayout) -> Vec<Recipe> {
     let accepting = every_recipe(amaxes).into_iter().filter(|recipe| recipe.non_finite != NonFinite::Error);
     accepting.map(|recipe| Recipe { scale_layout, ..recipe }).collect()
 }
 
-/// Each format's default convention, in one layout, with non-finite values propagated.
+/// Returns each format's default recipe in one layout, with non-finite values propagated.
 pub(crate) fn default_recipes(scale_layout: ScaleLayout) -> Vec<Recipe> {
     let of = |format: Format| Recipe::of(format, Convention::default_for(format)).expect("the default");
     let recipes = Format::WITH_KERNELS.iter().map(|format| of(*format));
     recipes.map(|recipe| Recipe { scale_layout, non_finite: NonFinite::Propagate, ..recipe }).collect()
 }
 
-/// Asserts that a result is the CPU's, naming the first block that is not.
+/// Asserts that a result equals the CPU's. The message names the first different block.
 pub(crate) fn assert_is_cpus<T: Element>(found: &Quantized, values: &[T], shape: Shape, recipe: &Recipe) {
     let expected = quantize(values, shape, recipe).expect("the CPU quantizes");
     if *found == expected {
@@ -46,13 +47,14 @@ pub(crate) fn assert_is_cpus<T: Element>(found: &Quantized, values: &[T], shape:
     panic!("the GPU's result is not the CPU's: {what}");
 }
 
-/// Quantizes on the GPU from host memory and compares.
+/// Quantizes on the GPU from host memory and compares with the CPU.
 pub(crate) fn check<T: Element>(gpu: &Gpu, values: &[T], shape: Shape, recipe: &Recipe) {
     let found = gpu.quantize(values, shape, recipe).expect("the GPU quantizes");
     assert_is_cpus(&found, values, shape, recipe);
 }
 
-/// Shapes with whole and cut blocks, aligned and odd rows, gaps, and more than a thread block's worth.
+/// Shapes with whole and partial blocks, aligned and odd rows, gaps, and more than one thread
+/// block.
 pub(crate) const SHAPES: [Shape; 20] = [
     Shape::new(1, 1),
     Shape::new(1, 31),

@@ -1,4 +1,4 @@
-//! Every scale tried, one by one, without any bound.
+//! Compares the search with every scale, one by one, without any bound.
 
 use half::{bf16, f16};
 use microscale::cpu::Isa;
@@ -26,7 +26,7 @@ impl Scales<'_> {
         }
     }
 
-    /// The codes of a block under a scale.
+    /// Returns the codes of a block under a scale.
     fn codes(&self, block: &[f64], byte: u8) -> Vec<u8> {
         match self.recipe.scheme {
             Scheme::Nvfp4(arithmetic, _) => {
@@ -67,7 +67,7 @@ impl Scales<'_> {
         }
     }
 
-    /// The bytes that a search may look at besides the plain one, in ascending order.
+    /// Returns the bytes that a search may try besides the plain one, in ascending order.
     fn candidates<T: Exact>(&self, block: &[f64], plain: u8) -> Vec<u8> {
         let (nvfp4, plain) = (self.recipe.format() == Format::Nvfp4, i32::from(plain));
         let (first, last) = if nvfp4 { (1, 126) } else { (0, 254) };
@@ -91,7 +91,7 @@ impl Scales<'_> {
     }
 }
 
-/// The error in the order of summation that is documented.
+/// Returns the error in the documented order of summation.
 fn error(hessian: &[f64], rests: &[f64]) -> f64 {
     let n = rests.len();
     let mut chains = [0.0; 4];
@@ -105,17 +105,18 @@ fn error(hessian: &[f64], rests: &[f64]) -> f64 {
     (chains[0] + chains[1]) + (chains[2] + chains[3])
 }
 
-/// The error in another order, and how far roundings can have brought either from the truth: there are fewer
-/// than 2^8 of them, each of 2^-53 of the sum of magnitudes.
+/// Returns the error in another order, and the maximum rounding error of either.
+///
+/// There are fewer than 2^8 roundings, each of 2^-53 of the sum of magnitudes.
 pub(crate) fn error_otherwise(hessian: &[f64], rests: &[f64]) -> (f64, f64) {
     let n = rests.len();
     let terms = (0..n * n).rev().map(|at| hessian[at] * (rests[at / n] * rests[at % n]));
     let (sum, magnitudes) = terms.fold((0.0, 0.0), |(sum, all), term| (sum + term, all + term.abs()));
-    // 1024 terms one after another.
+    // 1024 terms, added one after the other.
     (sum, magnitudes * 1100.0 * 2f64.powi(-53))
 }
 
-/// Compares every block with all scales tried; returns how many there were, and how many scales the search
+/// Compares every block with all scales. Returns the number of scales, and how many the search
 /// tried.
 fn check<T: Exact>(values: &[T], shape: Shape, recipe: &Recipe, entries: &[f32], what: &str) -> (usize, u64) {
     let Quantized { tensor, report } =
@@ -159,7 +160,7 @@ fn check<T: Exact>(values: &[T], shape: Shape, recipe: &Recipe, entries: &[f32],
         for byte in scales.candidates::<T>(&block, *plain) {
             let rests = scales.rests(&block, byte);
             let error = error(&hessian, &rests);
-            // The first of equals, in ascending order; the plain one if it is among them.
+            // The first of equals in ascending order, or the plain one if it is among them.
             if !zeros && error < best.1 {
                 best = (byte, error);
             }

@@ -3,7 +3,7 @@
 use microscale::{Convention, Format, Global, Recipe, Shape};
 use microscale_test_support::oracle::Exact;
 
-/// Numbers that look random.
+/// A source of pseudo-random numbers.
 pub(crate) struct Numbers(pub(crate) fastrand::Rng);
 
 impl Numbers {
@@ -11,7 +11,7 @@ impl Numbers {
         Self(fastrand::Rng::with_seed(seed))
     }
 
-    /// A number from a normal distribution.
+    /// Returns a number from a normal distribution.
     pub(crate) fn normal(&mut self) -> f64 {
         let (a, b) = (1.0 - self.0.f64(), self.0.f64());
         (-2.0 * a.ln()).sqrt() * (std::f64::consts::TAU * b).cos()
@@ -21,23 +21,23 @@ impl Numbers {
 /// The distribution of a layer's inputs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Inputs {
-    /// Tokens of independent columns, so many of them.
+    /// This number of tokens with independent columns.
     Independent(usize),
     /// A few directions that all columns share, and a mean, with little noise.
     Correlated,
-    /// Columns of very different size, some never active.
+    /// Columns of very different sizes, some never active.
     Uneven,
     /// One column at a time.
     Diagonal,
-    /// The unit matrix.
+    /// The identity matrix.
     Identity,
-    /// No inputs have this: errors are negative, too.
+    /// Not a Hessian of any inputs. Errors may be negative.
     Indefinite,
 }
 
 pub(crate) const ALL_INPUTS: [Inputs; 7] = [
     Inputs::Independent(200),
-    // Fewer than the columns of a block: of deficient rank.
+    // Fewer tokens than the columns of a block, so the rank is deficient.
     Inputs::Independent(9),
     Inputs::Correlated,
     Inputs::Uneven,
@@ -46,7 +46,7 @@ pub(crate) const ALL_INPUTS: [Inputs; 7] = [
     Inputs::Indefinite,
 ];
 
-/// The diagonal blocks of XᵀX, what lies behind the last column NaN.
+/// Returns the diagonal blocks of XᵀX, with NaN after the last column.
 pub(crate) fn hessian(inputs: Inputs, cols: usize, block: usize, numbers: &mut Numbers) -> Vec<f32> {
     let tokens = if let Inputs::Independent(tokens) = inputs { tokens } else { 100 };
     let shared: Vec<[f64; 3]> = (0..cols).map(|_| [(); 3].map(|()| numbers.normal())).collect();
@@ -94,8 +94,9 @@ pub(crate) fn hessian(inputs: Inputs, cols: usize, block: usize, numbers: &mut N
     all
 }
 
-/// Elements of several distributions; `kind` 3 has many ties between codes, 4 outliers beyond what a block
-/// can hold.
+/// Returns an element of several distributions.
+///
+/// `kind` 3 has many ties between codes, and 4 has outliers beyond a block's range.
 pub(crate) fn element(kind: usize, numbers: &mut Numbers) -> f64 {
     let normal = numbers.normal();
     match kind {
@@ -112,7 +113,7 @@ pub(crate) fn matrix<T: Exact>(shape: Shape, kind: usize, numbers: &mut Numbers)
     (0..shape.rows * shape.row_stride).map(|_| T::round_f64(element(kind, numbers))).collect()
 }
 
-/// MXFP4 and NVFP4 by several conventions.
+/// Returns recipes of MXFP4 and NVFP4 with several numerics.
 pub(crate) fn recipes() -> Vec<Recipe> {
     let of = |format, convention| Recipe::of(format, convention).expect("there is one");
     let nvfp4 = of(Format::Nvfp4, Convention::Modelopt);

@@ -1,4 +1,4 @@
-//! Laws that hold without knowing which scale is the best, and requests that are refused.
+//! Tests laws that hold without knowing the best scale, and refused requests.
 
 use half::f16;
 use microscale::formats::Search;
@@ -11,7 +11,7 @@ use microscale_test_support::oracle;
 use super::every_scale::error_otherwise;
 use super::inputs::{Inputs, Numbers, hessian, matrix, recipes};
 
-/// A matrix of 64 rows and 1040 columns.
+/// Returns a matrix of 64 rows and 1040 columns.
 fn gaussian(seed: u64) -> (Vec<f32>, Shape) {
     let shape = Shape::new(64, 1040);
     (matrix(shape, 0, &mut Numbers::new(seed)), shape)
@@ -32,7 +32,7 @@ fn the_unit_matrix_gives_the_unweighted_search() {
             quantize_with(&values, shape, &recipe, QuantizeOptions::new().hessian(&entries)).unwrap().tensor;
         let without = quantize(&values, shape, &recipe).unwrap().tensor;
         let [with, without] = [with, without].map(|tensor| squared_error(&values, &tensor, |_| 1.0));
-        // The unweighted search compares errors in f32, and takes either code where two are equally near.
+        // The unweighted search compares errors in f32, and takes either of two equally near codes.
         assert!((with / without - 1.0).abs() < 1e-6, "{recipe:?}: {with} and {without}");
         assert!(with <= without * (1.0 + 1e-12), "{recipe:?}: {with} and {without}");
     }
@@ -61,8 +61,8 @@ fn a_diagonal_gives_the_weighted_search() {
 }
 
 #[test]
-fn what_weighs_nothing_may_be_clipped_however_large_it_is() {
-    // The first element is 2^40 times the others and its column is never active.
+fn values_of_zero_weight_may_be_clipped() {
+    // The first element is 2^40 times the others, and its column is never active.
     let mut values = [0.375f32; 32];
     values[0] = 0.375 * 2f32.powi(40);
     let mut importance = [1.0; 32];
@@ -82,7 +82,7 @@ fn what_weighs_nothing_may_be_clipped_however_large_it_is() {
 }
 
 #[test]
-fn what_is_not_finite_goes_by_the_policy() {
+fn non_finite_values_follow_the_policy() {
     let shape = Shape::new(3, 40).with_row_stride(41);
     let mut values: Vec<f16> = matrix(shape, 0, &mut Numbers::new(7));
     let clean = {
@@ -118,7 +118,7 @@ fn what_is_not_finite_goes_by_the_policy() {
 }
 
 #[test]
-fn errors_say_what_is_wrong() {
+fn errors_name_the_cause() {
     let (values, shape) = (vec![1.0f32; 3 * 40], Shape::new(3, 40));
     let recipe = Recipe { search: Search::Full, ..Recipe::default() };
     let right = hessian(Inputs::Independent(100), 40, 32, &mut Numbers::new(9));
@@ -156,7 +156,7 @@ fn errors_say_what_is_wrong() {
         assert_eq!((r, c, f), (row, col, fault), "{found}");
         assert!(found.to_string().contains("of block 1 of columns"), "{found}");
     }
-    // The difference is as large as that of sums of 16-bit products.
+    // The difference is in the range of rounded sums of 16-bit products.
     let mut entries = right;
     entries[at] += 0.1;
     assert!(with(&recipe, &entries).is_ok());
@@ -178,7 +178,7 @@ fn empty_matrices_need_a_hessian_of_their_columns() {
     );
 }
 
-/// The search costs the outputs less than one that knows nothing of them.
+/// The search costs the outputs less than a search without a Hessian.
 #[test]
 fn outputs_lose_less() {
     let (values, shape) = gaussian(10);

@@ -1,4 +1,4 @@
-//! The amax of a matrix is the largest of its finite magnitudes, on every instruction set.
+//! Tests that amax is the largest finite magnitude, on every instruction set.
 
 use half::{bf16, f16};
 use microscale::cpu::{Isa, amax_with};
@@ -43,9 +43,9 @@ proptest! {
         check(&bf16s);
     }
 
-    /// Tensors that share a global scale: the amax of both is the sum of their amaxes.
+    /// The amax of tensors that share a global scale is the combination of their amaxes.
     #[test]
-    fn the_amax_of_two_is_the_amax_of_both(a in matrix::<f32>(), b in matrix::<f32>()) {
+    fn the_amax_of_two_tensors_covers_both(a in matrix::<f32>(), b in matrix::<f32>()) {
         let all = |matrix: &Matrix<f32>| {
             oracle::elements(&matrix.values, matrix.shape).map(|(_, value)| value).collect::<Vec<_>>()
         };
@@ -57,7 +57,7 @@ proptest! {
 }
 
 #[test]
-fn every_place_counts() {
+fn every_position_counts() {
     fn check_places<T: Exact>() {
         for cols in 1..=200 {
             for place in 0..cols {
@@ -75,7 +75,7 @@ fn every_place_counts() {
 }
 
 #[test]
-fn nothing_has_an_amax_of_zero() {
+fn empty_tensors_have_an_amax_of_zero() {
     for shape in [Shape::new(0, 0), Shape::new(0, 7), Shape::new(7, 0), Shape::new(usize::MAX, 0)] {
         for isa in Isa::available() {
             assert_eq!(
@@ -91,16 +91,16 @@ fn nothing_has_an_amax_of_zero() {
 }
 
 #[test]
-fn shapes_that_do_not_fit_are_refused() {
+fn mismatched_shapes_are_refused() {
     let found = amax(&[1.0f32; 139], Shape::new(3, 40).with_row_stride(50));
     assert!(matches!(found, Err(Error::Length { expected: 140, found: 139, .. })), "{found:?}");
     let found = amax(&[1.0f32; 139], Shape::new(3, 40).with_row_stride(39));
     assert!(matches!(found, Err(Error::RowStride { .. })), "{found:?}");
 }
 
-/// The global scale that quantizing computes is the one of the amax, and giving it changes nothing.
+/// Quantizing computes the global scale of the amax, and giving that scale changes nothing.
 #[test]
-fn computing_the_global_scale_is_giving_it() {
+fn a_computed_global_scale_equals_a_given_one() {
     let mut rng = fastrand::Rng::with_seed(35);
     let shape = Shape::new(30, 333);
     let mut values: Vec<f32> = (0..shape.elements()).map(|_| (rng.f32() - 0.5) * 3.0).collect();

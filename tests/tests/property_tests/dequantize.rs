@@ -1,4 +1,5 @@
-//! Dequantizing is exact but for one rounding to the output's type, and writes nothing else.
+//! Tests that dequantization is exact except for one rounding to the output type, and writes
+//! nothing else.
 
 use half::{bf16, f16};
 use microscale::cpu::{Isa, dequantize_with};
@@ -9,7 +10,7 @@ use proptest::prelude::*;
 
 use super::inputs::{any_tensor_of_any_format, runs};
 
-/// Asserts that every element is right and everything else as before, on every instruction set.
+/// Asserts that every element is right and other memory is unchanged, on every instruction set.
 fn check<T: Exact>(tensor: &QuantizedTensor, row_stride: usize, behind: usize) {
     let (rows, cols) = (tensor.rows(), tensor.cols());
     let untouched = T::of_bits(0xA5A5);
@@ -45,8 +46,9 @@ fn tensor(format: Format, rows: usize, cols: usize, codes: Vec<u8>, scales: Vec<
     QuantizedTensor::from_parts(shape, codes, scales).expect("parts of the right length")
 }
 
-/// A row a scale byte, with every pair of codes in it, or every code of 8 bits; in whole blocks and with the
-/// last one cut.
+/// Tests one row per scale byte with every pair of codes, or with every 8-bit code.
+///
+/// Rows have whole blocks, or end with a partial one.
 #[test]
 fn every_code_at_every_scale_is_exact() {
     for format in [Format::Mxfp4, Format::Mxfp8E4m3, Format::Mxfp8E5m2] {
@@ -60,7 +62,8 @@ fn every_code_at_every_scale_is_exact() {
     }
 }
 
-/// The same for NVFP4, under global scales of both directions, of every size and at the ends of their range;
+/// Tests NVFP4 under global scales of both directions and every size, including their limits.
+///
 /// 448 times the largest multiplier is finite.
 #[test]
 fn every_nvfp4_code_at_every_scale_is_rounded_as_specified() {
@@ -89,7 +92,7 @@ fn every_nvfp4_code_at_every_scale_is_rounded_as_specified() {
     }
 }
 
-/// Zero elements stay zeros of their sign under every scale but NaN, whatever the global scale.
+/// Zero elements stay zeros of their sign under every scale except NaN, for any global scale.
 #[test]
 fn zero_elements_stay_zero() {
     let codes: Vec<u8> = [0x80u8; 127 * 8].to_vec();
@@ -108,8 +111,9 @@ fn zero_elements_stay_zero() {
     }
 }
 
-/// The narrowing conversion of the oracle, checked against its definition: no neighbour is nearer, and of two
-/// equally near ones the even is taken.
+/// Tests the oracle's narrowing against its definition.
+///
+/// No neighbour may be nearer, and of two equally near ones the even one is taken.
 #[test]
 fn the_oracle_rounds_to_nearest_even() {
     fn check<T: Exact>() {
@@ -146,7 +150,7 @@ fn the_oracle_rounds_to_nearest_even() {
     check::<bf16>();
 }
 
-/// NaN scales give NaN whatever the codes; so do the NaN codes of MXFP8, of either sign, and E5M2 has
+/// NaN scales give NaN for all codes, and MXFP8's NaN codes of either sign do too. E5M2 has
 /// infinities.
 #[test]
 fn nan_is_canonical() {
@@ -177,7 +181,7 @@ proptest! {
     #![proptest_config(runs(1000))]
 
     #[test]
-    fn any_tensor_is_exact_and_gaps_are_left_alone(tensor in any_tensor_of_any_format(), gap in 0..40usize, behind in 0..3usize) {
+    fn any_tensor_is_exact_and_gaps_are_not_written(tensor in any_tensor_of_any_format(), gap in 0..40usize, behind in 0..3usize) {
         let row_stride = tensor.cols() + gap;
         check::<f32>(&tensor, row_stride, behind);
         check::<f16>(&tensor, row_stride, behind);
@@ -185,7 +189,7 @@ proptest! {
     }
 
     #[test]
-    fn the_short_forms_are_the_same(tensor in any_tensor_of_any_format(), gap in 0..40usize) {
+    fn short_forms_equal_the_long_forms(tensor in any_tensor_of_any_format(), gap in 0..40usize) {
         let mut dense = vec![0.0f32; tensor.rows() * tensor.cols()];
         dequantize_with(Isa::Reference, &tensor, &mut dense, tensor.cols()).expect("room for all");
         let bits = |values: &[f32]| values.iter().map(|v| v.to_bits()).collect::<Vec<_>>();

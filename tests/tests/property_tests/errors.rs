@@ -1,4 +1,5 @@
-//! Shapes that do not fit are refused with the documented error, and shapes without elements are fine.
+//! Tests that mismatched shapes are refused with the documented error, and empty shapes are
+//! accepted.
 
 use half::{bf16, f16};
 use microscale::cpu::{Isa, dequantize_with, quantize_into};
@@ -13,16 +14,15 @@ use proptest::prelude::*;
 
 use super::inputs::{any_of, runs};
 
-/// The promise of a shape's documentation about a slice of `len` elements, in arithmetic that cannot
-/// overflow.
+/// The documented result for a slice of `len` elements, computed without overflow.
 #[derive(Debug, PartialEq)]
 enum Fit {
     Holds,
     TooShort,
     Overlaps,
-    /// Rows would overlap, and without overlap there would be more than can be counted.
+    /// Rows would overlap, and without overlap the count would overflow.
     OverlapsOrCountless,
-    /// More than can be counted; a shape close to that may be refused as too large or as too long.
+    /// The count overflows. A shape close to that may be refused as too large or as too long.
     Countless,
 }
 
@@ -42,7 +42,7 @@ fn fit(shape: Shape, len: usize) -> Fit {
     }
 }
 
-/// Asserts that the result is what the fit asks for.
+/// Asserts that the result is the expected one.
 fn assert_fit<T>(found: Result<T>, fit: Fit, what: &str) {
     match (found, fit) {
         (Ok(_), Fit::Holds)
@@ -75,14 +75,14 @@ proptest! {
     }
 
     #[test]
-    fn quantize_refuses_shapes_that_do_not_fit(rows in size(), cols in size(), row_stride in size(), len in 0..200usize) {
+    fn quantize_refuses_mismatched_shapes(rows in size(), cols in size(), row_stride in size(), len in 0..200usize) {
         let shape = Shape { rows, cols, row_stride };
         let what = format!("{shape:?} in {len}");
         assert_fit(quantize(&vec![1.0f32; len], shape, &Recipe::default()), fit(shape, len), &what);
     }
 
     #[test]
-    fn dequantize_refuses_rows_that_do_not_fit(
+    fn dequantize_refuses_mismatched_rows(
         rows in 0..9usize,
         cols in 0..70usize,
         format in any_of::<Format>(),
@@ -102,7 +102,7 @@ proptest! {
 }
 
 #[test]
-fn errors_say_what_is_wrong() {
+fn errors_name_the_cause() {
     let shape = Shape::new(3, 40).with_row_stride(50);
     let Err(Error::Length { rows: 3, cols: 40, row_stride: 50, expected: 140, found: 139, .. }) =
         quantize(&[0.0f32; 139], shape, &Recipe::default())
@@ -136,7 +136,7 @@ fn errors_say_what_is_wrong() {
     assert_eq!(report, right);
 }
 
-/// A slice too short for a shape that is large, but can be counted, is refused before anything of its size is
+/// A large but countable shape of a short slice is refused before anything of its size is
 /// allocated.
 #[test]
 fn a_large_shape_of_a_short_slice_is_refused() {
@@ -188,7 +188,8 @@ fn tensors_of_another_shape_are_refused() {
 
 #[test]
 fn parts_of_another_length_are_refused() {
-    // Blocks a row, bytes a block; the swizzled scales of 2 rows are a tile of 512 bytes for every 4 blocks.
+    // Blocks per row, and bytes per block. The swizzled scales of 2 rows are a tile of 512 bytes
+    // per 4 blocks.
     let sizes = [
         (Format::Mxfp4, 2, 16, 512),
         (Format::Nvfp4, 3, 8, 512),
@@ -240,7 +241,7 @@ fn shapes_beyond_memory_are_refused() {
     }
 }
 
-/// A sign bit on an NVFP4 scale means something else; the MX formats use all eight bits.
+/// A sign bit on an NVFP4 scale means something else. The MX formats use all eight bits.
 #[test]
 fn signed_scales_are_refused() {
     for format in Format::WITH_KERNELS {
@@ -268,7 +269,7 @@ fn signed_scales_are_refused() {
 }
 
 #[test]
-fn formats_have_the_conventions_that_they_have() {
+fn formats_refuse_the_numerics_of_other_formats() {
     use Convention::{CompressedTensors, Ggml, Modelopt, Ocp, Torchao, TransformerEngine};
     let table: [(Format, &[Convention]); 4] = [
         (Format::Mxfp4, &[Ocp, Torchao, CompressedTensors, Modelopt, Ggml]),
@@ -295,15 +296,16 @@ fn formats_have_the_conventions_that_they_have() {
     }
 }
 
-/// Returns whether a number may be a global scale: positive, normal, and such that the largest block scale
-/// stays finite under it.
+/// Returns whether a number is a valid global scale.
+///
+/// It must be positive and normal, and the largest block scale must stay finite under it.
 fn is_in_range(given: GlobalScale) -> bool {
     let value = given.value();
     let largest = match given {
         GlobalScale::Divisor(_) => 448.0 / f64::from(value),
         GlobalScale::Multiplier(_) => 448.0 * f64::from(value),
     };
-    // Half a step beyond the largest number is where rounding to nearest gives infinity.
+    // From half a step beyond the largest number on, rounding to nearest gives infinity.
     let overflows = f64::from(f32::MAX) * (1.0 + f64::from(f32::EPSILON) / 4.0);
     value.is_normal() && value > 0.0 && largest < overflows
 }
@@ -342,7 +344,7 @@ fn assert_global_scale(value: f32) {
 }
 
 #[test]
-fn global_scales_that_cannot_be_are_refused() {
+fn out_of_range_global_scales_are_refused() {
     let ends = [f32::MIN_POSITIVE, f32::MAX, f32::MAX / 448.0, 448.0 / f32::MAX, 1.0, f32::from_bits(1)];
     for end in ends {
         for value in
@@ -357,7 +359,7 @@ fn global_scales_that_cannot_be_are_refused() {
     }
 }
 
-/// No amax leads out of the range, and what is computed is what the oracle computes; in f16 and bf16 for
+/// Every amax gives a scale in range, and it equals the oracle's. f16 and bf16 are tested with
 /// every amax.
 #[test]
 fn every_amax_has_a_global_scale_in_range() {
@@ -393,7 +395,7 @@ fn global_scales_are_for_nvfp4_only() {
 }
 
 #[test]
-fn shapes_without_elements_are_fine() {
+fn empty_shapes_are_accepted() {
     for (rows, cols) in [(0, 0), (0, 7), (7, 0), (0, usize::MAX), (usize::MAX, 0)] {
         for row_stride in [0, cols, usize::MAX] {
             let shape = Shape::new(rows, cols).with_row_stride(row_stride);

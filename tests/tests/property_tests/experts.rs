@@ -1,4 +1,4 @@
-//! Products of rows with the weights of experts: those of each expert by itself, whatever the order of rows.
+//! Tests products with experts' weights: each expert's own product, in any order of rows.
 
 use half::{bf16, f16};
 use microscale::cpu::{Isa, gemm_experts_with, gemm_weights_with};
@@ -21,10 +21,10 @@ const ORDERS: [ExpertRows; 5] = [
     ExpertRows::Paired,
 ];
 
-/// Results that nobody wrote.
+/// Marks results that were not written.
 const UNTOUCHED: u32 = 0x1234;
 
-/// Experts of one shape, with global scales of their own where there are any, in either direction.
+/// Returns experts of one shape, each with its own global scale, if any, in either direction.
 fn experts(
     format: Format,
     count: usize,
@@ -35,7 +35,7 @@ fn experts(
     (0..count as u64).map(|expert| tensor(format, rows, cols, scales, seed + expert)).collect()
 }
 
-/// Multiplies the definition's way: the pairs of each expert, in their order, are the tokens of one product.
+/// Multiplies by definition: the pairs of each expert, in order, are the tokens of one product.
 fn by_expert<T: Exact + Activation>(
     isa: Isa,
     experts: &[QuantizedTensor],
@@ -71,7 +71,7 @@ fn by_expert<T: Exact + Activation>(
     expected
 }
 
-/// Checks a product in every order on every instruction set, for tokens of which some pairs may be of no expert.
+/// Checks a product in every order on every instruction set. Some pairs may have no expert.
 fn check<T: Exact + Activation>(
     experts: &[QuantizedTensor],
     (chosen, top_k): (&[u32], usize),
@@ -84,7 +84,7 @@ fn check<T: Exact + Activation>(
         let count = if of_tokens { chosen.len() / top_k } else { chosen.len() };
         let x: Vec<T> = activations(count * cols, kind, random);
         for isa in instruction_sets() {
-            // One more, which is nobody's.
+            // One element more, which must not be written.
             let mut found = vec![T::of_bits(UNTOUCHED); chosen.len() * rows + 1];
             gemm_experts_with(isa, experts, &x, chosen, top_k, order, &mut found).expect("operands that fit");
             let found: Vec<_> = found.iter().map(|y| y.bits()).collect();
@@ -95,17 +95,18 @@ fn check<T: Exact + Activation>(
     }
 }
 
-/// Experts of tokens; `count` is that of none.
+/// Chooses experts of tokens. `count` means no expert.
 fn choose(tokens: usize, top_k: usize, count: usize, random: &mut fastrand::Rng) -> Vec<u32> {
     let mut of_token = || random.choose_multiple(0..=count as u32, top_k);
     std::iter::repeat_with(&mut of_token).take(tokens).flatten().collect()
 }
 
 #[test]
-fn results_are_those_of_each_expert() {
+fn results_equal_each_experts_own_product() {
     let mut random = fastrand::Rng::with_seed(3);
     for (seed, format) in [(0, Format::Nvfp4), (40, Format::Mxfp4)] {
-        // Rows with ragged ends; tokens whose experts have one, a few or many; more experts than pairs.
+        // Rows with ragged ends, tokens whose experts have one, few or many rows, and more experts
+        // than pairs.
         for (count, [rows, cols], tokens, top_k) in [
             (5, [40, 256], 1, 4),
             (3, [33, 100], 21, 2),
@@ -123,7 +124,7 @@ fn results_are_those_of_each_expert() {
 }
 
 #[test]
-fn numbers_that_are_no_experts_leave_results_alone() {
+fn out_of_range_experts_do_not_write_results() {
     let mut random = fastrand::Rng::with_seed(4);
     let experts = experts(Format::Nvfp4, 2, [3, 32], Scales::Common, 1);
     for chosen in [[2, 7, u32::MAX, 2], [0, u32::MAX, 5, 1], [1, 1, 1, u32::MAX]] {
@@ -132,7 +133,7 @@ fn numbers_that_are_no_experts_leave_results_alone() {
 }
 
 #[test]
-fn a_nan_scale_costs_its_row_of_its_expert() {
+fn a_nan_scale_affects_only_its_row_of_its_expert() {
     for format in [Format::Nvfp4, Format::Mxfp4] {
         let mut experts = experts(format, 3, [6, 64], Scales::Common, 2);
         let shape = experts[1].shape();
@@ -153,7 +154,7 @@ fn a_nan_scale_costs_its_row_of_its_expert() {
 }
 
 #[test]
-fn threads_make_no_difference() {
+fn results_do_not_depend_on_threads() {
     let mut random = fastrand::Rng::with_seed(5);
     let experts = experts(Format::Mxfp4, 8, [200, 640], Scales::Common, 3);
     let (tokens, top_k) = (50, 4);
@@ -173,7 +174,7 @@ fn threads_make_no_difference() {
 }
 
 #[test]
-fn operands_that_do_not_fit_are_refused() {
+fn mismatched_operands_are_refused() {
     let of = |format, rows, cols| tensor(format, rows, cols, Scales::Common, 2);
     let two = || vec![of(Format::Nvfp4, 6, 64), of(Format::Nvfp4, 6, 64)];
     let multiply = |experts: &[QuantizedTensor], chosen: usize, top_k: usize, order, [x, out]: [usize; 2]| {
@@ -208,7 +209,7 @@ fn operands_that_do_not_fit_are_refused() {
 }
 
 #[test]
-fn nothing_comes_of_nothing() {
+fn empty_operands_give_empty_results() {
     for (rows, cols, tokens) in [(0, 64, 3), (3, 0, 3), (0, 0, 3), (3, 64, 0)] {
         let experts = experts(Format::Nvfp4, 2, [rows, cols], Scales::Common, 2);
         let mut out = vec![7.0; rows * tokens + 1];

@@ -1,4 +1,6 @@
-//! Products of weights and activations of many tokens: near the exact sums on every instruction set, and the same on every run.
+//! Tests products of weights and activations of many tokens.
+//!
+//! Results must be within the error bound on every instruction set, and equal in every run.
 
 use half::{bf16, f16};
 use microscale::cpu::{Isa, gemm_weights_with, gemv_weights_with};
@@ -15,7 +17,7 @@ use super::inputs::{instruction_sets, runs};
 
 const FORMATS: [Format; 2] = [Format::Nvfp4, Format::Mxfp4];
 
-/// Multiplies, and looks at what follows the results.
+/// Multiplies, and checks that nothing is written after the results.
 fn multiplied<T: Exact + Activation>(isa: Isa, weights: &QuantizedTensor, x: &[T], tokens: usize) -> Vec<T> {
     let mut found = vec![T::of_bits(0x1234); weights.rows() * tokens + 1];
     gemm_weights_with(isa, weights, x, tokens, &mut found).expect("operands that fit");
@@ -57,7 +59,7 @@ fn check<T: Exact + Activation>(weights: &QuantizedTensor, x: &[T], tokens: usiz
     }
 }
 
-/// The tokens at the end that are multiplied as few are.
+/// Returns the number of tokens at the end that are multiplied like few tokens.
 fn few(isa: Isa, tokens: usize) -> usize {
     let most = match (isa, tokens) {
         (Isa::AmxBf16, 0..16) => 4,
@@ -68,13 +70,13 @@ fn few(isa: Isa, tokens: usize) -> usize {
     if tokens % 16 <= most { tokens % 16 } else { 0 }
 }
 
-/// What multiplies so many tokens.
+/// Returns the instructions that multiply `tokens` tokens.
 fn instructions(isa: Isa, dtype: Dtype, tokens: usize) -> Instructions {
     match (isa, dtype) {
         (Isa::AmxBf16, Dtype::F32) if few(isa, tokens) == 0 => Instructions::Tiles { parts: 3 },
         (Isa::AmxBf16, Dtype::F16) if few(isa, tokens) == 0 => Instructions::Tiles { parts: 2 },
         (Isa::AmxBf16, Dtype::Bf16) if few(isa, tokens) == 0 => Instructions::Tiles { parts: 1 },
-        // Without tiles there are none for pairs either.
+        // Without tiles there are no instructions for pairs either.
         (Isa::AmxBf16, Dtype::Bf16) if Isa::available().any(|other| other == isa) => Instructions::Pairs,
         (Isa::Avx512Bf16, Dtype::Bf16) => Instructions::Pairs,
         _ => Instructions::Singles,
@@ -132,7 +134,7 @@ fn every_instruction_set_is_near_the_exact_sum() {
 }
 
 #[test]
-fn threads_make_no_difference() {
+fn results_do_not_depend_on_threads() {
     let mut random = fastrand::Rng::with_seed(4);
     let weights = tensor(Format::Nvfp4, 200, 1300, Scales::Common, 3);
     let x: Vec<bf16> = activations(300 * 1300, Activations::Common, &mut random);
@@ -148,13 +150,13 @@ fn threads_make_no_difference() {
     }
 }
 
-/// A token's results do not depend on those beside it, but for whether it is one of few.
+/// A token's results depend on other tokens only in whether it counts as one of few.
 #[test]
-fn tokens_make_no_difference() {
+fn results_do_not_depend_on_other_tokens() {
     let mut random = fastrand::Rng::with_seed(5);
     let weights = tensor(Format::Mxfp4, 70, 600, Scales::Common, 3);
     let mut x: Vec<bf16> = activations(48 * 600, Activations::Common, &mut random);
-    // One is not finite.
+    // One activation is not finite.
     x[7 * 600 + 5] = bf16::INFINITY;
     for isa in instruction_sets() {
         let all = bits(&multiplied(isa, &weights, &x, 48));
@@ -186,13 +188,13 @@ fn few_tokens_have_the_bits_of_gemv_weights() {
     }
 }
 
-/// Activations in f32 are not rounded to fewer bits.
+/// f32 activations are not rounded to fewer bits.
 #[test]
-fn f32_keeps_its_bits() {
+fn f32_activations_keep_their_precision() {
     for format in FORMATS {
         let shape = QuantizedShape::new(format, 20, 32);
         let (codes, scales) = shape.bytes().expect("a small tensor");
-        // Ones, one of them in each row.
+        // Ones, one in each row.
         let mut ones = vec![0; codes];
         ones.chunks_mut(16).for_each(|row| row[5] = 2);
         let scale = if format == Format::Nvfp4 { 0x38 } else { 127 };
@@ -206,11 +208,11 @@ fn f32_keeps_its_bits() {
     }
 }
 
-/// The scale byte 0 is what blocks of zeros have, whatever the others are.
+/// Zero blocks have scale byte 0, whatever the other scales are.
 #[test]
 fn scales_far_apart_are_exact() {
     let shape = QuantizedShape::new(Format::Mxfp4, 20, 64);
-    // Only the block with the lower scale meets activations that are not zeros.
+    // Only the block with the lower scale has nonzero activations.
     let x: Vec<f32> = (0..30 * 64).map(|i| if i % 64 < 32 { 0.0 } else { 1.0 }).collect();
     for (low, codes) in [(0, 0x00), (0, 0x11), (1, 0x80), (104, 0x11)] {
         for high in [120, 126, 160, 229, 254] {
@@ -233,7 +235,7 @@ fn scales_far_apart_are_exact() {
 }
 
 #[test]
-fn a_nan_scale_costs_its_row() {
+fn a_nan_scale_affects_only_its_row() {
     for format in FORMATS {
         let clean = tensor(format, 60, 96, Scales::Common, 2);
         let shape = clean.shape();
@@ -251,7 +253,7 @@ fn a_nan_scale_costs_its_row() {
     }
 }
 
-/// Multiplies activations of which some are not finite with a row of sixes and one of zeros.
+/// Multiplies partly non-finite activations with a row of sixes and a row of zeros.
 fn check_not_finite<T: Exact + Activation>(isa: Isa, weights: &QuantizedTensor, tokens: usize) {
     let mut x = vec![T::round_f64(1.0); 64 * tokens];
     let [infinity, minus_infinity, nan] = [f64::INFINITY, f64::NEG_INFINITY, f64::NAN].map(T::round_f64);
@@ -266,11 +268,11 @@ fn check_not_finite<T: Exact + Activation>(isa: Isa, weights: &QuantizedTensor, 
 }
 
 #[test]
-fn activations_that_are_not_finite_come_out() {
+fn non_finite_activations_propagate() {
     for format in FORMATS {
         let shape = QuantizedShape::new(format, 2, 64);
         let (codes, scales) = shape.bytes().expect("a small tensor");
-        // Sixes, and zeros.
+        // Sixes and zeros.
         let codes = (0..codes).map(|i| if i < 32 { 0x77 } else { 0 }).collect();
         let weights = QuantizedTensor::from_parts(shape, codes, vec![0x38; scales]).expect("parts that fit");
         for (isa, tokens) in instruction_sets().flat_map(|isa| [(isa, 6), (isa, 15), (isa, 18)]) {
@@ -281,7 +283,7 @@ fn activations_that_are_not_finite_come_out() {
     }
 }
 
-/// Whatever activations are, what overflows is the result.
+/// Only the result itself may overflow, for any activations.
 #[test]
 fn the_largest_activations_do_not_overflow() {
     for (format, scale) in [(Format::Nvfp4, 1), (Format::Mxfp4, 100)] {
@@ -297,7 +299,7 @@ fn the_largest_activations_do_not_overflow() {
 }
 
 #[test]
-fn operands_that_do_not_fit_are_refused() {
+fn mismatched_operands_are_refused() {
     let weights = tensor(Format::Nvfp4, 6, 64, Scales::Common, 2);
     let multiply = |weights: &QuantizedTensor, x: usize, out: usize| {
         gemm_weights(weights, &vec![1f32; x], 9, &mut vec![0.0; out])
@@ -316,7 +318,7 @@ fn operands_that_do_not_fit_are_refused() {
 }
 
 #[test]
-fn nothing_comes_of_nothing() {
+fn empty_operands_give_empty_results() {
     for format in FORMATS {
         for (rows, cols, tokens) in [(0, 64, 9), (3, 0, 9), (3, 0, 13), (3, 0, 17), (0, 0, 17), (3, 64, 0)] {
             let weights = tensor(format, rows, cols, Scales::Common, 2);

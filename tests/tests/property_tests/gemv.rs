@@ -1,5 +1,7 @@
-//! GEMV: every instruction set gives the definition's bits, and the definition is as near to the exact sum as
-//! it says.
+//! Tests GEMV.
+//!
+//! Every instruction set must give the reference's bits, and the reference must be within its bound
+//! of the exact sum.
 
 use half::{bf16, f16};
 use microscale::Words;
@@ -17,7 +19,7 @@ use super::inputs::runs;
 
 const FORMATS: [Format; 2] = [Format::Nvfp4, Format::Mxfp4];
 
-/// Everything of one product: on every instruction set, and what it is.
+/// Checks one product on every instruction set, and against the exact sum.
 fn check<T: Exact>(matrix: &QuantizedTensor, vectors: &QuantizedTensor, batch: Batch) {
     let what = format!("{} {:?} {batch:?} {}", T::DTYPE.word(), matrix.shape(), vectors.rows());
     let mut expected = vec![T::of_bits(0); matrix.rows()];
@@ -47,7 +49,7 @@ fn check<T: Exact>(matrix: &QuantizedTensor, vectors: &QuantizedTensor, batch: B
 }
 
 #[test]
-fn every_instruction_set_multiplies_as_the_definition_does() {
+fn every_instruction_set_multiplies_like_the_reference() {
     let mut seed = 0;
     for format in FORMATS {
         for cols in [16, 32, 48, 64, 80, 256, 1024, 1536, 4112] {
@@ -82,7 +84,7 @@ fn the_largest_scales_do_not_overflow() {
 }
 
 #[test]
-fn a_nan_scale_costs_its_row() {
+fn a_nan_scale_affects_only_its_row() {
     for format in FORMATS {
         let clean = tensor(format, 40, 96, Scales::Common, 2);
         let vectors = tensor(format, 2, 96, Scales::Common, 5);
@@ -106,8 +108,9 @@ fn a_nan_scale_costs_its_row() {
     }
 }
 
-/// Everything of one product with activations; returns how many results are more than an ulp away from the
-/// exact ones, and how many there are.
+/// Checks one product with activations.
+///
+/// Returns the number of results that are more than an ulp off, and the number of all results.
 fn check_weights<T: Exact + Activation>(weights: &QuantizedTensor, x: &[T], tokens: usize) -> (usize, usize) {
     let rows = weights.rows();
     let what = format!("{} {:?} {tokens}", T::DTYPE.word(), weights.shape());
@@ -131,7 +134,7 @@ fn check_weights<T: Exact + Activation>(weights: &QuantizedTensor, x: &[T], toke
 }
 
 #[test]
-fn every_instruction_set_multiplies_weights_as_the_definition_does() {
+fn every_instruction_set_multiplies_weights_like_the_reference() {
     let mut random = fastrand::Rng::with_seed(9);
     let mut seed = 0;
     for format in FORMATS {
@@ -154,7 +157,7 @@ fn every_instruction_set_multiplies_weights_as_the_definition_does() {
 }
 
 #[test]
-fn every_number_of_tokens_is_the_same_as_one_by_one() {
+fn several_tokens_equal_tokens_one_by_one() {
     let mut random = fastrand::Rng::with_seed(3);
     for format in FORMATS {
         let weights = tensor(format, 33, 1056, Scales::Common, 3);
@@ -172,7 +175,7 @@ fn every_number_of_tokens_is_the_same_as_one_by_one() {
 }
 
 #[test]
-fn common_products_are_within_a_unit_in_the_last_place() {
+fn typical_products_are_within_a_unit_in_the_last_place() {
     fn far<T: Exact + Activation>(format: Format, random: &mut fastrand::Rng) -> (usize, usize) {
         let weights = tensor(format, 2000, 2048, Scales::Common, 8);
         check_weights::<T>(&weights, &activations(2 * 2048, Activations::Common, random), 2)
@@ -186,11 +189,11 @@ fn common_products_are_within_a_unit_in_the_last_place() {
 }
 
 #[test]
-fn activations_that_are_not_finite_come_out() {
+fn non_finite_activations_propagate() {
     for format in FORMATS {
         let shape = QuantizedShape::new(format, 2, 64);
         let (codes, scales) = shape.bytes().expect("a small tensor");
-        // Sixes, and zeros.
+        // Sixes and zeros.
         let codes = (0..codes).map(|i| if i < 32 { 0x77 } else { 0 }).collect();
         let weights = QuantizedTensor::from_parts(shape, codes, vec![0x38; scales]).expect("parts that fit");
         for isa in Isa::available() {
@@ -208,7 +211,7 @@ fn activations_that_are_not_finite_come_out() {
     }
 }
 
-/// Whatever activations are, what overflows is the result.
+/// Only the result itself may overflow, for any activations.
 #[test]
 fn the_largest_activations_do_not_overflow() {
     for (format, scale) in [(Format::Nvfp4, 1), (Format::Mxfp4, 100)] {
@@ -220,7 +223,7 @@ fn the_largest_activations_do_not_overflow() {
 }
 
 #[test]
-fn operands_that_do_not_fit_are_refused() {
+fn mismatched_operands_are_refused() {
     let matrix = tensor(Format::Nvfp4, 6, 64, Scales::Common, 2);
     let fault = |matrix: &QuantizedTensor, vectors: &QuantizedTensor, batch| match gemv(
         matrix,
@@ -274,7 +277,7 @@ fn operands_that_do_not_fit_are_refused() {
 }
 
 #[test]
-fn nothing_comes_of_nothing() {
+fn empty_operands_give_empty_results() {
     for format in FORMATS {
         for (rows, cols) in [(0, 64), (3, 0), (0, 0)] {
             let matrix = tensor(format, rows, cols, Scales::Common, 2);

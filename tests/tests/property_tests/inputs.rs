@@ -1,4 +1,4 @@
-//! Strategies: matrices of any bits and any shape, and recipes.
+//! Strategies for matrices of any bits and any shape, and for recipes.
 
 use std::fmt;
 
@@ -11,7 +11,7 @@ use microscale_test_support::oracle::nvfp4::tensor_amax;
 use microscale_test_support::oracle::{self, Exact, power_of_two};
 use proptest::prelude::*;
 
-/// A matrix and its place in memory.
+/// A matrix and its layout in memory.
 #[derive(Clone)]
 pub(crate) struct Matrix<T> {
     pub(crate) values: Vec<T>,
@@ -25,23 +25,24 @@ impl<T: Exact> fmt::Debug for Matrix<T> {
     }
 }
 
-/// This machine's instruction sets, and tiles, which are emulated where it has none.
+/// Returns this machine's instruction sets, and matrix tiles, which are emulated if missing.
 pub(crate) fn instruction_sets() -> impl Iterator<Item = Isa> {
     let emulated = Isa::available().all(|isa| isa != Isa::AmxBf16).then_some(Isa::AmxBf16);
     Isa::available().chain(emulated)
 }
 
-/// A number of runs, and no file of failures: a failing input is printed, shrunk.
+/// Returns a configuration for a number of runs without a file of failures. Failing inputs are
+/// printed.
 pub(crate) fn runs(cases: u32) -> ProptestConfig {
     ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }
 }
 
-/// Any value of a type that names its values.
+/// Returns any value of a type with words.
 pub(crate) fn any_of<W: Words + fmt::Debug>() -> impl Strategy<Value = W> + Clone {
     (0..W::WORDS.len()).prop_map(|index| W::WORDS[index].1)
 }
 
-/// Any MXFP4 recipe, with linear scales.
+/// Returns any MXFP4 recipe with linear scales.
 pub(crate) fn mxfp4_recipe() -> impl Strategy<Value = Recipe> {
     let arithmetic = (any_of::<ScaleRule>(), any_of::<Ties>(), any_of::<NegativeZero>())
         .prop_map(|(scale_rule, ties, negative_zero)| mx::Arithmetic { scale_rule, ties, negative_zero });
@@ -52,7 +53,7 @@ pub(crate) fn mxfp4_recipe() -> impl Strategy<Value = Recipe> {
     })
 }
 
-/// Any recipe but for a global scale that is given.
+/// Returns any recipe without a given global scale.
 fn recipe() -> impl Strategy<Value = Recipe> {
     let nvfp4 = (0..4usize, any_of::<NegativeZero>(), any::<bool>(), any::<bool>()).prop_map(
         |(convention, negative_zero, its_own, absent)| {
@@ -79,8 +80,9 @@ pub(crate) struct Case<T: Exact> {
     pub(crate) recipe: Recipe,
 }
 
-/// Any matrix and recipe. Where NVFP4's global scale is given, it mostly suits the matrix, more or less,
-/// and sometimes is any.
+/// Returns any matrix and recipe.
+///
+/// A given global scale of NVFP4 mostly fits the matrix approximately, and sometimes is arbitrary.
 pub(crate) fn case<T: Exact>() -> impl Strategy<Value = Case<T>> {
     let near = (1.0..2.0f32, prop_oneof![3 => Just(0), 2 => -12..12i32]);
     let suits = near.prop_map(|(mantissa, exponent)| mantissa * power_of_two(exponent) as f32);
@@ -94,22 +96,21 @@ pub(crate) fn case<T: Exact>() -> impl Strategy<Value = Case<T>> {
         let Scheme::Nvfp4(arithmetic, _) = recipe.scheme else { return Case { matrix, recipe } };
         let Some((relative, amax)) = given else { return Case { matrix, recipe } };
         let amax = if relative { amax * matrix.amax() } else { amax };
-        // A zero's quotient is no number.
+        // The quotient of zero is not a number.
         let given = Global::Given(given_for(arithmetic.direction, amax.clamp(f32::MIN_POSITIVE, f32::MAX)));
         Case { matrix, recipe: recipe.with_global(given) }
     })
 }
 
 impl<T: Exact> Matrix<T> {
-    /// The largest finite magnitude.
+    /// Returns the largest finite magnitude.
     pub(crate) fn amax(&self) -> f32 {
         let elements = oracle::elements(&self.values, self.shape).map(|(_, value)| value);
         tensor_amax(elements, NonFinite::Propagate)
     }
 }
 
-/// Any tensor of a format: any codes, scales that a loader accepts, any global scale in range or none, either
-/// layout.
+/// Returns any tensor of a format, with any codes, valid scales, global scale or none, and layout.
 pub(crate) fn any_tensor(format: Format) -> impl Strategy<Value = QuantizedTensor> {
     let common = if format == Format::Nvfp4 { 1..127u8 } else { 100..140u8 };
     let any_scale = any::<u8>().prop_map(move |byte| if format == Format::Nvfp4 { byte % 128 } else { byte });
@@ -140,12 +141,12 @@ pub(crate) fn any_tensor(format: Format) -> impl Strategy<Value = QuantizedTenso
     )
 }
 
-/// [`any_tensor`] of every format but those to compare with, which have tests of their own.
+/// [`any_tensor`] of every format except formats for comparison, which have their own tests.
 pub(crate) fn any_tensor_of_any_format() -> impl Strategy<Value = QuantizedTensor> {
     prop::sample::select(&Format::WITH_KERNELS[..]).prop_flat_map(any_tensor)
 }
 
-/// One element, given the exponent around which the matrix lies: near it, at a tie of it, a zero, or
+/// Returns one element around the exponent of the matrix: near it, a tie under it, a zero, or
 /// anything.
 fn element<T: Exact>(exponent: i32) -> impl Strategy<Value = T> {
     let near = (any::<bool>(), 0..256u32, -6..3i32)
@@ -164,7 +165,7 @@ fn element<T: Exact>(exponent: i32) -> impl Strategy<Value = T> {
     prop_oneof![12 => neighbour, 2 => zero, 1 => bits]
 }
 
-/// Any matrix of up to 9 rows and 200 columns; between its rows and behind it is NaN.
+/// Returns any matrix of up to 9 rows and 200 columns, with NaN between and after its rows.
 pub(crate) fn matrix<T: Exact>() -> impl Strategy<Value = Matrix<T>> {
     let shape = (0..=9usize, 1..=200usize, prop_oneof![Just(0), 0..40usize], 0..3usize);
     let exponents = T::SMALLEST_EXPONENT..=T::LARGEST.log2() as i32;

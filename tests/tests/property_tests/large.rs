@@ -1,4 +1,4 @@
-//! Matrices that are cut into pieces and spread over threads give what their rows give alone.
+//! Tests that matrices split between threads give the same results as their rows one by one.
 
 use half::{bf16, f16};
 use microscale::cpu::{Isa, amax_with, dequantize_with};
@@ -11,8 +11,9 @@ use microscale_test_support::oracle::mx::BLOCK;
 use microscale_test_support::oracle::{self, Exact, Expected};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
-/// Shapes around the sizes at which work may be cut, multiples of 65 536 elements: in one row or many, whole
-/// blocks or not.
+/// Shapes around the sizes at which work is split, multiples of 65 536 elements.
+///
+/// They have one or many rows, and whole or partial blocks.
 const SHAPES: [(usize, usize); 16] = [
     (1, 65_535),
     (1, 65_536),
@@ -36,7 +37,7 @@ fn pools() -> [ThreadPool; 3] {
     [1, 2, 3].map(|threads| ThreadPoolBuilder::new().num_threads(threads).build().expect("threads"))
 }
 
-/// Every magnitude, a block's elements close together; few non-finite ones.
+/// Returns every magnitude, with similar elements in a block, and few non-finite ones.
 fn values<T: Exact>(rows: usize, cols: usize, rng: &mut fastrand::Rng) -> Vec<T> {
     let mut exponent = 0;
     let one = |index: usize| {
@@ -53,7 +54,7 @@ fn values<T: Exact>(rows: usize, cols: usize, rng: &mut fastrand::Rng) -> Vec<T>
     (0..rows * cols).map(one).map(T::round_f64).collect()
 }
 
-/// The rows one by one, quantized by the reference alone under the global scale of all, and the sum of their
+/// Quantizes rows one by one with the reference under the common global scale, and adds the
 /// reports.
 fn row_by_row<T: Exact>(values: &[T], shape: Shape, recipe: &Recipe, whole: &Expected) -> Expected {
     let global = whole.global_scale.map_or(Global::Absent, Global::Given);
@@ -84,7 +85,7 @@ fn row_by_row<T: Exact>(values: &[T], shape: Shape, recipe: &Recipe, whole: &Exp
     sum
 }
 
-/// A recipe of each format, in both layouts, under both policies that refuse nothing.
+/// Returns recipes of each format, in both layouts, under both policies that refuse nothing.
 fn recipes() -> Vec<Recipe> {
     let mut recipes = Vec::new();
     for format in Format::WITH_KERNELS {
@@ -152,7 +153,8 @@ fn quantizing_bf16_is_row_by_row() {
     check::<bf16>(&pools(), 6);
 }
 
-/// The first of several non-finite elements is found whichever thread meets it, and nothing is counted twice.
+/// The first of several non-finite elements is found by whichever thread, and nothing is counted
+/// twice.
 #[test]
 fn the_first_non_finite_element_is_the_first_in_row_major_order() {
     let mut rng = fastrand::Rng::with_seed(7);
@@ -177,7 +179,7 @@ fn the_first_non_finite_element_is_the_first_in_row_major_order() {
 }
 
 #[test]
-fn dequantizing_is_row_by_row_and_leaves_gaps_alone() {
+fn dequantizing_is_row_by_row_and_does_not_write_gaps() {
     let mut rng = fastrand::Rng::with_seed(8);
     for (rows, cols) in SHAPES {
         for format in Format::WITH_KERNELS {
@@ -216,8 +218,7 @@ fn dequantize_row_by_row(format: Format, rows: usize, cols: usize, rng: &mut fas
     }
 }
 
-/// The largest magnitude is found wherever it stands, and what is not finite is told apart, whichever thread
-/// meets it.
+/// The largest magnitude and non-finite values are found at any position, by whichever thread.
 #[test]
 fn the_amax_of_large_matrices_is_found() {
     let mut rng = fastrand::Rng::with_seed(13);
@@ -260,15 +261,15 @@ fn error_figures_do_not_depend_on_threads() {
     assert!(figures.iter().all(|figure| *figure == figures[0]), "{figures:?}");
 }
 
-/// So large an output is written past the caches: from any address, into rows that lie together and into rows
-/// that do not.
+/// Tests an output large enough for non-temporal stores, at any address, into rows with and without
+/// gaps.
 fn past_the_caches<T: Exact>(format: Format) {
     let (rows, cols) = (4100, 33 * 128);
     let mut rng = fastrand::Rng::with_seed(5);
     let shape = QuantizedShape::new(format, rows, cols);
     let (code_bytes, scale_bytes) = shape.bytes().expect("a size");
     let codes = (0..code_bytes).map(|_| rng.u8(..)).collect();
-    // With the bytes of NaN among them.
+    // Includes the bytes of NaN.
     let scales = (0..scale_bytes).map(|_| rng.u8(0x40..=0x7F)).collect();
     let tensor = QuantizedTensor::from_parts(shape, codes, scales).expect("a tensor");
     for (row_stride, offset) in [(cols, 0), (cols, 3), (cols + 5, 1)] {
@@ -288,7 +289,7 @@ fn past_the_caches<T: Exact>(format: Format) {
 }
 
 #[test]
-fn what_is_written_past_the_caches_is_the_same() {
+fn non_temporal_stores_write_the_same_bytes() {
     past_the_caches::<bf16>(Format::Nvfp4);
     past_the_caches::<f16>(Format::Mxfp4);
     past_the_caches::<f32>(Format::Nvfp4);

@@ -1,4 +1,4 @@
-//! Scale layouts: the place of a byte, and ways to get it there.
+//! Tests scale layouts: the offset of each byte, and the functions that move it there.
 
 use half::bf16;
 use microscale::cpu::Isa;
@@ -15,7 +15,7 @@ proptest! {
     #![proptest_config(runs(1000))]
 
     #[test]
-    fn quantizing_swizzled_is_converting_what_is_linear(case in case::<bf16>()) {
+    fn quantizing_swizzled_equals_converting_linear(case in case::<bf16>()) {
         let under = |scale_layout| Recipe { scale_layout, non_finite: NonFinite::Propagate, ..case.recipe };
         for isa in Isa::available() {
             let made = |scale_layout| {
@@ -29,7 +29,7 @@ proptest! {
     }
 
     #[test]
-    fn layouts_convert_there_and_back(tensor in any_tensor_of_any_format(), to in any_of::<ScaleLayout>()) {
+    fn layouts_round_trip(tensor in any_tensor_of_any_format(), to in any_of::<ScaleLayout>()) {
         let there = tensor.convert_layout(to);
         prop_assert_eq!(there.shape(), tensor.shape().with_scale_layout(to));
         prop_assert_eq!(there.codes(), tensor.codes());
@@ -49,13 +49,13 @@ proptest! {
     }
 }
 
-/// Sizes at which rows and blocks fill tiles, and one to either side.
+/// Sizes at which rows and blocks fill tiles, and one more or less.
 const ROWS: [usize; 11] = [1, 2, 31, 32, 33, 127, 128, 129, 160, 256, 300];
 const BLOCKS: [usize; 9] = [1, 2, 3, 4, 5, 7, 8, 9, 17];
 
-/// Against the walk of the oracle; what is skipped there is padding, and is zero.
+/// Compares with the oracle's walk. Skipped bytes are padding and must be zero.
 #[test]
-fn every_scale_lies_where_it_should_and_the_rest_is_zero() {
+fn every_scale_is_at_its_offset_and_padding_is_zero() {
     let mut rng = fastrand::Rng::with_seed(36);
     for rows in ROWS {
         for blocks in BLOCKS {
@@ -87,7 +87,7 @@ fn every_scale_lies_where_it_should_and_the_rest_is_zero() {
     }
 }
 
-/// No byte twice: the offsets of a matrix without padding are a permutation.
+/// No offset occurs twice: the offsets of a matrix without padding are a permutation.
 #[test]
 fn offsets_of_whole_tiles_are_a_permutation() {
     for (rows, blocks) in [(128, 4), (256, 4), (128, 8), (384, 12)] {
@@ -107,9 +107,9 @@ fn sizes_that_overflow_are_none() {
     assert_eq!(ScaleLayout::Linear.bytes(1 << 32, 1 << 32), None);
 }
 
-/// Padding that holds something else is no part of the matrix: it is not read, and converting leaves it out.
+/// Nonzero padding is not part of the matrix: it is never read, and conversions drop it.
 #[test]
-fn what_stands_in_the_padding_does_not_matter() {
+fn padding_bytes_do_not_matter() {
     let mut rng = fastrand::Rng::with_seed(37);
     for &(rows, cols) in &[(5, 100), (130, 33), (128, 64), (1, 1)] {
         let shape = QuantizedShape::new(Format::Nvfp4, rows, cols);
@@ -130,7 +130,7 @@ fn what_stands_in_the_padding_does_not_matter() {
         let recipe = Recipe::of(Format::Nvfp4, microscale::Convention::Torchao).expect("torchao's");
         let recipe = Recipe { scale_layout: ScaleLayout::Swizzled, ..recipe };
         for isa in Isa::available() {
-            // Into a tensor whose every byte is set.
+            // Into a tensor whose bytes are all set.
             let (tensor, _) = quantize(isa, &values, Shape::new(rows, cols), &recipe).expect("finite");
             let kept = oracle::layout::unswizzle(tensor.scales(), rows, in_row);
             let right = oracle::layout::swizzle(&kept, rows, in_row);

@@ -1,11 +1,11 @@
-//! The error on normal data is the known one of each scale rule, and is summed right.
+//! Tests that each scale rule has its known error on normal data, and that sums are right.
 
 use approx::assert_relative_eq;
 use microscale::formats::ScaleRule;
 use microscale::formats::mx::Arithmetic;
 use microscale::{ErrorStats, Recipe, Scheme, Shape, dequantize, quantize};
 
-/// N(0, 1) by Box and Muller.
+/// Returns N(0, 1) by Box and Muller.
 fn normal(count: usize, seed: u64) -> Vec<f32> {
     let mut rng = fastrand::Rng::with_seed(seed);
     let one = || {
@@ -16,7 +16,7 @@ fn normal(count: usize, seed: u64) -> Vec<f32> {
 }
 
 #[test]
-fn each_scale_rule_loses_on_normal_data_what_it_is_known_to_lose() {
+fn scale_rules_have_their_known_loss_on_normal_data() {
     let shape = Shape::new(1 << 10, 1 << 10);
     let values = normal(shape.elements(), 11);
     for (scale_rule, known) in [
@@ -30,13 +30,13 @@ fn each_scale_rule_loses_on_normal_data_what_it_is_known_to_lose() {
         let tensor = quantize(&values, shape, &recipe).expect("finite").tensor;
         let stats = ErrorStats::of_quantized(&values, shape, &tensor).expect("the tensor is of the shape");
         assert_relative_eq!(stats.relative_squared_error(), known, max_relative = 0.02);
-        // In general no scale does better than 0.01246.
+        // In general, no scale has less than 0.01246.
         assert!(stats.relative_squared_error() > 0.01246 * 0.98, "{scale_rule:?}");
     }
 }
 
 #[test]
-fn figures_are_the_plain_sums() {
+fn figures_equal_plain_sums() {
     let shape = Shape::new(37, 1111);
     let mut values = normal(37 * 1200, 12);
     let shape = shape.with_row_stride(1200);

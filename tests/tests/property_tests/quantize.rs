@@ -1,4 +1,5 @@
-//! Quantizing equals the oracle: bytes, counts and refusals, on every instruction set.
+//! Tests that quantization equals the oracle in bytes, counts and refusals, on every instruction
+//! set.
 
 use half::{bf16, f16};
 use microscale::cpu::Isa;
@@ -34,12 +35,12 @@ proptest! {
     }
 
     #[test]
-    fn padding_is_what_zeros_are(case in case::<f32>()) {
+    fn padding_equals_explicit_zeros(case in case::<f32>()) {
         assert_padding(&case.matrix.values, case.matrix.shape, &case.recipe);
     }
 
     #[test]
-    fn what_lies_between_rows_does_not_matter(case in case::<bf16>(), fill in any::<u16>()) {
+    fn values_between_rows_do_not_matter(case in case::<bf16>(), fill in any::<u16>()) {
         let mut other = case.matrix.clone();
         let stride = other.shape.row_stride;
         for (index, value) in other.values.iter_mut().enumerate() {
@@ -55,7 +56,7 @@ proptest! {
     }
 }
 
-/// The sign of zeros that a scheme writes for +0.
+/// Returns whether a scheme encodes +0 as −0.
 fn is_forced(scheme: Scheme) -> bool {
     match scheme {
         Scheme::Mxfp4(arithmetic) => arithmetic.negative_zero == NegativeZero::Force,
@@ -64,7 +65,7 @@ fn is_forced(scheme: Scheme) -> bool {
     }
 }
 
-/// Padding behind K has the code of +0; in a block that became NaN it is 0 like the others.
+/// Asserts that padding after K has the code of +0, or 0 in a NaN block.
 fn assert_padding<T: Exact>(values: &[T], shape: Shape, recipe: &Recipe) {
     let recipe = Recipe { non_finite: NonFinite::Propagate, scale_layout: ScaleLayout::Linear, ..*recipe };
     let block = recipe.format().block();
@@ -81,7 +82,7 @@ fn assert_padding<T: Exact>(values: &[T], shape: Shape, recipe: &Recipe) {
     }
 }
 
-/// Every K that leaves another tail, for every recipe, with one value of each kind where the tail ends.
+/// Tests every K with a different tail, for every recipe, with one value of each kind at the end.
 #[test]
 fn every_tail_is_as_expected() {
     fn check<T: Exact>(rng: &mut fastrand::Rng, cols: usize, recipe: &Recipe) {
@@ -105,7 +106,8 @@ fn every_tail_is_as_expected() {
     }
 }
 
-/// Volume: random bits, as they come, and in one magnitude a block, of which half the codes are large.
+/// Tests many random bits, as they are, and with a common magnitude per block so that half the
+/// codes are large.
 #[test]
 fn many_random_bits_are_as_expected() {
     fn check<T: Exact>(rng: &mut fastrand::Rng, recipe: &Recipe) {
@@ -131,18 +133,18 @@ fn many_random_bits_are_as_expected() {
     }
 }
 
-/// Each count alone, by construction.
+/// Tests each count separately, by construction.
 #[test]
-fn counts_count_what_they_say() {
+fn counts_match_their_events() {
     let recipe = Recipe { non_finite: NonFinite::Propagate, ..Recipe::default() };
     let block = |first: f32, rest: f32| std::iter::once(first).chain(std::iter::repeat_n(rest, BLOCK - 1));
     let smallest = f32::from_bits(1);
     let rows: Vec<f32> = block(6.0, 1.0)
-        .chain(block(7.9, 1.0)) // clipped: above 6 scales of 1
-        .chain(block(smallest, -0.0)) // flushed, and its scale clamped
-        .chain(block(f32::MIN_POSITIVE, 0.0)) // 2 scales of 2^-127: clamped only
+        .chain(block(7.9, 1.0)) // Clipped: above 6 scales of 1.
+        .chain(block(smallest, -0.0)) // Flushed, with a clamped scale.
+        .chain(block(f32::MIN_POSITIVE, 0.0)) // 2 scales of 2^-127: only clamped.
         .chain(block(f32::NAN, f32::INFINITY))
-        .chain(block(0.0, -0.0)) // nothing to count
+        .chain(block(0.0, -0.0)) // Not counted.
         .collect();
     let report = assert_as_expected(&rows, Shape::new(3, 2 * BLOCK), &recipe).report;
     assert_eq!((report.clipped_blocks, report.flushed_blocks, report.saturated_scales), (1, 1, 2));
@@ -150,12 +152,14 @@ fn counts_count_what_they_say() {
     assert_eq!(report.first_non_finite.map(|at| (at.row, at.col)), Some((2, 0)));
 }
 
-/// Each of NVFP4's counts alone, by construction, under a global scale of 1 in every convention: block scales
-/// are amax / 6.
+/// Tests each of NVFP4's counts separately, by construction.
+///
+/// The global scale is 1 in all numerics, so block scales are amax / 6.
 #[test]
-fn nvfp4_counts_count_what_they_say() {
+fn nvfp4_counts_match_their_events() {
     let block = |first: f32, rest: f32| std::iter::once(first).chain(std::iter::repeat_n(rest, 15));
-    /// Clipped, flushed, saturated scales: for torchao, compressed-tensors, ModelOpt, Transformer Engine.
+    /// Clipped, flushed and saturated blocks for torchao, compressed-tensors, ModelOpt and
+    /// Transformer Engine.
     type Counts = [[u64; 3]; 4];
     let cases: [(&str, [f32; 2], Counts); 12] = [
         ("ordinary", [6.0, -1.0], [[0, 0, 0]; 4]),
@@ -166,7 +170,7 @@ fn nvfp4_counts_count_what_they_say() {
         ("6.47 scales", [2900.0, 5.0], [[0, 0, 1]; 4]),
         ("6.54 scales", [2930.0, 5.0], [[1, 0, 1]; 4]),
         ("6.19 scales of 1", [6.1875, 5.0], [[0, 0, 0]; 4]),
-        // Torchao clamps to 8 of these scales.
+        // torchao clamps to 8 of these scales.
         ("8.4 of the least scales", [0.01640625, 0.0], [[0, 0, 1], [1, 0, 0], [1, 0, 0], [1, 0, 0]]),
         ("a scale of 2^-7", [0.046875, 0.01], [[0, 0, 1], [0, 0, 0], [0, 0, 0], [0, 0, 0]]),
         (
@@ -188,7 +192,7 @@ fn nvfp4_counts_count_what_they_say() {
     }
 }
 
-/// Elements whose quotients are ties and their neighbours, under every block scale, and global scales of
+/// Tests quotients that are ties and their neighbours, under every block scale and global scales of
 /// every size.
 #[test]
 fn nvfp4_ties_are_as_expected_under_every_scale() {
@@ -217,7 +221,7 @@ fn nvfp4_ties_are_as_expected_under_every_scale() {
     check::<bf16>(&mut rng);
 }
 
-/// Checks that the inputs of the test above do what they are for: a good part of the quotients are ties.
+/// Checks that many quotients of the test above are ties.
 #[test]
 fn blocks_of_ties_have_ties() {
     let mut rng = fastrand::Rng::with_seed(31);
@@ -238,9 +242,9 @@ fn blocks_of_ties_have_ties() {
     }
 }
 
-/// A tensor of zeros gives zeros, of either sign, with the global scale computed from them or not.
+/// A zero tensor gives zeros of either sign, with a computed or given global scale.
 #[test]
-fn zeros_give_zeros() {
+fn zero_blocks_become_zeros() {
     let values: Vec<f32> = (0..3 * 70).map(|index| if index % 3 == 0 { -0.0 } else { 0.0 }).collect();
     for recipe in every_recipe(&[1.0, 1e-38, 1e38]) {
         for scale_layout in [ScaleLayout::Linear, ScaleLayout::Swizzled] {
@@ -256,7 +260,7 @@ fn zeros_give_zeros() {
     }
 }
 
-/// Blocks without a global scale are the same as under one of 1.
+/// Without a global scale, blocks are the same as under a global scale of 1.
 #[test]
 fn an_absent_global_scale_is_one() {
     let mut rng = fastrand::Rng::with_seed(32);

@@ -1,4 +1,4 @@
-//! Properties of quantizing and dequantizing together.
+//! Tests properties of quantization followed by dequantization.
 
 use half::{bf16, f16};
 use microscale::formats::mx::Arithmetic;
@@ -9,14 +9,16 @@ use proptest::prelude::*;
 
 use super::inputs::{Case, Matrix, case, matrix, mxfp4_recipe, runs};
 
-/// With `floor`, amax lies in [4, 8) scales, so its code is 4 or 6 and amax of the dequantized block in [4,
-/// 8) scales too: the scale is found again, and with it every code, clipped ones included. At the clamped
-/// scale 2^−127 amax only shrinks, and the scale stays clamped.
+/// Returns whether requantizing a dequantized tensor gives the same codes.
 ///
-/// With `even`, amax lies in [3.5, 7) scales and its code is 4 or 6 (unless the tie 3.5 goes down): the same,
-/// except where 4·2^126 is beyond the type.
+/// With `floor`, amax is in [4, 8) scales. Its code is 4 or 6, so amax of the dequantized block is
+/// in [4, 8) scales too. The same scale results, and every code with it, including clipped ones. At
+/// the clamped scale 2^−127 amax can only shrink, and the scale stays clamped.
 ///
-/// −0 survives if it is kept, and if none is ever written.
+/// With `even`, amax is in [3.5, 7) scales and its code is 4 or 6 (unless the tie 3.5 goes down).
+/// The same holds, except where 4·2^126 is beyond the type.
+///
+/// −0 survives if it is preserved, or if it is never written.
 fn is_repeatable(recipe: &Recipe) -> bool {
     let Scheme::Mxfp4(arithmetic) = recipe.scheme else { return false };
     let scale = match arithmetic.scale_rule {
@@ -27,7 +29,7 @@ fn is_repeatable(recipe: &Recipe) -> bool {
     scale && matches!(arithmetic.negative_zero, NegativeZero::Keep | NegativeZero::Drop)
 }
 
-/// The whole tensor fits into `T` exactly, and nothing in it is NaN.
+/// Requires that the whole tensor is exact in `T` and contains no NaN.
 fn assert_repeatable<T: Exact>(matrix: &Matrix<T>, recipe: &Recipe) {
     let recipe = Recipe { non_finite: NonFinite::Saturate, ..*recipe };
     let first = quantize(&matrix.values, matrix.shape, &recipe).expect("nothing is refused").tensor;
@@ -41,8 +43,9 @@ fn assert_repeatable<T: Exact>(matrix: &Matrix<T>, recipe: &Recipe) {
     assert_eq!(again, first);
 }
 
-/// The exact step from code to value of a block: the scale byte's value, under the global scale. All of it is
-/// exact in f64 but a division by G, which is off by an f64 rounding.
+/// Returns the exact factor from code to value of a block: its scale under the global scale.
+///
+/// Everything is exact in f64 except a division by G, which is off by an f64 rounding.
 fn exact_scale(format: Format, byte: u8, global: Option<GlobalScale>) -> f64 {
     match (format, global) {
         (Format::Nvfp4, None) => oracle::e4m3_value(byte),
@@ -54,9 +57,10 @@ fn exact_scale(format: Format, byte: u8, global: Option<GlobalScale>) -> f64 {
     }
 }
 
-/// The difference is at most half a step at the element's magnitude, times the scale; elements beyond the
-/// largest give the largest. For the MX formats that is exact in f64; NVFP4 rounds what it divides and
-/// multiplies by to f32, up to five times in all, which `slack` leaves room for, relative to the element.
+/// Asserts that the error is at most half a step at the element's magnitude, times the scale.
+///
+/// Elements beyond the largest give the largest. For the MX formats this is exact in f64. NVFP4
+/// rounds to f32 up to five times, and `slack` allows for that, relative to the element.
 fn assert_error_bound<T: Exact>(Case { matrix, recipe }: &Case<T>) {
     let recipe = Recipe { non_finite: NonFinite::Propagate, scale_layout: ScaleLayout::Linear, ..*recipe };
     let format = recipe.format();
@@ -78,7 +82,7 @@ fn assert_error_bound<T: Exact>(Case { matrix, recipe }: &Case<T>) {
             (value.to_f64(), at.row * quantized.tensor.blocks_per_row() + at.col / format.block());
         let byte = quantized.tensor.scales()[block];
         let scale = exact_scale(format, byte, quantized.tensor.global_scale());
-        // Relative bounds do not hold where scales are subnormal; under scales of 0 nothing is left.
+        // Relative bounds do not hold for subnormal scales, and under a scale of 0 nothing is left.
         if format.is_nan_scale(byte) || !back.is_finite() || (format == Format::Nvfp4 && scale < 1e-30) {
             continue;
         }
@@ -105,7 +109,7 @@ proptest! {
     #![proptest_config(runs(1000))]
 
     #[test]
-    fn a_dequantized_tensor_gives_its_codes_again(
+    fn requantizing_a_dequantized_tensor_gives_its_codes(
         f32s in matrix::<f32>(),
         f16s in matrix::<f16>(),
         bf16s in matrix::<bf16>(),
@@ -127,9 +131,9 @@ proptest! {
         assert_error_bound(&bf16s);
     }
 
-    /// Blocks that count as flushed come back as zeros, and no others that were not zero do.
+    /// Flushed blocks dequantize to zeros, and no other nonzero blocks do.
     #[test]
-    fn flushed_blocks_are_those_that_come_back_as_zeros(case in case::<f32>()) {
+    fn flushed_blocks_dequantize_to_zeros(case in case::<f32>()) {
         let recipe = Recipe { non_finite: NonFinite::Saturate, ..case.recipe };
         let Matrix { values, shape } = &case.matrix;
         let quantized = quantize(values, *shape, &recipe).expect("nothing is refused");
@@ -141,7 +145,7 @@ proptest! {
             *is |= *back != 0.0;
         }
         let flushed = alive.values().filter(|(was, is)| *was && !is).count();
-        // An element that underflows when it is dequantized was not flushed when it was quantized.
+        // An element that underflows in dequantization was not flushed by quantization.
         let underflows = recipe.format() == Format::Nvfp4 && case.matrix.amax() < 1e-30;
         if !underflows {
             prop_assert_eq!(quantized.report.flushed_blocks, flushed as u64, "{:?}", recipe);
@@ -149,8 +153,8 @@ proptest! {
     }
 }
 
-/// `ceil` and `rceil` clip nothing that is not beyond the largest scale's reach; `rceil` is the smallest that
-/// does not.
+/// `ceil` and `rceil` never clip within the largest scale's range. `rceil` is the smallest such
+/// scale.
 #[test]
 fn ceil_and_rceil_never_clip() {
     let mut rng = fastrand::Rng::with_seed(10);
@@ -158,7 +162,7 @@ fn ceil_and_rceil_never_clip() {
     for scale_rule in [ScaleRule::Ceil, ScaleRule::Rceil] {
         let arithmetic = Arithmetic { scale_rule, ..Arithmetic::default() };
         let recipe = Recipe { scheme: Scheme::Mxfp4(arithmetic), ..Recipe::default() };
-        // A block an element: the others are padding.
+        // One block per element. The rest is padding.
         let quantized = quantize(&values, Shape::new(values.len(), 1), &recipe).expect("finite");
         assert_eq!(quantized.report.clipped_blocks, 0, "{scale_rule:?}");
         for (value, scale) in values.iter().zip(quantized.tensor.scales()) {

@@ -1,4 +1,4 @@
-//! Quantizing with any strides is quantizing a copy whose rows are contiguous.
+//! Tests that quantization with any strides equals quantization of a contiguous copy.
 
 use half::{bf16, f16};
 use microscale::cpu::Isa;
@@ -13,7 +13,7 @@ use proptest::prelude::*;
 
 use super::inputs::{Case, any_of, case, runs};
 
-/// Any strides: those of a tensor without gaps, in any order of its dimensions, with gaps, or overlapping.
+/// Returns any strides: dense tensors in any order of dimensions, tensors with gaps, and overlaps.
 fn strided() -> impl Strategy<Value = Strided> {
     let counts = (
         prop_oneof![Just(1), 0..5usize],
@@ -36,7 +36,7 @@ fn strided() -> impl Strategy<Value = Strided> {
     })
 }
 
-/// The rows, one after another.
+/// Returns the rows, one after the other.
 fn copy<T: Exact>(values: &[T], s: &Strided) -> Vec<T> {
     let mut copy = Vec::new();
     for (outer, row) in (0..s.outer).flat_map(|outer| (0..s.rows).map(move |row| (outer, row))) {
@@ -55,7 +55,7 @@ fn outcome(result: microscale::Result<(QuantizedTensor, Report)>) -> Outcome {
     })
 }
 
-/// Compares with the copy on every instruction set. The values are those of the case, over and over.
+/// Compares with the copy on every instruction set. The case's values are repeated.
 fn check<T: Exact>(case: &Case<T>, strided: &Strided, recipe: &Recipe, weighted: bool) {
     let span = strided.span().expect("small");
     let some =
@@ -94,7 +94,7 @@ macro_rules! equals_the_copy {
 
 equals_the_copy!(equals_the_copy_f32: f32, equals_the_copy_f16: f16, equals_the_copy_bf16: bf16);
 
-/// A value that tells where it is from.
+/// Returns values that identify their position.
 fn numbered<T: Exact>(len: usize) -> Vec<T> {
     (0..len).map(|i| T::round_f64((i as f64 * 0.37).sin() * (i % 97) as f64)).collect()
 }
@@ -111,8 +111,8 @@ fn every_axis_of_the_largest_tensors() {
     every_axis(&[&[700, 900], &[1, 40_000, 33]]);
 }
 
-/// A Hessian for each of so many blocks of MXFP4, all different: a diagonal, and what makes neighbours pull
-/// together.
+/// Returns `blocks` different Hessians for blocks of MXFP4: a diagonal, and correlations of
+/// neighbours.
 fn hessian(blocks: usize) -> Vec<f32> {
     let entry = |at: usize| {
         let (block, row, col) = (at / 1024, at / 32 % 32, at % 32);
@@ -165,10 +165,10 @@ fn every_axis(tensors: &[&[usize]]) {
 }
 
 #[test]
-fn the_first_of_many_that_are_not_finite_is_named() {
+fn the_first_non_finite_element_is_named() {
     let dims = [500, 600];
     let mut values: Vec<f32> = numbered(500 * 600);
-    // Row 400 of the copy comes after row 399, though it lies before it in memory.
+    // Row 400 of the copy comes after row 399, although it is before it in memory.
     (values[3 * 600 + 400], values[499 * 600 + 399], values[497 * 600 + 399]) =
         (f32::NAN, f32::INFINITY, f32::NAN);
     let strided = Strided::along(&dims, 0).expect("an axis");
@@ -178,7 +178,7 @@ fn the_first_of_many_that_are_not_finite_is_named() {
 }
 
 #[test]
-fn errors_say_what_is_wrong() {
+fn errors_name_the_cause() {
     let strided = Strided::along(&[40, 50], 0).expect("an axis");
     let recipe = Recipe::default();
     let found = quantize(&vec![1.0f32; 1999], strided, &recipe);

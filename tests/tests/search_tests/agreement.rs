@@ -1,4 +1,4 @@
-//! Searches by other ways: a check of each scale, and other instruction sets.
+//! Compares searches with a check of each scale, and between instruction sets.
 
 use half::bf16;
 use microscale::cpu::Isa;
@@ -9,7 +9,7 @@ use microscale::{
 use super::inputs::{COLS, FEWER_BLOCKS, FORMATS, SEARCHES, importance, matrices, quantize, recipe};
 
 #[test]
-fn checking_a_search_passes_the_best_and_finds_any_other() {
+fn check_search_accepts_only_the_best_scales() {
     let importance = importance();
     for format in FORMATS {
         let recipe = recipe(format, Convention::default_for(format), Search::Full);
@@ -21,7 +21,7 @@ fn checking_a_search_passes_the_best_and_finds_any_other() {
                 let check =
                     |tensor: &QuantizedTensor| check_search(&values, shape, &recipe, importance, tensor);
                 assert_eq!(check(&tensor).expect("the best scales"), blocks, "{format}, {name}");
-                // A scale a third or a quarter as large is far from the best: it clips.
+                // A scale of a third or a quarter is far from the best, because it clips.
                 let mut scales = tensor.scales().to_vec();
                 let (row, block) = (shape.rows / 2, 7);
                 let changed = &mut scales[row * COLS / format.block() + block];

@@ -1,4 +1,4 @@
-//! Every scale tried in f64, and the loss against the best.
+//! Tries every scale in f64, and measures the loss against the best.
 
 use std::fmt;
 
@@ -10,7 +10,7 @@ use super::inputs::COLS;
 /// E2M1's magnitudes, by code.
 const MAGNITUDES: [f64; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
 
-/// The factor of codes under a scale byte, as a real number.
+/// Returns the exact dequantization factor of a scale byte.
 fn factor(tensor: &QuantizedTensor, byte: u8) -> f64 {
     if tensor.format() == Format::Mxfp4 {
         return 2f64.powi(i32::from(byte) - 127);
@@ -27,14 +27,15 @@ fn factor(tensor: &QuantizedTensor, byte: u8) -> f64 {
     }
 }
 
-/// Every byte that a scale can have, but for NaN, and for NVFP4's 0: that makes zeros, and no scale errs
-/// more.
+/// Returns every scale byte except NaN, and except NVFP4's 0, which gives zeros and the largest
+/// error.
 fn scale_bytes(format: Format) -> std::ops::RangeInclusive<u8> {
     if format == Format::Mxfp4 { 0..=254 } else { 1..=126 }
 }
 
-/// The weighted squared error of a block if every element takes the magnitude that is nearest; or, once the
-/// sum is `enough`, what it has come to.
+/// Returns the weighted squared error of a block whose elements take the nearest magnitude.
+///
+/// Stops early once the sum reaches `enough`.
 fn nearest_error(block: &[f64], importance: &[f64], factor: f64, enough: f64) -> f64 {
     let magnitudes = MAGNITUDES.map(|magnitude| factor * magnitude);
     let mut error = 0.0;
@@ -51,9 +52,9 @@ fn nearest_error(block: &[f64], importance: &[f64], factor: f64, enough: f64) ->
     error
 }
 
-/// A block of a matrix, and what quantizing made of it.
+/// A block of a matrix and its quantization errors.
 pub(crate) struct BlockErrors {
-    /// The error of the bytes that were written.
+    /// The error of the written bytes.
     pub(crate) written: f64,
     /// The error of the best scale.
     pub(crate) least: f64,
@@ -62,26 +63,31 @@ pub(crate) struct BlockErrors {
 }
 
 impl BlockErrors {
-    /// The excess of the written error over the least, as norms, in units of the block's.
+    /// Returns the excess of the written error over the least, as norms, in units of the block's
+    /// norm.
     ///
-    /// Let u be 2⁻²⁴, x the block, r what a scale leaves of it, all weighted. A search sees the factor f with
-    /// an error of u, and its reciprocal with another, which may take the farther of two magnitudes where
-    /// that is farther by no more than 2u·a. What an element leaves is rounded once. That is u·f·q + 2u·a +
-    /// u·|r| an element, and f·q is at most a + |r|: 3u·‖x‖ + 2u·‖r‖. The sum rounds a term at most eight
-    /// times (weight, four of a chain, three sums), which makes 4u·‖r‖ of the norm. So a norm is off by less
-    /// than 6u·(‖x‖ + ‖r‖), once for the scale that is taken and once for the best. Where the largest element
-    /// is within u of 7 scales, skipping the double of a scale may cost 2u·‖x‖. Codes are written by the
-    /// convention's quotient, which up to four roundings lie in: 8u·‖x‖. In all 22u·(‖x‖ + ‖r‖) at most.
+    /// Let u be 2⁻²⁴, x the block and r its rest under a scale, all weighted. A search uses the
+    /// factor f with an error of u, and its reciprocal with another. It may therefore take the
+    /// farther of two magnitudes, if that is farther by at most 2u·a. An element's rest is rounded
+    /// once. This adds up to u·f·q + 2u·a + u·|r| per element, and f·q is at most a + |r|: 3u·‖x‖ +
+    /// 2u·‖r‖.
+    ///
+    /// The sum rounds a term at most eight times (weight, four of a chain, three sums), which gives
+    /// 4u·‖r‖ of the norm. A norm is therefore off by less than 6u·(‖x‖ + ‖r‖), once for the chosen
+    /// scale and once for the best. If the largest element is within u of 7 scales, skipping the
+    /// double of a scale may cost 2u·‖x‖. Codes are written by the numerics' quotient with up to
+    /// four roundings: 8u·‖x‖. The total is at most 22u·(‖x‖ + ‖r‖).
     fn excess(&self) -> f64 {
         (self.written.sqrt() - self.least.sqrt())
             / (self.energy.sqrt() + self.least.sqrt()).max(f64::MIN_POSITIVE)
     }
 }
 
-/// [`BlockErrors::excess`] must not be more.
+/// Upper bound of [`BlockErrors::excess`].
 pub(crate) const TOLERANCE: f64 = 24.0 / (1 << 24) as f64;
 
-/// The error of what was written, of the best scale if `brute` (else 0), and the energy, block by block.
+/// Returns the written error, the best scale's error (0 without `brute`), and the energy of each
+/// block.
 pub(crate) fn errors(
     values: &[f32],
     importance: Option<&[f32]>,
@@ -103,7 +109,7 @@ pub(crate) fn errors(
             written += importance[k] * rest * rest;
         }
         let least = || {
-            // Begun with a good one, so that most others are soon enough.
+            // Starts with a good scale, so that most others stop early.
             let begin = nearest_error(&block, &importance, scale, f64::INFINITY);
             factors
                 .iter()
@@ -115,8 +121,9 @@ pub(crate) fn errors(
     values.par_chunks(size).enumerate().map(one).collect()
 }
 
-/// Checks that no block's error is more than the least there is, and returns the largest excess in units of
-/// [`TOLERANCE`].
+/// Checks that no block's error exceeds the least one, and returns the largest excess.
+///
+/// The unit is [`TOLERANCE`].
 pub(crate) fn check_optimal(what: &str, errors: &[BlockErrors]) -> f64 {
     let mut most = 0.0f64;
     for (i, block) in errors.iter().enumerate() {
@@ -132,15 +139,15 @@ pub(crate) fn check_optimal(what: &str, errors: &[BlockErrors]) -> f64 {
     most / TOLERANCE
 }
 
-/// The loss of a search against the full one.
+/// The loss of a search compared with the full search.
 pub(crate) struct Loss {
-    /// The loss in the total squared error, relative to that of full.
+    /// Relative increase of the total squared error.
     total: f64,
-    /// Blocks in which it errs more by more than rounding.
+    /// Blocks with a larger error, beyond rounding.
     pub(crate) blocks: usize,
-    /// The number of all blocks.
+    /// Number of all blocks.
     of: usize,
-    /// The largest loss in a block, relative to the error of full there.
+    /// Largest relative increase in a block.
     most: f64,
 }
 
@@ -169,7 +176,7 @@ impl fmt::Display for Loss {
         }
         let blocks = self.blocks as f64 / self.of as f64 * 100.0;
         write!(f, "{:.4} %, in {blocks:.3} % of blocks", self.total * 100.0)?;
-        // A ratio says nothing where full errs by almost nothing.
+        // A ratio is meaningless if the full search has almost no error.
         if self.most < 10.0 { write!(f, ", at most {:.0} %", self.most * 100.0) } else { Ok(()) }
     }
 }

@@ -14,7 +14,7 @@ use safetensors::{Dtype, SafeTensors};
 
 /// Blocks of each distribution.
 pub(crate) const BLOCKS: usize = 100_000;
-/// Blocks of each distribution where errors are weighted, or many recipes are tried.
+/// Blocks of each distribution for weighted errors, or for many recipes.
 pub(crate) const FEWER_BLOCKS: usize = 10_000;
 /// Columns of the matrices.
 pub(crate) const COLS: usize = 1600;
@@ -22,7 +22,7 @@ pub(crate) const COLS: usize = 1600;
 pub(crate) const FORMATS: [Format; 2] = [Format::Nvfp4, Format::Mxfp4];
 pub(crate) const SEARCHES: [Search; 4] = [Search::None, Search::FourSix, Search::Window, Search::Full];
 
-/// Numbers of one distribution.
+/// A distribution.
 type Sampler = fn(&mut fastrand::Rng) -> f64;
 
 const DISTRIBUTIONS: [(&str, Sampler); 5] = [
@@ -42,7 +42,8 @@ fn gaussian(rng: &mut fastrand::Rng) -> f64 {
     radius * (std::f64::consts::TAU * rng.f64()).cos()
 }
 
-/// Matrices of [`COLS`] columns and up to so many blocks: every distribution, and real weights.
+/// Returns matrices of [`COLS`] columns and up to `blocks` blocks: every distribution, and real
+/// weights.
 pub(crate) fn matrices(block: usize, blocks: usize) -> Vec<(&'static str, Vec<f32>)> {
     let count = blocks * block;
     assert_eq!(count % COLS, 0);
@@ -55,8 +56,7 @@ pub(crate) fn matrices(block: usize, blocks: usize) -> Vec<(&'static str, Vec<f3
     matrices
 }
 
-/// The matrices of a checkpoint end to end, cut into rows of [`COLS`], of which evenly many are taken from
-/// everywhere.
+/// Returns a checkpoint's matrices end to end, cut into rows of [`COLS`] and sampled evenly.
 fn weights(most: usize) -> Vec<f32> {
     let files = match std::env::var_os("MICROSCALE_WEIGHTS") {
         Some(file) => vec![PathBuf::from(file)],
@@ -90,7 +90,7 @@ fn weights(most: usize) -> Vec<f32> {
     (0..taken).flat_map(row).copied().collect()
 }
 
-/// Weights by column over six orders of magnitude, some 0.
+/// Returns weights by column over six orders of magnitude, some of them 0.
 pub(crate) fn importance() -> Vec<f32> {
     let mut rng = fastrand::Rng::with_seed(6);
     (0..COLS).map(|_| if rng.f32() < 0.05 { 0.0 } else { 10f32.powf(rng.f32() * 6.0 - 3.0) }).collect()

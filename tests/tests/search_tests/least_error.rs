@@ -1,4 +1,4 @@
-//! The full search against brute force.
+//! Compares the full search with brute force.
 
 use std::fmt::Write as _;
 
@@ -9,7 +9,7 @@ use microscale::{Convention, Format, Recipe, Scheme, Search, Words};
 use super::brute_force::{Loss, check_optimal, errors};
 use super::inputs::{BLOCKS, COLS, FEWER_BLOCKS, FORMATS, SEARCHES, importance, matrices, quantize, recipe};
 
-/// One format's table, and the checks of every row.
+/// Makes one format's table, and checks every row.
 fn table(format: Format) {
     let mut table = String::from(
         "| data | blocks | plain | four-six | window | full | full changes | scales tried | four-six loses | window loses |\n\
@@ -28,13 +28,13 @@ fn table(format: Format) {
         let energy: f64 = errors[0].iter().map(|block| block.energy).sum();
         let [plain, four_six, window, full] =
             errors.each_ref().map(|errors| errors.iter().map(|block| block.written).sum::<f64>() / energy);
-        // Totals of what is no worse in any block but for rounding.
+        // Totals of searches that are never worse in any block, beyond rounding.
         for (better, worse) in [(full, window), (window, plain), (full, four_six), (four_six, plain)] {
             assert!(better <= worse * (1.0 + 1e-6), "{format}, {name}: {better} is more than {worse}");
         }
         let [lost_by_four_six, lost_by_window] = [1, 2].map(|i| Loss::of(&errors[i], &errors[3]));
-        // MXFP4's window holds whatever can win; NVFP4's does not, which shows that brute force finds what a
-        // search misses.
+        // MXFP4's window contains every scale that can win. NVFP4's does not, which shows that
+        // brute force finds missed scales.
         assert!(
             (lost_by_window.blocks == 0) == (format == Format::Mxfp4),
             "{format}, {name}: {lost_by_window}"
@@ -54,17 +54,17 @@ fn table(format: Format) {
 }
 
 #[test]
-fn nvfp4_full_is_the_least_error() {
+fn nvfp4_full_search_has_the_least_error() {
     table(Format::Nvfp4);
 }
 
 #[test]
-fn mxfp4_full_is_the_least_error() {
+fn mxfp4_full_search_has_the_least_error() {
     table(Format::Mxfp4);
 }
 
 #[test]
-fn full_is_the_least_weighted_error() {
+fn full_search_has_the_least_weighted_error() {
     let importance = importance();
     for format in FORMATS {
         let recipe = recipe(format, Convention::default_for(format), Search::Full);
@@ -80,7 +80,7 @@ fn full_is_the_least_weighted_error() {
 }
 
 #[test]
-fn full_is_the_least_error_in_every_convention() {
+fn full_search_has_the_least_error_in_all_numerics() {
     for format in FORMATS {
         for (_, convention) in
             Convention::WORDS.iter().filter(|(_, convention)| convention.scheme(format).is_some())
@@ -100,7 +100,7 @@ fn full_is_the_least_error_in_every_convention() {
 }
 
 #[test]
-fn the_example_whose_best_scale_is_smaller() {
+fn a_smaller_scale_can_be_the_best() {
     let mut values = vec![0.25f32; COLS];
     values.iter_mut().step_by(mx::BLOCK).for_each(|value| *value = 4.0);
     for (search, byte, error) in [(Search::None, 127, 1.9375), (Search::Full, 126, 1.0)] {
@@ -117,9 +117,9 @@ fn the_example_whose_best_scale_is_smaller() {
 }
 
 #[test]
-fn mxfp4_window_misses_a_quarter_of_what_ceil_gives() {
-    // Ceil alone gives an amax of 2.1 the scale 1. The 0.125's are lost under 1 and ½, and kept under ¼,
-    // which clips 2.1 by 0.6.
+fn mxfp4_window_misses_a_quarter_of_the_blocks_under_ceil() {
+    // Only ceil gives an amax of 2.1 the scale 1. Under 1 and ½ the elements 0.125 are lost. Under
+    // ¼ they survive, and 2.1 is clipped by 0.6.
     let mut values = vec![0.125f32; COLS];
     values.iter_mut().step_by(mx::BLOCK).for_each(|value| *value = 2.1);
     let ceil = mx::Arithmetic { scale_rule: ScaleRule::Ceil, ..Default::default() };

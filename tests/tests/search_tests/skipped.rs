@@ -1,4 +1,4 @@
-//! Scales that the full search skips.
+//! Tests scales that the full search skips.
 
 use microscale::cpu::Isa;
 use microscale::formats::arithmetic::Fused;
@@ -10,7 +10,7 @@ use rayon::prelude::*;
 use super::brute_force::TOLERANCE;
 use super::inputs::{COLS, FEWER_BLOCKS, importance, matrices, quantize, recipe};
 
-/// The arithmetic that the search is defined in.
+/// The arithmetic that defines the search.
 struct Hosts;
 
 impl Fused for Hosts {
@@ -19,9 +19,11 @@ impl Fused for Hosts {
     }
 }
 
-/// Asserts that the full search took the scale that its definition names, and that no scale it skipped errs
-/// less, by the search's own arithmetic. `plain` and `full` are the bytes of the block without a search and
-/// with it.
+/// Asserts that the full search took the documented scale, and that no skipped scale has a smaller
+/// error.
+///
+/// Errors use the search's own arithmetic. `plain` and `full` are the block's bytes without a
+/// search and with it.
 fn check_skipped<const N: usize, S: Scales>(what: &str, block: &Block<N>, scales: &S, plain: u8, full: u8) {
     let error = |byte| block.error::<Hosts>(scales.factor(byte));
     let plain_error = error(plain);
@@ -34,11 +36,11 @@ fn check_skipped<const N: usize, S: Scales>(what: &str, block: &Block<N>, scales
         }
     }
     assert_eq!(full, best.0, "{what}: among {first:#x} to {last:#x} the best is {best:?}");
-    // Scales that are skipped below lose in rounded numbers too.
+    // Smaller skipped scales lose in rounded numbers too.
     for byte in S::FIRST..first {
         assert!(error(byte) >= best.1, "{what}: {byte:#x} errs less than {best:?}");
     }
-    // Scales that are skipped above may win by a rounding. Under the largest factor there is, all codes
+    // Larger skipped scales may win by a rounding. Under the largest possible factor, all codes
     // become zeros, and the error is Σ w·a².
     let least = f64::from(best.1).sqrt();
     let rounding = TOLERANCE * (f64::from(block.error::<Hosts>(f32::MAX)).sqrt() + least);
@@ -75,7 +77,7 @@ fn check_skipped_everywhere<const N: usize, S: Scales + Sync>(
 }
 
 #[test]
-fn what_full_skips_cannot_win() {
+fn scales_skipped_by_full_search_cannot_win() {
     check_skipped_everywhere::<{ nvfp4::BLOCK }, _>(Format::Nvfp4, QuantizedTensor::global_scale);
     check_skipped_everywhere::<{ mx::BLOCK }, _>(Format::Mxfp4, |_| PowersOfTwo);
 }

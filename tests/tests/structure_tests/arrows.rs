@@ -1,4 +1,4 @@
-//! Arrows from the file that names an item to the file that defines it, and circles of them.
+//! Arrows from the file that names an item to the file that defines it, and circles of arrows.
 
 use super::modules::{Modules, Reader};
 use super::resolve::Target;
@@ -6,12 +6,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
-/// The names that one file takes from another, by both.
+/// The imported names, by importing and by defining file.
 #[derive(Default)]
 pub(super) struct Arrows(BTreeMap<PathBuf, BTreeMap<PathBuf, BTreeSet<String>>>);
 
 impl Arrows {
-    /// Adds what the files of a library or program name of each other. Answers with the crates that they
+    /// Adds the imports between the files of a library or program. Returns the crates that they
     /// name.
     pub(super) fn add(&mut self, root: &Path, read: Reader<'_>) -> BTreeMap<String, PathBuf> {
         let modules = Modules::read(root, read);
@@ -37,7 +37,7 @@ impl Arrows {
         outside
     }
 
-    /// The files that lead to each other, however long the way.
+    /// Returns the sets of files that reach each other.
     pub(super) fn circles(&self) -> Vec<BTreeSet<&Path>> {
         let reached: BTreeMap<&Path, BTreeSet<&Path>> =
             self.0.keys().map(|file| (file.as_path(), self.reached_from(file))).collect();
@@ -65,7 +65,7 @@ impl Arrows {
         reached
     }
 
-    /// A circle in words, with the names that tie it.
+    /// Describes a circle with the imported names.
     pub(super) fn describe(&self, circle: &BTreeSet<&Path>) -> String {
         let mut text = format!("a circle of {} files:\n", circle.len());
         for &file in circle {
@@ -80,7 +80,7 @@ impl Arrows {
         text
     }
 
-    /// The names that one file takes from another.
+    /// Returns the names that one file imports from another.
     #[cfg(test)]
     pub(super) fn between(&self, from: &str, to: &str) -> Vec<&str> {
         let names = self.0.get(Path::new(from)).and_then(|arrows| arrows.get(Path::new(to)));

@@ -10,7 +10,7 @@ pub(super) struct Floor {
     pub(super) below: &'static [&'static str],
 }
 
-/// The order of the house. What is not in the last column is above, or beside.
+/// The order of crates. A crate may not import any other than those in its last column.
 pub(super) const FLOORS: [Floor; 10] = [
     floor("formats", "microscale-formats", &[]),
     floor("kernels-abi", "microscale-kernels-abi", &["formats"]),
@@ -29,13 +29,14 @@ const fn floor(folder: &'static str, package: &'static str, below: &'static [&'s
 }
 
 impl Floor {
-    /// The files with which the crate's library and program begin.
+    /// Returns the root files of the crate's library and program.
     pub(super) fn roots(&self) -> [PathBuf; 2] {
         ["src/lib.rs", "src/main.rs"].map(|root| Path::new(self.folder).join(root))
     }
 
-    /// The faults in the crates that the manifest and the sources name; `named` are the words with which
-    /// paths begin in the sources, with a file each.
+    /// Returns the crates that the manifest or the sources import although they may not.
+    ///
+    /// `named` holds the first words of paths in the sources, each with a file.
     pub(super) fn faults(&self, manifest: &str, named: &BTreeMap<String, PathBuf>) -> Vec<String> {
         let manifest: toml::Table =
             manifest.parse().unwrap_or_else(|error| panic!("{}/Cargo.toml: {error}", self.folder));
@@ -55,8 +56,9 @@ impl Floor {
     }
 }
 
-/// The packages that a manifest depends on. Those of its tests count where the package is published, since
-/// cargo wants them published first.
+/// Returns the packages that a manifest depends on.
+///
+/// Dev-dependencies of published packages count, because cargo must publish them first.
 fn dependencies(manifest: &toml::Table) -> BTreeSet<String> {
     let published = manifest["package"].get("publish").and_then(toml::Value::as_bool) != Some(false);
     let mut kinds = vec!["dependencies", "build-dependencies"];
@@ -66,7 +68,7 @@ fn dependencies(manifest: &toml::Table) -> BTreeSet<String> {
     let targets = targets.flat_map(toml::Table::values).filter_map(toml::Value::as_table);
     let tables = targets.chain([manifest]).flat_map(|table| kinds.iter().filter_map(|kind| table.get(*kind)));
     let entries = tables.filter_map(toml::Value::as_table).flatten();
-    // A dependency can have another name here than the package has.
+    // A dependency may have another name than its package.
     let package = |(name, entry): (&String, &toml::Value)| {
         entry.get("package").and_then(toml::Value::as_str).unwrap_or(name).to_owned()
     };

@@ -1,4 +1,4 @@
-//! The repository's own crates.
+//! Checks the repository's own crates.
 
 use super::arrows::Arrows;
 use super::floors::{FLOORS, Floor};
@@ -6,13 +6,14 @@ use microscale_test_support::data_dir;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// The text of a file of the repository.
+/// Returns the text of a file of the repository.
 fn read(file: &Path) -> Option<String> {
     std::fs::read_to_string(data_dir().join(file)).ok()
 }
 
-/// The manifest of a crate. There are no sources, and nothing to check, where the test was packed for another
-/// machine.
+/// Returns the manifest of a crate.
+///
+/// Packed for another machine, the test has no sources and nothing to check.
 fn manifest(floor: &Floor) -> Option<String> {
     read(&Path::new(floor.folder).join("Cargo.toml"))
 }
@@ -45,8 +46,7 @@ fn no_modules_import_each_other_in_a_circle() {
     assert!(circles.is_empty(), "\n{}", circles.join("\n"));
 }
 
-/// `cargo run` builds the libraries and programs of all default members: among these may be no crate of
-/// tests.
+/// `cargo run` builds all default members, so no test crate may be one.
 #[test]
 fn cargo_run_builds_no_test_crate() {
     let Some(manifest) = read(Path::new("Cargo.toml")) else { return };

@@ -1,11 +1,11 @@
-//! Small crates that are wrong, or look it.
+//! Tests small crates that are wrong or only look wrong.
 
 use super::arrows::Arrows;
 use super::floors::{FLOORS, Floor};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// Reads a crate that is given as files and their texts.
+/// Reads a crate given as files and their texts.
 fn read(files: &[(&str, &str)]) -> (Arrows, BTreeMap<String, PathBuf>) {
     let files: BTreeMap<&Path, &str> = files.iter().map(|&(file, text)| (Path::new(file), text)).collect();
     let mut arrows = Arrows::default();
@@ -13,7 +13,7 @@ fn read(files: &[(&str, &str)]) -> (Arrows, BTreeMap<String, PathBuf>) {
     (arrows, outside)
 }
 
-/// The circles of a crate, each as the stems of its files.
+/// Returns the circles of a crate, each as the stems of its files.
 fn circles(files: &[(&str, &str)]) -> Vec<Vec<String>> {
     let (arrows, _) = read(files);
     let circle = |circle: &std::collections::BTreeSet<&Path>| {
@@ -27,7 +27,7 @@ fn floor(folder: &str) -> &'static Floor {
 }
 
 #[test]
-fn imports_that_go_round_are_found() {
+fn import_circles_are_found() {
     let found = circles(&[
         ("lib.rs", "mod a; mod b; mod c; mod d;"),
         ("a.rs", "use crate::b::B; pub struct A(B);"),
@@ -39,7 +39,7 @@ fn imports_that_go_round_are_found() {
 }
 
 #[test]
-fn a_circle_is_told_with_the_names_that_tie_it() {
+fn a_circle_is_reported_with_the_imported_names() {
     let files = [
         ("lib.rs", "mod a; mod b;"),
         ("a.rs", "use crate::b::{B, f}; pub fn g(_: B) { f() }"),
@@ -51,7 +51,7 @@ fn a_circle_is_told_with_the_names_that_tie_it() {
 }
 
 #[test]
-fn re_exports_lead_to_the_file_that_defines() {
+fn re_exports_resolve_to_the_defining_file() {
     let files = [
         ("lib.rs", "mod a; mod b; pub use a::*; pub use b::B as Renamed;"),
         ("a/mod.rs", "mod inner; pub use inner::A;"),
@@ -65,7 +65,7 @@ fn re_exports_lead_to_the_file_that_defines() {
 }
 
 #[test]
-fn globs_are_looked_through() {
+fn globs_are_resolved() {
     let files = [
         ("lib.rs", "mod a; mod b;"),
         ("a.rs", "use crate::b::*; pub fn f() -> u32 { LIMIT }"),
@@ -85,20 +85,20 @@ fn a_child_and_its_parent_make_a_circle() {
 }
 
 #[test]
-fn lists_of_contents_import_nothing() {
+fn re_export_lists_import_nothing() {
     let files = [
         ("lib.rs", "mod a; pub(crate) mod b; pub use a::{A, f}; pub(crate) use b::B; pub struct Root;"),
         ("a.rs", "use crate::{Root, b}; pub struct A(b::B); pub fn f(_: Root) {}"),
         ("b.rs", "pub struct B;"),
     ];
     assert!(circles(&files).is_empty());
-    // A name that is used from the list is imported after all.
+    // A name that code uses from such a list counts as imported.
     let used = ("lib.rs", "mod a; mod b; pub use a::A; pub struct Root(A);");
     assert_eq!(circles(&[used, files[1], files[2]]), [["a", "lib"]]);
 }
 
 #[test]
-fn tests_are_left_out() {
+fn test_modules_are_ignored() {
     let files = [
         ("lib.rs", "mod a; mod b;"),
         ("a.rs", "pub struct A; #[cfg(test)] use crate::b::B; #[cfg(test)] mod tests;"),
@@ -110,13 +110,13 @@ fn tests_are_left_out() {
 }
 
 #[test]
-fn macros_are_read_for_their_words() {
+fn paths_in_macros_are_found() {
     let files = [
         ("lib.rs", "#[macro_use] mod m; mod a; mod b; mod c;"),
         ("m.rs", "macro_rules! make { ($name:ident) => { pub struct $name(crate::a::A); } }"),
         ("a.rs", "pub struct A; fn f() { println!(\"{}\", crate::b::Made::LIMIT) }"),
         ("b.rs", "make!(Made);"),
-        // The fields and methods of others are no names.
+        // Fields and methods are not paths.
         ("c.rs", "fn g(x: crate::a::A) { assert!(x.Made().a == T { Made: 1 }) }"),
     ];
     let (arrows, _) = read(&files);
@@ -168,7 +168,7 @@ fn imports_of_higher_crates_are_found_in_manifests() {
     assert_eq!(abi("[dev-dependencies]\nmicroscale.workspace = true"), upwards);
     assert!(abi("[dev-dependencies]\nproptest = \"1\"").is_empty());
 
-    // Packages that are not published may be tested with anything.
+    // Unpublished packages may have any dev-dependencies.
     let executor =
         "[package]\nname = \"microscale-executor\"\npublish = false\n[dev-dependencies]\nmicroscale = \"1\"";
     assert!(floor("tests/executor").faults(executor, &none).is_empty());

@@ -1,20 +1,20 @@
-//! The modules of a crate, from its source files: the items that each defines, imports and names.
+//! The modules of a crate, from its source files: defined, imported and named items.
 
 use super::names::{Mention, Origin, item_name, mentions, tokens};
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use syn::{Attribute, Item, ItemUse, UseTree, Visibility};
 
-/// Gives the text of a file, or nothing if there is no such file.
+/// Returns the text of a file, or `None` if it does not exist.
 pub(super) type Reader<'a> = &'a dyn Fn(&Path) -> Option<String>;
 
 /// The meaning of a name in a module.
 pub(super) enum Named {
     /// Defined in the module.
     Item,
-    /// A module inside it.
+    /// A submodule.
     Module(usize),
-    /// Imported, whether for itself or for others: the path, as it is written there.
+    /// Imported or re-exported, with the path as written.
     Import(Vec<String>),
 }
 
@@ -25,17 +25,16 @@ pub(super) struct Module {
     pub(super) names: HashMap<String, Vec<Named>>,
     /// The paths of `use path::*`.
     pub(super) globs: Vec<Vec<String>>,
-    /// Every word in the macro calls that stand where items do: any of them may be the name of an item.
+    /// Every word in item-position macro calls. Each may be the name of an item.
     pub(super) perhaps: HashSet<String>,
     pub(super) mentions: Vec<Mention>,
 }
 
-/// The modules of a library or program. The first is the root.
+/// The modules of a library or program. The first one is the root.
 pub(super) struct Modules(pub(super) Vec<Module>);
 
 impl Modules {
-    /// Reads the root and every file that a `mod` line leads to. What is compiled for tests alone is left
-    /// out.
+    /// Reads the root and every file that a `mod` line names, without test modules.
     pub(super) fn read(root: &Path, read: Reader<'_>) -> Self {
         let mut modules = Self(Vec::new());
         let folder = root.parent().expect("a file is in a folder");
@@ -43,7 +42,7 @@ impl Modules {
         modules
     }
 
-    /// Adds the module that is a file. Its own modules are files in `folder`.
+    /// Adds a module that is a file. Its submodules are files in `folder`.
     fn file(&mut self, file: &Path, folder: &Path, parent: Option<usize>, read: Reader<'_>) -> usize {
         let text = read(file).unwrap_or_else(|| panic!("{} cannot be read", file.display()));
         let parsed = syn::parse_file(&text).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
@@ -113,7 +112,7 @@ impl Module {
         }
         let (mentions, inner) = mentions(item);
         self.mentions.extend(mentions);
-        // Imports inside a function are taken for the module's, unless it knows the name already.
+        // Imports inside a function count for the module, unless it already has the name.
         for import in inner {
             for leaf in leaves(&import.tree) {
                 self.mentions.push(Mention { path: leaf.path.clone(), origin: Origin::Use });
@@ -124,7 +123,7 @@ impl Module {
     }
 }
 
-/// One of the things that a `use` names. Without a name it is everything there.
+/// One item of a `use`. Without a name it is a glob.
 struct Leaf {
     path: Vec<String>,
     name: Option<String>,
@@ -156,8 +155,9 @@ fn leaves(tree: &UseTree) -> Vec<Leaf> {
     found
 }
 
-/// Returns whether an item is compiled for tests alone: `#[cfg(test)]`, `#[cfg(all(test, …))]`,
-/// `#[cfg(doctest)]`.
+/// Returns whether an item is compiled only for tests.
+///
+/// The attributes are `#[cfg(test)]`, `#[cfg(all(test, …))]` and `#[cfg(doctest)]`.
 pub(super) fn only_for_tests(attributes: &[Attribute]) -> bool {
     attributes.iter().filter(|attribute| attribute.path().is_ident("cfg")).any(|attribute| {
         let syn::Meta::List(list) = &attribute.meta else { return false };
@@ -172,7 +172,7 @@ fn has_path(attributes: &[Attribute]) -> bool {
     attributes.iter().any(|attribute| attribute.path().is_ident("path"))
 }
 
-/// The attributes of an item. One that syn does not understand has none to look at.
+/// Returns the attributes of an item. Items that syn does not understand have none.
 pub(super) fn attributes(item: &Item) -> &[Attribute] {
     match item {
         Item::Const(item) => &item.attrs,

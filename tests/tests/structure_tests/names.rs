@@ -1,31 +1,29 @@
-//! The paths that an item names, wherever they stand in it.
+//! The paths that an item names, at any position in it.
 
 use super::modules::{attributes, only_for_tests};
 use proc_macro2::{TokenStream, TokenTree};
 use syn::visit::{self, Visit};
 use syn::{Attribute, ImplItem, Item, ItemUse, Macro, Meta};
 
-/// The position of a path, which decides how it is resolved.
+/// The position of a path, which determines how it is resolved.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Origin {
     Use,
-    /// The path stands in a `pub use`, which makes a list of contents: only other crates that it names are
-    /// imported.
+    /// In a `pub use`, a table of contents. Only other crates that it names are imported.
     Facade,
     Code,
-    /// The path stands in the body of a `macro_rules`, where some names are looked up at the place of the
-    /// call.
+    /// In the body of a `macro_rules`, where some names are resolved at the call.
     Rules,
 }
 
-/// A path as it is written, without generic arguments.
+/// A path as written, without generic arguments.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Mention {
     pub(super) path: Vec<String>,
     pub(super) origin: Origin,
 }
 
-/// The name that an item gives to what it defines.
+/// Returns the name that an item defines.
 pub(super) fn item_name(item: &Item) -> Option<String> {
     let name = match item {
         Item::Const(item) => &item.ident,
@@ -43,7 +41,7 @@ pub(super) fn item_name(item: &Item) -> Option<String> {
     Some(name.to_string())
 }
 
-/// The paths that an item names, and the `use` lines inside it.
+/// Returns the paths that an item names, and the `use` lines inside it.
 pub(super) fn mentions(item: &Item) -> (Vec<Mention>, Vec<&ItemUse>) {
     let mut names = Names { mentions: Vec::new(), imports: Vec::new() };
     names.visit_item(item);
@@ -96,7 +94,7 @@ impl<'ast> Visit<'ast> for Names<'ast> {
     }
 
     fn visit_attribute(&mut self, attribute: &'ast Attribute) {
-        // `#[derive]` names macros, `#[arg]` functions; documentation and conditions name nothing.
+        // `#[derive]` names macros, `#[arg]` functions. Documentation and conditions name nothing.
         if let Meta::List(list) = &attribute.meta
             && !attribute.path().is_ident("cfg")
         {
@@ -105,8 +103,9 @@ impl<'ast> Visit<'ast> for Names<'ast> {
     }
 }
 
-/// The paths in the arguments of a macro: words, with `::` between them. What cannot be one is left out:
-/// methods, fields, lifetimes, parameters of macros and names that are being defined.
+/// Returns the paths in the arguments of a macro: words joined by `::`.
+///
+/// Methods, fields, lifetimes, macro parameters and defined names are excluded.
 pub(super) fn tokens(stream: TokenStream) -> Vec<Mention> {
     let trees: Vec<TokenTree> = stream.into_iter().collect();
     let mut found = Vec::new();

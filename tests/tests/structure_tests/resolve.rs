@@ -1,4 +1,4 @@
-//! From the paths in a module to the files that define what they name, through imports and re-exports.
+//! Resolves paths in a module to the files that define the items, through imports and re-exports.
 
 use super::modules::{Modules, Named};
 use super::names::{Mention, Origin};
@@ -7,23 +7,23 @@ use std::collections::HashSet;
 /// The target of a path.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Target {
-    /// An item with a name that is defined in a module.
+    /// An item with a name that a module defines.
     Item(usize, String),
     Module(usize),
-    /// Another crate, or a name that is not this crate's: the path from there.
+    /// Another crate, or a name outside this crate, with the rest of the path.
     Outside(Vec<String>),
 }
 
-/// The names that are being looked up, for imports may go round.
+/// Names under resolution, because imports may be circular.
 type Open = HashSet<(usize, String)>;
 
 impl Modules {
-    /// The targets of a path in a module. A name can be a module and a function at the same time.
+    /// Returns the targets of a path in a module. A name can be a module and a function at once.
     pub(super) fn targets(&self, module: usize, mention: &Mention) -> Vec<Target> {
         let mut found = self.resolve(module, &mention.path, mention.origin, &mut Open::new());
         match mention.origin {
-            // `use crate::amax`, where it is a module and a function: the code that follows says which is
-            // meant.
+            // `use crate::amax`, where it is both a module and a function: the code after it
+            // decides.
             Origin::Use if found.iter().any(|target| matches!(target, Target::Module(_))) => found.clear(),
             Origin::Facade => found.retain(|target| matches!(target, Target::Outside(_))),
             _ => {}
@@ -57,7 +57,8 @@ impl Modules {
                 name => self.lookup(inside, name, open),
             };
             if found.is_empty() {
-                // A macro makes it. Where a macro names it, it may as well be a name of another module.
+                // A macro defines it. If a macro names it, it may just as well be a name of another
+                // module.
                 return if origin == Origin::Rules {
                     Vec::new()
                 } else {
