@@ -1,6 +1,9 @@
-"""Compares the MXFP8 golden vectors with the rules, in exact float64 arithmetic; the element is rounded by ml_dtypes.
+"""Compares the MXFP8 golden vectors with the rules, in exact float64 arithmetic.
 
-    python check_mxfp8.py            # table of differing blocks by file and group; fails if a file's `slips` is not that
+    python check_mxfp8.py
+
+Prints a table of differing blocks by file and group, and fails if it differs from a file's `slips`.
+ml_dtypes rounds the elements.
 """
 
 from __future__ import annotations
@@ -22,14 +25,14 @@ MXFP8_VECTORS = Path(__file__).resolve().parent / "mxfp8"
 
 
 def scale_exponent(element: ElementType, rule: str, amax: float) -> int:
-    """floor: E - max_exponent. rceil: the smallest power of two that is at least amax/largest; exact."""
+    """Returns E - max_exponent (floor), or the smallest power of two of at least amax/largest (rceil)."""
     fraction, power = np.frexp(amax)  # amax = fraction·2^power, and largest = 0.875·2^(max_exponent + 1)
     exponent = int(power) - 1 - element.max_exponent
     return exponent + (rule == "rceil" and fraction > 0.875)
 
 
 def quantize_block(block: np.ndarray, element: ElementType, rule: str) -> tuple[int, np.ndarray]:
-    """Scale byte and 32 element bytes of one finite float64 block."""
+    """Returns the scale byte and 32 element bytes of one finite float64 block."""
     amax = float(np.abs(block).max())
     exponent = -127 if amax == 0.0 else max(-127, min(127, scale_exponent(element, rule, amax)))
     quotients = np.clip(block / 2.0**exponent, -element.largest, element.largest)
@@ -42,7 +45,7 @@ def quantize_block(block: np.ndarray, element: ElementType, rule: str) -> tuple[
 def find_mxfp8_slips(
     rows: np.ndarray, codes: np.ndarray, scales: np.ndarray, element_name: str, rule: str
 ) -> tuple[list[list[int]], list[list[int]]]:
-    """[row, block] of the finite blocks that differ from the rule, and of those with a NaN or an infinity."""
+    """Returns [row, block] of finite blocks that differ from the rule, and of non-finite blocks."""
     blocks = rows.astype(np.float64).reshape(len(rows), -1, BLOCK)
     codes = codes.reshape(blocks.shape)
     slips, nonfinite = [], []
@@ -57,7 +60,7 @@ def find_mxfp8_slips(
 
 
 def check_file(path: Path) -> bool:
-    """Prints one file's slips by group; true if they are those its metadata records."""
+    """Prints one file's slips by group. Returns whether its metadata lists the same ones."""
     with safe_open(path, framework="pt") as file:
         metadata = file.metadata()
         rows = file.get_tensor("input").to(torch.float64).numpy()

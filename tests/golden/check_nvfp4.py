@@ -1,9 +1,12 @@
-"""Compares the NVFP4 golden vectors with the rules of each convention, computed here in correctly rounded float32 steps.
+"""Compares the NVFP4 golden vectors with the rules of each library, in correctly rounded float32.
 
-    python check_nvfp4.py            # table of differing blocks by file and case; fails if a file's lists are not that
-    python check_nvfp4.py --verbose  # and each differing block, with both scale bytes and both code strings
+    python check_nvfp4.py
+    python check_nvfp4.py --verbose
 
-Numpy rounds every float32 operation once, to nearest even. README.md writes the same rules as formulas.
+Prints a table of differing blocks by file and case, and fails if it differs from a file's lists. With
+`--verbose`, prints each differing block with both scale bytes and both code strings.
+
+Numpy rounds every float32 operation once, to nearest even. README.md gives the same rules as formulas.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ DTYPES = {"f32": np.dtype(F), "bf16": np.dtype(ml_dtypes.bfloat16), "f16": np.dt
 
 
 def e4m3(values: np.ndarray) -> np.ndarray:
-    """E4M3 bytes of non-negative float32 values: to nearest even, saturating at 448."""
+    """Returns E4M3 bytes of non-negative float32 values, to nearest even, saturating at 448."""
     return np.minimum(values, F(448.0)).astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
 
 
@@ -41,12 +44,12 @@ def from_e4m3(octets: np.ndarray) -> np.ndarray:
 
 
 def to_type(values: np.ndarray, type_name: str) -> np.ndarray:
-    """float32 values after one rounding to the type, as float32 again."""
+    """Rounds float32 values to the type, and returns them as float32."""
     return values.astype(DTYPES[type_name]).astype(F)
 
 
 def e2m1(quotients: np.ndarray, negative: np.ndarray) -> np.ndarray:
-    """Codes of float32 quotients, ties to even, saturating; `negative` says which get the sign bit."""
+    """Returns codes of quotients, ties to even, saturating. `negative` selects the sign bits."""
     magnitudes = np.abs(quotients)
     codes = np.zeros(quotients.shape, np.uint8)
     for code, tie in enumerate(E2M1_TIES):
@@ -130,7 +133,7 @@ class Modelopt:
 
     @staticmethod
     def dequantize(values: np.ndarray, octets: np.ndarray, scale: np.float32) -> np.ndarray:
-        """Code 8 counts as +0."""
+        """Treats code 8 as +0."""
         return (values + F(0.0)) * (from_e4m3(octets) * scale)[..., None]
 
 
@@ -164,14 +167,14 @@ CONVENTIONS = {
 
 
 def tensor_amax(rows: np.ndarray, convention: str) -> np.float32:
-    """The tensor's amax; NaN if it has one, except that Transformer Engine's maximum passes over it."""
+    """Returns the tensor's amax, or NaN if it has one. Transformer Engine's maximum ignores NaN."""
     reduce = np.fmax.reduce if convention == "transformer-engine" else np.max
     return F(reduce(np.abs(rows), axis=None))
 
 
 @dataclass(frozen=True)
 class Slip:
-    """One finite block in which a library's bytes are not the convention's."""
+    """One finite block whose bytes differ from the rule."""
 
     case: str
     row: int
@@ -191,7 +194,7 @@ class Slip:
 
 @dataclass
 class Findings:
-    """What a comparison finds; block lists hold [case, row, block], the others names of cases."""
+    """The result of a comparison. Lists of blocks hold [case, row, block], others names of cases."""
 
     slips: list[Slip] = field(default_factory=list)
     degenerate: list[list] = field(default_factory=list)
@@ -210,7 +213,7 @@ class Findings:
 
 
 def same_bits(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Elementwise equality of bits, except that any NaN equals any other."""
+    """Compares bits elementwise. All NaN are equal."""
     bits = np.dtype(f"u{a.dtype.itemsize}")
     nan = np.isnan(a.astype(F)) & np.isnan(b.astype(F))
     return nan | (a.view(bits) == b.view(bits))
@@ -219,7 +222,7 @@ def same_bits(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 def compare_case(
     findings: Findings, name: str, arrays: dict[str, np.ndarray], convention: str, type_name: str, computed: bool
 ) -> None:
-    """Adds the findings of one case. `arrays` has its tensors, the input widened to float32."""
+    """Adds the findings of one case. `arrays` holds its tensors, with the input widened to float32."""
     rule = CONVENTIONS[convention]
     rows, packed, octets = arrays["input"], arrays["codes"], arrays["scales"]
     scale = F(arrays["global_scale"][0]) if "global_scale" in arrays else None
@@ -281,7 +284,7 @@ def find_nvfp4(
 
 
 def check_file(path: Path, verbose: bool) -> bool:
-    """Prints one file's findings by case; true if they are those its metadata records."""
+    """Prints one file's findings by case. Returns whether its metadata lists the same ones."""
     with safe_open(path, framework="pt") as file:
         metadata = file.metadata()
         tensors = {name: file.get_tensor(name) for name in file.keys()}

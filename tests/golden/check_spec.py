@@ -1,9 +1,11 @@
-"""Compares the golden vectors with the MXFP4 rules, computed here the slow and obvious way in exact float64 arithmetic.
+"""Compares the golden vectors with the MXFP4 rules, in slow, obvious and exact float64 arithmetic.
 
-    python check_spec.py            # table of differing blocks by file and group; fails if a file's `slips` is not that
-    python check_spec.py --verbose  # and each differing block, with both scale bytes and both code strings
+    python check_spec.py
+    python check_spec.py --verbose
 
-Every input value, scale and quotient of finite blocks is exact in float64, so there is nothing to round but the code.
+Prints a table of differing blocks by file and group, and fails if it differs from a file's `slips`.
+With `--verbose`, prints each differing block with both scale bytes and both code strings. Every input
+value, scale and quotient of finite blocks is exact in float64, so only the code is rounded.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ VECTORS = Path(__file__).resolve().parent / "mxfp4"
 
 @dataclass(frozen=True)
 class Convention:
-    """The choices in which libraries differ on purpose.
+    """The deliberate differences between libraries.
 
     rule: `floor`, `ceil`, `even` or `rceil`: how amax becomes the block scale.
     ties: `even`, `toward-zero` or `away`.
@@ -40,7 +42,7 @@ class Convention:
 
 
 def scale_exponent(rule: str, amax: float) -> int:
-    """The exponent of the block scale before clamping; `amax` is finite and positive."""
+    """Returns the exponent of the block scale before clamping. `amax` is finite and positive."""
     bits = int(np.float32(amax).view(np.uint32))
     if rule == "even":
         bits += 0x200000
@@ -56,7 +58,7 @@ def scale_exponent(rule: str, amax: float) -> int:
 
 
 def e2m1_magnitude(magnitude: float, ties: str) -> int:
-    """The code 0..7 nearest to `magnitude`; beyond 6 saturates."""
+    """Returns the code 0..7 nearest to `magnitude`, saturating at 6."""
     for code, tie in enumerate(E2M1_TIES):
         tie_goes_down = ties == "toward-zero" or (ties == "even" and code % 2 == 0)
         if magnitude < tie or (magnitude == tie and tie_goes_down):
@@ -65,7 +67,7 @@ def e2m1_magnitude(magnitude: float, ties: str) -> int:
 
 
 def is_negative(value: float, code: int, zero_sign: str) -> bool:
-    """Whether the code gets its sign bit."""
+    """Returns whether the code has its sign bit set."""
     if code != 0 or zero_sign == "keep":
         return bool(np.signbit(value))
     if zero_sign == "keep-unless-exact":
@@ -78,7 +80,7 @@ def is_negative(value: float, code: int, zero_sign: str) -> bool:
 
 
 def quantize_block(block: np.ndarray, convention: Convention) -> tuple[int, list[int]]:
-    """Scale byte and 32 codes of one finite float64 block."""
+    """Returns the scale byte and 32 codes of one finite float64 block."""
     amax = float(np.abs(block).max())
     exponent = -127 if amax == 0.0 else max(-127, min(127, scale_exponent(convention.rule, amax)))
     codes = []
@@ -89,13 +91,13 @@ def quantize_block(block: np.ndarray, convention: Convention) -> tuple[int, list
 
 
 def unpack(packed: np.ndarray) -> np.ndarray:
-    """Codes [rows, K] of packed bytes [rows, K/2], element 2i in the low nibble."""
+    """Unpacks bytes [rows, K/2] to codes [rows, K]. Element 2i is in the low nibble."""
     return np.stack((packed & 0x0F, packed >> 4), axis=-1).reshape(len(packed), -1)
 
 
 @dataclass(frozen=True)
 class Slip:
-    """One finite block in which a library's bytes are not the convention's."""
+    """One finite block whose bytes differ from the rule."""
 
     row: int
     block: int
@@ -112,7 +114,7 @@ class Slip:
 def find_slips(
     rows: np.ndarray, packed: np.ndarray, scales: np.ndarray, convention: Convention
 ) -> tuple[list[Slip], list[list[int]]]:
-    """All slips, and [row, block] of the blocks with a NaN or an infinity, for which there is no rule to slip from."""
+    """Returns all slips, and [row, block] of non-finite blocks, for which there is no rule."""
     blocks = rows.astype(np.float64).reshape(len(rows), -1, BLOCK)
     codes = unpack(packed).reshape(blocks.shape)
     slips, nonfinite = [], []
@@ -128,12 +130,12 @@ def find_slips(
 
 
 def group_of(groups: list[tuple[str, int, int]], row: int) -> str:
-    """The name of the group that holds `row`."""
+    """Returns the name of the group that contains `row`."""
     return next(name for name, first, last in groups if first <= row <= last)
 
 
 def check_file(path: Path, verbose: bool) -> bool:
-    """Prints one file's slips by group; true if they are those its metadata records."""
+    """Prints one file's slips by group. Returns whether its metadata lists the same ones."""
     with safe_open(path, framework="pt") as file:
         metadata = file.metadata()
         rows = file.get_tensor("input").to(torch.float64).numpy()

@@ -1,4 +1,4 @@
-"""What the makers of golden vectors share."""
+"""Shared functions of the scripts that make golden vectors."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ File = tuple[Tensors, dict[str, str]]  # tensors and metadata
 
 
 def as_torch(rows: np.ndarray) -> torch.Tensor:
-    """A torch copy of rows of any of the input types."""
+    """Returns a torch copy of rows of any input type."""
     if rows.dtype == ml_dtypes.bfloat16:
         return torch.from_numpy(rows.view(np.int16).copy()).view(torch.bfloat16)
     return torch.from_numpy(rows.copy())
 
 
 def same_bytes(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Equality of type, shape and bits, so that NaN equals itself and -0 does not equal +0."""
+    """Compares type, shape and bits. NaN equals itself, and -0 differs from +0."""
     return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8))
 
 
 def matches(path: Path, tensors: Tensors, metadata: dict[str, str]) -> bool:
-    """Whether the file at `path` holds exactly these tensors and this metadata."""
+    """Returns whether the file at `path` has exactly these tensors and this metadata."""
     if not path.exists():
         return False
     with safe_open(path, framework="pt") as file:

@@ -1,4 +1,7 @@
-"""The scale layout golden vectors: torchao's 128×4 swizzle of random bytes. make_golden.py writes the file."""
+"""Golden vectors of the scale layout: torchao's 128×4 swizzle of random bytes.
+
+make_golden.py writes the file.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ SEED = 20_260_301
 
 
 def layout_files() -> dict[str, File]:
-    """The file's tensors and metadata, by file name. No byte of a matrix is zero, so that padding shows."""
+    """Returns tensors and metadata by file name. Matrices have no zero bytes, unlike padding."""
     rng = np.random.default_rng(SEED)
     tensors = {}
     for rows, columns in SHAPES:

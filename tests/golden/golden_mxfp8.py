@@ -1,4 +1,4 @@
-"""The MXFP8 golden vectors: torchao's bytes. make_golden.py writes the files."""
+"""Golden vectors of MXFP8: torchao's bytes. make_golden.py writes the files."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def torchao_file(element: str, rule: str, type_name: str) -> File:
 
 
 def mxfp8_files() -> dict[str, File]:
-    """Every file's tensors and metadata, by file name."""
+    """Returns every file's tensors and metadata, by file name."""
     return {
         f"torchao-{version('torchao')}-{element}-{rule}-{type_name}.safetensors": torchao_file(element, rule, type_name)
         for element in ELEMENTS

@@ -1,4 +1,4 @@
-"""The NVFP4 golden vectors: which library functions are recorded, and how. make_golden.py writes the files."""
+"""Golden vectors of NVFP4: the recorded library functions. make_golden.py writes the files."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def quantize_torchao(rows: torch.Tensor, given: Given | None, computed: bool) ->
 
 
 def quantize_compressed_tensors(rows: torch.Tensor, given: Given | None, computed: bool) -> Tensors:
-    """The global scale as llm-compressor's observers ask for it, from the amax in the input's type."""
+    """Returns the global scale as llm-compressor's observers compute it, from amax in the input type."""
     scheme = preset_name_to_scheme("NVFP4A16", ["Linear"])
     if computed:
         amax = torch.max(rows.max(), -rows.min())
@@ -78,7 +78,7 @@ def quantize_te_formula(rows: torch.Tensor, given: Given | None, computed: bool)
 
 @dataclass(frozen=True)
 class Nvfp4Library:
-    """A library, the function of it that is recorded, and the convention that it follows."""
+    """A library, its recorded function, and the rule that it follows."""
 
     stem: str
     library: str
@@ -135,7 +135,7 @@ LIBRARIES = (
 
 
 def library_file(library: Nvfp4Library, variant: str, type_name: str) -> File:
-    """Tensors and metadata of one library's file."""
+    """Returns tensors and metadata of one library's file."""
     computed = variant == "computed"
     cases = nvfp4_cases(variant, type_name)
     tensors: Tensors = {}
@@ -160,11 +160,11 @@ def library_file(library: Nvfp4Library, variant: str, type_name: str) -> File:
 
 
 def fp8_inputs(dtype: np.dtype, bits_to_try: np.ndarray) -> np.ndarray:
-    """Every bf16 number, and every midpoint between neighbours of an 8-bit type with its two float32 neighbours."""
+    """Returns every bf16 number, and every 8-bit type's midpoint with its float32 neighbours."""
     with np.errstate(invalid="ignore"):
         values = np.arange(256, dtype=np.uint8).view(dtype).astype(np.float32)
     values = np.unique(values[np.isfinite(values)])
-    beyond = np.float32(2.0) * values[-1] - values[-2]  # the number that would follow the largest
+    beyond = np.float32(2.0) * values[-1] - values[-2]  # the next number after the largest
     ladder = np.concatenate(([-beyond], values, [beyond]))
     midpoints = (ladder[1:] + ladder[:-1]) / np.float32(2.0)
     neighbours = [np.nextafter(midpoints, np.float32(-np.inf)), midpoints, np.nextafter(midpoints, np.float32(np.inf))]
@@ -172,7 +172,7 @@ def fp8_inputs(dtype: np.dtype, bits_to_try: np.ndarray) -> np.ndarray:
 
 
 def ml_dtypes_file() -> File:
-    """What ml_dtypes makes of 8-bit floats, and of float32 numbers as 8-bit floats."""
+    """Returns ml_dtypes' conversions from and to 8-bit floats."""
     patterns = np.arange(256, dtype=np.uint8)
     every_bf16 = (np.arange(1 << 16, dtype=np.uint32) << 16).view(np.float32)
     tables = {}
@@ -191,7 +191,7 @@ def ml_dtypes_file() -> File:
 
 
 def nvfp4_files() -> dict[str, File]:
-    """Every file's tensors and metadata, by file name."""
+    """Returns every file's tensors and metadata, by file name."""
     files = {f"ml_dtypes-{version('ml_dtypes')}-tables.safetensors": ml_dtypes_file()}
     for library in LIBRARIES:
         for variant in library.variants:

@@ -1,8 +1,9 @@
-"""The input rows of the golden vectors: named groups of 32-element blocks, one set for each float type.
+"""Input rows of the golden vectors: named groups of 32-element blocks, one set per float type.
 
-Every number is built exactly in float64 and is representable in the target type, or is rounded to it once.
-Blocks whose largest magnitude is below 2^-124 need the smallest E8M0 byte under some rule; they live in groups of
-their own (`smallest-scale`, `subnormal`, `ties-smallest-scale`) because several libraries treat that byte specially.
+Every number is built exactly in float64 and is representable in the target type, or is rounded to it
+once. Blocks with an amax below 2^-124 need the smallest E8M0 byte under some rule. They have groups of
+their own (`smallest-scale`, `subnormal`, `ties-smallest-scale`) because several libraries treat that
+byte specially.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ E2M1_TIES = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
 
 @dataclass(frozen=True)
 class FloatType:
-    """One input type: its numpy type, its bit width as an unsigned type, and the exponents of its normal numbers."""
+    """An input type: its numpy type, an unsigned type of its width, and the range of exponents."""
 
     name: str
     dtype: np.dtype
@@ -36,7 +37,7 @@ class FloatType:
     tie_exponents: tuple[int, ...]
 
     def cast(self, values: np.ndarray) -> np.ndarray:
-        """Rounds float64 values to this type; overflow saturates so that finite stays finite."""
+        """Rounds float64 values to this type. Finite values saturate."""
         limit = float(self.largest)
         return np.clip(values, -limit, limit).astype(np.float32).astype(self.dtype)
 
@@ -49,7 +50,7 @@ class FloatType:
         return 2.0 ** (self.min_exponent - self.mantissa_bits)
 
     def step(self, value: float, ulps: int) -> float:
-        """The number `ulps` representable values away from `value`, outward for positive `ulps`."""
+        """Returns the number `ulps` steps away from `value`, outward for positive `ulps`."""
         magnitude = np.asarray(abs(value), dtype=self.dtype).view(self.bits).astype(np.int64) + ulps
         stepped = magnitude.astype(self.bits).view(self.dtype)
         return float(np.copysign(np.float64(stepped), value))
@@ -92,7 +93,7 @@ Blocks = list[np.ndarray]
 
 
 def block_with_amax(rng: np.random.Generator, amax: float) -> np.ndarray:
-    """A block of normal shape in which one element, at a random place and of random sign, is exactly `amax`."""
+    """Returns a normally distributed block with one element of exactly ±`amax` at a random index."""
     block = rng.standard_normal(BLOCK)
     block *= rng.uniform(0.5, 0.95) * amax / np.abs(block).max()
     block[rng.integers(BLOCK)] = rng.choice((-1.0, 1.0)) * amax
@@ -100,7 +101,7 @@ def block_with_amax(rng: np.random.Generator, amax: float) -> np.ndarray:
 
 
 def fill(values: list[float], rest: float) -> np.ndarray:
-    """A block that starts with `values` and continues with `rest`."""
+    """Returns a block that starts with `values` and continues with `rest`."""
     block = np.full(BLOCK, rest)
     block[: len(values)] = values
     return block
@@ -136,7 +137,7 @@ def mixed_zero(kind: FloatType, rng: np.random.Generator) -> Blocks:
 
 
 def zeros_among_normals(kind: FloatType, rng: np.random.Generator) -> Blocks:
-    """Normal blocks in which every fourth element is +0 and every fourth is -0."""
+    """Normal blocks with +0 in every fourth element and -0 in another fourth."""
     blocks = [rng.standard_normal(BLOCK) for _ in range(4)]
     for block in blocks:
         block[1::4] = 0.0
@@ -156,7 +157,7 @@ def tiny_among_large(kind: FloatType, rng: np.random.Generator) -> Blocks:
 
 
 def around(mantissas: tuple[float, ...], ulps: tuple[int, ...], exponents: slice) -> Callable[..., Blocks]:
-    """A group of blocks whose amax is `mantissa`·2^k and its neighbours that many ulps away."""
+    """Blocks with an amax of `mantissa`·2^k, and with its neighbours at these distances in ulps."""
 
     def blocks(kind: FloatType, rng: np.random.Generator) -> Blocks:
         return [
@@ -187,7 +188,7 @@ def ties(kind: FloatType, rng: np.random.Generator) -> Blocks:
 
 
 def ties_smallest_scale(kind: FloatType, rng: np.random.Generator) -> Blocks:
-    """The ties at scale 2^-127, byte 0; all of them are subnormal or close to it."""
+    """The ties at scale 2^-127, byte 0. All are subnormal or nearly so."""
     return list(tie_blocks(kind, -127)) if kind.min_exponent == -126 else []
 
 
@@ -204,7 +205,7 @@ def smallest_scale(kind: FloatType, rng: np.random.Generator) -> Blocks:
 
 
 def subnormal(kind: FloatType, rng: np.random.Generator) -> Blocks:
-    """Only subnormals: every power of two as amax, the smallest alone, the largest everywhere."""
+    """Only subnormals: every power of two as amax, the smallest in one element, the largest in all."""
     smallest = kind.smallest_subnormal
     blocks = [
         block_with_amax(rng, smallest * 2.0**exponent * rng.choice((1.0, 1.25, 1.5, 1.75)))
@@ -226,7 +227,7 @@ def largest_finite(kind: FloatType, rng: np.random.Generator) -> Blocks:
 
 
 def with_special(*specials: float) -> Callable[..., Blocks]:
-    """Normal blocks with `specials` at the start, in the middle and at the end; then one of zeros; then only specials."""
+    """Normal blocks with `specials` at the start, middle and end, then zeros, then only specials."""
 
     def blocks(kind: FloatType, rng: np.random.Generator) -> Blocks:
         made = []
@@ -269,7 +270,7 @@ GROUPS: dict[str, Callable[[FloatType, np.random.Generator], Blocks]] = {
 
 @dataclass(frozen=True)
 class GoldenInput:
-    """Rows [rows, ROW] of one float type, and the rows of each group as (name, first row, last row)."""
+    """Rows [rows, ROW] of one float type, and each group as (name, first row, last row)."""
 
     rows: np.ndarray
     groups: list[tuple[str, int, int]]
@@ -283,7 +284,7 @@ def golden_input(type_name: str) -> GoldenInput:
 def build_groups(
     makers: dict[str, Callable[[FloatType, np.random.Generator], Blocks]], type_name: str, seed: tuple[int, ...]
 ) -> GoldenInput:
-    """Builds groups for one type; a group that does not fill its last row is padded with a normal block."""
+    """Builds groups for one type. A partial last row is padded with a normal block."""
     kind = FLOAT_TYPES[type_name]
     blocks: list[np.ndarray] = []
     groups = []
@@ -301,6 +302,6 @@ def build_groups(
 
 
 def cast_special(kind: FloatType, block: np.ndarray) -> np.ndarray:
-    """Casts finite elements with saturation and NaN and the infinities as they are."""
+    """Casts finite elements with saturation, and preserves NaN and infinities."""
     with np.errstate(invalid="ignore"):
         return np.where(np.isfinite(block), kind.cast(block), block.astype(kind.dtype)).astype(kind.dtype)

@@ -1,13 +1,14 @@
-"""Compares a dequantized checkpoint with what compressed-tensors itself makes of the quantized one, bit for bit.
+"""Compares a dequantized checkpoint with compressed-tensors' own decompression, bit for bit.
 
     python loader_view.py QUANTIZED DEQUANTIZED
 
-QUANTIZED has config.json with a quantization_config of format nvfp4-pack-quantized, mxfp4-pack-quantized or mxfp8-quantized,
-and safetensors files with X.weight_packed (X.weight for MXFP8), X.weight_scale and, for NVFP4, X.weight_global_scale.
-DEQUANTIZED has safetensors files with X.weight. Prints one line a tensor; exit status 1 if any differs or is missing.
+QUANTIZED has config.json with a quantization_config of format nvfp4-pack-quantized,
+mxfp4-pack-quantized or mxfp8-quantized. Its safetensors files have X.weight_packed (X.weight for
+MXFP8), X.weight_scale and, for NVFP4, X.weight_global_scale. DEQUANTIZED has safetensors files with
+X.weight. Prints one line per tensor, and exits with 1 if any differs or is missing.
 
-A BF16 weight must be the library's `decompress`, which always computes that type. For an F32 or F16 weight the library has
-no decompressor, so that its `dequantize` runs in float32 and its result is rounded to the type, once.
+A BF16 weight must equal the library's `decompress`, which always computes that type. For F32 and F16
+the library has no decompressor. Such a weight must equal its `dequantize` in float32, rounded once.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ PARTS = ("weight_packed", "weight", "weight_scale", "weight_global_scale")
 
 
 class Checkpoint:
-    """The tensors of all safetensors files of a directory, read when asked for."""
+    """The tensors of all safetensors files of a directory, read on demand."""
 
     def __init__(self, directory: Path) -> None:
         self.files = {}
@@ -46,7 +47,7 @@ class Checkpoint:
             return file.get_tensor(name)
 
     def quantized_modules(self) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
-        """Each X with an X.weight_scale, and its parts by local name."""
+        """Returns each X with an X.weight_scale, and its parts by local name."""
         for name in sorted(self.files):
             module, _, part = name.rpartition(".")
             if part == "weight_scale":
@@ -54,7 +55,7 @@ class Checkpoint:
 
 
 def scheme_of(directory: Path) -> QuantizationScheme:
-    """The one scheme of a checkpoint, as compressed-tensors parses it."""
+    """Returns the only scheme of a checkpoint, as compressed-tensors parses it."""
     config = json.loads((directory / "config.json").read_text())["quantization_config"]
     groups = list(QuantizationConfig.model_validate(config).config_groups.values())
     scheme = groups[0]
@@ -66,7 +67,7 @@ def scheme_of(directory: Path) -> QuantizationScheme:
 
 
 def dequantize_f32(parts: dict[str, torch.Tensor], scheme: QuantizationScheme) -> torch.Tensor:
-    """The library's `dequantize` with codes and scales as float32."""
+    """Runs the library's `dequantize` with codes and scales as float32."""
     if "weight_packed" in parts:
         packed = parts["weight_packed"]
         codes = unpack_fp4_from_uint8(packed, packed.shape[0], packed.shape[1] * 2, dtype=torch.float32)
@@ -85,7 +86,7 @@ def library_weight(parts: dict[str, torch.Tensor], scheme: QuantizationScheme, d
 
 
 def differing(ours: torch.Tensor, library: torch.Tensor) -> int:
-    """How many elements differ in their bits; any NaN equals any other."""
+    """Returns the number of elements with different bits. All NaN are equal."""
     bits = {2: torch.int16, 4: torch.int32}[ours.element_size()]
     same = (ours.contiguous().view(bits) == library.contiguous().view(bits)) | (ours.isnan() & library.isnan())
     return int((~same).sum())

@@ -1,12 +1,14 @@
-"""Makes scaled/comfy-kitchen-*: NVFP4 and MXFP8 as comfy-kitchen quantizes, stores and dequantizes them for ComfyUI.
+"""Makes scaled/comfy-kitchen-*: NVFP4 and MXFP8 files of comfy-kitchen for ComfyUI.
 
     python make_comfyui.py                            # rewrites the files
-    python make_comfyui.py --check                    # fails if a file differs from what the library gives now
+    python make_comfyui.py --check                    # fails if a file differs from new output
     python make_comfyui.py --read OURS.safetensors --values OURS-f32.safetensors
-                                                      # compares what the library makes of OURS with values in f32, bit for bit
 
-Each tensor X and its scales lie under ComfyUI's names; X.expected is what the library makes of them, in f32. One file names the format of each layer in
-tensors, the other in its metadata, as ComfyUI's `convert_old_quants` takes it.
+With `--read`, compares the library's values of OURS with f32 values, bit for bit.
+
+Each tensor X and its scales have ComfyUI's names. X.expected holds the library's values in f32. One
+file names the format of each layer in tensors, the other in its metadata, which ComfyUI's
+`convert_old_quants` reads.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ LAYOUTS = {"nvfp4": TensorCoreNVFP4Layout, "mxfp8": TensorCoreMXFP8Layout}
 
 
 def weights(shape: tuple[int, int], seed: int) -> torch.Tensor:
-    """Weights whose rows and columns have many magnitudes, some of them zeros."""
+    """Returns weights with rows and columns of many magnitudes, some of them zeros."""
     random = torch.Generator().manual_seed(seed)
     values = torch.randn(shape, generator=random)
     rows = torch.randint(-4, 4, (shape[0], 1), generator=random)
@@ -53,7 +55,7 @@ def text(word: str) -> torch.Tensor:
 
 
 def file(named: bool) -> File:
-    """Whole tiles, tiles that are filled up, and matrices that are; these alone where the metadata say it."""
+    """Whole tiles, padded tiles and padded matrices. With metadata, only the last ones."""
     tensors: Tensors = {}
     words = {}
     shapes = {"matrix": (100, 72)}
@@ -72,7 +74,7 @@ def file(named: bool) -> File:
 
 
 def differing(path: Path, values: Path) -> int:
-    """Layers of a file of which the library makes others than the values."""
+    """Returns the layers of a file whose library values differ from the given ones."""
     tensors, values = load_file(path), load_file(values)
     wrong = layers = 0
     for name in tensors:

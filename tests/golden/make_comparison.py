@@ -1,10 +1,10 @@
-"""Makes nf4/ and mxfp4-e3m0/: what bitsandbytes and microxcaling make of rows, for the formats to compare with.
+"""Makes nf4/ and mxfp4-e3m0/ with bitsandbytes and microxcaling, for the comparison formats.
 
     python make_comparison.py           # rewrites both folders
-    python make_comparison.py --check   # fails if a file differs from what the libraries give now
+    python make_comparison.py --check   # fails if a file differs from new output
 
-README.md describes the files. Nothing here computes a scale or a code. bitsandbytes runs on a CPU. microxcaling is not
-on PyPI: without a checkout on PYTHONPATH its folder is left alone.
+README.md describes the files. Nothing here computes a scale or a code. bitsandbytes runs on a CPU.
+microxcaling is not on PyPI: without a checkout on PYTHONPATH its folder is skipped.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ FLOATS = {"f32": np.dtype(np.float32), "f16": np.dtype(np.float16), "bf16": np.d
 
 
 def with_amax(row: np.ndarray, amax: float) -> np.ndarray:
-    """The row with its largest magnitude replaced by a number that bf16 has: then the scale is exact in every type."""
+    """Rounds the row's largest magnitude to bf16, so that the scale is exact in every type."""
     row = np.array(row, dtype=np.float64)
     row[np.argmax(np.abs(row))] = amax
     return np.clip(row, -amax, amax)
 
 
 def nf4_groups(kind: str) -> dict[str, list[np.ndarray]]:
-    """Rows of one block each, as float64. Their largest magnitudes are numbers of bf16, and of the type."""
+    """Returns rows of one block each, as float64. Their amaxes are exact in bf16 and in the type."""
     random = np.random.default_rng(SEED)
     exponents = range(-14, 15) if kind == "f16" else range(-120, 121, 4)
     mantissas = lambda: 1 + random.integers(0, 128) / 128
@@ -72,7 +72,7 @@ def nf4_groups(kind: str) -> dict[str, list[np.ndarray]]:
 
 
 def nf4_file(kind: str) -> File:
-    """What bitsandbytes makes of the rows of one type. Its codes have the first of two elements in the high nibble."""
+    """Returns bitsandbytes' output for rows of one type. Its first element is in the high nibble."""
     from bitsandbytes.functional import dequantize_4bit, quantize_4bit
 
     rows, ranges = [], []
@@ -102,7 +102,7 @@ def nf4_file(kind: str) -> File:
 
 
 def nf4_table() -> File:
-    """The codebook, and its midpoints as the CPU path of bitsandbytes has them."""
+    """Returns the codebook, and its midpoints from bitsandbytes' CPU path."""
     from bitsandbytes.backends.default.ops import _get_4bit_quantize_bounds
     from bitsandbytes.functional import get_4bit_type
 
@@ -119,7 +119,7 @@ def nf4_files() -> dict[str, File]:
 
 
 def e3m0_codes(values: torch.Tensor) -> torch.Tensor:
-    """The codes of E3M0 values, -0 as code 8. NaN has no code and is written as 7."""
+    """Returns the codes of E3M0 values, with -0 as code 8. NaN has no code and becomes 7."""
     magnitudes = torch.searchsorted(torch.tensor(E3M0_VALUES), values.abs().contiguous()).clamp(max=7)
     return (magnitudes | torch.signbit(values).to(torch.int64) << 3).to(torch.uint8)
 
@@ -161,14 +161,14 @@ def e3m0_rows() -> File:
 
 
 def e3m0_table() -> File:
-    """The code of every 16-bit float, as `_quantize_elemwise_core` rounds it. That of NaN means nothing."""
+    """Returns the code of every 16-bit float by `_quantize_elemwise_core`. NaN's is meaningless."""
     from mx.elemwise_ops import _quantize_elemwise_core
 
     ebits, mbits, _, largest, _ = e3m0_parameters()
     patterns = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16)
     tensors = {}
     for name, dtype in (("bf16", torch.bfloat16), ("f16", torch.float16)):
-        # Infinities come back as such, beyond the largest code, which is taken for them.
+        # Infinities stay infinite, beyond the largest code, which replaces them.
         values = _quantize_elemwise_core(
             patterns.view(dtype).to(torch.float32), mbits, ebits, largest, round="even", saturate_normals=True
         )

@@ -1,11 +1,11 @@
-"""Makes checkpoint/golden/: a small GGUF file, written by gguf-py, and what gguf-py reads in it.
+"""Makes checkpoint/golden/: a small GGUF file by gguf-py, and the values that gguf-py reads.
 
     python make_gguf.py             # rewrites checkpoint/golden/
-    python make_gguf.py --check     # fails if either file differs from what gguf-py gives now
-    python make_gguf.py --read FILE # fails if gguf-py reads something else in FILE than in ours
+    python make_gguf.py --check     # fails if either file differs from new output
+    python make_gguf.py --read FILE # fails if gguf-py reads FILE differently from ours
 
-README.md describes the files. gguf-py quantizes to Q8_0 and MXFP4, and dequantizes all; NVFP4, which it does not quantize to, is
-random bytes. `--read` is for a file that our writer has written.
+README.md describes the files. gguf-py quantizes to Q8_0 and MXFP4, and dequantizes all formats. It
+cannot quantize to NVFP4, whose tensors are random bytes. `--read` is for a file of our own writer.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ NVFP4_SCALES = 4  # of the 36 bytes of a block
 
 
 def metadata(writer: GGUFWriter) -> None:
-    """A value of every type, and arrays of most."""
+    """Adds a value of every type, and arrays of most."""
     writer.add_uint8("test.u8", 200)
     writer.add_int8("test.i8", -100)
     writer.add_uint16("test.u16", 60_000)
@@ -59,7 +59,7 @@ def metadata(writer: GGUFWriter) -> None:
 
 
 def nvfp4_blocks(random: np.random.Generator, rows: int, blocks: int) -> np.ndarray:
-    """Random codes under every scale byte that is a number and has no sign bit."""
+    """Returns random codes under every scale byte that is a number without a sign bit."""
     packed = random.integers(0, 256, (rows, blocks, 36), dtype=np.uint8)
     scales = np.arange(rows * blocks * NVFP4_SCALES) % 0x7F
     packed[:, :, :NVFP4_SCALES] = scales.reshape(rows, blocks, NVFP4_SCALES)
@@ -67,7 +67,7 @@ def nvfp4_blocks(random: np.random.Generator, rows: int, blocks: int) -> np.ndar
 
 
 def mxfp4_blocks(random: np.random.Generator, rows: int, blocks: int) -> np.ndarray:
-    """Random codes under every scale byte that is a number; code 8, the negative zero, among them, which gguf-py never writes."""
+    """Returns random codes under every numeric scale byte. gguf-py never writes code 8, negative zero."""
     packed = random.integers(0, 256, (rows, blocks, 17), dtype=np.uint8)
     packed[:, :, 0] = (np.arange(rows * blocks) % 0xFF).reshape(rows, blocks)
     return packed.reshape(rows, blocks * 17)
@@ -101,7 +101,7 @@ def write(path: Path) -> None:
 
 
 def values(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """What gguf-py reads: every tensor's values, and as JSON its metadata and the tensors' types, in the file's order."""
+    """Returns gguf-py's values, and as JSON its metadata and tensor types, in the file's order."""
     reader = GGUFReader(path)
     fields = {}
     for key, field in reader.fields.items():
@@ -150,7 +150,7 @@ def main() -> int:
         return 0 if all(good.values()) else 1
     FOLDER.mkdir(exist_ok=True)
     FILE.write_bytes(made)
-    # The order of the keys in a safetensors header is not fixed, so that what is the same stays as it is.
+    # The order of keys in a safetensors header is not fixed, so unchanged files are not rewritten.
     if not EXPECTED.exists() or not same(found, committed()):
         EXPECTED.write_bytes(save(*found))
     return 0

@@ -1,10 +1,10 @@
-"""Makes the golden vectors: the named libraries quantize the rows of inputs.py, and their bytes are written down.
+"""Makes the golden vectors: libraries quantize the rows of inputs.py, and files record their bytes.
 
     python make_golden.py           # rewrites mxfp4/, mxfp8/, nvfp4/ and layout/
-    python make_golden.py --check   # fails if any file differs from what the libraries give now
+    python make_golden.py --check   # fails if any file differs from new output
 
-README.md describes the files. Nothing here computes a scale or a code; the check_*.py do, to list the differences. The one
-exception is te_formula.py.
+README.md describes the files. Nothing here computes a scale or a code, except te_formula.py. The
+check_*.py compute them to list the differences.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def quantize_modelopt(rows: torch.Tensor, rule: str) -> Tensors:
 
 
 def quantize_gguf(rows: torch.Tensor, rule: str) -> Tensors:
-    """GGUF's 17-byte blocks as they are, and the same codes in the order of the other files."""
+    """Returns GGUF's 17-byte blocks, and the same codes in the order of the other files."""
     with np.errstate(over="ignore", invalid="ignore"):
         blocks = gguf.quants.quantize(rows.numpy(), gguf.GGMLQuantizationType.MXFP4)
     parts = blocks.reshape(len(rows), -1, 1 + BLOCK // 2)
@@ -74,21 +74,21 @@ def quantize_gguf(rows: torch.Tensor, rule: str) -> Tensors:
 
 
 def codes_of_values(values: torch.Tensor) -> torch.Tensor:
-    """Packed codes of E2M1 values, -0 as code 8. NaN has no code and is written as 7."""
+    """Returns packed codes of E2M1 values, with -0 as code 8. NaN has no code and becomes 7."""
     magnitudes = torch.searchsorted(torch.tensor(E2M1_VALUES), values.abs().contiguous()).clamp(max=7)
     codes = (magnitudes | torch.signbit(values).to(torch.int64) << 3).to(torch.uint8)
     return codes[:, 0::2] | codes[:, 1::2] << 4
 
 
 def quantize_qwantize(rows: torch.Tensor, rule: str) -> Tensors:
-    """It returns scales and signed E2M1 values as floats; the byte is the exponent field of the scale."""
+    """Converts scales and signed E2M1 values from floats. A byte is its scale's exponent field."""
     scales, values = qwantize.mxfp4_naive(rows.reshape(len(rows), -1, BLOCK))
     octets = (scales.view(torch.int32) >> 23).to(torch.uint8)
     return {"codes": codes_of_values(values.reshape(len(rows), -1)), "scales": octets}
 
 
 def quantize_microxcaling(rows: torch.Tensor, rule: str) -> Tensors:
-    """It returns dequantized numbers; divided by the scale, a power of two, they are the E2M1 values again."""
+    """Converts dequantized numbers. Dividing by the scale, a power of two, restores E2M1 values."""
     from mx.formats import ElemFormat
     from mx.mx_ops import _quantize_mx, _shared_exponents
 
@@ -103,7 +103,7 @@ def quantize_microxcaling(rows: torch.Tensor, rule: str) -> Tensors:
 
 @dataclass(frozen=True)
 class Library:
-    """A library, the function of it that is recorded, and the convention nearest to what it does."""
+    """A library, its recorded function, and the nearest rule."""
 
     package: str
     function: str
@@ -168,7 +168,7 @@ LIBRARIES = (
     ),
 )
 
-# Not on PyPI: a checkout of github.com/microsoft/microxcaling at this commit, found through PYTHONPATH.
+# Not on PyPI: needs a checkout of github.com/microsoft/microxcaling at this commit on PYTHONPATH.
 MICROXCALING = Library(
     "microxcaling",
     "mx.mx_ops._quantize_mx, element fp4, block 32, round='nearest'; bytes from mx.mx_ops._shared_exponents",
@@ -182,7 +182,7 @@ MICROXCALING = Library(
 
 
 def library_file(library: Library, rule: str, type_name: str) -> File:
-    """Tensors and metadata of one library's file."""
+    """Returns tensors and metadata of one library's file."""
     golden = golden_input(type_name)
     rows = as_torch(golden.rows)
     made = {name: tensor.contiguous() for name, tensor in library.quantize(rows.clone(), rule).items()}
@@ -204,7 +204,7 @@ def library_file(library: Library, rule: str, type_name: str) -> File:
 
 
 def ml_dtypes_file() -> File:
-    """What ml_dtypes makes of every 16-bit float, every E2M1 code and every E8M0 byte."""
+    """Returns ml_dtypes' conversions of every 16-bit float, E2M1 code and E8M0 byte."""
     patterns = np.arange(1 << 16, dtype=np.uint16)
     with np.errstate(invalid="ignore"):
         codes = {
@@ -223,7 +223,7 @@ def ml_dtypes_file() -> File:
 
 
 def mxfp4_files() -> dict[str, File]:
-    """Every MXFP4 file's tensors and metadata, by file name."""
+    """Returns every MXFP4 file's tensors and metadata, by file name."""
     files = {f"ml_dtypes-{version('ml_dtypes')}-tables.safetensors": ml_dtypes_file()}
     microxcaling = (MICROXCALING,) if find_spec("mx") else ()
     for library in LIBRARIES + microxcaling:

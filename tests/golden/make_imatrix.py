@@ -1,10 +1,10 @@
-"""Makes the importance matrices of checkpoint/golden/: llama.cpp's llama-imatrix writes them, of a small model with experts.
+"""Makes the importance matrices of checkpoint/golden/ with llama.cpp's llama-imatrix.
 
     python make_imatrix.py PATH/TO/llama-imatrix
 
-llama-imatrix is built from the source of llama.cpp that llama-cpp-python 0.3.36 has in its package. Needs gguf and numpy.
-Weights are random, and the text is a few letters over and over, so that one of three experts is never the best and no token comes
-to it. README.md describes the files.
+Build llama-imatrix from the llama.cpp source in the package of llama-cpp-python 0.3.36. The script
+needs gguf and numpy. The model is small and has experts. Its weights are random, and the text repeats
+a few letters, so one of three experts is never chosen. README.md describes the files.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TOKENS = 32
 
 
 def bytes_as_letters() -> list[str]:
-    """The letters that stand for bytes in a byte-level vocabulary (GPT-2's), in the order of the bytes."""
+    """Returns the letters that stand for bytes in GPT-2's byte-level vocabulary, in byte order."""
     printed = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = iter(range(256, 512))
     return [chr(byte if byte in printed else next(others)) for byte in range(256)]
@@ -81,7 +81,7 @@ def main() -> None:
             options += ["--output-format", form, "-o", f"imatrix.{end}"]
             subprocess.run([sys.argv[1], *options], check=True, cwd=scratch)
             (FOLDER / f"imatrix.{end}").write_bytes((scratch / f"imatrix.{end}").read_bytes())
-    # What llama.cpp's quantizer makes of it: means, and 1 for experts that no token came to.
+    # As llama.cpp's quantizer reads it: means, and 1 for experts without tokens.
     tensors = {tensor.name: tensor.data for tensor in GGUFReader(FOLDER / "imatrix.gguf").tensors}
     values = {}
     for name in (name for name in tensors if name.endswith(".in_sum2")):

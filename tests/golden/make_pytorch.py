@@ -1,7 +1,7 @@
 """Makes pytorch/: dictionaries of tensors as torch.save writes them, and the same tensors in safetensors.
 
     python make_pytorch.py           # rewrites the files
-    python make_pytorch.py --check   # fails if torch gives other bytes, or reads other tensors, than the files have
+    python make_pytorch.py --check   # fails if torch writes or reads anything different
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def numbers(*shape: int, seed: int) -> torch.Tensor:
 
 
 def model() -> OrderedDict:
-    """A state dict: every dtype, shared storages, strides, offsets, parameters, and metadata beside the tensors."""
+    """A state dict: every dtype, shared storages, strides, offsets, parameters, and metadata."""
     base = numbers(120, seed=1)
     tensors = OrderedDict()
     tensors["whole.weight"] = base
@@ -46,7 +46,7 @@ def model() -> OrderedDict:
 
 
 def training() -> dict:
-    """A model among what else a training program saves."""
+    """A model together with other data that a training program saves."""
     weights = {"fc.weight": numbers(8, 32, seed=6), "fc.bias": numbers(8, seed=7)}
     return {"epoch": 3, "lr": 1e-3, "names": ["a", ("b", None)], "state_dict": weights, "done": True, "big": 1 << 40}
 
@@ -74,7 +74,7 @@ def main() -> int:
         if not check:
             path.write_bytes(saved(value, **options))
             save_file(tensors_of(value), twin)
-        # What was just saved here: without options torch reads newer pickles by running them alone.
+        # This file was just saved here. Without this option, torch reads newer pickles only by running them.
         data = saved(value, **options)
         read = tensors_of(torch.load(io.BytesIO(data), weights_only=not options))
         expected = load_file(twin)
@@ -86,7 +86,7 @@ def main() -> int:
         )  # fmt: skip
         wrong += not same
         print(f"{'same   ' if same else 'differs'}  {name}")
-    # What is refused: a module with its code, and the format of before 1.6.
+    # Refused files: a module with its code, and the format before 1.6.
     for name, data in {
         "module.pt": saved(torch.nn.Linear(2, 3)),
         "legacy.pt": saved(tensors_of(training()), _use_new_zipfile_serialization=False),

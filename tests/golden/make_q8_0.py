@@ -1,7 +1,7 @@
-"""Makes checkpoint/golden/q8_0.safetensors: values, and the Q8_0 blocks that gguf-py makes of them.
+"""Makes checkpoint/golden/q8_0.safetensors: values, and gguf-py's Q8_0 blocks.
 
     python make_q8_0.py             # rewrites it
-    python make_q8_0.py --check     # fails if it differs from what gguf-py gives now
+    python make_q8_0.py --check     # fails if it differs from new output
 
 Needs gguf 0.19.0 and numpy. README.md describes the file.
 """
@@ -21,11 +21,11 @@ SEED, BLOCKS, ELEMENTS = 20_261_124, 600, 32
 
 
 def values() -> np.ndarray:
-    """Blocks of many magnitudes; of ties, zeros, single values, and scales at the ends of what f16 has."""
+    """Returns blocks of many magnitudes, ties, zeros, single values, and scales at f16's limits."""
     random = np.random.default_rng(SEED)
     rows = random.normal(0, 1, (BLOCKS, ELEMENTS)).astype(np.float32)
     rows *= np.exp2(random.integers(-12, 13, (BLOCKS, 1)).astype(np.float32))
-    # Under a scale of 1 or 2 the halves are ties.
+    # Under a scale of 1 or 2, halves are ties.
     ties = np.arange(ELEMENTS, dtype=np.float32) - 15.5
     ties[0] = 127
     for row, scale in enumerate((1, -1, 2, 0.5, 2.0**-10)):
@@ -34,10 +34,10 @@ def values() -> np.ndarray:
     rows[6] = -0.0
     rows[7] = 0
     rows[7, 31] = -3
-    # Scales that f16 has as subnormal numbers, rounds to 0, and rounds to its largest.
+    # Scales that are subnormal in f16, round to 0, or round to f16's largest.
     for row, amax in enumerate((127 * 2.0**-20, 127 * 2.0**-24, 127 * 2.0**-25, 1e-30, 127 * 65504.0, 8_321_039.0)):
         rows[8 + row] *= np.float32(amax) / np.abs(rows[8 + row]).max()
-    # What f16 and bf16 hold.
+    # Values that f16 and bf16 can hold.
     rows[100:200] = rows[100:200].astype(np.float16).astype(np.float32)
     return rows
 

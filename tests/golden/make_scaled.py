@@ -1,9 +1,10 @@
-"""Makes scaled/: codes of eight and of four bits under scales, as libraries quantize, store and dequantize them.
+"""Makes scaled/: scaled 8-bit and 4-bit codes that libraries quantize, store and dequantize.
 
     python make_scaled.py           # rewrites the files
-    python make_scaled.py --check   # fails if any file differs from what the libraries give now
+    python make_scaled.py --check   # fails if any file differs from new output
 
-Each tensor X and its scales lie in a file under the library's names; X.expected is what the library makes of them, in f32 or in the dtype of its scales.
+Each tensor X and its scales have the library's names. X.expected holds the library's values, in f32 or
+in the dtype of the scales.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ GOLDEN = Path(__file__).resolve().parent / "scaled"
 
 
 def weights(shape: tuple[int, ...], seed: int) -> torch.Tensor:
-    """Weights whose rows and columns have many magnitudes."""
+    """Returns weights with rows and columns of many magnitudes."""
     random = torch.Generator().manual_seed(seed)
     values = torch.randn(shape, generator=random)
     rows = torch.randint(-6, 6, (shape[-2], 1), generator=random)
@@ -40,13 +41,13 @@ def weights(shape: tuple[int, ...], seed: int) -> torch.Tensor:
 
 
 def with_every_code(codes: torch.Tensor) -> torch.Tensor:
-    """The same, with all 256 bytes in the first row, NaN among them."""
+    """Returns weights with all 256 bytes, including NaN, in the first row."""
     codes.reshape(-1).view(torch.uint8)[:256] = torch.arange(256, dtype=torch.uint8)
     return codes
 
 
 def transformers_fp8() -> File:
-    """Blocks of 128x128 under `_scale_inv`, as DeepSeek-V3 and Qwen3 are published."""
+    """Blocks of 128x128 with `_scale_inv`, as published for DeepSeek-V3 and Qwen3."""
 
     def quantized(name: str, weight: torch.Tensor, scale_fmt: str = "float", dtype: torch.dtype | None = None) -> Tensors:
         quantizer = SimpleNamespace(quantization_config=FineGrainedFP8Config(scale_fmt=scale_fmt))
@@ -59,7 +60,7 @@ def transformers_fp8() -> File:
     tensors |= quantized("bf16.weight", weights((128, 128), 2), dtype=torch.bfloat16)
     tensors |= quantized("powers.weight", weights((256, 128), 3), scale_fmt="ue8m0")
     tensors |= quantized("experts.gate_up_proj", weights((2, 128, 128), 4))
-    # DeepSeek-V4's names, which transformers maps to the others as it loads them.
+    # DeepSeek-V4's names, which transformers maps to the others on loading.
     for end in ("weight", "weight.expected"):
         tensors[f"v4.{end}"] = tensors[f"powers.{end}"].clone()
     tensors["v4.scale"] = tensors["powers.weight_scale_inv"].clone()
@@ -68,7 +69,7 @@ def transformers_fp8() -> File:
 
 
 def compressed_tensors() -> File:
-    """One scale for a tensor, for each row, for each group of a row, or for each 128x128 of a matrix that is not whole blocks."""
+    """One scale per tensor, row, group of a row, or 128x128 block of a matrix with partial blocks."""
     tensors: Tensors = {}
 
     def add(name: str, weight: torch.Tensor, dtype: torch.dtype, **args: object) -> None:
@@ -103,7 +104,7 @@ def compressed_tensors() -> File:
 
 
 def modelopt_fp8() -> File:
-    """One scale for a tensor, without dimensions."""
+    """One scale per tensor, without dimensions."""
     weight = weights((64, 96), 11)
     scale = weight.abs().amax() / 448
     codes = FP8QTensor.quantize(weight, scale)[0]._quantized_data
@@ -115,7 +116,7 @@ def modelopt_fp8() -> File:
 
 
 def four_bits(rows: int, columns: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes of E2M1, any two in a byte, and the bytes of scales in E8M0 for each 32 of a row: all that are numbers, and NaN."""
+    """E2M1 codes, two per byte, and E8M0 scales per 32 elements of a row: all numbers, and NaN."""
     random = torch.Generator().manual_seed(seed)
     codes = torch.randint(0, 256, (rows, columns // 2), generator=random, dtype=torch.uint8)
     scales = torch.randint(90, 140, (rows * columns // 32,), generator=random, dtype=torch.uint8)
@@ -124,7 +125,7 @@ def four_bits(rows: int, columns: int, seed: int) -> tuple[torch.Tensor, torch.T
 
 
 def transformers_fp4() -> File:
-    """DeepSeek-V4's experts, and beside them one of its layers in FP8."""
+    """DeepSeek-V4's experts, and one of its FP8 layers."""
     dequantizer = Fp8Dequantize(SimpleNamespace(quantization_config=FineGrainedFP8Config(scale_fmt="ue8m0")))
     codes, scales = four_bits(96, 128, 12)
     codes, scales = codes.view(torch.int8), scales.view(torch.float8_e8m0fnu)
@@ -143,7 +144,7 @@ def transformers_fp4() -> File:
 def compressed_tensors_mxfp4() -> File:
     """Kimi-K3's experts."""
     codes, scales = four_bits(96, 128, 14)
-    # A scale of 255 is a number to the library, an infinite one.
+    # The library treats scale 255 as infinity.
     scales[scales == 255] = 127
     stored = {"weight_packed": codes, "weight_scale": scales}
     scheme = QuantizationScheme(
@@ -158,7 +159,7 @@ def compressed_tensors_mxfp4() -> File:
 
 
 def quark_mxfp4() -> File:
-    """Values and scales as Quark packs them, and unpacks them again."""
+    """Values and scales that Quark packs and unpacks."""
     codes, _ = four_bits(64, 128, 15)
     packer = Pack_fp4("per_group", "fp4")
     elements = packer.unpack(codes, reorder=False)

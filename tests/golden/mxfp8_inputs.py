@@ -1,4 +1,7 @@
-"""The input rows of the MXFP8 golden vectors: the general groups of inputs.py, and groups for each 8-bit element type."""
+"""Input rows of the MXFP8 golden vectors.
+
+They are the general groups of inputs.py, and groups for each 8-bit element type.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ SEED = 20_251_121
 
 @dataclass(frozen=True)
 class ElementType:
-    """An 8-bit element type. Its largest number is 1.75·2^max_exponent for both."""
+    """An 8-bit element type. The largest number of both types is 1.75·2^max_exponent."""
 
     name: str
     dtype: np.dtype
@@ -41,7 +44,7 @@ class ElementType:
 
     @property
     def values(self) -> np.ndarray:
-        """All finite magnitudes, ascending, in float64."""
+        """Returns all finite magnitudes in ascending order, in float64."""
         with np.errstate(invalid="ignore"):
             values = np.arange(128, dtype=np.uint8).view(self.dtype).astype(np.float64)
         return values[np.isfinite(values)]
@@ -58,7 +61,7 @@ ELEMENT_TYPES = {
 
 
 def around(kind: FloatType, rng: np.random.Generator, mantissas: tuple[float, ...], ulps: tuple[int, ...]) -> Blocks:
-    """Blocks whose amax is `mantissa`·2^k and its neighbours that many ulps away."""
+    """Blocks with an amax of `mantissa`·2^k, and with its neighbours at these distances in ulps."""
     return [
         block_with_amax(rng, kind.step(mantissa * 2.0**exponent, distance))
         for exponent in kind.boundary_exponents
@@ -69,7 +72,7 @@ def around(kind: FloatType, rng: np.random.Generator, mantissas: tuple[float, ..
 
 
 def tie_values(element: ElementType, kind: FloatType, scale: float) -> Iterator[float]:
-    """Midpoints between neighbouring elements times `scale`, all small ones and a choice of others, and their neighbours."""
+    """Midpoints of elements times `scale`, all small ones and some others, with their neighbours."""
     values = element.values
     midpoints = (values[1:] + values[:-1]) / 2.0
     for index, midpoint in enumerate([*midpoints[:10], *midpoints[10::7], *midpoints[-3:]]):
@@ -78,7 +81,7 @@ def tie_values(element: ElementType, kind: FloatType, scale: float) -> Iterator[
 
 
 def element_ties(element: ElementType, kind: FloatType, exponents: tuple[int, ...]) -> Blocks:
-    """Ties at scales 2^k, in blocks whose amax is the largest element times 2^k, on which both rules agree."""
+    """Ties at scales 2^k. amax is the largest element times 2^k, for which both rules agree."""
     blocks = []
     for exponent in exponents:
         scale = 2.0**exponent
@@ -89,7 +92,7 @@ def element_ties(element: ElementType, kind: FloatType, exponents: tuple[int, ..
 
 
 def saturated(element: ElementType, kind: FloatType, rng: np.random.Generator) -> Blocks:
-    """Blocks with elements between the largest element times the scale of `floor` and the next power of two."""
+    """Blocks with elements between `floor`'s largest element and the next power of two."""
     blocks = []
     for exponent in (-40, -1, 0, 3, 60):
         top = 2.0 ** (element.max_exponent + 1 + exponent)
@@ -101,7 +104,7 @@ def saturated(element: ElementType, kind: FloatType, rng: np.random.Generator) -
 
 
 def small_among_large(element: ElementType, kind: FloatType, rng: np.random.Generator) -> Blocks:
-    """Blocks in which most elements are subnormal or round to zero, of both signs."""
+    """Blocks whose elements are mostly subnormal or round to zero, of both signs."""
     blocks = []
     for exponent in (-50, 0, 50):
         scale = 2.0**exponent

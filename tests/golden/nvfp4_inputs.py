@@ -1,7 +1,8 @@
-"""The input tensors of the NVFP4 golden vectors: named cases, each a tensor with a global scale of its own.
+"""Input tensors of the NVFP4 golden vectors: named cases with a global scale each.
 
-`computed` cases get the global scale that the library derives from them. `given` cases get one of `GIVEN`, constants that
-do not come from the data. Every number is representable in the target type, or is rounded to it once.
+`computed` cases get the global scale that the library derives from them. `given` cases get one of
+`GIVEN`, which are constants independent of the data. Every number is representable in the target
+type, or is rounded to it once.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ Blocks = list[np.ndarray]
 
 @dataclass(frozen=True)
 class Given:
-    """A given global scale in both directions. They are constants of their own, not each other's reciprocals."""
+    """A given global scale in both directions. The two are constants, not each other's reciprocals."""
 
     name: str
     divisor: float
     multiplier: float
-    amax: float  # the tensor amax for which it would be about right
+    amax: float  # the tensor amax that it approximately fits
 
 
 GIVEN = (
@@ -50,7 +51,7 @@ EXTREME_GIVEN = (
 
 @dataclass(frozen=True)
 class Case:
-    """One input tensor [rows, 64], and the global scale that is given for it, if any."""
+    """One input tensor [rows, 64], and its given global scale, if any."""
 
     name: str
     rows: np.ndarray
@@ -58,7 +59,7 @@ class Case:
 
 
 def block_with_amax(rng: np.random.Generator, amax: float) -> np.ndarray:
-    """A block of normal shape in which one element, at a random place and of random sign, is exactly `amax`."""
+    """Returns a normally distributed block with one element of exactly ±`amax` at a random index."""
     block = rng.standard_normal(GROUP)
     block *= rng.uniform(0.5, 0.95) * amax / np.abs(block).max()
     block[rng.integers(GROUP)] = rng.choice((-1.0, 1.0)) * amax
@@ -66,28 +67,28 @@ def block_with_amax(rng: np.random.Generator, amax: float) -> np.ndarray:
 
 
 def fill(values: list[float], rest: float) -> np.ndarray:
-    """A block that starts with `values` and continues with `rest`."""
+    """Returns a block that starts with `values` and continues with `rest`."""
     block = np.full(GROUP, rest)
     block[: len(values)] = values
     return block
 
 
 def normal(kind: FloatType, rng: np.random.Generator, amax: float) -> Blocks:
-    """N(0, 1) blocks times powers of two from 2^-12 to 2^0, scaled so that none exceeds `amax`; one reaches it."""
+    """N(0, 1) blocks times powers of two from 2^-12 to 2^0, scaled so that the largest is `amax`."""
     blocks = [rng.standard_normal(GROUP) * 2.0 ** -(index % 13) for index in range(47)]
     largest = max(np.abs(block).max() for block in blocks)
     return [block_with_amax(rng, amax), *(block * amax / largest for block in blocks)]
 
 
 def wide(kind: FloatType, rng: np.random.Generator, amax: float) -> Blocks:
-    """N(0, 1) blocks times powers of two over the range of the type, or 2^-60 to 2^60, dense at the upper end."""
+    """N(0, 1) blocks times powers of two over the type's range or 2^±60, dense at the upper end."""
     low, high = (-60, 60) if kind.min_exponent < -60 else (-20, kind.max_exponent - 3)
     exponents = [*range(low, high - 20, 4), *range(high - 20, high + 1)]
     return [rng.standard_normal(GROUP) * 2.0**exponent for exponent in exponents]
 
 
 def neighbours(kind: FloatType, value: float) -> list[float]:
-    """The number of the type nearest to `value` and both of its neighbours, without those below zero."""
+    """Returns the nearest number to `value` and both neighbours, except negative ones."""
     nearest = float(np.asarray(value, dtype=kind.dtype))
     return [kind.step(nearest, distance) for distance in (-1, 0, 1) if nearest > 0.0 or distance >= 0]
 
@@ -104,7 +105,7 @@ def ties(kind: FloatType, rng: np.random.Generator, amax: float) -> Blocks:
 
 
 def scale_ties(kind: FloatType, rng: np.random.Generator, amax: float) -> Blocks:
-    """Blocks whose amax puts the scale on a midpoint between E4M3 neighbours, and on that amax's neighbours."""
+    """Blocks whose amax gives a scale midway between E4M3 neighbours, and the amax's neighbours."""
     midpoints = (E4M3_VALUES[1:] + E4M3_VALUES[:-1]) / 2.0
     chosen = [*midpoints[:18], *midpoints[18::5], midpoints[-1]]
     amaxes = [near for midpoint in chosen for near in neighbours(kind, 6.0 * midpoint * amax / NVFP4_MAX)]
@@ -119,7 +120,7 @@ SCALES_OUT_OF_RANGE = (449.0, 456.0, 463.0, 464.0, 465.0, 480.0, 500.0, 512.0, 1
 
 
 def scale_range(kind: FloatType, rng: np.random.Generator, amax: float, saturate: bool = False) -> Blocks:
-    """Blocks whose scale underflows, is subnormal, small, or the largest, with neighbours; `saturate` goes beyond 448."""
+    """Blocks with underflowing, subnormal, small or largest scales. `saturate` goes beyond 448."""
     blocks = [block_with_amax(rng, amax)]
     for scale in SCALES_IN_RANGE + (SCALES_OUT_OF_RANGE if saturate else ()):
         for near in neighbours(kind, 6.0 * scale * amax / NVFP4_MAX):
@@ -129,7 +130,7 @@ def scale_range(kind: FloatType, rng: np.random.Generator, amax: float, saturate
 
 
 def zeros(kind: FloatType, rng: np.random.Generator, amax: float) -> Blocks:
-    """Zero blocks of every sign, zeros among normals, and values so small that they round or underflow to zero."""
+    """Zero blocks of every sign, zeros among normals, and values that round or underflow to zero."""
     smallest = kind.smallest_subnormal
     mixed = block_with_amax(rng, amax / 4.0)
     mixed[1::4], mixed[3::4] = 0.0, -0.0
@@ -156,7 +157,7 @@ def all_zero(kind: FloatType, rng: np.random.Generator, amax: float) -> Blocks:
 
 
 def small_tensor(kind: FloatType, rng: np.random.Generator, amax: float) -> Blocks:
-    """Blocks of the size of `amax` and below, a zero block among them."""
+    """Blocks of magnitudes up to `amax`, including a zero block."""
     return [block_with_amax(rng, amax * 2.0**-exponent) for exponent in range(7)] + [np.zeros(GROUP)]
 
 
@@ -166,7 +167,7 @@ def large_tensor(kind: FloatType, rng: np.random.Generator, amax: float) -> Bloc
 
 
 def with_special(*specials: float) -> Callable[..., Blocks]:
-    """Normal blocks, one of which has `specials` among its elements and one of which has nothing else."""
+    """Normal blocks, a block with some `specials`, and a block of only `specials`."""
 
     def blocks(kind: FloatType, rng: np.random.Generator, amax: float) -> Blocks:
         made = [block_with_amax(rng, amax * factor) for factor in (1.0, 0.5, 0.01, 0.25, 0.125, 1.0, 0.3)]
@@ -188,7 +189,7 @@ Maker = Callable[[FloatType, np.random.Generator, float], Blocks]
 
 
 def computed_cases(kind: FloatType) -> Iterator[tuple[str, Maker, float, Given | None]]:
-    """Name, maker, tensor amax. At 2.625 the exact global scale is a power of two, 1024 or 2^-10."""
+    """Name, function, tensor amax. At 2.625 the exact global scale is a power of two, 1024 or 2^-10."""
     yield from (
         ("normal", normal, 3.171875, None),
         ("normal-small", normal, 0.0205, None),
@@ -235,7 +236,7 @@ def given_cases(kind: FloatType) -> Iterator[tuple[str, Maker, float, Given]]:
 
 
 def ungiven_cases(kind: FloatType) -> Iterator[tuple[str, Maker, float, None]]:
-    """Cases without a per-tensor scale: scales are amax/6 themselves."""
+    """Cases without a global scale, whose block scales are amax/6."""
     for name, maker, _, given in given_cases(kind):
         if given is GIVEN[2]:
             yield name.removesuffix("-one"), maker, 2688.0, None
@@ -249,7 +250,7 @@ VARIANTS = {"computed": computed_cases, "given": given_cases, "none": ungiven_ca
 
 
 def nvfp4_cases(variant: str, type_name: str) -> list[Case]:
-    """All cases of one variant for one type. A last row that is not full repeats the case's last block."""
+    """All cases of one variant for one type. A partial last row repeats the case's last block."""
     kind = FLOAT_TYPES[type_name]
     cases = []
     for index, (name, maker, amax, given) in enumerate(VARIANTS[variant](kind)):
