@@ -42,8 +42,8 @@
 //! zeros, from padding and from inputs that are never active, are left out instead.
 //!
 //! *Below.* A code is at most 6, so |rᵢ| ≥ |xᵢ| − 6f, also after rounding. Once the floor of these
-//! rests exceeds the least error found, it does so for all smaller scales. For strongly correlated
-//! columns the floors are low, and a second bound ends the search. √(rᵀHr) is a norm, so
+//! residuals exceeds the least error found, it does so for all smaller scales. For strongly
+//! correlated columns the floors are low, and a second bound ends the search. √(rᵀHr) is a norm, so
 //!
 //! ```text
 //! √(rᵀHr) ≥ √(xᵀHx) − √(fq·Hfq) ≥ √(xᵀHx) − 6f·√S         S is the sum of all |Hᵢⱼ|
@@ -122,7 +122,7 @@ impl<const N: usize> Hessian<N> {
         }
     }
 
-    /// Returns rᵀHr for the rests r of a scale.
+    /// Returns rᵀHr for the residuals r of a scale.
     #[inline(always)]
     pub fn error(&self, rests: &[f64; N]) -> f64 {
         let mut y = [0.0; N];

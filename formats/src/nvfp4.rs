@@ -389,7 +389,7 @@ impl Quantizer {
     }
 }
 
-/// Returns 1 / d as two numbers: the nearest f32 and the rest.
+/// Returns 1 / d as two numbers: the nearest f32 and the remainder.
 ///
 /// `d` must be a normal number far from underflow and overflow.
 #[inline(always)]
@@ -398,7 +398,7 @@ pub fn reciprocal<F: Fused>(d: f32) -> [f32; 2] {
     [y, rest_of_reciprocal::<F>(d, y)]
 }
 
-/// Returns the rest of [`reciprocal`]: 1 / d − y, where y is the f32 nearest to 1 / d.
+/// Returns the remainder of [`reciprocal`]: 1 / d − y, where y is the f32 nearest to 1 / d.
 #[inline(always)]
 pub fn rest_of_reciprocal<F: Fused>(d: f32, y: f32) -> f32 {
     let rest = <F as Fused>::fma(-d, y, 1.0);
@@ -414,7 +414,7 @@ pub fn rest_of_reciprocal<F: Fused>(d: f32, y: f32) -> f32 {
 /// is close enough to such a boundary, with the exception of one d, for which the parts are exact
 /// (`tests/tests/division.rs` checks every d). Other x are corrected once more by q + (x − d·q)·y.
 /// By Markstein's theorem that is x/d rounded to nearest if q is off by at most one unit in the
-/// last place. If x/d is so small that the rest underflows, the code is 0 in either case.
+/// last place. If x/d is so small that the remainder underflows, the code is 0 in either case.
 ///
 /// With z = 0 and a short x, the result is the product x·y, rounded.
 #[inline(always)]

@@ -9,9 +9,9 @@ use crate::shortcut::NvShortcut;
 /// A multiplication or division by a number that is the same for all blocks.
 ///
 /// Both have one form, so NVFP4's numerics differ in data and not in branches. A quotient is the
-/// product with the reciprocal, corrected twice by its rest. NVIDIA's compiler emits the same for a
-/// division, plus a test and a branch to a slow path for underflow and overflow, which this form
-/// lacks.
+/// product with the reciprocal, corrected twice by its remainder. NVIDIA's compiler emits the same
+/// for a division, plus a test and a branch to a slow path for underflow and overflow, which this
+/// form lacks.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[repr(C)]
 pub struct NvStep {
@@ -114,7 +114,7 @@ impl NvPlan {
 /// Limit of the kernels' fast path, as a distance from 1 in powers of two.
 ///
 /// It applies to a block's amax and to the values derived from the global scale. Within it,
-/// products, quotients and their rests are normal numbers.
+/// products, quotients and their remainders are normal numbers.
 pub const NV_FAR: i32 = 60;
 
 /// Returns 2^`exponent`, which must be a normal number.

@@ -58,7 +58,7 @@
 //! # GPUs, any number of tokens (GEMM)
 //! The instructions of a K split accumulate in the tensor cores' own sums. A split is a whole row,
 //! or a thread block's part of it, and the partial sums are added in f32 in the order of K. γ is
-//! [`gemm_gamma`], which real data comes nowhere near. δ and the limits of overflow are the same as
+//! [`gemm_gamma`], most of which never occurs. δ and the limits of overflow are the same as
 //! for several tokens.
 //!
 //! # The epilogue on GPUs

@@ -410,8 +410,9 @@ impl Error {
     /// use microscale::{Device, Quantized, Recipe, Result, Shape, quantize};
     ///
     /// fn quantize_any(device: &Device, values: &[f32], shape: Shape) -> Result<Quantized> {
-    ///     match device.quantize(values, shape, &Recipe::default()) {
-    ///         Err(error) if error.is_out_of_memory() => quantize(values, shape, &Recipe::default()),
+    ///     let recipe = Recipe::default();
+    ///     match device.quantize(values, shape, &recipe) {
+    ///         Err(error) if error.is_out_of_memory() => quantize(values, shape, &recipe),
     ///         done => done,
     ///     }
     /// }

@@ -7,10 +7,12 @@
 
 mod structure_tests {
     mod arrows;
+    mod english;
     mod floors;
     mod house;
     mod made_up;
     mod modules;
     mod names;
+    mod prose;
     mod resolve;
 }

@@ -124,7 +124,7 @@ fn check_tables(target: &Target, module: &Ptx) -> Result<()> {
     }
 }
 
-/// Checks that the module starts as [`Target::head`] says. The committed files omit this head.
+/// Checks that the module starts as [`Target::head`] says, because that replaces LLVM's own head.
 fn check_head(target: &Target, module: &str) -> Result<()> {
     let said = target.head().to_string();
     if !module.starts_with(&said) {

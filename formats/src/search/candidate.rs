@@ -1,4 +1,4 @@
-//! A candidate scale, and the rests that elements leave under it.
+//! A candidate scale, and the residuals of elements under it.
 //!
 //! # Rounding to E2M1 by three additions
 //! Where one unit in the last place is S, P − (P − s) is s rounded to a multiple of S. E2M1's step
