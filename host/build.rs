@@ -79,8 +79,9 @@ fn compress(text: &str) -> Vec<u8> {
     written.expect("a vector takes any bytes")
 }
 
-/// Returns the kernels of a family in the order of its table, one module per kernel without the
-/// target's head.
+/// Returns the kernels of a family in the order of its table.
+///
+/// Each kernel is one module without the target's head.
 ///
 /// Returns an empty list if the target has none of them.
 fn kernels(family: Family, target: &'static Target) -> Vec<String> {

@@ -18,8 +18,10 @@ pub enum NegativeZero {
 /// What happened while quantizing one block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BlockEvents {
-    /// At least one element was clipped: amax exceeds the largest element times the scale, by more
-    /// than the scale's own rounding explains.
+    /// At least one element was clipped.
+    ///
+    /// amax exceeds the largest element times the scale, by more than the scale's own rounding
+    /// explains.
     pub clipped: bool,
     /// amax is not zero, but every element decodes to zero.
     pub flushed: bool,

@@ -16,8 +16,9 @@ pub const MAX: f32 = 6.0;
 /// Rounding of a value exactly between two codes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Ties {
-    /// To the code with an even mantissa bit: OCP, NVIDIA's `cvt`, torchao, compressed-tensors,
-    /// `ml_dtypes`.
+    /// To the code with an even mantissa bit.
+    ///
+    /// Used by OCP, NVIDIA's `cvt`, torchao, compressed-tensors and `ml_dtypes`.
     #[default]
     Even,
     /// Away from zero: cublade's MXFP4 ladder, microxcaling's default.

@@ -48,7 +48,9 @@ pub enum GlobalScaleUse {
     /// The format has no global scale.
     None,
     /// The global scale multiplies the block scales: a value is element · block scale · global
-    /// scale. It is optional.
+    /// scale.
+    ///
+    /// It is optional.
     UnderBlockScales,
 }
 

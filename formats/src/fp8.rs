@@ -20,8 +20,9 @@ fn magnitude_code(a: f32, mantissa: u32, smallest: i32) -> u32 {
     if bits < rebias + (1 << 23) { subnormal } else { normal }
 }
 
-/// Returns the exponent field below the smallest normal's. A code counts the smallest normal,
-/// 2^(smallest + mantissa), as 1.
+/// Returns the exponent field below the smallest normal's.
+///
+/// A code counts the smallest normal, 2^(smallest + mantissa), as 1.
 const fn rebias(mantissa: u32, smallest: i32) -> u32 {
     ((smallest + mantissa as i32 + 127 - 1) as u32) << 23
 }

@@ -93,8 +93,9 @@ struct Zeros {
 }
 
 impl<const N: usize> Hessian<N> {
-    /// Takes finite entries, row by row. Only the first `used` rows and columns count, the others
-    /// are padding.
+    /// Takes finite entries, row by row.
+    ///
+    /// Only the first `used` rows and columns count. The others are padding.
     ///
     /// Mirrored entries are averaged. A matrix that is not positive semidefinite is accepted:
     /// errors may then be negative, and fewer scales are skipped.
@@ -237,8 +238,9 @@ impl<const N: usize> Hessian<N> {
     }
 }
 
-/// Clamps an error to at least 0. Errors of an indefinite matrix may be negative, and a bound of 0
-/// skips nothing.
+/// Clamps an error to at least 0.
+///
+/// Errors of an indefinite matrix may be negative, and a bound of 0 skips nothing.
 #[inline(always)]
 fn positive(error: f64) -> f64 {
     if error > 0.0 { error } else { 0.0 }

@@ -8,8 +8,9 @@ pub enum ScaleLayout {
     /// Row by row, without gaps: `[rows, blocks_per_row]`.
     #[default]
     Linear,
-    /// Tiles of 128 rows by 4 blocks, 512 bytes each, as cuBLASLt, CUTLASS and `torch._scaled_mm`
-    /// read them.
+    /// Tiles of 128 rows by 4 blocks, 512 bytes each.
+    ///
+    /// cuBLASLt, CUTLASS and `torch._scaled_mm` read this layout.
     ///
     /// Rows are padded with zeros to a multiple of 128, and the blocks of a row to a multiple of 4.
     Swizzled,
@@ -52,8 +53,9 @@ impl ScaleLayout {
     }
 }
 
-/// Returns [`ScaleLayout::offset`] in the swizzled layout. `tiles_per_row` is the number of tiles
-/// side by side.
+/// Returns [`ScaleLayout::offset`] in the swizzled layout.
+///
+/// `tiles_per_row` is the number of tiles side by side.
 ///
 /// Within a tile the rows r, r + 32, r + 64 and r + 96 are interleaved: 16 bytes, four per row.
 #[inline(always)]

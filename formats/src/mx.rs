@@ -56,8 +56,9 @@ impl Element for E2m1 {
     }
 }
 
-/// Elements with a single rule for ties: `type: bits, largest exponent, largest mantissa, mantissa
-/// bits`.
+/// Defines elements that have a single rule for ties.
+///
+/// Arguments: `type: bits, largest exponent, largest mantissa, mantissa bits`.
 macro_rules! elements {
     ($($type:ty: $bits:literal, $exponent:literal, $mantissa:literal, $mantissa_bits:literal;)+) => {$(
         impl Element for $type {
@@ -93,8 +94,9 @@ elements! {
 /// implementations are off.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum ScaleRule {
-    /// The exponent of amax: OCP MX v1.0 and torchao's default. Magnitudes above the largest
-    /// element are clipped.
+    /// The exponent of amax, as in OCP MX v1.0 and torchao's default.
+    ///
+    /// Magnitudes above the largest element are clipped.
     #[default]
     Floor,
     /// The exponent of amax, rounded up unless amax is a power of two.
@@ -102,8 +104,9 @@ pub enum ScaleRule {
     /// The exponent of amax after rounding its mantissa half up to the element's bits:
     /// compressed-tensors.
     Even,
-    /// The smallest power of two that is at least amax over the largest element: NVIDIA. Nothing is
-    /// clipped.
+    /// The smallest power of two that is at least amax over the largest element.
+    ///
+    /// NVIDIA's rule. Nothing is clipped.
     Rceil,
 }
 

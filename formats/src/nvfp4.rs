@@ -45,8 +45,9 @@ pub enum FromAmax {
     /// s = amax / 2688, at least the smallest normal number, so that 1 / s is finite: torchao,
     /// ModelOpt.
     OverLargest = 0,
-    /// G = T(T(1 / amax) · 2688), each step rounded to T: compressed-tensors with llm-compressor's
-    /// observer.
+    /// G = T(T(1 / amax) · 2688), each step rounded to T.
+    ///
+    /// Used by compressed-tensors with llm-compressor's observer.
     ///
     /// Where this overflows, that library uses 1 and loses the tensor's small blocks. microscale
     /// uses G = 2688 / amax there, as [`Self::LargestOver`] does.
@@ -176,8 +177,9 @@ impl Arithmetic {
     }
 }
 
-/// Numerics combined with a tensor's global scale. Everything that does not depend on the block is
-/// precomputed.
+/// Numerics combined with a tensor's global scale.
+///
+/// Everything that does not depend on the block is precomputed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[repr(C)]
 pub struct Quantizer {

@@ -111,12 +111,12 @@ impl Scales for PowersOfTwo {
     }
 }
 
-/// Exponent range of amax, around 1, in which errors are computed without a unit.
+/// Exponent range of amax, around 1, where errors are computed without a unit.
 ///
 /// Within it, squares neither overflow nor vanish next to each other.
 pub const FAR: u32 = 40;
 
-/// Returns the power of two by which a block is multiplied, from the bits of its finite amax.
+/// Returns a block's unit, the power of two that multiplies it, from the bits of its finite amax.
 ///
 /// It is 1 unless amax is [far](FAR) from 1. Then it maps amax into [1, 2), as far as powers of two
 /// reach.
@@ -148,7 +148,7 @@ pub struct Found {
 
 /// A block whose scale is searched.
 pub trait Measure {
-    /// Returns the power of two by which the block was multiplied.
+    /// Returns the power of two that multiplied the block.
     fn unit(&self) -> f32;
 
     /// Returns the block's amax times the unit.

@@ -27,8 +27,9 @@ const CUT: u32 = (1 << 13) - 1;
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[repr(C)]
 pub struct NvShortcut {
-    /// One factor per mantissa, as f32 bits. The last bit also says whether to set the last bit of
-    /// products.
+    /// One factor per mantissa, as f32 bits.
+    ///
+    /// The last bit also says whether to set the last bit of products.
     pub factors: [u32; NV_MANTISSAS],
     /// 1 if every mantissa has a factor.
     pub complete: u32,

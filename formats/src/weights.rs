@@ -58,8 +58,8 @@
 //! # GPUs, any number of tokens (GEMM)
 //! The instructions of a K split accumulate in the tensor cores' own sums. A split is a whole row,
 //! or a thread block's part of it, and the partial sums are added in f32 in the order of K. γ is
-//! [`gemm_gamma`], most of which never occurs. δ and the limits of overflow are the same as
-//! for several tokens.
+//! [`gemm_gamma`], and most of that allowance never occurs. δ and the limits of overflow are the
+//! same as for several tokens.
 //!
 //! # The epilogue on GPUs
 //! A bias, a [gate](crate::gate) and a residual are applied in f32 or f64 before the result is
@@ -82,9 +82,8 @@
 //! the global scale, and the result is rounded once. γ is [`segments_gamma`] while K is below 2^19.
 //! δ is K · 2^−144 in NVFP4, and K · 2^−150 times the row's largest scale in MXFP4.
 //!
-//! Three cases are computed as for few tokens: rows with NaN scales, rows with scales under which
-//! nonzero weights would be below f32's normal numbers ([`SPAN`]), and sums that are infinite or
-//! NaN.
+//! Three cases are computed as for few tokens: rows with NaN scales, rows with scales that would
+//! take nonzero weights below f32's normal numbers ([`SPAN`]), and sums that are infinite or NaN.
 //!
 //! Instructions that multiply and add pairs of bf16 (AVX-512 BF16) round twice for each pair, in an
 //! order of their own, and flush subnormal numbers to zero. γ is the same for them. δ is K · 2^−114

@@ -95,8 +95,9 @@ impl fmt::Display for UnknownWord {
 
 impl core::error::Error for UnknownWord {}
 
-/// Implements `Display` and `FromStr` for a type from its words, and [`Words`] itself if they are
-/// listed.
+/// Implements `Display` and `FromStr` for a type from its words.
+///
+/// Also implements [`Words`] itself if the words are listed.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! words {

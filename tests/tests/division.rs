@@ -20,8 +20,9 @@ const MANTISSAS: [u64; 5] = [8, 10, 12, 13, 14];
 /// The divisor of 24 ones.
 const ONES: u64 = (1 << 24) - 1;
 
-/// Returns the smallest distance of any x from d · (m ± half a unit), in units of at least 2^-50 of
-/// the latter.
+/// Returns the smallest distance of any x from d · (m ± half a unit).
+///
+/// The distance is in units of at least 2^-50 of the latter.
 ///
 /// With d = D·2^(e−23) and m = μ·2^(f−3), d · (m ± 2^(f−24)) is D · (μ·2^21 ± 1) in units of
 /// 2^(e+f−47). Below a power of two, whose lower neighbours are closer, it is D · (μ·2^22 − 1) in

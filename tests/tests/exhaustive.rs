@@ -1,5 +1,6 @@
-//! Tests every bit pattern through every scalar conversion, and every 16-bit pattern through
-//! quantization.
+//! Tests every bit pattern through every scalar conversion.
+//!
+//! Also tests every 16-bit pattern through quantization.
 //!
 //! Quantization runs on every instruction set.
 

@@ -72,8 +72,9 @@ fn compare<T: Short>(quantizer: &Quantizer, shortcut: &NvShortcut, what: &str) -
     ties
 }
 
-/// Counts the global scales of these amaxes, and those with a shortcut, and compares each with the
-/// reference.
+/// Counts the global scales of these amaxes, and those with a shortcut.
+///
+/// Compares each with the reference.
 fn complete<T: Short>(amaxes: &[f32]) -> Vec<(usize, usize)> {
     let of_convention = |convention| {
         let arithmetic = nvfp4_arithmetic(convention);

@@ -8,8 +8,9 @@ use crate::fp8::E4m3;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum Direction {
-    /// G ≈ 2688 / amax: values are element · block scale / G. compressed-tensors, Transformer
-    /// Engine, FlashInfer.
+    /// G ≈ 2688 / amax: values are element · block scale / G.
+    ///
+    /// Used by compressed-tensors, Transformer Engine and FlashInfer.
     Divisor = 0,
     /// s ≈ amax / 2688: values are element · block scale · s. torchao, ModelOpt (`weight_scale_2`).
     Multiplier = 1,
@@ -34,8 +35,9 @@ impl GlobalScale {
         scale.in_range().then_some(scale)
     }
 
-    /// Makes a global scale without checking that it is [in range](Self::in_range), for example to
-    /// report it.
+    /// Makes a global scale without checking that it is [in range](Self::in_range).
+    ///
+    /// For example, to report a scale that is out of range.
     pub const fn of(direction: Direction, value: f32) -> Self {
         match direction {
             Direction::Divisor => Self::Divisor(value),

@@ -103,8 +103,9 @@ impl Known {
     }
 }
 
-/// Keeps the later of each pair of times. Equal vectors are shared, so that the next comparison is
-/// short.
+/// Keeps the later of each pair of times.
+///
+/// Equal vectors are shared, so that the next comparison is short.
 fn join_times(mine: &mut Rc<Vec<u32>>, other: &Rc<Vec<u32>>) {
     let behind = |a: &[u32], b: &[u32]| {
         a.iter().enumerate().all(|(member, &time)| time <= b.get(member).copied().unwrap_or(0))

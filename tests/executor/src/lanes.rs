@@ -68,8 +68,9 @@ pub(crate) struct Pure {
     pub(crate) types: &'static [Type],
 }
 
-/// `lanes!(WWW, |a, b| expression; B32 B32 B32)`: makes a [`Pure`] from a function of one lane's
-/// values.
+/// Makes a [`Pure`] from a function of one lane's values.
+///
+/// Arguments: `lanes!(WWW, |a, b| expression; B32 B32 B32)`.
 macro_rules! lanes {
     (@ $shape:ident, $start:expr, |$($x:ident),+| $value:expr, $types:expr) => {
         $crate::lanes::Pure {

@@ -8,8 +8,9 @@ use crate::fault::{Access, FaultKind, Space};
 use crate::program::{GlobalPlace, Manner, SharedPlace};
 use crate::race::{Cells, Id, Races};
 
-/// Address bits of a buffer's region. Each buffer has its own region, so an address identifies its
-/// buffer.
+/// Address bits of a buffer's region.
+///
+/// Each buffer has its own region, so an address identifies its buffer.
 const REGION_BITS: u32 = 36;
 /// The start of the first region.
 const FIRST_REGION: u64 = 1 << 40;
@@ -184,8 +185,9 @@ impl Memory {
         }
     }
 
-    /// Returns the bytes that contain an access and its range in them, after checks of bounds and
-    /// alignment.
+    /// Returns the bytes that contain an access and its range in them.
+    ///
+    /// Checks bounds and alignment first.
     #[inline]
     pub(crate) fn locate(
         &mut self,

@@ -1,5 +1,7 @@
-//! Detects races: two threads access the same byte, at least one writes, not both are atomic, and
-//! nothing orders them.
+//! Detects races between threads.
+//!
+//! Two accesses to a byte are a race if at least one writes, not both are atomic, and nothing
+//! orders them.
 //!
 //! [`Clocks`] tracks what orders accesses:
 //!
@@ -96,8 +98,7 @@ impl Races {
         earlier != 0 && !self.ordered(earlier, later) && !(atomic(earlier) && atomic(later))
     }
 
-    /// Returns whether an asynchronous access touches a write of another proxy without a fence
-    /// between them.
+    /// Returns whether an asynchronous access touches a write of another proxy without a fence.
     ///
     /// `elsewhere` means global memory, for which no fence is supported. Mbarrier initializations
     /// have a fence of their own.
@@ -115,7 +116,7 @@ impl Races {
 ///
 /// Two reads by different threads suffice. A write races with neither only if each is ordered
 /// before it or is its own thread's. A read is dropped in two cases. Either a later read is ordered
-/// after it, or the two kept reads belong to different warps, one of which races with every write
+/// after it, or the two kept reads belong to different warps. Then one of them races with every write
 /// that the dropped read would race with. (The third of three lanes of one warp may be dropped
 /// because a barrier orders all lanes of a warp or none.) This holds for barriers of whole blocks.
 /// With other barriers, all reads of shared memory are kept. Two writes are kept where atomic

@@ -113,8 +113,9 @@ pub fn block_of_ties<T: Exact>(rule: Rule, scale: u8, rng: &mut fastrand::Rng) -
     block
 }
 
-/// Spreads the rows to `row_stride` elements apart, with NaN between them. Reading a gap changes
-/// counts.
+/// Spreads the rows to `row_stride` elements apart, with NaN between them.
+///
+/// Reading a gap changes counts.
 pub fn spread<T: Exact>(values: &[T], shape: Shape, row_stride: usize) -> (Vec<T>, Shape) {
     assert_eq!(shape.row_stride, shape.cols);
     let mut spread = vec![T::round_f64(f64::NAN); shape.rows * row_stride];

@@ -5,8 +5,9 @@ use microscale::{Activation, Gate};
 use crate::oracle::Exact;
 use crate::weights::{Bound, ExactProducts, near};
 
-/// Epilogue steps of a product of `T` activations with `O` results. An empty operand means no such
-/// step.
+/// Epilogue steps of a product of `T` activations with `O` results.
+///
+/// An empty operand means no such step.
 #[derive(Clone, Debug)]
 pub struct Steps<T, O> {
     /// One value per row of weights.

@@ -99,7 +99,7 @@ impl Bound {
     /// The bound of the reference for f32 activations, whose terms all lose bits below f32's.
     ///
     /// A product with a 128th of a weight loses half of 2^−149, multiplied by 128 times the block
-    /// scale. Adding a group, of which there are fewer, loses half of that, as a 64th.
+    /// scale. Adding a group loses half of that, as a 64th, and there are fewer groups.
     pub fn of_singles(weights: &QuantizedTensor, row: usize) -> Self {
         let most = largest_scale(weights, row).max(1.0);
         let delta = weights.cols() as f64 * 2f64.powi(-142) * most;
@@ -162,8 +162,8 @@ impl Bound {
     /// The bound of a GEMM on tensor cores, for rows without a fallback to the reference.
     ///
     /// It differs from [`Self::of_tensor_cores`] in two points. The `mma`s of a split form one
-    /// chain through all its k-iterations, and splits, of which there are no more than
-    /// k-iterations, are added in f32. Two more roundings come from the global scale: its product
+    /// chain through all its k-iterations. Splits are added in f32, and there are no more of them
+    /// than k-iterations. Two more roundings come from the global scale: its product
     /// with the sum, and the rounding of that product.
     pub fn of_gemm<T: Exact>(cols: usize, least: f64) -> Self {
         let k_iterations = cols.div_ceil(K_ITERATION) as f64;
@@ -319,7 +319,7 @@ impl ExactProducts {
         }
     }
 
-    /// Checks all results, and counts those that are more than one number away from the exact ones.
+    /// Checks all results, and counts results more than one number away from the exact ones.
     ///
     /// # Errors
     /// Returns a message about the first result that is too far off.

@@ -44,8 +44,9 @@ impl Case {
     }
 }
 
-/// Shapes with partial blocks, gaps, odd rows, whole warps, several thread blocks, and whole scale
-/// tiles.
+/// Shapes with partial blocks, gaps and odd rows.
+///
+/// Others have whole warps, several thread blocks, and whole scale tiles.
 const SHAPES: [Shape; 12] = [
     Shape::new(1, 1),
     Shape::new(2, 1024),
@@ -342,7 +343,7 @@ fn product_cases<T: Element>(cases: &mut Vec<Case>) {
             let ragged = format == Format::Nvfp4 && k % 32 != 0;
             let kernels = if ragged { &["ragged"][..] } else { &["rows1", "rows2", "rows4"] };
             for (j, &kernel) in (0..).zip(kernels) {
-                // Common scales too, under which the low halves of sums matter.
+                // Includes common scales, because the low halves of sums matter under them.
                 let kinds = [Scales::Common, Scales::Numbers, Scales::Any, Scales::Largest];
                 let scales = kinds[(i + j) as usize % 4];
                 let batch = Batch::of(l).with_vector_stride(1 + j as usize);

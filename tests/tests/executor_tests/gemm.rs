@@ -167,8 +167,9 @@ fn cases_of<T: Exact + Activation>(cases: &mut Vec<Case>) {
     }
 }
 
-/// Rows, columns, tokens, resident pairs of thread blocks, stages, and kinds of weights and
-/// activations.
+/// Cases of the GEMM in pairs of thread blocks.
+///
+/// Each has rows, columns, tokens, resident pairs, stages, and kinds of weights and activations.
 ///
 /// The cases cover one pair per work tile and several, work tiles along rows and along tokens, and
 /// tokens in both halves of a token tile, in one half, and in two token tiles.

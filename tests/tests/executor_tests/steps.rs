@@ -38,8 +38,9 @@ pub(super) const STEPS: [(bool, Option<Gate>, bool, bool); 6] = [
 ];
 
 impl Fused {
-    /// Draws the operands of epilogue `number`, after a product of `rows` rows of weights and
-    /// `tokens` tokens.
+    /// Draws the operands of epilogue `number`.
+    ///
+    /// The product has `rows` rows of weights and `tokens` tokens.
     pub(super) fn new<T: Exact + Activation>(number: usize, rows: usize, tokens: usize) -> Self {
         match STEPS[number] {
             (.., true) => Self::of::<T, f32>(number, rows, tokens),

@@ -30,8 +30,9 @@ pub(crate) enum Weights {
     /// Some blocks are zeros, under the smallest or the largest scale, or in the second row under
     /// NaN.
     Zeros,
-    /// MXFP4's two smallest and two largest scales without a fallback to the reference. NVFP4's are
-    /// arbitrary.
+    /// MXFP4's two smallest and two largest scales without a fallback to the reference.
+    ///
+    /// NVFP4's are arbitrary.
     Edges,
     /// [`Self::Edges`], but two rows have a scale just out of range.
     Beyond,
@@ -202,8 +203,9 @@ impl<T: Exact + Activation> Product<T> {
     }
 }
 
-/// Chooses the last chunk of activations, whose weights are ones, to cancel a row's sum as far as
-/// possible.
+/// Chooses the last chunk of activations to cancel a row's sum as far as possible.
+///
+/// The chunk's weights are ones.
 fn cancel<T: Exact>(weights: &QuantizedTensor, row: usize, x: &mut [T]) {
     let last = (x.len() - 1) / 32 * 32;
     x[last..].fill(T::default());

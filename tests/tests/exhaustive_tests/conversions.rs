@@ -19,8 +19,9 @@ use super::walk::{
 
 const ALL_TIES: [Ties; 3] = [Ties::Even, Ties::Away, Ties::Zero];
 
-/// Returns the range of magnitude bits of each code, between exact midpoints. The last range ends
-/// at infinity.
+/// Returns the range of magnitude bits of each code, between exact midpoints.
+///
+/// The last range ends at infinity.
 fn steps(ties: Ties) -> [Range<u32>; 8] {
     let start = |code: usize| {
         let Some(below) = code.checked_sub(1) else { return 0 };
@@ -35,8 +36,9 @@ fn steps(ties: Ties) -> [Range<u32>; 8] {
     std::array::from_fn(|code| start(code)..if code == 7 { INFINITY + 1 } else { start(code + 1) })
 }
 
-/// [`assert_everywhere`] for both signs of every magnitude except NaN. `found` returns codes with a
-/// sign.
+/// [`assert_everywhere`] for both signs of every magnitude except NaN.
+///
+/// `found` returns codes with a sign.
 #[inline(always)]
 fn assert_codes(walk: Walk, ties: Ties, found: impl Fn(u32) -> u32 + Sync, what: &str) {
     for (code, range) in (0..).zip(steps(ties)) {

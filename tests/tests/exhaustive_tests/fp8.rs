@@ -93,8 +93,9 @@ fn every_byte_decodes() {
     assert_eq!((E4m3::MIN_NORMAL.to_f32(), E4m3::MIN_POSITIVE.to_f32()), (0.015625, 0.001953125));
 }
 
-/// `ml_dtypes` agrees up to half a step beyond the largest number. It continues with NaN or
-/// infinity, while microscale saturates.
+/// `ml_dtypes` agrees up to half a step beyond the largest number.
+///
+/// It continues with NaN or infinity, while microscale saturates.
 #[test]
 fn conversions_agree_with_ml_dtypes_up_to_saturation() {
     let tables = tables("nvfp4");

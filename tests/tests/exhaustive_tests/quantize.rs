@@ -79,8 +79,9 @@ fn quantize_every_bf16_to_nvfp4_under_one_scale() {
     quantize_every_16_bit_pattern_under_one_scale::<bf16>(&[1e-39, 1e-30, 0.01, 1.0, 5.0, 77.7, 3.3e38]);
 }
 
-/// With amax at 4 and 6 scales, and one ulp to either side, each scale rule reaches every scale
-/// byte and code.
+/// Each scale rule reaches every scale byte and code.
+///
+/// amax is 4 and 6 scales, and one ulp to either side.
 #[test]
 fn quantize_every_tie_at_every_scale() {
     let mut values = Vec::new();

@@ -18,8 +18,9 @@ pub(super) enum Walk {
     Every,
 }
 
-/// Defines two tests per walk: a sample of the patterns for every change, and all of them in
-/// `.ci/long`.
+/// Defines two tests per walk.
+///
+/// One runs a sample of the patterns for every change, the other all of them in `.ci/long`.
 macro_rules! walks {
     ($($(#[$attribute:meta])* fn $name:ident($walk:ident: Walk) $body:block)*) => {$(
         $(#[$attribute])*

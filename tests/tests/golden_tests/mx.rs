@@ -16,7 +16,7 @@ use microscale_test_support::golden::{Block, Golden, Input, files};
 use microscale_test_support::oracle::mx::BLOCK;
 use microscale_test_support::oracle::{self, Exact, unpack};
 
-/// A file, and the number of blocks per group in which the library deviates from its own rule.
+/// A file, and the number of blocks per group where the library deviates from its own rule.
 type File = (&'static str, &'static [(&'static str, usize)]);
 
 /// Every MXFP4 file.

@@ -80,11 +80,13 @@ const TINIEST: [&str; 4] = ["tiny-1e-37", "tiny-1e-38", "tiny-subnormal", "tiny-
 enum Why {
     /// The tensor is zero. The library's scale is 0, which gives NaN. Microscale's is 1.
     Zeros,
-    /// The library's scale is 0 or subnormal, and its inverse overflows. Microscale's is the
-    /// smallest normal number.
+    /// The library's scale is 0 or subnormal, and its inverse overflows.
+    ///
+    /// Microscale's is the smallest normal number.
     Subnormal,
-    /// compressed-tensors' formula overflows, and it uses 1. Microscale's is 2688 / amax, or the
-    /// largest number.
+    /// The library's formula overflows, and it uses 1.
+    ///
+    /// The library is compressed-tensors. Microscale's scale is 2688 / amax, or the largest number.
     Overflow,
     /// The library includes a NaN or an infinity in amax. Microscale uses the finite elements.
     NonFinite,

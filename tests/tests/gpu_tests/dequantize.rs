@@ -19,8 +19,9 @@ fn largest_scale(format: Format) -> u8 {
     if format == Format::Nvfp4 { 0x7F } else { 0xFF }
 }
 
-/// Returns the tensor under global scales of either direction and any size, and without one, in
-/// both layouts.
+/// Returns the tensor under global scales of either direction and any size.
+///
+/// Also returns it without one, in both layouts.
 fn variants(tensor: &QuantizedTensor) -> Vec<QuantizedTensor> {
     let mut variants = vec![tensor.clone()];
     if tensor.format() == Format::Nvfp4 {

@@ -279,8 +279,9 @@ pub(crate) fn streams_overlap(gpu: &Gpu) {
     }
 }
 
-/// Captures quantization with a computed global scale, its amax, a layout conversion, and
-/// dequantization.
+/// Captures quantization with a computed global scale in a graph.
+///
+/// Also captures its amax, a layout conversion, and dequantization.
 ///
 /// The single graph redoes its work for each input.
 pub(crate) fn graphs_capture_and_replay(_: &Gpu) {

@@ -365,8 +365,9 @@ fn is_nan(result: u64) -> bool {
     if result >> 32 == 0 { f32::from_bits(result as u32).is_nan() } else { f64::from_bits(result).is_nan() }
 }
 
-/// Tests the kernels of the targets that this GPU runs, and of the last one only kernels that the
-/// others lack.
+/// Tests the kernels of the targets that this GPU runs.
+///
+/// Of the last target it tests only kernels that the others lack.
 pub(crate) fn matches_the_gpu(gpu: &Gpu) {
     let table = Arc::new(reciprocals(gpu));
     let all = cases();

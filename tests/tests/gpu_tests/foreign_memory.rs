@@ -105,8 +105,9 @@ pub(crate) fn takes_an_amax(gpu: &Gpu) {
     assert!(matches!(refused, Err(Error::Length { expected: 4, found: 3, .. })), "{refused:?}");
 }
 
-/// Products must have the same bits as in cudarc's buffers, and products of quantized vectors the
-/// CPU's bits.
+/// Products must have the same bits as in cudarc's buffers.
+///
+/// Products of quantized vectors must have the CPU's bits.
 pub(crate) fn is_multiplied(gpu: &Gpu) {
     const MOST: usize = 70;
     let stream = gpu.stream();

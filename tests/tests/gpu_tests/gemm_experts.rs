@@ -358,8 +358,9 @@ impl Fused for Cpu {
     }
 }
 
-/// An epilogue must equal its steps on f32 results: a bias per expert, gates, and a residual by
-/// position.
+/// An epilogue must equal its steps on f32 results.
+///
+/// The steps are a bias per expert, gates, and a residual by position.
 pub(crate) fn applies_an_epilogue(gpu: &Gpu) {
     check_steps::<bf16>(gpu);
     check_steps::<f32>(gpu);

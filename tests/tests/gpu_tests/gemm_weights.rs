@@ -189,8 +189,9 @@ fn check_steps<T: Exact + Activation, O: Exact + ProductOf<T>>(
     }
 }
 
-/// Tests a bias, gates and a residual, with results in the activations' dtype and in f32, and f32
-/// activations.
+/// Tests a bias, gates and a residual.
+///
+/// Results have the activations' dtype or f32, and f32 activations are tested too.
 pub(crate) fn applies_an_epilogue(gpu: &Gpu) {
     let all = [
         (false, None, false),

@@ -136,8 +136,9 @@ pub(crate) fn is_near_the_exact_sum_for_every_kernel(gpu: &Gpu) {
     }
 }
 
-/// Tests rows that fall back to the reference next to others, and zero blocks under out-of-range
-/// scales.
+/// Tests rows that fall back to the reference next to others.
+///
+/// Also tests zero blocks under out-of-range scales.
 pub(crate) fn of_out_of_range_scales_equals_the_cpu(gpu: &Gpu) {
     fn check<T: Exact + TensorCoreActivation>(gpu: &Gpu) {
         let [first, last] = usual_scales::<T>();

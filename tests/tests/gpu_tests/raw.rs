@@ -49,7 +49,7 @@ impl Raw {
     /// Returns the bytes, after a check of the guard areas.
     pub(super) fn read(&self) -> Vec<u8> {
         let mut bytes = vec![0; self.bytes + 2 * GUARD];
-        // SAFETY: the allocation has `self.bytes + 2 * GUARD` bytes, as many as `bytes`. The stream
+        // SAFETY: the allocation and `bytes` both have `self.bytes + 2 * GUARD` bytes. The stream
         // is synchronized before `bytes` is read.
         unsafe { result::memcpy_dtoh_async(&mut bytes, self.start, self.stream.cu_stream()) }.unwrap();
         self.stream.synchronize().unwrap();

@@ -1,5 +1,6 @@
-//! Tests that dequantization is exact except for one rounding to the output type, and writes
-//! nothing else.
+//! Tests that dequantization is exact except for one rounding to the output type.
+//!
+//! It must write nothing else.
 
 use half::{bf16, f16};
 use microscale::cpu::{Isa, dequantize_with};

@@ -359,8 +359,9 @@ fn out_of_range_global_scales_are_refused() {
     }
 }
 
-/// Every amax gives a scale in range, and it equals the oracle's. f16 and bf16 are tested with
-/// every amax.
+/// Every amax gives a scale in range, and it equals the oracle's.
+///
+/// f16 and bf16 are tested with every amax.
 #[test]
 fn every_amax_has_a_global_scale_in_range() {
     fn check<T: Exact>(amax: T) {

@@ -261,8 +261,9 @@ fn error_figures_do_not_depend_on_threads() {
     assert!(figures.iter().all(|figure| *figure == figures[0]), "{figures:?}");
 }
 
-/// Tests an output large enough for non-temporal stores, at any address, into rows with and without
-/// gaps.
+/// Tests an output large enough for non-temporal stores.
+///
+/// It starts at any address, and its rows have gaps or none.
 fn past_the_caches<T: Exact>(format: Format) {
     let (rows, cols) = (4100, 33 * 128);
     let mut rng = fastrand::Rng::with_seed(5);

@@ -106,8 +106,9 @@ fn every_tail_is_as_expected() {
     }
 }
 
-/// Tests many random bits, as they are, and with a common magnitude per block so that half the
-/// codes are large.
+/// Tests many random bits, as they are and with a common magnitude per block.
+///
+/// The common magnitude makes half the codes large.
 #[test]
 fn many_random_bits_are_as_expected() {
     fn check<T: Exact>(rng: &mut fastrand::Rng, recipe: &Recipe) {
@@ -158,8 +159,9 @@ fn counts_match_their_events() {
 #[test]
 fn nvfp4_counts_match_their_events() {
     let block = |first: f32, rest: f32| std::iter::once(first).chain(std::iter::repeat_n(rest, 15));
-    /// Clipped, flushed and saturated blocks for torchao, compressed-tensors, ModelOpt and
-    /// Transformer Engine.
+    /// Clipped, flushed and saturated blocks.
+    ///
+    /// One row each for torchao, compressed-tensors, ModelOpt and Transformer Engine.
     type Counts = [[u64; 3]; 4];
     let cases: [(&str, [f32; 2], Counts); 12] = [
         ("ordinary", [6.0, -1.0], [[0, 0, 0]; 4]),
@@ -192,8 +194,9 @@ fn nvfp4_counts_match_their_events() {
     }
 }
 
-/// Tests quotients that are ties and their neighbours, under every block scale and global scales of
-/// every size.
+/// Tests quotients that are ties, and their neighbours.
+///
+/// Every block scale occurs, under global scales of every size.
 #[test]
 fn nvfp4_ties_are_as_expected_under_every_scale() {
     fn check<T: Exact>(rng: &mut fastrand::Rng) {

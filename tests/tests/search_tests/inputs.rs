@@ -42,8 +42,9 @@ fn gaussian(rng: &mut fastrand::Rng) -> f64 {
     radius * (std::f64::consts::TAU * rng.f64()).cos()
 }
 
-/// Returns matrices of [`COLS`] columns and up to `blocks` blocks: every distribution, and real
-/// weights.
+/// Returns matrices of [`COLS`] columns and up to `blocks` blocks.
+///
+/// They have every distribution, and real weights.
 pub(crate) fn matrices(block: usize, blocks: usize) -> Vec<(&'static str, Vec<f32>)> {
     let count = blocks * block;
     assert_eq!(count % COLS, 0);

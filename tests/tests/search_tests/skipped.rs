@@ -19,8 +19,9 @@ impl Fused for Hosts {
     }
 }
 
-/// Asserts that the full search took the documented scale, and that no skipped scale has a smaller
-/// error.
+/// Asserts that the full search took the documented scale.
+///
+/// No skipped scale may have a smaller error.
 ///
 /// Errors use the search's own arithmetic. `plain` and `full` are the block's bytes without a
 /// search and with it.

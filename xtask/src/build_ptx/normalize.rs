@@ -6,8 +6,9 @@
 use microscale_kernels_abi::ptx::{declared, is_identifier};
 use std::collections::BTreeMap;
 
-/// Prefix of dynamic shared memory. All such declarations are one region, which LLVM names once per
-/// kernel.
+/// Prefix of dynamic shared memory.
+///
+/// All such declarations are one region, which LLVM names once per kernel.
 const DYNAMIC: &str = ".extern .shared ";
 
 /// Normalizes a module.

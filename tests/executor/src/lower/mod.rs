@@ -228,8 +228,9 @@ impl<'a> Lowering<'a> {
         Ok(())
     }
 
-    /// Returns the operation of an opcode with these operands. Each family of instructions is tried
-    /// in turn.
+    /// Returns the operation of an opcode with these operands.
+    ///
+    /// Each family of instructions is tried in turn.
     fn operation(&mut self, opcode: &[&'a str], operands: &'a [Operand<'a>]) -> Result<Op> {
         if let Some(op) = self.control(opcode, operands)? {
             return Ok(op);

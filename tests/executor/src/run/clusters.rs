@@ -1,5 +1,6 @@
-//! Clusters of thread blocks: their barrier (ISA 9.7.13, `barrier.cluster`) and distributed shared
-//! memory.
+//! Clusters of thread blocks: their barrier and distributed shared memory.
+//!
+//! The barrier is `barrier.cluster` (ISA 9.7.13).
 //!
 //! The blocks of a cluster run together, like one block with all their warps. Each block has its
 //! own range of shared memory addresses.

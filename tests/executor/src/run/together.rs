@@ -1,5 +1,6 @@
-//! Instructions that the lanes of a warp execute together: shuffles, votes, reductions, matrix
-//! products.
+//! Instructions that the lanes of a warp execute together.
+//!
+//! They are shuffles, votes, reductions and matrix products.
 
 use super::grid::{Grid, wrongly};
 use super::memory::updated;

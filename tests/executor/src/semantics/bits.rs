@@ -181,8 +181,9 @@ fn permute(a: u32, b: u32, selector: u32) -> u32 {
     })
 }
 
-/// The modes' selectors for the two low bits of `c` from 0 to 3, highest byte first, as in the
-/// ISA's table.
+/// The modes' selectors for the two low bits of `c` from 0 to 3.
+///
+/// Highest byte first, as in the ISA's table.
 const F4E: [u32; 4] = [0x3210, 0x4321, 0x5432, 0x6543];
 const B4E: [u32; 4] = [0x5670, 0x6701, 0x7012, 0x0123];
 const RC8: [u32; 4] = [0x0000, 0x1111, 0x2222, 0x3333];

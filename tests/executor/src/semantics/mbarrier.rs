@@ -64,8 +64,9 @@ impl Counts {
         complete
     }
 
-    /// `try_wait.parity`: returns whether the phase of this parity, the current or the previous
-    /// one, is complete.
+    /// `try_wait.parity`: returns whether the phase of this parity is complete.
+    ///
+    /// The phase is the current or the previous one.
     pub(crate) fn passed(&self, parity: u32) -> bool {
         self.phase & 1 != parity
     }

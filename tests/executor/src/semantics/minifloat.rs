@@ -49,8 +49,9 @@ formats! {
     E4m3 4 3 0x7e false 0x7f;
     /// `.e5m2`
     E5m2 5 2 0x7b true 0x7f;
-    /// `.e2m1`: no infinity and no NaN. `.satfinite` turns NaN into the largest positive number
-    /// (9.7.9, `cvt`).
+    /// `.e2m1`: no infinity and no NaN.
+    ///
+    /// `.satfinite` turns NaN into the largest positive number (9.7.9, `cvt`).
     E2m1 2 1 0x7 false 0x7;
 }
 

@@ -132,8 +132,9 @@ fn every_form_copies_and_fills_with_zeros() {
     assert_eq!(stored(text, 32, &given), expected);
 }
 
-/// Three groups of one copy each, then a copy without a group. Each case waits, then reads one of
-/// the four.
+/// Three groups of one copy each, then a copy without a group.
+///
+/// Each case waits, then reads one of the four.
 #[test]
 fn waits_count_groups() {
     let given = bytes(64);
@@ -396,8 +397,10 @@ fn exiting_with_a_copy_in_flight_is_a_fault() {
     }
 }
 
-/// A ring of slots. In each step a warp issues a copy of 512 bytes for two steps later and waits
-/// for this step's copy. Every lane then sums its neighbour's bytes.
+/// A ring of slots.
+///
+/// In each step a warp issues a copy of 512 bytes for two steps later and waits for this step's
+/// copy. Every lane then sums its neighbour's bytes.
 fn ring(slots: usize, pending: usize, sync: &str) -> String {
     let turn = |slot: &str| {
         format!(

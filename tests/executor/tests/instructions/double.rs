@@ -99,8 +99,9 @@ const TO_F64: [(&str, &str, Oracle); 5] = [
     ("cvt.rn.f64.s64", "cvt.rn.f64.s64 %ld, %la;", |[a, _, _]| of_integer((a as i64).into())),
 ];
 
-/// Adds numbers with close exponents, so that sums cancel and tie, within f32's range and around
-/// its limits.
+/// Adds numbers with close exponents, so that sums cancel and tie.
+///
+/// Exponents are within f32's range and around its limits.
 fn near(inputs: &mut Vec<[u64; 3]>, seed: u64) {
     let mut rng = fastrand::Rng::with_seed(seed);
     for _ in 0..50_000 {
@@ -115,7 +116,7 @@ fn near(inputs: &mut Vec<[u64; 3]>, seed: u64) {
 }
 
 pub(super) fn checks() -> Vec<Check> {
-    // The edge cases of f64 are those of f32, with the extremes of exponent and mantissa varied
+    // The edge cases of f64 are f32's, with the extremes of exponent and mantissa varied
     // independently.
     let widened = f32_edges().into_iter().flat_map(|bits| {
         let f32 = f32::from_bits(bits as u32);

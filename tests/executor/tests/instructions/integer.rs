@@ -18,8 +18,9 @@ fn carried([a, b, c]: [u64; 3]) -> Option<u64> {
     Some(b.wrapping_add(c).wrapping_add(u64::from(a.checked_add(c).is_none())))
 }
 
-/// Picks a byte out of eight for each nibble of the selector. A nibble's top bit replicates the
-/// byte's sign.
+/// Picks a byte out of eight for each nibble of the selector.
+///
+/// A nibble's top bit replicates the byte's sign.
 fn permuted([a, b, c]: [u64; 3]) -> Option<u64> {
     let bytes = (a & W | b << 32).to_le_bytes();
     Some((0..4).fold(0, |word, i| {

@@ -245,8 +245,10 @@ fn writes_before_a_bulk_copy_need_a_fence() {
     kernel(&before(&format!("{read} bar.sync 0;")), &given).stored();
 }
 
-/// A ring of 128-byte stages. One warp copies, and three warps sum. `full` counts the producer's
-/// arrival and the bytes, `empty` one arrival per consumer thread.
+/// A ring of 128-byte stages.
+///
+/// One warp copies, and three warps sum. `full` counts the producer's arrival and the bytes,
+/// `empty` one arrival per consumer thread.
 fn ring(stages: u32) -> String {
     format!(
         "mov.b32 %r0, 0; mov.b32 %r10, 0; mov.b32 %r11, 0; mov.b32 %r12, 0;

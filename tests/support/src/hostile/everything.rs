@@ -76,8 +76,9 @@ fn message(error: &Error) {
     assert!(message.len() < 1 << 19, "an error of {} bytes", message.len());
 }
 
-/// Selects, by a byte, one variant of each operation that writes output. Writing takes longer than
-/// reading.
+/// Selects, by a byte, one variant of each operation that writes output.
+///
+/// Writing takes longer than reading.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ways(pub(super) u8);
 

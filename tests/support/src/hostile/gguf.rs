@@ -1,5 +1,6 @@
-//! Hostile GGUF files: arbitrary bytes, or a grammar whose counts, lengths, types and offsets may
-//! be wrong.
+//! Hostile GGUF files.
+//!
+//! They are arbitrary bytes, or follow a grammar with wrong counts, lengths, types and offsets.
 
 use super::checkpoints::names;
 use super::draw::Draw;

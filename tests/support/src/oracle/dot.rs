@@ -76,8 +76,9 @@ fn negated(limbs: [u64; LIMBS]) -> [u64; LIMBS] {
     })
 }
 
-/// Returns the elements of a row, padding included: code values and their scales, without a global
-/// scale.
+/// Returns the elements of a row, padding included.
+///
+/// Each is a code's value and its block scale, without a global scale.
 pub fn elements(tensor: &QuantizedTensor, row: usize) -> impl Iterator<Item = (f64, f64)> {
     let (format, blocks) = (tensor.format(), tensor.blocks_per_row());
     let bytes = blocks * format.block_bytes();

@@ -49,8 +49,9 @@ impl Exact for f32 {
     }
 }
 
-/// Returns the distance of neighbouring floats of `mantissa` stored bits at a value, at least
-/// 2^`smallest`.
+/// Returns the distance of neighbouring floats of `mantissa` stored bits at a value.
+///
+/// The distance is at least 2^`smallest`.
 fn step_at(value: f64, smallest: i32, mantissa: i32) -> f64 {
     let exponent = (value.to_bits() >> 52 & 0x7FF) as i32 - 1023;
     power_of_two((exponent - mantissa).max(smallest))

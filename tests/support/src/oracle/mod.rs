@@ -164,8 +164,9 @@ pub fn nan_scale(format: Format) -> u8 {
     }
 }
 
-/// Returns the value of a code under a scale byte and a global scale, before rounding to an output
-/// type.
+/// Returns the value of a code under a scale byte and a global scale.
+///
+/// The value is not yet rounded to an output type.
 ///
 /// It is exact for the MX formats, and rounded to f32 in two steps for NVFP4.
 pub fn value(format: Format, code: u8, scale: u8, global: Option<GlobalScale>) -> f64 {
