@@ -74,7 +74,8 @@ def main() -> int:
         if not check:
             path.write_bytes(saved(value, **options))
             save_file(tensors_of(value), twin)
-        # This file was just saved here. Without this option, torch reads newer pickles only by running them.
+        # The file was just saved here. Without this option, torch reads newer pickles only by
+        # running them.
         data = saved(value, **options)
         read = tensors_of(torch.load(io.BytesIO(data), weights_only=not options))
         expected = load_file(twin)

@@ -116,11 +116,12 @@ impl Races {
 ///
 /// Two reads by different threads suffice. A write races with neither only if each is ordered
 /// before it or is its own thread's. A read is dropped in two cases. Either a later read is ordered
-/// after it, or the two kept reads belong to different warps. Then one of them races with every write
-/// that the dropped read would race with. (The third of three lanes of one warp may be dropped
-/// because a barrier orders all lanes of a warp or none.) This holds for barriers of whole blocks.
-/// With other barriers, all reads of shared memory are kept. Two writes are kept where atomic
-/// writes meet, because they do not race with each other.
+/// after it, or the two kept reads belong to different warps. Then one of them races with every
+/// write that the dropped read would race with. (The third of three lanes of one warp may be
+/// dropped because a barrier orders all lanes of a warp or none.)
+///
+/// This holds for barriers of whole blocks. With other barriers, all reads of shared memory are
+/// kept. Two writes are kept where atomic writes meet, because they do not race with each other.
 #[derive(Debug, Default)]
 pub(crate) struct Cells {
     write: Vec<Id>,
