@@ -105,7 +105,7 @@ pub fn magnitude_code(a: f32, ties: Ties) -> u8 {
 pub mod identity {
     /// The f32 base, 1.5 · 2²³. One unit in the last place is 1 around it.
     pub const BASE_F32: f32 = 12_582_912.0;
-    /// The f32 base for non-negative terms, 2²³. Its bits end in more zeros.
+    /// The f32 base for non-negative terms, 2²³. It has more trailing zero bits than [`BASE_F32`].
     pub const LOW_BASE_F32: f32 = 8_388_608.0;
     /// The f16 base, 2¹⁰, as bits in both halves of a word.
     pub const BASE_F16X2: u32 = 0x6400_6400;

@@ -51,7 +51,7 @@ pub struct NvPlan {
     pub third: NvStep,
     /// The step from a scale to the factor that dequantizes its codes.
     pub decode: NvStep,
-    /// Divided by the divisor, it gives the factor of elements.
+    /// Numerator of the factor of elements. The divisor is its denominator.
     pub numerator: f32,
     /// Lower bound of wanted scales.
     pub least_scale: f32,

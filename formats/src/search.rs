@@ -73,7 +73,7 @@ pub trait Scales {
     const FIRST: u8;
     /// The largest scale byte.
     const LAST: u8;
-    /// Bytes below this may lack a byte for half their scale.
+    /// The scales of bytes below this may have no byte for half their value.
     const UNHALVED: u8;
     /// Distance in bytes from a scale to its double, where that exists.
     const OCTAVE: u8;

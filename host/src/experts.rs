@@ -14,14 +14,14 @@ use crate::view::QuantizedView;
 pub enum ExpertRows {
     /// One activation row per token, and results sorted by expert: the first product of a layer.
     Gathered,
-    /// Both sorted by expert.
+    /// Activations and results sorted by expert.
     Sorted,
     /// Activations sorted by expert, and results in the order of pairs: the last product of a
     /// layer.
     Scattered,
     /// One activation row per token, and results in the order of pairs: a single product.
     Indexed,
-    /// Both in the order of pairs.
+    /// Activations and results in the order of pairs.
     Paired,
 }
 

@@ -51,7 +51,7 @@ fn no_quotient_of_11_bits_is_close_to_a_tie_boundary() {
     // 2^-48 of a product below 2^50 is less than 4 units.
     assert!(closest_of_all > 1000, "a quotient is within {closest_of_all} units");
     assert_eq!(closest(ONES), 1, "the divisor that is looked at below");
-    // For x of 24 bits the property fails, which is why f32 is corrected once more.
+    // The property fails for x of 24 bits. Quotients of f32 are therefore corrected once more.
     assert_eq!(((3 << 22) + 1) * ((5u64 << 22) + 1) % (1 << 24), 1);
 }
 

@@ -37,7 +37,7 @@ impl Order {
     /// Returns the products of weights and activations, row by row, one token after the other.
     ///
     /// # Panics
-    /// Panics if a tensor core might lose something.
+    /// Panics if a tensor core might lose bits of a sum.
     pub fn results<T: Exact>(self, weights: &QuantizedTensor, x: &[T], tokens: usize) -> Vec<T> {
         let rows: Vec<Vec<_>> =
             (0..weights.rows()).map(|row| dot::elements(weights, row).collect()).collect();

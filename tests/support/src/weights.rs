@@ -254,8 +254,8 @@ enum Product {
 impl ExactProducts {
     /// Computes the products of weights and each token's activations.
     ///
-    /// Large products use several threads of their own. rayon's threads would, while waiting, start
-    /// another test that waits for this one.
+    /// Large products use their own threads instead of rayon's. A waiting thread of rayon may start
+    /// another test that waits for this product.
     pub fn of<T: Exact>(weights: &QuantizedTensor, x: &[T], tokens: usize) -> Self {
         let (rows, cols) = (weights.rows(), weights.cols());
         let under = |sum| dot::under(sum, weights.global_scale());

@@ -384,8 +384,8 @@ fn cases_of<T: Exact + Activation>(cases: &mut Vec<Case>) {
             let made =
                 Arc::new(LazyLock::new(move || Arc::new(Product::<T>::new(format, shape, kind, x, i))));
             for &tiles in by.tiles() {
-                // Two tiles use other slice counts than one, so that all numbers of both occur
-                // together.
+                // Two tiles use the opposite slice count, so that one tile and two tiles both occur
+                // with every count.
                 let slices = if tiles == 2 { (8 / slices).max(1) } else { slices };
                 let what = format!("{shape:?} with tokens, {slices} slices, {kind:?}, {x:?}");
                 let made = Arc::clone(&made);

@@ -283,9 +283,9 @@ pub(crate) fn streams_overlap(gpu: &Gpu) {
 ///
 /// Also captures its amax, a layout conversion, and dequantization.
 ///
-/// The single graph redoes its work for each input.
+/// The same graph is replayed for each input.
 pub(crate) fn graphs_capture_and_replay(_: &Gpu) {
-    // A handle of its own: captures do not allow cudarc's events.
+    // This test has its own handle because captures do not allow cudarc's events.
     let gpu = Gpu::new(0).unwrap();
     // SAFETY: until tracking is enabled again, all work of this context uses one stream.
     unsafe { gpu.context().disable_event_tracking() };

@@ -61,7 +61,7 @@ pub(crate) fn equals_the_cpu_for_every_kernel(gpu: &Gpu) {
     }
 }
 
-/// Shapes (M, K, L) of the contest's tests and benchmarks, and of layers of models.
+/// Shapes (M, K, L) of GPU MODE's NVFP4 contest, and of layers of models.
 const PUBLISHED: [(usize, usize, usize); 17] = [
     (128, 256, 1),
     (128, 1536, 1),

@@ -20,7 +20,7 @@ enum Fit {
     Holds,
     TooShort,
     Overlaps,
-    /// Rows would overlap, and without overlap the count would overflow.
+    /// Rows would overlap, and `rows` · `cols` is also too large or close to it. Both errors fit.
     OverlapsOrCountless,
     /// The count overflows. A shape close to that may be refused as too large or as too long.
     Countless,

@@ -22,7 +22,7 @@ pub(crate) const COLS: usize = 1600;
 pub(crate) const FORMATS: [Format; 2] = [Format::Nvfp4, Format::Mxfp4];
 pub(crate) const SEARCHES: [Search; 4] = [Search::None, Search::FourSix, Search::Window, Search::Full];
 
-/// A distribution.
+/// Draws a number from a distribution.
 type Sampler = fn(&mut fastrand::Rng) -> f64;
 
 const DISTRIBUTIONS: [(&str, Sampler); 5] = [

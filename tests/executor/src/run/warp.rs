@@ -25,7 +25,7 @@ pub(super) struct Warp {
     pub(super) registers: Registers,
     pub(super) copies: Copies,
     pub(super) groups: Vec<Group>,
-    /// Lanes that it was launched with.
+    /// Lanes that were launched.
     pub(super) launched: u32,
     /// Lanes that have not exited.
     pub(super) alive: u32,

@@ -16,7 +16,8 @@ const SHARED: usize = 4096;
 /// Runs a kernel of `threads` threads.
 ///
 /// `%in` and `%out` hold the addresses of its input and output, and `%shared` the 32-bit address of
-/// shared memory. `%from`, `%place` and `%to` are at 16 bytes per thread in these three.
+/// shared memory. `%from`, `%place` and `%to` hold the addresses of the thread's own 16 bytes in
+/// them.
 fn under(schedule: Schedule, text: &str, threads: u32, given: &[u8]) -> Result<Vec<u8>, Fault> {
     let module = format!(
         ".version 8.8 .target sm_100f .address_size 64

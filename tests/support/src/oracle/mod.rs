@@ -31,7 +31,7 @@ pub struct Expected {
     pub scales: Vec<u8>,
     /// NVFP4's global scale, if it has one.
     pub global_scale: Option<GlobalScale>,
-    /// The counts.
+    /// Counts of lossy events.
     pub report: Report,
 }
 
