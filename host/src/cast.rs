@@ -9,7 +9,7 @@ use microscale_formats::plan::power_of_two;
 use microscale_formats::{E2m1, E4m3, E8m0, Format, GlobalScale};
 use rayon::prelude::*;
 
-use crate::cpu::exact::Factors;
+use crate::cpu::exact_cast::Factors;
 use crate::cpu::{self, Isa};
 use crate::error::{Error, Result};
 use crate::shape::QuantizedShape;

@@ -3,8 +3,8 @@
 use rayon::prelude::*;
 
 use super::isa::Isa;
-use super::pieces::{Part, Pieces, TASK_BLOCKS};
 use crate::amax::Amax;
+use crate::cpu::blocks::partition::{Partition, Run, TASK_BLOCKS};
 use crate::element::Element;
 use crate::elements::{Elements, by_dtype};
 use crate::error::Result;
@@ -45,11 +45,11 @@ fn amax_of(isa: Isa, values: Elements<'_>, shape: Shape) -> Amax {
     if shape.is_empty() {
         return Amax::default();
     }
-    let pieces = Pieces::of(shape, 32);
-    let blocks = pieces.blocks();
+    let partition = Partition::of(shape, 32);
+    let blocks = partition.blocks();
     let task = |first: usize| {
         let mut sum = Amax::default();
-        for Part { start, len, .. } in pieces.in_blocks(first, TASK_BLOCKS.min(blocks - first)) {
+        for Run { start, len, .. } in partition.runs(first, TASK_BLOCKS.min(blocks - first)) {
             sum.add(amax_of_part(isa, values.part(start, len)));
         }
         sum
@@ -71,9 +71,9 @@ fn amax_of_strided<T: Element>(isa: Isa, values: &[T], strided: &Strided) -> Ama
         return Amax::default();
     }
     let [(n, outer), (middle, stride), (inner, step)] = strided.in_memory_order();
-    let pieces = inner.div_ceil(PIECE);
+    let partition = inner.div_ceil(PIECE);
     let one = |index: usize| {
-        let (at, line) = (index % pieces * PIECE, index / pieces);
+        let (at, line) = (index % partition * PIECE, index / partition);
         let far = |count: usize, index: usize, stride: usize| if count > 1 { index * stride } else { 0 };
         let step = if inner > 1 { step } else { 1 };
         let start = far(n, line / middle, outer) + far(middle, line % middle, stride) + at * step;
@@ -93,7 +93,7 @@ fn amax_of_strided<T: Element>(isa: Isa, values: &[T], strided: &Strided) -> Ama
         sum.add(part);
         sum
     };
-    (0..n * middle * pieces).into_par_iter().map(one).reduce(Amax::default, plus)
+    (0..n * middle * partition).into_par_iter().map(one).reduce(Amax::default, plus)
 }
 
 /// The amax of elements that follow each other.

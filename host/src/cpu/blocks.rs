@@ -1,56 +1,9 @@
-//! The definition of each format's blocks, behind one trait.
+//! Blocks: one at a time, by the reference or by loops that the compiler vectorizes; matrices cut into runs
+//! of them; and their output.
 
-use std::marker::PhantomData;
-
-use microscale_formats::nvfp4::{self, Quantizer};
-use microscale_formats::{BlockEvents, ScaleRule, mx};
-
-use crate::element::Element;
-
-/// A format's blocks of `N` elements, by their definition.
-pub(super) trait Blocks<const N: usize> {
-    /// Quantizes a block to its scale byte and codes. See `microscale_formats`.
-    fn quantize_block<T: Element>(&self, values: &[f32; N], codes: &mut [u8]) -> (u8, BlockEvents);
-}
-
-impl<E: mx::Element> Blocks<{ mx::BLOCK }> for Mx<E> {
-    fn quantize_block<T: Element>(&self, values: &[f32; mx::BLOCK], codes: &mut [u8]) -> (u8, BlockEvents) {
-        let (scale, events) = mx::quantize_block::<E>(values, &self.arithmetic, codes);
-        (scale.to_bits(), events)
-    }
-}
-
-impl Blocks<{ nvfp4::BLOCK }> for Quantizer {
-    fn quantize_block<T: Element>(
-        &self,
-        values: &[f32; nvfp4::BLOCK],
-        codes: &mut [u8],
-    ) -> (u8, BlockEvents) {
-        let (scale, events) = self.quantize_block(values, |x| T::from_f32(x).to_f32(), codes);
-        (scale.to_bits(), events)
-    }
-}
-
-/// An MX format's arithmetic.
-pub(super) struct Mx<E> {
-    pub(super) arithmetic: mx::Arithmetic,
-    element: PhantomData<E>,
-}
-
-impl<E> Clone for Mx<E> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<E> Copy for Mx<E> {}
-
-impl<E> Mx<E> {
-    pub(super) fn new(arithmetic: mx::Arithmetic) -> Self {
-        Self { arithmetic, element: PhantomData }
-    }
-
-    pub(super) fn with_rule(scale_rule: ScaleRule) -> Self {
-        Self::new(mx::Arithmetic { scale_rule, ..Default::default() })
-    }
-}
+pub(super) mod output;
+pub(super) mod partition;
+pub(super) mod reference;
+pub(super) mod slow_path;
+pub(super) mod tally;
+pub(super) mod vectorized;

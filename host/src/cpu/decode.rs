@@ -1,12 +1,16 @@
 //! Dequantizing a piece: 16-bit values by looking them up where elements are E2M1, all others block by block.
 
+pub(super) mod decoder;
+mod value_table;
+
 use microscale_formats::{E4m3, E5m2, Format, e2m1, mx, nvfp4};
 
-use super::decoder::Decoder;
-use super::halfwords::{HALFWORDS, HalfwordVector};
-use super::values::Values;
-use super::vector::Vector;
-use super::{by_definition, stream};
+use self::decoder::Decoder;
+use self::value_table::ValueTable;
+use super::comparison;
+use crate::cpu::memory::streaming_stores;
+use crate::cpu::simd::Vector;
+use crate::cpu::simd::halfwords::{HALFWORDS, HalfwordVector};
 use crate::element::Element;
 
 /// Bytes of values that are worked out before they are written past the caches.
@@ -30,9 +34,9 @@ pub(super) fn dequantize<T: Element, V: Vector>(
     for ((codes, scales), values) in pieces.zip(values.chunks_mut(stage.len())) {
         let stage = &mut stage[..values.len()];
         decode::<T, V>(decoder, codes, scales, stage);
-        stream::copy(bytemuck::cast_slice(stage), bytemuck::cast_slice_mut(values));
+        streaming_stores::copy(bytemuck::cast_slice(stage), bytemuck::cast_slice_mut(values));
     }
-    stream::finish();
+    streaming_stores::finish();
 }
 
 #[inline(always)]
@@ -55,7 +59,7 @@ fn decode<T: Element, V: Vector>(decoder: &Decoder, codes: &[u8], scales: &[u8],
         Format::Nvfp4 => decode_blocks::<T, NV>(decoder, codes, scales, values, decode_e2m1),
         Format::Mxfp8E4m3 => decode_blocks::<T, MX>(decoder, codes, scales, values, decode_bytes::<_, E4m3>),
         Format::Mxfp8E5m2 => decode_blocks::<T, MX>(decoder, codes, scales, values, decode_bytes::<_, E5m2>),
-        Format::Comparison(format) => by_definition::dequantize(format, codes, scales, values),
+        Format::Comparison(format) => comparison::dequantize(format, codes, scales, values),
     }
 }
 
@@ -111,7 +115,7 @@ fn element(nibble: u32) -> f32 {
 /// The 16-bit values of as many whole blocks as there are groups of 64 of. Returns how many values.
 #[inline(always)]
 fn look_up<V: HalfwordVector, const N: usize>(
-    rows: &Values,
+    rows: &ValueTable,
     codes: &[u8],
     scales: &[u8],
     values: &mut [u16],

@@ -2,10 +2,10 @@
 
 use rayon::prelude::*;
 
-use super::decoder::Decoder;
 use super::isa::Isa;
-use super::pieces::TASK_BLOCKS;
-use super::stream;
+use crate::cpu::blocks::partition::TASK_BLOCKS;
+use crate::cpu::decode::decoder::Decoder;
+use crate::cpu::memory::streaming_stores;
 use crate::element::Element;
 use crate::elements::{ElementsMut, by_dtype};
 use crate::error::Result;
@@ -66,7 +66,7 @@ fn write_rows<T: Element>(isa: Isa, tensor: QuantizedView<'_>, out: &mut [T], ro
         return;
     }
     let (block, block_bytes) = (tensor.format().block(), tensor.format().block_bytes());
-    let decoder = Decoder::of::<T>(tensor).streaming(size_of_val(out) >= stream::FROM);
+    let decoder = Decoder::of::<T>(tensor).streaming(size_of_val(out) >= streaming_stores::FROM);
     let scales = tensor.linear_scales();
     // Without gaps and padding the matrix is one long row; otherwise tasks are whole rows.
     let flat = row_stride == tensor.cols() && tensor.cols().is_multiple_of(block);
@@ -77,7 +77,7 @@ fn write_rows<T: Element>(isa: Isa, tensor: QuantizedView<'_>, out: &mut [T], ro
         (tensor.cols(), row_stride)
     };
     let (row_blocks, scale_bytes) = (cols.div_ceil(block), tensor.format().scale_bytes());
-    let rows_a_task = (TASK_BLOCKS / row_blocks).max(1);
+    let rows_per_task = (TASK_BLOCKS / row_blocks).max(1);
     let one = |((out, codes), scales): ((&mut [T], &[u8]), &[u8])| {
         let rows = out.chunks_mut(row_stride);
         for ((row, codes), scales) in
@@ -91,8 +91,8 @@ fn write_rows<T: Element>(isa: Isa, tensor: QuantizedView<'_>, out: &mut [T], ro
         return one(((out, tensor.codes()), &scales));
     }
     let tasks = out
-        .par_chunks_mut(row_stride.saturating_mul(rows_a_task))
-        .zip(tensor.codes().par_chunks(row_blocks * block_bytes * rows_a_task))
-        .zip(scales.par_chunks(row_blocks * scale_bytes * rows_a_task));
+        .par_chunks_mut(row_stride.saturating_mul(rows_per_task))
+        .zip(tensor.codes().par_chunks(row_blocks * block_bytes * rows_per_task))
+        .zip(scales.par_chunks(row_blocks * scale_bytes * rows_per_task));
     tasks.for_each(one);
 }

@@ -7,17 +7,17 @@ use rayon::prelude::*;
 #[cfg(target_arch = "x86_64")]
 use half::bf16;
 
-use super::arranged::{Arranged, Form, TOKENS};
 use super::gemv_weights;
 #[cfg(target_arch = "x86_64")]
 use super::gemv_weights::multiply_block;
 use super::isa::Isa;
-use super::panels::{self, Operands, Panel, Scratch, TokenSums};
-use super::rows::{Row, finished};
-use super::tiles;
-use super::weigh::{self, Prepared};
+use crate::cpu::products::activations::{PackedActivations, Packing, TOKENS};
+use crate::cpu::products::few_tokens::{self, PackedTokens};
 #[cfg(target_arch = "x86_64")]
-use super::weigh_pairs::PreparedPairs;
+use crate::cpu::products::few_tokens_bf16::PackedTokenPairs;
+use crate::cpu::products::panels::{self, Operands, Panel, Scratch, TokenSums};
+use crate::cpu::products::rows::{Row, scale_and_round};
+use crate::cpu::products::tiles;
 use crate::element::Element;
 use crate::elements::{Elements, ElementsMut, by_dtype};
 use crate::error::Result;
@@ -27,7 +27,7 @@ use crate::view::QuantizedView;
 /// The tokens at the end that are multiplied as few are, which is faster. Without matrix tiles these are up to eight behind
 /// whole tiles of sixteen tokens, or up to twelve that are all. A tile that is not full takes as long as a full one.
 const fn few(isa: Isa, tokens: usize) -> usize {
-    let (alone, behind) = if matches!(isa, Isa::AmxBf16) { (4, 0) } else { (12, weigh::TOKENS) };
+    let (alone, behind) = if matches!(isa, Isa::AmxBf16) { (4, 0) } else { (12, few_tokens::TOKENS) };
     let rest = tokens % TOKENS;
     if rest <= if tokens < TOKENS { alone } else { behind } { rest } else { 0 }
 }
@@ -94,9 +94,10 @@ pub fn gemm_weights_with<'a, T: Activation>(
 fn multiply<T: Element>(isa: Isa, weights: QuantizedView<'_>, activations: Elements<'_>, out: &mut [T]) {
     let (rows, cols) = (weights.rows(), weights.cols());
     let tokens = out.len() / rows;
-    let x = isa.arranged(activations, cols, tokens);
-    let panels = if x.form() == Form::Tiles { tiles::panels(rows.div_ceil(panels::ROWS)) } else { 1 };
-    let prepared = (0..tokens.div_ceil(weigh::TOKENS)).map(|_| OnceLock::new()).collect();
+    let x = isa.pack_activations(activations, cols, tokens);
+    let panels =
+        if x.packing() == Packing::Bf16Tiles { tiles::panels(rows.div_ceil(panels::ROWS)) } else { 1 };
+    let prepared = (0..tokens.div_ceil(few_tokens::TOKENS)).map(|_| OnceLock::new()).collect();
     let product = Product { isa, weights, activations, x, prepared };
     out.par_chunks_mut(TASK_TOKENS * rows).enumerate().for_each(|(block, out)| {
         let tokens = out.len() / rows;
@@ -119,10 +120,10 @@ fn multiply<T: Element>(isa: Isa, weights: QuantizedView<'_>, activations: Eleme
 fn multiply_few(isa: Isa, weights: QuantizedView<'_>, activations: Elements<'_>, out: ElementsMut<'_>) {
     match (activations, out) {
         #[cfg(target_arch = "x86_64")]
-        (Elements::Bf16(activations), ElementsMut::Bf16(out)) if isa.has_pairs() => {
+        (Elements::Bf16(activations), ElementsMut::Bf16(out)) if isa.has_bf16_pairs() => {
             let cols = weights.cols();
-            for (block, out) in out.chunks_mut(weigh::TOKENS * weights.rows()).enumerate() {
-                let first = block * weigh::TOKENS * cols;
+            for (block, out) in out.chunks_mut(few_tokens::TOKENS * weights.rows()).enumerate() {
+                let first = block * few_tokens::TOKENS * cols;
                 let elements = out.len() / weights.rows() * cols;
                 multiply_few_pairs(isa, weights, &activations[first..first + elements], out);
             }
@@ -133,24 +134,25 @@ fn multiply_few(isa: Isa, weights: QuantizedView<'_>, activations: Elements<'_>,
     }
 }
 
-/// Multiplies operands that were found to fit, for up to [`weigh::TOKENS`] tokens, by instructions for pairs.
+/// Multiplies operands that were found to fit, for up to [`few_tokens::TOKENS`] tokens, by instructions for pairs.
 #[cfg(target_arch = "x86_64")]
 fn multiply_few_pairs(isa: Isa, weights: QuantizedView<'_>, activations: &[bf16], out: &mut [bf16]) {
     let (format, cols) = (weights.format(), weights.cols());
     let tokens = out.len() / weights.rows();
-    let pairs = PreparedPairs::of(activations, cols, tokens);
+    let pairs = PackedTokenPairs::of(activations, cols, tokens);
     let prepared = OnceLock::new();
     multiply_block(weights, out, |rows, sums| {
-        isa.weigh_pairs(format, rows, &pairs, sums);
+        isa.multiply_few_tokens_bf16(format, rows, &pairs, sums);
         for (row, sums) in rows.iter().zip(sums) {
-            let is_nan = format.is_nan_scale(row.most());
+            let is_nan = format.is_nan_scale(row.max_scale());
             if is_nan || sums.iter().any(|sum| !sum.is_finite()) {
-                let prepared = prepared.get_or_init(|| Prepared::of(Elements::of(activations), cols, tokens));
-                let mut by_definition = [[0.0; weigh::TOKENS]; weigh::ROWS];
-                isa.weigh(format, &[*row], prepared, &mut by_definition);
-                for (sum, by_definition) in sums.iter_mut().zip(by_definition[0]) {
+                let prepared =
+                    prepared.get_or_init(|| PackedTokens::of(Elements::of(activations), cols, tokens));
+                let mut slow_path = [[0.0; few_tokens::TOKENS]; few_tokens::ROWS];
+                isa.multiply_few_tokens(format, &[*row], prepared, &mut slow_path);
+                for (sum, slow_path) in sums.iter_mut().zip(slow_path[0]) {
                     if is_nan || !sum.is_finite() {
-                        *sum = by_definition;
+                        *sum = slow_path;
                     }
                 }
             }
@@ -164,9 +166,9 @@ struct Product<'a> {
     weights: QuantizedView<'a>,
     activations: Elements<'a>,
     /// The activations, as they are multiplied.
-    x: Arranged,
+    x: PackedActivations,
     /// By as many tokens as are few, the activations for rows and sums that are computed by the definition of those.
-    prepared: Vec<OnceLock<Prepared>>,
+    prepared: Vec<OnceLock<PackedTokens>>,
 }
 
 impl Product<'_> {
@@ -193,12 +195,12 @@ impl Product<'_> {
         }
         let outputs = out.chunks_mut(panels::ROWS * tokens).zip(rows.chunks(panels::ROWS));
         for ((panel, sums), (out, rows)) in panels.iter().zip(sums.chunks(tokens)).zip(outputs) {
-            self.finish(panel, rows, first_token, sums, out);
+            self.round_sums(panel, rows, first_token, sums, out);
         }
     }
 
     /// The products of some tokens and a panel's rows, by token, given their sums.
-    fn finish<T: Element>(
+    fn round_sums<T: Element>(
         &self,
         panel: &Panel<'_>,
         rows: &[Row<'_>],
@@ -208,39 +210,39 @@ impl Product<'_> {
     ) {
         let (count, format) = (rows.len(), self.weights.format());
         let globals = [self.weights.global_scale()];
-        let (factors, are_unusual) = (panel.factors(format), panel.are_unusual(format));
+        let (factors, slow_rows) = (panel.factors(format), panel.slow_rows(format));
         if count == panels::ROWS
-            && !are_unusual.contains(&true)
-            && self.isa.finish(sums, &factors, globals[0], ElementsMut::of(out))
+            && !slow_rows.contains(&true)
+            && self.isa.round_sums(sums, &factors, globals[0], ElementsMut::of(out))
         {
             return;
         }
-        let few_tokens = sums.chunks(weigh::TOKENS).zip(out.chunks_mut(weigh::TOKENS * count));
+        let few_tokens = sums.chunks(few_tokens::TOKENS).zip(out.chunks_mut(few_tokens::TOKENS * count));
         for (few, (sums, out)) in few_tokens.enumerate() {
-            let mut by_definition = [None; panels::ROWS];
+            let mut slow_path = [None; panels::ROWS];
             for (token, (sums, out)) in sums.iter().zip(out.chunks_mut(count)).enumerate() {
                 for (i, out) in out.iter_mut().enumerate() {
                     let mut sum = factors[i] * f64::from(sums[i]);
-                    if are_unusual[i] || !sum.is_finite() {
-                        let few = || self.few(rows[i], first_token / weigh::TOKENS + few);
-                        sum = by_definition[i].get_or_insert_with(few)[token];
+                    if slow_rows[i] || !sum.is_finite() {
+                        let few = || self.few(rows[i], first_token / few_tokens::TOKENS + few);
+                        sum = slow_path[i].get_or_insert_with(few)[token];
                     }
-                    *out = finished(sum, &globals);
+                    *out = scale_and_round(sum, &globals);
                 }
             }
         }
     }
 
     /// A row's products with as many tokens as are few, by the definition of those.
-    fn few(&self, row: Row<'_>, few: usize) -> [f64; weigh::TOKENS] {
+    fn few(&self, row: Row<'_>, few: usize) -> [f64; few_tokens::TOKENS] {
         let cols = self.weights.cols();
         let prepared = self.prepared[few].get_or_init(|| {
-            let first = few * weigh::TOKENS * cols;
-            let elements = (self.activations.len() - first).min(weigh::TOKENS * cols);
-            Prepared::of(self.activations.part(first, elements), cols, elements / cols)
+            let first = few * few_tokens::TOKENS * cols;
+            let elements = (self.activations.len() - first).min(few_tokens::TOKENS * cols);
+            PackedTokens::of(self.activations.part(first, elements), cols, elements / cols)
         });
-        let mut sums = [[0.0; weigh::TOKENS]; weigh::ROWS];
-        self.isa.weigh(self.weights.format(), &[row], prepared, &mut sums);
+        let mut sums = [[0.0; few_tokens::TOKENS]; few_tokens::ROWS];
+        self.isa.multiply_few_tokens(self.weights.format(), &[row], prepared, &mut sums);
         sums[0]
     }
 
@@ -251,7 +253,7 @@ impl Product<'_> {
             let x = self.activations.part((first_token + token) * cols, cols);
             let x: Vec<_> = by_dtype!(Elements, x => x.iter().map(|x| x.to_f32()).collect());
             for (sum, row) in sums.iter_mut().zip(rows) {
-                if !panels::is_unusual(format, *row, row.most()) {
+                if !panels::needs_slow_path(format, *row, row.max_scale()) {
                     *sum = panels::reference(format, *row, &x);
                 }
             }
@@ -259,4 +261,4 @@ impl Product<'_> {
     }
 }
 
-const _: () = assert!(TASK_TOKENS.is_multiple_of(TOKENS) && TASK_TOKENS.is_multiple_of(weigh::TOKENS));
+const _: () = assert!(TASK_TOKENS.is_multiple_of(TOKENS) && TASK_TOKENS.is_multiple_of(few_tokens::TOKENS));

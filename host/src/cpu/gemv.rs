@@ -2,9 +2,9 @@
 
 use rayon::prelude::*;
 
-use super::dot::{Prepared, reference};
 use super::isa::Isa;
-use super::rows::{Row, each_rows, finished};
+use crate::cpu::products::dot::{PackedVector, reference};
+use crate::cpu::products::rows::{Row, for_each_rows, scale_and_round};
 use crate::element::Element;
 use crate::elements::{ElementsMut, by_dtype};
 use crate::error::Result;
@@ -61,18 +61,18 @@ fn multiply(
     let (format, rows) = (matrix.format(), matrix.rows() / batch.count);
     let vector = |l: usize| Row::of(vectors, l * batch.vector_stride);
     let prepared = (0..batch.count).into_par_iter().with_min_len(16);
-    let prepared: Vec<_> = prepared.map(|l| Prepared::of(format, vector(l))).collect();
+    let prepared: Vec<_> = prepared.map(|l| PackedVector::of(format, vector(l))).collect();
     let globals = [matrix.global_scale(), vectors.global_scale()];
     let product = |row: usize| {
         let l = row / rows;
         let row = Row::of(matrix, row);
         match isa {
             Isa::Reference => reference(format, row, vector(l)),
-            _ if prepared[l].nan || format.is_nan_scale(row.most()) => f64::NAN,
+            _ if prepared[l].nan || format.is_nan_scale(row.max_scale()) => f64::NAN,
             _ => isa.dot(row, &prepared[l]),
         }
     };
-    by_dtype!(ElementsMut, out => each_rows(matrix, out, 1, 1, |row, out| {
-        out[0] = finished(product(row), &globals);
+    by_dtype!(ElementsMut, out => for_each_rows(matrix, out, 1, 1, |row, out| {
+        out[0] = scale_and_round(product(row), &globals);
     }));
 }

@@ -1,8 +1,8 @@
 //! Products of quantized weights and activations of a few tokens, over rayon's threads.
 
 use super::isa::Isa;
-use super::rows::{Row, each_rows, finished};
-use super::weigh::{Prepared, ROWS, RowSums, TOKENS};
+use crate::cpu::products::few_tokens::{PackedTokens, ROWS, RowSums, TOKENS};
+use crate::cpu::products::rows::{Row, for_each_rows, scale_and_round};
 use crate::element::Element;
 use crate::elements::{Elements, ElementsMut, by_dtype};
 use crate::error::Result;
@@ -62,8 +62,10 @@ pub(super) fn multiply<T: Element>(
     for (block, out) in out.chunks_mut(TOKENS * rows).enumerate() {
         let tokens = out.len() / rows;
         let activations = activations.part(block * TOKENS * cols, tokens * cols);
-        let prepared = Prepared::of(activations, cols, tokens);
-        multiply_block(weights, out, |rows, sums| isa.weigh(weights.format(), rows, &prepared, sums));
+        let prepared = PackedTokens::of(activations, cols, tokens);
+        multiply_block(weights, out, |rows, sums| {
+            isa.multiply_few_tokens(weights.format(), rows, &prepared, sums)
+        });
     }
 }
 
@@ -77,14 +79,14 @@ pub(super) fn multiply_block<T: Element>(
     let tokens = out.len() / rows;
     let globals = [weights.global_scale()];
     let mut by_row = vec![T::default(); out.len()];
-    each_rows(weights, &mut by_row, ROWS, tokens, |first, out| {
+    for_each_rows(weights, &mut by_row, ROWS, tokens, |first, out| {
         let mut sums = [[0.0; TOKENS]; ROWS];
         // The last row fills up the array, and only the rows that exist are taken.
         let rows: [_; ROWS] = std::array::from_fn(|i| Row::of(weights, (first + i).min(rows - 1)));
         sum_up(&rows[..out.len() / tokens], &mut sums);
         for (out, sums) in out.chunks_mut(tokens).zip(sums) {
             for (out, sum) in out.iter_mut().zip(sums) {
-                *out = finished(sum, &globals);
+                *out = scale_and_round(sum, &globals);
             }
         }
     });

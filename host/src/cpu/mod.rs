@@ -1,81 +1,50 @@
-//! Quantizing, dequantizing, amax and products on the CPU.
+//! Quantizing, dequantizing, amax and matrix products on the CPU.
 //!
-//! The files stand on floors. Each imports what is on floors below it, and on its own where an arrow says so.
-//! Values go down from the first to the vectors, and come back as codes and scales.
+//! The modules form floors. Each imports modules on its own floor or below, never above.
 //!
-//! ```text
-//! quantize   dequantize   gemv   gemm_experts → gemm_weights → gemv_weights    operations: checks, threads
-//! contiguous   strided → amax                                     a matrix, by where it lies: pieces, threads
-//! importance                                                      what weighs errors, for pieces
-//! isa → reference                                                 the instances; the definition
-//! plain   hessian → search, decode   errors   dot   terms, tiles → panels, weigh_pairs → weigh    a piece, a row, several rows
-//! rule   decoder   arranged                                       a recipe, a tensor, activations: as loops need them
-//! groups   search_lanes   lanes   widen                           sixteen blocks at once; one block
-//! piece → policy → blocks                                         output, counts, the definition of blocks
-//! thresholds   values                                             codes and values of 16 bits, looked up
-//! products → vector → halfwords → machines                        vectors, a file for each instruction set
-//! tables                                                          weights of four bits, looked up
-//! pieces   rows   prefetch   stream                               memory
-//! ```
+//! | floor | modules | what they do |
+//! |---|---|---|
+//! | entry points | `quantize`, `dequantize`, `amax`, `gemv`, `gemv_weights`, `gemm_weights`, `gemm_experts` | check arguments, split the work into tasks for rayon's threads |
+//! | dispatch | `isa`, `dispatch`, `reference` | choose the instance of an instruction set, once per call |
+//! | loops | `rounding`, `search`, `decode`, `products`, `errors`, `exact_cast`, `comparison` | process one run of blocks, one row or one panel of rows |
+//! | blocks | `blocks` | quantize one block; cut matrices into runs of blocks; count events |
+//! | vectors | `simd` | one trait per kind of vector, one file per trait and instruction set |
+//! | memory | `memory` | software prefetch, streaming stores |
 //!
-//! `reference` applies the block definition of `microscale_formats` element by element. `groups` is the same
-//! arithmetic over the vectors of `vector`, sixteen blocks at a time. `lanes` is the same over whole blocks
-//! so that the compiler vectorises it, for blocks that groups cannot take. All instances are tested bit for
-//! bit against the reference. `by_definition` is all there is of formats for comparison, and imports none of
-//! these files.
+//! A value takes this way: an entry point hands a run of blocks to [`Isa`], `dispatch` calls the loop that was
+//! compiled for the instruction set, and the loop loads vectors and stores codes and scales.
+//!
+//! `reference` applies the block functions of `microscale_formats` to one element at a time.
+//! `rounding::groups` computes the same bytes for sixteen blocks at a time. `blocks::vectorized` is the
+//! fallback for arithmetic that groups do not support: one block at a time, in loops that the compiler
+//! vectorizes. Tests compare every instance with the reference, bit by bit. `comparison` has the formats that
+//! exist only for comparison and needs no other module.
 
 mod amax;
-mod arranged;
 mod blocks;
-mod by_definition;
-mod contiguous;
+mod comparison;
 mod decode;
-mod decoder;
 mod dequantize;
-mod dot;
+mod dispatch;
 mod errors;
-pub(crate) mod exact;
+pub(crate) mod exact_cast;
 mod gemm_experts;
 mod gemm_weights;
 mod gemv;
 mod gemv_weights;
-mod groups;
-mod halfwords;
-mod hessian;
-mod importance;
 mod isa;
-mod lanes;
-mod machines;
-mod panels;
-mod piece;
-mod pieces;
-mod plain;
-mod policy;
-mod prefetch;
+mod memory;
 mod products;
 mod quantize;
 mod reference;
-mod rows;
-mod rule;
+mod rounding;
 mod search;
-mod search_lanes;
-mod stream;
-mod strided;
-mod tables;
-mod terms;
-mod thresholds;
-mod tiles;
-mod values;
-mod vector;
-mod weigh;
-#[cfg(target_arch = "x86_64")]
-mod weigh_pairs;
-mod widen;
+mod simd;
 
 pub use amax::amax;
 #[doc(hidden)]
 pub use amax::amax_with;
-pub(crate) use decoder::Decoder;
+pub(crate) use decode::decoder::Decoder;
 #[doc(hidden)]
 pub use dequantize::dequantize_with;
 pub use dequantize::{dequantize, dequantize_into};
@@ -93,4 +62,4 @@ pub use gemv_weights::gemv_weights;
 pub use gemv_weights::gemv_weights_with;
 pub use isa::Isa;
 pub use quantize::{quantize, quantize_into, quantize_into_parts, quantize_with};
-pub(crate) use vector::Scalars;
+pub(crate) use simd::Scalars;

@@ -1,16 +1,20 @@
 //! Quantizing on the CPU: the checks, the rule, and the way that the matrix's place in memory asks for.
 
+mod contiguous;
+mod importance;
+mod strided;
+
 use half::{bf16, f16};
 use microscale_formats::GlobalScale;
 
+use self::contiguous::ContiguousRequest;
+use self::importance::PreparedImportance;
+use self::strided::StridedRequest;
 use super::amax::amax_of_matrix;
-use super::by_definition;
-use super::contiguous::ContiguousRequest;
-use super::importance::PreparedImportance;
+use super::comparison;
 use super::isa::Isa;
-use super::rule::{Kind, Rule};
-use super::strided::StridedRequest;
 use crate::amax::Amax;
+use crate::cpu::rounding::params::{FormatParams, QuantizeParams};
 use crate::element::{Dtype, Element};
 use crate::elements::{Elements, by_dtype};
 #[cfg(doc)]
@@ -139,28 +143,27 @@ impl<'a> Request<'a> {
         if let Scheme::Comparison(format) = recipe.scheme {
             let strided = self.shape.strided();
             let report = by_dtype!(Elements, values => {
-                by_definition::quantize(values, &strided, recipe, format, codes, scales)
+                comparison::quantize(values, &strided, recipe, format, codes, scales)
             });
             return Ok((None, report?));
         }
-        let (rule, global_scale) = self.rule();
+        let (params, global_scale) = self.params();
         let empty = self.shape.dense().is_empty();
         let report = match self.shape {
             _ if empty => Report::default(),
-            MatrixShape::Rows(shape) => {
-                ContiguousRequest { isa, values, shape, rule, importance }.quantize(quantized, codes, scales)
-            }
+            MatrixShape::Rows(shape) => ContiguousRequest { isa, values, shape, params, importance }
+                .quantize(quantized, codes, scales),
             MatrixShape::Strided(strided) => by_dtype!(Elements, values => {
-                StridedRequest { isa, values, strided, rule, importance, block: recipe.format().block() }.quantize(quantized, codes, scales)
+                StridedRequest { isa, values, strided, params, importance, block: recipe.format().block() }.quantize(quantized, codes, scales)
             }),
         };
         Ok((global_scale.filter(|_| !empty), recipe.accept(report)?))
     }
 
     /// The rule of the recipe for these values, and the global scale to store.
-    fn rule(&self) -> (Rule, Option<GlobalScale>) {
+    fn params(&self) -> (QuantizeParams, Option<GlobalScale>) {
         let Self { isa, values, recipe, .. } = *self;
-        let (kind, global_scale) = Kind::of(recipe, values.dtype(), |arithmetic| {
+        let (format, global_scale) = FormatParams::of(recipe, values.dtype(), |arithmetic| {
             let amax = self.amax();
             match values.dtype() {
                 Dtype::F32 => amax.global_scale::<f32>(arithmetic, recipe.non_finite),
@@ -168,8 +171,8 @@ impl<'a> Request<'a> {
                 Dtype::Bf16 => amax.global_scale::<bf16>(arithmetic, recipe.non_finite),
             }
         });
-        let thresholds = isa.thresholds(values, &kind);
-        (Rule::new(recipe, kind, thresholds, global_scale), global_scale)
+        let thresholds = isa.thresholds(values, &format);
+        (QuantizeParams::new(recipe, format, thresholds, global_scale), global_scale)
     }
 
     fn amax(&self) -> Amax {

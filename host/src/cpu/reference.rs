@@ -2,35 +2,36 @@
 
 use microscale_formats::{Format, mx, nvfp4};
 
-use super::blocks::Blocks;
-use super::decoder::Decoder;
-use super::piece::Output;
-use super::policy::{Tally, block_at, quantize_block};
-use super::rule::{Kind, Rule};
 use super::search;
+use crate::cpu::blocks::output::Output;
+use crate::cpu::blocks::reference::BlockFormat;
+use crate::cpu::blocks::slow_path::{block_at, quantize_block};
+use crate::cpu::blocks::tally::Tally;
+use crate::cpu::decode::decoder::Decoder;
+use crate::cpu::rounding::params::{FormatParams, QuantizeParams};
 use crate::element::Element;
 use crate::scheme::NonFinite;
 
 pub(super) fn quantize<T: Element>(
     values: &[T],
     importance: Option<&[f32]>,
-    rule: &Rule,
+    params: &QuantizeParams,
     output: Output<'_>,
 ) -> Tally {
-    if let Some(searching) = &rule.searching {
-        return search::quantize_by_definition(values, importance, rule, searching, output);
+    if let Some(searching) = &params.searching {
+        return search::quantize_reference(values, importance, params, searching, output);
     }
-    match &rule.kind {
-        Kind::Mxfp4(mx) => quantize_blocks(values, mx, rule.non_finite, output),
-        Kind::Mxfp8E4m3(mx) => quantize_blocks(values, mx, rule.non_finite, output),
-        Kind::Mxfp8E5m2(mx) => quantize_blocks(values, mx, rule.non_finite, output),
-        Kind::Nvfp4(quantizer, _) => quantize_blocks(values, quantizer, rule.non_finite, output),
+    match &params.format {
+        FormatParams::Mxfp4(mx) => quantize_blocks(values, mx, params.non_finite, output),
+        FormatParams::Mxfp8E4m3(mx) => quantize_blocks(values, mx, params.non_finite, output),
+        FormatParams::Mxfp8E5m2(mx) => quantize_blocks(values, mx, params.non_finite, output),
+        FormatParams::Nvfp4(quantizer, _) => quantize_blocks(values, quantizer, params.non_finite, output),
     }
 }
 
 fn quantize_blocks<T: Element, const N: usize>(
     values: &[T],
-    blocks: &impl Blocks<N>,
+    blocks: &impl BlockFormat<N>,
     non_finite: NonFinite,
     output: Output<'_>,
 ) -> Tally {

@@ -1,6 +1,9 @@
-//! Quantizing with searched scales. A [`Find`] finds a block's scale: [`Weighted`] is
-//! `microscale_formats::search`, [`WeightedLanes`] the same for several blocks at a time, and `Hessians` is
+//! Quantizing with searched scales. A [`ScaleSearch`] finds a block's scale: [`ReferenceSearch`] is
+//! `microscale_formats::search`, [`VectorSearch`] the same for several blocks at a time, and `Hessians` is
 //! in its own file.
+
+pub(super) mod hessian;
+mod vectors;
 
 use std::marker::PhantomData;
 
@@ -8,37 +11,37 @@ use microscale_formats::nvfp4::{Quantizer, Scaling};
 use microscale_formats::search::{Block, Found, Measure, PowersOfTwo, Scales};
 use microscale_formats::{BlockEvents, E2m1, NegativeZero, Search, Ties, block, mx, nvfp4};
 
-use super::blocks::{Blocks, Mx};
-use super::lanes::{AWAY, EVEN, Mxfp4, Nvfp4, Vectorised, ZERO};
-use super::piece::Output;
-use super::policy::{self, Tally, block_at};
-use super::rule::{Kind, Rule, Searching};
-use super::search_lanes;
-use super::vector::{LANES, Portable, Scalars, Vector};
-use super::widen::{ByElement, Widen};
+use crate::cpu::blocks::output::Output;
+use crate::cpu::blocks::reference::{BlockFormat, Mx};
+use crate::cpu::blocks::slow_path::{self, block_at};
+use crate::cpu::blocks::tally::Tally;
+use crate::cpu::blocks::vectorized::{AWAY, EVEN, Mxfp4, Nvfp4, VectorizedFormat, ZERO};
+use crate::cpu::rounding::params::{FormatParams, QuantizeParams, SearchParams};
+use crate::cpu::simd::widen::{ByElement, Widen};
+use crate::cpu::simd::{LANES, Portable, Scalars, Vector};
 use crate::element::Element;
 
 /// The search for the scale of a block of a piece.
-pub(super) trait Find<const N: usize> {
+pub(super) trait ScaleSearch<const N: usize> {
     /// Finds the scale of block `i`.
     fn find<T: Element>(
         &self,
         i: usize,
         wide: &[f32; N],
-        format: &impl Vectorised<N>,
+        format: &impl VectorizedFormat<N>,
         candidates: &impl Scales,
-        start: Start,
+        start: SearchStart,
     ) -> Found;
 
     /// Finds the scales of some blocks from block `first` on; entries past them mean nothing.
     #[inline(always)]
-    fn find_all<T: Element>(
+    fn find_group<T: Element>(
         &self,
         first: usize,
         wide: &[[f32; N]; LANES],
-        format: &impl Vectorised<N>,
+        format: &impl VectorizedFormat<N>,
         candidates: &impl Scales,
-        starts: &[Start],
+        starts: &[SearchStart],
     ) -> [Found; LANES] {
         let mut all = [Found { byte: 0, tried: 0 }; LANES];
         for (i, start) in starts.iter().enumerate() {
@@ -50,7 +53,7 @@ pub(super) trait Find<const N: usize> {
 
 /// The start of a search for a block's scale.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Start {
+pub(super) struct SearchStart {
     pub(super) search: Search,
     /// The block's, finite.
     pub(super) amax_bits: u32,
@@ -64,9 +67,9 @@ pub(super) struct Start {
 
 /// The search by squared errors, with the importance of the piece's elements: a block at a time, by the
 /// definition.
-struct Weighted<'a>(Option<&'a [f32]>);
+struct ReferenceSearch<'a>(Option<&'a [f32]>);
 
-impl Weighted<'_> {
+impl ReferenceSearch<'_> {
     /// The importance of the elements of block `i`.
     #[inline(always)]
     fn of<const N: usize>(&self, i: usize) -> Option<[f32; N]> {
@@ -77,44 +80,44 @@ impl Weighted<'_> {
     }
 }
 
-impl<const N: usize> Find<N> for Weighted<'_> {
+impl<const N: usize> ScaleSearch<N> for ReferenceSearch<'_> {
     #[inline(always)]
     fn find<T: Element>(
         &self,
         i: usize,
         wide: &[f32; N],
-        _: &impl Vectorised<N>,
+        _: &impl VectorizedFormat<N>,
         candidates: &impl Scales,
-        Start { search, plain, larger, .. }: Start,
+        SearchStart { search, plain, larger, .. }: SearchStart,
     ) -> Found {
         Block::new(wide, self.of(i)).search::<Scalars, _>(search, candidates, plain, larger)
     }
 }
 
 /// The same, several blocks at a time.
-struct WeightedLanes<'a, V>(Weighted<'a>, PhantomData<V>);
+struct VectorSearch<'a, V>(ReferenceSearch<'a>, PhantomData<V>);
 
-impl<const N: usize, V: Vector> Find<N> for WeightedLanes<'_, V> {
+impl<const N: usize, V: Vector> ScaleSearch<N> for VectorSearch<'_, V> {
     #[inline(always)]
     fn find<T: Element>(
         &self,
         i: usize,
         wide: &[f32; N],
-        format: &impl Vectorised<N>,
+        format: &impl VectorizedFormat<N>,
         candidates: &impl Scales,
-        start: Start,
+        start: SearchStart,
     ) -> Found {
         self.0.find::<T>(i, wide, format, candidates, start)
     }
 
     #[inline(always)]
-    fn find_all<T: Element>(
+    fn find_group<T: Element>(
         &self,
         first: usize,
         wide: &[[f32; N]; LANES],
-        _: &impl Vectorised<N>,
+        _: &impl VectorizedFormat<N>,
         candidates: &impl Scales,
-        starts: &[Start],
+        starts: &[SearchStart],
     ) -> [Found; LANES] {
         // Past the end the last once more.
         let last = starts.len() - 1;
@@ -131,19 +134,19 @@ impl<const N: usize, V: Vector> Find<N> for WeightedLanes<'_, V> {
             }
         }
         let importance = self.0.0.map(|_| &importance);
-        search_lanes::search::<V, N, _>(wide, importance, starts[0].search, candidates, &plain, &larger)
+        vectors::search::<V, N, _>(wide, importance, starts[0].search, candidates, &plain, &larger)
     }
 }
 
 /// Quantizes a piece by the definition. `importance` has a weight for each of its elements.
-pub(super) fn quantize_by_definition<T: Element>(
+pub(super) fn quantize_reference<T: Element>(
     values: &[T],
     importance: Option<&[f32]>,
-    rule: &Rule,
-    searching: &Searching,
+    params: &QuantizeParams,
+    searching: &SearchParams,
     output: Output<'_>,
 ) -> Tally {
-    quantize_finding::<T, ByElement<Portable>>(values, &Weighted(importance), rule, searching, output)
+    quantize_with::<T, ByElement<Portable>>(values, &ReferenceSearch(importance), params, searching, output)
 }
 
 /// Quantizes a piece. `importance` has a weight for each of its elements.
@@ -151,14 +154,14 @@ pub(super) fn quantize_by_definition<T: Element>(
 pub(super) fn quantize<T: Element, W: Widen>(
     values: &[T],
     importance: Option<&[f32]>,
-    rule: &Rule,
-    searching: &Searching,
+    params: &QuantizeParams,
+    searching: &SearchParams,
     output: Output<'_>,
 ) -> Tally {
-    quantize_finding::<T, W>(
+    quantize_with::<T, W>(
         values,
-        &WeightedLanes(Weighted(importance), PhantomData::<W::Vector>),
-        rule,
+        &VectorSearch(ReferenceSearch(importance), PhantomData::<W::Vector>),
+        params,
         searching,
         output,
     )
@@ -166,19 +169,21 @@ pub(super) fn quantize<T: Element, W: Widen>(
 
 /// Quantizes a piece whose scales `finder` finds.
 #[inline(always)]
-pub(super) fn quantize_finding<T: Element, W: Widen>(
+pub(super) fn quantize_with<T: Element, W: Widen>(
     values: &[T],
-    finder: &(impl Find<{ mx::BLOCK }> + Find<{ nvfp4::BLOCK }>),
-    rule: &Rule,
-    searching: &Searching,
+    finder: &(impl ScaleSearch<{ mx::BLOCK }> + ScaleSearch<{ nvfp4::BLOCK }>),
+    params: &QuantizeParams,
+    searching: &SearchParams,
     output: Output<'_>,
 ) -> Tally {
-    let mut piece = Piece { values, finder, rule, searching, output };
-    match &rule.kind {
-        Kind::Mxfp4(mx) => piece.blocks::<W, _, _, _>(&AnyMxfp4(*mx), &PowersOfTwo),
-        Kind::Nvfp4(quantizer, _) => piece.blocks::<W, _, _, _>(&AnyNvfp4(*quantizer), &searching.factors),
+    let mut run = Run { values, finder, params, searching, output };
+    match &params.format {
+        FormatParams::Mxfp4(mx) => run.blocks::<W, _, _, _>(&AnyMxfp4(*mx), &PowersOfTwo),
+        FormatParams::Nvfp4(quantizer, _) => {
+            run.blocks::<W, _, _, _>(&AnyNvfp4(*quantizer), &searching.factors)
+        }
         // A recipe with a search is refused for these.
-        Kind::Mxfp8E4m3(_) | Kind::Mxfp8E5m2(_) => Tally::default(),
+        FormatParams::Mxfp8E4m3(_) | FormatParams::Mxfp8E5m2(_) => Tally::default(),
     }
 }
 
@@ -186,23 +191,23 @@ pub(super) fn quantize_finding<T: Element, W: Widen>(
 /// and so the search is not compiled for each.
 struct AnyMxfp4(Mx<E2m1>);
 
-impl Blocks<{ mx::BLOCK }> for AnyMxfp4 {
+impl BlockFormat<{ mx::BLOCK }> for AnyMxfp4 {
     fn quantize_block<T: Element>(&self, values: &[f32; mx::BLOCK], codes: &mut [u8]) -> (u8, BlockEvents) {
-        Blocks::quantize_block::<T>(&self.0, values, codes)
+        BlockFormat::quantize_block::<T>(&self.0, values, codes)
     }
 }
 
-impl Vectorised<{ mx::BLOCK }> for AnyMxfp4 {
+impl VectorizedFormat<{ mx::BLOCK }> for AnyMxfp4 {
     type Scaling = f32;
 
     #[inline(always)]
     fn scale<T: Element>(&self, amax_bits: u32) -> (u8, f32, BlockEvents) {
-        Vectorised::scale::<T>(&self.0, amax_bits)
+        VectorizedFormat::scale::<T>(&self.0, amax_bits)
     }
 
     #[inline(always)]
     fn rescale<T: Element>(&self, amax_bits: u32, byte: u8) -> (f32, BlockEvents) {
-        Vectorised::rescale::<T>(&self.0, amax_bits, byte)
+        VectorizedFormat::rescale::<T>(&self.0, amax_bits, byte)
     }
 
     #[inline(always)]
@@ -222,17 +227,17 @@ impl Vectorised<{ mx::BLOCK }> for AnyMxfp4 {
 /// The same for NVFP4 and −0.
 struct AnyNvfp4(Quantizer);
 
-impl Blocks<{ nvfp4::BLOCK }> for AnyNvfp4 {
+impl BlockFormat<{ nvfp4::BLOCK }> for AnyNvfp4 {
     fn quantize_block<T: Element>(
         &self,
         values: &[f32; nvfp4::BLOCK],
         codes: &mut [u8],
     ) -> (u8, BlockEvents) {
-        Blocks::quantize_block::<T>(&self.0, values, codes)
+        BlockFormat::quantize_block::<T>(&self.0, values, codes)
     }
 }
 
-impl Vectorised<{ nvfp4::BLOCK }> for AnyNvfp4 {
+impl VectorizedFormat<{ nvfp4::BLOCK }> for AnyNvfp4 {
     type Scaling = Scaling;
 
     #[inline(always)]
@@ -255,23 +260,23 @@ impl Vectorised<{ nvfp4::BLOCK }> for AnyNvfp4 {
 }
 
 /// Contiguous blocks, with where they go to.
-struct Piece<'a, T, F> {
+struct Run<'a, T, F> {
     values: &'a [T],
     finder: &'a F,
-    rule: &'a Rule,
-    searching: &'a Searching,
+    params: &'a QuantizeParams,
+    searching: &'a SearchParams,
     output: Output<'a>,
 }
 
-impl<T: Element, F> Piece<'_, T, F> {
+impl<T: Element, F> Run<'_, T, F> {
     #[inline(always)]
-    fn blocks<W: Widen, V: Vectorised<N>, S: Scales, const N: usize>(
+    fn blocks<W: Widen, V: VectorizedFormat<N>, S: Scales, const N: usize>(
         &mut self,
         format: &V,
         candidates: &S,
     ) -> Tally
     where
-        F: Find<N>,
+        F: ScaleSearch<N>,
     {
         let mut tally = Tally::default();
         let block_bytes = self.output.block_bytes();
@@ -281,7 +286,7 @@ impl<T: Element, F> Piece<'_, T, F> {
         for (number, (codes, scales)) in groups.enumerate() {
             let first = number * LANES;
             let mut wide = [[0.0; N]; LANES];
-            let mut starts = [Start::default(); LANES];
+            let mut starts = [SearchStart::default(); LANES];
             let mut chosen = [unset; LANES];
             for i in 0..scales.len() {
                 let mut padded = [T::default(); N];
@@ -289,8 +294,12 @@ impl<T: Element, F> Piece<'_, T, F> {
                 let mut amax = block::amax_bits(&wide[i]);
                 if block::is_non_finite(amax) {
                     let offset = (first + i) * N;
-                    wide[i] =
-                        policy::replace_non_finite::<T, N>(wide[i], offset, self.rule.non_finite, &mut tally);
+                    wide[i] = slow_path::replace_non_finite::<T, N>(
+                        wide[i],
+                        offset,
+                        self.params.non_finite,
+                        &mut tally,
+                    );
                     amax = block::amax_bits(&wide[i]);
                     if block::is_non_finite(amax) {
                         let (scale, _) = format
@@ -308,7 +317,7 @@ impl<T: Element, F> Piece<'_, T, F> {
                     _ => plain,
                 };
                 chosen[i] = (scaling, events);
-                starts[i] = Start {
+                starts[i] = SearchStart {
                     search: self.searching.search,
                     amax_bits: amax,
                     plain,
@@ -317,7 +326,7 @@ impl<T: Element, F> Piece<'_, T, F> {
                 };
             }
             let starts = &starts[..scales.len()];
-            let found = self.finder.find_all::<T>(first, &wide, format, candidates, starts);
+            let found = self.finder.find_group::<T>(first, &wide, format, candidates, starts);
             let blocks = codes.chunks_exact_mut(block_bytes).zip(scales);
             for (i, ((codes, scale), start)) in
                 blocks.zip(starts).enumerate().filter(|(_, (_, start))| !start.nan_block)

@@ -1,0 +1,54 @@
+//! Cutting matrices into pieces, runs of blocks that follow each other in memory, for tasks and loops.
+
+use crate::shape::Shape;
+
+/// Blocks that one task handles: about 128 KiB of 16-bit input, which a core's second-level cache holds.
+pub(in crate::cpu) const TASK_BLOCKS: usize = 2048;
+
+/// A matrix as a sequence of blocks, handed out in pieces that are contiguous in memory.
+pub(in crate::cpu) struct Partition {
+    shape: Shape,
+    pub(in crate::cpu) block: usize,
+    blocks_per_row: usize,
+}
+
+/// Part of a row, or of several rows without gaps and padding between them.
+pub(in crate::cpu) struct Run {
+    /// The first element's offset in the slice.
+    pub(in crate::cpu) start: usize,
+    /// Elements.
+    pub(in crate::cpu) len: usize,
+    /// Blocks, the last of which may be padded.
+    pub(in crate::cpu) blocks: usize,
+}
+
+impl Partition {
+    pub(in crate::cpu) fn of(shape: Shape, block: usize) -> Self {
+        let flat = shape.row_stride == shape.cols && shape.cols.is_multiple_of(block);
+        Self::by_row(if flat { Shape::new(1, shape.elements()) } else { shape }, block)
+    }
+
+    /// The same, in pieces that never reach over a row's end.
+    pub(in crate::cpu) fn by_row(shape: Shape, block: usize) -> Self {
+        Self { shape, block, blocks_per_row: shape.cols.div_ceil(block) }
+    }
+
+    /// All blocks.
+    pub(in crate::cpu) fn blocks(&self) -> usize {
+        self.shape.rows * self.blocks_per_row
+    }
+
+    /// The pieces of blocks `first .. first + count`.
+    pub(in crate::cpu) fn runs(&self, first: usize, count: usize) -> impl Iterator<Item = Run> {
+        let (mut next, end) = (first, first + count);
+        std::iter::from_fn(move || {
+            (next < end).then(|| {
+                let (row, col) = (next / self.blocks_per_row, next % self.blocks_per_row * self.block);
+                let blocks = (self.blocks_per_row - next % self.blocks_per_row).min(end - next);
+                next += blocks;
+                let len = (blocks * self.block).min(self.shape.cols - col);
+                Run { start: row * self.shape.row_stride + col, len, blocks }
+            })
+        })
+    }
+}

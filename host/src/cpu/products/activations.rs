@@ -1,0 +1,217 @@
+//! Activations of many tokens, in the order in which they are multiplied: a token a lane.
+
+use microscale_formats::arithmetic::Machine as _;
+use microscale_formats::dot::CHUNK;
+use microscale_formats::weights::SEGMENT;
+use rayon::prelude::*;
+
+use crate::cpu::simd::widen::Widen;
+use crate::cpu::simd::{LANES, Lanes, Vector};
+use crate::element::{Dtype, Element};
+
+/// Tokens of a tile.
+pub(in crate::cpu) const TOKENS: usize = LANES;
+
+/// As many f32 as a vector has lanes, where no vector is in two cache lines.
+#[derive(Clone, Copy)]
+#[repr(align(64))]
+pub(in crate::cpu) struct Aligned(pub(in crate::cpu) Lanes<f32>);
+
+/// The elements in a word of 32 bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::cpu) enum Word {
+    /// An element, as an f32.
+    F32,
+    /// Two elements in bf16, that with the even index below the other.
+    Bf16Pair,
+}
+
+impl Word {
+    /// Elements in a word.
+    pub(in crate::cpu) const fn elements(self) -> usize {
+        match self {
+            Self::F32 => 1,
+            Self::Bf16Pair => 2,
+        }
+    }
+}
+
+/// How activations are multiplied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::cpu) enum Packing {
+    /// As f32.
+    F32,
+    /// As pairs of bf16, which they are.
+    Bf16Pairs,
+    /// As pairs of bf16 whose sums they are.
+    Bf16Tiles,
+}
+
+impl Packing {
+    pub(in crate::cpu) const fn word(self) -> Word {
+        match self {
+            Self::F32 => Word::F32,
+            Self::Bf16Pairs | Self::Bf16Tiles => Word::Bf16Pair,
+        }
+    }
+
+    /// The words that an activation is in: as many bf16 as it has times eight significant bits.
+    const fn parts(self, dtype: Dtype) -> usize {
+        match (self, dtype) {
+            (Self::Bf16Tiles, Dtype::F32) => 3,
+            (Self::Bf16Tiles, Dtype::F16) => 2,
+            _ => 1,
+        }
+    }
+}
+
+/// Activations by segment, tile of tokens, chunk, part and word: a line has the word of each of the tile's tokens. Pairs are of
+/// [places](crate::cpu::simd::products::packed_index), single ones of elements. Rows are filled up with zeros to whole chunks, and the last
+/// tile to sixteen tokens.
+pub(in crate::cpu) struct PackedActivations {
+    packing: Packing,
+    parts: usize,
+    cols: usize,
+    token_tiles: usize,
+    /// The lines, from the first cache line on.
+    words: Vec<f32>,
+    first: usize,
+}
+
+impl PackedActivations {
+    /// Given what puts a segment's activations, from a column on, into lines of zeros.
+    pub(in crate::cpu) fn new(
+        packing: Packing,
+        dtype: Dtype,
+        cols: usize,
+        tokens: usize,
+        pack_activations: impl Fn(usize, &mut [Lanes<f32>]) + Sync,
+    ) -> Self {
+        let parts = packing.parts(dtype);
+        let cols_of_words = cols.next_multiple_of(CHUNK);
+        let token_tiles = tokens.div_ceil(TOKENS);
+        let lines_of_element = |elements: usize| elements / packing.word().elements() * parts * token_tiles;
+        // Zeros that come from the system as they are used.
+        let mut words = vec![0f32; lines_of_element(cols_of_words) * LANES + LANES - 1];
+        let first = words.as_ptr().align_offset(size_of::<Aligned>()).min(LANES - 1);
+        let lines = words[first..].as_chunks_mut().0;
+        lines.par_chunks_mut(lines_of_element(SEGMENT).max(1)).enumerate().for_each(|(segment, lines)| {
+            pack_activations(segment * SEGMENT, lines);
+        });
+        Self { packing, parts, cols: cols_of_words, token_tiles, words, first }
+    }
+
+    /// How they are multiplied.
+    pub(in crate::cpu) const fn packing(&self) -> Packing {
+        self.packing
+    }
+
+    /// Words of the same elements.
+    pub(in crate::cpu) const fn parts(&self) -> usize {
+        self.parts
+    }
+
+    /// The elements of each segment of a row.
+    pub(in crate::cpu) fn segments(&self) -> impl Iterator<Item = usize> + use<> {
+        let cols = self.cols;
+        (0..cols).step_by(SEGMENT).map(move |first| (cols - first).min(SEGMENT))
+    }
+
+    /// A segment's lines of some tiles of tokens, from one on.
+    pub(in crate::cpu) fn part(&self, segment: usize, first_tile: usize, tiles: usize) -> &[Lanes<f32>] {
+        let elements = (self.cols - segment * SEGMENT).min(SEGMENT);
+        let lines = |elements: usize| elements / self.packing.word().elements() * self.parts;
+        let before = lines(segment * SEGMENT) * self.token_tiles + lines(elements) * first_tile;
+        &self.words[self.first..].as_chunks().0[before..][..lines(elements) * tiles]
+    }
+}
+
+/// Puts a segment's activations, from a column on, into lines.
+#[inline(always)]
+pub(in crate::cpu) fn pack_activations<T: Element, W: Widen>(
+    packing: Packing,
+    activations: &[T],
+    cols: usize,
+    first: usize,
+    lines: &mut [Lanes<f32>],
+) {
+    let tokens = activations.len() / cols;
+    let lines_of_tile = lines.len() / tokens.div_ceil(TOKENS);
+    let lines_of_chunk = CHUNK / packing.word().elements() * packing.parts(T::DTYPE);
+    for (tile, lines) in lines.chunks_exact_mut(lines_of_tile).enumerate() {
+        for (chunk, lines) in lines.chunks_exact_mut(lines_of_chunk).enumerate() {
+            let first = first + chunk * CHUNK;
+            // By part, of pairs, or by half of the chunk; and token.
+            let mut words = [[W::Vector::splat(0.0); TOKENS]; 3];
+            for token in 0..TOKENS.min(tokens - tile * TOKENS) {
+                let row = &activations[(tile * TOKENS + token) * cols..][..cols];
+                let values = if let Some(values) = row[first..].first_chunk::<CHUNK>() {
+                    W::widen(values)
+                } else {
+                    let mut filled = [T::default(); CHUNK];
+                    filled[..cols - first].copy_from_slice(&row[first..]);
+                    W::widen(&filled)
+                };
+                let (halves, _) = values.as_chunks::<LANES>();
+                let halves = [W::Vector::load(&halves[0]), W::Vector::load(&halves[1])];
+                match packing {
+                    Packing::F32 => [words[0][token], words[1][token]] = halves,
+                    Packing::Bf16Pairs | Packing::Bf16Tiles => {
+                        let mut halves = halves;
+                        // Twice for the places of elements, and then by pair.
+                        for _ in 0..3 {
+                            halves = W::Vector::deinterleave(halves[0], halves[1]).into();
+                        }
+                        let [mut even, mut odd] = halves;
+                        for words in &mut words[..packing.parts(T::DTYPE)] {
+                            words[token] = pairs::<W::Vector>(even, odd);
+                            (even, odd) = (rest::<W::Vector>(even), rest::<W::Vector>(odd));
+                        }
+                    }
+                }
+            }
+            for (lines, words) in lines.as_chunks_mut::<LANES>().0.iter_mut().zip(words) {
+                *lines = stored::<W::Vector>(transposed::<W::Vector>(words));
+            }
+        }
+    }
+}
+
+/// The upper halves of numbers: bf16, cut off.
+#[inline(always)]
+fn pairs<V: Vector>(even: V::Number, odd: V::Number) -> V::Number {
+    let upper = V::and(V::bits(odd), V::splat_bits(0xFFFF_0000));
+    V::number(V::or(V::shift_right(V::bits(even), 16), upper))
+}
+
+/// The lower bits of numbers, which bf16 cuts off, exactly. Infinities leave NaN, which does no harm.
+#[inline(always)]
+fn rest<V: Vector>(numbers: V::Number) -> V::Number {
+    V::sub(numbers, V::number(V::and(V::bits(numbers), V::splat_bits(0xFFFF_0000))))
+}
+
+/// Columns for rows. Each of four times the lowest bit of a number's column becomes the highest one of its row, and that of its
+/// row the highest one of its column.
+#[inline(always)]
+pub(in crate::cpu) fn transposed<V: Vector>(mut rows: [V::Number; LANES]) -> [V::Number; LANES] {
+    for _ in 0..LANES.ilog2() {
+        let mut next = rows;
+        for i in 0..LANES / 2 {
+            (next[i], next[i + LANES / 2]) = V::deinterleave(rows[2 * i], rows[2 * i + 1]);
+        }
+        rows = next;
+    }
+    rows
+}
+
+#[inline(always)]
+fn stored<V: Vector>(rows: [V::Number; LANES]) -> [Lanes<f32>; LANES] {
+    let mut lines = [[0.0; LANES]; LANES];
+    for i in 0..LANES {
+        lines[i] = V::store(rows[i]);
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests;

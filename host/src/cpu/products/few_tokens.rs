@@ -1,0 +1,362 @@
+//! Products of quantized weights and activations: sixteen chunks at a time, a lane a chunk.
+//! Several rows and tokens share what is read and decoded.
+
+use microscale_formats::dot::{CHUNK, STREAMS, Sums};
+use microscale_formats::weights::{self, GROUP};
+use microscale_formats::{E4m3, E8m0, Format};
+
+use super::activations::Aligned;
+use super::rows::Row;
+use crate::cpu::memory::prefetch::prefetch;
+use crate::cpu::simd::products::{Products, TILE, chunk_of_lane, e4m3_over_256};
+use crate::cpu::simd::{LANES, Lanes, Scalars};
+use crate::element::{Dtype, Element};
+use crate::elements::{Elements, by_dtype};
+
+/// Tokens that share one reading of the weights from memory.
+pub(in crate::cpu) const TOKENS: usize = 8;
+
+/// Tokens that share the decoding of weights: as many as have room for their sums in registers.
+pub(in crate::cpu) const TOKEN_TILE: usize = 4;
+
+/// Rows that share the reading of activations.
+pub(in crate::cpu) const ROWS: usize = 4;
+
+/// Bytes of a row's codes from what is multiplied to what is asked for: about as far as memory is from a
+/// core.
+pub(in crate::cpu) const AHEAD: usize = 1024;
+
+/// The sums of some rows, for each token.
+pub(in crate::cpu) type RowSums = [[f64; TOKENS]; ROWS];
+
+/// The activations of some tokens.
+pub(in crate::cpu) struct PackedTokens {
+    token_tiles: Vec<TokenTile>,
+}
+
+/// Those of up to [`TOKEN_TILE`] tokens.
+struct TokenTile {
+    tokens: usize,
+    /// True if an activation's product with a 128th of a weight is exact in f32.
+    is_exact: bool,
+    /// By tile, element of a chunk, token and [lane](chunk_of_lane). The last tile is filled up with zeros,
+    /// and so is the last of three tokens.
+    tiles: Vec<Aligned>,
+}
+
+impl PackedTokens {
+    pub(in crate::cpu) fn of(activations: Elements<'_>, cols: usize, tokens: usize) -> Self {
+        let token_tiles = (0..tokens).step_by(TOKEN_TILE).map(|first| {
+            let tokens = (tokens - first).min(TOKEN_TILE);
+            let activations = activations.part(first * cols, tokens * cols);
+            by_dtype!(Elements, activations => TokenTile::of(activations, cols, tokens))
+        });
+        Self { token_tiles: token_tiles.collect() }
+    }
+}
+
+impl TokenTile {
+    fn of<T: Element>(activations: &[T], cols: usize, tokens: usize) -> Self {
+        let places = tokens.next_power_of_two();
+        let mut tiles = vec![Aligned([0.0; LANES]); cols.div_ceil(CHUNK * LANES) * CHUNK * places];
+        for token in 0..tokens {
+            for (chunk, values) in activations[token * cols..][..cols].chunks(CHUNK).enumerate() {
+                let (tile, lane) = (chunk / LANES * CHUNK, chunk_of_lane(chunk % LANES));
+                for (i, x) in values.iter().enumerate() {
+                    tiles[(tile + i) * places + token].0[lane] = x.to_f32();
+                }
+            }
+        }
+        Self { tokens: places, is_exact: T::DTYPE != Dtype::F32, tiles }
+    }
+
+    /// A token's activations for a group of weights.
+    fn group(&self, token: usize, group: usize) -> [f32; GROUP] {
+        let (chunk, first) = (group * GROUP / CHUNK, group * GROUP % CHUNK);
+        let first = chunk / LANES * CHUNK + first;
+        std::array::from_fn(|i| self.tiles[(first + i) * self.tokens + token].0[chunk_of_lane(chunk % LANES)])
+    }
+}
+
+/// The definition.
+pub(in crate::cpu) fn reference(format: Format, row: Row<'_>, x: &PackedTokens, sums: &mut [f64; TOKENS]) {
+    for (token_tile, sums) in x.token_tiles.iter().zip(sums.as_chunks_mut::<TOKEN_TILE>().0) {
+        for (token, sum) in sums[..token_tile.tokens].iter_mut().enumerate() {
+            let mut streams = [0.0; STREAMS];
+            for (i, codes) in row.codes.chunks(GROUP / 2).enumerate() {
+                let fraction = weights::fraction::<Scalars>(codes, &token_tile.group(token, i));
+                let stream = &mut streams[i * GROUP / CHUNK % STREAMS];
+                let scale = row.scales[i * GROUP / format.block()];
+                *stream = match format {
+                    Format::Nvfp4 => weights::add_nvfp4::<Scalars>(*stream, fraction, E4m3::from_bits(scale)),
+                    _ => weights::add_mxfp4::<Scalars>(*stream, fraction, E8m0::from_bits(scale)),
+                };
+            }
+            *sum = weights::total(Sums::of(streams.map(f64::from)));
+        }
+    }
+}
+
+/// The first eight chunks' bytes of a tile's scales, or the others', where there are two a chunk: the first
+/// or the second.
+const fn order(half: usize, group: usize) -> [u8; LANES] {
+    let mut order = [0x80; LANES];
+    let mut lane = 0;
+    while lane < LANES {
+        let chunk = chunk_of_lane(lane);
+        if chunk / 8 == half {
+            order[lane] = (chunk % 8 * 2 + group) as u8;
+        }
+        lane += 1;
+    }
+    order
+}
+
+/// What the formats do differently.
+trait Scales {
+    /// Scales of a tile.
+    const COUNT: usize;
+
+    /// Twice the scales of the chunks' first groups, and of the second.
+    fn doubled<V: Products>(bytes: &[u8]) -> [V::Number; 2];
+}
+
+struct Nvfp4;
+
+impl Scales for Nvfp4 {
+    const COUNT: usize = 2 * LANES;
+
+    #[inline(always)]
+    fn doubled<V: Products>(bytes: &[u8]) -> [V::Number; 2] {
+        const ORDERS: [[[u8; LANES]; 2]; 2] = [[order(0, 0), order(1, 0)], [order(0, 1), order(1, 1)]];
+        let [first, second, ..] = bytes.as_chunks().0 else { return [V::splat(0.0); 2] };
+        let mut doubled = [V::splat(0.0); 2];
+        for group in 0..2 {
+            let [low, high] = &ORDERS[group];
+            let bytes = V::or(V::bytes(first, low), V::bytes(second, high));
+            doubled[group] = V::mul(e4m3_over_256::<V>(bytes), V::splat(512.0));
+        }
+        doubled
+    }
+}
+
+struct Mxfp4;
+
+impl Scales for Mxfp4 {
+    const COUNT: usize = LANES;
+
+    #[inline(always)]
+    fn doubled<V: Products>(bytes: &[u8]) -> [V::Number; 2] {
+        const ORDER: [u8; LANES] = {
+            let mut order = [0; LANES];
+            let mut lane = 0;
+            while lane < LANES {
+                order[lane] = chunk_of_lane(lane) as u8;
+                lane += 1;
+            }
+            order
+        };
+        let bytes = V::bytes(bytes.first_chunk().unwrap_or(&[0; LANES]), &ORDER);
+        [V::number(V::shift_left(V::add_bits(bytes, V::splat_bits(1)), 23)); 2]
+    }
+}
+
+/// The sums of rows' products with each token's activations.
+#[inline(always)]
+pub(in crate::cpu) fn multiply<V: Products>(
+    format: Format,
+    rows: &[Row<'_>],
+    x: &PackedTokens,
+    sums: &mut RowSums,
+) {
+    // Not scales that are NaN, or whose double is no number: of MXFP4 one more.
+    let doubled = |most: u8| if format == Format::Mxfp4 { most.saturating_add(1) } else { most };
+    let common = |row: &Row<'_>| !format.is_nan_scale(doubled(row.max_scale()));
+    if let Ok(all) = rows.try_into()
+        && rows.iter().all(common)
+    {
+        return multiply_format::<V, ROWS>(format, all, x, sums);
+    }
+    for (row, sums) in rows.iter().zip(sums) {
+        if common(row) {
+            multiply_format::<V, 1>(format, [*row], x, std::array::from_mut(sums));
+        } else {
+            reference(format, *row, x, sums);
+        }
+    }
+}
+
+#[inline(always)]
+fn multiply_format<V: Products, const R: usize>(
+    format: Format,
+    rows: [Row<'_>; R],
+    x: &PackedTokens,
+    sums: &mut [[f64; TOKENS]; R],
+) {
+    match format {
+        Format::Nvfp4 => multiply_token_tiles::<V, Nvfp4, R>(rows, x, sums),
+        _ => multiply_token_tiles::<V, Mxfp4, R>(rows, x, sums),
+    }
+}
+
+#[inline(always)]
+fn multiply_token_tiles<V: Products, S: Scales, const R: usize>(
+    rows: [Row<'_>; R],
+    x: &PackedTokens,
+    sums: &mut [[f64; TOKENS]; R],
+) {
+    for (i, token_tile) in x.token_tiles.iter().enumerate() {
+        match token_tile.tokens {
+            1 => multiply_token_tile::<V, S, 1, R>(rows, token_tile, sums, i * TOKEN_TILE),
+            2 => multiply_token_tile::<V, S, 2, R>(rows, token_tile, sums, i * TOKEN_TILE),
+            _ => multiply_token_tile::<V, S, TOKEN_TILE, R>(rows, token_tile, sums, i * TOKEN_TILE),
+        }
+    }
+}
+
+/// Two tiles have a chunk for each stream.
+#[inline(always)]
+fn multiply_token_tile<V: Products, S: Scales, const N: usize, const R: usize>(
+    rows: [Row<'_>; R],
+    x: &TokenTile,
+    sums: &mut [[f64; TOKENS]; R],
+    first: usize,
+) {
+    let is_exact = x.is_exact;
+    let mut streams = [[[V::splat(0.0); N]; R]; 2];
+    let mut tiles = x.tiles.chunks_exact(CHUNK * N);
+    let whole = rows[0].codes.len() / (2 * TILE);
+    for pair in 0..whole {
+        for (i, streams) in streams.iter_mut().enumerate() {
+            let Some(x) = tiles.next() else { break };
+            let mut codes = [&[0; TILE]; R];
+            let mut scales = [&[][..]; R];
+            for r in 0..R {
+                codes[r] = &rows[r].codes.as_chunks().0[2 * pair + i];
+                scales[r] = &rows[r].scales[(2 * pair + i) * S::COUNT..];
+                // Other token tiles find the weights in a cache.
+                if first == 0 {
+                    prefetch_ahead::<S>(rows[r], 2 * pair + i, R);
+                }
+            }
+            if V::ROWS == R {
+                tile::<V, S, N, R>(streams, codes, scales, x, is_exact);
+            } else {
+                for r in 0..R {
+                    let streams = std::array::from_mut(&mut streams[r]);
+                    tile::<V, S, N, 1>(streams, [codes[r]], [scales[r]], x, is_exact);
+                }
+            }
+        }
+    }
+    for (i, x) in tiles.enumerate() {
+        let mut filled = [([0; TILE], [0; 2 * LANES]); R];
+        for r in 0..R {
+            let codes = &rows[r].codes[(2 * whole + i) * TILE..];
+            let scales = &rows[r].scales[(2 * whole + i) * S::COUNT..];
+            let (codes, scales) = (&codes[..codes.len().min(TILE)], &scales[..scales.len().min(S::COUNT)]);
+            filled[r].0[..codes.len()].copy_from_slice(codes);
+            filled[r].1[..scales.len()].copy_from_slice(scales);
+        }
+        let mut codes = [&[0; TILE]; R];
+        let mut scales = [&[][..]; R];
+        for r in 0..R {
+            (codes[r], scales[r]) = (&filled[r].0, &filled[r].1);
+        }
+        tile::<V, S, N, R>(&mut streams[i], codes, scales, x, is_exact);
+    }
+    for r in 0..R {
+        for token in 0..N {
+            sums[r][first + token] = total(V::store(streams[0][r][token]), V::store(streams[1][r][token]));
+        }
+    }
+}
+
+/// Asks for what is [`AHEAD`] of a tile, which at the end of some rows is what as many others begin with, and
+/// for those rows' scales, which are looked through first. Processors do not read ahead far enough in so many
+/// places.
+#[inline(always)]
+fn prefetch_ahead<S: Scales>(row: Row<'_>, tile: usize, rows: usize) {
+    let ahead = tile * TILE + AHEAD;
+    let others = if ahead < row.codes.len() { 0 } else { (rows - 1) * row.codes.len() };
+    prefetch(row.codes.as_ptr().wrapping_add(ahead + others), TILE);
+    prefetch(row.scales.as_ptr().wrapping_add(rows * row.scales.len() + tile * S::COUNT), 1);
+}
+
+#[inline(always)]
+fn tile<V: Products, S: Scales, const N: usize, const R: usize>(
+    streams: &mut [[V::Number; N]; R],
+    codes: [&[u8; TILE]; R],
+    bytes: [&[u8]; R],
+    x: &[Aligned],
+    is_exact: bool,
+) {
+    let zeros = V::splat(0.0);
+    let (mut scales, mut columns) = ([[zeros; R]; 2], [V::columns(codes[0]); R]);
+    for r in 0..R {
+        [scales[0][r], scales[1][r]] = S::doubled::<V>(bytes[r]);
+        columns[r] = V::columns(codes[r]);
+    }
+    let x = &x[..CHUNK * N];
+    for (group, scales) in scales.into_iter().enumerate() {
+        let mut sums = [[zeros; N]; R];
+        for column in 2 * group..2 * group + 2 {
+            let mut fractions = [[zeros; 8]; R];
+            for r in 0..R {
+                fractions[r] = V::fractions(columns[r][column]);
+            }
+            for i in 0..8 {
+                for token in 0..N {
+                    let x = V::load(&x[(8 * column + i) * N + token].0);
+                    for r in 0..R {
+                        // Where the product is exact, both are the same.
+                        sums[r][token] = if V::FUSED || !is_exact {
+                            V::fma(fractions[r][i], x, sums[r][token])
+                        } else {
+                            V::add(V::mul(fractions[r][i], x), sums[r][token])
+                        };
+                    }
+                }
+            }
+        }
+        for r in 0..R {
+            for token in 0..N {
+                streams[r][token] = V::fma(sums[r][token], scales[r], streams[r][token]);
+            }
+        }
+    }
+}
+
+/// [`weights::total`] of streams that lie as [lanes](chunk_of_lane) do.
+#[inline(always)]
+fn total(first: Lanes<f32>, second: Lanes<f32>) -> f64 {
+    let mut sums = [0.0; LANES];
+    for lane in 0..LANES {
+        sums[lane] = f64::from(first[lane]) + f64::from(second[lane]);
+    }
+    // Four lanes in a row are chunks 4 apart.
+    let mut quarters = [0.0; 4];
+    for i in 0..4 {
+        quarters[i] = (sums[4 * i] + sums[4 * i + 2]) + (sums[4 * i + 1] + sums[4 * i + 3]);
+    }
+    64.0 * ((quarters[0] + quarters[2]) + (quarters[1] + quarters[3]))
+}
+
+const _: () = assert!(TILE == LANES * CHUNK / 2 && STREAMS == 2 * LANES);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn streams_are_added_in_the_order_of_the_definition() {
+        let mut random = fastrand::Rng::with_seed(7);
+        for _ in 0..100 {
+            let streams: [f32; STREAMS] =
+                std::array::from_fn(|_| (random.f32() - 0.5) * 2f32.powi(random.i32(-60..60)));
+            let lanes = |first: usize| std::array::from_fn(|lane| streams[first + chunk_of_lane(lane)]);
+            let expected = weights::total(Sums::of(streams.map(f64::from)));
+            assert_eq!(total(lanes(0), lanes(LANES)), expected);
+        }
+    }
+}

@@ -1,0 +1,206 @@
+//! Products of quantized weights and activations of a few tokens in bf16, by instructions that multiply and add
+//! pairs: sixteen groups of 16 elements at a time, a lane a group.
+
+use half::bf16;
+use microscale_formats::Format;
+use microscale_formats::weights::GROUP;
+
+use super::activations::{Aligned, Word};
+use super::few_tokens::{AHEAD, ROWS, RowSums, TOKEN_TILE, TOKENS};
+use super::rows::Row;
+use crate::cpu::memory::prefetch::prefetch;
+use crate::cpu::simd::LANES;
+use crate::cpu::simd::products::{PairProducts, STEP, e4m3_over_256};
+
+/// Words of a lane: pairs of a group.
+const WORDS: usize = GROUP / Word::Bf16Pair.elements();
+
+/// The activations of some tokens.
+pub(in crate::cpu) struct PackedTokenPairs {
+    token_tiles: Vec<TokenTile>,
+}
+
+/// Those of up to [`TOKEN_TILE`] tokens.
+struct TokenTile {
+    tokens: usize,
+    /// By step, word of a group, token and group. The last step is filled up with zeros, and so is the last of
+    /// three tokens.
+    words: Vec<Aligned>,
+}
+
+impl PackedTokenPairs {
+    pub(in crate::cpu) fn of(activations: &[bf16], cols: usize, tokens: usize) -> Self {
+        let token_tiles = (0..tokens).step_by(TOKEN_TILE).map(|first| {
+            let tokens = (tokens - first).min(TOKEN_TILE);
+            TokenTile::of(&activations[first * cols..][..tokens * cols], cols, tokens)
+        });
+        Self { token_tiles: token_tiles.collect() }
+    }
+}
+
+impl TokenTile {
+    fn of(activations: &[bf16], cols: usize, tokens: usize) -> Self {
+        let places = tokens.next_power_of_two();
+        let mut words = vec![Aligned([0.0; LANES]); cols.div_ceil(LANES * GROUP) * WORDS * places];
+        for token in 0..tokens {
+            for (group, values) in activations[token * cols..][..cols].chunks(GROUP).enumerate() {
+                let mut filled = [bf16::ZERO; GROUP];
+                filled[..values.len()].copy_from_slice(values);
+                let (step, lane) = (group / LANES * WORDS, group % LANES);
+                for word in 0..WORDS {
+                    let [low, high] = elements(word).map(|i| u32::from(filled[i].to_bits()));
+                    words[(step + word) * places + token].0[lane] = f32::from_bits(low | high << 16);
+                }
+            }
+        }
+        Self { tokens: places, words }
+    }
+}
+
+/// The elements of a group that a word has: a half of the group has four words, and the nibbles of 16 bits are
+/// one of each.
+const fn elements(word: usize) -> [usize; 2] {
+    let first = word / 4 * 8 + word % 4;
+    [first, first + 4]
+}
+
+/// The sums of rows' products with each token's activations; not of rows with scales that are NaN.
+#[inline(always)]
+pub(in crate::cpu) fn multiply<V: PairProducts>(
+    format: Format,
+    rows: &[Row<'_>],
+    x: &PackedTokenPairs,
+    sums: &mut RowSums,
+) {
+    // The last row fills up the array.
+    let all: [_; ROWS] = std::array::from_fn(|i| rows[i.min(rows.len() - 1)]);
+    for (i, tile) in x.token_tiles.iter().enumerate() {
+        let first = i * TOKEN_TILE;
+        match (format, tile.tokens) {
+            (Format::Nvfp4, 1) => multiply_tile::<V, true, 1>(all, &tile.words, sums, first),
+            (Format::Nvfp4, 2) => multiply_tile::<V, true, 2>(all, &tile.words, sums, first),
+            (Format::Nvfp4, _) => multiply_tile::<V, true, TOKEN_TILE>(all, &tile.words, sums, first),
+            (_, 1) => multiply_tile::<V, false, 1>(all, &tile.words, sums, first),
+            (_, 2) => multiply_tile::<V, false, 2>(all, &tile.words, sums, first),
+            (_, _) => multiply_tile::<V, false, TOKEN_TILE>(all, &tile.words, sums, first),
+        }
+    }
+}
+
+#[inline(always)]
+fn multiply_tile<V: PairProducts, const NVFP4: bool, const N: usize>(
+    rows: [Row<'_>; ROWS],
+    x: &[Aligned],
+    sums: &mut [[f64; TOKENS]; ROWS],
+    first: usize,
+) {
+    let scales_per_step = if NVFP4 { LANES } else { LANES / 2 };
+    let mut of_lanes = [[V::splat(0.0); N]; ROWS];
+    for (i, x) in x.chunks_exact(WORDS * N).enumerate() {
+        let (mut codes, mut bytes) = ([&[0; STEP]; ROWS], [&[0; LANES]; ROWS]);
+        let filled;
+        let is_whole = rows[0].codes.len() >= (i + 1) * STEP;
+        if is_whole && rows[0].scales.len() >= i * scales_per_step + LANES {
+            for r in 0..ROWS {
+                codes[r] = &rows[r].codes.as_chunks().0[i];
+                bytes[r] = rows[r].scales[i * scales_per_step..].first_chunk().unwrap_or(&[0; LANES]);
+                // Other token tiles find the weights in a cache.
+                if first == 0 {
+                    prefetch_ahead(rows[r], i);
+                }
+            }
+        } else {
+            filled = pad_with_zeros(rows, i, scales_per_step);
+            for r in 0..ROWS {
+                (codes[r], bytes[r]) = (&filled[r].0, &filled[r].1);
+            }
+        }
+        let (mut halves, mut scales) = ([[V::splat_bits(0); 2]; ROWS], [V::splat(0.0); ROWS]);
+        for r in 0..ROWS {
+            halves[r] = V::halves_of_groups(codes[r]);
+            scales[r] = scales_of::<V, NVFP4>(bytes[r]);
+        }
+        let mut of_step = [[V::splat(0.0); N]; ROWS];
+        for word in 0..WORDS {
+            let mut weights = [V::splat(0.0); ROWS];
+            for r in 0..ROWS {
+                weights[r] = V::pairs(V::shift_right(halves[r][word / 4], (word % 4 * 4) as u32));
+            }
+            for token in 0..N {
+                let x = V::load(&x[word * N + token].0);
+                for r in 0..ROWS {
+                    of_step[r][token] = V::add_pairs(of_step[r][token], weights[r], x);
+                }
+            }
+        }
+        for r in 0..ROWS {
+            for token in 0..N {
+                of_lanes[r][token] = V::fma(of_step[r][token], scales[r], of_lanes[r][token]);
+            }
+        }
+    }
+    for r in 0..ROWS {
+        for token in 0..N {
+            let [a, b, c, d, e, f, g, h] = V::store_sums(V::add_halves(V::no_sums(), of_lanes[r][token]));
+            let sum = ((a + e) + (c + g)) + ((b + f) + (d + h));
+            sums[r][first + token] = sum * if NVFP4 { 256.0 } else { 0.5 };
+        }
+    }
+}
+
+/// The codes and scales that rows have left at a step, and zeros.
+#[cold]
+fn pad_with_zeros(
+    rows: [Row<'_>; ROWS],
+    step: usize,
+    scales_per_step: usize,
+) -> [([u8; STEP], [u8; LANES]); ROWS] {
+    rows.map(|row| {
+        let (mut codes, mut scales) = ([0; STEP], [0; LANES]);
+        for (to, from) in codes.iter_mut().zip(&row.codes[step * STEP..]) {
+            *to = *from;
+        }
+        for (to, from) in scales[..scales_per_step].iter_mut().zip(&row.scales[step * scales_per_step..]) {
+            *to = *from;
+        }
+        (codes, scales)
+    })
+}
+
+/// The scales of a step's groups: a 256th of NVFP4's, twice MXFP4's.
+#[inline(always)]
+fn scales_of<V: PairProducts, const NVFP4: bool>(bytes: &[u8; LANES]) -> V::Number {
+    const EACH: [u8; LANES] = {
+        let mut order = [0; LANES];
+        let mut lane = 0;
+        while lane < LANES {
+            order[lane] = lane as u8;
+            lane += 1;
+        }
+        order
+    };
+    const TWICE: [u8; LANES] = {
+        let mut order = [0; LANES];
+        let mut lane = 0;
+        while lane < LANES {
+            order[lane] = lane as u8 / 2;
+            lane += 1;
+        }
+        order
+    };
+    if NVFP4 {
+        e4m3_over_256::<V>(V::bytes(bytes, &EACH))
+    } else {
+        V::number(V::shift_left(V::add_bits(V::bytes(bytes, &TWICE), V::splat_bits(1)), 23))
+    }
+}
+
+/// Asks for what is [`AHEAD`] of a step, which at the end of some rows is what as many others begin with.
+#[inline(always)]
+fn prefetch_ahead(row: Row<'_>, step: usize) {
+    let ahead = step * STEP + AHEAD;
+    let others = if ahead < row.codes.len() { 0 } else { (ROWS - 1) * row.codes.len() };
+    prefetch(row.codes.as_ptr().wrapping_add(ahead + others), STEP);
+}
+
+const _: () = assert!(STEP == LANES * GROUP / 2);

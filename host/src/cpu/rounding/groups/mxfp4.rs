@@ -1,0 +1,62 @@
+//! MXFP4's scales for sixteen blocks at a time, a lane a block.
+
+use microscale_formats::{BlockEvents, E2m1, E8m0, mx};
+
+use super::format::{Factors, GroupFormat};
+use crate::cpu::blocks::reference::{BlockFormat, Mx};
+use crate::cpu::blocks::tally::Tally;
+use crate::cpu::rounding::thresholds::Thresholds;
+use crate::cpu::simd::{Lanes, Vector};
+use crate::element::Element;
+
+/// MXFP4, for f32 with ties to even.
+pub(in crate::cpu) struct Mxfp4Groups<'a> {
+    pub(in crate::cpu) mx: Mx<E2m1>,
+    pub(in crate::cpu) thresholds: &'a Thresholds,
+}
+
+impl BlockFormat<{ mx::BLOCK }> for Mxfp4Groups<'_> {
+    fn quantize_block<T: Element>(&self, values: &[f32; mx::BLOCK], codes: &mut [u8]) -> (u8, BlockEvents) {
+        BlockFormat::quantize_block::<T>(&self.mx, values, codes)
+    }
+}
+
+impl GroupFormat<{ mx::BLOCK }> for Mxfp4Groups<'_> {
+    #[inline(always)]
+    fn scales<T: Element, V: Vector>(
+        &self,
+        amax: V::Number,
+        bytes: &mut Lanes<u8>,
+        tally: &mut Tally,
+    ) -> bool {
+        let arithmetic = &self.mx.arithmetic;
+        let addend = arithmetic.scale_rule.mantissa_addend::<E2m1>();
+        // The rounded exponents, the scales, and the clipped blocks, as `mx` has them.
+        let largest_exponent = <E2m1 as mx::Element>::LARGEST_EXPONENT;
+        let exponents = V::shift_right(V::add_bits(V::bits(amax), V::splat_bits(addend)), 23);
+        let unclamped = V::max_bits(exponents, V::splat_bits(largest_exponent));
+        *bytes = V::low_bytes(V::add_bits(unclamped, V::splat_bits(largest_exponent.wrapping_neg())));
+        // Only so small an amax, or zero, can want a smaller scale than there is.
+        if V::at_most(amax, V::splat(E8m0::MIN.to_f32() * 8.0)) != 0 {
+            for amax in V::store(amax) {
+                let exponent = mx::rounded_exponent(amax.to_bits(), addend);
+                tally.add(mx::events::<E2m1>(amax.to_bits(), exponent, arithmetic.ties));
+            }
+            return true;
+        }
+        let mantissa = V::splat_bits(<E2m1 as mx::Element>::LARGEST_MANTISSA);
+        let clips = V::above(V::bits(amax), V::or(V::shift_left(unclamped, 23), mantissa));
+        tally.add_clipped(clips.count_ones());
+        true
+    }
+
+    #[inline(always)]
+    fn factors<V: Vector>(&self, [byte, _]: [u8; 2]) -> Factors<V::Number> {
+        Factors { y: V::splat(E8m0::from_bits(byte).reciprocal_of_number()), rest: None }
+    }
+
+    #[inline(always)]
+    fn thresholds(&self) -> &Thresholds {
+        self.thresholds
+    }
+}

@@ -1,0 +1,164 @@
+//! NVFP4's scales for sixteen blocks at a time, a lane a block, and its factors for each scale byte.
+
+use std::marker::PhantomData;
+
+use microscale_formats::nvfp4::{self, ScaleSteps, Scaling};
+use microscale_formats::plan::{NV_FAR, NvPlan, power_of_two};
+use microscale_formats::{BlockEvents, E4m3};
+
+use super::format::{Factors, GroupFormat};
+use crate::cpu::blocks::reference::BlockFormat;
+use crate::cpu::blocks::tally::Tally;
+use crate::cpu::rounding::thresholds::Thresholds;
+use crate::cpu::simd::{Lanes, Scalars, Vector};
+use crate::element::{Dtype, Element};
+
+/// NVFP4's factors for each scale byte, under a tensor's global scale: what elements are multiplied with, or
+/// divided by as [`nvfp4::quotient`] does it.
+#[derive(Clone)]
+pub(in crate::cpu) struct Nvfp4Factors {
+    /// The factor, or one over the divisor.
+    y: [f32; 128],
+    /// The rest that `y` leaves of one over the divisor.
+    z: [f32; 128],
+    divisor: [f32; 128],
+    /// True if elements are divided.
+    pub(in crate::cpu) divides: bool,
+    /// The scale byte of blocks of zeros.
+    scale_of_zero: u8,
+    /// The limits that the kernels have too.
+    plan: NvPlan,
+}
+
+impl Nvfp4Factors {
+    /// Values of 16 bits have no use for factors, and get none.
+    pub(in crate::cpu) fn new(quantizer: &nvfp4::Quantizer, global_scale: f32, dtype: Dtype) -> Self {
+        let plan = NvPlan::new(*quantizer.arithmetic(), global_scale);
+        let [mut y, mut z, mut divisor] = [[0.0; 128]; 3];
+        let bytes = if dtype == Dtype::F32 { 0..128 } else { 0..0 };
+        for byte in bytes {
+            match quantizer.scaling(E4m3::from_bits(byte as u8)) {
+                Scaling::Multiply(factor) => y[byte] = factor,
+                Scaling::Divide(d) => {
+                    [y[byte], z[byte]] = nvfp4::reciprocal::<Scalars>(d);
+                    divisor[byte] = d;
+                }
+            }
+        }
+        let scale_of_zero = quantizer.rounded_scale(quantizer.wanted_scale(0.0, |x| x)).to_bits();
+        Self { y, z, divisor, divides: plan.divides != 0, scale_of_zero, plan }
+    }
+}
+
+/// The smallest normal f16.
+const F16_NORMAL: f32 = 1.0 / 16384.0;
+
+/// NVFP4 with its factors at hand.
+pub(in crate::cpu) struct Nvfp4Groups<'a, const DIVIDES: bool> {
+    pub(in crate::cpu) quantizer: &'a nvfp4::Quantizer,
+    pub(in crate::cpu) factors: &'a Nvfp4Factors,
+    pub(in crate::cpu) thresholds: &'a Thresholds,
+}
+
+impl<const DIVIDES: bool> BlockFormat<{ nvfp4::BLOCK }> for Nvfp4Groups<'_, DIVIDES> {
+    fn quantize_block<T: Element>(
+        &self,
+        values: &[f32; nvfp4::BLOCK],
+        codes: &mut [u8],
+    ) -> (u8, BlockEvents) {
+        BlockFormat::quantize_block::<T>(self.quantizer, values, codes)
+    }
+}
+
+impl<const DIVIDES: bool> GroupFormat<{ nvfp4::BLOCK }> for Nvfp4Groups<'_, DIVIDES> {
+    #[inline(always)]
+    fn scales<T: Element, V: Vector>(
+        &self,
+        amax: V::Number,
+        bytes: &mut Lanes<u8>,
+        tally: &mut Tally,
+    ) -> bool {
+        let (quantizer, plan) = (self.quantizer, &self.factors.plan);
+        let zeros = V::at_most(amax, V::splat(0.0));
+        if T::DTYPE == Dtype::F32 {
+            // The arithmetic of quotients needs amaxes in this range.
+            let (least, most) = (V::splat(power_of_two(-NV_FAR)), V::splat(power_of_two(NV_FAR)));
+            let near = V::at_most(least, amax) & V::at_most(amax, most);
+            if plan.usual == 0 || near | zeros != u16::MAX {
+                return false;
+            }
+        }
+        let wanted = quantizer.wanted_scale_by(amax, Steps::<T, V>(PhantomData));
+        // Nothing happens in a block with a normal scale within rounding of the wanted one; nor in blocks of
+        // zeros.
+        let mut usual = V::at_most(V::splat(plan.least_usual), wanted)
+            & V::at_most(wanted, V::splat(nvfp4::LARGEST_UNSATURATED));
+        if T::DTYPE == Dtype::F16 {
+            // A sixth that is a subnormal f16 was rounded more coarsely than that.
+            usual &= V::at_most(V::splat(8.0 * F16_NORMAL), amax);
+        }
+        if usual | zeros != u16::MAX {
+            slow_scales(quantizer, &V::store(amax), &V::store(wanted), bytes, tally);
+            return true;
+        }
+        // A normal E4M3: the bits of the f32, rounded to fewer.
+        let dropped = f32::MANTISSA_DIGITS - 1 - E4m3::MANTISSA_BITS;
+        let bits = V::bits(wanted);
+        let odd = V::and(V::shift_right(bits, dropped), V::splat_bits(1));
+        let half = ((1 << (dropped - 1)) - 1u32).wrapping_sub(E4m3::NORMAL_ZERO);
+        let codes = V::shift_right(V::add_bits(V::add_bits(bits, odd), V::splat_bits(half)), dropped);
+        let of_zero = V::splat_bits(u32::from(self.factors.scale_of_zero));
+        let codes = V::bits(V::select(zeros, V::number(of_zero), V::number(codes)));
+        *bytes = V::low_bytes(codes);
+        true
+    }
+
+    #[inline(always)]
+    fn factors<V: Vector>(&self, [first, second]: [u8; 2]) -> Factors<V::Number> {
+        let Nvfp4Factors { y, z, divisor, .. } = self.factors;
+        let (first, second) = (usize::from(first & 0x7F), usize::from(second & 0x7F));
+        let rest = [V::halves(z[first], z[second]), V::halves(divisor[first], divisor[second])];
+        Factors { y: V::halves(y[first], y[second]), rest: if DIVIDES { Some(rest) } else { None } }
+    }
+
+    #[inline(always)]
+    fn thresholds(&self) -> &Thresholds {
+        self.thresholds
+    }
+}
+
+/// The steps to blocks' scales, of vectors and a dtype.
+struct Steps<T, V>(PhantomData<(T, V)>);
+
+impl<T: Element, V: Vector> ScaleSteps<V::Number> for Steps<T, V> {
+    #[inline(always)]
+    fn narrow(&self, x: V::Number) -> V::Number {
+        if T::DTYPE == Dtype::F32 { x } else { V::widen::<T>(V::narrow::<T>(x)) }
+    }
+
+    #[inline(always)]
+    fn times(&self, x: V::Number, y: f32) -> V::Number {
+        V::mul(x, V::splat(y))
+    }
+
+    #[inline(always)]
+    fn over(&self, x: V::Number, y: f32) -> V::Number {
+        V::div(x, V::splat(y))
+    }
+}
+
+/// The scales of any blocks, and what happens in them.
+#[inline(never)]
+fn slow_scales(
+    quantizer: &nvfp4::Quantizer,
+    amax: &Lanes<f32>,
+    wanted: &Lanes<f32>,
+    bytes: &mut Lanes<u8>,
+    tally: &mut Tally,
+) {
+    for ((byte, wanted), amax) in bytes.iter_mut().zip(wanted).zip(amax) {
+        let scale = quantizer.rounded_scale(*wanted);
+        tally.add(quantizer.events(*amax, *wanted, scale, quantizer.scaling(scale)));
+        *byte = scale.to_bits();
+    }
+}

@@ -1,0 +1,119 @@
+//! The rule that loops over blocks follow: a recipe with the tensor's global scale put in.
+
+use std::sync::Arc;
+
+use microscale_formats::nvfp4::{self, GlobalScale, Quantizer};
+use microscale_formats::search::Scales;
+use microscale_formats::{E2m1, E4m3, E5m2, Search};
+
+use super::groups::nvfp4::Nvfp4Factors;
+use super::thresholds::Thresholds;
+use crate::cpu::blocks::reference::Mx;
+use crate::cpu::simd::Vector;
+use crate::element::{Dtype, Element};
+use crate::recipe::Recipe;
+use crate::scheme::{Global, NonFinite, Scheme};
+
+/// The rule by which blocks are quantized.
+#[derive(Clone)]
+pub(in crate::cpu) struct QuantizeParams {
+    pub(in crate::cpu) format: FormatParams,
+    /// E2M1's, for values of 16 bits.
+    pub(in crate::cpu) thresholds: Arc<Thresholds>,
+    pub(in crate::cpu) non_finite: NonFinite,
+    /// If scales are searched.
+    pub(in crate::cpu) searching: Option<Box<SearchParams>>,
+}
+
+/// The search for scales.
+#[derive(Clone)]
+pub(in crate::cpu) struct SearchParams {
+    pub(in crate::cpu) search: Search,
+    /// NVFP4's, worked out once.
+    pub(in crate::cpu) factors: ScaleFactors,
+}
+
+/// The factors of NVFP4's codes, for each scale byte.
+#[derive(Clone)]
+pub(in crate::cpu) struct ScaleFactors([f32; 128]);
+
+impl ScaleFactors {
+    fn new(global: Option<GlobalScale>) -> Self {
+        Self(std::array::from_fn(|byte| global.factor(byte as u8)))
+    }
+}
+
+impl Scales for ScaleFactors {
+    const FIRST: u8 = <Option<GlobalScale> as Scales>::FIRST;
+    const LAST: u8 = <Option<GlobalScale> as Scales>::LAST;
+    const UNHALVED: u8 = <Option<GlobalScale> as Scales>::UNHALVED;
+    const OCTAVE: u8 = <Option<GlobalScale> as Scales>::OCTAVE;
+
+    #[inline(always)]
+    fn factor(&self, byte: u8) -> f32 {
+        self.0[usize::from(byte & 127)]
+    }
+}
+
+/// The arithmetic of each format.
+#[derive(Clone)]
+pub(in crate::cpu) enum FormatParams {
+    Mxfp4(Mx<E2m1>),
+    Mxfp8E4m3(Mx<E4m3>),
+    Mxfp8E5m2(Mx<E5m2>),
+    /// NVFP4's arithmetic, with the factors that follow from it.
+    Nvfp4(Quantizer, Box<Nvfp4Factors>),
+}
+
+impl FormatParams {
+    /// That of a recipe for values of a dtype, and the global scale to store. `computed` gives the one that
+    /// an arithmetic takes from the tensor.
+    pub(in crate::cpu) fn of(
+        recipe: &Recipe,
+        dtype: Dtype,
+        computed: impl FnOnce(&nvfp4::Arithmetic) -> GlobalScale,
+    ) -> (Self, Option<GlobalScale>) {
+        match recipe.scheme {
+            Scheme::Mxfp4(arithmetic) => (Self::Mxfp4(Mx::new(arithmetic)), None),
+            Scheme::Mxfp8E4m3(rule) => (Self::Mxfp8E4m3(Mx::with_rule(rule)), None),
+            Scheme::Mxfp8E5m2(rule) => (Self::Mxfp8E5m2(Mx::with_rule(rule)), None),
+            Scheme::Comparison(_) => unreachable!("quantized by its definition, which needs no rule"),
+            Scheme::Nvfp4(arithmetic, global) => {
+                let global = match global {
+                    Global::FromAmax => Some(computed(&arithmetic)),
+                    Global::Given(given) => Some(given),
+                    Global::Absent => None,
+                };
+                let global_scale = global.map_or(1.0, GlobalScale::value);
+                let quantizer = Quantizer::new(arithmetic, global_scale);
+                let factors = Nvfp4Factors::new(&quantizer, global_scale, dtype);
+                (Self::Nvfp4(quantizer, Box::new(factors)), global)
+            }
+        }
+    }
+
+    /// The thresholds that 16-bit values are compared with.
+    #[inline(always)]
+    pub(in crate::cpu) fn thresholds<T: Element, V: Vector>(&self) -> Arc<Thresholds> {
+        match self {
+            Self::Mxfp4(mx) => Thresholds::mxfp4::<T, V>(mx.arithmetic.ties),
+            Self::Nvfp4(quantizer, _) => Thresholds::nvfp4::<T, V>(quantizer),
+            Self::Mxfp8E4m3(_) | Self::Mxfp8E5m2(_) => Thresholds::none(),
+        }
+    }
+}
+
+impl QuantizeParams {
+    /// The rule of a recipe: its arithmetic, what 16-bit values are compared with for that, and the tensor's
+    /// global scale.
+    pub(in crate::cpu) fn new(
+        recipe: &Recipe,
+        format: FormatParams,
+        thresholds: Arc<Thresholds>,
+        global: Option<GlobalScale>,
+    ) -> Self {
+        let searching = (recipe.search != Search::None)
+            .then(|| Box::new(SearchParams { search: recipe.search, factors: ScaleFactors::new(global) }));
+        Self { format, thresholds, non_finite: recipe.non_finite, searching }
+    }
+}

@@ -1,0 +1,229 @@
+//! The thresholds of 16-bit values: the largest magnitude that gets a code of E2M1, for each scale byte.
+//!
+//! Scaling and rounding never let a larger magnitude have a smaller code. So the codes that a scale gives to
+//! all 32,768 magnitudes of a dtype are known by seven of these, found here by asking the definitions of
+//! scaling and rounding, and quantizing is comparing.
+
+use std::sync::{Arc, OnceLock};
+
+use microscale_formats::nvfp4::{Quantizer, Scaling};
+use microscale_formats::{E4m3, E8m0, Ties, e2m1};
+
+use crate::cpu::simd::halfwords::Row;
+use crate::cpu::simd::{LANES, Lanes, Vector};
+use crate::element::{Dtype, Element, halfword_from_f32, halfword_to_f32};
+
+/// A row of thresholds for each scale byte. Those of NaN are of no use.
+pub(in crate::cpu) struct Thresholds([Row; 256]);
+
+impl Thresholds {
+    /// The thresholds of f32, which has none.
+    pub(in crate::cpu) fn none() -> Arc<Self> {
+        static NONE: OnceLock<Arc<Thresholds>> = OnceLock::new();
+        NONE.get_or_init(|| Arc::new(Self([Row::default(); 256]))).clone()
+    }
+
+    /// MXFP4's, by the vectors of an instruction set.
+    #[inline(always)]
+    pub(in crate::cpu) fn mxfp4<T: Element, V: Vector>(ties: Ties) -> Arc<Self> {
+        static ALL: [[OnceLock<Arc<Thresholds>>; 3]; 2] = [const { [const { OnceLock::new() }; 3] }; 2];
+        let known = match T::DTYPE {
+            Dtype::F32 => return Self::none(),
+            Dtype::F16 => &ALL[0][ties as usize],
+            Dtype::Bf16 => &ALL[1][ties as usize],
+        };
+        if let Some(known) = known.get() {
+            return known.clone();
+        }
+        let (mut units, mut operands) = ([1.0; 256], [1.0; 256]);
+        for byte in 0..E8m0::NAN.to_bits() {
+            let scale = E8m0::from_bits(byte);
+            (units[usize::from(byte)], operands[usize::from(byte)]) = (scale.to_f32(), scale.reciprocal());
+        }
+        // Not by `get_or_init`: a closure is compiled without an instruction set's features.
+        let new = Arc::new(Self(rows::<T, V, false>(ties, &units, &operands)));
+        // If another thread was faster, it has the same.
+        let _ = known.set(new.clone());
+        new
+    }
+
+    /// NVFP4's, under a tensor's global scale.
+    #[inline(always)]
+    pub(in crate::cpu) fn nvfp4<T: Element, V: Vector>(quantizer: &Quantizer) -> Arc<Self> {
+        if T::DTYPE == Dtype::F32 {
+            return Self::none();
+        }
+        let (mut units, mut operands, mut divides) = ([1.0; 256], [1.0; 256], false);
+        // A block's scale has no sign and is no NaN.
+        for byte in 0..E4m3::NAN.to_bits() {
+            let (unit, operand) = (&mut units[usize::from(byte)], &mut operands[usize::from(byte)]);
+            match quantizer.scaling(E4m3::from_bits(byte)) {
+                Scaling::Multiply(factor) => (*unit, *operand) = (1.0 / factor, factor),
+                Scaling::Divide(divisor) => (*unit, *operand, divides) = (divisor, divisor, true),
+            }
+        }
+        Arc::new(Self(if divides {
+            rows::<T, V, true>(Ties::Even, &units, &operands)
+        } else {
+            rows::<T, V, false>(Ties::Even, &units, &operands)
+        }))
+    }
+
+    /// The thresholds of a scale.
+    #[inline(always)]
+    pub(in crate::cpu) fn row(&self, byte: u8) -> &Row {
+        &self.0[usize::from(byte)]
+    }
+}
+
+/// The thresholds from the factors or divisors of elements under each scale, and the size of a unit then,
+/// about.
+#[inline(always)]
+fn rows<T: Element, V: Vector, const DIVIDES: bool>(
+    ties: Ties,
+    units: &[f32; 256],
+    operands: &[f32; 256],
+) -> [Row; 256] {
+    let mut rows = [Row::default(); 256];
+    let scales = units.as_chunks::<LANES>().0.iter().zip(operands.as_chunks::<LANES>().0);
+    for (rows, (units, operands)) in rows.as_chunks_mut::<LANES>().0.iter_mut().zip(scales) {
+        for code in 0..e2m1::MIDPOINTS.len() {
+            let (last_magnitudes, wrong) =
+                last_magnitudes::<T, V, DIVIDES>(code, ties, V::load(units), V::load(operands));
+            for (row, last) in rows.iter_mut().zip(last_magnitudes) {
+                row.0[code] = last as u16;
+            }
+            if wrong != 0 {
+                scan::<T, DIVIDES>(code, ties, wrong, operands, rows);
+            }
+        }
+    }
+    rows
+}
+
+/// The bits of the last magnitude that has a code or a smaller one, under sixteen scales; and which of them
+/// are wrong, a bit each.
+#[inline(always)]
+fn last_magnitudes<T: Element, V: Vector, const DIVIDES: bool>(
+    code: usize,
+    ties: Ties,
+    units: V::Number,
+    operands: V::Number,
+) -> (Lanes<u32>, u16) {
+    // Counts how many of the three magnitudes around a guess have the code.
+    let guess = V::narrow::<T>(V::mul(units, V::splat(e2m1::MIDPOINTS[code])));
+    let mut next = V::add_bits(V::max_bits(guess, V::splat_bits(2)), V::splat_bits(u32::MAX));
+    let mut last = V::add_bits(next, V::splat_bits(u32::MAX));
+    for _ in 0..3 {
+        let exceeds = exceeds::<T, V, DIVIDES>(code, ties, next, operands);
+        let one = V::select(exceeds, V::number(V::splat_bits(0)), V::number(V::splat_bits(1)));
+        last = V::add_bits(last, V::bits(one));
+        next = V::add_bits(next, V::splat_bits(1));
+    }
+    next = V::add_bits(last, V::splat_bits(1));
+    let right = exceeds::<T, V, DIVIDES>(code, ties, next, operands)
+        & !exceeds::<T, V, DIVIDES>(code, ties, last, operands);
+    (V::store(V::number(last)).map(f32::to_bits), !right)
+}
+
+/// Compares magnitudes: a bit for each, 1 if its code is larger.
+#[inline(always)]
+fn exceeds<T: Element, V: Vector, const DIVIDES: bool>(
+    code: usize,
+    ties: Ties,
+    magnitudes: V::Bits,
+    operands: V::Number,
+) -> u16 {
+    let x = V::widen::<T>(magnitudes);
+    let scaled = if DIVIDES { V::div(x, operands) } else { V::mul(x, operands) };
+    let midpoint = V::splat(e2m1::MIDPOINTS[code]);
+    let ties_pass = usize::from(e2m1::magnitude_code(e2m1::MIDPOINTS[code], ties)) > code;
+    if ties_pass { V::at_most(midpoint, scaled) } else { !V::at_most(scaled, midpoint) }
+}
+
+/// Finds those that are wrong, one magnitude after another.
+#[cold]
+#[inline(never)]
+fn scan<T: Element, const DIVIDES: bool>(
+    code: usize,
+    ties: Ties,
+    wrong: u16,
+    operands: &Lanes<f32>,
+    rows: &mut [Row; LANES],
+) {
+    let largest = halfword_from_f32::<T>(T::MAX);
+    for lane in (0..LANES).filter(|lane| wrong >> lane & 1 != 0) {
+        let exceeds = |magnitude: u16| {
+            let x = halfword_to_f32::<T>(magnitude);
+            let scaled = if DIVIDES { x / operands[lane] } else { x * operands[lane] };
+            usize::from(e2m1::magnitude_code(scaled, ties)) > code
+        };
+        let last = &mut rows[lane].0[code];
+        *last = (*last).min(largest);
+        while *last > 0 && exceeds(*last) {
+            *last -= 1;
+        }
+        while *last < largest && !exceeds(*last + 1) {
+            *last += 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use half::{bf16, f16};
+    use microscale_formats::nvfp4::Arithmetic;
+    use microscale_formats::{E2m1, NegativeZero, mx};
+
+    use super::*;
+    use crate::cpu::simd::Portable;
+
+    /// The code of every magnitude by its thresholds is that by the definition, under every scale.
+    fn check<T: Element>(thresholds: &Thresholds, scales: u8, code: impl Fn(u8, f32) -> u8) {
+        for scale in 0..scales {
+            let row = thresholds.row(scale);
+            // In order, so that each magnitude is looked at once.
+            let mut expected = 0;
+            for bits in 0..0x7C00 {
+                let x = halfword_to_f32::<T>(bits);
+                while expected < 7 && bits > row.0[expected] {
+                    expected += 1;
+                }
+                assert_eq!(usize::from(code(scale, x)), expected, "{:?} {bits:#06x} {scale:#04x}", T::DTYPE);
+            }
+        }
+    }
+
+    fn check_both<T: Element>() {
+        for ties in [Ties::Even, Ties::Away, Ties::Zero] {
+            let thresholds = Thresholds::mxfp4::<T, Portable>(ties);
+            check::<T>(&thresholds, 0xFF, |scale, x| {
+                mx::encode::<E2m1>(x, E8m0::from_bits(scale).reciprocal(), ties, NegativeZero::Keep)
+            });
+        }
+        let conventions = [Arithmetic::TORCHAO, Arithmetic::COMPRESSED_TENSORS, Arithmetic::MODELOPT];
+        for arithmetic in conventions {
+            for global in [1.0, 24436.363, 1e-30, 3e35] {
+                let quantizer = Quantizer::new(arithmetic, global);
+                let thresholds = Thresholds::nvfp4::<T, Portable>(&quantizer);
+                // Scale 0 makes NaN of zeros in some of them; it is only used where all is zero.
+                check::<T>(&thresholds, 0x7F, |scale, x| {
+                    let code = quantizer.encode(x, quantizer.scaling(E4m3::from_bits(scale)));
+                    if x == 0.0 { 0 } else { code & 7 }
+                });
+            }
+        }
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "twenty million values")]
+    fn every_f16_has_the_code_of_the_definition_under_every_scale() {
+        check_both::<f16>();
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "twenty million values")]
+    fn every_bf16_has_the_code_of_the_definition_under_every_scale() {
+        check_both::<bf16>();
+    }
+}

@@ -1,0 +1,265 @@
+//! The search for the scales of several blocks at a time, a lane a block: `microscale_formats::search`
+//! without a branch on a block's values. Each lane goes through the scales that its block may take, until the
+//! last is done.
+
+use microscale_formats::search::{
+    self, CHAINED, CHAINS, Candidate, Found, NEAR, REACH, Scales, add_term, last_to_try, limited,
+    sum_of_chains, window,
+};
+use microscale_formats::{Search, block};
+
+use crate::cpu::simd::{LANES, Lanes, Vector};
+
+/// Blocks of finite values, element by element.
+struct Group<'a, const N: usize> {
+    /// Magnitudes, times the units.
+    magnitudes: [Lanes<f32>; N],
+    /// Their squares.
+    squares: [Lanes<f32>; N],
+    importance: Option<&'a [Lanes<f32>; N]>,
+    units: Lanes<f32>,
+    /// The blocks', times the units.
+    amax: Lanes<f32>,
+}
+
+impl<'a, const N: usize> Group<'a, N> {
+    #[inline(always)]
+    fn new<V: Vector>(blocks: &Lanes<[f32; N]>, importance: Option<&'a [Lanes<f32>; N]>) -> Self {
+        let mut units = [1.0; LANES];
+        let mut amax = [0.0; LANES];
+        let mut magnitudes = [[0.0; LANES]; N];
+        for (lane, block) in blocks.iter().enumerate() {
+            let bits = block::amax_bits(block);
+            units[lane] = search::unit(bits);
+            amax[lane] = f32::from_bits(bits) * units[lane];
+            for (magnitudes, value) in magnitudes.iter_mut().zip(block) {
+                magnitudes[lane] = value.abs() * units[lane];
+            }
+        }
+        let mut squares = magnitudes;
+        for square in &mut squares {
+            let magnitudes = V::load(square);
+            *square = V::store(V::mul(magnitudes, magnitudes));
+        }
+        Self { magnitudes, squares, importance, units, amax }
+    }
+
+    /// The factors of codes under a scale in each lane, times the units.
+    #[inline(always)]
+    fn factors(&self, scales: &impl Scales, bytes: &Lanes<u8>) -> Lanes<f32> {
+        let mut factors = [0.0; LANES];
+        for (factor, byte) in factors.iter_mut().zip(bytes) {
+            *factor = scales.factor(*byte);
+        }
+        for (factor, unit) in factors.iter_mut().zip(&self.units) {
+            *factor = limited(*factor, *unit);
+        }
+        factors
+    }
+
+    /// The errors of a scale in each lane.
+    #[inline(always)]
+    fn errors<V: Vector>(&self, scales: &impl Scales, bytes: &Lanes<u8>) -> V::Number {
+        let factors = V::load(&self.factors(scales, bytes));
+        let candidate = Candidate::with_inverse::<V>(factors, V::div(V::splat(1.0), factors));
+        let all_near = V::at_most(V::load(&self.amax), V::mul(factors, V::splat(NEAR))) == u16::MAX;
+        if all_near && self.importance.is_none() {
+            self.errors_of::<V, true>(&candidate)
+        } else {
+            self.errors_of::<V, false>(&candidate)
+        }
+    }
+
+    #[inline(always)]
+    fn errors_of<V: Vector, const ALL_NEAR: bool>(&self, candidate: &Candidate<V::Number>) -> V::Number {
+        let mut errors = V::splat(0.0);
+        for first in (0..N).step_by(CHAINED) {
+            let mut chains = [V::splat(0.0); CHAINS];
+            for i in 0..CHAINED {
+                let (a, square) = (&self.magnitudes[first + i], &self.squares[first + i]);
+                let rest = candidate.rest::<V, ALL_NEAR>(V::load(a), V::load(square));
+                #[expect(clippy::manual_map, reason = "a closure does not have the instance's features")]
+                let weight = match self.importance {
+                    Some(importance) => Some(V::load(&importance[first + i])),
+                    None => None,
+                };
+                chains[i % CHAINS] = add_term::<V>(rest, weight, chains[i % CHAINS]);
+            }
+            errors = V::add(errors, sum_of_chains::<V>(chains));
+        }
+        errors
+    }
+
+    /// Bit i for lane i: where a scale's clipping does not make its error larger than the plain one's.
+    #[inline(always)]
+    fn may_win<V: Vector>(&self, scales: &impl Scales, bytes: &Lanes<u8>, plain_errors: V::Number) -> u16 {
+        let factors = V::load(&self.factors(scales, bytes));
+        // Clipping asks for the factors alone.
+        let candidate = Candidate::with_inverse::<V>(factors, factors);
+        let Some(importance) = self.importance else {
+            let clipped = candidate.clipped::<V>(V::load(&self.amax));
+            return V::at_most(add_term::<V>(clipped, None, V::splat(0.0)), plain_errors);
+        };
+        let mut most = V::splat(0.0);
+        for (magnitudes, importance) in self.magnitudes.iter().zip(importance) {
+            let clipped = candidate.clipped::<V>(V::load(magnitudes));
+            most = V::max(most, add_term::<V>(clipped, Some(V::load(importance)), V::splat(0.0)));
+        }
+        V::at_most(most, plain_errors)
+    }
+
+    /// Bit i for lane i: whether a scale reaches the amax.
+    #[inline(always)]
+    fn reaches<V: Vector>(&self, scales: &impl Scales, bytes: &Lanes<u8>) -> u16 {
+        let factors = V::load(&self.factors(scales, bytes));
+        V::at_most(V::load(&self.amax), V::mul(V::splat(REACH), factors))
+    }
+
+    /// `Measure::bounds`.
+    #[inline(always)]
+    fn bounds<V: Vector, S: Scales>(
+        &self,
+        scales: &S,
+        plain_errors: V::Number,
+        plain: &Lanes<u8>,
+    ) -> (Lanes<u8>, Lanes<u8>) {
+        let mut least = *plain;
+        for byte in &mut least {
+            *byte = (*byte).clamp(S::FIRST, S::LAST);
+        }
+        loop {
+            let below = minus_one(&least);
+            let down = self.reaches::<V>(scales, &below) & differs(&least, S::FIRST);
+            if down == 0 {
+                break;
+            }
+            least = select(down, &below, &least);
+        }
+        loop {
+            let up = !self.reaches::<V>(scales, &least) & differs(&least, S::LAST);
+            if up == 0 {
+                break;
+            }
+            least = select(up, &plus_one(&least), &least);
+        }
+        let mut first = least;
+        loop {
+            let below = minus_one(&first);
+            let lower = self.may_win::<V>(scales, &below, plain_errors) & differs(&first, S::FIRST);
+            if lower == 0 {
+                break;
+            }
+            first = select(lower, &below, &first);
+        }
+        let mut last = least;
+        for byte in &mut last {
+            *byte = last_to_try::<S>(*byte);
+        }
+        (first, last)
+    }
+}
+
+#[inline(always)]
+fn minus_one(bytes: &Lanes<u8>) -> Lanes<u8> {
+    let mut less = *bytes;
+    for byte in &mut less {
+        *byte = byte.saturating_sub(1);
+    }
+    less
+}
+
+#[inline(always)]
+fn plus_one(bytes: &Lanes<u8>) -> Lanes<u8> {
+    let mut more = *bytes;
+    for byte in &mut more {
+        *byte = byte.saturating_add(1);
+    }
+    more
+}
+
+/// Bit i for lane i: whether its byte is another.
+#[inline(always)]
+fn differs(bytes: &Lanes<u8>, other: u8) -> u16 {
+    let mut mask = 0;
+    for (lane, byte) in bytes.iter().enumerate() {
+        mask |= u16::from(*byte != other) << lane;
+    }
+    mask
+}
+
+/// Bit i for lane i: where a ≤ b.
+#[inline(always)]
+fn at_most(a: &Lanes<u8>, b: &Lanes<u8>) -> u16 {
+    let mut mask = 0;
+    for (lane, (a, b)) in a.iter().zip(b).enumerate() {
+        mask |= u16::from(a <= b) << lane;
+    }
+    mask
+}
+
+/// The bytes of the lanes whose bits are set, and the others'.
+#[inline(always)]
+fn select(mask: u16, set: &Lanes<u8>, unset: &Lanes<u8>) -> Lanes<u8> {
+    let mut selected = *unset;
+    for (lane, (selected, set)) in selected.iter_mut().zip(set).enumerate() {
+        if mask >> lane & 1 != 0 {
+            *selected = *set;
+        }
+    }
+    selected
+}
+
+/// `Measure::search` for blocks with their importance.
+#[inline(always)]
+pub(in crate::cpu) fn search<V: Vector, const N: usize, S: Scales>(
+    blocks: &Lanes<[f32; N]>,
+    importance: Option<&[Lanes<f32>; N]>,
+    search: Search,
+    scales: &S,
+    plain: &Lanes<u8>,
+    larger: &Lanes<u8>,
+) -> Lanes<Found> {
+    let group = Group::new::<V>(blocks, importance);
+    let plain_errors = group.errors::<V>(scales, plain);
+    let (mut byte, mut last) = (*larger, *larger);
+    if search != Search::FourSix {
+        (byte, last) = group.bounds::<V, S>(scales, plain_errors, plain);
+    }
+    if search == Search::Window {
+        for ((byte, last), plain) in byte.iter_mut().zip(&mut last).zip(plain) {
+            let (low, high) = window::<S>(*plain);
+            (*byte, *last) = ((*byte).max(low), (*last).min(high));
+        }
+    }
+    // A block of zeros keeps its scale.
+    for ((byte, last), amax) in byte.iter_mut().zip(&mut last).zip(&group.amax) {
+        if *amax == 0.0 {
+            (*byte, *last) = (1, 0);
+        }
+    }
+    let (mut best, mut least, mut tried) = (*plain, plain_errors, [1; LANES]);
+    loop {
+        // The plain one is not tried again.
+        for (byte, plain) in byte.iter_mut().zip(plain) {
+            *byte += u8::from(byte == plain);
+        }
+        let tries = at_most(&byte, &last);
+        if tries == 0 {
+            break;
+        }
+        let errors = group.errors::<V>(scales, &byte);
+        // In ascending order, so that of equals the smallest wins.
+        let wins = tries & !V::at_most(least, errors);
+        best = select(wins, &byte, &best);
+        least = V::select(wins, errors, least);
+        for (lane, tried) in tried.iter_mut().enumerate() {
+            *tried += u32::from(tries >> lane & 1);
+        }
+        byte = select(tries, &plus_one(&byte), &byte);
+    }
+    let mut found = [Found { byte: 0, tried: 0 }; LANES];
+    for ((found, byte), tried) in found.iter_mut().zip(best).zip(tried) {
+        *found = Found { byte, tried };
+    }
+    found
+}

@@ -1,0 +1,215 @@
+//! Products by AVX2 with FMA.
+
+use std::arch::x86_64::{
+    __m256, __m256d, __m256i, _mm_loadl_epi64, _mm_loadu_si128, _mm_setr_epi8, _mm_shuffle_epi8,
+    _mm_srli_si128, _mm256_add_epi16, _mm256_add_epi32, _mm256_add_epi64, _mm256_add_pd, _mm256_and_si256,
+    _mm256_andnot_si256, _mm256_blend_epi32, _mm256_broadcastsi128_si256, _mm256_castps_si256,
+    _mm256_castps256_ps128, _mm256_castsi256_pd, _mm256_castsi256_ps, _mm256_castsi256_si128,
+    _mm256_cvtepi32_pd, _mm256_cvtepi32_ps, _mm256_cvtepu8_epi32, _mm256_cvtepu8_epi64, _mm256_cvtps_pd,
+    _mm256_extractf128_ps, _mm256_extracti128_si256, _mm256_fmadd_pd, _mm256_hadd_epi32, _mm256_loadu_pd,
+    _mm256_loadu_si256, _mm256_madd_epi16, _mm256_maddubs_epi16, _mm256_mul_pd, _mm256_or_si256,
+    _mm256_permute2x128_si256, _mm256_permute4x64_epi64, _mm256_permutevar8x32_epi32, _mm256_set1_epi8,
+    _mm256_set1_epi16, _mm256_set1_epi32, _mm256_set1_epi64x, _mm256_setr_epi32, _mm256_setzero_pd,
+    _mm256_shuffle_epi8, _mm256_shuffle_ps, _mm256_slli_epi16, _mm256_slli_epi32, _mm256_slli_epi64,
+    _mm256_srli_epi16, _mm256_storeu_pd, _mm256_sub_epi32, _mm256_unpackhi_epi8, _mm256_unpackhi_epi16,
+    _mm256_unpackhi_epi32, _mm256_unpacklo_epi8, _mm256_unpacklo_epi16, _mm256_unpacklo_epi32,
+};
+
+use super::{CHUNK, DoubledCodes, LANES, Products, RAISED, STEP, TILE, Table, bytes_of_fractions};
+use crate::cpu::simd::tokens::{Avx2, halves, parts};
+
+impl Products for Avx2 {
+    type Sums = [__m256d; 2];
+    /// Of four chunks in each 128 bits the first two bytes, then the other two, as unpacking bytes to words
+    /// asks for.
+    type Column = [__m256i; 2];
+
+    #[inline(always)]
+    fn no_sums() -> [__m256d; 2] {
+        // SAFETY: as all of this type, it is only called where AVX2 and FMA were detected.
+        unsafe { [_mm256_setzero_pd(); 2] }
+    }
+
+    #[inline(always)]
+    fn store_sums([first, second]: [__m256d; 2]) -> [f64; 8] {
+        let mut stored = [0.0; 8];
+        // SAFETY: eight f64 are twice the 32 bytes that are written, without a demand on alignment; for the
+        // rest as above.
+        unsafe {
+            _mm256_storeu_pd(stored.as_mut_ptr(), first);
+            _mm256_storeu_pd(stored.as_mut_ptr().add(4), second);
+        }
+        stored
+    }
+
+    #[inline(always)]
+    fn bytes(bytes: &[u8; LANES], order: &[u8; LANES]) -> [__m256i; 2] {
+        // SAFETY: sixteen bytes are read each time, without a demand on alignment; for the rest as above.
+        unsafe {
+            let bytes = _mm_loadu_si128(bytes.as_ptr().cast());
+            let bytes = _mm_shuffle_epi8(bytes, _mm_loadu_si128(order.as_ptr().cast()));
+            [_mm256_cvtepu8_epi32(bytes), _mm256_cvtepu8_epi32(_mm_srli_si128::<8>(bytes))]
+        }
+    }
+
+    #[inline(always)]
+    fn numbers(integers: [__m256i; 2]) -> [__m256; 2] {
+        // SAFETY: as above.
+        unsafe { halves!(i => _mm256_cvtepi32_ps(integers[i])) }
+    }
+
+    #[inline(always)]
+    fn quarters(codes: &[u8; STEP], by: &DoubledCodes) -> [__m256i; 2] {
+        // SAFETY: the table has the sixteen bytes that are read, each of `STEP` bytes four times the 32, and
+        // the surplus twice eight i32, all without a demand on alignment; for the rest as above.
+        unsafe {
+            let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(RAISED.as_ptr().cast()));
+            let sums = parts!(0 1 2 3; i => {
+                let codes = _mm256_loadu_si256(codes.as_ptr().add(32 * i).cast());
+                let low = _mm256_and_si256(codes, _mm256_set1_epi8(15));
+                let high = _mm256_and_si256(_mm256_srli_epi16::<4>(codes), _mm256_set1_epi8(15));
+                let even = _mm256_loadu_si256(by.even.as_ptr().add(32 * i).cast());
+                let odd = _mm256_loadu_si256(by.odd.as_ptr().add(32 * i).cast());
+                // Of two products, at most 24 · 12 each.
+                let even = _mm256_maddubs_epi16(_mm256_shuffle_epi8(table, low), even);
+                let odd = _mm256_maddubs_epi16(_mm256_shuffle_epi8(table, high), odd);
+                _mm256_madd_epi16(_mm256_add_epi16(even, odd), _mm256_set1_epi16(1))
+            });
+            // Groups 0 1 4 5 2 3 6 7, and 8 more.
+            let pairs = halves!(i => _mm256_castsi256_ps(_mm256_hadd_epi32(sums[2 * i], sums[2 * i + 1])));
+            let (even, odd) = (
+                _mm256_shuffle_ps::<0x88>(pairs[0], pairs[1]),
+                _mm256_shuffle_ps::<0xDD>(pairs[0], pairs[1]),
+            );
+            // Chunks 0 2 4 6 1 3 5 7.
+            let order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+            let sums = [even, odd];
+            halves!(i => {
+                let surplus = _mm256_loadu_si256(by.surplus.as_ptr().add(8 * i).cast());
+                let sums = _mm256_permutevar8x32_epi32(_mm256_castps_si256(sums[i]), order);
+                _mm256_sub_epi32(sums, surplus)
+            })
+        }
+    }
+
+    #[inline(always)]
+    fn add_halves(sums: [__m256d; 2], terms: [__m256; 2]) -> [__m256d; 2] {
+        // SAFETY: as above.
+        unsafe {
+            let first = halves!(i => _mm256_cvtps_pd(_mm256_castps256_ps128(terms[i])));
+            let second = halves!(i => _mm256_cvtps_pd(_mm256_extractf128_ps::<1>(terms[i])));
+            [
+                _mm256_add_pd(_mm256_add_pd(sums[0], first[0]), first[1]),
+                _mm256_add_pd(_mm256_add_pd(sums[1], second[0]), second[1]),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    fn add_scaled(
+        sums: [__m256d; 2],
+        integers: [__m256i; 2],
+        bytes: &[u8; 8],
+        powers: &[f64; 8],
+    ) -> [__m256d; 2] {
+        // SAFETY: four bytes and four f64 are read each time, without a demand on alignment; for the rest as
+        // above.
+        unsafe {
+            let integers = _mm256_add_epi32(integers[0], integers[1]);
+            let integers = [_mm256_castsi256_si128(integers), _mm256_extracti128_si256::<1>(integers)];
+            let bytes = _mm_loadl_epi64(bytes.as_ptr().cast());
+            let bytes = [bytes, _mm_srli_si128::<4>(bytes)];
+            halves!(i => {
+                let biased = _mm256_add_epi64(_mm256_cvtepu8_epi64(bytes[i]), _mm256_set1_epi64x(1023 - 127));
+                let scales = _mm256_castsi256_pd(_mm256_slli_epi64::<52>(biased));
+                let powers = _mm256_loadu_pd(powers.as_ptr().add(4 * i));
+                _mm256_fmadd_pd(_mm256_cvtepi32_pd(integers[i]), _mm256_mul_pd(scales, powers), sums[i])
+            })
+        }
+    }
+
+    #[inline(always)]
+    fn columns(codes: &[u8; TILE]) -> [[__m256i; 2]; 4] {
+        // SAFETY: eight times 32 bytes are read, without a demand on alignment; for the rest as above.
+        unsafe {
+            let [first, second] = halves!(half => {
+                let [a, b, c, d] =
+                    parts!(0 1 2 3; i => _mm256_loadu_si256(codes.as_ptr().add(64 * i + 32 * half).cast()));
+                let (low, high) = (_mm256_unpacklo_epi16(a, b), _mm256_unpackhi_epi16(a, b));
+                let (lower, higher) = (_mm256_unpacklo_epi16(c, d), _mm256_unpackhi_epi16(c, d));
+                [
+                    _mm256_unpacklo_epi32(low, lower),
+                    _mm256_unpackhi_epi32(low, lower),
+                    _mm256_unpacklo_epi32(high, higher),
+                    _mm256_unpackhi_epi32(high, higher),
+                ]
+            });
+            parts!(0 1 2 3; i => [first[i], second[i]])
+        }
+    }
+
+    #[inline(always)]
+    fn fractions(column: [__m256i; 2]) -> [[__m256; 2]; 8] {
+        let [a, b] = halves!(i => fractions(column[i]));
+        parts!(0 1 2 3 4 5 6 7; i => [a[i], b[i]])
+    }
+
+    #[inline(always)]
+    fn lookup(codes: &[u8; CHUNK / 2], tables: [&Table; 2]) -> [__m256i; 2] {
+        // SAFETY: sixteen bytes of codes and the 32 of each table are read, without a demand on alignment; for the rest as above.
+        unsafe {
+            // The lower bytes of the entries, then the upper ones; and each of both tables side by side.
+            let tables = halves!(i => {
+                let apart = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15));
+                let table = _mm256_loadu_si256(tables[i].as_ptr().cast());
+                _mm256_permute4x64_epi64::<0xD8>(_mm256_shuffle_epi8(table, apart))
+            });
+            let lower = _mm256_permute2x128_si256::<0x20>(tables[0], tables[1]);
+            let upper = _mm256_permute2x128_si256::<0x31>(tables[0], tables[1]);
+            let codes = _mm256_broadcastsi128_si256(_mm_loadu_si128(codes.as_ptr().cast()));
+            // Weights of a byte's lower codes are at places 0 and 16 from its word's, those of the others at 8 and 24.
+            let words = halves!(i => {
+                let codes = if i == 0 { codes } else { _mm256_srli_epi16::<4>(codes) };
+                let codes = _mm256_and_si256(codes, _mm256_set1_epi8(15));
+                let (lower, upper) = (_mm256_shuffle_epi8(lower, codes), _mm256_shuffle_epi8(upper, codes));
+                let low_byte = _mm256_set1_epi16(0xFF);
+                [
+                    _mm256_or_si256(_mm256_and_si256(lower, low_byte), _mm256_slli_epi16::<8>(upper)),
+                    _mm256_or_si256(_mm256_srli_epi16::<8>(lower), _mm256_andnot_si256(low_byte, upper)),
+                ]
+            });
+            // The first half of what the first table has, and the second of the second's.
+            halves!(i => {
+                let (first, second) = (words[0][i], words[1][i]);
+                let (first, second) = (_mm256_permute4x64_epi64::<0xCC>(first), _mm256_permute4x64_epi64::<0xCC>(second));
+                _mm256_blend_epi32::<0xF0>(first, second)
+            })
+        }
+    }
+}
+
+/// A 128th of the weights of eight chunks: their upper words, two of them in each lane, as f32.
+#[inline(always)]
+fn fractions(codes: __m256i) -> [__m256; 8] {
+    const LOWER: [u8; 16] = bytes_of_fractions(16);
+    const UPPER: [u8; 16] = bytes_of_fractions(24);
+    // SAFETY: a table has the sixteen bytes that are read; for the rest as above.
+    unsafe {
+        let lower = _mm256_broadcastsi128_si256(_mm_loadu_si128(LOWER.as_ptr().cast()));
+        let upper = _mm256_broadcastsi128_si256(_mm_loadu_si128(UPPER.as_ptr().cast()));
+        let even = _mm256_and_si256(codes, _mm256_set1_epi8(15));
+        let odd = _mm256_and_si256(_mm256_srli_epi16::<4>(codes), _mm256_set1_epi8(15));
+        let (even_lower, even_upper) = (_mm256_shuffle_epi8(lower, even), _mm256_shuffle_epi8(upper, even));
+        let (odd_lower, odd_upper) = (_mm256_shuffle_epi8(lower, odd), _mm256_shuffle_epi8(upper, odd));
+        let words = [
+            _mm256_unpacklo_epi8(even_lower, even_upper),
+            _mm256_unpacklo_epi8(odd_lower, odd_upper),
+            _mm256_unpackhi_epi8(even_lower, even_upper),
+            _mm256_unpackhi_epi8(odd_lower, odd_upper),
+        ];
+        let [a, b, e, f] = parts!(0 1 2 3; i => _mm256_castsi256_ps(_mm256_slli_epi32::<16>(words[i])));
+        let upper_word = _mm256_set1_epi32(-1 << 16);
+        let [c, d, g, h] = parts!(0 1 2 3; i => _mm256_castsi256_ps(_mm256_and_si256(words[i], upper_word)));
+        [a, b, c, d, e, f, g, h]
+    }
+}

@@ -1,0 +1,54 @@
+//! Products of pairs by AVX-512 BF16.
+
+use std::arch::x86_64::{
+    __m512, __m512bh, __m512i, _mm512_castsi512_ps, _mm512_dpbf16_ps, _mm512_loadu_si512,
+    _mm512_permutex2var_epi32, _mm512_permutexvar_epi16, _mm512_setr_epi32,
+};
+use std::mem::transmute;
+
+use super::{FRACTIONS, PairProducts, STEP};
+use crate::cpu::simd::tokens::Avx512;
+
+/// Each code in bf16, twice: of an index five bits count, and the fifth is another code's.
+const WEIGHTS: [u16; 32] = {
+    let mut weights = [0; 32];
+    let mut code = 0;
+    while code < 32 {
+        weights[code] = ((FRACTIONS[code % 16] * 128.0).to_bits() >> 16) as u16;
+        code += 1;
+    }
+    weights
+};
+
+impl PairProducts for Avx512 {
+    #[inline(always)]
+    fn halves_of_groups(codes: &[u8; STEP]) -> [__m512i; 2] {
+        // SAFETY: twice 64 of the 128 bytes are read, without a demand on alignment; as all of this trait, it is
+        // only called where AVX-512 F, BW, DQ, VL and BF16 were detected.
+        unsafe {
+            let first = _mm512_loadu_si512(codes.as_ptr().cast());
+            let second = _mm512_loadu_si512(codes.as_ptr().add(64).cast());
+            let even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+            let odd = _mm512_setr_epi32(1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+            [_mm512_permutex2var_epi32(first, even, second), _mm512_permutex2var_epi32(first, odd, second)]
+        }
+    }
+
+    #[inline(always)]
+    fn pairs(codes: __m512i) -> __m512 {
+        // SAFETY: the table has the 64 bytes that are read; for the rest as above.
+        unsafe {
+            let table = _mm512_loadu_si512(WEIGHTS.as_ptr().cast());
+            _mm512_castsi512_ps(_mm512_permutexvar_epi16(codes, table))
+        }
+    }
+
+    #[inline(always)]
+    fn add_pairs(sums: __m512, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: as above. Vectors have the same size, and every bit of theirs may be anything.
+        unsafe {
+            let (a, b) = (transmute::<__m512, __m512bh>(a), transmute::<__m512, __m512bh>(b));
+            _mm512_dpbf16_ps(sums, a, b)
+        }
+    }
+}
