@@ -19,13 +19,14 @@ const STAGE: usize = 4096;
 /// Dequantizes a piece.
 #[inline(always)]
 pub(super) fn dequantize<T: Element, V: Vector>(
+    simd: V,
     decoder: &Decoder,
     codes: &[u8],
     scales: &[u8],
     values: &mut [T],
 ) {
     if !decoder.streams {
-        return decode::<T, V>(decoder, codes, scales, values);
+        return decode::<T, V>(simd, decoder, codes, scales, values);
     }
     let mut stage = [0u64; STAGE / size_of::<u64>()];
     let stage: &mut [T] = bytemuck::cast_slice_mut(&mut stage);
@@ -33,22 +34,22 @@ pub(super) fn dequantize<T: Element, V: Vector>(
     let pieces = codes.chunks(blocks * decoder.format.block_bytes()).zip(scales.chunks(blocks));
     for ((codes, scales), values) in pieces.zip(values.chunks_mut(stage.len())) {
         let stage = &mut stage[..values.len()];
-        decode::<T, V>(decoder, codes, scales, stage);
+        decode::<T, V>(simd, decoder, codes, scales, stage);
         streaming_stores::copy(bytemuck::cast_slice(stage), bytemuck::cast_slice_mut(values));
     }
     streaming_stores::finish();
 }
 
 #[inline(always)]
-fn decode<T: Element, V: Vector>(decoder: &Decoder, codes: &[u8], scales: &[u8], values: &mut [T]) {
+fn decode<T: Element, V: Vector>(simd: V, decoder: &Decoder, codes: &[u8], scales: &[u8], values: &mut [T]) {
     const MX: usize = mx::BLOCK;
     const NV: usize = nvfp4::BLOCK;
     let (mut codes, mut scales, mut values) = (codes, scales, values);
     if let Some(rows) = &decoder.values {
         let halfwords = bytemuck::cast_slice_mut(values);
         let done = match decoder.format {
-            Format::Nvfp4 => look_up::<V, NV>(rows, codes, scales, halfwords),
-            _ => look_up::<V, MX>(rows, codes, scales, halfwords),
+            Format::Nvfp4 => look_up::<V, NV>(simd, rows, codes, scales, halfwords),
+            _ => look_up::<V, MX>(simd, rows, codes, scales, halfwords),
         };
         let blocks = done / decoder.format.block();
         (codes, scales) = (&codes[blocks * decoder.format.block_bytes()..], &scales[blocks..]);
@@ -115,6 +116,7 @@ fn element(nibble: u32) -> f32 {
 /// The 16-bit values of as many whole blocks as there are groups of 64 of. Returns how many values.
 #[inline(always)]
 fn look_up<V: HalfwordVector, const N: usize>(
+    simd: V,
     rows: &ValueTable,
     codes: &[u8],
     scales: &[u8],
@@ -131,8 +133,8 @@ fn look_up<V: HalfwordVector, const N: usize>(
         } else {
             [scales[0], scales[1], scales[2], scales[3]]
         };
-        let [first, second] = V::decode(codes, [rows.row(a), rows.row(b), rows.row(c), rows.row(d)]);
-        *pair = [V::store_halfwords(first), V::store_halfwords(second)];
+        let [first, second] = simd.decode(codes, [rows.row(a), rows.row(b), rows.row(c), rows.row(d)]);
+        *pair = [simd.store_halfwords(first), simd.store_halfwords(second)];
     }
     done
 }

@@ -5,69 +5,61 @@
 
 use std::sync::Arc;
 
-use super::isa::Isa;
 use microscale_formats::errors::ErrorSums;
+use microscale_formats::{Format, GlobalScale};
 
-use super::comparison;
-use super::decode;
-use super::errors;
-use super::exact_cast;
-use super::reference;
-use super::rounding;
-use super::search;
-use crate::cpu::blocks::output::Output;
-use crate::cpu::blocks::tally::Tally;
-use crate::cpu::decode::decoder::Decoder;
-use crate::cpu::memory::prefetch;
-use crate::cpu::products::activations::{self, PackedActivations, Packing};
-use crate::cpu::products::dot;
-use crate::cpu::products::few_tokens;
+use super::blocks::output::Output;
+use super::blocks::tally::Tally;
+use super::decode::decoder::Decoder;
+use super::isa::Isa;
+use super::memory::prefetch;
+use super::products::activations::{self, PackedActivations, Packing};
 #[cfg(target_arch = "x86_64")]
-use crate::cpu::products::few_tokens_bf16::{self, PackedTokenPairs};
+use super::products::few_tokens_bf16::{self, PackedTokenPairs};
 #[cfg(target_arch = "x86_64")]
-use crate::cpu::products::microkernel::Bf16Terms;
-use crate::cpu::products::microkernel::{F32Terms, VectorMicrokernel};
-use crate::cpu::products::panels::{self, Operands, Scratch, TokenSums};
-use crate::cpu::products::rows::Row;
+use super::products::microkernel::Bf16Terms;
+use super::products::microkernel::{F32Terms, VectorMicrokernel};
+use super::products::panels::{self, Operands, Scratch, TokenSums};
+use super::products::rows::Row;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-use crate::cpu::products::tiles::Amx;
-use crate::cpu::products::tiles::{EmulatedAmx, TileMicrokernel};
-use crate::cpu::rounding::groups;
-use crate::cpu::rounding::params::{FormatParams, QuantizeParams, SearchParams};
-use crate::cpu::rounding::thresholds::Thresholds;
-use crate::cpu::search::hessian::{self, Hessians};
+use super::products::tiles::Amx;
+use super::products::tiles::{EmulatedAmx, TileMicrokernel};
+use super::products::{dot, few_tokens};
+use super::rounding::groups;
+use super::rounding::params::{FormatParams, QuantizeParams, SearchParams};
+use super::rounding::thresholds::Thresholds;
+use super::search::hessian::{self, Hessians};
 #[cfg(target_arch = "aarch64")]
-use crate::cpu::simd::Neon;
-use crate::cpu::simd::widen::ByElement;
+use super::simd::Neon;
 #[cfg(target_arch = "x86_64")]
-use crate::cpu::simd::widen::F16c;
-#[cfg(target_arch = "x86_64")]
-use crate::cpu::simd::{Avx2, Avx512};
-use crate::cpu::simd::{Lanes, Portable};
+use super::simd::{Avx2, Avx512, Avx512Bf16};
+use super::simd::{Lanes, Portable};
+use super::{comparison, decode, errors, exact_cast, reference, rounding, search};
 use crate::element::{Dtype, Element};
 use crate::elements::{Elements, ElementsMut, by_dtype};
-use microscale_formats::{Format, GlobalScale};
 
 /// An instance for an instruction set: the same functions, compiled with its features enabled, if any, given
 /// its vectors and its widening. Codes and scales are arguments of their own: the compiler knows of arguments
 /// that they do not overlap, but not of the fields of an [`Output`].
 macro_rules! instance {
-    ($module:ident, $vector:ty, $widen:ty $(, $features:literal)?) => {
+    ($module:ident, $token:ty $(, $features:literal)?) => {
         mod $module {
             use super::*;
 
             $(#[target_feature(enable = $features)])?
             pub(super) fn quantize<T: Element>(
+                simd: $token,
                 values: &[T],
                 params: &QuantizeParams,
                 codes: &mut [u8],
                 scales: &mut [u8],
             ) -> Tally {
-                rounding::quantize::<T, $widen>(values, params, Output { codes, scales })
+                rounding::quantize(simd, values, params, Output { codes, scales })
             }
 
             $(#[target_feature(enable = $features)])?
             pub(super) fn quantize_searching<T: Element>(
+                simd: $token,
                 values: &[T],
                 importance: Option<&[f32]>,
                 params: &QuantizeParams,
@@ -76,62 +68,65 @@ macro_rules! instance {
                 scales: &mut [u8],
             ) -> Tally {
                 let output = Output { codes, scales };
-                search::quantize::<T, $widen>(values, importance, params, searching, output)
+                search::quantize(simd, values, importance, params, searching, output)
             }
 
             $(#[target_feature(enable = $features)])?
             pub(super) fn quantize_hessian<T: Element>(
+                simd: $token,
                 values: &[T],
                 hessians: Hessians<'_>,
                 params: &QuantizeParams,
                 codes: &mut [u8],
                 scales: &mut [u8],
             ) -> Tally {
-                hessian::quantize::<T, $widen>(values, hessians, params, Output { codes, scales })
+                hessian::quantize(simd, values, hessians, params, Output { codes, scales })
             }
 
             $(#[target_feature(enable = $features)])?
-            pub(super) fn dequantize<T: Element>(d: &Decoder, codes: &[u8], scales: &[u8], values: &mut [T]) {
-                decode::dequantize::<T, $vector>(d, codes, scales, values);
+            pub(super) fn dequantize<T: Element>(simd: $token, d: &Decoder, codes: &[u8], scales: &[u8], values: &mut [T]) {
+                decode::dequantize(simd, d, codes, scales, values);
             }
 
             $(#[target_feature(enable = $features)])?
-            pub(super) fn thresholds<T: Element>(_: &[T], format: &FormatParams) -> Arc<Thresholds> {
-                format.thresholds::<T, $vector>()
+            pub(super) fn thresholds<T: Element>(simd: $token, _: &[T], format: &FormatParams) -> Arc<Thresholds> {
+                format.thresholds::<T, $token>(simd)
             }
 
             $(#[target_feature(enable = $features)])?
-            pub(super) fn to_e4m3(values: &[f32], factors: exact_cast::Factors, codes: &mut [u8]) -> bool {
+            pub(super) fn to_e4m3(_: $token, values: &[f32], factors: exact_cast::Factors, codes: &mut [u8]) -> bool {
                 exact_cast::to_e4m3(values, factors, codes)
             }
 
             $(#[target_feature(enable = $features)])?
-            pub(super) fn amax_bits<T: Element>(values: &[T]) -> u32 {
-                groups::amax_bits::<T, $vector>(values)
+            pub(super) fn amax_bits<T: Element>(simd: $token, values: &[T]) -> u32 {
+                groups::amax_bits(simd, values)
             }
 
             $(#[target_feature(enable = $features)])?
-            pub(super) fn dot(row: Row<'_>, vector: &dot::PackedVector) -> f64 {
-                dot::dot::<$vector>(row, vector)
+            pub(super) fn dot(simd: $token, row: Row<'_>, vector: &dot::PackedVector) -> f64 {
+                dot::dot(simd, row, vector)
             }
 
             $(#[target_feature(enable = $features)])?
             pub(super) fn multiply_few_tokens(
+                simd: $token,
                 format: Format,
                 rows: &[Row<'_>],
                 x: &few_tokens::PackedTokens,
                 sums: &mut few_tokens::RowSums,
             ) {
-                few_tokens::multiply::<$vector>(format, rows, x, sums);
+                few_tokens::multiply(simd, format, rows, x, sums);
             }
 
             $(#[target_feature(enable = $features)])?
-            pub(super) fn multiply(operands: &Operands<'_>, sums: &mut [TokenSums], scratch: &mut Scratch) {
-                panels::multiply::<$vector, _>(&VectorMicrokernel(F32Terms), operands, sums, scratch);
+            pub(super) fn multiply(simd: $token, operands: &Operands<'_>, sums: &mut [TokenSums], scratch: &mut Scratch) {
+                panels::multiply(simd, &VectorMicrokernel(F32Terms), operands, sums, scratch);
             }
 
             $(#[target_feature(enable = $features)])?
             pub(super) fn round_sums<T: Element>(
+                _: $token,
                 sums: &[TokenSums],
                 factors: &[f64; panels::ROWS],
                 global: Option<GlobalScale>,
@@ -142,24 +137,25 @@ macro_rules! instance {
 
             $(#[target_feature(enable = $features)])?
             pub(super) fn pack_activations<T: Element>(
+                simd: $token,
                 packing: Packing,
                 activations: &[T],
                 cols: usize,
                 first: usize,
                 lines: &mut [Lanes<f32>],
             ) {
-                activations::pack_activations::<T, $widen>(packing, activations, cols, first, lines);
+                activations::pack_activations(simd, packing, activations, cols, first, lines);
             }
 
             $(#[target_feature(enable = $features)])?
-            pub(super) fn emulate_tiles(operands: &Operands<'_>, sums: &mut [TokenSums], scratch: &mut Scratch) {
-                let tiles = &EmulatedAmx::<$vector>::new();
+            pub(super) fn emulate_tiles(simd: $token, operands: &Operands<'_>, sums: &mut [TokenSums], scratch: &mut Scratch) {
+                let tiles = &EmulatedAmx(simd);
                 let products = TileMicrokernel { tiles, parts: operands.x.parts() };
-                panels::multiply::<$vector, _>(&products, operands, sums, scratch);
+                panels::multiply(simd, &products, operands, sums, scratch);
             }
 
             $(#[target_feature(enable = $features)])?
-            pub(super) fn errors<T: Element>(values: &[T], approximation: &[f32]) -> ErrorSums {
+            pub(super) fn errors<T: Element>(_: $token, values: &[T], approximation: &[f32]) -> ErrorSums {
                 // Parts of a row follow each other, with other work between them.
                 prefetch::prefetch_following(values);
                 errors::of_part(values, approximation)
@@ -168,69 +164,102 @@ macro_rules! instance {
     };
 }
 
-instance!(portable, Portable, ByElement<Portable>);
+instance!(portable, Portable);
 
 #[cfg(target_arch = "x86_64")]
-instance!(avx2, Avx2, F16c<Avx2>, "avx2,bmi2,f16c,fma,popcnt");
+instance!(avx2, Avx2, "avx2,bmi2,f16c,fma,popcnt");
 #[cfg(target_arch = "x86_64")]
-instance!(avx512, Avx512, F16c<Avx512>, "avx512f,avx512bw,avx512dq,avx512vl,avx2,bmi2,f16c,fma,popcnt");
+instance!(avx512, Avx512, "avx512f,avx512bw,avx512dq,avx512vl,avx2,bmi2,f16c,fma,popcnt");
 
-/// The products that AVX-512 BF16 adds.
+#[cfg(target_arch = "aarch64")]
+instance!(neon, Neon, "neon");
+
+/// The instance of [`panels::multiply`] for pairs of bf16.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,bmi2,f16c,fma,popcnt")]
-fn multiply_pairs(operands: &Operands<'_>, sums: &mut [TokenSums], scratch: &mut Scratch) {
-    panels::multiply::<Avx512, _>(&VectorMicrokernel(Bf16Terms), operands, sums, scratch);
+fn multiply_pairs(pairs: Avx512Bf16, operands: &Operands<'_>, sums: &mut [TokenSums], scratch: &mut Scratch) {
+    panels::multiply(pairs.avx512(), &VectorMicrokernel(Bf16Terms(pairs)), operands, sums, scratch);
 }
 
-/// The products that AMX adds, by tiles that are configured.
-#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,bmi2,f16c,fma,popcnt")]
-fn multiply_tiles(tiles: &Amx, operands: &Operands<'_>, sums: &mut [TokenSums], scratch: &mut Scratch) {
-    let products = TileMicrokernel { tiles, parts: operands.x.parts() };
-    panels::multiply::<Avx512, _>(&products, operands, sums, scratch);
-}
-
-/// As [`multiply_pairs`], for a few tokens.
+/// The instance of [`few_tokens_bf16::multiply`].
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,bmi2,f16c,fma,popcnt")]
 fn multiply_few_tokens_bf16(
+    pairs: Avx512Bf16,
     format: Format,
     rows: &[Row<'_>],
     x: &PackedTokenPairs,
     sums: &mut few_tokens::RowSums,
 ) {
-    few_tokens_bf16::multiply::<Avx512>(format, rows, x, sums);
+    few_tokens_bf16::multiply(pairs, format, rows, x, sums);
 }
 
-#[cfg(target_arch = "aarch64")]
-instance!(neon, Neon, ByElement<Neon>, "neon");
+/// The instance of [`panels::multiply`] for AMX.
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,bmi2,f16c,fma,popcnt")]
+fn multiply_tiles(
+    simd: Avx512,
+    tiles: &Amx,
+    operands: &Operands<'_>,
+    sums: &mut [TokenSums],
+    scratch: &mut Scratch,
+) {
+    let products = TileMicrokernel { tiles, parts: operands.x.parts() };
+    panels::multiply(simd, &products, operands, sums, scratch);
+}
 
-/// Calls a function of the instance for an instruction set; the portable one where this machine lacks it, and
-/// for the reference.
+/// The token of the instance to call.
+enum Token {
+    Portable(Portable),
+    #[cfg(target_arch = "aarch64")]
+    Neon(Neon),
+    #[cfg(target_arch = "x86_64")]
+    Avx2(Avx2),
+    #[cfg(target_arch = "x86_64")]
+    Avx512(Avx512),
+}
+
+/// Calls a function of an instruction set's instance, with its token as the first argument.
 macro_rules! by_instance {
     ($isa:expr, $function:ident($($arg:expr),*)) => {
-        match $isa {
+        match $isa.token() {
+            Token::Portable(simd) => portable::$function(simd, $($arg),*),
             #[cfg(target_arch = "aarch64")]
-            Isa::Neon => {
-                // SAFETY: NEON is part of AArch64.
-                unsafe { neon::$function($($arg),*) }
+            Token::Neon(simd) => {
+                // SAFETY: the instance enables NEON, which is part of AArch64.
+                unsafe { neon::$function(simd, $($arg),*) }
             }
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 if $isa.is_available() => {
-                // SAFETY: the features that the instance enables were just detected on this CPU.
-                unsafe { avx2::$function($($arg),*) }
+            Token::Avx2(simd) => {
+                // SAFETY: the instance enables the features that `simd` proves.
+                unsafe { avx2::$function(simd, $($arg),*) }
             }
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 | Isa::Avx512Bf16 | Isa::AmxBf16 if $isa.is_available() => {
-                // SAFETY: the features that the instance enables were just detected on this CPU.
-                unsafe { avx512::$function($($arg),*) }
+            Token::Avx512(simd) => {
+                // SAFETY: the instance enables the features that `simd` proves.
+                unsafe { avx512::$function(simd, $($arg),*) }
             }
-            _ => portable::$function($($arg),*),
         }
     };
 }
 
 impl Isa {
+    /// The token of this instruction set's instance. Falls back to [`Portable`] for the reference, and where
+    /// this CPU lacks the instructions.
+    fn token(self) -> Token {
+        match self {
+            #[cfg(target_arch = "aarch64")]
+            Self::Neon => Token::Neon(Neon),
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 => Avx2::detect().map_or(Token::Portable(Portable), Token::Avx2),
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 | Self::Avx512Bf16 | Self::AmxBf16 if self.is_available() => {
+                Avx512::detect().map_or(Token::Portable(Portable), Token::Avx512)
+            }
+            _ => Token::Portable(Portable),
+        }
+    }
+
     /// The thresholds for quantizing 16-bit values like these; the reference has none.
     pub(super) fn thresholds(self, like: Elements<'_>, format: &FormatParams) -> Arc<Thresholds> {
         by_dtype!(Elements, like => match self {
@@ -360,20 +389,27 @@ impl Isa {
 
     /// Sets the sums of some tokens, by panel and token. The reference does it otherwise.
     pub(super) fn multiply(self, operands: &Operands<'_>, sums: &mut [TokenSums], scratch: &mut Scratch) {
-        match operands.x.packing() {
-            #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-            Packing::Bf16Tiles if Self::AmxBf16.is_available() => {
-                // SAFETY: tiles were just found to be permitted, and the features that the function enables to be there. There are no
-                // other configured tiles on this thread: they are configured here alone, and the function calls nothing that does.
-                unsafe { multiply_tiles(&Amx::configure(), operands, sums, scratch) }
-            }
+        let packing = operands.x.packing();
+        #[cfg(target_arch = "x86_64")]
+        if packing == Packing::Bf16Pairs
+            && let Some(pairs) = Avx512Bf16::detect()
+        {
+            // SAFETY: the function enables the features that `pairs` proves.
+            return unsafe { multiply_pairs(pairs, operands, sums, scratch) };
+        }
+        #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+        if packing == Packing::Bf16Tiles
+            && Self::AmxBf16.is_available()
+            && let Some(simd) = Avx512::detect()
+        {
+            // SAFETY: `is_available` found that this process may use tiles. No other `Amx` exists on this thread:
+            // only this line makes one, and `multiply_tiles` does not come back here. That function enables the
+            // features that `simd` proves.
+            return unsafe { multiply_tiles(simd, &Amx::configure(), operands, sums, scratch) };
+        }
+        match packing {
             Packing::Bf16Tiles => by_instance!(Self::Avx512, emulate_tiles(operands, sums, scratch)),
-            #[cfg(target_arch = "x86_64")]
-            Packing::Bf16Pairs if Self::Avx512Bf16.is_available() => {
-                // SAFETY: the features that the function enables were just detected on this CPU.
-                unsafe { multiply_pairs(operands, sums, scratch) }
-            }
-            // Pairs are only chosen where they are there.
+            // `packing_of` chooses pairs only where the CPU has them.
             Packing::Bf16Pairs | Packing::F32 => by_instance!(self, multiply(operands, sums, scratch)),
         }
     }
@@ -398,9 +434,9 @@ impl Isa {
         x: &PackedTokenPairs,
         sums: &mut few_tokens::RowSums,
     ) {
-        if self.has_bf16_pairs() {
-            // SAFETY: the features that the function enables were just detected on this CPU.
-            unsafe { multiply_few_tokens_bf16(format, rows, x, sums) };
+        if let Some(pairs) = Avx512Bf16::detect() {
+            // SAFETY: the function enables the features that `pairs` proves.
+            unsafe { multiply_few_tokens_bf16(pairs, format, rows, x, sums) };
         }
     }
 }

@@ -6,6 +6,8 @@ use microscale_formats::{Words, words};
 
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 use super::products::tiles::Amx;
+#[cfg(target_arch = "x86_64")]
+use super::simd::{Avx2, Avx512, Avx512Bf16};
 
 /// A way of computing on the CPU. All give the same bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,23 +76,11 @@ impl Isa {
             Self::Reference | Self::Portable => true,
             Self::Neon => cfg!(target_arch = "aarch64"),
             #[cfg(target_arch = "x86_64")]
-            Self::Avx2 => {
-                is_x86_feature_detected!("avx2")
-                    && is_x86_feature_detected!("bmi2")
-                    && is_x86_feature_detected!("f16c")
-                    && is_x86_feature_detected!("fma")
-                    && is_x86_feature_detected!("popcnt")
-            }
+            Self::Avx2 => Avx2::detect().is_some(),
             #[cfg(target_arch = "x86_64")]
-            Self::Avx512 => {
-                Self::Avx2.is_available()
-                    && is_x86_feature_detected!("avx512f")
-                    && is_x86_feature_detected!("avx512bw")
-                    && is_x86_feature_detected!("avx512dq")
-                    && is_x86_feature_detected!("avx512vl")
-            }
+            Self::Avx512 => Avx512::detect().is_some(),
             #[cfg(target_arch = "x86_64")]
-            Self::Avx512Bf16 => Self::Avx512.is_available() && is_x86_feature_detected!("avx512bf16"),
+            Self::Avx512Bf16 => Avx512Bf16::detect().is_some(),
             #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
             Self::AmxBf16 => Self::Avx512Bf16.is_available() && Amx::is_permitted(),
             #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]

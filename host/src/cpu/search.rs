@@ -5,8 +5,6 @@
 pub(super) mod hessian;
 mod vectors;
 
-use std::marker::PhantomData;
-
 use microscale_formats::nvfp4::{Quantizer, Scaling};
 use microscale_formats::search::{Block, Found, Measure, PowersOfTwo, Scales};
 use microscale_formats::{BlockEvents, E2m1, NegativeZero, Search, Ties, block, mx, nvfp4};
@@ -17,7 +15,6 @@ use crate::cpu::blocks::slow_path::{self, block_at};
 use crate::cpu::blocks::tally::Tally;
 use crate::cpu::blocks::vectorized::{AWAY, EVEN, Mxfp4, Nvfp4, VectorizedFormat, ZERO};
 use crate::cpu::rounding::params::{FormatParams, QuantizeParams, SearchParams};
-use crate::cpu::simd::widen::{ByElement, Widen};
 use crate::cpu::simd::{LANES, Portable, Scalars, Vector};
 use crate::element::Element;
 
@@ -95,7 +92,7 @@ impl<const N: usize> ScaleSearch<N> for ReferenceSearch<'_> {
 }
 
 /// The same, several blocks at a time.
-struct VectorSearch<'a, V>(ReferenceSearch<'a>, PhantomData<V>);
+struct VectorSearch<'a, V>(ReferenceSearch<'a>, V);
 
 impl<const N: usize, V: Vector> ScaleSearch<N> for VectorSearch<'_, V> {
     #[inline(always)]
@@ -134,7 +131,7 @@ impl<const N: usize, V: Vector> ScaleSearch<N> for VectorSearch<'_, V> {
             }
         }
         let importance = self.0.0.map(|_| &importance);
-        vectors::search::<V, N, _>(wide, importance, starts[0].search, candidates, &plain, &larger)
+        vectors::search(self.1, wide, importance, starts[0].search, candidates, &plain, &larger)
     }
 }
 
@@ -146,30 +143,26 @@ pub(super) fn quantize_reference<T: Element>(
     searching: &SearchParams,
     output: Output<'_>,
 ) -> Tally {
-    quantize_with::<T, ByElement<Portable>>(values, &ReferenceSearch(importance), params, searching, output)
+    quantize_with::<T, Portable>(Portable, values, &ReferenceSearch(importance), params, searching, output)
 }
 
 /// Quantizes a piece. `importance` has a weight for each of its elements.
 #[inline(always)]
-pub(super) fn quantize<T: Element, W: Widen>(
+pub(super) fn quantize<T: Element, V: Vector>(
+    simd: V,
     values: &[T],
     importance: Option<&[f32]>,
     params: &QuantizeParams,
     searching: &SearchParams,
     output: Output<'_>,
 ) -> Tally {
-    quantize_with::<T, W>(
-        values,
-        &VectorSearch(ReferenceSearch(importance), PhantomData::<W::Vector>),
-        params,
-        searching,
-        output,
-    )
+    quantize_with(simd, values, &VectorSearch(ReferenceSearch(importance), simd), params, searching, output)
 }
 
 /// Quantizes a piece whose scales `finder` finds.
 #[inline(always)]
-pub(super) fn quantize_with<T: Element, W: Widen>(
+pub(super) fn quantize_with<T: Element, V: Vector>(
+    simd: V,
     values: &[T],
     finder: &(impl ScaleSearch<{ mx::BLOCK }> + ScaleSearch<{ nvfp4::BLOCK }>),
     params: &QuantizeParams,
@@ -178,10 +171,8 @@ pub(super) fn quantize_with<T: Element, W: Widen>(
 ) -> Tally {
     let mut run = Run { values, finder, params, searching, output };
     match &params.format {
-        FormatParams::Mxfp4(mx) => run.blocks::<W, _, _, _>(&AnyMxfp4(*mx), &PowersOfTwo),
-        FormatParams::Nvfp4(quantizer, _) => {
-            run.blocks::<W, _, _, _>(&AnyNvfp4(*quantizer), &searching.factors)
-        }
+        FormatParams::Mxfp4(mx) => run.blocks(simd, &AnyMxfp4(*mx), &PowersOfTwo),
+        FormatParams::Nvfp4(quantizer, _) => run.blocks(simd, &AnyNvfp4(*quantizer), &searching.factors),
         // A recipe with a search is refused for these.
         FormatParams::Mxfp8E4m3(_) | FormatParams::Mxfp8E5m2(_) => Tally::default(),
     }
@@ -270,9 +261,10 @@ struct Run<'a, T, F> {
 
 impl<T: Element, F> Run<'_, T, F> {
     #[inline(always)]
-    fn blocks<W: Widen, V: VectorizedFormat<N>, S: Scales, const N: usize>(
+    fn blocks<V: Vector, B: VectorizedFormat<N>, S: Scales, const N: usize>(
         &mut self,
-        format: &V,
+        simd: V,
+        format: &B,
         candidates: &S,
     ) -> Tally
     where
@@ -290,7 +282,7 @@ impl<T: Element, F> Run<'_, T, F> {
             let mut chosen = [unset; LANES];
             for i in 0..scales.len() {
                 let mut padded = [T::default(); N];
-                wide[i] = W::widen(block_at(self.values, first + i, &mut padded));
+                wide[i] = simd.widen_block(block_at(self.values, first + i, &mut padded));
                 let mut amax = block::amax_bits(&wide[i]);
                 if block::is_non_finite(amax) {
                     let offset = (first + i) * N;

@@ -1,16 +1,15 @@
 //! Vectors: tokens that prove an instruction set, and traits that give each token its operations.
 
-mod arithmetic;
+pub(super) mod arithmetic;
 pub(super) mod halfwords;
 pub(super) mod products;
 mod tokens;
 mod vector;
-pub(super) mod widen;
 
 pub(crate) use arithmetic::Scalars;
 #[cfg(target_arch = "aarch64")]
 pub(super) use tokens::Neon;
 #[cfg(target_arch = "x86_64")]
-pub(super) use tokens::{Avx2, Avx512};
+pub(super) use tokens::{Avx2, Avx512, Avx512Bf16};
 pub(super) use tokens::{LANES, Lanes, Portable};
 pub(super) use vector::Vector;

@@ -1,11 +1,9 @@
 //! Activations of many tokens, in the order in which they are multiplied: a token a lane.
 
-use microscale_formats::arithmetic::Machine as _;
 use microscale_formats::dot::CHUNK;
 use microscale_formats::weights::SEGMENT;
 use rayon::prelude::*;
 
-use crate::cpu::simd::widen::Widen;
 use crate::cpu::simd::{LANES, Lanes, Vector};
 use crate::element::{Dtype, Element};
 
@@ -128,7 +126,8 @@ impl PackedActivations {
 
 /// Puts a segment's activations, from a column on, into lines.
 #[inline(always)]
-pub(in crate::cpu) fn pack_activations<T: Element, W: Widen>(
+pub(in crate::cpu) fn pack_activations<T: Element, V: Vector>(
+    simd: V,
     packing: Packing,
     activations: &[T],
     cols: usize,
@@ -142,36 +141,36 @@ pub(in crate::cpu) fn pack_activations<T: Element, W: Widen>(
         for (chunk, lines) in lines.chunks_exact_mut(lines_of_chunk).enumerate() {
             let first = first + chunk * CHUNK;
             // By part, of pairs, or by half of the chunk; and token.
-            let mut words = [[W::Vector::splat(0.0); TOKENS]; 3];
+            let mut words = [[simd.splat(0.0); TOKENS]; 3];
             for token in 0..TOKENS.min(tokens - tile * TOKENS) {
                 let row = &activations[(tile * TOKENS + token) * cols..][..cols];
                 let values = if let Some(values) = row[first..].first_chunk::<CHUNK>() {
-                    W::widen(values)
+                    simd.widen_block(values)
                 } else {
                     let mut filled = [T::default(); CHUNK];
                     filled[..cols - first].copy_from_slice(&row[first..]);
-                    W::widen(&filled)
+                    simd.widen_block(&filled)
                 };
                 let (halves, _) = values.as_chunks::<LANES>();
-                let halves = [W::Vector::load(&halves[0]), W::Vector::load(&halves[1])];
+                let halves = [simd.load(&halves[0]), simd.load(&halves[1])];
                 match packing {
                     Packing::F32 => [words[0][token], words[1][token]] = halves,
                     Packing::Bf16Pairs | Packing::Bf16Tiles => {
                         let mut halves = halves;
                         // Twice for the places of elements, and then by pair.
                         for _ in 0..3 {
-                            halves = W::Vector::deinterleave(halves[0], halves[1]).into();
+                            halves = simd.deinterleave(halves[0], halves[1]).into();
                         }
                         let [mut even, mut odd] = halves;
                         for words in &mut words[..packing.parts(T::DTYPE)] {
-                            words[token] = pairs::<W::Vector>(even, odd);
-                            (even, odd) = (rest::<W::Vector>(even), rest::<W::Vector>(odd));
+                            words[token] = pairs(simd, even, odd);
+                            (even, odd) = (rest(simd, even), rest(simd, odd));
                         }
                     }
                 }
             }
             for (lines, words) in lines.as_chunks_mut::<LANES>().0.iter_mut().zip(words) {
-                *lines = stored::<W::Vector>(transposed::<W::Vector>(words));
+                *lines = stored(simd, transposed(simd, words));
             }
         }
     }
@@ -179,25 +178,25 @@ pub(in crate::cpu) fn pack_activations<T: Element, W: Widen>(
 
 /// The upper halves of numbers: bf16, cut off.
 #[inline(always)]
-fn pairs<V: Vector>(even: V::Number, odd: V::Number) -> V::Number {
-    let upper = V::and(V::bits(odd), V::splat_bits(0xFFFF_0000));
-    V::number(V::or(V::shift_right(V::bits(even), 16), upper))
+fn pairs<V: Vector>(simd: V, even: V::Number, odd: V::Number) -> V::Number {
+    let upper = simd.and(simd.bits(odd), simd.splat_bits(0xFFFF_0000));
+    simd.number(simd.or(simd.shift_right(simd.bits(even), 16), upper))
 }
 
 /// The lower bits of numbers, which bf16 cuts off, exactly. Infinities leave NaN, which does no harm.
 #[inline(always)]
-fn rest<V: Vector>(numbers: V::Number) -> V::Number {
-    V::sub(numbers, V::number(V::and(V::bits(numbers), V::splat_bits(0xFFFF_0000))))
+fn rest<V: Vector>(simd: V, numbers: V::Number) -> V::Number {
+    simd.sub(numbers, simd.number(simd.and(simd.bits(numbers), simd.splat_bits(0xFFFF_0000))))
 }
 
 /// Columns for rows. Each of four times the lowest bit of a number's column becomes the highest one of its row, and that of its
 /// row the highest one of its column.
 #[inline(always)]
-pub(in crate::cpu) fn transposed<V: Vector>(mut rows: [V::Number; LANES]) -> [V::Number; LANES] {
+pub(in crate::cpu) fn transposed<V: Vector>(simd: V, mut rows: [V::Number; LANES]) -> [V::Number; LANES] {
     for _ in 0..LANES.ilog2() {
         let mut next = rows;
         for i in 0..LANES / 2 {
-            (next[i], next[i + LANES / 2]) = V::deinterleave(rows[2 * i], rows[2 * i + 1]);
+            (next[i], next[i + LANES / 2]) = simd.deinterleave(rows[2 * i], rows[2 * i + 1]);
         }
         rows = next;
     }
@@ -205,10 +204,10 @@ pub(in crate::cpu) fn transposed<V: Vector>(mut rows: [V::Number; LANES]) -> [V:
 }
 
 #[inline(always)]
-fn stored<V: Vector>(rows: [V::Number; LANES]) -> [Lanes<f32>; LANES] {
+fn stored<V: Vector>(simd: V, rows: [V::Number; LANES]) -> [Lanes<f32>; LANES] {
     let mut lines = [[0.0; LANES]; LANES];
     for i in 0..LANES {
-        lines[i] = V::store(rows[i]);
+        lines[i] = simd.store(rows[i]);
     }
     lines
 }

@@ -57,7 +57,7 @@ trait Scales {
     fn of(bytes: &[u8]) -> Self;
 
     /// Adds the terms of a step, given the matrix' scales.
-    fn add<V: Products>(&self, sums: V::Sums, quarters: V::Bits, bytes: &[u8]) -> V::Sums;
+    fn add<V: Products>(&self, simd: V, sums: V::Sums, quarters: V::Bits, bytes: &[u8]) -> V::Sums;
 }
 
 /// The scales of blocks with an even index, then those of the others.
@@ -71,11 +71,11 @@ impl Scales for Nvfp4 {
     }
 
     #[inline(always)]
-    fn add<V: Products>(&self, sums: V::Sums, quarters: V::Bits, bytes: &[u8]) -> V::Sums {
+    fn add<V: Products>(&self, simd: V, sums: V::Sums, quarters: V::Bits, bytes: &[u8]) -> V::Sums {
         let Some(bytes) = bytes.first_chunk() else { return sums };
-        let scales = e4m3_over_256::<V>(V::bytes(bytes, &EVEN_THEN_ODD));
-        let scales = V::mul(scales, V::load(&self.0));
-        V::add_halves(sums, V::mul(V::numbers(quarters), scales))
+        let scales = e4m3_over_256(simd, simd.bytes(bytes, &EVEN_THEN_ODD));
+        let scales = simd.mul(scales, simd.load(&self.0));
+        simd.add_halves(sums, simd.mul(simd.numbers(quarters), scales))
     }
 }
 
@@ -88,9 +88,9 @@ impl Scales for Mxfp4 {
     }
 
     #[inline(always)]
-    fn add<V: Products>(&self, sums: V::Sums, quarters: V::Bits, bytes: &[u8]) -> V::Sums {
+    fn add<V: Products>(&self, simd: V, sums: V::Sums, quarters: V::Bits, bytes: &[u8]) -> V::Sums {
         let Some(bytes) = bytes.first_chunk() else { return sums };
-        V::add_scaled(sums, quarters, bytes, &self.0)
+        simd.add_scaled(sums, quarters, bytes, &self.0)
     }
 }
 
@@ -116,17 +116,17 @@ fn steps<S: Scales>(vector: Row<'_>) -> Vec<Step<S>> {
 
 /// The sum of a row's products with a vector, none of whose scales is NaN.
 #[inline(always)]
-pub(in crate::cpu) fn dot<V: Products>(row: Row<'_>, vector: &PackedVector) -> f64 {
+pub(in crate::cpu) fn dot<V: Products>(simd: V, row: Row<'_>, vector: &PackedVector) -> f64 {
     match &vector.steps {
-        Steps::Nvfp4(steps) => sum::<V, _>(row, steps),
-        Steps::Mxfp4(steps) => sum::<V, _>(row, steps),
+        Steps::Nvfp4(steps) => sum::<V, _>(simd, row, steps),
+        Steps::Mxfp4(steps) => sum::<V, _>(simd, row, steps),
     }
 }
 
 /// Four steps have a chunk for each stream.
 #[inline(always)]
-fn sum<V: Products, S: Scales>(row: Row<'_>, steps: &[Step<S>]) -> f64 {
-    let mut sums = [V::no_sums(); 4];
+fn sum<V: Products, S: Scales>(simd: V, row: Row<'_>, steps: &[Step<S>]) -> f64 {
+    let mut sums = [simd.no_sums(); 4];
     let (codes, last_codes) = row.codes.as_chunks::<{ 4 * STEP }>();
     let whole = codes.len();
     let (scales, last_scales) = row.scales.split_at(whole * 4 * S::COUNT);
@@ -135,7 +135,8 @@ fn sum<V: Products, S: Scales>(row: Row<'_>, steps: &[Step<S>]) -> f64 {
         codes.iter().zip(scales.chunks_exact(4 * S::COUNT)).zip(fours.as_chunks::<4>().0)
     {
         for i in 0..4 {
-            sums[i] = step::<V, S>(sums[i], &codes.as_chunks().0[i], &scales[i * S::COUNT..], &steps[i]);
+            sums[i] =
+                step::<V, S>(simd, sums[i], &codes.as_chunks().0[i], &scales[i * S::COUNT..], &steps[i]);
         }
     }
     if !last_steps.is_empty() {
@@ -145,20 +146,27 @@ fn sum<V: Products, S: Scales>(row: Row<'_>, steps: &[Step<S>]) -> f64 {
         for i in 0..4 {
             // Not a loop over steps: the sums would no longer be in registers.
             if let Some(step_of) = last_steps.get(i) {
-                sums[i] = step::<V, S>(sums[i], &codes.as_chunks().0[i], &scales[i * S::COUNT..], step_of);
+                sums[i] =
+                    step::<V, S>(simd, sums[i], &codes.as_chunks().0[i], &scales[i * S::COUNT..], step_of);
             }
         }
     }
     let mut streams = [0.0; STREAMS];
     for (streams, sums) in streams.as_chunks_mut::<8>().0.iter_mut().zip(sums) {
-        *streams = V::store_sums(sums);
+        *streams = simd.store_sums(sums);
     }
     Sums::of(streams).total()
 }
 
 #[inline(always)]
-fn step<V: Products, S: Scales>(sums: V::Sums, codes: &[u8; STEP], scales: &[u8], by: &Step<S>) -> V::Sums {
-    by.scales.add::<V>(sums, V::quarters(codes, &by.codes), scales)
+fn step<V: Products, S: Scales>(
+    simd: V,
+    sums: V::Sums,
+    codes: &[u8; STEP],
+    scales: &[u8],
+    by: &Step<S>,
+) -> V::Sums {
+    by.scales.add(simd, sums, simd.quarters(codes, &by.codes), scales)
 }
 
 const _: () = assert!(STREAMS * CHUNK == 4 * 2 * STEP && LANES == 16);

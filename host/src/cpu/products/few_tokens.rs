@@ -118,7 +118,7 @@ trait Scales {
     const COUNT: usize;
 
     /// Twice the scales of the chunks' first groups, and of the second.
-    fn doubled<V: Products>(bytes: &[u8]) -> [V::Number; 2];
+    fn doubled<V: Products>(simd: V, bytes: &[u8]) -> [V::Number; 2];
 }
 
 struct Nvfp4;
@@ -127,14 +127,14 @@ impl Scales for Nvfp4 {
     const COUNT: usize = 2 * LANES;
 
     #[inline(always)]
-    fn doubled<V: Products>(bytes: &[u8]) -> [V::Number; 2] {
+    fn doubled<V: Products>(simd: V, bytes: &[u8]) -> [V::Number; 2] {
         const ORDERS: [[[u8; LANES]; 2]; 2] = [[order(0, 0), order(1, 0)], [order(0, 1), order(1, 1)]];
-        let [first, second, ..] = bytes.as_chunks().0 else { return [V::splat(0.0); 2] };
-        let mut doubled = [V::splat(0.0); 2];
+        let [first, second, ..] = bytes.as_chunks().0 else { return [simd.splat(0.0); 2] };
+        let mut doubled = [simd.splat(0.0); 2];
         for group in 0..2 {
             let [low, high] = &ORDERS[group];
-            let bytes = V::or(V::bytes(first, low), V::bytes(second, high));
-            doubled[group] = V::mul(e4m3_over_256::<V>(bytes), V::splat(512.0));
+            let bytes = simd.or(simd.bytes(first, low), simd.bytes(second, high));
+            doubled[group] = simd.mul(e4m3_over_256(simd, bytes), simd.splat(512.0));
         }
         doubled
     }
@@ -146,7 +146,7 @@ impl Scales for Mxfp4 {
     const COUNT: usize = LANES;
 
     #[inline(always)]
-    fn doubled<V: Products>(bytes: &[u8]) -> [V::Number; 2] {
+    fn doubled<V: Products>(simd: V, bytes: &[u8]) -> [V::Number; 2] {
         const ORDER: [u8; LANES] = {
             let mut order = [0; LANES];
             let mut lane = 0;
@@ -156,14 +156,15 @@ impl Scales for Mxfp4 {
             }
             order
         };
-        let bytes = V::bytes(bytes.first_chunk().unwrap_or(&[0; LANES]), &ORDER);
-        [V::number(V::shift_left(V::add_bits(bytes, V::splat_bits(1)), 23)); 2]
+        let bytes = simd.bytes(bytes.first_chunk().unwrap_or(&[0; LANES]), &ORDER);
+        [simd.number(simd.shift_left(simd.add_bits(bytes, simd.splat_bits(1)), 23)); 2]
     }
 }
 
 /// The sums of rows' products with each token's activations.
 #[inline(always)]
 pub(in crate::cpu) fn multiply<V: Products>(
+    simd: V,
     format: Format,
     rows: &[Row<'_>],
     x: &PackedTokens,
@@ -175,11 +176,11 @@ pub(in crate::cpu) fn multiply<V: Products>(
     if let Ok(all) = rows.try_into()
         && rows.iter().all(common)
     {
-        return multiply_format::<V, ROWS>(format, all, x, sums);
+        return multiply_format::<V, ROWS>(simd, format, all, x, sums);
     }
     for (row, sums) in rows.iter().zip(sums) {
         if common(row) {
-            multiply_format::<V, 1>(format, [*row], x, std::array::from_mut(sums));
+            multiply_format::<V, 1>(simd, format, [*row], x, std::array::from_mut(sums));
         } else {
             reference(format, *row, x, sums);
         }
@@ -188,28 +189,30 @@ pub(in crate::cpu) fn multiply<V: Products>(
 
 #[inline(always)]
 fn multiply_format<V: Products, const R: usize>(
+    simd: V,
     format: Format,
     rows: [Row<'_>; R],
     x: &PackedTokens,
     sums: &mut [[f64; TOKENS]; R],
 ) {
     match format {
-        Format::Nvfp4 => multiply_token_tiles::<V, Nvfp4, R>(rows, x, sums),
-        _ => multiply_token_tiles::<V, Mxfp4, R>(rows, x, sums),
+        Format::Nvfp4 => multiply_token_tiles::<V, Nvfp4, R>(simd, rows, x, sums),
+        _ => multiply_token_tiles::<V, Mxfp4, R>(simd, rows, x, sums),
     }
 }
 
 #[inline(always)]
 fn multiply_token_tiles<V: Products, S: Scales, const R: usize>(
+    simd: V,
     rows: [Row<'_>; R],
     x: &PackedTokens,
     sums: &mut [[f64; TOKENS]; R],
 ) {
     for (i, token_tile) in x.token_tiles.iter().enumerate() {
         match token_tile.tokens {
-            1 => multiply_token_tile::<V, S, 1, R>(rows, token_tile, sums, i * TOKEN_TILE),
-            2 => multiply_token_tile::<V, S, 2, R>(rows, token_tile, sums, i * TOKEN_TILE),
-            _ => multiply_token_tile::<V, S, TOKEN_TILE, R>(rows, token_tile, sums, i * TOKEN_TILE),
+            1 => multiply_token_tile::<V, S, 1, R>(simd, rows, token_tile, sums, i * TOKEN_TILE),
+            2 => multiply_token_tile::<V, S, 2, R>(simd, rows, token_tile, sums, i * TOKEN_TILE),
+            _ => multiply_token_tile::<V, S, TOKEN_TILE, R>(simd, rows, token_tile, sums, i * TOKEN_TILE),
         }
     }
 }
@@ -217,13 +220,14 @@ fn multiply_token_tiles<V: Products, S: Scales, const R: usize>(
 /// Two tiles have a chunk for each stream.
 #[inline(always)]
 fn multiply_token_tile<V: Products, S: Scales, const N: usize, const R: usize>(
+    simd: V,
     rows: [Row<'_>; R],
     x: &TokenTile,
     sums: &mut [[f64; TOKENS]; R],
     first: usize,
 ) {
     let is_exact = x.is_exact;
-    let mut streams = [[[V::splat(0.0); N]; R]; 2];
+    let mut streams = [[[simd.splat(0.0); N]; R]; 2];
     let mut tiles = x.tiles.chunks_exact(CHUNK * N);
     let whole = rows[0].codes.len() / (2 * TILE);
     for pair in 0..whole {
@@ -240,11 +244,11 @@ fn multiply_token_tile<V: Products, S: Scales, const N: usize, const R: usize>(
                 }
             }
             if V::ROWS == R {
-                tile::<V, S, N, R>(streams, codes, scales, x, is_exact);
+                tile::<V, S, N, R>(simd, streams, codes, scales, x, is_exact);
             } else {
                 for r in 0..R {
                     let streams = std::array::from_mut(&mut streams[r]);
-                    tile::<V, S, N, 1>(streams, [codes[r]], [scales[r]], x, is_exact);
+                    tile::<V, S, N, 1>(simd, streams, [codes[r]], [scales[r]], x, is_exact);
                 }
             }
         }
@@ -263,11 +267,12 @@ fn multiply_token_tile<V: Products, S: Scales, const N: usize, const R: usize>(
         for r in 0..R {
             (codes[r], scales[r]) = (&filled[r].0, &filled[r].1);
         }
-        tile::<V, S, N, R>(&mut streams[i], codes, scales, x, is_exact);
+        tile::<V, S, N, R>(simd, &mut streams[i], codes, scales, x, is_exact);
     }
     for r in 0..R {
         for token in 0..N {
-            sums[r][first + token] = total(V::store(streams[0][r][token]), V::store(streams[1][r][token]));
+            sums[r][first + token] =
+                total(simd.store(streams[0][r][token]), simd.store(streams[1][r][token]));
         }
     }
 }
@@ -285,17 +290,18 @@ fn prefetch_ahead<S: Scales>(row: Row<'_>, tile: usize, rows: usize) {
 
 #[inline(always)]
 fn tile<V: Products, S: Scales, const N: usize, const R: usize>(
+    simd: V,
     streams: &mut [[V::Number; N]; R],
     codes: [&[u8; TILE]; R],
     bytes: [&[u8]; R],
     x: &[Aligned],
     is_exact: bool,
 ) {
-    let zeros = V::splat(0.0);
-    let (mut scales, mut columns) = ([[zeros; R]; 2], [V::columns(codes[0]); R]);
+    let zeros = simd.splat(0.0);
+    let (mut scales, mut columns) = ([[zeros; R]; 2], [simd.columns(codes[0]); R]);
     for r in 0..R {
-        [scales[0][r], scales[1][r]] = S::doubled::<V>(bytes[r]);
-        columns[r] = V::columns(codes[r]);
+        [scales[0][r], scales[1][r]] = S::doubled(simd, bytes[r]);
+        columns[r] = simd.columns(codes[r]);
     }
     let x = &x[..CHUNK * N];
     for (group, scales) in scales.into_iter().enumerate() {
@@ -303,17 +309,17 @@ fn tile<V: Products, S: Scales, const N: usize, const R: usize>(
         for column in 2 * group..2 * group + 2 {
             let mut fractions = [[zeros; 8]; R];
             for r in 0..R {
-                fractions[r] = V::fractions(columns[r][column]);
+                fractions[r] = simd.fractions(columns[r][column]);
             }
             for i in 0..8 {
                 for token in 0..N {
-                    let x = V::load(&x[(8 * column + i) * N + token].0);
+                    let x = simd.load(&x[(8 * column + i) * N + token].0);
                     for r in 0..R {
                         // Where the product is exact, both are the same.
                         sums[r][token] = if V::FUSED || !is_exact {
-                            V::fma(fractions[r][i], x, sums[r][token])
+                            simd.fma(fractions[r][i], x, sums[r][token])
                         } else {
-                            V::add(V::mul(fractions[r][i], x), sums[r][token])
+                            simd.add(simd.mul(fractions[r][i], x), sums[r][token])
                         };
                     }
                 }
@@ -321,7 +327,7 @@ fn tile<V: Products, S: Scales, const N: usize, const R: usize>(
         }
         for r in 0..R {
             for token in 0..N {
-                streams[r][token] = V::fma(sums[r][token], scales[r], streams[r][token]);
+                streams[r][token] = simd.fma(sums[r][token], scales[r], streams[r][token]);
             }
         }
     }

@@ -9,8 +9,9 @@ use super::activations::{Aligned, Word};
 use super::few_tokens::{AHEAD, ROWS, RowSums, TOKEN_TILE, TOKENS};
 use super::rows::Row;
 use crate::cpu::memory::prefetch::prefetch;
-use crate::cpu::simd::LANES;
-use crate::cpu::simd::products::{PairProducts, STEP, e4m3_over_256};
+use crate::cpu::simd::products::{Products, STEP, e4m3_over_256};
+use crate::cpu::simd::{Avx512, Avx512Bf16, LANES, Vector};
+use std::arch::x86_64::__m512;
 
 /// Words of a lane: pairs of a group.
 const WORDS: usize = GROUP / Word::Bf16Pair.elements();
@@ -66,7 +67,8 @@ const fn elements(word: usize) -> [usize; 2] {
 
 /// The sums of rows' products with each token's activations; not of rows with scales that are NaN.
 #[inline(always)]
-pub(in crate::cpu) fn multiply<V: PairProducts>(
+pub(in crate::cpu) fn multiply(
+    pairs: Avx512Bf16,
     format: Format,
     rows: &[Row<'_>],
     x: &PackedTokenPairs,
@@ -77,25 +79,27 @@ pub(in crate::cpu) fn multiply<V: PairProducts>(
     for (i, tile) in x.token_tiles.iter().enumerate() {
         let first = i * TOKEN_TILE;
         match (format, tile.tokens) {
-            (Format::Nvfp4, 1) => multiply_tile::<V, true, 1>(all, &tile.words, sums, first),
-            (Format::Nvfp4, 2) => multiply_tile::<V, true, 2>(all, &tile.words, sums, first),
-            (Format::Nvfp4, _) => multiply_tile::<V, true, TOKEN_TILE>(all, &tile.words, sums, first),
-            (_, 1) => multiply_tile::<V, false, 1>(all, &tile.words, sums, first),
-            (_, 2) => multiply_tile::<V, false, 2>(all, &tile.words, sums, first),
-            (_, _) => multiply_tile::<V, false, TOKEN_TILE>(all, &tile.words, sums, first),
+            (Format::Nvfp4, 1) => multiply_tile::<true, 1>(pairs, all, &tile.words, sums, first),
+            (Format::Nvfp4, 2) => multiply_tile::<true, 2>(pairs, all, &tile.words, sums, first),
+            (Format::Nvfp4, _) => multiply_tile::<true, TOKEN_TILE>(pairs, all, &tile.words, sums, first),
+            (_, 1) => multiply_tile::<false, 1>(pairs, all, &tile.words, sums, first),
+            (_, 2) => multiply_tile::<false, 2>(pairs, all, &tile.words, sums, first),
+            (_, _) => multiply_tile::<false, TOKEN_TILE>(pairs, all, &tile.words, sums, first),
         }
     }
 }
 
 #[inline(always)]
-fn multiply_tile<V: PairProducts, const NVFP4: bool, const N: usize>(
+fn multiply_tile<const NVFP4: bool, const N: usize>(
+    pairs: Avx512Bf16,
     rows: [Row<'_>; ROWS],
     x: &[Aligned],
     sums: &mut [[f64; TOKENS]; ROWS],
     first: usize,
 ) {
+    let simd = pairs.avx512();
     let scales_per_step = if NVFP4 { LANES } else { LANES / 2 };
-    let mut of_lanes = [[V::splat(0.0); N]; ROWS];
+    let mut of_lanes = [[simd.splat(0.0); N]; ROWS];
     for (i, x) in x.chunks_exact(WORDS * N).enumerate() {
         let (mut codes, mut bytes) = ([&[0; STEP]; ROWS], [&[0; LANES]; ROWS]);
         let filled;
@@ -115,33 +119,34 @@ fn multiply_tile<V: PairProducts, const NVFP4: bool, const N: usize>(
                 (codes[r], bytes[r]) = (&filled[r].0, &filled[r].1);
             }
         }
-        let (mut halves, mut scales) = ([[V::splat_bits(0); 2]; ROWS], [V::splat(0.0); ROWS]);
+        let (mut halves, mut scales) = ([[simd.splat_bits(0); 2]; ROWS], [simd.splat(0.0); ROWS]);
         for r in 0..ROWS {
-            halves[r] = V::halves_of_groups(codes[r]);
-            scales[r] = scales_of::<V, NVFP4>(bytes[r]);
+            halves[r] = pairs.halves_of_groups(codes[r]);
+            scales[r] = scales_of::<NVFP4>(simd, bytes[r]);
         }
-        let mut of_step = [[V::splat(0.0); N]; ROWS];
+        let mut of_step = [[simd.splat(0.0); N]; ROWS];
         for word in 0..WORDS {
-            let mut weights = [V::splat(0.0); ROWS];
+            let mut weights = [simd.splat(0.0); ROWS];
             for r in 0..ROWS {
-                weights[r] = V::pairs(V::shift_right(halves[r][word / 4], (word % 4 * 4) as u32));
+                weights[r] = pairs.weights(simd.shift_right(halves[r][word / 4], (word % 4 * 4) as u32));
             }
             for token in 0..N {
-                let x = V::load(&x[word * N + token].0);
+                let x = simd.load(&x[word * N + token].0);
                 for r in 0..ROWS {
-                    of_step[r][token] = V::add_pairs(of_step[r][token], weights[r], x);
+                    of_step[r][token] = pairs.add_pairs(of_step[r][token], weights[r], x);
                 }
             }
         }
         for r in 0..ROWS {
             for token in 0..N {
-                of_lanes[r][token] = V::fma(of_step[r][token], scales[r], of_lanes[r][token]);
+                of_lanes[r][token] = simd.fma(of_step[r][token], scales[r], of_lanes[r][token]);
             }
         }
     }
     for r in 0..ROWS {
         for token in 0..N {
-            let [a, b, c, d, e, f, g, h] = V::store_sums(V::add_halves(V::no_sums(), of_lanes[r][token]));
+            let [a, b, c, d, e, f, g, h] =
+                simd.store_sums(simd.add_halves(simd.no_sums(), of_lanes[r][token]));
             let sum = ((a + e) + (c + g)) + ((b + f) + (d + h));
             sums[r][first + token] = sum * if NVFP4 { 256.0 } else { 0.5 };
         }
@@ -169,7 +174,7 @@ fn pad_with_zeros(
 
 /// The scales of a step's groups: a 256th of NVFP4's, twice MXFP4's.
 #[inline(always)]
-fn scales_of<V: PairProducts, const NVFP4: bool>(bytes: &[u8; LANES]) -> V::Number {
+fn scales_of<const NVFP4: bool>(simd: Avx512, bytes: &[u8; LANES]) -> __m512 {
     const EACH: [u8; LANES] = {
         let mut order = [0; LANES];
         let mut lane = 0;
@@ -189,9 +194,9 @@ fn scales_of<V: PairProducts, const NVFP4: bool>(bytes: &[u8; LANES]) -> V::Numb
         order
     };
     if NVFP4 {
-        e4m3_over_256::<V>(V::bytes(bytes, &EACH))
+        e4m3_over_256(simd, simd.bytes(bytes, &EACH))
     } else {
-        V::number(V::shift_left(V::add_bits(V::bytes(bytes, &TWICE), V::splat_bits(1)), 23))
+        simd.number(simd.shift_left(simd.add_bits(simd.bytes(bytes, &TWICE), simd.splat_bits(1)), 23))
     }
 }
 

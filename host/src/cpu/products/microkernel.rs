@@ -2,17 +2,19 @@
 
 use super::activations::{Aligned, Word};
 use super::panels::{Lines, Microkernel, ROWS, lines_per_chunk};
-#[cfg(target_arch = "x86_64")]
-use crate::cpu::simd::products::PairProducts;
 use crate::cpu::simd::products::{Products, packed_index};
+#[cfg(target_arch = "x86_64")]
+use crate::cpu::simd::{Avx512, Avx512Bf16};
 use crate::cpu::simd::{LANES, Lanes};
+#[cfg(target_arch = "x86_64")]
+use std::arch::x86_64::__m512;
 
 /// The terms that a lane multiplies and adds: elements, or pairs of elements.
 pub(in crate::cpu) trait MultiplyAdd<V: Products> {
     const WORD: Word;
 
     /// Adds the products of a word of weights and a word of activations.
-    fn add(sum: V::Number, weights: V::Number, x: V::Number) -> V::Number;
+    fn add(&self, simd: V, sum: V::Number, weights: V::Number, x: V::Number) -> V::Number;
 }
 
 /// f32.
@@ -22,22 +24,22 @@ impl<V: Products> MultiplyAdd<V> for F32Terms {
     const WORD: Word = Word::F32;
 
     #[inline(always)]
-    fn add(sum: V::Number, weights: V::Number, x: V::Number) -> V::Number {
-        V::fma(weights, x, sum)
+    fn add(&self, simd: V, sum: V::Number, weights: V::Number, x: V::Number) -> V::Number {
+        simd.fma(weights, x, sum)
     }
 }
 
-/// Pairs of bf16.
+/// Pairs of bf16, with the token of their instruction.
 #[cfg(target_arch = "x86_64")]
-pub(in crate::cpu) struct Bf16Terms;
+pub(in crate::cpu) struct Bf16Terms(pub(in crate::cpu) Avx512Bf16);
 
 #[cfg(target_arch = "x86_64")]
-impl<V: PairProducts> MultiplyAdd<V> for Bf16Terms {
+impl MultiplyAdd<Avx512> for Bf16Terms {
     const WORD: Word = Word::Bf16Pair;
 
     #[inline(always)]
-    fn add(sum: V::Number, weights: V::Number, x: V::Number) -> V::Number {
-        V::add_pairs(sum, weights, x)
+    fn add(&self, _: Avx512, sum: __m512, weights: __m512, x: __m512) -> __m512 {
+        self.0.add_pairs(sum, weights, x)
     }
 }
 
@@ -48,25 +50,25 @@ impl<V: Products, A: MultiplyAdd<V>> Microkernel<V> for VectorMicrokernel<A> {
     const WORD: Word = A::WORD;
 
     #[inline(always)]
-    fn add(&self, x: &[Lanes<f32>], weights: &[Lines], sums: &mut [Lines]) {
+    fn add(&self, simd: V, x: &[Lanes<f32>], weights: &[Lines], sums: &mut [Lines]) {
         let lines = weights.len() * LANES;
         let (two, one) = if V::MANY_REGISTERS { sums.as_chunks_mut() } else { (&mut [][..], sums) };
         let (of_two, of_one) = x.split_at(2 * two.len() * lines);
         for (sums, x) in two.iter_mut().zip(of_two.chunks_exact(2 * lines)) {
             let (first, second) = x.split_at(lines);
             for rows in 0..ROWS / 8 {
-                multiply_block::<V, A, 8, 2>([first, second], weights, sums, rows);
+                multiply_block::<V, A, 8, 2>(simd, &self.0, [first, second], weights, sums, rows);
             }
         }
         for (sums, x) in one.iter_mut().zip(of_one.chunks_exact(lines)) {
             let sums = std::array::from_mut(sums);
             if V::MANY_REGISTERS {
                 for rows in 0..ROWS / 16 {
-                    multiply_block::<V, A, 16, 1>([x], weights, sums, rows);
+                    multiply_block::<V, A, 16, 1>(simd, &self.0, [x], weights, sums, rows);
                 }
             } else {
                 for rows in 0..ROWS / 4 {
-                    multiply_block::<V, A, 4, 1>([x], weights, sums, rows);
+                    multiply_block::<V, A, 4, 1>(simd, &self.0, [x], weights, sums, rows);
                 }
             }
         }
@@ -76,13 +78,15 @@ impl<V: Products, A: MultiplyAdd<V>> Microkernel<V> for VectorMicrokernel<A> {
 /// R rows, of those that are as many together, and T tiles.
 #[inline(always)]
 fn multiply_block<V: Products, A: MultiplyAdd<V>, const R: usize, const T: usize>(
+    simd: V,
+    terms: &A,
     x: [&[Lanes<f32>]; T],
     weights: &[Lines],
     sums: &mut [Lines; T],
     rows: usize,
 ) {
     let lines = lines_per_chunk(A::WORD);
-    let mut of_segment = [[V::splat(0.0); T]; R];
+    let mut of_segment = [[simd.splat(0.0); T]; R];
     for (chunk, weights) in weights.chunks_exact(lines).enumerate() {
         for i in 0..LANES * lines {
             // Elements come in order, and pairs as they lie.
@@ -90,15 +94,15 @@ fn multiply_block<V: Products, A: MultiplyAdd<V>, const R: usize, const T: usize
                 Word::F32 => (packed_index(i) % 2, packed_index(i) / 2),
                 Word::Bf16Pair => (0, i),
             };
-            let mut values = [V::splat(0.0); T];
+            let mut values = [simd.splat(0.0); T];
             for t in 0..T {
-                values[t] = V::load(&x[t][chunk * LANES * lines + i]);
+                values[t] = simd.load(&x[t][chunk * LANES * lines + i]);
             }
             let weights: &[_; R] = &weights[line].as_chunks().0[rows];
             for r in 0..R {
-                let weight = V::splat(weights[r].0[word]);
+                let weight = simd.splat(weights[r].0[word]);
                 for t in 0..T {
-                    of_segment[r][t] = A::add(of_segment[r][t], weight, values[t]);
+                    of_segment[r][t] = terms.add(simd, of_segment[r][t], weight, values[t]);
                 }
             }
         }
@@ -106,7 +110,7 @@ fn multiply_block<V: Products, A: MultiplyAdd<V>, const R: usize, const T: usize
     for (sums, t) in sums.iter_mut().zip(0..T) {
         let sums: &mut [_; R] = &mut sums.as_chunks_mut().0[rows];
         for r in 0..R {
-            sums[r] = Aligned(V::store(V::add(V::load(&sums[r].0), of_segment[r][t])));
+            sums[r] = Aligned(simd.store(simd.add(simd.load(&sums[r].0), of_segment[r][t])));
         }
     }
 }

@@ -121,7 +121,7 @@ pub(in crate::cpu) trait Microkernel<V: Products> {
 
     /// Adds the products with some tiles of tokens to their sums, by tile and row. A chunk of weights has a line of pairs of
     /// [places](crate::cpu::simd::products::packed_index), or one of the even places and one of the odd ones.
-    fn add(&self, x: &[Lanes<f32>], weights: &[Lines], sums: &mut [Lines]);
+    fn add(&self, simd: V, x: &[Lanes<f32>], weights: &[Lines], sums: &mut [Lines]);
 }
 
 /// Memory for a task, which the next one takes over.
@@ -149,19 +149,21 @@ pub(in crate::cpu) struct Operands<'a> {
 /// Sets the sums of some tokens, by panel and token.
 #[inline(always)]
 pub(in crate::cpu) fn multiply<V: Products, P: Microkernel<V>>(
+    simd: V,
     products: &P,
     operands: &Operands<'_>,
     sums: &mut [TokenSums],
     scratch: &mut Scratch,
 ) {
     match operands.format {
-        Format::Nvfp4 => multiply_format::<V, P, true>(products, operands, sums, scratch),
-        _ => multiply_format::<V, P, false>(products, operands, sums, scratch),
+        Format::Nvfp4 => multiply_format::<V, P, true>(simd, products, operands, sums, scratch),
+        _ => multiply_format::<V, P, false>(simd, products, operands, sums, scratch),
     }
 }
 
 #[inline(always)]
 fn multiply_format<V: Products, P: Microkernel<V>, const NVFP4: bool>(
+    simd: V,
     products: &P,
     operands: &Operands<'_>,
     sums: &mut [TokenSums],
@@ -177,42 +179,42 @@ fn multiply_format<V: Products, P: Microkernel<V>, const NVFP4: bool>(
         let decoded = &mut scratch.decoded[..elements / CHUNK * lines_per_chunk(P::WORD)];
         let x = x.part(segment, first_tile, tiles);
         for (panel, sums) in panels.iter().zip(scratch.sums.chunks_exact_mut(tiles)) {
-            decode::<V, NVFP4>(panel, segment, tables, P::WORD, decoded);
-            products.add(x, decoded, sums);
+            decode::<V, P, NVFP4>(simd, panel, segment, tables, decoded);
+            products.add(simd, x, decoded, sums);
         }
     }
     for (sums, by_tile) in sums.chunks_exact_mut(tokens).zip(scratch.sums.chunks_exact(tiles)) {
-        for (sums, multiply_tile) in sums.chunks_mut(TOKENS).zip(by_tile) {
-            by_token::<V>(multiply_tile, sums);
+        for (sums, tile_sums) in sums.chunks_mut(TOKENS).zip(by_tile) {
+            by_token(simd, tile_sums, sums);
         }
     }
 }
 
 /// The sums of a tile's tokens, as many as there are, by token.
 #[inline(always)]
-fn by_token<V: Products>(multiply_tile: &Lines, sums: &mut [TokenSums]) {
-    for (i, of_rows) in multiply_tile.as_chunks::<LANES>().0.iter().enumerate() {
-        let mut rows = [V::splat(0.0); LANES];
+fn by_token<V: Products>(simd: V, tile_sums: &Lines, sums: &mut [TokenSums]) {
+    for (i, of_rows) in tile_sums.as_chunks::<LANES>().0.iter().enumerate() {
+        let mut rows = [simd.splat(0.0); LANES];
         for (row, sums) in rows.iter_mut().zip(of_rows) {
-            *row = V::load(&sums.0);
+            *row = simd.load(&sums.0);
         }
-        for (sums, of_token) in sums.iter_mut().zip(transposed::<V>(rows)) {
-            sums.as_chunks_mut().0[i] = V::store(of_token);
+        for (sums, of_token) in sums.iter_mut().zip(transposed(simd, rows)) {
+            sums.as_chunks_mut().0[i] = simd.store(of_token);
         }
     }
 }
 
 /// Decodes a segment of each row, as many lines as there is room for.
 #[inline(always)]
-fn decode<V: Products, const NVFP4: bool>(
+fn decode<V: Products, P: Microkernel<V>, const NVFP4: bool>(
+    simd: V,
     panel: &Panel<'_>,
     segment: usize,
     tables: &WeightTables,
-    word: Word,
     decoded: &mut [Lines],
 ) {
     let scales_per_segment = if NVFP4 { 2 * CHUNKS } else { CHUNKS };
-    let lines_per_segment = CHUNKS * lines_per_chunk(word);
+    let lines_per_segment = CHUNKS * lines_per_chunk(P::WORD);
     for (i, (row, largest)) in panel.rows.iter().zip(panel.largest).enumerate() {
         prefetch_ahead(*row, segment * CODES);
         let codes = &row.codes[segment * CODES..];
@@ -223,11 +225,11 @@ fn decode<V: Products, const NVFP4: bool>(
             && decoded.len() == lines_per_segment
         {
             let (scales, decoded) = (&scales[..scales_per_segment], &mut decoded[..lines_per_segment]);
-            decode_row::<V, NVFP4>(codes, scales, largest, tables, word, decoded, i);
+            decode_row::<V, P, NVFP4>(simd, codes, scales, largest, tables, decoded, i);
         } else {
             let (codes, scales) = pad_with_zeros(codes, scales);
             let scales = &scales[..scales_per_segment];
-            decode_row::<V, NVFP4>(&codes, scales, largest, tables, word, decoded, i);
+            decode_row::<V, P, NVFP4>(simd, &codes, scales, largest, tables, decoded, i);
         }
     }
 }
@@ -248,28 +250,28 @@ pub(in crate::cpu) const fn lines_per_chunk(word: Word) -> usize {
 
 /// Decodes a segment of row i.
 #[inline(always)]
-fn decode_row<V: Products, const NVFP4: bool>(
+fn decode_row<V: Products, P: Microkernel<V>, const NVFP4: bool>(
+    simd: V,
     codes: &[u8; CODES],
     scales: &[u8],
     largest: u8,
     tables: &WeightTables,
-    word: Word,
     decoded: &mut [Lines],
     i: usize,
 ) {
     let scales_per_chunk = scales.len() / CHUNKS;
-    let chunks = decoded.chunks_exact_mut(lines_per_chunk(word));
+    let chunks = decoded.chunks_exact_mut(lines_per_chunk(P::WORD));
     for ((codes, scales), decoded) in
         codes.as_chunks().0.iter().zip(scales.chunks_exact(scales_per_chunk)).zip(chunks)
     {
         let first = tables.at::<NVFP4>(scales[0], largest);
         let second = if NVFP4 { tables.at::<NVFP4>(scales[1], largest) } else { first };
-        let pairs = V::lookup(codes, [first, second]);
-        if word == Word::Bf16Pair {
-            decoded[0][i] = Aligned(V::store(V::number(pairs)));
+        let pairs = simd.lookup(codes, [first, second]);
+        if P::WORD == Word::Bf16Pair {
+            decoded[0][i] = Aligned(simd.store(simd.number(pairs)));
         } else {
-            decoded[0][i] = Aligned(V::store(V::number(V::shift_left(pairs, 16))));
-            decoded[1][i] = Aligned(V::store(V::number(V::and(pairs, V::splat_bits(0xFFFF_0000)))));
+            decoded[0][i] = Aligned(simd.store(simd.number(simd.shift_left(pairs, 16))));
+            decoded[1][i] = Aligned(simd.store(simd.number(simd.and(pairs, simd.splat_bits(0xFFFF_0000)))));
         }
     }
 }

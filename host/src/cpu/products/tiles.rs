@@ -42,12 +42,12 @@ impl<V: Products, T: TileUnit> Microkernel<V> for TileMicrokernel<'_, T> {
     const WORD: Word = Word::Bf16Pair;
 
     #[inline(always)]
-    fn add(&self, x: &[Lanes<f32>], weights: &[Lines], sums: &mut [Lines]) {
+    fn add(&self, simd: V, x: &[Lanes<f32>], weights: &[Lines], sums: &mut [Lines]) {
         let mut of_segment = [Aligned([0.0; LANES]); ROWS];
         for (x, sums) in x.as_chunks().0.chunks_exact(weights.len() * self.parts).zip(sums) {
             self.tiles.multiply(x, self.parts, weights, &mut of_segment);
             for (sums, of_segment) in sums.iter_mut().zip(&of_segment) {
-                *sums = Aligned(V::store(V::add(V::load(&sums.0), V::load(&of_segment.0))));
+                *sums = Aligned(simd.store(simd.add(simd.load(&sums.0), simd.load(&of_segment.0))));
             }
         }
     }

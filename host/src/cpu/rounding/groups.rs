@@ -23,6 +23,7 @@ use crate::scheme::NonFinite;
 /// knows that they do not overlap, of the fields of a structure it does not, and loads factors again.
 #[inline(always)]
 pub(in crate::cpu) fn quantize<T: Element, V: Vector, G: GroupFormat<N>, const N: usize, const SIGNS: u8>(
+    simd: V,
     values: &[T],
     groups: &G,
     non_finite: NonFinite,
@@ -47,7 +48,7 @@ pub(in crate::cpu) fn quantize<T: Element, V: Vector, G: GroupFormat<N>, const N
             codes: &mut codes[first * group_codes..end * group_codes],
             scales: &mut scales[first * LANES..end * LANES],
         };
-        window.quantize::<V, G, N, SIGNS>(groups, non_finite, tally);
+        window.quantize::<V, G, N, SIGNS>(simd, groups, non_finite, tally);
     }
     // The rest, as a group with zeros after it.
     let scales = &mut scales[whole * LANES..];
@@ -62,7 +63,7 @@ pub(in crate::cpu) fn quantize<T: Element, V: Vector, G: GroupFormat<N>, const N
             codes: &mut all_codes[..group_codes],
             scales: &mut all_scales,
         };
-        window.quantize::<V, G, N, SIGNS>(groups, non_finite, tally);
+        window.quantize::<V, G, N, SIGNS>(simd, groups, non_finite, tally);
         codes.copy_from_slice(&all_codes[..codes.len()]);
         scales.copy_from_slice(&all_scales[..scales.len()]);
     }
@@ -86,6 +87,7 @@ impl<T: Element> Window<'_, T> {
     #[inline(always)]
     fn quantize<V: Vector, G: GroupFormat<N>, const N: usize, const SIGNS: u8>(
         self,
+        simd: V,
         groups: &G,
         non_finite: NonFinite,
         tally: &mut Tally,
@@ -95,21 +97,27 @@ impl<T: Element> Window<'_, T> {
         let (all_scales, _) = scales.as_chunks_mut::<LANES>();
         for (i, (group, scales)) in values.chunks_exact(LANES * N).zip(all_scales).enumerate() {
             let amax = match T::DTYPE {
-                Dtype::F32 => floats::amax::<V, N>(bytemuck::cast_slice(group)),
-                Dtype::F16 | Dtype::Bf16 => halfwords::amax::<T, V, N>(group),
+                Dtype::F32 => floats::amax::<V, N>(simd, bytemuck::cast_slice(group)),
+                Dtype::F16 | Dtype::Bf16 => halfwords::amax::<T, V, N>(simd, group),
             };
-            let finite = V::at_most(amax, V::splat(f32::MAX)) == u16::MAX;
-            if !(finite && groups.scales::<T, V>(amax, scales, tally)) {
+            let finite = simd.at_most(amax, simd.splat(f32::MAX)) == u16::MAX;
+            if !(finite && groups.scales::<T, V>(simd, amax, scales, tally)) {
                 left |= 1 << i;
             }
         }
         match T::DTYPE {
             Dtype::F32 => {
-                floats::encode::<V, G, N, SIGNS>(bytemuck::cast_slice(values), groups, scales, codes);
+                floats::encode::<V, G, N, SIGNS>(simd, bytemuck::cast_slice(values), groups, scales, codes);
             }
             Dtype::F16 | Dtype::Bf16 => {
                 let thresholds = groups.thresholds();
-                halfwords::encode::<V, N, SIGNS>(bytemuck::cast_slice(values), thresholds, scales, codes);
+                halfwords::encode::<V, N, SIGNS>(
+                    simd,
+                    bytemuck::cast_slice(values),
+                    thresholds,
+                    scales,
+                    codes,
+                );
             }
         }
         if left != 0 {
@@ -139,9 +147,9 @@ impl<T: Element> Window<'_, T> {
 
 /// The bits of the largest magnitude of a piece: those of a NaN or an infinity if it has one.
 #[inline(always)]
-pub(in crate::cpu) fn amax_bits<T: Element, V: Vector>(values: &[T]) -> u32 {
+pub(in crate::cpu) fn amax_bits<T: Element, V: Vector>(simd: V, values: &[T]) -> u32 {
     match T::DTYPE {
-        Dtype::F32 => floats::amax_bits::<V>(bytemuck::cast_slice(values)),
-        Dtype::F16 | Dtype::Bf16 => halfwords::amax_bits::<T, V>(bytemuck::cast_slice(values)),
+        Dtype::F32 => floats::amax_bits(simd, bytemuck::cast_slice(values)),
+        Dtype::F16 | Dtype::Bf16 => halfwords::amax_bits::<T, V>(simd, bytemuck::cast_slice(values)),
     }
 }

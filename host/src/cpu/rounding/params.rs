@@ -94,10 +94,10 @@ impl FormatParams {
 
     /// The thresholds that 16-bit values are compared with.
     #[inline(always)]
-    pub(in crate::cpu) fn thresholds<T: Element, V: Vector>(&self) -> Arc<Thresholds> {
+    pub(in crate::cpu) fn thresholds<T: Element, V: Vector>(&self, simd: V) -> Arc<Thresholds> {
         match self {
-            Self::Mxfp4(mx) => Thresholds::mxfp4::<T, V>(mx.arithmetic.ties),
-            Self::Nvfp4(quantizer, _) => Thresholds::nvfp4::<T, V>(quantizer),
+            Self::Mxfp4(mx) => Thresholds::mxfp4::<T, V>(simd, mx.arithmetic.ties),
+            Self::Nvfp4(quantizer, _) => Thresholds::nvfp4::<T, V>(simd, quantizer),
             Self::Mxfp8E4m3(_) | Self::Mxfp8E5m2(_) => Thresholds::none(),
         }
     }

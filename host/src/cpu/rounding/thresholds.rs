@@ -25,7 +25,7 @@ impl Thresholds {
 
     /// MXFP4's, by the vectors of an instruction set.
     #[inline(always)]
-    pub(in crate::cpu) fn mxfp4<T: Element, V: Vector>(ties: Ties) -> Arc<Self> {
+    pub(in crate::cpu) fn mxfp4<T: Element, V: Vector>(simd: V, ties: Ties) -> Arc<Self> {
         static ALL: [[OnceLock<Arc<Thresholds>>; 3]; 2] = [const { [const { OnceLock::new() }; 3] }; 2];
         let known = match T::DTYPE {
             Dtype::F32 => return Self::none(),
@@ -41,7 +41,7 @@ impl Thresholds {
             (units[usize::from(byte)], operands[usize::from(byte)]) = (scale.to_f32(), scale.reciprocal());
         }
         // Not by `get_or_init`: a closure is compiled without an instruction set's features.
-        let new = Arc::new(Self(rows::<T, V, false>(ties, &units, &operands)));
+        let new = Arc::new(Self(rows::<T, V, false>(simd, ties, &units, &operands)));
         // If another thread was faster, it has the same.
         let _ = known.set(new.clone());
         new
@@ -49,7 +49,7 @@ impl Thresholds {
 
     /// NVFP4's, under a tensor's global scale.
     #[inline(always)]
-    pub(in crate::cpu) fn nvfp4<T: Element, V: Vector>(quantizer: &Quantizer) -> Arc<Self> {
+    pub(in crate::cpu) fn nvfp4<T: Element, V: Vector>(simd: V, quantizer: &Quantizer) -> Arc<Self> {
         if T::DTYPE == Dtype::F32 {
             return Self::none();
         }
@@ -63,9 +63,9 @@ impl Thresholds {
             }
         }
         Arc::new(Self(if divides {
-            rows::<T, V, true>(Ties::Even, &units, &operands)
+            rows::<T, V, true>(simd, Ties::Even, &units, &operands)
         } else {
-            rows::<T, V, false>(Ties::Even, &units, &operands)
+            rows::<T, V, false>(simd, Ties::Even, &units, &operands)
         }))
     }
 
@@ -80,6 +80,7 @@ impl Thresholds {
 /// about.
 #[inline(always)]
 fn rows<T: Element, V: Vector, const DIVIDES: bool>(
+    simd: V,
     ties: Ties,
     units: &[f32; 256],
     operands: &[f32; 256],
@@ -89,7 +90,7 @@ fn rows<T: Element, V: Vector, const DIVIDES: bool>(
     for (rows, (units, operands)) in rows.as_chunks_mut::<LANES>().0.iter_mut().zip(scales) {
         for code in 0..e2m1::MIDPOINTS.len() {
             let (last_magnitudes, wrong) =
-                last_magnitudes::<T, V, DIVIDES>(code, ties, V::load(units), V::load(operands));
+                last_magnitudes::<T, V, DIVIDES>(simd, code, ties, simd.load(units), simd.load(operands));
             for (row, last) in rows.iter_mut().zip(last_magnitudes) {
                 row.0[code] = last as u16;
             }
@@ -105,40 +106,42 @@ fn rows<T: Element, V: Vector, const DIVIDES: bool>(
 /// are wrong, a bit each.
 #[inline(always)]
 fn last_magnitudes<T: Element, V: Vector, const DIVIDES: bool>(
+    simd: V,
     code: usize,
     ties: Ties,
     units: V::Number,
     operands: V::Number,
 ) -> (Lanes<u32>, u16) {
     // Counts how many of the three magnitudes around a guess have the code.
-    let guess = V::narrow::<T>(V::mul(units, V::splat(e2m1::MIDPOINTS[code])));
-    let mut next = V::add_bits(V::max_bits(guess, V::splat_bits(2)), V::splat_bits(u32::MAX));
-    let mut last = V::add_bits(next, V::splat_bits(u32::MAX));
+    let guess = simd.narrow::<T>(simd.mul(units, simd.splat(e2m1::MIDPOINTS[code])));
+    let mut next = simd.add_bits(simd.max_bits(guess, simd.splat_bits(2)), simd.splat_bits(u32::MAX));
+    let mut last = simd.add_bits(next, simd.splat_bits(u32::MAX));
     for _ in 0..3 {
-        let exceeds = exceeds::<T, V, DIVIDES>(code, ties, next, operands);
-        let one = V::select(exceeds, V::number(V::splat_bits(0)), V::number(V::splat_bits(1)));
-        last = V::add_bits(last, V::bits(one));
-        next = V::add_bits(next, V::splat_bits(1));
+        let exceeds = exceeds::<T, V, DIVIDES>(simd, code, ties, next, operands);
+        let one = simd.select(exceeds, simd.number(simd.splat_bits(0)), simd.number(simd.splat_bits(1)));
+        last = simd.add_bits(last, simd.bits(one));
+        next = simd.add_bits(next, simd.splat_bits(1));
     }
-    next = V::add_bits(last, V::splat_bits(1));
-    let right = exceeds::<T, V, DIVIDES>(code, ties, next, operands)
-        & !exceeds::<T, V, DIVIDES>(code, ties, last, operands);
-    (V::store(V::number(last)).map(f32::to_bits), !right)
+    next = simd.add_bits(last, simd.splat_bits(1));
+    let right = exceeds::<T, V, DIVIDES>(simd, code, ties, next, operands)
+        & !exceeds::<T, V, DIVIDES>(simd, code, ties, last, operands);
+    (simd.store(simd.number(last)).map(f32::to_bits), !right)
 }
 
 /// Compares magnitudes: a bit for each, 1 if its code is larger.
 #[inline(always)]
 fn exceeds<T: Element, V: Vector, const DIVIDES: bool>(
+    simd: V,
     code: usize,
     ties: Ties,
     magnitudes: V::Bits,
     operands: V::Number,
 ) -> u16 {
-    let x = V::widen::<T>(magnitudes);
-    let scaled = if DIVIDES { V::div(x, operands) } else { V::mul(x, operands) };
-    let midpoint = V::splat(e2m1::MIDPOINTS[code]);
+    let x = simd.widen::<T>(magnitudes);
+    let scaled = if DIVIDES { simd.div(x, operands) } else { simd.mul(x, operands) };
+    let midpoint = simd.splat(e2m1::MIDPOINTS[code]);
     let ties_pass = usize::from(e2m1::magnitude_code(e2m1::MIDPOINTS[code], ties)) > code;
-    if ties_pass { V::at_most(midpoint, scaled) } else { !V::at_most(scaled, midpoint) }
+    if ties_pass { simd.at_most(midpoint, scaled) } else { !simd.at_most(scaled, midpoint) }
 }
 
 /// Finds those that are wrong, one magnitude after another.
@@ -196,7 +199,7 @@ mod tests {
 
     fn check_both<T: Element>() {
         for ties in [Ties::Even, Ties::Away, Ties::Zero] {
-            let thresholds = Thresholds::mxfp4::<T, Portable>(ties);
+            let thresholds = Thresholds::mxfp4::<T, Portable>(Portable, ties);
             check::<T>(&thresholds, 0xFF, |scale, x| {
                 mx::encode::<E2m1>(x, E8m0::from_bits(scale).reciprocal(), ties, NegativeZero::Keep)
             });
@@ -205,7 +208,7 @@ mod tests {
         for arithmetic in conventions {
             for global in [1.0, 24436.363, 1e-30, 3e35] {
                 let quantizer = Quantizer::new(arithmetic, global);
-                let thresholds = Thresholds::nvfp4::<T, Portable>(&quantizer);
+                let thresholds = Thresholds::nvfp4::<T, Portable>(Portable, &quantizer);
                 // Scale 0 makes NaN of zeros in some of them; it is only used where all is zero.
                 check::<T>(&thresholds, 0x7F, |scale, x| {
                     let code = quantizer.encode(x, quantizer.scaling(E4m3::from_bits(scale)));

@@ -12,7 +12,7 @@ use crate::cpu::blocks::vectorized::VectorizedFormat;
 use crate::cpu::decode::decode_e2m1;
 use crate::cpu::rounding::params::QuantizeParams;
 use crate::cpu::search::{self, ScaleSearch, SearchStart};
-use crate::cpu::simd::widen::Widen;
+use crate::cpu::simd::Vector;
 use crate::element::Element;
 use crate::error::{Error, HessianFault, Result};
 use crate::recipe::Recipe;
@@ -100,14 +100,15 @@ fn fault<const N: usize>(block: usize, rows: &[[f32; N]; N], used: usize) -> Opt
 
 /// Quantizes a piece, given the Hessian of each of its blocks.
 #[inline(always)]
-pub(in crate::cpu) fn quantize<T: Element, W: Widen>(
+pub(in crate::cpu) fn quantize<T: Element, V: Vector>(
+    simd: V,
     values: &[T],
     hessians: Hessians<'_>,
     params: &QuantizeParams,
     output: Output<'_>,
 ) -> Tally {
     match &params.searching {
-        Some(searching) => search::quantize_with::<T, W>(values, &hessians, params, searching, output),
+        Some(searching) => search::quantize_with::<T, V>(simd, values, &hessians, params, searching, output),
         // Refused where Hessians are checked.
         None => Tally::default(),
     }

@@ -3,12 +3,11 @@
 //! last is done.
 
 use microscale_formats::search::{
-    self, CHAINED, CHAINS, Candidate, Found, NEAR, REACH, Scales, add_term, last_to_try, limited,
-    sum_of_chains, window,
+    self, CHAINED, CHAINS, Candidate, Found, NEAR, REACH, Scales, last_to_try, limited, window,
 };
 use microscale_formats::{Search, block};
 
-use crate::cpu::simd::{LANES, Lanes, Vector};
+use crate::cpu::simd::{LANES, Lanes, Vector, arithmetic};
 
 /// Blocks of finite values, element by element.
 struct Group<'a, const N: usize> {
@@ -24,7 +23,7 @@ struct Group<'a, const N: usize> {
 
 impl<'a, const N: usize> Group<'a, N> {
     #[inline(always)]
-    fn new<V: Vector>(blocks: &Lanes<[f32; N]>, importance: Option<&'a [Lanes<f32>; N]>) -> Self {
+    fn new<V: Vector>(simd: V, blocks: &Lanes<[f32; N]>, importance: Option<&'a [Lanes<f32>; N]>) -> Self {
         let mut units = [1.0; LANES];
         let mut amax = [0.0; LANES];
         let mut magnitudes = [[0.0; LANES]; N];
@@ -38,8 +37,8 @@ impl<'a, const N: usize> Group<'a, N> {
         }
         let mut squares = magnitudes;
         for square in &mut squares {
-            let magnitudes = V::load(square);
-            *square = V::store(V::mul(magnitudes, magnitudes));
+            let magnitudes = simd.load(square);
+            *square = simd.store(simd.mul(magnitudes, magnitudes));
         }
         Self { magnitudes, squares, importance, units, amax }
     }
@@ -59,66 +58,78 @@ impl<'a, const N: usize> Group<'a, N> {
 
     /// The errors of a scale in each lane.
     #[inline(always)]
-    fn errors<V: Vector>(&self, scales: &impl Scales, bytes: &Lanes<u8>) -> V::Number {
-        let factors = V::load(&self.factors(scales, bytes));
-        let candidate = Candidate::with_inverse::<V>(factors, V::div(V::splat(1.0), factors));
-        let all_near = V::at_most(V::load(&self.amax), V::mul(factors, V::splat(NEAR))) == u16::MAX;
+    fn errors<V: Vector>(&self, simd: V, scales: &impl Scales, bytes: &Lanes<u8>) -> V::Number {
+        let factors = simd.load(&self.factors(scales, bytes));
+        let candidate = arithmetic::candidate(simd, factors, simd.div(simd.splat(1.0), factors));
+        let all_near = simd.at_most(simd.load(&self.amax), simd.mul(factors, simd.splat(NEAR))) == u16::MAX;
         if all_near && self.importance.is_none() {
-            self.errors_of::<V, true>(&candidate)
+            self.errors_of::<V, true>(simd, &candidate)
         } else {
-            self.errors_of::<V, false>(&candidate)
+            self.errors_of::<V, false>(simd, &candidate)
         }
     }
 
     #[inline(always)]
-    fn errors_of<V: Vector, const ALL_NEAR: bool>(&self, candidate: &Candidate<V::Number>) -> V::Number {
-        let mut errors = V::splat(0.0);
+    fn errors_of<V: Vector, const ALL_NEAR: bool>(
+        &self,
+        simd: V,
+        candidate: &Candidate<V::Number>,
+    ) -> V::Number {
+        let mut errors = simd.splat(0.0);
         for first in (0..N).step_by(CHAINED) {
-            let mut chains = [V::splat(0.0); CHAINS];
+            let mut chains = [simd.splat(0.0); CHAINS];
             for i in 0..CHAINED {
                 let (a, square) = (&self.magnitudes[first + i], &self.squares[first + i]);
-                let rest = candidate.rest::<V, ALL_NEAR>(V::load(a), V::load(square));
+                let rest = arithmetic::rest::<V, ALL_NEAR>(simd, candidate, simd.load(a), simd.load(square));
                 #[expect(clippy::manual_map, reason = "a closure does not have the instance's features")]
                 let weight = match self.importance {
-                    Some(importance) => Some(V::load(&importance[first + i])),
+                    Some(importance) => Some(simd.load(&importance[first + i])),
                     None => None,
                 };
-                chains[i % CHAINS] = add_term::<V>(rest, weight, chains[i % CHAINS]);
+                chains[i % CHAINS] = arithmetic::add_term(simd, rest, weight, chains[i % CHAINS]);
             }
-            errors = V::add(errors, sum_of_chains::<V>(chains));
+            errors = simd.add(errors, arithmetic::sum_of_chains(simd, chains));
         }
         errors
     }
 
     /// Bit i for lane i: where a scale's clipping does not make its error larger than the plain one's.
     #[inline(always)]
-    fn may_win<V: Vector>(&self, scales: &impl Scales, bytes: &Lanes<u8>, plain_errors: V::Number) -> u16 {
-        let factors = V::load(&self.factors(scales, bytes));
+    fn may_win<V: Vector>(
+        &self,
+        simd: V,
+        scales: &impl Scales,
+        bytes: &Lanes<u8>,
+        plain_errors: V::Number,
+    ) -> u16 {
+        let factors = simd.load(&self.factors(scales, bytes));
         // Clipping asks for the factors alone.
-        let candidate = Candidate::with_inverse::<V>(factors, factors);
+        let candidate = arithmetic::candidate(simd, factors, factors);
         let Some(importance) = self.importance else {
-            let clipped = candidate.clipped::<V>(V::load(&self.amax));
-            return V::at_most(add_term::<V>(clipped, None, V::splat(0.0)), plain_errors);
+            let clipped = arithmetic::clipped(simd, &candidate, simd.load(&self.amax));
+            return simd.at_most(arithmetic::add_term(simd, clipped, None, simd.splat(0.0)), plain_errors);
         };
-        let mut most = V::splat(0.0);
+        let mut most = simd.splat(0.0);
         for (magnitudes, importance) in self.magnitudes.iter().zip(importance) {
-            let clipped = candidate.clipped::<V>(V::load(magnitudes));
-            most = V::max(most, add_term::<V>(clipped, Some(V::load(importance)), V::splat(0.0)));
+            let clipped = arithmetic::clipped(simd, &candidate, simd.load(magnitudes));
+            most = simd
+                .max(most, arithmetic::add_term(simd, clipped, Some(simd.load(importance)), simd.splat(0.0)));
         }
-        V::at_most(most, plain_errors)
+        simd.at_most(most, plain_errors)
     }
 
     /// Bit i for lane i: whether a scale reaches the amax.
     #[inline(always)]
-    fn reaches<V: Vector>(&self, scales: &impl Scales, bytes: &Lanes<u8>) -> u16 {
-        let factors = V::load(&self.factors(scales, bytes));
-        V::at_most(V::load(&self.amax), V::mul(V::splat(REACH), factors))
+    fn reaches<V: Vector>(&self, simd: V, scales: &impl Scales, bytes: &Lanes<u8>) -> u16 {
+        let factors = simd.load(&self.factors(scales, bytes));
+        simd.at_most(simd.load(&self.amax), simd.mul(simd.splat(REACH), factors))
     }
 
     /// `Measure::bounds`.
     #[inline(always)]
     fn bounds<V: Vector, S: Scales>(
         &self,
+        simd: V,
         scales: &S,
         plain_errors: V::Number,
         plain: &Lanes<u8>,
@@ -129,14 +140,14 @@ impl<'a, const N: usize> Group<'a, N> {
         }
         loop {
             let below = minus_one(&least);
-            let down = self.reaches::<V>(scales, &below) & differs(&least, S::FIRST);
+            let down = self.reaches(simd, scales, &below) & differs(&least, S::FIRST);
             if down == 0 {
                 break;
             }
             least = select(down, &below, &least);
         }
         loop {
-            let up = !self.reaches::<V>(scales, &least) & differs(&least, S::LAST);
+            let up = !self.reaches(simd, scales, &least) & differs(&least, S::LAST);
             if up == 0 {
                 break;
             }
@@ -145,7 +156,7 @@ impl<'a, const N: usize> Group<'a, N> {
         let mut first = least;
         loop {
             let below = minus_one(&first);
-            let lower = self.may_win::<V>(scales, &below, plain_errors) & differs(&first, S::FIRST);
+            let lower = self.may_win(simd, scales, &below, plain_errors) & differs(&first, S::FIRST);
             if lower == 0 {
                 break;
             }
@@ -212,6 +223,7 @@ fn select(mask: u16, set: &Lanes<u8>, unset: &Lanes<u8>) -> Lanes<u8> {
 /// `Measure::search` for blocks with their importance.
 #[inline(always)]
 pub(in crate::cpu) fn search<V: Vector, const N: usize, S: Scales>(
+    simd: V,
     blocks: &Lanes<[f32; N]>,
     importance: Option<&[Lanes<f32>; N]>,
     search: Search,
@@ -219,11 +231,11 @@ pub(in crate::cpu) fn search<V: Vector, const N: usize, S: Scales>(
     plain: &Lanes<u8>,
     larger: &Lanes<u8>,
 ) -> Lanes<Found> {
-    let group = Group::new::<V>(blocks, importance);
-    let plain_errors = group.errors::<V>(scales, plain);
+    let group = Group::new(simd, blocks, importance);
+    let plain_errors = group.errors(simd, scales, plain);
     let (mut byte, mut last) = (*larger, *larger);
     if search != Search::FourSix {
-        (byte, last) = group.bounds::<V, S>(scales, plain_errors, plain);
+        (byte, last) = group.bounds::<V, S>(simd, scales, plain_errors, plain);
     }
     if search == Search::Window {
         for ((byte, last), plain) in byte.iter_mut().zip(&mut last).zip(plain) {
@@ -247,11 +259,11 @@ pub(in crate::cpu) fn search<V: Vector, const N: usize, S: Scales>(
         if tries == 0 {
             break;
         }
-        let errors = group.errors::<V>(scales, &byte);
+        let errors = group.errors(simd, scales, &byte);
         // In ascending order, so that of equals the smallest wins.
-        let wins = tries & !V::at_most(least, errors);
+        let wins = tries & !simd.at_most(least, errors);
         best = select(wins, &byte, &best);
-        least = V::select(wins, errors, least);
+        least = simd.select(wins, errors, least);
         for (lane, tried) in tried.iter_mut().enumerate() {
             *tried += u32::from(tries >> lane & 1);
         }

@@ -33,7 +33,7 @@ pub(in crate::cpu) struct ValueRow {
 }
 
 /// Vectors of 16-bit values. Those called magnitudes have no sign bit.
-pub(in crate::cpu) trait HalfwordVector {
+pub(in crate::cpu) trait HalfwordVector: Copy {
     /// Thirty-two 16-bit values.
     type Halfwords: Copy;
 
@@ -47,61 +47,61 @@ pub(in crate::cpu) trait HalfwordVector {
     type Steps: Copy;
 
     /// Loads the constants, once for a loop.
-    fn steps() -> Self::Steps;
+    fn steps(self) -> Self::Steps;
 
     /// Loads a vector from memory.
-    fn load_halfwords(halfwords: &Halfwords) -> Self::Halfwords;
+    fn load_halfwords(self, halfwords: &Halfwords) -> Self::Halfwords;
 
     /// Stores a vector to memory.
-    fn store_halfwords(halfwords: Self::Halfwords) -> Halfwords;
+    fn store_halfwords(self, halfwords: Self::Halfwords) -> Halfwords;
 
     /// This value, everywhere.
-    fn splat_halfword(halfword: u16) -> Self::Halfwords;
+    fn splat_halfword(self, halfword: u16) -> Self::Halfwords;
 
     /// The magnitudes.
     #[inline(always)]
-    fn magnitudes(halfwords: Self::Halfwords) -> Self::Halfwords {
-        Self::and_halfwords(halfwords, Self::splat_halfword(0x7FFF))
+    fn magnitudes(self, halfwords: Self::Halfwords) -> Self::Halfwords {
+        self.and_halfwords(halfwords, self.splat_halfword(0x7FFF))
     }
 
     /// The larger of magnitudes.
-    fn max_halfwords(a: Self::Halfwords, b: Self::Halfwords) -> Self::Halfwords;
+    fn max_halfwords(self, a: Self::Halfwords, b: Self::Halfwords) -> Self::Halfwords;
 
     /// The largest one.
-    fn max_halfword(magnitudes: Self::Halfwords) -> u16;
+    fn max_halfword(self, magnitudes: Self::Halfwords) -> u16;
 
     /// The larger ones of the two halves of a, and after them those of b.
-    fn fold_halfwords(a: Self::Halfwords, b: Self::Halfwords) -> Self::Halfwords;
+    fn fold_halfwords(self, a: Self::Halfwords, b: Self::Halfwords) -> Self::Halfwords;
 
     /// The largest magnitude of each half of the vectors, in order.
-    fn max_halfwords_of_halves(magnitudes: &[Self::Halfwords; 8]) -> Self::Bits;
+    fn max_halfwords_of_halves(self, magnitudes: &[Self::Halfwords; 8]) -> Self::Bits;
 
     /// The same row for all magnitudes.
-    fn one_row(row: &Row) -> Self::Rows;
+    fn one_row(self, row: &Row) -> Self::Rows;
 
     /// A row for each half of them.
-    fn two_rows(first: &Row, second: &Row) -> Self::Rows;
+    fn two_rows(self, first: &Row, second: &Row) -> Self::Rows;
 
     /// The codes of magnitudes in the low three bits; the fourth is anything.
-    fn codes(magnitudes: Self::Halfwords, rows: Self::Rows, steps: Self::Steps) -> Self::Halfwords;
+    fn codes(self, magnitudes: Self::Halfwords, rows: Self::Rows, steps: Self::Steps) -> Self::Halfwords;
 
     /// Values whose bit 15 is set if the magnitude is not 0.
-    fn above_zero(magnitudes: Self::Halfwords) -> Self::Halfwords;
+    fn above_zero(self, magnitudes: Self::Halfwords) -> Self::Halfwords;
 
     /// a & b
-    fn and_halfwords(a: Self::Halfwords, b: Self::Halfwords) -> Self::Halfwords;
+    fn and_halfwords(self, a: Self::Halfwords, b: Self::Halfwords) -> Self::Halfwords;
 
     /// a | !b
-    fn or_not_halfwords(a: Self::Halfwords, b: Self::Halfwords) -> Self::Halfwords;
+    fn or_not_halfwords(self, a: Self::Halfwords, b: Self::Halfwords) -> Self::Halfwords;
 
     /// Codes with bit 15 of `signs` as their bit 3.
-    fn signed(codes: Self::Halfwords, signs: Self::Halfwords) -> Self::Halfwords;
+    fn signed(self, codes: Self::Halfwords, signs: Self::Halfwords) -> Self::Halfwords;
 
     /// Four bits of each value, two a byte, the earlier one in the low half.
-    fn pack(nibbles: &[Self::Halfwords; 4]) -> [u8; 2 * HALFWORDS];
+    fn pack(self, nibbles: &[Self::Halfwords; 4]) -> [u8; 2 * HALFWORDS];
 
     /// The values of codes, which lie as [`Self::pack`] leaves them: each sixteen have a row of their own.
-    fn decode(codes: &[u8; HALFWORDS], rows: [&ValueRow; 4]) -> [Self::Halfwords; 2];
+    fn decode(self, codes: &[u8; HALFWORDS], rows: [&ValueRow; 4]) -> [Self::Halfwords; 2];
 }
 
 #[cfg(test)]

@@ -119,57 +119,49 @@ pub(in crate::cpu) trait Products: Vector {
     const MANY_REGISTERS: bool = false;
 
     /// Zeros.
-    fn no_sums() -> Self::Sums;
+    fn no_sums(self) -> Self::Sums;
 
     /// To memory.
-    fn store_sums(sums: Self::Sums) -> [f64; 8];
+    fn store_sums(self, sums: Self::Sums) -> [f64; 8];
 
     /// Some bytes, each in a lane: by their index, and 0 where that is above 127.
-    fn bytes(bytes: &[u8; LANES], order: &[u8; LANES]) -> Self::Bits;
+    fn bytes(self, bytes: &[u8; LANES], order: &[u8; LANES]) -> Self::Bits;
 
     /// The numbers of signed integers.
-    fn numbers(integers: Self::Bits) -> Self::Number;
+    fn numbers(self, integers: Self::Bits) -> Self::Number;
 
     /// Four times the sums of the products of each two groups: of those with an even index, then of the
     /// others.
-    fn quarters(codes: &[u8; STEP], by: &DoubledCodes) -> Self::Bits;
+    fn quarters(self, codes: &[u8; STEP], by: &DoubledCodes) -> Self::Bits;
 
     /// Adds the first eight numbers, then the others.
-    fn add_halves(sums: Self::Sums, terms: Self::Number) -> Self::Sums;
+    fn add_halves(self, sums: Self::Sums, terms: Self::Number) -> Self::Sums;
 
     /// Adds the first eight integers and the others, together, times 2^(byte − 127) and a power of two:
     /// without rounding before the sum.
-    fn add_scaled(sums: Self::Sums, integers: Self::Bits, bytes: &[u8; 8], powers: &[f64; 8]) -> Self::Sums;
+    fn add_scaled(
+        self,
+        sums: Self::Sums,
+        integers: Self::Bits,
+        bytes: &[u8; 8],
+        powers: &[f64; 8],
+    ) -> Self::Sums;
 
     /// The codes of sixteen [chunks](chunk_of_lane), eight elements of each at a time.
-    fn columns(codes: &[u8; TILE]) -> [Self::Column; 4];
+    fn columns(self, codes: &[u8; TILE]) -> [Self::Column; 4];
 
     /// A 128th of each of their weights, the elements in order.
-    fn fractions(column: Self::Column) -> [Self::Number; 8];
+    fn fractions(self, column: Self::Column) -> [Self::Number; 8];
 
     /// The entries of a chunk's codes, those of its first half in one table and of the other in another, at the places that
     /// [`packed_index`](packed_index) names: a pair of places in each lane.
-    fn lookup(codes: &[u8; CHUNK / 2], tables: [&Table; 2]) -> Self::Bits;
-}
-
-/// Vectors that multiply pairs of bf16, the one with the lower index in the lower bits.
-#[cfg(target_arch = "x86_64")]
-pub(in crate::cpu) trait PairProducts: Products {
-    /// The first four bytes of sixteen groups of eight, and the others.
-    fn halves_of_groups(codes: &[u8; STEP]) -> [Self::Bits; 2];
-
-    /// The weights of the lowest codes of each 16 bits.
-    fn pairs(codes: Self::Bits) -> Self::Number;
-
-    /// Adds the products of two pairs in each lane. Each addition is rounded, or the two products' sum and the
-    /// addition of that; subnormal numbers may be taken for zeros.
-    fn add_pairs(sums: Self::Number, a: Self::Number, b: Self::Number) -> Self::Number;
+    fn lookup(self, codes: &[u8; CHUNK / 2], tables: [&Table; 2]) -> Self::Bits;
 }
 
 /// E4M3 of no sign that are numbers: f16 has a bit more of exponent, whose bias is larger by 8.
 #[inline(always)]
-pub(in crate::cpu) fn e4m3_over_256<V: Vector>(bytes: V::Bits) -> V::Number {
-    V::f16_to_f32(V::shift_left(bytes, 7))
+pub(in crate::cpu) fn e4m3_over_256<V: Vector>(simd: V, bytes: V::Bits) -> V::Number {
+    simd.f16_to_f32(simd.shift_left(bytes, 7))
 }
 
 #[cfg(test)]

@@ -1,29 +1,113 @@
-//! The instruction sets as types. The traits of `halfwords`, `vector` and `products` give them their
-//! operations.
+//! Tokens: a value of such a type proves that the CPU has an instruction set.
+//!
+//! `Avx2::detect` and `Avx512::detect` are the only safe ways to a token, and every method that calls an
+//! intrinsic takes its token as `self`. So safe code cannot call one on a CPU that lacks it. Tokens have no
+//! size: passing them compiles to nothing.
 
-/// Arrays, for whatever the compiler makes of them.
+/// Arrays, which the compiler turns into the vectors that every CPU of the architecture has.
+#[derive(Clone, Copy)]
 pub(in crate::cpu) struct Portable;
 
-/// AVX2 with FMA.
+/// AVX2 with BMI2, F16C, FMA and POPCNT.
+///
+/// Invariant: a value exists only where [`Self::detect`] finds all five.
 #[cfg(target_arch = "x86_64")]
-pub(in crate::cpu) struct Avx2;
+#[derive(Clone, Copy)]
+pub(in crate::cpu) struct Avx2(());
 
-/// AVX-512 F, BW, DQ and VL.
 #[cfg(target_arch = "x86_64")]
-pub(in crate::cpu) struct Avx512;
+impl Avx2 {
+    /// Returns the token if this CPU has the instructions.
+    pub(in crate::cpu) fn detect() -> Option<Self> {
+        let found = is_x86_feature_detected!("avx2")
+            && is_x86_feature_detected!("bmi2")
+            && is_x86_feature_detected!("f16c")
+            && is_x86_feature_detected!("fma")
+            && is_x86_feature_detected!("popcnt");
+        found.then_some(Self(()))
+    }
 
-/// NEON.
+    /// Returns the token.
+    ///
+    /// # Safety
+    /// This CPU has AVX2, BMI2, F16C, FMA and POPCNT.
+    #[inline(always)]
+    pub(super) const unsafe fn new() -> Self {
+        Self(())
+    }
+}
+
+/// AVX-512 F, BW, DQ and VL, and all that [`Avx2`] has.
+///
+/// Invariant: a value exists only where [`Self::detect`] finds all of them.
+#[cfg(target_arch = "x86_64")]
+#[derive(Clone, Copy)]
+pub(in crate::cpu) struct Avx512(());
+
+#[cfg(target_arch = "x86_64")]
+impl Avx512 {
+    /// Returns the token if this CPU has the instructions.
+    pub(in crate::cpu) fn detect() -> Option<Self> {
+        let found = Avx2::detect().is_some()
+            && is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512dq")
+            && is_x86_feature_detected!("avx512vl");
+        found.then_some(Self(()))
+    }
+
+    /// The token of the instructions that AVX-512 includes.
+    #[inline(always)]
+    pub(super) fn avx2(self) -> Avx2 {
+        Avx2(())
+    }
+
+    /// Returns the token.
+    ///
+    /// # Safety
+    /// This CPU has AVX-512 F, BW, DQ and VL, and all that [`Avx2`] has.
+    #[inline(always)]
+    pub(super) const unsafe fn new() -> Self {
+        Self(())
+    }
+}
+
+/// AVX-512 BF16, and all that [`Avx512`] has.
+///
+/// Invariant: a value exists only where [`Self::detect`] finds all of them.
+#[cfg(target_arch = "x86_64")]
+#[derive(Clone, Copy)]
+pub(in crate::cpu) struct Avx512Bf16(Avx512);
+
+#[cfg(target_arch = "x86_64")]
+impl Avx512Bf16 {
+    /// Returns the token if this CPU has the instructions.
+    pub(in crate::cpu) fn detect() -> Option<Self> {
+        Avx512::detect().filter(|_| is_x86_feature_detected!("avx512bf16")).map(Self)
+    }
+
+    /// The vectors that its operations take.
+    #[inline(always)]
+    pub(in crate::cpu) fn avx512(self) -> Avx512 {
+        self.0
+    }
+}
+
+/// NEON, which every AArch64 has: there is nothing to prove.
 #[cfg(target_arch = "aarch64")]
+#[derive(Clone, Copy)]
 pub(in crate::cpu) struct Neon;
 
 /// Lanes of a vector.
 pub(in crate::cpu) const LANES: usize = 16;
 
-/// A vector in memory: one value for each lane.
+/// A vector in memory: one value per lane.
 pub(in crate::cpu) type Lanes<T> = [T; LANES];
 
-/// An array with one value for each part of a vector, by its index. A closure would not do: closures are not
-/// compiled with the instruction set of the function that they are in.
+/// An array with one value per part of a vector, given an expression of the part's index.
+///
+/// `std::array::from_fn` would not do: closures are compiled without the instruction set of the function
+/// around them.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 macro_rules! parts {
     ($($index:literal)*; $part:ident => $value:expr) => {
@@ -51,3 +135,6 @@ pub(in crate::cpu) use halves;
 pub(in crate::cpu) use parts;
 #[cfg(target_arch = "aarch64")]
 pub(in crate::cpu) use quarters;
+
+#[cfg(target_arch = "x86_64")]
+const _: () = assert!(size_of::<Avx2>() == 0 && size_of::<Avx512>() == 0 && size_of::<Avx512Bf16>() == 0);

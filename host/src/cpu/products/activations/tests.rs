@@ -12,7 +12,7 @@ use crate::elements::Elements;
 fn columns_become_rows() {
     let rows: [Lanes<f32>; LANES] =
         std::array::from_fn(|row| std::array::from_fn(|column| (LANES * row + column) as f32));
-    for (row, columns) in transposed::<Portable>(rows).into_iter().enumerate() {
+    for (row, columns) in transposed(Portable, rows).into_iter().enumerate() {
         assert_eq!(columns, std::array::from_fn(|column| rows[column][row]));
     }
 }

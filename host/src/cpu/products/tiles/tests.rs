@@ -85,28 +85,28 @@ fn check(tiles: &impl TileUnit) {
 
 #[test]
 fn portable_tiles() {
-    check(&EmulatedAmx::<Portable>::new());
+    check(&EmulatedAmx(Portable));
 }
 
 #[cfg(target_arch = "aarch64")]
 #[test]
 fn neon_tiles() {
-    check(&EmulatedAmx::<crate::cpu::simd::Neon>::new());
+    check(&EmulatedAmx(crate::cpu::simd::Neon));
 }
 
 #[cfg(target_arch = "x86_64")]
 #[test]
 fn avx2_tiles() {
-    if Isa::available().any(|isa| isa == Isa::Avx2) {
-        check(&EmulatedAmx::<Avx2>::new());
+    if let Some(simd) = Avx2::detect() {
+        check(&EmulatedAmx(simd));
     }
 }
 
 #[cfg(target_arch = "x86_64")]
 #[test]
 fn avx512_tiles() {
-    if Isa::available().any(|isa| isa == Isa::Avx512) {
-        check(&EmulatedAmx::<Avx512>::new());
+    if let Some(simd) = Avx512::detect() {
+        check(&EmulatedAmx(simd));
     }
 }
 
@@ -165,8 +165,8 @@ fn amx_products() {
                 let (mut emulated, mut scratch) = (sums.clone(), Scratch::new());
                 let operands = panels::Operands { format, panels: &panels, x: &x, first_tile: 0 };
                 Isa::AmxBf16.multiply(&operands, &mut sums, &mut scratch);
-                let products = TileMicrokernel { tiles: &EmulatedAmx::<Portable>::new(), parts: x.parts() };
-                panels::multiply::<Portable, _>(&products, &operands, &mut emulated, &mut scratch);
+                let products = TileMicrokernel { tiles: &EmulatedAmx(Portable), parts: x.parts() };
+                panels::multiply(Portable, &products, &operands, &mut emulated, &mut scratch);
                 let bits = |sums: &[panels::TokenSums]| -> Vec<_> {
                     sums.as_flattened().iter().map(|sum| sum.to_bits()).collect()
                 };

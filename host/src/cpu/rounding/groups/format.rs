@@ -23,13 +23,14 @@ pub(in crate::cpu) trait GroupFormat<const N: usize>: BlockFormat<N> {
     /// them. Returns false, having done neither, if the group is not for this.
     fn scales<T: Element, V: Vector>(
         &self,
+        simd: V,
         amax: V::Number,
         bytes: &mut Lanes<u8>,
         tally: &mut Tally,
     ) -> bool;
 
     /// The factors of f32 in blocks with these scales.
-    fn factors<V: Vector>(&self, bytes: [u8; 2]) -> Factors<V::Number>;
+    fn factors<V: Vector>(&self, simd: V, bytes: [u8; 2]) -> Factors<V::Number>;
 
     /// The thresholds that 16-bit values are compared with.
     fn thresholds(&self) -> &Thresholds;

@@ -9,21 +9,21 @@ use crate::element::{Element, halfword_to_f32};
 
 /// The bits of the largest magnitude.
 #[inline(always)]
-pub(in crate::cpu) fn amax_bits<T: Element, V: HalfwordVector>(values: &[u16]) -> u32 {
+pub(in crate::cpu) fn amax_bits<T: Element, V: HalfwordVector>(simd: V, values: &[u16]) -> u32 {
     let (chunks, rest) = values.as_chunks::<HALFWORDS>();
     let (fours, chunks) = four_streams(chunks);
-    let mut largest = [V::splat_halfword(0); 4];
+    let mut largest = [simd.splat_halfword(0); 4];
     for four in fours {
         for (chunk, largest) in four.into_iter().zip(&mut largest) {
             prefetch_next_window(chunk);
-            *largest = V::max_halfwords(*largest, V::magnitudes(V::load_halfwords(chunk)));
+            *largest = simd.max_halfwords(*largest, simd.magnitudes(simd.load_halfwords(chunk)));
         }
     }
     for (chunk, largest) in chunks.iter().zip(&mut largest) {
-        *largest = V::max_halfwords(*largest, V::magnitudes(V::load_halfwords(chunk)));
+        *largest = simd.max_halfwords(*largest, simd.magnitudes(simd.load_halfwords(chunk)));
     }
     let [a, b, c, d] = largest;
-    let mut most = V::max_halfword(V::max_halfwords(V::max_halfwords(a, b), V::max_halfwords(c, d)));
+    let mut most = simd.max_halfword(simd.max_halfwords(simd.max_halfwords(a, b), simd.max_halfwords(c, d)));
     for bits in rest {
         most = most.max(bits & 0x7FFF);
     }
@@ -32,62 +32,64 @@ pub(in crate::cpu) fn amax_bits<T: Element, V: HalfwordVector>(values: &[u16]) -
 
 /// The amax of each block of a group; it is not finite where an element is not.
 #[inline(always)]
-pub(in crate::cpu) fn amax<T: Element, V: Vector, const N: usize>(group: &[T]) -> V::Number {
+pub(in crate::cpu) fn amax<T: Element, V: Vector, const N: usize>(simd: V, group: &[T]) -> V::Number {
     let (chunks, _) = bytemuck::cast_slice::<T, u16>(group).as_chunks::<HALFWORDS>();
-    let mut halves = [V::splat_halfword(0); 8];
+    let mut halves = [simd.splat_halfword(0); 8];
     for (half, chunks) in halves.iter_mut().zip(chunks.chunks_exact(N / LANES)) {
         let mut both = [*half; 2];
         for (magnitudes, chunk) in both.iter_mut().zip(chunks) {
-            *magnitudes = V::magnitudes(V::load_halfwords(chunk));
+            *magnitudes = simd.magnitudes(simd.load_halfwords(chunk));
         }
-        *half = if N == LANES { both[0] } else { V::fold_halfwords(both[0], both[1]) };
+        *half = if N == LANES { both[0] } else { simd.fold_halfwords(both[0], both[1]) };
     }
-    V::widen::<T>(V::max_halfwords_of_halves(&halves))
+    simd.widen::<T>(simd.max_halfwords_of_halves(&halves))
 }
 
 /// The codes of groups whose blocks have these scales.
 #[inline(always)]
 pub(in crate::cpu) fn encode<V: HalfwordVector, const N: usize, const SIGNS: u8>(
+    simd: V,
     values: &[u16],
     thresholds: &Thresholds,
     scales: &[u8],
     codes: &mut [u8],
 ) {
-    let steps = V::steps();
+    let steps = simd.steps();
     let chunks = values.as_chunks::<HALFWORDS>().0.as_chunks::<4>().0;
     let chunks = chunks.iter().zip(codes.as_chunks_mut::<{ 2 * HALFWORDS }>().0);
     for ((chunks, codes), scales) in chunks.zip(scales.chunks_exact(4 * HALFWORDS / N)) {
-        let mut nibbles = [V::splat_halfword(0); 4];
+        let mut nibbles = [simd.splat_halfword(0); 4];
         for ((nibbles, chunk), scales) in
             nibbles.iter_mut().zip(chunks).zip(scales.chunks_exact(HALFWORDS / N))
         {
             prefetch_next_window(chunk);
             let rows = match scales {
-                [one] => V::one_row(thresholds.row(*one)),
-                _ => V::two_rows(thresholds.row(scales[0]), thresholds.row(scales[1])),
+                [one] => simd.one_row(thresholds.row(*one)),
+                _ => simd.two_rows(thresholds.row(scales[0]), thresholds.row(scales[1])),
             };
-            *nibbles = nibbles_of::<V, SIGNS>(chunk, rows, steps);
+            *nibbles = nibbles_of::<V, SIGNS>(simd, chunk, rows, steps);
         }
-        *codes = V::pack(&nibbles);
+        *codes = simd.pack(&nibbles);
     }
 }
 
 /// Codes with their signs.
 #[inline(always)]
 fn nibbles_of<V: HalfwordVector, const SIGNS: u8>(
+    simd: V,
     values: &Halfwords,
     rows: V::Rows,
     steps: V::Steps,
 ) -> V::Halfwords {
-    let x = V::load_halfwords(values);
-    let magnitudes = V::magnitudes(x);
-    let codes = V::codes(magnitudes, rows, steps);
+    let x = simd.load_halfwords(values);
+    let magnitudes = simd.magnitudes(x);
+    let codes = simd.codes(magnitudes, rows, steps);
     let signs = match SIGNS {
         KEEP => x,
-        DROP_INPUT => V::and_halfwords(x, V::above_zero(magnitudes)),
-        DROP => V::and_halfwords(x, V::above_zero(V::and_halfwords(codes, V::splat_halfword(7)))),
-        FORCE => V::or_not_halfwords(x, V::above_zero(magnitudes)),
+        DROP_INPUT => simd.and_halfwords(x, simd.above_zero(magnitudes)),
+        DROP => simd.and_halfwords(x, simd.above_zero(simd.and_halfwords(codes, simd.splat_halfword(7)))),
+        FORCE => simd.or_not_halfwords(x, simd.above_zero(magnitudes)),
         _ => unreachable!("a treatment of -0"),
     };
-    V::signed(codes, signs)
+    simd.signed(codes, signs)
 }

@@ -25,6 +25,7 @@ impl GroupFormat<{ mx::BLOCK }> for Mxfp4Groups<'_> {
     #[inline(always)]
     fn scales<T: Element, V: Vector>(
         &self,
+        simd: V,
         amax: V::Number,
         bytes: &mut Lanes<u8>,
         tally: &mut Tally,
@@ -33,26 +34,26 @@ impl GroupFormat<{ mx::BLOCK }> for Mxfp4Groups<'_> {
         let addend = arithmetic.scale_rule.mantissa_addend::<E2m1>();
         // The rounded exponents, the scales, and the clipped blocks, as `mx` has them.
         let largest_exponent = <E2m1 as mx::Element>::LARGEST_EXPONENT;
-        let exponents = V::shift_right(V::add_bits(V::bits(amax), V::splat_bits(addend)), 23);
-        let unclamped = V::max_bits(exponents, V::splat_bits(largest_exponent));
-        *bytes = V::low_bytes(V::add_bits(unclamped, V::splat_bits(largest_exponent.wrapping_neg())));
+        let exponents = simd.shift_right(simd.add_bits(simd.bits(amax), simd.splat_bits(addend)), 23);
+        let unclamped = simd.max_bits(exponents, simd.splat_bits(largest_exponent));
+        *bytes = simd.low_bytes(simd.add_bits(unclamped, simd.splat_bits(largest_exponent.wrapping_neg())));
         // Only so small an amax, or zero, can want a smaller scale than there is.
-        if V::at_most(amax, V::splat(E8m0::MIN.to_f32() * 8.0)) != 0 {
-            for amax in V::store(amax) {
+        if simd.at_most(amax, simd.splat(E8m0::MIN.to_f32() * 8.0)) != 0 {
+            for amax in simd.store(amax) {
                 let exponent = mx::rounded_exponent(amax.to_bits(), addend);
                 tally.add(mx::events::<E2m1>(amax.to_bits(), exponent, arithmetic.ties));
             }
             return true;
         }
-        let mantissa = V::splat_bits(<E2m1 as mx::Element>::LARGEST_MANTISSA);
-        let clips = V::above(V::bits(amax), V::or(V::shift_left(unclamped, 23), mantissa));
+        let mantissa = simd.splat_bits(<E2m1 as mx::Element>::LARGEST_MANTISSA);
+        let clips = simd.above(simd.bits(amax), simd.or(simd.shift_left(unclamped, 23), mantissa));
         tally.add_clipped(clips.count_ones());
         true
     }
 
     #[inline(always)]
-    fn factors<V: Vector>(&self, [byte, _]: [u8; 2]) -> Factors<V::Number> {
-        Factors { y: V::splat(E8m0::from_bits(byte).reciprocal_of_number()), rest: None }
+    fn factors<V: Vector>(&self, simd: V, [byte, _]: [u8; 2]) -> Factors<V::Number> {
+        Factors { y: simd.splat(E8m0::from_bits(byte).reciprocal_of_number()), rest: None }
     }
 
     #[inline(always)]

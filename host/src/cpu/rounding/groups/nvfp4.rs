@@ -74,51 +74,52 @@ impl<const DIVIDES: bool> GroupFormat<{ nvfp4::BLOCK }> for Nvfp4Groups<'_, DIVI
     #[inline(always)]
     fn scales<T: Element, V: Vector>(
         &self,
+        simd: V,
         amax: V::Number,
         bytes: &mut Lanes<u8>,
         tally: &mut Tally,
     ) -> bool {
         let (quantizer, plan) = (self.quantizer, &self.factors.plan);
-        let zeros = V::at_most(amax, V::splat(0.0));
+        let zeros = simd.at_most(amax, simd.splat(0.0));
         if T::DTYPE == Dtype::F32 {
             // The arithmetic of quotients needs amaxes in this range.
-            let (least, most) = (V::splat(power_of_two(-NV_FAR)), V::splat(power_of_two(NV_FAR)));
-            let near = V::at_most(least, amax) & V::at_most(amax, most);
+            let (least, most) = (simd.splat(power_of_two(-NV_FAR)), simd.splat(power_of_two(NV_FAR)));
+            let near = simd.at_most(least, amax) & simd.at_most(amax, most);
             if plan.usual == 0 || near | zeros != u16::MAX {
                 return false;
             }
         }
-        let wanted = quantizer.wanted_scale_by(amax, Steps::<T, V>(PhantomData));
+        let wanted = quantizer.wanted_scale_by(amax, Steps(simd, PhantomData::<T>));
         // Nothing happens in a block with a normal scale within rounding of the wanted one; nor in blocks of
         // zeros.
-        let mut usual = V::at_most(V::splat(plan.least_usual), wanted)
-            & V::at_most(wanted, V::splat(nvfp4::LARGEST_UNSATURATED));
+        let mut usual = simd.at_most(simd.splat(plan.least_usual), wanted)
+            & simd.at_most(wanted, simd.splat(nvfp4::LARGEST_UNSATURATED));
         if T::DTYPE == Dtype::F16 {
             // A sixth that is a subnormal f16 was rounded more coarsely than that.
-            usual &= V::at_most(V::splat(8.0 * F16_NORMAL), amax);
+            usual &= simd.at_most(simd.splat(8.0 * F16_NORMAL), amax);
         }
         if usual | zeros != u16::MAX {
-            slow_scales(quantizer, &V::store(amax), &V::store(wanted), bytes, tally);
+            slow_scales(quantizer, &simd.store(amax), &simd.store(wanted), bytes, tally);
             return true;
         }
         // A normal E4M3: the bits of the f32, rounded to fewer.
         let dropped = f32::MANTISSA_DIGITS - 1 - E4m3::MANTISSA_BITS;
-        let bits = V::bits(wanted);
-        let odd = V::and(V::shift_right(bits, dropped), V::splat_bits(1));
+        let bits = simd.bits(wanted);
+        let odd = simd.and(simd.shift_right(bits, dropped), simd.splat_bits(1));
         let half = ((1 << (dropped - 1)) - 1u32).wrapping_sub(E4m3::NORMAL_ZERO);
-        let codes = V::shift_right(V::add_bits(V::add_bits(bits, odd), V::splat_bits(half)), dropped);
-        let of_zero = V::splat_bits(u32::from(self.factors.scale_of_zero));
-        let codes = V::bits(V::select(zeros, V::number(of_zero), V::number(codes)));
-        *bytes = V::low_bytes(codes);
+        let codes = simd.shift_right(simd.add_bits(simd.add_bits(bits, odd), simd.splat_bits(half)), dropped);
+        let of_zero = simd.splat_bits(u32::from(self.factors.scale_of_zero));
+        let codes = simd.bits(simd.select(zeros, simd.number(of_zero), simd.number(codes)));
+        *bytes = simd.low_bytes(codes);
         true
     }
 
     #[inline(always)]
-    fn factors<V: Vector>(&self, [first, second]: [u8; 2]) -> Factors<V::Number> {
+    fn factors<V: Vector>(&self, simd: V, [first, second]: [u8; 2]) -> Factors<V::Number> {
         let Nvfp4Factors { y, z, divisor, .. } = self.factors;
         let (first, second) = (usize::from(first & 0x7F), usize::from(second & 0x7F));
-        let rest = [V::halves(z[first], z[second]), V::halves(divisor[first], divisor[second])];
-        Factors { y: V::halves(y[first], y[second]), rest: if DIVIDES { Some(rest) } else { None } }
+        let rest = [simd.halves(z[first], z[second]), simd.halves(divisor[first], divisor[second])];
+        Factors { y: simd.halves(y[first], y[second]), rest: if DIVIDES { Some(rest) } else { None } }
     }
 
     #[inline(always)]
@@ -128,22 +129,22 @@ impl<const DIVIDES: bool> GroupFormat<{ nvfp4::BLOCK }> for Nvfp4Groups<'_, DIVI
 }
 
 /// The steps to blocks' scales, of vectors and a dtype.
-struct Steps<T, V>(PhantomData<(T, V)>);
+struct Steps<T, V>(V, PhantomData<T>);
 
 impl<T: Element, V: Vector> ScaleSteps<V::Number> for Steps<T, V> {
     #[inline(always)]
     fn narrow(&self, x: V::Number) -> V::Number {
-        if T::DTYPE == Dtype::F32 { x } else { V::widen::<T>(V::narrow::<T>(x)) }
+        if T::DTYPE == Dtype::F32 { x } else { self.0.widen::<T>(self.0.narrow::<T>(x)) }
     }
 
     #[inline(always)]
     fn times(&self, x: V::Number, y: f32) -> V::Number {
-        V::mul(x, V::splat(y))
+        self.0.mul(x, self.0.splat(y))
     }
 
     #[inline(always)]
     fn over(&self, x: V::Number, y: f32) -> V::Number {
-        V::div(x, V::splat(y))
+        self.0.div(x, self.0.splat(y))
     }
 }
 

@@ -25,12 +25,12 @@ impl HalfwordVector for Avx2 {
     type Steps = ();
 
     #[inline(always)]
-    fn steps() {}
+    fn steps(self) {}
 
     #[inline(always)]
-    fn load_halfwords(halfwords: &Halfwords) -> Pair {
-        // SAFETY: 32 halfwords are twice the 32 bytes that are read, without a demand on alignment. As all of
-        // this type, it is only called where AVX2 was detected.
+    fn load_halfwords(self, halfwords: &Halfwords) -> Pair {
+        // SAFETY: `self` proves that the CPU has these instructions; 32 halfwords are twice the 32
+        // bytes that are read, and need not be aligned.
         unsafe {
             let halves = halfwords.as_ptr().cast::<__m256i>();
             [_mm256_loadu_si256(halves), _mm256_loadu_si256(halves.add(1))]
@@ -38,10 +38,10 @@ impl HalfwordVector for Avx2 {
     }
 
     #[inline(always)]
-    fn store_halfwords([first, second]: Pair) -> Halfwords {
+    fn store_halfwords(self, [first, second]: Pair) -> Halfwords {
         let mut halfwords = [0; HALFWORDS];
-        // SAFETY: 32 halfwords are twice the 32 bytes that are written, without a demand on alignment; for
-        // the rest as above.
+        // SAFETY: `self` proves that the CPU has these instructions; 32 halfwords are twice the 32
+        // bytes that are written, and need not be aligned.
         unsafe {
             let halves = halfwords.as_mut_ptr().cast::<__m256i>();
             _mm256_storeu_si256(halves, first);
@@ -51,37 +51,37 @@ impl HalfwordVector for Avx2 {
     }
 
     #[inline(always)]
-    fn splat_halfword(halfword: u16) -> Pair {
-        // SAFETY: as above.
+    fn splat_halfword(self, halfword: u16) -> Pair {
+        // SAFETY: `self` proves that the CPU has these instructions.
         unsafe { [_mm256_set1_epi16(halfword as i16); 2] }
     }
 
     #[inline(always)]
-    fn max_halfwords(a: Pair, b: Pair) -> Pair {
-        // SAFETY: as above.
+    fn max_halfwords(self, a: Pair, b: Pair) -> Pair {
+        // SAFETY: `self` proves that the CPU has these instructions.
         unsafe { [_mm256_max_epu16(a[0], b[0]), _mm256_max_epu16(a[1], b[1])] }
     }
 
     #[inline(always)]
-    fn max_halfword(magnitudes: Pair) -> u16 {
-        Self::store_halfwords(magnitudes).into_iter().fold(0, u16::max)
+    fn max_halfword(self, magnitudes: Pair) -> u16 {
+        self.store_halfwords(magnitudes).into_iter().fold(0, u16::max)
     }
 
     #[inline(always)]
-    fn fold_halfwords(a: Pair, b: Pair) -> Pair {
-        // SAFETY: as above.
+    fn fold_halfwords(self, a: Pair, b: Pair) -> Pair {
+        // SAFETY: `self` proves that the CPU has these instructions.
         unsafe { [_mm256_max_epu16(a[0], a[1]), _mm256_max_epu16(b[0], b[1])] }
     }
 
     #[inline(always)]
-    fn max_halfwords_of_halves(magnitudes: &[Pair; 8]) -> Pair {
+    fn max_halfwords_of_halves(self, magnitudes: &[Pair; 8]) -> Pair {
         let vectors = magnitudes.as_flattened().as_chunks::<8>().0;
         halves!(i => {
             let [a, b, c, d, e, f, g, h] = vectors[i];
-            let (a, b, c, d) = (max_interleaved_16(a, b), max_interleaved_16(c, d), max_interleaved_16(e, f), max_interleaved_16(g, h));
+            let (a, b, c, d) = (self.max_interleaved_16(a, b), self.max_interleaved_16(c, d), self.max_interleaved_16(e, f), self.max_interleaved_16(g, h));
             // Each half of it has the largest of that half of each of the eight.
-            let halves = max_interleaved_64(max_interleaved_32(a, b), max_interleaved_32(c, d));
-            // SAFETY: as above.
+            let halves = self.max_interleaved_64(self.max_interleaved_32(a, b), self.max_interleaved_32(c, d));
+            // SAFETY: `self` proves that the CPU has these instructions.
             unsafe {
                 let (low, high) = (_mm256_castsi256_si128(halves), _mm256_extracti128_si256::<1>(halves));
                 _mm256_cvtepu16_epi32(_mm_max_epu16(low, high))
@@ -90,41 +90,41 @@ impl HalfwordVector for Avx2 {
     }
 
     #[inline(always)]
-    fn one_row(row: &Row) -> Pair {
-        [broadcast(row); 2]
+    fn one_row(self, row: &Row) -> Pair {
+        [self.broadcast(row); 2]
     }
 
     #[inline(always)]
-    fn two_rows(first: &Row, second: &Row) -> Pair {
-        [broadcast(first), broadcast(second)]
+    fn two_rows(self, first: &Row, second: &Row) -> Pair {
+        [self.broadcast(first), self.broadcast(second)]
     }
 
     #[inline(always)]
-    fn codes(magnitudes: Pair, rows: Pair, (): ()) -> Pair {
-        halves!(i => row_codes(magnitudes[i], rows[i]))
+    fn codes(self, magnitudes: Pair, rows: Pair, (): ()) -> Pair {
+        halves!(i => self.row_codes(magnitudes[i], rows[i]))
     }
 
     #[inline(always)]
-    fn above_zero(magnitudes: Pair) -> Pair {
-        // SAFETY: as above.
+    fn above_zero(self, magnitudes: Pair) -> Pair {
+        // SAFETY: `self` proves that the CPU has these instructions.
         halves!(i => unsafe { _mm256_add_epi16(magnitudes[i], _mm256_set1_epi16(0x7FFF)) })
     }
 
     #[inline(always)]
-    fn and_halfwords(a: Pair, b: Pair) -> Pair {
-        // SAFETY: as above.
+    fn and_halfwords(self, a: Pair, b: Pair) -> Pair {
+        // SAFETY: `self` proves that the CPU has these instructions.
         unsafe { [_mm256_and_si256(a[0], b[0]), _mm256_and_si256(a[1], b[1])] }
     }
 
     #[inline(always)]
-    fn or_not_halfwords(a: Pair, b: Pair) -> Pair {
-        // SAFETY: as above.
+    fn or_not_halfwords(self, a: Pair, b: Pair) -> Pair {
+        // SAFETY: `self` proves that the CPU has these instructions.
         halves!(i => unsafe { _mm256_or_si256(a[i], _mm256_xor_si256(b[i], _mm256_set1_epi16(-1))) })
     }
 
     #[inline(always)]
-    fn signed(codes: Pair, signs: Pair) -> Pair {
-        // SAFETY: as above.
+    fn signed(self, codes: Pair, signs: Pair) -> Pair {
+        // SAFETY: `self` proves that the CPU has these instructions.
         halves!(i => unsafe {
                 let sign = _mm256_and_si256(_mm256_srli_epi16::<12>(signs[i]), _mm256_set1_epi16(8));
                 _mm256_or_si256(codes[i], sign)
@@ -132,11 +132,12 @@ impl HalfwordVector for Avx2 {
     }
 
     #[inline(always)]
-    fn pack(nibbles: &[Pair; 4]) -> [u8; 2 * HALFWORDS] {
+    fn pack(self, nibbles: &[Pair; 4]) -> [u8; 2 * HALFWORDS] {
         let mut bytes = [0; 2 * HALFWORDS];
         let halves = bytes.as_chunks_mut::<HALFWORDS>().0.iter_mut();
         for (bytes, halfwords) in halves.zip(nibbles.as_flattened().as_chunks::<4>().0) {
-            // SAFETY: 32 bytes are written, without a demand on alignment; for the rest as above.
+            // SAFETY: `self` proves that the CPU has these instructions; 32 bytes are written, and
+            // need not be aligned.
             unsafe {
                 // The sum of each two halfwords, the second times 16.
                 let [a, b] = halves!(i => _mm256_madd_epi16(halfwords[i], _mm256_set1_epi32(1 | 16 << 16)));
@@ -152,89 +153,100 @@ impl HalfwordVector for Avx2 {
     }
 
     #[inline(always)]
-    fn decode(codes: &[u8; HALFWORDS], [a, b, c, d]: [&ValueRow; 4]) -> [Pair; 2] {
+    fn decode(self, codes: &[u8; HALFWORDS], [a, b, c, d]: [&ValueRow; 4]) -> [Pair; 2] {
         let (first, second) = codes.split_at(HALFWORDS / 2);
-        [decoded(first, a, b), decoded(second, c, d)]
+        [self.decoded(first, a, b), self.decoded(second, c, d)]
     }
 }
 
-/// The values of the codes in sixteen bytes.
-#[inline(always)]
-fn decoded(codes: &[u8], a: &ValueRow, b: &ValueRow) -> Pair {
-    // SAFETY: sixteen bytes of codes are read, without a demand on alignment; for the rest as above.
-    unsafe {
-        let wide = _mm256_cvtepu8_epi16(_mm_loadu_si128(codes[..16].as_ptr().cast()));
-        let both = _mm256_or_si256(wide, _mm256_slli_epi16::<4>(wide));
-        let codes = _mm256_and_si256(both, _mm256_set1_epi8(15));
-        let low = _mm256_shuffle_epi8(two(&a.low, &b.low), codes);
-        let high = _mm256_shuffle_epi8(two(&a.high, &b.high), codes);
-        let (first, second) = (_mm256_unpacklo_epi8(low, high), _mm256_unpackhi_epi8(low, high));
-        [_mm256_permute2x128_si256::<0x20>(first, second), _mm256_permute2x128_si256::<0x31>(first, second)]
+/// Steps of the methods above.
+impl Avx2 {
+    /// The values of the codes in sixteen bytes.
+    #[inline(always)]
+    fn decoded(self, codes: &[u8], a: &ValueRow, b: &ValueRow) -> Pair {
+        // SAFETY: `self` proves that the CPU has these instructions; sixteen bytes of codes are
+        // read, and need not be aligned.
+        unsafe {
+            let wide = _mm256_cvtepu8_epi16(_mm_loadu_si128(codes[..16].as_ptr().cast()));
+            let both = _mm256_or_si256(wide, _mm256_slli_epi16::<4>(wide));
+            let codes = _mm256_and_si256(both, _mm256_set1_epi8(15));
+            let low = _mm256_shuffle_epi8(self.two(&a.low, &b.low), codes);
+            let high = _mm256_shuffle_epi8(self.two(&a.high, &b.high), codes);
+            let (first, second) = (_mm256_unpacklo_epi8(low, high), _mm256_unpackhi_epi8(low, high));
+            [
+                _mm256_permute2x128_si256::<0x20>(first, second),
+                _mm256_permute2x128_si256::<0x31>(first, second),
+            ]
+        }
     }
-}
 
-/// Sixteen bytes of each.
-#[inline(always)]
-fn two(a: &[u8; 16], b: &[u8; 16]) -> __m256i {
-    // SAFETY: sixteen bytes are read each time, without a demand on alignment; for the rest as above.
-    unsafe {
-        let first = _mm256_castsi128_si256(_mm_loadu_si128(a.as_ptr().cast()));
-        _mm256_inserti128_si256::<1>(first, _mm_loadu_si128(b.as_ptr().cast()))
+    /// Sixteen bytes of each.
+    #[inline(always)]
+    fn two(self, a: &[u8; 16], b: &[u8; 16]) -> __m256i {
+        // SAFETY: `self` proves that the CPU has these instructions; sixteen bytes are read each
+        // time, and need not be aligned.
+        unsafe {
+            let first = _mm256_castsi128_si256(_mm_loadu_si128(a.as_ptr().cast()));
+            _mm256_inserti128_si256::<1>(first, _mm_loadu_si128(b.as_ptr().cast()))
+        }
     }
-}
 
-/// A row in both halves.
-#[inline(always)]
-fn broadcast(row: &Row) -> __m256i {
-    // SAFETY: a row is sixteen bytes that are aligned to as many; for the rest as above.
-    unsafe { _mm256_broadcastsi128_si256(_mm_load_si128(row.0.as_ptr().cast())) }
-}
+    /// A row in both halves.
+    #[inline(always)]
+    fn broadcast(self, row: &Row) -> __m256i {
+        // SAFETY: `self` proves that the CPU has these instructions; a row is sixteen bytes that
+        // are aligned to as many.
+        unsafe { _mm256_broadcastsi128_si256(_mm_load_si128(row.0.as_ptr().cast())) }
+    }
 
-/// The codes of magnitudes.
-#[inline(always)]
-fn row_codes(magnitudes: __m256i, row: __m256i) -> __m256i {
-    // SAFETY: as above.
-    unsafe {
-        // A binary search. An index is those of the two bytes of a row's entry.
-        let three = _mm256_set1_epi16(FIRST + 3 * NEXT);
-        let fours = _mm256_and_si256(is_above(magnitudes, row, three), _mm256_set1_epi16(4 * NEXT));
-        let fifth_or_first = _mm256_or_si256(fours, _mm256_set1_epi16(FIRST + NEXT));
-        let twos = _mm256_and_si256(is_above(magnitudes, row, fifth_or_first), _mm256_set1_epi16(2 * NEXT));
-        let sixes = _mm256_or_si256(fours, twos);
-        let even = _mm256_or_si256(sixes, _mm256_set1_epi16(FIRST));
-        let ones = _mm256_and_si256(is_above(magnitudes, row, even), _mm256_set1_epi16(NEXT));
-        _mm256_srli_epi16::<9>(_mm256_or_si256(sixes, ones))
+    /// The codes of magnitudes.
+    #[inline(always)]
+    fn row_codes(self, magnitudes: __m256i, row: __m256i) -> __m256i {
+        // SAFETY: `self` proves that the CPU has these instructions.
+        unsafe {
+            // A binary search. An index is those of the two bytes of a row's entry.
+            let three = _mm256_set1_epi16(FIRST + 3 * NEXT);
+            let fours = _mm256_and_si256(self.is_above(magnitudes, row, three), _mm256_set1_epi16(4 * NEXT));
+            let fifth_or_first = _mm256_or_si256(fours, _mm256_set1_epi16(FIRST + NEXT));
+            let twos =
+                _mm256_and_si256(self.is_above(magnitudes, row, fifth_or_first), _mm256_set1_epi16(2 * NEXT));
+            let sixes = _mm256_or_si256(fours, twos);
+            let even = _mm256_or_si256(sixes, _mm256_set1_epi16(FIRST));
+            let ones = _mm256_and_si256(self.is_above(magnitudes, row, even), _mm256_set1_epi16(NEXT));
+            _mm256_srli_epi16::<9>(_mm256_or_si256(sixes, ones))
+        }
+    }
+
+    /// Ones where a magnitude is above the entry of a row that has an index.
+    #[inline(always)]
+    fn is_above(self, magnitudes: __m256i, row: __m256i, index: __m256i) -> __m256i {
+        // SAFETY: `self` proves that the CPU has these instructions. No sign bit is set, so that
+        // signed integers compare as magnitudes.
+        unsafe { _mm256_cmpgt_epi16(magnitudes, _mm256_shuffle_epi8(row, index)) }
+    }
+
+    /// The larger ones of four halfwords and the next four of a, and those of b, in turn.
+    #[inline(always)]
+    fn max_interleaved_16(self, a: __m256i, b: __m256i) -> __m256i {
+        // SAFETY: `self` proves that the CPU has these instructions.
+        unsafe { _mm256_max_epu16(_mm256_unpacklo_epi16(a, b), _mm256_unpackhi_epi16(a, b)) }
+    }
+
+    /// The larger ones of two halfwords and the next two of a, and those of b, in turn; both are of pairs.
+    #[inline(always)]
+    fn max_interleaved_32(self, a: __m256i, b: __m256i) -> __m256i {
+        // SAFETY: `self` proves that the CPU has these instructions.
+        unsafe { _mm256_max_epu16(_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b)) }
+    }
+
+    /// The larger ones of a halfword and the next of a, and those of b, in turn; both are of fours.
+    #[inline(always)]
+    fn max_interleaved_64(self, a: __m256i, b: __m256i) -> __m256i {
+        // SAFETY: `self` proves that the CPU has these instructions.
+        unsafe { _mm256_max_epu16(_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b)) }
     }
 }
 
 /// The index of the bytes of a row's first entry, and how much more that of the next is.
 const FIRST: i16 = 0x0100;
 const NEXT: i16 = 0x0202;
-
-/// Ones where a magnitude is above the entry of a row that has an index.
-#[inline(always)]
-fn is_above(magnitudes: __m256i, row: __m256i, index: __m256i) -> __m256i {
-    // SAFETY: as above. No sign bit is set, so that signed integers compare as magnitudes.
-    unsafe { _mm256_cmpgt_epi16(magnitudes, _mm256_shuffle_epi8(row, index)) }
-}
-
-/// The larger ones of four halfwords and the next four of a, and those of b, in turn.
-#[inline(always)]
-fn max_interleaved_16(a: __m256i, b: __m256i) -> __m256i {
-    // SAFETY: as above.
-    unsafe { _mm256_max_epu16(_mm256_unpacklo_epi16(a, b), _mm256_unpackhi_epi16(a, b)) }
-}
-
-/// The larger ones of two halfwords and the next two of a, and those of b, in turn; both are of pairs.
-#[inline(always)]
-fn max_interleaved_32(a: __m256i, b: __m256i) -> __m256i {
-    // SAFETY: as above.
-    unsafe { _mm256_max_epu16(_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b)) }
-}
-
-/// The larger ones of a halfword and the next of a, and those of b, in turn; both are of fours.
-#[inline(always)]
-fn max_interleaved_64(a: __m256i, b: __m256i) -> __m256i {
-    // SAFETY: as above.
-    unsafe { _mm256_max_epu16(_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b)) }
-}

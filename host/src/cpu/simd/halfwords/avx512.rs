@@ -27,63 +27,63 @@ impl HalfwordVector for Avx512 {
     type Steps = [__m512i; 2];
 
     #[inline(always)]
-    fn steps() -> [__m512i; 2] {
+    fn steps(self) -> [__m512i; 2] {
         // A compiler that knows the numbers makes three instructions of adding one where a mask says so.
-        // SAFETY: as above.
+        // SAFETY: `self` proves that the CPU has these instructions.
         unsafe { [_mm512_set1_epi16(black_box(2)), _mm512_set1_epi16(black_box(1))] }
     }
 
     #[inline(always)]
-    fn load_halfwords(halfwords: &Halfwords) -> __m512i {
-        // SAFETY: 32 halfwords are the 64 bytes that are read, without a demand on alignment. As all of this
-        // type, it is only called where AVX-512 F and BW were detected.
+    fn load_halfwords(self, halfwords: &Halfwords) -> __m512i {
+        // SAFETY: `self` proves that the CPU has these instructions; 32 halfwords are the 64 bytes
+        // that are read, and need not be aligned.
         unsafe { _mm512_loadu_si512(halfwords.as_ptr().cast()) }
     }
 
     #[inline(always)]
-    fn store_halfwords(vector: __m512i) -> Halfwords {
+    fn store_halfwords(self, vector: __m512i) -> Halfwords {
         let mut halfwords = [0; HALFWORDS];
-        // SAFETY: 32 halfwords are the 64 bytes that are written, without a demand on alignment; for the rest
-        // as above.
+        // SAFETY: `self` proves that the CPU has these instructions; 32 halfwords are the 64 bytes
+        // that are written, and need not be aligned.
         unsafe { _mm512_storeu_si512(halfwords.as_mut_ptr().cast(), vector) };
         halfwords
     }
 
     #[inline(always)]
-    fn splat_halfword(halfword: u16) -> __m512i {
-        // SAFETY: as above.
+    fn splat_halfword(self, halfword: u16) -> __m512i {
+        // SAFETY: `self` proves that the CPU has these instructions.
         unsafe { _mm512_set1_epi16(halfword as i16) }
     }
 
     #[inline(always)]
-    fn max_halfwords(a: __m512i, b: __m512i) -> __m512i {
-        // SAFETY: as above.
+    fn max_halfwords(self, a: __m512i, b: __m512i) -> __m512i {
+        // SAFETY: `self` proves that the CPU has these instructions.
         unsafe { _mm512_max_epu16(a, b) }
     }
 
     #[inline(always)]
-    fn max_halfword(magnitudes: __m512i) -> u16 {
-        Self::store_halfwords(magnitudes).into_iter().fold(0, u16::max)
+    fn max_halfword(self, magnitudes: __m512i) -> u16 {
+        self.store_halfwords(magnitudes).into_iter().fold(0, u16::max)
     }
 
     #[inline(always)]
-    fn fold_halfwords(a: __m512i, b: __m512i) -> __m512i {
-        // SAFETY: as above.
+    fn fold_halfwords(self, a: __m512i, b: __m512i) -> __m512i {
+        // SAFETY: `self` proves that the CPU has these instructions.
         unsafe { _mm512_max_epu16(_mm512_shuffle_i64x2::<0x44>(a, b), _mm512_shuffle_i64x2::<0xEE>(a, b)) }
     }
 
     #[inline(always)]
-    fn max_halfwords_of_halves(magnitudes: &[__m512i; 8]) -> __m512i {
+    fn max_halfwords_of_halves(self, magnitudes: &[__m512i; 8]) -> __m512i {
         let [a, b, c, d, e, f, g, h] = *magnitudes;
         let (a, b, c, d) = (
-            max_interleaved_16(a, b),
-            max_interleaved_16(c, d),
-            max_interleaved_16(e, f),
-            max_interleaved_16(g, h),
+            self.max_interleaved_16(a, b),
+            self.max_interleaved_16(c, d),
+            self.max_interleaved_16(e, f),
+            self.max_interleaved_16(g, h),
         );
         // Quarter q of it has the largest magnitude of quarter q of each of the eight.
-        let quarters = max_interleaved_64(max_interleaved_32(a, b), max_interleaved_32(c, d));
-        // SAFETY: as above.
+        let quarters = self.max_interleaved_64(self.max_interleaved_32(a, b), self.max_interleaved_32(c, d));
+        // SAFETY: `self` proves that the CPU has these instructions.
         unsafe {
             let halves =
                 _mm512_max_epu16(quarters, _mm512_shuffle_i64x2::<0b10_11_00_01>(quarters, quarters));
@@ -95,14 +95,15 @@ impl HalfwordVector for Avx512 {
     }
 
     #[inline(always)]
-    fn one_row(row: &Row) -> __m512i {
-        // SAFETY: a row is sixteen bytes that are aligned to as many; for the rest as above.
+    fn one_row(self, row: &Row) -> __m512i {
+        // SAFETY: `self` proves that the CPU has these instructions; a row is sixteen bytes that
+        // are aligned to as many.
         unsafe { _mm512_broadcast_i32x4(_mm_load_si128(row.0.as_ptr().cast())) }
     }
 
     #[inline(always)]
-    fn two_rows(first: &Row, second: &Row) -> __m512i {
-        // SAFETY: as above.
+    fn two_rows(self, first: &Row, second: &Row) -> __m512i {
+        // SAFETY: `self` proves that the CPU has these instructions.
         unsafe {
             let first = _mm256_castsi128_si256(_mm_load_si128(first.0.as_ptr().cast()));
             let second = _mm_load_si128(second.0.as_ptr().cast());
@@ -111,39 +112,41 @@ impl HalfwordVector for Avx512 {
     }
 
     #[inline(always)]
-    fn codes(magnitudes: __m512i, rows: __m512i, [two, one]: [__m512i; 2]) -> __m512i {
-        // SAFETY: as above.
+    fn codes(self, magnitudes: __m512i, rows: __m512i, [two, one]: [__m512i; 2]) -> __m512i {
+        // SAFETY: `self` proves that the CPU has these instructions.
         unsafe {
             // A binary search.
-            let above = is_above(magnitudes, rows, index(3));
-            let code = _mm512_mask_blend_epi16(above, index(0), index(4));
-            let next = _mm512_mask_blend_epi16(above, index(1), index(5));
-            let code = _mm512_mask_add_epi16(code, is_above(magnitudes, rows, next), code, two);
-            _mm512_mask_add_epi16(code, is_above(magnitudes, rows, code), code, one)
+            let above = self.is_above(magnitudes, rows, self.index(3));
+            let code = _mm512_mask_blend_epi16(above, self.index(0), self.index(4));
+            let next = _mm512_mask_blend_epi16(above, self.index(1), self.index(5));
+            let code = _mm512_mask_add_epi16(code, self.is_above(magnitudes, rows, next), code, two);
+            _mm512_mask_add_epi16(code, self.is_above(magnitudes, rows, code), code, one)
         }
     }
 
     #[inline(always)]
-    fn above_zero(magnitudes: __m512i) -> __m512i {
-        // SAFETY: as above.
+    fn above_zero(self, magnitudes: __m512i) -> __m512i {
+        // SAFETY: `self` proves that the CPU has these instructions.
         unsafe { _mm512_add_epi16(magnitudes, _mm512_set1_epi16(0x7FFF)) }
     }
 
     #[inline(always)]
-    fn and_halfwords(a: __m512i, b: __m512i) -> __m512i {
-        // SAFETY: as above.
+    fn and_halfwords(self, a: __m512i, b: __m512i) -> __m512i {
+        // SAFETY: `self` proves that the CPU has these instructions.
         unsafe { _mm512_and_si512(a, b) }
     }
 
     #[inline(always)]
-    fn or_not_halfwords(a: __m512i, b: __m512i) -> __m512i {
-        // SAFETY: as above. 0xDD: the second operand, or not the third.
+    fn or_not_halfwords(self, a: __m512i, b: __m512i) -> __m512i {
+        // SAFETY: `self` proves that the CPU has these instructions; 0xDD: the second operand, or
+        // not the third.
         unsafe { _mm512_ternarylogic_epi32::<0xDD>(a, a, b) }
     }
 
     #[inline(always)]
-    fn signed(codes: __m512i, signs: __m512i) -> __m512i {
-        // SAFETY: as above. 0xCA: where the first operand has ones the second, elsewhere the third.
+    fn signed(self, codes: __m512i, signs: __m512i) -> __m512i {
+        // SAFETY: `self` proves that the CPU has these instructions; 0xCA: where the first operand
+        // has ones the second, elsewhere the third.
         unsafe {
             let signs = _mm512_srli_epi16::<12>(signs);
             _mm512_ternarylogic_epi32::<0xCA>(_mm512_set1_epi16(8), signs, codes)
@@ -151,10 +154,11 @@ impl HalfwordVector for Avx512 {
     }
 
     #[inline(always)]
-    fn pack(nibbles: &[__m512i; 4]) -> [u8; 2 * HALFWORDS] {
+    fn pack(self, nibbles: &[__m512i; 4]) -> [u8; 2 * HALFWORDS] {
         let [a, b, c, d] = *nibbles;
         let mut bytes = [0; 2 * HALFWORDS];
-        // SAFETY: 64 bytes are written, without a demand on alignment; for the rest as above.
+        // SAFETY: `self` proves that the CPU has these instructions; 64 bytes are written, and need
+        // not be aligned.
         unsafe {
             // The sum of each two halfwords, the second times 16, is a byte; that of b comes above that of a,
             // and so on.
@@ -173,16 +177,16 @@ impl HalfwordVector for Avx512 {
     }
 
     #[inline(always)]
-    fn decode(codes: &[u8; HALFWORDS], [a, b, c, d]: [&ValueRow; 4]) -> [__m512i; 2] {
-        // SAFETY: 32 codes are the 32 bytes that are read, without a demand on alignment; for the rest as
-        // above.
+    fn decode(self, codes: &[u8; HALFWORDS], [a, b, c, d]: [&ValueRow; 4]) -> [__m512i; 2] {
+        // SAFETY: `self` proves that the CPU has these instructions; 32 codes are the 32 bytes that
+        // are read, and need not be aligned.
         unsafe {
             let wide = _mm512_cvtepu8_epi16(_mm256_loadu_si256(codes.as_ptr().cast()));
             // 0xA8: the first or the second operand, and the third.
             let low_nibbles = _mm512_set1_epi8(15);
             let codes = _mm512_ternarylogic_epi32::<0xA8>(wide, _mm512_slli_epi16::<4>(wide), low_nibbles);
-            let low = _mm512_shuffle_epi8(four(&a.low, &b.low, &c.low, &d.low), codes);
-            let high = _mm512_shuffle_epi8(four(&a.high, &b.high, &c.high, &d.high), codes);
+            let low = _mm512_shuffle_epi8(self.four(&a.low, &b.low, &c.low, &d.low), codes);
+            let high = _mm512_shuffle_epi8(self.four(&a.high, &b.high, &c.high, &d.high), codes);
             let (first, second) = (_mm512_unpacklo_epi8(low, high), _mm512_unpackhi_epi8(low, high));
             let (ab, cd) =
                 (_mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11), _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15));
@@ -191,52 +195,56 @@ impl HalfwordVector for Avx512 {
     }
 }
 
-/// Sixteen bytes of each.
-#[inline(always)]
-fn four(a: &[u8; 16], b: &[u8; 16], c: &[u8; 16], d: &[u8; 16]) -> __m512i {
-    // SAFETY: sixteen bytes are read each time, without a demand on alignment; for the rest as above.
-    unsafe {
-        let ab = _mm256_castsi128_si256(_mm_loadu_si128(a.as_ptr().cast()));
-        let ab = _mm256_inserti128_si256::<1>(ab, _mm_loadu_si128(b.as_ptr().cast()));
-        let cd = _mm256_castsi128_si256(_mm_loadu_si128(c.as_ptr().cast()));
-        let cd = _mm256_inserti128_si256::<1>(cd, _mm_loadu_si128(d.as_ptr().cast()));
-        _mm512_inserti64x4::<1>(_mm512_castsi256_si512(ab), cd)
+/// Steps of the methods above.
+impl Avx512 {
+    /// Sixteen bytes of each.
+    #[inline(always)]
+    fn four(self, a: &[u8; 16], b: &[u8; 16], c: &[u8; 16], d: &[u8; 16]) -> __m512i {
+        // SAFETY: `self` proves that the CPU has these instructions; sixteen bytes are read each
+        // time, and need not be aligned.
+        unsafe {
+            let ab = _mm256_castsi128_si256(_mm_loadu_si128(a.as_ptr().cast()));
+            let ab = _mm256_inserti128_si256::<1>(ab, _mm_loadu_si128(b.as_ptr().cast()));
+            let cd = _mm256_castsi128_si256(_mm_loadu_si128(c.as_ptr().cast()));
+            let cd = _mm256_inserti128_si256::<1>(cd, _mm_loadu_si128(d.as_ptr().cast()));
+            _mm512_inserti64x4::<1>(_mm512_castsi256_si512(ab), cd)
+        }
     }
-}
 
-/// The places of the rows' entries: of the first row's in the first half, and of the second row's, eight
-/// entries on, in the second half.
-#[inline(always)]
-fn index(entry: i32) -> __m512i {
-    let (a, b) = (entry * 0x1_0001, (entry + 8) * 0x1_0001);
-    // SAFETY: as above.
-    unsafe { _mm512_setr_epi32(a, a, a, a, a, a, a, a, b, b, b, b, b, b, b, b) }
-}
+    /// The places of the rows' entries: of the first row's in the first half, and of the second row's, eight
+    /// entries on, in the second half.
+    #[inline(always)]
+    fn index(self, entry: i32) -> __m512i {
+        let (a, b) = (entry * 0x1_0001, (entry + 8) * 0x1_0001);
+        // SAFETY: `self` proves that the CPU has these instructions.
+        unsafe { _mm512_setr_epi32(a, a, a, a, a, a, a, a, b, b, b, b, b, b, b, b) }
+    }
 
-/// Compares magnitudes with the entries of an index: a bit for each, 1 if it is above.
-#[inline(always)]
-fn is_above(magnitudes: __m512i, rows: __m512i, index: __m512i) -> u32 {
-    // SAFETY: as above.
-    unsafe { _mm512_cmpgt_epu16_mask(magnitudes, _mm512_permutexvar_epi16(index, rows)) }
-}
+    /// Compares magnitudes with the entries of an index: a bit for each, 1 if it is above.
+    #[inline(always)]
+    fn is_above(self, magnitudes: __m512i, rows: __m512i, index: __m512i) -> u32 {
+        // SAFETY: `self` proves that the CPU has these instructions.
+        unsafe { _mm512_cmpgt_epu16_mask(magnitudes, _mm512_permutexvar_epi16(index, rows)) }
+    }
 
-/// The larger ones of four halfwords and the next four of a, and those of b, in turn.
-#[inline(always)]
-fn max_interleaved_16(a: __m512i, b: __m512i) -> __m512i {
-    // SAFETY: as above.
-    unsafe { _mm512_max_epu16(_mm512_unpacklo_epi16(a, b), _mm512_unpackhi_epi16(a, b)) }
-}
+    /// The larger ones of four halfwords and the next four of a, and those of b, in turn.
+    #[inline(always)]
+    fn max_interleaved_16(self, a: __m512i, b: __m512i) -> __m512i {
+        // SAFETY: `self` proves that the CPU has these instructions.
+        unsafe { _mm512_max_epu16(_mm512_unpacklo_epi16(a, b), _mm512_unpackhi_epi16(a, b)) }
+    }
 
-/// The larger ones of two halfwords and the next two of a, and those of b, in turn; both are of pairs.
-#[inline(always)]
-fn max_interleaved_32(a: __m512i, b: __m512i) -> __m512i {
-    // SAFETY: as above.
-    unsafe { _mm512_max_epu16(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b)) }
-}
+    /// The larger ones of two halfwords and the next two of a, and those of b, in turn; both are of pairs.
+    #[inline(always)]
+    fn max_interleaved_32(self, a: __m512i, b: __m512i) -> __m512i {
+        // SAFETY: `self` proves that the CPU has these instructions.
+        unsafe { _mm512_max_epu16(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b)) }
+    }
 
-/// The larger ones of a halfword and the next of a, and those of b, in turn; both are of fours.
-#[inline(always)]
-fn max_interleaved_64(a: __m512i, b: __m512i) -> __m512i {
-    // SAFETY: as above.
-    unsafe { _mm512_max_epu16(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b)) }
+    /// The larger ones of a halfword and the next of a, and those of b, in turn; both are of fours.
+    #[inline(always)]
+    fn max_interleaved_64(self, a: __m512i, b: __m512i) -> __m512i {
+        // SAFETY: `self` proves that the CPU has these instructions.
+        unsafe { _mm512_max_epu16(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b)) }
+    }
 }

@@ -20,12 +20,12 @@ impl HalfwordVector for Neon {
     type Steps = ();
 
     #[inline(always)]
-    fn steps() {}
+    fn steps(self) {}
 
     #[inline(always)]
-    fn load_halfwords(halfwords: &Halfwords) -> Four {
-        // SAFETY: eight halfwords are the sixteen bytes that are read, without a demand on alignment; NEON is
-        // part of AArch64.
+    fn load_halfwords(self, halfwords: &Halfwords) -> Four {
+        // SAFETY: NEON is part of AArch64; eight halfwords are the sixteen bytes that are read, and
+        // need not be aligned.
         unsafe {
             let quarters = halfwords.as_chunks::<8>().0;
             quarters!(i => vld1q_u16(quarters[i].as_ptr()))
@@ -33,9 +33,9 @@ impl HalfwordVector for Neon {
     }
 
     #[inline(always)]
-    fn store_halfwords(vector: Four) -> Halfwords {
-        // SAFETY: eight halfwords are the sixteen bytes that are written, without a demand on alignment; for
-        // the rest as above.
+    fn store_halfwords(self, vector: Four) -> Halfwords {
+        // SAFETY: NEON is part of AArch64; eight halfwords are the sixteen bytes that are written,
+        // and need not be aligned.
         unsafe {
             let mut halfwords = [0; HALFWORDS];
             for (quarter, vector) in halfwords.as_chunks_mut::<8>().0.iter_mut().zip(vector) {
@@ -46,34 +46,34 @@ impl HalfwordVector for Neon {
     }
 
     #[inline(always)]
-    fn splat_halfword(halfword: u16) -> Four {
-        // SAFETY: as above.
+    fn splat_halfword(self, halfword: u16) -> Four {
+        // SAFETY: NEON is part of AArch64.
         unsafe { [vdupq_n_u16(halfword); 4] }
     }
 
     #[inline(always)]
-    fn max_halfwords(a: Four, b: Four) -> Four {
-        // SAFETY: as above.
+    fn max_halfwords(self, a: Four, b: Four) -> Four {
+        // SAFETY: NEON is part of AArch64.
         unsafe { quarters!(i => vmaxq_u16(a[i], b[i])) }
     }
 
     #[inline(always)]
-    fn max_halfword([a, b, c, d]: Four) -> u16 {
-        // SAFETY: as above.
+    fn max_halfword(self, [a, b, c, d]: Four) -> u16 {
+        // SAFETY: NEON is part of AArch64.
         unsafe { vmaxvq_u16(vmaxq_u16(vmaxq_u16(a, b), vmaxq_u16(c, d))) }
     }
 
     #[inline(always)]
-    fn fold_halfwords(a: Four, b: Four) -> Four {
-        // SAFETY: as above.
+    fn fold_halfwords(self, a: Four, b: Four) -> Four {
+        // SAFETY: NEON is part of AArch64.
         unsafe {
             [vmaxq_u16(a[0], a[2]), vmaxq_u16(a[1], a[3]), vmaxq_u16(b[0], b[2]), vmaxq_u16(b[1], b[3])]
         }
     }
 
     #[inline(always)]
-    fn max_halfwords_of_halves(magnitudes: &[Four; 8]) -> [uint32x4_t; 4] {
-        // SAFETY: as above.
+    fn max_halfwords_of_halves(self, magnitudes: &[Four; 8]) -> [uint32x4_t; 4] {
+        // SAFETY: NEON is part of AArch64.
         unsafe {
             let (first, second) = (max_of_halves(&magnitudes[..4]), max_of_halves(&magnitudes[4..]));
             [
@@ -86,47 +86,47 @@ impl HalfwordVector for Neon {
     }
 
     #[inline(always)]
-    fn one_row(row: &Row) -> [uint8x16_t; 2] {
+    fn one_row(self, row: &Row) -> [uint8x16_t; 2] {
         [bytes_of(row); 2]
     }
 
     #[inline(always)]
-    fn two_rows(first: &Row, second: &Row) -> [uint8x16_t; 2] {
+    fn two_rows(self, first: &Row, second: &Row) -> [uint8x16_t; 2] {
         [bytes_of(first), bytes_of(second)]
     }
 
     #[inline(always)]
-    fn codes(magnitudes: Four, rows: [uint8x16_t; 2], (): ()) -> Four {
+    fn codes(self, magnitudes: Four, rows: [uint8x16_t; 2], (): ()) -> Four {
         quarters!(i => row_codes(magnitudes[i], rows[i / 2]))
     }
 
     #[inline(always)]
-    fn above_zero(magnitudes: Four) -> Four {
-        // SAFETY: as above.
+    fn above_zero(self, magnitudes: Four) -> Four {
+        // SAFETY: NEON is part of AArch64.
         unsafe { quarters!(i => vaddq_u16(magnitudes[i], vdupq_n_u16(0x7FFF))) }
     }
 
     #[inline(always)]
-    fn and_halfwords(a: Four, b: Four) -> Four {
-        // SAFETY: as above.
+    fn and_halfwords(self, a: Four, b: Four) -> Four {
+        // SAFETY: NEON is part of AArch64.
         unsafe { quarters!(i => vandq_u16(a[i], b[i])) }
     }
 
     #[inline(always)]
-    fn or_not_halfwords(a: Four, b: Four) -> Four {
-        // SAFETY: as above.
+    fn or_not_halfwords(self, a: Four, b: Four) -> Four {
+        // SAFETY: NEON is part of AArch64.
         unsafe { quarters!(i => vornq_u16(a[i], b[i])) }
     }
 
     #[inline(always)]
-    fn signed(codes: Four, signs: Four) -> Four {
-        // SAFETY: as above.
+    fn signed(self, codes: Four, signs: Four) -> Four {
+        // SAFETY: NEON is part of AArch64.
         unsafe { quarters!(i => vbslq_u16(vdupq_n_u16(8), vshrq_n_u16::<12>(signs[i]), codes[i])) }
     }
 
     #[inline(always)]
-    fn pack(nibbles: &[Four; 4]) -> [u8; 2 * HALFWORDS] {
-        // SAFETY: sixteen bytes are written, without a demand on alignment; for the rest as above.
+    fn pack(self, nibbles: &[Four; 4]) -> [u8; 2 * HALFWORDS] {
+        // SAFETY: NEON is part of AArch64; sixteen bytes are written, and need not be aligned.
         unsafe {
             let mut bytes = [0; 2 * HALFWORDS];
             for (bytes, halfwords) in bytes.as_chunks_mut::<16>().0.iter_mut().zip(nibbles) {
@@ -144,7 +144,7 @@ impl HalfwordVector for Neon {
     }
 
     #[inline(always)]
-    fn decode(codes: &[u8; HALFWORDS], [a, b, c, d]: [&ValueRow; 4]) -> [Four; 2] {
+    fn decode(self, codes: &[u8; HALFWORDS], [a, b, c, d]: [&ValueRow; 4]) -> [Four; 2] {
         let halves = codes.as_chunks::<16>().0;
         [decoded(&halves[0], a, b), decoded(&halves[1], c, d)]
     }
@@ -153,7 +153,7 @@ impl HalfwordVector for Neon {
 /// The values of the codes in sixteen bytes.
 #[inline(always)]
 fn decoded(codes: &[u8; 16], first: &ValueRow, second: &ValueRow) -> Four {
-    // SAFETY: sixteen bytes are read, without a demand on alignment; for the rest as above.
+    // SAFETY: NEON is part of AArch64; sixteen bytes are read, and need not be aligned.
     unsafe {
         let codes = vld1q_u8(codes.as_ptr());
         let (low, high) = (vandq_u8(codes, vdupq_n_u8(15)), vshrq_n_u8::<4>(codes));
@@ -166,7 +166,7 @@ fn decoded(codes: &[u8; 16], first: &ValueRow, second: &ValueRow) -> Four {
 /// The values of sixteen codes.
 #[inline(always)]
 fn lookup(codes: uint8x16_t, row: &ValueRow) -> [uint16x8_t; 2] {
-    // SAFETY: sixteen bytes are read each time, without a demand on alignment; for the rest as above.
+    // SAFETY: NEON is part of AArch64; sixteen bytes are read each time, and need not be aligned.
     unsafe {
         let (low, high) = (vld1q_u8(row.low.as_ptr()), vld1q_u8(row.high.as_ptr()));
         let (low, high) = (vqtbl1q_u8(low, codes), vqtbl1q_u8(high, codes));
@@ -177,14 +177,14 @@ fn lookup(codes: uint8x16_t, row: &ValueRow) -> [uint16x8_t; 2] {
 /// The bytes of a row's entries.
 #[inline(always)]
 fn bytes_of(row: &Row) -> uint8x16_t {
-    // SAFETY: eight halfwords are the sixteen bytes that are read; for the rest as above.
+    // SAFETY: NEON is part of AArch64; eight halfwords are the sixteen bytes that are read.
     unsafe { vreinterpretq_u8_u16(vld1q_u16(row.0.as_ptr())) }
 }
 
 /// The largest of each half of four vectors.
 #[inline(always)]
 fn max_of_halves(vectors: &[Four]) -> uint16x8_t {
-    // SAFETY: as above.
+    // SAFETY: NEON is part of AArch64.
     unsafe {
         let [first, second] = [[0, 1], [2, 3]].map(|[i, j]| {
             let ([a, b, c, d], [e, f, g, h]) = (vectors[i], vectors[j]);
@@ -199,7 +199,7 @@ fn max_of_halves(vectors: &[Four]) -> uint16x8_t {
 /// The codes of magnitudes.
 #[inline(always)]
 fn row_codes(magnitudes: uint16x8_t, row: uint8x16_t) -> uint16x8_t {
-    // SAFETY: as above.
+    // SAFETY: NEON is part of AArch64.
     unsafe {
         // A binary search. An index is those of the two bytes of a row's entry.
         let fours =
@@ -220,6 +220,6 @@ const NEXT: u16 = 0x0202;
 /// Ones where a magnitude is above the entry of a row that has an index.
 #[inline(always)]
 fn is_above(magnitudes: uint16x8_t, row: uint8x16_t, index: uint16x8_t) -> uint16x8_t {
-    // SAFETY: as above.
+    // SAFETY: NEON is part of AArch64.
     unsafe { vcgtq_u16(magnitudes, vreinterpretq_u16_u8(vqtbl1q_u8(row, vreinterpretq_u8_u16(index)))) }
 }

@@ -21,30 +21,30 @@ impl HalfwordVector for Portable {
     type Steps = ();
 
     #[inline(always)]
-    fn steps() {}
+    fn steps(self) {}
 
     #[inline(always)]
-    fn load_halfwords(halfwords: &Halfwords) -> [i16; HALFWORDS] {
+    fn load_halfwords(self, halfwords: &Halfwords) -> [i16; HALFWORDS] {
         halfwords!(halfword => halfwords[halfword] as i16)
     }
 
     #[inline(always)]
-    fn store_halfwords(halfwords: [i16; HALFWORDS]) -> Halfwords {
+    fn store_halfwords(self, halfwords: [i16; HALFWORDS]) -> Halfwords {
         halfwords!(halfword => halfwords[halfword] as u16)
     }
 
     #[inline(always)]
-    fn splat_halfword(halfword: u16) -> [i16; HALFWORDS] {
+    fn splat_halfword(self, halfword: u16) -> [i16; HALFWORDS] {
         [halfword as i16; HALFWORDS]
     }
 
     #[inline(always)]
-    fn max_halfwords(a: [i16; HALFWORDS], b: [i16; HALFWORDS]) -> [i16; HALFWORDS] {
+    fn max_halfwords(self, a: [i16; HALFWORDS], b: [i16; HALFWORDS]) -> [i16; HALFWORDS] {
         halfwords!(halfword => a[halfword].max(b[halfword]))
     }
 
     #[inline(always)]
-    fn max_halfword(magnitudes: [i16; HALFWORDS]) -> u16 {
+    fn max_halfword(self, magnitudes: [i16; HALFWORDS]) -> u16 {
         let mut largest = 0;
         for magnitude in magnitudes {
             largest = magnitude.max(largest);
@@ -53,7 +53,7 @@ impl HalfwordVector for Portable {
     }
 
     #[inline(always)]
-    fn fold_halfwords(a: [i16; HALFWORDS], b: [i16; HALFWORDS]) -> [i16; HALFWORDS] {
+    fn fold_halfwords(self, a: [i16; HALFWORDS], b: [i16; HALFWORDS]) -> [i16; HALFWORDS] {
         let mut halfwords = [0; HALFWORDS];
         for halfword in 0..HALFWORDS / 2 {
             halfwords[halfword] = a[halfword].max(a[halfword + HALFWORDS / 2]);
@@ -63,7 +63,7 @@ impl HalfwordVector for Portable {
     }
 
     #[inline(always)]
-    fn max_halfwords_of_halves(magnitudes: &[[i16; HALFWORDS]; 8]) -> Lanes<u32> {
+    fn max_halfwords_of_halves(self, magnitudes: &[[i16; HALFWORDS]; 8]) -> Lanes<u32> {
         let mut all = [0; 16];
         let halves = magnitudes.as_flattened().as_chunks::<{ HALFWORDS / 2 }>().0;
         for (all, half) in all.iter_mut().zip(halves) {
@@ -77,17 +77,17 @@ impl HalfwordVector for Portable {
     }
 
     #[inline(always)]
-    fn one_row(row: &Row) -> [Row; 2] {
+    fn one_row(self, row: &Row) -> [Row; 2] {
         [*row; 2]
     }
 
     #[inline(always)]
-    fn two_rows(first: &Row, second: &Row) -> [Row; 2] {
+    fn two_rows(self, first: &Row, second: &Row) -> [Row; 2] {
         [*first, *second]
     }
 
     #[inline(always)]
-    fn codes(magnitudes: [i16; HALFWORDS], rows: [Row; 2], (): ()) -> [i16; HALFWORDS] {
+    fn codes(self, magnitudes: [i16; HALFWORDS], rows: [Row; 2], (): ()) -> [i16; HALFWORDS] {
         let mut codes = [0; HALFWORDS];
         let halves = magnitudes.as_chunks::<{ HALFWORDS / 2 }>().0;
         for ((codes, magnitudes), row) in
@@ -103,27 +103,27 @@ impl HalfwordVector for Portable {
     }
 
     #[inline(always)]
-    fn above_zero(magnitudes: [i16; HALFWORDS]) -> [i16; HALFWORDS] {
+    fn above_zero(self, magnitudes: [i16; HALFWORDS]) -> [i16; HALFWORDS] {
         halfwords!(halfword => magnitudes[halfword].wrapping_add(0x7FFF))
     }
 
     #[inline(always)]
-    fn and_halfwords(a: [i16; HALFWORDS], b: [i16; HALFWORDS]) -> [i16; HALFWORDS] {
+    fn and_halfwords(self, a: [i16; HALFWORDS], b: [i16; HALFWORDS]) -> [i16; HALFWORDS] {
         halfwords!(halfword => a[halfword] & b[halfword])
     }
 
     #[inline(always)]
-    fn or_not_halfwords(a: [i16; HALFWORDS], b: [i16; HALFWORDS]) -> [i16; HALFWORDS] {
+    fn or_not_halfwords(self, a: [i16; HALFWORDS], b: [i16; HALFWORDS]) -> [i16; HALFWORDS] {
         halfwords!(halfword => a[halfword] | !b[halfword])
     }
 
     #[inline(always)]
-    fn signed(codes: [i16; HALFWORDS], signs: [i16; HALFWORDS]) -> [i16; HALFWORDS] {
+    fn signed(self, codes: [i16; HALFWORDS], signs: [i16; HALFWORDS]) -> [i16; HALFWORDS] {
         halfwords!(halfword => codes[halfword] & 7 | signs[halfword] >> 12 & 8)
     }
 
     #[inline(always)]
-    fn pack(nibbles: &[[i16; HALFWORDS]; 4]) -> [u8; 2 * HALFWORDS] {
+    fn pack(self, nibbles: &[[i16; HALFWORDS]; 4]) -> [u8; 2 * HALFWORDS] {
         let mut bytes = [0; 2 * HALFWORDS];
         for (byte, [first, second]) in bytes.iter_mut().zip(nibbles.as_flattened().as_chunks::<2>().0) {
             *byte = (*first | *second << 4) as u8;
@@ -132,7 +132,7 @@ impl HalfwordVector for Portable {
     }
 
     #[inline(always)]
-    fn decode(codes: &[u8; HALFWORDS], rows: [&ValueRow; 4]) -> [[i16; HALFWORDS]; 2] {
+    fn decode(self, codes: &[u8; HALFWORDS], rows: [&ValueRow; 4]) -> [[i16; HALFWORDS]; 2] {
         let mut values = [[0; HALFWORDS]; 2];
         let blocks = values.as_flattened_mut().as_chunks_mut::<16>().0.iter_mut();
         for ((values, codes), row) in blocks.zip(codes.as_chunks::<8>().0).zip(rows) {

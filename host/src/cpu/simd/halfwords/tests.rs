@@ -2,18 +2,16 @@
 
 use super::*;
 #[cfg(target_arch = "x86_64")]
-use crate::cpu::isa::Isa;
-#[cfg(target_arch = "x86_64")]
 use crate::cpu::simd::{Avx2, Avx512};
 use crate::cpu::simd::{Portable, Vector};
 
 /// Calls every method and compares it with what it is for each value.
-fn check<V: Vector>() {
+fn check<V: Vector>(simd: V) {
     let mut random = fastrand::Rng::with_seed(7);
     for _ in 0..if cfg!(miri) { 2 } else { 1000 } {
         let [a, b]: [Halfwords; 2] = std::array::from_fn(|_| std::array::from_fn(|_| random.u16(..)));
         let all: [Halfwords; 8] = std::array::from_fn(|_| std::array::from_fn(|_| random.u16(..0x8000)));
-        let magnitudes = all.map(|halfwords| V::load_halfwords(&halfwords));
+        let magnitudes = all.map(|halfwords| simd.load_halfwords(&halfwords));
         let rows: [Row; 2] = std::array::from_fn(|_| {
             let mut row: [u16; 8] = std::array::from_fn(|_| random.u16(..0x8000));
             row.sort();
@@ -32,74 +30,81 @@ fn check<V: Vector>() {
         (tied[3], tied[20]) = (rows[0].0[3], rows[1].0[6]);
 
         // Vectors are looked at by what packs them.
-        let low = |halfwords: V::Halfwords| V::pack(&[halfwords; 4])[..16].to_vec();
+        let low = |halfwords: V::Halfwords| simd.pack(&[halfwords; 4])[..16].to_vec();
         let packed = |halfwords: &Halfwords| -> Vec<u8> {
             halfwords.as_chunks::<2>().0.iter().map(|[a, b]| (a & 15 | (b & 15) << 4) as u8).collect()
         };
         assert_eq!(
-            V::pack(&nibbles.each_ref().map(V::load_halfwords)[..4].try_into().unwrap())[..],
+            simd.pack(
+                &nibbles.each_ref().map(|halfwords| simd.load_halfwords(halfwords))[..4].try_into().unwrap()
+            )[..],
             nibbles[..4].iter().flat_map(packed).collect::<Vec<_>>()
         );
-        let signs = V::load_halfwords(&b);
+        let signs = simd.load_halfwords(&b);
         for halfwords in [all[0], tied] {
             let expected = codes(&halfwords);
-            let found = V::codes(V::load_halfwords(&halfwords), V::two_rows(&rows[0], &rows[1]), V::steps());
-            assert_eq!(low(V::and_halfwords(found, V::splat_halfword(7))), packed(&expected));
+            let found =
+                simd.codes(simd.load_halfwords(&halfwords), simd.two_rows(&rows[0], &rows[1]), simd.steps());
+            assert_eq!(low(simd.and_halfwords(found, simd.splat_halfword(7))), packed(&expected));
             let expected = std::array::from_fn(|i| expected[i] | b[i] >> 12 & 8);
-            assert_eq!(low(V::signed(found, signs)), packed(&expected));
+            assert_eq!(low(simd.signed(found, signs)), packed(&expected));
         }
         let sign_of = |halfwords: V::Halfwords| {
-            low(V::signed(V::codes(magnitudes[0], V::one_row(&Row([0x7FFF; 8])), V::steps()), halfwords))
+            low(simd
+                .signed(simd.codes(magnitudes[0], simd.one_row(&Row([0x7FFF; 8])), simd.steps()), halfwords))
         };
         let sign = |f: &dyn Fn(usize) -> bool| packed(&std::array::from_fn(|i| u16::from(f(i)) << 3));
-        assert_eq!(sign_of(V::load_halfwords(&a)), sign(&|i| a[i] >= 0x8000));
-        assert_eq!(sign_of(V::above_zero(V::load_halfwords(&at_zero))), sign(&|i| at_zero[i] != 0));
-        assert_eq!(sign_of(V::and_halfwords(V::load_halfwords(&a), signs)), sign(&|i| a[i] & b[i] >= 0x8000));
+        assert_eq!(sign_of(simd.load_halfwords(&a)), sign(&|i| a[i] >= 0x8000));
+        assert_eq!(sign_of(simd.above_zero(simd.load_halfwords(&at_zero))), sign(&|i| at_zero[i] != 0));
         assert_eq!(
-            sign_of(V::or_not_halfwords(V::load_halfwords(&a), signs)),
+            sign_of(simd.and_halfwords(simd.load_halfwords(&a), signs)),
+            sign(&|i| a[i] & b[i] >= 0x8000)
+        );
+        assert_eq!(
+            sign_of(simd.or_not_halfwords(simd.load_halfwords(&a), signs)),
             sign(&|i| a[i] | !b[i] >= 0x8000)
         );
 
         assert_eq!(
-            V::max_halfword(V::magnitudes(V::load_halfwords(&a))),
+            simd.max_halfword(simd.magnitudes(simd.load_halfwords(&a))),
             a.map(|a| a & 0x7FFF).into_iter().max().unwrap()
         );
-        let larger = V::max_halfwords(magnitudes[0], magnitudes[1]);
-        assert_eq!(V::max_halfword(larger), all[..2].as_flattened().iter().copied().max().unwrap());
+        let larger = simd.max_halfwords(magnitudes[0], magnitudes[1]);
+        assert_eq!(simd.max_halfword(larger), all[..2].as_flattened().iter().copied().max().unwrap());
         let halves = all.as_flattened().as_chunks::<16>().0;
-        let stored = |bits: V::Bits| V::store(V::number(bits)).map(f32::to_bits);
+        let stored = |bits: V::Bits| simd.store(simd.number(bits)).map(f32::to_bits);
         let largest = |half: &[u16; 16]| u32::from(*half.iter().max().unwrap());
-        assert!(stored(V::max_halfwords_of_halves(&magnitudes)).into_iter().eq(halves.iter().map(largest)));
-        let folded = [V::fold_halfwords(magnitudes[0], magnitudes[1]); 8];
+        assert!(stored(simd.max_halfwords_of_halves(&magnitudes)).into_iter().eq(halves.iter().map(largest)));
+        let folded = [simd.fold_halfwords(magnitudes[0], magnitudes[1]); 8];
         let expected = all.map(|halfwords| u32::from(*halfwords.iter().max().unwrap()));
-        let found = stored(V::max_halfwords_of_halves(&folded));
+        let found = stored(simd.max_halfwords_of_halves(&folded));
         assert_eq!(found[..2], expected[..2]);
     }
 }
 
 #[test]
 fn portable_halfwords() {
-    check::<Portable>();
+    check(Portable);
 }
 
 #[cfg(target_arch = "aarch64")]
 #[test]
 fn neon_halfwords() {
-    check::<crate::cpu::simd::Neon>();
+    check(crate::cpu::simd::Neon);
 }
 
 #[cfg(target_arch = "x86_64")]
 #[test]
 fn avx2_halfwords() {
-    if Isa::available().any(|isa| isa == Isa::Avx2) {
-        check::<Avx2>();
+    if let Some(simd) = Avx2::detect() {
+        check(simd);
     }
 }
 
 #[cfg(target_arch = "x86_64")]
 #[test]
 fn avx512_halfwords() {
-    if Isa::available().any(|isa| isa == Isa::Avx512) {
-        check::<Avx512>();
+    if let Some(simd) = Avx512::detect() {
+        check(simd);
     }
 }

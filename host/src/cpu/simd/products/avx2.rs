@@ -25,16 +25,16 @@ impl Products for Avx2 {
     type Column = [__m256i; 2];
 
     #[inline(always)]
-    fn no_sums() -> [__m256d; 2] {
-        // SAFETY: as all of this type, it is only called where AVX2 and FMA were detected.
+    fn no_sums(self) -> [__m256d; 2] {
+        // SAFETY: `self` proves that the CPU has these instructions.
         unsafe { [_mm256_setzero_pd(); 2] }
     }
 
     #[inline(always)]
-    fn store_sums([first, second]: [__m256d; 2]) -> [f64; 8] {
+    fn store_sums(self, [first, second]: [__m256d; 2]) -> [f64; 8] {
         let mut stored = [0.0; 8];
-        // SAFETY: eight f64 are twice the 32 bytes that are written, without a demand on alignment; for the
-        // rest as above.
+        // SAFETY: `self` proves that the CPU has these instructions; eight f64 are twice the 32
+        // bytes that are written, and need not be aligned.
         unsafe {
             _mm256_storeu_pd(stored.as_mut_ptr(), first);
             _mm256_storeu_pd(stored.as_mut_ptr().add(4), second);
@@ -43,8 +43,9 @@ impl Products for Avx2 {
     }
 
     #[inline(always)]
-    fn bytes(bytes: &[u8; LANES], order: &[u8; LANES]) -> [__m256i; 2] {
-        // SAFETY: sixteen bytes are read each time, without a demand on alignment; for the rest as above.
+    fn bytes(self, bytes: &[u8; LANES], order: &[u8; LANES]) -> [__m256i; 2] {
+        // SAFETY: `self` proves that the CPU has these instructions; sixteen bytes are read each
+        // time, and need not be aligned.
         unsafe {
             let bytes = _mm_loadu_si128(bytes.as_ptr().cast());
             let bytes = _mm_shuffle_epi8(bytes, _mm_loadu_si128(order.as_ptr().cast()));
@@ -53,15 +54,16 @@ impl Products for Avx2 {
     }
 
     #[inline(always)]
-    fn numbers(integers: [__m256i; 2]) -> [__m256; 2] {
-        // SAFETY: as above.
+    fn numbers(self, integers: [__m256i; 2]) -> [__m256; 2] {
+        // SAFETY: `self` proves that the CPU has these instructions.
         unsafe { halves!(i => _mm256_cvtepi32_ps(integers[i])) }
     }
 
     #[inline(always)]
-    fn quarters(codes: &[u8; STEP], by: &DoubledCodes) -> [__m256i; 2] {
-        // SAFETY: the table has the sixteen bytes that are read, each of `STEP` bytes four times the 32, and
-        // the surplus twice eight i32, all without a demand on alignment; for the rest as above.
+    fn quarters(self, codes: &[u8; STEP], by: &DoubledCodes) -> [__m256i; 2] {
+        // SAFETY: `self` proves that the CPU has these instructions; the table has the sixteen
+        // bytes that are read, each of `STEP` bytes four times the 32, and the surplus twice eight
+        // i32, and need not be aligned.
         unsafe {
             let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(RAISED.as_ptr().cast()));
             let sums = parts!(0 1 2 3; i => {
@@ -93,8 +95,8 @@ impl Products for Avx2 {
     }
 
     #[inline(always)]
-    fn add_halves(sums: [__m256d; 2], terms: [__m256; 2]) -> [__m256d; 2] {
-        // SAFETY: as above.
+    fn add_halves(self, sums: [__m256d; 2], terms: [__m256; 2]) -> [__m256d; 2] {
+        // SAFETY: `self` proves that the CPU has these instructions.
         unsafe {
             let first = halves!(i => _mm256_cvtps_pd(_mm256_castps256_ps128(terms[i])));
             let second = halves!(i => _mm256_cvtps_pd(_mm256_extractf128_ps::<1>(terms[i])));
@@ -107,13 +109,14 @@ impl Products for Avx2 {
 
     #[inline(always)]
     fn add_scaled(
+        self,
         sums: [__m256d; 2],
         integers: [__m256i; 2],
         bytes: &[u8; 8],
         powers: &[f64; 8],
     ) -> [__m256d; 2] {
-        // SAFETY: four bytes and four f64 are read each time, without a demand on alignment; for the rest as
-        // above.
+        // SAFETY: `self` proves that the CPU has these instructions; four bytes and four f64 are
+        // read each time, and need not be aligned.
         unsafe {
             let integers = _mm256_add_epi32(integers[0], integers[1]);
             let integers = [_mm256_castsi256_si128(integers), _mm256_extracti128_si256::<1>(integers)];
@@ -129,8 +132,9 @@ impl Products for Avx2 {
     }
 
     #[inline(always)]
-    fn columns(codes: &[u8; TILE]) -> [[__m256i; 2]; 4] {
-        // SAFETY: eight times 32 bytes are read, without a demand on alignment; for the rest as above.
+    fn columns(self, codes: &[u8; TILE]) -> [[__m256i; 2]; 4] {
+        // SAFETY: `self` proves that the CPU has these instructions; eight times 32 bytes are read,
+        // and need not be aligned.
         unsafe {
             let [first, second] = halves!(half => {
                 let [a, b, c, d] =
@@ -149,14 +153,15 @@ impl Products for Avx2 {
     }
 
     #[inline(always)]
-    fn fractions(column: [__m256i; 2]) -> [[__m256; 2]; 8] {
-        let [a, b] = halves!(i => fractions(column[i]));
+    fn fractions(self, column: [__m256i; 2]) -> [[__m256; 2]; 8] {
+        let [a, b] = halves!(i => self.fractions_of_half(column[i]));
         parts!(0 1 2 3 4 5 6 7; i => [a[i], b[i]])
     }
 
     #[inline(always)]
-    fn lookup(codes: &[u8; CHUNK / 2], tables: [&Table; 2]) -> [__m256i; 2] {
-        // SAFETY: sixteen bytes of codes and the 32 of each table are read, without a demand on alignment; for the rest as above.
+    fn lookup(self, codes: &[u8; CHUNK / 2], tables: [&Table; 2]) -> [__m256i; 2] {
+        // SAFETY: `self` proves that the CPU has these instructions; sixteen bytes of codes and the
+        // 32 of each table are read, and need not be aligned.
         unsafe {
             // The lower bytes of the entries, then the upper ones; and each of both tables side by side.
             let tables = halves!(i => {
@@ -188,28 +193,34 @@ impl Products for Avx2 {
     }
 }
 
-/// A 128th of the weights of eight chunks: their upper words, two of them in each lane, as f32.
-#[inline(always)]
-fn fractions(codes: __m256i) -> [__m256; 8] {
-    const LOWER: [u8; 16] = bytes_of_fractions(16);
-    const UPPER: [u8; 16] = bytes_of_fractions(24);
-    // SAFETY: a table has the sixteen bytes that are read; for the rest as above.
-    unsafe {
-        let lower = _mm256_broadcastsi128_si256(_mm_loadu_si128(LOWER.as_ptr().cast()));
-        let upper = _mm256_broadcastsi128_si256(_mm_loadu_si128(UPPER.as_ptr().cast()));
-        let even = _mm256_and_si256(codes, _mm256_set1_epi8(15));
-        let odd = _mm256_and_si256(_mm256_srli_epi16::<4>(codes), _mm256_set1_epi8(15));
-        let (even_lower, even_upper) = (_mm256_shuffle_epi8(lower, even), _mm256_shuffle_epi8(upper, even));
-        let (odd_lower, odd_upper) = (_mm256_shuffle_epi8(lower, odd), _mm256_shuffle_epi8(upper, odd));
-        let words = [
-            _mm256_unpacklo_epi8(even_lower, even_upper),
-            _mm256_unpacklo_epi8(odd_lower, odd_upper),
-            _mm256_unpackhi_epi8(even_lower, even_upper),
-            _mm256_unpackhi_epi8(odd_lower, odd_upper),
-        ];
-        let [a, b, e, f] = parts!(0 1 2 3; i => _mm256_castsi256_ps(_mm256_slli_epi32::<16>(words[i])));
-        let upper_word = _mm256_set1_epi32(-1 << 16);
-        let [c, d, g, h] = parts!(0 1 2 3; i => _mm256_castsi256_ps(_mm256_and_si256(words[i], upper_word)));
-        [a, b, c, d, e, f, g, h]
+/// Steps of the methods above.
+impl Avx2 {
+    /// A 128th of the weights of eight chunks: their upper words, two of them in each lane, as f32.
+    #[inline(always)]
+    fn fractions_of_half(self, codes: __m256i) -> [__m256; 8] {
+        const LOWER: [u8; 16] = bytes_of_fractions(16);
+        const UPPER: [u8; 16] = bytes_of_fractions(24);
+        // SAFETY: `self` proves that the CPU has these instructions; a table has the sixteen bytes
+        // that are read.
+        unsafe {
+            let lower = _mm256_broadcastsi128_si256(_mm_loadu_si128(LOWER.as_ptr().cast()));
+            let upper = _mm256_broadcastsi128_si256(_mm_loadu_si128(UPPER.as_ptr().cast()));
+            let even = _mm256_and_si256(codes, _mm256_set1_epi8(15));
+            let odd = _mm256_and_si256(_mm256_srli_epi16::<4>(codes), _mm256_set1_epi8(15));
+            let (even_lower, even_upper) =
+                (_mm256_shuffle_epi8(lower, even), _mm256_shuffle_epi8(upper, even));
+            let (odd_lower, odd_upper) = (_mm256_shuffle_epi8(lower, odd), _mm256_shuffle_epi8(upper, odd));
+            let words = [
+                _mm256_unpacklo_epi8(even_lower, even_upper),
+                _mm256_unpacklo_epi8(odd_lower, odd_upper),
+                _mm256_unpackhi_epi8(even_lower, even_upper),
+                _mm256_unpackhi_epi8(odd_lower, odd_upper),
+            ];
+            let [a, b, e, f] = parts!(0 1 2 3; i => _mm256_castsi256_ps(_mm256_slli_epi32::<16>(words[i])));
+            let upper_word = _mm256_set1_epi32(-1 << 16);
+            let [c, d, g, h] =
+                parts!(0 1 2 3; i => _mm256_castsi256_ps(_mm256_and_si256(words[i], upper_word)));
+            [a, b, c, d, e, f, g, h]
+        }
     }
 }

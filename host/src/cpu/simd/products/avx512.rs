@@ -26,23 +26,24 @@ impl Products for Avx512 {
     const MANY_REGISTERS: bool = true;
 
     #[inline(always)]
-    fn no_sums() -> __m512d {
-        // SAFETY: as all of this type, it is only called where AVX-512 F, BW, DQ and VL were detected.
+    fn no_sums(self) -> __m512d {
+        // SAFETY: `self` proves that the CPU has these instructions.
         unsafe { _mm512_setzero_pd() }
     }
 
     #[inline(always)]
-    fn store_sums(sums: __m512d) -> [f64; 8] {
+    fn store_sums(self, sums: __m512d) -> [f64; 8] {
         let mut stored = [0.0; 8];
-        // SAFETY: eight f64 are the 64 bytes that are written, without a demand on alignment; for the rest as
-        // above.
+        // SAFETY: `self` proves that the CPU has these instructions; eight f64 are the 64 bytes
+        // that are written, and need not be aligned.
         unsafe { _mm512_storeu_pd(stored.as_mut_ptr(), sums) };
         stored
     }
 
     #[inline(always)]
-    fn bytes(bytes: &[u8; LANES], order: &[u8; LANES]) -> __m512i {
-        // SAFETY: sixteen bytes are read each time, without a demand on alignment; for the rest as above.
+    fn bytes(self, bytes: &[u8; LANES], order: &[u8; LANES]) -> __m512i {
+        // SAFETY: `self` proves that the CPU has these instructions; sixteen bytes are read each
+        // time, and need not be aligned.
         unsafe {
             let bytes = _mm_loadu_si128(bytes.as_ptr().cast());
             _mm512_cvtepu8_epi32(_mm_shuffle_epi8(bytes, _mm_loadu_si128(order.as_ptr().cast())))
@@ -50,15 +51,16 @@ impl Products for Avx512 {
     }
 
     #[inline(always)]
-    fn numbers(integers: __m512i) -> __m512 {
-        // SAFETY: as above.
+    fn numbers(self, integers: __m512i) -> __m512 {
+        // SAFETY: `self` proves that the CPU has these instructions.
         unsafe { _mm512_cvtepi32_ps(integers) }
     }
 
     #[inline(always)]
-    fn quarters(codes: &[u8; STEP], by: &DoubledCodes) -> __m512i {
-        // SAFETY: the table has the sixteen bytes that are read, and each of `STEP` bytes twice the 64, and
-        // so has the surplus sixteen i32, all without a demand on alignment; for the rest as above.
+    fn quarters(self, codes: &[u8; STEP], by: &DoubledCodes) -> __m512i {
+        // SAFETY: `self` proves that the CPU has these instructions; the table has the sixteen
+        // bytes that are read, and each of `STEP` bytes twice the 64, and so has the surplus
+        // sixteen i32, and need not be aligned.
         unsafe {
             let table = _mm512_broadcast_i32x4(_mm_loadu_si128(RAISED.as_ptr().cast()));
             let sums = halves!(i => {
@@ -83,8 +85,8 @@ impl Products for Avx512 {
     }
 
     #[inline(always)]
-    fn add_halves(sums: __m512d, terms: __m512) -> __m512d {
-        // SAFETY: as above.
+    fn add_halves(self, sums: __m512d, terms: __m512) -> __m512d {
+        // SAFETY: `self` proves that the CPU has these instructions.
         unsafe {
             let first = _mm512_cvtps_pd(_mm512_castps512_ps256(terms));
             let second = _mm512_cvtps_pd(_mm512_extractf32x8_ps::<1>(terms));
@@ -93,8 +95,9 @@ impl Products for Avx512 {
     }
 
     #[inline(always)]
-    fn add_scaled(sums: __m512d, integers: __m512i, bytes: &[u8; 8], powers: &[f64; 8]) -> __m512d {
-        // SAFETY: eight bytes and eight f64 are read, without a demand on alignment; for the rest as above.
+    fn add_scaled(self, sums: __m512d, integers: __m512i, bytes: &[u8; 8], powers: &[f64; 8]) -> __m512d {
+        // SAFETY: `self` proves that the CPU has these instructions; eight bytes and eight f64 are
+        // read, and need not be aligned.
         unsafe {
             let (first, second) =
                 (_mm512_castsi512_si256(integers), _mm512_extracti64x4_epi64::<1>(integers));
@@ -107,8 +110,9 @@ impl Products for Avx512 {
     }
 
     #[inline(always)]
-    fn columns(codes: &[u8; TILE]) -> [__m512i; 4] {
-        // SAFETY: four times 64 bytes are read, without a demand on alignment; for the rest as above.
+    fn columns(self, codes: &[u8; TILE]) -> [__m512i; 4] {
+        // SAFETY: `self` proves that the CPU has these instructions; four times 64 bytes are read,
+        // and need not be aligned.
         unsafe {
             let [a, b, c, d] = parts!(0 1 2 3; i => _mm512_loadu_si512(codes.as_ptr().add(64 * i).cast()));
             let (low, high) = (_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
@@ -123,9 +127,9 @@ impl Products for Avx512 {
     }
 
     #[inline(always)]
-    fn fractions(column: __m512i) -> [__m512; 8] {
-        // SAFETY: the table has the sixteen f32 that are read; for the rest as above. Of an index the low
-        // four bits count.
+    fn fractions(self, column: __m512i) -> [__m512; 8] {
+        // SAFETY: `self` proves that the CPU has these instructions; the table has the sixteen f32
+        // that are read. Of an index the low four bits count.
         unsafe {
             let table = _mm512_loadu_ps(FRACTIONS.as_ptr());
             [
@@ -142,9 +146,10 @@ impl Products for Avx512 {
     }
 
     #[inline(always)]
-    fn lookup(codes: &[u8; CHUNK / 2], tables: [&Table; 2]) -> __m512i {
-        // SAFETY: the sixteen bytes of the codes and the 32 of each table are read, without a demand on alignment; for the rest as
-        // above. Of an index five bits count; the fifth is the table's.
+    fn lookup(self, codes: &[u8; CHUNK / 2], tables: [&Table; 2]) -> __m512i {
+        // SAFETY: `self` proves that the CPU has these instructions; the sixteen bytes of the codes
+        // and the 32 of each table are read, and need not be aligned. Of an index five bits count;
+        // the fifth is the table's.
         unsafe {
             let [first, second] = halves!(i => _mm256_loadu_si256(tables[i].as_ptr().cast()));
             let table = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(first), second);

@@ -6,8 +6,8 @@ use std::arch::x86_64::{
 };
 use std::mem::transmute;
 
-use super::{FRACTIONS, PairProducts, STEP};
-use crate::cpu::simd::tokens::Avx512;
+use super::{FRACTIONS, STEP};
+use crate::cpu::simd::tokens::Avx512Bf16;
 
 /// Each code in bf16, twice: of an index five bits count, and the fifth is another code's.
 const WEIGHTS: [u16; 32] = {
@@ -20,11 +20,13 @@ const WEIGHTS: [u16; 32] = {
     weights
 };
 
-impl PairProducts for Avx512 {
+/// Operations on pairs of bf16; the element with the lower index is in the lower bits.
+impl Avx512Bf16 {
+    /// The first four bytes of sixteen groups of eight, and the last four.
     #[inline(always)]
-    fn halves_of_groups(codes: &[u8; STEP]) -> [__m512i; 2] {
-        // SAFETY: twice 64 of the 128 bytes are read, without a demand on alignment; as all of this trait, it is
-        // only called where AVX-512 F, BW, DQ, VL and BF16 were detected.
+    pub(in crate::cpu) fn halves_of_groups(self, codes: &[u8; STEP]) -> [__m512i; 2] {
+        // SAFETY: `self` proves that the CPU has these instructions; `codes` has the two times 64 bytes
+        // that are read, and need not be aligned.
         unsafe {
             let first = _mm512_loadu_si512(codes.as_ptr().cast());
             let second = _mm512_loadu_si512(codes.as_ptr().add(64).cast());
@@ -34,18 +36,25 @@ impl PairProducts for Avx512 {
         }
     }
 
+    /// Looks up the weights of the lowest code in each 16 bits.
     #[inline(always)]
-    fn pairs(codes: __m512i) -> __m512 {
-        // SAFETY: the table has the 64 bytes that are read; for the rest as above.
+    pub(in crate::cpu) fn weights(self, codes: __m512i) -> __m512 {
+        // SAFETY: `self` proves that the CPU has these instructions; the table has the 64 bytes that are
+        // read.
         unsafe {
             let table = _mm512_loadu_si512(WEIGHTS.as_ptr().cast());
             _mm512_castsi512_ps(_mm512_permutexvar_epi16(codes, table))
         }
     }
 
+    /// Adds the products of two pairs in each lane.
+    ///
+    /// Either each addition is rounded, or the sum of both products and then its addition. Subnormal numbers
+    /// may count as zeros.
     #[inline(always)]
-    fn add_pairs(sums: __m512, a: __m512, b: __m512) -> __m512 {
-        // SAFETY: as above. Vectors have the same size, and every bit of theirs may be anything.
+    pub(in crate::cpu) fn add_pairs(self, sums: __m512, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: `self` proves that the CPU has these instructions; both vector types have 64 bytes, and
+        // every bit pattern is valid in either.
         unsafe {
             let (a, b) = (transmute::<__m512, __m512bh>(a), transmute::<__m512, __m512bh>(b));
             _mm512_dpbf16_ps(sums, a, b)

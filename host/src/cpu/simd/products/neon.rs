@@ -19,25 +19,25 @@ impl Products for Neon {
     type Column = [uint32x4_t; 4];
 
     #[inline(always)]
-    fn no_sums() -> [float64x2_t; 4] {
+    fn no_sums(self) -> [float64x2_t; 4] {
         // SAFETY: NEON is part of AArch64.
         unsafe { [vdupq_n_f64(0.0); 4] }
     }
 
     #[inline(always)]
-    fn store_sums(sums: [float64x2_t; 4]) -> [f64; 8] {
+    fn store_sums(self, sums: [float64x2_t; 4]) -> [f64; 8] {
         let mut stored = [0.0; 8];
         for (stored, sums) in stored.as_chunks_mut::<2>().0.iter_mut().zip(sums) {
-            // SAFETY: two f64 are the sixteen bytes that are written; for the rest as above.
+            // SAFETY: NEON is part of AArch64; two f64 are the sixteen bytes that are written.
             unsafe { vst1q_f64(stored.as_mut_ptr(), sums) };
         }
         stored
     }
 
     #[inline(always)]
-    fn bytes(bytes: &[u8; LANES], order: &[u8; LANES]) -> [uint32x4_t; 4] {
-        // SAFETY: sixteen bytes are read each time; for the rest as above. An index that is too large, as
-        // 255, gives 0.
+    fn bytes(self, bytes: &[u8; LANES], order: &[u8; LANES]) -> [uint32x4_t; 4] {
+        // SAFETY: NEON is part of AArch64; sixteen bytes are read each time. An index that is too
+        // large, as 255, gives 0.
         unsafe {
             let bytes = vqtbl1q_u8(vld1q_u8(bytes.as_ptr()), vld1q_u8(order.as_ptr()));
             quarters!(i => {
@@ -49,14 +49,14 @@ impl Products for Neon {
     }
 
     #[inline(always)]
-    fn numbers(integers: [uint32x4_t; 4]) -> [float32x4_t; 4] {
-        // SAFETY: as above.
+    fn numbers(self, integers: [uint32x4_t; 4]) -> [float32x4_t; 4] {
+        // SAFETY: NEON is part of AArch64.
         unsafe { quarters!(i => vcvtq_f32_s32(vreinterpretq_s32_u32(integers[i]))) }
     }
 
     #[inline(always)]
-    fn quarters(codes: &[u8; STEP], by: &DoubledCodes) -> [uint32x4_t; 4] {
-        // SAFETY: the surplus has four times the four i32 that are read; for the rest as above.
+    fn quarters(self, codes: &[u8; STEP], by: &DoubledCodes) -> [uint32x4_t; 4] {
+        // SAFETY: NEON is part of AArch64; the surplus has four times the four i32 that are read.
         unsafe {
             let sums = parts!(0 1 2 3 4 5 6 7; i => groups(codes, by, i));
             let even = parts!(0 1 2 3; i => vpaddq_s16(sums[2 * i][0], sums[2 * i + 1][0]));
@@ -76,8 +76,8 @@ impl Products for Neon {
     }
 
     #[inline(always)]
-    fn add_halves(sums: [float64x2_t; 4], terms: [float32x4_t; 4]) -> [float64x2_t; 4] {
-        // SAFETY: as above.
+    fn add_halves(self, sums: [float64x2_t; 4], terms: [float32x4_t; 4]) -> [float64x2_t; 4] {
+        // SAFETY: NEON is part of AArch64.
         unsafe {
             let [first, second] = [[terms[0], terms[1]], [terms[2], terms[3]]];
             let first = wide(first);
@@ -88,6 +88,7 @@ impl Products for Neon {
 
     #[inline(always)]
     fn add_scaled(
+        self,
         sums: [float64x2_t; 4],
         integers: [uint32x4_t; 4],
         bytes: &[u8; 8],
@@ -97,7 +98,7 @@ impl Products for Neon {
         for (i, scale) in scales.iter_mut().enumerate() {
             *scale = f64::from_bits((u64::from(bytes[i]) + 1023 - 127) << 52) * powers[i];
         }
-        // SAFETY: the scales have four times the two f64 that are read; for the rest as above.
+        // SAFETY: NEON is part of AArch64; the scales have four times the two f64 that are read.
         unsafe {
             let [a, b, c, d] = quarters!(i => vreinterpretq_s32_u32(integers[i]));
             let (first, second) = (vaddq_s32(a, c), vaddq_s32(b, d));
@@ -112,8 +113,8 @@ impl Products for Neon {
     }
 
     #[inline(always)]
-    fn columns(codes: &[u8; TILE]) -> [[uint32x4_t; 4]; 4] {
-        // SAFETY: sixteen times sixteen bytes are read; for the rest as above.
+    fn columns(self, codes: &[u8; TILE]) -> [[uint32x4_t; 4]; 4] {
+        // SAFETY: NEON is part of AArch64; sixteen times sixteen bytes are read.
         unsafe {
             let quarters = quarters!(quarter => {
                 let [a, b, c, d] =
@@ -129,15 +130,16 @@ impl Products for Neon {
     }
 
     #[inline(always)]
-    fn fractions(column: [uint32x4_t; 4]) -> [[float32x4_t; 4]; 8] {
+    fn fractions(self, column: [uint32x4_t; 4]) -> [[float32x4_t; 4]; 8] {
         let quarters = quarters!(i => fractions(column[i]));
         parts!(0 1 2 3 4 5 6 7; i => [quarters[0][i], quarters[1][i], quarters[2][i], quarters[3][i]])
     }
 
     #[inline(always)]
-    fn lookup(codes: &[u8; CHUNK / 2], tables: [&Table; 2]) -> [uint32x4_t; 4] {
+    fn lookup(self, codes: &[u8; CHUNK / 2], tables: [&Table; 2]) -> [uint32x4_t; 4] {
         const OF_TABLE: [u8; 16] = [0, 0, 0, 0, 0, 0, 0, 0, 16, 16, 16, 16, 16, 16, 16, 16];
-        // SAFETY: sixteen bytes of codes and of the constant, and the 32 of each table, are read; for the rest as above.
+        // SAFETY: NEON is part of AArch64; sixteen bytes of codes and of the constant, and the 32
+        // of each table, are read.
         unsafe {
             let [first, second] = parts!(0 1; i => vld2q_u8(tables[i].as_ptr().cast()));
             let (lower, upper) = (uint8x16x2_t(first.0, second.0), uint8x16x2_t(first.1, second.1));
@@ -161,7 +163,7 @@ impl Products for Neon {
 #[inline(always)]
 fn groups(codes: &[u8; STEP], by: &DoubledCodes, i: usize) -> [int16x8_t; 2] {
     let (codes, even, odd) = (&codes[16 * i..][..16], &by.even[16 * i..][..16], &by.odd[16 * i..][..16]);
-    // SAFETY: sixteen bytes are read each time; for the rest as above.
+    // SAFETY: NEON is part of AArch64; sixteen bytes are read each time.
     unsafe {
         let table = vld1q_s8(RAISED.as_ptr());
         let codes = vld1q_u8(codes.as_ptr());
@@ -180,7 +182,7 @@ fn groups(codes: &[u8; STEP], by: &DoubledCodes, i: usize) -> [int16x8_t; 2] {
 /// Eight f32 as f64.
 #[inline(always)]
 fn wide([a, b]: [float32x4_t; 2]) -> [float64x2_t; 4] {
-    // SAFETY: as above.
+    // SAFETY: NEON is part of AArch64.
     unsafe {
         [
             vcvt_f64_f32(vget_low_f32(a)),
@@ -194,7 +196,7 @@ fn wide([a, b]: [float32x4_t; 2]) -> [float64x2_t; 4] {
 /// The first halves of both, and the second.
 #[inline(always)]
 fn halves([a, b]: [uint32x4_t; 2]) -> [uint32x4_t; 2] {
-    // SAFETY: as above.
+    // SAFETY: NEON is part of AArch64.
     unsafe {
         let (a, b) = (vreinterpretq_u64_u32(a), vreinterpretq_u64_u32(b));
         [vreinterpretq_u32_u64(vtrn1q_u64(a, b)), vreinterpretq_u32_u64(vtrn2q_u64(a, b))]
@@ -206,7 +208,7 @@ fn halves([a, b]: [uint32x4_t; 2]) -> [uint32x4_t; 2] {
 fn fractions(codes: uint32x4_t) -> [float32x4_t; 8] {
     const LOWER: [u8; 16] = bytes_of_fractions(16);
     const UPPER: [u8; 16] = bytes_of_fractions(24);
-    // SAFETY: a table has the sixteen bytes that are read; for the rest as above.
+    // SAFETY: NEON is part of AArch64; a table has the sixteen bytes that are read.
     unsafe {
         let (lower, upper) = (vld1q_u8(LOWER.as_ptr()), vld1q_u8(UPPER.as_ptr()));
         let codes = vreinterpretq_u8_u32(codes);

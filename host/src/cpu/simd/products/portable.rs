@@ -11,17 +11,17 @@ impl Products for Portable {
     type Column = Lanes<[u8; 4]>;
 
     #[inline(always)]
-    fn no_sums() -> [f64; 8] {
+    fn no_sums(self) -> [f64; 8] {
         [0.0; 8]
     }
 
     #[inline(always)]
-    fn store_sums(sums: [f64; 8]) -> [f64; 8] {
+    fn store_sums(self, sums: [f64; 8]) -> [f64; 8] {
         sums
     }
 
     #[inline(always)]
-    fn bytes(bytes: &[u8; LANES], order: &[u8; LANES]) -> Lanes<u32> {
+    fn bytes(self, bytes: &[u8; LANES], order: &[u8; LANES]) -> Lanes<u32> {
         let mut lanes = [0; LANES];
         for (lane, i) in lanes.iter_mut().zip(order) {
             *lane = if *i < 128 { bytes[usize::from(*i % 16)].into() } else { 0 };
@@ -30,7 +30,7 @@ impl Products for Portable {
     }
 
     #[inline(always)]
-    fn numbers(integers: Lanes<u32>) -> Lanes<f32> {
+    fn numbers(self, integers: Lanes<u32>) -> Lanes<f32> {
         let mut numbers = [0.0; LANES];
         for (number, integer) in numbers.iter_mut().zip(integers) {
             *number = integer as i32 as f32;
@@ -39,7 +39,7 @@ impl Products for Portable {
     }
 
     #[inline(always)]
-    fn quarters(codes: &[u8; STEP], by: &DoubledCodes) -> Lanes<u32> {
+    fn quarters(self, codes: &[u8; STEP], by: &DoubledCodes) -> Lanes<u32> {
         let mut sums = [0; LANES];
         for (group, codes) in codes.as_chunks::<8>().0.iter().enumerate() {
             let (even, odd) = (&by.even[8 * group..][..8], &by.odd[8 * group..][..8]);
@@ -55,7 +55,7 @@ impl Products for Portable {
     }
 
     #[inline(always)]
-    fn add_halves(mut sums: [f64; 8], terms: Lanes<f32>) -> [f64; 8] {
+    fn add_halves(self, mut sums: [f64; 8], terms: Lanes<f32>) -> [f64; 8] {
         for (i, sum) in sums.iter_mut().enumerate() {
             *sum = *sum + f64::from(terms[i]) + f64::from(terms[i + 8]);
         }
@@ -63,7 +63,13 @@ impl Products for Portable {
     }
 
     #[inline(always)]
-    fn add_scaled(mut sums: [f64; 8], integers: Lanes<u32>, bytes: &[u8; 8], powers: &[f64; 8]) -> [f64; 8] {
+    fn add_scaled(
+        self,
+        mut sums: [f64; 8],
+        integers: Lanes<u32>,
+        bytes: &[u8; 8],
+        powers: &[f64; 8],
+    ) -> [f64; 8] {
         for (i, sum) in sums.iter_mut().enumerate() {
             let integer = integers[i].wrapping_add(integers[i + 8]) as i32;
             let scale = f64::from_bits((u64::from(bytes[i]) + 1023 - 127) << 52);
@@ -73,7 +79,7 @@ impl Products for Portable {
     }
 
     #[inline(always)]
-    fn columns(codes: &[u8; TILE]) -> [Lanes<[u8; 4]>; 4] {
+    fn columns(self, codes: &[u8; TILE]) -> [Lanes<[u8; 4]>; 4] {
         let words = codes.as_chunks::<4>().0;
         let mut columns = [[[0; 4]; LANES]; 4];
         for (i, column) in columns.iter_mut().enumerate() {
@@ -85,7 +91,7 @@ impl Products for Portable {
     }
 
     #[inline(always)]
-    fn fractions(column: Lanes<[u8; 4]>) -> [Lanes<f32>; 8] {
+    fn fractions(self, column: Lanes<[u8; 4]>) -> [Lanes<f32>; 8] {
         let mut weights = [[0.0; LANES]; 8];
         for (i, weights) in weights.iter_mut().enumerate() {
             for (weight, word) in weights.iter_mut().zip(column) {
@@ -96,7 +102,7 @@ impl Products for Portable {
     }
 
     #[inline(always)]
-    fn lookup(codes: &[u8; CHUNK / 2], tables: [&Table; 2]) -> Lanes<u32> {
+    fn lookup(self, codes: &[u8; CHUNK / 2], tables: [&Table; 2]) -> Lanes<u32> {
         let mut entries = [0; CHUNK];
         for (i, codes) in codes.iter().enumerate() {
             let table = tables[i / 8];

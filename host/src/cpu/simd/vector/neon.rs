@@ -8,8 +8,6 @@ use std::arch::aarch64::{
     vsubq_f32, vtstq_u32, vuzp1q_f32, vuzp1q_u8, vuzp1q_u16, vuzp2q_f32,
 };
 
-use microscale_formats::arithmetic::Machine;
-
 use super::Vector;
 use crate::cpu::simd::tokens::{LANES, Lanes, Neon, Portable, quarters};
 
@@ -18,64 +16,67 @@ type Four = [float32x4_t; 4];
 /// Sixteen u32.
 type FourOfBits = [uint32x4_t; 4];
 
-impl Machine for Neon {
+impl Vector for Neon {
     type Number = Four;
 
     #[inline(always)]
-    fn splat(x: f32) -> Four {
+    unsafe fn assume_detected() -> Self {
+        Self
+    }
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> Four {
         // SAFETY: NEON is part of AArch64.
         unsafe { [vdupq_n_f32(x); 4] }
     }
 
     #[inline(always)]
-    fn mul(a: Four, b: Four) -> Four {
-        // SAFETY: as above.
+    fn mul(self, a: Four, b: Four) -> Four {
+        // SAFETY: NEON is part of AArch64.
         unsafe { quarters!(i => vmulq_f32(a[i], b[i])) }
     }
 
     #[inline(always)]
-    fn add(a: Four, b: Four) -> Four {
-        // SAFETY: as above.
+    fn add(self, a: Four, b: Four) -> Four {
+        // SAFETY: NEON is part of AArch64.
         unsafe { quarters!(i => vaddq_f32(a[i], b[i])) }
     }
 
     #[inline(always)]
-    fn sub(a: Four, b: Four) -> Four {
-        // SAFETY: as above.
+    fn sub(self, a: Four, b: Four) -> Four {
+        // SAFETY: NEON is part of AArch64.
         unsafe { quarters!(i => vsubq_f32(a[i], b[i])) }
     }
 
     #[inline(always)]
-    fn fma(a: Four, b: Four, c: Four) -> Four {
-        // SAFETY: as above.
+    fn fma(self, a: Four, b: Four, c: Four) -> Four {
+        // SAFETY: NEON is part of AArch64.
         unsafe { quarters!(i => vfmaq_f32(c[i], a[i], b[i])) }
     }
 
     #[inline(always)]
-    fn fnma(a: Four, b: Four, c: Four) -> Four {
-        // SAFETY: as above.
+    fn fnma(self, a: Four, b: Four, c: Four) -> Four {
+        // SAFETY: NEON is part of AArch64.
         unsafe { quarters!(i => vfmsq_f32(c[i], a[i], b[i])) }
     }
 
     // The instructions for it have another idea of NaN and of −0.
     #[inline(always)]
-    fn min(a: Four, b: Four) -> Four {
-        // SAFETY: as above.
+    fn min(self, a: Four, b: Four) -> Four {
+        // SAFETY: NEON is part of AArch64.
         unsafe { quarters!(i => vbslq_f32(vcltq_f32(a[i], b[i]), a[i], b[i])) }
     }
 
     #[inline(always)]
-    fn max(a: Four, b: Four) -> Four {
-        // SAFETY: as above.
+    fn max(self, a: Four, b: Four) -> Four {
+        // SAFETY: NEON is part of AArch64.
         unsafe { quarters!(i => vbslq_f32(vcgtq_f32(a[i], b[i]), a[i], b[i])) }
     }
-}
 
-impl Vector for Neon {
     #[inline(always)]
-    fn load(lanes: &Lanes<f32>) -> Four {
-        // SAFETY: four f32 are the sixteen bytes that are read, without a demand on alignment; for the rest
-        // as above.
+    fn load(self, lanes: &Lanes<f32>) -> Four {
+        // SAFETY: NEON is part of AArch64; four f32 are the sixteen bytes that are read, and need
+        // not be aligned.
         unsafe {
             let quarters = lanes.as_chunks::<4>().0;
             quarters!(i => vld1q_f32(quarters[i].as_ptr()))
@@ -83,9 +84,9 @@ impl Vector for Neon {
     }
 
     #[inline(always)]
-    fn store(vector: Four) -> Lanes<f32> {
-        // SAFETY: four f32 are the sixteen bytes that are written, without a demand on alignment; for the
-        // rest as above.
+    fn store(self, vector: Four) -> Lanes<f32> {
+        // SAFETY: NEON is part of AArch64; four f32 are the sixteen bytes that are written, and
+        // need not be aligned.
         unsafe {
             let mut lanes = [0.0; LANES];
             for (quarter, vector) in lanes.as_chunks_mut::<4>().0.iter_mut().zip(vector) {
@@ -96,8 +97,8 @@ impl Vector for Neon {
     }
 
     #[inline(always)]
-    fn deinterleave(a: Four, b: Four) -> (Four, Four) {
-        // SAFETY: as above.
+    fn deinterleave(self, a: Four, b: Four) -> (Four, Four) {
+        // SAFETY: NEON is part of AArch64.
         unsafe {
             let even = [
                 vuzp1q_f32(a[0], a[1]),
@@ -116,8 +117,8 @@ impl Vector for Neon {
     }
 
     #[inline(always)]
-    fn halves(first: f32, second: f32) -> Four {
-        // SAFETY: as above.
+    fn halves(self, first: f32, second: f32) -> Four {
+        // SAFETY: NEON is part of AArch64.
         unsafe {
             let (first, second) = (vdupq_n_f32(first), vdupq_n_f32(second));
             [first, first, second, second]
@@ -125,70 +126,70 @@ impl Vector for Neon {
     }
 
     #[inline(always)]
-    fn bits(numbers: Four) -> FourOfBits {
-        // SAFETY: as above.
+    fn bits(self, numbers: Four) -> FourOfBits {
+        // SAFETY: NEON is part of AArch64.
         unsafe { quarters!(i => vreinterpretq_u32_f32(numbers[i])) }
     }
 
     #[inline(always)]
-    fn number(bits: FourOfBits) -> Four {
-        // SAFETY: as above.
+    fn number(self, bits: FourOfBits) -> Four {
+        // SAFETY: NEON is part of AArch64.
         unsafe { quarters!(i => vreinterpretq_f32_u32(bits[i])) }
     }
 
     #[inline(always)]
-    fn splat_bits(bits: u32) -> FourOfBits {
-        // SAFETY: as above.
+    fn splat_bits(self, bits: u32) -> FourOfBits {
+        // SAFETY: NEON is part of AArch64.
         unsafe { [vdupq_n_u32(bits); 4] }
     }
 
     #[inline(always)]
-    fn and(a: FourOfBits, b: FourOfBits) -> FourOfBits {
-        // SAFETY: as above.
+    fn and(self, a: FourOfBits, b: FourOfBits) -> FourOfBits {
+        // SAFETY: NEON is part of AArch64.
         unsafe { quarters!(i => vandq_u32(a[i], b[i])) }
     }
 
     #[inline(always)]
-    fn or(a: FourOfBits, b: FourOfBits) -> FourOfBits {
-        // SAFETY: as above.
+    fn or(self, a: FourOfBits, b: FourOfBits) -> FourOfBits {
+        // SAFETY: NEON is part of AArch64.
         unsafe { quarters!(i => vorrq_u32(a[i], b[i])) }
     }
 
     #[inline(always)]
-    fn and_not(a: FourOfBits, b: FourOfBits) -> FourOfBits {
-        // SAFETY: as above.
+    fn and_not(self, a: FourOfBits, b: FourOfBits) -> FourOfBits {
+        // SAFETY: NEON is part of AArch64.
         unsafe { quarters!(i => vbicq_u32(b[i], a[i])) }
     }
 
     #[inline(always)]
-    fn shift_left(bits: FourOfBits, by: u32) -> FourOfBits {
-        // SAFETY: as above.
+    fn shift_left(self, bits: FourOfBits, by: u32) -> FourOfBits {
+        // SAFETY: NEON is part of AArch64.
         unsafe { quarters!(i => vshlq_u32(bits[i], vdupq_n_s32(by as i32))) }
     }
 
     #[inline(always)]
-    fn shift_right(bits: FourOfBits, by: u32) -> FourOfBits {
-        // SAFETY: as above.
+    fn shift_right(self, bits: FourOfBits, by: u32) -> FourOfBits {
+        // SAFETY: NEON is part of AArch64.
         unsafe { quarters!(i => vshlq_u32(bits[i], vdupq_n_s32(-(by as i32)))) }
     }
 
     #[inline(always)]
-    fn max_bits(a: FourOfBits, b: FourOfBits) -> FourOfBits {
-        // SAFETY: as above.
+    fn max_bits(self, a: FourOfBits, b: FourOfBits) -> FourOfBits {
+        // SAFETY: NEON is part of AArch64.
         unsafe { quarters!(i => vmaxq_u32(a[i], b[i])) }
     }
 
     #[inline(always)]
-    fn fold_max(a: FourOfBits, b: FourOfBits) -> FourOfBits {
-        // SAFETY: as above.
+    fn fold_max(self, a: FourOfBits, b: FourOfBits) -> FourOfBits {
+        // SAFETY: NEON is part of AArch64.
         unsafe {
             [vmaxq_u32(a[0], a[2]), vmaxq_u32(a[1], a[3]), vmaxq_u32(b[0], b[2]), vmaxq_u32(b[1], b[3])]
         }
     }
 
     #[inline(always)]
-    fn max_of_halves(vectors: &[FourOfBits; LANES / 2]) -> FourOfBits {
-        // SAFETY: as above.
+    fn max_of_halves(self, vectors: &[FourOfBits; LANES / 2]) -> FourOfBits {
+        // SAFETY: NEON is part of AArch64.
         unsafe {
             let vectors = vectors.as_chunks::<2>().0;
             quarters!(i => {
@@ -200,31 +201,31 @@ impl Vector for Neon {
     }
 
     #[inline(always)]
-    fn add_bits(a: FourOfBits, b: FourOfBits) -> FourOfBits {
-        // SAFETY: as above.
+    fn add_bits(self, a: FourOfBits, b: FourOfBits) -> FourOfBits {
+        // SAFETY: NEON is part of AArch64.
         unsafe { quarters!(i => vaddq_u32(a[i], b[i])) }
     }
 
     #[inline(always)]
-    fn above(a: FourOfBits, b: FourOfBits) -> u16 {
-        // SAFETY: as above.
+    fn above(self, a: FourOfBits, b: FourOfBits) -> u16 {
+        // SAFETY: NEON is part of AArch64.
         unsafe { mask(quarters!(i => vcgtq_u32(a[i], b[i]))) }
     }
 
     #[inline(always)]
-    fn f32_to_f16(numbers: Four) -> FourOfBits {
-        let bits = Portable::f32_to_f16(Self::store(numbers));
-        Self::bits(Self::load(&bits.map(f32::from_bits)))
+    fn f32_to_f16(self, numbers: Four) -> FourOfBits {
+        let bits = Portable.f32_to_f16(self.store(numbers));
+        self.bits(self.load(&bits.map(f32::from_bits)))
     }
 
     #[inline(always)]
-    fn f16_to_f32(bits: FourOfBits) -> Four {
-        Self::load(&Portable::f16_to_f32(Self::store(Self::number(bits)).map(f32::to_bits)))
+    fn f16_to_f32(self, bits: FourOfBits) -> Four {
+        self.load(&Portable.f16_to_f32(self.store(self.number(bits)).map(f32::to_bits)))
     }
 
     #[inline(always)]
-    fn low_bytes(bits: FourOfBits) -> Lanes<u8> {
-        // SAFETY: sixteen bytes are written, without a demand on alignment; for the rest as above.
+    fn low_bytes(self, bits: FourOfBits) -> Lanes<u8> {
+        // SAFETY: NEON is part of AArch64; sixteen bytes are written, and need not be aligned.
         unsafe {
             let [a, b, c, d] = quarters!(i => vreinterpretq_u16_u32(bits[i]));
             let low = [vreinterpretq_u8_u16(vuzp1q_u16(a, b)), vreinterpretq_u8_u16(vuzp1q_u16(c, d))];
@@ -235,20 +236,20 @@ impl Vector for Neon {
     }
 
     #[inline(always)]
-    fn div(a: Four, b: Four) -> Four {
-        // SAFETY: as above.
+    fn div(self, a: Four, b: Four) -> Four {
+        // SAFETY: NEON is part of AArch64.
         unsafe { quarters!(i => vdivq_f32(a[i], b[i])) }
     }
 
     #[inline(always)]
-    fn at_most(a: Four, b: Four) -> u16 {
-        // SAFETY: as above.
+    fn at_most(self, a: Four, b: Four) -> u16 {
+        // SAFETY: NEON is part of AArch64.
         unsafe { mask(quarters!(i => vcleq_f32(a[i], b[i]))) }
     }
 
     #[inline(always)]
-    fn select(mask: u16, set: Four, unset: Four) -> Four {
-        // SAFETY: as above.
+    fn select(self, mask: u16, set: Four, unset: Four) -> Four {
+        // SAFETY: NEON is part of AArch64.
         unsafe {
             quarters!(i => {
                 let lanes = vtstq_u32(vdupq_n_u32(u32::from(mask) >> (4 * i)), lane_bits());
@@ -261,14 +262,14 @@ impl Vector for Neon {
 /// 1, 2, 4, 8
 #[inline(always)]
 fn lane_bits() -> uint32x4_t {
-    // SAFETY: four u32 are the sixteen bytes that are read; for the rest as above.
+    // SAFETY: NEON is part of AArch64; four u32 are the sixteen bytes that are read.
     unsafe { vld1q_u32([1, 2, 4, 8].as_ptr()) }
 }
 
 /// A bit for each lane that has ones.
 #[inline(always)]
 fn mask(lanes: FourOfBits) -> u16 {
-    // SAFETY: as above.
+    // SAFETY: NEON is part of AArch64.
     unsafe {
         let [a, b, c, d] = quarters!(i => vaddvq_u32(vandq_u32(lanes[i], lane_bits())));
         (a | b << 4 | c << 8 | d << 12) as u16
