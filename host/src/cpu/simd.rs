@@ -1,4 +1,4 @@
-//! Vectors: tokens that prove an instruction set, and traits that give each token its operations.
+//! Vectors: tokens that prove an instruction set, and the traits that give tokens their operations.
 
 pub(super) mod arithmetic;
 pub(super) mod halfwords;

@@ -1,7 +1,8 @@
-//! The arithmetic of `microscale_formats` on the processor's instructions: on one f32, and on vectors.
+//! The arithmetic of `microscale_formats` on this processor: on one f32, and on vectors.
 //!
-//! `microscale_formats` writes its arithmetic over [`Machine`], whose functions take no token. `Unchecked` makes
-//! one of vectors. It is private, so that the functions below, which take a token, are the only way to it.
+//! `microscale_formats` writes its arithmetic over [`Machine`], whose functions take no token.
+//! `Unchecked` implements [`Machine`] for vectors. It is private: the functions below, which take a
+//! token, are the only way to it.
 
 use std::marker::PhantomData;
 
@@ -77,7 +78,7 @@ pub(in crate::cpu) fn sum_of_chains<V: Vector>(_: V, chains: [V::Number; search:
     search::sum_of_chains::<Unchecked<V>>(chains)
 }
 
-/// The vectors of a token that someone else holds.
+/// Vectors whose token the caller holds.
 ///
 /// Invariant: only the functions above name this type, and each of them takes a `V`.
 struct Unchecked<V>(PhantomData<V>);

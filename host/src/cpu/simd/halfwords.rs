@@ -1,8 +1,8 @@
-//! Thirty-two 16-bit values at a time, f16 or bf16 by their bits: as [`super::vector`] is for f32, one trait
-//! and a thin file for each instruction set.
+//! Thirty-two 16-bit values at a time, f16 or bf16: one trait, and one file per instruction set.
 //!
-//! Bits without the sign order as magnitudes do, so that nothing is widened: a block's largest magnitude is
-//! its largest integer, and a code is how many [thresholds](Row) a magnitude is above.
+//! Without the sign bit, both dtypes order as integers do, so nothing is widened. The amax of a
+//! block is its largest integer. The code of a magnitude is the number of [thresholds](Row) below
+//! it.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -12,19 +12,23 @@ mod avx512;
 mod neon;
 mod portable;
 
-/// Values of a vector.
+/// Values per vector.
 pub(in crate::cpu) const HALFWORDS: usize = 32;
 
-/// Sixteen bits of each value.
+/// The bits of a vector's values.
 pub(in crate::cpu) type Halfwords = [u16; HALFWORDS];
 
-/// The thresholds between the codes of E2M1 under a scale: at `i`, the bits of the largest magnitude whose
-/// code is at most `i`. The last counts for nothing.
+/// The thresholds of E2M1 under one scale.
+///
+/// Entry `i` has the bits of the largest magnitude whose code is at most `i`. The last entry is
+/// unused.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C, align(16))]
 pub(in crate::cpu) struct Row(pub(in crate::cpu) [u16; 8]);
 
-/// The sixteen values that codes have under a scale, their bits in two halves: vectors look bytes up.
+/// The sixteen values that codes have under one scale.
+///
+/// Low and high bytes are apart, because vectors look up bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C, align(32))]
 pub(in crate::cpu) struct ValueRow {
@@ -32,21 +36,23 @@ pub(in crate::cpu) struct ValueRow {
     pub(in crate::cpu) high: [u8; 16],
 }
 
-/// Vectors of 16-bit values. Those called magnitudes have no sign bit.
+/// Vectors of thirty-two 16-bit values. Arguments named `magnitudes` have no sign bits.
+///
+/// The implementing type is a token, as for [`Vector`](super::vector::Vector).
 pub(in crate::cpu) trait HalfwordVector: Copy {
     /// Thirty-two 16-bit values.
     type Halfwords: Copy;
 
-    /// Sixteen of 32 bits.
+    /// Sixteen u32.
     type Bits;
 
-    /// The thresholds that magnitudes are compared with.
+    /// One row of thresholds for all magnitudes, or one for each half.
     type Rows: Copy;
 
-    /// Constants for finding [codes](Self::codes).
+    /// Constants for [`Self::codes`].
     type Steps: Copy;
 
-    /// Loads the constants, once for a loop.
+    /// Loads the constants, once before a loop.
     fn steps(self) -> Self::Steps;
 
     /// Loads a vector from memory.
@@ -55,37 +61,37 @@ pub(in crate::cpu) trait HalfwordVector: Copy {
     /// Stores a vector to memory.
     fn store_halfwords(self, halfwords: Self::Halfwords) -> Halfwords;
 
-    /// This value, everywhere.
+    /// Puts one value into every lane.
     fn splat_halfword(self, halfword: u16) -> Self::Halfwords;
 
-    /// The magnitudes.
+    /// Clears the sign bits.
     #[inline(always)]
     fn magnitudes(self, halfwords: Self::Halfwords) -> Self::Halfwords {
         self.and_halfwords(halfwords, self.splat_halfword(0x7FFF))
     }
 
-    /// The larger of magnitudes.
+    /// The larger magnitude of each lane.
     fn max_halfwords(self, a: Self::Halfwords, b: Self::Halfwords) -> Self::Halfwords;
 
-    /// The largest one.
+    /// The largest magnitude of all lanes.
     fn max_halfword(self, magnitudes: Self::Halfwords) -> u16;
 
-    /// The larger ones of the two halves of a, and after them those of b.
+    /// The maxima of the lanes `i` and `i + 16` of `a`, then those of `b`.
     fn fold_halfwords(self, a: Self::Halfwords, b: Self::Halfwords) -> Self::Halfwords;
 
-    /// The largest magnitude of each half of the vectors, in order.
+    /// The largest magnitude of each half of each vector, in order.
     fn max_halfwords_of_halves(self, magnitudes: &[Self::Halfwords; 8]) -> Self::Bits;
 
-    /// The same row for all magnitudes.
+    /// Prepares one row for all magnitudes.
     fn one_row(self, row: &Row) -> Self::Rows;
 
-    /// A row for each half of them.
+    /// Prepares one row for each half of the magnitudes.
     fn two_rows(self, first: &Row, second: &Row) -> Self::Rows;
 
-    /// The codes of magnitudes in the low three bits; the fourth is anything.
+    /// Encodes magnitudes to the low three bits. The fourth bit is undefined.
     fn codes(self, magnitudes: Self::Halfwords, rows: Self::Rows, steps: Self::Steps) -> Self::Halfwords;
 
-    /// Values whose bit 15 is set if the magnitude is not 0.
+    /// Sets bit 15 of each lane whose magnitude is not 0. The other bits are undefined.
     fn above_zero(self, magnitudes: Self::Halfwords) -> Self::Halfwords;
 
     /// a & b
@@ -94,13 +100,14 @@ pub(in crate::cpu) trait HalfwordVector: Copy {
     /// a | !b
     fn or_not_halfwords(self, a: Self::Halfwords, b: Self::Halfwords) -> Self::Halfwords;
 
-    /// Codes with bit 15 of `signs` as their bit 3.
+    /// Moves bit 15 of `signs` to bit 3 of the codes.
     fn signed(self, codes: Self::Halfwords, signs: Self::Halfwords) -> Self::Halfwords;
 
-    /// Four bits of each value, two a byte, the earlier one in the low half.
+    /// Packs the low four bits of all values, two per byte, the first one in the low half.
     fn pack(self, nibbles: &[Self::Halfwords; 4]) -> [u8; 2 * HALFWORDS];
 
-    /// The values of codes, which lie as [`Self::pack`] leaves them: each sixteen have a row of their own.
+    /// Looks up the values of codes packed as by [`Self::pack`]. Each sixteen codes have their own
+    /// row.
     fn decode(self, codes: &[u8; HALFWORDS], rows: [&ValueRow; 4]) -> [Self::Halfwords; 2];
 }
 

@@ -1,5 +1,4 @@
-//! What multiplying codes needs of vectors: as [`super::vector`], one trait and a thin file for each
-//! instruction set.
+//! Products of 4-bit codes: one trait, and one file per instruction set.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -17,33 +16,35 @@ use microscale_formats::e2m1;
 use super::tokens::{LANES, Lanes};
 use super::vector::Vector;
 
-/// Bytes of codes whose products are summed at once: of eight chunks, or sixteen groups of 16 elements.
+/// Bytes of codes that are multiplied per step: eight chunks, or sixteen groups of 16 elements.
 pub(in crate::cpu) const STEP: usize = 128;
 
-/// Bytes of codes that are decoded at once: of a chunk for each lane.
+/// Bytes of codes that are decoded per tile: one chunk per lane.
 pub(in crate::cpu) const TILE: usize = 256;
 
-/// The weights of the sixteen codes under a block scale, in bf16.
+/// The bf16 weights of the sixteen codes under one block scale.
 pub(in crate::cpu) type Table = [u16; 16];
 
-/// The place of an element of a chunk in decoded lines: of the four codes in each 16 bits the first ones, then the second ones, and so on.
-/// So no code is moved when it is decoded, only shifted.
+/// The position of an element of a chunk in decoded lines.
+///
+/// 16 bits hold four codes. Decoded lines have the first code of every 16 bits, then the second,
+/// and so on. So decoding shifts codes but never moves them to other lanes.
 pub(in crate::cpu) const fn packed_index(element: usize) -> usize {
     element % 4 * (CHUNK / 4) + element / 4
 }
 
-/// What is added to twice a code of the matrix, so that it is not negative, as x86 asks of one of two
-/// factors.
+/// Added to twice a code of the matrix, so that it is not negative: x86 multiplies unsigned by
+/// signed bytes.
 pub(in crate::cpu) const OFFSET: i32 = 12;
 
-/// The codes of [`STEP`] bytes of a vector, to be multiplied with.
+/// [`STEP`] bytes of codes of a vector, prepared as the right-hand factor.
 #[repr(C, align(64))]
 pub(in crate::cpu) struct DoubledCodes {
     /// Twice the elements with an even index.
     pub(in crate::cpu) even: [i8; STEP],
-    /// Twice the others.
+    /// Twice the elements with an odd index.
     pub(in crate::cpu) odd: [i8; STEP],
-    /// What the offset adds to the groups' sums: of those with an even index, then of the others.
+    /// The share of [`OFFSET`] in the sums of groups: even groups, then odd groups.
     pub(in crate::cpu) surplus: Lanes<i32>,
 }
 
@@ -62,13 +63,14 @@ impl DoubledCodes {
     }
 }
 
-/// The chunk whose elements a lane has where lanes are chunks: rows of four and columns are exchanged, which
-/// costs vectors least.
+/// The chunk that a lane holds in tiles of sixteen chunks.
+///
+/// Lanes are a transposed 4 × 4 square of chunks, which is the cheapest order to produce.
 pub(in crate::cpu) const fn chunk_of_lane(lane: usize) -> usize {
     lane % 4 * 4 + lane / 4
 }
 
-/// Twice each code and [`OFFSET`].
+/// Twice each code, plus [`OFFSET`].
 const RAISED: [i8; 16] = {
     let twice = [0, 1, 2, 3, 4, 6, 8, 12];
     let mut raised = [0; 16];
@@ -80,7 +82,7 @@ const RAISED: [i8; 16] = {
     raised
 };
 
-/// A 128th of each code.
+/// Each code divided by 128.
 pub(in crate::cpu) const FRACTIONS: Lanes<f32> = {
     let mut fractions = [0.0; 16];
     let mut code = 0;
@@ -92,7 +94,7 @@ pub(in crate::cpu) const FRACTIONS: Lanes<f32> = {
     fractions
 };
 
-/// The upper bytes of [`FRACTIONS`], whose lower two are 0, from bit `shift` on.
+/// Byte `shift / 8` of each of [`FRACTIONS`]. Their bytes 0 and 1 are 0.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 const fn bytes_of_fractions(shift: u32) -> [u8; 16] {
     let mut bytes = [0; 16];
@@ -112,33 +114,34 @@ pub(in crate::cpu) trait Products: Vector {
     /// Four bytes of codes in each lane.
     type Column: Copy;
 
-    /// Rows of weights that are multiplied at once: several, where there are registers for the sums of all.
+    /// Rows of weights per call of the few-token loop. More than one only if all sums fit
+    /// registers.
     const ROWS: usize = 1;
 
-    /// True if there are registers for 24 vectors of sums.
+    /// True if 24 vectors of sums fit registers.
     const MANY_REGISTERS: bool = false;
 
-    /// Zeros.
+    /// Returns zeros.
     fn no_sums(self) -> Self::Sums;
 
-    /// To memory.
+    /// Stores sums to memory.
     fn store_sums(self, sums: Self::Sums) -> [f64; 8];
 
-    /// Some bytes, each in a lane: by their index, and 0 where that is above 127.
+    /// Picks one byte for each lane by index, or 0 where the index is above 127.
     fn bytes(self, bytes: &[u8; LANES], order: &[u8; LANES]) -> Self::Bits;
 
-    /// The numbers of signed integers.
+    /// Converts signed integers to f32.
     fn numbers(self, integers: Self::Bits) -> Self::Number;
 
-    /// Four times the sums of the products of each two groups: of those with an even index, then of the
-    /// others.
+    /// Four times the dot product of each group of 16 elements: even groups, then odd groups.
     fn quarters(self, codes: &[u8; STEP], by: &DoubledCodes) -> Self::Bits;
 
-    /// Adds the first eight numbers, then the others.
+    /// Adds the first eight numbers to the sums, then the last eight.
     fn add_halves(self, sums: Self::Sums, terms: Self::Number) -> Self::Sums;
 
-    /// Adds the first eight integers and the others, together, times 2^(byte − 127) and a power of two:
-    /// without rounding before the sum.
+    /// Adds `(integers[i] + integers[i + 8]) · 2^(bytes[i] − 127) · powers[i]` to each sum.
+    ///
+    /// Only the addition to the sum rounds.
     fn add_scaled(
         self,
         sums: Self::Sums,
@@ -147,18 +150,21 @@ pub(in crate::cpu) trait Products: Vector {
         powers: &[f64; 8],
     ) -> Self::Sums;
 
-    /// The codes of sixteen [chunks](chunk_of_lane), eight elements of each at a time.
+    /// Loads the codes of sixteen [chunks](chunk_of_lane), eight elements of each per column.
     fn columns(self, codes: &[u8; TILE]) -> [Self::Column; 4];
 
-    /// A 128th of each of their weights, the elements in order.
+    /// Decodes a column to the weights divided by 128, in the order of elements.
     fn fractions(self, column: Self::Column) -> [Self::Number; 8];
 
-    /// The entries of a chunk's codes, those of its first half in one table and of the other in another, at the places that
-    /// [`packed_index`](packed_index) names: a pair of places in each lane.
+    /// Looks up the weights of a chunk: `tables[0]` has its first half, `tables[1]` its second.
+    ///
+    /// Each lane holds the two weights at adjacent [packed positions](packed_index).
     fn lookup(self, codes: &[u8; CHUNK / 2], tables: [&Table; 2]) -> Self::Bits;
 }
 
-/// E4M3 of no sign that are numbers: f16 has a bit more of exponent, whose bias is larger by 8.
+/// Converts non-negative E4M3 numbers to f32, divided by 256.
+///
+/// Shifted left by 7, their bits are an f16: its exponent has one bit more, and a bias larger by 8.
 #[inline(always)]
 pub(in crate::cpu) fn e4m3_over_256<V: Vector>(simd: V, bytes: V::Bits) -> V::Number {
     simd.f16_to_f32(simd.shift_left(bytes, 7))

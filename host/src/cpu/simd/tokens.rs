@@ -1,10 +1,10 @@
 //! Tokens: a value of such a type proves that the CPU has an instruction set.
 //!
-//! `Avx2::detect` and `Avx512::detect` are the only safe ways to a token, and every method that calls an
-//! intrinsic takes its token as `self`. So safe code cannot call one on a CPU that lacks it. Tokens have no
-//! size: passing them compiles to nothing.
+//! The `detect` functions are the only safe source of tokens, and every method that calls an
+//! intrinsic takes a token as `self`. So safe code cannot execute an instruction that the CPU
+//! lacks. Tokens have no size: passing one compiles to nothing.
 
-/// Arrays, which the compiler turns into the vectors that every CPU of the architecture has.
+/// Arrays. The compiler turns them into vectors that every CPU of the architecture has.
 #[derive(Clone, Copy)]
 pub(in crate::cpu) struct Portable;
 
@@ -56,7 +56,7 @@ impl Avx512 {
         found.then_some(Self(()))
     }
 
-    /// The token of the instructions that AVX-512 includes.
+    /// Returns the token of AVX2, which this token includes.
     #[inline(always)]
     pub(super) fn avx2(self) -> Avx2 {
         Avx2(())
@@ -86,28 +86,28 @@ impl Avx512Bf16 {
         Avx512::detect().filter(|_| is_x86_feature_detected!("avx512bf16")).map(Self)
     }
 
-    /// The vectors that its operations take.
+    /// Returns the token of AVX-512, whose vectors these operations take.
     #[inline(always)]
     pub(in crate::cpu) fn avx512(self) -> Avx512 {
         self.0
     }
 }
 
-/// NEON, which every AArch64 has: there is nothing to prove.
+/// NEON. Every AArch64 CPU has it, so there is nothing to prove.
 #[cfg(target_arch = "aarch64")]
 #[derive(Clone, Copy)]
 pub(in crate::cpu) struct Neon;
 
-/// Lanes of a vector.
+/// Lanes per vector.
 pub(in crate::cpu) const LANES: usize = 16;
 
 /// A vector in memory: one value per lane.
 pub(in crate::cpu) type Lanes<T> = [T; LANES];
 
-/// An array with one value per part of a vector, given an expression of the part's index.
+/// Evaluates an expression once per part of a vector, and returns the array of results.
 ///
-/// `std::array::from_fn` would not do: closures are compiled without the instruction set of the function
-/// around them.
+/// `std::array::from_fn` would not do: closures are compiled without the instruction set of the
+/// function around them.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 macro_rules! parts {
     ($($index:literal)*; $part:ident => $value:expr) => {

@@ -1,8 +1,7 @@
-//! Sixteen f32 at a time, for what the compiler does not turn into vector instructions by itself: one trait,
-//! and a thin file for each instruction set.
+//! Sixteen f32 or u32 at a time: one trait, and one file per instruction set.
 //!
-//! The methods of the x86-64 types compile to single instructions in functions that have the features
-//! enabled, which are the instances of `isa`; everything between is `inline(always)`.
+//! Methods compile to single instructions within the instances of `dispatch`, which enable the
+//! instruction set. Everything between an instance and a method must be `inline(always)`.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -26,10 +25,10 @@ pub(in crate::cpu) trait Vector: HalfwordVector<Bits: Copy> {
     /// True if [`Self::fma`] is one instruction.
     const FUSED: bool = true;
 
-    /// Returns the token without detecting anything.
+    /// Returns the token without detection.
     ///
     /// # Safety
-    /// The CPU has the instruction set, as the token's `detect` finds out.
+    /// The CPU has the instruction set, as the token's `detect` would find.
     unsafe fn assume_detected() -> Self;
 
     /// Puts one number into every lane.
@@ -62,19 +61,19 @@ pub(in crate::cpu) trait Vector: HalfwordVector<Bits: Copy> {
     /// Stores a vector to memory.
     fn store(self, vector: Self::Number) -> Lanes<f32>;
 
-    /// The numbers with an even index, and the others, of two vectors after each other.
+    /// Splits two vectors into the numbers with an even and with an odd index.
     fn deinterleave(self, a: Self::Number, b: Self::Number) -> (Self::Number, Self::Number);
 
-    /// One number in the first half, one in the second.
+    /// Fills the first half with one number and the second with another.
     fn halves(self, first: f32, second: f32) -> Self::Number;
 
-    /// The bits of numbers.
+    /// Reinterprets f32 as u32.
     fn bits(self, numbers: Self::Number) -> Self::Bits;
 
-    /// The numbers of bits.
+    /// Reinterprets u32 as f32.
     fn number(self, bits: Self::Bits) -> Self::Number;
 
-    /// The same bits in every lane.
+    /// Puts the same bits into every lane.
     fn splat_bits(self, bits: u32) -> Self::Bits;
 
     /// a & b
@@ -83,7 +82,7 @@ pub(in crate::cpu) trait Vector: HalfwordVector<Bits: Copy> {
     /// a | b
     fn or(self, a: Self::Bits, b: Self::Bits) -> Self::Bits;
 
-    /// The bits of `set` where the mask has ones, and those of `unset` where it has zeros.
+    /// Takes the bits of `set` where the mask has ones, and the bits of `unset` elsewhere.
     #[inline(always)]
     fn select_bits(self, mask: Self::Bits, set: Self::Bits, unset: Self::Bits) -> Self::Bits {
         self.or(self.and(mask, set), self.and_not(mask, unset))
@@ -98,28 +97,28 @@ pub(in crate::cpu) trait Vector: HalfwordVector<Bits: Copy> {
     /// bits >> by
     fn shift_right(self, bits: Self::Bits, by: u32) -> Self::Bits;
 
-    /// The larger, as integers.
+    /// The larger integer of each lane.
     fn max_bits(self, a: Self::Bits, b: Self::Bits) -> Self::Bits;
 
-    /// The larger ones of the two halves of a, and after them those of b.
+    /// The maxima of the lanes `i` and `i + 8` of `a`, then those of `b`.
     fn fold_max(self, a: Self::Bits, b: Self::Bits) -> Self::Bits;
 
-    /// The largest of each half of the vectors, in order.
+    /// The largest integer of each half of each vector, in order.
     fn max_of_halves(self, vectors: &[Self::Bits; LANES / 2]) -> Self::Bits;
 
-    /// a + b, without carry.
+    /// a + b, wrapping.
     fn add_bits(self, a: Self::Bits, b: Self::Bits) -> Self::Bits;
 
-    /// Bit i for lane i: where a > b, both below 2^31.
+    /// Bit `i` is set where a > b in lane `i`. Both must be below 2^31.
     fn above(self, a: Self::Bits, b: Self::Bits) -> u16;
 
-    /// The bits of numbers that are not negative, rounded to f16, to nearest, ties to even.
+    /// Rounds non-negative numbers to f16, to nearest, ties to even.
     fn f32_to_f16(self, numbers: Self::Number) -> Self::Bits;
 
-    /// The numbers that f16 are, which are not negative, by their bits.
+    /// Widens non-negative f16.
     fn f16_to_f32(self, bits: Self::Bits) -> Self::Number;
 
-    /// The bits of numbers that are not negative, nor NaN, rounded to a 16-bit dtype.
+    /// Rounds numbers that are neither negative nor NaN to a 16-bit dtype.
     #[inline(always)]
     fn narrow<T: Element>(self, numbers: Self::Number) -> Self::Bits {
         if T::DTYPE == Dtype::F16 {
@@ -130,7 +129,7 @@ pub(in crate::cpu) trait Vector: HalfwordVector<Bits: Copy> {
         self.shift_right(self.add_bits(self.add_bits(bits, odd), self.splat_bits(0x7FFF)), 16)
     }
 
-    /// The numbers of a 16-bit dtype that are not negative, by their bits.
+    /// Widens non-negative values of a 16-bit dtype.
     #[inline(always)]
     fn widen<T: Element>(self, bits: Self::Bits) -> Self::Number {
         if T::DTYPE == Dtype::F16 {
@@ -139,7 +138,7 @@ pub(in crate::cpu) trait Vector: HalfwordVector<Bits: Copy> {
         self.number(self.shift_left(bits, 16))
     }
 
-    /// The exact f32 of each element of a block. By default element by element, which the compiler vectorizes.
+    /// Widens each element of a block to f32. The compiler vectorizes the default.
     #[inline(always)]
     fn widen_block<T: Element, const N: usize>(self, block: &[T; N]) -> [f32; N] {
         let mut wide = [0.0; N];
@@ -152,7 +151,7 @@ pub(in crate::cpu) trait Vector: HalfwordVector<Bits: Copy> {
     /// The low byte of each lane.
     fn low_bytes(self, bits: Self::Bits) -> Lanes<u8>;
 
-    /// The smaller of |a| and b ≥ 0.
+    /// The smaller of |a| and b, for b ≥ 0.
     #[inline(always)]
     fn min_magnitude(self, a: Self::Number, b: Self::Number) -> Self::Number {
         self.min(self.number(self.and(self.bits(a), self.splat_bits(0x7FFF_FFFF))), b)
@@ -161,10 +160,10 @@ pub(in crate::cpu) trait Vector: HalfwordVector<Bits: Copy> {
     /// a / b
     fn div(self, a: Self::Number, b: Self::Number) -> Self::Number;
 
-    /// Bit i for lane i: where a ≤ b.
+    /// Bit `i` is set where a ≤ b in lane `i`.
     fn at_most(self, a: Self::Number, b: Self::Number) -> u16;
 
-    /// The lanes of `set` whose bits are set in the mask, and those of `unset`.
+    /// Takes the lanes of `set` whose mask bits are set, and the lanes of `unset` elsewhere.
     fn select(self, mask: u16, set: Self::Number, unset: Self::Number) -> Self::Number;
 }
 

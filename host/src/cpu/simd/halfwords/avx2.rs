@@ -1,4 +1,4 @@
-//! 16-bit values in two vectors of AVX2.
+//! 16-bit values of AVX2: two registers of sixteen lanes.
 
 use std::arch::x86_64::{
     __m256i, _mm_load_si128, _mm_loadu_si128, _mm_max_epu16, _mm256_add_epi16, _mm256_and_si256,
@@ -15,7 +15,7 @@ use std::arch::x86_64::{
 use super::{HALFWORDS, HalfwordVector, Halfwords, Row, ValueRow};
 use crate::cpu::simd::tokens::{Avx2, halves};
 
-/// The first sixteen halfwords, and the others.
+/// Lanes 0 to 15, and lanes 16 to 31.
 type Pair = [__m256i; 2];
 
 impl HalfwordVector for Avx2 {
@@ -29,8 +29,8 @@ impl HalfwordVector for Avx2 {
 
     #[inline(always)]
     fn load_halfwords(self, halfwords: &Halfwords) -> Pair {
-        // SAFETY: `self` proves that the CPU has these instructions; 32 halfwords are twice the 32
-        // bytes that are read, and need not be aligned.
+        // SAFETY: `self` proves that the CPU has these instructions. `halfwords` has the 64 bytes
+        // that are read; they need not be aligned.
         unsafe {
             let halves = halfwords.as_ptr().cast::<__m256i>();
             [_mm256_loadu_si256(halves), _mm256_loadu_si256(halves.add(1))]
@@ -40,8 +40,8 @@ impl HalfwordVector for Avx2 {
     #[inline(always)]
     fn store_halfwords(self, [first, second]: Pair) -> Halfwords {
         let mut halfwords = [0; HALFWORDS];
-        // SAFETY: `self` proves that the CPU has these instructions; 32 halfwords are twice the 32
-        // bytes that are written, and need not be aligned.
+        // SAFETY: `self` proves that the CPU has these instructions. `halfwords` has the 64 bytes
+        // that are written; they need not be aligned.
         unsafe {
             let halves = halfwords.as_mut_ptr().cast::<__m256i>();
             _mm256_storeu_si256(halves, first);
@@ -79,7 +79,7 @@ impl HalfwordVector for Avx2 {
         halves!(i => {
             let [a, b, c, d, e, f, g, h] = vectors[i];
             let (a, b, c, d) = (self.max_interleaved_16(a, b), self.max_interleaved_16(c, d), self.max_interleaved_16(e, f), self.max_interleaved_16(g, h));
-            // Each half of it has the largest of that half of each of the eight.
+            // Half `h` holds the maxima of half `h` of all eight vectors.
             let halves = self.max_interleaved_64(self.max_interleaved_32(a, b), self.max_interleaved_32(c, d));
             // SAFETY: `self` proves that the CPU has these instructions.
             unsafe {
@@ -136,10 +136,10 @@ impl HalfwordVector for Avx2 {
         let mut bytes = [0; 2 * HALFWORDS];
         let halves = bytes.as_chunks_mut::<HALFWORDS>().0.iter_mut();
         for (bytes, halfwords) in halves.zip(nibbles.as_flattened().as_chunks::<4>().0) {
-            // SAFETY: `self` proves that the CPU has these instructions; 32 bytes are written, and
-            // need not be aligned.
+            // SAFETY: `self` proves that the CPU has these instructions. `bytes` has the 32 bytes
+            // that are written; they need not be aligned.
             unsafe {
-                // The sum of each two halfwords, the second times 16.
+                // Each sum is the first halfword plus 16 times the second.
                 let [a, b] = halves!(i => _mm256_madd_epi16(halfwords[i], _mm256_set1_epi32(1 | 16 << 16)));
                 let [c, d] =
                     halves!(i => _mm256_madd_epi16(halfwords[2 + i], _mm256_set1_epi32(1 | 16 << 16)));
@@ -159,13 +159,13 @@ impl HalfwordVector for Avx2 {
     }
 }
 
-/// Steps of the methods above.
+/// Building blocks of the methods above.
 impl Avx2 {
-    /// The values of the codes in sixteen bytes.
+    /// Looks up the values of sixteen bytes of codes; each row serves eight bytes.
     #[inline(always)]
     fn decoded(self, codes: &[u8], a: &ValueRow, b: &ValueRow) -> Pair {
-        // SAFETY: `self` proves that the CPU has these instructions; sixteen bytes of codes are
-        // read, and need not be aligned.
+        // SAFETY: `self` proves that the CPU has these instructions. Slicing checks that `codes`
+        // has the 16 bytes that are read; they need not be aligned.
         unsafe {
             let wide = _mm256_cvtepu8_epi16(_mm_loadu_si128(codes[..16].as_ptr().cast()));
             let both = _mm256_or_si256(wide, _mm256_slli_epi16::<4>(wide));
@@ -180,31 +180,31 @@ impl Avx2 {
         }
     }
 
-    /// Sixteen bytes of each.
+    /// Joins two 16-byte tables.
     #[inline(always)]
     fn two(self, a: &[u8; 16], b: &[u8; 16]) -> __m256i {
-        // SAFETY: `self` proves that the CPU has these instructions; sixteen bytes are read each
-        // time, and need not be aligned.
+        // SAFETY: `self` proves that the CPU has these instructions. `a` and `b` have the 16 bytes
+        // that are read; they need not be aligned.
         unsafe {
             let first = _mm256_castsi128_si256(_mm_loadu_si128(a.as_ptr().cast()));
             _mm256_inserti128_si256::<1>(first, _mm_loadu_si128(b.as_ptr().cast()))
         }
     }
 
-    /// A row in both halves.
+    /// Repeats a row in both 128-bit halves.
     #[inline(always)]
     fn broadcast(self, row: &Row) -> __m256i {
-        // SAFETY: `self` proves that the CPU has these instructions; a row is sixteen bytes that
-        // are aligned to as many.
+        // SAFETY: `self` proves that the CPU has these instructions. `Row` has 16 bytes and is
+        // aligned to 16.
         unsafe { _mm256_broadcastsi128_si256(_mm_load_si128(row.0.as_ptr().cast())) }
     }
 
-    /// The codes of magnitudes.
+    /// Encodes magnitudes by one row of thresholds, without signs.
     #[inline(always)]
     fn row_codes(self, magnitudes: __m256i, row: __m256i) -> __m256i {
         // SAFETY: `self` proves that the CPU has these instructions.
         unsafe {
-            // A binary search. An index is those of the two bytes of a row's entry.
+            // Binary search. The index of an entry is the pair of its bytes' indices.
             let three = _mm256_set1_epi16(FIRST + 3 * NEXT);
             let fours = _mm256_and_si256(self.is_above(magnitudes, row, three), _mm256_set1_epi16(4 * NEXT));
             let fifth_or_first = _mm256_or_si256(fours, _mm256_set1_epi16(FIRST + NEXT));
@@ -217,29 +217,30 @@ impl Avx2 {
         }
     }
 
-    /// Ones where a magnitude is above the entry of a row that has an index.
+    /// Sets all bits of the lanes whose magnitude is above the entry at `index`.
     #[inline(always)]
     fn is_above(self, magnitudes: __m256i, row: __m256i, index: __m256i) -> __m256i {
-        // SAFETY: `self` proves that the CPU has these instructions. No sign bit is set, so that
-        // signed integers compare as magnitudes.
+        // SAFETY: `self` proves that the CPU has these instructions. No sign bit is set, so signed
+        // comparison orders magnitudes.
         unsafe { _mm256_cmpgt_epi16(magnitudes, _mm256_shuffle_epi8(row, index)) }
     }
 
-    /// The larger ones of four halfwords and the next four of a, and those of b, in turn.
+    /// Within each 128 bits: the maxima of lanes `i` and `i + 4` of `a`, interleaved with those of
+    /// `b`.
     #[inline(always)]
     fn max_interleaved_16(self, a: __m256i, b: __m256i) -> __m256i {
         // SAFETY: `self` proves that the CPU has these instructions.
         unsafe { _mm256_max_epu16(_mm256_unpacklo_epi16(a, b), _mm256_unpackhi_epi16(a, b)) }
     }
 
-    /// The larger ones of two halfwords and the next two of a, and those of b, in turn; both are of pairs.
+    /// The same for 32-bit lanes `i` and `i + 2`, each a pair of 16-bit lanes.
     #[inline(always)]
     fn max_interleaved_32(self, a: __m256i, b: __m256i) -> __m256i {
         // SAFETY: `self` proves that the CPU has these instructions.
         unsafe { _mm256_max_epu16(_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b)) }
     }
 
-    /// The larger ones of a halfword and the next of a, and those of b, in turn; both are of fours.
+    /// The same for both 64-bit lanes, each four 16-bit lanes.
     #[inline(always)]
     fn max_interleaved_64(self, a: __m256i, b: __m256i) -> __m256i {
         // SAFETY: `self` proves that the CPU has these instructions.
@@ -247,6 +248,6 @@ impl Avx2 {
     }
 }
 
-/// The index of the bytes of a row's first entry, and how much more that of the next is.
+/// The index of a row's first entry, and the distance to the next.
 const FIRST: i16 = 0x0100;
 const NEXT: i16 = 0x0202;

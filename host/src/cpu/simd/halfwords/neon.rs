@@ -1,4 +1,4 @@
-//! 16-bit values in four vectors of NEON.
+//! 16-bit values of NEON: four registers of eight lanes.
 
 use std::arch::aarch64::{
     uint8x16_t, uint16x8_t, uint32x4_t, vaddq_u16, vandq_u8, vandq_u16, vbslq_u16, vcgtq_u16, vdupq_n_u8,
@@ -24,8 +24,8 @@ impl HalfwordVector for Neon {
 
     #[inline(always)]
     fn load_halfwords(self, halfwords: &Halfwords) -> Four {
-        // SAFETY: NEON is part of AArch64; eight halfwords are the sixteen bytes that are read, and
-        // need not be aligned.
+        // SAFETY: NEON is part of AArch64. Each quarter has the 16 bytes that are read; they need
+        // not be aligned.
         unsafe {
             let quarters = halfwords.as_chunks::<8>().0;
             quarters!(i => vld1q_u16(quarters[i].as_ptr()))
@@ -34,8 +34,8 @@ impl HalfwordVector for Neon {
 
     #[inline(always)]
     fn store_halfwords(self, vector: Four) -> Halfwords {
-        // SAFETY: NEON is part of AArch64; eight halfwords are the sixteen bytes that are written,
-        // and need not be aligned.
+        // SAFETY: NEON is part of AArch64. Each quarter has the 16 bytes that are written; they
+        // need not be aligned.
         unsafe {
             let mut halfwords = [0; HALFWORDS];
             for (quarter, vector) in halfwords.as_chunks_mut::<8>().0.iter_mut().zip(vector) {
@@ -126,11 +126,12 @@ impl HalfwordVector for Neon {
 
     #[inline(always)]
     fn pack(self, nibbles: &[Four; 4]) -> [u8; 2 * HALFWORDS] {
-        // SAFETY: NEON is part of AArch64; sixteen bytes are written, and need not be aligned.
+        // SAFETY: NEON is part of AArch64. Each chunk of `bytes` has the 16 bytes that are written;
+        // they need not be aligned.
         unsafe {
             let mut bytes = [0; 2 * HALFWORDS];
             for (bytes, halfwords) in bytes.as_chunks_mut::<16>().0.iter_mut().zip(nibbles) {
-                // The low byte of each two halfwords has both.
+                // The low byte of each pair of halfwords gets both codes.
                 let [a, b, c, d] = quarters!(i => {
                     let pair = vreinterpretq_u32_u16(halfwords[i]);
                     vreinterpretq_u16_u32(vorrq_u32(pair, vshrq_n_u32::<12>(pair)))
@@ -150,10 +151,11 @@ impl HalfwordVector for Neon {
     }
 }
 
-/// The values of the codes in sixteen bytes.
+/// Looks up the values of sixteen bytes of codes; each row serves eight bytes.
 #[inline(always)]
 fn decoded(codes: &[u8; 16], first: &ValueRow, second: &ValueRow) -> Four {
-    // SAFETY: NEON is part of AArch64; sixteen bytes are read, and need not be aligned.
+    // SAFETY: NEON is part of AArch64. `codes` has the 16 bytes that are read; they need not be
+    // aligned.
     unsafe {
         let codes = vld1q_u8(codes.as_ptr());
         let (low, high) = (vandq_u8(codes, vdupq_n_u8(15)), vshrq_n_u8::<4>(codes));
@@ -163,10 +165,11 @@ fn decoded(codes: &[u8; 16], first: &ValueRow, second: &ValueRow) -> Four {
     }
 }
 
-/// The values of sixteen codes.
+/// Looks up the values of sixteen codes.
 #[inline(always)]
 fn lookup(codes: uint8x16_t, row: &ValueRow) -> [uint16x8_t; 2] {
-    // SAFETY: NEON is part of AArch64; sixteen bytes are read each time, and need not be aligned.
+    // SAFETY: NEON is part of AArch64. Both halves of `row` have the 16 bytes that are read; they
+    // need not be aligned.
     unsafe {
         let (low, high) = (vld1q_u8(row.low.as_ptr()), vld1q_u8(row.high.as_ptr()));
         let (low, high) = (vqtbl1q_u8(low, codes), vqtbl1q_u8(high, codes));
@@ -174,14 +177,14 @@ fn lookup(codes: uint8x16_t, row: &ValueRow) -> [uint16x8_t; 2] {
     }
 }
 
-/// The bytes of a row's entries.
+/// Loads the bytes of a row.
 #[inline(always)]
 fn bytes_of(row: &Row) -> uint8x16_t {
-    // SAFETY: NEON is part of AArch64; eight halfwords are the sixteen bytes that are read.
+    // SAFETY: NEON is part of AArch64. `row` has the 16 bytes that are read.
     unsafe { vreinterpretq_u8_u16(vld1q_u16(row.0.as_ptr())) }
 }
 
-/// The largest of each half of four vectors.
+/// The largest halfword of each half of four vectors.
 #[inline(always)]
 fn max_of_halves(vectors: &[Four]) -> uint16x8_t {
     // SAFETY: NEON is part of AArch64.
@@ -196,12 +199,12 @@ fn max_of_halves(vectors: &[Four]) -> uint16x8_t {
     }
 }
 
-/// The codes of magnitudes.
+/// Encodes magnitudes by one row of thresholds, without signs.
 #[inline(always)]
 fn row_codes(magnitudes: uint16x8_t, row: uint8x16_t) -> uint16x8_t {
     // SAFETY: NEON is part of AArch64.
     unsafe {
-        // A binary search. An index is those of the two bytes of a row's entry.
+        // Binary search. The index of an entry is the pair of its bytes' indices.
         let fours =
             vandq_u16(is_above(magnitudes, row, vdupq_n_u16(FIRST + 3 * NEXT)), vdupq_n_u16(4 * NEXT));
         let fifth_or_first = vorrq_u16(fours, vdupq_n_u16(FIRST + NEXT));
@@ -213,11 +216,11 @@ fn row_codes(magnitudes: uint16x8_t, row: uint8x16_t) -> uint16x8_t {
     }
 }
 
-/// The index of the bytes of a row's first entry, and how much more that of the next is.
+/// The index of a row's first entry, and the distance to the next.
 const FIRST: u16 = 0x0100;
 const NEXT: u16 = 0x0202;
 
-/// Ones where a magnitude is above the entry of a row that has an index.
+/// Sets all bits of the lanes whose magnitude is above the entry at `index`.
 #[inline(always)]
 fn is_above(magnitudes: uint16x8_t, row: uint8x16_t, index: uint16x8_t) -> uint16x8_t {
     // SAFETY: NEON is part of AArch64.

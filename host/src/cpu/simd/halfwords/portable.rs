@@ -1,9 +1,9 @@
-//! 16-bit values in arrays, as signed integers, which every CPU compares.
+//! 16-bit values in arrays. They are signed integers, which every CPU can compare.
 
 use super::{HALFWORDS, HalfwordVector, Halfwords, Row, ValueRow};
 use crate::cpu::simd::tokens::{Lanes, Portable};
 
-/// An array of a value for each of the 16-bit values, made in a loop, for the compiler sees vectors in loops.
+/// An array with one value per lane, filled by a loop, because the compiler vectorizes loops.
 macro_rules! halfwords {
     ($halfword:ident => $value:expr) => {{
         let mut halfwords = [0; HALFWORDS];

@@ -1,11 +1,11 @@
-//! Every method of every instruction set's vectors against the same for each element.
+//! Every halfword method of every instruction set against the same operation on each value.
 
 use super::*;
 #[cfg(target_arch = "x86_64")]
 use crate::cpu::simd::{Avx2, Avx512};
 use crate::cpu::simd::{Portable, Vector};
 
-/// Calls every method and compares it with what it is for each value.
+/// Compares every method with the operation on single values.
 fn check<V: Vector>(simd: V) {
     let mut random = fastrand::Rng::with_seed(7);
     for _ in 0..if cfg!(miri) { 2 } else { 1000 } {
@@ -25,11 +25,11 @@ fn check<V: Vector>(simd: V) {
                 rows[i / 16].0[..7].iter().map(|&last| u16::from(halfwords[i] > last)).sum()
             })
         };
-        // A value that is a row's own, for the bounds.
+        // Two magnitudes that equal a threshold.
         let mut tied = all[1];
         (tied[3], tied[20]) = (rows[0].0[3], rows[1].0[6]);
 
-        // Vectors are looked at by what packs them.
+        // `pack` makes vectors comparable.
         let low = |halfwords: V::Halfwords| simd.pack(&[halfwords; 4])[..16].to_vec();
         let packed = |halfwords: &Halfwords| -> Vec<u8> {
             halfwords.as_chunks::<2>().0.iter().map(|[a, b]| (a & 15 | (b & 15) << 4) as u8).collect()

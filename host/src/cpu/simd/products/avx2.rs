@@ -1,4 +1,4 @@
-//! Products by AVX2 with FMA.
+//! Products of codes by AVX2 and FMA.
 
 use std::arch::x86_64::{
     __m256, __m256d, __m256i, _mm_loadl_epi64, _mm_loadu_si128, _mm_setr_epi8, _mm_shuffle_epi8,
@@ -20,8 +20,8 @@ use crate::cpu::simd::tokens::{Avx2, halves, parts};
 
 impl Products for Avx2 {
     type Sums = [__m256d; 2];
-    /// Of four chunks in each 128 bits the first two bytes, then the other two, as unpacking bytes to words
-    /// asks for.
+    /// Per 128 bits, bytes 0 and 1 of four chunks, then bytes 2 and 3: the order in which unpacking
+    /// bytes leaves words in place.
     type Column = [__m256i; 2];
 
     #[inline(always)]
@@ -33,8 +33,8 @@ impl Products for Avx2 {
     #[inline(always)]
     fn store_sums(self, [first, second]: [__m256d; 2]) -> [f64; 8] {
         let mut stored = [0.0; 8];
-        // SAFETY: `self` proves that the CPU has these instructions; eight f64 are twice the 32
-        // bytes that are written, and need not be aligned.
+        // SAFETY: `self` proves that the CPU has these instructions. `stored` has the 64 bytes that
+        // are written; they need not be aligned.
         unsafe {
             _mm256_storeu_pd(stored.as_mut_ptr(), first);
             _mm256_storeu_pd(stored.as_mut_ptr().add(4), second);
@@ -44,8 +44,8 @@ impl Products for Avx2 {
 
     #[inline(always)]
     fn bytes(self, bytes: &[u8; LANES], order: &[u8; LANES]) -> [__m256i; 2] {
-        // SAFETY: `self` proves that the CPU has these instructions; sixteen bytes are read each
-        // time, and need not be aligned.
+        // SAFETY: `self` proves that the CPU has these instructions. `bytes` and `order` have the
+        // 16 bytes that are read; they need not be aligned.
         unsafe {
             let bytes = _mm_loadu_si128(bytes.as_ptr().cast());
             let bytes = _mm_shuffle_epi8(bytes, _mm_loadu_si128(order.as_ptr().cast()));
@@ -61,9 +61,9 @@ impl Products for Avx2 {
 
     #[inline(always)]
     fn quarters(self, codes: &[u8; STEP], by: &DoubledCodes) -> [__m256i; 2] {
-        // SAFETY: `self` proves that the CPU has these instructions; the table has the sixteen
-        // bytes that are read, each of `STEP` bytes four times the 32, and the surplus twice eight
-        // i32, and need not be aligned.
+        // SAFETY: `self` proves that the CPU has these instructions. `RAISED` has the 16 bytes that
+        // are read. `codes`, `even` and `odd` have four times 32 bytes, `surplus` has two times 32.
+        // None need be aligned.
         unsafe {
             let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(RAISED.as_ptr().cast()));
             let sums = parts!(0 1 2 3; i => {
@@ -72,18 +72,18 @@ impl Products for Avx2 {
                 let high = _mm256_and_si256(_mm256_srli_epi16::<4>(codes), _mm256_set1_epi8(15));
                 let even = _mm256_loadu_si256(by.even.as_ptr().add(32 * i).cast());
                 let odd = _mm256_loadu_si256(by.odd.as_ptr().add(32 * i).cast());
-                // Of two products, at most 24 · 12 each.
+                // Each sum has two products of at most 24 · 12.
                 let even = _mm256_maddubs_epi16(_mm256_shuffle_epi8(table, low), even);
                 let odd = _mm256_maddubs_epi16(_mm256_shuffle_epi8(table, high), odd);
                 _mm256_madd_epi16(_mm256_add_epi16(even, odd), _mm256_set1_epi16(1))
             });
-            // Groups 0 1 4 5 2 3 6 7, and 8 more.
+            // The order is now groups 0 1 4 5 2 3 6 7, then the same plus 8.
             let pairs = halves!(i => _mm256_castsi256_ps(_mm256_hadd_epi32(sums[2 * i], sums[2 * i + 1])));
             let (even, odd) = (
                 _mm256_shuffle_ps::<0x88>(pairs[0], pairs[1]),
                 _mm256_shuffle_ps::<0xDD>(pairs[0], pairs[1]),
             );
-            // Chunks 0 2 4 6 1 3 5 7.
+            // The order is now chunks 0 2 4 6 1 3 5 7.
             let order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
             let sums = [even, odd];
             halves!(i => {
@@ -115,8 +115,8 @@ impl Products for Avx2 {
         bytes: &[u8; 8],
         powers: &[f64; 8],
     ) -> [__m256d; 2] {
-        // SAFETY: `self` proves that the CPU has these instructions; four bytes and four f64 are
-        // read each time, and need not be aligned.
+        // SAFETY: `self` proves that the CPU has these instructions. `bytes` has the 8 bytes and
+        // `powers` the 64 bytes that are read; they need not be aligned.
         unsafe {
             let integers = _mm256_add_epi32(integers[0], integers[1]);
             let integers = [_mm256_castsi256_si128(integers), _mm256_extracti128_si256::<1>(integers)];
@@ -133,8 +133,8 @@ impl Products for Avx2 {
 
     #[inline(always)]
     fn columns(self, codes: &[u8; TILE]) -> [[__m256i; 2]; 4] {
-        // SAFETY: `self` proves that the CPU has these instructions; eight times 32 bytes are read,
-        // and need not be aligned.
+        // SAFETY: `self` proves that the CPU has these instructions. `codes` has the 256 bytes that
+        // are read; they need not be aligned.
         unsafe {
             let [first, second] = halves!(half => {
                 let [a, b, c, d] =
@@ -160,10 +160,11 @@ impl Products for Avx2 {
 
     #[inline(always)]
     fn lookup(self, codes: &[u8; CHUNK / 2], tables: [&Table; 2]) -> [__m256i; 2] {
-        // SAFETY: `self` proves that the CPU has these instructions; sixteen bytes of codes and the
-        // 32 of each table are read, and need not be aligned.
+        // SAFETY: `self` proves that the CPU has these instructions. `codes` has the 16 bytes and
+        // each table the 32 bytes that are read; they need not be aligned.
         unsafe {
-            // The lower bytes of the entries, then the upper ones; and each of both tables side by side.
+            // Separates low and high bytes of the entries, then puts the bytes of both tables side
+            // by side.
             let tables = halves!(i => {
                 let apart = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15));
                 let table = _mm256_loadu_si256(tables[i].as_ptr().cast());
@@ -172,7 +173,8 @@ impl Products for Avx2 {
             let lower = _mm256_permute2x128_si256::<0x20>(tables[0], tables[1]);
             let upper = _mm256_permute2x128_si256::<0x31>(tables[0], tables[1]);
             let codes = _mm256_broadcastsi128_si256(_mm_loadu_si128(codes.as_ptr().cast()));
-            // Weights of a byte's lower codes are at places 0 and 16 from its word's, those of the others at 8 and 24.
+            // Of each 16 bits, the low codes of the bytes have packed positions 0 and 16, the high
+            // codes 8 and 24.
             let words = halves!(i => {
                 let codes = if i == 0 { codes } else { _mm256_srli_epi16::<4>(codes) };
                 let codes = _mm256_and_si256(codes, _mm256_set1_epi8(15));
@@ -183,7 +185,7 @@ impl Products for Avx2 {
                     _mm256_or_si256(_mm256_srli_epi16::<8>(lower), _mm256_andnot_si256(low_byte, upper)),
                 ]
             });
-            // The first half of what the first table has, and the second of the second's.
+            // Takes the first half from the first table and the second half from the second.
             halves!(i => {
                 let (first, second) = (words[0][i], words[1][i]);
                 let (first, second) = (_mm256_permute4x64_epi64::<0xCC>(first), _mm256_permute4x64_epi64::<0xCC>(second));
@@ -193,15 +195,17 @@ impl Products for Avx2 {
     }
 }
 
-/// Steps of the methods above.
+/// Building blocks of the methods above.
 impl Avx2 {
-    /// A 128th of the weights of eight chunks: their upper words, two of them in each lane, as f32.
+    /// Decodes the low 32 bits per lane of eight chunks to weights divided by 128.
+    ///
+    /// Only the upper half of such an f32 is not 0, so each lane first gets two upper halves.
     #[inline(always)]
     fn fractions_of_half(self, codes: __m256i) -> [__m256; 8] {
         const LOWER: [u8; 16] = bytes_of_fractions(16);
         const UPPER: [u8; 16] = bytes_of_fractions(24);
-        // SAFETY: `self` proves that the CPU has these instructions; a table has the sixteen bytes
-        // that are read.
+        // SAFETY: `self` proves that the CPU has these instructions. Each table has the 16 bytes
+        // that are read; they need not be aligned.
         unsafe {
             let lower = _mm256_broadcastsi128_si256(_mm_loadu_si128(LOWER.as_ptr().cast()));
             let upper = _mm256_broadcastsi128_si256(_mm_loadu_si128(UPPER.as_ptr().cast()));

@@ -1,4 +1,4 @@
-//! Products by AVX-512 F, BW, DQ and VL.
+//! Products of codes by AVX-512 F, BW, DQ and VL.
 
 use std::arch::x86_64::{
     __m512, __m512d, __m512i, _mm_loadl_epi64, _mm_loadu_si128, _mm_shuffle_epi8, _mm256_add_epi32,
@@ -34,16 +34,16 @@ impl Products for Avx512 {
     #[inline(always)]
     fn store_sums(self, sums: __m512d) -> [f64; 8] {
         let mut stored = [0.0; 8];
-        // SAFETY: `self` proves that the CPU has these instructions; eight f64 are the 64 bytes
-        // that are written, and need not be aligned.
+        // SAFETY: `self` proves that the CPU has these instructions. `stored` has the 64 bytes that
+        // are written; they need not be aligned.
         unsafe { _mm512_storeu_pd(stored.as_mut_ptr(), sums) };
         stored
     }
 
     #[inline(always)]
     fn bytes(self, bytes: &[u8; LANES], order: &[u8; LANES]) -> __m512i {
-        // SAFETY: `self` proves that the CPU has these instructions; sixteen bytes are read each
-        // time, and need not be aligned.
+        // SAFETY: `self` proves that the CPU has these instructions. `bytes` and `order` have the
+        // 16 bytes that are read; they need not be aligned.
         unsafe {
             let bytes = _mm_loadu_si128(bytes.as_ptr().cast());
             _mm512_cvtepu8_epi32(_mm_shuffle_epi8(bytes, _mm_loadu_si128(order.as_ptr().cast())))
@@ -58,9 +58,9 @@ impl Products for Avx512 {
 
     #[inline(always)]
     fn quarters(self, codes: &[u8; STEP], by: &DoubledCodes) -> __m512i {
-        // SAFETY: `self` proves that the CPU has these instructions; the table has the sixteen
-        // bytes that are read, and each of `STEP` bytes twice the 64, and so has the surplus
-        // sixteen i32, and need not be aligned.
+        // SAFETY: `self` proves that the CPU has these instructions. `RAISED` has the 16 bytes that
+        // are read. `codes`, `even` and `odd` have two times 64 bytes, `surplus` has 64. None need
+        // be aligned.
         unsafe {
             let table = _mm512_broadcast_i32x4(_mm_loadu_si128(RAISED.as_ptr().cast()));
             let sums = halves!(i => {
@@ -69,12 +69,12 @@ impl Products for Avx512 {
                 let high = _mm512_and_si512(_mm512_srli_epi16::<4>(codes), _mm512_set1_epi8(15));
                 let even = _mm512_loadu_si512(by.even.as_ptr().add(64 * i).cast());
                 let odd = _mm512_loadu_si512(by.odd.as_ptr().add(64 * i).cast());
-                // Of two products, at most 24 · 12 each.
+                // Each sum has two products of at most 24 · 12.
                 let even = _mm512_maddubs_epi16(_mm512_shuffle_epi8(table, low), even);
                 let odd = _mm512_maddubs_epi16(_mm512_shuffle_epi8(table, high), odd);
                 _mm512_madd_epi16(_mm512_add_epi16(even, odd), _mm512_set1_epi16(1))
             });
-            // Each two lanes are a group.
+            // A group has two lanes.
             let first = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 2, 6, 10, 14, 18, 22, 26, 30);
             let second = _mm512_setr_epi32(1, 5, 9, 13, 17, 21, 25, 29, 3, 7, 11, 15, 19, 23, 27, 31);
             let first = _mm512_permutex2var_epi32(sums[0], first, sums[1]);
@@ -96,8 +96,8 @@ impl Products for Avx512 {
 
     #[inline(always)]
     fn add_scaled(self, sums: __m512d, integers: __m512i, bytes: &[u8; 8], powers: &[f64; 8]) -> __m512d {
-        // SAFETY: `self` proves that the CPU has these instructions; eight bytes and eight f64 are
-        // read, and need not be aligned.
+        // SAFETY: `self` proves that the CPU has these instructions. `bytes` has the 8 bytes and
+        // `powers` the 64 bytes that are read; they need not be aligned.
         unsafe {
             let (first, second) =
                 (_mm512_castsi512_si256(integers), _mm512_extracti64x4_epi64::<1>(integers));
@@ -111,8 +111,8 @@ impl Products for Avx512 {
 
     #[inline(always)]
     fn columns(self, codes: &[u8; TILE]) -> [__m512i; 4] {
-        // SAFETY: `self` proves that the CPU has these instructions; four times 64 bytes are read,
-        // and need not be aligned.
+        // SAFETY: `self` proves that the CPU has these instructions. `codes` has the 256 bytes that
+        // are read; they need not be aligned.
         unsafe {
             let [a, b, c, d] = parts!(0 1 2 3; i => _mm512_loadu_si512(codes.as_ptr().add(64 * i).cast()));
             let (low, high) = (_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
@@ -128,8 +128,8 @@ impl Products for Avx512 {
 
     #[inline(always)]
     fn fractions(self, column: __m512i) -> [__m512; 8] {
-        // SAFETY: `self` proves that the CPU has these instructions; the table has the sixteen f32
-        // that are read. Of an index the low four bits count.
+        // SAFETY: `self` proves that the CPU has these instructions. `FRACTIONS` has the 64 bytes
+        // that are read. The permutation ignores all but four bits of an index.
         unsafe {
             let table = _mm512_loadu_ps(FRACTIONS.as_ptr());
             [
@@ -147,9 +147,9 @@ impl Products for Avx512 {
 
     #[inline(always)]
     fn lookup(self, codes: &[u8; CHUNK / 2], tables: [&Table; 2]) -> __m512i {
-        // SAFETY: `self` proves that the CPU has these instructions; the sixteen bytes of the codes
-        // and the 32 of each table are read, and need not be aligned. Of an index five bits count;
-        // the fifth is the table's.
+        // SAFETY: `self` proves that the CPU has these instructions. `codes` has the 16 bytes and
+        // each table the 32 bytes that are read; they need not be aligned. The permutation ignores
+        // all but five bits of an index; the fifth selects the table.
         unsafe {
             let [first, second] = halves!(i => _mm256_loadu_si256(tables[i].as_ptr().cast()));
             let table = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(first), second);

@@ -1,4 +1,4 @@
-//! Products of pairs by AVX-512 BF16.
+//! Products of pairs of bf16 by AVX-512 BF16.
 
 use std::arch::x86_64::{
     __m512, __m512bh, __m512i, _mm512_castsi512_ps, _mm512_dpbf16_ps, _mm512_loadu_si512,
@@ -9,7 +9,8 @@ use std::mem::transmute;
 use super::{FRACTIONS, STEP};
 use crate::cpu::simd::tokens::Avx512Bf16;
 
-/// Each code in bf16, twice: of an index five bits count, and the fifth is another code's.
+/// The bf16 of each code, twice: the permutation takes five bits of an index, and the fifth belongs
+/// to another code.
 const WEIGHTS: [u16; 32] = {
     let mut weights = [0; 32];
     let mut code = 0;
@@ -20,13 +21,13 @@ const WEIGHTS: [u16; 32] = {
     weights
 };
 
-/// Operations on pairs of bf16; the element with the lower index is in the lower bits.
+/// Operations on pairs of bf16. The element with the lower index is in the lower bits.
 impl Avx512Bf16 {
     /// The first four bytes of sixteen groups of eight, and the last four.
     #[inline(always)]
     pub(in crate::cpu) fn halves_of_groups(self, codes: &[u8; STEP]) -> [__m512i; 2] {
-        // SAFETY: `self` proves that the CPU has these instructions; `codes` has the two times 64 bytes
-        // that are read, and need not be aligned.
+        // SAFETY: `self` proves that the CPU has these instructions. `codes` has the 128 bytes that
+        // are read; they need not be aligned.
         unsafe {
             let first = _mm512_loadu_si512(codes.as_ptr().cast());
             let second = _mm512_loadu_si512(codes.as_ptr().add(64).cast());
@@ -39,8 +40,8 @@ impl Avx512Bf16 {
     /// Looks up the weights of the lowest code in each 16 bits.
     #[inline(always)]
     pub(in crate::cpu) fn weights(self, codes: __m512i) -> __m512 {
-        // SAFETY: `self` proves that the CPU has these instructions; the table has the 64 bytes that are
-        // read.
+        // SAFETY: `self` proves that the CPU has these instructions. `WEIGHTS` has the 64 bytes
+        // that are read; they need not be aligned.
         unsafe {
             let table = _mm512_loadu_si512(WEIGHTS.as_ptr().cast());
             _mm512_castsi512_ps(_mm512_permutexvar_epi16(codes, table))
@@ -49,12 +50,12 @@ impl Avx512Bf16 {
 
     /// Adds the products of two pairs in each lane.
     ///
-    /// Either each addition is rounded, or the sum of both products and then its addition. Subnormal numbers
-    /// may count as zeros.
+    /// Rounds either each addition, or the sum of both products and then its addition. Subnormal
+    /// numbers may count as zeros.
     #[inline(always)]
     pub(in crate::cpu) fn add_pairs(self, sums: __m512, a: __m512, b: __m512) -> __m512 {
-        // SAFETY: `self` proves that the CPU has these instructions; both vector types have 64 bytes, and
-        // every bit pattern is valid in either.
+        // SAFETY: `self` proves that the CPU has these instructions. Both vector types have 64
+        // bytes, and every bit pattern is valid in either.
         unsafe {
             let (a, b) = (transmute::<__m512, __m512bh>(a), transmute::<__m512, __m512bh>(b));
             _mm512_dpbf16_ps(sums, a, b)

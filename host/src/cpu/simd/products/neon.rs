@@ -1,4 +1,4 @@
-//! Products by NEON.
+//! Products of codes by NEON.
 
 use std::arch::aarch64::{
     float32x4_t, float64x2_t, int16x8_t, uint8x16x2_t, uint32x4_t, vaddq_f64, vaddq_s32, vandq_u8, vandq_u32,
@@ -28,7 +28,8 @@ impl Products for Neon {
     fn store_sums(self, sums: [float64x2_t; 4]) -> [f64; 8] {
         let mut stored = [0.0; 8];
         for (stored, sums) in stored.as_chunks_mut::<2>().0.iter_mut().zip(sums) {
-            // SAFETY: NEON is part of AArch64; two f64 are the sixteen bytes that are written.
+            // SAFETY: NEON is part of AArch64. `stored` is a chunk of the 16 bytes that are
+            // written.
             unsafe { vst1q_f64(stored.as_mut_ptr(), sums) };
         }
         stored
@@ -36,8 +37,8 @@ impl Products for Neon {
 
     #[inline(always)]
     fn bytes(self, bytes: &[u8; LANES], order: &[u8; LANES]) -> [uint32x4_t; 4] {
-        // SAFETY: NEON is part of AArch64; sixteen bytes are read each time. An index that is too
-        // large, as 255, gives 0.
+        // SAFETY: NEON is part of AArch64. All three arrays have the 16 bytes that are read. An
+        // index that is too large, such as 255, gives 0.
         unsafe {
             let bytes = vqtbl1q_u8(vld1q_u8(bytes.as_ptr()), vld1q_u8(order.as_ptr()));
             quarters!(i => {
@@ -56,7 +57,7 @@ impl Products for Neon {
 
     #[inline(always)]
     fn quarters(self, codes: &[u8; STEP], by: &DoubledCodes) -> [uint32x4_t; 4] {
-        // SAFETY: NEON is part of AArch64; the surplus has four times the four i32 that are read.
+        // SAFETY: NEON is part of AArch64. `surplus` has four times the 16 bytes that are read.
         unsafe {
             let sums = parts!(0 1 2 3 4 5 6 7; i => groups(codes, by, i));
             let even = parts!(0 1 2 3; i => vpaddq_s16(sums[2 * i][0], sums[2 * i + 1][0]));
@@ -98,7 +99,7 @@ impl Products for Neon {
         for (i, scale) in scales.iter_mut().enumerate() {
             *scale = f64::from_bits((u64::from(bytes[i]) + 1023 - 127) << 52) * powers[i];
         }
-        // SAFETY: NEON is part of AArch64; the scales have four times the two f64 that are read.
+        // SAFETY: NEON is part of AArch64. `scales` has four times the 16 bytes that are read.
         unsafe {
             let [a, b, c, d] = quarters!(i => vreinterpretq_s32_u32(integers[i]));
             let (first, second) = (vaddq_s32(a, c), vaddq_s32(b, d));
@@ -114,7 +115,7 @@ impl Products for Neon {
 
     #[inline(always)]
     fn columns(self, codes: &[u8; TILE]) -> [[uint32x4_t; 4]; 4] {
-        // SAFETY: NEON is part of AArch64; sixteen times sixteen bytes are read.
+        // SAFETY: NEON is part of AArch64. `codes` has the 256 bytes that are read.
         unsafe {
             let quarters = quarters!(quarter => {
                 let [a, b, c, d] =
@@ -138,8 +139,8 @@ impl Products for Neon {
     #[inline(always)]
     fn lookup(self, codes: &[u8; CHUNK / 2], tables: [&Table; 2]) -> [uint32x4_t; 4] {
         const OF_TABLE: [u8; 16] = [0, 0, 0, 0, 0, 0, 0, 0, 16, 16, 16, 16, 16, 16, 16, 16];
-        // SAFETY: NEON is part of AArch64; sixteen bytes of codes and of the constant, and the 32
-        // of each table, are read.
+        // SAFETY: NEON is part of AArch64. `codes` and `OF_TABLE` have the 16 bytes and each table
+        // the 32 bytes that are read.
         unsafe {
             let [first, second] = parts!(0 1; i => vld2q_u8(tables[i].as_ptr().cast()));
             let (lower, upper) = (uint8x16x2_t(first.0, second.0), uint8x16x2_t(first.1, second.1));
@@ -158,12 +159,14 @@ impl Products for Neon {
     }
 }
 
-/// The sums of an even group and the next, each in eight parts: at most 24 · 12 · 2, and all eight together
-/// below 2^15.
+/// The sums of an even group and the next one, in eight parts each.
+///
+/// A part is at most 24 · 12 · 2, so eight of them stay below 2^15.
 #[inline(always)]
 fn groups(codes: &[u8; STEP], by: &DoubledCodes, i: usize) -> [int16x8_t; 2] {
     let (codes, even, odd) = (&codes[16 * i..][..16], &by.even[16 * i..][..16], &by.odd[16 * i..][..16]);
-    // SAFETY: NEON is part of AArch64; sixteen bytes are read each time.
+    // SAFETY: NEON is part of AArch64. The three slices were just cut to the 16 bytes that are
+    // read.
     unsafe {
         let table = vld1q_s8(RAISED.as_ptr());
         let codes = vld1q_u8(codes.as_ptr());
@@ -179,7 +182,7 @@ fn groups(codes: &[u8; STEP], by: &DoubledCodes, i: usize) -> [int16x8_t; 2] {
     }
 }
 
-/// Eight f32 as f64.
+/// Widens eight f32 to f64.
 #[inline(always)]
 fn wide([a, b]: [float32x4_t; 2]) -> [float64x2_t; 4] {
     // SAFETY: NEON is part of AArch64.
@@ -193,7 +196,7 @@ fn wide([a, b]: [float32x4_t; 2]) -> [float64x2_t; 4] {
     }
 }
 
-/// The first halves of both, and the second.
+/// The lower 64 bits of both vectors, then the upper 64 bits.
 #[inline(always)]
 fn halves([a, b]: [uint32x4_t; 2]) -> [uint32x4_t; 2] {
     // SAFETY: NEON is part of AArch64.
@@ -203,19 +206,21 @@ fn halves([a, b]: [uint32x4_t; 2]) -> [uint32x4_t; 2] {
     }
 }
 
-/// A 128th of the weights of four chunks: their upper words, two of them in each lane, as f32.
+/// Decodes the low 32 bits per lane of four chunks to weights divided by 128.
+///
+/// Only the upper half of such an f32 is not 0, so each lane first gets two upper halves.
 #[inline(always)]
 fn fractions(codes: uint32x4_t) -> [float32x4_t; 8] {
     const LOWER: [u8; 16] = bytes_of_fractions(16);
     const UPPER: [u8; 16] = bytes_of_fractions(24);
-    // SAFETY: NEON is part of AArch64; a table has the sixteen bytes that are read.
+    // SAFETY: NEON is part of AArch64. Each table has the 16 bytes that are read.
     unsafe {
         let (lower, upper) = (vld1q_u8(LOWER.as_ptr()), vld1q_u8(UPPER.as_ptr()));
         let codes = vreinterpretq_u8_u32(codes);
         let (even, odd) = (vandq_u8(codes, vdupq_n_u8(15)), vshrq_n_u8::<4>(codes));
         let (even_lower, even_upper) = (vqtbl1q_u8(lower, even), vqtbl1q_u8(upper, even));
         let (odd_lower, odd_upper) = (vqtbl1q_u8(lower, odd), vqtbl1q_u8(upper, odd));
-        // Of bytes 0 and 2, then of 1 and 3.
+        // Weights of bytes 0 and 2, then of bytes 1 and 3.
         let words = [
             vtrn1q_u8(even_lower, even_upper),
             vtrn1q_u8(odd_lower, odd_upper),

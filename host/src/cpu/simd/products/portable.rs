@@ -1,4 +1,4 @@
-//! Products of arrays, element by element.
+//! Products of codes in arrays, element by element.
 
 use super::{
     CHUNK, DoubledCodes, FRACTIONS, LANES, Lanes, Products, RAISED, STEP, TILE, Table, chunk_of_lane,

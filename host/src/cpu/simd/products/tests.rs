@@ -1,4 +1,4 @@
-//! Every method of every instruction set's vectors against the same for each element.
+//! Every product method of every instruction set against the same operation on each element.
 
 use microscale_formats::{E2m1x2, dot};
 
@@ -12,7 +12,7 @@ fn bits<V: Vector>(simd: V, bits: V::Bits) -> Lanes<u32> {
     simd.store(simd.number(bits)).map(f32::to_bits)
 }
 
-/// Calls every method and compares it with what it is for each element.
+/// Compares every method with the operation on single elements.
 fn check<V: Products>(simd: V) {
     let mut random = fastrand::Rng::with_seed(7);
     for _ in 0..if cfg!(miri) { 2 } else { 500 } {
@@ -32,7 +32,7 @@ fn check<V: Products>(simd: V) {
         let sum = |i: usize| f64::from(terms[i]) + f64::from(terms[i + 8]);
         assert_eq!(simd.store_sums(sums), std::array::from_fn(sum));
         let bytes: [u8; 8] = std::array::from_fn(|_| random.u8(..255));
-        // Not `powi`, which Miri makes inexact on purpose.
+        // Miri makes `powi` inexact on purpose.
         let power = |exponent: i32| f64::from_bits(((1023 + exponent) as u64) << 52);
         let powers: [f64; 8] = std::array::from_fn(|_| power(random.i32(-129..126)));
         let scaled = |i: usize| {
@@ -115,7 +115,7 @@ fn avx512_bf16_products() {
                 let words = x.map(|[low, high]| f32::from_bits(u32::from(low) | u32::from(high) << 16));
                 let found = simd.store(pairs.add_pairs(simd.splat(0.5), weights, simd.load(&words)));
                 let first = 8 * half + i;
-                // Few bits, so that nothing is rounded.
+                // So few bits that nothing is rounded.
                 let expected: Lanes<f32> = std::array::from_fn(|lane| {
                     let [low, high] = x[lane].map(|bits| f32::from_bits(u32::from(bits) << 16));
                     0.5 + weight(lane, first) * low + weight(lane, first + 4) * high

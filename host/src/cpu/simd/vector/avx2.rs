@@ -1,4 +1,4 @@
-//! Vectors of AVX2 with FMA, in pairs of eight lanes.
+//! Vectors of AVX2 and FMA: two registers of eight lanes.
 
 use std::arch::x86_64::{
     __m256, __m256i, _CMP_LE_OQ, _MM_FROUND_TO_NEAREST_INT, _mm_loadu_si128, _mm_packus_epi16,
@@ -17,10 +17,10 @@ use super::Vector;
 use crate::cpu::simd::tokens::{Avx2, LANES, Lanes, Portable, halves};
 use crate::element::{Dtype, Element};
 
-/// The first eight lanes and the others.
+/// Lanes 0 to 7, and lanes 8 to 15.
 type Pair = [__m256; 2];
 
-/// Their bits.
+/// The same lanes as integers.
 type PairOfBits = [__m256i; 2];
 
 impl Vector for Avx2 {
@@ -28,7 +28,7 @@ impl Vector for Avx2 {
 
     #[inline(always)]
     unsafe fn assume_detected() -> Self {
-        // SAFETY: the caller promises the same.
+        // SAFETY: the caller promises what `new` asks for.
         unsafe { Self::new() }
     }
 
@@ -82,16 +82,16 @@ impl Vector for Avx2 {
 
     #[inline(always)]
     fn load(self, lanes: &Lanes<f32>) -> Pair {
-        // SAFETY: `self` proves that the CPU has these instructions; sixteen f32 are the 64 bytes
-        // that are read, and need not be aligned.
+        // SAFETY: `self` proves that the CPU has these instructions. `lanes` has the 64 bytes that
+        // are read; they need not be aligned.
         unsafe { [_mm256_loadu_ps(lanes.as_ptr()), _mm256_loadu_ps(lanes.as_ptr().add(8))] }
     }
 
     #[inline(always)]
     fn store(self, vector: Pair) -> Lanes<f32> {
         let mut lanes = [0.0; LANES];
-        // SAFETY: `self` proves that the CPU has these instructions; sixteen f32 are the 64 bytes
-        // that are written, and need not be aligned.
+        // SAFETY: `self` proves that the CPU has these instructions. `lanes` has the 64 bytes that
+        // are written; they need not be aligned.
         unsafe {
             _mm256_storeu_ps(lanes.as_mut_ptr(), vector[0]);
             _mm256_storeu_ps(lanes.as_mut_ptr().add(8), vector[1]);
@@ -183,7 +183,7 @@ impl Vector for Avx2 {
                 let (a, b) = (_mm256_castsi256_ps(self.fold_64(a, b)), _mm256_castsi256_ps(self.fold_64(c, d)));
                 let even = _mm256_castps_si256(_mm256_shuffle_ps::<0x88>(a, b));
                 let odd = _mm256_castps_si256(_mm256_shuffle_ps::<0xDD>(a, b));
-                // Lane 4·q + i is half 2·i + q.
+                // Lane 4·q + i holds half 2·i + q.
                 let order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
                 _mm256_permutevar8x32_epi32(_mm256_max_epu32(even, odd), order)
             }
@@ -207,15 +207,14 @@ impl Vector for Avx2 {
 
     #[inline(always)]
     fn f32_to_f16(self, numbers: Pair) -> PairOfBits {
-        // SAFETY: `self` proves that the CPU has these instructions; where AVX2 is used, F16C was
-        // detected too.
+        // SAFETY: `self` proves that the CPU has these instructions.
         halves!(i => unsafe { _mm256_cvtepu16_epi32(_mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(numbers[i])) })
     }
 
     #[inline(always)]
     fn f16_to_f32(self, bits: PairOfBits) -> Pair {
-        // SAFETY: `self` proves that the CPU has these instructions. Halfwords below 2^15 are
-        // packed as they are.
+        // SAFETY: `self` proves that the CPU has these instructions. Saturation changes no f16
+        // below 2^15.
         unsafe {
             let halfwords = _mm256_permute4x64_epi64::<0xD8>(_mm256_packus_epi32(bits[0], bits[1]));
             let halves = [_mm256_castsi256_si128(halfwords), _mm256_extracti128_si256::<1>(halfwords)];
@@ -228,11 +227,11 @@ impl Vector for Avx2 {
         if T::DTYPE != Dtype::F16 || !N.is_multiple_of(8) {
             return Portable.widen_block(block);
         }
-        // The compiler does not find the instruction for f16 by itself.
+        // The compiler does not find the f16 instruction by itself.
         let mut wide = [0.0; N];
         for (wide, values) in wide.as_chunks_mut::<8>().0.iter_mut().zip(block.as_chunks::<8>().0) {
-            // SAFETY: `self` proves that the CPU has these instructions; `values` has the 16 bytes that are
-            // read, `wide` the 32 bytes that are written, and neither need be aligned.
+            // SAFETY: `self` proves that the CPU has these instructions. `values` has the 16 bytes
+            // that are read and `wide` the 32 bytes that are written; neither need be aligned.
             unsafe {
                 let halves = _mm_loadu_si128(values.as_ptr().cast());
                 _mm256_storeu_ps(wide.as_mut_ptr(), _mm256_cvtph_ps(halves));
@@ -245,8 +244,8 @@ impl Vector for Avx2 {
     fn low_bytes(self, bits: PairOfBits) -> Lanes<u8> {
         let [low, high] = self.and(bits, self.splat_bits(0xFF));
         let mut bytes = [0; LANES];
-        // SAFETY: `self` proves that the CPU has these instructions; sixteen bytes are written, and
-        // need not be aligned.
+        // SAFETY: `self` proves that the CPU has these instructions. `bytes` has the 16 bytes that
+        // are written; they need not be aligned.
         unsafe {
             let halfwords = _mm256_permute4x64_epi64::<0xD8>(_mm256_packus_epi32(low, high));
             let packed =
@@ -283,7 +282,7 @@ impl Vector for Avx2 {
     }
 }
 
-/// Steps of the methods above.
+/// Building blocks of the methods above.
 impl Avx2 {
     /// The lanes with an even index.
     #[inline(always)]
@@ -292,21 +291,21 @@ impl Avx2 {
         self.in_order(unsafe { _mm256_shuffle_ps::<0x88>(low, high) })
     }
 
-    /// The other lanes.
+    /// The lanes with an odd index.
     #[inline(always)]
     fn odd(self, [low, high]: Pair) -> __m256 {
         // SAFETY: `self` proves that the CPU has these instructions.
         self.in_order(unsafe { _mm256_shuffle_ps::<0xDD>(low, high) })
     }
 
-    /// Its 64-bit parts 0, 2, 1, 3.
+    /// Reorders the 64-bit parts to 0, 2, 1, 3.
     #[inline(always)]
     fn in_order(self, mixed: __m256) -> __m256 {
         // SAFETY: `self` proves that the CPU has these instructions.
         unsafe { _mm256_castpd_ps(_mm256_permute4x64_pd::<0xD8>(_mm256_castps_pd(mixed))) }
     }
 
-    /// The larger ones of the two halves, those of a first.
+    /// The maxima of the two 128-bit halves of `a`, then of `b`.
     #[inline(always)]
     fn fold_128(self, a: __m256i, b: __m256i) -> __m256i {
         // SAFETY: `self` proves that the CPU has these instructions.
@@ -315,7 +314,7 @@ impl Avx2 {
         }
     }
 
-    /// The larger ones of the two halves of each 128 bits, those of a first.
+    /// The maxima of the two halves of each 128 bits of `a`, interleaved with those of `b`.
     #[inline(always)]
     fn fold_64(self, a: __m256i, b: __m256i) -> __m256i {
         // SAFETY: `self` proves that the CPU has these instructions.

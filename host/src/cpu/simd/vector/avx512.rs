@@ -1,4 +1,4 @@
-//! Vectors of AVX-512 F and DQ.
+//! Vectors of AVX-512 F and DQ: one register of sixteen lanes.
 
 use std::arch::x86_64::{
     __m512, __m512i, _CMP_LE_OQ, _MM_FROUND_TO_NEAREST_INT, _mm_storeu_si128, _mm512_add_epi32,
@@ -21,7 +21,7 @@ impl Vector for Avx512 {
 
     #[inline(always)]
     unsafe fn assume_detected() -> Self {
-        // SAFETY: the caller promises the same.
+        // SAFETY: the caller promises what `new` asks for.
         unsafe { Self::new() }
     }
 
@@ -75,16 +75,16 @@ impl Vector for Avx512 {
 
     #[inline(always)]
     fn load(self, lanes: &Lanes<f32>) -> __m512 {
-        // SAFETY: `self` proves that the CPU has these instructions; sixteen f32 are the 64 bytes
-        // that are read, and need not be aligned.
+        // SAFETY: `self` proves that the CPU has these instructions. `lanes` has the 64 bytes that
+        // are read; they need not be aligned.
         unsafe { _mm512_loadu_ps(lanes.as_ptr()) }
     }
 
     #[inline(always)]
     fn store(self, vector: __m512) -> Lanes<f32> {
         let mut lanes = [0.0; LANES];
-        // SAFETY: `self` proves that the CPU has these instructions; sixteen f32 are the 64 bytes
-        // that are written, and need not be aligned.
+        // SAFETY: `self` proves that the CPU has these instructions. `lanes` has the 64 bytes that
+        // are written; they need not be aligned.
         unsafe { _mm512_storeu_ps(lanes.as_mut_ptr(), vector) };
         lanes
     }
@@ -143,8 +143,8 @@ impl Vector for Avx512 {
 
     #[inline(always)]
     fn min_magnitude(self, a: __m512, b: __m512) -> __m512 {
-        // SAFETY: `self` proves that the CPU has these instructions. AVX-512 DQ was detected too.
-        // 0b1010: the smaller magnitude, without its sign.
+        // SAFETY: `self` proves that the CPU has these instructions. 0b1010 selects the smaller
+        // magnitude and clears its sign.
         unsafe { _mm512_range_ps::<0b1010>(a, b) }
     }
 
@@ -182,7 +182,7 @@ impl Vector for Avx512 {
             let (a, b) = (_mm512_castsi512_ps(self.fold_64(a, b)), _mm512_castsi512_ps(self.fold_64(c, d)));
             let even = _mm512_castps_si512(_mm512_shuffle_ps::<0x88>(a, b));
             let odd = _mm512_castps_si512(_mm512_shuffle_ps::<0xDD>(a, b));
-            // Lane 4·q + i is half 4·i + q.
+            // Lane 4·q + i holds half 4·i + q.
             let order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
             _mm512_permutexvar_epi32(order, _mm512_max_epu32(even, odd))
         }
@@ -220,8 +220,8 @@ impl Vector for Avx512 {
     #[inline(always)]
     fn low_bytes(self, bits: __m512i) -> Lanes<u8> {
         let mut bytes = [0; LANES];
-        // SAFETY: `self` proves that the CPU has these instructions; sixteen bytes are written, and
-        // need not be aligned.
+        // SAFETY: `self` proves that the CPU has these instructions. `bytes` has the 16 bytes that
+        // are written; they need not be aligned.
         unsafe { _mm_storeu_si128(bytes.as_mut_ptr().cast(), _mm512_cvtepi32_epi8(bits)) };
         bytes
     }
@@ -245,16 +245,16 @@ impl Vector for Avx512 {
     }
 }
 
-/// Steps of the methods above.
+/// Building blocks of the methods above.
 impl Avx512 {
-    /// The larger ones of the two quarters of 128 bits of each half, those of a first.
+    /// The maxima of the two 128-bit quarters of each half of `a`, then of `b`.
     #[inline(always)]
     fn fold_128(self, a: __m512i, b: __m512i) -> __m512i {
         // SAFETY: `self` proves that the CPU has these instructions.
         unsafe { _mm512_max_epu32(_mm512_shuffle_i64x2::<0x88>(a, b), _mm512_shuffle_i64x2::<0xDD>(a, b)) }
     }
 
-    /// The larger ones of the two halves of each 128 bits, those of a first.
+    /// The maxima of the two halves of each 128 bits of `a`, interleaved with those of `b`.
     #[inline(always)]
     fn fold_64(self, a: __m512i, b: __m512i) -> __m512i {
         // SAFETY: `self` proves that the CPU has these instructions.

@@ -1,4 +1,4 @@
-//! Vectors of NEON, which every AArch64 has: four of 128 bits.
+//! Vectors of NEON: four registers of four lanes.
 
 use std::arch::aarch64::{
     float32x4_t, uint32x4_t, vaddq_f32, vaddq_u32, vaddvq_u32, vandq_u32, vbicq_u32, vbslq_f32, vcgtq_f32,
@@ -60,7 +60,7 @@ impl Vector for Neon {
         unsafe { quarters!(i => vfmsq_f32(c[i], a[i], b[i])) }
     }
 
-    // The instructions for it have another idea of NaN and of −0.
+    // The minimum and maximum instructions treat NaN and −0 differently.
     #[inline(always)]
     fn min(self, a: Four, b: Four) -> Four {
         // SAFETY: NEON is part of AArch64.
@@ -75,7 +75,7 @@ impl Vector for Neon {
 
     #[inline(always)]
     fn load(self, lanes: &Lanes<f32>) -> Four {
-        // SAFETY: NEON is part of AArch64; four f32 are the sixteen bytes that are read, and need
+        // SAFETY: NEON is part of AArch64. Each quarter has the 16 bytes that are read; they need
         // not be aligned.
         unsafe {
             let quarters = lanes.as_chunks::<4>().0;
@@ -85,7 +85,7 @@ impl Vector for Neon {
 
     #[inline(always)]
     fn store(self, vector: Four) -> Lanes<f32> {
-        // SAFETY: NEON is part of AArch64; four f32 are the sixteen bytes that are written, and
+        // SAFETY: NEON is part of AArch64. Each quarter has the 16 bytes that are written; they
         // need not be aligned.
         unsafe {
             let mut lanes = [0.0; LANES];
@@ -225,7 +225,8 @@ impl Vector for Neon {
 
     #[inline(always)]
     fn low_bytes(self, bits: FourOfBits) -> Lanes<u8> {
-        // SAFETY: NEON is part of AArch64; sixteen bytes are written, and need not be aligned.
+        // SAFETY: NEON is part of AArch64. `bytes` has the 16 bytes that are written; they need not
+        // be aligned.
         unsafe {
             let [a, b, c, d] = quarters!(i => vreinterpretq_u16_u32(bits[i]));
             let low = [vreinterpretq_u8_u16(vuzp1q_u16(a, b)), vreinterpretq_u8_u16(vuzp1q_u16(c, d))];
@@ -259,14 +260,14 @@ impl Vector for Neon {
     }
 }
 
-/// 1, 2, 4, 8
+/// 1, 2, 4, 8: the mask bit of each lane.
 #[inline(always)]
 fn lane_bits() -> uint32x4_t {
-    // SAFETY: NEON is part of AArch64; four u32 are the sixteen bytes that are read.
+    // SAFETY: NEON is part of AArch64. The array has the 16 bytes that are read.
     unsafe { vld1q_u32([1, 2, 4, 8].as_ptr()) }
 }
 
-/// A bit for each lane that has ones.
+/// Gathers one bit per lane: 1 if the lane has ones.
 #[inline(always)]
 fn mask(lanes: FourOfBits) -> u16 {
     // SAFETY: NEON is part of AArch64.

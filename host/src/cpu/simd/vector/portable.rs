@@ -1,12 +1,11 @@
-//! Vectors as arrays, which the compiler turns into the vectors that every CPU of the architecture has: SSE2
-//! on x86-64, NEON on AArch64.
+//! Vectors as arrays, which the compiler turns into SSE2 on x86-64 and NEON on AArch64.
 
 use super::Vector;
 use crate::cpu::simd::tokens::{LANES, Lanes, Portable};
 use crate::element::Element;
 use half::f16;
 
-/// An array of a value for each lane, made in a loop, for the compiler sees vectors in loops.
+/// An array with one value per lane, filled by a loop, because the compiler vectorizes loops.
 macro_rules! lanes {
     ($lane:ident => $value:expr) => {{
         let mut lanes = [Default::default(); LANES];

@@ -1,11 +1,11 @@
-//! Every method of every instruction set's vectors against the same for each element.
+//! Every vector method of every instruction set against the same operation on each element.
 
 use super::*;
 use crate::cpu::simd::Portable;
 #[cfg(target_arch = "x86_64")]
 use crate::cpu::simd::{Avx2, Avx512};
 
-/// Numbers of all magnitudes and signs.
+/// Random numbers of many magnitudes and both signs.
 fn numbers(random: &mut fastrand::Rng) -> Lanes<f32> {
     std::array::from_fn(|_| {
         let exponent = random.i32(-20..20);
@@ -13,7 +13,7 @@ fn numbers(random: &mut fastrand::Rng) -> Lanes<f32> {
     })
 }
 
-/// Calls every method and compares it with f32's own.
+/// Compares every method with the operation of f32 or u32.
 fn check<V: Vector>(simd: V) {
     let mut random = fastrand::Rng::with_seed(7);
     for round in 0..if cfg!(miri) { 2 } else { 1000 } {
