@@ -1,5 +1,4 @@
-//! Blocks: one at a time, by the reference or by loops that the compiler vectorizes; matrices cut into runs
-//! of them; and their output.
+//! Blocks: quantizing one, cutting matrices into runs of them, and counting events.
 
 pub(super) mod output;
 pub(super) mod partition;

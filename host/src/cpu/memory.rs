@@ -1,4 +1,4 @@
-//! Memory: software prefetch, and stores that bypass the caches.
+//! Software prefetch, and stores that bypass the caches.
 
 pub(super) mod prefetch;
 pub(super) mod streaming_stores;

@@ -1,4 +1,4 @@
-//! Plain rounding: the loop that a piece goes through, by its format and dtype.
+//! Plain rounding: chooses the loop for a run of blocks by format, dtype and rule for −0.
 
 pub(super) mod groups;
 pub(super) mod params;
@@ -21,7 +21,7 @@ use crate::cpu::simd::Vector;
 use crate::element::{Dtype, Element};
 use crate::scheme::NonFinite;
 
-/// Contiguous blocks, the last of which may not be whole, on their way.
+/// A run of blocks that is being quantized. The last block may be partial.
 struct Run<'a, T> {
     values: &'a [T],
     policy: NonFinite,
@@ -29,7 +29,7 @@ struct Run<'a, T> {
     tally: Tally,
 }
 
-/// Quantizes a piece. What the loops must not ask for each element is a type here.
+/// Quantizes a run. Each choice becomes a type, so that loops do not branch on it.
 #[inline(always)]
 pub(super) fn quantize<T: Element, V: Vector>(
     simd: V,
@@ -82,7 +82,7 @@ impl<T: Element> Run<'_, T> {
         let halfwords = T::DTYPE != Dtype::F32;
         let divided = &Nvfp4Groups::<true> { quantizer, factors, thresholds };
         let multiplied = &Nvfp4Groups::<false> { quantizer, factors, thresholds };
-        // Halfwords are compared, however thresholds were found.
+        // 16-bit values are compared with thresholds, even if thresholds come from divisions.
         match (quantizer.negative_zero(), factors.divides && !halfwords) {
             (NegativeZero::Keep, false) if halfwords => self.in_groups::<V, _, N, KEEP>(simd, multiplied),
             (NegativeZero::DropInput, false) if halfwords => {
@@ -113,7 +113,7 @@ impl<T: Element> Run<'_, T> {
         groups::quantize::<T, V, G, N, SIGNS>(simd, values, format, *policy, codes, scales, tally);
     }
 
-    /// A block at a time.
+    /// Quantizes one block at a time.
     #[inline(always)]
     fn one_by_one<V: Vector, B: VectorizedFormat<N>, const N: usize>(&mut self, simd: V, format: &B) {
         let codes = self.output.codes.chunks_exact_mut(self.output.block_bytes());

@@ -1,24 +1,24 @@
-//! Cutting matrices into pieces, runs of blocks that follow each other in memory, for tasks and loops.
+//! Cuts matrices into runs of blocks that are contiguous in memory.
 
 use crate::shape::Shape;
 
-/// Blocks that one task handles: about 128 KiB of 16-bit input, which a core's second-level cache holds.
+/// Blocks per task: about 128 KiB of 16-bit input, which fits the L2 cache of a core.
 pub(in crate::cpu) const TASK_BLOCKS: usize = 2048;
 
-/// A matrix as a sequence of blocks, handed out in pieces that are contiguous in memory.
+/// A matrix as a sequence of blocks, which [`Self::runs`] cuts into contiguous runs.
 pub(in crate::cpu) struct Partition {
     shape: Shape,
     pub(in crate::cpu) block: usize,
     blocks_per_row: usize,
 }
 
-/// Part of a row, or of several rows without gaps and padding between them.
+/// A run of blocks: part of a row, or several rows without gaps and padding.
 pub(in crate::cpu) struct Run {
-    /// The first element's offset in the slice.
+    /// The offset of the first element in the slice.
     pub(in crate::cpu) start: usize,
     /// Elements.
     pub(in crate::cpu) len: usize,
-    /// Blocks, the last of which may be padded.
+    /// Blocks. The last one may be padded.
     pub(in crate::cpu) blocks: usize,
 }
 
@@ -28,17 +28,17 @@ impl Partition {
         Self::by_row(if flat { Shape::new(1, shape.elements()) } else { shape }, block)
     }
 
-    /// The same, in pieces that never reach over a row's end.
+    /// Cuts at the end of each row, even if rows have no gaps.
     pub(in crate::cpu) fn by_row(shape: Shape, block: usize) -> Self {
         Self { shape, block, blocks_per_row: shape.cols.div_ceil(block) }
     }
 
-    /// All blocks.
+    /// Blocks of the whole matrix.
     pub(in crate::cpu) fn blocks(&self) -> usize {
         self.shape.rows * self.blocks_per_row
     }
 
-    /// The pieces of blocks `first .. first + count`.
+    /// The runs of blocks `first .. first + count`.
     pub(in crate::cpu) fn runs(&self, first: usize, count: usize) -> impl Iterator<Item = Run> {
         let (mut next, end) = (first, first + count);
         std::iter::from_fn(move || {

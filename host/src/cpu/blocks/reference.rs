@@ -1,4 +1,4 @@
-//! The definition of each format's blocks, behind one trait.
+//! The reference implementation of each format's blocks.
 
 use std::marker::PhantomData;
 
@@ -7,9 +7,9 @@ use microscale_formats::{BlockEvents, ScaleRule, mx};
 
 use crate::element::Element;
 
-/// A format's blocks of `N` elements, by their definition.
+/// A format with blocks of `N` elements.
 pub(in crate::cpu) trait BlockFormat<const N: usize> {
-    /// Quantizes a block to its scale byte and codes. See `microscale_formats`.
+    /// Quantizes a block by the reference. Returns its scale byte.
     fn quantize_block<T: Element>(&self, values: &[f32; N], codes: &mut [u8]) -> (u8, BlockEvents);
 }
 
@@ -31,7 +31,7 @@ impl BlockFormat<{ nvfp4::BLOCK }> for Quantizer {
     }
 }
 
-/// An MX format's arithmetic.
+/// An MX format: an element type and its arithmetic.
 pub(in crate::cpu) struct Mx<E> {
     pub(in crate::cpu) arithmetic: mx::Arithmetic,
     element: PhantomData<E>,

@@ -1,4 +1,4 @@
-//! Counts of the CPU paths, and the treatment of blocks that hold NaN or infinities.
+//! The slow path: blocks with NaN or infinities, and blocks that vector code does not support.
 
 use microscale_formats::block;
 
@@ -7,7 +7,8 @@ use super::tally::Tally;
 use crate::element::Element;
 use crate::scheme::NonFinite;
 
-/// Quantizes one block by the definition, after the policy for non-finite values. Returns the scale byte.
+/// Quantizes one block by the reference, after the policy for non-finite values. Returns the scale
+/// byte.
 #[inline(never)]
 pub(in crate::cpu) fn quantize_block<T: Element, const N: usize>(
     block: &[T; N],
@@ -26,7 +27,7 @@ pub(in crate::cpu) fn quantize_block<T: Element, const N: usize>(
     scale
 }
 
-/// Counts what is not finite in a block, and replaces it if the policy wants that.
+/// Counts the non-finite values of a block, and replaces them if the policy says so.
 #[cold]
 pub(in crate::cpu) fn replace_non_finite<T: Element, const N: usize>(
     values: [f32; N],
@@ -41,8 +42,9 @@ pub(in crate::cpu) fn replace_non_finite<T: Element, const N: usize>(
     }
 }
 
-/// Block `i` of a piece, as it lies in memory; a last block that is not whole is copied to `padded`, which
-/// holds zeros.
+/// Block `i` of a run, in place if it is whole.
+///
+/// A partial last block is copied to `padded`, which must hold zeros.
 #[inline(always)]
 pub(in crate::cpu) fn block_at<'a, T: Element, const N: usize>(
     values: &'a [T],

@@ -1,5 +1,6 @@
-//! The block arithmetic over all lanes of a block at once, without branches on the data, so that the compiler
-//! turns each loop into a few vector instructions of whatever instruction set the caller is an instance for.
+//! One block at a time, in loops without branches on the data.
+//!
+//! The compiler turns each loop into vector instructions of the instance that calls it.
 
 use microscale_formats::nvfp4::{self, Quantizer, Scaling};
 use microscale_formats::{BlockEvents, E2m1, E4m3, E8m0, NegativeZero, Ties, e2m1, mx};
@@ -7,15 +8,15 @@ use microscale_formats::{BlockEvents, E2m1, E4m3, E8m0, NegativeZero, Ties, e2m1
 use super::reference::{BlockFormat, Mx};
 use crate::element::Element;
 
-/// A format's blocks, as vector code does them: the scale first, then all codes.
+/// A format whose blocks are quantized in two loops: first the scale, then all codes.
 pub(in crate::cpu) trait VectorizedFormat<const N: usize>: BlockFormat<N> {
-    /// The operation that scales elements: a factor, or a divisor.
+    /// The operation that scales elements: multiply by a factor, or divide by a divisor.
     type Scaling: Copy;
 
-    /// A block's scale byte for the bits of its finite amax.
+    /// Chooses the scale byte of a block with a finite amax.
     fn scale<T: Element>(&self, amax_bits: u32) -> (u8, Self::Scaling, BlockEvents);
 
-    /// The scaling of elements under another scale, and the events in the block.
+    /// The scaling and the events of a block under another scale byte.
     fn rescale<T: Element>(&self, amax_bits: u32, byte: u8) -> (Self::Scaling, BlockEvents);
 
     /// Encodes and packs a block of finite values.
@@ -26,7 +27,7 @@ pub(in crate::cpu) const EVEN: u8 = 0;
 pub(in crate::cpu) const AWAY: u8 = 1;
 pub(in crate::cpu) const ZERO: u8 = 2;
 
-/// MXFP4 with a rule of ties, and with −0 kept or not.
+/// MXFP4, compiled for a rule of ties, and for −0 kept or not.
 pub(in crate::cpu) struct Mxfp4<const TIES: u8, const KEEP: bool>(pub(in crate::cpu) Mx<E2m1>);
 
 impl<const TIES: u8, const KEEP: bool> BlockFormat<{ mx::BLOCK }> for Mxfp4<TIES, KEEP> {
@@ -61,7 +62,7 @@ impl<const TIES: u8, const KEEP: bool> VectorizedFormat<{ mx::BLOCK }> for Mxfp4
     }
 }
 
-/// The MX formats in general; MXFP8 as it stands.
+/// Every MX format. MXFP8 has no faster version.
 impl<E: mx::Element> VectorizedFormat<{ mx::BLOCK }> for Mx<E> {
     type Scaling = f32;
 
@@ -92,7 +93,7 @@ impl<E: mx::Element> VectorizedFormat<{ mx::BLOCK }> for Mx<E> {
     }
 }
 
-/// NVFP4, with −0 kept or not.
+/// NVFP4, compiled for −0 kept or not.
 pub(in crate::cpu) struct Nvfp4<const KEEP: bool>(pub(in crate::cpu) Quantizer);
 
 impl<const KEEP: bool> BlockFormat<{ nvfp4::BLOCK }> for Nvfp4<KEEP> {
@@ -139,8 +140,7 @@ impl<const KEEP: bool> VectorizedFormat<{ nvfp4::BLOCK }> for Nvfp4<KEEP> {
         }
         let mut nibbles = [0u8; nvfp4::BLOCK];
         for ((nibble, value), scaled) in nibbles.iter_mut().zip(wide).zip(scaled) {
-            // A global scale that is given may leave elements far above 6; the identity needs them below
-            // 2^20.
+            // A given global scale may scale elements far above 6. The identity holds up to 2^20.
             let magnitude = f32::from_bits(scaled.to_bits() & 0x7FFF_FFFF);
             let code = magnitude_code::<EVEN>(if magnitude < 8.0 { magnitude } else { 8.0 });
             *nibble = with_sign::<KEEP>(code, *value, self.0.negative_zero());
@@ -149,8 +149,9 @@ impl<const KEEP: bool> VectorizedFormat<{ nvfp4::BLOCK }> for Nvfp4<KEEP> {
     }
 }
 
-/// The code of a scaled magnitude. Only ties to even have the three-term identity; the others count
-/// midpoints.
+/// Encodes a scaled magnitude.
+///
+/// Only ties to even have the identity of three terms. The other rules count midpoints.
 #[inline(always)]
 fn magnitude_code<const TIES: u8>(a: f32) -> u32 {
     match TIES {
@@ -160,7 +161,7 @@ fn magnitude_code<const TIES: u8>(a: f32) -> u32 {
     }
 }
 
-/// A magnitude's code with the sign of its value, zeros as wanted.
+/// Adds the sign of the value to a code, and applies the rule for −0.
 #[inline(always)]
 fn with_sign<const KEEP: bool>(code: u32, value: f32, negative_zero: NegativeZero) -> u8 {
     let mut sign = value.to_bits() >> 28 & 8;
@@ -173,11 +174,11 @@ fn with_sign<const KEEP: bool>(code: u32, value: f32, negative_zero: NegativeZer
     (code | sign) as u8
 }
 
-/// Packs codes, two a byte.
+/// Packs codes, two per byte.
 #[inline(always)]
 fn pack<const N: usize>(nibbles: &[u8; N], codes: &mut [u8]) {
     for (byte, pair) in codes.iter_mut().zip(nibbles.as_chunks::<2>().0) {
-        // Both nibbles in one halfword: the shift brings the upper one down beside the lower.
+        // Shifting the halfword by 4 puts the upper code next to the lower one.
         let pair = u16::from_le_bytes(*pair);
         *byte = (pair | pair >> 4) as u8;
     }

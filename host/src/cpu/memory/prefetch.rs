@@ -1,13 +1,14 @@
-//! Asking for memory before it is read. Processors read ahead by themselves, but not past a page.
+//! Software prefetch. Hardware prefetchers stop at the end of a page.
 
-/// Asks for some bytes from an address on, which need not be anybody's.
+/// Prefetches `bytes` bytes from an address on. The address may be invalid.
 #[inline(always)]
 pub(in crate::cpu) fn prefetch(start: *const u8, bytes: usize) {
     #[cfg(target_arch = "x86_64")]
     {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
         for line in (0..bytes).step_by(64) {
-            // SAFETY: prefetching is no access and cannot fail, whatever the address.
+            // SAFETY: SSE is part of x86-64, and a prefetch accesses no memory and faults at no
+            // address.
             unsafe { _mm_prefetch::<_MM_HINT_T0>(start.cast::<i8>().wrapping_add(line)) };
         }
     }
@@ -15,7 +16,7 @@ pub(in crate::cpu) fn prefetch(start: *const u8, bytes: usize) {
     let _ = (start, bytes);
 }
 
-/// Asks for what comes after these values, as much as they are.
+/// Prefetches the memory that follows these values, of the same size.
 #[inline(always)]
 pub(in crate::cpu) fn prefetch_following<T>(values: &[T]) {
     prefetch(values.as_ptr_range().end.cast(), size_of_val(values));

@@ -1,25 +1,30 @@
-//! Writing past the caches, for output too large for them: memory is not read first, and nothing else is
-//! driven out.
+//! Streaming stores, for output larger than the caches.
+//!
+//! They do not read the memory first, and they evict nothing.
 
-/// Outputs from this many bytes on are written past the caches: more than most have, and what reads such an
-/// output begins at its other end.
+/// The size in bytes from which outputs bypass the caches.
+///
+/// Most last-level caches hold less. A later reader starts at the beginning of the output, which
+/// the caches would have evicted by then.
 pub(in crate::cpu) const FROM: usize = 32 << 20;
 
-/// Copies, past the caches where the processor can. Before another thread may read, [`finish`] is called.
+/// Copies with streaming stores where the CPU has them.
+///
+/// Call [`finish`] before another thread reads the copy.
 #[inline(always)]
 pub(in crate::cpu) fn copy(from: &[u8], to: &mut [u8]) {
     assert_eq!(from.len(), to.len(), "a copy of the same length");
     #[cfg(target_arch = "x86_64")]
     {
         use std::arch::x86_64::{__m128i, _mm_loadu_si128};
-        // SAFETY: any sixteen bytes are a vector of sixteen bytes.
+        // SAFETY: every bit pattern of sixteen bytes is a valid `__m128i`.
         let (head, vectors, tail) = unsafe { to.align_to_mut::<__m128i>() };
         let (from_head, rest) = from.split_at(head.len());
         let (from_vectors, from_tail) = rest.as_chunks::<16>();
         head.copy_from_slice(from_head);
         for (from, to) in from_vectors.iter().zip(vectors) {
-            // SAFETY: SSE2 is part of x86-64; sixteen bytes are read without a demand on alignment, and
-            // written where `align_to_mut` has aligned them.
+            // SAFETY: SSE2 is part of x86-64. `from` has the 16 bytes that are read; they need not
+            // be aligned. `align_to_mut` aligned `to`.
             unsafe { write(to, _mm_loadu_si128(from.as_ptr().cast())) };
         }
         tail.copy_from_slice(from_tail);
@@ -28,12 +33,15 @@ pub(in crate::cpu) fn copy(from: &[u8], to: &mut [u8]) {
     to.copy_from_slice(from);
 }
 
+/// Stores sixteen bytes past the caches.
+///
 /// # Safety
-/// `to` is valid for writes and aligned.
+/// `to` is valid for writes and aligned to 16 bytes.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
 unsafe fn write(to: *mut std::arch::x86_64::__m128i, vector: std::arch::x86_64::__m128i) {
-    // SAFETY: as the caller promises; SSE2 is part of x86-64. Miri has only the other instruction.
+    // SAFETY: the caller promises that `to` is valid and aligned, and SSE2 is part of x86-64. Miri
+    // does not implement the streaming store.
     unsafe {
         #[cfg(not(miri))]
         std::arch::x86_64::_mm_stream_si128(to, vector);
@@ -42,12 +50,12 @@ unsafe fn write(to: *mut std::arch::x86_64::__m128i, vector: std::arch::x86_64::
     }
 }
 
-/// Ends a thread's copies: what follows is seen after them.
+/// Orders this thread's streaming stores before everything that follows.
 #[inline(always)]
 pub(in crate::cpu) fn finish() {
-    // Miri, which does not have the instruction, has no need of it.
+    // Miri does not implement the fence, and needs none after ordinary stores.
     #[cfg(all(target_arch = "x86_64", not(miri)))]
-    // SAFETY: SSE, which has the instruction, is part of x86-64.
+    // SAFETY: SSE is part of x86-64.
     unsafe {
         std::arch::x86_64::_mm_sfence();
     }

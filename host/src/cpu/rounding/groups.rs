@@ -1,5 +1,7 @@
-//! Plain rounding sixteen blocks at a time: a group. The scales of all are worked out together, a lane a
-//! block; then the codes, of 16-bit values by comparing ([`halfwords`]), of f32 by arithmetic ([`floats`]).
+//! Plain rounding of sixteen blocks at a time, which are a group.
+//!
+//! First come the scales of all blocks, one lane per block. Then come the codes: [`halfwords`]
+//! compares 16-bit values with thresholds, [`floats`] computes on f32.
 
 mod floats;
 pub(super) mod format;
@@ -19,8 +21,10 @@ use crate::cpu::simd::{LANES, Vector};
 use crate::element::{Dtype, Element};
 use crate::scheme::NonFinite;
 
-/// Quantizes a piece in windows of whole groups. Its parts are arguments of their own: of these the compiler
-/// knows that they do not overlap, of the fields of a structure it does not, and loads factors again.
+/// Quantizes a run in windows of whole groups.
+///
+/// Slices are separate arguments, not fields of a struct: the compiler knows that arguments do not
+/// alias, and need not reload factors.
 #[inline(always)]
 pub(in crate::cpu) fn quantize<T: Element, V: Vector, G: GroupFormat<N>, const N: usize, const SIGNS: u8>(
     simd: V,
@@ -50,7 +54,7 @@ pub(in crate::cpu) fn quantize<T: Element, V: Vector, G: GroupFormat<N>, const N
         };
         window.quantize::<V, G, N, SIGNS>(simd, groups, non_finite, tally);
     }
-    // The rest, as a group with zeros after it.
+    // Pads the remaining blocks to a group with zeros.
     let scales = &mut scales[whole * LANES..];
     if !scales.is_empty() {
         let (values, codes) = (&values[whole * group..], &mut codes[whole * group_codes..]);
@@ -72,9 +76,9 @@ pub(in crate::cpu) fn quantize<T: Element, V: Vector, G: GroupFormat<N>, const N
 /// Elements of the largest group.
 const MOST: usize = LANES * mx::BLOCK;
 
-/// Whole groups, with where they go to.
+/// Whole groups, with their output.
 struct Window<'a, T> {
-    /// The offset of the first value in its piece.
+    /// Offset of the first value in the run.
     offset: usize,
     values: &'a [T],
     codes: &'a mut [u8],
@@ -82,8 +86,9 @@ struct Window<'a, T> {
 }
 
 impl<T: Element> Window<'_, T> {
-    /// All scales first, then the codes, so that neither waits for the other; and at last the groups that
-    /// were left.
+    /// Quantizes a window: all scales, then all codes, then the groups that need the slow path.
+    ///
+    /// Scales and codes are separate loops so that neither waits for the other.
     #[inline(always)]
     fn quantize<V: Vector, G: GroupFormat<N>, const N: usize, const SIGNS: u8>(
         self,
@@ -125,7 +130,7 @@ impl<T: Element> Window<'_, T> {
         }
     }
 
-    /// Quantizes the groups whose bits are set, block by block.
+    /// Quantizes the groups whose bits are set, by the reference.
     #[cold]
     #[inline(never)]
     fn slow_path<const N: usize>(
@@ -145,7 +150,7 @@ impl<T: Element> Window<'_, T> {
     }
 }
 
-/// The bits of the largest magnitude of a piece: those of a NaN or an infinity if it has one.
+/// The bits of a run's largest magnitude. NaN and infinities count as the largest.
 #[inline(always)]
 pub(in crate::cpu) fn amax_bits<T: Element, V: Vector>(simd: V, values: &[T]) -> u32 {
     match T::DTYPE {

@@ -1,4 +1,4 @@
-//! The rule that loops over blocks follow: a recipe with the tensor's global scale put in.
+//! The parameters of quantizing: a recipe, combined with the tensor's global scale.
 
 use std::sync::Arc;
 
@@ -14,26 +14,26 @@ use crate::element::{Dtype, Element};
 use crate::recipe::Recipe;
 use crate::scheme::{Global, NonFinite, Scheme};
 
-/// The rule by which blocks are quantized.
+/// The parameters of quantizing a run of blocks.
 #[derive(Clone)]
 pub(in crate::cpu) struct QuantizeParams {
     pub(in crate::cpu) format: FormatParams,
-    /// E2M1's, for values of 16 bits.
+    /// The thresholds of E2M1, for 16-bit values.
     pub(in crate::cpu) thresholds: Arc<Thresholds>,
     pub(in crate::cpu) non_finite: NonFinite,
-    /// If scales are searched.
+    /// Present if scales are searched.
     pub(in crate::cpu) searching: Option<Box<SearchParams>>,
 }
 
-/// The search for scales.
+/// The parameters of a search for scales.
 #[derive(Clone)]
 pub(in crate::cpu) struct SearchParams {
     pub(in crate::cpu) search: Search,
-    /// NVFP4's, worked out once.
+    /// The factors of NVFP4, computed once.
     pub(in crate::cpu) factors: ScaleFactors,
 }
 
-/// The factors of NVFP4's codes, for each scale byte.
+/// The factor of NVFP4 codes under each scale byte.
 #[derive(Clone)]
 pub(in crate::cpu) struct ScaleFactors([f32; 128]);
 
@@ -61,13 +61,14 @@ pub(in crate::cpu) enum FormatParams {
     Mxfp4(Mx<E2m1>),
     Mxfp8E4m3(Mx<E4m3>),
     Mxfp8E5m2(Mx<E5m2>),
-    /// NVFP4's arithmetic, with the factors that follow from it.
+    /// NVFP4, with the factors of each scale byte.
     Nvfp4(Quantizer, Box<Nvfp4Factors>),
 }
 
 impl FormatParams {
-    /// That of a recipe for values of a dtype, and the global scale to store. `computed` gives the one that
-    /// an arithmetic takes from the tensor.
+    /// The arithmetic of a recipe, and the global scale to store.
+    ///
+    /// `computed` returns the global scale that the arithmetic derives from the tensor.
     pub(in crate::cpu) fn of(
         recipe: &Recipe,
         dtype: Dtype,
@@ -92,7 +93,7 @@ impl FormatParams {
         }
     }
 
-    /// The thresholds that 16-bit values are compared with.
+    /// The thresholds with which 16-bit values are compared.
     #[inline(always)]
     pub(in crate::cpu) fn thresholds<T: Element, V: Vector>(&self, simd: V) -> Arc<Thresholds> {
         match self {
@@ -104,8 +105,7 @@ impl FormatParams {
 }
 
 impl QuantizeParams {
-    /// The rule of a recipe: its arithmetic, what 16-bit values are compared with for that, and the tensor's
-    /// global scale.
+    /// Combines a recipe with its arithmetic, its thresholds and the tensor's global scale.
     pub(in crate::cpu) fn new(
         recipe: &Recipe,
         format: FormatParams,

@@ -1,8 +1,8 @@
-//! The thresholds of 16-bit values: the largest magnitude that gets a code of E2M1, for each scale byte.
+//! Thresholds of 16-bit values: per scale byte, the largest magnitude that gets each E2M1 code.
 //!
-//! Scaling and rounding never let a larger magnitude have a smaller code. So the codes that a scale gives to
-//! all 32,768 magnitudes of a dtype are known by seven of these, found here by asking the definitions of
-//! scaling and rounding, and quantizing is comparing.
+//! Scaling and rounding are monotonic: a larger magnitude never gets a smaller code. So seven
+//! thresholds determine the codes of all 32,768 magnitudes of a dtype under a scale. This module
+//! finds them by evaluating scaling and rounding. Quantizing then only compares.
 
 use std::sync::{Arc, OnceLock};
 
@@ -13,17 +13,17 @@ use crate::cpu::simd::halfwords::Row;
 use crate::cpu::simd::{LANES, Lanes, Vector};
 use crate::element::{Dtype, Element, halfword_from_f32, halfword_to_f32};
 
-/// A row of thresholds for each scale byte. Those of NaN are of no use.
+/// One row of thresholds per scale byte. Rows of NaN are unused.
 pub(in crate::cpu) struct Thresholds([Row; 256]);
 
 impl Thresholds {
-    /// The thresholds of f32, which has none.
+    /// The thresholds of f32: unused.
     pub(in crate::cpu) fn none() -> Arc<Self> {
         static NONE: OnceLock<Arc<Thresholds>> = OnceLock::new();
         NONE.get_or_init(|| Arc::new(Self([Row::default(); 256]))).clone()
     }
 
-    /// MXFP4's, by the vectors of an instruction set.
+    /// The thresholds of MXFP4, computed once per dtype and rule of ties.
     #[inline(always)]
     pub(in crate::cpu) fn mxfp4<T: Element, V: Vector>(simd: V, ties: Ties) -> Arc<Self> {
         static ALL: [[OnceLock<Arc<Thresholds>>; 3]; 2] = [const { [const { OnceLock::new() }; 3] }; 2];
@@ -40,21 +40,21 @@ impl Thresholds {
             let scale = E8m0::from_bits(byte);
             (units[usize::from(byte)], operands[usize::from(byte)]) = (scale.to_f32(), scale.reciprocal());
         }
-        // Not by `get_or_init`: a closure is compiled without an instruction set's features.
+        // `get_or_init` would not do: closures are compiled without the instance's instruction set.
         let new = Arc::new(Self(rows::<T, V, false>(simd, ties, &units, &operands)));
-        // If another thread was faster, it has the same.
+        // If another thread was first, it stored the same value.
         let _ = known.set(new.clone());
         new
     }
 
-    /// NVFP4's, under a tensor's global scale.
+    /// The thresholds of NVFP4 under a tensor's global scale.
     #[inline(always)]
     pub(in crate::cpu) fn nvfp4<T: Element, V: Vector>(simd: V, quantizer: &Quantizer) -> Arc<Self> {
         if T::DTYPE == Dtype::F32 {
             return Self::none();
         }
         let (mut units, mut operands, mut divides) = ([1.0; 256], [1.0; 256], false);
-        // A block's scale has no sign and is no NaN.
+        // The scale of a block has no sign and is not NaN.
         for byte in 0..E4m3::NAN.to_bits() {
             let (unit, operand) = (&mut units[usize::from(byte)], &mut operands[usize::from(byte)]);
             match quantizer.scaling(E4m3::from_bits(byte)) {
@@ -69,15 +69,17 @@ impl Thresholds {
         }))
     }
 
-    /// The thresholds of a scale.
+    /// The thresholds under a scale byte.
     #[inline(always)]
     pub(in crate::cpu) fn row(&self, byte: u8) -> &Row {
         &self.0[usize::from(byte)]
     }
 }
 
-/// The thresholds from the factors or divisors of elements under each scale, and the size of a unit then,
-/// about.
+/// Finds the thresholds of all scales.
+///
+/// `operands` has each scale's factor or divisor, `units` the approximate magnitude that scales to
+/// 1.
 #[inline(always)]
 fn rows<T: Element, V: Vector, const DIVIDES: bool>(
     simd: V,
@@ -102,8 +104,9 @@ fn rows<T: Element, V: Vector, const DIVIDES: bool>(
     rows
 }
 
-/// The bits of the last magnitude that has a code or a smaller one, under sixteen scales; and which of them
-/// are wrong, a bit each.
+/// The largest magnitude whose code is at most `code`, for sixteen scales.
+///
+/// The second result has a bit for each scale whose magnitude is wrong.
 #[inline(always)]
 fn last_magnitudes<T: Element, V: Vector, const DIVIDES: bool>(
     simd: V,
@@ -112,7 +115,7 @@ fn last_magnitudes<T: Element, V: Vector, const DIVIDES: bool>(
     units: V::Number,
     operands: V::Number,
 ) -> (Lanes<u32>, u16) {
-    // Counts how many of the three magnitudes around a guess have the code.
+    // Counts how many of the three magnitudes around an estimate have the code.
     let guess = simd.narrow::<T>(simd.mul(units, simd.splat(e2m1::MIDPOINTS[code])));
     let mut next = simd.add_bits(simd.max_bits(guess, simd.splat_bits(2)), simd.splat_bits(u32::MAX));
     let mut last = simd.add_bits(next, simd.splat_bits(u32::MAX));
@@ -128,7 +131,7 @@ fn last_magnitudes<T: Element, V: Vector, const DIVIDES: bool>(
     (simd.store(simd.number(last)).map(f32::to_bits), !right)
 }
 
-/// Compares magnitudes: a bit for each, 1 if its code is larger.
+/// Bit `i` is set if magnitude `i` gets a code above `code`.
 #[inline(always)]
 fn exceeds<T: Element, V: Vector, const DIVIDES: bool>(
     simd: V,
@@ -144,7 +147,7 @@ fn exceeds<T: Element, V: Vector, const DIVIDES: bool>(
     if ties_pass { simd.at_most(midpoint, scaled) } else { !simd.at_most(scaled, midpoint) }
 }
 
-/// Finds those that are wrong, one magnitude after another.
+/// Corrects the wrong thresholds, one magnitude at a time.
 #[cold]
 #[inline(never)]
 fn scan<T: Element, const DIVIDES: bool>(
@@ -181,11 +184,11 @@ mod tests {
     use super::*;
     use crate::cpu::simd::Portable;
 
-    /// The code of every magnitude by its thresholds is that by the definition, under every scale.
+    /// Compares the codes of all magnitudes under all scales with the reference.
     fn check<T: Element>(thresholds: &Thresholds, scales: u8, code: impl Fn(u8, f32) -> u8) {
         for scale in 0..scales {
             let row = thresholds.row(scale);
-            // In order, so that each magnitude is looked at once.
+            // Ascending order visits each magnitude once.
             let mut expected = 0;
             for bits in 0..0x7C00 {
                 let x = halfword_to_f32::<T>(bits);
@@ -209,7 +212,8 @@ mod tests {
             for global in [1.0, 24436.363, 1e-30, 3e35] {
                 let quantizer = Quantizer::new(arithmetic, global);
                 let thresholds = Thresholds::nvfp4::<T, Portable>(Portable, &quantizer);
-                // Scale 0 makes NaN of zeros in some of them; it is only used where all is zero.
+                // Under scale 0, some rules turn zeros into NaN. Only blocks of zeros get that
+                // scale.
                 check::<T>(&thresholds, 0x7F, |scale, x| {
                     let code = quantizer.encode(x, quantizer.scaling(E4m3::from_bits(scale)));
                     if x == 0.0 { 0 } else { code & 7 }

@@ -1,4 +1,4 @@
-//! Groups of f32, by arithmetic on vectors: even and odd elements apart, for a byte has the codes of one of
+//! Groups of f32. Even and odd elements are in separate vectors, because a byte has one code of
 //! each.
 
 use microscale_formats::e2m1;
@@ -7,23 +7,23 @@ use super::format::{DROP_INPUT, Factors, GroupFormat, KEEP};
 use super::windows::{four_streams, prefetch_next_window};
 use crate::cpu::simd::{LANES, Vector, arithmetic};
 
-/// Elements that two vectors hold: of one block of MXFP4 or two of NVFP4.
+/// Elements of two vectors: one block of MXFP4 or two of NVFP4.
 const PAIRS: usize = 2 * LANES;
 
-/// Elements with an even index, and the others.
+/// Splits into elements with even and odd index.
 #[inline(always)]
 fn pairs<V: Vector>(simd: V, values: &[f32; PAIRS]) -> (V::Number, V::Number) {
     let halves = values.as_chunks::<LANES>().0;
     simd.deinterleave(simd.load(&halves[0]), simd.load(&halves[1]))
 }
 
-/// The bits of magnitudes.
+/// Clears the sign bits.
 #[inline(always)]
 fn magnitudes<V: Vector>(simd: V, x: V::Number) -> V::Bits {
     simd.and(simd.bits(x), simd.splat_bits(0x7FFF_FFFF))
 }
 
-/// The magnitudes of two vectors, the larger ones of each two.
+/// The larger magnitude of the elements `i` and `i + 16`.
 #[inline(always)]
 fn larger<V: Vector>(simd: V, values: &[f32; PAIRS]) -> V::Bits {
     let halves = values.as_chunks::<LANES>().0;
@@ -56,7 +56,7 @@ pub(in crate::cpu) fn amax_bits<V: Vector>(simd: V, values: &[f32]) -> u32 {
     most
 }
 
-/// The amax of each block of a group; it is not finite where an element is not.
+/// The amax of each block of a group. NaN or infinite if an element is.
 #[inline(always)]
 pub(in crate::cpu) fn amax<V: Vector, const N: usize>(simd: V, group: &[f32]) -> V::Number {
     let mut halves = [simd.splat_bits(0); LANES / 2];
@@ -72,7 +72,7 @@ pub(in crate::cpu) fn amax<V: Vector, const N: usize>(simd: V, group: &[f32]) ->
     simd.number(simd.max_of_halves(&halves))
 }
 
-/// The codes of groups whose blocks have these scales.
+/// Encodes groups under the scales of their blocks.
 #[inline(always)]
 pub(in crate::cpu) fn encode<V: Vector, G: GroupFormat<N>, const N: usize, const SIGNS: u8>(
     simd: V,
@@ -85,13 +85,13 @@ pub(in crate::cpu) fn encode<V: Vector, G: GroupFormat<N>, const N: usize, const
     let chunks = values.as_chunks::<PAIRS>().0.iter().zip(codes.as_chunks_mut::<LANES>().0);
     for ((chunk, codes), scales) in chunks.zip(scales.chunks_exact(PAIRS / N)) {
         prefetch_next_window(chunk);
-        // The blocks of the two halves.
+        // The factors of the first and second half; MXFP4 has one block in both.
         let factors = groups.factors(simd, [scales[0], scales[PAIRS / N - 1]]);
         let (even, odd) = pairs(simd, chunk);
         let (even, even_signs) = code::<V, SIGNS>(simd, even, &factors);
         let (odd, odd_signs) = code::<V, SIGNS>(simd, odd, &factors);
         let magnitudes = simd.or(even, simd.shift_left(odd, 4));
-        // The odd one's sign is in bit 31 and the even one's brought to bit 27.
+        // The sign of the odd element is in bit 31; the sign of the even one moves to bit 27.
         let bit_31 = simd.splat_bits(0x8000_0000);
         let signs = simd.select_bits(bit_31, odd_signs, simd.shift_right(even_signs, 4));
         let signs = simd.and(simd.shift_right(signs, 24), simd.splat_bits(0x88));
@@ -99,7 +99,7 @@ pub(in crate::cpu) fn encode<V: Vector, G: GroupFormat<N>, const N: usize, const
     }
 }
 
-/// The magnitudes of the codes in the low three bits, below zeros, and bits that begin with the codes' signs.
+/// Encodes elements. Returns the magnitude codes in the low three bits, and the signs in bit 31.
 #[inline(always)]
 fn code<V: Vector, const SIGNS: u8>(
     simd: V,
@@ -110,9 +110,9 @@ fn code<V: Vector, const SIGNS: u8>(
         None => simd.mul(x, factors.y),
         Some([z, d]) => arithmetic::quotient(simd, x, [factors.y, z], d),
     };
-    // Values above 6 have the code of 6, and the identity holds up to there.
+    // Magnitudes above 6 get the code of 6, and the identity holds up to 6.
     let code = arithmetic::magnitude_codes_even(simd, simd.min_magnitude(scaled, simd.splat(e2m1::MAX)));
-    // -0 + 0 is 0; all else stays as it is.
+    // Adding 0 turns −0 into 0 and changes nothing else.
     let signs = if SIGNS == KEEP { x } else { simd.add(x, simd.splat(0.0)) };
     (simd.bits(code), simd.bits(signs))
 }

@@ -1,4 +1,4 @@
-//! The trait of formats that are quantized in groups: their scales, factors and thresholds.
+//! The trait of formats that are quantized in groups.
 
 use microscale_formats::NegativeZero;
 
@@ -8,19 +8,21 @@ use crate::cpu::rounding::thresholds::Thresholds;
 use crate::cpu::simd::{Lanes, Vector};
 use crate::element::Element;
 
-/// Factors of two blocks, one in each half of a vector: what elements are multiplied with, or divided by as
-/// `nvfp4::quotient` does it.
+/// Factors of two blocks, one per half of a vector.
+///
+/// Elements are multiplied by them, or divided as by `nvfp4::quotient`.
 #[derive(Clone, Copy)]
 pub(in crate::cpu) struct Factors<N> {
     pub(in crate::cpu) y: N,
-    /// The rest of the reciprocal and the divisor, for a quotient.
+    /// For a quotient: the low part of the reciprocal, and the divisor.
     pub(in crate::cpu) rest: Option<[N; 2]>,
 }
 
-/// A format's blocks, in groups.
+/// A format that is quantized in groups of sixteen blocks.
 pub(in crate::cpu) trait GroupFormat<const N: usize>: BlockFormat<N> {
-    /// Writes the scale byte of each block of a group with these finite amaxes, and adds what happens in
-    /// them. Returns false, having done neither, if the group is not for this.
+    /// Writes the scale byte of each block of a group, given finite amaxes, and counts the events.
+    ///
+    /// Returns false, and writes and counts nothing, if the group needs the slow path.
     fn scales<T: Element, V: Vector>(
         &self,
         simd: V,
@@ -29,14 +31,14 @@ pub(in crate::cpu) trait GroupFormat<const N: usize>: BlockFormat<N> {
         tally: &mut Tally,
     ) -> bool;
 
-    /// The factors of f32 in blocks with these scales.
+    /// The factors of f32 elements in blocks with these scale bytes.
     fn factors<V: Vector>(&self, simd: V, bytes: [u8; 2]) -> Factors<V::Number>;
 
-    /// The thresholds that 16-bit values are compared with.
+    /// The thresholds with which 16-bit values are compared.
     fn thresholds(&self) -> &Thresholds;
 }
 
-/// The treatments of −0, for which loops are compiled apart; each is `NegativeZero as u8`.
+/// The rules for −0, as constants: loops are compiled for each.
 pub(in crate::cpu) const KEEP: u8 = NegativeZero::Keep as u8;
 pub(in crate::cpu) const DROP_INPUT: u8 = NegativeZero::DropInput as u8;
 pub(in crate::cpu) const DROP: u8 = NegativeZero::Drop as u8;

@@ -1,4 +1,4 @@
-//! The codes of groups of 16-bit values, by comparing them with thresholds.
+//! Groups of 16-bit values, encoded by comparing with thresholds.
 
 use super::format::{DROP, DROP_INPUT, FORCE, KEEP};
 use super::windows::{four_streams, prefetch_next_window};
@@ -7,7 +7,7 @@ use crate::cpu::simd::halfwords::{HALFWORDS, HalfwordVector, Halfwords};
 use crate::cpu::simd::{LANES, Vector};
 use crate::element::{Element, halfword_to_f32};
 
-/// The bits of the largest magnitude.
+/// The bits of the largest magnitude, widened to f32.
 #[inline(always)]
 pub(in crate::cpu) fn amax_bits<T: Element, V: HalfwordVector>(simd: V, values: &[u16]) -> u32 {
     let (chunks, rest) = values.as_chunks::<HALFWORDS>();
@@ -30,7 +30,7 @@ pub(in crate::cpu) fn amax_bits<T: Element, V: HalfwordVector>(simd: V, values: 
     halfword_to_f32::<T>(most).to_bits()
 }
 
-/// The amax of each block of a group; it is not finite where an element is not.
+/// The amax of each block of a group. NaN or infinite if an element is.
 #[inline(always)]
 pub(in crate::cpu) fn amax<T: Element, V: Vector, const N: usize>(simd: V, group: &[T]) -> V::Number {
     let (chunks, _) = bytemuck::cast_slice::<T, u16>(group).as_chunks::<HALFWORDS>();
@@ -45,7 +45,7 @@ pub(in crate::cpu) fn amax<T: Element, V: Vector, const N: usize>(simd: V, group
     simd.widen::<T>(simd.max_halfwords_of_halves(&halves))
 }
 
-/// The codes of groups whose blocks have these scales.
+/// Encodes groups under the scales of their blocks.
 #[inline(always)]
 pub(in crate::cpu) fn encode<V: HalfwordVector, const N: usize, const SIGNS: u8>(
     simd: V,
@@ -73,7 +73,7 @@ pub(in crate::cpu) fn encode<V: HalfwordVector, const N: usize, const SIGNS: u8>
     }
 }
 
-/// Codes with their signs.
+/// Encodes values, with signs.
 #[inline(always)]
 fn nibbles_of<V: HalfwordVector, const SIGNS: u8>(
     simd: V,

@@ -1,4 +1,4 @@
-//! MXFP4's scales for sixteen blocks at a time, a lane a block.
+//! The scales of MXFP4 for sixteen blocks at a time, one lane per block.
 
 use microscale_formats::{BlockEvents, E2m1, E8m0, mx};
 
@@ -9,7 +9,7 @@ use crate::cpu::rounding::thresholds::Thresholds;
 use crate::cpu::simd::{Lanes, Vector};
 use crate::element::Element;
 
-/// MXFP4, for f32 with ties to even.
+/// MXFP4 in groups: 16-bit values, and f32 with ties to even.
 pub(in crate::cpu) struct Mxfp4Groups<'a> {
     pub(in crate::cpu) mx: Mx<E2m1>,
     pub(in crate::cpu) thresholds: &'a Thresholds,
@@ -32,12 +32,12 @@ impl GroupFormat<{ mx::BLOCK }> for Mxfp4Groups<'_> {
     ) -> bool {
         let arithmetic = &self.mx.arithmetic;
         let addend = arithmetic.scale_rule.mantissa_addend::<E2m1>();
-        // The rounded exponents, the scales, and the clipped blocks, as `mx` has them.
+        // Rounds exponents and derives scales and clipping as `mx` does.
         let largest_exponent = <E2m1 as mx::Element>::LARGEST_EXPONENT;
         let exponents = simd.shift_right(simd.add_bits(simd.bits(amax), simd.splat_bits(addend)), 23);
         let unclamped = simd.max_bits(exponents, simd.splat_bits(largest_exponent));
         *bytes = simd.low_bytes(simd.add_bits(unclamped, simd.splat_bits(largest_exponent.wrapping_neg())));
-        // Only so small an amax, or zero, can want a smaller scale than there is.
+        // Only zero and amaxes below this bound may want a scale below the smallest.
         if simd.at_most(amax, simd.splat(E8m0::MIN.to_f32() * 8.0)) != 0 {
             for amax in simd.store(amax) {
                 let exponent = mx::rounded_exponent(amax.to_bits(), addend);

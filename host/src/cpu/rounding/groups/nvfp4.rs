@@ -1,4 +1,4 @@
-//! NVFP4's scales for sixteen blocks at a time, a lane a block, and its factors for each scale byte.
+//! The scales of NVFP4 for sixteen blocks at a time, one lane per block, and its factors.
 
 use std::marker::PhantomData;
 
@@ -13,25 +13,26 @@ use crate::cpu::rounding::thresholds::Thresholds;
 use crate::cpu::simd::{Lanes, Scalars, Vector};
 use crate::element::{Dtype, Element};
 
-/// NVFP4's factors for each scale byte, under a tensor's global scale: what elements are multiplied with, or
-/// divided by as [`nvfp4::quotient`] does it.
+/// The factors of each scale byte under a tensor's global scale.
+///
+/// Elements are multiplied by them, or divided as by [`nvfp4::quotient`].
 #[derive(Clone)]
 pub(in crate::cpu) struct Nvfp4Factors {
-    /// The factor, or one over the divisor.
+    /// The factor, or the reciprocal of the divisor.
     y: [f32; 128],
-    /// The rest that `y` leaves of one over the divisor.
+    /// The reciprocal minus `y`, for one more step of precision.
     z: [f32; 128],
     divisor: [f32; 128],
     /// True if elements are divided.
     pub(in crate::cpu) divides: bool,
     /// The scale byte of blocks of zeros.
     scale_of_zero: u8,
-    /// The limits that the kernels have too.
+    /// The ranges in which the fast arithmetic is exact. GPU kernels use the same.
     plan: NvPlan,
 }
 
 impl Nvfp4Factors {
-    /// Values of 16 bits have no use for factors, and get none.
+    /// Computes the factors. 16-bit values use thresholds instead, and get no factors.
     pub(in crate::cpu) fn new(quantizer: &nvfp4::Quantizer, global_scale: f32, dtype: Dtype) -> Self {
         let plan = NvPlan::new(*quantizer.arithmetic(), global_scale);
         let [mut y, mut z, mut divisor] = [[0.0; 128]; 3];
@@ -53,7 +54,7 @@ impl Nvfp4Factors {
 /// The smallest normal f16.
 const F16_NORMAL: f32 = 1.0 / 16384.0;
 
-/// NVFP4 with its factors at hand.
+/// NVFP4 with its factors and thresholds.
 pub(in crate::cpu) struct Nvfp4Groups<'a, const DIVIDES: bool> {
     pub(in crate::cpu) quantizer: &'a nvfp4::Quantizer,
     pub(in crate::cpu) factors: &'a Nvfp4Factors,
@@ -82,7 +83,7 @@ impl<const DIVIDES: bool> GroupFormat<{ nvfp4::BLOCK }> for Nvfp4Groups<'_, DIVI
         let (quantizer, plan) = (self.quantizer, &self.factors.plan);
         let zeros = simd.at_most(amax, simd.splat(0.0));
         if T::DTYPE == Dtype::F32 {
-            // The arithmetic of quotients needs amaxes in this range.
+            // Quotients are exact only for amaxes in this range.
             let (least, most) = (simd.splat(power_of_two(-NV_FAR)), simd.splat(power_of_two(NV_FAR)));
             let near = simd.at_most(least, amax) & simd.at_most(amax, most);
             if plan.usual == 0 || near | zeros != u16::MAX {
@@ -90,19 +91,19 @@ impl<const DIVIDES: bool> GroupFormat<{ nvfp4::BLOCK }> for Nvfp4Groups<'_, DIVI
             }
         }
         let wanted = quantizer.wanted_scale_by(amax, Steps(simd, PhantomData::<T>));
-        // Nothing happens in a block with a normal scale within rounding of the wanted one; nor in blocks of
-        // zeros.
-        let mut usual = simd.at_most(simd.splat(plan.least_usual), wanted)
+        // A block of zeros has no event. Neither has a block whose wanted scale is in the normal
+        // range of E4M3.
+        let mut in_range = simd.at_most(simd.splat(plan.least_usual), wanted)
             & simd.at_most(wanted, simd.splat(nvfp4::LARGEST_UNSATURATED));
         if T::DTYPE == Dtype::F16 {
-            // A sixth that is a subnormal f16 was rounded more coarsely than that.
-            usual &= simd.at_most(simd.splat(8.0 * F16_NORMAL), amax);
+            // If a sixth of the amax is a subnormal f16, its rounding error is larger.
+            in_range &= simd.at_most(simd.splat(8.0 * F16_NORMAL), amax);
         }
-        if usual | zeros != u16::MAX {
+        if in_range | zeros != u16::MAX {
             slow_scales(quantizer, &simd.store(amax), &simd.store(wanted), bytes, tally);
             return true;
         }
-        // A normal E4M3: the bits of the f32, rounded to fewer.
+        // Rounds the f32 bits to a normal E4M3.
         let dropped = f32::MANTISSA_DIGITS - 1 - E4m3::MANTISSA_BITS;
         let bits = simd.bits(wanted);
         let odd = simd.and(simd.shift_right(bits, dropped), simd.splat_bits(1));
@@ -128,7 +129,7 @@ impl<const DIVIDES: bool> GroupFormat<{ nvfp4::BLOCK }> for Nvfp4Groups<'_, DIVI
     }
 }
 
-/// The steps to blocks' scales, of vectors and a dtype.
+/// The operations of `wanted_scale_by` on vectors, with roundings to dtype `T`.
 struct Steps<T, V>(V, PhantomData<T>);
 
 impl<T: Element, V: Vector> ScaleSteps<V::Number> for Steps<T, V> {
@@ -148,7 +149,7 @@ impl<T: Element, V: Vector> ScaleSteps<V::Number> for Steps<T, V> {
     }
 }
 
-/// The scales of any blocks, and what happens in them.
+/// Chooses scales one at a time, with all checks, and counts the events.
 #[inline(never)]
 fn slow_scales(
     quantizer: &nvfp4::Quantizer,

@@ -1,23 +1,24 @@
-//! Reading a piece: a window after another, in several places in turn, each asked for before it is
-//! needed.
+//! The order in which a run is read: window after window, from two streams in turn, with prefetch.
 
 use crate::cpu::memory::prefetch::prefetch;
 
-/// Bytes of the values of a window: they stay in the first-level cache from the scales to the codes.
+/// Bytes of a window's values. They stay in the L1 cache between scales and codes.
 pub(in crate::cpu) const WINDOW: usize = 2048;
 
-/// Places of a piece that are worked at in turn, a window each: processors read ahead in each, and there is
-/// more time for it.
+/// Streams of windows that a run is read from in turn.
+///
+/// The hardware prefetches each of them, and has twice the time for it.
 pub(in crate::cpu) const STREAMS: usize = 2;
 
-/// Asks for the memory of the window after this one.
+/// Prefetches the memory at the same offset in the next window.
 #[inline(always)]
-pub(in crate::cpu) fn prefetch_next_window<T>(behind: &T) {
-    prefetch(std::ptr::from_ref(behind).cast::<u8>().wrapping_add(WINDOW), size_of::<T>());
+pub(in crate::cpu) fn prefetch_next_window<T>(value: &T) {
+    prefetch(std::ptr::from_ref(value).cast::<u8>().wrapping_add(WINDOW), size_of::<T>());
 }
 
-/// Four parts of as many chunks, side by side, and what is left. Memory is read at four places at once, as
-/// [`STREAMS`] says.
+/// Splits chunks into four parts of equal length, read side by side, and a remainder.
+///
+/// Memory is read as four streams, see [`STREAMS`].
 #[inline(always)]
 pub(in crate::cpu) fn four_streams<C>(chunks: &[C]) -> (impl Iterator<Item = [&C; 4]>, &[C]) {
     let part = chunks.len() / 4;
