@@ -1,4 +1,4 @@
-//! The amax of a matrix on the CPU: its largest finite magnitude, spread over rayon's threads.
+//! The amax of a matrix on the CPU: the largest finite magnitude, in tasks for rayon's threads.
 
 use rayon::prelude::*;
 
@@ -10,29 +10,30 @@ use crate::elements::{Elements, by_dtype};
 use crate::error::Result;
 use crate::shape::{MatrixShape, Shape, Strided};
 
-/// Elements that are looked at again together if there is a NaN or an infinity, and one by one if it is among
-/// them.
+/// Elements per part. Only parts with NaN or infinities are read again, element by element.
 const PART: usize = 1 << 12;
 
-/// The largest magnitude of the matrix that `shape` describes in `values`, on the CPU: one read.
+/// The largest magnitude of the matrix that `shape` describes in `values`, on the CPU.
 ///
 /// # Errors
-/// If the slice does not hold the shape, those that [`quantize`](super::quantize()) has for it.
+///
+/// If the slice does not hold the shape, the errors of [`quantize`](super::quantize()).
 pub fn amax<T: Element>(values: &[T], shape: impl Into<MatrixShape>) -> Result<Amax> {
     amax_with(Isa::best(), values, shape)
 }
 
-/// [`amax`] on a chosen instruction set: for tests and comparisons.
+/// [`amax`] with a given instruction set, for tests and comparisons.
 ///
 /// # Errors
-/// Those of [`amax`].
+///
+/// The errors of [`amax`].
 pub fn amax_with<T: Element>(isa: Isa, values: &[T], shape: impl Into<MatrixShape>) -> Result<Amax> {
     let shape = shape.into();
     shape.check(values.len())?;
     Ok(amax_of_matrix(isa, Elements::of(values), &shape.simplified()))
 }
 
-/// [`amax`] of values that were found to hold their shape, which is simplified.
+/// [`amax`] of values that are checked to hold their simplified shape.
 pub(super) fn amax_of_matrix(isa: Isa, values: Elements<'_>, shape: &MatrixShape) -> Amax {
     match shape {
         MatrixShape::Rows(shape) => amax_of(isa, values, *shape),
@@ -40,7 +41,7 @@ pub(super) fn amax_of_matrix(isa: Isa, values: Elements<'_>, shape: &MatrixShape
     }
 }
 
-/// The largest magnitude of rows.
+/// The amax of contiguous rows.
 fn amax_of(isa: Isa, values: Elements<'_>, shape: Shape) -> Amax {
     if shape.is_empty() {
         return Amax::default();
@@ -64,7 +65,7 @@ fn amax_of(isa: Isa, values: Elements<'_>, shape: Shape) -> Amax {
     })
 }
 
-/// The largest magnitude of a matrix that its slice holds, in the order of memory.
+/// The amax of a strided matrix, read in the order of memory.
 fn amax_of_strided<T: Element>(isa: Isa, values: &[T], strided: &Strided) -> Amax {
     const PIECE: usize = 1 << 16;
     if strided.is_empty() {
@@ -96,7 +97,7 @@ fn amax_of_strided<T: Element>(isa: Isa, values: &[T], strided: &Strided) -> Ama
     (0..n * middle * partition).into_par_iter().map(one).reduce(Amax::default, plus)
 }
 
-/// The amax of elements that follow each other.
+/// The amax of contiguous elements.
 fn amax_of_part(isa: Isa, values: Elements<'_>) -> Amax {
     let most = f32::from_bits(isa.amax_bits(values));
     if most.is_finite() {

@@ -1,4 +1,4 @@
-//! Formats that are computed by their definition alone, block after block: those for comparison.
+//! Formats for comparison. They have only a reference implementation, one block at a time.
 
 use microscale_formats::ScaleLayout;
 use microscale_formats::comparison::{ComparisonFormat, Definition};
@@ -11,8 +11,10 @@ use crate::recipe::Recipe;
 use crate::report::{Position, Report};
 use crate::shape::{QuantizedShape, Strided};
 
-/// Quantizes a matrix to a comparison format. The caller has checked that the slice holds the matrix and that
-/// `codes` and `scales` have the bytes of what the recipe makes of it.
+/// Quantizes a matrix to a comparison format.
+///
+/// The caller has checked that the slice holds the matrix, and that `codes` and `scales` have the
+/// sizes that the recipe implies.
 pub(super) fn quantize<T: Element>(
     values: &[T],
     strided: &Strided,
@@ -81,7 +83,7 @@ fn count_non_finite(value: f32, position: Position, report: &mut Report) {
     }
 }
 
-/// The values of blocks that follow each other in a row, the last of which may be cut off.
+/// Dequantizes consecutive blocks of a row. The last block may be partial.
 pub(super) fn dequantize<T: Element>(
     format: ComparisonFormat,
     codes: &[u8],

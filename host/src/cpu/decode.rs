@@ -1,4 +1,4 @@
-//! Dequantizing a piece: 16-bit values by looking them up where elements are E2M1, all others block by block.
+//! Dequantizing a run of blocks: E2M1 to 16 bits by table lookup, everything else block by block.
 
 pub(super) mod decoder;
 mod value_table;
@@ -13,10 +13,10 @@ use crate::cpu::simd::Vector;
 use crate::cpu::simd::halfwords::{HALFWORDS, HalfwordVector};
 use crate::element::Element;
 
-/// Bytes of values that are worked out before they are written past the caches.
+/// Bytes of the buffer between decoding and streaming stores.
 const STAGE: usize = 4096;
 
-/// Dequantizes a piece.
+/// Dequantizes a run of blocks.
 #[inline(always)]
 pub(super) fn dequantize<T: Element, V: Vector>(
     simd: V,
@@ -107,13 +107,13 @@ fn decode_bytes<T: Element, E: mx::Element>(codes: &[u8], factor: f32, values: &
     }
 }
 
-/// The value of a code.
+/// The value of an E2M1 code.
 #[inline(always)]
 fn element(nibble: u32) -> f32 {
     f32::from_bits(e2m1::magnitude_value(nibble & 7).to_bits() | (nibble & 8) << 28)
 }
 
-/// The 16-bit values of as many whole blocks as there are groups of 64 of. Returns how many values.
+/// Looks up 16-bit values, 64 at a time. Returns the number of values written; the rest is left.
 #[inline(always)]
 fn look_up<V: HalfwordVector, const N: usize>(
     simd: V,
@@ -127,7 +127,7 @@ fn look_up<V: HalfwordVector, const N: usize>(
     let done = pairs.len() * 2 * HALFWORDS;
     let (codes, _) = codes.as_chunks::<HALFWORDS>();
     for ((pair, codes), scales) in pairs.iter_mut().zip(codes).zip(scales.chunks_exact(2 * HALFWORDS / N)) {
-        // Two rows twice, or four.
+        // Two MXFP4 blocks use two rows twice each, four NVFP4 blocks use four rows.
         let [a, b, c, d] = if N == HALFWORDS {
             [scales[0], scales[0], scales[1], scales[1]]
         } else {

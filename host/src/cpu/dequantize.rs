@@ -1,4 +1,4 @@
-//! Dequantizing tensors on the CPU: checks, and rows spread over rayon's threads.
+//! Dequantizing on the CPU: checks arguments, and splits rows into tasks for rayon's threads.
 
 use rayon::prelude::*;
 
@@ -12,11 +12,10 @@ use crate::error::Result;
 use crate::shape::Shape;
 use crate::view::QuantizedView;
 
-/// The values of a quantized tensor, row by row without gaps: each element times its scale, rounded once to
-/// `T`.
+/// Dequantizes a tensor to rows without gaps: each element times its scale, rounded once to `T`.
 ///
-/// A block with a NaN scale gives canonical NaN; what is too large for `T` gives infinity, as IEEE rounding
-/// does.
+/// A block with a NaN scale becomes canonical NaN. Values too large for `T` become infinities, as
+/// in IEEE rounding.
 pub fn dequantize<'a, T: Element>(tensor: impl Into<QuantizedView<'a>>) -> Vec<T> {
     let tensor = tensor.into();
     let mut values = vec![T::default(); tensor.rows() * tensor.cols()];
@@ -24,11 +23,13 @@ pub fn dequantize<'a, T: Element>(tensor: impl Into<QuantizedView<'a>>) -> Vec<T
     values
 }
 
-/// [`dequantize`] into rows that lie `row_stride` elements apart. What lies between rows is left alone.
+/// [`dequantize`] into rows that are `row_stride` elements apart. Gaps between rows are left as
+/// they are.
 ///
 /// # Errors
-/// [`crate::Error::Length`], [`crate::Error::RowStride`] or [`crate::Error::TooLarge`] if `out` does not hold
-/// such rows.
+///
+/// [`crate::Error::Length`], [`crate::Error::RowStride`] or [`crate::Error::TooLarge`] if `out`
+/// does not hold the rows.
 pub fn dequantize_into<'a, T: Element>(
     tensor: impl Into<QuantizedView<'a>>,
     out: &mut [T],
@@ -37,10 +38,11 @@ pub fn dequantize_into<'a, T: Element>(
     dequantize_with(Isa::best(), tensor, out, row_stride)
 }
 
-/// [`dequantize_into`] on a chosen instruction set: for tests and comparisons.
+/// [`dequantize_into`] with a given instruction set, for tests and comparisons.
 ///
 /// # Errors
-/// Those of [`dequantize_into`].
+///
+/// The errors of [`dequantize_into`].
 pub fn dequantize_with<'a, T: Element>(
     isa: Isa,
     tensor: impl Into<QuantizedView<'a>>,
@@ -54,12 +56,12 @@ pub fn dequantize_with<'a, T: Element>(
     Ok(())
 }
 
-/// Dequantizes to an output that was checked.
+/// Dequantizes to a checked output.
 fn write(isa: Isa, tensor: QuantizedView<'_>, out: ElementsMut<'_>, row_stride: usize) {
     by_dtype!(ElementsMut, out => write_rows(isa, tensor, out, row_stride));
 }
 
-/// The same for a dtype.
+/// [`write`] for one dtype.
 fn write_rows<T: Element>(isa: Isa, tensor: QuantizedView<'_>, out: &mut [T], row_stride: usize) {
     let shape = Shape::new(tensor.rows(), tensor.cols()).with_row_stride(row_stride);
     if shape.is_empty() {
@@ -68,7 +70,7 @@ fn write_rows<T: Element>(isa: Isa, tensor: QuantizedView<'_>, out: &mut [T], ro
     let (block, block_bytes) = (tensor.format().block(), tensor.format().block_bytes());
     let decoder = Decoder::of::<T>(tensor).streaming(size_of_val(out) >= streaming_stores::FROM);
     let scales = tensor.linear_scales();
-    // Without gaps and padding the matrix is one long row; otherwise tasks are whole rows.
+    // Without gaps and padding, the matrix is one long row. Otherwise tasks are whole rows.
     let flat = row_stride == tensor.cols() && tensor.cols().is_multiple_of(block);
     let (cols, row_stride) = if flat {
         let task = TASK_BLOCKS * block;

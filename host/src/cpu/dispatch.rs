@@ -1,7 +1,7 @@
-//! Dispatch: an instance of the algorithms for each instruction set, chosen once for each call at run time.
+//! Dispatch: compiles the loops for each instruction set, and chooses an instance once per call.
 //!
-//! The functions that choose an instance are not generic, so that instances are compiled once, with this
-//! library, and not again by each program that uses it.
+//! The functions that choose are not generic. So this library compiles the instances once, and
+//! programs that use it do not compile them again.
 
 use std::sync::Arc;
 
@@ -38,9 +38,10 @@ use super::{comparison, decode, errors, exact_cast, reference, rounding, search}
 use crate::element::{Dtype, Element};
 use crate::elements::{Elements, ElementsMut, by_dtype};
 
-/// An instance for an instruction set: the same functions, compiled with its features enabled, if any, given
-/// its vectors and its widening. Codes and scales are arguments of their own: the compiler knows of arguments
-/// that they do not overlap, but not of the fields of an [`Output`].
+/// Compiles the loops for an instruction set: the same functions, with its token and its features.
+///
+/// Codes and scales are separate arguments. The compiler knows that arguments do not alias, but not
+/// that the fields of an [`Output`] do not.
 macro_rules! instance {
     ($module:ident, $token:ty $(, $features:literal)?) => {
         mod $module {
@@ -156,7 +157,7 @@ macro_rules! instance {
 
             $(#[target_feature(enable = $features)])?
             pub(super) fn errors<T: Element>(_: $token, values: &[T], approximation: &[f32]) -> ErrorSums {
-                // Parts of a row follow each other, with other work between them.
+                // The caller processes parts of a row in sequence, with other work in between.
                 prefetch::prefetch_following(values);
                 errors::of_part(values, approximation)
             }
@@ -219,7 +220,7 @@ enum Token {
     Avx512(Avx512),
 }
 
-/// Calls a function of an instruction set's instance, with its token as the first argument.
+/// Calls a function of the instruction set's instance, with the token as its first argument.
 macro_rules! by_instance {
     ($isa:expr, $function:ident($($arg:expr),*)) => {
         match $isa.token() {
@@ -244,8 +245,9 @@ macro_rules! by_instance {
 }
 
 impl Isa {
-    /// The token of this instruction set's instance. Falls back to [`Portable`] for the reference, and where
-    /// this CPU lacks the instructions.
+    /// The token of this instruction set's instance.
+    ///
+    /// Falls back to [`Portable`] for the reference, and if this CPU lacks the instructions.
     fn token(self) -> Token {
         match self {
             #[cfg(target_arch = "aarch64")]
@@ -260,7 +262,7 @@ impl Isa {
         }
     }
 
-    /// The thresholds for quantizing 16-bit values like these; the reference has none.
+    /// The thresholds for quantizing 16-bit values of the dtype of `like`. The reference has none.
     pub(super) fn thresholds(self, like: Elements<'_>, format: &FormatParams) -> Arc<Thresholds> {
         by_dtype!(Elements, like => match self {
             Self::Reference => Thresholds::none(),
@@ -268,7 +270,7 @@ impl Isa {
         })
     }
 
-    /// Quantizes a piece; if scales are searched, with the importance of its elements' errors.
+    /// Quantizes a run of blocks. `importance` has one weight per element, for searches.
     pub(super) fn quantize(
         self,
         values: Elements<'_>,
@@ -288,7 +290,7 @@ impl Isa {
         })
     }
 
-    /// Quantizes a piece with scales that are searched, given the Hessian of each block.
+    /// Quantizes a run of blocks with searched scales, given the Hessian of each block.
     pub(super) fn quantize_hessian(
         self,
         values: Elements<'_>,
@@ -297,8 +299,8 @@ impl Isa {
         output: Output<'_>,
     ) -> Tally {
         let Output { codes, scales } = output;
-        // Most of the time goes to the search, which is compiled once for all: an instance for AVX-512 would add
-        // 100 kB to every program.
+        // The search dominates, and it is compiled once for all instances. An instance for AVX-512
+        // would add 100 kB to every program.
         let isa =
             if matches!(self, Self::Avx512 | Self::Avx512Bf16 | Self::AmxBf16) { Self::Avx2 } else { self };
         by_dtype!(Elements, values => {
@@ -306,7 +308,7 @@ impl Isa {
         })
     }
 
-    /// Dequantizes a piece.
+    /// Dequantizes a run of blocks.
     pub(crate) fn dequantize(self, decoder: &Decoder, codes: &[u8], scales: &[u8], values: ElementsMut<'_>) {
         by_dtype!(ElementsMut, values => match (self, decoder.format) {
             (_, Format::Comparison(format)) => comparison::dequantize(format, codes, scales, values),
@@ -315,12 +317,12 @@ impl Isa {
         })
     }
 
-    /// The sums of the differences of values and as many approximations.
+    /// Sums over the differences of values and their approximations, of equal number.
     pub(crate) fn errors(self, values: Elements<'_>, approximation: &[f32]) -> ErrorSums {
         by_dtype!(Elements, values => by_instance!(self, errors(values, approximation)))
     }
 
-    /// Codes of E4M3, and whether all are exact.
+    /// Casts to E4M3. Returns whether all casts are exact.
     pub(crate) fn to_e4m3(self, values: &[f32], factors: exact_cast::Factors, codes: &mut [u8]) -> bool {
         match self {
             Self::Reference => exact_cast::to_e4m3(values, factors, codes),
@@ -328,7 +330,7 @@ impl Isa {
         }
     }
 
-    /// The largest magnitude's bits.
+    /// The bits of the largest magnitude.
     pub(super) fn amax_bits(self, values: Elements<'_>) -> u32 {
         by_dtype!(Elements, values => match self {
             Self::Reference => reference::amax_bits(values),
@@ -336,12 +338,12 @@ impl Isa {
         })
     }
 
-    /// The sum of a row's products with a vector; the reference does it otherwise.
+    /// The dot product of a row and a vector. The reference uses [`dot::reference`] instead.
     pub(super) fn dot(self, row: Row<'_>, vector: &dot::PackedVector) -> f64 {
         by_instance!(self, dot(row, vector))
     }
 
-    /// The sums of rows' products with each token's activations.
+    /// The dot products of rows with each token's activations.
     pub(super) fn multiply_few_tokens(
         self,
         format: Format,
@@ -358,12 +360,12 @@ impl Isa {
         by_instance!(self, multiply_few_tokens(format, rows, x, sums));
     }
 
-    /// Returns whether the machine has this instruction set, and AVX-512 BF16 in it.
+    /// Returns whether this is AVX-512 BF16 or more, and the machine has it.
     pub(super) fn has_bf16_pairs(self) -> bool {
         matches!(self, Self::Avx512Bf16 | Self::AmxBf16) && self.is_available()
     }
 
-    /// How activations of a dtype are multiplied where there are many tokens.
+    /// The packing of activations of a dtype for products of many tokens.
     pub(super) fn packing_of(self, dtype: Dtype) -> Packing {
         match self {
             Self::AmxBf16 => Packing::Bf16Tiles,
@@ -372,7 +374,7 @@ impl Isa {
         }
     }
 
-    /// Puts activations in the order in which they are multiplied.
+    /// Packs activations for products of many tokens.
     pub(super) fn pack_activations(
         self,
         activations: Elements<'_>,
@@ -387,7 +389,7 @@ impl Isa {
         })
     }
 
-    /// Sets the sums of some tokens, by panel and token. The reference does it otherwise.
+    /// Computes the sums of a task, by panel and token. Not for [`Self::Reference`].
     pub(super) fn multiply(self, operands: &Operands<'_>, sums: &mut [TokenSums], scratch: &mut Scratch) {
         let packing = operands.x.packing();
         #[cfg(target_arch = "x86_64")]
@@ -402,19 +404,21 @@ impl Isa {
             && Self::AmxBf16.is_available()
             && let Some(simd) = Avx512::detect()
         {
-            // SAFETY: `is_available` found that this process may use tiles. No other `Amx` exists on this thread:
-            // only this line makes one, and `multiply_tiles` does not come back here. That function enables the
-            // features that `simd` proves.
+            // SAFETY: `is_available` found that this process may use tiles. This thread has no
+            // other `Amx`: outside of tests, only this line makes one, and `multiply_tiles` does
+            // not call this function. That function enables the features that `simd` proves.
             return unsafe { multiply_tiles(simd, &Amx::configure(), operands, sums, scratch) };
         }
         match packing {
             Packing::Bf16Tiles => by_instance!(Self::Avx512, emulate_tiles(operands, sums, scratch)),
-            // `packing_of` chooses pairs only where the CPU has them.
+            // `packing_of` chooses pairs only if the CPU has them.
             Packing::Bf16Pairs | Packing::F32 => by_instance!(self, multiply(operands, sums, scratch)),
         }
     }
 
-    /// Rounds the products of some tokens and [`panels::ROWS`] rows. Returns false if some are no numbers, and then none counts.
+    /// Rounds the products of some tokens and [`panels::ROWS`] rows.
+    ///
+    /// Returns false if one of them is not finite. Then none of the output is valid.
     pub(super) fn round_sums(
         self,
         sums: &[TokenSums],
@@ -425,7 +429,10 @@ impl Isa {
         by_dtype!(ElementsMut, out => by_instance!(self, round_sums(sums, factors, global, out)))
     }
 
-    /// The sums of rows' products with each token's activations, in pairs, if this machine has the instructions.
+    /// The dot products of rows with each token's activations, by pairs of bf16.
+    ///
+    /// Does nothing if this machine lacks the instructions: call it only after
+    /// [`Self::has_bf16_pairs`].
     #[cfg(target_arch = "x86_64")]
     pub(super) fn multiply_few_tokens_bf16(
         self,

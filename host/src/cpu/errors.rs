@@ -1,14 +1,15 @@
-//! Sums of one part of a row, over the differences of elements and their approximations.
+//! Sums over the differences of elements and their approximations, for part of a row.
 
 use microscale_formats::errors::{ERROR_LANES, ErrorSums};
 
 use crate::element::Element;
 
-/// Running sums kept side by side, so that the compiler vectorises.
+/// Partial sums, side by side so that the compiler vectorizes.
 const LANES: usize = ERROR_LANES as usize;
 
-/// The sums over elements and their approximations. They have the same order, and so the same bits, whatever
-/// instruction set they are compiled for.
+/// Sums over elements and their approximations.
+///
+/// The order of additions is the same for every instruction set, and so are the bits.
 #[inline(always)]
 pub(super) fn of_part<T: Element>(original: &[T], approximation: &[f32]) -> ErrorSums {
     let mut sums = LaneSums::default();
@@ -21,7 +22,7 @@ pub(super) fn of_part<T: Element>(original: &[T], approximation: &[f32]) -> Erro
         }
         sums.add(&wide, b);
     }
-    // Zeros beside zeros add nothing.
+    // The padding of both sides is zero and adds nothing.
     let (mut a, mut b) = ([0.0; LANES], [0.0; LANES]);
     for (i, (tail, other)) in tail.iter().zip(other_tail).enumerate() {
         (a[i], b[i]) = (tail.to_f32(), *other);
@@ -30,7 +31,7 @@ pub(super) fn of_part<T: Element>(original: &[T], approximation: &[f32]) -> Erro
     sums.total()
 }
 
-/// Sums in each lane.
+/// Partial sums, one per lane.
 #[derive(Default)]
 struct LaneSums {
     signal: [f64; LANES],
@@ -42,7 +43,7 @@ struct LaneSums {
 }
 
 impl LaneSums {
-    /// Adds a pair to each lane.
+    /// Adds one element and its approximation to each lane.
     #[inline(always)]
     fn add(&mut self, a: &[f32; LANES], b: &[f32; LANES]) {
         for lane in 0..LANES {
@@ -59,7 +60,7 @@ impl LaneSums {
         }
     }
 
-    /// The sums over all lanes.
+    /// Adds the partial sums of all lanes.
     #[inline(always)]
     fn total(&self) -> ErrorSums {
         let mut total = ErrorSums::default();

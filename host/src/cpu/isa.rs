@@ -1,4 +1,4 @@
-//! The instruction sets that products and loops are compiled for.
+//! The instruction sets that the loops are compiled for, and their detection.
 
 use std::sync::OnceLock;
 
@@ -9,25 +9,28 @@ use super::products::tiles::Amx;
 #[cfg(target_arch = "x86_64")]
 use super::simd::{Avx2, Avx512, Avx512Bf16};
 
-/// A way of computing on the CPU. All give the same bytes.
+/// An instruction set for computing on the CPU. All give the same bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Isa {
-    /// The definition, element by element: what the others are tested against.
+    /// The reference implementation, one element at a time. Tests compare the others with it.
     Reference,
-    /// Whatever the compiler may assume of any CPU of this architecture, such as SSE2 on x86-64.
+    /// The baseline of the architecture, such as SSE2 on x86-64.
     Portable,
-    /// NEON, which every AArch64 has.
+    /// NEON, which every AArch64 CPU has.
     Neon,
     /// AVX2 on x86-64.
     Avx2,
     /// AVX-512 F, BW, DQ and VL on x86-64.
     Avx512,
-    /// AVX-512 with BF16. Only [`gemm_weights`](crate::gemm_weights()) of bf16 differs from [`Self::Avx512`]'s.
+    /// AVX-512 with BF16. Differs from [`Self::Avx512`] only in
+    /// [`gemm_weights`](crate::gemm_weights()) of bf16.
     Avx512Bf16,
-    /// [`Self::Avx512Bf16`] with matrix tiles of bf16 (Intel AMX), where Linux permits them. Only
-    /// [`gemm_weights`](crate::gemm_weights()) of more than four tokens differs from [`Self::Avx512Bf16`]'s. Where tiles are named and the
-    /// machine lacks them, they are emulated, with the same bits.
+    /// [`Self::Avx512Bf16`] with matrix tiles of bf16 (Intel AMX), where Linux permits them.
+    ///
+    /// Differs from [`Self::Avx512Bf16`] only in [`gemm_weights`](crate::gemm_weights()) of more
+    /// than four tokens. If a caller names this instruction set and the machine lacks tiles, they
+    /// are emulated, with the same bits.
     AmxBf16,
 }
 
@@ -42,7 +45,8 @@ words!(Isa, "instruction set" {
 });
 
 impl Isa {
-    /// The fastest one of this machine, or the one that was [asked](Self::asked) for, if the machine has it.
+    /// The instruction set that [`Self::asked`] returns, or else the fastest one of this machine.
+    ///
     /// Decided at the first call.
     pub fn best() -> Self {
         static BEST: OnceLock<Isa> = OnceLock::new();
@@ -52,11 +56,12 @@ impl Isa {
         })
     }
 
-    /// The one that the environment variable `MICROSCALE_CPU` asks for, if it is set.
+    /// The instruction set in the environment variable `MICROSCALE_CPU`, if it is set.
     ///
     /// # Errors
-    /// What is wrong with its value: no such word, or this machine lacks it. The program stops there;
-    /// [`Self::best`] goes on without it.
+    ///
+    /// The fault of the variable: an unknown word, or an instruction set that this machine lacks.
+    /// The program stops at such an error; [`Self::best`] ignores the variable.
     pub fn asked() -> Result<Option<Self>, String> {
         let Some(word) = std::env::var_os("MICROSCALE_CPU") else { return Ok(None) };
         let isa = word.to_str().and_then(Self::from_word).filter(|isa| isa.is_available());
@@ -66,7 +71,7 @@ impl Isa {
         })
     }
 
-    /// The instruction sets that this machine has, the slowest first.
+    /// The instruction sets of this machine, the slowest first.
     pub fn available() -> impl DoubleEndedIterator<Item = Self> {
         Self::WORDS.iter().map(|(_, isa)| *isa).filter(|isa| isa.is_available())
     }

@@ -1,4 +1,5 @@
-//! Quantizing on the CPU: the checks, the rule, and the way that the matrix's place in memory asks for.
+//! Quantizing on the CPU: checks arguments, and chooses the path for contiguous or strided
+//! matrices.
 
 mod contiguous;
 mod importance;
@@ -27,17 +28,20 @@ use crate::scheme::Scheme;
 use crate::shape::{MatrixShape, QuantizedShape};
 use crate::tensor::{Quantized, QuantizedTensor};
 
-/// Quantizes the matrix that `shape` describes in `values`, on the CPU. A [`Strided`](crate::Strided) shape
-/// may run along any axis of a tensor: the result is that of a copy whose rows are contiguous, and nothing is
-/// copied. That is fastest where either the elements of a row or those of a column follow each other in
-/// memory.
+/// Quantizes the matrix that `shape` describes in `values`, on the CPU.
+///
+/// A [`Strided`](crate::Strided) shape may run along any axis of a tensor. The result equals that
+/// of a contiguous copy, but nothing is copied. Quantizing is fastest if either the elements of a
+/// row or the elements of a column are contiguous in memory.
 ///
 /// # Errors
-/// If the slice does not hold the shape, [`Error::Length`], [`Error::RowStride`] or [`Error::TooLarge`] for a
-/// [`Shape`](crate::Shape), and [`Error::StridedLength`], [`Error::ZeroStride`] or [`Error::StridedTooLarge`]
-/// for a [`Strided`](crate::Strided). [`Error::NonFinite`] if the recipe refuses what the input holds; rows
-/// and columns are those of the matrix. [`Error::GlobalScale`] or [`Error::GlobalScaleDirection`] if the
-/// recipe's global scale cannot be one, and [`Error::NoSearch`] if it searches scales of a format that has no
+///
+/// If the slice does not hold the shape: [`Error::Length`], [`Error::RowStride`] or
+/// [`Error::TooLarge`] for a [`Shape`](crate::Shape), and [`Error::StridedLength`],
+/// [`Error::ZeroStride`] or [`Error::StridedTooLarge`] for a [`Strided`](crate::Strided).
+/// [`Error::NonFinite`] if the recipe refuses a value of the input; its row and column are those of
+/// the matrix. [`Error::GlobalScale`] or [`Error::GlobalScaleDirection`] if the recipe's global
+/// scale is invalid, and [`Error::NoSearch`] if the recipe searches scales but the format has no
 /// search.
 pub fn quantize<T: Element>(
     values: &[T],
@@ -58,17 +62,18 @@ pub fn quantize_with<T: Element>(
     options: QuantizeOptions<'_>,
 ) -> Result<Quantized> {
     let request = Request::new(Elements::of(values), shape.into(), recipe, options)?;
-    // The input was checked before: a shape that it does not hold may be one that memory does not hold either.
+    // The input is already checked, so a shape that no slice can hold does not get here.
     let mut tensor = QuantizedTensor::zeros(request.quantized())?;
     let report = request.quantize(&mut tensor)?;
     Ok(Quantized { tensor, report })
 }
 
-/// [`quantize_with`] into a tensor that exists already.
+/// [`quantize_with`] into an existing tensor.
 ///
 /// # Errors
-/// The errors of [`quantize_with`], and [`Error::QuantizedShape`] if `out` is a tensor of another shape, format or
-/// scale layout.
+///
+/// The errors of [`quantize_with`], and [`Error::QuantizedShape`] if `out` has another shape,
+/// format or scale layout.
 pub fn quantize_into<T: Element>(
     values: &[T],
     shape: impl Into<MatrixShape>,
@@ -81,12 +86,14 @@ pub fn quantize_into<T: Element>(
     request.quantize(out)
 }
 
-/// [`quantize_with`] into codes and scales in somebody else's memory, laid out as a [`QuantizedTensor`]'s are. Returns the
-/// global scale, if there is one, with the report.
+/// [`quantize_with`] into slices of codes and scales, laid out as in a [`QuantizedTensor`].
+///
+/// Returns the global scale, if the format has one, and the report.
 ///
 /// # Errors
-/// The errors of [`quantize_with`], and [`Error::QuantizedLength`] if `codes` or `scales` do not have exactly the bytes that
-/// [`QuantizedShape::bytes`] says.
+///
+/// The errors of [`quantize_with`], and [`Error::QuantizedLength`] if `codes` or `scales` do not
+/// have exactly the lengths of [`QuantizedShape::bytes`].
 pub fn quantize_into_parts<T: Element>(
     values: &[T],
     shape: impl Into<MatrixShape>,
@@ -100,10 +107,10 @@ pub fn quantize_into_parts<T: Element>(
     request.quantize_parts(codes, scales)
 }
 
-/// A matrix to quantize, and how.
+/// A matrix to quantize, with the recipe.
 struct Request<'a> {
     isa: Isa,
-    /// Values that were found to hold the shape.
+    /// The values. They are checked to hold the shape.
     values: Elements<'a>,
     shape: MatrixShape,
     recipe: &'a Recipe,
@@ -127,7 +134,7 @@ impl<'a> Request<'a> {
         QuantizedShape::of(self.recipe, self.shape.dense())
     }
 
-    /// Quantizes to a tensor of this shape.
+    /// Quantizes to a tensor of the result's shape.
     fn quantize(&self, out: &mut QuantizedTensor) -> Result<Report> {
         let (codes, scales) = out.parts_mut();
         let (global_scale, report) = self.quantize_parts(codes, scales)?;
@@ -135,7 +142,7 @@ impl<'a> Request<'a> {
         Ok(report)
     }
 
-    /// Quantizes to codes and scales that have the bytes of this shape.
+    /// Quantizes to codes and scales with the lengths of the result's shape.
     fn quantize_parts(&self, codes: &mut [u8], scales: &mut [u8]) -> Result<(Option<GlobalScale>, Report)> {
         self.recipe.check()?;
         let Self { isa, values, recipe, ref importance, .. } = *self;
@@ -160,7 +167,7 @@ impl<'a> Request<'a> {
         Ok((global_scale.filter(|_| !empty), recipe.accept(report)?))
     }
 
-    /// The rule of the recipe for these values, and the global scale to store.
+    /// The parameters for these values, and the global scale to store.
     fn params(&self) -> (QuantizeParams, Option<GlobalScale>) {
         let Self { isa, values, recipe, .. } = *self;
         let (format, global_scale) = FormatParams::of(recipe, values.dtype(), |arithmetic| {

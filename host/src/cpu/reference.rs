@@ -1,4 +1,4 @@
-//! The reference: the block definition of `microscale_formats`, a block after another.
+//! The reference: the block functions of `microscale_formats`, one block at a time.
 
 use microscale_formats::{Format, mx, nvfp4};
 
@@ -65,7 +65,7 @@ fn dequantize_blocks<T: Element, const N: usize>(
     }
 }
 
-/// The largest magnitude's bits, element by element.
+/// The bits of the largest magnitude, element by element.
 pub(super) fn amax_bits<T: Element>(values: &[T]) -> u32 {
     values.iter().map(|value| value.to_f32().to_bits() & 0x7FFF_FFFF).max().unwrap_or(0)
 }

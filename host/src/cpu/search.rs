@@ -1,6 +1,8 @@
-//! Quantizing with searched scales. A [`ScaleSearch`] finds a block's scale: [`ReferenceSearch`] is
-//! `microscale_formats::search`, [`VectorSearch`] the same for several blocks at a time, and `Hessians` is
-//! in its own file.
+//! Quantizing with searched scales.
+//!
+//! A [`ScaleSearch`] finds the scale of a block. [`ReferenceSearch`] is
+//! `microscale_formats::search`, [`VectorSearch`] computes the same for sixteen blocks at a time,
+//! and `Hessians` weighs errors by a layer's Hessian.
 
 pub(super) mod hessian;
 mod vectors;
@@ -18,7 +20,7 @@ use crate::cpu::rounding::params::{FormatParams, QuantizeParams, SearchParams};
 use crate::cpu::simd::{LANES, Portable, Scalars, Vector};
 use crate::element::Element;
 
-/// The search for the scale of a block of a piece.
+/// A search for the scales of a run's blocks.
 pub(super) trait ScaleSearch<const N: usize> {
     /// Finds the scale of block `i`.
     fn find<T: Element>(
@@ -30,7 +32,7 @@ pub(super) trait ScaleSearch<const N: usize> {
         start: SearchStart,
     ) -> Found;
 
-    /// Finds the scales of some blocks from block `first` on; entries past them mean nothing.
+    /// Finds the scales of blocks `first .. first + starts.len()`. Later entries are undefined.
     #[inline(always)]
     fn find_group<T: Element>(
         &self,
@@ -48,22 +50,23 @@ pub(super) trait ScaleSearch<const N: usize> {
     }
 }
 
-/// The start of a search for a block's scale.
+/// The starting point of the search for a block's scale.
 #[derive(Clone, Copy, Default)]
 pub(super) struct SearchStart {
     pub(super) search: Search,
-    /// The block's, finite.
+    /// The bits of the block's amax, which is finite.
     pub(super) amax_bits: u32,
-    /// The convention's byte.
+    /// The scale byte of plain rounding.
     pub(super) plain: u8,
-    /// The convention's byte for 1.5 times the amax.
+    /// The scale byte of plain rounding for 1.5 times the amax.
     pub(super) larger: u8,
-    /// The block got the NaN scale: it is not searched.
+    /// True if the block got the NaN scale. It is not searched.
     nan_block: bool,
 }
 
-/// The search by squared errors, with the importance of the piece's elements: a block at a time, by the
-/// definition.
+/// The reference search by squared errors, one block at a time.
+///
+/// It has the importance of each element of the run, if elements differ in importance.
 struct ReferenceSearch<'a>(Option<&'a [f32]>);
 
 impl ReferenceSearch<'_> {
@@ -91,7 +94,7 @@ impl<const N: usize> ScaleSearch<N> for ReferenceSearch<'_> {
     }
 }
 
-/// The same, several blocks at a time.
+/// The search by squared errors, sixteen blocks at a time.
 struct VectorSearch<'a, V>(ReferenceSearch<'a>, V);
 
 impl<const N: usize, V: Vector> ScaleSearch<N> for VectorSearch<'_, V> {
@@ -116,7 +119,7 @@ impl<const N: usize, V: Vector> ScaleSearch<N> for VectorSearch<'_, V> {
         candidates: &impl Scales,
         starts: &[SearchStart],
     ) -> [Found; LANES] {
-        // Past the end the last once more.
+        // Lanes past the end repeat the last block.
         let last = starts.len() - 1;
         let (mut plain, mut larger) = ([0; LANES], [0; LANES]);
         for (lane, (plain, larger)) in plain.iter_mut().zip(&mut larger).enumerate() {
@@ -135,7 +138,7 @@ impl<const N: usize, V: Vector> ScaleSearch<N> for VectorSearch<'_, V> {
     }
 }
 
-/// Quantizes a piece by the definition. `importance` has a weight for each of its elements.
+/// Quantizes a run by the reference. `importance` has one weight per element.
 pub(super) fn quantize_reference<T: Element>(
     values: &[T],
     importance: Option<&[f32]>,
@@ -146,7 +149,7 @@ pub(super) fn quantize_reference<T: Element>(
     quantize_with::<T, Portable>(Portable, values, &ReferenceSearch(importance), params, searching, output)
 }
 
-/// Quantizes a piece. `importance` has a weight for each of its elements.
+/// Quantizes a run. `importance` has one weight per element.
 #[inline(always)]
 pub(super) fn quantize<T: Element, V: Vector>(
     simd: V,
@@ -159,7 +162,7 @@ pub(super) fn quantize<T: Element, V: Vector>(
     quantize_with(simd, values, &VectorSearch(ReferenceSearch(importance), simd), params, searching, output)
 }
 
-/// Quantizes a piece whose scales `finder` finds.
+/// Quantizes a run with the scales that `finder` finds.
 #[inline(always)]
 pub(super) fn quantize_with<T: Element, V: Vector>(
     simd: V,
@@ -173,13 +176,15 @@ pub(super) fn quantize_with<T: Element, V: Vector>(
     match &params.format {
         FormatParams::Mxfp4(mx) => run.blocks(simd, &AnyMxfp4(*mx), &PowersOfTwo),
         FormatParams::Nvfp4(quantizer, _) => run.blocks(simd, &AnyNvfp4(*quantizer), &searching.factors),
-        // A recipe with a search is refused for these.
+        // `Recipe::check` refuses searches for these formats.
         FormatParams::Mxfp8E4m3(_) | FormatParams::Mxfp8E5m2(_) => Tally::default(),
     }
 }
 
-/// MXFP4 whatever its ties: what quantizing without a search knows by a type is asked for here once a block,
-/// and so the search is not compiled for each.
+/// MXFP4 with any rule of ties.
+///
+/// Plain rounding is compiled for each rule. Here the rule is a branch per block, so that the
+/// search is compiled once.
 struct AnyMxfp4(Mx<E2m1>);
 
 impl BlockFormat<{ mx::BLOCK }> for AnyMxfp4 {
@@ -215,7 +220,7 @@ impl VectorizedFormat<{ mx::BLOCK }> for AnyMxfp4 {
     }
 }
 
-/// The same for NVFP4 and −0.
+/// NVFP4 with any rule for −0, see [`AnyMxfp4`].
 struct AnyNvfp4(Quantizer);
 
 impl BlockFormat<{ nvfp4::BLOCK }> for AnyNvfp4 {
@@ -250,7 +255,7 @@ impl VectorizedFormat<{ nvfp4::BLOCK }> for AnyNvfp4 {
     }
 }
 
-/// Contiguous blocks, with where they go to.
+/// A run of blocks, with its search and its output.
 struct Run<'a, T, F> {
     values: &'a [T],
     finder: &'a F,
@@ -298,7 +303,7 @@ impl<T: Element, F> Run<'_, T, F> {
                             .quantize_block::<T>(&wide[i], &mut codes[i * block_bytes..][..block_bytes]);
                         scales[i] = scale;
                         starts[i].nan_block = true;
-                        // Searched with the others, for nothing.
+                        // The search still visits this lane; its result is ignored.
                         wide[i] = [0.0; N];
                         amax = 0;
                     }

@@ -1,5 +1,4 @@
-//! The facts that dequantizing needs: a tensor's format and global scale, and the values of codes where they
-//! are looked up.
+//! The parameters of dequantizing: the format, the global scale, and the table of values.
 
 use std::sync::Arc;
 
@@ -10,19 +9,19 @@ use super::value_table::ValueTable;
 use crate::element::{Dtype, Element};
 use crate::view::QuantizedView;
 
-/// The facts by which blocks are dequantized.
+/// The parameters of dequantizing a tensor.
 pub(crate) struct Decoder {
     pub(in crate::cpu) format: Format,
     scale_type: ScaleType,
     global_scale: Option<GlobalScale>,
-    /// The values of E2M1 codes, if values have 16 bits.
+    /// The values of E2M1 codes, for 16-bit output.
     pub(in crate::cpu) values: Option<Arc<ValueTable>>,
-    /// True if values are written past the caches.
+    /// True if the output bypasses the caches.
     pub(in crate::cpu) streams: bool,
 }
 
 impl Decoder {
-    /// Makes a decoder for the blocks of a tensor, and values of a dtype.
+    /// Makes the decoder of a tensor for output of dtype `T`.
     pub(crate) fn of<T: Element>(tensor: QuantizedView<'_>) -> Self {
         let (format, global_scale) = (tensor.format(), tensor.global_scale());
         let scale_type = format.facts().scale;
@@ -33,12 +32,12 @@ impl Decoder {
         decoder
     }
 
-    /// Values are written past the caches.
+    /// Chooses whether the output bypasses the caches.
     pub(in crate::cpu) fn streaming(self, streams: bool) -> Self {
         Self { streams, ..self }
     }
 
-    /// The factor of a block's elements; `None` for a NaN scale.
+    /// The factor of a block's elements, or `None` for a NaN scale.
     #[inline(always)]
     pub(crate) fn factor(&self, scale: impl Into<u16>) -> Option<f32> {
         let scale = scale.into();
@@ -51,7 +50,7 @@ impl Decoder {
         })
     }
 
-    /// The values of a block of `N`, by the definition.
+    /// Dequantizes a block of `N` elements by the reference.
     pub(in crate::cpu) fn block<const N: usize>(&self, scale: u8, codes: &[u8]) -> [f32; N] {
         let mut values = [0.0; N];
         let e8m0 = E8m0::from_bits(scale);

@@ -1,4 +1,4 @@
-//! The 16-bit values of E2M1 codes, for each scale byte: dequantizing is looking them up.
+//! The 16-bit values of E2M1 codes under each scale byte.
 
 use std::sync::{Arc, OnceLock};
 
@@ -7,12 +7,13 @@ use microscale_formats::{Format, e2m1};
 use crate::cpu::simd::halfwords::ValueRow;
 use crate::element::{Dtype, Element, halfword_from_f32};
 
-/// A row for each scale byte.
+/// One row of values per scale byte.
 pub(in crate::cpu) struct ValueTable(Box<[ValueRow; 256]>);
 
 impl ValueTable {
-    /// The values of a format of E2M1 elements in a 16-bit dtype. `factor` is the one of elements under a
-    /// scale; there is none for NaN.
+    /// The values of an E2M1 format in a 16-bit dtype.
+    ///
+    /// `factor` returns the factor of elements under a scale byte, or `None` for NaN.
     pub(in crate::cpu) fn of<T: Element>(format: Format, factor: impl Fn(u8) -> Option<f32>) -> Arc<Self> {
         static MXFP4: [OnceLock<Arc<ValueTable>>; 2] = [const { OnceLock::new() }; 2];
         let new = || Arc::new(Self::new::<T>(factor));
@@ -31,7 +32,7 @@ impl ValueTable {
                 let (positive, negative) = values.split_at_mut(8);
                 for (code, (positive, negative)) in positive.iter_mut().zip(negative).enumerate() {
                     *positive = halfword_from_f32::<T>(e2m1::magnitude_value(code as u32) * factor);
-                    // Rounding is the same for both signs.
+                    // Rounding is symmetric in the sign.
                     *negative = *positive ^ 0x8000;
                 }
             }
@@ -42,7 +43,7 @@ impl ValueTable {
         Self(rows)
     }
 
-    /// The values under a scale.
+    /// The values under a scale byte.
     #[inline(always)]
     pub(in crate::cpu) fn row(&self, scale: u8) -> &ValueRow {
         &self.0[usize::from(scale)]

@@ -1,4 +1,4 @@
-//! Quantizing matrices whose rows are contiguous: they are cut into pieces and spread over rayon's threads.
+//! Quantizing matrices whose rows are contiguous, in tasks for rayon's threads.
 
 use microscale_formats::ScaleLayout;
 use microscale_formats::layout::{TILE_BYTES, TILE_COLS, TILE_ROWS};
@@ -14,10 +14,10 @@ use crate::layout::scatter_row;
 use crate::report::{Position, Report};
 use crate::shape::{QuantizedShape, Shape};
 
-/// A matrix to quantize, and how.
+/// A matrix to quantize, with its parameters.
 pub(in crate::cpu) struct ContiguousRequest<'a> {
     pub(in crate::cpu) isa: Isa,
-    /// Values that were found to hold the shape.
+    /// The values. They are checked to hold the shape.
     pub(in crate::cpu) values: Elements<'a>,
     pub(in crate::cpu) shape: Shape,
     pub(in crate::cpu) params: QuantizeParams,
@@ -25,7 +25,7 @@ pub(in crate::cpu) struct ContiguousRequest<'a> {
 }
 
 impl ContiguousRequest<'_> {
-    /// Quantizes to the parts of a tensor of this matrix's shape, which is not empty.
+    /// Quantizes to codes and scales of the result's shape. The matrix must not be empty.
     pub(in crate::cpu) fn quantize(
         &self,
         quantized: QuantizedShape,
@@ -57,8 +57,9 @@ impl ContiguousRequest<'_> {
         tasks.enumerate().map(one).reduce(Report::default, Report::plus)
     }
 
-    /// Quantizes with swizzled scales, in tasks of the 128 rows whose scales lie together. Each row's scales
-    /// are put into their places while they are in the cache. Padding is written too.
+    /// Quantizes with swizzled scales, in tasks of the 128 rows that share a tile of scales.
+    ///
+    /// Each row's scales are scattered while they are in the cache. Padding is written too.
     fn swizzled(&self, quantized: QuantizedShape, codes: &mut [u8], scales: &mut [u8]) -> Report {
         let row_blocks = quantized.blocks_per_row();
         let row_bytes = row_blocks * quantized.format.block_bytes();
@@ -82,7 +83,7 @@ impl ContiguousRequest<'_> {
         tasks.map(one).reduce(Report::default, Report::plus)
     }
 
-    /// Quantizes the blocks that the output has room for, from block `first` on.
+    /// Quantizes as many blocks as the output holds, starting at block `first`.
     fn blocks(&self, partition: &Partition, first: usize, mut output: Output<'_>) -> Report {
         let Self { isa, shape, ref params, importance, .. } = *self;
         let mut report = Report::default();

@@ -1,4 +1,4 @@
-//! The importance of errors, checked and prepared for the search in pieces of rows.
+//! The importance of errors: checks it, and hands each run its part.
 
 use crate::cpu::blocks::output::Output;
 use crate::cpu::blocks::tally::Tally;
@@ -10,18 +10,18 @@ use crate::error::Result;
 use crate::options::Importance;
 use crate::recipe::{Recipe, check_importance};
 
-/// The importance of a matrix's errors.
+/// The importance of a matrix's errors, checked.
 pub(in crate::cpu) enum PreparedImportance<'a> {
     /// All errors count alike.
     Equal,
-    /// A number for each column.
+    /// One weight per column.
     Columns(&'a [f32]),
-    /// A Hessian for each block of columns.
+    /// One Hessian per block of columns.
     Hessians(HessianStore),
 }
 
 impl<'a> PreparedImportance<'a> {
-    /// Checks importance for a matrix of so many columns, and prepares it.
+    /// Checks and prepares the importance for a matrix of `columns` columns.
     pub(in crate::cpu) fn new(importance: Importance<'a>, recipe: &Recipe, columns: usize) -> Result<Self> {
         Ok(match importance {
             Importance::Equal => Self::Equal,
@@ -33,8 +33,9 @@ impl<'a> PreparedImportance<'a> {
         })
     }
 
-    /// Quantizes a piece of a row that begins at column `col`, the first of a block. Where errors count alike,
-    /// the piece may be of several rows.
+    /// Quantizes a run that starts at column `col`, which is the first of a block.
+    ///
+    /// If errors count alike, the run may span several rows.
     pub(in crate::cpu) fn quantize(
         &self,
         isa: Isa,

@@ -1,5 +1,5 @@
-//! Quantizing along any axis: rows that do not lie one element after another are gathered a tile at a time,
-//! and a tile fits the second-level cache.
+//! Quantizing along any axis. Rows that are not contiguous are gathered in tiles that fit the L2
+//! cache.
 
 use microscale_formats::ScaleLayout;
 use microscale_formats::layout::{TILE_BYTES, TILE_COLS, TILE_ROWS};
@@ -16,18 +16,19 @@ use crate::layout::scatter_row;
 use crate::report::{Position, Report};
 use crate::shape::{QuantizedShape, Strided};
 
-/// Elements of a row that are gathered together: whole blocks.
+/// Columns of a tile: whole blocks.
 const COLS: usize = 512;
-/// Elements from one gathered row to the next. A power of two would put the rows into few sets of the
-/// first-level cache.
+/// Distance between the rows of a tile, in elements.
+///
+/// A power of two would map them to few sets of the L1 cache.
 const PITCH: usize = COLS + 32;
-/// Rows that are gathered together, at most: their elements of one column are two or more lines of the cache.
+/// Most rows of a tile. Their elements in one column fill at least two cache lines.
 const ROWS: usize = TILE_ROWS;
 
-/// A matrix to quantize, and how.
+/// A matrix to quantize, with its parameters.
 pub(in crate::cpu) struct StridedRequest<'a, T> {
     pub(in crate::cpu) isa: Isa,
-    /// Values that were found to hold the matrix.
+    /// The values. They are checked to hold the matrix.
     pub(in crate::cpu) values: &'a [T],
     pub(in crate::cpu) strided: Strided,
     pub(in crate::cpu) params: QuantizeParams,
@@ -36,7 +37,7 @@ pub(in crate::cpu) struct StridedRequest<'a, T> {
 }
 
 impl<T: Element> StridedRequest<'_, T> {
-    /// Quantizes to the parts of a tensor of this matrix's shape, which is not empty.
+    /// Quantizes to codes and scales of the result's shape. The matrix must not be empty.
     pub(in crate::cpu) fn quantize(
         &self,
         quantized: QuantizedShape,
@@ -60,7 +61,7 @@ impl<T: Element> StridedRequest<'_, T> {
         tasks.enumerate().map_init(Vec::new, report).reduce(Report::default, Report::plus)
     }
 
-    /// Quantizes with swizzled scales, in tasks of the rows whose scales lie together.
+    /// Quantizes with swizzled scales, in tasks of the rows that share a tile of scales.
     fn swizzled(&self, quantized: QuantizedShape, codes: &mut [u8], scales: &mut [u8]) -> Report {
         let row_blocks = quantized.blocks_per_row();
         let row_bytes = row_blocks * quantized.format.block_bytes();
@@ -79,13 +80,13 @@ impl<T: Element> StridedRequest<'_, T> {
         reports.reduce(Report::default, Report::plus)
     }
 
-    /// Quantizes the rows that the output has room for, from row `first` on.
+    /// Quantizes as many rows as the output holds, starting at row `first`.
     fn rows(&self, first: usize, mut output: Output<'_>, row_blocks: usize, tile: &mut Vec<T>) -> Report {
         let count = output.scales.len() / row_blocks;
         let mut report = Report::default();
         let mut done = 0;
         while done < count {
-            // Rows of one group lie `row_stride` apart.
+            // Within a group, rows are `row_stride` apart.
             let in_group = self.strided.rows - (first + done) % self.strided.rows;
             let rows = in_group.min(count - done).min(ROWS);
             let mut output = output.blocks(done * row_blocks, rows * row_blocks);
@@ -97,7 +98,7 @@ impl<T: Element> StridedRequest<'_, T> {
         report
     }
 
-    /// Quantizes the columns from `col` on, as many as are gathered together, of rows of one group.
+    /// Quantizes one tile: up to [`COLS`] columns from `col` on, of rows of one group.
     fn tile(
         &self,
         first: usize,
@@ -128,12 +129,12 @@ impl<T: Element> StridedRequest<'_, T> {
         report
     }
 
-    /// The stride of columns, 1 if there is but one.
+    /// The stride of columns, or 1 if there is one column.
     fn col_stride(&self) -> usize {
         if self.strided.cols > 1 { self.strided.col_stride } else { 1 }
     }
 
-    /// Copies a tile's rows into lines of [`PITCH`] elements.
+    /// Copies the rows of a tile, [`PITCH`] elements apart.
     fn gather(&self, start: usize, rows: usize, cols: usize, tile: &mut [T]) {
         let (row_stride, col_stride) = (self.strided.row_stride, self.col_stride());
         if rows > 1 && row_stride == 1 {
@@ -169,12 +170,13 @@ fn transpose<T: Element>(values: &[T], col_stride: usize, rows: usize, cols: usi
     }
 }
 
-/// The side of the squares that are transposed at once.
+/// The side of the squares that are transposed at a time.
 const SIDE: usize = 8;
 
-/// Interleaves the first half of 64 elements with the second. That rotates the six bits of an element's place
-/// by one, so that three shuffles exchange rows and columns. The vector instructions for interleaving do the
-/// same, where a loop over single elements stays one.
+/// Interleaves the first half of 64 elements with the second half.
+///
+/// This rotates the six bits of an element's index by one, so three calls transpose the square. The
+/// compiler uses interleaving instructions for it; a loop over elements would stay scalar.
 #[inline(always)]
 fn shuffle<T: Element>(lines: [[T; SIDE]; SIDE]) -> [[T; SIDE]; SIDE] {
     let low = |a: [T; SIDE], b: [T; SIDE]| [a[0], b[0], a[1], b[1], a[2], b[2], a[3], b[3]];
@@ -183,8 +185,9 @@ fn shuffle<T: Element>(lines: [[T; SIDE]; SIDE]) -> [[T; SIDE]; SIDE] {
     [low(a, e), high(a, e), low(b, f), high(b, f), low(c, g), high(c, g), low(d, h), high(d, h)]
 }
 
-/// Rows in a task of linear scales: about [`TASK_BLOCKS`], but whole tiles, unless that leaves threads
-/// without work.
+/// Rows per task with linear scales: about [`TASK_BLOCKS`] blocks in whole tiles.
+///
+/// Tiles get smaller if threads would otherwise be idle.
 fn rows_per_task(size: usize, quantized: QuantizedShape) -> usize {
     const LINE: usize = 64;
     let tasks = quantized.rows.div_ceil(ROWS);

@@ -1,5 +1,5 @@
-//! Quantizing with scales searched by the error in a layer's output: `microscale_formats::hessian`, a block
-//! at a time.
+//! Searching scales by the error in a layer's output, with `microscale_formats::hessian`, block by
+//! block.
 
 use microscale_formats::hessian::Hessian;
 use microscale_formats::search::{Found, Scales};
@@ -17,8 +17,9 @@ use crate::element::Element;
 use crate::error::{Error, HessianFault, Result};
 use crate::recipe::Recipe;
 
-/// The most that entries that mirror each other may differ, in geometric means of their diagonal entries:
-/// products summed in 16 bits differ by as much.
+/// The largest accepted asymmetry, relative to the geometric mean of the diagonal entries.
+///
+/// Products summed in 16 bits differ by this much.
 const ASYMMETRY: f64 = 1.0 / 256.0;
 
 /// The Hessians of all blocks of columns.
@@ -27,7 +28,7 @@ pub(in crate::cpu) enum HessianStore {
     Mxfp4(Vec<Hessian<{ mx::BLOCK }>>),
 }
 
-/// The Hessians of a piece's blocks.
+/// The Hessians of a run's blocks.
 #[derive(Clone, Copy)]
 pub(in crate::cpu) enum Hessians<'a> {
     Nvfp4(&'a [Hessian<{ nvfp4::BLOCK }>]),
@@ -35,7 +36,7 @@ pub(in crate::cpu) enum Hessians<'a> {
 }
 
 impl HessianStore {
-    /// Checks the entries and prepares what searches need of them.
+    /// Checks the entries and prepares the Hessians.
     pub(in crate::cpu) fn new(entries: &[f32], recipe: &Recipe, columns: usize) -> Result<Self> {
         let format = recipe.format();
         if !format.is_searched() {
@@ -55,7 +56,7 @@ impl HessianStore {
         }
     }
 
-    /// The Hessians of `count` blocks of columns, the first of which begins at column `col`.
+    /// The Hessians of `count` blocks of columns, starting at column `col`.
     pub(in crate::cpu) fn at_column(&self, col: usize, count: usize) -> Hessians<'_> {
         match self {
             Self::Nvfp4(all) => Hessians::Nvfp4(&all[col / nvfp4::BLOCK..][..count]),
@@ -73,7 +74,7 @@ fn prepare<const N: usize>(entries: &[f32], columns: usize) -> Result<Vec<Hessia
     Ok(blocks.par_iter().enumerate().map(|(block, rows)| Hessian::new(rows, used(block))).collect())
 }
 
-/// The first fault of a block's matrix, of which the first `used` rows and columns count.
+/// The first fault in the first `used` rows and columns of a block's matrix.
 fn fault<const N: usize>(block: usize, rows: &[[f32; N]; N], used: usize) -> Option<Error> {
     let places = || (0..used).flat_map(|row| (0..used).map(move |col| (row, col)));
     let found = |fault, (row, col): (usize, usize)| Error::HessianEntry {
@@ -83,7 +84,7 @@ fn fault<const N: usize>(block: usize, rows: &[[f32; N]; N], used: usize) -> Opt
         value: rows[row][col],
         fault,
     };
-    // The diagonal is judged before symmetry, which is measured by it.
+    // Symmetry is measured relative to the diagonal, so the diagonal is checked first.
     let not_finite = places().find(|(i, j)| !rows[*i][*j].is_finite());
     let negative = || (0..used).map(|i| (i, i)).find(|(i, _)| rows[*i][*i] < 0.0);
     let asymmetric = || {
@@ -98,7 +99,7 @@ fn fault<const N: usize>(block: usize, rows: &[[f32; N]; N], used: usize) -> Opt
         .or_else(|| asymmetric().map(|place| found(HessianFault::NotSymmetric, place)))
 }
 
-/// Quantizes a piece, given the Hessian of each of its blocks.
+/// Quantizes a run, given the Hessian of each of its blocks.
 #[inline(always)]
 pub(in crate::cpu) fn quantize<T: Element, V: Vector>(
     simd: V,
@@ -109,7 +110,7 @@ pub(in crate::cpu) fn quantize<T: Element, V: Vector>(
 ) -> Tally {
     match &params.searching {
         Some(searching) => search::quantize_with::<T, V>(simd, values, &hessians, params, searching, output),
-        // Refused where Hessians are checked.
+        // `HessianStore::new` refuses recipes without a search.
         None => Tally::default(),
     }
 }
@@ -164,7 +165,7 @@ fn find<T: Element, const N: usize>(
         decode_e2m1(codes, 1.0, &mut values);
         values
     };
-    // One type of function, so that the search is compiled once and not for each dtype, format and
+    // A trait object, so that the search is compiled once, not for each dtype, format and
     // instruction set.
     let decoded: &dyn Fn(u8) -> [f32; N] = &decoded;
     hessian.search(wide, search, candidates, (plain, larger), decoded)

@@ -1,6 +1,7 @@
-//! The search for the scales of several blocks at a time, a lane a block: `microscale_formats::search`
-//! without a branch on a block's values. Each lane goes through the scales that its block may take, until the
-//! last is done.
+//! The search for the scales of sixteen blocks at a time, one lane per block.
+//!
+//! It computes what `microscale_formats::search` does, without branches on values. Each lane tries
+//! the scales that its block may take; the loop ends when the last lane is done.
 
 use microscale_formats::search::{
     self, CHAINED, CHAINS, Candidate, Found, NEAR, REACH, Scales, last_to_try, limited, window,
@@ -9,15 +10,15 @@ use microscale_formats::{Search, block};
 
 use crate::cpu::simd::{LANES, Lanes, Vector, arithmetic};
 
-/// Blocks of finite values, element by element.
+/// Sixteen blocks of finite values, transposed: one vector per element.
 struct Group<'a, const N: usize> {
-    /// Magnitudes, times the units.
+    /// Magnitudes, multiplied by `units`.
     magnitudes: [Lanes<f32>; N],
-    /// Their squares.
+    /// The squares of `magnitudes`.
     squares: [Lanes<f32>; N],
     importance: Option<&'a [Lanes<f32>; N]>,
     units: Lanes<f32>,
-    /// The blocks', times the units.
+    /// The amax of each block, multiplied by its unit.
     amax: Lanes<f32>,
 }
 
@@ -43,7 +44,7 @@ impl<'a, const N: usize> Group<'a, N> {
         Self { magnitudes, squares, importance, units, amax }
     }
 
-    /// The factors of codes under a scale in each lane, times the units.
+    /// The factor of codes under each lane's scale, multiplied by the unit.
     #[inline(always)]
     fn factors(&self, scales: &impl Scales, bytes: &Lanes<u8>) -> Lanes<f32> {
         let mut factors = [0.0; LANES];
@@ -56,7 +57,7 @@ impl<'a, const N: usize> Group<'a, N> {
         factors
     }
 
-    /// The errors of a scale in each lane.
+    /// The error of each block under its lane's scale.
     #[inline(always)]
     fn errors<V: Vector>(&self, simd: V, scales: &impl Scales, bytes: &Lanes<u8>) -> V::Number {
         let factors = simd.load(&self.factors(scales, bytes));
@@ -93,7 +94,8 @@ impl<'a, const N: usize> Group<'a, N> {
         errors
     }
 
-    /// Bit i for lane i: where a scale's clipping does not make its error larger than the plain one's.
+    /// Bit `i` is set if clipping under the scale of lane `i` costs no more than the plain scale's
+    /// error.
     #[inline(always)]
     fn may_win<V: Vector>(
         &self,
@@ -103,7 +105,7 @@ impl<'a, const N: usize> Group<'a, N> {
         plain_errors: V::Number,
     ) -> u16 {
         let factors = simd.load(&self.factors(scales, bytes));
-        // Clipping asks for the factors alone.
+        // `clipped` uses only the factors.
         let candidate = arithmetic::candidate(simd, factors, factors);
         let Some(importance) = self.importance else {
             let clipped = arithmetic::clipped(simd, &candidate, simd.load(&self.amax));
@@ -118,14 +120,14 @@ impl<'a, const N: usize> Group<'a, N> {
         simd.at_most(most, plain_errors)
     }
 
-    /// Bit i for lane i: whether a scale reaches the amax.
+    /// Bit `i` is set if the scale of lane `i` reaches the block's amax without clipping.
     #[inline(always)]
     fn reaches<V: Vector>(&self, simd: V, scales: &impl Scales, bytes: &Lanes<u8>) -> u16 {
         let factors = simd.load(&self.factors(scales, bytes));
         simd.at_most(simd.load(&self.amax), simd.mul(simd.splat(REACH), factors))
     }
 
-    /// `Measure::bounds`.
+    /// The first and the last scale to try, as `Measure::bounds` finds them.
     #[inline(always)]
     fn bounds<V: Vector, S: Scales>(
         &self,
@@ -188,7 +190,7 @@ fn plus_one(bytes: &Lanes<u8>) -> Lanes<u8> {
     more
 }
 
-/// Bit i for lane i: whether its byte is another.
+/// Bit `i` is set if byte `i` differs from `other`.
 #[inline(always)]
 fn differs(bytes: &Lanes<u8>, other: u8) -> u16 {
     let mut mask = 0;
@@ -198,7 +200,7 @@ fn differs(bytes: &Lanes<u8>, other: u8) -> u16 {
     mask
 }
 
-/// Bit i for lane i: where a ≤ b.
+/// Bit `i` is set if `a[i] <= b[i]`.
 #[inline(always)]
 fn at_most(a: &Lanes<u8>, b: &Lanes<u8>) -> u16 {
     let mut mask = 0;
@@ -208,7 +210,7 @@ fn at_most(a: &Lanes<u8>, b: &Lanes<u8>) -> u16 {
     mask
 }
 
-/// The bytes of the lanes whose bits are set, and the others'.
+/// Takes the bytes of `set` whose mask bits are set, and the bytes of `unset` elsewhere.
 #[inline(always)]
 fn select(mask: u16, set: &Lanes<u8>, unset: &Lanes<u8>) -> Lanes<u8> {
     let mut selected = *unset;
@@ -220,7 +222,7 @@ fn select(mask: u16, set: &Lanes<u8>, unset: &Lanes<u8>) -> Lanes<u8> {
     selected
 }
 
-/// `Measure::search` for blocks with their importance.
+/// `Measure::search` for sixteen blocks.
 #[inline(always)]
 pub(in crate::cpu) fn search<V: Vector, const N: usize, S: Scales>(
     simd: V,
@@ -251,7 +253,7 @@ pub(in crate::cpu) fn search<V: Vector, const N: usize, S: Scales>(
     }
     let (mut best, mut least, mut tried) = (*plain, plain_errors, [1; LANES]);
     loop {
-        // The plain one is not tried again.
+        // Skips the plain scale, whose error is known.
         for (byte, plain) in byte.iter_mut().zip(plain) {
             *byte += u8::from(byte == plain);
         }
@@ -260,7 +262,7 @@ pub(in crate::cpu) fn search<V: Vector, const N: usize, S: Scales>(
             break;
         }
         let errors = group.errors(simd, scales, &byte);
-        // In ascending order, so that of equals the smallest wins.
+        // Scales ascend, so the smallest of equally good scales wins.
         let wins = tries & !simd.at_most(least, errors);
         best = select(wins, &byte, &best);
         least = simd.select(wins, errors, least);
