@@ -1,4 +1,4 @@
-//! Products of experts' quantized weights and rows of activations, over rayon's threads.
+//! Products of experts' quantized weights and rows of activations.
 
 use rayon::prelude::*;
 
@@ -9,16 +9,21 @@ use crate::experts::{ExpertRows, check_pairs, shape_of};
 use crate::gemv::Activation;
 use crate::view::QuantizedView;
 
-/// Multiplies rows of activations with the weights of their experts, on the CPU: for each pair of a token and one of its experts,
-/// `out[row, m] = Σₖ experts[expert][m, k] · activations[row, k]`, with block scales and the expert's global scale. [`ExpertRows`] says
-/// which rows these are.
+/// Multiplies rows of activations by the weights of their experts, on the CPU.
 ///
-/// `experts` are matrices `[M, K]` of one shape in NVFP4 or MXFP4, with linear scales and a global scale each. `chosen` is
-/// `[tokens, top_k]`, the experts of each token; a number that is no expert's leaves its pair out, and its results as they were.
-/// `activations` is `[tokens, K]` or, where each pair has a row of its own, `[pairs, K]`, and `out` `[pairs, M]`, without gaps.
+/// For each pair of a token and one of its experts, this computes `out[row, m] = Σₖ
+/// experts[expert][m, k] · activations[row, k]`, with block scales and the expert's global scale.
+/// [`ExpertRows`] says which rows these are.
 ///
-/// An expert's weights are decoded once for up to 256 of its tokens, and those of experts without tokens are not looked at. Results
-/// have the bits of [`gemm_weights`](crate::gemm_weights()) of an expert and all of its tokens together, in the order of `chosen`.
+/// `experts` are matrices `[M, K]` of one shape in NVFP4 or MXFP4, each with linear scales and a
+/// global scale. `chosen` is `[tokens, top_k]`, the experts of each token. If a number in `chosen`
+/// is not an expert's index, the pair is skipped and its results are left as they are.
+/// `activations` is `[tokens, K]`, or `[pairs, K]` if each pair has its own row, and `out` is
+/// `[pairs, M]`, both without gaps.
+///
+/// An expert's weights are decoded once for up to 256 of its tokens. Weights of experts without
+/// tokens are not read. The results have the bits of [`gemm_weights`](crate::gemm_weights()) of an
+/// expert and all of its tokens together, in the order of `chosen`.
 ///
 /// ```
 /// use microscale::{Convention, ExpertRows, Format, Recipe, Shape, gemm_experts, quantize};
@@ -35,8 +40,10 @@ use crate::view::QuantizedView;
 /// ```
 ///
 /// # Errors
-/// [`crate::Error::Operands`] if there are no experts, they differ in format or shape, are in other formats or have swizzled scales, or
-/// if `chosen` is not of whole tokens; and [`crate::Error::Length`] if `activations` or `out` have too few elements.
+///
+/// [`crate::Error::Operands`] if there are no experts, if they differ in format or shape, if their
+/// format or scale layout is not supported, or if `chosen` does not have whole tokens.
+/// [`crate::Error::Length`] if `activations` or `out` have too few elements.
 pub fn gemm_experts<'a, T: Activation>(
     experts: impl IntoIterator<Item = impl Into<QuantizedView<'a>>>,
     activations: &[T],
@@ -48,10 +55,11 @@ pub fn gemm_experts<'a, T: Activation>(
     gemm_experts_with(Isa::best(), experts, activations, chosen, top_k, rows, out)
 }
 
-/// [`gemm_experts`] on a chosen instruction set: for tests and comparisons.
+/// [`gemm_experts`] with a given instruction set, for tests and comparisons.
 ///
 /// # Errors
-/// Those of [`gemm_experts`].
+///
+/// The errors of [`gemm_experts`].
 pub fn gemm_experts_with<'a, T: Activation>(
     isa: Isa,
     experts: impl IntoIterator<Item = impl Into<QuantizedView<'a>>>,
@@ -82,11 +90,11 @@ pub fn gemm_experts_with<'a, T: Activation>(
         let (inputs, outputs) = (first..).zip(&pairs).filter_map(of_pair).unzip();
         Share { weights: *weights, inputs, outputs }
     });
-    // An expert's rows are in parallel too, if they are enough for that.
+    // The rows of an expert are tasks too, if there are enough.
     shares.collect::<Vec<_>>().into_par_iter().try_for_each(|share| share.multiply(isa))
 }
 
-/// The pairs of each expert, in their order.
+/// The pairs of each expert, in order.
 fn by_expert(chosen: &[u32], experts: usize) -> Vec<Vec<usize>> {
     let mut pairs = vec![Vec::new(); experts];
     for (pair, expert) in chosen.iter().enumerate() {
@@ -97,7 +105,7 @@ fn by_expert(chosen: &[u32], experts: usize) -> Vec<Vec<usize>> {
     pairs
 }
 
-/// An expert's share of a product: rows of activations and of results.
+/// The part of a product that belongs to one expert: its rows of activations and of results.
 struct Share<'a, 'x, 'o, T> {
     weights: QuantizedView<'a>,
     inputs: Vec<&'x [T]>,

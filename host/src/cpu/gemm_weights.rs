@@ -1,4 +1,4 @@
-//! Products of quantized weights and activations of any number of tokens, over rayon's threads.
+//! Products of quantized weights and any number of tokens.
 
 use std::sync::OnceLock;
 
@@ -24,34 +24,45 @@ use crate::error::Result;
 use crate::gemv::{Activation, check_weights};
 use crate::view::QuantizedView;
 
-/// The tokens at the end that are multiplied as few are, which is faster. Without matrix tiles these are up to eight behind
-/// whole tiles of sixteen tokens, or up to twelve that are all. A tile that is not full takes as long as a full one.
+/// The number of tokens at the end that are faster as few tokens.
+///
+/// A partial tile takes as long as a full tile of sixteen tokens. Without AMX, up to eight tokens
+/// after whole tiles are faster, and up to twelve tokens if there is no whole tile.
 const fn few(isa: Isa, tokens: usize) -> usize {
-    let (alone, behind) = if matches!(isa, Isa::AmxBf16) { (4, 0) } else { (12, few_tokens::TOKENS) };
+    let (without_tile, after_tiles) =
+        if matches!(isa, Isa::AmxBf16) { (4, 0) } else { (12, few_tokens::TOKENS) };
     let rest = tokens % TOKENS;
-    if rest <= if tokens < TOKENS { alone } else { behind } { rest } else { 0 }
+    if rest <= if tokens < TOKENS { without_tile } else { after_tiles } { rest } else { 0 }
 }
 
-/// Tokens that share one decoding of the weights, at most: their activations of a segment have room in a
-/// core's second-level cache.
+/// Most tokens per decoding of the weights. Their activations of a segment fit the L2 cache.
 const TASK_TOKENS: usize = 256;
 
-/// Multiplies weights in NVFP4 or MXFP4 with activations of any number of tokens that are not quantized, on
-/// the CPU: `out[n, m] = Σₖ weights[m, k] · activations[n, k]`, with block and global scales.
+/// Multiplies weights in NVFP4 or MXFP4 by unquantized activations of any number of tokens, on the
+/// CPU.
 ///
-/// `weights` is `[M, K]`, with linear scales; `activations` is `[N, K]` and `out` `[N, M]`, without gaps.
-/// Weights are decoded once for up to 256 tokens.
+/// Computes `out[n, m] = Σₖ weights[m, k] · activations[n, k]`, with block and global scales.
+/// `weights` is `[M, K]`, with linear scales; `activations` is `[N, K]` and `out` is `[N, M]`, both
+/// without gaps. Weights are decoded once for up to 256 tokens.
 ///
-/// Up to twelve tokens, and up to eight behind a multiple of sixteen, have the bits of [`gemv_weights`](crate::gemv_weights()) if
-/// nothing multiplies pairs; with [`Isa::AmxBf16`], up to four tokens in f16 or f32. The arithmetic of the others is in
-/// [`microscale_formats::weights`], which says how far it may be from the exact sum. Every run gives the same
-/// bits, whatever the number of threads, and so do all instruction sets but two: [`Isa::Avx512Bf16`]
-/// multiplies activations in bf16 by instructions of its own, those of few tokens in another order than
-/// the others, and [`Isa::AmxBf16`] those of more than four tokens, in any dtype, by matrix tiles of bf16. Activations in f32 are never
-/// rounded. NaN scales, activations that are not finite and sums that overflow come out as of [`gemv_weights`](crate::gemv_weights()).
+/// # Bits
+///
+/// Every run gives the same bits, whatever the number of threads. All instruction sets give the
+/// same bits, with two exceptions:
+///
+/// - [`Isa::Avx512Bf16`] multiplies activations in bf16 as pairs, and few tokens in another order.
+/// - [`Isa::AmxBf16`] multiplies more than four tokens by matrix tiles of bf16, for every dtype.
+///
+/// Up to twelve tokens, and up to eight tokens after a multiple of sixteen, count as few. With
+/// [`Isa::AmxBf16`] these are up to four tokens. Unless they are multiplied as pairs of bf16, few
+/// tokens have the bits of [`gemv_weights`](crate::gemv_weights()). [`microscale_formats::weights`]
+/// defines the arithmetic of many tokens and bounds its error. Activations in f32 are never
+/// rounded. NaN scales, non-finite activations and sums that overflow give the results of
+/// [`gemv_weights`](crate::gemv_weights()).
 ///
 /// # Errors
-/// Those of [`gemv_weights`](crate::gemv_weights()).
+///
+/// The errors of [`gemv_weights`](crate::gemv_weights()).
 pub fn gemm_weights<'a, T: Activation>(
     weights: impl Into<QuantizedView<'a>>,
     activations: &[T],
@@ -61,10 +72,11 @@ pub fn gemm_weights<'a, T: Activation>(
     gemm_weights_with(Isa::best(), weights, activations, tokens, out)
 }
 
-/// [`gemm_weights`] on a chosen instruction set: for tests and comparisons.
+/// [`gemm_weights`] with a given instruction set, for tests and comparisons.
 ///
 /// # Errors
-/// Those of [`gemm_weights`].
+///
+/// The errors of [`gemm_weights`].
 pub fn gemm_weights_with<'a, T: Activation>(
     isa: Isa,
     weights: impl Into<QuantizedView<'a>>,
@@ -90,7 +102,7 @@ pub fn gemm_weights_with<'a, T: Activation>(
     Ok(())
 }
 
-/// Multiplies operands that were found to fit, for as many tokens as the output has room for.
+/// Multiplies checked operands. `out` determines the number of tokens.
 fn multiply<T: Element>(isa: Isa, weights: QuantizedView<'_>, activations: Elements<'_>, out: &mut [T]) {
     let (rows, cols) = (weights.rows(), weights.cols());
     let tokens = out.len() / rows;
@@ -116,7 +128,7 @@ fn multiply<T: Element>(isa: Isa, weights: QuantizedView<'_>, activations: Eleme
     });
 }
 
-/// Multiplies operands that were found to fit, for few tokens.
+/// Multiplies checked operands as few tokens.
 fn multiply_few(isa: Isa, weights: QuantizedView<'_>, activations: Elements<'_>, out: ElementsMut<'_>) {
     match (activations, out) {
         #[cfg(target_arch = "x86_64")]
@@ -134,7 +146,7 @@ fn multiply_few(isa: Isa, weights: QuantizedView<'_>, activations: Elements<'_>,
     }
 }
 
-/// Multiplies operands that were found to fit, for up to [`few_tokens::TOKENS`] tokens, by instructions for pairs.
+/// Multiplies checked operands as pairs of bf16, for up to [`few_tokens::TOKENS`] tokens.
 #[cfg(target_arch = "x86_64")]
 fn multiply_few_pairs(isa: Isa, weights: QuantizedView<'_>, activations: &[bf16], out: &mut [bf16]) {
     let (format, cols) = (weights.format(), weights.cols());
@@ -160,19 +172,19 @@ fn multiply_few_pairs(isa: Isa, weights: QuantizedView<'_>, activations: &[bf16]
     });
 }
 
-/// A product, as its tasks need it.
+/// A product, shared by its tasks.
 struct Product<'a> {
     isa: Isa,
     weights: QuantizedView<'a>,
     activations: Elements<'a>,
-    /// The activations, as they are multiplied.
+    /// The packed activations.
     x: PackedActivations,
-    /// By as many tokens as are few, the activations for rows and sums that are computed by the definition of those.
+    /// The activations packed as few tokens, [`few_tokens::TOKENS`] at a time, for the slow path.
     prepared: Vec<OnceLock<PackedTokens>>,
 }
 
 impl Product<'_> {
-    /// Some tokens' products with panels, by panel and token.
+    /// Multiplies some tokens by consecutive panels. The output is by panel, then by token.
     fn rows<T: Element>(
         &self,
         first_row: usize,
@@ -199,7 +211,7 @@ impl Product<'_> {
         }
     }
 
-    /// The products of some tokens and a panel's rows, by token, given their sums.
+    /// Rounds the products of some tokens and the rows of a panel, by token, given their sums.
     fn round_sums<T: Element>(
         &self,
         panel: &Panel<'_>,
@@ -233,7 +245,7 @@ impl Product<'_> {
         }
     }
 
-    /// A row's products with as many tokens as are few, by the definition of those.
+    /// The slow path: the products of one row and `few_tokens::TOKENS` tokens, as few tokens.
     fn few(&self, row: Row<'_>, few: usize) -> [f64; few_tokens::TOKENS] {
         let cols = self.weights.cols();
         let prepared = self.prepared[few].get_or_init(|| {
@@ -246,7 +258,7 @@ impl Product<'_> {
         sums[0]
     }
 
-    /// The definition.
+    /// The reference, for rows that do not need the slow path.
     fn reference(&self, rows: &[Row<'_>], first_token: usize, sums: &mut [TokenSums]) {
         let (cols, format) = (self.weights.cols(), self.weights.format());
         for (token, sums) in sums.iter_mut().enumerate() {

@@ -1,4 +1,4 @@
-//! Products of quantized matrices and quantized vectors, over rayon's threads.
+//! Products of quantized matrices and quantized vectors.
 
 use rayon::prelude::*;
 
@@ -11,16 +11,19 @@ use crate::error::Result;
 use crate::gemv::Batch;
 use crate::view::QuantizedView;
 
-/// Multiplies matrices with vectors, both in NVFP4 or both in MXFP4, on the CPU: `out[l, m] = Σₖ matrix[l, m,
-/// k] · vector[l, k]`, with block and global scales. See [`Batch`] for the shapes.
+/// Multiplies matrices by vectors, both in NVFP4 or both in MXFP4, on the CPU.
 ///
-/// The sum is that of [`microscale_formats::dot`]: exact in all but extreme cases, in a given order in any
-/// case, and rounded once to `T`. A GPU gives the same bits. NaN scales and infinite sums come out as
-/// canonical NaN and infinities.
+/// Computes `out[l, m] = Σₖ matrix[l, m, k] · vector[l, k]`, with block and global scales. See
+/// [`Batch`] for the shapes.
+///
+/// [`microscale_formats::dot`] defines the sum: exact in all but extreme cases, always in the same
+/// order, and rounded once to `T`. A GPU gives the same bits. NaN scales give canonical NaN, and
+/// infinite sums give infinities.
 ///
 /// # Errors
-/// [`crate::Error::Operands`] if they do not fit each other, and [`crate::Error::Length`] if `out` has fewer
-/// elements than `[L, M]`.
+///
+/// [`crate::Error::Operands`] if the operands do not match, and [`crate::Error::Length`] if `out`
+/// has fewer elements than `[L, M]`.
 pub fn gemv<'a, 'b, T: Element>(
     matrix: impl Into<QuantizedView<'a>>,
     vectors: impl Into<QuantizedView<'b>>,
@@ -30,10 +33,11 @@ pub fn gemv<'a, 'b, T: Element>(
     gemv_with(Isa::best(), matrix, vectors, batch, out)
 }
 
-/// [`gemv`] on a chosen instruction set: for tests and comparisons.
+/// [`gemv`] with a given instruction set, for tests and comparisons.
 ///
 /// # Errors
-/// Those of [`gemv`].
+///
+/// The errors of [`gemv`].
 pub fn gemv_with<'a, 'b, T: Element>(
     isa: Isa,
     matrix: impl Into<QuantizedView<'a>>,
@@ -50,7 +54,7 @@ pub fn gemv_with<'a, 'b, T: Element>(
     Ok(())
 }
 
-/// The products of operands that were found to fit.
+/// Multiplies checked operands.
 fn multiply(
     isa: Isa,
     matrix: QuantizedView<'_>,

@@ -1,4 +1,4 @@
-//! Products of quantized weights and activations of a few tokens, over rayon's threads.
+//! Products of quantized weights and few tokens.
 
 use super::isa::Isa;
 use crate::cpu::products::few_tokens::{PackedTokens, ROWS, RowSums, TOKENS};
@@ -9,17 +9,18 @@ use crate::error::Result;
 use crate::gemv::{Activation, check_weights};
 use crate::view::QuantizedView;
 
-/// Multiplies weights in NVFP4 or MXFP4 with activations that are not quantized, on the CPU: `out[n, m] = Σₖ
-/// weights[m, k] · activations[n, k]`, with block and global scales, for `tokens` rows of activations (N).
+/// Multiplies weights in NVFP4 or MXFP4 by unquantized activations of few tokens, on the CPU.
 ///
-/// `weights` is `[M, K]`, with linear scales; `activations` is `[N, K]` and `out` `[N, M]`, without gaps. Up
-/// to eight tokens share one reading of the weights.
+/// Computes `out[n, m] = Σₖ weights[m, k] · activations[n, k]`, with block and global scales, for
+/// `tokens` rows of activations (N). `weights` is `[M, K]`, with linear scales; `activations` is
+/// `[N, K]` and `out` is `[N, M]`, both without gaps. Up to eight tokens share one pass over the
+/// weights.
 ///
-/// The arithmetic is that of [`microscale_formats::weights`], which says how far it may be from the exact
-/// sum. Every CPU gives the same bits. NaN scales and activations that are not finite come out as canonical
-/// NaN and infinities.
+/// [`microscale_formats::weights`] defines the arithmetic and bounds its error. Every CPU gives the
+/// same bits. NaN scales and non-finite activations give canonical NaN and infinities.
 ///
 /// # Errors
+///
 /// [`crate::Error::Operands`] if the weights are in another format or have swizzled scales, and
 /// [`crate::Error::Length`] if `activations` or `out` have too few elements.
 pub fn gemv_weights<'a, T: Activation>(
@@ -31,10 +32,11 @@ pub fn gemv_weights<'a, T: Activation>(
     gemv_weights_with(Isa::best(), weights, activations, tokens, out)
 }
 
-/// [`gemv_weights`] on a chosen instruction set: for tests and comparisons.
+/// [`gemv_weights`] with a given instruction set, for tests and comparisons.
 ///
 /// # Errors
-/// Those of [`gemv_weights`].
+///
+/// The errors of [`gemv_weights`].
 pub fn gemv_weights_with<'a, T: Activation>(
     isa: Isa,
     weights: impl Into<QuantizedView<'a>>,
@@ -51,7 +53,7 @@ pub fn gemv_weights_with<'a, T: Activation>(
     Ok(())
 }
 
-/// Multiplies operands that were found to fit, for as many tokens as the output has room for.
+/// Multiplies checked operands. `out` determines the number of tokens.
 pub(super) fn multiply<T: Element>(
     isa: Isa,
     weights: QuantizedView<'_>,
@@ -69,11 +71,11 @@ pub(super) fn multiply<T: Element>(
     }
 }
 
-/// The products of up to [`TOKENS`] tokens, given what sums up those of up to [`ROWS`] rows.
+/// Multiplies up to [`TOKENS`] tokens. `multiply_rows` computes the sums of up to [`ROWS`] rows.
 pub(super) fn multiply_block<T: Element>(
     weights: QuantizedView<'_>,
     out: &mut [T],
-    sum_up: impl Fn(&[Row<'_>], &mut RowSums) + Sync,
+    multiply_rows: impl Fn(&[Row<'_>], &mut RowSums) + Sync,
 ) {
     let rows = weights.rows();
     let tokens = out.len() / rows;
@@ -81,9 +83,9 @@ pub(super) fn multiply_block<T: Element>(
     let mut by_row = vec![T::default(); out.len()];
     for_each_rows(weights, &mut by_row, ROWS, tokens, |first, out| {
         let mut sums = [[0.0; TOKENS]; ROWS];
-        // The last row fills up the array, and only the rows that exist are taken.
+        // Repeats the last row to fill the array. Only existing rows are passed on.
         let rows: [_; ROWS] = std::array::from_fn(|i| Row::of(weights, (first + i).min(rows - 1)));
-        sum_up(&rows[..out.len() / tokens], &mut sums);
+        multiply_rows(&rows[..out.len() / tokens], &mut sums);
         for (out, sums) in out.chunks_mut(tokens).zip(sums) {
             for (out, sum) in out.iter_mut().zip(sums) {
                 *out = scale_and_round(sum, &globals);

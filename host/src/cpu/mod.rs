@@ -2,7 +2,7 @@
 //!
 //! The modules form floors. Each imports modules on its own floor or below, never above.
 //!
-//! | floor | modules | what they do |
+//! | floor | modules | task |
 //! |---|---|---|
 //! | entry points | `quantize`, `dequantize`, `amax`, `gemv`, `gemv_weights`, `gemm_weights`, `gemm_experts` | check arguments, split the work into tasks for rayon's threads |
 //! | dispatch | `isa`, `dispatch`, `reference` | choose the instance of an instruction set, once per call |
@@ -11,14 +11,14 @@
 //! | vectors | `simd` | one trait per kind of vector, one file per trait and instruction set |
 //! | memory | `memory` | software prefetch, streaming stores |
 //!
-//! A value takes this way: an entry point hands a run of blocks to [`Isa`], `dispatch` calls the loop that was
-//! compiled for the instruction set, and the loop loads vectors and stores codes and scales.
+//! An entry point hands a run of blocks to [`Isa`]. `dispatch` calls the loop that is compiled for
+//! the instruction set. The loop loads vectors and stores codes and scales.
 //!
-//! `reference` applies the block functions of `microscale_formats` to one element at a time.
-//! `rounding::groups` computes the same bytes for sixteen blocks at a time. `blocks::vectorized` is the
-//! fallback for arithmetic that groups do not support: one block at a time, in loops that the compiler
-//! vectorizes. Tests compare every instance with the reference, bit by bit. `comparison` has the formats that
-//! exist only for comparison and needs no other module.
+//! `reference` applies the block functions of `microscale_formats` to one block at a time.
+//! `rounding::groups` computes the same bytes for sixteen blocks at a time. `blocks::vectorized` is
+//! the fallback for arithmetic that groups do not support: one block at a time, in loops that the
+//! compiler vectorizes. Tests compare every instance with the reference, bit by bit. `comparison`
+//! has the formats that exist only for comparison and needs no other module.
 
 mod amax;
 mod blocks;

@@ -1,4 +1,4 @@
-//! Products of quantized matrices: the loops over rows, panels and tokens.
+//! The loops of matrix products: quantized vectors, few tokens, and panels for many tokens.
 
 pub(super) mod activations;
 pub(super) mod dot;

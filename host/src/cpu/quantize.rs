@@ -39,10 +39,10 @@ use crate::tensor::{Quantized, QuantizedTensor};
 /// If the slice does not hold the shape: [`Error::Length`], [`Error::RowStride`] or
 /// [`Error::TooLarge`] for a [`Shape`](crate::Shape), and [`Error::StridedLength`],
 /// [`Error::ZeroStride`] or [`Error::StridedTooLarge`] for a [`Strided`](crate::Strided).
-/// [`Error::NonFinite`] if the recipe refuses a value of the input; its row and column are those of
-/// the matrix. [`Error::GlobalScale`] or [`Error::GlobalScaleDirection`] if the recipe's global
-/// scale is invalid, and [`Error::NoSearch`] if the recipe searches scales but the format has no
-/// search.
+/// [`Error::NonFinite`] if the recipe refuses a value of the input; the row and column of the error
+/// refer to the matrix. [`Error::GlobalScale`] or [`Error::GlobalScaleDirection`] if the recipe's
+/// global scale is invalid, and [`Error::NoSearch`] if the recipe searches scales but the format
+/// has no search.
 pub fn quantize<T: Element>(
     values: &[T],
     shape: impl Into<MatrixShape>,

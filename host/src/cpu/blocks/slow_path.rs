@@ -27,7 +27,7 @@ pub(in crate::cpu) fn quantize_block<T: Element, const N: usize>(
     scale
 }
 
-/// Counts the non-finite values of a block, and replaces them if the policy says so.
+/// Counts the non-finite values of a block, and replaces them if the policy is to saturate.
 #[cold]
 pub(in crate::cpu) fn replace_non_finite<T: Element, const N: usize>(
     values: [f32; N],

@@ -2,7 +2,7 @@
 //!
 //! They do not read the memory first, and they evict nothing.
 
-/// The size in bytes from which outputs bypass the caches.
+/// Outputs of this many bytes or more bypass the caches.
 ///
 /// Most last-level caches hold less. A later reader starts at the beginning of the output, which
 /// the caches would have evicted by then.

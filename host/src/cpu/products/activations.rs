@@ -1,4 +1,4 @@
-//! Activations of many tokens, in the order in which they are multiplied: a token a lane.
+//! Packs the activations of many tokens: one token per lane.
 
 use microscale_formats::dot::CHUNK;
 use microscale_formats::weights::SEGMENT;
@@ -7,10 +7,10 @@ use rayon::prelude::*;
 use crate::cpu::simd::{LANES, Lanes, Vector};
 use crate::element::{Dtype, Element};
 
-/// Tokens of a tile.
+/// Tokens per tile.
 pub(in crate::cpu) const TOKENS: usize = LANES;
 
-/// As many f32 as a vector has lanes, where no vector is in two cache lines.
+/// One f32 per lane, aligned so that a vector never crosses a cache line.
 #[derive(Clone, Copy)]
 #[repr(align(64))]
 pub(in crate::cpu) struct Aligned(pub(in crate::cpu) Lanes<f32>);
@@ -18,14 +18,14 @@ pub(in crate::cpu) struct Aligned(pub(in crate::cpu) Lanes<f32>);
 /// The elements in a word of 32 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::cpu) enum Word {
-    /// An element, as an f32.
+    /// One f32.
     F32,
-    /// Two elements in bf16, that with the even index below the other.
+    /// Two bf16. The one with the even index is in the lower bits.
     Bf16Pair,
 }
 
 impl Word {
-    /// Elements in a word.
+    /// Elements per word.
     pub(in crate::cpu) const fn elements(self) -> usize {
         match self {
             Self::F32 => 1,
@@ -34,14 +34,14 @@ impl Word {
     }
 }
 
-/// How activations are multiplied.
+/// How activations are packed and multiplied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::cpu) enum Packing {
     /// As f32.
     F32,
-    /// As pairs of bf16, which they are.
+    /// As pairs of bf16. The activations are bf16.
     Bf16Pairs,
-    /// As pairs of bf16 whose sums they are.
+    /// As pairs of bf16 whose sums are the activations.
     Bf16Tiles,
 }
 
@@ -53,7 +53,7 @@ impl Packing {
         }
     }
 
-    /// The words that an activation is in: as many bf16 as it has times eight significant bits.
+    /// Words per element: the number of bf16 that hold its significant bits, eight bits each.
     const fn parts(self, dtype: Dtype) -> usize {
         match (self, dtype) {
             (Self::Bf16Tiles, Dtype::F32) => 3,
@@ -63,21 +63,23 @@ impl Packing {
     }
 }
 
-/// Activations by segment, tile of tokens, chunk, part and word: a line has the word of each of the tile's tokens. Pairs are of
-/// [places](crate::cpu::simd::products::packed_index), single ones of elements. Rows are filled up with zeros to whole chunks, and the last
-/// tile to sixteen tokens.
+/// Packed activations, by segment, tile of tokens, chunk, part and word.
+///
+/// A line has one word of each of the tile's tokens. Pairs follow [packed
+/// positions](crate::cpu::simd::products::packed_index), single elements their index. Rows are
+/// padded with zeros to whole chunks, the last tile to sixteen tokens.
 pub(in crate::cpu) struct PackedActivations {
     packing: Packing,
     parts: usize,
     cols: usize,
     token_tiles: usize,
-    /// The lines, from the first cache line on.
+    /// The lines. They start at index `first`, which is aligned to a cache line.
     words: Vec<f32>,
     first: usize,
 }
 
 impl PackedActivations {
-    /// Given what puts a segment's activations, from a column on, into lines of zeros.
+    /// Allocates zeros, and calls `pack` with each segment's first column and its lines.
     pub(in crate::cpu) fn new(
         packing: Packing,
         dtype: Dtype,
@@ -89,7 +91,7 @@ impl PackedActivations {
         let cols_of_words = cols.next_multiple_of(CHUNK);
         let token_tiles = tokens.div_ceil(TOKENS);
         let lines_of_element = |elements: usize| elements / packing.word().elements() * parts * token_tiles;
-        // Zeros that come from the system as they are used.
+        // The system provides zeroed pages when they are first written.
         let mut words = vec![0f32; lines_of_element(cols_of_words) * LANES + LANES - 1];
         let first = words.as_ptr().align_offset(size_of::<Aligned>()).min(LANES - 1);
         let lines = words[first..].as_chunks_mut().0;
@@ -99,23 +101,23 @@ impl PackedActivations {
         Self { packing, parts, cols: cols_of_words, token_tiles, words, first }
     }
 
-    /// How they are multiplied.
+    /// How the activations are packed.
     pub(in crate::cpu) const fn packing(&self) -> Packing {
         self.packing
     }
 
-    /// Words of the same elements.
+    /// Words per element.
     pub(in crate::cpu) const fn parts(&self) -> usize {
         self.parts
     }
 
-    /// The elements of each segment of a row.
+    /// The number of elements of each segment.
     pub(in crate::cpu) fn segments(&self) -> impl Iterator<Item = usize> + use<> {
         let cols = self.cols;
         (0..cols).step_by(SEGMENT).map(move |first| (cols - first).min(SEGMENT))
     }
 
-    /// A segment's lines of some tiles of tokens, from one on.
+    /// The lines of a segment, for `tiles` tiles of tokens from `first_tile` on.
     pub(in crate::cpu) fn part(&self, segment: usize, first_tile: usize, tiles: usize) -> &[Lanes<f32>] {
         let elements = (self.cols - segment * SEGMENT).min(SEGMENT);
         let lines = |elements: usize| elements / self.packing.word().elements() * self.parts;
@@ -124,7 +126,7 @@ impl PackedActivations {
     }
 }
 
-/// Puts a segment's activations, from a column on, into lines.
+/// Packs the activations of a segment that starts at column `first`.
 #[inline(always)]
 pub(in crate::cpu) fn pack_activations<T: Element, V: Vector>(
     simd: V,
@@ -140,7 +142,7 @@ pub(in crate::cpu) fn pack_activations<T: Element, V: Vector>(
     for (tile, lines) in lines.chunks_exact_mut(lines_of_tile).enumerate() {
         for (chunk, lines) in lines.chunks_exact_mut(lines_of_chunk).enumerate() {
             let first = first + chunk * CHUNK;
-            // By part, of pairs, or by half of the chunk; and token.
+            // By part of pairs, or by half of the chunk, then by token.
             let mut words = [[simd.splat(0.0); TOKENS]; 3];
             for token in 0..TOKENS.min(tokens - tile * TOKENS) {
                 let row = &activations[(tile * TOKENS + token) * cols..][..cols];
@@ -157,7 +159,7 @@ pub(in crate::cpu) fn pack_activations<T: Element, V: Vector>(
                     Packing::F32 => [words[0][token], words[1][token]] = halves,
                     Packing::Bf16Pairs | Packing::Bf16Tiles => {
                         let mut halves = halves;
-                        // Twice for the places of elements, and then by pair.
+                        // Two rounds bring elements to packed positions, the third separates pairs.
                         for _ in 0..3 {
                             halves = simd.deinterleave(halves[0], halves[1]).into();
                         }
@@ -176,21 +178,23 @@ pub(in crate::cpu) fn pack_activations<T: Element, V: Vector>(
     }
 }
 
-/// The upper halves of numbers: bf16, cut off.
+/// Joins the upper halves of two f32 to a pair of bf16, truncated.
 #[inline(always)]
 fn pairs<V: Vector>(simd: V, even: V::Number, odd: V::Number) -> V::Number {
     let upper = simd.and(simd.bits(odd), simd.splat_bits(0xFFFF_0000));
     simd.number(simd.or(simd.shift_right(simd.bits(even), 16), upper))
 }
 
-/// The lower bits of numbers, which bf16 cuts off, exactly. Infinities leave NaN, which does no harm.
+/// What truncation to bf16 leaves, exactly. Infinities leave NaN, which ends as NaN anyway.
 #[inline(always)]
 fn rest<V: Vector>(simd: V, numbers: V::Number) -> V::Number {
     simd.sub(numbers, simd.number(simd.and(simd.bits(numbers), simd.splat_bits(0xFFFF_0000))))
 }
 
-/// Columns for rows. Each of four times the lowest bit of a number's column becomes the highest one of its row, and that of its
-/// row the highest one of its column.
+/// Transposes sixteen vectors.
+///
+/// Each round moves the lowest bit of a number's column to the top of its row, and the lowest bit
+/// of its row to the top of its column.
 #[inline(always)]
 pub(in crate::cpu) fn transposed<V: Vector>(simd: V, mut rows: [V::Number; LANES]) -> [V::Number; LANES] {
     for _ in 0..LANES.ilog2() {

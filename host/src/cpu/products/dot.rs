@@ -1,4 +1,4 @@
-//! The product of a row and a quantized vector: the definition, and the same by vectors.
+//! The dot product of two quantized rows: the reference, and the version with vectors.
 
 use microscale_formats::dot::{self, CHUNK, STREAMS, Sums};
 use microscale_formats::{E4m3, E8m0, Format};
@@ -7,7 +7,7 @@ use super::rows::Row;
 use crate::cpu::simd::products::{DoubledCodes, Products, STEP, e4m3_over_256};
 use crate::cpu::simd::{LANES, Lanes};
 
-/// The definition.
+/// The reference.
 pub(in crate::cpu) fn reference(format: Format, a: Row<'_>, b: Row<'_>) -> f64 {
     let block = format.block();
     let mut sums = Sums::default();
@@ -23,14 +23,14 @@ pub(in crate::cpu) fn reference(format: Format, a: Row<'_>, b: Row<'_>) -> f64 {
     sums.total()
 }
 
-/// A vector, ready to be multiplied with many rows.
+/// A vector, prepared to be multiplied by many rows.
 pub(in crate::cpu) struct PackedVector {
     steps: Steps,
-    /// True if a scale is NaN, and so all products.
+    /// True if a scale is NaN. Then all products are NaN.
     pub(in crate::cpu) nan: bool,
 }
 
-/// [`STEP`] bytes of codes each, the last one filled up with zeros: they add nothing.
+/// Steps of [`STEP`] bytes of codes. Zeros pad the last one.
 enum Steps {
     Nvfp4(Vec<Step<Nvfp4>>),
     Mxfp4(Vec<Step<Mxfp4>>),
@@ -41,26 +41,27 @@ struct Step<S> {
     scales: S,
 }
 
-/// The scales of sixteen blocks, as [`Products::quarters`] has them: 64 times as large, for they are
-/// multiplied with quarters and with 256ths of scales.
+/// The scales of sixteen blocks in the order of [`Products::quarters`], times 64.
+///
+/// The factor 64 makes up for quarters of sums and 256ths of the matrix's scales.
 struct Nvfp4(Lanes<f32>);
 
-/// A quarter of the scales of eight blocks.
+/// The scales of eight blocks, divided by 4.
 struct Mxfp4([f64; 8]);
 
-/// The arithmetic in which the formats differ.
+/// The arithmetic that differs between the formats.
 trait Scales {
-    /// Scales of a step.
+    /// Scales per step.
     const COUNT: usize;
 
-    /// Reads the scales from that many bytes.
+    /// Prepares the scales in `bytes`, which has [`Self::COUNT`] bytes.
     fn of(bytes: &[u8]) -> Self;
 
-    /// Adds the terms of a step, given the matrix' scales.
+    /// Adds the terms of a step, given the scale bytes of the matrix.
     fn add<V: Products>(&self, simd: V, sums: V::Sums, quarters: V::Bits, bytes: &[u8]) -> V::Sums;
 }
 
-/// The scales of blocks with an even index, then those of the others.
+/// Even blocks first, then odd blocks.
 const EVEN_THEN_ODD: [u8; LANES] = [0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15];
 
 impl Scales for Nvfp4 {
@@ -83,7 +84,7 @@ impl Scales for Mxfp4 {
     const COUNT: usize = 8;
 
     fn of(bytes: &[u8]) -> Self {
-        // A quarter of 1 is the scale of the other side.
+        // The scale of the other operand is 1, and `mxfp4_scale` includes the quarter.
         Self(std::array::from_fn(|i| dot::mxfp4_scale(E8m0::from_bits(bytes[i]), E8m0::from_bits(127))))
     }
 
@@ -114,7 +115,7 @@ fn steps<S: Scales>(vector: Row<'_>) -> Vec<Step<S>> {
     vector.codes.chunks(STEP).zip(vector.scales.chunks(S::COUNT)).map(one).collect()
 }
 
-/// The sum of a row's products with a vector, none of whose scales is NaN.
+/// The dot product of a row and a vector. No scale may be NaN.
 #[inline(always)]
 pub(in crate::cpu) fn dot<V: Products>(simd: V, row: Row<'_>, vector: &PackedVector) -> f64 {
     match &vector.steps {
@@ -123,7 +124,7 @@ pub(in crate::cpu) fn dot<V: Products>(simd: V, row: Row<'_>, vector: &PackedVec
     }
 }
 
-/// Four steps have a chunk for each stream.
+/// Adds all steps. Four steps have one chunk per stream.
 #[inline(always)]
 fn sum<V: Products, S: Scales>(simd: V, row: Row<'_>, steps: &[Step<S>]) -> f64 {
     let mut sums = [simd.no_sums(); 4];
@@ -144,7 +145,7 @@ fn sum<V: Products, S: Scales>(simd: V, row: Row<'_>, steps: &[Step<S>]) -> f64 
         codes[..last_codes.len()].copy_from_slice(last_codes);
         scales[..last_scales.len()].copy_from_slice(last_scales);
         for i in 0..4 {
-            // Not a loop over steps: the sums would no longer be in registers.
+            // A loop over the steps would not keep the sums in registers.
             if let Some(step_of) = last_steps.get(i) {
                 sums[i] =
                     step::<V, S>(simd, sums[i], &codes.as_chunks().0[i], &scales[i * S::COUNT..], step_of);

@@ -1,5 +1,6 @@
-//! Products of quantized weights and activations: sixteen chunks at a time, a lane a chunk.
-//! Several rows and tokens share what is read and decoded.
+//! Products of quantized weights and few tokens: sixteen chunks at a time, one lane per chunk.
+//!
+//! Several rows and tokens share loads and decoding.
 
 use microscale_formats::dot::{CHUNK, STREAMS, Sums};
 use microscale_formats::weights::{self, GROUP};
@@ -13,34 +14,34 @@ use crate::cpu::simd::{LANES, Lanes, Scalars};
 use crate::element::{Dtype, Element};
 use crate::elements::{Elements, by_dtype};
 
-/// Tokens that share one reading of the weights from memory.
+/// Tokens per pass over the weights.
 pub(in crate::cpu) const TOKENS: usize = 8;
 
-/// Tokens that share the decoding of weights: as many as have room for their sums in registers.
+/// Tokens per decoding of weights. Their sums fit registers.
 pub(in crate::cpu) const TOKEN_TILE: usize = 4;
 
-/// Rows that share the reading of activations.
+/// Rows that share the loads of activations.
 pub(in crate::cpu) const ROWS: usize = 4;
 
-/// Bytes of a row's codes from what is multiplied to what is asked for: about as far as memory is from a
-/// core.
+/// Prefetch distance in bytes of codes: about the latency of memory.
 pub(in crate::cpu) const AHEAD: usize = 1024;
 
-/// The sums of some rows, for each token.
+/// Sums by row and token.
 pub(in crate::cpu) type RowSums = [[f64; TOKENS]; ROWS];
 
-/// The activations of some tokens.
+/// The activations of up to [`TOKENS`] tokens, packed.
 pub(in crate::cpu) struct PackedTokens {
     token_tiles: Vec<TokenTile>,
 }
 
-/// Those of up to [`TOKEN_TILE`] tokens.
+/// The activations of up to [`TOKEN_TILE`] tokens.
 struct TokenTile {
     tokens: usize,
-    /// True if an activation's product with a 128th of a weight is exact in f32.
+    /// True if products with 128ths of weights are exact in f32.
     is_exact: bool,
-    /// By tile, element of a chunk, token and [lane](chunk_of_lane). The last tile is filled up with zeros,
-    /// and so is the last of three tokens.
+    /// By tile, element of a chunk, token and [lane](chunk_of_lane).
+    ///
+    /// Zeros pad the last tile, and a fourth token next to three.
     tiles: Vec<Aligned>,
 }
 
@@ -70,7 +71,7 @@ impl TokenTile {
         Self { tokens: places, is_exact: T::DTYPE != Dtype::F32, tiles }
     }
 
-    /// A token's activations for a group of weights.
+    /// The activations of one token for one group of weights.
     fn group(&self, token: usize, group: usize) -> [f32; GROUP] {
         let (chunk, first) = (group * GROUP / CHUNK, group * GROUP % CHUNK);
         let first = chunk / LANES * CHUNK + first;
@@ -78,7 +79,7 @@ impl TokenTile {
     }
 }
 
-/// The definition.
+/// The reference.
 pub(in crate::cpu) fn reference(format: Format, row: Row<'_>, x: &PackedTokens, sums: &mut [f64; TOKENS]) {
     for (token_tile, sums) in x.token_tiles.iter().zip(sums.as_chunks_mut::<TOKEN_TILE>().0) {
         for (token, sum) in sums[..token_tile.tokens].iter_mut().enumerate() {
@@ -97,8 +98,9 @@ pub(in crate::cpu) fn reference(format: Format, row: Row<'_>, x: &PackedTokens, 
     }
 }
 
-/// The first eight chunks' bytes of a tile's scales, or the others', where there are two a chunk: the first
-/// or the second.
+/// The order that picks the scales of chunks 0 to 7 or 8 to 15 (`half`) for [`Products::bytes`].
+///
+/// Chunks have two scales here; `group` selects one.
 const fn order(half: usize, group: usize) -> [u8; LANES] {
     let mut order = [0x80; LANES];
     let mut lane = 0;
@@ -112,12 +114,12 @@ const fn order(half: usize, group: usize) -> [u8; LANES] {
     order
 }
 
-/// What the formats do differently.
+/// The arithmetic that differs between the formats.
 trait Scales {
-    /// Scales of a tile.
+    /// Scales per tile.
     const COUNT: usize;
 
-    /// Twice the scales of the chunks' first groups, and of the second.
+    /// Twice the scales of the first group of each chunk, and of the second group.
     fn doubled<V: Products>(simd: V, bytes: &[u8]) -> [V::Number; 2];
 }
 
@@ -161,7 +163,7 @@ impl Scales for Mxfp4 {
     }
 }
 
-/// The sums of rows' products with each token's activations.
+/// The dot products of rows with each token's activations.
 #[inline(always)]
 pub(in crate::cpu) fn multiply<V: Products>(
     simd: V,
@@ -170,7 +172,7 @@ pub(in crate::cpu) fn multiply<V: Products>(
     x: &PackedTokens,
     sums: &mut RowSums,
 ) {
-    // Not scales that are NaN, or whose double is no number: of MXFP4 one more.
+    // NaN scales need the reference, and so do scales of MXFP4 whose double overflows.
     let doubled = |most: u8| if format == Format::Mxfp4 { most.saturating_add(1) } else { most };
     let common = |row: &Row<'_>| !format.is_nan_scale(doubled(row.max_scale()));
     if let Ok(all) = rows.try_into()
@@ -217,7 +219,7 @@ fn multiply_token_tiles<V: Products, S: Scales, const R: usize>(
     }
 }
 
-/// Two tiles have a chunk for each stream.
+/// Multiplies rows with a tile of tokens. Two tiles of codes have one chunk per stream.
 #[inline(always)]
 fn multiply_token_tile<V: Products, S: Scales, const N: usize, const R: usize>(
     simd: V,
@@ -238,7 +240,7 @@ fn multiply_token_tile<V: Products, S: Scales, const N: usize, const R: usize>(
             for r in 0..R {
                 codes[r] = &rows[r].codes.as_chunks().0[2 * pair + i];
                 scales[r] = &rows[r].scales[(2 * pair + i) * S::COUNT..];
-                // Other token tiles find the weights in a cache.
+                // The first token tile brings the weights into the cache.
                 if first == 0 {
                     prefetch_ahead::<S>(rows[r], 2 * pair + i, R);
                 }
@@ -277,9 +279,10 @@ fn multiply_token_tile<V: Products, S: Scales, const N: usize, const R: usize>(
     }
 }
 
-/// Asks for what is [`AHEAD`] of a tile, which at the end of some rows is what as many others begin with, and
-/// for those rows' scales, which are looked through first. Processors do not read ahead far enough in so many
-/// places.
+/// Prefetches the codes [`AHEAD`] bytes after a tile, and the scales of the next `rows` rows.
+///
+/// At the end of a row, the codes are the start of the next `rows` rows. Hardware prefetchers do
+/// not run far enough ahead in this many streams.
 #[inline(always)]
 fn prefetch_ahead<S: Scales>(row: Row<'_>, tile: usize, rows: usize) {
     let ahead = tile * TILE + AHEAD;
@@ -315,7 +318,7 @@ fn tile<V: Products, S: Scales, const N: usize, const R: usize>(
                 for token in 0..N {
                     let x = simd.load(&x[(8 * column + i) * N + token].0);
                     for r in 0..R {
-                        // Where the product is exact, both are the same.
+                        // Both are equal if the product is exact.
                         sums[r][token] = if V::FUSED || !is_exact {
                             simd.fma(fractions[r][i], x, sums[r][token])
                         } else {
@@ -333,14 +336,14 @@ fn tile<V: Products, S: Scales, const N: usize, const R: usize>(
     }
 }
 
-/// [`weights::total`] of streams that lie as [lanes](chunk_of_lane) do.
+/// [`weights::total`] of streams in the order of [lanes](chunk_of_lane).
 #[inline(always)]
 fn total(first: Lanes<f32>, second: Lanes<f32>) -> f64 {
     let mut sums = [0.0; LANES];
     for lane in 0..LANES {
         sums[lane] = f64::from(first[lane]) + f64::from(second[lane]);
     }
-    // Four lanes in a row are chunks 4 apart.
+    // Adjacent lanes hold chunks that are 4 apart.
     let mut quarters = [0.0; 4];
     for i in 0..4 {
         quarters[i] = (sums[4 * i] + sums[4 * i + 2]) + (sums[4 * i + 1] + sums[4 * i + 3]);

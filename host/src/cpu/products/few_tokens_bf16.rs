@@ -1,5 +1,6 @@
-//! Products of quantized weights and activations of a few tokens in bf16, by instructions that multiply and add
-//! pairs: sixteen groups of 16 elements at a time, a lane a group.
+//! Products of quantized weights and few tokens in bf16, by AVX-512 BF16.
+//!
+//! Sixteen groups of 16 elements at a time, one lane per group.
 
 use half::bf16;
 use microscale_formats::Format;
@@ -13,19 +14,20 @@ use crate::cpu::simd::products::{Products, STEP, e4m3_over_256};
 use crate::cpu::simd::{Avx512, Avx512Bf16, LANES, Vector};
 use std::arch::x86_64::__m512;
 
-/// Words of a lane: pairs of a group.
+/// Words of a group: pairs of elements.
 const WORDS: usize = GROUP / Word::Bf16Pair.elements();
 
-/// The activations of some tokens.
+/// The activations of up to [`TOKENS`] tokens, packed.
 pub(in crate::cpu) struct PackedTokenPairs {
     token_tiles: Vec<TokenTile>,
 }
 
-/// Those of up to [`TOKEN_TILE`] tokens.
+/// The activations of up to [`TOKEN_TILE`] tokens.
 struct TokenTile {
     tokens: usize,
-    /// By step, word of a group, token and group. The last step is filled up with zeros, and so is the last of
-    /// three tokens.
+    /// By step, word of a group, token and group.
+    ///
+    /// Zeros pad the last step, and a fourth token next to three.
     words: Vec<Aligned>,
 }
 
@@ -58,14 +60,15 @@ impl TokenTile {
     }
 }
 
-/// The elements of a group that a word has: a half of the group has four words, and the nibbles of 16 bits are
-/// one of each.
+/// The elements of a group that a word has.
+///
+/// Half a group has four words. The codes in 16 bits belong to one word each.
 const fn elements(word: usize) -> [usize; 2] {
     let first = word / 4 * 8 + word % 4;
     [first, first + 4]
 }
 
-/// The sums of rows' products with each token's activations; not of rows with scales that are NaN.
+/// The dot products of rows with each token's activations. No scale may be NaN.
 #[inline(always)]
 pub(in crate::cpu) fn multiply(
     pairs: Avx512Bf16,
@@ -74,7 +77,7 @@ pub(in crate::cpu) fn multiply(
     x: &PackedTokenPairs,
     sums: &mut RowSums,
 ) {
-    // The last row fills up the array.
+    // Repeats the last row to fill the array.
     let all: [_; ROWS] = std::array::from_fn(|i| rows[i.min(rows.len() - 1)]);
     for (i, tile) in x.token_tiles.iter().enumerate() {
         let first = i * TOKEN_TILE;
@@ -108,7 +111,7 @@ fn multiply_tile<const NVFP4: bool, const N: usize>(
             for r in 0..ROWS {
                 codes[r] = &rows[r].codes.as_chunks().0[i];
                 bytes[r] = rows[r].scales[i * scales_per_step..].first_chunk().unwrap_or(&[0; LANES]);
-                // Other token tiles find the weights in a cache.
+                // The first token tile brings the weights into the cache.
                 if first == 0 {
                     prefetch_ahead(rows[r], i);
                 }
@@ -153,7 +156,7 @@ fn multiply_tile<const NVFP4: bool, const N: usize>(
     }
 }
 
-/// The codes and scales that rows have left at a step, and zeros.
+/// The remaining codes and scales of rows, padded with zeros.
 #[cold]
 fn pad_with_zeros(
     rows: [Row<'_>; ROWS],
@@ -172,7 +175,7 @@ fn pad_with_zeros(
     })
 }
 
-/// The scales of a step's groups: a 256th of NVFP4's, twice MXFP4's.
+/// The scales of a step's groups: divided by 256 for NVFP4, doubled for MXFP4.
 #[inline(always)]
 fn scales_of<const NVFP4: bool>(simd: Avx512, bytes: &[u8; LANES]) -> __m512 {
     const EACH: [u8; LANES] = {
@@ -200,7 +203,8 @@ fn scales_of<const NVFP4: bool>(simd: Avx512, bytes: &[u8; LANES]) -> __m512 {
     }
 }
 
-/// Asks for what is [`AHEAD`] of a step, which at the end of some rows is what as many others begin with.
+/// Prefetches the codes [`AHEAD`] bytes after a step. At the end of a row, these start the next
+/// rows.
 #[inline(always)]
 fn prefetch_ahead(row: Row<'_>, step: usize) {
     let ahead = step * STEP + AHEAD;

@@ -1,4 +1,4 @@
-//! Products of decoded weights and activations of many tokens by vectors: a token a lane, several rows and tiles at once.
+//! The microkernel over vectors: one token per lane, several rows and tiles of tokens in registers.
 
 use super::activations::{Aligned, Word};
 use super::panels::{Lines, Microkernel, ROWS, lines_per_chunk};
@@ -17,7 +17,7 @@ pub(in crate::cpu) trait MultiplyAdd<V: Products> {
     fn add(&self, simd: V, sum: V::Number, weights: V::Number, x: V::Number) -> V::Number;
 }
 
-/// f32.
+/// Single elements as f32.
 pub(in crate::cpu) struct F32Terms;
 
 impl<V: Products> MultiplyAdd<V> for F32Terms {
@@ -43,7 +43,7 @@ impl MultiplyAdd<Avx512> for Bf16Terms {
     }
 }
 
-/// Products by vectors of these terms.
+/// The microkernel over vectors of these terms.
 pub(in crate::cpu) struct VectorMicrokernel<A>(pub(in crate::cpu) A);
 
 impl<V: Products, A: MultiplyAdd<V>> Microkernel<V> for VectorMicrokernel<A> {
@@ -75,7 +75,7 @@ impl<V: Products, A: MultiplyAdd<V>> Microkernel<V> for VectorMicrokernel<A> {
     }
 }
 
-/// R rows, of those that are as many together, and T tiles.
+/// Multiplies block `rows` of `R` rows by `T` tiles of tokens.
 #[inline(always)]
 fn multiply_block<V: Products, A: MultiplyAdd<V>, const R: usize, const T: usize>(
     simd: V,
@@ -89,7 +89,7 @@ fn multiply_block<V: Products, A: MultiplyAdd<V>, const R: usize, const T: usize
     let mut of_segment = [[simd.splat(0.0); T]; R];
     for (chunk, weights) in weights.chunks_exact(lines).enumerate() {
         for i in 0..LANES * lines {
-            // Elements come in order, and pairs as they lie.
+            // Single elements are added in order, pairs at their packed positions.
             let (line, word) = match A::WORD {
                 Word::F32 => (packed_index(i) % 2, packed_index(i) / 2),
                 Word::Bf16Pair => (0, i),

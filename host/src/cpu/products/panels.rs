@@ -1,5 +1,6 @@
-//! Products of quantized weights and activations of many tokens: panels of rows, whose weights are decoded once for all tokens
-//! of a task, row by row.
+//! Products of quantized weights and many tokens.
+//!
+//! Rows form panels. The weights of a panel are decoded once per segment, for all tokens of a task.
 
 use microscale_formats::dot::CHUNK;
 use microscale_formats::weights::{self, SEGMENT};
@@ -13,40 +14,40 @@ use crate::cpu::simd::products::Products;
 use crate::cpu::simd::{LANES, Lanes, Scalars};
 use crate::element::Element;
 
-/// Rows of a panel.
+/// Rows per panel.
 pub(in crate::cpu) const ROWS: usize = 48;
 
-/// Chunks of a segment.
+/// Chunks per segment.
 const CHUNKS: usize = SEGMENT / CHUNK;
 
 /// Bytes of a segment's codes.
 const CODES: usize = SEGMENT / 2;
 
-/// Bytes of a row's codes from what is decoded to what is asked for.
+/// Prefetch distance in bytes of a row's codes.
 const AHEAD: usize = 256;
 
 /// The sums of a token, by row.
 pub(in crate::cpu) type TokenSums = [f32; ROWS];
 
-/// The words of a line of each row, or the sums of a tile's tokens with it.
+/// One vector per row: a line of decoded words, or the sums of a tile's tokens.
 pub(in crate::cpu) type Lines = [Aligned; ROWS];
 
 const NO_SUMS: Lines = [Aligned([0.0; LANES]); ROWS];
 
-/// Rows that are multiplied together.
+/// Rows that are multiplied together, with their largest scale bytes.
 pub(in crate::cpu) struct Panel<'a> {
     rows: [Row<'a>; ROWS],
     largest: [u8; ROWS],
 }
 
 impl<'a> Panel<'a> {
-    /// Up to [`ROWS`] rows; the last one fills up the array.
+    /// Makes a panel of up to [`ROWS`] rows. The last row fills the array.
     pub(in crate::cpu) fn of(rows: &[Row<'a>]) -> Self {
         let rows: [_; ROWS] = std::array::from_fn(|i| rows[i.min(rows.len() - 1)]);
         Self { rows, largest: rows.map(Row::max_scale) }
     }
 
-    /// The number that the sums of each row come under.
+    /// The factor of each row's sums.
     pub(in crate::cpu) fn factors(&self, format: Format) -> [f64; ROWS] {
         self.largest.map(|largest| match format {
             Format::Nvfp4 => weights::NVFP4_FACTOR,
@@ -54,13 +55,13 @@ impl<'a> Panel<'a> {
         })
     }
 
-    /// Returns for each row whether weights under their scales are no numbers, or below those of f32.
+    /// Returns for each row whether it [needs the slow path](needs_slow_path).
     pub(in crate::cpu) fn slow_rows(&self, format: Format) -> [bool; ROWS] {
         std::array::from_fn(|i| needs_slow_path(format, self.rows[i], self.largest[i]))
     }
 }
 
-/// Returns whether weights of a row under their scales are no numbers, or below those of f32.
+/// Returns whether weights under their scales are NaN or subnormal, relative to the largest scale.
 pub(in crate::cpu) fn needs_slow_path(format: Format, row: Row<'_>, largest: u8) -> bool {
     if format.is_nan_scale(largest) {
         return true;
@@ -69,7 +70,7 @@ pub(in crate::cpu) fn needs_slow_path(format: Format, row: Row<'_>, largest: u8)
         return false;
     }
     let below = |scale: u8| largest - scale > weights::SPAN;
-    // Most rows have no such scale, or only over zeros.
+    // Most rows have no such scale, or only blocks of zeros under it.
     below(row.scales.iter().fold(largest, |least, scale| least.min(*scale)))
         && row
             .codes
@@ -78,8 +79,9 @@ pub(in crate::cpu) fn needs_slow_path(format: Format, row: Row<'_>, largest: u8)
             .any(|(codes, scale)| below(*scale) && codes.iter().any(|codes| codes & 0x77 != 0))
 }
 
-/// Rounds the products of some tokens and all rows, by token, given their sums and the rows' factors. Returns false if some are no
-/// numbers, and then none counts.
+/// Rounds the products of some tokens and all rows, by token, given sums and factors.
+///
+/// Returns false if a product is not finite. Then none of the output is valid.
 #[inline(always)]
 pub(in crate::cpu) fn round_sums<T: Element>(
     sums: &[TokenSums],
@@ -98,7 +100,7 @@ pub(in crate::cpu) fn round_sums<T: Element>(
     are_finite
 }
 
-/// The definition, for a row that is not [unusual](needs_slow_path).
+/// The reference, for a row that does not [need the slow path](needs_slow_path).
 pub(in crate::cpu) fn reference(format: Format, row: Row<'_>, x: &[f32]) -> f32 {
     let largest = E8m0::from_bits(row.max_scale());
     let scaled = |(k, code): (usize, E2m1)| {
@@ -114,21 +116,24 @@ pub(in crate::cpu) fn reference(format: Format, row: Row<'_>, x: &[f32]) -> f32 
     segments.fold(0.0, |sum, (weights, x)| sum + weights::segment::<Scalars>(weights, x))
 }
 
-/// Multiplies a segment's decoded weights: what instruction sets do each in their way.
+/// Multiplies a segment of decoded weights by tiles of tokens.
 pub(in crate::cpu) trait Microkernel<V: Products> {
     /// The words that weights are decoded to.
     const WORD: Word;
 
-    /// Adds the products with some tiles of tokens to their sums, by tile and row. A chunk of weights has a line of pairs of
-    /// [places](crate::cpu::simd::products::packed_index), or one of the even places and one of the odd ones.
+    /// Adds the products with some tiles of tokens to their sums, by tile and row.
+    ///
+    /// Each chunk of weights has one line of pairs at [packed
+    /// positions](crate::cpu::simd::products::packed_index), or two lines of single elements: even
+    /// positions, then odd positions.
     fn add(&self, simd: V, x: &[Lanes<f32>], weights: &[Lines], sums: &mut [Lines]);
 }
 
-/// Memory for a task, which the next one takes over.
+/// Buffers of a task, reused by the thread's next task.
 pub(in crate::cpu) struct Scratch {
-    /// A segment's weights.
+    /// The decoded weights of a segment.
     decoded: Vec<Lines>,
-    /// By panel and tile of tokens.
+    /// Sums by panel and tile of tokens.
     sums: Vec<Lines>,
 }
 
@@ -138,7 +143,7 @@ impl Scratch {
     }
 }
 
-/// Panels, and the activations that they meet from a tile of tokens on.
+/// Panels, and the activations to multiply, from tile `first_tile` on.
 pub(in crate::cpu) struct Operands<'a> {
     pub(in crate::cpu) format: Format,
     pub(in crate::cpu) panels: &'a [Panel<'a>],
@@ -146,7 +151,7 @@ pub(in crate::cpu) struct Operands<'a> {
     pub(in crate::cpu) first_tile: usize,
 }
 
-/// Sets the sums of some tokens, by panel and token.
+/// Computes the sums of some tokens, by panel and token.
 #[inline(always)]
 pub(in crate::cpu) fn multiply<V: Products, P: Microkernel<V>>(
     simd: V,
@@ -190,7 +195,7 @@ fn multiply_format<V: Products, P: Microkernel<V>, const NVFP4: bool>(
     }
 }
 
-/// The sums of a tile's tokens, as many as there are, by token.
+/// Transposes the sums of a tile. `sums` has the number of tokens.
 #[inline(always)]
 fn by_token<V: Products>(simd: V, tile_sums: &Lines, sums: &mut [TokenSums]) {
     for (i, of_rows) in tile_sums.as_chunks::<LANES>().0.iter().enumerate() {
@@ -204,7 +209,7 @@ fn by_token<V: Products>(simd: V, tile_sums: &Lines, sums: &mut [TokenSums]) {
     }
 }
 
-/// Decodes a segment of each row, as many lines as there is room for.
+/// Decodes a segment of each row of a panel. `decoded` has the lines of the segment.
 #[inline(always)]
 fn decode<V: Products, P: Microkernel<V>, const NVFP4: bool>(
     simd: V,
@@ -219,7 +224,7 @@ fn decode<V: Products, P: Microkernel<V>, const NVFP4: bool>(
         prefetch_ahead(*row, segment * CODES);
         let codes = &row.codes[segment * CODES..];
         let scales = &row.scales[segment * scales_per_segment..];
-        // Lengths that are known do without checks.
+        // Slices of constant length need no bounds checks.
         if let Some(codes) = codes.first_chunk()
             && scales.len() >= scales_per_segment
             && decoded.len() == lines_per_segment
@@ -234,7 +239,7 @@ fn decode<V: Products, P: Microkernel<V>, const NVFP4: bool>(
     }
 }
 
-/// Fills the codes and scales of a row's last segment up with zeros.
+/// Pads the codes and scales of a row's last segment with zeros.
 #[cold]
 fn pad_with_zeros(codes: &[u8], scales: &[u8]) -> ([u8; CODES], [u8; 2 * CHUNKS]) {
     let mut filled = ([0; CODES], [0; 2 * CHUNKS]);
@@ -243,12 +248,12 @@ fn pad_with_zeros(codes: &[u8], scales: &[u8]) -> ([u8; CODES], [u8; 2 * CHUNKS]
     filled
 }
 
-/// The lines of a chunk.
+/// Lines per chunk.
 pub(in crate::cpu) const fn lines_per_chunk(word: Word) -> usize {
     CHUNK / word.elements() / LANES
 }
 
-/// Decodes a segment of row i.
+/// Decodes a segment of row `i`.
 #[inline(always)]
 fn decode_row<V: Products, P: Microkernel<V>, const NVFP4: bool>(
     simd: V,
@@ -276,8 +281,10 @@ fn decode_row<V: Products, P: Microkernel<V>, const NVFP4: bool>(
     }
 }
 
-/// Asks for what is [`AHEAD`] of a byte, which at the end of some rows is what as many others begin with: processors
-/// do not read ahead in so many places.
+/// Prefetches the codes [`AHEAD`] bytes after `byte`. At the end of a row, these start the next
+/// panel.
+///
+/// Hardware prefetchers do not follow this many streams.
 #[inline(always)]
 fn prefetch_ahead(row: Row<'_>, byte: usize) {
     let ahead = byte + AHEAD;

@@ -1,4 +1,4 @@
-//! Rows of quantized matrices that are multiplied: over rayon's threads, and the rounding of their sums.
+//! Rows of quantized matrices: splitting them into tasks, and rounding their sums.
 
 use microscale_formats::{GlobalScale, dot};
 use rayon::prelude::*;
@@ -6,23 +6,25 @@ use rayon::prelude::*;
 use crate::element::{Dtype, Element};
 use crate::view::QuantizedView;
 
-/// Codes that a task goes through, at least: as much as the input of one that quantizes is.
+/// Bytes of codes per task, similar to the input of a quantizing task.
 const TASK_BYTES: usize = 64 << 10;
 
-/// Calls `few` for each few rows of a matrix, with the number of the first and their part of an output, which
-/// has so many elements a row: on this thread if there is little to do.
+/// Calls `multiply_rows` for every `rows` rows, with the index of the first row and the output of
+/// these rows.
+///
+/// `out` has `outputs` elements per row. Small matrices stay on this thread.
 pub(in crate::cpu) fn for_each_rows<T: Send>(
     matrix: QuantizedView<'_>,
     out: &mut [T],
     rows: usize,
     outputs: usize,
-    few: impl Fn(usize, &mut [T]) + Sync,
+    multiply_rows: impl Fn(usize, &mut [T]) + Sync,
 ) {
     let row_codes = matrix.blocks_per_row() * matrix.format().block_bytes();
     let rows_per_task = (TASK_BYTES / row_codes.max(1)).max(1).next_multiple_of(rows);
     let task = |(task, out): (usize, &mut [T])| {
         for (i, out) in out.chunks_mut(rows * outputs).enumerate() {
-            few(task * rows_per_task + i * rows, out);
+            multiply_rows(task * rows_per_task + i * rows, out);
         }
     };
     if out.len() <= rows_per_task * outputs {
@@ -31,7 +33,7 @@ pub(in crate::cpu) fn for_each_rows<T: Send>(
     out.par_chunks_mut(rows_per_task * outputs).enumerate().for_each(task);
 }
 
-/// A row of a tensor.
+/// A row of a quantized tensor.
 #[derive(Clone, Copy)]
 pub(in crate::cpu) struct Row<'a> {
     pub(in crate::cpu) codes: &'a [u8],
@@ -48,13 +50,13 @@ impl<'a> Row<'a> {
         }
     }
 
-    /// The largest scale byte: in both formats NaN is above all numbers.
+    /// The largest scale byte. In both formats, NaN is above all numbers.
     pub(in crate::cpu) fn max_scale(self) -> u8 {
         self.scales.iter().fold(0, |max_scale, scale| max_scale.max(*scale))
     }
 }
 
-/// A sum under global scales, one after the other, rounded.
+/// Multiplies a sum by global scales, one after the other, and rounds it to `T`.
 #[inline(always)]
 pub(in crate::cpu) fn scale_and_round<T: Element>(sum: f64, globals: &[Option<GlobalScale>]) -> T {
     let sum = globals.iter().fold(sum, |sum, global| dot::scaled(sum, *global));

@@ -1,5 +1,6 @@
-//! Products of quantized weights and activations of many tokens by matrix tiles, which multiply bf16: a tile has the pairs of
-//! sixteen rows of weights, or of sixteen tokens.
+//! The microkernel over matrix tiles of bf16.
+//!
+//! A tile has the pairs of sixteen rows of weights, or of sixteen tokens.
 
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 mod amx;
@@ -14,25 +15,26 @@ use super::panels::{Lines, Microkernel, ROWS};
 use crate::cpu::simd::products::Products;
 use crate::cpu::simd::{LANES, Lanes};
 
-/// The panels of a task: one after the other meets the activations of a segment, which a core's second-level cache
-/// keeps that long. Fewer, if some threads would have nothing to do.
+/// Panels per task. They share a segment of activations while it is in the L2 cache.
+///
+/// Fewer if threads would otherwise be idle.
 pub(in crate::cpu) fn panels(of_all_rows: usize) -> usize {
     (of_all_rows / (4 * rayon::current_num_threads())).clamp(1, 4)
 }
 
-/// Pairs of sixteen tokens: the word of each in a line.
+/// The pairs of sixteen tokens: one line per word.
 type Tile = [Lanes<f32>; LANES];
 
-/// Instructions that multiply tiles, or their emulation.
+/// Matrix tiles, or their emulation.
 pub(in crate::cpu) trait TileUnit {
-    /// Sets the sums of a tile's tokens, by row, to those of its products with a segment of weights.
+    /// Multiplies a tile of tokens by a segment of weights, and stores the sums by row.
     ///
-    /// There are `parts` tiles for each line of weights. The order is that of
-    /// [`microscale_formats::weights`]: tile after tile from zero.
+    /// Each line of weights has `parts` tiles in `x`. The sums start at zero and add tile after
+    /// tile, in the order of [`microscale_formats::weights`].
     fn multiply(&self, x: &[Tile], parts: usize, weights: &[Lines], sums: &mut Lines);
 }
 
-/// Products by these instructions of activations that are the sums of so many bf16.
+/// The microkernel over tiles, for activations that are sums of `parts` bf16.
 pub(in crate::cpu) struct TileMicrokernel<'a, T> {
     pub(in crate::cpu) tiles: &'a T,
     pub(in crate::cpu) parts: usize,

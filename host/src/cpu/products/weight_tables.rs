@@ -1,5 +1,6 @@
-//! The weights of all codes under all block scales, in bf16, where decoding looks them up: products of six significant bits
-//! are exact in it, and nothing is left to multiply.
+//! Lookup tables for decoding: the bf16 of all weights under all block scales.
+//!
+//! A weight times its scale has six significant bits, so it is exact in bf16.
 
 use std::sync::LazyLock;
 
@@ -7,7 +8,7 @@ use microscale_formats::{E2m1x2, E4m3, E8m0, Format, weights};
 
 use crate::cpu::simd::products::Table;
 
-/// A table for each place that a scale can have.
+/// One table per scale, by the index of [`Self::at`].
 #[repr(align(64))]
 pub(in crate::cpu) struct WeightTables([Table; 256]);
 
@@ -38,7 +39,8 @@ impl WeightTables {
         Self(tables)
     }
 
-    /// The table of a scale: at its byte in NVFP4, at how far it is below the row's largest in MXFP4.
+    /// The table of a scale. The index is its byte in NVFP4, and its distance to the row's largest
+    /// scale in MXFP4.
     #[inline(always)]
     pub(in crate::cpu) fn at<const NVFP4: bool>(&self, scale: u8, largest: u8) -> &Table {
         &self.0[usize::from(if NVFP4 { scale } else { largest.saturating_sub(scale) })]

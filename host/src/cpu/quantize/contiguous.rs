@@ -83,7 +83,7 @@ impl ContiguousRequest<'_> {
         tasks.map(one).reduce(Report::default, Report::plus)
     }
 
-    /// Quantizes as many blocks as the output holds, starting at block `first`.
+    /// Fills the output with blocks, starting at block `first`.
     fn blocks(&self, partition: &Partition, first: usize, mut output: Output<'_>) -> Report {
         let Self { isa, shape, ref params, importance, .. } = *self;
         let mut report = Report::default();

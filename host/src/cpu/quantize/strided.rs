@@ -80,7 +80,7 @@ impl<T: Element> StridedRequest<'_, T> {
         reports.reduce(Report::default, Report::plus)
     }
 
-    /// Quantizes as many rows as the output holds, starting at row `first`.
+    /// Fills the output with rows, starting at row `first`.
     fn rows(&self, first: usize, mut output: Output<'_>, row_blocks: usize, tile: &mut Vec<T>) -> Report {
         let count = output.scales.len() / row_blocks;
         let mut report = Report::default();

@@ -93,7 +93,7 @@ impl FormatParams {
         }
     }
 
-    /// The thresholds with which 16-bit values are compared.
+    /// The thresholds of 16-bit values.
     #[inline(always)]
     pub(in crate::cpu) fn thresholds<T: Element, V: Vector>(&self, simd: V) -> Arc<Thresholds> {
         match self {

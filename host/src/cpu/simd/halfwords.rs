@@ -76,7 +76,7 @@ pub(in crate::cpu) trait HalfwordVector: Copy {
     /// The largest magnitude of all lanes.
     fn max_halfword(self, magnitudes: Self::Halfwords) -> u16;
 
-    /// The maxima of the lanes `i` and `i + 16` of `a`, then those of `b`.
+    /// The maxima of the lanes `i` and `i + 16`: of `a`, then of `b`.
     fn fold_halfwords(self, a: Self::Halfwords, b: Self::Halfwords) -> Self::Halfwords;
 
     /// The largest magnitude of each half of each vector, in order.

@@ -100,7 +100,7 @@ pub(in crate::cpu) trait Vector: HalfwordVector<Bits: Copy> {
     /// The larger integer of each lane.
     fn max_bits(self, a: Self::Bits, b: Self::Bits) -> Self::Bits;
 
-    /// The maxima of the lanes `i` and `i + 8` of `a`, then those of `b`.
+    /// The maxima of the lanes `i` and `i + 8`: of `a`, then of `b`.
     fn fold_max(self, a: Self::Bits, b: Self::Bits) -> Self::Bits;
 
     /// The largest integer of each half of each vector, in order.

@@ -1,4 +1,4 @@
-//! Activations in every form against their parts.
+//! Packed activations against their definition.
 
 use half::{bf16, f16};
 
@@ -17,7 +17,7 @@ fn columns_become_rows() {
     }
 }
 
-/// Checks that the parts of each activation come to it, at its place, and that there are zeros elsewhere.
+/// Checks that the parts of each activation add up to it at its position, and that padding is zero.
 fn check_parts<T: Element>(wrap: impl Fn(&[T]) -> Elements<'_>, exponents: std::ops::Range<u32>) {
     let mut random = fastrand::Rng::with_seed(13);
     for (cols, tokens) in [(1, 9), (33, 16), (256, 17), (300, 40), (800, 3)] {
@@ -62,7 +62,7 @@ fn check_parts<T: Element>(wrap: impl Fn(&[T]) -> Elements<'_>, exponents: std::
 
 #[test]
 fn parts_come_to_the_activations() {
-    // f32 from where the lowest bits are normal numbers.
+    // From this exponent on, the lowest bits of an f32 are normal numbers.
     check_parts::<f32>(|values| Elements::F32(values), 24..255);
     check_parts::<f16>(|values| Elements::F16(values), 90..143);
     check_parts::<bf16>(|values| Elements::Bf16(values), 1..255);

@@ -1,4 +1,4 @@
-//! Tiles by Intel AMX with BF16, where Linux permits them.
+//! Matrix tiles of Intel AMX with BF16, where Linux permits them.
 
 use std::arch::asm;
 use std::arch::x86_64::__cpuid_count;
@@ -9,13 +9,15 @@ use super::{Tile, TileUnit};
 use crate::cpu::products::panels::{Lines, ROWS};
 use crate::cpu::simd::LANES;
 
-/// A thread's tiles, configured as long as this lives: all of sixteen rows of 64 bytes.
+/// The tiles of this thread, configured to sixteen rows of 64 bytes while this value lives.
+///
+/// Invariant: [`Self::is_permitted`] holds, and this is the only value of its thread.
 pub(in crate::cpu) struct Amx {
-    /// The configuration is the thread's.
+    /// The configuration belongs to the thread, so the value must not leave it.
     _thread: PhantomData<*const ()>,
 }
 
-/// The configuration that LDTILECFG reads.
+/// The operand of LDTILECFG.
 #[repr(C, align(64))]
 struct Configuration {
     palette: u8,
@@ -26,23 +28,24 @@ struct Configuration {
 }
 
 impl Amx {
-    /// Returns whether this process may use tiles: processor and system have them, and the system permits them. It is asked once.
+    /// Returns whether this process may use tiles. Asks the CPU and Linux once.
     pub(in crate::cpu) fn is_permitted() -> bool {
         static PERMITTED: OnceLock<bool> = OnceLock::new();
         *PERMITTED.get_or_init(|| is_there() && permit())
     }
 
-    /// Configures this thread's tiles.
+    /// Configures the tiles of this thread.
     ///
     /// # Safety
-    /// [`Self::is_permitted`], and no other value of this type on this thread.
+    /// [`Self::is_permitted`] returned true, and this thread has no other value of this type.
     pub(in crate::cpu) unsafe fn configure() -> Self {
         let mut configuration =
             Configuration { palette: 1, start_row: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
         configuration.row_bytes[..8].fill(size_of::<[u16; 32]>() as u16);
         configuration.rows[..8].fill(LANES as u8);
-        // SAFETY: the instruction is there, and the system permits it. It reads the 64 bytes of the configuration, which names the
-        // eight tiles of palette 1 within the sizes that `is_there` has found. Compiled code uses no tiles but this file's.
+        // SAFETY: the caller promises that Linux permits tiles, so the CPU has the instruction. It
+        // reads the 64 bytes of `configuration`, which names eight tiles of palette 1 within the
+        // limits that `is_there` checked. Compiled code uses no tiles outside this file.
         unsafe {
             asm!("ldtilecfg [{}]", in(reg) &raw const configuration, options(nostack, readonly, preserves_flags))
         };
@@ -52,20 +55,22 @@ impl Amx {
 
 impl Drop for Amx {
     fn drop(&mut self) {
-        // SAFETY: there are tiles, as this value was made, and no other value counts on their configuration.
+        // SAFETY: `configure` made this value, so the CPU has tiles. The thread has no other value
+        // that needs the configuration.
         unsafe { asm!("tilerelease", options(nostack, nomem, preserves_flags)) };
     }
 }
 
-/// Returns whether processor and system have tiles of sixteen rows of 64 bytes, and BF16 for them.
+/// Returns whether the CPU and the system have tiles of sixteen rows of 64 bytes, and BF16 for
+/// them.
 fn is_there() -> bool {
     const OSXSAVE: u32 = 1 << 27;
     const AMX_BF16: u32 = 1 << 22;
     const AMX_TILE: u32 = 1 << 24;
-    // The states of the configuration and of the tiles.
+    // The state components of the tile configuration and of tile data.
     const STATES: u32 = 1 << 17 | 1 << 18;
     let has = |bits: u32, wanted: u32| bits & wanted == wanted;
-    // SAFETY: every x86-64 has CPUID.
+    // SAFETY: every x86-64 CPU has CPUID.
     #[allow(unused_unsafe, reason = "newer compilers take it for safe")]
     let leaf = |leaf: u32, subleaf: u32| unsafe { __cpuid_count(leaf, subleaf) };
     let last = leaf(0, 0).eax;
@@ -73,7 +78,7 @@ fn is_there() -> bool {
         return false;
     }
     let states: u32;
-    // SAFETY: OSXSAVE says that the instruction is there for programs, and 0 is a register that it has.
+    // SAFETY: OSXSAVE is set, so programs may execute XGETBV, and register 0 exists.
     unsafe {
         asm!("xgetbv", in("ecx") 0, out("eax") states, out("edx") _, options(nostack, nomem, preserves_flags));
     }
@@ -82,14 +87,14 @@ fn is_there() -> bool {
     has(states, STATES) && row_bytes >= 64 && names >= 8 && palette.ecx & 0xFFFF >= 16
 }
 
-/// Asks Linux to let this process use tiles: `arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA)`.
+/// Asks Linux for permission: `arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA)`.
 fn permit() -> bool {
     const ARCH_PRCTL: i64 = 158;
     const REQUEST: u64 = 0x1023;
     const TILE_DATA: u64 = 18;
     let result: i64;
-    // SAFETY: a system call that takes numbers, and touches no memory of this process. Kernels that do not know it refuse it. It
-    // overwrites the registers that are named.
+    // SAFETY: this system call takes only numbers and touches no memory of the process. Kernels
+    // that do not know it return an error. The registers that it overwrites are declared.
     unsafe {
         asm!("syscall", inlateout("rax") ARCH_PRCTL => result, in("rdi") REQUEST, in("rsi") TILE_DATA, out("rcx") _, out("r11") _,
             options(nostack));
@@ -97,8 +102,10 @@ fn permit() -> bool {
     result == 0
 }
 
-/// The whole loop over a segment, for a number of parts: the sums are in tmm0 to tmm2, the weights in tmm3 to tmm5, and each part
-/// of the activations in a tile that is given.
+/// The loop over a segment, for a number of parts.
+///
+/// Sums are in tmm0 to tmm2, weights in tmm3 to tmm5, and each part of the activations in the given
+/// tile.
 macro_rules! steps {
     ($x:ident, $weights:ident, $steps:ident, $sums:ident; $bytes:literal: $($offset:literal $tile:literal),*) => {
         asm!(
@@ -138,10 +145,11 @@ impl TileUnit for Amx {
         let steps = weights.len();
         assert!(steps > 0 && x.len() == steps * parts);
         let (x, weights, sums) = (x.as_ptr(), weights.as_ptr(), sums.as_mut_ptr());
-        // SAFETY: `self` says that this thread's tiles are configured, to sixteen rows of 64 bytes. Each of `steps` steps, of which there
-        // is one, reads `parts` tiles of activations, 1 KiB each, and a line of each of 48 rows of weights, three tiles side by side: in
-        // all as much as was just asserted to be there. In the end the 3 KiB of the sums are written, which are borrowed mutably.
-        // Compiled code uses no tiles but this file's.
+        // SAFETY: `self` proves that the tiles of this thread are configured to sixteen rows of 64
+        // bytes. There is at least one step. Each step reads `parts` tiles of 1 KiB from `x`, and
+        // one line of 48 rows from `weights`, which are three tiles of 1 KiB. The assertion checked
+        // that both have `steps` of them. In the end the loop writes 3 KiB to `sums`, which is a
+        // mutable borrow of that size. Compiled code uses no tiles outside this file.
         unsafe {
             match parts {
                 1 => steps!(x, weights, steps, sums; "1024": "0" "tmm6"),
@@ -153,5 +161,5 @@ impl TileUnit for Amx {
     }
 }
 
-// Numbers that the loop's assembly has written out.
+// The assembly has these sizes as literals.
 const _: () = assert!(size_of::<Tile>() == 1024 && size_of::<Lines>() == 3072 && ROWS == 48);

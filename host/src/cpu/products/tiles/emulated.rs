@@ -1,13 +1,15 @@
-//! Tiles by vectors, with the bits of AMX.
+//! Emulates AMX with vectors, bit by bit.
 
 use super::{Tile, TileUnit};
 use crate::cpu::products::activations::Aligned;
 use crate::cpu::products::panels::Lines;
 use crate::cpu::simd::{Lanes, Vector};
 
-/// TDPBF16PS, as Intel's manual and processors have it: the products of a tile's elements with an even index are fused to one sum, in
-/// order, those with an odd index to another, and both sums, together, come to the sum before them. Each step rounds to nearest,
-/// and takes subnormal numbers for zeros, before and after.
+/// TDPBF16PS, as Intel's manual defines it.
+///
+/// The products of a tile's even elements are fused into one sum, in order, and the products with
+/// odd index into another. Both are added, and then added to the previous sum. Each step rounds to
+/// nearest, and flushes subnormal operands and results to zero.
 pub(in crate::cpu) struct EmulatedAmx<V>(pub(in crate::cpu) V);
 
 impl<V: Vector> TileUnit for EmulatedAmx<V> {
@@ -26,7 +28,7 @@ impl<V: Vector> TileUnit for EmulatedAmx<V> {
     }
 }
 
-/// Adds the products of a row's weights and some tokens' activations, a token a lane.
+/// Adds the products of a row's weights and a tile's tokens, one token per lane.
 #[inline(always)]
 fn add_products<V: Vector>(simd: V, sum: V::Number, weights: &Lanes<f32>, x: &Tile) -> V::Number {
     let [mut even, mut odd] = [simd.splat(0.0); 2];
@@ -39,14 +41,14 @@ fn add_products<V: Vector>(simd: V, sum: V::Number, weights: &Lanes<f32>, x: &Ti
     flushed(simd, simd.add(flushed(simd, simd.add(even, odd)), sum))
 }
 
-/// Both bf16 of each lane.
+/// Widens both bf16 of each lane.
 #[inline(always)]
 fn pair<V: Vector>(simd: V, words: V::Bits) -> [V::Number; 2] {
     let (low, high) = (simd.shift_left(words, 16), simd.and(words, simd.splat_bits(0xFFFF_0000)));
     [flushed(simd, simd.number(low)), flushed(simd, simd.number(high))]
 }
 
-/// Zeros, with their signs, for subnormal numbers.
+/// Flushes subnormal numbers to zeros of the same sign.
 #[inline(always)]
 fn flushed<V: Vector>(simd: V, numbers: V::Number) -> V::Number {
     let bits = simd.bits(numbers);

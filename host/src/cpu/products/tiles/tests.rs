@@ -1,4 +1,4 @@
-//! Tiles of every kind against the definition.
+//! AMX and its emulation against the definition in Intel's manual.
 
 use super::*;
 #[cfg(target_arch = "x86_64")]
@@ -7,14 +7,14 @@ use crate::cpu::simd::Portable;
 #[cfg(target_arch = "x86_64")]
 use crate::cpu::simd::{Avx2, Avx512};
 
-/// Operands of a segment, with exponents from one on.
+/// Random operands of a segment, with exponents in a range.
 struct Operands {
     x: Vec<Tile>,
     parts: usize,
     weights: Vec<Lines>,
 }
 
-/// The elements of a line with an even index, then the others, without subnormal numbers.
+/// Widens the even and the odd element of a word, and flushes subnormal numbers.
 fn widened(line: &Lanes<f32>, index: usize) -> [f32; 2] {
     let bits = line[index].to_bits();
     [bits << 16, bits & 0xFFFF_0000].map(|bits| flushed(f32::from_bits(bits)))
@@ -40,7 +40,7 @@ impl Operands {
         sums
     }
 
-    /// The sum of a token and a row of weights, as Intel's manual has it.
+    /// The sum of a token and a row of weights, by Intel's manual.
     fn definition(&self, row: usize, token: usize) -> f32 {
         let mut sum = 0.0;
         for (weights, x) in self.weights.iter().zip(self.x.chunks(self.parts)) {
@@ -59,10 +59,11 @@ impl Operands {
     }
 }
 
-/// Compares tiles with the definition: of sums that overflow only that they are no numbers.
+/// Compares a tile unit with the definition. NaN equals NaN.
 fn check(tiles: &impl TileUnit) {
     let mut random = fastrand::Rng::with_seed(11);
-    // Products around 1, from those that vanish to those that do not, all but infinities and NaN, and all.
+    // Products near 1; products that partly vanish; all finite values but the largest; all finite
+    // values; overflow, infinities and NaN.
     for exponents in [[118, 134], [48, 72], [0, 130], [0, 255], [200, 256]] {
         for (parts, steps) in [(1, 1), (1, 8), (2, 3), (3, 8)] {
             for _ in 0..if cfg!(miri) { 1 } else { 8 } {
@@ -110,13 +111,13 @@ fn avx512_tiles() {
     }
 }
 
-/// Returns whether this machine has AMX, or says that it has none.
+/// Returns whether this machine has AMX. Prints that tests are skipped if not.
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 fn has_amx() -> bool {
     use std::io::Write;
     let has = Isa::available().any(|isa| isa == Isa::AmxBf16);
     if !has {
-        // Past what the harness keeps of tests that pass.
+        // The harness captures `eprintln!` of passing tests, but not this.
         let _ =
             writeln!(std::io::stderr(), "skipped: this machine has no AMX with BF16, or does not permit it");
     }
@@ -127,12 +128,13 @@ fn has_amx() -> bool {
 #[test]
 fn amx_tiles() {
     if has_amx() {
-        // SAFETY: tiles were found to be permitted, and no others are configured on this thread.
+        // SAFETY: `has_amx` found that this process may use tiles, and this thread has no other
+        // `Amx`.
         check(&unsafe { Amx::configure() });
     }
 }
 
-/// Whole products by AMX have the bits that the emulation has.
+/// Products by AMX have the bits of products by the emulation.
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 #[test]
 fn amx_products() {

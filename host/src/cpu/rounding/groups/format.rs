@@ -34,7 +34,7 @@ pub(in crate::cpu) trait GroupFormat<const N: usize>: BlockFormat<N> {
     /// The factors of f32 elements in blocks with these scale bytes.
     fn factors<V: Vector>(&self, simd: V, bytes: [u8; 2]) -> Factors<V::Number>;
 
-    /// The thresholds with which 16-bit values are compared.
+    /// The thresholds of 16-bit values.
     fn thresholds(&self) -> &Thresholds;
 }
 

@@ -27,7 +27,7 @@ pub(in crate::cpu) struct Nvfp4Factors {
     pub(in crate::cpu) divides: bool,
     /// The scale byte of blocks of zeros.
     scale_of_zero: u8,
-    /// The ranges in which the fast arithmetic is exact. GPU kernels use the same.
+    /// The bounds of the fast arithmetic. GPU kernels use the same.
     plan: NvPlan,
 }
 

@@ -1,4 +1,4 @@
-//! The order in which a run is read: window after window, from two streams in turn, with prefetch.
+//! Reads a run window by window, from two streams in turn, with prefetch.
 
 use crate::cpu::memory::prefetch::prefetch;
 

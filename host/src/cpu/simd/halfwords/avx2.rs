@@ -225,8 +225,7 @@ impl Avx2 {
         unsafe { _mm256_cmpgt_epi16(magnitudes, _mm256_shuffle_epi8(row, index)) }
     }
 
-    /// Within each 128 bits: the maxima of lanes `i` and `i + 4` of `a`, interleaved with those of
-    /// `b`.
+    /// Within each 128 bits: the maxima of lanes `i` and `i + 4`, of `a` and `b` interleaved.
     #[inline(always)]
     fn max_interleaved_16(self, a: __m256i, b: __m256i) -> __m256i {
         // SAFETY: `self` proves that the CPU has these instructions.

@@ -161,7 +161,7 @@ impl HalfwordVector for Avx512 {
         // are written; they need not be aligned.
         unsafe {
             // Each sum is the first halfword plus 16 times the second, which makes a byte. The byte
-            // of `b` goes above the byte of `a`, then those of `c` and `d`.
+            // of `b` goes above the byte of `a`, then come `c` and `d`.
             let lower = _mm512_set1_epi32(1 | 16 << 16);
             let upper = _mm512_set1_epi32(0x100 | 0x1000 << 16);
             let ab = _mm512_or_si512(_mm512_madd_epi16(a, lower), _mm512_madd_epi16(b, upper));
@@ -227,8 +227,7 @@ impl Avx512 {
         unsafe { _mm512_cmpgt_epu16_mask(magnitudes, _mm512_permutexvar_epi16(index, rows)) }
     }
 
-    /// Within each 128 bits: the maxima of lanes `i` and `i + 4` of `a`, interleaved with those of
-    /// `b`.
+    /// Within each 128 bits: the maxima of lanes `i` and `i + 4`, of `a` and `b` interleaved.
     #[inline(always)]
     fn max_interleaved_16(self, a: __m512i, b: __m512i) -> __m512i {
         // SAFETY: `self` proves that the CPU has these instructions.

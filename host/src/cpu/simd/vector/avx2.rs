@@ -314,7 +314,7 @@ impl Avx2 {
         }
     }
 
-    /// The maxima of the two halves of each 128 bits of `a`, interleaved with those of `b`.
+    /// The maxima of the two halves of each 128 bits: of `a` and `b`, interleaved.
     #[inline(always)]
     fn fold_64(self, a: __m256i, b: __m256i) -> __m256i {
         // SAFETY: `self` proves that the CPU has these instructions.

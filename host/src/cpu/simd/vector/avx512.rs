@@ -254,7 +254,7 @@ impl Avx512 {
         unsafe { _mm512_max_epu32(_mm512_shuffle_i64x2::<0x88>(a, b), _mm512_shuffle_i64x2::<0xDD>(a, b)) }
     }
 
-    /// The maxima of the two halves of each 128 bits of `a`, interleaved with those of `b`.
+    /// The maxima of the two halves of each 128 bits: of `a` and `b`, interleaved.
     #[inline(always)]
     fn fold_64(self, a: __m512i, b: __m512i) -> __m512i {
         // SAFETY: `self` proves that the CPU has these instructions.
