@@ -23,8 +23,9 @@ pub fn dequantize<'a, T: Element>(tensor: impl Into<QuantizedView<'a>>) -> Vec<T
     values
 }
 
-/// [`dequantize`] into rows that are `row_stride` elements apart. Gaps between rows are left as
-/// they are.
+/// [`dequantize`] into rows that are `row_stride` elements apart.
+///
+/// Gaps between rows are left as they are.
 ///
 /// # Errors
 ///

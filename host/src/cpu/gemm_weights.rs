@@ -38,8 +38,7 @@ const fn few(isa: Isa, tokens: usize) -> usize {
 /// Most tokens per decoding of the weights. Their activations of a segment fit the L2 cache.
 const TASK_TOKENS: usize = 256;
 
-/// Multiplies weights in NVFP4 or MXFP4 by unquantized activations of any number of tokens, on the
-/// CPU.
+/// Multiplies weights in NVFP4 or MXFP4 by unquantized activations of many tokens, on the CPU.
 ///
 /// Computes `out[n, m] = Σₖ weights[m, k] · activations[n, k]`, with block and global scales.
 /// `weights` is `[M, K]`, with linear scales; `activations` is `[N, K]` and `out` is `[N, M]`, both

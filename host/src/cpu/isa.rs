@@ -23,8 +23,9 @@ pub enum Isa {
     Avx2,
     /// AVX-512 F, BW, DQ and VL on x86-64.
     Avx512,
-    /// AVX-512 with BF16. Differs from [`Self::Avx512`] only in
-    /// [`gemm_weights`](crate::gemm_weights()) of bf16.
+    /// AVX-512 with BF16.
+    ///
+    /// Differs from [`Self::Avx512`] only in [`gemm_weights`](crate::gemm_weights()) of bf16.
     Avx512Bf16,
     /// [`Self::Avx512Bf16`] with matrix tiles of bf16 (Intel AMX), where Linux permits them.
     ///

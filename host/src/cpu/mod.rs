@@ -4,11 +4,12 @@
 //!
 //! | floor | modules | task |
 //! |---|---|---|
-//! | entry points | `quantize`, `dequantize`, `amax`, `gemv`, `gemv_weights`, `gemm_weights`, `gemm_experts` | check arguments, split the work into tasks for rayon's threads |
-//! | dispatch | `isa`, `dispatch`, `reference` | choose the instance of an instruction set, once per call |
-//! | loops | `rounding`, `search`, `decode`, `products`, `errors`, `exact_cast`, `comparison` | process one run of blocks, one row or one panel of rows |
-//! | blocks | `blocks` | quantize one block; cut matrices into runs of blocks; count events |
-//! | vectors | `simd` | one trait per kind of vector, one file per trait and instruction set |
+//! | entry points | `quantize`, `dequantize`, `amax`, `gemv*`, `gemm*` | check arguments, make tasks |
+//! | dispatch | `isa`, `dispatch`, `reference` | choose an instruction set, once per call |
+//! | loops over blocks | `rounding`, `search`, `decode`, `errors`, `exact_cast` | process a run |
+//! | loops over rows | `products` | multiply a row or a panel of rows |
+//! | blocks | `blocks` | quantize one block, cut matrices into runs of blocks, count events |
+//! | vectors | `simd` | one trait per kind of vector, one file per instruction set |
 //! | memory | `memory` | software prefetch, streaming stores |
 //!
 //! An entry point hands a run of blocks to [`Isa`]. `dispatch` calls the loop that is compiled for
@@ -18,7 +19,7 @@
 //! `rounding::groups` computes the same bytes for sixteen blocks at a time. `blocks::vectorized` is
 //! the fallback for arithmetic that groups do not support: one block at a time, in loops that the
 //! compiler vectorizes. Tests compare every instance with the reference, bit by bit. `comparison`
-//! has the formats that exist only for comparison and needs no other module.
+//! has the formats that exist only for comparison, and imports none of these modules.
 
 mod amax;
 mod blocks;

@@ -1,5 +1,4 @@
-//! Quantizing on the CPU: checks arguments, and chooses the path for contiguous or strided
-//! matrices.
+//! Quantizing on the CPU: checks arguments, and chooses the contiguous or the strided path.
 
 mod contiguous;
 mod importance;

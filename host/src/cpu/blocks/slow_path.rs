@@ -7,8 +7,9 @@ use super::tally::Tally;
 use crate::element::Element;
 use crate::scheme::NonFinite;
 
-/// Quantizes one block by the reference, after the policy for non-finite values. Returns the scale
-/// byte.
+/// Quantizes one block by the reference, and returns the scale byte.
+///
+/// Applies the policy for non-finite values first.
 #[inline(never)]
 pub(in crate::cpu) fn quantize_block<T: Element, const N: usize>(
     block: &[T; N],

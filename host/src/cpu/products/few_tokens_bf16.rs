@@ -203,8 +203,7 @@ fn scales_of<const NVFP4: bool>(simd: Avx512, bytes: &[u8; LANES]) -> __m512 {
     }
 }
 
-/// Prefetches the codes [`AHEAD`] bytes after a step. At the end of a row, these start the next
-/// rows.
+/// Prefetches the codes [`AHEAD`] bytes after a step. At the end of a row, these start new rows.
 #[inline(always)]
 fn prefetch_ahead(row: Row<'_>, step: usize) {
     let ahead = step * STEP + AHEAD;

@@ -281,8 +281,9 @@ fn decode_row<V: Products, P: Microkernel<V>, const NVFP4: bool>(
     }
 }
 
-/// Prefetches the codes [`AHEAD`] bytes after `byte`. At the end of a row, these start the next
-/// panel.
+/// Prefetches the codes [`AHEAD`] bytes after `byte`.
+///
+/// At the end of a row, these start the next panel.
 ///
 /// Hardware prefetchers do not follow this many streams.
 #[inline(always)]

@@ -9,8 +9,7 @@ use crate::view::QuantizedView;
 /// Bytes of codes per task, similar to the input of a quantizing task.
 const TASK_BYTES: usize = 64 << 10;
 
-/// Calls `multiply_rows` for every `rows` rows, with the index of the first row and the output of
-/// these rows.
+/// Calls `multiply_rows` for every `rows` rows, with the first row's index and the rows' output.
 ///
 /// `out` has `outputs` elements per row. Small matrices stay on this thread.
 pub(in crate::cpu) fn for_each_rows<T: Send>(

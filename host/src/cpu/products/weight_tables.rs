@@ -39,8 +39,9 @@ impl WeightTables {
         Self(tables)
     }
 
-    /// The table of a scale. The index is its byte in NVFP4, and its distance to the row's largest
-    /// scale in MXFP4.
+    /// The table of a scale.
+    ///
+    /// The index is the scale byte in NVFP4, and its distance to the row's largest scale in MXFP4.
     #[inline(always)]
     pub(in crate::cpu) fn at<const NVFP4: bool>(&self, scale: u8, largest: u8) -> &Table {
         &self.0[usize::from(if NVFP4 { scale } else { largest.saturating_sub(scale) })]

@@ -1,5 +1,4 @@
-//! Quantizing along any axis. Rows that are not contiguous are gathered in tiles that fit the L2
-//! cache.
+//! Quantizing along any axis. Strided rows are gathered in tiles that fit the L2 cache.
 
 use microscale_formats::ScaleLayout;
 use microscale_formats::layout::{TILE_BYTES, TILE_COLS, TILE_ROWS};

@@ -1,5 +1,4 @@
-//! Searching scales by the error in a layer's output, with `microscale_formats::hessian`, block by
-//! block.
+//! Searching scales by the error in a layer's output, with `microscale_formats::hessian`.
 
 use microscale_formats::hessian::Hessian;
 use microscale_formats::search::{Found, Scales};

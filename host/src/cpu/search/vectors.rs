@@ -94,8 +94,7 @@ impl<'a, const N: usize> Group<'a, N> {
         errors
     }
 
-    /// Bit `i` is set if clipping under the scale of lane `i` costs no more than the plain scale's
-    /// error.
+    /// Bit `i` is set if clipping by itself does not exceed the plain scale's error in lane `i`.
     #[inline(always)]
     fn may_win<V: Vector>(
         &self,

@@ -106,7 +106,7 @@ pub(in crate::cpu) trait HalfwordVector: Copy {
     /// Packs the low four bits of all values, two per byte, the first one in the low half.
     fn pack(self, nibbles: &[Self::Halfwords; 4]) -> [u8; 2 * HALFWORDS];
 
-    /// Looks up the values of codes packed as by [`Self::pack`]. Each sixteen codes have their own
+    /// Looks up the values of codes packed by [`Self::pack`]. Each sixteen codes have their own
     /// row.
     fn decode(self, codes: &[u8; HALFWORDS], rows: [&ValueRow; 4]) -> [Self::Halfwords; 2];
 }

@@ -33,8 +33,7 @@ pub(in crate::cpu) const fn packed_index(element: usize) -> usize {
     element % 4 * (CHUNK / 4) + element / 4
 }
 
-/// Added to twice a code of the matrix, so that it is not negative: x86 multiplies unsigned by
-/// signed bytes.
+/// Added to twice a code of the matrix, to make it unsigned, as one factor must be on x86.
 pub(in crate::cpu) const OFFSET: i32 = 12;
 
 /// [`STEP`] bytes of codes of a vector, prepared as the right-hand factor.
@@ -114,8 +113,7 @@ pub(in crate::cpu) trait Products: Vector {
     /// Four bytes of codes in each lane.
     type Column: Copy;
 
-    /// Rows of weights per call of the few-token loop. More than one only if all sums fit
-    /// registers.
+    /// Rows of weights per call of the few-token loop. Above one only if all sums fit registers.
     const ROWS: usize = 1;
 
     /// True if 24 vectors of sums fit registers.

@@ -61,8 +61,7 @@ impl Drop for Amx {
     }
 }
 
-/// Returns whether the CPU and the system have tiles of sixteen rows of 64 bytes, and BF16 for
-/// them.
+/// Returns whether CPU and system have tiles of sixteen rows of 64 bytes, with BF16.
 fn is_there() -> bool {
     const OSXSAVE: u32 = 1 << 27;
     const AMX_BF16: u32 = 1 << 22;

@@ -1,5 +1,4 @@
-//! Groups of f32. Even and odd elements are in separate vectors, because a byte has one code of
-//! each.
+//! Groups of f32. Even and odd elements are in separate vectors, because a byte has one of each.
 
 use microscale_formats::e2m1;
 

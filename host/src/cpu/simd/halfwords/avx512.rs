@@ -211,7 +211,7 @@ impl Avx512 {
         }
     }
 
-    /// The indices of an entry: of the first row in the lower half, of the second row in the upper
+    /// The indices of an entry: of the first row in the lower half, of the second in the upper
     /// half.
     #[inline(always)]
     fn index(self, entry: i32) -> __m512i {

@@ -20,8 +20,7 @@ use crate::cpu::simd::tokens::{Avx2, halves, parts};
 
 impl Products for Avx2 {
     type Sums = [__m256d; 2];
-    /// Per 128 bits, bytes 0 and 1 of four chunks, then bytes 2 and 3, as unpacking to words needs
-    /// it.
+    /// Per 128 bits, bytes 0 and 1 of four chunks, then bytes 2 and 3, ready to unpack to words.
     type Column = [__m256i; 2];
 
     #[inline(always)]

@@ -9,8 +9,9 @@ use std::mem::transmute;
 use super::{FRACTIONS, STEP};
 use crate::cpu::simd::tokens::Avx512Bf16;
 
-/// The bf16 of each code, twice: the permutation takes five bits of an index, and the fifth belongs
-/// to another code.
+/// The bf16 of each code, twice.
+///
+/// The permutation takes five bits of an index, and the fifth belongs to another code.
 const WEIGHTS: [u16; 32] = {
     let mut weights = [0; 32];
     let mut code = 0;
