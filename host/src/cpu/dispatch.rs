@@ -248,6 +248,9 @@ impl Isa {
     /// The token of this instruction set's instance.
     ///
     /// Falls back to [`Portable`] for the reference, and if this CPU lacks the instructions.
+    ///
+    /// Not inlined: detection takes half a kilobyte, and every operation and dtype has a call.
+    #[inline(never)]
     fn token(self) -> Token {
         match self {
             #[cfg(target_arch = "aarch64")]
