@@ -7,6 +7,7 @@
 //! | module | contents |
 //! |---|---|
 //! | [`format`](mod@format) | the formats and their facts: [`Format`], [`Facts`] |
+//! | [`dtype`] | the dtypes of unquantized values: [`Dtype`] |
 //! | [`facts`] | the types of a format's facts |
 //! | [`comparison`] | formats for comparison only: [`ComparisonFormat`] |
 //! | [`arithmetic`] | the f32 operations that the crate is written in, for scalars and vectors |

@@ -3,37 +3,12 @@
 use half::{bf16, f16};
 pub use microscale_formats::Dtype;
 
-/// The dtype of unquantized values.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Dtype {
-    /// IEEE binary32.
-    F32,
-    /// IEEE binary16.
-    F16,
-    /// bfloat16.
-    Bf16,
-}
-
-words!(Dtype, "dtype" { Self::F32 = "f32", Self::F16 = "f16", Self::Bf16 = "bf16" });
-
-impl Dtype {
-    /// Returns the bytes of one value.
-    pub const fn bytes(self) -> usize {
-        match self {
-            Self::F32 => 4,
-            Self::F16 | Self::Bf16 => 2,
-        }
-    }
-}
-
-impl Dtype {
-    /// Rounds a value to the dtype and widens it again.
-    pub fn narrow(self, value: f32) -> f32 {
-        match self {
-            Self::F32 => value,
-            Self::F16 => <f16 as Element>::from_f32(value).to_f32(),
-            Self::Bf16 => <bf16 as Element>::from_f32(value).to_f32(),
-        }
+/// A value rounded to a dtype and widened again.
+pub fn narrow(dtype: Dtype, value: f32) -> f32 {
+    match dtype {
+        Dtype::F32 => value,
+        Dtype::F16 => <f16 as Element>::from_f32(value).to_f32(),
+        Dtype::Bf16 => <bf16 as Element>::from_f32(value).to_f32(),
     }
 }
 
