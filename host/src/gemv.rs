@@ -85,15 +85,6 @@ impl Activation for f32 {}
 impl Activation for half::f16 {}
 impl Activation for half::bf16 {}
 
-/// A dtype of activations that tensor cores multiply: [`half::f16`] or [`half::bf16`].
-#[cfg(feature = "cuda")]
-pub trait TensorCoreActivation: Activation {}
-
-#[cfg(feature = "cuda")]
-impl TensorCoreActivation for half::f16 {}
-#[cfg(feature = "cuda")]
-impl TensorCoreActivation for half::bf16 {}
-
 /// A dtype of GPU results for activations of `T`: `T` itself, or f32.
 #[cfg(feature = "cuda")]
 pub trait ProductOf<T: Activation>: Activation {}

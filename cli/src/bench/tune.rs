@@ -34,8 +34,9 @@ const SHAPES: [[usize; 2]; 12] = [
 /// The numbers of tokens that are measured in NVFP4. MXFP4 has those up to eight.
 const TOKENS: [usize; 16] = [1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024, 4096];
 
-/// Measures the configurations of the GPU's target and returns the table: that of a file, if there is one,
-/// with the new times in place of those of the same configurations.
+/// Measures the configurations of the GPU's target that the table in a file does not have, if there is one,
+/// and returns the table with both. So a second run with an older target adds the configurations that only
+/// that has.
 ///
 /// # Errors
 /// Those of planning and launching.
@@ -52,8 +53,10 @@ pub(crate) fn tune(gpu: &Gpu, file: &Path) -> Result<String> {
             let tokens = TOKENS.into_iter().filter(|tokens| *tokens <= most);
             let products: Vec<_> = tokens
                 .flat_map(|tokens| {
-                    let worth = configs.iter().filter(move |config| is_worth(**config, tokens));
-                    worth.map(move |config| (tokens, *config))
+                    let missing = |config: &&GemmConfig| {
+                        is_worth(**config, tokens) && !times.has(**config, [rows, cols, tokens])
+                    };
+                    configs.iter().filter(missing).map(|config| (tokens, *config)).collect::<Vec<_>>()
                 })
                 .collect();
             let seconds = measure_configs(gpu, (&matrix, &activations, most), &products)?;

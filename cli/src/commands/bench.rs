@@ -65,8 +65,8 @@ pub(crate) struct Args {
     /// auto, cpu or cuda:N
     #[arg(long, default_value = "auto")]
     device: DeviceChoice,
-    /// Measure the times of all configurations and write them to a table in FILE, from which products choose;
-    /// times that FILE has of other configurations stay (GPU only)
+    /// Measure the times of all configurations that the table in FILE does not have, and add them to it:
+    /// products choose by such tables (GPU only)
     #[cfg(feature = "internals")]
     #[arg(long, value_name = "FILE", conflicts_with_all = ["op", "shape", "dtype", "tokens", "format"])]
     tune: Option<PathBuf>,

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::sync::OnceLock;
 
 use microscale_formats::{Dtype, Format, Words};
-use microscale_kernels_abi::GemmConfig;
+use microscale_kernels_abi::{GemmConfig, Mainloop};
 
 /// The tables, by a part of the GPU's name. A GPU without one uses the nearest: see [`Times::of_gpu`].
 const TABLES: [(&str, &str); 2] =
@@ -27,13 +27,13 @@ pub struct MeasuredProduct {
     pub cols: usize,
     /// Tokens.
     pub tokens: usize,
-    /// Configurations with their times in microseconds. Configurations that take more than
-    /// [`Times::KEPT`] times the fastest are left out.
+    /// Configurations with their times in microseconds. Those that take more than [`Times::KEPT`] times the
+    /// fastest of the same GPUs are left out of a table's text.
     pub configs: Vec<(GemmConfig, f32)>,
 }
 
 impl Times {
-    /// Configurations are kept in a table up to this multiple of the fastest time.
+    /// A table's text has the configurations up to this multiple of the fastest time.
     pub const KEPT: f32 = 2.0;
 
     /// The table for a GPU, by its name. H200s and H100s have their own. Others use the H200's: relative
@@ -52,8 +52,16 @@ impl Times {
         &self.products
     }
 
-    /// Adds a product, with the times that are to be [kept](Self::KEPT). Replaces the times of the same
-    /// configurations of the same product.
+    /// Returns whether the table has a configuration's time for a product.
+    pub fn has(&self, config: GemmConfig, [rows, cols, tokens]: [usize; 3]) -> bool {
+        let of = |product: &&MeasuredProduct| {
+            product.weights == config.weights && [product.rows, product.cols, product.tokens] == [rows, cols, tokens]
+        };
+        let found = self.products.iter().find(of);
+        found.is_some_and(|product| product.configs.iter().any(|(there, _)| *there == config))
+    }
+
+    /// Adds the times of a product, in place of those of the same configurations.
     pub fn add(&mut self, product: MeasuredProduct) {
         let MeasuredProduct { weights, rows, cols, tokens, configs } = product;
         let same = |of: &&mut MeasuredProduct| {
@@ -98,7 +106,15 @@ impl Times {
             let _ = write!(text, "{weights} {rows} {cols} {tokens}");
             let mut configs = configs.clone();
             configs.sort_by(|(_, a), (_, b)| a.total_cmp(b));
-            for (config, time) in configs {
+            let fastest = |config: &GemmConfig| {
+                // GPUs without `wgmma` choose among the others.
+                let wgmma = config.mainloop == Mainloop::Wgmma;
+                let of = configs.iter().find(|(of, _)| wgmma || of.mainloop != Mainloop::Wgmma);
+                of.map_or(f32::INFINITY, |(_, time)| *time)
+            };
+            let kept: Vec<_> =
+                configs.iter().filter(|(config, time)| *time <= Self::KEPT * fastest(config)).collect();
+            for (config, time) in kept {
                 let _ = write!(text, " {config} {time:.2}");
             }
             text.push('\n');
@@ -116,7 +132,7 @@ mod tests {
         let mut times = Times::default();
         for (i, weights) in [Format::Nvfp4, Format::Mxfp4].into_iter().enumerate() {
             let configs = GemmConfig::for_operands(weights, Dtype::Bf16);
-            let configs = configs.enumerate().map(|(n, config)| (config.with_slices(2), n as f32 * 0.25));
+            let configs = configs.enumerate().map(|(n, config)| (config.with_slices(2), 10.0 + n as f32 * 0.25));
             let product =
                 MeasuredProduct { weights, rows: 16, cols: 32, tokens: i, configs: configs.collect() };
             times.add(product);
