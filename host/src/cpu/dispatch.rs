@@ -3,211 +3,41 @@
 //! The functions that choose are not generic. So this library compiles the instances once, and
 //! programs that use it do not compile them again.
 
+mod instances;
+
 use std::sync::Arc;
 
 use microscale_formats::errors::ErrorSums;
 use microscale_formats::{Format, GlobalScale};
 
+#[cfg(target_arch = "aarch64")]
+use self::instances::neon;
+use self::instances::portable;
+#[cfg(target_arch = "x86_64")]
+use self::instances::{avx2, avx512};
 use super::blocks::output::Output;
 use super::blocks::tally::Tally;
 use super::decode::decoder::Decoder;
 use super::isa::Isa;
-use super::memory::prefetch;
-use super::products::activations::{self, PackedActivations, Packing};
+use super::products::activations::{PackedActivations, Packing};
 #[cfg(target_arch = "x86_64")]
-use super::products::few_tokens_bf16::{self, PackedTokenPairs};
-#[cfg(target_arch = "x86_64")]
-use super::products::microkernel::Bf16Terms;
-use super::products::microkernel::{F32Terms, VectorMicrokernel};
+use super::products::few_tokens_bf16::PackedTokenPairs;
 use super::products::panels::{self, Operands, Scratch, TokenSums};
 use super::products::rows::Row;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 use super::products::tiles::Amx;
-use super::products::tiles::{EmulatedAmx, TileMicrokernel};
 use super::products::{dot, few_tokens};
-use super::rounding::groups;
-use super::rounding::params::{FormatParams, QuantizeParams, SearchParams};
+use super::rounding::params::{FormatParams, QuantizeParams};
 use super::rounding::thresholds::Thresholds;
-use super::search::hessian::{self, Hessians};
+use super::search::hessian::Hessians;
 #[cfg(target_arch = "aarch64")]
 use super::simd::Neon;
+use super::simd::Portable;
 #[cfg(target_arch = "x86_64")]
 use super::simd::{Avx2, Avx512, Avx512Bf16};
-use super::simd::{Lanes, Portable};
-use super::{comparison, decode, errors, exact_cast, reference, rounding, search};
-use crate::element::{Dtype, Element};
+use super::{comparison, exact_cast, reference};
+use crate::element::Dtype;
 use crate::elements::{Elements, ElementsMut, by_dtype};
-
-/// Compiles the loops for an instruction set: the same functions, with its token and its features.
-///
-/// Codes and scales are separate arguments. The compiler knows that arguments do not alias, but not
-/// that the fields of an [`Output`] do not.
-macro_rules! instance {
-    ($module:ident, $token:ty $(, $features:literal)?) => {
-        mod $module {
-            use super::*;
-
-            $(#[target_feature(enable = $features)])?
-            pub(super) fn quantize<T: Element>(
-                simd: $token,
-                values: &[T],
-                params: &QuantizeParams,
-                codes: &mut [u8],
-                scales: &mut [u8],
-            ) -> Tally {
-                rounding::quantize(simd, values, params, Output { codes, scales })
-            }
-
-            $(#[target_feature(enable = $features)])?
-            pub(super) fn quantize_searching<T: Element>(
-                simd: $token,
-                values: &[T],
-                importance: Option<&[f32]>,
-                params: &QuantizeParams,
-                searching: &SearchParams,
-                codes: &mut [u8],
-                scales: &mut [u8],
-            ) -> Tally {
-                let output = Output { codes, scales };
-                search::quantize(simd, values, importance, params, searching, output)
-            }
-
-            $(#[target_feature(enable = $features)])?
-            pub(super) fn quantize_hessian<T: Element>(
-                simd: $token,
-                values: &[T],
-                hessians: Hessians<'_>,
-                params: &QuantizeParams,
-                codes: &mut [u8],
-                scales: &mut [u8],
-            ) -> Tally {
-                hessian::quantize(simd, values, hessians, params, Output { codes, scales })
-            }
-
-            $(#[target_feature(enable = $features)])?
-            pub(super) fn dequantize<T: Element>(simd: $token, d: &Decoder, codes: &[u8], scales: &[u8], values: &mut [T]) {
-                decode::dequantize(simd, d, codes, scales, values);
-            }
-
-            $(#[target_feature(enable = $features)])?
-            pub(super) fn thresholds<T: Element>(simd: $token, _: &[T], format: &FormatParams) -> Arc<Thresholds> {
-                format.thresholds::<T, $token>(simd)
-            }
-
-            $(#[target_feature(enable = $features)])?
-            pub(super) fn to_e4m3(_: $token, values: &[f32], factors: exact_cast::Factors, codes: &mut [u8]) -> bool {
-                exact_cast::to_e4m3(values, factors, codes)
-            }
-
-            $(#[target_feature(enable = $features)])?
-            pub(super) fn amax_bits<T: Element>(simd: $token, values: &[T]) -> u32 {
-                groups::amax_bits(simd, values)
-            }
-
-            $(#[target_feature(enable = $features)])?
-            pub(super) fn dot(simd: $token, row: Row<'_>, vector: &dot::PackedVector) -> f64 {
-                dot::dot(simd, row, vector)
-            }
-
-            $(#[target_feature(enable = $features)])?
-            pub(super) fn multiply_few_tokens(
-                simd: $token,
-                format: Format,
-                rows: &[Row<'_>],
-                x: &few_tokens::PackedTokens,
-                sums: &mut few_tokens::RowSums,
-            ) {
-                few_tokens::multiply(simd, format, rows, x, sums);
-            }
-
-            $(#[target_feature(enable = $features)])?
-            pub(super) fn multiply(simd: $token, operands: &Operands<'_>, sums: &mut [TokenSums], scratch: &mut Scratch) {
-                panels::multiply(simd, &VectorMicrokernel(F32Terms), operands, sums, scratch);
-            }
-
-            $(#[target_feature(enable = $features)])?
-            pub(super) fn round_sums<T: Element>(
-                _: $token,
-                sums: &[TokenSums],
-                factors: &[f64; panels::ROWS],
-                global: Option<GlobalScale>,
-                out: &mut [T],
-            ) -> bool {
-                panels::round_sums(sums, factors, global, out)
-            }
-
-            $(#[target_feature(enable = $features)])?
-            pub(super) fn pack_activations<T: Element>(
-                simd: $token,
-                packing: Packing,
-                activations: &[T],
-                cols: usize,
-                first: usize,
-                lines: &mut [Lanes<f32>],
-            ) {
-                activations::pack_activations(simd, packing, activations, cols, first, lines);
-            }
-
-            $(#[target_feature(enable = $features)])?
-            pub(super) fn emulate_tiles(simd: $token, operands: &Operands<'_>, sums: &mut [TokenSums], scratch: &mut Scratch) {
-                let tiles = &EmulatedAmx(simd);
-                let products = TileMicrokernel { tiles, parts: operands.x.parts() };
-                panels::multiply(simd, &products, operands, sums, scratch);
-            }
-
-            $(#[target_feature(enable = $features)])?
-            pub(super) fn errors<T: Element>(_: $token, values: &[T], approximation: &[f32]) -> ErrorSums {
-                // The caller processes parts of a row in sequence, with other work in between.
-                prefetch::prefetch_following(values);
-                errors::of_part(values, approximation)
-            }
-        }
-    };
-}
-
-instance!(portable, Portable);
-
-#[cfg(target_arch = "x86_64")]
-instance!(avx2, Avx2, "avx2,bmi2,f16c,fma,popcnt");
-#[cfg(target_arch = "x86_64")]
-instance!(avx512, Avx512, "avx512f,avx512bw,avx512dq,avx512vl,avx2,bmi2,f16c,fma,popcnt");
-
-#[cfg(target_arch = "aarch64")]
-instance!(neon, Neon, "neon");
-
-/// The instance of [`panels::multiply`] for pairs of bf16.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,bmi2,f16c,fma,popcnt")]
-fn multiply_pairs(pairs: Avx512Bf16, operands: &Operands<'_>, sums: &mut [TokenSums], scratch: &mut Scratch) {
-    panels::multiply(pairs.avx512(), &VectorMicrokernel(Bf16Terms(pairs)), operands, sums, scratch);
-}
-
-/// The instance of [`few_tokens_bf16::multiply`].
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,bmi2,f16c,fma,popcnt")]
-fn multiply_few_tokens_bf16(
-    pairs: Avx512Bf16,
-    format: Format,
-    rows: &[Row<'_>],
-    x: &PackedTokenPairs,
-    sums: &mut few_tokens::RowSums,
-) {
-    few_tokens_bf16::multiply(pairs, format, rows, x, sums);
-}
-
-/// The instance of [`panels::multiply`] for AMX.
-#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,bmi2,f16c,fma,popcnt")]
-fn multiply_tiles(
-    simd: Avx512,
-    tiles: &Amx,
-    operands: &Operands<'_>,
-    sums: &mut [TokenSums],
-    scratch: &mut Scratch,
-) {
-    let products = TileMicrokernel { tiles, parts: operands.x.parts() };
-    panels::multiply(simd, &products, operands, sums, scratch);
-}
 
 /// The token of the instance to call.
 enum Token {
@@ -400,7 +230,7 @@ impl Isa {
             && let Some(pairs) = Avx512Bf16::detect()
         {
             // SAFETY: the function enables the features that `pairs` proves.
-            return unsafe { multiply_pairs(pairs, operands, sums, scratch) };
+            return unsafe { instances::multiply_pairs(pairs, operands, sums, scratch) };
         }
         #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
         if packing == Packing::Bf16Tiles
@@ -410,7 +240,7 @@ impl Isa {
             // SAFETY: `is_available` found that this process may use tiles. This thread has no
             // other `Amx`: outside of tests, only this line makes one, and `multiply_tiles` does
             // not call this function. That function enables the features that `simd` proves.
-            return unsafe { multiply_tiles(simd, &Amx::configure(), operands, sums, scratch) };
+            return unsafe { instances::multiply_tiles(simd, &Amx::configure(), operands, sums, scratch) };
         }
         match packing {
             Packing::Bf16Tiles => by_instance!(Self::Avx512, emulate_tiles(operands, sums, scratch)),
@@ -446,7 +276,7 @@ impl Isa {
     ) {
         if let Some(pairs) = Avx512Bf16::detect() {
             // SAFETY: the function enables the features that `pairs` proves.
-            unsafe { multiply_few_tokens_bf16(pairs, format, rows, x, sums) };
+            unsafe { instances::multiply_few_tokens_bf16(pairs, format, rows, x, sums) };
         }
     }
 }

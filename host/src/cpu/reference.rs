@@ -3,8 +3,8 @@
 use microscale_formats::{Format, mx, nvfp4};
 
 use super::search;
+use crate::cpu::blocks::format::BlockFormat;
 use crate::cpu::blocks::output::Output;
-use crate::cpu::blocks::reference::BlockFormat;
 use crate::cpu::blocks::slow_path::{block_at, quantize_block};
 use crate::cpu::blocks::tally::Tally;
 use crate::cpu::decode::decoder::Decoder;

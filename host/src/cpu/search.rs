@@ -11,8 +11,8 @@ use microscale_formats::nvfp4::{Quantizer, Scaling};
 use microscale_formats::search::{Block, Found, Measure, PowersOfTwo, Scales};
 use microscale_formats::{BlockEvents, E2m1, NegativeZero, Search, Ties, block, mx, nvfp4};
 
+use crate::cpu::blocks::format::{BlockFormat, Mx};
 use crate::cpu::blocks::output::Output;
-use crate::cpu::blocks::reference::{BlockFormat, Mx};
 use crate::cpu::blocks::slow_path::{self, block_at};
 use crate::cpu::blocks::tally::Tally;
 use crate::cpu::blocks::vectorized::{AWAY, EVEN, Mxfp4, Nvfp4, VectorizedFormat, ZERO};

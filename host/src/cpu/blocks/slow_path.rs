@@ -2,7 +2,7 @@
 
 use microscale_formats::block;
 
-use super::reference::BlockFormat;
+use super::format::BlockFormat;
 use super::tally::Tally;
 use crate::element::Element;
 use crate::scheme::NonFinite;

@@ -5,7 +5,7 @@
 use microscale_formats::nvfp4::{self, Quantizer, Scaling};
 use microscale_formats::{BlockEvents, E2m1, E4m3, E8m0, NegativeZero, Ties, e2m1, mx};
 
-use super::reference::{BlockFormat, Mx};
+use super::format::{BlockFormat, Mx};
 use crate::element::Element;
 
 /// A format whose blocks are quantized in two loops: first the scale, then all codes.

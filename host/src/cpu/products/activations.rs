@@ -85,7 +85,7 @@ impl PackedActivations {
         dtype: Dtype,
         cols: usize,
         tokens: usize,
-        pack_activations: impl Fn(usize, &mut [Lanes<f32>]) + Sync,
+        pack: impl Fn(usize, &mut [Lanes<f32>]) + Sync,
     ) -> Self {
         let parts = packing.parts(dtype);
         let cols_of_words = cols.next_multiple_of(CHUNK);
@@ -96,7 +96,7 @@ impl PackedActivations {
         let first = words.as_ptr().align_offset(size_of::<Aligned>()).min(LANES - 1);
         let lines = words[first..].as_chunks_mut().0;
         lines.par_chunks_mut(lines_of_element(SEGMENT).max(1)).enumerate().for_each(|(segment, lines)| {
-            pack_activations(segment * SEGMENT, lines);
+            pack(segment * SEGMENT, lines);
         });
         Self { packing, parts, cols: cols_of_words, token_tiles, words, first }
     }

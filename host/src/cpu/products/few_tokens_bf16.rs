@@ -2,6 +2,8 @@
 //!
 //! Sixteen groups of 16 elements at a time, one lane per group.
 
+use std::arch::x86_64::__m512;
+
 use half::bf16;
 use microscale_formats::Format;
 use microscale_formats::weights::GROUP;
@@ -12,7 +14,6 @@ use super::rows::Row;
 use crate::cpu::memory::prefetch::prefetch;
 use crate::cpu::simd::products::{Products, STEP, e4m3_over_256};
 use crate::cpu::simd::{Avx512, Avx512Bf16, LANES, Vector};
-use std::arch::x86_64::__m512;
 
 /// Words of a group: pairs of elements.
 const WORDS: usize = GROUP / Word::Bf16Pair.elements();

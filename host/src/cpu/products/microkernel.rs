@@ -1,13 +1,14 @@
 //! The microkernel over vectors: one token per lane, several rows and tiles of tokens in registers.
 
+#[cfg(target_arch = "x86_64")]
+use std::arch::x86_64::__m512;
+
 use super::activations::{Aligned, Word};
 use super::panels::{Lines, Microkernel, ROWS, lines_per_chunk};
 use crate::cpu::simd::products::{Products, packed_index};
 #[cfg(target_arch = "x86_64")]
 use crate::cpu::simd::{Avx512, Avx512Bf16};
 use crate::cpu::simd::{LANES, Lanes};
-#[cfg(target_arch = "x86_64")]
-use std::arch::x86_64::__m512;
 
 /// The terms that a lane multiplies and adds: elements, or pairs of elements.
 pub(in crate::cpu) trait MultiplyAdd<V: Products> {

@@ -14,7 +14,7 @@ use microscale_formats::mx;
 
 use self::format::GroupFormat;
 use self::windows::{STREAMS, WINDOW};
-use crate::cpu::blocks::reference::BlockFormat;
+use crate::cpu::blocks::format::BlockFormat;
 use crate::cpu::blocks::slow_path;
 use crate::cpu::blocks::tally::Tally;
 use crate::cpu::simd::{LANES, Vector};

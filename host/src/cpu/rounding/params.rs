@@ -8,7 +8,7 @@ use microscale_formats::{E2m1, E4m3, E5m2, Search};
 
 use super::groups::nvfp4::Nvfp4Factors;
 use super::thresholds::Thresholds;
-use crate::cpu::blocks::reference::Mx;
+use crate::cpu::blocks::format::Mx;
 use crate::cpu::simd::Vector;
 use crate::element::{Dtype, Element};
 use crate::recipe::Recipe;

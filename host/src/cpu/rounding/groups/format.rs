@@ -2,7 +2,7 @@
 
 use microscale_formats::NegativeZero;
 
-use crate::cpu::blocks::reference::BlockFormat;
+use crate::cpu::blocks::format::BlockFormat;
 use crate::cpu::blocks::tally::Tally;
 use crate::cpu::rounding::thresholds::Thresholds;
 use crate::cpu::simd::{Lanes, Vector};

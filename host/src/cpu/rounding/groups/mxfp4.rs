@@ -3,7 +3,7 @@
 use microscale_formats::{BlockEvents, E2m1, E8m0, mx};
 
 use super::format::{Factors, GroupFormat};
-use crate::cpu::blocks::reference::{BlockFormat, Mx};
+use crate::cpu::blocks::format::{BlockFormat, Mx};
 use crate::cpu::blocks::tally::Tally;
 use crate::cpu::rounding::thresholds::Thresholds;
 use crate::cpu::simd::{Lanes, Vector};

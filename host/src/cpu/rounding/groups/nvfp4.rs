@@ -7,7 +7,7 @@ use microscale_formats::plan::{NV_FAR, NvPlan, power_of_two};
 use microscale_formats::{BlockEvents, E4m3};
 
 use super::format::{Factors, GroupFormat};
-use crate::cpu::blocks::reference::BlockFormat;
+use crate::cpu::blocks::format::BlockFormat;
 use crate::cpu::blocks::tally::Tally;
 use crate::cpu::rounding::thresholds::Thresholds;
 use crate::cpu::simd::{Lanes, Scalars, Vector};
