@@ -126,8 +126,8 @@ fn every_kernel_of_every_target_equals_the_library() {
         for (kernel, statistics) in &seen {
             let instructions = module.kernel(kernel).unwrap().len();
             let never = statistics.coverage.never_executed().count();
-            // The rest are paths without an option that reaches them, such as dropping −0 for
-            // MXFP8. The compiler cannot know that.
+            // No option reaches the other instructions, such as dropping −0 for MXFP8. The compiler
+            // cannot know that.
             let some = never * 10 <= instructions * 4;
             assert!(some, "{target}, {kernel}: {never} of {instructions} never executed");
             executed += instructions - never;

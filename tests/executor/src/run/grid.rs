@@ -37,7 +37,7 @@ pub(super) struct Grid<'a> {
     pub(super) products: Vec<Products>,
     /// Number of events that a waiting thread may be waiting for.
     pub(super) events: u64,
-    /// Number of times since the last event that all waiting threads retried in vain.
+    /// Number of times since the last event that all waiting threads retried without success.
     pub(super) idle: u32,
     /// The current instruction, for faults.
     pub(super) pc: u32,

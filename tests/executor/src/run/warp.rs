@@ -50,7 +50,7 @@ pub(super) enum State {
     /// The lanes wait at the barrier of this number, for this number of threads (0: the whole
     /// block).
     Arrived(u32, u32),
-    /// The lanes polled in vain when the event counter had this value.
+    /// The lanes polled without success when the event counter had this value.
     Spinning(u64),
 }
 

@@ -220,7 +220,8 @@ fn exchanges() {
 const ELSEWHERE: &[&str] = &[
     // In `two_longs_are_stored_at_once`.
     "st.global.v2.b64",
-    // In the crate's `run::tests::clusters`. The library's cases cover loads of four words.
+    // In the crate's own tests, `run::tests::clusters`. The test `executor` covers loads of four
+    // words.
     "barrier.cluster.arrive.release.aligned",
     "barrier.cluster.wait.acquire.aligned",
     "ld.shared::cluster.b32",

@@ -78,7 +78,7 @@ fn message(error: &Error) {
 
 /// Selects, by a byte, one variant of each operation that writes output.
 ///
-/// Writing takes longer than reading.
+/// Writing takes longer than reading, so an input does not try every variant.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ways(pub(super) u8);
 
