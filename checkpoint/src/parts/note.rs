@@ -1,7 +1,7 @@
-//! The note beside a finished shard.
+//! The note of a finished shard: one JSON object, which begins with the checksum of the rest of its text.
 
 use std::fs::{self, File};
-use std::io::{BufWriter, ErrorKind, Write};
+use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
 use memmap2::Mmap;
@@ -31,18 +31,39 @@ pub(crate) struct Note {
     pub(crate) hf_quant_config: Option<Map<String, Value>>,
 }
 
+/// The text before and after a note's own checksum.
+const SEAL: (&str, &str) = (r#"{"note_checksum":""#, r#"","#);
+/// The hexadecimal digits of a checksum.
+const DIGITS: usize = 32;
+
+/// Puts the checksum of an object's text in front of its first member.
+fn seal(object: &[u8]) -> Vec<u8> {
+    let members = object.strip_prefix(b"{").unwrap_or(object);
+    let mut sealed = format!("{}{:032x}{}", SEAL.0, xxh3_128(members), SEAL.1).into_bytes();
+    sealed.extend(members);
+    sealed
+}
+
+/// Returns whether an object's text is the one that was sealed.
+fn is_sealed(text: &[u8]) -> bool {
+    let digits = text.strip_prefix(SEAL.0.as_bytes()).and_then(|rest| rest.split_at_checked(DIGITS));
+    let members = digits.and_then(|(digits, rest)| Some((digits, rest.strip_prefix(SEAL.1.as_bytes())?)));
+    members.is_some_and(|(digits, members)| format!("{:032x}", xxh3_128(members)).as_bytes() == digits)
+}
+
 impl Note {
     pub(crate) fn path(shard: &Path) -> PathBuf {
         shard.with_file_name(with_suffix(shard.file_name().unwrap_or_default(), ".note.json", 0))
     }
 
-    /// The note beside a shard; `None` if there is none, or it is of another version.
+    /// Reads the note of a shard. `None` if there is none, if it was changed, or if another version wrote it.
     ///
     /// # Errors
     /// [`Error::Io`] if there is one and this user may not read it.
     pub(crate) fn read(shard: &Path) -> Result<Option<Self>> {
         match json::read(&Self::path(shard)) {
-            Ok(bytes) => Ok(serde_json::from_slice(&bytes).ok()),
+            Ok(bytes) if is_sealed(&bytes) => Ok(serde_json::from_slice(&bytes).ok()),
+            Ok(_) => Ok(None),
             Err(Error::Io { doing, path, source }) if source.kind() == ErrorKind::PermissionDenied => {
                 Err(Error::Io { doing, path, source })
             }
@@ -66,10 +87,9 @@ impl Note {
     pub(crate) fn write(&self, shard: &Path, making: &Path) -> Result<()> {
         let (path, unfinished) = (Self::path(shard), making.join("note"));
         let write = || {
-            let mut file = BufWriter::new(File::create(&unfinished)?);
-            serde_json::to_writer(&mut file, self)?;
-            file.flush()?;
-            file.get_ref().sync_all()?;
+            let mut file = File::create(&unfinished)?;
+            file.write_all(&seal(&serde_json::to_vec(self)?))?;
+            file.sync_all()?;
             drop(file);
             fs::rename(&unfinished, &path)
         };
@@ -84,4 +104,41 @@ pub(crate) fn checksum(path: &Path) -> std::io::Result<(u64, String)> {
     // renamed into its place, and whoever makes it again makes another file.
     let map = unsafe { Mmap::map(&file) }?;
     Ok((map.len() as u64, format!("{:032x}", xxh3_128(&map))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn notes_with_any_byte_changed_are_not_read() {
+        let directory = tempfile::tempdir().unwrap();
+        let shard = directory.path().join("x.safetensors");
+        let note = Note {
+            fingerprint: "f".into(),
+            bytes: 7,
+            checksum: "c".into(),
+            names: vec![("a".into(), vec!["b".into()])],
+            tensor_bytes: 5,
+            experts_split: false,
+            tensors: vec![Value::from(0.1)],
+            config: Some(Map::from_iter([("rope_theta".into(), Value::from(1e-5))])),
+            hf_quant_config: None,
+        };
+        note.write(&shard, directory.path()).unwrap();
+        let read = || Note::read(&shard).unwrap();
+        assert_eq!(read().unwrap().config, note.config);
+        let honest = fs::read(Note::path(&shard)).unwrap();
+        assert!(serde_json::from_slice::<Value>(&honest).unwrap()["note_checksum"].is_string());
+        for place in 0..honest.len() {
+            let mut changed = honest.clone();
+            changed[place] ^= 1;
+            fs::write(Note::path(&shard), &changed).unwrap();
+            assert!(read().is_none(), "byte {place}");
+            fs::write(Note::path(&shard), &honest[..place]).unwrap();
+            assert!(read().is_none(), "cut at {place}");
+        }
+        fs::write(Note::path(&shard), serde_json::to_vec(&note).unwrap()).unwrap();
+        assert!(read().is_none(), "a note without a checksum");
+    }
 }

@@ -4,6 +4,7 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
 use microscale_checkpoint::Part;
+use microscale_test_support::hostile::note_text;
 use microscale_test_support::{Scratch, header, raw_file, run};
 use safetensors::tensor::Dtype;
 use serde_json::{Value, json};
@@ -109,7 +110,7 @@ fn one_part_of_very_many() {
 fn change(note: &Path, field: &str, value: Value) {
     let mut json: Value = serde_json::from_slice(&fs::read(note).unwrap()).unwrap();
     json[field] = value;
-    fs::write(note, json.to_string()).unwrap();
+    fs::write(note, note_text(json)).unwrap();
 }
 
 #[test]

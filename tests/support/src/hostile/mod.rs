@@ -20,6 +20,7 @@ mod safetensors;
 mod tensors;
 
 pub use checkpoints::HEADER_WORDS;
+pub use parts::note_text;
 
 /// A fuzz target and its function.
 #[derive(Clone, Copy, Debug)]

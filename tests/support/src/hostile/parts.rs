@@ -9,6 +9,7 @@ use microscale::{Device, Recipe};
 use microscale_checkpoint::{Checkpoint, FileConvention, Part, Plan, Selection, merge, quantize_part};
 use safetensors::tensor::Dtype;
 use serde_json::{Value, json};
+use xxhash_rust::xxh3::xxh3_128;
 
 use super::checkpoints::{HEADER_WORDS, names};
 use super::draw::Draw;
@@ -92,11 +93,21 @@ fn damage_note(draw: &mut Draw<'_>, path: &Path) {
                 let (field, value) = field(draw);
                 note[field] = value;
             }
-            note.to_string().into()
+            note_text(note)
         }
         _ => draw.bytes().to_vec(),
     };
     fs::write(path, note).unwrap();
+}
+
+/// The text of a note whose own checksum fits, whatever it says.
+pub fn note_text(mut note: Value) -> Vec<u8> {
+    if let Some(note) = note.as_object_mut() {
+        note.shift_remove("note_checksum");
+    }
+    let text = note.to_string();
+    let members = text.trim_start_matches('{');
+    format!(r#"{{"note_checksum":"{:032x}",{members}"#, xxh3_128(members.as_bytes())).into()
 }
 
 /// Returns a field of a note with a value of the right type.
