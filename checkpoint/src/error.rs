@@ -141,6 +141,12 @@ pub enum Error {
     #[error("the device cannot be made ready; choose another with --device")]
     Device(#[source] microscale::Error),
 
+    /// No thread can be started.
+    #[error(
+        "no thread can be started; raise the limit on processes (ulimit -u, or the container's limit on pids)"
+    )]
+    Threads(#[source] io::Error),
+
     /// The caller asked to stop.
     #[error("interrupted; nothing was written")]
     Interrupted,

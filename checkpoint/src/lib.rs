@@ -103,6 +103,7 @@ pub use write::others::{Skipped, other_weights, outside_links};
 pub use write::output::remove_unfinished_output;
 pub use write::place::{Places, real_path};
 pub use write::progress::{OnProgress, Progress};
+pub use write::replacement::{replace_file, try_replacing};
 pub use write::temporary::{LeftBehind, remove_unfinished};
 
 // The README's examples are compiled like the others.

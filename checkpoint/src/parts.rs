@@ -2,7 +2,7 @@
 //! what they made.
 //!
 //! A part is some of the shards. Beside OUT there is a directory `OUT.parts` with the finished ones. Each has
-//! a note: a fingerprint of input and options, its checksum, and the outcome of its tensors. A shard gets its
+//! a note: a fingerprint of input and options, the shard's checksum, its own, and the outcome of the tensors. A shard gets its
 //! name when it is complete, and its note after that, so that a part that was killed is made by running it
 //! again: it keeps shards whose notes fit. Merging takes a shard only if its note fits.
 //!
@@ -26,6 +26,7 @@ use microscale::Device;
 use serde_json::Value;
 use xxhash_rust::xxh3::Xxh3;
 
+use crate::error::output::OutputError;
 use crate::error::{Error, Result};
 use crate::parts::directory::Directory;
 use crate::parts::note::{Note, checksum};
@@ -35,6 +36,8 @@ use crate::quantize::Quantizer;
 use crate::quantize::summary::Summary;
 use crate::read::description::Description;
 use crate::read::shard::Shard;
+use crate::write::output::create_directories;
+use crate::write::place::refuse_long_name;
 use crate::write::progress::{Meter, OnProgress};
 use crate::write::work::Rewrite;
 use crate::write::workers::{ShardOutput, write_shards};
@@ -91,8 +94,8 @@ pub fn quantize_part(
             meter.done += shard.tensors().map(|tensor| tensor.data.len() as u64).sum::<u64>();
             kept += 1;
         } else {
-            let parent = path.parent().unwrap_or(&directory.path);
-            fs::create_dir_all(parent).map_err(Error::io("create", parent))?;
+            refuse_long_name(&path)?;
+            create_directories(&directory.path, shard.written_name().parent().unwrap_or(Path::new("")))?;
             missing.push(shard);
         }
     }
@@ -100,9 +103,13 @@ pub fn quantize_part(
     let unfinished = (0..).map(|number: usize| making.path().join(number.to_string()));
     let outputs: Vec<_> =
         missing.into_iter().zip(unfinished).map(|(shard, path)| ShardOutput { shard, path }).collect();
-    let tensors = write_shards(&outputs, &work, device, &mut meter, |output, renamed, done| {
+    let tensors = write_shards(&outputs, &work, device, &mut meter, |output, renamed, expected, done| {
         let path = directory.shard(output.shard);
         let (bytes, checksum) = checksum(&output.path).map_err(Error::io("read", &output.path))?;
+        if bytes != expected {
+            let (file, out) = (output.path.clone(), path);
+            return Err(Error::Output(OutputError::Lost { file, expected, found: Some(bytes), out }));
+        }
         fs::rename(&output.path, &path).map_err(Error::io("rename the finished shard to", &path))?;
         let note = Note {
             fingerprint: fingerprint.clone(),

@@ -8,20 +8,24 @@
 //! | `begin`, `gguf`, `writer` | a shard's new file, in either container |
 //! | `outline` | the outline of a tensor of the output |
 //! | `file_name`, `temporary` | names made of names; temporary directories, and those that were left behind |
+//! | `machine` | the machine that a lock belongs to |
 //! | `values` | a tensor's values in another dtype |
 //! | `others` | the files that are not weights |
 //! | `place`, `output` | what a path leads to, and whether it may be written; the output until it is complete |
+//! | `replacement` | replacing a single file, by one that is complete |
 //! | `progress` | reports of the progress of an operation |
 
 pub(crate) mod begin;
 pub(crate) mod busy;
 pub(crate) mod file_name;
 pub(crate) mod gguf;
+pub(crate) mod machine;
 pub(crate) mod others;
 pub(crate) mod outline;
 pub(crate) mod output;
 pub(crate) mod place;
 pub(crate) mod progress;
+pub(crate) mod replacement;
 pub(crate) mod rewrite;
 pub(crate) mod temporary;
 pub(crate) mod values;

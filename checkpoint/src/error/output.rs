@@ -63,6 +63,31 @@ pub enum OutputError {
         second: PathBuf,
     },
 
+    /// A name, or a path, that the file system does not take.
+    #[error("the file system takes no name or path as long as {}; choose a shorter one", .path.display())]
+    NameTooLong {
+        /// The path.
+        path: PathBuf,
+    },
+
+    /// A file that was written is gone or was cut.
+    #[error(
+        "{} {}: another process removed it while this one worked, and {}; let nothing else write or remove \
+         .*.microscale-* there, and run the command again",
+        .file.display(), lost(*.expected, *.found),
+        if .file.starts_with(.out) { format!("{} is incomplete: remove it", .out.display()) } else { "nothing was written".into() }
+    )]
+    Lost {
+        /// The file: below the output if that had its name already, else in the temporary directory.
+        file: PathBuf,
+        /// Its size when it was written.
+        expected: u64,
+        /// Its size now; `None` if it is gone.
+        found: Option<u64>,
+        /// The output.
+        out: PathBuf,
+    },
+
     /// A directory called `OUT.parts` is not one of finished shards.
     #[error(
         "{} is there and was not made by `quantize --part`; move it away, or name another output",
@@ -87,6 +112,13 @@ pub enum OutputError {
         /// The name that is taken.
         name: String,
     },
+}
+
+fn lost(expected: u64, found: Option<u64>) -> String {
+    match found {
+        None => "is gone".into(),
+        Some(found) => format!("has {found} bytes instead of {expected}"),
+    }
 }
 
 fn overlap(input: &Path, output: &Path) -> &'static str {

@@ -32,7 +32,7 @@ impl Error {
             | Self::Memory { file, tensor, .. }
             | Self::ShapeMismatch { first: file, tensor, .. }
             | Self::NothingInCommon { first: file, first_name: tensor, .. } => (Some(file), Some(tensor)),
-            Self::Recipe(_) | Self::Device(_) | Self::Interrupted => (None, None),
+            Self::Recipe(_) | Self::Device(_) | Self::Threads(_) | Self::Interrupted => (None, None),
         };
         (file.map(|file| file.as_path()), tensor.map(String::as_str))
     }
@@ -132,6 +132,8 @@ fn of_output(error: &OutputError) -> Place<'_> {
         | OutputError::Parent { path, .. }
         | OutputError::Overlap { input: path, .. }
         | OutputError::Same { first: path, .. }
+        | OutputError::NameTooLong { path }
+        | OutputError::Lost { file: path, .. }
         | OutputError::NotParts { path, .. } => (Some(path), None),
         OutputError::NameTaken { file, tensor, .. } => (Some(file), Some(tensor)),
     }

@@ -13,6 +13,7 @@ use crate::parts::note::Note;
 use crate::plan::sources::source_names;
 use crate::read::checkpoint::Checkpoint;
 use crate::read::description::Description;
+use crate::read::shard::Shard;
 use crate::write::others::Skipped;
 use crate::write::output::Output;
 use crate::write::place::Place;
@@ -57,7 +58,7 @@ pub fn merge(checkpoint: &Checkpoint, out: &Path, progress: &mut OnProgress<'_>)
         return Err(Error::Parts(PartsError::Split { directory: directory.path, split }));
     }
     let sources = source_names(checkpoint)?;
-    let output = Output::create(checkpoint, out)?;
+    let mut output = Output::create(checkpoint, out)?;
     let (mut renamed, mut tensors, mut taken) = (Renamed::default(), Vec::new(), Vec::new());
     let mut meter = Meter::new(checkpoint.tensors(), progress);
     let mut description = Description::of(checkpoint);
@@ -73,19 +74,26 @@ pub fn merge(checkpoint: &Checkpoint, out: &Path, progress: &mut OnProgress<'_>)
                 return Err(missing(checkpoint, &directory, vec![shard.name.clone()]));
             };
             shared = place;
+            output.wrote(to, note.bytes);
         }
-        taken.push((shard, shared, note.checksum));
+        taken.push((shard, is_left.then_some(note.bytes), shared, note.checksum));
         meter.done += shard.tensors().map(|tensor| tensor.data.len() as u64).sum::<u64>();
         renamed.extend(Renamed { names: note.names.into_iter().collect(), bytes: note.tensor_bytes });
         tensors.extend(note.tensors);
         (description.config, description.hf_quant_config) = (note.config, note.hf_quant_config);
     }
     let bytes = renamed.bytes;
-    let skipped = write_rest(checkpoint, &output, &renamed, &description, &mut meter)?;
+    let skipped = write_rest(checkpoint, &mut output, &renamed, &description, &mut meter)?;
+    // Every shard is in the output from here on, so that the parts are not needed any more.
     output.commit()?;
-    let merged = taken
-        .iter()
-        .filter(|(shard, place, checksum)| is_still(&directory.shard(shard), place.as_ref(), checksum));
+    let is_in_output = |shard: &Shard, bytes: &u64| {
+        let file = if checkpoint.directory { out.join(shard.written_name()) } else { out.into() };
+        fs::metadata(file).is_ok_and(|file| file.len() == *bytes)
+    };
+    let merged = taken.iter().filter(|(shard, bytes, place, checksum)| {
+        bytes.as_ref().is_none_or(|bytes| is_in_output(shard, bytes))
+            && is_still(&directory.shard(shard), place.as_ref(), checksum)
+    });
     let gone = directory.remove(merged.map(|(shard, ..)| directory.shard(shard)));
     let left = (!gone).then_some(directory.path);
     let (shards, seconds) = (checkpoint.shards.len(), start.elapsed().as_secs_f64());

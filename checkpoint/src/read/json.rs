@@ -145,13 +145,15 @@ fn text_of(object: &Map<String, Value>) -> String {
     format!("{:#}\n", Value::Object(object.clone()))
 }
 
-/// Writes an object: as text that was [rewritten](Object::rewritten) from an original, if there is one.
-pub(crate) fn write_object(file: &Path, json: &Map<String, Value>, original: Option<&Object>) -> Result<()> {
+/// Writes an object: as text that was [rewritten](Object::rewritten) from an original, if there is one. Returns
+/// the bytes of the text.
+pub(crate) fn write_object(file: &Path, json: &Map<String, Value>, original: Option<&Object>) -> Result<u64> {
     let text = original.map_or_else(|| text_of(json), |original| original.rewritten(json));
     // Flushed by the handle that wrote it: Windows flushes none that is for reading.
     let written = fs::File::create(file).and_then(|mut to| {
         to.write_all(text.as_bytes())?;
-        to.sync_all()
+        to.sync_all()?;
+        Ok(text.len() as u64)
     });
     written.map_err(Error::io("write", file))
 }

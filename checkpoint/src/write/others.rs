@@ -141,13 +141,14 @@ pub fn outside_links(checkpoint: &Checkpoint) -> Result<Vec<(PathBuf, PathBuf)>>
     Ok(targets.filter(|(_, target)| !target.starts_with(&root)).collect())
 }
 
-/// Copies a file byte for byte.
-pub(crate) fn copy(from: &Path, to: &Path) -> Result<()> {
+/// Copies a file byte for byte, and returns its bytes.
+pub(crate) fn copy(from: &Path, to: &Path) -> Result<u64> {
     let mut reader = fs::File::open(from).map_err(Error::io("open", from))?;
     let copied = fs::File::create_new(to).and_then(|mut writer| {
-        std::io::copy(&mut reader, &mut writer)?;
+        let bytes = std::io::copy(&mut reader, &mut writer)?;
         writer.set_permissions(reader.metadata()?.permissions())?;
-        writer.sync_all()
+        writer.sync_all()?;
+        Ok(bytes)
     });
     copied.map_err(Error::io("write", to))
 }

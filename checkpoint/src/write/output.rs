@@ -15,13 +15,15 @@ use crate::read::checkpoint::Checkpoint;
 use crate::read::config::{CONFIG_FILE, HF_QUANT_CONFIG_FILE};
 use crate::read::shard::is_pickle;
 use crate::write::others::OF_FILE_SYSTEM;
-use crate::write::place::{Place, refuse_overlap};
+use crate::write::place::{Place, refuse_long_name, refuse_overlap};
 use crate::write::temporary::{LeftBehind, Temporary, remove_left_behind, unfinished};
 
 /// Output in the making. Dropping it removes everything that was written.
 pub(crate) struct Output {
     to: Destination,
     temporary: Temporary,
+    /// The path and size of each file that was written.
+    files: Vec<(PathBuf, u64)>,
 }
 
 /// The place of an output, which was looked at and may be written.
@@ -45,7 +47,7 @@ impl Output {
         let within = to.within();
         let temporary = Temporary::create(within, to.name())
             .map_err(Error::io("create a temporary directory in", within))?;
-        let output = Self { to, temporary };
+        let output = Self { to, temporary, files: Vec::new() };
         output.refuse_company()?;
         if output.to.directory {
             let contents = output.contents();
@@ -61,17 +63,25 @@ impl Output {
             return Ok(self.contents());
         }
         let path = self.contents().join(name);
-        if let Some(directory) = path.parent() {
-            fs::create_dir_all(directory).map_err(Error::io("create", directory))?;
-        }
+        create_directories(&self.contents(), name.parent().unwrap_or(Path::new("")))?;
+        refuse_long_name(&path)?;
         Ok(path)
     }
 
+    /// Notes that a file is complete at the path that [`place`](Self::place) gave it.
+    pub(crate) fn wrote(&mut self, path: PathBuf, bytes: u64) {
+        self.files.push((path, bytes));
+    }
+
     /// Gives the output its name. Nothing that has come up there meanwhile is replaced.
+    ///
+    /// # Errors
+    /// [`OutputError::Lost`] if another process removed or cut files, [`OutputError::Exists`], [`Error::Io`].
     pub(crate) fn commit(self) -> Result<()> {
         // Whoever ends the process meanwhile waits, and finds the output complete.
         let held = unfinished();
         let (contents, out) = (self.contents(), &self.to.path);
+        self.check_files(&contents)?;
         let renamed = if self.to.fills {
             self.refuse_company()?;
             sync_directory(&contents);
@@ -90,6 +100,23 @@ impl Output {
         }
         sync_directory(self.to.within());
         drop(held);
+        // A process that was removing files when they got their names goes on with it.
+        self.check_files(out)
+    }
+
+    /// Makes sure that every file of the output is there, at a path that the whole output has, with its size.
+    fn check_files(&self, at: &Path) -> Result<()> {
+        let contents = self.contents();
+        for (written, expected) in &self.files {
+            let name = written.strip_prefix(&contents).unwrap_or(written);
+            // A path that is joined with an empty name ends in a slash, as only directories may.
+            let file = if self.to.directory { at.join(name) } else { at.into() };
+            let found = file.symlink_metadata().ok().filter(|found| found.is_file()).map(|found| found.len());
+            if found != Some(*expected) {
+                let (out, expected) = (self.to.path.clone(), *expected);
+                return Err(Error::Output(OutputError::Lost { file, expected, found, out }));
+            }
+        }
         Ok(())
     }
 
@@ -120,10 +147,23 @@ impl Destination {
     }
 }
 
+/// Creates directories below another, which is not created: if a process removed it, the files in it are lost.
+pub(crate) fn create_directories(top: &Path, below: &Path) -> Result<()> {
+    let mut path = top.to_path_buf();
+    for name in below {
+        path.push(name);
+        match fs::create_dir(&path) {
+            Err(error) if error.kind() == ErrorKind::AlreadyExists && path.is_dir() => {}
+            created => created.map_err(Error::io("create", &path))?,
+        }
+    }
+    Ok(())
+}
+
 /// The place of an output, which is to be a file or a directory like the input.
 ///
 /// # Errors
-/// If it exists (an empty directory may), or is or holds the input or lies in it.
+/// If it exists (an empty directory may), is or holds the input or lies in it, or has too long a name.
 pub(crate) fn destination(input: &Checkpoint, out: &Path) -> Result<Destination> {
     // A link to nothing leads somewhere, but it is there.
     if out.is_symlink() && !out.exists() {
@@ -160,7 +200,8 @@ pub(crate) fn destination(input: &Checkpoint, out: &Path) -> Result<Destination>
 
 /// Removes what runs that were killed have left of this output, and returns what that was.
 ///
-/// A run that goes on holds a lock, by which it is known.
+/// A run that goes on holds a lock. Directories of other hosts stay and are returned too, as their locks may be
+/// invisible here.
 pub fn remove_unfinished_output(out: &Path) -> Vec<LeftBehind> {
     let Ok(Place { path: out, .. }) = Place::of(out) else { return Vec::new() };
     let name = out.file_name().unwrap_or_default();
@@ -191,8 +232,8 @@ fn rename_file(from: &Path, to: &Path) -> io::Result<()> {
     Ok(refused.path.persist(to)?)
 }
 
-/// Moves everything into a directory, and what makes it a checkpoint last. What was moved is moved back if
-/// that fails in the middle.
+/// Moves everything into a directory, and what makes it a checkpoint last. If that fails in the middle, what
+/// was moved is moved back, or removed if there is nothing left to move it back to.
 fn fill(from: &Path, to: &Path) -> io::Result<()> {
     let names = fs::read_dir(from)?.map(|entry| Ok(entry?.file_name()));
     let mut names = names.collect::<io::Result<Vec<_>>>()?;
@@ -202,7 +243,12 @@ fn fill(from: &Path, to: &Path) -> io::Result<()> {
     });
     for (moved, name) in names.iter().enumerate() {
         if let Err(error) = fs::rename(from.join(name), to.join(name)) {
-            names[..moved].iter().for_each(|name| drop(fs::rename(to.join(name), from.join(name))));
+            for moved in names[..moved].iter().map(|name| to.join(name)) {
+                let back = moved.file_name().map(|name| from.join(name));
+                if back.is_none_or(|back| fs::rename(&moved, back).is_err()) {
+                    let _ = fs::remove_file(&moved).or_else(|_| fs::remove_dir_all(&moved));
+                }
+            }
             return Err(error);
         }
     }
@@ -214,5 +260,80 @@ fn sync_directory(directory: &Path) {
     if cfg!(unix) {
         // Some file systems refuse; the files themselves are on the disk already.
         let _ = File::open(directory).and_then(|directory| directory.sync_all());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A file of a checkpoint of one tensor.
+    fn shard(path: &Path) {
+        let header = r#"{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}"#;
+        let bytes = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &[7]].concat();
+        fs::write(path, bytes).unwrap();
+    }
+
+    /// Writes an output of some files, has something done to it, and gives it its name.
+    fn committed(input: &Path, out: &Path, sabotage: impl Fn(&Path)) -> Result<()> {
+        let checkpoint = Checkpoint::open(input)?;
+        let mut output = Output::create(&checkpoint, out)?;
+        let names: &[&str] = if checkpoint.directory { &["a", "deep/er/b", "empty"] } else { &[""] };
+        for name in names {
+            let path = output.place(Path::new(name))?;
+            let text = if *name == "empty" { "" } else { "text" };
+            fs::write(&path, text).unwrap();
+            output.wrote(path, text.len() as u64);
+        }
+        sabotage(&output.contents());
+        output.commit()
+    }
+
+    #[test]
+    fn an_output_with_a_file_that_is_gone_or_cut_is_not_given_its_name() {
+        let scratch = tempfile::tempdir().unwrap();
+        let path = |name: &str| scratch.path().join(name);
+        fs::create_dir(path("in")).unwrap();
+        shard(&path("in/model.safetensors"));
+        let (directory, file) = (path("in"), path("in/model.safetensors"));
+        let longer = |path: &Path| fs::write(path, "longer").unwrap();
+        for (number, (input, sabotage)) in [
+            (&directory, &(|at: &Path| fs::remove_file(at.join("deep/er/b")).unwrap()) as &dyn Fn(&Path)),
+            (&directory, &|at| longer(&at.join("a"))),
+            (&directory, &|at| fs::write(at.join("a"), "").unwrap()),
+            (&directory, &|at| fs::remove_file(at.join("empty")).unwrap()),
+            (&directory, &|at| fs::remove_dir_all(at).unwrap()),
+            (&file, &|at| fs::remove_file(at).unwrap()),
+            (&file, &|at| longer(at)),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            for fills in [false, true].into_iter().filter(|fills| !fills || input.is_dir()) {
+                let out = path(&format!("OUT-{number}-{fills}"));
+                if fills {
+                    fs::create_dir(&out).unwrap();
+                }
+                let lost = committed(input, &out, sabotage);
+                let expected = matches!(lost, Err(Error::Output(OutputError::Lost { .. })));
+                assert!(expected, "{number}: {lost:?}");
+                assert!(
+                    if fills { is_empty_but(&out, |_| false).unwrap() } else { !out.exists() },
+                    "{number}"
+                );
+                committed(input, &out, |_| {}).unwrap();
+            }
+        }
+    }
+
+    #[test]
+    fn directories_are_created_below_one_that_is_there_only() {
+        let scratch = tempfile::tempdir().unwrap();
+        let top = scratch.path().join("top");
+        assert!(create_directories(&top, Path::new("a/b")).is_err() && !top.exists());
+        fs::create_dir(&top).unwrap();
+        create_directories(&top, Path::new("a/b")).unwrap();
+        create_directories(&top, Path::new("a/b")).unwrap();
+        assert!(top.join("a/b").is_dir());
     }
 }

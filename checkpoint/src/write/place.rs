@@ -3,6 +3,7 @@
 
 use std::ffi::OsString;
 use std::fs::{self, Metadata};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use crate::error::output::OutputError;
@@ -12,6 +13,8 @@ use crate::write::others;
 
 /// The links that are followed to a file that is not there yet, as many as Linux does.
 const MOST_LINKS: usize = 40;
+/// How often a path is followed again because other processes created or removed a part of it meanwhile.
+const MOST_TRIES: usize = 100;
 
 /// A place that a path leads to.
 #[derive(Debug)]
@@ -26,8 +29,9 @@ impl Place {
     /// Follows a path, the last names of which need not exist.
     ///
     /// # Errors
-    /// [`Error::Io`], if a directory on the way cannot be looked into.
+    /// [`OutputError::NameTooLong`], and [`Error::Io`] if a directory on the way cannot be looked into.
     pub(crate) fn of(path: &Path) -> Result<Self> {
+        refuse_long_name(path)?;
         let failed = || Error::io("open", path);
         let mut path = std::path::absolute(path).map_err(failed())?;
         // The links of `/dev/fd` lead to pipes that have no path.
@@ -42,17 +46,20 @@ impl Place {
             }
             path = path.parent().unwrap_or(&path).join(target);
         }
-        let mut missing: Vec<OsString> = Vec::new();
+        let (mut missing, mut tries): (Vec<OsString>, _) = (Vec::new(), 0);
         let real = loop {
-            match path.canonicalize() {
+            let error = match path.canonicalize() {
                 Ok(real) => break real,
-                Err(error) => match (path.parent(), path.file_name()) {
-                    (Some(parent), Some(name)) if path.symlink_metadata().is_err() => {
-                        missing.push(name.into());
-                        path = parent.into();
-                    }
-                    _ => return Err(failed()(error)),
-                },
+                Err(error) => error,
+            };
+            match (path.parent(), path.file_name()) {
+                (Some(parent), Some(name)) if path.symlink_metadata().is_err() => {
+                    missing.push(name.into());
+                    path = parent.into();
+                }
+                // It has come up between the two calls, as when other parts begin.
+                _ if error.kind() == ErrorKind::NotFound && tries < MOST_TRIES => tries += 1,
+                _ => return Err(failed()(error)),
             }
         };
         let real = missing.into_iter().rev().fold(real, |path, name| path.join(name));
@@ -177,6 +184,16 @@ impl Places {
     }
 }
 
+/// Refuses a path that the file system cannot have.
+pub(crate) fn refuse_long_name(path: &Path) -> Result<()> {
+    match path.symlink_metadata() {
+        Err(error) if error.kind() == ErrorKind::InvalidFilename => {
+            Err(Error::Output(OutputError::NameTooLong { path: path.into() }))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Refuses an output that is, holds or lies in an input.
 pub(crate) fn refuse_overlap(inputs: &[Place], out: &Place) -> Result<()> {
     match inputs.iter().find(|input| out.is_in(input) || input.is_in(out)) {
@@ -193,6 +210,8 @@ fn overlap(input: &Place, output: &Place) -> Error {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
     use super::*;
 
     #[cfg(unix)]
@@ -223,5 +242,38 @@ mod tests {
         assert!(place("link/new/x").is_in(&place("in")) && !place("in").is_in(&place("link/new")));
         assert!(!place("in/a").is(&place("in/sub")) && !place("in/one").is(&place("in/two")));
         assert!(Place::of(&path("back")).is_err(), "links in a circle");
+    }
+
+    #[test]
+    fn directories_that_come_and_go_are_places() {
+        let scratch = tempfile::tempdir().unwrap();
+        let (real, path) = (scratch.path().canonicalize().unwrap(), scratch.path().join("OUT.parts"));
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    fs::create_dir(&path).unwrap();
+                    fs::remove_dir(&path).unwrap();
+                }
+            });
+            let found = (0..30_000).map(|_| Place::of(&path.join("shard")).map(|place| place.path));
+            let wrong = found
+                .filter(|found| !found.as_ref().is_ok_and(|found| *found == real.join("OUT.parts/shard")));
+            let wrong: Vec<_> = wrong.take(1).collect();
+            stop.store(true, Ordering::Relaxed);
+            assert!(wrong.is_empty(), "{wrong:?}");
+        });
+    }
+
+    #[test]
+    fn names_and_paths_that_are_too_long_are_refused() {
+        let scratch = tempfile::tempdir().unwrap();
+        let path = |length: usize| scratch.path().join("x".repeat(length));
+        assert!(Place::of(&path(255)).is_ok());
+        let deep = (0..30).fold(scratch.path().to_path_buf(), |path, _| path.join("x".repeat(200)));
+        for path in [path(256), path(256).join("y"), deep] {
+            let refused = Place::of(&path);
+            assert!(matches!(refused, Err(Error::Output(OutputError::NameTooLong { .. }))), "{refused:?}");
+        }
     }
 }

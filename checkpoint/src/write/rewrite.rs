@@ -26,7 +26,7 @@ pub(crate) fn rewrite<R: Rewrite>(
     device: &Device,
     progress: &mut OnProgress<'_>,
 ) -> Result<(Vec<R::Done>, Vec<Skipped>)> {
-    let output = Output::create(checkpoint, out)?;
+    let mut output = Output::create(checkpoint, out)?;
     let mut meter = Meter::new(checkpoint.tensors(), progress);
     // A shard may hold scales alone, which are written with their codes, in other shards: no index names it
     // any more.
@@ -37,14 +37,15 @@ pub(crate) fn rewrite<R: Rewrite>(
     let outputs = left.map(|shard| Ok(ShardOutput { shard, path: output.place(&shard.written_name())? }));
     let outputs = outputs.collect::<Result<Vec<_>>>()?;
     let mut renamed = Renamed::default();
-    let done = write_shards(&outputs, work, device, &mut meter, |_, names, _| {
+    let done = write_shards(&outputs, work, device, &mut meter, |shard, names, bytes, _| {
         renamed.extend(names);
+        output.wrote(shard.path.clone(), bytes);
         Ok(())
     })?;
     meter.before("")?;
     let mut description = Description::of(checkpoint);
     work.describe(&mut description);
-    let skipped = write_rest(checkpoint, &output, &renamed, &description, &mut meter)?;
+    let skipped = write_rest(checkpoint, &mut output, &renamed, &description, &mut meter)?;
     output.commit()?;
     Ok((done, skipped))
 }
@@ -52,7 +53,7 @@ pub(crate) fn rewrite<R: Rewrite>(
 /// Writes everything but the shards, and returns what is left behind.
 pub(crate) fn write_rest(
     checkpoint: &Checkpoint,
-    output: &Output,
+    output: &mut Output,
     renamed: &Renamed,
     description: &Description,
     meter: &mut Meter<'_, '_>,
@@ -61,7 +62,9 @@ pub(crate) fn write_rest(
         let text = |path: &Path| path.to_string_lossy().into_owned();
         let shards = checkpoint.shards.iter().map(|shard| (text(&shard.name), text(&shard.written_name())));
         let json = index.rewritten(&renamed.names, &shards.collect(), renamed.bytes);
-        json::write_object(&output.place(index.written_name().as_ref())?, &json, None)?;
+        let path = output.place(index.written_name().as_ref())?;
+        let bytes = json::write_object(&path, &json, None)?;
+        output.wrote(path, bytes);
     }
     if !checkpoint.directory {
         return Ok(Vec::new());
@@ -70,11 +73,15 @@ pub(crate) fn write_rest(
         let configs = [&checkpoint.config, &checkpoint.hf_quant_config];
         let original = configs.into_iter().flatten().find(|config| config.file.ends_with(name));
         let original = original.map(|config| &config.object);
-        json::write_object(&output.place(name.as_ref())?, json, original)?;
+        let path = output.place(name.as_ref())?;
+        let bytes = json::write_object(&path, json, original)?;
+        output.wrote(path, bytes);
     }
     let (files, skipped) = others::to_copy(checkpoint)?;
     for file in files {
-        others::copy(&checkpoint.path.join(&file), &output.place(&file)?)?;
+        let path = output.place(&file)?;
+        let bytes = others::copy(&checkpoint.path.join(&file), &path)?;
+        output.wrote(path, bytes);
         meter.before("")?;
     }
     Ok(skipped)

@@ -3,21 +3,27 @@
 //!
 //! Each holds a file that its process has locked. The system lets go of the lock when the process ends,
 //! however that happens: so a directory whose lock is free was left behind.
+//!
+//! The file names the machine, as not every file system shows one machine's locks to another. Directories of
+//! other machines are reported and never removed.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, TryLockError};
-use std::io::{self, ErrorKind};
+use std::io::{self, ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tempfile::TempDir;
 
 use crate::write::file_name::with_suffix;
+use crate::write::machine::Machine;
 
 /// What names of temporary directories have in common, before a few random characters.
 const MARK: &str = ".microscale-";
 const RANDOM: usize = 6;
 const LOCK: &str = "lock";
+/// The name that a directory gets before its contents are removed.
+const REMOVED: &str = "removed";
 
 /// The temporary directories of this process.
 static UNFINISHED: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
@@ -39,7 +45,7 @@ impl Temporary {
             unfinished().push(directory.path().into());
             let mut temporary = Self { lock: None, directory };
             let lock = temporary.path().join(LOCK);
-            let locked = File::create_new(&lock).map(|file| (file.try_lock(), file));
+            let locked = lock_with_name(&lock);
             match locked {
                 // Another run may have found the directory before its lock was held, and removed it.
                 Err(error) if error.kind() == ErrorKind::NotFound => continue,
@@ -69,6 +75,16 @@ impl Drop for Temporary {
     }
 }
 
+/// Creates a file and locks it before anything else, and then writes into it which machine this is.
+fn lock_with_name(path: &Path) -> io::Result<(Result<(), TryLockError>, File)> {
+    let mut file = File::create_new(path)?;
+    let locked = file.try_lock();
+    file.write_all(Machine::this().to_text().as_bytes())?;
+    // Network file systems may show the text to other machines only after this.
+    let _ = file.sync_all();
+    Ok((locked, file))
+}
+
 /// The list of this process's directories. While it is held, [`remove_unfinished`] waits.
 pub(crate) fn unfinished() -> MutexGuard<'static, Vec<PathBuf>> {
     UNFINISHED.lock().unwrap_or_else(PoisonError::into_inner)
@@ -94,10 +110,12 @@ pub struct LeftBehind {
     pub path: PathBuf,
     /// The bytes of the files in it.
     pub bytes: u64,
+    /// The host whose run made it, if that is another one. Then it was not removed: the run may go on.
+    pub other_host: Option<String>,
 }
 
 /// Removes temporary directories that processes left behind, of one purpose or of any, and returns what they
-/// were.
+/// were. Directories of other hosts stay, and are returned too.
 pub(crate) fn remove_left_behind(parent: &Path, purpose: Option<&OsStr>) -> Vec<LeftBehind> {
     let prefix = purpose.map(prefix);
     let is_one =
@@ -115,13 +133,21 @@ pub(crate) fn is_temporary(name: &OsStr) -> bool {
 }
 
 fn remove_if_left(path: &Path) -> Option<LeftBehind> {
-    let Ok(lock) = File::options().read(true).write(true).open(path.join(LOCK)) else {
+    let Ok(mut lock) = File::options().read(true).write(true).open(path.join(LOCK)) else {
         // Killed before it had a lock. One with anything in it is not removed so.
         let _ = fs::remove_dir(path);
         return None;
     };
     lock.try_lock().ok()?;
-    let left = LeftBehind { path: path.into(), bytes: bytes_in(path) };
+    let mut text = String::new();
+    lock.read_to_string(&mut text).ok()?;
+    // The text is written before anything else: without one, no run has got any further.
+    let other = Machine::parse(&text).filter(|machine| !machine.shares_locks(&Machine::this()));
+    let other_host = other.map(|machine| machine.host);
+    let left = LeftBehind { path: path.into(), bytes: bytes_in(path), other_host };
+    if left.other_host.is_some() {
+        return Some(left);
+    }
     remove_contents(path).ok()?;
     if cfg!(windows) {
         drop(lock);
@@ -129,13 +155,25 @@ fn remove_if_left(path: &Path) -> Option<LeftBehind> {
     fs::remove_dir_all(path).ok().map(|()| left)
 }
 
-/// Removes everything but the file to lock, which comes last: who is killed in the middle of this leaves what
-/// can still be told from the work of others.
+/// Removes everything but the file to lock, which comes last: a process that is killed in the middle of this
+/// leaves a directory that can still be told from the work of others.
+///
+/// A directory is renamed first. If locks do not work and its run is about to finish, either this rename or
+/// the run's succeeds, and the run never finishes with some of its files.
 fn remove_contents(directory: &Path) -> io::Result<()> {
+    let removed = directory.join(REMOVED);
+    let remove_renamed = || match fs::remove_dir_all(&removed) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        done => done,
+    };
     for entry in fs::read_dir(directory)? {
         let entry = entry?;
         if entry.file_type()?.is_dir() {
-            fs::remove_dir_all(entry.path())?;
+            remove_renamed()?;
+            if entry.file_name() != REMOVED {
+                fs::rename(entry.path(), &removed)?;
+                remove_renamed()?;
+            }
         } else if entry.file_name() != LOCK {
             fs::remove_file(entry.path())?;
         }
@@ -201,12 +239,55 @@ mod tests {
         let before = names();
 
         let removed = remove_left_behind(scratch.path(), Some("OUT".as_ref()));
-        assert_eq!(removed, [LeftBehind { path: killed.clone(), bytes: 70 }]);
+        assert_eq!(removed, [LeftBehind { path: killed.clone(), bytes: 70, other_host: None }]);
         let expected: Vec<_> =
             before.into_iter().filter(|name| Some(&**name) != killed.file_name()).collect();
         assert_eq!(names(), expected);
         let path = begun.path().to_path_buf();
         drop(begun);
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn directories_of_other_hosts_are_reported_and_stay() {
+        let scratch = tempfile::tempdir().unwrap();
+        let left_of = |machine: &str, random: &str| {
+            let path = scratch.path().join(format!(".OUT.microscale-{random}"));
+            fs::create_dir_all(path.join("output")).unwrap();
+            fs::write(path.join("output/shard"), [0; 70]).unwrap();
+            fs::write(path.join(LOCK), machine).unwrap();
+            path
+        };
+        let host = Machine::this().host;
+        let elsewhere = left_of("host no-such-host\nboot 0\n", "aaaaaa");
+        let here = left_of(&Machine::this().to_text(), "bbbbbb");
+        let earlier = left_of(&format!("host {host}\nboot 0\n"), "cccccc");
+        let mut found = remove_left_behind(scratch.path(), Some("OUT".as_ref()));
+        found.sort_by(|a, b| a.path.cmp(&b.path));
+        let left = |path: &Path, other_host: Option<&str>| LeftBehind {
+            path: path.into(),
+            bytes: 70 + fs::metadata(path.join(LOCK)).map_or(0, |lock| lock.len()),
+            other_host: other_host.map(str::to_owned),
+        };
+        assert_eq!(found[0], left(&elsewhere, Some("no-such-host")));
+        assert!(elsewhere.join("output/shard").exists());
+        assert_eq!(found.len(), 3);
+        for (found, path) in found[1..].iter().zip([here, earlier]) {
+            assert!(found.path == path && found.other_host.is_none() && !path.exists(), "{found:?}");
+        }
+    }
+
+    #[test]
+    fn a_run_whose_directory_is_removed_has_nothing_to_rename() {
+        let scratch = tempfile::tempdir().unwrap();
+        let begun = Temporary::create(scratch.path(), "OUT".as_ref()).unwrap();
+        let output = begun.path().join("output");
+        fs::create_dir_all(output.join("deep")).unwrap();
+        // As a run leaves it that is killed while it removes another.
+        fs::create_dir_all(begun.path().join(REMOVED).join("deep")).unwrap();
+        remove_contents(begun.path()).unwrap();
+        let names = fs::read_dir(begun.path()).unwrap().map(|entry| entry.unwrap().file_name());
+        assert_eq!(names.collect::<Vec<_>>(), [LOCK]);
+        assert!(fs::rename(&output, scratch.path().join("OUT")).is_err());
     }
 }

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::Scope;
+use std::thread::{Builder, Scope};
 use std::time::Duration;
 
 use microscale::Device;
@@ -25,6 +25,9 @@ use crate::write::writer::{Sink, Writer};
 
 /// How long workers may be silent before the caller is asked whether to go on.
 const PATIENCE: Duration = Duration::from_millis(100);
+
+/// Shards that may wait for the disk at once, each with an open file and a thread.
+const MOST_FINISHING: usize = 4;
 
 /// A shard, and the file that is to be written of it.
 pub(crate) struct ShardOutput<'a> {
@@ -60,6 +63,8 @@ struct Schedule<'a, R: Rewrite> {
     /// The first shard that is not open yet.
     next: usize,
     open: Vec<Open<'a, R::Done>>,
+    /// The number of shards that wait for the disk.
+    finishing: usize,
     stopped: bool,
 }
 
@@ -77,23 +82,25 @@ enum Told<D> {
     Begins(String),
     /// So many bytes of the input are done.
     Done(u64),
-    /// A shard is complete, on the disk too.
-    Complete { index: usize, renamed: Renamed, done: Vec<D> },
+    /// A shard is complete, on the disk too. Its file has `bytes` bytes.
+    Complete { index: usize, renamed: Renamed, bytes: u64, done: Vec<D> },
     /// An error in the shard of this number.
     Failed(usize, Error),
 }
 
 /// Writes shards to files that do not exist yet, and returns what became of their tensors, in the order of
-/// the shards. `complete` is told of each shard once it is on the disk, whichever comes first.
+/// the shards. `complete` is called for each shard once it is on the disk, in any order, with the bytes of its
+/// file.
 ///
 /// # Errors
-/// Of those that workers met, the one in the first shard; [`Error::Interrupted`]; what `complete` says.
+/// The workers' error in the first shard that has one; [`Error::Interrupted`]; [`Error::Threads`]; errors of
+/// `complete`.
 pub(crate) fn write_shards<R: Rewrite>(
     outputs: &[ShardOutput<'_>],
     work: &R,
     device: &Device,
     meter: &mut Meter<'_, '_>,
-    mut complete: impl FnMut(&ShardOutput<'_>, Renamed, &[R::Done]) -> Result<()>,
+    mut complete: impl FnMut(&ShardOutput<'_>, Renamed, u64, &[R::Done]) -> Result<()>,
 ) -> Result<Vec<R::Done>> {
     let tensors = outputs.iter().flat_map(|output| output.shard.tensors());
     let largest = tensors.map(|tensor| work.bytes(&tensor)).max();
@@ -105,6 +112,7 @@ pub(crate) fn write_shards<R: Rewrite>(
         workers: devices.len(),
         next: 0,
         open: Vec::new(),
+        finishing: 0,
         stopped: false,
     });
     // Workers look at it within a tensor. An error does not set it: the first one of all that are being met is told.
@@ -113,9 +121,14 @@ pub(crate) fn write_shards<R: Rewrite>(
     let mut failed: Option<(usize, Error)> = None;
     std::thread::scope(|scope| {
         let (tell, told) = mpsc::channel();
-        for device in &devices {
+        for (started, device) in devices.iter().enumerate() {
             let (schedule, interrupted, tell) = (&schedule, &interrupted, tell.clone());
-            scope.spawn(move || work_through(scope, schedule, interrupted, device, &tell));
+            let work = move || work_through(scope, schedule, interrupted, device, &tell);
+            if let Err(error) = Builder::new().spawn_scoped(scope, work) {
+                // The workers that have started do all of the work.
+                failed = (started == 0).then_some((0, Error::Threads(error)));
+                break;
+            }
         }
         drop(tell);
         loop {
@@ -131,9 +144,9 @@ pub(crate) fn write_shards<R: Rewrite>(
                     meter.done += bytes;
                     continue;
                 }
-                Some(Told::Complete { index, renamed, done }) if failed.is_none() => {
+                Some(Told::Complete { index, renamed, bytes, done }) if failed.is_none() => {
                     shards[index] = done;
-                    (index, complete(&outputs[index], renamed, &shards[index]))
+                    (index, complete(&outputs[index], renamed, bytes, &shards[index]))
                 }
                 Some(Told::Complete { .. }) => continue,
                 Some(Told::Failed(index, error)) => (index, Err(error)),
@@ -161,7 +174,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// Takes units of work and writes them until there are none left.
 fn work_through<'scope, 'a: 'scope, R: Rewrite>(
     scope: &'scope Scope<'scope, '_>,
-    schedule: &Mutex<Schedule<'a, R>>,
+    schedule: &'scope Mutex<Schedule<'a, R>>,
     interrupted: &AtomicBool,
     device: &Device,
     tell: &Sender<Told<R::Done>>,
@@ -195,18 +208,34 @@ fn work_through<'scope, 'a: 'scope, R: Rewrite>(
         };
         tensors.iter().for_each(|tensor| shard.forget(tensor.data));
         say(Told::Done(tensors.iter().map(|tensor| tensor.data.len() as u64).sum()));
-        if let Some(Open { writer, renamed, done, .. }) = complete {
-            let (writer, done) = (Arc::into_inner(writer), done.into_iter().flatten().collect());
-            let tell = tell.clone();
+        if let Some(open) = complete {
+            // It stays here if no thread takes it.
+            let waiting = Arc::new(Mutex::new(Some(open)));
+            let (schedule, tell) = (schedule, tell.clone());
+            let finish = move || {
+                let open = lock(&waiting).take();
+                open.into_iter().for_each(|open| drop(tell.send(open.finish())));
+                lock(schedule).finishing -= 1;
+            };
+            let has_room = lock(schedule).begin_finishing();
             // The disk works on it while the next shard is worked out.
-            scope.spawn(move || {
-                let writer = writer.map(|writer| writer.into_inner().unwrap_or_else(PoisonError::into_inner));
-                let told = match writer.map_or(Ok(()), Writer::finish) {
-                    Ok(()) => Told::Complete { index, renamed, done },
-                    Err(error) => Told::Failed(index, error),
-                };
-                drop(tell.send(told));
-            });
+            if !has_room || Builder::new().spawn_scoped(scope, finish.clone()).is_err() {
+                finish();
+            }
+        }
+    }
+}
+
+impl<D> Open<'_, D> {
+    /// Waits until a shard is on the disk whose tensors are all written.
+    fn finish(self) -> Told<D> {
+        let Self { index, writer, renamed, done, .. } = self;
+        let Some(writer) = Arc::into_inner(writer) else {
+            unreachable!("workers let go of a shard before it is finished")
+        };
+        match writer.into_inner().unwrap_or_else(PoisonError::into_inner).finish() {
+            Ok(bytes) => Told::Complete { index, renamed, bytes, done: done.into_iter().flatten().collect() },
+            Err(error) => Told::Failed(index, error),
         }
     }
 }
@@ -267,6 +296,12 @@ impl<'a, R: Rewrite> Schedule<'a, R> {
             units.push_back(Vec::new());
         }
         units
+    }
+
+    /// Counts another shard that waits for the disk, and returns whether there is room for it.
+    fn begin_finishing(&mut self) -> bool {
+        self.finishing += 1;
+        self.finishing <= MOST_FINISHING
     }
 
     /// Notes what has become of a unit. The shard, if that was all.

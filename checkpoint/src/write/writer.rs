@@ -26,6 +26,8 @@ pub(crate) struct Writer {
     file: File,
     /// The bytes of each tensor that are still to come.
     places: Places,
+    /// The bytes of the whole file.
+    length: u64,
 }
 
 /// Tensors' places in a file, by name.
@@ -48,7 +50,10 @@ impl Writer {
             length.map_or(Ok(()), |length| file.set_len(length))?;
             Ok(file)
         };
-        Ok(Self { path: path.into(), file: write().map_err(Error::io("write", path))?, places })
+        let file = write().map_err(Error::io("write", path))?;
+        let ends = places.values().map(|place| place.start.saturating_add(place.bytes));
+        let length = ends.chain(length).fold(header.len() as u64, u64::max);
+        Ok(Self { path: path.into(), file, places, length })
     }
 
     /// Creates a safetensors file.
@@ -126,12 +131,13 @@ impl Writer {
         Ok(())
     }
 
-    /// Makes sure that everything is written, on the disk as well.
-    pub(crate) fn finish(self) -> Result<()> {
+    /// Makes sure that everything is written, on the disk as well, and returns the bytes of the file.
+    pub(crate) fn finish(self) -> Result<u64> {
         if let Some(name) = self.places.keys().min() {
             return Err(self.wrong(format!("{name} was not written")));
         }
-        self.file.sync_all().map_err(Error::io("write", &self.path))
+        self.file.sync_all().map_err(Error::io("write", &self.path))?;
+        Ok(self.length)
     }
 
     fn wrong(&self, what: String) -> Error {

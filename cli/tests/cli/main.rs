@@ -35,6 +35,7 @@ mod requantizing;
 mod scaled;
 mod search;
 mod split_experts;
+mod vanishing;
 mod writing;
 
 use std::collections::BTreeMap;
