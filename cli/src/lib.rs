@@ -9,7 +9,7 @@
 //! | `report`, `plot`, `markup` | the HTML report, SVG plots, and the markup of both |
 //! | `text` | what people read: tables and figures, names, scales |
 //! | `outputs`, `pending` | what may be written; complete files |
-//! | `progress`, `signals` | the bar; being asked to end |
+//! | `progress`, `signals`, `threads` | the bar; being asked to end; the threads that compute |
 //! | `streams`, `failures` | stdout and stderr; exit codes |
 //!
 //! Exit codes: 0 for success, 1 for failure, 2 for a command line that is wrong. A signal that asks the program
@@ -29,6 +29,7 @@ mod report;
 mod signals;
 mod streams;
 mod text;
+mod threads;
 
 use std::ffi::OsString;
 
@@ -99,6 +100,10 @@ fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     if let Err(why) = Isa::asked() {
         warn(format_args!("error: {why}"));
         return WRONG_USAGE;
+    }
+    if let Err(error) = threads::start() {
+        warn(format_args!("error: {error:#}"));
+        return 1;
     }
     let result = match command {
         Command::Quantize(args) => commands::quantize::run(args),

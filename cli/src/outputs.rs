@@ -1,9 +1,10 @@
 //! What is looked at before a command writes: whether anything would be lost, what killed runs have left, and
 //! links that lead out of a checkpoint.
 
+use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use microscale_checkpoint::{
     Checkpoint, Error, LeftBehind, OutputError, Places, other_weights, outside_links,
 };
@@ -98,10 +99,21 @@ impl Files<'_> {
     }
 }
 
-/// Says what was removed that killed runs had left.
+/// Reports directories of killed runs, which were removed, and of other hosts' runs, which stay.
 pub(crate) fn tell_of_left(left: &[LeftBehind]) {
-    for LeftBehind { path, bytes: left, .. } in left {
+    for LeftBehind { path, bytes: left, other_host, .. } in left {
         let (path, left) = (path.display(), bytes(*left));
-        warn(format_args!("removed {path} ({left}), which a run that was killed had left"));
+        match other_host {
+            None => warn(format_args!("removed {path} ({left}), which a run that was killed had left")),
+            Some(host) => warn(format_args!(
+                "warning: {path} ({left}) stays: a run on {host} made it, which goes on or was killed; if none goes on \
+                 there, remove it with: rm -r {path}"
+            )),
+        }
     }
+}
+
+/// Adds to the failure of a step that follows the output that the output itself is complete.
+pub(crate) fn after(complete: impl Display, step: Result<()>) -> Result<()> {
+    step.with_context(|| format!("{complete} is complete; only this failed"))
 }

@@ -7,7 +7,9 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use tempfile::NamedTempFile;
+use microscale_checkpoint::{remove_unfinished_output, replace_file, try_replacing};
+
+use crate::outputs::tell_of_left;
 
 /// A file to be written at the end. Whether that is possible is found out first, so that hours of work do not
 /// end in a typing error.
@@ -45,8 +47,9 @@ impl To {
             return Ok(Self::Stream(Box::new(File::options().append(true).open(path)?)));
         }
         let path = microscale_checkpoint::real_path(path)?;
-        // Removed again at once: what lies in a directory that is read would be copied with it.
-        temporary(&path)?;
+        tell_of_left(&remove_unfinished_output(&path));
+        // Nothing stays there: what lies in a directory that is read would be copied with it.
+        try_replacing(&path)?;
         Ok(Self::File(path))
     }
 
@@ -56,27 +59,10 @@ impl To {
                 writeln!(stream, "{text}")?;
                 stream.flush()?;
             }
-            Self::File(path) => {
-                let mut file = temporary(&path)?;
-                writeln!(file, "{text}")?;
-                if let Ok(replaced) = fs::metadata(&path) {
-                    file.as_file().set_permissions(replaced.permissions())?;
-                }
-                file.persist(&path)?;
-            }
+            Self::File(path) => replace_file(&path, &format!("{text}\n"))?,
         }
         Ok(())
     }
-}
-
-/// A temporary file beside another.
-fn temporary(path: &Path) -> io::Result<NamedTempFile> {
-    let parent = path.parent().unwrap_or(Path::new("."));
-    let builder = &mut tempfile::Builder::new();
-    #[cfg(unix)]
-    let builder =
-        builder.permissions(<fs::Permissions as std::os::unix::fs::PermissionsExt>::from_mode(0o666));
-    builder.tempfile_in(parent)
 }
 
 /// Stdout or stderr, if a path leads to the same file. Opened once more, that would be overwritten by what is

@@ -3,6 +3,8 @@
 //!
 //! Operations look at [`caught`] before each tensor. If that takes too long, they are not waited for. A second
 //! signal ends the program at once.
+//!
+//! SIGXFSZ is ignored: a file beyond the limit on sizes (`ulimit -f`) then is an error of writing like any other.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -42,6 +44,7 @@ pub(crate) use unix::{end, watch};
 #[cfg(unix)]
 mod unix {
     use std::sync::Mutex;
+    use std::thread::Builder;
     use std::time::{Duration, Instant};
 
     use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, raise, sigaction};
@@ -57,9 +60,13 @@ mod unix {
     /// Begins to watch for signals. To be called before there are other threads, which are to leave them to
     /// the one that watches.
     pub(crate) fn watch() {
+        ignore(Signal::SIGXFSZ);
         let watched: SigSet = SIGNALS.into_iter().filter(|signal| !is_ignored(*signal)).collect();
-        if watched.thread_block().is_ok() {
-            std::thread::spawn(move || wait_for(watched));
+        let watches =
+            watched.thread_block().is_ok() && Builder::new().spawn(move || wait_for(watched)).is_ok();
+        if !watches {
+            // They end the program at once, and the next run cleans up after it.
+            let _ = watched.thread_unblock();
         }
     }
 
@@ -81,10 +88,14 @@ mod unix {
                     if !catch() {
                         end_by(signal);
                     }
-                    std::thread::spawn(move || {
+                    let end = move || {
                         clean_up();
                         end_by(signal);
-                    });
+                    };
+                    // Without another thread, a second signal has to wait for this.
+                    if Builder::new().spawn(end).is_err() {
+                        end();
+                    }
                 }
             }
         }
@@ -104,11 +115,15 @@ mod unix {
         let before = unsafe { sigaction(signal, &default) };
         let ignored = before.is_ok_and(|before| matches!(before.handler(), SigHandler::SigIgn));
         if ignored {
-            let ignore = SigAction::new(SigHandler::SigIgn, SaFlags::empty(), SigSet::empty());
-            // SAFETY: as above.
-            let _ = unsafe { sigaction(signal, &ignore) };
+            ignore(signal);
         }
         ignored
+    }
+
+    fn ignore(signal: Signal) {
+        let ignore = SigAction::new(SigHandler::SigIgn, SaFlags::empty(), SigSet::empty());
+        // SAFETY: a signal that is ignored runs no code, and this program has no handler that is replaced.
+        let _ = unsafe { sigaction(signal, &ignore) };
     }
 }
 

@@ -10,7 +10,7 @@ use microscale_checkpoint::{
 
 use crate::options::device::device;
 use crate::options::words::{converted_conventions, words};
-use crate::outputs::{Files, OtherFilesArgs, tell_of_left};
+use crate::outputs::{Files, OtherFilesArgs, after, tell_of_left};
 use crate::progress::Bar;
 use crate::streams::{print, warn};
 use crate::text::names::shown;
@@ -93,7 +93,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
     text += &skipped_text(&done.skipped);
     let (to, whole, out) = (args.to.word(), seconds(done.seconds), args.out.display());
     text += &format!("\nfiles   {to}\ndevice  {device}\ntime    {whole}\noutput  {out}");
-    print(text)
+    after(args.out.display(), print(text))
 }
 
 /// The tensors that were quantized again, and what that lost.

@@ -8,7 +8,7 @@ use microscale_checkpoint::{self as checkpoint, remove_unfinished_output};
 
 use crate::options::device::device;
 use crate::options::words::words;
-use crate::outputs::{Files, OtherFilesArgs, tell_of_left};
+use crate::outputs::{Files, OtherFilesArgs, after, tell_of_left};
 use crate::progress::Bar;
 use crate::streams::print;
 use crate::text::table::{bytes, count, seconds, skipped_text, table};
@@ -54,5 +54,5 @@ pub(crate) fn run(args: Args) -> Result<()> {
     let (compute, whole) = (seconds(done.compute_seconds), seconds(done.seconds));
     text += &format!("\ndtype   {}\ndevice  {}\n", done.dtype.word(), done.device);
     text += &format!("time    {compute} dequantizing, {whole} in all\noutput  {}", args.out.display());
-    print(text)
+    after(args.out.display(), print(text))
 }

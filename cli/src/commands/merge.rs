@@ -6,7 +6,7 @@ use anyhow::Result;
 use microscale_checkpoint as checkpoint;
 use serde_json::json;
 
-use crate::outputs::{Files, OtherFilesArgs, tell_of_left};
+use crate::outputs::{Files, OtherFilesArgs, after, tell_of_left};
 use crate::pending::Pending;
 use crate::progress::Bar;
 use crate::streams::print;
@@ -48,8 +48,9 @@ pub(crate) fn run(args: Args) -> Result<()> {
     let mut bar = Bar::new("merging");
     let merged = checkpoint::merge(&checkpoint, &args.out, &mut |progress| bar.update(progress))?;
     drop(bar);
+    let complete = args.out.display();
     if let Some(json) = json {
-        json.finish(format_args!("{:#}", json!({ "tensors": merged.tensors })))?;
+        after(&complete, json.finish(format_args!("{:#}", json!({ "tensors": merged.tensors }))))?;
     }
     let (shards, tensors) = (count(merged.shards as u64), count(merged.tensors.len() as u64));
     let mut text =
@@ -58,5 +59,6 @@ pub(crate) fn run(args: Args) -> Result<()> {
     if let Some(left) = &merged.left {
         text += &format!("\nleft {}: it has files that are not of this merge\n", left.display());
     }
-    print(text + &format!("\ntime    {}\noutput  {}", seconds(merged.seconds), args.out.display()))
+    let text = text + &format!("\ntime    {}\noutput  {}", seconds(merged.seconds), args.out.display());
+    after(complete, print(text))
 }

@@ -15,7 +15,7 @@ use crate::failures::Usage;
 use crate::options::device::device;
 use crate::options::recipe::{RecipeArgs, distinction, recipes_text};
 use crate::options::words::{pattern, words, written_conventions};
-use crate::outputs::{Files, OtherFilesArgs, tell_of_left};
+use crate::outputs::{Files, OtherFilesArgs, after, tell_of_left};
 use crate::pending::Pending;
 use crate::progress::Bar;
 use crate::report::run::{Run, WORST_BLOCKS};
@@ -130,7 +130,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
     args.look_around(&checkpoint)?;
     let json = args.json.as_deref().map(Pending::create).transpose()?;
     let report = args.report.as_deref().map(Pending::create).transpose()?;
-    let facts = match &args.out {
+    let (facts, complete) = match &args.out {
         Some(out) if !args.dry_run => {
             let (device, started) = (device(args.device)?, SystemTime::now());
             let mut bar = Bar::new("quantizing");
@@ -144,17 +144,29 @@ pub(crate) fn run(args: Args) -> Result<()> {
                 }
             };
             drop(bar);
+            let complete = match args.part {
+                None => out.display().to_string(),
+                Some(Part { index, of, .. }) => format!("part {index} of {of} of {}", out.display()),
+            };
             if let Some(report) = report {
-                report.finish(Run { summary: &summary, input: &args.input, out, started }.html())?;
+                let html = Run { summary: &summary, input: &args.input, out, started }.html();
+                after(&complete, report.finish(html))?;
             }
-            (summary.to_json(), summary_text(&summary, out) + &notes_text(&plan) + &note)
+            let text = summary_text(&summary, out) + &notes_text(&plan) + &note;
+            ((summary.to_json(), text), Some(complete))
         }
-        _ => (plan.to_json(), plan_text(&plan)),
+        _ => ((plan.to_json(), plan_text(&plan)), None),
     };
-    if let Some(json) = json {
-        json.finish(format_args!("{:#}", facts.0))?;
+    let tell = || {
+        if let Some(json) = json {
+            json.finish(format_args!("{:#}", facts.0))?;
+        }
+        print(facts.1)
+    };
+    match complete {
+        Some(complete) => after(complete, tell()),
+        None => tell(),
     }
-    print(facts.1)
 }
 
 impl Args {

@@ -106,6 +106,37 @@ fn what_killed_runs_have_left_is_told_of_and_removed() {
 }
 
 #[test]
+fn what_runs_of_other_hosts_made_is_reported_and_stays() {
+    let scratch = Scratch::new();
+    left_behind(&scratch, ".OUT.microscale-abcdef");
+    scratch.write(".OUT.microscale-abcdef/lock", "host no-such-host\nboot 0\n");
+    let run = quantize(&scratch, &sample(), "OUT", &[]);
+    let path = scratch.path(".OUT.microscale-abcdef");
+    assert!(run.stderr.contains("stays: a run on no-such-host made it"), "{run:#?}");
+    assert!(run.stderr.contains(&format!("rm -r {}", path.display())), "{run:#?}");
+    run.ok();
+    assert!(path.join("output/model.safetensors").exists());
+}
+
+#[test]
+fn what_killed_runs_have_left_of_reports_is_removed() {
+    let scratch = Scratch::new();
+    for option in ["--json", "--report"] {
+        left_behind(&scratch, ".R.microscale-abcdef");
+        let report = scratch.path("R");
+        let run = quantize(&scratch, &sample(), "OUT", &[option, report.to_str().unwrap()]);
+        assert!(
+            run.stderr.contains(".R.microscale-abcdef (2.93 KiB), which a run that was killed had left"),
+            "{run:#?}"
+        );
+        run.ok();
+        fs::remove_dir_all(scratch.path("OUT")).unwrap();
+        let left = fs::read_dir(scratch.path("")).unwrap().map(|entry| entry.unwrap().file_name());
+        assert_eq!(left.collect::<Vec<_>>(), ["R"]);
+    }
+}
+
+#[test]
 fn what_is_being_made_is_not_taken_for_left() {
     let scratch = Scratch::new();
     // Half a minute of work, which goes on while the others come and go.
@@ -171,4 +202,25 @@ fn names_may_be_as_long_as_the_system_allows() {
         assert_eq!(fs::read_dir(scratch.path("")).unwrap().count(), 1, "{length}");
         fs::remove_dir_all(scratch.path(&name)).unwrap();
     }
+}
+
+#[test]
+fn names_that_are_too_long_are_refused_before_any_work() {
+    let scratch = Scratch::new();
+    quantize(&scratch, &sample(), "PACKED", &[]).ok();
+    let (long, packed) = ("x".repeat(256), scratch.path("PACKED"));
+    let (path, before) = (scratch.path(&long), scratch.contents());
+    let path = path.to_str().unwrap();
+    let refused = |run: Run| {
+        run.fails_with(&["the file system takes no name or path as long as", &long]);
+        assert_eq!(scratch.contents(), before);
+    };
+    refused(quantize(&scratch, &sample(), &long, &[]));
+    refused(quantize(&scratch, &sample(), &long, &["--part", "1/1"]));
+    refused(quantize(&scratch, &sample(), "OUT", &["--json", path]));
+    refused(quantize(&scratch, &sample(), "OUT", &["--report", path]));
+    refused(run(&[&"merge", &sample(), &"--out", &path]));
+    refused(run(&[&"dequantize", &packed, &"--out", &path]));
+    refused(run(&[&"convert", &packed, &"--to", &"modelopt", &"--out", &path]));
+    refused(run(&[&"compare", &packed, &packed, &"--plot", &path]));
 }

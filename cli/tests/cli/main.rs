@@ -33,6 +33,8 @@ mod report;
 mod reporting;
 mod requantizing;
 mod scaled;
+#[cfg(target_os = "linux")]
+mod scarce;
 mod search;
 mod split_experts;
 mod vanishing;

@@ -193,3 +193,19 @@ fn what_a_pickle_must_not_do_is_refused_by_name() {
         quantize(&scratch, &scratch.write(name, bytes), "OUT", &[]).fails_with(&[&[name], parts].concat());
     }
 }
+
+/// `.bin` is read and `.safetensors` written, which is longer.
+#[test]
+fn a_shard_whose_written_name_is_too_long_is_refused_before_any_work() {
+    let scratch = Scratch::new();
+    let shard = format!("{}.bin", "x".repeat(251));
+    let file = torch_file(&torch_pickle(&[WHOLE]), &[("0", &floats(&noise(64)))]);
+    scratch.write(format!("IN/{shard}"), file);
+    let index = json!({ "metadata": {}, "weight_map": { WHOLE.name: shard } });
+    scratch.write("IN/pytorch_model.bin.index.json", index.to_string());
+    for more in [&[][..], &["--part", "1/1"]] {
+        let run = quantize(&scratch, &scratch.path("IN"), "OUT", more);
+        run.fails_with(&["the file system takes no name or path as long as", &"x".repeat(251)]);
+        assert!(!scratch.path("OUT").exists());
+    }
+}
