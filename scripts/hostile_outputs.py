@@ -1,0 +1,183 @@
+"""Runs that write one output at once, while file-system calls are slow, locks lie and temporary directories vanish.
+
+    cargo build
+    python scripts/hostile_outputs.py --microscale target/debug/microscale --scenarios 1000
+
+A scenario is two or three runs of `quantize`, `dequantize`, `convert` or `merge` to one output, or parts that begin
+together. hostile_outputs.c, which is built with `cc` and preloaded, makes their file-system calls take 0.3 to 50 ms; in
+half of the scenarios it also makes every lock succeed. In half of them something removes `.OUT.microscale-*` meanwhile.
+Then:
+
+- If a run ends with exit code 0, the output must be what an undisturbed run makes, byte for byte.
+- If none does after a merge, and there is no whole output, every part must still be there.
+- Parts that begin together, without lies and removals, must all end with exit code 0.
+- Every exit code must be 0 or 1.
+
+Prints how many scenarios there were of each kind, and each that went wrong with its number, which `--first N
+--scenarios 1` runs again. Needs Linux, `cc`, and nothing but Python.
+"""
+
+import argparse
+import collections
+import concurrent.futures
+import os
+import pathlib
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+from merge_beside_parts import contents, write_checkpoint
+
+# Seconds after which a run counts as hung.
+PATIENCE = 120
+
+
+class Bench:
+    """The inputs, and what undisturbed runs make of them."""
+
+    def __init__(self, program, scratch):
+        self.program, self.scratch = program, scratch
+        self.shim = scratch / "hostile_outputs.so"
+        source = pathlib.Path(__file__).with_suffix(".c")
+        build = ["cc", "-O1", "-shared", "-fPIC", "-w", "-o", self.shim, source, "-ldl", "-lm"]
+        subprocess.run(build, check=True)
+        write_checkpoint(scratch / "IN")
+        (scratch / "IN/tokenizer").mkdir()
+        (scratch / "IN/tokenizer/vocab.txt").write_text("a b c")
+        shutil.copy(next((scratch / "IN").glob("model-0*")), scratch / "one.safetensors")
+        self.wholes = {}
+        for form, source in (("directory", "IN"), ("file", "one.safetensors")):
+            self.make(["quantize", source, "--format", "nvfp4", "--out", f"PACKED-{form}"])
+            for kind in ("quantize", "dequantize", "convert"):
+                out = f"WHOLE-{kind}-{form}"
+                self.make([*self.words(kind, form), "--out", out])
+                self.wholes[kind, form] = made(scratch / out)
+            self.wholes["merge", form] = self.wholes["parts", form] = self.wholes["quantize", form]
+
+    def words(self, kind, form):
+        """The words of a command without its output."""
+        source = {"directory": "IN", "file": "one.safetensors"}[form]
+        device = ["--device", "cpu"]
+        return {
+            "quantize": ["quantize", source, "--format", "nvfp4", *device],
+            "dequantize": ["dequantize", f"PACKED-{form}", *device],
+            "convert": ["convert", f"PACKED-{form}", "--to", "modelopt", *device],
+            "merge": ["merge", source],
+        }[kind]
+
+    def make(self, words):
+        subprocess.run([self.program, *words], cwd=self.scratch, check=True, capture_output=True)
+
+    def start(self, words, seed, lies):
+        environment = dict(os.environ, LD_PRELOAD=str(self.shim), HOSTILE_SEED=str(seed), RAYON_NUM_THREADS="2")
+        if lies:
+            environment["HOSTILE_LOCKS"] = "1"
+        pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+        return subprocess.Popen([self.program, *words], cwd=self.scratch, env=environment, **pipes)
+
+
+def made(out):
+    """The bytes of an output, or of every file in it; None if there is none."""
+    return contents(out) if out.is_dir() else out.read_bytes() if out.exists() else None
+
+
+def remove_temporaries(folder, out, draw, stop):
+    """Removes temporary directories of an output now and then, as a cleaner or another host's run does."""
+    while not stop.wait(draw.uniform(0.002, 0.15)):
+        for within in (folder, out):
+            for path in within.glob(".OUT.microscale-*"):
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def scenario(bench, number):
+    """Runs a scenario. Returns its kind, its runs with exit code 0, whether it left an incomplete output, and errors."""
+    draw = random.Random(number)
+    kind = draw.choice(["quantize", "dequantize", "convert", "merge", "merge", "parts"])
+    form = draw.choice(["directory", "directory", "file"])
+    lies, removes = draw.random() < 0.5, draw.random() < 0.5
+    folder = bench.scratch / f"scenario-{number}"
+    folder.mkdir()
+    out = folder / "OUT"
+    fills = form == "directory" and kind != "parts" and draw.random() < 0.25
+    if fills:
+        out.mkdir()
+    if kind == "merge":
+        bench.make([*bench.words("quantize", form), "--out", out, "--part", "1/1"])
+    parts = contents(folder / "OUT.parts") if kind == "merge" else None
+    if kind == "parts":
+        lies = removes = False
+        words = [[*bench.words("quantize", form), "--part", f"{part}/4"] for part in range(1, 5)]
+    else:
+        words = [bench.words(kind, form)] * draw.choice([2, 3])
+
+    stop = threading.Event()
+    remover = threading.Thread(target=remove_temporaries, args=(folder, out, random.Random(number), stop))
+    if removes:
+        remover.start()
+    runs = []
+    for place, line in enumerate(words):
+        runs.append(bench.start([*line, "--out", out], number * 10 + place, lies))
+        time.sleep(draw.choice([0, 0, 0.02, 0.1]))
+    errors, wrong = [], []
+    for run in runs:
+        try:
+            errors.append(run.communicate(timeout=PATIENCE)[1])
+        except subprocess.TimeoutExpired:
+            run.kill()
+            errors.append(run.communicate()[1])
+            wrong.append("a run hangs")
+    stop.set()
+    if removes:
+        remover.join()
+
+    codes = [run.returncode for run in runs]
+    if kind == "parts":
+        if any(codes):
+            wrong.append("a part failed")
+        else:
+            bench.make([*bench.words("merge", form), "--out", out])
+    whole = made(out) == bench.wholes[kind, form]
+    if not set(codes) <= {0, 1}:
+        wrong.append("an exit code is neither 0 nor 1")
+    if 0 in codes and not whole and not (kind == "parts" and any(codes)):
+        wrong.append("incomplete with exit code 0")
+    if kind == "merge" and not whole:
+        left = contents(folder / "OUT.parts") if (folder / "OUT.parts").exists() else {}
+        if any(left.get(name) != data for name, data in parts.items()):
+            wrong.append("no output, and a part is gone")
+    name = f"{kind} to a {form}{', filled' * fills}{', lies' * lies}{', removals' * removes}"
+    reported = not whole and made(out) not in (None, {})
+    told = [f"  {number}: {name}: {problem}, codes {codes}: {errors}" for problem in wrong]
+    shutil.rmtree(folder, ignore_errors=True)
+    return kind, codes.count(0), reported, told
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--microscale", default="target/debug/microscale")
+    parser.add_argument("--scenarios", type=int, default=1000)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=4)
+    args = parser.parse_args()
+    kinds, succeeded, reported, wrong = collections.Counter(), 0, 0, []
+    with tempfile.TemporaryDirectory() as scratch:
+        bench = Bench(os.path.abspath(args.microscale), pathlib.Path(scratch))
+        numbers = range(args.first, args.first + args.scenarios)
+        with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
+            for kind, ended, incomplete, told in pool.map(lambda number: scenario(bench, number), numbers):
+                kinds[kind] += 1
+                succeeded += ended
+                reported += incomplete
+                wrong += told
+    print(f"{args.scenarios} scenarios ({', '.join(f'{kinds[kind]} {kind}' for kind in sorted(kinds))})")
+    print(f"{succeeded} runs ended with exit code 0; {reported} incomplete outputs, reported with exit code 1")
+    print(f"{len(wrong)} wrong", *wrong[:20], sep="\n")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
