@@ -24,9 +24,15 @@ pub(crate) const NAME_BYTES: usize = 1024;
 /// The most dimensions of a tensor, as many as PyTorch has. Weights have up to five.
 pub(crate) const DIMENSIONS: usize = 64;
 
-/// The most bytes of the pickle in a PyTorch file, which takes up to some thirty times as much memory. Pickles have some hundred
-/// bytes a tensor.
+/// The most bytes of the pickle in a PyTorch file. Pickles have some hundred bytes a tensor.
 pub(crate) const PICKLE_BYTES: u64 = 1 << 25;
+
+/// The most values of a pickle, with the entries of its memo and its open marks, each of up to some 40 bytes. Pickles have some
+/// 25 a tensor.
+pub(crate) const PICKLE_VALUES: usize = 1 << 23;
+
+/// The most sizes of all tensors of a PyTorch file, which may share them. Tensors have up to five.
+pub(crate) const SIZES: usize = 1 << 24;
 
 /// The most bytes of all tensors of a PyTorch file, of which several may share a storage, in sizes of the file. Tied weights
 /// come to twice of it.

@@ -1,13 +1,16 @@
 //! The instructions of a pickle that are followed: those by which `torch.save` puts tensors into dictionaries.
 //!
-//! Each takes a byte at least and makes one value at most, and values know others by their numbers: so memory is in proportion
-//! to the pickle, and a dictionary that holds itself does no harm.
+//! Each takes a byte at least and makes one value at most. Values hold the numbers of others and are never copied, so memory is in
+//! proportion to the pickle, and a dictionary that holds itself does no harm.
 
 use std::collections::HashMap;
+use std::ops::Range;
+
+use safetensors::Dtype;
 
 use super::Parsed;
 use super::value::{Global, Id, Storage, Strided, Value};
-use crate::limits::{PICKLE_BYTES, check_dimensions, check_name};
+use crate::limits::{PICKLE_BYTES, PICKLE_VALUES, check_dimensions, check_name};
 
 /// The state of following a pickle.
 pub(super) struct Pickle<'a> {
@@ -15,6 +18,8 @@ pub(super) struct Pickle<'a> {
     /// Bytes of all of it.
     length: usize,
     values: Vec<Value<'a>>,
+    /// The parts of all tuples.
+    parts: Vec<Id>,
     stack: Vec<Id>,
     /// Heights of the stack that were marked.
     marks: Vec<usize>,
@@ -34,6 +39,7 @@ impl<'a> Pickle<'a> {
             rest: bytes,
             length: bytes.len(),
             values: Vec::new(),
+            parts: Vec::new(),
             stack: Vec::new(),
             marks: Vec::new(),
             memo: HashMap::new(),
@@ -64,7 +70,7 @@ impl<'a> Pickle<'a> {
             0x95 => self.take::<8>().map(drop),
             b'(' => {
                 self.marks.push(self.stack.len());
-                Ok(())
+                self.check_values()
             }
             b'0' => self.pop().map(drop),
             // The memo.
@@ -85,11 +91,9 @@ impl<'a> Pickle<'a> {
             0x8c | b'U' => self.take::<1>().and_then(|[length]| self.text(length.into())),
             0x8d => self.take().and_then(|length| self.text(u64::from_le_bytes(length))),
             // Containers.
-            b')' => self.push(Value::Tuple(Vec::new())),
-            b't' => self.marked().and_then(|parts| self.push(Value::Tuple(parts))),
-            0x85..=0x87 => {
-                self.last((instruction - 0x84).into()).and_then(|parts| self.push(Value::Tuple(parts)))
-            }
+            b')' => self.tuple(&[]),
+            b't' => self.marked().and_then(|parts| self.tuple(&parts)),
+            0x85..=0x87 => self.last((instruction - 0x84).into()).and_then(|parts| self.tuple(&parts)),
             b']' => self.push(Value::List),
             b'}' => self.push(Value::Dict(Vec::new())),
             // Lists hold no tensors that have names.
@@ -154,7 +158,24 @@ impl<'a> Pickle<'a> {
         let id = Id::try_from(self.values.len()).map_err(|_| "it makes too many values")?;
         self.values.push(value);
         self.stack.push(id);
-        Ok(())
+        self.check_values()
+    }
+
+    fn tuple(&mut self, parts: &[Id]) -> Parsed<()> {
+        let start = self.parts.len();
+        self.parts.extend(parts);
+        let [start, end] = [start, self.parts.len()].map(Id::try_from);
+        let (start, end) =
+            start.and_then(|start| Ok((start, end?))).map_err(|_| "it makes too many values")?;
+        self.push(Value::Tuple(start..end))
+    }
+
+    /// Makes sure that there are no more values, entries of the memo and open marks than are allowed.
+    fn check_values(&self) -> Parsed<()> {
+        match self.values.len() + self.memo.len() + self.marks.len() <= PICKLE_VALUES {
+            true => Ok(()),
+            false => Err(format!("it makes more than the {PICKLE_VALUES} values allowed")),
+        }
     }
 
     /// The place above which the stack may be taken from.
@@ -184,7 +205,7 @@ impl<'a> Pickle<'a> {
     fn keep(&mut self, key: u32) -> Parsed<()> {
         let top = self.top()?;
         self.memo.insert(key, top);
-        Ok(())
+        self.check_values()
     }
 
     fn recall(&mut self, key: u32) -> Parsed<()> {
@@ -215,15 +236,32 @@ impl<'a> Pickle<'a> {
 
     fn parts(&self, id: Id) -> Parsed<&[Id]> {
         match self.value(id) {
-            Value::Tuple(parts) => Ok(parts),
+            Value::Tuple(Range { start, end }) => {
+                Ok(self.parts.get(*start as usize..*end as usize).unwrap_or_default())
+            }
             _ => Err(OTHER.into()),
         }
+    }
+
+    /// A size.
+    pub(super) fn size(&self, id: Id) -> Parsed<usize> {
+        match self.value(id) {
+            Value::Int(number) => usize::try_from(*number).map_err(|_| format!("it has the size {number}")),
+            _ => Err("one of its sizes is no integer".into()),
+        }
+    }
+
+    /// The sizes or strides of a tensor.
+    pub(super) fn sizes(&self, id: Id) -> Parsed<Vec<usize>> {
+        let sizes = self.parts(id)?;
+        check_dimensions(sizes.len())?;
+        sizes.iter().map(|size| self.size(*size)).collect()
     }
 
     /// A storage, by what `torch.save` says of it: the word, its class, its key, its device, its elements.
     fn storage(&mut self) -> Parsed<()> {
         let id = self.pop()?;
-        let [word, class, key, ..] = *self.parts(id)? else { return Err(OTHER.into()) };
+        let [word, class, key, _, _] = *self.parts(id)? else { return Err(OTHER.into()) };
         match (self.value(word), self.value(class), self.value(key)) {
             (Value::Text("storage"), Value::Global(Global::Storage(dtype)), Value::Text(key)) => {
                 check_name(key)?;
@@ -234,32 +272,46 @@ impl<'a> Pickle<'a> {
         }
     }
 
-    /// Does what a function would do that is known.
+    /// Calls a known function. A tensor's `requires_grad` and hooks do not change its values.
     fn call(&mut self) -> Parsed<()> {
         let [function, arguments] = self.last(2)?[..] else { return Err(OTHER.into()) };
         let Value::Global(function) = *self.value(function) else {
             return Err("it calls something that is no function".into());
         };
-        let arguments = self.parts(arguments)?;
-        let value = match (function, arguments) {
+        let value = match (function, self.parts(arguments)?) {
             (Global::OrderedDict, []) => Value::Dict(Vec::new()),
-            (Global::Size, [sizes]) => Value::Tuple(self.parts(*sizes)?.to_vec()),
-            (Global::Parameter, [tensor, ..]) => match self.value(*tensor) {
-                Value::Tensor(tensor) => Value::Tensor(tensor.clone()),
-                _ => return Err("a parameter is of something else than a tensor".into()),
-            },
-            (Global::Tensor, [storage, offset, shape, strides, ..]) => {
-                let dtype = match self.value(*storage) {
-                    Value::Storage(Storage { dtype: Some(dtype), .. }) => *dtype,
-                    _ => return Err("a tensor is of something else than a storage with a dtype".into()),
-                };
-                self.tensor(dtype, *storage, *offset, [*shape, *strides])?
+            (Global::Size, [sizes]) => {
+                let sizes = *sizes;
+                self.parts(sizes)?;
+                self.stack.push(sizes);
+                return Ok(());
             }
-            (Global::TensorOfBytes, [storage, offset, shape, strides, _, _, dtype, ..]) => {
-                let Value::Global(Global::Dtype(dtype)) = *self.value(*dtype) else {
-                    return Err("the dtype of a tensor is none".into());
+            (Global::Parameter, [tensor, _requires_grad, _hooks]) => {
+                let Value::Tensor(_) = self.value(*tensor) else {
+                    return Err("a parameter is of something else than a tensor".into());
                 };
-                self.tensor(dtype, *storage, *offset, [*shape, *strides])?
+                let tensor = *tensor;
+                self.stack.push(tensor);
+                return Ok(());
+            }
+            (Global::Tensor, [storage, offset, shape, strides, _requires_grad, _hooks, metadata @ ..])
+                if metadata.len() <= 1 =>
+            {
+                let Value::Storage(Storage { dtype: Some(dtype), key }) = *self.value(*storage) else {
+                    return Err("a tensor is of something else than a storage with a dtype".into());
+                };
+                tensor(dtype, key, [*offset, *shape, *strides], metadata.first())
+            }
+            (
+                Global::TensorOfBytes,
+                [storage, offset, shape, strides, _requires_grad, _hooks, dtype, metadata @ ..],
+            ) if metadata.len() <= 1 => {
+                let (Value::Storage(Storage { key, .. }), Value::Global(Global::Dtype(dtype))) =
+                    (self.value(*storage), self.value(*dtype))
+                else {
+                    return Err("a tensor is of something else than a storage and a dtype".into());
+                };
+                tensor(*dtype, key, [*offset, *shape, *strides], metadata.first())
             }
             (function, _) => {
                 return Err(format!("{function:?} is called with other arguments than torch.save gives"));
@@ -267,32 +319,15 @@ impl<'a> Pickle<'a> {
         };
         self.push(value)
     }
+}
 
-    fn tensor(
-        &self,
-        dtype: safetensors::Dtype,
-        storage: Id,
-        offset: Id,
-        sizes: [Id; 2],
-    ) -> Parsed<Value<'a>> {
-        let Value::Storage(Storage { key, .. }) = self.value(storage) else { return Err(OTHER.into()) };
-        let number = |id: Id| match self.value(id) {
-            Value::Int(number) => {
-                usize::try_from(*number).map_err(|_| format!("a tensor has the size {number}"))
-            }
-            _ => Err("a size is no integer".into()),
-        };
-        let [shape, strides] = sizes.map(|sizes| {
-            let sizes = self.parts(sizes)?;
-            check_dimensions(sizes.len())?;
-            sizes.iter().map(|size| number(*size)).collect::<Parsed<Vec<_>>>()
-        });
-        let (shape, strides) = (shape?, strides?);
-        if shape.len() != strides.len() {
-            return Err(format!("a tensor has the sizes {shape:?} and the strides {strides:?}"));
-        }
-        Ok(Value::Tensor(Box::new(Strided { dtype, key, offset: number(offset)?, shape, strides })))
-    }
+fn tensor<'a>(
+    dtype: Dtype,
+    key: &'a str,
+    [offset, shape, strides]: [Id; 3],
+    metadata: Option<&Id>,
+) -> Value<'a> {
+    Value::Tensor(Box::new(Strided { dtype, key, offset, shape, strides, metadata: metadata.copied() }))
 }
 
 const ENDS: &str = "it ends too early";

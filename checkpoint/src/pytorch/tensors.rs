@@ -12,7 +12,7 @@ use super::value::{Id, Strided, Value};
 use super::{Parsed, strided};
 use crate::error::file::FileError;
 use crate::error::{Error, Result};
-use crate::limits::{SHARED, check_name, check_tensors};
+use crate::limits::{SHARED, SIZES, check_name, check_tensors};
 
 /// A tensor of a file.
 pub(crate) struct TensorInfo {
@@ -44,7 +44,7 @@ pub(crate) fn read(file: &Path, bytes: &[u8]) -> Result<Vec<TensorInfo>> {
     // Tensors may share storages. How much all of them have is bounded, and more closely so what must be copied.
     let (mut all, mut copied) = (0u64, 0u64);
     let [most, most_copied] = [SHARED, 1].map(|times| (bytes.len() as u64).saturating_mul(times));
-    let mut storages = HashMap::new();
+    let (mut storages, mut sizes) = (HashMap::new(), 0);
     for (name, strided) in named {
         let refuse = |why| {
             let (file, tensor) = (file.into(), name.into());
@@ -61,7 +61,13 @@ pub(crate) fn read(file: &Path, bytes: &[u8]) -> Result<Vec<TensorInfo>> {
                 storages.entry(strided.key).or_insert(storage).clone()
             }
         };
-        let (place, bytes) = place(strided, storage).map_err(refuse)?;
+        check_metadata(&pickle, strided.metadata).map_err(refuse)?;
+        let elements = Elements::of(&pickle, strided).map_err(refuse)?;
+        sizes += elements.shape.len();
+        if sizes > SIZES {
+            return Err(wrong(format!("its tensors have more than the {SIZES} sizes allowed in all")));
+        }
+        let (place, bytes) = place(&elements, storage).map_err(refuse)?;
         all += bytes;
         copied += if matches!(place, Place::Strided(_)) { bytes } else { 0 };
         if all > most || copied > most_copied {
@@ -69,7 +75,7 @@ pub(crate) fn read(file: &Path, bytes: &[u8]) -> Result<Vec<TensorInfo>> {
                 "tensors that share storages have far more bytes in all than the file".into(),
             ));
         }
-        let Strided { dtype, shape, .. } = strided.clone();
+        let Elements { dtype, shape, .. } = elements;
         tensors.push(TensorInfo { name: name.into(), dtype, shape, place });
     }
     tensors.sort_by_key(|tensor| match &tensor.place {
@@ -89,11 +95,15 @@ fn dictionary<'p, 'a>(pickle: &'p Pickle<'a>, top: Id) -> Parsed<Vec<(&'p str, &
     if !here.is_empty() {
         return Ok(here);
     }
-    let mut found: Option<(&str, Vec<_>)> = None;
+    let (mut found, mut seen) = (None::<(&str, Vec<_>)>, HashSet::new());
     for (key, value) in entries {
         let (Value::Text(key), Value::Dict(entries)) = (pickle.value(*key), pickle.value(*value)) else {
             continue;
         };
+        // Many keys may have the same dictionary, whose entries are walked through once.
+        if !seen.insert(value) {
+            continue;
+        }
         let inside = tensors_of(pickle, entries)?;
         match &found {
             _ if inside.is_empty() => {}
@@ -124,9 +134,47 @@ fn tensors_of<'p, 'a>(
     Ok(tensors)
 }
 
+/// Makes sure that a tensor's values are the stored ones. `torch.save` marks tensors that negate or conjugate their storage.
+fn check_metadata(pickle: &Pickle<'_>, metadata: Option<Id>) -> Parsed<()> {
+    match metadata.map(|metadata| pickle.value(metadata)) {
+        None | Some(Value::None) => Ok(()),
+        Some(Value::Dict(entries)) if entries.is_empty() => Ok(()),
+        Some(Value::Dict(entries)) => {
+            let names = entries.iter().take(4).map(|(name, _)| match pickle.value(*name) {
+                Value::Text(name) => format!("{:?}", name.chars().take(20).collect::<String>()),
+                _ => "a key that is no text".into(),
+            });
+            Err(format!(
+                "torch.save marks it with {}, so its values are not the stored ones; save it with \
+                 .resolve_conj().resolve_neg()",
+                names.collect::<Vec<_>>().join(", ")
+            ))
+        }
+        Some(_) => Err("its metadata is no dictionary".into()),
+    }
+}
+
+/// The elements of a storage that a tensor has.
+struct Elements {
+    dtype: Dtype,
+    offset: usize,
+    shape: Vec<usize>,
+    strides: Vec<usize>,
+}
+
+impl Elements {
+    fn of(pickle: &Pickle<'_>, tensor: &Strided<'_>) -> Parsed<Self> {
+        let (shape, strides) = (pickle.sizes(tensor.shape)?, pickle.sizes(tensor.strides)?);
+        if shape.len() != strides.len() {
+            return Err(format!("it has the sizes {shape:?} and the strides {strides:?}"));
+        }
+        Ok(Self { dtype: tensor.dtype, offset: pickle.size(tensor.offset)?, shape, strides })
+    }
+}
+
 /// The place of a tensor's bytes, given its storage's, and how many they are.
-fn place(tensor: &Strided<'_>, storage: Range<usize>) -> Parsed<(Place, u64)> {
-    let Strided { dtype, offset, shape, strides, .. } = tensor;
+fn place(tensor: &Elements, storage: Range<usize>) -> Parsed<(Place, u64)> {
+    let Elements { dtype, offset, shape, strides } = tensor;
     let each = dtype.bitsize() / 8;
     // Counted as for safetensors: a size of 0 in front of others makes them harmless.
     let elements = shape.iter().try_fold(1usize, |elements, size| elements.checked_mul(*size));

@@ -1,5 +1,7 @@
 //! The values of a pickle, and the few names that it may use.
 
+use std::ops::Range;
+
 use safetensors::Dtype;
 
 use super::Parsed;
@@ -7,7 +9,7 @@ use super::Parsed;
 /// The number of a value.
 pub(super) type Id = u32;
 
-/// A value. Those that have others in them have their numbers, so that no value is ever copied whole.
+/// A value. Tuples, dictionaries and tensors hold the numbers of other values, so that no value is copied.
 #[derive(Debug)]
 pub(super) enum Value<'a> {
     None,
@@ -15,7 +17,8 @@ pub(super) enum Value<'a> {
     Float,
     Int(i64),
     Text(&'a str),
-    Tuple(Vec<Id>),
+    /// The range of its parts in the pickle's list of all parts.
+    Tuple(Range<Id>),
     List,
     Dict(Vec<(Id, Id)>),
     Global(Global),
@@ -31,16 +34,19 @@ pub(super) struct Storage<'a> {
     pub(super) key: &'a str,
 }
 
-/// A tensor: some elements of a storage.
-#[derive(Clone, Debug)]
+/// A tensor: some elements of a storage. [`Pickle::sizes`](super::pickle::Pickle::sizes) reads its numbers.
+#[derive(Debug)]
 pub(super) struct Strided<'a> {
     pub(super) dtype: Dtype,
     pub(super) key: &'a str,
-    /// Elements before the first one.
-    pub(super) offset: usize,
-    pub(super) shape: Vec<usize>,
-    /// Elements from one to the next, in each dimension.
-    pub(super) strides: Vec<usize>,
+    /// Elements before the first one: an integer.
+    pub(super) offset: Id,
+    /// Its sizes: a tuple of integers.
+    pub(super) shape: Id,
+    /// Elements from one to the next, in each dimension: a tuple of integers.
+    pub(super) strides: Id,
+    /// Its metadata, if it has any: a dictionary. `torch.save` marks negated and conjugated tensors there.
+    pub(super) metadata: Option<Id>,
 }
 
 /// The names that a pickle may use.

@@ -116,6 +116,80 @@ fn a_transpose_is_quantized_by_its_values() {
     assert_eq!(ours["a.weight_scale"].2, expected["a.weight_scale"].2);
 }
 
+/// Replaces the first occurrence of `part`.
+fn replaced(bytes: &[u8], part: &[u8], by: &[u8]) -> Vec<u8> {
+    let at = bytes.windows(part.len()).position(|found| found == part).unwrap();
+    [&bytes[..at], by, &bytes[at + part.len()..]].concat()
+}
+
+#[test]
+fn a_tensor_that_negates_its_storage_is_refused_by_its_name() {
+    let v2 = torch_pickle(&[WHOLE]);
+    let v3 = replaced(&v2, b"_v2", b"_v3");
+    let v3 = replaced(&v3, b"torch\nFloatStorage", b"torch.storage\nUntypedStorage");
+    let v3 = replaced(&v3, b"\x89}", b"\x89}ctorch\nfloat32\n");
+    let parameter = replaced(&v2, b"ctorch._utils", b"ctorch._utils\n_rebuild_parameter\n(ctorch._utils");
+    let parameter = replaced(&parameter, b"\x89}tR", b"\x89}tR\x89}tR");
+    let (neg, conj) = (b"}X\x03\0\0\0neg\x88s", b"}X\x04\0\0\0conj\x88s");
+    let text = b"X\x01\0\0\0x";
+    // The bytes after the tensor's six arguments, or seven.
+    let cases: [(&[u8], &[u8], &[&str]); 12] = [
+        (&v2, b"", &[]),
+        (&v2, b"N", &[]),
+        (&v2, b"}", &[]),
+        (&v3, b"}", &[]),
+        (&parameter, b"}", &[]),
+        (&v2, neg, &["a.weight", "\"neg\"", ".resolve_neg()"]),
+        (&v2, conj, &["a.weight", "\"conj\""]),
+        (&v3, neg, &["a.weight", "\"neg\""]),
+        (&parameter, neg, &["a.weight", "\"neg\""]),
+        (&v2, text, &["a.weight", "no dictionary"]),
+        (&v2, b"}N", &["Tensor is called with other arguments than torch.save gives"]),
+        (&v3, b"}N", &["TensorOfBytes is called with other arguments than torch.save gives"]),
+    ];
+    let scratch = Scratch::new();
+    for (number, (pickle, arguments, expected)) in cases.into_iter().enumerate() {
+        let pickle = replaced(pickle, b"tR", &[arguments, b"tR"].concat());
+        let file = scratch.write(format!("{number}.pt"), torch_file(&pickle, &[("0", &[0; 256])]));
+        let inspected = run(&[&"inspect", &file]);
+        match expected {
+            [] => assert!(inspected.ok().contains("a.weight"), "{number}"),
+            parts => inspected.fails_with(parts),
+        }
+    }
+}
+
+#[test]
+fn what_a_pickle_repeats_is_shared_and_what_it_makes_is_counted() {
+    let scratch = Scratch::new();
+    let inspect = |pickle: &[u8]| {
+        let file = scratch.write("x.pt", torch_file(pickle, &[("0", &[0; 256])]));
+        run(&[&"inspect", &file])
+    };
+    let whole = torch_pickle(&[WHOLE]);
+    let before = |first: &[u8]| [b"\x80\x02", first, &whole[2..]].concat();
+    // A tuple of 40,000 numbers is made torch.Size 40,000 times: copies would be 6 GB.
+    let sizes = [&b"ctorch\nSize\nq\0(".to_vec(), &b"N".repeat(40_000)[..], b"t\x85q\x01"].concat();
+    inspect(&before(&[&sizes[..], &b"h\0h\x01R0".repeat(40_000), b"00"].concat())).ok();
+    // One tensor of 64 dimensions is made a million times.
+    let tuple = [&b"("[..], &b"K\x01".repeat(64), b"t"].concat();
+    let start = [
+        b"ctorch._utils\n_rebuild_tensor_v2\nq\0((X\x07\0\0\0storagectorch\nFloatStorage\n",
+        &b"X\x01\0\0\x000NK\x01tQK\0"[..],
+    ];
+    let tensor = [&start.concat()[..], &tuple, &tuple, b"\x89}tq\x01"].concat();
+    inspect(&before(&[&tensor[..], &b"h\0h\x01R0".repeat(1_000_000), b"00"].concat())).ok();
+    // A million names have a dictionary of a million entries.
+    let entries = [&b"}q\0("[..], &b"NN".repeat(1_000_000), b"u0"].concat();
+    let names =
+        (0u32..1_000_000).map(|name| [b"X\x08\0\0\0", format!("{name:08}").as_bytes(), b"h\0"].concat());
+    let many = [b"\x80\x02", &entries[..], b"}(", &names.collect::<Vec<_>>().concat(), &whole[4..]].concat();
+    inspect(&many).ok();
+    for (what, count) in [(&b")"[..], 1 << 23), (b"(", 1 << 23), (b")\x94", 1 << 22), (b"N\x85", 1 << 22)] {
+        inspect(&before(&what.repeat(count))).fails_with(&["x.pt", "more than the 8388608 values allowed"]);
+    }
+}
+
 #[test]
 fn what_a_pickle_must_not_do_is_refused_by_name() {
     let storage = [0u8; 256];
