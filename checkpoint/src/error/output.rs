@@ -23,11 +23,16 @@ pub enum OutputError {
         path: PathBuf,
     },
 
-    /// A file that would be safetensors by the name of a PyTorch file.
-    #[error("{} would be safetensors, and is named like a PyTorch file; call it {}", .path.display(), .path.with_extension("safetensors").display())]
-    NamedLikePytorch {
+    /// A file of one container by the name of another, such as safetensors called `.bin` or `.gguf`.
+    #[error(
+        "{} would be {}, and is named like a file of another kind; call it {}",
+        .path.display(), if *.extension == "gguf" { "GGUF" } else { .extension }, .path.with_extension(.extension).display()
+    )]
+    NamedLikeOther {
         /// The output.
         path: PathBuf,
+        /// The end of the names of files of its container.
+        extension: &'static str,
     },
 
     /// The output's directory is not there.

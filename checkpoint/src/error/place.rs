@@ -128,7 +128,7 @@ fn of_output(error: &OutputError) -> Place<'_> {
     match error {
         OutputError::Exists { path, .. }
         | OutputError::Kind { path, .. }
-        | OutputError::NamedLikePytorch { path }
+        | OutputError::NamedLikeOther { path, .. }
         | OutputError::Parent { path, .. }
         | OutputError::Overlap { input: path, .. }
         | OutputError::Same { first: path, .. }

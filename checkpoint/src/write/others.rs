@@ -85,12 +85,16 @@ const WEIGHTS: [&str; 14] = [
     "tflite",
 ];
 
-/// Returns whether a file's name says that it holds weights. Those of the checkpoint itself are not among the
+/// Returns whether a file is named like one that holds weights, in upper or lower case.
+pub(crate) fn is_named_like_weights(file: &Path) -> bool {
+    file.extension().is_some_and(|end| WEIGHTS.iter().any(|known| end.eq_ignore_ascii_case(known)))
+}
+
+/// Returns whether a file's name says that it holds weights. The weights of the checkpoint itself are not among the
 /// other files.
 fn holds_weights(file: &Path) -> bool {
-    let named = file.extension().is_some_and(|end| WEIGHTS.iter().any(|known| end == *known));
-    // What transformers' Trainer was told.
-    named && file.file_name().is_none_or(|name| name != "training_args.bin")
+    // The arguments of transformers' Trainer.
+    is_named_like_weights(file) && file.file_name().is_none_or(|name| name != "training_args.bin")
 }
 
 /// The other files of a checkpoint's directory that hold weights, with their sizes: each is a copy of the

@@ -11,10 +11,10 @@ use tempfile::TempPath;
 
 use crate::error::output::OutputError;
 use crate::error::{Error, Result};
+use crate::file_convention::FileConvention;
 use crate::read::checkpoint::Checkpoint;
 use crate::read::config::{CONFIG_FILE, HF_QUANT_CONFIG_FILE};
-use crate::read::shard::is_pickle;
-use crate::write::others::OF_FILE_SYSTEM;
+use crate::write::others::{OF_FILE_SYSTEM, is_named_like_weights};
 use crate::write::place::{Place, refuse_long_name, refuse_overlap};
 use crate::write::temporary::{LeftBehind, Temporary, remove_left_behind, unfinished};
 
@@ -175,9 +175,8 @@ pub(crate) fn destination(input: &Checkpoint, out: &Path) -> Result<Destination>
         Some(parent) if !parent.as_os_str().is_empty() && !parent.is_dir() => return missing(parent),
         _ => {}
     }
-    // PyTorch's files are input alone.
-    if !input.directory && is_pickle(out) {
-        return Err(Error::Output(OutputError::NamedLikePytorch { path: out.into() }));
+    if !input.directory {
+        check_extension(input, out)?;
     }
     let place = Place::of(out)?;
     refuse_overlap(&[Place::of(&input.path)?], &place)?;
@@ -196,6 +195,17 @@ pub(crate) fn destination(input: &Checkpoint, out: &Path) -> Result<Destination>
         return destination.refuse_existing();
     }
     Ok(destination)
+}
+
+/// Refuses a file that is named like one of another container. This program and others choose their readers by such names.
+fn check_extension(input: &Checkpoint, out: &Path) -> Result<()> {
+    let gguf = input.own_convention() == FileConvention::Gguf;
+    let extension = if gguf { "gguf" } else { "safetensors" };
+    let own = out.extension().is_some_and(|found| found.eq_ignore_ascii_case(extension));
+    if own || !is_named_like_weights(out) {
+        return Ok(());
+    }
+    Err(Error::Output(OutputError::NamedLikeOther { path: out.into(), extension }))
 }
 
 /// Removes what runs that were killed have left of this output, and returns what that was.

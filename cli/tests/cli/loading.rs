@@ -141,7 +141,7 @@ fn other_weights_are_told_of_and_may_be_left_out() {
     let scratch = Scratch::new();
     let input = mixture(&scratch);
     for file in
-        ["pytorch_model.bin", "original/consolidated.00.pth", "onnx/model.onnx", "consolidated.safetensors"]
+        ["PYTORCH_MODEL.BIN", "original/consolidated.00.pth", "onnx/model.onnx", "consolidated.safetensors"]
     {
         scratch.write(format!("IN/{file}"), "weights");
     }
@@ -149,8 +149,8 @@ fn other_weights_are_told_of_and_may_be_left_out() {
         scratch.write(format!("IN/{file}"), "no weights");
     }
     let warned = quantize(&scratch, &input, "ALL", &[]);
-    let warning = "other files with weights are copied as they are (28 B): consolidated.safetensors, onnx/model.onnx, \
-                   original/consolidated.00.pth and 1 more; --skip-others";
+    let warning = "other files with weights are copied as they are (28 B): PYTORCH_MODEL.BIN, consolidated.safetensors, \
+                   onnx/model.onnx and 1 more; --skip-others";
     assert!(warned.stderr.contains(warning), "{warned:#?}");
     warned.ok();
     assert!(scratch.path("ALL/original/consolidated.00.pth").exists());
@@ -158,11 +158,11 @@ fn other_weights_are_told_of_and_may_be_left_out() {
     let skipped = quantize(&scratch, &input, "FEW", &["--skip-others"]);
     assert!(!skipped.stderr.contains("other files"), "{skipped:#?}");
     let text = skipped.ok();
-    assert!(text.contains("left out pytorch_model.bin: it holds other weights"), "{text}");
+    assert!(text.contains("left out PYTORCH_MODEL.BIN: it holds other weights"), "{text}");
     let there = |file: &str| scratch.path(format!("FEW/{file}")).exists();
     assert!(there("training_args.bin") && there("tokenizer.model") && there("model.safetensors"));
     assert!(
-        !there("pytorch_model.bin")
+        !there("PYTORCH_MODEL.BIN")
             && !there("original")
             && !there("onnx")
             && !there("consolidated.safetensors")

@@ -4,10 +4,11 @@
 use std::fs;
 use std::path::Path;
 
-use microscale_test_support::{Run, Scratch, command, run};
+use microscale_test_support::{Run, Scratch, TensorData, command, data_dir, run};
+use safetensors::tensor::Dtype;
 
 use super::parts::{files, input};
-use super::{quantize, read_json};
+use super::{floats, gguf, noise, quantize, read_json};
 
 /// Runs the program with some words of its command line being names in the scratch directory: `@name`.
 fn run_in(scratch: &Scratch, line: &str) -> Run {
@@ -46,6 +47,48 @@ fn a_directory_of_parts_that_is_not_ours_stays_as_it_is() {
     refused("quantize @IN --out @FILE --part 1/1", "FILE.parts is there and was not made by");
     refused("quantize @IN --out @DEVICE --part 1/1", "cannot create");
     refused("quantize @IN/tokenizer/vocab.txt --out @OUT --part 1/1", "vocab.txt");
+}
+
+#[test]
+fn a_file_named_like_one_of_another_container_is_refused() {
+    let scratch = Scratch::new();
+    let tensor: TensorData = ("a.weight", Dtype::F32, vec![4, 64], floats(&noise(256)));
+    scratch.write_tensors("in.safetensors", &[tensor]);
+    let pytorch = data_dir().join("tests/golden/pytorch/training.pt");
+    scratch.write("in.bin", fs::read(pytorch).unwrap());
+    let gguf = [("a.weight".into(), vec![64, 4], gguf::F32, floats(&noise(256)))];
+    scratch.write("in.gguf", gguf::file(&[], &gguf));
+    run_in(&scratch, "quantize @in.safetensors --format nvfp4 --out @Q.safetensors").ok();
+    let before = scratch.contents();
+    let commands = [
+        "quantize @in.safetensors",
+        "quantize @in.bin",
+        "dequantize @Q.safetensors",
+        "convert @Q.safetensors --to modelopt",
+    ];
+    for command in commands {
+        for name in ["x.gguf", "x.GGUF", "x.bin", "x.BIN", "x.Pth", "x.onnx", "x.h5"] {
+            let stem = name.split('.').next().unwrap();
+            let instead = format!("{stem}.safetensors");
+            run_in(&scratch, &format!("{command} --out @{name}")).fails_with(&[
+                name,
+                "would be safetensors",
+                &instead,
+            ]);
+        }
+    }
+    for name in ["x.safetensors", "x.bin"] {
+        run_in(&scratch, &format!("quantize @in.gguf --out @{name}")).fails_with(&[
+            name,
+            "would be GGUF",
+            "x.gguf",
+        ]);
+    }
+    assert_eq!(before, scratch.contents());
+    for name in ["x", "x.SafeTensors", "x.quantized"] {
+        run_in(&scratch, &format!("quantize @in.safetensors --out @{name}")).ok();
+    }
+    run_in(&scratch, "quantize @in.gguf --out @y.GGUF").ok();
 }
 
 #[cfg(unix)]
