@@ -170,6 +170,15 @@ pub enum GivenError {
         second: String,
     },
 
+    /// A file of scales of inputs that has one name twice.
+    #[error("{}: {name} is there twice; remove one", .file.display())]
+    InputScaleRepeated {
+        /// The file.
+        file: PathBuf,
+        /// The name.
+        name: String,
+    },
+
     /// A value in a file of scales of inputs that is no number.
     #[error("{}: {name} is {value}, and must be a number: the largest magnitude of a layer's inputs, or a scale", .file.display())]
     InputScaleFile {

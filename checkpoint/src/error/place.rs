@@ -121,6 +121,7 @@ fn of_given(error: &GivenError) -> Place<'_> {
             (None, Some(tensor))
         }
         GivenError::ImportanceUnused => (None, None),
+        GivenError::InputScaleRepeated { file, .. } => (Some(file), None),
     }
 }
 

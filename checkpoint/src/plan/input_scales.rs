@@ -67,10 +67,14 @@ impl InputScales {
     /// a multiplier.
     ///
     /// # Errors
-    /// The errors of reading it; [`GivenError::InputScaleFile`](crate::GivenError::InputScaleFile) for values that are no numbers.
+    /// The errors of reading it; [`GivenError::InputScaleFile`](crate::GivenError::InputScaleFile) for values that are no numbers;
+    /// [`GivenError::InputScaleRepeated`](crate::GivenError::InputScaleRepeated).
     pub fn read(file: &Path) -> Result<Self> {
-        let mut numbers = HashMap::new();
-        for (name, value) in &Object::read(file)?.json {
+        let (mut numbers, object) = (HashMap::new(), Object::read(file)?);
+        if let Some(name) = object.repeated_key() {
+            return Err(GivenError::InputScaleRepeated { file: file.into(), name }.into());
+        }
+        for (name, value) in &object.json {
             let number = value.as_f64().map(|number| number as f32);
             let number = number.ok_or_else(|| not_a_number(file, name, value))?;
             numbers.insert(name.clone(), number);

@@ -24,6 +24,26 @@ use crate::read::values::float_dtype;
 const GATE_UP: &str = "gate_up_proj";
 const DOWN: &str = "down_proj";
 
+/// The experts of a layer, by the tensor of their gates.
+struct Experts {
+    layout: Layout,
+    count: usize,
+    /// Rows of a gate, and of up.
+    intermediate: usize,
+    /// What goes through the model's layers.
+    hidden: usize,
+}
+
+impl Experts {
+    /// The sizes of the tensor that leads back.
+    fn down(&self) -> [usize; 3] {
+        match self.layout {
+            Layout::Rows => [self.count, self.hidden, self.intermediate],
+            Layout::Transposed => [self.count, self.intermediate, self.hidden],
+        }
+    }
+}
+
 /// How an expert's matrix lies in the tensor of all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Layout {
@@ -45,13 +65,13 @@ impl Checkpoint {
     /// `hidden_size`, and [`ConventionError::NothingToSplit`](crate::ConventionError::NothingToSplit).
     pub fn split_experts(&mut self) -> Result<usize> {
         let hidden = self.config.as_ref().and_then(hidden_size);
-        let layouts = self.layouts(hidden)?;
+        let all = self.experts(hidden)?;
         let mut renamed = HashMap::new();
         for shard in &mut self.shards {
             let mut stored = Vec::with_capacity(shard.stored.len());
             for tensor in std::mem::take(&mut shard.stored) {
-                match parts_of_name(&tensor.name).and_then(|(experts, _)| layouts.get(experts)) {
-                    Some(layout) => {
+                match parts_of_name(&tensor.name).and_then(|(experts, _)| all.get(experts)) {
+                    Some(Experts { layout, .. }) => {
                         let experts = split(&tensor, *layout);
                         let names = experts.iter().map(|expert| expert.name.clone()).collect();
                         renamed.insert(tensor.name, names);
@@ -73,12 +93,12 @@ impl Checkpoint {
         Ok(renamed.len())
     }
 
-    /// The layout of each layer's experts, by the names in front of them: that of gate and up.
-    fn layouts(&self, hidden: Option<usize>) -> Result<HashMap<String, Layout>> {
+    /// The experts of each layer, by the names in front of them.
+    fn experts(&self, hidden: Option<usize>) -> Result<HashMap<String, Experts>> {
         let stored =
             || self.shards.iter().flat_map(|shard| shard.stored.iter().map(move |tensor| (shard, tensor)));
         let names: HashSet<&str> = stored().map(|(_, tensor)| &*tensor.name).collect();
-        let mut layouts = HashMap::new();
+        let mut all = HashMap::new();
         for (shard, tensor) in stored() {
             let Some((experts, GATE_UP)) = parts_of_name(&tensor.name) else { continue };
             let failed = |why: String| not_split(shard, tensor, why);
@@ -88,7 +108,7 @@ impl Checkpoint {
                         .into(),
                 ));
             }
-            let [_, first, second] = *tensor.shape else {
+            let [count, first, second] = *tensor.shape else {
                 return Err(failed(format!(
                     "it has {} dimensions, and three are expected",
                     tensor.shape.len()
@@ -111,13 +131,14 @@ impl Checkpoint {
                     return Err(failed(why));
                 }
             };
-            layouts.insert(experts.to_owned(), layout);
+            let intermediate = if layout == Layout::Rows { first } else { second } / 2;
+            all.insert(experts.to_owned(), Experts { layout, count, intermediate, hidden });
         }
         let mut experts_in_all = 0usize;
         for (shard, tensor) in stored() {
-            let Some((experts, _)) = parts_of_name(&tensor.name) else { continue };
+            let Some((experts, matrix)) = parts_of_name(&tensor.name) else { continue };
             let failed = |why: String| not_split(shard, tensor, why);
-            let Some(layout) = layouts.get(experts) else {
+            let Some(of_layer) = all.get(experts) else {
                 return Err(failed(format!(
                     "there is no {experts}{EXPERTS}{GATE_UP}; complete the checkpoint"
                 )));
@@ -130,17 +151,17 @@ impl Checkpoint {
             }
             experts_in_all = experts_in_all.saturating_add(*tensor.shape.first().unwrap_or(&0));
             check_tensors(experts_in_all.saturating_mul(2)).map_err(failed)?;
-            let down = format!("{experts}{EXPERTS}{DOWN}");
-            let expected = hidden.filter(|_| tensor.name == down);
-            let out = tensor.shape.get(if *layout == Layout::Rows { 1 } else { 2 });
-            if tensor.shape.len() != 3 || expected.is_some_and(|hidden| out != Some(&hidden)) {
+            if matrix == DOWN && tensor.shape != of_layer.down() {
+                let (found, expected) = (&tensor.shape, of_layer.down());
                 return Err(failed(format!(
-                    "its sizes, {:?}, do not fit those of gate and up",
-                    tensor.shape
+                    "its sizes are {found:?}, and {expected:?} fit those of gate and up"
                 )));
             }
+            if !names.contains(&*format!("{experts}{EXPERTS}{DOWN}")) {
+                return Err(failed(format!("there is no {experts}{EXPERTS}{DOWN}; complete the checkpoint")));
+            }
         }
-        Ok(layouts)
+        Ok(all)
     }
 
     /// Returns whether the architecture's files have the transposes, where sizes leave that open.

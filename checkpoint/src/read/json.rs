@@ -1,5 +1,6 @@
 //! Reading and writing JSON files of a checkpoint: objects whose key order is kept, as Python reads and writes them.
 
+use std::collections::HashSet;
 use std::fs;
 use std::io::Write;
 use std::ops::Range;
@@ -34,6 +35,13 @@ impl Object {
             Value::Object(json) => Ok(Self { text, json }),
             _ => Err(refused("the file must hold one JSON object; correct it")),
         }
+    }
+
+    /// A key that several members have. The last of them counts.
+    pub(crate) fn repeated_key(&self) -> Option<String> {
+        let (mut seen, mut members) = (HashSet::new(), members(&self.text));
+        let place = members.iter().position(|member| !seen.insert(member.key.clone()))?;
+        Some(members.swap_remove(place).key)
     }
 
     /// The text of another object: that of the file, but for the members that differ.

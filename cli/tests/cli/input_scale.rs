@@ -137,6 +137,16 @@ fn a_file_has_an_amax_or_a_scale_by_names() {
 }
 
 /// The doctor's findings, by its JSON.
+#[test]
+fn a_name_that_a_file_has_twice_is_refused() {
+    let scratch = Scratch::new();
+    for text in ["{\"a\": 1.0, \"b\": 2.0, \"a\": 3.0}", "{\"a\": 1.0, \"\\u0061\": 1.0}"] {
+        let file = scratch.write("scales.json", text);
+        let options = [&CT[..], &["--input-scale", file.to_str().unwrap()]].concat();
+        quantize(&scratch, &sample(), "OUT", &options).fails_with(&["scales.json", "a is there twice"]);
+    }
+}
+
 fn defects(path: &std::path::Path) -> Vec<(String, String)> {
     let found = run(&[&"doctor", &path, &"--json"]);
     let json: serde_json::Value = serde_json::from_str(&found.stdout).unwrap();

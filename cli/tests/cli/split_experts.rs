@@ -216,6 +216,28 @@ fn what_cannot_be_split_is_refused() {
         let refused = quantize(&scratch, "MANY", "OUT", &["--split-experts"]);
         assert!(refused.code == Some(1) && refused.stderr.contains(why), "{refused:#?}");
     }
+    // Gates of two experts of 16 rows each; the other tensor must be [2, 64, 16].
+    for (shape, why) in
+        [([3, 64, 16], "[2, 64, 16] fit"), ([2, 64, 32], "[2, 64, 16] fit"), ([2, 16, 64], "[2, 64, 16] fit")]
+    {
+        let of = |name, shape: &[usize]| -> TensorData {
+            (name, Dtype::BF16, shape.to_vec(), vec![0; shape.iter().product::<usize>() * 2])
+        };
+        let both = [of("mlp.experts.gate_up_proj", &[2, 32, 64]), of("mlp.experts.down_proj", &shape)];
+        scratch.write_tensors("UNEQUAL/model.safetensors", &both);
+        scratch.write("UNEQUAL/config.json", json!({ "hidden_size": 64 }).to_string());
+        let refused = quantize(&scratch, "UNEQUAL", "OUT", &["--split-experts"]);
+        let parts = ["mlp.experts.down_proj", &format!("{shape:?}"), why];
+        assert!(
+            refused.code == Some(1) && parts.iter().all(|part| refused.stderr.contains(part)),
+            "{refused:#?}"
+        );
+    }
+    let gates: [TensorData; 1] = [("mlp.experts.gate_up_proj", Dtype::BF16, vec![1, 32, 64], vec![0; 4096])];
+    scratch.write_tensors("GATES/model.safetensors", &gates);
+    scratch.write("GATES/config.json", json!({ "hidden_size": 64 }).to_string());
+    let refused = quantize(&scratch, "GATES", "OUT", &["--split-experts"]);
+    assert!(refused.code == Some(1) && refused.stderr.contains("no mlp.experts.down_proj"), "{refused:#?}");
     let alone: [TensorData; 1] = [("mlp.experts.down_proj", Dtype::BF16, vec![1, 16, 64], vec![0; 2048])];
     scratch.write_tensors("HALF/model.safetensors", &alone);
     scratch.write("HALF/config.json", json!({ "hidden_size": 64 }).to_string());
