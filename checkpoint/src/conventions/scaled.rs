@@ -19,7 +19,7 @@ use crate::conventions::table::rescaled;
 use crate::dtype::FileDtype;
 use crate::error::{Error, Result};
 use crate::names::weight::WEIGHT;
-use crate::read::checkpoint::Checkpoint;
+use crate::read::checkpoint::{Checkpoint, ScaleSizes};
 use crate::read::description::{Description, quantization};
 use crate::read::scaling::{Scaling, are_codes, are_scales, grid};
 use crate::read::tensor::{Tensor, elements};
@@ -59,12 +59,18 @@ pub(crate) fn scaled<'a>(checkpoint: &'a Checkpoint, codes: Tensor<'a>) -> Resul
     if !are_codes(codes.dtype) || codes.shape.len() < 2 || codes.data.is_empty() {
         return Ok(None);
     }
-    let found = SCALES.iter().find_map(|end| checkpoint.tensor(&format!("{}{end}", codes.name)));
+    let named = SCALES.iter().filter_map(|end| checkpoint.tensor(&format!("{}{end}", codes.name)));
     let beside = || checkpoint.tensor(&format!("{}{BESIDE}", codes.name.strip_suffix(WEIGHT)?));
-    let beside = beside().filter(|_| found.is_none());
-    let Some(scales) = found.or(beside.filter(|_| codes.dtype == FileDtype::F8_E4M3)) else {
+    let mut found = named.chain(beside().filter(|_| codes.dtype == FileDtype::F8_E4M3));
+    let Some(scales) = found.next() else {
         return without_scales(checkpoint, &codes).map_or(Ok(None), Err);
     };
+    if let Some(second) = found.next() {
+        let (first, second) = (scales.name, second.name);
+        return Err(
+            codes.unreadable(format!("it has two tensors of scales, {first} and {second}; remove one"))
+        );
+    }
     if let Some(why) = rescaled(checkpoint, codes.name) {
         return Err(codes.unreadable(why));
     }
@@ -93,11 +99,11 @@ pub(crate) fn scaled<'a>(checkpoint: &'a Checkpoint, codes: Tensor<'a>) -> Resul
             order.name
         )));
     }
-    let blocks = blocks(checkpoint);
+    let sizes = || ScaleSizes { blocks: blocks(checkpoint), groups: group_sizes(checkpoint) };
+    let ScaleSizes { blocks, groups: said } = checkpoint.scale_sizes.get_or_init(sizes);
     let mut fitting: Vec<_> = blocks.iter().filter_map(|block| fit(codes.shape, shape, *block)).collect();
     if fitting.is_empty() {
-        let said = group_sizes(checkpoint);
-        fitting.extend(groups(codes.shape, shape, &said).map(|block| (block, false)));
+        fitting.extend(groups(codes.shape, shape, said).map(|block| (block, false)));
     }
     fitting.dedup();
     let [(block, shared)] = fitting[..] else {
@@ -155,7 +161,10 @@ fn group_sizes(checkpoint: &Checkpoint) -> Vec<usize> {
     let groups = config.and_then(|config| config.get("config_groups")?.as_object());
     let of_groups = groups.into_iter().flat_map(|groups| groups.values());
     let sizes = of_groups.filter_map(|group| group.get("weights")?.get("group_size")?.as_u64());
-    sizes.filter_map(|size| usize::try_from(size).ok()).collect()
+    let mut sizes: Vec<_> = sizes.filter_map(|size| usize::try_from(size).ok()).collect();
+    sizes.sort_unstable();
+    sizes.dedup();
+    sizes
 }
 
 /// Rows and columns of blocks, by the config: of compressed-tensors', each group may have others.

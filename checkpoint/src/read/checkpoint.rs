@@ -5,6 +5,7 @@ use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::fs::{self};
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use microscale::device::Origin;
 
@@ -41,6 +42,16 @@ pub struct Checkpoint {
     pub(crate) requantize: bool,
     /// True if experts that lie in one tensor are taken for tensors of their own.
     pub(crate) experts_split: bool,
+    /// The sizes that the config gives blocks of codes under one scale, once they are asked for.
+    pub(crate) scale_sizes: OnceLock<ScaleSizes>,
+}
+
+/// Sizes that a config gives blocks of codes under one scale.
+pub(crate) struct ScaleSizes {
+    /// Rows and columns of blocks.
+    pub(crate) blocks: Vec<[usize; 2]>,
+    /// Columns of groups of a row.
+    pub(crate) groups: Vec<usize>,
 }
 
 /// Shows the path and the number of tensors.
@@ -92,6 +103,7 @@ impl Checkpoint {
             skip_other_weights: false,
             requantize: false,
             experts_split: false,
+            scale_sizes: OnceLock::new(),
         };
         checkpoint.check_index()?;
         Ok(checkpoint)
@@ -203,6 +215,10 @@ impl Checkpoint {
     fn check_index(&self) -> Result<()> {
         let Some(index) = &self.index else { return Ok(()) };
         let assigned: HashMap<_, _> = index.entries().collect();
+        let mut of_shards: HashMap<&Path, Vec<&str>> = HashMap::new();
+        for (name, shard) in &assigned {
+            of_shards.entry(Path::new(*shard)).or_default().push(name);
+        }
         for shard in &self.shards {
             let (path, file) = (|| shard.path.clone(), || index.file.clone());
             for Stored { name, .. } in &shard.stored {
@@ -217,9 +233,9 @@ impl Checkpoint {
                     }));
                 }
             }
-            let here = assigned.iter().filter(|(_, name)| Path::new(name) == shard.name);
+            let here = of_shards.get(&*shard.name).into_iter().flatten();
             let in_shard: HashSet<&str> = shard.stored.iter().map(|stored| &*stored.name).collect();
-            if let Some(missing) = here.map(|(name, _)| *name).filter(|name| !in_shard.contains(name)).min() {
+            if let Some(missing) = here.copied().filter(|name| !in_shard.contains(name)).min() {
                 return Err(Error::Directory(DirectoryError::NotInShard {
                     index: file(),
                     tensor: missing.into(),
