@@ -10,14 +10,17 @@
 //! | `loaders` | what loaders are known to read wrongly, or to refuse, however right it is |
 //! | `against` | values, given the checkpoint that was quantized: the order of nibbles among them |
 //! | `config`, `layers` | what config.json says; which layers it says are quantized, and how |
+//! | `groups`, `patterns` | the entries of config_groups; names and patterns of layers |
 
 mod against;
 mod blocks;
 mod config;
 pub(crate) mod finding;
 mod global_scales;
+mod groups;
 mod layers;
 mod loaders;
+mod patterns;
 mod scaled;
 mod stored;
 

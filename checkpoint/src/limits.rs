@@ -38,6 +38,10 @@ pub(crate) const SIZES: usize = 1 << 24;
 /// come to twice of it.
 pub(crate) const SHARED: u64 = 16;
 
+/// The most patterns of a config's list of layers, and their bytes in all. Lists have up to a few hundred. Names are not counted.
+pub(crate) const CONFIG_PATTERNS: usize = 1 << 11;
+pub(crate) const CONFIG_PATTERN_BYTES: usize = 1 << 17;
+
 /// The most bytes of a recipe. Recipes have a few dozen lines.
 pub(crate) const RECIPE_BYTES: u64 = 1 << 20;
 

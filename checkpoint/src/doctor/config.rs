@@ -4,10 +4,11 @@ use microscale::Words;
 use serde_json::Value;
 
 use super::finding::{Defect, Finding};
-use super::layers::{layers, quantizes_inputs};
+use super::groups::Groups;
+use super::layers::layers;
 use crate::conventions::packed::Packed;
 use crate::file_convention::FileConvention;
-use crate::names::weight::{WEIGHT, is_expert};
+use crate::names::weight::{WEIGHT, is_expert, module};
 use crate::read::checkpoint::Checkpoint;
 use crate::read::description::{Description, QUANTIZATION, quantization};
 use crate::read::tensor::Tensor;
@@ -73,6 +74,9 @@ pub(super) fn inputs(checkpoint: &Checkpoint, packed: &[Packed<'_>], findings: &
             entries.into_iter().flatten().any(says)
         });
     let config = checkpoint.config.as_ref().and_then(|config| quantization(&config.object.json));
+    let groups = config.and_then(|config| config.get("config_groups")?.as_object());
+    // Too many patterns are a finding of `look`.
+    let groups = groups.and_then(|groups| Groups::of(groups).ok());
     let without = packed.iter().filter(|packed| {
         let stored = packed.storage.input_scale.as_ref().filter(|_| packed.storage.blocks.is_none());
         stored.is_some() && packed.input_scale.is_none()
@@ -80,7 +84,8 @@ pub(super) fn inputs(checkpoint: &Checkpoint, packed: &[Packed<'_>], findings: &
     for packed in without {
         let claimed = match packed.convention() {
             FileConvention::CompressedTensors => {
-                config.is_some_and(|config| quantizes_inputs(config, packed, checkpoint.naming))
+                let layers = checkpoint.naming.spellings(module(packed.name));
+                groups.as_ref().is_some_and(|groups| groups.quantize_inputs(&layers))
             }
             _ => by_algorithm,
         };

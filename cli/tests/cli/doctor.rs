@@ -267,3 +267,38 @@ fn zeros_of_the_original_are_no_defect() {
         "{what}"
     );
 }
+
+#[test]
+fn names_of_a_config_are_unlimited_and_patterns_are_counted() {
+    let scratch = Scratch::new();
+    quantize(&scratch, &sample(), "Q", &["--format", "nvfp4"]).ok();
+    let config = read_json(scratch.path("Q/config.json"));
+    let examine = |change: &dyn Fn(&mut Value)| {
+        let mut config = config.clone();
+        change(&mut config["quantization_config"]);
+        scratch.write("Q/config.json", config.to_string());
+        run(&[&"doctor", &scratch.path("Q")])
+    };
+    // Lists that took from ten seconds to a minute.
+    let ignore = |quantization: &mut Value| {
+        let names = (0..200_000).map(|number| json!(format!("n{number}")));
+        quantization["ignore"].as_array_mut().unwrap().extend(names);
+    };
+    examine(&ignore).ok();
+    let group = config["quantization_config"]["config_groups"]["group_0"].clone();
+    let groups = |count: usize, targets: &dyn Fn(usize) -> Vec<String>| {
+        let groups = (0..count).map(|number| {
+            let mut group = group.clone();
+            group["targets"] = json!(targets(number));
+            (format!("group_{number}"), group)
+        });
+        json!(groups.collect::<serde_json::Map<_, _>>())
+    };
+    let names = groups(20_000, &|number| vec![format!("n{number}")]);
+    examine(&|quantization| quantization["config_groups"] = names.clone()).ok();
+    let patterns = groups(500, &|number| (0..50).map(|other| format!("re:x{number}.{other}")).collect());
+    let refused = examine(&|quantization| quantization["config_groups"] = patterns.clone());
+    assert!(refused.code == Some(1) && refused.stdout.contains("25000 patterns"), "{refused:#?}");
+    let refused = examine(&|quantization| quantization["ignore"] = json!(vec!["*.x"; 3000]));
+    assert!(refused.code == Some(1) && refused.stdout.contains("3000 patterns"), "{refused:#?}");
+}

@@ -1,0 +1,157 @@
+//! The entries of config_groups: the layers that each names, and its statements about them.
+
+use std::collections::HashMap;
+
+use serde_json::{Map, Value};
+
+use super::patterns::{Expression, count_patterns};
+use crate::conventions::compressed_tensors::format_word;
+use crate::conventions::packed::Packed;
+use crate::file_convention::FileConvention;
+
+/// All entries, and the layers that their targets name.
+pub(super) struct Groups<'a> {
+    all: Vec<Group<'a>>,
+    /// Of the groups that name a layer, the last.
+    names: HashMap<&'a str, usize>,
+    /// Regular expressions, each with its group, the last group's first.
+    expressions: Vec<(Expression, usize)>,
+    /// The last group whose targets are all linear layers.
+    linear: Option<usize>,
+    /// True if embeddings are among the targets, which compressed-tensors can have.
+    pub(super) has_embeddings: bool,
+}
+
+/// An entry.
+pub(super) struct Group<'a> {
+    pub(super) name: &'a str,
+    format: Option<&'a str>,
+    weights: Option<&'a Value>,
+    inputs: Option<&'a Value>,
+}
+
+/// How a target names a layer. Loaders prefer names to patterns, and patterns to classes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Named {
+    Name,
+    Pattern,
+    Class,
+}
+
+impl<'a> Groups<'a> {
+    /// Reads the entries.
+    ///
+    /// # Errors
+    /// A text about the number of patterns, if there are too many.
+    pub(super) fn of(groups: &'a Map<String, Value>) -> Result<Self, String> {
+        let targets = |group: &'a Value| {
+            let targets = group.get("targets").and_then(Value::as_array).into_iter().flatten();
+            targets.filter_map(Value::as_str)
+        };
+        let count = count_patterns(groups.values().flat_map(targets))?;
+        let (all, expressions) = (Vec::with_capacity(groups.len()), Vec::new());
+        let mut read = Self { all, names: HashMap::new(), expressions, linear: None, has_embeddings: false };
+        for (number, (name, group)) in groups.iter().enumerate() {
+            for target in targets(group) {
+                match Expression::of(target, count) {
+                    Some(expression) => read.expressions.push((expression, number)),
+                    None if target == "Linear" => read.linear = Some(number),
+                    None => drop(read.names.insert(target, number)),
+                }
+                read.has_embeddings |= target == "Embedding";
+            }
+            read.all.push(Group {
+                name,
+                format: group.get("format").and_then(Value::as_str),
+                weights: group.get("weights"),
+                inputs: group.get("input_activations").filter(|inputs| !inputs.is_null()),
+            });
+        }
+        read.expressions.reverse();
+        Ok(read)
+    }
+
+    /// The group that is about a layer of these spellings, and how it names the layer. Among groups that name a layer in the same
+    /// way, loaders keep the last.
+    pub(super) fn about(&self, layers: &[String]) -> Option<(Named, &Group<'a>)> {
+        let name = layers.iter().filter_map(|layer| self.names.get(layer.as_str())).max();
+        let matches =
+            |expression: &Expression| layers.iter().any(|layer| expression.is_match(layer) == Some(true));
+        let pattern = || self.expressions.iter().find(|(expression, _)| matches(expression));
+        let found = match (name, self.linear) {
+            (Some(number), _) => Some((Named::Name, *number)),
+            (None, linear) => match pattern() {
+                Some((_, number)) => Some((Named::Pattern, *number)),
+                None => linear.map(|number| (Named::Class, number)),
+            },
+        };
+        found.and_then(|(how, number)| Some((how, self.all.get(number)?)))
+    }
+
+    /// Returns whether any group describes such weights.
+    pub(super) fn describe(&self, packed: &Packed<'_>) -> bool {
+        self.all.iter().any(|group| group.describes(packed))
+    }
+
+    /// Returns whether a config says that a layer's inputs are quantized under a scale that must be stored: the group that names it,
+    /// or where none does every group.
+    pub(super) fn quantize_inputs(&self, layers: &[String]) -> bool {
+        match self.about(layers) {
+            Some((_, group)) => group.has_stored_inputs(),
+            None => !self.all.is_empty() && self.all.iter().all(Group::has_stored_inputs),
+        }
+    }
+}
+
+impl Group<'_> {
+    /// Returns whether inputs are quantized under a global scale that is known before: block scales are found as they come (`local`).
+    fn has_stored_inputs(&self) -> bool {
+        self.inputs.is_some_and(|inputs| inputs.get("dynamic") != Some(&Value::Bool(true)))
+    }
+
+    /// Returns whether the group describes such weights.
+    pub(super) fn describes(&self, packed: &Packed<'_>) -> bool {
+        let Some(weights) = self.weights else { return false };
+        let number = |key| weights.get(key).and_then(Value::as_u64);
+        let (bits, block) = (packed.format.bits() as u64, packed.format.block() as u64);
+        let ours = packed.convention() == FileConvention::CompressedTensors;
+        number("num_bits") == Some(bits)
+            && number("group_size").is_none_or(|size| size == block)
+            && self.format.is_none_or(|word| !ours || word == format_word(packed.format))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn about(groups: &Value, layer: &str) -> Option<(Named, String)> {
+        let groups = Groups::of(groups.as_object().unwrap()).unwrap();
+        groups.about(&[layer.to_string(), "other".into()]).map(|(how, group)| (how, group.name.into()))
+    }
+
+    #[test]
+    fn names_come_before_patterns_and_these_before_classes_and_the_last_of_equals_counts() {
+        let groups = json!({
+            "a": { "targets": ["re:.*up_proj", "Linear"] },
+            "b": { "targets": ["layers.0.up_proj", "re:layers"] },
+            "c": { "targets": ["layers.0.up_proj", "Linear", "re:.*x"] },
+            "d": { "targets": ["re:.*up_proj"] },
+            "e": { "targets": ["re:(?=python)", "Embedding"] },
+        });
+        for (layer, how, name) in [
+            ("layers.0.up_proj", Named::Name, "c"),
+            ("layers.1.up_proj", Named::Pattern, "d"),
+            ("layers.1.down_proj", Named::Pattern, "b"),
+            ("layers.1.x", Named::Pattern, "c"),
+            ("lm_head", Named::Class, "c"),
+        ] {
+            assert_eq!(about(&groups, layer), Some((how, name.into())), "{layer}");
+        }
+        assert_eq!(about(&json!({ "a": { "targets": ["re:x"] } }), "y"), None);
+        let many = json!({ "a": { "targets": vec!["re:x"; 3000] } });
+        assert!(Groups::of(many.as_object().unwrap()).is_err_and(|why| why.contains("3000 patterns")));
+    }
+}
