@@ -12,17 +12,19 @@ pub fn layer_part(parts: &[&str]) -> Option<usize> {
 /// themselves.
 #[derive(Debug, Default)]
 pub(crate) struct Layers {
-    stacks: HashMap<String, BTreeSet<u64>>,
+    /// Sorted.
+    stacks: HashMap<String, Vec<u64>>,
 }
 
 impl Layers {
     /// Collects the layers of tensors with these names.
     pub(crate) fn of<'n>(names: impl Iterator<Item = &'n str>) -> Self {
-        let mut layers = Self::default();
+        let mut stacks: HashMap<_, BTreeSet<_>> = HashMap::new();
         for (stack, layer) in names.filter_map(numbered) {
-            layers.stacks.entry(stack).or_default().insert(layer);
+            stacks.entry(stack).or_default().insert(layer);
         }
-        layers
+        let sorted = |(stack, numbers): (_, BTreeSet<_>)| (stack, numbers.into_iter().collect());
+        Self { stacks: stacks.into_iter().map(sorted).collect() }
     }
 
     /// Returns whether no name has a number.
@@ -32,17 +34,21 @@ impl Layers {
 
     /// Returns whether a tensor is of one of the first layers of its stack, as many as are asked for.
     pub(crate) fn is_first(&self, name: &str, layers: usize) -> bool {
-        self.is_among(name, |numbers, number| numbers.range(..number).count() < layers)
+        self.is_among(name, |before, _| before < layers)
     }
 
     /// Returns whether a tensor is of one of the last layers of its stack.
     pub(crate) fn is_last(&self, name: &str, layers: usize) -> bool {
-        self.is_among(name, |numbers, number| numbers.range(number..).count() <= layers && layers > 0)
+        self.is_among(name, |_, rest| rest <= layers && layers > 0)
     }
 
-    fn is_among(&self, name: &str, among: impl Fn(&BTreeSet<u64>, u64) -> bool) -> bool {
+    /// Asks about the number of layers before a tensor's, and of the rest.
+    fn is_among(&self, name: &str, among: impl Fn(usize, usize) -> bool) -> bool {
         let Some((stack, layer)) = numbered(name) else { return false };
-        self.stacks.get(&stack).is_some_and(|numbers| among(numbers, layer))
+        self.stacks.get(&stack).is_some_and(|numbers| {
+            let before = numbers.partition_point(|number| *number < layer);
+            among(before, numbers.len() - before)
+        })
     }
 }
 
