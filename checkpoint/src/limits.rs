@@ -15,7 +15,7 @@ pub(crate) const HEADER_BYTES: u64 = 100_000_000;
 /// The most tensors of a file or an index. Models have a few hundred thousand in all their files.
 pub(crate) const TENSORS: usize = 1 << 20;
 
-/// The most entries of a GGUF file's metadata. Files have a few dozen.
+/// The most entries of a file's metadata. GGUF files have a few dozen, and safetensors fewer.
 pub(crate) const METADATA_ENTRIES: u64 = 1 << 20;
 
 /// The most bytes of a tensor's name, which errors and tables repeat. Names have some fifty.

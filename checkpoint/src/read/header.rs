@@ -6,12 +6,12 @@ use std::fmt;
 use std::path::Path;
 
 use safetensors::tensor::{Metadata, TensorInfo};
-use serde::de::{self, Deserializer, IgnoredAny, MapAccess, Visitor};
+use serde::de::{self, Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
 
 use crate::error::directory::SAVE_AS_SAFETENSORS;
 use crate::error::file::FileError;
 use crate::error::{Error, Result};
-use crate::limits::{HEADER_BYTES, check_dimensions, check_name, check_tensors};
+use crate::limits::{HEADER_BYTES, METADATA_ENTRIES, check_dimensions, check_name, check_tensors};
 
 /// Bytes before the header: its length.
 const LENGTH: usize = 8;
@@ -145,7 +145,7 @@ impl<'de> Visitor<'de> for &mut Described {
                 return Err(de::Error::custom(format!("its header describes tensor {name} twice")));
             }
             if name == METADATA {
-                self.metadata = map.next_value()?;
+                self.metadata = map.next_value::<Option<Texts>>()?.map(|Texts(texts)| texts);
                 continue;
             }
             self.at = Some(name.clone());
@@ -155,6 +155,38 @@ impl<'de> Visitor<'de> for &mut Described {
             self.tensors.push((name, info));
         }
         Ok(())
+    }
+}
+
+/// The texts of a header's metadata.
+struct Texts(HashMap<String, String>);
+
+impl<'de> Deserialize<'de> for Texts {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        from.deserialize_map(TextsVisitor)
+    }
+}
+
+struct TextsVisitor;
+
+impl<'de> Visitor<'de> for TextsVisitor {
+    type Value = Texts;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object of texts")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Texts, A::Error> {
+        let (mut texts, mut entries) = (HashMap::new(), 0);
+        while let Some((key, text)) = map.next_entry()? {
+            entries += 1;
+            if entries > METADATA_ENTRIES {
+                let why = format!("its {METADATA} has more than the {METADATA_ENTRIES} entries allowed");
+                return Err(de::Error::custom(why));
+            }
+            texts.insert(key, text);
+        }
+        Ok(Texts(texts))
     }
 }
 

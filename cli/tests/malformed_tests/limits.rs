@@ -40,6 +40,17 @@ fn entries_that_are_no_tensors_are_not_kept() {
 }
 
 #[test]
+fn entries_of_metadata_are_counted() {
+    let metadata = |entries: usize| {
+        let entries: Vec<_> = (0..entries).map(|number| format!("\"{number}\":\"\"")).collect();
+        raw_file(format!(r#"{{"__metadata__":{{{}}}}}"#, entries.join(",")), &[])
+    };
+    refused_file(metadata((1 << 20) + 1), &["__metadata__ has more than the 1048576 entries allowed"]);
+    let scratch = Scratch::new();
+    run(&[&"inspect", &scratch.write("in.safetensors", metadata(1 << 12))]).ok();
+}
+
+#[test]
 fn json_files_of_any_size_are_not_read() {
     for name in ["model.safetensors.index.json", "config.json", "hf_quant_config.json"] {
         let scratch = sharded(&[("a.weight", "one.safetensors"), ("b.weight", "two.safetensors")]);
