@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::path::Path;
 
 use globset::GlobMatcher;
-use microscale::Words;
+use microscale::{Format, Words};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
@@ -106,6 +106,11 @@ struct Table<'a> {
 
 type Value<'a> = Spanned<DeValue<'a>>;
 
+/// The formats that some convention of files holds.
+fn stored_formats() -> impl Iterator<Item = Format> {
+    FileConvention::WORDS.iter().flat_map(|(_, convention)| convention.formats())
+}
+
 impl<'a> File<'a> {
     fn line(&self, at: usize) -> usize {
         let before = self.text.as_bytes().iter().take(at);
@@ -147,7 +152,7 @@ impl<'a> Table<'a> {
         let [format, convention, scale_rule, ties, global_scale, search, search_global, non_finite] =
             Settings::KEYS;
         let settings = Settings {
-            format: self.word(format)?,
+            format: self.word_among(format, |format| stored_formats().any(|stored| stored == *format))?,
             convention: self.word(convention)?,
             scale_rule: self.word(scale_rule)?,
             ties: self.word(ties)?,
@@ -162,9 +167,15 @@ impl<'a> Table<'a> {
 
     /// One of the words of a type.
     fn word<T: Words>(&self, key: &str) -> Result<Option<T>> {
+        self.word_among(key, |_| true)
+    }
+
+    /// One of the words of a type. Errors list the `offered` words. Later checks refuse the others, with the way out.
+    fn word_among<T: Words>(&self, key: &str, offered: impl Fn(&T) -> bool) -> Result<Option<T>> {
         let Some(value) = self.get(key) else { return Ok(None) };
         let word = value.get_ref().as_str().and_then(T::from_word);
-        let known = || T::WORDS.iter().map(|(word, _)| format!("{word:?}")).collect::<Vec<_>>().join(", ");
+        let words = T::WORDS.iter().filter(|(_, known)| offered(known)).map(|(word, _)| format!("{word:?}"));
+        let known = || words.collect::<Vec<_>>().join(", ");
         word.map(Some).ok_or_else(|| self.wrong(key, value, &format!("one of {}", known())))
     }
 
@@ -382,6 +393,13 @@ mod tests {
             let error = refused(text);
             assert!(parts.iter().all(|part| error.contains(part)), "{text:?}: {error}");
         }
+    }
+
+    #[test]
+    fn the_formats_that_are_offered_are_those_that_some_convention_holds() {
+        let source = "r.toml";
+        let why = Recipes::parse("format = \"fp4\"", source).err().unwrap().to_string();
+        assert!(why.contains(r#"one of "mxfp4", "nvfp4", "mxfp8-e4m3""#) && !why.contains("e5m2"), "{why}");
     }
 
     #[test]
