@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use safetensors::tensor::TensorInfo;
-use serde_json::{Map, Value};
+use serde_json::json;
 
 use crate::error::file::FileError;
 use crate::error::{Error, Result};
@@ -74,24 +74,21 @@ impl Writer {
         });
         let mut tensors = plain.collect::<Result<Vec<_>>>()?;
         tensors.sort_by(|(a, first), (b, second)| b.cmp(a).then_with(|| first.name.cmp(&second.name)));
-        let mut json = Map::new();
+        let mut members = Vec::with_capacity(tensors.len() + 1);
         if let Some(metadata) = metadata {
             let sorted: BTreeMap<_, _> = metadata.iter().collect();
-            json.insert(
-                METADATA.into(),
-                sorted.into_iter().map(|(key, value)| (key, value.as_str())).collect(),
-            );
+            members.push(format!("{}:{}", json!(METADATA), json!(sorted)));
         }
-        let (mut places, mut end) = (Places::new(), 0);
+        let (mut places, mut end) = (Places::with_capacity(tensors.len()), 0);
         for (dtype, tensor) in tensors {
             let (start, bytes) = (end, tensor.bytes());
             end += bytes;
             let Outline { name, shape, .. } = tensor;
             let info = TensorInfo { dtype, shape, data_offsets: (start as usize, end as usize) };
-            json.insert(name.clone(), serde_json::to_value(info).unwrap_or_default());
+            members.push(format!("{}:{}", json!(name), json!(info)));
             places.insert(name, Place { start, bytes });
         }
-        let mut json = Value::Object(json).to_string().into_bytes();
+        let mut json = format!("{{{}}}", members.join(",")).into_bytes();
         json.resize(json.len().next_multiple_of(8), b' ');
         let mut header = (json.len() as u64).to_le_bytes().to_vec();
         header.extend(json);
