@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use bytemuck::Pod;
 use half::{bf16, f16};
-use microscale::{Device, Dtype, Element};
+use microscale::{Device, Dtype, Element, NonFinite, Report};
 
 use crate::conventions::packed::{Logical, Packed, logical};
 use crate::error::convention::ConventionError;
@@ -20,6 +20,7 @@ use crate::read::tensor::{Tensor, elements};
 use crate::read::values::file_dtype;
 use crate::sums::Sums;
 use crate::write::busy::Busy;
+use crate::write::narrowed::{check, replace};
 use crate::write::others::Skipped;
 use crate::write::outline::{Outline, unchanged};
 use crate::write::progress::OnProgress;
@@ -42,6 +43,8 @@ pub struct Dequantized {
     pub copied: Sums,
     /// Blocks whose scale is NaN, and so all their values.
     pub nan_scales: u64,
+    /// Counts of values that are NaN, or beyond the dtype's largest number.
+    pub report: Report,
     /// Other entries of the directory that were not copied.
     pub skipped: Vec<Skipped>,
     /// Time in which anything was being dequantized.
@@ -53,19 +56,22 @@ pub struct Dequantized {
 /// Writes the checkpoint with its quantized tensors as values of `dtype` again, under the names that the
 /// model knows.
 ///
-/// Without a dtype it is the one that the config.json names, or else BF16. As in
-/// [`quantize`](crate::quantize()), a few tensors are in memory at a time and a failure leaves nothing
-/// behind.
+/// Without a dtype it is the one that the config.json names, or else BF16. Values beyond the dtype's largest number are refused by
+/// [`NonFinite::Error`], written as infinities by [`NonFinite::Propagate`], and as the largest number by [`NonFinite::Saturate`]. A
+/// NaN is of the checkpoint itself: it stays NaN, and only [`NonFinite::Saturate`] writes 0. As in [`quantize`](crate::quantize()), a
+/// few tensors are in memory at a time, and after a failure there is no output.
 ///
 /// # Errors
 /// [`ConventionError::NothingPacked`](crate::ConventionError::NothingPacked),
 /// [`ConventionError::Packed`](crate::ConventionError::Packed),
+/// [`ConventionError::NotFinite`](crate::ConventionError::NotFinite),
 /// [`OutputError::NameTaken`](crate::OutputError::NameTaken), [`Error::Tensor`], and everything about
 /// writing.
 pub fn dequantize(
     checkpoint: &Checkpoint,
     out: &Path,
     dtype: Option<Dtype>,
+    non_finite: NonFinite,
     device: &Device,
     progress: &mut OnProgress<'_>,
 ) -> Result<Dequantized> {
@@ -102,7 +108,7 @@ pub fn dequantize(
     let left: HashSet<_> = logical.iter().map(|tensor| tensor.stored().name).collect();
     let scales = checkpoint.tensors().map(|tensor| tensor.name).filter(|name| !left.contains(name)).collect();
     let dtype = dtype.or_else(|| configured_dtype(checkpoint)).unwrap_or(Dtype::Bf16);
-    let work = Dequantizer { checkpoint, dtype, packed, scaled, scales };
+    let work = Dequantizer { checkpoint, dtype, non_finite, packed, scaled, scales };
     let (tensors, skipped) = rewrite(checkpoint, out, &work, device, progress)?;
     let mut dequantized = Dequantized {
         dtype,
@@ -110,6 +116,7 @@ pub fn dequantize(
         dequantized: Sums::default(),
         copied: Sums::default(),
         nan_scales: 0,
+        report: Report::default(),
         skipped,
         compute_seconds: Busy::seconds(tensors.iter().flat_map(|done| done.busy.iter().copied())),
         seconds: start.elapsed().as_secs_f64(),
@@ -118,6 +125,7 @@ pub fn dequantize(
         dequantized.dequantized = dequantized.dequantized.with(done.dequantized);
         dequantized.copied = dequantized.copied.with(done.copied);
         dequantized.nan_scales += done.nan_scales;
+        dequantized.report += done.report;
     }
     Ok(dequantized)
 }
@@ -137,6 +145,7 @@ fn configured_dtype(checkpoint: &Checkpoint) -> Option<Dtype> {
 struct Dequantizer<'a> {
     checkpoint: &'a Checkpoint,
     dtype: Dtype,
+    non_finite: NonFinite,
     /// The quantized tensors, by the name of the codes.
     packed: HashMap<&'a str, &'a Packed<'a>>,
     /// The tensors of codes under scales.
@@ -151,21 +160,29 @@ struct Done {
     dequantized: Sums,
     copied: Sums,
     nan_scales: u64,
+    report: Report,
     busy: Vec<Busy>,
 }
 
 /// Dequantizes a tensor and writes its values, band by band.
-fn write_packed<T: Element>(packed: &Packed<'_>, device: &Device, sink: &Sink<'_>) -> Result<Done> {
+fn write_packed<T: Element>(
+    packed: &Packed<'_>,
+    non_finite: NonFinite,
+    device: &Device,
+    sink: &Sink<'_>,
+) -> Result<Done> {
     let mut done = Done::default();
-    let mut written = 0;
+    let (mut written, cols) = (0, packed.shape.last().copied().unwrap_or(1));
     for band in packed.bands()? {
-        let from = Instant::now();
-        let values: Vec<T> = packed.values_in(band, device)?;
+        let (from, first) = (Instant::now(), band.start);
+        let mut values: Vec<T> = packed.values_in(band, device)?;
+        done.report += replace(&mut values, first, cols, non_finite);
         done.busy.push(Busy { from, until: Instant::now() });
         let values: &[u8] = bytemuck::cast_slice(&values);
         written += values.len() as u64;
         sink.append(packed.name, values)?;
     }
+    check::<T>(&packed.codes, packed.name, &done.report, non_finite, false)?;
     for blocks in packed.each_blocks() {
         let nan_scales = blocks.scales.iter().filter(|scale| packed.format.is_nan_scale(**scale));
         done.nan_scales += nan_scales.count() as u64;
@@ -184,10 +201,12 @@ impl Dequantizer<'_> {
     ) -> Result<Done> {
         let mut done = Done::default();
         if let Some(packed) = self.packed.get(tensor.name) {
-            return write_packed::<T>(packed, device, sink);
+            return write_packed::<T>(packed, self.non_finite, device, sink);
         } else if let Some(scaled) = self.scaled.get(tensor.name) {
             let from = Instant::now();
-            let bytes_after = write_values::<T>(scaled, sink)?;
+            let (bytes_after, report) = write_values::<T>(scaled, self.non_finite, sink)?;
+            check::<T>(scaled, scaled.name, &report, self.non_finite, false)?;
+            done.report = report;
             done.busy.push(Busy { from, until: Instant::now() });
             done.dequantized.add(scaled.elements(), scaled.bytes() as u64, bytes_after);
         } else if !self.scales.contains(tensor.name) {

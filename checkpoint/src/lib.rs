@@ -90,7 +90,6 @@ pub use plan::selection::Selection;
 pub use plan::settings::{GlobalSetting, Settings};
 pub use plan::used_recipe::{Facts, UsedRecipe};
 pub use plan::{Plan, Planned};
-pub use quantize::details::Details;
 pub use quantize::quantize;
 pub use quantize::summary::{Outcome, Plain, Summary, TensorSummary, Totals};
 pub use read::checkpoint::Checkpoint;

@@ -28,7 +28,7 @@ pub(crate) mod used_recipe;
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 
-use microscale::{Format, GlobalScale, Recipe, Search, Words};
+use microscale::{Format, GlobalScale, NonFinite, Recipe, Search, Words};
 use serde_json::{Value, json};
 use xxhash_rust::xxh3::Xxh3;
 
@@ -100,6 +100,8 @@ pub struct Planned<'a> {
     pub bytes_after: u64,
     /// The index in [`Plan::recipes`] of the recipe it is quantized by, if it is.
     pub recipe: usize,
+    /// What its recipe does about values that are not finite, also if it is not quantized.
+    pub(crate) non_finite: NonFinite,
 }
 
 impl<'a> Plan<'a> {
@@ -178,7 +180,8 @@ impl<'a> Plan<'a> {
                 Some(_) => 0,
             };
             let bytes_after = outlines.iter().map(Outline::bytes).sum();
-            tensors.push(Planned { tensor, reason, bytes_after, recipe });
+            let non_finite = treatment.recipe.non_finite;
+            tensors.push(Planned { tensor, reason, bytes_after, recipe, non_finite });
         }
         let (treatments, order) = treatments.sorted();
         for planned in tensors.iter_mut().filter(|planned| planned.reason.is_none()) {
@@ -348,6 +351,11 @@ impl<'a> Plan<'a> {
         self.places.get(tensor).map(|place| &self.tensors[*place])
     }
 
+    /// The number of a tensor in the list of all.
+    pub(crate) fn place_of(&self, tensor: &str) -> usize {
+        self.places.get(tensor).copied().unwrap_or(self.tensors.len())
+    }
+
     /// The treatment of a tensor, if it is quantized.
     pub(crate) fn of(&self, tensor: &str) -> &Treatment {
         &self.treatments[self.planned(tensor).map_or(0, |planned| planned.recipe)]
@@ -408,7 +416,7 @@ impl<'a> Plan<'a> {
     pub fn to_json(&self) -> Value {
         let recipes = self.recipes();
         let tensors = self.tensors.iter().map(|planned| {
-            let Planned { tensor, reason, bytes_after, recipe } = planned;
+            let Planned { tensor, reason, bytes_after, recipe, .. } = planned;
             let mut json = json!({
                 "name": tensor.name,
                 "file": tensor.file.to_string_lossy(),

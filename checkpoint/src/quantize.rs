@@ -15,11 +15,12 @@ pub(crate) mod summary;
 
 use std::ops::{ControlFlow, Range};
 use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use half::bf16;
 use microscale::device::{Device, Part, QuantizedThere};
-use microscale::{GlobalScale, QuantizedTensor, Recipe, Search, check_search};
+use microscale::{GlobalScale, NonFinite, QuantizedTensor, Recipe, Report, Search, check_search};
 
 use crate::conventions::tiles::Tiles;
 use crate::error::plan::PlanError;
@@ -28,7 +29,7 @@ use crate::gguf::metadata::FileType;
 use crate::names::fused::Fused;
 use crate::plan::{Plan, Planned};
 use crate::quantize::chooser::{Chooser, Sources};
-use crate::quantize::details::Details;
+use crate::quantize::details::{Details, Look};
 use crate::quantize::matrix::Matrix;
 use crate::quantize::source::{Source, Stored};
 use crate::quantize::summary::{Outcome, Plain, Summary, TensorSummary};
@@ -38,6 +39,7 @@ use crate::read::tensor::Tensor;
 use crate::read::values::with_values;
 use crate::reason::Reason;
 use crate::write::busy::Busy;
+use crate::write::narrowed::check;
 use crate::write::others::Skipped;
 use crate::write::outline::{Outline, kept};
 use crate::write::progress::OnProgress;
@@ -71,6 +73,8 @@ pub fn quantize(
 pub(crate) struct Quantizer<'a> {
     plan: &'a Plan<'a>,
     chooser: Chooser<'a>,
+    /// A closer look at the tensors that are done.
+    details: Mutex<Details>,
 }
 
 /// The outcome of a tensor.
@@ -91,7 +95,7 @@ impl<'a> Quantizer<'a> {
         if plan.quantized() == 0 {
             return Err(Error::Plan(PlanError::NothingToQuantize { path: plan.checkpoint().path.clone() }));
         }
-        Ok(Self { plan, chooser: Chooser::new(plan) })
+        Ok(Self { plan, chooser: Chooser::new(plan), details: Mutex::default() })
     }
 
     /// Summarizes the work since `start`.
@@ -112,17 +116,24 @@ impl<'a> Quantizer<'a> {
             seconds: start.elapsed().as_secs_f64(),
             quantize_seconds,
             checked_blocks: self.plan.check_search.then_some(checked_blocks),
+            details: std::mem::take(&mut *self.details()),
         }
     }
 
-    fn copy(tensor: &Tensor<'_>, reason: &Reason, sink: &Sink<'_>) -> Result<Done> {
-        let bytes_after = match (reason, tensor.scaling) {
-            (Reason::InQ8_0(_), _) => write_q8_0(tensor, sink)?,
-            (_, Some(_)) => write_values::<bf16>(tensor, sink)?,
-            (_, None) => sink.copy(tensor)?.bytes_after,
+    fn details(&self) -> MutexGuard<'_, Details> {
+        // A panic of a worker ends the whole operation.
+        self.details.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn copy(tensor: &Tensor<'_>, reason: &Reason, non_finite: NonFinite, sink: &Sink<'_>) -> Result<Done> {
+        let (bytes_after, report) = match (reason, tensor.scaling) {
+            (Reason::InQ8_0(_), _) => (write_q8_0(tensor, sink)?, Report::default()),
+            (_, Some(_)) => write_values::<bf16>(tensor, non_finite, sink)?,
+            (_, None) => (sink.copy(tensor)?.bytes_after, Report::default()),
         };
+        check::<bf16>(tensor, tensor.name, &report, non_finite, true)?;
         let outcome = Outcome::Copied(reason.clone());
-        let summary = Some(TensorSummary::new(tensor, bytes_after, outcome));
+        let summary = Some(TensorSummary { report, ..TensorSummary::new(tensor, bytes_after, outcome) });
         Ok(Done { summary, ..Done::default() })
     }
 
@@ -168,8 +179,10 @@ impl<'a> Quantizer<'a> {
             global_scale: stored.global_scale,
             seconds: Busy::seconds(busy.iter().copied()),
             plain,
-            details: written.details,
         };
+        if let Some((look, most)) = written.look.zip(self.plan.worst_blocks) {
+            self.details().add(self.plan.place_of(tensor.name), tensor.name, look, most);
+        }
         let recipe = self.plan.number_of(tensor.name);
         let summary = TensorSummary { recipe, ..TensorSummary::new(tensor, bytes_after, outcome) };
         Ok(Done { summary: Some(summary), checked_blocks: written.checked_blocks, busy })
@@ -196,10 +209,10 @@ impl<'a> Quantizer<'a> {
             written.checked_blocks += self.check(tensor, recipe, rows.clone(), &quantized)?;
         }
         if let Some(most) = plan.worst_blocks {
-            let details = Details::of(tensor, storage, rows.clone(), &quantized, most)?;
-            match &mut written.details {
-                None => written.details = Some(Box::new(details)),
-                Some(earlier) => earlier.add(details, most),
+            let look = Look::of(tensor, storage, rows.clone(), &quantized, most)?;
+            match &mut written.look {
+                None => written.look = Some(look),
+                Some(earlier) => earlier.add(look, most),
             }
         }
         storage.check_scales(tensor, quantized.scales(), rows.start * quantized.blocks_per_row())?;
@@ -279,7 +292,7 @@ impl<'a> Quantizer<'a> {
 struct Written {
     bytes: u64,
     checked_blocks: u64,
-    details: Option<Box<Details>>,
+    look: Option<Look>,
     /// All scales, where they are written as a whole.
     tiles: Option<Tiles>,
 }
@@ -329,7 +342,9 @@ impl Rewrite for Quantizer<'_> {
         let sources = sources.collect::<Result<Sources<'_>>>()?;
         let done = tensors.iter().map(|tensor| match self.plan.planned(tensor.name) {
             None => Ok(Done::default()),
-            Some(Planned { tensor, reason: Some(reason), .. }) => Self::copy(tensor, reason, sink),
+            Some(Planned { tensor, reason: Some(reason), non_finite, .. }) => {
+                Self::copy(tensor, reason, *non_finite, sink)
+            }
             Some(Planned { tensor, .. }) => self.quantize(tensor, &sources, device, sink),
         });
         done.collect()

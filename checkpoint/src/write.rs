@@ -9,7 +9,7 @@
 //! | `outline` | the outline of a tensor of the output |
 //! | `file_name`, `temporary` | names made of names; temporary directories, and those that were left behind |
 //! | `machine` | the machine that a lock belongs to |
-//! | `values` | a tensor's values in another dtype |
+//! | `values`, `narrowed` | a tensor's values in another dtype; values that the dtype has no finite number for |
 //! | `others` | the files that are not weights |
 //! | `place`, `output` | what a path leads to, and whether it may be written; the output until it is complete |
 //! | `replacement` | replacing a single file, by one that is complete |
@@ -20,6 +20,7 @@ pub(crate) mod busy;
 pub(crate) mod file_name;
 pub(crate) mod gguf;
 pub(crate) mod machine;
+pub(crate) mod narrowed;
 pub(crate) mod others;
 pub(crate) mod outline;
 pub(crate) mod output;

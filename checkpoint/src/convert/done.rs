@@ -1,6 +1,7 @@
 //! The outcome of converting a tensor, and the values of codes under scales in bf16.
 
 use half::bf16;
+use microscale::NonFinite;
 use rayon::prelude::*;
 
 use crate::convert::requantized::Requantized;
@@ -10,6 +11,7 @@ use crate::read::bands::bands;
 use crate::read::tensor::Tensor;
 use crate::read::values::Values;
 use crate::sums::Sums;
+use crate::write::narrowed::check;
 use crate::write::values::write_values;
 use crate::write::writer::Sink;
 
@@ -30,7 +32,9 @@ pub(crate) const BF16: &str = "bf16";
 
 /// Writes the values of codes of eight bits in bf16, and makes sure that they are the same, or tells what `rounding` them loses.
 pub(crate) fn in_bf16(tensor: &Tensor<'_>, rounding: bool, sink: &Sink<'_>) -> Result<Done> {
-    let bytes_after = write_values::<bf16>(tensor, sink)?;
+    let (bytes_after, report) = write_values::<bf16>(tensor, NonFinite::Error, sink)?;
+    // NaN is the same in both dtypes.
+    check::<bf16>(tensor, tensor.name, &report, NonFinite::Error, false)?;
     let mut rounded = Requantized::new(tensor.name, tensor.dtype, BF16);
     for band in bands(tensor.elements() as usize) {
         let Some(Values::F32(values)) = tensor.values_in(band) else { continue };

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use microscale::{Format, ScaleLayout, Words};
+use microscale::{Dtype, Format, Position, ScaleLayout, Words};
 
 use crate::dtype::FileDtype;
 use crate::file_convention::FileConvention;
@@ -45,6 +45,29 @@ pub enum ConventionError {
         col: usize,
         /// The value: NaN, an infinity, or one from 8,321,040 on.
         found: f32,
+    },
+
+    /// Values that are not finite in the dtype that they are written in.
+    #[error(
+        "{}: tensor {tensor}: in {}, whose largest number is {most}, {} of its values are infinite and {} are NaN, the first in row {}, \
+         column {}; choose another dtype, or let `quantize` or `dequantize` write them with --non-finite saturate or propagate",
+        .file.display(), .dtype.word(), .infinite, .nan, .first.row, .first.col
+    )]
+    NotFinite {
+        /// The input.
+        file: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// The dtype.
+        dtype: Dtype,
+        /// Its largest number.
+        most: f32,
+        /// The first value that is not finite.
+        first: Position,
+        /// The tensor's infinite values.
+        infinite: u64,
+        /// The tensor's NaN.
+        nan: u64,
     },
 
     /// A block scale that the output cannot hold.

@@ -79,6 +79,7 @@ fn of_convention(error: &ConventionError) -> Place<'_> {
         ConventionError::Unheld { file, tensor, .. }
         | ConventionError::Packed { file, tensor, .. }
         | ConventionError::NotConverted { file, tensor, .. }
+        | ConventionError::NotFinite { file, tensor, .. }
         | ConventionError::NotInQ8_0 { file, tensor, .. }
         | ConventionError::NotHeld { file, tensor, .. }
         | ConventionError::NotExact { file, tensor, .. }
@@ -120,8 +121,8 @@ fn of_given(error: &GivenError) -> Place<'_> {
         GivenError::InputScaleNumber { tensor, .. } | GivenError::InputScaleUnheld { tensor } => {
             (None, Some(tensor))
         }
-        GivenError::ImportanceUnused => (None, None),
         GivenError::InputScaleRepeated { file, .. } => (Some(file), None),
+        GivenError::ImportanceUnused => (None, None),
     }
 }
 

@@ -1,9 +1,9 @@
 //! A closer look at the tensors of a checkpoint while it is quantized, and only if that is wanted: it takes
-//! another pass over the values.
+//! another pass over the values. Its memory does not depend on the number of tensors.
 
 use std::ops::Range;
 
-use microscale::{QuantizedTensor, WorstBlocks};
+use microscale::{BlockError, QuantizedTensor, WorstBlocks};
 
 use crate::conventions::storage::Storage;
 use crate::error::Result;
@@ -14,16 +14,14 @@ use crate::read::tensor::Tensor;
 use crate::read::values::with_values;
 
 /// A closer look at a tensor that was quantized.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct Details {
+pub(crate) struct Look {
     /// Counts of each scale byte and each code.
-    pub histogram: Histogram,
+    histogram: Histogram,
     /// The blocks that lost most. Rows are those of the matrix that is stored.
-    pub worst: WorstBlocks,
+    worst: WorstBlocks,
 }
 
-impl Details {
+impl Look {
     /// Looks at some rows of a tensor.
     pub(crate) fn of(
         tensor: &Tensor<'_>,
@@ -44,5 +42,55 @@ impl Details {
     pub(crate) fn add(&mut self, later: Self, worst_blocks: usize) {
         self.histogram.add(&later.histogram);
         self.worst.add(later.worst, 0, worst_blocks);
+    }
+}
+
+/// A closer look at all tensors: their sums, and the worst blocks of all.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Details {
+    /// The counts of each format, with the first tensor of the format.
+    histograms: Vec<(usize, Histogram)>,
+    /// The worst blocks by the squared error as a share of the block's energy, and by the squared error.
+    pub(crate) relative: Vec<WorstBlock>,
+    pub(crate) absolute: Vec<WorstBlock>,
+}
+
+/// A block, and the tensor that it is in.
+#[derive(Clone, Debug)]
+pub(crate) struct WorstBlock {
+    number: usize,
+    pub(crate) tensor: String,
+    pub(crate) block: BlockError,
+}
+
+impl Details {
+    /// Takes in a tensor by its number in the checkpoint. The result does not depend on the order of the tensors.
+    pub(crate) fn add(&mut self, number: usize, tensor: &str, look: Look, most: usize) {
+        let Look { histogram, worst } = look;
+        match self.histograms.iter_mut().find(|(_, sum)| sum.format == histogram.format) {
+            Some((first, sum)) => {
+                *first = number.min(*first);
+                sum.add(&histogram);
+            }
+            None => self.histograms.push((number, histogram)),
+        }
+        let of = |block| WorstBlock { number, tensor: tensor.into(), block };
+        let kinds: [(_, _, fn(&BlockError) -> f64); 2] = [
+            (&mut self.relative, worst.relative, BlockError::relative),
+            (&mut self.absolute, worst.absolute, |block| block.squared_error),
+        ];
+        for (worst, blocks, by) in kinds {
+            worst.extend(blocks.into_iter().map(of));
+            // Stable: of equal blocks the first tensor's come first, in their order.
+            worst.sort_by(|a, b| by(&b.block).total_cmp(&by(&a.block)).then(a.number.cmp(&b.number)));
+            worst.truncate(most);
+        }
+    }
+
+    /// The counts of each format, in the order of the tensors.
+    pub(crate) fn histograms(&self) -> Vec<Histogram> {
+        let mut sums: Vec<_> = self.histograms.iter().collect();
+        sums.sort_by_key(|(first, _)| *first);
+        sums.into_iter().map(|(_, sum)| sum.clone()).collect()
     }
 }

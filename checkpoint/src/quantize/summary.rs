@@ -1,14 +1,16 @@
 //! The summary of quantizing a checkpoint: for every tensor, and in total.
 
 use std::path::PathBuf;
+use std::{fmt, io};
 
-use microscale::{BlockError, ErrorStats, Format, GlobalScale, Report, Words, WorstBlocks};
-use serde_json::{Value, json};
+use microscale::{BlockError, ErrorStats, Format, GlobalScale, Report, Words};
+use serde::ser::{Serialize, SerializeMap, Serializer};
+use serde_json::{Map, Value, json};
 
 use crate::dtype::FileDtype;
 use crate::histogram::Histogram;
 use crate::plan::used_recipe::{UsedRecipe, by_format, recipes_to_json};
-use crate::quantize::details::Details;
+use crate::quantize::details::{Details, WorstBlock};
 use crate::read::tensor::Tensor;
 use crate::reason::Reason;
 use crate::sums::Sums;
@@ -32,6 +34,8 @@ pub struct Summary {
     pub quantize_seconds: f64,
     /// Blocks whose scales were compared with all others, if that was wanted.
     pub checked_blocks: Option<u64>,
+    /// A closer look at all tensors; empty unless the plan collects details.
+    pub(crate) details: Details,
 }
 
 /// The outcome of one tensor.
@@ -54,6 +58,8 @@ pub struct TensorSummary {
     pub bytes_after: u64,
     /// The index among the summary's recipes of the one it was quantized by, if it was and there are several.
     pub recipe: Option<usize>,
+    /// Counts of values that are not finite, of codes under scales that stay out of four bits.
+    pub report: Report,
     /// The outcome.
     pub outcome: Outcome,
 }
@@ -79,8 +85,6 @@ pub enum Outcome {
         seconds: f64,
         /// The figures that plain scales would have given; `None` unless scales were searched.
         plain: Option<Plain>,
-        /// A closer look; `None` unless the plan collects details.
-        details: Option<Box<Details>>,
     },
 }
 
@@ -129,6 +133,7 @@ impl TensorSummary {
             bytes_before: tensor.bytes() as u64,
             bytes_after,
             recipe: None,
+            report: Report::default(),
             outcome,
         }
     }
@@ -148,6 +153,7 @@ impl Summary {
         let mut totals = Totals { seconds: self.quantize_seconds, ..Totals::default() };
         let (mut plain_errors, mut searched) = (ErrorStats::default(), false);
         for tensor in &self.tensors {
+            totals.report += tensor.report;
             let sums = match &tensor.outcome {
                 Outcome::Copied(_) => &mut totals.copied,
                 Outcome::Quantized { format, report, errors, global_scale, plain, .. } => {
@@ -183,6 +189,19 @@ impl Summary {
     /// All of it as JSON. Figures that are not finite are null: the SQNR of a perfect copy, or any of a tensor of
     /// which every value was left out.
     pub fn to_json(&self) -> Value {
+        serde_json::to_value(self).unwrap_or_default()
+    }
+
+    /// Writes the text of [`Self::to_json`], indented, in memory that does not depend on the number of tensors.
+    ///
+    /// # Errors
+    /// The errors of `to`.
+    pub fn write_json(&self, to: &mut dyn fmt::Write) -> fmt::Result {
+        serde_json::to_writer_pretty(Text(to), self).map_err(|_| fmt::Error)
+    }
+
+    /// The members of the JSON, but for the tensors.
+    fn members(&self) -> Map<String, Value> {
         let totals = self.totals();
         let mut json = recipes_to_json(&self.recipes);
         let figures = json!({
@@ -194,7 +213,7 @@ impl Summary {
             "copied": totals.copied.to_json(),
             "total": totals.quantized.with(totals.copied).to_json(),
             "loss": loss_to_json(&totals.report, &totals.errors, totals.plain.as_ref()),
-            "tensors": self.tensors.iter().map(TensorSummary::to_json).collect::<Vec<_>>(),
+            TENSORS: null,
             "skipped": self.skipped.iter().map(|skipped| {
                 json!({ "path": skipped.path.to_string_lossy(), "why": skipped.why })
             }).collect::<Vec<_>>(),
@@ -205,7 +224,47 @@ impl Summary {
         if let Some(blocks) = self.checked_blocks {
             json.insert("checked_blocks".into(), blocks.into());
         }
-        json.into()
+        json
+    }
+}
+
+/// The member of the JSON that lists the tensors.
+const TENSORS: &str = "tensors";
+
+impl Serialize for Summary {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        let mut map = to.serialize_map(None)?;
+        for (key, value) in self.members() {
+            match key.as_str() {
+                TENSORS => map.serialize_entry(TENSORS, &Tensors(&self.tensors))?,
+                _ => map.serialize_entry(&key, &value)?,
+            }
+        }
+        map.end()
+    }
+}
+
+/// Tensors whose JSON is made one by one.
+struct Tensors<'a>(&'a [TensorSummary]);
+
+impl Serialize for Tensors<'_> {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_seq(self.0.iter().map(TensorSummary::to_json))
+    }
+}
+
+/// Takes bytes of text.
+struct Text<'a>(&'a mut dyn fmt::Write);
+
+impl io::Write for Text<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let text = str::from_utf8(bytes).map_err(io::Error::other)?;
+        self.0.write_str(text).map_err(io::Error::other)?;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 
@@ -221,7 +280,13 @@ impl TensorSummary {
             "bytes_after": self.bytes_after,
         });
         match &self.outcome {
-            Outcome::Copied(reason) => json["copied"] = reason.to_string().into(),
+            Outcome::Copied(reason) => {
+                json["copied"] = reason.to_string().into();
+                if self.report.first_non_finite.is_some() {
+                    json["nan"] = self.report.nan.into();
+                    json["infinite"] = self.report.infinite.into();
+                }
+            }
             Outcome::Quantized { format, report, errors, global_scale, seconds, plain, .. } => {
                 json["copied"] = Value::Null;
                 json["format"] = format.word().into();
@@ -243,48 +308,27 @@ impl Summary {
     /// Counts of each scale byte and each code in all tensors of a format, for each format; empty unless
     /// details were collected.
     pub fn histograms(&self) -> Vec<Histogram> {
-        let mut sums: Vec<Histogram> = Vec::new();
-        for (_, Details { histogram, .. }) in self.details() {
-            match sums.iter_mut().find(|sum| sum.format == histogram.format) {
-                Some(sum) => sum.add(histogram),
-                None => sums.push(histogram.clone()),
-            }
-        }
-        sums
+        self.details.histograms()
     }
 
     /// The worst blocks of all tensors, `most` at most, each with its tensor: by the squared error as a share
     /// of the block's energy.
     pub fn worst_relative(&self, most: usize) -> Vec<(&TensorSummary, &BlockError)> {
-        self.worst(most, |worst| &worst.relative, BlockError::relative)
+        self.worst(most, &self.details.relative)
     }
 
     /// The worst blocks of all tensors, `most` at most, each with its tensor: by the squared error.
     pub fn worst_absolute(&self, most: usize) -> Vec<(&TensorSummary, &BlockError)> {
-        self.worst(most, |worst| &worst.absolute, |block| block.squared_error)
+        self.worst(most, &self.details.absolute)
     }
 
-    fn worst(
-        &self,
+    fn worst<'s>(
+        &'s self,
         most: usize,
-        of: fn(&WorstBlocks) -> &[BlockError],
-        by: fn(&BlockError) -> f64,
-    ) -> Vec<(&TensorSummary, &BlockError)> {
-        let blocks = self
-            .details()
-            .flat_map(|(tensor, details)| of(&details.worst).iter().map(move |block| (tensor, block)));
-        let mut blocks: Vec<_> = blocks.collect();
-        // Stable, so that of equal ones the first tensor's come first.
-        blocks.sort_by(|(_, a), (_, b)| by(b).total_cmp(&by(a)));
-        blocks.truncate(most);
-        blocks
-    }
-
-    fn details(&self) -> impl Iterator<Item = (&TensorSummary, &Details)> {
-        self.tensors.iter().filter_map(|tensor| match &tensor.outcome {
-            Outcome::Quantized { details: Some(details), .. } => Some((tensor, &**details)),
-            _ => None,
-        })
+        blocks: &'s [WorstBlock],
+    ) -> Vec<(&'s TensorSummary, &'s BlockError)> {
+        let of = |name: &str| self.tensors.iter().find(|tensor| tensor.name == name);
+        blocks.iter().take(most).filter_map(|block| Some((of(&block.tensor)?, &block.block))).collect()
     }
 }
 

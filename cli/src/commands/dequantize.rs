@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use anyhow::Result;
-use microscale::{DeviceChoice, Dtype, Words};
-use microscale_checkpoint::{self as checkpoint, remove_unfinished_output};
+use microscale::{DeviceChoice, Dtype, NonFinite, Words};
+use microscale_checkpoint::{self as checkpoint, Dequantized, remove_unfinished_output};
 
 use crate::options::device::device;
 use crate::options::words::words;
@@ -23,6 +23,10 @@ pub(crate) struct Args {
     /// The dtype of the values; the one that config.json names if not given, or else bf16
     #[arg(long, value_parser = words::<Dtype>())]
     dtype: Option<Dtype>,
+    /// What to do about values beyond the dtype's largest number: refuse them (error), make them infinite (propagate), or clamp
+    /// them (saturate, which also makes NaN 0)
+    #[arg(long, default_value = "error", value_parser = words::<NonFinite>())]
+    non_finite: NonFinite,
     /// auto, cpu, cuda:N or cuda:all
     #[arg(long, default_value = "auto")]
     device: DeviceChoice,
@@ -38,7 +42,8 @@ pub(crate) fn run(args: Args) -> Result<()> {
     args.others.tell(&checkpoint)?;
     let mut bar = Bar::new("dequantizing");
     let mut update = |progress: checkpoint::Progress<'_>| bar.update(progress);
-    let done = checkpoint::dequantize(&checkpoint, &args.out, args.dtype, &device, &mut update)?;
+    let Args { out, dtype, non_finite, .. } = &args;
+    let done = checkpoint::dequantize(&checkpoint, out, *dtype, *non_finite, &device, &mut update)?;
     drop(bar);
 
     let mut rows = table(&["", ">tensors", ">elements", ">before", ">after"]);
@@ -50,9 +55,28 @@ pub(crate) fn run(args: Args) -> Result<()> {
     if done.nan_scales > 0 {
         text += &format!("\n{} blocks have a NaN scale: all their values are NaN\n", count(done.nan_scales));
     }
+    text += &non_finite_text(&done, args.non_finite);
     text += &skipped_text(&done.skipped);
     let (compute, whole) = (seconds(done.compute_seconds), seconds(done.seconds));
     text += &format!("\ndtype   {}\ndevice  {}\n", done.dtype.word(), done.device);
     text += &format!("time    {compute} dequantizing, {whole} in all\noutput  {}", args.out.display());
     after(args.out.display(), print(text))
+}
+
+/// The counts of values that are not finite, and the values written in their place.
+fn non_finite_text(done: &Dequantized, policy: NonFinite) -> String {
+    let saturated = policy == NonFinite::Saturate;
+    let (dtype, infinite) = (done.dtype.word(), if saturated { "the largest number" } else { "infinite" });
+    let counts = [
+        (
+            done.report.infinite,
+            format!("values are beyond {dtype}'s largest number, and were written as {infinite}"),
+        ),
+        (
+            done.report.nan,
+            format!("values are NaN, and were written as {}", if saturated { "0" } else { "NaN" }),
+        ),
+    ];
+    let counts = counts.iter().filter(|(values, _)| *values > 0);
+    counts.map(|(values, what)| format!("\n{} {what}\n", count(*values))).collect()
 }

@@ -1,6 +1,7 @@
 //! `microscale quantize`: quantizes a checkpoint, as a whole or a part of it, or shows the plan.
 
 use std::collections::HashMap;
+use std::fmt::{self, Display, Formatter};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -130,7 +131,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
     args.look_around(&checkpoint)?;
     let json = args.json.as_deref().map(Pending::create).transpose()?;
     let report = args.report.as_deref().map(Pending::create).transpose()?;
-    let (facts, complete) = match &args.out {
+    let (facts, complete): ((Box<dyn Display>, String), _) = match &args.out {
         Some(out) if !args.dry_run => {
             let (device, started) = (device(args.device)?, SystemTime::now());
             let mut bar = Bar::new("quantizing");
@@ -153,9 +154,10 @@ pub(crate) fn run(args: Args) -> Result<()> {
                 after(&complete, report.finish(html))?;
             }
             let text = summary_text(&summary, out) + &notes_text(&plan) + &note;
-            ((summary.to_json(), text), Some(complete))
+            ((Box::new(Json(summary)), text), Some(complete))
         }
-        _ => ((plan.to_json(), plan_text(&plan)), None),
+        _ if json.is_some() => ((Box::new(plan.to_json()), plan_text(&plan)), None),
+        _ => ((Box::new(""), plan_text(&plan)), None),
     };
     let tell = || {
         if let Some(json) = json {
@@ -166,6 +168,15 @@ pub(crate) fn run(args: Args) -> Result<()> {
     match complete {
         Some(complete) => after(complete, tell()),
         None => tell(),
+    }
+}
+
+/// The text of a summary's JSON, which is never in memory as a whole.
+struct Json(Summary);
+
+impl Display for Json {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        self.0.write_json(f)
     }
 }
 

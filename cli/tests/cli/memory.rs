@@ -135,3 +135,37 @@ fn memory_that_cannot_be_had_is_refused_before_anything_is_written() {
     Run::new(limited).fails_with(&["in.safetensors: tensor a.weight needs 1280 MiB of memory", "ulimit -v"]);
     assert_eq!(scratch.contents().into_keys().collect::<Vec<_>>(), before, "nothing is left");
 }
+
+/// Writes a model of many small tensors: experts of 90 layers.
+fn many(path: &Path) {
+    let (values, bytes) = (noise(16 * 32), 2 * 16 * 32);
+    let data: Vec<u8> = values.iter().flat_map(|value| bf16::from_f32(*value).to_le_bytes()).collect();
+    let names = (0..90 * 256).flat_map(|expert| {
+        let (layer, expert) = (expert / 256, expert % 256);
+        ["gate_proj", "up_proj", "down_proj"]
+            .map(|part| format!("model.layers.{layer}.mlp.experts.{expert}.{part}.weight"))
+    });
+    let entries = names.enumerate().map(|(number, name)| {
+        let (start, end) = (number * bytes, (number + 1) * bytes);
+        format!("\"{name}\":{{\"dtype\":\"BF16\",\"shape\":[16,32],\"data_offsets\":[{start},{end}]}}")
+    });
+    let text = format!("{{{}}}", entries.collect::<Vec<_>>().join(","));
+    let mut file = File::create(path).unwrap();
+    file.write_all(&(text.len() as u64).to_le_bytes()).unwrap();
+    file.write_all(text.as_bytes()).unwrap();
+    (0..90 * 256 * 3).for_each(|_| file.write_all(&data).unwrap());
+}
+
+#[test]
+#[ignore = "quantizes 69,120 tensors: .ci/long does it, or cargo test-all"]
+fn many_tensors_stay_within_the_memory_of_one() {
+    let scratch = Scratch::new();
+    let (input, out) = (scratch.path("in.safetensors"), scratch.path("out.safetensors"));
+    many(&input);
+    let (json, report) = (scratch.path("facts.json"), scratch.path("report.html"));
+    let quantize: [Arg<'_>; 10] =
+        [&"quantize", &input, &"--format", &"nvfp4", &"--out", &out, &"--json", &json, &"--report", &report];
+    within(&[&input], &quantize[..6]);
+    fs::remove_file(&out).unwrap();
+    within(&[&input], &quantize);
+}

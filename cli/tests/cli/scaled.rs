@@ -420,3 +420,121 @@ fn formats_of_four_bits_are_still_quantized_already() {
     quantize(&scratch, &scratch.path("Q"), "AGAIN", &[])
         .fails_with(&["compressed-tensors", "quantized already"]);
 }
+
+#[test]
+fn two_tensors_of_scales_for_one_of_codes_are_refused_by_both_names() {
+    let scratch = Scratch::new();
+    let codes: TensorData = ("a.weight", Dtype::F8_E4M3, vec![16, 32], vec![0x38; 512]);
+    let scale = |name| -> TensorData { (name, Dtype::F32, vec![1], floats(&[0.5])) };
+    for [first, second] in [
+        ["a.weight_scale_inv", "a.weight_scale"],
+        ["a.weight_scale_inv", "a.scale"],
+        ["a.weight_scale", "a.scale"],
+    ] {
+        scratch.write_tensors("in.safetensors", &[codes.clone(), scale(first), scale(second)]);
+        let input = scratch.path("in.safetensors");
+        let parts = ["a.weight", first, second, "remove one"];
+        quantize(&scratch, &input, "OUT.safetensors", &[]).fails_with(&parts);
+        run(&[&"dequantize", &input, &"--out", &scratch.path("OUT.safetensors")]).fails_with(&parts);
+    }
+}
+
+/// A matrix of FP8 that becomes infinite in bf16 at row 1, column 2, and NaN at row 3, column 4.
+fn beyond_bf16(scratch: &Scratch) -> PathBuf {
+    let mut codes = vec![0x38; 16 * 64];
+    (codes[64 + 2], codes[3 * 64 + 4]) = (0x7E, 0xFF);
+    let fc = floats(&noise(16 * 64));
+    scratch.write_tensors(
+        "in.safetensors",
+        &[
+            ("fc.weight", Dtype::F32, vec![16, 64], fc),
+            ("lm_head.weight", Dtype::F8_E4M3, vec![16, 64], codes),
+            ("lm_head.weight_scale", Dtype::F32, vec![1], floats(&[1e36])),
+        ],
+    );
+    scratch.path("in.safetensors")
+}
+
+#[test]
+fn codes_that_stay_and_are_not_finite_in_bf16_follow_the_policy_and_are_counted() {
+    let scratch = Scratch::new();
+    let input = beyond_bf16(&scratch);
+    let refused =
+        ["lm_head.weight", "1 of its values are infinite and 1 are NaN", "row 1, column 2", "--non-finite"];
+    quantize(&scratch, &input, "OUT.safetensors", &["--format", "nvfp4"]).fails_with(&refused);
+    let json = scratch.path("facts.json");
+    let report = scratch.path("report.html");
+    for (policy, infinite, nan) in
+        [("propagate", f32::INFINITY, f32::NAN), ("saturate", bf16::MAX.to_f32(), 0.0)]
+    {
+        let out = format!("{policy}.safetensors");
+        let files = ["--json", json.to_str().unwrap(), "--report", report.to_str().unwrap()];
+        let options = [&["--format", "nvfp4", "--non-finite", policy][..], &files].concat();
+        let text = quantize(&scratch, &input, &out, &options).ok();
+        let counts =
+            |what: &str| text.lines().any(|line| line.contains(what) && line.trim_end().ends_with('1'));
+        assert!(counts("NaN") && counts("infinities"), "{text}");
+        let facts = read_json(json.clone());
+        assert_eq!((&facts["loss"]["nan"], &facts["loss"]["infinite"]), (&json!(1), &json!(1)));
+        let tensors_of = facts["tensors"].as_array().unwrap();
+        let head = tensors_of.iter().find(|tensor| tensor["name"] == "lm_head.weight").unwrap();
+        assert_eq!((&head["nan"], &head["infinite"]), (&json!(1), &json!(1)));
+        assert!(std::fs::read_to_string(&report).unwrap().contains("infinite elements"));
+        let values = super::bf16s(&tensors(&scratch.path(&out))["lm_head.weight"].2);
+        let found = [values[64 + 2], values[3 * 64 + 4]].map(bf16::to_f32);
+        assert!(found[0] == infinite && (found[1] == nan || found[1].is_nan() && nan.is_nan()), "{found:?}");
+        assert_eq!(values.iter().filter(|value| **value == bf16::from_f32(1e36)).count(), 16 * 64 - 2);
+    }
+}
+
+#[test]
+fn dequantized_values_beyond_the_dtype_follow_the_policy_and_are_counted() {
+    let scratch = Scratch::new();
+    let values: Vec<f32> = noise(16 * 64).iter().map(|value| value * 1e5).collect();
+    scratch.write_tensors("f32.safetensors", &[("a.weight", Dtype::F32, vec![16, 64], floats(&values))]);
+    let fp8: [TensorData; 2] = [
+        (
+            "a.weight",
+            Dtype::F8_E4M3,
+            vec![16, 64],
+            (0..16 * 64).map(|i| [0x7E, 0x38, 0xFE, 0][i % 4]).collect(),
+        ),
+        ("a.weight_scale", Dtype::F32, vec![1], floats(&[1e3])),
+    ];
+    scratch.write_tensors("fp8.safetensors", &fp8);
+    for format in ["mxfp4", "nvfp4", "mxfp8-e4m3"] {
+        let out = format!("{format}.safetensors");
+        quantize(&scratch, &scratch.path("f32.safetensors"), &out, &["--format", format]).ok();
+    }
+    for name in ["mxfp4", "nvfp4", "mxfp8-e4m3", "fp8"] {
+        let (input, out) = (scratch.path(format!("{name}.safetensors")), scratch.path("OUT.safetensors"));
+        let back = |dtype: &str, policy: Option<&str>| {
+            let _ = std::fs::remove_file(&out);
+            let mut arguments: Vec<Arg<'_>> = vec![&"dequantize", &input, &"--out", &out, &"--dtype", &dtype];
+            arguments.extend(policy.iter().flat_map(|policy| [&"--non-finite" as Arg<'_>, policy]));
+            run(&arguments)
+        };
+        back("f32", None).ok();
+        let exact = tensors(&out)["a.weight"].2.clone();
+        let exact: Vec<f32> = exact.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+        let beyond = exact.iter().filter(|value| value.abs() >= 65520.0).count();
+        let first = exact.iter().position(|value| value.abs() >= 65520.0).unwrap();
+        assert!(beyond > 10 && beyond < exact.len(), "{name}: {beyond}");
+        let place = format!("row {}, column {}", first / 64, first % 64);
+        let refused = ["a.weight", &format!("{beyond} of its values are infinite"), &place, "65504"];
+        back("f16", None).fails_with(&refused);
+        assert!(!out.exists(), "{name}");
+        for (policy, largest) in [("propagate", f32::INFINITY), ("saturate", 65504.0)] {
+            let text = back("f16", Some(policy)).ok();
+            let said = format!("{beyond} values are beyond f16's largest number");
+            assert!(text.contains(&said), "{name}: {text}");
+            let halves = &tensors(&out)["a.weight"].2;
+            let halves = halves.as_chunks().0.iter().map(|bytes| half::f16::from_le_bytes(*bytes).to_f32());
+            for (half, exact) in halves.zip(&exact) {
+                let rounded = half::f16::from_f32(*exact).to_f32();
+                let expected = if rounded.is_infinite() { largest.copysign(*exact) } else { rounded };
+                assert_eq!(half, expected, "{name} {policy} {exact}");
+            }
+        }
+    }
+}

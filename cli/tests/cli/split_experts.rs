@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 
 use half::bf16;
-use microscale::Device;
+use microscale::{Device, NonFinite};
 use microscale_checkpoint::{Checkpoint, Progress, dequantize};
 use microscale_test_support::{Arg, Run, Scratch, TensorData, run};
 use safetensors::tensor::Dtype;
@@ -172,7 +172,7 @@ fn operations_of_the_library_transpose_split_experts_that_they_copy() {
     let mut checkpoint = Checkpoint::open(&scratch.path("Q")).unwrap();
     assert_eq!(checkpoint.split_experts().unwrap(), 4);
     let go_on = &mut |_: Progress<'_>| ControlFlow::Continue(());
-    dequantize(&checkpoint, &scratch.path("D"), None, &Device::Cpu, go_on).unwrap();
+    dequantize(&checkpoint, &scratch.path("D"), None, NonFinite::Error, &Device::Cpu, go_on).unwrap();
     let (found, expected) = (all_tensors(&scratch, "D"), all_tensors(&scratch, "ONE"));
     let experts = expected.iter().filter(|(name, _)| name.contains(".experts."));
     let same = experts.map(|(name, tensor)| assert!(found[name] == *tensor, "{name}")).count();

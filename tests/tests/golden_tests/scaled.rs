@@ -2,7 +2,7 @@
 
 use std::ops::ControlFlow;
 
-use microscale::{Device, Dtype};
+use microscale::{Device, Dtype, NonFinite};
 use microscale_checkpoint::{Checkpoint, Difference, Logical, Values, compare, dequantize, logical};
 use microscale_test_support::Scratch;
 use microscale_test_support::golden::{files, folder};
@@ -73,7 +73,9 @@ fn dequantized_files_have_the_same_values() {
         let scratch = Scratch::new();
         let out = scratch.path("out.safetensors");
         let done =
-            dequantize(&checkpoint, &out, Some(Dtype::F32), &Device::Cpu, &mut |_| ControlFlow::Continue(()));
+            dequantize(&checkpoint, &out, Some(Dtype::F32), NonFinite::Propagate, &Device::Cpu, &mut |_| {
+                ControlFlow::Continue(())
+            });
         let expected = expected_values(&checkpoint);
         assert_eq!(done.map(|done| done.dequantized.tensors).expect("values"), expected, "{file}");
         let back = Checkpoint::open(&out).expect("a file of floats");

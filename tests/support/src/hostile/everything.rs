@@ -5,7 +5,7 @@ use std::fs;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
-use microscale::{Convention, Device, Dtype, Format, Recipe};
+use microscale::{Convention, Device, Dtype, Format, NonFinite, Recipe};
 use microscale_checkpoint::{
     self as checkpoint, Checkpoint, Error, FileConvention, Plan, Progress, Result, Selection, convert,
     dequantize, quantize,
@@ -113,7 +113,8 @@ pub(super) fn everything(scratch: &Scratch, input: &Path, ways: Ways) {
     let (files, ..) = HELD[ways / HELD.len() % HELD.len()];
     watched.write(|out| convert(&checkpoint, files, None, out, device, go_on));
     let dtype = [None, Some(Dtype::F32)][ways / HELD.len() / HELD.len() % 2];
-    watched.write(|out| dequantize(&checkpoint, out, dtype, device, go_on));
+    let policy = [NonFinite::Error, NonFinite::Propagate, NonFinite::Saturate][ways % 3];
+    watched.write(|out| dequantize(&checkpoint, out, dtype, policy, device, go_on));
 
     let mut split = checkpoint;
     let made = split.split_experts().map_err(|error| message(&error));
