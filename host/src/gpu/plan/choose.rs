@@ -244,3 +244,103 @@ fn critical_path(config: GemmConfig, gpu: GpuFacts, weights: QuantizedShape, tok
         Mainloop::GemvRagged => None,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use microscale_formats::ScaleLayout;
+    use microscale_kernels_abi::target_for;
+
+    /// An H100 or H200, or a GPU of the same size without `wgmma`.
+    fn gpu(compute_capability: (u32, u32)) -> GpuFacts {
+        let target = target_for(compute_capability).unwrap();
+        GpuFacts { target, sm_count: 132, most_shared: 227 << 10 }
+    }
+
+    fn request(weights: Format, rows: usize, cols: usize, tokens: usize) -> Request {
+        let weights = QuantizedShape { format: weights, rows, cols, scale_layout: ScaleLayout::Linear };
+        Request { weights, tokens, activations: Dtype::Bf16, aligned: true, gemv_only: false }
+    }
+
+    /// For each measured product, the chosen configuration's time over the fastest, minus 1; chosen with the
+    /// times of all shapes, or of the other shapes only.
+    fn excess(times: &Times, gpu: GpuFacts, others_only: bool) -> Vec<f64> {
+        let mut excess = Vec::new();
+        for product in times.products() {
+            let MeasuredProduct { weights, rows, cols, tokens, .. } = *product;
+            let mut known = times.clone();
+            if others_only {
+                known.retain(|of| (of.rows, of.cols) != (rows, cols));
+            }
+            let chosen = choose(&known, gpu, request(weights, rows, cols, tokens));
+            let usable = |config: &GemmConfig| {
+                config.mainloop.traits().targets.contain(gpu.target)
+                    && (config.mainloop.is_gemv() || tokens > GEMV_TOKENS)
+            };
+            let there = || product.configs.iter().filter(|(config, _)| usable(config));
+            let fastest = there().map(|(_, time)| f64::from(*time)).fold(f64::INFINITY, f64::min);
+            let time = there().find(|(config, _)| *config == chosen).map(|(_, time)| f64::from(*time));
+            excess.push(time.unwrap_or(f64::from(Times::KEPT) * fastest) / fastest - 1.0);
+        }
+        excess.sort_by(f64::total_cmp);
+        excess
+    }
+
+    #[test]
+    fn measured_products_get_their_fastest_configuration() {
+        for name in ["NVIDIA H200", "NVIDIA H100 80GB HBM3"] {
+            for compute_capability in [(9, 0), (8, 0)] {
+                let excess = excess(Times::of_gpu(name), gpu(compute_capability), false);
+                assert!(excess.last().is_some_and(|most| *most < 1e-6), "{name}: {excess:?}");
+            }
+        }
+    }
+
+    /// With a shape left out, the choice takes at most 5 % longer than the fastest on average, and at most
+    /// 15 % longer for nine of ten products.
+    #[test]
+    fn products_of_unmeasured_shapes_get_nearly_the_fastest_configuration() {
+        for name in ["NVIDIA H200", "NVIDIA H100 80GB HBM3"] {
+            for compute_capability in [(9, 0), (8, 0)] {
+                let excess = excess(Times::of_gpu(name), gpu(compute_capability), true);
+                let mean = excess.iter().sum::<f64>() / excess.len() as f64;
+                let (most, tenth) = (excess[excess.len() - 1], excess[excess.len() * 9 / 10]);
+                println!("{name}, {compute_capability:?}: mean {mean:.3}, nine of ten {tenth:.3}, most {most:.3}");
+                assert!(mean <= 0.05 && tenth <= 0.15, "{name}, {compute_capability:?}: {mean}, {tenth}");
+            }
+        }
+    }
+
+    #[test]
+    fn configurations_are_of_the_target_and_take_the_operands() {
+        let times = Times::of_gpu("NVIDIA H200");
+        let chosen = |capability, rows, cols, tokens| {
+            choose(times, gpu(capability), request(Format::Nvfp4, rows, cols, tokens))
+        };
+        assert_eq!(chosen((9, 0), 8192, 28672, 64).mainloop, Mainloop::Wgmma);
+        assert_eq!(chosen((8, 0), 8192, 28672, 64).mainloop, Mainloop::Mma);
+        // Up to eight tokens need no workspace.
+        assert!((1..=8).all(|tokens| chosen((9, 0), 8192, 28672, tokens).mainloop.is_gemv()));
+        // Scales of a row that are no whole words, and rows that are no whole chunks.
+        assert_eq!(chosen((9, 0), 512, 4096 + 32, 64).mainloop, Mainloop::GemvPlain);
+        assert_eq!(chosen((9, 0), 512, 4096 + 16, 1).mainloop, Mainloop::GemvRagged);
+        let of = request(Format::Mxfp4, 512, 4096, 1);
+        let unaligned = choose(times, gpu((9, 0)), Request { aligned: false, ..of });
+        assert_eq!((unaligned.mainloop, unaligned.weights), (Mainloop::GemvRagged, Format::Mxfp4));
+        let f16 = choose(times, gpu((9, 0)), Request { activations: Dtype::F16, ..of });
+        assert_eq!((f16.activations, f16.id().is_some()), (Dtype::F16, true));
+    }
+
+    #[test]
+    fn experts_with_few_pairs_get_the_gemv() {
+        let times = Times::of_gpu("NVIDIA H200");
+        let of = request(Format::Nvfp4, 2880, 2880 + 2880 % 64, 0);
+        let chosen = |experts, pairs, packable| {
+            choose_for_experts(times, gpu((9, 0)), of, [experts, pairs, 1], packable)
+        };
+        assert_eq!(chosen(32, 4, true).mainloop, Mainloop::Gemv);
+        assert_eq!(chosen(32, 64, true).mainloop, Mainloop::Wgmma);
+        assert!(chosen(32, 64, false).mainloop.is_gemv());
+        assert!(chosen(32, 4096, true).tile_n >= chosen(32, 64, true).tile_n);
+    }
+}

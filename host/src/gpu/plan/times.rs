@@ -76,6 +76,12 @@ impl Times {
         }
     }
 
+    /// Keeps some of the products.
+    #[cfg(test)]
+    pub(in crate::gpu) fn retain(&mut self, keep: impl FnMut(&MeasuredProduct) -> bool) {
+        self.products.retain(keep);
+    }
+
     /// Reads a table as [`Self::text`] writes it; `None` if a line is not one of a table.
     pub fn read(text: &str) -> Option<Self> {
         let mut times = Self::default();
