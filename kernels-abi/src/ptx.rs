@@ -1,4 +1,5 @@
 //! PTX in files: a folder holds one for a family and target, with the kernels whose text is not that of the target before.
+//! A target may [share](Target::shares_text) a kernel's text even if a build for it would differ.
 //!
 //! Many kernels compile to the same text for several targets, and each text is stored once. [`Ptx::read`] puts a family together
 //! again; only the lines in front ([`Target::head`]) tell the targets apart.
@@ -10,7 +11,8 @@ use std::path::Path;
 use std::string::{String, ToString};
 use std::{fmt, format, io};
 
-use crate::launch::Family;
+use crate::families::kernels;
+use crate::launch::{Family, Kernel};
 use crate::targets::{PtxFile, Target};
 
 /// What each kernel's text starts with in a module.
@@ -48,6 +50,7 @@ impl Ptx {
     }
 
     /// Reads a family's kernels from a folder: those in the target's file, and the others from the target before.
+    /// Leaves out kernels that the target does [not have](Kernel::targets).
     ///
     /// # Errors
     /// If a file cannot be read, its path with the reason. A target that shares all its kernels has no file.
@@ -65,7 +68,7 @@ impl Ptx {
         let mut all = Self { target, ..Self::read(folder, family, before)? };
         all.data.extend(own.data);
         all.entries.extend(own.entries);
-        Ok(all)
+        Ok(all.filtered(|name, _| kernel(name).is_none_or(|kernel| kernel.targets.contain(target))))
     }
 
     /// Reads the kernels of all families, [each](Self::read) from its files.
@@ -93,12 +96,14 @@ impl Ptx {
         self.filtered(|name, _| family.kernels().iter().any(|kernel| kernel.name == name))
     }
 
-    /// The kernels whose text, or what it names outside of it, is not the same in a module for the target before.
+    /// The kernels to store for the target: those that it does not [share](Target::shares_text), and whose text
+    /// or data differs from the same kernel's in a module for the target before.
     #[must_use]
     pub fn without(&self, before: &Self) -> Self {
         self.filtered(|name, entry| {
-            before.entries.get(name).is_none_or(|text| text != entry)
-                || self.named(entry).any(|(name, line)| before.data.get(name) != Some(line))
+            let differs = before.entries.get(name).is_none_or(|text| text != entry)
+                || self.named(entry).any(|(name, line)| before.data.get(name) != Some(line));
+            differs && !kernel(name).is_some_and(|kernel| self.target.shares_text(kernel))
         })
     }
 
@@ -147,6 +152,11 @@ impl fmt::Display for Ptx {
         self.data.values().try_for_each(|line| writeln!(f, "{line}"))?;
         self.entries.values().try_for_each(|entry| write!(f, "\n{entry}"))
     }
+}
+
+/// The row of a kernel in its family's table.
+fn kernel(name: &str) -> Option<&'static Kernel> {
+    kernels().find(|kernel| kernel.name == name)
 }
 
 /// Returns whether a character can be part of a name in PTX.
@@ -209,6 +219,26 @@ mod tests {
         assert_eq!((no_file.entries, no_file.data), (new.entries, new.data));
         let missing = Ptx::read(&folder, Family::Errors, &TARGETS[1]).unwrap_err();
         assert!(missing.to_string().contains("errors.sm_80.ptx"), "{missing}");
+        fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn mma_kernels_are_stored_once_for_targets_without_fp4_conversions() {
+        let name = "nvfp4_gemm_bf16_mma_256x16";
+        let named = |text: &str| text.replace(" b()", &std::format!(" {name}()"));
+        let old = Ptx::parse(&TARGETS[0], &named(OLD));
+        let folder = std::env::temp_dir().join(format!("microscale-mma-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        fs::write(folder.join("gemm.sm_80.ptx"), old.to_string()).unwrap();
+        let read = |target| Ptx::read(&folder, Family::Gemm, target).unwrap();
+        let names = |ptx: Ptx| ptx.names().map(ToOwned::to_owned).collect::<std::vec::Vec<_>>();
+
+        let differs = Ptx::parse(&TARGETS[1], &named(&newer()));
+        assert!(differs.without(&old).is_empty(), "its text is that for sm_80");
+        assert_eq!(read(&TARGETS[1]).kernel(name), old.kernel(name));
+        assert_eq!(names(read(&TARGETS[2])), ["a", "c"], "sm_90a multiplies by wgmma");
+        let fp4 = Ptx::parse(&TARGETS[3], &named(&newer()));
+        assert_eq!(names(fp4.without(&read(&TARGETS[2]))), [name]);
         fs::remove_dir_all(&folder).unwrap();
     }
 

@@ -2,6 +2,7 @@
 
 use core::fmt;
 
+use crate::gemm::mainloop::Targets;
 use crate::launch::{Family, Kernel};
 
 /// A target that the kernels are compiled for.
@@ -120,6 +121,13 @@ impl Target {
         if kernel.resident > 1 && !self.wgmma { 0 } else { kernel.resident }
     }
 
+    /// Returns whether a kernel's text is the one of the target [before](Self::before) even if a build for this
+    /// target differs. The GPUs for which PTX is tuned multiply by `wgmma` where they have it, so `mma` kernels
+    /// need new text only for FP4 conversions.
+    pub fn shares_text(&self, kernel: &Kernel) -> bool {
+        kernel.targets == Targets::WithoutWgmma && !self.hardware_fp4 && self.before().is_some()
+    }
+
     /// The next older target.
     pub fn before(&self) -> Option<&'static Self> {
         let place = TARGETS.iter().position(|target| target.name == self.name)?;
@@ -154,6 +162,18 @@ mod tests {
     fn modules_start_with_their_target() {
         let head = std::format!("{}", TARGETS[0].head());
         assert_eq!(head, ".version 7.4\n.target sm_80\n.address_size 64\n");
+    }
+
+    #[test]
+    fn mma_kernels_share_the_oldest_text_unless_the_target_converts_fp4() {
+        let sharing = |mainloop| {
+            let configs = crate::GemmConfig::all().filter(move |config| config.mainloop == mainloop);
+            let kernels: std::vec::Vec<_> = configs.map(|config| config.id().unwrap().kernel()).collect();
+            TARGETS.map(|target| kernels.iter().all(|kernel| target.shares_text(kernel)))
+        };
+        assert_eq!(sharing(crate::Mainloop::Mma), [false, true, true, false, false]);
+        assert_eq!(sharing(crate::Mainloop::Wgmma), [false; 5]);
+        assert_eq!(sharing(crate::Mainloop::Gemv), [false; 5]);
     }
 
     #[test]

@@ -29,8 +29,7 @@ pub(super) fn read() -> Result<Vec<Ptx>> {
         Ok(Ptx { target, family, file, text, module })
     };
     let of_target = |target| Family::ALL.into_iter().map(move |family| (target, family));
-    let all = TARGETS.iter().flat_map(of_target).filter(|(target, family)| family.is_for(target));
-    all.map(read).collect()
+    TARGETS.iter().flat_map(of_target).map(read).collect()
 }
 
 /// Finds files in `host/ptx/` without an owner, left over from a renamed or removed target or

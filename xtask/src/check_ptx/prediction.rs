@@ -187,6 +187,7 @@ mod tests {
     use super::super::sass::tests::listing;
     use super::*;
     use microscale_kernels_abi::Converts;
+    use microscale_kernels_abi::gemm::mainloop::Targets;
 
     #[test]
     fn occupancy_matches_nvidias_calculator() {
@@ -198,6 +199,7 @@ mod tests {
             shared: 0,
             converts: Converts::Nothing,
             resident: 0,
+            targets: Targets::All,
         };
         for (threads, registers, most, expected) in [
             (128, 32, 64, 1.0),
@@ -225,6 +227,7 @@ mod tests {
             shared: 0,
             converts: Converts::Nothing,
             resident: 0,
+            targets: Targets::All,
         };
         let of = |lines: &str| {
             let code = listing(lines);

@@ -103,6 +103,7 @@ mod tests {
     use super::super::resources::Resources;
     use super::super::sass::tests::listing;
     use super::*;
+    use microscale_kernels_abi::gemm::mainloop::Targets;
     use microscale_kernels_abi::{Converts, Kernel, TARGETS};
 
     const KERNEL: Kernel = Kernel {
@@ -113,6 +114,7 @@ mod tests {
         shared: 0,
         converts: Converts::E2m1,
         resident: 0,
+        targets: Targets::All,
     };
 
     #[test]

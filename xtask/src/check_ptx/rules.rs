@@ -11,12 +11,13 @@ use std::collections::BTreeMap;
 pub(super) fn check(ptx: &[Ptx]) -> Vec<Finding> {
     let findings = ptx.iter().map(|ptx| {
         let file = ptx.file.file_name().unwrap_or_default().to_string_lossy();
-        check_module(&file, &ptx.module, ptx.target, ptx.family.kernels())
+        let kernels = ptx.family.kernels().iter().filter(|kernel| kernel.targets.contain(ptx.target));
+        check_module(&file, &ptx.module, ptx.target, &kernels.collect::<Vec<_>>())
     });
     findings.flatten().collect()
 }
 
-fn check_module(file: &str, module: &Module, target: &Target, kernels: &[Kernel]) -> Vec<Finding> {
+fn check_module(file: &str, module: &Module, target: &Target, kernels: &[&Kernel]) -> Vec<Finding> {
     let at = |line: usize, message: String| Finding { place: format!("{file}:{line}"), message };
     let mut findings: Vec<Finding> = header(module, target).map(|message| at(1, message)).collect();
     findings.extend(entry_set(module, kernels).map(|message| at(1, message)));
@@ -43,10 +44,10 @@ fn header(module: &Module, target: &Target) -> impl Iterator<Item = String> {
     absent.into_iter().map(|directive| format!("`{directive}` is missing"))
 }
 
-/// Checks that a target has exactly the kernels of the family's table.
+/// Checks that a file has exactly the kernels of the family's table that the target has.
 ///
 /// Otherwise a launch would fail on some GPUs only.
-fn entry_set(module: &Module, kernels: &[Kernel]) -> impl Iterator<Item = String> {
+fn entry_set(module: &Module, kernels: &[&Kernel]) -> impl Iterator<Item = String> {
     let has = |name: &str| module.entries.iter().any(|entry| entry.name == name);
     let known = |name: &str| kernels.iter().any(|kernel| kernel.name == name);
     let absent = kernels.iter().map(|k| k.name).filter(|name| !has(name));
@@ -107,6 +108,7 @@ fn missing(entry: &Entry, target: &Target, kernel: &Kernel) -> impl Iterator<Ite
 #[cfg(test)]
 mod tests {
     use super::*;
+    use microscale_kernels_abi::gemm::mainloop::Targets;
     use microscale_kernels_abi::{Converts, TARGETS};
 
     const KERNEL: Kernel = Kernel {
@@ -117,6 +119,7 @@ mod tests {
         shared: 0,
         converts: Converts::E2m1,
         resident: 0,
+        targets: Targets::All,
     };
     const CONVERT: &str = "{ .reg .b8 t; cvt.rn.satfinite.e2m1x2.f32 t, %f1, %f2; mov.b16 %rs1, {t, 0}; }";
 
@@ -128,7 +131,7 @@ mod tests {
 
     fn findings_in(text: &str) -> Vec<String> {
         let target = TARGETS.iter().find(|target| target.name == "sm_120f").unwrap();
-        let found = check_module("f", &Module::parse(text).unwrap(), target, &[KERNEL]);
+        let found = check_module("f", &Module::parse(text).unwrap(), target, &[&KERNEL]);
         found.into_iter().map(|finding| finding.to_string()).collect()
     }
 
