@@ -101,7 +101,8 @@ impl PlannedExperts {
             let (times, facts) = (Times::of_gpu(kernels.gpu_name()), kernels.facts());
             choose_for_experts(times, facts, request, [experts, pairs, rows_each], packable)
         });
-        if !config.mainloop.is_gemv() && !packable {
+        // The schedule that is made on the GPU has no clusters.
+        if !config.mainloop.is_gemv() && !packable || config.cluster > 1 {
             return Err(Error::NoKernel { format: shape.format });
         }
         let rows = pairs * rows_each;

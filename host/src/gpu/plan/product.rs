@@ -59,7 +59,7 @@ impl ProductPlan {
     ///
     /// # Errors
     /// [`Error::Operands`] beyond the kernels' limits, [`Error::NoKernel`] if the configuration does not take
-    /// the weights, and [`Error::Gpu`] for more than a launch covers.
+    /// the weights or is not for the GPU's target, and [`Error::Gpu`] for more than a launch covers.
     pub(in crate::gpu) fn new(
         kernels: &Kernels,
         config: GemmConfig,
@@ -69,7 +69,9 @@ impl ProductPlan {
         experts: Option<ExpertTokenTiles>,
     ) -> Result<Self> {
         let no_kernel = Error::NoKernel { format: weights.format };
-        let kernel = config.id().filter(|_| takes(config, weights, aligned)).ok_or(no_kernel)?;
+        let usable =
+            config.mainloop.traits().targets.contain(kernels.target()) && takes(config, weights, aligned);
+        let kernel = config.id().filter(|_| usable).ok_or(no_kernel)?;
         limited("rows of activations", tokens, TOKEN_LIMIT)?;
         limited_columns(weights)?;
         let too_large =
