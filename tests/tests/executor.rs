@@ -10,6 +10,7 @@ mod executor_tests {
     pub(crate) mod expert_parts;
     pub(crate) mod experts;
     pub(crate) mod gemm;
+    mod gemm_sizes;
     pub(crate) mod mutations;
     pub(crate) mod operations;
     pub(crate) mod products;

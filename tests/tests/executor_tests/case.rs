@@ -221,13 +221,13 @@ unsafe impl Plain for microscale_kernels_abi::MxOptions {}
 // SAFETY: as above.
 unsafe impl Plain for microscale_kernels_abi::gemv::GemvGrid {}
 // SAFETY: as above.
-unsafe impl Plain for microscale_kernels_abi::weights::WeightsGrid {}
+unsafe impl Plain for microscale_kernels_abi::gemm::gemv::PlainParams {}
 // SAFETY: as above.
-unsafe impl Plain for microscale_kernels_abi::weights::PipelinedGrid {}
+unsafe impl Plain for microscale_kernels_abi::gemm::gemv::GemvParams {}
 // SAFETY: as above.
-unsafe impl Plain for microscale_kernels_abi::gemm_grids::ArrangeGrid {}
+unsafe impl Plain for microscale_kernels_abi::gemm::params::PackParams {}
 // SAFETY: as above.
-unsafe impl Plain for microscale_kernels_abi::gemm_grids::GemmGrid {}
+unsafe impl Plain for microscale_kernels_abi::gemm::params::GemmParams {}
 // SAFETY: as above.
 unsafe impl Plain for microscale_kernels_abi::experts::RouteGrid {}
 // SAFETY: as above.

@@ -16,7 +16,7 @@ use super::case::Prepared;
 use super::expert_parts::expert_parts_cases;
 use super::experts::experts_cases;
 use super::gemm::gemm_cases;
-use super::operations::{amax, amax_kernel, baseline, converting, dequantizer, dequantizing, errors};
+use super::operations::{amax, amax_kernel, converting, dequantizer, dequantizing, errors};
 use super::products::{multiplying, product_kernel};
 use super::quantizing::{Access, Input, fits, quantizing};
 use super::weights::weights_cases;
@@ -240,14 +240,6 @@ fn tail_cases<T: Element>(cases: &mut Vec<Case>) {
             let make = move || amax(&values, shape, access);
             push(amax_kernel::<T>(access), shape, Box::new(make));
         }
-        for variant in ["thread_a_block", "warp_a_block"] {
-            let values = values.clone();
-            let make = move || {
-                let recipe = Recipe { non_finite: NonFinite::Propagate, ..Recipe::default() };
-                baseline(&values, shape, &recipe, variant)
-            };
-            push(format!("mxfp4_quantize_{}_{variant}", T::DTYPE.word()), shape, Box::new(make));
-        }
     }
 }
 
@@ -308,14 +300,6 @@ fn other_cases<T: Element>(cases: &mut Vec<Case>) {
                 errors(&values, shape, &back)
             };
             let kernel = format!("errors_{}", T::DTYPE.word());
-            cases.push(Case::new(format!("{kernel} {shape:?}"), kernel, make));
-        }
-        for variant in ["thread_a_block", "warp_a_block"] {
-            let make = move || {
-                let recipe = Recipe { non_finite: NonFinite::Propagate, ..Recipe::default() };
-                baseline(&patterns::<T>(shape.span().unwrap(), true, i as u64), shape, &recipe, variant)
-            };
-            let kernel = format!("mxfp4_quantize_{}_{variant}", T::DTYPE.word());
             cases.push(Case::new(format!("{kernel} {shape:?}"), kernel, make));
         }
     }
@@ -394,11 +378,5 @@ pub(crate) fn cases() -> Vec<Case> {
             cases.push(Case::new(format!("{name} {rows}x{blocks}"), name.into(), make));
         }
     }
-    let make = || {
-        let mut case = Prepared::new();
-        case.step("empty", 1, Vec::new());
-        case
-    };
-    cases.push(Case::new("empty".into(), "empty".into(), make));
     cases
 }

@@ -4,16 +4,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::OnceLock;
 
 use half::bf16;
-use microscale::Format;
+use microscale::{Dtype, Format};
 use microscale_executor::{Approximation, Launch, Module, Schedule, Statistics};
-use microscale_kernels_abi::{TARGETS, Target};
+use microscale_kernels_abi::{GemmConfig, Mainloop, TARGETS, Target};
 use microscale_test_support::operands::Scales;
 use microscale_test_support::weights::Activations;
 use rayon::prelude::*;
 
 use super::case::ptx;
 use super::cases::{Case, cases};
-use super::weights::{Kind, Launched, Product, Weights};
+use super::weights::{Launched, Product, Weights, launch_ahead};
 
 /// Returns the modules of all targets, parsed once.
 pub(crate) fn modules() -> &'static [(&'static str, Module)] {
@@ -66,7 +66,7 @@ fn run(target: &str, module: &Module, cases: &[&Case]) -> BTreeMap<String, Stati
     let launches = launches();
     let of_case = |i: usize| {
         let case = cases[i];
-        let all = case.by_tensor_cores && !case.kernel.contains("_gemm_");
+        let all = case.by_tensor_cores && !case.kernel.contains("mma_");
         let own = if all { &launches[..] } else { &launches[i % 4..][..1] };
         own.iter().map(move |launch| (case, launch))
     };
@@ -153,17 +153,19 @@ fn weights_do_not_depend_on_the_sm_count() {
         7,
     );
     let (_, module) = &modules()[1];
-    for (kind, tiles) in [(Kind::M1, 1), (Kind::M1, 2), (Kind::M1, 4), (Kind::M8, 1), (Kind::M8, 2)] {
-        let results = [1, 2, 5, 100].map(|at_once| {
-            let Launched { case, out } = kind.launch_pipelined(&product, tiles, [2, 4], at_once);
+    let configs = GemmConfig::for_operands(Format::Nvfp4, Dtype::Bf16);
+    for config in configs.filter(|config| config.mainloop == Mainloop::Gemv && config.tile_n <= 8) {
+        let config = config.with_slices(2);
+        let results = [1, 2, 5, 100].map(|room| {
+            let Launched { case, out } = launch_ahead(&product, config, 4, room);
             let thread_blocks = case.steps[0].elements;
             let (memory, _) = case.run(&[module], &Launch::default()).expect("no fault");
             (thread_blocks, memory.bytes(out).expect("results"))
         });
         let [(one, expected), others @ ..] = &results;
-        assert!(others.iter().any(|(thread_blocks, _)| thread_blocks != one), "{kind:?}, {tiles} tiles");
+        assert!(others.iter().any(|(thread_blocks, _)| thread_blocks != one), "{config}");
         for (thread_blocks, found) in others {
-            assert!(found == expected, "{kind:?}, {tiles} tiles: {thread_blocks} thread blocks");
+            assert!(found == expected, "{config}: {thread_blocks} thread blocks");
         }
     }
 }

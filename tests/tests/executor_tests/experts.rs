@@ -4,23 +4,24 @@ use std::mem::offset_of;
 use std::sync::{Arc, LazyLock};
 
 use half::{bf16, f16};
-use microscale::{Activation, Format, Words};
+use microscale::{Activation, Format};
 use microscale_executor::{Argument, Buffer};
-use microscale_kernels_abi::Divider;
 use microscale_kernels_abi::experts::{ExpertTile, Plan, PlanGrid, RouteGrid, Sorted};
-use microscale_kernels_abi::gemm::{COLUMNS, COUNTERS, Edition, ScalePieces, TokenTile};
-use microscale_kernels_abi::gemm_grids::{ArrangeGrid, GemmGrid, left_bytes};
-use microscale_kernels_abi::weights::{Pipelined, PipelinedGrid, TokenTiles, WeightsGrid};
+use microscale_kernels_abi::gemm::gemv::{GemvParams, PlainParams, TokenTiles};
+use microscale_kernels_abi::gemm::params::{GemmParams, PackParams, SEMAPHORES, partial_sum_bytes};
+use microscale_kernels_abi::gemm::stage::ScalePieces;
+use microscale_kernels_abi::gemm::{PACK_COLUMNS, TILE_COLUMNS, WeightsShape};
+use microscale_kernels_abi::{Divider, GemmConfig, Mainloop};
 use microscale_test_support::operands::Scales;
 use microscale_test_support::oracle::Exact;
-use microscale_test_support::weights::{Activations as X, Bound, segments};
+use microscale_test_support::weights::{Activations as X, Bound};
 
 use super::case::{MOST_SHARED, Prepared, argument};
 use super::cases::Case;
-use super::gemm::gemm_kernel;
+use super::gemm::pack_kernel;
 use super::steps::Fused;
 use super::weights::Weights::{self, Beyond, Of};
-use super::weights::{LEAST, Product, shape, weights_kernel};
+use super::weights::{LEAST, Product, adds_one_token, gemv_bound, kernel_of, shape};
 
 /// Fills bytes that kernels must not write.
 pub(super) const UNTOUCHED: u8 = 0x5a;
@@ -143,39 +144,14 @@ pub(super) fn plan(case: &mut Prepared, routed: &Routed, counts: Counts, grid: P
     plan
 }
 
-/// A kernel, with the exponent of its token tiles.
+/// A configuration, with the base-2 logarithm of the tokens of its token tiles.
 #[derive(Clone, Copy, Debug)]
-enum By {
-    Pipelined { kernel: Pipelined, bits: u32 },
-    Unpipelined { tiles: u32, bits: u32 },
-    Ragged,
-    Gemm { edition: Edition, tile: TokenTile },
+struct By {
+    config: GemmConfig,
+    bits: u32,
 }
 
-impl By {
-    fn bits(self) -> u32 {
-        match self {
-            Self::Pipelined { bits, .. } | Self::Unpipelined { bits, .. } => bits,
-            Self::Ragged => 3,
-            Self::Gemm { tile, .. } => tile.tokens().ilog2(),
-        }
-    }
-
-    fn kernel<T: Activation>(self, format: Format) -> String {
-        match self {
-            Self::Pipelined { kernel: Pipelined { tokens, tiles }, .. } => {
-                weights_kernel::<T>(format, &format!("m{tokens}_tiles{tiles}"))
-            }
-            Self::Unpipelined { tiles, .. } => {
-                weights_kernel::<T>(format, &format!("unpipelined_tiles{tiles}"))
-            }
-            Self::Ragged => weights_kernel::<T>(format, "ragged"),
-            Self::Gemm { edition, tile } => gemm_kernel::<T>(format, edition, tile),
-        }
-    }
-}
-
-/// Slices of K of the kernels that have them.
+/// Slices of K of the configurations that have them.
 const SLICES: u32 = 2;
 
 /// Each expert's weights with its activations. An expert without rows has one that no pair uses.
@@ -197,7 +173,7 @@ fn multiplying<T: Exact + Activation>(
     experts: &Arc<Experts<T>>,
     counts: Counts,
     (by, rows): (By, Rows),
-    at_once: u32,
+    thread_blocks: u32,
 ) -> Prepared {
     let mut case = Prepared::new();
     let pairs = counts.pairs();
@@ -212,8 +188,8 @@ fn multiplying<T: Exact + Activation>(
     };
 
     let weights = &experts[0].weights;
-    let (shape, cols, format) = (shape(weights), weights.cols(), weights.format());
-    // Sorted rows of activations, and the position of each.
+    let (shape, cols) = (shape(weights), weights.cols());
+    // Sorted rows of activations, and where each lies.
     let place = |sorted: usize| if rows == Rows::Scattered { sorted } else { order[sorted] };
     let mut x = vec![T::default(); pairs * cols];
     let of_experts = experts.iter().zip(counts.of_experts);
@@ -230,58 +206,40 @@ fn multiplying<T: Exact + Activation>(
     let out_bytes = pairs * weights.rows() * size_of::<T>();
     let out = case.memory.allocate_from_aligned("out", &vec![UNTOUCHED; out_bytes], 2);
 
+    let By { config, bits } = by;
     let of = Sorted { pairs: pairs as u32, top_k: 1 };
-    let mut grid = PlanGrid::new(experts.len() as u64, of, 1, by.bits()).expect("a small launch");
-    let count = u64::from(grid.most_tiles);
-    let tiles = TokenTiles { count, bits: by.bits() };
+    let mut grid = PlanGrid::new(experts.len() as u64, of, 1, bits).expect("a small launch");
+    let tiles = TokenTiles { count: u64::from(grid.most_tiles), bits };
     let front = vec![codes.into(), scales.into(), slots, x.clone()];
-    if let By::Gemm { edition, tile } = by {
-        let stage = edition.stage(tile, tile.tokens(), ScalePieces::MOST);
-        let shared = stage.shared_bytes(stage.count(MOST_SHARED).min(3));
-        grid.row_tiles = shape.rows.div_ceil(u64::from(tile.rows())) as u32;
-        grid.k_iterations = shape.cols.div_ceil(u64::from(stage.images * COLUMNS)) as u32;
-        grid.at_once = at_once;
+    let ([bias, residual], steps) = Fused::none();
+    if config.mainloop.is_gemv() {
         let plan = plan(&mut case, &routed, counts, grid);
-        let tokens = count * u64::from(tile.tokens());
-        let arrange = ArrangeGrid::new((edition, tile), shape.cols, tokens, cols.is_multiple_of(8), at_once);
-        let arrange = arrange.expect("a small launch");
-        let arranged = case.memory.allocate_aligned("arranged", arrange.bytes() as usize, 16);
-        let arguments = vec![x, arranged.into(), plan.into(), Argument::clone(&from), argument(&arrange)];
-        case.step(format!("arrange_{}", T::DTYPE.word()), u64::from(arrange.thread_blocks), arguments);
-        let gemm = GemmGrid::new((edition, tile), shape, tokens, at_once, shared).expect("a small launch");
-        let counters = case.memory.allocate_from_aligned("counters", &[0; 4 * COUNTERS as usize], 4);
-        let left = case.memory.allocate_aligned("left", left_bytes(at_once, tile) as usize, 16);
-        let behind = [arranged, out, counters, left, plan].map(Argument::from);
-        let ([bias, residual], steps) = Fused::none();
-        let last = vec![from, to, bias, residual, argument(&gemm), apply, steps];
-        let arguments = [front, behind.into(), last].concat();
-        case.step(by.kernel::<T>(format), u64::from(at_once), arguments);
-        case.shaped((edition.threads(tile), shared));
-        case.expect("counters", counters, vec![0; 4 * COUNTERS as usize]);
+        let GemvLaunch { params, elements, shape } = gemv_launch(config, shape, pairs, tiles, thread_blocks);
+        let rest = vec![out.into(), plan.into(), from, to, bias, residual, params, apply, steps];
+        case.step(kernel_of(config), elements, [front, rest].concat());
+        shape.into_iter().for_each(|shape| case.shaped(shape));
     } else {
+        let stage = config.stage(config.tile_n, ScalePieces::MOST);
+        let shared = stage.shared_bytes(stage.count(MOST_SHARED).min(3));
+        grid.row_tiles = shape.rows.div_ceil(u64::from(config.tile_m)) as u32;
+        grid.k_iterations = shape.cols.div_ceil(u64::from(stage.packs * PACK_COLUMNS)) as u32;
+        grid.at_once = thread_blocks;
         let plan = plan(&mut case, &routed, counts, grid);
-        let rows = pairs as u64;
-        let unpipelined = |tiles_of_warp, slices| {
-            WeightsGrid::with(shape, rows, tiles, tiles_of_warp, slices).expect("a small launch")
-        };
-        let (grid, blocks, launch) = match by {
-            By::Pipelined { kernel, .. } => {
-                let grid = PipelinedGrid::with(kernel, shape, rows, tiles, [SLICES, 4], at_once);
-                let grid = grid.expect("a small launch");
-                (argument(&grid), grid.thread_blocks(), Some(grid.threads_and_shared(kernel)))
-            }
-            By::Unpipelined { tiles: of_warp, .. } => {
-                let grid = unpipelined(of_warp, SLICES);
-                (argument(&grid), grid.thread_blocks(), None)
-            }
-            _ => (argument(&unpipelined(1, 1)), shape.rows, None),
-        };
-        let ([bias, residual], steps) = Fused::none();
-        let behind = vec![out.into(), plan.into(), from, to, bias, residual, grid, apply, steps];
-        case.step(by.kernel::<T>(format), blocks, [front, behind].concat());
-        if let Some(launch) = launch {
-            case.shaped(launch);
-        }
+        let tokens = tiles.count * u64::from(config.tile_n);
+        let pack = PackParams::new(config, shape.cols, tokens, cols.is_multiple_of(8), thread_blocks);
+        let pack = pack.expect("a small launch");
+        let packed = case.memory.allocate_aligned("packed", pack.bytes() as usize, 16);
+        let arguments = vec![x, packed.into(), plan.into(), Argument::clone(&from), argument(&pack)];
+        case.step(pack_kernel::<T>(), u64::from(pack.thread_blocks), arguments);
+        let gemm = GemmParams::new(config, shape, tokens, thread_blocks, shared).expect("a small launch");
+        let semaphores = case.memory.allocate_from_aligned("semaphores", &[0; 4 * SEMAPHORES as usize], 4);
+        let sums_bytes = partial_sum_bytes(thread_blocks, config) as usize;
+        let partial_sums = case.memory.allocate_aligned("partial sums", sums_bytes, 16);
+        let buffers = [packed, out, semaphores, partial_sums, plan].map(Argument::from);
+        let last = vec![from, to, bias, residual, argument(&gemm), apply, steps];
+        case.step(kernel_of(config), u64::from(thread_blocks), [front, buffers.into(), last].concat());
+        case.shaped((config.threads(), shared));
+        case.expect("semaphores", semaphores, vec![0; 4 * SEMAPHORES as usize]);
     }
     let experts = Arc::clone(experts);
     case.checks.push(Box::new(move |memory| {
@@ -294,11 +252,38 @@ fn multiplying<T: Exact + Activation>(
     case
 }
 
-/// Checks results, given the position of each sorted row's results. Other bytes must be untouched.
+/// A launch of the GEMV.
+struct GemvLaunch {
+    params: Argument,
+    elements: u64,
+    /// Threads and bytes of shared memory, if they are not the kernel's own.
+    shape: Option<(u32, u32)>,
+}
+
+fn gemv_launch(
+    config: GemmConfig,
+    shape: WeightsShape,
+    pairs: usize,
+    tiles: TokenTiles,
+    thread_blocks: u32,
+) -> GemvLaunch {
+    let pairs = pairs as u64;
+    if config.mainloop == Mainloop::Gemv {
+        let params = GemvParams::new(config, shape, pairs, tiles, 4, thread_blocks).expect("a small launch");
+        let (elements, launch) = (params.thread_blocks(), params.threads_and_shared(config));
+        return GemvLaunch { params: argument(&params), elements, shape: Some(launch) };
+    }
+    let params = PlainParams::new(config, shape, pairs, tiles).expect("a small launch");
+    let ragged = config.mainloop == Mainloop::GemvRagged;
+    let elements = if ragged { shape.rows } else { params.thread_blocks() };
+    GemvLaunch { params: argument(&params), elements, shape: None }
+}
+
+/// Says what is wrong with results, given where those of a sorted row are. The others' bytes must be untouched.
 fn check<T: Exact + Activation>(
     experts: &Experts<T>,
     counts: Counts,
-    by: By,
+    By { config, bits }: By,
     bytes: &[u8],
     place: impl Fn(usize) -> usize,
 ) -> Result<(), String> {
@@ -317,19 +302,22 @@ fn check<T: Exact + Activation>(
         }
         let found: Vec<T> = bytemuck::pod_collect_to_vec(&found);
         let Product { weights, results, exact, .. } = expert;
-        let parts = [segments(1 << by.bits()), SLICES as usize];
-        let right = match by {
-            By::Pipelined { kernel: Pipelined { tokens: 1, .. }, .. } => {
-                exact.check(&found, &Bound::of_one_token::<T>(weights, SLICES as usize, LEAST)).map(|_| ())
+        let right = match config.mainloop {
+            Mainloop::Gemv if adds_one_token(config) => {
+                exact.check(&found, &gemv_bound::<T>(config, weights, 1)).map(|_| ())
             }
-            By::Pipelined { .. } | By::Unpipelined { .. } => {
-                expert.check(&found, &Bound::of_tensor_cores::<T>(weights.cols(), parts, LEAST))
+            Mainloop::Gemv | Mainloop::GemvPlain => {
+                expert.check(&found, &gemv_bound::<T>(config, weights, 1 << bits))
             }
-            By::Ragged if bytemuck::cast_slice::<T, u8>(&found) != bytemuck::cast_slice::<T, u8>(results) => {
+            Mainloop::GemvRagged
+                if bytemuck::cast_slice::<T, u8>(&found) != bytemuck::cast_slice::<T, u8>(results) =>
+            {
                 Err("not the definition's bits".into())
             }
-            By::Ragged => Ok(()),
-            By::Gemm { .. } => expert.check(&found, &Bound::of_gemm::<T>(weights.cols(), LEAST)),
+            Mainloop::GemvRagged => Ok(()),
+            Mainloop::Mma | Mainloop::Wgmma => {
+                expert.check(&found, &Bound::of_gemm::<T>(weights.cols(), LEAST))
+            }
         };
         right.map_err(|error| format!("expert {number}: {error}"))?;
     }
@@ -342,57 +330,94 @@ fn check<T: Exact + Activation>(
     Ok(())
 }
 
-/// Rows, columns, counts, resident thread blocks, and kinds of weights.
-///
-/// The cases cover experts without rows, with one row and with more than a token tile, pairs
-/// without an expert, and more or fewer work tiles than thread blocks.
-const CASES: [(usize, usize, Counts, u32, Weights); 4] = [
-    (40, 256, Counts { of_experts: &[2, 0, 9, 1], of_none: 2 }, 2, Of(Scales::Common)),
-    (300, 128, Counts { of_experts: &[0, 1, 0, 17, 0], of_none: 0 }, 5, Beyond),
-    (20, 640, Counts { of_experts: &[5, 34], of_none: 1 }, 3, Of(Scales::Common)),
-    (24, 384, Counts { of_experts: &[100, 3, 170], of_none: 0 }, 2, Of(Scales::Common)),
+/// A product of experts' rows that is executed.
+#[derive(Clone, Copy, Debug)]
+struct ExpertsCase {
+    /// Rows and columns of each expert's weights.
+    rows: usize,
+    cols: usize,
+    counts: Counts,
+    /// Thread blocks that the GPU has room for.
+    thread_blocks: u32,
+    weights: Weights,
+}
+
+/// Experts without rows, with one, with more than a token tile has; pairs of no expert; more work tiles than
+/// thread blocks and fewer.
+const CASES: [ExpertsCase; 4] = [
+    ExpertsCase {
+        rows: 40,
+        cols: 256,
+        counts: Counts { of_experts: &[2, 0, 9, 1], of_none: 2 },
+        thread_blocks: 2,
+        weights: Of(Scales::Common),
+    },
+    ExpertsCase {
+        rows: 300,
+        cols: 128,
+        counts: Counts { of_experts: &[0, 1, 0, 17, 0], of_none: 0 },
+        thread_blocks: 5,
+        weights: Beyond,
+    },
+    ExpertsCase {
+        rows: 20,
+        cols: 640,
+        counts: Counts { of_experts: &[5, 34], of_none: 1 },
+        thread_blocks: 3,
+        weights: Of(Scales::Common),
+    },
+    ExpertsCase {
+        rows: 24,
+        cols: 384,
+        counts: Counts { of_experts: &[100, 3, 170], of_none: 0 },
+        thread_blocks: 2,
+        weights: Of(Scales::Common),
+    },
 ];
 
-/// Returns all kernels.
-fn kernels() -> Vec<By> {
-    let mut all = vec![By::Ragged];
-    for tiles in [1, 2, 4] {
-        all.push(By::Pipelined { kernel: Pipelined { tokens: 1, tiles }, bits: 0 });
-    }
-    for (tiles, bits) in [(1, 1), (2, 3), (1, 2)] {
-        all.push(By::Pipelined { kernel: Pipelined { tokens: 8, tiles }, bits });
-        all.push(By::Unpipelined { tiles, bits });
-    }
-    all.push(By::Unpipelined { tiles: 2, bits: 0 });
-    all.push(By::Pipelined { kernel: Pipelined { tokens: 16, tiles: 1 }, bits: 4 });
-    all.push(By::Pipelined { kernel: Pipelined { tokens: 32, tiles: 2 }, bits: 5 });
-    for edition in [Edition::Mma, Edition::Wgmma] {
-        let tiles = TokenTile::ALL.into_iter().filter(|tile| edition.has(*tile));
-        all.extend(tiles.map(|tile| By::Gemm { edition, tile }));
-    }
-    all
+/// The configurations for a format without clusters: the experts' schedule has none. Those for up to eight
+/// tokens come with token tiles of fewer as well.
+fn configs<T: Activation>(format: Format) -> Vec<By> {
+    let all = GemmConfig::for_operands(format, T::DTYPE).filter(|config| config.cluster == 1);
+    let with_bits = |config: GemmConfig| {
+        let bits = match (config.mainloop, config.row_tiles(), config.tile_n) {
+            (Mainloop::Gemv, 1, TILE_COLUMNS) => vec![1, 2],
+            (Mainloop::GemvPlain, 1, _) => vec![1, 2],
+            (Mainloop::GemvPlain, ..) => vec![0, 3],
+            (Mainloop::GemvRagged, ..) => vec![3],
+            _ => vec![config.tile_n.ilog2()],
+        };
+        let sliced = matches!(config.mainloop, Mainloop::Gemv | Mainloop::GemvPlain);
+        let config = if sliced { config.with_slices(SLICES) } else { config };
+        bits.into_iter().map(move |bits| By { config, bits })
+    };
+    all.flat_map(with_bits).collect()
 }
 
 fn cases_of<T: Exact + Activation>(cases: &mut Vec<Case>) {
     for format in [Format::Nvfp4, Format::Mxfp4] {
-        for (i, (rows, cols, counts, at_once, kind)) in (0..).zip(CASES) {
+        for (i, case) in (0..).zip(CASES) {
+            let ExpertsCase { rows, cols, counts, thread_blocks, weights } = case;
             let made = Arc::new(LazyLock::new(move || {
                 // All global scales have the same kind.
                 let of = |(expert, count): (u64, &usize)| {
-                    Product::<T>::new(format, (rows, cols, (*count).max(1)), kind, X::Common, i + 3 * expert)
+                    let shape = (rows, cols, (*count).max(1));
+                    Product::<T>::new(format, shape, weights, X::Common, i + 3 * expert)
                 };
                 Arc::new((0..).zip(counts.of_experts).map(of).collect::<Experts<T>>())
             }));
-            for (j, by) in kernels().into_iter().enumerate() {
+            for (j, by) in configs::<T>(format).into_iter().enumerate() {
                 let rows = [Rows::Gathered, Rows::Scattered, Rows::Paired][(i as usize + j) % 3];
                 let made = Arc::clone(&made);
-                let make = move || multiplying(&made, counts, (by, rows), at_once);
-                let case = Case::new(
-                    format!("{by:?}, {rows:?}, {counts:?}, {kind:?}"),
-                    by.kernel::<T>(format),
-                    make,
+                let make = move || multiplying(&made, counts, (by, rows), thread_blocks);
+                let what = format!(
+                    "{}, token tiles of {}, {rows:?}, {counts:?}, {weights:?}",
+                    by.config,
+                    1 << by.bits
                 );
-                cases.push(Case { by_tensor_cores: !matches!(by, By::Ragged), ..case });
+                let case = Case::new(what, kernel_of(by.config).into(), make);
+                let by_tensor_cores = by.config.mainloop != Mainloop::GemvRagged;
+                cases.push(Case { by_tensor_cores, ..case });
             }
         }
     }

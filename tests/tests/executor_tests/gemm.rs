@@ -4,65 +4,26 @@ use std::sync::{Arc, LazyLock};
 
 use half::{bf16, f16};
 use microscale::{Activation, Format, Words};
-use microscale_kernels_abi::Divider;
 use microscale_kernels_abi::epilogue::{MergeGrid, PARTS, SplitGrid};
-use microscale_kernels_abi::gemm::{COUNTERS, Edition, ScalePieces, TokenTile};
-use microscale_kernels_abi::gemm_grids::{ArrangeGrid, GemmGrid, left_bytes};
-use microscale_test_support::operands::Scales;
+use microscale_kernels_abi::gemm::params::{GemmParams, PackParams, SEMAPHORES, partial_sum_bytes};
+use microscale_kernels_abi::gemm::stage::ScalePieces;
+use microscale_kernels_abi::{Divider, GemmConfig};
 use microscale_test_support::oracle::Exact;
-use microscale_test_support::weights::{Activations as X, Bound, ExactProducts};
+use microscale_test_support::weights::{Bound, ExactProducts};
 
 use super::case::{MOST_SHARED, Prepared, argument, no_experts};
 use super::cases::Case;
-use super::quantizing::word;
+use super::gemm_sizes::{CLUSTERS, GemmCase, SINGLE, WITH_STEPS};
 use super::steps::{Fused, STEPS};
-use super::weights::Weights::{self, Beyond, Cancelling, Edges, Far, Of, Zeros};
-use super::weights::{LEAST, Product, shape};
+use super::weights::{LEAST, Lazy, Product, kernel_of, shape};
 
-/// Rows, columns, tokens, resident thread blocks, stages, and kinds of weights and activations.
-///
-/// The cases cover one and several work tiles, whole and split ones, two and many thread blocks,
-/// partial tiles in all dimensions, fewer and more k-iterations than stages, and more work tiles
-/// than the queue has slots.
-const CASES: [(usize, usize, usize, u32, u32, Weights, X); 21] = [
-    (1, 64, 1, 1, 2, Of(Scales::Common), X::Common),
-    (16, 128, 16, 4, 3, Of(Scales::Common), X::Numbers),
-    (300, 128, 17, 3, 2, Of(Scales::Common), X::Common),
-    (20, 1152, 5, 2, 3, Edges, X::Common),
-    (17, 2304, 7, 3, 8, Beyond, X::Common),
-    (70, 640, 40, 5, 4, Zeros, X::Numbers),
-    (520, 256, 16, 1, 2, Of(Scales::Common), X::Common),
-    (600, 512, 33, 2, 3, Beyond, X::Common),
-    (5, 1020, 3, 4, 2, Of(Scales::Any), X::Any),
-    (33, 380, 65, 2, 3, Of(Scales::Numbers), X::Common),
-    (40, 1088, 9, 7, 5, Of(Scales::Common), X::Tiny),
-    (6, 1024, 6, 2, 3, Cancelling, X::Common),
-    (260, 704, 130, 3, 4, Of(Scales::Common), X::Common),
-    (250, 2880, 2, 2, 6, Zeros, X::Common),
-    (140, 256, 270, 3, 3, Of(Scales::Common), X::Common),
-    (20, 640, 100, 2, 6, Of(Scales::Common), X::Common),
-    (130, 384, 160, 3, 4, Of(Scales::Common), X::Numbers),
-    (10, 700, 180, 1, 3, Zeros, X::Common),
-    (40, 256, 20, 2, 3, Far, X::Common),
-    (40, 256, 20, 2, 3, Far, X::Common),
-    (3, 64, 290, 1, 2, Of(Scales::Common), X::Common),
-];
-
-/// Returns the name of an edition in kernel names.
-fn edition_word(edition: Edition) -> &'static str {
-    match edition {
-        Edition::Mma => "mma",
-        Edition::Wgmma => "wgmma",
-    }
-}
-
-/// Arranges activations and multiplies, on a GPU with room for `at_once` thread blocks.
-///
-/// Buffers have exactly the required alignment and no more.
+/// Packs activations and multiplies, on a GPU that has room for a number of thread blocks. Buffers are aligned
+/// so far and no further.
 fn multiplying<T: Exact + Activation>(
     product: &Arc<Product<T>>,
-    (edition, tile): (Edition, TokenTile),
-    [at_once, stages, pairs]: [u32; 3],
+    config: GemmConfig,
+    thread_blocks: u32,
+    stages: u32,
 ) -> Prepared {
     let Product { weights, x, tokens, .. } = &**product;
     let mut case = Prepared::new();
@@ -75,57 +36,51 @@ fn multiplying<T: Exact + Activation>(
         case.memory.allocate_from_aligned("activations", bytemuck::cast_slice(x), 16).into()
     };
     let aligned = !odd && weights.cols().is_multiple_of(8);
-    let arranged_grid =
-        ArrangeGrid::new((edition, tile), weights.cols() as u64, *tokens as u64, aligned, at_once)
-            .expect("a small launch");
-    let arranged = case.memory.allocate_aligned("arranged", arranged_grid.bytes() as usize, 16);
+    let pack = PackParams::new(config, weights.cols() as u64, *tokens as u64, aligned, thread_blocks);
+    let pack = pack.expect("a small launch");
+    let packed = case.memory.allocate_aligned("packed", pack.bytes() as usize, 16);
     let [plan, from, to] = no_experts();
-    let arguments =
-        vec![activations.clone(), arranged.into(), plan.clone(), from.clone(), argument(&arranged_grid)];
-    case.step(format!("arrange_{}", T::DTYPE.word()), u64::from(arranged_grid.thread_blocks), arguments);
+    let arguments = vec![activations.clone(), packed.into(), plan.clone(), from.clone(), argument(&pack)];
+    case.step(pack_kernel::<T>(), u64::from(pack.thread_blocks), arguments);
 
-    let stage = edition.stage(tile, *tokens as u32, ScalePieces::MOST);
+    let stage = config.stage(*tokens as u32, ScalePieces::MOST);
     let shared = stage.shared_bytes(stages.min(stage.count(MOST_SHARED)));
-    let grid = GemmGrid::new((edition, tile), shape(weights), *tokens as u64, at_once, shared);
-    let grid = match pairs {
-        0 => grid,
-        _ => grid.and_then(|grid| grid.in_pairs((edition, tile), pairs)),
-    };
-    let grid = grid.expect("a small launch");
+    let gemm = GemmParams::new(config, shape(weights), *tokens as u64, thread_blocks, shared);
+    let gemm = gemm.expect("a small launch");
     let codes = case.memory.allocate_from_aligned("codes", weights.codes(), 16);
     let scales = case.memory.allocate_from_aligned("scales", weights.scales(), 16);
     let (slot, apply) = case.global_scale(weights);
     let [bytes, each] = product.result_bytes();
     let out = case.memory.allocate_aligned("out", bytes, each as u64);
     let ([bias, residual], steps) = Fused::arguments(product.fused.as_ref(), &mut case);
-    let counters = case.memory.allocate_from_aligned("counters", &[0; 4 * COUNTERS as usize], 4);
-    let left =
-        case.memory.allocate_aligned("left", left_bytes(grid.schedule.thread_blocks, tile) as usize, 16);
+    let semaphores = case.memory.allocate_from_aligned("semaphores", &[0; 4 * SEMAPHORES as usize], 4);
+    let sums_bytes = partial_sum_bytes(gemm.schedule.thread_blocks, config);
+    let partial_sums = case.memory.allocate_aligned("partial sums", sums_bytes as usize, 16);
     case.step(
-        gemm_kernel::<T>(weights.format(), edition, tile) + if pairs == 0 { "" } else { "_paired" },
-        u64::from(grid.schedule.thread_blocks),
+        kernel_of(config),
+        u64::from(gemm.schedule.thread_blocks),
         vec![
             codes.into(),
             scales.into(),
             slot,
             activations,
-            arranged.into(),
+            packed.into(),
             out.into(),
-            counters.into(),
-            left.into(),
+            semaphores.into(),
+            partial_sums.into(),
             plan,
             from,
             to,
             bias,
             residual,
-            argument(&grid),
+            argument(&gemm),
             apply,
             steps,
         ],
     );
-    case.shaped((edition.threads(tile), shared));
-    case.in_clusters(1 + grid.schedule.paired);
-    case.expect("counters", counters, vec![0; 4 * COUNTERS as usize]);
+    case.shaped((config.threads(), shared));
+    case.in_clusters(config.cluster);
+    case.expect("semaphores", semaphores, vec![0; 4 * SEMAPHORES as usize]);
     let product = Arc::clone(product);
     case.checks.push(Box::new(move |memory| {
         let bytes = memory.bytes(out).map_err(|error| error.to_string())?;
@@ -139,98 +94,73 @@ fn multiplying<T: Exact + Activation>(
     case
 }
 
-/// Returns the name of a kernel.
-pub(super) fn gemm_kernel<T: Activation>(format: Format, edition: Edition, tile: TokenTile) -> String {
-    let (format, dtype, edition) = (word(format), T::DTYPE.word(), edition_word(edition));
-    format!("{format}_gemm_weights_{dtype}_{edition}_n{}", tile.tokens())
+/// The name of the kernel that packs activations.
+pub(super) fn pack_kernel<T: Activation>() -> String {
+    format!("pack_{}", T::DTYPE.word())
+}
+
+/// The product of a case, with an epilogue if it has a number.
+fn product<T: Exact + Activation>(
+    format: Format,
+    case: GemmCase,
+    seed: u64,
+    steps: Option<usize>,
+) -> Lazy<T> {
+    let GemmCase { rows, cols, tokens, weights, activations, .. } = case;
+    let make = move || {
+        let product = Product::<T>::new(format, (rows, cols, tokens), weights, activations, seed);
+        Arc::new(match steps {
+            None => product,
+            Some(number) => product.with_steps(number),
+        })
+    };
+    Arc::new(LazyLock::new(Box::new(make)))
+}
+
+/// The configurations for a format that pack activations, with clusters of a size.
+fn configs<T: Activation>(format: Format, cluster: u32) -> impl Iterator<Item = GemmConfig> {
+    let all = GemmConfig::for_operands(format, T::DTYPE);
+    all.filter(move |config| !config.mainloop.is_gemv() && config.cluster == cluster)
+}
+
+/// The case of a configuration. It is about `kernel`: the one that multiplies, or the one that packs.
+fn case_of<T: Exact + Activation>(
+    made: &Lazy<T>,
+    case: GemmCase,
+    config: GemmConfig,
+    kernel: String,
+    steps: Option<usize>,
+) -> Case {
+    let GemmCase { thread_blocks, stages, .. } = case;
+    let made = Arc::clone(made);
+    let what = format!("{config}, {case:?}, {:?}", steps.map(|number| STEPS[number]));
+    let make = move || multiplying(&made, config, thread_blocks, stages);
+    Case { by_tensor_cores: true, ..Case::new(what, kernel, make) }
 }
 
 fn cases_of<T: Exact + Activation>(cases: &mut Vec<Case>) {
     for format in [Format::Nvfp4, Format::Mxfp4] {
-        for (i, (rows, cols, tokens, at_once, stages, kind, x)) in (0..).zip(CASES) {
-            let shape = (rows, cols, tokens);
-            let made =
-                Arc::new(LazyLock::new(move || Arc::new(Product::<T>::new(format, shape, kind, x, i))));
-            let case = |kernel: String, edition: Edition, tile: TokenTile| {
-                let what =
-                    format!("{shape:?} with tokens, {at_once} at once, {stages} stages, {kind:?}, {x:?}");
-                let made = Arc::clone(&made);
-                let make = move || multiplying(&made, (edition, tile), [at_once, stages, 0]);
-                Case { by_tensor_cores: true, ..Case::new(what, kernel, make) }
-            };
-            for edition in [Edition::Mma, Edition::Wgmma] {
-                let tiles = TokenTile::ALL.into_iter().filter(|tile| edition.has(*tile));
-                cases.extend(tiles.map(|tile| case(gemm_kernel::<T>(format, edition, tile), edition, tile)));
+        for (i, case) in (0..).zip(SINGLE) {
+            let made = product::<T>(format, case, i, None);
+            for config in configs::<T>(format, 1) {
+                cases.push(case_of(&made, case, config, kernel_of(config).into(), None));
             }
-            cases.push(case(format!("arrange_{}", T::DTYPE.word()), Edition::Mma, TokenTile::N16));
+            let first = configs::<T>(format, 1).next().expect("a configuration that packs");
+            cases.push(case_of(&made, case, first, pack_kernel::<T>(), None));
         }
-    }
-}
-
-/// Cases of the GEMM in pairs of thread blocks.
-///
-/// Each has rows, columns, tokens, resident pairs, stages, and kinds of weights and activations.
-///
-/// The cases cover one pair per work tile and several, work tiles along rows and along tokens, and
-/// tokens in both halves of a token tile, in one half, and in two token tiles.
-const IN_PAIRS: [(usize, usize, usize, u32, u32, Weights, X); 6] = [
-    (20, 512, 16, 1, 2, Of(Scales::Common), X::Common),
-    (300, 1024, 33, 6, 3, Beyond, X::Numbers),
-    (70, 2048, 64, 4, 2, Edges, X::Common),
-    (36, 2048, 70, 6, 4, Zeros, X::Common),
-    (6, 1024, 128, 4, 3, Cancelling, X::Common),
-    (140, 960, 30, 5, 4, Of(Scales::Any), X::Any),
-];
-
-fn cases_in_pairs<T: Exact + Activation>(cases: &mut Vec<Case>) {
-    for format in [Format::Nvfp4, Format::Mxfp4] {
-        for (i, (rows, cols, tokens, pairs, stages, kind, x)) in (0..).zip(IN_PAIRS) {
-            for number in [None, Some(i as usize % STEPS.len())] {
-                let made = Arc::new(LazyLock::new(move || {
-                    let product = Product::<T>::new(format, (rows, cols, tokens), kind, x, i);
-                    Arc::new(match number {
-                        None => product,
-                        Some(number) => product.with_steps(number),
-                    })
-                }));
-                let steps = number.map(|number| STEPS[number]);
-                for tile in TokenTile::ALL.into_iter().filter(|tile| Edition::Wgmma.has_pairs(*tile)) {
-                    let what =
-                        format!("{rows}x{cols}, {tokens} tokens, {pairs} pairs, {kind:?}, {x:?}, {steps:?}");
-                    let made = Arc::clone(&made);
-                    let make = move || multiplying(&made, (Edition::Wgmma, tile), [2 * pairs, stages, pairs]);
-                    let kernel = gemm_kernel::<T>(format, Edition::Wgmma, tile) + "_paired";
-                    let case = Case::new(what, kernel, make);
-                    cases.push(Case { by_tensor_cores: true, ..case });
+        for (i, case) in (0..).zip(CLUSTERS) {
+            for steps in [None, Some(i as usize % STEPS.len())] {
+                let made = product::<T>(format, case, i, steps);
+                for config in configs::<T>(format, 2) {
+                    cases.push(case_of(&made, case, config, kernel_of(config).into(), steps));
                 }
             }
         }
-    }
-}
-
-/// Rows, columns, tokens, resident thread blocks and stages of products with an epilogue.
-const WITH_STEPS: [(usize, usize, usize, u32, u32, Weights, X); 3] = [
-    (38, 256, 21, 2, 2, Of(Scales::Common), X::Common),
-    (290, 512, 70, 3, 3, Beyond, X::Common),
-    (20, 384, 150, 2, 3, Of(Scales::Common), X::Numbers),
-];
-
-fn cases_with_steps<T: Exact + Activation>(cases: &mut Vec<Case>) {
-    for format in [Format::Nvfp4, Format::Mxfp4] {
-        for (i, (rows, cols, tokens, at_once, stages, kind, x)) in (0..).zip(WITH_STEPS) {
-            for (number, steps) in STEPS.iter().enumerate() {
-                let made = Arc::new(LazyLock::new(move || {
-                    let product = Product::<T>::new(format, (rows, cols, tokens), kind, x, i);
-                    Arc::new(product.with_steps(number))
-                }));
-                for edition in [Edition::Mma, Edition::Wgmma] {
-                    for tile in TokenTile::ALL.into_iter().filter(|tile| edition.has(*tile)) {
-                        let what = format!("{rows}x{cols}, {tokens} tokens, {kind:?}, {x:?}, {steps:?}");
-                        let made = Arc::clone(&made);
-                        let make = move || multiplying(&made, (edition, tile), [at_once, stages, 0]);
-                        let case = Case::new(what, gemm_kernel::<T>(format, edition, tile), make);
-                        cases.push(Case { by_tensor_cores: true, ..case });
-                    }
+        for (i, case) in (0..).zip(WITH_STEPS) {
+            for number in 0..STEPS.len() {
+                let made = product::<T>(format, case, i, Some(number));
+                for config in configs::<T>(format, 1) {
+                    cases.push(case_of(&made, case, config, kernel_of(config).into(), Some(number)));
                 }
             }
         }
@@ -316,10 +246,6 @@ fn merging(rows: usize, tokens: usize, number: usize) -> Prepared {
 pub(crate) fn gemm_cases(cases: &mut Vec<Case>) {
     cases_of::<f16>(cases);
     cases_of::<bf16>(cases);
-    cases_in_pairs::<f16>(cases);
-    cases_in_pairs::<bf16>(cases);
-    cases_with_steps::<f16>(cases);
-    cases_with_steps::<bf16>(cases);
     for (rows, cols, odd) in [(1, 4, false), (3, 260, false), (5, 63, false), (2, 512, true), (40, 100, true)]
     {
         let what = format!("{rows}x{cols}, odd: {odd}");

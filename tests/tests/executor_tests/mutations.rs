@@ -234,8 +234,8 @@ fn mutations_of_kernels_are_detected() {
         // Of the GEMM, only kernels with the smallest token tile: the others are the same text with
         // other numbers. For sm_90a, only its own kernels.
         let wanted = |name: &str| {
-            let other_tile = name.contains("_gemm_") && !name.ends_with("_n16");
-            name != "empty" && !other_tile && (!described.wgmma || name.contains("wgmma"))
+            let other_tile = name.contains("mma_") && !name.ends_with("mma_256x16");
+            !other_tile && (!described.wgmma || name.contains("wgmma"))
         };
         let results: Vec<_> =
             kernels_for(described).par_bridge().filter(|kernel| wanted(kernel.name)).map(of_kernel).collect();

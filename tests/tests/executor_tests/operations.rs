@@ -3,15 +3,14 @@
 use std::mem::offset_of;
 
 use microscale::{
-    Element, Format, QuantizedShape, QuantizedTensor, Recipe, ScaleLayout, Shape, Words, dequantize_into,
-    quantize,
+    Element, Format, QuantizedShape, QuantizedTensor, ScaleLayout, Shape, Words, dequantize_into,
 };
 use microscale_formats::errors::{ERROR_LANES, ERROR_PART, ErrorSums};
 use microscale_formats::mx;
 use microscale_kernels_abi::{Divider, GlobalSlot, ScaleGrid};
 
 use super::case::{Prepared, argument};
-use super::quantizing::{Access, amax_words, grid, mx_options, scale_grid, word};
+use super::quantizing::{Access, amax_words, grid, scale_grid, word};
 
 /// Fills the gaps between rows before dequantization, which must not change them.
 const GAP: u8 = 0xEE;
@@ -164,22 +163,5 @@ pub(crate) fn converting(rows: usize, blocks: usize, to: ScaleLayout, seed: u64)
     ];
     case.step(name, swizzled.scales().len() as u64, arguments);
     case.expect("scales", target, into.scales().to_vec());
-    case
-}
-
-/// Runs one of the ladder's baselines.
-pub(crate) fn baseline<T: Element>(values: &[T], shape: Shape, recipe: &Recipe, variant: &str) -> Prepared {
-    let mut case = Prepared::new();
-    let expected = quantize(values, shape, recipe).expect("the CPU quantizes").tensor;
-    let given = case.values(&values[..shape.span().unwrap()], false);
-    let codes = case.memory.allocate("codes", expected.codes().len());
-    let scales = case.memory.allocate("scales", expected.scales().len());
-    let by_blocks = grid(shape, recipe.format().block(), true);
-    let (options, _) = mx_options(recipe);
-    let arguments = vec![given, codes.into(), scales.into(), argument(&by_blocks), argument(&options)];
-    let name = format!("{}_quantize_{}_{variant}", word(recipe.format()), T::DTYPE.word());
-    case.step(name, by_blocks.blocks * recipe.format().block() as u64, arguments);
-    case.expect("codes", codes, expected.codes().to_vec());
-    case.expect("scales", scales, expected.scales().to_vec());
     case
 }

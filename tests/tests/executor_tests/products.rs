@@ -1,9 +1,9 @@
 //! Cases of products of quantized operands.
 
-use microscale::{Batch, Dtype, Element, Format, QuantizedTensor, gemv};
+use microscale::{Batch, Element, Format, QuantizedTensor, gemv};
 use microscale_executor::Argument;
+use microscale_kernels_abi::Divider;
 use microscale_kernels_abi::gemv::GemvGrid;
-use microscale_kernels_abi::{Divider, Dtype as OutputDtype};
 
 use super::case::{Prepared, argument, kernel};
 use super::quantizing::word;
@@ -37,13 +37,8 @@ pub(crate) fn multiplying<T: Element>(
     };
     let [(mut arguments, apply), (of_vectors, vector_apply)] =
         [matrix, vectors].map(|tensor| operand(&mut case, tensor));
-    let dtype = match T::DTYPE {
-        Dtype::F32 => OutputDtype::F32,
-        Dtype::F16 => OutputDtype::F16,
-        Dtype::Bf16 => OutputDtype::Bf16,
-    };
     arguments.extend(of_vectors);
-    arguments.extend([out.into(), argument(&grid), apply, vector_apply, (dtype as u32).into()]);
+    arguments.extend([out.into(), argument(&grid), apply, vector_apply, (T::DTYPE as u32).into()]);
     let covered = groups * batch.count as u64 * u64::from(rows_a_warp);
     case.step(name, covered, arguments);
     case.expect("results", out, bytemuck::cast_slice(&expected).to_vec());

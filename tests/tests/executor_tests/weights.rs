@@ -4,9 +4,11 @@ use std::sync::{Arc, LazyLock};
 
 use half::{bf16, f16};
 use microscale::formats::nvfp4::Direction;
-use microscale::{Activation, Format, GlobalScale, QuantizedTensor, Words, gemv_weights};
+use microscale::{Activation, Format, GlobalScale, QuantizedTensor, gemv_weights};
 use microscale_executor::Argument;
-use microscale_kernels_abi::weights::{Pipelined, PipelinedGrid, WeightsGrid, WeightsShape};
+use microscale_kernels_abi::gemm::gemv::{GemvParams, PlainParams, TokenTiles};
+use microscale_kernels_abi::gemm::{TILE_COLUMNS, WeightsShape};
+use microscale_kernels_abi::{GemmConfig, Mainloop};
 use microscale_test_support::operands::{Scales, changed, scale_of_one, tensor};
 use microscale_test_support::oracle::{self, Exact, dot};
 use microscale_test_support::order::{Order, cancelling};
@@ -16,9 +18,8 @@ use microscale_test_support::weights::{
 
 use super::case::{Prepared, argument, no_experts};
 use super::cases::Case;
-use super::quantizing::word;
 use super::steps::{Fused, STEPS};
-use super::weights_sizes::{M1, M8, M16_AND_M32, RAGGED, UNPIPELINED, WITH_STEPS};
+use super::weights_sizes::{GEMV, GemvCase, GemvCases, WITH_STEPS};
 
 /// Kinds of weights.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -171,23 +172,20 @@ impl<T: Exact + Activation> Product<T> {
         self.exact.check_some(found, bound, |row| !defined(row)).map(|_| ())
     }
 
-    /// Makes a launch without expected results.
-    ///
-    /// Buffers have exactly the required alignment. Codes are aligned to 16 bytes, or 8 for ragged
-    /// kernels. Scales are aligned to 4 bytes, to a chunk's scales for unpipelined kernels, or to a
-    /// byte for ragged ones.
-    fn launch(&self, variant: &str, grid: Argument, elements: u64, odd: bool) -> Launched {
+    /// A launch without what is expected of it. Buffers are aligned so far and no further: to 16 bytes, and
+    /// scales to those of a chunk or to 4; or to 8 and to elements.
+    fn launch(&self, config: GemmConfig, params: Argument, elements: u64, unaligned: bool) -> Launched {
         let Self { weights, x, .. } = self;
         let mut case = Prepared::new();
-        let [codes, scales] = match variant {
-            "ragged" => [8, 1],
-            _ if variant.starts_with('m') => [16, 4],
-            _ => [16, 32 / weights.format().block() as u64],
+        let [codes, scales] = match config.mainloop {
+            Mainloop::GemvRagged => [8, 1],
+            Mainloop::GemvPlain => [16, 32 / weights.format().block() as u64],
+            _ => [16, 4],
         };
         let codes = case.memory.allocate_from_aligned("codes", weights.codes(), codes);
         let scales = case.memory.allocate_from_aligned("scales", weights.scales(), scales);
         let (slot, apply) = case.global_scale(weights);
-        let x: Argument = if odd {
+        let x: Argument = if unaligned {
             case.values(x, true)
         } else {
             case.memory.allocate_from_aligned("activations", bytemuck::cast_slice(x), 16).into()
@@ -196,9 +194,9 @@ impl<T: Exact + Activation> Product<T> {
         let out = case.memory.allocate_aligned("out", bytes, each as u64);
         let [plan, from, to] = no_experts();
         let ([bias, residual], steps) = Fused::arguments(self.fused.as_ref(), &mut case);
-        let routed = [plan, from, to, bias, residual, grid, apply, steps];
+        let routed = [plan, from, to, bias, residual, params, apply, steps];
         let arguments = [vec![codes.into(), scales.into(), slot, x, out.into()], routed.into()].concat();
-        case.step(weights_kernel::<T>(weights.format(), variant), elements, arguments);
+        case.step(kernel_of(config), elements, arguments);
         Launched { case, out }
     }
 }
@@ -222,9 +220,9 @@ pub(crate) struct Launched {
     pub(crate) out: microscale_executor::Buffer,
 }
 
-/// Returns the name of a kernel.
-pub(super) fn weights_kernel<T: Activation>(format: Format, variant: &str) -> String {
-    format!("{}_gemv_weights_{}_{variant}", word(format), T::DTYPE.word())
+/// The name of a configuration's kernel.
+pub(super) fn kernel_of(config: GemmConfig) -> &'static str {
+    config.id().expect("a kernel of the list").kernel().name
 }
 
 pub(super) fn shape(weights: &QuantizedTensor) -> WeightsShape {
@@ -232,132 +230,101 @@ pub(super) fn shape(weights: &QuantizedTensor) -> WeightsShape {
     WeightsShape { rows, cols, blocks }
 }
 
-fn grid(weights: &QuantizedTensor, tokens: usize, tiles: u32, slices: u32) -> WeightsGrid {
-    WeightsGrid::new(shape(weights), tokens as u64, tiles, slices).expect("a small launch")
+/// Segments of a row that a warp has side by side.
+pub(super) fn segments_of(config: GemmConfig, tokens: usize) -> usize {
+    if config.tile_n > TILE_COLUMNS { 1 } else { segments(tokens) }
 }
 
-/// How tensor cores multiply weights.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Kind {
-    /// Unpipelined, up to eight tokens at a time.
-    Unpipelined,
-    /// Pipelined, one token at a time.
-    M1,
-    /// Pipelined, up to eight tokens at a time.
-    M8,
-    /// Pipelined, up to 16 tokens at a time.
-    M16,
-    /// Pipelined, up to 32 tokens at a time.
-    M32,
+/// Returns whether a configuration adds as kernels for one token do.
+pub(super) fn adds_one_token(config: GemmConfig) -> bool {
+    config.mainloop == Mainloop::Gemv && config.tile_n == 1
 }
 
-impl Kind {
-    /// Returns the supported numbers of tiles.
-    fn tiles(self) -> &'static [u32] {
-        match self {
-            Self::M1 => &[1, 2, 4],
-            Self::Unpipelined | Self::M8 => &[1, 2],
-            Self::M16 => &[1],
-            Self::M32 => &[2],
-        }
+/// The bound of a configuration's results for weights and tokens that it takes.
+pub(super) fn gemv_bound<T: Exact>(config: GemmConfig, weights: &QuantizedTensor, tokens: usize) -> Bound {
+    let slices = config.slices as usize;
+    if adds_one_token(config) {
+        return Bound::of_one_token::<T>(weights, slices, LEAST);
     }
-
-    /// Returns the pipelined kernel, or `None` if it is not pipelined.
-    fn pipelined(self, tiles: u32) -> Option<Pipelined> {
-        let tokens = match self {
-            Self::Unpipelined => return None,
-            Self::M1 => 1,
-            Self::M8 => 8,
-            Self::M16 => 16,
-            Self::M32 => 32,
-        };
-        Some(Pipelined { tokens, tiles })
-    }
-
-    /// Returns the segments of a row that a warp has side by side.
-    fn segments(self, tokens: usize) -> usize {
-        match self {
-            Self::M16 | Self::M32 => 1,
-            _ => segments(tokens),
-        }
-    }
-
-    /// Returns the suffix of a kernel's name.
-    fn variant(self, tiles: u32) -> String {
-        match self.pipelined(tiles) {
-            Some(Pipelined { tokens, .. }) => format!("m{tokens}_tiles{tiles}"),
-            None => format!("unpipelined_tiles{tiles}"),
-        }
-    }
-
-    /// Launches a kernel.
-    ///
-    /// Thread blocks of pipelined kernels have more warp groups with more tiles per warp. The GPU
-    /// has room for few thread blocks, so each warp group has several work tiles.
-    fn launch<T: Exact + Activation>(self, product: &Product<T>, tiles: u32, slices: u32) -> Launched {
-        let Some(kernel) = self.pipelined(tiles) else {
-            let grid = grid(&product.weights, product.tokens, tiles, slices);
-            return product.launch(&self.variant(tiles), argument(&grid), grid.thread_blocks(), false);
-        };
-        let (warps, at_once) = [(slices, 3), (2 * slices, 2), (4 * slices, 1)][tiles.ilog2() as usize];
-        self.launch_pipelined(product, tiles, [slices, warps.min(kernel.warps())], at_once)
-    }
-
-    /// Launches a pipelined kernel on a GPU with room for `at_once` thread blocks.
-    pub(crate) fn launch_pipelined<T: Exact + Activation>(
-        self,
-        product: &Product<T>,
-        tiles: u32,
-        warps: [u32; 2],
-        at_once: u32,
-    ) -> Launched {
-        let kernel = self.pipelined(tiles).expect("a pipelined kernel");
-        let (shape, tokens) = (shape(&product.weights), product.tokens as u64);
-        let grid = PipelinedGrid::new(kernel, shape, tokens, warps, at_once).expect("a small launch");
-        let mut launched = product.launch(&self.variant(tiles), argument(&grid), grid.thread_blocks(), false);
-        launched.case.shaped(grid.threads_and_shared(kernel));
-        launched
-    }
-
-    /// Expects results within the kernels' error bound.
-    ///
-    /// Rows that fall back to the reference for several tokens must have the reference's bits.
-    fn prepare<T: Exact + Activation>(self, product: &Arc<Product<T>>, tiles: u32, slices: u32) -> Prepared {
-        let Launched { mut case, out } = self.launch(product, tiles, slices);
-        let slices = slices as usize;
-        if product.ordered {
-            let segments = self.segments(product.tokens);
-            let order = if self == Self::M1 { Order::M1 { slices } } else { Order::M8 { segments, slices } };
-            let results = order.results(&product.weights, &product.x, product.tokens);
-            case.expect("results", out, bytemuck::cast_slice(&results).to_vec());
-        }
-        let product = Arc::clone(product);
-        case.checks.push(Box::new(move |memory| {
-            let Product { weights, tokens, exact, .. } = &*product;
-            let bytes = memory.bytes(out).map_err(|error| error.to_string())?;
-            let parts = [self.segments(*tokens), slices];
-            let bound = match self {
-                Self::M1 => Bound::of_one_token::<T>(weights, slices, LEAST),
-                _ => Bound::of_tensor_cores::<T>(weights.cols(), parts, LEAST),
-            };
-            if let Some(fused) = &product.fused {
-                return fused.check(&bytes, exact, &bound);
-            }
-            let found: Vec<T> = bytemuck::pod_collect_to_vec(&bytes);
-            if self == Self::M1 {
-                return exact.check(&found, &bound).map(|_| ());
-            }
-            product.check(&found, &bound)
-        }));
-        case
-    }
+    Bound::of_tensor_cores::<T>(weights.cols(), [segments_of(config, tokens), slices], LEAST)
 }
 
-/// Launches a kernel for ragged rows, which uses no tensor cores, and expects the reference's bits.
-fn ragged<T: Exact + Activation>(product: &Arc<Product<T>>, odd: bool) -> Prepared {
-    let grid = grid(&product.weights, product.tokens, 1, 1);
-    let Launched { mut case, out } =
-        product.launch("ragged", argument(&grid), product.weights.rows() as u64, odd);
+/// Launches a configuration that does not copy ahead.
+fn launch_plain<T: Exact + Activation>(
+    product: &Product<T>,
+    config: GemmConfig,
+    unaligned: bool,
+) -> Launched {
+    let (weights, tokens) = (&product.weights, product.tokens as u64);
+    let tiles = TokenTiles::of(tokens, TILE_COLUMNS);
+    let params = PlainParams::new(config, shape(weights), tokens, tiles).expect("a small launch");
+    let elements = match config.mainloop {
+        Mainloop::GemvRagged => weights.rows() as u64,
+        _ => params.thread_blocks(),
+    };
+    product.launch(config, argument(&params), elements, unaligned)
+}
+
+/// Launches a configuration that copies ahead, with a number of warps per thread block, on a GPU that has room
+/// for a number of thread blocks.
+pub(crate) fn launch_ahead<T: Exact + Activation>(
+    product: &Product<T>,
+    config: GemmConfig,
+    warps: u32,
+    thread_blocks: u32,
+) -> Launched {
+    let (shape, tokens) = (shape(&product.weights), product.tokens as u64);
+    let tiles = TokenTiles::of(tokens, config.tile_n);
+    let params = GemvParams::new(config, shape, tokens, tiles, warps, thread_blocks);
+    let params = params.expect("a small launch");
+    let mut launched = product.launch(config, argument(&params), params.thread_blocks(), false);
+    launched.case.shaped(params.threads_and_shared(config));
+    launched
+}
+
+/// Launches a configuration of the GEMV. If it copies ahead, thread blocks have one warp group per tile of a
+/// warp, and the GPU has room for few thread blocks, so that each group has several work tiles.
+fn launch<T: Exact + Activation>(product: &Product<T>, config: GemmConfig) -> Launched {
+    if config.mainloop == Mainloop::GemvPlain {
+        return launch_plain(product, config, false);
+    }
+    let slices = config.slices;
+    let (warps, thread_blocks) =
+        [(slices, 3), (2 * slices, 2), (4 * slices, 1)][config.row_tiles().ilog2() as usize];
+    launch_ahead(product, config, warps.min(config.gemv_warps()), thread_blocks)
+}
+
+/// Expects results as near to the exact sums as the kernels promise. Rows that tensor cores do not compute for
+/// several tokens must have the definition's bits.
+fn prepare<T: Exact + Activation>(product: &Arc<Product<T>>, config: GemmConfig) -> Prepared {
+    let Launched { mut case, out } = launch(product, config);
+    if product.ordered {
+        let (segments, slices) = (segments_of(config, product.tokens), config.slices as usize);
+        let order =
+            if adds_one_token(config) { Order::M1 { slices } } else { Order::M8 { segments, slices } };
+        let results = order.results(&product.weights, &product.x, product.tokens);
+        case.expect("results", out, bytemuck::cast_slice(&results).to_vec());
+    }
+    let product = Arc::clone(product);
+    case.checks.push(Box::new(move |memory| {
+        let Product { weights, tokens, exact, .. } = &*product;
+        let bytes = memory.bytes(out).map_err(|error| error.to_string())?;
+        let bound = gemv_bound::<T>(config, weights, *tokens);
+        if let Some(fused) = &product.fused {
+            return fused.check(&bytes, exact, &bound);
+        }
+        let found: Vec<T> = bytemuck::pod_collect_to_vec(&bytes);
+        if adds_one_token(config) {
+            return exact.check(&found, &bound).map(|_| ());
+        }
+        product.check(&found, &bound)
+    }));
+    case
+}
+
+/// Launches a configuration for ragged rows, which does without tensor cores, and expects the definition's bits.
+fn ragged<T: Exact + Activation>(product: &Arc<Product<T>>, config: GemmConfig, unaligned: bool) -> Prepared {
+    let Launched { mut case, out } = launch_plain(product, config, unaligned);
     if product.fused.is_some() {
         let product = Arc::clone(product);
         case.checks.push(Box::new(move |memory| {
@@ -371,58 +338,61 @@ fn ragged<T: Exact + Activation>(product: &Arc<Product<T>>, odd: bool) -> Prepar
     case
 }
 
+/// A product that is made when a case first needs it.
+pub(super) type Lazy<T> = Arc<LazyLock<Arc<Product<T>>, Box<dyn FnOnce() -> Arc<Product<T>> + Send>>>;
+
+/// A case of a configuration of the GEMV.
+fn case<T: Exact + Activation>(what: String, config: GemmConfig, unaligned: bool, made: &Lazy<T>) -> Case {
+    let made = Arc::clone(made);
+    let by_tensor_cores = config.mainloop != Mainloop::GemvRagged;
+    let make =
+        move || if by_tensor_cores { prepare(&made, config) } else { ragged(&made, config, unaligned) };
+    Case { by_tensor_cores, ..Case::new(what, kernel_of(config).into(), make) }
+}
+
 fn cases_of<T: Exact + Activation>(cases: &mut Vec<Case>) {
     for format in [Format::Nvfp4, Format::Mxfp4] {
-        let of = |by: Kind| move |case| (by, case);
-        let all = (0..).zip(UNPIPELINED).map(of(Kind::Unpipelined)).chain((0..).zip(M1).map(of(Kind::M1)));
-        let all = all.chain((0..).zip(M8).map(of(Kind::M8)));
-        let more = [Kind::M16, Kind::M32].into_iter().flat_map(|by| (0..).zip(M16_AND_M32).map(of(by)));
-        for (by, (i, (rows, cols, tokens, slices, kind, x))) in all.chain(more) {
-            // Whole words of scales.
-            let half = by != Kind::Unpipelined && format == Format::Nvfp4 && cols % 256 != 0;
-            let shape = (rows, if half { (cols / 64 + 1) * 64 } else { cols }, tokens);
-            let made =
-                Arc::new(LazyLock::new(move || Arc::new(Product::<T>::new(format, shape, kind, x, i))));
-            for &tiles in by.tiles() {
-                // Two tiles use the opposite slice count, so that one tile and two tiles both occur
-                // with every count.
-                let slices = if tiles == 2 { (8 / slices).max(1) } else { slices };
-                let what = format!("{shape:?} with tokens, {slices} slices, {kind:?}, {x:?}");
-                let made = Arc::clone(&made);
-                let kernel = weights_kernel::<T>(format, &by.variant(tiles));
-                let case = Case::new(what, kernel, move || by.prepare(&made, tiles, slices));
-                cases.push(Case { by_tensor_cores: true, ..case });
+        for GemvCases { are_for, cases: of_configs } in GEMV {
+            let configs = || GemmConfig::for_operands(format, T::DTYPE).filter(|config| are_for(*config));
+            let ahead = configs().any(|config| config.mainloop == Mainloop::Gemv);
+            for (i, of_configs) in (0..).zip(of_configs) {
+                let GemvCase { rows, cols, tokens, slices, unaligned, weights, activations } = *of_configs;
+                // Whole words of scales.
+                let half = ahead && format == Format::Nvfp4 && cols % 256 != 0;
+                let shape = (rows, if half { (cols / 64 + 1) * 64 } else { cols }, tokens);
+                let make = move || Arc::new(Product::<T>::new(format, shape, weights, activations, i));
+                let made: Lazy<T> = Arc::new(LazyLock::new(Box::new(make)));
+                for config in configs() {
+                    // Two tiles come with other slices than one, so that all numbers of both meet.
+                    let slices = if config.row_tiles() == 2 { (8 / slices).max(1) } else { slices };
+                    let config = config.with_slices(slices);
+                    let what = format!("{config}, {shape:?} with tokens, {weights:?}, {activations:?}");
+                    cases.push(case(what, config, unaligned, &made));
+                }
             }
-        }
-        for (i, (rows, cols, tokens, odd, kind, x)) in (0..).zip(RAGGED) {
-            let made =
-                LazyLock::new(move || Arc::new(Product::<T>::new(format, (rows, cols, tokens), kind, x, i)));
-            let what = format!("{rows}x{cols}, {tokens} tokens, {kind:?}, {x:?}");
-            cases.push(Case::new(what, weights_kernel::<T>(format, "ragged"), move || ragged(&made, odd)));
         }
     }
 }
 
 fn cases_with_steps<T: Exact + Activation>(cases: &mut Vec<Case>) {
     for format in [Format::Nvfp4, Format::Mxfp4] {
-        for (i, (rows, cols, tokens, slices, kind, x)) in (0..).zip(WITH_STEPS) {
+        for (i, of_configs) in (0..).zip(WITH_STEPS) {
+            let GemvCase { rows, cols, tokens, slices, weights, activations, .. } = of_configs;
             for (number, steps) in STEPS.iter().enumerate() {
-                let made = Arc::new(LazyLock::new(move || {
-                    let product = Product::<T>::new(format, (rows, cols, tokens), kind, x, i);
+                let make = move || {
+                    let product = Product::<T>::new(format, (rows, cols, tokens), weights, activations, i);
                     Arc::new(product.with_steps(number))
-                }));
-                let what = format!("{rows}x{cols}, {tokens} tokens, {kind:?}, {x:?}, {steps:?}");
-                for by in [Kind::Unpipelined, Kind::M1, Kind::M8, Kind::M16, Kind::M32] {
-                    for &tiles in by.tiles() {
-                        let made = Arc::clone(&made);
-                        let kernel = weights_kernel::<T>(format, &by.variant(tiles));
-                        let make = move || by.prepare(&made, tiles, slices);
-                        let what = format!("{what}, {slices} slices");
-                        cases.push(Case { by_tensor_cores: true, ..Case::new(what, kernel, make) });
-                    }
+                };
+                let made: Lazy<T> = Arc::new(LazyLock::new(Box::new(make)));
+                let configs = GemmConfig::for_operands(format, T::DTYPE);
+                for config in configs.filter(|config| config.mainloop.is_gemv()) {
+                    let slices = if config.mainloop == Mainloop::GemvRagged { 1 } else { slices };
+                    let config = config.with_slices(slices);
+                    let what = format!(
+                        "{config}, {rows}x{cols}, {tokens} tokens, {weights:?}, {activations:?}, {steps:?}"
+                    );
+                    cases.push(case(what, config, false, &made));
                 }
-                let kernel = weights_kernel::<T>(format, "ragged");
-                cases.push(Case::new(what, kernel, move || ragged(&made, false)));
             }
         }
     }

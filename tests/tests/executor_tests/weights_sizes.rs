@@ -1,115 +1,228 @@
 //! Sizes of executed products of weights and activations, with kinds of weights and activations.
 
+use std::ops::RangeInclusive;
+
+use microscale_kernels_abi::{GemmConfig, Mainloop};
 use microscale_test_support::operands::Scales;
 use microscale_test_support::weights::Activations as X;
 
 use super::weights::Weights::{self, Beyond, Cancelling, Edges, Of, Ordered, Zeros};
 
-/// Rows, columns, tokens and slices of K for the unpipelined kernels.
-///
-/// The cases cover one and several k-iterations, rows that end within one, fewer k-iterations than
-/// slices, rows that do not fill a warp group, partial warp groups and thread blocks, and one and
-/// several token tiles.
-pub(super) const UNPIPELINED: [(usize, usize, usize, u32, Weights, X); 15] = [
-    (1, 32, 1, 1, Of(Scales::Common), X::Common),
-    (5, 96, 2, 8, Zeros, X::Common),
-    (35, 160, 3, 2, Of(Scales::Common), X::Numbers),
-    (20, 1056, 1, 8, Edges, X::Common),
-    (17, 4128, 1, 4, Of(Scales::Common), X::Common),
-    (38, 1056, 5, 4, Beyond, X::Common),
-    (131, 96, 8, 1, Edges, X::Tiny),
-    (9, 288, 9, 2, Zeros, X::Numbers),
-    (3, 1056, 17, 8, Of(Scales::Common), X::Any),
-    (18, 2080, 2, 1, Of(Scales::Numbers), X::Common),
-    (33, 1024, 4, 2, Of(Scales::Any), X::Any),
-    (270, 32, 8, 1, Of(Scales::Common), X::Common),
-    (6, 1024, 5, 2, Cancelling, X::Common),
-    (18, 4096, 3, 1, Ordered, X::Common),
-    (17, 1568, 10, 4, Ordered, X::Common),
+/// A product of few tokens, and how it is launched.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct GemvCase {
+    pub(super) rows: usize,
+    /// Columns. The GEMV that copies ahead has 64 more in NVFP4 if they are an odd number of 128: whole words
+    /// of scales.
+    pub(super) cols: usize,
+    pub(super) tokens: usize,
+    /// Slices of K.
+    pub(super) slices: u32,
+    /// Activations start one element after a multiple of 16 bytes.
+    pub(super) unaligned: bool,
+    pub(super) weights: Weights,
+    pub(super) activations: X,
+}
+
+/// One row of common numbers.
+const CASE: GemvCase = GemvCase {
+    rows: 1,
+    cols: 32,
+    tokens: 1,
+    slices: 1,
+    unaligned: false,
+    weights: Of(Scales::Common),
+    activations: X::Common,
+};
+
+/// Cases, and the configurations that execute them.
+pub(super) struct GemvCases {
+    pub(super) are_for: fn(GemmConfig) -> bool,
+    pub(super) cases: &'static [GemvCase],
+}
+
+/// The cases of every configuration of the GEMV.
+pub(super) const GEMV: [GemvCases; 5] = [
+    GemvCases { are_for: |config| config.mainloop == Mainloop::GemvPlain, cases: &PLAIN },
+    GemvCases { are_for: |config| copies_ahead(config, 1..=1), cases: &ONE_TOKEN },
+    GemvCases { are_for: |config| copies_ahead(config, 2..=8), cases: &EIGHT_TOKENS },
+    GemvCases { are_for: |config| copies_ahead(config, 9..=u32::MAX), cases: &MORE_TOKENS },
+    GemvCases { are_for: |config| config.mainloop == Mainloop::GemvRagged, cases: &RAGGED },
 ];
 
-/// Cases for one token at a time. NVFP4 gets 64 more columns if they are an odd multiple of 128.
-pub(super) const M1: [(usize, usize, usize, u32, Weights, X); 22] = [
-    (20, 1216, 2, 4, Of(Scales::Common), X::Common),
-    (36, 1056, 1, 2, Edges, X::Common),
-    (4, 2080, 3, 8, Zeros, X::Numbers),
-    (1, 128, 1, 1, Of(Scales::Common), X::Common),
-    (5, 128, 1, 8, Zeros, X::Common),
-    (35, 256, 1, 2, Of(Scales::Common), X::Numbers),
-    (20, 1152, 1, 8, Edges, X::Common),
-    (17, 4224, 1, 4, Of(Scales::Common), X::Common),
-    (38, 1024, 2, 4, Beyond, X::Common),
-    (131, 384, 1, 1, Edges, X::Tiny),
-    (9, 640, 3, 2, Zeros, X::Numbers),
-    (3, 1152, 1, 8, Of(Scales::Common), X::Any),
-    (18, 2176, 1, 1, Of(Scales::Numbers), X::Common),
-    (33, 1024, 1, 2, Of(Scales::Any), X::Any),
-    (11, 896, 2, 1, Of(Scales::Largest), X::Numbers),
-    (270, 128, 1, 1, Of(Scales::Common), X::Common),
-    (6, 1024, 1, 2, Cancelling, X::Common),
-    (7, 2048, 1, 8, Of(Scales::Any), X::Tiny),
-    (70, 4096, 1, 2, Ordered, X::Common),
-    (37, 3712, 2, 1, Ordered, X::Common),
-    (5, 4352, 1, 16, Ordered, X::Common),
-    (9, 256, 1, 1, Of(Scales::Smallest), X::Large),
+fn copies_ahead(config: GemmConfig, tile_n: RangeInclusive<u32>) -> bool {
+    config.mainloop == Mainloop::Gemv && tile_n.contains(&config.tile_n)
+}
+
+/// One K-iteration and several, rows that end within one, fewer K-iterations than slices; rows that do not
+/// fill a warp group; warp groups and thread blocks in part; one token tile and several.
+const PLAIN: [GemvCase; 15] = [
+    GemvCase { rows: 1, cols: 32, tokens: 1, ..CASE },
+    GemvCase { rows: 5, cols: 96, tokens: 2, slices: 8, weights: Zeros, ..CASE },
+    GemvCase { rows: 35, cols: 160, tokens: 3, slices: 2, activations: X::Numbers, ..CASE },
+    GemvCase { rows: 20, cols: 1056, tokens: 1, slices: 8, weights: Edges, ..CASE },
+    GemvCase { rows: 17, cols: 4128, tokens: 1, slices: 4, ..CASE },
+    GemvCase { rows: 38, cols: 1056, tokens: 5, slices: 4, weights: Beyond, ..CASE },
+    GemvCase { rows: 131, cols: 96, tokens: 8, weights: Edges, activations: X::Tiny, ..CASE },
+    GemvCase { rows: 9, cols: 288, tokens: 9, slices: 2, weights: Zeros, activations: X::Numbers, ..CASE },
+    GemvCase { rows: 3, cols: 1056, tokens: 17, slices: 8, activations: X::Any, ..CASE },
+    GemvCase { rows: 18, cols: 2080, tokens: 2, weights: Of(Scales::Numbers), ..CASE },
+    GemvCase {
+        rows: 33,
+        cols: 1024,
+        tokens: 4,
+        slices: 2,
+        weights: Of(Scales::Any),
+        activations: X::Any,
+        ..CASE
+    },
+    GemvCase { rows: 270, cols: 32, tokens: 8, ..CASE },
+    GemvCase { rows: 6, cols: 1024, tokens: 5, slices: 2, weights: Cancelling, ..CASE },
+    GemvCase { rows: 18, cols: 4096, tokens: 3, weights: Ordered, ..CASE },
+    GemvCase { rows: 17, cols: 1568, tokens: 10, slices: 4, weights: Ordered, ..CASE },
 ];
 
-/// Cases for pipelined token tiles. The rule for columns is the same as for one token.
-pub(super) const M8: [(usize, usize, usize, u32, Weights, X); 17] = [
-    (1, 128, 1, 1, Of(Scales::Common), X::Common),
-    (5, 128, 2, 8, Zeros, X::Common),
-    (35, 256, 3, 2, Of(Scales::Common), X::Numbers),
-    (20, 1152, 4, 8, Edges, X::Common),
-    (17, 2176, 5, 4, Of(Scales::Common), X::Common),
-    (38, 1024, 7, 4, Beyond, X::Common),
-    (131, 384, 8, 1, Edges, X::Tiny),
-    (9, 640, 9, 2, Zeros, X::Numbers),
-    (3, 1152, 17, 8, Of(Scales::Common), X::Any),
-    (70, 640, 2, 1, Beyond, X::Common),
-    (33, 1024, 4, 2, Of(Scales::Any), X::Any),
-    (270, 128, 8, 1, Of(Scales::Common), X::Common),
-    (6, 1024, 6, 2, Cancelling, X::Common),
-    (150, 256, 8, 4, Of(Scales::Numbers), X::Common),
-    (18, 4096, 3, 1, Ordered, X::Common),
-    (37, 2176, 8, 4, Ordered, X::Common),
-    (5, 4224, 8, 16, Ordered, X::Common),
+/// One token at a time.
+const ONE_TOKEN: [GemvCase; 22] = [
+    GemvCase { rows: 20, cols: 1216, tokens: 2, slices: 4, ..CASE },
+    GemvCase { rows: 36, cols: 1056, tokens: 1, slices: 2, weights: Edges, ..CASE },
+    GemvCase { rows: 4, cols: 2080, tokens: 3, slices: 8, weights: Zeros, activations: X::Numbers, ..CASE },
+    GemvCase { rows: 1, cols: 128, tokens: 1, ..CASE },
+    GemvCase { rows: 5, cols: 128, tokens: 1, slices: 8, weights: Zeros, ..CASE },
+    GemvCase { rows: 35, cols: 256, tokens: 1, slices: 2, activations: X::Numbers, ..CASE },
+    GemvCase { rows: 20, cols: 1152, tokens: 1, slices: 8, weights: Edges, ..CASE },
+    GemvCase { rows: 17, cols: 4224, tokens: 1, slices: 4, ..CASE },
+    GemvCase { rows: 38, cols: 1024, tokens: 2, slices: 4, weights: Beyond, ..CASE },
+    GemvCase { rows: 131, cols: 384, tokens: 1, weights: Edges, activations: X::Tiny, ..CASE },
+    GemvCase { rows: 9, cols: 640, tokens: 3, slices: 2, weights: Zeros, activations: X::Numbers, ..CASE },
+    GemvCase { rows: 3, cols: 1152, tokens: 1, slices: 8, activations: X::Any, ..CASE },
+    GemvCase { rows: 18, cols: 2176, tokens: 1, weights: Of(Scales::Numbers), ..CASE },
+    GemvCase {
+        rows: 33,
+        cols: 1024,
+        tokens: 1,
+        slices: 2,
+        weights: Of(Scales::Any),
+        activations: X::Any,
+        ..CASE
+    },
+    GemvCase {
+        rows: 11,
+        cols: 896,
+        tokens: 2,
+        weights: Of(Scales::Largest),
+        activations: X::Numbers,
+        ..CASE
+    },
+    GemvCase { rows: 270, cols: 128, tokens: 1, ..CASE },
+    GemvCase { rows: 6, cols: 1024, tokens: 1, slices: 2, weights: Cancelling, ..CASE },
+    GemvCase {
+        rows: 7,
+        cols: 2048,
+        tokens: 1,
+        slices: 8,
+        weights: Of(Scales::Any),
+        activations: X::Tiny,
+        ..CASE
+    },
+    GemvCase { rows: 70, cols: 4096, tokens: 1, slices: 2, weights: Ordered, ..CASE },
+    GemvCase { rows: 37, cols: 3712, tokens: 2, weights: Ordered, ..CASE },
+    GemvCase { rows: 5, cols: 4352, tokens: 1, slices: 16, weights: Ordered, ..CASE },
+    GemvCase { rows: 9, cols: 256, tokens: 1, weights: Of(Scales::Smallest), activations: X::Large, ..CASE },
 ];
 
-/// Cases for pipelined token tiles of 16 and 32. The rule for columns is the same as for one token.
-pub(super) const M16_AND_M32: [(usize, usize, usize, u32, Weights, X); 9] = [
-    (35, 256, 9, 2, Of(Scales::Common), X::Numbers),
-    (70, 1152, 16, 4, Edges, X::Common),
-    (5, 2176, 33, 8, Of(Scales::Common), X::Common),
-    (131, 384, 12, 1, Beyond, X::Tiny),
-    (9, 640, 50, 2, Zeros, X::Numbers),
-    (20, 1024, 3, 2, Of(Scales::Any), X::Any),
-    (6, 1024, 17, 2, Cancelling, X::Common),
-    (18, 4096, 16, 2, Ordered, X::Common),
-    (37, 2176, 31, 4, Ordered, X::Common),
+/// Token tiles of up to eight.
+const EIGHT_TOKENS: [GemvCase; 17] = [
+    GemvCase { rows: 1, cols: 128, tokens: 1, ..CASE },
+    GemvCase { rows: 5, cols: 128, tokens: 2, slices: 8, weights: Zeros, ..CASE },
+    GemvCase { rows: 35, cols: 256, tokens: 3, slices: 2, activations: X::Numbers, ..CASE },
+    GemvCase { rows: 20, cols: 1152, tokens: 4, slices: 8, weights: Edges, ..CASE },
+    GemvCase { rows: 17, cols: 2176, tokens: 5, slices: 4, ..CASE },
+    GemvCase { rows: 38, cols: 1024, tokens: 7, slices: 4, weights: Beyond, ..CASE },
+    GemvCase { rows: 131, cols: 384, tokens: 8, weights: Edges, activations: X::Tiny, ..CASE },
+    GemvCase { rows: 9, cols: 640, tokens: 9, slices: 2, weights: Zeros, activations: X::Numbers, ..CASE },
+    GemvCase { rows: 3, cols: 1152, tokens: 17, slices: 8, activations: X::Any, ..CASE },
+    GemvCase { rows: 70, cols: 640, tokens: 2, weights: Beyond, ..CASE },
+    GemvCase {
+        rows: 33,
+        cols: 1024,
+        tokens: 4,
+        slices: 2,
+        weights: Of(Scales::Any),
+        activations: X::Any,
+        ..CASE
+    },
+    GemvCase { rows: 270, cols: 128, tokens: 8, ..CASE },
+    GemvCase { rows: 6, cols: 1024, tokens: 6, slices: 2, weights: Cancelling, ..CASE },
+    GemvCase { rows: 150, cols: 256, tokens: 8, slices: 4, weights: Of(Scales::Numbers), ..CASE },
+    GemvCase { rows: 18, cols: 4096, tokens: 3, weights: Ordered, ..CASE },
+    GemvCase { rows: 37, cols: 2176, tokens: 8, slices: 4, weights: Ordered, ..CASE },
+    GemvCase { rows: 5, cols: 4224, tokens: 8, slices: 16, weights: Ordered, ..CASE },
 ];
 
-/// Rows, columns, tokens, and whether activations start directly after a multiple of 16 bytes.
-///
-/// The cases cover partial groups and chunks, empty streams, and one and several chunks.
-pub(super) const RAGGED: [(usize, usize, usize, bool, Weights, X); 11] = [
-    (9, 16, 1, false, Of(Scales::Common), X::Common),
-    (3, 48, 2, true, Of(Scales::Numbers), X::Numbers),
-    (2, 1040, 3, false, Of(Scales::Common), X::Common),
-    (5, 24, 1, true, Of(Scales::Common), X::Tiny),
-    (10, 100, 2, false, Zeros, X::Common),
-    (1, 2100, 1, true, Of(Scales::Common), X::Common),
-    (8, 64, 1, true, Of(Scales::Any), X::Any),
-    (3, 1, 2, true, Of(Scales::Numbers), X::Common),
-    (4, 1056, 1, true, Edges, X::Numbers),
-    (2, 1023, 9, false, Of(Scales::Largest), X::Common),
-    (4, 1023, 4, false, Cancelling, X::Common),
+/// Token tiles of 16 and of 32.
+const MORE_TOKENS: [GemvCase; 9] = [
+    GemvCase { rows: 35, cols: 256, tokens: 9, slices: 2, activations: X::Numbers, ..CASE },
+    GemvCase { rows: 70, cols: 1152, tokens: 16, slices: 4, weights: Edges, ..CASE },
+    GemvCase { rows: 5, cols: 2176, tokens: 33, slices: 8, ..CASE },
+    GemvCase { rows: 131, cols: 384, tokens: 12, weights: Beyond, activations: X::Tiny, ..CASE },
+    GemvCase { rows: 9, cols: 640, tokens: 50, slices: 2, weights: Zeros, activations: X::Numbers, ..CASE },
+    GemvCase {
+        rows: 20,
+        cols: 1024,
+        tokens: 3,
+        slices: 2,
+        weights: Of(Scales::Any),
+        activations: X::Any,
+        ..CASE
+    },
+    GemvCase { rows: 6, cols: 1024, tokens: 17, slices: 2, weights: Cancelling, ..CASE },
+    GemvCase { rows: 18, cols: 4096, tokens: 16, slices: 2, weights: Ordered, ..CASE },
+    GemvCase { rows: 37, cols: 2176, tokens: 31, slices: 4, weights: Ordered, ..CASE },
 ];
 
-/// Rows, columns, tokens and slices of K of products with an epilogue.
-///
-/// They cover one token at a time, several tokens, and ragged rows.
-pub(super) const WITH_STEPS: [(usize, usize, usize, u32, Weights, X); 3] = [
-    (38, 384, 2, 2, Of(Scales::Common), X::Common),
-    (70, 256, 9, 4, Beyond, X::Common),
-    (12, 128, 5, 1, Of(Scales::Common), X::Numbers),
+/// Groups and chunks in part, streams with nothing, one chunk and several.
+const RAGGED: [GemvCase; 11] = [
+    GemvCase { rows: 9, cols: 16, tokens: 1, ..CASE },
+    GemvCase {
+        rows: 3,
+        cols: 48,
+        tokens: 2,
+        unaligned: true,
+        weights: Of(Scales::Numbers),
+        activations: X::Numbers,
+        ..CASE
+    },
+    GemvCase { rows: 2, cols: 1040, tokens: 3, ..CASE },
+    GemvCase { rows: 5, cols: 24, tokens: 1, unaligned: true, activations: X::Tiny, ..CASE },
+    GemvCase { rows: 10, cols: 100, tokens: 2, weights: Zeros, ..CASE },
+    GemvCase { rows: 1, cols: 2100, tokens: 1, unaligned: true, ..CASE },
+    GemvCase {
+        rows: 8,
+        cols: 64,
+        tokens: 1,
+        unaligned: true,
+        weights: Of(Scales::Any),
+        activations: X::Any,
+        ..CASE
+    },
+    GemvCase { rows: 3, cols: 1, tokens: 2, unaligned: true, weights: Of(Scales::Numbers), ..CASE },
+    GemvCase {
+        rows: 4,
+        cols: 1056,
+        tokens: 1,
+        unaligned: true,
+        weights: Edges,
+        activations: X::Numbers,
+        ..CASE
+    },
+    GemvCase { rows: 2, cols: 1023, tokens: 9, weights: Of(Scales::Largest), ..CASE },
+    GemvCase { rows: 4, cols: 1023, tokens: 4, weights: Cancelling, ..CASE },
+];
+
+/// Products with an epilogue: of one token at a time, of several, and of ragged rows.
+pub(super) const WITH_STEPS: [GemvCase; 3] = [
+    GemvCase { rows: 38, cols: 384, tokens: 2, slices: 2, ..CASE },
+    GemvCase { rows: 70, cols: 256, tokens: 9, slices: 4, weights: Beyond, ..CASE },
+    GemvCase { rows: 12, cols: 128, tokens: 5, activations: X::Numbers, ..CASE },
 ];
