@@ -66,7 +66,8 @@ impl Gpu {
         let target = found.filter(runs).ok_or_else(|| {
             Error::NoGpu(format!("{} does not run PTX for {target}", info.name))
         })?;
-        Self::of_context(context.default_stream(), Some(target))
+        let stream = context.new_stream().map_err(doing("creating a stream"))?;
+        Self::of_context(stream, Some(target))
     }
 
     /// Makes the kernels of the GPU's target ready one after the other and returns the time that each took:
