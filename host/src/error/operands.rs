@@ -55,7 +55,7 @@ pub enum OperandFault {
         top_k: usize,
     },
     /// The product exceeds a limit of GPUs.
-    #[error("{found} {what} exceed the limit of GPUs; pass fewer than {limit}, or multiply on the CPU")]
+    #[error("{found} {what} are more than a GPU multiplies; pass fewer than {limit}, or multiply on the CPU")]
     Limit {
         /// Rows of activations, or columns.
         what: &'static str,
