@@ -10,6 +10,7 @@ mod executor_tests {
     pub(crate) mod expert_parts;
     pub(crate) mod experts;
     pub(crate) mod gemm;
+    mod gemm_sizes;
     pub(crate) mod operations;
     pub(crate) mod products;
     pub(crate) mod quantizing;
@@ -18,6 +19,7 @@ mod executor_tests {
     mod weights_sizes;
 }
 mod gpu_tests {
+    pub(crate) mod allocations;
     pub(crate) mod amax;
     pub(crate) mod dequantize;
     pub(crate) mod device_buffers;
@@ -30,6 +32,7 @@ mod gpu_tests {
     pub(crate) mod gemv;
     pub(crate) mod gemv_weights;
     pub(crate) mod layout;
+    pub(crate) mod plans;
     pub(crate) mod quantize;
     pub(crate) mod raw;
     pub(crate) mod search;
@@ -39,12 +42,16 @@ mod gpu_tests {
 use std::process::ExitCode;
 use std::sync::Arc;
 
+use gpu_tests::allocations::Counting;
 use gpu_tests::{
     amax, dequantize, device_buffers, errors, executor, expert_views, foreign_memory, gemm_experts,
-    gemm_weights, gemv, gemv_weights, layout, quantize, search,
+    gemm_weights, gemv, gemv_weights, layout, plans, quantize, search,
 };
 use libtest_mimic::{Arguments, Failed, Trial};
 use microscale::gpu::{Gpu, devices};
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
 
 /// A test: its name and body.
 type Test = (&'static str, fn(&Gpu));
@@ -76,7 +83,6 @@ const TESTS: &[Test] = &[
     ),
     ("quantize_refuses_what_the_cpu_refuses", quantize::refuses_what_the_cpu_refuses),
     ("quantize_handles_empty_matrices", quantize::handles_empty_matrices),
-    ("baselines_equal_the_product", quantize::baselines_equal_the_product),
     ("dequantize_equals_the_cpu_on_every_code_and_scale", dequantize::equals_the_cpu_on_every_code_and_scale),
     ("dequantize_equals_the_cpu_on_every_shape", dequantize::equals_the_cpu_on_every_shape),
     ("amax_equals_the_cpu", amax::equals_the_cpu),
@@ -121,7 +127,15 @@ const TESTS: &[Test] = &[
         gemm_weights::refuses_a_workspace_that_is_too_small,
     ),
     ("gemm_weights_replays_in_a_graph", gemm_weights::replays_in_a_graph),
-    ("gemm_weights_applies_an_epilogue", gemm_weights::applies_an_epilogue),
+    ("gemm_weights_has_steps_behind_it", gemm_weights::has_steps_behind_it),
+    ("plans_made_twice_are_the_same", plans::made_twice_are_the_same),
+    ("plans_run_without_allocating", plans::run_without_allocating),
+    ("plans_ask_for_their_workspace", plans::ask_for_their_workspace),
+    ("plans_serve_unaligned_activations", plans::serve_unaligned_activations),
+    (
+        "plans_of_configurations_that_do_not_fit_are_refused",
+        plans::of_configurations_that_do_not_fit_are_refused,
+    ),
     (
         "gemm_experts_is_near_the_exact_sum_for_every_kernel",
         gemm_experts::is_near_the_exact_sum_for_every_kernel,

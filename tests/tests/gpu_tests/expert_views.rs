@@ -75,8 +75,8 @@ fn multiplied(
     let x = Raw::of(stream, bytemuck::cast_slice(x));
     let mut out = Raw::used(stream, 2 * routing.pairs() * experts.shape().rows);
     let mut workspace = gpu.experts_workspace(stream, experts, routing.pairs(), Dtype::Bf16).unwrap();
-    gpu.gemm_experts_on(stream, experts, x.view::<bf16>(), routing, rows, &mut workspace, out.view_mut())
-        .unwrap();
+    let plan = gpu.linear_experts::<bf16, bf16>(experts).plan(routing.pairs()).unwrap();
+    plan.run(stream, x.view(), routing, rows, &mut workspace, out.view_mut()).unwrap();
     out.read_as()
 }
 
@@ -153,7 +153,8 @@ pub(crate) fn of_mismatched_views_are_refused(gpu: &Gpu) {
         let view = unsafe { DeviceExpertsView::from_raw_parts(shape, COUNT, codes, scales) }.unwrap();
         let mut workspace = gpu.experts_workspace(stream, view, TOP_K, Dtype::Bf16).unwrap();
         let (x, rows) = (x.view::<bf16>(), ExpertRows::Gathered);
-        let refused = gpu.gemm_experts_on(stream, view, x, &routing, rows, &mut workspace, out.view_mut());
+        let plan = gpu.linear_experts::<bf16, bf16>(view).plan(TOP_K).unwrap();
+        let refused = plan.run(stream, x, &routing, rows, &mut workspace, out.view_mut());
         assert!(matches!(refused, Err(Error::Alignment { .. })), "{refused:?}");
     }
     assert!(out.read().iter().all(|byte| *byte == 0x5B));

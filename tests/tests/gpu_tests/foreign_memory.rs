@@ -122,7 +122,8 @@ pub(crate) fn is_multiplied(gpu: &Gpu) {
             let product = Product::<bf16>::new(weights.clone(), tokens, Activations::Common);
             let x = stream.clone_htod(&product.x).unwrap();
             let mut out = stream.alloc_zeros::<bf16>(product.results.len()).unwrap();
-            gpu.gemm_weights_on(stream, &there, &x, tokens, &mut workspace, &mut out).unwrap();
+            let plan = gpu.linear::<bf16, bf16>(&there).plan(tokens).unwrap();
+            plan.run(stream, &x, &mut workspace, &mut out).unwrap();
             let expected = stream.clone_dtoh(&out).unwrap();
 
             let x = Raw::of(stream, bytemuck::cast_slice(&product.x));
@@ -131,19 +132,13 @@ pub(crate) fn is_multiplied(gpu: &Gpu) {
             // Only products on this stream write to it.
             let in_memory =
                 unsafe { GemmWorkspaceMut::from_raw_parts(raw_workspace.address(), bytes) }.unwrap();
-            gpu.gemm_weights_on(
-                stream,
-                raw.view(),
-                x.view::<bf16>(),
-                tokens,
-                in_memory,
-                out.view_mut::<bf16>(),
-            )
-            .unwrap();
+            let plan = gpu.linear::<bf16, bf16>(raw.view()).plan(tokens).unwrap();
+            plan.run(stream, x.view(), in_memory, out.view_mut()).unwrap();
             assert_same(&out.read_as::<bf16>(), &expected, &product.what());
             if tokens <= 8 {
                 let mut out = Raw::used(stream, 2 * product.results.len());
-                gpu.gemv_weights_on(stream, raw.view(), x.view::<bf16>(), tokens, out.view_mut()).unwrap();
+                let plan = gpu.linear::<bf16, bf16>(raw.view()).without_workspace().plan(tokens).unwrap();
+                plan.run(stream, x.view(), GemmWorkspaceMut::none(), out.view_mut()).unwrap();
                 assert_same(&out.read_as::<bf16>(), &expected, &product.what());
             }
         }
@@ -410,22 +405,25 @@ pub(crate) fn operations_allocate_nothing_and_do_not_wait(_: &Gpu) {
             gpu.gemv_on(stream, matrix, vectors, Batch::default(), out.view_mut::<bf16>()).unwrap();
         });
         assert_eq!(product, [1, 0, 0], "gemv, {format}");
-        for (tokens, kernels) in [(1, 1), (8, 1), (16, 1), (200, 2)] {
+        for tokens in [1, 8, 16, 200] {
+            let mut kernels = 0;
             let product = captured(stream, || {
                 // SAFETY: `workspace` has `bytes` zeroed bytes and lives until the end of the loop.
                 // Only products on this stream write to it.
                 let workspace =
                     unsafe { GemmWorkspaceMut::from_raw_parts(workspace.address(), bytes) }.unwrap();
-                let x = x.view::<bf16>();
-                gpu.gemm_weights_on(stream, raw.view(), x, tokens, workspace, out.view_mut::<bf16>())
-                    .unwrap();
+                let plan = gpu.linear::<bf16, bf16>(raw.view()).plan(tokens).unwrap();
+                kernels = plan.kernels().count();
+                plan.run(stream, x.view(), workspace, out.view_mut()).unwrap();
             });
             assert_eq!(product, [kernels, 0, 0], "{tokens} tokens, {format}");
+            assert!(kernels == 1 || tokens > 8, "{tokens} tokens, {format}: {kernels} kernels");
         }
         let product = captured(stream, || {
-            gpu.gemv_weights_on(stream, raw.view(), x.view::<bf16>(), 8, out.view_mut()).unwrap();
+            let plan = gpu.linear::<bf16, bf16>(raw.view()).without_workspace().plan(8).unwrap();
+            plan.run(stream, x.view(), GemmWorkspaceMut::none(), out.view_mut()).unwrap();
         });
-        assert_eq!(product, [1, 0, 0], "gemv_weights, {format}");
+        assert_eq!(product, [1, 0, 0], "without a workspace, {format}");
     }
     let host = quantize(&[1f32; 64], Shape::new(1, 64), &nvfp4()).unwrap().tensor;
     let mut tensor = Some(DeviceTensor::from_host(stream, &host).unwrap());

@@ -6,14 +6,17 @@ use half::{bf16, f16};
 use microscale::formats::arithmetic::Fused;
 use microscale::gpu::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use microscale::gpu::{
-    DeviceEpilogue, DeviceExperts, DeviceRouting, ExpertRows, ExpertsKernel, Gpu, ProductOf,
+    DeviceEpilogue, DeviceExperts, DeviceRouting, ExpertRows, ExpertsPlan, GemmConfig, GemmWorkspace, Gpu,
+    ProductOf,
 };
-use microscale::{Activation, Dtype, Error, Format, Gate, OperandFault, QuantizedTensor, Words};
+use microscale::{Activation, Dtype, Error, Format, Gate, OperandFault, QuantizedTensor};
+use microscale_kernels_abi::Mainloop;
 use microscale_test_support::operands::{Scales, tensor};
 use microscale_test_support::oracle::Exact;
 use microscale_test_support::weights::{Activations, Bound, ExactProducts, is_unusual, segments};
 
-use super::gemv_weights::{Product, assert_same};
+use super::gemv_weights::{Product, adds_one_token, assert_same};
+use super::support::with_mma;
 
 /// Maximum loss of a product in tensor cores, which may flush subnormal numbers.
 const LEAST: f64 = f64::from_bits((1023 - 126) << 52);
@@ -35,6 +38,26 @@ fn bound_of_parts(weights: &QuantizedTensor) -> Bound {
     let cols = weights.cols();
     let bound = Bound::of_gemm::<bf16>(cols, LEAST).or(Bound::of_tensor_cores::<bf16>(cols, [8, 16], LEAST));
     bound.or(Bound::of_one_token::<bf16>(weights, 1, LEAST))
+}
+
+/// The configurations for experts' weights: without clusters, which the experts' schedule does not have, and with
+/// eight slices of K, as they are chosen.
+fn configs(gpu: &Gpu, experts: &DeviceExperts) -> Vec<GemmConfig> {
+    let mut configs = gpu.gemm_configs(experts.shape());
+    configs.retain(|config| config.cluster == 1 && (config.slices == 8 || config.slicings().count() == 1));
+    configs
+}
+
+/// The product of experts' weights by a configuration.
+fn plan<'a, T: Activation, O: ProductOf<T>>(
+    gpu: &'a Gpu,
+    config: GemmConfig,
+    experts: &'a DeviceExperts,
+    epilogue: DeviceEpilogue<'a, T, O>,
+    pairs: usize,
+) -> ExpertsPlan<'a, T, O> {
+    let linear = gpu.linear_experts(experts).epilogue(epilogue).by(config);
+    linear.plan(pairs).unwrap_or_else(|error| panic!("{config}, {pairs} pairs: {error}"))
 }
 
 impl<T: Exact + Activation> Mixture<T> {
@@ -80,25 +103,21 @@ impl<T: Exact + Activation> Mixture<T> {
         (experts.unwrap(), routing)
     }
 
-    /// Checks results of a kernel, with activations `skipped` elements after a multiple of 256
-    /// bytes.
-    fn check(&self, gpu: &Gpu, kernel: ExpertsKernel, rows: ExpertRows, skipped: usize) {
+    /// Checks results of a configuration, with activations that start `skipped` elements after 256 bytes.
+    fn check(&self, gpu: &Gpu, config: GemmConfig, rows: ExpertRows, skipped: usize) {
         let (stream, first) = (gpu.stream(), &self.experts[0].0.weights);
-        let what = format!("{}, {rows:?}, {:?}, {:?}", kernel.word(), first.shape(), self.counts);
+        let what = format!("{config}, {rows:?}, {:?}, {:?}", first.shape(), self.counts);
         let (experts, routing) = self.on_device(gpu);
         let x = [vec![T::default(); skipped], self.activations(rows)].concat();
         let x = stream.clone_htod(&x).unwrap();
         let x = x.slice(skipped..);
-        let mut workspace = gpu.experts_workspace(stream, &experts, self.chosen.len(), T::DTYPE).unwrap();
+        let plan = plan::<T, T>(gpu, config, &experts, DeviceEpilogue::default(), self.chosen.len());
+        let mut workspace = GemmWorkspace::new(stream, plan.workspace_bytes()).unwrap();
         let untouched = T::from_f32(7.0);
         let results = self.chosen.len() * first.rows();
         let mut multiplied = || {
             let mut out = stream.clone_htod(&vec![untouched; results + 1]).unwrap();
-            let out_of = &mut out;
-            let nothing = DeviceEpilogue::default();
-            let space = &mut workspace;
-            let done =
-                gpu.gemm_experts_with(kernel, stream, &experts, &x, &routing, rows, nothing, space, out_of);
+            let done = plan.run(stream, &x, &routing, rows, &mut workspace, &mut out);
             done.unwrap_or_else(|error| panic!("{what}: {error}"));
             stream.clone_dtoh(&out).unwrap()
         };
@@ -113,7 +132,7 @@ impl<T: Exact + Activation> Mixture<T> {
             left.retain(|place| !places.clone().any(|other| other == *place));
             let of_expert: Vec<T> =
                 places.flat_map(|place| &found[place * first.rows()..][..first.rows()]).copied().collect();
-            self.check_expert(expert, &of_expert, kernel, skipped, &what);
+            self.check_expert(expert, &of_expert, config, skipped, &what);
         }
         for place in left {
             let row = found[place * first.rows()..].iter().take(first.rows());
@@ -125,7 +144,7 @@ impl<T: Exact + Activation> Mixture<T> {
         &self,
         (expert, exact): &(Product<T>, ExactProducts),
         found: &[T],
-        kernel: ExpertsKernel,
+        config: GemmConfig,
         skipped: usize,
         what: &str,
     ) {
@@ -135,22 +154,19 @@ impl<T: Exact + Activation> Mixture<T> {
             near.unwrap_or_else(|wrong| panic!("{wrong}, {what}"));
             return;
         }
-        let words = match weights.format() {
-            Format::Mxfp4 => weights.scales().len(),
-            _ => weights.blocks_per_row(),
+        let many = !config.mainloop.is_gemv();
+        let ragged = config.mainloop == Mainloop::GemvRagged || !skipped.is_multiple_of(8);
+        let (bound, by_row) = match config.mainloop {
+            _ if many => (Bound::of_gemm::<T>(weights.cols(), LEAST), true),
+            Mainloop::Gemv if adds_one_token(config) => (Bound::of_one_token::<T>(weights, 1, LEAST), false),
+            _ => {
+                // Token tiles hold the average number of an expert's rows, up to eight.
+                let active = self.counts.len().min(self.chosen.len());
+                let rows = self.chosen.len().div_ceil(active);
+                let segments = if config.tile_n > 8 { 1 } else { segments(rows) };
+                (Bound::of_tensor_cores::<T>(weights.cols(), [segments, 1], LEAST), true)
+            }
         };
-        let whole = weights.cols().is_multiple_of(32) && words.is_multiple_of(4);
-        let few = |rows| Bound::of_tensor_cores::<T>(weights.cols(), [segments(rows), 1], LEAST);
-        let (bound, by_row) = match kernel.word() {
-            "m1" if whole => (Bound::of_one_token::<T>(weights, 1, LEAST), false),
-            "m1" => (few(1), true),
-            "m2" => (few(2), true),
-            "m4" => (few(4), true),
-            "m8" => (few(8), true),
-            _ => (Bound::of_gemm::<T>(weights.cols(), LEAST), true),
-        };
-        let ragged = !weights.cols().is_multiple_of(32) || !skipped.is_multiple_of(8);
-        let many = kernel.word().contains("mma");
         let defined = |row: usize| by_row && is_unusual::<T>(weights, row) || ragged && !many;
         for (i, (found, right)) in found.iter().zip(results).enumerate() {
             let row = i % weights.rows();
@@ -183,14 +199,12 @@ fn every_kernel<T: Exact + Activation>(gpu: &Gpu) {
             let mixture = Mixture::<T>::new(format, [rows, cols], counts, scales, seed);
             let (experts, _) = mixture.on_device(gpu);
             let skipped = if seed == 2 { 3 } else { 0 };
-            for kernel in gpu.experts_kernels() {
-                // Kernels for many rows require whole words of scales in NVFP4's rows.
-                let words = format == Format::Mxfp4 || experts.shape().blocks_per_row().is_multiple_of(4);
-                if kernel.word().contains("mma") && !words {
-                    continue;
-                }
-                for rows in [ExpertRows::Gathered, ExpertRows::Sorted, ExpertRows::Scattered] {
-                    mixture.check(gpu, kernel, rows, skipped);
+            let mma = with_mma(gpu);
+            for gpu in [Some(gpu), mma.as_ref()].into_iter().flatten() {
+                for config in configs(gpu, &experts) {
+                    for rows in [ExpertRows::Gathered, ExpertRows::Sorted, ExpertRows::Scattered] {
+                        mixture.check(gpu, config, rows, skipped);
+                    }
                 }
             }
         }
@@ -234,16 +248,8 @@ fn replays<T: Exact + Activation>(bound_of: fn(&QuantizedTensor) -> Bound) {
         // Runs once beforehand, so that kernels are compiled.
         let mut enqueue = || {
             gpu.route_on(stream, &chosen, top_k, &mut routing).unwrap();
-            gpu.gemm_experts_on(
-                stream,
-                &there,
-                &x_there,
-                &routing,
-                ExpertRows::Gathered,
-                &mut workspace,
-                &mut out,
-            )
-            .unwrap();
+            let plan = gpu.linear_experts::<T, T>(&there).plan(pairs).unwrap();
+            plan.run(stream, &x_there, &routing, ExpertRows::Gathered, &mut workspace, &mut out).unwrap();
         };
         enqueue();
         stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
@@ -295,21 +301,19 @@ fn leaves_results_alone<T: Exact + Activation + PartialEq>() {
     assert_eq!(routing.pairs(), 8);
     let x = stream.clone_htod(&vec![T::from_f32(1.0); 4 * cols]).unwrap();
     let untouched = vec![T::from_f32(7.0); 8 * rows];
-    let mut workspace = gpu.experts_workspace(stream, &there, 8, T::DTYPE).unwrap();
-    let mut is_untouched = |kernel| {
+    let is_untouched = |config| {
         let mut out = stream.clone_htod(&untouched).unwrap();
-        let (rows, workspace) = (ExpertRows::Gathered, &mut workspace);
-        let nothing = DeviceEpilogue::default();
-        gpu.gemm_experts_with(kernel, stream, &there, &x, &routing, rows, nothing, workspace, &mut out)
-            .unwrap();
+        let plan = plan::<T, T>(&gpu, config, &there, DeviceEpilogue::default(), 8);
+        let mut workspace = GemmWorkspace::new(stream, plan.workspace_bytes()).unwrap();
+        plan.run(stream, &x, &routing, ExpertRows::Gathered, &mut workspace, &mut out).unwrap();
         stream.clone_dtoh(&out).unwrap() == untouched
     };
     for sorted in [false, true] {
         if sorted {
             graph.launch().unwrap();
         }
-        for kernel in gpu.experts_kernels() {
-            assert_eq!(is_untouched(kernel), !sorted, "{}", kernel.word());
+        for config in configs(&gpu, &there) {
+            assert_eq!(is_untouched(config), !sorted, "{config}");
         }
     }
     // SAFETY: all work has completed, so no buffer of a later test lacks an event.
@@ -337,8 +341,9 @@ pub(crate) fn refuses_mismatched_operands(gpu: &Gpu) {
     let x = stream.alloc_zeros::<f16>(6 * 256).unwrap();
     let mut out = stream.alloc_zeros::<f16>(6 * 8).unwrap();
     let mut workspace = gpu.experts_workspace(stream, &experts, 6, Dtype::F16).unwrap();
+    let plan = gpu.linear_experts::<f16, f16>(&experts).plan(6).unwrap();
     let mut multiply = |routing: &DeviceRouting, out: &mut _| {
-        gpu.gemm_experts_on(stream, &experts, &x, routing, ExpertRows::Gathered, &mut workspace, out)
+        plan.run(stream, &x, routing, ExpertRows::Gathered, &mut workspace, out)
     };
     let error = multiply(&routing, &mut out).unwrap_err();
     assert!(matches!(error, Error::Operands(OperandFault::Routing { .. })), "{error:?}");
@@ -376,26 +381,25 @@ where
     let (experts, routing) = mixture.on_device(gpu);
     let (pairs, rows) = (mixture.chosen.len(), mixture.experts[0].0.weights.rows());
     let x = stream.clone_htod(&mixture.activations(order)).unwrap();
-    let mut workspace = gpu.experts_workspace(stream, &experts, pairs, T::DTYPE).unwrap();
     let mut random = fastrand::Rng::with_seed(1);
     let bias: Vec<T> = (0..counts.len() * rows).map(|_| T::from_f32(random.f32() - 0.5)).collect();
     let bias = &bias[..experts.count() * rows];
     let residual: Vec<f32> = (0..pairs * rows / 2).map(|_| random.f32() - 0.5).collect();
     let (bias_there, residual_there) =
         (stream.clone_htod(bias).unwrap(), stream.clone_htod(&residual).unwrap());
-    for kernel in gpu.experts_kernels() {
+    for config in configs(gpu, &experts) {
         let mut sums = stream.alloc_zeros::<f32>(pairs * rows).unwrap();
         let mut out = stream.alloc_zeros::<f32>(pairs * rows / 2).unwrap();
-        let (nothing, space) = (DeviceEpilogue::default(), &mut workspace);
-        gpu.gemm_experts_with(kernel, stream, &experts, &x, &routing, order, nothing, space, &mut sums)
-            .unwrap();
+        let without = plan::<T, f32>(gpu, config, &experts, DeviceEpilogue::default(), pairs);
         let steps = DeviceEpilogue {
             bias: Some((&bias_there).into()),
             gate: Some(Gate::SILU),
             residual: Some((&residual_there).into()),
         };
-        let space = &mut workspace;
-        gpu.gemm_experts_with(kernel, stream, &experts, &x, &routing, order, steps, space, &mut out).unwrap();
+        let fused = plan::<T, f32>(gpu, config, &experts, steps, pairs);
+        let mut workspace = GemmWorkspace::new(stream, fused.workspace_bytes()).unwrap();
+        without.run(stream, &x, &routing, order, &mut workspace, &mut sums).unwrap();
+        fused.run(stream, &x, &routing, order, &mut workspace, &mut out).unwrap();
         let (sums, found) = (stream.clone_dtoh(&sums).unwrap(), stream.clone_dtoh(&out).unwrap());
         for pair in 0..pairs {
             let expert = mixture.chosen[pair] as usize;
@@ -406,8 +410,7 @@ where
                 let near = 1e-5 * (1.0 + gated.abs() + value(2 * result).abs() * value(2 * result + 1).abs());
                 assert!(
                     (found - (gated + residual)).abs() <= near,
-                    "{found} is not {gated} + {residual}: {}, pair {pair}, result {result}",
-                    kernel.word()
+                    "{found} is not {gated} + {residual}: {config}, pair {pair}, result {result}"
                 );
             }
         }

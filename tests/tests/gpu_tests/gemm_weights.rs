@@ -5,7 +5,7 @@
 use half::{bf16, f16};
 use microscale::gpu::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use microscale::gpu::{
-    DeviceEpilogue, DeviceTensor, GemmWeightsKernel, Gpu, ProductOf, TensorCoreActivation,
+    DeviceEpilogue, DeviceTensor, GemmConfig, GemmWorkspace, GemmWorkspaceMut, Gpu, ProductOf,
 };
 use microscale::{Activation, Dtype, Error, Format, Gate, OperandFault, QuantizedTensor};
 use microscale_test_support::epilogue::Steps;
@@ -14,52 +14,48 @@ use microscale_test_support::oracle::Exact;
 use microscale_test_support::weights::{Activations, Bound, ExactProducts, is_unusual};
 
 use super::gemv_weights::{Product, assert_same};
+use super::raw::Raw;
+use super::support::with_mma;
 
 /// Maximum loss of a product in tensor cores, which may flush subnormal numbers.
 const LEAST: f64 = f64::from_bits((1023 - 126) << 52);
 
-/// Multiplies twice from device memory with one kernel and the same workspace.
-///
-/// Activations start `skipped` elements after a multiple of 256 bytes.
-fn on_gpu<T: Exact + TensorCoreActivation>(
-    gpu: &Gpu,
-    product: &Product<T>,
-    kernel: GemmWeightsKernel,
-    skipped: usize,
-) -> Vec<T> {
-    let (stream, Product { weights, x, tokens, results }) = (gpu.stream(), product);
-    let there = DeviceTensor::from_host(stream, weights).unwrap();
-    let x = stream.clone_htod(&[vec![T::default(); skipped], x.clone()].concat()).unwrap();
-    let x = x.slice(skipped..);
-    let mut workspace = gpu.gemm_workspace(stream, weights.shape(), *tokens, T::DTYPE).unwrap();
-    let mut multiplied = || {
-        let mut out = stream.clone_htod(&vec![T::from_f32(7.0); results.len() + 1]).unwrap();
-        let nothing = DeviceEpilogue::default();
-        let (kernel, space) = (Some(kernel), &mut workspace);
-        gpu.gemm_weights_with(kernel, stream, &there, &x, *tokens, nothing, space, &mut out).unwrap();
-        let mut found = stream.clone_dtoh(&out).unwrap();
-        assert_eq!(found.pop().unwrap().to_f32(), 7.0, "{kernel:?}, {}: wrote too much", product.what());
-        found
-    };
-    let found = multiplied();
-    assert_same(&multiplied(), &found, &format!("{kernel:?}, {}, a second time", product.what()));
-    found
+/// The configurations for some weights that pack activations.
+fn packing_configs(gpu: &Gpu, weights: &QuantizedTensor) -> Vec<GemmConfig> {
+    let mut configs = gpu.gemm_configs(weights.shape());
+    configs.retain(|config| !config.mainloop.is_gemv());
+    configs
 }
 
-/// Checks results. Rows with out-of-range scales must have the CPU's bits.
-fn check<T: Exact + TensorCoreActivation>(gpu: &Gpu, product: &Product<T>, skipped: usize) {
+/// Returns whether a cluster's thread blocks have work for a product: if not, the configuration is refused.
+fn fits<T: Activation>(gpu: &Gpu, weights: &DeviceTensor, tokens: usize, config: GemmConfig) -> bool {
+    match gpu.linear::<T, T>(weights).by(config).plan(tokens) {
+        Ok(_) => true,
+        Err(error) => {
+            assert!(config.cluster > 1, "{config}: {error}");
+            false
+        }
+    }
+}
+
+/// Checks results of every configuration that packs activations: rows with unusual scales have the CPU's bits.
+fn check<T: Exact + Activation>(gpu: &Gpu, product: &Product<T>, skipped: usize) {
     let exact = ExactProducts::of(&product.weights, &product.x, product.tokens);
     let bound = Bound::of_gemm::<T>(product.weights.cols(), LEAST);
-    for kernel in gpu.gemm_kernels() {
-        let found = on_gpu(gpu, product, kernel, skipped);
-        let defined = |row: usize| is_unusual::<T>(&product.weights, row);
-        for (i, (found, right)) in found.iter().zip(&product.results).enumerate() {
-            let row = i % product.weights.rows();
-            let same = found.bits() == right.bits() || !defined(row);
-            assert!(same, "{found:?} is not {right:?}: row {row}, {kernel:?}, {}", product.what());
-        }
-        let near = exact.check_some(&found, &bound, |row| !defined(row));
-        near.unwrap_or_else(|wrong| panic!("{wrong}, {kernel:?}, {}", product.what()));
+    let there = DeviceTensor::from_host(gpu.stream(), &product.weights).unwrap();
+    for gpu in [Some(gpu), with_mma(gpu).as_ref()].into_iter().flatten() {
+        let mut configs = packing_configs(gpu, &product.weights);
+        configs.retain(|config| fits::<T>(gpu, &there, product.tokens, *config));
+        product.on_gpu(gpu, configs, skipped, |found, _, what| {
+            let defined = |row: usize| is_unusual::<T>(&product.weights, row);
+            for (i, (found, right)) in found.iter().zip(&product.results).enumerate() {
+                let row = i % product.weights.rows();
+                let same = found.bits() == right.bits() || !defined(row);
+                assert!(same, "{found:?} is not {right:?}: row {row}, {what}");
+            }
+            let near = exact.check_some(found, &bound, |row| !defined(row));
+            near.unwrap_or_else(|wrong| panic!("{wrong}, {what}"));
+        });
     }
 }
 
@@ -110,16 +106,27 @@ pub(crate) fn is_near_the_cpus_on_layers_of_models(gpu: &Gpu) {
     }
 }
 
-pub(crate) fn refuses_a_workspace_that_is_too_small(gpu: &Gpu) {
+/// A workspace that is one byte short, or for another product, or none.
+pub(crate) fn refuses_a_workspace_for_less(gpu: &Gpu) {
     let weights = tensor(Format::Mxfp4, 300, 2048, Scales::Common, 2);
-    let stream = gpu.stream();
+    let (stream, tokens) = (gpu.stream(), 9000);
     let there = DeviceTensor::from_host(stream, &weights).unwrap();
-    let x = stream.alloc_zeros::<f16>(9000 * weights.cols()).unwrap();
-    let mut out = stream.alloc_zeros::<f16>(9000 * weights.rows()).unwrap();
+    let x = stream.alloc_zeros::<f16>(tokens * weights.cols()).unwrap();
+    let mut out = stream.alloc_zeros::<f16>(tokens * weights.rows()).unwrap();
     let other = tensor(Format::Mxfp4, 300, 64, Scales::Common, 2);
-    let mut workspace = gpu.gemm_workspace(stream, other.shape(), 1, Dtype::F16).unwrap();
-    let refused = gpu.gemm_weights_on(stream, &there, &x, 9000, &mut workspace, &mut out).unwrap_err();
-    assert!(matches!(refused, Error::Operands(OperandFault::Workspace { .. })), "{refused:?}");
+    let mut other = gpu.gemm_workspace(stream, other.shape(), 1, Dtype::F16).unwrap();
+    let plan = gpu.linear::<f16, f16>(&there).plan(tokens).unwrap();
+    let bytes = plan.workspace_bytes();
+    let memory = Raw::zeros(stream, bytes);
+    // SAFETY: the memory has `bytes` bytes, zeros at first, and only products write there.
+    let of = |bytes| unsafe { GemmWorkspaceMut::from_raw_parts(memory.address(), bytes) }.unwrap();
+    for short in [of(bytes - 1), (&mut other).into(), GemmWorkspaceMut::none()] {
+        let refused = plan.run(stream, &x, short, &mut out).unwrap_err();
+        assert!(matches!(refused, Error::Operands(OperandFault::Workspace { .. })), "{refused:?}");
+    }
+    plan.run(stream, &x, of(bytes), &mut out).unwrap();
+    stream.synchronize().unwrap();
+    memory.read();
 }
 
 /// Tests any number of tokens, from host memory and captured in a graph.
@@ -139,7 +146,8 @@ pub(crate) fn replays_in_a_graph(_: &Gpu) {
         let mut out = stream.alloc_zeros::<bf16>(product.results.len()).unwrap();
         let mut workspace = gpu.gemm_workspace(stream, product.weights.shape(), 120, Dtype::Bf16).unwrap();
         stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
-        gpu.gemm_weights_on(stream, &there, &x, tokens, &mut workspace, &mut out).unwrap();
+        let plan = gpu.linear::<bf16, bf16>(&there).plan(tokens).unwrap();
+        plan.run(stream, &x, &mut workspace, &mut out).unwrap();
         let graph = stream.end_capture(CUgraphInstantiate_flags(0)).unwrap().unwrap();
         for _ in 0..3 {
             stream.memset_zeros(&mut out).unwrap();
@@ -175,15 +183,25 @@ fn check_steps<T: Exact + Activation, O: Exact + ProductOf<T>>(
         gate: steps.1,
         residual: residual.as_ref().filter(|_| steps.2).map(Into::into),
     };
-    let mut workspace = gpu.gemm_workspace(stream, weights.shape(), tokens, T::DTYPE).unwrap();
     let results = drawn.results(rows) * tokens;
-    for kernel in gpu.gemm_kernels().map(Some).chain([None]) {
+    let mma = with_mma(gpu);
+    let of_gpu = |gpu| {
+        let configs = packing_configs(gpu, weights).into_iter().map(Some);
+        configs.map(move |config| (gpu, config))
+    };
+    let others = mma.iter().flat_map(of_gpu);
+    for (gpu, config) in of_gpu(gpu).chain([(gpu, None)]).chain(others) {
+        let linear = gpu.linear::<T, O>(&there).epilogue(epilogue);
+        let linear = config.map_or(linear, |config| linear.by(config));
+        let plan = match linear.plan(tokens) {
+            Err(_) if config.is_some_and(|config| config.cluster > 1) => continue,
+            plan => plan.unwrap(),
+        };
+        let what = format!("{plan:?}, {rows}x{cols}, {steps:?}, {:?}", (T::DTYPE, O::DTYPE));
+        let mut workspace = GemmWorkspace::new(stream, plan.workspace_bytes()).unwrap();
         let mut out = stream.clone_htod(&vec![O::from_f32(7.0); results + 1]).unwrap();
-        gpu.gemm_weights_with(kernel, stream, &there, &x, tokens, epilogue, &mut workspace, &mut out)
-            .unwrap();
+        plan.run(stream, &x, &mut workspace, &mut out).unwrap();
         let mut found = stream.clone_dtoh(&out).unwrap();
-        let what =
-            format!("{kernel:?}, {rows}x{cols}, {tokens} tokens, {steps:?}, {:?}", (T::DTYPE, O::DTYPE));
         assert_eq!(found.pop().unwrap().to_f32(), 7.0, "{what}: wrote too much");
         drawn.check(&exact, &bound, rows, &found).unwrap_or_else(|wrong| panic!("{wrong}, {what}"));
     }
@@ -218,8 +236,6 @@ pub(crate) fn applies_an_epilogue(gpu: &Gpu) {
     let epilogue = DeviceEpilogue::<bf16, bf16> { gate: Some(Gate::SILU), ..DeviceEpilogue::default() };
     let stream = gpu.stream();
     let there = DeviceTensor::from_host(stream, &weights).unwrap();
-    let (x, mut out) = (stream.alloc_zeros::<bf16>(64).unwrap(), stream.alloc_zeros::<bf16>(5).unwrap());
-    let mut workspace = gpu.gemm_workspace(stream, weights.shape(), 1, Dtype::Bf16).unwrap();
-    let refused = gpu.gemm_weights_fused_on(stream, &there, &x, 1, epilogue, &mut workspace, &mut out);
+    let refused = gpu.linear::<bf16, bf16>(&there).epilogue(epilogue).plan(1).map(drop);
     assert!(matches!(refused, Err(Error::Operands(OperandFault::Gate { rows: 5 }))), "{refused:?}");
 }

@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 use microscale::gpu::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
-use microscale::gpu::{DeviceTensor, GemvKernel, Gpu};
+use microscale::gpu::{DeviceTensor, Gpu};
 use microscale::{Batch, Element, Error, Format, QuantizedTensor, ScaleLayout, Words, gemv};
 use microscale_test_support::operands::{Scales, tensor};
 
@@ -25,12 +25,12 @@ fn check<T: Element>(gpu: &Gpu, matrix: &QuantizedTensor, vectors: &QuantizedTen
     let stream = gpu.stream();
     let [there, of_vectors] =
         [matrix, vectors].map(|tensor| DeviceTensor::from_host(stream, tensor).unwrap());
-    for &(word, kernel) in GemvKernel::WORDS {
+    for rows_per_warp in [1, 2, 4] {
         let mut out = stream.clone_htod(&vec![T::from_f32(7.0); matrix.rows() + 1]).unwrap();
-        gpu.gemv_with(kernel, stream, &there, &of_vectors, batch, &mut out).unwrap();
+        gpu.gemv_by_rows_on(rows_per_warp, stream, &there, &of_vectors, batch, &mut out).unwrap();
         let mut found = stream.clone_dtoh(&out).unwrap();
-        assert_eq!(found.pop().unwrap().to_f32(), 7.0, "{word} wrote too much");
-        let what = format!("{word} {} {:?} {batch:?}", T::DTYPE.word(), matrix.shape());
+        assert_eq!(found.pop().unwrap().to_f32(), 7.0, "{rows_per_warp} rows: wrote too much");
+        let what = format!("{rows_per_warp} rows, {} {:?} {batch:?}", T::DTYPE.word(), matrix.shape());
         assert_same(&found, &expected, &what);
     }
 }

@@ -4,10 +4,11 @@
 
 use half::{bf16, f16};
 use microscale::gpu::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
-use microscale::gpu::{DeviceTensor, GemvWeightsKernel, Gpu, TensorCoreActivation};
+use microscale::gpu::{DeviceTensor, GemmConfig, GemmWorkspace, GemmWorkspaceMut, Gpu};
 use microscale::{
     Activation, Error, Format, QuantizedShape, QuantizedTensor, ScaleLayout, Words, gemv_weights,
 };
+use microscale_kernels_abi::Mainloop;
 use microscale_test_support::operands::{Scales, tensor};
 use microscale_test_support::oracle::Exact;
 use microscale_test_support::weights::{
@@ -34,76 +35,95 @@ impl<T: Exact + Activation> Product<T> {
     }
 }
 
-impl<T: Exact + TensorCoreActivation> Product<T> {
+impl<T: Exact + Activation> Product<T> {
     pub(super) fn what(&self) -> String {
         format!("{} {:?}, {} tokens", T::DTYPE.word(), self.weights.shape(), self.tokens)
     }
 
-    /// Returns the bound of a kernel's results for any number of warps per row.
-    ///
-    /// Products below f32's normal numbers may be lost.
-    fn bound(&self, kernel: GemvWeightsKernel) -> Bound {
+    /// The bound of a GEMV's results, however many warps share rows. Products below f32's normal numbers may
+    /// be lost.
+    fn bound(&self, config: GemmConfig) -> Bound {
         let least = 2f64.powi(-126);
-        if kernel.takes_one_token(self.weights.shape()) {
+        if adds_one_token(config) {
             Bound::of_one_token::<T>(&self.weights, 1, least)
         } else {
-            let segments = if kernel.tokens() > 8 { 1 } else { segments(self.tokens) };
+            let segments = if config.tile_n > 8 { 1 } else { segments(self.tokens) };
             Bound::of_tensor_cores::<T>(self.weights.cols(), [segments, 1], least)
         }
     }
 
-    /// Multiplies twice with each kernel, from device memory.
-    ///
-    /// Activations start `skipped` elements after a multiple of 256 bytes.
-    fn on_gpu(
+    /// The configuration that is chosen without a workspace.
+    fn chosen(&self, gpu: &Gpu) -> GemmConfig {
+        let weights = DeviceTensor::from_host(gpu.stream(), &self.weights).unwrap();
+        let plan = gpu.linear::<T, T>(&weights).without_workspace().plan(self.tokens).unwrap();
+        plan.config().expect("something to multiply")
+    }
+
+    /// Multiplies by some configurations, each twice with the same workspace. Activations start `skipped`
+    /// elements after 256 bytes.
+    pub(super) fn on_gpu(
         &self,
         gpu: &Gpu,
-        kernels: impl IntoIterator<Item = GemvWeightsKernel>,
+        configs: impl IntoIterator<Item = GemmConfig>,
         skipped: usize,
-        check: impl Fn(&[T], GemvWeightsKernel, &str),
+        check: impl Fn(&[T], GemmConfig, &str),
     ) {
         let stream = gpu.stream();
         let weights = DeviceTensor::from_host(stream, &self.weights).unwrap();
         let x = stream.clone_htod(&[vec![T::default(); skipped], self.x.clone()].concat()).unwrap();
         let x = x.slice(skipped..);
-        for kernel in kernels {
-            let what = format!("{kernel:?}, {}", self.what());
-            let multiplied = || {
+        for config in configs {
+            let what = format!("{config}, {}", self.what());
+            let plan = gpu.linear::<T, T>(&weights).by(config).plan(self.tokens);
+            let plan = plan.unwrap_or_else(|error| panic!("{what}: {error}"));
+            let mut workspace = GemmWorkspace::new(stream, plan.workspace_bytes()).unwrap();
+            let mut multiplied = || {
                 let mut out = stream.clone_htod(&vec![T::from_f32(7.0); self.results.len() + 1]).unwrap();
-                gpu.gemv_weights_with(kernel, stream, &weights, &x, self.tokens, &mut out).unwrap();
+                let done = plan.run(stream, &x, &mut workspace, &mut out);
+                done.unwrap_or_else(|error| panic!("{what}: {error}"));
                 let mut found = stream.clone_dtoh(&out).unwrap();
                 assert_eq!(found.pop().unwrap().to_f32(), 7.0, "{what}: wrote too much");
                 found
             };
             let found = multiplied();
             assert_same(&multiplied(), &found, &format!("{what}, a second time"));
-            check(&found, kernel, &what);
+            check(&found, config, &what);
         }
     }
 
-    /// Returns whether a kernel falls back to the reference for a row.
-    fn is_defined(&self, kernel: GemvWeightsKernel, row: usize) -> bool {
-        let shape = self.weights.shape();
-        !shape.cols.is_multiple_of(32)
-            || !kernel.takes_one_token(shape) && is_unusual::<T>(&self.weights, row)
+    /// Returns whether a configuration of the GEMV computes a row by the definition.
+    fn is_defined(&self, config: GemmConfig, row: usize) -> bool {
+        config.mainloop == Mainloop::GemvRagged
+            || !adds_one_token(config) && is_unusual::<T>(&self.weights, row)
     }
 
-    /// Checks every kernel against the exact sums, or against the CPU's bits for fallback rows.
+    /// Checks every configuration of the GEMV against the exact sums, or against the CPU's results where they are computed as
+    /// there.
     fn check_all(&self, gpu: &Gpu) {
         let exact = ExactProducts::of(&self.weights, &self.x, self.tokens);
-        self.on_gpu(gpu, GemvWeightsKernel::all(), 0, |found, kernel, what| {
+        self.on_gpu(gpu, gemv_configs(gpu, &self.weights), 0, |found, config, what| {
             for (i, (found, right)) in found.iter().zip(&self.results).enumerate() {
                 let row = i % self.weights.rows();
                 let same = found.bits() == right.bits();
                 assert!(
-                    same || !self.is_defined(kernel, row),
+                    same || !self.is_defined(config, row),
                     "{found:?} is not {right:?}: row {row}, {what}"
                 );
             }
-            let checked = exact.check_some(found, &self.bound(kernel), |row| !self.is_defined(kernel, row));
+            let checked = exact.check_some(found, &self.bound(config), |row| !self.is_defined(config, row));
             checked.unwrap_or_else(|wrong| panic!("{wrong}, {what}"));
         });
     }
+}
+
+/// Returns whether a configuration adds as kernels for one token do.
+pub(super) fn adds_one_token(config: GemmConfig) -> bool {
+    config.mainloop == Mainloop::Gemv && config.tile_n == 1
+}
+
+/// The configurations of the GEMV for some weights.
+fn gemv_configs(gpu: &Gpu, weights: &QuantizedTensor) -> impl Iterator<Item = GemmConfig> {
+    gpu.gemm_configs(weights.shape()).into_iter().filter(|config| config.mainloop.is_gemv())
 }
 
 pub(super) fn assert_same<T: Exact>(found: &[T], expected: &[T], what: &str) {
@@ -136,11 +156,10 @@ pub(crate) fn is_near_the_exact_sum_for_every_kernel(gpu: &Gpu) {
     }
 }
 
-/// Tests rows that fall back to the reference next to others.
-///
-/// Also tests zero blocks under out-of-range scales.
-pub(crate) fn of_out_of_range_scales_equals_the_cpu(gpu: &Gpu) {
-    fn check<T: Exact + TensorCoreActivation>(gpu: &Gpu) {
+/// Rows that are computed by the definition beside others, and blocks of zeros under scales that would make
+/// them so.
+pub(crate) fn of_unusual_scales_equals_the_cpu(gpu: &Gpu) {
+    fn check<T: Exact + Activation>(gpu: &Gpu) {
         let [first, last] = usual_scales::<T>();
         for (tokens, cols) in [(1, 1056), (3, 96), (8, 160), (17, 2048)] {
             let (shape, blocks) = (QuantizedShape::new(Format::Mxfp4, 300, cols), cols / 32);
@@ -174,7 +193,9 @@ pub(crate) fn of_unaligned_activations_equals_the_cpu(gpu: &Gpu) {
             let weights = tensor(format, rows, cols, Scales::Numbers, cols as u64);
             let product = Product::<bf16>::new(weights, tokens, Activations::Numbers);
             for skipped in [1, 4, 7] {
-                product.on_gpu(gpu, GemvWeightsKernel::all().take(1), skipped, |found, _, what| {
+                let is_ragged = |config: &GemmConfig| config.mainloop == Mainloop::GemvRagged;
+                let ragged = gemv_configs(gpu, &product.weights).filter(is_ragged);
+                product.on_gpu(gpu, ragged, skipped, |found, _, what| {
                     assert_same(found, &product.results, what);
                 });
             }
@@ -184,13 +205,8 @@ pub(crate) fn of_unaligned_activations_equals_the_cpu(gpu: &Gpu) {
 
 /// Compares layers of models with the CPU. Both results may be off.
 pub(crate) fn is_near_the_cpus_on_layers_of_models(gpu: &Gpu) {
-    fn check<T: Exact + TensorCoreActivation>(
-        gpu: &Gpu,
-        format: Format,
-        (rows, cols): (usize, usize),
-        tokens: usize,
-    ) {
-        // Without a global scale, f16 can represent all results.
+    fn check<T: Exact + Activation>(gpu: &Gpu, format: Format, (rows, cols): (usize, usize), tokens: usize) {
+        // Without a global scale: f16 holds all results.
         let weights = tensor(format, rows, cols, Scales::Common, 2);
         let product = Product::<T>::new(weights, tokens, Activations::Common);
         // Σ|w·x|, computed in bf16 by the CPU, with an error below one percent.
@@ -201,9 +217,9 @@ pub(crate) fn is_near_the_cpus_on_layers_of_models(gpu: &Gpu) {
         let x: Vec<_> = product.x.iter().map(|x| bf16::from_f64(x.to_f64().abs())).collect();
         let mut sums = vec![bf16::ZERO; product.results.len()];
         gemv_weights(&magnitudes, &x, tokens, &mut sums).expect("operands that fit");
-        let kernel = GemvWeightsKernel::choose(product.weights.shape(), tokens);
-        let bound = product.bound(kernel).twice();
-        product.on_gpu(gpu, [kernel], 0, |found, _, what| {
+        let config = product.chosen(gpu);
+        let bound = product.bound(config).twice();
+        product.on_gpu(gpu, [config], 0, |found, _, what| {
             for (i, ((y, right), magnitudes)) in found.iter().zip(&product.results).zip(&sums).enumerate() {
                 let right = right.to_f64();
                 // Half a unit in the last place more, because the CPU's result is rounded too.
@@ -223,13 +239,13 @@ pub(crate) fn is_near_the_cpus_on_layers_of_models(gpu: &Gpu) {
 
 /// For ordinary operands, 99.9 % of results are the rounded exact sum or its neighbour.
 pub(crate) fn is_mostly_within_a_unit_in_the_last_place(gpu: &Gpu) {
-    fn check<T: Exact + TensorCoreActivation>(gpu: &Gpu, format: Format, rows: usize, cols: usize) {
+    fn check<T: Exact + Activation>(gpu: &Gpu, format: Format, rows: usize, cols: usize) {
         let weights = tensor(format, rows, cols, Scales::Common, rows as u64);
         let product = Product::<T>::new(weights, 1, Activations::Common);
         let exact = ExactProducts::of(&product.weights, &product.x, 1);
-        product.on_gpu(gpu, GemvWeightsKernel::all(), 0, |found, kernel, what| {
+        product.on_gpu(gpu, gemv_configs(gpu, &product.weights), 0, |found, config, what| {
             let far =
-                exact.check(found, &product.bound(kernel)).unwrap_or_else(|wrong| panic!("{wrong}, {what}"));
+                exact.check(found, &product.bound(config)).unwrap_or_else(|wrong| panic!("{wrong}, {what}"));
             assert!(far * 1000 <= found.len(), "{far} of {}, {what}", found.len());
         });
     }
@@ -246,13 +262,15 @@ pub(crate) fn refuses_what_the_cpu_refuses(gpu: &Gpu) {
     let refused = |weights: &QuantizedTensor, count, tokens, room| {
         let (x, mut out) = (vec![f16::ONE; count], vec![f16::ZERO; room]);
         let on_cpu = gemv_weights(weights, &x, tokens, &mut out).unwrap_err();
-        let on_gpu = gpu.gemv_weights(weights, &x, tokens, &mut out).unwrap_err();
+        let on_gpu = gpu.gemm_weights(weights, &x, tokens, &mut out).unwrap_err();
         assert_eq!(on_gpu.to_string(), on_cpu.to_string());
         assert!(matches!(on_gpu, Error::Operands(_) | Error::Length { .. }), "{on_gpu:?}");
         let stream = gpu.stream();
         let there = DeviceTensor::from_host(stream, weights).unwrap();
         let [x, mut out] = [x, out].map(|values| stream.clone_htod(&values).unwrap());
-        let on_gpu = gpu.gemv_weights_on(stream, &there, &x, tokens, &mut out).unwrap_err();
+        let plan = gpu.linear::<f16, f16>(&there).without_workspace().plan(tokens);
+        let done = plan.and_then(|plan| plan.run(stream, &x, GemmWorkspaceMut::none(), &mut out));
+        let on_gpu = done.unwrap_err();
         assert_eq!(on_gpu.to_string(), on_cpu.to_string());
     };
     refused(&weights, 128, 3, 18);
@@ -267,7 +285,7 @@ pub(crate) fn of_empty_operands_is_empty(gpu: &Gpu) {
         for (rows, cols, tokens) in [(0, 64, 2), (3, 0, 2), (3, 64, 0), (0, 0, 1)] {
             let weights = tensor(format, rows, cols, Scales::Common, 2);
             let mut out = vec![f16::ONE; rows * tokens];
-            gpu.gemv_weights(&weights, &vec![f16::ONE; tokens * cols], tokens, &mut out).unwrap();
+            gpu.gemm_weights(&weights, &vec![f16::ONE; tokens * cols], tokens, &mut out).unwrap();
             assert_eq!(out, vec![f16::ZERO; rows * tokens]);
         }
     }
@@ -281,10 +299,11 @@ pub(crate) fn from_host_memory_is_the_same(gpu: &Gpu) {
             let product = Product::<f16>::new(weights, tokens, Activations::Common);
             let mut found = vec![f16::from_f32(7.0); rows * tokens + 2];
             let x = [product.x.clone(), vec![f16::NAN; 5]].concat();
-            gpu.gemv_weights(&product.weights, &x, tokens, &mut found).unwrap();
+            gpu.gemm_weights(&product.weights, &x, tokens, &mut found).unwrap();
             assert_eq!(found.split_off(rows * tokens), [f16::from_f32(7.0); 2]);
-            let kernel = GemvWeightsKernel::choose(product.weights.shape(), tokens);
-            product.on_gpu(gpu, [kernel], 0, |there, _, what| assert_same(&found, there, what));
+            let there = DeviceTensor::from_host(gpu.stream(), &product.weights).unwrap();
+            let config = gpu.linear::<f16, f16>(&there).plan(tokens).unwrap().config();
+            product.on_gpu(gpu, config, 0, |there, _, what| assert_same(&found, there, what));
         }
     }
 }
@@ -307,7 +326,8 @@ pub(crate) fn replays_in_a_graph(_: &Gpu) {
         products.each_ref().map(|product| stream.alloc_zeros::<bf16>(product.results.len()).unwrap());
     let multiply = |out: &mut [_; 2]| {
         for (((weights, x), product), out) in operands.iter().zip(&products).zip(out) {
-            gpu.gemv_weights_on(stream, weights, x, product.tokens, out).unwrap();
+            let plan = gpu.linear(weights).without_workspace().plan(product.tokens).unwrap();
+            plan.run(stream, x, GemmWorkspaceMut::none(), out).unwrap();
         }
     };
     multiply(&mut out);

@@ -2,17 +2,16 @@
 
 use half::{bf16, f16};
 use microscale::formats::NegativeZero;
-use microscale::gpu::{Baseline, DeviceTensor, Gpu};
+use microscale::gpu::Gpu;
 use microscale::{
-    Element, Error, Format, Global, GlobalScale, NonFinite, QuantizedShape, Recipe, ScaleLayout, Shape,
-    Words, cpu, quantize,
+    Element, Error, Format, Global, GlobalScale, NonFinite, Recipe, ScaleLayout, Shape, Words, quantize,
 };
 use microscale_test_support::cases::{NVFP4_CONVENTIONS, block_of_ties, given_for, nvfp4_arithmetic};
 use microscale_test_support::golden::{Golden, Input, Nvfp4, files};
 use microscale_test_support::oracle::Exact;
 use microscale_test_support::oracle::nvfp4::Rule;
 
-use super::support::{SHAPES, assert_is_cpus, check, default_recipes, patterns, recipes};
+use super::support::{SHAPES, check, default_recipes, patterns, recipes};
 
 pub(crate) fn equals_the_cpu_for_every_option(gpu: &Gpu) {
     fn run<T: Element>(gpu: &Gpu) {
@@ -286,25 +285,4 @@ pub(crate) fn handles_empty_matrices(gpu: &Gpu) {
             }
         }
     }
-}
-
-pub(crate) fn baselines_equal_the_product(gpu: &Gpu) {
-    fn run<T: Element>(gpu: &Gpu) {
-        let recipe = Recipe { non_finite: NonFinite::Propagate, ..Recipe::default() };
-        for (i, shape) in SHAPES.into_iter().enumerate() {
-            let values = patterns::<T>(shape.span().unwrap(), true, 100 + i as u64);
-            let input = gpu.stream().clone_htod(&values).unwrap();
-            for (_, baseline) in Baseline::WORDS {
-                let out_shape = QuantizedShape::new(recipe.format(), shape.rows, shape.cols);
-                let mut out = DeviceTensor::zeros(gpu.stream(), out_shape).unwrap();
-                gpu.quantize_baseline_on(*baseline, gpu.stream(), &input, shape, &recipe, &mut out).unwrap();
-                let found = out.to_host(gpu.stream()).unwrap();
-                let report = cpu::quantize(&values, shape, &recipe).unwrap().report;
-                assert_is_cpus(&microscale::Quantized { tensor: found, report }, &values, shape, &recipe);
-            }
-        }
-    }
-    run::<f32>(gpu);
-    run::<f16>(gpu);
-    run::<bf16>(gpu);
 }

@@ -4,6 +4,7 @@ use microscale::gpu::Gpu;
 use microscale::{
     Convention, Element, Format, NonFinite, Quantized, Recipe, ScaleLayout, Shape, Words, quantize,
 };
+use microscale_kernels_abi::TARGETS;
 use microscale_test_support::cases::every_recipe;
 pub(crate) use microscale_test_support::inputs::patterns;
 
@@ -78,3 +79,10 @@ pub(crate) const SHAPES: [Shape; 20] = [
     Shape::new(130, 144).with_row_stride(152),
     Shape::new(260, 132),
 ];
+
+/// A GPU that multiplies by `wgmma`, opened with the PTX of the oldest target, which has `mma` kernels. `None` for
+/// other GPUs, whose own PTX has them.
+pub(crate) fn with_mma(gpu: &Gpu) -> Option<Gpu> {
+    let target = TARGETS.iter().find(|target| Some(target.name) == gpu.info().target)?;
+    target.wgmma.then(|| Gpu::with_target(gpu.info().ordinal, TARGETS[0].name).expect("older PTX runs"))
+}
