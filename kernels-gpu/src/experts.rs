@@ -2,7 +2,7 @@
 
 use microscale_kernels_abi::experts::{ExpertTile, Plan, PlanGrid, RouteGrid, Sorted};
 use microscale_kernels_abi::launch::{THREADS, WARP};
-use microscale_kernels_abi::schedule::Schedule;
+use microscale_kernels_abi::gemm::schedule::Schedule;
 
 use crate::warp;
 

@@ -20,6 +20,7 @@
 mod arrange;
 mod copies;
 mod epilogue;
+#[cfg(not(microscale_wgmma))]
 mod mma;
 #[cfg(microscale_wgmma)]
 mod pairs;
@@ -34,7 +35,7 @@ use core::ptr::null;
 
 use microscale_kernels_abi::epilogue::{MergeGrid, SplitGrid};
 use microscale_kernels_abi::experts::Plan;
-use microscale_kernels_abi::gemm_grids::{ArrangeGrid, GemmGrid};
+use microscale_kernels_abi::gemm::params::{GemmParams, PackParams};
 use microscale_kernels_abi::{ApplyGlobal, Epilogue, GlobalSlot};
 
 use self::epilogue::Output;
@@ -51,7 +52,7 @@ macro_rules! arrange_entries {
         ///
         /// # Safety
         /// `activations` holds `grid`'s tokens, without gaps, aligned to their dtype, each on 16 bytes if the grid says so; `out`
-        /// has room for [`ArrangeGrid::bytes`] and starts on 16 bytes. With a `plan`, which has the grid's token tiles, `from` lists
+        /// has room for [`PackParams::bytes`] and starts on 16 bytes. With a `plan`, which has the grid's token tiles, `from` lists
         /// the rows of activations of its sorted rows, or is null. All are global memory, `out` overlaps nothing, and nobody
         /// else uses it or writes the others meanwhile. The launch is the one that `microscale_kernels_abi` gives.
         #[unsafe(no_mangle)]
@@ -60,7 +61,7 @@ macro_rules! arrange_entries {
             out: *mut u8,
             plan: *const Plan,
             from: *const u32,
-            grid: ArrangeGrid,
+            grid: PackParams,
         ) {
             let routed = Routed { plan, from, to: null() };
             // SAFETY: the same contract.
@@ -71,7 +72,7 @@ macro_rules! arrange_entries {
 
 /// Declares the entry points that multiply.
 macro_rules! entries {
-    ($($name:ident = $body:expr,)+) => {$(
+    ($name:ident = $body:expr) => {
         /// Multiplies weights with activations.
         ///
         /// # Safety
@@ -79,7 +80,7 @@ macro_rules! entries {
         /// do on 4. `activations` holds the tokens, without gaps, aligned to their dtype, and `arranged` what
         /// the kernel in front has made of them for this token tile and edition. `out` has room for the results of each token
         /// that `epilogue` says, aligned to their dtype, and where it has such steps, `bias` and `residual` hold what it says. `counters` are as many as `microscale_kernels_abi` says, all zeros, and `left` has
-        /// [`left_bytes`](microscale_kernels_abi::gemm_grids::left_bytes) on 16 bytes. `global` is a slot. With a `plan`, which has the grid's
+        /// [`left_bytes`](microscale_kernels_abi::gemm::params::partial_sum_bytes) on 16 bytes. `global` is a slot. With a `plan`, which has the grid's
         /// token tiles and their schedule, weights and slots are those of its experts, one after the other; of its sorted rows `from` and
         /// `to` list the rows of activations and of results, or are null. All in global memory; nothing overlaps, and nobody else uses
         /// `out`, `counters` and `left` or writes the others meanwhile. The launch is the one that `microscale_kernels_abi` gives, with as much
@@ -99,7 +100,7 @@ macro_rules! entries {
             to: *const u32,
             bias: *const u8,
             residual: *const u8,
-            grid: GemmGrid,
+            grid: GemmParams,
             apply: ApplyGlobal,
             epilogue: Epilogue,
         ) {
@@ -110,7 +111,7 @@ macro_rules! entries {
             // SAFETY: the same contract.
             unsafe { $body(&Output { problem: &problem, work: Work::new(&grid), counters, left }, arranged) }
         }
-    )+};
+    };
 }
 
 /// Makes bf16 parts of activations in f32.
@@ -158,57 +159,48 @@ pub unsafe extern "ptx-kernel" fn merge_f32(
 }
 
 arrange_entries! {
-    arrange_f16 = WithF16,
-    arrange_bf16 = WithBf16,
+    pack_f16 = WithF16,
+    pack_bf16 = WithBf16,
 }
 
-entries! {
-    nvfp4_gemm_weights_f16_mma_n16 = mma::gemm::<Nvfp4, WithF16, 16, 8>,
-    nvfp4_gemm_weights_f16_mma_n32 = mma::gemm::<Nvfp4, WithF16, 32, 16>,
-    nvfp4_gemm_weights_f16_mma_n64 = mma::gemm::<Nvfp4, WithF16, 64, 32>,
-    nvfp4_gemm_weights_bf16_mma_n16 = mma::gemm::<Nvfp4, WithBf16, 16, 8>,
-    nvfp4_gemm_weights_bf16_mma_n32 = mma::gemm::<Nvfp4, WithBf16, 32, 16>,
-    nvfp4_gemm_weights_bf16_mma_n64 = mma::gemm::<Nvfp4, WithBf16, 64, 32>,
-    mxfp4_gemm_weights_f16_mma_n16 = mma::gemm::<Mxfp4, WithF16, 16, 8>,
-    mxfp4_gemm_weights_f16_mma_n32 = mma::gemm::<Mxfp4, WithF16, 32, 16>,
-    mxfp4_gemm_weights_f16_mma_n64 = mma::gemm::<Mxfp4, WithF16, 64, 32>,
-    mxfp4_gemm_weights_bf16_mma_n16 = mma::gemm::<Mxfp4, WithBf16, 16, 8>,
-    mxfp4_gemm_weights_bf16_mma_n32 = mma::gemm::<Mxfp4, WithBf16, 32, 16>,
-    mxfp4_gemm_weights_bf16_mma_n64 = mma::gemm::<Mxfp4, WithBf16, 64, 32>,
+/// Declares the entry points of the tiles, of every format and dtype.
+macro_rules! tiles {
+    ($($name:ident: $mainloop:ident $m:tt $n:tt $cluster:tt;)+) => {
+        $(operands! { $name $mainloop $n $cluster })+
+    };
 }
 
-#[cfg(microscale_wgmma)]
-entries! {
-    nvfp4_gemm_weights_f16_wgmma_n16 = wgmma::gemm::<Nvfp4, WithF16, 16, 8, 8, 2>,
-    nvfp4_gemm_weights_f16_wgmma_n32 = wgmma::gemm::<Nvfp4, WithF16, 32, 16, 16, 2>,
-    nvfp4_gemm_weights_f16_wgmma_n64 = wgmma::gemm::<Nvfp4, WithF16, 64, 32, 32, 2>,
-    nvfp4_gemm_weights_f16_wgmma_n128 = wgmma::gemm::<Nvfp4, WithF16, 128, 64, 64, 1>,
-    nvfp4_gemm_weights_f16_wgmma_n256 = wgmma::gemm::<Nvfp4, WithF16, 256, 128, 128, 1>,
-    nvfp4_gemm_weights_bf16_wgmma_n16 = wgmma::gemm::<Nvfp4, WithBf16, 16, 8, 8, 2>,
-    nvfp4_gemm_weights_bf16_wgmma_n32 = wgmma::gemm::<Nvfp4, WithBf16, 32, 16, 16, 2>,
-    nvfp4_gemm_weights_bf16_wgmma_n64 = wgmma::gemm::<Nvfp4, WithBf16, 64, 32, 32, 2>,
-    nvfp4_gemm_weights_bf16_wgmma_n128 = wgmma::gemm::<Nvfp4, WithBf16, 128, 64, 64, 1>,
-    nvfp4_gemm_weights_bf16_wgmma_n256 = wgmma::gemm::<Nvfp4, WithBf16, 256, 128, 128, 1>,
-    mxfp4_gemm_weights_f16_wgmma_n16 = wgmma::gemm::<Mxfp4, WithF16, 16, 8, 8, 2>,
-    mxfp4_gemm_weights_f16_wgmma_n32 = wgmma::gemm::<Mxfp4, WithF16, 32, 16, 16, 2>,
-    mxfp4_gemm_weights_f16_wgmma_n64 = wgmma::gemm::<Mxfp4, WithF16, 64, 32, 32, 2>,
-    mxfp4_gemm_weights_f16_wgmma_n128 = wgmma::gemm::<Mxfp4, WithF16, 128, 64, 64, 1>,
-    mxfp4_gemm_weights_f16_wgmma_n256 = wgmma::gemm::<Mxfp4, WithF16, 256, 128, 128, 1>,
-    mxfp4_gemm_weights_bf16_wgmma_n16 = wgmma::gemm::<Mxfp4, WithBf16, 16, 8, 8, 2>,
-    mxfp4_gemm_weights_bf16_wgmma_n32 = wgmma::gemm::<Mxfp4, WithBf16, 32, 16, 16, 2>,
-    mxfp4_gemm_weights_bf16_wgmma_n64 = wgmma::gemm::<Mxfp4, WithBf16, 64, 32, 32, 2>,
-    mxfp4_gemm_weights_bf16_wgmma_n128 = wgmma::gemm::<Mxfp4, WithBf16, 128, 64, 64, 1>,
-    mxfp4_gemm_weights_bf16_wgmma_n256 = wgmma::gemm::<Mxfp4, WithBf16, 256, 128, 128, 1>,
-    nvfp4_gemm_weights_f16_wgmma_n32_paired = wgmma::gemm::<Nvfp4, WithF16, 32, 16, 8, 2>,
-    nvfp4_gemm_weights_f16_wgmma_n64_paired = wgmma::gemm::<Nvfp4, WithF16, 64, 32, 16, 2>,
-    nvfp4_gemm_weights_f16_wgmma_n128_paired = wgmma::gemm::<Nvfp4, WithF16, 128, 64, 32, 1>,
-    nvfp4_gemm_weights_bf16_wgmma_n32_paired = wgmma::gemm::<Nvfp4, WithBf16, 32, 16, 8, 2>,
-    nvfp4_gemm_weights_bf16_wgmma_n64_paired = wgmma::gemm::<Nvfp4, WithBf16, 64, 32, 16, 2>,
-    nvfp4_gemm_weights_bf16_wgmma_n128_paired = wgmma::gemm::<Nvfp4, WithBf16, 128, 64, 32, 1>,
-    mxfp4_gemm_weights_f16_wgmma_n32_paired = wgmma::gemm::<Mxfp4, WithF16, 32, 16, 8, 2>,
-    mxfp4_gemm_weights_f16_wgmma_n64_paired = wgmma::gemm::<Mxfp4, WithF16, 64, 32, 16, 2>,
-    mxfp4_gemm_weights_f16_wgmma_n128_paired = wgmma::gemm::<Mxfp4, WithF16, 128, 64, 32, 1>,
-    mxfp4_gemm_weights_bf16_wgmma_n32_paired = wgmma::gemm::<Mxfp4, WithBf16, 32, 16, 8, 2>,
-    mxfp4_gemm_weights_bf16_wgmma_n64_paired = wgmma::gemm::<Mxfp4, WithBf16, 64, 32, 16, 2>,
-    mxfp4_gemm_weights_bf16_wgmma_n128_paired = wgmma::gemm::<Mxfp4, WithBf16, 128, 64, 32, 1>,
+/// Declares the entry points of a tile.
+macro_rules! operands {
+    ($name:ident Mma $n:tt $cluster:tt) => {
+        operands! { @all $name Mma $n $cluster }
+    };
+    ($name:ident Wgmma $n:tt $cluster:tt) => {
+        operands! { @all $name Wgmma $n $cluster }
+    };
+    ($name:ident $mainloop:ident $n:tt $cluster:tt) => {};
+    (@all $name:ident $mainloop:ident $n:tt $cluster:tt) => {
+        entry! { ${concat(nvfp4_gemm_f16_, $name)} $mainloop $n $cluster Nvfp4, WithF16 }
+        entry! { ${concat(nvfp4_gemm_bf16_, $name)} $mainloop $n $cluster Nvfp4, WithBf16 }
+        entry! { ${concat(mxfp4_gemm_f16_, $name)} $mainloop $n $cluster Mxfp4, WithF16 }
+        entry! { ${concat(mxfp4_gemm_bf16_, $name)} $mainloop $n $cluster Mxfp4, WithBf16 }
+    };
 }
+
+/// Declares the entry point of a tile, a format and a dtype.
+macro_rules! entry {
+    ($name:ident Mma $n:tt $cluster:tt $f:ident, $d:ident) => {
+        #[cfg(not(microscale_wgmma))]
+        entries! { $name = mma::gemm::<$f, $d, $n, { $n / 2 }> }
+    };
+    ($name:ident Wgmma $n:tt $cluster:tt $f:ident, $d:ident) => {
+        #[cfg(microscale_wgmma)]
+        entries! {
+            $name = wgmma::gemm::<
+                $f, $d, $n, { $n / 2 }, { $n / 2 / $cluster }, { if $n > 64 { 1 } else { 2 } }
+            >
+        }
+    };
+}
+
+microscale_kernels_abi::gemm_tiles!(tiles);

@@ -8,7 +8,8 @@
 use microscale_formats::dot::STREAMS;
 use microscale_kernels_abi::gemv::GemvGrid;
 use microscale_kernels_abi::launch::{THREADS, WARP};
-use microscale_kernels_abi::{ApplyGlobal, Dtype as OutputDtype, GlobalSlot};
+use microscale_formats::Dtype as OutputDtype;
+use microscale_kernels_abi::{ApplyGlobal, GlobalSlot};
 
 use crate::product::decode::{Machine, Products};
 use crate::product::epilogue::total;

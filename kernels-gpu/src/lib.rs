@@ -23,7 +23,6 @@
 //! | [`weights`] | multiplies quantized weights with activations of a few tokens, by tensor cores |
 //! | [`gemm`] | multiplies quantized weights with activations of any number of tokens, by tensor cores |
 //! | [`experts`] | sorts tokens by expert, and plans their products, which the two families above compute |
-//! | [`ladder`] | the quantizer as one would write it first, and second: baselines for `bench --ladder` |
 //!
 //! Moving a function may change the PTX: LLVM inlines functions in the order of their mangled names, in which the depth,
 //! length and spelling of module names count. (With a module `products`, which comes behind `weights`, some branches of
@@ -40,7 +39,7 @@
     gpu_intrinsics,
     gpu_launch_sized_workgroup_mem
 )]
-#![feature(link_llvm_intrinsics, repr_simd, simd_ffi, stdarch_nvptx)]
+#![feature(link_llvm_intrinsics, macro_metavar_expr_concat, repr_simd, simd_ffi, stdarch_nvptx)]
 #![allow(internal_features, reason = "LLVM's intrinsics are the only way to convergent operations")]
 
 mod access;
@@ -56,7 +55,6 @@ mod experts;
 mod format;
 mod gemm;
 mod gemv;
-mod ladder;
 mod layout;
 #[cfg(microscale_wgmma)]
 mod mbarrier;
@@ -75,7 +73,3 @@ fn panic(_: &core::panic::PanicInfo) -> ! {
     // A loop here would hang the GPU. `check-ptx` sees to it that no path leads to a panic.
     ptx::trap()
 }
-
-/// Does nothing: what a launch costs.
-#[unsafe(no_mangle)]
-pub extern "ptx-kernel" fn empty() {}

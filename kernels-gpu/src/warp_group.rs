@@ -5,7 +5,7 @@
 
 use core::arch::asm;
 
-use microscale_kernels_abi::gemm::COLUMNS;
+use microscale_kernels_abi::gemm::PACK_COLUMNS as COLUMNS;
 
 use crate::product::tensor_cores::{WithBf16, WithF16};
 

@@ -18,7 +18,7 @@ mod several;
 mod unpipelined;
 
 use microscale_kernels_abi::experts::Plan;
-use microscale_kernels_abi::weights::{PipelinedGrid, WeightsGrid};
+use microscale_kernels_abi::gemm::gemv::{GemvParams, PlainParams};
 use microscale_kernels_abi::{ApplyGlobal, Epilogue, GlobalSlot};
 
 use self::defined::ragged;
@@ -32,7 +32,7 @@ use crate::product::tensor_cores::{WithBf16, WithF16};
 
 /// Declares the entry points.
 macro_rules! entries {
-    ($($name:ident($grid:ty) = $body:expr,)+) => {$(
+    ($name:ident($grid:ty) = $body:expr) => {
         /// Multiplies weights with activations.
         ///
         /// # Safety
@@ -46,7 +46,7 @@ macro_rules! entries {
         /// its experts, one after the other; of its sorted rows `from` and `to` list the rows of activations
         /// and of results, or are null. All in global memory; `out` overlaps nothing, and nothing writes the others
         /// meanwhile. The launch shape and the size of shared memory are those that `microscale_kernels_abi`
-        /// gives, with a [`PipelinedGrid`] those that it says.
+        /// gives, with a [`GemvParams`] those that it says.
         #[unsafe(no_mangle)]
         pub unsafe extern "ptx-kernel" fn $name(
             codes: *const u8,
@@ -69,48 +69,42 @@ macro_rules! entries {
             // SAFETY: the same contract.
             unsafe { $body(Problem { weights, activations, results, shape: grid.shape, routed }, grid) }
         }
-    )+};
+    };
 }
 
-entries! {
-    nvfp4_gemv_weights_f16_m1_tiles1(PipelinedGrid) = m1::<Nvfp4, WithF16, 1>,
-    nvfp4_gemv_weights_f16_m1_tiles2(PipelinedGrid) = m1::<Nvfp4, WithF16, 2>,
-    nvfp4_gemv_weights_f16_m1_tiles4(PipelinedGrid) = m1::<Nvfp4, WithF16, 4>,
-    nvfp4_gemv_weights_f16_m8_tiles1(PipelinedGrid) = several::<Nvfp4, WithF16, 1, 1>,
-    nvfp4_gemv_weights_f16_m8_tiles2(PipelinedGrid) = several::<Nvfp4, WithF16, 1, 2>,
-    nvfp4_gemv_weights_f16_m16_tiles1(PipelinedGrid) = several::<Nvfp4, WithF16, 2, 1>,
-    nvfp4_gemv_weights_f16_m32_tiles2(PipelinedGrid) = several::<Nvfp4, WithF16, 4, 2>,
-    nvfp4_gemv_weights_bf16_m1_tiles1(PipelinedGrid) = m1::<Nvfp4, WithBf16, 1>,
-    nvfp4_gemv_weights_bf16_m1_tiles2(PipelinedGrid) = m1::<Nvfp4, WithBf16, 2>,
-    nvfp4_gemv_weights_bf16_m1_tiles4(PipelinedGrid) = m1::<Nvfp4, WithBf16, 4>,
-    nvfp4_gemv_weights_bf16_m8_tiles1(PipelinedGrid) = several::<Nvfp4, WithBf16, 1, 1>,
-    nvfp4_gemv_weights_bf16_m8_tiles2(PipelinedGrid) = several::<Nvfp4, WithBf16, 1, 2>,
-    nvfp4_gemv_weights_bf16_m16_tiles1(PipelinedGrid) = several::<Nvfp4, WithBf16, 2, 1>,
-    nvfp4_gemv_weights_bf16_m32_tiles2(PipelinedGrid) = several::<Nvfp4, WithBf16, 4, 2>,
-    mxfp4_gemv_weights_f16_m1_tiles1(PipelinedGrid) = m1::<Mxfp4, WithF16, 1>,
-    mxfp4_gemv_weights_f16_m1_tiles2(PipelinedGrid) = m1::<Mxfp4, WithF16, 2>,
-    mxfp4_gemv_weights_f16_m1_tiles4(PipelinedGrid) = m1::<Mxfp4, WithF16, 4>,
-    mxfp4_gemv_weights_f16_m8_tiles1(PipelinedGrid) = several::<Mxfp4, WithF16, 1, 1>,
-    mxfp4_gemv_weights_f16_m8_tiles2(PipelinedGrid) = several::<Mxfp4, WithF16, 1, 2>,
-    mxfp4_gemv_weights_f16_m16_tiles1(PipelinedGrid) = several::<Mxfp4, WithF16, 2, 1>,
-    mxfp4_gemv_weights_f16_m32_tiles2(PipelinedGrid) = several::<Mxfp4, WithF16, 4, 2>,
-    mxfp4_gemv_weights_bf16_m1_tiles1(PipelinedGrid) = m1::<Mxfp4, WithBf16, 1>,
-    mxfp4_gemv_weights_bf16_m1_tiles2(PipelinedGrid) = m1::<Mxfp4, WithBf16, 2>,
-    mxfp4_gemv_weights_bf16_m1_tiles4(PipelinedGrid) = m1::<Mxfp4, WithBf16, 4>,
-    mxfp4_gemv_weights_bf16_m8_tiles1(PipelinedGrid) = several::<Mxfp4, WithBf16, 1, 1>,
-    mxfp4_gemv_weights_bf16_m8_tiles2(PipelinedGrid) = several::<Mxfp4, WithBf16, 1, 2>,
-    mxfp4_gemv_weights_bf16_m16_tiles1(PipelinedGrid) = several::<Mxfp4, WithBf16, 2, 1>,
-    mxfp4_gemv_weights_bf16_m32_tiles2(PipelinedGrid) = several::<Mxfp4, WithBf16, 4, 2>,
-    nvfp4_gemv_weights_f16_unpipelined_tiles1(WeightsGrid) = unpipelined::<Nvfp4, WithF16, 1>,
-    nvfp4_gemv_weights_f16_unpipelined_tiles2(WeightsGrid) = unpipelined::<Nvfp4, WithF16, 2>,
-    nvfp4_gemv_weights_f16_ragged(WeightsGrid) = ragged::<Nvfp4, WithF16>,
-    nvfp4_gemv_weights_bf16_unpipelined_tiles1(WeightsGrid) = unpipelined::<Nvfp4, WithBf16, 1>,
-    nvfp4_gemv_weights_bf16_unpipelined_tiles2(WeightsGrid) = unpipelined::<Nvfp4, WithBf16, 2>,
-    nvfp4_gemv_weights_bf16_ragged(WeightsGrid) = ragged::<Nvfp4, WithBf16>,
-    mxfp4_gemv_weights_f16_unpipelined_tiles1(WeightsGrid) = unpipelined::<Mxfp4, WithF16, 1>,
-    mxfp4_gemv_weights_f16_unpipelined_tiles2(WeightsGrid) = unpipelined::<Mxfp4, WithF16, 2>,
-    mxfp4_gemv_weights_f16_ragged(WeightsGrid) = ragged::<Mxfp4, WithF16>,
-    mxfp4_gemv_weights_bf16_unpipelined_tiles1(WeightsGrid) = unpipelined::<Mxfp4, WithBf16, 1>,
-    mxfp4_gemv_weights_bf16_unpipelined_tiles2(WeightsGrid) = unpipelined::<Mxfp4, WithBf16, 2>,
-    mxfp4_gemv_weights_bf16_ragged(WeightsGrid) = ragged::<Mxfp4, WithBf16>,
+/// Declares the entry points of the GEMV's tiles: of every format and dtype.
+macro_rules! tiles {
+    ($($name:ident: $mainloop:ident $m:tt $n:tt $cluster:tt;)+) => {
+        $(operands! { $name $mainloop $m $n })+
+    };
 }
+
+/// Declares the entry points of a tile.
+macro_rules! operands {
+    ($name:ident Mma $m:tt $n:tt) => {};
+    ($name:ident Wgmma $m:tt $n:tt) => {};
+    ($name:ident $mainloop:ident $m:tt $n:tt) => {
+        entry! { ${concat(nvfp4_gemm_f16_, $name)} $mainloop $m $n Nvfp4, WithF16 }
+        entry! { ${concat(nvfp4_gemm_bf16_, $name)} $mainloop $m $n Nvfp4, WithBf16 }
+        entry! { ${concat(mxfp4_gemm_f16_, $name)} $mainloop $m $n Mxfp4, WithF16 }
+        entry! { ${concat(mxfp4_gemm_bf16_, $name)} $mainloop $m $n Mxfp4, WithBf16 }
+    };
+}
+
+/// Declares the entry point of a tile, a format and a dtype.
+macro_rules! entry {
+    ($name:ident Gemv $m:tt 1 $f:ident, $d:ident) => {
+        entries! { $name(GemvParams) = m1::<$f, $d, { $m / 16 }> }
+    };
+    ($name:ident Gemv $m:tt $n:tt $f:ident, $d:ident) => {
+        entries! { $name(GemvParams) = several::<$f, $d, { $n / 8 }, { $m / 16 }> }
+    };
+    ($name:ident GemvPlain $m:tt $n:tt $f:ident, $d:ident) => {
+        entries! { $name(PlainParams) = unpipelined::<$f, $d, { $m / 16 }> }
+    };
+    ($name:ident GemvRagged $m:tt $n:tt $f:ident, $d:ident) => {
+        entries! { $name(PlainParams) = ragged::<$f, $d> }
+    };
+}
+
+microscale_kernels_abi::gemm_tiles!(tiles);

@@ -1,8 +1,10 @@
 //! The kernel in front of the GEMM: activations as tensor cores read them.
 
 use microscale_formats::dot::CHUNK;
-use microscale_kernels_abi::gemm::{ARRANGE_THREADS, COLUMNS, multiplied};
-use microscale_kernels_abi::gemm_grids::ArrangeGrid;
+use microscale_kernels_abi::gemm::PACK_COLUMNS as COLUMNS;
+use microscale_kernels_abi::gemm::packing::PACK_THREADS;
+use microscale_kernels_abi::gemm::params::PackParams;
+use microscale_kernels_abi::gemm::stage::multiplied_tokens as multiplied;
 use microscale_kernels_abi::launch::WARP;
 
 use crate::product::operand::Routed;
@@ -24,14 +26,14 @@ pub(super) unsafe fn arrange<D: Activations>(
     activations: *const u8,
     out: *mut u8,
     routed: Routed,
-    grid: ArrangeGrid,
+    grid: PackParams,
 ) {
     // The kernel in front may have written weights, which the one behind reads before it waits.
     #[cfg(microscale_wgmma)]
     ptx::wait_for_kernel_in_front();
     #[cfg(microscale_wgmma)]
     ptx::start_kernel_behind();
-    const WARPS: u32 = ARRANGE_THREADS / WARP;
+    const WARPS: u32 = PACK_THREADS / WARP;
     let mut number = warp::thread_block() * WARPS + warp::thread() / WARP;
     while number < grid.eights {
         // SAFETY: the caller's contract.
@@ -49,13 +51,13 @@ unsafe fn arrange_eight<D: Activations>(
     activations: *const u8,
     out: *mut u8,
     routed: &Routed,
-    grid: &ArrangeGrid,
+    grid: &PackParams,
     number: u32,
 ) {
     let (token_of_eight, word) = (warp::lane() % EIGHT, warp::lane() / EIGHT);
     let tile_tokens = 1 << grid.tile_bits;
     let (image, eight) = parts(number, grid.tile_bits - const { EIGHT.ilog2() });
-    let (tile, of_tile) = grid.images.divide_32(image);
+    let (tile, of_tile) = grid.packs.divide_32(image);
     let in_tile = eight * EIGHT + token_of_eight;
     // SAFETY: the caller's contract.
     let tokens = unsafe { routed.tile(tile, grid.tile_bits, grid.tokens) };

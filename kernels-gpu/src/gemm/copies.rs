@@ -2,8 +2,8 @@
 
 use core::marker::PhantomData;
 
-use microscale_kernels_abi::gemm::{ScalePieces, Stage, TokenTile};
-use microscale_kernels_abi::weights::{QUAD, TILE_ROWS};
+use microscale_kernels_abi::gemm::stage::{ScalePieces, Stage, multiplied_tokens};
+use microscale_kernels_abi::gemm::{QUAD, TILE_ROWS};
 
 use super::scheduler::Share;
 use crate::product::copies::pin_in_register;
@@ -13,18 +13,14 @@ use crate::product::operand::{CHUNK_BYTES, Codes, Problem};
 use crate::product::tensor_cores::{Activations, Weights};
 use crate::{ptx, shared, warp};
 
-/// The token tile of `N` tokens.
-const fn tile_of<const N: u32>() -> TokenTile {
-    let mut i = 0;
-    while TokenTile::ALL[i].tokens() != N {
-        i += 1;
-    }
-    TokenTile::ALL[i]
+/// Rows of a work tile of `N` tokens.
+pub(super) const fn rows_of<const N: u32>() -> u32 {
+    if N > 64 { 128 } else { 256 }
 }
 
 /// The stage of `N` tokens and a k-iteration of so many images, but for its scales.
 pub(super) const fn stage_of<const N: u32, const IMAGES: u32>() -> Stage {
-    Stage { tile: tile_of::<N>(), tokens: N, images: IMAGES, scales: ScalePieces::ONE }
+    Stage { tile_m: rows_of::<N>(), tokens: N, packs: IMAGES, scales: ScalePieces::ONE }
 }
 
 /// Scales of a row in a k-iteration.
@@ -41,7 +37,7 @@ pub(super) fn stage_for<F: Format, const N: u32, const IMAGES: u32>(
     let of_tile = const { stage_of::<N, IMAGES>() };
     let [address, blocks] = [problem.weights.scales.addr() as u64, problem.shape.blocks];
     let scales = ScalePieces::of(address, blocks as u32, const { scales_of::<F, IMAGES>() });
-    Stage { tokens: of_tile.tile.multiplied(most_tokens), scales, ..of_tile }
+    Stage { tokens: multiplied_tokens(N, most_tokens), scales, ..of_tile }
 }
 
 /// The place of a chunk among those of its row in a stage. With two images, those of odd rows are exchanged, so that lanes that
@@ -77,7 +73,7 @@ pub(super) struct Source<F, const N: u32, const IMAGES: u32, const THREADS: u32>
 impl<F: Format, const N: u32, const IMAGES: u32, const THREADS: u32> Source<F, N, IMAGES, THREADS> {
     /// Chunks of a row in a k-iteration.
     const CHUNKS: u32 = IMAGES * QUAD;
-    const ROWS: u32 = tile_of::<N>().rows();
+    const ROWS: u32 = rows_of::<N>();
     const SCALES: u32 = scales_of::<F, IMAGES>();
     /// Rows of which all threads copy a chunk at once: an even number, so that all of a thread's have the same places.
     const ROWS_AT_ONCE: u32 = THREADS / Self::CHUNKS;
@@ -155,7 +151,7 @@ impl<F: Format, const N: u32, const IMAGES: u32, const THREADS: u32> Source<F, N
 /// The number in its work tile of the last row that exists.
 #[inline(always)]
 fn last_row<const N: u32>(problem: &Problem, row_tile: u32) -> u32 {
-    let rows = u64::from(const { tile_of::<N>().rows() });
+    let rows = u64::from(const { rows_of::<N>() });
     (problem.shape.rows - 1 - u64::from(row_tile) * rows).min(rows - 1) as u32
 }
 
@@ -306,7 +302,7 @@ pub(super) unsafe fn usual_but_zeros<F: Weights, D: Activations, const N: u32, c
         let in_tile =
             (tile * TILE_ROWS + half * (TILE_ROWS / 2) + of_eight).min(last_row::<N>(problem, row_tile));
         let row =
-            problem.weights.row::<F>(u64::from(row_tile * const { tile_of::<N>().rows() } + in_tile), blocks);
+            problem.weights.row::<F>(u64::from(row_tile * const { rows_of::<N>() } + in_tile), blocks);
         let mut chunk = share.start * IMAGES * QUAD + quarter;
         while chunk < end {
             // SAFETY: the chunk is in a row that exists.

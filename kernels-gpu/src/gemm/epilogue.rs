@@ -1,9 +1,8 @@
 //! The epilogue of the GEMM: adds up what several thread blocks have of a work tile, and has [`super::store`] do the rest.
 
 use microscale_kernels_abi::experts::ExpertTile;
-use microscale_kernels_abi::gemm::{MOST_TILES, TokenTile};
+use microscale_kernels_abi::gemm::{MOST_ROW_TILES as MOST_TILES, TILE_ROWS};
 use microscale_kernels_abi::launch::WARP;
-use microscale_kernels_abi::weights::TILE_ROWS;
 
 use super::scheduler::{Share, Work, place, sharers};
 use super::store::{define, store};
@@ -29,13 +28,14 @@ const fn fours<const SUMS: usize>(tile: usize, four: usize) -> usize {
     (tile * (SUMS / 4) + four) * WARP as usize * 16
 }
 
-/// The token tile of which a lane has so many sums of a tile of 16 rows.
-pub(super) const fn of_sums<const SUMS: usize>() -> TokenTile {
-    let mut i = 0;
-    while TokenTile::ALL[i].tokens() != SUMS as u32 * WARP / TILE_ROWS {
-        i += 1;
-    }
-    TokenTile::ALL[i]
+/// Tokens of which a lane has `SUMS` sums.
+const fn tokens_of_sums<const SUMS: usize>() -> u32 {
+    SUMS as u32 * WARP / TILE_ROWS
+}
+
+/// Tiles of 16 rows in a work tile of which a lane has `SUMS` sums.
+pub(super) const fn tiles_of_sums<const SUMS: usize>() -> u32 {
+    if tokens_of_sums::<SUMS>() > 64 { MOST_TILES / 2 } else { MOST_TILES }
 }
 
 /// The tokens of a work tile of which a thread block has sums: all, or as one of a pair half of them.
@@ -76,7 +76,7 @@ impl Part {
         if self.of == 1 {
             return *all;
         }
-        let tokens = const { of_sums::<SUMS>().tokens() };
+        let tokens = const { tokens_of_sums::<SUMS>() };
         let first = all.first + self.rank * tokens;
         Task { first, end: all.end.min(first + tokens), ..*all }
     }
@@ -85,9 +85,9 @@ impl Part {
 impl Output<'_> {
     /// The task of a share, for token tiles of so many at most.
     #[inline(always)]
-    pub(super) fn task(&self, share: Share, tile: TokenTile) -> Task {
+    pub(super) fn task(&self, share: Share, tile_n: u32) -> Task {
         let [row_tile, token_tile] = self.work.schedule.row_and_token_tile(share.tile);
-        let bits = tile.tokens().trailing_zeros();
+        let bits = tile_n.trailing_zeros();
         // SAFETY: the work tile exists, and so do its token tile and its expert's slot.
         unsafe {
             let tokens = self.problem.routed.tile(token_tile, bits, self.work.grid.tokens);
@@ -139,7 +139,7 @@ impl Output<'_> {
             };
         }
         let problem = self.problem.of_expert::<F>(task.expert);
-        let row = task.row_tile * const { of_sums::<OF_TILE>().rows() } + tile * TILE_ROWS;
+        let row = task.row_tile * const { tiles_of_sums::<OF_TILE>() * TILE_ROWS } + tile * TILE_ROWS;
         let task = part.of::<SUMS>(task);
         // SAFETY: the caller's promise; no other warp has these rows and tokens.
         unsafe {
@@ -158,7 +158,7 @@ impl Output<'_> {
     fn sums<const SUMS: usize>(&self, work_tile: u32, block: u32, tile: u32) -> *mut u8 {
         let tile_bytes = const { SUMS as u32 * WARP * 4 };
         let place = u64::from(place(&self.work, work_tile, block))
-            * u64::from(const { of_sums::<SUMS>().tiles() } * tile_bytes);
+            * u64::from(const { tiles_of_sums::<SUMS>() } * tile_bytes);
         let in_place = tile * tile_bytes + warp::lane() * 16;
         self.left.wrapping_add((place + u64::from(in_place)) as usize)
     }

@@ -1,7 +1,7 @@
 //! The mainloop for every GPU. Each warp has two tiles of 16 rows; all copy the next k-iterations while they multiply one.
 
-use microscale_kernels_abi::gemm::{Edition, FRONT_BYTES, TokenTile};
-use microscale_kernels_abi::weights::QUAD;
+use microscale_kernels_abi::gemm::QUAD;
+use microscale_kernels_abi::gemm::stage::FRONT_BYTES;
 
 use super::copies::{LaneRows, Source, decode, stage_for, stage_of, usual_but_zeros};
 use super::epilogue::{Output, Part};
@@ -13,7 +13,7 @@ use crate::product::tensor_cores::{Activations, Weights};
 use crate::{shared, warp};
 
 /// Threads of a thread block.
-const THREADS: u32 = Edition::Mma.threads(TokenTile::N64);
+const THREADS: u32 = 256;
 /// Tiles of a warp.
 const TILES: usize = 2;
 
@@ -94,7 +94,7 @@ pub(super) unsafe fn gemm<F: Weights, D: Activations, const N: u32, const SUMS: 
     let [stage_bytes, activation_bytes] = [of_stage.bytes(), of_stage.activation_bytes()];
     if warp_number() == 0 {
         // SAFETY: the caller's contract.
-        unsafe { epilogue.work.write_plan(&problem.routed, of_stage.tile) };
+        unsafe { epilogue.work.write_plan(&problem.routed, N) };
     }
     warp::barrier();
     let ring = shared::address(warp::shared::<u128>().cast::<u8>()) + FRONT_BYTES;
@@ -104,7 +104,7 @@ pub(super) unsafe fn gemm<F: Weights, D: Activations, const N: u32, const SUMS: 
     let of_lane = of_stage.codes_bytes() + warp::lane() * 16;
     let mut shares = Shares::new(epilogue.work);
     while let Some(share) = shares.next() {
-        let Task { row_tile, token_tile, expert, .. } = epilogue.task(share, of_stage.tile);
+        let Task { row_tile, token_tile, expert, .. } = epilogue.task(share, N);
         let problem = problem.of_expert::<F>(expert);
         let image = u64::from(token_tile) * grid.k_iterations.divisor + u64::from(share.start);
         let image = image * u64::from(activation_bytes) + u64::from(warp::thread() * 16);
@@ -172,7 +172,7 @@ pub(super) unsafe fn gemm<F: Weights, D: Activations, const N: u32, const SUMS: 
             let usual = |tile| usual_but_zeros::<F, D, N, 1>(&problem, row_tile, tile, &share);
             let usual = far <= F::farthest::<D>() || usual(first_tile) && usual(first_tile + 1);
             let usual = warp::ballot(usual) == u32::MAX;
-            let task = epilogue.task(share, of_stage.tile);
+            let task = epilogue.task(share, N);
             epilogue.finish::<F, D, SUMS, SUMS, TILES>(&task, first_tile, Part::ALL, sums, usual);
         }
         shares.take(&share);

@@ -1,10 +1,10 @@
 //! Pairs of thread blocks that share a work tile: before they leave their sums in memory, each gives the other half of them through shared
 //! memory, so that both have half as many left, and those of twice as much of K.
 
-use microscale_kernels_abi::gemm::{Edition, FRONT_BYTES};
+use microscale_kernels_abi::gemm::stage::FRONT_BYTES;
 use microscale_kernels_abi::launch::WARP;
 
-use super::epilogue::of_sums;
+use super::epilogue::tiles_of_sums;
 use crate::{cluster, shared, warp, warp_group};
 
 /// Adds to a warp's sums of a tile of 16 rows those of the other thread block: of the first half of the tokens in the first thread block of
@@ -22,9 +22,9 @@ pub(super) unsafe fn add_up<const SUMS: usize, const HALF: usize>(
     usual: bool,
 ) -> ([f32; HALF], bool) {
     // With all of them the kernel has no pairs, and nobody calls this.
-    const { assert!(HALF == SUMS || 2 * HALF == SUMS && Edition::Wgmma.has_pairs(of_sums::<SUMS>())) };
+    const { assert!(HALF == SUMS || 2 * HALF == SUMS) };
     let (rank, of_warp) = (cluster::rank(), const { HALF as u32 * WARP * 4 });
-    let tiles = const { of_sums::<SUMS>().tiles() };
+    let tiles = const { tiles_of_sums::<SUMS>() };
     let given = base + FRONT_BYTES + tile * of_warp + warp::lane() * 16;
     let word = base + FRONT_BYTES + tiles * of_warp + tile * 4;
     // SAFETY: the caller's promise. Other warps' products have read what lies here.

@@ -3,7 +3,8 @@
 
 use microscale_kernels_abi::epilogue::{MergeGrid, PARTS, SplitGrid};
 use microscale_kernels_abi::launch::THREADS;
-use microscale_kernels_abi::{Dtype, Epilogue};
+use microscale_formats::Dtype;
+use microscale_kernels_abi::Epilogue;
 
 use crate::product::operand::Routed;
 use crate::product::results::Results;

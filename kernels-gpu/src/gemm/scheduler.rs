@@ -1,9 +1,9 @@
 //! The tile scheduler: whole work tiles first, then shares of those that are left.
 
 use microscale_kernels_abi::experts::Plan;
-use microscale_kernels_abi::gemm::{PLAN_OFFSET, TokenTile};
-use microscale_kernels_abi::gemm_grids::GemmGrid;
-use microscale_kernels_abi::schedule::Schedule;
+use microscale_kernels_abi::gemm::params::GemmParams as GemmGrid;
+use microscale_kernels_abi::gemm::schedule::Schedule;
+use microscale_kernels_abi::gemm::stage::PLAN_OFFSET;
 
 use crate::product::operand::Routed;
 use crate::warp;
@@ -43,7 +43,7 @@ impl<'a> Work<'a> {
     /// # Safety
     /// The contract of the kernels; one warp of the block does so, with all lanes.
     #[inline(always)]
-    pub(super) unsafe fn write_plan(&self, routed: &Routed, tile: TokenTile) {
+    pub(super) unsafe fn write_plan(&self, routed: &Routed, tile_n: u32) {
         let lane = warp::lane() as usize;
         // SAFETY: the place is in shared memory, and nobody reads it yet. Plans are whole pieces of 16 bytes on multiples of 16.
         unsafe {
@@ -54,7 +54,7 @@ impl<'a> Work<'a> {
                     *Self::place().cast::<u128>().wrapping_add(lane) = piece;
                 }
             } else if lane == 0 {
-                let most_tokens = self.grid.most_tokens(tile);
+                let most_tokens = self.grid.most_tokens(tile_n);
                 *Self::place() = Plan { schedule: self.grid.schedule, most_tokens, tiles: 0 };
             }
         }

@@ -1,10 +1,10 @@
 //! Storing the results of a warp: scaling sums, what follows a product, rounding, and lanes that exchange rows.
 
 use microscale_formats::plan::power_of_two;
-use microscale_kernels_abi::gemm::TokenTile;
+use microscale_formats::Dtype as OutputDtype;
+use microscale_kernels_abi::gemm::{QUAD, TILE_ROWS};
 use microscale_kernels_abi::launch::WARP;
-use microscale_kernels_abi::weights::{QUAD, TILE_ROWS};
-use microscale_kernels_abi::{ApplyGlobal, Dtype as OutputDtype, Epilogue};
+use microscale_kernels_abi::{ApplyGlobal, Epilogue};
 
 use super::tasks::Task;
 use crate::arithmetic::Ptx;
@@ -115,7 +115,7 @@ impl Exchange {
 }
 
 /// Words of places that a lane has of a token tile, at most.
-const PLACES: usize = TokenTile::N256.tokens() as usize / WARP as usize;
+const PLACES: usize = 256 / WARP as usize;
 
 /// Stores the results of a tile of 16 rows and the tokens of a task.
 ///

@@ -1,7 +1,9 @@
 //! The tasks of a thread block, and the ring in shared memory in which those who copy tell those who multiply.
 
 #[cfg(microscale_wgmma)]
-use microscale_kernels_abi::gemm::{TASK_BYTES, TASKS, TASKS_OFFSET};
+use microscale_kernels_abi::gemm::stage::{
+    QUEUE_ENTRIES as TASKS, QUEUE_ENTRY_BYTES as TASK_BYTES, QUEUE_OFFSET as TASKS_OFFSET,
+};
 
 use super::scheduler::Share;
 #[cfg(microscale_wgmma)]

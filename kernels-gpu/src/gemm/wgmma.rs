@@ -1,12 +1,13 @@
 //! The mainloop for compute capability 9.0. Some warps copy; warp groups decode weights and multiply them with all tokens at
 //! once, each group while others decode.
 
-use microscale_kernels_abi::gemm::{
-    COLUMNS, Edition, FRONT_BYTES, MOST_STAGES, ScalePieces, Stage, WORD_OFFSET,
+use microscale_kernels_abi::gemm::stage::{
+    FRONT_BYTES, MOST_STAGES, ScalePieces, Stage, WORD_OFFSET, multiplied_tokens,
 };
+use microscale_kernels_abi::gemm::{PACK_COLUMNS as COLUMNS, TILE_ROWS};
 use microscale_kernels_abi::launch::WARP;
 
-use super::copies::{LaneRows, Source, decode, stage_for, stage_of, usual_but_zeros};
+use super::copies::{LaneRows, Source, decode, rows_of, stage_for, stage_of, usual_but_zeros};
 use super::epilogue::{Output, Part};
 use super::pairs;
 use super::scheduler::{Share, Shares, Work};
@@ -19,11 +20,11 @@ use crate::{cluster, mbarrier, ptx, shared, warp};
 
 /// Warps that multiply.
 const fn multipliers<const N: u32>() -> u32 {
-    Edition::Wgmma.multipliers(stage_of::<N, 1>().tile)
+    rows_of::<N>() / TILE_ROWS
 }
 
 /// Threads that copy.
-const COPYING: u32 = Edition::Wgmma.copiers() * WARP;
+const COPYING: u32 = 4 * WARP;
 /// Bytes of a stage's two barriers: one says that the stage is full, the other that it is empty.
 const BARRIERS_BYTES: u32 = 16;
 
@@ -142,7 +143,7 @@ pub(super) unsafe fn gemm<
             if warp::lane() == 0 {
                 *table = D::TABLE;
             }
-            epilogue.work.write_plan(&epilogue.problem.routed, const { stage_of::<N, IMAGES>().tile });
+            epilogue.work.write_plan(&epilogue.problem.routed, N);
         }
     }
     // With many sums, those that multiply take registers from those that copy.
@@ -164,7 +165,7 @@ pub(super) unsafe fn gemm<
         // Thread blocks in pairs never have experts' rows.
         if HALF < SUMS || problem.routed.plan.is_null() {
             // The first task is found before the barrier, behind which the plan in shared memory is.
-            let most_tokens = grid.most_tokens(const { stage_of::<N, IMAGES>().tile });
+            let most_tokens = grid.most_tokens(N);
             let work = Work { grid, schedule: &grid.schedule, most_tokens: &most_tokens };
             copy::<F, N, IMAGES>(&Output { work, ..*epilogue }, arranged, base, true);
         } else {
@@ -187,7 +188,6 @@ unsafe fn copy<F: Weights, const N: u32, const IMAGES: u32>(
     mut waits: bool,
 ) {
     let grid = epilogue.work.grid;
-    let tile = const { stage_of::<N, IMAGES>().tile };
     let thread = warp::thread() - const { multipliers::<N>() * WARP };
     let of_stage = stage_for::<F, N, IMAGES>(epilogue.problem, *epilogue.work.most_tokens);
     let mut place = Place::new(&of_stage, grid.shared, base);
@@ -195,14 +195,14 @@ unsafe fn copy<F: Weights, const N: u32, const IMAGES: u32>(
     let mut arranged_all = false;
     let mut shares = Shares::new(epilogue.work);
     while let Some(share) = shares.next() {
-        let task = epilogue.task(share, tile);
+        let task = epilogue.task(share, N);
         let Task { row_tile, token_tile, .. } = task;
         let problem = epilogue.problem.of_expert::<F>(task.expert);
         let image = u64::from(token_tile) * grid.k_iterations.divisor + u64::from(share.start);
         let all_bytes = const { stage_of::<N, IMAGES>().activation_bytes() };
         let mut image = arranged.wrapping_add((image * u64::from(all_bytes)) as usize);
         // The first tokens are in front.
-        let bytes = all_bytes / N * tile.multiplied(task.end - task.first);
+        let bytes = all_bytes / N * multiplied_tokens(N, task.end - task.first);
         let mut weights = Source::<F, N, IMAGES, COPYING>::new(&problem, &of_stage, row_tile, &share, thread);
         let k_iterations = share.end - share.start;
         let mut left = k_iterations;
@@ -279,7 +279,7 @@ unsafe fn multiply<F: Weights, D, const N: u32, const SUMS: usize, const HALF: u
         // SAFETY: the whole warp group is here, and in each case all of it: they have the same tokens.
         let (sums_of, rows, place) = (&mut sums, &mut rows, &mut place);
         let far = unsafe {
-            let multiplied = const { stage_of::<N, IMAGES>().tile }.multiplied(end - first);
+            let multiplied = multiplied_tokens(N, end - first);
             match warp::shuffle(multiplied, 0) {
                 96 if has_fewer::<N>() => {
                     mainloop::<F, D, N, 48, SUMS, IMAGES>(sums_of, rows, place, images, table)
@@ -330,8 +330,7 @@ fn images_of<const IMAGES: u32>(problem: &Problem, share: &Share) -> u32 {
 
 /// Returns whether fewer tokens than a token tile has can be multiplied of it.
 const fn has_fewer<const N: u32>() -> bool {
-    let tile = stage_of::<N, 1>().tile;
-    tile.multiplied(1) < tile.tokens()
+    multiplied_tokens(N, 1) < N
 }
 
 /// Adds all products of a share to the first `FIRST` of a lane's sums, those of as many tokens, and leaves the others. Returns the

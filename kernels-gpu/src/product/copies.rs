@@ -1,8 +1,8 @@
 //! Copies to a stage in shared memory, lane by lane, and loads from it.
 
 use microscale_formats::dot::CHUNK;
+use microscale_kernels_abi::gemm::{QUAD, TILE_ROWS};
 use microscale_kernels_abi::launch::WARP;
-use microscale_kernels_abi::weights::{QUAD, TILE_ROWS};
 
 use super::format::Format;
 use super::operand::{CHUNK_BYTES, Codes, Problem};

@@ -2,18 +2,25 @@
 //! kernels share.
 
 use microscale_formats::E8m0;
-use microscale_kernels_abi::weights::Pipelined;
+use microscale_formats::{Dtype, Format as WeightsFormat};
+use microscale_kernels_abi::{GemmConfig, Mainloop};
 
 use super::copies::LaneCopies;
 use super::format::Format;
 use super::operand::{Chunk, Codes};
 use super::tensor_cores::{Activations, SUMS, Weights};
 
+/// A configuration of the GEMV, of any operands.
+pub(crate) const fn gemv_config(tile_m: u32, tile_n: u32) -> GemmConfig {
+    let (weights, activations) = (WeightsFormat::Nvfp4, Dtype::F16);
+    GemmConfig { mainloop: Mainloop::Gemv, tile_m, tile_n, cluster: 1, slices: 1, weights, activations }
+}
+
 /// The multiplication that a warp does in its k-iterations, and the sums of it.
 pub(crate) trait Product<F: Format, const TILES: usize> {
-    const KERNEL: Pipelined;
+    const KERNEL: GemmConfig;
     /// The offset of the activations in a stage, behind the scales.
-    const ACTIVATIONS: u32 = Self::KERNEL.stage_bytes() - Self::KERNEL.activation_bytes();
+    const ACTIVATIONS: u32 = Self::KERNEL.gemv_stage_bytes() - Self::KERNEL.gemv_activation_bytes();
 
     /// Starts to copy the lane's part of a k-iteration's activations to a stage. The k-iteration is `chunk`
     /// chunks behind the warp's first. Chunks that do not exist become zeros.

@@ -2,7 +2,7 @@
 
 use microscale_formats::dot::CHUNK;
 use microscale_kernels_abi::experts::{ExpertTile, Plan};
-use microscale_kernels_abi::weights::WeightsShape;
+use microscale_kernels_abi::gemm::WeightsShape;
 use microscale_kernels_abi::{ApplyGlobal, GlobalSlot};
 
 use super::format::Format;

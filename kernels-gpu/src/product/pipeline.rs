@@ -6,7 +6,8 @@
 
 use core::marker::PhantomData;
 
-use microscale_kernels_abi::weights::{PipelinedGrid, QUAD};
+use microscale_kernels_abi::gemm::QUAD;
+use microscale_kernels_abi::gemm::gemv::GemvParams as PipelinedGrid;
 
 use super::copies::{ACTIVATION_BYTES, LaneCopies, Source};
 use super::format::Format;
@@ -42,8 +43,8 @@ pub(crate) struct Mainloop<'a, F, P, const TILES: usize> {
 }
 
 impl<'a, F: Format, P: Product<F, TILES>, const TILES: usize> Mainloop<'a, F, P, TILES> {
-    const STAGES: u32 = P::KERNEL.stages();
-    const STAGE_BYTES: u32 = P::KERNEL.stage_bytes();
+    const STAGES: u32 = P::KERNEL.gemv_stages();
+    const STAGE_BYTES: u32 = P::KERNEL.gemv_stage_bytes();
 
     /// Makes the mainloop of a warp, given its slice of K and the address of its shared memory, and the
     /// activations of the token or of the first of a token tile.
@@ -56,10 +57,10 @@ impl<'a, F: Format, P: Product<F, TILES>, const TILES: usize> Mainloop<'a, F, P,
         activations: *const u8,
         product: P,
     ) -> Self {
-        let segment_bits = P::KERNEL.segment_bits(grid.token_tile_bits);
+        let segment_bits = P::KERNEL.gemv_segment_bits(grid.token_tile_bits);
         let rows = work_tiles.rows.min(u64::from(work_tiles.each)) as u32;
         // Kernels for one token take others, too.
-        let whole_words = P::KERNEL.tokens > 1 || F::BLOCKS > 1 || problem.shape.blocks % 4 == 0;
+        let whole_words = P::KERNEL.tile_n > 1 || F::BLOCKS > 1 || problem.shape.blocks % 4 == 0;
         // Slices take turns at the row's k-iterations. Each warp has one at least, even if there is nothing
         // in it.
         let each = ((grid.k_iterations + (1 << grid.slice_bits) - 1 - slice) >> grid.slice_bits).max(1);

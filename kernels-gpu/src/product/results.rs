@@ -1,7 +1,8 @@
 //! Where a product's results go, and what is done with sums before: bias, gate, residual, rounding.
 
 use microscale_formats::dot;
-use microscale_kernels_abi::{Dtype as OutputDtype, Epilogue};
+use microscale_formats::Dtype as OutputDtype;
+use microscale_kernels_abi::Epilogue;
 
 use crate::arithmetic::Ptx;
 use crate::dtype::{Bf16, Dtype, F16};

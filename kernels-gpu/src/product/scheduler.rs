@@ -4,8 +4,8 @@
 //! warps of a group multiply the same rows, each with its slice of K (sliced-K), one work tile after the
 //! other.
 
+use microscale_kernels_abi::gemm::gemv::GemvParams as PipelinedGrid;
 use microscale_kernels_abi::launch::WARP;
-use microscale_kernels_abi::weights::PipelinedGrid;
 
 use crate::warp;
 

@@ -2,7 +2,7 @@
 
 use microscale_formats::plan::power_of_two;
 use microscale_formats::{E4m3, E8m0, weights};
-use microscale_kernels_abi::Dtype as OutputDtype;
+use microscale_formats::Dtype as OutputDtype;
 
 use super::format::{Format, Mxfp4, Nvfp4};
 use crate::arithmetic::Ptx;

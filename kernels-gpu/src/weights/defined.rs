@@ -6,7 +6,7 @@ use microscale_formats::plan::power_of_two;
 use microscale_formats::weights::GROUP;
 use microscale_kernels_abi::Epilogue;
 use microscale_kernels_abi::launch::WARP;
-use microscale_kernels_abi::weights::{WEIGHTS_THREADS, WeightsGrid};
+use microscale_kernels_abi::gemm::gemv::{PLAIN_THREADS, PlainParams};
 
 use crate::dtype::Dtype;
 use crate::product::epilogue::total;
@@ -15,7 +15,7 @@ use crate::product::tensor_cores::{Activations, Weights};
 use crate::{ptx, warp};
 
 /// Warps in a thread block.
-pub(super) const WARPS: u32 = WEIGHTS_THREADS / WARP;
+pub(super) const WARPS: u32 = PLAIN_THREADS / WARP;
 
 /// The sum of a row with a token's activations, by the definition.
 ///
@@ -90,7 +90,7 @@ impl Problem {
 /// # Safety
 /// The contract of the kernels whose names end in `ragged`.
 #[inline(always)]
-pub(super) unsafe fn ragged<F: Weights, D: Activations>(problem: Problem, grid: WeightsGrid) {
+pub(super) unsafe fn ragged<F: Weights, D: Activations>(problem: Problem, grid: PlainParams) {
     let row = u64::from(warp::thread_block()) * u64::from(WARPS) + u64::from(warp::thread() / WARP);
     if row < problem.shape.rows {
         let mut number = 0;

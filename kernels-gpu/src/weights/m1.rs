@@ -11,12 +11,14 @@ use core::marker::PhantomData;
 use microscale_formats::dot::CHUNK;
 use microscale_formats::plan::power_of_two;
 use microscale_kernels_abi::Epilogue;
+use microscale_kernels_abi::GemmConfig;
+use microscale_kernels_abi::gemm::gemv::GemvParams as PipelinedGrid;
+use microscale_kernels_abi::gemm::{QUAD, TILE_ROWS};
 use microscale_kernels_abi::launch::WARP;
-use microscale_kernels_abi::weights::{Pipelined, PipelinedGrid, QUAD, TILE_ROWS};
 
 use crate::product::copies::{ACTIVATION_BYTES, LaneCopies, opaque_constant, pin_in_register};
 use crate::product::epilogue::{both, shared_out};
-use crate::product::multiply::{Product, group_products};
+use crate::product::multiply::{gemv_config, Product, group_products};
 use crate::product::operand::Problem;
 use crate::product::pipeline::Mainloop;
 use crate::product::scheduler::{WorkTiles, parts, warp_number};
@@ -24,7 +26,7 @@ use crate::product::tensor_cores::{Activations, SUMS, Weights};
 use crate::{ptx, shared, warp};
 
 /// Segments of a row.
-const SEGMENTS: u32 = 1 << Pipelined { tokens: 1, tiles: 1 }.segment_bits(0);
+const SEGMENTS: u32 = 1 << gemv_config(TILE_ROWS, 1).gemv_segment_bits(0);
 /// Chunks of a row in a k-iteration.
 const CHUNKS: u32 = QUAD * SEGMENTS;
 /// Rows that half a tile stands for.
@@ -55,7 +57,7 @@ struct M1<D, const TILES: usize> {
 }
 
 impl<D: Activations, const TILES: usize> M1<D, TILES> {
-    const KERNEL: Pipelined = Pipelined { tokens: 1, tiles: TILES as u32 };
+    const KERNEL: GemmConfig = gemv_config(TILES as u32 * TILE_ROWS, 1);
     /// Rows of a work tile.
     const ROWS: u32 = TILES as u32 * TILE_ROWS / SEGMENTS;
 
@@ -69,14 +71,14 @@ impl<D: Activations, const TILES: usize> M1<D, TILES> {
         let lane = warp::lane();
         // A lane copies a piece of one of eight chunks of activations.
         let (eighth, piece) = (lane / PIECES, lane % PIECES);
-        if eighth < const { Self::KERNEL.stages() } {
+        if eighth < const { Self::KERNEL.gemv_stages() } {
             let zeros =
-                eighth * const { Self::KERNEL.stage_bytes() } + activations_offset + ZEROS + piece * 16;
+                eighth * const { Self::KERNEL.gemv_stage_bytes() } + activations_offset + ZEROS + piece * 16;
             // SAFETY: the caller's promise.
             unsafe { *warp_memory.wrapping_add(zeros as usize).cast::<u128>() = 0 };
         }
         let address = shared::address(warp_memory) + activations_offset;
-        let results = warp_memory.wrapping_add(const { Self::KERNEL.ring_bytes() } as usize);
+        let results = warp_memory.wrapping_add(const { Self::KERNEL.gemv_ring_bytes() } as usize);
         let (quad, quarter) = (lane / QUAD, lane % QUAD);
         let (row_in_half, segment) = (quad / SEGMENTS, quad % SEGMENTS);
         let own = segment * (ZEROS + ACTIVATION_BYTES) + quarter * ACTIVATION_BYTES;
@@ -113,7 +115,7 @@ impl<D: Activations, const TILES: usize> M1<D, TILES> {
 }
 
 impl<F: Weights, D: Activations, const TILES: usize> Product<F, TILES> for M1<D, TILES> {
-    const KERNEL: Pipelined = Self::KERNEL;
+    const KERNEL: GemmConfig = Self::KERNEL;
 
     #[inline(always)]
     unsafe fn copy(&self, activations: *const u8, chunk: u32, stage: u32) {
@@ -183,7 +185,7 @@ pub(super) unsafe fn m1<F: Weights, D: Activations, const TILES: usize>(
     let (group, slice) = parts(number, grid.slice_bits);
     let rows = M1::<D, TILES>::ROWS;
     let work_tiles_of = |group: u32| WorkTiles::new(&grid, rows, block, group);
-    let warp_bytes = const { M1::<D, TILES>::KERNEL.warp_bytes() };
+    let warp_bytes = const { M1::<D, TILES>::KERNEL.gemv_warp_bytes() };
     let shared = warp::shared::<u128>().cast::<u8>();
     let warp_memory = shared.wrapping_add((number * warp_bytes) as usize);
     let work_tiles = work_tiles_of(group);
@@ -216,7 +218,7 @@ pub(super) unsafe fn m1<F: Weights, D: Activations, const TILES: usize>(
             while slice < slices {
                 let number = (group << grid.slice_bits) + slice;
                 let in_warp =
-                    const { M1::<D, TILES>::KERNEL.ring_bytes() } + (work_tile * rows + row_in_tile) * 4;
+                    const { M1::<D, TILES>::KERNEL.gemv_ring_bytes() } + (work_tile * rows + row_in_tile) * 4;
                 let from = shared.wrapping_add((number * warp_bytes + in_warp) as usize);
                 // SAFETY: written by a warp of this block before the barrier.
                 sum += f64::from(unsafe { *from.cast::<f32>() });

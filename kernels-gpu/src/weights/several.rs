@@ -5,11 +5,13 @@ use core::marker::PhantomData;
 
 use microscale_formats::dot::CHUNK;
 use microscale_formats::plan::power_of_two;
+use microscale_kernels_abi::GemmConfig;
+use microscale_kernels_abi::gemm::gemv::GemvParams as PipelinedGrid;
+use microscale_kernels_abi::gemm::{QUAD, TILE_COLUMNS, TILE_ROWS};
 use microscale_kernels_abi::launch::WARP;
-use microscale_kernels_abi::weights::{Pipelined, PipelinedGrid, QUAD, TILE_COLUMNS, TILE_ROWS};
 
 use crate::product::copies::{ACTIVATION_BYTES, LaneCopies, opaque_constant, pin_in_register};
-use crate::product::multiply::{Product, is_usual, scaled_products};
+use crate::product::multiply::{gemv_config, Product, is_usual, scaled_products};
 use crate::product::operand::{Chunk, Problem};
 use crate::product::pipeline::Mainloop;
 use crate::product::scheduler::{WorkTiles, parts, warp_number};
@@ -56,10 +58,10 @@ struct Several<D, const EIGHTS: usize, const TILES: usize> {
 }
 
 impl<D: Activations, const EIGHTS: usize, const TILES: usize> Several<D, EIGHTS, TILES> {
-    const KERNEL: Pipelined = Pipelined { tokens: EIGHTS as u32 * TILE_COLUMNS, tiles: TILES as u32 };
+    const KERNEL: GemmConfig = gemv_config(TILES as u32 * TILE_ROWS, EIGHTS as u32 * TILE_COLUMNS);
     /// Bytes that a warp keeps of a work tile: sums, and behind them a flag, at this offset.
-    const WORK_TILE_BYTES: u32 = Self::KERNEL.work_tile_bytes();
-    const FLAG: u32 = Self::KERNEL.sums_bytes();
+    const WORK_TILE_BYTES: u32 = Self::KERNEL.gemv_work_tile_bytes();
+    const FLAG: u32 = Self::KERNEL.gemv_accumulator_bytes();
 
     /// Makes the multiplication of a warp with its slice of K, for a token tile from a token on up to another.
     /// Tile columns without a token repeat the last one, and their sums are not stored.
@@ -93,7 +95,7 @@ impl<D: Activations, const EIGHTS: usize, const TILES: usize> Several<D, EIGHTS,
         }
         let activations_offset = const { <Self as Product<F, TILES>>::ACTIVATIONS };
         let address = shared::address(warp_memory) + activations_offset;
-        let results = warp_memory.wrapping_add(const { Self::KERNEL.results_offset() } as usize);
+        let results = warp_memory.wrapping_add(const { Self::KERNEL.gemv_results_offset() } as usize);
         Self {
             sums: [[[0.0; SUMS]; EIGHTS]; TILES],
             far: 0,
@@ -180,7 +182,7 @@ impl<D: Activations, const EIGHTS: usize, const TILES: usize> Several<D, EIGHTS,
 impl<F: Weights, D: Activations, const EIGHTS: usize, const TILES: usize> Product<F, TILES>
     for Several<D, EIGHTS, TILES>
 {
-    const KERNEL: Pipelined = Self::KERNEL;
+    const KERNEL: GemmConfig = Self::KERNEL;
 
     #[inline(always)]
     unsafe fn copy(&self, activations: *const u8, chunk: u32, stage: u32) {
@@ -219,7 +221,7 @@ impl<F: Weights, D: Activations, const EIGHTS: usize, const TILES: usize> Produc
 
     #[inline(always)]
     unsafe fn end(&mut self, work_tile: u32) {
-        if Self::KERNEL.results_offset() == 0 {
+        if Self::KERNEL.gemv_results_offset() == 0 {
             // Results take the place of the ring, where zeros are still copied to behind the last k-iteration.
             shared::wait_for_copies::<0>();
             warp::sync();
@@ -259,13 +261,13 @@ pub(super) unsafe fn several<F: Weights, D: Activations, const EIGHTS: usize, co
         return;
     }
     let (problem, tokens) = (problem.of_expert::<F>(tile.expert), [tile.first, tile.end]);
-    let segment_bits = Several::<D, EIGHTS, TILES>::KERNEL.segment_bits(grid.token_tile_bits);
+    let segment_bits = Several::<D, EIGHTS, TILES>::KERNEL.gemv_segment_bits(grid.token_tile_bits);
     let half_row_bits = const { (TILE_ROWS / 2).ilog2() } - segment_bits;
     let row_bits = half_row_bits + const { 2 * TILES as u32 }.ilog2();
     let number = warp_number();
     let (group, slice) = parts(number, grid.slice_bits);
     let work_tiles_of = |group: u32| WorkTiles::new(&grid, 1 << row_bits, block, group);
-    let warp_bytes = const { Several::<D, EIGHTS, TILES>::KERNEL.warp_bytes() };
+    let warp_bytes = const { Several::<D, EIGHTS, TILES>::KERNEL.gemv_warp_bytes() };
     let shared = warp::shared::<u128>().cast::<u8>();
     let warp_memory = shared.wrapping_add((number * warp_bytes) as usize);
     let work_tiles = work_tiles_of(group);
@@ -295,7 +297,7 @@ pub(super) unsafe fn several<F: Weights, D: Activations, const EIGHTS: usize, co
     // The address of some bytes of a warp's results of a work tile.
     let result = |work_tile: u32, group: u32, slice: u32, bytes: u32| {
         let number = (group << grid.slice_bits) + slice;
-        let in_warp = const { Several::<D, EIGHTS, TILES>::KERNEL.results_offset() }
+        let in_warp = const { Several::<D, EIGHTS, TILES>::KERNEL.gemv_results_offset() }
             + work_tile * Several::<D, EIGHTS, TILES>::WORK_TILE_BYTES
             + bytes;
         shared.wrapping_add((number * warp_bytes + in_warp) as usize)

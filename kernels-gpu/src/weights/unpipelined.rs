@@ -15,7 +15,8 @@
 use microscale_formats::dot::CHUNK;
 use microscale_formats::plan::power_of_two;
 use microscale_kernels_abi::launch::WARP;
-use microscale_kernels_abi::weights::{QUAD, WEIGHTS_THREADS, WeightsGrid};
+use microscale_kernels_abi::gemm::QUAD;
+use microscale_kernels_abi::gemm::gemv::{PLAIN_THREADS, PlainParams};
 
 use super::defined::WARPS;
 use crate::dtype::Dtype;
@@ -116,7 +117,7 @@ fn add<F: Weights, D: Activations, const TILES: usize>(
 /// # Safety
 /// The contract of the kernels; all lanes take part.
 #[inline(always)]
-unsafe fn work<F: Weights>(problem: &Problem, grid: &WeightsGrid) -> (u32, Problem, [u32; 2]) {
+unsafe fn work<F: Weights>(problem: &Problem, grid: &PlainParams) -> (u32, Problem, [u32; 2]) {
     let (block, token_tile) = grid.token_tiles.divide_32(warp::shuffle(warp::thread_block(), 0));
     // SAFETY: the caller's promise.
     let tile = unsafe { problem.routed.tile(token_tile, grid.token_tile_bits, grid.tokens as u32) };
@@ -130,7 +131,7 @@ unsafe fn work<F: Weights>(problem: &Problem, grid: &WeightsGrid) -> (u32, Probl
 #[inline(always)]
 pub(super) unsafe fn unpipelined<F: Weights, D: Activations, const TILES: usize>(
     whole: Problem,
-    grid: WeightsGrid,
+    grid: PlainParams,
 ) {
     // SAFETY: the caller's contract.
     let (block, problem, tokens) = unsafe { work::<F>(&whole, &grid) };
@@ -249,7 +250,7 @@ pub(super) unsafe fn unpipelined<F: Weights, D: Activations, const TILES: usize>
             // SAFETY: the result exists, and no other thread stores it. A gate's rows are of one group.
             unsafe { problem.store::<D>(row, token, sum, || sum_of(row_in_group + 1).0) };
         }
-        output += WEIGHTS_THREADS;
+        output += PLAIN_THREADS;
     }
     if F::farthest::<D>() > 0 {
         let mut all_usual = 1;
