@@ -2,8 +2,8 @@
 
 use crate::launch::{Converts, Launch, THREADS, WARP, WARP_ELEMENTS, kernel, kinds};
 
-/// Chunks of 16 bytes that a lane writes where every row starts on 16 bytes. The fewer a warp writes, the more of an H200's
-/// bandwidth f32 output reaches: 94 % with 8, 95 with 4, 96 with 2.
+/// Chunks of 16 bytes that a lane writes where every row starts on 16 bytes. The fewer a warp
+/// writes, the more of an H200's bandwidth f32 output reaches: 94 % with 8, 95 with 4, 96 with 2.
 pub const DEQUANTIZE_CHUNKS: u32 = 2;
 
 const F32: Launch = (THREADS, THREADS * DEQUANTIZE_CHUNKS * 4, 0);
@@ -12,7 +12,8 @@ const F16: Launch = (THREADS, THREADS * DEQUANTIZE_CHUNKS * 8, 0);
 const ANY: Launch = (THREADS, THREADS / WARP * WARP_ELEMENTS, 0);
 
 kinds! {
-    /// The dequantizers. One kernel for both ways to store had more registers, and was 6 to 13 % slower on an H200.
+    /// The dequantizers. One kernel for both ways to store had more registers, and was 6 to 13 %
+    /// slower on an H200.
     Dequantize by dtype {
         /// MXFP4, every row on 16 bytes.
         Mxfp4Aligned "mxfp4_dequantize" "_aligned" [F32, F16] E2m1;

@@ -1,19 +1,20 @@
-//! What a product does with its sums before it stores them, and the two kernels around products of activations in f32.
+//! The epilogue of products, and the two kernels around products of activations in f32.
 
 use microscale_formats::Gate;
 
 use crate::grid::Divider;
 use crate::launch::{Launch, THREADS};
 
-/// What follows a sum under its global scale: first a bias, then a gate, then a residual; at last it is rounded and stored. Zeros
-/// for none of it.
+/// The steps after the global scale: bias, gate, residual, in this order; then the sum is rounded
+/// and stored. All zeros for no steps.
 ///
-/// A gate makes one result of those of two rows, an even one, which is the gate, and the one behind it; so results, and residuals,
-/// have half as many columns as the weights have rows.
+/// A gate combines an even row, the gate, and the next row to one result. Results and residuals
+/// then have half the columns.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Epilogue {
-    /// The steps that are there, the sum of [`Self::BIAS`], [`Self::GATED`], [`Self::RESIDUAL`] and [`Self::F32_RESULTS`].
+    /// The steps that are there, the sum of [`Self::BIAS`], [`Self::GATED`], [`Self::RESIDUAL`] and
+    /// [`Self::F32_RESULTS`].
     pub steps: u32,
     /// The gate, if there is one.
     pub gate: Gate,
@@ -28,26 +29,28 @@ impl Epilogue {
     pub const RESIDUAL: u32 = 4;
     /// Results in f32, not in the activations' dtype.
     pub const F32_RESULTS: u32 = 8;
-    /// Nothing but storing.
+    /// No steps.
     pub const NONE: Self = Self { steps: 0, gate: Gate::SILU };
 
-    /// Returns whether a step is there.
+    /// Returns whether the epilogue has a step.
     #[inline(always)]
     pub const fn has(&self, step: u32) -> bool {
         self.steps & step != 0
     }
 
-    /// The results of so many rows.
+    /// The results per token of `rows` rows of weights.
     #[inline(always)]
     pub const fn results(&self, rows: u64) -> u64 {
         if self.has(Self::GATED) { rows / 2 } else { rows }
     }
 }
 
-/// The parts of an activation in f32, each a bf16 of eight bits: their sum is the activation, but for what is below 2^−133.
+/// The bf16 terms of an activation in f32, of eight bits each. Their sum is the activation, except
+/// for bits below 2^−133.
 pub const PARTS: u32 = 3;
 
-/// How activations in f32 become [`PARTS`] rows in bf16 each. A thread has four of a row.
+/// Parameters of the split: activations in f32 become [`PARTS`] rows of bf16. A thread has four of
+/// a row.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct SplitGrid {
@@ -62,7 +65,7 @@ pub struct SplitGrid {
 }
 
 impl SplitGrid {
-    /// Activations of so many rows and columns. `aligned` says whether they start on 16 bytes.
+    /// The grid of `rows` rows and `cols` columns. `aligned` says whether they start on 16 bytes.
     pub const fn new(rows: u64, cols: u64, aligned: bool) -> Self {
         let fours = cols.div_ceil(4);
         let aligned = (aligned && cols.is_multiple_of(4)) as u64;
@@ -70,7 +73,8 @@ impl SplitGrid {
     }
 }
 
-/// How [`PARTS`] rows of sums in f32 become one of results. A thread has a result.
+/// Parameters of the merge: [`PARTS`] rows of sums in f32 become one row of results. A thread has
+/// one result.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct MergeGrid {

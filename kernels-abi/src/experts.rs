@@ -1,12 +1,13 @@
-//! Mixtures of experts: which rows of activations are multiplied with which expert's weights.
+//! Mixtures of experts: routing rows of activations to experts' weights.
 //!
-//! A token is multiplied with the weights of a few experts, and each pair of a token and an expert gives a row of results. A first
-//! kernel sorts the pairs by expert ([`RouteGrid`]). A second one cuts each expert's rows into token tiles ([`PlanGrid`]), and kernels
-//! of [`crate::gemm`] multiply them, each with its expert's weights.
+//! Each token is multiplied by the weights of a few experts, and each pair of a token and an expert
+//! has a row of results. A first kernel sorts the pairs by expert ([`RouteGrid`]). A second one
+//! cuts each expert's rows into token tiles ([`PlanGrid`]). Kernels of [`crate::gemm`] multiply
+//! each token tile by its expert's weights.
 
+use crate::gemm::schedule::Schedule;
 use crate::grid::Divider;
 use crate::launch::{Converts, Launch, THREADS, WARP, kernel, kinds};
-use crate::gemm::schedule::Schedule;
 
 /// The first number of experts that is too large.
 pub const EXPERT_LIMIT: u64 = 1 << 16;
@@ -15,30 +16,30 @@ const ROUTE: Launch = (THREADS, THREADS / WARP, 0);
 const ONE_WARP: Launch = (WARP, WARP, 0);
 
 kinds! {
-    /// The kernels in front of products with experts' weights.
+    /// The kernels that run before products with experts' weights.
     Experts {
-        /// Sorts pairs by expert: a warp an expert.
+        /// Sorts pairs by expert: one warp per expert.
         Route "route_to_experts" ROUTE Nothing;
-        /// Cuts experts' rows into token tiles, and schedules them: a warp.
+        /// Cuts experts' rows into token tiles and schedules them: one warp.
         Plan "plan_experts" ONE_WARP Nothing;
     }
 }
 
-/// A token tile: rows of activations and results that are multiplied with one expert's weights. None, if `end` is `first`.
+/// A token tile: rows of activations and results of one expert. Empty if `end` is `first`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(16))]
 pub struct ExpertTile {
     /// The expert.
     pub expert: u32,
-    /// The first row, and the one behind the last.
+    /// The first row.
     pub first: u32,
-    /// See `first`.
+    /// The end of the rows.
     pub end: u32,
     /// Not used.
     pub padding: u32,
 }
 
-/// The head of a plan, behind which its [`ExpertTile`]s lie.
+/// The head of a plan. Its [`ExpertTile`]s follow.
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(16))]
 pub struct Plan {
@@ -46,19 +47,19 @@ pub struct Plan {
     pub schedule: Schedule,
     /// Rows of the largest token tile.
     pub most_tokens: u32,
-    /// Token tiles that have rows. They are the first ones.
+    /// Token tiles with rows. They come first.
     pub tiles: u32,
 }
 
 impl Plan {
-    /// Bytes of a plan with so many token tiles.
+    /// Bytes of a plan with `token_tiles` token tiles.
     pub const fn bytes(token_tiles: u64) -> u64 {
         (size_of::<Self>() + token_tiles as usize * size_of::<ExpertTile>()) as u64
     }
 }
 
-/// The pairs that lists of sorted ones are of. A plan is made of those alone that it is asked for: under a stream's capture others may be there
-/// still.
+/// The sizes of a sorting. The plan is empty if the lists hold another sorting than requested: in a
+/// captured stream they may be older.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct Sorted {
@@ -68,11 +69,11 @@ pub struct Sorted {
     pub top_k: u32,
 }
 
-/// How pairs of a token and an expert are sorted by expert, those of an expert by their number.
+/// Parameters of the sorting: pairs of a token and an expert by expert, then by number.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct RouteGrid {
-    /// Pairs of a token, which divide a pair's number: the quotient is the token's.
+    /// Pairs per token: divides a pair's number into the token's.
     pub top_k: Divider,
     /// Pairs.
     pub pairs: u32,
@@ -80,33 +81,33 @@ pub struct RouteGrid {
     pub experts: u32,
 }
 
-/// How experts' rows are cut into token tiles.
+/// Parameters of the plan: experts' rows are cut into token tiles.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct PlanGrid {
-    /// The pairs that must have been sorted. If others were, there are no token tiles.
+    /// The expected sorting. With another one, there are no token tiles.
     pub sorted: Sorted,
-    /// Experts, and how many a lane has.
+    /// Experts.
     pub experts: u32,
-    /// See `experts`.
+    /// Experts per lane.
     pub of_lane: u32,
-    /// Rows of a sorted pair, one behind the other: its parts, if its activations are divided into such.
+    /// Consecutive rows per sorted pair: the terms of its activations in f32, or 1.
     pub of_pair: u32,
-    /// The exponent of the rows of a token tile.
+    /// Base-2 logarithm of the rows of a token tile.
     pub tile_bits: u32,
-    /// Token tiles that there may be. Those that there are not are empty.
+    /// Token tiles, at most. The plan has room for them; the last ones may be empty.
     pub most_tiles: u32,
     /// Row tiles of each expert's weights, for the schedule.
     pub row_tiles: u32,
-    /// K-iterations of a work tile.
+    /// K-iterations per work tile.
     pub k_iterations: u32,
-    /// Thread blocks.
+    /// Thread blocks that the GPU has room for.
     pub at_once: u32,
 }
 
 impl PlanGrid {
-    /// A plan for token tiles of 2^`tile_bits` rows of sorted pairs, of which each has `of_pair`, without a schedule; `None` if there are
-    /// no rows or experts, or more than kernels can count.
+    /// Parameters for token tiles of 2^`tile_bits` rows, with `of_pair` rows per sorted pair, and
+    /// without a schedule. `None` if there are no rows or experts, or more than kernels can count.
     pub fn new(experts: u64, sorted: Sorted, of_pair: u32, tile_bits: u32) -> Option<Self> {
         let pairs = u64::from(sorted.pairs);
         let rows = pairs * u64::from(of_pair);
@@ -154,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn tiles_lie_behind_a_plan() {
+    fn tiles_follow_the_plan() {
         assert_eq!(Plan::bytes(3), size_of::<Plan>() as u64 + 48);
         assert!(size_of::<Plan>().is_multiple_of(16));
     }

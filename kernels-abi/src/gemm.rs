@@ -1,6 +1,6 @@
 //! Products of 4-bit weights and 16-bit activations, for any number of tokens.
 //!
-//! | module | what it holds |
+//! | module | contents |
 //! |---|---|
 //! | [`mainloop`] | the mainloops and their traits, a row each |
 //! | [`config`] | [`GemmConfig`]: which kernel multiplies; the list of all |
@@ -10,8 +10,8 @@
 //! | [`schedule`] | which thread block has which work tiles |
 //! | [`gemv`] | the GEMV's shared memory and parameters |
 //!
-//! With few tokens the GEMV reads activations where they lie. With more, a first kernel packs them as
-//! tensor cores read them, and a second one multiplies.
+//! With few tokens the GEMV reads activations where they lie. With more, a first kernel packs them
+//! as tensor cores read them, and a second one multiplies.
 
 pub mod config;
 pub mod gemv;
@@ -28,7 +28,7 @@ pub use mainloop::Mainloop;
 
 /// Rows of a tile of weights. One instruction of the tensor cores multiplies a tile.
 pub const TILE_ROWS: u32 = 16;
-/// Columns of a tile: tokens, by which the same instruction multiplies.
+/// Columns of a tile: the tokens of the same instruction.
 pub const TILE_COLUMNS: u32 = 8;
 /// Lanes that share a tile row. Each has one of its chunks in a K-iteration.
 pub const QUAD: u32 = 4;

@@ -3,8 +3,8 @@
 use crate::grid::Divider;
 use crate::launch::{Converts, Launch, THREADS, WARP, kernel, kinds};
 
-/// The first number of blocks that is too large for a row of a product's operand: kernels count blocks in 32
-/// bits, and a few k-iterations past the last.
+/// The first number of blocks that is too large for a row of a product's operand: kernels count
+/// blocks in 32 bits, and a few k-iterations past the last.
 pub const BLOCK_LIMIT: u64 = 1 << 26;
 
 const ONE_ROW: Launch = (THREADS, THREADS / WARP, 0);
@@ -12,7 +12,7 @@ const TWO_ROWS: Launch = (THREADS, 2 * THREADS / WARP, 0);
 const FOUR_ROWS: Launch = (THREADS, 4 * THREADS / WARP, 0);
 
 kinds! {
-    /// The kernels by format and rows of a warp. All give the same bits.
+    /// The kernels by format and rows per warp. All give the same bits.
     Gemv {
         /// NVFP4, a row.
         Nvfp4Rows1 "nvfp4_gemv_rows1" ONE_ROW E2m1;
@@ -31,7 +31,7 @@ kinds! {
     }
 }
 
-/// How the rows of two quantized tensors are matrices and vectors to multiply with each other.
+/// Parameters: the rows of two quantized tensors as matrices and vectors.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct GemvGrid {
@@ -43,6 +43,6 @@ pub struct GemvGrid {
     pub blocks: u64,
     /// Rows of the vectors' tensor from one matrix' vector to the next.
     pub vector_stride: u64,
-    /// Warps that a matrix' rows fall to: with those of all matrices, fewer than 2³¹.
+    /// Warps per matrix; fewer than 2³¹ for all matrices.
     pub groups: Divider,
 }

@@ -1,4 +1,5 @@
-//! Grids: how matrices fall into blocks and where scale bytes lie, as arguments that families share.
+//! Grids: the blocks of matrices and the positions of scale bytes, as arguments that families
+//! share.
 
 use crate::launch::WARP_ELEMENTS;
 use microscale_formats::layout::{TILE_COLS, TILE_ROWS, swizzled_offset};
@@ -23,8 +24,9 @@ impl Divider {
 
     /// Quotient and rest.
     ///
-    /// With the divisor d and r = `reciprocal` > (2⁶⁴ − 1) / d − 1, the estimate ⌊i·r / 2⁶⁴⌋ is at most one below
-    /// ⌊i / d⌋ for every i < 2⁶³: i·r / 2⁶⁴ > i/d − i·(1 + 1/d) / 2⁶⁴ > i/d − 1. One correction makes it exact.
+    /// With the divisor d and r = `reciprocal` > (2⁶⁴ − 1) / d − 1, the estimate ⌊i·r / 2⁶⁴⌋ is at
+    /// most one below ⌊i / d⌋ for every i < 2⁶³: i·r / 2⁶⁴ > i/d − i·(1 + 1/d) / 2⁶⁴ > i/d − 1. One
+    /// correction makes it exact.
     #[inline(always)]
     pub fn divide(&self, i: u64) -> (u64, u64) {
         let estimate = ((i as u128 * self.reciprocal as u128) >> 64) as u64;
@@ -40,13 +42,13 @@ impl Divider {
     }
 }
 
-/// A [`Divider`] of 32 bits by 32, which kernels make too.
+/// A [`Divider`] of 32 bits by 32. Kernels compute it too.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Divider32 {
     /// The number to divide by; at least 1.
     pub divisor: u32,
-    /// ⌊(2³² − 1) / `divisor`⌋, the upper half of what it is of a [`Divider`].
+    /// ⌊(2³² − 1) / `divisor`⌋: the upper half of [`Divider`]'s.
     reciprocal: u32,
 }
 
@@ -67,10 +69,10 @@ impl Divider32 {
     }
 }
 
-/// How a matrix falls into blocks along its rows.
+/// The blocks of a matrix along its rows.
 ///
-/// Blocks are numbered row by row; codes are stored in that order without gaps. A row whose length is not a multiple
-/// of the block ends in a block padded with zeros.
+/// Blocks are numbered row by row; codes are stored in that order without gaps. A row whose length
+/// is not a multiple of the block ends in a block padded with zeros.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct BlockGrid {
@@ -100,7 +102,8 @@ impl BlockGrid {
         Some(Self { cols, row_stride, blocks, span, row_blocks })
     }
 
-    /// Returns whether every row of the matrix at an address, of values of so many bytes, starts on 16 bytes.
+    /// Returns whether every row starts on 16 bytes, for a matrix at `address` with `bytes` bytes
+    /// per value.
     pub const fn rows_are_aligned(&self, address: u64, bytes: usize) -> bool {
         let one_row = self.row_blocks.divisor == self.blocks;
         let stride = if one_row { 0 } else { self.row_stride * bytes as u64 };
@@ -108,27 +111,29 @@ impl BlockGrid {
     }
 }
 
-/// Where a block's scale byte lies.
+/// The positions of scale bytes.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct ScaleGrid {
     /// Blocks in a row of the matrix as it is, not as [`BlockGrid`] may have put its rows together.
     pub row_blocks: Divider,
-    /// Tiles of the swizzled layout side by side; 0 for linear scales, which lie in the order of the blocks.
+    /// Tiles of the swizzled layout side by side; 0 for linear scales, which lie in the order of
+    /// the blocks.
     pub tiles_per_row: u64,
-    /// 1 if warps of the quantizers take a quarter of their elements from each of four rows whose scales lie
-    /// together. Scales are swizzled; the matrix, of whole tiles and with fewer blocks than 2³², is described row by
-    /// row in its [`BlockGrid`]; and a quarter of a warp's elements, [`WARP_ELEMENTS`] / 4, divides its rows.
+    /// 1 if warps of the quantizers take a quarter of their elements from each of four rows whose
+    /// scales lie together. Scales are swizzled; the matrix, of whole tiles and with fewer blocks
+    /// than 2³², is described row by row in its [`BlockGrid`]; and a quarter of a warp's elements,
+    /// [`WARP_ELEMENTS`] / 4, divides its rows.
     pub by_tiles: u64,
 }
 
 impl ScaleGrid {
-    /// For linear scales of a matrix with so many blocks in a row, at least 1.
+    /// For linear scales of a matrix with at least one block per row.
     pub const fn linear(blocks_per_row: u64) -> Self {
         Self { row_blocks: Divider::new(blocks_per_row), tiles_per_row: 0, by_tiles: 0 }
     }
 
-    /// For swizzled scales of a matrix with so many blocks in a row, at least 1.
+    /// For swizzled scales of a matrix with at least one block per row.
     pub const fn swizzled(blocks_per_row: u64) -> Self {
         Self {
             row_blocks: Divider::new(blocks_per_row),

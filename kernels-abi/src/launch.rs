@@ -8,8 +8,8 @@ use crate::gemm::mainloop::Targets;
 pub const WARP: u32 = 32;
 /// Threads in a thread block of most kernels.
 pub const THREADS: u32 = 128;
-/// Elements that a warp handles: as many blocks of 32 as it has lanes, so that each lane owns the scales of
-/// one such block, or of two of 16, and a warp stores 32 scale bytes, one sector, at once.
+/// Elements per warp: 32 blocks of 32. Each lane owns the scale of one block of 32, or of two
+/// blocks of 16, and a warp stores 32 scale bytes, one sector, at a time.
 pub const WARP_ELEMENTS: u32 = 32 * WARP;
 
 /// The conversion that a kernel is about.
@@ -25,33 +25,33 @@ pub enum Converts {
     E5m2,
 }
 
-/// A kernel that every PTX contains.
+/// A kernel: a row of its family's table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Kernel {
     /// The entry point.
     pub name: &'static str,
     /// The dtype of unquantized values, if kernels of the family differ by it.
     pub dtype: Option<Dtype>,
-    /// Threads in a thread block; for the pipelined kernels, at most.
+    /// Threads per thread block; for the GEMV, at most.
     pub threads: u32,
-    /// Elements that a thread block handles, scale bytes in the layout kernels, rows in the products; 0 where
-    /// the grid says how many thread blocks there are, and for the empty kernel.
+    /// Elements per thread block; scale bytes in the layout kernels, rows in the products. 0 where
+    /// the parameters have the number of thread blocks.
     pub elements: u32,
-    /// Bytes of shared memory that a launch gives to so many threads.
+    /// Bytes of shared memory of a launch with `threads` threads per thread block.
     pub shared: u32,
     /// Must use the hardware's instruction for it where the target has one.
     pub converts: Converts,
-    /// Thread blocks that a multiprocessor has registers for at least: the PTX says so, and how many threads one has (`.minnctapersm`,
-    /// `.maxntid`). If it says nothing, 0. More than one are for targets with warp groups, where another kernel starts beside this one.
+    /// Thread blocks for which a multiprocessor must have registers (`.minnctapersm` and `.maxntid`
+    /// in the PTX); 0 for no such limit. More than one applies only to targets with warp groups,
+    /// where the next kernel shares the multiprocessor.
     pub resident: u32,
     /// The targets that have the kernel.
     pub targets: Targets,
 }
 
 impl Kernel {
-    /// The kernel as it is launched where thread blocks have so many bytes of shared memory at most. Those
-    /// that may need more share it between their warps, and take as many as there is room for, a power of
-    /// two; or, if the PTX says how many are resident, between stages, and take all that there is.
+    /// The kernel with at most `shared` bytes of shared memory per thread block. Kernels with
+    /// `resident` take fewer stages. Others halve threads and shared memory until they fit.
     pub const fn within(mut self, shared: u32) -> Self {
         if self.resident > 0 {
             self.shared = if self.shared < shared { self.shared } else { shared };
@@ -75,8 +75,7 @@ impl Kernel {
     }
 }
 
-/// How a kind of kernel is launched: threads in a thread block, elements for each, and bytes of shared
-/// memory.
+/// A launch: threads per thread block, elements per thread block, bytes of shared memory.
 pub(crate) type Launch = (u32, u32, u32);
 
 /// A row of a family's table.
@@ -86,10 +85,19 @@ pub(crate) const fn kernel(
     launch: Launch,
     converts: Converts,
 ) -> Kernel {
-    Kernel { name, dtype, threads: launch.0, elements: launch.1, shared: launch.2, converts, resident: 0, targets: Targets::All }
+    Kernel {
+        name,
+        dtype,
+        threads: launch.0,
+        elements: launch.1,
+        shared: launch.2,
+        converts,
+        resident: 0,
+        targets: Targets::All,
+    }
 }
 
-/// A row for a kernel that has registers for so many thread blocks on a multiprocessor.
+/// A row with `resident` thread blocks per multiprocessor.
 pub(crate) const fn resident(kernel: Kernel, resident: u32) -> Kernel {
     Kernel { resident, ..kernel }
 }
@@ -147,7 +155,8 @@ impl Family {
     }
 }
 
-/// Names one kernel. Only the enumerations of the families make one, so there is a kernel for each.
+/// Names one kernel. Only the families' enumerations and configurations create one, so the kernel
+/// exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KernelId {
     family: Family,
@@ -170,9 +179,9 @@ impl KernelId {
     }
 }
 
-/// Declares the kinds of kernels of a family with its table. Of a row `Kind prefix suffix [launches]
-/// converts`, there is a kernel for f32, f16 and bf16 each, called `<prefix>_<dtype><suffix>`; of a row `Kind
-/// name launch converts`, one.
+/// Declares the kinds of kernels of a family with its table. Of a row
+/// `Kind prefix suffix [launches] converts`, there is a kernel for f32, f16 and bf16 each, called
+/// `<prefix>_<dtype><suffix>`; of a row `Kind name launch converts`, one.
 macro_rules! kinds {
     ($(#[$doc:meta])* $name:ident by dtype {
         $($(#[$of_kind:meta])* $kind:ident $prefix:literal $suffix:literal [$f32:expr, $f16:expr] $converts:ident;)+

@@ -1,9 +1,10 @@
-//! The agreement between the two sides of a kernel launch, in one place: the PTX targets, the kernels with their launch shapes, and the
-//! structures passed to them. Plain data, `no_std`: the kernels, the launcher in the host crate and the build tool all read it
-//! from here.
+//! The interface between kernels and launcher: the PTX targets, the kernels with their launch
+//! shapes, and the structures that they take. Plain data, `no_std`. Kernels, launcher, build tool
+//! and tests all read it here.
 //!
-//! A kernel family is a module: an enumeration of its kernels, their table, and the arguments that only they take. [`launch`]
-//! says what a kernel is, [`grid`] and [`memory`] hold what families share.
+//! A kernel family is a module: an enumeration of its kernels, their table, and their own
+//! arguments. [`launch`] defines a kernel; [`grid`] and [`memory`] hold shared arguments. The
+//! kernels of [`gemm`] follow from one list of tiles.
 #![no_std]
 
 #[cfg(any(test, feature = "std"))]

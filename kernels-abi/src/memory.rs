@@ -1,4 +1,5 @@
-//! Structures in device memory that families share: a tensor's global scale and amax, and the report.
+//! Structures in device memory that families share: a tensor's global scale and amax, and the
+//! report.
 
 use microscale_formats::nvfp4;
 use microscale_formats::plan::NvPlan;
@@ -33,23 +34,26 @@ impl ApplyGlobal {
 pub struct GlobalSlot {
     /// NVFP4's global scale, as it is stored. The quantizers write it.
     pub scale: f32,
-    /// The largest magnitude among the finite elements, as the bits of an f32, raised by atomic maxima.
+    /// The largest magnitude among the finite elements, as the bits of an f32, raised by atomic
+    /// maxima.
     pub amax_bits: u32,
     /// 1 if there is a NaN.
     pub nan: u32,
     /// 1 if there is an infinity.
     pub infinite: u32,
-    /// What follows from the amax.
+    /// The plan that follows from the amax.
     pub plan: NvPlan,
 }
 
-/// Report slots in device memory; warps spread their counts over them so that they do not queue for one address.
+/// Report slots in device memory; warps spread their counts over them so that they do not queue for
+/// one address.
 pub const REPORT_SLOTS: usize = 64;
 
 /// [`ReportSlot::first_non_finite`] when nothing non-finite was met.
 pub const NO_POSITION: u64 = 0;
 
-/// Counts that a kernel adds to. Zeroed memory is the empty report; the sum over all slots is what happened.
+/// Counts that a kernel adds to. Zeroed memory is the empty report; the sum over all slots is what
+/// happened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C, align(64))]
 pub struct ReportSlot {
@@ -63,8 +67,8 @@ pub struct ReportSlot {
     pub flushed: u64,
     /// Blocks whose scale left the range of the scale format.
     pub scale_saturated: u64,
-    /// The complement of the smallest B · block + index, B the block size, of a non-finite element, kept by an atomic
-    /// maximum; or [`NO_POSITION`].
+    /// The complement of the smallest B · block + index, B the block size, of a non-finite element,
+    /// kept by an atomic maximum; or [`NO_POSITION`].
     pub first_non_finite: u64,
     /// Blocks that a search gave another scale than the convention's.
     pub rescaled: u64,

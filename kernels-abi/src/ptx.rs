@@ -1,8 +1,9 @@
-//! PTX in files: a folder holds one for a family and target, with the kernels whose text is not that of the target before.
-//! A target may [share](Target::shares_text) a kernel's text even if a build for it would differ.
+//! PTX files: one per family and target, with the kernels whose text differs from the previous
+//! target's. A target may [share](Target::shares_text) a kernel's text even if a build for it
+//! differs.
 //!
-//! Many kernels compile to the same text for several targets, and each text is stored once. [`Ptx::read`] puts a family together
-//! again; only the lines in front ([`Target::head`]) tell the targets apart.
+//! Many kernels compile to the same text for several targets, and each text is stored once.
+//! [`Ptx::read`] reassembles a family. Only the first lines ([`Target::head`]) differ.
 
 use std::borrow::ToOwned;
 use std::collections::BTreeMap;
@@ -15,10 +16,10 @@ use crate::families::kernels;
 use crate::launch::{Family, Kernel};
 use crate::targets::{PtxFile, Target};
 
-/// What each kernel's text starts with in a module.
+/// The start of each kernel's text in a module.
 const ENTRY: &str = "\n.visible .entry ";
 
-/// Kernels for a target: those of a family, or all.
+/// Kernels for a target: of one family, or all.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Ptx {
     target: &'static Target,
@@ -49,11 +50,12 @@ impl Ptx {
         Self { target, data, entries: parts.map(entry).collect() }
     }
 
-    /// Reads a family's kernels from a folder: those in the target's file, and the others from the target before.
-    /// Leaves out kernels that the target does [not have](Kernel::targets).
+    /// Reads a family's kernels from a folder: those in the target's file, and the others from the
+    /// target before. Leaves out kernels that the target does [not have](Kernel::targets).
     ///
     /// # Errors
-    /// If a file cannot be read, its path with the reason. A target that shares all its kernels has no file.
+    /// If a file cannot be read, its path with the reason. A target that shares all its kernels has
+    /// no file.
     pub fn read(folder: &Path, family: Family, target: &'static Target) -> io::Result<Self> {
         let path = folder.join(PtxFile { family, target }.to_string());
         let text = match (fs::read_to_string(&path), target.before()) {
@@ -74,7 +76,8 @@ impl Ptx {
     /// Reads the kernels of all families, [each](Self::read) from its files.
     ///
     /// # Errors
-    /// Those of [`Self::read`]; and if two families declare memory of the same name differently, its name.
+    /// As [`Self::read`]. Also if two families declare memory of the same name differently: its
+    /// name.
     pub fn read_all(folder: &Path, target: &'static Target) -> io::Result<Self> {
         let mut all = Self::parse(target, "");
         for family in Family::ALL {
@@ -96,8 +99,8 @@ impl Ptx {
         self.filtered(|name, _| family.kernels().iter().any(|kernel| kernel.name == name))
     }
 
-    /// The kernels to store for the target: those that it does not [share](Target::shares_text), and whose text
-    /// or data differs from the same kernel's in a module for the target before.
+    /// The kernels to store for the target: those that it does not [share](Target::shares_text), and
+    /// whose text or declarations differ in a module for the target before.
     #[must_use]
     pub fn without(&self, before: &Self) -> Self {
         self.filtered(|name, entry| {

@@ -7,8 +7,8 @@ use crate::launch::{Converts, Launch, THREADS, WARP, WARP_ELEMENTS, kernel, kind
 const LAUNCH: Launch = (THREADS, THREADS / WARP * WARP_ELEMENTS, 0);
 
 kinds! {
-    /// The quantizers. One kernel for rows on 16 bytes and for others was 2 % slower on an H200 with the former in 16 bits, and 3 to 8 % with
-    /// the latter.
+    /// The quantizers. One kernel for rows on 16 bytes and for others was 2 % slower on an H200
+    /// with the former in 16 bits, and 3 to 8 % with the latter.
     Quantize by dtype {
         /// MXFP4 with ties to even, every row on 16 bytes.
         Mxfp4EvenAligned "mxfp4_quantize" "_even_aligned" [LAUNCH, LAUNCH] E2m1;
@@ -37,26 +37,28 @@ kinds! {
     }
 }
 
-/// What the kernels of the MX formats read at run time.
+/// The options of the MX formats' kernels.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct MxOptions {
     /// `ScaleRule::mantissa_addend`.
     pub mantissa_addend: u32,
-    /// `NegativeZero` as a number. It follows the addend, so that kernels load the two at once: apart they made the quantizer of
-    /// bf16 2 % slower on an H200.
+    /// `NegativeZero` as a number. It follows the addend, so that kernels load the two at once:
+    /// apart they made the quantizer of bf16 2 % slower on an H200.
     pub negative_zero: u32,
-    /// 1 to replace ±Inf by the largest finite value and NaN by 0; 0 to give such blocks the NaN scale.
+    /// 1 to replace ±Inf by the largest finite value and NaN by 0; 0 to give such blocks the NaN
+    /// scale.
     pub saturate_non_finite: u32,
     /// `Ties` as a number. The kernels for ties to even do not look at it.
     pub ties: u32,
 }
 
-/// What the NVFP4 quantizers read at run time.
+/// The options of the NVFP4 quantizers.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct NvOptions {
-    /// The plan, or where that is in the tensor's [`GlobalSlot`](crate::GlobalSlot) one of the same convention.
+    /// The plan, or where that is in the tensor's [`GlobalSlot`](crate::GlobalSlot) one of the same
+    /// convention.
     pub plan: NvPlan,
     /// As in [`MxOptions`].
     pub saturate_non_finite: u32,

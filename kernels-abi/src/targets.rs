@@ -1,4 +1,4 @@
-//! The PTX targets: what is compiled, which file holds it, and which GPU gets which.
+//! The PTX targets: compiler flags, file names, and the target of a GPU.
 
 use core::fmt;
 
@@ -10,17 +10,18 @@ use crate::launch::{Family, Kernel};
 pub struct Target {
     /// The name in rustc's `-Ctarget-cpu` and in the PTX's `.target`.
     pub name: &'static str,
-    /// The LLVM feature that sets the PTX's `.version`: the lowest that has the instructions, friendlier to old
-    /// drivers.
+    /// The LLVM feature that sets the PTX's `.version`: the lowest that has the instructions,
+    /// friendlier to old drivers.
     pub ptx_feature: &'static str,
     /// The smallest compute capability (major, minor) that runs it.
     pub compute_capability: (u32, u32),
-    /// Family-specific and architecture-specific PTX (`f`, `a`) runs within its major version only; other PTX runs on everything newer.
+    /// Family-specific and architecture-specific PTX (`f`, `a`) runs within its major version only;
+    /// other PTX runs on everything newer.
     pub family_only: bool,
     /// Has the e2m1x2 conversions: the kernels are built with `--cfg microscale_fp4`.
     pub hardware_fp4: bool,
-    /// Has what came with sm_90: packed 16-bit integer min and max, conversions of 8-bit floats (those since sm_89).
-    /// The kernels are built with `--cfg microscale_sm90`.
+    /// Has what came with sm_90: packed 16-bit integer min and max, conversions of 8-bit floats
+    /// (those since sm_89). The kernels are built with `--cfg microscale_sm90`.
     pub since_sm90: bool,
     /// Has warp groups that multiply: the kernels are built with `--cfg microscale_wgmma`.
     pub wgmma: bool,
@@ -28,8 +29,8 @@ pub struct Target {
     pub assemble_for: &'static [&'static str],
 }
 
-/// Every target, from the oldest to the newest. Those that differ from the one before in a few kernels follow each other: PTX that
-/// is the same is stored once.
+/// Every target, from the oldest to the newest. Targets that differ in few kernels follow each
+/// other, as equal PTX is stored once.
 pub const TARGETS: [Target; 5] = [
     Target {
         name: "sm_80",
@@ -83,8 +84,8 @@ pub const TARGETS: [Target; 5] = [
     },
 ];
 
-/// The name of the file that holds a family's PTX for a target, as its [`Display`](fmt::Display) text: the kernels whose text is not
-/// that of the target [before](Target::before).
+/// The name of the file that holds a family's PTX for a target, as its [`Display`](fmt::Display)
+/// text: the kernels whose text differs from the [previous](Target::before) target's.
 #[derive(Clone, Copy, Debug)]
 pub struct PtxFile<'a> {
     /// The family.
@@ -116,7 +117,8 @@ impl Target {
         PtxHead(self)
     }
 
-    /// The thread blocks of a kernel that its PTX says are [resident](Kernel::resident); 0 if it says nothing.
+    /// The thread blocks of a kernel that its PTX says are [resident](Kernel::resident); 0 if it
+    /// says nothing.
     pub const fn resident(&self, kernel: &Kernel) -> u32 {
         if kernel.resident > 1 && !self.wgmma { 0 } else { kernel.resident }
     }
@@ -135,7 +137,7 @@ impl Target {
     }
 }
 
-/// The newest target that a GPU of this compute capability runs; none below 8.0.
+/// The newest target that a GPU of this compute capability runs; `None` below 8.0.
 pub fn target_for(compute_capability: (u32, u32)) -> Option<&'static Target> {
     TARGETS.iter().rev().find(|target| {
         let family = !target.family_only || target.compute_capability.0 == compute_capability.0;

@@ -1,4 +1,5 @@
-//! The configurations of the GEMM: one value says which kernel multiplies, and one list has them all.
+//! The configurations of the GEMM: one value says which kernel multiplies, and one list has them
+//! all.
 
 use core::fmt;
 
@@ -15,14 +16,15 @@ use crate::launch::{Converts, Family, Kernel, KernelId, Launch, WARP, kernel};
 pub struct GemmConfig {
     /// The mainloop.
     pub mainloop: Mainloop,
-    /// Rows of weights per work tile. For the GEMV, tile rows of a warp: with fewer tokens than eight,
-    /// several tile rows are parts of one row.
+    /// Rows of weights per work tile. For the GEMV, tile rows of a warp: with fewer tokens than
+    /// eight, several tile rows are parts of one row.
     pub tile_m: u32,
     /// Tokens per work tile, at most.
     pub tile_n: u32,
     /// Thread blocks per cluster.
     pub cluster: u32,
-    /// Warps of a thread block that share rows (sliced-K), a launch parameter of the GEMV; 1 for others.
+    /// Warps of a thread block that share rows (sliced-K), a launch parameter of the GEMV; 1 for
+    /// others.
     pub slices: u32,
     /// The format of the weights: NVFP4 or MXFP4.
     pub weights: Format,
@@ -30,8 +32,9 @@ pub struct GemmConfig {
     pub activations: Dtype,
 }
 
-/// Calls a macro with every tile: `name: mainloop tile_m tile_n cluster;`. Each has a kernel per format of
-/// weights and dtype of activations. Names are `<mainloop>_<tile_m>x<tile_n>`, with `_c2` for clusters of two.
+/// Calls a macro with every tile: `name: mainloop tile_m tile_n cluster;`. Each has a kernel per
+/// format of weights and dtype of activations. Names are `<mainloop>_<tile_m>x<tile_n>`, with `_c2`
+/// for clusters of two.
 #[macro_export]
 macro_rules! gemm_tiles {
     ($callback:ident) => {
@@ -85,7 +88,7 @@ const fn tile(mainloop: Mainloop, tile_m: u32, tile_n: u32, cluster: u32) -> Gem
 
 const COUNT: usize = PACKING_KERNELS + TILES.len() * OPERANDS;
 
-/// The kernels: those that pack activations, and those that multiply.
+/// The kernels: first the packing kernels, then the kernels that multiply.
 pub(crate) const KERNELS: &[Kernel] = &{
     let mut all = [PACKING[0]; COUNT];
     let mut i = 0;
@@ -145,7 +148,8 @@ impl GemmConfig {
 
     /// The row of the kernel in its family's table.
     const fn row(self, name: &'static str) -> Kernel {
-        // NVFP4 and MXFP4 weights become f16 by the hardware's conversion; bf16 has none on every target.
+        // NVFP4 and MXFP4 weights become f16 by the hardware's conversion; bf16 has none on every
+        // target.
         let converts = match (self.activations, self.mainloop) {
             (Dtype::F16, Mainloop::Gemv | Mainloop::GemvPlain | Mainloop::Mma) => Converts::E2m1,
             _ => Converts::Nothing,
@@ -226,8 +230,8 @@ impl GemmConfig {
         Stage { tile_m: self.tile_m, tokens: self.multiplied(tokens), packs: self.packs(), scales }
     }
 
-    /// Bytes of shared memory, at most `most`, for as many stages as fit, for any number of tokens and
-    /// any layout of scales.
+    /// Bytes of shared memory, at most `most`, for all stages that fit, for any number of tokens
+    /// and any layout of scales.
     pub const fn shared_bytes(self, most: u32) -> u32 {
         let (mut bytes, mut i) = (0, 0);
         while i < 2 * self.tile_n {

@@ -8,25 +8,27 @@ use crate::launch::{Launch, WARP};
 
 /// Threads per thread block of the kernels that do not copy ahead.
 pub const PLAIN_THREADS: u32 = 256;
-/// Warps per thread block of the kernels that copy ahead, at most: enough to keep an H200's multiprocessor
-/// busy.
+/// Warps per thread block of the kernels that copy ahead, at most: enough to keep an H200's
+/// multiprocessor busy.
 pub const GEMV_WARPS: u32 = 16;
 /// The launch of the kernels for ragged rows: a warp per row.
 pub(super) const RAGGED: Launch = (PLAIN_THREADS, PLAIN_THREADS / WARP, 0);
 
-/// Shared memory of the kernels that copy K-iterations ahead ([`Mainloop::Gemv`](super::Mainloop::Gemv)).
+/// Shared memory of the kernels that copy K-iterations ahead
+/// ([`Mainloop::Gemv`](super::Mainloop::Gemv)).
 ///
-/// Their thread blocks are persistent. The rows that a warp group multiplies together are a work tile.
+/// Their thread blocks are persistent. The rows that a warp group multiplies together are a work
+/// tile.
 impl GemmConfig {
-    /// The launch of the kernels that do not copy ahead. Shared memory holds each warp's accumulators and a
-    /// flag.
+    /// The launch of the kernels that do not copy ahead. Shared memory holds each warp's
+    /// accumulators and a flag.
     pub(super) const fn plain_launch(self) -> Launch {
         let shared = PLAIN_THREADS / WARP * (self.row_tiles() * TILE_ROWS * TILE_COLUMNS + 1) * 4;
         (PLAIN_THREADS, 0, shared)
     }
 
-    /// Base-2 logarithm of the segments of a row, from that of the tokens of a token tile; 0 in kernels for
-    /// more tokens than a tile has columns.
+    /// Base-2 logarithm of the segments of a row. `token_tile_bits` is the logarithm of the tokens
+    /// of a token tile. 0 in kernels for more tokens than a tile has columns.
     #[inline(always)]
     pub const fn gemv_segment_bits(self, token_tile_bits: u32) -> u32 {
         match self.tile_n {
@@ -36,7 +38,8 @@ impl GemmConfig {
         }
     }
 
-    /// Stages of a warp's ring: three, or two large ones, so that shared memory has room for all warps.
+    /// Stages of a warp's ring: three, or two large ones, so that shared memory has room for all
+    /// warps.
     pub const fn gemv_stages(self) -> u32 {
         match (self.tile_n, self.row_tiles()) {
             (1, ..=2) | (8, 1) => 3,
@@ -49,13 +52,14 @@ impl GemmConfig {
         if self.tile_n > 16 { GEMV_WARPS / 2 } else { GEMV_WARPS }
     }
 
-    /// Bytes of a stage's activations: eight chunks of 64 and zeros for one token, four chunks per token
-    /// otherwise.
+    /// Bytes of a stage's activations: eight chunks of 64 and zeros for one token, four chunks per
+    /// token otherwise.
     pub const fn gemv_activation_bytes(self) -> u32 {
         64 * if self.tile_n == 1 { 9 } else { self.tile_n * QUAD }
     }
 
-    /// Bytes of a stage: per lane and tile, codes of two rows and a word of scales; then activations.
+    /// Bytes of a stage: per lane and tile, codes of two rows and a word of scales; then
+    /// activations.
     pub const fn gemv_stage_bytes(self) -> u32 {
         self.row_tiles() * WARP * (2 * 16 + 4) + self.gemv_activation_bytes()
     }
@@ -74,21 +78,22 @@ impl GemmConfig {
         }
     }
 
-    /// Bytes of a warp's accumulators of a work tile: one per row for one token, otherwise all that the
-    /// tensor cores leave in the lanes.
+    /// Bytes of a warp's accumulators of a work tile: one per row for one token, otherwise all that
+    /// the tensor cores leave in the lanes.
     pub const fn gemv_accumulator_bytes(self) -> u32 {
         let each =
             if self.tile_n == 1 { TILE_ROWS >> self.gemv_segment_bits(0) } else { TILE_ROWS * self.tile_n };
         self.row_tiles() * each * 4
     }
 
-    /// Bytes that a warp keeps of a work tile: accumulators and, for several tokens, a flag in 16 bytes.
+    /// Bytes that a warp keeps of a work tile: accumulators and, for several tokens, a flag in 16
+    /// bytes.
     pub const fn gemv_work_tile_bytes(self) -> u32 {
         self.gemv_accumulator_bytes() + if self.tile_n == 1 { 0 } else { 16 }
     }
 
-    /// Offset in a warp's shared memory of its results. They follow the ring, or reuse it where there is one
-    /// work tile: shared memory that is not taken serves as L1 cache.
+    /// Offset in a warp's shared memory of its results. They follow the ring, or reuse it where
+    /// there is one work tile: shared memory that is not taken serves as L1 cache.
     pub const fn gemv_results_offset(self) -> u32 {
         if self.gemv_work_tiles() == 1 { 0 } else { self.gemv_ring_bytes() }
     }
@@ -120,9 +125,9 @@ impl TokenTiles {
 
 /// Parameters of the kernels that do not copy ahead, for up to eight tokens at a time.
 ///
-/// Tensor cores multiply 16 tile rows by eight tile columns. With fewer tokens than columns, tile rows and
-/// columns next to each other hold segments: parts of the same row and of the same token. Kernels divide
-/// by powers of two only, given by their base-2 logarithms.
+/// Tensor cores multiply 16 tile rows by eight tile columns. With fewer tokens than columns, tile
+/// rows and columns next to each other hold segments: parts of the same row and of the same token.
+/// Kernels divide by powers of two only, given by their base-2 logarithms.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct PlainParams {
@@ -130,8 +135,8 @@ pub struct PlainParams {
     pub shape: WeightsShape,
     /// Tokens, at least 1; fewer than [`TOKEN_LIMIT`](super::TOKEN_LIMIT).
     pub tokens: u64,
-    /// Logarithm of the slices of K (sliced-K). The warps of a warp group share rows, and each has a slice
-    /// of their columns. There are at most as many slices as warps in a thread block.
+    /// Logarithm of the slices of K (sliced-K). The warps of a warp group share rows, and each has
+    /// a slice of their columns. A thread block has at least one warp per slice.
     pub slice_bits: u32,
     /// Logarithm of the segments: up to 3.
     pub segment_bits: u32,
@@ -144,10 +149,11 @@ pub struct PlainParams {
 }
 
 impl PlainParams {
-    /// Parameters for the tiles and slices of a configuration and token tiles of at most eight tokens.
+    /// Parameters for the tiles and slices of a configuration and token tiles of at most eight
+    /// tokens.
     ///
-    /// `None` if there is nothing to multiply, or more than a launch can count, or if tiles or slices are
-    /// not powers of two, or there are more slices than warps in a thread block.
+    /// `None` if there is nothing to multiply, or more than a launch can count, or if tiles or
+    /// slices are not powers of two, or there are more slices than warps in a thread block.
     pub fn new(
         config: GemmConfig,
         shape: WeightsShape,
@@ -197,9 +203,10 @@ impl PlainParams {
 
 /// Parameters of the kernels that copy ahead.
 ///
-/// A thread block has one warp group or more. The warps of a group multiply the rows of a work tile, each
-/// with its own K-iterations (sliced-K). Work tiles are dealt to the first groups of all thread blocks, then
-/// to the second ones, and so on, so that the groups' counts differ by at most one.
+/// A thread block has one warp group or more. The warps of a group multiply the rows of a work
+/// tile, each with its own K-iterations (sliced-K). Work tiles are dealt to the first groups of all
+/// thread blocks, then to the second ones, and so on, so that the groups' counts differ by at most
+/// one.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct GemvParams {
@@ -213,8 +220,8 @@ pub struct GemvParams {
     pub token_tile_bits: u32,
     /// Thread blocks per token tile.
     pub row_blocks: u32,
-    /// Work tiles of each warp group, at most [`GemmConfig::gemv_work_tiles`], and the number of groups
-    /// that have one more.
+    /// Work tiles of each warp group, at most [`GemmConfig::gemv_work_tiles`], and the number of
+    /// groups that have one more.
     pub work_tiles: [u32; 2],
     /// Warps per thread block.
     pub warps: u32,
@@ -225,11 +232,12 @@ pub struct GemvParams {
 }
 
 impl GemvParams {
-    /// Parameters for a configuration and token tiles of at most its `tile_n`, with `warps` warps per
-    /// thread block, on a GPU with room for `thread_blocks` thread blocks.
+    /// Parameters for a configuration and token tiles of at most its `tile_n`, with `warps` warps
+    /// per thread block, on a GPU with room for `thread_blocks` thread blocks.
     ///
-    /// `None` if there is nothing to multiply, or more than a launch can count, or [`COLUMN_LIMIT`] columns
-    /// or more, or if slices or warps are not powers of two, or there are more slices than warps.
+    /// `None` if there is nothing to multiply, or more than a launch can count, or [`COLUMN_LIMIT`]
+    /// columns or more, or if slices or warps are not powers of two, or there are more slices than
+    /// warps.
     pub fn new(
         config: GemmConfig,
         shape: WeightsShape,
@@ -319,7 +327,8 @@ mod tests {
 
     #[test]
     fn launches_fit_into_any_gpu() {
-        // KiB of shared memory per thread block: without opting in, on compute capability 8.6, 8.0, 9.0.
+        // KiB of shared memory per thread block: without opting in, on compute capability 8.6, 8.0,
+        // 9.0.
         let warps = [
             (48, [8, 4, 4, 4, 2, 4, 2]),
             (99, [16, 8, 8, 8, 4, 8, 4]),

@@ -7,7 +7,8 @@ use crate::targets::Target;
 pub enum Mainloop {
     /// Up to 32 tokens per pass over the weights. Each warp copies its own K-iterations ahead.
     Gemv,
-    /// Up to eight tokens per pass, by plain loads to registers. Takes rows of any number of whole chunks.
+    /// Up to eight tokens per pass, by plain loads to registers. Takes rows of any number of whole
+    /// chunks.
     GemvPlain,
     /// Rows that are not whole chunks, by the reference.
     GemvRagged,
@@ -26,13 +27,14 @@ pub struct MainloopTraits {
     pub consumer_rows: u32,
     /// Producer warps per thread block. Without any, consumer warps copy for themselves.
     pub producer_warps: u32,
-    /// The largest `tile_n` whose K-iterations have two packs of [`PACK_COLUMNS`](super::PACK_COLUMNS)
-    /// columns: copies then move whole cache lines. Others have one.
+    /// The largest `tile_n` whose K-iterations have two packs of
+    /// [`PACK_COLUMNS`](super::PACK_COLUMNS) columns: copies then move whole cache lines. Others
+    /// have one.
     pub two_packs_up_to: u32,
     /// Launched programmatically: thread blocks may start before the kernel before has ended.
     pub programmatic: bool,
-    /// The largest `tile_n` whose thread blocks leave a multiprocessor registers for a thread block of
-    /// the packing kernel.
+    /// The largest `tile_n` whose thread blocks leave a multiprocessor registers for a thread block
+    /// of the packing kernel.
     pub beside_packing_up_to: u32,
     /// The targets that have its kernels.
     pub targets: Targets,

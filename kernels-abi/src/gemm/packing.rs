@@ -25,7 +25,8 @@ pub const fn pack(dtype: Dtype) -> Option<KernelId> {
     }
 }
 
-/// The kernel that splits activations in f32 into parts in bf16 ([`SplitGrid`](crate::epilogue::SplitGrid)).
+/// The kernel that splits activations in f32 into parts in bf16
+/// ([`SplitGrid`](crate::epilogue::SplitGrid)).
 pub const SPLIT: KernelId = KernelId::new(Family::Gemm, 2);
 
 /// The kernel that adds up the products of such parts ([`MergeGrid`](crate::epilogue::MergeGrid)).
@@ -33,9 +34,9 @@ pub const MERGE: KernelId = KernelId::new(Family::Gemm, 3);
 
 /// Threads per thread block of the packing kernels.
 pub const PACK_THREADS: u32 = 128;
-/// Thread blocks of the packing kernels that a multiprocessor has registers for, 32 per thread. One then
-/// fits next to a thread block that multiplies up to 64 tokens on compute capability 9.0, which leaves
-/// 4096 registers.
+/// Thread blocks of the packing kernels that a multiprocessor has registers for, 32 per thread. One
+/// then fits next to a thread block that multiplies up to 64 tokens on compute capability 9.0,
+/// which leaves 4096 registers.
 const PACK_RESIDENT: u32 = 2048 / PACK_THREADS;
 /// The launch of the packing kernels. Their parameters say the number of thread blocks.
 const PACK: Launch = (PACK_THREADS, 0, 0);

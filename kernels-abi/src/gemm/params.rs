@@ -7,26 +7,26 @@ use super::{COLUMN_LIMIT, GemmConfig, MOST_ROW_TILES, Mainloop, PACK_COLUMNS, TO
 use crate::grid::Divider;
 use crate::launch::WARP;
 
-/// Semaphores, one per tile of 16 rows of the split work tiles: zeros before a launch and after it. There
-/// are fewer split work tiles than thread blocks.
+/// Semaphores, one per tile of 16 rows of the split work tiles: zeros before a launch and after it.
+/// There are fewer split work tiles than thread blocks.
 pub const SEMAPHORES: u32 = 1 << 14;
 
 /// Parameters of the packing kernel.
 ///
-/// A pack holds the activations of one token tile and [`PACK_COLUMNS`] columns, in pieces of 16 bytes.
-/// Tokens and columns that do not exist are zeros. Weights are decoded eight at a time, to four pairs, and
-/// activations are packed in the same pairs.
+/// A pack holds the activations of one token tile and [`PACK_COLUMNS`] columns, in pieces of 16
+/// bytes. Tokens and columns that do not exist are zeros. Weights are decoded eight at a time, to
+/// four pairs, and activations are packed in the same pairs.
 ///
-/// For `mma`, a piece has the pairs of one token and chunk; pieces are ordered by chunk, then token, then
-/// eight of the chunk. For `wgmma`, a piece has one of these pairs of each of the four chunks of a token.
-/// The pieces of eight tokens make a core matrix; core matrices are ordered by pair, then eight of the
-/// chunk, then eight of the tokens, so that the first tokens come first.
+/// For `mma`, a piece has the pairs of one token and chunk; pieces are ordered by chunk, then
+/// token, then eight of the chunk. For `wgmma`, a piece has one of these pairs of each of the four
+/// chunks of a token. The pieces of eight tokens make a core matrix; core matrices are ordered by
+/// pair, then eight of the chunk, then eight of the tokens, so that the first tokens come first.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct PackParams {
     /// Columns: fewer than [`COLUMN_LIMIT`].
     pub cols: u64,
-    /// Packs per token tile: divides a pack's number among those of all token tiles.
+    /// Packs per token tile: divides the number of a pack of all token tiles.
     pub packs: Divider,
     /// Tokens.
     pub tokens: u32,
@@ -43,8 +43,8 @@ pub struct PackParams {
 }
 
 impl PackParams {
-    /// Parameters for a GPU with `sm_count` multiprocessors. `None` if there is nothing to pack, or more
-    /// than a launch can count.
+    /// Parameters for a GPU with `sm_count` multiprocessors. `None` if there is nothing to pack, or
+    /// more than a launch can count.
     pub fn new(config: GemmConfig, cols: u64, tokens: u64, aligned: bool, sm_count: u32) -> Option<Self> {
         if tokens == 0 || cols == 0 || tokens >= TOKEN_LIMIT || cols >= COLUMN_LIMIT {
             return None;
@@ -76,25 +76,26 @@ impl PackParams {
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct GemmParams {
-    /// The weights, or those of an expert.
+    /// The weights, or one expert's weights.
     pub shape: WeightsShape,
-    /// K-iterations per work tile: divides a K-iteration's number among those of all split tiles.
+    /// K-iterations per work tile: divides the number of a K-iteration of all split tiles.
     pub k_iterations: Divider,
-    /// The schedule. Experts' rows have theirs in their plan; this one then assumes that all token tiles
-    /// exist.
+    /// The schedule. Experts' rows have theirs in their plan; this one then assumes that all token
+    /// tiles exist.
     pub schedule: Schedule,
     /// Tokens.
     pub tokens: u32,
-    /// Bytes of shared memory, for as many [`Stage`](super::stage::Stage)s as fit.
+    /// Bytes of shared memory, for all [`Stage`](super::stage::Stage)s that fit.
     pub shared: u32,
 }
 
 impl GemmParams {
-    /// Parameters for a GPU with room for `thread_blocks` thread blocks, with `shared` bytes of shared
-    /// memory each.
+    /// Parameters for a GPU with room for `thread_blocks` thread blocks, with `shared` bytes of
+    /// shared memory each.
     ///
-    /// `None` if there is nothing to multiply, or more than kernels can count, if two stages do not fit, or
-    /// if work tiles cannot be split between the thread blocks of the configuration's clusters.
+    /// `None` if there is nothing to multiply, or more than kernels can count, if two stages do not
+    /// fit, or if work tiles cannot be split between the thread blocks of the configuration's
+    /// clusters.
     pub fn new(
         config: GemmConfig,
         shape: WeightsShape,
@@ -152,8 +153,8 @@ impl GemmParams {
     }
 }
 
-/// Bytes of the partial sums of `thread_blocks` thread blocks: each has those of its first and of its last
-/// split tile.
+/// Bytes of the partial sums of `thread_blocks` thread blocks. Each has partial sums of its first
+/// and of its last split tile.
 pub const fn partial_sum_bytes(thread_blocks: u32, config: GemmConfig) -> u64 {
     2 * thread_blocks as u64 * config.accumulator_bytes()
 }

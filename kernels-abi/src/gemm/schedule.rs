@@ -2,71 +2,76 @@
 
 use crate::grid::Divider32;
 
-/// The part of all thread blocks that split tiles keep busy, at least, where tiles are split: an eighth less than all does not
-/// cost what reading the same at different times does.
+/// Split-K is chosen if it keeps at least this fraction of the thread blocks busy. An idle eighth
+/// costs less than reading the same weights at different times, as stream-K does.
 const NEARLY: [u32; 2] = [7, 8];
-/// Row tiles of a group, at most, where token tiles share weights: with 32 of 128 rows, about four of 256 tokens are worked on at once.
+/// Row tiles per group, at most, where token tiles share weights. With 32 row tiles of 128 rows,
+/// about four token tiles of 256 tokens are multiplied at a time.
 const MOST_ROW_TILES: u32 = 32;
 
-/// How work tiles fall to thread blocks, which are persistent.
+/// The distribution of work tiles to persistent thread blocks.
 ///
-/// Each thread block has as many whole work tiles as every other, one after the other. The tiles that are left, fewer than
-/// thread blocks, are shared: each by as many thread blocks as there are for each (split-K) if these are nearly all, or else all
-/// k-iterations, in their order, by all thread blocks (stream-K). Split tiles are read side by side, so that what they have in common
-/// comes from the second level of cache. Each thread block that has a part of a tile leaves its sums in memory, and the one that
-/// comes last adds them up, in the order of K.
+/// All thread blocks have the same number of whole work tiles. The remaining tiles, fewer than
+/// thread blocks, are split. If that keeps nearly all thread blocks busy, each tile is split
+/// between the same number of thread blocks (split-K). Otherwise the K-iterations of all these
+/// tiles, in their order, are divided between all thread blocks (stream-K). Split tiles are
+/// multiplied at the same time, so that shared operands come from the L2 cache. Each thread block
+/// stores its partial sums of a split tile. The last one to arrive adds them up in the order of K.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Schedule {
-    /// Work tiles of a group of row tiles: its quotient is the group's number. Thread blocks that work at once have several row tiles and
-    /// several token tiles, so that less is read from memory.
+    /// Work tiles per group of row tiles: divides a work tile's number into the group's number.
+    /// Thread blocks that run at the same time have several row tiles and several token tiles, so
+    /// that less is read from memory.
     pub row_group: Divider32,
-    /// Row tiles of a group: the quotient of a work tile in its group is the token tile's number.
+    /// Row tiles per group: divides a work tile's number in its group into the token tile's number.
     pub row_tiles: Divider32,
-    /// Shared k-iterations of a group of thread blocks: those of a tile, or of all.
+    /// Shared K-iterations per group of thread blocks: of one tile (split-K) or of all (stream-K).
     pub group: Divider32,
-    /// Thread blocks of a group.
+    /// Thread blocks per group.
     pub sharers: Divider32,
-    /// Shared k-iterations that a thread block has, if its group has so many left.
+    /// Shared K-iterations per thread block. The last one of a group may have fewer.
     pub share: Divider32,
-    /// All shared k-iterations.
+    /// All shared K-iterations.
     pub shared: u32,
-    /// Thread blocks that have work.
+    /// Thread blocks with work.
     pub thread_blocks: u32,
-    /// Work tiles that each thread block has whole.
+    /// Whole work tiles per thread block.
     pub waves: u32,
     /// The number of the first shared work tile.
     pub first_shared: u32,
-    /// 1 if thread blocks are in pairs, the two of a cluster: each has half of the tokens of both's sums.
+    /// 1 with clusters of two thread blocks. After the exchange, each has the sums of half of the
+    /// tokens.
     pub paired: u32,
 }
 
 impl Schedule {
-    /// Schedules work tiles of so many k-iterations, fewer than 2³¹ in all, for a GPU that has room for so many thread blocks at once.
+    /// Schedules work tiles of `k_iterations` K-iterations, fewer than 2³¹ in all, for a GPU with
+    /// room for `at_once` thread blocks.
     pub fn new(row_tiles: u32, token_tiles: u32, k_iterations: u32, at_once: u32) -> Self {
         // The largest power of two in the row tiles.
         let of_group = MOST_ROW_TILES.min(1 << row_tiles.trailing_zeros().min(u32::BITS - 1));
         Self::in_groups([row_tiles, of_group], token_tiles, k_iterations, at_once)
     }
 
-    /// [`Self::new`] of experts' rows, of which a token tile has its expert's weights for itself: thread blocks that work at once
-    /// have as many of a token tile's row tiles as there are. A kernel does so.
+    /// [`Self::new`] for experts' rows. Token tiles do not share weights, so a group has all row
+    /// tiles of one token tile. A kernel calls it.
     #[inline(always)]
     pub fn of_experts(row_tiles: u32, token_tiles: u32, k_iterations: u32, at_once: u32) -> Self {
         Self::in_groups([row_tiles, row_tiles], token_tiles, k_iterations, at_once)
     }
 
-    /// The schedule of row tiles in groups of so many, which divide them.
+    /// The schedule with `of_group` row tiles per group. It divides `row_tiles`.
     #[inline(always)]
     fn in_groups([row_tiles, of_group]: [u32; 2], token_tiles: u32, k_iterations: u32, at_once: u32) -> Self {
         let tiles = row_tiles * token_tiles;
         let waves = tiles / at_once.max(1);
         let left = tiles - waves * at_once;
         let shared = left * k_iterations;
-        // A tile's k-iterations in so many parts, or all of them.
-        let parts = (at_once / left.max(1)).min(k_iterations);
-        let split = left * parts * NEARLY[1] >= at_once.min(shared) * NEARLY[0];
-        let (group, sharers) = if split { (k_iterations, parts) } else { (shared, at_once.min(shared)) };
+        // Split-K: thread blocks per tile.
+        let per_tile = (at_once / left.max(1)).min(k_iterations);
+        let split = left * per_tile * NEARLY[1] >= at_once.min(shared) * NEARLY[0];
+        let (group, sharers) = if split { (k_iterations, per_tile) } else { (shared, at_once.min(shared)) };
         let [group, sharers] = [group, sharers].map(|count| count.max(1));
         let thread_blocks = if waves > 0 { at_once } else { shared / group * sharers };
         let [row_group, share] = [token_tiles * of_group, group.div_ceil(sharers)];
@@ -87,11 +92,13 @@ impl Schedule {
         }
     }
 
-    /// Schedules work tiles of so many k-iterations, fewer than 2³¹ in all, each for as many pairs of thread blocks as there is room for at once.
-    /// `None` if there is not one for each, or a thread block would have nothing to do.
+    /// Schedules work tiles of `k_iterations` K-iterations, fewer than 2³¹ in all, for a GPU with
+    /// room for `pairs` clusters of two. All work tiles are split between the same number of
+    /// clusters. `None` if there are fewer clusters than work tiles, or a thread block would have
+    /// no K-iteration.
     pub fn in_pairs(row_tiles: u32, token_tiles: u32, k_iterations: u32, pairs: u32) -> Option<Self> {
         let tiles = row_tiles.checked_mul(token_tiles).filter(|tiles| (1..=pairs).contains(tiles))?;
-        // As few as have as much to do at most.
+        // The fewest thread blocks with this share.
         let share = k_iterations.div_ceil(2 * (pairs / tiles));
         let sharers = k_iterations.div_ceil(share).next_multiple_of(2);
         let schedule = Self::new(row_tiles, token_tiles, k_iterations, tiles * sharers);
@@ -108,7 +115,8 @@ impl Schedule {
         [group * self.row_tiles.divisor + row_tile, token_tile]
     }
 
-    /// The first shared k-iteration of a thread block; that of the one behind it is where it ends.
+    /// The first shared K-iteration of a thread block. Its last one precedes the next thread
+    /// block's first.
     #[inline(always)]
     pub fn first_shared_k_iteration(&self, thread_block: u32) -> u32 {
         let (group, part) = self.sharers.divide(thread_block);
@@ -117,7 +125,7 @@ impl Schedule {
         (group * of_group).saturating_add((part * share).min(of_group)).min(self.shared)
     }
 
-    /// The number of the thread block that has a shared k-iteration.
+    /// The thread block that has a shared K-iteration.
     #[inline(always)]
     pub fn sharer(&self, k_iteration: u32) -> u32 {
         let (group, rest) = self.group.divide(k_iteration);
@@ -170,7 +178,7 @@ mod tests {
                 for tile in 0..tiles {
                     let [row, token] = schedule.row_and_token_tile(tile);
                     assert!(row < row_tiles && token < token_tiles);
-                    // There is a way back, so that each has its own.
+                    // The mapping can be inverted, so it is one to one.
                     let of_group = schedule.row_tiles.divisor;
                     let (group, in_group) = (row / of_group, row % of_group);
                     assert_eq!(tile, (group * token_tiles + token) * of_group + in_group);

@@ -9,16 +9,16 @@ pub const MOST_STAGES: u32 = 8;
 pub const PLAN_OFFSET: u32 = MOST_STAGES * 16;
 /// Offset of a word for all threads.
 pub const WORD_OFFSET: u32 = PLAN_OFFSET + size_of::<Plan>() as u32;
-/// Offset of the queue in which producer warps pass work tiles to consumer warps.
+/// Offset of the queue of work tiles from producer warps to consumer warps.
 pub const QUEUE_OFFSET: u32 = (WORD_OFFSET + 4).next_multiple_of(16);
 /// Bytes of an entry of the queue.
 pub const QUEUE_ENTRY_BYTES: u32 = 48;
-/// Entries of the queue, a power of two. Producers are at most `MOST_STAGES` stages ahead, of one work
-/// tile each.
+/// Entries of the queue, a power of two. Producers are at most `MOST_STAGES` stages ahead, of one
+/// work tile each.
 pub const QUEUE_ENTRIES: u32 = 2 * MOST_STAGES;
-/// Bytes of shared memory before the stages. The stages start on a multiple of 128 bytes, the width of
-/// all banks: copies of cache lines would take twice the cycles otherwise, and products up to a fifth
-/// longer.
+/// Bytes of shared memory before the stages. The stages start on a multiple of 128 bytes, the width
+/// of all banks: copies of cache lines would take twice the cycles otherwise, and products up to a
+/// fifth longer.
 pub const FRONT_BYTES: u32 = (QUEUE_OFFSET + QUEUE_ENTRIES * QUEUE_ENTRY_BYTES).next_multiple_of(128);
 
 /// Tokens that are multiplied of a work tile of `tile_n` that has `tokens`. The largest tile has
@@ -33,7 +33,7 @@ pub const fn multiplied_tokens(tile_n: u32, tokens: u32) -> u32 {
     }
 }
 
-/// The pieces in which the scales of a row's K-iteration are copied. Each starts on a multiple of its
+/// The pieces of a row's scales in a K-iteration. Each is one copy, and starts on a multiple of its
 /// bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScalePieces {
@@ -49,7 +49,8 @@ impl ScalePieces {
     /// The pieces that take the most room.
     pub const MOST: Self = Self { bytes: 16, count: 2 };
 
-    /// The pieces of rows with `blocks` scales, `each` of them per K-iteration, the first at `address`.
+    /// The pieces of rows with `blocks` scales, `each` of them per K-iteration, the first at
+    /// `address`.
     pub const fn of(address: u64, blocks: u32, each: u32) -> Self {
         match each {
             _ if (address as u32 | blocks).is_multiple_of(each) => Self::ONE,
@@ -66,16 +67,19 @@ impl ScalePieces {
 }
 
 /// A stage of the ring: codes, packed activations and scales of a K-iteration.
+///
+/// `scales` is on 8 bytes. Otherwise LLVM does not see that MXFP4's pieces always have 16 bytes,
+/// and kernels divide by the bytes of a stage at run time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stage {
-    /// Rows of the work tile.
-    pub tile_m: u32,
     /// Tokens that are multiplied, at most.
     pub tokens: u32,
     /// Packs of activations.
     pub packs: u32,
     /// The pieces of a row's scales.
     pub scales: ScalePieces,
+    /// Rows of the work tile.
+    pub tile_m: u32,
 }
 
 impl Stage {
