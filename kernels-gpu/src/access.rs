@@ -1,10 +1,11 @@
-//! Where a lane's chunks lie, and moving them.
+//! The positions of a lane's chunks, and loads and stores of them.
 //!
-//! A warp handles 1024 elements in blocks that follow each other, or shares them with other warps, step by step. (Where scales are
-//! swizzled and the matrix is whole tiles, it takes a quarter of them from each of four rows, whose scales lie together.) In step j its
-//! lanes cover 32 consecutive chunks, so that every access of a warp is contiguous. A block has as many lanes as chunks, so in so
-//! many steps each of its lanes can become the owner of one block's scale: lane `part` of step j = part, then of step
-//! j = part + lanes, and so on. Blocks of 32 make a lane the owner of one, blocks of 16 of two.
+//! A warp handles 1024 elements in blocks that follow each other, or shares them with other warps,
+//! step by step. (Where scales are swizzled and the matrix is whole tiles, it takes a quarter of
+//! them from each of four rows, whose scales lie together.) In step j its lanes cover 32
+//! consecutive chunks, so that every access of a warp is contiguous. A block has one lane per
+//! chunk. With `lanes` lanes per block, lane `part` owns the scales of the blocks of steps `part`,
+//! `part + lanes`, … So a lane owns one scale with blocks of 32, and two with blocks of 16.
 
 mod lane;
 mod load;

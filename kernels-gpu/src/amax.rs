@@ -1,7 +1,7 @@
 //! The largest magnitude of a matrix: one read. And what NVFP4 makes of it: a plan.
 //!
-//! A warp goes through a few pieces of 1024 elements. It looks at the counter before it raises it, so that after the first warps
-//! hardly any does.
+//! A warp goes through a few pieces of 1024 elements. It looks at the counter before it raises it,
+//! so that after the first warps hardly any does.
 
 use core::hint::cold_path;
 
@@ -14,7 +14,7 @@ use microscale_kernels_abi::{BlockGrid, GlobalSlot, NvOptions};
 use crate::access::{self, Lane};
 use crate::dtype::{Bf16, Dtype, F16, F32};
 use crate::format::{Blocks, uses_shortcut};
-use crate::{ptx, warp};
+use crate::hardware::{ptx, warp};
 
 /// Blocks of 32: any length would do.
 struct Blocks32;
@@ -25,7 +25,7 @@ impl Blocks for Blocks32 {
 }
 
 /// # Safety
-/// The contract of the kernels below.
+/// The kernel's contract.
 #[inline(always)]
 unsafe fn amax<D: Dtype, const ALIGNED: bool>(values: *const u8, slot: *mut GlobalSlot, grid: BlockGrid) {
     let warp = u64::from(warp::thread_block()) * u64::from(THREADS / WARP) + u64::from(warp::thread() / WARP);
@@ -61,10 +61,11 @@ unsafe fn amax<D: Dtype, const ALIGNED: bool>(values: *const u8, slot: *mut Glob
     }
 }
 
-/// The largest magnitudes in a lane's chunks of a piece, value by value of a word; NaN is the largest.
+/// The largest magnitudes in a lane's chunks of a piece, value by value of a word; NaN is the
+/// largest.
 ///
 /// # Safety
-/// The contract of the kernels below.
+/// The kernel's contract.
 #[inline(always)]
 unsafe fn look<D: Dtype, const ALIGNED: bool>(values: *const u8, grid: &BlockGrid, lane: &Lane) -> u32 {
     let place = lane.place::<Blocks32>(grid);
@@ -79,10 +80,11 @@ unsafe fn look<D: Dtype, const ALIGNED: bool>(values: *const u8, grid: &BlockGri
     most
 }
 
-/// The largest finite magnitude's bits, as f32, in the warp's pieces, element by element; marks what is not finite.
+/// The bits, as f32, of the largest finite magnitude in the warp's pieces, element by element.
+/// Marks NaN and infinities.
 ///
 /// # Safety
-/// The contract of the kernels below.
+/// The kernel's contract.
 #[inline(always)]
 unsafe fn look_again<D: Dtype>(
     values: *const u8,
@@ -119,11 +121,14 @@ unsafe fn look_again<D: Dtype>(
 /// The entry points: `name<dtype, rows are aligned>`.
 macro_rules! entries {
     ($($name:ident<$dtype:ty, $aligned:literal>)+) => {$(
-        /// Raises the slot's amax to that of the matrix at `values`, and marks NaN and infinities.
+        /// Raises the slot's amax to the amax of the matrix at `values`, and marks NaN and
+        /// infinities.
         ///
         /// # Safety
-        /// `grid`, made for blocks of 32, describes the matrix at `values`, which nothing writes meanwhile and which is aligned to
-        /// its dtype, in the aligned variants with all its rows to 16 bytes; `slot` is only touched by atomic operations meanwhile. Both in global memory, apart. The launch shape is the one that `microscale_kernels_abi` gives.
+        /// `values` has the matrix of `grid`, which is made for blocks of 32. It is aligned to its
+        /// dtype, and in the aligned variants each row to 16 bytes; nothing writes it during the
+        /// kernel. Only atomic operations use `slot` during the kernel. Both are global memory and
+        /// do not overlap. The launch has the shape that the ABI gives.
         #[unsafe(no_mangle)]
         pub unsafe extern "ptx-kernel" fn $name(values: *const u8, slot: *mut GlobalSlot, grid: BlockGrid) {
             // SAFETY: the same contract.
@@ -144,13 +149,15 @@ entries! {
 /// The plans' entry points: `name<dtype>`.
 macro_rules! plan_entries {
     ($($name:ident<$dtype:ty>)+) => {$(
-        /// Works out the plan of a tensor whose amax is in the slot, or, unless `given` is 0, whose global scale is.
+        /// Works out the plan of a tensor whose amax is in the slot, or, unless `given` is 0, whose
+        /// global scale is.
         ///
         /// # Safety
         /// `global` points to a slot in global memory that nothing else touches meanwhile.
         #[unsafe(no_mangle)]
         pub unsafe extern "ptx-kernel" fn $name(global: *mut GlobalSlot, options: NvOptions, given: u32) {
-            // SAFETY: only this warp touches the slot; it reads the amax or the scale, and writes the plan.
+            // SAFETY: only this warp touches the slot; it reads the amax or the scale, and writes
+            // the plan.
             unsafe {
                 let saturated = (*global).infinite != 0 && options.saturate_non_finite != 0;
                 let amax = if saturated { <$dtype>::MAX } else { f32::from_bits((*global).amax_bits) };

@@ -2,7 +2,13 @@
 
 use microscale_formats::arithmetic::Fused;
 
-use crate::ptx;
+use crate::hardware::ptx;
+
+/// Divides by 2^`bits`: the quotient and the remainder.
+#[inline(always)]
+pub(crate) fn divide_by_power(number: u32, bits: u32) -> (u32, u32) {
+    (number >> bits, number & ((1 << bits) - 1))
+}
 
 /// The GPU's own instructions.
 pub(crate) struct Ptx;

@@ -1,32 +1,31 @@
-//! A block by a whole warp, a lane an element: the definition of `microscale_formats` as it stands, with
-//! every option.
+//! The slow path: a block by a whole warp, one element per lane, with every option. It applies the
+//! reference in `microscale_formats` directly.
 //!
-//! It serves twice: as what the shipped kernels fall back to for blocks with non-finite values and other rare
-//! ones, and as a step of the ladder.
+//! Kernels fall back to it for blocks with non-finite values and other rare cases.
 
 use microscale_kernels_abi::{BlockGrid, ReportSlot};
 
 use crate::access::{self, Scales, Target};
 use crate::dtype::Dtype;
 use crate::format::Format;
-use crate::{ptx, warp};
+use crate::hardware::{ptx, warp};
 
-/// A block of which each lane has an element; lanes beyond a shorter block have zeros.
+/// A block with one element per lane. Lanes past the end of a shorter block have zeros.
 pub(crate) struct OfWarp {
-    /// The lane's, finite.
+    /// The lane's element, finite.
     pub(crate) value: f32,
-    /// The bits of the block's.
+    /// The bits of the block's amax.
     pub(crate) amax_bits: u32,
     /// The block gets the NaN scale.
     pub(crate) nan_block: bool,
 }
 
 impl OfWarp {
-    /// Loads a block, counts what is not finite in it, and replaces that. Entered by the whole warp.
+    /// Loads a block, and counts and replaces non-finite values. The whole warp calls it.
     ///
     /// # Safety
-    /// `values` as for the kernels of [`crate::quantize`]; `block` exists in the grid; `report` points to a
-    /// report slot in global memory.
+    /// `values` as for the kernels of [`crate::quantize`]; `block` exists in the grid; `report`
+    /// points to a report slot in global memory.
     #[inline(always)]
     pub(crate) unsafe fn load<D: Dtype, F: Format>(
         format: &F,
@@ -46,7 +45,7 @@ impl OfWarp {
             if let Some(report) = report {
                 let nan = warp::ballot(value.is_nan()).count_ones();
                 let first = block * u64::from(F::BLOCK) + u64::from(non_finite.trailing_zeros());
-                // SAFETY: the report slot is the caller's promise.
+                // SAFETY: `report` points to a report slot, by the contract.
                 unsafe {
                     if lane == 0 {
                         count_non_finite(report, nan, non_finite, first);
@@ -62,11 +61,11 @@ impl OfWarp {
         Self { value, amax_bits, nan_block }
     }
 
-    /// Stores the block's scale byte and codes, of which the lane has one.
+    /// Stores the block's scale byte, and its codes: one per lane.
     ///
     /// # Safety
-    /// `target` as for the kernels of [`crate::quantize`]; `block` exists in the grid, and no other warp
-    /// stores it.
+    /// `target` as for the kernels of [`crate::quantize`]; `block` exists in the grid, and no other
+    /// warp stores it.
     #[inline(always)]
     pub(crate) unsafe fn store<F: Format>(&self, target: Target, block: u64, scale: u8, code: u8) {
         let lane = warp::lane();
@@ -103,8 +102,8 @@ pub(crate) fn largest(mut number: u32) -> u32 {
 /// Quantizes one block. Entered by the whole warp.
 ///
 /// # Safety
-/// `values` and `target` as for the kernels of [`crate::quantize`]; `block` exists in the grid; `report`
-/// points to a report slot in global memory.
+/// `values` and `target` as for the kernels of [`crate::quantize`]; `block` exists in the grid;
+/// `report` points to a report slot in global memory.
 #[inline(always)]
 pub(crate) unsafe fn quantize<D: Dtype, F: Format>(
     format: &F,
@@ -120,7 +119,7 @@ pub(crate) unsafe fn quantize<D: Dtype, F: Format>(
     // SAFETY: the same contract.
     unsafe { of_warp.store::<F>(target, block, scale, format.code(of_warp.value, scaling)) };
     if let Some(report) = report.filter(|_| !of_warp.nan_block && warp::lane() == 0) {
-        // SAFETY: the report slot is the caller's promise.
+        // SAFETY: `report` points to a report slot, by the contract.
         unsafe {
             ptx::add_to_counter(&raw mut (*report).clipped, u64::from(events.clipped));
             ptx::add_to_counter(&raw mut (*report).scale_saturated, u64::from(events.scale_saturated));
@@ -129,8 +128,8 @@ pub(crate) unsafe fn quantize<D: Dtype, F: Format>(
     }
 }
 
-/// Counts a block's non-finite elements, once: how many are NaN, which lanes have any, and the number of the
-/// first.
+/// Counts a block's non-finite elements, once: how many are NaN, which lanes have any, and the
+/// number of the first.
 ///
 /// # Safety
 /// `report` points to a report slot in global memory.

@@ -1,5 +1,5 @@
-//! Dequantization: the way of [`crate::quantize`] backwards. Each lane loads the scale bytes of the blocks that it owns, and the
-//! scales travel to the lanes that need them by shuffles.
+//! Dequantization: the way of [`crate::quantize`] backwards. Each lane loads the scale bytes of the
+//! blocks that it owns, and the scales travel to the lanes that need them by shuffles.
 
 use microscale_formats::{E2m1, E4m3, E5m2};
 use microscale_kernels_abi::dequantize::DEQUANTIZE_CHUNKS;
@@ -9,12 +9,12 @@ use microscale_kernels_abi::{ApplyGlobal, BlockGrid, GlobalSlot, ScaleGrid};
 use crate::access::{self, Lane, MOST_OWNED, Scales, Walk};
 use crate::dtype::{Bf16, Dtype, F16, F32};
 use crate::format::{Decode, EVEN, Mx, NvDecoder};
-use crate::warp;
+use crate::hardware::warp;
 
 /// Dequantizes a warp's blocks.
 ///
 /// # Safety
-/// The contract of the kernels below.
+/// The kernel's contract.
 #[inline(always)]
 unsafe fn dequantize<D: Dtype, F: Decode, const ALIGNED: bool>(
     format: &F,
@@ -24,13 +24,14 @@ unsafe fn dequantize<D: Dtype, F: Decode, const ALIGNED: bool>(
     grid: BlockGrid,
     scale_grid: ScaleGrid,
 ) {
-    // Warps that share 1024 elements. Shifted stores need the chunk before each of theirs, so they keep to one.
+    // Warps that share 1024 elements. Shifted stores need the chunk before each of theirs, so they
+    // keep to one.
     let split = if ALIGNED { D::STEPS / DEQUANTIZE_CHUNKS } else { 1 };
     let lane = Lane::of::<D, F>(split);
     let steps = D::STEPS / split;
     let first_step = warp::thread() / WARP % split * steps;
     if lane.first_block >= grid.blocks {
-        return; // The whole warp: what follows may shuffle.
+        return; // The whole warp returns, as it may shuffle below.
     }
     let lanes = const { access::lanes::<D, F>() };
     let place = lane.place::<F>(&grid);
@@ -42,7 +43,7 @@ unsafe fn dequantize<D: Dtype, F: Decode, const ALIGNED: bool>(
             packed[i as usize] = unsafe { access::load_codes::<D, F>(codes, block, lane.part) };
         }
     }
-    // Of the scales that its lanes own, a warp with few steps needs those of one number only.
+    // A warp with few steps needs only one of the scales that each lane owns.
     let first_owned = first_step / lanes;
     let mut factors = [0; MOST_OWNED];
     let scale_places = Scales::new(scale_grid, lane.first_block);
@@ -68,8 +69,8 @@ unsafe fn dequantize<D: Dtype, F: Decode, const ALIGNED: bool>(
                 }
             }
         }
-        // SAFETY: the caller's matrix is the grid's, and each element has one lane; where the place is contiguous, the warp's
-        // blocks are whole and lie behind each other.
+        // SAFETY: `values` has the grid's matrix, and each element one lane. Where the place is
+        // contiguous, the warp's blocks are whole and consecutive.
         unsafe {
             if ALIGNED && place.contiguous {
                 access::store_contiguous::<D>(values, &place, j, &chunk);
@@ -89,10 +90,11 @@ macro_rules! mx_entries {
         /// Dequantizes packed codes and scale bytes to the matrix at `values`.
         ///
         /// # Safety
-        /// `grid` describes the matrix at `values`, which is aligned to its dtype, and in the aligned variants starts on 16
-        /// bytes, as do its rows; `codes` (aligned to 8) holds `grid.blocks` blocks, `scales` their bytes where `scale_grid` puts
-        /// them, and nothing writes them meanwhile. All in global memory, and none overlap. The launch shape is the one that
-        /// `microscale_kernels_abi` gives.
+        /// `grid` describes the matrix at `values`, which is aligned to its dtype, and in the
+        /// aligned variants starts on 16 bytes, as do its rows; `codes` (aligned to 8) holds
+        /// `grid.blocks` blocks, `scales` their bytes where `scale_grid` puts them, and nothing
+        /// writes them meanwhile. All in global memory, and none overlap. The launch shape is the
+        /// one that `microscale_kernels_abi` gives.
         #[unsafe(no_mangle)]
         pub unsafe extern "ptx-kernel" fn $name(
             codes: *const u8,
@@ -135,7 +137,8 @@ macro_rules! nv_entries {
         /// Dequantizes packed codes, scale bytes and the global scale to the matrix at `values`.
         ///
         /// # Safety
-        /// As for the MX formats; `global` points to a slot in global memory that nothing writes meanwhile.
+        /// As for the MX formats; `global` points to a slot in global memory that nothing writes
+        /// meanwhile.
         #[unsafe(no_mangle)]
         pub unsafe extern "ptx-kernel" fn $name(
             codes: *const u8,

@@ -1,4 +1,4 @@
-//! The dtypes of unquantized values, 16 bytes at a time: what a lane loads, or stores, at once.
+//! The dtypes of unquantized values, in chunks of 16 bytes: a lane's loads and stores.
 
 mod chunk;
 mod e2m1;

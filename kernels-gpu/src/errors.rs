@@ -1,14 +1,15 @@
-//! What quantizing lost: sums over pairs of values and what became of them, from which the library has its figures.
+//! The errors of quantizing: sums over pairs of original and decoded values, for the library's
+//! error measures.
 //!
-//! The order of every sum is the library's (`host/src/loss/`), and so are the bits: eight running sums a part of a row, and then those
-//! in order. A warp has four parts, eight lanes each.
+//! Sums have the library's order (`host/src/loss/`) and bits: eight running sums per part of a row,
+//! then their sum in order. A warp has four parts of eight lanes.
 
 use microscale_formats::errors::{ERROR_LANES, ERROR_PART, ErrorSums};
 use microscale_kernels_abi::BlockGrid;
 use microscale_kernels_abi::launch::{THREADS, WARP};
 
 use crate::dtype::{Bf16, Dtype, F16, F32};
-use crate::warp;
+use crate::hardware::warp;
 
 /// A lane's running sums.
 #[derive(Clone, Copy)]
@@ -25,7 +26,7 @@ impl Sums {
     const NONE: Self =
         Self { signal: 0.0, noise: 0.0, approximation: 0.0, product: 0.0, max_abs: 0.0, non_finite: 0 };
 
-    /// Adds a value and what became of it.
+    /// Adds a value and its decoded value.
     #[inline(always)]
     fn add(&mut self, value: f32, back: f32) {
         let finite = value.abs() < f32::INFINITY && back.abs() < f32::INFINITY;
@@ -39,7 +40,7 @@ impl Sums {
         self.max_abs = larger(self.max_abs, difference.abs());
     }
 
-    /// The sums of the part's lanes, one after the other. All lanes of the warp take part.
+    /// The sums of the part's lanes, one after the other. All lanes of the warp call it.
     #[inline(always)]
     fn of_part(&self) -> Self {
         let first = warp::lane() / ERROR_LANES * ERROR_LANES;
@@ -67,10 +68,10 @@ fn larger(a: f64, b: f64) -> f64 {
 /// A value of a matrix.
 ///
 /// # Safety
-/// `values` points to so many values in global memory, aligned to their dtype.
+/// `values` points to more than `index` values in global memory, aligned to their dtype.
 #[inline(always)]
 unsafe fn value<D: Dtype>(values: *const u8, index: u64) -> f32 {
-    // SAFETY: the caller's promise.
+    // SAFETY: the value exists.
     let bits = unsafe {
         let address = values.add((index * u64::from(D::BYTES)) as usize);
         if D::BYTES == 4 { *address.cast::<u32>() } else { u32::from(*address.cast::<u16>()) }
@@ -79,7 +80,7 @@ unsafe fn value<D: Dtype>(values: *const u8, index: u64) -> f32 {
 }
 
 /// # Safety
-/// The contract of the kernels below.
+/// The kernel's contract.
 #[inline(always)]
 unsafe fn errors<D: Dtype>(values: *const u8, back: *const f32, sums: *mut ErrorSums, grid: BlockGrid) {
     const PARTS_A_BLOCK: u32 = THREADS / ERROR_LANES;
@@ -87,7 +88,7 @@ unsafe fn errors<D: Dtype>(values: *const u8, back: *const f32, sums: *mut Error
     let first = u64::from(warp::thread_block()) * u64::from(PARTS_A_BLOCK)
         + u64::from(warp::thread() / WARP * PARTS_A_WARP);
     if first >= grid.blocks {
-        return; // The whole warp: what follows shuffles.
+        return; // The whole warp returns, as it shuffles below.
     }
     let part = first + u64::from(warp::lane() / ERROR_LANES);
     let (row, number) = grid.row_blocks.divide(part);
@@ -123,12 +124,13 @@ unsafe fn errors<D: Dtype>(values: *const u8, back: *const f32, sums: *mut Error
 /// The entry points: `name<dtype>`.
 macro_rules! entries {
     ($($name:ident<$dtype:ty>)+) => {$(
-        /// Sums up how far the values at `back` are from those at `values`, for each part of each row.
+        /// Sums the differences between `back` and `values`, for each part of each row.
         ///
         /// # Safety
-        /// `grid`, made for blocks of [`ERROR_PART`] and row by row, describes the matrix at `values`, which is aligned to its dtype;
-        /// `back` holds its rows without gaps between them; `sums` has room for `grid.blocks`. All in global memory, none overlap, and
-        /// nothing writes the first two meanwhile. The launch shape is the one that `microscale_kernels_abi` gives.
+        /// `grid`, made for blocks of [`ERROR_PART`] and row by row, describes the matrix at
+        /// `values`, which is aligned to its dtype; `back` holds its rows without gaps between
+        /// them; `sums` has room for `grid.blocks`. All in global memory, none overlap, and nothing
+        /// writes the first two meanwhile. The launch has the shape that the ABI gives.
         #[unsafe(no_mangle)]
         pub unsafe extern "ptx-kernel" fn $name(
             values: *const u8,

@@ -1,17 +1,19 @@
-//! The kernels in front of products with experts' weights: sorting pairs of a token and an expert, and planning their token tiles.
+//! The kernels that run before products with experts' weights: they sort pairs of a token and an
+//! expert, and plan token tiles.
 
 use microscale_kernels_abi::experts::{ExpertTile, Plan, PlanGrid, RouteGrid, Sorted};
-use microscale_kernels_abi::launch::{THREADS, WARP};
 use microscale_kernels_abi::gemm::schedule::Schedule;
+use microscale_kernels_abi::launch::{THREADS, WARP};
 
-use crate::warp;
+use crate::hardware::warp;
 
-/// Sorts pairs of a token and an expert by expert: a warp an expert.
+/// Sorts pairs of a token and an expert by expert: one warp per expert.
 ///
 /// # Safety
-/// `chosen` holds the expert of each of `grid`'s pairs; numbers that are no expert's are left out. `ends` has room for an end an expert,
-/// `tokens` and `pairs` for a number a pair, and `sorted` is told which these are. All in global memory, aligned; they do not overlap,
-/// and nobody else uses them meanwhile. The launch is the one that `microscale_kernels_abi` gives.
+/// All pointers are to global memory, aligned, and do not overlap. Only this kernel uses them.
+/// `chosen` has the expert of each of `grid`'s pairs; pairs with another number are left out.
+/// `ends` has room for an end per expert, `tokens` and `pairs` for a number per pair, and `sorted`
+/// for one value. The launch has the shape that the ABI gives.
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn route_to_experts(
     chosen: *const u32,
@@ -38,7 +40,8 @@ pub unsafe extern "ptx-kernel" fn route_to_experts(
         first += WARP;
     }
     if lane == 0 {
-        // SAFETY: the expert exists, and is this warp's. The first one's warp tells what was sorted.
+        // SAFETY: the expert exists, and this warp writes its end. The first expert's warp writes
+        // `sorted`.
         unsafe {
             *ends.wrapping_add(expert as usize) = place + own;
             if expert == 0 {
@@ -64,12 +67,13 @@ pub unsafe extern "ptx-kernel" fn route_to_experts(
     }
 }
 
-/// Cuts experts' rows into token tiles, and schedules their work tiles: a warp.
+/// Cuts experts' rows into token tiles, and schedules their work tiles: one warp.
 ///
 /// # Safety
-/// `ends` holds for each of `grid`'s experts where its sorted rows end, none before the one before, and `sorted` says what they are of; or
-/// something else, if that is not what the grid is made for. `plan` has room for [`Plan::bytes`]. All in global memory, aligned; nobody
-/// else uses them meanwhile. The launch is the one that `microscale_kernels_abi` gives.
+/// All pointers are to global memory, aligned. Only this kernel uses them. If `sorted` equals
+/// `grid.sorted`, `ends` has the end of the sorted rows of each of `grid`'s experts, in ascending
+/// order. Otherwise any values. `plan` has room for [`Plan::bytes`]. The launch has the shape that
+/// the ABI gives.
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn plan_experts(
     ends: *const u32,
@@ -79,10 +83,10 @@ pub unsafe extern "ptx-kernel" fn plan_experts(
 ) {
     let lane = warp::lane();
     let first = lane * grid.of_lane;
-    // SAFETY: the caller's contract.
+    // SAFETY: `sorted` points to a value.
     let sorted = unsafe { *sorted } == grid.sorted;
     let behind = grid.experts.min(first + grid.of_lane);
-    // The rows of an expert begin where those of the one before end.
+    // The rows of an expert start at the end of the previous expert's.
     let end_of = |expert: u32| {
         // SAFETY: the expert exists.
         if expert == 0 { 0 } else { unsafe { *ends.wrapping_add(expert as usize - 1) * grid.of_pair } }
@@ -91,7 +95,7 @@ pub unsafe extern "ptx-kernel" fn plan_experts(
     let (mut of_lane, mut most_tokens) = (0, 0);
     let mut expert = first;
     while expert < behind {
-        // Both numbers are asked for before it is known what was sorted.
+        // Both ends are loaded before `sorted` is known.
         let rows = end_of(expert + 1).wrapping_sub(end_of(expert));
         let rows = if sorted { rows } else { 0 };
         of_lane += (rows + round_up) >> grid.tile_bits;
@@ -115,7 +119,7 @@ pub unsafe extern "ptx-kernel" fn plan_experts(
         let (mut first, end) = (end_of(expert), end_of(expert + 1));
         while first < end {
             let behind = end.min(first + 1 + round_up);
-            // SAFETY: there is room for all tiles of so many rows, and this one is the lane's.
+            // SAFETY: `plan` has room for all token tiles, and this one is the lane's.
             unsafe {
                 *tiles.wrapping_add(place as usize) = ExpertTile { expert, first, end: behind, padding: 0 }
             };
@@ -125,7 +129,7 @@ pub unsafe extern "ptx-kernel" fn plan_experts(
     }
     let mut empty = all + lane;
     while empty < grid.most_tiles {
-        // SAFETY: as above; no lane has a tile here.
+        // SAFETY: `plan` has room for `most_tiles` token tiles, and this one is the lane's.
         unsafe {
             *tiles.wrapping_add(empty as usize) = ExpertTile { expert: 0, first: 0, end: 0, padding: 0 }
         };

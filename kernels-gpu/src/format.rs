@@ -1,7 +1,8 @@
-//! The formats: how a block's scale follows from its amax, and how chunks of its values become codes and come back.
+//! The formats: a block's scale from its amax, and encoding and decoding of chunks.
 //!
-//! The definition is `microscale_formats`', which [`Format::define`] and [`Format::code`] apply as it stands; [`Format::scale`] and
-//! [`Format::encode`] give the same bytes faster, for blocks that are [in range](Scaled::in_range).
+//! The reference is `microscale_formats`. [`Format::define`] and [`Format::code`] apply it
+//! directly. [`Format::scale`] and [`Format::encode`] give the same bytes faster, for blocks that
+//! are [in range](Scaled::in_range).
 
 mod blocks;
 mod decode;

@@ -1,126 +1,162 @@
-//! Weights in four bits times activations in 16, by tensor cores, for any number of tokens.
+//! The GEMM: 4-bit weights times 16-bit activations, by tensor cores, for any number of tokens.
 //!
-//! | file | what it holds |
+//! | file | contents |
 //! |---|---|
-//! | [`arrange`] | the kernel in front: activations as tensor cores read them |
-//! | [`scheduler`] | which work tiles, and which k-iterations of them, a thread block has |
-//! | [`copies`] | copying codes and scales to a stage, and a lane's part of them |
-//! | [`mma`] | the mainloop for every GPU: warps copy ahead, decode and multiply |
-//! | `wgmma` | the mainloop for compute capability 9.0: some warps copy, warp groups decode and multiply |
-//! | `pairs` | sums that two thread blocks give each other, for compute capability 9.0 |
-//! | [`tasks`] | what a thread block does next, which those who copy tell those who multiply |
-//! | [`epilogue`] | sums of several thread blocks |
-//! | [`store`] | the global scale, bias, gate, residual, rounding, storing |
-//! | [`parts`] | activations in f32: their parts in bf16, and the sums of these |
+//! | [`tile`] | the tiles as types |
+//! | [`params`] | the kernels' parameters, and the schedule in shared memory |
+//! | [`tile_scheduler`] | which work tiles and K-iterations a thread block has |
+//! | `work_queue` | the queue of work tiles between producer and consumer warps |
+//! | `pipeline` | the ring of stages between producer and consumer warps |
+//! | [`load`] | copies of codes and scales to a stage |
+//! | [`fragment`] | a lane's weights of a stage, decoded and scaled |
+//! | [`mainloop`] | the mainloops: `mma` and `wgmma` |
+//! | `cluster_exchange` | the exchange of accumulators in a cluster |
+//! | [`reduce`] | partial sums of split work tiles |
+//! | [`epilogue`] | bias, gate, residual, rounding, storing |
+//! | [`global_factor`] | the global scale as a factor of the sums |
+//! | [`transpose`] | results between lanes, for stores of whole sectors |
+//! | [`pack`] | the packing kernel: activations as tensor cores read them |
+//! | [`split_f32`] | activations in f32 as three bf16 terms, and merging their products |
 //!
-//! Weights are decoded in registers, scaled, and are the first operand of the tensor cores. A lane has chunks of 32 weights,
-//! as in [`crate::weights`], and takes their elements in the order in which they are decoded; the kernel in front brings the
-//! activations into the same order once, so that nobody does so in the mainloop.
+//! Weights are the first operand of the tensor cores. Lanes decode chunks of 32 weights to
+//! registers, as in `gemv_weights`, which changes the order of elements. The packing kernel brings
+//! activations into the same order once.
 
-mod arrange;
-mod copies;
+#[cfg(microscale_wgmma)]
+mod cluster_exchange;
 mod epilogue;
-#[cfg(not(microscale_wgmma))]
-mod mma;
+mod fragment;
+mod global_factor;
+mod load;
+mod mainloop;
+mod pack;
+mod params;
 #[cfg(microscale_wgmma)]
-mod pairs;
-mod parts;
-mod scheduler;
-mod store;
-mod tasks;
+mod pipeline;
+mod reduce;
+mod split_f32;
+mod tile;
+mod tile_scheduler;
+mod transpose;
 #[cfg(microscale_wgmma)]
-mod wgmma;
+mod work_queue;
 
 use core::ptr::null;
 
 use microscale_kernels_abi::epilogue::{MergeGrid, SplitGrid};
 use microscale_kernels_abi::experts::Plan;
 use microscale_kernels_abi::gemm::params::{GemmParams, PackParams};
-use microscale_kernels_abi::{ApplyGlobal, Epilogue, GlobalSlot};
+use microscale_kernels_abi::{ApplyGlobal, Epilogue, GlobalSlot, Mainloop};
 
-use self::epilogue::Output;
-use self::scheduler::Work;
-use crate::product::format::{Mxfp4, Nvfp4};
+#[cfg(not(microscale_wgmma))]
+use self::mainloop::mma;
+#[cfg(microscale_wgmma)]
+use self::mainloop::wgmma;
+use self::params::{Launch, Params};
+use self::tile::declare_tile;
 use crate::product::operand::{Operand, Problem, Routed};
+use crate::product::product_format::{Mxfp4, Nvfp4};
 use crate::product::results::Results;
 use crate::product::tensor_cores::{WithBf16, WithF16};
 
-/// Declares the entry points that arrange.
-macro_rules! arrange_entries {
+/// Declares the entry points of the packing kernel.
+macro_rules! pack_entries {
     ($($name:ident = $dtype:ident,)+) => {$(
-        /// Arranges activations.
+        /// Packs activations.
         ///
         /// # Safety
-        /// `activations` holds `grid`'s tokens, without gaps, aligned to their dtype, each on 16 bytes if the grid says so; `out`
-        /// has room for [`PackParams::bytes`] and starts on 16 bytes. With a `plan`, which has the grid's token tiles, `from` lists
-        /// the rows of activations of its sorted rows, or is null. All are global memory, `out` overlaps nothing, and nobody
-        /// else uses it or writes the others meanwhile. The launch is the one that `microscale_kernels_abi` gives.
+        /// All pointers are to global memory. For the whole launch:
+        /// - `activations` has the rows of `params`' tokens, contiguous, aligned to the dtype, and
+        ///   each row on 16 bytes if `params.aligned`; read-only.
+        /// - `out` has [`PackParams::bytes`] bytes on 16 bytes, overlaps nothing, and only this
+        ///   kernel uses it.
+        /// - `plan` is null, or the experts' plan with all token tiles of `params`. `from` is null,
+        ///   or lists the row of activations of each of the plan's sorted rows. Both are read-only.
+        ///
+        /// The launch has the shape that `params` and the ABI give.
         #[unsafe(no_mangle)]
         pub unsafe extern "ptx-kernel" fn $name(
             activations: *const u8,
             out: *mut u8,
             plan: *const Plan,
             from: *const u32,
-            grid: PackParams,
+            params: PackParams,
         ) {
             let routed = Routed { plan, from, to: null() };
             // SAFETY: the same contract.
-            unsafe { arrange::arrange::<$dtype>(activations, out, routed, grid) }
+            unsafe { pack::pack::<$dtype>(activations, out, routed, params) }
         }
     )+};
 }
 
-/// Declares the entry points that multiply.
-macro_rules! entries {
+/// Declares an entry point that multiplies: `name = body`.
+macro_rules! gemm_entry {
     ($name:ident = $body:expr) => {
-        /// Multiplies weights with activations.
+        /// Multiplies weights by packed activations.
         ///
         /// # Safety
-        /// `codes` and `scales` hold the rows of `grid`'s matrix, linear. Codes, and each row's, start on 16 bytes, and so do scales; of NVFP4, each row's
-        /// do on 4. `activations` holds the tokens, without gaps, aligned to their dtype, and `arranged` what
-        /// the kernel in front has made of them for this token tile and edition. `out` has room for the results of each token
-        /// that `epilogue` says, aligned to their dtype, and where it has such steps, `bias` and `residual` hold what it says. `counters` are as many as `microscale_kernels_abi` says, all zeros, and `left` has
-        /// [`left_bytes`](microscale_kernels_abi::gemm::params::partial_sum_bytes) on 16 bytes. `global` is a slot. With a `plan`, which has the grid's
-        /// token tiles and their schedule, weights and slots are those of its experts, one after the other; of its sorted rows `from` and
-        /// `to` list the rows of activations and of results, or are null. All in global memory; nothing overlaps, and nobody else uses
-        /// `out`, `counters` and `left` or writes the others meanwhile. The launch is the one that `microscale_kernels_abi` gives, with as much
-        /// shared memory as the grid says. Kernels whose names end in `paired` have a schedule in pairs, and clusters of two thread blocks.
+        /// All pointers are to global memory. For the whole launch:
+        /// - `codes` and `scales` have the rows of the weights of `gemm.shape`, linear; with a
+        ///   plan, the weights of all its experts, one after the other. Codes, each row of codes,
+        ///   and scales start on 16 bytes; with NVFP4, each row of scales starts on 4. `global` has
+        ///   a slot per expert. Read-only.
+        /// - `activations` has the tokens' rows, contiguous and aligned to the dtype. `packed` has
+        ///   the packed activations for this tile; it may be written until that kernel ends.
+        ///   Read-only.
+        /// - `out` has room for the results of every token, aligned to their dtype. `bias` has a
+        ///   value per row of weights and expert, and `residual` one per result, where `epilogue`
+        ///   has these steps.
+        /// - `semaphores` has `SEMAPHORES` zeros, and `partial_sums` has
+        ///   [`partial_sum_bytes`](microscale_kernels_abi::gemm::params::partial_sum_bytes) bytes
+        ///   on 16 bytes. Only this kernel uses them and `out`, and they overlap nothing.
+        /// - `plan` is null, or the experts' plan with all token tiles of `gemm` and their
+        ///   schedule. `from` and `to` are null, or list the row of activations and of results of
+        ///   each sorted row. Read-only.
+        ///
+        /// The launch has the thread blocks, threads, cluster and shared memory that `gemm` and the
+        /// ABI give.
         #[unsafe(no_mangle)]
         pub unsafe extern "ptx-kernel" fn $name(
             codes: *const u8,
             scales: *const u8,
             global: *const GlobalSlot,
             activations: *const u8,
-            arranged: *const u8,
+            packed: *const u8,
             out: *mut u8,
-            counters: *mut u32,
-            left: *mut u8,
+            semaphores: *mut u32,
+            partial_sums: *mut u8,
             plan: *const Plan,
             from: *const u32,
             to: *const u32,
             bias: *const u8,
             residual: *const u8,
-            grid: GemmParams,
+            gemm: GemmParams,
             apply: ApplyGlobal,
             epilogue: Epilogue,
         ) {
             let weights = Operand { codes, scales, global, apply };
             let routed = Routed { plan, from, to };
             let results = Results { out, bias, residual, epilogue };
-            let problem = Problem { weights, activations, results, shape: grid.shape, routed };
+            let problem = &Problem { weights, activations, results, shape: gemm.shape, routed };
+            let params = Params { problem, launch: Launch::new(&gemm), packed, semaphores, partial_sums };
             // SAFETY: the same contract.
-            unsafe { $body(&Output { problem: &problem, work: Work::new(&grid), counters, left }, arranged) }
+            unsafe { $body(&params) }
         }
     };
 }
 
-/// Makes bf16 parts of activations in f32.
+/// Splits activations in f32 into bf16 terms.
 ///
 /// # Safety
-/// `activations` holds `grid`'s rows, without gaps, on 4 bytes, or on 16 if the grid says so; `out` has room for all parts, on 16 bytes.
-/// With a `plan` of these parts, rows are its sorted ones, of which there are no more than the grid's, and `from` lists their rows of
-/// activations, or is null. All are global memory, do not overlap, and nobody else uses `out` or writes the others meanwhile. The launch
-/// is the one that `microscale_kernels_abi` gives.
+/// All pointers are to global memory. For the whole launch:
+/// - `activations` has `grid`'s rows, contiguous, on 4 bytes, or each on 16 if `grid.aligned`;
+///   read-only.
+/// - `out` has room for the terms of every row, on 16 bytes, overlaps nothing, and only this kernel
+///   uses it.
+/// - `plan` is null, or the experts' plan of the terms, with at most `grid`'s rows. `from` is null,
+///   or lists the row of activations of each sorted row. Both are read-only.
+///
+/// The launch has the shape that `grid` and the ABI give.
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn split_f32(
     activations: *const f32,
@@ -131,17 +167,20 @@ pub unsafe extern "ptx-kernel" fn split_f32(
 ) {
     let routed = Routed { plan, from, to: null() };
     // SAFETY: the same contract.
-    unsafe { parts::split(activations, out, routed, &grid) }
+    unsafe { split_f32::split(activations, out, routed, &grid) }
 }
 
-/// Adds up the sums of parts.
+/// Merges the products of the terms.
 ///
 /// # Safety
-/// `sums` holds a row of them for each part of each row of activations; `out` has room for `grid`'s results in f32, and where `epilogue` has
-/// them, `bias` has a value in f32 for each sum of a row, and `residual` one for each result. With a `plan` of these parts, rows are its
-/// sorted ones, of which there are no more than the grid's, `to` lists their rows of results, or is null, and each of its experts has
-/// biases. All are global memory, on 4 bytes; `out` overlaps nothing, and nobody else uses it or writes the others meanwhile. The launch
-/// is the one that `microscale_kernels_abi` gives.
+/// All pointers are to global memory, on 4 bytes. For the whole launch:
+/// - `sums` has a row for each term of each row of activations. Where `epilogue` has these steps,
+///   `bias` has an f32 per sum of a row and expert, and `residual` one per result. Read-only.
+/// - `out` has room for `grid`'s results in f32, overlaps nothing, and only this kernel uses it.
+/// - `plan` is null, or the experts' plan of the terms, with at most `grid`'s rows. `to` is null,
+///   or lists the row of results of each sorted row. Both are read-only.
+///
+/// The launch has the shape that `grid` and the ABI give.
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn merge_f32(
     sums: *const f32,
@@ -155,51 +194,40 @@ pub unsafe extern "ptx-kernel" fn merge_f32(
 ) {
     let routed = Routed { plan, from: null(), to };
     // SAFETY: the same contract.
-    unsafe { parts::merge(sums, Results { out, bias, residual, epilogue }, routed, &grid) }
+    unsafe { split_f32::merge(sums, Results { out, bias, residual, epilogue }, routed, &grid) }
 }
 
-arrange_entries! {
+pack_entries! {
     pack_f16 = WithF16,
     pack_bf16 = WithBf16,
 }
 
-/// Declares the entry points of the tiles, of every format and dtype.
+/// Declares tile types and entry points: for the ABI's list, then for each tile, format and dtype.
 macro_rules! tiles {
     ($($name:ident: $mainloop:ident $m:tt $n:tt $cluster:tt;)+) => {
-        $(operands! { $name $mainloop $n $cluster })+
+        $(tiles! { @tile $mainloop $name $m $n $cluster })+
     };
-}
-
-/// Declares the entry points of a tile.
-macro_rules! operands {
-    ($name:ident Mma $n:tt $cluster:tt) => {
-        operands! { @all $name Mma $n $cluster }
-    };
-    ($name:ident Wgmma $n:tt $cluster:tt) => {
-        operands! { @all $name Wgmma $n $cluster }
-    };
-    ($name:ident $mainloop:ident $n:tt $cluster:tt) => {};
-    (@all $name:ident $mainloop:ident $n:tt $cluster:tt) => {
-        entry! { ${concat(nvfp4_gemm_f16_, $name)} $mainloop $n $cluster Nvfp4, WithF16 }
-        entry! { ${concat(nvfp4_gemm_bf16_, $name)} $mainloop $n $cluster Nvfp4, WithBf16 }
-        entry! { ${concat(mxfp4_gemm_f16_, $name)} $mainloop $n $cluster Mxfp4, WithF16 }
-        entry! { ${concat(mxfp4_gemm_bf16_, $name)} $mainloop $n $cluster Mxfp4, WithBf16 }
-    };
-}
-
-/// Declares the entry point of a tile, a format and a dtype.
-macro_rules! entry {
-    ($name:ident Mma $n:tt $cluster:tt $f:ident, $d:ident) => {
+    (@tile Mma $name:ident $m:tt $n:tt $cluster:tt) => {
         #[cfg(not(microscale_wgmma))]
-        entries! { $name = mma::gemm::<$f, $d, $n, { $n / 2 }> }
+        const _: () = {
+            declare_tile! { $name Mma $m $n $cluster }
+            tiles! { @operands $name mma }
+        };
     };
-    ($name:ident Wgmma $n:tt $cluster:tt $f:ident, $d:ident) => {
+    (@tile Wgmma $name:ident $m:tt $n:tt $cluster:tt) => {
         #[cfg(microscale_wgmma)]
-        entries! {
-            $name = wgmma::gemm::<
-                $f, $d, $n, { $n / 2 }, { $n / 2 / $cluster }, { if $n > 64 { 1 } else { 2 } }
-            >
-        }
+        const _: () = {
+            declare_tile! { $name Wgmma $m $n $cluster }
+            tiles! { @operands $name wgmma }
+        };
+    };
+    // The GEMV declares its own.
+    (@tile $mainloop:ident $name:ident $m:tt $n:tt $cluster:tt) => {};
+    (@operands $tile:ident $mainloop:ident) => {
+        gemm_entry! { ${concat(nvfp4_gemm_f16_, $tile)} = $mainloop::gemm::<Nvfp4, WithF16, $tile> }
+        gemm_entry! { ${concat(nvfp4_gemm_bf16_, $tile)} = $mainloop::gemm::<Nvfp4, WithBf16, $tile> }
+        gemm_entry! { ${concat(mxfp4_gemm_f16_, $tile)} = $mainloop::gemm::<Mxfp4, WithF16, $tile> }
+        gemm_entry! { ${concat(mxfp4_gemm_bf16_, $tile)} = $mainloop::gemm::<Mxfp4, WithBf16, $tile> }
     };
 }
 

@@ -1,31 +1,33 @@
 //! Matrix–vector products of quantized operands. The arithmetic and the order of its sums are
 //! [`microscale_formats::dot`]'s.
 //!
-//! A warp takes one row, or a few rows side by side that share what is decoded of the vector. Each lane has a
-//! stream: the chunks of 32 elements whose numbers leave its own when divided by 32, so that a warp reads 512
-//! bytes of each row at once, and no lane waits for another before the end.
+//! A warp has one row, or a few adjacent rows that share the decoded vector. Lane `l` has a stream:
+//! chunks `l`, `l + 32`, `l + 64`, … of 32 elements. So a warp reads 512 adjacent bytes of each
+//! row, and no lane waits for another before the end.
 
+mod chunk_products;
+
+use microscale_formats::Dtype as OutputDtype;
 use microscale_formats::dot::STREAMS;
 use microscale_kernels_abi::gemv::GemvGrid;
 use microscale_kernels_abi::launch::{THREADS, WARP};
-use microscale_formats::Dtype as OutputDtype;
 use microscale_kernels_abi::{ApplyGlobal, GlobalSlot};
 
-use crate::product::decode::{Machine, Products};
-use crate::product::epilogue::total;
-use crate::product::format::{Format, Mxfp4, Nvfp4};
-use crate::product::operand::{Chunk, Operand, Row};
+use self::chunk_products::{Machine, Products};
+use crate::hardware::warp;
+use crate::product::lane_sums::total;
+use crate::product::operand::{CodeChunk, Operand, Row};
+use crate::product::product_format::{Mxfp4, Nvfp4, ProductFormat};
 use crate::product::results::store;
-use crate::warp;
 
-/// The chunks that a lane loads for a k-iteration.
+/// The chunks that a lane loads per K-iteration.
 #[derive(Clone, Copy)]
 struct Fragments<const ROWS: usize> {
-    vector: Chunk,
-    rows: [Chunk; ROWS],
+    vector: CodeChunk,
+    rows: [CodeChunk; ROWS],
 }
 
-/// The rows of a warp, and the vector that they are multiplied with.
+/// The rows of a warp, and the vector.
 struct Group<const ROWS: usize> {
     vector: Row,
     rows: [Row; ROWS],
@@ -34,15 +36,13 @@ struct Group<const ROWS: usize> {
 }
 
 impl<const ROWS: usize> Group<ROWS> {
-    /// Loads a chunk of each row and of the vector. Chunks behind the last one are zeros.
-    ///
-    /// Multiplies `ROWS` rows a warp with a vector.
+    /// Loads a chunk of each row and of the vector. Chunks past the last one are zeros.
     ///
     /// # Safety
-    /// The contract of the kernels below.
+    /// The kernel's contract.
     #[inline(always)]
-    unsafe fn load<F: Format, const WHOLE: bool>(&self, chunk: u32) -> Fragments<ROWS> {
-        let mut k_iteration = Fragments { vector: Chunk::NONE, rows: [Chunk::NONE; ROWS] };
+    unsafe fn load<F: ProductFormat, const WHOLE: bool>(&self, chunk: u32) -> Fragments<ROWS> {
+        let mut k_iteration = Fragments { vector: CodeChunk::NONE, rows: [CodeChunk::NONE; ROWS] };
         if chunk * F::BLOCKS < self.blocks {
             // SAFETY: the chunk's first block exists.
             unsafe {
@@ -56,12 +56,12 @@ impl<const ROWS: usize> Group<ROWS> {
     }
 }
 
-/// Multiplies `ROWS` rows a warp with a vector.
+/// Multiplies `ROWS` rows per warp by a vector.
 ///
 /// # Safety
-/// The contract of the kernels below.
+/// The kernel's contract.
 #[inline(always)]
-unsafe fn gemv<F: Format, const ROWS: usize, const WHOLE: bool>(
+unsafe fn gemv<F: ProductFormat, const ROWS: usize, const WHOLE: bool>(
     matrix: Operand,
     vector: Operand,
     out: *mut u8,
@@ -72,7 +72,7 @@ unsafe fn gemv<F: Format, const ROWS: usize, const WHOLE: bool>(
     let (batch, in_batch) = grid.groups.divide_32(number);
     let batch = u64::from(batch);
     if batch >= grid.batches {
-        return; // The whole warp: what follows shuffles.
+        return; // The whole warp returns, as it shuffles below.
     }
     let before = u64::from(in_batch) * ROWS as u64;
     // Rows past the last one repeat it.
@@ -95,25 +95,25 @@ unsafe fn gemv<F: Format, const ROWS: usize, const WHOLE: bool>(
         }
     };
     let (mut chunk, mut k_iteration) = (warp::lane(), 0);
-    // Two k-iterations are on their way while a third one is computed. They take turns at three sets of
-    // registers, so that nothing is moved and waiting for one is not waiting for the next.
+    // Two K-iterations are loaded while a third one is multiplied. They take turns at three sets of
+    // registers, so that nothing is moved, and waiting for one does not wait for the next.
     const NEXT: u32 = STREAMS as u32;
-    // SAFETY, of these loads and those below: the rows are the operands', by the caller's contract.
+    // SAFETY: the rows exist, by the kernel's contract.
     let (mut a, mut b) = unsafe { (group.load::<F, WHOLE>(chunk), group.load::<F, WHOLE>(chunk + NEXT)) };
     while k_iteration < k_iterations {
-        // SAFETY: as above.
+        // SAFETY: the rows exist, by the kernel's contract.
         let c = unsafe { group.load::<F, WHOLE>(chunk + 2 * NEXT) };
         add(&a);
         if k_iteration + 1 >= k_iterations {
             break;
         }
-        // SAFETY: as above.
+        // SAFETY: the rows exist, by the kernel's contract.
         a = unsafe { group.load::<F, WHOLE>(chunk + 3 * NEXT) };
         add(&b);
         if k_iteration + 2 >= k_iterations {
             break;
         }
-        // SAFETY: as above.
+        // SAFETY: the rows exist, by the kernel's contract.
         b = unsafe { group.load::<F, WHOLE>(chunk + 4 * NEXT) };
         add(&c);
         chunk += 3 * NEXT;
@@ -132,15 +132,18 @@ unsafe fn gemv<F: Format, const ROWS: usize, const WHOLE: bool>(
 /// Declares the entry points: `name = gemv::<format, rows a warp, whole chunks>`.
 macro_rules! entries {
     ($($name:ident = $body:expr,)+) => {$(
-        /// Multiplies matrices with vectors.
+        /// Multiplies matrices by vectors.
         ///
         /// # Safety
-        /// `codes` and `scales` hold the rows of `grid`'s matrices, those of `vector_codes` and
-        /// `vector_scales` those of its vectors, linear, on multiples of 8 bytes and of 1; with whole chunks
-        /// rows are a multiple of 16 bytes and start on one, and scales on one of their number in a chunk.
-        /// `out` has room for a result a row, aligned to its dtype. The globals are slots. All in global
-        /// memory; `out` overlaps nothing, and nothing writes the others meanwhile. The launch shape is the
-        /// one that `microscale_kernels_abi` gives.
+        /// All pointers are to global memory. For the whole launch:
+        /// - `codes` and `scales` have the rows of `grid`'s matrices, and `vector_codes` and
+        ///   `vector_scales` its vectors, linear, on 8 bytes and on 1. With whole chunks, rows
+        ///   start on 16 bytes, and rows of scales on the bytes of a chunk's scales. Both globals
+        ///   point to slots. Read-only.
+        /// - `out` has room for a result per row, aligned to its dtype, overlaps nothing, and only
+        ///   this kernel uses it.
+        ///
+        /// The launch has the shape that the ABI gives.
         #[unsafe(no_mangle)]
         pub unsafe extern "ptx-kernel" fn $name(
             codes: *const u8,

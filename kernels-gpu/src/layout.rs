@@ -4,9 +4,10 @@ use microscale_formats::layout::{TILE_COLS, TILE_ROWS};
 use microscale_kernels_abi::launch::THREADS;
 use microscale_kernels_abi::{Divider, ScaleGrid};
 
-use crate::warp;
+use crate::hardware::warp;
 
-/// The place of a thread's four scales: the row, the first one's block, and their offset in the swizzled layout.
+/// The place of a thread's four scales: the row, the first one's block, and their offset in the
+/// swizzled layout.
 #[inline(always)]
 fn place(grid: &ScaleGrid, tiles_per_row: &Divider) -> (u64, u64, u64) {
     let thread = u64::from(warp::thread_block()) * u64::from(THREADS) + u64::from(warp::thread());
@@ -19,9 +20,10 @@ fn place(grid: &ScaleGrid, tiles_per_row: &Divider) -> (u64, u64, u64) {
 /// Puts linear scales into the swizzled layout, padding with zeros.
 ///
 /// # Safety
-/// `linear` holds `rows` times `grid.row_blocks.divisor` bytes that nothing writes meanwhile; `swizzled` (aligned to 4) has room for
-/// the tiles that `grid`, a swizzled one with `tiles_per_row`, makes of so many rows. Both in global memory, apart. The launch is of a thread for each
-/// four bytes of `swizzled`, or more.
+/// `linear` has `rows` times `grid.row_blocks.divisor` bytes that nothing writes during the kernel.
+/// `swizzled`, on 4 bytes, has room for the tiles of `rows` rows in `grid`, a swizzled one with
+/// `tiles_per_row`. Both are global memory and do not overlap. The launch has at least one thread
+/// per four bytes of `swizzled`.
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn scales_to_swizzled(
     linear: *const u8,

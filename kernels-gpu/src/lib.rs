@@ -1,35 +1,34 @@
 //! The GPU kernels of microscale, compiled to PTX by `cargo xtask build-ptx`.
 //!
-//! | file | what it holds |
+//! | file | contents |
 //! |---|---|
-//! | [`ptx`] | lane-local instructions: inline assembly |
-//! | [`warp`] | convergent operations: LLVM intrinsics, never inline assembly |
-//! | `warp_group`, `mbarrier` | what compute capability 9.0 has alone: products by four warps, barriers on which copies arrive |
+//! | [`hardware`] | instructions as functions: lanes, warps, warp groups, barriers, clusters |
 //! | [`arithmetic`] | the GPU's instructions for `microscale_formats`' arithmetic |
 //! | [`dtype`] | f32, f16 and bf16 as chunks of 16 bytes: magnitudes, encoding, decoding |
 //! | [`mod@format`] | the formats: scales, encoding, decoding |
-//! | [`access`] | where a lane's chunks lie, and moving them; where a quantized tensor goes |
-//! | [`by_block`] | a block by a whole warp: every option, slowly |
-//! | [`product`] | the parts of products: scheduler, pipeline, multiply, epilogue |
+//! | [`access`] | positions of a lane's chunks, loads and stores; positions in a quantized tensor |
+//! | [`by_block`] | the slow path of quantizers: a block by a whole warp, with every option |
+//! | [`product`] | shared code of products: operands, tensor cores, results, reference |
 //!
-//! Upon these stand the kernel families. The file of this name has a family's entry points:
+//! The kernel families build on these. The file of a family's name has its entry points:
 //!
-//! | family | what it does |
+//! | family | operation |
 //! |---|---|
 //! | [`quantize`], [`dequantize`], [`amax`], [`layout`] | the operations on tensors |
 //! | [`search`] | quantizes with searched block scales |
-//! | [`errors`] | says what was lost |
-//! | [`gemv`] | multiplies matrices with vectors, both quantized |
-//! | [`weights`] | multiplies quantized weights with activations of a few tokens, by tensor cores |
-//! | [`gemm`] | multiplies quantized weights with activations of any number of tokens, by tensor cores |
-//! | [`experts`] | sorts tokens by expert, and plans their products, which the two families above compute |
+//! | [`errors`] | sums of quantization errors |
+//! | [`gemv`] | multiplies matrices by vectors, both quantized |
+//! | [`gemv_weights`] | multiplies quantized weights by activations of up to 32 tokens per pass |
+//! | [`gemm`] | multiplies quantized weights by activations of any number of tokens |
+//! | [`experts`] | sorts tokens by expert, and plans their products |
 //!
-//! Moving a function may change the PTX: LLVM inlines functions in the order of their mangled names, in which the depth,
-//! length and spelling of module names count. (With a module `products`, which comes behind `weights`, some branches of
-//! the weights' kernels were turned around.) `cargo xtask build-ptx --check` tells.
+//! Moving or renaming a function may change the PTX: LLVM inlines functions in the order of their
+//! mangled names. The order of instructions, the direction of branches and the numbers of registers
+//! may then differ. Run `cargo xtask build-ptx --check`.
 //!
-//! Names, launch shapes and argument structures are `microscale_kernels_abi`'s; the arithmetic's definition is
-//! `microscale_formats`', against which every kernel is tested bit for bit.
+//! Names, launch shapes and argument structures come from `microscale_kernels_abi` (the ABI), and
+//! the arithmetic from `microscale_formats`. Every kernel is tested against the latter bit for bit,
+//! or within its error bound.
 #![no_std]
 #![feature(
     abi_ptx,
@@ -46,8 +45,6 @@ mod access;
 mod amax;
 mod arithmetic;
 mod by_block;
-#[cfg(microscale_wgmma)]
-mod cluster;
 mod dequantize;
 mod dtype;
 mod errors;
@@ -55,21 +52,15 @@ mod experts;
 mod format;
 mod gemm;
 mod gemv;
+mod gemv_weights;
+mod hardware;
 mod layout;
-#[cfg(microscale_wgmma)]
-mod mbarrier;
 mod product;
-mod ptx;
 mod quantize;
 mod search;
-mod shared;
-mod warp;
-#[cfg(microscale_wgmma)]
-mod warp_group;
-mod weights;
 
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo) -> ! {
     // A loop here would hang the GPU. `check-ptx` sees to it that no path leads to a panic.
-    ptx::trap()
+    hardware::ptx::trap()
 }

@@ -1,26 +1,17 @@
-//! Parts that the kernels of products share. A kernel brings a [`Product`](multiply::Product), or its own
-//! loop, and reuses the rest.
+//! Code that all kernels of products share.
 //!
-//! | file | what it holds |
+//! | file | contents |
 //! |---|---|
-//! | [`operand`] | where rows and tokens lie, and loading chunks of rows |
-//! | [`mod@format`] | the formats: blocks, scales and terms of a chunk |
-//! | [`decode`] | both quantized: codes decoded and multiplied, in integers or pairs of f16 |
-//! | [`tensor_cores`] | weights and activations: what goes to the tensor cores, and the scales of weights |
-//! | [`scheduler`] | work tiles: which rows a warp group takes next |
-//! | [`copies`] | what a lane copies to a stage |
-//! | [`pipeline`] | the mainloop: a warp's k-iterations over a ring of stages |
-//! | [`multiply`] | what a kernel does in a k-iteration, and products by tensor cores |
-//! | [`epilogue`] | sums over lanes, the global scale |
-//! | [`results`] | bias, gate, residual, rounding, storing |
+//! | [`operand`] | addresses of rows, tokens and experts; loads of chunks of rows |
+//! | [`product_format`] | the formats as products read them: blocks, scales and terms of a chunk |
+//! | [`tensor_cores`] | operands of the tensor cores: decoding weights, scales and their range |
+//! | [`lane_sums`] | sums over the lanes of a warp |
+//! | [`reference`] | the slow path: a row by the CPU's reference |
+//! | [`results`] | global scale, bias, gate, residual, rounding, storing |
 
-pub(crate) mod copies;
-pub(crate) mod decode;
-pub(crate) mod epilogue;
-pub(crate) mod format;
-pub(crate) mod multiply;
+pub(crate) mod lane_sums;
 pub(crate) mod operand;
-pub(crate) mod pipeline;
+pub(crate) mod product_format;
+pub(crate) mod reference;
 pub(crate) mod results;
-pub(crate) mod scheduler;
 pub(crate) mod tensor_cores;

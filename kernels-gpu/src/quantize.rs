@@ -1,11 +1,13 @@
 //! Quantization.
 //!
-//! A warp takes 1024 elements. Each lane first gets all its loads under way, then the lanes find the largest magnitudes of the
-//! blocks in a transposing reduction that leaves each block's with one lane: that lane computes the scale, once, and stores it, so
-//! that a warp's scales leave as 32 consecutive bytes. The scales travel back by shuffles, and each lane encodes its chunks.
+//! A warp takes 1024 elements. Each lane first gets all its loads under way, then the lanes find
+//! the largest magnitudes of the blocks in a transposing reduction that leaves each block's with
+//! one lane: that lane computes the scale, once, and stores it, so that a warp's scales leave as 32
+//! consecutive bytes. The scales travel back by shuffles, and each lane encodes its chunks.
 //!
-//! A warp that meets a NaN or an infinity, or a block that the fast encoding cannot do, leaves this way and does its blocks over
-//! again, one after another ([`crate::by_block`]): slowly, but without a register or an instruction's cost to the others.
+//! A warp that meets a NaN or an infinity, or a block that the fast encoding cannot do, leaves this
+//! way and does its blocks over again, one after another ([`crate::by_block`]): slowly, but without
+//! a register or an instruction's cost to the others.
 
 use core::hint::cold_path;
 
@@ -18,12 +20,12 @@ use crate::access::{self, Lane, MOST_OWNED, MOST_STEPS, Scales, Target, WarpPlac
 use crate::by_block;
 use crate::dtype::{self, Bf16, Chunk, Dtype, F16, F32};
 use crate::format::{EVEN, Factor, Format, Mx, Nv, OTHER};
-use crate::{ptx, warp};
+use crate::hardware::{ptx, warp};
 
 /// Quantizes a warp's blocks.
 ///
 /// # Safety
-/// The contract of the kernels below.
+/// The kernel's contract.
 #[inline(always)]
 unsafe fn quantize<D: Dtype, F: Format, const ALIGNED: bool>(
     format: impl FnOnce() -> F,
@@ -41,7 +43,7 @@ unsafe fn quantize<D: Dtype, F: Format, const ALIGNED: bool>(
         (lane, place)
     };
     if lane.first_block >= grid.blocks {
-        return; // The whole warp: what follows may shuffle.
+        return; // The whole warp returns, as it may shuffle below.
     }
     let lanes = const { access::lanes::<D, F>() };
     let owned = const { access::owned::<F>() };
@@ -107,7 +109,7 @@ unsafe fn quantize<D: Dtype, F: Format, const ALIGNED: bool>(
         let mut clipped = false;
         for k in 0..owned as usize {
             clipped |= events[k].clipped;
-            // SAFETY: the report slot is the caller's promise.
+            // SAFETY: `report` points to a report slot, by the contract.
             unsafe { count_events(events[k], report) };
         }
         if F::LIMITS && warp::ballot(clipped) != 0 {
@@ -117,7 +119,7 @@ unsafe fn quantize<D: Dtype, F: Format, const ALIGNED: bool>(
         }
     } else if F::USUALLY_EVENTFUL {
         for k in 0..owned as usize {
-            // SAFETY: as above.
+            // SAFETY: `report` points to a report slot, by the contract.
             unsafe { count_events(events[k], report) };
         }
     }
@@ -158,7 +160,7 @@ unsafe fn quantize<D: Dtype, F: Format, const ALIGNED: bool>(
 /// Stores the scale bytes that a lane owns.
 ///
 /// # Safety
-/// The contract of the kernels below; the lane and the place are the warp's.
+/// The kernel's contract; the lane and the place are the warp's.
 #[inline(always)]
 unsafe fn store_scales<D: Dtype, F: Format>(
     target: Target,
@@ -171,12 +173,12 @@ unsafe fn store_scales<D: Dtype, F: Format>(
     let owned = const { access::owned::<F>() };
     if place.whole && target.scale_grid.tiles_per_row == 0 {
         for k in 0..owned {
-            // SAFETY: one byte a block; each block has one owner.
+            // SAFETY: `scales` has a byte per block, and each block one owner.
             unsafe { *target.scales.add(lane.own_block::<D, F>(k) as usize) = bytes[k as usize] };
         }
     } else if by_tiles {
         for k in 0..owned {
-            // SAFETY: as above; the matrix is whole tiles.
+            // SAFETY: the matrix is whole tiles, so all blocks exist; each has one owner.
             unsafe {
                 *target.scales.add(lane.scale_in_tile::<D, F>(place, &target.scale_grid, k)) =
                     bytes[k as usize]
@@ -187,7 +189,7 @@ unsafe fn store_scales<D: Dtype, F: Format>(
         for k in 0..owned {
             let block = lane.own_block::<D, F>(k);
             if place.whole || block < grid.blocks {
-                // SAFETY: as above, where the grid has it.
+                // SAFETY: the block exists; it has one owner.
                 unsafe { *target.scales.add(scales.offset(block)) = bytes[k as usize] };
             }
         }
@@ -197,7 +199,7 @@ unsafe fn store_scales<D: Dtype, F: Format>(
 /// Stores a lane's codes.
 ///
 /// # Safety
-/// The contract of the kernels below; the lane and the place are the warp's.
+/// The kernel's contract; the lane and the place are the warp's.
 #[inline(always)]
 unsafe fn store_codes<D: Dtype, F: Format>(
     target: Target,
@@ -222,7 +224,7 @@ unsafe fn store_codes<D: Dtype, F: Format>(
         cold_path();
         for j in 0..D::STEPS {
             if lane.block(j) < grid.blocks {
-                // SAFETY: as above.
+                // SAFETY: the block exists; each part of it has one lane.
                 unsafe {
                     access::store_codes::<D, F>(target.codes, lane.block(j), lane.part, codes[j as usize])
                 };
@@ -245,8 +247,9 @@ fn may_have_negative_zero<D: Dtype>(chunks: &[Chunk; MOST_STEPS]) -> bool {
 
 /// The largest magnitudes of the blocks that the lane owns.
 ///
-/// Every lane holds a part of as many blocks as steps, and the lanes of a block hold the parts of the same ones. In each round a
-/// lane keeps half of its blocks, gives its part of the others to the lane across, and gets that lane's part of its own.
+/// Every lane has a part of one block per step, and the lanes of a block have parts of the same
+/// blocks. In each round a lane keeps half of its blocks. It gives its parts of the other half to
+/// its partner, and gets the partner's parts of its own.
 #[inline(always)]
 fn reduce_transposed<D: Dtype, F: Format>(chunks: &[Chunk; MOST_STEPS]) -> [u32; MOST_OWNED] {
     let lanes = const { access::lanes::<D, F>() as usize };
@@ -281,7 +284,8 @@ fn reduce_transposed<D: Dtype, F: Format>(chunks: &[Chunk; MOST_STEPS]) -> [u32;
     owned
 }
 
-/// Adds the events of the blocks that the lanes own. Entered by the whole warp; blocks past the end are zero and have none.
+/// Adds the events of the blocks that the lanes own. Entered by the whole warp; blocks past the end
+/// are zero and have none.
 ///
 /// # Safety
 /// `report` points to a report slot in global memory.
@@ -307,10 +311,11 @@ macro_rules! mx_entries {
         /// Quantizes the matrix at `values` to packed codes and scale bytes, adding to the report.
         ///
         /// # Safety
-        /// `grid` describes the matrix at `values`, which nothing writes meanwhile and which is aligned to its dtype, in the
-        /// aligned variants with all its rows to 16 bytes (no others go by tiles); `codes` (aligned to 8) has room for `grid.blocks` blocks, and
-        /// `scales` for their bytes where `scale_grid` puts them; `report` points to `REPORT_SLOTS` slots. All in global memory, and
-        /// none overlap. The launch shape is the one that `microscale_kernels_abi` gives.
+        /// `grid` describes the matrix at `values`, which nothing writes meanwhile and which is
+        /// aligned to its dtype, in the aligned variants with all its rows to 16 bytes (no others
+        /// go by tiles); `codes` (aligned to 8) has room for `grid.blocks` blocks, and `scales` for
+        /// their bytes where `scale_grid` puts them; `report` points to `REPORT_SLOTS` slots. All
+        /// in global memory, and none overlap. The launch has the shape that the ABI gives.
         #[unsafe(no_mangle)]
         pub unsafe extern "ptx-kernel" fn $name(
             values: *const u8,
@@ -359,12 +364,13 @@ mx_entries! {
 /// NVFP4's entry points: `name<dtype, plan from the slot, rows are aligned>`.
 macro_rules! nv_entries {
     ($($name:ident<$dtype:ty, $from_slot:literal, $aligned:literal>)+) => {$(
-        /// Quantizes the matrix at `values` to packed codes and scale bytes, adding to the report. The global scale is that
-        /// of the plan in the options or, in the `planned` variants, of the one in the slot at `global`; it is written there.
+        /// Quantizes the matrix at `values` to packed codes and scale bytes, adding to the report.
+        /// The global scale comes from the plan in the options or, in the `planned` variants, from
+        /// the plan in the slot at `global`; it is written there.
         ///
         /// # Safety
-        /// As for the MX formats; `global` points to a slot in global memory, whose scale only this kernel writes and whose other
-        /// fields nothing writes meanwhile.
+        /// As for the MX formats; `global` points to a slot in global memory, whose scale only this
+        /// kernel writes and whose other fields nothing writes meanwhile.
         #[unsafe(no_mangle)]
         pub unsafe extern "ptx-kernel" fn $name(
             values: *const u8,

@@ -1,9 +1,10 @@
-//! Quantization with searched block scales (`microscale_formats::search`): a lane sixteen elements, a block of NVFP4 or half of one of
-//! the MX formats.
+//! Quantization with searched block scales (`microscale_formats::search`): a lane sixteen elements,
+//! a block of NVFP4 or half of one of the MX formats.
 //!
-//! Each lane goes through the scales that its block may take; the warp goes on until the last is done. A candidate costs two shuffles, and
-//! each of its elements six instructions. A warp with a block that is not usual does its blocks over again, one after another, each by the
-//! whole warp: slowly, but without a register's cost to the others.
+//! Each lane goes through the scales that its block may take; the warp goes on until the last is
+//! done. A candidate costs two shuffles, and each of its elements six instructions. A warp with a
+//! block that is not usual does its blocks over again, one after another, each by the whole warp:
+//! slowly, but without a register's cost to the others.
 
 mod lane;
 mod of_warp;
@@ -28,12 +29,12 @@ use self::usual::{Share, usual};
 use crate::access::{self, Target};
 use crate::dtype::{Bf16, Dtype, F16, F32};
 use crate::format::{EVEN, Mx, Nv, OTHER, Searched};
-use crate::{ptx, warp};
+use crate::hardware::{ptx, warp};
 
 /// Quantizes a warp's blocks.
 ///
 /// # Safety
-/// The contract of the kernels below.
+/// The kernel's contract.
 #[inline(always)]
 unsafe fn quantize<D: Dtype, F: Searched>(
     format: &F,
@@ -75,7 +76,7 @@ unsafe fn quantize<D: Dtype, F: Searched>(
             }
         }
         if warp::lane() == 0 {
-            // SAFETY: the report slot is the caller's promise.
+            // SAFETY: `report` points to a report slot, by the contract.
             unsafe { add_to_report(&counts, report) };
         }
     }
@@ -84,13 +85,15 @@ unsafe fn quantize<D: Dtype, F: Searched>(
 /// The MX formats' entry points: `name<dtype, ties>`.
 macro_rules! mx_entries {
     ($($name:ident<$dtype:ty, $ties:ident>)+) => {$(
-        /// Quantizes the matrix at `values` to packed codes and scale bytes, searching scales, and adding to the report.
+        /// Quantizes the matrix at `values` to packed codes and scale bytes, searching scales, and
+        /// adding to the report.
         ///
         /// # Safety
-        /// `grid` describes the matrix at `values`, which is aligned to its dtype and which nothing writes meanwhile; `codes` (aligned to 8) has
-        /// room for `grid.blocks` blocks, and `scales` for their bytes where `scale_grid` puts them; `report` points to
-        /// `REPORT_SLOTS` slots; `importance` is null, or there is a weight for each of the grid's columns. All in global memory,
-        /// and none overlap. The launch shape is the one that `microscale_kernels_abi` gives.
+        /// `grid` describes the matrix at `values`, which is aligned to its dtype and which nothing
+        /// writes meanwhile; `codes` (aligned to 8) has room for `grid.blocks` blocks, and `scales`
+        /// for their bytes where `scale_grid` puts them; `report` points to `REPORT_SLOTS` slots;
+        /// `importance` is null, or there is a weight for each of the grid's columns. All in global
+        /// memory, and none overlap. The launch has the shape that the ABI gives.
         #[unsafe(no_mangle)]
         pub unsafe extern "ptx-kernel" fn $name(
             values: *const u8,
@@ -123,12 +126,13 @@ mx_entries! {
 /// NVFP4's entry points: `name<dtype, plan from the slot>`.
 macro_rules! nv_entries {
     ($($name:ident<$dtype:ty, $from_slot:literal>)+) => {$(
-        /// Quantizes the matrix at `values` to packed codes and scale bytes, searching scales, and adding to the report. The global scale
-        /// is that of the plan in the options or, in the `planned` variants, of the one in the slot at `global`; it is written there.
+        /// Quantizes the matrix at `values` to packed codes and scale bytes, searching scales, and
+        /// adds to the report. The global scale comes from the plan in the options. The `planned`
+        /// variants take the plan in the slot at `global`, and write the scale there.
         ///
         /// # Safety
-        /// As for the MX formats; `global` points to a slot in global memory, whose scale only this kernel writes and whose other
-        /// fields nothing writes meanwhile.
+        /// As for the MX formats; `global` points to a slot in global memory, whose scale only this
+        /// kernel writes and whose other fields nothing writes meanwhile.
         #[unsafe(no_mangle)]
         pub unsafe extern "ptx-kernel" fn $name(
             values: *const u8,
@@ -143,7 +147,8 @@ macro_rules! nv_entries {
             search: u32,
         ) {
             let target = Target { codes, scales, scale_grid };
-            // SAFETY: nothing writes the plan during the kernel, and one thread the scale; the rest is the same contract.
+            // SAFETY: nothing writes the plan during the kernel, and one thread the scale; the rest
+            // is the same contract.
             unsafe {
                 let plan = if $from_slot { (*global).plan } else { options.plan };
                 if warp::thread_block() == 0 && warp::thread() == 0 {

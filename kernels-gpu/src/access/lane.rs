@@ -8,7 +8,7 @@ use microscale_kernels_abi::{BlockGrid, ScaleGrid};
 
 use crate::dtype::Dtype;
 use crate::format::Blocks;
-use crate::warp;
+use crate::hardware::warp;
 
 /// Lanes that share a block, a chunk each.
 #[inline(always)]
@@ -31,7 +31,8 @@ pub(crate) const fn warp_blocks<F: Blocks>() -> u64 {
     (WARP_ELEMENTS / F::BLOCK) as u64
 }
 
-/// Quarters that a warp's elements come in: of four rows where they go by tiles, else behind each other.
+/// Quarters of a warp's elements: from four rows with swizzled scales of whole tiles, otherwise
+/// consecutive.
 pub(super) const QUARTERS: u32 = TILE_ROWS_TOGETHER as u32;
 
 /// A lane's share of a warp's blocks.
@@ -40,12 +41,12 @@ pub(crate) struct Lane {
     pub(crate) first_block: u64,
     /// The lane's number within the lanes that share a block.
     pub(crate) part: u32,
-    /// The number of its block among those of a step.
+    /// The number of its block within a step.
     pub(super) group: u32,
-    /// Blocks that the warp covers in a step.
+    /// Blocks per step of the warp.
     pub(super) step: u32,
-    /// Blocks from a quarter's first to the next one's, if the matrix goes by tiles.
-    far: u32,
+    /// Blocks from one quarter to the next with swizzled scales of whole tiles; otherwise 0.
+    quarter_stride: u32,
 }
 
 impl Lane {
@@ -66,13 +67,14 @@ impl Lane {
             part: warp::lane() % lanes,
             group: warp::lane() / lanes,
             step: WARP / lanes,
-            far: 0,
+            quarter_stride: 0,
         }
     }
 
     /// This lane's share of a matrix that goes by tiles (`ScaleGrid::by_tiles`), and where it lies.
     ///
-    /// Warps go along the rows whose scales lie together, then to the next such rows of the tiles, then to the next tiles.
+    /// Warps go along the rows whose scales lie together, then to the next such rows of the tiles,
+    /// then to the next tiles.
     #[inline(always)]
     pub(crate) fn of_tile<D: Dtype, F: Blocks>(grid: &BlockGrid, scales: &ScaleGrid) -> (Self, WarpPlace) {
         let mut lane = Self::of::<D, F>(1);
@@ -81,7 +83,7 @@ impl Lane {
         let apart = TILE_ROWS_APART as u32;
         let row = rows / apart * TILE_ROWS as u32 + rows % apart;
         lane.first_block = u64::from(row) * u64::from(blocks_per_row) + u64::from(block_in_row);
-        lane.far = apart * blocks_per_row;
+        lane.quarter_stride = apart * blocks_per_row;
         let index = u64::from(row) * grid.row_stride + u64::from(block_in_row) * u64::from(F::BLOCK);
         let (row, block_in_row) = (u64::from(row), u64::from(block_in_row));
         (lane, WarpPlace { whole: true, contiguous: true, index, row, block_in_row })
@@ -97,7 +99,7 @@ impl Lane {
     #[inline(always)]
     pub(crate) fn block_in_tile<D: Dtype>(&self, j: u32) -> u64 {
         let (quarter, block) = self.quarter::<D>(j, self.group);
-        self.first_block + u64::from(quarter) * u64::from(self.far) + u64::from(block)
+        self.first_block + u64::from(quarter) * u64::from(self.quarter_stride) + u64::from(block)
     }
 
     /// The warp's block of this number.
@@ -107,7 +109,7 @@ impl Lane {
             return self.first_block + u64::from(number);
         }
         let (quarter, block) = self.quarter::<D>(number / self.step, number % self.step);
-        self.first_block + u64::from(quarter) * u64::from(self.far) + u64::from(block)
+        self.first_block + u64::from(quarter) * u64::from(self.quarter_stride) + u64::from(block)
     }
 
     /// The quarter that a group's block of step `j` lies in, and its number there.
@@ -117,7 +119,8 @@ impl Lane {
         (j / steps, j % steps * self.step + group)
     }
 
-    /// Where the scale byte of the block lies that the lane owns as its k-th, if the matrix goes by tiles.
+    /// Where the scale byte of the block lies that the lane owns as its k-th, if the matrix goes by
+    /// tiles.
     #[inline(always)]
     pub(crate) fn scale_in_tile<D: Dtype, F: Blocks>(
         &self,
@@ -164,20 +167,22 @@ impl Lane {
         self.block(k * lanes::<D, F>() + self.part)
     }
 
-    /// The lane that owns the scale of the block that this lane meets in step `j`, as its `j / lanes`-th.
+    /// The lane that owns the scale of the block that this lane meets in step `j`, as its
+    /// `j / lanes`-th.
     #[inline(always)]
     pub(crate) fn owner<D: Dtype, F: Blocks>(&self, j: u32) -> u32 {
         self.group * lanes::<D, F>() + j % lanes::<D, F>()
     }
 }
 
-/// Where a warp's blocks lie in the unquantized matrix.
+/// The position of a warp's blocks in the unquantized matrix.
 pub(crate) struct WarpPlace {
     /// All blocks exist.
     pub(crate) whole: bool,
-    /// They are also whole and in one row, so that their elements lie behind each other; or the matrix goes by tiles.
+    /// All blocks are whole and in one row, so that their elements are consecutive; or the warp
+    /// takes quarters of four rows.
     pub(crate) contiguous: bool,
-    /// The first one's first element's index from the matrix' start.
+    /// The index of the first element in the matrix.
     pub(super) index: u64,
     pub(super) row: u64,
     pub(super) block_in_row: u64,

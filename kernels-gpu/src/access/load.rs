@@ -10,10 +10,10 @@ use super::lane::{Lane, QUARTERS, WarpPlace};
 use super::walk::{Place, Walk};
 use crate::dtype::{Chunk, Dtype};
 use crate::format::Blocks;
-use crate::{ptx, warp};
+use crate::hardware::{ptx, warp};
 
-/// Loads `count` chunks of a block from element `first` on, zeros for what the row does not have; all zeros if the block does not exist.
-/// With `vector`, rows start on multiples of 16 bytes.
+/// Loads `count` chunks of a block from element `first` on. Elements past the row's end become
+/// zeros, and all elements of a block that does not exist. With `vector`, rows start on 16 bytes.
 ///
 /// # Safety
 /// As for [`load`].
@@ -38,7 +38,8 @@ pub(crate) unsafe fn load_of_block<D: Dtype, F: Blocks>(
             return [0; 4];
         }
         if whole {
-            // SAFETY: all 16 bytes belong to the row; rows and chunks start on multiples of 16 bytes.
+            // SAFETY: all 16 bytes belong to the row; rows and chunks start on multiples of 16
+            // bytes.
             return unsafe {
                 ptx::load_16(values.add((index * u64::from(D::BYTES)) as usize).add((16 * k) as usize))
             };
@@ -60,8 +61,8 @@ pub(crate) unsafe fn load_of_block<D: Dtype, F: Blocks>(
 /// Loads the chunk of step `j` of a warp whose blocks are contiguous.
 ///
 /// # Safety
-/// `place.contiguous`, for the grid of the matrix at `values`, which lies in global memory, starts on 16 bytes as do its
-/// rows, and is not written during the kernel.
+/// `place.contiguous`, for the grid of the matrix at `values`, which lies in global memory, starts
+/// on 16 bytes as do its rows, and is not written during the kernel.
 #[inline(always)]
 pub(crate) unsafe fn load_contiguous<D: Dtype>(values: *const u8, place: &WarpPlace, j: u32) -> Chunk {
     let start = place.index * u64::from(D::BYTES) + u64::from(warp::lane() * 16);
@@ -69,14 +70,16 @@ pub(crate) unsafe fn load_contiguous<D: Dtype>(values: *const u8, place: &WarpPl
     unsafe { ptx::load_16(values.add(start as usize).add((j * WARP * 16) as usize)) }
 }
 
-/// The most chunks that a lane loads at once, those of f32.
+/// The most chunks that a lane loads at a time: with f32.
 pub(crate) const MOST_STEPS: usize = 8;
 
-/// Loads a lane's chunks of a warp's 1024 elements. With `ALIGNED`, rows start on multiples of 16 bytes.
+/// Loads a lane's chunks of a warp's 1024 elements. With `ALIGNED`, rows start on multiples of 16
+/// bytes.
 ///
 /// # Safety
-/// `values` points to the grid's matrix in global memory, aligned to its dtype and with `ALIGNED`, as are its rows, to 16 bytes;
-/// nothing writes there during the kernel. The lane and the place are the warp's.
+/// `values` points to the grid's matrix in global memory, aligned to its dtype and with `ALIGNED`,
+/// as are its rows, to 16 bytes; nothing writes there during the kernel. The lane and the place are
+/// the warp's.
 #[inline(always)]
 pub(crate) unsafe fn load_all<D: Dtype, F: Blocks, const ALIGNED: bool>(
     values: *const u8,
@@ -87,7 +90,8 @@ pub(crate) unsafe fn load_all<D: Dtype, F: Blocks, const ALIGNED: bool>(
     let mut chunks = [[0; 4]; MOST_STEPS];
     if ALIGNED && place.contiguous {
         for j in 0..D::STEPS {
-            // SAFETY: the warp's blocks are whole and lie behind each other in the caller's matrix, whose rows are aligned.
+            // SAFETY: the warp's blocks are whole and consecutive in the matrix, whose rows are
+            // aligned.
             chunks[j as usize] = unsafe { load_contiguous::<D>(values, place, j) };
         }
     } else {
@@ -116,7 +120,8 @@ pub(crate) unsafe fn load_in_tile<D: Dtype>(
     let steps = const { D::STEPS / QUARTERS };
     let row = place.index + u64::from(j / steps) * (grid.row_stride * TILE_ROWS_APART as u64);
     let start = row * u64::from(D::BYTES) + u64::from((j % steps * WARP + warp::lane()) * 16);
-    // SAFETY: each quarter of the warp's elements is in the matrix, and its lanes cover 32 chunks in a step.
+    // SAFETY: each quarter of the warp's elements is in the matrix, and its lanes cover 32 chunks
+    // in a step.
     unsafe { ptx::load_16(values.add(start as usize)) }
 }
 
@@ -132,18 +137,18 @@ pub(crate) unsafe fn load_all_in_tile<D: Dtype>(
 ) -> [Chunk; MOST_STEPS] {
     let mut chunks = [[0; 4]; MOST_STEPS];
     for j in 0..D::STEPS {
-        // SAFETY: the caller's promise.
+        // SAFETY: the element exists, by the caller's promise.
         chunks[j as usize] = unsafe { load_in_tile::<D>(values, grid, place, j) };
     }
     chunks
 }
 
-/// Loads a chunk, zeros for what the row does not have. With `ALIGNED`, rows start on multiples of 16 bytes; without, a whole
-/// chunk is cut out of the two aligned 16 bytes that it lies in.
+/// Loads a chunk. Elements past the row's end become zeros. With `ALIGNED`, rows start on 16 bytes.
+/// Without, a whole chunk is cut out of the two aligned 16 bytes that contain it.
 ///
 /// # Safety
-/// `values` points to the matrix that the place was made for, in global memory, aligned to the dtype and with `ALIGNED` to
-/// 16 bytes; nothing writes there during the kernel.
+/// `values` points to the matrix that the place was made for, in global memory, aligned to the
+/// dtype and with `ALIGNED` to 16 bytes; nothing writes there during the kernel.
 #[inline(always)]
 pub(crate) unsafe fn load<D: Dtype, const ALIGNED: bool>(
     values: *const u8,
@@ -182,7 +187,8 @@ pub(crate) unsafe fn load<D: Dtype, const ALIGNED: bool>(
     chunk
 }
 
-/// The 16 bytes that start `skipped` bytes into 32: a shift by 8, 4 and 2 bytes, each if its bit is set.
+/// The 16 bytes that start `skipped` bytes into 32: a shift by 8, 4 and 2 bytes, each if its bit is
+/// set.
 #[inline(always)]
 pub(super) fn cut([[a, b, c, d], [e, f, g, h]]: [Chunk; 2], skipped: u32) -> Chunk {
     let by_8 = if skipped & 8 != 0 { [c, d, e, f, g, h] } else { [a, b, c, d, e, f] };
@@ -196,8 +202,8 @@ pub(super) fn cut([[a, b, c, d], [e, f, g, h]]: [Chunk; 2], skipped: u32) -> Chu
 /// Element `i` of a block, widened, as bits; 0 past the row's end.
 ///
 /// # Safety
-/// `values` points to the grid's matrix in global memory, aligned to the dtype; nothing writes there during the kernel; the
-/// block exists.
+/// `values` points to the grid's matrix in global memory, aligned to the dtype; nothing writes
+/// there during the kernel; the block exists.
 #[inline(always)]
 pub(crate) unsafe fn element<D: Dtype, F: Blocks>(
     values: *const u8,

@@ -48,7 +48,8 @@ impl Scales {
 /// Loads the codes of a lane's chunk, the first in the lowest bits.
 ///
 /// # Safety
-/// `codes` points to the packed codes of more than `block` blocks in global memory, aligned to 8 bytes.
+/// `codes` points to the packed codes of more than `block` blocks in global memory, aligned to 8
+/// bytes.
 #[inline(always)]
 pub(crate) unsafe fn load_codes<D: Dtype, F: Blocks>(codes: *const u8, block: u64, part: u32) -> u64 {
     let bytes = const { D::CHUNK * F::BITS / 8 };

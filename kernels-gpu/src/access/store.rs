@@ -6,7 +6,7 @@ use super::lane::WarpPlace;
 use super::load::cut;
 use super::walk::Place;
 use crate::dtype::{Chunk, Dtype};
-use crate::{ptx, warp};
+use crate::hardware::{ptx, warp};
 
 /// Stores the chunk of step `j` of a warp whose blocks are contiguous.
 ///
@@ -19,7 +19,7 @@ pub(crate) unsafe fn store_contiguous<D: Dtype>(values: *mut u8, place: &WarpPla
     unsafe { ptx::store_16_streaming(values.add(start as usize).add((j * WARP * 16) as usize), *chunk) }
 }
 
-/// Stores what the row has of a chunk, for rows that start on multiples of 16 bytes.
+/// Stores the elements of a chunk that the row has. Rows start on 16 bytes.
 ///
 /// # Safety
 /// As for [`load`] with `ALIGNED`, for writing; each element is written by one thread.
@@ -36,16 +36,17 @@ pub(crate) unsafe fn store<D: Dtype>(values: *mut u8, place: &Place, chunk: &Chu
     }
 }
 
-/// Stores what the row has of step `j`'s chunks, wherever rows start. Entered by the whole warp.
+/// Stores the elements of step `j`'s chunks that the row has, for any start of rows. The whole warp
+/// calls it.
 ///
-/// Chunks that follow each other in memory are held by lanes that follow each other, the last lane's by the first in the
-/// next step. So each lane gets the chunk before its own from there, and writes the aligned 16 bytes in which its own begins:
-/// the end of the other and the start of its own. What no lane covers that way, at the ends of a row and of the warp's share,
-/// is written element by element.
+/// Consecutive chunks are in consecutive lanes; the first lane of the next step follows the last
+/// lane. Each lane gets the previous chunk from its neighbour and writes the aligned 16 bytes where
+/// its own chunk begins: the end of the previous chunk and the start of its own. The remaining
+/// elements, at the ends of a row and of the warp's blocks, are written one by one.
 ///
 /// # Safety
-/// `values` points to the matrix that the place was made for, in global memory, aligned to the dtype; each element is
-/// written by one thread. `last` is the chunk of step `j − 1`.
+/// `values` points to the matrix that the place was made for, in global memory, aligned to the
+/// dtype; each element is written by one thread. `last` is the chunk of step `j − 1`.
 #[inline(always)]
 pub(crate) unsafe fn store_shifted<D: Dtype>(
     values: *mut u8,
@@ -68,8 +69,9 @@ pub(crate) unsafe fn store_shifted<D: Dtype>(
     let shifted = whole && (past == 0 || has_before);
     if shifted {
         let words = if past == 0 { [*chunk, *chunk] } else { [before, *chunk] };
-        // SAFETY: the 16 bytes are aligned; the first `past` are the end of the chunk before, which is whole and in the same
-        // row, and whose lane leaves them to this one; the others are this chunk's.
+        // SAFETY: the 16 bytes are aligned; the first `past` are the end of the chunk before, which
+        // is whole and in the same row, and whose lane leaves them to this one; the others are this
+        // chunk's.
         unsafe { ptx::store_16_streaming(start.sub(past as usize), cut(words, (16 - past) % 16)) };
     }
     let covered = D::CHUNK - past / D::BYTES;
@@ -90,7 +92,7 @@ unsafe fn store_elements<D: Dtype>(start: *mut u8, chunk: &Chunk, from: u32, to:
     for i in 0..D::CHUNK {
         if i >= from && i < to {
             let bits = D::bits(chunk, i);
-            // SAFETY: the caller's promise.
+            // SAFETY: the element exists and is the thread's, by the caller's promise.
             unsafe {
                 if D::BYTES == 4 {
                     *start.cast::<u32>().add(i as usize) = bits;

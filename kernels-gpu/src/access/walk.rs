@@ -15,13 +15,13 @@ pub(crate) struct Walk<'a> {
     block_in_row: u64,
 }
 
-/// Where a lane's chunk lies in the unquantized matrix.
+/// The position of a lane's chunk in the unquantized matrix.
 pub(crate) struct Place {
-    /// The first element's index from the matrix' start.
+    /// The index of the first element in the matrix.
     pub(super) index: u64,
     /// Its column.
     pub(super) col: u64,
-    /// How many of the chunk's elements the row has; none for a block past the end.
+    /// Elements of the chunk that the row has; 0 for a block past the end.
     pub(super) count: u32,
     /// The row has the whole next chunk too.
     pub(super) has_whole_after: bool,
@@ -36,7 +36,8 @@ impl<'a> Walk<'a> {
         Self { grid, lane, first, row: place.row, block_in_row }
     }
 
-    /// The chunk of step `j`; to be called for each step in turn. Divides again only where a row ends.
+    /// The chunk of step `j`; to be called for each step in turn. Divides again only where a row
+    /// ends.
     #[inline(always)]
     pub(crate) fn place<D: Dtype, F: Blocks>(&mut self, j: u32) -> Place {
         if j > self.first {

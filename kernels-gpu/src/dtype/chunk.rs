@@ -16,7 +16,7 @@ pub(crate) trait Dtype {
     const SIGNIFICAND: u32;
     /// Values in a chunk.
     const CHUNK: u32 = 16 / Self::BYTES;
-    /// Chunks that a lane handles, so that a warp handles as many blocks of 32 as it has lanes.
+    /// Chunks per lane. A warp then has 32 blocks of 32.
     const STEPS: u32 = WARP_ELEMENTS / WARP / Self::CHUNK;
     /// The magnitude bits of infinity; NaN is above.
     const INFINITY: u32;
@@ -40,7 +40,7 @@ pub(crate) trait Dtype {
         if Self::BYTES == 4 { magnitudes } else { (magnitudes & 0xFFFF).max(magnitudes >> 16) }
     }
 
-    /// Magnitude bits as those of an f32.
+    /// The f32 bits of a magnitude.
     fn magnitude_to_f32_bits(magnitude: u32) -> u32;
 
     /// The bits of value `i`.
@@ -70,15 +70,15 @@ pub(crate) trait Dtype {
     /// Value `i`, widened.
     fn widen(chunk: &Chunk, i: u32) -> f32;
 
-    /// Marks, at their sign bits, which of a word's values are not zero: a magnitude plus one less than the sign bit
-    /// reaches it unless it is zero.
+    /// Marks, at their sign bits, which of a word's values are not zero: a magnitude plus one less
+    /// than the sign bit reaches it unless it is zero.
     #[inline(always)]
     fn non_zero_signs(word: u32) -> u32 {
         let each = Self::SIGNS >> (8 * Self::BYTES - 1);
         ((word & !Self::SIGNS) + (Self::SIGNS - each)) & Self::SIGNS
     }
 
-    /// The smaller of each two values as signed integers, of which −0 is the least.
+    /// The smaller of each two values as signed integers. −0 is the least.
     fn min_as_integers(a: u32, b: u32) -> u32;
 
     /// Whether one of a word's values is −0.
@@ -99,8 +99,8 @@ pub(crate) trait Dtype {
         word | (Self::SIGNS ^ Self::non_zero_signs(word))
     }
 
-    /// The chunk's codes, ties to even, for finite values and the scale byte b: value / 2^(b − 127), the first value in
-    /// the lowest nibble.
+    /// The chunk's codes, ties to even, for finite values and the scale byte b: value / 2^(b −
+    /// 127), the first value in the lowest nibble.
     fn encode_even(chunk: &Chunk, scale: u32) -> u32;
 
     /// A value rounded to the dtype and widened again.

@@ -6,7 +6,7 @@ use microscale_formats::e2m1::{self, identity};
 #[cfg(not(microscale_fp4))]
 use super::chunk::SIGNS_16;
 use super::chunk::{Chunk, Dtype};
-use crate::ptx;
+use crate::hardware::ptx;
 
 /// The codes of a chunk for any rule of ties.
 #[inline(always)]
@@ -29,7 +29,8 @@ pub(crate) fn encode<D: Dtype>(chunk: &Chunk, scale: u32, ties: Ties) -> u32 {
 #[cfg(not(microscale_fp4))]
 #[inline(always)]
 pub(crate) fn encode_scaled<D: Dtype>(chunk: &Chunk, scale: impl Fn(f32) -> f32) -> u32 {
-    // The identity without its last term. Below the base, the bits of the codes are zeros down to the lowest.
+    // The identity without its last term. Below the base, the bits of the codes are zeros down to
+    // the lowest.
     const BASE: f32 = identity::LOW_BASE_F32;
     let code = |i| {
         let scaled = scale(D::widen(chunk, i));
@@ -59,8 +60,8 @@ pub(crate) fn encode_scaled<D: Dtype>(chunk: &Chunk, scale: impl Fn(f32) -> f32)
     }
 }
 
-/// The codes of eight values, ties to even, for a factor of `NvShortcut`: products are cut to f16, with the factor's last bit set in
-/// them, and encoded two at a time.
+/// The codes of eight values, ties to even, for a factor of `NvShortcut`: products are cut to f16,
+/// with the factor's last bit set in them, and encoded two at a time.
 #[cfg(not(microscale_fp4))]
 #[inline(always)]
 pub(crate) fn encode_by_shortcut<D: Dtype>(chunk: &Chunk, factor: u32) -> u32 {
@@ -78,8 +79,8 @@ pub(crate) fn encode_by_shortcut<D: Dtype>(chunk: &Chunk, factor: u32) -> u32 {
     pack_nibbles(&codes, chunk)
 }
 
-/// A scaled value with the sign of what was scaled, where the hardware encodes it: a sum of two products of −0 may be +0. Elsewhere signs
-/// come from the chunk itself.
+/// A scaled value with the sign of `value`, where the hardware encodes it: a sum of two products of
+/// −0 may be +0. Without hardware, signs come from the chunk itself.
 #[inline(always)]
 pub(crate) fn signed_for_hardware(scaled: f32, value: f32) -> f32 {
     if cfg!(microscale_fp4) { scaled.copysign(value) } else { scaled }
@@ -100,7 +101,7 @@ pub(super) fn magnitude_code_even(a: f32) -> u32 {
 #[cfg(not(microscale_fp4))]
 #[inline(always)]
 pub(super) fn pack_f32(codes: [u32; 4], values: &Chunk) -> u32 {
-    // The codes' low 16 bits are theirs alone, so multiplying and adding packs them.
+    // The codes' low 16 bits have no other bits, so multiplying and adding packs them.
     let packed = codes.iter().rev().fold(0u32, |packed, code| packed.wrapping_mul(16).wrapping_add(*code));
     // Copies of the signs: of values 0 and 2 for bits 3 and 11, of 1 and 3 for bits 7 and 15.
     let even = ptx::permute(values[0], values[2], 0x00FB);
@@ -114,12 +115,13 @@ pub(crate) fn reciprocal(scale: u32) -> f32 {
     f32::from_bits((254 - scale) << 23)
 }
 
-/// [`identity`] with ties toward zero. Rounding y so is ⌈y − ½⌉; both sums may be rounded upward themselves, because integers are
-/// part of the finer grid.
+/// [`identity`] with ties toward zero. Rounding y so is ⌈y − ½⌉; both sums may be rounded upward
+/// themselves, because integers are part of the finer grid.
 ///
-/// Ties away from zero are those toward zero of the next larger f32: a tie is then above itself, and what was below it reaches
-/// it at most. That f32 is the product with 1 + 2^−23, cut: it adds one unit in the last place or more, and less than two.
-/// Below the normal numbers it may not, and is far from any tie.
+/// Ties away from zero are ties toward zero of the next larger f32: a tie becomes larger than the
+/// tie, and values below become at most the tie. The next larger f32 is the product with 1 + 2^−23,
+/// truncated, which adds at least one unit in the last place and less than two. Subnormal numbers
+/// may stay, but they are far from any tie.
 #[inline(always)]
 fn magnitude_code(a: f32) -> u32 {
     let line = |y: f32, offset: f32| {
@@ -131,9 +133,9 @@ fn magnitude_code(a: f32) -> u32 {
 
 /// Packs eight codes, each the low byte of a half, with the signs of eight 16-bit values.
 ///
-/// Codes and signs are brought to bytes in the order 1 0 3 2. Times 0x1001, a word of nibbles n₁ n₀ n₃ n₂ (lowest byte first)
-/// has n₁ n₀ in its second byte, the first in the high half, and n₃ n₂ in its fourth: a multiplication, which leaves the
-/// busier logic unit alone.
+/// Codes and signs are brought to bytes in the order 1 0 3 2. Times 0x1001, a word of nibbles n₁ n₀
+/// n₃ n₂ (lowest byte first) has n₁ n₀ in its second byte, the first in the high half, and n₃ n₂ in
+/// its fourth: a multiplication, so the busier logic unit is not used.
 #[cfg(not(microscale_fp4))]
 #[inline(always)]
 pub(super) fn pack_nibbles(codes: &Chunk, values: &Chunk) -> u32 {
@@ -150,8 +152,9 @@ pub(super) fn pack_nibbles(codes: &Chunk, values: &Chunk) -> u32 {
 #[cfg(not(microscale_fp4))]
 #[inline(always)]
 pub(crate) fn decode(codes: u32) -> [f32; 8] {
-    // Nibbles k and k + 4 go to the two halves of a word: three bits where f16 has the end of its exponent and the start of
-    // its mantissa, the sign on top. That is the value times 2^-14, subnormals included.
+    // Nibbles k and k + 4 go to the two halves of a word: three bits where f16 has the end of its
+    // exponent and the start of its mantissa, the sign on top. That is the value times 2^-14,
+    // subnormals included.
     let pairs = [0, 1, 2, 3].map(|k| {
         let codes = codes >> (4 * k);
         let scaled = (codes << 9 & 0x0E00_0E00) | (codes << 12 & SIGNS_16);

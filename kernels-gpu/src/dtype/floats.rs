@@ -7,7 +7,7 @@ use super::chunk::{Chunk, Dtype, SIGNS_16};
 use super::e2m1::reciprocal;
 #[cfg(not(microscale_fp4))]
 use super::e2m1::{magnitude_code_even, pack_f32, pack_nibbles};
-use crate::ptx;
+use crate::hardware::ptx;
 
 /// The identity on packed pairs, for a 16-bit dtype: eight codes, in order.
 #[cfg(not(microscale_fp4))]
@@ -136,13 +136,15 @@ impl Dtype for F16 {
     #[cfg(not(microscale_fp4))]
     #[inline(always)]
     fn encode_even(chunk: &Chunk, scale: u32) -> u32 {
-        // 1/s goes up to 2^26 (the smallest subnormal's block) and f16 only to 2^15. Blocks of small values, with scales
-        // below 2^-13, are multiplied by 2^12 first: exact, and below 4 afterwards. Zero blocks have b = 0: any factor does.
+        // 1/s goes up to 2^26 (the smallest subnormal's block) and f16 only to 2^15. Blocks of
+        // small values, with scales below 2^-13, are multiplied by 2^12 first: exact, and below 4
+        // afterwards. Zero blocks have b = 0: any factor does.
         let small = scale < 127 - 13;
         let pre = if small { 0x6C00_6C00 } else { 0x3C00_3C00 };
         let exponent = 127 - scale as i32 - if small { 12 } else { 0 };
         let exponent = if exponent > 14 { 14 } else { exponent };
-        // 2^exponent has the f16 exponent field exponent + 15; -14 (the widest scale) is still normal.
+        // 2^exponent has the f16 exponent field exponent + 15; -14 (the widest scale) is still
+        // normal.
         let reciprocal = (exponent + 15) as u32 * 0x0400_0400;
         let scaled =
             |word, reciprocal| ptx::scale_magnitude_f16x2(ptx::scale_magnitude_f16x2(word, pre), reciprocal);

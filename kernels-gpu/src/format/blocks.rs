@@ -1,4 +1,5 @@
-//! The length of blocks and the width of codes: all that access to a matrix needs to know of a format.
+//! The length of blocks and the width of codes: all that access to a matrix needs to know of a
+//! format.
 
 /// How long blocks are, and how wide codes.
 pub(crate) trait Blocks {

@@ -11,7 +11,7 @@ use crate::dtype;
 
 /// A format to dequantize from.
 pub(crate) trait Decode: Blocks {
-    /// What a block's elements are multiplied with; NaN for the NaN scale.
+    /// The factor of a block's elements; NaN for the NaN scale.
     fn factor(&self, scale: u8) -> f32;
 
     /// Up to eight codes, the first in the lowest bits, as exact f32.

@@ -4,7 +4,7 @@ use microscale_formats::{E2m1, E4m3, E5m2, Ties, mx};
 
 use crate::dtype::{self, Chunk, Dtype};
 #[cfg(microscale_sm90)]
-use crate::ptx;
+use crate::hardware::ptx;
 
 /// An element of the MX formats, a chunk at a time.
 pub(crate) trait Element: mx::Element {
@@ -32,7 +32,8 @@ impl Element for E2m1 {
     }
 }
 
-/// Both 8-bit elements by the same text: by the hardware's conversions where there are some, and by the definition elsewhere.
+/// Both 8-bit elements by the same text: by the hardware's conversions where there are some, and by
+/// the reference elsewhere.
 macro_rules! element_of_8_bits {
     ($type:ident, $to:path, $from:path) => {
         impl Element for $type {

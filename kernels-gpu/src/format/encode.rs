@@ -5,7 +5,7 @@ use microscale_formats::BlockEvents;
 use super::blocks::Blocks;
 use crate::dtype::{Chunk, Dtype};
 
-/// What a lane needs to encode values of a block.
+/// A lane's data for encoding values of a block.
 pub(crate) type Factor = [u32; 3];
 
 /// The scale of a block with finite values.
@@ -16,7 +16,8 @@ pub(crate) struct Scaled {
     pub(crate) factor: Factor,
     /// What happened.
     pub(crate) events: BlockEvents,
-    /// [`Format::encode`] can do it, if the values of a block that is clipped are [limited](Format::limit) first.
+    /// [`Format::encode`] can do it, if the values of a block that is clipped are
+    /// [limited](Format::limit) first.
     pub(crate) in_range: bool,
 }
 
@@ -24,7 +25,7 @@ pub(crate) struct Scaled {
 pub(crate) trait Format: Blocks {
     /// The scale byte of a block that is not finite.
     const NAN_SCALE: u8;
-    /// What the definition encodes a block's values with.
+    /// The reference's data for encoding a block's values.
     type Scaling: Copy;
     /// Whether the values of clipped blocks must be limited.
     const LIMITS: bool;
@@ -34,11 +35,11 @@ pub(crate) trait Format: Blocks {
     /// Words of a [`Factor`] that [`Format::encode`] needs.
     fn words<D: Dtype>() -> usize;
 
-    /// [`Format::scale`], faster, for most blocks: those that are in range and have no events, or none that are not cheap to find.
-    /// For any other it says that it is not in range, and so for an amax that is not finite.
+    /// [`Format::scale`] for most blocks, faster. It reports other blocks as not in range: blocks
+    /// with events that are not cheap to find, and blocks whose amax is not finite.
     fn usual_scale<D: Dtype>(&self, amax_bits: u32) -> Scaled;
 
-    /// The scale of a block, for the bits of its amax. That of a block that is not finite is not in range.
+    /// The scale of a block with this amax. A non-finite amax is not in range.
     fn scale<D: Dtype>(&self, amax_bits: u32) -> Scaled;
 
     /// A chunk with the same codes and smaller magnitudes.
@@ -50,19 +51,20 @@ pub(crate) trait Format: Blocks {
     /// Whether there is a shortcut for the tensor.
     fn has_shortcut<D: Dtype>(&self) -> bool;
 
-    /// [`Format::usual_scale`], faster yet, with a factor of one word, for the shortcut. All lanes of the warp take part.
+    /// [`Format::usual_scale`], faster yet, with a factor of one word, for the shortcut. All lanes
+    /// of the warp take part.
     fn shortcut_scale<D: Dtype>(&self, amax_bits: u32) -> Scaled;
 
     /// [`Format::encode`] by the shortcut.
     fn shortcut_encode<D: Dtype>(&self, chunk: &Chunk, factor: u32) -> u64;
 
-    /// [`Format::scale`] by the definition.
+    /// [`Format::scale`] by the reference.
     fn define<D: Dtype>(&self, amax_bits: u32) -> (u8, Self::Scaling, BlockEvents);
 
-    /// What the definition encodes a block's values with under another scale, and what happens.
+    /// The reference's data for encoding a block's values under another scale, with the events.
     fn define_under<D: Dtype>(&self, amax_bits: u32, byte: u8) -> (Self::Scaling, BlockEvents);
 
-    /// A value's code by the definition.
+    /// A value's code by the reference.
     fn code(&self, value: f32, scaling: Self::Scaling) -> u8;
 
     /// What becomes of −0: `NegativeZero` as a number.

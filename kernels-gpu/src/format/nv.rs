@@ -8,9 +8,10 @@ use super::blocks::Blocks;
 use super::encode::{Factor, Format, Scaled};
 use crate::arithmetic::Ptx;
 use crate::dtype::{self, Chunk, Dtype};
-use crate::{ptx, warp};
+use crate::hardware::{ptx, warp};
 
-/// Whether values of the dtype may be scaled by a tensor's `NvShortcut`: the hardware's conversion to E2M1 has no use for it.
+/// Whether values of the dtype may be scaled by a tensor's `NvShortcut`: the hardware's conversion
+/// to E2M1 has no use for it.
 pub(crate) const fn uses_shortcut<D: Dtype>() -> bool {
     cfg!(not(microscale_fp4)) && D::BYTES == 2
 }
@@ -23,7 +24,8 @@ pub(crate) struct Nv {
     factor_of_lane: u32,
 }
 
-/// A little below where values count as clipped, so that it does not matter how a scaled amax was rounded.
+/// A little below where values count as clipped, so that it does not matter how a scaled amax was
+/// rounded.
 pub(super) const USUAL: f32 = nvfp4::CLIPPED - 0.01;
 
 impl Nv {
@@ -60,7 +62,7 @@ impl Nv {
         D::BYTES == 2 || self.plan.divides != 0
     }
 
-    /// The shortcut's factor of a scale. All lanes of the warp take part.
+    /// The shortcut's factor of a scale. All lanes of the warp call it.
     #[inline(always)]
     pub(super) fn shortcut_factor(&self, byte: u8) -> u32 {
         // The factor of the mantissa, times 2^-7 to the exponent field.
@@ -120,7 +122,8 @@ impl Format for Nv {
         let wanted = self.wanted::<D>(amax);
         let scale = plan.quantizer.rounded_by(wanted, to_e4m3(wanted.max(plan.least_scale)));
         let [y, z, divisor] = self.factor(scale);
-        // The largest number also if the divisor is 0; then all elements are, or the block is not in range.
+        // The largest number also if the divisor is 0; then all elements are, or the block is not
+        // in range.
         let y = f32::from_bits(y).min(f32::MAX);
         let factor = [y.to_bits(), z, divisor];
         let events =
@@ -134,8 +137,8 @@ impl Format for Nv {
 
     #[inline(always)]
     fn limit<D: Dtype>(chunk: &Chunk, factor: Factor) -> Chunk {
-        // What is scaled to more than 5 has code 7; 6.5 is far enough from there, and from 7, where `encode_scaled` goes wrong, for
-        // the limit to be rounded.
+        // Values above 5 after scaling have code 7. The limit of 6.5 may be rounded: it is far
+        // enough from 5, and from 7, where `encode_scaled` fails.
         D::limit(chunk, nvfp4::CLIPPED * ptx::approximate_reciprocal(f32::from_bits(factor[0])))
     }
 

@@ -1,4 +1,5 @@
-//! The questions of a search to a format: its plain scale, its candidates, and encoding under another scale.
+//! The questions of a search to a format: its plain scale, its candidates, and encoding under
+//! another scale.
 
 use microscale_formats::search::{PowersOfTwo, Scales};
 use microscale_formats::{BlockEvents, E2m1, E4m3, E8m0, GlobalScale, e2m1, mx, nvfp4};
@@ -7,13 +8,13 @@ use super::encode::{Format, Scaled};
 use super::mx::Mx;
 use super::nv::{Nv, USUAL, divide, from_e4m3, step, to_e4m3};
 use crate::dtype::Dtype;
-use crate::warp;
+use crate::hardware::warp;
 
 /// The plain scale of a block that is [near](microscale_formats::search::is_near).
 pub(crate) struct Plain {
     /// Its byte.
     pub(crate) byte: u8,
-    /// The byte of the smallest scale of which 7 reach the amax, or the one below.
+    /// The byte of the smallest scale whose sevenfold reaches the amax, or the byte below.
     pub(crate) near_least: u8,
     /// The scale did not saturate, and [`Searched::candidate`] has the candidates of both bytes.
     pub(crate) usual: bool,
@@ -24,22 +25,24 @@ pub(crate) trait Searched: Format + Scales {
     /// Bytes above this have candidates by [`Searched::candidate`].
     const LAST_UNUSUAL: u32;
 
-    /// The plain scale of a block that is near, for the bits of its amax. The byte is right also if the scale is not usual because it
-    /// is too large.
+    /// The plain scale of a block that is near, for the bits of its amax. The byte is right also if
+    /// the scale is not usual because it is too large.
     fn plain<D: Dtype>(&self, amax_bits: u32) -> Plain;
 
     /// The factors and inverses that [`Searched::candidate`] shuffles: the lane's.
     fn candidates_of_lanes(&self) -> (f32, f32);
 
-    /// The factor and inverse of a byte's [candidate](microscale_formats::search::Candidate), with a unit of 1. All lanes of the warp
-    /// take part.
+    /// The factor and inverse of a byte's [candidate](microscale_formats::search::Candidate), with
+    /// a unit of 1. All lanes of the warp call it.
     fn candidate(of_lane: (f32, f32), byte: u32) -> (f32, f32);
 
-    /// What values of a block that is near are encoded with under a scale, by the shortcut if there is one. Not in range if the block has
-    /// events that are not given. All lanes of the warp take part.
+    /// What values of a block that is near are encoded with under a scale, by the shortcut if there
+    /// is one. Not in range if the block has events that are not given. All lanes of the warp take
+    /// part.
     fn usual_under<D: Dtype>(&self, amax_bits: u32, byte: u8) -> Scaled;
 
-    /// The same with all events but the scale's saturation, without the shortcut; in range as of [`Format::scale`].
+    /// The same with all events but the scale's saturation, without the shortcut; in range as of
+    /// [`Format::scale`].
     fn scale_under<D: Dtype>(&self, amax_bits: u32, byte: u8) -> Scaled;
 }
 
@@ -85,8 +88,9 @@ impl Searched for Nv {
     #[inline(always)]
     fn plain<D: Dtype>(&self, amax_bits: u32) -> Plain {
         let wanted = self.wanted::<D>(f32::from_bits(amax_bits));
-        // The nearest to amax / 7 is the smallest that is not below it, or the one below that. The wanted scale may have been rounded to
-        // the input's dtype, which is less than a tenth of a step.
+        // The nearest to amax / 7 is the smallest that is not below it, or the one below that. The
+        // wanted scale may have been rounded to the input's dtype, which is less than a tenth of a
+        // step.
         let near_least = to_e4m3(wanted * (6.0 / 7.0)).to_bits();
         let usual = wanted >= self.plan.least_usual
             && wanted <= nvfp4::LARGEST_UNSATURATED
@@ -96,7 +100,8 @@ impl Searched for Nv {
 
     #[inline(always)]
     fn candidates_of_lanes(&self) -> (f32, f32) {
-        // Those of the scales from 1 up to 2, of which all normal scales are powers of two times one.
+        // The candidates of the scales from 1 to below 2. Every normal scale is one of them times a
+        // power of two.
         let byte = E4m3::ONE.to_bits() + (warp::lane() % 8) as u8;
         let factor = step(self.plan.decode, from_e4m3(E4m3::from_bits(byte)));
         (factor, divide(1.0, factor))
@@ -105,7 +110,7 @@ impl Searched for Nv {
     #[inline(always)]
     fn candidate((factor, inverse): (f32, f32), byte: u32) -> (f32, f32) {
         const ONE: u32 = (E4m3::ONE.to_bits() as u32) << (23 - 3);
-        // What the scale adds to the exponent field.
+        // The scale's contribution to the exponent field.
         let exponent = ((byte & 0x78) << (23 - 3)).wrapping_sub(ONE);
         let factor = warp::shuffle(factor.to_bits(), byte).wrapping_add(exponent);
         let inverse = warp::shuffle(inverse.to_bits(), byte).wrapping_sub(exponent);

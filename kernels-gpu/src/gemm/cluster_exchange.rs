@@ -1,62 +1,69 @@
-//! Pairs of thread blocks that share a work tile: before they leave their sums in memory, each gives the other half of them through shared
-//! memory, so that both have half as many left, and those of twice as much of K.
+//! The exchange of accumulators between the two thread blocks of a cluster.
+//!
+//! Both share a work tile, each with other K-iterations. Through shared memory, each gives the
+//! other its accumulators of half of the tokens. Then each has twice the K-iterations of half of
+//! the tokens, and half the partial sums to store.
 
 use microscale_kernels_abi::gemm::stage::FRONT_BYTES;
 use microscale_kernels_abi::launch::WARP;
 
-use super::epilogue::tiles_of_sums;
-use crate::{cluster, shared, warp, warp_group};
+use super::tile::{Array, Tile};
+use crate::hardware::{cluster, shared, warp, warp_group};
 
-/// Adds to a warp's sums of a tile of 16 rows those of the other thread block: of the first half of the tokens in the first thread block of
-/// the pair, of the others in the second. `base` is the address of shared memory, and `usual` says whether tensor cores could compute the sums;
-/// returns whether they could compute both.
+/// Adds the other thread block's accumulators of a tile of 16 rows to the warp's own: of the first
+/// half of the tokens in the cluster's first thread block, of the second half in the other. `base`
+/// is the address of shared memory. Returns the sums, and whether both thread blocks' scales are in
+/// range.
 ///
 /// # Safety
-/// The launch is in pairs. All lanes of all warps that multiply take part, the only ones that still use shared memory, and no other warp of the
-/// thread block has this tile. [`cluster::wait`] must follow: the other one still reads.
+/// The launch has clusters of two. All lanes of all consumer warps call it, each warp for its own
+/// tile; no other warp uses shared memory any more. [`cluster::wait`] must follow, as the other
+/// thread block still reads.
 #[inline(always)]
-pub(super) unsafe fn add_up<const SUMS: usize, const HALF: usize>(
+pub(super) unsafe fn add<T: Tile>(
     base: u32,
     tile: u32,
-    sums: &[f32; SUMS],
-    usual: bool,
-) -> ([f32; HALF], bool) {
-    // With all of them the kernel has no pairs, and nobody calls this.
-    const { assert!(HALF == SUMS || 2 * HALF == SUMS) };
-    let (rank, of_warp) = (cluster::rank(), const { HALF as u32 * WARP * 4 });
-    let tiles = const { tiles_of_sums::<SUMS>() };
-    let given = base + FRONT_BYTES + tile * of_warp + warp::lane() * 16;
-    let word = base + FRONT_BYTES + tiles * of_warp + tile * 4;
-    // SAFETY: the caller's promise. Other warps' products have read what lies here.
+    accumulators: &T::Accumulators,
+    in_range: bool,
+) -> (T::Exchanged, bool) {
+    let kept = const { T::Exchanged::LEN };
+    let (rank, warp_bytes) = (cluster::rank(), const { T::Exchanged::LEN as u32 * WARP * 4 });
+    let tiles = const { T::CONFIG.row_tiles() };
+    let given = base + FRONT_BYTES + tile * warp_bytes + warp::lane() * 16;
+    let word = base + FRONT_BYTES + tiles * warp_bytes + tile * 4;
+    // SAFETY: all consumer warps call it. After it, their products have read the stages that are
+    // overwritten.
     unsafe { warp_group::barrier_of::<1>(tiles * WARP) };
-    let first = rank == 0;
-    let at = |four: usize, k: usize| [sums[4 * four + k], sums[HALF + 4 * four + k]];
-    for four in 0..HALF / 4 {
+    let is_first = rank == 0;
+    let at = |four: usize, k: usize| [accumulators.get(4 * four + k), accumulators.get(kept + 4 * four + k)];
+    for four in 0..kept / 4 {
         let others = [0, 1, 2, 3].map(|k| {
             let [low, high] = at(four, k);
-            if first { high.to_bits() } else { low.to_bits() }
+            if is_first { high.to_bits() } else { low.to_bits() }
         });
-        // SAFETY: the place is this lane's.
+        // SAFETY: the ABI asserts that two stages have room for all warps' accumulators; these 16
+        // bytes are the lane's.
         unsafe { shared::store_16(given + four as u32 * WARP * 16, others) };
     }
     if warp::lane() == 0 {
-        // SAFETY: the word is this warp's.
-        unsafe { shared::store(word, u32::from(usual)) };
+        // SAFETY: the word follows the accumulators, and is this warp's.
+        unsafe { shared::store(word, u32::from(in_range)) };
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: all lanes of the warp arrive and wait.
     unsafe {
         cluster::arrive();
         cluster::wait();
     }
     let [given, word] = [given, word].map(|address| cluster::address_of(address, rank ^ 1));
-    let mut all = [0.0; HALF];
-    // SAFETY: the other thread block has left them, and does not end before this one arrives again.
-    let usual = unsafe {
+    let mut sums = T::Exchanged::ZEROS;
+    // SAFETY: the other thread block wrote them before the cluster's barrier. It does not end
+    // before this warp arrives again.
+    let in_range = unsafe {
         let mut four = 0;
-        while four < HALF / 4 {
-            let taken = const { if HALF / 4 < 4 { HALF / 4 } else { 4 } };
+        while four < kept / 4 {
+            let taken = const { if T::Exchanged::LEN / 4 < 4 { T::Exchanged::LEN / 4 } else { 4 } };
             let from = [0, 1, 2, 3].map(|i| given + (four + i % taken) as u32 * WARP * 16);
-            let parts = if taken == 4 {
+            let others = if taken == 4 {
                 cluster::load_four(from)
             } else {
                 let [a, b] = cluster::load_two([from[0], from[1]]);
@@ -65,15 +72,15 @@ pub(super) unsafe fn add_up<const SUMS: usize, const HALF: usize>(
             for i in 0..taken {
                 for k in 0..4 {
                     let [low, high] = at(four + i, k);
-                    let own = if first { low } else { high };
-                    all[4 * (four + i) + k] = own + f32::from_bits(parts[i][k]);
+                    let own = if is_first { low } else { high };
+                    *sums.get_mut(4 * (four + i) + k) = own + f32::from_bits(others[i][k]);
                 }
             }
             four += taken;
         }
-        usual & (cluster::load(word) != 0)
+        in_range & (cluster::load(word) != 0)
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: all lanes of the warp arrive; the caller waits.
     unsafe { cluster::arrive() };
-    (all, warp::ballot(usual) == u32::MAX)
+    (sums, warp::ballot(in_range) == u32::MAX)
 }

@@ -1,100 +1,107 @@
-//! The kernel in front of the GEMM: activations as tensor cores read them.
+//! The packing kernel: arranges activations as the tensor cores read them
+//! ([`PackParams`] has the layouts).
 
 use microscale_formats::dot::CHUNK;
-use microscale_kernels_abi::gemm::PACK_COLUMNS as COLUMNS;
+use microscale_kernels_abi::gemm::PACK_COLUMNS;
 use microscale_kernels_abi::gemm::packing::PACK_THREADS;
 use microscale_kernels_abi::gemm::params::PackParams;
-use microscale_kernels_abi::gemm::stage::multiplied_tokens as multiplied;
+use microscale_kernels_abi::gemm::stage::multiplied_tokens;
 use microscale_kernels_abi::launch::WARP;
 
+use crate::arithmetic::divide_by_power;
+use crate::hardware::{ptx, warp};
 use crate::product::operand::Routed;
-use crate::product::scheduler::parts;
 use crate::product::tensor_cores::Activations;
-use crate::{ptx, warp};
 
 /// Tokens of a core matrix, which is eight activations wide.
 const EIGHT: u32 = 8;
 /// Words of eight activations in a chunk.
 const WORDS: u32 = CHUNK as u32 / EIGHT;
 
-/// Arranges activations. Warps take turns at eight tokens of an image, of which a lane has the words of one number in a token's four chunks.
+/// Packs activations. A warp packs eight tokens of a pack at a time. A lane has one token, and the
+/// same eight activations of each of its four chunks.
 ///
 /// # Safety
-/// The contract of the kernels.
+/// The contract of the packing kernels.
 #[inline(always)]
-pub(super) unsafe fn arrange<D: Activations>(
+pub(super) unsafe fn pack<D: Activations>(
     activations: *const u8,
     out: *mut u8,
     routed: Routed,
-    grid: PackParams,
+    params: PackParams,
 ) {
-    // The kernel in front may have written weights, which the one behind reads before it waits.
+    // The previous kernel may have written weights, which the next kernel reads before it waits for
+    // this one.
     #[cfg(microscale_wgmma)]
-    ptx::wait_for_kernel_in_front();
+    ptx::wait_for_previous_kernel();
     #[cfg(microscale_wgmma)]
-    ptx::start_kernel_behind();
+    ptx::start_next_kernel();
     const WARPS: u32 = PACK_THREADS / WARP;
     let mut number = warp::thread_block() * WARPS + warp::thread() / WARP;
-    while number < grid.eights {
-        // SAFETY: the caller's contract.
-        unsafe { arrange_eight::<D>(activations, out, &routed, &grid, number) };
-        number += grid.thread_blocks * WARPS;
+    while number < params.eights {
+        // SAFETY: as for this function; the eight exists.
+        unsafe { pack_eight::<D>(activations, out, &routed, &params, number) };
+        number += params.thread_blocks * WARPS;
     }
 }
 
-/// Arranges eight tokens of an image, given their number.
+/// Packs eight tokens of a pack: number `number` of all eights.
 ///
 /// # Safety
-/// The contract of the kernels.
+/// The contract of the packing kernels; `number` is less than the eights of `params`.
 #[inline(always)]
-unsafe fn arrange_eight<D: Activations>(
+unsafe fn pack_eight<D: Activations>(
     activations: *const u8,
     out: *mut u8,
     routed: &Routed,
-    grid: &PackParams,
+    params: &PackParams,
     number: u32,
 ) {
     let (token_of_eight, word) = (warp::lane() % EIGHT, warp::lane() / EIGHT);
-    let tile_tokens = 1 << grid.tile_bits;
-    let (image, eight) = parts(number, grid.tile_bits - const { EIGHT.ilog2() });
-    let (tile, of_tile) = grid.packs.divide_32(image);
+    let tile_tokens = 1 << params.tile_bits;
+    let (pack, eight) = divide_by_power(number, params.tile_bits - const { EIGHT.ilog2() });
+    let (tile, pack_of_tile) = params.packs.divide_32(pack);
     let in_tile = eight * EIGHT + token_of_eight;
-    // SAFETY: the caller's contract.
-    let tokens = unsafe { routed.tile(tile, grid.tile_bits, grid.tokens) };
+    // SAFETY: `number` exists, and so does its token tile.
+    let tokens = unsafe { routed.tile(tile, params.tile_bits, params.tokens) };
     let count = tokens.end - tokens.first;
-    if count == 0 || eight * EIGHT >= multiplied(tile_tokens, count) {
-        // Nobody reads them.
+    if count == 0 || eight * EIGHT >= multiplied_tokens(tile_tokens, count) {
+        // No kernel reads them.
         return;
     }
-    // SAFETY: as above; the token exists.
+    // SAFETY: `in_tile < count`, so the token exists, and `from` lists it.
     let token =
         if in_tile < count { unsafe { Routed::listed(routed.from, tokens.first + in_tile) } } else { 0 };
-    let cols = grid.cols as u32;
-    // Activations of one of the lane's words, which is in the chunk that one lane of a quad multiplies, and the first one's column.
+    let cols = params.cols as u32;
+    // The number of activations in the lane's word of a chunk, and the column of the first.
     let of_word = |chunk: u32| {
-        let column = of_tile * COLUMNS + chunk * CHUNK as u32 + word * EIGHT;
+        let column = pack_of_tile * PACK_COLUMNS + chunk * CHUNK as u32 + word * EIGHT;
         (if in_tile < count { cols.saturating_sub(column).min(EIGHT) } else { 0 }, column)
     };
-    let row = activations.wrapping_add((u64::from(token) * grid.cols * 2) as usize);
+    let row = activations.wrapping_add((u64::from(token) * params.cols * 2) as usize);
     let at = |column: u32| row.wrapping_add(column as usize * 2);
-    let image = out.wrapping_add((u64::from(image) * u64::from(tile_tokens * COLUMNS * 2)) as usize);
+    let pack = out.wrapping_add((u64::from(pack) * u64::from(tile_tokens * PACK_COLUMNS * 2)) as usize);
     let store = |number: u32, piece: [u32; 4]| {
-        // SAFETY: the piece is in the image, of which there is one, and is this lane's.
-        unsafe { ptx::store_16(image.wrapping_add((number * 16) as usize), piece) }
+        // SAFETY: `out` has room for all packs; no other lane has this piece of the pack.
+        unsafe { ptx::store_16(pack.wrapping_add((number * 16) as usize), piece) }
     };
-    // The numbers of the pieces: of warps, a word's pairs; of warp groups, a pair of each word.
+    // The position of a piece in the pack: for `mma` the pairs of a word, for `wgmma` a pair of
+    // each word.
     let of_pairs = |chunk: u32| (word * tile_tokens + in_tile) * WORDS + chunk;
-    let of_pair = |pair: u32| (eight * const { COLUMNS / EIGHT } + word * 4 + pair) * EIGHT + token_of_eight;
-    let whole = grid.aligned != 0 && of_word(3).0 > 0;
+    let of_pair =
+        |pair: u32| (eight * const { PACK_COLUMNS / EIGHT } + word * 4 + pair) * EIGHT + token_of_eight;
+    let whole = params.aligned != 0 && of_word(3).0 > 0;
     let load = |chunk: usize| {
-        // SAFETY: the activations exist, as eights are whole where tokens start on 16 bytes.
+        // SAFETY: the last chunk has activations, and tokens start on 16 bytes, so all eights are
+        // whole.
         D::pairs(unsafe { ptx::load_16_here(at(of_word(0).1).wrapping_add(chunk * CHUNK * 2)) })
     };
-    // Loads written out for either order: together with it, both would keep more in registers than there are.
-    if whole && grid.core_matrices != 0 {
+    // The loads are repeated for each layout: shared by both, they would take more registers than
+    // there are.
+    if whole && params.core_matrices != 0 {
         let words = [0, 1, 2, 3].map(load);
         for i in 0..4 {
-            // Of a word the first two pairs go to one multiplication, the others to the next.
+            // The first two pairs of a word belong to one multiplication, the others to the next.
             store(of_pair(i as u32), [words[0][i], words[1][i], words[2][i], words[3][i]]);
         }
         return;
@@ -106,17 +113,17 @@ unsafe fn arrange_eight<D: Activations>(
         }
         return;
     }
-    // The others a word at a time, which takes fewer registers.
+    // Packs with missing columns: one word at a time takes fewer registers.
     let mut chunk = 0;
     while chunk < ptx::opaque(4) {
         let (count, column) = of_word(chunk);
-        // SAFETY: the activations exist.
+        // SAFETY: `count` activations exist from `column` on.
         let pairs = D::pairs(unsafe { load_any(at(column), count) });
-        if grid.core_matrices != 0 {
+        if params.core_matrices != 0 {
             for pair in 0..4 {
-                let place = of_pair(pair) * 4 + chunk;
-                // SAFETY: as in `store`.
-                unsafe { *image.cast::<u32>().wrapping_add(place as usize) = pairs[pair as usize] };
+                let word = of_pair(pair) * 4 + chunk;
+                // SAFETY: as in `store`; the word is the lane's.
+                unsafe { *pack.cast::<u32>().wrapping_add(word as usize) = pairs[pair as usize] };
             }
         } else {
             store(of_pairs(chunk), pairs);
@@ -125,15 +132,15 @@ unsafe fn arrange_eight<D: Activations>(
     }
 }
 
-/// Loads up to eight activations from anywhere. Those behind the last one are zeros.
+/// Loads `count` activations, up to eight, of any alignment. The others are zeros.
 ///
 /// # Safety
-/// `from` points to so many.
+/// `from` points to `count` activations in global memory.
 #[inline(always)]
 unsafe fn load_any(from: *const u8, count: u32) -> [u32; 4] {
     [0, 2, 4, 6].map(|i| {
         let half = |i: u32| {
-            // SAFETY: the activation exists.
+            // SAFETY: `i < count`.
             if i < count { unsafe { u32::from(*from.cast::<u16>().wrapping_add(i as usize)) } } else { 0 }
         };
         half(i) | half(i + 1) << 16

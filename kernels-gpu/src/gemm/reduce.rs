@@ -1,237 +1,228 @@
-//! The epilogue of the GEMM: adds up what several thread blocks have of a work tile, and has [`super::store`] do the rest.
+//! Reduces split work tiles: thread blocks store partial sums, and the last one adds them up.
 
-use microscale_kernels_abi::experts::ExpertTile;
-use microscale_kernels_abi::gemm::{MOST_ROW_TILES as MOST_TILES, TILE_ROWS};
+use microscale_kernels_abi::gemm::{MOST_ROW_TILES, TILE_ROWS};
 use microscale_kernels_abi::launch::WARP;
 
-use super::scheduler::{Share, Work, place, sharers};
-use super::store::{define, store};
-use super::tasks::Task;
-use crate::product::operand::Problem;
-use crate::product::tensor_cores::{Activations, Weights};
-use crate::{ptx, warp};
+use super::epilogue::{store, store_reference};
+use super::params::{Launch, Params};
+use super::tile::{Array, Tile};
+use super::tile_scheduler::WorkTile;
+use crate::hardware::{ptx, warp};
+use crate::product::tensor_cores::{Activations, WeightFormat};
 
-/// The number that a warp adds to a counter if tensor cores could not compute its part.
-const UNUSUAL: u32 = 1 << 16;
+/// The amount that a warp adds to a semaphore besides 1 if its scales are out of range.
+const OUT_OF_RANGE: u32 = 1 << 16;
 
-/// The problem, and where its results and sums go.
-pub(super) struct Output<'a> {
-    pub(super) problem: &'a Problem,
-    pub(super) work: Work<'a>,
-    /// A counter for each tile of 16 rows of shared work tiles, and where thread blocks leave their sums of these.
-    pub(super) counters: *mut u32,
-    pub(super) left: *mut u8,
-}
-
-/// The offset, among a lane's sums of a warp's tiles, of four of a tile.
-const fn fours<const SUMS: usize>(tile: usize, four: usize) -> usize {
-    (tile * (SUMS / 4) + four) * WARP as usize * 16
-}
-
-/// Tokens of which a lane has `SUMS` sums.
-const fn tokens_of_sums<const SUMS: usize>() -> u32 {
-    SUMS as u32 * WARP / TILE_ROWS
-}
-
-/// Tiles of 16 rows in a work tile of which a lane has `SUMS` sums.
-pub(super) const fn tiles_of_sums<const SUMS: usize>() -> u32 {
-    if tokens_of_sums::<SUMS>() > 64 { MOST_TILES / 2 } else { MOST_TILES }
-}
-
-/// The tokens of a work tile of which a thread block has sums: all, or as one of a pair half of them.
+/// The tokens of a work tile whose sums a thread block has: all, or one of several slices after the
+/// exchange in a cluster.
 #[derive(Clone, Copy)]
-pub(super) struct Part {
-    /// The number of the part, and how many there are.
+pub(super) struct TokenSlice {
     rank: u32,
-    of: u32,
+    count: u32,
 }
 
-impl Part {
+impl TokenSlice {
     /// All tokens.
-    pub(super) const ALL: Self = Self { rank: 0, of: 1 };
+    pub(super) const ALL: Self = Self { rank: 0, count: 1 };
 
-    /// Half of them.
+    /// Half of the tokens.
     #[cfg(microscale_wgmma)]
     #[inline(always)]
     pub(super) fn half(rank: u32) -> Self {
-        Self { rank, of: 2 }
+        Self { rank, count: 2 }
     }
 
-    /// Returns whether no other thread blocks have sums of the part: if all that share a tile are those of a pair.
+    /// Returns whether the work tile's thread blocks are one cluster: then no other has sums of the
+    /// slice.
     #[inline(always)]
-    fn is_all(self, work: &Work<'_>) -> bool {
-        self.of > 1 && work.schedule.sharers.divisor == self.of
+    fn is_complete(self, launch: &Launch<'_>) -> bool {
+        self.count > 1 && launch.schedule.sharers.divisor == self.count
     }
 
-    /// The first and the last thread block that have sums of the part of a shared work tile. From one to the next there are as many as parts.
+    /// The first and the last thread block that have sums of the slice. They are `count` apart.
     #[inline(always)]
-    fn sharers(self, work: &Work<'_>, work_tile: u32) -> [u32; 2] {
-        let [first, last] = sharers(work, work_tile);
-        [first + self.rank, last + 1 - self.of + self.rank]
+    fn sharers(self, launch: &Launch<'_>, tile: u32) -> [u32; 2] {
+        let [first, last] = launch.sharers(tile);
+        [first + self.rank, last + 1 - self.count + self.rank]
     }
 
-    /// A task with the tokens of the part, of which a lane has so many sums.
+    /// The work tile with only the slice's tokens. `A` is a lane's array of accumulators for them.
     #[inline(always)]
-    fn of<const SUMS: usize>(self, all: &Task) -> Task {
-        if self.of == 1 {
+    fn of<A: Array>(self, all: &WorkTile) -> WorkTile {
+        if self.count == 1 {
             return *all;
         }
-        let tokens = const { tokens_of_sums::<SUMS>() };
-        let first = all.first + self.rank * tokens;
-        Task { first, end: all.end.min(first + tokens), ..*all }
+        let tokens = const { A::LEN as u32 * WARP / TILE_ROWS };
+        let first_token = all.first_token + self.rank * tokens;
+        WorkTile { first_token, end_token: all.end_token.min(first_token + tokens), ..*all }
     }
 }
 
-impl Output<'_> {
-    /// The task of a share, for token tiles of so many at most.
+impl Launch<'_> {
+    /// The first and the last thread block that share a split work tile.
     #[inline(always)]
-    pub(super) fn task(&self, share: Share, tile_n: u32) -> Task {
-        let [row_tile, token_tile] = self.work.schedule.row_and_token_tile(share.tile);
-        let bits = tile_n.trailing_zeros();
-        // SAFETY: the work tile exists, and so do its token tile and its expert's slot.
-        unsafe {
-            let tokens = self.problem.routed.tile(token_tile, bits, self.work.grid.tokens);
-            let ExpertTile { expert, first, end, .. } = tokens;
-            let scale = (*self.problem.weights.global.wrapping_add(expert as usize)).scale;
-            Task { share, expert, first, end, row_tile, token_tile, scale }
-        }
+    fn sharers(&self, tile: u32) -> [u32; 2] {
+        let k_iterations = self.k_iterations();
+        let first = (tile - self.schedule.first_shared) * k_iterations;
+        [first, first + k_iterations - 1].map(|k_iteration| self.schedule.sharer(k_iteration))
     }
 
-    /// Finishes a warp's part of a task, given the sums of some tiles of 16 rows, of which the first is `tile`, and of all tokens or a part. A
-    /// lane has `OF_TILE` sums of all. `usual` says whether tensor cores could compute it.
+    /// The slot of a thread block's partial sums of a split work tile. Each has two: the first for
+    /// the work tile where its K-iterations begin, the second for a later one that it does not
+    /// finish.
+    #[inline(always)]
+    fn partial_sum_slot(&self, tile: u32, block: u32) -> u32 {
+        let begins_in_tile = (tile - self.schedule.first_shared) * self.k_iterations()
+            <= self.schedule.first_shared_k_iteration(block);
+        2 * block + u32::from(!begins_in_tile)
+    }
+}
+
+/// The offset of four of a lane's sums of a tile, in the partial sums of a warp's tiles.
+const fn four_offset<A: Array>(tile: usize, four: usize) -> usize {
+    (tile * (A::LEN / 4) + four) * WARP as usize * 16
+}
+
+impl Params<'_> {
+    /// Finishes a warp's tiles of a work tile: reduces the sums if the work tile is split, and
+    /// stores the results. `sums` has `TILES` tiles of 16 rows from `tile` on, and the tokens of
+    /// `slice`. `in_range` says that the tensor cores could compute them.
     ///
     /// # Safety
-    /// The contract of the kernels; all lanes take part, and no other warp of the thread block has these tiles.
+    /// The kernel's contract. All lanes call it, and no other warp of the thread block has these
+    /// tiles.
     #[inline(always)]
-    pub(super) unsafe fn finish<
-        F: Weights,
-        D: Activations,
-        const OF_TILE: usize,
-        const SUMS: usize,
-        const OF_WARP: usize,
-    >(
+    pub(super) unsafe fn finish<F: WeightFormat, D: Activations, T: Tile, A: Array, const TILES: usize>(
         &self,
-        task: &Task,
+        work_tile: &WorkTile,
         tile: u32,
-        part: Part,
-        mut sums: [[f32; SUMS]; OF_WARP],
-        mut usual: bool,
+        slice: TokenSlice,
+        mut sums: [A; TILES],
+        mut in_range: bool,
     ) {
-        let share = &task.share;
-        if !share.is_whole(&self.work) && !part.is_all(&self.work) {
-            let own = self.sums::<SUMS>(share.tile, warp::thread_block(), tile);
-            for i in 0..OF_WARP {
-                for j in 0..SUMS / 4 {
-                    let four = [0, 1, 2, 3].map(|k| sums[i][4 * j + k].to_bits());
-                    // SAFETY: the place is the thread block's, and these words of it the lane's.
-                    unsafe { ptx::store_16(own.wrapping_add(fours::<SUMS>(i, j)), four) };
+        let k_range = &work_tile.k_range;
+        if !k_range.is_whole(&self.launch) && !slice.is_complete(&self.launch) {
+            let own = self.partial_sums::<T, A>(k_range.tile, warp::thread_block(), tile);
+            for i in 0..TILES {
+                for j in 0..A::LEN / 4 {
+                    let four = [0, 1, 2, 3].map(|k| sums[i].get(4 * j + k).to_bits());
+                    // SAFETY: the slot is the thread block's, and these 16 bytes are the lane's.
+                    unsafe { ptx::store_16(own.wrapping_add(four_offset::<A>(i, j)), four) };
                 }
             }
-            // SAFETY: the caller's promise.
-            let Some(all_usual) = (unsafe { self.count(share.tile, tile, part, usual) }) else { return };
-            usual = all_usual;
-            // SAFETY: all have left their sums.
+            // SAFETY: all lanes are here and have stored their sums.
+            let Some(all_in_range) = (unsafe { self.arrive(k_range.tile, tile, slice, in_range) }) else {
+                return;
+            };
+            in_range = all_in_range;
+            // SAFETY: this thread block arrived last, so all have stored their sums.
             sums = unsafe {
-                match SUMS {
-                    ..=16 => self.left_sums::<SUMS, OF_WARP, 4>(share.tile, tile, part),
-                    _ => self.left_sums::<SUMS, OF_WARP, 2>(share.tile, tile, part),
+                match A::LEN {
+                    ..=16 => self.reduce::<T, A, TILES, 4>(k_range.tile, tile, slice),
+                    _ => self.reduce::<T, A, TILES, 2>(k_range.tile, tile, slice),
                 }
             };
         }
-        let problem = self.problem.of_expert::<F>(task.expert);
-        let row = task.row_tile * const { tiles_of_sums::<OF_TILE>() * TILE_ROWS } + tile * TILE_ROWS;
-        let task = part.of::<SUMS>(task);
-        // SAFETY: the caller's promise; no other warp has these rows and tokens.
+        let problem = self.problem.of_expert::<F>(work_tile.expert);
+        let row = work_tile.row_tile * const { T::M } + tile * TILE_ROWS;
+        let work_tile = slice.of::<A>(work_tile);
+        // SAFETY: all lanes are here; no other warp of the launch has these rows and tokens.
         unsafe {
-            if usual {
-                for i in 0..OF_WARP {
-                    store::<F, D, SUMS>(&problem, row + i as u32 * TILE_ROWS, &task, &sums[i]);
+            if in_range {
+                for i in 0..TILES {
+                    store::<F, D, A>(&problem, row + i as u32 * TILE_ROWS, &work_tile, &sums[i]);
                 }
             } else {
-                define::<F, D>(&problem, row, OF_WARP as u32 * TILE_ROWS, [task.first, task.end]);
+                let tokens = [work_tile.first_token, work_tile.end_token];
+                store_reference::<F, D>(&problem, row, TILES as u32 * TILE_ROWS, tokens);
             }
         }
     }
 
-    /// The lane's sums of a warp's first tile, as a thread block leaves them of a shared work tile.
+    /// The address of the lane's partial sums of a tile, as thread block `block` stores them.
     #[inline(always)]
-    fn sums<const SUMS: usize>(&self, work_tile: u32, block: u32, tile: u32) -> *mut u8 {
-        let tile_bytes = const { SUMS as u32 * WARP * 4 };
-        let place = u64::from(place(&self.work, work_tile, block))
-            * u64::from(const { tiles_of_sums::<SUMS>() } * tile_bytes);
-        let in_place = tile * tile_bytes + warp::lane() * 16;
-        self.left.wrapping_add((place + u64::from(in_place)) as usize)
+    fn partial_sums<T: Tile, A: Array>(&self, work_tile: u32, block: u32, tile: u32) -> *mut u8 {
+        let tile_bytes = const { A::LEN as u32 * WARP * 4 };
+        let slot = u64::from(self.launch.partial_sum_slot(work_tile, block))
+            * u64::from(const { T::CONFIG.row_tiles() } * tile_bytes);
+        let in_slot = tile * tile_bytes + warp::lane() * 16;
+        self.partial_sums.wrapping_add((slot + u64::from(in_slot)) as usize)
     }
 
-    /// Adds up, in the order of K, what all thread blocks have left of the warp's part of a work tile, for `AT_ONCE` of which
-    /// there are registers.
+    /// Adds up all thread blocks' partial sums of the warp's tiles in the order of K. `AT_ONCE`
+    /// thread blocks' sums are loaded at a time.
     ///
     /// # Safety
-    /// The contract of the kernels; they have left it, and counted themselves afterwards.
+    /// The kernel's contract. All thread blocks that share the work tile have stored their sums and
+    /// arrived.
     #[inline(always)]
-    unsafe fn left_sums<const SUMS: usize, const OF_WARP: usize, const AT_ONCE: usize>(
+    unsafe fn reduce<T: Tile, A: Array, const TILES: usize, const AT_ONCE: usize>(
         &self,
         work_tile: u32,
         tile: u32,
-        part: Part,
-    ) -> [[f32; SUMS]; OF_WARP] {
-        let mut sums = [[0.0; SUMS]; OF_WARP];
-        let [mut block, last] = part.sharers(&self.work, work_tile);
+        slice: TokenSlice,
+    ) -> [A; TILES] {
+        let mut sums = [A::ZEROS; TILES];
+        let [mut block, last] = slice.sharers(&self.launch, work_tile);
         while block <= last {
-            let mut from = [self.left; AT_ONCE];
+            let mut from = [self.partial_sums; AT_ONCE];
             for b in 0..AT_ONCE {
-                from[b] = self.sums::<SUMS>(work_tile, (block + b as u32 * part.of).min(last), tile);
+                let block = (block + b as u32 * slice.count).min(last);
+                from[b] = self.partial_sums::<T, A>(work_tile, block, tile);
             }
-            for i in 0..OF_WARP {
-                for j in 0..SUMS / 4 {
+            for i in 0..TILES {
+                for j in 0..A::LEN / 4 {
                     let mut more = [[0; 4]; AT_ONCE];
                     for b in 0..AT_ONCE {
-                        // SAFETY: the thread block has left them.
-                        more[b] = unsafe { ptx::load_16_written(from[b].wrapping_add(fours::<SUMS>(i, j))) };
+                        // SAFETY: the thread block stored them before it arrived.
+                        more[b] =
+                            unsafe { ptx::load_16_written(from[b].wrapping_add(four_offset::<A>(i, j))) };
                     }
                     for b in 0..AT_ONCE {
                         for k in 0..4 {
-                            // Nothing changes by −0.
-                            let there = block + b as u32 * part.of <= last;
-                            sums[i][4 * j + k] += if there { f32::from_bits(more[b][k]) } else { -0.0 };
+                            // Adding −0 changes nothing.
+                            let exists = block + b as u32 * slice.count <= last;
+                            *sums[i].get_mut(4 * j + k) +=
+                                if exists { f32::from_bits(more[b][k]) } else { -0.0 };
                         }
                     }
                 }
             }
-            block += AT_ONCE as u32 * part.of;
+            block += AT_ONCE as u32 * slice.count;
         }
         sums
     }
 
-    /// Counts this thread block among those whose warps have left their sums of a tile. The last one is told whether tensor cores
-    /// could compute all of them.
+    /// Arrives on the semaphore of a tile of a split work tile. In the last thread block, returns
+    /// whether the scales of all are in range; `None` in the others.
     ///
     /// # Safety
-    /// The contract of the kernels; all lanes take part, and have left their sums.
+    /// The kernel's contract. All lanes call it after they have stored their partial sums.
     #[inline(always)]
-    unsafe fn count(&self, work_tile: u32, tile: u32, part: Part, usual: bool) -> Option<bool> {
-        let [first, last] = part.sharers(&self.work, work_tile);
-        let of_tiles = (work_tile - self.work.schedule.first_shared) * part.of + part.rank;
-        let number = of_tiles * MOST_TILES + tile;
-        let counter = self.counters.wrapping_add(number as usize);
-        let mut told = 0;
-        // All lanes' stores come before the first one's counting.
+    unsafe fn arrive(&self, work_tile: u32, tile: u32, slice: TokenSlice, in_range: bool) -> Option<bool> {
+        let [first, last] = slice.sharers(&self.launch, work_tile);
+        let index = (work_tile - self.launch.schedule.first_shared) * slice.count + slice.rank;
+        let index = index * MOST_ROW_TILES + tile;
+        let semaphore = self.semaphores.wrapping_add(index as usize);
+        let mut outcome = 0;
+        // All lanes' stores come before the first lane's arrival.
         warp::sync();
         if warp::lane() == 0 {
-            let amount = 1 + if usual { 0 } else { UNUSUAL };
-            // SAFETY: there is a counter for each tile of a shared work tile. Nobody counts any more once all have.
+            let amount = 1 + if in_range { 0 } else { OUT_OF_RANGE };
+            // SAFETY: there is a semaphore for each tile of a split work tile. After the last
+            // arrival no other thread block uses it.
             unsafe {
-                let counted = ptx::count(counter, amount) + amount;
-                let all = counted % UNUSUAL == (last - first) / part.of + 1;
-                if all {
-                    *counter = 0;
-                    told = 1 + u32::from(counted < UNUSUAL);
+                let count = ptx::fetch_add(semaphore, amount) + amount;
+                let is_last = count % OUT_OF_RANGE == (last - first) / slice.count + 1;
+                if is_last {
+                    *semaphore = 0;
+                    outcome = 1 + u32::from(count < OUT_OF_RANGE);
                 }
             }
         }
-        let told = warp::shuffle(told, 0);
-        // The others' stores are visible to the first lane, which has counted, and now to all.
+        let outcome = warp::shuffle(outcome, 0);
+        // The other thread blocks' stores are visible to the first lane, and now to all lanes.
         warp::sync();
-        (told != 0).then_some(told == 2)
+        (outcome != 0).then_some(outcome == 2)
     }
 }

@@ -1,98 +1,85 @@
-//! The tasks of a thread block, and the ring in shared memory in which those who copy tell those who multiply.
+//! The work queue in shared memory: producer warps pass work tiles to consumer warps.
+//!
+//! Finding a work tile takes many divisions and loads. One producer thread does it for the thread
+//! block.
 
-#[cfg(microscale_wgmma)]
-use microscale_kernels_abi::gemm::stage::{
-    QUEUE_ENTRIES as TASKS, QUEUE_ENTRY_BYTES as TASK_BYTES, QUEUE_OFFSET as TASKS_OFFSET,
-};
+use microscale_kernels_abi::gemm::stage::{QUEUE_ENTRIES, QUEUE_ENTRY_BYTES, QUEUE_OFFSET};
 
-use super::scheduler::Share;
-#[cfg(microscale_wgmma)]
-use crate::shared;
+use super::tile_scheduler::{KRange, WorkTile};
+use crate::hardware::shared;
 
-/// A share of a work tile, its rows and tokens, and the global scale of their expert's weights.
-#[derive(Clone, Copy)]
-pub(super) struct Task {
-    pub(super) share: Share,
-    pub(super) expert: u32,
-    /// The first token, and the one behind the last.
-    pub(super) first: u32,
-    pub(super) end: u32,
-    pub(super) row_tile: u32,
-    pub(super) token_tile: u32,
-    pub(super) scale: f32,
+/// One end of the queue. Each warp has its own.
+pub(super) struct WorkQueue {
+    /// The address of the entries in shared memory.
+    shared: u32,
+    /// Entries before the front.
+    passed: u32,
 }
 
-/// The ring of tasks, each given with its first stage: finding a share, its tokens and their scale takes long.
-#[cfg(microscale_wgmma)]
-pub(super) struct Tasks {
-    /// The address of the first.
-    ring: u32,
-    number: u32,
-}
-
-#[cfg(microscale_wgmma)]
-impl Tasks {
-    /// The ring at an address of shared memory, whose first task is the next one.
+impl WorkQueue {
+    /// The queue's first entry, in shared memory that starts at `base`.
     #[inline(always)]
     pub(super) fn new(base: u32) -> Self {
-        const { assert!(TASKS.is_power_of_two()) };
-        Self { ring: base + TASKS_OFFSET, number: 0 }
+        const { assert!(QUEUE_ENTRIES.is_power_of_two()) };
+        Self { shared: base + QUEUE_OFFSET, passed: 0 }
     }
 
-    /// The address of the next task.
+    /// The address of the front entry.
     #[inline(always)]
-    fn address(&self) -> u32 {
-        self.ring + (self.number & (TASKS - 1)) * TASK_BYTES
+    fn front_address(&self) -> u32 {
+        self.shared + (self.passed & (QUEUE_ENTRIES - 1)) * QUEUE_ENTRY_BYTES
     }
 
-    /// Goes on to the task behind it.
+    /// Advances to the next entry.
     #[inline(always)]
     pub(super) fn advance(&mut self) {
-        self.number += 1;
+        self.passed += 1;
     }
 
-    /// Gives a task.
+    /// Writes the front entry.
     ///
     /// # Safety
-    /// One thread does so, and arrives afterwards on the barrier of the first stage of the task, for whose being empty it has waited: all
-    /// have done with the task that was here.
+    /// One thread calls it. It has acquired the first stage of the work tile, so that all consumers
+    /// have finished the work tile that was in this entry, and it commits that stage afterwards.
     #[inline(always)]
-    pub(super) unsafe fn give(
+    pub(super) unsafe fn push(
         &self,
-        &Task { share, expert, first, end, row_tile, token_tile, scale }: &Task,
+        &WorkTile { k_range, expert, first_token, end_token, row_tile, token_tile, global_scale }: &WorkTile,
     ) {
-        let Share { tile, start, end: share_end, last } = share;
-        // SAFETY: the caller's promise.
+        let KRange { tile, start, end, last } = k_range;
+        // SAFETY: the entry has 48 bytes on 16 bytes, and no thread reads it before the stage is
+        // committed.
         unsafe {
-            shared::store_16(self.address(), [tile, start, share_end, last]);
-            shared::store_16(self.address() + 16, [expert, first, end, row_tile]);
-            shared::store_16(self.address() + 32, [token_tile, scale.to_bits(), 0, 0]);
+            shared::store_16(self.front_address(), [tile, start, end, last]);
+            shared::store_16(self.front_address() + 16, [expert, first_token, end_token, row_tile]);
+            shared::store_16(self.front_address() + 32, [token_tile, global_scale.to_bits(), 0, 0]);
         }
     }
 
-    /// The next task. It is read again each time, so that it takes no registers in between.
+    /// Reads the front entry. Each call reads it again, so that it takes no registers meanwhile.
     ///
     /// # Safety
-    /// It was given: its first stage is full.
+    /// The first stage of the work tile is full, and the warp has not released its last one.
     #[inline(always)]
-    pub(super) unsafe fn next(&self) -> Task {
-        // SAFETY: the caller's promise.
-        let load = |bytes| unsafe { shared::load_16(self.address() + bytes) };
-        let [tile, start, share_end, last] = load(0);
-        let [expert, first, end, row_tile] = load(16);
+    pub(super) unsafe fn front(&self) -> WorkTile {
+        // SAFETY: the entry has 48 bytes on 16 bytes; the full stage says that it was written.
+        let load = |bytes| unsafe { shared::load_16(self.front_address() + bytes) };
+        let [tile, start, k_end, last] = load(0);
+        let [expert, first_token, end_token, row_tile] = load(16);
         let [token_tile, scale, ..] = load(32);
-        let share = Share { tile, start, end: share_end, last };
-        Task { share, expert, first, end, row_tile, token_tile, scale: f32::from_bits(scale) }
+        let k_range = KRange { tile, start, end: k_end, last };
+        let global_scale = f32::from_bits(scale);
+        WorkTile { k_range, expert, first_token, end_token, row_tile, token_tile, global_scale }
     }
 
-    /// Returns whether no task comes behind the next one.
+    /// Returns whether the front entry is the thread block's last.
     ///
     /// # Safety
-    /// As for [`Self::next`].
+    /// As for [`Self::front`].
     #[inline(always)]
-    pub(super) unsafe fn next_is_last(&self) -> bool {
-        // SAFETY: the caller's promise.
-        let [.., last] = unsafe { shared::load_16(self.address()) };
+    pub(super) unsafe fn front_is_last(&self) -> bool {
+        // SAFETY: as in `front`.
+        let [.., last] = unsafe { shared::load_16(self.front_address()) };
         last != 0
     }
 }

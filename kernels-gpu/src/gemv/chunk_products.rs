@@ -1,30 +1,35 @@
-//! Products of two quantized chunks: codes are decoded and multiplied, by the means that a target has.
+//! Products of two quantized chunks, by integers or by pairs of f16.
 //!
-//! Without hardware for E2M1, elements are looked up as bytes that are twice their magnitude, positive and
-//! negative ones apart: the instruction that picks bytes gives zero for codes with a sign, because it then
-//! copies a byte's sign. Four products and their sum are one instruction. The sums begin as the bits of 1.5 ·
-//! 2^23, whose last bits count integers, so that their difference as floats is the sum of products, without a
-//! conversion. With hardware for it, elements are pairs of f16, which hold a group's sums exactly too.
+//! Without E2M1 hardware, elements are looked up as bytes with twice their magnitude, positive and
+//! negative ones separately: `prmt` returns a byte's sign, here zero, for codes with the sign bit.
+//! One instruction computes four products and their sum. Sums start as the bits of 1.5 · 2^23,
+//! whose last bits count integers. Their difference as floats is the sum of products, without a
+//! conversion. With E2M1 hardware, elements are pairs of f16, which also hold the sums of a group
+//! exactly.
 
-use super::operand::Codes;
-use crate::ptx;
+use crate::hardware::ptx;
+use crate::product::operand::Codes;
+#[cfg(microscale_fp4)]
+use crate::product::product_format::e2m1_to_f16_pairs;
 
-/// The products of one chunk, by integers or by the hardware of a target.
+/// The products of two chunks.
 pub(crate) trait Products {
     /// A chunk of the vector, ready to be multiplied.
     type Vector: Copy;
 
-    /// Prepares constants before the loop, given all ones that the assembler does not know.
+    /// Prepares constants before the loop. `ones` are all ones, a value that the assembler does not
+    /// know.
     fn new(ones: u32) -> Self;
 
+    /// Decodes a chunk of the vector.
     fn vector(&self, codes: Codes) -> Self::Vector;
 
-    /// Four times the sum of the products of each half. Both are whole numbers.
+    /// Four times the sum of the products of each half. Both are integers.
     fn quarters(&self, matrix: Codes, vector: &Self::Vector) -> [f32; 2];
 }
 
-/// Products by bytes that are twice the elements. The assembler copies constants that it knows to a register
-/// for each use, unless they can be part of the instruction, as one half of the table can.
+/// Products of bytes with twice the elements. The assembler copies a known constant to a register
+/// at each use, unless it is an immediate operand, as one half of the table is.
 #[cfg(not(microscale_fp4))]
 pub(crate) struct OfBytes {
     /// Twice the magnitudes, in the order of codes.
@@ -88,13 +93,6 @@ impl Products for OfBytes {
 #[cfg(microscale_fp4)]
 pub(crate) struct OfPairs;
 
-/// Eight elements as pairs of f16.
-#[cfg(microscale_fp4)]
-#[inline(always)]
-pub(crate) fn pairs(codes: u32) -> [u32; 4] {
-    [codes, codes >> 8, codes >> 16, codes >> 24].map(ptx::e2m1x2_to_f16x2)
-}
-
 #[cfg(microscale_fp4)]
 impl Products for OfPairs {
     type Vector = [[u32; 4]; 4];
@@ -106,16 +104,16 @@ impl Products for OfPairs {
 
     #[inline(always)]
     fn vector(&self, codes: Codes) -> [[u32; 4]; 4] {
-        codes.map(pairs)
+        codes.map(e2m1_to_f16_pairs)
     }
 
     #[inline(always)]
     fn quarters(&self, matrix: Codes, vector: &[[u32; 4]; 4]) -> [f32; 2] {
         [0, 2].map(|first| {
-            // Eight products in each half: at most 288, in k-iterations of a quarter.
+            // Eight products in each half: at most 288, in units of a quarter.
             let mut sums = 0;
             for i in first..first + 2 {
-                let pairs = pairs(matrix[i]);
+                let pairs = e2m1_to_f16_pairs(matrix[i]);
                 for k in 0..4 {
                     sums = ptx::fma_f16x2(pairs[k], vector[i][k], sums);
                 }

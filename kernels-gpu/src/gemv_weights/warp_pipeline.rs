@@ -1,76 +1,79 @@
-//! The pipelined mainloop: a warp's k-iterations, work tile by work tile.
+//! The pipeline of a warp: its K-iterations, work tile by work tile.
 //!
-//! All that a k-iteration needs is copied to shared memory one or two k-iterations before. The buffers of
-//! these copies, stages, form a ring. Loads to registers would wait for later ones, too: the assembler has
-//! but a few numbers to wait for, and caches answer in order.
+//! The operands of a K-iteration are copied to shared memory one or two K-iterations ahead, in a
+//! ring of stages. Loads to registers would also wait for later loads: a warp has six scoreboards,
+//! and caches answer in order.
 
 use core::marker::PhantomData;
 
 use microscale_kernels_abi::gemm::QUAD;
-use microscale_kernels_abi::gemm::gemv::GemvParams as PipelinedGrid;
+use microscale_kernels_abi::gemm::gemv::GemvParams;
 
-use super::copies::{ACTIVATION_BYTES, LaneCopies, Source};
-use super::format::Format;
+use super::lane_copies::{ACTIVATION_BYTES, CopySource, LaneCopies};
 use super::multiply::Product;
-use super::operand::{CHUNK_BYTES, Problem};
-use super::scheduler::WorkTiles;
-use crate::{shared, warp};
+use super::work_tiles::WorkTiles;
+use crate::hardware::{shared, warp};
+use crate::product::operand::{CHUNK_BYTES, Problem};
+use crate::product::product_format::ProductFormat;
 
-/// The number of a chunk behind every row's last. Copies from there fill a stage with zeros.
+/// A chunk past the end of every row. Copies from there fill a stage with zeros.
 const NO_CHUNK: u32 = 1 << 30;
 
-/// The mainloop of a warp: its k-iterations, work tile by work tile.
-pub(crate) struct Mainloop<'a, F, P, const TILES: usize> {
+/// The pipeline of a warp.
+pub(super) struct WarpPipeline<'a, F, P, const TILES: usize> {
     problem: &'a Problem,
     activations: *const u8,
     work_tiles: WorkTiles,
     lane: LaneCopies<TILES>,
     product: P,
-    /// Chunks from one of the warp's k-iterations to the next.
+    /// Chunks from one of the warp's K-iterations to the next.
     chunk_stride: u32,
-    /// K-iterations that the warp has of each work tile.
+    /// The warp's K-iterations per work tile.
     each: u32,
-    /// The source of the next copy, its work tile, and how many k-iterations of it are left to copy.
-    from: Source,
+    /// The source of the next copy.
+    from: CopySource,
+    /// The work tile of the next copy.
     copied: u32,
+    /// K-iterations of that work tile that are left to copy.
     to_copy: u32,
-    /// The work tile that is added to next, how many k-iterations of it are left to add, and how many chunks
-    /// the next one is behind the warp's first.
+    /// The work tile of the next multiplication.
     added: u32,
+    /// K-iterations of that work tile that are left to multiply.
     to_add: u32,
+    /// Chunks from the warp's first K-iteration to the next one.
     chunk: u32,
     format: PhantomData<F>,
 }
 
-impl<'a, F: Format, P: Product<F, TILES>, const TILES: usize> Mainloop<'a, F, P, TILES> {
-    const STAGES: u32 = P::KERNEL.gemv_stages();
-    const STAGE_BYTES: u32 = P::KERNEL.gemv_stage_bytes();
+impl<'a, F: ProductFormat, P: Product<F, TILES>, const TILES: usize> WarpPipeline<'a, F, P, TILES> {
+    const STAGES: u32 = P::CONFIG.gemv_stages();
+    const STAGE_BYTES: u32 = P::CONFIG.gemv_stage_bytes();
 
-    /// Makes the mainloop of a warp, given its slice of K and the address of its shared memory, and the
-    /// activations of the token or of the first of a token tile.
+    /// The pipeline of a warp with slice `slice` of K. `address` points to the warp's shared
+    /// memory, and `activations` to the origin of the token tile.
     #[inline(always)]
-    pub(crate) fn new(
+    pub(super) fn new(
         problem: &'a Problem,
-        grid: &PipelinedGrid,
+        params: &GemvParams,
         work_tiles: WorkTiles,
         [slice, address]: [u32; 2],
         activations: *const u8,
         product: P,
     ) -> Self {
-        let segment_bits = P::KERNEL.gemv_segment_bits(grid.token_tile_bits);
+        let segment_bits = P::CONFIG.gemv_segment_bits(params.token_tile_bits);
         let rows = work_tiles.rows.min(u64::from(work_tiles.each)) as u32;
-        // Kernels for one token take others, too.
-        let whole_words = P::KERNEL.tile_n > 1 || F::BLOCKS > 1 || problem.shape.blocks % 4 == 0;
-        // Slices take turns at the row's k-iterations. Each warp has one at least, even if there is nothing
-        // in it.
-        let each = ((grid.k_iterations + (1 << grid.slice_bits) - 1 - slice) >> grid.slice_bits).max(1);
+        // The kernels for one token also take other rows of scales.
+        let whole_words = P::CONFIG.tile_n > 1 || F::BLOCKS > 1 || problem.shape.blocks % 4 == 0;
+        // Slices take turns at the row's K-iterations. Each warp has at least one, which may be
+        // empty.
+        let each = ((params.k_iterations + (1 << params.slice_bits) - 1 - slice) >> params.slice_bits).max(1);
         Self {
             problem,
             activations,
             work_tiles,
             lane: LaneCopies::new::<F>(problem, rows, segment_bits, slice, address, whole_words),
             product,
-            chunk_stride: QUAD << segment_bits << grid.slice_bits,
+            chunk_stride: QUAD << segment_bits << params.slice_bits,
             each,
             from: Self::source(problem, activations, work_tiles, 0),
             copied: 0,
@@ -82,24 +85,29 @@ impl<'a, F: Format, P: Product<F, TILES>, const TILES: usize> Mainloop<'a, F, P,
         }
     }
 
-    /// The source of a work tile's first k-iteration. Behind the last work tile it holds no chunk, so that
+    /// The source of a work tile's first K-iteration. After the last work tile it has no chunks, so
     /// zeros are copied.
     #[inline(always)]
-    fn source(problem: &Problem, activations: *const u8, work_tiles: WorkTiles, work_tile: u32) -> Source {
+    fn source(
+        problem: &Problem,
+        activations: *const u8,
+        work_tiles: WorkTiles,
+        work_tile: u32,
+    ) -> CopySource {
         let [first, _] = work_tiles.starts(work_tile);
         let row = problem.weights.row::<F>(first, problem.shape.blocks);
         let chunk = if work_tile < work_tiles.count { 0 } else { NO_CHUNK };
-        Source { codes: row.codes, scales: row.scales, activations, chunk }
+        CopySource { codes: row.codes, scales: row.scales, activations, chunk }
     }
 
-    /// Starts to copy the next k-iteration to a stage.
+    /// Starts to copy the next K-iteration to a stage.
     ///
     /// # Safety
-    /// The contract of the kernels; nobody reads or writes the stage.
+    /// The kernel's contract. No lane reads or writes the stage.
     #[inline(always)]
     unsafe fn copy(&mut self, stage: u32) {
         let (stage, from) = (stage * Self::STAGE_BYTES, &mut self.from);
-        // SAFETY: the caller's promise.
+        // SAFETY: the stage is free, by the caller's promise.
         unsafe {
             self.lane.copy::<F>(*from, stage);
             self.product.copy(from.activations, from.chunk, stage);
@@ -117,10 +125,11 @@ impl<'a, F: Format, P: Product<F, TILES>, const TILES: usize> Mainloop<'a, F, P,
         }
     }
 
-    /// Adds the k-iteration in a stage, while a later one is copied. Returns whether there is another one.
+    /// Multiplies the K-iteration in a stage while a later one is copied. Returns whether there is
+    /// another.
     ///
     /// # Safety
-    /// The contract of [`Self::run`]; the stage holds the next k-iteration.
+    /// The contract of [`Self::run`]. The stage holds the next K-iteration.
     #[inline(always)]
     unsafe fn k_iteration(&mut self, stage: u32) -> bool {
         const { assert!(Self::STAGES == 2 || Self::STAGES == 3) };
@@ -129,11 +138,11 @@ impl<'a, F: Format, P: Product<F, TILES>, const TILES: usize> Mainloop<'a, F, P,
         } else {
             shared::wait_for_copies::<1>()
         }
-        // Now the other lanes' copies have arrived too, and nobody reads the stage any more that is filled
-        // next.
+        // Now the other lanes' copies have completed too, and no lane reads the stage that is
+        // filled next.
         warp::sync();
-        // SAFETY: the stage that is filled is that of the k-iteration before, which all lanes have finished;
-        // all copies to this one have arrived.
+        // SAFETY: the stage that is filled held the previous K-iteration, which all lanes have
+        // finished. All copies to this one have completed.
         unsafe {
             self.copy((stage + Self::STAGES - 1) % Self::STAGES);
             self.product.add(&self.lane, stage * Self::STAGE_BYTES, self.chunk);
@@ -141,7 +150,7 @@ impl<'a, F: Format, P: Product<F, TILES>, const TILES: usize> Mainloop<'a, F, P,
         self.chunk += self.chunk_stride;
         self.to_add -= 1;
         if self.to_add == 0 {
-            // SAFETY: the caller's promise.
+            // SAFETY: only this warp uses its shared memory; all lanes are here.
             unsafe { self.product.end(self.added) };
             self.to_add = self.each;
             self.chunk = 0;
@@ -150,23 +159,23 @@ impl<'a, F: Format, P: Product<F, TILES>, const TILES: usize> Mainloop<'a, F, P,
         self.added < self.work_tiles.count
     }
 
-    /// Runs all k-iterations, and returns the product, whose results are in shared memory.
+    /// Runs all K-iterations. The results are then in shared memory.
     ///
     /// # Safety
-    /// The contract of the kernels; all lanes take part, there is a work tile, and the shared memory is the
-    /// warp's.
+    /// The kernel's contract. All lanes call it, there is a work tile, and only this warp uses the
+    /// shared memory.
     #[inline(always)]
-    pub(crate) unsafe fn run(mut self) -> P {
+    pub(super) unsafe fn run(mut self) -> P {
         for stage in 0..Self::STAGES - 1 {
-            // SAFETY: nobody reads or writes the stage yet.
+            // SAFETY: no lane uses the ring yet.
             unsafe { self.copy(stage) };
         }
-        // SAFETY: stages are filled and added in turn, so that each holds the next k-iteration. There is no
-        // third one if there are two.
+        // SAFETY: stages are filled and multiplied in turn, so each holds the next K-iteration. A
+        // ring of two stages has no third.
         while unsafe {
             self.k_iteration(0) && self.k_iteration(1) && (Self::STAGES == 2 || self.k_iteration(2))
         } {}
-        // Drain the copies of k-iterations behind the last work tile, which nobody reads.
+        // Wait for the copies after the last work tile, which no lane reads.
         shared::wait_for_copies::<0>();
         self.product
     }

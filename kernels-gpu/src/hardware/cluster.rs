@@ -1,6 +1,7 @@
-//! Operations of the thread blocks of a cluster, on targets of compute capability 9.0, which read each other's shared memory.
+//! Thread blocks of a cluster, of compute capability 9.0: barriers, and loads from each other's
+//! shared memory.
 //!
-//! Its barriers are convergent, and LLVM does not know it. Kernels use them in control flow that is the same for all lanes of a warp.
+//! The barriers are convergent assembly: see [`crate::hardware`].
 
 use core::arch::asm;
 
@@ -15,27 +16,28 @@ pub(crate) fn rank() -> u32 {
     rank
 }
 
-/// Arrives at the barrier of the cluster. Who [waits](wait) behind it sees what this thread wrote before.
+/// Arrives at the cluster's barrier. Threads that [`wait`] for it see this thread's earlier writes.
 ///
 /// # Safety
-/// All lanes of the warp take part, and wait before they arrive again.
+/// All lanes of the warp call it, and wait before they arrive again.
 #[inline(always)]
 pub(crate) unsafe fn arrive() {
-    // SAFETY: convergent; the caller's promise.
+    // SAFETY: convergent; all lanes of the warp are here.
     unsafe { asm!("barrier.cluster.arrive.release.aligned;", options(nostack, preserves_flags)) };
 }
 
 /// Waits until all threads of the cluster that have not ended have arrived at its barrier.
 ///
 /// # Safety
-/// All lanes of the warp take part, and have [arrived](arrive).
+/// All lanes of the warp call it, and have [arrived](arrive).
 #[inline(always)]
 pub(crate) unsafe fn wait() {
-    // SAFETY: convergent; the caller's promise.
+    // SAFETY: convergent; all lanes of the warp are here.
     unsafe { asm!("barrier.cluster.wait.acquire.aligned;", options(nostack, preserves_flags)) };
 }
 
-/// The address in the shared memory of a thread block of the cluster that an address has in this one's.
+/// The address, in the shared memory of thread block `rank` of the cluster, of this block's
+/// `address`.
 #[inline(always)]
 pub(crate) fn address_of(address: u32, rank: u32) -> u32 {
     let there;
@@ -47,15 +49,16 @@ pub(crate) fn address_of(address: u32, rank: u32) -> u32 {
     there
 }
 
-/// Reads 16 bytes at each of four addresses, all at once.
+/// Loads 16 bytes from each of four addresses.
 ///
 /// # Safety
-/// They are [addresses](address_of) of shared memory, multiples of 16; the thread blocks have not ended, and the bytes are readable.
+/// They are [addresses](address_of) of 16 initialized bytes, multiples of 16. Their thread block
+/// does not end before the loads.
 #[inline(always)]
 pub(crate) unsafe fn load_four(addresses: [u32; 4]) -> [[u32; 4]; 4] {
     let [a, b, c, d] = addresses;
     let (a0, a1, a2, a3, b0, b1, b2, b3, c0, c1, c2, c3, d0, d1, d2, d3);
-    // SAFETY: the caller's promise is what the instructions need.
+    // SAFETY: the instructions need exactly the caller's promise.
     unsafe {
         asm!("ld.shared::cluster.v4.b32 {{{a0}, {a1}, {a2}, {a3}}}, [{a}];",
             "ld.shared::cluster.v4.b32 {{{b0}, {b1}, {b2}, {b3}}}, [{b}];",
@@ -71,14 +74,14 @@ pub(crate) unsafe fn load_four(addresses: [u32; 4]) -> [[u32; 4]; 4] {
     [[a0, a1, a2, a3], [b0, b1, b2, b3], [c0, c1, c2, c3], [d0, d1, d2, d3]]
 }
 
-/// [`load_four`] of two.
+/// [`load_four`] from two addresses.
 ///
 /// # Safety
 /// As for [`load_four`].
 #[inline(always)]
 pub(crate) unsafe fn load_two([a, b]: [u32; 2]) -> [[u32; 4]; 2] {
     let (a0, a1, a2, a3, b0, b1, b2, b3);
-    // SAFETY: the caller's promise is what the instructions need.
+    // SAFETY: the instructions need exactly the caller's promise.
     unsafe {
         asm!("ld.shared::cluster.v4.b32 {{{a0}, {a1}, {a2}, {a3}}}, [{a}];",
             "ld.shared::cluster.v4.b32 {{{b0}, {b1}, {b2}, {b3}}}, [{b}];",
@@ -89,14 +92,14 @@ pub(crate) unsafe fn load_two([a, b]: [u32; 2]) -> [[u32; 4]; 2] {
     [[a0, a1, a2, a3], [b0, b1, b2, b3]]
 }
 
-/// Reads a word of a thread block's shared memory.
+/// Loads a word.
 ///
 /// # Safety
-/// As for [`load_four`], on 4 bytes.
+/// As for [`load_four`], with 4 bytes.
 #[inline(always)]
 pub(crate) unsafe fn load(address: u32) -> u32 {
     let value;
-    // SAFETY: the caller's promise is what the instruction needs.
+    // SAFETY: the instruction needs exactly the caller's promise.
     unsafe {
         asm!("ld.shared::cluster.b32 {value}, [{address}];", value = out(reg32) value, address = in(reg32) address,
             options(readonly, nostack, preserves_flags));

@@ -1,23 +1,28 @@
-//! Barriers in shared memory, on which copies arrive by themselves (mbarrier), for targets of compute capability 9.0.
+//! Barriers in shared memory on which threads and asynchronous copies arrive (`mbarrier`), of
+//! compute capability 9.0.
 //!
-//! A barrier expects a number of arrivals, and bytes. When all have come, its phase is over and the next one begins. Phases
-//! alternate in parity, beginning with 0. None of this is convergent: each thread arrives and waits by itself.
+//! A barrier expects a number of arrivals and of bytes. When all have arrived, its phase completes
+//! and the next one begins. The parity of phases alternates, from 0 on. Arriving releases;
+//! observing a completed phase acquires. None of this is convergent: each thread arrives and waits
+//! for itself.
 
 use core::arch::asm;
 
-/// Makes a barrier that expects so many arrivals in each phase.
+/// Initializes a barrier that expects `arrivals` arrivals per phase.
 ///
 /// # Safety
-/// `barrier` is the address of 8 bytes of shared memory, a multiple of 8, which nobody uses otherwise.
+/// `barrier` is the address of 8 bytes of the launch's shared memory, a multiple of 8. They are
+/// used as a barrier only.
 #[inline(always)]
 pub(crate) unsafe fn init(barrier: u32, arrivals: u32) {
-    // SAFETY: the caller's promise is what the instruction needs.
+    // SAFETY: the instruction needs exactly the caller's promise.
     unsafe {
         asm!("mbarrier.init.shared.b64 [{}], {};", in(reg32) barrier, in(reg32) arrivals, options(nostack, preserves_flags));
     }
 }
 
-/// Makes the barriers that this thread has made known to copies. A barrier of the thread block makes them known to threads.
+/// Makes the thread's initialized barriers visible to copies. A barrier of the thread block makes
+/// them visible to other threads.
 #[inline(always)]
 pub(crate) fn fence_init() {
     // SAFETY: has no operands.
@@ -27,46 +32,48 @@ pub(crate) fn fence_init() {
 /// Arrives on a barrier.
 ///
 /// # Safety
-/// `barrier` is one, and expects this arrival in its phase.
+/// `barrier` is initialized, and expects this arrival in its phase.
 #[inline(always)]
 pub(crate) unsafe fn arrive(barrier: u32) {
-    // SAFETY: the caller's promise is what the instruction needs.
+    // SAFETY: the instruction needs exactly the caller's promise.
     unsafe {
         asm!("mbarrier.arrive.shared.b64 _, [{}];", in(reg32) barrier, options(nostack, preserves_flags))
     };
 }
 
-/// [`arrive`], and tells the barrier to expect bytes, too.
+/// [`arrive`]; the phase also expects `bytes` bytes of copies.
 ///
 /// # Safety
 /// As for [`arrive`].
 #[inline(always)]
 pub(crate) unsafe fn arrive_expecting(barrier: u32, bytes: u32) {
-    // SAFETY: the caller's promise is what the instruction needs.
+    // SAFETY: the instruction needs exactly the caller's promise.
     unsafe {
         asm!("mbarrier.arrive.expect_tx.shared.b64 _, [{}], {};", in(reg32) barrier, in(reg32) bytes,
             options(nostack, preserves_flags));
     }
 }
 
-/// Has the lane's copies so far ([`crate::shared::copy_16`]) arrive on a barrier together, when the last of them has.
+/// Arrives when all copies that the lane has started ([`crate::hardware::shared::copy_16`]) have
+/// completed.
 ///
 /// # Safety
 /// As for [`arrive`].
 #[inline(always)]
 pub(crate) unsafe fn arrive_with_copies(barrier: u32) {
-    // SAFETY: the caller's promise is what the instruction needs.
+    // SAFETY: the instruction needs exactly the caller's promise.
     unsafe {
         asm!("cp.async.mbarrier.arrive.noinc.shared.b64 [{}];", in(reg32) barrier, options(nostack, preserves_flags));
     }
 }
 
-/// Waits until a barrier's phase of a parity is over. The phase before the first one counts as over.
+/// Waits until the phase of parity `parity` is complete. The phase before the first counts as
+/// complete.
 #[inline(always)]
 pub(crate) fn wait(barrier: u32, parity: u32) {
     loop {
         let over: u32;
-        // SAFETY: changes nothing; what it orders is what the threads that arrived have done.
+        // SAFETY: reads the barrier only.
         unsafe {
             asm!(
                 "{{ .reg .pred over; mbarrier.try_wait.parity.shared.b64 over, [{1}], {2}; selp.b32 {0}, 1, 0, over; }}",
@@ -79,14 +86,16 @@ pub(crate) fn wait(barrier: u32, parity: u32) {
     }
 }
 
-/// Starts to copy bytes from global to shared memory. They arrive on a barrier that expects them.
+/// Starts to copy `bytes` bytes from global to shared memory. They arrive on a barrier that expects
+/// them.
 ///
 /// # Safety
-/// `to` is writable and the bytes at `from` are readable; both are multiples of 16, and so is their number. Nothing writes at
-/// `from` during the kernel, and nobody uses what is at `to` until the barrier's phase is over.
+/// `to` is the address of `bytes` writable bytes, and `from` points to `bytes` readable bytes of
+/// global memory that nothing writes until the copy completes. All three are multiples of 16. No
+/// thread uses the bytes at `to` before the barrier's phase is complete.
 #[inline(always)]
 pub(crate) unsafe fn copy(to: u32, from: *const u8, bytes: u32, barrier: u32) {
-    // SAFETY: the caller's promise is what the instruction needs.
+    // SAFETY: the instruction needs exactly the caller's promise.
     unsafe {
         asm!(
             "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [{}], [{}], {}, [{}];",

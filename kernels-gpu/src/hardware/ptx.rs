@@ -1,7 +1,8 @@
-//! Lane-local PTX instructions that Rust has no word for.
+//! Lane-local PTX instructions that Rust does not have.
 //!
-//! rustc does not mark inline assembly as convergent, so LLVM may duplicate it into both sides of a branch or move it
-//! into one: harmless for what a lane does by itself, fatal for shuffles and barriers. Those are in [`crate::warp`].
+//! rustc does not mark inline assembly as convergent, so LLVM may duplicate it into both sides of a
+//! branch or move it into one. That is harmless for lane-local instructions and fatal for shuffles
+//! and barriers, which are in [`crate::hardware::warp`].
 
 use core::arch::asm;
 
@@ -25,20 +26,21 @@ macro_rules! load_16 {
     }};
 }
 
-/// Reads 16 bytes that no one writes during the kernel.
+/// Loads 16 bytes through the read-only path, without a cache hint.
 ///
-/// Through the read-only path and without a hint: on an H200 `L1::no_allocate`, `L1::evict_first`, `.cs` and a prefetch
-/// size of 256 bytes each cost the quantizer 6 to 9 % of its bandwidth.
+/// On an H200, `L1::no_allocate`, `L1::evict_first`, `.cs` and a prefetch size of 256 bytes each
+/// cost the quantizer 6 to 9 % of its bandwidth.
 ///
 /// # Safety
-/// `address` points to 16 readable bytes in global memory, is a multiple of 16, and nothing writes there meanwhile.
+/// `address` points to 16 readable bytes of global memory, on 16 bytes, and nothing writes there
+/// during the kernel.
 #[inline(always)]
 pub(crate) unsafe fn load_16(address: *const u8) -> [u32; 4] {
     // SAFETY: the caller's promise.
     unsafe { load_16!("", address, pure) }
 }
 
-/// [`load_16`] of what is needed once, past the first-level cache, so that what others need again stays there.
+/// [`load_16`] of data that is used once. It bypasses the L1 cache.
 ///
 /// # Safety
 /// As for [`load_16`].
@@ -48,13 +50,13 @@ pub(crate) unsafe fn load_16_once(address: *const u8) -> [u32; 4] {
     unsafe { load_16!(".L1::no_allocate", address, pure) }
 }
 
-/// Writes 16 bytes that will not be read soon.
+/// Stores 16 bytes that are not read soon.
 ///
 /// # Safety
-/// `address` points to 16 writable bytes in global memory that no other thread touches, and is a multiple of 16.
+/// `address` points to 16 writable bytes of global memory, on 16 bytes, that no other thread uses.
 #[inline(always)]
 pub(crate) unsafe fn store_16_streaming(address: *mut u8, [a, b, c, d]: [u32; 4]) {
-    // SAFETY: the caller's promise is what the instruction needs.
+    // SAFETY: the instruction needs exactly the caller's promise.
     unsafe {
         asm!(
             "st.global.cs.v4.b32 [{address}], {{{a}, {b}, {c}, {d}}};",
@@ -65,25 +67,25 @@ pub(crate) unsafe fn store_16_streaming(address: *mut u8, [a, b, c, d]: [u32; 4]
     }
 }
 
-/// The address of a row behind another, given its number from there: one instruction, of the pipe that multiplies.
+/// The address `rows` rows after `address`: one instruction, in the multiplier's pipe.
 #[inline(always)]
-pub(crate) fn behind(address: *const u8, rows: u32, row_bytes: u32) -> *const u8 {
-    let behind;
+pub(crate) fn offset_by(address: *const u8, rows: u32, row_bytes: u32) -> *const u8 {
+    let offset;
     // SAFETY: computes a number.
     unsafe {
-        asm!("mad.wide.u32 {}, {}, {}, {};", out(reg64) behind, in(reg32) rows, in(reg32) row_bytes, in(reg64) address,
+        asm!("mad.wide.u32 {}, {}, {}, {};", out(reg64) offset, in(reg32) rows, in(reg32) row_bytes, in(reg64) address,
             options(pure, nomem, nostack, preserves_flags));
     }
-    behind
+    offset
 }
 
-/// Writes 16 bytes.
+/// Stores 16 bytes.
 ///
 /// # Safety
 /// As for [`store_16_streaming`].
 #[inline(always)]
 pub(crate) unsafe fn store_16(address: *mut u8, [a, b, c, d]: [u32; 4]) {
-    // SAFETY: the caller's promise is what the instruction needs.
+    // SAFETY: the instruction needs exactly the caller's promise.
     unsafe {
         asm!(
             "st.global.v4.b32 [{address}], {{{a}, {b}, {c}, {d}}};",
@@ -94,46 +96,46 @@ pub(crate) unsafe fn store_16(address: *mut u8, [a, b, c, d]: [u32; 4]) {
     }
 }
 
-/// Writes 8 bytes, if so, without a branch.
+/// Stores 8 bytes if `exists`, without a branch.
 ///
 /// # Safety
-/// If so, as for [`store_16`], with a multiple of 8.
+/// If `exists`, as for [`store_16`] with 8 bytes.
 #[inline(always)]
-pub(crate) unsafe fn store_8_if(there: bool, address: *mut u8, [a, b]: [u32; 2]) {
-    // SAFETY: the caller's promise is what the instruction needs.
+pub(crate) unsafe fn store_8_if(exists: bool, address: *mut u8, [a, b]: [u32; 2]) {
+    // SAFETY: the instruction needs exactly the caller's promise.
     unsafe {
         asm!(
             "{{ .reg .pred there; setp.ne.u32 there, {there}, 0; @there st.global.v2.b32 [{address}], {{{a}, {b}}}; }}",
-            there = in(reg32) u32::from(there), a = in(reg32) a, b = in(reg32) b, address = in(reg64) address,
+            there = in(reg32) u32::from(exists), a = in(reg32) a, b = in(reg32) b, address = in(reg64) address,
             options(nostack, preserves_flags)
         );
     }
 }
 
-/// Writes the low 2 bytes of a word, if so, without a branch.
+/// Stores the low 2 bytes of a word if `exists`, without a branch.
 ///
 /// # Safety
-/// If so, as for [`store_16`], with a multiple of 2.
+/// If `exists`, as for [`store_16`] with 2 bytes.
 #[inline(always)]
-pub(crate) unsafe fn store_2_if(there: bool, address: *mut u8, word: u32) {
-    // SAFETY: the caller's promise is what the instruction needs.
+pub(crate) unsafe fn store_2_if(exists: bool, address: *mut u8, word: u32) {
+    // SAFETY: the instruction needs exactly the caller's promise.
     unsafe {
         asm!(
             "{{ .reg .pred there; .reg .b16 low, high; setp.ne.u32 there, {there}, 0; mov.b32 {{low, high}}, {word}; @there st.global.b16 [{address}], low; }}",
-            there = in(reg32) u32::from(there), word = in(reg32) word, address = in(reg64) address,
+            there = in(reg32) u32::from(exists), word = in(reg32) word, address = in(reg64) address,
             options(nostack, preserves_flags)
         );
     }
 }
 
-/// Reads 16 bytes that others wrote during the kernel.
+/// Loads 16 bytes that other thread blocks wrote during the kernel.
 ///
 /// # Safety
-/// They were written before, and 16 readable bytes.
+/// `address` points to 16 readable bytes of global memory, on 16 bytes. The writes happened before.
 #[inline(always)]
 pub(crate) unsafe fn load_16_written(address: *const u8) -> [u32; 4] {
     let (a, b, c, d);
-    // SAFETY: the caller's promise is what the instruction needs.
+    // SAFETY: the instruction needs exactly the caller's promise.
     unsafe {
         asm!("ld.global.cg.v4.b32 {{{a}, {b}, {c}, {d}}}, [{address}];", a = out(reg32) a, b = out(reg32) b,
             c = out(reg32) c, d = out(reg32) d, address = in(reg64) address,
@@ -142,14 +144,14 @@ pub(crate) unsafe fn load_16_written(address: *const u8) -> [u32; 4] {
     [a, b, c, d]
 }
 
-/// Adds to a counter, and returns what it was.
+/// Adds to a counter and returns its previous value, with acquire and release.
 ///
 /// # Safety
 /// As for [`read_counter`].
 #[inline(always)]
-pub(crate) unsafe fn count(address: *mut u32, amount: u32) -> u32 {
+pub(crate) unsafe fn fetch_add(address: *mut u32, amount: u32) -> u32 {
     let value;
-    // SAFETY: the caller's promise is what the instruction needs.
+    // SAFETY: the instruction needs exactly the caller's promise.
     unsafe {
         asm!("atom.acq_rel.gpu.global.add.u32 {value}, [{address}], {amount};", value = out(reg32) value,
             address = in(reg64) address, amount = in(reg32) amount, options(nostack, preserves_flags));
@@ -157,30 +159,31 @@ pub(crate) unsafe fn count(address: *mut u32, amount: u32) -> u32 {
     value
 }
 
-/// Lets the kernel behind this one start, which waits for this one where it needs what this one writes.
+/// Lets the next kernel start. It waits for this one before it reads its results.
 #[cfg(microscale_wgmma)]
 #[inline(always)]
-pub(crate) fn start_kernel_behind() {
+pub(crate) fn start_next_kernel() {
     // SAFETY: has no operands.
     unsafe { asm!("griddepcontrol.launch_dependents;", options(nostack, preserves_flags)) };
 }
 
-/// Waits until the kernel in front of this one is at its end, if this one was started before that.
+/// Waits until the previous kernel has ended, if this one started before that.
 #[cfg(microscale_wgmma)]
 #[inline(always)]
-pub(crate) fn wait_for_kernel_in_front() {
+pub(crate) fn wait_for_previous_kernel() {
     // SAFETY: has no operands.
     unsafe { asm!("griddepcontrol.wait;", options(nostack, preserves_flags)) };
 }
 
-/// Reads a counter that other threads may be raising: some value that it had.
+/// Reads a counter that other threads may raise meanwhile. The value may be an older one.
 ///
 /// # Safety
-/// `address` points to a u32 in global memory, is a multiple of 4, and is only touched by atomic operations meanwhile.
+/// `address` points to a u32 of global memory, on 4 bytes, that only atomic operations use during
+/// the kernel.
 #[inline(always)]
 pub(crate) unsafe fn read_counter(address: *const u32) -> u32 {
     let value;
-    // SAFETY: the caller's promise is what the instruction needs.
+    // SAFETY: the instruction needs exactly the caller's promise.
     unsafe {
         asm!("ld.relaxed.gpu.global.u32 {value}, [{address}];", value = out(reg32) value, address = in(reg64) address,
             options(nostack, preserves_flags, readonly));
@@ -188,73 +191,74 @@ pub(crate) unsafe fn read_counter(address: *const u32) -> u32 {
     value
 }
 
-/// Raises a counter of 32 bits to at least `value`, without an answer.
+/// Raises a 32-bit counter to at least `value`. Returns nothing, so nothing waits.
 ///
 /// # Safety
-/// As for [`read_counter`], for writing.
+/// As for [`read_counter`], with a writable u32.
 #[inline(always)]
 pub(crate) unsafe fn raise_counter_32(address: *mut u32, value: u32) {
-    // SAFETY: the caller's promise is what the instruction needs.
+    // SAFETY: the instruction needs exactly the caller's promise.
     unsafe {
         asm!("red.global.max.u32 [{address}], {value};", address = in(reg64) address, value = in(reg32) value,
             options(nostack, preserves_flags));
     }
 }
 
-/// Adds to a counter, without an answer.
+/// Adds to a counter. Returns nothing, so nothing waits.
 ///
 /// # Safety
-/// `address` points to a u64 in global memory, is a multiple of 8, and is only touched by atomic operations meanwhile.
+/// `address` points to a writable u64 of global memory, on 8 bytes, that only atomic operations use
+/// during the kernel.
 #[inline(always)]
 pub(crate) unsafe fn add_to_counter(address: *mut u64, amount: u64) {
-    // SAFETY: the caller's promise is what the instruction needs.
+    // SAFETY: the instruction needs exactly the caller's promise.
     unsafe {
         asm!("red.global.add.u64 [{address}], {amount};", address = in(reg64) address, amount = in(reg64) amount,
             options(nostack, preserves_flags));
     }
 }
 
-/// Raises a counter to at least `value`, without an answer.
+/// Raises a counter to at least `value`. Returns nothing, so nothing waits.
 ///
 /// # Safety
 /// As for [`add_to_counter`].
 #[inline(always)]
 pub(crate) unsafe fn raise_counter(address: *mut u64, value: u64) {
-    // SAFETY: the caller's promise is what the instruction needs.
+    // SAFETY: the instruction needs exactly the caller's promise.
     unsafe {
         asm!("red.global.max.u64 [{address}], {value};", address = in(reg64) address, value = in(reg64) value,
             options(nostack, preserves_flags));
     }
 }
 
-/// [`load_16`] where it stands: the compiler does not move it out of a loop.
+/// [`load_16`] that LLVM does not move out of a loop.
 ///
 /// # Safety
 /// As for [`load_16`].
 #[inline(always)]
 pub(crate) unsafe fn load_16_here(address: *const u8) -> [u32; 4] {
-    // SAFETY: the caller's promise; not said to be pure, so that it stays.
+    // SAFETY: the caller's promise. It is not `pure`, so that it is not moved.
     unsafe { load_16!("", address) }
 }
 
-/// [`load_16_once`] where it stands.
+/// [`load_16_once`] that LLVM does not move out of a loop.
 ///
 /// # Safety
 /// As for [`load_16`].
 #[inline(always)]
 pub(crate) unsafe fn load_16_once_here(address: *const u8) -> [u32; 4] {
-    // SAFETY: the caller's promise; not said to be pure, so that it stays.
+    // SAFETY: the caller's promise. It is not `pure`, so that it is not moved.
     unsafe { load_16!(".L1::no_allocate", address) }
 }
 
-/// Loads of 8 and 16 bits, which stay where they stand: one line each.
+/// Loads of 8 and 16 bits that LLVM does not move: one line each.
 macro_rules! narrow_loads {
     ($($(#[$doc:meta])* $name:ident($class:ident $type:ty) = $text:literal;)+) => {$(
         $(#[$doc])*
         #[inline(always)]
         pub(crate) unsafe fn $name(address: $type) -> u32 {
             let value;
-            // SAFETY: the caller's promise is what the instruction needs.
+            // SAFETY: the instruction needs exactly the caller's promise.
             unsafe {
                 asm!(concat!($text, " {value}, [{address}];"), value = out(reg32) value,
                     address = in($class) address, options(readonly, nostack, preserves_flags));
@@ -267,10 +271,11 @@ macro_rules! narrow_loads {
 pub(crate) use narrow_loads;
 
 narrow_loads! {
-    /// Reads a number of 8 bits that no one writes during the kernel.
+    /// Loads a byte.
     ///
     /// # Safety
-    /// `address` points to a readable byte in global memory, and nothing writes there meanwhile.
+    /// `address` points to a readable byte of global memory, and nothing writes there during the
+    /// kernel.
     load_u8_here(reg64 *const u8) = "ld.global.nc.u8";
     /// [`load_u8_here`] of 16 bits.
     ///
@@ -304,18 +309,19 @@ register_instructions! {
     /// The larger of |a| and |b|; NaN if either is.
     max_magnitude_f32(a: reg32 f32, b: reg32 f32) -> reg32 f32 =
         "{{ .reg .f32 x, y; abs.f32 x, {1}; abs.f32 y, {2}; max.NaN.f32 {0}, x, y; }}";
-    /// The same number, of which the compiler knows nothing.
+    /// The same number. LLVM does not know its value.
     opaque(number: reg32 u32) -> reg32 u32 = "mov.b32 {}, {};";
     /// a · b + c, rounded once.
     fma_f32(a: reg32 f32, b: reg32 f32, c: reg32 f32) -> reg32 f32 = "fma.rn.f32 {}, {}, {}, {};";
     /// a · b + c in both halves, rounded once; f16.
     fma_f16x2(a: reg32 u32, b: reg32 u32, c: reg32 u32) -> reg32 u32 = "fma.rn.f16x2 {}, {}, {}, {};";
-    /// Bytes picked from the eight of `b:a`, one a nibble of the selector; bit 3 of a nibble asks for eight copies of
-    /// the byte's sign instead.
+    /// Bytes picked from the eight of `b:a`, one a nibble of the selector; bit 3 of a nibble asks
+    /// for eight copies of the byte's sign instead.
     permute(a: reg32 u32, b: reg32 u32, selector: reg32 u32) -> reg32 u32 = "prmt.b32 {}, {}, {}, {};";
     /// a · b in both halves, rounded once; f16.
     multiply_f16x2(a: reg32 u32, b: reg32 u32) -> reg32 u32 = "mul.rn.f16x2 {}, {}, {};";
-    /// a · b in both halves, rounded once; bf16. (A product as such needs sm_90; adding −0 changes nothing.)
+    /// a · b in both halves, rounded once; bf16. (A product as such needs sm_90; adding −0 changes
+    /// nothing.)
     multiply_bf16x2(a: reg32 u32, b: reg32 u32) -> reg32 u32 =
         "{{ .reg .b32 minus_zero; mov.b32 minus_zero, 0x80008000; fma.rn.bf16x2 {0}, {1}, {2}, minus_zero; }}";
     /// 1 / b, off by about one unit in the last place; for normal b and 1 / b.
@@ -334,7 +340,7 @@ register_instructions! {
 
 #[cfg(not(microscale_fp4))]
 register_instructions! {
-    /// c plus the products of four signed bytes of a with those of b, wrapping.
+    /// c plus the four products of the signed bytes of a and b, wrapping.
     dot_bytes(a: reg32 u32, b: reg32 u32, c: reg32 u32) -> reg32 u32 = "dp4a.s32.s32 {}, {}, {}, {};";
     /// |a| · b + c, rounded once.
     fma_magnitude_f32(a: reg32 f32, b: reg32 f32, c: reg32 f32) -> reg32 f32 =
@@ -374,10 +380,12 @@ register_instructions! {
 
 #[cfg(microscale_sm90)]
 register_instructions! {
-    /// Two values rounded to E4M3, ties to even, saturating: the first argument goes to the high byte.
+    /// Two values rounded to E4M3, ties to even, saturating: the first argument goes to the high
+    /// byte.
     e4m3x2(high: reg32 f32, low: reg32 f32) -> reg32 u32 =
         "{{ .reg .b16 pair; cvt.rn.satfinite.e4m3x2.f32 pair, {1}, {2}; cvt.u32.u16 {0}, pair; }}";
-    /// Two values rounded to E5M2, ties to even, saturating: the first argument goes to the high byte.
+    /// Two values rounded to E5M2, ties to even, saturating: the first argument goes to the high
+    /// byte.
     e5m2x2(high: reg32 f32, low: reg32 f32) -> reg32 u32 =
         "{{ .reg .b16 pair; cvt.rn.satfinite.e5m2x2.f32 pair, {1}, {2}; cvt.u32.u16 {0}, pair; }}";
     /// Two E4M3 numbers in the low half, widened to f16 exactly: the low byte goes to the low half.
@@ -408,7 +416,8 @@ register_instructions! {
 
 #[cfg(microscale_fp4)]
 register_instructions! {
-    /// Eight values rounded to E2M1, ties to even, saturating: the first argument goes to the lowest nibble.
+    /// Eight values rounded to E2M1, ties to even, saturating: the first argument goes to the
+    /// lowest nibble.
     e2m1x8(v0: reg32 f32, v1: reg32 f32, v2: reg32 f32, v3: reg32 f32, v4: reg32 f32, v5: reg32 f32, v6: reg32 f32, v7: reg32 f32)
         -> reg32 u32 =
         "{{ .reg .b8 b0, b1, b2, b3;

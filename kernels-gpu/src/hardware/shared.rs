@@ -1,10 +1,10 @@
-//! Shared memory, by its addresses of 32 bits: loads, stores, and copies from global memory that go on by themselves.
+//! Shared memory, by 32-bit addresses: loads, stores, and asynchronous copies from global memory.
 
 use core::arch::asm;
 
-use crate::ptx::narrow_loads;
+use crate::hardware::ptx::narrow_loads;
 
-/// A pointer into shared memory as an address of shared memory.
+/// The 32-bit address of a pointer to shared memory.
 #[inline(always)]
 pub(crate) fn address(pointer: *const u8) -> u32 {
     let address: u64;
@@ -13,7 +13,7 @@ pub(crate) fn address(pointer: *const u8) -> u32 {
         asm!("cvta.to.shared.u64 {}, {};", out(reg64) address, in(reg64) pointer,
             options(pure, nomem, nostack, preserves_flags));
     }
-    // The window of shared memory has fewer than 2^32 bytes.
+    // The window of shared memory is smaller than 2^32 bytes.
     address as u32
 }
 
@@ -25,18 +25,19 @@ macro_rules! copy {
     };
 }
 
-/// Starts to copy 16 bytes from global to shared memory, or to fill them with zeros if `bytes` is 0.
+/// Starts to copy `bytes` of 16 bytes from global to shared memory. The rest become zeros.
 ///
 /// # Safety
-/// `to` is writable, the bytes at `from`, if they are copied, are readable, and nothing writes there during the kernel.
-/// Both are multiples of 16. Until the copy has been waited for nobody uses what is at `to`.
+/// `to` is the address of 16 writable bytes, and `from` points to `bytes` readable bytes that
+/// nothing writes during the kernel. Both are multiples of 16. No thread uses the bytes at `to`
+/// before the copy has been waited for.
 #[inline(always)]
 pub(crate) unsafe fn copy_16(to: u32, from: *const u8, bytes: u32) {
-    // SAFETY: the caller's promise is what the instruction needs.
+    // SAFETY: the instruction needs exactly the caller's promise.
     unsafe { copy!("ca", "16", to, from, bytes) };
 }
 
-/// [`copy_16`] of what is used once.
+/// [`copy_16`] of data that is used once. It bypasses the L1 cache.
 ///
 /// # Safety
 /// As for [`copy_16`].
@@ -46,7 +47,7 @@ pub(crate) unsafe fn copy_16_once(to: u32, from: *const u8, bytes: u32) {
     unsafe { copy!("cg", "16", to, from, bytes) };
 }
 
-/// [`copy_16`] of eight bytes, those behind the first so many as zeros.
+/// [`copy_16`] with 8 bytes.
 ///
 /// # Safety
 /// As for [`copy_16`], with multiples of 8.
@@ -56,7 +57,7 @@ pub(crate) unsafe fn copy_8(to: u32, from: *const u8, bytes: u32) {
     unsafe { copy!("ca", "8", to, from, bytes) };
 }
 
-/// [`copy_16`] of four bytes.
+/// [`copy_16`] with 4 bytes.
 ///
 /// # Safety
 /// As for [`copy_16`], with multiples of 4.
@@ -66,14 +67,14 @@ pub(crate) unsafe fn copy_4(to: u32, from: *const u8, bytes: u32) {
     unsafe { copy!("ca", "4", to, from, bytes) };
 }
 
-/// Reads 16 bytes of shared memory.
+/// Loads 16 bytes.
 ///
 /// # Safety
-/// They are readable, and `address` is a multiple of 16.
+/// `address` refers to 16 initialized bytes of shared memory, a multiple of 16.
 #[inline(always)]
 pub(crate) unsafe fn load_16(address: u32) -> [u32; 4] {
     let (a, b, c, d);
-    // SAFETY: the caller's promise is what the instruction needs.
+    // SAFETY: the instruction needs exactly the caller's promise.
     unsafe {
         asm!("ld.shared.v4.b32 {{{a}, {b}, {c}, {d}}}, [{address}];", a = out(reg32) a, b = out(reg32) b,
             c = out(reg32) c, d = out(reg32) d, address = in(reg32) address,
@@ -82,57 +83,58 @@ pub(crate) unsafe fn load_16(address: u32) -> [u32; 4] {
     [a, b, c, d]
 }
 
-/// Writes 16 bytes of shared memory.
+/// Stores 16 bytes.
 ///
 /// # Safety
-/// They are the lane's, and `address` is a multiple of 16.
+/// `address` refers to 16 bytes of the launch's shared memory that no other thread uses meanwhile,
+/// and is a multiple of 16.
 #[cfg(microscale_wgmma)]
 #[inline(always)]
 pub(crate) unsafe fn store_16(address: u32, [a, b, c, d]: [u32; 4]) {
-    // SAFETY: the caller's promise is what the instruction needs.
+    // SAFETY: the instruction needs exactly the caller's promise.
     unsafe {
         asm!("st.shared.v4.b32 [{address}], {{{a}, {b}, {c}, {d}}};", address = in(reg32) address, a = in(reg32) a,
             b = in(reg32) b, c = in(reg32) c, d = in(reg32) d, options(nostack, preserves_flags));
     }
 }
 
-/// Writes a word of shared memory.
+/// Stores a word.
 ///
 /// # Safety
-/// It is the lane's, and `address` is a multiple of 4.
+/// As for [`store_16`], with 4 bytes.
 #[cfg(microscale_wgmma)]
 #[inline(always)]
 pub(crate) unsafe fn store(address: u32, value: u32) {
-    // SAFETY: the caller's promise is what the instruction needs.
+    // SAFETY: the instruction needs exactly the caller's promise.
     unsafe {
         asm!("st.shared.b32 [{address}], {value};", address = in(reg32) address, value = in(reg32) value,
             options(nostack, preserves_flags));
     }
 }
 
-/// Makes a group of the copies that this lane started since the last one.
+/// Commits the lane's copies since the last commit as a group.
 #[inline(always)]
 pub(crate) fn commit_copies() {
     // SAFETY: has no operands.
     unsafe { asm!("cp.async.commit_group;", options(nostack, preserves_flags)) };
 }
 
-/// Waits until at most `N` of this lane's groups of copies, the last ones, are on their way.
+/// Waits until at most the last `N` of the lane's groups of copies are pending.
 #[inline(always)]
 pub(crate) fn wait_for_copies<const N: u32>() {
-    // SAFETY: what the copies wrote is memory that nobody else uses, by their callers' promise.
+    // SAFETY: no other thread uses the destination of the copies, by the contract of `copy_16`.
     unsafe { asm!("cp.async.wait_group {};", const N, options(nostack, preserves_flags)) };
 }
 
 narrow_loads! {
-    /// Reads a number of 8 bits of shared memory.
+    /// Loads a byte of shared memory.
     ///
     /// # Safety
-    /// It is readable.
+    /// `address` refers to an initialized byte.
     load_u8(reg32 u32) = "ld.shared.u8";
     /// [`load_u8`] of 16 bits.
     ///
     /// # Safety
-    /// They are readable, and `address` is a multiple of 2.
+    /// `address` refers to two initialized bytes, and is a multiple of 2.
     load_u16(reg32 u32) = "ld.shared.u16";
 }

@@ -1,6 +1,7 @@
-//! Where a thread stands, and what the lanes of a warp do together.
+//! A thread's position, and the convergent operations of a warp.
 //!
-//! The convergent operations are LLVM intrinsics: LLVM knows that they must not be moved across branches.
+//! The convergent operations are LLVM intrinsics: LLVM knows that they must not be moved across
+//! branches.
 
 use core::arch::nvptx::{_block_idx_x, _syncthreads, _thread_idx_x};
 use core::intrinsics::gpu::gpu_launch_sized_workgroup_mem;
@@ -9,12 +10,12 @@ use microscale_kernels_abi::launch::WARP;
 
 const ALL: u32 = u32::MAX;
 
-/// Two f16, as LLVM has them.
+/// Two f16 in LLVM's vector type.
 #[repr(simd)]
 #[derive(Clone, Copy)]
 struct F16x2([f16; 2]);
 
-/// What a lane has of a product.
+/// A lane's four values of a product.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Sums(f32, f32, f32, f32);
@@ -70,6 +71,20 @@ pub(crate) fn thread() -> u32 {
     unsafe { _thread_idx_x() as u32 }
 }
 
+/// The warp's number in its thread block. The shuffle tells the assembler that it is uniform, so
+/// that values derived from it take uniform registers.
+#[inline(always)]
+pub(crate) fn number() -> u32 {
+    shuffle(thread() / WARP, 0)
+}
+
+/// Pins a value in a register. The assembler recomputes other values at each use, but not the
+/// result of a shuffle.
+#[inline(always)]
+pub(crate) fn pin_in_register(value: u32) -> u32 {
+    shuffle(value, lane())
+}
+
 /// The thread block's number in the grid.
 #[inline(always)]
 pub(crate) fn thread_block() -> u32 {
@@ -77,14 +92,15 @@ pub(crate) fn thread_block() -> u32 {
     unsafe { _block_idx_x() as u32 }
 }
 
-/// The value of the lane whose number differs in the bits of `lane_mask`. All lanes of the warp take part.
+/// The value of the lane whose number differs in the bits of `lane_mask`. All lanes of the warp
+/// call it.
 #[inline(always)]
 pub(crate) fn shuffle_xor(value: u32, lane_mask: u32) -> u32 {
     // SAFETY: convergent; every kernel calls it with all 32 lanes active, in uniform control flow.
     unsafe { shfl_sync_bfly(ALL, value, lane_mask, WARP - 1) }
 }
 
-/// The value of a given lane. All lanes of the warp take part.
+/// The value of a given lane. All lanes of the warp call it.
 #[inline(always)]
 pub(crate) fn shuffle(value: u32, lane: u32) -> u32 {
     // SAFETY: convergent; every kernel calls it with all 32 lanes active, in uniform control flow.
@@ -110,16 +126,19 @@ fn by_halves(value: f64, moved: impl Fn(u32) -> u32) -> f64 {
     f64::from_bits(u64::from(low) | u64::from(high) << 32)
 }
 
-/// One bit a lane: for which the predicate holds. All lanes of the warp take part.
+/// A bit per lane: whether its predicate holds. All lanes of the warp call it.
 #[inline(always)]
 pub(crate) fn ballot(predicate: bool) -> u32 {
     // SAFETY: convergent; every kernel calls it with all 32 lanes active, in uniform control flow.
     unsafe { vote_ballot_sync(ALL, predicate) }
 }
 
-/// The product of a matrix of 16 × 16 with one of 16 × 8, added to `c`; f16. Lane 4g + t has in `a` rows g, g + 8, g and g + 8, two elements each
-/// of depths 2t and, in the last two, 2t + 8; in `b` column g, of the same depths; in `c` row g and then g + 8, columns 2t and 2t + 1. All
-/// lanes of the warp take part.
+/// The product of a 16 × 16 and a 16 × 8 matrix in f16, added to `c`. All lanes of the warp call
+/// it.
+///
+/// Lane 4g + t has two elements per word: in `a` rows g, g + 8, g and g + 8, at K = 2t, 2t, 2t + 8
+/// and 2t + 8; in `b` column g, at K = 2t and 2t + 8. In `c` it has row g, then row g + 8, of
+/// columns 2t and 2t + 1.
 #[inline(always)]
 pub(crate) fn multiply_f16(a: [u32; 4], b: [u32; 2], c: [f32; 4]) -> [f32; 4] {
     // SAFETY: the same 32 bits.
@@ -150,20 +169,21 @@ pub(crate) fn multiply_bf16(a: [u32; 4], b: [u32; 2], c: [f32; 4]) -> [f32; 4] {
     [w, x, y, z]
 }
 
-/// The memory that a thread block shares: as much as the launch gives it.
+/// The dynamic shared memory of the launch.
 #[inline(always)]
 pub(crate) fn shared<T>() -> *mut T {
     gpu_launch_sized_workgroup_mem::<T>()
 }
 
-/// Waits for all threads of the block, and makes what they wrote visible to each other.
+/// Waits for all threads of the block. Their earlier writes are then visible to each other.
 #[inline(always)]
 pub(crate) fn barrier() {
-    // SAFETY: convergent; every kernel calls it with all threads of the block, each warp in uniform control flow.
+    // SAFETY: convergent; every kernel calls it with all threads of the block, each warp in uniform
+    // control flow.
     unsafe { _syncthreads() }
 }
 
-/// Waits for all lanes of the warp, and makes what they wrote visible to each other.
+/// Waits for all lanes of the warp. Their earlier writes are then visible to each other.
 #[inline(always)]
 pub(crate) fn sync() {
     // SAFETY: convergent; every kernel calls it with all 32 lanes active, in uniform control flow.

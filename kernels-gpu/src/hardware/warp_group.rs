@@ -1,26 +1,26 @@
-//! What warp groups do together, on targets of compute capability 9.0: four warps multiply 64 rows with many tokens.
+//! Warp groups, of compute capability 9.0: four warps multiply 64 rows of weights by many tokens
+//! (`wgmma`).
 //!
-//! These instructions are convergent, and LLVM does not know it, as there are no intrinsics for them all. Kernels use them in
-//! control flow that is the same for all threads of a warp group, where LLVM has no branch to move them into.
+//! These instructions are convergent assembly: see [`crate::hardware`]. Kernels call them in
+//! control flow that is uniform for the warp group, where LLVM has no branch to move them into.
 
 use core::arch::asm;
 
-use microscale_kernels_abi::gemm::PACK_COLUMNS as COLUMNS;
+use microscale_kernels_abi::gemm::PACK_COLUMNS;
 
-use crate::product::tensor_cores::{WithBf16, WithF16};
-
-/// Registers of a thread, of which there are as many in a thread block as it started with.
+/// Registers per thread. The thread block's total stays the same.
 pub(crate) enum Registers {
-    /// For each of two warp groups that multiply: 232.
+    /// For each of two consumer warp groups: 232.
     Many,
-    /// For the one that copies: 32.
+    /// For the producer warp group: 32.
     Few,
 }
 
-/// Gives registers back, or waits until others have given back what is asked for. All threads of the warp group take part.
+/// Releases registers, or waits until enough are free. All threads of the warp group call it.
 #[inline(always)]
 pub(crate) fn set_registers(registers: Registers) {
-    // SAFETY: convergent; the kernels call it in uniform control flow. The assembler keeps to the number.
+    // SAFETY: convergent; kernels call it in uniform control flow. The assembler limits the code
+    // after it to the number.
     unsafe {
         match registers {
             Registers::Many => {
@@ -31,70 +31,79 @@ pub(crate) fn set_registers(registers: Registers) {
     }
 }
 
-/// Waits for so many threads of the block, whole warps, at its barrier of this number, and makes what they wrote visible to each other.
-/// [`warp::barrier`](crate::warp::barrier) has number 0.
+/// Waits for `threads` threads, whole warps, at the thread block's barrier `NUMBER`. Their earlier
+/// writes are then visible to each other. [`warp::barrier`](crate::hardware::warp::barrier) has
+/// number 0.
 ///
 /// # Safety
-/// All lanes of the warp take part, and as many threads as wait call it.
+/// All lanes of the warp call it, and exactly `threads` threads.
 #[inline(always)]
 pub(crate) unsafe fn barrier_of<const NUMBER: u32>(threads: u32) {
-    // SAFETY: convergent; the caller's promise.
+    // SAFETY: convergent; all lanes of the warp are here.
     unsafe {
         asm!("barrier.sync.aligned {number}, {threads};", number = const NUMBER, threads = in(reg32) threads,
             options(nostack, preserves_flags));
     }
 }
 
-/// The offset of eight tokens' activations behind those of the eight before, in descriptors' units of 16 bytes: an image's.
-const NEXT_EIGHT: u32 = COLUMNS;
+/// The stride of eight tokens in a pack, in the descriptors' unit of 16 bytes.
+const NEXT_EIGHT: u32 = PACK_COLUMNS;
 
-/// Describes tokens' activations in shared memory at an address, for [`MultiplyTokens`]: the low half of a descriptor.
+/// The low half of the descriptor of a pack in shared memory, for [`MultiplyTokens`].
 ///
-/// A core matrix is eight tokens times eight activations, a token in 16 bytes after the other. That of the next eight activations lies
-/// behind it, and the next eight tokens' behind all of these. A multiplication takes 16 activations, so that the next one's are 16
-/// behind.
+/// A core matrix has eight tokens and eight activations: 16 bytes per token. It is followed by the
+/// core matrix of the next eight activations. The core matrices of the next eight tokens come after
+/// all of these. A multiplication takes 16 activations, so the next one's descriptor is 16 larger.
 #[inline(always)]
 pub(crate) fn core_matrices(address: u32) -> u32 {
-    // The bits above say which thread block of a cluster it is.
+    // The upper bits of the address select a thread block of the cluster.
     (address & 0x3_FFFF) >> 4 | 8 << 16
 }
 
-/// Products of 64 rows of weights in registers with tokens' activations in shared memory, in a dtype. A thread has `SUMS` of
-/// them: of two rows, eight apart, and of two tokens in each eight.
-pub(crate) trait MultiplyTokens<const SUMS: usize> {
-    /// Starts to add two products to sums: each of 16 columns, whose weights the thread has as in [`crate::warp::multiply_f16`], with
-    /// activations that [`core_matrices`] describes. Waits for the products that were started before these.
+/// Products of 64 rows of weights in registers and tokens' activations in shared memory. `A` is a
+/// thread's array of accumulators: of two rows, eight apart, and of two tokens in each eight.
+pub(crate) trait MultiplyTokens<A> {
+    /// Starts to add two products of 16 columns each to the accumulators, and waits for all earlier
+    /// products. Weights are distributed as in [`crate::hardware::warp::multiply_f16`];
+    /// `activations` is the low half of a descriptor from [`core_matrices`].
     ///
     /// # Safety
-    /// All threads of the warp group take part. The activations are in shared memory, and stay there until the products have been
-    /// waited for; the sums are used for nothing else until then.
-    unsafe fn multiply_tokens(sums: &mut [f32; SUMS], weights: [[u32; 4]; 2], activations: u32);
+    /// All threads of the warp group call it. The activations stay in shared memory until the
+    /// products have been waited for. Nothing else uses the accumulators until then.
+    unsafe fn multiply_tokens(sums: &mut A, weights: [[u32; 4]; 2], activations: u32);
 
     /// Waits for all products.
     ///
     /// # Safety
-    /// All threads of the warp group take part.
-    unsafe fn wait(sums: &mut [f32; SUMS]);
+    /// All threads of the warp group call it.
+    unsafe fn wait(sums: &mut A);
 }
 
-/// Products of as many tokens as may be multiplied of a token tile that is not full
-/// ([`TokenTile::multiplied`](microscale_kernels_abi::gemm::TokenTile::multiplied)).
+/// The instructions for f16.
+pub(crate) struct WgmmaF16;
+
+/// The instructions for bf16.
+pub(crate) struct WgmmaBf16;
+
+/// The products of token tiles that are not full
+/// ([`multiplied_tokens`](microscale_kernels_abi::gemm::stage::multiplied_tokens)).
 pub(crate) trait MultiplyFewer:
-    MultiplyTokens<48> + MultiplyTokens<64> + MultiplyTokens<80> + MultiplyTokens<96>
+    MultiplyTokens<[f32; 48]> + MultiplyTokens<[f32; 64]> + MultiplyTokens<[f32; 80]> + MultiplyTokens<[f32; 96]>
 {
 }
 
-impl MultiplyFewer for WithF16 {}
-impl MultiplyFewer for WithBf16 {}
+impl MultiplyFewer for WgmmaF16 {}
+impl MultiplyFewer for WgmmaBf16 {}
 
-/// Implements [`MultiplyTokens`] for a dtype and a number of tokens, with the numbers of the sums written out.
+/// Implements [`MultiplyTokens`] for a dtype and a number of tokens, with the indices of the
+/// accumulators written out.
 macro_rules! multiply_tokens {
     ($dtype:ident $word:literal $tokens:literal $sums:literal [$first:literal $($i:literal)*]) => {
-        impl MultiplyTokens<$sums> for $dtype {
+        impl MultiplyTokens<[f32; $sums]> for $dtype {
             #[inline(always)]
             unsafe fn multiply_tokens(sums: &mut [f32; $sums], [a, b]: [[u32; 4]; 2], activations: u32) {
-                // SAFETY: the caller's promise is what the instructions need. The upper half of a descriptor says where the next eight
-                // tokens are.
+                // SAFETY: the instructions need exactly the caller's promise. The upper half of a
+                // descriptor is the stride of eight tokens.
                 unsafe {
                     asm!(
                         "{{ .reg .pred add; .reg .b64 first, second; setp.eq.u32 add, 0, 0;",
@@ -118,7 +127,8 @@ macro_rules! multiply_tokens {
 
             #[inline(always)]
             unsafe fn wait(sums: &mut [f32; $sums]) {
-                // SAFETY: the caller's promise is what the instruction needs. The sums are operands so that nobody reads them before.
+                // SAFETY: the instruction needs exactly the caller's promise. The accumulators are
+                // operands, so that LLVM does not read them earlier.
                 unsafe {
                     asm!(
                         "wgmma.wait_group.sync.aligned 0;",
@@ -135,8 +145,8 @@ macro_rules! multiply_tokens {
 /// Implements [`MultiplyTokens`] for both dtypes.
 macro_rules! both_dtypes {
     ($tokens:literal $sums:literal $i:tt) => {
-        multiply_tokens!(WithF16 "f16" $tokens $sums $i);
-        multiply_tokens!(WithBf16 "bf16" $tokens $sums $i);
+        multiply_tokens!(WgmmaF16 "f16" $tokens $sums $i);
+        multiply_tokens!(WgmmaBf16 "bf16" $tokens $sums $i);
     };
 }
 

@@ -1,13 +1,13 @@
-//! The operands of products: where rows lie, and loading chunks of them.
+//! The operands of products: addresses of rows, tokens and experts, and loads of chunks of rows.
 
 use microscale_formats::dot::CHUNK;
 use microscale_kernels_abi::experts::{ExpertTile, Plan};
 use microscale_kernels_abi::gemm::WeightsShape;
 use microscale_kernels_abi::{ApplyGlobal, GlobalSlot};
 
-use super::format::Format;
+use super::product_format::ProductFormat;
 use super::results::Results;
-use crate::ptx;
+use crate::hardware::ptx;
 
 /// A chunk's codes.
 pub(crate) type Codes = [u32; 4];
@@ -16,12 +16,12 @@ pub(crate) const CHUNK_BYTES: u32 = CHUNK as u32 / 2;
 
 /// A chunk of a row: its codes and the bytes of its scales.
 #[derive(Clone, Copy)]
-pub(crate) struct Chunk {
+pub(crate) struct CodeChunk {
     pub(crate) codes: Codes,
     pub(crate) scales: u32,
 }
 
-impl Chunk {
+impl CodeChunk {
     pub(crate) const NONE: Self = Self { codes: [0; 4], scales: 0 };
 }
 
@@ -33,23 +33,25 @@ pub(crate) struct Row {
 }
 
 impl Row {
-    /// Loads a chunk. `ONCE` says that it is used once. `WHOLE` chunks have all their blocks. Ragged ones may
-    /// have the first block only; then the second is zero.
+    /// Loads a chunk of a row of `blocks` blocks. With `ONCE` it bypasses the L1 cache. `WHOLE`
+    /// chunks have all their blocks; others may have the first block only, and the second is then
+    /// zero.
     ///
     /// # Safety
-    /// The contract of the kernels; the chunk's first block exists in a row of so many blocks.
+    /// The kernel's contract. The chunk's first block exists.
     #[inline(always)]
-    pub(crate) unsafe fn load<F: Format, const ONCE: bool, const WHOLE: bool>(
+    pub(crate) unsafe fn load<F: ProductFormat, const ONCE: bool, const WHOLE: bool>(
         self,
         chunk: u32,
         blocks: u32,
-    ) -> Chunk {
+    ) -> CodeChunk {
         let first = chunk * F::BLOCKS;
         let codes = self.codes.wrapping_add((chunk * CHUNK_BYTES) as usize);
         let scales = self.scales.wrapping_add(first as usize);
-        let mut loaded = Chunk::NONE;
-        // SAFETY: whole chunks lie on multiples of 16 bytes, and their scales on one of their number; blocks
-        // of NVFP4 lie on multiples of eight, and the second one is looked at if it exists.
+        let mut loaded = CodeChunk::NONE;
+        // SAFETY: the first block exists, and the second is read only if it exists. Whole chunks
+        // start on 16 bytes and their scales on the bytes of a chunk's scales; NVFP4 blocks start
+        // on 8.
         unsafe {
             if WHOLE {
                 loaded.codes = if ONCE { ptx::load_16_once(codes) } else { ptx::load_16(codes) };
@@ -69,18 +71,18 @@ impl Row {
         loaded
     }
 
-    /// Loads a chunk right here: the assembler does not move the load.
+    /// Loads a whole chunk that is used once. LLVM does not move the load.
     ///
     /// # Safety
-    /// The contract of the kernels; the chunk is in the row.
+    /// The kernel's contract. The chunk is in the row.
     #[inline(always)]
-    pub(crate) unsafe fn load_once<F: Format>(&self, chunk: u32) -> Chunk {
+    pub(crate) unsafe fn load_once<F: ProductFormat>(&self, chunk: u32) -> CodeChunk {
         let codes = self.codes.wrapping_add((chunk * CHUNK_BYTES) as usize);
         let scales = self.scales.wrapping_add((chunk * F::BLOCKS) as usize);
-        // SAFETY: the caller's promise; whole chunks lie on multiples of 16 bytes, and their scales on one of
-        // their number.
+        // SAFETY: the chunk is in the row. Whole chunks start on 16 bytes, and their scales on the
+        // bytes of a chunk's scales.
         unsafe {
-            Chunk {
+            CodeChunk {
                 codes: ptx::load_16_once_here(codes),
                 scales: if F::BLOCKS == 1 { ptx::load_u8_here(scales) } else { ptx::load_u16_here(scales) },
             }
@@ -88,18 +90,18 @@ impl Row {
     }
 }
 
-/// Loads eight bytes.
+/// Loads 8 bytes.
 ///
 /// # Safety
-/// The bytes are readable, and `address` is a multiple of 4.
+/// `address` points to 8 readable bytes, on 4.
 #[inline(always)]
 pub(crate) unsafe fn load_8(address: *const u8) -> [u32; 2] {
     let words = address.cast::<u32>();
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises both words.
     unsafe { [*words, *words.wrapping_add(1)] }
 }
 
-/// A quantized operand of a kernel.
+/// A quantized matrix in global memory.
 #[derive(Clone, Copy)]
 pub(crate) struct Operand {
     pub(crate) codes: *const u8,
@@ -109,9 +111,9 @@ pub(crate) struct Operand {
 }
 
 impl Operand {
-    /// The addresses of a row, if rows have so many blocks.
+    /// The addresses of row `row`, with `blocks` blocks per row.
     #[inline(always)]
-    pub(crate) fn row<F: Format>(&self, row: u64, blocks: u64) -> Row {
+    pub(crate) fn row<F: ProductFormat>(&self, row: u64, blocks: u64) -> Row {
         let first = row * blocks;
         Row {
             codes: self.codes.wrapping_add((first * F::BLOCK_BYTES) as usize),
@@ -120,9 +122,9 @@ impl Operand {
     }
 }
 
-/// How rows of activations and of results go to experts: with a null plan, there is one matrix for all. Otherwise there are sorted
-/// rows, an expert's one after the other, and of each two numbers: of the row of activations, and of the row of results. Where one of the
-/// lists is null, sorted rows are in their places.
+/// The routing of tokens to experts. Without a plan (null) there is one matrix for all tokens. With
+/// one, rows are sorted by expert: `from` lists the row of activations of each sorted row, and `to`
+/// its row of results. Where a list is null, sorted row `i` is row `i`.
 #[derive(Clone, Copy)]
 pub(crate) struct Routed {
     pub(crate) plan: *const Plan,
@@ -131,69 +133,69 @@ pub(crate) struct Routed {
 }
 
 impl Routed {
-    /// A token tile of 2^`bits` tokens, of so many in all.
+    /// Token tile `number`, of 2^`bits` tokens; without a plan, of `tokens` in all.
     ///
     /// # Safety
-    /// The contract of the kernels; there is such a tile.
+    /// The kernel's contract. The token tile exists.
     #[inline(always)]
     pub(crate) unsafe fn tile(&self, number: u32, bits: u32, tokens: u32) -> ExpertTile {
         if self.plan.is_null() {
             let first = number << bits;
             return ExpertTile { expert: 0, first, end: tokens.min(first + (1 << bits)), padding: 0 };
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: the tiles follow the plan's head, and this one exists.
         unsafe { *self.plan.wrapping_add(1).cast::<ExpertTile>().wrapping_add(number as usize) }
     }
 
-    /// The number of sorted rows, if there is a plan.
+    /// The number of sorted rows.
     ///
     /// # Safety
-    /// The contract of the kernels; the plan is not null.
+    /// The kernel's contract. The plan is not null.
     #[inline(always)]
     pub(crate) unsafe fn sorted_rows(&self) -> u32 {
-        // SAFETY: the caller's promise; the last tile that has rows has the last ones.
+        // SAFETY: the plan's first `tiles` tiles exist. The last of them ends with the last row.
         unsafe {
             let tiles = (*self.plan).tiles;
             if tiles == 0 { 0 } else { self.tile(tiles - 1, 0, 0).end }
         }
     }
 
-    /// The expert of a sorted row: 0, if there is one matrix for all.
+    /// The expert of a sorted row; 0 without a plan.
     ///
     /// # Safety
-    /// The contract of the kernels; there is such a row.
+    /// The kernel's contract. The row exists.
     #[inline(always)]
     pub(crate) unsafe fn expert_of(&self, row: u32) -> u32 {
         if self.plan.is_null() {
             return 0;
         }
-        // SAFETY: the caller's promise; a tile that has rows is there.
+        // SAFETY: the plan's first `tiles` tiles exist, and one of them has the row.
         unsafe {
-            let (mut found, mut behind) = (0, (*self.plan).tiles);
-            while behind - found > 1 {
-                let middle = found.midpoint(behind);
+            let (mut found, mut end) = (0, (*self.plan).tiles);
+            while end - found > 1 {
+                let middle = found.midpoint(end);
                 if self.tile(middle, 0, 0).first <= row {
                     found = middle;
                 } else {
-                    behind = middle;
+                    end = middle;
                 }
             }
             self.tile(found, 0, 0).expert
         }
     }
 
-    /// The number of a sorted row in one of the lists.
+    /// The entry of a sorted row in `from` or `to`.
     ///
     /// # Safety
-    /// The contract of the kernels; there is such a row.
+    /// The kernel's contract. The row exists.
     #[inline(always)]
     pub(crate) unsafe fn listed(list: *const u32, row: u32) -> u32 {
-        // SAFETY: the caller's promise.
+        // SAFETY: the list has an entry per sorted row.
         if list.is_null() { row } else { unsafe { *list.wrapping_add(row as usize) } }
     }
 }
 
-/// A product of weights and activations: its operands, its results, its shape, and whose weights are for which rows.
+/// A product of weights and activations: operands, results, shape and routing.
 #[derive(Clone, Copy)]
 pub(crate) struct Problem {
     pub(crate) weights: Operand,
@@ -204,13 +206,13 @@ pub(crate) struct Problem {
 }
 
 impl Problem {
-    /// The product with the weights of an expert: 0, if there is one matrix for all.
+    /// The product with the weights of an expert; 0 without a plan.
     #[inline(always)]
-    pub(crate) fn of_expert<F: Format>(&self, expert: u32) -> Self {
+    pub(crate) fn of_expert<F: ProductFormat>(&self, expert: u32) -> Self {
         let WeightsShape { rows, blocks, .. } = self.shape;
         let Row { codes, scales } = self.weights.row::<F>(u64::from(expert) * rows, blocks);
         let global = self.weights.global.wrapping_add(expert as usize);
-        // Of the activations' dtype, which has two bytes.
+        // Biases have the activations' dtype, of two bytes.
         let bias = self.results.bias.wrapping_add((u64::from(expert) * rows * 2) as usize);
         Self {
             weights: Operand { codes, scales, global, ..self.weights },
@@ -219,52 +221,52 @@ impl Problem {
         }
     }
 
-    /// The number of the row of activations of a token.
+    /// The row of activations of a token.
     ///
     /// # Safety
-    /// The contract of the kernels; the token exists.
+    /// The kernel's contract. The token exists.
     #[inline(always)]
     pub(crate) unsafe fn source(&self, token: u32) -> u32 {
-        // SAFETY: the caller's promise.
+        // SAFETY: the token exists.
         unsafe { Routed::listed(self.routed.from, token) }
     }
 
     /// The address of a token's activations.
     ///
     /// # Safety
-    /// The contract of the kernels; the token exists.
+    /// The kernel's contract. The token exists.
     #[inline(always)]
     pub(crate) unsafe fn token(&self, token: u32) -> *const u8 {
-        // SAFETY: the caller's promise.
+        // SAFETY: the token exists.
         let row = unsafe { self.source(token) };
         self.activations.wrapping_add((u64::from(row) * self.shape.cols * 2) as usize)
     }
 
-    /// The activations of a token tile that begins with a token, for [`Self::rows_behind`]: its first row, or, where rows are listed,
-    /// the first of all.
+    /// The origin of [`Self::rows_from_origin`] for a token tile: the row of its first token, or
+    /// row 0 if rows are listed.
     #[inline(always)]
-    pub(crate) fn activations_of_tile(&self, first: u32) -> *const u8 {
+    pub(crate) fn origin_of_tile(&self, first: u32) -> *const u8 {
         let row = if self.routed.from.is_null() { first } else { 0 };
         self.activations.wrapping_add((u64::from(row) * self.shape.cols * 2) as usize)
     }
 
-    /// Rows from [`Self::activations_of_tile`] to a token's.
+    /// Rows from [`Self::origin_of_tile`] to a token's row.
     ///
     /// # Safety
-    /// The contract of the kernels; the token exists, and is not before the tile's first.
+    /// The kernel's contract. The token exists, and is not before `first`.
     #[inline(always)]
-    pub(crate) unsafe fn rows_behind(&self, first: u32, token: u32) -> u32 {
-        // SAFETY: the caller's promise.
+    pub(crate) unsafe fn rows_from_origin(&self, first: u32, token: u32) -> u32 {
+        // SAFETY: the token exists.
         if self.routed.from.is_null() { token - first } else { unsafe { self.source(token) } }
     }
 
-    /// The number of the row of results of a token.
+    /// The row of results of a token.
     ///
     /// # Safety
-    /// The contract of the kernels; the token exists.
+    /// The kernel's contract. The token exists.
     #[inline(always)]
-    pub(crate) unsafe fn place(&self, token: u32) -> u32 {
-        // SAFETY: the caller's promise.
+    pub(crate) unsafe fn result_row(&self, token: u32) -> u32 {
+        // SAFETY: the token exists.
         unsafe { Routed::listed(self.routed.to, token) }
     }
 }

@@ -1,12 +1,13 @@
-//! The 4-bit formats as products read them: the blocks of a chunk, their scales, and the chunk's terms.
+//! The 4-bit formats as products read them: the blocks of a chunk, their scales, and the terms of a
+//! chunk.
 
 use microscale_formats::{E8m0, dot, mx, nvfp4};
 
 #[cfg(microscale_sm90)]
-use crate::ptx;
+use crate::hardware::ptx;
 
 /// A format's scales and terms.
-pub(crate) trait Format {
+pub(crate) trait ProductFormat {
     /// Bytes of a block's codes.
     const BLOCK_BYTES: u64;
     /// Blocks in a chunk.
@@ -33,7 +34,7 @@ impl Nvfp4 {
         }
         #[cfg(not(microscale_sm90))]
         {
-            // The bits moved to those of an f32 are the scale times 2^-120, subnormal ones included.
+            // Moved to the bits of an f32, the code is the scale times 2^-120, also if subnormal.
             [bytes, bytes >> 8].map(|byte| {
                 let code = byte & 0x7F;
                 let bits = if code == 0x7F { 0x7FC0_0000 } else { code << 20 };
@@ -43,12 +44,12 @@ impl Nvfp4 {
     }
 }
 
-impl Format for Nvfp4 {
+impl ProductFormat for Nvfp4 {
     const BLOCK_BYTES: u64 = nvfp4::BLOCK as u64 / 2;
     const BLOCKS: u32 = 2;
     type Scales = [f32; 2];
 
-    /// A quarter of the scales: the sums that come under them are four times too large.
+    /// A quarter of the scales, as [`ProductFormat::add`] gets four times the sums.
     #[inline(always)]
     fn scales(bytes: u32) -> [f32; 2] {
         Self::pair(bytes).map(|scale| 0.25 * scale)
@@ -66,7 +67,7 @@ impl Format for Nvfp4 {
 
 pub(crate) struct Mxfp4;
 
-impl Format for Mxfp4 {
+impl ProductFormat for Mxfp4 {
     const BLOCK_BYTES: u64 = mx::BLOCK as u64 / 2;
     const BLOCKS: u32 = 1;
     type Scales = u32;
@@ -81,4 +82,11 @@ impl Format for Mxfp4 {
         let scale = dot::mxfp4_scale(E8m0::from_bits(matrix as u8), E8m0::from_bits(vector as u8));
         *sum += f64::from(quarters[0] + quarters[1]) * scale;
     }
+}
+
+/// Eight E2M1 elements as pairs of f16.
+#[cfg(microscale_fp4)]
+#[inline(always)]
+pub(crate) fn e2m1_to_f16_pairs(codes: u32) -> [u32; 4] {
+    [codes, codes >> 8, codes >> 16, codes >> 24].map(ptx::e2m1x2_to_f16x2)
 }

@@ -1,48 +1,52 @@
-//! Where a product's results go, and what is done with sums before: bias, gate, residual, rounding.
+//! Results of products: global scale, bias, gate, residual, rounding and storing, result by result.
 
-use microscale_formats::dot;
 use microscale_formats::Dtype as OutputDtype;
+use microscale_formats::dot;
 use microscale_kernels_abi::Epilogue;
 
+use super::operand::{Operand, Problem};
+use super::tensor_cores::Activations;
 use crate::arithmetic::Ptx;
 use crate::dtype::{Bf16, Dtype, F16};
-use crate::ptx;
+use crate::hardware::ptx;
 
 /// The results of a product, and the operands of its epilogue.
 #[derive(Clone, Copy)]
 pub(crate) struct Results {
     pub(crate) out: *mut u8,
-    /// A value a row of weights, or of an expert's.
+    /// A value per row of the weights, and per expert.
     pub(crate) bias: *const u8,
-    /// A value a result, in its place.
+    /// A value per result, laid out as `out`.
     pub(crate) residual: *const u8,
     pub(crate) epilogue: Epilogue,
 }
 
 impl Results {
-    /// Stores the sum of a row, of so many, in the row of results `place`. The activations' dtype is given, and, for a gate, the sum of
-    /// the row behind; the gate's results are stored for even rows alone.
+    /// Stores the sum of row `row` of `rows` in row `result_row` of the results. `dtype` is the
+    /// activations' dtype. With a gate, `next` computes the sum of the next row, and odd rows store
+    /// nothing.
     ///
     /// # Safety
-    /// The contract of the kernels; nobody else stores this result.
+    /// The kernel's contract. Row and token exist, and no other thread stores this result.
     #[inline(always)]
     pub(crate) unsafe fn store(
         &self,
         dtype: OutputDtype,
-        [place, row, rows]: [u64; 3],
+        [result_row, row, rows]: [u64; 3],
         sum: f64,
         next: impl FnOnce() -> f64,
     ) {
         let epilogue = &self.epilogue;
         if epilogue.steps == 0 {
-            // SAFETY: the caller's promise.
-            return unsafe { store(self.out, place * rows + row, sum, dtype) };
+            // SAFETY: the result exists, and no other thread stores it.
+            return unsafe { store(self.out, result_row * rows + row, sum, dtype) };
         }
         let gated = epilogue.has(Epilogue::GATED);
         if gated && row % 2 == 1 {
             return;
         }
-        // SAFETY: there is a value for each row, and a residual for each result.
+        // SAFETY: `bias` has a value for each row, and `residual` for each result, which this
+        // thread stores.
         unsafe {
             let mut sum = sum + self.bias_of(dtype, row);
             let mut at = row;
@@ -52,7 +56,7 @@ impl Results {
                 at = row / 2;
             }
             let dtype = if epilogue.has(Epilogue::F32_RESULTS) { OutputDtype::F32 } else { dtype };
-            let index = place * epilogue.results(rows) + at;
+            let index = result_row * epilogue.results(rows) + at;
             if epilogue.has(Epilogue::RESIDUAL) {
                 sum += f64::from(load(self.residual, index, dtype));
             }
@@ -60,17 +64,51 @@ impl Results {
         }
     }
 
-    /// The bias of a row, 0 if there is none.
+    /// The bias of a row; 0 without a bias.
     ///
     /// # Safety
-    /// As for [`Self::store`]; the row exists.
+    /// As for [`Self::store`].
     #[inline(always)]
     unsafe fn bias_of(&self, dtype: OutputDtype, row: u64) -> f64 {
-        // SAFETY: the caller's promise.
+        // SAFETY: `bias` has a value for each row.
         if self.epilogue.has(Epilogue::BIAS) {
             f64::from(unsafe { load(self.bias, row, dtype) })
         } else {
             0.0
+        }
+    }
+}
+
+impl Operand {
+    /// Applies the global scale, if there is one, to a sum.
+    ///
+    /// # Safety
+    /// The kernel's contract.
+    #[inline(always)]
+    pub(crate) unsafe fn scaled(&self, sum: f64) -> f64 {
+        // SAFETY: `global` points to a slot, also without a global scale.
+        self.apply.scaled(sum, unsafe { (*self.global).scale })
+    }
+}
+
+impl Problem {
+    /// Stores the sum of a row and a token. With a gate, `next` computes the sum of the next row.
+    ///
+    /// # Safety
+    /// The kernel's contract. Row and token exist, and no other thread stores this result.
+    #[inline(always)]
+    pub(crate) unsafe fn store<D: Activations>(
+        &self,
+        row: u64,
+        token: u32,
+        sum: f64,
+        next: impl FnOnce() -> f64,
+    ) {
+        // SAFETY: row and token exist, and no other thread stores the result.
+        unsafe {
+            let at = [u64::from(self.result_row(token)), row, self.shape.rows];
+            let (sum, next) = (self.weights.scaled(sum), || self.weights.scaled(next()));
+            self.results.store(D::OUTPUT, at, sum, next);
         }
     }
 }
@@ -82,7 +120,7 @@ impl Results {
 #[inline(always)]
 pub(crate) unsafe fn load(from: *const u8, index: u64, dtype: OutputDtype) -> f32 {
     let index = index as usize;
-    // SAFETY: the caller's promise.
+    // SAFETY: the element exists.
     unsafe {
         let half = || u32::from(*from.cast::<u16>().wrapping_add(index));
         match dtype {
@@ -93,16 +131,16 @@ pub(crate) unsafe fn load(from: *const u8, index: u64, dtype: OutputDtype) -> f3
     }
 }
 
-/// Stores a result, rounded once; NaN is the canonical one.
+/// Stores a result, rounded once. NaN becomes the canonical NaN.
 ///
 /// # Safety
-/// `out` points to more than `index` elements of the dtype in global memory, and no other thread writes this
-/// one.
+/// `out` points to more than `index` elements of the dtype in global memory. No other thread uses
+/// element `index`.
 #[inline(always)]
 pub(crate) unsafe fn store(out: *mut u8, index: u64, sum: f64, dtype: OutputDtype) {
     let index = index as usize;
     let odd = dot::rounded_to_odd(sum);
-    // SAFETY: the caller's promise.
+    // SAFETY: the element exists and is this thread's.
     unsafe {
         match dtype {
             OutputDtype::F32 => {

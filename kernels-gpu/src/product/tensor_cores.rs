@@ -1,40 +1,47 @@
-//! The operands of the tensor cores: weights brought to the dtype of the activations, and their scales.
+//! The operands of the tensor cores: weights decoded to the dtype of the activations, and their
+//! scales.
 
+use microscale_formats::Dtype as OutputDtype;
 use microscale_formats::plan::power_of_two;
 use microscale_formats::{E4m3, E8m0, weights};
-use microscale_formats::Dtype as OutputDtype;
 
-use super::format::{Format, Mxfp4, Nvfp4};
+use super::operand::CodeChunk;
+use super::product_format::{Mxfp4, Nvfp4, ProductFormat};
 use crate::arithmetic::Ptx;
 use crate::dtype::{Bf16, Dtype, F16};
-use crate::{ptx, warp};
+#[cfg(microscale_wgmma)]
+use crate::hardware::warp_group::{WgmmaBf16, WgmmaF16};
+use crate::hardware::{ptx, warp};
 
-/// A lane's sums of a tile.
+/// A lane's accumulators of a tile.
 pub(crate) const SUMS: usize = 4;
 
 /// A dtype of activations.
 pub(crate) trait Activations {
     type Dtype: Dtype;
+    /// The dtype of warp groups' instructions.
+    #[cfg(microscale_wgmma)]
+    type Wgmma;
     const OUTPUT: OutputDtype;
-    /// The exponent by which [`Self::weights`] are too low.
+    /// [`Self::weights`] returns weights times 2^-`BELOW`.
     const BELOW: i32;
-    /// The first and the last exponent of MXFP4 scales under which scaled weights are exact.
-    const USUAL: [u32; 2];
-    /// The exponents by which scaled weights are lowered so that they fit, in NVFP4 and in MXFP4.
+    /// The first and the last MXFP4 scale exponent for which scaled weights are exact.
+    const IN_RANGE: [u32; 2];
+    /// Scaled weights are multiplied by 2^-`LOWERED` so that they fit: for NVFP4 and MXFP4.
     const LOWERED: [i32; 2];
-    /// The exponent by which [`Self::raised`] activations are too high.
+    /// [`Self::raised`] multiplies activations by 2^`RAISED`.
     const RAISED: i32;
 
-    /// The table that [`Self::weights`] takes.
+    /// The lookup table of [`Self::weights`].
     const TABLE: u32 = 0;
 
     /// Decodes eight weights to four pairs.
     fn weights(codes: u32, table: u32) -> [u32; 4];
 
-    /// Arranges eight activations in the pairs that [`Self::weights`] makes.
+    /// Brings eight activations into the pairs of [`Self::weights`].
     fn pairs(activations: [u32; 4]) -> [u32; 4];
 
-    /// Raises a pair of activations that is multiplied with weights that are too low.
+    /// Multiplies a pair of activations by 2^`RAISED`.
     fn raised(pair: u32) -> u32;
 
     /// A pair with the same factor in both halves.
@@ -58,29 +65,31 @@ pub(crate) trait Activations {
     fn multiply(a: [u32; 4], b: [u32; 2], sums: [f32; SUMS]) -> [f32; SUMS];
 }
 
-/// Arranges eight activations in four pairs: those with even numbers first, those with odd ones after them.
+/// Brings eight activations into four pairs: the even ones first, then the odd ones.
 #[inline(always)]
 fn even_and_odd([a, b, c, d]: [u32; 4]) -> [u32; 4] {
     let (even, odd) = (0x5410, 0x7632);
     [ptx::permute(a, b, even), ptx::permute(c, d, even), ptx::permute(a, b, odd), ptx::permute(c, d, odd)]
 }
 
-/// A rounded pair of values with the canonical NaN, two of which are in `nan`: conversions give the largest positive bits for NaN,
-/// and those of all numbers are below the canonical one's.
+/// Replaces NaN in a rounded pair by the canonical NaN; `nan` holds two of them. Conversions make
+/// NaN the largest positive bit pattern, and the canonical NaN is larger than every number.
 #[inline(always)]
 fn canonical_nan(pair: u32, nan: u32) -> u32 {
     ptx::min_signed_16x2(pair, nan)
 }
 
-/// Activations in f16. A weight's bits, moved to where f16 has an exponent's last two bits and a
-/// significand's first, are the weight times 2^-14. They fill the upper byte of the f16.
+/// Activations in f16. A weight's bits, moved to the last two exponent bits and the first
+/// significand bit of an f16, are the weight times 2^-14. They are all in the upper byte.
 pub(crate) struct WithF16;
 
 impl Activations for WithF16 {
     type Dtype = F16;
+    #[cfg(microscale_wgmma)]
+    type Wgmma = WgmmaF16;
     const OUTPUT: OutputDtype = OutputDtype::F16;
     const BELOW: i32 = if cfg!(microscale_fp4) { 0 } else { 14 };
-    const USUAL: [u32; 2] = [107, 131];
+    const IN_RANGE: [u32; 2] = [107, 131];
     const LOWERED: [i32; 2] = [7, 3];
     const RAISED: i32 = 0;
 
@@ -103,7 +112,7 @@ impl Activations for WithF16 {
     #[cfg(microscale_fp4)]
     #[inline(always)]
     fn weights(codes: u32, _: u32) -> [u32; 4] {
-        super::decode::pairs(codes)
+        super::product_format::e2m1_to_f16_pairs(codes)
     }
 
     #[inline(always)]
@@ -145,16 +154,18 @@ impl Activations for WithF16 {
     }
 }
 
-/// Activations in bf16, whose exponents lie across its bytes. 16 times twice a weight's magnitude is looked
-/// up and is the lower byte, which is a number below the second exponent; the weight's sign is the upper
-/// byte. That makes the weight times 2^-128.
+/// Activations in bf16, whose exponent spans both bytes. The lower byte is looked up: 32 times the
+/// weight's magnitude, a bf16 with exponent field 0 or 1. The upper byte is the weight's sign.
+/// Together they are the weight times 2^-128.
 pub(crate) struct WithBf16;
 
 impl Activations for WithBf16 {
     type Dtype = Bf16;
+    #[cfg(microscale_wgmma)]
+    type Wgmma = WgmmaBf16;
     const OUTPUT: OutputDtype = OutputDtype::Bf16;
     const BELOW: i32 = 128;
-    const USUAL: [u32; 2] = [16, 142];
+    const IN_RANGE: [u32; 2] = [16, 142];
     const LOWERED: [i32; 2] = [14, 16];
     const RAISED: i32 = 104;
     /// The bytes of 0, 0.5, 1 and 1.5.
@@ -208,26 +219,27 @@ impl Activations for WithBf16 {
     }
 }
 
-/// The scales of a format of weights.
-pub(crate) trait Weights: Format {
+/// A format of weights: its scales for the tensor cores.
+pub(crate) trait WeightFormat: ProductFormat {
     /// The format's index in [`Activations::LOWERED`].
     const INDEX: usize;
 
-    /// The distance of a chunk's scale from the first usual one, if a format has unusual ones. Scales below
-    /// it have a distance above the last usual one's, too, because the difference wraps.
+    /// The offset of a chunk's scale from the first scale in range. Scales below the range have an
+    /// offset above [`Self::last_in_range`] too, as the difference wraps. 0 if the format's scales
+    /// are always in range.
     #[inline(always)]
-    fn distance<D: Activations>(_: u32) -> u32 {
+    fn scale_offset<D: Activations>(_: u32) -> u32 {
         0
     }
 
-    /// The largest distance of a usual scale.
-    fn farthest<D: Activations>() -> u32 {
+    /// The offset of the last scale in range.
+    fn last_in_range<D: Activations>() -> u32 {
         0
     }
 
-    /// The scales of a chunk, as bytes, whose distance is 0.
+    /// The bytes of a chunk's scales with offset 0.
     #[inline(always)]
-    fn first_usual<D: Activations>() -> u32 {
+    fn first_in_range<D: Activations>() -> u32 {
         0
     }
 
@@ -237,11 +249,11 @@ pub(crate) trait Weights: Format {
     /// The scales of a chunk's halves, given their bytes.
     fn halves(scales: u32) -> [f32; 2];
 
-    /// Adds a group to a stream's sum by the definition.
+    /// Adds a group to a stream's sum, as the reference does.
     fn add_group(sum: f32, fraction: f32, scale: u8) -> f32;
 }
 
-impl Weights for Nvfp4 {
+impl WeightFormat for Nvfp4 {
     const INDEX: usize = 0;
 
     #[inline(always)]
@@ -260,29 +272,29 @@ impl Weights for Nvfp4 {
     }
 }
 
-impl Weights for Mxfp4 {
+impl WeightFormat for Mxfp4 {
     const INDEX: usize = 1;
 
     #[inline(always)]
-    fn distance<D: Activations>(scales: u32) -> u32 {
-        scales.wrapping_sub(D::USUAL[0])
+    fn scale_offset<D: Activations>(scales: u32) -> u32 {
+        scales.wrapping_sub(D::IN_RANGE[0])
     }
 
     #[inline(always)]
-    fn farthest<D: Activations>() -> u32 {
-        D::USUAL[1] - D::USUAL[0]
+    fn last_in_range<D: Activations>() -> u32 {
+        D::IN_RANGE[1] - D::IN_RANGE[0]
     }
 
     #[inline(always)]
-    fn first_usual<D: Activations>() -> u32 {
-        D::USUAL[0]
+    fn first_in_range<D: Activations>() -> u32 {
+        D::IN_RANGE[0]
     }
 
     #[inline(always)]
     fn factors<D: Activations>(scales: u32) -> [u32; 2] {
-        // An unusual scale is replaced by some number, under which zeros stay zeros.
-        let distance = Self::distance::<D>(scales).min(Self::farthest::<D>());
-        let raised = const { D::USUAL[0] as i32 + D::BELOW - D::LOWERED[1] } as u32;
+        // A scale out of range is replaced by one in range. Zeros stay zeros.
+        let distance = Self::scale_offset::<D>(scales).min(Self::last_in_range::<D>());
+        let raised = const { D::IN_RANGE[0] as i32 + D::BELOW - D::LOWERED[1] } as u32;
         [D::factor(f32::from_bits((distance + raised) << 23)); 2]
     }
 
@@ -297,4 +309,14 @@ impl Weights for Mxfp4 {
     fn add_group(sum: f32, fraction: f32, scale: u8) -> f32 {
         weights::add_mxfp4::<Ptx>(sum, fraction, E8m0::from_bits(scale))
     }
+}
+
+/// Returns whether the tensor cores may multiply a chunk: its scale is in range for the dtype, or
+/// all its codes are zeros and its scale is not NaN.
+#[inline(always)]
+pub(crate) fn is_in_range<F: WeightFormat, D: Activations>(
+    CodeChunk { codes: [a, b, c, d], scales }: &CodeChunk,
+) -> bool {
+    let zeros = (a | b | c | d) & 0x7777_7777 == 0 && *scales != u32::from(E8m0::NAN.to_bits());
+    zeros || F::scale_offset::<D>(*scales) <= F::last_in_range::<D>()
 }

@@ -9,13 +9,14 @@ use microscale_kernels_abi::search::SEARCH_EACH;
 use crate::arithmetic::Ptx;
 use crate::dtype::Dtype;
 use crate::format::{Blocks, Searched};
-use crate::{ptx, warp};
+use crate::hardware::{ptx, warp};
 
 /// Elements that a lane has.
 const EACH: usize = SEARCH_EACH as usize;
 const _: () = assert!(EACH == CHAINED);
 
-/// An array of something for each number. Written out, lest a loop or a call leave arrays in memory.
+/// An array of something for each number. Written out, lest a loop or a call leave arrays in
+/// memory.
 macro_rules! each {
     (4, $i:ident => $value:expr) => {
         each!([0, 1, 2, 3], $i => $value)
@@ -45,20 +46,20 @@ pub(super) fn most<F: Blocks>(number: u32) -> u32 {
     if const { lanes::<F>() } == 2 { number.max(warp::shuffle_xor(number, 1)) } else { number }
 }
 
-/// What a lane searches a block's scale with: [`search::Measure`], for all blocks of a warp at a time, with a
-/// unit of 1. All lanes of the warp take part in everything.
+/// A lane's data for searching a block's scale: [`search::Measure`] for all blocks of a warp at a
+/// time, with a unit of 1. All lanes of the warp call every method.
 pub(super) struct Lane<F> {
     /// [`Searched::candidates_of_lanes`].
     pub(super) of_lane: (f32, f32),
     /// Magnitudes.
     pub(super) a: [f32; EACH],
-    /// The block's.
+    /// The block's amax.
     pub(super) amax: f32,
     pub(super) format: PhantomData<F>,
 }
 
-/// The importance of a lane's elements: sixteen weights of errors, on 16 bytes. They are loaded whenever they
-/// are needed, lest they take the registers of searches without importance.
+/// The importance of a lane's elements: sixteen weights of errors, on 16 bytes. They are loaded
+/// whenever they are needed, lest they take the registers of searches without importance.
 #[derive(Clone, Copy)]
 pub(super) struct Importance(pub(super) *const f32);
 
@@ -66,8 +67,8 @@ impl Importance {
     /// Loads the importance of four elements.
     #[inline(always)]
     fn four(self, first: usize) -> [f32; 4] {
-        // SAFETY: `usual` has seen that all sixteen are in global memory, and nothing writes them during the
-        // kernel.
+        // SAFETY: `usual` has seen that all sixteen are in global memory, and nothing writes them
+        // during the kernel.
         unsafe { ptx::load_16_here(self.0.add(first).cast()).map(f32::from_bits) }
     }
 }
@@ -143,7 +144,7 @@ impl<F: Searched> Lane<F> {
         f32::from_bits(most::<F>(low.max(high)))
     }
 
-    /// Whether clipping alone does not make a scale's error larger than the plain one's.
+    /// Returns whether a scale's clipping error is at most the whole error of the plain scale.
     #[inline(always)]
     fn may_win(&self, byte: u32, plain_error: f32, importance: Option<Importance>) -> bool {
         self.most_clipped(&self.candidate(byte), importance) <= plain_error
@@ -167,9 +168,10 @@ impl<F: Searched> Lane<F> {
         (first, u32::from(last_to_try::<F>(least as u8)))
     }
 
-    /// [`search::Measure::search`]: the byte of the scale that is chosen, and how many were tried. `None`, in
-    /// all lanes, if a block may take a scale that has no [usual candidate](Searched::LAST_UNUSUAL) or is
-    /// limited, or without importance an element is not [near](search::NEAR).
+    /// [`search::Measure::search`]: the byte of the scale that is chosen, and how many were tried.
+    /// `None`, in all lanes, if a block may take a scale that has no [usual
+    /// candidate](Searched::LAST_UNUSUAL) or is limited, or without importance an element is not
+    /// [near](search::NEAR).
     #[inline(always)]
     pub(super) fn search(
         &self,
@@ -188,8 +190,8 @@ impl<F: Searched> Lane<F> {
                 (byte, last) = (byte.max(u32::from(low)), last.min(u32::from(high)));
             }
             let factor = self.candidate(byte).factor;
-            // Importance may lead to scales so small that the definition limits them, or the one below, which
-            // the bounds have looked at.
+            // Importance may lead to scales so small that the definition limits them, or the one
+            // below, which the bounds have looked at.
             let limited = search::limited(0.5 * factor, 1.0) != 0.5 * factor;
             let far = if importance.is_none() { self.amax > search::NEAR * factor } else { limited };
             if warp::ballot(byte <= F::LAST_UNUSUAL || far) != 0 {

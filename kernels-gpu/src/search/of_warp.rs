@@ -1,4 +1,5 @@
-//! A block whose elements the lanes of a warp have one each: searched by the definition, with every option.
+//! A block whose elements the lanes of a warp have one each: searched by the reference, with every
+//! option.
 
 use core::marker::PhantomData;
 
@@ -15,11 +16,11 @@ use crate::arithmetic::Ptx;
 use crate::by_block::{self, OfWarp};
 use crate::dtype::Dtype;
 use crate::format::{Blocks, Searched};
-use crate::warp;
+use crate::hardware::warp;
 
-/// A block of which each lane has an element.
+/// A block with one element per lane.
 struct MeasuredOfWarp<F> {
-    /// Its magnitude times the unit.
+    /// The element's magnitude times the unit.
     a: f32,
     weight: Option<f32>,
     unit: f32,
@@ -68,7 +69,8 @@ impl<F: Blocks> Measure for MeasuredOfWarp<F> {
 /// Quantizes one block, whatever it holds. Entered by the whole warp.
 ///
 /// # Safety
-/// The contract of the kernels of [`crate::search`]; `block` exists, and `report` points to a report slot in global memory.
+/// The contract of the kernels of [`crate::search`]; `block` exists, and `report` points to a
+/// report slot in global memory.
 #[inline(always)]
 #[expect(clippy::too_many_arguments, reason = "a kernel's whole state")]
 pub(super) unsafe fn of_warp<D: Dtype, F: Searched>(

@@ -28,8 +28,8 @@ impl SearchOptions {
     }
 }
 
-/// The address of the importance of a block's elements from one on, given that of all columns, and how many
-/// elements there are.
+/// The address of the importance of a block's elements from `element` on, and the number of
+/// elements. `importance` points to the importance of all columns.
 #[inline(always)]
 pub(super) fn importance<F: Blocks>(
     importance: *const f32,

@@ -4,7 +4,7 @@ use microscale_formats::BlockEvents;
 use microscale_kernels_abi::ReportSlot;
 use microscale_kernels_abi::launch::WARP;
 
-use crate::{ptx, warp};
+use crate::hardware::{ptx, warp};
 
 /// What happened in blocks that did not get the NaN scale.
 #[derive(Clone, Copy, Default)]
@@ -27,7 +27,8 @@ impl Counts {
         self.tried += tried;
     }
 
-    /// Those of a warp, of which some lanes have one block each. All lanes of the warp take part.
+    /// The counts of a warp. Lanes with `counted` have one block each. All lanes of the warp call
+    /// it.
     #[inline(always)]
     pub(super) fn of_lanes(counted: bool, events: BlockEvents, changed: bool, tried: u32) -> Self {
         let count = |happened: bool| warp::ballot(counted && happened).count_ones();

@@ -1,4 +1,4 @@
-//! Blocks whose elements the lanes of a warp hold, sixteen each: searched together and encoded at once.
+//! The fast search: blocks with sixteen elements per lane, searched and encoded together by a warp.
 
 use core::hint::cold_path;
 use core::marker::PhantomData;
@@ -14,7 +14,7 @@ use super::report::{Counts, add_to_report};
 use crate::access::{Scales, Target};
 use crate::dtype::{self, Chunk, Dtype};
 use crate::format::{Blocks, Plain, Searched};
-use crate::warp;
+use crate::hardware::warp;
 
 /// A lane's part of a block.
 pub(super) struct Share<'a, F> {
@@ -29,7 +29,7 @@ impl<F: Blocks> Share<'_, F> {
         self.block < self.grid.blocks
     }
 
-    /// The lane's number within those of the block.
+    /// The lane's number within its block.
     #[inline(always)]
     fn part(&self) -> u32 {
         warp::lane() % const { lanes::<F>() }
@@ -42,7 +42,8 @@ impl<F: Blocks> Share<'_, F> {
     }
 }
 
-/// Quantizes the blocks whose elements the lanes hold, if all are usual; else it does nothing. Entered by the whole warp.
+/// Quantizes the blocks whose elements the lanes hold, if all are usual; else it does nothing.
+/// Entered by the whole warp.
 ///
 /// # Safety
 /// The contract of the kernels of [`crate::search`].
@@ -121,7 +122,8 @@ pub(super) unsafe fn usual<D: Dtype, F: Searched>(
     if exists {
         let [low, high] = codes.map(u64::from);
         let place = share.block * u64::from(F::BYTES) + u64::from(share.part() * (SEARCH_EACH / 2));
-        // SAFETY: eight code bytes, aligned as codes are, and one scale byte a block, each written by one lane.
+        // SAFETY: eight code bytes, aligned as codes are, and one scale byte a block, each written
+        // by one lane.
         unsafe {
             *target.codes.add(place as usize).cast::<u64>() = high << 32 | low;
             if share.part() == 0 {
@@ -132,7 +134,7 @@ pub(super) unsafe fn usual<D: Dtype, F: Searched>(
     let changed = u32::from(byte) != plain;
     let counts = Counts::of_lanes(exists && share.part() == 0, under.events, changed, tried);
     if warp::lane() == 0 {
-        // SAFETY: the report slot is the caller's promise.
+        // SAFETY: `report` points to a report slot, by the contract.
         unsafe { add_to_report(&counts, report) };
     }
     true

@@ -1,414 +1,338 @@
-//! The mainloop for compute capability 9.0. Some warps copy; warp groups decode weights and multiply them with all tokens at
-//! once, each group while others decode.
+//! The mainloop for compute capability 9.0. Producer warps copy. Consumer warp groups decode
+//! weights and multiply them by all tokens of the work tile; one group multiplies while another
+//! decodes.
 
-use microscale_kernels_abi::gemm::stage::{
-    FRONT_BYTES, MOST_STAGES, ScalePieces, Stage, WORD_OFFSET, multiplied_tokens,
-};
-use microscale_kernels_abi::gemm::{PACK_COLUMNS as COLUMNS, TILE_ROWS};
+use microscale_kernels_abi::gemm::PACK_COLUMNS;
+use microscale_kernels_abi::gemm::stage::{MOST_STAGES, ScalePieces, WORD_OFFSET};
 use microscale_kernels_abi::launch::WARP;
 
-use super::copies::{LaneRows, Source, decode, rows_of, stage_for, stage_of, usual_but_zeros};
-use super::epilogue::{Output, Part};
-use super::pairs;
-use super::scheduler::{Share, Shares, Work};
-use super::tasks::{Task, Tasks};
+use crate::gemm::cluster_exchange;
+use crate::gemm::fragment::{FragmentLoader, out_of_range_is_zero};
+use crate::gemm::load::{WeightLoader, stage_for};
+use crate::gemm::params::{Launch, Params};
+use crate::gemm::pipeline::{self, PipelineState};
+use crate::gemm::reduce::TokenSlice;
+use crate::gemm::tile::{Array, Tile};
+use crate::gemm::tile_scheduler::{KRange, TileScheduler, WorkTile};
+use crate::gemm::work_queue::WorkQueue;
+use crate::hardware::warp_group::{self, MultiplyFewer, MultiplyTokens, Registers, core_matrices};
+use crate::hardware::{cluster, mbarrier, ptx, shared, warp};
 use crate::product::operand::Problem;
-use crate::product::scheduler::warp_number;
-use crate::product::tensor_cores::{Activations, Weights};
-use crate::warp_group::{self, MultiplyFewer, MultiplyTokens, Registers, core_matrices};
-use crate::{cluster, mbarrier, ptx, shared, warp};
+use crate::product::tensor_cores::{Activations, WeightFormat};
 
-/// Warps that multiply.
-const fn multipliers<const N: u32>() -> u32 {
-    rows_of::<N>() / TILE_ROWS
-}
+/// Producer threads per thread block.
+const PRODUCERS: u32 = 4 * WARP;
 
-/// Threads that copy.
-const COPYING: u32 = 4 * WARP;
-/// Bytes of a stage's two barriers: one says that the stage is full, the other that it is empty.
-const BARRIERS_BYTES: u32 = 16;
-
-/// A place in the ring of stages, which all go around.
-#[derive(Clone, Copy)]
-struct Place {
-    stage: u32,
-    stages: u32,
-    stage_bytes: u32,
-    /// The parity of the round.
-    parity: u32,
-    /// The address of shared memory, where the barriers are.
-    base: u32,
-}
-
-impl Place {
-    /// The first stage in the first round, in shared memory of so many bytes.
-    #[inline(always)]
-    fn new(stage: &Stage, shared: u32, base: u32) -> Self {
-        let (stages, stage_bytes) = (stage.count(shared), stage.bytes());
-        Self { stage: 0, stages, stage_bytes, parity: 0, base }
-    }
-
-    /// The barrier on which copies arrive.
-    #[inline(always)]
-    fn full(&self) -> u32 {
-        self.base + self.stage * BARRIERS_BYTES
-    }
-
-    /// The barrier on which warps arrive that have done with the stage.
-    #[inline(always)]
-    fn empty(&self) -> u32 {
-        self.full() + BARRIERS_BYTES / 2
-    }
-
-    /// The address of the stage.
-    #[inline(always)]
-    fn address(&self) -> u32 {
-        self.base + FRONT_BYTES + self.stage * self.stage_bytes
-    }
-
-    /// [`Self::empty`] of the stage before.
-    #[inline(always)]
-    fn empty_before(&self) -> u32 {
-        let before = if self.stage == 0 { self.stages } else { self.stage } - 1;
-        self.base + before * BARRIERS_BYTES + BARRIERS_BYTES / 2
-    }
-
-    /// Waits until the stage is full, and returns its address.
-    #[inline(always)]
-    fn wait(&self) -> u32 {
-        mbarrier::wait(self.full(), self.parity);
-        // Lanes may have seen the barrier one after the other.
-        warp::sync();
-        self.address()
-    }
-
-    /// The next place, if there is one; else this one.
-    #[inline(always)]
-    fn next_if(&self, there: bool) -> Self {
-        let mut next = *self;
-        if there {
-            next.advance();
-        }
-        next
-    }
-
-    #[inline(always)]
-    fn advance(&mut self) {
-        self.stage += 1;
-        if self.stage == self.stages {
-            self.stage = 0;
-            self.parity ^= 1;
-        }
-    }
-}
-
-/// Multiplies weights with activations. `HALF` of a lane's sums are those of half of the tokens, or all where thread blocks are in no pairs.
+/// Multiplies weights by packed activations.
 ///
-/// The kernel in front arranges the activations, which are waited for. It has waited for all that is in front of it before it started this
-/// one, so that weights and the plan of experts' rows are there.
+/// The packing kernel runs before this one, and this kernel waits for it. The packing kernel itself
+/// has waited for all earlier work before it let this kernel start, so weights and the experts'
+/// plan can be read at once.
 ///
 /// # Safety
-/// The contract of the kernels whose names have `wgmma`.
+/// The contract of the entry points of this mainloop.
 #[inline(always)]
-pub(super) unsafe fn gemm<
-    F: Weights,
-    D,
-    const N: u32,
-    const SUMS: usize,
-    const HALF: usize,
-    const IMAGES: u32,
->(
-    epilogue: &Output<'_>,
-    arranged: *const u8,
-) where
-    D: Activations + MultiplyTokens<SUMS> + MultiplyFewer,
+pub(in crate::gemm) unsafe fn gemm<F: WeightFormat, D: Activations, T: Tile>(params: &Params<'_>)
+where
+    D::Wgmma: MultiplyTokens<T::Accumulators> + MultiplyFewer,
 {
+    const {
+        assert!(T::CONFIG.threads() == T::CONFIG.consumer_warps() * WARP + PRODUCERS);
+        T::MATCHES_THE_LIST
+    };
     let base = shared::address(warp::shared::<u128>().cast::<u8>());
-    let number = warp_number();
-    // In shared memory, so that the assembler knows nothing of it: it would copy a known one to a register wherever it is used.
+    let number = warp::number();
+    // In shared memory, so that the assembler does not know the value: it would copy a known one to
+    // a register at each use.
     let table = warp::shared::<u32>().wrapping_add(WORD_OFFSET as usize / 4);
-    // Two warps at once.
+    // Warp 0 initializes the barriers while warp 1 writes the word and the plan.
     if warp::thread() < MOST_STAGES {
-        let full = base + warp::thread() * BARRIERS_BYTES;
-        // SAFETY: the barriers are in front of the stages, and nobody uses them yet. Each thread that copies arrives with its
-        // copies, and one more time for the activations.
+        // SAFETY: each thread has its own stage, and no thread uses the barriers yet. A producer
+        // thread arrives with its copies; the first one also arrives for the activations.
         unsafe {
-            mbarrier::init(full, COPYING + 1);
-            mbarrier::init(full + BARRIERS_BYTES / 2, const { multipliers::<N>() });
+            let consumers = const { T::CONFIG.consumer_warps() };
+            pipeline::init(base, warp::thread(), PRODUCERS + 1, consumers);
         }
         mbarrier::fence_init();
     } else if number == 1 {
-        // SAFETY: nobody uses the word yet.
+        // SAFETY: the word is in the launch's shared memory, before the stages. No thread reads it
+        // or the plan before the barrier.
         unsafe {
             if warp::lane() == 0 {
                 *table = D::TABLE;
             }
-            epilogue.work.write_plan(&epilogue.problem.routed, N);
+            params.launch.write_plan(&params.problem.routed, T::N);
         }
     }
-    // With many sums, those that multiply take registers from those that copy.
-    if number < const { multipliers::<N>() } {
+    // With many accumulators, consumers take registers from producers.
+    if number < const { T::CONFIG.consumer_warps() } {
         warp::barrier();
-        if SUMS > 64 {
+        if T::Accumulators::LEN > 64 {
             warp_group::set_registers(Registers::Many);
         }
-        // SAFETY: the caller's contract; whole warp groups are here.
-        unsafe { multiply::<F, D, N, SUMS, HALF, IMAGES>(epilogue, base, number, *table) };
+        // SAFETY: whole warp groups are here, and the barriers and the plan are initialized.
+        unsafe { consume::<F, D, T>(params, base, number, *table) };
         return;
     }
-    if SUMS > 64 {
+    if T::Accumulators::LEN > 64 {
         warp_group::set_registers(Registers::Few);
     }
-    let Output { problem, work: Work { grid, .. }, .. } = *epilogue;
-    // SAFETY: the caller's contract.
+    let Params { problem, launch: Launch { gemm, .. }, .. } = *params;
+    // SAFETY: exactly the producer warps are here.
     unsafe {
-        // Thread blocks in pairs never have experts' rows.
-        if HALF < SUMS || problem.routed.plan.is_null() {
-            // The first task is found before the barrier, behind which the plan in shared memory is.
-            let most_tokens = grid.most_tokens(N);
-            let work = Work { grid, schedule: &grid.schedule, most_tokens: &most_tokens };
-            copy::<F, N, IMAGES>(&Output { work, ..*epilogue }, arranged, base, true);
+        // Kernels with clusters never multiply experts' rows.
+        if T::CONFIG.cluster > 1 || problem.routed.plan.is_null() {
+            // The schedule is read from the parameters, so that the first work tile is found before
+            // the barrier.
+            let most_tokens = gemm.most_tokens(T::N);
+            let launch = Launch { gemm, schedule: &gemm.schedule, most_tokens: &most_tokens };
+            produce::<F, T>(&Params { launch, ..*params }, base, true);
         } else {
             warp::barrier();
-            copy::<F, N, IMAGES>(epilogue, arranged, base, false);
+            produce::<F, T>(params, base, false);
         }
     }
 }
 
-/// Copies all that the thread block multiplies. `waits` says that the barrier of all threads is still to come, behind which those of
-/// stages are there to arrive on.
+/// Copies everything that the thread block multiplies. If `barrier_ahead`, the thread block's
+/// barrier is still to come: until then the stages' barriers are not initialized.
 ///
 /// # Safety
-/// The contract of the kernels; those warps call it that do not multiply.
+/// The kernel's contract. Exactly the producer warps call it.
 #[inline(always)]
-unsafe fn copy<F: Weights, const N: u32, const IMAGES: u32>(
-    epilogue: &Output<'_>,
-    arranged: *const u8,
-    base: u32,
-    mut waits: bool,
-) {
-    let grid = epilogue.work.grid;
-    let thread = warp::thread() - const { multipliers::<N>() * WARP };
-    let of_stage = stage_for::<F, N, IMAGES>(epilogue.problem, *epilogue.work.most_tokens);
-    let mut place = Place::new(&of_stage, grid.shared, base);
-    let mut tasks = Tasks::new(base);
-    let mut arranged_all = false;
-    let mut shares = Shares::new(epilogue.work);
-    while let Some(share) = shares.next() {
-        let task = epilogue.task(share, N);
-        let Task { row_tile, token_tile, .. } = task;
-        let problem = epilogue.problem.of_expert::<F>(task.expert);
-        let image = u64::from(token_tile) * grid.k_iterations.divisor + u64::from(share.start);
-        let all_bytes = const { stage_of::<N, IMAGES>().activation_bytes() };
-        let mut image = arranged.wrapping_add((image * u64::from(all_bytes)) as usize);
-        // The first tokens are in front.
-        let bytes = all_bytes / N * multiplied_tokens(N, task.end - task.first);
-        let mut weights = Source::<F, N, IMAGES, COPYING>::new(&problem, &of_stage, row_tile, &share, thread);
-        let k_iterations = share.end - share.start;
+unsafe fn produce<F: WeightFormat, T: Tile>(params: &Params<'_>, base: u32, mut barrier_ahead: bool) {
+    let gemm = params.launch.gemm;
+    let thread = warp::thread() - const { T::CONFIG.consumer_warps() * WARP };
+    let stage_shape = stage_for::<F, T>(params.problem, *params.launch.most_tokens);
+    let mut state = PipelineState::new(&stage_shape, gemm.shared, base);
+    let mut queue = WorkQueue::new(base);
+    let mut packed_are_there = false;
+    let mut scheduler = TileScheduler::new(params.launch);
+    while let Some(k_range) = scheduler.next() {
+        let work_tile = params.work_tile(k_range, T::N);
+        let WorkTile { row_tile, token_tile, .. } = work_tile;
+        let problem = params.problem.of_expert::<F>(work_tile.expert);
+        let pack = u64::from(token_tile) * gemm.k_iterations.divisor + u64::from(k_range.start);
+        let full_bytes = const { T::STAGE.activation_bytes() };
+        let mut pack = params.packed.wrapping_add((pack * u64::from(full_bytes)) as usize);
+        // The first tokens come first.
+        let bytes = full_bytes / T::N * T::CONFIG.multiplied(work_tile.end_token - work_tile.first_token);
+        let mut weights =
+            WeightLoader::<F, T, PRODUCERS>::new(&problem, &stage_shape, row_tile, &k_range, thread);
+        let k_iterations = k_range.end - k_range.start;
         let mut left = k_iterations;
-        if waits {
+        if barrier_ahead {
             warp::barrier();
-            waits = false;
+            barrier_ahead = false;
         }
         while left > 0 {
-            // In the first round nobody has to have done with the stage: the phase before the first counts as over.
-            mbarrier::wait(place.empty(), place.parity ^ 1);
-            // SAFETY: all warps have done with the stage.
+            state.producer_acquire();
+            // SAFETY: all consumer warps have released the stage.
             unsafe {
-                weights.copy(place.address());
-                mbarrier::arrive_with_copies(place.full());
+                weights.copy(state.stage_address());
+                state.producer_commit();
             }
             if thread == 0 {
-                if !arranged_all {
-                    ptx::wait_for_kernel_in_front();
-                    arranged_all = true;
+                if !packed_are_there {
+                    ptx::wait_for_previous_kernel();
+                    packed_are_there = true;
                 }
-                // SAFETY: as above; the image exists, and its bytes are a multiple of 16.
+                // SAFETY: this thread has acquired the stage. The pack is in the packed
+                // activations, which are there now; its bytes are a multiple of 16.
                 unsafe {
                     if left == k_iterations {
-                        tasks.give(&task);
+                        queue.push(&work_tile);
                     }
-                    mbarrier::arrive_expecting(place.full(), bytes);
-                    let to = place.address() + const { stage_of::<N, IMAGES>().codes_bytes() };
-                    mbarrier::copy(to, image, bytes, place.full());
+                    mbarrier::arrive_expecting(state.full_barrier(), bytes);
+                    let to = state.stage_address() + const { T::STAGE.codes_bytes() };
+                    mbarrier::copy(to, pack, bytes, state.full_barrier());
                 }
-                image = image.wrapping_add(all_bytes as usize);
+                pack = pack.wrapping_add(full_bytes as usize);
             }
-            place.advance();
+            state.advance();
             left -= 1;
         }
-        tasks.advance();
-        shares.take(&share);
+        queue.advance();
+        scheduler.advance(&k_range);
     }
-    if waits {
+    if barrier_ahead {
         warp::barrier();
     }
 }
 
-/// Multiplies what the others copy. A warp has a tile of 16 rows, and a warp group four of them.
+/// Multiplies everything that the producers copy. Warp `tile` has tile `tile` of 16 rows; a warp
+/// group has four tiles.
 ///
 /// # Safety
-/// The contract of the kernels; whole warp groups call it.
+/// The kernel's contract. Whole warp groups call it.
 #[inline(always)]
-unsafe fn multiply<F: Weights, D, const N: u32, const SUMS: usize, const HALF: usize, const IMAGES: u32>(
-    epilogue: &Output<'_>,
+unsafe fn consume<F: WeightFormat, D: Activations, T: Tile>(
+    params: &Params<'_>,
     base: u32,
     tile: u32,
     table: u32,
 ) where
-    D: Activations + MultiplyTokens<SUMS> + MultiplyFewer,
+    D::Wgmma: MultiplyTokens<T::Accumulators> + MultiplyFewer,
 {
-    let problem = epilogue.problem;
-    let of_stage = stage_for::<F, N, IMAGES>(problem, *epilogue.work.most_tokens);
-    let mut place = Place::new(&of_stage, epilogue.work.grid.shared, base);
-    let alike =
+    let problem = params.problem;
+    let stage_shape = stage_for::<F, T>(problem, *params.launch.most_tokens);
+    let mut state = PipelineState::new(&stage_shape, params.launch.gemm.shared, base);
+    let same_leads =
         (problem.shape.rows * problem.shape.blocks).is_multiple_of(u64::from(ScalePieces::MOST.bytes));
-    if Shares::new(epilogue.work).next().is_none() {
+    if TileScheduler::new(params.launch).next().is_none() {
         return;
     }
-    let mut tasks = Tasks::new(base);
+    let mut queue = WorkQueue::new(base);
     loop {
-        place.wait();
-        // SAFETY: its first stage is full.
-        let Task { share, expert, first, end, .. } = unsafe { tasks.next() };
-        // Only if they begin elsewhere in their pieces than the first one's do the expert's own scales matter.
-        let of_expert = problem.of_expert::<F>(if alike { 0 } else { expert });
-        let mut rows = LaneRows::<F, N, IMAGES>::new(&of_expert, &of_stage, tile, share.start);
-        let mut sums = [0.0; SUMS];
-        let images = images_of::<IMAGES>(problem, &share);
-        // SAFETY: the whole warp group is here, and in each case all of it: they have the same tokens.
-        let (sums_of, rows, place) = (&mut sums, &mut rows, &mut place);
-        let far = unsafe {
-            let multiplied = multiplied_tokens(N, end - first);
+        state.consumer_wait();
+        // SAFETY: the work tile's first stage is full.
+        let WorkTile { k_range, expert, first_token, end_token, .. } = unsafe { queue.front() };
+        // The address of an expert's scales matters only where experts' leads differ.
+        let of_expert = problem.of_expert::<F>(if same_leads { 0 } else { expert });
+        let mut fragments = FragmentLoader::<F, T>::new(&of_expert, &stage_shape, tile, k_range.start);
+        let mut accumulators = T::Accumulators::ZEROS;
+        let packs = packs_of::<T>(problem, &k_range);
+        let (all, fragments, state) = (&mut accumulators, &mut fragments, &mut state);
+        // SAFETY: the whole warp group is here. All of it takes the same case, as it has the same
+        // tokens.
+        let scale_offset = unsafe {
+            let multiplied = T::CONFIG.multiplied(end_token - first_token);
             match warp::shuffle(multiplied, 0) {
-                96 if has_fewer::<N>() => {
-                    mainloop::<F, D, N, 48, SUMS, IMAGES>(sums_of, rows, place, images, table)
-                }
-                128 if has_fewer::<N>() => {
-                    mainloop::<F, D, N, 64, SUMS, IMAGES>(sums_of, rows, place, images, table)
-                }
-                160 if has_fewer::<N>() => {
-                    mainloop::<F, D, N, 80, SUMS, IMAGES>(sums_of, rows, place, images, table)
-                }
-                192 if has_fewer::<N>() => {
-                    mainloop::<F, D, N, 96, SUMS, IMAGES>(sums_of, rows, place, images, table)
-                }
-                _ => mainloop::<F, D, N, SUMS, SUMS, IMAGES>(sums_of, rows, place, images, table),
+                96 if multiplies_fewer::<T>() => first::<F, D, T, 48>(all, fragments, state, packs, table),
+                128 if multiplies_fewer::<T>() => first::<F, D, T, 64>(all, fragments, state, packs, table),
+                160 if multiplies_fewer::<T>() => first::<F, D, T, 80>(all, fragments, state, packs, table),
+                192 if multiplies_fewer::<T>() => first::<F, D, T, 96>(all, fragments, state, packs, table),
+                _ => mainloop::<F, D, T, T::Accumulators>(all, fragments, state, packs, table),
             }
         };
-        // SAFETY: the whole warp group is here. Nobody gives another task in this one's place before it has finished.
+        // SAFETY: the whole warp group is here. The producer reuses the queue's entry only after
+        // this warp has released the first stage of a later work tile.
         unsafe {
-            let task = tasks.next();
-            let usual = far <= F::farthest::<D>() || {
-                let problem = problem.of_expert::<F>(task.expert);
-                usual_but_zeros::<F, D, N, IMAGES>(&problem, task.row_tile, tile, &task.share)
+            let work_tile = queue.front();
+            let in_range = scale_offset <= F::last_in_range::<D>() || {
+                let problem = problem.of_expert::<F>(work_tile.expert);
+                out_of_range_is_zero::<F, D, T>(&problem, work_tile.row_tile, tile, &work_tile.k_range)
             };
-            let usual = warp::ballot(usual) == u32::MAX;
-            if HALF < SUMS {
-                let (half, usual) = pairs::add_up::<SUMS, HALF>(base, tile, &sums, usual);
-                let part = Part::half(cluster::rank());
-                epilogue.finish::<F, D, SUMS, HALF, 1>(&task, tile, part, [half], usual);
+            let in_range = warp::ballot(in_range) == u32::MAX;
+            if T::CONFIG.cluster > 1 {
+                let (kept, in_range) = cluster_exchange::add::<T>(base, tile, &accumulators, in_range);
+                let slice = TokenSlice::half(cluster::rank());
+                params.finish::<F, D, T, T::Exchanged, 1>(&work_tile, tile, slice, [kept], in_range);
                 cluster::wait();
             } else {
-                epilogue.finish::<F, D, SUMS, SUMS, 1>(&task, tile, Part::ALL, [sums], usual);
+                let all = [accumulators];
+                params.finish::<F, D, T, T::Accumulators, 1>(
+                    &work_tile,
+                    tile,
+                    TokenSlice::ALL,
+                    all,
+                    in_range,
+                );
             }
-            // Thread blocks in pairs have one task each.
-            if HALF < SUMS || tasks.next_is_last() {
+            // Thread blocks in clusters have one work tile each.
+            if T::CONFIG.cluster > 1 || queue.front_is_last() {
                 return;
             }
         }
-        tasks.advance();
+        queue.advance();
     }
 }
 
-/// Images of a share that have columns: the last k-iteration may have one less.
+/// Packs of a range that have columns: the last K-iteration may have one less.
 #[inline(always)]
-fn images_of<const IMAGES: u32>(problem: &Problem, share: &Share) -> u32 {
-    let of_row = (problem.shape.cols as u32).div_ceil(COLUMNS);
-    of_row.min(share.end * IMAGES) - share.start * IMAGES
+fn packs_of<T: Tile>(problem: &Problem, k_range: &KRange) -> u32 {
+    let of_row = (problem.shape.cols as u32).div_ceil(PACK_COLUMNS);
+    of_row.min(k_range.end * T::PACKS) - k_range.start * T::PACKS
 }
 
-/// Returns whether fewer tokens than a token tile has can be multiplied of it.
-const fn has_fewer<const N: u32>() -> bool {
-    multiplied_tokens(N, 1) < N
+/// Returns whether work tiles with few tokens are multiplied by smaller instructions.
+const fn multiplies_fewer<T: Tile>() -> bool {
+    T::CONFIG.multiplied(1) < T::N
 }
 
-/// Adds all products of a share to the first `FIRST` of a lane's sums, those of as many tokens, and leaves the others. Returns the
-/// largest [distance](Weights::distance) of the scales.
+/// [`mainloop`] with the first `FIRST` accumulators.
 ///
 /// # Safety
-/// The contract of the kernels; whole warp groups call it.
+/// As for [`mainloop`].
 #[inline(always)]
-unsafe fn mainloop<F: Weights, D, const N: u32, const FIRST: usize, const SUMS: usize, const IMAGES: u32>(
-    sums: &mut [f32; SUMS],
-    rows: &mut LaneRows<F, N, IMAGES>,
-    place: &mut Place,
-    images: u32,
+unsafe fn first<F: WeightFormat, D: Activations, T: Tile, const FIRST: usize>(
+    accumulators: &mut T::Accumulators,
+    fragments: &mut FragmentLoader<F, T>,
+    state: &mut PipelineState,
+    packs: u32,
     table: u32,
 ) -> u32
 where
-    D: Activations + MultiplyTokens<FIRST>,
+    D::Wgmma: MultiplyTokens<[f32; FIRST]>,
 {
-    let Some(sums) = sums.first_chunk_mut::<FIRST>() else { return 0 };
-    let mut far = 0;
-    let mut left = images;
+    let Some(accumulators) = accumulators.first_mut::<FIRST>() else { return 0 };
+    // SAFETY: the whole warp group is here.
+    unsafe { mainloop::<F, D, T, [f32; FIRST]>(accumulators, fragments, state, packs, table) }
+}
+
+/// Adds all products of a work tile's K-iterations to the accumulators. Returns the largest
+/// [offset](WeightFormat::scale_offset) of the scales.
+///
+/// # Safety
+/// The kernel's contract. Whole warp groups call it.
+#[inline(always)]
+unsafe fn mainloop<F: WeightFormat, D: Activations, T: Tile, A: Array>(
+    accumulators: &mut A,
+    fragments: &mut FragmentLoader<F, T>,
+    state: &mut PipelineState,
+    packs: u32,
+    table: u32,
+) -> u32
+where
+    D::Wgmma: MultiplyTokens<A>,
+{
+    let mut scale_offset = 0;
+    let mut left = packs;
     let mut first = true;
-    let mut stage = place.wait();
-    // SAFETY: the k-iteration is in the stage.
-    let [mut loaded] = unsafe { rows.load::<D, 1>(stage, 0) };
+    let mut stage = state.consumer_wait();
+    // SAFETY: the stage is full.
+    let [mut next] = unsafe { fragments.load::<D, 1>(stage, 0) };
     while left > 0 {
-        // The same in all lanes, which a shuffle tells the assembler: descriptors are in uniform registers.
-        let at = warp::shuffle(stage, 0) + const { stage_of::<N, IMAGES>().codes_bytes() };
+        // The shuffle tells the assembler that the value is uniform, so descriptors take uniform
+        // registers.
+        let at = warp::shuffle(stage, 0) + const { T::STAGE.codes_bytes() };
         let mut tokens = core_matrices(at);
-        for image in 0..IMAGES {
-            let now = loaded;
+        for pack in 0..T::PACKS {
+            let now = next;
             let factors = now.factors::<F, D>();
-            far = now.distance::<F, D>().max(far);
-            // SAFETY: the k-iteration is in the stage; the whole warp group is here.
+            scale_offset = now.scale_offset::<F, D>().max(scale_offset);
+            // SAFETY: the stage is full and not yet released; the whole warp group is here.
             unsafe {
-                D::multiply_tokens(sums, decode::<D, 0>(&now, &factors, table), tokens);
-                if image == 0 {
-                    // Now the last products of the stage before have been computed, too.
-                    done(place.empty_before(), !first);
+                D::Wgmma::multiply_tokens(accumulators, now.decode::<D, 0>(&factors, table), tokens);
+                if pack == 0 {
+                    // `multiply_tokens` has waited for all products of the previous stage.
+                    state.consumer_release_previous(!first);
                 }
-                D::multiply_tokens(sums, decode::<D, 1>(&now, &factors, table), tokens + 32);
-                // The next image's weights are loaded while this one's are decoded. Behind the last one, its own are again.
-                if image + 1 < IMAGES {
-                    [loaded] = rows.load::<D, 1>(stage, image + 1);
+                D::Wgmma::multiply_tokens(accumulators, now.decode::<D, 1>(&factors, table), tokens + 32);
+                // The next pack's weights are loaded while these are decoded. After the last pack,
+                // its own stage is loaded again.
+                if pack + 1 < T::PACKS {
+                    [next] = fragments.load::<D, 1>(stage, pack + 1);
                 } else {
-                    stage = place.next_if(left > 1).wait();
-                    [loaded] = rows.load::<D, 1>(stage, 0);
+                    stage = state.next_if(left > 1).consumer_wait();
+                    [next] = fragments.load::<D, 1>(stage, 0);
                 }
-                D::multiply_tokens(sums, decode::<D, 2>(&now, &factors, table), tokens + 64);
-                D::multiply_tokens(sums, decode::<D, 3>(&now, &factors, table), tokens + 96);
+                D::Wgmma::multiply_tokens(accumulators, now.decode::<D, 2>(&factors, table), tokens + 64);
+                D::Wgmma::multiply_tokens(accumulators, now.decode::<D, 3>(&factors, table), tokens + 96);
             }
-            tokens += const { N * COLUMNS * 2 / 16 };
+            tokens += const { T::N * PACK_COLUMNS * 2 / 16 };
             left -= 1;
             if left == 0 {
                 break;
             }
         }
-        place.advance();
+        state.advance();
         first = false;
     }
-    // SAFETY: the whole warp group is here.
+    // SAFETY: the whole warp group is here, and `wait` waits for all products.
     unsafe {
-        D::wait(sums);
-        done(place.empty_before(), true);
+        D::Wgmma::wait(accumulators);
+        state.consumer_release_previous(true);
     }
-    far
-}
-
-/// Says that the warp has done with a stage, given its barrier, if there is one.
-///
-/// # Safety
-/// The warp has, and all its products with it have been computed. All lanes take part.
-#[inline(always)]
-unsafe fn done(barrier: u32, exists: bool) {
-    // Other lanes' reads come before the first one's arrival.
-    warp::sync();
-    if exists && warp::lane() == 0 {
-        // SAFETY: the barrier expects one arrival of each warp that multiplies.
-        unsafe { mbarrier::arrive(barrier) };
-    }
+    scale_offset
 }

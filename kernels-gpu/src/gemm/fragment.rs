@@ -1,0 +1,183 @@
+//! A lane's fragment of the weights: codes and scales from a stage, decoded to operands of the
+//! tensor cores.
+
+use core::marker::PhantomData;
+
+use microscale_kernels_abi::gemm::stage::Stage;
+use microscale_kernels_abi::gemm::{QUAD, TILE_ROWS};
+
+use super::load::{last_row, scales_per_k_iteration, swizzled};
+use super::tile::Tile;
+use super::tile_scheduler::KRange;
+use crate::hardware::warp::pin_in_register;
+use crate::hardware::{shared, warp};
+use crate::product::operand::{CHUNK_BYTES, Codes, Problem};
+use crate::product::tensor_cores::{Activations, WeightFormat, is_in_range};
+
+/// A lane's codes and scales of two rows, eight apart, in one pack: a chunk of each.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Fragment {
+    rows: [Codes; 2],
+    scales: [u32; 2],
+}
+
+impl Fragment {
+    /// The factors of both halves of each chunk.
+    #[inline(always)]
+    pub(super) fn factors<F: WeightFormat, D: Activations>(&self) -> [[u32; 2]; 2] {
+        self.scales.map(F::factors::<D>)
+    }
+
+    /// The larger [offset](WeightFormat::scale_offset) of the two scales.
+    #[inline(always)]
+    pub(super) fn scale_offset<F: WeightFormat, D: Activations>(&self) -> u32 {
+        F::scale_offset::<D>(self.scales[0]).max(F::scale_offset::<D>(self.scales[1]))
+    }
+
+    /// Decodes and scales word `I` of both rows: the first operands of two multiplications.
+    #[inline(always)]
+    pub(super) fn decode<D: Activations, const I: usize>(
+        &self,
+        factors: &[[u32; 2]; 2],
+        table: u32,
+    ) -> [[u32; 4]; 2] {
+        let weights = |row: usize| {
+            D::weights(self.rows[row][I], table).map(|pair| D::scaled(pair, factors[row][I / 2]))
+        };
+        let ([a, b, c, d], [e, f, g, h]) = (weights(0), weights(1));
+        [[a, e, b, f], [c, g, d, h]]
+    }
+}
+
+/// Reads a lane's fragments from stages, K-iteration by K-iteration.
+pub(super) struct FragmentLoader<F, T> {
+    /// Offset in a stage of the codes of the first row.
+    stage_codes: u32,
+    /// Offset in a stage of the first row's scales, without `lead`.
+    stage_scales: u32,
+    /// Bytes of the scales of eight rows in a stage.
+    eight_rows: u32,
+    /// Scales in their piece before those of the next K-iteration.
+    lead: u32,
+    /// The mask of a piece's bytes.
+    piece_mask: u32,
+    /// The bits by which the leads of rows eight apart differ.
+    lead_difference: u32,
+    /// Chunks of a row from the lane's chunk in the next pack to the end; not positive past the
+    /// end.
+    chunks_left: i32,
+    types: PhantomData<(F, T)>,
+}
+
+impl<F: WeightFormat, T: Tile> FragmentLoader<F, T> {
+    /// Bytes of the codes of eight rows in a stage.
+    const EIGHT_ROWS: u32 = TILE_ROWS / 2 * T::CHUNKS * CHUNK_BYTES;
+    /// True if a K-iteration's scales of a row fill a piece, and the leads of rows eight apart are
+    /// equal.
+    const WHOLE_PIECES: bool = F::BLOCKS > 1 && scales_per_k_iteration::<F, T>() == 16;
+
+    /// The loader for tile `tile` of 16 rows of the work tile, from K-iteration `start` on.
+    #[inline(always)]
+    pub(super) fn new(problem: &Problem, stage: &Stage, tile: u32, start: u32) -> Self {
+        // A shuffle stays where it is. Without it, LLVM computes the offsets before the loop over
+        // work tiles and keeps them in registers.
+        let lane = pin_in_register(warp::lane());
+        let (of_eight, quarter) = (lane / QUAD, lane % QUAD);
+        let blocks = problem.shape.blocks as u32;
+        let row = tile * TILE_ROWS + of_eight;
+        let codes = (row * T::CHUNKS + swizzled::<T>(row, quarter)) * CHUNK_BYTES;
+        let scales = row * stage.scales.all() + quarter * F::BLOCKS;
+        // The first scales of all row tiles are at the same offset in their pieces. Past the last
+        // row, any value does.
+        let first = problem.weights.scales.addr() as u32
+            + row * blocks
+            + start * const { scales_per_k_iteration::<F, T>() };
+        let lead = first % stage.scales.bytes;
+        // With whole pieces, the lead stays the same.
+        let (scales, lead) = if Self::WHOLE_PIECES { (scales + lead, 0) } else { (scales, lead) };
+        let chunks = (blocks * F::BLOCK_BYTES as u32 / CHUNK_BYTES) as i32;
+        Self {
+            stage_codes: pin_in_register(codes),
+            stage_scales: pin_in_register(stage.scales_offset() + scales),
+            eight_rows: TILE_ROWS / 2 * stage.scales.all(),
+            lead,
+            piece_mask: stage.scales.bytes - 1,
+            lead_difference: if F::BLOCKS == 1 { TILE_ROWS / 2 * blocks % stage.scales.bytes } else { 0 },
+            chunks_left: chunks - (start * T::CHUNKS + quarter) as i32,
+            types: PhantomData,
+        }
+    }
+
+    /// Loads the fragments of pack `pack` of the stage at `stage`, of `TILES` tiles from the lane's
+    /// first on.
+    ///
+    /// # Safety
+    /// The stage holds the next K-iteration, and `pack` is its next pack.
+    #[inline(always)]
+    pub(super) unsafe fn load<D: Activations, const TILES: usize>(
+        &mut self,
+        stage: u32,
+        pack: u32,
+    ) -> [Fragment; TILES] {
+        let exists = self.chunks_left > 0;
+        self.chunks_left -= QUAD as i32;
+        let codes = stage + (self.stage_codes ^ pack * (QUAD * CHUNK_BYTES));
+        let scales = stage + self.stage_scales + pack * QUAD * F::BLOCKS;
+        let leads = [self.lead, self.lead ^ self.lead_difference];
+        if !Self::WHOLE_PIECES && pack + 1 == T::PACKS {
+            self.lead = (self.lead + const { scales_per_k_iteration::<F, T>() }) & self.piece_mask;
+        }
+        let mut fragments = [Fragment::default(); TILES];
+        for i in 0..TILES {
+            for half in 0..2 {
+                let eight = (2 * i + half) as u32;
+                // SAFETY: both offsets are inside the stage, on 16 bytes and on the bytes of a
+                // chunk's scales.
+                let scales = unsafe {
+                    fragments[i].rows[half] = shared::load_16(codes + eight * Self::EIGHT_ROWS);
+                    let scales = scales + eight * self.eight_rows + leads[half];
+                    match F::BLOCKS {
+                        1 => shared::load_u8(scales),
+                        _ => shared::load_u16(scales),
+                    }
+                };
+                // Scales past the end of a row belong to another row. Their codes are zeros, so any
+                // scale in range does.
+                fragments[i].scales[half] = if exists { scales } else { F::first_in_range::<D>() };
+            }
+        }
+        fragments
+    }
+}
+
+/// Returns whether every chunk of the lane whose scale is out of range is all zeros, in the
+/// K-iterations of a work tile.
+///
+/// # Safety
+/// The kernel's contract.
+#[inline(always)]
+pub(super) unsafe fn out_of_range_is_zero<F: WeightFormat, D: Activations, T: Tile>(
+    problem: &Problem,
+    row_tile: u32,
+    tile: u32,
+    k_range: &KRange,
+) -> bool {
+    let (of_eight, quarter) = (warp::lane() / QUAD, warp::lane() % QUAD);
+    let blocks = problem.shape.blocks;
+    let end = (k_range.end * T::CHUNKS).min((blocks * F::BLOCK_BYTES / u64::from(CHUNK_BYTES)) as u32);
+    let mut in_range = true;
+    let mut half = 0;
+    while half < 2 {
+        let in_tile =
+            (tile * TILE_ROWS + half * (TILE_ROWS / 2) + of_eight).min(last_row::<T>(problem, row_tile));
+        let row = problem.weights.row::<F>(u64::from(row_tile * T::M + in_tile), blocks);
+        let mut chunk = k_range.start * T::CHUNKS + quarter;
+        while chunk < end {
+            // SAFETY: `in_tile` is at most the last row and `chunk` is before the row's end.
+            in_range &= unsafe { is_in_range::<F, D>(&row.load_once::<F>(chunk)) };
+            chunk += QUAD;
+        }
+        half += 1;
+    }
+    in_range
+}

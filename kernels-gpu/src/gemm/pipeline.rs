@@ -1,0 +1,135 @@
+//! The pipeline between producer and consumer warps: a ring of stages in shared memory, each with
+//! two barriers.
+//!
+//! Producers acquire an empty stage, copy to it and commit it. Consumers wait for a full stage,
+//! multiply and release it.
+
+use microscale_kernels_abi::gemm::stage::{FRONT_BYTES, Stage};
+
+use crate::hardware::{mbarrier, warp};
+
+/// Bytes of a stage's barriers: `full`, then `empty`.
+const BARRIER_PAIR_BYTES: u32 = 16;
+
+/// Initializes the barriers of stage `stage`. [`mbarrier::fence_init`] and a barrier of the thread
+/// block must follow.
+///
+/// # Safety
+/// `base` is the address of the launch's shared memory. One thread calls it per stage, before any
+/// use.
+#[inline(always)]
+pub(super) unsafe fn init(base: u32, stage: u32, producer_arrivals: u32, consumer_arrivals: u32) {
+    let full = base + stage * BARRIER_PAIR_BYTES;
+    // SAFETY: the barriers lie before the stages, on 8 bytes, and no thread uses them yet.
+    unsafe {
+        mbarrier::init(full, producer_arrivals);
+        mbarrier::init(full + BARRIER_PAIR_BYTES / 2, consumer_arrivals);
+    }
+}
+
+/// A position in the ring: a stage, and the phase of its barriers.
+#[derive(Clone, Copy)]
+pub(super) struct PipelineState {
+    stage: u32,
+    stages: u32,
+    stage_bytes: u32,
+    /// The parity of the barriers' phase. It changes with every turn around the ring.
+    phase: u32,
+    /// The address of shared memory, where the barriers start.
+    base: u32,
+}
+
+impl PipelineState {
+    /// The first stage in the first turn, with `shared` bytes of shared memory.
+    #[inline(always)]
+    pub(super) fn new(stage: &Stage, shared: u32, base: u32) -> Self {
+        let (stages, stage_bytes) = (stage.count(shared), stage.bytes());
+        Self { stage: 0, stages, stage_bytes, phase: 0, base }
+    }
+
+    /// The barrier on which producers and their copies arrive.
+    #[inline(always)]
+    pub(super) fn full_barrier(&self) -> u32 {
+        self.base + self.stage * BARRIER_PAIR_BYTES
+    }
+
+    /// The barrier on which consumers arrive.
+    #[inline(always)]
+    fn empty_barrier(&self) -> u32 {
+        self.full_barrier() + BARRIER_PAIR_BYTES / 2
+    }
+
+    /// The address of the stage.
+    #[inline(always)]
+    pub(super) fn stage_address(&self) -> u32 {
+        self.base + FRONT_BYTES + self.stage * self.stage_bytes
+    }
+
+    /// [`Self::empty_barrier`] of the previous stage.
+    #[inline(always)]
+    fn previous_empty_barrier(&self) -> u32 {
+        let previous = if self.stage == 0 { self.stages } else { self.stage } - 1;
+        self.base + previous * BARRIER_PAIR_BYTES + BARRIER_PAIR_BYTES / 2
+    }
+
+    /// Waits until all consumers have released the stage. In the first turn no stage is taken.
+    #[inline(always)]
+    pub(super) fn producer_acquire(&self) {
+        mbarrier::wait(self.empty_barrier(), self.phase ^ 1);
+    }
+
+    /// Commits the thread's copies to the stage: they arrive on its barrier when they have
+    /// completed.
+    ///
+    /// # Safety
+    /// The thread has acquired the stage, and calls this once per turn.
+    #[inline(always)]
+    pub(super) unsafe fn producer_commit(&self) {
+        // SAFETY: the barrier expects one arrival per producer thread.
+        unsafe { mbarrier::arrive_with_copies(self.full_barrier()) };
+    }
+
+    /// Waits until the stage is full, and returns its address.
+    #[inline(always)]
+    pub(super) fn consumer_wait(&self) -> u32 {
+        mbarrier::wait(self.full_barrier(), self.phase);
+        // Lanes may have seen the barrier one after the other.
+        warp::sync();
+        self.stage_address()
+    }
+
+    /// Releases the previous stage, if `exists`.
+    ///
+    /// # Safety
+    /// All lanes call it. The products that read the previous stage have been computed.
+    #[inline(always)]
+    pub(super) unsafe fn consumer_release_previous(&self, exists: bool) {
+        let barrier = self.previous_empty_barrier();
+        // The other lanes' reads come before the first lane's arrival.
+        warp::sync();
+        if exists && warp::lane() == 0 {
+            // SAFETY: the barrier expects one arrival per consumer warp.
+            unsafe { mbarrier::arrive(barrier) };
+        }
+    }
+
+    /// The next position if `exists`, else this one.
+    #[inline(always)]
+    pub(super) fn next_if(&self, exists: bool) -> Self {
+        let mut next = *self;
+        if exists {
+            next.advance();
+        }
+        next
+    }
+
+    /// Advances to the next stage.
+    #[inline(always)]
+    pub(super) fn advance(&mut self) {
+        self.stage += 1;
+        if self.stage == self.stages {
+            self.stage = 0;
+            self.phase ^= 1;
+        }
+    }
+}
