@@ -128,7 +128,7 @@ impl Params<'_> {
         let work_tile = slice.of::<A>(work_tile);
         // SAFETY: all lanes are here; no other warp of the launch has these rows and tokens.
         unsafe {
-            if in_range {
+            if F::ALWAYS_IN_RANGE || in_range {
                 for i in 0..TILES {
                     store::<F, D, A>(&problem, row + i as u32 * TILE_ROWS, &work_tile, &sums[i]);
                 }

@@ -262,7 +262,7 @@ pub(super) unsafe fn plain<F: WeightFormat, D: Activations, const TILES: usize>(
         }
         output += PLAIN_THREADS;
     }
-    if F::last_in_range::<D>() > 0 {
+    if !F::ALWAYS_IN_RANGE {
         let mut all_in_range = 1;
         let mut i = 0;
         while i < slices {

@@ -223,6 +223,9 @@ impl Activations for WithBf16 {
 pub(crate) trait WeightFormat: ProductFormat {
     /// The format's index in [`Activations::LOWERED`].
     const INDEX: usize;
+    /// True if the tensor cores can multiply with every scale. Then kernels have no slow path for
+    /// scales.
+    const ALWAYS_IN_RANGE: bool = false;
 
     /// The offset of a chunk's scale from the first scale in range. Scales below the range have an
     /// offset above [`Self::last_in_range`] too, as the difference wraps. 0 if the format's scales
@@ -255,6 +258,12 @@ pub(crate) trait WeightFormat: ProductFormat {
 
 impl WeightFormat for Nvfp4 {
     const INDEX: usize = 0;
+    /// The factor of every E4M3 scale is exact, and so are scaled weights: products of a scale and
+    /// a weight are multiples of 2^-10 and at most 448 · 6, with at most six significant bits.
+    /// [`Activations::LOWERED`] makes them multiples of 2^-17 and at most 21 in f16, which has
+    /// multiples of 2^-24, and of 2^-24 and below 1 in bf16. A NaN scale gives NaN, as the
+    /// reference does.
+    const ALWAYS_IN_RANGE: bool = true;
 
     #[inline(always)]
     fn factors<D: Activations>(scales: u32) -> [u32; 2] {

@@ -180,7 +180,7 @@ pub(in crate::gemm) unsafe fn gemm<F: WeightFormat, D: Activations, T: Tile>(par
             let zero = |tile| out_of_range_is_zero::<F, D, T>(&problem, row_tile, tile, &k_range);
             let in_range =
                 scale_offset <= F::last_in_range::<D>() || zero(first_tile) && zero(first_tile + 1);
-            let in_range = warp::ballot(in_range) == u32::MAX;
+            let in_range = F::ALWAYS_IN_RANGE || warp::ballot(in_range) == u32::MAX;
             let work_tile = params.work_tile(k_range, T::N);
             params.finish::<F, D, T, T::Accumulators, TILES>(
                 &work_tile,

@@ -213,7 +213,7 @@ unsafe fn consume<F: WeightFormat, D: Activations, T: Tile>(
                 let problem = problem.of_expert::<F>(work_tile.expert);
                 out_of_range_is_zero::<F, D, T>(&problem, work_tile.row_tile, tile, &work_tile.k_range)
             };
-            let in_range = warp::ballot(in_range) == u32::MAX;
+            let in_range = F::ALWAYS_IN_RANGE || warp::ballot(in_range) == u32::MAX;
             if T::CONFIG.cluster > 1 {
                 let (kept, in_range) = cluster_exchange::add::<T>(base, tile, &accumulators, in_range);
                 let slice = TokenSlice::half(cluster::rank());
