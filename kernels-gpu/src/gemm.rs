@@ -7,7 +7,7 @@
 //! | [`tile_scheduler`] | which work tiles and K-iterations a thread block has |
 //! | `work_queue` | the queue of work tiles between producer and consumer warps |
 //! | `pipeline` | the ring of stages between producer and consumer warps |
-//! | [`load`] | copies of codes and scales to a stage |
+//! | [`weight_loader`] | copies of codes and scales to a stage |
 //! | [`fragment`] | a lane's weights of a stage, decoded and scaled |
 //! | [`mainloop`] | the mainloops: `mma` and `wgmma` |
 //! | `cluster_exchange` | the exchange of accumulators in a cluster |
@@ -27,7 +27,6 @@ mod cluster_exchange;
 mod epilogue;
 mod fragment;
 mod global_factor;
-mod load;
 mod mainloop;
 mod pack;
 mod params;
@@ -38,6 +37,7 @@ mod split_f32;
 mod tile;
 mod tile_scheduler;
 mod transpose;
+mod weight_loader;
 #[cfg(microscale_wgmma)]
 mod work_queue;
 

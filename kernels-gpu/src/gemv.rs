@@ -22,7 +22,7 @@ use crate::product::results::store;
 
 /// The chunks that a lane loads per K-iteration.
 #[derive(Clone, Copy)]
-struct Fragments<const ROWS: usize> {
+struct LoadedChunks<const ROWS: usize> {
     vector: CodeChunk,
     rows: [CodeChunk; ROWS],
 }
@@ -41,8 +41,8 @@ impl<const ROWS: usize> Group<ROWS> {
     /// # Safety
     /// The kernel's contract.
     #[inline(always)]
-    unsafe fn load<F: ProductFormat, const WHOLE: bool>(&self, chunk: u32) -> Fragments<ROWS> {
-        let mut k_iteration = Fragments { vector: CodeChunk::NONE, rows: [CodeChunk::NONE; ROWS] };
+    unsafe fn load<F: ProductFormat, const WHOLE: bool>(&self, chunk: u32) -> LoadedChunks<ROWS> {
+        let mut k_iteration = LoadedChunks { vector: CodeChunk::NONE, rows: [CodeChunk::NONE; ROWS] };
         if chunk * F::BLOCKS < self.blocks {
             // SAFETY: the chunk's first block exists.
             unsafe {
@@ -87,7 +87,7 @@ unsafe fn gemv<F: ProductFormat, const ROWS: usize, const WHOLE: bool>(
     let products = Machine::new(warp::ballot(grid.rows > 0));
     let k_iterations = group.blocks.div_ceil(F::BLOCKS * STREAMS as u32);
     let mut sums = [0.0; ROWS];
-    let mut add = |loaded: &Fragments<ROWS>| {
+    let mut add = |loaded: &LoadedChunks<ROWS>| {
         let decoded = products.vector(loaded.vector.codes);
         let scales = F::scales(loaded.vector.scales);
         for (sum, row) in sums.iter_mut().zip(&loaded.rows) {

@@ -6,9 +6,9 @@ use core::marker::PhantomData;
 use microscale_kernels_abi::gemm::stage::Stage;
 use microscale_kernels_abi::gemm::{QUAD, TILE_ROWS};
 
-use super::load::{last_row, scales_per_k_iteration, swizzled};
 use super::tile::Tile;
 use super::tile_scheduler::KRange;
+use super::weight_loader::{last_row, scales_per_k_iteration, swizzled};
 use crate::hardware::warp::pin_in_register;
 use crate::hardware::{shared, warp};
 use crate::product::operand::{CHUNK_BYTES, Codes, Problem};

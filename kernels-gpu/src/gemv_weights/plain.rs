@@ -27,7 +27,7 @@ use crate::product::operand::{CodeChunk, Problem, Row};
 use crate::product::tensor_cores::{Activations, SUMS, WeightFormat, is_in_range};
 
 /// The chunks that a lane loads per K-iteration: two of each tile.
-type Fragments<const TILES: usize> = [[CodeChunk; 2]; TILES];
+type TileChunks<const TILES: usize> = [[CodeChunk; 2]; TILES];
 
 /// A lane's rows of weights and its token, in global memory.
 struct PlainRows<const TILES: usize> {
@@ -45,7 +45,7 @@ impl<const TILES: usize> PlainRows<TILES> {
     /// # Safety
     /// The kernel's contract.
     #[inline(always)]
-    unsafe fn load<F: WeightFormat>(&self, chunk: u32) -> Fragments<TILES> {
+    unsafe fn load<F: WeightFormat>(&self, chunk: u32) -> TileChunks<TILES> {
         let mut k_iteration = [[CodeChunk::NONE; 2]; TILES];
         for (loaded, rows) in k_iteration.iter_mut().zip(&self.rows) {
             for (loaded, row) in loaded.iter_mut().zip(rows) {
@@ -103,7 +103,7 @@ static ZEROS: [u128; 4] = [0; 4];
 fn add<F: WeightFormat, D: Activations, const TILES: usize>(
     sums: &mut [[f32; SUMS]; TILES],
     scale_offset: &mut u32,
-    k_iteration: &Fragments<TILES>,
+    k_iteration: &TileChunks<TILES>,
     x: &[[u32; 4]; 4],
 ) {
     for (sums, rows) in sums.iter_mut().zip(k_iteration) {
@@ -234,9 +234,9 @@ pub(super) unsafe fn plain<F: WeightFormat, D: Activations, const TILES: usize>(
         let (row, token) = (first_row(block, group) + u64::from(row_in_group), tokens[0] + token_in_tile);
         let sum_of = |row_in_group: u32| {
             let (mut sum, mut all_in_range) = (0.0, 1);
-            let mut part = 0;
-            while part < slices << params.segment_bits {
-                let (slice, segment) = divide_by_power(part, params.segment_bits);
+            let mut slice_and_segment = 0;
+            while slice_and_segment < slices << params.segment_bits {
+                let (slice, segment) = divide_by_power(slice_and_segment, params.segment_bits);
                 let number = (group << params.slice_bits) + slice;
                 // A lane has four accumulators: two tile rows, eight apart, times two adjacent tile
                 // columns.
@@ -250,7 +250,7 @@ pub(super) unsafe fn plain<F: WeightFormat, D: Activations, const TILES: usize>(
                     sum += f64::from(*shared.wrapping_add(from as usize));
                     all_in_range &= *flags.wrapping_add(number as usize);
                 }
-                part += 1;
+                slice_and_segment += 1;
             }
             (sum * f64::from(power_of_two(const { D::LOWERED[F::INDEX] })), all_in_range != 0)
         };
@@ -262,7 +262,7 @@ pub(super) unsafe fn plain<F: WeightFormat, D: Activations, const TILES: usize>(
         }
         output += PLAIN_THREADS;
     }
-    if !F::ALWAYS_IN_RANGE {
+    if F::last_in_range::<D>() > 0 {
         let mut all_in_range = 1;
         let mut i = 0;
         while i < slices {

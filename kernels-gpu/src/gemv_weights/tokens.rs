@@ -251,7 +251,7 @@ impl<F: WeightFormat, D: Activations, const EIGHTS: usize, const TILES: usize> P
             unsafe { *to = *sum };
             to = to.wrapping_add(WARP as usize);
         }
-        if !F::ALWAYS_IN_RANGE {
+        if F::last_in_range::<D>() > 0 {
             let all_in_range = warp::ballot(self.scale_offset <= F::last_in_range::<D>()) == u32::MAX;
             if warp::lane() == 0 {
                 // SAFETY: only this warp uses its results.
@@ -300,7 +300,7 @@ pub(super) unsafe fn tokens<F: WeightFormat, D: Activations, const EIGHTS: usize
             let product =
                 WarpPipeline::<F, _, TILES>::new(&problem, &params, work_tiles, at, activations, product)
                     .run();
-            if !F::ALWAYS_IN_RANGE {
+            if F::last_in_range::<D>() > 0 {
                 let work_tiles = work_tiles_of(divide_by_power(warp::number(), params.slice_bits).0);
                 product.recheck_zero_blocks::<F>(
                     &problem,
@@ -324,7 +324,7 @@ pub(super) unsafe fn tokens<F: WeightFormat, D: Activations, const EIGHTS: usize
     let all_in_range = |work_tile: u32, group: u32| {
         let mut in_range = 1;
         let mut slice = 0;
-        while !F::ALWAYS_IN_RANGE && slice < slices {
+        while F::last_in_range::<D>() > 0 && slice < slices {
             // SAFETY: a warp of this thread block wrote it before the barrier.
             in_range &=
                 unsafe { *result(work_tile, group, slice, Tokens::<D, EIGHTS, TILES>::FLAG).cast::<u32>() };
@@ -345,9 +345,9 @@ pub(super) unsafe fn tokens<F: WeightFormat, D: Activations, const EIGHTS: usize
         }
         let sum_of = |row_in_tile: u32| {
             let mut sum = 0.0;
-            let mut part = 0;
-            while part < slices << segment_bits {
-                let (slice, segment) = divide_by_power(part, segment_bits);
+            let mut slice_and_segment = 0;
+            while slice_and_segment < slices << segment_bits {
+                let (slice, segment) = divide_by_power(slice_and_segment, segment_bits);
                 // A lane has four accumulators: two tile rows, eight apart, times two adjacent tile
                 // columns.
                 let (half, row_in_half) = divide_by_power(row_in_tile, half_row_bits);
@@ -358,7 +358,7 @@ pub(super) unsafe fn tokens<F: WeightFormat, D: Activations, const EIGHTS: usize
                 let from = (i * WARP + quad * QUAD + tile_column % TILE_COLUMNS / 2) * 4;
                 // SAFETY: a warp of this thread block wrote it before the barrier.
                 sum += f64::from(unsafe { *result(work_tile, group, slice, from).cast::<f32>() });
-                part += 1;
+                slice_and_segment += 1;
             }
             sum * f64::from(power_of_two(const { D::LOWERED[F::INDEX] }))
         };
@@ -370,7 +370,7 @@ pub(super) unsafe fn tokens<F: WeightFormat, D: Activations, const EIGHTS: usize
         }
     }
     // Rows with scales out of range are computed by the reference.
-    if !F::ALWAYS_IN_RANGE {
+    if F::last_in_range::<D>() > 0 {
         // The work tiles are computed again: kept across divergent branches, they would not be in
         // uniform registers in the mainloop.
         let (group, slice) = divide_by_power(warp::number(), params.slice_bits);

@@ -5,11 +5,11 @@ use microscale_kernels_abi::gemm::QUAD;
 use microscale_kernels_abi::gemm::stage::FRONT_BYTES;
 
 use crate::gemm::fragment::{FragmentLoader, out_of_range_is_zero};
-use crate::gemm::load::{WeightLoader, stage_for};
 use crate::gemm::params::{Launch, Params};
 use crate::gemm::reduce::TokenSlice;
 use crate::gemm::tile::{Array, Tile};
 use crate::gemm::tile_scheduler::{TileScheduler, WorkTile};
+use crate::gemm::weight_loader::{WeightLoader, stage_for};
 use crate::hardware::warp::pin_in_register;
 use crate::hardware::{shared, warp};
 use crate::product::tensor_cores::{Activations, WeightFormat};

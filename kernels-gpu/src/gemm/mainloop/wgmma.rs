@@ -8,12 +8,12 @@ use microscale_kernels_abi::launch::WARP;
 
 use crate::gemm::cluster_exchange;
 use crate::gemm::fragment::{FragmentLoader, out_of_range_is_zero};
-use crate::gemm::load::{WeightLoader, stage_for};
 use crate::gemm::params::{Launch, Params};
 use crate::gemm::pipeline::{self, PipelineState};
 use crate::gemm::reduce::TokenSlice;
 use crate::gemm::tile::{Array, Tile};
 use crate::gemm::tile_scheduler::{KRange, TileScheduler, WorkTile};
+use crate::gemm::weight_loader::{WeightLoader, stage_for};
 use crate::gemm::work_queue::WorkQueue;
 use crate::hardware::warp_group::{self, MultiplyFewer, MultiplyTokens, Registers, core_matrices};
 use crate::hardware::{cluster, mbarrier, ptx, shared, warp};
