@@ -55,7 +55,6 @@ pub(super) const SINGLE: [GemmCase; 21] = [
         stages: 4,
         weights: Zeros,
         activations: X::Numbers,
-        ..CASE
     },
     GemmCase { rows: 520, cols: 256, tokens: 16, thread_blocks: 1, stages: 2, ..CASE },
     GemmCase { rows: 600, cols: 512, tokens: 33, thread_blocks: 2, stages: 3, weights: Beyond, ..CASE },
@@ -67,7 +66,6 @@ pub(super) const SINGLE: [GemmCase; 21] = [
         stages: 2,
         weights: Of(Scales::Any),
         activations: X::Any,
-        ..CASE
     },
     GemmCase {
         rows: 33,
@@ -111,7 +109,6 @@ pub(super) const CLUSTERS: [GemmCase; 6] = [
         stages: 3,
         weights: Beyond,
         activations: X::Numbers,
-        ..CASE
     },
     GemmCase { rows: 70, cols: 2048, tokens: 64, thread_blocks: 8, stages: 2, weights: Edges, ..CASE },
     GemmCase { rows: 36, cols: 2048, tokens: 70, thread_blocks: 12, stages: 4, weights: Zeros, ..CASE },
@@ -124,7 +121,6 @@ pub(super) const CLUSTERS: [GemmCase; 6] = [
         stages: 4,
         weights: Of(Scales::Any),
         activations: X::Any,
-        ..CASE
     },
 ];
 
