@@ -60,7 +60,6 @@ pub(in crate::gpu) fn quantizer(recipe: &Recipe, dtype: Dtype, aligned: bool) ->
         Scheme::Comparison(_) => return Err(Error::NoKernel { format: recipe.format() }),
     };
     let plain = if aligned { on_16_bytes } else { anywhere };
-    let dtype = dtype;
     match (recipe.search, searching) {
         (Search::None, _) => Ok(plain.of(dtype)),
         (_, Some(searching)) => Ok(searching.of(dtype)),
