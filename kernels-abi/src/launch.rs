@@ -2,8 +2,6 @@
 
 use microscale_formats::Dtype;
 
-use crate::gemm::mainloop::Targets;
-
 /// Lanes in a warp.
 pub const WARP: u32 = 32;
 /// Threads in a thread block of most kernels.
@@ -23,6 +21,17 @@ pub enum Converts {
     E4m3,
     /// To or from E5M2.
     E5m2,
+}
+
+/// Which targets have a kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Targets {
+    /// All.
+    All,
+    /// Those with `wgmma`.
+    WithWgmma,
+    /// Those without `wgmma`. Targets without FP4 conversions share the text of the oldest target.
+    WithoutWgmma,
 }
 
 /// A kernel: a row of its family's table.

@@ -2,8 +2,7 @@
 
 use core::fmt;
 
-use crate::gemm::mainloop::Targets;
-use crate::launch::{Family, Kernel};
+use crate::launch::{Family, Kernel, Targets};
 
 /// A target that the kernels are compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -134,6 +133,17 @@ impl Target {
     pub fn before(&self) -> Option<&'static Self> {
         let place = TARGETS.iter().position(|target| target.name == self.name)?;
         TARGETS.get(place.checked_sub(1)?)
+    }
+}
+
+impl Targets {
+    /// Returns whether a target is one of them.
+    pub const fn contain(self, target: &Target) -> bool {
+        match self {
+            Self::All => true,
+            Self::WithWgmma => target.wgmma,
+            Self::WithoutWgmma => !target.wgmma,
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! The mainloops of the GEMM and their traits: one row each.
 
-use crate::targets::Target;
+use crate::launch::Targets;
 
 /// A mainloop: how a kernel loads, decodes and multiplies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,28 +38,6 @@ pub struct MainloopTraits {
     pub beside_packing_up_to: u32,
     /// The targets that have its kernels.
     pub targets: Targets,
-}
-
-/// Which targets have a kernel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Targets {
-    /// All.
-    All,
-    /// Those with `wgmma`.
-    WithWgmma,
-    /// Those without `wgmma`. Targets without FP4 conversions share the text of the oldest target.
-    WithoutWgmma,
-}
-
-impl Targets {
-    /// Returns whether a target is one of them.
-    pub const fn contain(self, target: &Target) -> bool {
-        match self {
-            Self::All => true,
-            Self::WithWgmma => target.wgmma,
-            Self::WithoutWgmma => !target.wgmma,
-        }
-    }
 }
 
 const GEMV: MainloopTraits = MainloopTraits {

@@ -187,7 +187,7 @@ mod tests {
     use super::super::sass::tests::listing;
     use super::*;
     use microscale_kernels_abi::Converts;
-    use microscale_kernels_abi::gemm::mainloop::Targets;
+    use microscale_kernels_abi::launch::Targets;
 
     #[test]
     fn occupancy_matches_nvidias_calculator() {

@@ -103,7 +103,7 @@ mod tests {
     use super::super::resources::Resources;
     use super::super::sass::tests::listing;
     use super::*;
-    use microscale_kernels_abi::gemm::mainloop::Targets;
+    use microscale_kernels_abi::launch::Targets;
     use microscale_kernels_abi::{Converts, Kernel, TARGETS};
 
     const KERNEL: Kernel = Kernel {

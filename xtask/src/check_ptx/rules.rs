@@ -108,7 +108,7 @@ fn missing(entry: &Entry, target: &Target, kernel: &Kernel) -> impl Iterator<Ite
 #[cfg(test)]
 mod tests {
     use super::*;
-    use microscale_kernels_abi::gemm::mainloop::Targets;
+    use microscale_kernels_abi::launch::Targets;
     use microscale_kernels_abi::{Converts, TARGETS};
 
     const KERNEL: Kernel = Kernel {

@@ -67,6 +67,7 @@ pub(in crate::gpu) fn is_packable(weights: QuantizedShape) -> bool {
 pub(in crate::gpu) fn takes(config: GemmConfig, weights: QuantizedShape, aligned: bool) -> bool {
     let whole_chunks = aligned && weights.cols > 0 && weights.cols.is_multiple_of(CHUNK);
     match config.mainloop {
+        mainloop if !mainloop.is_gemv() => is_packable(weights),
         Mainloop::Gemv => {
             // Scales are copied by words: those of a row or, of MXFP4 and one token, those of all rows.
             let rows = if config.tile_n == 1 && weights.format == Format::Mxfp4 { weights.rows } else { 1 };
@@ -74,8 +75,7 @@ pub(in crate::gpu) fn takes(config: GemmConfig, weights: QuantizedShape, aligned
             whole_chunks && words && (weights.cols as u64) < COLUMN_LIMIT
         }
         Mainloop::GemvPlain => whole_chunks,
-        Mainloop::GemvRagged => true,
-        Mainloop::Mma | Mainloop::Wgmma => is_packable(weights),
+        _ => true,
     }
 }
 
@@ -221,7 +221,7 @@ fn estimates(
 fn critical_path(config: GemmConfig, gpu: GpuFacts, weights: QuantizedShape, tokens: usize) -> Option<f64> {
     let shape = weights_shape(weights);
     match config.mainloop {
-        Mainloop::Mma | Mainloop::Wgmma => {
+        mainloop if !mainloop.is_gemv() => {
             let shared = config.shared_bytes(gpu.most_shared);
             let params = GemmParams::new(config, shape, tokens as u64, gpu.sm_count, shared)?;
             Some((params.most_k_iterations() * u64::from(config.packs())) as f64)
@@ -241,7 +241,7 @@ fn critical_path(config: GemmConfig, gpu: GpuFacts, weights: QuantizedShape, tok
             let tiles = shape.rows.div_ceil(rows.max(1)) * tokens.div_ceil(8) as u64;
             Some((tiles.div_ceil(u64::from(gpu.sm_count)) * shape.cols.div_ceil(128)) as f64)
         }
-        Mainloop::GemvRagged => None,
+        _ => None,
     }
 }
 

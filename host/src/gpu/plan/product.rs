@@ -77,7 +77,7 @@ impl ProductPlan {
         let too_large =
             || not_one_launch(format_args!("{} rows times {tokens} of activations", weights.rows));
         match config.mainloop {
-            Mainloop::Mma | Mainloop::Wgmma => {
+            mainloop if !mainloop.is_gemv() => {
                 Self::packed(kernels, config, kernel, weights, tokens, aligned, experts)
                     .ok_or_else(too_large)
             }
@@ -101,7 +101,7 @@ impl ProductPlan {
                 let params = ProductParams::Gemv(params);
                 Ok(Self { config, kernel, params, thread_blocks, threads, shared })
             }
-            Mainloop::GemvPlain | Mainloop::GemvRagged => {
+            _ => {
                 let launched = kernel.kernel().within(kernels.most_shared());
                 let tiles = match experts {
                     Some(ExpertTokenTiles { most, bits }) => TokenTiles { count: most, bits },
