@@ -127,7 +127,7 @@ const TESTS: &[Test] = &[
         gemm_weights::refuses_a_workspace_that_is_too_small,
     ),
     ("gemm_weights_replays_in_a_graph", gemm_weights::replays_in_a_graph),
-    ("gemm_weights_has_steps_behind_it", gemm_weights::has_steps_behind_it),
+    ("gemm_weights_applies_an_epilogue", gemm_weights::applies_an_epilogue),
     ("plans_made_twice_are_the_same", plans::made_twice_are_the_same),
     ("plans_run_without_allocating", plans::run_without_allocating),
     ("plans_ask_for_their_workspace", plans::ask_for_their_workspace),

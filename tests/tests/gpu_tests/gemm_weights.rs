@@ -107,7 +107,7 @@ pub(crate) fn is_near_the_cpus_on_layers_of_models(gpu: &Gpu) {
 }
 
 /// A workspace that is one byte short, or for another product, or none.
-pub(crate) fn refuses_a_workspace_for_less(gpu: &Gpu) {
+pub(crate) fn refuses_a_workspace_that_is_too_small(gpu: &Gpu) {
     let weights = tensor(Format::Mxfp4, 300, 2048, Scales::Common, 2);
     let (stream, tokens) = (gpu.stream(), 9000);
     let there = DeviceTensor::from_host(stream, &weights).unwrap();

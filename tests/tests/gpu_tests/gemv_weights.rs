@@ -158,7 +158,7 @@ pub(crate) fn is_near_the_exact_sum_for_every_kernel(gpu: &Gpu) {
 
 /// Rows that are computed by the definition beside others, and blocks of zeros under scales that would make
 /// them so.
-pub(crate) fn of_unusual_scales_equals_the_cpu(gpu: &Gpu) {
+pub(crate) fn of_out_of_range_scales_equals_the_cpu(gpu: &Gpu) {
     fn check<T: Exact + Activation>(gpu: &Gpu) {
         let [first, last] = usual_scales::<T>();
         for (tokens, cols) in [(1, 1056), (3, 96), (8, 160), (17, 2048)] {
