@@ -8,7 +8,10 @@ use super::size::Size;
 #[cfg(feature = "cuda")]
 impl Case {
     /// The configuration that is asked for.
-    #[cfg_attr(not(feature = "internals"), expect(clippy::unused_self, reason = "kernels have no words then"))]
+    #[cfg_attr(
+        not(feature = "internals"),
+        expect(clippy::unused_self, reason = "kernels have no words then")
+    )]
     pub(crate) fn kernel(&self) -> Option<microscale::gpu::GemmConfig> {
         #[cfg(feature = "internals")]
         return self.kernel;

@@ -3,12 +3,8 @@
 use std::ops::Range;
 
 use microscale::formats::weights::{gemm_gamma, tensor_core_gamma};
-use microscale::gpu::{
-    DeviceExperts, DeviceRouting, ExpertRows, Gpu, LinearExperts, doing as failed,
-};
-use microscale::{
-    Activation, Device, Error, QuantizedShape, QuantizedTensor, QuantizedView, Result, Shape,
-};
+use microscale::gpu::{DeviceExperts, DeviceRouting, ExpertRows, Gpu, LinearExperts, doing as failed};
+use microscale::{Activation, Device, Error, QuantizedShape, QuantizedTensor, QuantizedView, Result, Shape};
 
 use super::case::Case;
 use super::gpu::{Effort, Turns, copy_time, each_in_rotation, tensor_cores_per_second};
@@ -97,7 +93,11 @@ pub(super) fn measure<T: Activation>(case: &Case, device: &Device) -> Result<(u6
 }
 
 /// The product by the configuration that is asked for, or by the one that is chosen.
-fn by_case<'a, T: Activation>(gpu: &'a Gpu, experts: &'a DeviceExperts, case: &Case) -> LinearExperts<'a, T, T> {
+fn by_case<'a, T: Activation>(
+    gpu: &'a Gpu,
+    experts: &'a DeviceExperts,
+    case: &Case,
+) -> LinearExperts<'a, T, T> {
     let linear = gpu.linear_experts(experts);
     match case.kernel() {
         #[cfg(feature = "internals")]
@@ -132,7 +132,14 @@ fn on_gpu<T: Activation>(mixture: &Mixture<T>, case: &Case, gpu: &Gpu) -> Result
         },
         (&[()], turns, Effort::FULL),
         |(), (experts, out)| {
-            by_case(gpu, experts, case).plan(pairs)?.run(stream, &activations, &routing, rows, &mut workspace, out)
+            by_case(gpu, experts, case).plan(pairs)?.run(
+                stream,
+                &activations,
+                &routing,
+                rows,
+                &mut workspace,
+                out,
+            )
         },
         |(), (_, out)| mixture.check(&stream.clone_dtoh(out).map_err(failed("copying the output back"))?),
     )?[0];

@@ -277,7 +277,8 @@ pub(super) fn measure_launch<T: Activation>(
     let copying = failed("copying the operands");
     let activations = stream.clone_htod(activations).map_err(&copying)?;
     let weights = DeviceTensor::from_host(stream, weights)?;
-    let mut out = stream.alloc_zeros::<T>(tokens * weights.rows()).map_err(failed("allocating the output"))?;
+    let mut out =
+        stream.alloc_zeros::<T>(tokens * weights.rows()).map_err(failed("allocating the output"))?;
     let bytes = gpu.linear::<T, T>(&weights).plan(tokens)?.workspace_bytes();
     let mut workspace = GemmWorkspace::new(stream, bytes)?;
     let mut seconds = Vec::new();

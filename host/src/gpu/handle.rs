@@ -5,15 +5,15 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, CudaStream};
 
-use crate::gpu::runtime::device::{GpuInfo, primary_context};
-use crate::gpu::runtime::driver::doing;
-use crate::gpu::runtime::kernels::Kernels;
-use crate::gpu::memory::staging::Staging;
 use crate::error::Result;
-use microscale_kernels_abi::Target;
+use crate::gpu::memory::staging::Staging;
 use crate::gpu::ops::linear_experts::{ExpertsKey, PlannedExperts};
 use crate::gpu::plan::cache::PlanCache;
 use crate::gpu::plan::linear::{LinearKey, LinearPlan};
+use crate::gpu::runtime::device::{GpuInfo, primary_context};
+use crate::gpu::runtime::driver::doing;
+use crate::gpu::runtime::kernels::Kernels;
+use microscale_kernels_abi::Target;
 
 /// One GPU, ready to work: its context, a stream and the kernels.
 pub struct Gpu {
@@ -84,7 +84,10 @@ impl Gpu {
     }
 
     /// A GPU with a stream of its context, and the PTX of its own target or a given one.
-    pub(in crate::gpu) fn of_context(stream: Arc<CudaStream>, target: Option<&'static Target>) -> Result<Self> {
+    pub(in crate::gpu) fn of_context(
+        stream: Arc<CudaStream>,
+        target: Option<&'static Target>,
+    ) -> Result<Self> {
         let context = stream.context().clone();
         let info = GpuInfo::of(&context)?;
         let kernels = Arc::new(Kernels::new(&context, &info, target)?);

@@ -44,7 +44,8 @@ impl EmptyKernel {
         let function = self.0.load_function("empty").map_err(doing("finding an empty kernel"))?;
         let config = LaunchConfig { grid_dim: (1, 1, 1), block_dim: (32, 1, 1), shared_mem_bytes: 0 };
         // SAFETY: the kernel has no parameters and does nothing.
-        unsafe { stream.launch_builder(&function).launch(config) }.map_err(doing("launching an empty kernel"))?;
+        unsafe { stream.launch_builder(&function).launch(config) }
+            .map_err(doing("launching an empty kernel"))?;
         Ok(())
     }
 }
@@ -63,9 +64,9 @@ impl Gpu {
             of.compute_capability <= info.compute_capability
                 && (!of.family_only || of.compute_capability.0 == major)
         };
-        let target = found.filter(runs).ok_or_else(|| {
-            Error::NoGpu(format!("{} does not run PTX for {target}", info.name))
-        })?;
+        let target = found
+            .filter(runs)
+            .ok_or_else(|| Error::NoGpu(format!("{} does not run PTX for {target}", info.name)))?;
         let stream = context.new_stream().map_err(doing("creating a stream"))?;
         Self::of_context(stream, Some(target))
     }
@@ -90,8 +91,9 @@ impl Gpu {
     pub fn gemm_configs(&self, weights: QuantizedShape) -> Vec<GemmConfig> {
         let target = self.kernels.target();
         let configs = GemmConfig::for_operands(weights.format, crate::element::Dtype::Bf16);
-        let usable = configs
-            .filter(|config| config.mainloop.traits().targets.contain(target) && takes(*config, weights, true));
+        let usable = configs.filter(|config| {
+            config.mainloop.traits().targets.contain(target) && takes(*config, weights, true)
+        });
         usable.flat_map(|config| config.slicings().map(move |slices| config.with_slices(slices))).collect()
     }
 

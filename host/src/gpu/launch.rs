@@ -21,5 +21,5 @@ pub(in crate::gpu) use experts::{PAIR_LIMIT, plan_experts, route};
 pub(in crate::gpu) use gemm::product;
 pub(in crate::gpu) use gemv::gemv;
 pub(in crate::gpu) use layout::convert_scales;
-pub(in crate::gpu) use quantize::{quantize, quantizer};
 pub(in crate::gpu) use parts::{merge, split};
+pub(in crate::gpu) use quantize::{quantize, quantizer};

@@ -46,9 +46,7 @@ pub(super) fn run(args: &Args, json: Option<Pending>) -> anyhow::Result<()> {
     table.add_row(["all".into(), String::new(), format!("{:.0}", milliseconds(total))]);
     print(table.trim_fmt())?;
     let Some(file) = json else { return Ok(()) };
-    let record = |(id, time): &(KernelId, Duration)| {
-        json!({ "kernel": id.kernel().name, "family": id.family().word(), "seconds": time.as_secs_f64() })
-    };
+    let record = |(id, time): &(KernelId, Duration)| json!({ "kernel": id.kernel().name, "family": id.family().word(), "seconds": time.as_secs_f64() });
     let records: Vec<_> = each.iter().map(record).collect();
     file.finish(serde_json::to_string_pretty(&records)?)
 }

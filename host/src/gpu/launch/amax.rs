@@ -10,9 +10,9 @@ use super::quantize::Options;
 use crate::element::Element;
 use crate::error::Result;
 use crate::gpu::launch::arguments::{config, grid};
+use crate::gpu::memory::view::{DeviceView, DeviceViewMut};
 use crate::gpu::runtime::driver::doing;
 use crate::gpu::runtime::kernels::Kernels;
-use crate::gpu::memory::view::{DeviceView, DeviceViewMut};
 use crate::recipe::Recipe;
 use crate::shape::Shape;
 

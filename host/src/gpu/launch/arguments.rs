@@ -6,10 +6,10 @@ use microscale_formats::{Format, ScaleLayout};
 use microscale_kernels_abi::gemv::BLOCK_LIMIT;
 use microscale_kernels_abi::{ApplyGlobal, BlockGrid, Divider, Epilogue, Kernel, ScaleGrid};
 
-use crate::gpu::memory::tensor_view::DeviceTensorView;
 use crate::element::Element;
 use crate::error::OperandFault;
 use crate::error::{Error, Result};
+use crate::gpu::memory::tensor_view::DeviceTensorView;
 use crate::shape::{QuantizedShape, Shape};
 
 /// A structure of `microscale_kernels_abi`, passed by value.

@@ -9,10 +9,10 @@ use microscale_kernels_abi::{Dequantize, KernelId};
 use crate::element::{Dtype, Element};
 use crate::error::{Error, Result};
 use crate::gpu::launch::arguments::{apply_global, blocks_in_elements, config, grid, scale_grid};
+use crate::gpu::memory::tensor_view::DeviceTensorView;
+use crate::gpu::memory::view::DeviceViewMut;
 use crate::gpu::runtime::driver::doing;
 use crate::gpu::runtime::kernels::Kernels;
-use crate::gpu::memory::view::DeviceViewMut;
-use crate::gpu::memory::tensor_view::DeviceTensorView;
 use crate::shape::Shape;
 
 /// The kernel that dequantizes a format, by whether every row starts on 16 bytes.

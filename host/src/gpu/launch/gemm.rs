@@ -10,8 +10,8 @@ use cudarc::driver::sys::{
 };
 use cudarc::driver::{CudaStream, DriverError};
 use microscale_kernels_abi::KernelId;
-use microscale_kernels_abi::launch::THREADS;
 use microscale_kernels_abi::gemm::packing::PACK_THREADS;
+use microscale_kernels_abi::launch::THREADS;
 
 use crate::error::Result;
 use crate::gpu::launch::arguments::{Operands, Routed, Steps, not_one_launch};

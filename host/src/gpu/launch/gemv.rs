@@ -11,10 +11,10 @@ use crate::element::{Dtype, Element};
 use crate::error::{Error, Result};
 use crate::gemv::Batch;
 use crate::gpu::launch::arguments::{Argument, apply_global, config, limited_columns, not_one_launch};
+use crate::gpu::memory::tensor_view::DeviceTensorView;
+use crate::gpu::memory::view::DeviceViewMut;
 use crate::gpu::runtime::driver::doing;
 use crate::gpu::runtime::kernels::Kernels;
-use crate::gpu::memory::view::DeviceViewMut;
-use crate::gpu::memory::tensor_view::DeviceTensorView;
 
 /// The kernel for a format and 1, 2 or 4 rows per warp. `ragged` says that rows are not whole chunks, as
 /// MXFP4's always are.

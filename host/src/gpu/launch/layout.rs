@@ -8,10 +8,10 @@ use microscale_kernels_abi::{Divider, Layout, ScaleGrid};
 
 use crate::error::Result;
 use crate::gpu::launch::arguments::{Argument, config};
+use crate::gpu::memory::tensor_view::{DeviceTensorView, SCALES, SCALES_ALIGNMENT};
+use crate::gpu::memory::view::DeviceViewMut;
 use crate::gpu::runtime::driver::doing;
 use crate::gpu::runtime::kernels::Kernels;
-use crate::gpu::memory::view::DeviceViewMut;
-use crate::gpu::memory::tensor_view::{DeviceTensorView, SCALES, SCALES_ALIGNMENT};
 
 /// Enqueues the conversion of scales to the other layout. The caller has checked that `target` has its bytes.
 pub(in crate::gpu) fn convert_scales(

@@ -12,11 +12,11 @@ use microscale_kernels_abi::{BlockGrid, KernelId, MxOptions, NvOptions, Quantize
 use crate::element::{Dtype, Element};
 use crate::error::{Error, Result};
 use crate::gpu::launch::arguments::{Argument, blocks_in_elements, by_rows, config, grid, scale_grid};
-use crate::gpu::runtime::driver::doing;
-use crate::gpu::runtime::kernels::Kernels;
+use crate::gpu::memory::tensor_view_mut::DeviceTensorViewMut;
 use crate::gpu::memory::view::DeviceView;
 use crate::gpu::ops::quantize_options::DeviceQuantizeOptions;
-use crate::gpu::memory::tensor_view_mut::DeviceTensorViewMut;
+use crate::gpu::runtime::driver::doing;
+use crate::gpu::runtime::kernels::Kernels;
 use crate::recipe::Recipe;
 use crate::scheme::{Global, NonFinite, Scheme};
 use crate::shape::{QuantizedShape, Shape};

@@ -8,12 +8,12 @@ use microscale_formats::GlobalScale;
 use microscale_formats::nvfp4::Direction;
 use microscale_kernels_abi::experts::Sorted;
 
-use crate::gpu::runtime::driver::doing;
-use crate::gpu::memory::experts_view::{DeviceExpertsView, SLOTS, stacked};
-use crate::gpu::memory::view::{DeviceView, DeviceViewMut};
-use crate::gpu::memory::tensor_view::GLOBAL_WORDS;
 use crate::error::{Error, OperandFault, Result};
 use crate::experts::shape_of;
+use crate::gpu::memory::experts_view::{DeviceExpertsView, SLOTS, stacked};
+use crate::gpu::memory::tensor_view::GLOBAL_WORDS;
+use crate::gpu::memory::view::{DeviceView, DeviceViewMut};
+use crate::gpu::runtime::driver::doing;
 use crate::shape::{QuantizedShape, Shape};
 use crate::view::QuantizedView;
 

@@ -8,10 +8,10 @@ use microscale_formats::nvfp4::Direction;
 use microscale_kernels_abi::GlobalSlot;
 use microscale_kernels_abi::experts::EXPERT_LIMIT;
 
-use crate::gpu::memory::view::DeviceView;
-use crate::gpu::memory::tensor_view::{CODES, CODES_ALIGNMENT, GLOBAL_WORDS, SCALES, SCALES_ALIGNMENT};
 use crate::error::{Error, OperandFault, Result};
 use crate::gemv::check_weights_shape;
+use crate::gpu::memory::tensor_view::{CODES, CODES_ALIGNMENT, GLOBAL_WORDS, SCALES, SCALES_ALIGNMENT};
+use crate::gpu::memory::view::DeviceView;
 use crate::shape::{QuantizedShape, Shape};
 
 pub(in crate::gpu) const SLOTS: &str = "the experts' global scales";

@@ -14,8 +14,8 @@ use cudarc::driver::{
 };
 use rayon::prelude::*;
 
-use crate::gpu::runtime::driver::doing;
 use crate::error::{Error, Result};
+use crate::gpu::runtime::driver::doing;
 use crate::origin::Origin;
 
 /// Bytes of a piece.

@@ -7,13 +7,13 @@ use microscale_kernels_abi::{GlobalSlot, NO_POSITION, REPORT_SLOTS, ReportSlot};
 use std::fmt;
 use std::sync::Arc;
 
-use crate::gpu::runtime::driver::doing;
-use crate::gpu::memory::view::{DeviceView, DeviceViewMut};
+use crate::amax::Amax;
+use crate::error::{Error, Result};
 use crate::gpu::memory::staging::Staging;
 use crate::gpu::memory::tensor_view::{DeviceTensorView, GLOBAL, GLOBAL_WORDS, kernel_bytes};
 use crate::gpu::memory::tensor_view_mut::DeviceTensorViewMut;
-use crate::amax::Amax;
-use crate::error::{Error, Result};
+use crate::gpu::memory::view::{DeviceView, DeviceViewMut};
+use crate::gpu::runtime::driver::doing;
 use crate::report::{Position, Report};
 use crate::shape::{QuantizedShape, Shape};
 use crate::tensor::QuantizedTensor;

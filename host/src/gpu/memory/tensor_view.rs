@@ -9,8 +9,8 @@ use microscale_formats::Format;
 use microscale_formats::nvfp4::{Direction, GlobalScale};
 use microscale_kernels_abi::GlobalSlot;
 
-use crate::gpu::memory::view::DeviceView;
 use crate::error::{Error, Result};
+use crate::gpu::memory::view::DeviceView;
 use crate::shape::{QuantizedShape, Shape};
 use crate::tensor::QuantizedTensor;
 
@@ -242,7 +242,10 @@ impl<'a> DeviceTensorView<'a> {
     ///
     /// # Errors
     /// [`Error::Alignment`] and [`Error::OtherContext`].
-    pub(in crate::gpu) fn read(self, stream: &'a CudaStream) -> Result<([CUdeviceptr; 3], [SyncOnDrop<'a>; 3])> {
+    pub(in crate::gpu) fn read(
+        self,
+        stream: &'a CudaStream,
+    ) -> Result<([CUdeviceptr; 3], [SyncOnDrop<'a>; 3])> {
         let (codes, codes_read) = self.codes.read(stream, CODES, CODES_ALIGNMENT)?;
         let (scales, scales_read) = self.scales.read(stream, SCALES, SCALES_ALIGNMENT)?;
         let (global, global_read) = match self.global {

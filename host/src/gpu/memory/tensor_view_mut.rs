@@ -7,12 +7,12 @@ use cudarc::driver::{CudaStream, SyncOnDrop};
 use microscale_formats::ScaleLayout;
 use microscale_formats::nvfp4::Direction;
 
-use crate::gpu::memory::view::DeviceViewMut;
+use crate::error::{Error, Result};
 use crate::gpu::memory::tensor_view::{
     CODES, CODES_ALIGNMENT, DeviceTensorView, GLOBAL, GLOBAL_WORDS, GlobalWord, SCALES, SCALES_ALIGNMENT,
     kernel_bytes,
 };
-use crate::error::{Error, Result};
+use crate::gpu::memory::view::DeviceViewMut;
 use crate::shape::{QuantizedShape, Shape};
 
 /// Device memory for a quantized matrix. Whatever writes a `&mut `[`DeviceTensor`](super::DeviceTensor) writes to such a view as
@@ -175,7 +175,11 @@ impl<'a> DeviceTensorViewMut<'a> {
     }
 
     /// Enqueues copies of another tensor's codes, and of its scales if they are laid out the same, and of its global scale.
-    pub(in crate::gpu) fn copy_from(&mut self, stream: &CudaStream, source: DeviceTensorView<'_>) -> Result<()> {
+    pub(in crate::gpu) fn copy_from(
+        &mut self,
+        stream: &CudaStream,
+        source: DeviceTensorView<'_>,
+    ) -> Result<()> {
         let (codes, scales) = self.shape.bytes()?;
         self.set_direction(source.direction());
         self.codes.copy_from(stream, CODES, source.codes(), codes)?;

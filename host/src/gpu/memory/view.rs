@@ -7,8 +7,8 @@ use cudarc::driver::sys::{CUdeviceptr, cuMemsetD32Async};
 use cudarc::driver::{CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr, DeviceRepr, SyncOnDrop};
 use cudarc::driver::{DevicePtrMut, DeviceSlice, result};
 
-use crate::gpu::runtime::driver::doing;
 use crate::error::{Error, Result};
+use crate::gpu::runtime::driver::doing;
 
 /// Values in device memory that operations read: a `&[T]` there. Made of a `&CudaSlice`, a `&CudaView` or a
 /// `&CudaViewMut`, or of an address ([`Self::from_raw_parts`]).
@@ -116,7 +116,12 @@ impl<'a, T> DeviceView<'a, T> {
     }
 
     /// Copies the first values to the host, and waits for them.
-    pub(in crate::gpu) fn copy_to_host(self, stream: &'a CudaStream, what: &'static str, to: &mut [T]) -> Result<()>
+    pub(in crate::gpu) fn copy_to_host(
+        self,
+        stream: &'a CudaStream,
+        what: &'static str,
+        to: &mut [T],
+    ) -> Result<()>
     where
         T: DeviceRepr,
     {
@@ -302,7 +307,12 @@ impl DeviceViewMut<'_, u32> {
 
     /// Enqueues that the first word becomes another one. That needs no memory of the host's, which would have
     /// to be waited for.
-    pub(in crate::gpu) fn set_first(&mut self, stream: &CudaStream, what: &'static str, word: u32) -> Result<()> {
+    pub(in crate::gpu) fn set_first(
+        &mut self,
+        stream: &CudaStream,
+        what: &'static str,
+        word: u32,
+    ) -> Result<()> {
         assert!(!self.is_empty(), "{what}: there is no first word");
         let setting = doing("setting a word of its memory");
         stream.context().bind_to_thread().map_err(&setting)?;

@@ -6,10 +6,10 @@ use cudarc::driver::{CudaStream, SyncOnDrop};
 use microscale_formats::Gate;
 use microscale_kernels_abi::Epilogue;
 
-use crate::gpu::launch::arguments::{Argument, Steps};
-use crate::gpu::memory::view::DeviceView;
 use crate::element::{Dtype, Element};
 use crate::error::{Error, OperandFault, Result};
+use crate::gpu::launch::arguments::{Argument, Steps};
+use crate::gpu::memory::view::DeviceView;
 use crate::shape::Shape;
 
 /// What follows a product before its results, in `O`, are stored: first a bias, then a gate, then a residual, at last one rounding.
@@ -70,7 +70,10 @@ impl<'a, T: Element, O: Element> DeviceEpilogue<'a, T, O> {
     }
 
     /// The arguments of kernels, and guards of what they read, for work on a stream that is enqueued before these are dropped.
-    pub(in crate::gpu) fn read(&self, stream: &'a CudaStream) -> Result<(Steps, [Option<SyncOnDrop<'a>>; 2])> {
+    pub(in crate::gpu) fn read(
+        &self,
+        stream: &'a CudaStream,
+    ) -> Result<(Steps, [Option<SyncOnDrop<'a>>; 2])> {
         let mut steps = 0;
         let (mut bias, mut reading_bias) = (0, None);
         if let Some(view) = self.bias {

@@ -4,15 +4,15 @@ use std::sync::Arc;
 
 use cudarc::driver::CudaStream;
 
-use crate::gpu::runtime::driver::doing;
-use crate::gpu::handle::Gpu;
-use crate::gpu::launch;
-use crate::gpu::memory::view::DeviceViewMut;
-use crate::gpu::memory::tensor::DeviceTensor;
-use crate::gpu::memory::tensor_view::DeviceTensorView;
 use crate::element::Element;
 use crate::error::Result;
 use crate::gemv::Batch;
+use crate::gpu::handle::Gpu;
+use crate::gpu::launch;
+use crate::gpu::memory::tensor::DeviceTensor;
+use crate::gpu::memory::tensor_view::DeviceTensorView;
+use crate::gpu::memory::view::DeviceViewMut;
+use crate::gpu::runtime::driver::doing;
 use crate::shape::Shape;
 use crate::view::QuantizedView;
 

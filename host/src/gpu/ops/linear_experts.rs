@@ -97,7 +97,8 @@ impl PlannedExperts {
         }
         let aligned = aligned || rows_each > 1;
         let config = given.unwrap_or_else(|| {
-            let request = Request { weights: shape, tokens: 0, activations: dtype, aligned, gemv_only: false };
+            let request =
+                Request { weights: shape, tokens: 0, activations: dtype, aligned, gemv_only: false };
             let (times, facts) = (Times::of_gpu(kernels.gpu_name()), kernels.facts());
             choose_for_experts(times, facts, request, [experts, pairs, rows_each], packable)
         });

@@ -2,15 +2,15 @@
 
 use microscale_formats::ScaleLayout;
 
-use crate::gpu::runtime::driver::doing;
-use crate::gpu::handle::Gpu;
-use crate::gpu::ops::loaded::LoadedOnGpu;
-use crate::gpu::memory::tensor::DeviceTensor;
 use crate::amax::Amax;
 use crate::element::Element;
 #[cfg(doc)]
 use crate::error::Error;
 use crate::error::Result;
+use crate::gpu::handle::Gpu;
+use crate::gpu::memory::tensor::DeviceTensor;
+use crate::gpu::ops::loaded::LoadedOnGpu;
+use crate::gpu::runtime::driver::doing;
 use crate::loss::ErrorStats;
 use crate::options::QuantizeOptions;
 use crate::recipe::Recipe;

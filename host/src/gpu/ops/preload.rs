@@ -2,10 +2,10 @@
 
 use microscale_kernels_abi::{Amax, Errors, Family, KernelId};
 
-use crate::gpu::handle::Gpu;
-use crate::gpu::launch;
 use crate::element::Dtype;
 use crate::error::Result;
+use crate::gpu::handle::Gpu;
+use crate::gpu::launch;
 use crate::recipe::Recipe;
 use crate::scheme::{Global, Scheme};
 

@@ -2,8 +2,8 @@
 
 use microscale_formats::nvfp4::Direction;
 
-use crate::gpu::memory::view::DeviceView;
 use crate::gpu::memory::tensor::DeviceReport;
+use crate::gpu::memory::view::DeviceView;
 
 /// Options for quantizing one matrix in device memory. By default all errors count alike and nothing is
 /// reported.

@@ -199,11 +199,11 @@ fn estimates(
         let shortest = of_format().filter_map(of_config).fold(f64::INFINITY, f64::min);
         let (mut sum, mut weights) = (0.0, 0.0);
         for (distance, product) in &nearest {
-            let weights_there =
-                QuantizedShape { rows: product.rows, cols: product.cols, ..request.weights };
+            let weights_there = QuantizedShape { rows: product.rows, cols: product.cols, ..request.weights };
             let there = critical_path(config, gpu, weights_there, product.tokens)?;
             // A time that is not in the table is longer than those that are kept.
-            let fastest = product.configs.iter().map(|(_, time)| f64::from(*time)).fold(f64::INFINITY, f64::min);
+            let fastest =
+                product.configs.iter().map(|(_, time)| f64::from(*time)).fold(f64::INFINITY, f64::min);
             let time = of_config(product).unwrap_or(f64::from(Times::KEPT) * fastest);
             let constant = shortest.min(time);
             let scaled = constant + (time - constant) * here / there;
@@ -305,7 +305,9 @@ mod tests {
                 let excess = excess(Times::of_gpu(name), gpu(compute_capability), true);
                 let mean = excess.iter().sum::<f64>() / excess.len() as f64;
                 let (most, tenth) = (excess[excess.len() - 1], excess[excess.len() * 9 / 10]);
-                println!("{name}, {compute_capability:?}: mean {mean:.3}, nine of ten {tenth:.3}, most {most:.3}");
+                println!(
+                    "{name}, {compute_capability:?}: mean {mean:.3}, nine of ten {tenth:.3}, most {most:.3}"
+                );
                 assert!(mean <= 0.05 && tenth <= 0.15, "{name}, {compute_capability:?}: {mean}, {tenth}");
             }
         }

@@ -3,8 +3,8 @@
 
 use microscale_kernels_abi::epilogue::PARTS;
 use microscale_kernels_abi::gemm::gemv::TokenTiles;
-use microscale_kernels_abi::gemm::params::partial_sum_bytes;
 use microscale_kernels_abi::gemm::packing;
+use microscale_kernels_abi::gemm::params::partial_sum_bytes;
 use microscale_kernels_abi::{GemmConfig, KernelId};
 
 use crate::element::Dtype;

@@ -78,8 +78,7 @@ impl ProductPlan {
             || not_one_launch(format_args!("{} rows times {tokens} of activations", weights.rows));
         match config.mainloop {
             mainloop if !mainloop.is_gemv() => {
-                Self::packed(kernels, config, kernel, weights, tokens, aligned, experts)
-                    .ok_or_else(too_large)
+                Self::packed(kernels, config, kernel, weights, tokens, aligned, experts).ok_or_else(too_large)
             }
             Mainloop::Gemv => {
                 let ready = kernels.ready(kernel)?;
@@ -108,8 +107,7 @@ impl ProductPlan {
                     None => TokenTiles::of(tokens as u64, TILE_COLUMNS),
                 };
                 let shape = weights_shape(weights);
-                let params =
-                    PlainParams::new(config, shape, tokens as u64, tiles).ok_or_else(too_large)?;
+                let params = PlainParams::new(config, shape, tokens as u64, tiles).ok_or_else(too_large)?;
                 let thread_blocks = match config.mainloop {
                     Mainloop::GemvRagged => shape.rows.div_ceil(u64::from(launched.elements)),
                     _ => params.thread_blocks(),

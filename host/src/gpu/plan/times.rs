@@ -55,7 +55,8 @@ impl Times {
     /// Returns whether the table has a configuration's time for a product.
     pub fn has(&self, config: GemmConfig, [rows, cols, tokens]: [usize; 3]) -> bool {
         let of = |product: &&MeasuredProduct| {
-            product.weights == config.weights && [product.rows, product.cols, product.tokens] == [rows, cols, tokens]
+            product.weights == config.weights
+                && [product.rows, product.cols, product.tokens] == [rows, cols, tokens]
         };
         let found = self.products.iter().find(of);
         found.is_some_and(|product| product.configs.iter().any(|(there, _)| *there == config))
@@ -138,7 +139,8 @@ mod tests {
         let mut times = Times::default();
         for (i, weights) in [Format::Nvfp4, Format::Mxfp4].into_iter().enumerate() {
             let configs = GemmConfig::for_operands(weights, Dtype::Bf16);
-            let configs = configs.enumerate().map(|(n, config)| (config.with_slices(2), 10.0 + n as f32 * 0.25));
+            let configs =
+                configs.enumerate().map(|(n, config)| (config.with_slices(2), 10.0 + n as f32 * 0.25));
             let product =
                 MeasuredProduct { weights, rows: 16, cols: 32, tokens: i, configs: configs.collect() };
             times.add(product);

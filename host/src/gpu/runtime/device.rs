@@ -5,8 +5,8 @@ use std::sync::Arc;
 use cudarc::driver::CudaContext;
 use microscale_kernels_abi::target_for;
 
-use crate::gpu::runtime::driver::doing;
 use crate::error::{Error, Result};
+use crate::gpu::runtime::driver::doing;
 
 /// The facts of a GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]

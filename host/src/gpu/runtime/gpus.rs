@@ -2,9 +2,9 @@
 
 use rayon::prelude::*;
 
-use crate::gpu::runtime::device::device_count;
-use crate::gpu::handle::Gpu;
 use crate::error::{Error, Result};
+use crate::gpu::handle::Gpu;
+use crate::gpu::runtime::device::device_count;
 
 /// One GPU or several, ready to work.
 #[derive(Debug)]

@@ -15,12 +15,12 @@ use cudarc::driver::{CudaContext, CudaFunction};
 use cudarc::nvrtc::Ptx;
 use microscale_kernels_abi::{Family, Kernel, KernelId, Target, target_for};
 
+use crate::error::{Error, Result};
+use crate::gpu::memory::tensor::DeviceReport;
+use crate::gpu::plan::choose::GpuFacts;
 use crate::gpu::runtime::device::GpuInfo;
 use crate::gpu::runtime::driver::{Relaxed, doing};
 use crate::gpu::runtime::ptx;
-use crate::gpu::memory::tensor::DeviceReport;
-use crate::error::{Error, Result};
-use crate::gpu::plan::choose::GpuFacts;
 
 /// The kernels of one GPU.
 pub(in crate::gpu) struct Kernels {
