@@ -23,6 +23,8 @@ pub mod stage;
 
 use microscale_formats::dot::CHUNK;
 
+use crate::launch::{Launch, WARP};
+
 pub use config::GemmConfig;
 pub use mainloop::Mainloop;
 
@@ -42,6 +44,14 @@ pub const COLUMN_LIMIT: u64 = 1 << 24;
 pub const MOST_ROW_TILES: u32 = 16;
 /// Bytes of shared memory per thread block, at most, on any GPU.
 pub(crate) const MOST_SHARED: u32 = 227 << 10;
+
+/// Threads per thread block of the kernels that do not copy ahead.
+pub const PLAIN_THREADS: u32 = 256;
+/// Warps per thread block of the kernels that copy ahead, at most: enough to keep an H200's
+/// multiprocessor busy.
+pub const GEMV_WARPS: u32 = 16;
+/// The launch of the kernels for ragged rows: a warp per row.
+pub(crate) const RAGGED: Launch = (PLAIN_THREADS, PLAIN_THREADS / WARP, 0);
 
 /// The shape of weights that are multiplied.
 #[derive(Clone, Copy, Debug)]

@@ -11,7 +11,7 @@ use pyo3::intern;
 use pyo3::prelude::*;
 
 use crate::array::{Array, Kind};
-use crate::errors::{error, of_tensors};
+use crate::errors::of_tensors;
 use crate::gpu::{Work, bytes_mut, capture, view, view_mut, words, words_mut};
 use crate::interface::{array_anywhere, new_output};
 use crate::operand::Operand;

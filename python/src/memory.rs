@@ -5,7 +5,7 @@ use std::fmt;
 use pyo3::exceptions::PyMemoryError;
 use pyo3::prelude::*;
 
-use crate::dlpack::Pack;
+use crate::dlpack::pack::Pack;
 
 /// The memory that an array is in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -92,11 +92,21 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     }
     Files { written: &[args.json.as_deref()], ..Files::default() }.check()?;
     let json = args.json.as_deref().map(Pending::create).transpose()?;
-    #[cfg(feature = "internals")]
-    if internals::is_asked_for(&args) {
-        return internals::run(&args, json);
-    }
     let device = opened(&args)?;
+    #[cfg(feature = "internals")]
+    if let Some(file) = &args.tune {
+        print(&device)?;
+        return internals::write_times(&device, file);
+    }
+    #[cfg(feature = "internals")]
+    if args.op.contains(&Op::Load) {
+        if args.op.len() > 1 || !args.kernel.is_empty() {
+            let message = "load is measured by itself: give --device, --target and --json only";
+            return Err(Usage::new(message).into());
+        }
+        print(&device)?;
+        return internals::load(&device, json);
+    }
     let cases = cases(&args, recipes(&args)?, matches!(device, Device::Cpu))?;
     print(&device)?;
     let measurements = cases.iter().map(|case| measure(case, &device)).collect::<Result<Vec<_>, _>>()?;
@@ -152,7 +162,7 @@ fn cases(args: &Args, recipes: Vec<Recipe>, on_cpu: bool) -> anyhow::Result<Vec<
                                 kernel: None,
                             };
                             #[cfg(feature = "internals")]
-                            cases.extend(internals::by_kernels(args, case)?);
+                            cases.extend(internals::by_kernels(&args.kernel, case)?);
                             #[cfg(not(feature = "internals"))]
                             cases.push(case);
                         }

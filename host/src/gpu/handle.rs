@@ -7,8 +7,8 @@ use cudarc::driver::{CudaContext, CudaStream};
 
 use crate::error::Result;
 use crate::gpu::memory::staging::Staging;
-use crate::gpu::ops::linear_experts::{ExpertsKey, PlannedExperts};
 use crate::gpu::plan::cache::PlanCache;
+use crate::gpu::plan::experts::{ExpertsKey, PlannedExperts};
 use crate::gpu::plan::linear::{LinearKey, LinearPlan};
 use crate::gpu::runtime::device::{GpuInfo, primary_context};
 use crate::gpu::runtime::driver::doing;

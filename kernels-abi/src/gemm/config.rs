@@ -169,7 +169,7 @@ impl GemmConfig {
         match self.mainloop {
             Mainloop::Gemv => (self.gemv_warps() * WARP, 0, self.gemv_warps() * self.gemv_warp_bytes()),
             Mainloop::GemvPlain => self.plain_launch(),
-            Mainloop::GemvRagged => super::gemv::RAGGED,
+            Mainloop::GemvRagged => super::RAGGED,
             Mainloop::Mma | Mainloop::Wgmma => (self.threads(), 0, self.shared_bytes(MOST_SHARED)),
         }
     }
@@ -184,7 +184,7 @@ impl GemmConfig {
     pub fn slicings(self) -> impl Iterator<Item = u32> {
         let most = match self.mainloop {
             Mainloop::Gemv => self.gemv_warps(),
-            Mainloop::GemvPlain => super::gemv::PLAIN_THREADS / WARP,
+            Mainloop::GemvPlain => super::PLAIN_THREADS / WARP,
             Mainloop::GemvRagged | Mainloop::Mma | Mainloop::Wgmma => 1,
         };
         (0..=most.ilog2()).map(|bits| 1 << bits)

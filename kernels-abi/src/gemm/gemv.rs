@@ -2,17 +2,11 @@
 
 use microscale_formats::dot::CHUNK;
 
-use super::{COLUMN_LIMIT, GemmConfig, QUAD, TILE_COLUMNS, TILE_ROWS, WeightsShape};
+use super::{
+    COLUMN_LIMIT, GEMV_WARPS, GemmConfig, PLAIN_THREADS, QUAD, TILE_COLUMNS, TILE_ROWS, WeightsShape,
+};
 use crate::grid::Divider;
 use crate::launch::{Launch, WARP};
-
-/// Threads per thread block of the kernels that do not copy ahead.
-pub const PLAIN_THREADS: u32 = 256;
-/// Warps per thread block of the kernels that copy ahead, at most: enough to keep an H200's
-/// multiprocessor busy.
-pub const GEMV_WARPS: u32 = 16;
-/// The launch of the kernels for ragged rows: a warp per row.
-pub(super) const RAGGED: Launch = (PLAIN_THREADS, PLAIN_THREADS / WARP, 0);
 
 /// Shared memory of the kernels that copy K-iterations ahead
 /// ([`Mainloop::Gemv`](super::Mainloop::Gemv)).

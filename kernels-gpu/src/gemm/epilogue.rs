@@ -13,7 +13,7 @@ use super::tile_scheduler::WorkTile;
 use super::transpose::Transpose;
 use crate::arithmetic::Ptx;
 use crate::hardware::{ptx, warp};
-use crate::product::operand::Problem;
+use crate::product::problem::Problem;
 use crate::product::results::{Results, load};
 use crate::product::tensor_cores::{Activations, WeightFormat};
 

@@ -11,7 +11,8 @@ use super::tile_scheduler::KRange;
 use super::weight_loader::{last_row, scales_per_k_iteration, swizzled};
 use crate::hardware::warp::pin_in_register;
 use crate::hardware::{shared, warp};
-use crate::product::operand::{CHUNK_BYTES, Codes, Problem};
+use crate::product::operand::{CHUNK_BYTES, Codes};
+use crate::product::problem::Problem;
 use crate::product::tensor_cores::{Activations, WeightFormat, is_in_range};
 
 /// A lane's codes and scales of two rows, eight apart, in one pack: a chunk of each.

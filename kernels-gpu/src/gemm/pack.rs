@@ -10,7 +10,7 @@ use microscale_kernels_abi::launch::WARP;
 
 use crate::arithmetic::divide_by_power;
 use crate::hardware::{ptx, warp};
-use crate::product::operand::Routed;
+use crate::product::problem::Routed;
 use crate::product::tensor_cores::Activations;
 
 /// Tokens of a core matrix, which is eight activations wide.

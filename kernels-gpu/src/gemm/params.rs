@@ -6,7 +6,7 @@ use microscale_kernels_abi::gemm::schedule::Schedule;
 use microscale_kernels_abi::gemm::stage::PLAN_OFFSET;
 
 use crate::hardware::warp;
-use crate::product::operand::{Problem, Routed};
+use crate::product::problem::{Problem, Routed};
 
 /// A kernel's parameters. All pointers are to global memory.
 pub(super) struct Params<'a> {

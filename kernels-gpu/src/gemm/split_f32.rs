@@ -7,7 +7,7 @@ use microscale_kernels_abi::epilogue::{MergeGrid, PARTS, SplitGrid};
 use microscale_kernels_abi::launch::THREADS;
 
 use crate::hardware::{ptx, warp};
-use crate::product::operand::Routed;
+use crate::product::problem::Routed;
 use crate::product::results::Results;
 
 /// The first eight bits of a number as a bf16, and the remainder, which is 0 for NaN and

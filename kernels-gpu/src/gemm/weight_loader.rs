@@ -8,7 +8,8 @@ use microscale_kernels_abi::gemm::stage::{ScalePieces, Stage};
 use super::tile::Tile;
 use super::tile_scheduler::KRange;
 use crate::hardware::{ptx, shared};
-use crate::product::operand::{CHUNK_BYTES, Problem};
+use crate::product::operand::CHUNK_BYTES;
+use crate::product::problem::Problem;
 use crate::product::product_format::ProductFormat;
 
 /// Scales of a row per K-iteration.

@@ -6,7 +6,8 @@ use microscale_kernels_abi::launch::WARP;
 
 use crate::hardware::warp::pin_in_register;
 use crate::hardware::{shared, warp};
-use crate::product::operand::{CHUNK_BYTES, Codes, Problem};
+use crate::product::operand::{CHUNK_BYTES, Codes};
+use crate::product::problem::Problem;
 use crate::product::product_format::ProductFormat;
 
 /// Bytes of a chunk of activations.

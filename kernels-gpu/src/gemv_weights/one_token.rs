@@ -24,7 +24,7 @@ use crate::arithmetic::divide_by_power;
 use crate::hardware::warp::pin_in_register;
 use crate::hardware::{ptx, shared, warp};
 use crate::product::lane_sums::{add_partner, split_with_partner};
-use crate::product::operand::Problem;
+use crate::product::problem::Problem;
 use crate::product::tensor_cores::{Activations, SUMS, WeightFormat};
 
 /// Segments of a row.

@@ -23,7 +23,8 @@ use super::ragged::WARPS;
 use crate::arithmetic::divide_by_power;
 use crate::dtype::Dtype;
 use crate::hardware::{ptx, warp};
-use crate::product::operand::{CodeChunk, Problem, Row};
+use crate::product::operand::{CodeChunk, Row};
+use crate::product::problem::Problem;
 use crate::product::tensor_cores::{Activations, SUMS, WeightFormat, is_in_range};
 
 /// The chunks that a lane loads per K-iteration: two of each tile.

@@ -4,7 +4,7 @@ use microscale_kernels_abi::gemm::gemv::{PLAIN_THREADS, PlainParams};
 use microscale_kernels_abi::launch::WARP;
 
 use crate::hardware::warp;
-use crate::product::operand::Problem;
+use crate::product::problem::Problem;
 use crate::product::tensor_cores::{Activations, WeightFormat};
 
 /// Warps per thread block.

@@ -17,7 +17,8 @@ use super::work_tiles::WorkTiles;
 use crate::arithmetic::divide_by_power;
 use crate::hardware::warp::pin_in_register;
 use crate::hardware::{shared, warp};
-use crate::product::operand::{CodeChunk, Problem};
+use crate::product::operand::CodeChunk;
+use crate::product::problem::Problem;
 use crate::product::tensor_cores::{Activations, SUMS, WeightFormat, is_in_range};
 
 /// Pieces of 16 bytes of a tile column's activations per K-iteration: four for each of four chunks.

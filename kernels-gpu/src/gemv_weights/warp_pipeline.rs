@@ -13,7 +13,8 @@ use super::lane_copies::{ACTIVATION_BYTES, CopySource, LaneCopies};
 use super::multiply::Product;
 use super::work_tiles::WorkTiles;
 use crate::hardware::{shared, warp};
-use crate::product::operand::{CHUNK_BYTES, Problem};
+use crate::product::operand::CHUNK_BYTES;
+use crate::product::problem::Problem;
 use crate::product::product_format::ProductFormat;
 
 /// A chunk past the end of every row. Copies from there fill a stage with zeros.

@@ -7,7 +7,8 @@ use microscale_formats::weights::GROUP;
 use microscale_kernels_abi::Epilogue;
 
 use super::lane_sums::total;
-use super::operand::{Problem, Row, load_8};
+use super::operand::{Row, load_8};
+use super::problem::Problem;
 use super::tensor_cores::{Activations, WeightFormat};
 use crate::dtype::Dtype;
 use crate::hardware::{ptx, warp};

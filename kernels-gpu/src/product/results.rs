@@ -4,8 +4,6 @@ use microscale_formats::Dtype as OutputDtype;
 use microscale_formats::dot;
 use microscale_kernels_abi::Epilogue;
 
-use super::operand::{Operand, Problem};
-use super::tensor_cores::Activations;
 use crate::arithmetic::Ptx;
 use crate::dtype::{Bf16, Dtype, F16};
 use crate::hardware::ptx;
@@ -75,40 +73,6 @@ impl Results {
             f64::from(unsafe { load(self.bias, row, dtype) })
         } else {
             0.0
-        }
-    }
-}
-
-impl Operand {
-    /// Applies the global scale, if there is one, to a sum.
-    ///
-    /// # Safety
-    /// The kernel's contract.
-    #[inline(always)]
-    pub(crate) unsafe fn scaled(&self, sum: f64) -> f64 {
-        // SAFETY: `global` points to a slot, also without a global scale.
-        self.apply.scaled(sum, unsafe { (*self.global).scale })
-    }
-}
-
-impl Problem {
-    /// Stores the sum of a row and a token. With a gate, `next` computes the sum of the next row.
-    ///
-    /// # Safety
-    /// The kernel's contract. Row and token exist, and no other thread stores this result.
-    #[inline(always)]
-    pub(crate) unsafe fn store<D: Activations>(
-        &self,
-        row: u64,
-        token: u32,
-        sum: f64,
-        next: impl FnOnce() -> f64,
-    ) {
-        // SAFETY: row and token exist, and no other thread stores the result.
-        unsafe {
-            let at = [u64::from(self.result_row(token)), row, self.shape.rows];
-            let (sum, next) = (self.weights.scaled(sum), || self.weights.scaled(next()));
-            self.results.store(D::OUTPUT, at, sum, next);
         }
     }
 }

@@ -1,12 +1,12 @@
 //! The instruments of `bench` that measure kernels by name, loading and launching.
 
+use std::path::Path;
 use std::time::Duration;
 
-use microscale::gpu::{GemmConfig, KernelId};
+use microscale::gpu::{GemmConfig, Gpu, KernelId};
 use microscale::{Device, Words};
 use serde_json::json;
 
-use super::{Args, opened};
 use crate::bench::case::Case;
 use crate::bench::op::Op;
 use crate::bench::tune::tune;
@@ -15,29 +15,25 @@ use crate::pending::Pending;
 use crate::streams::print;
 use crate::text::table::table;
 
-/// Returns whether the arguments ask for an instrument of this module.
-pub(super) fn is_asked_for(args: &Args) -> bool {
-    args.tune.is_some() || args.op.contains(&Op::Load)
+/// Writes a table of times.
+pub(super) fn write_times(device: &Device, file: &Path) -> anyhow::Result<()> {
+    let text = tune(first(device)?, file)?;
+    Ok(Pending::create(file)?.finish(text.trim_end())?)
 }
 
-/// Writes a table of times, or prints what the first use of each kernel costs.
-pub(super) fn run(args: &Args, json: Option<Pending>) -> anyhow::Result<()> {
-    let device = opened(args)?;
-    let Device::Gpus(gpus) = &device else {
-        return Err(microscale::Error::NoGpu("kernels are measured on GPUs only".into()).into());
-    };
-    print(&device)?;
-    if let Some(file) = &args.tune {
-        let text = tune(gpus.first(), file)?;
-        Pending::create(file)?.finish(text.trim_end())?;
-        return Ok(());
+/// The device's first GPU.
+fn first(device: &Device) -> microscale::Result<&Gpu> {
+    match device {
+        Device::Gpus(gpus) => Ok(gpus.first()),
+        Device::Cpu => Err(microscale::Error::NoGpu("kernels are measured on GPUs only".into())),
     }
-    if args.op.len() > 1 || !args.kernel.is_empty() {
-        return Err(Usage::new("load is measured by itself: give --device, --target and --json only").into());
-    }
+}
+
+/// Prints the time that the first use of each kernel costs.
+pub(super) fn load(device: &Device, json: Option<Pending>) -> anyhow::Result<()> {
     let milliseconds = |time: Duration| time.as_secs_f64() * 1e3;
     let mut table = table(&["kernel", "family", ">ms"]);
-    let each = gpus.first().load_times()?;
+    let each = first(device)?.load_times()?;
     for (id, time) in &each {
         let kernel = id.kernel().name.to_owned();
         table.add_row([kernel, id.family().word().to_owned(), format!("{:.1}", milliseconds(*time))]);
@@ -51,31 +47,28 @@ pub(super) fn run(args: &Args, json: Option<Pending>) -> anyhow::Result<()> {
     file.finish(serde_json::to_string_pretty(&records)?)
 }
 
-/// A case with each configuration that is asked for.
-pub(super) fn by_kernels(args: &Args, case: Case) -> anyhow::Result<Vec<Case>> {
-    let multiplies = matches!(case.op, Op::GemvWeights | Op::GemmWeights | Op::GemmExperts);
-    if args.kernel.is_empty() {
+/// A case with each configuration of `words`, if there are any.
+pub(super) fn by_kernels(words: &[String], case: Case) -> anyhow::Result<Vec<Case>> {
+    if words.is_empty() {
         return Ok(vec![case]);
     }
-    if !multiplies {
+    if !matches!(case.op, Op::GemvWeights | Op::GemmWeights | Op::GemmExperts) {
         let message = "--kernel is for --op gemv-weights, gemm-weights and gemm-experts: leave it out";
         return Err(Usage::new(message).into());
     }
     let with_kernel = |word: &String| {
-        let config = GemmConfig::from_word(word, case.recipe.format(), case.dtype);
-        let known = || {
-            let configs = GemmConfig::for_operands(case.recipe.format(), case.dtype);
-            configs.map(|config| config.to_string()).collect::<Vec<_>>().join(", ")
-        };
+        let (format, dtype) = (case.recipe.format(), case.dtype);
+        let config = GemmConfig::from_word(word, format, dtype);
         let config = config.ok_or_else(|| {
+            let known = GemmConfig::for_operands(format, dtype).map(|config| config.to_string());
+            let known = known.collect::<Vec<_>>().join(", ");
             Usage::new(format!(
-                "{word:?} is no configuration for {} and {}; there are {}",
-                case.recipe.format().word(),
-                case.dtype.word(),
-                known()
+                "{word:?} is no configuration for {} and {}; there are {known}",
+                format.word(),
+                dtype.word()
             ))
         })?;
         Ok(Case { kernel: Some(config), ..case })
     };
-    args.kernel.iter().map(with_kernel).collect()
+    words.iter().map(with_kernel).collect()
 }

@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 use cudarc::driver::{CudaStream, DevicePtr};
-use microscale_kernels_abi::experts::{Plan as PlanHead, PlanGrid, Sorted};
+use microscale_kernels_abi::experts::{PlanGrid, Sorted};
 use microscale_kernels_abi::{GemmConfig, GlobalSlot};
 
 use crate::element::Dtype;
@@ -20,11 +20,10 @@ use crate::gpu::memory::experts_view::DeviceExpertsView;
 use crate::gpu::memory::view::{DeviceView, DeviceViewMut};
 use crate::gpu::memory::workspace::{GemmWorkspace, GemmWorkspaceMut, SEMAPHORE_BYTES};
 use crate::gpu::ops::epilogue::DeviceEpilogue;
-use crate::gpu::plan::choose::{Request, choose_for_experts, is_packable, otherwise, takes};
-use crate::gpu::plan::linear::{expert_tile_bits, multiplied, parts_bytes};
+use crate::gpu::plan::choose::is_packable;
+use crate::gpu::plan::experts::{ExpertsKey, PlannedExperts, gpu_plan_bytes};
+use crate::gpu::plan::linear::{multiplied, parts_bytes};
 use crate::gpu::plan::product::{ExpertTokenTiles, ProductPlan};
-use crate::gpu::plan::times::Times;
-use crate::gpu::runtime::kernels::Kernels;
 use crate::shape::QuantizedShape;
 
 /// A product of rows of activations and their experts' weights to plan: for each sorted pair of a routing,
@@ -63,83 +62,6 @@ impl<T, O> fmt::Debug for ExpertsPlan<'_, T, O> {
         let mut plan = f.debug_struct("ExpertsPlan");
         plan.field("pairs", &self.pairs).field("config", &config).finish_non_exhaustive()
     }
-}
-
-/// Products with experts' weights that have the same plan.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(in crate::gpu) struct ExpertsKey {
-    experts: usize,
-    shape: QuantizedShape,
-    pairs: usize,
-    activations: Dtype,
-    /// Activations start on 16 bytes.
-    aligned: bool,
-    /// Each expert's scales start on 4 bytes, so that kernels that pack activations take the weights.
-    packable: bool,
-}
-
-/// The kernels of a product with experts' weights.
-#[derive(Clone, Copy, Debug)]
-pub(in crate::gpu) struct PlannedExperts {
-    /// The product, and how rows are cut into its token tiles; `None` if there is nothing to multiply.
-    product: Option<(ProductPlan, PlanGrid)>,
-    /// Bytes of parts of f32 activations and of their products; `None` for f16 and bf16.
-    parts: Option<[u64; 2]>,
-}
-
-impl PlannedExperts {
-    fn new(kernels: &Kernels, key: ExpertsKey, given: Option<GemmConfig>) -> Result<Self> {
-        let ExpertsKey { experts, shape, pairs, activations, aligned, packable } = key;
-        let (rows_each, dtype) = multiplied(activations);
-        let parts = (rows_each > 1).then(|| parts_bytes(pairs, shape));
-        if shape.rows == 0 || pairs == 0 || experts == 0 {
-            return Ok(Self { product: None, parts });
-        }
-        let aligned = aligned || rows_each > 1;
-        let config = given.unwrap_or_else(|| {
-            let request =
-                Request { weights: shape, tokens: 0, activations: dtype, aligned, gemv_only: false };
-            let (times, facts) = (Times::of_gpu(kernels.gpu_name()), kernels.facts());
-            choose_for_experts(times, facts, request, [experts, pairs, rows_each], packable)
-        });
-        // The schedule that is made on the GPU has no clusters.
-        if !config.mainloop.is_gemv() && !packable || config.cluster > 1 {
-            return Err(Error::NoKernel { format: shape.format });
-        }
-        let rows = pairs * rows_each;
-        // Kernels that copy ahead find rows of activations by offsets of 32 bits.
-        let far = (rows as u64).saturating_mul(shape.cols as u64 * 2) >= 1 << 32;
-        let fallback = config.mainloop.is_gemv() && (far || !takes(config, shape, aligned));
-        let config = if fallback { otherwise(shape, aligned) } else { config };
-        let config = GemmConfig { weights: shape.format, activations: dtype, ..config };
-        let sorted = Sorted { pairs: pairs as u32, top_k: 1 };
-        let bits = expert_tile_bits(config, rows_each * pairs.div_ceil(experts.min(pairs)));
-        let Some(mut grid) = PlanGrid::new(experts as u64, sorted, rows_each as u32, bits) else {
-            return Ok(Self { product: None, parts });
-        };
-        let tiles = ExpertTokenTiles { most: u64::from(grid.most_tiles), bits };
-        let product = ProductPlan::new(kernels, config, shape, rows, aligned, Some(tiles))?;
-        if let Some([row_tiles, k_iterations]) = product.row_tiles_and_k_iterations() {
-            (grid.row_tiles, grid.k_iterations, grid.at_once) = (row_tiles, k_iterations, kernels.sm_count());
-        }
-        Ok(Self { product: Some((product, grid)), parts })
-    }
-
-    /// Bytes of the plan that is made on the GPU.
-    fn plan_bytes(&self) -> u64 {
-        self.product.map_or(0, |(_, grid)| gpu_plan_bytes(grid))
-    }
-
-    /// Bytes of workspace, semaphores not counted: the plan, parts and their products, the product's own.
-    fn workspace_bytes(&self) -> u64 {
-        let parts = self.parts.map_or(0, |[parts, sums]| parts.saturating_add(sums));
-        let product = self.product.map_or(0, |(product, _)| product.workspace_bytes());
-        self.plan_bytes().saturating_add(parts).saturating_add(product)
-    }
-}
-
-fn gpu_plan_bytes(grid: PlanGrid) -> u64 {
-    PlanHead::bytes(u64::from(grid.most_tiles)).next_multiple_of(256)
 }
 
 /// Returns whether kernels that pack activations take experts' weights: each expert's scales must start on 4

@@ -6,10 +6,12 @@
 //! | `choose` | the configuration for a product, from these times |
 //! | `product` | launch parameters of a configuration |
 //! | `linear` | the kernels of a product, and of one with f32 activations |
+//! | `experts` | the kernels of a product with experts' weights |
 //! | `cache` | plans that were made before |
 
 pub(in crate::gpu) mod cache;
 pub(in crate::gpu) mod choose;
+pub(in crate::gpu) mod experts;
 pub(in crate::gpu) mod linear;
 pub(in crate::gpu) mod product;
 #[cfg_attr(

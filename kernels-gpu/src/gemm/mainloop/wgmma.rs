@@ -17,7 +17,7 @@ use crate::gemm::weight_loader::{WeightLoader, stage_for};
 use crate::gemm::work_queue::WorkQueue;
 use crate::hardware::warp_group::{self, MultiplyFewer, MultiplyTokens, Registers, core_matrices};
 use crate::hardware::{cluster, mbarrier, ptx, shared, warp};
-use crate::product::operand::Problem;
+use crate::product::problem::Problem;
 use crate::product::tensor_cores::{Activations, WeightFormat};
 
 /// Producer threads per thread block.
