@@ -273,8 +273,8 @@ pub(crate) fn gpu_capture(py: Python<'_>, device: usize, stream: usize) -> PyRes
     capture(device, stream).map_err(|why| of_tensors(py, why))
 }
 
-/// Multiplies quantized weights with activations, and adds a bias before the only rounding. The workspace begins with counters, which
-/// are zeros.
+/// Multiplies quantized weights with activations, and adds a bias before the only rounding. The
+/// workspace begins with semaphores, which are zeros.
 #[pyfunction]
 #[pyo3(signature = (weights, activations, out, bias, workspace, stream))]
 pub(crate) fn gpu_linear(

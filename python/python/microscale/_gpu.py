@@ -138,8 +138,8 @@ _CAPTURED: _Workspaces = {}
 
 
 def workspace_bytes(weights: Any, tokens: int, stream: int, wide: bool = False) -> int:
-    """Bytes of a workspace for weights and so many rows of activations, `wide` ones in float32; 0
-    if none is needed."""
+    """Bytes of a workspace for weights and `tokens` rows of activations, `wide` ones in float32; 0
+    for products without a workspace."""
     return _bytes((weights.format, weights.shape, tokens, wide), weights, "gpu_workspace_bytes", tokens, wide, stream)
 
 
@@ -160,7 +160,8 @@ def _bytes(key: tuple[Any, ...], weights: Any, ask: str, *arguments: Any) -> int
 
 
 def new_workspace(like: Any, needed: int) -> Any:
-    """A workspace of so many bytes on the GPU that `like` is on. Its counters are cleared, and the rest has no values."""
+    """A workspace of `needed` bytes on the GPU that `like` is on. Its semaphores are cleared, and the
+    other bytes have any values."""
     memory = empty(like, (needed,), "uint8")
     if _torch(memory) is not None:
         memory[: _microscale.COUNTER_BYTES].zero_()

@@ -58,8 +58,9 @@ def linear(weights: Quantized, activations: Any, *, bias: Any = None, out: Any =
         activations: `[..., K]`, float32, float16 or bfloat16; contiguous. None is rounded. Weights are decoded once for many rows.
         bias: `[M]` of the activations' dtype. On a GPU it is added before the only rounding, on a CPU after one.
         out: a contiguous array of the activations' dtype to write to.
-        workspace: on a GPU, memory for more rows than eight, for float32 or for a bias, from :func:`workspace`. By default there is one
-            for each stream, and one for each stream in a graph that is captured, whose first product on it clears the counters there.
+        workspace: on a GPU, memory for more rows than eight or for float32, from :func:`workspace`.
+            By default there is one for each stream, and one for each stream in a graph that is
+            captured, whose first product on it clears the semaphores there.
 
     Returns:
         `out`, or an array `[..., M]` of the activations' dtype.
@@ -79,8 +80,8 @@ def linear(weights: Quantized, activations: Any, *, bias: Any = None, out: Any =
         tokens, wide = prod(shape[:-1]), _arrays.is_wide(there)
         if workspace is not None and not workspace.shape[0]:
             workspace = None
-        elif workspace is None and (tokens > _FEW or wide or bias is not None) and _gpu.holds(weights.codes):
-            workspace = _gpu.workspace(weights, tokens, stream, wide, bias is not None)
+        elif workspace is None and (tokens > _FEW or wide) and _gpu.holds(weights.codes):
+            workspace = _gpu.workspace(weights, tokens, stream, wide)
         _microscale.gpu_linear(weights, readable, there, bias, workspace, stream)
     else:
         _microscale.linear(weights, readable, there, bias)
@@ -90,17 +91,18 @@ def linear(weights: Quantized, activations: Any, *, bias: Any = None, out: Any =
     return out
 
 
-#: Rows of activations in 16 bits that without a bias never need a workspace.
+#: Rows of activations in 16 bits that never need a workspace.
 _FEW = 8
 
 
-def workspace(weights: Quantized, rows: int, dtype: Any = "bfloat16", *, bias: bool = False) -> Any:
-    """Memory that :func:`linear` works in on a GPU, for products of weights of this shape with as many rows of activations as given and
-    fewer, of a dtype, and with a bias or without: uint8. One for float32 serves all. It begins with counters, which are zeros and which
-    each product leaves so; what is behind them does not matter. It serves one product after the other, on one stream."""
+def workspace(weights: Quantized, rows: int, dtype: Any = "bfloat16") -> Any:
+    """Allocates the workspace of :func:`linear` on a GPU, uint8: for products of weights of this
+    shape with up to `rows` rows of activations of a dtype. One for float32 serves all. It begins with
+    semaphores, which are zeros before and after each product; the other bytes may have any values.
+    It serves one product after the other, on one stream."""
     if not _gpu.holds(weights.codes):
         raise Error("weights are in the memory of the CPU, where products need no workspace")
     _gpu.require()
     wide = _arrays.value_dtype(dtype) == "float32"
-    needed = _gpu.workspace_bytes(weights, rows, _gpu.stream(weights.codes), wide, bias)
+    needed = _gpu.workspace_bytes(weights, rows, _gpu.stream(weights.codes), wide)
     return _gpu.new_workspace(weights.codes, needed)

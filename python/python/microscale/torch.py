@@ -82,7 +82,7 @@ def _linear(
     workspace = None
     if x.is_cuda:
         # What calls an operator may have memory pools of its own, as compiled graphs do: nothing of theirs may be kept.
-        workspace = _products.workspace(weights, x.shape[:-1].numel(), x.dtype, bias=bias is not None)
+        workspace = _products.workspace(weights, x.shape[:-1].numel(), x.dtype)
     return _products.linear(weights, x.contiguous(), bias=bias, workspace=workspace)
 
 
