@@ -1,4 +1,4 @@
-//! Cases of dequantization, amax, error sums, scale layouts, and the ladder's baselines.
+//! Cases of dequantization, amax, error sums, and scale layouts.
 
 use std::mem::offset_of;
 
