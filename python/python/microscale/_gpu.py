@@ -160,8 +160,8 @@ def _bytes(key: tuple[Any, ...], weights: Any, ask: str, *arguments: Any) -> int
 
 
 def new_workspace(like: Any, needed: int) -> Any:
-    """A workspace of `needed` bytes on the GPU that `like` is on. Its semaphores are cleared, and the
-    other bytes have any values."""
+    """A workspace of `needed` bytes on the GPU that `like` is on. Its semaphores are cleared,
+    and the other bytes have any values."""
     memory = empty(like, (needed,), "uint8")
     if _torch(memory) is not None:
         memory[: _microscale.COUNTER_BYTES].zero_()

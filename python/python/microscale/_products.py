@@ -97,8 +97,8 @@ _FEW = 8
 
 def workspace(weights: Quantized, rows: int, dtype: Any = "bfloat16") -> Any:
     """Allocates the workspace of :func:`linear` on a GPU, uint8: for products of weights of this
-    shape with up to `rows` rows of activations of a dtype. One for float32 serves all. It begins with
-    semaphores, which are zeros before and after each product; the other bytes may have any values.
+    shape with up to `rows` rows of activations of a dtype. One for float32 serves all. It begins
+    with semaphores, which are zeros before and after each product; the other bytes may have any values.
     It serves one product after the other, on one stream."""
     if not _gpu.holds(weights.codes):
         raise Error("weights are in the memory of the CPU, where products need no workspace")
