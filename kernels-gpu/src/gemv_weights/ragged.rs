@@ -1,6 +1,7 @@
 //! Ragged rows, which are not whole chunks: one row per warp, by the reference.
 
-use microscale_kernels_abi::gemm::gemv::{PLAIN_THREADS, PlainParams};
+use microscale_kernels_abi::gemm::PLAIN_THREADS;
+use microscale_kernels_abi::gemm::gemv::PlainParams;
 use microscale_kernels_abi::launch::WARP;
 
 use crate::hardware::warp;

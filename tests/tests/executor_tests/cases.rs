@@ -8,6 +8,7 @@ use microscale::{
     ScaleLayout, Scheme, Search, Shape, Words, quantize,
 };
 use microscale_formats::{Ties, mx};
+use microscale_kernels_abi::{Mainloop, Target};
 use microscale_test_support::cases::{NVFP4_CONVENTIONS, every_recipe, given_for, nvfp4_arithmetic};
 use microscale_test_support::inputs::patterns;
 use microscale_test_support::operands::{Scales, tensor};
@@ -29,7 +30,9 @@ pub(crate) struct Case {
     pub(crate) kernel: String,
     /// Whether it is one of [`tails`], which are many and small.
     pub(crate) tail: bool,
-    /// Whether tensor cores do the additions, whose order may vary.
+    /// The mainloop that it launches, if any: targets without its kernels skip the case.
+    pub(crate) mainloop: Option<Mainloop>,
+    /// Whether tensor cores add, not all in the same way.
     pub(crate) by_tensor_cores: bool,
     pub(crate) make: Box<dyn Fn() -> Prepared + Send + Sync>,
 }
@@ -40,7 +43,12 @@ impl Case {
         kernel: String,
         make: impl Fn() -> Prepared + Send + Sync + 'static,
     ) -> Self {
-        Self { what, kernel, tail: false, by_tensor_cores: false, make: Box::new(make) }
+        Self { what, kernel, tail: false, mainloop: None, by_tensor_cores: false, make: Box::new(make) }
+    }
+
+    /// Returns whether a target has all kernels of the case.
+    pub(crate) fn runs_on(&self, target: &Target) -> bool {
+        self.mainloop.is_none_or(|mainloop| mainloop.traits().targets.contain(target))
     }
 }
 

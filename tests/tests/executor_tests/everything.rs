@@ -55,7 +55,9 @@ fn launches() -> [Launch; 4] {
 /// Schedules and approximations alternate between cases.
 fn run(target: &str, module: &Module, cases: &[&Case]) -> BTreeMap<String, Statistics> {
     let own = own_kernels(target);
-    let cases: Vec<&Case> = cases.iter().copied().filter(|case| own.contains(&case.kernel)).collect();
+    let described = TARGETS.iter().find(|of| of.name == target).expect("a target");
+    let runs = |case: &&Case| own.contains(&case.kernel) && case.runs_on(described);
+    let cases: Vec<&Case> = cases.iter().copied().filter(runs).collect();
     let one = |(case, launch): (&Case, &Launch)| {
         let done = (case.make)().run(&[module], launch);
         done.map(|(_, statistics)| statistics)
@@ -95,9 +97,10 @@ fn run(target: &str, module: &Module, cases: &[&Case]) -> BTreeMap<String, Stati
 /// Returns some of each kernel's cases, spread evenly.
 fn sample(cases: &[Case]) -> Vec<&Case> {
     const OF_A_KERNEL: usize = 5;
-    let mut by_kernel: BTreeMap<&str, Vec<&Case>> = BTreeMap::new();
+    let mut by_kernel: BTreeMap<(&str, Option<u32>), Vec<&Case>> = BTreeMap::new();
     for case in cases {
-        by_kernel.entry(&case.kernel).or_default().push(case);
+        let mainloop = case.mainloop.map(|mainloop| mainloop as u32);
+        by_kernel.entry((&case.kernel, mainloop)).or_default().push(case);
     }
     let each = by_kernel.into_values().flat_map(|own| {
         let step = own.len().div_ceil(OF_A_KERNEL);

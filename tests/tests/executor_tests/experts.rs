@@ -417,7 +417,8 @@ fn cases_of<T: Exact + Activation>(cases: &mut Vec<Case>) {
                 );
                 let case = Case::new(what, kernel_of(by.config).into(), make);
                 let by_tensor_cores = by.config.mainloop != Mainloop::GemvRagged;
-                cases.push(Case { by_tensor_cores, ..case });
+                let mainloop = Some(by.config.mainloop);
+                cases.push(Case { by_tensor_cores, mainloop, ..case });
             }
         }
     }

@@ -7,7 +7,7 @@ use microscale::{Activation, Format, Words};
 use microscale_kernels_abi::epilogue::{MergeGrid, PARTS, SplitGrid};
 use microscale_kernels_abi::gemm::params::{GemmParams, PackParams, SEMAPHORES, partial_sum_bytes};
 use microscale_kernels_abi::gemm::stage::ScalePieces;
-use microscale_kernels_abi::{Divider, GemmConfig};
+use microscale_kernels_abi::{Divider, GemmConfig, Mainloop};
 use microscale_test_support::oracle::Exact;
 use microscale_test_support::weights::{Bound, ExactProducts};
 
@@ -135,7 +135,7 @@ fn case_of<T: Exact + Activation>(
     let made = Arc::clone(made);
     let what = format!("{config}, {case:?}, {:?}", steps.map(|number| STEPS[number]));
     let make = move || multiplying(&made, config, thread_blocks, stages);
-    Case { by_tensor_cores: true, ..Case::new(what, kernel, make) }
+    Case { by_tensor_cores: true, mainloop: Some(config.mainloop), ..Case::new(what, kernel, make) }
 }
 
 fn cases_of<T: Exact + Activation>(cases: &mut Vec<Case>) {
@@ -145,8 +145,12 @@ fn cases_of<T: Exact + Activation>(cases: &mut Vec<Case>) {
             for config in configs::<T>(format, 1) {
                 cases.push(case_of(&made, case, config, kernel_of(config).into(), None));
             }
-            let first = configs::<T>(format, 1).next().expect("a configuration that packs");
-            cases.push(case_of(&made, case, first, pack_kernel::<T>(), None));
+            // Each mainloop reads another order of packed activations.
+            for mainloop in Mainloop::ALL {
+                let of_mainloop = configs::<T>(format, 1).find(|config| config.mainloop == mainloop);
+                cases
+                    .extend(of_mainloop.map(|config| case_of(&made, case, config, pack_kernel::<T>(), None)));
+            }
         }
         for (i, case) in (0..).zip(CLUSTERS) {
             for steps in [None, Some(i as usize % STEPS.len())] {

@@ -382,8 +382,10 @@ pub(crate) fn matches_the_gpu(gpu: &Gpu) {
         let plain = Loaded::new(gpu, &text).expect("PTX");
         let own = |name: &str| !described.wgmma || name.contains("wgmma");
         for kernel in kernels_for(described).filter(|kernel| own(kernel.name)) {
-            let (tails, own): (Vec<_>, Vec<_>) =
-                all.iter().filter(|case| case.kernel == kernel.name).partition(|case| case.tail);
+            let (tails, own): (Vec<_>, Vec<_>) = all
+                .iter()
+                .filter(|case| case.kernel == kernel.name && case.runs_on(described))
+                .partition(|case| case.tail);
             if own.is_empty() {
                 continue; // The plans' kernels, which run before others.
             }

@@ -190,7 +190,7 @@ impl<'a, T: Activation, O: ProductOf<T>> Linear<'a, T, O> {
     }
 
     /// Plans the product of `tokens` tokens, and compiles its kernels, or returns the plan that was made
-    /// before. Measured times of the GPU decide which kernels are used (`docs/kernels.md`).
+    /// before. Kernels for activations that do not start on 16 bytes are compiled when they are first used. Measured times of the GPU decide which kernels are used (`docs/kernels.md`).
     ///
     /// # Errors
     /// [`crate::OperandFault::Weights`] and [`crate::OperandFault::Layout`] for weights that are not
@@ -201,8 +201,9 @@ impl<'a, T: Activation, O: ProductOf<T>> Linear<'a, T, O> {
         check_weights_shape(self.weights.shape())?;
         self.epilogue.check(self.weights.rows(), 1, tokens)?;
         let aligned = self.planned(tokens, true)?;
+        aligned.kernels().try_for_each(|kernel| self.gpu.kernels.ready(kernel).map(|_| ()))?;
         let mut workspace_bytes = aligned.workspace_bytes();
-        if !self.gemv_only && self.given.is_none() {
+        if self.given.is_none() {
             // Activations that do not start on 16 bytes may get other kernels.
             workspace_bytes = workspace_bytes.max(self.planned(tokens, false)?.workspace_bytes());
         }

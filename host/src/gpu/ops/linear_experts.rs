@@ -200,6 +200,7 @@ impl<'a, T: Activation, O: ProductOf<T>> LinearExperts<'a, T, O> {
         limited("pairs of a token and an expert", pairs, launch::PAIR_LIMIT)?;
         self.epilogue.check(self.experts.shape().rows, self.experts.count(), pairs)?;
         let aligned = self.planned(pairs, true)?;
+        aligned.kernels().try_for_each(|kernel| self.gpu.kernels.ready(kernel).map(|_| ()))?;
         let mut workspace_bytes = aligned.workspace_bytes();
         if self.given.is_none() {
             // Activations that do not start on 16 bytes may get other kernels.

@@ -1,6 +1,7 @@
 //! The kernels of a product with experts' weights.
 
-use microscale_kernels_abi::GemmConfig;
+use microscale_kernels_abi::gemm::packing;
+use microscale_kernels_abi::{Experts, GemmConfig, KernelId};
 use microscale_kernels_abi::experts::{Plan as PlanHead, PlanGrid, Sorted};
 
 use crate::element::Dtype;
@@ -74,6 +75,15 @@ impl PlannedExperts {
             (grid.row_tiles, grid.k_iterations, grid.at_once) = (row_tiles, k_iterations, kernels.sm_count());
         }
         Ok(Self { product: Some((product, grid)), parts })
+    }
+
+    /// The kernels in the order of their launches.
+    pub(in crate::gpu) fn kernels(&self) -> impl Iterator<Item = KernelId> {
+        let product = self.product.map(|(product, _)| product.kernels()).unwrap_or_default();
+        let around = |kernel| (self.parts.is_some() && self.product.is_some()).then_some(kernel);
+        let plan = self.product.map(|_| Experts::Plan.id());
+        let [pack, multiply] = product;
+        [plan, around(packing::SPLIT), pack, multiply, around(packing::MERGE)].into_iter().flatten()
     }
 
     /// Bytes of the plan that is made on the GPU.
