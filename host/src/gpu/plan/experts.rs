@@ -1,8 +1,8 @@
 //! The kernels of a product with experts' weights.
 
+use microscale_kernels_abi::experts::{Plan as PlanHead, PlanGrid, Sorted};
 use microscale_kernels_abi::gemm::packing;
 use microscale_kernels_abi::{Experts, GemmConfig, KernelId};
-use microscale_kernels_abi::experts::{Plan as PlanHead, PlanGrid, Sorted};
 
 use crate::element::Dtype;
 use crate::error::{Error, Result};
