@@ -75,16 +75,8 @@ impl Details {
             None => self.histograms.push((number, histogram)),
         }
         let of = |block| WorstBlock { number, tensor: tensor.into(), block };
-        let kinds: [(_, _, fn(&BlockError) -> f64); 2] = [
-            (&mut self.relative, worst.relative, BlockError::relative),
-            (&mut self.absolute, worst.absolute, |block| block.squared_error),
-        ];
-        for (worst, blocks, by) in kinds {
-            worst.extend(blocks.into_iter().map(of));
-            // Stable: of equal blocks the first tensor's come first, in their order.
-            worst.sort_by(|a, b| by(&b.block).total_cmp(&by(&a.block)).then(a.number.cmp(&b.number)));
-            worst.truncate(most);
-        }
+        keep_worst(&mut self.relative, worst.relative.into_iter().map(of), most, BlockError::relative);
+        keep_worst(&mut self.absolute, worst.absolute.into_iter().map(of), most, |block| block.squared_error);
     }
 
     /// The counts of each format, in the order of the tensors.
@@ -93,4 +85,17 @@ impl Details {
         sums.sort_by_key(|(first, _)| *first);
         sums.into_iter().map(|(_, sum)| sum.clone()).collect()
     }
+}
+
+/// Adds blocks to the `most` worst ones by an error. Of equal blocks the first tensor's come first, in
+/// their order.
+fn keep_worst(
+    worst: &mut Vec<WorstBlock>,
+    blocks: impl Iterator<Item = WorstBlock>,
+    most: usize,
+    error: fn(&BlockError) -> f64,
+) {
+    worst.extend(blocks);
+    worst.sort_by(|a, b| error(&b.block).total_cmp(&error(&a.block)).then(a.number.cmp(&b.number)));
+    worst.truncate(most);
 }

@@ -90,7 +90,11 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     if args.device == DeviceChoice::CudaAll {
         return Err(Usage::new("bench measures one device: name it, --device cuda:0 say").into());
     }
-    Files { written: &[args.json.as_deref()], ..Files::default() }.check()?;
+    #[cfg(feature = "internals")]
+    let written = [args.json.as_deref(), args.tune.as_deref()];
+    #[cfg(not(feature = "internals"))]
+    let written = [args.json.as_deref()];
+    Files { written: &written, ..Files::default() }.check()?;
     let json = args.json.as_deref().map(Pending::create).transpose()?;
     let device = opened(&args)?;
     #[cfg(feature = "internals")]
@@ -125,7 +129,7 @@ fn opened(args: &Args) -> anyhow::Result<Device> {
         let ordinal = if let DeviceChoice::Cuda(ordinal) = args.device { ordinal } else { 0 };
         return Ok(Device::Gpus(Gpu::with_target(ordinal, target)?.into()));
     }
-    Ok(device(args.device)?)
+    device(args.device)
 }
 
 /// Everything that is asked for, and checked before the first takes its time.

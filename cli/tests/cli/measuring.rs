@@ -62,14 +62,6 @@ fn bench_measures_against_a_copy_and_writes_it_down() {
 }
 
 #[test]
-fn kernels_of_other_products_are_refused() {
-    let bench: [Arg<'_>; 5] = [&"bench", &"--device", &"cpu", &"--shape", &"32x64"];
-    let run = run(&[&bench[..], &[&"--op", &"gemv-weights", &"--kernel", &"wgmma-n16"]].concat());
-    assert_eq!(run.code, Some(2), "{run:#?}");
-    assert!(run.stderr.contains("leave it out"), "{run:#?}");
-}
-
-#[test]
 fn products_of_many_tokens_are_measured_on_cpus() {
     let bench: [Arg<'_>; 7] =
         [&"bench", &"--op", &"gemm-weights", &"--device", &"cpu", &"--shape", &"50x250"];
@@ -93,7 +85,9 @@ fn products_of_many_tokens_are_measured_on_cpus() {
 
 #[test]
 fn what_needs_a_gpu_is_not_measured_on_a_cpu() {
-    let run = run(&[&"bench", &"--ladder", &"--device", &"cpu", &"--shape", &"32x32", &"--dtype", &"f32"]);
+    let bench: [Arg<'_>; 7] =
+        [&"bench", &"--op", &"gemm-experts", &"--device", &"cpu", &"--shape", &"32x32x2"];
+    let run = run(&[&bench[..], &[&"--dtype", &"bf16"]].concat());
     assert_eq!(run.code, Some(1), "{run:#?}");
     assert!(run.stderr.contains("GPU"), "{run:#?}");
 }
@@ -161,11 +155,10 @@ fn products_of_weights_are_measured_by_tokens() {
 #[test]
 fn what_products_of_weights_do_not_take_is_refused() {
     let weights: [Arg<'_>; 3] = [&"--op", &"gemv-weights", &"--shape"];
-    let refused: [(&[Arg<'_>], &str); 4] = [
+    let refused: [(&[Arg<'_>], &str); 3] = [
         (&[&"48x256x2"], "write the shape as ROWSxCOLS"),
         (&[&"48x256", &"--tokens", &"0"], "--tokens"),
         (&[&"48x256", &"--op", &"gemv", &"--tokens", &"2"], "gemv is not measured by tokens"),
-        (&[&"48x256", &"--tune", &"choices.txt"], "cannot be used with"),
     ];
     for (more, why) in refused {
         let run = run(&[&[&"bench" as Arg<'_>, &"--device", &"cpu"], &weights[..], more].concat());

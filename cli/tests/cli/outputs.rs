@@ -171,7 +171,6 @@ fn reports_do_not_overwrite_what_is_read_or_written() {
     refused(format!("compare @IN @PACKED --plot @IN/{shard}"), "the input");
     refused(format!("compare @IN @PACKED --plot @PACKED/{shard}"), "the input");
     refused("compare @IN --format nf4 --plot @IN/config.json".into(), "is the input");
-    refused("bench --json @same --tune @same".into(), "the same file");
 }
 
 #[cfg(unix)]
