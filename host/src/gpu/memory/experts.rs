@@ -1,4 +1,4 @@
-//! Mixtures of experts in device memory: their weights, and which tokens are whose.
+//! Mixtures of experts in device memory: weights, and the routing of tokens to experts.
 
 use std::fmt;
 use std::sync::Arc;
@@ -20,19 +20,20 @@ use crate::view::QuantizedView;
 /// Words of [`Sorted`].
 pub(in crate::gpu) const SORTED_WORDS: usize = size_of::<Sorted>() / size_of::<u32>();
 
-/// The weights of a mixture's experts in device memory: matrices of one shape and format, NVFP4 or MXFP4 with linear scales, one after
-/// the other, and of NVFP4 a global scale each or none at all.
+/// The weights of a mixture's experts in device memory.
+/// Matrices of one shape and format, one after another: NVFP4 or MXFP4 with linear scales. In NVFP4
+/// every expert has a global scale, or no expert has one.
 pub struct DeviceExperts {
     shape: QuantizedShape,
     count: usize,
     codes: CudaSlice<u8>,
     scales: CudaSlice<u8>,
-    /// A slot of a global scale an expert.
+    /// One slot of a global scale per expert.
     slots: CudaSlice<u32>,
     direction: Option<Direction>,
 }
 
-/// Shows the shape. The bytes are the GPU's.
+/// Shows the shape only: the bytes are in device memory.
 impl fmt::Debug for DeviceExperts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut experts = f.debug_struct("DeviceExperts");
@@ -41,12 +42,13 @@ impl fmt::Debug for DeviceExperts {
 }
 
 impl DeviceExperts {
-    /// Copies experts' weights over, and waits for the copies.
+    /// Copies the experts' weights to the device, and waits for the copies.
     ///
     /// # Errors
-    /// [`Error::Operands`] with [`OperandFault::Experts`] if they are none, or more than there may be, or not alike in format, shape and
-    /// the direction of their global scales, with [`OperandFault::Weights`] for other formats and [`OperandFault::Layout`] for swizzled
-    /// scales; [`Error::Gpu`] when memory is short.
+    /// [`Error::Operands`] with [`OperandFault::Experts`] if there are no experts or too many, or
+    /// if they differ in format, shape or direction of the global scale; with
+    /// [`OperandFault::Weights`] for other formats, and with [`OperandFault::Layout`] for swizzled
+    /// scales. [`Error::Gpu`] when memory is short.
     pub fn from_host<'a>(
         stream: &Arc<CudaStream>,
         experts: impl IntoIterator<Item = impl Into<QuantizedView<'a>>>,
@@ -62,7 +64,7 @@ impl DeviceExperts {
         let (of_codes, of_scales) = stacked(shape, experts.len())?.bytes()?;
         let (codes, scales) = shape.bytes()?;
         let allocating = doing("allocating experts' weights");
-        // There are no empty buffers.
+        // cudarc allocates no empty buffers.
         let zeros = |bytes: usize| stream.alloc_zeros::<u8>(bytes.max(1)).map_err(&allocating);
         let mut all = Self {
             shape,
@@ -89,12 +91,13 @@ impl DeviceExperts {
         Ok(all)
     }
 
-    /// From the codes and block scales of so many experts, one after the other, that are in device memory. Slots for global scales are
-    /// allocated on the stream; there are no global scales but by [`Self::with_global_scales`]. Nobody looks at the block scales, as of
+    /// Takes the codes and block scales of `count` experts that are in device memory.
+    /// Each buffer holds the experts one after another. Slots for global scales are allocated on
+    /// the stream; [`Self::with_global_scales`] sets them. The block scales are not checked, as for
     /// [`DeviceExpertsView::from_parts`].
     ///
     /// # Errors
-    /// As of [`DeviceExpertsView::from_parts`], and [`Error::Gpu`].
+    /// As for [`DeviceExpertsView::from_parts`], and [`Error::Gpu`].
     pub fn from_parts(
         stream: &Arc<CudaStream>,
         shape: QuantizedShape,
@@ -103,7 +106,7 @@ impl DeviceExperts {
         scales: CudaSlice<u8>,
     ) -> Result<Self> {
         let all = stacked(shape, count)?;
-        // Without elements there is a byte of each, for there are no empty buffers.
+        // Weights without elements have one byte of each: cudarc allocates no empty buffers.
         if all.bytes()? != (0, 0) {
             all.check(codes.len(), scales.len())?;
         }
@@ -111,16 +114,19 @@ impl DeviceExperts {
         Ok(Self { shape, count, codes, scales, slots, direction: None })
     }
 
-    /// Codes, scales and the slots of global scales ([`DeviceExpertsView::with_global_slots`]), taken apart.
+    /// Returns the codes, the scales and the slots of the global scales.
+    /// The slots are as [`DeviceExpertsView::with_global_slots`] takes them.
     pub fn into_parts(self) -> (CudaSlice<u8>, CudaSlice<u8>, CudaSlice<u32>) {
         (self.codes, self.scales, self.slots)
     }
 
-    /// The same experts under global scales, a number each in device memory. Enqueues a copy of each and returns. Nobody looks at the
-    /// numbers: they should be [in range](GlobalScale::in_range).
+    /// The same experts with global scales: one number per expert, in device memory.
+    /// Enqueues a copy of each number and returns. The numbers are not checked: they should be [in
+    /// range](GlobalScale::in_range).
     ///
     /// # Errors
-    /// [`Error::NoGlobalScale`] if the format has none, [`Error::Length`] with fewer numbers than experts, and [`Error::Gpu`].
+    /// [`Error::NoGlobalScale`] if the format has none, [`Error::Length`] with fewer numbers than
+    /// experts, and [`Error::Gpu`].
     pub fn with_global_scales<'a>(
         mut self,
         stream: &Arc<CudaStream>,
@@ -136,7 +142,7 @@ impl DeviceExperts {
         Ok(Self { direction: Some(direction), ..self })
     }
 
-    /// A view of all of them.
+    /// A view of all experts.
     pub fn view(&self) -> DeviceExpertsView<'_> {
         let [codes, scales] = [&self.codes, &self.scales].map(DeviceView::from);
         let slots = self.direction.map(|direction| (direction, (&self.slots).into()));
@@ -153,7 +159,7 @@ impl DeviceExperts {
         self.count
     }
 
-    /// The direction of their global scales; none if they have none.
+    /// The direction of the global scales, or `None` if there are none.
     pub fn direction(&self) -> Option<Direction> {
         self.direction
     }
@@ -165,18 +171,19 @@ impl<'a> From<&'a DeviceExperts> for DeviceExpertsView<'a> {
     }
 }
 
-/// Pairs of a token and an expert in device memory, sorted by expert by [`Gpu::route_on`](super::Gpu::route_on).
+/// Token-expert pairs in device memory, which [`Gpu::route_on`](super::Gpu::route_on) sorts by
+/// expert.
 pub struct DeviceRouting {
     pub(in crate::gpu) experts: usize,
-    /// Pairs that it has room for, those that it holds, and of how many experts a token is.
+    /// Capacity in pairs, number of pairs, and experts per token.
     pub(in crate::gpu) room: usize,
     pub(in crate::gpu) pairs: usize,
     pub(in crate::gpu) top_k: usize,
-    /// Where each expert's sorted pairs end; and of each sorted pair the token and the pair's number.
+    /// The end of each expert's sorted pairs, then each sorted pair's token and number.
     pub(in crate::gpu) ends: CudaSlice<u32>,
     pub(in crate::gpu) tokens: CudaSlice<u32>,
     pub(in crate::gpu) order: CudaSlice<u32>,
-    /// The pairs that these are of (`Sorted`), as the GPU knows it.
+    /// `Sorted` in device memory: the pairs that the lists were made from.
     pub(in crate::gpu) sorted: CudaSlice<u32>,
 }
 
@@ -188,7 +195,7 @@ impl fmt::Debug for DeviceRouting {
 }
 
 impl DeviceRouting {
-    /// Room for as many pairs as given of as many experts. It holds none.
+    /// Allocates a routing for up to `pairs` pairs and `experts` experts, without pairs.
     ///
     /// # Errors
     /// [`Error::Gpu`] when memory is short.
@@ -199,17 +206,18 @@ impl DeviceRouting {
         Ok(Self { experts, room: pairs, pairs: 0, top_k: 1, ends, tokens, order, sorted })
     }
 
-    /// The number of pairs that it holds, those of no expert included.
+    /// The number of pairs, including pairs of no expert.
     pub fn pairs(&self) -> usize {
         self.pairs
     }
 
-    /// The number of sorted pairs up to each expert's last one.
+    /// For each expert, the number of sorted pairs up to and including its last one.
     pub fn ends(&self) -> &CudaSlice<u32> {
         &self.ends
     }
 
-    /// The number that each sorted pair had before: token · `top_k` + i. Numbers behind the last expert's say nothing.
+    /// The original number of each sorted pair: token · `top_k` + i.
+    /// Entries after the last expert's pairs are unspecified.
     pub fn order(&self) -> &CudaSlice<u32> {
         &self.order
     }

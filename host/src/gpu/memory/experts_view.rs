@@ -1,4 +1,4 @@
-//! Weights of experts in device memory that is somebody else's, to read.
+//! Read-only views of experts' weights in foreign device memory.
 
 use std::fmt;
 
@@ -16,8 +16,9 @@ use crate::shape::{QuantizedShape, Shape};
 
 pub(in crate::gpu) const SLOTS: &str = "the experts' global scales";
 
-/// The weights of a mixture's experts in device memory, laid out as [`DeviceExperts`](super::DeviceExperts) are: the codes of all experts
-/// one after the other, and so their scales. Products take a view or a `&DeviceExperts`, and copy nothing.
+/// The weights of a mixture's experts in device memory.
+/// Laid out as [`DeviceExperts`](super::DeviceExperts): the codes of all experts one after another,
+/// and likewise the scales. Products take a view or a `&DeviceExperts`, and copy nothing.
 ///
 /// Codes and scales start on multiples of 16 bytes. Products refuse others ([`Error::Alignment`]).
 ///
@@ -26,9 +27,13 @@ pub(in crate::gpu) const SLOTS: &str = "the experts' global scales";
 /// use microscale::gpu::cudarc::driver::CudaSlice;
 /// use microscale::{Format, QuantizedShape, Result};
 ///
-/// /// gpt-oss-20b's 32 experts as a checkpoint has them.
-/// fn weights<'a>(blocks: &'a CudaSlice<u8>, scales: &'a CudaSlice<u8>) -> Result<DeviceExpertsView<'a>> {
-///     DeviceExpertsView::from_parts(QuantizedShape::new(Format::Mxfp4, 5760, 2880), 32, blocks, scales)
+/// /// The 32 experts of gpt-oss-20b as a checkpoint stores them.
+/// fn weights<'a>(
+///     blocks: &'a CudaSlice<u8>,
+///     scales: &'a CudaSlice<u8>,
+/// ) -> Result<DeviceExpertsView<'a>> {
+///     let shape = QuantizedShape::new(Format::Mxfp4, 5760, 2880);
+///     DeviceExpertsView::from_parts(shape, 32, blocks, scales)
 /// }
 /// ```
 ///
@@ -39,7 +44,11 @@ pub(in crate::gpu) const SLOTS: &str = "the experts' global scales";
 /// use microscale::gpu::cudarc::driver::CudaSlice;
 /// use microscale::{QuantizedShape, Result};
 ///
-/// fn dangling(shape: QuantizedShape, codes: CudaSlice<u8>, scales: CudaSlice<u8>) -> Result<usize> {
+/// fn dangling(
+///     shape: QuantizedShape,
+///     codes: CudaSlice<u8>,
+///     scales: CudaSlice<u8>,
+/// ) -> Result<usize> {
 ///     let view = DeviceExpertsView::from_parts(shape, 8, &codes, &scales)?;
 ///     drop(scales);
 ///     Ok(view.count())
@@ -54,7 +63,7 @@ pub struct DeviceExpertsView<'a> {
     slots: Option<(Direction, DeviceView<'a, u32>)>,
 }
 
-/// Shows the number of experts and their shape. The bytes are the GPU's.
+/// Shows the number of experts and their shape only: the bytes are in device memory.
 impl fmt::Debug for DeviceExpertsView<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut view = f.debug_struct("DeviceExpertsView");
@@ -63,17 +72,18 @@ impl fmt::Debug for DeviceExpertsView<'_> {
 }
 
 impl<'a> DeviceExpertsView<'a> {
-    /// Words of 32 bits from an expert's global scale to the next one's.
+    /// Words of 32 bits from one expert's global scale to the next.
     pub const GLOBAL_SLOT_WORDS: usize = GLOBAL_WORDS;
 
-    /// A view of the codes and block scales of so many experts with weights of a shape, M rows and K columns each. There are no global
-    /// scales but by [`Self::with_global_slots`]. Nobody looks at the scales, as of
+    /// A view of the codes and block scales of `count` experts of M rows and K columns each.
+    /// [`Self::with_global_slots`] adds global scales. The block scales are not checked, as for
     /// [`DeviceTensorView::from_parts`](super::DeviceTensorView::from_parts).
     ///
     /// # Errors
-    /// [`OperandFault::Experts`] if they are none or more than 65535, [`OperandFault::Weights`] for other formats than NVFP4 and MXFP4,
-    /// [`OperandFault::Layout`] for swizzled scales, and [`Error::QuantizedLength`] if codes or scales do not have exactly the bytes that
-    /// all experts need.
+    /// [`OperandFault::Experts`] if `count` is 0 or more than 65535, [`OperandFault::Weights`] for
+    /// formats other than NVFP4 and MXFP4, [`OperandFault::Layout`] for swizzled scales, and
+    /// [`Error::QuantizedLength`] if codes or scales do not have exactly the bytes that all experts
+    /// need.
     pub fn from_parts(
         shape: QuantizedShape,
         count: usize,
@@ -85,14 +95,15 @@ impl<'a> DeviceExpertsView<'a> {
         Ok(Self { shape, count, codes, scales, slots: None })
     }
 
-    /// [`Self::from_parts`] by the addresses of codes and scales in device memory, with as many bytes as [`QuantizedShape::bytes`] says
-    /// of `count` times as many rows.
+    /// [`Self::from_parts`] by the addresses of the codes and scales in device memory.
+    /// Codes and scales have the bytes that [`QuantizedShape::bytes`] gives for `count` times the
+    /// rows.
     ///
     /// # Errors
-    /// As of [`Self::from_parts`], and [`Error::TooLarge`].
+    /// As for [`Self::from_parts`], and [`Error::TooLarge`].
     ///
     /// # Safety
-    /// As of [`DeviceView::from_raw_parts`], for codes and for scales.
+    /// As for [`DeviceView::from_raw_parts`], for the codes and for the scales.
     pub unsafe fn from_raw_parts(
         shape: QuantizedShape,
         count: usize,
@@ -100,16 +111,19 @@ impl<'a> DeviceExpertsView<'a> {
         scales: CUdeviceptr,
     ) -> Result<Self> {
         let (code_bytes, scale_bytes) = stacked(shape, count)?.bytes()?;
-        // SAFETY: the caller's promise.
+        // SAFETY: by the caller's contract the codes and scales are `code_bytes` and `scale_bytes`
+        // long and outlive `'a`.
         let (codes, scales) = unsafe {
             (DeviceView::from_raw_parts(codes, code_bytes), DeviceView::from_raw_parts(scales, scale_bytes))
         };
         Ok(Self { shape, count, codes, scales, slots: None })
     }
 
-    /// The same experts under global scales in device memory: of each expert [`Self::GLOBAL_SLOT_WORDS`] words, the first of which has
-    /// the bits of an f32. Nobody looks at them: they should be [in range](microscale_formats::GlobalScale::in_range). In PyTorch
-    /// `torch.zeros(count, GLOBAL_SLOT_WORDS)` holds them, with the global scales as its first column.
+    /// The same experts with global scales in device memory.
+    /// Each expert has [`Self::GLOBAL_SLOT_WORDS`] words; the first holds the bits of an f32. The
+    /// global scales are not checked: they should be [in
+    /// range](microscale_formats::GlobalScale::in_range). In PyTorch, `torch.zeros(count,
+    /// GLOBAL_SLOT_WORDS)` holds them, with the global scales in its first column.
     ///
     /// # Errors
     /// [`Error::NoGlobalScale`] if the format has none, and [`Error::Length`] with fewer words.
@@ -126,7 +140,7 @@ impl<'a> DeviceExpertsView<'a> {
         Ok(Self { slots: Some((direction, slots)), ..self })
     }
 
-    /// The view of parts that were found to be those of experts.
+    /// The view of parts that were already checked to be experts' weights.
     pub(in crate::gpu) fn of_experts(
         (shape, count): (QuantizedShape, usize),
         codes: DeviceView<'a, u8>,
@@ -146,13 +160,13 @@ impl<'a> DeviceExpertsView<'a> {
         self.count
     }
 
-    /// The direction of their global scales; none if they have none.
+    /// The direction of the global scales, or `None` if there are none.
     pub fn direction(&self) -> Option<Direction> {
         self.slots.map(|(direction, _)| direction)
     }
 
-    /// The addresses of codes, scales and, if there are any, slots of global scales, for work on a stream that reads them, which is
-    /// enqueued before the guards are dropped.
+    /// The addresses of the codes, scales and, if there are any, slots of global scales.
+    /// For work on `stream` that reads them and is enqueued before the guards are dropped.
     ///
     /// # Errors
     /// [`Error::Alignment`] and [`Error::OtherContext`].
@@ -180,10 +194,11 @@ impl<'a> From<&DeviceExpertsView<'a>> for DeviceExpertsView<'a> {
     }
 }
 
-/// The shape of the weights of so many experts, one under the other.
+/// The shape of the weights of `count` experts, stacked by rows.
 ///
 /// # Errors
-/// [`OperandFault::Experts`], [`OperandFault::Weights`], [`OperandFault::Layout`] and [`Error::TooLarge`].
+/// [`OperandFault::Experts`], [`OperandFault::Weights`], [`OperandFault::Layout`] and
+/// [`Error::TooLarge`].
 pub(in crate::gpu) fn stacked(shape: QuantizedShape, count: usize) -> Result<QuantizedShape> {
     if count == 0 || count as u64 >= EXPERT_LIMIT {
         return Err(Error::Operands(OperandFault::Experts { what: "as many as 1 to 65535" }));
@@ -201,7 +216,7 @@ mod tests {
 
     const SHAPE: QuantizedShape = QuantizedShape::new(Format::Nvfp4, 4, 32);
 
-    /// Views of memory that is not there, and is not looked at.
+    /// A view of an address without memory, which no test reads.
     fn reading<'a, T>(len: usize) -> DeviceView<'a, T> {
         // SAFETY: no work is enqueued with the view.
         unsafe { DeviceView::from_raw_parts(256, len) }

@@ -1,4 +1,4 @@
-//! Device memory: views of any memory, what is owned, and copies from and to the host.
+//! Device memory: owned buffers, views of any memory, and copies from and to the host.
 
 pub(in crate::gpu) mod experts;
 pub(in crate::gpu) mod experts_view;

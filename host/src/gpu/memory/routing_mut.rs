@@ -1,4 +1,4 @@
-//! A routing in device memory that is somebody else's.
+//! A routing in foreign device memory.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -11,13 +11,14 @@ use cudarc::driver::{CudaSlice, CudaStream};
 
 use crate::gpu::memory::experts::{DeviceRouting, SORTED_WORDS};
 
-/// A [`DeviceRouting`] in device memory that is somebody else's, which it is used as and which it leaves there.
+/// A [`DeviceRouting`] in foreign device memory.
+/// It derefs to the routing, and does not free the memory.
 pub struct DeviceRoutingMut<'a> {
     routing: ManuallyDrop<DeviceRouting>,
     memory: PhantomData<&'a mut [u32]>,
 }
 
-/// Shows what it holds.
+/// Shows the routing.
 impl fmt::Debug for DeviceRoutingMut<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         (**self).fmt(f)
@@ -25,16 +26,18 @@ impl fmt::Debug for DeviceRoutingMut<'_> {
 }
 
 impl DeviceRoutingMut<'_> {
-    /// Words of 32 bits that as many pairs as given of as many experts need.
+    /// Words of 32 bits that `pairs` pairs of `experts` experts need.
     pub const fn words(experts: usize, pairs: usize) -> usize {
         SORTED_WORDS.saturating_add(experts).saturating_add(pairs.saturating_mul(2))
     }
 
-    /// Room for as many pairs as given of as many experts, at an address in device memory, a multiple of 4. It holds none.
+    /// A routing for up to `pairs` pairs and `experts` experts, at an address in device memory.
+    /// The address is a multiple of 4. The routing has no pairs yet.
     ///
     /// # Safety
-    /// As of [`DeviceViewMut::from_raw_parts`](super::DeviceViewMut::from_raw_parts), for [`Self::words`] words. They are zeros, unless
-    /// [`Gpu::route_on`](super::Gpu::route_on) is enqueued, not captured elsewhere, before each first product with them.
+    /// As for [`DeviceViewMut::from_raw_parts`](super::DeviceViewMut::from_raw_parts), for
+    /// [`Self::words`] words. They are zeros, unless [`Gpu::route_on`](super::Gpu::route_on) is
+    /// enqueued, rather than captured elsewhere, before each first product that uses them.
     pub unsafe fn from_raw_parts(
         stream: &Arc<CudaStream>,
         experts: usize,
@@ -43,8 +46,9 @@ impl DeviceRoutingMut<'_> {
     ) -> Self {
         let mut next = address;
         let mut part = |words: usize| {
-            // SAFETY: the words are there, by the caller's promise, each part behind the one before. All bits are values of words, and
-            // `drop` sees to it that nothing is freed.
+            // SAFETY: the caller provides `Self::words` words for the view's lifetime, and the
+            // parts follow each other in them. Every bit pattern is a valid u32. `drop` leaks the
+            // slice, so that the memory is not freed.
             let part: CudaSlice<u32> = unsafe { stream.upgrade_device_ptr(next, words) };
             next = next.wrapping_add((words * size_of::<u32>()) as u64);
             part
@@ -71,10 +75,10 @@ impl DerefMut for DeviceRoutingMut<'_> {
 
 impl Drop for DeviceRoutingMut<'_> {
     fn drop(&mut self) {
-        // SAFETY: the routing is taken once, for nothing is done with it after this.
+        // SAFETY: the routing is taken once, here, and `self` is not used afterwards.
         let DeviceRouting { ends, tokens, order, sorted, .. } =
             unsafe { ManuallyDrop::take(&mut self.routing) };
-        // The memory is its owner's to free.
+        // The owner frees the memory.
         for list in [ends, tokens, order, sorted] {
             let _ = list.leak();
         }

@@ -1,7 +1,7 @@
-//! Copies between a GPU and memory that the driver has not pinned, through some that it has.
+//! Copies between a GPU and unpinned host memory, through pinned memory.
 //!
-//! The driver does the same when it is asked to copy from a mapped file, but with one thread and a small
-//! buffer. Here many threads copy a piece into pinned memory while the one before it is under way.
+//! The driver does the same for a mapped file, but with one thread and a small buffer. Here several
+//! threads copy one piece into pinned memory while the previous piece is transferred.
 
 use std::fs::File;
 use std::io;
@@ -18,30 +18,30 @@ use crate::error::{Error, Result};
 use crate::gpu::runtime::driver::doing;
 use crate::origin::Origin;
 
-/// Bytes of a piece.
+/// Bytes per piece.
 const PIECE: usize = 4 << 20;
-/// Bytes that a thread copies at once.
+/// Bytes that a thread copies at a time.
 const PART: usize = 512 << 10;
-/// The fewest bytes of which a copy goes by pieces.
+/// Copies of fewer bytes are not split into pieces.
 const LEAST: usize = 1 << 20;
 
-/// Two pieces of pinned memory, used by turns, by one operation at a time.
+/// Two pieces of pinned memory, used alternately, by one operation at a time.
 pub(in crate::gpu) struct Staging {
     context: Arc<CudaContext>,
-    /// None until they are first needed.
+    /// Empty until first used.
     pieces: Mutex<Vec<Piece>>,
 }
 
 struct Piece {
     memory: PinnedHostSlice<u8>,
-    /// When what was last enqueued with this memory is done.
+    /// Completes with the last enqueued work that uses this memory.
     used: CudaEvent,
 }
 
 impl Piece {
     fn new(context: &Arc<CudaContext>) -> Result<Self> {
-        // SAFETY: what is not set yet are bytes, which are written before they are read: by a copy or by the
-        // GPU.
+        // SAFETY: the `PIECE` bytes are uninitialized, and a copy or the GPU writes them before
+        // they are read.
         let memory = unsafe { context.alloc_pinned_with_flags(PIECE, 0) }.map_err(doing("pinning memory"))?;
         let flags = sys::CUevent_flags::CU_EVENT_BLOCKING_SYNC;
         Ok(Self { memory, used: context.new_event(Some(flags)).map_err(doing("creating an event"))? })
@@ -50,13 +50,14 @@ impl Piece {
 
 impl Drop for Piece {
     fn drop(&mut self) {
-        // A copy may still be under way if an operation failed. An error of the GPU has been told of by then.
+        // A copy may still be in progress if an operation failed. That operation returned the
+        // error.
         let _ = self.used.synchronize();
     }
 }
 
 impl Staging {
-    /// Pins nothing yet.
+    /// Pins no memory yet.
     pub(in crate::gpu) fn new(context: &Arc<CudaContext>) -> Self {
         Self { context: context.clone(), pieces: Mutex::default() }
     }
@@ -70,8 +71,8 @@ impl Staging {
         Ok(pieces)
     }
 
-    /// Copies to the start of device memory, from the file that the values are mapped from if that is known.
-    /// Work that is enqueued on the stream afterwards finds it there.
+    /// Copies to the start of device memory; later work on the stream finds the values there.
+    /// Reads the file that the values are mapped from, if `origin` names it.
     pub(in crate::gpu) fn copy_to_device<T: DeviceRepr + bytemuck::Pod>(
         &self,
         stream: &Arc<CudaStream>,
@@ -104,9 +105,9 @@ impl Staging {
                 }
             });
             copied.map_err(reading)?;
-            // SAFETY: the target has room for all bytes, of which these are the ones at `offset`. The pinned
-            // memory lives as long as `self` does and is not touched again before its event, and freeing it
-            // waits for the GPU.
+            // SAFETY: the target holds all bytes, checked above, and these start at `offset`. The
+            // pinned memory lives as long as `self`, is not touched again before its event
+            // completes, and dropping it waits for that event.
             unsafe { result::memcpy_htod_async(target + offset, to, stream.cu_stream()) }
                 .map_err(&copying)?;
             used.record(stream).map_err(&copying)?;
@@ -133,8 +134,9 @@ impl Staging {
         })
     }
 
-    /// Copies so many bytes from the start of device memory, and hands them on piece by piece, each while the
-    /// next one is under way. Ends when there are no more, or when `hand_on` breaks.
+    /// Copies `bytes` bytes from the start of device memory, and passes them on piece by piece.
+    /// Each piece is passed on while the next one is transferred. Ends with the last piece, or when
+    /// `hand_on` breaks.
     pub(in crate::gpu) fn each_piece(
         &self,
         stream: &Arc<CudaStream>,
@@ -155,9 +157,9 @@ impl Staging {
                 used.synchronize().map_err(&copying)?;
                 let to = &mut memory.as_mut_slice().map_err(&copying)?[..length];
                 let offset = (number * PIECE) as u64;
-                // SAFETY: the source has all bytes, of which these are the ones at `offset`. The pinned
-                // memory lives as long as `self` does and is not touched again before its event, and freeing
-                // it waits for the GPU.
+                // SAFETY: the source holds all bytes, checked above, and these start at `offset`.
+                // The pinned memory lives as long as `self`, is not touched again before its event
+                // completes, and dropping it waits for that event.
                 unsafe { result::memcpy_dtoh_async(to, source + offset, stream.cu_stream()) }
                     .map_err(&copying)?;
                 used.record(stream).map_err(&copying)?;
@@ -174,7 +176,7 @@ impl Staging {
     }
 }
 
-/// Reads bytes of a file that is mapped to `mapped`.
+/// Reads bytes of a file. `mapped` is the same range, mapped.
 fn read_at(file: &File, to: &mut [u8], mapped: &[u8], offset: u64) -> io::Result<()> {
     #[cfg(unix)]
     {
@@ -189,7 +191,7 @@ fn read_at(file: &File, to: &mut [u8], mapped: &[u8], offset: u64) -> io::Result
     }
 }
 
-/// Says that the input could not be read.
+/// The error for an input that cannot be read.
 fn reading(error: io::Error) -> Error {
     Error::Gpu { doing: "reading the input for it", code: None, message: error.to_string() }
 }

@@ -1,4 +1,4 @@
-//! Quantized tensors, amax and reports in device memory, and their copies from and to the host.
+//! Quantized tensors, amax and reports in device memory, and copies from and to the host.
 
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
 use microscale_formats::Format;
@@ -24,13 +24,13 @@ pub struct DeviceTensor {
     shape: QuantizedShape,
     codes: CudaSlice<u8>,
     scales: CudaSlice<u8>,
-    /// A [`GlobalSlot`]: the global scale, and the amax that it may be computed from.
+    /// A [`GlobalSlot`]: the global scale, and the amax it may be computed from.
     global: CudaSlice<u32>,
-    /// The direction in which the global scale is to be read, if there is one.
+    /// The direction of the global scale, or `None` without one.
     direction: Option<Direction>,
 }
 
-/// Shows the shape. The bytes are the GPU's.
+/// Shows the shape and direction only: the bytes are in device memory.
 impl fmt::Debug for DeviceTensor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut tensor = f.debug_struct("DeviceTensor");
@@ -39,34 +39,36 @@ impl fmt::Debug for DeviceTensor {
 }
 
 impl DeviceTensor {
-    /// Room for a matrix, filled with zeros on the stream.
+    /// Allocates memory for a matrix, and fills it with zeros on the stream.
     ///
     /// # Errors
-    /// [`Error::TooLarge`], [`Error::NoKernel`] for a format to compare with, and [`Error::Gpu`] when memory
-    /// is short.
+    /// [`Error::TooLarge`], [`Error::NoKernel`] for a comparison format, and [`Error::Gpu`] when
+    /// memory is short.
     pub fn zeros(stream: &Arc<CudaStream>, shape: QuantizedShape) -> Result<Self> {
         let (codes, scales) = kernel_bytes(shape)?;
         let allocating = doing("allocating a quantized tensor");
-        // cudarc allocates no empty buffers: an empty tensor keeps a byte that is never used.
+        // cudarc allocates no empty buffers: an empty tensor has one unused byte.
         let bytes = |n: usize| stream.alloc_zeros(n.max(1)).map_err(&allocating);
         let global = stream.alloc_zeros(GLOBAL_WORDS).map_err(&allocating)?;
         Ok(Self { shape, codes: bytes(codes)?, scales: bytes(scales)?, global, direction: None })
     }
 
-    /// From codes and block scales that are in device memory. A slot for a global scale, less than a kibibyte, is allocated on the
-    /// stream; there is no global scale but by [`Self::with_global_scale`]. Nobody looks at the scales, as of
+    /// Takes codes and block scales that are in device memory.
+    /// A slot for a global scale, less than 1 KiB, is allocated on the stream;
+    /// [`Self::with_global_scale`] sets it. The block scales are not checked, as for
     /// [`DeviceTensorView::from_parts`].
     ///
     /// # Errors
-    /// [`Error::QuantizedLength`] if codes or scales do not have exactly the bytes that the shape needs, unless
-    /// it needs none; [`Error::NoKernel`] for a format to compare with, and [`Error::Gpu`].
+    /// [`Error::QuantizedLength`] if codes or scales do not have exactly the bytes that the shape
+    /// needs, unless it needs none; [`Error::NoKernel`] for a comparison format, and
+    /// [`Error::Gpu`].
     pub fn from_parts(
         stream: &Arc<CudaStream>,
         shape: QuantizedShape,
         codes: CudaSlice<u8>,
         scales: CudaSlice<u8>,
     ) -> Result<Self> {
-        // An empty tensor's are of a byte each, here too.
+        // An empty tensor has one byte of each here too.
         if kernel_bytes(shape)? != (0, 0) {
             shape.check(codes.len(), scales.len())?;
         }
@@ -74,22 +76,22 @@ impl DeviceTensor {
         Ok(Self { shape, codes, scales, global, direction: None })
     }
 
-    /// Codes, scales and the [slot of the global scale](Self::global_slot), taken apart.
+    /// Returns the codes, the scales and the [slot of the global scale](Self::global_slot).
     pub fn into_parts(self) -> (CudaSlice<u8>, CudaSlice<u8>, CudaSlice<u32>) {
         (self.codes, self.scales, self.global)
     }
 
-    /// A view of all of it.
+    /// A view of the whole tensor.
     pub fn view(&self) -> DeviceTensorView<'_> {
         let [codes, scales] = [&self.codes, &self.scales].map(DeviceView::from);
         DeviceTensorView::of_tensor(self.shape, codes, scales, self.direction, Some((&self.global).into()))
     }
 
-    /// The same blocks under a global scale, which is enqueued on the stream. Nothing waits.
+    /// The same blocks with a global scale, written on the stream without waiting.
     ///
     /// # Errors
-    /// [`Error::GlobalScale`] if the number cannot be one, [`Error::NoGlobalScale`] if the format has none, and
-    /// [`Error::Gpu`].
+    /// [`Error::GlobalScale`] if the number is out of range, [`Error::NoGlobalScale`] if the format
+    /// has none, and [`Error::Gpu`].
     pub fn with_global_scale(mut self, stream: &Arc<CudaStream>, given: GlobalScale) -> Result<Self> {
         if !self.shape.format.has_global_scale() {
             return Err(Error::NoGlobalScale { format: self.shape.format });
@@ -101,10 +103,10 @@ impl DeviceTensor {
         Ok(self)
     }
 
-    /// A copy of a tensor in host memory, made on the stream.
+    /// Copies a tensor from host memory, on the stream.
     ///
     /// # Errors
-    /// [`Error::NoKernel`] for a format to compare with, and [`Error::Gpu`].
+    /// [`Error::NoKernel`] for a comparison format, and [`Error::Gpu`].
     pub fn from_host<'a>(stream: &Arc<CudaStream>, tensor: impl Into<QuantizedView<'a>>) -> Result<Self> {
         let tensor = tensor.into();
         let mut device = Self::zeros(stream, tensor.shape())?;
@@ -117,7 +119,7 @@ impl DeviceTensor {
         Ok(device)
     }
 
-    /// A copy in host memory. Waits for the stream.
+    /// Copies the tensor to host memory. Waits for the stream.
     ///
     /// # Errors
     /// [`crate::Error::Gpu`].
@@ -125,7 +127,7 @@ impl DeviceTensor {
         self.view().to_host(stream)
     }
 
-    /// The same, through pinned memory.
+    /// [`Self::to_host`] through pinned memory.
     pub(in crate::gpu) fn to_host_through(
         &self,
         stream: &Arc<CudaStream>,
@@ -161,7 +163,7 @@ impl DeviceTensor {
         self.shape.rows
     }
 
-    /// Elements in a row, padding not counted.
+    /// Elements per row, without padding.
     pub fn cols(&self) -> usize {
         self.shape.cols
     }
@@ -176,19 +178,22 @@ impl DeviceTensor {
         &self.scales
     }
 
-    /// The direction in which NVFP4's global scale is written down; none if the tensor has no global scale.
-    /// The number itself is in device memory: the first word of [`Self::global_slot`], as the bits of an f32.
+    /// The direction of NVFP4's global scale, or `None` if the tensor has no global scale.
+    /// The number is in device memory: the first word of [`Self::global_slot`], as the bits of an
+    /// f32.
     pub fn direction(&self) -> Option<Direction> {
         self.direction
     }
 
-    /// The global scale and, where quantizing computed it, the amax that it was computed from, both as bits of an f32, and 1 for
-    /// each of NaN and infinity if the input had one; the rest are the kernels' own notes.
+    /// The global scale's slot: words of 32 bits.
+    /// The first word is the global scale as the bits of an f32. If quantizing computed it, three
+    /// words follow: the amax it was computed from, as the bits of an f32, and 1 for each of NaN
+    /// and infinity if the input had one. The kernels use the other words.
     pub fn global_slot(&self) -> &CudaSlice<u32> {
         &self.global
     }
 
-    /// Gives it a global scale, or takes it away.
+    /// Sets or removes the global scale.
     pub(in crate::gpu) fn set_global_scale(
         &mut self,
         stream: &CudaStream,
@@ -213,8 +218,9 @@ impl<'a> From<&'a mut DeviceTensor> for DeviceTensorViewMut<'a> {
     }
 }
 
-/// The largest magnitude of matrices in device memory, to which [`super::Gpu::amax_on`] adds. Device memory that is somebody else's
-/// does as well: [`Self::WORDS`] words, of which zeros are the amax of nothing.
+/// The largest magnitude of matrices in device memory, which [`super::Gpu::amax_on`] updates.
+/// Foreign device memory serves as well: [`Self::WORDS`] words, which are zeros for the amax of no
+/// elements.
 pub struct DeviceAmax {
     slot: CudaSlice<u32>,
 }
@@ -226,11 +232,12 @@ impl fmt::Debug for DeviceAmax {
 }
 
 impl DeviceAmax {
-    /// Words of 32 bits that an amax takes: one that is not used, the amax as the bits of an f32, and 1 for each of NaN and
-    /// infinity if there is one.
+    /// Words of 32 bits per amax.
+    /// An unused word, the amax as the bits of an f32, and 1 for each of NaN and infinity if there
+    /// is one.
     pub const WORDS: usize = 4;
 
-    /// An amax of nothing.
+    /// The amax of no elements.
     ///
     /// # Errors
     /// [`crate::Error::Gpu`].
@@ -239,7 +246,7 @@ impl DeviceAmax {
         Ok(Self { slot })
     }
 
-    /// Makes it that of nothing again, on the stream.
+    /// Resets it to the amax of no elements, on the stream.
     ///
     /// # Errors
     /// [`crate::Error::Gpu`].
@@ -247,7 +254,7 @@ impl DeviceAmax {
         stream.memset_zeros(&mut self.slot).map_err(doing("clearing an amax"))
     }
 
-    /// The amax of what was added on the stream so far, which it waits for.
+    /// The amax of all matrices added on the stream so far. Waits for the stream.
     ///
     /// # Errors
     /// [`crate::Error::Gpu`].
@@ -273,7 +280,7 @@ impl<'a> From<&'a mut DeviceAmax> for DeviceViewMut<'a, u32> {
     }
 }
 
-/// A report in device memory, to which quantizations add.
+/// A report in device memory. Quantizations add to it.
 pub struct DeviceReport {
     slots: CudaSlice<u64>,
 }
@@ -284,7 +291,7 @@ impl fmt::Debug for DeviceReport {
     }
 }
 
-/// u64 fields of a slot.
+/// u64 fields per slot.
 const FIELDS: usize = size_of::<ReportSlot>() / size_of::<u64>();
 
 impl DeviceReport {
@@ -297,7 +304,7 @@ impl DeviceReport {
         Ok(Self { slots })
     }
 
-    /// Empties it, on the stream.
+    /// Resets the report, on the stream.
     ///
     /// # Errors
     /// [`crate::Error::Gpu`].
@@ -305,8 +312,9 @@ impl DeviceReport {
         stream.memset_zeros(&mut self.slots).map_err(doing("clearing a report"))
     }
 
-    /// The report of everything quantized on the stream so far, which it waits for. The position of the first
-    /// non-finite element means something if that was one matrix, of this shape, to this format.
+    /// The report of everything quantized on the stream so far. Waits for the stream.
+    /// The position of the first non-finite element is valid if only one matrix was quantized, of
+    /// this shape and to this format.
     ///
     /// # Errors
     /// [`crate::Error::Gpu`].
@@ -336,20 +344,20 @@ impl DeviceReport {
         &mut self.slots
     }
 
-    /// The address of the slots. Uses by address are not ordered with others.
+    /// The address of the slots. cudarc does not order uses by address with other uses.
     pub(in crate::gpu) fn address(&self) -> u64 {
         self.slots.device_ptr(self.slots.stream()).0
     }
 }
 
-/// The position of element B · block + index, in a format with blocks of B.
+/// The position of element B · block + index, in a format with blocks of B elements.
 fn position(index: u64, shape: Shape, format: Format) -> Position {
     let row_elements = shape.cols.next_multiple_of(format.block()) as u64;
     Position { row: (index / row_elements) as usize, col: (index % row_elements) as usize }
 }
 
 const _: () = {
-    // `read` takes a slot apart by position.
+    // `read` takes the fields by position.
     assert!(std::mem::offset_of!(ReportSlot, nan) == 0);
     assert!(std::mem::offset_of!(ReportSlot, infinite) == 8);
     assert!(std::mem::offset_of!(ReportSlot, clipped) == 16);
@@ -358,10 +366,10 @@ const _: () = {
     assert!(std::mem::offset_of!(ReportSlot, first_non_finite) == 40);
     assert!(std::mem::offset_of!(ReportSlot, rescaled) == 48);
     assert!(std::mem::offset_of!(ReportSlot, tried) == 56);
-    // Views take slots on any word.
+    // Views of slots start at any word.
     assert!(align_of::<GlobalSlot>() == align_of::<u32>());
-    // The first word of a slot is the global scale; kernels touch these fields alone of an amax' slot, and `DeviceAmax::read` takes
-    // them apart.
+    // The first word of a slot is the global scale. In an amax slot kernels touch only these
+    // fields, and `DeviceAmax::read` takes them by position.
     assert!(std::mem::offset_of!(GlobalSlot, scale) == 0);
     assert!(std::mem::offset_of!(GlobalSlot, amax_bits) == 4);
     assert!(std::mem::offset_of!(GlobalSlot, nan) == 8);

@@ -1,4 +1,4 @@
-//! Quantized matrices in device memory that is somebody else's, to read.
+//! Read-only views of quantized matrices in foreign device memory.
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,19 +14,20 @@ use crate::gpu::memory::view::DeviceView;
 use crate::shape::{QuantizedShape, Shape};
 use crate::tensor::QuantizedTensor;
 
-/// The number, in bytes, of which the address of codes is a multiple: products load so many at once.
+/// Alignment of the codes' address in bytes: the width of the products' loads.
 pub(in crate::gpu) const CODES_ALIGNMENT: usize = 16;
-/// The number, in bytes, of which the address of scales is a multiple: products copy so many at once.
+/// Alignment of the scales' address in bytes: the width of the products' copies.
 pub(in crate::gpu) const SCALES_ALIGNMENT: usize = 16;
 
 pub(in crate::gpu) const CODES: &str = "the codes";
 pub(in crate::gpu) const SCALES: &str = "the scales";
 pub(in crate::gpu) const GLOBAL: &str = "the global scale";
 
-/// A quantized matrix in device memory, laid out as a [`QuantizedTensor`] is. Whatever reads a
-/// `&`[`DeviceTensor`](super::DeviceTensor) reads a view as well, and copies nothing.
+/// A quantized matrix in device memory, laid out as a [`QuantizedTensor`].
+/// Operations that read a `&`[`DeviceTensor`](super::DeviceTensor) read a view as well, and copy
+/// nothing.
 ///
-/// Kernels need codes and scales on multiples of 16 bytes. Operations refuse others
+/// Codes and scales start on multiples of 16 bytes. Operations refuse others
 /// ([`Error::Alignment`]).
 ///
 /// ```no_run
@@ -35,8 +36,13 @@ pub(in crate::gpu) const GLOBAL: &str = "the global scale";
 /// use microscale::gpu::{DeviceTensorView, Gpu};
 /// use microscale::{Format, QuantizedShape, Result};
 ///
-/// /// Weights in NVFP4 as they lie in one buffer, times the activations of a token.
-/// fn multiply(gpu: &Gpu, file: &CudaSlice<u8>, global: &CudaSlice<f32>, x: &CudaSlice<half::bf16>) -> Result<()> {
+/// /// NVFP4 weights stored in one buffer, times the activations of a token.
+/// fn multiply(
+///     gpu: &Gpu,
+///     file: &CudaSlice<u8>,
+///     global: &CudaSlice<f32>,
+///     x: &CudaSlice<half::bf16>,
+/// ) -> Result<()> {
 ///     let shape = QuantizedShape::new(Format::Nvfp4, 4096, 4096);
 ///     let (codes, scales) = file.split_at(4096 * 2048);
 ///     let weights = DeviceTensorView::from_parts(shape, &codes, &scales)?
@@ -53,7 +59,11 @@ pub(in crate::gpu) const GLOBAL: &str = "the global scale";
 /// use microscale::gpu::cudarc::driver::CudaSlice;
 /// use microscale::{QuantizedShape, Result};
 ///
-/// fn dangling(shape: QuantizedShape, codes: CudaSlice<u8>, scales: CudaSlice<u8>) -> Result<usize> {
+/// fn dangling(
+///     shape: QuantizedShape,
+///     codes: CudaSlice<u8>,
+///     scales: CudaSlice<u8>,
+/// ) -> Result<usize> {
 ///     let view = DeviceTensorView::from_parts(shape, &codes, &scales)?;
 ///     drop(codes);
 ///     Ok(view.rows())
@@ -70,13 +80,13 @@ pub struct DeviceTensorView<'a> {
 /// The word that holds a global scale.
 #[derive(Clone, Copy)]
 pub(in crate::gpu) enum GlobalWord<'a> {
-    /// By itself.
+    /// A word of its own.
     Value(DeviceView<'a, f32>),
-    /// The first one of a slot.
+    /// The first word of a slot.
     Slot(DeviceView<'a, u32>),
 }
 
-/// Shows the shape and the direction of the global scale. The bytes are the GPU's.
+/// Shows the shape and the global scale's direction only: the bytes are in device memory.
 impl fmt::Debug for DeviceTensorView<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut view = f.debug_struct("DeviceTensorView");
@@ -85,12 +95,13 @@ impl fmt::Debug for DeviceTensorView<'_> {
 }
 
 impl<'a> DeviceTensorView<'a> {
-    /// A view of codes and block scales, with no global scale but by [`Self::with_global_scale`]. Nobody looks at the scales:
-    /// results mean nothing if one has its sign bit set in a format whose scales have none, NVFP4 for one.
+    /// A view of codes and block scales. [`Self::with_global_scale`] adds a global scale.
+    /// The block scales are not checked: results are unspecified if a scale has its sign bit set in
+    /// a format with unsigned scales, such as NVFP4.
     ///
     /// # Errors
-    /// [`Error::QuantizedLength`] if codes or scales do not have exactly the bytes that the shape needs, and
-    /// [`Error::NoKernel`] for a format to compare with.
+    /// [`Error::QuantizedLength`] if codes or scales do not have exactly the bytes that the shape
+    /// needs, and [`Error::NoKernel`] for a comparison format.
     pub fn from_parts(
         shape: QuantizedShape,
         codes: impl Into<DeviceView<'a, u8>>,
@@ -102,8 +113,9 @@ impl<'a> DeviceTensorView<'a> {
         Ok(Self { shape, codes, scales, global: None })
     }
 
-    /// [`Self::from_parts`] by the addresses of codes and scales in device memory, with as many bytes as
-    /// [`QuantizedShape::bytes`] says. With a global scale in memory that is somebody else's, too:
+    /// [`Self::from_parts`] by the addresses of the codes and scales in device memory.
+    /// Both have the bytes that [`QuantizedShape::bytes`] gives. With a global scale in foreign
+    /// memory too:
     ///
     /// ```no_run
     /// use microscale::formats::nvfp4::Direction;
@@ -111,36 +123,44 @@ impl<'a> DeviceTensorView<'a> {
     /// use microscale::{QuantizedShape, Result};
     ///
     /// /// # Safety
-    /// /// There are codes, scales and a global scale, a multiplier, at the addresses, for as long as the view is used.
-    /// unsafe fn weights<'a>(shape: QuantizedShape, [codes, scales, global]: [u64; 3]) -> Result<DeviceTensorView<'a>> {
-    ///     // SAFETY: the caller's promise.
+    /// /// `codes`, `scales`, `global` (a multiplier) are device addresses that outlive the view.
+    /// unsafe fn weights<'a>(
+    ///     shape: QuantizedShape,
+    ///     [codes, scales, global]: [u64; 3],
+    /// ) -> Result<DeviceTensorView<'a>> {
+    ///     // SAFETY: by the caller's contract all three outlive the view.
     ///     let (view, global) = unsafe {
-    ///         (DeviceTensorView::from_raw_parts(shape, codes, scales)?, DeviceView::from_raw_parts(global, 1))
+    ///         (
+    ///             DeviceTensorView::from_raw_parts(shape, codes, scales)?,
+    ///             DeviceView::from_raw_parts(global, 1),
+    ///         )
     ///     };
     ///     view.with_global_scale(Direction::Multiplier, global)
     /// }
     /// ```
     ///
     /// # Errors
-    /// [`Error::TooLarge`], and [`Error::NoKernel`] for a format to compare with.
+    /// [`Error::TooLarge`], and [`Error::NoKernel`] for a comparison format.
     ///
     /// # Safety
-    /// As of [`DeviceView::from_raw_parts`], for codes and for scales.
+    /// As for [`DeviceView::from_raw_parts`], for the codes and for the scales.
     pub unsafe fn from_raw_parts(
         shape: QuantizedShape,
         codes: CUdeviceptr,
         scales: CUdeviceptr,
     ) -> Result<Self> {
         let (code_bytes, scale_bytes) = kernel_bytes(shape)?;
-        // SAFETY: the caller's promise.
+        // SAFETY: by the caller's contract the codes and scales are `code_bytes` and `scale_bytes`
+        // long and outlive `'a`.
         let (codes, scales) = unsafe {
             (DeviceView::from_raw_parts(codes, code_bytes), DeviceView::from_raw_parts(scales, scale_bytes))
         };
         Ok(Self { shape, codes, scales, global: None })
     }
 
-    /// The same blocks under a global scale in device memory, the first of the values. Nobody looks at it: it should be
-    /// [in range](GlobalScale::in_range). A number of the host's goes there by `stream.clone_htod(&[number])`, once.
+    /// The same blocks with a global scale in device memory: the first of the values.
+    /// The value is not checked: it should be [in range](GlobalScale::in_range). To use a number of
+    /// the host, copy it once with `stream.clone_htod(&[number])`.
     ///
     /// # Errors
     /// [`Error::NoGlobalScale`] if the format has none, and [`Error::Length`] without a value.
@@ -157,7 +177,7 @@ impl<'a> DeviceTensorView<'a> {
         Ok(Self { global: Some((direction, GlobalWord::Value(value))), ..self })
     }
 
-    /// The view of a tensor's parts, with a slot that holds its global scale if there is a direction.
+    /// The view of a tensor's parts. `slot` holds the global scale if there is a `direction`.
     pub(in crate::gpu) fn of_tensor(
         shape: QuantizedShape,
         codes: DeviceView<'a, u8>,
@@ -189,7 +209,7 @@ impl<'a> DeviceTensorView<'a> {
         self.shape.rows
     }
 
-    /// Elements in a row, padding not counted.
+    /// Elements per row, without padding.
     pub const fn cols(&self) -> usize {
         self.shape.cols
     }
@@ -204,15 +224,15 @@ impl<'a> DeviceTensorView<'a> {
         self.scales
     }
 
-    /// The direction in which NVFP4's global scale is written down; none if there is no global scale.
+    /// The direction of NVFP4's global scale, or `None` if there is no global scale.
     pub fn direction(&self) -> Option<Direction> {
         self.global.map(|(direction, _)| direction)
     }
 
-    /// A copy in host memory. Waits for the stream.
+    /// Copies the matrix to host memory. Waits for the stream.
     ///
     /// # Errors
-    /// Those of reading it ([`Error::Alignment`], [`Error::OtherContext`]), and [`Error::Gpu`].
+    /// [`Error::Alignment`] and [`Error::OtherContext`], as for every read, and [`Error::Gpu`].
     pub fn to_host(&self, stream: &Arc<CudaStream>) -> Result<QuantizedTensor> {
         let mut host = QuantizedTensor::zeros(self.shape)?;
         let (codes, scales) = host.parts_mut();
@@ -237,8 +257,9 @@ impl<'a> DeviceTensorView<'a> {
         Ok(GlobalScale::new(direction, f32::from_bits(bits[0])))
     }
 
-    /// The addresses of codes, scales and global scale, for work on a stream that reads them, which is enqueued before the guards
-    /// are dropped. Without a global scale, the last one is that of any word.
+    /// The addresses of the codes, scales and global scale.
+    /// For work on `stream` that reads them and is enqueued before the guards are dropped. Without
+    /// a global scale, the last address points to an arbitrary word.
     ///
     /// # Errors
     /// [`Error::Alignment`] and [`Error::OtherContext`].
@@ -263,7 +284,7 @@ impl<'a> From<&DeviceTensorView<'a>> for DeviceTensorView<'a> {
     }
 }
 
-/// Bytes of codes and of scales of a format that has kernels.
+/// Bytes of codes and of scales, for a format that has kernels.
 ///
 /// # Errors
 /// [`Error::TooLarge`] and [`Error::NoKernel`].
@@ -284,7 +305,7 @@ mod tests {
 
     const SHAPE: QuantizedShape = QuantizedShape::new(Format::Nvfp4, 4, 32);
 
-    /// Views of memory that is not there, and is not looked at.
+    /// A view of an address without memory, which no test reads.
     fn reading<'a, T>(len: usize) -> DeviceView<'a, T> {
         // SAFETY: no work is enqueued with the view.
         unsafe { DeviceView::from_raw_parts(256, len) }

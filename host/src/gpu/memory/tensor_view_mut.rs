@@ -1,4 +1,4 @@
-//! Device memory for quantized matrices, which may be somebody else's.
+//! Writable views of device memory for quantized matrices, owned or foreign.
 
 use std::fmt;
 
@@ -15,19 +15,24 @@ use crate::gpu::memory::tensor_view::{
 use crate::gpu::memory::view::DeviceViewMut;
 use crate::shape::{QuantizedShape, Shape};
 
-/// Device memory for a quantized matrix. Whatever writes a `&mut `[`DeviceTensor`](super::DeviceTensor) writes to such a view as
+/// Device memory for a quantized matrix.
+/// Operations that write a `&mut `[`DeviceTensor`](super::DeviceTensor) write to such a view as
 /// well, or to a `&mut` of one, after which [`Self::as_view`] reads the result.
 ///
-/// Codes and scales must start on multiples of 16 bytes, as those of [`DeviceTensorView`].
+/// Codes and scales start on multiples of 16 bytes, as for [`DeviceTensorView`].
 ///
-/// Nothing else reaches the memory while the view lives:
+/// The view borrows the memory exclusively:
 ///
 /// ```compile_fail,E0502
 /// use microscale::gpu::DeviceTensorViewMut;
 /// use microscale::gpu::cudarc::driver::CudaSlice;
 /// use microscale::{QuantizedShape, Result};
 ///
-/// fn shared(shape: QuantizedShape, mut codes: CudaSlice<u8>, mut scales: CudaSlice<u8>) -> Result<usize> {
+/// fn shared(
+///     shape: QuantizedShape,
+///     mut codes: CudaSlice<u8>,
+///     mut scales: CudaSlice<u8>,
+/// ) -> Result<usize> {
 ///     let view = DeviceTensorViewMut::from_parts(shape, &mut codes, &mut scales)?;
 ///     let part = codes.slice(..16);
 ///     Ok(view.shape().rows + part.len())
@@ -41,15 +46,15 @@ pub struct DeviceTensorViewMut<'a> {
     direction: DirectionOf<'a>,
 }
 
-/// The direction of what was written.
+/// Where the direction of the written global scale is stored.
 enum DirectionOf<'a> {
-    /// To this view.
+    /// In this view.
     View(Option<Direction>),
-    /// To what it was made of.
+    /// In the tensor or view that this one was made from.
     Origin(&'a mut Option<Direction>),
 }
 
-/// Shows the shape and the direction of the global scale. The bytes are the GPU's.
+/// Shows the shape and the global scale's direction only: the bytes are in device memory.
 impl fmt::Debug for DeviceTensorViewMut<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut view = f.debug_struct("DeviceTensorViewMut");
@@ -58,14 +63,14 @@ impl fmt::Debug for DeviceTensorViewMut<'_> {
 }
 
 impl<'a> DeviceTensorViewMut<'a> {
-    /// Words of 32 bits that an output in NVFP4 needs for its global scale.
+    /// Words of 32 bits that an NVFP4 output needs for its global scale.
     pub const GLOBAL_SLOT_WORDS: usize = GLOBAL_WORDS;
 
     /// A view of memory for codes and block scales.
     ///
     /// # Errors
-    /// [`Error::QuantizedLength`] if codes or scales do not have exactly the bytes that the shape needs, and
-    /// [`Error::NoKernel`] for a format to compare with.
+    /// [`Error::QuantizedLength`] if codes or scales do not have exactly the bytes that the shape
+    /// needs, and [`Error::NoKernel`] for a comparison format.
     pub fn from_parts(
         shape: QuantizedShape,
         codes: impl Into<DeviceViewMut<'a, u8>>,
@@ -77,21 +82,22 @@ impl<'a> DeviceTensorViewMut<'a> {
         Ok(Self { shape, codes, scales, slot: None, direction: DirectionOf::View(None) })
     }
 
-    /// [`Self::from_parts`] by the addresses of codes and scales in device memory, with room for as many bytes as
-    /// [`QuantizedShape::bytes`] says.
+    /// [`Self::from_parts`] by the addresses of the codes and scales in device memory.
+    /// Both have room for the bytes that [`QuantizedShape::bytes`] gives.
     ///
     /// # Errors
-    /// [`Error::TooLarge`], and [`Error::NoKernel`] for a format to compare with.
+    /// [`Error::TooLarge`], and [`Error::NoKernel`] for a comparison format.
     ///
     /// # Safety
-    /// As of [`DeviceViewMut::from_raw_parts`], for codes and for scales.
+    /// As for [`DeviceViewMut::from_raw_parts`], for the codes and for the scales.
     pub unsafe fn from_raw_parts(
         shape: QuantizedShape,
         codes: CUdeviceptr,
         scales: CUdeviceptr,
     ) -> Result<Self> {
         let (code_bytes, scale_bytes) = kernel_bytes(shape)?;
-        // SAFETY: the caller's promise.
+        // SAFETY: by the caller's contract the codes and scales are `code_bytes` and `scale_bytes`
+        // long, outlive `'a`, and are reached by no other view.
         let (codes, scales) = unsafe {
             (
                 DeviceViewMut::from_raw_parts(codes, code_bytes),
@@ -101,8 +107,9 @@ impl<'a> DeviceTensorViewMut<'a> {
         Ok(Self { shape, codes, scales, slot: None, direction: DirectionOf::View(None) })
     }
 
-    /// The same with memory for a global scale, which outputs in NVFP4 need: [`Self::GLOBAL_SLOT_WORDS`] words, with anything in
-    /// them. Operations write the global scale to the first word, as the bits of an f32; the others are kernels' notes.
+    /// The same with memory for a global scale, which NVFP4 outputs need.
+    /// The slot has [`Self::GLOBAL_SLOT_WORDS`] words, which may have any values. Operations write
+    /// the global scale to the first word, as the bits of an f32; kernels use the others.
     ///
     /// # Errors
     /// [`Error::Length`] with fewer words.
@@ -129,7 +136,7 @@ impl<'a> DeviceTensorViewMut<'a> {
         self.shape
     }
 
-    /// The direction of the global scale that the last operation wrote; none if there is no global scale.
+    /// The direction of the global scale that the last operation wrote, or `None` without one.
     pub fn direction(&self) -> Option<Direction> {
         match &self.direction {
             DirectionOf::View(direction) => *direction,
@@ -137,7 +144,7 @@ impl<'a> DeviceTensorViewMut<'a> {
         }
     }
 
-    /// A view for reading what was written.
+    /// A view for reading the result.
     pub fn as_view(&self) -> DeviceTensorView<'_> {
         let (codes, scales) = (self.codes.as_view(), self.scales.as_view());
         let slot = self.slot.as_ref().map(DeviceViewMut::as_view);
@@ -151,7 +158,7 @@ impl<'a> DeviceTensorViewMut<'a> {
         }
     }
 
-    /// The slot of an output in NVFP4.
+    /// The slot of an NVFP4 output.
     ///
     /// # Errors
     /// [`Error::NoGlobalSlot`].
@@ -165,7 +172,7 @@ impl<'a> DeviceTensorViewMut<'a> {
         &mut self.scales
     }
 
-    /// Enqueues that scale bytes that belong to no block become zeros, with all others, if there are any.
+    /// Enqueues clearing of all scale bytes, if some of them belong to no block.
     pub(in crate::gpu) fn clear_padding(&mut self, stream: &CudaStream) -> Result<()> {
         let blocks = self.shape.rows * self.shape.blocks_per_row();
         if self.shape.scale_layout == ScaleLayout::Swizzled && self.scales.len() > blocks {
@@ -174,7 +181,8 @@ impl<'a> DeviceTensorViewMut<'a> {
         Ok(())
     }
 
-    /// Enqueues copies of another tensor's codes, and of its scales if they are laid out the same, and of its global scale.
+    /// Enqueues copies of another tensor's codes and global scale, and of its scales.
+    /// The scales are copied if both tensors have the same scale layout.
     pub(in crate::gpu) fn copy_from(
         &mut self,
         stream: &CudaStream,
@@ -193,8 +201,9 @@ impl<'a> DeviceTensorViewMut<'a> {
         }
     }
 
-    /// The addresses of codes, scales and slot, for work on a stream that writes them, which is enqueued before the guards are
-    /// dropped. Without a slot, the last one is 0: only NVFP4's kernels, which have one, take it.
+    /// The addresses of the codes, scales and slot.
+    /// For work on `stream` that writes them and is enqueued before the guards are dropped. Without
+    /// a slot the last address is 0: only NVFP4's kernels take one, and their outputs have a slot.
     ///
     /// # Errors
     /// [`Error::Alignment`], [`Error::OtherContext`], and [`Error::NoGlobalSlot`].
@@ -237,7 +246,7 @@ mod tests {
 
     const SHAPE: QuantizedShape = QuantizedShape::new(Format::Nvfp4, 4, 32);
 
-    /// A view of memory that is not there, and is not looked at.
+    /// A view of an address without memory, which no test accesses.
     fn writing<'a, T>(len: usize) -> DeviceViewMut<'a, T> {
         // SAFETY: no work is enqueued with the view.
         unsafe { DeviceViewMut::from_raw_parts(256, len) }

@@ -1,4 +1,4 @@
-//! Values in device memory: cudarc's, or at an address in memory that is somebody else's.
+//! Values in device memory: in cudarc's buffers, or at an address in foreign memory.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -10,10 +10,11 @@ use cudarc::driver::{DevicePtrMut, DeviceSlice, result};
 use crate::error::{Error, Result};
 use crate::gpu::runtime::driver::doing;
 
-/// Values in device memory that operations read: a `&[T]` there. Made of a `&CudaSlice`, a `&CudaView` or a
-/// `&CudaViewMut`, or of an address ([`Self::from_raw_parts`]).
+/// Values in device memory that operations read, like a `&[T]`.
+/// Made from a `&CudaSlice`, a `&CudaView`, a `&CudaViewMut`, or an address
+/// ([`Self::from_raw_parts`]).
 ///
-/// Operations take anything that becomes one. A view does not outlive its memory:
+/// Operations take anything that converts to a view. A view does not outlive its memory:
 ///
 /// ```compile_fail,E0505
 /// use microscale::gpu::DeviceView;
@@ -28,13 +29,13 @@ use crate::gpu::runtime::driver::doing;
 pub struct DeviceView<'a, T>(Memory<'a, T>);
 
 enum Memory<'a, T> {
-    /// cudarc's, whose events order its uses on several streams if they are tracked.
+    /// cudarc's memory. Its events order uses on several streams, if they are tracked.
     Tracked(&'a (dyn DevicePtr<T> + Sync + 'a)),
-    /// Anybody's.
+    /// Foreign memory.
     Foreign(Foreign<&'a [T]>),
 }
 
-/// Memory at an address, borrowed as a slice would be.
+/// Memory at an address, borrowed like a slice.
 #[derive(Clone, Copy)]
 struct Foreign<Borrow> {
     address: CUdeviceptr,
@@ -58,7 +59,7 @@ impl<T> Clone for Memory<'_, T> {
 
 impl<T> Copy for Memory<'_, T> {}
 
-/// Shows the length. The values are the GPU's.
+/// Shows the length only: the values are in device memory.
 impl<T> fmt::Debug for DeviceView<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("DeviceView").field("len", &self.len()).finish_non_exhaustive()
@@ -66,16 +67,17 @@ impl<T> fmt::Debug for DeviceView<'_, T> {
 }
 
 impl<'a, T> DeviceView<'a, T> {
-    /// A view of `len` values at an address in device memory, such as PyTorch's `tensor.data_ptr()`. No value
-    /// is copied. Without values, any address will do.
+    /// A view of `len` values at an address in device memory, such as PyTorch's
+    /// `tensor.data_ptr()`.
+    /// No value is copied. If `len` is 0, the address may be anything.
     ///
     /// # Safety
     /// For the lifetime `'a`, and until work on the GPU that was enqueued with the view has ended,
     ///
-    /// - the values are allocated, in memory that kernels on the context of the [`Gpu`](super::Gpu) and of the
-    ///   stream can read at this address, and initialized when that work reads them;
-    /// - nothing writes them but what is ordered with that work: by being enqueued on the same stream, or by
-    ///   events. No events of cudarc's do that for this memory.
+    /// - the values are allocated, in memory that kernels on the context of the [`Gpu`](super::Gpu)
+    ///   and of the stream can read at this address, and initialized when that work reads them;
+    /// - every write to them is ordered with that work, by the same stream or by events. cudarc's
+    ///   events do not cover this memory.
     pub const unsafe fn from_raw_parts(address: CUdeviceptr, len: usize) -> Self {
         Self(Memory::Foreign(Foreign { address, len, borrow: PhantomData }))
     }
@@ -88,16 +90,17 @@ impl<'a, T> DeviceView<'a, T> {
         }
     }
 
-    /// Returns whether there is none.
+    /// Returns whether there are no values.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The address, for work on a stream that reads the values, which is enqueued before the guard is dropped.
+    /// The address of the values.
+    /// For work on `stream` that reads them and is enqueued before the guard is dropped.
     ///
     /// # Errors
-    /// [`Error::OtherContext`], and [`Error::Alignment`] unless the address is a multiple of `alignment` and
-    /// of the values'.
+    /// [`Error::OtherContext`], and [`Error::Alignment`] unless the address is a multiple of
+    /// `alignment` and of the alignment of `T`.
     pub(in crate::gpu) fn read(
         self,
         stream: &'a CudaStream,
@@ -115,7 +118,7 @@ impl<'a, T> DeviceView<'a, T> {
         Ok((address, guard))
     }
 
-    /// Copies the first values to the host, and waits for them.
+    /// Copies the first `to.len()` values to the host, and waits for them.
     pub(in crate::gpu) fn copy_to_host(
         self,
         stream: &'a CudaStream,
@@ -132,16 +135,18 @@ impl<'a, T> DeviceView<'a, T> {
         let copying = doing("copying from it");
         stream.context().bind_to_thread().map_err(&copying)?;
         let (from, _read) = self.read(stream, what, 1)?;
-        // SAFETY: the source has as many values, and the target is not touched before they are there.
+        // SAFETY: the source has at least `to.len()` values, checked above. `to` is borrowed until
+        // the stream is synchronized below.
         unsafe { result::memcpy_dtoh_async(to, from, stream.cu_stream()) }.map_err(&copying)?;
         stream.synchronize().map_err(&copying)
     }
 }
 
-/// Values in device memory that operations write: a `&mut [T]` there. Made of a `&mut CudaSlice`, a
-/// `CudaViewMut` or a `&mut` of one, or of an address ([`Self::from_raw_parts`]).
+/// Values in device memory that operations write, like a `&mut [T]`.
+/// Made from a `&mut CudaSlice`, a `CudaViewMut`, a `&mut` of one, or an address
+/// ([`Self::from_raw_parts`]).
 ///
-/// While it lives, nothing else reaches its memory:
+/// The view borrows the memory exclusively:
 ///
 /// ```compile_fail,E0499
 /// use microscale::gpu::DeviceViewMut;
@@ -155,13 +160,13 @@ impl<'a, T> DeviceView<'a, T> {
 pub struct DeviceViewMut<'a, T>(MemoryMut<'a, T>);
 
 enum MemoryMut<'a, T> {
-    /// cudarc's.
+    /// cudarc's memory.
     Tracked(CudaViewMut<'a, T>),
-    /// Anybody's.
+    /// Foreign memory.
     Foreign(Foreign<&'a mut [T]>),
 }
 
-/// Shows the length. The values are the GPU's.
+/// Shows the length only: the values are in device memory.
 impl<T> fmt::Debug for DeviceViewMut<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("DeviceViewMut").field("len", &self.len()).finish_non_exhaustive()
@@ -169,17 +174,18 @@ impl<T> fmt::Debug for DeviceViewMut<'_, T> {
 }
 
 impl<'a, T> DeviceViewMut<'a, T> {
-    /// A view of `len` values at an address in device memory, to be written. Without values, any address will
-    /// do.
+    /// A view of `len` values at an address in device memory, to be written.
+    /// If `len` is 0, the address may be anything.
     ///
     /// # Safety
     /// For the lifetime `'a`, and until work on the GPU that was enqueued with the view has ended,
     ///
-    /// - the values are allocated, in memory that kernels on the context of the [`Gpu`](super::Gpu) and of the
-    ///   stream can read and write at this address;
-    /// - nothing reads or writes them but what is ordered with that work: by being enqueued on the same stream,
-    ///   or by events. No events of cudarc's do that for this memory;
-    /// - no other view of an operation's reaches them: outputs overlap neither inputs nor each other.
+    /// - the values are allocated, in memory that kernels on the context of the [`Gpu`](super::Gpu)
+    ///   and of the stream can read and write at this address;
+    /// - every other access to them is ordered with that work, by the same stream or by events.
+    ///   cudarc's events do not cover this memory;
+    /// - no other view that the same operation takes reaches them: outputs overlap neither inputs
+    ///   nor each other.
     pub const unsafe fn from_raw_parts(address: CUdeviceptr, len: usize) -> Self {
         Self(MemoryMut::Foreign(Foreign { address, len, borrow: PhantomData }))
     }
@@ -192,7 +198,7 @@ impl<'a, T> DeviceViewMut<'a, T> {
         }
     }
 
-    /// Returns whether there is none.
+    /// Returns whether there are no values.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -210,7 +216,7 @@ impl<'a, T> DeviceViewMut<'a, T> {
         })
     }
 
-    /// A view for a shorter time, after which this one is there again.
+    /// A view for a shorter lifetime, after which this one can be used again.
     pub fn reborrow(&mut self) -> DeviceViewMut<'_, T> {
         DeviceViewMut(match &mut self.0 {
             MemoryMut::Tracked(memory) => MemoryMut::Tracked(memory.slice_mut(..)),
@@ -220,11 +226,11 @@ impl<'a, T> DeviceViewMut<'a, T> {
         })
     }
 
-    /// The address, for work on a stream that reads and writes the values, which is enqueued before the guard
-    /// is dropped.
+    /// The address of the values.
+    /// For work on `stream` that reads and writes them and is enqueued before the guard is dropped.
     ///
     /// # Errors
-    /// As of [`DeviceView::read`].
+    /// As for [`DeviceView::read`].
     pub(in crate::gpu) fn write<'b>(
         &'b mut self,
         stream: &'b CudaStream,
@@ -245,7 +251,7 @@ impl<'a, T> DeviceViewMut<'a, T> {
 }
 
 impl<T: DeviceRepr + Sync> DeviceViewMut<'_, T> {
-    /// Enqueues a copy of the bits of the first of other values, of the same size, to the first ones.
+    /// Enqueues a copy of the bits of the first `count` values of `from` to the first values here.
     pub(in crate::gpu) fn copy_from<S>(
         &mut self,
         stream: &CudaStream,
@@ -262,12 +268,13 @@ impl<T: DeviceRepr + Sync> DeviceViewMut<'_, T> {
         stream.context().bind_to_thread().map_err(&copying)?;
         let (from, _read) = from.read(stream, what, 1)?;
         let (to, _written) = self.write(stream, what, 1)?;
-        // SAFETY: there are as many on both sides, which do not overlap, as one is borrowed to be written.
+        // SAFETY: both sides have `count` values, checked above, of the same size. They do not
+        // overlap: `self` is borrowed exclusively.
         unsafe { result::memcpy_dtod_async(to, from, count * size_of::<T>(), stream.cu_stream()) }
             .map_err(copying)
     }
 
-    /// Enqueues that all bytes become zero. The caller knows that zeros are values.
+    /// Enqueues setting all bytes to zero. The caller guarantees that zeros are a valid `T`.
     pub(in crate::gpu) fn clear(&mut self, stream: &CudaStream, what: &'static str) -> Result<()> {
         let bytes = self.len() * size_of::<T>();
         if bytes == 0 {
@@ -276,13 +283,14 @@ impl<T: DeviceRepr + Sync> DeviceViewMut<'_, T> {
         let clearing = doing("clearing memory");
         stream.context().bind_to_thread().map_err(&clearing)?;
         let (to, _written) = self.write(stream, what, 1)?;
-        // SAFETY: so many bytes are there, and borrowed to be written.
+        // SAFETY: the view has `bytes` bytes, and `self` is borrowed exclusively.
         unsafe { result::memset_d8_async(to, 0, bytes, stream.cu_stream()) }.map_err(clearing)
     }
 }
 
 impl DeviceViewMut<'_, u32> {
-    /// Enqueues copies of the bits of the first so many numbers, each to a word that lies so many words behind the one before.
+    /// Enqueues copies of the first `count` numbers' bits to every `apart`-th word, from the first
+    /// on.
     pub(in crate::gpu) fn spread(
         &mut self,
         stream: &CudaStream,
@@ -298,15 +306,15 @@ impl DeviceViewMut<'_, u32> {
         for i in 0..count {
             let (from, to) =
                 (from + (i * size_of::<f32>()) as u64, to + (i * apart * size_of::<u32>()) as u64);
-            // SAFETY: both words are there, and those that are written are borrowed for that.
+            // SAFETY: both words are in range, checked above, and `self` is borrowed exclusively.
             unsafe { result::memcpy_dtod_async(to, from, size_of::<u32>(), stream.cu_stream()) }
                 .map_err(&copying)?;
         }
         Ok(())
     }
 
-    /// Enqueues that the first word becomes another one. That needs no memory of the host's, which would have
-    /// to be waited for.
+    /// Enqueues setting the first word to `word`.
+    /// That needs no host memory, which the caller would have to keep until the copy ends.
     pub(in crate::gpu) fn set_first(
         &mut self,
         stream: &CudaStream,
@@ -317,7 +325,8 @@ impl DeviceViewMut<'_, u32> {
         let setting = doing("setting a word of its memory");
         stream.context().bind_to_thread().map_err(&setting)?;
         let (to, _written) = self.write(stream, what, 1)?;
-        // SAFETY: the word is there, aligned, and borrowed to be written.
+        // SAFETY: the first word exists, checked above, is aligned, and `self` is borrowed
+        // exclusively.
         unsafe { cuMemsetD32Async(to, word, 1, stream.cu_stream()) }.result().map_err(setting)
     }
 }
@@ -370,12 +379,12 @@ impl<'a, T> From<&'a mut DeviceViewMut<'_, T>> for DeviceViewMut<'a, T> {
     }
 }
 
-/// Refuses memory of another context than the stream's.
+/// Refuses memory of a context other than the stream's.
 fn check_context(what: &'static str, memory: &CudaStream, stream: &CudaStream) -> Result<()> {
     if memory.context() == stream.context() { Ok(()) } else { Err(Error::OtherContext { what }) }
 }
 
-/// Refuses values that do not start where they must.
+/// Refuses a misaligned address of values.
 fn check_alignment<T>(what: &'static str, address: CUdeviceptr, len: usize, alignment: usize) -> Result<()> {
     let needed = alignment.max(align_of::<T>());
     if len == 0 || address.is_multiple_of(needed as u64) {
@@ -395,7 +404,7 @@ mod tests {
         let refused = found(6, 1, 1).unwrap_err().to_string();
         assert!(refused.starts_with("the address of the input, 0x6, is not a multiple of 4"), "{refused}");
         assert!(matches!(found(40, 1, 16), Err(Error::Alignment { address: 40, needed: 16, .. })));
-        // Nothing is anywhere.
+        // Without values any address is aligned.
         assert!(found(1, 0, 16).is_ok());
     }
 }

@@ -1,4 +1,4 @@
-//! The memory that products of many tokens work in, owned or in foreign memory.
+//! The workspace of products of many tokens, in owned or foreign memory.
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,9 +16,9 @@ pub(in crate::gpu) const SEMAPHORE_BYTES: usize = SEMAPHORES as usize * size_of:
 const ALIGNMENT: usize = 16;
 const WORKSPACE: &str = "the workspace";
 
-/// Device memory that products of many tokens work in: semaphores, then packed activations and partial sums.
+/// Device memory for products of many tokens: semaphores, packed activations, partial sums.
 ///
-/// A product and those after it on the same stream share one; products on several streams need one each.
+/// Consecutive products on one stream share a workspace; products on several streams need one each.
 /// Foreign memory serves as well: [`GemmWorkspaceMut`].
 #[derive(Debug)]
 pub struct GemmWorkspace {
@@ -27,7 +27,9 @@ pub struct GemmWorkspace {
 }
 
 impl GemmWorkspace {
-    /// Allocates a workspace of `bytes` bytes ([`Plan::workspace_bytes`](crate::gpu::Plan::workspace_bytes)).
+    /// Allocates a workspace of `bytes` bytes.
+    /// [`Plan::workspace_bytes`](crate::gpu::Plan::workspace_bytes) returns the size that a plan
+    /// needs.
     ///
     /// # Errors
     /// [`Error::Gpu`] when memory is short.
@@ -58,7 +60,8 @@ impl fmt::Debug for GemmWorkspaceMut<'_> {
 }
 
 impl GemmWorkspaceMut<'_> {
-    /// Bytes of the semaphores, which come first in foreign memory. Only they must be zeros before a product.
+    /// Bytes of the semaphores, which come first in foreign memory.
+    /// Only they must be zeros before a product.
     pub const COUNTER_BYTES: usize = SEMAPHORE_BYTES;
 
     /// No workspace, for plans that need none.
@@ -66,15 +69,17 @@ impl GemmWorkspaceMut<'_> {
         Self(None)
     }
 
-    /// A workspace of `bytes` bytes ([`Plan::workspace_bytes`](crate::gpu::Plan::workspace_bytes)) at an address
-    /// in device memory, a multiple of 16. With 0 bytes, [none](Self::none).
+    /// A workspace of `bytes` bytes at an address in device memory, a multiple of 16.
+    /// [`Plan::workspace_bytes`](crate::gpu::Plan::workspace_bytes) returns the size that a plan
+    /// needs. With 0 bytes, [none](Self::none).
     ///
     /// # Errors
     /// [`OperandFault::Workspace`] if the semaphores do not fit.
     ///
     /// # Safety
-    /// As for [`DeviceViewMut::from_raw_parts`]. The first [`Self::COUNTER_BYTES`] are zeros before the first
-    /// product; products that run to their end leave zeros there. The other bytes may have any values.
+    /// As for [`DeviceViewMut::from_raw_parts`]. The first [`Self::COUNTER_BYTES`] are zeros before
+    /// the first product; products that run to their end leave zeros there. The other bytes may
+    /// have any values.
     pub unsafe fn from_raw_parts(address: CUdeviceptr, bytes: usize) -> Result<Self> {
         if bytes == 0 {
             return Ok(Self::none());
@@ -83,7 +88,8 @@ impl GemmWorkspaceMut<'_> {
             let (needed, found) = (SEMAPHORE_BYTES as u64, bytes as u64);
             return Err(Error::Operands(OperandFault::Workspace { needed, found }));
         };
-        // SAFETY: the caller's promise, about two parts that do not overlap.
+        // SAFETY: by the caller's contract the `bytes` bytes are exclusive and outlive the view;
+        // the two parts do not overlap.
         unsafe {
             Ok(Self(Some(Parts {
                 semaphores: DeviceViewMut::from_raw_parts(address, SEMAPHORES as usize),
@@ -92,8 +98,9 @@ impl GemmWorkspaceMut<'_> {
         }
     }
 
-    /// The addresses of the semaphores and of the memory after them, for work on a stream that writes there
-    /// and is enqueued before the guards are dropped. Zeros if nothing is needed and there is no workspace.
+    /// The addresses of the semaphores and of the memory after them.
+    /// For work on `stream` that writes there and is enqueued before the guards are dropped. Zeros
+    /// if nothing is needed and there is no workspace.
     ///
     /// # Errors
     /// [`OperandFault::Workspace`] if there are fewer than `needed` bytes after the semaphores,
