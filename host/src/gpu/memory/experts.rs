@@ -21,6 +21,7 @@ use crate::view::QuantizedView;
 pub(in crate::gpu) const SORTED_WORDS: usize = size_of::<Sorted>() / size_of::<u32>();
 
 /// The weights of a mixture's experts in device memory.
+///
 /// Matrices of one shape and format, one after another: NVFP4 or MXFP4 with linear scales. In NVFP4
 /// every expert has a global scale, or no expert has one.
 pub struct DeviceExperts {
@@ -92,6 +93,7 @@ impl DeviceExperts {
     }
 
     /// Takes the codes and block scales of `count` experts that are in device memory.
+    ///
     /// Each buffer holds the experts one after another. Slots for global scales are allocated on
     /// the stream; [`Self::with_global_scales`] sets them. The block scales are not checked, as for
     /// [`DeviceExpertsView::from_parts`].
@@ -115,12 +117,14 @@ impl DeviceExperts {
     }
 
     /// Returns the codes, the scales and the slots of the global scales.
+    ///
     /// The slots are as [`DeviceExpertsView::with_global_slots`] takes them.
     pub fn into_parts(self) -> (CudaSlice<u8>, CudaSlice<u8>, CudaSlice<u32>) {
         (self.codes, self.scales, self.slots)
     }
 
     /// The same experts with global scales: one number per expert, in device memory.
+    ///
     /// Enqueues a copy of each number and returns. The numbers are not checked: they should be [in
     /// range](GlobalScale::in_range).
     ///
@@ -171,8 +175,9 @@ impl<'a> From<&'a DeviceExperts> for DeviceExpertsView<'a> {
     }
 }
 
-/// Token-expert pairs in device memory, which [`Gpu::route_on`](super::Gpu::route_on) sorts by
-/// expert.
+/// Pairs of a token and an expert in device memory, sorted by expert.
+///
+/// [`Gpu::route_on`](crate::gpu::Gpu::route_on) sorts them.
 pub struct DeviceRouting {
     pub(in crate::gpu) experts: usize,
     /// Capacity in pairs, number of pairs, and experts per token.
@@ -217,6 +222,7 @@ impl DeviceRouting {
     }
 
     /// The original number of each sorted pair: token · `top_k` + i.
+    ///
     /// Entries after the last expert's pairs are unspecified.
     pub fn order(&self) -> &CudaSlice<u32> {
         &self.order

@@ -17,8 +17,9 @@ use crate::shape::{QuantizedShape, Shape};
 pub(in crate::gpu) const SLOTS: &str = "the experts' global scales";
 
 /// The weights of a mixture's experts in device memory.
-/// Laid out as [`DeviceExperts`](super::DeviceExperts): the codes of all experts one after another,
-/// and likewise the scales. Products take a view or a `&DeviceExperts`, and copy nothing.
+///
+/// Laid out as [`DeviceExperts`](crate::gpu::DeviceExperts): the codes of all experts one after
+/// another, and likewise the scales. Products take a view or a `&DeviceExperts`, and copy nothing.
 ///
 /// Codes and scales start on multiples of 16 bytes. Products refuse others ([`Error::Alignment`]).
 ///
@@ -76,8 +77,9 @@ impl<'a> DeviceExpertsView<'a> {
     pub const GLOBAL_SLOT_WORDS: usize = GLOBAL_WORDS;
 
     /// A view of the codes and block scales of `count` experts of M rows and K columns each.
+    ///
     /// [`Self::with_global_slots`] adds global scales. The block scales are not checked, as for
-    /// [`DeviceTensorView::from_parts`](super::DeviceTensorView::from_parts).
+    /// [`DeviceTensorView::from_parts`](crate::gpu::DeviceTensorView::from_parts).
     ///
     /// # Errors
     /// [`OperandFault::Experts`] if `count` is 0 or more than 65535, [`OperandFault::Weights`] for
@@ -96,6 +98,7 @@ impl<'a> DeviceExpertsView<'a> {
     }
 
     /// [`Self::from_parts`] by the addresses of the codes and scales in device memory.
+    ///
     /// Codes and scales have the bytes that [`QuantizedShape::bytes`] gives for `count` times the
     /// rows.
     ///
@@ -120,6 +123,7 @@ impl<'a> DeviceExpertsView<'a> {
     }
 
     /// The same experts with global scales in device memory.
+    ///
     /// Each expert has [`Self::GLOBAL_SLOT_WORDS`] words; the first holds the bits of an f32. The
     /// global scales are not checked: they should be [in
     /// range](microscale_formats::GlobalScale::in_range). In PyTorch, `torch.zeros(count,
@@ -166,7 +170,8 @@ impl<'a> DeviceExpertsView<'a> {
     }
 
     /// The addresses of the codes, scales and, if there are any, slots of global scales.
-    /// For work on `stream` that reads them and is enqueued before the guards are dropped.
+    ///
+    /// The caller enqueues the work on `stream` that reads them before it drops the guards.
     ///
     /// # Errors
     /// [`Error::Alignment`] and [`Error::OtherContext`].

@@ -12,6 +12,7 @@ use cudarc::driver::{CudaSlice, CudaStream};
 use crate::gpu::memory::experts::{DeviceRouting, SORTED_WORDS};
 
 /// A [`DeviceRouting`] in foreign device memory.
+///
 /// It derefs to the routing, and does not free the memory.
 pub struct DeviceRoutingMut<'a> {
     routing: ManuallyDrop<DeviceRouting>,
@@ -32,12 +33,13 @@ impl DeviceRoutingMut<'_> {
     }
 
     /// A routing for up to `pairs` pairs and `experts` experts, at an address in device memory.
+    ///
     /// The address is a multiple of 4. The routing has no pairs yet.
     ///
     /// # Safety
-    /// As for [`DeviceViewMut::from_raw_parts`](super::DeviceViewMut::from_raw_parts), for
-    /// [`Self::words`] words. They are zeros, unless [`Gpu::route_on`](super::Gpu::route_on) is
-    /// enqueued, rather than captured elsewhere, before each first product that uses them.
+    /// As for [`DeviceViewMut::from_raw_parts`](crate::gpu::DeviceViewMut::from_raw_parts), for
+    /// [`Self::words`] words. They are zeros, unless [`Gpu::route_on`](crate::gpu::Gpu::route_on)
+    /// is enqueued, rather than captured elsewhere, before each first product that uses them.
     pub unsafe fn from_raw_parts(
         stream: &Arc<CudaStream>,
         experts: usize,

@@ -72,6 +72,7 @@ impl Staging {
     }
 
     /// Copies to the start of device memory; later work on the stream finds the values there.
+    ///
     /// Reads the file that the values are mapped from, if `origin` names it.
     pub(in crate::gpu) fn copy_to_device<T: DeviceRepr + bytemuck::Pod>(
         &self,
@@ -135,6 +136,7 @@ impl Staging {
     }
 
     /// Copies `bytes` bytes from the start of device memory, and passes them on piece by piece.
+    ///
     /// Each piece is passed on while the next one is transferred. Ends with the last piece, or when
     /// `hand_on` breaks.
     pub(in crate::gpu) fn each_piece(

@@ -54,6 +54,7 @@ impl DeviceTensor {
     }
 
     /// Takes codes and block scales that are in device memory.
+    ///
     /// A slot for a global scale, less than 1 KiB, is allocated on the stream;
     /// [`Self::with_global_scale`] sets it. The block scales are not checked, as for
     /// [`DeviceTensorView::from_parts`].
@@ -179,6 +180,7 @@ impl DeviceTensor {
     }
 
     /// The direction of NVFP4's global scale, or `None` if the tensor has no global scale.
+    ///
     /// The number is in device memory: the first word of [`Self::global_slot`], as the bits of an
     /// f32.
     pub fn direction(&self) -> Option<Direction> {
@@ -186,6 +188,7 @@ impl DeviceTensor {
     }
 
     /// The global scale's slot: words of 32 bits.
+    ///
     /// The first word is the global scale as the bits of an f32. If quantizing computed it, three
     /// words follow: the amax it was computed from, as the bits of an f32, and 1 for each of NaN
     /// and infinity if the input had one. The kernels use the other words.
@@ -218,9 +221,10 @@ impl<'a> From<&'a mut DeviceTensor> for DeviceTensorViewMut<'a> {
     }
 }
 
-/// The largest magnitude of matrices in device memory, which [`super::Gpu::amax_on`] updates.
-/// Foreign device memory serves as well: [`Self::WORDS`] words, which are zeros for the amax of no
-/// elements.
+/// The largest magnitude of matrices, in device memory.
+///
+/// [`Gpu::amax_on`](crate::gpu::Gpu::amax_on) updates it. Foreign device memory serves as well:
+/// [`Self::WORDS`] words, which are zeros for the amax of no elements.
 pub struct DeviceAmax {
     slot: CudaSlice<u32>,
 }
@@ -233,6 +237,7 @@ impl fmt::Debug for DeviceAmax {
 
 impl DeviceAmax {
     /// Words of 32 bits per amax.
+    ///
     /// An unused word, the amax as the bits of an f32, and 1 for each of NaN and infinity if there
     /// is one.
     pub const WORDS: usize = 4;
@@ -313,6 +318,7 @@ impl DeviceReport {
     }
 
     /// The report of everything quantized on the stream so far. Waits for the stream.
+    ///
     /// The position of the first non-finite element is valid if only one matrix was quantized, of
     /// this shape and to this format.
     ///

@@ -24,8 +24,9 @@ pub(in crate::gpu) const SCALES: &str = "the scales";
 pub(in crate::gpu) const GLOBAL: &str = "the global scale";
 
 /// A quantized matrix in device memory, laid out as a [`QuantizedTensor`].
-/// Operations that read a `&`[`DeviceTensor`](super::DeviceTensor) read a view as well, and copy
-/// nothing.
+///
+/// Operations that read a `&`[`DeviceTensor`](crate::gpu::DeviceTensor) read a view as well, and
+/// copy nothing.
 ///
 /// Codes and scales start on multiples of 16 bytes. Operations refuse others
 /// ([`Error::Alignment`]).
@@ -96,6 +97,7 @@ impl fmt::Debug for DeviceTensorView<'_> {
 
 impl<'a> DeviceTensorView<'a> {
     /// A view of codes and block scales. [`Self::with_global_scale`] adds a global scale.
+    ///
     /// The block scales are not checked: results are unspecified if a scale has its sign bit set in
     /// a format with unsigned scales, such as NVFP4.
     ///
@@ -114,7 +116,8 @@ impl<'a> DeviceTensorView<'a> {
     }
 
     /// [`Self::from_parts`] by the addresses of the codes and scales in device memory.
-    /// Both have the bytes that [`QuantizedShape::bytes`] gives. With a global scale in foreign
+    ///
+    /// Both have the bytes that [`QuantizedShape::bytes`] gives. The global scale can be in foreign
     /// memory too:
     ///
     /// ```no_run
@@ -123,7 +126,7 @@ impl<'a> DeviceTensorView<'a> {
     /// use microscale::{QuantizedShape, Result};
     ///
     /// /// # Safety
-    /// /// `codes`, `scales`, `global` (a multiplier) are device addresses that outlive the view.
+    /// /// `codes`, `scales`, `global` (a multiplier) point to memory that outlives the view.
     /// unsafe fn weights<'a>(
     ///     shape: QuantizedShape,
     ///     [codes, scales, global]: [u64; 3],
@@ -159,6 +162,7 @@ impl<'a> DeviceTensorView<'a> {
     }
 
     /// The same blocks with a global scale in device memory: the first of the values.
+    ///
     /// The value is not checked: it should be [in range](GlobalScale::in_range). To use a number of
     /// the host, copy it once with `stream.clone_htod(&[number])`.
     ///
@@ -258,7 +262,8 @@ impl<'a> DeviceTensorView<'a> {
     }
 
     /// The addresses of the codes, scales and global scale.
-    /// For work on `stream` that reads them and is enqueued before the guards are dropped. Without
+    ///
+    /// The caller enqueues the work on `stream` that reads them before it drops the guards. Without
     /// a global scale, the last address points to an arbitrary word.
     ///
     /// # Errors

@@ -16,8 +16,9 @@ use crate::gpu::memory::view::DeviceViewMut;
 use crate::shape::{QuantizedShape, Shape};
 
 /// Device memory for a quantized matrix.
-/// Operations that write a `&mut `[`DeviceTensor`](super::DeviceTensor) write to such a view as
-/// well, or to a `&mut` of one, after which [`Self::as_view`] reads the result.
+///
+/// Operations that write a `&mut `[`DeviceTensor`](crate::gpu::DeviceTensor) write to such a view
+/// as well, or to a `&mut` of one, after which [`Self::as_view`] reads the result.
 ///
 /// Codes and scales start on multiples of 16 bytes, as for [`DeviceTensorView`].
 ///
@@ -83,6 +84,7 @@ impl<'a> DeviceTensorViewMut<'a> {
     }
 
     /// [`Self::from_parts`] by the addresses of the codes and scales in device memory.
+    ///
     /// Both have room for the bytes that [`QuantizedShape::bytes`] gives.
     ///
     /// # Errors
@@ -108,6 +110,7 @@ impl<'a> DeviceTensorViewMut<'a> {
     }
 
     /// The same with memory for a global scale, which NVFP4 outputs need.
+    ///
     /// The slot has [`Self::GLOBAL_SLOT_WORDS`] words, which may have any values. Operations write
     /// the global scale to the first word, as the bits of an f32; kernels use the others.
     ///
@@ -182,6 +185,7 @@ impl<'a> DeviceTensorViewMut<'a> {
     }
 
     /// Enqueues copies of another tensor's codes and global scale, and of its scales.
+    ///
     /// The scales are copied if both tensors have the same scale layout.
     pub(in crate::gpu) fn copy_from(
         &mut self,
@@ -202,8 +206,10 @@ impl<'a> DeviceTensorViewMut<'a> {
     }
 
     /// The addresses of the codes, scales and slot.
-    /// For work on `stream` that writes them and is enqueued before the guards are dropped. Without
-    /// a slot the last address is 0: only NVFP4's kernels take one, and their outputs have a slot.
+    ///
+    /// The caller enqueues the work on `stream` that writes them before it drops the guards.
+    /// Without a slot the last address is 0: only NVFP4's kernels take one, and their outputs have
+    /// a slot.
     ///
     /// # Errors
     /// [`Error::Alignment`], [`Error::OtherContext`], and [`Error::NoGlobalSlot`].

@@ -11,6 +11,7 @@ use crate::error::{Error, Result};
 use crate::gpu::runtime::driver::doing;
 
 /// Values in device memory that operations read, like a `&[T]`.
+///
 /// Made from a `&CudaSlice`, a `&CudaView`, a `&CudaViewMut`, or an address
 /// ([`Self::from_raw_parts`]).
 ///
@@ -67,15 +68,17 @@ impl<T> fmt::Debug for DeviceView<'_, T> {
 }
 
 impl<'a, T> DeviceView<'a, T> {
-    /// A view of `len` values at an address in device memory, such as PyTorch's
-    /// `tensor.data_ptr()`.
-    /// No value is copied. If `len` is 0, the address may be anything.
+    /// A view of `len` values at an address in device memory.
+    ///
+    /// The address may be PyTorch's `tensor.data_ptr()`. No value is copied. If `len` is 0, the
+    /// address may be anything.
     ///
     /// # Safety
     /// For the lifetime `'a`, and until work on the GPU that was enqueued with the view has ended,
     ///
-    /// - the values are allocated, in memory that kernels on the context of the [`Gpu`](super::Gpu)
-    ///   and of the stream can read at this address, and initialized when that work reads them;
+    /// - the values are allocated, in memory that kernels on the context of the
+    ///   [`Gpu`](crate::gpu::Gpu) and of the stream can read at this address, and initialized when
+    ///   that work reads them;
     /// - every write to them is ordered with that work, by the same stream or by events. cudarc's
     ///   events do not cover this memory.
     pub const unsafe fn from_raw_parts(address: CUdeviceptr, len: usize) -> Self {
@@ -96,7 +99,8 @@ impl<'a, T> DeviceView<'a, T> {
     }
 
     /// The address of the values.
-    /// For work on `stream` that reads them and is enqueued before the guard is dropped.
+    ///
+    /// The caller enqueues the work on `stream` that reads them before it drops the guard.
     ///
     /// # Errors
     /// [`Error::OtherContext`], and [`Error::Alignment`] unless the address is a multiple of
@@ -143,6 +147,7 @@ impl<'a, T> DeviceView<'a, T> {
 }
 
 /// Values in device memory that operations write, like a `&mut [T]`.
+///
 /// Made from a `&mut CudaSlice`, a `CudaViewMut`, a `&mut` of one, or an address
 /// ([`Self::from_raw_parts`]).
 ///
@@ -175,13 +180,14 @@ impl<T> fmt::Debug for DeviceViewMut<'_, T> {
 
 impl<'a, T> DeviceViewMut<'a, T> {
     /// A view of `len` values at an address in device memory, to be written.
+    ///
     /// If `len` is 0, the address may be anything.
     ///
     /// # Safety
     /// For the lifetime `'a`, and until work on the GPU that was enqueued with the view has ended,
     ///
-    /// - the values are allocated, in memory that kernels on the context of the [`Gpu`](super::Gpu)
-    ///   and of the stream can read and write at this address;
+    /// - the values are allocated, in memory that kernels on the context of the
+    ///   [`Gpu`](crate::gpu::Gpu) and of the stream can read and write at this address;
     /// - every other access to them is ordered with that work, by the same stream or by events.
     ///   cudarc's events do not cover this memory;
     /// - no other view that the same operation takes reaches them: outputs overlap neither inputs
@@ -227,7 +233,9 @@ impl<'a, T> DeviceViewMut<'a, T> {
     }
 
     /// The address of the values.
-    /// For work on `stream` that reads and writes them and is enqueued before the guard is dropped.
+    ///
+    /// The caller enqueues the work on `stream` that reads and writes them before it drops the
+    /// guard.
     ///
     /// # Errors
     /// As for [`DeviceView::read`].
@@ -289,8 +297,9 @@ impl<T: DeviceRepr + Sync> DeviceViewMut<'_, T> {
 }
 
 impl DeviceViewMut<'_, u32> {
-    /// Enqueues copies of the first `count` numbers' bits to every `apart`-th word, from the first
-    /// on.
+    /// Enqueues copies of the first `count` numbers' bits to every `apart`-th word.
+    ///
+    /// The first number goes to the first word.
     pub(in crate::gpu) fn spread(
         &mut self,
         stream: &CudaStream,
@@ -314,6 +323,7 @@ impl DeviceViewMut<'_, u32> {
     }
 
     /// Enqueues setting the first word to `word`.
+    ///
     /// That needs no host memory, which the caller would have to keep until the copy ends.
     pub(in crate::gpu) fn set_first(
         &mut self,

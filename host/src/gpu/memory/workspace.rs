@@ -28,6 +28,7 @@ pub struct GemmWorkspace {
 
 impl GemmWorkspace {
     /// Allocates a workspace of `bytes` bytes.
+    ///
     /// [`Plan::workspace_bytes`](crate::gpu::Plan::workspace_bytes) returns the size that a plan
     /// needs.
     ///
@@ -61,6 +62,7 @@ impl fmt::Debug for GemmWorkspaceMut<'_> {
 
 impl GemmWorkspaceMut<'_> {
     /// Bytes of the semaphores, which come first in foreign memory.
+    ///
     /// Only they must be zeros before a product.
     pub const COUNTER_BYTES: usize = SEMAPHORE_BYTES;
 
@@ -70,6 +72,7 @@ impl GemmWorkspaceMut<'_> {
     }
 
     /// A workspace of `bytes` bytes at an address in device memory, a multiple of 16.
+    ///
     /// [`Plan::workspace_bytes`](crate::gpu::Plan::workspace_bytes) returns the size that a plan
     /// needs. With 0 bytes, [none](Self::none).
     ///
@@ -99,7 +102,8 @@ impl GemmWorkspaceMut<'_> {
     }
 
     /// The addresses of the semaphores and of the memory after them.
-    /// For work on `stream` that writes there and is enqueued before the guards are dropped. Zeros
+    ///
+    /// The caller enqueues the work on `stream` that writes there before it drops the guards. Zeros
     /// if nothing is needed and there is no workspace.
     ///
     /// # Errors
