@@ -1,22 +1,24 @@
 //! Quantizing and dequantizing on NVIDIA GPUs, with the PTX that this library embeds.
 //!
-//! Nothing but the driver is needed, and it is looked for when a GPU is first asked for. [`Gpu`] owns a
-//! context, a stream and the kernels. The driver compiles each kernel when it is first used, or before that
-//! by [`Gpu::preload`] and [`Gpu::preload_recipe`].
+//! Only the driver is needed, and it is loaded when the program first asks for a GPU. [`Gpu`] owns
+//! a context, a stream and the kernels. The driver compiles each kernel on first use, or earlier
+//! with [`Gpu::preload`] and [`Gpu::preload_recipe`].
 //!
 //! Host-slice operations ([`Gpu::quantize`], [`Gpu::dequantize`]) move data and wait. Device-buffer
-//! operations ([`Gpu::quantize_on`], [`Gpu::dequantize_on`], [`Gpu::amax_on`], [`Gpu::convert_layout_on`])
-//! only enqueue on a stream, so that a caller can overlap them and capture them in a CUDA graph. They take views,
-//! [`DeviceView`] and [`DeviceTensorView`] of what they read, [`DeviceViewMut`] and [`DeviceTensorViewMut`] of what
-//! they write, which references to cudarc's buffers and to a [`DeviceTensor`] become by themselves; and so does
-//! device memory that is somebody else's, by its address.
+//! operations ([`Gpu::quantize_on`], [`Gpu::dequantize_on`], [`Gpu::amax_on`],
+//! [`Gpu::convert_layout_on`]) only enqueue on a stream, so that a caller can overlap them and
+//! capture them in a CUDA graph. They take views: [`DeviceView`] and [`DeviceTensorView`] for
+//! inputs, [`DeviceViewMut`] and [`DeviceTensorViewMut`] for outputs. References to cudarc's
+//! buffers and to a [`DeviceTensor`] convert to views. So does foreign device memory, by its
+//! address.
 //!
-//! Buffers and streams are cudarc's, re-exported here as [`cudarc`]: version 0.19, and a later one with a
-//! breaking version of this crate only. A program that has cudarc for other reasons, such as candle's or
-//! cubecl's, shares it: this crate asks for no way of linking and no version of CUDA, but loads the driver and
-//! takes the newest version known where nobody asks. By default cudarc orders uses of a
-//! buffer on several streams by events, which a graph capture does not allow; a caller who captures turns
-//! that off first (`CudaContext::disable_event_tracking`) and orders streams itself.
+//! Buffers and streams are cudarc's, re-exported here as [`cudarc`]: version 0.19. A later version
+//! of cudarc comes only with a breaking version of this crate. A program that uses cudarc for other
+//! reasons, such as candle's or cubecl's, shares it: this crate enables no feature for linking or
+//! for a CUDA version. Unless another crate chooses, the driver is loaded at run time, with the
+//! newest known version. By default cudarc orders uses of a buffer on several streams by events,
+//! which a graph capture does not allow. A caller who captures turns that off first
+//! (`CudaContext::disable_event_tracking`) and orders streams itself.
 
 mod handle;
 #[cfg(feature = "internals")]

@@ -8,7 +8,7 @@ use microscale_kernels_abi::target_for;
 use crate::error::{Error, Result};
 use crate::gpu::runtime::driver::doing;
 
-/// The facts of a GPU.
+/// Properties of a GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct GpuInfo {
@@ -20,7 +20,7 @@ pub struct GpuInfo {
     pub compute_capability: (u32, u32),
     /// Device memory in bytes.
     pub memory_bytes: u64,
-    /// The embedded PTX that it gets; none if it is too old for all of them.
+    /// The embedded PTX for this GPU, or `None` if the GPU is too old for every target.
     pub target: Option<&'static str>,
 }
 
@@ -38,19 +38,23 @@ impl GpuInfo {
     }
 }
 
-/// Every GPU of this machine.
+/// All GPUs of this machine.
 ///
 /// # Errors
-/// [`Error::NoGpu`] if there is no driver or no GPU, saying which; [`Error::Gpu`] if the driver refuses.
+/// [`Error::NoGpu`] if there is no driver or no GPU, with the reason; [`Error::Gpu`] if the driver
+/// fails.
 pub fn devices() -> Result<Vec<GpuInfo>> {
     (0..device_count()?).map(|ordinal| GpuInfo::of(&*primary_context(ordinal)?)).collect()
 }
 
-/// The primary context of GPU number `ordinal`, in which PyTorch and whatever uses CUDA's runtime work, and [`Gpu::new`](super::Gpu::new)
-/// does. It becomes the one of this thread. Unlike `CudaContext::new` this does not panic without a driver.
+/// The primary context of GPU number `ordinal`.
+///
+/// PyTorch, programs that use CUDA's runtime, and [`Gpu::new`](crate::gpu::Gpu::new) work in this
+/// context. It becomes current on the calling thread. Unlike `CudaContext::new` this does not panic
+/// without a driver.
 ///
 /// # Errors
-/// [`Error::NoGpu`] without a driver or without such a GPU; [`Error::Gpu`] if the driver refuses.
+/// [`Error::NoGpu`] without a driver or without such a GPU; [`Error::Gpu`] if the driver fails.
 pub fn primary_context(ordinal: usize) -> Result<Arc<CudaContext>> {
     let count = device_count()?;
     if ordinal >= count {
@@ -60,17 +64,18 @@ pub fn primary_context(ordinal: usize) -> Result<Arc<CudaContext>> {
     CudaContext::new(ordinal).map_err(doing("creating a context"))
 }
 
-/// Returns whether the driver's library can be loaded. cudarc panics without it where it loads it itself.
+/// Returns whether the driver's library can be loaded. cudarc itself panics without it.
 fn driver_is_installed() -> bool {
     const NAMES: &[&str] = if cfg!(windows) { &["nvcuda.dll"] } else { &["libcuda.so.1", "libcuda.so"] };
-    // SAFETY: the driver's library may be loaded at any time; cudarc does so next, by these names among others.
+    // SAFETY: the driver's library can be loaded at any time. cudarc loads it next, by these names
+    // among others.
     NAMES.iter().any(|name| unsafe { libloading::Library::new(*name) }.is_ok())
 }
 
-/// The number of GPUs of this machine; at least one. No context is made.
+/// The number of GPUs of this machine, at least 1. Creates no context.
 ///
 /// # Errors
-/// The errors of [`devices`].
+/// As for [`devices`].
 pub fn device_count() -> Result<usize> {
     if !driver_is_installed() {
         return Err(Error::NoGpu(

@@ -1,4 +1,4 @@
-//! Errors of the driver, and its capture mode: needed wherever the driver is called.
+//! Driver errors and the driver's capture mode, for all code that calls the driver.
 
 use cudarc::driver::DriverError;
 use cudarc::driver::sys::{self, CUstreamCaptureMode};
@@ -7,13 +7,14 @@ use crate::error::{Error, OUT_OF_MEMORY, Result};
 
 const _: () = assert!(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY as i32 == OUT_OF_MEMORY);
 
-/// Turns a driver's error into ours, saying what was being done.
+/// Converts a driver error. `doing` names the operation that failed.
 pub fn doing(doing: &'static str) -> impl Fn(DriverError) -> Error {
     move |error| Error::Gpu { doing, code: Some(error.0 as i32), message: format!("{error:?}") }
 }
 
-/// While it lives, this thread may do what a capture of one of its streams would forbid, such as loading a
-/// module: none of it is captured.
+/// While it lives, this thread may make calls that a capture of one of its streams would forbid.
+///
+/// Loading a module is one such call. None of these calls is captured.
 #[doc(hidden)]
 #[derive(Debug)]
 pub struct Relaxed {
@@ -21,7 +22,7 @@ pub struct Relaxed {
 }
 
 impl Relaxed {
-    /// The driver must be loaded.
+    /// Relaxes this thread's capture mode. The driver must be loaded.
     ///
     /// # Errors
     /// [`Error::Gpu`].
@@ -32,15 +33,16 @@ impl Relaxed {
 
 impl Drop for Relaxed {
     fn drop(&mut self) {
-        // The driver took this mode before. An error that it has meanwhile comes back from the next call.
+        // The driver accepted this mode before. If the driver fails now, its next call returns the
+        // error.
         let _ = exchange(self.before);
     }
 }
 
-/// Sets this thread's capture mode and returns the one before.
+/// Sets this thread's capture mode and returns the previous one.
 fn exchange(mut mode: CUstreamCaptureMode) -> Result<CUstreamCaptureMode> {
-    // SAFETY: the driver is loaded, for there is a context, and writes the mode before to where it reads the
-    // new one.
+    // SAFETY: the driver is loaded, because there is a context. The driver reads the new mode from
+    // `mode` and writes the previous one to it; `mode` outlives the call.
     let done = unsafe { sys::cuThreadExchangeStreamCaptureMode(&raw mut mode) };
     done.result().map_err(doing("setting what a capture forbids"))?;
     Ok(mode)

@@ -1,4 +1,4 @@
-//! Several GPUs as one device for checkpoints: their workers, by turns.
+//! Several GPUs as one device for checkpoint operations, with workers on each.
 
 use rayon::prelude::*;
 
@@ -10,22 +10,25 @@ use crate::gpu::runtime::device::device_count;
 #[derive(Debug)]
 pub struct Gpus(Vec<Gpu>);
 
-/// Workers of a checkpoint operation on each GPU. One works on a tensor at a time: it copies it over, waits
-/// for the kernels, copies back and writes. So many keep the copies busy.
+/// Workers of a checkpoint operation per GPU.
+///
+/// Each worker handles one tensor at a time: it copies the tensor to the GPU, waits for the
+/// kernels, copies the result back and writes it. This number of workers keeps the copies busy.
 const WORKERS: usize = 12;
 
-/// The most that a worker needs of a GPU's memory, in bytes of its largest tensor: the values, with those of
-/// the layers that it is fused with (three times, at most), and the result.
+/// The GPU memory that a worker may need, in multiples of its largest tensor's bytes.
+///
+/// The values and the layers that they are fused with take at most three, the result one.
 const FOOTPRINT: u64 = 4;
 
 impl Gpus {
-    /// Every GPU of this machine that can be used.
+    /// Opens every usable GPU of this machine.
     ///
     /// # Errors
     /// [`Error::NoGpu`] if there is none, and [`Error::Gpu`] if one of them fails.
     pub fn all() -> Result<Self> {
         let (mut gpus, mut too_old) = (Vec::new(), None);
-        // A context takes a good part of a second.
+        // Creating a context takes a large part of a second.
         let opened: Vec<_> = (0..device_count()?).into_par_iter().map(Gpu::new).collect();
         for gpu in opened {
             match gpu {
@@ -40,17 +43,17 @@ impl Gpus {
         }
     }
 
-    /// The first one.
+    /// The first GPU.
     pub fn first(&self) -> &Gpu {
         &self.0[0]
     }
 
-    /// All of them; at least one.
+    /// All GPUs, at least one.
     pub fn iter(&self) -> impl Iterator<Item = &Gpu> {
         self.0.iter()
     }
 
-    /// Workers for tensors of at most so many bytes: several streams of each GPU, by turns.
+    /// Workers for tensors of at most `largest` bytes: streams, alternating between the GPUs.
     pub(crate) fn workers(&self, largest: usize) -> Result<Vec<Gpu>> {
         let mut workers = Vec::new();
         for worker in 0..WORKERS {

@@ -1,8 +1,8 @@
 //! The kernels of one GPU, each compiled by the driver when it is first used.
 //!
-//! Entry points are independent text, so that a kernel can be handed to the driver by itself: that takes it
-//! 0.03 to 0.3 s, and more than 10 s for all kernels together. The driver keeps what it compiled in a cache
-//! of its own, if it may.
+//! Entry points are independent text, so the driver can compile one kernel at a time. That takes
+//! 0.03 to 0.3 s per kernel, and more than 10 s for all kernels together. The driver caches
+//! compiled kernels on disk, if it is allowed to.
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -26,41 +26,45 @@ use crate::gpu::runtime::ptx;
 pub(in crate::gpu) struct Kernels {
     context: Arc<CudaContext>,
     target: &'static Target,
-    /// Bytes of shared memory that a thread block may have.
+    /// Bytes of shared memory that a thread block may use.
     most_shared: u32,
     sm_count: u32,
-    /// The GPU's name, by which measured times are found.
+    /// The GPU's name, the key for measured times.
     gpu_name: String,
-    /// Held by the thread that compiles a kernel. The driver compiles one at a time, and all together takes
-    /// it a quarter longer if several threads ask.
+    /// Held by the thread that compiles a kernel.
+    ///
+    /// The driver compiles one at a time, and compiling all kernels takes a quarter longer if
+    /// several threads ask.
     compiling: Mutex<()>,
     /// The kernels by family and number: empty until the kernel is first used.
     ready: [Vec<OnceLock<Ready>>; Family::ALL.len()],
-    /// A report for who wants none: kernels add to it, and nobody reads it. Its address is asked for once, for
-    /// that is an operation on a stream, which a launch must not have.
+    /// A report for callers without one: kernels add to it, and it is never read.
+    ///
+    /// Its address is taken once, because taking it is a stream operation, which a launch must
+    /// avoid.
     _unread: DeviceReport,
     unread_address: u64,
 }
 
-/// Waits for kernels that run, as their code and the unread report go.
+/// Waits for running kernels before their code and the unread report are freed.
 impl Drop for Kernels {
     fn drop(&mut self) {
-        // An error is one of the GPU's, and the next use of it finds that out.
+        // An error here is the GPU's, and the next operation on the GPU returns it.
         let _ = self.context.synchronize();
     }
 }
 
-/// A kernel as it is launched on this GPU.
+/// A kernel ready to launch on this GPU.
 pub(in crate::gpu) struct Ready {
     /// The launch shape, within the GPU's shared memory.
     pub(in crate::gpu) kernel: Kernel,
     pub(in crate::gpu) function: CudaFunction,
-    /// Thread blocks that the GPU has room for at once, if the kernel's grid says how many there are; else 1.
+    /// Thread blocks that the GPU can run at a time if the kernel's grid sets their number; else 1.
     pub(in crate::gpu) thread_blocks: u32,
 }
 
 impl Kernels {
-    /// The kernels of a GPU, of its own target or a given one. Nothing is compiled yet.
+    /// The kernels of a GPU, for its own target or a given one. Compiles nothing yet.
     pub(in crate::gpu) fn new(
         context: &Arc<CudaContext>,
         info: &GpuInfo,
@@ -95,12 +99,12 @@ impl Kernels {
         })
     }
 
-    /// The target whose kernels these are.
+    /// The target that the kernels are built for.
     pub(in crate::gpu) fn target(&self) -> &'static Target {
         self.target
     }
 
-    /// Bytes of shared memory that a thread block may have.
+    /// Bytes of shared memory that a thread block may use.
     pub(in crate::gpu) fn most_shared(&self) -> u32 {
         self.most_shared
     }
@@ -115,26 +119,26 @@ impl Kernels {
         &self.gpu_name
     }
 
-    /// The facts by which configurations are chosen.
+    /// The properties that configurations are chosen by.
     pub(in crate::gpu) fn facts(&self) -> GpuFacts {
         GpuFacts { target: self.target, sm_count: self.sm_count, most_shared: self.most_shared }
     }
 
-    /// The address of a report that nobody reads.
+    /// The address of the report that is never read.
     pub(in crate::gpu) fn unread_report(&self) -> u64 {
         self.unread_address
     }
 
-    /// A kernel, compiled if it is not yet: by the thread that comes first, while others that want it wait.
+    /// A kernel, compiled on first use by the first thread; other threads that need it wait.
     ///
     /// # Errors
-    /// [`Error::Gpu`] if the driver refuses. The next call tries again.
+    /// [`Error::Gpu`] if the driver fails. The next call tries again.
     pub(in crate::gpu) fn ready(&self, id: KernelId) -> Result<&Ready> {
         let place = &self.ready[id.family() as usize][id.index()];
         if let Some(ready) = place.get() {
             return Ok(ready);
         }
-        // A thread that panicked has left the place empty.
+        // A thread that panicked left the slot empty.
         let _compiling = self.compiling.lock().unwrap_or_else(PoisonError::into_inner);
         match place.get() {
             Some(ready) => Ok(ready),
@@ -142,10 +146,11 @@ impl Kernels {
         }
     }
 
-    /// Hands a kernel to the driver.
+    /// Has the driver compile a kernel.
     fn compile(&self, id: KernelId) -> Result<Ready> {
         let kernel = id.kernel().within(self.most_shared);
-        // A stream of this thread may be being captured, into which nothing of this belongs.
+        // Another component may be capturing a stream of this thread; the calls below must not be
+        // captured.
         let _relaxed = Relaxed::new()?;
         let module = self
             .context
@@ -153,7 +158,7 @@ impl Kernels {
             .map_err(doing("compiling a kernel of the embedded PTX"))?;
         let function =
             module.load_function(kernel.name).map_err(doing("finding a kernel in the embedded PTX"))?;
-        // Some have more than a launch gets without it.
+        // Dynamic shared memory above 48 KiB must be opted into.
         function
             .set_attribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, kernel.shared as i32)
             .map_err(doing("asking for shared memory"))?;

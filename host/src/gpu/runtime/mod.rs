@@ -1,4 +1,4 @@
-//! The driver, the GPUs that it finds, and the kernels that it compiles from the embedded PTX.
+//! The driver, its GPUs, and the kernels that it compiles from the embedded PTX.
 
 pub(in crate::gpu) mod device;
 pub(in crate::gpu) mod driver;

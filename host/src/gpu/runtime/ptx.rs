@@ -1,4 +1,4 @@
-//! The embedded PTX. `build.rs` compresses it, a few kernels together.
+//! The embedded PTX, which `build.rs` compresses in groups of a few kernels.
 
 use std::io::Read;
 use std::ops::Range;
@@ -6,13 +6,13 @@ use std::ops::Range;
 use lzma_rust2::LzmaReader;
 use microscale_kernels_abi::{Family, KernelId, TARGETS, Target};
 
-/// The place of a kernel's text, without its target's head: the number of a part, and where it is in there.
+/// The location of a kernel's text, without the target's header: part number, range in the part.
 struct Piece {
     part: usize,
     place: Range<usize>,
 }
 
-/// Kernels that are compressed together: their place in [`COMPRESSED`], and the length of their text.
+/// Kernels that are compressed together: the range in [`COMPRESSED`] and the text's length.
 struct Part {
     compressed: Range<usize>,
     length: usize,
@@ -20,13 +20,16 @@ struct Part {
 
 include!(concat!(env!("OUT_DIR"), "/pieces.rs"));
 
-/// The parts, an LZMA stream each.
+/// The parts, each one LZMA stream.
 static COMPRESSED: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/ptx.lzma"));
 
-/// A module with one kernel, for a target that [has](microscale_kernels_abi::Kernel::targets) it.
+/// The module with one kernel, for a target that the kernel [supports][targets].
+///
+/// [targets]: microscale_kernels_abi::Kernel::targets
 ///
 /// # Panics
-/// If the target does not, and if what `build.rs` wrote is not what it compressed, which a test of all kernels excludes.
+/// If the kernel does not support the target, or if the output of `build.rs` is corrupt. A test of
+/// all kernels excludes the latter.
 pub(in crate::gpu) fn of(id: KernelId, target: &Target) -> String {
     let place = TARGETS.iter().position(|of| of.name == target.name).expect("every target is embedded");
     let Piece { part, place } = &PIECES[place][id.family() as usize][id.index()];
@@ -36,7 +39,7 @@ pub(in crate::gpu) fn of(id: KernelId, target: &Target) -> String {
 }
 
 impl Part {
-    /// The text; none if it is not what was compressed.
+    /// The decompressed text, or `None` if the compressed data is corrupt.
     fn inflated(&self) -> Option<String> {
         let mut text = String::with_capacity(self.length);
         let reader = LzmaReader::new_mem_limit(&COMPRESSED[self.compressed.clone()], u32::MAX, None);
