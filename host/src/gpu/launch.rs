@@ -1,7 +1,7 @@
-//! Launching: a file a kernel family, a function a kind of kernel, and nothing else launches.
+//! Kernel launches: one file per kernel family, one function per kind of kernel.
 //!
-//! Each computes the arguments from checked shapes, so that the kernel's contract (in `kernels-gpu`) holds.
-//! Shared parts are here.
+//! No other code launches kernels. Each function computes the arguments from checked shapes, so
+//! that the kernel's contract (in `kernels-gpu`) holds. `arguments` holds the shared code.
 
 mod amax;
 pub(in crate::gpu) mod arguments;

@@ -1,4 +1,4 @@
-//! Launching the search for amax, and what makes a plan of it.
+//! Launches of the amax search, and of the kernel that makes a plan of its result.
 
 use std::sync::Arc;
 
@@ -16,11 +16,13 @@ use crate::gpu::runtime::kernels::Kernels;
 use crate::recipe::Recipe;
 use crate::shape::Shape;
 
-/// The blocks that the kernels count in.
+/// The block size that the kernels count in.
 const AMAX_BLOCK: usize = mx::BLOCK;
 
-/// Enqueues the search for a matrix' amax, into a slot that holds the amax of nothing, or of what is to be taken in
-/// too. The caller has checked that `values` holds `shape`, and that the slot has the words of an amax.
+/// Enqueues the search for a matrix' amax, which updates the amax in `slot`.
+///
+/// Before a first search the slot holds the amax of no elements. The caller has checked that
+/// `values` holds `shape`, and that the slot has the words of an amax.
 pub(in crate::gpu) fn amax<T: Element>(
     kernels: &Kernels,
     stream: &Arc<CudaStream>,
@@ -38,14 +40,19 @@ pub(in crate::gpu) fn amax<T: Element>(
     let ready = kernels.ready(kind.of(T::DTYPE))?;
     let mut launch = stream.launch_builder(&ready.function);
     launch.arg(&values).arg(&slot).arg(&grid);
-    // SAFETY: the arguments are the kernel's, in order. `grid` describes the matrix at `values`, whose length the
-    // caller checked; the kernel for aligned rows is chosen only where rows start on 16 bytes; the slot has the words of an amax.
+    // SAFETY: the arguments are the kernel's, in order. `grid` describes the matrix at `values`,
+    // whose length the caller checked. The kernel for aligned rows is chosen only if every row
+    // starts on 16 bytes. The slot has the words of an amax, which the caller checked. `_read` and
+    // `_written` are held past the launch.
     unsafe { launch.launch(config(&ready.kernel, grid.0.blocks * AMAX_BLOCK as u64)?) }
         .map_err(doing("launching an amax kernel"))?;
     Ok(())
 }
 
-/// Enqueues what makes an NVFP4 plan of the amax in a tensor's slot, which is whole, or of the global scale there if one is given.
+/// Enqueues the kernel that makes an NVFP4 plan in a tensor's slot.
+///
+/// The plan is made of the amax in the slot, or of the global scale there if `given`. The slot has
+/// [`GLOBAL_WORDS`](crate::gpu::memory::tensor_view::GLOBAL_WORDS) words.
 pub(in crate::gpu) fn plan<T: Element>(
     kernels: &Kernels,
     stream: &Arc<CudaStream>,
@@ -59,7 +66,8 @@ pub(in crate::gpu) fn plan<T: Element>(
     let given = u32::from(given);
     let mut launch = stream.launch_builder(&ready.function);
     launch.arg(&slot).arg(&options).arg(&given);
-    // SAFETY: the arguments are the kernel's, in order; the slot is whole.
+    // SAFETY: the arguments are the kernel's, in order. The slot is a whole `GlobalSlot`, as the
+    // caller guarantees, and `_written` is held past the launch.
     unsafe { launch.launch(config(&ready.kernel, 1)?) }.map_err(doing("launching a plan kernel"))?;
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Arguments of kernels from checked shapes, and launch shapes: the parts that launchers share.
+//! Kernel arguments from checked shapes, and launch shapes, for all launchers.
 
 use cudarc::driver::{DeviceRepr, LaunchConfig};
 use microscale_formats::nvfp4::Direction;
@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::gpu::memory::tensor_view::DeviceTensorView;
 use crate::shape::{QuantizedShape, Shape};
 
-/// A structure of `microscale_kernels_abi`, passed by value.
+/// A structure of `microscale_kernels_abi` that is passed by value.
 #[repr(transparent)]
 #[derive(Clone, Copy)]
 pub(in crate::gpu) struct Argument<T>(pub(in crate::gpu) T);
@@ -25,7 +25,7 @@ unsafe impl DeviceRepr for Argument<ScaleGrid> {}
 unsafe impl DeviceRepr for Argument<Divider> {}
 // SAFETY: as above.
 unsafe impl DeviceRepr for Argument<Epilogue> {}
-// SAFETY: an enumeration of 32 bits, of which the kernel knows the same values.
+// SAFETY: a 32-bit enumeration; host and kernel share its definition.
 unsafe impl DeviceRepr for Argument<ApplyGlobal> {}
 
 impl Argument<BlockGrid> {
@@ -35,12 +35,12 @@ impl Argument<BlockGrid> {
     }
 }
 
-/// The way a kernel applies a tensor's global scale.
+/// How a kernel applies a tensor's global scale.
 pub(in crate::gpu) fn apply_global(tensor: DeviceTensorView<'_>) -> Argument<ApplyGlobal> {
     apply_direction(tensor.direction())
 }
 
-/// The way a kernel applies global scales of a direction.
+/// How a kernel applies global scales of a direction.
 pub(in crate::gpu) fn apply_direction(direction: Option<Direction>) -> Argument<ApplyGlobal> {
     Argument(match direction {
         Some(Direction::Divisor) => ApplyGlobal::Divisor,
@@ -49,7 +49,7 @@ pub(in crate::gpu) fn apply_direction(direction: Option<Direction>) -> Argument<
     })
 }
 
-/// Addresses of the operands and of the results of a product with weights, and the way its global scale is applied.
+/// Addresses of a product's operands and results, and how its global scale is applied.
 pub(in crate::gpu) struct Operands {
     pub(in crate::gpu) codes: u64,
     pub(in crate::gpu) scales: u64,
@@ -60,7 +60,7 @@ pub(in crate::gpu) struct Operands {
     pub(in crate::gpu) steps: Steps,
 }
 
-/// What follows a product before its results are stored, and the addresses of its operands, 0 where there is none.
+/// The epilogue of a product and the addresses of its operands, 0 for operands it does not have.
 #[derive(Clone, Copy)]
 pub(in crate::gpu) struct Steps {
     pub(in crate::gpu) bias: u64,
@@ -69,18 +69,19 @@ pub(in crate::gpu) struct Steps {
 }
 
 impl Steps {
-    /// Nothing but storing, in the activations' dtype.
+    /// Stores the results in the activations' dtype, without other steps.
     pub(in crate::gpu) const NONE: Self = Self { bias: 0, residual: 0, epilogue: Argument(Epilogue::NONE) };
 
-    /// Nothing but storing, in f32.
+    /// Stores the results in f32, without other steps.
     pub(in crate::gpu) const SUMS: Self = Self {
         epilogue: Argument(Epilogue { steps: Epilogue::F32_RESULTS, ..Epilogue::NONE }),
         ..Self::NONE
     };
 }
 
-/// Addresses of the plan of a product with experts' weights, and of the lists of its rows of activations and of results: zeros where
-/// there is none.
+/// Addresses for a product with experts' weights: the plan, and the lists of row numbers.
+///
+/// `from` lists the rows of activations, `to` the rows of results. Absent ones are 0.
 #[derive(Clone, Copy, Default)]
 pub(in crate::gpu) struct Routed {
     pub(in crate::gpu) plan: u64,
@@ -88,8 +89,10 @@ pub(in crate::gpu) struct Routed {
     pub(in crate::gpu) to: u64,
 }
 
-/// The blocks of a matrix that is not empty. Without gaps and padding between rows it counts as one long row,
-/// which spares the kernel its divisions.
+/// The blocks of a matrix that is not empty.
+///
+/// A matrix without gaps or padding between rows counts as one long row, which saves the kernel
+/// divisions.
 pub(in crate::gpu) fn grid(shape: Shape, block: usize) -> Result<Argument<BlockGrid>> {
     let Shape { rows, cols, row_stride } = shape;
     let flat = row_stride == cols && cols.is_multiple_of(block);
@@ -98,7 +101,7 @@ pub(in crate::gpu) fn grid(shape: Shape, block: usize) -> Result<Argument<BlockG
     grid.map(Argument).ok_or(Error::TooLarge { rows, cols, row_stride })
 }
 
-/// The same, row by row.
+/// [`grid`] with the matrix' own rows.
 pub(in crate::gpu) fn by_rows(shape: Shape, block: usize) -> Result<Argument<BlockGrid>> {
     let Shape { rows, cols, row_stride } = shape;
     let grid = BlockGrid::new(rows as u64, cols as u64, row_stride as u64, block as u64);
@@ -114,12 +117,12 @@ pub(in crate::gpu) fn scale_grid(shape: QuantizedShape) -> Argument<ScaleGrid> {
     })
 }
 
-/// The elements of a grid's blocks, padding included.
+/// The elements of a grid's blocks, including padding.
 pub(in crate::gpu) fn blocks_in_elements(grid: &Argument<BlockGrid>, format: Format) -> u64 {
     grid.0.blocks * format.block() as u64
 }
 
-/// Checks a number that a product's kernels count with against their limit.
+/// Checks that a number is below the limit of a product's kernels.
 pub(in crate::gpu) fn limited(what: &'static str, found: usize, limit: u64) -> Result<()> {
     let fits = (found as u64) < limit;
     if fits { Ok(()) } else { Err(Error::Operands(OperandFault::Limit { what, found, limit })) }
@@ -130,14 +133,15 @@ pub(in crate::gpu) fn limited_columns(shape: QuantizedShape) -> Result<()> {
     limited("columns", shape.cols, (BLOCK_LIMIT - 1) * shape.format.block() as u64 + 1)
 }
 
-/// There is no launch of so many thread blocks.
+/// The error for a launch that would need too many thread blocks.
 pub(in crate::gpu) fn not_one_launch(what: impl std::fmt::Display) -> Error {
     let message = format!("{what} are more than one launch can cover; split the matrix by rows");
     Error::Gpu { doing: "launching a kernel", code: None, message }
 }
 
-/// The launch that covers so many elements, or has so many thread blocks if it is not elements that they
-/// handle.
+/// The launch that covers `elements` elements.
+///
+/// For a kernel that does not handle elements, it has `elements` thread blocks.
 pub(in crate::gpu) fn config(kernel: &Kernel, elements: u64) -> Result<LaunchConfig> {
     let thread_blocks = elements.div_ceil(u64::from(kernel.elements.max(1)));
     let grid_dim =
@@ -157,7 +161,7 @@ mod tests {
     fn what_is_too_much_is_named() {
         for format in [Format::Nvfp4, Format::Mxfp4] {
             let shape = |cols| QuantizedShape::new(format, 1, cols);
-            // The last block that there may be, whole.
+            // The largest supported number of blocks, all of them whole.
             let most = (BLOCK_LIMIT as usize - 1) * format.block();
             assert_eq!(shape(most).blocks_per_row() as u64, BLOCK_LIMIT - 1);
             assert!(limited_columns(shape(most)).is_ok());

@@ -1,4 +1,4 @@
-//! Launching dequantizers.
+//! Launches of dequantizers.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::gpu::runtime::driver::doing;
 use crate::gpu::runtime::kernels::Kernels;
 use crate::shape::Shape;
 
-/// The kernel that dequantizes a format, by whether every row starts on 16 bytes.
+/// The kernel that dequantizes a format. `aligned`: every row starts on 16 bytes.
 ///
 /// # Errors
 /// [`Error::NoKernel`].
@@ -60,9 +60,10 @@ pub(in crate::gpu) fn dequantize<T: Element>(
     if tensor.format() == Format::Nvfp4 {
         launch.arg(&apply);
     }
-    // SAFETY: the arguments are the kernel's, in order. `grid` describes the matrix at `out`, whose length the caller
-    // checked; codes and scales hold its blocks because `tensor` has the shape; the kernel for aligned rows is chosen only where
-    // rows start on 16 bytes. The borrows keep the buffers from overlapping.
+    // SAFETY: the arguments are the kernel's, in order. `grid` describes the matrix at `out`, whose
+    // length the caller checked. Codes and scales hold its blocks because `tensor` has the shape.
+    // The kernel for aligned rows is chosen only if every row starts on 16 bytes. The borrows, held
+    // past the launch, keep the buffers from overlapping.
     unsafe { launch.launch(config(&ready.kernel, blocks_in_elements(&grid, tensor.format()))?) }
         .map_err(doing("launching a dequantize kernel"))?;
     Ok(())

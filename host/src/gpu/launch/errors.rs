@@ -1,4 +1,4 @@
-//! Launching the sums of errors.
+//! Launches of the kernel that sums quantization errors.
 
 use std::sync::Arc;
 
@@ -13,9 +13,10 @@ use crate::gpu::runtime::driver::doing;
 use crate::gpu::runtime::kernels::Kernels;
 use crate::shape::Shape;
 
-/// Enqueues the sums of what a matrix has lost, part by part of its rows. The caller has checked that
-/// `values` holds `shape`, that `back` holds its rows without gaps, and that `sums` has room for
-/// [`error_parts`] of each row.
+/// Enqueues the sums of a matrix' quantization errors, one set of sums per part of a row.
+///
+/// The caller has checked that `values` holds `shape`, that `back` holds its rows without gaps, and
+/// that `sums` has room for [`error_parts`] parts of each row.
 pub(in crate::gpu) fn errors<T: Element>(
     kernels: &Kernels,
     stream: &Arc<CudaStream>,
@@ -32,14 +33,15 @@ pub(in crate::gpu) fn errors<T: Element>(
     let grid = by_rows(shape, ERROR_PART as usize)?;
     let mut launch = stream.launch_builder(&ready.function);
     launch.arg(&values).arg(back).arg(sums).arg(&grid);
-    // SAFETY: the arguments are the kernel's, in order. `grid` describes the matrix at `values`, row by row;
-    // the caller checked the lengths of all three. The borrows keep the buffers from overlapping.
+    // SAFETY: the arguments are the kernel's, in order. `grid` describes the matrix at `values` by
+    // rows, and the caller checked the lengths of `values`, `back` and `sums`. The borrows, held
+    // past the launch, keep the buffers from overlapping.
     unsafe { launch.launch(config(&ready.kernel, grid.0.blocks * u64::from(ERROR_PART))?) }
         .map_err(doing("launching an errors kernel"))?;
     Ok(())
 }
 
-/// Parts of each row whose errors are summed by themselves.
+/// Parts per row. The errors of each part are summed separately.
 pub(in crate::gpu) fn error_parts(shape: Shape) -> usize {
     shape.cols.div_ceil(ERROR_PART as usize)
 }

@@ -1,4 +1,4 @@
-//! Launching the kernels before products with experts' weights: sorting pairs, and planning token tiles.
+//! Launches of the kernels before products with experts' weights: sorting, and planning tiles.
 
 use std::sync::Arc;
 
@@ -18,10 +18,10 @@ unsafe impl DeviceRepr for Argument<RouteGrid> {}
 // SAFETY: as above.
 unsafe impl DeviceRepr for Argument<PlanGrid> {}
 
-/// The first number of pairs that is too large.
+/// The limit of pairs: every number of pairs is below it.
 pub(in crate::gpu) const PAIR_LIMIT: u64 = 1 << 24;
 
-/// Enqueues the sorting of pairs. The caller has checked that there is room for them.
+/// Enqueues the sorting of pairs. The caller has checked that `routing` has room for them.
 pub(in crate::gpu) fn route(
     kernels: &Kernels,
     stream: &Arc<CudaStream>,
@@ -42,7 +42,8 @@ pub(in crate::gpu) fn route(
     let mut launch = stream.launch_builder(&ready.function);
     launch.arg(&chosen).arg(&mut routing.ends).arg(&mut routing.tokens).arg(&mut routing.order);
     launch.arg(&mut routing.sorted).arg(&grid);
-    // SAFETY: the arguments are the kernel's, in order, and the launch is the grid's. The routing has room for so many experts and pairs.
+    // SAFETY: the arguments are the kernel's, in order, and the launch has one warp per expert.
+    // The routing has room for `experts` experts, and for `pairs` pairs as the caller checked.
     unsafe { launch.launch(config(&ready.kernel, experts as u64)?) }
         .map_err(doing("sorting tokens by expert"))?;
     Ok(())
@@ -51,7 +52,7 @@ pub(in crate::gpu) fn route(
 /// Enqueues the planning of token tiles at the address `plan`.
 ///
 /// # Safety
-/// There is room for the plan of `grid`'s token tiles at `plan`, which nothing else uses meanwhile.
+/// `plan` has room for the plan of `grid`'s token tiles, and no other work uses it meanwhile.
 pub(in crate::gpu) unsafe fn plan_experts(
     kernels: &Kernels,
     stream: &Arc<CudaStream>,
@@ -65,8 +66,8 @@ pub(in crate::gpu) unsafe fn plan_experts(
     let grid = Argument(grid);
     let mut launch = stream.launch_builder(&ready.function);
     launch.arg(&ends).arg(&sorted).arg(&plan).arg(&grid);
-    // SAFETY: the arguments are the kernel's, in order, and the launch is one warp. The routing's lists are of
-    // the pairs that were sorted, or zeros, and the caller guarantees room for the plan.
+    // SAFETY: the arguments are the kernel's, in order, and the launch is one warp. The routing's
+    // lists hold the sorted pairs, or zeros, and the caller guarantees room for the plan.
     unsafe { launch.launch(config(&ready.kernel, 1)?) }.map_err(doing("planning products with experts"))?;
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Launching the kernels of a product of weights and activations.
+//! Launches of the kernels of a product of weights and activations.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -21,14 +21,16 @@ use crate::gpu::runtime::kernels::Kernels;
 
 const _: () = assert!(PACK_THREADS == THREADS);
 
-/// How a kernel of a product is launched.
+/// A launch of one kernel of a product.
 struct Launch {
     kernel: KernelId,
     thread_blocks: u64,
     threads: u32,
     shared: u32,
     cluster: u32,
-    /// May start before the kernel before has ended. Other GPUs' drivers may be too old to know how.
+    /// The kernel may start before the previous kernel has ended.
+    ///
+    /// Drivers for GPUs whose kernels do not use this may be too old to support it.
     programmatic: bool,
 }
 
@@ -40,9 +42,9 @@ fn argument<T>(value: &T) -> *mut c_void {
 /// Enqueues the kernels of a product. `semaphores` and `memory` are the addresses of its workspace.
 ///
 /// # Safety
-/// The operands are as the kernels' contracts say, for the shape, dtype and alignment that the plan was made
-/// for; a `routed` plan is made for its token tiles. Semaphores are zeros, as each launch leaves them, and
-/// `memory` has [`ProductPlan::workspace_bytes`] bytes on a multiple of 16.
+/// The operands satisfy the kernels' contracts for the shape, dtype and alignment that the plan was
+/// made for; a `routed` plan was made for its token tiles. The semaphores are zeros, as each launch
+/// leaves them. `memory` has [`ProductPlan::workspace_bytes`] bytes, at a multiple of 16.
 pub(in crate::gpu) unsafe fn product(
     kernels: &Kernels,
     stream: &Arc<CudaStream>,
@@ -57,9 +59,10 @@ pub(in crate::gpu) unsafe fn product(
     let ProductPlan { config, kernel, thread_blocks, threads, shared, .. } = *plan;
     let programmatic = config.mainloop.traits().programmatic;
     let launch = Launch { kernel, thread_blocks, threads, shared, cluster: config.cluster, programmatic };
-    // SAFETY: the arguments are the kernels', in order, and the launches are the plan's. The driver copies the
-    // arguments before the calls return. The packing kernel writes what the second kernel reads, which waits
-    // for it. The rest is the caller's promise.
+    // SAFETY: the arguments are the kernels', in order, and the launches are the plan's. They point
+    // to locals that outlive the calls, and the driver copies them before a call returns. The
+    // second kernel waits for the packing kernel before it reads the packed activations. The caller
+    // guarantees the operands, the semaphores and `memory`.
     unsafe {
         match &plan.params {
             ProductParams::Packed { pack, pack_params, gemm_params } => {
@@ -131,8 +134,8 @@ pub(in crate::gpu) unsafe fn product(
 /// Enqueues a kernel with pointers to its arguments.
 ///
 /// # Safety
-/// As for [`cudarc::driver::LaunchArgs::launch`]: `arguments` points to the kernel's arguments, in order, which
-/// live until the call returns and satisfy its contract.
+/// As for [`cudarc::driver::LaunchArgs::launch`]: `arguments` points to the kernel's arguments, in
+/// order, which live until the call returns and satisfy its contract.
 unsafe fn enqueue(
     kernels: &Kernels,
     stream: &Arc<CudaStream>,
@@ -170,13 +173,13 @@ unsafe fn enqueue(
             attrs: attributes.as_mut_ptr(),
             numAttrs: if cluster > 1 { 2 } else { 1 },
         };
-        // SAFETY: the configuration and the attributes live until the call returns; the rest is the caller's
-        // promise.
+        // SAFETY: `config` and `attributes` live until the call returns. The caller guarantees
+        // `arguments`.
         unsafe { cuLaunchKernelEx(&raw const config, function, arguments.as_mut_ptr(), ptr::null_mut()) }
             .result()
     } else {
         let (grid, block) = ((thread_blocks as u32, 1, 1), (threads, 1, 1));
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees that `arguments` points to the kernel's arguments.
         unsafe {
             cudarc::driver::result::launch_kernel(function, grid, block, shared, stream_handle, arguments)
         }

@@ -1,4 +1,4 @@
-//! Launching matrix–vector products.
+//! Launches of matrix–vector products.
 
 use std::sync::Arc;
 
@@ -16,8 +16,9 @@ use crate::gpu::memory::view::DeviceViewMut;
 use crate::gpu::runtime::driver::doing;
 use crate::gpu::runtime::kernels::Kernels;
 
-/// The kernel for a format and 1, 2 or 4 rows per warp. `ragged` says that rows are not whole chunks, as
-/// MXFP4's always are.
+/// The kernel for a format and 1, 2 or 4 rows per warp.
+///
+/// `ragged`: rows are not a whole number of chunks. MXFP4's rows always are.
 fn kind(format: Format, rows_per_warp: u32, ragged: bool) -> Result<Gemv> {
     Ok(match (format, rows_per_warp) {
         (Format::Nvfp4, _) if ragged => Gemv::Nvfp4Ragged,
@@ -33,11 +34,12 @@ fn kind(format: Format, rows_per_warp: u32, ragged: bool) -> Result<Gemv> {
 
 // SAFETY: a `repr(C)` structure of numbers, without pointers.
 unsafe impl DeviceRepr for Argument<GemvGrid> {}
-// SAFETY: an enumeration of 32 bits, of which the kernel knows the same values.
+// SAFETY: a 32-bit enumeration; host and kernel share its definition.
 unsafe impl DeviceRepr for Argument<Dtype> {}
 
-/// Enqueues a product. The caller has checked that the operands go together, in matrices of `rows` rows, and
-/// that `out` has room.
+/// Enqueues a product of matrices of `rows` rows and vectors.
+///
+/// The caller has checked that the operands match, and that `out` has room.
 #[expect(clippy::too_many_arguments, reason = "those of `Gpu::gemv_on`, and what was worked out of them")]
 pub(in crate::gpu) fn gemv<T: Element>(
     kernels: &Kernels,
@@ -53,7 +55,7 @@ pub(in crate::gpu) fn gemv<T: Element>(
         return Ok(());
     }
     let blocks = matrix.shape().blocks_per_row();
-    // Rows that end in half a chunk do not start on 16 bytes either.
+    // Rows that end in half a chunk are not multiples of 16 bytes.
     let ragged = matrix.format() == Format::Nvfp4 && !(blocks * nvfp4::BLOCK).is_multiple_of(dot::CHUNK);
     let ready = kernels.ready(kind(matrix.format(), rows_per_warp, ragged)?.id())?;
     let rows_a_warp = ready.kernel.elements_per_warp() as usize;
@@ -78,10 +80,10 @@ pub(in crate::gpu) fn gemv<T: Element>(
     launch.arg(&codes).arg(&scales).arg(&global);
     launch.arg(&vector_codes).arg(&vector_scales).arg(&vector_global);
     launch.arg(&out).arg(&grid).arg(&apply).arg(&vector_apply).arg(&dtype);
-    // SAFETY: the arguments are the kernel's, in order. The caller checked that matrices and vectors have the
-    // rows and blocks that the grid says, with linear scales, and that `out` has a result for each row;
-    // codes and scales start on 16 bytes, and rows of whole chunks are multiples of 16. The borrows keep the buffers
-    // from overlapping.
+    // SAFETY: the arguments are the kernel's, in order. The caller checked that matrices and
+    // vectors have the rows and blocks of `grid`, with linear scales, and that `out` has one result
+    // per row. Codes and scales start on 16 bytes, and rows of whole chunks are multiples of 16
+    // bytes. The borrows, held past the launch, keep the buffers from overlapping.
     unsafe { launch.launch(config(&ready.kernel, (all_groups * rows_a_warp) as u64)?) }
         .map_err(doing("launching a product"))?;
     Ok(())

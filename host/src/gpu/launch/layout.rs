@@ -1,4 +1,4 @@
-//! Launching conversions of scale layouts.
+//! Launches of scale layout conversions.
 
 use std::sync::Arc;
 
@@ -13,7 +13,9 @@ use crate::gpu::memory::view::DeviceViewMut;
 use crate::gpu::runtime::driver::doing;
 use crate::gpu::runtime::kernels::Kernels;
 
-/// Enqueues the conversion of scales to the other layout. The caller has checked that `target` has its bytes.
+/// Enqueues the conversion of scales to the other layout.
+///
+/// The caller has checked that `target` has the bytes of that layout.
 pub(in crate::gpu) fn convert_scales(
     kernels: &Kernels,
     stream: &Arc<CudaStream>,
@@ -39,8 +41,9 @@ pub(in crate::gpu) fn convert_scales(
     let (target, _written) = target.write(stream, SCALES, SCALES_ALIGNMENT)?;
     let mut launch = stream.launch_builder(&ready.function);
     launch.arg(&source).arg(&target).arg(&rows).arg(&grid).arg(&tiles);
-    // SAFETY: the arguments are the kernel's, in order; both sides have the bytes of the shape in their
-    // layouts, and there is a thread for each four bytes of the swizzled side.
+    // SAFETY: the arguments are the kernel's, in order. `source` and `target` have the bytes of the
+    // shape in their layouts, as their constructors and the caller checked, and there is one thread
+    // per four bytes of the swizzled side.
     unsafe { launch.launch(config(&ready.kernel, bytes as u64)?) }
         .map_err(doing("launching a layout kernel"))?;
     Ok(())

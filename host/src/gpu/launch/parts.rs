@@ -1,4 +1,4 @@
-//! Launching the kernels around products of activations in f32: their parts in bf16, and the sums of these.
+//! Launches of the kernels around products of f32 activations: split into bf16, and merge.
 
 use std::sync::Arc;
 
@@ -17,11 +17,12 @@ unsafe impl DeviceRepr for Argument<SplitGrid> {}
 // SAFETY: as above.
 unsafe impl DeviceRepr for Argument<MergeGrid> {}
 
-/// Enqueues the making of parts.
+/// Enqueues splitting f32 activations into bf16 parts.
 ///
 /// # Safety
-/// `activations` holds so many rows and columns of f32, or the rows of a plan of their parts, which are no more, and `to`, on 16 bytes, has
-/// room for these. Nothing else uses it before.
+/// `activations` holds `[tokens, cols]` values in f32, or the rows that a plan of the parts names,
+/// which are no more than `tokens`. `to` is a multiple of 16, has room for their parts, and no
+/// other work uses it before the kernel ends.
 pub(in crate::gpu) unsafe fn split(
     kernels: &Kernels,
     stream: &Arc<CudaStream>,
@@ -35,16 +36,17 @@ pub(in crate::gpu) unsafe fn split(
     let ready = kernels.ready(SPLIT)?;
     let mut launch = stream.launch_builder(&ready.function);
     launch.arg(&activations).arg(&to).arg(&routed.plan).arg(&routed.from).arg(&grid);
-    // SAFETY: the arguments are the kernel's, in order, and the launch is the grid's. The rest is the caller's promise.
+    // SAFETY: the arguments are the kernel's, in order, and the launch covers `grid`. The caller
+    // guarantees `activations` and `to`.
     unsafe { launch.launch(config(&ready.kernel, grid.0.count)?) }.map_err(doing("splitting activations"))?;
     Ok(())
 }
 
-/// Enqueues the adding up of sums, and what follows.
+/// Enqueues adding up the parts' sums, and the epilogue.
 ///
 /// # Safety
-/// `sums` holds so many rows of them for each part of so many tokens, or of a plan's sorted rows, which are no more; `out` has room for
-/// their results, and the steps' operands are there.
+/// `sums` holds `[tokens, rows]` sums for each part, or sums of a plan's sorted rows, which are no
+/// more than `tokens`. `out` has room for the results, and the operands of `steps` are valid.
 pub(in crate::gpu) unsafe fn merge(
     kernels: &Kernels,
     stream: &Arc<CudaStream>,
@@ -62,7 +64,8 @@ pub(in crate::gpu) unsafe fn merge(
     let mut launch = stream.launch_builder(&ready.function);
     launch.arg(&sums).arg(&out).arg(&bias).arg(&residual).arg(&routed.plan).arg(&routed.to);
     launch.arg(&grid).arg(&epilogue);
-    // SAFETY: as above.
+    // SAFETY: the arguments are the kernel's, in order, and the launch covers `grid`. The caller
+    // guarantees `sums`, `out` and the operands of `steps`.
     unsafe { launch.launch(config(&ready.kernel, count)?) }.map_err(doing("adding up parts"))?;
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Launching quantizers, by plain rounding and with searched scales.
+//! Launches of quantizers, with plain rounding and with searched scales.
 
 use std::sync::Arc;
 
@@ -23,7 +23,8 @@ use crate::shape::{QuantizedShape, Shape};
 
 // SAFETY: a `repr(C)` structure of numbers, without pointers.
 unsafe impl DeviceRepr for Argument<MxOptions> {}
-// SAFETY: as above; its enumerations are of 32 bits, and the kernel knows the same values.
+// SAFETY: a `repr(C)` structure of numbers and 32-bit enumerations, whose definition host and
+// kernel share.
 unsafe impl DeviceRepr for Argument<NvOptions> {}
 
 /// The options that a scheme's kernels take.
@@ -34,7 +35,9 @@ pub(super) enum Options {
     Nv(Argument<NvOptions>),
 }
 
-/// The kernel that quantizes by a recipe, by whether every row starts on 16 bytes. Those that search take rows anywhere.
+/// The kernel that quantizes by a recipe. `aligned`: every row starts on 16 bytes.
+///
+/// Kernels that search scales take rows at any address.
 ///
 /// # Errors
 /// [`Error::NoKernel`] and [`Error::NoSearch`].
@@ -83,7 +86,7 @@ impl Options {
             Scheme::Nvfp4(arithmetic, global) => {
                 let global_scale = match global {
                     Global::Given(given) => given.value(),
-                    // The plan's kernel puts in another.
+                    // The plan kernel replaces it.
                     Global::FromAmax | Global::Absent => 1.0,
                 };
                 let mut plan = NvPlan::new(arithmetic, global_scale);
@@ -95,8 +98,10 @@ impl Options {
     }
 }
 
-/// Enqueues quantization. The caller has checked that `values` holds `shape`, that `out` is what the recipe makes of
-/// it, and that the amax in `out`'s slot is the input's if the recipe asks for it.
+/// Enqueues quantization of a matrix.
+///
+/// The caller has checked that `values` holds `shape`, that `out` has the shape that the recipe
+/// gives it, and that the amax in `out`'s slot is the input's if the recipe needs one.
 pub(in crate::gpu) fn quantize<T: Element>(
     kernels: &Kernels,
     stream: &Arc<CudaStream>,
@@ -114,7 +119,7 @@ pub(in crate::gpu) fn quantize<T: Element>(
     let (grid, scale_grid) = if recipe.search == Search::None {
         quantize_grids::<T>(values, shape, out.shape())?
     } else {
-        // Importance goes by column, which a flat grid has not.
+        // Importance is per column, and a flat grid has no columns.
         let grid = if request.importance.is_some() { by_rows } else { grid };
         (grid(shape, recipe.format().block())?, scale_grid(out.shape()))
     };
@@ -142,16 +147,18 @@ pub(in crate::gpu) fn quantize<T: Element>(
     if recipe.search != Search::None {
         launch.arg(&importance_at).arg(&search);
     }
-    // SAFETY: the arguments are the kernel's, in order. `grid` describes the matrix at `values`, whose length the caller
-    // checked; codes and scales have room for its blocks because `out` has the shape, and start where they must; the report and the
-    // global scale have their slots; the kernel for aligned rows is chosen only where rows start on 16 bytes; there are as many numbers of
-    // importance as columns, or none. The borrows keep the buffers from overlapping.
+    // SAFETY: the arguments are the kernel's, in order. `grid` describes the matrix at `values`,
+    // whose length the caller checked. Codes and scales have room for its blocks because `out` has
+    // the shape, and `write` checked their alignment. The report and the global scale have whole
+    // slots. The kernel for aligned rows is chosen only if every row starts on 16 bytes. The caller
+    // checked that importance, if given, has one number per column. The borrows, held past the
+    // launch, keep the buffers from overlapping.
     unsafe { launch.launch(config(&ready.kernel, blocks_in_elements(&grid, recipe.format()))?) }
         .map_err(doing("launching a quantize kernel"))?;
     Ok(())
 }
 
-/// The grids of a quantizer, with which it goes by tiles where it can.
+/// The grids of a quantizer that uses tiles where possible.
 fn quantize_grids<T: Element>(
     values: u64,
     shape: Shape,
