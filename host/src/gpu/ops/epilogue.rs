@@ -1,4 +1,4 @@
-//! What follows a product on a GPU before its results are stored.
+//! The epilogue of a product on a GPU.
 
 use std::fmt;
 
@@ -12,17 +12,20 @@ use crate::gpu::launch::arguments::{Argument, Steps};
 use crate::gpu::memory::view::DeviceView;
 use crate::shape::Shape;
 
-/// What follows a product before its results, in `O`, are stored: first a bias, then a gate, then a residual, at last one rounding.
-/// `T` is the activations' dtype. The default is nothing but the rounding.
+/// The epilogue of a product: bias, gate, residual, then one rounding to `O`.
 ///
-/// All of it is computed in f32 or finer, so that results are rounded once where separate operations would round each time.
+/// `T` is the activations' dtype. By default there is only the rounding.
+///
+/// All steps are computed in f32 or finer, so results are rounded once. Separate operations would
+/// round each time.
 pub struct DeviceEpilogue<'a, T, O> {
-    /// A value for each row of weights, `[M]`, or `[experts, M]`.
+    /// One value per row of weights: `[M]`, or `[experts, M]`.
     pub bias: Option<DeviceView<'a, T>>,
-    /// A gate: one result of those of two rows of weights, an even one, which is the gate, and the one behind, which is what it lets
-    /// through. [`crate::interleave_rows`] makes such weights of two.
+    /// A gate: two rows of weights give one result. The even row gates the odd row after it.
+    ///
+    /// [`crate::interleave_rows`] makes such weights from two matrices.
     pub gate: Option<Gate>,
-    /// Values to add, as many as results and in their places: `[N, M]`, or `[N, M / 2]` behind a gate.
+    /// Values to add to the results, in the same order: `[N, M]`, or `[N, M / 2]` after a gate.
     pub residual: Option<DeviceView<'a, O>>,
 }
 
@@ -40,7 +43,7 @@ impl<T, O> Clone for DeviceEpilogue<'_, T, O> {
 
 impl<T, O> Copy for DeviceEpilogue<'_, T, O> {}
 
-/// Shows which steps there are.
+/// Shows the steps.
 impl<T, O> fmt::Debug for DeviceEpilogue<'_, T, O> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut epilogue = f.debug_struct("DeviceEpilogue");
@@ -50,11 +53,14 @@ impl<T, O> fmt::Debug for DeviceEpilogue<'_, T, O> {
 }
 
 impl<'a, T: Element, O: Element> DeviceEpilogue<'a, T, O> {
-    /// Checks the operands against so many results of weights with as many rows, of which an expert each has a bias; returns the
-    /// results of a token.
+    /// Checks the operands, and returns the results per token.
+    ///
+    /// The product has `tokens` tokens and `experts` experts with `rows` rows of weights each;
+    /// every expert has its own bias.
     ///
     /// # Errors
-    /// [`OperandFault::Gate`] if a gate has an odd number of rows, and those of lengths.
+    /// [`OperandFault::Gate`] if a gate has an odd number of rows, and [`Error::Length`] if the
+    /// bias or the residual is too short.
     pub(in crate::gpu) fn check(&self, rows: usize, experts: usize, tokens: usize) -> Result<usize> {
         if self.gate.is_some() && !rows.is_multiple_of(2) {
             return Err(Error::Operands(OperandFault::Gate { rows }));
@@ -69,7 +75,9 @@ impl<'a, T: Element, O: Element> DeviceEpilogue<'a, T, O> {
         Ok(results)
     }
 
-    /// The arguments of kernels, and guards of what they read, for work on a stream that is enqueued before these are dropped.
+    /// The kernels' arguments, and guards of the operands.
+    ///
+    /// The work on `stream` is enqueued before the guards are dropped.
     pub(in crate::gpu) fn read(
         &self,
         stream: &'a CudaStream,

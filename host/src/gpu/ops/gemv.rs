@@ -1,4 +1,4 @@
-//! Products of quantized matrices and quantized vectors on a GPU, from host memory or on the device.
+//! Products of quantized matrices and quantized vectors on a GPU, from host or device memory.
 
 use std::sync::Arc;
 
@@ -17,11 +17,12 @@ use crate::shape::Shape;
 use crate::view::QuantizedView;
 
 impl Gpu {
-    /// Multiplies host memory, as [`crate::gemv`] does: copies the operands over, multiplies, copies the
-    /// result back, and waits for it.
+    /// Multiplies matrices and vectors in host memory, as [`crate::gemv`] does.
+    ///
+    /// Copies the operands to the GPU, multiplies, copies the result back, and waits for it.
     ///
     /// # Errors
-    /// Those of [`Self::gemv_on`].
+    /// As for [`Self::gemv_on`].
     pub fn gemv<'a, 'b, T: Element>(
         &self,
         matrix: impl Into<QuantizedView<'a>>,
@@ -41,11 +42,13 @@ impl Gpu {
         self.stream.memcpy_dtoh(&there, &mut out[..results]).map_err(doing("copying the output back"))
     }
 
-    /// Multiplies matrices with vectors in device memory, as [`crate::gemv`] does, with the same bits:
-    /// enqueues one kernel and returns. Allocates nothing and does not wait.
+    /// Multiplies matrices with vectors in device memory, as [`crate::gemv`] does.
+    ///
+    /// The results have the same bits. Enqueues one kernel and returns. Allocates nothing and does
+    /// not wait.
     ///
     /// # Errors
-    /// Those of [`crate::gemv`], [`crate::OperandFault::Limit`], and [`crate::Error::Gpu`].
+    /// As for [`crate::gemv`], [`crate::OperandFault::Limit`], and [`crate::Error::Gpu`].
     pub fn gemv_on<'m, 'v, 'o, T: Element>(
         &self,
         stream: &Arc<CudaStream>,
@@ -59,10 +62,10 @@ impl Gpu {
         self.gemv_with(rows_per_warp, stream, matrix, vectors, batch, out)
     }
 
-    /// [`Self::gemv_on`] by warps of 1, 2 or 4 rows each. All give the same bits.
+    /// [`Self::gemv_on`] with 1, 2 or 4 rows per warp. All give the same bits.
     ///
     /// # Errors
-    /// Those of [`Self::gemv_on`].
+    /// As for [`Self::gemv_on`].
     pub(in crate::gpu) fn gemv_with<'m, 'v, 'o, T: Element>(
         &self,
         rows_per_warp: u32,
@@ -78,11 +81,12 @@ impl Gpu {
     }
 }
 
-/// Columns up to which a column of [`ROWS_PER_WARP`] holds.
+/// The largest number of columns that each column of [`ROWS_PER_WARP`] covers.
 const COLS: [usize; 6] = [256, 1024, 2048, 4096, 8192, 16384];
 
-/// Rows of all matrices together, and the rows per warp that are fastest up to them, by [`COLS`]: measured on
-/// an H200 in NVFP4.
+/// Limits of all matrices' rows together, with the fastest rows per warp for each of [`COLS`].
+///
+/// Measured on an H200 in NVFP4.
 const ROWS_PER_WARP: [(usize, [u32; COLS.len()]); 8] = [
     (128, [1, 1, 1, 1, 2, 2]),
     (512, [2, 1, 1, 2, 2, 2]),
@@ -94,7 +98,7 @@ const ROWS_PER_WARP: [(usize, [u32; COLS.len()]); 8] = [
     (usize::MAX, [4, 4, 4, 4, 4, 4]),
 ];
 
-/// The rows per warp for a matrix: those of the next larger sizes that were measured.
+/// The rows per warp for a matrix, from the next larger measured size.
 fn rows_per_warp(rows: usize, cols: usize) -> u32 {
     let column = COLS.iter().position(|most| cols <= *most).unwrap_or(COLS.len() - 1);
     ROWS_PER_WARP.iter().find(|(most, _)| rows <= *most).map_or(4, |(_, warps)| warps[column])

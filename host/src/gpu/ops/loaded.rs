@@ -1,4 +1,4 @@
-//! A matrix that was copied to a GPU, for several operations, and its quantized form.
+//! A matrix that is on a GPU for several operations, and its quantized form.
 
 use std::fmt;
 use std::mem::offset_of;
@@ -31,7 +31,7 @@ use crate::tensor::{Part, QuantizedTensor};
 pub(crate) struct LoadedOnGpu<'a, T: Element> {
     gpu: &'a Gpu,
     shape: Shape,
-    /// `None` of an empty matrix.
+    /// `None` for an empty matrix.
     input: Option<CudaSlice<T>>,
 }
 
@@ -40,13 +40,13 @@ pub(crate) struct QuantizedOnGpu {
     stream: Arc<CudaStream>,
     staging: Arc<Staging>,
     pub(crate) tensor: DeviceTensor,
-    /// Counts of what could not be kept.
+    /// Counts of values that were not representable.
     pub(crate) report: Report,
     /// The global scale.
     pub(crate) global_scale: Option<GlobalScale>,
 }
 
-/// Shows shape and dtype. The values are the GPU's.
+/// Shows the shape and dtype only: the values are in device memory.
 impl<T: Element> fmt::Debug for LoadedOnGpu<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut loaded = f.debug_struct("LoadedOnGpu");
@@ -64,14 +64,16 @@ impl fmt::Debug for QuantizedOnGpu {
 }
 
 impl<'a, T: Element> LoadedOnGpu<'a, T> {
-    /// Copies a matrix to the GPU, from the file that it is mapped from if that is known. The caller has
-    /// checked that the values hold the shape.
+    /// Copies a matrix to the GPU, from the file that it is mapped from if `origin` names it.
+    ///
+    /// The caller has checked that the values hold the shape.
     pub(crate) fn new(gpu: &'a Gpu, values: &[T], shape: Shape, origin: Option<Origin<'_>>) -> Result<Self> {
         let span = shape.span()?;
         if shape.is_empty() {
             return Ok(Self { gpu, shape, input: None });
         }
-        // SAFETY: what is not set yet is written by the copy, which the stream does first.
+        // SAFETY: `copy_to_device` writes all `span` values first, and later work on the stream
+        // follows it.
         let mut input = unsafe { gpu.stream.alloc(span) }.map_err(doing("allocating the input"))?;
         gpu.staging.copy_to_device(&gpu.stream, &values[..span], origin, &mut input)?;
         Ok(Self { gpu, shape, input: Some(input) })
@@ -112,21 +114,23 @@ impl<'a, T: Element> LoadedOnGpu<'a, T> {
         Ok(QuantizedOnGpu { stream, staging, tensor, report, global_scale })
     }
 
-    /// The loss of a tensor that the matrix was quantized to.
+    /// The loss of a tensor that this matrix was quantized to.
     ///
     /// # Errors
-    /// Those of [`ErrorStats::of_quantized`], and [`Error::Gpu`].
+    /// As for [`ErrorStats::of_quantized`], and [`Error::Gpu`].
     pub(crate) fn errors(&self, tensor: &DeviceTensor) -> Result<ErrorStats> {
         let Self { gpu, shape, input } = self;
         let expected = QuantizedShape { rows: shape.rows, cols: shape.cols, ..tensor.shape() };
         tensor.shape().require(expected)?;
         let (stream, Some(input)) = (&gpu.stream, input) else { return Ok(ErrorStats::default()) };
-        // SAFETY: what is not set yet is written by the kernel, which the stream does first; likewise below.
+        // SAFETY: the dequantize kernel writes all `rows * cols` values before later work on the
+        // stream reads them.
         let back = unsafe { stream.alloc::<f32>(shape.rows * shape.cols) };
         let mut back = back.map_err(doing("allocating values"))?;
         gpu.dequantize_on(stream, tensor, &mut back, shape.cols)?;
         let (parts, words) = (launch::error_parts(*shape), size_of::<ErrorSums>() / size_of::<u64>());
-        // SAFETY: as above.
+        // SAFETY: the errors kernel writes all `rows * parts * words` words before the copy below
+        // reads them.
         let sums = unsafe { stream.alloc::<u64>(shape.rows * parts * words) };
         let mut sums = sums.map_err(doing("allocating sums"))?;
         launch::errors(&gpu.kernels, stream, input, *shape, &back, &mut sums)?;
@@ -139,19 +143,20 @@ impl<'a, T: Element> LoadedOnGpu<'a, T> {
 }
 
 impl QuantizedOnGpu {
-    /// The same blocks under another global scale.
+    /// The same blocks with another global scale.
     pub(crate) fn set_global_scale(&mut self, given: GlobalScale) -> Result<()> {
         self.global_scale = Some(given);
         self.tensor.set_global_scale(&self.stream, self.global_scale)
     }
 
-    /// A copy in host memory.
+    /// Copies the tensor to host memory.
     pub(crate) fn to_host(&self) -> Result<QuantizedTensor> {
         self.tensor.to_host_through(&self.stream, &self.staging)
     }
 
-    /// Hands the packed codes on, or the block scales in the order of their layout, piece by piece; ends when
-    /// that breaks.
+    /// Passes on the packed codes or the block scales, piece by piece.
+    ///
+    /// Scales come in the order of their layout. Ends early if `hand_on` breaks.
     pub(crate) fn each_piece(
         &self,
         part: Part,
@@ -166,7 +171,7 @@ impl QuantizedOnGpu {
     }
 }
 
-/// The sums that a kernel wrote, word by word.
+/// Decodes the sums that a kernel wrote, field by field.
 fn sums_of([signal, noise, approximation, product, max_abs, non_finite]: [u64; 6]) -> ErrorSums {
     let [signal, noise, approximation, product, max_abs] =
         [signal, noise, approximation, product, max_abs].map(f64::from_bits);
@@ -174,7 +179,7 @@ fn sums_of([signal, noise, approximation, product, max_abs, non_finite]: [u64; 6
 }
 
 const _: () = {
-    // `sums_of` takes them apart by position.
+    // `sums_of` takes the fields by position.
     assert!(size_of::<ErrorSums>() == 48);
     assert!(offset_of!(ErrorSums, signal) == 0);
     assert!(offset_of!(ErrorSums, noise) == 8);

@@ -1,4 +1,4 @@
-//! Operations on device memory: they enqueue on a stream and return. They allocate nothing and do not wait.
+//! Operations on device memory: they enqueue on a stream, allocate nothing and do not wait.
 
 use std::sync::Arc;
 
@@ -19,16 +19,19 @@ use crate::scheme::{Global, Scheme};
 use crate::shape::{QuantizedShape, Shape};
 
 impl Gpu {
-    /// Quantizes a matrix in device memory: enqueues one kernel, or a few where a global scale is to be
-    /// computed or swizzled scales have padding, and returns. Allocates nothing and does not wait.
+    /// Quantizes a matrix in device memory.
     ///
-    /// Under [`NonFinite::Error`](crate::NonFinite::Error) the kernel cannot refuse: blocks with non-finite
-    /// values become NaN, and the caller finds them in the report when it reads it.
+    /// Enqueues one kernel and returns; a few kernels if a global scale must be computed or
+    /// swizzled scales have padding. Allocates nothing and does not wait.
+    ///
+    /// With [`NonFinite::Error`](crate::NonFinite::Error) the kernel cannot refuse: blocks with
+    /// non-finite values become NaN, and the report counts them.
     ///
     /// # Errors
-    /// The errors of [`crate::quantize`] about shapes and lengths, [`Error::Importance`] if there are not as many
-    /// numbers as columns, [`Error::Length`] if an amax has fewer words than [`DeviceAmax::WORDS`],
-    /// [`Error::NoGlobalSlot`] if an output in NVFP4 has no memory for a global scale, and [`Error::Gpu`].
+    /// As for [`crate::quantize`] about shapes and lengths, [`Error::Importance`] unless there is
+    /// one number per column, [`Error::Length`] if an amax has fewer words than
+    /// [`DeviceAmax::WORDS`], [`Error::NoGlobalSlot`] if an NVFP4 output has no memory for a global
+    /// scale, and [`Error::Gpu`].
     pub fn quantize_on<'v, 'o, T: Element>(
         &self,
         stream: &Arc<CudaStream>,
@@ -72,11 +75,14 @@ impl Gpu {
         launch::quantize(&self.kernels, stream, values, shape, recipe, options, out)
     }
 
-    /// Adds the largest magnitude of a matrix in device memory to `amax`, a [`DeviceAmax`] or as many words: enqueues one kernel
-    /// and returns. Allocates nothing and does not wait.
+    /// Updates `amax` with the largest magnitude of a matrix in device memory.
+    ///
+    /// `amax` is a [`DeviceAmax`] or [`DeviceAmax::WORDS`] words. Enqueues one kernel and returns.
+    /// Allocates nothing and does not wait.
     ///
     /// # Errors
-    /// Those of [`crate::amax`], [`Error::Length`] if `amax` has fewer than [`DeviceAmax::WORDS`], and [`Error::Gpu`].
+    /// As for [`crate::amax`], [`Error::Length`] if `amax` has fewer than [`DeviceAmax::WORDS`]
+    /// words, and [`Error::Gpu`].
     pub fn amax_on<'v, 'o, T: Element>(
         &self,
         stream: &Arc<CudaStream>,
@@ -90,8 +96,9 @@ impl Gpu {
         launch::amax(&self.kernels, stream, values, shape, &mut amax)
     }
 
-    /// Copies a tensor in device memory to one whose scales are in another layout, or in the same: enqueues
-    /// and returns. Allocates nothing and does not wait.
+    /// Copies a tensor in device memory to one with the same or another scale layout.
+    ///
+    /// Enqueues and returns. Allocates nothing and does not wait.
     ///
     /// # Errors
     /// [`Error::QuantizedShape`] if more than the scale layout differs, and [`Error::Gpu`].
@@ -111,11 +118,14 @@ impl Gpu {
         launch::convert_scales(&self.kernels, stream, source, to, target.scales_mut())
     }
 
-    /// Writes the block scales of a tensor in device memory in a layout, padding included, as [`Self::convert_layout_on`] does, and
-    /// leaves its codes where they are. Allocates nothing and does not wait.
+    /// Writes the block scales of a tensor in device memory in `layout`, including padding.
+    ///
+    /// The codes stay where they are; otherwise as [`Self::convert_layout_on`]. Allocates nothing
+    /// and does not wait.
     ///
     /// # Errors
-    /// [`Error::Length`] if `scales` has fewer bytes than the shape needs in that layout, and [`Error::Gpu`].
+    /// [`Error::Length`] if `scales` has fewer bytes than the shape needs in that layout, and
+    /// [`Error::Gpu`].
     pub fn convert_scales_on<'s, 'o>(
         &self,
         stream: &Arc<CudaStream>,
@@ -132,11 +142,12 @@ impl Gpu {
         launch::convert_scales(&self.kernels, stream, source, layout, &mut scales)
     }
 
-    /// Dequantizes in device memory, to rows that lie `row_stride` elements apart: enqueues one kernel and
-    /// returns. Allocates nothing and does not wait.
+    /// Dequantizes in device memory, to rows `row_stride` elements apart.
+    ///
+    /// Enqueues one kernel and returns. Allocates nothing and does not wait.
     ///
     /// # Errors
-    /// Those of [`crate::dequantize_into`], and [`Error::Gpu`].
+    /// As for [`crate::dequantize_into`], and [`Error::Gpu`].
     pub fn dequantize_on<'t, 'o, T: Element>(
         &self,
         stream: &Arc<CudaStream>,

@@ -1,4 +1,4 @@
-//! Operations on host memory: they copy it over, work, copy the result back, and wait for it.
+//! Operations on host memory: copy to the GPU, run, copy the result back, and wait for it.
 
 use microscale_formats::ScaleLayout;
 
@@ -19,10 +19,10 @@ use crate::tensor::{Quantized, QuantizedTensor};
 use crate::view::QuantizedView;
 
 impl Gpu {
-    /// Quantizes host memory: copies it over, quantizes, copies the result back, and waits for it.
+    /// Quantizes host memory: copies it to the GPU, quantizes, copies the result back, and waits.
     ///
     /// # Errors
-    /// Those of [`crate::quantize`], and [`Error::Gpu`].
+    /// As for [`crate::quantize`], and [`Error::Gpu`].
     pub fn quantize<T: Element>(&self, values: &[T], shape: Shape, recipe: &Recipe) -> Result<Quantized> {
         self.quantize_with(values, shape, recipe, QuantizeOptions::new())
     }
@@ -30,7 +30,7 @@ impl Gpu {
     /// [`Self::quantize`] with options.
     ///
     /// # Errors
-    /// The errors of [`crate::quantize_with`], and [`Error::Gpu`].
+    /// As for [`crate::quantize_with`], and [`Error::Gpu`].
     pub fn quantize_with<T: Element>(
         &self,
         values: &[T],
@@ -44,7 +44,7 @@ impl Gpu {
         Ok(Quantized { tensor: quantized.to_host()?, report: quantized.report })
     }
 
-    /// The values of a quantized tensor in host memory, as [`crate::dequantize`] gives them.
+    /// The values of a quantized tensor in host memory, as [`crate::dequantize`] returns them.
     ///
     /// # Errors
     /// [`Error::Gpu`].
@@ -60,20 +60,21 @@ impl Gpu {
         self.stream.clone_dtoh(&out).map_err(doing("copying the output back"))
     }
 
-    /// The largest magnitude of host memory, as [`crate::amax`] gives it.
+    /// The largest magnitude in host memory, as [`crate::amax`] returns it.
     ///
     /// # Errors
-    /// Those of [`crate::amax`], and [`Error::Gpu`].
+    /// As for [`crate::amax`], and [`Error::Gpu`].
     pub fn amax<T: Element>(&self, values: &[T], shape: Shape) -> Result<Amax> {
         shape.check("the input", values.len())?;
         LoadedOnGpu::new(self, values, shape, None)?.amax()
     }
 
-    /// The loss of a matrix in host memory, quantized to `tensor`: as [`ErrorStats::of_quantized`], to the
-    /// bit.
+    /// The loss of a matrix in host memory that was quantized to `tensor`.
+    ///
+    /// Equals [`ErrorStats::of_quantized`] to the bit.
     ///
     /// # Errors
-    /// Those of [`ErrorStats::of_quantized`], and [`Error::Gpu`].
+    /// As for [`ErrorStats::of_quantized`], and [`Error::Gpu`].
     pub fn errors<'a, T: Element>(
         &self,
         values: &[T],
@@ -85,7 +86,7 @@ impl Gpu {
         loaded.errors(&DeviceTensor::from_host(&self.stream, tensor)?)
     }
 
-    /// The same tensor with its scales in another layout, as [`QuantizedTensor::convert_layout`] gives it.
+    /// The tensor with another scale layout, as [`QuantizedTensor::convert_layout`] returns it.
     ///
     /// # Errors
     /// [`Error::Gpu`].

@@ -1,4 +1,4 @@
-//! Having kernels compiled before they are used, so that the first operation does not wait.
+//! Compiling kernels before they are used, so that the first operation does not wait.
 
 use microscale_kernels_abi::{Amax, Errors, Family, KernelId};
 
@@ -10,12 +10,14 @@ use crate::recipe::Recipe;
 use crate::scheme::{Global, Scheme};
 
 impl Gpu {
-    /// Has the driver compile the kernels of a family, for unquantized values or results of a dtype, or for
-    /// all: operations would otherwise wait for theirs at their first call. Kernels that are compiled already
-    /// cost nothing.
+    /// Has the driver compile a family's kernels.
+    ///
+    /// `dtype` selects the dtype of unquantized values or results, `None` all dtypes. Without
+    /// preloading, each operation waits for its kernels at its first call. Kernels that are already
+    /// compiled cost nothing.
     ///
     /// # Errors
-    /// [`Error::Gpu`](crate::Error::Gpu) if the driver refuses.
+    /// [`Error::Gpu`](crate::Error::Gpu) if the driver fails.
     pub fn preload(&self, family: Family, dtype: Option<Dtype>) -> Result<()> {
         let wanted = |id: &KernelId| {
             let takes = id.kernel().dtype;
@@ -25,16 +27,18 @@ impl Gpu {
         self.compile(KernelId::all().filter(of_target).filter(wanted))
     }
 
-    /// [`Self::preload`] for the kernels that a recipe needs with values of a dtype whose rows start on 16
-    /// bytes: quantizing them, with a global scale that is computed or given, and finding the loss.
+    /// [`Self::preload`] for the kernels that a recipe needs with values of a dtype.
+    ///
+    /// These quantize with a computed or a given global scale, and measure the loss. They are the
+    /// kernels for rows that start on 16 bytes.
     ///
     /// # Errors
-    /// Those of [`Self::preload`], [`Error::NoKernel`](crate::Error::NoKernel) and
+    /// As for [`Self::preload`], [`Error::NoKernel`](crate::Error::NoKernel) and
     /// [`Error::NoSearch`](crate::Error::NoSearch).
     pub fn preload_recipe(&self, recipe: &Recipe, dtype: Dtype) -> Result<()> {
         let mut wanted = vec![
             launch::quantizer(recipe, dtype, true)?,
-            // Losses are measured on values in f32, whose rows have no gaps.
+            // Losses are measured on f32 values, whose rows have no gaps.
             launch::dequantizer(recipe.format(), Dtype::F32, true)?,
             Errors::Errors.of(dtype),
         ];
@@ -47,7 +51,7 @@ impl Gpu {
         self.compile(wanted)
     }
 
-    /// Makes kernels ready, one after the other: the driver compiles one at a time.
+    /// Compiles kernels one after another: the driver compiles one at a time.
     fn compile(&self, wanted: impl IntoIterator<Item = KernelId>) -> Result<()> {
         wanted.into_iter().try_for_each(|id| self.kernels.ready(id).map(|_| ()))
     }

@@ -1,25 +1,31 @@
-//! What quantizing in device memory takes beside the recipe.
+//! Options for quantizing in device memory.
 
 use microscale_formats::nvfp4::Direction;
 
 use crate::gpu::memory::tensor::DeviceReport;
 use crate::gpu::memory::view::DeviceView;
 
-/// Options for quantizing one matrix in device memory. By default all errors count alike and nothing is
-/// reported.
+/// Options for quantizing one matrix in device memory.
+///
+/// By default all errors have the same weight and nothing is reported.
 #[derive(Debug, Default)]
 pub struct DeviceQuantizeOptions<'a> {
-    /// The importance of each column's errors, as of [`crate::QuantizeOptions::importance`]. Numbers in device
-    /// memory are not looked at: if one is negative or not finite, the choice of scales means nothing.
+    /// The importance of each column's errors, as in [`crate::QuantizeOptions::importance`].
+    ///
+    /// The numbers are not checked: if one is negative or not finite, the choice of scales is
+    /// unspecified.
     pub importance: Option<DeviceView<'a, f32>>,
-    /// The amax from which a global scale is computed, if the recipe has it computed ([`crate::Global::FromAmax`]):
-    /// that of several layers, for instance, which share a global scale. Without one, the matrix' own is searched.
+    /// The amax to compute the global scale from, for [`crate::Global::FromAmax`].
+    ///
+    /// It can cover several layers that share a global scale. Without one, the matrix' own amax is
+    /// searched.
     pub amax: Option<DeviceView<'a, u32>>,
-    /// The global scale, finished, if the recipe has it computed: it takes the place of any amax. Its direction must be the convention's.
-    /// The number in device memory is not looked at: if it is none that [`crate::GlobalScale::in_range`] accepts, codes and scales mean
-    /// nothing.
+    /// The finished global scale, for [`crate::Global::FromAmax`]. It overrides any amax.
+    ///
+    /// Its direction must match the convention. The number is not checked: if
+    /// [`crate::GlobalScale::in_range`] would refuse it, codes and scales are unspecified.
     pub global_scale: Option<(Direction, DeviceView<'a, f32>)>,
-    /// A report to add counts to. Without one, nobody learns of values that could not be kept.
+    /// The report to add counts to. Without one, values that are not representable go unreported.
     pub report: Option<&'a mut DeviceReport>,
 }
 
@@ -35,21 +41,27 @@ impl<'a> DeviceQuantizeOptions<'a> {
         Self { importance: Some(columns.into()), ..self }
     }
 
-    /// Takes an amax that is in device memory, a [`DeviceAmax`](super::DeviceAmax) or as many words, in place of the matrix'
-    /// own: [`super::Gpu::amax_on`] of each layer that shares a global scale makes one, and nobody waits for it.
+    /// Uses an amax in device memory instead of the matrix' own.
+    ///
+    /// The amax is a [`DeviceAmax`](crate::gpu::DeviceAmax) or
+    /// [`DeviceAmax::WORDS`](crate::gpu::DeviceAmax::WORDS) words.
+    /// [`Gpu::amax_on`](crate::gpu::Gpu::amax_on) of each layer that shares a global scale makes
+    /// it, without waiting.
     #[must_use]
     pub fn amax(self, amax: impl Into<DeviceView<'a, u32>>) -> Self {
         Self { amax: Some(amax.into()), ..self }
     }
 
-    /// Quantizes under a global scale that is in device memory, written down in this direction: one of a checkpoint, or of a calibration,
-    /// that no host has seen. The convention's direction is [`crate::formats::nvfp4::Arithmetic::direction`].
+    /// Uses a global scale in device memory, in this direction.
+    ///
+    /// The scale can come from a checkpoint or a calibration, and the host need not know it. The
+    /// convention's direction is [`crate::formats::nvfp4::Arithmetic::direction`].
     #[must_use]
     pub fn global_scale(self, direction: Direction, value: impl Into<DeviceView<'a, f32>>) -> Self {
         Self { global_scale: Some((direction, value.into())), ..self }
     }
 
-    /// Adds counts of what could not be kept to a report.
+    /// Adds counts of values that are not representable to a report.
     #[must_use]
     pub fn report(self, report: &'a mut DeviceReport) -> Self {
         Self { report: Some(report), ..self }
