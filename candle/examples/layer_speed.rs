@@ -1,8 +1,12 @@
-//! Times a linear layer of random weights, or the experts of one, activations in f32, beside candle's own, in turns.
+//! Times a linear layer or experts with random weights against candle's own.
 //!
-//!     cargo run --release -p microscale-candle --example layer_speed -- [ROWS COLS [EXPERTS TOP_K]]
+//! Activations are in f32, and the layers alternate.
 //!
-//! candle has no experts on CPUs: its layers are looped over, each with the tokens of its expert together.
+//!     cargo run --release -p microscale-candle --example layer_speed -- \
+//!         [ROWS COLS [EXPERTS TOP_K]]
+//!
+//! candle has no experts on CPUs. The example loops over candle's layers, and gives each one the
+//! tokens of its expert.
 
 use std::env;
 use std::error::Error;
@@ -13,10 +17,10 @@ use candle_core::{Device, Module, Tensor};
 use microscale::{Convention, Format, Recipe};
 use microscale_candle::{QExperts, QLinear};
 
-/// How long each layer and number of tokens is measured, in turns of at least one product.
+/// Time to measure each layer and number of tokens, in alternating rounds of at least one product.
 const TIME: Duration = Duration::from_secs(2);
 
-/// What is timed: a product with activations `[tokens, K]`, of each token with these experts `[tokens, k]`.
+/// A timed product of activations `[tokens, K]` and each token's experts `[tokens, k]`.
 type Product = Box<dyn Fn(&Tensor, &Tensor) -> candle_core::Result<Tensor>>;
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -71,7 +75,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// One of candle's layers, or a loop over several.
+/// A candle layer, or a loop over several.
 fn candle(
     weights: &[Tensor],
     layer: impl Fn(&Tensor) -> candle_core::Result<Box<dyn Module>>,
@@ -105,7 +109,7 @@ fn ggml(weight: &Tensor, dtype: GgmlDType) -> candle_core::Result<Box<dyn Module
     Ok(Box::new(QMatMul::from_qtensor(QTensor::quantize(weight, dtype)?)?))
 }
 
-/// A layer, or experts.
+/// A microscale layer, or experts.
 fn ours(weights: &[Tensor], recipe: &Recipe) -> candle_core::Result<Product> {
     let layer = |weight| QLinear::quantize(weight, None, recipe);
     if let [weight] = weights {

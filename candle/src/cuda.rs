@@ -1,4 +1,4 @@
-//! Products on NVIDIA GPUs: on candle's stream, in memory of its pool.
+//! Products on NVIDIA GPUs, on candle's stream and in memory of its pool.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -31,13 +31,13 @@ impl fmt::Debug for OnGpu {
 }
 
 impl OnGpu {
-    /// A copy of a matrix, on the device's stream.
+    /// Copies a matrix, on the device's stream.
     pub(crate) fn of(weights: QuantizedView<'_>, device: &CudaDevice) -> Result<Self> {
         let weights = DeviceTensor::from_host(&device.cuda_stream(), weights).map_err(Error::wrap)?;
         Ok(Self { gpu: gpu(device)?, weights })
     }
 
-    /// The products of rows without gaps.
+    /// The products of the matrix and rows without gaps.
     pub(crate) fn multiply(&self, x: &CudaStorage, layout: &Layout, tokens: usize) -> Result<CudaStorage> {
         match &x.slice {
             CudaStorageSlice::F32(_) => self.multiply_as::<f32>(x, layout, tokens),
@@ -82,7 +82,7 @@ impl fmt::Debug for ExpertsOnGpu {
 }
 
 impl ExpertsOnGpu {
-    /// A copy of matrices. Waits for the device's stream.
+    /// Copies matrices. Waits for the device's stream.
     pub(crate) fn of<'a>(
         weights: impl Iterator<Item = QuantizedView<'a>>,
         device: &CudaDevice,
@@ -91,7 +91,7 @@ impl ExpertsOnGpu {
         Ok(Self { gpu: gpu(device)?, experts })
     }
 
-    /// The products of rows without gaps and the weights of the experts of each token, `top_k` of them.
+    /// The products of rows without gaps and the weights of each token's `top_k` experts.
     pub(crate) fn multiply(
         &self,
         x: (&CudaStorage, &Layout),
@@ -141,7 +141,7 @@ fn part<'a, T: CudaDType>(storage: &'a CudaStorage, layout: &Layout) -> Result<C
     }
 }
 
-/// The kernels of a device of candle's, which all layers share.
+/// The kernels of a candle device, which all layers share.
 fn gpu(device: &CudaDevice) -> Result<Arc<Gpu>> {
     static GPUS: Mutex<Vec<(DeviceId, Arc<Gpu>)>> = Mutex::new(Vec::new());
     let mut gpus = GPUS.lock().unwrap_or_else(PoisonError::into_inner);

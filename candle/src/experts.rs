@@ -13,11 +13,14 @@ use crate::cuda::ExpertsOnGpu;
 use crate::linear::part;
 use crate::matrix::QMatrix;
 
-/// Linear layers of one shape, one for each expert of a mixture: each token is multiplied with the weights of the experts that it
-/// was sent to. Each expert has a global scale of its own.
+/// The linear layers of a mixture's experts, all of one shape.
 ///
-/// Products are [`gemm_experts`]: an expert's weights are decoded once for all of its tokens, and an expert without tokens costs
-/// nothing. Results are those of a [`QLinear`](crate::QLinear) of the expert that is given its tokens together.
+/// Each token is multiplied with the weights of the experts that it is routed to. Each expert has
+/// its own global scale.
+///
+/// Products are [`gemm_experts`]: an expert's weights are decoded once for all of its tokens, and
+/// an expert without tokens costs nothing. A [`QLinear`](crate::QLinear) of the
+/// expert gives the same results for its tokens together.
 #[derive(Clone, Debug)]
 pub struct QExperts {
     weights: Vec<QMatrix>,
@@ -27,10 +30,10 @@ pub struct QExperts {
 }
 
 impl QExperts {
-    /// Experts of weights `[M, K]` each, and their biases `[E, M]`.
+    /// Experts with weights `[M, K]` each, and their biases `[E, M]`.
     ///
     /// # Errors
-    /// If there are none, or shapes differ. [`QMatrix::split`] makes matrices of weights `[E·M, K]`.
+    /// If there are no experts, or shapes differ. [`QMatrix::split`] splits weights `[E·M, K]`.
     pub fn new(weights: Vec<QMatrix>, bias: Option<Tensor>) -> Result<Self> {
         let Some(first) = weights.first() else { bail!("no experts") };
         let (rows, cols) = (first.view().rows(), first.view().cols());
@@ -49,11 +52,13 @@ impl QExperts {
         })
     }
 
-    /// The experts on a device. On a GPU, which needs the feature `cuda`, the weights are copied there; their global scales must be
-    /// written down in one direction, as those of a checkpoint are.
+    /// The experts on a device. On a GPU (feature `cuda`), the weights are copied to it.
+    ///
+    /// There, the global scales must have one direction, as in a checkpoint.
     ///
     /// # Errors
-    /// For a device that is neither a CPU nor an NVIDIA GPU, for global scales of both directions, and if the driver refuses.
+    /// For a device that is neither a CPU nor an NVIDIA GPU, for global scales of both directions,
+    /// and if the driver fails.
     pub fn to_device(&self, device: &Device) -> Result<Self> {
         let bias = self.bias.as_ref().map(|bias| bias.to_device(device)).transpose()?;
         let experts = Self::new(self.weights.clone(), bias)?;
@@ -77,13 +82,14 @@ impl QExperts {
 
     /// The results of each token with each of its experts: `[tokens, k, M]`.
     ///
-    /// `x` is `[tokens, K]`, or `[tokens, k, K]` where each pair of a token and an expert has an input of its own; it is f32, f16
-    /// or bf16. On a GPU an f32 is multiplied as three bf16, whose sum it is but for what is below 2^−133. `experts` is `[tokens, k]`, whole numbers, as
-    /// `candle_core::quantized::QMatMul::indexed_moe_forward` has them. On a GPU nobody looks at them before they are used: without
-    /// biases, results of a number that is no expert's are zeros.
+    /// `x` is `[tokens, K]`, or `[tokens, k, K]` if each pair of a token and an expert has its own
+    /// input, in f32, f16 or bf16. On a GPU an f32 is split into three bf16, whose sum equals it
+    /// except below 2^−133. `experts` is `[tokens, k]`, whole numbers, as in
+    /// `candle_core::quantized::QMatMul::indexed_moe_forward`. A GPU does not check them: for a
+    /// number without an expert, results without biases are zeros.
     ///
     /// # Errors
-    /// If shapes do not fit, or on a CPU if a number is no expert's.
+    /// If shapes do not match, or on a CPU if a number has no expert.
     pub fn forward(&self, x: &Tensor, experts: &Tensor) -> Result<Tensor> {
         let chosen = experts.to_dtype(DType::U32)?.contiguous()?;
         let y = x.contiguous()?.apply_op2_no_bwd(&chosen, &Products { experts: self })?;
@@ -92,10 +98,12 @@ impl QExperts {
         y + bias
     }
 
-    /// The sum of each token's results, weighted: `[tokens, M]`. `weights` is `[tokens, k]`, a router's probabilities for instance.
+    /// The weighted sum of each token's results: `[tokens, M]`.
+    ///
+    /// `weights` is `[tokens, k]`, such as a router's probabilities.
     ///
     /// # Errors
-    /// The errors of [`Self::forward`].
+    /// As for [`Self::forward`].
     pub fn forward_weighted(&self, x: &Tensor, experts: &Tensor, weights: &Tensor) -> Result<Tensor> {
         let y = self.forward(x, experts)?;
         y.broadcast_mul(&weights.to_dtype(y.dtype())?.unsqueeze(D::Minus1)?)?.sum(1)

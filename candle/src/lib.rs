@@ -1,4 +1,4 @@
-//! Linear layers and experts whose weights are quantized to MXFP4 or NVFP4, over [candle](candle_core)'s tensors.
+//! Linear layers and experts with MXFP4 or NVFP4 weights, on [candle](candle_core)'s tensors.
 //!
 //! ```no_run
 //! use std::path::Path;
@@ -15,18 +15,21 @@
 //!
 //! | to | use |
 //! |---|---|
-//! | find tensors of a checkpoint by name, as in candle's `VarBuilder` | [`Weights`] |
-//! | have a layer, whether the checkpoint has it quantized or not | [`Weights::linear`], [`Linear`] |
+//! | find tensors of a checkpoint by name, as with candle's `VarBuilder` | [`Weights`] |
+//! | load a layer that the checkpoint stores quantized or not | [`Weights::linear`], [`Linear`] |
 //! | multiply with quantized weights | [`QLinear`] |
 //! | multiply each token with the weights of its experts | [`Weights::experts`], [`QExperts`] |
-//! | make layers of weights that are elsewhere | [`QMatrix`] |
+//! | make layers of weights from elsewhere | [`QMatrix`] |
 //!
-//! Weights stay where the file is mapped, and products read them there: nothing is copied when a model is loaded but what
-//! is not quantized, and blocks of GGUF. Products are [`microscale::gemm_weights`] and [`microscale::gemm_experts`], on CPUs,
-//! with activations in f32, f16 or bf16, over rayon's threads, as candle's own are.
+//! Weights stay in the mapped file, and products read them there. Loading a model copies only
+//! unquantized tensors and GGUF blocks. Products are [`microscale::gemm_weights`] and
+//! [`microscale::gemm_experts`], on CPUs, with activations in f32, f16 or bf16, on rayon's threads
+//! like candle's own.
 //!
-//! With the feature `cuda`, linear layers and experts are also on candle's GPUs, with activations in the same dtypes: weights
-//! are copied there, and products are enqueued on the device's stream, in memory of its pool. f16 and bf16 are the fastest; an f32 is
+//! With the feature `cuda`, linear layers and experts also run on candle's GPUs, with activations
+//! in the same dtypes. Weights are copied to the GPU, and products are enqueued on the device's
+//! stream, in memory of its pool. f16 and bf16 are fastest. An f32 is split into three bf16, which
+//! keeps its value.
 //! multiplied as three bf16, which loses nothing of it.
 
 #[cfg(feature = "cuda")]

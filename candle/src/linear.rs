@@ -12,11 +12,13 @@ use microscale::{Activation, Recipe, quantize};
 use crate::cuda::OnGpu;
 use crate::matrix::QMatrix;
 
-/// A linear layer with quantized weights, y = x·Wᵀ + b. Takes the place of `candle_nn::Linear`: it has inputs of any number of
-/// dimensions, the last one of K elements, in f32, f16 or bf16, and outputs in the same dtype.
+/// A linear layer with quantized weights, y = x·Wᵀ + b.
 ///
-/// Each product is within the bounds that [`microscale::formats::weights`] states, and rounded once to the dtype; the bias is
-/// added afterwards, as candle does it. An input without gaps is not copied.
+/// Replaces `candle_nn::Linear`: inputs have any number of dimensions, the last one of K elements,
+/// in f32, f16 or bf16. Outputs have the same dtype.
+///
+/// Each product is within the bounds that [`microscale::formats::weights`] states, and rounded once
+/// to the dtype. The bias is added afterwards, as in candle. An input without gaps is not copied.
 #[derive(Clone, Debug)]
 pub struct QLinear {
     weight: QMatrix,
@@ -26,7 +28,9 @@ pub struct QLinear {
 }
 
 impl QLinear {
-    /// A layer of weights `[M, K]` and a bias `[M]`, which is converted to the dtype of an input that has another.
+    /// A layer of weights `[M, K]` and a bias `[M]`.
+    ///
+    /// The bias is converted to the dtype of the input if that differs.
     ///
     /// # Errors
     /// If the bias has another shape.
@@ -43,10 +47,10 @@ impl QLinear {
         })
     }
 
-    /// The layer on a device. On a GPU, which needs the feature `cuda`, the weights are copied there.
+    /// The layer on a device. On a GPU (feature `cuda`), the weights are copied to it.
     ///
     /// # Errors
-    /// For a device that is neither a CPU nor an NVIDIA GPU, and if the driver refuses.
+    /// For a device that is neither a CPU nor an NVIDIA GPU, and if the driver fails.
     pub fn to_device(&self, device: &Device) -> Result<Self> {
         let layer = Self::new(
             self.weight.clone(),
@@ -64,10 +68,11 @@ impl QLinear {
         }
     }
 
-    /// A layer of the weights `[M, K]` of a tensor, quantized on the CPU, on the tensor's device.
+    /// Quantizes a tensor `[M, K]` on the CPU, and makes a layer of it on the tensor's device.
     ///
     /// # Errors
-    /// If the tensor is no matrix of f32, f16 or bf16, and those of [`microscale::quantize`], [`QMatrix::new`], [`Self::new`] and [`Self::to_device`].
+    /// If the tensor is not a matrix of f32, f16 or bf16, and as for [`microscale::quantize`],
+    /// [`QMatrix::new`], [`Self::new`] and [`Self::to_device`].
     pub fn quantize(weight: &Tensor, bias: Option<Tensor>, recipe: &Recipe) -> Result<Self> {
         let (rows, cols) = weight.dims2()?;
         let shape = microscale::Shape::new(rows, cols);
@@ -163,12 +168,14 @@ pub(crate) fn part<'a, T>(storage: &'a [T], layout: &Layout) -> Result<&'a [T]> 
     }
 }
 
-/// A linear layer that a checkpoint has quantized, or not: layers that were left out of quantizing, such as a model's head.
+/// A linear layer that the checkpoint stores quantized or not.
+///
+/// Some layers are left unquantized, such as a model's head.
 #[derive(Clone, Debug)]
 pub enum Linear {
     /// Quantized weights.
     Quantized(QLinear),
-    /// Other weights.
+    /// Unquantized weights.
     Plain(candle_nn::Linear),
 }
 

@@ -1,4 +1,4 @@
-//! Quantized matrices together with the memory that they are in.
+//! Quantized matrices that keep their memory alive.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,8 +9,10 @@ use microscale::{Activation, QuantizedShape, QuantizedTensor, QuantizedView, gem
 use yoke::erased::ErasedArcCart;
 use yoke::{Yoke, Yokeable};
 
-/// A quantized matrix `[M, K]` that products take, and what keeps its memory: a mapped checkpoint, a
-/// [`QuantizedTensor`], or anything else ([`Self::of`]). Cheap to clone.
+/// A quantized matrix `[M, K]` for products. Cheap to clone.
+///
+/// It keeps its memory alive: a mapped checkpoint, a [`QuantizedTensor`], or another owner
+/// ([`Self::of`]).
 #[derive(Clone)]
 pub struct QMatrix(Yoke<View<'static>, ErasedArcCart>);
 
@@ -25,7 +27,9 @@ impl fmt::Debug for QMatrix {
 }
 
 impl QMatrix {
-    /// The matrix that is found in somebody's memory, which is kept for as long as the matrix. No byte is copied.
+    /// The matrix that `find` returns from the owner's memory.
+    ///
+    /// The matrix keeps the owner alive. No byte is copied.
     ///
     /// ```
     /// use std::sync::Arc;
@@ -34,16 +38,17 @@ impl QMatrix {
     /// use microscale::{Format, QuantizedShape, QuantizedView};
     /// use microscale_candle::QMatrix;
     ///
-    /// let file = Arc::new(vec![0x22u8; 16 * 8 + 16]); // codes of 16 rows of a block of NVFP4, and their scales
+    /// let file = Arc::new(vec![0x22u8; 16 * 8 + 16]); // 16 rows of one NVFP4 block: codes, scales
     /// let matrix = QMatrix::of(file, |file| {
     ///     let (codes, scales) = file.split_at(16 * 8);
-    ///     QuantizedView::from_parts(QuantizedShape::new(Format::Nvfp4, 16, 16), codes, scales).map_err(Error::wrap)
+    ///     let shape = QuantizedShape::new(Format::Nvfp4, 16, 16);
+    ///     QuantizedView::from_parts(shape, codes, scales).map_err(Error::wrap)
     /// })?;
     /// assert_eq!(matrix.view().rows(), 16);
     /// # Ok::<(), Error>(())
     /// ```
     ///
-    /// The matrix that is found is the owner's:
+    /// `find` can only return memory of the owner:
     ///
     /// ```compile_fail,E0597
     /// # use std::sync::Arc;
@@ -53,13 +58,15 @@ impl QMatrix {
     /// let file = vec![0x22u8; 16 * 8 + 16];
     /// let matrix = QMatrix::of(Arc::new(()), |()| {
     ///     let (codes, scales) = file.split_at(16 * 8);
-    ///     QuantizedView::from_parts(QuantizedShape::new(Format::Nvfp4, 16, 16), codes, scales).map_err(Error::wrap)
+    ///     let shape = QuantizedShape::new(Format::Nvfp4, 16, 16);
+    ///     QuantizedView::from_parts(shape, codes, scales).map_err(Error::wrap)
     /// })?;
     /// # Ok::<(), Error>(())
     /// ```
     ///
     /// # Errors
-    /// The errors of `find`, and others for formats without products (MXFP8) and for swizzled scales.
+    /// The errors of `find`, and an error for formats without products (MXFP8) and for swizzled
+    /// scales.
     pub fn of<Owner: Send + Sync + 'static>(
         owner: Arc<Owner>,
         find: impl for<'a> FnOnce(&'a Owner) -> Result<QuantizedView<'a>>,
@@ -76,23 +83,23 @@ impl QMatrix {
         Ok(matrix)
     }
 
-    /// The matrix of a tensor.
+    /// The matrix of a tensor, which it keeps.
     ///
     /// # Errors
-    /// The errors of [`Self::of`].
+    /// As for [`Self::of`].
     pub fn new(tensor: QuantizedTensor) -> Result<Self> {
         Self::of(Arc::new(tensor), |tensor| Ok(tensor.view()))
     }
 
-    /// Its codes, scales and global scale.
+    /// The matrix' codes, scales and global scale.
     pub fn view(&self) -> QuantizedView<'_> {
         self.0.get().0
     }
 
-    /// Matrices of as many rows each, one under the other in this one.
+    /// Splits the matrix by rows into `count` matrices of the same size.
     ///
     /// # Errors
-    /// If the rows cannot be divided so.
+    /// If `count` does not divide the rows.
     pub fn split(&self, count: usize) -> Result<Vec<Self>> {
         let shape = self.view().shape();
         if count == 0 || !shape.rows.is_multiple_of(count) {
@@ -112,7 +119,7 @@ impl QMatrix {
         parts.collect()
     }
 
-    /// The products with rows of activations, `[N, K]` without gaps: `[N, M]`.
+    /// The products with activations `[N, K]` without gaps: `[N, M]`.
     pub(crate) fn multiply<T: Activation>(
         &self,
         activations: &[T],

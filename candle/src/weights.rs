@@ -1,4 +1,4 @@
-//! Tensors of a checkpoint, by name.
+//! Tensors of a checkpoint by name.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -14,8 +14,10 @@ use crate::experts::QExperts;
 use crate::linear::{Linear, QLinear};
 use crate::matrix::QMatrix;
 
-/// The tensors of a checkpoint, by the names that the model knows, in any convention of files that `microscale-checkpoint` reads.
-/// Weights by name, as candle's `VarBuilder` has plain ones: [`Self::pp`] goes down the names. Cheap to clone.
+/// The tensors of a checkpoint by the model's names, like candle's `VarBuilder`. Cheap to clone.
+///
+/// Takes every checkpoint format that `microscale-checkpoint` reads. [`Self::pp`] appends to the
+/// prefix.
 #[derive(Clone)]
 pub struct Weights {
     tensors: Arc<Mapped>,
@@ -24,7 +26,7 @@ pub struct Weights {
     device: Device,
 }
 
-/// Tensors, and the mapped files that they are in.
+/// Tensors and the mapped files that hold them.
 type Mapped = Yoke<Tensors<'static>, Arc<Checkpoint>>;
 
 #[derive(Yokeable)]
@@ -41,19 +43,20 @@ impl fmt::Debug for Weights {
 }
 
 impl Weights {
-    /// Opens a `.safetensors` or `.gguf` file, or a checkpoint directory: the files are mapped. What is not quantized comes out in
-    /// this dtype, and everything on this device.
+    /// Opens a `.safetensors` or `.gguf` file, or a checkpoint directory, and maps the files.
+    ///
+    /// Unquantized tensors come out in `dtype`, and all tensors on `device`.
     ///
     /// # Errors
-    /// The errors of [`Checkpoint::open`] and [`logical`].
+    /// As for [`Checkpoint::open`] and [`logical`].
     pub fn open(path: &Path, dtype: DType, device: &Device) -> Result<Self> {
         Self::of(Checkpoint::open(path).map_err(Error::wrap)?, dtype, device)
     }
 
-    /// [`Self::open`] of a checkpoint that is open.
+    /// [`Self::open`] for a checkpoint that is already open.
     ///
     /// # Errors
-    /// The errors of [`logical`].
+    /// As for [`logical`].
     pub fn of(checkpoint: Checkpoint, dtype: DType, device: &Device) -> Result<Self> {
         let tensors = Yoke::try_attach_to_cart(Arc::new(checkpoint), |checkpoint| {
             let tensors = logical(checkpoint)?;
@@ -63,7 +66,7 @@ impl Weights {
         Ok(Self { tensors: Arc::new(tensors), prefix: String::new(), dtype, device: device.clone() })
     }
 
-    /// The tensors whose names begin with another part, and a dot after it.
+    /// The tensors whose names continue with another part and a dot.
     #[must_use]
     pub fn pp(&self, part: impl fmt::Display) -> Self {
         Self { prefix: format!("{}{part}.", self.prefix), ..self.clone() }
@@ -74,7 +77,7 @@ impl Weights {
         self.tensors.backing_cart()
     }
 
-    /// The dtype of what is not quantized.
+    /// The dtype of unquantized tensors.
     pub fn dtype(&self) -> DType {
         self.dtype
     }
@@ -84,15 +87,15 @@ impl Weights {
         self.tensors.get().0.contains_key(&*self.full(name))
     }
 
-    /// The device that tensors come out on.
+    /// The device of the tensors.
     pub fn device(&self) -> &Device {
         &self.device
     }
 
-    /// The values of a tensor, dequantized if it is quantized.
+    /// The values of a tensor, dequantized if necessary.
     ///
     /// # Errors
-    /// If there is none of this name and shape, and those of reading it.
+    /// If there is no tensor of this name and shape, or if reading it fails.
     pub fn get(&self, shape: impl Into<Shape>, name: &str) -> Result<Tensor> {
         let (name, shape) = (self.full(name), shape.into());
         let tensor = self.find(&name)?;
@@ -114,11 +117,13 @@ impl Weights {
         values?.to_dtype(self.dtype)
     }
 
-    /// The linear layer of `weight`, `[outputs, inputs]`, and of `bias`, `[outputs]`, if it has one. Quantized weights stay in
-    /// the mapped file; MXFP8, which is not multiplied, and everything else comes out in the dtype.
+    /// The linear layer of `weight`, `[outputs, inputs]`, and `bias`, `[outputs]`, if it has one.
+    ///
+    /// Quantized weights stay in the mapped file. Other weights, and MXFP8, which has no products,
+    /// come out in the dtype.
     ///
     /// # Errors
-    /// If there are none of these names and shapes, and those of reading them.
+    /// If there are no tensors of these names and shapes, or if reading them fails.
     pub fn linear(&self, inputs: usize, outputs: usize, bias: bool) -> Result<Linear> {
         let bias = bias.then(|| self.get(outputs, "bias")).transpose()?;
         match self.matrix("weight", [outputs, inputs])? {
@@ -127,11 +132,14 @@ impl Weights {
         }
     }
 
-    /// The experts of a layer: all in one tensor `name`, with biases `name_bias` (gpt-oss), or one by one, `0.name.weight` with
-    /// `0.name.bias` and so on.
+    /// The experts of a layer.
+    ///
+    /// They are either all in one tensor `name`, with biases `name_bias` (gpt-oss), or one by one:
+    /// `0.name.weight` with `0.name.bias`, and so on.
     ///
     /// # Errors
-    /// If there are none of these names and shapes, or they are not quantized to MXFP4 or NVFP4, and those of reading them.
+    /// If there are no tensors of these names and shapes, if they are not in MXFP4 or NVFP4, or if
+    /// reading them fails.
     pub fn experts(
         &self,
         count: usize,
@@ -162,7 +170,7 @@ impl Weights {
         QExperts::new(weights, bias)?.to_device(&self.device)
     }
 
-    /// A quantized matrix that is multiplied; `None` for anything else.
+    /// A quantized matrix with products, or `None` for any other tensor.
     fn matrix(&self, name: &str, shape: [usize; 2]) -> Result<Option<QMatrix>> {
         let name = self.full(name);
         let packed = match self.find(&name)? {
@@ -190,7 +198,7 @@ impl Weights {
     }
 }
 
-/// The mapped bytes of a quantized tensor whose scales are a tensor of their own.
+/// The mapped bytes of a quantized tensor whose scales are a separate tensor.
 fn viewed<'a>(tensors: &'a Mapped, name: &str) -> Result<QuantizedView<'a>> {
     match tensors.get().0.get(name) {
         Some(Logical::Packed(packed)) => {

@@ -1,4 +1,4 @@
-//! The example's model, on the samples.
+//! The example's model on the sample checkpoints.
 
 use std::path::{Path, PathBuf};
 
@@ -23,7 +23,9 @@ fn largest(x: &Tensor) -> f32 {
     x.abs().unwrap().flatten_all().unwrap().max(0).unwrap().to_scalar().unwrap()
 }
 
-/// The tokens that transformers 5.23.0 with torch 2.15.0 generates from there, by f32 arithmetic with the weights as they are stored.
+/// The tokens that transformers 5.23.0 with torch 2.15.0 generates after the prompt.
+///
+/// Computed in f32 with the weights as stored.
 const EXPECTED: &[u32] = &[
     1379, 430, 267, 670, 12, 283, 267, 1220, 649, 643, 267, 1220, 649, 12, 531, 267, 694, 692, 1479, 418,
     1142, 12, 267, 1220, 649, 602, 267, 649, 12, 267, 1220, 649,
@@ -51,7 +53,7 @@ fn quantized_checkpoints_generate_what_their_dequantized_weights_do() -> Result<
         let out = directory.path().join("out");
         samples::quantized("tiny-story", &out, format, convention, files);
         let (mut stored, mut plain) = (model(&out, Held::Stored)?, model(&out, Held::Plain)?);
-        // Many tokens at once, and then one by one.
+        // Many tokens at a time, then one by one.
         let (found, expected) = (stored.forward(PROMPT, false)?, plain.forward(PROMPT, false)?);
         let off = largest(&(&found - &expected)?);
         assert!(off < 1e-4 * largest(&expected), "{files}: {off}");
@@ -82,7 +84,7 @@ fn layers_quantized_in_memory_are_those_of_the_file() -> Result<()> {
 #[test]
 fn perplexity_counts_each_token_once() -> Result<()> {
     let mut model = model(&sample(), Held::Plain)?;
-    // By hand: every token after the start token, in stretches of four.
+    // Computed here: every token after the start token, in chunks of four.
     let tokens: Vec<u32> = PROMPT[1..].iter().chain(EXPECTED).copied().take(7).collect();
     let mut sum = 0.0;
     for stretch in tokens.chunks(4) {

@@ -1,4 +1,6 @@
-//! Layers and a model on a GPU against the same on the CPU. With `MICROSCALE_REQUIRE_GPU=1` a machine without one fails.
+//! Compares layers and a model on a GPU with the same on the CPU.
+//!
+//! With `MICROSCALE_REQUIRE_GPU=1` the tests fail on a machine without a GPU.
 #![cfg(feature = "cuda")]
 
 use std::path::Path;
@@ -14,7 +16,7 @@ mod story;
 
 use story::{Held, PROMPT, greedy, model};
 
-/// Dtypes of activations, and half the distance of two numbers next to 1.
+/// Dtypes of activations, and half the distance from 1 to the next larger number.
 const DTYPES: [(DType, f64); 3] = [
     (DType::F32, 1.0 / (1 << 24) as f64),
     (DType::BF16, 1.0 / (1 << 8) as f64),
@@ -72,7 +74,7 @@ fn products_are_those_of_the_cpu() -> Result<()> {
     Ok(())
 }
 
-/// Activations of which bf16 has no more than the first bits.
+/// Activations that need more bits than a bf16 has.
 #[test]
 fn nothing_of_f32_is_rounded_away() -> Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
@@ -82,7 +84,7 @@ fn nothing_of_f32_is_rounded_away() -> Result<()> {
     let experts = QExperts::new(vec![layer.weight().clone()], None)?.to_device(&device)?;
     let layer = layer.to_device(&device)?;
     for tokens in [1, 9, 300] {
-        // One activation a token that is not zero.
+        // One nonzero activation per token.
         let mut x = vec![0f32; tokens * 32];
         let mut rng = fastrand::Rng::with_seed(tokens as u64);
         let expected: Vec<f32> = (0..tokens).map(|_| rng.f32() - 0.5).collect();
@@ -99,8 +101,9 @@ fn nothing_of_f32_is_rounded_away() -> Result<()> {
     Ok(())
 }
 
-/// Asserts that results are near those of a product whose terms' magnitudes add up to `magnitude`. Both round once, and add in orders
-/// of their own.
+/// Asserts that results are close to the product. `magnitude` is the sum of its terms' magnitudes.
+///
+/// Both results are rounded once, and add in different orders.
 #[track_caller]
 fn assert_near(found: &Tensor, expected: &Tensor, magnitude: &Tensor, cols: usize, unit: f64) {
     let found =
@@ -128,7 +131,7 @@ fn experts_are_those_of_the_cpu() -> Result<()> {
             Ok(QLinear::quantize(&weight, None, &recipe)?.weight().clone())
         };
         let weights = (0..count).map(weight).collect::<Result<Vec<_>>>()?;
-        // Magnitudes of the weights, [count, M, K].
+        // Magnitudes of the weights: `[count, M, K]`.
         let magnitudes = weights.iter().map(|weight| {
             Tensor::from_vec(microscale::dequantize::<f32>(weight.view()), (rows, cols), &Device::Cpu)?.abs()
         });
@@ -195,7 +198,7 @@ fn errors_say_where_things_are() -> Result<()> {
     Ok(())
 }
 
-/// Logits after the prompt, and what follows it.
+/// The logits after the prompt, and the generated tokens.
 fn generated(directory: &Path, held: Held, device: &Device) -> Result<(Vec<f32>, Vec<u32>)> {
     let mut model = model(directory, held, device)?;
     let logits = model.forward(PROMPT, false)?.to_device(&Device::Cpu)?;

@@ -7,7 +7,7 @@ use microscale_candle::{QExperts, QLinear, QMatrix};
 
 const CPU: &Device = &Device::Cpu;
 
-/// Random values, with an outlier now and then.
+/// Random values with occasional outliers.
 fn values(shape: &[usize], seed: u64) -> Tensor {
     let mut rng = fastrand::Rng::with_seed(seed);
     let count = shape.iter().product();
@@ -35,8 +35,10 @@ fn dequantized(matrix: &QMatrix) -> Tensor {
     Tensor::from_vec(dequantize::<f32>(view), (view.rows(), view.cols()), CPU).unwrap()
 }
 
-/// Asserts that `y` is the product of `x` and weights, both `[…, ·]`, within the documented bound, that of candle's own sums in
-/// f32, and those of roundings to the dtype: of the product, and where there is one, of the sum with a bias.
+/// Asserts that `y` is the product of `x` and `weight`, both `[…, ·]`, within three bounds.
+///
+/// They are the documented bound, the bound of candle's own f32 sums, and the bound of roundings to
+/// the dtype: of the product and, with a bias, of the sum.
 #[track_caller]
 fn assert_product(y: &Tensor, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) {
     let cols = weight.dim(1).unwrap();
@@ -72,7 +74,7 @@ fn assert_product(y: &Tensor, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>
 #[test]
 fn products_are_those_of_dequantized_weights() -> Result<()> {
     for (seed, recipe) in recipes().iter().enumerate() {
-        // Rows that end within a block, too.
+        // Includes rows that end within a block.
         for (rows, cols) in [(96, 256), (33, 80), (1, 32)] {
             let weight = matrix(&values(&[rows, cols], seed as u64), recipe);
             let layer = QLinear::new(weight.clone(), None)?;
@@ -101,7 +103,7 @@ fn products_come_under_their_bias_and_out_of_tensors_with_gaps() -> Result<()> {
     for x in [whole.transpose(0, 1)?, whole.narrow(0, 2, 3)?, whole.narrow(1, 1, 2)?, whole.i(4)?] {
         assert_product(&layer.forward(&x)?, &x, &dequantized(&weight), Some(&bias));
     }
-    // A bias in another dtype than the input.
+    // A bias whose dtype differs from the input's.
     let x = whole.to_dtype(DType::BF16)?;
     assert_product(&layer.forward(&x)?, &x, &dequantized(&weight), Some(&bias));
     Ok(())
@@ -119,7 +121,7 @@ fn layers_are_quantized_in_memory_from_every_dtype() -> Result<()> {
     Ok(())
 }
 
-/// Experts whose global scales differ, since their weights are of different sizes.
+/// Experts whose global scales differ, because their weights have different magnitudes.
 fn experts(count: usize, rows: usize, cols: usize) -> Vec<QMatrix> {
     let of = |expert: usize| (values(&[rows, cols], expert as u64) * 4f64.powi(expert as i32 - 2)).unwrap();
     (0..count).map(|expert| matrix(&of(expert), &recipes()[1])).collect()
@@ -134,7 +136,7 @@ fn experts_multiply_the_tokens_that_were_sent_to_them() -> Result<()> {
     let biases = values(&[count, rows], 9);
     let layer = QExperts::new(weights.clone(), Some(biases.clone()))?;
     for (tokens, k) in [(1, 1), (1, 4), (40, 2)] {
-        // Experts 0 to 3 of five.
+        // Uses experts 0 to 3 of five.
         let sent: Vec<u32> = (0..tokens * k).map(|pair| (pair as u32 * 7 + pair as u32 / 5) % 4).collect();
         let ids = Tensor::from_vec(sent.clone(), (tokens, k), CPU)?;
         for dtype in [DType::F32, DType::BF16] {

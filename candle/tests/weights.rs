@@ -1,4 +1,4 @@
-//! Layers from checkpoints, by name.
+//! Layers from checkpoints by name.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -14,7 +14,7 @@ const CPU: &Device = &Device::Cpu;
 
 const SAMPLE: &str = "tiny-llama";
 
-/// The sample, quantized into a directory.
+/// Quantizes the sample into a directory.
 fn quantized(out: &Path, format: Format, convention: Convention, files: FileConvention) {
     samples::quantized(SAMPLE, out, format, convention, files);
 }
@@ -28,7 +28,7 @@ fn input(shape: &[usize]) -> Tensor {
     Tensor::from_vec(values, shape, CPU).unwrap()
 }
 
-/// Asserts that a layer's results are those of its dequantized weights.
+/// Asserts that a layer multiplies with its dequantized weights.
 #[track_caller]
 fn assert_layer(layer: &impl Module, weight: &Tensor, bias: Option<&Tensor>) {
     let x = input(&[6, weight.dim(1).unwrap()]);
@@ -59,7 +59,7 @@ fn layers_of_every_convention_are_found_by_the_models_names() -> Result<()> {
         assert!(off > 0.0 && off < 0.2 * largest(&before), "{files}: {off} of {}", largest(&before));
         let layer = mlp.pp("down_proj").linear(352, 128, false)?;
         assert!(matches!(layer, Linear::Quantized(_)), "{files}");
-        // The file is mapped: it is gone by name, and the layer still has it.
+        // The file is deleted, but still mapped by the layer.
         drop((weights, mlp));
         directory.close().unwrap();
         assert_layer(&layer, &dequantized, None);
@@ -97,7 +97,7 @@ fn layers_that_are_not_quantized_come_out_in_the_dtype() -> Result<()> {
         assert_eq!((head.weight().dims(), head.weight().dtype()), (&[1024, 128][..], dtype));
         assert_eq!(weights.get(128, "model.norm.weight")?.dtype(), dtype);
     }
-    // MXFP8 is not multiplied.
+    // MXFP8 has no products.
     let out = directory.path().join("mxfp8");
     quantized(&out, Format::Mxfp8E4m3, Convention::Ocp, FileConvention::CompressedTensors);
     let weights = Weights::open(&out, DType::F32, CPU)?.pp("model.layers.0.mlp.up_proj");
@@ -107,12 +107,12 @@ fn layers_that_are_not_quantized_come_out_in_the_dtype() -> Result<()> {
     Ok(())
 }
 
-/// Writes a checkpoint of tensors.
+/// Writes a checkpoint with these tensors.
 fn written(path: &Path, tensors: Vec<(String, Tensor)>) {
     candle_core::safetensors::save(&tensors.into_iter().collect::<HashMap<_, _>>(), path).unwrap();
 }
 
-/// Bytes that are any codes, or scales around 2⁰.
+/// Random bytes from `least` to `most`: arbitrary codes, or scales around 2⁰.
 fn bytes(shape: &[usize], least: u8, most: u8) -> Tensor {
     let mut rng = fastrand::Rng::with_seed(shape.len() as u64);
     let bytes: Vec<u8> = (0..shape.iter().product::<usize>()).map(|_| rng.u8(least..=most)).collect();
@@ -123,7 +123,7 @@ fn bytes(shape: &[usize], least: u8, most: u8) -> Tensor {
 fn experts_are_found_in_one_tensor_and_one_by_one() -> Result<()> {
     let directory = tempfile::tempdir().unwrap();
     let (experts, inputs, outputs) = (4, 64, 48);
-    // As gpt-oss has them.
+    // As gpt-oss stores them.
     let together = directory.path().join("together.safetensors");
     let codes = bytes(&[experts, outputs, inputs / 32, 16], 0, 255);
     let scales = bytes(&[experts, outputs, inputs / 32], 120, 130);
@@ -131,7 +131,7 @@ fn experts_are_found_in_one_tensor_and_one_by_one() -> Result<()> {
     let name = |end: &str| format!("mlp.experts.gate_up_proj{end}");
     let parts = [("_blocks", &codes), ("_scales", &scales), ("_bias", &biases)];
     written(&together, parts.map(|(end, part)| (name(end), part.clone())).into());
-    // Experts again, as compressed-tensors has linear layers.
+    // The same experts as compressed-tensors stores linear layers.
     let apart = directory.path().join("apart.safetensors");
     let each = (0..experts).flat_map(|expert| {
         let name = |end: &str| format!("mlp.experts.{expert}.gate_up_proj.{end}");
@@ -157,7 +157,7 @@ fn experts_are_found_in_one_tensor_and_one_by_one() -> Result<()> {
     let (together_layer, apart_layer) = (layer_of(&together)?, layer_of(&apart)?);
     let y = together_layer.forward(&x, &ids)?;
     assert_eq!(y.to_vec3::<f32>()?, apart_layer.forward(&x, &ids)?.to_vec3::<f32>()?);
-    // The parameter of the model has inputs before outputs.
+    // The model's parameter has inputs before outputs.
     let values = Weights::open(&together, DType::F32, CPU)?
         .get((experts, inputs, outputs), "mlp.experts.gate_up_proj")?;
     for expert in 0..experts {

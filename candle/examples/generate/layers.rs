@@ -1,4 +1,4 @@
-//! How linear layers are held: as the checkpoint has them, as candle has them, or quantized in memory.
+//! How linear layers are held: stored, as candle's `Linear`, or quantized in memory.
 
 use std::str::FromStr;
 
@@ -9,16 +9,16 @@ use microscale_candle::{QLinear, Weights};
 
 use super::llama::Source;
 
-/// How linear layers are held. Heads and embeddings are held as they are.
+/// How linear layers are held. Heads and embeddings keep the checkpoint's form.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Held {
-    /// As the checkpoint has them.
+    /// As stored in the checkpoint.
     Stored,
     /// As candle's `Linear`.
     Plain,
-    /// By candle's quantization of GGUF.
+    /// Quantized by candle to a GGUF type.
     Ggml(GgmlDType),
-    /// Quantized by this library.
+    /// Quantized by microscale.
     Quantized(Format, Search),
 }
 
@@ -45,7 +45,7 @@ impl FromStr for Held {
 }
 
 impl Held {
-    /// The layer of weights.
+    /// The layer with these weights.
     pub(crate) fn layer(self, weight: Tensor, bias: Option<Tensor>) -> Result<Box<dyn Module>> {
         Ok(match self {
             Self::Stored | Self::Plain => Box::new(candle_nn::Linear::new(weight, bias)),
@@ -89,7 +89,7 @@ impl Source for Stored {
     }
 }
 
-/// Random tensors, for measurements: the same whenever they are made.
+/// Random tensors for measurements, the same in every run.
 pub(crate) struct Random(pub(crate) Held, pub(crate) DType, pub(crate) Device);
 
 impl Source for Random {

@@ -1,4 +1,4 @@
-//! A Llama: also Qwen2 and Qwen3, which add biases and norms of heads.
+//! A Llama. Also Qwen2 and Qwen3, which add biases and per-head norms.
 
 use candle_core::{D, DType, Device, Module, Result, Tensor, bail};
 use candle_nn::kv_cache::KvCache;
@@ -6,13 +6,13 @@ use candle_nn::ops::{rms_norm, silu, softmax_last_dim};
 use candle_nn::rotary_emb::rope;
 use serde_json::Value;
 
-/// Where a model's tensors come from, and how its linear layers are held.
+/// The source of a model's tensors, and how its linear layers are held.
 pub(crate) trait Source {
-    /// Values by name.
+    /// A tensor by name.
     fn tensor(&self, name: &str, shape: &[usize]) -> Result<Tensor>;
     /// Returns whether there is a tensor.
     fn has(&self, name: &str) -> bool;
-    /// The linear layer of `name.weight`, and of `name.bias` if there is one.
+    /// The linear layer of `name.weight`, and `name.bias` if there is one.
     fn linear(&self, name: &str, inputs: usize, outputs: usize) -> Result<Box<dyn Module>>;
 }
 
@@ -67,7 +67,7 @@ impl Config {
     }
 }
 
-/// The weights, and the keys and values of the tokens that it has seen.
+/// The weights, and the keys and values of previous tokens.
 pub(crate) struct Llama {
     embeddings: Tensor,
     layers: Vec<Layer>,
@@ -130,7 +130,7 @@ impl Layer {
         })
     }
 
-    /// `x` is `[tokens, hidden]`, with cosines and sines of its positions.
+    /// `x` is `[tokens, hidden]`, with the cosines and sines of its positions.
     fn forward(&mut self, x: &Tensor, cos: &Tensor, sin: &Tensor, mask: Option<&Tensor>) -> Result<Tensor> {
         let x = (x + self.attend(&self.norms[0].forward(x)?, cos, sin, mask)?)?;
         let normed = self.norms[1].forward(&x)?;
@@ -153,7 +153,7 @@ impl Layer {
         let k = rope(&by_head(&**k, kv_heads, k_norm.as_ref())?, cos, sin)?;
         let v = by_head(&**v, kv_heads, None)?;
         let (k, v) = self.cache.append(&k, &v)?;
-        // Heads that share keys and values lie one after the other.
+        // Heads that share keys and values are adjacent.
         let q = (q.reshape((kv_heads, heads / kv_heads * tokens, self.head_dim))?
             / (self.head_dim as f64).sqrt())?;
         let scores = q.matmul(&k.squeeze(0)?.transpose(1, 2)?)?;
@@ -171,7 +171,7 @@ impl Layer {
 }
 
 impl Llama {
-    /// The model of a source's tensors, in the dtype that these come out in.
+    /// The model of a source's tensors, in their dtype.
     pub(crate) fn of(source: &dyn Source, config: &Config) -> Result<Self> {
         let embeddings = source.tensor("model.embed_tokens.weight", &[config.vocabulary, config.hidden])?;
         let head: Box<dyn Module> = if config.tied {
@@ -196,17 +196,17 @@ impl Llama {
         })
     }
 
-    /// Forgets the tokens that it has seen.
+    /// Forgets previous tokens.
     pub(crate) fn reset(&mut self) {
         self.layers.iter_mut().for_each(|layer| layer.cache.reset());
     }
 
-    /// The logits after each of the tokens, `[tokens, vocabulary]` in f32, or after the last one alone.
+    /// The logits after each token, `[tokens, vocabulary]` in f32, or only after the last one.
     pub(crate) fn forward(&mut self, tokens: &[u32], last_alone: bool) -> Result<Tensor> {
         let (count, seen) = (tokens.len(), self.layers[0].cache.current_seq_len());
         let mut x = self.embeddings.index_select(&Tensor::new(tokens, self.embeddings.device())?, 0)?;
         let (cos, sin) = (self.cos.narrow(0, seen, count)?, self.sin.narrow(0, seen, count)?);
-        // A token sees those before it, and itself.
+        // A token attends to itself and to previous tokens.
         let hidden =
             |i: usize| (0..seen + count).map(move |j| if j > seen + i { f32::NEG_INFINITY } else { 0.0 });
         let mask = (count > 1).then(|| {
@@ -225,12 +225,12 @@ impl Llama {
         self.head.forward(&self.norm.forward(&x)?)?.to_dtype(DType::F32)
     }
 
-    /// The token with the largest logit after others.
+    /// The token with the largest logit after `tokens`.
     pub(crate) fn next(&mut self, tokens: &[u32]) -> Result<u32> {
         self.forward(tokens, true)?.argmax(D::Minus1)?.get(0)?.to_scalar()
     }
 
-    /// The mean of −log p of the tokens after a first one, in stretches of the context, which all begin with it.
+    /// The mean of −log p of `tokens`, in chunks of the context that all begin with `first`.
     pub(crate) fn loss(&mut self, first: u32, tokens: &[u32], context: usize) -> Result<f64> {
         let mut sum = 0.0;
         for stretch in tokens.chunks(context - 1) {

@@ -1,17 +1,26 @@
-//! Runs a Llama, Mistral or Qwen from a checkpoint directory, quantized by any convention or not.
+//! Runs a Llama, Mistral or Qwen from a checkpoint directory, quantized in any format or not.
 //!
 //!     cargo run --release -p microscale-candle --example generate -- OUT --prompt "It was"
 //!     cargo run --release -p microscale-candle --example generate -- sample/tiny-story \
 //!         --layers plain,q4_k,mxfp4,nvfp4,nvfp4-full --perplexity sample/tiny-story/heldout.txt
-//!     cargo run --release -p microscale-candle --example generate -- random --layers plain,q4_k,nvfp4
-//!     cargo run --release -p microscale-candle --example generate --features cuda -- OUT --device cuda --dtype bf16
+//!     cargo run --release -p microscale-candle --example generate -- random \
+//!         --layers plain,q4_k,nvfp4
+//!     cargo run --release -p microscale-candle --example generate --features cuda -- \
+//!         OUT --device cuda --dtype bf16
 //!
-//! `--layers` says how linear layers are held: `stored`, as the checkpoint has them; `plain`, as candle's `Linear`, dequantized if
-//! need be; `q4_0` and `q4_k` by candle's own quantization, `mxfp4`, `nvfp4`, `mxfp4-full` and `nvfp4-full` by this library's, made
-//! of the same values in memory. Several are run in turns. `--dtype` is that of activations and of what is not quantized.
-//! `--device cuda` is the first GPU; a round before the others has its driver compile the kernels, and is not measured. `--tokens`
-//! says how many are generated, and `--rounds` how often, for speeds. `random` is a model of random weights, 8 layers of 2048, that
-//! has no words.
+//! Pass `--layers` to choose how linear layers are held:
+//!
+//! - `stored`: as in the checkpoint
+//! - `plain`: candle's `Linear`, dequantized if necessary
+//! - `q4_0`, `q4_k`: quantized in memory by candle
+//! - `mxfp4`, `nvfp4`, `mxfp4-full`, `nvfp4-full`: quantized in memory by microscale, from the same
+//!   values
+//!
+//! Several choices alternate. `--dtype` is the dtype of activations and unquantized tensors.
+//! `--device cuda` is the first GPU: an extra first round, which is not measured, has its driver
+//! compile the kernels. `--tokens` is the number of tokens to generate, and `--rounds` the number
+//! of rounds, for speeds. `random` is a model with 8 layers of 2048 and random weights; it has no
+//! vocabulary of words.
 
 mod layers;
 mod llama;
@@ -82,7 +91,7 @@ impl Options {
     }
 }
 
-/// A model that was loaded, and what was measured of it.
+/// A loaded model and its measurements.
 struct Run {
     name: String,
     model: Llama,
@@ -108,13 +117,13 @@ impl Run {
     }
 }
 
-/// The median, and the least.
+/// The median and the minimum.
 fn median(times: &mut [Duration]) -> [f64; 2] {
     times.sort();
     [times[times.len() / 2], times[0]].map(|time| time.as_secs_f64())
 }
 
-/// The tokens of documents with an empty line between two of them; each begins with the first token.
+/// The tokens of documents that empty lines separate. Each document begins with the first token.
 fn tokens_of(tokenizer: &Tokenizer, first: u32, text: &str) -> Result<Vec<u32>> {
     let mut tokens = Vec::new();
     for document in text.trim_end().split("\n\n").filter(|document| !document.is_empty()) {

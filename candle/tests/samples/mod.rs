@@ -1,4 +1,4 @@
-//! The samples of the repository.
+//! The sample checkpoints in the repository.
 
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -6,7 +6,10 @@ use std::path::{Path, PathBuf};
 use microscale::{Convention, Format, Recipe};
 use microscale_checkpoint::{Checkpoint, FileConvention, Plan, Selection, quantize};
 
-/// A sample's directory. `MICROSCALE_TEST_DATA` names the root for tests that run on another machine than they were built on.
+/// A sample's directory.
+///
+/// `MICROSCALE_TEST_DATA` names the root directory for tests that run on a machine other than the
+/// build machine.
 pub(crate) fn sample(name: &str) -> PathBuf {
     let root = || Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     std::env::var_os("MICROSCALE_TEST_DATA").map_or_else(root, PathBuf::from).join("sample").join(name)
