@@ -99,8 +99,10 @@ impl Ptx {
         self.filtered(|name, _| family.kernels().iter().any(|kernel| kernel.name == name))
     }
 
-    /// The kernels to store for the target: those that it does not [share](Target::shares_text), and
-    /// whose text or declarations differ in a module for the target before.
+    /// The kernels to store for the target.
+    ///
+    /// These are the kernels that it does not [share](Target::shares_text), and whose text or
+    /// declarations differ in a module for the target before.
     #[must_use]
     pub fn without(&self, before: &Self) -> Self {
         self.filtered(|name, entry| {

@@ -122,9 +122,10 @@ impl Target {
         if kernel.resident > 1 && !self.wgmma { 0 } else { kernel.resident }
     }
 
-    /// Returns whether a kernel's text is the one of the target [before](Self::before) even if a build for this
-    /// target differs. The GPUs for which PTX is tuned multiply by `wgmma` where they have it, so `mma` kernels
-    /// need new text only for FP4 conversions.
+    /// Returns whether a kernel's text is shared with the target [before](Self::before).
+    ///
+    /// That holds even if a build for this target differs. The GPUs for which PTX is tuned multiply
+    /// by `wgmma` where they have it, so `mma` kernels need new text only for FP4 conversions.
     pub fn shares_text(&self, kernel: &Kernel) -> bool {
         kernel.targets == Targets::WithoutWgmma && !self.hardware_fp4 && self.before().is_some()
     }

@@ -4,7 +4,7 @@
 //!
 //! | floor | modules | task |
 //! |---|---|---|
-//! | entry points | `quantize`, `dequantize`, `amax`, `gemv*`, `gemm*` | check arguments, make tasks |
+//! | entry points | `quantize`, `dequantize`, `amax`, `gem*` | check operands, make tasks |
 //! | dispatch | `isa`, `dispatch`, `reference` | choose an instruction set, once per call |
 //! | loops over blocks | `rounding`, `search`, `decode`, `errors`, `exact_cast` | process a run |
 //! | loops over rows | `products` | multiply a row or a panel of rows |

@@ -180,7 +180,7 @@ impl GemmConfig {
         Self { slices, ..self }
     }
 
-    /// The numbers of slices of K that a launch may have: powers of two up to a thread block's warps.
+    /// The numbers of slices of K for a launch: powers of two up to a thread block's warps.
     pub fn slicings(self) -> impl Iterator<Item = u32> {
         let most = match self.mainloop {
             Mainloop::Gemv => self.gemv_warps(),

@@ -351,7 +351,7 @@ register_instructions! {
     fma_bf16x2(a: reg32 u32, b: reg32 u32, c: reg32 u32) -> reg32 u32 = "fma.rn.bf16x2 {}, {}, {}, {};";
     /// Two values cut to f16, toward zero: the first argument goes to the high half.
     f16x2_toward_zero(high: reg32 f32, low: reg32 f32) -> reg32 u32 = "cvt.rz.f16x2.f32 {}, {}, {};";
-    /// |a| · b in both halves, rounded once; bf16. (A product as such needs sm_90; adding −0 changes nothing.)
+    /// |a| · b in both halves, rounded once; bf16. A plain product needs sm_90; adding −0 keeps it.
     scale_magnitude_bf16x2(a: reg32 u32, b: reg32 u32) -> reg32 u32 =
         "{{ .reg .b32 x, minus_zero; abs.bf16x2 x, {1}; mov.b32 minus_zero, 0x80008000;
         fma.rn.bf16x2 {0}, x, {2}, minus_zero; }}";
