@@ -21,7 +21,7 @@ Peers:
     humming-mma       the same with the warps' own `mma` instead of `wgmma`, as Humming chooses for the A100
 
 With `--ours` the records have our times too. Their `kernel` is the configuration that our program
-chose, such as wgmma-256x64-c2 or gemv-32x1-s8.
+chose, such as wgmma-256x64-c2 or gemv-16x1-s8.
 
 Needs torch with CUDA; Humming needs humming-kernels and NVRTC with CUDA's headers, or nvcc and HUMMING_COMPILER=nvcc.
 Written for torch 2.11, humming-kernels 0.1.19 and CUDA 13.0.

@@ -53,7 +53,7 @@ pub(crate) struct Args {
     /// Experts that gemm-experts multiplies a token with, of as many as the shape has matrices
     #[arg(long, value_name = "K", default_value = "4")]
     top_k: NonZeroUsize,
-    /// Configurations for gemv-weights, gemm-weights and gemm-experts, such as wgmma-256x64-c2 or gemv-32x1-s8
+    /// Configurations for gemv-weights, gemm-weights and gemm-experts, such as wgmma-256x64-c2 or gemv-16x1-s8
     /// [default: the one that is chosen]
     #[cfg(feature = "internals")]
     #[arg(long, value_name = "CONFIG")]

@@ -4,7 +4,7 @@ use std::fs;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
-use microscale::{Convention, Device, Format, Recipe};
+use microscale::{Convention, Device, Format, NonFinite, Recipe};
 use microscale_checkpoint::{
     self as checkpoint, Checkpoint, Error, FileConvention, OnProgress, OutputError, Part, Plan, Result,
     Selection,
@@ -89,7 +89,15 @@ fn runs_whose_temporary_directory_is_removed_fail_and_lose_nothing() {
         quantize(&input, &packed, &mut |_| ControlFlow::Continue(())).unwrap();
         let quantized = |out: &Path, progress: &mut OnProgress<'_>| quantize(&input, out, progress);
         let dequantized = |out: &Path, progress: &mut OnProgress<'_>| {
-            checkpoint::dequantize(&Checkpoint::open(&packed)?, out, None, &Device::Cpu, progress).map(drop)
+            checkpoint::dequantize(
+                &Checkpoint::open(&packed)?,
+                out,
+                None,
+                NonFinite::Error,
+                &Device::Cpu,
+                progress,
+            )
+            .map(drop)
         };
         let converted = |out: &Path, progress: &mut OnProgress<'_>| {
             let packed = Checkpoint::open(&packed)?;

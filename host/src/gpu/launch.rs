@@ -6,6 +6,7 @@
 mod amax;
 pub(in crate::gpu) mod arguments;
 mod dequantize;
+mod enqueue;
 mod errors;
 mod experts;
 mod gemm;

@@ -40,14 +40,10 @@ macro_rules! gemm_tiles {
     ($callback:ident) => {
         $callback! {
             gemv_16x1: Gemv 16 1 1;
-            gemv_32x1: Gemv 32 1 1;
-            gemv_64x1: Gemv 64 1 1;
             gemv_16x8: Gemv 16 8 1;
-            gemv_32x8: Gemv 32 8 1;
             gemv_16x16: Gemv 16 16 1;
             gemv_32x32: Gemv 32 32 1;
             plain_16x8: GemvPlain 16 8 1;
-            plain_32x8: GemvPlain 32 8 1;
             ragged_1x1: GemvRagged 1 1 1;
             mma_256x16: Mma 256 16 1;
             mma_256x32: Mma 256 32 1;
@@ -265,7 +261,7 @@ impl GemmConfig {
     }
 }
 
-/// The word without the operands: `wgmma-256x64-c2`, `gemv-32x1-s8`.
+/// The word without the operands: `wgmma-256x64-c2`, `gemv-16x1-s8`.
 impl fmt::Display for GemmConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { mainloop, tile_m, tile_n, cluster, slices, .. } = self;

@@ -18,7 +18,7 @@ use crate::text::table::table;
 /// Writes a table of times.
 pub(super) fn write_times(device: &Device, file: &Path) -> anyhow::Result<()> {
     let text = tune(first(device)?, file)?;
-    Ok(Pending::create(file)?.finish(text.trim_end())?)
+    Pending::create(file)?.finish(text.trim_end())
 }
 
 /// The device's first GPU.

@@ -8,6 +8,7 @@ use microscale_kernels_abi::{Divider, Experts};
 
 use crate::error::Result;
 use crate::gpu::launch::arguments::{Argument, config, limited};
+use crate::gpu::launch::enqueue::{Launch, argument, enqueue};
 use crate::gpu::memory::experts::DeviceRouting;
 use crate::gpu::memory::view::DeviceView;
 use crate::gpu::runtime::driver::doing;
@@ -15,8 +16,6 @@ use crate::gpu::runtime::kernels::Kernels;
 
 // SAFETY: a `repr(C)` structure of numbers, without pointers.
 unsafe impl DeviceRepr for Argument<RouteGrid> {}
-// SAFETY: as above.
-unsafe impl DeviceRepr for Argument<PlanGrid> {}
 
 /// The limit of pairs: every number of pairs is below it.
 pub(in crate::gpu) const PAIR_LIMIT: u64 = 1 << 24;
@@ -62,12 +61,9 @@ pub(in crate::gpu) unsafe fn plan_experts(
 ) -> Result<()> {
     let (ends, _ends) = routing.ends.device_ptr(stream);
     let (sorted, _sorted) = routing.sorted.device_ptr(stream);
-    let ready = kernels.ready(Experts::Plan.id())?;
-    let grid = Argument(grid);
-    let mut launch = stream.launch_builder(&ready.function);
-    launch.arg(&ends).arg(&sorted).arg(&plan).arg(&grid);
-    // SAFETY: the arguments are the kernel's, in order, and the launch is one warp. The routing's
-    // lists hold the sorted pairs, or zeros, and the caller guarantees room for the plan.
-    unsafe { launch.launch(config(&ready.kernel, 1)?) }.map_err(doing("planning products with experts"))?;
-    Ok(())
+    let arguments = &mut [argument(&ends), argument(&sorted), argument(&plan), argument(&grid)];
+    let launch = Launch::of_elements(Experts::Plan.id(), 1);
+    // SAFETY: the arguments are the kernel's, in order, and the launch is one warp. The routing's lists
+    // are of the pairs that were sorted, or zeros, and the caller guarantees room for the plan.
+    unsafe { enqueue(kernels, stream, &launch, arguments, "planning products with experts") }
 }

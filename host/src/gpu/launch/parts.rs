@@ -2,20 +2,15 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::{CudaStream, DeviceRepr, PushKernelArg};
+use cudarc::driver::CudaStream;
 use microscale_kernels_abi::Divider;
 use microscale_kernels_abi::epilogue::{MergeGrid, SplitGrid};
 use microscale_kernels_abi::gemm::packing::{MERGE, SPLIT};
 
 use crate::error::Result;
-use crate::gpu::launch::arguments::{Argument, Routed, Steps, config};
-use crate::gpu::runtime::driver::doing;
+use crate::gpu::launch::arguments::{Routed, Steps};
+use crate::gpu::launch::enqueue::{Launch, argument, enqueue};
 use crate::gpu::runtime::kernels::Kernels;
-
-// SAFETY: a `repr(C)` structure of numbers, without pointers.
-unsafe impl DeviceRepr for Argument<SplitGrid> {}
-// SAFETY: as above.
-unsafe impl DeviceRepr for Argument<MergeGrid> {}
 
 /// Enqueues splitting f32 activations into bf16 parts.
 ///
@@ -32,14 +27,14 @@ pub(in crate::gpu) unsafe fn split(
     [tokens, cols]: [usize; 2],
 ) -> Result<()> {
     let aligned = activations.is_multiple_of(16);
-    let grid = Argument(SplitGrid::new(tokens as u64, cols as u64, aligned));
-    let ready = kernels.ready(SPLIT)?;
-    let mut launch = stream.launch_builder(&ready.function);
-    launch.arg(&activations).arg(&to).arg(&routed.plan).arg(&routed.from).arg(&grid);
+    let grid = SplitGrid::new(tokens as u64, cols as u64, aligned);
+    let Routed { plan, from, .. } = &routed;
+    let arguments =
+        &mut [argument(&activations), argument(&to), argument(plan), argument(from), argument(&grid)];
+    let launch = Launch::of_elements(SPLIT, grid.count);
     // SAFETY: the arguments are the kernel's, in order, and the launch covers `grid`. The caller
     // guarantees `activations` and `to`.
-    unsafe { launch.launch(config(&ready.kernel, grid.0.count)?) }.map_err(doing("splitting activations"))?;
-    Ok(())
+    unsafe { enqueue(kernels, stream, &launch, arguments, "splitting activations") }
 }
 
 /// Enqueues adding up the parts' sums, and the epilogue.
@@ -58,14 +53,20 @@ pub(in crate::gpu) unsafe fn merge(
 ) -> Result<()> {
     let results = steps.epilogue.0.results(rows as u64);
     let count = tokens as u64 * results;
-    let grid = Argument(MergeGrid { rows: rows as u64, results: Divider::new(results), count });
-    let ready = kernels.ready(MERGE)?;
-    let Steps { bias, residual, epilogue } = steps;
-    let mut launch = stream.launch_builder(&ready.function);
-    launch.arg(&sums).arg(&out).arg(&bias).arg(&residual).arg(&routed.plan).arg(&routed.to);
-    launch.arg(&grid).arg(&epilogue);
+    let grid = MergeGrid { rows: rows as u64, results: Divider::new(results), count };
+    let (Steps { bias, residual, epilogue }, Routed { plan, to, .. }) = (&steps, &routed);
+    let arguments = &mut [
+        argument(&sums),
+        argument(&out),
+        argument(bias),
+        argument(residual),
+        argument(plan),
+        argument(to),
+        argument(&grid),
+        argument(epilogue),
+    ];
+    let launch = Launch::of_elements(MERGE, count);
     // SAFETY: the arguments are the kernel's, in order, and the launch covers `grid`. The caller
     // guarantees `sums`, `out` and the operands of `steps`.
-    unsafe { launch.launch(config(&ready.kernel, count)?) }.map_err(doing("adding up parts"))?;
-    Ok(())
+    unsafe { enqueue(kernels, stream, &launch, arguments, "adding up parts") }
 }

@@ -284,8 +284,7 @@ impl<T: Activation, O: ProductOf<T>> Plan<'_, T, O> {
             &other
         };
         let Some(product) = &plan.product else { return Ok(()) };
-        let needed = plan.workspace_bytes();
-        let ([semaphores, memory], _used) = workspace.write(stream, needed)?;
+        let ([semaphores, memory], _used) = workspace.write(stream, self.workspace_bytes)?;
         let apply = apply_global(weights);
         let operands = Operands { codes, scales, slot, activations, out, apply, steps };
         let routed = Routed::default();

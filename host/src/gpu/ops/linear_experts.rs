@@ -283,8 +283,7 @@ impl<T: Activation, O: ProductOf<T>> ExpertsPlan<'_, T, O> {
             &other
         };
         let Some((product, grid)) = planned.product else { return Ok(()) };
-        let needed = planned.workspace_bytes().max(slot_bytes(*experts));
-        let ([semaphores, plan], _used) = workspace.write(stream, needed)?;
+        let ([semaphores, plan], _used) = workspace.write(stream, self.workspace_bytes)?;
         let sorted = Sorted { pairs: pairs as u32, top_k: routing.top_k as u32 };
         let grid = PlanGrid { sorted, ..grid };
         let (tokens, _tokens) = routing.tokens.device_ptr(stream);

@@ -128,7 +128,7 @@ pub(in crate::gpu) fn choose_for_experts(
     let per_expert = rows_per_pair * pairs.div_ceil(active);
     let gemv = GemmConfig {
         mainloop: Mainloop::Gemv,
-        tile_m: if per_expert == 1 { 32 } else { 16 },
+        tile_m: 16,
         tile_n: if per_expert == 1 { 1 } else { 8 },
         cluster: 1,
         slices: 8,
