@@ -60,7 +60,8 @@ impl Ptx {
         Ok(all.filtered(|name, _| kernel(name).is_none_or(|id| id.kernel().targets.contain(target))))
     }
 
-    /// The newest text of each kernel up to a target, also of kernels that the target does not have.
+    /// The newest text of each kernel up to a target, also of kernels that the target does not
+    /// have.
     fn read_newest(folder: &Path, family: Family, target: &'static Target) -> io::Result<Self> {
         let path = folder.join(PtxFile { family, target }.to_string());
         let text = match (fs::read_to_string(&path), target.before()) {

@@ -10,7 +10,7 @@
 //! | `cluster` | thread blocks of a cluster: barriers, and each other's shared memory |
 //!
 //! LLVM does not know that inline assembly can be convergent. So convergent assembly is allowed in
-//! this layer only, and only for instructions without an LLVM intrinsic: those of `warp_group` and
+//! this layer only, and only for instructions without an LLVM intrinsic: `warp_group` and
 //! `cluster`. Kernels call them in uniform control flow. `cargo xtask check-ptx` proves it of the
 //! compiled text.
 

@@ -43,15 +43,15 @@ impl Gpu {
     /// Opens GPU number `ordinal` and gets ready to load the PTX that its compute capability gets.
     ///
     /// # Errors
-    /// [`Error::NoGpu`](crate::Error::NoGpu) without a driver, without such a GPU, or if it is older than
-    /// compute capability 8.0; [`Error::Gpu`](crate::Error::Gpu) if the driver refuses.
+    /// [`Error::NoGpu`](crate::Error::NoGpu) without a driver, without such a GPU, or if it is
+    /// older than compute capability 8.0; [`Error::Gpu`](crate::Error::Gpu) if the driver refuses.
     pub fn new(ordinal: usize) -> Result<Self> {
         Self::from_context(primary_context(ordinal)?)
     }
 
-    /// The same for a context that is there already, with a stream of its own: the first stream that is made of a context has
-    /// cudarc wait for the GPU once, and from then on order uses of buffers by events, unless that was turned off
-    /// (`CudaContext::disable_event_tracking`).
+    /// The same for a context that is there already, with a stream of its own: the first stream
+    /// that is made of a context has cudarc wait for the GPU once, and from then on order uses of
+    /// buffers by events, unless that was turned off (`CudaContext::disable_event_tracking`).
     ///
     /// # Errors
     /// As of [`Self::new`].
@@ -59,10 +59,13 @@ impl Gpu {
         Self::from_stream(context.new_stream().map_err(doing("creating a stream"))?)
     }
 
-    /// The same for the context of a stream, on which the host-slice operations will work. No other stream is made.
+    /// The same for the context of a stream, on which the host-slice operations will work. No other
+    /// stream is made.
     ///
-    /// A stream that other software made becomes one of cudarc's by `CudaContext::wrap_borrowed_stream`, which neither owns nor
-    /// destroys it. PyTorch and whatever uses CUDA's runtime work in a GPU's primary context, which is [`primary_context`](super::primary_context)'s.
+    /// A stream that other software made becomes one of cudarc's by
+    /// `CudaContext::wrap_borrowed_stream`, which neither owns nor destroys it. PyTorch and
+    /// whatever uses CUDA's runtime work in a GPU's primary context, which is
+    /// [`primary_context`](super::primary_context)'s.
     ///
     /// ```no_run
     /// use microscale::Result;
@@ -70,7 +73,7 @@ impl Gpu {
     ///
     /// /// # Safety
     /// /// `stream` is a stream of GPU 0's primary context, such as PyTorch's `torch.cuda.current_stream().cuda_stream`, and outlives
-    /// /// what is returned.
+    /// /// the returned GPU.
     /// unsafe fn on_their_stream(stream: usize) -> Result<Gpu> {
     ///     // SAFETY: the caller's promise.
     ///     Gpu::from_stream(unsafe { primary_context(0)?.wrap_borrowed_stream(stream as _) })

@@ -1,4 +1,5 @@
-//! Instruments of tests and measurements, behind the feature `internals`. Not covered by semantic versioning.
+//! Instruments of tests and measurements. Needs the feature `internals`. Not covered by semantic
+//! versioning.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -54,7 +55,7 @@ impl Gpu {
     /// Opens GPU number `ordinal` with the PTX of an older target, by its name, such as `sm_80`.
     ///
     /// # Errors
-    /// Those of [`Self::new`], and [`Error::NoGpu`] for a target that the GPU does not run.
+    /// The errors of [`Self::new`], and [`Error::NoGpu`] for a target that the GPU does not run.
     pub fn with_target(ordinal: usize, target: &str) -> Result<Self> {
         let context = primary_context(ordinal)?;
         let info = GpuInfo::of(&context)?;
@@ -71,8 +72,8 @@ impl Gpu {
         Self::of_context(stream, Some(target))
     }
 
-    /// Makes the kernels of the GPU's target ready one after the other and returns the time that each took:
-    /// inflating its PTX, and the driver's compiling or finding it in its cache.
+    /// Makes the kernels of the GPU's target ready one after the other and returns the time that
+    /// each took: inflating its PTX, and the driver's compiling or finding it in its cache.
     ///
     /// # Errors
     /// [`Error::Gpu`] if the driver refuses.
@@ -86,8 +87,8 @@ impl Gpu {
         KernelId::all().filter(of_target).map(timed).collect()
     }
 
-    /// The configurations of the GPU's target that multiply weights of a shape by activations that start on 16
-    /// bytes, with every number of slices that a thread block has warps for.
+    /// The configurations of the GPU's target that multiply weights of a shape by activations that
+    /// start on 16 bytes, with every number of slices that a thread block has warps for.
     pub fn gemm_configs(&self, weights: QuantizedShape) -> Vec<GemmConfig> {
         let target = self.kernels.target();
         let configs = GemmConfig::for_operands(weights.format, crate::element::Dtype::Bf16);
@@ -100,7 +101,7 @@ impl Gpu {
     /// [`Self::gemv_on`] by warps of 1, 2 or 4 rows each.
     ///
     /// # Errors
-    /// Those of [`Self::gemv_on`].
+    /// The errors of [`Self::gemv_on`].
     pub fn gemv_by_rows_on<'m, 'v, 'o, T: Element>(
         &self,
         rows_per_warp: u32,

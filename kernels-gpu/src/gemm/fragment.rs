@@ -58,11 +58,11 @@ pub(super) struct FragmentLoader<F, T> {
     stage_scales: u32,
     /// Bytes of the scales of eight rows in a stage.
     eight_rows: u32,
-    /// Scales in their piece before those of the next K-iteration.
+    /// Scales in a piece that precede the next K-iteration's.
     lead: u32,
     /// The mask of a piece's bytes.
     piece_mask: u32,
-    /// The bits by which the leads of rows eight apart differ.
+    /// Difference, in bits, between the leads of rows that are eight apart.
     lead_difference: u32,
     /// Chunks of a row from the lane's chunk in the next pack to the end; not positive past the
     /// end.

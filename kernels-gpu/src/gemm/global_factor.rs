@@ -1,4 +1,4 @@
-//! The factor of the sums: the global scale, and the exponent by which weights were lowered.
+//! The factor of the sums: the global scale, and the exponent that lowered the weights.
 
 use microscale_formats::plan::power_of_two;
 use microscale_kernels_abi::ApplyGlobal;

@@ -1,6 +1,6 @@
 //! The mainloops: one file each.
 //!
-//! | file | what it does |
+//! | file | contents |
 //! |---|---|
 //! | `mma` | every warp copies ahead, decodes and multiplies by `mma.sync`: every GPU |
 //! | `wgmma` | producer warps copy; consumer warp groups decode and multiply by `wgmma` |

@@ -24,13 +24,11 @@ struct Group {
 ///
 /// Higher limits are the figures of the day when they were set. They may only fall: lower them
 /// with every change to a group. The test prints all figures with `--nocapture`.
-const GROUPS: [Group; 18] = [
+const GROUPS: [Group; 16] = [
     group("formats", 10, Some(0)),
-    group("kernels-abi", 203, Some(133)),
-    group("kernels-gpu", 161, Some(458)),
+    group("kernels-abi", 10, Some(0)),
+    group("kernels-gpu", 10, Some(0)),
     group("host", 10, Some(0)),
-    group("host/src/cpu", 112, Some(242)),
-    group("host/src/gpu", 212, Some(311)),
     group("xtask", 10, Some(0)),
     group("tests/executor", 10, Some(0)),
     group("tests", 10, None),

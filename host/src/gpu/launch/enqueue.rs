@@ -35,8 +35,8 @@ pub(in crate::gpu) fn argument<T>(value: &T) -> *mut c_void {
 }
 
 impl Launch {
-    /// A launch with the kernel's own threads, for `elements` elements, or as many thread blocks if
-    /// the kernel handles no fixed number of elements.
+    /// A launch with the kernel's own threads, for `elements` elements, or with `elements` thread
+    /// blocks if the kernel handles no fixed number of elements.
     pub(in crate::gpu) fn of_elements(kernel: KernelId, elements: u64) -> Self {
         let Kernel { threads, shared, elements: each, .. } = *kernel.kernel();
         let thread_blocks = elements.div_ceil(u64::from(each.max(1)));

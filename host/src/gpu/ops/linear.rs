@@ -23,11 +23,11 @@ use crate::gpu::runtime::driver::doing;
 use crate::shape::{QuantizedShape, Shape};
 use crate::view::QuantizedView;
 
-/// A product of weights and activations to plan: `out[n, m] = Σₖ weights[m, k] · activations[n, k]`, and what
-/// the epilogue says.
+/// A product of weights and activations to plan: `out[n, m] = Σₖ weights[m, k] · activations[n,
+/// k]`, and the epilogue.
 ///
-/// Made by [`Gpu::linear`]. `T` is the dtype of the activations, `O` that of the results. Weights are
-/// `[M, K]` in NVFP4 or MXFP4 with linear scales.
+/// Made by [`Gpu::linear`]. `T` is the dtype of the activations, `O` the dtype of the results.
+/// Weights are `[M, K]` in NVFP4 or MXFP4 with linear scales.
 pub struct Linear<'a, T, O> {
     gpu: &'a Gpu,
     weights: DeviceTensorView<'a>,
@@ -55,8 +55,8 @@ impl<T, O> fmt::Debug for Linear<'_, T, O> {
 
 /// The kernels of a product of a number of tokens, their launch parameters and their workspace.
 ///
-/// Plans are cached by shape, tokens and dtype: making one again, and running it, allocates nothing on the
-/// host or the GPU.
+/// Plans are cached by shape, tokens and dtype: making one again, and running it, allocates nothing
+/// on the host or the GPU.
 pub struct Plan<'a, T, O> {
     linear: Linear<'a, T, O>,
     tokens: usize,
@@ -104,9 +104,9 @@ impl Gpu {
         Linear { gpu: self, weights: weights.into(), epilogue, gemv_only: false, given: None }
     }
 
-    /// Bytes of a workspace that serves products of weights of a shape with any number of tokens up to
-    /// `tokens`, whose activations have a dtype; 0 if they need none, as up to eight tokens in 16 bits. One for
-    /// f32 serves the others too.
+    /// Bytes of a workspace that serves products of weights of a shape with any number of tokens up
+    /// to `tokens`, whose activations have a dtype; 0 if they need none, as up to eight tokens in
+    /// 16 bits. One for f32 serves the others too.
     ///
     /// # Errors
     /// [`crate::OperandFault::Limit`] for more tokens than a GPU multiplies.
@@ -123,7 +123,8 @@ impl Gpu {
     /// Makes a workspace of [`Self::gemm_workspace_bytes`].
     ///
     /// # Errors
-    /// Those of [`Self::gemm_workspace_bytes`], and [`crate::Error::Gpu`] when memory is short.
+    /// The errors of [`Self::gemm_workspace_bytes`], and [`crate::Error::Gpu`] when memory is
+    /// short.
     pub fn gemm_workspace(
         &self,
         stream: &Arc<CudaStream>,
@@ -134,11 +135,11 @@ impl Gpu {
         GemmWorkspace::new(stream, self.gemm_workspace_bytes(weights, tokens, activations)?)
     }
 
-    /// Multiplies host memory: copies the operands over, multiplies, copies the results back, and waits.
-    /// `activations` is `[N, K]` for N tokens, `out` `[N, M]`.
+    /// Multiplies host memory: copies the operands over, multiplies, copies the results back, and
+    /// waits. `activations` is `[N, K]` for N tokens, `out` `[N, M]`.
     ///
     /// # Errors
-    /// Those of [`Plan::run`].
+    /// The errors of [`Plan::run`].
     pub fn gemm_weights<'a, T: Activation>(
         &self,
         weights: impl Into<QuantizedView<'a>>,
@@ -168,35 +169,37 @@ impl Gpu {
 }
 
 impl<'a, T: Activation, O: ProductOf<T>> Linear<'a, T, O> {
-    /// The product followed by a bias, a gate and a residual, in this order, by the same kernels, before the
-    /// only rounding. With a gate, `out` is `[N, M / 2]`.
+    /// The product followed by a bias, a gate and a residual, in this order, by the same kernels,
+    /// before the only rounding. With a gate, `out` is `[N, M / 2]`.
     #[must_use]
     pub fn epilogue(self, epilogue: DeviceEpilogue<'a, T, O>) -> Self {
         Self { epilogue, ..self }
     }
 
-    /// Only kernels that need no workspace: the GEMV's, up to 32 tokens at a time. Activations in f32 have
-    /// none.
+    /// Only kernels that need no workspace: the GEMV's, up to 32 tokens at a time. Activations in
+    /// f32 have none.
     #[must_use]
     pub fn without_workspace(self) -> Self {
         Self { gemv_only: true, ..self }
     }
 
-    /// The product by a given configuration, for tests and measurements. Its formats and dtype are ignored.
+    /// The product by a given configuration, for tests and measurements. Its formats and dtype are
+    /// ignored.
     #[cfg(feature = "internals")]
     #[must_use]
     pub fn by(self, config: GemmConfig) -> Self {
         Self { given: Some(config), ..self }
     }
 
-    /// Plans the product of `tokens` tokens, and compiles its kernels, or returns the plan that was made
-    /// before. Kernels for activations that do not start on 16 bytes are compiled when they are first used. Measured times of the GPU decide which kernels are used (`docs/kernels.md`).
+    /// Plans the product of `tokens` tokens, and compiles its kernels, or returns the plan that was
+    /// made before. Kernels for activations that do not start on 16 bytes are compiled when they
+    /// are first used. Measured times of the GPU decide which kernels are used (`docs/kernels.md`).
     ///
     /// # Errors
-    /// [`crate::OperandFault::Weights`] and [`crate::OperandFault::Layout`] for weights that are not
-    /// multiplied, [`crate::OperandFault::Limit`] beyond the kernels' limits, [`crate::OperandFault::Gate`] for
-    /// an odd number of rows under a gate, those of the lengths of the epilogue's operands, and
-    /// [`crate::Error::Gpu`].
+    /// [`crate::OperandFault::Weights`] and [`crate::OperandFault::Layout`] for weights that are
+    /// not multiplied, [`crate::OperandFault::Limit`] beyond the kernels' limits,
+    /// [`crate::OperandFault::Gate`] for an odd number of rows under a gate, errors about the
+    /// lengths of the epilogue's operands, and [`crate::Error::Gpu`].
     pub fn plan(self, tokens: usize) -> Result<Plan<'a, T, O>> {
         check_weights_shape(self.weights.shape())?;
         self.epilogue.check(self.weights.rows(), 1, tokens)?;
@@ -238,24 +241,28 @@ impl<T: Activation, O: ProductOf<T>> Plan<'_, T, O> {
         self.aligned.kernels()
     }
 
-    /// The configuration for activations that start on 16 bytes; `None` if there is nothing to multiply.
+    /// The configuration for activations that start on 16 bytes; `None` if there is nothing to
+    /// multiply.
     pub fn config(&self) -> Option<GemmConfig> {
         self.aligned.product.map(|product| product.config)
     }
 
-    /// Enqueues the kernels and returns. Does not wait, and allocates nothing. The same operands give the
-    /// same bits each time, on the same GPU.
+    /// Enqueues the kernels and returns. Does not wait, and allocates nothing. The same operands
+    /// give the same bits each time, on the same GPU.
     ///
     /// `activations` is `[N, K]` and `out` `[N, M]`, without gaps. Tensor cores add the products:
-    /// [`microscale_formats::weights`] says how far results may be from the exact sum. Activations in f32 are
-    /// not rounded: each is multiplied as three in bf16, whose sum it is but for what is below 2^−133.
+    /// [`microscale_formats::weights`] says how far results may be from the exact sum. Activations
+    /// in f32 are not rounded: each is multiplied as three in bf16, whose sum it is, except for
+    /// bits below 2^−133.
     ///
-    /// Rows that are not a multiple of 32 columns, and MXFP4 scales that leave the activations' dtype no room
-    /// for the products, take the reference, more slowly; its last bits are the CPU's.
+    /// Rows that are not a multiple of 32 columns, and MXFP4 scales that leave the activations'
+    /// dtype no room for the products, take the reference, more slowly; its last bits are the
+    /// CPU's.
     ///
     /// # Errors
-    /// [`crate::OperandFault::Workspace`] if there are fewer bytes than [`Self::workspace_bytes`], those of
-    /// lengths, [`crate::Error::Alignment`], [`crate::Error::OtherContext`] and [`crate::Error::Gpu`].
+    /// [`crate::OperandFault::Workspace`] if there are fewer bytes than [`Self::workspace_bytes`],
+    /// errors about lengths, [`crate::Error::Alignment`], [`crate::Error::OtherContext`] and
+    /// [`crate::Error::Gpu`].
     pub fn run<'x, 's, 'o>(
         &self,
         stream: &Arc<CudaStream>,
@@ -289,17 +296,18 @@ impl<T: Activation, O: ProductOf<T>> Plan<'_, T, O> {
         let operands = Operands { codes, scales, slot, activations, out, apply, steps };
         let routed = Routed::default();
         let Some([parts_bytes, sums_bytes]) = plan.parts else {
-            // SAFETY: layout and lengths were checked above, and the plan is for this shape, dtype and
-            // alignment. The borrows keep the buffers from overlapping, until the launches are enqueued.
+            // SAFETY: layout and lengths were checked above, and the plan is for this shape, dtype
+            // and alignment. The borrows keep the buffers from overlapping, until the launches are
+            // enqueued.
             return unsafe {
                 launch::product(kernels, stream, product, &operands, routed, [semaphores, memory])
             };
         };
         let [parts, sums] = [memory, memory + parts_bytes];
         let products = Operands { activations: parts, out: sums, steps: Steps::SUMS, ..operands };
-        // SAFETY: as for the product without parts. Parts, their products and the workspace of the product
-        // follow each other, with the bytes that the plan asked for, and each kernel reads what the one
-        // before has written.
+        // SAFETY: as for the product without parts. Parts, their products and the workspace of the
+        // product follow each other, with the planned bytes, and each kernel reads the output of
+        // the one before has written.
         unsafe {
             launch::split(kernels, stream, activations, parts, routed, [tokens, shape.cols])?;
             let memory = [semaphores, sums + sums_bytes];

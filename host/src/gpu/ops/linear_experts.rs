@@ -26,8 +26,9 @@ use crate::gpu::plan::linear::{multiplied, parts_bytes};
 use crate::gpu::plan::product::{ExpertTokenTiles, ProductPlan};
 use crate::shape::QuantizedShape;
 
-/// A product of rows of activations and their experts' weights to plan: for each sorted pair of a routing,
-/// `out[row, m] = Σₖ weights[expert, m, k] · activations[row, k]`, and what the epilogue says.
+/// A product of rows of activations and their experts' weights to plan: for each sorted pair of a
+/// routing, `out[row, m] = Σₖ weights[expert, m, k] · activations[row, k]`, followed by the
+/// epilogue.
 ///
 /// Made by [`Gpu::linear_experts`]. [`ExpertRows`] says which rows belong to a pair.
 pub struct LinearExperts<'a, T, O> {
@@ -64,30 +65,31 @@ impl<T, O> fmt::Debug for ExpertsPlan<'_, T, O> {
     }
 }
 
-/// Returns whether kernels that pack activations take experts' weights: each expert's scales must start on 4
-/// bytes.
+/// Returns whether kernels that pack activations take experts' weights: each expert's scales must
+/// start on 4 bytes.
 fn experts_are_packable(experts: DeviceExpertsView<'_>) -> bool {
     let shape = experts.shape();
     is_packable(shape) && (shape.rows * shape.blocks_per_row()).is_multiple_of(4)
 }
 
-/// Bytes of the slots of global scales. Kernels load a word of an expert's slot also where experts have no
-/// global scales, and ignore it: the workspace is at least as long as slots are.
+/// Bytes of the slots of global scales. Kernels load a word of an expert's slot also where experts
+/// have no global scales, and ignore it: the workspace is at least as long as slots are.
 fn slot_bytes(experts: DeviceExpertsView<'_>) -> u64 {
     experts.count() as u64 * size_of::<GlobalSlot>() as u64
 }
 
 impl Gpu {
     /// Sorts pairs of a token and an expert by expert, for [`Self::linear_experts`]. `chosen` is
-    /// `[tokens, top_k]`, the experts of each token. Numbers outside of the experts, as of experts on another
-    /// GPU, leave their pairs out. Enqueues one kernel and returns; allocates nothing and does not wait.
+    /// `[tokens, top_k]`, the experts of each token. Numbers outside of the experts, as of experts
+    /// on another GPU, leave their pairs out. Enqueues one kernel and returns; allocates nothing
+    /// and does not wait.
     ///
-    /// Captured, it sorts when the graph runs. A product that runs before that does nothing, unless as many
-    /// pairs of as many tokens were sorted already.
+    /// Captured, it sorts when the graph runs. A product that runs before that does nothing, unless
+    /// the same number of pairs and tokens was sorted before.
     ///
     /// # Errors
-    /// [`OperandFault::Routing`] if `routing` has room for fewer pairs, [`OperandFault::TopK`] if `chosen` is
-    /// not of whole tokens, and [`Error::Gpu`].
+    /// [`OperandFault::Routing`] if `routing` has room for fewer pairs, [`OperandFault::TopK`] if
+    /// `chosen` is not of whole tokens, and [`Error::Gpu`].
     pub fn route_on<'a>(
         &self,
         stream: &Arc<CudaStream>,
@@ -107,7 +109,8 @@ impl Gpu {
         Ok(())
     }
 
-    /// A product with experts' weights in device memory, `[experts, M, K]`, to plan for a number of pairs.
+    /// A product with experts' weights in device memory, `[experts, M, K]`, to plan for a number of
+    /// pairs.
     pub fn linear_experts<'a, T: Activation, O: ProductOf<T>>(
         &'a self,
         experts: impl Into<DeviceExpertsView<'a>>,
@@ -116,8 +119,9 @@ impl Gpu {
         LinearExperts { gpu: self, experts: experts.into(), epilogue, given: None }
     }
 
-    /// Bytes of a workspace that serves products with experts' weights of any number of pairs of a token and
-    /// an expert up to `pairs`, whose activations have a dtype. One for f32 serves the others too.
+    /// Bytes of a workspace that serves products with experts' weights of any number of pairs of a
+    /// token and an expert up to `pairs`, whose activations have a dtype. One for f32 serves the
+    /// others too.
     ///
     /// # Errors
     /// [`OperandFault::Limit`] for more pairs than a GPU multiplies.
@@ -161,7 +165,7 @@ impl Gpu {
     /// Makes a workspace of [`Self::experts_workspace_bytes`].
     ///
     /// # Errors
-    /// Those of [`Self::experts_workspace_bytes`], and [`Error::Gpu`] when memory is short.
+    /// The errors of [`Self::experts_workspace_bytes`], and [`Error::Gpu`] when memory is short.
     pub fn experts_workspace<'e>(
         &self,
         stream: &Arc<CudaStream>,
@@ -174,27 +178,30 @@ impl Gpu {
 }
 
 impl<'a, T: Activation, O: ProductOf<T>> LinearExperts<'a, T, O> {
-    /// The product followed by a bias, `[experts, M]`, a gate and a residual, which lies as the results do, by
-    /// the same kernels, before the only rounding. With a gate, `out` is `[pairs, M / 2]`.
+    /// The product followed by a bias, `[experts, M]`, a gate and a residual, which lies as the
+    /// results do, by the same kernels, before the only rounding. With a gate, `out` is `[pairs, M
+    /// / 2]`.
     #[must_use]
     pub fn epilogue(self, epilogue: DeviceEpilogue<'a, T, O>) -> Self {
         Self { epilogue, ..self }
     }
 
-    /// The product by a given configuration, for tests and measurements. Its formats and dtype are ignored.
+    /// The product by a given configuration, for tests and measurements. Its formats and dtype are
+    /// ignored.
     #[cfg(feature = "internals")]
     #[must_use]
     pub fn by(self, config: GemmConfig) -> Self {
         Self { given: Some(config), ..self }
     }
 
-    /// Plans the product of `pairs` pairs of a token and an expert, and compiles its kernels, or returns the
-    /// plan that was made before. How many rows each expert has is decided on the GPU.
+    /// Plans the product of `pairs` pairs of a token and an expert, and compiles its kernels, or
+    /// returns the plan that was made before. How many rows each expert has is decided on the GPU.
     ///
     /// # Errors
     /// [`OperandFault::Weights`] and [`OperandFault::Layout`] for weights that are not multiplied,
-    /// [`OperandFault::Limit`] beyond the kernels' limits, [`OperandFault::Gate`] for an odd number of rows
-    /// under a gate, those of the lengths of the epilogue's operands, and [`Error::Gpu`].
+    /// [`OperandFault::Limit`] beyond the kernels' limits, [`OperandFault::Gate`] for an odd number
+    /// of rows under a gate, errors about the lengths of the epilogue's operands, and
+    /// [`Error::Gpu`].
     pub fn plan(self, pairs: usize) -> Result<ExpertsPlan<'a, T, O>> {
         check_weights_shape(self.experts.shape())?;
         limited("pairs of a token and an expert", pairs, launch::PAIR_LIMIT)?;
@@ -234,21 +241,23 @@ impl<T: Activation, O: ProductOf<T>> ExpertsPlan<'_, T, O> {
         usize::try_from(self.workspace_bytes).unwrap_or(usize::MAX).saturating_add(SEMAPHORE_BYTES)
     }
 
-    /// The configuration for activations that start on 16 bytes; `None` if there is nothing to multiply.
+    /// The configuration for activations that start on 16 bytes; `None` if there is nothing to
+    /// multiply.
     pub fn config(&self) -> Option<GemmConfig> {
         self.aligned.product.map(|(product, _)| product.config)
     }
 
-    /// Enqueues the kernels and returns. Does not wait, and allocates nothing. The same operands give the same
-    /// bits each time, on the same GPU.
+    /// Enqueues the kernels and returns. Does not wait, and allocates nothing. The same operands
+    /// give the same bits each time, on the same GPU.
     ///
-    /// `activations` is `[tokens, K]` or `[pairs, K]`, as `rows` says, and `out` `[pairs, M]`, without gaps.
-    /// Results are as far from the exact sums as those of [`Plan::run`](crate::gpu::Plan::run).
+    /// `activations` is `[tokens, K]` or `[pairs, K]`, as `rows` says, and `out` `[pairs, M]`,
+    /// without gaps. Results are as far from the exact sums as results of
+    /// [`Plan::run`](crate::gpu::Plan::run).
     ///
     /// # Errors
     /// [`OperandFault::Routing`] if the routing is of another number of experts or pairs,
-    /// [`OperandFault::Workspace`] if there are fewer bytes than [`Self::workspace_bytes`], those of lengths,
-    /// [`Error::Alignment`], [`Error::OtherContext`] and [`Error::Gpu`].
+    /// [`OperandFault::Workspace`] if there are fewer bytes than [`Self::workspace_bytes`], errors
+    /// about lengths, [`Error::Alignment`], [`Error::OtherContext`] and [`Error::Gpu`].
     pub fn run<'x, 's, 'o>(
         &self,
         stream: &Arc<CudaStream>,
@@ -302,11 +311,11 @@ impl<T: Activation, O: ProductOf<T>> ExpertsPlan<'_, T, O> {
         let parts = plan + planned.plan_bytes();
         let sums = parts + parts_bytes;
         let memory = [semaphores, sums + sums_bytes];
-        // SAFETY: experts' weights are linear, each starts on what kernels ask for, and each has a slot, or as
-        // many bytes. The plan is made for the product's token tiles, and the lists have the rows of all sorted
-        // pairs. Parts, their products and the product's workspace follow the plan and each other, with the
-        // bytes that were asked for. The borrows keep the buffers from overlapping, until the launches are
-        // enqueued.
+        // SAFETY: experts' weights are linear, each starts on what kernels ask for, and each has a
+        // slot, or the bytes of one. The plan is made for the product's token tiles, and the lists
+        // have the rows of all sorted pairs. Parts, their products and the product's workspace
+        // follow the plan and each other, with the bytes that were asked for. The borrows keep the
+        // buffers from overlapping, until the launches are enqueued.
         unsafe {
             launch::plan_experts(kernels, stream, routing, grid, plan)?;
             if planned.parts.is_none() {

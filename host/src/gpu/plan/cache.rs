@@ -7,7 +7,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::error::Result;
 
-/// Plans that are kept, at most. A serving engine with 300 shapes of layers and batches keeps them all.
+/// Plans that are kept, at most. A serving engine with 300 shapes of layers and batches keeps them
+/// all.
 const MOST: usize = 4096;
 
 /// A bounded map from products to their plans. Finding a plan allocates nothing.
@@ -29,11 +30,11 @@ impl<K, P> fmt::Debug for PlanCache<K, P> {
 }
 
 impl<K: Eq + Hash, P> PlanCache<K, P> {
-    /// The plan for a product: the one that is kept, or a new one. When `MOST` plans are kept, all are
-    /// dropped first: shapes recur, and plans are made again in microseconds.
+    /// The plan for a product: the one that is kept, or a new one. When `MOST` plans are kept, all
+    /// are dropped first: shapes recur, and plans are made again in microseconds.
     ///
     /// # Errors
-    /// Those of `plan`; nothing is kept then.
+    /// The errors of `plan`; nothing is kept then.
     pub(in crate::gpu) fn get(&self, key: K, plan: impl FnOnce() -> Result<P>) -> Result<Arc<P>> {
         // A thread that panicked left the map whole: it is changed by single calls.
         let lock = || self.plans.lock().unwrap_or_else(PoisonError::into_inner);

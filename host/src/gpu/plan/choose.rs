@@ -1,11 +1,12 @@
 //! Choosing the configuration of a product from measured times.
 //!
-//! The table has times of other shapes. For a product, each configuration's time is estimated from the
-//! three nearest shapes of the table (by the logarithms of rows and columns) and the next larger measured
-//! number of tokens. A measured time is scaled by the configuration's own critical path: the K-iterations of
-//! the thread block that has the most, here and there. The part of the time that does not grow with the path
-//! is the configuration's shortest time in the table. Estimates of the three shapes are averaged with
-//! weights that fall with the square of the distance, so that a measured shape has its own times.
+//! The table has times of other shapes. For a product, each configuration's time is estimated from
+//! the three nearest shapes of the table (by the logarithms of rows and columns) and the next
+//! larger measured number of tokens. A measured time is scaled by the configuration's own critical
+//! path: the K-iterations of the thread block that has the most, here and there. The part of the
+//! time that does not grow with the path is the configuration's shortest time in the table.
+//! Estimates of the three shapes are averaged with weights that fall with the square of the
+//! distance, so that a measured shape has its own times.
 
 use microscale_formats::dot::CHUNK;
 use microscale_formats::{Dtype, Format};
@@ -18,11 +19,11 @@ use microscale_kernels_abi::{GemmConfig, Mainloop, Target};
 use crate::gpu::plan::times::{MeasuredProduct, Times};
 use crate::shape::QuantizedShape;
 
-/// Tokens up to which no product packs activations: callers of few tokens need no workspace.
+/// The largest number of tokens that never packs activations, and so never needs a workspace.
 pub(in crate::gpu) const GEMV_TOKENS: usize = TILE_COLUMNS as usize;
 /// Shapes of the table that an estimate is made from.
 const NEAREST: usize = 3;
-/// Rows of an expert's activations per pair up to which pairs go one by one. Measured on an H200 for experts
+/// The largest number of pairs that are multiplied one by one. Measured on an H200 for experts
 /// of 2880 and 5760 rows: by the GEMV that copies ahead, and by the one that does not.
 const EXPERT_PAIRS_OF_GEMV: [usize; 2] = [16, 4];
 
@@ -55,21 +56,22 @@ pub(in crate::gpu) fn weights_shape(weights: QuantizedShape) -> WeightsShape {
     WeightsShape { rows, cols, blocks }
 }
 
-/// Returns whether kernels that pack activations take weights of a shape: they copy 16 bytes of codes, and
-/// words of scales of whole rows.
+/// Returns whether kernels that pack activations take weights of a shape: they copy 16 bytes of
+/// codes, and words of scales of whole rows.
 pub(in crate::gpu) fn is_packable(weights: QuantizedShape) -> bool {
     let words = weights.format != Format::Nvfp4 || weights.blocks_per_row().is_multiple_of(4);
     words && weights.cols > 0 && (weights.cols as u64) < COLUMN_LIMIT
 }
 
-/// Returns whether a configuration multiplies weights of a shape by activations that start on 16 bytes or
-/// not.
+/// Returns whether a configuration multiplies weights of a shape by activations that start on 16
+/// bytes or not.
 pub(in crate::gpu) fn takes(config: GemmConfig, weights: QuantizedShape, aligned: bool) -> bool {
     let whole_chunks = aligned && weights.cols > 0 && weights.cols.is_multiple_of(CHUNK);
     match config.mainloop {
         mainloop if !mainloop.is_gemv() => is_packable(weights),
         Mainloop::Gemv => {
-            // Scales are copied by words: those of a row or, of MXFP4 and one token, those of all rows.
+            // Scales are copied by words: the scales of a row or, for MXFP4 and one token, of all
+            // rows.
             let rows = if config.tile_n == 1 && weights.format == Format::Mxfp4 { weights.rows } else { 1 };
             let words = (rows * weights.blocks_per_row()).is_multiple_of(4);
             whole_chunks && words && (weights.cols as u64) < COLUMN_LIMIT
@@ -112,9 +114,9 @@ pub(in crate::gpu) fn otherwise(weights: QuantizedShape, aligned: bool) -> GemmC
     GemmConfig { mainloop: Mainloop::GemvRagged, tile_m: 1, tile_n: 1, slices: 1, ..plain }
 }
 
-/// The configuration for experts' rows: `pairs` pairs of a token and one of `experts` experts, `rows_per_pair`
-/// rows of activations each. Experts have about the same number of rows, and time is that of a dense product
-/// of their weights together by the rows of one.
+/// The configuration for experts' rows: `pairs` pairs of a token and one of `experts` experts,
+/// `rows_per_pair` rows of activations each. Experts have about the same number of rows, so the
+/// time is close to a dense product of their weights together by the rows of one.
 pub(in crate::gpu) fn choose_for_experts(
     times: &Times,
     gpu: GpuFacts,
@@ -160,7 +162,7 @@ fn estimates(
     request: Request,
     usable: impl Fn(&GemmConfig) -> bool,
 ) -> Vec<(GemmConfig, f64)> {
-    // Times of NVFP4 stand for those of MXFP4 where only NVFP4 was measured.
+    // NVFP4's times stand in for MXFP4's where only NVFP4 was measured.
     let measured = |format: Format| {
         let of = times.products().iter().filter(move |product| product.weights == format);
         of.map(|product| product.tokens).filter(|tokens| *tokens >= request.tokens).min()
@@ -201,7 +203,7 @@ fn estimates(
         for (distance, product) in &nearest {
             let weights_there = QuantizedShape { rows: product.rows, cols: product.cols, ..request.weights };
             let there = critical_path(config, gpu, weights_there, product.tokens)?;
-            // A time that is not in the table is longer than those that are kept.
+            // A time that is not in the table is longer than the kept ones.
             let fastest =
                 product.configs.iter().map(|(_, time)| f64::from(*time)).fold(f64::INFINITY, f64::min);
             let time = of_config(product).unwrap_or(f64::from(Times::KEPT) * fastest);
@@ -216,8 +218,8 @@ fn estimates(
     candidates.into_iter().filter_map(estimate).collect()
 }
 
-/// The K-iterations of the thread block that has the most, in units of a pack of activations; `None` if the
-/// configuration cannot be launched for the product.
+/// The K-iterations of the thread block that has the most, in units of a pack of activations;
+/// `None` if the configuration cannot be launched for the product.
 fn critical_path(config: GemmConfig, gpu: GpuFacts, weights: QuantizedShape, tokens: usize) -> Option<f64> {
     let shape = weights_shape(weights);
     match config.mainloop {
@@ -262,8 +264,8 @@ mod tests {
         Request { weights, tokens, activations: Dtype::Bf16, aligned: true, gemv_only: false }
     }
 
-    /// For each measured product, the chosen configuration's time over the fastest, minus 1; chosen with the
-    /// times of all shapes, or of the other shapes only.
+    /// For each measured product, the chosen configuration's time over the fastest, minus 1; chosen
+    /// with the times of all shapes, or of the other shapes only.
     fn excess(times: &Times, gpu: GpuFacts, others_only: bool) -> Vec<f64> {
         let mut excess = Vec::new();
         for product in times.products() {
@@ -296,8 +298,8 @@ mod tests {
         }
     }
 
-    /// With a shape left out, the choice takes at most 5 % longer than the fastest on average, and at most
-    /// 15 % longer for nine of ten products.
+    /// With a shape left out, the choice takes at most 5 % longer than the fastest on average, and
+    /// at most 15 % longer for nine of ten products.
     #[test]
     fn products_of_unmeasured_shapes_get_nearly_the_fastest_configuration() {
         for name in ["NVIDIA H200", "NVIDIA H100 80GB HBM3"] {

@@ -22,14 +22,16 @@ pub(in crate::gpu) struct ExpertsKey {
     pub(in crate::gpu) activations: Dtype,
     /// Activations start on 16 bytes.
     pub(in crate::gpu) aligned: bool,
-    /// Each expert's scales start on 4 bytes, so that kernels that pack activations take the weights.
+    /// Each expert's scales start on 4 bytes, so that kernels that pack activations take the
+    /// weights.
     pub(in crate::gpu) packable: bool,
 }
 
 /// The kernels of a product with experts' weights.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::gpu) struct PlannedExperts {
-    /// The product, and how rows are cut into its token tiles; `None` if there is nothing to multiply.
+    /// The product, and how rows are cut into its token tiles; `None` if there is nothing to
+    /// multiply.
     pub(in crate::gpu) product: Option<(ProductPlan, PlanGrid)>,
     /// Bytes of parts of f32 activations and of their products; `None` for f16 and bf16.
     pub(in crate::gpu) parts: Option<[u64; 2]>,
@@ -39,7 +41,7 @@ impl PlannedExperts {
     /// Plans a product, with a given configuration or the one that should take the least time.
     ///
     /// # Errors
-    /// Those of [`ProductPlan::new`].
+    /// The errors of [`ProductPlan::new`].
     pub(in crate::gpu) fn new(kernels: &Kernels, key: ExpertsKey, given: Option<GemmConfig>) -> Result<Self> {
         let ExpertsKey { experts, shape, pairs, activations, aligned, packable } = key;
         let (rows_each, dtype) = multiplied(activations);
@@ -91,7 +93,8 @@ impl PlannedExperts {
         self.product.map_or(0, |(_, grid)| gpu_plan_bytes(grid))
     }
 
-    /// Bytes of workspace, semaphores not counted: the plan, parts and their products, the product's own.
+    /// Bytes of workspace, semaphores not counted: the plan, parts and their products, the
+    /// product's own.
     pub(in crate::gpu) fn workspace_bytes(&self) -> u64 {
         let parts = self.parts.map_or(0, |[parts, sums]| parts.saturating_add(sums));
         let product = self.product.map_or(0, |(product, _)| product.workspace_bytes());

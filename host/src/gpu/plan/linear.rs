@@ -1,5 +1,5 @@
-//! The kernels of a product of weights and activations: one configuration's, and those around it for
-//! activations in f32.
+//! The kernels of a product of weights and activations: one configuration's, and those around it
+//! for activations in f32.
 
 use microscale_kernels_abi::epilogue::PARTS;
 use microscale_kernels_abi::gemm::gemv::TokenTiles;
@@ -22,8 +22,8 @@ pub(in crate::gpu) const PART_ROWS: usize = PARTS as usize;
 #[derive(Clone, Copy, Debug)]
 pub(in crate::gpu) struct LinearPlan {
     pub(in crate::gpu) product: Option<ProductPlan>,
-    /// Bytes of the parts of f32 activations and of their products, both multiples of 16; `None` for f16 and
-    /// bf16.
+    /// Bytes of the parts of f32 activations and of their products, both multiples of 16; `None`
+    /// for f16 and bf16.
     pub(in crate::gpu) parts: Option<[u64; 2]>,
 }
 
@@ -39,7 +39,8 @@ pub(in crate::gpu) struct LinearKey {
     pub(in crate::gpu) gemv_only: bool,
 }
 
-/// Bytes of the parts of `tokens` rows of f32 activations, and of their products, both multiples of 16.
+/// Bytes of the parts of `tokens` rows of f32 activations, and of their products, both multiples of
+/// 16.
 pub(in crate::gpu) fn parts_bytes(tokens: usize, weights: QuantizedShape) -> [u64; 2] {
     let rows = tokens.saturating_mul(PART_ROWS) as u64;
     [(weights.cols, size_of::<u16>()), (weights.rows, size_of::<f32>())]
@@ -55,7 +56,7 @@ impl LinearPlan {
     /// Plans a product, with a given configuration or the one that should take the least time.
     ///
     /// # Errors
-    /// Those of [`ProductPlan::new`].
+    /// The errors of [`ProductPlan::new`].
     pub(in crate::gpu) fn new(kernels: &Kernels, key: LinearKey, given: Option<GemmConfig>) -> Result<Self> {
         let LinearKey { weights, tokens, activations, aligned, gemv_only } = key;
         let (rows_each, dtype) = multiplied(activations);
@@ -91,11 +92,11 @@ impl LinearPlan {
     }
 }
 
-/// Bytes of workspace, semaphores not counted, that serve any number of tokens up to `tokens`, whichever
-/// configuration they get.
+/// Bytes of workspace, semaphores not counted, that serve any number of tokens up to `tokens`,
+/// whichever configuration they get.
 ///
 /// # Errors
-/// Those of [`ProductPlan::new`] for the limits of sizes.
+/// The errors of [`ProductPlan::new`] for the limits of sizes.
 pub(in crate::gpu) fn most_workspace_bytes(
     kernels: &Kernels,
     weights: QuantizedShape,
@@ -114,8 +115,8 @@ pub(in crate::gpu) fn most_workspace_bytes(
         if config.mainloop.is_gemv() || !config.mainloop.traits().targets.contain(kernels.target()) {
             continue;
         }
-        // With fewer tokens there may be more thread blocks, each with fewer partial sums. Clusters need no
-        // more than the same tile without.
+        // With fewer tokens there may be more thread blocks, each with fewer partial sums. Clusters
+        // need no more than the same tile without.
         let single = GemmConfig { cluster: 1, ..config };
         let plan = ProductPlan::new(kernels, single, weights, tokens, true, None);
         // A GPU may have too little shared memory for a configuration.
@@ -132,7 +133,8 @@ pub(in crate::gpu) fn most_workspace_bytes(
     Ok(most.saturating_add(parts))
 }
 
-/// The tokens of a token tile of experts' rows for the GEMV: as many as an expert has, up to its `tile_n`.
+/// The tokens of a token tile of experts' rows for the GEMV: the expert's number of rows, up to
+/// `tile_n`.
 pub(in crate::gpu) fn expert_tile_bits(config: GemmConfig, rows_per_expert: usize) -> u32 {
     if !config.mainloop.is_gemv() {
         return config.tile_n.ilog2();

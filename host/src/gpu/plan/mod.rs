@@ -1,6 +1,6 @@
-//! Planning products: which kernels, with which parameters, in how much workspace.
+//! Planning products: their kernels, launch parameters and workspace.
 //!
-//! | file | what it holds |
+//! | file | contents |
 //! |---|---|
 //! | `times` | measured times of the GEMM's configurations, a table per GPU |
 //! | `choose` | the configuration for a product, from these times |

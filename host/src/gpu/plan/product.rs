@@ -53,13 +53,14 @@ pub(in crate::gpu) struct ExpertTokenTiles {
 }
 
 impl ProductPlan {
-    /// The plan of a configuration for weights and tokens, whose activations start on 16 bytes if `aligned`;
-    /// with `experts`, of experts' rows in token tiles. Compiles the GEMV's kernels, to ask how many thread
-    /// blocks the GPU has room for.
+    /// The plan of a configuration for weights and tokens, whose activations start on 16 bytes if
+    /// `aligned`; with `experts`, of experts' rows in token tiles. Compiles the GEMV's kernels, to
+    /// ask how many thread blocks the GPU has room for.
     ///
     /// # Errors
-    /// [`Error::Operands`] beyond the kernels' limits, [`Error::NoKernel`] if the configuration does not take
-    /// the weights or is not for the GPU's target, and [`Error::Gpu`] for more than a launch covers.
+    /// [`Error::Operands`] beyond the kernels' limits, [`Error::NoKernel`] if the configuration
+    /// does not take the weights or is not for the GPU's target, and [`Error::Gpu`] for more than a
+    /// launch covers.
     pub(in crate::gpu) fn new(
         kernels: &Kernels,
         config: GemmConfig,
@@ -162,8 +163,8 @@ impl ProductPlan {
         }
     }
 
-    /// Row tiles of a token tile, and K-iterations of each, for the schedule of experts' rows; `None` for the
-    /// GEMV, which has none.
+    /// Row tiles of a token tile, and K-iterations of each, for the schedule of experts' rows;
+    /// `None` for the GEMV, which has none.
     pub(in crate::gpu) fn row_tiles_and_k_iterations(&self) -> Option<[u32; 2]> {
         let ProductParams::Packed { gemm_params, .. } = &self.params else { return None };
         let row_tiles = gemm_params.shape.rows.div_ceil(u64::from(self.config.tile_m));

@@ -6,7 +6,8 @@ use std::sync::OnceLock;
 use microscale_formats::{Dtype, Format, Words};
 use microscale_kernels_abi::{GemmConfig, Mainloop};
 
-/// The tables, by a part of the GPU's name. A GPU without one uses the nearest: see [`Times::of_gpu`].
+/// The tables, by a part of the GPU's name. A GPU without one uses the nearest: see
+/// [`Times::of_gpu`].
 const TABLES: [(&str, &str); 2] =
     [("H200", include_str!("times/h200.txt")), ("H100", include_str!("times/h100.txt"))];
 
@@ -27,8 +28,8 @@ pub struct MeasuredProduct {
     pub cols: usize,
     /// Tokens.
     pub tokens: usize,
-    /// Configurations with their times in microseconds. Those that take more than [`Times::KEPT`] times the
-    /// fastest of the same GPUs are left out of a table's text.
+    /// Configurations with their times in microseconds. A table's text leaves out configurations
+    /// that take more than [`Times::KEPT`] times the fastest for the same GPUs.
     pub configs: Vec<(GemmConfig, f32)>,
 }
 
@@ -36,9 +37,9 @@ impl Times {
     /// A table's text has the configurations up to this multiple of the fastest time.
     pub const KEPT: f32 = 2.0;
 
-    /// The table for a GPU, by its name. H200s and H100s have their own. Others use the H200's: relative
-    /// times of configurations depend on the number of multiprocessors and on their critical paths, which
-    /// the choice accounts for, more than on the memory's speed.
+    /// The table for a GPU, by its name. H200s and H100s have their own. Others use the H200's:
+    /// relative times of configurations depend on the number of multiprocessors and on their
+    /// critical paths, which the choice accounts for, more than on the memory's speed.
     pub fn of_gpu(name: &str) -> &'static Self {
         static READ: OnceLock<[Times; TABLES.len()]> = OnceLock::new();
         // A test reads the tables.
@@ -62,7 +63,7 @@ impl Times {
         found.is_some_and(|product| product.configs.iter().any(|(there, _)| *there == config))
     }
 
-    /// Adds the times of a product, in place of those of the same configurations.
+    /// Adds the times of a product, replacing times of the same configurations.
     pub fn add(&mut self, product: MeasuredProduct) {
         let MeasuredProduct { weights, rows, cols, tokens, configs } = product;
         let same = |of: &&mut MeasuredProduct| {
@@ -102,8 +103,8 @@ impl Times {
         Some(times)
     }
 
-    /// The text of a table: a line per product, `format rows cols tokens` and pairs of a configuration and
-    /// its microseconds, the fastest first.
+    /// The text of a table: a line per product, `format rows cols tokens` and pairs of a
+    /// configuration and its microseconds, the fastest first.
     pub fn text(&self, measured: &str) -> String {
         let mut text = format!(
             "# Microseconds of configurations by format, rows, columns and tokens: `microscale bench --tune`, {measured}\n"
