@@ -169,7 +169,7 @@ fn what_a_pickle_repeats_is_shared_and_what_it_makes_is_counted() {
     let whole = torch_pickle(&[WHOLE]);
     let before = |first: &[u8]| [b"\x80\x02", first, &whole[2..]].concat();
     // A tuple of 40,000 numbers is made torch.Size 40,000 times: copies would be 6 GB.
-    let sizes = [&b"ctorch\nSize\nq\0(".to_vec(), &b"N".repeat(40_000)[..], b"t\x85q\x01"].concat();
+    let sizes = [&b"ctorch\nSize\nq\0("[..], &b"N".repeat(40_000)[..], b"t\x85q\x01"].concat();
     inspect(&before(&[&sizes[..], &b"h\0h\x01R0".repeat(40_000), b"00"].concat())).ok();
     // One tensor of 64 dimensions is made a million times.
     let tuple = [&b"("[..], &b"K\x01".repeat(64), b"t"].concat();
