@@ -351,8 +351,9 @@ fn an_output_that_is_full() {
             .arg(scratch.path("OUT"));
         Run::new(shell)
     };
-    for blocks in [0, 8, 64] {
-        with_limit("quantize", &sample(), blocks).fails_with(&["cannot write", ".safetensors"]);
+    // Without a block, already the lock file cannot be written.
+    for (blocks, message) in [(0, "cannot create"), (8, "cannot write"), (64, "cannot write")] {
+        with_limit("quantize", &sample(), blocks).fails_with(&[message, "File too large"]);
         assert_eq!(before, scratch.contents(), "{blocks} blocks");
     }
     // The weights fit and another file does not.

@@ -188,30 +188,6 @@ fn sizes_that_mean_nothing_are_refused() {
 }
 
 #[test]
-fn tables_are_measured_on_gpus_for_one_operation() {
-    let scratch = Scratch::new();
-    let table = scratch.path("choices.txt");
-    let tune: [Arg<'_>; 5] = [&"bench", &"--device", &"cpu", &"--tune", &table];
-    let refused: [(&[Arg<'_>], _, _); 10] = [
-        (&[], 1, "GPU"),
-        (&[&"--format", &"nvfp4"], 1, "GPU"),
-        (&[&"--format", &"mxfp4", &"--format", &"nvfp4"], 2, "one format"),
-        (&[&"--op", &"gemv-weights"], 1, "GPU"),
-        (&[&"--op", &"gemv-weights", &"--format", &"mxfp4"], 2, "leave out --format"),
-        (&[&"--op", &"gemv-weights", &"--search", &"full"], 2, "leave out --format"),
-        (&[&"--op", &"gemm-weights"], 1, "GPU"),
-        (&[&"--op", &"gemm-weights", &"--format", &"nvfp4"], 2, "leave out --format"),
-        (&[&"--op", &"quantize"], 2, "gemv, gemv-weights or gemm-weights"),
-        (&[&"--op", &"gemv", &"--op", &"gemv-weights"], 2, "gemv, gemv-weights or gemm-weights"),
-    ];
-    for (more, code, why) in refused {
-        let run = run(&[&tune[..], more].concat());
-        assert_eq!(run.code, Some(code), "{run:#?}");
-        assert!(run.stderr.contains(why) && !table.exists(), "{run:#?}");
-    }
-}
-
-#[test]
 fn sizes_beyond_memory_are_refused() {
     for (more, parts) in [
         (["--tokens", "99999999"], ["--tokens 99999999", "more than the 65536 allowed"]),

@@ -78,7 +78,7 @@ fn a_file_named_like_one_of_another_container_is_refused() {
         }
     }
     for name in ["x.safetensors", "x.bin"] {
-        run_in(&scratch, &format!("quantize @in.gguf --out @{name}")).fails_with(&[
+        run_in(&scratch, &format!("quantize @in.gguf --include a.weight --out @{name}")).fails_with(&[
             name,
             "would be GGUF",
             "x.gguf",

@@ -87,9 +87,9 @@ fn patterns_of_any_length_are_not_compiled() {
         scratch.write("in/config.json", json!({ "quantization_config": quantization }).to_string());
         let doctor = run(&[&"doctor", &scratch.path("in"), &"--json"]);
         let findings: Value = serde_json::from_str(&doctor.stdout).unwrap();
-        // A pattern that is not understood is taken to match every layer.
+        // Patterns beyond the limit are a finding of their own, and match nothing.
         let found = findings["findings"].as_array().unwrap();
-        assert!(found.iter().any(|finding| finding["tensor"] == "a.weight"), "{doctor:#?}");
+        assert!(found.iter().any(|finding| finding["defect"] == "config"), "{doctor:#?}");
         assert!(found.iter().all(|finding| finding["tensor"] != "b.weight"), "{doctor:#?}");
     }
 }

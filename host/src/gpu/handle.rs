@@ -72,8 +72,8 @@ impl Gpu {
     /// use microscale::gpu::{Gpu, primary_context};
     ///
     /// /// # Safety
-    /// /// `stream` is a stream of GPU 0's primary context, such as PyTorch's `torch.cuda.current_stream().cuda_stream`, and outlives
-    /// /// the returned GPU.
+    /// /// `stream` is a stream of GPU 0's primary context, such as PyTorch's
+    /// /// `torch.cuda.current_stream().cuda_stream`, and outlives the returned GPU.
     /// unsafe fn on_their_stream(stream: usize) -> Result<Gpu> {
     ///     // SAFETY: the caller's promise.
     ///     Gpu::from_stream(unsafe { primary_context(0)?.wrap_borrowed_stream(stream as _) })

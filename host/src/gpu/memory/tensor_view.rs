@@ -34,7 +34,7 @@ pub(in crate::gpu) const GLOBAL: &str = "the global scale";
 /// ```no_run
 /// use microscale::formats::nvfp4::Direction;
 /// use microscale::gpu::cudarc::driver::CudaSlice;
-/// use microscale::gpu::{DeviceTensorView, Gpu};
+/// use microscale::gpu::{DeviceTensorView, GemmWorkspaceMut, Gpu};
 /// use microscale::{Format, QuantizedShape, Result};
 ///
 /// /// NVFP4 weights stored in one buffer, times the activations of a token.
@@ -49,7 +49,8 @@ pub(in crate::gpu) const GLOBAL: &str = "the global scale";
 ///     let weights = DeviceTensorView::from_parts(shape, &codes, &scales)?
 ///         .with_global_scale(Direction::Multiplier, global)?;
 ///     let mut out = gpu.stream().alloc_zeros::<half::bf16>(4096).expect("memory for the output");
-///     gpu.gemv_weights_on(gpu.stream(), weights, x, 1, &mut out)
+///     let plan = gpu.linear(weights).plan(1)?;
+///     plan.run(gpu.stream(), x, GemmWorkspaceMut::none(), &mut out)
 /// }
 /// ```
 ///

@@ -85,10 +85,16 @@ impl Gpu {
     /// A product with weights in device memory, `[M, K]`, to plan for a number of tokens.
     ///
     /// ```no_run
-    /// # use microscale::gpu::{DeviceTensor, Gpu, GemmWorkspace};
     /// # use half::bf16;
-    /// # fn forward(gpu: &Gpu, weights: &DeviceTensor, x: &microscale::gpu::cudarc::driver::CudaSlice<bf16>,
-    /// #     y: &mut microscale::gpu::cudarc::driver::CudaSlice<bf16>) -> microscale::Result<()> {
+    /// # use microscale::Result;
+    /// # use microscale::gpu::cudarc::driver::CudaSlice;
+    /// # use microscale::gpu::{DeviceTensor, GemmWorkspace, Gpu};
+    /// # fn forward(
+    /// #     gpu: &Gpu,
+    /// #     weights: &DeviceTensor,
+    /// #     x: &CudaSlice<bf16>,
+    /// #     y: &mut CudaSlice<bf16>,
+    /// # ) -> Result<()> {
     /// let stream = gpu.stream();
     /// let plan = gpu.linear::<bf16, bf16>(weights).plan(64)?;
     /// let mut workspace = GemmWorkspace::new(stream, plan.workspace_bytes())?;

@@ -209,10 +209,8 @@ impl<'a, T: Activation, O: ProductOf<T>> LinearExperts<'a, T, O> {
         let aligned = self.planned(pairs, true)?;
         aligned.kernels().try_for_each(|kernel| self.gpu.kernels.ready(kernel).map(|_| ()))?;
         let mut workspace_bytes = aligned.workspace_bytes();
-        if self.given.is_none() {
-            // Activations that do not start on 16 bytes may get other kernels.
-            workspace_bytes = workspace_bytes.max(self.planned(pairs, false)?.workspace_bytes());
-        }
+        // Activations that do not start on 16 bytes may get other kernels.
+        workspace_bytes = workspace_bytes.max(self.planned(pairs, false)?.workspace_bytes());
         workspace_bytes = workspace_bytes.max(slot_bytes(self.experts));
         Ok(ExpertsPlan { linear: self, pairs, aligned, workspace_bytes, dtypes: PhantomData })
     }

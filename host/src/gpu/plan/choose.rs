@@ -10,9 +10,9 @@
 
 use microscale_formats::dot::CHUNK;
 use microscale_formats::{Dtype, Format};
-use microscale_kernels_abi::gemm::gemv::{GemvParams, TokenTiles};
+use microscale_kernels_abi::gemm::gemv::{GemvParams, PlainParams, TokenTiles};
 use microscale_kernels_abi::gemm::params::GemmParams;
-use microscale_kernels_abi::gemm::{COLUMN_LIMIT, TILE_COLUMNS, WeightsShape};
+use microscale_kernels_abi::gemm::{COLUMN_LIMIT, PACK_COLUMNS, TILE_COLUMNS, WeightsShape};
 use microscale_kernels_abi::launch::WARP;
 use microscale_kernels_abi::{GemmConfig, Mainloop, Target};
 
@@ -202,11 +202,9 @@ fn estimates(
         let (mut sum, mut weights) = (0.0, 0.0);
         for (distance, product) in &nearest {
             let weights_there = QuantizedShape { rows: product.rows, cols: product.cols, ..request.weights };
-            let there = critical_path(config, gpu, weights_there, product.tokens)?;
-            // A time that is not in the table is longer than the kept ones.
-            let fastest =
-                product.configs.iter().map(|(_, time)| f64::from(*time)).fold(f64::INFINITY, f64::min);
-            let time = of_config(product).unwrap_or(f64::from(Times::KEPT) * fastest);
+            // Shapes that the configuration is too slow for, or cannot multiply, say nothing.
+            let there = critical_path(config, gpu, weights_there, product.tokens);
+            let (Some(time), Some(there)) = (of_config(product), there) else { continue };
             let constant = shortest.min(time);
             let scaled = constant + (time - constant) * here / there;
             let weight = 1.0 / (distance + 1e-9);
@@ -239,9 +237,12 @@ fn critical_path(config: GemmConfig, gpu: GpuFacts, weights: QuantizedShape, tok
             Some((waves * work_tiles * u64::from(k_iterations)) as f64)
         }
         Mainloop::GemvPlain => {
-            let rows = u64::from(config.tile_m) * 8 / u64::from(config.slices.max(1));
-            let tiles = shape.rows.div_ceil(rows.max(1)) * tokens.div_ceil(8) as u64;
-            Some((tiles.div_ceil(u64::from(gpu.sm_count)) * shape.cols.div_ceil(128)) as f64)
+            let token_tiles = TokenTiles::of(tokens as u64, config.tile_n);
+            let params = PlainParams::new(config, shape, tokens as u64, token_tiles)?;
+            // A multiprocessor has registers for two thread blocks.
+            let waves = params.thread_blocks().div_ceil(2 * u64::from(gpu.sm_count));
+            let columns = u64::from(PACK_COLUMNS << params.segment_bits) * u64::from(config.slices);
+            Some((waves * shape.cols.div_ceil(columns)) as f64)
         }
         _ => None,
     }
@@ -252,6 +253,10 @@ mod tests {
     use super::*;
     use microscale_formats::ScaleLayout;
     use microscale_kernels_abi::target_for;
+
+    /// The GPUs with tables, and the compute capabilities whose kernels the tables have.
+    const MEASURED: [(&str, &[(u32, u32)]); 2] =
+        [("NVIDIA H100 80GB HBM3", &[(9, 0), (8, 0)]), ("NVIDIA H200", &[(9, 0)])];
 
     /// An H100 or H200, or a GPU of the same size without `wgmma`.
     fn gpu(compute_capability: (u32, u32)) -> GpuFacts {
@@ -290,34 +295,36 @@ mod tests {
 
     #[test]
     fn measured_products_get_their_fastest_configuration() {
-        for name in ["NVIDIA H200", "NVIDIA H100 80GB HBM3"] {
-            for compute_capability in [(9, 0), (8, 0)] {
+        for (name, capabilities) in MEASURED {
+            for compute_capability in capabilities {
+                let compute_capability = *compute_capability;
                 let excess = excess(Times::of_gpu(name), gpu(compute_capability), false);
                 assert!(excess.last().is_some_and(|most| *most < 1e-6), "{name}: {excess:?}");
             }
         }
     }
 
-    /// With a shape left out, the choice takes at most 5 % longer than the fastest on average, and
-    /// at most 15 % longer for nine of ten products.
+    /// With a shape left out, the choice takes at most 4 % longer than the fastest on average, and
+    /// at most 12 % longer for nine of ten products.
     #[test]
     fn products_of_unmeasured_shapes_get_nearly_the_fastest_configuration() {
-        for name in ["NVIDIA H200", "NVIDIA H100 80GB HBM3"] {
-            for compute_capability in [(9, 0), (8, 0)] {
+        for (name, capabilities) in MEASURED {
+            for compute_capability in capabilities {
+                let compute_capability = *compute_capability;
                 let excess = excess(Times::of_gpu(name), gpu(compute_capability), true);
                 let mean = excess.iter().sum::<f64>() / excess.len() as f64;
                 let (most, tenth) = (excess[excess.len() - 1], excess[excess.len() * 9 / 10]);
                 println!(
                     "{name}, {compute_capability:?}: mean {mean:.3}, nine of ten {tenth:.3}, most {most:.3}"
                 );
-                assert!(mean <= 0.05 && tenth <= 0.15, "{name}, {compute_capability:?}: {mean}, {tenth}");
+                assert!(mean <= 0.04 && tenth <= 0.12, "{name}, {compute_capability:?}: {mean}, {tenth}");
             }
         }
     }
 
     #[test]
     fn configurations_are_of_the_target_and_take_the_operands() {
-        let times = Times::of_gpu("NVIDIA H200");
+        let times = Times::of_gpu("NVIDIA H100");
         let chosen = |capability, rows, cols, tokens| {
             choose(times, gpu(capability), request(Format::Nvfp4, rows, cols, tokens))
         };
@@ -337,7 +344,7 @@ mod tests {
 
     #[test]
     fn experts_with_few_pairs_get_the_gemv() {
-        let times = Times::of_gpu("NVIDIA H200");
+        let times = Times::of_gpu("NVIDIA H100");
         let of = request(Format::Nvfp4, 2880, 2880, 0);
         let chosen = |experts, pairs, packable| {
             choose_for_experts(times, gpu((9, 0)), of, [experts, pairs, 1], packable)

@@ -9,7 +9,7 @@ use microscale_kernels_abi::{GemmConfig, Mainloop};
 /// The tables, by a part of the GPU's name. A GPU without one uses the nearest: see
 /// [`Times::of_gpu`].
 const TABLES: [(&str, &str); 2] =
-    [("H200", include_str!("times/h200.txt")), ("H100", include_str!("times/h100.txt"))];
+    [("H100", include_str!("times/h100.txt")), ("H200", include_str!("times/h200.txt"))];
 
 /// Times of the GEMM's configurations on one GPU.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -37,9 +37,10 @@ impl Times {
     /// A table's text has the configurations up to this multiple of the fastest time.
     pub const KEPT: f32 = 2.0;
 
-    /// The table for a GPU, by its name. H200s and H100s have their own. Others use the H200's:
-    /// relative times of configurations depend on the number of multiprocessors and on their
-    /// critical paths, which the choice accounts for, more than on the memory's speed.
+    /// The table for a GPU, by its name. H100s and H200s have their own. Others use the H100's,
+    /// which has times of `mma` kernels too: relative times of configurations depend on the number
+    /// of multiprocessors and on the critical path, which the choice accounts for, more than on the
+    /// memory's speed.
     pub fn of_gpu(name: &str) -> &'static Self {
         static READ: OnceLock<[Times; TABLES.len()]> = OnceLock::new();
         // A test reads the tables.
