@@ -14,8 +14,8 @@
 
 use microscale_formats::dot::CHUNK;
 use microscale_formats::plan::power_of_two;
-use microscale_kernels_abi::gemm::QUAD;
 use microscale_kernels_abi::gemm::PLAIN_THREADS;
+use microscale_kernels_abi::gemm::QUAD;
 use microscale_kernels_abi::gemm::gemv::PlainParams;
 use microscale_kernels_abi::launch::WARP;
 
