@@ -285,7 +285,7 @@ impl<'a> Plan<'a> {
         Ok(())
     }
 
-    /// Lets each tensor's [`Details`](crate::Details) be collected once it is quantized, with at most this
+    /// Lets each tensor's details be collected once it is quantized, with at most this
     /// many of its worst blocks of either kind.
     pub fn collect_details(&mut self, worst_blocks: usize) {
         self.worst_blocks = Some(worst_blocks);
