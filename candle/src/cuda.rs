@@ -4,9 +4,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use candle_core::backend::BackendStorage;
-use candle_core::cuda_backend::cudarc::driver::{
-    CudaSlice, CudaStream, CudaView, DeviceRepr, ValidAsZeroBits,
-};
+use candle_core::cuda_backend::cudarc::driver::{CudaView, DeviceRepr, ValidAsZeroBits};
 use candle_core::cuda_backend::{CudaDType, CudaDevice, CudaStorageSlice, DeviceId};
 use candle_core::{CudaStorage, Error, Layout, Result, bail};
 use microscale::gpu::{DeviceExperts, DeviceRouting, DeviceTensor, GemmWorkspace, Gpu};
@@ -57,7 +55,7 @@ impl OnGpu {
         let mut out = device.alloc_zeros::<T>(tokens * self.weights.view().shape().rows)?;
         if tokens > 0 {
             let x = part::<T>(x, layout)?;
-            let multiply = || {
+            let mut multiply = || {
                 let plan = self.gpu.linear(&self.weights).plan(tokens)?;
                 let mut workspace = GemmWorkspace::new(&stream, plan.workspace_bytes())?;
                 plan.run(&stream, &x, &mut workspace, &mut out)

@@ -92,4 +92,4 @@ macro_rules! replayed {
     };
 }
 
-replayed! { safetensors gguf imatrix pytorch directory packed parts ptx tensors recipe }
+replayed! { safetensors gguf imatrix input_scales pytorch directory packed parts ptx tensors recipe }

@@ -11,6 +11,7 @@ mod draw;
 mod everything;
 mod gguf;
 mod imatrix;
+mod input_scales;
 mod packed;
 mod parts;
 mod ptx;
@@ -36,6 +37,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "safetensors", run: safetensors::run },
     Target { name: "gguf", run: gguf::run },
     Target { name: "imatrix", run: imatrix::run },
+    Target { name: "input_scales", run: input_scales::run },
     Target { name: "pytorch", run: pytorch::run },
     Target { name: "directory", run: directory::run },
     Target { name: "packed", run: packed::run },
