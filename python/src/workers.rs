@@ -15,9 +15,25 @@ static HOME: OnceLock<u32> = OnceLock::new();
 /// The pool of a forked process. Pools are never dropped: that of a parent has no threads to wait for here.
 static FORKED: Mutex<Option<(u32, &'static ThreadPool)>> = Mutex::new(None);
 
-/// Notes which process has rayon's own pool.
+/// Threads for each core at most: a million of them would take minutes to start.
+const MOST_A_CORE: usize = 16;
+
+/// The number of threads if `RAYON_NUM_THREADS` asks for more than [`MOST_A_CORE`] per core; 0 leaves
+/// it to rayon.
+fn capped() -> usize {
+    let most = MOST_A_CORE * std::thread::available_parallelism().map_or(1, usize::from);
+    let asked = std::env::var("RAYON_NUM_THREADS").ok().and_then(|number| number.parse().ok());
+    if asked.is_some_and(|asked: usize| asked > most) { most } else { 0 }
+}
+
+/// Notes which process has rayon's own pool. Starts the pool if it would have too many threads.
 pub(crate) fn remember_process() {
     HOME.get_or_init(process::id);
+    let threads = capped();
+    if threads > 0 {
+        // It fails if the process has a pool already, which serves as well.
+        let _ = ThreadPoolBuilder::new().num_threads(threads).build_global();
+    }
 }
 
 /// Does work while other threads of Python run.
@@ -39,7 +55,7 @@ fn pool_of_fork() -> Option<&'static ThreadPool> {
         Some((owner, pool)) if owner == process => Some(pool),
         _ => {
             // Without threads of its own a process can still work: by one.
-            let pool = ThreadPoolBuilder::new().build().ok()?;
+            let pool = ThreadPoolBuilder::new().num_threads(capped()).build().ok()?;
             let pool: &'static ThreadPool = Box::leak(Box::new(pool));
             *forked = Some((process, pool));
             Some(pool)

@@ -2,7 +2,10 @@
 
 import array
 import copy
+import os
 import pickle
+import subprocess
+import sys
 
 import ml_dtypes
 import numpy as np
@@ -286,3 +289,10 @@ def test_ties_are_rounded_as_chosen(ties, expected):
     x[0, :8] = [0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5, 6]
     q = microscale.quantize(x, "mxfp4", scale_rule="floor", ties=ties)
     np.testing.assert_array_equal(q.dequantize()[0, :8], expected)
+
+
+def test_a_million_threads_are_capped() -> None:
+    """Starting them would take minutes."""
+    program = "import microscale, numpy; microscale.quantize(numpy.ones((4, 64), numpy.float32))"
+    environment = {**os.environ, "RAYON_NUM_THREADS": "1000000"}
+    subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=30)
