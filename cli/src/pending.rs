@@ -3,7 +3,7 @@
 
 use std::fmt::Display;
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
@@ -73,9 +73,9 @@ fn own_stream(path: &Path) -> Option<Box<dyn Write>> {
     let id = |path: &Path| fs::metadata(path).ok().map(|found| (found.dev(), found.ino()));
     let asked = id(path)?;
     if id(Path::new("/dev/stdout")) == Some(asked) {
-        Some(Box::new(io::stdout()))
+        Some(Box::new(std::io::stdout()))
     } else if id(Path::new("/dev/stderr")) == Some(asked) {
-        Some(Box::new(io::stderr()))
+        Some(Box::new(std::io::stderr()))
     } else {
         None
     }
