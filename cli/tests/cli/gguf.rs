@@ -29,7 +29,7 @@ pub(super) fn entry(key: &str, kind: u32, value: &[u8]) -> Vec<u8> {
 }
 
 /// The metadata that files begin with: a string, the file's type, a float, an array.
-fn metadata() -> Vec<Vec<u8>> {
+pub(crate) fn metadata() -> Vec<Vec<u8>> {
     let mut architecture = Vec::new();
     text(&mut architecture, "llama");
     let array =
@@ -131,7 +131,7 @@ pub(super) fn blocks(codes: &[u8], scales: &[u8], kind: u32) -> Vec<u8> {
 }
 
 /// A model's file: what is quantized, and what is not.
-fn model() -> Vec<Stored> {
+pub(crate) fn model() -> Vec<Stored> {
     let bf16s = |n| noise(n).iter().flat_map(|value| bf16::from_f32(*value).to_le_bytes()).collect();
     let tensor = |name: &str, shape: &[u64], kind, data| (name.to_string(), shape.to_vec(), kind, data);
     vec![

@@ -56,8 +56,7 @@ fn a_file_named_like_one_of_another_container_is_refused() {
     scratch.write_tensors("in.safetensors", &[tensor]);
     let pytorch = data_dir().join("tests/golden/pytorch/training.pt");
     scratch.write("in.bin", fs::read(pytorch).unwrap());
-    let gguf = [("a.weight".into(), vec![64, 4], gguf::F32, floats(&noise(256)))];
-    scratch.write("in.gguf", gguf::file(&[], &gguf));
+    scratch.write("in.gguf", gguf::file(&crate::gguf::metadata(), &crate::gguf::model()));
     run_in(&scratch, "quantize @in.safetensors --format nvfp4 --out @Q.safetensors").ok();
     let before = scratch.contents();
     let commands = [
@@ -78,7 +77,7 @@ fn a_file_named_like_one_of_another_container_is_refused() {
         }
     }
     for name in ["x.safetensors", "x.bin"] {
-        run_in(&scratch, &format!("quantize @in.gguf --include a.weight --out @{name}")).fails_with(&[
+        run_in(&scratch, &format!("quantize @in.gguf --out @{name}")).fails_with(&[
             name,
             "would be GGUF",
             "x.gguf",
