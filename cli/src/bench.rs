@@ -11,7 +11,7 @@
 //! | `workload`, `product` | input, and checks of output: of operations on a matrix, of products |
 //! | `cpu`, `gpu` | timing on each |
 //! | `gemv`, `weights`, `experts` | the kinds of products |
-//! | `tune` | the table of times from which products choose |
+//! | `tune` | measuring the table of times that plans use |
 
 pub(crate) mod case;
 mod cpu;

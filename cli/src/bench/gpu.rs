@@ -223,8 +223,8 @@ pub(super) fn measure_weights<T: Activation>(
     )
 }
 
-/// The median times of products by configurations, each of a number of tokens up to those of `activations`;
-/// `None` for a configuration that cannot multiply. Results are not compared: tests do that for every
+/// The median time of a product by each configuration, with `tokens` of the given activations; `None`
+/// for a configuration that cannot multiply. Results are not compared: tests do that for every
 /// configuration.
 #[cfg(feature = "internals")]
 pub(super) fn measure_configs<T: Activation>(

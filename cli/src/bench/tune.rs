@@ -1,4 +1,4 @@
-//! Measuring the table of times from which configurations are chosen.
+//! Measures the table of times that `plan/choose.rs` chooses configurations by.
 
 use std::num::NonZeroUsize;
 use std::path::Path;
@@ -39,7 +39,7 @@ const TOKENS: [usize; 16] = [1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 
 /// that has.
 ///
 /// # Errors
-/// Those of planning and launching.
+/// The errors of planning and of launching.
 pub(crate) fn tune(gpu: &Gpu, file: &Path) -> Result<String> {
     let there = std::fs::read_to_string(file).ok().and_then(|text| Times::read(&text));
     let mut times = there.unwrap_or_default();

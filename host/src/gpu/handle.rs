@@ -8,8 +8,9 @@ use cudarc::driver::{CudaContext, CudaStream};
 use crate::error::Result;
 use crate::gpu::memory::staging::Staging;
 use crate::gpu::plan::cache::PlanCache;
+use crate::gpu::plan::choose::Request;
 use crate::gpu::plan::experts::{ExpertsKey, PlannedExperts};
-use crate::gpu::plan::linear::{LinearKey, LinearPlan};
+use crate::gpu::plan::linear::LinearPlan;
 use crate::gpu::runtime::device::{GpuInfo, primary_context};
 use crate::gpu::runtime::driver::doing;
 use crate::gpu::runtime::kernels::Kernels;
@@ -28,7 +29,7 @@ pub struct Gpu {
 /// The plans of products that were made on a GPU.
 #[derive(Debug, Default)]
 pub(in crate::gpu) struct Plans {
-    pub(in crate::gpu) linear: PlanCache<LinearKey, LinearPlan>,
+    pub(in crate::gpu) linear: PlanCache<Request, LinearPlan>,
     pub(in crate::gpu) experts: PlanCache<ExpertsKey, PlannedExperts>,
 }
 

@@ -18,7 +18,8 @@ use crate::gpu::memory::tensor_view::DeviceTensorView;
 use crate::gpu::memory::view::{DeviceView, DeviceViewMut};
 use crate::gpu::memory::workspace::{GemmWorkspace, GemmWorkspaceMut, SEMAPHORE_BYTES};
 use crate::gpu::ops::epilogue::DeviceEpilogue;
-use crate::gpu::plan::linear::{LinearKey, LinearPlan, most_workspace_bytes, multiplied};
+use crate::gpu::plan::choose::Request;
+use crate::gpu::plan::linear::{LinearPlan, most_workspace_bytes, multiplied};
 use crate::gpu::runtime::driver::doing;
 use crate::shape::{QuantizedShape, Shape};
 use crate::view::QuantizedView;
@@ -222,7 +223,7 @@ impl<'a, T: Activation, O: ProductOf<T>> Linear<'a, T, O> {
     /// The plan for activations that start on 16 bytes or not.
     fn planned(&self, tokens: usize, aligned: bool) -> Result<Arc<LinearPlan>> {
         let Self { gpu, weights, gemv_only, given, .. } = self;
-        let key = LinearKey {
+        let key = Request {
             weights: weights.shape(),
             tokens,
             activations: T::DTYPE,

@@ -36,12 +36,12 @@ pub(in crate::gpu) struct GpuFacts {
     pub(in crate::gpu) most_shared: u32,
 }
 
-/// A product to choose a configuration for.
+/// A dense product to plan, or to choose a configuration for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(in crate::gpu) struct Request {
     pub(in crate::gpu) weights: QuantizedShape,
     pub(in crate::gpu) tokens: usize,
-    /// f16 or bf16.
+    /// For a plan, any dtype. To choose a configuration, f16 or bf16: parts of f32 are bf16.
     pub(in crate::gpu) activations: Dtype,
     /// Every token's activations start on 16 bytes.
     pub(in crate::gpu) aligned: bool,

@@ -27,18 +27,6 @@ pub(in crate::gpu) struct LinearPlan {
     pub(in crate::gpu) parts: Option<[u64; 2]>,
 }
 
-/// A dense product to plan.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(in crate::gpu) struct LinearKey {
-    pub(in crate::gpu) weights: QuantizedShape,
-    pub(in crate::gpu) tokens: usize,
-    pub(in crate::gpu) activations: Dtype,
-    /// Activations start on 16 bytes.
-    pub(in crate::gpu) aligned: bool,
-    /// Only kernels that need no workspace.
-    pub(in crate::gpu) gemv_only: bool,
-}
-
 /// Bytes of the parts of `tokens` rows of f32 activations, and of their products, both multiples of
 /// 16.
 pub(in crate::gpu) fn parts_bytes(tokens: usize, weights: QuantizedShape) -> [u64; 2] {
@@ -57,8 +45,12 @@ impl LinearPlan {
     ///
     /// # Errors
     /// The errors of [`ProductPlan::new`].
-    pub(in crate::gpu) fn new(kernels: &Kernels, key: LinearKey, given: Option<GemmConfig>) -> Result<Self> {
-        let LinearKey { weights, tokens, activations, aligned, gemv_only } = key;
+    pub(in crate::gpu) fn new(
+        kernels: &Kernels,
+        request: Request,
+        given: Option<GemmConfig>,
+    ) -> Result<Self> {
+        let Request { weights, tokens, activations, aligned, .. } = request;
         let (rows_each, dtype) = multiplied(activations);
         let parts = (rows_each > 1).then(|| parts_bytes(tokens, weights));
         if weights.rows == 0 || tokens == 0 {
@@ -67,7 +59,7 @@ impl LinearPlan {
         let tokens = tokens.saturating_mul(rows_each);
         // Parts start on 16 bytes.
         let aligned = aligned || rows_each > 1;
-        let request = Request { weights, tokens, activations: dtype, aligned, gemv_only };
+        let request = Request { tokens, activations: dtype, aligned, ..request };
         let config = match given {
             Some(config) => GemmConfig { weights: weights.format, activations: dtype, ..config },
             None => choose(Times::of_gpu(kernels.gpu_name()), kernels.facts(), request),
