@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use candle_core::{Device, Result, Tensor};
 use microscale::{Convention, Format};
-use microscale_checkpoint::FileConvention;
+use microscale_checkpoint::CheckpointFormat;
 
 mod samples;
 mod story;
@@ -43,9 +43,9 @@ fn the_model_is_that_of_transformers() -> Result<()> {
 #[test]
 fn quantized_checkpoints_generate_what_their_dequantized_weights_do() -> Result<()> {
     let cases = [
-        (Format::Mxfp4, Convention::CompressedTensors, FileConvention::CompressedTensors),
-        (Format::Nvfp4, Convention::CompressedTensors, FileConvention::CompressedTensors),
-        (Format::Nvfp4, Convention::Modelopt, FileConvention::Modelopt),
+        (Format::Mxfp4, Convention::CompressedTensors, CheckpointFormat::CompressedTensors),
+        (Format::Nvfp4, Convention::CompressedTensors, CheckpointFormat::CompressedTensors),
+        (Format::Nvfp4, Convention::Modelopt, CheckpointFormat::Modelopt),
     ];
     let original = model(&sample(), Held::Plain)?.forward(PROMPT, false)?;
     for (format, convention, files) in cases {
@@ -73,7 +73,7 @@ fn quantized_checkpoints_generate_what_their_dequantized_weights_do() -> Result<
 fn layers_quantized_in_memory_are_those_of_the_file() -> Result<()> {
     let directory = tempfile::tempdir()?;
     let out = directory.path().join("out");
-    let files = FileConvention::CompressedTensors;
+    let files = CheckpointFormat::CompressedTensors;
     samples::quantized("tiny-story", &out, Format::Mxfp4, Convention::Ocp, files);
     let from_file = model(&out, Held::Stored)?.forward(PROMPT, false)?.to_vec2::<f32>()?;
     let in_memory = model(&sample(), "mxfp4".parse().unwrap())?.forward(PROMPT, false)?.to_vec2::<f32>()?;

@@ -9,7 +9,7 @@ use candle_core::{DType, Device, Module, Result, Tensor};
 use microscale::formats::weights::gemm_gamma;
 use microscale::{Convention, Format, Recipe};
 use microscale_candle::{QExperts, QLinear, QMatrix};
-use microscale_checkpoint::FileConvention;
+use microscale_checkpoint::CheckpointFormat;
 
 mod samples;
 mod story;
@@ -212,7 +212,7 @@ fn a_model_generates_what_it_does_on_the_cpu() -> Result<()> {
     let sample = samples::sample("tiny-story");
     let directory = tempfile::tempdir()?;
     let quantized = directory.path().join("quantized");
-    let files = FileConvention::CompressedTensors;
+    let files = CheckpointFormat::CompressedTensors;
     samples::quantized("tiny-story", &quantized, Format::Nvfp4, Convention::CompressedTensors, files);
     for (directory, held) in
         [(&sample, "plain"), (&sample, "nvfp4"), (&sample, "mxfp4"), (&quantized, "stored")]

@@ -6,7 +6,7 @@ use std::ops::ControlFlow;
 
 use microscale::{Device, ErrorStats};
 
-use crate::conventions::packed::{Logical, logical};
+use crate::checkpoint_formats::packed::{Logical, logical};
 use crate::error::{Error, Result};
 use crate::read::checkpoint::Checkpoint;
 use crate::write::progress::{OnProgress, Progress};
@@ -53,7 +53,7 @@ pub enum Difference {
 /// to F32.
 ///
 /// # Errors
-/// [`Error::ShapeMismatch`], [`Error::NothingInCommon`], [`ConventionError::Packed`](crate::ConventionError::Packed), [`Error::Tensor`],
+/// [`Error::ShapeMismatch`], [`Error::NothingInCommon`], [`FormatError::Packed`](crate::FormatError::Packed), [`Error::Tensor`],
 /// [`Error::Interrupted`].
 pub fn compare(
     first: &Checkpoint,

@@ -6,8 +6,8 @@ use std::ops::{ControlFlow, Range};
 
 use microscale::{Amax, Device, Dtype, Element, ErrorStats, Global, NonFinite, Recipe, Shape};
 
+use crate::checkpoint_formats::packed::{Logical, logical};
 use crate::compare::{Compared, Comparison, Difference};
-use crate::conventions::packed::{Logical, logical};
 use crate::error::plan::PlanError;
 use crate::error::{Error, Result};
 use crate::plan::selection::{Selection, Wish};

@@ -1,4 +1,4 @@
-//! Converting a quantized checkpoint to another convention of files, or exactly to another format, without quantizing again.
+//! Converting a quantized checkpoint to another checkpoint format, or exactly to another format, without quantizing again.
 
 pub(crate) mod casts;
 pub(crate) mod done;
@@ -13,19 +13,19 @@ use std::time::Instant;
 use microscale::cast::to_mxfp8;
 use microscale::{Device, Format, GlobalScale};
 
-use crate::conventions::group::Group;
-use crate::conventions::ignored::ignored;
-use crate::conventions::packed::{Logical, Packed, logical};
-use crate::conventions::storage::{Storage, StoredGlobal};
+use crate::checkpoint_format::CheckpointFormat;
+use crate::checkpoint_formats::group::Group;
+use crate::checkpoint_formats::ignored::ignored;
+use crate::checkpoint_formats::packed::{Logical, Packed, logical};
+use crate::checkpoint_formats::storage::{Storage, StoredGlobal};
 use crate::convert::casts::{Cast, cast_alike, casts};
 use crate::convert::done::{BF16, Done, in_bf16};
 use crate::convert::fp8_block::Fp8Blocks;
 use crate::convert::requantized::Requantized;
 use crate::convert::rounding::{Rounding, rounding};
-use crate::error::convention::ConventionError;
+use crate::error::format::FormatError;
 use crate::error::output::OutputError;
 use crate::error::{Error, Result};
-use crate::file_convention::FileConvention;
 use crate::gguf::metadata::FileType;
 use crate::names::weight::is_expert;
 use crate::plan::loaders::EXPERTS;
@@ -46,7 +46,7 @@ use crate::write::writer::Sink;
 #[non_exhaustive]
 pub struct Converted {
     /// The convention of the output.
-    pub to: FileConvention,
+    pub to: CheckpointFormat,
     /// Sums over the quantized tensors.
     pub converted: Sums,
     /// The tensors among them that were cast to another format, exactly.
@@ -79,7 +79,7 @@ pub struct Converted {
 /// A global scale may have to be inverted, which rounds it. So every tensor is dequantized before and after,
 /// and each whose values are not the same to the bit is told of. Given a format, tensors of other ones are cast to it if their values
 /// stay the same to the bit: from MXFP4 to NVFP4, layers that serving engines fuse under one global scale, and from both to MXFP8 with E4M3.
-/// [`FileConvention::Fp8Block`] needs no format: all tensors are cast to FP8 under a scale for each 128×128, as exactly.
+/// [`CheckpointFormat::Fp8Block`] needs no format: all tensors are cast to FP8 under a scale for each 128×128, as exactly.
 ///
 /// What is not exact is refused, or after [`Checkpoint::requantize`] rounded and told of: tensors are what
 /// [`quantize`](crate::quantize()) makes of their f32 values by default, parts of a fused layer together; blocks of 128×128 what transformers makes of
@@ -87,16 +87,16 @@ pub struct Converted {
 /// tensors are in memory at a time and a failure leaves nothing behind.
 ///
 /// # Errors
-/// [`ConventionError::NothingPacked`](crate::ConventionError::NothingPacked);
-/// [`ConventionError::NotStored`](crate::ConventionError::NotStored) and
-/// [`ConventionError::NotConverted`](crate::ConventionError::NotConverted) and
-/// [`ConventionError::NotHeld`](crate::ConventionError::NotHeld) for what the convention cannot
-/// hold without quantizing again; [`ConventionError::NotExact`](crate::ConventionError::NotExact) for what the
-/// format cannot; [`ConventionError::Scaled`](crate::ConventionError::Scaled), [`ConventionError::NotExactBlocks`](crate::ConventionError::NotExactBlocks); [`OutputError::NameTaken`](crate::OutputError::NameTaken),
-/// [`ConventionError::Packed`](crate::ConventionError::Packed), and everything about writing.
+/// [`FormatError::NothingPacked`](crate::FormatError::NothingPacked);
+/// [`FormatError::NotStored`](crate::FormatError::NotStored) and
+/// [`FormatError::NotConverted`](crate::FormatError::NotConverted) and
+/// [`FormatError::NotHeld`](crate::FormatError::NotHeld) for what the convention cannot
+/// hold without quantizing again; [`FormatError::NotExact`](crate::FormatError::NotExact) for what the
+/// format cannot; [`FormatError::Scaled`](crate::FormatError::Scaled), [`FormatError::NotExactBlocks`](crate::FormatError::NotExactBlocks); [`OutputError::NameTaken`](crate::OutputError::NameTaken),
+/// [`FormatError::Packed`](crate::FormatError::Packed), and everything about writing.
 pub fn convert(
     checkpoint: &Checkpoint,
-    to: FileConvention,
+    to: CheckpointFormat,
     format: Option<Format>,
     out: &Path,
     device: &Device,
@@ -106,7 +106,7 @@ pub fn convert(
     checkpoint.check_container(to)?;
     let logical = logical(checkpoint)?;
     let (tensors, skipped, cast, misread_by);
-    if to == FileConvention::Fp8Block {
+    if to == CheckpointFormat::Fp8Block {
         let work = Fp8Blocks::new(checkpoint, &logical, format)?;
         (tensors, skipped) = rewrite(checkpoint, out, &work, device, progress)?;
         (cast, misread_by) = (work.tensors(), Vec::new());
@@ -147,7 +147,7 @@ pub fn convert(
 
 struct Converter<'a> {
     checkpoint: &'a Checkpoint,
-    to: FileConvention,
+    to: CheckpointFormat,
     /// The quantized tensors, by the name of the codes.
     packed: HashMap<&'a str, (&'a Packed<'a>, &'static Storage)>,
     /// The tensors of codes of eight bits under scales, by their names.
@@ -162,7 +162,7 @@ impl<'a> Converter<'a> {
     fn new(
         checkpoint: &'a Checkpoint,
         logical: &'a [Logical<'a>],
-        to: FileConvention,
+        to: CheckpointFormat,
         format: Option<Format>,
     ) -> Result<Self> {
         let (mut packed, mut scaled) = (HashMap::new(), HashMap::new());
@@ -172,7 +172,7 @@ impl<'a> Converter<'a> {
             {
                 if !checkpoint.requantize && !scaling.is_exact_in_bf16() {
                     let (file, tensor, dtype) = (tensor.file.into(), tensor.name.into(), tensor.dtype);
-                    return Err(Error::Convention(ConventionError::Scaled { file, tensor, dtype, to }));
+                    return Err(Error::Format(FormatError::Scaled { file, tensor, dtype, to }));
                 }
                 scaled.insert(tensor.name, *tensor);
             }
@@ -182,7 +182,7 @@ impl<'a> Converter<'a> {
                     storage.comfy.and_then(|_| storage.cannot_hold(tensor.name, &tensor.shape))
                 {
                     let (file, tensor) = (tensor.codes.file.into(), tensor.name.into());
-                    return Err(Error::Convention(ConventionError::NotHeld { file, tensor, to, reason }));
+                    return Err(Error::Format(FormatError::NotHeld { file, tensor, to, reason }));
                 }
                 // What is quantized again must be of whole blocks.
                 if format.is_some_and(|format| format != tensor.format)
@@ -190,17 +190,17 @@ impl<'a> Converter<'a> {
                         storage.cannot_hold(tensor.name, &tensor.shape)
                 {
                     let (file, tensor) = (tensor.codes.file.into(), tensor.name.into());
-                    return Err(Error::Convention(ConventionError::NotHeld { file, tensor, to, reason }));
+                    return Err(Error::Format(FormatError::NotHeld { file, tensor, to, reason }));
                 }
                 if storage.transposed != tensor.storage.transposed {
                     let (file, tensor) = (tensor.codes.file.into(), tensor.name.into());
-                    return Err(Error::Convention(ConventionError::NotConverted { file, tensor, to }));
+                    return Err(Error::Format(FormatError::NotConverted { file, tensor, to }));
                 }
                 packed.insert(tensor.codes.name, (&**tensor, storage));
             }
         }
         if packed.is_empty() {
-            return Err(Error::Convention(ConventionError::NothingPacked {
+            return Err(Error::Format(FormatError::NothingPacked {
                 doing: "convert",
                 path: checkpoint.path.clone(),
             }));
@@ -227,7 +227,7 @@ impl<'a> Converter<'a> {
             let scale = self.global_scale(packed);
             is_expert(packed.name) && scale.is_some_and(|scale| scale.value() != 1.0)
         };
-        let ours = self.to == FileConvention::CompressedTensors;
+        let ours = self.to == CheckpointFormat::CompressedTensors;
         (ours && self.packed.values().any(misread)).then(|| EXPERTS.into()).into_iter().collect()
     }
 

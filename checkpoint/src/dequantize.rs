@@ -9,8 +9,8 @@ use bytemuck::Pod;
 use half::{bf16, f16};
 use microscale::{Device, Dtype, Element, NonFinite, Report};
 
-use crate::conventions::packed::{Logical, Packed, logical};
-use crate::error::convention::ConventionError;
+use crate::checkpoint_formats::packed::{Logical, Packed, logical};
+use crate::error::format::FormatError;
 use crate::error::output::OutputError;
 use crate::error::{Error, Result};
 use crate::gguf::metadata::FileType;
@@ -62,9 +62,9 @@ pub struct Dequantized {
 /// few tensors are in memory at a time, and after a failure there is no output.
 ///
 /// # Errors
-/// [`ConventionError::NothingPacked`](crate::ConventionError::NothingPacked),
-/// [`ConventionError::Packed`](crate::ConventionError::Packed),
-/// [`ConventionError::NotFinite`](crate::ConventionError::NotFinite),
+/// [`FormatError::NothingPacked`](crate::FormatError::NothingPacked),
+/// [`FormatError::Packed`](crate::FormatError::Packed),
+/// [`FormatError::NotFinite`](crate::FormatError::NotFinite),
 /// [`OutputError::NameTaken`](crate::OutputError::NameTaken), [`Error::Tensor`], and everything about
 /// writing.
 pub fn dequantize(
@@ -99,7 +99,7 @@ pub fn dequantize(
         }
     }
     if packed.is_empty() && scaled.is_empty() {
-        return Err(Error::Convention(ConventionError::NothingPacked {
+        return Err(Error::Format(FormatError::NothingPacked {
             doing: "dequantize",
             path: checkpoint.path.clone(),
         }));

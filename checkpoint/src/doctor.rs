@@ -29,7 +29,7 @@ use std::ops::ControlFlow;
 use microscale::{Device, Words};
 use serde_json::{Value, json};
 
-use crate::conventions::packed::{Logical, resolve};
+use crate::checkpoint_formats::packed::{Logical, resolve};
 use crate::doctor::finding::{Defect, Finding};
 use crate::error::{Error, Result};
 use crate::read::checkpoint::Checkpoint;

@@ -1,9 +1,9 @@
 //! Errors of checkpoint files, by subject. Every variant names the file, the tensor where there
 //! is one, and what to change.
 
-pub(crate) mod convention;
 pub(crate) mod directory;
 pub(crate) mod file;
+pub(crate) mod format;
 pub(crate) mod given;
 pub(crate) mod output;
 pub(crate) mod parts;
@@ -14,9 +14,9 @@ pub(crate) mod recipe;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use convention::ConventionError;
 use directory::DirectoryError;
 use file::FileError;
+use format::FormatError;
 use given::GivenError;
 use output::OutputError;
 use parts::PartsError;
@@ -51,9 +51,9 @@ pub enum Error {
     #[error(transparent)]
     Directory(#[from] DirectoryError),
 
-    /// A tensor that is stored in no known way, or cannot be stored by a convention of files.
+    /// A tensor that is stored in no known way, or cannot be stored by a checkpoint format.
     #[error(transparent)]
-    Convention(#[from] ConventionError),
+    Format(#[from] FormatError),
 
     /// An input or a request that cannot be planned.
     #[error(transparent)]

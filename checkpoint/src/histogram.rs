@@ -3,7 +3,7 @@
 use microscale::{Format, QuantizedTensor};
 use rayon::prelude::*;
 
-use crate::conventions::packed::Packed;
+use crate::checkpoint_formats::packed::Packed;
 
 /// Counts of each scale byte and each code in tensors of one format.
 #[derive(Clone, Debug, PartialEq, Eq)]

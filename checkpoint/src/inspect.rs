@@ -1,6 +1,6 @@
 //! Looking into a checkpoint: its tensors as they are stored, and distributions of scales and codes.
 
-use crate::conventions::packed::{Logical, resolve};
+use crate::checkpoint_formats::packed::{Logical, resolve};
 use crate::error::Error;
 use crate::histogram::Histogram;
 use crate::read::checkpoint::Checkpoint;

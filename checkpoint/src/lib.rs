@@ -10,14 +10,14 @@
 //! | room | what it knows |
 //! |---|---|
 //! | `names` | what the names of tensors tell |
-//! | `dtype`, `file_convention`, `reason`, `sums` | dtypes, conventions, reasons for copying, sums |
+//! | `dtype`, `checkpoint_format`, `reason`, `sums` | dtypes, conventions, reasons for copying, sums |
 //! | `error` | what can go wrong |
 //! | `limits` | limits on what is read |
 //! | `gguf` | GGUF, the container of ggml and llama.cpp |
 //! | `pytorch` | PyTorch's files, which are pickles that are not run |
 //! | `read` | input: which files, which tensors, typed views |
 //! | `write` | output: tensor by tensor, complete or not at all |
-//! | `conventions` | conventions of files: what a quantized tensor becomes, and what is quantized in a file |
+//! | `checkpoint_formats` | checkpoint formats: what a quantized tensor becomes, and what is quantized in a file |
 //! | `histogram` | how scales and codes are distributed |
 //! | `plan` | what is to become of each tensor: recipes, selection, global scales, importance |
 //! | `quantize`, `parts` | carrying out a plan: as a whole, or in parts |
@@ -28,15 +28,15 @@
 #[cfg(target_endian = "big")]
 compile_error!("safetensors data is mapped as it is, which needs a little-endian machine");
 
+mod checkpoint_format;
+mod checkpoint_formats;
 mod compare;
 mod compare_format;
-mod conventions;
 mod convert;
 mod dequantize;
 mod doctor;
 mod dtype;
 mod error;
-mod file_convention;
 mod gguf;
 mod histogram;
 mod inspect;
@@ -51,9 +51,10 @@ mod reason;
 mod sums;
 mod write;
 
+pub use checkpoint_format::CheckpointFormat;
+pub use checkpoint_formats::packed::{Logical, Packed, logical};
 pub use compare::{Compared, Comparison, Difference, compare};
 pub use compare_format::compare_format;
-pub use conventions::packed::{Logical, Packed, logical};
 pub use convert::requantized::Requantized;
 pub use convert::rounding::Rounding;
 pub use convert::{Converted, convert};
@@ -62,16 +63,15 @@ pub use doctor::finding::{Defect, Finding};
 pub use doctor::{Diagnosis, diagnose};
 pub use dtype::FileDtype;
 pub use dtype::ggml::GgmlType;
-pub use error::convention::ConventionError;
 pub use error::directory::DirectoryError;
 pub use error::file::FileError;
+pub use error::format::FormatError;
 pub use error::given::GivenError;
 pub use error::output::OutputError;
 pub use error::parts::PartsError;
 pub use error::plan::PlanError;
 pub use error::recipe::RecipeError;
 pub use error::{Error, Result};
-pub use file_convention::FileConvention;
 pub use histogram::Histogram;
 pub use inspect::{Inspected, inspect};
 pub use names::kept::{Kept, kept};

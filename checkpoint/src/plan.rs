@@ -32,13 +32,13 @@ use microscale::{Format, GlobalScale, NonFinite, Recipe, Search, Words};
 use serde_json::{Value, json};
 use xxhash_rust::xxh3::Xxh3;
 
-use crate::conventions::group::Group;
-use crate::conventions::ignored::ignored;
+use crate::checkpoint_format::CheckpointFormat;
+use crate::checkpoint_formats::group::Group;
+use crate::checkpoint_formats::ignored::ignored;
 use crate::error::given::GivenError;
 use crate::error::output::OutputError;
 use crate::error::plan::PlanError;
 use crate::error::{Error, Result};
-use crate::file_convention::FileConvention;
 use crate::gguf::blocks::Blocks;
 use crate::gguf::metadata::FileType;
 use crate::names::layers::Layers;
@@ -61,7 +61,7 @@ use crate::write::outline::{Outline, kept};
 /// The fate of each tensor of a checkpoint.
 pub struct Plan<'a> {
     checkpoint: &'a Checkpoint,
-    convention: FileConvention,
+    convention: CheckpointFormat,
     /// The treatments of tensors, by the number of elements that each is for, the largest first. There is one
     /// at least.
     treatments: Vec<Treatment>,
@@ -78,7 +78,7 @@ pub struct Plan<'a> {
     pub tensors: Vec<Planned<'a>>,
 }
 
-/// Shows the checkpoint, the convention of files, the recipes and the number of tensors.
+/// Shows the checkpoint, the checkpoint format, the recipes and the number of tensors.
 impl fmt::Debug for Plan<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let recipes: Vec<_> = self.treatments.iter().map(|treatment| treatment.recipe).collect();
@@ -110,13 +110,13 @@ impl<'a> Plan<'a> {
     ///
     /// # Errors
     /// [`PlanError::AlreadyQuantized`](crate::PlanError::AlreadyQuantized),
-    /// [`ConventionError::Packed`](crate::ConventionError::Packed) for codes that are not understood,
-    /// [`OutputError::NameTaken`](crate::OutputError::NameTaken), and those of [`FileConvention::check`].
+    /// [`FormatError::Packed`](crate::FormatError::Packed) for codes that are not understood,
+    /// [`OutputError::NameTaken`](crate::OutputError::NameTaken), and those of [`CheckpointFormat::check`].
     pub fn new(
         checkpoint: &'a Checkpoint,
         selection: &Selection,
         recipe: Recipe,
-        convention: FileConvention,
+        convention: CheckpointFormat,
     ) -> Result<Self> {
         checkpoint.check_container(convention)?;
         let treatment = Treatment::new(recipe, false, convention)?;
@@ -135,7 +135,7 @@ impl<'a> Plan<'a> {
     pub fn by_recipes(
         checkpoint: &'a Checkpoint,
         recipes: &Recipes,
-        convention: FileConvention,
+        convention: CheckpointFormat,
     ) -> Result<Self> {
         checkpoint.check_container(convention)?;
         recipes.check(convention)?;
@@ -149,7 +149,7 @@ impl<'a> Plan<'a> {
     fn decide(
         checkpoint: &'a Checkpoint,
         selection: &Selection,
-        convention: FileConvention,
+        convention: CheckpointFormat,
         kept_as: KeptAs,
         wish: impl Fn(&str) -> Wish,
         treatment_of: impl Fn(&str) -> Result<Treatment>,
@@ -216,7 +216,7 @@ impl<'a> Plan<'a> {
     /// # Errors
     /// [`GivenError::NoGlobalScale`](crate::GivenError::NoGlobalScale),
     /// [`GivenError::GlobalScaleTwice`](crate::GivenError::GlobalScaleTwice),
-    /// [`ConventionError::Packed`](crate::ConventionError::Packed), [`Error::Tensor`];
+    /// [`FormatError::Packed`](crate::FormatError::Packed), [`Error::Tensor`];
     /// [`PlanError::NoGlobalSearch`](crate::PlanError::NoGlobalSearch) if they are to be searched.
     pub fn take_global_scales(&mut self, file: &Checkpoint) -> Result<&GlobalScales> {
         for treatment in self.treatments.iter().filter(|treatment| treatment.search_global) {

@@ -22,7 +22,7 @@ use half::bf16;
 use microscale::device::{Device, Part, QuantizedThere};
 use microscale::{GlobalScale, NonFinite, QuantizedTensor, Recipe, Report, Search, check_search};
 
-use crate::conventions::tiles::Tiles;
+use crate::checkpoint_formats::tiles::Tiles;
 use crate::error::plan::PlanError;
 use crate::error::{Error, Result};
 use crate::gguf::metadata::FileType;

@@ -11,7 +11,7 @@ mod malformed_tests {
 
 use std::path::Path;
 
-use microscale_checkpoint::{self as checkpoint, Checkpoint, FileConvention, Plan, Selection};
+use microscale_checkpoint::{self as checkpoint, Checkpoint, CheckpointFormat, Plan, Selection};
 use microscale_test_support::hostile::HEADER_WORDS;
 use microscale_test_support::{Run, Scratch, command, header, raw_file, run, sample};
 use proptest::prelude::*;
@@ -419,7 +419,7 @@ fn a_shard_of_which_nothing_is_left() {
 /// Everything that reads, on whatever can be opened at all.
 fn read_everything(path: &Path) {
     let Ok(checkpoint) = Checkpoint::open(path) else { return };
-    for convention in [FileConvention::CompressedTensors, FileConvention::GptOss] {
+    for convention in [CheckpointFormat::CompressedTensors, CheckpointFormat::GptOss] {
         let _ = Plan::new(&checkpoint, &Selection::default(), Default::default(), convention)
             .map(|plan| plan.to_json());
     }
@@ -429,7 +429,9 @@ fn read_everything(path: &Path) {
     let _ = checkpoint::compare(&checkpoint, &checkpoint, device, &mut go_on);
     let _ = checkpoint::diagnose(&checkpoint, Some(&checkpoint), device, &mut go_on);
     let out = tempfile::tempdir().unwrap();
-    for convention in [FileConvention::CompressedTensors, FileConvention::Modelopt, FileConvention::GptOss] {
+    for convention in
+        [CheckpointFormat::CompressedTensors, CheckpointFormat::Modelopt, CheckpointFormat::GptOss]
+    {
         let _ =
             checkpoint::convert(&checkpoint, convention, None, &out.path().join("out"), device, &mut go_on);
     }

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use microscale::formats::{ScaleRule, Ties};
 use microscale::{Convention, Device, DeviceChoice, Format, NonFinite, Search, Words};
 use microscale_checkpoint::{
-    self as checkpoint, Checkpoint, FileConvention, GlobalSetting, InputScales, KeptAs, Logical, OnProgress,
-    Part, Places, Plan, Progress, Recipes, Settings, Skipped, Sums,
+    self as checkpoint, Checkpoint, CheckpointFormat, GlobalSetting, InputScales, KeptAs, Logical,
+    OnProgress, Part, Places, Plan, Progress, Recipes, Settings, Skipped, Sums,
 };
 use pyo3::prelude::*;
 use serde_json::{Value, json};
@@ -161,7 +161,7 @@ pub(crate) fn quantize_checkpoint(
     let of_checkpoints = |error| of_checkpoints(py, error);
     let recipes = arguments.recipes(py)?;
     let part = self::part(py, part)?;
-    let out_convention: Option<FileConvention> = optional(py, arguments.out_convention.as_deref())?;
+    let out_convention: Option<CheckpointFormat> = optional(py, arguments.out_convention.as_deref())?;
     let device = ready(py, device)?;
     let mut input = open(py, &path, arguments.skip_others)?;
     if arguments.split_experts {
@@ -238,7 +238,7 @@ pub(crate) fn merge_checkpoint(
     Ok(facts.to_string())
 }
 
-/// Writes a quantized checkpoint by another convention of files. Returns JSON, and warnings.
+/// Writes a quantized checkpoint by another checkpoint format. Returns JSON, and warnings.
 #[pyfunction]
 #[pyo3(signature = (path, out, to, format, requantize, skip_others, device, progress))]
 #[expect(clippy::too_many_arguments, reason = "each is one of Python's")]

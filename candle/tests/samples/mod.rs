@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use microscale::{Convention, Format, Recipe};
-use microscale_checkpoint::{Checkpoint, FileConvention, Plan, Selection, quantize};
+use microscale_checkpoint::{Checkpoint, CheckpointFormat, Plan, Selection, quantize};
 
 /// A sample's directory.
 ///
@@ -21,7 +21,7 @@ pub(crate) fn quantized(
     out: &Path,
     format: Format,
     convention: Convention,
-    files: FileConvention,
+    files: CheckpointFormat,
 ) {
     let checkpoint = Checkpoint::open(&sample(name)).unwrap();
     let recipe = Recipe::of(format, convention).unwrap();

@@ -7,9 +7,9 @@ use microscale::formats::nvfp4::Direction;
 use microscale::{Convention, Device, Format, Global, GlobalScale, QuantizedTensor, Recipe};
 use rayon::prelude::*;
 
-use crate::conventions::packed::Packed;
+use crate::checkpoint_formats::packed::Packed;
 use crate::convert::rounding::Compared;
-use crate::error::convention::ConventionError;
+use crate::error::format::FormatError;
 use crate::error::{Error, Result};
 use crate::names::fused::{Fused, fused};
 
@@ -132,7 +132,7 @@ fn amax(packed: &Packed<'_>) -> Result<f32> {
 /// The error of a cast that is not exact, which names the way out.
 fn not_exact(packed: &Packed<'_>, why: microscale::Error) -> Error {
     let (file, tensor) = (packed.codes.file.into(), packed.name.into());
-    ConventionError::NotExact { file, tensor, why: why.into() }.into()
+    FormatError::NotExact { file, tensor, why: why.into() }.into()
 }
 
 /// The scales of a tensor in MXFP4, looked at.

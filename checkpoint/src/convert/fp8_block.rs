@@ -18,16 +18,16 @@ use microscale::formats::E4m3;
 use microscale::{Format, Position, Report, ScaleLayout};
 use rayon::prelude::*;
 
-use crate::conventions::fp8_block::{BLOCK, SCALES, describe};
-use crate::conventions::ignored::ignored;
-use crate::conventions::packed::{Logical, Packed};
+use crate::checkpoint_format::CheckpointFormat;
+use crate::checkpoint_formats::fp8_block::{BLOCK, SCALES, describe};
+use crate::checkpoint_formats::ignored::ignored;
+use crate::checkpoint_formats::packed::{Logical, Packed};
 use crate::convert::done::{Done, in_bf16};
 use crate::convert::requantized::Requantized;
 use crate::dtype::FileDtype;
-use crate::error::convention::ConventionError;
+use crate::error::format::FormatError;
 use crate::error::output::OutputError;
 use crate::error::{Error, Result};
-use crate::file_convention::FileConvention;
 use crate::gguf::metadata::FileType;
 use crate::read::checkpoint::Checkpoint;
 use crate::read::description::Description;
@@ -166,9 +166,9 @@ impl<'a> Fp8Blocks<'a> {
         logical: &'a [Logical<'a>],
         format: Option<Format>,
     ) -> Result<Self> {
-        let to = FileConvention::Fp8Block;
+        let to = CheckpointFormat::Fp8Block;
         if let Some(format) = format {
-            return Err(ConventionError::OwnFormat { convention: to, format }.into());
+            return Err(FormatError::OwnFormat { convention: to, format }.into());
         }
         let (mut packed, mut scaled) = (HashMap::new(), HashMap::new());
         for tensor in logical {
@@ -178,13 +178,13 @@ impl<'a> Fp8Blocks<'a> {
                     let Some(scaling) = &tensor.scaling else { continue };
                     if !checkpoint.requantize && !is_there(tensor) && !scaling.is_exact_in_bf16() {
                         let dtype = tensor.dtype;
-                        return Err(ConventionError::Scaled { file, tensor: name, dtype, to }.into());
+                        return Err(FormatError::Scaled { file, tensor: name, dtype, to }.into());
                     }
                     scaled.insert(tensor.name, *tensor);
                 }
                 Logical::Packed(tensor) => {
                     if tensor.storage.transposed || tensor.shape.len() < 2 {
-                        return Err(ConventionError::NotConverted { file, tensor: name, to }.into());
+                        return Err(FormatError::NotConverted { file, tensor: name, to }.into());
                     }
                     packed.insert(tensor.codes.name, &**tensor);
                 }
@@ -192,7 +192,7 @@ impl<'a> Fp8Blocks<'a> {
         }
         if packed.is_empty() {
             let path = checkpoint.path.clone();
-            return Err(ConventionError::NothingPacked { doing: "convert", path }.into());
+            return Err(FormatError::NothingPacked { doing: "convert", path }.into());
         }
         // Scales belong to their codes, and are no tensors of their own.
         let left: HashSet<_> = logical.iter().map(|tensor| tensor.stored().name).collect();
@@ -247,7 +247,7 @@ fn check_exact(packed: &Packed<'_>) -> Result<()> {
     let (file, tensor) = (packed.codes.file.into(), packed.name.into());
     match blocks {
         0 => Ok(()),
-        blocks => Err(ConventionError::NotExactBlocks { file, tensor, blocks, of }.into()),
+        blocks => Err(FormatError::NotExactBlocks { file, tensor, blocks, of }.into()),
     }
 }
 
@@ -255,7 +255,7 @@ fn check_exact(packed: &Packed<'_>) -> Result<()> {
 fn write_cast(packed: &Packed<'_>, rounding: bool, device: &Device, sink: &Sink<'_>) -> Result<Done> {
     let cols = packed.shape.last().copied().unwrap_or(1);
     let [codes, scales] = outlines(packed.name, &packed.shape);
-    let mut rounded = Requantized::new(packed.name, packed.format, FileConvention::Fp8Block);
+    let mut rounded = Requantized::new(packed.name, packed.format, CheckpointFormat::Fp8Block);
     for band in bands(&packed.shape) {
         let values: Vec<f32> = packed.values_in(band.clone(), device)?;
         let mut cast = Cast::of(&values, cols);

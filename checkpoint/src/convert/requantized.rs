@@ -5,8 +5,8 @@ use std::fmt;
 use microscale::{Device, ErrorStats, GlobalScale, Position, QuantizedTensor, Recipe, Report, Shape};
 use rayon::prelude::*;
 
-use crate::conventions::packed::Packed;
-use crate::conventions::storage::Storage;
+use crate::checkpoint_formats::packed::Packed;
+use crate::checkpoint_formats::storage::Storage;
 use crate::error::Result;
 
 /// A tensor whose values were quantized again, and the loss.

@@ -3,8 +3,8 @@
 use microscale::{Device, ErrorStats, GlobalScale, QuantizedTensor};
 use rayon::prelude::*;
 
-use crate::conventions::packed::Packed;
-use crate::conventions::storage::Storage;
+use crate::checkpoint_formats::packed::Packed;
+use crate::checkpoint_formats::storage::Storage;
 use crate::error::Result;
 use crate::read::tensor::elements;
 

@@ -4,7 +4,7 @@
 use microscale::{Device, ErrorStats};
 
 use super::finding::{Defect, Finding};
-use crate::conventions::packed::Packed;
+use crate::checkpoint_formats::packed::Packed;
 use crate::error::Result;
 use crate::read::tensor::Tensor;
 use crate::read::values::Values;

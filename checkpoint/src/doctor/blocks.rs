@@ -4,8 +4,8 @@ use microscale::{Element, Format};
 use rayon::prelude::*;
 
 use super::finding::{Defect, Finding};
-use crate::conventions::packed::Packed;
-use crate::conventions::packed::bands::Blocks;
+use crate::checkpoint_formats::packed::Packed;
+use crate::checkpoint_formats::packed::bands::Blocks;
 use crate::error::Result;
 use crate::quantize::matrix;
 use crate::quantize::matrix::Matrix;

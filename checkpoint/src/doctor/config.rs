@@ -6,8 +6,8 @@ use serde_json::Value;
 use super::finding::{Defect, Finding};
 use super::groups::Groups;
 use super::layers::layers;
-use crate::conventions::packed::Packed;
-use crate::file_convention::FileConvention;
+use crate::checkpoint_format::CheckpointFormat;
+use crate::checkpoint_formats::packed::Packed;
 use crate::names::weight::{WEIGHT, is_expert, module};
 use crate::read::checkpoint::Checkpoint;
 use crate::read::description::{Description, QUANTIZATION, quantization};
@@ -83,7 +83,7 @@ pub(super) fn inputs(checkpoint: &Checkpoint, packed: &[Packed<'_>], findings: &
     });
     for packed in without {
         let claimed = match packed.convention() {
-            FileConvention::CompressedTensors => {
+            CheckpointFormat::CompressedTensors => {
                 let layers = checkpoint.naming.spellings(module(packed.name));
                 groups.as_ref().is_some_and(|groups| groups.quantize_inputs(&layers))
             }
@@ -93,7 +93,7 @@ pub(super) fn inputs(checkpoint: &Checkpoint, packed: &[Packed<'_>], findings: &
             (true, _) => {
                 let name = packed.storage.input_scale.as_ref().map_or("", |stored| stored.suffix);
                 let alone = match packed.convention() {
-                    FileConvention::Modelopt => "W4A16_NVFP4",
+                    CheckpointFormat::Modelopt => "W4A16_NVFP4",
                     _ => "no input_activations",
                 };
                 format!(

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use microscale::formats::words;
 
-use crate::conventions::packed::Packed;
+use crate::checkpoint_formats::packed::Packed;
 use crate::read::tensor::Tensor;
 
 /// A defect of a checkpoint.

@@ -6,7 +6,7 @@ use microscale::Words;
 use microscale::formats::{E4m3, e2m1, nvfp4};
 
 use super::finding::{Defect, Finding};
-use crate::conventions::packed::Packed;
+use crate::checkpoint_formats::packed::Packed;
 use crate::names::fused::{Fused, fused};
 
 /// Looks at all quantized tensors.

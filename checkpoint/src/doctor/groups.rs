@@ -5,9 +5,9 @@ use std::collections::HashMap;
 use serde_json::{Map, Value};
 
 use super::patterns::{Expression, count_patterns};
-use crate::conventions::compressed_tensors::format_word;
-use crate::conventions::packed::Packed;
-use crate::file_convention::FileConvention;
+use crate::checkpoint_format::CheckpointFormat;
+use crate::checkpoint_formats::compressed_tensors::format_word;
+use crate::checkpoint_formats::packed::Packed;
 
 /// All entries, and the layers that their targets name.
 pub(super) struct Groups<'a> {
@@ -114,7 +114,7 @@ impl Group<'_> {
         let Some(weights) = self.weights else { return false };
         let number = |key| weights.get(key).and_then(Value::as_u64);
         let (bits, block) = (packed.format.bits() as u64, packed.format.block() as u64);
-        let ours = packed.convention() == FileConvention::CompressedTensors;
+        let ours = packed.convention() == CheckpointFormat::CompressedTensors;
         number("num_bits") == Some(bits)
             && number("group_size").is_none_or(|size| size == block)
             && self.format.is_none_or(|word| !ours || word == format_word(packed.format))

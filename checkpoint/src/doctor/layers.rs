@@ -7,9 +7,9 @@ use serde_json::{Map, Value};
 
 use super::groups::{Groups, Named};
 use super::patterns::Ignored;
-use crate::conventions::ignored::{is_linear, tied_head};
-use crate::conventions::packed::Packed;
-use crate::file_convention::FileConvention;
+use crate::checkpoint_format::CheckpointFormat;
+use crate::checkpoint_formats::ignored::{is_linear, tied_head};
+use crate::checkpoint_formats::packed::Packed;
 use crate::names::kept::Kept;
 use crate::names::naming::Naming;
 use crate::names::weight::module;
@@ -45,7 +45,7 @@ pub(super) fn layers(
         }
     }
     // transformers goes by its modules' names; the loaders of other conventions by those of the file too.
-    let by_modules = packed.iter().any(|packed| packed.convention() == FileConvention::CompressedTensors);
+    let by_modules = packed.iter().any(|packed| packed.convention() == CheckpointFormat::CompressedTensors);
     let plain = plain.iter().filter(|tensor| tensor.scaling.is_none());
     for tensor in plain.filter(|tensor| is_linear(naming, tensor) == Some(true)) {
         let (layer, dtype) = (module(tensor.name), tensor.dtype);
@@ -88,7 +88,7 @@ fn check_groups(
                 format!("it is {what}, and loaders look for quantized linear layers alone"),
             );
         }
-        let (format, ours) = (packed.format, packed.convention() == FileConvention::CompressedTensors);
+        let (format, ours) = (packed.format, packed.convention() == CheckpointFormat::CompressedTensors);
         match about {
             Some((_, group)) if !group.describes(packed) => {
                 let what =

@@ -1,8 +1,8 @@
 //! The check of what loaders are known to read wrongly, or to refuse, however right it is.
 
 use super::finding::{Defect, Finding};
-use crate::conventions::packed::Packed;
-use crate::file_convention::FileConvention;
+use crate::checkpoint_format::CheckpointFormat;
+use crate::checkpoint_formats::packed::Packed;
 use crate::gguf::format::{SPLIT_COUNT, SPLIT_TENSORS};
 use crate::gguf::scales::{Use, use_of};
 use crate::names::weight::is_expert;
@@ -15,11 +15,11 @@ pub(super) fn look(checkpoint: &Checkpoint, packed: &[Packed<'_>], findings: &mu
         let Some((stored, scale)) = packed.global_scale else { continue };
         let (name, is_one) = (stored.name, scale.value() == 1.0);
         match packed.convention() {
-            FileConvention::CompressedTensors if is_expert(packed.name) && !is_one => {
+            CheckpointFormat::CompressedTensors if is_expert(packed.name) && !is_one => {
                 let what = format!("transformers 5.23 leaves out {name}, {}", scale.value());
                 findings.push(Finding::in_packed(Defect::ExpertGlobalScale, packed, what));
             }
-            FileConvention::Gguf => {
+            CheckpointFormat::Gguf => {
                 let what = match use_of(architecture, packed.name) {
                     Use::Applied => continue,
                     Use::LoadedOnly if is_one => continue,

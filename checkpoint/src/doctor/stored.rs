@@ -2,9 +2,9 @@
 //! expect.
 
 use super::finding::{Defect, Finding};
-use crate::conventions::packed::Packed;
+use crate::checkpoint_format::CheckpointFormat;
+use crate::checkpoint_formats::packed::Packed;
 use crate::dtype::FileDtype;
-use crate::file_convention::FileConvention;
 
 /// Looks at a tensor's parts.
 pub(super) fn look(packed: &Packed<'_>, findings: &mut Vec<Finding>) {
@@ -12,7 +12,7 @@ pub(super) fn look(packed: &Packed<'_>, findings: &mut Vec<Finding>) {
     if let Some(scales) = packed.scales.filter(|scales| scales.dtype == FileDtype::F8_E8M0) {
         let (name, convention) = (scales.name, packed.convention());
         // transformers 5.23 turns such scales into integers by their values, not by their bits.
-        if convention == FileConvention::CompressedTensors {
+        if convention == CheckpointFormat::CompressedTensors {
             found(format!("{name} is F8_E8M0, and compressed-tensors expects the same bytes as U8"));
         }
     }

@@ -3,9 +3,9 @@
 use std::path::Path;
 
 use crate::error::Error;
-use crate::error::convention::ConventionError;
 use crate::error::directory::DirectoryError;
 use crate::error::file::FileError;
+use crate::error::format::FormatError;
 use crate::error::given::GivenError;
 use crate::error::output::OutputError;
 use crate::error::parts::PartsError;
@@ -19,7 +19,7 @@ impl Error {
             Self::Io { path, .. } => (Some(path), None),
             Self::File(error) => of_file(error),
             Self::Directory(error) => of_directory(error),
-            Self::Convention(error) => of_convention(error),
+            Self::Format(error) => of_format(error),
             Self::Plan(error) => of_plan(error),
             Self::Given(error) => of_given(error),
             Self::Output(error) => of_output(error),
@@ -74,24 +74,24 @@ fn of_directory(error: &DirectoryError) -> Place<'_> {
     }
 }
 
-fn of_convention(error: &ConventionError) -> Place<'_> {
+fn of_format(error: &FormatError) -> Place<'_> {
     match error {
-        ConventionError::Unheld { file, tensor, .. }
-        | ConventionError::Packed { file, tensor, .. }
-        | ConventionError::NotConverted { file, tensor, .. }
-        | ConventionError::NotFinite { file, tensor, .. }
-        | ConventionError::NotInQ8_0 { file, tensor, .. }
-        | ConventionError::NotHeld { file, tensor, .. }
-        | ConventionError::NotExact { file, tensor, .. }
-        | ConventionError::NotExactBlocks { file, tensor, .. }
-        | ConventionError::NotSplit { file, tensor, .. }
-        | ConventionError::Scaled { file, tensor, .. } => (Some(file), Some(tensor)),
-        ConventionError::OtherContainer { path, .. }
-        | ConventionError::NothingToSplit { path, .. }
-        | ConventionError::NothingPacked { path, .. } => (Some(path), None),
-        ConventionError::NotStored { .. }
-        | ConventionError::OwnFormat { .. }
-        | ConventionError::ScaleLayout { .. } => (None, None),
+        FormatError::Unheld { file, tensor, .. }
+        | FormatError::Packed { file, tensor, .. }
+        | FormatError::NotConverted { file, tensor, .. }
+        | FormatError::NotFinite { file, tensor, .. }
+        | FormatError::NotInQ8_0 { file, tensor, .. }
+        | FormatError::NotHeld { file, tensor, .. }
+        | FormatError::NotExact { file, tensor, .. }
+        | FormatError::NotExactBlocks { file, tensor, .. }
+        | FormatError::NotSplit { file, tensor, .. }
+        | FormatError::Scaled { file, tensor, .. } => (Some(file), Some(tensor)),
+        FormatError::OtherContainer { path, .. }
+        | FormatError::NothingToSplit { path, .. }
+        | FormatError::NothingPacked { path, .. } => (Some(path), None),
+        FormatError::NotStored { .. } | FormatError::OwnFormat { .. } | FormatError::ScaleLayout { .. } => {
+            (None, None)
+        }
     }
 }
 

@@ -11,11 +11,11 @@ use super::blocks::Blocks;
 use super::header::{Header, TensorInfo, read};
 use super::metadata::Metadata;
 use super::value::{Value, ValueType};
+use crate::checkpoint_format::CheckpointFormat;
 use crate::compare::{Difference, compare};
 use crate::dtype::ggml::GgmlType;
 use crate::error::Error;
-use crate::error::convention::ConventionError;
-use crate::file_convention::FileConvention;
+use crate::error::format::FormatError;
 use crate::inspect::inspect;
 use crate::plan::Plan;
 use crate::plan::selection::Selection;
@@ -180,9 +180,9 @@ fn such_a_file_is_a_checkpoint_to_look_into_and_compare() {
         assert!(same, "{}", tensor.name);
     }
     let refused =
-        Plan::new(&checkpoint, &Selection::default(), Recipe::default(), FileConvention::default()).err();
+        Plan::new(&checkpoint, &Selection::default(), Recipe::default(), CheckpointFormat::default()).err();
     assert!(
-        matches!(refused, Some(Error::Convention(ConventionError::OtherContainer { path: file, .. })) if file == path)
+        matches!(refused, Some(Error::Format(FormatError::OtherContainer { path: file, .. })) if file == path)
     );
 }
 

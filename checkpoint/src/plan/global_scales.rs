@@ -7,9 +7,9 @@ use std::path::PathBuf;
 use microscale::GlobalScale;
 use microscale::formats::nvfp4::Direction;
 
-use crate::conventions::packed::global_scale;
-use crate::conventions::storage::StoredGlobal;
-use crate::conventions::{compressed_tensors, modelopt};
+use crate::checkpoint_formats::packed::global_scale;
+use crate::checkpoint_formats::storage::StoredGlobal;
+use crate::checkpoint_formats::{compressed_tensors, modelopt};
 use crate::error::given::GivenError;
 use crate::error::{Error, Result};
 use crate::names::fused::fused;
@@ -41,7 +41,7 @@ impl GlobalScales {
     /// # Errors
     /// [`GivenError::NoGlobalScale`](crate::GivenError::NoGlobalScale),
     /// [`GivenError::GlobalScaleTwice`](crate::GivenError::GlobalScaleTwice),
-    /// [`ConventionError::Packed`](crate::ConventionError::Packed) unless it is one F32, and
+    /// [`FormatError::Packed`](crate::FormatError::Packed) unless it is one F32, and
     /// [`Error::Tensor`] for a number that cannot be a global scale.
     pub(crate) fn find<'a>(
         file: &Checkpoint,

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use microscale::Element;
 
-use crate::conventions::storage::Storage;
+use crate::checkpoint_formats::storage::Storage;
 use crate::dtype::FileDtype;
 use crate::error::given::GivenError;
 use crate::error::{Error, Result};
@@ -259,7 +259,7 @@ mod golden_tests {
     use std::path::Path;
 
     use super::*;
-    use crate::file_convention::FileConvention;
+    use crate::checkpoint_format::CheckpointFormat;
     use microscale::Format;
     use safetensors::SafeTensors;
 
@@ -275,7 +275,7 @@ mod golden_tests {
             .map(|(name, view)| (name, view.shape().to_vec(), typed::<f32>(view.data()).into_owned()))
             .collect();
         expected.sort_by(|(a, ..), (b, ..)| a.cmp(b));
-        let storage = Storage::of_format(FileConvention::Gguf, Format::Nvfp4).unwrap();
+        let storage = Storage::of_format(CheckpointFormat::Gguf, Format::Nvfp4).unwrap();
         let shapes: Vec<_> = expected
             .iter()
             .map(|(_, shape, _)| match shape[..] {

@@ -7,7 +7,7 @@ use microscale::formats::nvfp4::{Direction, LARGEST};
 use microscale::{Format, GlobalScale};
 use serde_json::Value;
 
-use crate::conventions::storage::{Storage, StoredGlobal};
+use crate::checkpoint_formats::storage::{Storage, StoredGlobal};
 use crate::error::Result;
 use crate::error::given::GivenError;
 use crate::gguf::scales::{Use, use_of};

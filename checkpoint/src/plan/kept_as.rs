@@ -2,9 +2,9 @@
 
 use microscale::formats::words;
 
+use crate::checkpoint_format::CheckpointFormat;
 use crate::error::recipe::RecipeError;
 use crate::error::{Error, Result};
-use crate::file_convention::FileConvention;
 use crate::gguf::q8_0;
 use crate::names::kept::Kept;
 use crate::read::tensor::{Q8_0, Tensor};
@@ -33,8 +33,8 @@ impl KeptAs {
     ///
     /// # Errors
     /// [`RecipeError::Settings`](crate::RecipeError::Settings).
-    pub(crate) fn check(self, convention: FileConvention) -> Result<()> {
-        if self == Self::Unchanged || convention == FileConvention::Gguf {
+    pub(crate) fn check(self, convention: CheckpointFormat) -> Result<()> {
+        if self == Self::Unchanged || convention == CheckpointFormat::Gguf {
             return Ok(());
         }
         let why = "kept: q8_0 is a type of GGUF files; leave it out, or quantize a GGUF file".into();

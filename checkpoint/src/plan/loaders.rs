@@ -3,8 +3,8 @@
 use microscale::{Format, Words};
 use serde_json::Value;
 
+use crate::checkpoint_format::CheckpointFormat;
 use crate::dtype::FileDtype;
-use crate::file_convention::FileConvention;
 use crate::names::weight::is_expert;
 use crate::plan::Plan;
 use crate::plan::treatment::Treatment;
@@ -24,7 +24,7 @@ impl Plan<'_> {
     pub fn misread_by(&self) -> Vec<String> {
         let scaled =
             |(tensor, treatment): (Tensor<'_>, &Treatment)| is_expert(tensor.name) && treatment.has_global();
-        let ours = self.convention == FileConvention::CompressedTensors;
+        let ours = self.convention == CheckpointFormat::CompressedTensors;
         let experts = ours && self.treated().any(scaled);
         let experts = experts.then(|| EXPERTS.to_string());
         experts.into_iter().chain(self.fused_experts()).chain(self.adapter()).chain(self.cache()).collect()
@@ -62,7 +62,7 @@ impl Plan<'_> {
 
     /// Loaders that refuse the output, or want an option for it.
     pub fn refused_by(&self) -> Vec<String> {
-        if self.convention != FileConvention::CompressedTensors {
+        if self.convention != CheckpointFormat::CompressedTensors {
             return Vec::new();
         }
         let dense = |(tensor, treatment): (Tensor<'_>, &Treatment)| {

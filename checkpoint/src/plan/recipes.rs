@@ -11,9 +11,9 @@ mod rule;
 
 use microscale::Recipe;
 
+use crate::checkpoint_format::CheckpointFormat;
 use crate::error::recipe::RecipeError;
 use crate::error::{Error, Result};
-use crate::file_convention::FileConvention;
 use crate::names::layers::Layers;
 use crate::plan::kept_as::KeptAs;
 use crate::plan::recipes::rule::{Lines, Rule};
@@ -29,8 +29,8 @@ use crate::reason::Reason;
 #[derive(Clone, Debug, Default)]
 pub struct Recipes {
     settings: Settings,
-    /// The convention of files to write, if the recipe says so.
-    pub out_convention: Option<FileConvention>,
+    /// The checkpoint format to write, if the recipe says so.
+    pub out_convention: Option<CheckpointFormat>,
     /// How tensors are stored that stay out of four bits.
     pub kept: KeptAs,
     selection: Selection,
@@ -76,12 +76,12 @@ impl Recipes {
         self.recipe(self.settings, &[]).map(|_| ())
     }
 
-    /// Makes sure that the settings for all tensors go together, and with a convention of files.
+    /// Makes sure that the settings for all tensors go together, and with a checkpoint format.
     ///
     /// # Errors
     /// [`RecipeError::Settings`](crate::RecipeError::Settings) if those of the command line do not,
     /// [`RecipeError::File`](crate::RecipeError::File) if those of a file do not.
-    pub fn check(&self, convention: FileConvention) -> Result<()> {
+    pub fn check(&self, convention: CheckpointFormat) -> Result<()> {
         self.kept.check(convention)?;
         self.treatment(self.settings, &[], convention).map(|_| ())
     }
@@ -157,7 +157,7 @@ impl Recipes {
     }
 
     /// The treatment of a tensor, if it is quantized.
-    pub(crate) fn treatment_of(&self, tensor: &str, convention: FileConvention) -> Result<Treatment> {
+    pub(crate) fn treatment_of(&self, tensor: &str, convention: CheckpointFormat) -> Result<Treatment> {
         let rules: Vec<_> = self.rules.iter().filter(|rule| rule.matches(tensor)).collect();
         let settings = rules.iter().fold(self.settings, |those, rule| rule.settings.or(those));
         self.treatment(settings, &rules, convention)
@@ -167,7 +167,7 @@ impl Recipes {
         &self,
         settings: Settings,
         rules: &[&Rule],
-        convention: FileConvention,
+        convention: CheckpointFormat,
     ) -> Result<Treatment> {
         let (recipe, search_global) = self.recipe(settings, rules)?;
         Treatment::new(recipe, search_global, convention).map_err(|error| {

@@ -2,7 +2,7 @@
 
 use globset::GlobMatcher;
 
-use crate::conventions::storage::Storage;
+use crate::checkpoint_formats::storage::Storage;
 use crate::error::recipe::RecipeError;
 use crate::error::{Error, Result};
 use crate::names::glob::matcher;
@@ -120,14 +120,14 @@ mod tests {
     use std::path::Path;
 
     use super::*;
+    use crate::checkpoint_format::CheckpointFormat;
     use crate::dtype::FileDtype;
-    use crate::file_convention::FileConvention;
     use microscale::Format;
 
     fn reason(selection: &Selection, name: &str, dtype: FileDtype, shape: &[usize]) -> Option<String> {
         let tensor =
             Tensor { name, dtype, shape, data: &[], file: Path::new("x"), scaling: None, columns: None };
-        let storage = Storage::of_format(FileConvention::CompressedTensors, Format::Mxfp4).unwrap();
+        let storage = Storage::of_format(CheckpointFormat::CompressedTensors, Format::Mxfp4).unwrap();
         selection
             .reason_to_copy(&tensor, Naming::default(), Wish::Nothing, Some(storage))
             .map(|reason| reason.to_string())

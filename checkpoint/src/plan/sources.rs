@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use microscale::Format;
 
-use crate::conventions::packed::{Logical, Packed, logical};
+use crate::checkpoint_formats::packed::{Logical, Packed, logical};
 use crate::error::plan::PlanError;
 use crate::error::{Error, Result};
 use crate::read::checkpoint::Checkpoint;

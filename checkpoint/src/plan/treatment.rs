@@ -2,9 +2,9 @@
 
 use microscale::{Format, Global, Recipe, Scheme, search_global};
 
-use crate::conventions::storage::Storage;
+use crate::checkpoint_format::CheckpointFormat;
+use crate::checkpoint_formats::storage::Storage;
 use crate::error::Result;
-use crate::file_convention::FileConvention;
 use crate::gguf::scales::{Use, use_of};
 use crate::plan::used_recipe::Facts;
 use crate::read::checkpoint::Checkpoint;
@@ -23,8 +23,8 @@ pub(crate) struct Treatment {
 
 impl Treatment {
     /// # Errors
-    /// Those of [`FileConvention::check`].
-    pub(crate) fn new(recipe: Recipe, search_global: bool, convention: FileConvention) -> Result<Self> {
+    /// Those of [`CheckpointFormat::check`].
+    pub(crate) fn new(recipe: Recipe, search_global: bool, convention: CheckpointFormat) -> Result<Self> {
         Ok(Self { recipe, search_global, storage: Storage::of(convention, &recipe)? })
     }
 

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use microscale::{BlockError, QuantizedTensor, WorstBlocks};
 
-use crate::conventions::storage::Storage;
+use crate::checkpoint_formats::storage::Storage;
 use crate::error::Result;
 use crate::histogram::Histogram;
 use crate::quantize::matrix;

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use microscale::{Position, Shape};
 
-use crate::conventions::storage::Storage;
+use crate::checkpoint_formats::storage::Storage;
 use crate::error::{Error, Result};
 use crate::read::tensor::Tensor;
 use crate::read::values::Values;

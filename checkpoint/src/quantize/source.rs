@@ -8,7 +8,7 @@ use std::time::Instant;
 use microscale::device::{Device, Loaded, Origin, QuantizedThere};
 use microscale::{Element, ErrorStats, GlobalScale, NonFinite, Position, QuantizeOptions, Recipe, Report};
 
-use crate::conventions::storage::Storage;
+use crate::checkpoint_formats::storage::Storage;
 use crate::error::Result;
 use crate::plan::importance::Columns;
 use crate::quantize::matrix;

@@ -9,10 +9,10 @@ use std::sync::OnceLock;
 
 use microscale::device::Origin;
 
-use crate::error::convention::ConventionError;
+use crate::checkpoint_format::CheckpointFormat;
 use crate::error::directory::DirectoryError;
+use crate::error::format::FormatError;
 use crate::error::{Error, Result};
-use crate::file_convention::FileConvention;
 use crate::gguf::header::Header;
 use crate::names::naming::Naming;
 use crate::read::config::{CONFIG_FILE, Config, HF_QUANT_CONFIG_FILE};
@@ -174,9 +174,9 @@ impl Checkpoint {
 
     /// The convention that its quantized tensors are written by if nothing else is asked for: that of its
     /// container.
-    pub fn own_convention(&self) -> FileConvention {
+    pub fn own_convention(&self) -> CheckpointFormat {
         let gguf = self.shards.iter().any(|shard| matches!(shard.container, Container::Gguf(_)));
-        if gguf { FileConvention::Gguf } else { FileConvention::default() }
+        if gguf { CheckpointFormat::Gguf } else { CheckpointFormat::default() }
     }
 
     /// The architecture that its config.json names (`model_type`), if layers are told apart by their names alone
@@ -202,13 +202,13 @@ impl Checkpoint {
     /// Makes sure that output by a convention is of the input's container.
     ///
     /// # Errors
-    /// [`ConventionError::OtherContainer`](crate::ConventionError::OtherContainer).
-    pub(crate) fn check_container(&self, convention: FileConvention) -> Result<()> {
+    /// [`FormatError::OtherContainer`](crate::FormatError::OtherContainer).
+    pub(crate) fn check_container(&self, convention: CheckpointFormat) -> Result<()> {
         let own = self.own_convention();
-        if (own == FileConvention::Gguf) == (convention == FileConvention::Gguf) {
+        if (own == CheckpointFormat::Gguf) == (convention == CheckpointFormat::Gguf) {
             return Ok(());
         }
-        Err(Error::Convention(ConventionError::OtherContainer { path: self.path.clone(), convention, own }))
+        Err(Error::Format(FormatError::OtherContainer { path: self.path.clone(), convention, own }))
     }
 
     /// Index and shards must list the same tensors in the same files.

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use serde_json::{Map, Value};
 
-use crate::file_convention::FileConvention;
+use crate::checkpoint_format::CheckpointFormat;
 use crate::read::checkpoint::Checkpoint;
 use crate::read::config::{CONFIG_FILE, Config, HF_QUANT_CONFIG_FILE};
 
@@ -93,10 +93,10 @@ impl Description {
 
     /// The quantization of the cache of keys and values that a config declares and that another convention's
     /// cannot: gpt-oss' says nothing about it.
-    pub(crate) fn dropped_cache(checkpoint: &Checkpoint, to: FileConvention) -> Option<String> {
+    pub(crate) fn dropped_cache(checkpoint: &Checkpoint, to: CheckpointFormat) -> Option<String> {
         let mut description = Self::of(checkpoint);
         let other = description.take_cache();
-        other.or_else(|| (description.fp8_cache && to == FileConvention::GptOss).then(|| "FP8".into()))
+        other.or_else(|| (description.fp8_cache && to == CheckpointFormat::GptOss).then(|| "FP8".into()))
     }
 
     /// Takes away what says that weights are quantized.

@@ -11,7 +11,7 @@ use std::collections::{HashMap, HashSet};
 
 use serde_json::Value;
 
-use crate::error::convention::ConventionError;
+use crate::error::format::FormatError;
 use crate::error::{Error, Result};
 use crate::limits::check_tensors;
 use crate::names::weight::{EXPERTS, WEIGHT};
@@ -61,8 +61,8 @@ impl Checkpoint {
     /// Parts that were made of split experts are merged by a checkpoint whose experts are split, too.
     ///
     /// # Errors
-    /// [`ConventionError::NotSplit`](crate::ConventionError::NotSplit) for biases, codes and sizes that do not fit the config's
-    /// `hidden_size`, and [`ConventionError::NothingToSplit`](crate::ConventionError::NothingToSplit).
+    /// [`FormatError::NotSplit`](crate::FormatError::NotSplit) for biases, codes and sizes that do not fit the config's
+    /// `hidden_size`, and [`FormatError::NothingToSplit`](crate::FormatError::NothingToSplit).
     pub fn split_experts(&mut self) -> Result<usize> {
         let hidden = self.config.as_ref().and_then(hidden_size);
         let all = self.experts(hidden)?;
@@ -83,7 +83,7 @@ impl Checkpoint {
             shard.stored = stored;
         }
         if renamed.is_empty() {
-            return Err(Error::Convention(ConventionError::NothingToSplit { path: self.path.clone() }));
+            return Err(Error::Format(FormatError::NothingToSplit { path: self.path.clone() }));
         }
         if let Some(index) = &mut self.index {
             index.replace(&renamed);
@@ -192,7 +192,7 @@ pub(crate) fn is_of_all_experts(name: &str) -> bool {
 
 fn not_split(shard: &Shard, tensor: &Stored, why: String) -> Error {
     let (file, tensor) = (shard.path.clone(), tensor.name.clone());
-    Error::Convention(ConventionError::NotSplit { file, tensor, why })
+    Error::Format(FormatError::NotSplit { file, tensor, why })
 }
 
 /// The tensors of each expert, one behind the other as their bytes are.

@@ -9,7 +9,7 @@ use microscale::Dtype;
 use crate::dtype::FileDtype;
 use crate::dtype::ggml::GgmlType;
 use crate::error::Error;
-use crate::error::convention::ConventionError;
+use crate::error::format::FormatError;
 use crate::gguf::q8_0;
 use crate::read::columns::TransposedColumns;
 use crate::read::scaling::Scaling;
@@ -55,7 +55,7 @@ impl fmt::Debug for Tensor<'_> {
 impl<'a> Tensor<'a> {
     /// The error that it is stored in no known way.
     pub(crate) fn unreadable(&self, why: String) -> Error {
-        Error::Convention(ConventionError::Packed { file: self.file.into(), tensor: self.name.into(), why })
+        Error::Format(FormatError::Packed { file: self.file.into(), tensor: self.name.into(), why })
     }
 
     /// The error that a tensor is missing that belongs to it.

@@ -3,7 +3,7 @@
 use microscale::{Dtype, Element, NonFinite, Position, Report};
 use rayon::prelude::*;
 
-use crate::error::convention::ConventionError;
+use crate::error::format::FormatError;
 use crate::error::{Error, Result};
 use crate::read::tensor::Tensor;
 
@@ -61,7 +61,7 @@ fn are_finite<T: Element>(values: &[T]) -> bool {
 /// Refuses a tensor with values that are not finite in dtype `T`, if that is the policy. `nan` tells whether NaN counts.
 ///
 /// # Errors
-/// [`ConventionError::NotFinite`](crate::ConventionError::NotFinite).
+/// [`FormatError::NotFinite`](crate::FormatError::NotFinite).
 pub(crate) fn check<T: Element>(
     tensor: &Tensor<'_>,
     name: &str,
@@ -75,7 +75,7 @@ pub(crate) fn check<T: Element>(
     }
     let (file, tensor, dtype, most) = (tensor.file.into(), name.into(), T::DTYPE, T::MAX);
     let Report { infinite, nan, .. } = *report;
-    Err(Error::Convention(ConventionError::NotFinite { file, tensor, dtype, most, first, infinite, nan }))
+    Err(Error::Format(FormatError::NotFinite { file, tensor, dtype, most, first, infinite, nan }))
 }
 
 #[cfg(test)]

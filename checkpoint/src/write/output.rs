@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 
 use tempfile::TempPath;
 
+use crate::checkpoint_format::CheckpointFormat;
 use crate::error::output::OutputError;
 use crate::error::{Error, Result};
-use crate::file_convention::FileConvention;
 use crate::read::checkpoint::Checkpoint;
 use crate::read::config::{CONFIG_FILE, HF_QUANT_CONFIG_FILE};
 use crate::write::others::{OF_FILE_SYSTEM, is_named_like_weights};
@@ -199,7 +199,7 @@ pub(crate) fn destination(input: &Checkpoint, out: &Path) -> Result<Destination>
 
 /// Refuses a file that is named like one of another container. This program and others choose their readers by such names.
 fn check_extension(input: &Checkpoint, out: &Path) -> Result<()> {
-    let gguf = input.own_convention() == FileConvention::Gguf;
+    let gguf = input.own_convention() == CheckpointFormat::Gguf;
     let extension = if gguf { "gguf" } else { "safetensors" };
     let own = out.extension().is_some_and(|found| found.eq_ignore_ascii_case(extension));
     if own || !is_named_like_weights(out) {

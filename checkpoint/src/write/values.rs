@@ -4,7 +4,7 @@ use bytemuck::Pod;
 use microscale::{Element, NonFinite, Report};
 use rayon::prelude::*;
 
-use crate::error::convention::ConventionError;
+use crate::error::format::FormatError;
 use crate::error::{Error, Result};
 use crate::gguf::q8_0;
 use crate::read::bands::bands;
@@ -45,7 +45,7 @@ pub(crate) fn write_values<T: Element + Pod>(
 /// are whole blocks.
 ///
 /// # Errors
-/// [`ConventionError::NotInQ8_0`](crate::ConventionError::NotInQ8_0), [`Error::Memory`], and those of writing.
+/// [`FormatError::NotInQ8_0`](crate::FormatError::NotInQ8_0), [`Error::Memory`], and those of writing.
 pub(crate) fn write_q8_0(tensor: &Tensor<'_>, sink: &Sink<'_>) -> Result<u64> {
     let mut written = 0;
     for band in bands(tensor.elements() as usize) {
@@ -61,7 +61,7 @@ pub(crate) fn write_q8_0(tensor: &Tensor<'_>, sink: &Sink<'_>) -> Result<u64> {
         let blocks = blocks.map_err(|at| {
             let (file, name, (_, cols)) = (tensor.file.into(), tensor.name.into(), tensor.matrix());
             let (row, col) = ((band.start + at) / cols.max(1), (band.start + at) % cols.max(1));
-            Error::Convention(ConventionError::NotInQ8_0 { file, tensor: name, row, col, found })
+            Error::Format(FormatError::NotInQ8_0 { file, tensor: name, row, col, found })
         })?;
         written += blocks.len() as u64;
         sink.append(tensor.name, &blocks)?;

@@ -1,11 +1,11 @@
-//! `microscale convert`: rewrites a quantized checkpoint in another convention of files.
+//! `microscale convert`: rewrites a quantized checkpoint in another checkpoint format.
 
 use std::path::PathBuf;
 
 use anyhow::Result;
 use microscale::{DeviceChoice, Format, GlobalScale, Report, Words};
 use microscale_checkpoint::{
-    self as checkpoint, FileConvention, Requantized, Rounding, remove_unfinished_output,
+    self as checkpoint, CheckpointFormat, Requantized, Rounding, remove_unfinished_output,
 };
 
 use crate::options::device::device;
@@ -20,9 +20,9 @@ use crate::text::table::{bytes, count, figure, natural_order, seconds, skipped_t
 pub(crate) struct Args {
     /// A quantized .safetensors file or checkpoint directory
     input: PathBuf,
-    /// The convention of files to write. fp8-block, under a scale for each 128×128, is cast to, exactly
+    /// The checkpoint format to write. fp8-block, under a scale for each 128×128, is cast to, exactly
     #[arg(long, value_parser = converted_conventions())]
-    to: FileConvention,
+    to: CheckpointFormat,
     /// The format to cast to, exactly: nvfp4, from mxfp4, or mxfp8-e4m3, from mxfp4 and where possible nvfp4 [default: each tensor's own]
     #[arg(long, value_parser = words::<Format>())]
     format: Option<Format>,
@@ -70,7 +70,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
     let differing = done.requantized.iter().filter(|tensor| tensor.to != "bf16").count();
     let same = done.converted.tensors - (done.rounded.len() + differing) as u64;
     text += &format!("\n{} tensors have the same values to the bit\n", count(same));
-    let fp8 = (args.to == FileConvention::Fp8Block).then(|| args.to.to_string());
+    let fp8 = (args.to == CheckpointFormat::Fp8Block).then(|| args.to.to_string());
     if let Some(format) = args.format.map(|format| format.to_string()).or(fp8).filter(|_| done.cast > 0) {
         text += &format!("{} of them were cast to {format}\n", count(done.cast));
     }

@@ -8,7 +8,7 @@ use std::time::SystemTime;
 use anyhow::{Context, Result};
 use microscale::{DeviceChoice, ErrorStats, Format, Words};
 use microscale_checkpoint::{
-    self as checkpoint, Checkpoint, Error, FileConvention, GivenError, InputScales, KeptAs, Outcome, Part,
+    self as checkpoint, Checkpoint, CheckpointFormat, Error, GivenError, InputScales, KeptAs, Outcome, Part,
     PartDone, Plan, PlanError, Planned, RecipeError, Summary, Sums, Totals,
 };
 
@@ -36,10 +36,10 @@ pub(crate) struct Args {
     out: Option<PathBuf>,
     #[command(flatten)]
     recipe: RecipeArgs,
-    /// The convention of files to write: names, layout and config [default: compressed-tensors, and of a GGUF
+    /// The checkpoint format to write: names, layout and config [default: compressed-tensors, and of a GGUF
     /// file gguf]
     #[arg(long, value_parser = written_conventions())]
-    out_convention: Option<FileConvention>,
+    out_convention: Option<CheckpointFormat>,
     /// How tensors are stored that stay out of four bits, of a GGUF file: unchanged, or q8_0, embeddings, the output head and
     /// whatever a recipe keeps [default: unchanged]
     #[arg(long, value_name = "TYPE", value_parser = words::<KeptAs>())]

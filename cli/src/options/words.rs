@@ -4,7 +4,7 @@ use std::str::FromStr;
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use microscale::{Format, UnknownWord, Words};
-use microscale_checkpoint::{FileConvention, Selection};
+use microscale_checkpoint::{CheckpointFormat, Selection};
 
 /// Accepts the words of a type. They appear in `--help` and in the message about a wrong one.
 pub(crate) fn words<T>() -> impl TypedValueParser<Value = T>
@@ -15,28 +15,28 @@ where
     words.try_map(|word| word.parse())
 }
 
-/// Accepts the words of formats, and offers those that some convention of files holds: what refuses the others
+/// Accepts the words of formats, and offers those that some checkpoint format holds: what refuses the others
 /// later knows what can be done with them.
 pub(crate) fn stored_formats() -> impl TypedValueParser<Value = Format> {
-    let conventions = FileConvention::WORDS.iter().map(|(_, convention)| convention);
+    let conventions = CheckpointFormat::WORDS.iter().map(|(_, convention)| convention);
     let stored: Vec<Format> = conventions.flat_map(|convention| convention.formats()).collect();
     let words =
         Format::WORDS.iter().map(|(word, format)| PossibleValue::new(*word).hide(!stored.contains(format)));
     PossibleValuesParser::new(words.collect::<Vec<_>>()).try_map(|word| word.parse())
 }
 
-/// Accepts the words of conventions of files, and offers those that are written.
-pub(crate) fn written_conventions() -> impl TypedValueParser<Value = FileConvention> {
-    let words = FileConvention::WORDS.iter();
+/// Accepts the words of checkpoint formats, and offers those that are written.
+pub(crate) fn written_conventions() -> impl TypedValueParser<Value = CheckpointFormat> {
+    let words = CheckpointFormat::WORDS.iter();
     let words = words.map(|(word, known)| PossibleValue::new(*word).hide(known.formats().next().is_none()));
     PossibleValuesParser::new(words.collect::<Vec<_>>()).try_map(|word| word.parse())
 }
 
 /// [`written_conventions`], and those that converting alone writes.
-pub(crate) fn converted_conventions() -> impl TypedValueParser<Value = FileConvention> {
-    let words = FileConvention::WORDS.iter();
+pub(crate) fn converted_conventions() -> impl TypedValueParser<Value = CheckpointFormat> {
+    let words = CheckpointFormat::WORDS.iter();
     let words = words.map(|(word, known)| {
-        let written = known.formats().next().is_some() || *known == FileConvention::Fp8Block;
+        let written = known.formats().next().is_some() || *known == CheckpointFormat::Fp8Block;
         PossibleValue::new(*word).hide(!written)
     });
     PossibleValuesParser::new(words.collect::<Vec<_>>()).try_map(|word| word.parse())

@@ -1,19 +1,16 @@
 //! The program from outside.
 
 mod architectures;
-mod breaking_off;
+mod checkpoint_formats;
 mod comfyui;
 mod comparison;
-mod conventions;
 mod doctor;
-#[cfg(unix)]
-mod ending;
-mod filling;
 mod gguf;
 mod gguf_loading;
 mod global_scale;
 mod imatrix;
 mod input_scale;
+mod interrupt;
 mod loading;
 mod manual;
 mod measuring;
@@ -23,12 +20,13 @@ mod mixed;
 mod mxfp4_sources;
 mod mxfp8;
 mod nvfp4;
-mod outputs;
+mod output_bytes;
+mod output_dir;
+mod output_paths;
 mod packed;
 mod parts;
 mod pytorch;
 mod recipes;
-mod refusing;
 mod report;
 mod reporting;
 mod requantizing;
@@ -36,9 +34,11 @@ mod scaled;
 #[cfg(target_os = "linux")]
 mod scarce;
 mod search;
+#[cfg(unix)]
+mod signals;
 mod split_experts;
+mod usage_errors;
 mod vanishing;
-mod writing;
 
 use std::collections::BTreeMap;
 use std::fs;

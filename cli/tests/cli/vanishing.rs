@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use microscale::{Convention, Device, Format, NonFinite, Recipe};
 use microscale_checkpoint::{
-    self as checkpoint, Checkpoint, Error, FileConvention, OnProgress, OutputError, Part, Plan, Result,
+    self as checkpoint, Checkpoint, CheckpointFormat, Error, OnProgress, OutputError, Part, Plan, Result,
     Selection,
 };
 use microscale_test_support::Scratch;
@@ -18,7 +18,7 @@ type Operation<'a> = &'a dyn Fn(&Path, &mut OnProgress<'_>) -> Result<()>;
 
 fn plan(input: &Checkpoint) -> Plan<'_> {
     let recipe = Recipe::of(Format::Nvfp4, Convention::CompressedTensors).unwrap();
-    Plan::new(input, &Selection::default(), recipe, FileConvention::CompressedTensors).unwrap()
+    Plan::new(input, &Selection::default(), recipe, CheckpointFormat::CompressedTensors).unwrap()
 }
 
 fn quantize(input: &Path, out: &Path, progress: &mut OnProgress<'_>) -> Result<()> {
@@ -101,7 +101,7 @@ fn runs_whose_temporary_directory_is_removed_fail_and_lose_nothing() {
         };
         let converted = |out: &Path, progress: &mut OnProgress<'_>| {
             let packed = Checkpoint::open(&packed)?;
-            checkpoint::convert(&packed, FileConvention::Modelopt, None, out, &Device::Cpu, progress)
+            checkpoint::convert(&packed, CheckpointFormat::Modelopt, None, out, &Device::Cpu, progress)
                 .map(drop)
         };
         let operations: [Operation<'_>; 3] = [&quantized, &dequantized, &converted];

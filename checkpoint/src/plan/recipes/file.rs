@@ -10,9 +10,9 @@ use toml::de::{DeTable, DeValue};
 
 use super::Recipes;
 use super::rule::{Lines, Rule};
+use crate::checkpoint_format::CheckpointFormat;
 use crate::error::recipe::RecipeError;
 use crate::error::{Error, Result};
-use crate::file_convention::FileConvention;
 use crate::limits::read_recipe;
 use crate::names::glob;
 use crate::plan::kept_as::KeptAs;
@@ -80,7 +80,7 @@ fn parse(text: &str, source: &str) -> Result<Recipes> {
     Ok(Recipes {
         settings,
         preset: false,
-        out_convention: top.word::<FileConvention>("out_convention")?,
+        out_convention: top.word::<CheckpointFormat>("out_convention")?,
         kept: top.word::<KeptAs>("kept")?.unwrap_or_default(),
         selection: Selection::of(include, exclude),
         keep_first_layers: top.count("keep_first_layers")?,
@@ -106,9 +106,9 @@ struct Table<'a> {
 
 type Value<'a> = Spanned<DeValue<'a>>;
 
-/// The formats that some convention of files holds.
+/// The formats that some checkpoint format holds.
 fn stored_formats() -> impl Iterator<Item = Format> {
-    FileConvention::WORDS.iter().flat_map(|(_, convention)| convention.formats())
+    CheckpointFormat::WORDS.iter().flat_map(|(_, convention)| convention.formats())
 }
 
 impl<'a> File<'a> {
@@ -329,7 +329,7 @@ mod tests {
             recipes.lines.iter().map(|(key, line)| (*key, *line)).collect::<Vec<_>>()[..2],
             [("convention", 3), ("format", 2)]
         );
-        assert_eq!((recipes.out_convention, recipes.kept), (Some(FileConvention::Gguf), KeptAs::Q8_0));
+        assert_eq!((recipes.out_convention, recipes.kept), (Some(CheckpointFormat::Gguf), KeptAs::Q8_0));
         assert_eq!((recipes.keep_first_layers, recipes.keep_last_layers), (2, 16));
         assert_eq!(recipes.selection.unmatched(&[]), ["a*", "b*", "c*"]);
         let [first, second, third] = &recipes.rules[..] else { panic!("{recipes:?}") };

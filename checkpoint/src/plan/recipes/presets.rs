@@ -48,13 +48,13 @@ impl Preset {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::file_convention::FileConvention;
+    use crate::checkpoint_format::CheckpointFormat;
     use crate::plan::recipes::Recipes;
 
     #[test]
     fn every_preset_is_a_recipe_and_says_what_for() {
         for preset in presets() {
-            Recipes::named(preset.name).unwrap().check(FileConvention::default()).unwrap();
+            Recipes::named(preset.name).unwrap().check(CheckpointFormat::default()).unwrap();
             assert!(preset.summary().len() > 20, "{}", preset.name);
         }
     }

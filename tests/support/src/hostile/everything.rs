@@ -7,20 +7,20 @@ use std::path::{Path, PathBuf};
 
 use microscale::{Convention, Device, Dtype, Format, NonFinite, Recipe};
 use microscale_checkpoint::{
-    self as checkpoint, Checkpoint, Error, FileConvention, Plan, Progress, Result, Selection, convert,
+    self as checkpoint, Checkpoint, CheckpointFormat, Error, Plan, Progress, Result, Selection, convert,
     dequantize, quantize,
 };
 
 use crate::Scratch;
 
 /// The formats of each checkpoint format, with matching numerics.
-pub(super) const HELD: [(FileConvention, Format, Convention); 6] = [
-    (FileConvention::CompressedTensors, Format::Mxfp4, Convention::Torchao),
-    (FileConvention::CompressedTensors, Format::Nvfp4, Convention::CompressedTensors),
-    (FileConvention::Modelopt, Format::Nvfp4, Convention::Modelopt),
-    (FileConvention::GptOss, Format::Mxfp4, Convention::Torchao),
-    (FileConvention::Gguf, Format::Mxfp4, Convention::Torchao),
-    (FileConvention::Gguf, Format::Nvfp4, Convention::Torchao),
+pub(super) const HELD: [(CheckpointFormat, Format, Convention); 6] = [
+    (CheckpointFormat::CompressedTensors, Format::Mxfp4, Convention::Torchao),
+    (CheckpointFormat::CompressedTensors, Format::Nvfp4, Convention::CompressedTensors),
+    (CheckpointFormat::Modelopt, Format::Nvfp4, Convention::Modelopt),
+    (CheckpointFormat::GptOss, Format::Mxfp4, Convention::Torchao),
+    (CheckpointFormat::Gguf, Format::Mxfp4, Convention::Torchao),
+    (CheckpointFormat::Gguf, Format::Nvfp4, Convention::Torchao),
 ];
 
 /// A progress callback that never cancels.
@@ -120,7 +120,7 @@ pub(super) fn everything(scratch: &Scratch, input: &Path, ways: Ways) {
     let made = split.split_experts().map_err(|error| message(&error));
     if made.is_ok()
         && let Ok(plan) =
-            Plan::new(&split, &Selection::default(), Recipe::default(), FileConvention::default())
+            Plan::new(&split, &Selection::default(), Recipe::default(), CheckpointFormat::default())
     {
         watched.write(|out| quantize(&plan, out, device, go_on));
     }

@@ -4,7 +4,7 @@
 //! old format precedes GGUF.
 
 use microscale::{Device, Recipe, Search};
-use microscale_checkpoint::{Checkpoint, FileConvention, Plan, Selection, quantize};
+use microscale_checkpoint::{Checkpoint, CheckpointFormat, Plan, Selection, quantize};
 use safetensors::tensor::Dtype;
 
 use super::draw::Draw;
@@ -30,7 +30,7 @@ pub(super) fn run(bytes: &[u8]) {
     let model = scratch.write_tensors("model.safetensors", &tensors);
     let (Ok(importance), Ok(model)) = (Checkpoint::open(&path), Checkpoint::open(&model)) else { return };
     let recipe = Recipe { search: Search::Full, ..Recipe::default() };
-    let plan = Plan::new(&model, &Selection::default(), recipe, FileConvention::default());
+    let plan = Plan::new(&model, &Selection::default(), recipe, CheckpointFormat::default());
     let Ok(mut plan) = plan else { unreachable!("the model is sound") };
     if plan.take_importance(&importance).is_err() {
         return;

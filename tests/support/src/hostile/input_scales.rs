@@ -4,7 +4,7 @@
 //! damaged.
 
 use microscale::{Convention, Format, Recipe};
-use microscale_checkpoint::{Checkpoint, FileConvention, InputScales, Plan, Selection};
+use microscale_checkpoint::{Checkpoint, CheckpointFormat, InputScales, Plan, Selection};
 use safetensors::tensor::Dtype;
 
 use super::draw::Draw;
@@ -40,7 +40,7 @@ pub(super) fn run(bytes: &[u8]) {
     let Ok(model) = Checkpoint::open(&model) else { unreachable!("the model is sound") };
     let recipe = Recipe::of(Format::Nvfp4, Convention::default_for(Format::Nvfp4));
     let recipe = recipe.expect("the default convention has the format");
-    let plan = Plan::new(&model, &Selection::default(), recipe, FileConvention::Modelopt);
+    let plan = Plan::new(&model, &Selection::default(), recipe, CheckpointFormat::Modelopt);
     let Ok(mut plan) = plan else { unreachable!("the model is sound") };
     // Unused names are listed; anything else is a scale in range or an error.
     let _ = plan.take_input_scales(&scales);

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::Path;
 
 use microscale::{Device, Recipe};
-use microscale_checkpoint::{Checkpoint, FileConvention, Part, Plan, Selection, merge, quantize_part};
+use microscale_checkpoint::{Checkpoint, CheckpointFormat, Part, Plan, Selection, merge, quantize_part};
 use safetensors::tensor::Dtype;
 use serde_json::{Value, json};
 use xxhash_rust::xxh3::xxh3_128;
@@ -46,7 +46,7 @@ pub(super) fn run(bytes: &[u8]) {
     let (out, parts) = (scratch.path("OUT"), scratch.path("OUT.parts"));
     let (input, device, go_on) = (Checkpoint::open(&scratch.path("in")).unwrap(), &Device::Cpu, &mut go_on);
     let selection = Selection::default();
-    let plan = Plan::new(&input, &selection, Recipe::default(), FileConvention::default()).unwrap();
+    let plan = Plan::new(&input, &selection, Recipe::default(), CheckpointFormat::default()).unwrap();
     quantize_part(&plan, Part { index: 1, of: 1 }, &out, device, go_on).unwrap();
 
     for shard in SHARDS {

@@ -6,7 +6,7 @@ use std::ops::Range;
 use microscale::{Device, Element, QuantizedShape, QuantizedView};
 
 use super::{Logical, Packed};
-use crate::conventions::tiles::{gathered, swap_halves};
+use crate::checkpoint_formats::tiles::{gathered, swap_halves};
 use crate::error::Result;
 use crate::read::bands::{bands, transposed_bands};
 use crate::read::columns::{columns, transposed};

@@ -1,4 +1,4 @@
-//! ComfyUI's convention of files, for models of diffusion (comfy-kitchen 0.2.40): NVFP4 has the names, dtypes and, where sizes are
+//! ComfyUI's checkpoint format, for models of diffusion (comfy-kitchen 0.2.40): NVFP4 has the names, dtypes and, where sizes are
 //! multiples of 128 and 64, the shapes of ModelOpt's, and MXFP8 those of compressed-tensors', with other bytes.
 //!
 //! | tensor X of sizes [N, K] | codes | block scales | global scale |
@@ -13,11 +13,11 @@
 use microscale::Format;
 use microscale::formats::nvfp4::Direction;
 
-use crate::conventions::convention::Convention;
-use crate::conventions::modelopt::GLOBAL_SCALE;
-use crate::conventions::storage::{Comfy, Numbers, Storage, StoredGlobal};
+use crate::checkpoint_format::CheckpointFormat;
+use crate::checkpoint_formats::modelopt::GLOBAL_SCALE;
+use crate::checkpoint_formats::spec::FormatSpec;
+use crate::checkpoint_formats::storage::{Comfy, Numbers, Storage, StoredGlobal};
 use crate::dtype::FileDtype;
-use crate::file_convention::FileConvention;
 use crate::names::weight::WEIGHT;
 use crate::read::checkpoint::Checkpoint;
 use crate::read::layer_texts::{METADATA, says_name, word_of};
@@ -26,15 +26,15 @@ use crate::read::tensor::Tensor;
 /// The beginning of the names of all layers of a model in a file that holds other models too.
 const MODEL: &str = "model.diffusion_model.";
 
-/// The format of FP8 with a scale for all, which [`scaled`](crate::conventions::scaled) reads.
+/// The format of FP8 with a scale for all, which [`scaled`](crate::checkpoint_formats::scaled) reads.
 const PLAIN: &str = "float8_e4m3fn";
 
 const INPUT_SCALE: StoredGlobal =
     StoredGlobal::beside(".input_scale", Direction::Multiplier, Numbers::Scalar);
 
 /// The convention. Its files say themselves how layers are stored.
-pub(crate) const CONVENTION: Convention =
-    Convention { unreadable, ..Convention::new(FileConvention::Comfyui, STORED) };
+pub(crate) const SPEC: FormatSpec =
+    FormatSpec { unreadable, ..FormatSpec::new(CheckpointFormat::Comfyui, STORED) };
 
 const STORED: &[Storage] = &[
     Storage {
@@ -42,7 +42,7 @@ const STORED: &[Storage] = &[
         input_scale: Some(INPUT_SCALE),
         comfy: Some(Comfy { word: "nvfp4", rows: 16, high_first: true }),
         ..Storage::plain(
-            FileConvention::Comfyui,
+            CheckpointFormat::Comfyui,
             Format::Nvfp4,
             ("", FileDtype::U8),
             ("_scale", FileDtype::F8_E4M3),
@@ -51,7 +51,7 @@ const STORED: &[Storage] = &[
     Storage {
         comfy: Some(Comfy { word: "mxfp8", rows: 32, high_first: false }),
         ..Storage::plain(
-            FileConvention::Comfyui,
+            CheckpointFormat::Comfyui,
             Format::Mxfp8E4m3,
             ("", FileDtype::F8_E4M3),
             ("_scale", FileDtype::F8_E8M0),

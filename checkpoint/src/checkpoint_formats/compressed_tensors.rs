@@ -1,4 +1,4 @@
-//! The compressed-tensors convention of files (0.20.0), which vLLM and transformers load: names, dtypes and
+//! The compressed-tensors checkpoint format (0.20.0), which vLLM and transformers load: names, dtypes and
 //! config.
 //!
 //! A tensor X (`fc.weight`, say) of sizes [N, K] becomes, where K is a multiple of the block:
@@ -17,12 +17,12 @@ use microscale::Format;
 use microscale::formats::nvfp4::Direction;
 use serde_json::{Map, Value, json};
 
-use crate::conventions::convention::Convention;
-use crate::conventions::group::Group;
-use crate::conventions::storage::{Numbers, Storage, StoredGlobal};
-use crate::conventions::targets::targets;
+use crate::checkpoint_format::CheckpointFormat;
+use crate::checkpoint_formats::group::Group;
+use crate::checkpoint_formats::spec::FormatSpec;
+use crate::checkpoint_formats::storage::{Numbers, Storage, StoredGlobal};
+use crate::checkpoint_formats::targets::targets;
 use crate::dtype::FileDtype;
-use crate::file_convention::FileConvention;
 use crate::read::checkpoint::Checkpoint;
 use crate::read::description::Description;
 use crate::read::tensor::Tensor;
@@ -38,23 +38,23 @@ const INPUT_SCALE: StoredGlobal =
     StoredGlobal::beside(".input_global_scale", Direction::Divisor, Numbers::One);
 
 /// The convention.
-pub(crate) const CONVENTION: Convention = Convention {
+pub(crate) const SPEC: FormatSpec = FormatSpec {
     describe,
     is_method: |method| method == "compressed-tensors",
     unreadable,
-    ..Convention::new(FileConvention::CompressedTensors, STORED)
+    ..FormatSpec::new(CheckpointFormat::CompressedTensors, STORED)
 };
 
 /// The formats that the convention has.
 const STORED: &[Storage] = &[
     Storage::plain(
-        FileConvention::CompressedTensors,
+        CheckpointFormat::CompressedTensors,
         Format::Mxfp4,
         (PACKED, FileDtype::U8),
         (SCALE, FileDtype::U8),
     ),
     Storage {
-        convention: FileConvention::CompressedTensors,
+        convention: CheckpointFormat::CompressedTensors,
         format: Format::Nvfp4,
         codes_suffix: PACKED,
         codes: FileDtype::U8,
@@ -70,7 +70,7 @@ const STORED: &[Storage] = &[
         comfy: None,
     },
     Storage {
-        convention: FileConvention::CompressedTensors,
+        convention: CheckpointFormat::CompressedTensors,
         format: Format::Mxfp8E4m3,
         codes_suffix: "",
         codes: FileDtype::F8_E4M3,

@@ -5,17 +5,17 @@
 
 use microscale::Format;
 
-use crate::conventions::convention::Convention;
-use crate::conventions::storage::Storage;
+use crate::checkpoint_format::CheckpointFormat;
+use crate::checkpoint_formats::spec::FormatSpec;
+use crate::checkpoint_formats::storage::Storage;
 use crate::dtype::FileDtype;
-use crate::file_convention::FileConvention;
 
 /// The convention.
-pub(crate) const CONVENTION: Convention = Convention {
+pub(crate) const SPEC: FormatSpec = FormatSpec {
     written: false,
     is_method: |method| method == "quark",
-    ..Convention::new(FileConvention::Quark, STORED)
+    ..FormatSpec::new(CheckpointFormat::Quark, STORED)
 };
 
 const STORED: &[Storage] =
-    &[Storage::plain(FileConvention::Quark, Format::Mxfp4, ("", FileDtype::U8), ("_scale", FileDtype::U8))];
+    &[Storage::plain(CheckpointFormat::Quark, Format::Mxfp4, ("", FileDtype::U8), ("_scale", FileDtype::U8))];

@@ -1,13 +1,13 @@
-//! ggml's convention of files (llama.cpp): blocks that hold their scales, in GGUF files.
+//! ggml's checkpoint format (llama.cpp): blocks that hold their scales, in GGUF files.
 
 use microscale::Format;
 use microscale::formats::nvfp4::Direction;
 
-use crate::conventions::convention::Convention;
-use crate::conventions::storage::{Numbers, Storage, StoredGlobal};
+use crate::checkpoint_format::CheckpointFormat;
+use crate::checkpoint_formats::spec::FormatSpec;
+use crate::checkpoint_formats::storage::{Numbers, Storage, StoredGlobal};
 use crate::dtype::FileDtype;
 use crate::dtype::ggml::GgmlType;
-use crate::file_convention::FileConvention;
 use crate::gguf::blocks::Blocks;
 
 /// A tensor's global scale, with which llama.cpp multiplies what a layer gives.
@@ -17,12 +17,12 @@ const INPUT_SCALE: StoredGlobal =
     StoredGlobal::beside(".input_scale", Direction::Multiplier, Numbers::EachExpert);
 
 /// The convention. Its file says how layers are stored.
-pub(crate) const CONVENTION: Convention = Convention::new(FileConvention::Gguf, STORED);
+pub(crate) const SPEC: FormatSpec = FormatSpec::new(CheckpointFormat::Gguf, STORED);
 
 /// The formats that the convention has.
 const STORED: &[Storage] = &[
     Storage {
-        convention: FileConvention::Gguf,
+        convention: CheckpointFormat::Gguf,
         format: Format::Mxfp4,
         codes_suffix: "",
         codes: FileDtype::Ggml(GgmlType::MXFP4),
@@ -38,7 +38,7 @@ const STORED: &[Storage] = &[
         comfy: None,
     },
     Storage {
-        convention: FileConvention::Gguf,
+        convention: CheckpointFormat::Gguf,
         format: Format::Nvfp4,
         codes_suffix: "",
         codes: FileDtype::Ggml(GgmlType::NVFP4),

@@ -1,45 +1,47 @@
-//! All conventions of files: **the table of conventions**. A new convention gets a row here, and look-ups by
+//! All checkpoint formats: **the table of conventions**. A new convention gets a row here, and look-ups by
 //! convention, format and recipe start here.
 
 use microscale::formats::ScaleLayout;
 use microscale::{Format, Recipe, Words};
 
-use crate::conventions::convention::Convention;
-use crate::conventions::group::Group;
-use crate::conventions::storage::Storage;
-use crate::conventions::{comfyui, compressed_tensors, deepseek, fp8_block, gguf, gpt_oss, modelopt, quark};
-use crate::error::convention::ConventionError;
+use crate::checkpoint_format::CheckpointFormat;
+use crate::checkpoint_formats::group::Group;
+use crate::checkpoint_formats::spec::FormatSpec;
+use crate::checkpoint_formats::storage::Storage;
+use crate::checkpoint_formats::{
+    comfyui, compressed_tensors, deepseek, fp8_block, gguf, gpt_oss, modelopt, quark,
+};
+use crate::error::format::FormatError;
 use crate::error::{Error, Result};
-use crate::file_convention::FileConvention;
 use crate::read::checkpoint::Checkpoint;
 use crate::read::description::Description;
 
 /// Every convention.
-pub(crate) const CONVENTIONS: [&Convention; 8] = [
-    &compressed_tensors::CONVENTION,
-    &modelopt::CONVENTION,
-    &gpt_oss::CONVENTION,
-    &gguf::CONVENTION,
-    &deepseek::CONVENTION,
-    &fp8_block::CONVENTION,
-    &quark::CONVENTION,
-    &comfyui::CONVENTION,
+pub(crate) const FORMATS: [&FormatSpec; 8] = [
+    &compressed_tensors::SPEC,
+    &modelopt::SPEC,
+    &gpt_oss::SPEC,
+    &gguf::SPEC,
+    &deepseek::SPEC,
+    &fp8_block::SPEC,
+    &quark::SPEC,
+    &comfyui::SPEC,
 ];
 
 /// Every way of storing, of all conventions.
 pub(crate) fn stored() -> impl Iterator<Item = &'static Storage> {
-    CONVENTIONS.into_iter().flat_map(|convention| convention.stored)
+    FORMATS.into_iter().flat_map(|convention| convention.stored)
 }
 
 /// The reason why the codes and scales of a tensor of this name alone would be the wrong weights, if they would.
 pub(crate) fn rescaled(checkpoint: &Checkpoint, name: &str) -> Option<String> {
-    CONVENTIONS.iter().find_map(|convention| (convention.rescaled)(checkpoint, name))
+    FORMATS.iter().find_map(|convention| (convention.rescaled)(checkpoint, name))
 }
 
-impl FileConvention {
+impl CheckpointFormat {
     /// The convention's row; `None` would be a name without one.
-    fn rules(self) -> Option<&'static Convention> {
-        CONVENTIONS.into_iter().find(|convention| convention.name == self)
+    fn rules(self) -> Option<&'static FormatSpec> {
+        FORMATS.into_iter().find(|convention| convention.name == self)
     }
 
     /// The formats that are written by it: none, if it is only read.
@@ -64,8 +66,8 @@ impl FileConvention {
     /// Makes sure that files can hold what a recipe gives.
     ///
     /// # Errors
-    /// [`ConventionError::NotStored`](crate::ConventionError::NotStored) for a format that the convention
-    /// lacks, [`ConventionError::ScaleLayout`](crate::ConventionError::ScaleLayout) for scales that are not
+    /// [`FormatError::NotStored`](crate::FormatError::NotStored) for a format that the convention
+    /// lacks, [`FormatError::ScaleLayout`](crate::FormatError::ScaleLayout) for scales that are not
     /// linear.
     pub fn check(self, recipe: &Recipe) -> Result<()> {
         Storage::of(self, recipe).map(|_| ())
@@ -76,10 +78,10 @@ impl Storage {
     /// The storage of a recipe's result.
     ///
     /// # Errors
-    /// Those of [`FileConvention::check`].
-    pub(crate) fn of(convention: FileConvention, recipe: &Recipe) -> Result<&'static Self> {
+    /// Those of [`CheckpointFormat::check`].
+    pub(crate) fn of(convention: CheckpointFormat, recipe: &Recipe) -> Result<&'static Self> {
         if recipe.scale_layout != ScaleLayout::Linear {
-            return Err(Error::Convention(ConventionError::ScaleLayout { layout: recipe.scale_layout }));
+            return Err(Error::Format(FormatError::ScaleLayout { layout: recipe.scale_layout }));
         }
         Self::of_format(convention, recipe.format())
     }
@@ -87,12 +89,12 @@ impl Storage {
     /// The storage of a format.
     ///
     /// # Errors
-    /// [`ConventionError::NotStored`](crate::ConventionError::NotStored).
-    pub(crate) fn of_format(convention: FileConvention, format: Format) -> Result<&'static Self> {
+    /// [`FormatError::NotStored`](crate::FormatError::NotStored).
+    pub(crate) fn of_format(convention: CheckpointFormat, format: Format) -> Result<&'static Self> {
         let written = convention.rules().filter(|rules| rules.written);
         let found = written.and_then(|rules| rules.stored.iter().find(|stored| stored.format == format));
         found.ok_or_else(|| {
-            Error::Convention(ConventionError::NotStored {
+            Error::Format(FormatError::NotStored {
                 convention,
                 format,
                 instead: instead_of(convention, format),
@@ -102,9 +104,9 @@ impl Storage {
 }
 
 /// The alternatives where a convention lacks a format, in words.
-fn instead_of(convention: FileConvention, format: Format) -> String {
+fn instead_of(convention: CheckpointFormat, format: Format) -> String {
     let formats: Vec<_> = convention.formats().map(Words::word).collect();
-    let others = FileConvention::WORDS.iter().filter(|(_, other)| other.formats().any(|has| has == format));
+    let others = CheckpointFormat::WORDS.iter().filter(|(_, other)| other.formats().any(|has| has == format));
     let others: Vec<_> = others.map(|(word, _)| *word).collect();
     let others: String = match others.as_slice() {
         [] => format!(
@@ -117,7 +119,7 @@ fn instead_of(convention: FileConvention, format: Format) -> String {
         true => {
             let others = others.trim_start_matches("or ");
             match convention {
-                FileConvention::Fp8Block => {
+                CheckpointFormat::Fp8Block => {
                     format!("as convert alone writes it, from what is exact in it; choose {others}")
                 }
                 _ => format!("it is read and not written, so choose {others}"),
@@ -143,13 +145,13 @@ mod tests {
     /// Name, dtype and shape.
     type Part<'a> = (&'a str, FileDtype, &'a [usize]);
 
-    fn stored_as(convention: FileConvention, format: Format, name: &str, shape: &[usize]) -> Vec<Outline> {
+    fn stored_as(convention: CheckpointFormat, format: Format, name: &str, shape: &[usize]) -> Vec<Outline> {
         Storage::of_format(convention, format).unwrap().outlines(name, shape, true)
     }
 
     #[test]
     fn names_dtypes_and_shapes_of_the_conventions() {
-        let ct = FileConvention::CompressedTensors;
+        let ct = CheckpointFormat::CompressedTensors;
         let expected: [(_, _, _, &[usize], &[Part<'_>]); 5] = [
             (
                 ct,
@@ -177,7 +179,7 @@ mod tests {
                 &[("a.weight", E4M3, &[8, 96]), ("a.weight_scale", U8, &[8, 3])],
             ),
             (
-                FileConvention::Modelopt,
+                CheckpointFormat::Modelopt,
                 Format::Nvfp4,
                 "a.weight",
                 &[8, 96],
@@ -188,7 +190,7 @@ mod tests {
                 ],
             ),
             (
-                FileConvention::GptOss,
+                CheckpointFormat::GptOss,
                 Format::Mxfp4,
                 "mlp.experts.down_proj",
                 &[4, 96, 5],
@@ -215,37 +217,34 @@ mod tests {
     #[test]
     fn what_cannot_be_stored_is_said() {
         let storage = |convention, format| Storage::of_format(convention, format).unwrap();
-        let ct = |format| storage(FileConvention::CompressedTensors, format);
+        let ct = |format| storage(CheckpointFormat::CompressedTensors, format);
         assert_eq!(ct(Format::Mxfp4).cannot_hold("a", &[8, 96]), None);
         assert_eq!(ct(Format::Nvfp4).cannot_hold("a", &[8, 48]), None);
         let columns = |cols, block| Some(Reason::Columns { cols, block });
         assert_eq!(ct(Format::Mxfp4).cannot_hold("a", &[8, 48]), columns(48, 32));
-        let experts = storage(FileConvention::GptOss, Format::Mxfp4);
+        let experts = storage(CheckpointFormat::GptOss, Format::Mxfp4);
         assert_eq!(experts.cannot_hold("a.experts.down_proj", &[4, 96, 5]), None);
         assert_eq!(experts.cannot_hold("a.experts.down_proj", &[4, 48, 32]), columns(48, 32));
         assert_eq!(experts.cannot_hold("a.experts.down_proj_bias", &[4, 96]), Some(Reason::NotAnExpert));
         let e5m2 = Recipe::of(Format::Mxfp8E5m2, Convention::Ocp).unwrap();
-        for convention in FileConvention::WORDS.iter().map(|(_, convention)| *convention) {
+        for convention in CheckpointFormat::WORDS.iter().map(|(_, convention)| *convention) {
             let refused = convention.check(&e5m2).unwrap_err();
             assert!(
-                matches!(
-                    refused,
-                    Error::Convention(ConventionError::NotStored { format: Format::Mxfp8E5m2, .. })
-                ),
+                matches!(refused, Error::Format(FormatError::NotStored { format: Format::Mxfp8E5m2, .. })),
                 "{refused}"
             );
         }
         let swizzled = Recipe { scale_layout: ScaleLayout::Swizzled, ..Recipe::default() };
-        let refused = FileConvention::CompressedTensors.check(&swizzled);
-        assert!(matches!(refused, Err(Error::Convention(ConventionError::ScaleLayout { .. }))));
-        for read in [FileConvention::DeepSeek, FileConvention::Quark] {
+        let refused = CheckpointFormat::CompressedTensors.check(&swizzled);
+        assert!(matches!(refused, Err(Error::Format(FormatError::ScaleLayout { .. }))));
+        for read in [CheckpointFormat::DeepSeek, CheckpointFormat::Quark] {
             let refused = read.check(&Recipe::default()).unwrap_err().to_string();
             assert!(
                 refused.contains("read and not written, so choose a convention that has it"),
                 "{refused}"
             );
         }
-        let refused = FileConvention::Modelopt.check(&Recipe::default()).unwrap_err().to_string();
+        let refused = CheckpointFormat::Modelopt.check(&Recipe::default()).unwrap_err().to_string();
         assert!(
             refused.contains("its formats (nvfp4)") && refused.contains("compressed-tensors, gpt-oss"),
             "{refused}"
@@ -258,7 +257,7 @@ mod tests {
         let stored = |convention, scale| {
             Storage::of_format(convention, Format::Nvfp4).unwrap().stored_global_scale(scale).unwrap()
         };
-        let (ct, modelopt) = (FileConvention::CompressedTensors, FileConvention::Modelopt);
+        let (ct, modelopt) = (CheckpointFormat::CompressedTensors, CheckpointFormat::Modelopt);
         assert_eq!((stored(ct, None), stored(modelopt, None)), (Divisor(1.0), Multiplier(1.0)));
         assert_eq!(stored(ct, Some(Divisor(3.0))), Divisor(3.0));
         assert_eq!(stored(ct, Some(Multiplier(0.25))), Divisor(4.0));
@@ -285,14 +284,14 @@ mod tests {
             let quantization = &description.config.as_ref().unwrap()[QUANTIZATION];
             let method = quantization["quant_method"].as_str().unwrap();
             let expected = match storage.convention {
-                FileConvention::CompressedTensors => "compressed-tensors",
-                FileConvention::Modelopt => "modelopt",
-                FileConvention::GptOss => "mxfp4",
+                CheckpointFormat::CompressedTensors => "compressed-tensors",
+                CheckpointFormat::Modelopt => "modelopt",
+                CheckpointFormat::GptOss => "mxfp4",
                 other => unreachable!("{other:?} has no config.json, or is read alone"),
             };
             assert_eq!(method, expected);
             assert!(quantization.to_string().contains("lm_head"));
-            if storage.convention != FileConvention::GptOss {
+            if storage.convention != CheckpointFormat::GptOss {
                 let mut again = Description { fp8_cache: false, ..description };
                 assert_eq!((again.take_cache(), again.fp8_cache), (None, true));
                 description = again;

@@ -13,22 +13,22 @@
 use microscale::Format;
 use serde_json::json;
 
-use crate::conventions::convention::Convention;
-use crate::conventions::group::Group;
-use crate::conventions::storage::Storage;
+use crate::checkpoint_format::CheckpointFormat;
+use crate::checkpoint_formats::group::Group;
+use crate::checkpoint_formats::spec::FormatSpec;
+use crate::checkpoint_formats::storage::Storage;
 use crate::dtype::FileDtype;
-use crate::file_convention::FileConvention;
 use crate::read::description::Description;
 
 /// The convention.
-pub(crate) const CONVENTION: Convention = Convention {
+pub(crate) const SPEC: FormatSpec = FormatSpec {
     describe,
     is_method: |method| method == "mxfp4",
-    ..Convention::new(FileConvention::GptOss, STORED)
+    ..FormatSpec::new(CheckpointFormat::GptOss, STORED)
 };
 
 const STORED: &[Storage] = &[Storage {
-    convention: FileConvention::GptOss,
+    convention: CheckpointFormat::GptOss,
     format: Format::Mxfp4,
     codes_suffix: "_blocks",
     codes: FileDtype::U8,

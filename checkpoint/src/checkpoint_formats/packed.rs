@@ -1,6 +1,6 @@
 //! Reading quantized tensors: which stored tensors belong together, and what they are.
 //!
-//! Names, dtypes and shapes tell, by the tables of the [conventions](FileConvention), and not the
+//! Names, dtypes and shapes tell, by the tables of the [conventions](CheckpointFormat), and not the
 //! config.json, which a single file lacks.
 
 pub(crate) mod bands;
@@ -10,13 +10,13 @@ use std::borrow::Cow;
 use microscale::formats::nvfp4::Direction;
 use microscale::{Device, Element, Format, GlobalScale, QuantizedTensor, QuantizedView, ScaleLayout, Words};
 
-use crate::conventions::scaled::scaled;
-use crate::conventions::storage::{Storage, StoredGlobal};
-use crate::conventions::table::{CONVENTIONS, rescaled, stored};
-use crate::conventions::{comfyui, scaled};
+use crate::checkpoint_format::CheckpointFormat;
+use crate::checkpoint_formats::scaled::scaled;
+use crate::checkpoint_formats::storage::{Storage, StoredGlobal};
+use crate::checkpoint_formats::table::{FORMATS, rescaled, stored};
+use crate::checkpoint_formats::{comfyui, scaled};
 use crate::dtype::FileDtype;
 use crate::error::{Error, Result};
-use crate::file_convention::FileConvention;
 use crate::names::weight::WEIGHT;
 use crate::read::checkpoint::Checkpoint;
 use crate::read::layer_texts;
@@ -92,7 +92,7 @@ impl<'a> Logical<'a> {
 
 impl<'a> Packed<'a> {
     /// The convention that it is stored by.
-    pub fn convention(&self) -> FileConvention {
+    pub fn convention(&self) -> CheckpointFormat {
         self.storage.convention
     }
 
@@ -182,7 +182,7 @@ impl<'a> Packed<'a> {
 /// Every tensor of a checkpoint by the name that the model knows, codes and scales taken together.
 ///
 /// # Errors
-/// [`ConventionError::Packed`](crate::ConventionError::Packed) for codes without scales, for shapes that do
+/// [`FormatError::Packed`](crate::FormatError::Packed) for codes without scales, for shapes that do
 /// not fit, and for other formats; [`Error::Tensor`] for a number that cannot be a global scale.
 pub fn logical(checkpoint: &Checkpoint) -> Result<Vec<Logical<'_>>> {
     checkpoint.tensors().filter_map(|tensor| resolve(checkpoint, tensor).transpose()).collect()
@@ -264,7 +264,7 @@ fn of_codes<'a>(checkpoint: &'a Checkpoint, codes: Tensor<'a>) -> Option<Result<
             None => {}
         }
     }
-    let known = CONVENTIONS.iter().find_map(|convention| (convention.unreadable)(checkpoint, &codes));
+    let known = FORMATS.iter().find_map(|convention| (convention.unreadable)(checkpoint, &codes));
     let claimed = claimed.map(|dtypes| format!("{dtypes} is no format that can be read"));
     Some(Err(codes.unreadable(known.or(claimed)?)))
 }
@@ -323,7 +323,7 @@ fn one_of_equals(tensor: Tensor<'_>) -> Tensor<'_> {
 /// The global scale that a tensor holds.
 ///
 /// # Errors
-/// [`ConventionError::Packed`](crate::ConventionError::Packed) unless it is one F32, [`Error::Tensor`] if the
+/// [`FormatError::Packed`](crate::FormatError::Packed) unless it is one F32, [`Error::Tensor`] if the
 /// number cannot be a global scale.
 pub(crate) fn global_scale(tensor: &Tensor<'_>, direction: Direction) -> Result<GlobalScale> {
     let value = (tensor.dtype == FileDtype::F32).then(|| tensor.data.try_into().ok()).flatten();

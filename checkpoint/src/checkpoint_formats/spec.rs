@@ -1,15 +1,15 @@
-//! A convention of files: how it stores formats, and functions for what no table can say.
+//! A checkpoint format: how it stores formats, and functions for what no table can say.
 
-use crate::conventions::group::Group;
-use crate::conventions::storage::Storage;
-use crate::file_convention::FileConvention;
+use crate::checkpoint_format::CheckpointFormat;
+use crate::checkpoint_formats::group::Group;
+use crate::checkpoint_formats::storage::Storage;
 use crate::read::checkpoint::Checkpoint;
 use crate::read::description::Description;
 use crate::read::tensor::Tensor;
 
-/// A convention of files.
-pub(crate) struct Convention {
-    pub(crate) name: FileConvention,
+/// A checkpoint format.
+pub(crate) struct FormatSpec {
+    pub(crate) name: CheckpointFormat,
     /// True if it is written, and not only read.
     pub(crate) written: bool,
     /// The storage of each format that it has.
@@ -27,9 +27,9 @@ pub(crate) struct Convention {
     pub(crate) unreadable: fn(&Checkpoint, &Tensor<'_>) -> Option<String>,
 }
 
-impl Convention {
+impl FormatSpec {
     /// One that has nothing to say beyond tables.
-    pub(crate) const fn new(name: FileConvention, stored: &'static [Storage]) -> Self {
+    pub(crate) const fn new(name: CheckpointFormat, stored: &'static [Storage]) -> Self {
         Self {
             name,
             written: true,

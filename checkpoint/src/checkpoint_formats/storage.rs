@@ -1,15 +1,15 @@
-//! Storage of a format by a convention of files: the tensors that a quantized tensor becomes.
+//! Storage of a format by a checkpoint format: the tensors that a quantized tensor becomes.
 
 use std::borrow::Cow;
 
 use microscale::formats::nvfp4::Direction;
 use microscale::{Format, GlobalScale, QuantizedTensor};
 
-use crate::conventions::tiles::{Tiles, swap_halves, tiled};
+use crate::checkpoint_format::CheckpointFormat;
+use crate::checkpoint_formats::tiles::{Tiles, swap_halves, tiled};
 use crate::dtype::FileDtype;
-use crate::error::convention::ConventionError;
+use crate::error::format::FormatError;
 use crate::error::{Error, Result};
-use crate::file_convention::FileConvention;
 use crate::gguf::blocks::Blocks;
 use crate::names::weight::WEIGHT;
 use crate::read::layer_texts::{says, says_name};
@@ -20,7 +20,7 @@ use crate::write::outline::Outline;
 /// The storage of a format's tensors by a convention: the parts that a tensor X becomes.
 #[derive(Debug)]
 pub(crate) struct Storage {
-    pub(crate) convention: FileConvention,
+    pub(crate) convention: CheckpointFormat,
     pub(crate) format: Format,
     /// Suffix of the tensor's name.
     pub(crate) codes_suffix: &'static str,
@@ -131,7 +131,7 @@ impl StoredGlobal {
 impl Storage {
     /// Codes and scales, each with its suffix, and nothing else.
     pub(crate) const fn plain(
-        convention: FileConvention,
+        convention: CheckpointFormat,
         format: Format,
         (codes_suffix, codes): (&'static str, FileDtype),
         (scales_suffix, scales): (&'static str, FileDtype),
@@ -266,12 +266,12 @@ impl Storage {
     /// `before`.
     ///
     /// # Errors
-    /// [`ConventionError::Unheld`](crate::ConventionError::Unheld).
+    /// [`FormatError::Unheld`](crate::FormatError::Unheld).
     pub(crate) fn check_scales(&self, tensor: &Tensor<'_>, scales: &[u8], before: usize) -> Result<()> {
         let unheld = self.blocks.and_then(|blocks| blocks.first_unheld(scales));
         let Some(block) = unheld else { return Ok(()) };
         let (file, byte, convention) = (tensor.file.into(), scales[block], self.convention);
-        Err(Error::Convention(ConventionError::Unheld {
+        Err(Error::Format(FormatError::Unheld {
             file,
             tensor: tensor.name.into(),
             block: before + block,

@@ -11,11 +11,11 @@ use microscale::Format;
 use microscale::formats::nvfp4::Direction;
 use serde_json::{Map, Value, json};
 
-use crate::conventions::convention::Convention;
-use crate::conventions::group::Group;
-use crate::conventions::storage::{Numbers, Storage, StoredGlobal};
+use crate::checkpoint_format::CheckpointFormat;
+use crate::checkpoint_formats::group::Group;
+use crate::checkpoint_formats::spec::FormatSpec;
+use crate::checkpoint_formats::storage::{Numbers, Storage, StoredGlobal};
 use crate::dtype::FileDtype;
-use crate::file_convention::FileConvention;
 use crate::names::weight::WEIGHT;
 use crate::read::checkpoint::Checkpoint;
 use crate::read::description::Description;
@@ -28,17 +28,17 @@ const INPUT_SCALE: StoredGlobal =
     StoredGlobal::beside(".input_scale", Direction::Multiplier, Numbers::Scalar);
 
 /// The convention.
-pub(crate) const CONVENTION: Convention = Convention {
+pub(crate) const SPEC: FormatSpec = FormatSpec {
     describe,
     is_method: |method| method.starts_with("modelopt"),
     rescaled,
     unreadable,
-    ..Convention::new(FileConvention::Modelopt, STORED)
+    ..FormatSpec::new(CheckpointFormat::Modelopt, STORED)
 };
 
 /// The formats that the convention has.
 const STORED: &[Storage] = &[Storage {
-    convention: FileConvention::Modelopt,
+    convention: CheckpointFormat::Modelopt,
     format: Format::Nvfp4,
     codes_suffix: "",
     codes: FileDtype::U8,

@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use crate::conventions::group::Group;
+use crate::checkpoint_formats::group::Group;
 use crate::names::layers::layer_part;
 use crate::names::weight::EXPERTS;
 
@@ -51,12 +51,12 @@ fn patterns(layer: &str) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::conventions::storage::Storage;
-    use crate::file_convention::FileConvention;
+    use crate::checkpoint_format::CheckpointFormat;
+    use crate::checkpoint_formats::storage::Storage;
     use microscale::Format;
 
     fn group(format: Format, layers: &[&str]) -> Group {
-        let storage = Storage::of_format(FileConvention::CompressedTensors, format).unwrap();
+        let storage = Storage::of_format(CheckpointFormat::CompressedTensors, format).unwrap();
         Group { storage, layers: layers.iter().map(|layer| (*layer).into()).collect() }
     }
 

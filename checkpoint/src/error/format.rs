@@ -1,17 +1,17 @@
-//! Errors of storage: tensors stored in no known way, and requests that no convention of files can store.
+//! Errors of storage: tensors stored in no known way, and requests that no checkpoint format can store.
 
 use std::path::PathBuf;
 
 use microscale::{Dtype, Format, Position, ScaleLayout, Words};
 
+use crate::checkpoint_format::CheckpointFormat;
 use crate::dtype::FileDtype;
-use crate::file_convention::FileConvention;
 use crate::reason::Reason;
 
-/// An error about storage: a tensor stored in no known way, or one that no convention of files can store.
+/// An error about storage: a tensor stored in no known way, or one that no checkpoint format can store.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum ConventionError {
+pub enum FormatError {
     /// Output in another container than the input's.
     #[error(
         "{} cannot be written as {}: names and metadata of GGUF files and of safetensors checkpoints are \
@@ -23,9 +23,9 @@ pub enum ConventionError {
         /// The input.
         path: PathBuf,
         /// The convention asked for.
-        convention: FileConvention,
+        convention: CheckpointFormat,
         /// The one that the input's container has.
-        own: FileConvention,
+        own: CheckpointFormat,
     },
 
     /// A value that Q8_0 has no number for.
@@ -86,7 +86,7 @@ pub enum ConventionError {
         /// Its scale.
         byte: u8,
         /// The convention asked for.
-        convention: FileConvention,
+        convention: CheckpointFormat,
     },
 
     /// Packed codes without their scales, parts that do not fit each other, or a format that is not known.
@@ -100,11 +100,11 @@ pub enum ConventionError {
         why: String,
     },
 
-    /// A format that a convention of files lacks.
-    #[error("{}, the convention of files, has no {format}; {instead}", .convention.word())]
+    /// A format that a checkpoint format lacks.
+    #[error("{}, the checkpoint format, has no {format}; {instead}", .convention.word())]
     NotStored {
         /// The convention.
-        convention: FileConvention,
+        convention: CheckpointFormat,
         /// The format.
         format: Format,
         /// The alternatives, in words.
@@ -129,7 +129,7 @@ pub enum ConventionError {
         /// The tensor.
         tensor: String,
         /// The convention asked for.
-        to: FileConvention,
+        to: CheckpointFormat,
     },
 
     /// A quantized tensor of sizes that another convention cannot hold.
@@ -143,7 +143,7 @@ pub enum ConventionError {
         /// The tensor.
         tensor: String,
         /// The convention asked for.
-        to: FileConvention,
+        to: CheckpointFormat,
         /// The reason.
         reason: Reason,
     },
@@ -164,7 +164,7 @@ pub enum ConventionError {
     #[error(
         "{}: tensor {tensor}: {blocks} of {of} blocks of 128×128 have values that no power of two as their scale makes exact in \
          FP8 (E4M3), so it is not cast to {}; --requantize rounds these blocks",
-        .file.display(), FileConvention::Fp8Block.word()
+        .file.display(), CheckpointFormat::Fp8Block.word()
     )]
     NotExactBlocks {
         /// The input.
@@ -181,7 +181,7 @@ pub enum ConventionError {
     #[error("{} is FP8 (E4M3) and no {format}; leave the format out", .convention.word())]
     OwnFormat {
         /// The convention.
-        convention: FileConvention,
+        convention: CheckpointFormat,
         /// The format asked for.
         format: Format,
     },
@@ -200,7 +200,7 @@ pub enum ConventionError {
         /// The dtype of the codes.
         dtype: FileDtype,
         /// The convention asked for.
-        to: FileConvention,
+        to: CheckpointFormat,
     },
 
     /// Experts in one tensor that cannot be taken one by one.
@@ -227,7 +227,7 @@ pub enum ConventionError {
     /// Nothing is quantized.
     #[error(
         "{} has no quantized tensor under the names of a known convention ({}); there is nothing to {doing}",
-        .path.display(), all_words::<FileConvention>()
+        .path.display(), all_words::<CheckpointFormat>()
     )]
     NothingPacked {
         /// The operation asked for.
@@ -243,9 +243,9 @@ fn all_words<T: Words>() -> String {
 }
 
 /// The alternative to converting from gpt-oss' files, or to them, in words.
-fn instead(to: FileConvention) -> String {
+fn instead(to: CheckpointFormat) -> String {
     match to {
-        FileConvention::GptOss => {
+        CheckpointFormat::GptOss => {
             "a model of that architecture can be dequantized, and quantized again with --out-convention gpt-oss".into()
         }
         to => format!(

@@ -1,6 +1,6 @@
 //! Conventions of files: what a quantized tensor becomes in a file, and which config goes with it.
 //!
-//! A convention is a file with its [`Convention`](convention::Convention), and a row of the [table](table):
+//! A convention is a file with its [`Convention`](spec::FormatSpec), and a row of the [table](table):
 //! writing, reading, converting and the doctor go by that. This is about files and not about arithmetic:
 //! codes and scales of any [`microscale::Convention`] are stored so, to the byte. Only a global scale may
 //! change, by a rounding: [`Storage::stored_global_scale`](storage::Storage::stored_global_scale).
@@ -19,7 +19,6 @@
 
 pub(crate) mod comfyui;
 pub(crate) mod compressed_tensors;
-pub(crate) mod convention;
 pub(crate) mod deepseek;
 pub(crate) mod fp8_block;
 pub(crate) mod gguf;
@@ -30,6 +29,7 @@ pub(crate) mod modelopt;
 pub(crate) mod packed;
 pub(crate) mod quark;
 pub(crate) mod scaled;
+pub(crate) mod spec;
 pub(crate) mod storage;
 pub(crate) mod table;
 pub(crate) mod targets;

@@ -1,6 +1,6 @@
 //! Groups of layers that are stored in one way. Configs with several formats have an entry for each group.
 
-use crate::conventions::storage::Storage;
+use crate::checkpoint_formats::storage::Storage;
 use crate::names::naming::Naming;
 use crate::names::weight::module;
 

@@ -1,11 +1,11 @@
-//! The conventions of files, by their names. `conventions` has what each is.
+//! The checkpoint formats, by their names. `checkpoint_formats` defines each.
 
 use microscale::formats::words;
 
-/// A convention of files.
+/// A checkpoint format.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum FileConvention {
+pub enum CheckpointFormat {
     /// compressed-tensors', which vLLM and transformers load.
     #[default]
     CompressedTensors,
@@ -26,7 +26,7 @@ pub enum FileConvention {
     Comfyui,
 }
 
-words!(FileConvention, "convention of files" {
+words!(CheckpointFormat, "checkpoint format" {
     Self::CompressedTensors = "compressed-tensors",
     Self::Modelopt = "modelopt",
     Self::GptOss = "gpt-oss",

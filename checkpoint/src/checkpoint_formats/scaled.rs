@@ -7,7 +7,7 @@
 //! | F8_E4M3, I8 | `X_scale`, for the tensor, each row, each group of a row or each block | compressed-tensors' `float-quantized`, `int-quantized` |
 //! | F8_E4M3 | `X_scale`, for the tensor or each row | ModelOpt's FP8 |
 //!
-//! MXFP8 and MXFP4 are formats that are written too, and so are known to [`packed`](crate::conventions::packed).
+//! MXFP8 and MXFP4 are formats that are written too, and so are known to [`packed`](crate::checkpoint_formats::packed).
 //!
 //! Scales are F32, F16, BF16 or powers of two (F8_E8M0, or U8 of the same bytes). A code is multiplied with its scale,
 //! whatever that is called. How large blocks are is what the config says, or else [`BLOCK`].
@@ -15,7 +15,7 @@
 use microscale::ScaleLayout;
 use serde_json::Value;
 
-use crate::conventions::table::rescaled;
+use crate::checkpoint_formats::table::rescaled;
 use crate::dtype::FileDtype;
 use crate::error::{Error, Result};
 use crate::names::weight::WEIGHT;
@@ -53,7 +53,7 @@ const BLOCK: [usize; 2] = [128, 128];
 /// A tensor of codes with its scales; `None` if it is none.
 ///
 /// # Errors
-/// [`ConventionError::Packed`](crate::ConventionError::Packed) for scales that do not fit, and for those that are
+/// [`FormatError::Packed`](crate::FormatError::Packed) for scales that do not fit, and for those that are
 /// not there although the config says that there are some.
 pub(crate) fn scaled<'a>(checkpoint: &'a Checkpoint, codes: Tensor<'a>) -> Result<Option<Tensor<'a>>> {
     if !are_codes(codes.dtype) || codes.shape.len() < 2 || codes.data.is_empty() {

@@ -1,18 +1,18 @@
 //! The convention of block FP8, as DeepSeek-V3 and Qwen3-FP8 are published and transformers' method `fp8` reads. Its tensors
-//! have no format of [`microscale::Format`]: [`scaled`](crate::conventions::scaled) reads them, and converting alone writes them.
+//! have no format of [`microscale::Format`]: [`scaled`](crate::checkpoint_formats::scaled) reads them, and converting alone writes them.
 //!
 //! A tensor `X` of sizes [N, K] is codes F8_E4M3 [N, K] under that name, and scales F32 [⌈N/128⌉, ⌈K/128⌉], `X_scale_inv`, which
 //! codes are multiplied with. More dimensions come before these.
 
 use serde_json::json;
 
-use crate::conventions::convention::Convention;
-use crate::file_convention::FileConvention;
+use crate::checkpoint_format::CheckpointFormat;
+use crate::checkpoint_formats::spec::FormatSpec;
 use crate::read::description::Description;
 
-/// The convention. Configs of the method are those of [`deepseek`](crate::conventions::deepseek) too, and that reads them.
-pub(crate) const CONVENTION: Convention =
-    Convention { written: false, ..Convention::new(FileConvention::Fp8Block, &[]) };
+/// The convention. Configs of the method are those of [`deepseek`](crate::checkpoint_formats::deepseek) too, and that reads them.
+pub(crate) const SPEC: FormatSpec =
+    FormatSpec { written: false, ..FormatSpec::new(CheckpointFormat::Fp8Block, &[]) };
 
 /// Rows and columns of a block.
 pub(crate) const BLOCK: [usize; 2] = [128, 128];
