@@ -2,14 +2,18 @@
 //! tensors by their bytes.
 
 use std::collections::HashMap;
-use std::ops::ControlFlow;
+use std::ops::Range;
 
 use microscale::{Device, ErrorStats};
 
-use crate::checkpoint_formats::packed::{Logical, logical};
+use crate::checkpoint_formats::packed::{Logical, logical_positions};
 use crate::error::{Error, Result};
+use crate::job::Position;
+use crate::pipeline::{Worker, map};
 use crate::read::checkpoint::Checkpoint;
-use crate::write::progress::{OnProgress, Progress};
+use crate::read::input::Input;
+use crate::read::values::Values;
+use crate::write::progress::{Meter, OnProgress};
 
 /// Differences between two checkpoints.
 #[derive(Clone, Debug, Default)]
@@ -49,8 +53,8 @@ pub enum Difference {
     },
 }
 
-/// Compares the tensors of `second` with those of the same names in `first`. Quantized ones are dequantized
-/// to F32.
+/// Compares the tensors of `second` with the tensors of the same names in `first`. Quantized tensors
+/// are dequantized to F32.
 ///
 /// # Errors
 /// [`Error::ShapeMismatch`], [`Error::NothingInCommon`], [`FormatError::Packed`](crate::FormatError::Packed), [`Error::Tensor`],
@@ -61,33 +65,19 @@ pub fn compare(
     device: &Device,
     progress: &mut OnProgress<'_>,
 ) -> Result<Comparison> {
-    let (a, b) = (logical(first)?, logical(second)?);
-    let mut others: HashMap<_, _> = b.iter().map(|tensor| (tensor.name(), tensor)).collect();
-    let total = a.iter().map(|tensor| tensor.stored().data.len() as u64).sum();
-    let mut done = 0;
+    let (a, b) = (logical_positions(first)?, logical_positions(second)?);
+    let mut others: HashMap<_, _> = b.iter().map(|tensor| (tensor.1.name(), tensor)).collect();
     let mut comparison = Comparison::default();
+    let mut pairs = Vec::new();
     for tensor in &a {
-        let (name, shape) = (tensor.name(), tensor.shape().to_vec());
-        if let ControlFlow::Break(()) = progress(Progress { tensor: name, done, total }) {
-            return Err(Error::Interrupted);
+        match others.remove(tensor.1.name()) {
+            None => comparison.only_first.push(tensor.1.name().into()),
+            Some(other) => pairs.push((tensor, other)),
         }
-        match others.remove(name) {
-            None => comparison.only_first.push(name.into()),
-            Some(other) => {
-                let difference = difference(tensor, other, device)?;
-                if let Difference::Values(errors) = &difference {
-                    comparison.total += *errors;
-                }
-                comparison.tensors.push(Compared { name: name.into(), shape, difference });
-                first.forget_all(tensor.all_stored());
-                second.forget_all(other.all_stored());
-            }
-        }
-        done += tensor.stored().data.len() as u64;
     }
-    comparison.only_second =
-        b.iter().map(Logical::name).filter(|name| others.contains_key(name)).map(Into::into).collect();
-    if comparison.tensors.is_empty() {
+    let left = b.iter().map(|(_, tensor)| tensor.name()).filter(|name| others.contains_key(name));
+    comparison.only_second = left.map(Into::into).collect();
+    if pairs.is_empty() {
         let first_of = |names: &[String]| names.first().cloned().unwrap_or_default();
         return Err(Error::NothingInCommon {
             first: first.path.clone(),
@@ -96,27 +86,98 @@ pub fn compare(
             second_name: first_of(&comparison.only_second),
         });
     }
+    let devices = device.workers(0).map_err(Error::Device)?;
+    comparison.tensors = compare_pairs(first, second, &pairs, &devices, progress)?;
+    for tensor in &comparison.tensors {
+        if let Difference::Values(errors) = &tensor.difference {
+            comparison.total += *errors;
+        }
+    }
     Ok(comparison)
 }
 
-fn difference(a: &Logical<'_>, b: &Logical<'_>, device: &Device) -> Result<Difference> {
-    if a.shape() != b.shape() {
+/// A tensor that values are read of, by several threads.
+#[derive(Clone)]
+struct Reader<'a> {
+    logical: &'a Logical<'a>,
+    input: Input<'a>,
+    device: &'a Device,
+}
+
+impl<'a> Reader<'a> {
+    fn new(checkpoint: &Checkpoint, (position, logical): &'a Positioned<'a>, device: &'a Device) -> Self {
+        Self { logical, input: Input::new(checkpoint, *logical.stored(), *position), device }
+    }
+
+    /// Calls `work` with the values of a band.
+    fn with_values<R>(&self, band: Range<usize>, work: impl FnOnce(&Values<'_>) -> R) -> Result<R> {
+        match self.logical {
+            Logical::Plain(_) => self.input.with_values(band, |values| work(&values)),
+            Logical::Packed(packed) => Ok(work(&Values::F32(packed.values_in(band, self.device)?.into()))),
+        }
+    }
+}
+
+/// A tensor and its position.
+type Positioned<'a> = (Position, Logical<'a>);
+
+/// Compares pairs of tensors.
+fn compare_pairs<'env>(
+    first: &Checkpoint,
+    second: &Checkpoint,
+    pairs: &'env [(&'env Positioned<'env>, &'env Positioned<'env>)],
+    devices: &'env [Device],
+    progress: &mut OnProgress<'_>,
+) -> Result<Vec<Compared>> {
+    type Pair<'a> = (&'a Positioned<'a>, &'a Positioned<'a>);
+    let facts = |((_, tensor), _): &'env Pair<'env>| (tensor.name(), tensor.stored().data.len() as u64);
+    let mut meter = Meter::new(pairs.iter().map(|pair| facts(pair).1).sum(), progress);
+    let compare = |(a, b): &'env Pair<'env>, worker: &Worker<'_, 'env>| compared(first, a, second, b, worker);
+    map(pairs, devices, &mut meter, facts, &compare)
+}
+
+/// Compares two tensors of one name.
+fn compared<'env>(
+    first: &Checkpoint,
+    a: &'env Positioned<'env>,
+    second: &Checkpoint,
+    b: &'env Positioned<'env>,
+    worker: &Worker<'_, 'env>,
+) -> Result<Compared> {
+    let readers = [Reader::new(first, a, worker.device), Reader::new(second, b, worker.device)];
+    let difference = difference(&readers[0], &readers[1], worker)?;
+    first.forget_all(a.1.all_stored());
+    second.forget_all(b.1.all_stored());
+    Ok(Compared { name: a.1.name().into(), shape: a.1.shape().into(), difference })
+}
+
+/// Checks that two tensors have one shape, and compares them.
+fn difference<'env>(a: &Reader<'env>, b: &Reader<'env>, worker: &Worker<'_, 'env>) -> Result<Difference> {
+    let (logical_a, logical_b) = (a.logical, b.logical);
+    if logical_a.shape() != logical_b.shape() {
         return Err(Error::ShapeMismatch {
-            tensor: a.name().into(),
-            first: a.stored().file.into(),
-            first_shape: a.shape().into(),
-            second: b.stored().file.into(),
-            second_shape: b.shape().into(),
+            tensor: logical_a.name().into(),
+            first: logical_a.stored().file.into(),
+            first_shape: logical_a.shape().into(),
+            second: logical_b.stored().file.into(),
+            second_shape: logical_b.shape().into(),
         });
     }
-    let (stored_a, stored_b) = (a.stored(), b.stored());
-    if !a.has_values() || !b.has_values() {
+    if !logical_a.has_values() || !logical_b.has_values() {
+        let (stored_a, stored_b) = (logical_a.stored(), logical_b.stored());
         let same = stored_a.dtype == stored_b.dtype && stored_a.data == stored_b.data;
         return Ok(Difference::Bytes { same });
     }
+    let (bands, a, b) = (logical_a.bands_beside(logical_b)?, a.clone(), b.clone());
+    let last = bands.len();
+    let compare = move |number: usize| {
+        let band = bands.get(number).cloned().unwrap_or_default();
+        a.with_values(band.clone(), |a| b.with_values(band, |b| a.error_parts(b)))?
+    };
     let mut errors = ErrorStats::default();
-    for band in a.bands_beside(b)? {
-        errors = a.values_in(band.clone(), device)?.errors_of(&b.values_in(band, device)?, errors);
-    }
+    worker.each_band(last, compare, |parts| {
+        errors = errors.and_parts(&parts);
+        Ok(())
+    })?;
     Ok(Difference::Values(errors))
 }

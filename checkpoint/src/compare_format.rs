@@ -1,22 +1,25 @@
 //! The loss that a checkpoint would have in a format, without writing a file. Formats for comparison have no
 //! files.
 
-use std::borrow::Cow;
-use std::ops::{ControlFlow, Range};
+use std::ops::Range;
+use std::sync::Arc;
 
 use microscale::{Amax, Device, Dtype, Element, ErrorStats, Global, NonFinite, Recipe, Shape};
 
-use crate::checkpoint_formats::packed::{Logical, logical};
+use crate::checkpoint_formats::packed::{Logical, logical_positions};
 use crate::compare::{Compared, Comparison, Difference};
 use crate::error::plan::PlanError;
 use crate::error::{Error, Result};
-use crate::plan::selection::{Selection, Wish};
+use crate::job::Position;
+use crate::pipeline::{Worker, map};
+use crate::plan::selection::{Override, Selection};
 use crate::read::bands::row_bands;
 use crate::read::checkpoint::Checkpoint;
+use crate::read::input::Input;
 use crate::read::memory::afford;
 use crate::read::tensor::Tensor;
-use crate::read::values::{Values, with_values};
-use crate::write::progress::{OnProgress, Progress};
+use crate::read::values::with_values;
+use crate::write::progress::{Meter, OnProgress};
 
 /// Quantizes the tensors of a checkpoint that a selection takes, one by one and along their last dimension,
 /// and compares what becomes of them with what they are. Each has a global scale of its own, if the format
@@ -32,76 +35,100 @@ pub fn compare_format(
     device: &Device,
     progress: &mut OnProgress<'_>,
 ) -> Result<Comparison> {
-    let tensors = logical(checkpoint)?.into_iter().filter_map(|tensor| match tensor {
-        Logical::Plain(tensor) => Some(tensor),
+    let tensors = logical_positions(checkpoint)?.into_iter().filter_map(|(position, tensor)| match tensor {
+        Logical::Plain(tensor) => Some((position, tensor)),
         Logical::Packed(_) => None,
     });
-    let selected = |tensor: &Tensor<'_>| {
-        selection.reason_to_copy(tensor, checkpoint.naming, Wish::Nothing, None).is_none()
+    let selected = |(_, tensor): &(Position, Tensor<'_>)| {
+        selection.reason_to_copy(tensor, checkpoint.naming, Override::None, None).is_none()
     };
     let tensors: Vec<_> = tensors.filter(selected).collect();
     if tensors.is_empty() {
         return Err(Error::Plan(PlanError::NothingToQuantize { path: checkpoint.path.clone() }));
     }
-    let total = tensors.iter().map(|tensor| tensor.data.len() as u64).sum();
-    let mut done = 0;
+    let devices = device.workers(0).map_err(Error::Device)?;
+    let all = measure(checkpoint, &tensors, recipe, &devices, progress)?;
     let mut comparison = Comparison::default();
-    for tensor in &tensors {
-        if let ControlFlow::Break(()) = progress(Progress { tensor: tensor.name, done, total }) {
-            return Err(Error::Interrupted);
-        }
-        let errors = errors(tensor, recipe, device)?;
+    for ((_, tensor), errors) in tensors.iter().zip(all) {
         comparison.total += errors;
         let (name, shape) = (tensor.name.into(), tensor.shape.to_vec());
         comparison.tensors.push(Compared { name, shape, difference: Difference::Values(errors) });
-        checkpoint.forget(tensor);
-        done += tensor.data.len() as u64;
     }
     Ok(comparison)
 }
 
+/// The loss of each tensor.
+fn measure<'env>(
+    checkpoint: &Checkpoint,
+    tensors: &'env [(Position, Tensor<'env>)],
+    recipe: &Recipe,
+    devices: &'env [Device],
+    progress: &mut OnProgress<'_>,
+) -> Result<Vec<ErrorStats>> {
+    let facts = |(_, tensor): &'env (Position, Tensor<'env>)| (tensor.name, tensor.data.len() as u64);
+    let mut meter = Meter::new(tensors.iter().map(|tensor| facts(tensor).1).sum(), progress);
+    let measure = |(position, tensor): &'env (Position, Tensor<'env>), worker: &Worker<'_, 'env>| {
+        let errors = errors(&Input::new(checkpoint, *tensor, *position), *recipe, worker)?;
+        checkpoint.forget(tensor);
+        Ok(errors)
+    };
+    map(tensors, devices, &mut meter, facts, &measure)
+}
+
 /// The loss of a tensor, band by band.
-fn errors(tensor: &Tensor<'_>, recipe: &Recipe, device: &Device) -> Result<ErrorStats> {
+fn errors<'env>(input: &Input<'env>, mut recipe: Recipe, worker: &Worker<'_, 'env>) -> Result<ErrorStats> {
+    let (tensor, device) = (input.tensor, worker.device);
     let (rows, cols) = tensor.matrix();
-    let bands: Vec<_> = row_bands(rows, cols, None).collect();
+    let bands: Arc<[Range<usize>]> = row_bands(rows, cols, None).collect();
     let largest = bands.iter().map(|rows| rows.len().saturating_mul(cols)).max();
-    afford(tensor, tensor.name, largest.unwrap_or(0))?;
-    let failed = |mut source, band: &Range<usize>| {
+    afford(&tensor, tensor.name, largest.unwrap_or(0))?;
+    let failed = move |mut source, band: &Range<usize>| {
         if let microscale::Error::NonFinite { first, .. } = &mut source {
             first.row += band.start;
         }
         Error::tensor(tensor.file, tensor.name, source)
     };
-    // Selected tensors are of floats.
-    let band = |rows: &Range<usize>| {
-        tensor.values_in(rows.start * cols..rows.end * cols).unwrap_or(Values::F32(Cow::default()))
-    };
-    let mut recipe = *recipe;
+    let elements = move |rows: &Range<usize>| rows.start * cols..rows.end * cols;
     if bands.len() > 1
         && let Some(arithmetic) = recipe.scheme.global_from_amax()
     {
         let (mut most, dtype) = (0.0f32, tensor.values_dtype().unwrap_or(Dtype::F32));
-        for rows in &bands {
+        let (each, bands_of, policy) = (input.clone(), bands.clone(), recipe.non_finite);
+        let amax = move |number: usize| {
+            let rows = &bands_of[number];
             let shape = Shape::new(rows.len(), cols);
-            let policy = recipe.non_finite;
-            let amax = with_values!(&band(rows), slice => {
-                device.amax(slice, shape).map(|amax| under(slice, amax, policy))
+            let amax = each.with_values(elements(rows), |values| {
+                with_values!(&values, slice => {
+                    device.amax(slice, shape).map(|amax| under(slice, amax, policy))
+                })
             });
-            most = most.max(amax.map_err(|source| failed(source, rows))?);
-        }
+            amax?.map_err(|source| failed(source, rows))
+        };
+        worker.each_band(bands.len(), amax, |amax| {
+            most = most.max(amax);
+            Ok(())
+        })?;
         let scale = arithmetic.global_scale(most, |x| microscale::narrow(dtype, x));
         recipe = recipe.with_global(Global::Given(scale));
     }
-    let mut errors = ErrorStats::default();
-    for rows in &bands {
+    let (each, count) = (input.clone(), bands.len());
+    let measure = move |number: usize| {
+        let rows = &bands[number];
         let shape = Shape::new(rows.len(), cols);
-        let measured = with_values!(&band(rows), slice => {
-            device
-                .quantize(slice, shape, &recipe)
-                .and_then(|quantized| errors.and_quantized(slice, shape, &quantized.tensor))
+        let parts = each.with_values(elements(rows), |values| {
+            with_values!(&values, slice => {
+                device
+                    .quantize(slice, shape, &recipe)
+                    .and_then(|quantized| ErrorStats::parts_of_quantized(slice, shape, &quantized.tensor))
+            })
         });
-        errors = measured.map_err(|source| failed(source, rows))?;
-    }
+        parts?.map_err(|source| failed(source, rows))
+    };
+    let mut errors = ErrorStats::default();
+    worker.each_band(count, measure, |parts| {
+        errors = errors.and_parts(&parts);
+        Ok(())
+    })?;
     Ok(errors)
 }
 

@@ -6,7 +6,7 @@ pub(crate) mod fp8_block;
 pub(crate) mod requantized;
 pub(crate) mod rounding;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::path::Path;
 use std::time::Instant;
 
@@ -16,30 +16,34 @@ use microscale::{Device, Format, GlobalScale};
 use crate::checkpoint_format::CheckpointFormat;
 use crate::checkpoint_formats::group::Group;
 use crate::checkpoint_formats::ignored::ignored;
-use crate::checkpoint_formats::packed::{Logical, Packed, logical};
+use crate::checkpoint_formats::packed::{Logical, Packed, logical_positions};
 use crate::checkpoint_formats::storage::{Storage, StoredGlobal};
 use crate::convert::casts::{Cast, cast_alike, casts};
-use crate::convert::done::{BF16, Done, in_bf16};
+use crate::convert::done::{BF16, ConvertedTensor, in_bf16};
 use crate::convert::fp8_block::Fp8Blocks;
-use crate::convert::requantized::Requantized;
-use crate::convert::rounding::{Rounding, rounding};
+use crate::convert::requantized::{BandDifference, Requantized, requantize_band};
+use crate::convert::rounding::{Rounding, rescaled_difference, rounding};
 use crate::error::format::FormatError;
 use crate::error::output::OutputError;
 use crate::error::{Error, Result};
 use crate::gguf::metadata::FileType;
+use crate::job::Job;
 use crate::names::weight::is_expert;
+use crate::pipeline::Worker;
 use crate::plan::loaders::EXPERTS;
 use crate::read::checkpoint::Checkpoint;
 use crate::read::description::Description;
-use crate::read::tensor::{Tensor, elements};
+use crate::read::input::Input;
+use crate::read::tensor::elements;
 use crate::reason::Reason;
 use crate::sums::Sums;
+use crate::write::copy::copy;
 use crate::write::others::Skipped;
 use crate::write::outline::{Outline, unquantized};
 use crate::write::progress::OnProgress;
 use crate::write::rewrite::rewrite;
+use crate::write::sink::Sink;
 use crate::write::work::Rewrite;
-use crate::write::writer::Sink;
 
 /// The outcome of converting a checkpoint.
 #[derive(Clone, Debug)]
@@ -51,7 +55,7 @@ pub struct Converted {
     pub converted: Sums,
     /// The tensors among them that were cast to another format, exactly.
     pub cast: u64,
-    /// The tensors that no cast keeps as they are, if [`Checkpoint::requantize`] lets their values be rounded.
+    /// Tensors without an exact cast, whose values were rounded as [`Convert::requantize`] allows.
     pub requantized: Vec<Requantized>,
     /// Sums over codes of eight bits under scales: their values are written in bf16.
     pub in_bf16: Sums,
@@ -73,281 +77,387 @@ pub struct Converted {
     pub seconds: f64,
 }
 
-/// Writes the checkpoint by another convention: the same codes and block scales, under its names and in its
-/// order, with its config.
+/// Writing a quantized checkpoint in another checkpoint format: the same codes and block scales,
+/// under its names and in its order, with its config.
 ///
-/// A global scale may have to be inverted, which rounds it. So every tensor is dequantized before and after,
-/// and each whose values are not the same to the bit is told of. Given a format, tensors of other ones are cast to it if their values
-/// stay the same to the bit: from MXFP4 to NVFP4, layers that serving engines fuse under one global scale, and from both to MXFP8 with E4M3.
-/// [`CheckpointFormat::Fp8Block`] needs no format: all tensors are cast to FP8 under a scale for each 128×128, as exactly.
-///
-/// What is not exact is refused, or after [`Checkpoint::requantize`] rounded and told of: tensors are what
-/// [`quantize`](crate::quantize()) makes of their f32 values by default, parts of a fused layer together; blocks of 128×128 what transformers makes of
-/// them; and codes of eight bits under scales, which otherwise become bf16 if that is exact, are rounded to it. As in [`quantize`](crate::quantize()), a few
-/// tensors are in memory at a time and a failure leaves nothing behind.
-///
-/// # Errors
-/// [`FormatError::NothingPacked`](crate::FormatError::NothingPacked);
-/// [`FormatError::NotStored`](crate::FormatError::NotStored) and
-/// [`FormatError::NotConverted`](crate::FormatError::NotConverted) and
-/// [`FormatError::NotHeld`](crate::FormatError::NotHeld) for what the convention cannot
-/// hold without quantizing again; [`FormatError::NotExact`](crate::FormatError::NotExact) for what the
-/// format cannot; [`FormatError::Scaled`](crate::FormatError::Scaled), [`FormatError::NotExactBlocks`](crate::FormatError::NotExactBlocks); [`OutputError::NameTaken`](crate::OutputError::NameTaken),
-/// [`FormatError::Packed`](crate::FormatError::Packed), and everything about writing.
-pub fn convert(
-    checkpoint: &Checkpoint,
-    to: CheckpointFormat,
-    format: Option<Format>,
-    out: &Path,
-    device: &Device,
-    progress: &mut OnProgress<'_>,
-) -> Result<Converted> {
-    let start = Instant::now();
-    checkpoint.check_container(to)?;
-    let logical = logical(checkpoint)?;
-    let (tensors, skipped, cast, misread_by);
-    if to == CheckpointFormat::Fp8Block {
-        let work = Fp8Blocks::new(checkpoint, &logical, format)?;
-        (tensors, skipped) = rewrite(checkpoint, out, &work, device, progress)?;
-        (cast, misread_by) = (work.tensors(), Vec::new());
-    } else {
-        let work = Converter::new(checkpoint, &logical, to, format)?;
-        (tensors, skipped) = rewrite(checkpoint, out, &work, device, progress)?;
-        (cast, misread_by) = (work.casts.len() as u64, work.misread_by());
+/// A global scale may have to be inverted, which rounds it. So every tensor is dequantized before and
+/// after, and [`Converted::rounded`] lists the tensors whose values are not the same to the bit.
+#[derive(Clone, Copy, Debug)]
+pub struct Convert {
+    /// The checkpoint format to write.
+    ///
+    /// [`CheckpointFormat::Fp8Block`] needs no [`format`](Self::format): all tensors are cast to FP8
+    /// under a scale for each 128×128.
+    pub to: CheckpointFormat,
+    /// The format that tensors of other formats are cast to, if their values stay the same to the
+    /// bit: from MXFP4 to NVFP4, layers that serving engines fuse under one global scale, and from
+    /// both to MXFP8 with E4M3.
+    pub format: Option<Format>,
+    /// Rounds tensors without an exact cast, which are refused otherwise.
+    ///
+    /// Such a tensor becomes what [`Quantize`](crate::Quantize) makes of its f32 values by default,
+    /// parts of a fused layer together. Blocks of 128×128 are rounded by transformers' rule, and
+    /// 8-bit codes under scales, which otherwise become bf16 if that is exact, are rounded to it.
+    pub requantize: bool,
+}
+
+impl Convert {
+    /// Converts exactly, without a change of format.
+    pub fn new(to: CheckpointFormat) -> Self {
+        Self { to, format: None, requantize: false }
     }
-    let mut converted = Converted {
-        to,
-        converted: Sums::default(),
-        cast: 0,
-        requantized: Vec::new(),
-        in_bf16: Sums::default(),
-        copied: Sums::default(),
-        rounded: Vec::new(),
-        rounded_inputs: Vec::new(),
-        dropped_inputs: Vec::new(),
-        dropped_cache: Description::dropped_cache(checkpoint, to),
-        misread_by,
-        skipped,
-        seconds: start.elapsed().as_secs_f64(),
-    };
-    for done in tensors {
-        converted.converted = converted.converted.with(done.converted);
-        converted.in_bf16 = converted.in_bf16.with(done.in_bf16);
-        converted.copied = converted.copied.with(done.copied);
-        converted.rounded.extend(done.rounded);
-        converted.requantized.extend(done.requantized);
-        converted.rounded_inputs.extend(done.rounded_input);
-        converted.dropped_inputs.extend(done.dropped_input);
+
+    /// Writes the converted checkpoint to `out`. A few tensors are in memory at a time, and a failure
+    /// leaves nothing behind.
+    ///
+    /// # Errors
+    /// [`FormatError::NothingPacked`](crate::FormatError::NothingPacked);
+    /// [`FormatError::NotStored`](crate::FormatError::NotStored),
+    /// [`FormatError::NotConverted`](crate::FormatError::NotConverted) and
+    /// [`FormatError::NotHeld`](crate::FormatError::NotHeld) for tensors that the checkpoint format
+    /// cannot hold without quantizing again; [`FormatError::NotExact`](crate::FormatError::NotExact),
+    /// [`FormatError::NotExactBlocks`](crate::FormatError::NotExactBlocks) and
+    /// [`FormatError::Scaled`](crate::FormatError::Scaled) for casts that are not exact;
+    /// [`OutputError::NameTaken`](crate::OutputError::NameTaken),
+    /// [`FormatError::Packed`](crate::FormatError::Packed), and everything about writing.
+    pub fn run(
+        &self,
+        checkpoint: &Checkpoint,
+        out: &Path,
+        device: &Device,
+        progress: &mut OnProgress<'_>,
+    ) -> Result<Converted> {
+        let (start, to) = (Instant::now(), self.to);
+        checkpoint.check_container(to)?;
+        let (tensors, skipped, cast, misread_by);
+        if to == CheckpointFormat::Fp8Block {
+            let work = Fp8Blocks::new(checkpoint, self)?;
+            (tensors, skipped) = rewrite(checkpoint, out, &work, device, progress)?;
+            (cast, misread_by) = (work.tensors(), Vec::new());
+        } else {
+            let work = Converter::new(checkpoint, self)?;
+            (tensors, skipped) = rewrite(checkpoint, out, &work, device, progress)?;
+            (cast, misread_by) = (work.casts(), work.misread_by());
+        }
+        let mut converted = Converted {
+            to,
+            converted: Sums::default(),
+            cast: 0,
+            requantized: Vec::new(),
+            in_bf16: Sums::default(),
+            copied: Sums::default(),
+            rounded: Vec::new(),
+            rounded_inputs: Vec::new(),
+            dropped_inputs: Vec::new(),
+            dropped_cache: Description::dropped_cache(checkpoint, to),
+            misread_by,
+            skipped,
+            seconds: start.elapsed().as_secs_f64(),
+        };
+        for done in tensors {
+            converted.converted = converted.converted.with(done.converted);
+            converted.in_bf16 = converted.in_bf16.with(done.in_bf16);
+            converted.copied = converted.copied.with(done.copied);
+            converted.rounded.extend(done.rounded);
+            converted.requantized.extend(done.requantized);
+            converted.rounded_inputs.extend(done.rounded_input);
+            converted.dropped_inputs.extend(done.dropped_input);
+        }
+        // Values of codes under scales are not among the casts.
+        let rounded = converted.requantized.iter().filter(|requantized| requantized.to != BF16);
+        converted.cast = cast - rounded.count() as u64;
+        Ok(converted)
     }
-    // Values of codes under scales are not among the casts.
-    let rounded = converted.requantized.iter().filter(|requantized| requantized.to != BF16);
-    converted.cast = cast - rounded.count() as u64;
-    Ok(converted)
+}
+
+/// What becomes of a tensor.
+pub(crate) enum ConvertPlan<'a> {
+    /// The tensor is quantized.
+    Packed { packed: Box<Packed<'a>>, storage: &'static Storage, cast: Option<Cast> },
+    /// The values of 8-bit codes under scales are written in bf16.
+    Scaled,
+    /// The tensor is copied.
+    Copy,
 }
 
 struct Converter<'a> {
     checkpoint: &'a Checkpoint,
     to: CheckpointFormat,
-    /// The quantized tensors, by the name of the codes.
-    packed: HashMap<&'a str, (&'a Packed<'a>, &'static Storage)>,
-    /// The tensors of codes of eight bits under scales, by their names.
-    scaled: HashMap<&'a str, Tensor<'a>>,
-    /// The names of scales, which are written with their codes.
-    scales: HashSet<&'a str>,
-    /// The casts of tensors to another format, by the name of the codes.
-    casts: HashMap<&'a str, Cast>,
+    requantize: bool,
+    jobs: Vec<Job<'a, ConvertPlan<'a>>>,
+}
+
+/// The error that a checkpoint has no quantized tensor to convert.
+fn nothing_packed(checkpoint: &Checkpoint) -> Error {
+    FormatError::NothingPacked { doing: "convert", path: checkpoint.path.clone() }.into()
+}
+
+/// Checks that every tensor of the output has a name of its own.
+///
+/// # Errors
+/// [`OutputError::NameTaken`].
+pub(crate) fn check_names<P>(jobs: &[Job<'_, P>]) -> Result<()> {
+    let mut taken = HashSet::new();
+    for Job { tensor, outputs, .. } in jobs {
+        for Outline { name, .. } in outputs {
+            if !taken.insert(name) {
+                let (file, tensor) = (tensor.file.into(), tensor.name.into());
+                return Err(Error::Output(OutputError::NameTaken { file, tensor, name: name.clone() }));
+            }
+        }
+    }
+    Ok(())
 }
 
 impl<'a> Converter<'a> {
-    fn new(
-        checkpoint: &'a Checkpoint,
-        logical: &'a [Logical<'a>],
-        to: CheckpointFormat,
-        format: Option<Format>,
-    ) -> Result<Self> {
-        let (mut packed, mut scaled) = (HashMap::new(), HashMap::new());
-        for tensor in logical {
-            if let Logical::Plain(tensor) = tensor
-                && let Some(scaling) = &tensor.scaling
-            {
-                if !checkpoint.requantize && !scaling.is_exact_in_bf16() {
-                    let (file, tensor, dtype) = (tensor.file.into(), tensor.name.into(), tensor.dtype);
-                    return Err(Error::Format(FormatError::Scaled { file, tensor, dtype, to }));
+    fn new(checkpoint: &'a Checkpoint, request: &Convert) -> Result<Self> {
+        let Convert { to, format, requantize } = *request;
+        let mut jobs = Vec::new();
+        for (position, tensor) in logical_positions(checkpoint)? {
+            let (tensor, plan) = match tensor {
+                Logical::Plain(tensor) => match &tensor.scaling {
+                    None => (tensor, ConvertPlan::Copy),
+                    Some(scaling) => {
+                        if !requantize && !scaling.is_exact_in_bf16() {
+                            let (file, name, dtype) = (tensor.file.into(), tensor.name.into(), tensor.dtype);
+                            return Err(FormatError::Scaled { file, tensor: name, dtype, to }.into());
+                        }
+                        (tensor, ConvertPlan::Scaled)
+                    }
+                },
+                Logical::Packed(packed) => {
+                    let storage = storage_for(&packed, to, format)?;
+                    (packed.codes, ConvertPlan::Packed { packed, storage, cast: None })
                 }
-                scaled.insert(tensor.name, *tensor);
-            }
-            if let Logical::Packed(tensor) = tensor {
-                let storage = Storage::of_format(to, format.unwrap_or(tensor.format))?;
-                if let Some(reason) =
-                    storage.comfy.and_then(|_| storage.cannot_hold(tensor.name, &tensor.shape))
+            };
+            jobs.push(Job { tensor, plan, position, outputs: Vec::new() });
+        }
+        if !jobs.iter().any(|job| matches!(job.plan, ConvertPlan::Packed { .. })) {
+            return Err(nothing_packed(checkpoint));
+        }
+        if let Some(format) = format {
+            let others: Vec<_> = jobs.iter().filter_map(|job| other_format(&job.plan, format)).collect();
+            let mut casts = casts(&others, format, requantize)?.into_iter();
+            for job in &mut jobs {
+                let is_other = other_format(&job.plan, format).is_some();
+                if let ConvertPlan::Packed { cast, .. } = &mut job.plan
+                    && is_other
                 {
-                    let (file, tensor) = (tensor.codes.file.into(), tensor.name.into());
-                    return Err(Error::Format(FormatError::NotHeld { file, tensor, to, reason }));
+                    *cast = casts.next();
                 }
-                // What is quantized again must be of whole blocks.
-                if format.is_some_and(|format| format != tensor.format)
-                    && let Some(reason @ Reason::Columns { .. }) =
-                        storage.cannot_hold(tensor.name, &tensor.shape)
-                {
-                    let (file, tensor) = (tensor.codes.file.into(), tensor.name.into());
-                    return Err(Error::Format(FormatError::NotHeld { file, tensor, to, reason }));
-                }
-                if storage.transposed != tensor.storage.transposed {
-                    let (file, tensor) = (tensor.codes.file.into(), tensor.name.into());
-                    return Err(Error::Format(FormatError::NotConverted { file, tensor, to }));
-                }
-                packed.insert(tensor.codes.name, (&**tensor, storage));
             }
         }
-        if packed.is_empty() {
-            return Err(Error::Format(FormatError::NothingPacked {
-                doing: "convert",
-                path: checkpoint.path.clone(),
-            }));
+        for job in &mut jobs {
+            job.outputs = match &job.plan {
+                ConvertPlan::Packed { packed, storage, cast } => {
+                    let global = global_scale(packed, *cast).is_some();
+                    let mut outputs = storage.outlines(packed.name, &packed.shape, global);
+                    outputs.extend(input_scale(packed, storage).map(|(outline, ..)| outline));
+                    outputs
+                }
+                _ => vec![unquantized(&job.tensor)],
+            };
         }
-        // Scales belong to their codes, and are no tensors of their own.
-        let left: HashSet<_> = logical.iter().map(|tensor| tensor.stored().name).collect();
-        let scales = checkpoint.tensors().map(|tensor| tensor.name);
-        let scales = scales.filter(|name| !left.contains(name)).collect();
-        // In the order of the checkpoint, so that the first error is always the same.
-        let others = checkpoint.tensors().filter_map(|tensor| Some(packed.get(tensor.name)?.0));
-        let others = others.filter(|packed| format.is_some_and(|format| format != packed.format));
-        let casts = match format {
-            Some(format) => casts(&others.collect::<Vec<_>>(), format, checkpoint.requantize)?,
-            None => HashMap::new(),
-        };
-        let converter = Self { checkpoint, to, packed, scaled, scales, casts };
-        converter.check_names()?;
-        Ok(converter)
+        check_names(&jobs)?;
+        Ok(Self { checkpoint, to, requantize, jobs })
     }
 
-    /// Loaders that read the output wrongly, without an error.
+    /// The quantized tensors with their storage and casts.
+    fn packed(&self) -> impl Iterator<Item = (&Packed<'a>, &'static Storage, Option<Cast>)> {
+        self.jobs.iter().filter_map(|job| match &job.plan {
+            ConvertPlan::Packed { packed, storage, cast } => Some((&**packed, *storage, *cast)),
+            _ => None,
+        })
+    }
+
+    /// The number of tensors that are cast.
+    fn casts(&self) -> u64 {
+        self.packed().filter(|(.., cast)| cast.is_some()).count() as u64
+    }
+
+    /// Loaders that read the output wrongly without an error.
     fn misread_by(&self) -> Vec<String> {
-        let misread = |(packed, _): &(&Packed<'_>, _)| {
-            let scale = self.global_scale(packed);
+        let misread = |(packed, _, cast): (&Packed<'_>, _, Option<Cast>)| {
+            let scale = global_scale(packed, cast);
             is_expert(packed.name) && scale.is_some_and(|scale| scale.value() != 1.0)
         };
         let ours = self.to == CheckpointFormat::CompressedTensors;
-        (ours && self.packed.values().any(misread)).then(|| EXPERTS.into()).into_iter().collect()
-    }
-
-    /// Every tensor of the output must have a name of its own.
-    fn check_names(&self) -> Result<()> {
-        let mut taken = HashSet::new();
-        for tensor in self.checkpoint.tensors() {
-            for Outline { name, .. } in self.outlines(&tensor) {
-                if !taken.insert(name.clone()) {
-                    let (file, tensor) = (tensor.file.into(), tensor.name.into());
-                    return Err(Error::Output(OutputError::NameTaken { file, tensor, name }));
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// The scale of a layer's inputs as it will be stored: how, and what.
-    fn input_scale(
-        packed: &Packed<'_>,
-        storage: &'static Storage,
-    ) -> Option<(Outline, &'static StoredGlobal, GlobalScale)> {
-        let ((_, scale), input) = packed.input_scale.zip(storage.input_scale.as_ref())?;
-        Some((input.outline(packed.name, &packed.shape)?, input, scale.toward(input.direction)))
-    }
-
-    /// The global scale of a tensor after its cast, if it has one.
-    fn global_scale(&self, packed: &Packed<'_>) -> Option<GlobalScale> {
-        match self.casts.get(packed.codes.name) {
-            Some(cast) => cast.global_scale(),
-            None => packed.global_scale.map(|(_, scale)| scale),
-        }
-    }
-
-    /// Compares a quantized tensor's values before and after, and writes it, both band by band.
-    fn convert(
-        &self,
-        packed: &Packed<'_>,
-        storage: &'static Storage,
-        device: &Device,
-        sink: &Sink<'_>,
-    ) -> Result<Done> {
-        let before = self.global_scale(packed);
-        let outlines = storage.outlines(packed.name, &packed.shape, before.is_some());
-        let mut rounding = rounding(packed, storage);
-        let cast = self.casts.get(packed.codes.name).copied();
-        let mut requantized = matches!(cast, Some(Cast::Again(..)))
-            .then(|| Requantized::new(packed.name, packed.format, storage.format));
-        let mut tiles = storage.tiles(&packed.shape);
-        for band in packed.bands()? {
-            let first = band.start;
-            let tensor = packed.row(&packed.blocks_in(band))?.to_tensor();
-            let tensor = match (cast, &mut requantized) {
-                (Some(Cast::ToNvfp4(cast)), _) => {
-                    cast_alike(packed, &tensor, device, |band| cast.cast(band))?
-                }
-                (Some(Cast::ToMxfp8), _) => cast_alike(packed, &tensor, device, |band| to_mxfp8(band))?,
-                (Some(Cast::Again(recipe, scale)), Some(told)) => {
-                    told.band(packed, storage, (&recipe, scale), (first, &tensor), device)?
-                }
-                _ => tensor,
-            };
-            if let Some(rounding) = &mut rounding {
-                rounding.add(packed, &tensor, device)?;
-            }
-            for (outline, data) in outlines.iter().zip(storage.block_parts(tensor, &mut tiles)) {
-                sink.append(&outline.name, &data)?;
-            }
-        }
-        for (name, data) in storage.other_parts(packed.name, &packed.shape, before, tiles) {
-            sink.write(&name, &data)?;
-        }
-        let mut bytes_after = outlines.iter().map(Outline::bytes).sum();
-        let rounded = rounding.filter(|rounding| rounding.differing != 0);
-        let mut done = Done { rounded, requantized, ..Done::default() };
-        if let Some((outline, input, after)) = Self::input_scale(packed, storage) {
-            bytes_after += outline.bytes();
-            sink.write(&outline.name, &input.bytes(after, &packed.shape))?;
-            let rounded =
-                packed.input_scale.is_some_and(|(_, before)| after.toward(before.direction()) != before);
-            done.rounded_input = rounded.then(|| packed.name.into());
-        } else if packed.input_scale.is_some() {
-            done.dropped_input = Some(packed.name.into());
-        }
-        done.converted.add(elements(&packed.shape), packed.bytes() as u64, bytes_after);
-        Ok(done)
+        (ours && self.packed().any(misread)).then(|| EXPERTS.into()).into_iter().collect()
     }
 }
 
-impl Rewrite for Converter<'_> {
-    type Done = Done;
+/// The storage of a quantized tensor in a checkpoint format.
+fn storage_for(
+    packed: &Packed<'_>,
+    to: CheckpointFormat,
+    format: Option<Format>,
+) -> Result<&'static Storage> {
+    let storage = Storage::of_format(to, format.unwrap_or(packed.format))?;
+    let (file, tensor) = (packed.codes.file.into(), packed.name.into());
+    let reason = storage.cannot_hold(packed.name, &packed.shape);
+    if let Some(reason) = reason.clone().filter(|_| storage.comfy.is_some()) {
+        return Err(FormatError::NotHeld { file, tensor, to, reason }.into());
+    }
+    // A tensor that is quantized again must be of whole blocks.
+    if let Some(reason @ Reason::Columns { .. }) = reason
+        && format.is_some_and(|format| format != packed.format)
+    {
+        return Err(FormatError::NotHeld { file, tensor, to, reason }.into());
+    }
+    if storage.transposed != packed.storage.transposed {
+        return Err(FormatError::NotConverted { file, tensor, to }.into());
+    }
+    Ok(storage)
+}
+
+/// The quantized tensor of a plan, if it has another format.
+fn other_format<'p, 'a>(plan: &'p ConvertPlan<'a>, format: Format) -> Option<&'p Packed<'a>> {
+    match plan {
+        ConvertPlan::Packed { packed, .. } if packed.format != format => Some(packed),
+        _ => None,
+    }
+}
+
+/// The scale of a layer's inputs as it will be stored: how, and what.
+fn input_scale(
+    packed: &Packed<'_>,
+    storage: &'static Storage,
+) -> Option<(Outline, &'static StoredGlobal, GlobalScale)> {
+    let ((_, scale), input) = packed.input_scale.zip(storage.input_scale.as_ref())?;
+    Some((input.outline(packed.name, &packed.shape)?, input, scale.toward(input.direction)))
+}
+
+/// The global scale of a tensor after its cast, if it has one.
+fn global_scale(packed: &Packed<'_>, cast: Option<Cast>) -> Option<GlobalScale> {
+    match cast {
+        Some(cast) => cast.global_scale(),
+        None => packed.global_scale.map(|(_, scale)| scale),
+    }
+}
+
+/// The outcome of a band.
+#[derive(Default)]
+struct ConvertedBand {
+    rounded: Option<BandDifference>,
+    requantized: Option<BandDifference>,
+    /// The block scales in linear order, if all of a tensor's are written together.
+    scales: Option<Vec<u8>>,
+}
+
+/// Compares a quantized tensor's values before and after, and writes it, both band by band.
+fn convert_packed<'env>(
+    outputs: &[Outline],
+    packed: &'env Packed<'env>,
+    storage: &'static Storage,
+    cast: Option<Cast>,
+    worker: &Worker<'_, 'env>,
+    sink: &Sink,
+) -> Result<ConvertedTensor> {
+    let before = global_scale(packed, cast);
+    let mut rounding = rounding(packed, storage);
+    let after = rounding.as_ref().map(|rounding| rounding.after);
+    let mut requantized = matches!(cast, Some(Cast::Again(..)))
+        .then(|| Requantized::new(packed.name, packed.format, storage.format));
+    let mut tiles = storage.tiles(&packed.shape);
+    let (bands, device, into) = (packed.bands()?, worker.device, sink.clone());
+    let (last, gathers_scales) = (bands.len(), tiles.is_some());
+    let convert = move |number: usize| {
+        let band = bands.get(number).cloned().unwrap_or_default();
+        let first = band.start;
+        let mut tensor = packed.row(&packed.blocks_in(band))?.to_tensor();
+        let mut done = ConvertedBand::default();
+        match cast {
+            None => {}
+            Some(Cast::ToNvfp4(cast)) => {
+                tensor = cast_alike(packed, &tensor, device, |band| cast.cast(band))?;
+            }
+            Some(Cast::ToMxfp8) => tensor = cast_alike(packed, &tensor, device, |band| to_mxfp8(band))?,
+            Some(Cast::Again(recipe, scale)) => {
+                let difference;
+                (tensor, difference) =
+                    requantize_band(packed, storage, (&recipe, scale), (first, &tensor), device)?;
+                done.requantized = Some(difference);
+            }
+        }
+        if let Some(after) = after {
+            done.rounded = Some(rescaled_difference(packed, &tensor, after, device)?);
+        }
+        let blocks = (tensor.rows() * tensor.blocks_per_row()) as u64;
+        let before = (first / tensor.format().block()) as u64;
+        let mut parts = storage.block_parts(tensor, &mut None);
+        if gathers_scales {
+            done.scales = parts.pop();
+        }
+        for (output, data) in parts.into_iter().enumerate() {
+            // All blocks of a part have the same number of bytes.
+            let each = (data.len() as u64).checked_div(blocks).unwrap_or(0);
+            into.put(output, before * each, data)?;
+        }
+        Ok(done)
+    };
+    worker.each_band(last, convert, |band| {
+        if let Some((rounding, difference)) = rounding.as_mut().zip(band.rounded) {
+            rounding.add(&difference);
+        }
+        if let Some((requantized, difference)) = requantized.as_mut().zip(band.requantized) {
+            requantized.add(&difference);
+        }
+        if let Some((tiles, scales)) = tiles.as_mut().zip(band.scales) {
+            tiles.extend(&scales);
+        }
+        Ok(())
+    })?;
+    let mut others = storage.other_parts(packed.name, &packed.shape, before, tiles);
+    let rounded = rounding.filter(|rounding| rounding.differing != 0);
+    let mut done = ConvertedTensor { rounded, requantized, ..Default::default() };
+    if let Some((outline, input, after)) = input_scale(packed, storage) {
+        others.push((outline.name, input.bytes(after, &packed.shape)));
+        let rounded =
+            packed.input_scale.is_some_and(|(_, before)| after.toward(before.direction()) != before);
+        done.rounded_input = rounded.then(|| packed.name.into());
+    } else if packed.input_scale.is_some() {
+        done.dropped_input = Some(packed.name.into());
+    }
+    for (name, data) in others {
+        if let Some(output) = outputs.iter().position(|output| output.name == name) {
+            sink.put(output, 0, data)?;
+        }
+    }
+    let bytes_after = outputs.iter().map(Outline::bytes).sum();
+    done.converted.add(elements(&packed.shape), packed.bytes() as u64, bytes_after);
+    Ok(done)
+}
+
+impl<'a> Rewrite for Converter<'a> {
+    type Plan = ConvertPlan<'a>;
+    type Outcome = ConvertedTensor;
 
     fn checkpoint(&self) -> &Checkpoint {
         self.checkpoint
     }
 
-    fn outlines(&self, tensor: &Tensor<'_>) -> Vec<Outline> {
-        match self.packed.get(tensor.name) {
-            Some((packed, storage)) => {
-                let global_scale = self.global_scale(packed);
-                let mut outlines = storage.outlines(packed.name, &packed.shape, global_scale.is_some());
-                outlines.extend(Self::input_scale(packed, storage).map(|(outline, ..)| outline));
-                outlines
-            }
-            None if self.scales.contains(tensor.name) => Vec::new(),
-            None => vec![unquantized(self.scaled.get(tensor.name).unwrap_or(tensor))],
-        }
+    fn jobs(&self) -> &[Job<'_, ConvertPlan<'a>>] {
+        &self.jobs
     }
 
-    fn write(&self, tensors: &[Tensor<'_>], device: &Device, sink: &Sink<'_>) -> Result<Vec<Done>> {
-        let done = tensors.iter().map(|tensor| {
-            if let Some((packed, storage)) = self.packed.get(tensor.name).copied() {
-                return self.convert(packed, storage, device, sink);
+    fn write<'env>(
+        &'env self,
+        unit: &[usize],
+        worker: &Worker<'_, 'env>,
+        sinks: &[Sink],
+    ) -> Result<Vec<ConvertedTensor>> {
+        let done = unit.iter().zip(sinks).map(|(number, sink)| {
+            let job = &self.jobs[*number];
+            let input = || Input::new(self.checkpoint, job.tensor, job.position);
+            match &job.plan {
+                ConvertPlan::Packed { packed, storage, cast } => {
+                    convert_packed(&job.outputs, packed, storage, *cast, worker, sink)
+                }
+                ConvertPlan::Scaled => in_bf16(&input(), self.requantize, worker, sink),
+                ConvertPlan::Copy => {
+                    Ok(ConvertedTensor { copied: copy(&input(), worker, sink)?, ..Default::default() })
+                }
             }
-            if let Some(scaled) = self.scaled.get(tensor.name) {
-                return in_bf16(scaled, self.checkpoint.requantize, sink);
-            }
-            let with_codes = self.scales.contains(tensor.name);
-            let copied = if with_codes { Sums::default() } else { sink.copy(tensor)? };
-            Ok(Done { copied, ..Done::default() })
         });
         done.collect()
     }
@@ -359,15 +469,11 @@ impl Rewrite for Converter<'_> {
     fn describe(&self, description: &mut Description) {
         description.take_cache();
         description.remove();
-        description.activations = self.packed.values().any(|(packed, _)| packed.input_scale.is_some());
-        let copied = self
-            .checkpoint
-            .tensors()
-            .filter(|tensor| !self.packed.contains_key(tensor.name) && !self.scales.contains(tensor.name))
-            .map(|tensor| self.scaled.get(tensor.name).copied().unwrap_or(tensor));
-        let ignore = ignored(self.checkpoint, copied);
-        let packed = self.checkpoint.tensors().filter_map(|codes| self.packed.get(codes.name));
-        let groups = packed.map(|(packed, storage)| (packed.name, *storage, elements(&packed.shape)));
+        description.activations = self.packed().any(|(packed, ..)| packed.input_scale.is_some());
+        let copied = self.jobs.iter().filter(|job| !matches!(job.plan, ConvertPlan::Packed { .. }));
+        let ignore = ignored(self.checkpoint, copied.map(|job| job.tensor));
+        let groups =
+            self.packed().map(|(packed, storage, _)| (packed.name, storage, elements(&packed.shape)));
         let groups = Group::of(groups, self.checkpoint.naming);
         self.to.describe(&groups, &ignore, description);
     }

@@ -1,7 +1,6 @@
 //! Dequantizing a checkpoint: quantized tensors become values again, under the names that the model knows.
 //! All other tensors are copied.
 
-use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::time::Instant;
 
@@ -9,25 +8,31 @@ use bytemuck::Pod;
 use half::{bf16, f16};
 use microscale::{Device, Dtype, Element, NonFinite, Report};
 
-use crate::checkpoint_formats::packed::{Logical, Packed, logical};
+use crate::checkpoint_formats::packed::{Logical, Packed, logical_positions};
+use crate::dtype::FileDtype;
 use crate::error::format::FormatError;
 use crate::error::output::OutputError;
 use crate::error::{Error, Result};
 use crate::gguf::metadata::FileType;
+use crate::job::{Job, Position};
+use crate::pipeline::Worker;
+use crate::read::bands::{self, band};
 use crate::read::checkpoint::Checkpoint;
 use crate::read::description::Description;
-use crate::read::tensor::{Tensor, elements};
+use crate::read::input::Input;
+use crate::read::tensor::elements;
 use crate::read::values::file_dtype;
 use crate::sums::Sums;
 use crate::write::busy::Busy;
+use crate::write::copy::copy;
 use crate::write::narrowed::{check, replace};
 use crate::write::others::Skipped;
 use crate::write::outline::{Outline, unchanged};
 use crate::write::progress::OnProgress;
 use crate::write::rewrite::rewrite;
+use crate::write::sink::Sink;
 use crate::write::values::write_values;
 use crate::write::work::Rewrite;
-use crate::write::writer::Sink;
 
 /// The outcome of dequantizing a checkpoint.
 #[derive(Clone, Debug)]
@@ -53,81 +58,68 @@ pub struct Dequantized {
     pub seconds: f64,
 }
 
-/// Writes the checkpoint with its quantized tensors as values of `dtype` again, under the names that the
-/// model knows.
-///
-/// Without a dtype it is the one that the config.json names, or else BF16. Values beyond the dtype's largest number are refused by
-/// [`NonFinite::Error`], written as infinities by [`NonFinite::Propagate`], and as the largest number by [`NonFinite::Saturate`]. A
-/// NaN is of the checkpoint itself: it stays NaN, and only [`NonFinite::Saturate`] writes 0. As in [`quantize`](crate::quantize()), a
-/// few tensors are in memory at a time, and after a failure there is no output.
-///
-/// # Errors
-/// [`FormatError::NothingPacked`](crate::FormatError::NothingPacked),
-/// [`FormatError::Packed`](crate::FormatError::Packed),
-/// [`FormatError::NotFinite`](crate::FormatError::NotFinite),
-/// [`OutputError::NameTaken`](crate::OutputError::NameTaken), [`Error::Tensor`], and everything about
-/// writing.
-pub fn dequantize(
-    checkpoint: &Checkpoint,
-    out: &Path,
-    dtype: Option<Dtype>,
-    non_finite: NonFinite,
-    device: &Device,
-    progress: &mut OnProgress<'_>,
-) -> Result<Dequantized> {
-    let start = Instant::now();
-    let logical = logical(checkpoint)?;
-    let (mut packed, mut scaled) = (HashMap::new(), HashMap::new());
-    for tensor in &logical {
-        if let Logical::Plain(tensor) = tensor
-            && tensor.scaling.is_some()
-        {
-            scaled.insert(tensor.name, tensor);
+/// Writing a checkpoint with its quantized tensors as values again, under the names that the model
+/// knows. All other tensors are copied.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Dequantize {
+    /// The dtype of the values; without one the dtype that config.json names, or else BF16.
+    pub dtype: Option<Dtype>,
+    /// What becomes of values beyond the dtype's largest number: [`NonFinite::Error`] refuses them,
+    /// [`NonFinite::Propagate`] writes infinities, and [`NonFinite::Saturate`] the largest number.
+    /// NaN of the checkpoint itself stays NaN, and only [`NonFinite::Saturate`] writes 0.
+    pub non_finite: NonFinite,
+}
+
+impl Dequantize {
+    /// Writes the checkpoint to `out`. A few tensors are in memory at a time, and a failure leaves
+    /// nothing behind.
+    ///
+    /// # Errors
+    /// [`FormatError::NothingPacked`](crate::FormatError::NothingPacked),
+    /// [`FormatError::Packed`](crate::FormatError::Packed),
+    /// [`FormatError::NotFinite`](crate::FormatError::NotFinite),
+    /// [`OutputError::NameTaken`](crate::OutputError::NameTaken), [`Error::Tensor`], and everything
+    /// about writing.
+    pub fn run(
+        &self,
+        checkpoint: &Checkpoint,
+        out: &Path,
+        device: &Device,
+        progress: &mut OnProgress<'_>,
+    ) -> Result<Dequantized> {
+        let start = Instant::now();
+        let non_finite = self.non_finite;
+        let dtype = self.dtype.or_else(|| configured_dtype(checkpoint)).unwrap_or(Dtype::Bf16);
+        let jobs = logical_positions(checkpoint)?.into_iter();
+        let jobs =
+            jobs.map(|tensor| job(checkpoint, tensor, file_dtype(dtype))).collect::<Result<Vec<_>>>()?;
+        if jobs.iter().all(|job| matches!(job.plan, TensorPlan::Copy)) {
+            return Err(Error::Format(FormatError::NothingPacked {
+                doing: "dequantize",
+                path: checkpoint.path.clone(),
+            }));
         }
-        if let Logical::Packed(tensor) = tensor {
-            if let Some(taken) =
-                checkpoint.tensor(tensor.name).filter(|taken| taken.name != tensor.codes.name)
-            {
-                let (codes, name) = (tensor.codes, taken.name.into());
-                return Err(Error::Output(OutputError::NameTaken {
-                    file: codes.file.into(),
-                    tensor: codes.name.into(),
-                    name,
-                }));
-            }
-            packed.insert(tensor.codes.name, &**tensor);
+        let work = Dequantizer { checkpoint, dtype, non_finite, jobs };
+        let (tensors, skipped) = rewrite(checkpoint, out, &work, device, progress)?;
+        let mut dequantized = Dequantized {
+            dtype,
+            device: device.to_string(),
+            dequantized: Sums::default(),
+            copied: Sums::default(),
+            nan_scales: 0,
+            report: Report::default(),
+            skipped,
+            compute_seconds: Busy::seconds(tensors.iter().flat_map(|done| done.busy.iter().copied())),
+            seconds: start.elapsed().as_secs_f64(),
+        };
+        for done in tensors {
+            dequantized.dequantized = dequantized.dequantized.with(done.dequantized);
+            dequantized.copied = dequantized.copied.with(done.copied);
+            dequantized.nan_scales += done.nan_scales;
+            dequantized.report += done.report;
         }
+        Ok(dequantized)
     }
-    if packed.is_empty() && scaled.is_empty() {
-        return Err(Error::Format(FormatError::NothingPacked {
-            doing: "dequantize",
-            path: checkpoint.path.clone(),
-        }));
-    }
-    // Scales belong to their codes, and are no tensors of their own.
-    let left: HashSet<_> = logical.iter().map(|tensor| tensor.stored().name).collect();
-    let scales = checkpoint.tensors().map(|tensor| tensor.name).filter(|name| !left.contains(name)).collect();
-    let dtype = dtype.or_else(|| configured_dtype(checkpoint)).unwrap_or(Dtype::Bf16);
-    let work = Dequantizer { checkpoint, dtype, non_finite, packed, scaled, scales };
-    let (tensors, skipped) = rewrite(checkpoint, out, &work, device, progress)?;
-    let mut dequantized = Dequantized {
-        dtype,
-        device: device.to_string(),
-        dequantized: Sums::default(),
-        copied: Sums::default(),
-        nan_scales: 0,
-        report: Report::default(),
-        skipped,
-        compute_seconds: Busy::seconds(tensors.iter().flat_map(|done| done.busy.iter().copied())),
-        seconds: start.elapsed().as_secs_f64(),
-    };
-    for done in tensors {
-        dequantized.dequantized = dequantized.dequantized.with(done.dequantized);
-        dequantized.copied = dequantized.copied.with(done.copied);
-        dequantized.nan_scales += done.nan_scales;
-        dequantized.report += done.report;
-    }
-    Ok(dequantized)
 }
 
 /// The dtype that a config.json says the model's weights have.
@@ -142,21 +134,53 @@ fn configured_dtype(checkpoint: &Checkpoint) -> Option<Dtype> {
     }
 }
 
+/// What becomes of a tensor.
+enum TensorPlan<'a> {
+    /// The values of 4-bit or 8-bit blocks are written.
+    Packed(Box<Packed<'a>>),
+    /// The values of 8-bit codes under scales are written.
+    Scaled,
+    /// The tensor is copied.
+    Copy,
+}
+
+/// The job of a tensor.
+fn job<'a>(
+    checkpoint: &'a Checkpoint,
+    (position, tensor): (Position, Logical<'a>),
+    dtype: FileDtype,
+) -> Result<Job<'a, TensorPlan<'a>>> {
+    Ok(match tensor {
+        Logical::Packed(packed) => {
+            let taken = checkpoint.tensor(packed.name).filter(|taken| taken.name != packed.codes.name);
+            if let Some(taken) = taken {
+                let (file, tensor) = (packed.codes.file.into(), packed.codes.name.into());
+                return Err(Error::Output(OutputError::NameTaken { file, tensor, name: taken.name.into() }));
+            }
+            let output = Outline { name: packed.name.into(), dtype, shape: packed.shape.clone() };
+            let (tensor, plan) = (packed.codes, TensorPlan::Packed(packed));
+            Job { tensor, plan, position, outputs: vec![output] }
+        }
+        Logical::Plain(tensor) if tensor.scaling.is_some() => {
+            let outputs = vec![Outline { dtype, ..unchanged(&tensor) }];
+            Job { tensor, plan: TensorPlan::Scaled, position, outputs }
+        }
+        Logical::Plain(tensor) => {
+            Job { tensor, plan: TensorPlan::Copy, position, outputs: vec![unchanged(&tensor)] }
+        }
+    })
+}
+
 struct Dequantizer<'a> {
     checkpoint: &'a Checkpoint,
     dtype: Dtype,
     non_finite: NonFinite,
-    /// The quantized tensors, by the name of the codes.
-    packed: HashMap<&'a str, &'a Packed<'a>>,
-    /// The tensors of codes under scales.
-    scaled: HashMap<&'a str, &'a Tensor<'a>>,
-    /// The names of the scales, block scales and global ones.
-    scales: HashSet<&'a str>,
+    jobs: Vec<Job<'a, TensorPlan<'a>>>,
 }
 
-/// The outcome of one tensor of a file.
+/// The outcome of one tensor.
 #[derive(Default)]
-struct Done {
+struct DequantizedTensor {
     dequantized: Sums,
     copied: Sums,
     nan_scales: u64,
@@ -165,79 +189,91 @@ struct Done {
 }
 
 /// Dequantizes a tensor and writes its values, band by band.
-fn write_packed<T: Element>(
-    packed: &Packed<'_>,
+fn write_packed<'env, T: Element + Pod>(
+    packed: &'env Packed<'env>,
     non_finite: NonFinite,
-    device: &Device,
-    sink: &Sink<'_>,
-) -> Result<Done> {
-    let mut done = Done::default();
-    let (mut written, cols) = (0, packed.shape.last().copied().unwrap_or(1));
-    for band in packed.bands()? {
+    worker: &Worker<'_, 'env>,
+    sink: &Sink,
+) -> Result<DequantizedTensor> {
+    let mut done = DequantizedTensor::default();
+    let (count, cols) = (elements(&packed.shape), packed.shape.last().copied().unwrap_or(1));
+    let bands = packed.bands()?;
+    let (last, device, sink) = (bands.len(), worker.device, sink.clone());
+    let write = move |number: usize| {
+        let band = bands.get(number).cloned().unwrap_or_default();
         let (from, first) = (Instant::now(), band.start);
         let mut values: Vec<T> = packed.values_in(band, device)?;
-        done.report += replace(&mut values, first, cols, non_finite);
-        done.busy.push(Busy { from, until: Instant::now() });
-        let values: &[u8] = bytemuck::cast_slice(&values);
-        written += values.len() as u64;
-        sink.append(packed.name, values)?;
-    }
+        let report = replace(&mut values, first, cols, non_finite);
+        let busy = Busy { from, until: Instant::now() };
+        sink.put(0, (first * size_of::<T>()) as u64, bytemuck::cast_slice(&values).to_vec())?;
+        Ok((report, busy))
+    };
+    worker.each_band(last, write, |(report, busy)| {
+        done.report += report;
+        done.busy.push(busy);
+        Ok(())
+    })?;
     check::<T>(&packed.codes, packed.name, &done.report, non_finite, false)?;
-    for blocks in packed.each_blocks() {
-        let nan_scales = blocks.scales.iter().filter(|scale| packed.format.is_nan_scale(**scale));
-        done.nan_scales += nan_scales.count() as u64;
-    }
-    done.dequantized.add(elements(&packed.shape), packed.bytes() as u64, written);
+    let nan_scales = move |number: usize| {
+        let blocks = packed.blocks_in(band(count as usize, number));
+        Ok(blocks.scales.iter().filter(|scale| packed.format.is_nan_scale(**scale)).count() as u64)
+    };
+    worker.each_band(bands::count(count as usize), nan_scales, |of_band| {
+        done.nan_scales += of_band;
+        Ok(())
+    })?;
+    done.dequantized.add(count, packed.bytes() as u64, count * size_of::<T>() as u64);
     Ok(done)
 }
 
 impl Dequantizer<'_> {
     /// Writes the values of a tensor in a dtype, or the tensor as it is.
-    fn write_as<T: Element + Pod>(
-        &self,
-        tensor: &Tensor<'_>,
-        device: &Device,
-        sink: &Sink<'_>,
-    ) -> Result<Done> {
-        let mut done = Done::default();
-        if let Some(packed) = self.packed.get(tensor.name) {
-            return write_packed::<T>(packed, self.non_finite, device, sink);
-        } else if let Some(scaled) = self.scaled.get(tensor.name) {
-            let from = Instant::now();
-            let (bytes_after, report) = write_values::<T>(scaled, self.non_finite, sink)?;
-            check::<T>(scaled, scaled.name, &report, self.non_finite, false)?;
-            done.report = report;
-            done.busy.push(Busy { from, until: Instant::now() });
-            done.dequantized.add(scaled.elements(), scaled.bytes() as u64, bytes_after);
-        } else if !self.scales.contains(tensor.name) {
-            done.copied = sink.copy(tensor)?;
+    fn write_as<'env, T: Element + Pod>(
+        &'env self,
+        job: &'env Job<'env, TensorPlan<'env>>,
+        worker: &Worker<'_, 'env>,
+        sink: &Sink,
+    ) -> Result<DequantizedTensor> {
+        let mut done = DequantizedTensor::default();
+        let input = || Input::new(self.checkpoint, job.tensor, job.position);
+        match &job.plan {
+            TensorPlan::Packed(packed) => return write_packed::<T>(packed, self.non_finite, worker, sink),
+            TensorPlan::Scaled => {
+                let (from, tensor) = (Instant::now(), &job.tensor);
+                let (bytes_after, report) = write_values::<T>(&input(), self.non_finite, worker, sink)?;
+                check::<T>(tensor, tensor.name, &report, self.non_finite, false)?;
+                done.report = report;
+                done.busy.push(Busy { from, until: Instant::now() });
+                done.dequantized.add(tensor.elements(), tensor.bytes() as u64, bytes_after);
+            }
+            TensorPlan::Copy => done.copied = copy(&input(), worker, sink)?,
         }
         Ok(done)
     }
 }
 
-impl Rewrite for Dequantizer<'_> {
-    type Done = Done;
+impl<'a> Rewrite for Dequantizer<'a> {
+    type Plan = TensorPlan<'a>;
+    type Outcome = DequantizedTensor;
 
     fn checkpoint(&self) -> &Checkpoint {
         self.checkpoint
     }
 
-    fn outlines(&self, tensor: &Tensor<'_>) -> Vec<Outline> {
-        let dtype = file_dtype(self.dtype);
-        match self.packed.get(tensor.name) {
-            Some(packed) => vec![Outline { name: packed.name.into(), dtype, shape: packed.shape.clone() }],
-            None if self.scaled.contains_key(tensor.name) => vec![Outline { dtype, ..unchanged(tensor) }],
-            None if self.scales.contains(tensor.name) => Vec::new(),
-            None => vec![unchanged(tensor)],
-        }
+    fn jobs(&self) -> &[Job<'_, TensorPlan<'a>>] {
+        &self.jobs
     }
 
-    fn write(&self, tensors: &[Tensor<'_>], device: &Device, sink: &Sink<'_>) -> Result<Vec<Done>> {
-        let done = tensors.iter().map(|tensor| match self.dtype {
-            Dtype::F32 => self.write_as::<f32>(tensor, device, sink),
-            Dtype::F16 => self.write_as::<f16>(tensor, device, sink),
-            Dtype::Bf16 => self.write_as::<bf16>(tensor, device, sink),
+    fn write<'env>(
+        &'env self,
+        unit: &[usize],
+        worker: &Worker<'_, 'env>,
+        sinks: &[Sink],
+    ) -> Result<Vec<DequantizedTensor>> {
+        let done = unit.iter().zip(sinks).map(|(job, sink)| match self.dtype {
+            Dtype::F32 => self.write_as::<f32>(&self.jobs[*job], worker, sink),
+            Dtype::F16 => self.write_as::<f16>(&self.jobs[*job], worker, sink),
+            Dtype::Bf16 => self.write_as::<bf16>(&self.jobs[*job], worker, sink),
         });
         done.collect()
     }

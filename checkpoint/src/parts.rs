@@ -19,7 +19,7 @@ pub(crate) mod note;
 pub(crate) mod part;
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Instant, UNIX_EPOCH};
 
 use microscale::Device;
@@ -28,12 +28,13 @@ use xxhash_rust::xxh3::Xxh3;
 
 use crate::error::output::OutputError;
 use crate::error::{Error, Result};
+use crate::job::{Job, of_shard};
 use crate::parts::directory::Directory;
 use crate::parts::note::{Note, checksum};
 use crate::parts::part::Part;
 use crate::plan::Plan;
 use crate::quantize::Quantizer;
-use crate::quantize::summary::Summary;
+use crate::quantize::summary::{PartSummary, Summary};
 use crate::read::description::Description;
 use crate::read::shard::Shard;
 use crate::write::output::create_directories;
@@ -42,37 +43,21 @@ use crate::write::progress::{Meter, OnProgress};
 use crate::write::work::Rewrite;
 use crate::write::workers::{ShardOutput, write_shards};
 
-/// The outcome of a part.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct PartDone {
-    /// The summary of the shards that were made now.
-    pub summary: Summary,
-    /// Shards that were made now.
-    pub made: usize,
-    /// Shards that were there already.
-    pub kept: usize,
-    /// All shards of the checkpoint.
-    pub of: usize,
-    /// The directory of the shards.
-    pub directory: PathBuf,
-}
-
 /// Carries out a part of a plan: makes the shards of `OUT.parts` that fall to it and are not there yet.
 ///
 /// All parts of all runs must be given the same input and options. The bytes are those that
-/// [`quantize`](crate::quantize()) makes. Shards go to parts by their sizes, the largest first and each to
+/// [`Plan::run`] makes. Shards go to parts by their sizes, the largest first and each to
 /// the part with the least so far; a part may get none.
 ///
 /// # Errors
-/// Those of [`quantize`](crate::quantize()).
-pub fn quantize_part(
+/// Those of [`Plan::run`].
+pub(crate) fn quantize_part(
     plan: &Plan<'_>,
     part: Part,
     out: &Path,
     device: &Device,
     progress: &mut OnProgress<'_>,
-) -> Result<PartDone> {
+) -> Result<Summary> {
     let start = Instant::now();
     let checkpoint = plan.checkpoint();
     let directory = Directory::create(checkpoint, out)?;
@@ -82,27 +67,31 @@ pub fn quantize_part(
     work.describe(&mut description);
 
     let shards = assigned(&checkpoint.shards, part);
-    let mut meter = Meter::new(shards.iter().flat_map(|shard| shard.tensors()), progress);
+    let bytes_of = |number: usize| of_shard(&plan.jobs, number).iter().map(Job::bytes_before).sum::<u64>();
+    let mut meter = Meter::new(shards.iter().map(|(number, _)| bytes_of(*number)).sum(), progress);
     let (mut missing, mut kept) = (Vec::new(), 0);
-    for shard in shards {
+    for (number, shard) in shards {
         meter.before(&shard.name.to_string_lossy())?;
         let path = directory.shard(shard);
         if let Some(note) = Note::read(&path)?
             && note.fingerprint == fingerprint
             && note.fits(&path)
         {
-            meter.done += shard.tensors().map(|tensor| tensor.data.len() as u64).sum::<u64>();
+            meter.done += bytes_of(number);
             kept += 1;
         } else {
             refuse_long_name(&path)?;
             create_directories(&directory.path, shard.written_name().parent().unwrap_or(Path::new("")))?;
-            missing.push(shard);
+            missing.push((number, shard));
         }
     }
     let making = directory.temporary(part)?;
     let unfinished = (0..).map(|number: usize| making.path().join(number.to_string()));
-    let outputs: Vec<_> =
-        missing.into_iter().zip(unfinished).map(|(shard, path)| ShardOutput { shard, path }).collect();
+    let outputs: Vec<_> = missing
+        .into_iter()
+        .zip(unfinished)
+        .map(|((number, shard), path)| ShardOutput { shard, number, path })
+        .collect();
     let tensors = write_shards(&outputs, &work, device, &mut meter, |output, renamed, expected, done| {
         let path = directory.shard(output.shard);
         let (bytes, checksum) = checksum(&output.path).map_err(Error::io("read", &output.path))?;
@@ -117,8 +106,8 @@ pub fn quantize_part(
             checksum,
             names: renamed.names.into_iter().collect(),
             tensor_bytes: renamed.bytes,
-            experts_split: checkpoint.experts_split,
-            tensors: done.iter().filter_map(|done| Some(done.summary.as_ref()?.to_json())).collect(),
+            experts_split: checkpoint.options.split_experts,
+            tensors: done.iter().map(|done| done.summary.to_json()).collect(),
             config: description.config.clone(),
             hf_quant_config: description.hf_quant_config.clone(),
         };
@@ -126,20 +115,21 @@ pub fn quantize_part(
     })?;
     meter.before("")?;
     let summary = work.summary(device, tensors, Vec::new(), start);
-    Ok(PartDone {
-        summary,
-        made: outputs.len(),
-        kept,
-        of: checkpoint.shards.len(),
-        directory: directory.path,
-    })
+    let (made, of, directory) = (outputs.len(), checkpoint.shards.len(), directory.path);
+    Ok(Summary { part: Some(PartSummary { made, kept, of, directory }), ..summary })
 }
 
-/// The shards of a part, in the checkpoint's order.
-fn assigned(shards: &[Shard], part: Part) -> Vec<&Shard> {
+/// The shards of a part with their numbers, in the checkpoint's order.
+fn assigned(shards: &[Shard], part: Part) -> Vec<(usize, &Shard)> {
     let sizes: Vec<u64> = shards.iter().map(Shard::bytes).collect();
     let mine = parts_of(&sizes, part.of);
-    shards.iter().zip(mine).filter(|(_, index)| *index == part.index).map(|(shard, _)| shard).collect()
+    shards
+        .iter()
+        .enumerate()
+        .zip(mine)
+        .filter(|(_, index)| *index == part.index)
+        .map(|(shard, _)| shard)
+        .collect()
 }
 
 /// The part of each shard, counted from 1.

@@ -1,16 +1,16 @@
-//! The plan of quantizing a checkpoint: the fate of each tensor, decided before anything is written.
+//! The plan of quantizing a checkpoint: a job for each tensor, decided before anything is written.
 //!
 //! | file | what it knows |
 //! |---|---|
-//! | `selection` | which tensors are quantized, and why the others are not |
+//! | `request` | everything that decides the output |
+//! | `selection` | which tensors are quantized, and the reasons to copy the others |
 //! | `sources` | the tensors of the input, as their values are read |
 //! | `recipes`, `settings` | recipe files and presets; settings key by key |
-//! | `treatment`, `used_recipe` | the treatment of one tensor; the recipes of a plan, and the use of each |
+//! | `tensor_recipe`, `used_recipe` | the recipe and the storage of one tensor; the recipes of a plan, and the use of each |
 //! | `fusions` | whether layers that engines fuse can be one layer |
-//! | `loaders` | what loaders are known to do with the output that they should not |
-//! | `global_scales`, `importance` | given in files: NVFP4's global scales, importance by column |
-//! | `kept_as` | how tensors are stored that stay out of four bits |
-//! | `input_scales` | given: the global scales that layers' inputs are quantized with |
+//! | `loaders`, `warning` | known defects of loaders that the output would meet; warnings and their texts |
+//! | `global_scales`, `importance`, `input_scales` | files given beside the checkpoint |
+//! | `kept_as` | how unquantized tensors are stored |
 
 pub(crate) mod fusions;
 pub(crate) mod global_scales;
@@ -19,16 +19,20 @@ pub(crate) mod input_scales;
 pub(crate) mod kept_as;
 pub(crate) mod loaders;
 pub(crate) mod recipes;
+pub(crate) mod request;
 pub(crate) mod selection;
 pub(crate) mod settings;
 pub(crate) mod sources;
-pub(crate) mod treatment;
+pub(crate) mod tensor_recipe;
 pub(crate) mod used_recipe;
+pub(crate) mod warning;
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use microscale::{Format, GlobalScale, NonFinite, Recipe, Search, Words};
+use microscale::{Format, GlobalScale, NonFinite, Search, Words};
 use serde_json::{Value, json};
 use xxhash_rust::xxh3::Xxh3;
 
@@ -37,271 +41,327 @@ use crate::checkpoint_formats::group::Group;
 use crate::checkpoint_formats::ignored::ignored;
 use crate::error::given::GivenError;
 use crate::error::output::OutputError;
-use crate::error::plan::PlanError;
 use crate::error::{Error, Result};
 use crate::gguf::blocks::Blocks;
 use crate::gguf::metadata::FileType;
+use crate::gguf::scales::{Use, use_of};
+use crate::job::Job;
+use crate::names::fused::fused;
 use crate::names::layers::Layers;
+use crate::parts::part::Part;
 use crate::plan::global_scales::GlobalScales;
 use crate::plan::importance::{Columns, Importance};
-use crate::plan::kept_as::KeptAs;
-use crate::plan::recipes::Recipes;
-use crate::plan::selection::{Selection, Wish};
+use crate::plan::input_scales::InputScales;
+use crate::plan::request::Quantize;
 use crate::plan::settings::check_search_global;
 use crate::plan::sources::sources;
-use crate::plan::treatment::{Treatment, Treatments};
+use crate::plan::tensor_recipe::{TensorRecipe, TensorRecipes};
 use crate::plan::used_recipe::{Facts, UsedRecipe, by_format, common, recipes_to_json};
+use crate::plan::warning::{FileProblem, Warning};
 use crate::read::checkpoint::Checkpoint;
 use crate::read::description::Description;
-use crate::read::tensor::Tensor;
 use crate::reason::Reason;
 use crate::sums::Sums;
 use crate::write::outline::{Outline, kept};
 
-/// The fate of each tensor of a checkpoint.
+/// The jobs of quantizing a checkpoint. [`Quantize::plan`](crate::Quantize::plan) makes a plan.
 pub struct Plan<'a> {
     checkpoint: &'a Checkpoint,
-    convention: CheckpointFormat,
-    /// The treatments of tensors, by the number of elements that each is for, the largest first. There is one
-    /// at least.
-    treatments: Vec<Treatment>,
-    /// Each tensor's, and its place in the list of all.
-    places: HashMap<&'a str, usize>,
-    global_scales: Option<GlobalScales>,
-    importance: Option<Importance>,
-    /// The scales of layers' inputs by the names of their weights, and where they are from.
-    input_scales: Option<(HashMap<String, GlobalScale>, String)>,
+    format: CheckpointFormat,
+    /// The recipes, the one for the most elements first. There is at least one.
+    recipes: Vec<TensorRecipe>,
+    /// The jobs of each group of tensors that share a global scale, by number.
+    pub(crate) layers: Vec<Vec<usize>>,
+    /// The files of global scales and importance, and the source of input scales, for reports.
+    global_scales: Option<PathBuf>,
+    importance: Option<PathBuf>,
+    input_scales: Option<String>,
     pub(crate) check_search: bool,
     /// The number of worst blocks to look for in each tensor, if details are wanted.
     pub(crate) worst_blocks: Option<usize>,
-    /// Every tensor, in the order of the files.
-    pub tensors: Vec<Planned<'a>>,
+    pub(crate) part: Option<Part>,
+    /// A job for every tensor, in the order of the files. Scales belong to the job of their codes.
+    pub jobs: Vec<Job<'a, TensorPlan>>,
+    /// What the user should know before the output is written.
+    pub warnings: Vec<Warning>,
+}
+
+/// What becomes of a tensor.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum TensorPlan {
+    /// The tensor is quantized.
+    Quantize(QuantizePlan),
+    /// The tensor is copied, or the values of its 8-bit codes are written.
+    Copy(CopyPlan),
+}
+
+/// How a tensor is quantized.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct QuantizePlan {
+    /// The index in [`Plan::recipes`] of the tensor's recipe.
+    pub recipe: usize,
+    /// The importance of its columns, if it was given and the recipe has a search.
+    pub(crate) importance: Option<Arc<Columns>>,
+    /// Its global scale, if that was given in a file.
+    pub(crate) global_scale: Option<GlobalScale>,
+    /// The global scale of its layer's inputs, if it was given.
+    pub(crate) input_scale: Option<GlobalScale>,
+    /// The number of the group of tensors that it shares its global scale with, if there are others
+    /// and the scale follows from their largest magnitude.
+    pub(crate) layer: Option<usize>,
+}
+
+/// Why a tensor is copied.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct CopyPlan {
+    /// The reason.
+    pub reason: Reason,
+    /// The policy of its recipe about values that are not finite.
+    pub(crate) non_finite: NonFinite,
+}
+
+impl TensorPlan {
+    /// How the tensor is quantized, if it is.
+    pub fn quantize(&self) -> Option<&QuantizePlan> {
+        match self {
+            Self::Quantize(plan) => Some(plan),
+            Self::Copy(_) => None,
+        }
+    }
+
+    /// The reason to copy the tensor, if it is copied.
+    pub fn copied(&self) -> Option<&Reason> {
+        match self {
+            Self::Quantize(_) => None,
+            Self::Copy(plan) => Some(&plan.reason),
+        }
+    }
 }
 
 /// Shows the checkpoint, the checkpoint format, the recipes and the number of tensors.
 impl fmt::Debug for Plan<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let recipes: Vec<_> = self.treatments.iter().map(|treatment| treatment.recipe).collect();
+        let recipes: Vec<_> = self.recipes.iter().map(|used| used.recipe).collect();
         let mut plan = f.debug_struct("Plan");
-        plan.field("checkpoint", self.checkpoint).field("convention", &self.convention);
-        plan.field("recipes", &recipes).field("tensors", &self.tensors.len()).finish_non_exhaustive()
+        plan.field("checkpoint", self.checkpoint).field("format", &self.format);
+        plan.field("recipes", &recipes).field("tensors", &self.jobs.len()).finish_non_exhaustive()
     }
-}
-
-/// The fate of one tensor.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct Planned<'a> {
-    /// The tensor.
-    pub tensor: Tensor<'a>,
-    /// The reason why it is copied; `None` if it is quantized.
-    pub reason: Option<Reason>,
-    /// Bytes of what takes its place.
-    pub bytes_after: u64,
-    /// The index in [`Plan::recipes`] of the recipe it is quantized by, if it is.
-    pub recipe: usize,
-    /// What its recipe does about values that are not finite, also if it is not quantized.
-    pub(crate) non_finite: NonFinite,
 }
 
 impl<'a> Plan<'a> {
-    /// Quantizes all tensors of a selection by one recipe. Files are written by a convention of theirs,
-    /// whatever the recipe's arithmetic.
-    ///
-    /// # Errors
-    /// [`PlanError::AlreadyQuantized`](crate::PlanError::AlreadyQuantized),
-    /// [`FormatError::Packed`](crate::FormatError::Packed) for codes that are not understood,
-    /// [`OutputError::NameTaken`](crate::OutputError::NameTaken), and those of [`CheckpointFormat::check`].
-    pub fn new(
-        checkpoint: &'a Checkpoint,
-        selection: &Selection,
-        recipe: Recipe,
-        convention: CheckpointFormat,
-    ) -> Result<Self> {
-        checkpoint.check_container(convention)?;
-        let treatment = Treatment::new(recipe, false, convention)?;
-        let nothing = |_: &str| Wish::Nothing;
-        let kept_as = KeptAs::Unchanged;
-        Self::decide(checkpoint, selection, convention, kept_as, nothing, |_| Ok(treatment))
-    }
-
-    /// Quantizes tensors as [`Recipes`] say, which may have several. Files are written by one convention of
-    /// theirs, whatever that of the recipes.
-    ///
-    /// # Errors
-    /// Those of [`Self::new`]; [`RecipeError::File`](crate::RecipeError::File) and
-    /// [`RecipeError::Settings`](crate::RecipeError::Settings) for settings that do not go together, or not
-    /// with the convention; [`PlanError::FusedDiffer`](crate::PlanError::FusedDiffer).
-    pub fn by_recipes(
-        checkpoint: &'a Checkpoint,
-        recipes: &Recipes,
-        convention: CheckpointFormat,
-    ) -> Result<Self> {
-        checkpoint.check_container(convention)?;
-        recipes.check(convention)?;
+    /// Decides about every tensor, without the files that are given beside the checkpoint.
+    fn decide(request: &Quantize, checkpoint: &'a Checkpoint) -> Result<Self> {
+        let recipes = &request.recipes;
+        let own = checkpoint.own_format();
+        let format = request.format.or(recipes.out_convention).unwrap_or(own);
+        checkpoint.check_container(format)?;
+        recipes.check(format)?;
         let layers = Layers::of(checkpoint.tensors().map(|tensor| tensor.name));
-        let wish = |tensor: &str| recipes.wish(tensor, &layers);
-        let treatment = |tensor: &str| recipes.treatment_of(tensor, convention);
-        Self::decide(checkpoint, recipes.selection(), convention, recipes.kept, wish, treatment)
-    }
-
-    /// Decides about every tensor and makes sure that the output's names are free.
-    fn decide(
-        checkpoint: &'a Checkpoint,
-        selection: &Selection,
-        convention: CheckpointFormat,
-        kept_as: KeptAs,
-        wish: impl Fn(&str) -> Wish,
-        treatment_of: impl Fn(&str) -> Result<Treatment>,
-    ) -> Result<Self> {
-        let (mut tensors, mut treatments) = (Vec::new(), Treatments::default());
-        let mut places = HashMap::new();
-        for (stored, tensor) in sources(checkpoint)? {
-            // Codes may be stored under another name than the model's.
-            places.extend([(tensor.name, tensors.len()), (stored, tensors.len())]);
-            let treatment = treatment_of(tensor.name)?;
-            let reason = selection.reason_to_copy(
-                &tensor,
-                checkpoint.naming,
-                wish(tensor.name),
-                Some(treatment.storage),
-            );
-            let reason = reason.or_else(|| treatment.unread_global(checkpoint, &tensor));
+        let (mut jobs, mut used) = (Vec::new(), TensorRecipes::default());
+        for (position, tensor) in sources(checkpoint, request.requantize)? {
+            let recipe = recipes.recipe_of(tensor.name, format)?;
+            let rule = recipes.override_of(tensor.name, &layers);
+            let selection = recipes.selection();
+            let reason = selection.reason_to_copy(&tensor, checkpoint.naming, rule, Some(recipe.storage));
+            let reason = reason.or_else(|| recipe.unread_global(checkpoint, &tensor));
             let reason = match (reason, tensor.scaling) {
                 (Some(reason), Some(_)) => Some(Reason::Dequantized(reason.into())),
-                (reason, _) => reason.map(|reason| kept_as.applied(&tensor, reason)),
+                (reason, _) => reason.map(|reason| recipes.kept.applied(&tensor, reason)),
             };
-            let outlines = match &reason {
-                None => treatment.outlines(&tensor),
-                Some(reason) => vec![kept(&tensor, reason)],
+            let (outputs, plan) = match reason {
+                None => {
+                    let recipe_number = used.add(recipe, tensor.elements());
+                    let plan = QuantizePlan {
+                        recipe: recipe_number,
+                        importance: None,
+                        global_scale: None,
+                        input_scale: None,
+                        layer: None,
+                    };
+                    (recipe.outlines(&tensor), TensorPlan::Quantize(plan))
+                }
+                Some(reason) => {
+                    let non_finite = recipe.recipe.non_finite;
+                    (vec![kept(&tensor, &reason)], TensorPlan::Copy(CopyPlan { reason, non_finite }))
+                }
             };
-            let recipe = match reason {
-                None => treatments.add(treatment, tensor.elements()),
-                Some(_) => 0,
-            };
-            let bytes_after = outlines.iter().map(Outline::bytes).sum();
-            let non_finite = treatment.recipe.non_finite;
-            tensors.push(Planned { tensor, reason, bytes_after, recipe, non_finite });
+            jobs.push(Job { tensor, plan, position, outputs });
         }
-        let (treatments, order) = treatments.sorted();
-        for planned in tensors.iter_mut().filter(|planned| planned.reason.is_none()) {
-            planned.recipe = order[planned.recipe];
+        let (mut used, order) = used.sorted();
+        for job in &mut jobs {
+            if let TensorPlan::Quantize(plan) = &mut job.plan {
+                plan.recipe = order[plan.recipe];
+            }
         }
-        // Nothing is quantized, and what is said about it is that of any name.
-        let treatments = if treatments.is_empty() { vec![treatment_of("")?] } else { treatments };
-        let plan = Self {
+        if used.is_empty() {
+            // Nothing is quantized. Reports show the recipe of a tensor without a rule.
+            used.push(recipes.recipe_of("", format)?);
+        }
+        let mut plan = Self {
             checkpoint,
-            convention,
-            treatments,
-            places,
+            format,
+            recipes: used,
+            layers: Vec::new(),
             global_scales: None,
             importance: None,
             input_scales: None,
-            check_search: false,
-            worst_blocks: None,
-            tensors,
+            check_search: request.check_search,
+            worst_blocks: request.worst_blocks,
+            part: request.part,
+            jobs,
+            warnings: Vec::new(),
         };
         plan.check_names()?;
-        fusions::check(plan.to_quantize().map(|tensor| (tensor, plan.of(tensor.name))))?;
+        fusions::check(plan.quantized().map(|(job, plan_of)| (job.tensor, plan.recipe_of(plan_of))))?;
+        plan.warn_of(request);
         Ok(plan)
     }
 
-    /// Takes the global scales from a file instead of computing them. Formats that have none use none of the
-    /// file, and recipes that give one keep it.
-    ///
-    /// A scale is called `X_global_scale` (a divisor), `X_scale_2` (a multiplier) or X, like its tensor (the
-    /// direction of the recipe's convention), and is one F32. One of the other direction is inverted, which
-    /// rounds it.
-    ///
-    /// # Errors
-    /// [`GivenError::NoGlobalScale`](crate::GivenError::NoGlobalScale),
-    /// [`GivenError::GlobalScaleTwice`](crate::GivenError::GlobalScaleTwice),
-    /// [`FormatError::Packed`](crate::FormatError::Packed), [`Error::Tensor`];
-    /// [`PlanError::NoGlobalSearch`](crate::PlanError::NoGlobalSearch) if they are to be searched.
-    pub fn take_global_scales(&mut self, file: &Checkpoint) -> Result<&GlobalScales> {
-        for treatment in self.treatments.iter().filter(|treatment| treatment.search_global) {
-            check_search_global(&treatment.recipe, true)?;
-        }
-        let names = self.to_quantize().filter_map(|tensor| {
-            let arithmetic = self.of(tensor.name).recipe.scheme.global_from_amax()?;
-            Some((tensor.name, arithmetic.direction))
-        });
-        let found = GlobalScales::find(file, names)?;
-        Ok(self.global_scales.insert(found))
+    /// Collects the warnings that need no file beside the checkpoint.
+    fn warn_of(&mut self, request: &Quantize) {
+        let recipes = &request.recipes;
+        let copied = self.jobs.iter().filter(|job| job.plan.quantize().is_none());
+        let copied: Vec<_> = copied.map(|job| job.tensor.name).collect();
+        let quantized: Vec<_> = self.quantized().map(|(job, _)| job.tensor.name).collect();
+        let unmatched = recipes.unmatched(self.checkpoint).into_iter().map(Warning::Recipe);
+        let unknown = self.checkpoint.unknown_architecture();
+        let unknown = unknown.map(|model_type| Warning::UnknownArchitecture(model_type.into()));
+        let idle = recipes.idle(&quantized, &copied).into_iter().map(Warning::Recipe);
+        let loaders = self.misread_by().into_iter().map(Warning::Loaders);
+        self.warnings = unmatched.chain(unknown).chain(idle).chain(loaders).collect();
     }
 
-    /// Takes importance by column from a file, for the search of block scales. A vector is called
-    /// `X.importance`, `X_importance` or X, like its tensor, and has a float for each of its columns, or one row of them for
-    /// each expert. Importance matrices of llama.cpp (imatrix, GGUF or `.dat`) are such files too. Tensors without one are
-    /// searched unweighted.
-    ///
-    /// # Errors
-    /// [`GivenError::ImportanceUnused`](crate::GivenError::ImportanceUnused) if no recipe has a search,
-    /// [`GivenError::ImportanceTwice`](crate::GivenError::ImportanceTwice),
-    /// [`GivenError::ImportanceShape`](crate::GivenError::ImportanceShape),
-    /// [`GivenError::ImportanceNumber`](crate::GivenError::ImportanceNumber),
-    /// [`GivenError::Imatrix`](crate::GivenError::Imatrix),
-    /// [`GivenError::ImatrixOfOthers`](crate::GivenError::ImatrixOfOthers).
-    pub fn take_importance(&mut self, file: &Checkpoint) -> Result<&Importance> {
-        if self.treatments.iter().all(|treatment| treatment.recipe.search == Search::None) {
+    /// Adds a warning about names in a file, if there are any.
+    fn warn_of_names(&mut self, file: &Path, names: Vec<String>, problem: FileProblem) {
+        if !names.is_empty() {
+            self.warnings.push(Warning::File { file: file.into(), names, problem });
+        }
+    }
+
+    /// Takes the global scales from a file instead of computing them.
+    fn take_global_scales(&mut self, path: &Path) -> Result<()> {
+        for used in self.recipes.iter().filter(|used| used.search_global) {
+            check_search_global(&used.recipe, true)?;
+        }
+        let from_amax = |plan: &QuantizePlan| self.recipe_of(plan).recipe.scheme.global_from_amax();
+        let names =
+            self.quantized().filter_map(|(job, plan)| Some((job.tensor.name, from_amax(plan)?.direction)));
+        let found = GlobalScales::find(&Checkpoint::open(path)?, names)?;
+        let mut scales = found.scales.into_iter();
+        let recipes = &self.recipes;
+        for plan in self.jobs.iter_mut().filter_map(quantize_plan) {
+            if recipes[plan.recipe].recipe.scheme.global_from_amax().is_some() {
+                plan.global_scale = scales.next();
+            }
+        }
+        self.global_scales = Some(path.into());
+        self.warn_of_names(path, found.unused, FileProblem::Unused);
+        self.warn_of_names(path, found.inverted, FileProblem::Inverted);
+        self.warn_of_names(path, found.unequal, FileProblem::Unequal);
+        Ok(())
+    }
+
+    /// Takes importance by column from a file.
+    fn take_importance(&mut self, path: &Path) -> Result<()> {
+        if self.recipes.iter().all(|used| used.recipe.search == Search::None) {
             return Err(Error::Given(GivenError::ImportanceUnused));
         }
-        let treated = self.to_quantize().map(|tensor| (tensor, self.of(tensor.name)));
-        let searched = treated.filter(|(_, treatment)| treatment.recipe.search != Search::None);
-        let found = Importance::find(file, searched.map(|(tensor, treatment)| (tensor, treatment.storage)))?;
-        Ok(self.importance.insert(found))
-    }
-
-    /// Lets NVFP4's global scales be searched too, as [`search_global`](microscale::search_global) does: for
-    /// each tensor, or all that share one, the best of a few. Of several recipes this is about those that
-    /// can.
-    ///
-    /// # Errors
-    /// [`PlanError::NoGlobalSearch`](crate::PlanError::NoGlobalSearch) unless they follow from amax and a
-    /// recipe has a search.
-    pub fn search_global_scales(&mut self) -> Result<()> {
-        let in_file = self.global_scales.is_some();
-        let can = |treatment: &Treatment| check_search_global(&treatment.recipe, in_file);
-        if let Some(Err(error)) = self.treatments.first().map(can)
-            && self.treatments.iter().all(|treatment| can(treatment).is_err())
-        {
-            return Err(error);
+        let of = self.quantized().count();
+        let is_searched = |recipe: &TensorRecipe| recipe.recipe.search != Search::None;
+        let searched = self.quantized().map(|(job, plan)| (job.tensor, self.recipe_of(plan)));
+        let searched = searched.filter(|(_, recipe)| is_searched(recipe));
+        let file = Checkpoint::open(path)?;
+        let found = Importance::find(&file, searched.map(|(tensor, recipe)| (tensor, recipe.storage)))?;
+        let mut columns = found.columns.into_iter();
+        let recipes = &self.recipes;
+        for plan in self.jobs.iter_mut().filter_map(quantize_plan) {
+            if is_searched(&recipes[plan.recipe]) {
+                plan.importance = columns.next().flatten().map(Arc::new);
+            }
         }
-        let able = self.treatments.iter_mut().filter(|treatment| can(treatment).is_ok());
-        able.for_each(|treatment| treatment.search_global = true);
+        self.importance = Some(path.into());
+        self.warn_of_names(path, found.unused, FileProblem::Unused);
+        self.warn_of_names(path, found.unweighted, FileProblem::Unweighted { of });
+        self.warn_of_names(path, found.partial, FileProblem::Partial);
         Ok(())
     }
 
-    /// Lets [`check_search`](microscale::check_search()) look at each tensor once its scales are chosen, if
-    /// its recipe has a full search.
-    ///
-    /// # Errors
-    /// [`PlanError::NothingToCheck`](crate::PlanError::NothingToCheck) unless a recipe has a full search.
-    pub fn check_searches(&mut self) -> Result<()> {
-        if self.treatments.iter().all(|treatment| treatment.recipe.search != Search::Full) {
-            return Err(Error::Plan(PlanError::NothingToCheck { search: self.treatments[0].recipe.search }));
+    /// Stores the scale of a layer's inputs beside every weight in NVFP4.
+    fn take_input_scales(&mut self, given: &InputScales) -> Result<()> {
+        let mut tensors = Vec::new();
+        for (job, plan) in self.quantized() {
+            let (tensor, storage) = (job.tensor, self.recipe_of(plan).storage);
+            if storage.format != Format::Nvfp4 {
+                continue;
+            }
+            // llama.cpp loads input scales of the layers whose global scales it loads.
+            let architecture = self.checkpoint.gguf_architecture();
+            let loaded = architecture.is_none_or(|name| use_of(name, tensor.name) != Use::Unknown);
+            let stored = storage.stored_input(tensor.name).filter(|_| loaded);
+            let unheld = || GivenError::InputScaleUnheld { tensor: tensor.name.into() };
+            tensors.push((tensor, stored.ok_or_else(unheld)?));
         }
-        self.check_search = true;
-        Ok(())
+        if tensors.is_empty() {
+            let tensor = "no tensor, as none becomes NVFP4,".into();
+            return Err(GivenError::InputScaleUnheld { tensor }.into());
+        }
+        let (scales, unused) = given.find(tensors.iter().copied())?;
+        let mut scales = scales.into_iter();
+        let recipes = &self.recipes;
+        for job in &mut self.jobs {
+            let Job { tensor, plan: TensorPlan::Quantize(plan), outputs, .. } = job else { continue };
+            let storage = recipes[plan.recipe].storage;
+            if storage.format == Format::Nvfp4 {
+                plan.input_scale = scales.next();
+                let stored = storage.stored_input(tensor.name);
+                outputs.extend(stored.and_then(|stored| stored.outline(tensor.name, tensor.shape)));
+            }
+        }
+        self.input_scales = Some(given.described());
+        if let Some(file) = given.file() {
+            self.warn_of_names(file, unused, FileProblem::UnusedInput);
+        }
+        self.check_names()
     }
 
-    /// Lets each tensor's details be collected once it is quantized, with at most this
-    /// many of its worst blocks of either kind.
-    pub fn collect_details(&mut self, worst_blocks: usize) {
-        self.worst_blocks = Some(worst_blocks);
+    /// Groups the tensors whose global scale follows from the largest magnitude of several.
+    fn share_global_scales(&mut self) {
+        let mut layers: HashMap<_, Vec<usize>> = HashMap::new();
+        for (number, job) in self.jobs.iter().enumerate() {
+            let shares = |plan: &&QuantizePlan| {
+                plan.global_scale.is_none() && self.recipe_of(plan).recipe.scheme.global_from_amax().is_some()
+            };
+            if job.plan.quantize().filter(shares).is_some()
+                && let Some(layer) = fused(job.tensor.name)
+            {
+                layers.entry(layer).or_default().push(number);
+            }
+        }
+        let mut layers: Vec<_> = layers.into_values().filter(|parts| parts.len() > 1).collect();
+        layers.sort_unstable();
+        for (number, parts) in layers.iter().enumerate() {
+            for part in parts {
+                if let Some(plan) = quantize_plan(&mut self.jobs[*part]) {
+                    plan.layer = Some(number);
+                }
+            }
+        }
+        self.layers = layers;
     }
 
     /// The recipes, each with everything about it that decides the bytes: by the elements that they are used
     /// for, the most first.
     pub fn recipes(&self) -> Vec<UsedRecipe> {
-        let used = self.treatments.iter().enumerate().map(|(i, treatment)| {
-            let mut sums = Sums::default();
-            for Planned { tensor, bytes_after, .. } in self.quantized_by(i) {
-                sums.add(tensor.elements(), tensor.bytes() as u64, *bytes_after);
-            }
-            UsedRecipe { recipe: treatment.recipe, facts: self.facts_of(treatment), sums }
-        });
-        used.collect()
+        let mut sums = vec![Sums::default(); self.recipes.len()];
+        for (job, plan) in self.quantized() {
+            sums[plan.recipe].add(job.tensor.elements(), job.tensor.bytes() as u64, job.bytes_after());
+        }
+        let used = self.recipes.iter().zip(sums);
+        used.map(|(used, sums)| UsedRecipe { recipe: used.recipe, facts: self.facts_of(used), sums })
+            .collect()
     }
 
     /// The formats, the one for the most elements first, each with the sums over its tensors.
@@ -314,29 +374,20 @@ impl<'a> Plan<'a> {
         common(&self.recipes())
     }
 
-    /// Likely mistakes in the recipes that a plan was made by: rules that change nothing.
-    pub fn idle_rules(&self, recipes: &Recipes) -> Vec<String> {
-        let copied = self.tensors.iter().filter(|planned| planned.reason.is_some());
-        let copied: Vec<_> = copied.map(|planned| planned.tensor.name).collect();
-        let quantized: Vec<_> = self.to_quantize().map(|tensor| tensor.name).collect();
-        recipes.idle(&quantized, &copied)
-    }
-
-    fn facts_of(&self, treatment: &Treatment) -> Facts {
-        let mut facts = treatment.facts();
-        facts.push(("files", self.convention.word().into()));
-        if let Some((_, from)) = self.input_scales.as_ref().filter(|_| treatment.format() == Format::Nvfp4) {
-            facts.push(("input_scale", from.clone()));
+    fn facts_of(&self, used: &TensorRecipe) -> Facts {
+        let mut facts = used.facts();
+        facts.push(("files", self.format.word().into()));
+        if let Some(source) = self.input_scales.as_ref().filter(|_| used.format() == Format::Nvfp4) {
+            facts.push(("input_scale", source.clone()));
         }
-        let from_amax = treatment.recipe.scheme.global_from_amax().is_some();
-        if let Some(scales) = self.global_scales.as_ref().filter(|_| from_amax) {
+        let from_amax = used.recipe.scheme.global_from_amax().is_some();
+        if let Some(path) = self.global_scales.as_ref().filter(|_| from_amax) {
             for (_, fact) in facts.iter_mut().filter(|(name, _)| *name == "global_scale") {
-                *fact = format!("from {}", scales.path.display());
+                *fact = format!("from {}", path.display());
             }
         }
-        if let Some(importance) = self.importance.as_ref().filter(|_| treatment.recipe.search != Search::None)
-        {
-            facts.push(("importance", format!("from {}", importance.path.display())));
+        if let Some(path) = self.importance.as_ref().filter(|_| used.recipe.search != Search::None) {
+            facts.push(("importance", format!("from {}", path.display())));
         }
         facts
     }
@@ -346,77 +397,43 @@ impl<'a> Plan<'a> {
         self.checkpoint
     }
 
-    /// The fate of a tensor; `None` for scales, which are read with their codes.
-    pub(crate) fn planned(&self, tensor: &str) -> Option<&Planned<'a>> {
-        self.places.get(tensor).map(|place| &self.tensors[*place])
-    }
-
-    /// The number of a tensor in the list of all.
-    pub(crate) fn place_of(&self, tensor: &str) -> usize {
-        self.places.get(tensor).copied().unwrap_or(self.tensors.len())
-    }
-
-    /// The treatment of a tensor, if it is quantized.
-    pub(crate) fn of(&self, tensor: &str) -> &Treatment {
-        &self.treatments[self.planned(tensor).map_or(0, |planned| planned.recipe)]
+    /// The recipe that a tensor is quantized by.
+    pub(crate) fn recipe_of(&self, plan: &QuantizePlan) -> &TensorRecipe {
+        &self.recipes[plan.recipe]
     }
 
     /// The number of the recipe that a tensor is quantized by, if there are several.
-    pub(crate) fn number_of(&self, tensor: &str) -> Option<usize> {
-        let planned = self.planned(tensor).filter(|_| self.treatments.len() > 1)?;
-        Some(planned.recipe)
+    pub(crate) fn number_of(&self, plan: &QuantizePlan) -> Option<usize> {
+        (self.recipes.len() > 1).then_some(plan.recipe)
     }
 
-    /// The importance of a tensor's columns, if there is any.
-    pub(crate) fn importance_of(&self, tensor: &Tensor<'_>) -> Option<Columns<'_>> {
-        let shape = self.of(tensor.name).storage.stored_shape(tensor.shape);
-        self.importance.as_ref().and_then(|importance| importance.of(tensor.name, &shape))
-    }
-
-    /// The rows that errors are weighted alike in, if each expert of a tensor has importance of its own.
-    pub(crate) fn rows_each(&self, tensor: &Tensor<'_>) -> Option<usize> {
-        self.importance_of(tensor)?.rows_each()
-    }
-
-    /// Global scales from a file, if they are taken from one.
-    pub(crate) fn global_scales(&self) -> Option<&GlobalScales> {
-        self.global_scales.as_ref()
-    }
-
-    /// Adds what was given in files to a hash.
+    /// Adds the numbers that were given in files to a hash.
     pub(crate) fn add_given(&self, hash: &mut Xxh3) {
-        for tensor in self.to_quantize() {
-            if let Some(scale) = self.global_scales.as_ref().and_then(|scales| scales.of(tensor.name)) {
+        for (_, plan) in self.quantized() {
+            for scale in [plan.global_scale, plan.input_scale].into_iter().flatten() {
                 hash.update(&scale.value().to_le_bytes());
             }
-            if let Some(scale) = self.input_scale_of(tensor.name) {
-                hash.update(&scale.value().to_le_bytes());
-            }
-            if let Some(importance) = self.importance_of(&tensor) {
-                hash.update(bytemuck::cast_slice(importance.numbers));
+            if let Some(importance) = &plan.importance {
+                hash.update(bytemuck::cast_slice(&importance.numbers));
             }
         }
     }
 
-    /// The number of tensors to be quantized.
-    pub fn quantized(&self) -> usize {
-        self.to_quantize().count()
+    /// The jobs of the tensors to quantize.
+    pub(crate) fn quantized(&self) -> impl Iterator<Item = (&Job<'a, TensorPlan>, &QuantizePlan)> {
+        self.jobs.iter().filter_map(|job| Some((job, job.plan.quantize()?)))
     }
 
-    pub(crate) fn to_quantize(&self) -> impl Iterator<Item = Tensor<'a>> {
-        self.tensors.iter().filter(|planned| planned.reason.is_none()).map(|planned| planned.tensor)
+    /// The number of tensors to quantize.
+    pub fn count_quantized(&self) -> usize {
+        self.quantized().count()
     }
 
-    /// The tensors that one of the recipes is used for.
-    fn quantized_by(&self, recipe: usize) -> impl Iterator<Item = &Planned<'a>> {
-        self.tensors.iter().filter(move |planned| planned.reason.is_none() && planned.recipe == recipe)
-    }
-
-    /// The fate of each tensor, as JSON.
+    /// What becomes of each tensor, as JSON.
     pub fn to_json(&self) -> Value {
         let recipes = self.recipes();
-        let tensors = self.tensors.iter().map(|planned| {
-            let Planned { tensor, reason, bytes_after, recipe, .. } = planned;
+        let tensors = self.jobs.iter().map(|job| {
+            let tensor = &job.tensor;
             let mut json = json!({
                 "name": tensor.name,
                 "file": tensor.file.to_string_lossy(),
@@ -424,13 +441,13 @@ impl<'a> Plan<'a> {
                 "shape": tensor.shape,
                 "elements": tensor.elements(),
                 "bytes_before": tensor.bytes(),
-                "bytes_after": bytes_after,
-                "copied": reason.as_ref().map(Reason::to_string),
+                "bytes_after": job.bytes_after(),
+                "copied": job.plan.copied().map(Reason::to_string),
             });
-            if reason.is_none() {
-                json["format"] = recipes[*recipe].recipe.format().word().into();
+            if let Some(plan) = job.plan.quantize() {
+                json["format"] = recipes[plan.recipe].recipe.format().word().into();
                 if recipes.len() > 1 {
-                    json["recipe"] = (*recipe).into();
+                    json["recipe"] = plan.recipe.into();
                 }
             }
             json
@@ -440,15 +457,14 @@ impl<'a> Plan<'a> {
         json.into()
     }
 
+    /// Checks that no output of a tensor has the name of another tensor or output.
     fn check_names(&self) -> Result<()> {
-        let mut taken: HashSet<_> =
-            self.tensors.iter().map(|planned| planned.tensor.name.to_string()).collect();
-        for tensor in self.to_quantize() {
-            let outlines = self.of(tensor.name).outlines(&tensor);
-            for Outline { name, .. } in outlines.into_iter().chain(self.input_outline(&tensor)) {
-                if name != tensor.name && !taken.insert(name.clone()) {
-                    let (file, tensor) = (tensor.file.into(), tensor.name.into());
-                    return Err(Error::Output(OutputError::NameTaken { file, tensor, name }));
+        let mut taken: HashSet<_> = self.jobs.iter().map(|job| job.tensor.name).collect();
+        for (job, _) in self.quantized() {
+            for Outline { name, .. } in &job.outputs {
+                if name != job.tensor.name && !taken.insert(name) {
+                    let (file, tensor) = (job.tensor.file.into(), job.tensor.name.into());
+                    return Err(Error::Output(OutputError::NameTaken { file, tensor, name: name.clone() }));
                 }
             }
         }
@@ -457,27 +473,36 @@ impl<'a> Plan<'a> {
 
     /// The ways in which layers are stored, the one for the most elements first.
     fn groups(&self) -> Vec<Group> {
-        let weights =
-            self.to_quantize().map(|tensor| (tensor.name, self.of(tensor.name).storage, tensor.elements()));
+        let weights = self
+            .quantized()
+            .map(|(Job { tensor, .. }, plan)| (tensor.name, self.recipe_of(plan).storage, tensor.elements()));
         Group::of(weights, self.checkpoint.naming)
     }
 
-    /// Says in the output's config how its layers are stored.
+    /// Describes in the output's config how its layers are stored.
     pub(crate) fn describe(&self, description: &mut Description) {
         if Description::method(self.checkpoint).is_some() {
-            // The entry about the cache of keys and values stays.
+            // The entry about the KV cache stays.
             description.take_cache();
             description.remove();
         }
         description.activations = self.input_scales.is_some();
-        let copied = self.tensors.iter().filter(|planned| planned.reason.is_some());
-        let ignore = ignored(self.checkpoint, copied.map(|planned| planned.tensor));
-        self.convention.describe(&self.groups(), &ignore, description);
+        let copied = self.jobs.iter().filter(|job| job.plan.quantize().is_none());
+        let ignore = ignored(self.checkpoint, copied.map(|job| job.tensor));
+        self.format.describe(&self.groups(), &ignore, description);
     }
 
     /// ggml's type of the format that most weights become.
     pub(crate) fn file_type(&self) -> FileType {
         let blocks = self.groups().first().and_then(|group| group.storage.blocks);
         blocks.unwrap_or(Blocks::Mxfp4).file_type()
+    }
+}
+
+/// How a job quantizes its tensor, if it does.
+fn quantize_plan<'j>(job: &'j mut Job<'_, TensorPlan>) -> Option<&'j mut QuantizePlan> {
+    match &mut job.plan {
+        TensorPlan::Quantize(plan) => Some(plan),
+        TensorPlan::Copy(_) => None,
     }
 }

@@ -7,6 +7,7 @@
 //! | `header` | the header of a safetensors file; GGUF's is in `gguf` |
 //! | `index` | which shard has which tensor |
 //! | `tensor`, `values` | a tensor as it is stored; its values as typed slices |
+//! | `input` | a tensor read band by band, by several threads |
 //! | `columns`, `transposed` | columns of matrices, and their transposes; those of a tensor |
 //! | `experts` | experts that lie in one tensor, taken for tensors of their own |
 //! | `scaling` | codes of eight bits under scales, and their values |
@@ -22,6 +23,7 @@ pub(crate) mod description;
 pub(crate) mod experts;
 pub(crate) mod header;
 pub(crate) mod index;
+pub(crate) mod input;
 pub(crate) mod json;
 pub(crate) mod layer_texts;
 pub(crate) mod memory;

@@ -4,8 +4,9 @@
 //! |---|---|
 //! | `rewrite` | writing a checkpoint anew |
 //! | `work` | the work on each tensor: a trait that each operation implements |
-//! | `workers`, `busy` | several workers that share the work; the time that they take |
+//! | `workers`, `busy` | which jobs are next, and who writes the files; the time that threads are busy |
 //! | `begin`, `gguf`, `writer` | a shard's new file, in either container |
+//! | `sink`, `copy` | a tensor's way into the file; a tensor that goes there unchanged |
 //! | `outline` | the outline of a tensor of the output |
 //! | `file_name`, `temporary` | names made of names; temporary directories, and those that were left behind |
 //! | `machine` | the machine that a lock belongs to |
@@ -17,6 +18,7 @@
 
 pub(crate) mod begin;
 pub(crate) mod busy;
+pub(crate) mod copy;
 pub(crate) mod file_name;
 pub(crate) mod gguf;
 pub(crate) mod machine;
@@ -28,6 +30,7 @@ pub(crate) mod place;
 pub(crate) mod progress;
 pub(crate) mod replacement;
 pub(crate) mod rewrite;
+pub(crate) mod sink;
 pub(crate) mod temporary;
 pub(crate) mod values;
 pub(crate) mod work;

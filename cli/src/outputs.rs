@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use microscale_checkpoint::{
-    Checkpoint, Error, LeftBehind, OutputError, Places, other_weights, outside_links,
+    Checkpoint, Error, LeftBehind, OpenOptions, OutputError, Places, other_weights, outside_links,
 };
 
 use crate::failures::Usage;
@@ -28,13 +28,14 @@ pub(crate) struct OtherFilesArgs {
 }
 
 impl OtherFilesArgs {
+    /// Options to open a checkpoint whose other files will be copied.
+    pub(crate) fn options(&self) -> OpenOptions {
+        OpenOptions { skip_other_weights: self.skip_others, ..OpenOptions::default() }
+    }
+
     /// Opens a checkpoint whose other files will be copied.
     pub(crate) fn open(&self, path: &Path) -> Result<Checkpoint> {
-        let mut checkpoint = Checkpoint::open(path)?;
-        if self.skip_others {
-            checkpoint.skip_other_weights();
-        }
-        Ok(checkpoint)
+        Ok(Checkpoint::open_with(path, self.options())?)
     }
 
     /// Says which files from outside of a checkpoint, and which with other weights, will be copied with it.

@@ -11,7 +11,7 @@ mod malformed_tests {
 
 use std::path::Path;
 
-use microscale_checkpoint::{self as checkpoint, Checkpoint, CheckpointFormat, Plan, Selection};
+use microscale_checkpoint::{self as checkpoint, Checkpoint, CheckpointFormat, Convert, Quantize};
 use microscale_test_support::hostile::HEADER_WORDS;
 use microscale_test_support::{Run, Scratch, command, header, raw_file, run, sample};
 use proptest::prelude::*;
@@ -420,8 +420,8 @@ fn a_shard_of_which_nothing_is_left() {
 fn read_everything(path: &Path) {
     let Ok(checkpoint) = Checkpoint::open(path) else { return };
     for convention in [CheckpointFormat::CompressedTensors, CheckpointFormat::GptOss] {
-        let _ = Plan::new(&checkpoint, &Selection::default(), Default::default(), convention)
-            .map(|plan| plan.to_json());
+        let quantize = Quantize { format: Some(convention), ..Quantize::default() };
+        let _ = quantize.plan(&checkpoint).map(|plan| plan.to_json());
     }
     let _ = checkpoint::inspect(&checkpoint);
     let device = &microscale::Device::Cpu;
@@ -432,8 +432,8 @@ fn read_everything(path: &Path) {
     for convention in
         [CheckpointFormat::CompressedTensors, CheckpointFormat::Modelopt, CheckpointFormat::GptOss]
     {
-        let _ =
-            checkpoint::convert(&checkpoint, convention, None, &out.path().join("out"), device, &mut go_on);
+        let out = out.path().join("out");
+        let _ = Convert::new(convention).run(&checkpoint, &out, device, &mut go_on);
     }
 }
 

@@ -5,7 +5,7 @@ mod loaded;
 use std::fmt;
 use std::str::FromStr;
 
-pub use loaded::{Loaded, QuantizedThere};
+pub use loaded::{Loaded, QuantizedOnDevice};
 
 #[cfg(feature = "cuda")]
 use crate::gpu::{self, Gpu, Gpus};
@@ -46,9 +46,6 @@ pub enum Device {
     #[cfg(feature = "cuda")]
     Gpus(Gpus),
 }
-
-/// Workers of a checkpoint operation on the CPU. While one writes, the other computes.
-const CPU_WORKERS: usize = 2;
 
 impl Device {
     /// Prepares a device.
@@ -126,14 +123,15 @@ impl Device {
         !matches!(self, Self::Cpu)
     }
 
-    /// Returns devices that can work in parallel on tensors of at most `largest` bytes.
+    /// Returns devices that can work in parallel on tensors of at most `largest` bytes: one per
+    /// thread of the CPU, several streams per GPU.
     ///
     /// # Errors
     /// [`Error::Gpu`].
     #[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "the CPU's memory is not counted"))]
     pub fn workers(&self, largest: usize) -> Result<Vec<Self>> {
         match self {
-            Self::Cpu => Ok((0..CPU_WORKERS).map(|_| Self::Cpu).collect()),
+            Self::Cpu => Ok((0..rayon::current_num_threads()).map(|_| Self::Cpu).collect()),
             #[cfg(feature = "cuda")]
             Self::Gpus(gpus) => {
                 Ok(gpus.workers(largest)?.into_iter().map(|gpu| Self::Gpus(gpu.into())).collect())

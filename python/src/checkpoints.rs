@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use microscale::formats::{ScaleRule, Ties};
 use microscale::{Convention, Device, DeviceChoice, Format, NonFinite, Search, Words};
 use microscale_checkpoint::{
-    self as checkpoint, Checkpoint, CheckpointFormat, GlobalSetting, InputScales, KeptAs, Logical,
-    OnProgress, Part, Places, Plan, Progress, Recipes, Settings, Skipped, Sums,
+    self as checkpoint, Checkpoint, Convert, GlobalSetting, InputScales, KeptAs, Logical, OnProgress,
+    OpenOptions, Part, Places, Progress, Quantize, Recipes, Settings, Skipped, Sums,
 };
 use pyo3::prelude::*;
 use serde_json::{Value, json};
@@ -81,45 +81,27 @@ impl Arguments {
         Ok(recipes)
     }
 
-    /// Gives a plan what is in files, and returns warnings about them.
-    fn give(&self, plan: &mut Plan<'_>) -> checkpoint::Result<Vec<String>> {
-        let mut warnings = Vec::new();
-        let mut warn = |path: &PathBuf, names: &[String], what: &str| {
-            if !names.is_empty() {
-                warnings.push(format!("{}: {}: {what}", path.display(), names.join(", ")));
+    /// The request that the arguments make.
+    fn request(&self, py: Python<'_>, part: Option<Part>) -> PyResult<Quantize> {
+        let input_scales = match &self.input_scale {
+            None => None,
+            Some(GivenInput::Amax(amax)) => Some(InputScales::from_amax(*amax as f32)),
+            Some(GivenInput::File(path)) => {
+                Some(InputScales::read(path).map_err(|error| of_checkpoints(py, error))?)
             }
         };
-        const UNUSED: &str = "no tensor to quantize is called so";
-        if let Some(path) = &self.global_scales {
-            let found = plan.take_global_scales(&Checkpoint::open(path)?)?;
-            warn(path, &found.unused, UNUSED);
-            warn(
-                path,
-                &found.inverted,
-                "inverted, which rounds, because the convention takes the other direction",
-            );
-            warn(
-                path,
-                &found.unequal,
-                "not the global scale of the layers that serving engines fuse this with",
-            );
-        }
-        if let Some(path) = &self.importance {
-            let found = plan.take_importance(&Checkpoint::open(path)?)?;
-            warn(path, &found.unused, UNUSED);
-            warn(path, &found.unweighted, "without importance, and searched unweighted");
-        }
-        match &self.input_scale {
-            None => {}
-            Some(GivenInput::Amax(amax)) => {
-                plan.take_input_scales(&InputScales::from_amax(*amax as f32))?;
-            }
-            Some(GivenInput::File(path)) => {
-                let unused = plan.take_input_scales(&InputScales::read(path)?)?;
-                warn(path, &unused, "no weight that becomes nvfp4 is called so");
-            }
-        }
-        Ok(warnings)
+        let (skip_other_weights, split_experts) = (self.skip_others, self.split_experts);
+        Ok(Quantize {
+            open: OpenOptions { skip_other_weights, split_experts },
+            recipes: self.recipes(py)?,
+            format: optional(py, self.out_convention.as_deref())?,
+            requantize: self.requantize,
+            global_scales: self.global_scales.clone(),
+            importance: self.importance.clone(),
+            input_scales,
+            part,
+            ..Quantize::default()
+        })
     }
 
     /// The files that are read beside the checkpoint.
@@ -137,13 +119,9 @@ fn part(py: Python<'_>, part: Option<(usize, usize)>) -> PyResult<Option<Part>> 
     part.map(|(index, of)| word(py, &format!("{index}/{of}"))).transpose()
 }
 
-/// Opens a checkpoint, whose other files with weights are left out of what is written if `skip_others` says so.
-fn open(py: Python<'_>, path: &Path, skip_others: bool) -> PyResult<Checkpoint> {
-    let mut input = py.detach(|| Checkpoint::open(path)).map_err(|error| of_checkpoints(py, error))?;
-    if skip_others {
-        input.skip_other_weights();
-    }
-    Ok(input)
+/// Opens a checkpoint.
+fn open(py: Python<'_>, path: &Path, options: OpenOptions) -> PyResult<Checkpoint> {
+    py.detach(|| Checkpoint::open_with(path, options)).map_err(|error| of_checkpoints(py, error))
 }
 
 /// Quantizes a checkpoint, or a part of it. Without an output it says what would be done. Returns JSON, and warnings.
@@ -159,51 +137,25 @@ pub(crate) fn quantize_checkpoint(
     progress: Option<Py<PyAny>>,
 ) -> PyResult<(String, Vec<String>)> {
     let of_checkpoints = |error| of_checkpoints(py, error);
-    let recipes = arguments.recipes(py)?;
-    let part = self::part(py, part)?;
-    let out_convention: Option<CheckpointFormat> = optional(py, arguments.out_convention.as_deref())?;
+    let quantize = arguments.request(py, self::part(py, part)?)?;
     let device = ready(py, device)?;
-    let mut input = open(py, &path, arguments.skip_others)?;
-    if arguments.split_experts {
-        input.split_experts().map_err(of_checkpoints)?;
-    }
-    if arguments.requantize {
-        input.requantize();
-    }
-    let convention = out_convention.or(recipes.out_convention).unwrap_or(input.own_convention());
-    recipes.check(convention).map_err(of_checkpoints)?;
-    let mut plan = py.detach(|| Plan::by_recipes(&input, &recipes, convention)).map_err(of_checkpoints)?;
-    let given = py.detach(|| arguments.give(&mut plan)).map_err(of_checkpoints)?;
-    let mut warnings = recipes.unmatched(&input);
-    warnings.extend(plan.idle_rules(&recipes));
-    warnings.extend(plan.misread_by().into_iter().chain(given));
+    let input = py.detach(|| quantize.open(&path)).map_err(of_checkpoints)?;
+    let plan = py.detach(|| quantize.plan(&input)).map_err(of_checkpoints)?;
+    let warnings = plan.warnings.iter().map(ToString::to_string).collect();
     let told = |mut facts: Value, warnings| {
         facts["notes"] = plan.refused_by().into();
         Ok((facts.to_string(), warnings))
     };
     let Some(out) = out else { return told(plan.to_json(), warnings) };
-    let done = match part {
-        None => {
-            check_places(&input, arguments.files(), &[&out]).map_err(of_checkpoints)?;
-            checkpoint::remove_unfinished_output(&out);
-            operate(py, progress, |progress| {
-                Ok(checkpoint::quantize(&plan, &out, &device, progress)?.to_json())
-            })?
-        }
-        Some(part) => {
-            let parts = checkpoint::parts_directory(&out).map_err(of_checkpoints)?;
-            check_places(&input, arguments.files(), &[&out, &parts]).map_err(of_checkpoints)?;
-            checkpoint::remove_unfinished_part(&out, part);
-            operate(py, progress, |progress| {
-                let done = checkpoint::quantize_part(&plan, part, &out, &device, progress)?;
-                let mut facts = done.summary.to_json();
-                facts["part"] = json!({
-                    "made": done.made, "kept": done.kept, "of": done.of, "directory": done.directory.to_string_lossy(),
-                });
-                Ok(facts)
-            })?
-        }
-    };
+    let parts = quantize.part.map(|_| checkpoint::parts_directory(&out)).transpose();
+    let parts = parts.map_err(of_checkpoints)?;
+    let outputs: Vec<_> = std::iter::once(&out).chain(&parts).collect();
+    check_places(&input, arguments.files(), &outputs).map_err(of_checkpoints)?;
+    match quantize.part {
+        None => drop(checkpoint::remove_unfinished_output(&out)),
+        Some(part) => drop(checkpoint::remove_unfinished_part(&out, part)),
+    }
+    let done = operate(py, progress, |progress| Ok(plan.run(&out, &device, progress)?.to_json()))?;
     told(done, warnings)
 }
 
@@ -219,10 +171,7 @@ pub(crate) fn merge_checkpoint(
     progress: Option<Py<PyAny>>,
 ) -> PyResult<String> {
     let of_checkpoints = |error| of_checkpoints(py, error);
-    let mut input = open(py, &path, skip_others)?;
-    if split_experts {
-        input.split_experts().map_err(of_checkpoints)?;
-    }
+    let input = open(py, &path, OpenOptions { skip_other_weights: skip_others, split_experts })?;
     let parts = checkpoint::parts_directory(&out).map_err(of_checkpoints)?;
     check_places(&input, [], &[&out, &parts]).map_err(of_checkpoints)?;
     checkpoint::remove_unfinished_output(&out);
@@ -255,14 +204,12 @@ pub(crate) fn convert_checkpoint(
 ) -> PyResult<(String, Vec<String>)> {
     let of_checkpoints = |error| of_checkpoints(py, error);
     let (to, format, device) = (word(py, to)?, optional::<Format>(py, format)?, ready(py, device)?);
-    let mut input = open(py, &path, skip_others)?;
-    if requantize {
-        input.requantize();
-    }
+    let options = OpenOptions { skip_other_weights: skip_others, ..OpenOptions::default() };
+    let input = open(py, &path, options)?;
+    let convert = Convert { to, format, requantize };
     check_places(&input, [], &[&out]).map_err(of_checkpoints)?;
     checkpoint::remove_unfinished_output(&out);
-    let done =
-        operate(py, progress, |progress| checkpoint::convert(&input, to, format, &out, &device, progress))?;
+    let done = operate(py, progress, |progress| convert.run(&input, &out, &device, progress))?;
     let rounded = done.rounded.iter().map(|rounding| {
         json!({
             "tensor": rounding.tensor,

@@ -3,8 +3,8 @@
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
-use microscale::{Convention, Format, Recipe};
-use microscale_checkpoint::{Checkpoint, CheckpointFormat, Plan, Selection, quantize};
+use microscale::{Convention, Format};
+use microscale_checkpoint::{Checkpoint, CheckpointFormat, Quantize, Settings};
 
 /// A sample's directory.
 ///
@@ -24,7 +24,8 @@ pub(crate) fn quantized(
     files: CheckpointFormat,
 ) {
     let checkpoint = Checkpoint::open(&sample(name)).unwrap();
-    let recipe = Recipe::of(format, convention).unwrap();
-    let plan = Plan::new(&checkpoint, &Selection::default(), recipe, files).unwrap();
-    quantize(&plan, out, &microscale::Device::Cpu, &mut |_| ControlFlow::Continue(())).unwrap();
+    let settings = Settings { format: Some(format), convention: Some(convention), ..Settings::default() };
+    let quantize = Quantize { format: Some(files), ..Quantize::new(settings) };
+    let plan = quantize.plan(&checkpoint).unwrap();
+    plan.run(out, &microscale::Device::Cpu, &mut |_| ControlFlow::Continue(())).unwrap();
 }

@@ -17,6 +17,7 @@ use crate::checkpoint_formats::table::{FORMATS, rescaled, stored};
 use crate::checkpoint_formats::{comfyui, scaled};
 use crate::dtype::FileDtype;
 use crate::error::{Error, Result};
+use crate::job::Position;
 use crate::names::weight::WEIGHT;
 use crate::read::checkpoint::Checkpoint;
 use crate::read::layer_texts;
@@ -186,6 +187,18 @@ impl<'a> Packed<'a> {
 /// not fit, and for other formats; [`Error::Tensor`] for a number that cannot be a global scale.
 pub fn logical(checkpoint: &Checkpoint) -> Result<Vec<Logical<'_>>> {
     checkpoint.tensors().filter_map(|tensor| resolve(checkpoint, tensor).transpose()).collect()
+}
+
+/// Every tensor of a checkpoint as [`logical`] has it, with the position of its codes or of itself.
+///
+/// # Errors
+/// The errors of [`logical`].
+pub(crate) fn logical_positions(checkpoint: &Checkpoint) -> Result<Vec<(Position, Logical<'_>)>> {
+    let resolved = checkpoint.positions().filter_map(|(position, tensor)| {
+        let tensor = resolve(checkpoint, tensor).transpose()?;
+        Some(tensor.map(|tensor| (position, tensor)))
+    });
+    resolved.collect()
 }
 
 /// The tensor of the model that a stored tensor holds; `None` for scales, which belong to their codes.

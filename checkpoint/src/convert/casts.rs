@@ -8,7 +8,7 @@ use microscale::{Convention, Device, Format, Global, GlobalScale, QuantizedTenso
 use rayon::prelude::*;
 
 use crate::checkpoint_formats::packed::Packed;
-use crate::convert::rounding::Compared;
+use crate::convert::rounding::compare_bits;
 use crate::error::format::FormatError;
 use crate::error::{Error, Result};
 use crate::names::fused::{Fused, fused};
@@ -20,7 +20,7 @@ pub(crate) enum Cast {
     ToNvfp4(Mxfp4ToNvfp4),
     /// Exact.
     ToMxfp8,
-    /// The values are quantized again, under this global scale if the format has one.
+    /// Quantizing the values again, under this global scale if the format has one.
     Again(Recipe, Option<GlobalScale>),
 }
 
@@ -35,54 +35,54 @@ impl Cast {
     }
 }
 
-/// The casts of tensors to a format, by the name of the codes. Parts of a fused layer share theirs. What is not exact is an error, or
-/// quantized again if that is wanted.
-pub(crate) fn casts<'a>(
-    tensors: &[&'a Packed<'a>],
-    to: Format,
-    requantize: bool,
-) -> Result<HashMap<&'a str, Cast>> {
+/// The casts of tensors to a format, in their order. Parts of a fused layer share a cast. A tensor
+/// without an exact cast is an error, or quantized again if `requantize` is set.
+pub(crate) fn casts(tensors: &[&Packed<'_>], to: Format, requantize: bool) -> Result<Vec<Cast>> {
     let again = |packed: &Packed<'_>, source| match requantize {
         true => Ok(None),
         false => Err(not_exact(packed, source)),
     };
-    let looked_at = tensors.par_iter().map(|packed| {
-        let looked_at = match (packed.format, to) {
-            (Format::Mxfp4, Format::Nvfp4) => look_at(packed)?,
+    let examined = tensors.par_iter().map(|packed| {
+        let cast = match (packed.format, to) {
+            (Format::Mxfp4, Format::Nvfp4) => Some(cast_to_nvfp4(packed)?),
             (_, Format::Mxfp8E4m3) => match check_mxfp8(packed) {
                 Ok(()) => Some(Cast::ToMxfp8),
-                Err(Looked::NotExact(source)) => again(packed, source)?,
-                Err(Looked::Failed(error)) => return Err(error),
+                Err(NoCast::NotExact(source)) => again(packed, source)?,
+                Err(NoCast::Failed(error)) => return Err(error),
             },
             (from, to) => again(packed, microscale::Error::NotCast { from, to })?,
         };
-        Ok((*packed, looked_at))
+        Ok((*packed, cast))
     });
-    let looked_at = looked_at.collect::<Result<Vec<_>>>()?;
-    let shared = share(&looked_at);
-    let (mut casts, mut others) = (HashMap::new(), Vec::new());
-    for (packed, cast) in looked_at {
+    let examined = examined.collect::<Result<Vec<_>>>()?;
+    let shared = share(&examined);
+    let (mut casts, mut others) = (Vec::with_capacity(tensors.len()), Vec::new());
+    for (packed, cast) in examined {
         let cast = match fused(packed.name).filter(|_| to == Format::Nvfp4) {
             Some(layer) => shared.get(&layer).copied().flatten().map(Cast::ToNvfp4),
             None => cast,
         };
-        match cast {
+        let exact = match cast {
             Some(Cast::ToNvfp4(cast)) if !cast.is_exact() => {
-                again(packed, microscale::Error::NotExact { span: cast.span() })?;
-                others.push(packed);
+                again(packed, microscale::Error::NotExact { span: cast.span() })?
             }
-            Some(cast) => drop(casts.insert(packed.codes.name, cast)),
-            None => others.push(packed),
+            cast => cast,
+        };
+        if exact.is_none() {
+            others.push(packed);
         }
+        casts.push(exact);
     }
-    casts.extend(quantized_again(&others, to)?);
-    Ok(casts)
+    let mut again = quantized_again(&others, to)?.into_iter();
+    let all = casts.into_iter().map(|cast| cast.or_else(|| again.next()));
+    // There is one for each tensor without an exact cast.
+    Ok(all.flatten().collect())
 }
 
 /// The cast of all parts of each fused layer, if all can be cast over the same codes.
-fn share(looked_at: &[(&Packed<'_>, Option<Cast>)]) -> HashMap<Fused, Option<Mxfp4ToNvfp4>> {
+fn share(examined: &[(&Packed<'_>, Option<Cast>)]) -> HashMap<Fused, Option<Mxfp4ToNvfp4>> {
     let mut shared = HashMap::new();
-    for (packed, cast) in looked_at {
+    for (packed, cast) in examined {
         let Some(layer) = fused(packed.name) else { continue };
         let of_layer = shared.entry(layer).or_insert(Some(Mxfp4ToNvfp4::default()));
         *of_layer = match (*of_layer, cast) {
@@ -93,14 +93,13 @@ fn share(looked_at: &[(&Packed<'_>, Option<Cast>)]) -> HashMap<Fused, Option<Mxf
     shared
 }
 
-/// The casts of tensors whose values are quantized again, by the name of the codes: as `quantize` does by default, parts of a fused
-/// layer under one global scale.
-fn quantized_again<'a>(tensors: &[&'a Packed<'a>], to: Format) -> Result<Vec<(&'a str, Cast)>> {
+/// The casts of tensors whose values are quantized again, in their order: as `quantize` does by
+/// default, parts of a fused layer under one global scale.
+fn quantized_again(tensors: &[&Packed<'_>], to: Format) -> Result<Vec<Cast>> {
     let Some(first) = tensors.first() else { return Ok(Vec::new()) };
     let recipe = Recipe::of(to, Convention::default_for(to)).map_err(|error| first.error(error))?;
     let Some(arithmetic) = recipe.scheme.global_from_amax() else {
-        let all = tensors.iter().map(|packed| (packed.codes.name, Cast::Again(recipe, None)));
-        return Ok(all.collect());
+        return Ok(vec![Cast::Again(recipe, None); tensors.len()]);
     };
     let largest: Vec<f32> = tensors.par_iter().map(|packed| amax(packed)).collect::<Result<_>>()?;
     let mut of_layers: HashMap<Fused, f32> = HashMap::new();
@@ -113,7 +112,7 @@ fn quantized_again<'a>(tensors: &[&'a Packed<'a>], to: Format) -> Result<Vec<(&'
     let all = tensors.iter().zip(&largest).map(|(packed, amax)| {
         let of_layer = fused(packed.name).and_then(|layer| of_layers.get(&layer));
         let scale = arithmetic.global_scale(*of_layer.unwrap_or(amax), |x| x);
-        (packed.codes.name, Cast::Again(recipe.with_global(Global::Given(scale)), Some(scale)))
+        Cast::Again(recipe.with_global(Global::Given(scale)), Some(scale))
     });
     Ok(all.collect())
 }
@@ -135,18 +134,18 @@ fn not_exact(packed: &Packed<'_>, why: microscale::Error) -> Error {
     FormatError::NotExact { file, tensor, why: why.into() }.into()
 }
 
-/// The scales of a tensor in MXFP4, looked at.
-fn look_at(packed: &Packed<'_>) -> Result<Option<Cast>> {
+/// The cast of a tensor in MXFP4, which its scales decide.
+fn cast_to_nvfp4(packed: &Packed<'_>) -> Result<Cast> {
     let mut cast = Mxfp4ToNvfp4::default();
     for band in packed.bands()? {
-        let looked_at = cast.look_at(packed.row(&packed.blocks_in(band))?);
-        cast = looked_at.map_err(|error| packed.error(error))?;
+        let examined = cast.look_at(packed.row(&packed.blocks_in(band))?);
+        cast = examined.map_err(|error| packed.error(error))?;
     }
-    Ok(Some(Cast::ToNvfp4(cast)))
+    Ok(Cast::ToNvfp4(cast))
 }
 
 /// Why a tensor is not cast.
-enum Looked {
+enum NoCast {
     NotExact(microscale::Error),
     Failed(Error),
 }
@@ -155,14 +154,14 @@ enum Looked {
 const BLOCK_OF_MXFP8: usize = 32;
 
 /// Makes sure that all values of a tensor are exact in MXFP8.
-fn check_mxfp8(packed: &Packed<'_>) -> std::result::Result<(), Looked> {
+fn check_mxfp8(packed: &Packed<'_>) -> std::result::Result<(), NoCast> {
     // MXFP4 always is MXFP8.
     let bands = if packed.format == Format::Mxfp4 { Ok(Vec::new()) } else { packed.bands() };
-    for band in bands.map_err(Looked::Failed)? {
+    for band in bands.map_err(NoCast::Failed)? {
         let before = band.start / BLOCK_OF_MXFP8;
         let blocks = packed.blocks_in(band);
-        let row = packed.row(&blocks).map_err(Looked::Failed)?;
-        to_mxfp8_in(packed, &row.to_tensor(), before).map_err(Looked::NotExact)?;
+        let row = packed.row(&blocks).map_err(NoCast::Failed)?;
+        to_mxfp8_in(packed, &row.to_tensor(), before).map_err(NoCast::NotExact)?;
     }
     Ok(())
 }
@@ -192,7 +191,7 @@ pub(crate) fn cast_alike(
     cast: impl Fn(&QuantizedTensor) -> microscale::Result<QuantizedTensor>,
 ) -> Result<QuantizedTensor> {
     let after = cast(band).map_err(|source| packed.error(source))?;
-    match Compared::of(packed, band, &after, device)?.differing {
+    match compare_bits(packed, band, &after, device)?.differing {
         0 => Ok(after),
         _ => Err(packed.error(microscale::Error::Wrong("a cast"))),
     }

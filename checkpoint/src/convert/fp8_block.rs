@@ -9,35 +9,38 @@
 //! scales alone give up to 3 of them, from 0.5 to 6: whatever the codes are, scales at most 2^14 times each other are exact, and codes that
 //! include both ends under scales 2^15 apart are not.
 
-use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
 use microscale::Device;
 use microscale::cast::{e4m3_exponent, largest, to_e4m3};
 use microscale::formats::E4m3;
-use microscale::{Format, Position, Report, ScaleLayout};
+use microscale::{Position, Report, ScaleLayout};
 use rayon::prelude::*;
 
 use crate::checkpoint_format::CheckpointFormat;
 use crate::checkpoint_formats::fp8_block::{BLOCK, SCALES, describe};
 use crate::checkpoint_formats::ignored::ignored;
-use crate::checkpoint_formats::packed::{Logical, Packed};
-use crate::convert::done::{Done, in_bf16};
-use crate::convert::requantized::Requantized;
+use crate::checkpoint_formats::packed::{Logical, Packed, logical_positions};
+use crate::convert::done::{ConvertedTensor, in_bf16};
+use crate::convert::requantized::{BandDifference, Requantized};
+use crate::convert::{Convert, check_names, nothing_packed};
 use crate::dtype::FileDtype;
+use crate::error::Result;
 use crate::error::format::FormatError;
-use crate::error::output::OutputError;
-use crate::error::{Error, Result};
 use crate::gguf::metadata::FileType;
+use crate::job::Job;
+use crate::pipeline::Worker;
 use crate::read::checkpoint::Checkpoint;
 use crate::read::description::Description;
+use crate::read::input::Input;
 use crate::read::memory::afford;
 use crate::read::scaling::{Scaling, grid};
 use crate::read::tensor::{Tensor, elements};
 use crate::sums::Sums;
+use crate::write::copy::copy;
 use crate::write::outline::{Outline, unchanged, unquantized};
+use crate::write::sink::Sink;
 use crate::write::work::Rewrite;
-use crate::write::writer::Sink;
 
 /// The least exponent of a scale: its inverse is a normal number too.
 const LEAST: i32 = -126;
@@ -136,16 +139,24 @@ fn scales_shape(shape: &[usize]) -> Vec<usize> {
 /// Converting a checkpoint to block FP8.
 pub(crate) struct Fp8Blocks<'a> {
     checkpoint: &'a Checkpoint,
-    /// The quantized tensors, by the name of the codes.
-    packed: HashMap<&'a str, &'a Packed<'a>>,
-    /// The tensors of codes of eight bits under scales, by their names.
-    scaled: HashMap<&'a str, Tensor<'a>>,
-    /// The names of scales, which are written with their codes.
-    scales: HashSet<&'a str>,
+    requantize: bool,
+    jobs: Vec<Job<'a, Fp8Plan<'a>>>,
+}
+
+/// What becomes of a tensor.
+pub(crate) enum Fp8Plan<'a> {
+    /// The values of a quantized tensor are cast.
+    Cast(Box<Packed<'a>>),
+    /// The tensor is block FP8 already. Its scales are written as F32.
+    Restate,
+    /// The values of 8-bit codes under other scales are written in bf16.
+    Scaled,
+    /// The tensor is copied.
+    Copy,
 }
 
 /// Returns whether a tensor of codes under scales is block FP8 already. So is a matrix within a single block that has one scale.
-fn is_there(tensor: &Tensor<'_>) -> bool {
+fn is_block_fp8(tensor: &Tensor<'_>) -> bool {
     let single = |scaling: Scaling<'_>| match tensor.shape {
         [rows, cols] => scaling.block == [*rows, *cols] && *rows <= BLOCK[0] && *cols <= BLOCK[1],
         _ => false,
@@ -157,72 +168,61 @@ fn is_there(tensor: &Tensor<'_>) -> bool {
 }
 
 impl<'a> Fp8Blocks<'a> {
-    /// Makes sure that everything can be cast.
+    /// Checks that everything can be cast.
     ///
     /// # Errors
-    /// Those of [`convert`](crate::convert()).
-    pub(crate) fn new(
-        checkpoint: &'a Checkpoint,
-        logical: &'a [Logical<'a>],
-        format: Option<Format>,
-    ) -> Result<Self> {
-        let to = CheckpointFormat::Fp8Block;
+    /// The errors of [`Convert::run`].
+    pub(crate) fn new(checkpoint: &'a Checkpoint, request: &Convert) -> Result<Self> {
+        let Convert { to, format, requantize } = *request;
         if let Some(format) = format {
             return Err(FormatError::OwnFormat { convention: to, format }.into());
         }
-        let (mut packed, mut scaled) = (HashMap::new(), HashMap::new());
-        for tensor in logical {
+        let mut jobs = Vec::new();
+        for (position, tensor) in logical_positions(checkpoint)? {
             let (file, name) = (tensor.stored().file.into(), tensor.name().into());
-            match tensor {
-                Logical::Plain(tensor) => {
-                    let Some(scaling) = &tensor.scaling else { continue };
-                    if !checkpoint.requantize && !is_there(tensor) && !scaling.is_exact_in_bf16() {
-                        let dtype = tensor.dtype;
-                        return Err(FormatError::Scaled { file, tensor: name, dtype, to }.into());
+            let (tensor, plan) = match tensor {
+                Logical::Plain(tensor) => match &tensor.scaling {
+                    None => (tensor, Fp8Plan::Copy),
+                    Some(_) if is_block_fp8(&tensor) => (tensor, Fp8Plan::Restate),
+                    Some(scaling) => {
+                        if !requantize && !scaling.is_exact_in_bf16() {
+                            let dtype = tensor.dtype;
+                            return Err(FormatError::Scaled { file, tensor: name, dtype, to }.into());
+                        }
+                        (tensor, Fp8Plan::Scaled)
                     }
-                    scaled.insert(tensor.name, *tensor);
-                }
-                Logical::Packed(tensor) => {
-                    if tensor.storage.transposed || tensor.shape.len() < 2 {
+                },
+                Logical::Packed(packed) => {
+                    if packed.storage.transposed || packed.shape.len() < 2 {
                         return Err(FormatError::NotConverted { file, tensor: name, to }.into());
                     }
-                    packed.insert(tensor.codes.name, &**tensor);
+                    (packed.codes, Fp8Plan::Cast(packed))
                 }
+            };
+            let outputs = match &plan {
+                Fp8Plan::Cast(packed) => outlines(packed.name, &packed.shape).into(),
+                Fp8Plan::Restate => outlines(tensor.name, tensor.shape).into(),
+                Fp8Plan::Scaled => vec![unquantized(&tensor)],
+                Fp8Plan::Copy => vec![unchanged(&tensor)],
+            };
+            jobs.push(Job { tensor, plan, position, outputs });
+        }
+        let converter = Self { checkpoint, requantize, jobs };
+        if converter.tensors() == 0 {
+            return Err(nothing_packed(checkpoint));
+        }
+        check_names(&converter.jobs)?;
+        for job in converter.jobs.iter().filter(|_| !requantize) {
+            if let Fp8Plan::Cast(packed) = &job.plan {
+                check_exact(packed)?;
             }
-        }
-        if packed.is_empty() {
-            let path = checkpoint.path.clone();
-            return Err(FormatError::NothingPacked { doing: "convert", path }.into());
-        }
-        // Scales belong to their codes, and are no tensors of their own.
-        let left: HashSet<_> = logical.iter().map(|tensor| tensor.stored().name).collect();
-        let scales = checkpoint.tensors().map(|tensor| tensor.name).filter(|name| !left.contains(name));
-        let converter = Self { checkpoint, packed, scaled, scales: scales.collect() };
-        converter.check_names()?;
-        // In the order of the checkpoint, so that the first error is always the same.
-        for tensor in checkpoint.tensors().filter(|_| !checkpoint.requantize) {
-            converter.packed.get(tensor.name).map_or(Ok(()), |packed| check_exact(packed))?;
         }
         Ok(converter)
     }
 
-    /// The tensors that are cast.
+    /// The number of tensors that are cast.
     pub(crate) fn tensors(&self) -> u64 {
-        self.packed.len() as u64
-    }
-
-    /// Every tensor of the output must have a name of its own.
-    fn check_names(&self) -> Result<()> {
-        let mut taken = HashSet::new();
-        for tensor in self.checkpoint.tensors() {
-            for Outline { name, .. } in self.outlines(&tensor) {
-                if !taken.insert(name.clone()) {
-                    let (file, tensor) = (tensor.file.into(), tensor.name.into());
-                    return Err(Error::Output(OutputError::NameTaken { file, tensor, name }));
-                }
-            }
-        }
-        Ok(())
+        self.jobs.iter().filter(|job| matches!(job.plan, Fp8Plan::Cast(_))).count() as u64
     }
 }
 
@@ -251,12 +251,21 @@ fn check_exact(packed: &Packed<'_>) -> Result<()> {
     }
 }
 
-/// Casts a tensor and writes it, one row of blocks after another; `rounding` blocks that are not exact.
-fn write_cast(packed: &Packed<'_>, rounding: bool, device: &Device, sink: &Sink<'_>) -> Result<Done> {
+/// Casts a tensor and writes it, one row of blocks after another; `rounding` blocks without an exact
+/// cast.
+fn write_cast<'env>(
+    packed: &'env Packed<'env>,
+    rounding: bool,
+    worker: &Worker<'_, 'env>,
+    sink: &Sink,
+) -> Result<ConvertedTensor> {
     let cols = packed.shape.last().copied().unwrap_or(1);
     let [codes, scales] = outlines(packed.name, &packed.shape);
     let mut rounded = Requantized::new(packed.name, packed.format, CheckpointFormat::Fp8Block);
-    for band in bands(&packed.shape) {
+    let (bands, device, into) = (bands(&packed.shape), worker.device, sink.clone());
+    let (last, scales_each) = (bands.len(), (cols.div_ceil(BLOCK[1]) * size_of::<f32>()) as u64);
+    let cast_band = move |number: usize| {
+        let band = bands.get(number).cloned().unwrap_or_default();
         let values: Vec<f32> = packed.values_in(band.clone(), device)?;
         let mut cast = Cast::of(&values, cols);
         if let Some(block) = cast.inexact.iter().find(|block| cast.largest[**block].is_infinite()) {
@@ -266,10 +275,11 @@ fn write_cast(packed: &Packed<'_>, rounding: bool, device: &Device, sink: &Sink<
             (report.infinite, report.first_non_finite) = (1, Some(first));
             return Err(packed.error(microscale::Error::NonFinite { first, report }));
         }
+        let mut difference = BandDifference::default();
         let is_wrong = if rounding {
             cast.round(&values, cols);
-            rounded.add(&values, &cast.values(packed, cols).unwrap_or_default());
-            rounded.values != band.end as u64
+            difference = BandDifference::between(&values, &cast.values(packed, cols).unwrap_or_default());
+            difference.values != band.len() as u64
         } else {
             // Casting has compared every value.
             !cast.inexact.is_empty()
@@ -277,56 +287,61 @@ fn write_cast(packed: &Packed<'_>, rounding: bool, device: &Device, sink: &Sink<
         if is_wrong {
             return Err(packed.error(microscale::Error::Wrong("a cast")));
         }
-        sink.append(&codes.name, &cast.codes)?;
-        sink.append(&scales.name, bytemuck::cast_slice(&cast.scales))?;
-    }
+        into.put(0, band.start as u64, cast.codes)?;
+        into.put(1, number as u64 * scales_each, bytemuck::cast_slice(&cast.scales).to_vec())?;
+        Ok(difference)
+    };
+    worker.each_band(last, cast_band, |band| {
+        rounded.add(&band);
+        Ok(())
+    })?;
     let dropped_input = packed.input_scale.is_some().then(|| packed.name.into());
     let requantized = (rounded.differing != 0).then_some(rounded);
-    let mut done = Done { dropped_input, requantized, ..Done::default() };
+    let mut done = ConvertedTensor { dropped_input, requantized, ..Default::default() };
     done.converted.add(elements(&packed.shape), packed.bytes() as u64, codes.bytes() + scales.bytes());
     Ok(done)
 }
 
-/// Writes block FP8 with its scales in F32, which holds all that they may be.
-fn restate(tensor: &Tensor<'_>, sink: &Sink<'_>) -> Result<Done> {
+/// Writes block FP8 with its scales in F32, which holds every number that they may be.
+fn restate<'env>(input: &Input<'env>, worker: &Worker<'_, 'env>, sink: &Sink) -> Result<ConvertedTensor> {
+    let tensor = &input.tensor;
     let [codes, scales] = outlines(tensor.name, tensor.shape);
-    sink.write(&codes.name, tensor.data)?;
+    copy(input, worker, sink)?;
     let values: Vec<f32> = tensor.scaling.iter().flat_map(Scaling::scales).collect();
-    sink.write(&scales.name, bytemuck::cast_slice(&values))?;
+    sink.put(1, 0, bytemuck::cast_slice(&values).to_vec())?;
     let mut copied = Sums::default();
     copied.add(tensor.elements(), tensor.bytes() as u64, codes.bytes() + scales.bytes());
-    Ok(Done { copied, ..Done::default() })
+    Ok(ConvertedTensor { copied, ..Default::default() })
 }
 
-impl Rewrite for Fp8Blocks<'_> {
-    type Done = Done;
+impl<'a> Rewrite for Fp8Blocks<'a> {
+    type Plan = Fp8Plan<'a>;
+    type Outcome = ConvertedTensor;
 
     fn checkpoint(&self) -> &Checkpoint {
         self.checkpoint
     }
 
-    fn outlines(&self, tensor: &Tensor<'_>) -> Vec<Outline> {
-        if let Some(packed) = self.packed.get(tensor.name) {
-            return outlines(packed.name, &packed.shape).into();
-        }
-        match self.scaled.get(tensor.name) {
-            Some(scaled) if is_there(scaled) => outlines(scaled.name, scaled.shape).into(),
-            Some(scaled) => vec![unquantized(scaled)],
-            None if self.scales.contains(tensor.name) => Vec::new(),
-            None => vec![unchanged(tensor)],
-        }
+    fn jobs(&self) -> &[Job<'_, Fp8Plan<'a>>] {
+        &self.jobs
     }
 
-    fn write(&self, tensors: &[Tensor<'_>], device: &Device, sink: &Sink<'_>) -> Result<Vec<Done>> {
-        let done = tensors.iter().map(|tensor| {
-            if let Some(packed) = self.packed.get(tensor.name) {
-                return write_cast(packed, self.checkpoint.requantize, device, sink);
-            }
-            match self.scaled.get(tensor.name) {
-                Some(scaled) if is_there(scaled) => restate(scaled, sink),
-                Some(scaled) => in_bf16(scaled, self.checkpoint.requantize, sink),
-                None if self.scales.contains(tensor.name) => Ok(Done::default()),
-                None => Ok(Done { copied: sink.copy(tensor)?, ..Done::default() }),
+    fn write<'env>(
+        &'env self,
+        unit: &[usize],
+        worker: &Worker<'_, 'env>,
+        sinks: &[Sink],
+    ) -> Result<Vec<ConvertedTensor>> {
+        let done = unit.iter().zip(sinks).map(|(number, sink)| {
+            let job = &self.jobs[*number];
+            let input = || Input::new(self.checkpoint, job.tensor, job.position);
+            match &job.plan {
+                Fp8Plan::Cast(packed) => write_cast(packed, self.requantize, worker, sink),
+                Fp8Plan::Restate => restate(&input(), worker, sink),
+                Fp8Plan::Scaled => in_bf16(&input(), self.requantize, worker, sink),
+                Fp8Plan::Copy => {
+                    Ok(ConvertedTensor { copied: copy(&input(), worker, sink)?, ..Default::default() })
+                }
             }
         });
         done.collect()
@@ -339,13 +354,8 @@ impl Rewrite for Fp8Blocks<'_> {
     fn describe(&self, description: &mut Description) {
         description.take_cache();
         description.remove();
-        let is_fp8 = |tensor: &Tensor<'_>| {
-            self.packed.contains_key(tensor.name) || self.scaled.get(tensor.name).is_some_and(is_there)
-        };
-        let left = self.checkpoint.tensors();
-        let left = left.filter(|tensor| !is_fp8(tensor) && !self.scales.contains(tensor.name));
-        let left = left.map(|tensor| self.scaled.get(tensor.name).copied().unwrap_or(tensor));
-        describe(&ignored(self.checkpoint, left), description);
+        let unquantized = self.jobs.iter().filter(|job| matches!(job.plan, Fp8Plan::Scaled | Fp8Plan::Copy));
+        describe(&ignored(self.checkpoint, unquantized.map(|job| job.tensor)), description);
     }
 }
 

@@ -3,7 +3,6 @@
 use std::fmt;
 
 use microscale::{Device, ErrorStats, GlobalScale, Position, QuantizedTensor, Recipe, Report, Shape};
-use rayon::prelude::*;
 
 use crate::checkpoint_formats::packed::Packed;
 use crate::checkpoint_formats::storage::Storage;
@@ -43,45 +42,67 @@ impl Requantized {
         }
     }
 
-    /// Takes in the next values.
-    pub(crate) fn add(&mut self, before: &[f32], after: &[f32]) {
-        let pairs = before.par_iter().zip(after);
-        let differ = pairs.filter(|(a, b)| a.to_bits() != b.to_bits() && !(a.is_nan() && b.is_nan()));
-        self.differing += differ.count() as u64;
-        self.values += before.len() as u64;
-        self.errors = self.errors.and_between(before, after);
+    /// Adds the difference of a band, in the order of the bands.
+    pub(crate) fn add(&mut self, band: &BandDifference) {
+        self.differing += band.differing;
+        self.values += band.values;
+        self.errors = self.errors.and_parts(&band.parts);
+        self.report += band.report;
     }
+}
 
-    /// Quantizes a band again, of which `first` elements are before, under what the file will hold as its global scale.
-    pub(crate) fn band(
-        &mut self,
-        packed: &Packed<'_>,
-        storage: &Storage,
-        (recipe, global_scale): (&Recipe, Option<GlobalScale>),
-        (first, band): (usize, &QuantizedTensor),
-        device: &Device,
-    ) -> Result<QuantizedTensor> {
-        let columns = packed.shape.last().copied().unwrap_or(1).max(1);
-        let failed = |source| {
-            packed.error(match source {
-                microscale::Error::NonFinite { first: at, report } => {
-                    let at = first + at.col;
-                    let first = Position { row: at / columns, col: at % columns };
-                    microscale::Error::NonFinite { first, report }
-                }
-                source => source,
-            })
-        };
-        let before: Vec<f32> = device.dequantize(band).map_err(failed)?;
-        let quantized = device.quantize(&before, Shape::new(1, before.len()), recipe).map_err(failed)?;
-        self.report += quantized.report;
-        let stored = global_scale.and_then(|scale| storage.stored_global_scale(Some(scale)));
-        let after = match stored {
-            Some(scale) => quantized.tensor.with_global_scale(scale).map_err(failed)?,
-            None => quantized.tensor,
-        };
-        let values: Vec<f32> = device.dequantize(&after).map_err(failed)?;
-        self.add(&before, &values);
-        Ok(after)
+/// The difference of a band's values after a conversion from those before.
+#[derive(Default)]
+pub(crate) struct BandDifference {
+    pub(crate) differing: u64,
+    pub(crate) values: u64,
+    /// Partial sums of the errors.
+    pub(crate) parts: Vec<ErrorStats>,
+    pub(crate) report: Report,
+}
+
+impl BandDifference {
+    /// Compares values. All NaN are the same.
+    pub(crate) fn between(before: &[f32], after: &[f32]) -> Self {
+        let pairs = before.iter().zip(after);
+        let differ = pairs.filter(|(a, b)| a.to_bits() != b.to_bits() && !(a.is_nan() && b.is_nan()));
+        Self {
+            differing: differ.count() as u64,
+            values: before.len() as u64,
+            parts: ErrorStats::parts_between(before, after),
+            report: Report::default(),
+        }
     }
+}
+
+/// Quantizes a band again, which begins with element `first`, under the global scale that the file
+/// will hold.
+pub(crate) fn requantize_band(
+    packed: &Packed<'_>,
+    storage: &Storage,
+    (recipe, global_scale): (&Recipe, Option<GlobalScale>),
+    (first, band): (usize, &QuantizedTensor),
+    device: &Device,
+) -> Result<(QuantizedTensor, BandDifference)> {
+    let columns = packed.shape.last().copied().unwrap_or(1).max(1);
+    let failed = |source| {
+        packed.error(match source {
+            microscale::Error::NonFinite { first: at, report } => {
+                let at = first + at.col;
+                let first = Position { row: at / columns, col: at % columns };
+                microscale::Error::NonFinite { first, report }
+            }
+            source => source,
+        })
+    };
+    let before: Vec<f32> = device.dequantize(band).map_err(failed)?;
+    let quantized = device.quantize(&before, Shape::new(1, before.len()), recipe).map_err(failed)?;
+    let report = quantized.report;
+    let stored = global_scale.and_then(|scale| storage.stored_global_scale(Some(scale)));
+    let after = match stored {
+        Some(scale) => quantized.tensor.with_global_scale(scale).map_err(failed)?,
+        None => quantized.tensor,
+    };
+    let values: Vec<f32> = device.dequantize(&after).map_err(failed)?;
+    Ok((after, BandDifference { report, ..BandDifference::between(&before, &values) }))
 }

@@ -1,10 +1,10 @@
 //! The effect of another direction of a global scale: values before and after, compared.
 
 use microscale::{Device, ErrorStats, GlobalScale, QuantizedTensor};
-use rayon::prelude::*;
 
 use crate::checkpoint_formats::packed::Packed;
 use crate::checkpoint_formats::storage::Storage;
+use crate::convert::requantized::BandDifference;
 use crate::error::Result;
 use crate::read::tensor::elements;
 
@@ -26,32 +26,17 @@ pub struct Rounding {
     pub errors: ErrorStats,
 }
 
-/// Values that a thread compares at once.
-const TOGETHER: usize = 1 << 14;
-
-/// The values of a band before and after. All NaN are the same.
-pub(crate) struct Compared {
-    values: [Vec<f32>; 2],
-    /// Values that are not the same to the bit.
-    pub(crate) differing: u64,
-}
-
-impl Compared {
-    pub(crate) fn of(
-        packed: &Packed<'_>,
-        before: &QuantizedTensor,
-        after: &QuantizedTensor,
-        device: &Device,
-    ) -> Result<Self> {
-        let dequantized = |tensor| device.dequantize(tensor).map_err(|source| packed.error(source));
-        let values: [Vec<f32>; 2] = [dequantized(before)?, dequantized(after)?];
-        let pairs = values[0].par_chunks(TOGETHER).zip(values[1].par_chunks(TOGETHER));
-        let differing = pairs.map(|(before, after)| {
-            before.iter().zip(after).map(|(a, b)| u32::from(a.to_bits() != b.to_bits())).sum::<u32>()
-        });
-        let differing = differing.map(u64::from).sum();
-        Ok(Self { values, differing })
-    }
+/// Counts the values that differ to the bit between a band before and after. All NaN are the same,
+/// because dequantizing gives one NaN.
+pub(crate) fn compare_bits(
+    packed: &Packed<'_>,
+    before: &QuantizedTensor,
+    after: &QuantizedTensor,
+    device: &Device,
+) -> Result<BandDifference> {
+    let dequantized = |tensor| device.dequantize(tensor).map_err(|source| packed.error(source));
+    let [before, after]: [Vec<f32>; 2] = [dequantized(before)?, dequantized(after)?];
+    Ok(BandDifference::between(&before, &after))
 }
 
 /// The comparison of a tensor's values under both directions of the global scale, without any value yet;
@@ -63,14 +48,21 @@ pub(crate) fn rounding(packed: &Packed<'_>, storage: &Storage) -> Option<Roundin
     Some(Rounding { tensor, before, after, differing: 0, values, errors: ErrorStats::default() })
 }
 
+/// Compares a band with the same blocks under another global scale.
+pub(crate) fn rescaled_difference(
+    packed: &Packed<'_>,
+    band: &QuantizedTensor,
+    after: GlobalScale,
+    device: &Device,
+) -> Result<BandDifference> {
+    let converted = band.clone().with_global_scale(after).map_err(|source| packed.error(source))?;
+    compare_bits(packed, band, &converted, device)
+}
+
 impl Rounding {
-    /// Compares a band of the tensor, which is under the scale before.
-    pub(crate) fn add(&mut self, packed: &Packed<'_>, band: &QuantizedTensor, device: &Device) -> Result<()> {
-        let converted = band.clone().with_global_scale(self.after);
-        let converted = converted.map_err(|source| packed.error(source))?;
-        let Compared { values: [before, after], differing } = Compared::of(packed, band, &converted, device)?;
-        self.differing += differing;
-        self.errors = self.errors.and_between(&before, &after);
-        Ok(())
+    /// Adds the difference of a band, in the order of the bands.
+    pub(crate) fn add(&mut self, band: &BandDifference) {
+        self.differing += band.differing;
+        self.errors = self.errors.and_parts(&band.parts);
     }
 }

@@ -78,7 +78,7 @@ fn sqnr(packed: &Packed<'_>, original: &Tensor<'_>, nibbles: Nibbles, device: &D
             }
         }
         if let Some(original) = original.values_in(band) {
-            errors = original.errors_of(&Values::F32(values.into()), errors);
+            errors = errors.and_parts(&original.error_parts(&Values::F32(values.into())));
         }
     }
     Ok(errors.sqnr_db())

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use microscale::{Device, QuantizedShape, QuantizedTensor, Recipe};
+use microscale::{Device, QuantizedShape, QuantizedTensor};
 use safetensors::SafeTensors;
 use serde_json::{Map, Value as Json};
 
@@ -17,10 +17,9 @@ use crate::dtype::ggml::GgmlType;
 use crate::error::Error;
 use crate::error::format::FormatError;
 use crate::inspect::inspect;
-use crate::plan::Plan;
-use crate::plan::selection::Selection;
+use crate::plan::request::Quantize;
 use crate::read::checkpoint::Checkpoint;
-use crate::write::gguf::{Outline, create};
+use crate::write::gguf::{GgufOutline, create};
 
 const FILE: &[u8] = include_bytes!("../../golden/gguf-0.19.0.gguf");
 const VALUES: &[u8] = include_bytes!("../../golden/gguf-0.19.0-values.safetensors");
@@ -130,20 +129,23 @@ fn what_is_read_and_written_again_is_the_same_file() {
     let outlines: Vec<_> = header
         .tensors
         .iter()
-        .map(|TensorInfo { name, shape, kind, .. }| Outline {
+        .map(|TensorInfo { name, shape, kind, .. }| GgufOutline {
             name: name.clone(),
             shape: shape.clone(),
             kind: *kind,
         })
         .collect();
-    let mut writer = create(&path, &Metadata::of(&header, FILE), &outlines).unwrap();
-    for tensor in header.tensors.iter().rev() {
+    let writer = create(&path, &Metadata::of(&header, FILE), &outlines).unwrap();
+    let write = |tensor, data: &[u8]| {
+        writer.write_at(writer.reserve(tensor, 0, data.len()).unwrap(), data).unwrap();
+    };
+    for (number, tensor) in header.tensors.iter().enumerate().rev() {
         let bytes = &FILE[tensor.range.clone()];
         match Blocks::of(tensor.kind) {
-            None => writer.write(&tensor.name, bytes).unwrap(),
+            None => write(number, bytes),
             Some(blocks) => {
                 let (codes, scales) = blocks.unpack(bytes);
-                writer.write(&tensor.name, &blocks.pack(&codes, &scales)).unwrap();
+                write(number, &blocks.pack(&codes, &scales));
             }
         }
     }
@@ -179,8 +181,8 @@ fn such_a_file_is_a_checkpoint_to_look_into_and_compare() {
         };
         assert!(same, "{}", tensor.name);
     }
-    let refused =
-        Plan::new(&checkpoint, &Selection::default(), Recipe::default(), CheckpointFormat::default()).err();
+    let quantize = Quantize { format: Some(CheckpointFormat::default()), ..Quantize::default() };
+    let refused = quantize.plan(&checkpoint).err();
     assert!(
         matches!(refused, Some(Error::Format(FormatError::OtherContainer { path: file, .. })) if file == path)
     );

@@ -10,7 +10,7 @@ use crate::error::parts::PartsError;
 use crate::error::{Error, Result};
 use crate::parts::directory::Directory;
 use crate::parts::note::Note;
-use crate::plan::sources::source_names;
+use crate::plan::sources::source_positions;
 use crate::read::checkpoint::Checkpoint;
 use crate::read::description::Description;
 use crate::read::shard::Shard;
@@ -40,7 +40,7 @@ pub struct Merged {
     pub seconds: f64,
 }
 
-/// Puts the parts together: `out` is then what [`quantize`](crate::quantize()) would have made, and of
+/// Puts the parts together: `out` is then what [`Plan::run`](crate::Plan::run) would have made, and of
 /// `OUT.parts` all that was merged is gone.
 ///
 /// Every shard is read once to check it. Nothing is quantized, so that no options are needed but the input
@@ -53,20 +53,20 @@ pub fn merge(checkpoint: &Checkpoint, out: &Path, progress: &mut OnProgress<'_>)
     let start = Instant::now();
     let directory = Directory::find(checkpoint, out)?;
     let notes = notes(checkpoint, &directory)?;
-    if let Some(note) = notes.iter().find(|note| note.experts_split != checkpoint.experts_split) {
+    if let Some(note) = notes.iter().find(|note| note.experts_split != checkpoint.options.split_experts) {
         let split = note.experts_split;
         return Err(Error::Parts(PartsError::Split { directory: directory.path, split }));
     }
-    let sources = source_names(checkpoint)?;
+    let mut has_sources = vec![false; checkpoint.shards.len()];
+    source_positions(checkpoint)?.iter().for_each(|position| has_sources[position.shard] = true);
     let mut output = Output::create(checkpoint, out)?;
     let (mut renamed, mut tensors, mut taken) = (Renamed::default(), Vec::new(), Vec::new());
-    let mut meter = Meter::new(checkpoint.tensors(), progress);
+    let mut meter = Meter::new(checkpoint.tensors().map(|tensor| tensor.data.len() as u64).sum(), progress);
     let mut description = Description::of(checkpoint);
-    for (shard, note) in checkpoint.shards.iter().zip(notes) {
+    for ((shard, note), has_sources) in checkpoint.shards.iter().zip(notes).zip(has_sources) {
         meter.before(&shard.name.to_string_lossy())?;
         // A shard of scales alone is named by no index any more: scales are written with their codes.
-        let is_left =
-            checkpoint.index.is_none() || shard.tensors().any(|tensor| sources.contains(tensor.name));
+        let is_left = checkpoint.index.is_none() || has_sources;
         let mut shared = None;
         if is_left {
             let to = output.place(&shard.written_name())?;

@@ -6,46 +6,46 @@ use crate::error::plan::PlanError;
 use crate::error::{Error, Result};
 use crate::names::fused::fused;
 use crate::names::weight::EXPERTS;
-use crate::plan::treatment::Treatment;
+use crate::plan::tensor_recipe::TensorRecipe;
 use crate::plan::used_recipe::Facts;
 use crate::read::tensor::Tensor;
 
-/// Makes sure that what engines make one layer of is quantized so that one layer can hold it: one format, and
-/// where it has a global scale the same arithmetic and the same way to that scale. Experts of one layer,
-/// which are one tensor to engines, must have one format.
+/// Checks that the parts of each layer that engines fuse have one format, and if the format has a
+/// global scale, the same numerics and the same way to that scale. Experts of a layer, which are one
+/// tensor to engines, must have one format.
 ///
 /// # Errors
 /// [`PlanError::FusedDiffer`](crate::PlanError::FusedDiffer).
-pub(crate) fn check<'a>(treated: impl Iterator<Item = (Tensor<'a>, &'a Treatment)>) -> Result<()> {
+pub(crate) fn check<'a>(quantized: impl Iterator<Item = (Tensor<'a>, &'a TensorRecipe)>) -> Result<()> {
     let (mut layers, mut experts) = (HashMap::new(), HashMap::new());
-    for (tensor, treatment) in treated {
+    for (tensor, recipe) in quantized {
         if let Some(layer) = fused(tensor.name) {
             let pattern = layer.pattern();
-            let (first, as_first) = *layers.entry(layer).or_insert((tensor, treatment));
-            if !share_a_layer(as_first, treatment) {
-                return Err(differ(first, as_first, tensor, treatment, pattern));
+            let (first, as_first) = *layers.entry(layer).or_insert((tensor, recipe));
+            if !share_a_layer(as_first, recipe) {
+                return Err(differ(first, as_first, tensor, recipe, pattern));
             }
         }
         if let Some((parent, _)) = tensor.name.split_once(EXPERTS) {
-            let (first, as_first) = *experts.entry(parent).or_insert((tensor, treatment));
-            if as_first.format() != treatment.format() {
-                return Err(differ(first, as_first, tensor, treatment, format!("{parent}{EXPERTS}*")));
+            let (first, as_first) = *experts.entry(parent).or_insert((tensor, recipe));
+            if as_first.format() != recipe.format() {
+                return Err(differ(first, as_first, tensor, recipe, format!("{parent}{EXPERTS}*")));
             }
         }
     }
     Ok(())
 }
 
-fn share_a_layer(a: &Treatment, b: &Treatment) -> bool {
+fn share_a_layer(a: &TensorRecipe, b: &TensorRecipe) -> bool {
     let same_global = (a.recipe.scheme, a.search_global) == (b.recipe.scheme, b.search_global);
     a.format() == b.format() && (a.storage.global_scale.is_none() || same_global)
 }
 
 fn differ(
     first: Tensor<'_>,
-    as_first: &Treatment,
+    as_first: &TensorRecipe,
     second: Tensor<'_>,
-    as_second: &Treatment,
+    as_second: &TensorRecipe,
     pattern: String,
 ) -> Error {
     let (first_facts, second_facts) = (as_first.facts(), as_second.facts());

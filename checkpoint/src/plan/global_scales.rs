@@ -2,7 +2,6 @@
 //! are for.
 
 use std::collections::{HashMap, HashSet};
-use std::path::PathBuf;
 
 use microscale::GlobalScale;
 use microscale::formats::nvfp4::Direction;
@@ -19,19 +18,18 @@ use crate::read::tensor::Tensor;
 /// The names that a global scale may have after its tensor's, which tell its direction.
 const STORED: [StoredGlobal; 2] = [compressed_tensors::GLOBAL_SCALE, modelopt::GLOBAL_SCALE];
 
-/// Global scales from a file, by the tensors that they are for.
-#[derive(Clone, Debug)]
-pub struct GlobalScales {
-    /// The file or directory.
-    pub path: PathBuf,
-    /// Tensors of the file that are for no tensor that is quantized.
-    pub unused: Vec<String>,
-    /// Tensors whose global scale was of the other direction than the convention's. Its inverse is taken,
+/// Global scales that were found in a file.
+#[derive(Debug, Default)]
+pub(crate) struct GlobalScales {
+    /// The global scale of each tensor that was asked for, in their order.
+    pub(crate) scales: Vec<GlobalScale>,
+    /// Tensors of the file that are not for a tensor that is quantized.
+    pub(crate) unused: Vec<String>,
+    /// Tensors whose global scale has the other direction than the numerics. Its inverse is taken,
     /// rounded to f32.
-    pub inverted: Vec<String>,
-    /// Tensors that serving engines fuse with others and that have another global scale than those.
-    pub unequal: Vec<String>,
-    scales: HashMap<String, GlobalScale>,
+    pub(crate) inverted: Vec<String>,
+    /// Tensors that serving engines fuse with others and whose global scale differs from theirs.
+    pub(crate) unequal: Vec<String>,
 }
 
 impl GlobalScales {
@@ -47,13 +45,7 @@ impl GlobalScales {
         file: &Checkpoint,
         tensors: impl Iterator<Item = (&'a str, Direction)>,
     ) -> Result<Self> {
-        let mut found = Self {
-            path: file.path.clone(),
-            unused: Vec::new(),
-            inverted: Vec::new(),
-            unequal: Vec::new(),
-            scales: HashMap::new(),
-        };
+        let mut found = Self::default();
         let mut used = HashSet::new();
         let mut fused_scales = HashMap::new();
         for (name, direction) in tensors {
@@ -69,16 +61,11 @@ impl GlobalScales {
                 found.unequal.push(name.to_string());
             }
             used.insert(stored.name);
-            found.scales.insert(name.to_string(), scale);
+            found.scales.push(scale);
         }
         let unused = file.tensors().map(|tensor| tensor.name).filter(|name| !used.contains(name));
         found.unused = unused.map(Into::into).collect();
         Ok(found)
-    }
-
-    /// The global scale of a tensor.
-    pub(crate) fn of(&self, tensor: &str) -> Option<GlobalScale> {
-        self.scales.get(tensor).copied()
     }
 }
 

@@ -1,9 +1,7 @@
 //! Importance by column, read from a file: it weights the errors of a search for block scales.
 
-use std::collections::{HashMap, HashSet};
-use std::fmt;
+use std::collections::HashSet;
 use std::ops::Range;
-use std::path::PathBuf;
 
 use microscale::Element;
 
@@ -19,38 +17,39 @@ use crate::read::values::{typed, with_values};
 /// The endings that name a vector of importance after its tensor.
 const SUFFIXES: [&str; 2] = [".importance", "_importance"];
 
-/// Importance from a file, by the tensors that it is for.
-#[derive(Clone)]
-pub struct Importance {
-    /// The file or directory.
-    pub path: PathBuf,
-    /// Tensors that the file has importance for, or tensors of the file, which are none that is quantized.
-    pub unused: Vec<String>,
-    /// Tensors to quantize that have none: all their columns weigh the same.
-    pub unweighted: Vec<String>,
-    /// Tensors with experts that no token has come to in an importance matrix: all columns of those weigh the same.
-    pub partial: Vec<String>,
-    vectors: HashMap<String, Vec<f32>>,
+/// Importance that was found in a file.
+#[derive(Debug)]
+pub(crate) struct Importance {
+    /// The importance of each tensor that was asked for, in their order. All columns of a tensor
+    /// without importance weigh the same.
+    pub(crate) columns: Vec<Option<Columns>>,
+    /// Tensors of the file that are not for a tensor that is quantized.
+    pub(crate) unused: Vec<String>,
+    /// Tensors to quantize that have no importance.
+    pub(crate) unweighted: Vec<String>,
+    /// Tensors with experts that met no token in an importance matrix. All columns of such an
+    /// expert weigh the same.
+    pub(crate) partial: Vec<String>,
 }
 
-/// The importance of a tensor's columns: the same for all rows, or for those of each expert.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Columns<'a> {
-    /// A number for each column, for one expert after the other.
-    pub(crate) numbers: &'a [f32],
+/// The importance of a tensor's columns: the same for all rows, or for the rows of each expert.
+#[derive(Clone, Debug)]
+pub(crate) struct Columns {
+    /// A number for each column, one expert after another.
+    pub(crate) numbers: Vec<f32>,
     cols: usize,
-    /// The rows of an expert; all, if there is one vector.
+    /// The rows of an expert, or of the tensor if there is one vector.
     rows: usize,
 }
 
-impl<'a> Columns<'a> {
+impl Columns {
     /// The rows that each vector is for, if there are several.
     pub(crate) fn rows_each(&self) -> Option<usize> {
         (self.numbers.len() > self.cols).then_some(self.rows)
     }
 
     /// The importance in some rows, which are of one expert.
-    pub(crate) fn of(&self, rows: &Range<usize>) -> &'a [f32] {
+    pub(crate) fn of(&self, rows: &Range<usize>) -> &[f32] {
         let start = self.rows_each().map_or(0, |each| rows.start / each.max(1) * self.cols);
         self.numbers.get(start..start + self.cols).unwrap_or_default()
     }
@@ -62,18 +61,6 @@ enum Stored<'a> {
     Vector(Tensor<'a>),
     /// As llama.cpp has it: sums, and what they are sums over.
     Sums(Tensor<'a>, Option<Tensor<'a>>),
-}
-
-/// Shows which tensors have no vector and which vectors no tensor, not the numbers.
-impl fmt::Debug for Importance {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut importance = f.debug_struct("Importance");
-        importance.field("path", &self.path).field("unused", &self.unused);
-        importance
-            .field("unweighted", &self.unweighted)
-            .field("partial", &self.partial)
-            .finish_non_exhaustive()
-    }
 }
 
 impl Importance {
@@ -91,11 +78,12 @@ impl Importance {
         tensors: impl Iterator<Item = (Tensor<'a>, &'static Storage)>,
     ) -> Result<Self> {
         let (mut used, mut unweighted) = (HashSet::new(), Vec::new());
-        let (mut partial, mut vectors) = (Vec::new(), HashMap::new());
+        let (mut partial, mut all) = (Vec::new(), Vec::new());
         for (tensor, storage) in tensors {
-            let columns = match candidate(file, tensor.name)? {
+            let numbers = match candidate(file, tensor.name)? {
                 None => {
                     unweighted.push(tensor.name.into());
+                    all.push(None);
                     continue;
                 }
                 Some(Stored::Vector(stored)) => {
@@ -109,7 +97,9 @@ impl Importance {
                     means
                 }
             };
-            vectors.insert(tensor.name.into(), columns);
+            let shape = storage.stored_shape(tensor.shape);
+            let (cols, rows) = (shape.last().copied().unwrap_or(1), shape.iter().rev().nth(1).copied());
+            all.push(Some(Columns { numbers, cols, rows: rows.unwrap_or(1) }));
         }
         let unused = file.tensors().map(|tensor| tensor.name).filter(|name| !used.contains(name));
         // Of sums and their counts, one is told of, by the tensor's name.
@@ -117,19 +107,12 @@ impl Importance {
         let unused: Vec<String> =
             unused.map(|name| name.strip_suffix(SUMS).unwrap_or(name).to_string()).collect();
         let is_imatrix = file.tensors().any(|tensor| tensor.name.ends_with(SUMS));
-        if is_imatrix && vectors.is_empty() {
+        if is_imatrix && all.iter().all(Option::is_none) {
             let (file, tensor) = (file.path.clone(), unweighted.first().cloned().unwrap_or_default());
             let other = unused.first().cloned().unwrap_or_default();
             return Err(Error::Given(GivenError::ImatrixOfOthers { file, tensor, other }));
         }
-        Ok(Self { path: file.path.clone(), unused, unweighted, partial, vectors })
-    }
-
-    /// The importance of a tensor's columns, given the matrix that is quantized of it.
-    pub(crate) fn of(&self, tensor: &str, shape: &[usize]) -> Option<Columns<'_>> {
-        let numbers = self.vectors.get(tensor)?;
-        let (cols, rows) = (shape.last().copied().unwrap_or(1), shape.iter().rev().nth(1).copied());
-        Some(Columns { numbers, cols, rows: rows.unwrap_or(1) })
+        Ok(Self { columns: all, unused, unweighted, partial })
     }
 }
 
@@ -296,8 +279,8 @@ mod golden_tests {
     fn numbers_are_those_that_llama_cpp_quantizes_with() {
         let (importance, expected) = found("imatrix.gguf");
         assert_eq!(expected.len(), 8);
-        for (name, numbers) in expected {
-            assert_eq!(importance.vectors[&name], numbers, "{name}");
+        for ((name, numbers), found) in expected.iter().zip(&importance.columns) {
+            assert_eq!(found.as_ref().map(|columns| &columns.numbers), Some(numbers), "{name}");
         }
         let experts = ["down", "gate", "up"].map(|layer| format!("blk.0.ffn_{layer}_exps.weight"));
         assert_eq!(importance.partial, experts);
@@ -308,23 +291,24 @@ mod golden_tests {
     #[test]
     fn the_older_form_has_the_same_numbers_but_for_rounding() {
         let (importance, expected) = found("imatrix.dat");
-        for (name, numbers) in expected {
+        for ((name, numbers), found) in expected.iter().zip(&importance.columns) {
             let close = |(a, b): (&f32, &f32)| (a - b).abs() <= b.abs() * 2.0 * f32::EPSILON;
-            assert!(importance.vectors[&name].iter().zip(&numbers).all(close), "{name}");
-            assert_eq!(importance.vectors[&name].len(), numbers.len());
+            let found = &found.as_ref().unwrap().numbers;
+            assert!(found.iter().zip(numbers).all(close), "{name}");
+            assert_eq!(found.len(), numbers.len());
         }
         assert!(importance.partial.is_empty());
     }
 
     #[test]
     fn each_expert_has_its_own_columns() {
-        let numbers = [1.0, 2.0, 3.0, 4.0];
-        let both = Columns { numbers: &numbers, cols: 2, rows: 5 };
+        let numbers = vec![1.0, 2.0, 3.0, 4.0];
+        let both = Columns { numbers: numbers.clone(), cols: 2, rows: 5 };
         assert_eq!(
             (both.rows_each(), both.of(&(3..5)), both.of(&(5..6))),
             (Some(5), &numbers[..2], &numbers[2..])
         );
-        let one = Columns { numbers: &numbers, cols: 4, rows: 5 };
+        let one = Columns { numbers: numbers.clone(), cols: 4, rows: 5 };
         assert_eq!((one.rows_each(), one.of(&(3..5))), (None, &numbers[..]));
     }
 }

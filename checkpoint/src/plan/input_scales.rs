@@ -3,20 +3,17 @@
 use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 
+use microscale::GlobalScale;
 use microscale::formats::nvfp4::{Direction, LARGEST};
-use microscale::{Format, GlobalScale};
 use serde_json::Value;
 
 use crate::checkpoint_formats::storage::{Storage, StoredGlobal};
 use crate::error::Result;
 use crate::error::given::GivenError;
-use crate::gguf::scales::{Use, use_of};
-use crate::names::fused::fused;
+use crate::names::fused::{Fused, fused};
 use crate::names::weight::module;
-use crate::plan::Plan;
 use crate::read::json::Object;
 use crate::read::tensor::Tensor;
-use crate::write::outline::Outline;
 
 /// Ends of names that say what a number is, by the directions of those scales; without one it is an amax.
 const SCALES: [(&str, Direction); 2] =
@@ -45,11 +42,11 @@ impl Given {
 /// Where the global scales of layers' inputs come from.
 #[derive(Clone, Debug)]
 pub struct InputScales {
-    source: Source,
+    source: InputScaleSource,
 }
 
 #[derive(Clone, Debug)]
-enum Source {
+enum InputScaleSource {
     /// The amax of all layers' inputs.
     Amax(f32),
     /// A file, and what it has by its names.
@@ -59,7 +56,7 @@ enum Source {
 impl InputScales {
     /// One scale for all layers, from the largest magnitude of their inputs.
     pub fn from_amax(amax: f32) -> Self {
-        Self { source: Source::Amax(amax) }
+        Self { source: InputScaleSource::Amax(amax) }
     }
 
     /// Reads them from a JSON file: an object of numbers. The number called `LAYER` or `LAYER.weight` is the largest magnitude of
@@ -79,14 +76,22 @@ impl InputScales {
             let number = number.ok_or_else(|| not_a_number(file, name, value))?;
             numbers.insert(name.clone(), number);
         }
-        Ok(Self { source: Source::File(file.into(), numbers) })
+        Ok(Self { source: InputScaleSource::File(file.into(), numbers) })
+    }
+
+    /// The file that they were read from, if they were.
+    pub(crate) fn file(&self) -> Option<&Path> {
+        match &self.source {
+            InputScaleSource::Amax(_) => None,
+            InputScaleSource::File(file, _) => Some(file),
+        }
     }
 
     /// In words, where they come from.
     pub(crate) fn described(&self) -> String {
         match &self.source {
-            Source::Amax(amax) => format!("from an amax of {amax}"),
-            Source::File(file, _) => format!("from {}", file.display()),
+            InputScaleSource::Amax(amax) => format!("from an amax of {amax}"),
+            InputScaleSource::File(file, _) => format!("from {}", file.display()),
         }
     }
 
@@ -100,8 +105,8 @@ impl InputScales {
     pub(crate) fn find<'a>(
         &self,
         tensors: impl Iterator<Item = (Tensor<'a>, &'static StoredGlobal)>,
-    ) -> Result<(HashMap<String, GlobalScale>, Vec<String>)> {
-        let (mut found, mut layers, mut used) = (HashMap::new(), HashMap::new(), BTreeSet::new());
+    ) -> Result<(Vec<GlobalScale>, Vec<String>)> {
+        let (mut found, mut layers, mut used) = (Vec::new(), HashMap::new(), BTreeSet::new());
         for (tensor, storage) in tensors {
             let given = self.of(tensor.name, &mut used)?;
             let scale = given.toward(storage.direction);
@@ -109,20 +114,20 @@ impl InputScales {
                 let (source, tensor) = (self.described(), tensor.name.into());
                 return Err(GivenError::InputScaleNumber { source_of: source, tensor, scale }.into());
             }
-            if let Some(layer) = fused(tensor.name) {
-                let shared = layers.entry(layer).or_insert(scale);
+            let layer = fused(tensor.name);
+            if let Some(layer) = &layer {
+                let shared = layers.entry(layer.clone()).or_insert(scale);
                 *shared = larger(*shared, scale);
             }
-            found.insert(tensor.name.to_string(), scale);
+            found.push((layer, scale));
         }
-        for (tensor, scale) in &mut found {
-            if let Some(shared) = fused(tensor).and_then(|layer| layers.get(&layer)) {
-                *scale = *shared;
-            }
-        }
+        let shared = |layer: Option<Fused>, scale| {
+            layer.and_then(|layer| layers.get(&layer)).copied().unwrap_or(scale)
+        };
+        let found = found.into_iter().map(|(layer, scale)| shared(layer, scale)).collect();
         let unused = match &self.source {
-            Source::Amax(_) => Vec::new(),
-            Source::File(_, numbers) => {
+            InputScaleSource::Amax(_) => Vec::new(),
+            InputScaleSource::File(_, numbers) => {
                 let mut unused: Vec<_> =
                     numbers.keys().filter(|name| !used.contains(*name)).cloned().collect();
                 unused.sort();
@@ -135,8 +140,8 @@ impl InputScales {
     /// The figure that is given for a weight.
     fn of(&self, weight: &str, used: &mut BTreeSet<String>) -> Result<Given> {
         let (file, numbers) = match &self.source {
-            Source::Amax(amax) => return Ok(Given::Amax(*amax)),
-            Source::File(file, numbers) => (file, numbers),
+            InputScaleSource::Amax(amax) => return Ok(Given::Amax(*amax)),
+            InputScaleSource::File(file, numbers) => (file, numbers),
         };
         let layer = module(weight);
         // The name of a weight that is no layer's is that of its layer.
@@ -160,57 +165,6 @@ impl InputScales {
                 Ok(value)
             }
         }
-    }
-}
-
-impl Plan<'_> {
-    /// Stores the scale that a layer's inputs are quantized with beside every weight in NVFP4, and says in the config that they
-    /// are. Returns the names in a file that are for no weight in NVFP4.
-    ///
-    /// # Errors
-    /// [`GivenError::InputScaleUnheld`](crate::GivenError::InputScaleUnheld) if the convention has none for a weight, or no weight
-    /// becomes NVFP4; those of a file that lacks one or has a number that cannot be one;
-    /// [`OutputError::NameTaken`](crate::OutputError::NameTaken).
-    pub fn take_input_scales(&mut self, given: &InputScales) -> Result<Vec<String>> {
-        let mut tensors = Vec::new();
-        for tensor in self.to_quantize() {
-            let storage = self.of(tensor.name).storage;
-            if storage.format != Format::Nvfp4 {
-                continue;
-            }
-            // llama.cpp loads those of the layers that it loads global scales of.
-            let loaded = self
-                .checkpoint()
-                .gguf_architecture()
-                .is_none_or(|name| use_of(name, tensor.name) != Use::Unknown);
-            let stored = storage.stored_input(tensor.name).filter(|_| loaded);
-            let unheld = || GivenError::InputScaleUnheld { tensor: tensor.name.into() };
-            tensors.push((tensor, stored.ok_or_else(unheld)?));
-        }
-        if tensors.is_empty() {
-            return Err(
-                GivenError::InputScaleUnheld { tensor: "no tensor, as none becomes NVFP4,".into() }.into()
-            );
-        }
-        let (scales, unused) = given.find(tensors.into_iter())?;
-        self.input_scales = Some((scales, given.described()));
-        let bytes: Vec<_> = self.tensors.iter().map(|planned| self.input_outline(&planned.tensor)).collect();
-        for (planned, outline) in self.tensors.iter_mut().zip(bytes) {
-            planned.bytes_after += outline.map_or(0, |outline| outline.bytes());
-        }
-        self.check_names()?;
-        Ok(unused)
-    }
-
-    /// The scale of a layer's inputs that is stored beside its weight, if there is one.
-    pub(crate) fn input_scale_of(&self, tensor: &str) -> Option<GlobalScale> {
-        self.input_scales.as_ref()?.0.get(tensor).copied()
-    }
-
-    /// The tensor that it becomes.
-    pub(crate) fn input_outline(&self, tensor: &Tensor<'_>) -> Option<Outline> {
-        self.input_scale_of(tensor.name)?;
-        self.of(tensor.name).storage.stored_input(tensor.name)?.outline(tensor.name, tensor.shape)
     }
 }
 

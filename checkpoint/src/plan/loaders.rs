@@ -7,7 +7,7 @@ use crate::checkpoint_format::CheckpointFormat;
 use crate::dtype::FileDtype;
 use crate::names::weight::is_expert;
 use crate::plan::Plan;
-use crate::plan::treatment::Treatment;
+use crate::plan::tensor_recipe::TensorRecipe;
 use crate::read::description::Description;
 use crate::read::experts::is_of_all_experts;
 use crate::read::tensor::Tensor;
@@ -19,21 +19,21 @@ pub(crate) const EXPERTS: &str = "transformers 5.23 leaves out the global scales
      \"none\" in a recipe's rule for \"*.experts.*\", both do";
 
 impl Plan<'_> {
-    /// Loaders that read the output wrongly, without an error; what reads it right, and what all read right. What
-    /// the output does not say any more.
-    pub fn misread_by(&self) -> Vec<String> {
+    /// Loaders that read the output wrongly without an error, with the remedy, and facts about the
+    /// input that the output's config cannot state.
+    pub(crate) fn misread_by(&self) -> Vec<String> {
         let scaled =
-            |(tensor, treatment): (Tensor<'_>, &Treatment)| is_expert(tensor.name) && treatment.has_global();
-        let ours = self.convention == CheckpointFormat::CompressedTensors;
-        let experts = ours && self.treated().any(scaled);
+            |(tensor, recipe): (&Tensor<'_>, &TensorRecipe)| is_expert(tensor.name) && recipe.has_global();
+        let ours = self.format == CheckpointFormat::CompressedTensors;
+        let experts = ours && self.with_recipes().any(scaled);
         let experts = experts.then(|| EXPERTS.to_string());
         experts.into_iter().chain(self.fused_experts()).chain(self.adapter()).chain(self.cache()).collect()
     }
 
     /// A warning if experts that lie in one tensor are copied for that alone.
     fn fused_experts(&self) -> Option<String> {
-        let copied = self.tensors.iter().filter(|planned| planned.reason == Some(Reason::NotAWeight));
-        let count = copied.filter(|planned| is_of_all_experts(planned.tensor.name)).count();
+        let copied = self.jobs.iter().filter(|job| job.plan.copied() == Some(&Reason::NotAWeight));
+        let count = copied.filter(|job| is_of_all_experts(job.tensor.name)).count();
         (count > 0).then(|| {
             format!(
                 "{count} tensors have the experts of a layer together, and are copied: --split-experts takes them one by one, as \
@@ -44,14 +44,14 @@ impl Plan<'_> {
 
     /// A warning if the config of an input of eight bits says what the output's will not.
     fn cache(&self) -> Option<String> {
-        let cache = Description::dropped_cache(self.checkpoint(), self.convention)?;
+        let cache = Description::dropped_cache(self.checkpoint(), self.format)?;
         Some(format!("the config will no longer say how the cache of keys and values is quantized: {cache}"))
     }
 
     /// A warning if weights of an adapter are to be quantized.
     fn adapter(&self) -> Option<String> {
         let lora = |tensor: &Tensor<'_>| tensor.name.contains(".lora_A.") || tensor.name.contains(".lora_B.");
-        let count = self.to_quantize().filter(lora).count();
+        let count = self.quantized().filter(|(job, _)| lora(&job.tensor)).count();
         (count > 0).then(|| {
             format!(
                 "{count} tensors are a LoRA adapter's, which loaders take unquantized: merge it into its model first \
@@ -62,13 +62,13 @@ impl Plan<'_> {
 
     /// Loaders that refuse the output, or want an option for it.
     pub fn refused_by(&self) -> Vec<String> {
-        if self.convention != CheckpointFormat::CompressedTensors {
+        if self.format != CheckpointFormat::CompressedTensors {
             return Vec::new();
         }
-        let dense = |(tensor, treatment): (Tensor<'_>, &Treatment)| {
-            (!is_expert(tensor.name)).then_some(treatment.format()).filter(|format| *format != Format::Nvfp4)
+        let dense = |(tensor, recipe): (&Tensor<'_>, &TensorRecipe)| {
+            (!is_expert(tensor.name)).then_some(recipe.format()).filter(|format| *format != Format::Nvfp4)
         };
-        let dense = self.treated().find_map(dense);
+        let dense = self.with_recipes().find_map(dense);
         let dense = dense.map(|format| {
             format!(
                 "SGLang 0.5.23 has no {} for layers that are not experts; vLLM and transformers have",
@@ -84,9 +84,9 @@ impl Plan<'_> {
         dense.into_iter().chain(dtype).collect()
     }
 
-    /// The tensors to quantize, each with its treatment.
-    fn treated(&self) -> impl Iterator<Item = (Tensor<'_>, &Treatment)> {
-        self.to_quantize().map(|tensor| (tensor, self.of(tensor.name)))
+    /// The tensors to quantize, each with its recipe.
+    fn with_recipes(&self) -> impl Iterator<Item = (&Tensor<'_>, &TensorRecipe)> {
+        self.quantized().map(|(job, plan)| (&job.tensor, self.recipe_of(plan)))
     }
 
     /// The dtype that transformers loads the model in, if it is another than bf16: the config's, or that of
@@ -97,7 +97,7 @@ impl Plan<'_> {
         let stated = |key: &str| config.get(key).or_else(|| text?.get(key)).and_then(Value::as_str);
         let dtype = match stated("dtype").or_else(|| stated("torch_dtype")) {
             Some(word) => word.strip_prefix("torch.").unwrap_or(word).to_string(),
-            None => match self.to_quantize().next()?.dtype {
+            None => match self.quantized().next()?.0.tensor.dtype {
                 FileDtype::BF16 => "bfloat16".into(),
                 other => other.to_string(),
             },

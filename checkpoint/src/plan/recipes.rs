@@ -17,9 +17,9 @@ use crate::error::{Error, Result};
 use crate::names::layers::Layers;
 use crate::plan::kept_as::KeptAs;
 use crate::plan::recipes::rule::{Lines, Rule};
-use crate::plan::selection::{Selection, Wish};
+use crate::plan::selection::{Override, Selection};
 use crate::plan::settings::Settings;
-use crate::plan::treatment::Treatment;
+use crate::plan::tensor_recipe::TensorRecipe;
 use crate::read::checkpoint::Checkpoint;
 use crate::reason::Reason;
 
@@ -83,7 +83,7 @@ impl Recipes {
     /// [`RecipeError::File`](crate::RecipeError::File) if those of a file do not.
     pub fn check(&self, convention: CheckpointFormat) -> Result<()> {
         self.kept.check(convention)?;
-        self.treatment(self.settings, &[], convention).map(|_| ())
+        self.tensor_recipe(self.settings, &[], convention).map(|_| ())
     }
 
     /// Likely mistakes: patterns that match no tensor of a checkpoint, and layers to keep where none has a
@@ -140,37 +140,37 @@ impl Recipes {
         &self.selection
     }
 
-    /// The recipes' wish about quantizing a tensor or not, given the checkpoint's layers.
-    pub(crate) fn wish(&self, tensor: &str, layers: &Layers) -> Wish {
+    /// What the rules say about quantizing a tensor, given the checkpoint's layers.
+    pub(crate) fn override_of(&self, tensor: &str, layers: &Layers) -> Override {
         let last = self.rules.iter().rev().find(|rule| rule.keep.is_some() && rule.matches(tensor));
         match last {
-            Some(rule) if rule.keep == Some(true) => Wish::Keep(Reason::KeptByRule(rule.text())),
-            Some(_) => Wish::Quantize,
+            Some(rule) if rule.keep == Some(true) => Override::Copy(Reason::KeptByRule(rule.text())),
+            Some(_) => Override::Quantize,
             None if layers.is_first(tensor, self.keep_first_layers) => {
-                Wish::KeepLayer(Reason::FirstLayers(self.keep_first_layers))
+                Override::CopyLayer(Reason::FirstLayers(self.keep_first_layers))
             }
             None if layers.is_last(tensor, self.keep_last_layers) => {
-                Wish::KeepLayer(Reason::LastLayers(self.keep_last_layers))
+                Override::CopyLayer(Reason::LastLayers(self.keep_last_layers))
             }
-            None => Wish::Nothing,
+            None => Override::None,
         }
     }
 
-    /// The treatment of a tensor, if it is quantized.
-    pub(crate) fn treatment_of(&self, tensor: &str, convention: CheckpointFormat) -> Result<Treatment> {
+    /// The recipe of a tensor, if it is quantized.
+    pub(crate) fn recipe_of(&self, tensor: &str, convention: CheckpointFormat) -> Result<TensorRecipe> {
         let rules: Vec<_> = self.rules.iter().filter(|rule| rule.matches(tensor)).collect();
         let settings = rules.iter().fold(self.settings, |those, rule| rule.settings.or(those));
-        self.treatment(settings, &rules, convention)
+        self.tensor_recipe(settings, &rules, convention)
     }
 
-    fn treatment(
+    fn tensor_recipe(
         &self,
         settings: Settings,
         rules: &[&Rule],
         convention: CheckpointFormat,
-    ) -> Result<Treatment> {
+    ) -> Result<TensorRecipe> {
         let (recipe, search_global) = self.recipe(settings, rules)?;
-        Treatment::new(recipe, search_global, convention).map_err(|error| {
+        TensorRecipe::new(recipe, search_global, convention).map_err(|error| {
             match self.place_of("format", rules) {
                 Some(place) => Error::Recipe(RecipeError::File { place, why: format!("format: {error}") }),
                 None => Error::Recipe(RecipeError::Settings { why: error.to_string() }),

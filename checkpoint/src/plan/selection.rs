@@ -23,18 +23,18 @@ pub struct Selection {
     exclude: Vec<GlobMatcher>,
 }
 
-/// A recipe's wish about quantizing a tensor or not.
+/// What a recipe's rules say about quantizing a tensor, against its name and shape.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) enum Wish {
-    /// Nothing: its name and shape decide.
+pub(crate) enum Override {
+    /// Name and shape decide.
     #[default]
-    Nothing,
-    /// Quantize it, whatever its name, like a pattern to include.
+    None,
+    /// Quantize the tensor, whatever its name, like a pattern to include.
     Quantize,
-    /// Leave it as it is.
-    Keep(Reason),
-    /// Leave it as it is with its layer, if it would be quantized.
-    KeepLayer(Reason),
+    /// Copy the tensor.
+    Copy(Reason),
+    /// Copy the tensor with its layer, if it would be quantized.
+    CopyLayer(Reason),
 }
 
 impl Selection {
@@ -61,26 +61,26 @@ impl Selection {
         Ok(())
     }
 
-    /// Why a tensor is not quantized, given its checkpoint's architecture, what a recipe says and how it would
-    /// be stored, if it would; `None` if it is.
+    /// The reason not to quantize a tensor, given its checkpoint's architecture, the rules of a
+    /// recipe and the storage of the quantized tensor; `None` if it is quantized.
     pub(crate) fn reason_to_copy(
         &self,
         tensor: &Tensor<'_>,
         naming: Naming,
-        wish: Wish,
+        rule: Override,
         storage: Option<&Storage>,
     ) -> Option<Reason> {
         if let Some(pattern) = self.exclude.iter().find(|pattern| pattern.is_match(tensor.name)) {
             return Some(Reason::Excluded(pattern.glob().to_string()));
         }
-        if let Wish::Keep(reason) = wish {
+        if let Override::Copy(reason) = rule {
             return Some(reason);
         }
         if tensor.values_dtype().is_none() {
             return Some(Reason::Dtype(tensor.dtype));
         }
         let included =
-            wish == Wish::Quantize || self.include.iter().any(|pattern| pattern.is_match(tensor.name));
+            rule == Override::Quantize || self.include.iter().any(|pattern| pattern.is_match(tensor.name));
         if !included && let Some(kept) = naming.kept(tensor.name, tensor.shape) {
             return Some(Reason::Kept(kept));
         }
@@ -95,7 +95,7 @@ impl Selection {
         if tensor.elements() == 0 {
             return Some(Reason::Empty);
         }
-        if let Wish::KeepLayer(reason) = wish {
+        if let Override::CopyLayer(reason) = rule {
             return Some(reason);
         }
         storage.and_then(|storage| storage.cannot_hold(tensor.name, tensor.shape))
@@ -129,7 +129,7 @@ mod tests {
             Tensor { name, dtype, shape, data: &[], file: Path::new("x"), scaling: None, columns: None };
         let storage = Storage::of_format(CheckpointFormat::CompressedTensors, Format::Mxfp4).unwrap();
         selection
-            .reason_to_copy(&tensor, Naming::default(), Wish::Nothing, Some(storage))
+            .reason_to_copy(&tensor, Naming::default(), Override::None, Some(storage))
             .map(|reason| reason.to_string())
     }
 

@@ -1,12 +1,13 @@
 //! The tensors that a plan is about: a checkpoint's as their values are read.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
 use microscale::Format;
 
 use crate::checkpoint_formats::packed::{Logical, Packed, logical};
 use crate::error::plan::PlanError;
 use crate::error::{Error, Result};
+use crate::job::Position;
 use crate::read::checkpoint::Checkpoint;
 use crate::read::description::Description;
 use crate::read::tensor::Tensor;
@@ -17,8 +18,8 @@ use crate::read::tensor::Tensor;
 /// # Errors
 /// [`PlanError::AlreadyQuantized`](crate::PlanError::AlreadyQuantized) if a config says that weights are quantized,
 /// unless they are such codes; those of [`logical`].
-pub(crate) fn sources(checkpoint: &Checkpoint) -> Result<Vec<(&str, Tensor<'_>)>> {
-    let (sources, quantized) = read(checkpoint, checkpoint.requantize)?;
+pub(crate) fn sources(checkpoint: &Checkpoint, requantize: bool) -> Result<Vec<(Position, Tensor<'_>)>> {
+    let (sources, quantized) = read(checkpoint, requantize)?;
     if let Some((method, config)) = Description::method(checkpoint)
         && (quantized || sources.iter().all(|(_, tensor)| tensor.scaling.is_none()))
     {
@@ -27,17 +28,17 @@ pub(crate) fn sources(checkpoint: &Checkpoint) -> Result<Vec<(&str, Tensor<'_>)>
     Ok(sources)
 }
 
-/// The names in the files of what [`sources`] has, whether or not MXFP4 was quantized again.
+/// The positions of the tensors that [`sources`] has, whether or not MXFP4 was quantized again.
 ///
 /// # Errors
 /// The errors of [`logical`].
-pub(crate) fn source_names(checkpoint: &Checkpoint) -> Result<HashSet<&str>> {
+pub(crate) fn source_positions(checkpoint: &Checkpoint) -> Result<Vec<Position>> {
     let (sources, _) = read(checkpoint, true)?;
-    Ok(sources.into_iter().map(|(stored, _)| stored).collect())
+    Ok(sources.into_iter().map(|(position, _)| position).collect())
 }
 
 /// The tensors, and whether some are quantized that are not read as values.
-fn read(checkpoint: &Checkpoint, requantize: bool) -> Result<(Vec<(&str, Tensor<'_>)>, bool)> {
+fn read(checkpoint: &Checkpoint, requantize: bool) -> Result<(Vec<(Position, Tensor<'_>)>, bool)> {
     let (mut sources, mut quantized) = (HashMap::new(), false);
     for tensor in logical(checkpoint)? {
         let scaled = match &tensor {
@@ -50,7 +51,8 @@ fn read(checkpoint: &Checkpoint, requantize: bool) -> Result<(Vec<(&str, Tensor<
             None => sources.extend(tensor.all_stored().map(|stored| (stored.name, *stored))),
         }
     }
-    let each = checkpoint.tensors().filter_map(|stored| Some((stored.name, *sources.get(stored.name)?)));
+    let each =
+        checkpoint.positions().filter_map(|(position, stored)| Some((position, *sources.get(stored.name)?)));
     Ok((each.collect(), quantized))
 }
 

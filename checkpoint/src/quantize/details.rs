@@ -1,5 +1,5 @@
-//! A closer look at the tensors of a checkpoint while it is quantized, and only if that is wanted: it takes
-//! another pass over the values. Its memory does not depend on the number of tensors.
+//! Details of the tensors of a checkpoint for its report. They are collected only on request, because
+//! they take another pass over the values. Their memory does not depend on the number of tensors.
 
 use std::ops::Range;
 
@@ -13,16 +13,16 @@ use crate::quantize::matrix::Matrix;
 use crate::read::tensor::Tensor;
 use crate::read::values::with_values;
 
-/// A closer look at a tensor that was quantized.
-pub(crate) struct Look {
+/// Details of some rows of a tensor.
+pub(crate) struct BandDetails {
     /// Counts of each scale byte and each code.
     histogram: Histogram,
-    /// The blocks that lost most. Rows are those of the matrix that is stored.
+    /// The blocks with the largest loss, by rows of the stored matrix.
     worst: WorstBlocks,
 }
 
-impl Look {
-    /// Looks at some rows of a tensor.
+impl BandDetails {
+    /// Collects the details of some rows.
     pub(crate) fn of(
         tensor: &Tensor<'_>,
         storage: &Storage,
@@ -38,14 +38,14 @@ impl Look {
         Ok(Self { histogram: Histogram::of_tensor(quantized), worst })
     }
 
-    /// Takes in those of later rows.
+    /// Adds the details of later rows.
     pub(crate) fn add(&mut self, later: Self, worst_blocks: usize) {
         self.histogram.add(&later.histogram);
         self.worst.add(later.worst, 0, worst_blocks);
     }
 }
 
-/// A closer look at all tensors: their sums, and the worst blocks of all.
+/// Details of all tensors: their sums, and the worst blocks.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Details {
     /// The counts of each format, with the first tensor of the format.
@@ -64,9 +64,9 @@ pub(crate) struct WorstBlock {
 }
 
 impl Details {
-    /// Takes in a tensor by its number in the checkpoint. The result does not depend on the order of the tensors.
-    pub(crate) fn add(&mut self, number: usize, tensor: &str, look: Look, most: usize) {
-        let Look { histogram, worst } = look;
+    /// Adds a tensor by its number in the checkpoint. The result does not depend on the order of the tensors.
+    pub(crate) fn add(&mut self, number: usize, tensor: &str, details: BandDetails, most: usize) {
+        let BandDetails { histogram, worst } = details;
         match self.histograms.iter_mut().find(|(_, sum)| sum.format == histogram.format) {
             Some((first, sum)) => {
                 *first = number.min(*first);

@@ -6,6 +6,7 @@ use microscale::{Position, Shape};
 
 use crate::checkpoint_formats::storage::Storage;
 use crate::error::{Error, Result};
+use crate::read::input::Input;
 use crate::read::tensor::Tensor;
 use crate::read::values::Values;
 
@@ -29,6 +30,24 @@ impl<'a> Matrix<'a> {
         let values =
             values.ok_or_else(|| tensor.unreadable(format!("{} cannot be quantized", tensor.dtype)))?;
         Ok(Self { values, shape })
+    }
+
+    /// Calls `work` with rows of the matrix, which are read into this thread's buffer if possible.
+    ///
+    /// # Errors
+    /// The errors of [`Self::of`] and [`Input::with_values`].
+    pub(crate) fn with_rows<R>(
+        input: &Input<'_>,
+        storage: &Storage,
+        rows: Range<usize>,
+        work: impl FnOnce(&Matrix<'_>) -> R,
+    ) -> Result<R> {
+        if storage.transposed {
+            return Ok(work(&Matrix::of(&input.tensor, storage, rows)?));
+        }
+        let (_, cols) = size(&input.tensor, storage);
+        let shape = Shape::new(rows.len(), cols);
+        input.with_values(rows.start * cols..rows.end * cols, |values| work(&Matrix { values, shape }))
     }
 }
 

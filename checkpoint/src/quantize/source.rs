@@ -1,44 +1,60 @@
-//! The matrix of a tensor where a device can work on it, whatever its dtype: brought there once for all that
-//! is to be done with it; or band by band, if the device works in the host's memory.
+//! The matrix of a tensor where a device works on it: a GPU has all of it in its memory, the CPU's
+//! threads read bands of it.
 
 use std::borrow::Cow;
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::Instant;
 
-use microscale::device::{Device, Loaded, Origin, QuantizedThere};
-use microscale::{Element, ErrorStats, GlobalScale, NonFinite, Position, QuantizeOptions, Recipe, Report};
+use microscale::device::{Device, Loaded, Origin, QuantizedOnDevice};
+use microscale::{Element, ErrorStats, GlobalScale, NonFinite, QuantizeOptions, Recipe, Report};
 
 use crate::checkpoint_formats::storage::Storage;
 use crate::error::Result;
+use crate::job::Job;
+use crate::pipeline::Worker;
 use crate::plan::importance::Columns;
+use crate::plan::{QuantizePlan, TensorPlan};
 use crate::quantize::matrix;
 use crate::quantize::matrix::Matrix;
 use crate::read::bands::row_bands;
+use crate::read::checkpoint::Checkpoint;
+use crate::read::input::Input;
 use crate::read::memory::afford;
-use crate::read::tensor::Tensor;
 use crate::read::values::with_values;
 use crate::write::busy::Busy;
 
-/// A tensor's matrix, ready to be worked on.
-pub(crate) struct Source<'s> {
-    tensor: Tensor<'s>,
+/// A tensor's matrix, ready to be worked on. `'s` is the lifetime of a copy on the device.
+pub(crate) struct Source<'s, 'env> {
+    input: Input<'env>,
     storage: &'static Storage,
-    device: &'s Device,
+    device: &'env Device,
     /// The rows of each band.
-    bands: Vec<Range<usize>>,
+    bands: Arc<[Range<usize>]>,
+    importance: Option<Arc<Columns>>,
     /// All rows, as a single band, where the device has a memory of its own.
-    there: Option<Box<dyn Band + 's>>,
+    loaded: Option<Box<dyn Band + 's>>,
 }
 
 /// The facts of a tensor that was quantized to what a file holds.
-pub(crate) struct Stored {
+#[derive(Default)]
+pub(crate) struct StoredFacts {
     pub(crate) report: Report,
     /// The loss of what the file holds.
     pub(crate) errors: ErrorStats,
-    /// The global scale in the convention's direction.
+    /// The global scale in the direction of the numerics.
     pub(crate) global_scale: Option<GlobalScale>,
-    /// The times in which it was quantized, without those in which it was measured.
+    /// The times in which bands were quantized, without measuring the loss.
     pub(crate) busy: Vec<Busy>,
+}
+
+/// The facts of a band.
+struct BandFacts {
+    report: Report,
+    /// Partial sums of the loss.
+    errors: Vec<ErrorStats>,
+    global_scale: Option<GlobalScale>,
+    busy: Busy,
 }
 
 /// Rows of a matrix where the device works.
@@ -46,37 +62,45 @@ trait Band {
     /// The amax, as far as the policy about NaN and infinities lets it count.
     ///
     /// # Errors
-    /// The errors of quantizing, if the policy refuses what there is.
+    /// The errors of quantizing, if the policy refuses values that are there.
     fn amax(&self, recipe: &Recipe) -> microscale::Result<f32>;
 
-    /// Quantizes to what a file holds, and adds report and loss to those of the rows before.
+    /// Quantizes to what a file holds, and measures the loss.
     ///
     /// # Errors
-    /// Those of quantizing.
+    /// The errors of quantizing.
     fn store(
         &self,
         storage: &Storage,
         recipe: &Recipe,
         importance: Option<&[f32]>,
-        stored: &mut Stored,
-    ) -> microscale::Result<QuantizedThere>;
+    ) -> microscale::Result<(QuantizedOnDevice, BandFacts)>;
 }
 
-impl<'s> Source<'s> {
-    /// The matrix that a device copies to its own memory; `None` if it works in the host's, and where errors are weighted by
-    /// rows, `rows_each` of which are then brought to it at a time.
+/// The outcome of a band: NaN and infinities that the policy refuses are counted in all bands.
+type Counted<R> = std::result::Result<R, (microscale::Position, Report)>;
+
+/// The CPU, for threads that help with the bands of another.
+static CPU: Device = Device::Cpu;
+
+impl<'s, 'env> Source<'s, 'env> {
+    /// The matrix that a device copies to its own memory. `None` if the device works in the host's
+    /// memory, and where the rows of each expert have their own importance: the device then gets
+    /// the rows of one expert at a time.
     ///
     /// # Errors
     /// The errors of [`Matrix::of`].
     pub(crate) fn matrix<'a>(
-        tensor: &Tensor<'a>,
+        job: &Job<'a, TensorPlan>,
+        plan: &QuantizePlan,
         storage: &Storage,
         device: &Device,
-        rows_each: Option<usize>,
     ) -> Result<Option<Matrix<'a>>> {
-        if !device.has_memory() || rows_each.is_some() {
+        let by_expert = plan.importance.as_ref().is_some_and(|columns| columns.rows_each().is_some());
+        if !device.has_memory() || by_expert {
             return Ok(None);
         }
+        let tensor = &job.tensor;
         let (rows, cols) = matrix::size(tensor, storage);
         if storage.transposed {
             afford(tensor, tensor.name, rows.saturating_mul(cols))?;
@@ -84,35 +108,45 @@ impl<'s> Source<'s> {
         Matrix::of(tensor, storage, 0..rows).map(Some)
     }
 
-    /// Brings a tensor's [`Self::matrix`] to the device, if there is one; `origin` is the tensor's. Errors are weighted alike in
-    /// `rows_each` rows, or in all.
+    /// Brings a tensor's [`Self::matrix`] to the device, if there is one.
     ///
     /// # Errors
     /// The errors of [`Device::load`], and [`Error::Memory`](crate::Error::Memory).
     pub(crate) fn new(
-        tensor: Tensor<'s>,
+        checkpoint: &Checkpoint,
+        job: &Job<'env, TensorPlan>,
+        plan: &QuantizePlan,
         storage: &'static Storage,
-        device: &'s Device,
+        device: &'env Device,
         matrix: Option<&'s Matrix<'_>>,
-        origin: Option<Origin<'_>>,
-        rows_each: Option<usize>,
-    ) -> Result<Self> {
+    ) -> Result<Self>
+    where
+        'env: 's,
+    {
+        let tensor = job.tensor;
         let (rows, cols) = matrix::size(&tensor, storage);
-        let there = matrix.map(|matrix| matrix.load(device, origin)).transpose();
-        let there = there.map_err(|error| matrix::error(&tensor, storage, error))?;
-        let bands: Vec<_> = match there {
+        let origin = checkpoint.origin(job.position);
+        let loaded = matrix.map(|matrix| matrix.load(device, origin)).transpose();
+        let loaded = loaded.map_err(|error| matrix::error(&tensor, storage, error))?;
+        let importance = plan.importance.clone();
+        let rows_each = importance.as_ref().and_then(|columns| columns.rows_each());
+        let bands: Arc<[_]> = match loaded {
             Some(_) => std::iter::once(0..rows).collect(),
             None => row_bands(rows, cols, rows_each).collect(),
         };
-        if there.is_none() {
+        if loaded.is_none() {
             let largest = bands.iter().map(Range::len).max();
             afford(&tensor, tensor.name, largest.unwrap_or(0).saturating_mul(cols))?;
         }
-        Ok(Self { tensor, storage, device, bands, there })
+        let input = match device.has_memory() {
+            true => Input::mapped(tensor),
+            false => Input::new(checkpoint, tensor, job.position),
+        };
+        Ok(Self { input, storage, device, bands, importance, loaded })
     }
 
-    /// Returns whether there are several bands, so that a global scale must be found before the first one is
-    /// quantized.
+    /// Returns whether there are several bands, so that a global scale must be found before the
+    /// first one is quantized.
     pub(crate) fn in_bands(&self) -> bool {
         self.bands.len() > 1
     }
@@ -120,63 +154,108 @@ impl<'s> Source<'s> {
     /// The amax, as far as the policy about NaN and infinities lets it count.
     ///
     /// # Errors
-    /// The errors of quantizing, if the policy refuses what there is.
-    pub(crate) fn amax(&self, recipe: &Recipe) -> Result<f32> {
+    /// The errors of quantizing, if the policy refuses values that are there.
+    pub(crate) fn amax(&self, recipe: Recipe, worker: &Worker<'_, 'env>) -> Result<f32> {
         let mut most = 0.0f32;
-        self.each_band(|_, band| {
-            most = most.max(band.amax(recipe)?);
-            Ok(Ok(()))
-        })?;
+        self.each_band(
+            worker,
+            move |_, band, _| band.amax(&recipe),
+            |amax: f32, _| Ok(amax),
+            |amax| {
+                most = most.max(amax);
+                Ok(())
+            },
+        )?;
         Ok(most)
     }
 
-    /// Quantizes to what a file holds, measures the loss of that, and hands each band on with its rows.
+    /// Quantizes to what a file holds, by importance if the tensor has some and `weighted` is set,
+    /// and measures the loss of that. Each band is handed on with its rows; `fold` gets what
+    /// `hand_on` returns, in the order of the bands.
     ///
     /// # Errors
-    /// The errors of quantizing, and of `hand_on`.
-    pub(crate) fn store(
+    /// The errors of quantizing, of `hand_on` and of `fold`.
+    pub(crate) fn store<H: Send + 'env>(
         &self,
-        recipe: &Recipe,
-        importance: Option<Columns<'_>>,
-        mut hand_on: impl FnMut(Range<usize>, QuantizedThere) -> Result<()>,
-    ) -> Result<Stored> {
-        let errors = ErrorStats::default();
-        let mut stored = Stored { report: Report::default(), errors, global_scale: None, busy: Vec::new() };
-        self.each_band(|rows, band| {
-            let importance = importance.map(|columns| columns.of(&rows));
-            let quantized = band.store(self.storage, recipe, importance, &mut stored)?;
-            Ok(hand_on(rows, quantized))
-        })?;
+        recipe: Recipe,
+        weighted: bool,
+        worker: &Worker<'_, 'env>,
+        hand_on: impl Fn(Range<usize>, QuantizedOnDevice) -> Result<H> + Send + Sync + 'env,
+        mut fold: impl FnMut(H) -> Result<()>,
+    ) -> Result<StoredFacts> {
+        let mut stored = StoredFacts::default();
+        let storage = self.storage;
+        self.each_band(
+            worker,
+            move |_, band, importance| band.store(storage, &recipe, importance.filter(|_| weighted)),
+            move |(quantized, facts): (_, BandFacts), rows| Ok((facts, hand_on(rows, quantized)?)),
+            |(facts, handed_on)| {
+                stored.report += facts.report;
+                stored.errors = stored.errors.and_parts(&facts.errors);
+                stored.global_scale = facts.global_scale;
+                stored.busy.push(facts.busy);
+                fold(handed_on)
+            },
+        )?;
         Ok(stored)
     }
 
-    /// Does something with each band. NaN and infinities that are refused are counted in all of them.
-    fn each_band(
+    /// Calls `work` with each band and its importance, `then` with what that returns and the rows,
+    /// and `fold` with the results in the order of the bands. NaN and infinities that are refused
+    /// are counted in all bands.
+    fn each_band<Q, R: Send + 'env>(
         &self,
-        mut what: impl FnMut(Range<usize>, &dyn Band) -> microscale::Result<Result<()>>,
+        worker: &Worker<'_, 'env>,
+        work: impl Fn(Range<usize>, &dyn Band, Option<&[f32]>) -> microscale::Result<Q> + Send + Sync + 'env,
+        then: impl Fn(Q, Range<usize>) -> Result<R> + Send + Sync + 'env,
+        mut fold: impl FnMut(R) -> Result<()>,
     ) -> Result<()> {
-        let failed = |error| Err(matrix::error(&self.tensor, self.storage, error));
-        let mut refused: Option<(Position, Report)> = None;
-        for rows in &self.bands {
-            let done = match &self.there {
-                Some(band) => what(rows.clone(), &**band),
-                None => {
-                    let matrix = Matrix::of(&self.tensor, self.storage, rows.clone())?;
-                    matrix.load(self.device, None).and_then(|band| what(rows.clone(), &*band))
-                }
-            };
-            match done {
-                Ok(done) => done?,
+        let mut refused: Option<(microscale::Position, Report)> = None;
+        let mut folded = |result: Counted<R>| match result {
+            Ok(result) => fold(result),
+            Err((first, report)) => {
+                refused.get_or_insert((first, Report::default())).1 += report;
+                Ok(())
+            }
+        };
+        let (tensor, storage) = (self.input.tensor, self.storage);
+        let finish = move |result: microscale::Result<Q>, rows: Range<usize>| -> Result<Counted<R>> {
+            match result {
+                Ok(result) => then(result, rows).map(Ok),
                 Err(microscale::Error::NonFinite { first, report }) => {
-                    let first = Position { row: first.row + rows.start, ..first };
-                    refused.get_or_insert((first, Report::default())).1 += report;
+                    let first = microscale::Position { row: first.row + rows.start, ..first };
+                    Ok(Err((first, report)))
                 }
-                Err(error) => return failed(error),
+                Err(error) => Err(matrix::error(&tensor, storage, error)),
+            }
+        };
+        let importance = self.importance.clone();
+        match &self.loaded {
+            Some(band) => {
+                worker.go_on()?;
+                let rows = self.bands[0].clone();
+                let columns = importance.as_ref().map(|columns| columns.of(&rows));
+                folded(finish(work(rows.clone(), &**band, columns), rows)?)?;
+            }
+            None => {
+                let (input, bands) = (self.input.clone(), self.bands.clone());
+                let device = if self.device.has_memory() { self.device } else { &CPU };
+                let band = move |number: usize| {
+                    let rows = bands[number].clone();
+                    let columns = importance.as_ref().map(|columns| columns.of(&rows));
+                    let result = Matrix::with_rows(&input, storage, rows.clone(), |matrix| {
+                        matrix.load(device, None).and_then(|band| work(rows.clone(), &*band, columns))
+                    });
+                    finish(result?, rows)
+                };
+                worker.each_band(self.bands.len(), band, folded)?;
             }
         }
         match refused {
             None => Ok(()),
-            Some((first, report)) => failed(microscale::Error::NonFinite { first, report }),
+            Some((first, report)) => {
+                Err(matrix::error(&tensor, storage, microscale::Error::NonFinite { first, report }))
+            }
         }
     }
 }
@@ -185,14 +264,14 @@ impl Matrix<'_> {
     /// Brings the matrix to a device; `origin` is the tensor's.
     ///
     /// # Errors
-    /// Those of [`Device::load`].
+    /// The errors of [`Device::load`].
     fn load<'s>(
         &'s self,
         device: &'s Device,
         origin: Option<Origin<'_>>,
     ) -> microscale::Result<Box<dyn Band + 's>> {
-        // Values that are no view of the file, because they are transposed or were not aligned there, are
-        // read already.
+        // Values that are not a view of the file, because they are transposed or unaligned there,
+        // are in memory already.
         let origin =
             origin.filter(|_| with_values!(&self.values, values => matches!(values, Cow::Borrowed(_))));
         with_values!(&self.values, values => Ok(Box::new(device.load(values, self.shape, origin)?)))
@@ -203,7 +282,7 @@ impl<T: Element> Band for Loaded<'_, T> {
     fn amax(&self, recipe: &Recipe) -> microscale::Result<f32> {
         let amax = Loaded::amax(self)?;
         if recipe.non_finite == NonFinite::Error && (amax.nan || amax.infinite) {
-            // Fails, and knows the place.
+            // This fails, and the error has the position.
             self.quantize(recipe, QuantizeOptions::new())?;
         }
         Ok(amax.under::<T>(recipe.non_finite))
@@ -214,20 +293,18 @@ impl<T: Element> Band for Loaded<'_, T> {
         storage: &Storage,
         recipe: &Recipe,
         importance: Option<&[f32]>,
-        stored: &mut Stored,
-    ) -> microscale::Result<QuantizedThere> {
+    ) -> microscale::Result<(QuantizedOnDevice, BandFacts)> {
         let from = Instant::now();
         let options = QuantizeOptions::new();
         let options = importance.map_or(options, |importance| options.importance(importance));
         let result = self.quantize(recipe, options)?;
-        stored.busy.push(Busy { from, until: Instant::now() });
-        stored.report += result.report();
-        stored.global_scale = result.global_scale();
-        let result = match storage.stored_global_scale(stored.global_scale) {
+        let busy = Busy { from, until: Instant::now() };
+        let (report, global_scale) = (result.report(), result.global_scale());
+        let result = match storage.stored_global_scale(global_scale) {
             Some(global_scale) => result.with_global_scale(global_scale)?,
             None => result,
         };
-        stored.errors = self.errors(&result, stored.errors)?;
-        Ok(result)
+        let errors = self.errors(&result)?;
+        Ok((result, BandFacts { report, errors, global_scale, busy }))
     }
 }

@@ -34,8 +34,24 @@ pub struct Summary {
     pub quantize_seconds: f64,
     /// Blocks whose scales were compared with all others, if that was wanted.
     pub checked_blocks: Option<u64>,
-    /// A closer look at all tensors; empty unless the plan collects details.
+    /// The part of the shards that was made, if it was not all of them.
+    pub part: Option<PartSummary>,
+    /// Details of all tensors; empty unless the plan collects details.
     pub(crate) details: Details,
+}
+
+/// The shards of a part.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct PartSummary {
+    /// Shards that were made now.
+    pub made: usize,
+    /// Shards that were finished before.
+    pub kept: usize,
+    /// All shards of the checkpoint.
+    pub of: usize,
+    /// The directory of the shards.
+    pub directory: PathBuf,
 }
 
 /// The outcome of one tensor.
@@ -223,6 +239,13 @@ impl Summary {
         }
         if let Some(blocks) = self.checked_blocks {
             json.insert("checked_blocks".into(), blocks.into());
+        }
+        if let Some(PartSummary { made, kept, of, directory }) = &self.part {
+            let directory = directory.to_string_lossy();
+            json.insert(
+                "part".into(),
+                json!({ "made": made, "kept": kept, "of": of, "directory": directory }),
+            );
         }
         json
     }

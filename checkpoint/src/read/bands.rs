@@ -4,14 +4,28 @@ use std::ops::Range;
 
 use crate::read::tensor::elements;
 
-/// Elements of a band, unless a single row has more; as f32 they take 4 MiB, which stay in caches and which allocators use again: memory
-/// that is new each time costs more than what is done with it. A multiple of what
+/// Elements of a band, unless a single row has more. With their codes they fit in the second-level
+/// cache of a core, and take a thread some 100 µs or more. A multiple of the elements that
 /// [`ErrorStats`](microscale::ErrorStats) sums at a time.
-pub(crate) const BAND: usize = 1 << 20;
+pub(crate) const BAND: usize = 1 << 18;
 
-/// The bands of so many elements: at least one, which may be empty.
+/// Elements of a band of a matrix that is stored as its transpose, unless a single row has more: a
+/// larger band reads longer runs of each stored row.
+const TRANSPOSED_BAND: usize = 1 << 20;
+
+/// The number of bands of `elements` elements: at least one.
+pub(crate) fn count(elements: usize) -> usize {
+    elements.div_ceil(BAND).max(1)
+}
+
+/// The bands of `elements` elements: at least one, which may be empty.
 pub(crate) fn bands(elements: usize) -> impl Iterator<Item = Range<usize>> {
     ranges(elements, BAND)
+}
+
+/// The band of a number.
+pub(crate) fn band(elements: usize, number: usize) -> Range<usize> {
+    (number * BAND).min(elements)..((number + 1) * BAND).min(elements)
 }
 
 /// The bands of a matrix, by its rows: at least one, which may be empty. If `rows_each` is given, none has rows on both sides of
@@ -40,7 +54,7 @@ pub(crate) fn transposed_bands(shape: &[usize], block: usize) -> Vec<Range<usize
     }
     let (matrix, unit) = (rows * cols, block * cols);
     let of_matrix = |start| {
-        let within = ranges(matrix, (BAND / unit).max(1) * unit);
+        let within = ranges(matrix, (TRANSPOSED_BAND / unit).max(1) * unit);
         within.map(move |band| start + band.start..start + band.end)
     };
     (0..all).step_by(matrix).flat_map(of_matrix).collect()
@@ -73,7 +87,7 @@ mod tests {
 
     #[test]
     fn bands_of_transposes_are_whole_blocks_of_one_matrix() {
-        let (rows, cols) = (96, BAND / 64);
+        let (rows, cols) = (96, TRANSPOSED_BAND / 64);
         let found = transposed_bands(&[2, rows, cols], 32);
         let at = |row: usize| row * cols;
         assert_eq!(found, [at(0)..at(64), at(64)..at(96), at(96)..at(160), at(160)..at(192)]);

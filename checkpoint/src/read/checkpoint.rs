@@ -3,7 +3,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
-use std::fs::{self};
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
@@ -14,6 +14,7 @@ use crate::error::directory::DirectoryError;
 use crate::error::format::FormatError;
 use crate::error::{Error, Result};
 use crate::gguf::header::Header;
+use crate::job::Position;
 use crate::names::naming::Naming;
 use crate::read::config::{CONFIG_FILE, Config, HF_QUANT_CONFIG_FILE};
 use crate::read::index::Index;
@@ -36,14 +37,23 @@ pub struct Checkpoint {
     pub(crate) comfy_layers: HashMap<String, String>,
     /// Each tensor's shard, and its place there.
     pub(crate) places: HashMap<String, (usize, usize)>,
-    /// True if weights that are not the checkpoint's are left out of what is copied.
-    pub(crate) skip_other_weights: bool,
-    /// True if values of MXFP4 are input of quantizing, by whatever convention they are stored.
-    pub(crate) requantize: bool,
-    /// True if experts that lie in one tensor are taken for tensors of their own.
-    pub(crate) experts_split: bool,
+    pub(crate) options: OpenOptions,
     /// The sizes that the config gives blocks of codes under one scale, once they are asked for.
     pub(crate) scale_sizes: OnceLock<ScaleSizes>,
+}
+
+/// How a checkpoint is opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OpenOptions {
+    /// Leaves files with other weights (PyTorch's, ONNX, consolidated ones) out of the files that
+    /// are copied with a checkpoint.
+    pub skip_other_weights: bool,
+    /// Takes experts of a layer that lie in one tensor for tensors of their own, under the names
+    /// that vLLM and SGLang look for: `experts.gate_up_proj` and `experts.down_proj`, as Qwen3.5
+    /// and Llama 4 have them. No byte is copied.
+    ///
+    /// Parts that were made of split experts are merged with this option, too.
+    pub split_experts: bool,
 }
 
 /// Sizes that a config gives blocks of codes under one scale.
@@ -63,6 +73,21 @@ impl fmt::Debug for Checkpoint {
 }
 
 impl Checkpoint {
+    /// [`Self::open`] with options.
+    ///
+    /// # Errors
+    /// The errors of [`Self::open`]; with [`OpenOptions::split_experts`]
+    /// [`FormatError::NotSplit`](crate::FormatError::NotSplit) for biases, codes and sizes that do
+    /// not fit the config's `hidden_size`, and
+    /// [`FormatError::NothingToSplit`](crate::FormatError::NothingToSplit).
+    pub fn open_with(path: &Path, options: OpenOptions) -> Result<Self> {
+        let mut checkpoint = Self { options, ..Self::open(path)? };
+        if options.split_experts {
+            checkpoint.split_experts()?;
+        }
+        Ok(checkpoint)
+    }
+
     /// Opens a `.safetensors`, `.gguf` or PyTorch file (`.bin`, `.pt`, `.pth`), or a checkpoint directory.
     ///
     /// A directory's weights are what its index lists (`model.safetensors.index.json`), or else
@@ -100,34 +125,30 @@ impl Checkpoint {
             hf_quant_config,
             naming,
             places,
-            skip_other_weights: false,
-            requantize: false,
-            experts_split: false,
+            options: OpenOptions::default(),
             scale_sizes: OnceLock::new(),
         };
         checkpoint.check_index()?;
         Ok(checkpoint)
     }
 
-    /// Leaves files with other weights out of what is copied beside this checkpoint's: PyTorch's, ONNX',
-    /// consolidated ones.
-    pub fn skip_other_weights(&mut self) {
-        self.skip_other_weights = true;
+    /// The place of a stored tensor's bytes in its file, for devices that read it themselves.
+    pub(crate) fn origin(&self, position: Position) -> Option<Origin<'_>> {
+        let shard = self.shards.get(position.shard)?;
+        let stored = shard.stored.get(position.tensor).filter(|stored| !stored.strided)?;
+        Some(Origin { file: &shard.path, offset: stored.range.start as u64 })
     }
 
-    /// Lets weights in MXFP4 be quantized again, from their values, whatever convention they are stored by (those of a convention
-    /// that is read alone always can be); and lets [`convert`](crate::convert()) round what no cast keeps as it is.
-    pub fn requantize(&mut self) {
-        self.requantize = true;
+    /// Opens the file of a stored tensor again, as [`Shard::reopen`] does.
+    pub(crate) fn reopen(&self, position: Position) -> Option<(File, u64)> {
+        self.shards.get(position.shard)?.reopen(position.tensor)
     }
 
-    /// The place of a tensor's bytes in a file.
-    pub(crate) fn origin(&self, tensor: &Tensor<'_>) -> Option<Origin<'_>> {
-        let (shard, place) = *self.places.get(tensor.name)?;
-        let shard = &self.shards[shard];
-        let stored = shard.stored.get(place).filter(|stored| !stored.strided)?;
-        let offset = stored.range.start as u64;
-        Some(Origin { file: &shard.path, offset })
+    /// Every stored tensor with its position, file by file, in the order of the data.
+    pub(crate) fn positions(&self) -> impl Iterator<Item = (Position, Tensor<'_>)> {
+        self.shards.iter().enumerate().flat_map(|(shard, file)| {
+            file.tensors().enumerate().map(move |(tensor, stored)| (Position { shard, tensor }, stored))
+        })
     }
 
     /// Lets go of what is in memory of a tensor's bytes, as [`Shard::forget`] does.
@@ -174,7 +195,7 @@ impl Checkpoint {
 
     /// The convention that its quantized tensors are written by if nothing else is asked for: that of its
     /// container.
-    pub fn own_convention(&self) -> CheckpointFormat {
+    pub fn own_format(&self) -> CheckpointFormat {
         let gguf = self.shards.iter().any(|shard| matches!(shard.container, Container::Gguf(_)));
         if gguf { CheckpointFormat::Gguf } else { CheckpointFormat::default() }
     }
@@ -204,7 +225,7 @@ impl Checkpoint {
     /// # Errors
     /// [`FormatError::OtherContainer`](crate::FormatError::OtherContainer).
     pub(crate) fn check_container(&self, convention: CheckpointFormat) -> Result<()> {
-        let own = self.own_convention();
+        let own = self.own_format();
         if (own == CheckpointFormat::Gguf) == (convention == CheckpointFormat::Gguf) {
             return Ok(());
         }

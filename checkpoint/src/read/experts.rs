@@ -54,16 +54,8 @@ enum Layout {
 }
 
 impl Checkpoint {
-    /// Takes experts of a layer that lie in one tensor for tensors of their own, under the names that vLLM and SGLang look for them
-    /// by: `experts.gate_up_proj` and `experts.down_proj`, as Qwen3.5 and Llama 4 have them. No byte is copied: they are read where
-    /// they are, transposed if they lie so. Returns how many tensors were split.
-    ///
-    /// Parts that were made of split experts are merged by a checkpoint whose experts are split, too.
-    ///
-    /// # Errors
-    /// [`FormatError::NotSplit`](crate::FormatError::NotSplit) for biases, codes and sizes that do not fit the config's
-    /// `hidden_size`, and [`FormatError::NothingToSplit`](crate::FormatError::NothingToSplit).
-    pub fn split_experts(&mut self) -> Result<usize> {
+    /// Splits experts, as [`OpenOptions`](crate::OpenOptions) says.
+    pub(crate) fn split_experts(&mut self) -> Result<()> {
         let hidden = self.config.as_ref().and_then(hidden_size);
         let all = self.experts(hidden)?;
         let mut renamed = HashMap::new();
@@ -89,8 +81,7 @@ impl Checkpoint {
             index.replace(&renamed);
         }
         self.places = places(&self.shards)?;
-        self.experts_split = true;
-        Ok(renamed.len())
+        Ok(())
     }
 
     /// The experts of each layer, by the names in front of them.

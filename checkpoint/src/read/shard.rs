@@ -31,6 +31,8 @@ pub(crate) struct Shard {
     /// The tensors in the order of their data.
     pub(crate) stored: Vec<Stored>,
     map: Mmap,
+    /// The file that is mapped, to recognize it when it is opened again.
+    identity: fs::Metadata,
     /// Tensors of a PyTorch file whose elements do not follow each other there.
     strided: Option<Mmap>,
 }
@@ -82,7 +84,8 @@ impl Stored {
 impl Shard {
     pub(crate) fn open(path: PathBuf, name: PathBuf) -> Result<Self> {
         // Opening a pipe would wait for its writer.
-        let regular = fs::metadata(&path).map_err(Error::io("open", &path))?.is_file();
+        let identity = fs::metadata(&path).map_err(Error::io("open", &path))?;
+        let regular = identity.is_file();
         if !regular {
             return Err(Error::File(FileError::Header {
                 file: path,
@@ -103,14 +106,14 @@ impl Shard {
             let mut header = read_gguf(&path, &map)?;
             let stored = from_gguf(std::mem::take(&mut header.tensors));
             let container = Container::Gguf(header.into());
-            return Ok(Self { path, name, container, stored, map, strided: None });
+            return Ok(Self { path, name, container, stored, map, identity, strided: None });
         }
         if map.starts_with(archive::MAGIC) || is_pickle(&path) {
             let (stored, strided) = from_pytorch(&path, &map)?;
             // What is written of it is safetensors, of PyTorch's tensors.
             let metadata = HashMap::from([("format".into(), "pt".into())]);
             let container = Container::Safetensors(Some(metadata));
-            return Ok(Self { path, name, container, stored, map, strided });
+            return Ok(Self { path, name, container, stored, map, identity, strided });
         }
         // A header of safetensors begins with a brace.
         let by_name =
@@ -118,12 +121,34 @@ impl Shard {
         if by_name || imatrix::is_one(&map) {
             let stored = from_imatrix(imatrix::read(&path, &map)?);
             let container = Container::Safetensors(None);
-            return Ok(Self { path, name, container, stored, map, strided: None });
+            return Ok(Self { path, name, container, stored, map, identity, strided: None });
         }
         let (header, data) = header::read(&path, &map)?;
         let container = Container::Safetensors(header.metadata().clone());
         let stored = from_safetensors(&header, data);
-        Ok(Self { path, name, container, stored, map, strided: None })
+        Ok(Self { path, name, container, stored, map, identity, strided: None })
+    }
+
+    /// Opens the file again for reads of a stored tensor, and returns the offset of its bytes.
+    ///
+    /// Returns `None` where the tensor must be read from the map: it is not in the file as it is,
+    /// or the path leads to another file by now. Files are not kept open, because a checkpoint may
+    /// have more shards than a process may open files.
+    pub(crate) fn reopen(&self, tensor: usize) -> Option<(File, u64)> {
+        #[cfg(unix)]
+        {
+            use std::os::unix::fs::MetadataExt;
+            let stored = self.stored.get(tensor).filter(|stored| !stored.strided)?;
+            let file = File::open(&self.path).ok()?;
+            let (found, known) = (file.metadata().ok()?, &self.identity);
+            let same = (found.dev(), found.ino()) == (known.dev(), known.ino());
+            same.then_some((file, stored.range.start as u64))
+        }
+        #[cfg(not(unix))]
+        {
+            let _ = (tensor, &self.identity);
+            None
+        }
     }
 
     /// The path of what is written of it, relative to the output's directory: safetensors in the place of PyTorch's files, by the

@@ -60,10 +60,10 @@ impl<'a> Values<'a> {
         })
     }
 
-    /// The errors of `other` against these values, taken in by those of the values before them. Both must be
-    /// of one length.
-    pub fn errors_of(&self, other: &Values<'_>, before: ErrorStats) -> ErrorStats {
-        with_values!(self, a => with_values!(other, b => before.and_between(a, b)))
+    /// The partial sums of the errors of `other` against these values, which must have the same
+    /// length, as [`ErrorStats::parts_between`] returns them.
+    pub(crate) fn error_parts(&self, other: &Values<'_>) -> Vec<ErrorStats> {
+        with_values!(self, a => with_values!(other, b => ErrorStats::parts_between(a, b)))
     }
 }
 

@@ -1,30 +1,37 @@
 //! Beginning a shard's new file, in the container of the old one: its header is written, and its tensors get
 //! their names and places.
 
+use std::collections::HashMap;
 use std::path::Path;
 
 use crate::error::file::FileError;
 use crate::error::{Error, Result};
 use crate::gguf::format::{SPLIT_COUNT, SPLIT_TENSORS};
 use crate::gguf::metadata::{FileType, Metadata};
+use crate::job::{Job, of_shard};
 use crate::read::layer_texts::METADATA;
 use crate::read::shard::{Container, Shard};
-use crate::write::gguf;
+use crate::write::gguf::{self, GgufOutline};
 use crate::write::outline::Outline;
 use crate::write::work::{Renamed, Rewrite};
 use crate::write::writer::Writer;
 
-/// Creates a shard's file, which must not exist yet, and says what each tensor is called in it.
-pub(crate) fn begin<R: Rewrite>(shard: &Shard, path: &Path, work: &R) -> Result<(Renamed, Writer)> {
-    let (mut outlines, mut renamed) = (Vec::new(), Renamed::default());
-    for tensor in shard.tensors() {
-        let new = work.outlines(&tensor);
-        renamed.bytes += new.iter().map(Outline::bytes).sum::<u64>();
-        renamed.names.insert(tensor.name.into(), new.iter().map(|outline| outline.name.clone()).collect());
-        outlines.extend(new);
+/// Creates a shard's file, which must not exist yet, with room for the outputs of its jobs, in their
+/// order. Returns the new names of the shard's tensors as well.
+pub(crate) fn begin<R: Rewrite>(shard: usize, path: &Path, work: &R) -> Result<(Renamed, Writer)> {
+    let (jobs, file) = (of_shard(work.jobs(), shard), &work.checkpoint().shards[shard]);
+    let mut renamed = Renamed { names: HashMap::new(), bytes: jobs.iter().map(Job::bytes_after).sum() };
+    let mut next = jobs.iter().peekable();
+    for (number, stored) in file.stored.iter().enumerate() {
+        // A tensor without a job, such as the scales of another, is written with that.
+        let job = next.next_if(|job| job.position.tensor == number);
+        let names = job.iter().flat_map(|job| &job.outputs).map(|output| output.name.clone());
+        renamed.names.insert(stored.name.clone(), names.collect());
     }
-    let split = split_tensors(shard, outlines.len(), work)?;
-    Ok((renamed, create(shard, path, outlines, work.file_type(), split)?))
+    let outputs = jobs.iter().map(|job| job.outputs.len()).sum();
+    let split = split_tensors(file, outputs, work)?;
+    let outlines = jobs.iter().flat_map(|job| &job.outputs);
+    Ok((renamed, create(file, path, outlines, work.file_type(), split)?))
 }
 
 /// The tensors that all files of a split model will have, which each of them states.
@@ -47,16 +54,16 @@ fn split_tensors<R: Rewrite>(shard: &Shard, here: usize, work: &R) -> Result<Opt
             after: here,
         }));
     }
-    let after: u64 = checkpoint.tensors().map(|tensor| work.outlines(&tensor).len() as u64).sum();
-    let read: u64 = checkpoint.tensors().map(|_| 1).sum();
+    let after: u64 = work.jobs().iter().map(|job| job.outputs.len() as u64).sum();
+    let read: u64 = checkpoint.shards.iter().map(|shard| shard.stored.len() as u64).sum();
     Ok(Some((before + after).saturating_sub(read)))
 }
 
 /// Creates a file of the same container as a shard, with its metadata.
-fn create(
+fn create<'o>(
     shard: &Shard,
     path: &Path,
-    outlines: Vec<Outline>,
+    outlines: impl Iterator<Item = &'o Outline>,
     file_type: Option<FileType>,
     split: Option<u64>,
 ) -> Result<Writer> {
@@ -76,11 +83,11 @@ fn create(
     if let Some(tensors) = split {
         metadata.set_split_tensors(tensors);
     }
-    let outlines = outlines.into_iter().map(|Outline { name, dtype, shape }| {
+    let outlines = outlines.map(|Outline { name, dtype, shape }| {
         let refused =
             |why| Error::File(FileError::NotInGguf { file: path.into(), tensor: name.clone(), why });
         let kind = dtype.ggml().ok_or_else(|| refused(format!("it has no type for {dtype}")))?;
-        Ok(gguf::Outline { name, shape, kind })
+        Ok(GgufOutline { name: name.clone(), shape: shape.clone(), kind })
     });
     gguf::create(path, &metadata, &outlines.collect::<Result<Vec<_>>>()?)
 }

@@ -1,5 +1,6 @@
 //! Writing the header of a GGUF file: metadata, the outlines of its tensors, and their places.
 
+use std::collections::HashSet;
 use std::path::Path;
 
 use crate::dtype::ggml::GgmlType;
@@ -7,11 +8,11 @@ use crate::error::file::FileError;
 use crate::error::{Error, Result};
 use crate::gguf::format::{MAGIC, MAX_NAME, Parsed, VERSION};
 use crate::gguf::metadata::Metadata;
-use crate::write::writer::{Place, Places, Writer};
+use crate::write::writer::{Room, Writer};
 
 /// A tensor to be written.
 #[derive(Clone, Debug)]
-pub(crate) struct Outline {
+pub(crate) struct GgufOutline {
     pub(crate) name: String,
     /// Its sizes, slowest first.
     pub(crate) shape: Vec<usize>,
@@ -24,25 +25,25 @@ pub(crate) struct Outline {
 ///
 /// # Errors
 /// [`FileError::NotInGguf`](crate::FileError::NotInGguf) for a tensor that GGUF cannot hold, [`Error::Io`].
-pub(crate) fn create(path: &Path, metadata: &Metadata<'_>, tensors: &[Outline]) -> Result<Writer> {
+pub(crate) fn create(path: &Path, metadata: &Metadata<'_>, tensors: &[GgufOutline]) -> Result<Writer> {
     let alignment = metadata.alignment;
     let mut header = preamble(metadata, tensors.len());
-    let (mut places, mut end) = (Places::new(), 0u64);
+    let (mut names, mut rooms, mut end) = (HashSet::new(), Vec::with_capacity(tensors.len()), 0u64);
     for tensor in tensors {
         let refused =
             |why| Error::File(FileError::NotInGguf { file: path.into(), tensor: tensor.name.clone(), why });
         let bytes = describe(&mut header, tensor, end).map_err(refused)?;
-        if places.insert(tensor.name.clone(), Place { start: end, bytes }).is_some() {
+        if !names.insert(&tensor.name) {
             return Err(refused("there is another tensor of that name".into()));
         }
+        rooms.push(Room::new(tensor.name.clone(), end, bytes));
         end = end.checked_add(bytes).and_then(|end| end.checked_next_multiple_of(alignment)).ok_or_else(
             || refused("with the tensors before it, there are more bytes than can be counted".into()),
         )?;
     }
     let data = (header.len() as u64).next_multiple_of(alignment);
-    places.values_mut().for_each(|place| place.start = place.start.saturating_add(data));
-    // Bytes that are not written are padding, and read as zeros.
-    Writer::create(path, &header, places, Some(data.saturating_add(end)))
+    // Unwritten bytes are padding, and read as zeros.
+    Writer::create(path, &header, rooms, data, Some(data.saturating_add(end)))
 }
 
 /// Everything before the tensors' descriptions.
@@ -58,8 +59,8 @@ fn preamble(metadata: &Metadata<'_>, tensors: usize) -> Vec<u8> {
 }
 
 /// Describes a tensor, and returns its bytes.
-fn describe(header: &mut Vec<u8>, tensor: &Outline, offset: u64) -> Parsed<u64> {
-    let Outline { name, shape, kind } = tensor;
+fn describe(header: &mut Vec<u8>, tensor: &GgufOutline, offset: u64) -> Parsed<u64> {
+    let GgufOutline { name, shape, kind } = tensor;
     if name.is_empty() || name.len() > MAX_NAME || name.contains('\0') {
         return Err(format!(
             "a name must have 1 to {MAX_NAME} bytes and no zero byte, and this has {} bytes",
@@ -85,8 +86,8 @@ mod tests {
     use crate::gguf::metadata::FileType;
     use crate::gguf::value::Value;
 
-    fn outline(name: &str, id: u32, shape: &[usize]) -> Outline {
-        Outline { name: name.into(), shape: shape.into(), kind: GgmlType::from_id(id) }
+    fn outline(name: &str, id: u32, shape: &[usize]) -> GgufOutline {
+        GgufOutline { name: name.into(), shape: shape.into(), kind: GgmlType::from_id(id) }
     }
 
     #[test]
@@ -97,11 +98,11 @@ mod tests {
         metadata.set_file_type(FileType::Mxfp4);
         metadata.set_file_type(FileType::Nvfp4);
         let outlines = [outline("bytes", 24, &[3]), outline("none", 0, &[0, 4]), outline("a", 40, &[2, 64])];
-        let mut writer = create(&path, &metadata, &outlines).unwrap();
-        writer.write("a", &[7; 72]).unwrap();
-        writer.write("none", &[]).unwrap();
-        writer.write("bytes", &[9; 3]).unwrap();
-        writer.finish().unwrap();
+        let writer = create(&path, &metadata, &outlines).unwrap();
+        for (tensor, data) in [(2, &[7; 72][..]), (1, &[]), (0, &[9; 3])] {
+            writer.write_at(writer.reserve(tensor, 0, data.len()).unwrap(), data).unwrap();
+        }
+        assert_eq!(writer.finish().unwrap(), std::fs::metadata(&path).unwrap().len());
 
         let written = std::fs::read(&path).unwrap();
         let header = read(&path, &written).unwrap();
@@ -117,26 +118,10 @@ mod tests {
     }
 
     #[test]
-    fn what_the_header_does_not_say_cannot_be_written() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("x.gguf");
-        let metadata = Metadata::new("llama");
-        let mut writer = create(&path, &metadata, &[outline("a", 24, &[4])]).unwrap();
-        assert!(writer.write("b", &[0; 4]).is_err());
-        assert!(writer.write("a", &[0; 4]).is_ok());
-        assert!(writer.write("a", &[0; 4]).is_err(), "twice");
-        assert!(create(&path, &metadata, &[]).is_err(), "the file is there already");
-        let other = path.with_extension("y");
-        let mut wrong = create(&other, &metadata, &[outline("a", 24, &[4])]).unwrap();
-        assert!(wrong.write("a", &[0; 5]).is_err(), "another size");
-        assert!(wrong.finish().is_err());
-    }
-
-    #[test]
     fn what_ggml_cannot_load_is_not_written() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("x.gguf");
-        let refused = |outlines: &[Outline], why: &str| {
+        let refused = |outlines: &[GgufOutline], why: &str| {
             let refused = create(&path, &Metadata::new("llama"), outlines).err().unwrap().to_string();
             assert!(refused.contains("x.gguf") && refused.contains(why), "{refused}");
             assert!(!path.exists());

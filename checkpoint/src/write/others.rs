@@ -119,7 +119,7 @@ pub fn other_weights(checkpoint: &Checkpoint) -> Result<Vec<(PathBuf, u64)>> {
 /// The other files that are to be copied, and what is left behind.
 pub(crate) fn to_copy(checkpoint: &Checkpoint) -> Result<(Vec<PathBuf>, Vec<Skipped>)> {
     let (mut files, mut skipped) = list(checkpoint)?;
-    if checkpoint.skip_other_weights {
+    if checkpoint.options.skip_other_weights {
         let why = "it holds other weights, and --skip-others was given";
         let left = files.iter().filter(|file| holds_weights(file));
         skipped.extend(left.map(|path| Skipped { path: path.clone(), why }));

@@ -199,7 +199,7 @@ pub(crate) fn destination(input: &Checkpoint, out: &Path) -> Result<Destination>
 
 /// Refuses a file that is named like one of another container. This program and others choose their readers by such names.
 fn check_extension(input: &Checkpoint, out: &Path) -> Result<()> {
-    let gguf = input.own_convention() == CheckpointFormat::Gguf;
+    let gguf = input.own_format() == CheckpointFormat::Gguf;
     let extension = if gguf { "gguf" } else { "safetensors" };
     let own = out.extension().is_some_and(|found| found.eq_ignore_ascii_case(extension));
     if own || !is_named_like_weights(out) {

@@ -3,7 +3,6 @@
 use std::ops::ControlFlow;
 
 use crate::error::{Error, Result};
-use crate::read::tensor::Tensor;
 
 /// The progress of an operation, in bytes of the input's tensors.
 #[derive(Clone, Copy, Debug)]
@@ -24,28 +23,24 @@ pub type OnProgress<'a> = dyn FnMut(Progress<'_>) -> ControlFlow<()> + 'a;
 pub(crate) struct Meter<'a, 'b> {
     pub(crate) done: u64,
     total: u64,
-    /// The tensor that was told last.
+    /// The tensor that was reported last.
     tensor: String,
     progress: &'a mut OnProgress<'b>,
 }
 
 impl<'a, 'b> Meter<'a, 'b> {
-    /// Makes a meter for these tensors of the input.
-    pub(crate) fn new<'t>(
-        tensors: impl Iterator<Item = Tensor<'t>>,
-        progress: &'a mut OnProgress<'b>,
-    ) -> Self {
-        let total = tensors.map(|tensor| tensor.data.len() as u64).sum();
+    /// Makes a meter for `total` bytes of the input.
+    pub(crate) fn new(total: u64, progress: &'a mut OnProgress<'b>) -> Self {
         Self { done: 0, total, tensor: String::new(), progress }
     }
 
-    /// Tells what comes next.
+    /// Reports the tensor that comes next.
     pub(crate) fn before(&mut self, tensor: &str) -> Result<()> {
         self.tensor = tensor.into();
         self.again()
     }
 
-    /// Tells the same again.
+    /// Reports the same again.
     pub(crate) fn again(&mut self) -> Result<()> {
         let progress = Progress { tensor: &self.tensor, done: self.done, total: self.total };
         if (self.progress)(progress).is_break() { Err(Error::Interrupted) } else { Ok(()) }

@@ -6,10 +6,10 @@ use std::path::Path;
 use microscale::Device;
 
 use crate::error::Result;
+use crate::job::{Job, of_shard};
 use crate::read::checkpoint::Checkpoint;
 use crate::read::description::Description;
 use crate::read::json;
-use crate::read::shard::Shard;
 use crate::write::others;
 use crate::write::others::Skipped;
 use crate::write::output::Output;
@@ -25,16 +25,15 @@ pub(crate) fn rewrite<R: Rewrite>(
     work: &R,
     device: &Device,
     progress: &mut OnProgress<'_>,
-) -> Result<(Vec<R::Done>, Vec<Skipped>)> {
+) -> Result<(Vec<R::Outcome>, Vec<Skipped>)> {
     let mut output = Output::create(checkpoint, out)?;
-    let mut meter = Meter::new(checkpoint.tensors(), progress);
-    // A shard may hold scales alone, which are written with their codes, in other shards: no index names it
-    // any more.
-    let is_left = |shard: &&Shard| {
-        checkpoint.index.is_none() || shard.tensors().any(|tensor| !work.outlines(&tensor).is_empty())
-    };
-    let left = checkpoint.shards.iter().filter(is_left);
-    let outputs = left.map(|shard| Ok(ShardOutput { shard, path: output.place(&shard.written_name())? }));
+    let mut meter = Meter::new(work.jobs().iter().map(Job::bytes_before).sum(), progress);
+    // A shard may hold only scales, which are written with their codes into other shards. No index
+    // names such a shard any more.
+    let is_left = |number: usize| checkpoint.index.is_none() || !of_shard(work.jobs(), number).is_empty();
+    let left = checkpoint.shards.iter().enumerate().filter(|(number, _)| is_left(*number));
+    let outputs = left
+        .map(|(number, shard)| Ok(ShardOutput { shard, number, path: output.place(&shard.written_name())? }));
     let outputs = outputs.collect::<Result<Vec<_>>>()?;
     let mut renamed = Renamed::default();
     let done = write_shards(&outputs, work, device, &mut meter, |shard, names, bytes, _| {

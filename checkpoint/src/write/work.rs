@@ -1,42 +1,46 @@
-//! The work on each tensor of a checkpoint, in which quantizing, dequantizing and converting differ.
+//! The trait in which quantizing, dequantizing and converting differ.
 
 use std::collections::HashMap;
 
-use microscale::Device;
-
 use crate::error::Result;
 use crate::gguf::metadata::FileType;
-use crate::names::fused::Fused;
+use crate::job::Job;
+use crate::pipeline::Worker;
 use crate::read::checkpoint::Checkpoint;
 use crate::read::description::Description;
-use crate::read::tensor::Tensor;
-use crate::write::outline::Outline;
-use crate::write::writer::Sink;
+use crate::write::sink::Sink;
 
-/// The operation on each tensor. Several workers call it at once.
+/// An operation that writes a checkpoint anew. Several threads call it at once.
 pub(crate) trait Rewrite: Sync {
-    /// The facts known of a tensor once it is written.
-    type Done: Send;
+    /// The plan of a tensor.
+    type Plan: Sync;
+    /// The outcome of a tensor.
+    type Outcome: Send;
 
     /// The input.
     fn checkpoint(&self) -> &Checkpoint;
 
-    /// The tensors that take one's place. None, if they are written together with another.
-    fn outlines(&self, tensor: &Tensor<'_>) -> Vec<Outline>;
+    /// The jobs, in the order of the files. A tensor without a job is written with another.
+    fn jobs(&self) -> &[Job<'_, Self::Plan>];
 
-    /// Bytes of a tensor's values where a device works on them.
-    fn bytes(&self, tensor: &Tensor<'_>) -> usize {
-        tensor.data.len()
+    /// Bytes that a job's values take in the memory of a device.
+    fn device_bytes(&self, job: &Job<'_, Self::Plan>) -> usize {
+        job.tensor.data.len()
     }
 
-    /// The layer that a tensor is a part of, if its parts had better be on a device together. Where devices
-    /// have memory of their own, the parts in a shard then are written together.
-    fn layer(&self, _tensor: &Tensor<'_>) -> Option<Fused> {
+    /// The number of the fused layer that a job belongs to. The jobs of a layer that are in the
+    /// same shard are carried out together.
+    fn layer(&self, _job: &Job<'_, Self::Plan>) -> Option<usize> {
         None
     }
 
-    /// Writes what [`outlines`](Self::outlines) announced of one tensor, or of several of a layer.
-    fn write(&self, tensors: &[Tensor<'_>], device: &Device, sink: &Sink<'_>) -> Result<Vec<Self::Done>>;
+    /// Carries out the jobs of a unit, of which the first is `jobs()[unit[0]]`, each into its sink.
+    fn write<'env>(
+        &'env self,
+        unit: &[usize],
+        worker: &Worker<'_, 'env>,
+        sinks: &[Sink],
+    ) -> Result<Vec<Self::Outcome>>;
 
     /// The type of most weights that the metadata of a GGUF file gives; `None` to leave it unchanged.
     fn file_type(&self) -> Option<FileType>;
@@ -50,12 +54,12 @@ pub(crate) trait Rewrite: Sync {
 pub(crate) struct Renamed {
     /// The names that took each one's place.
     pub(crate) names: HashMap<String, Vec<String>>,
-    /// Bytes of those, in all.
+    /// Bytes of the renamed tensors.
     pub(crate) bytes: u64,
 }
 
 impl Renamed {
-    /// Takes those of another shard.
+    /// Adds the names of another shard.
     pub(crate) fn extend(&mut self, other: Self) {
         self.names.extend(other.names);
         self.bytes += other.bytes;

@@ -1,292 +1,381 @@
-//! Workers that rewrite the tensors of shards: several of them, each with its own device or a part of one.
+//! Writing the shards of a checkpoint: which jobs are next, and who writes the files.
 //!
-//! A worker takes a tensor, works out what becomes of it, and writes that. So reading, computing and writing
-//! go on at once, and as few tensors are in memory as there are workers. They keep to different shards where
-//! they can, because a file is written by one thread at a time; and to as few as that needs, so that shards
-//! are finished one after the other.
+//! Each open shard has a writer thread, because file systems let one thread at a time write to a
+//! file. The threads of the [team](crate::pipeline) read and compute, and hand their results to the
+//! writer threads. A few shards are open at a time, so that several files are written at once and
+//! shards are finished one after the other.
 
 use std::collections::{HashMap, VecDeque};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{self, RecvTimeoutError, Sender};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::{Builder, Scope};
-use std::time::Duration;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, SyncSender};
+use std::sync::{Arc, Mutex};
+use std::thread::Builder;
 
 use microscale::Device;
 
 use crate::error::{Error, Result};
+use crate::job::{Job, of_shard};
+use crate::pipeline::{Next, PATIENCE, Reply, Team, Worker, lock};
 use crate::read::shard::Shard;
-use crate::read::tensor::Tensor;
 use crate::write::begin::begin;
 use crate::write::progress::Meter;
+use crate::write::sink::{Item, Sink};
 use crate::write::work::{Renamed, Rewrite};
-use crate::write::writer::{Sink, Writer};
+use crate::write::writer::Writer;
 
-/// How long workers may be silent before the caller is asked whether to go on.
-const PATIENCE: Duration = Duration::from_millis(100);
+/// Shards that the CPU's threads work on at a time.
+const MOST_OPEN: usize = 4;
 
 /// Shards that may wait for the disk at once, each with an open file and a thread.
-const MOST_FINISHING: usize = 4;
+const MOST_FINISHING: usize = 2;
+
+/// Pieces that may wait for a writer thread.
+const QUEUED: usize = 64;
 
 /// A shard, and the file that is to be written of it.
 pub(crate) struct ShardOutput<'a> {
     pub(crate) shard: &'a Shard,
+    /// The number of the shard in the checkpoint.
+    pub(crate) number: usize,
     pub(crate) path: PathBuf,
 }
 
-/// Tensors of a shard that are written together, by their numbers.
+/// Jobs of a shard that are carried out together, by their numbers in the shard.
 type Unit = Vec<usize>;
 
 /// A shard that is being written.
-struct Open<'a, D> {
+struct Open<O> {
     /// Its place in the list of outputs.
     index: usize,
-    tensors: Vec<Tensor<'a>>,
-    /// Units that no worker has taken yet.
+    /// The number of the shard's first job among all.
+    first_job: usize,
+    /// Units that no thread has taken yet.
     units: VecDeque<Unit>,
     /// The number of units being worked on.
-    taken: usize,
-    writer: Arc<Mutex<Writer>>,
+    driven: usize,
+    writer: Arc<Writer>,
+    queue: Option<SyncSender<Item>>,
+    /// The number of the first output of each job in the file.
+    first_outputs: Vec<usize>,
     renamed: Renamed,
-    /// The results of the tensors that are done, by number.
-    done: Vec<Option<D>>,
+    /// The outcomes of the jobs that are done.
+    outcomes: Vec<Option<O>>,
 }
 
-/// The schedule: the work that is still to do.
-struct Schedule<'a, R: Rewrite> {
-    outputs: &'a [ShardOutput<'a>],
-    work: &'a R,
-    /// True if the tensors of a layer are taken together.
-    by_layer: bool,
-    workers: usize,
+/// The shards and the jobs that are still to do.
+struct Schedule<'w, R: Rewrite> {
+    outputs: &'w [ShardOutput<'w>],
+    work: &'w R,
+    /// The most shards that are open.
+    lanes: usize,
     /// The first shard that is not open yet.
     next: usize,
-    open: Vec<Open<'a, R::Done>>,
-    /// The number of shards that wait for the disk.
-    finishing: usize,
+    open: Vec<Open<R::Outcome>>,
+    /// The number of units that threads have taken so far.
+    taken: usize,
     stopped: bool,
 }
 
-/// The work that a worker takes at once.
-struct Taken<'a> {
+/// Starts a thread that writes the pieces of a shard, if the system allows another thread.
+type StartWriter<'s> = dyn Fn(usize, &Arc<Writer>) -> Option<SyncSender<Item>> + 's;
+
+/// A unit that a thread has taken.
+struct Taken {
     index: usize,
     unit: Unit,
-    tensors: Vec<Tensor<'a>>,
-    writer: Arc<Mutex<Writer>>,
+    /// The numbers of the unit's jobs among all.
+    jobs: Vec<usize>,
+    sinks: Vec<Sink>,
 }
 
-/// A message of a worker.
-enum Told<D> {
+/// A message to the thread that reports progress.
+enum Message<O> {
     /// A tensor of this name comes next.
     Begins(String),
-    /// So many bytes of the input are done.
-    Done(u64),
-    /// A shard is complete, on the disk too. Its file has `bytes` bytes.
-    Complete { index: usize, renamed: Renamed, bytes: u64, done: Vec<D> },
-    /// An error in the shard of this number.
-    Failed(usize, Error),
+    /// A unit is done, with `bytes` bytes of the input.
+    Done { bytes: u64 },
+    /// All jobs of a shard are done.
+    Written { index: usize, renamed: Renamed, outcomes: Vec<O> },
+    /// A shard is on the disk. Its file has `bytes` bytes.
+    Finished { index: usize, bytes: u64 },
+    /// An error in the shard of this number, which ends a unit if it is one of a unit.
+    Failed { index: usize, error: Error, unit: bool },
 }
 
-/// Writes shards to files that do not exist yet, and returns what became of their tensors, in the order of
-/// the shards. `complete` is called for each shard once it is on the disk, in any order, with the bytes of its
-/// file.
+/// Writes shards to files that do not exist yet, and returns the outcomes of their jobs, in the order
+/// of the shards. `complete` is called for each shard once it is on the disk, in any order, with the
+/// bytes of its file.
 ///
 /// # Errors
-/// The workers' error in the first shard that has one; [`Error::Interrupted`]; [`Error::Threads`]; errors of
+/// The error of the first shard that has one; [`Error::Interrupted`]; [`Error::Threads`]; errors of
 /// `complete`.
 pub(crate) fn write_shards<R: Rewrite>(
     outputs: &[ShardOutput<'_>],
     work: &R,
     device: &Device,
     meter: &mut Meter<'_, '_>,
-    mut complete: impl FnMut(&ShardOutput<'_>, Renamed, u64, &[R::Done]) -> Result<()>,
-) -> Result<Vec<R::Done>> {
-    let tensors = outputs.iter().flat_map(|output| output.shard.tensors());
-    let largest = tensors.map(|tensor| work.bytes(&tensor)).max();
+    complete: impl FnMut(&ShardOutput<'_>, Renamed, u64, &[R::Outcome]) -> Result<()>,
+) -> Result<Vec<R::Outcome>> {
+    let largest = work.jobs().iter().map(|job| work.device_bytes(job)).max();
     let devices = device.workers(largest.unwrap_or(0)).map_err(Error::Device)?;
-    let schedule = Mutex::new(Schedule {
-        outputs,
-        work,
-        by_layer: device.has_memory(),
-        workers: devices.len(),
-        next: 0,
-        open: Vec::new(),
-        finishing: 0,
-        stopped: false,
-    });
-    // Workers look at it within a tensor. An error does not set it: the first one of all that are being met is told.
-    let interrupted = AtomicBool::new(false);
-    let mut shards: Vec<_> = outputs.iter().map(|_| Vec::new()).collect();
+    write_on(&devices, outputs, work, meter, complete)
+}
+
+/// [`write_shards`] with a thread for each device.
+fn write_on<'w, R: Rewrite>(
+    devices: &'w [Device],
+    outputs: &'w [ShardOutput<'w>],
+    work: &'w R,
+    meter: &mut Meter<'_, '_>,
+    mut complete: impl FnMut(&ShardOutput<'_>, Renamed, u64, &[R::Outcome]) -> Result<()>,
+) -> Result<Vec<R::Outcome>> {
+    let has_memory = devices.first().is_some_and(Device::has_memory);
+    let lanes = if has_memory { devices.len() } else { MOST_OPEN.min(devices.len()) };
+    let team = Team::new(lanes);
+    let mut written: Vec<_> = outputs.iter().map(|_| None).collect();
     let mut failed: Option<(usize, Error)> = None;
+    let (mut finished, mut returned) = (0, 0);
+    let (tell, messages) = mpsc::channel();
+    // Shards that wait for the disk.
+    let finishing = AtomicUsize::new(0);
+    let (next, open, taken, stopped) = (0, Vec::new(), 0, false);
+    let schedule = Mutex::new(Schedule { outputs, work, lanes, next, open, taken, stopped });
     std::thread::scope(|scope| {
-        let (tell, told) = mpsc::channel();
-        for (started, device) in devices.iter().enumerate() {
-            let (schedule, interrupted, tell) = (&schedule, &interrupted, tell.clone());
-            let work = move || work_through(scope, schedule, interrupted, device, &tell);
-            if let Err(error) = Builder::new().spawn_scoped(scope, work) {
-                // The workers that have started do all of the work.
-                failed = (started == 0).then_some((0, Error::Threads(error)));
-                break;
-            }
-        }
-        drop(tell);
-        loop {
-            let told = match told.recv_timeout(PATIENCE) {
-                Err(RecvTimeoutError::Disconnected) => break,
-                told => told.ok(),
+        let start_writer = |index: usize, writer: &Arc<Writer>| {
+            let (queue, pieces) = mpsc::sync_channel(QUEUED);
+            let (writer, tell, team, finishing) = (writer.clone(), tell.clone(), &team, &finishing);
+            let write = move || {
+                write_pieces(index, &writer, pieces, finishing, &tell);
+                team.wake();
             };
-            let (index, result) = match told {
-                None if failed.is_some() => continue,
-                None => (usize::MAX, meter.again()),
-                Some(Told::Begins(tensor)) => (usize::MAX, meter.before(&tensor)),
-                Some(Told::Done(bytes)) => {
-                    meter.done += bytes;
-                    continue;
-                }
-                Some(Told::Complete { index, renamed, bytes, done }) if failed.is_none() => {
-                    shards[index] = done;
-                    (index, complete(&outputs[index], renamed, bytes, &shards[index]))
-                }
-                Some(Told::Complete { .. }) => continue,
-                Some(Told::Failed(index, error)) => (index, Err(error)),
-            };
-            if let Err(error) = result {
-                lock(&schedule).stopped = true;
-                interrupted.fetch_or(matches!(error, Error::Interrupted), Ordering::Relaxed);
-                if failed.as_ref().is_none_or(|(first, _)| index < *first) {
-                    failed = Some((index, error));
+            Builder::new().spawn_scoped(scope, write).is_ok().then_some(queue)
+        };
+        let take = || {
+            let mut schedule = lock(&schedule);
+            let has_room = finishing.load(Ordering::Relaxed) < MOST_FINISHING;
+            schedule.take(has_room, &start_writer).unwrap_or_else(|error| {
+                schedule.stopped = true;
+                let index = schedule.next - 1;
+                let _ = tell.send(Message::Failed { index, error, unit: false });
+                Next::None
+            })
+        };
+        let drive = |taken: Taken, worker: &Worker<'_, 'w>| {
+            if let Some(open) = drive(taken, &schedule, work, worker, &tell) {
+                open.end(&finishing, &tell);
+            }
+        };
+        let meanwhile = || {
+            // After an error, units that no thread has taken are left out.
+            while if failed.is_some() { returned < lock(&schedule).taken } else { finished < outputs.len() } {
+                let message = match messages.recv_timeout(PATIENCE) {
+                    Err(RecvTimeoutError::Disconnected) => break,
+                    message => message.ok(),
+                };
+                let (index, result) = match message {
+                    None if failed.is_some() => continue,
+                    None => (usize::MAX, meter.again()),
+                    Some(Message::Begins(_)) if failed.is_some() => continue,
+                    Some(Message::Begins(tensor)) => (usize::MAX, meter.before(&tensor)),
+                    Some(Message::Done { bytes }) => {
+                        (meter.done, returned) = (meter.done + bytes, returned + 1);
+                        continue;
+                    }
+                    Some(Message::Written { index, renamed, outcomes }) => {
+                        written[index] = Some((Some(renamed), outcomes));
+                        continue;
+                    }
+                    Some(Message::Finished { index, bytes }) => {
+                        finished += 1;
+                        match &mut written[index] {
+                            Some((renamed, outcomes)) if failed.is_none() => {
+                                let renamed = renamed.take().unwrap_or_default();
+                                (index, complete(&outputs[index], renamed, bytes, outcomes))
+                            }
+                            _ => continue,
+                        }
+                    }
+                    Some(Message::Failed { index, error, unit }) => {
+                        returned += usize::from(unit);
+                        (index, Err(error))
+                    }
+                };
+                if let Err(error) = result {
+                    lock(&schedule).stopped = true;
+                    // Of several threads that meet errors, the first shard's error counts.
+                    if index == usize::MAX {
+                        team.interrupt();
+                    }
+                    team.wake();
+                    if failed.as_ref().is_none_or(|(first, _)| index < *first) {
+                        failed = Some((index, error));
+                    }
                 }
             }
-        }
-    });
+        };
+        let done = team.run(devices, &take, &drive, meanwhile);
+        // Writer threads end when nothing can come any more.
+        lock(&schedule).open.clear();
+        done
+    })?;
     match failed {
-        None => Ok(shards.into_iter().flatten().collect()),
+        None => Ok(written.into_iter().flatten().flat_map(|(_, outcomes)| outcomes).collect()),
         Some((_, error)) => Err(error),
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A panic of a worker ends the whole operation.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+/// Carries out a unit. Returns the shard if all its jobs are done now.
+fn drive<'w, R: Rewrite>(
+    Taken { index, unit, jobs, sinks }: Taken,
+    schedule: &Mutex<Schedule<'w, R>>,
+    work: &'w R,
+    worker: &Worker<'_, 'w>,
+    tell: &Sender<Message<R::Outcome>>,
+) -> Option<Open<R::Outcome>> {
+    // The receiver outlives all threads.
+    let say = |message| drop(tell.send(message));
+    let all = work.jobs();
+    if let Some(first) = jobs.first() {
+        say(Message::Begins(all[*first].tensor.name.into()));
+    }
+    let panicked = Message::Failed { index, error: Error::Interrupted, unit: true };
+    let mut reply = Reply::new(tell, panicked);
+    let outcomes = match work.write(&jobs, worker, &sinks) {
+        Ok(outcomes) => outcomes,
+        Err(error) => {
+            reply.message = Some(Message::Failed { index, error, unit: true });
+            return None;
+        }
+    };
+    let stored = jobs.iter().map(|job| &all[*job].tensor);
+    let bytes = stored.clone().map(|tensor| tensor.data.len() as u64).sum();
+    work.checkpoint().forget_all(stored);
+    reply.message = Some(Message::Done { bytes });
+    lock(schedule).give(index, &unit, outcomes)
 }
 
-/// Takes units of work and writes them until there are none left.
-fn work_through<'scope, 'a: 'scope, R: Rewrite>(
-    scope: &'scope Scope<'scope, '_>,
-    schedule: &'scope Mutex<Schedule<'a, R>>,
-    interrupted: &AtomicBool,
-    device: &Device,
-    tell: &Sender<Told<R::Done>>,
-) where
-    R::Done: 'scope,
-{
-    // Nobody listens any more only if the operation has ended.
-    let say = |told| drop(tell.send(told));
-    loop {
-        let (taken, work) = {
-            let mut schedule = lock(schedule);
-            match schedule.take() {
-                Ok(Some(taken)) => (taken, schedule.work),
-                Ok(None) => return,
-                Err(error) => return say(Told::Failed(schedule.next - 1, error)),
+/// Writes what comes from a queue, and finishes the file after the last piece.
+fn write_pieces<O>(
+    index: usize,
+    writer: &Writer,
+    pieces: Receiver<Item>,
+    finishing: &AtomicUsize,
+    tell: &Sender<Message<O>>,
+) {
+    for item in pieces {
+        let done = match item {
+            Item::Piece(piece) => writer.write_at(piece.position, &piece.data).map(|()| None),
+            Item::End => {
+                let finished = writer.finish().map(Some);
+                finishing.fetch_sub(1, Ordering::Relaxed);
+                finished
             }
         };
-        let Taken { index, unit, tensors, writer } = taken;
-        if let Some(first) = tensors.first() {
-            say(Told::Begins(first.name.into()));
-        }
-        let done = work.write(&tensors, device, &Sink::new(&writer, interrupted));
-        drop(writer);
-        let done = match done {
-            Ok(done) => done,
-            Err(error) => return say(Told::Failed(index, error)),
+        let message = match done {
+            Ok(None) => continue,
+            Ok(Some(bytes)) => Message::Finished { index, bytes },
+            Err(error) => Message::Failed { index, error, unit: false },
         };
-        let (complete, shard) = {
-            let mut schedule = lock(schedule);
-            (schedule.give(index, &unit, done), schedule.outputs[index].shard)
-        };
-        tensors.iter().for_each(|tensor| shard.forget(tensor.data));
-        say(Told::Done(tensors.iter().map(|tensor| tensor.data.len() as u64).sum()));
-        if let Some(open) = complete {
-            // It stays here if no thread takes it.
-            let waiting = Arc::new(Mutex::new(Some(open)));
-            let (schedule, tell) = (schedule, tell.clone());
-            let finish = move || {
-                let open = lock(&waiting).take();
-                open.into_iter().for_each(|open| drop(tell.send(open.finish())));
-                lock(schedule).finishing -= 1;
-            };
-            let has_room = lock(schedule).begin_finishing();
-            // The disk works on it while the next shard is worked out.
-            if !has_room || Builder::new().spawn_scoped(scope, finish.clone()).is_err() {
-                finish();
-            }
-        }
+        // The receiver outlives all threads.
+        let _ = tell.send(message);
+        return;
     }
 }
 
-impl<D> Open<'_, D> {
-    /// Waits until a shard is on the disk whose tensors are all written.
-    fn finish(self) -> Told<D> {
-        let Self { index, writer, renamed, done, .. } = self;
-        let Some(writer) = Arc::into_inner(writer) else {
-            unreachable!("workers let go of a shard before it is finished")
-        };
-        match writer.into_inner().unwrap_or_else(PoisonError::into_inner).finish() {
-            Ok(bytes) => Told::Complete { index, renamed, bytes, done: done.into_iter().flatten().collect() },
-            Err(error) => Told::Failed(index, error),
+impl<O: Send> Open<O> {
+    /// Lets a shard be finished whose jobs are all done.
+    fn end(self, finishing: &AtomicUsize, tell: &Sender<Message<O>>) {
+        let Self { index, writer, queue, renamed, outcomes, .. } = self;
+        let outcomes = outcomes.into_iter().flatten().collect();
+        let _ = tell.send(Message::Written { index, renamed, outcomes });
+        if let Some(queue) = queue {
+            finishing.fetch_add(1, Ordering::Relaxed);
+            // A writer thread that failed has reported its error.
+            let _ = queue.send(Item::End);
+            return;
         }
+        let message = match writer.finish() {
+            Ok(bytes) => Message::Finished { index, bytes },
+            Err(error) => Message::Failed { index, error, unit: false },
+        };
+        let _ = tell.send(message);
     }
 }
 
-impl<'a, R: Rewrite> Schedule<'a, R> {
-    /// Takes the next unit of work; `None` at the end. An error is about the shard before `next`.
-    fn take(&mut self) -> Result<Option<Taken<'a>>> {
+impl<R: Rewrite> Schedule<'_, R> {
+    /// Takes the next unit. An error is about the shard before `next`.
+    fn take(&mut self, has_room: bool, start_writer: &StartWriter<'_>) -> Result<Next<Taken>> {
         if self.stopped {
-            return Ok(None);
+            return Ok(Next::None);
         }
-        let least = self.least_taken();
-        let all_busy = least.is_none_or(|open| self.open[open].taken > 0);
-        let open = if all_busy && self.open.len() < self.workers && self.next < self.outputs.len() {
-            Some(self.open_next()?)
+        let least = self.least_driven();
+        let all_busy = least.is_none_or(|open| self.open[open].driven > 0);
+        let more = self.next < self.outputs.len();
+        let open = if all_busy && more && has_room && self.open.len() < self.lanes {
+            Some(self.open_next(start_writer)?)
         } else {
             least
         };
-        let Some(open) = open else { return Ok(None) };
+        let Some(open) = open else { return Ok(if more { Next::Later } else { Next::None }) };
         let open = &mut self.open[open];
-        let Some(unit) = open.units.pop_front() else { return Ok(None) };
-        open.taken += 1;
-        let tensors = unit.iter().map(|number| open.tensors[*number]).collect();
-        Ok(Some(Taken { index: open.index, unit, tensors, writer: open.writer.clone() }))
+        let Some(unit) = open.units.pop_front() else { return Ok(Next::Later) };
+        (open.driven, self.taken) = (open.driven + 1, self.taken + 1);
+        let jobs = unit.iter().map(|job| open.first_job + job).collect();
+        let sinks = unit.iter().map(|job| {
+            let (writer, queue) = (open.writer.clone(), open.queue.clone());
+            Sink { writer, first: open.first_outputs[*job], queue }
+        });
+        let sinks = sinks.collect();
+        Ok(Next::Unit(Taken { index: open.index, unit, jobs, sinks }))
     }
 
-    /// The first of the shards with units left on which the fewest workers work.
-    fn least_taken(&self) -> Option<usize> {
+    /// The first of the shards with units left on which the fewest threads work.
+    fn least_driven(&self) -> Option<usize> {
         let waiting = self.open.iter().enumerate().filter(|(_, open)| !open.units.is_empty());
-        waiting.min_by_key(|(_, open)| (open.taken, open.index)).map(|(open, _)| open)
+        waiting.min_by_key(|(_, open)| (open.driven, open.index)).map(|(open, _)| open)
     }
 
     /// Begins another shard.
-    fn open_next(&mut self) -> Result<usize> {
+    fn open_next(&mut self, start_writer: &StartWriter<'_>) -> Result<usize> {
         let index = self.next;
         self.next += 1;
-        let ShardOutput { shard, path } = &self.outputs[index];
-        let (renamed, writer) = begin(shard, path, self.work)?;
-        let tensors: Vec<_> = shard.tensors().collect();
-        let (units, done) = (self.units(&tensors), tensors.iter().map(|_| None).collect());
-        let writer = Arc::new(Mutex::new(writer));
-        self.open.push(Open { index, tensors, units, taken: 0, writer, renamed, done });
+        let ShardOutput { number, path, .. } = &self.outputs[index];
+        let (renamed, writer) = begin(*number, path, self.work)?;
+        let all = self.work.jobs();
+        let first_job = all.partition_point(|job| job.position.shard < *number);
+        let jobs = of_shard(all, *number);
+        let first_outputs = jobs.iter().scan(0, |next, job| {
+            let first = *next;
+            *next += job.outputs.len();
+            Some(first)
+        });
+        let first_outputs = first_outputs.collect();
+        let (units, outcomes) = (self.units(jobs), jobs.iter().map(|_| None).collect());
+        let writer = Arc::new(writer);
+        let queue = start_writer(index, &writer);
+        let driven = 0;
+        self.open.push(Open {
+            index,
+            first_job,
+            units,
+            driven,
+            writer,
+            queue,
+            first_outputs,
+            renamed,
+            outcomes,
+        });
         Ok(self.open.len() - 1)
     }
 
-    /// The tensors of a shard, each by itself or with the others of its layer.
-    fn units(&self, tensors: &[Tensor<'_>]) -> VecDeque<Unit> {
+    /// The jobs of a shard, each by itself or with the other jobs of its layer.
+    fn units(&self, jobs: &[Job<'_, R::Plan>]) -> VecDeque<Unit> {
         let (mut units, mut layers): (VecDeque<Unit>, HashMap<_, usize>) = Default::default();
-        for (number, tensor) in tensors.iter().enumerate() {
-            let (place, layer) = (units.len(), self.work.layer(tensor).filter(|_| self.by_layer));
-            let place = layer.map_or(place, |layer| *layers.entry(layer).or_insert(place));
-            match units.get_mut(place) {
+        for (number, job) in jobs.iter().enumerate() {
+            let last = units.len();
+            let unit = self.work.layer(job).map_or(last, |layer| *layers.entry(layer).or_insert(last));
+            match units.get_mut(unit) {
                 Some(unit) => unit.push(number),
                 None => units.push_back(vec![number]),
             }
@@ -298,20 +387,14 @@ impl<'a, R: Rewrite> Schedule<'a, R> {
         units
     }
 
-    /// Counts another shard that waits for the disk, and returns whether there is room for it.
-    fn begin_finishing(&mut self) -> bool {
-        self.finishing += 1;
-        self.finishing <= MOST_FINISHING
-    }
-
-    /// Notes what has become of a unit. The shard, if that was all.
-    fn give(&mut self, index: usize, unit: &[usize], done: Vec<R::Done>) -> Option<Open<'a, R::Done>> {
+    /// Notes the outcomes of a unit. Returns the shard if all its jobs are done now.
+    fn give(&mut self, index: usize, unit: &[usize], outcomes: Vec<R::Outcome>) -> Option<Open<R::Outcome>> {
         let place = self.open.iter().position(|open| open.index == index)?;
         let open = &mut self.open[place];
-        for (number, done) in unit.iter().zip(done) {
-            open.done[*number] = Some(done);
+        for (number, outcome) in unit.iter().zip(outcomes) {
+            open.outcomes[*number] = Some(outcome);
         }
-        open.taken -= 1;
-        (open.taken == 0 && open.units.is_empty()).then(|| self.open.swap_remove(place))
+        open.driven -= 1;
+        (open.driven == 0 && open.units.is_empty()).then(|| self.open.swap_remove(place))
     }
 }

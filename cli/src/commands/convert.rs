@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::Result;
 use microscale::{DeviceChoice, Format, GlobalScale, Report, Words};
 use microscale_checkpoint::{
-    self as checkpoint, CheckpointFormat, Requantized, Rounding, remove_unfinished_output,
+    self as checkpoint, CheckpointFormat, Convert, Requantized, Rounding, remove_unfinished_output,
 };
 
 use crate::options::device::device;
@@ -40,17 +40,15 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: Args) -> Result<()> {
-    let mut checkpoint = args.others.open(&args.input)?;
-    if args.requantize {
-        checkpoint.requantize();
-    }
+    let checkpoint = args.others.open(&args.input)?;
     Files { checkpoints: &[&checkpoint], outputs: &[&args.out], ..Files::default() }.check()?;
     let device = device(args.device)?;
     tell_of_left(&remove_unfinished_output(&args.out));
     args.others.tell(&checkpoint)?;
     let mut bar = Bar::new("converting");
     let mut update = |progress: checkpoint::Progress<'_>| bar.update(progress);
-    let mut done = checkpoint::convert(&checkpoint, args.to, args.format, &args.out, &device, &mut update)?;
+    let convert = Convert { to: args.to, format: args.format, requantize: args.requantize };
+    let mut done = convert.run(&checkpoint, &args.out, &device, &mut update)?;
     drop(bar);
     for warning in &done.misread_by {
         warn(format_args!("warning: {warning}"));

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use microscale::{DeviceChoice, Dtype, NonFinite, Words};
-use microscale_checkpoint::{self as checkpoint, Dequantized, remove_unfinished_output};
+use microscale_checkpoint::{self as checkpoint, Dequantize, Dequantized, remove_unfinished_output};
 
 use crate::options::device::device;
 use crate::options::words::words;
@@ -42,8 +42,8 @@ pub(crate) fn run(args: Args) -> Result<()> {
     args.others.tell(&checkpoint)?;
     let mut bar = Bar::new("dequantizing");
     let mut update = |progress: checkpoint::Progress<'_>| bar.update(progress);
-    let Args { out, dtype, non_finite, .. } = &args;
-    let done = checkpoint::dequantize(&checkpoint, out, *dtype, *non_finite, &device, &mut update)?;
+    let dequantize = Dequantize { dtype: args.dtype, non_finite: args.non_finite };
+    let done = dequantize.run(&checkpoint, &args.out, &device, &mut update)?;
     drop(bar);
 
     let mut rows = table(&["", ">tensors", ">elements", ">before", ">after"]);

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use anyhow::Result;
-use microscale_checkpoint as checkpoint;
+use microscale_checkpoint::{self as checkpoint, Checkpoint, OpenOptions};
 use serde_json::json;
 
 use crate::outputs::{Files, OtherFilesArgs, after, tell_of_left};
@@ -30,10 +30,8 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: Args) -> Result<()> {
-    let mut checkpoint = args.others.open(&args.input)?;
-    if args.split_experts {
-        checkpoint.split_experts()?;
-    }
+    let options = OpenOptions { split_experts: args.split_experts, ..args.others.options() };
+    let checkpoint = Checkpoint::open_with(&args.input, options)?;
     let parts = checkpoint::parts_directory(&args.out)?;
     Files {
         checkpoints: &[&checkpoint],

@@ -5,11 +5,11 @@ use std::fmt::{self, Display, Formatter};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use microscale::{DeviceChoice, ErrorStats, Format, Words};
 use microscale_checkpoint::{
-    self as checkpoint, Checkpoint, CheckpointFormat, Error, GivenError, InputScales, KeptAs, Outcome, Part,
-    PartDone, Plan, PlanError, Planned, RecipeError, Summary, Sums, Totals,
+    self as checkpoint, Checkpoint, CheckpointFormat, Error, GivenError, InputScales, KeptAs, OpenOptions,
+    Outcome, Part, PartSummary, Plan, PlanError, Quantize, RecipeError, Summary, Sums, TensorPlan, Totals,
 };
 
 use crate::failures::Usage;
@@ -85,48 +85,11 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: Args) -> Result<()> {
-    let mut recipes = args.recipe.recipes().map_err(of_options)?;
-    recipes.select(&args.include, &args.exclude)?;
-    recipes.kept = args.kept.unwrap_or(recipes.kept);
-    // Mistakes that do not depend on the input are reported first.
-    recipes.check_settings().map_err(of_options)?;
-    let mut checkpoint = args.others.open(&args.input)?;
-    if args.requantize {
-        checkpoint.requantize();
-    }
-    if args.split_experts {
-        checkpoint.split_experts()?;
-    }
-    let convention = args.out_convention.or(recipes.out_convention).unwrap_or(checkpoint.own_convention());
-    recipes.check(convention).map_err(of_options)?;
-    for warning in recipes.unmatched(&checkpoint) {
+    let quantize = args.request()?;
+    let checkpoint = quantize.open(&args.input).map_err(of_options)?;
+    let plan = quantize.plan(&checkpoint).map_err(of_options)?;
+    for warning in &plan.warnings {
         warn(format_args!("warning: {warning}"));
-    }
-    let mut plan = Plan::by_recipes(&checkpoint, &recipes, convention).map_err(of_options)?;
-    if let Some(model_type) = checkpoint.unknown_architecture() {
-        warn(format_args!(
-            "warning: the architecture {} is not among those that are known: linear layers, embeddings and heads are told by \
-             their names, and the config names them as the file does; see with --dry-run which are quantized",
-            shown(model_type)
-        ));
-    }
-    for warning in plan.idle_rules(&recipes).into_iter().chain(plan.misread_by()) {
-        warn(format_args!("warning: {warning}"));
-    }
-    if let Some(path) = args.recipe.global_scales() {
-        take_global_scales(&mut plan, path)?;
-    }
-    if let Some(path) = args.recipe.importance() {
-        take_importance(&mut plan, path)?;
-    }
-    if let Some(given) = &args.input_scale {
-        take_input_scales(&mut plan, given)?;
-    }
-    if args.recipe.check_search {
-        plan.check_searches().map_err(of_options)?;
-    }
-    if args.report.is_some() {
-        plan.collect_details(WORST_BLOCKS);
     }
     args.look_around(&checkpoint)?;
     let json = args.json.as_deref().map(Pending::create).transpose()?;
@@ -136,14 +99,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
             let (device, started) = (device(args.device)?, SystemTime::now());
             let mut bar = Bar::new("quantizing");
             let mut update = |progress: checkpoint::Progress<'_>| bar.update(progress);
-            let (summary, note) = match args.part {
-                None => (checkpoint::quantize(&plan, out, &device, &mut update)?, String::new()),
-                Some(part) => {
-                    let done = checkpoint::quantize_part(&plan, part, out, &device, &mut update)?;
-                    let note = part_text(&done, part, &args);
-                    (done.summary, note)
-                }
-            };
+            let summary = plan.run(out, &device, &mut update)?;
             drop(bar);
             let complete = match args.part {
                 None => out.display().to_string(),
@@ -153,6 +109,8 @@ pub(crate) fn run(args: Args) -> Result<()> {
                 let html = Run { summary: &summary, input: &args.input, out, started }.html();
                 after(&complete, report.finish(html))?;
             }
+            let note = summary.part.as_ref().zip(args.part);
+            let note = note.map(|(done, part)| part_text(done, part, &args)).unwrap_or_default();
             let text = summary_text(&summary, out) + &notes_text(&plan) + &note;
             ((Box::new(Json(summary)), text), Some(complete))
         }
@@ -181,6 +139,31 @@ impl Display for Json {
 }
 
 impl Args {
+    /// The request that the options make.
+    fn request(&self) -> Result<Quantize> {
+        let mut recipes = self.recipe.recipes().map_err(of_options)?;
+        recipes.select(&self.include, &self.exclude)?;
+        recipes.kept = self.kept.unwrap_or(recipes.kept);
+        // Mistakes that do not depend on files are reported first.
+        recipes.check_settings().map_err(of_options)?;
+        let input_scales = self.input_scale.as_deref().map(|given| match given.parse() {
+            Ok(amax) => Ok(InputScales::from_amax(amax)),
+            Err(_) => InputScales::read(Path::new(given)),
+        });
+        Ok(Quantize {
+            open: OpenOptions { split_experts: self.split_experts, ..self.others.options() },
+            recipes,
+            format: self.out_convention,
+            requantize: self.requantize,
+            global_scales: self.recipe.global_scales().map(Into::into),
+            importance: self.recipe.importance().map(Into::into),
+            input_scales: input_scales.transpose()?,
+            check_search: self.recipe.check_search,
+            worst_blocks: self.report.is_some().then_some(WORST_BLOCKS),
+            part: self.part,
+        })
+    }
+
     /// The file with scales of inputs.
     fn input_scales(&self) -> Option<&Path> {
         self.input_scale.as_deref().filter(|given| given.parse::<f32>().is_err()).map(Path::new)
@@ -231,78 +214,13 @@ fn of_options(error: Error) -> anyhow::Error {
     }
 }
 
-/// Takes global scales from a file, and says what is odd about it.
-fn take_global_scales(plan: &mut Plan<'_>, path: &Path) -> Result<()> {
-    let context = || format!("cannot take global scales from {}", path.display());
-    let file = Checkpoint::open(path).with_context(context)?;
-    let found = plan.take_global_scales(&file).map_err(of_options)?;
-    let notes = [
-        (&found.unused, "no tensor to quantize is called so"),
-        (&found.inverted, "inverted, which rounds, because the convention takes the other direction"),
-        (&found.unequal, "not the global scale of the layers that serving engines fuse this with"),
-    ];
-    for (names, what) in notes.into_iter().filter(|(names, _)| !names.is_empty()) {
-        let (path, names) = (path.display(), some_of(names));
-        warn(format_args!("warning: {path}: {names}: {what}"));
-    }
-    Ok(())
-}
-
-/// Takes the scales of layers' inputs, and says what is odd about their file.
-fn take_input_scales(plan: &mut Plan<'_>, given: &str) -> Result<()> {
-    let scales = match given.parse() {
-        Ok(amax) => InputScales::from_amax(amax),
-        Err(_) => InputScales::read(Path::new(given))?,
-    };
-    let unused = plan.take_input_scales(&scales).map_err(of_options)?;
-    if !unused.is_empty() {
-        warn(format_args!(
-            "warning: {given}: {}: no weight that becomes nvfp4 is called so",
-            some_of(&unused)
-        ));
-    }
-    Ok(())
-}
-
-/// Takes importance by column from a file, and says what is odd about it.
-fn take_importance(plan: &mut Plan<'_>, path: &Path) -> Result<()> {
-    let context = || format!("cannot take importance from {}", path.display());
-    let file = Checkpoint::open(path).with_context(context)?;
-    let to_quantize = plan.quantized();
-    let found = plan.take_importance(&file).map_err(of_options)?;
-    let unweighted = format!(
-        "{} of {} tensors to quantize have no importance and are searched unweighted",
-        count(found.unweighted.len() as u64),
-        count(to_quantize as u64)
-    );
-    let notes = [
-        (&found.unused, "no tensor to quantize is called so"),
-        (&found.unweighted, unweighted.as_str()),
-        (&found.partial, "no token has come to some of the experts, which are searched unweighted"),
-    ];
-    for (names, what) in notes.into_iter().filter(|(names, _)| !names.is_empty()) {
-        let (path, names) = (path.display(), some_of(names));
-        warn(format_args!("warning: {path}: {names}: {what}"));
-    }
-    Ok(())
-}
-
-/// The first few names of many.
-fn some_of(names: &[String]) -> String {
-    let (first, more) = names.split_at(names.len().min(5));
-    let first: Vec<_> = first.iter().map(|name| shown(name)).collect();
-    let more =
-        if more.is_empty() { String::new() } else { format!(" and {} more", count(more.len() as u64)) };
-    format!("{}{more}", first.join(", "))
-}
-
 /// What loaders need that read the output, a line each.
 fn notes_text(plan: &Plan<'_>) -> String {
     plan.refused_by().iter().map(|note| format!("\nnote    {note}")).collect()
 }
 
 /// The outcome of a part, and the next step, as text.
-fn part_text(done: &PartDone, Part { index, of }: Part, args: &Args) -> String {
+fn part_text(done: &PartSummary, Part { index, of }: Part, args: &Args) -> String {
     let (made, kept, all) = (count(done.made as u64), count(done.kept as u64), count(done.of as u64));
     let (input, out) = (args.input.display(), args.out.as_deref().unwrap_or(Path::new("OUT")).display());
     format!(
@@ -381,19 +299,21 @@ fn search_table(summary: &Summary, totals: &Totals) -> String {
 fn plan_text(plan: &Plan<'_>) -> String {
     let mut rows = table(&["tensor", "dtype, shape", "becomes", ">before", ">after"]);
     let (recipes, mut copied) = (plan.recipes(), Sums::default());
-    let mut tensors: Vec<_> = plan.tensors.iter().collect();
-    tensors.sort_by(|a, b| natural_order(a.tensor.name, b.tensor.name));
-    for Planned { tensor, reason, bytes_after, recipe, .. } in tensors {
+    let mut jobs: Vec<_> = plan.jobs.iter().collect();
+    jobs.sort_by(|a, b| natural_order(a.tensor.name, b.tensor.name));
+    for job in jobs {
+        let (tensor, after) = (&job.tensor, job.bytes_after());
         let before = tensor.bytes() as u64;
-        let becomes = match reason {
-            None => distinction(&recipes[*recipe], &recipes),
-            Some(reason) => {
-                copied.add(tensor.elements(), before, *bytes_after);
-                format!("copy: {reason}")
+        let becomes = match &job.plan {
+            TensorPlan::Quantize(plan) => distinction(&recipes[plan.recipe], &recipes),
+            TensorPlan::Copy(plan) => {
+                copied.add(tensor.elements(), before, after);
+                format!("copy: {}", plan.reason)
             }
+            _ => String::new(),
         };
         let stored = format!("{} {}", tensor.dtype, shape(tensor.shape));
-        rows.add_row([&shown(tensor.name), &stored, &becomes, &bytes(before), &bytes(*bytes_after)]);
+        rows.add_row([&shown(tensor.name), &stored, &becomes, &bytes(before), &bytes(after)]);
     }
     let (sums, rows) = (sums_table(&plan.formats(), copied), rows.trim_fmt());
     format!("{rows}\n\n{sums}\n\n{}{}\nnothing was written", recipes_text(&recipes), notes_text(plan))

@@ -97,16 +97,20 @@ fn a_run_inside_of_one_large_tensor_ends_within_a_second() {
     assert!(took < Duration::from_secs(3), "{took:?}");
     assert_eq!(entries(&scratch), 1, "only the input should be there");
 
-    // A second one ends it at once, and what it leaves is removed by the next run.
-    let child = begun(&scratch, &input, &options);
-    signal(&child, SIGINT);
-    std::thread::sleep(Duration::from_millis(200));
-    signal(&child, SIGINT);
-    let output = child.wait_with_output().unwrap();
-    assert_eq!(output.status.signal(), Some(SIGINT));
-    let left = fs::read_dir(scratch.path("")).unwrap().map(|entry| entry.unwrap().path());
-    let left = left.filter(|path| *path != input).collect::<Vec<_>>();
-    assert_eq!(left.len(), 1, "it has not ended at once, but cleaned up");
+    // A second signal ends the run at once, and the next run removes its leftovers. Sometimes the
+    // first signal's cleanup wins the race.
+    let left = std::iter::repeat_with(|| {
+        let child = begun(&scratch, &input, &options);
+        signal(&child, SIGINT);
+        std::thread::sleep(Duration::from_millis(1));
+        signal(&child, SIGINT);
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(output.status.signal(), Some(SIGINT));
+        let left = fs::read_dir(scratch.path("")).unwrap().map(|entry| entry.unwrap().path());
+        left.filter(|path| *path != input).collect::<Vec<_>>()
+    });
+    let left = left.take(50).find(|left| !left.is_empty()).expect("a second signal ends a run at once");
+    assert_eq!(left.len(), 1);
     let child = begun(&scratch, &input, &options);
     while left[0].exists() {
         std::thread::yield_now();

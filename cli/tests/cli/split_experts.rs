@@ -3,8 +3,8 @@
 use std::ops::ControlFlow;
 
 use half::bf16;
-use microscale::{Device, NonFinite};
-use microscale_checkpoint::{Checkpoint, Progress, dequantize};
+use microscale::Device;
+use microscale_checkpoint::{Checkpoint, Dequantize, OpenOptions, Progress};
 use microscale_test_support::{Arg, Run, Scratch, TensorData, run};
 use safetensors::tensor::Dtype;
 use serde_json::{Value, json};
@@ -169,10 +169,10 @@ fn operations_of_the_library_transpose_split_experts_that_they_copy() {
     }
     // One tensor is quantized, so that it can be dequantized and the experts copied.
     quantize(&scratch, "T", "Q", &["--format", "mxfp4", "--include", "*.gate.weight"]).ok();
-    let mut checkpoint = Checkpoint::open(&scratch.path("Q")).unwrap();
-    assert_eq!(checkpoint.split_experts().unwrap(), 4);
+    let options = OpenOptions { split_experts: true, ..OpenOptions::default() };
+    let checkpoint = Checkpoint::open_with(&scratch.path("Q"), options).unwrap();
     let go_on = &mut |_: Progress<'_>| ControlFlow::Continue(());
-    dequantize(&checkpoint, &scratch.path("D"), None, NonFinite::Error, &Device::Cpu, go_on).unwrap();
+    Dequantize::default().run(&checkpoint, &scratch.path("D"), &Device::Cpu, go_on).unwrap();
     let (found, expected) = (all_tensors(&scratch, "D"), all_tensors(&scratch, "ONE"));
     let experts = expected.iter().filter(|(name, _)| name.contains(".experts."));
     let same = experts.map(|(name, tensor)| assert!(found[name] == *tensor, "{name}")).count();

@@ -4,10 +4,10 @@ use std::fs;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
-use microscale::{Convention, Device, Format, NonFinite, Recipe};
+use microscale::{Device, Format};
 use microscale_checkpoint::{
-    self as checkpoint, Checkpoint, CheckpointFormat, Error, OnProgress, OutputError, Part, Plan, Result,
-    Selection,
+    self as checkpoint, Checkpoint, CheckpointFormat, Convert, Dequantize, Error, OnProgress, OutputError,
+    Part, Plan, Quantize, Result, Settings,
 };
 use microscale_test_support::Scratch;
 
@@ -16,13 +16,13 @@ use super::parts::{files, input};
 /// Runs an operation to an output.
 type Operation<'a> = &'a dyn Fn(&Path, &mut OnProgress<'_>) -> Result<()>;
 
-fn plan(input: &Checkpoint) -> Plan<'_> {
-    let recipe = Recipe::of(Format::Nvfp4, Convention::CompressedTensors).unwrap();
-    Plan::new(input, &Selection::default(), recipe, CheckpointFormat::CompressedTensors).unwrap()
+fn plan(input: &Checkpoint, part: Option<Part>) -> Plan<'_> {
+    let settings = Settings { format: Some(Format::Nvfp4), ..Settings::default() };
+    Quantize { part, ..Quantize::new(settings) }.plan(input).unwrap()
 }
 
 fn quantize(input: &Path, out: &Path, progress: &mut OnProgress<'_>) -> Result<()> {
-    checkpoint::quantize(&plan(&Checkpoint::open(input)?), out, &Device::Cpu, progress).map(drop)
+    plan(&Checkpoint::open(input)?, None).run(out, &Device::Cpu, progress).map(drop)
 }
 
 /// The temporary directories of an output: in its parent, or in the output where it is filled.
@@ -89,20 +89,11 @@ fn runs_whose_temporary_directory_is_removed_fail_and_lose_nothing() {
         quantize(&input, &packed, &mut |_| ControlFlow::Continue(())).unwrap();
         let quantized = |out: &Path, progress: &mut OnProgress<'_>| quantize(&input, out, progress);
         let dequantized = |out: &Path, progress: &mut OnProgress<'_>| {
-            checkpoint::dequantize(
-                &Checkpoint::open(&packed)?,
-                out,
-                None,
-                NonFinite::Error,
-                &Device::Cpu,
-                progress,
-            )
-            .map(drop)
+            Dequantize::default().run(&Checkpoint::open(&packed)?, out, &Device::Cpu, progress).map(drop)
         };
         let converted = |out: &Path, progress: &mut OnProgress<'_>| {
             let packed = Checkpoint::open(&packed)?;
-            checkpoint::convert(&packed, CheckpointFormat::Modelopt, None, out, &Device::Cpu, progress)
-                .map(drop)
+            Convert::new(CheckpointFormat::Modelopt).run(&packed, out, &Device::Cpu, progress).map(drop)
         };
         let operations: [Operation<'_>; 3] = [&quantized, &dequantized, &converted];
         for (place, operation) in operations.into_iter().enumerate() {
@@ -114,10 +105,8 @@ fn runs_whose_temporary_directory_is_removed_fail_and_lose_nothing() {
         for fill in fills.into_iter().filter(|fill| !fill || input.is_dir()) {
             let out = path(&format!("MERGED{fill}"));
             let part = Part { index: 1, of: 1 };
-            checkpoint::quantize_part(&plan(&opened), part, &out, &Device::Cpu, &mut |_| {
-                ControlFlow::Continue(())
-            })
-            .unwrap();
+            let go_on = &mut |_: checkpoint::Progress<'_>| ControlFlow::Continue(());
+            plan(&opened, Some(part)).run(&out, &Device::Cpu, go_on).unwrap();
             let parts = checkpoint::parts_directory(&out).unwrap();
             let complete = files(&parts);
             let merged = |out: &Path, progress: &mut OnProgress<'_>| {
@@ -135,7 +124,7 @@ fn parts_whose_temporary_directory_is_removed_fail_and_are_made_again() {
     quantize(&input, &whole, &mut |_| ControlFlow::Continue(())).unwrap();
     let opened = Checkpoint::open(&input).unwrap();
     let part = |out: &Path, progress: &mut OnProgress<'_>| {
-        checkpoint::quantize_part(&plan(&opened), Part { index: 1, of: 1 }, out, &Device::Cpu, progress)
+        plan(&opened, Some(Part { index: 1, of: 1 })).run(out, &Device::Cpu, progress)
     };
     let mut failed = 0;
     for at in 0.. {

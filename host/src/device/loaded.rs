@@ -40,7 +40,7 @@ impl<T: Element> fmt::Debug for Loaded<'_, T> {
 
 /// A quantized matrix in the device's memory. [`Loaded::quantize`] makes it.
 #[derive(Debug)]
-pub struct QuantizedThere(QuantizedOn);
+pub struct QuantizedOnDevice(QuantizedOn);
 
 #[derive(Debug)]
 enum QuantizedOn {
@@ -84,8 +84,8 @@ impl<T: Element> Loaded<'_, T> {
     ///
     /// # Errors
     /// The errors of [`cpu::quantize_with`], and [`crate::Error::Gpu`].
-    pub fn quantize(&self, recipe: &Recipe, options: QuantizeOptions<'_>) -> Result<QuantizedThere> {
-        Ok(QuantizedThere(match &self.0 {
+    pub fn quantize(&self, recipe: &Recipe, options: QuantizeOptions<'_>) -> Result<QuantizedOnDevice> {
+        Ok(QuantizedOnDevice(match &self.0 {
             LoadedOn::Cpu(values, shape) => {
                 QuantizedOn::Cpu(cpu::quantize_with(values, *shape, recipe, options)?)
             }
@@ -94,20 +94,20 @@ impl<T: Element> Loaded<'_, T> {
         }))
     }
 
-    /// Adds the loss of a result of [`Self::quantize`] to the loss of the preceding rows.
+    /// Returns the partial sums of the loss of a result of [`Self::quantize`].
+    ///
+    /// [`ErrorStats::and_parts`] adds them to the loss of the preceding rows.
     ///
     /// # Errors
     /// The errors of [`ErrorStats::of_quantized`], and [`crate::Error::Gpu`].
-    #[cfg_attr(not(feature = "cuda"), expect(unused_mut, reason = "GPUs add to it"))]
-    pub fn errors(&self, quantized: &QuantizedThere, mut before: ErrorStats) -> Result<ErrorStats> {
+    pub fn errors(&self, quantized: &QuantizedOnDevice) -> Result<Vec<ErrorStats>> {
         match (&self.0, &quantized.0) {
             (LoadedOn::Cpu(values, shape), QuantizedOn::Cpu(quantized)) => {
-                before.and_quantized(values, *shape, &quantized.tensor)
+                ErrorStats::parts_of_quantized(values, *shape, &quantized.tensor)
             }
             #[cfg(feature = "cuda")]
             (LoadedOn::Gpu(loaded), QuantizedOn::Gpu(quantized)) => {
-                before += loaded.errors(&quantized.tensor)?;
-                Ok(before)
+                Ok(vec![loaded.errors(&quantized.tensor)?])
             }
             #[cfg(feature = "cuda")]
             _ => unreachable!("what a matrix is quantized to is where the matrix is"),
@@ -115,7 +115,7 @@ impl<T: Element> Loaded<'_, T> {
     }
 }
 
-impl QuantizedThere {
+impl QuantizedOnDevice {
     /// Returns the counts of lossy events.
     pub fn report(&self) -> Report {
         match &self.0 {
@@ -161,6 +161,11 @@ impl QuantizedThere {
             #[cfg(feature = "cuda")]
             QuantizedOn::Gpu(quantized) => quantized.to_host(),
         }
+    }
+
+    /// Returns whether the tensor is in the memory of a device.
+    pub fn is_on_gpu(&self) -> bool {
+        !matches!(self.0, QuantizedOn::Cpu(_))
     }
 
     /// Passes a part to `hand_on` piece by piece, until it breaks.

@@ -47,12 +47,23 @@ impl ErrorStats {
     /// # Panics
     /// Panics if the lengths differ.
     pub fn and_between<A: Element, B: Element>(self, original: &[A], approximation: &[B]) -> Self {
-        assert_eq!(original.len(), approximation.len(), "slices of different lengths cannot be compared");
-        self.and_elements(Elements::of(original), Elements::of(approximation))
+        self.and_parts(&Self::parts_between(original, approximation))
     }
 
-    /// [`Self::and_between`] without type parameters, so that it is compiled once.
-    fn and_elements(self, original: Elements<'_>, approximation: Elements<'_>) -> Self {
+    /// Returns the partial sums of [`Self::between`], one per 16384 pairs, for [`Self::and_parts`].
+    ///
+    /// Threads that compare different bands of a tensor return parts, and one of them adds the
+    /// parts in order. The result does not depend on which band was done first.
+    ///
+    /// # Panics
+    /// Panics if the lengths differ.
+    pub fn parts_between<A: Element, B: Element>(original: &[A], approximation: &[B]) -> Vec<Self> {
+        assert_eq!(original.len(), approximation.len(), "slices of different lengths cannot be compared");
+        Self::parts_of_elements(Elements::of(original), Elements::of(approximation))
+    }
+
+    /// [`Self::parts_between`] without type parameters, so that it is compiled once.
+    fn parts_of_elements(original: Elements<'_>, approximation: Elements<'_>) -> Vec<Self> {
         let (isa, len) = (Isa::best(), original.len());
         let parts = (0..len.div_ceil(PART)).into_par_iter().map(|i| {
             let (mut sum, part) = (Self::default(), i * PART);
@@ -67,7 +78,7 @@ impl ErrorStats {
             }
             sum
         });
-        self.and_all(&parts.collect::<Vec<_>>())
+        parts.collect()
     }
 
     /// Compares a matrix with its quantized form.
@@ -94,11 +105,23 @@ impl ErrorStats {
         shape: Shape,
         tensor: impl Into<QuantizedView<'a>>,
     ) -> Result<Self> {
-        Ok(self.and_pairs(&RoundTrip::new(values, shape, tensor.into())?))
+        Ok(self.and_parts(&Self::parts_of_quantized(values, shape, tensor)?))
     }
 
-    /// [`Self::and_quantized`] without type parameters, so that it is compiled once.
-    fn and_pairs(self, pairs: &RoundTrip<'_>) -> Self {
+    /// Returns the partial sums of [`Self::of_quantized`], one per row, for [`Self::and_parts`].
+    ///
+    /// # Errors
+    /// The errors of [`crate::quantize`] about shapes.
+    pub fn parts_of_quantized<'a, T: Element>(
+        values: &[T],
+        shape: Shape,
+        tensor: impl Into<QuantizedView<'a>>,
+    ) -> Result<Vec<Self>> {
+        Ok(Self::parts_of_pairs(&RoundTrip::new(values, shape, tensor.into())?))
+    }
+
+    /// [`Self::parts_of_quantized`] without type parameters, so that it is compiled once.
+    fn parts_of_pairs(pairs: &RoundTrip<'_>) -> Vec<Self> {
         let isa = Isa::best();
         let rows = pairs.rows().map(|row| {
             let mut sum = Self::default();
@@ -107,11 +130,11 @@ impl ErrorStats {
             });
             sum
         });
-        self.and_all(&rows.collect::<Vec<_>>())
+        rows.collect()
     }
 
-    /// Adds parts in their order.
-    fn and_all(self, parts: &[Self]) -> Self {
+    /// Adds partial sums in their order.
+    pub fn and_parts(self, parts: &[Self]) -> Self {
         parts.iter().fold(self, |mut sum, part| {
             sum += *part;
             sum

@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 
 use microscale::{Device, Dtype, NonFinite};
-use microscale_checkpoint::{Checkpoint, Difference, Logical, Values, compare, dequantize, logical};
+use microscale_checkpoint::{Checkpoint, Dequantize, Difference, Logical, Values, compare, logical};
 use microscale_test_support::Scratch;
 use microscale_test_support::golden::{files, folder};
 
@@ -72,10 +72,8 @@ fn dequantized_files_have_the_same_values() {
     each_file(|file, checkpoint| {
         let scratch = Scratch::new();
         let out = scratch.path("out.safetensors");
-        let done =
-            dequantize(&checkpoint, &out, Some(Dtype::F32), NonFinite::Propagate, &Device::Cpu, &mut |_| {
-                ControlFlow::Continue(())
-            });
+        let dequantize = Dequantize { dtype: Some(Dtype::F32), non_finite: NonFinite::Propagate };
+        let done = dequantize.run(&checkpoint, &out, &Device::Cpu, &mut |_| ControlFlow::Continue(()));
         let expected = expected_values(&checkpoint);
         assert_eq!(done.map(|done| done.dequantized.tensors).expect("values"), expected, "{file}");
         let back = Checkpoint::open(&out).expect("a file of floats");

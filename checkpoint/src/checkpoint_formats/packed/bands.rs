@@ -12,7 +12,6 @@ use crate::read::bands::{bands, transposed_bands};
 use crate::read::columns::{columns, transposed};
 use crate::read::memory::afford;
 use crate::read::tensor::elements;
-use crate::read::values::Values;
 
 /// Codes, two a byte where they have four bits, and linear block scales of consecutive blocks.
 pub(crate) struct Blocks<'a> {
@@ -44,18 +43,6 @@ impl<'a> Logical<'a> {
         match packed.max_by_key(|packed| packed.storage.transposed) {
             Some(packed) => packed.bands(),
             None => Ok(bands(elements(self.shape()) as usize).collect()),
-        }
-    }
-
-    /// The values of a band.
-    ///
-    /// # Errors
-    /// The errors of [`Packed::values`].
-    pub(crate) fn values_in(&self, band: Range<usize>, device: &Device) -> Result<Values<'a>> {
-        match self {
-            // Others than floats have none.
-            Self::Plain(tensor) => Ok(tensor.values_in(band).unwrap_or(Values::F32(Cow::default()))),
-            Self::Packed(packed) => Ok(Values::F32(packed.values_in(band, device)?.into())),
         }
     }
 }

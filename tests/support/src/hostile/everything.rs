@@ -5,10 +5,10 @@ use std::fs;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
-use microscale::{Convention, Device, Dtype, Format, NonFinite, Recipe};
+use microscale::{Convention, Device, Dtype, Format, NonFinite};
 use microscale_checkpoint::{
-    self as checkpoint, Checkpoint, CheckpointFormat, Error, Plan, Progress, Result, Selection, convert,
-    dequantize, quantize,
+    self as checkpoint, Checkpoint, CheckpointFormat, Convert, Dequantize, Error, OpenOptions, Progress,
+    Quantize, Result, Settings,
 };
 
 use crate::Scratch;
@@ -104,25 +104,26 @@ pub(super) fn everything(scratch: &Scratch, input: &Path, ways: Ways) {
 
     let ways = usize::from(ways.0);
     let (files, format, convention) = HELD[ways % HELD.len()];
-    if let Ok(recipe) = Recipe::of(format, convention)
-        && let Ok(plan) = Plan::new(&checkpoint, &Selection::default(), recipe, files)
-    {
+    let settings = Settings { format: Some(format), convention: Some(convention), ..Settings::default() };
+    let quantize = Quantize { format: Some(files), ..Quantize::new(settings) };
+    if let Ok(plan) = quantize.plan(&checkpoint) {
         let _ = plan.to_json().to_string();
-        watched.write(|out| quantize(&plan, out, device, go_on));
+        watched.write(|out| plan.run(out, device, go_on));
     }
     let (files, ..) = HELD[ways / HELD.len() % HELD.len()];
-    watched.write(|out| convert(&checkpoint, files, None, out, device, go_on));
+    watched.write(|out| Convert::new(files).run(&checkpoint, out, device, go_on));
     let dtype = [None, Some(Dtype::F32)][ways / HELD.len() / HELD.len() % 2];
-    let policy = [NonFinite::Error, NonFinite::Propagate, NonFinite::Saturate][ways % 3];
-    watched.write(|out| dequantize(&checkpoint, out, dtype, policy, device, go_on));
+    let non_finite = [NonFinite::Error, NonFinite::Propagate, NonFinite::Saturate][ways % 3];
+    let dequantize = Dequantize { dtype, non_finite };
+    watched.write(|out| dequantize.run(&checkpoint, out, device, go_on));
 
-    let mut split = checkpoint;
-    let made = split.split_experts().map_err(|error| message(&error));
-    if made.is_ok()
-        && let Ok(plan) =
-            Plan::new(&split, &Selection::default(), Recipe::default(), CheckpointFormat::default())
+    let options = OpenOptions { split_experts: true, ..OpenOptions::default() };
+    let split = Checkpoint::open_with(checkpoint.path(), options).map_err(|error| message(&error));
+    let quantize = Quantize { format: Some(CheckpointFormat::default()), ..Quantize::default() };
+    if let Ok(split) = split
+        && let Ok(plan) = quantize.plan(&split)
     {
-        watched.write(|out| quantize(&plan, out, device, go_on));
+        watched.write(|out| plan.run(out, device, go_on));
     }
 }
 

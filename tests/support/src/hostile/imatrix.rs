@@ -3,8 +3,8 @@
 //! The file consists of arbitrary bytes, or of entries whose counts and lengths may be wrong. The
 //! old format precedes GGUF.
 
-use microscale::{Device, Recipe, Search};
-use microscale_checkpoint::{Checkpoint, CheckpointFormat, Plan, Selection, quantize};
+use microscale::{Device, Search};
+use microscale_checkpoint::{Checkpoint, Quantize, Settings};
 use safetensors::tensor::Dtype;
 
 use super::draw::Draw;
@@ -28,15 +28,12 @@ pub(super) fn run(bytes: &[u8]) {
     };
     let tensors = [weight("a.weight", &[2, COLS]), weight("e.weight", &[3, 2, COLS])];
     let model = scratch.write_tensors("model.safetensors", &tensors);
-    let (Ok(importance), Ok(model)) = (Checkpoint::open(&path), Checkpoint::open(&model)) else { return };
-    let recipe = Recipe { search: Search::Full, ..Recipe::default() };
-    let plan = Plan::new(&model, &Selection::default(), recipe, CheckpointFormat::default());
-    let Ok(mut plan) = plan else { unreachable!("the model is sound") };
-    if plan.take_importance(&importance).is_err() {
-        return;
-    }
+    let Ok(model) = Checkpoint::open(&model) else { unreachable!("the model is sound") };
+    let settings = Settings { search: Some(Search::Full), ..Settings::default() };
+    let quantize = Quantize { importance: Some(path), ..Quantize::new(settings) };
+    let Ok(plan) = quantize.plan(&model) else { return };
     let summary =
-        Watched::new(&scratch, "OUT.safetensors").write(|out| quantize(&plan, out, &Device::Cpu, &mut go_on));
+        Watched::new(&scratch, "OUT.safetensors").write(|out| plan.run(out, &Device::Cpu, &mut go_on));
     assert!(summary.is_some(), "importance that was taken can be searched by");
 }
 

@@ -3,8 +3,8 @@
 //! The file consists of arbitrary bytes, or of an object of layer names and numbers that may be
 //! damaged.
 
-use microscale::{Convention, Format, Recipe};
-use microscale_checkpoint::{Checkpoint, CheckpointFormat, InputScales, Plan, Selection};
+use microscale::Format;
+use microscale_checkpoint::{Checkpoint, CheckpointFormat, InputScales, Quantize, Settings};
 use safetensors::tensor::Dtype;
 
 use super::draw::Draw;
@@ -38,12 +38,11 @@ pub(super) fn run(bytes: &[u8]) {
     let model = scratch.write_tensors("model.safetensors", &tensors);
     let Ok(scales) = InputScales::read(&path) else { return };
     let Ok(model) = Checkpoint::open(&model) else { unreachable!("the model is sound") };
-    let recipe = Recipe::of(Format::Nvfp4, Convention::default_for(Format::Nvfp4));
-    let recipe = recipe.expect("the default convention has the format");
-    let plan = Plan::new(&model, &Selection::default(), recipe, CheckpointFormat::Modelopt);
-    let Ok(mut plan) = plan else { unreachable!("the model is sound") };
+    let settings = Settings { format: Some(Format::Nvfp4), ..Settings::default() };
+    let quantize = Quantize { format: Some(CheckpointFormat::Modelopt), ..Quantize::new(settings) };
+    assert!(quantize.plan(&model).is_ok(), "the model is sound");
     // Unused names are listed; anything else is a scale in range or an error.
-    let _ = plan.take_input_scales(&scales);
+    let _ = Quantize { input_scales: Some(scales), ..quantize }.plan(&model);
 }
 
 /// An object of names and numbers.

@@ -2,8 +2,8 @@
 //!
 //! The values include NaN scales, signed scales, and codes and floats of every bit pattern.
 
-use microscale::{Device, NonFinite, Recipe, Search, Words};
-use microscale_checkpoint::{Checkpoint, Plan, Selection, quantize};
+use microscale::{Device, NonFinite, Search, Words};
+use microscale_checkpoint::{Checkpoint, Quantize, Settings};
 
 use super::checkpoints::{Template, encode};
 use super::draw::Draw;
@@ -29,25 +29,24 @@ pub(super) fn run(bytes: &[u8]) {
 
     // Opening never fails, because header and parts are valid. Later errors are about the values.
     let checkpoint = Checkpoint::open(&path).unwrap();
-    let Ok(recipe) = Recipe::of(format, convention) else { return };
-    let recipe = Recipe { search, non_finite, ..recipe };
-    let Ok(mut plan) = Plan::new(&checkpoint, &Selection::default(), recipe, files) else { return };
-    if choices & 1 != 0 {
-        let _ = plan.search_global_scales();
-    }
-    if choices & 2 != 0 {
-        let _ = plan.check_searches();
-    }
-    if choices & 4 != 0 {
-        plan.collect_details(3);
-    }
-    if choices & 8 != 0 {
-        let _ = plan.take_global_scales(&checkpoint).map(drop);
-    }
-    if choices & 16 != 0 {
-        let _ = plan.take_importance(&checkpoint).map(drop);
-    }
+    let settings = Settings {
+        format: Some(format),
+        convention: Some(convention),
+        search: Some(search),
+        search_global: (choices & 1 != 0).then_some(true),
+        non_finite: Some(non_finite),
+        ..Settings::default()
+    };
+    let quantize = Quantize {
+        format: Some(files),
+        check_search: choices & 2 != 0,
+        worst_blocks: (choices & 4 != 0).then_some(3),
+        global_scales: (choices & 8 != 0).then(|| path.clone()),
+        importance: (choices & 16 != 0).then(|| path.clone()),
+        ..Quantize::new(settings)
+    };
+    let Ok(plan) = quantize.plan(&checkpoint) else { return };
     let summary =
-        Watched::new(&scratch, "OUT.safetensors").write(|out| quantize(&plan, out, &Device::Cpu, &mut go_on));
+        Watched::new(&scratch, "OUT.safetensors").write(|out| plan.run(out, &Device::Cpu, &mut go_on));
     let _ = summary.map(|summary| summary.to_json().to_string());
 }

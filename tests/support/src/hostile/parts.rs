@@ -5,8 +5,8 @@
 use std::fs;
 use std::path::Path;
 
-use microscale::{Device, Recipe};
-use microscale_checkpoint::{Checkpoint, CheckpointFormat, Part, Plan, Selection, merge, quantize_part};
+use microscale::Device;
+use microscale_checkpoint::{Checkpoint, Part, Quantize, merge};
 use safetensors::tensor::Dtype;
 use serde_json::{Value, json};
 use xxhash_rust::xxh3::xxh3_128;
@@ -45,9 +45,8 @@ pub(super) fn run(bytes: &[u8]) {
 
     let (out, parts) = (scratch.path("OUT"), scratch.path("OUT.parts"));
     let (input, device, go_on) = (Checkpoint::open(&scratch.path("in")).unwrap(), &Device::Cpu, &mut go_on);
-    let selection = Selection::default();
-    let plan = Plan::new(&input, &selection, Recipe::default(), CheckpointFormat::default()).unwrap();
-    quantize_part(&plan, Part { index: 1, of: 1 }, &out, device, go_on).unwrap();
+    let quantize = |part| Quantize { part: Some(part), ..Quantize::default() }.plan(&input).unwrap();
+    quantize(Part { index: 1, of: 1 }).run(&out, device, go_on).unwrap();
 
     for shard in SHARDS {
         let note = format!("{shard}.note.json");
@@ -61,7 +60,7 @@ pub(super) fn run(bytes: &[u8]) {
     }
     let part = Part { index: 1, of: 1 + draw.below(3) };
     if draw.once_in(2) {
-        let _ = quantize_part(&plan, part, &out, device, go_on);
+        let _ = quantize(part).run(&out, device, go_on);
     }
     let merged = merge(&input, &out, go_on);
     assert_eq!(merged.is_ok(), out.exists(), "{merged:?}");
@@ -70,7 +69,7 @@ pub(super) fn run(bytes: &[u8]) {
             assert!(out.join(shard).symlink_metadata().unwrap().is_file(), "{shard} is a link");
         }
     } else {
-        let _ = quantize_part(&plan, part, &out, device, go_on);
+        let _ = quantize(part).run(&out, device, go_on);
         let _ = merge(&input, &out, go_on);
     }
     let mut after = scratch.contents();

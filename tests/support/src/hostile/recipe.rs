@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use microscale::{Device, Words};
-use microscale_checkpoint::{Checkpoint, Plan, Recipes, quantize};
+use microscale_checkpoint::{Checkpoint, Quantize, Recipes};
 use safetensors::tensor::Dtype;
 
 use super::draw::Draw;
@@ -76,12 +76,13 @@ pub(super) fn run(bytes: &[u8]) {
     ];
     let checkpoint = Checkpoint::open(&scratch.write_tensors("x.safetensors", &tensors)).unwrap();
     let _ = recipes.unmatched(&checkpoint);
-    let plan = match Plan::by_recipes(&checkpoint, &recipes, files) {
+    let quantize = Quantize { recipes, format: Some(files), ..Quantize::default() };
+    let plan = match quantize.plan(&checkpoint) {
         Ok(plan) => plan,
         Err(error) => return drop(error.to_string()),
     };
     let _ = plan.to_json().to_string();
-    Watched::new(&scratch, "OUT.safetensors").write(|out| quantize(&plan, out, &Device::Cpu, &mut go_on));
+    Watched::new(&scratch, "OUT.safetensors").write(|out| plan.run(out, &Device::Cpu, &mut go_on));
 }
 
 /// Returns a file of a few entries and tables.

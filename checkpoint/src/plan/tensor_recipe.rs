@@ -1,4 +1,4 @@
-//! The treatment of a tensor, how it is quantized and stored, and the treatments of a checkpoint.
+//! The recipe of a tensor, with its storage; and all of a checkpoint.
 
 use microscale::{Format, Global, Recipe, Scheme, search_global};
 
@@ -12,23 +12,23 @@ use crate::read::tensor::Tensor;
 use crate::reason::Reason;
 use crate::write::outline::Outline;
 
-/// The treatment of a tensor.
+/// How a tensor is quantized and stored.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Treatment {
+pub(crate) struct TensorRecipe {
     pub(crate) recipe: Recipe,
     /// True if NVFP4's global scale is searched too.
     pub(crate) search_global: bool,
     pub(crate) storage: &'static Storage,
 }
 
-impl Treatment {
+impl TensorRecipe {
     /// # Errors
-    /// Those of [`CheckpointFormat::check`].
+    /// The errors of [`CheckpointFormat::check`].
     pub(crate) fn new(recipe: Recipe, search_global: bool, convention: CheckpointFormat) -> Result<Self> {
         Ok(Self { recipe, search_global, storage: Storage::of(convention, &recipe)? })
     }
 
-    /// Returns whether both treatments give the same tensors.
+    /// Returns whether both give the same tensors.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         (self.recipe, self.search_global) == (other.recipe, other.search_global)
     }
@@ -64,24 +64,24 @@ impl Treatment {
     }
 }
 
-/// The treatments of a plan while it is made, each with the elements that it is used for.
+/// The recipes of a plan while it is made, each with the number of elements that it is used for.
 #[derive(Debug, Default)]
-pub(crate) struct Treatments(Vec<(Treatment, u64)>);
+pub(crate) struct TensorRecipes(Vec<(TensorRecipe, u64)>);
 
-impl Treatments {
-    /// Uses a treatment for some elements, and returns its number.
-    pub(crate) fn add(&mut self, treatment: Treatment, elements: u64) -> usize {
-        let known = self.0.iter().position(|(known, _)| known.is_same(&treatment));
+impl TensorRecipes {
+    /// Uses a recipe for some elements, and returns its number.
+    pub(crate) fn add(&mut self, recipe: TensorRecipe, elements: u64) -> usize {
+        let known = self.0.iter().position(|(known, _)| known.is_same(&recipe));
         let number = known.unwrap_or(self.0.len());
         match self.0.get_mut(number) {
             Some((_, sum)) => *sum += elements,
-            None => self.0.push((treatment, elements)),
+            None => self.0.push((recipe, elements)),
         }
         number
     }
 
     /// All of them, the one for the most elements first, and the place of each by its number.
-    pub(crate) fn sorted(self) -> (Vec<Treatment>, Vec<usize>) {
+    pub(crate) fn sorted(self) -> (Vec<TensorRecipe>, Vec<usize>) {
         let mut order: Vec<usize> = (0..self.0.len()).collect();
         order.sort_by_key(|number| std::cmp::Reverse(self.0[*number].1));
         let mut places = vec![0; order.len()];

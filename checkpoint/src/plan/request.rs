@@ -1,0 +1,114 @@
+//! A request to quantize a checkpoint: everything that decides the output's bytes.
+
+use std::path::{Path, PathBuf};
+
+use microscale::Search;
+
+use crate::checkpoint_format::CheckpointFormat;
+use crate::error::plan::PlanError;
+use crate::error::{Error, Result};
+use crate::parts::part::Part;
+use crate::plan::Plan;
+use crate::plan::input_scales::InputScales;
+use crate::plan::recipes::Recipes;
+use crate::plan::selection::Selection;
+use crate::plan::settings::Settings;
+use crate::read::checkpoint::{Checkpoint, OpenOptions};
+
+/// A request to quantize a checkpoint.
+///
+/// [`Self::open`] opens the checkpoint, [`Self::plan`] decides about every tensor, and
+/// [`Plan::run`] writes:
+///
+/// ```no_run
+/// # use std::{ops::ControlFlow, path::Path};
+/// # use microscale::{Device, DeviceChoice};
+/// use microscale_checkpoint::{Quantize, Recipes};
+///
+/// let quantize = Quantize { recipes: Recipes::named("nvfp4")?, ..Quantize::default() };
+/// let checkpoint = quantize.open(Path::new("model"))?;
+/// let plan = quantize.plan(&checkpoint)?;
+/// for warning in &plan.warnings {
+///     eprintln!("warning: {warning}");
+/// }
+/// let device = Device::choose(DeviceChoice::Auto)?;
+/// let summary = plan.run(Path::new("OUT"), &device, &mut |_| ControlFlow::Continue(()))?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct Quantize {
+    /// How the checkpoint is opened.
+    pub open: OpenOptions,
+    /// Which tensors are quantized, and how.
+    pub recipes: Recipes,
+    /// The checkpoint format to write; without one the recipes', or else that of the input's container.
+    pub format: Option<CheckpointFormat>,
+    /// Also quantizes weights that are in MXFP4 already, from their values.
+    pub requantize: bool,
+    /// A file of NVFP4's global scales, which are computed otherwise.
+    ///
+    /// A scale is called `X_global_scale` (a divisor), `X_scale_2` (a multiplier) or X, like its
+    /// tensor (the direction of the numerics), and is one F32. A scale of the other direction is
+    /// inverted, which rounds it. Recipes that give a global scale keep it.
+    pub global_scales: Option<PathBuf>,
+    /// A file of importance by column, for the search of block scales.
+    ///
+    /// A vector is called `X.importance`, `X_importance` or X, like its tensor, and has a float for
+    /// each column, or one row of them for each expert. llama.cpp's importance matrices (imatrix,
+    /// GGUF or `.dat`) are such files too. Tensors without one are searched unweighted.
+    pub importance: Option<PathBuf>,
+    /// The scales that layers' inputs are quantized with. They are stored beside every weight in
+    /// NVFP4, and the config says that inputs are quantized.
+    pub input_scales: Option<InputScales>,
+    /// Compares each scale that a full search chose with all others, slowly.
+    pub check_search: bool,
+    /// The number of worst blocks to look for in each tensor, if details are wanted.
+    pub worst_blocks: Option<usize>,
+    /// The part of the shards to make, into `OUT.parts`; without one the whole output is written.
+    pub part: Option<Part>,
+}
+
+impl Quantize {
+    /// A request to quantize all tensors that are selected by default with the same settings.
+    pub fn new(settings: Settings) -> Self {
+        Self { recipes: Recipes::new(settings, Selection::default()), ..Self::default() }
+    }
+
+    /// Opens a checkpoint, after a check of the settings that do not depend on it.
+    ///
+    /// # Errors
+    /// The errors of [`Recipes::check_settings`] and [`Checkpoint::open_with`].
+    pub fn open(&self, path: &Path) -> Result<Checkpoint> {
+        self.recipes.check_settings()?;
+        Checkpoint::open_with(path, self.open)
+    }
+
+    /// Decides about every tensor of a checkpoint. Nothing is written.
+    ///
+    /// # Errors
+    /// [`PlanError::AlreadyQuantized`], [`PlanError::FusedDiffer`],
+    /// [`PlanError::NoGlobalSearch`] if global scales are given and to be searched,
+    /// [`PlanError::NothingToCheck`] without a full search;
+    /// [`FormatError::Packed`](crate::FormatError::Packed) for codes that are not understood;
+    /// [`OutputError::NameTaken`](crate::OutputError::NameTaken);
+    /// [`RecipeError`](crate::RecipeError) for settings that do not go together, or not with the
+    /// checkpoint format; [`GivenError`](crate::GivenError) for the files of global scales, importance and input scales.
+    pub fn plan<'a>(&self, checkpoint: &'a Checkpoint) -> Result<Plan<'a>> {
+        let mut plan = Plan::decide(self, checkpoint)?;
+        if let Some(path) = &self.global_scales {
+            plan.take_global_scales(path)?;
+        }
+        if let Some(path) = &self.importance {
+            plan.take_importance(path)?;
+        }
+        if let Some(given) = &self.input_scales {
+            plan.take_input_scales(given)?;
+        }
+        plan.share_global_scales();
+        if self.check_search && plan.recipes.iter().all(|used| used.recipe.search != Search::Full) {
+            let search = plan.recipes[0].recipe.search;
+            return Err(Error::Plan(PlanError::NothingToCheck { search }));
+        }
+        Ok(plan)
+    }
+}

@@ -1,0 +1,87 @@
+//! Warnings about a plan. Their texts are here.
+
+use std::fmt;
+use std::path::PathBuf;
+
+/// A warning about a plan. Its [`Display`](fmt::Display) is the text for people.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Warning {
+    /// A likely mistake in a recipe or a pattern: it matches no tensor, or changes nothing.
+    Recipe(String),
+    /// The architecture that config.json names is unknown, so tensors are selected by their names.
+    UnknownArchitecture(String),
+    /// Loaders that read the output wrongly without an error, and the remedy.
+    Loaders(String),
+    /// Names in a file that was given beside the checkpoint.
+    File {
+        /// The file or directory.
+        file: PathBuf,
+        /// The names, at least one.
+        names: Vec<String>,
+        /// What is wrong with them.
+        problem: FileProblem,
+    },
+}
+
+/// What is wrong with names in a file of global scales, importance or input scales.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum FileProblem {
+    /// No tensor that is quantized has the name.
+    Unused,
+    /// No weight that becomes NVFP4 has the name.
+    UnusedInput,
+    /// The global scale has the other direction than the numerics, and its inverse is rounded.
+    Inverted,
+    /// The global scale differs from those of the layers that engines fuse with this one.
+    Unequal,
+    /// Tensors to quantize without importance.
+    Unweighted {
+        /// All tensors to quantize.
+        of: usize,
+    },
+    /// Tensors with experts that no token has reached.
+    Partial,
+}
+
+/// Names that a warning lists.
+const LISTED: usize = 5;
+
+impl fmt::Display for Warning {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Recipe(text) | Self::Loaders(text) => f.write_str(text),
+            Self::UnknownArchitecture(model_type) => write!(
+                f,
+                "the architecture {model_type} is not among those that are known: linear layers, embeddings and heads \
+                 are told by their names, and the config names them as the file does; see with --dry-run which are quantized"
+            ),
+            Self::File { file, names, problem } => {
+                let (first, more) = names.split_at(names.len().min(LISTED));
+                write!(f, "{}: {}", file.display(), first.join(", "))?;
+                if !more.is_empty() {
+                    write!(f, " and {} more", more.len())?;
+                }
+                match problem {
+                    FileProblem::Unused => f.write_str(": no tensor to quantize is called so"),
+                    FileProblem::UnusedInput => f.write_str(": no weight that becomes nvfp4 is called so"),
+                    FileProblem::Inverted => f.write_str(
+                        ": inverted, which rounds, because the convention takes the other direction",
+                    ),
+                    FileProblem::Unequal => f.write_str(
+                        ": not the global scale of the layers that serving engines fuse this with",
+                    ),
+                    FileProblem::Unweighted { of } => write!(
+                        f,
+                        ": {} of {of} tensors to quantize have no importance and are searched unweighted",
+                        names.len()
+                    ),
+                    FileProblem::Partial => f.write_str(
+                        ": no token has come to some of the experts, which are searched unweighted",
+                    ),
+                }
+            }
+        }
+    }
+}
