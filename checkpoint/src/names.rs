@@ -13,7 +13,7 @@
 pub(crate) mod architectures;
 pub(crate) mod fused;
 pub(crate) mod glob;
-pub(crate) mod kept;
 pub(crate) mod layers;
 pub(crate) mod naming;
+pub(crate) mod role;
 pub(crate) mod weight;

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::dtype::FileDtype;
-use crate::names::kept::Kept;
+use crate::names::role::Role;
 
 /// The reason why a tensor is copied.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -14,7 +14,7 @@ pub enum Reason {
     /// Its dtype cannot be quantized.
     Dtype(FileDtype),
     /// Left alone by default.
-    Kept(Kept),
+    Role(Role),
     /// Fewer than two dimensions; how many.
     Dimensions(usize),
     /// Its name is not `*.weight`, and no pattern to include matches.
@@ -56,12 +56,12 @@ impl fmt::Display for Reason {
         match self {
             Self::Excluded(pattern) => write!(f, "excluded by {pattern:?}"),
             Self::Dtype(dtype) => write!(f, "dtype {dtype}"),
-            Self::Kept(Kept::Norm) => f.write_str("norm"),
-            Self::Kept(Kept::Embedding) => f.write_str("embedding"),
-            Self::Kept(Kept::OutputHead) => f.write_str("output head"),
-            Self::Kept(Kept::Router) => f.write_str("router"),
-            Self::Kept(Kept::Convolution) => f.write_str("convolution"),
-            Self::Kept(Kept::Transposed) => f.write_str("Conv1D, which loaders take unquantized alone"),
+            Self::Role(Role::Norm) => f.write_str("norm"),
+            Self::Role(Role::Embedding) => f.write_str("embedding"),
+            Self::Role(Role::OutputHead) => f.write_str("output head"),
+            Self::Role(Role::Router) => f.write_str("router"),
+            Self::Role(Role::Convolution) => f.write_str("convolution"),
+            Self::Role(Role::Transposed) => f.write_str("Conv1D, which loaders take unquantized alone"),
             Self::Dimensions(0) => f.write_str("scalar"),
             Self::Dimensions(n) => write!(f, "{n}-D"),
             Self::NotAWeight => f.write_str("not called *.weight"),

@@ -10,7 +10,7 @@ use super::patterns::Ignored;
 use crate::checkpoint_format::CheckpointFormat;
 use crate::checkpoint_formats::ignored::{is_linear, tied_head};
 use crate::checkpoint_formats::packed::Packed;
-use crate::names::kept::Kept;
+use crate::names::role::Role;
 use crate::names::naming::Naming;
 use crate::names::weight::module;
 use crate::read::checkpoint::Checkpoint;
@@ -108,12 +108,12 @@ fn check_groups(
 
 /// What a quantized tensor is, if it is no linear layer's and no experts'.
 fn no_layer(packed: &Packed<'_>, naming: Naming) -> Option<&'static str> {
-    match naming.kept(packed.name, &packed.shape)? {
-        Kept::Embedding if naming.is_linear(packed.name, &packed.shape) == Some(false) => {
+    match naming.unquantized_role(packed.name, &packed.shape)? {
+        Role::Embedding if naming.is_linear(packed.name, &packed.shape) == Some(false) => {
             Some("an embedding")
         }
-        Kept::Convolution => Some("a convolution"),
-        Kept::Transposed => Some("a Conv1D's, transposed"),
+        Role::Convolution => Some("a convolution"),
+        Role::Transposed => Some("a Conv1D's, transposed"),
         _ => None,
     }
 }

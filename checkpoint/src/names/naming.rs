@@ -2,7 +2,7 @@
 //! where that is not known.
 
 use super::architectures::Architecture;
-use super::kept::{Kept, is_embedding, kept};
+use super::role::{Role, is_embedding, role};
 use super::weight::{WEIGHT, module};
 
 /// The architecture of a checkpoint, if it is known.
@@ -21,12 +21,12 @@ impl Naming {
     }
 
     /// The kind of a tensor that is left alone by default.
-    pub(crate) fn kept(self, name: &str, shape: &[usize]) -> Option<Kept> {
+    pub(crate) fn unquantized_role(self, name: &str, shape: &[usize]) -> Option<Role> {
         let ends = |ends: &[&str]| is_among(module(name), ends);
         match self.0 {
-            Some(known) if ends(known.embeddings) => Some(Kept::Embedding),
-            Some(known) if shape.len() == 2 && ends(known.transposed) => Some(Kept::Transposed),
-            _ => kept(name, shape.len()),
+            Some(known) if ends(known.embeddings) => Some(Role::Embedding),
+            Some(known) if shape.len() == 2 && ends(known.transposed) => Some(Role::Transposed),
+            _ => role(name, shape.len()),
         }
     }
 
@@ -36,10 +36,10 @@ impl Naming {
         if self.0.is_some_and(|known| is_among(module, known.linear)) {
             return Some(true);
         }
-        match self.kept(name, shape) {
-            None | Some(Kept::OutputHead | Kept::Router) => Some(true),
-            Some(Kept::Convolution | Kept::Transposed) => Some(false),
-            Some(Kept::Norm | Kept::Embedding) => {
+        match self.unquantized_role(name, shape) {
+            None | Some(Role::OutputHead | Role::Router) => Some(true),
+            Some(Role::Convolution | Role::Transposed) => Some(false),
+            Some(Role::Norm | Role::Embedding) => {
                 let named = self.0.is_some_and(|known| is_among(module, known.embeddings));
                 (named || is_embedding(module)).then_some(false)
             }
@@ -124,12 +124,12 @@ mod tests {
 
     #[test]
     fn the_architecture_decides_before_names_do() {
-        let kept = |model_type, name| Naming::of(model_type).kept(name, &[64, 64]);
-        assert_eq!(kept("gpt2", "h.0.attn.c_attn.weight"), Some(Kept::Transposed));
-        assert_eq!(kept("gpt_bigcode", "transformer.h.0.attn.c_attn.weight"), None);
-        assert_eq!(kept("ctrl", "transformer.w.weight"), Some(Kept::Embedding));
-        assert_eq!(kept("who-knows", "transformer.w.weight"), None);
-        assert_eq!(Naming::of("gpt2").kept("h.0.attn.c_attn.bias", &[64]), None);
+        let role = |model_type, name| Naming::of(model_type).unquantized_role(name, &[64, 64]);
+        assert_eq!(role("gpt2", "h.0.attn.c_attn.weight"), Some(Role::Transposed));
+        assert_eq!(role("gpt_bigcode", "transformer.h.0.attn.c_attn.weight"), None);
+        assert_eq!(role("ctrl", "transformer.w.weight"), Some(Role::Embedding));
+        assert_eq!(role("who-knows", "transformer.w.weight"), None);
+        assert_eq!(Naming::of("gpt2").unquantized_role("h.0.attn.c_attn.bias", &[64]), None);
     }
 
     #[test]

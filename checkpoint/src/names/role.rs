@@ -4,23 +4,23 @@
 /// decides.
 ///
 /// Their errors cost more than their bytes save, and serving engines expect them unquantized.
-const KEPT: &[(&str, Kept)] = &[
-    ("norm", Kept::Norm),
-    ("lm_head", Kept::OutputHead),
-    ("embed_out", Kept::OutputHead),
-    ("unembed", Kept::OutputHead),
-    ("cls.predictions.", Kept::OutputHead),
-    ("embed", Kept::Embedding),
-    ("wte", Kept::Embedding),
-    ("wpe", Kept::Embedding),
-    ("token_embd", Kept::Embedding),
-    ("position_embd", Kept::Embedding),
-    ("token_types", Kept::Embedding),
-    ("relative_attention_bias", Kept::Embedding),
-    ("ffn_gate_inp", Kept::Router),
-    ("router", Kept::Router),
-    (".gate.weight", Kept::Router),
-    ("_expert_gate.weight", Kept::Router),
+const ROLES: &[(&str, Role)] = &[
+    ("norm", Role::Norm),
+    ("lm_head", Role::OutputHead),
+    ("embed_out", Role::OutputHead),
+    ("unembed", Role::OutputHead),
+    ("cls.predictions.", Role::OutputHead),
+    ("embed", Role::Embedding),
+    ("wte", Role::Embedding),
+    ("wpe", Role::Embedding),
+    ("token_embd", Role::Embedding),
+    ("position_embd", Role::Embedding),
+    ("token_types", Role::Embedding),
+    ("relative_attention_bias", Role::Embedding),
+    ("ffn_gate_inp", Role::Router),
+    ("router", Role::Router),
+    (".gate.weight", Role::Router),
+    ("_expert_gate.weight", Role::Router),
 ];
 
 /// Output heads that have no name of their own: whole names, for layers have such parts too.
@@ -56,7 +56,7 @@ const EMBEDDINGS: &[&str] = &[
 /// A kind of weight that is left alone by default.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Kept {
+pub enum Role {
     /// Scales of a normalisation.
     Norm,
     /// A table of token or position embeddings.
@@ -72,21 +72,21 @@ pub enum Kept {
 }
 
 /// The kind of a tensor that is left alone by default, by its name and its number of dimensions.
-pub fn kept(name: &str, dimensions: usize) -> Option<Kept> {
+pub fn role(name: &str, dimensions: usize) -> Option<Role> {
     let module = name.strip_suffix(".weight").unwrap_or(name);
     if HEADS.contains(&module) {
-        return Some(Kept::OutputHead);
+        return Some(Role::OutputHead);
     }
-    if let Some((_, kept)) = KEPT.iter().find(|(part, _)| name.contains(part)) {
-        return Some(*kept);
+    if let Some((_, role)) = ROLES.iter().find(|(part, _)| name.contains(part)) {
+        return Some(*role);
     }
     let last = last_part(module);
     if last == "shared" || last.ends_with("emb") {
-        return Some(Kept::Embedding);
+        return Some(Role::Embedding);
     }
     // Experts have three dimensions too.
     let convolution = dimensions > 3 || dimensions == 3 && name.contains("conv");
-    convolution.then_some(Kept::Convolution)
+    convolution.then_some(Role::Convolution)
 }
 
 /// Returns whether a module of this name is an embedding in every model.
@@ -105,32 +105,32 @@ mod tests {
     #[test]
     fn names_tell_what_is_left_alone() {
         for (name, dimensions, expected) in [
-            ("model.norm.weight", 1, Some(Kept::Norm)),
-            ("shared.weight", 2, Some(Kept::Embedding)),
-            ("model.shared.weight", 2, Some(Kept::Embedding)),
+            ("model.norm.weight", 1, Some(Role::Norm)),
+            ("shared.weight", 2, Some(Role::Embedding)),
+            ("model.shared.weight", 2, Some(Role::Embedding)),
             ("model.layers.0.mlp.shared.up_proj.weight", 2, None),
             (
                 "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
                 2,
-                Some(Kept::Embedding),
+                Some(Role::Embedding),
             ),
-            ("position_embd.weight", 2, Some(Kept::Embedding)),
-            ("emb.weight", 2, Some(Kept::Embedding)),
-            ("embed_out.weight", 2, Some(Kept::OutputHead)),
-            ("head.weight", 2, Some(Kept::OutputHead)),
-            ("proj_out.weight", 2, Some(Kept::OutputHead)),
+            ("position_embd.weight", 2, Some(Role::Embedding)),
+            ("emb.weight", 2, Some(Role::Embedding)),
+            ("embed_out.weight", 2, Some(Role::OutputHead)),
+            ("head.weight", 2, Some(Role::OutputHead)),
+            ("proj_out.weight", 2, Some(Role::OutputHead)),
             ("blocks.0.proj_out.weight", 2, None),
-            ("output.weight", 2, Some(Kept::OutputHead)),
-            ("transformer.output_layer.weight", 2, Some(Kept::OutputHead)),
+            ("output.weight", 2, Some(Role::OutputHead)),
+            ("transformer.output_layer.weight", 2, Some(Role::OutputHead)),
             ("blk.0.attn_output.weight", 2, None),
-            ("model.layers.0.mlp.gate.weight", 2, Some(Kept::Router)),
-            ("vision_tower.patch_conv.weight", 4, Some(Kept::Convolution)),
-            ("model.visual.downsample.weight", 4, Some(Kept::Convolution)),
-            ("model.encoder.conv1.weight", 3, Some(Kept::Convolution)),
+            ("model.layers.0.mlp.gate.weight", 2, Some(Role::Router)),
+            ("vision_tower.patch_conv.weight", 4, Some(Role::Convolution)),
+            ("model.visual.downsample.weight", 4, Some(Role::Convolution)),
+            ("model.encoder.conv1.weight", 3, Some(Role::Convolution)),
             ("model.layers.0.mlp.experts.fc1.weight", 3, None),
             ("in_proj.conv.weight", 2, None),
         ] {
-            assert_eq!(kept(name, dimensions), expected, "{name}");
+            assert_eq!(role(name, dimensions), expected, "{name}");
         }
     }
 }
