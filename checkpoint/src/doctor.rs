@@ -12,7 +12,6 @@
 //! | `config`, `layers` | what config.json says; which layers it says are quantized, and how |
 //! | `groups`, `patterns` | the entries of config_groups; names and patterns of layers |
 
-mod against;
 mod blocks;
 mod config;
 pub(crate) mod finding;
@@ -20,9 +19,10 @@ mod global_scales;
 mod groups;
 mod layers;
 mod loaders;
+mod original;
 mod patterns;
-mod scaled;
 mod stored;
+mod w8_scales;
 
 use std::ops::ControlFlow;
 
@@ -30,7 +30,14 @@ use microscale::{Device, Words};
 use serde_json::{Value, json};
 
 use crate::checkpoint_formats::packed::{Logical, resolve};
+use crate::doctor::blocks::check_blocks;
+use crate::doctor::config::{check_config, check_input_scales};
 use crate::doctor::finding::{Defect, Finding};
+use crate::doctor::global_scales::check_global_scales;
+use crate::doctor::loaders::check_loaders;
+use crate::doctor::original::check_against_original;
+use crate::doctor::stored::check_stored;
+use crate::doctor::w8_scales::check_w8_scales;
 use crate::error::{Error, Result};
 use crate::read::checkpoint::Checkpoint;
 use crate::read::tensor::Tensor;
@@ -75,16 +82,16 @@ pub fn diagnose(
         match resolve(checkpoint, tensor) {
             Ok(None) => {}
             Ok(Some(Logical::Plain(tensor))) => {
-                scaled::look(&tensor, &mut diagnosis.findings);
+                check_w8_scales(&tensor, &mut diagnosis.findings);
                 plain.push(tensor);
             }
             Ok(Some(Logical::Packed(tensor))) => {
                 diagnosis.blocks += tensor.blocks();
                 let original = against.map(|against| original(against, tensor.name)).transpose()?.flatten();
-                blocks::look(&tensor, original.as_ref(), &mut diagnosis.findings)?;
-                stored::look(&tensor, &mut diagnosis.findings);
+                check_blocks(&tensor, original.as_ref(), &mut diagnosis.findings)?;
+                check_stored(&tensor, &mut diagnosis.findings);
                 if let Some((against, original)) = against.zip(original) {
-                    against::look(&tensor, &original, device, &mut diagnosis.findings)?;
+                    check_against_original(&tensor, &original, device, &mut diagnosis.findings)?;
                     against.forget(&original);
                 }
                 checkpoint.forget(&tensor.codes);
@@ -96,13 +103,13 @@ pub fn diagnose(
             }
         }
     }
-    let scaled = plain.iter().filter(|tensor| tensor.scaling.is_some()).count();
-    diagnosis.quantized = (packed.len() + scaled) as u64;
-    diagnosis.plain = (plain.len() - scaled) as u64;
-    global_scales::look(&packed, &mut diagnosis.findings);
-    loaders::look(checkpoint, &packed, &mut diagnosis.findings);
-    config::look(checkpoint, &packed, &plain, &mut diagnosis.findings);
-    config::inputs(checkpoint, &packed, &mut diagnosis.findings);
+    let w8 = plain.iter().filter(|tensor| tensor.scaling.is_some()).count();
+    diagnosis.quantized = (packed.len() + w8) as u64;
+    diagnosis.plain = (plain.len() - w8) as u64;
+    check_global_scales(&packed, &mut diagnosis.findings);
+    check_loaders(checkpoint, &packed, &mut diagnosis.findings);
+    check_config(checkpoint, &packed, &plain, &mut diagnosis.findings);
+    check_input_scales(checkpoint, &packed, &mut diagnosis.findings);
     Ok(diagnosis)
 }
 

@@ -14,12 +14,12 @@ use crate::read::tensor::Tensor;
 use crate::read::values::with_values;
 
 /// The share of a tensor's blocks that may be zeros without a word. Pruned and padded models have some.
-const ZEROS: f64 = 0.05;
+const MAX_ZERO_BLOCKS: f64 = 0.05;
 
 /// The share of blocks that may be saturated: whose scale is the largest there is while a quarter of the
 /// elements are cut to ±6, of which plain rounding of weights makes a tenth; or in which nothing else is
 /// left.
-const SATURATED: f64 = 0.01;
+const MAX_SATURATED_BLOCKS: f64 = 0.01;
 
 /// The defects that are counted, and the first place of each.
 #[derive(Clone, Copy, Default)]
@@ -55,7 +55,7 @@ impl Count {
 ///
 /// # Errors
 /// The errors of reading the original.
-pub(super) fn look(
+pub(super) fn check_blocks(
     packed: &Packed<'_>,
     original: Option<&Tensor<'_>>,
     findings: &mut Vec<Finding>,
@@ -73,8 +73,8 @@ pub(super) fn look(
     for (defect, count, tolerated) in [
         (Defect::NanScales, counts.nan, 0.0),
         (Defect::SignedScales, counts.signed, 0.0),
-        (Defect::ZeroBlocks, counts.zeros, ZEROS),
-        (Defect::SaturatedBlocks, counts.saturated, SATURATED),
+        (Defect::ZeroBlocks, counts.zeros, MAX_ZERO_BLOCKS),
+        (Defect::SaturatedBlocks, counts.saturated, MAX_SATURATED_BLOCKS),
     ] {
         if let Some((first, byte)) = count.first.filter(|_| count.blocks as f64 > tolerated * blocks as f64) {
             let blocks_per_row =

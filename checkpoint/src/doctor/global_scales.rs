@@ -10,7 +10,7 @@ use crate::checkpoint_formats::packed::Packed;
 use crate::names::fused::{Fused, fused};
 
 /// Looks at all quantized tensors.
-pub(super) fn look(tensors: &[Packed<'_>], findings: &mut Vec<Finding>) {
+pub(super) fn check_global_scales(tensors: &[Packed<'_>], findings: &mut Vec<Finding>) {
     let mut layers: HashMap<Fused, &Packed<'_>> = HashMap::new();
     for packed in tensors {
         let Some((_, scale)) = packed.global_scale else { continue };

@@ -5,19 +5,19 @@ use std::collections::HashMap;
 use microscale::Format;
 use serde_json::{Map, Value};
 
-use super::groups::{Groups, Named};
+use super::groups::{Groups, TargetKind};
 use super::patterns::Ignored;
 use crate::checkpoint_format::CheckpointFormat;
 use crate::checkpoint_formats::ignored::{is_linear, tied_head};
 use crate::checkpoint_formats::packed::Packed;
-use crate::names::role::Role;
 use crate::names::naming::Naming;
+use crate::names::role::Role;
 use crate::names::weight::module;
 use crate::read::checkpoint::Checkpoint;
 use crate::read::tensor::Tensor;
 
 /// Checks which layers are quantized, and in which format.
-pub(super) fn layers(
+pub(super) fn check_layers(
     checkpoint: &Checkpoint,
     quantization: &Map<String, Value>,
     packed: &[Packed<'_>],
@@ -80,22 +80,22 @@ fn check_groups(
     // The kinds of weights that some group describes, or none.
     let mut described: HashMap<(Format, bool), bool> = HashMap::new();
     for packed in packed {
-        let about = groups.about(&naming.spellings(module(packed.name)));
-        let by_class = !groups.has_embeddings && about.is_none_or(|(how, _)| how == Named::Class);
-        if let Some(what) = no_layer(packed, naming).filter(|_| by_class) {
+        let group = groups.group_of(&naming.spellings(module(packed.name)));
+        let by_class = !groups.has_embeddings && group.is_none_or(|(how, _)| how == TargetKind::Class);
+        if let Some(kind) = kind_of_non_layer(packed, naming).filter(|_| by_class) {
             found(
                 Some(packed.name),
-                format!("it is {what}, and loaders look for quantized linear layers alone"),
+                format!("it is {kind}, and loaders look for quantized linear layers alone"),
             );
         }
         let (format, ours) = (packed.format, packed.convention() == CheckpointFormat::CompressedTensors);
-        match about {
+        match group {
             Some((_, group)) if !group.describes(packed) => {
                 let what =
                     format!("it is {format}, but {}, which is about it, says something else", group.name);
                 found(Some(packed.name), what);
             }
-            None if !*described.entry((format, ours)).or_insert_with(|| groups.describe(packed)) => {
+            None if !*described.entry((format, ours)).or_insert_with(|| groups.any_describes(packed)) => {
                 found(
                     Some(packed.name),
                     format!("it is {format}, which no entry of config_groups describes"),
@@ -107,7 +107,7 @@ fn check_groups(
 }
 
 /// What a quantized tensor is, if it is no linear layer's and no experts'.
-fn no_layer(packed: &Packed<'_>, naming: Naming) -> Option<&'static str> {
+fn kind_of_non_layer(packed: &Packed<'_>, naming: Naming) -> Option<&'static str> {
     match naming.unquantized_role(packed.name, &packed.shape)? {
         Role::Embedding if naming.is_linear(packed.name, &packed.shape) == Some(false) => {
             Some("an embedding")

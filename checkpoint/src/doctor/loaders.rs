@@ -9,7 +9,7 @@ use crate::names::weight::is_expert;
 use crate::read::checkpoint::Checkpoint;
 
 /// Looks at all quantized tensors, and at the headers of GGUF files.
-pub(super) fn look(checkpoint: &Checkpoint, packed: &[Packed<'_>], findings: &mut Vec<Finding>) {
+pub(super) fn check_loaders(checkpoint: &Checkpoint, packed: &[Packed<'_>], findings: &mut Vec<Finding>) {
     let architecture = checkpoint.gguf_architecture().unwrap_or_default();
     for packed in packed {
         let Some((stored, scale)) = packed.global_scale else { continue };
@@ -35,11 +35,11 @@ pub(super) fn look(checkpoint: &Checkpoint, packed: &[Packed<'_>], findings: &mu
             _ => {}
         }
     }
-    split(checkpoint, findings);
+    check_split_count(checkpoint, findings);
 }
 
 /// Checks the number of tensors that the files of a split model state.
-fn split(checkpoint: &Checkpoint, findings: &mut Vec<Finding>) {
+fn check_split_count(checkpoint: &Checkpoint, findings: &mut Vec<Finding>) {
     let files = checkpoint.gguf_headers().count() as u64;
     let tensors = checkpoint.tensors().count() as u64;
     for (shard, header) in checkpoint.gguf_headers() {

@@ -13,8 +13,8 @@ use crate::names::glob;
 const EXPRESSION: &str = "re:";
 
 /// The most bytes that a compiled expression may have, and all of them together: repetitions make few characters many.
-const MOST_COMPILED: usize = 1 << 18;
-const ALL_COMPILED: usize = 1 << 28;
+const MAX_COMPILED_BYTES: usize = 1 << 18;
+const MAX_ALL_COMPILED_BYTES: usize = 1 << 28;
 
 /// A regular expression for the beginning of a name; `None` for one that only Python understands, or that is too long.
 pub(super) struct Expression(Option<Regex>);
@@ -23,10 +23,10 @@ impl Expression {
     /// Compiles the expression that a text is, one of `count`.
     pub(super) fn of(text: &str, count: usize) -> Option<Self> {
         let expression = text.strip_prefix(EXPRESSION)?;
-        if text.len() > glob::MOST {
+        if text.len() > glob::MAX_BYTES {
             return Some(Self(None));
         }
-        let most = MOST_COMPILED.min(ALL_COMPILED / count.max(1));
+        let most = MAX_COMPILED_BYTES.min(MAX_ALL_COMPILED_BYTES / count.max(1));
         let regex = RegexBuilder::new(&format!("^(?:{expression})")).unicode(false).size_limit(most).build();
         Some(Self(regex.ok()))
     }
@@ -141,7 +141,7 @@ mod tests {
         assert!(many("re:a", CONFIG_PATTERNS).is_ok() && many("*.a", CONFIG_PATTERNS).is_ok());
         let why = many("re:a", CONFIG_PATTERNS + 1).unwrap_err();
         assert!(why.contains("2049 patterns of 8196 bytes"), "{why}");
-        let long: &str = "*a".repeat(glob::MOST / 2).leak();
-        assert!(many(long, CONFIG_PATTERN_BYTES / glob::MOST + 1).unwrap_err().contains("129 patterns"));
+        let long: &str = "*a".repeat(glob::MAX_BYTES / 2).leak();
+        assert!(many(long, CONFIG_PATTERN_BYTES / glob::MAX_BYTES + 1).unwrap_err().contains("129 patterns"));
     }
 }

@@ -7,7 +7,7 @@ use crate::checkpoint_formats::packed::Packed;
 use crate::dtype::FileDtype;
 
 /// Looks at a tensor's parts.
-pub(super) fn look(packed: &Packed<'_>, findings: &mut Vec<Finding>) {
+pub(super) fn check_stored(packed: &Packed<'_>, findings: &mut Vec<Finding>) {
     let mut found = |what| findings.push(Finding::in_packed(Defect::Misread, packed, what));
     if let Some(scales) = packed.scales.filter(|scales| scales.dtype == FileDtype::F8_E8M0) {
         let (name, convention) = (scales.name, packed.convention());

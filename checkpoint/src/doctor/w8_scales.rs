@@ -4,7 +4,7 @@ use super::finding::{Defect, Finding};
 use crate::read::tensor::Tensor;
 
 /// Looks at the scales of a tensor, if it has some.
-pub(super) fn look(tensor: &Tensor<'_>, findings: &mut Vec<Finding>) {
+pub(super) fn check_w8_scales(tensor: &Tensor<'_>, findings: &mut Vec<Finding>) {
     let Some(scaling) = &tensor.scaling else { return };
     let mut wrong = scaling.scales().enumerate().filter(|(_, scale)| !scale.is_finite());
     if let Some((first, scale)) = wrong.next() {

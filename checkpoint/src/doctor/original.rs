@@ -11,16 +11,16 @@ use crate::read::values::Values;
 
 /// The SQNR in dB that weights in four bits have at least. Plain rounding of weights gives 17 to 21; less
 /// than this is no rounding.
-const LEAST: f64 = 10.0;
+const MIN_SQNR_DB: f64 = 10.0;
 
 /// The margin, in dB, by which another order of nibbles must be better to be the right one.
-const BETTER: f64 = 3.0;
+const NIBBLE_MARGIN_DB: f64 = 3.0;
 
 /// Looks at a quantized tensor beside its original.
 ///
 /// # Errors
 /// Those of dequantizing, but for scales that cannot be read, which others tell of.
-pub(super) fn look(
+pub(super) fn check_against_original(
     packed: &Packed<'_>,
     original: &Tensor<'_>,
     device: &Device,
@@ -39,14 +39,14 @@ pub(super) fn look(
         return Ok(());
     }
     let as_stored = sqnr(packed, original, Nibbles::AsStored, device)?;
-    if as_stored >= LEAST {
+    if as_stored >= MIN_SQNR_DB {
         return Ok(());
     }
     let mut best = as_stored;
     if packed.format.bits() == 4 && packed.scales.is_some() {
         best = sqnr(packed, original, Nibbles::Swapped, device)?;
     }
-    if best >= as_stored + BETTER {
+    if best >= as_stored + NIBBLE_MARGIN_DB {
         let what = format!(
             "SQNR {as_stored:.1} dB to the original as stored, {best:.1} dB with the halves of bytes swapped"
         );
