@@ -39,9 +39,9 @@ impl Error {
 }
 
 /// The file and the tensor that an error names.
-type Place<'a> = (Option<&'a std::path::PathBuf>, Option<&'a String>);
+type Location<'a> = (Option<&'a std::path::PathBuf>, Option<&'a String>);
 
-fn of_file(error: &FileError) -> Place<'_> {
+fn of_file(error: &FileError) -> Location<'_> {
     match error {
         FileError::HeaderTensor { file, tensor, .. }
         | FileError::GgufTensor { file, tensor, .. }
@@ -61,7 +61,7 @@ fn of_file(error: &FileError) -> Place<'_> {
     }
 }
 
-fn of_directory(error: &DirectoryError) -> Place<'_> {
+fn of_directory(error: &DirectoryError) -> Location<'_> {
     match error {
         DirectoryError::NoWeights { path, .. } | DirectoryError::Ambiguous { first: path, .. } => {
             (Some(path), None)
@@ -74,7 +74,7 @@ fn of_directory(error: &DirectoryError) -> Place<'_> {
     }
 }
 
-fn of_format(error: &FormatError) -> Place<'_> {
+fn of_format(error: &FormatError) -> Location<'_> {
     match error {
         FormatError::Unheld { file, tensor, .. }
         | FormatError::Packed { file, tensor, .. }
@@ -95,7 +95,7 @@ fn of_format(error: &FormatError) -> Place<'_> {
     }
 }
 
-fn of_plan(error: &PlanError) -> Place<'_> {
+fn of_plan(error: &PlanError) -> Location<'_> {
     match error {
         PlanError::AlreadyQuantized { config: path, .. } | PlanError::NothingToQuantize { path } => {
             (Some(path), None)
@@ -105,7 +105,7 @@ fn of_plan(error: &PlanError) -> Place<'_> {
     }
 }
 
-fn of_given(error: &GivenError) -> Place<'_> {
+fn of_given(error: &GivenError) -> Location<'_> {
     match error {
         GivenError::NoGlobalScale { file, tensor, .. }
         | GivenError::GlobalScaleTwice { file, tensor, .. }
@@ -126,7 +126,7 @@ fn of_given(error: &GivenError) -> Place<'_> {
     }
 }
 
-fn of_output(error: &OutputError) -> Place<'_> {
+fn of_output(error: &OutputError) -> Location<'_> {
     match error {
         OutputError::Exists { path, .. }
         | OutputError::Kind { path, .. }

@@ -20,7 +20,7 @@ use super::metadata::FileType;
 use crate::dtype::ggml::GgmlType;
 
 /// Blocks that a thread takes at once: some 64 KiB.
-const TOGETHER: usize = 2048;
+const BLOCKS_PER_TASK: usize = 2048;
 
 /// A type of ggml's that is one of our formats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -120,20 +120,20 @@ impl Blocks {
     fn pack_into(self, codes: &[u8], scales: &[u8], packed: &mut [u8]) {
         match self {
             Self::Mxfp4 => pack::<1, 16, 17, 2>(codes, scales, packed, |[a, b]| {
-                let [a, b] = halves_exchanged([a, b]);
-                [halves_apart(a), halves_apart(b)]
+                let [a, b] = swap_middle_halves([a, b]);
+                [interleave_halves(a), interleave_halves(b)]
             }),
-            Self::Nvfp4 => pack::<4, 32, 36, 4>(codes, scales, packed, |words| words.map(halves_apart)),
+            Self::Nvfp4 => pack::<4, 32, 36, 4>(codes, scales, packed, |words| words.map(interleave_halves)),
         }
     }
 
     fn unpack_into(self, packed: &[u8], codes: &mut [u8], scales: &mut [u8]) {
         match self {
             Self::Mxfp4 => unpack::<1, 16, 17, 2>(packed, codes, scales, |[a, b]| {
-                halves_exchanged([halves_together(a), halves_together(b)])
+                swap_middle_halves([deinterleave_halves(a), deinterleave_halves(b)])
             }),
             Self::Nvfp4 => {
-                unpack::<4, 32, 36, 4>(packed, codes, scales, |words| words.map(halves_together));
+                unpack::<4, 32, 36, 4>(packed, codes, scales, |words| words.map(deinterleave_halves));
             }
         }
     }
@@ -148,7 +148,11 @@ fn pack<const SCALES: usize, const CODES: usize, const BLOCK: usize, const WORDS
 ) {
     let (codes, scales) = (codes.as_chunks::<CODES>().0, scales.as_chunks::<SCALES>().0);
     let blocks = packed.as_chunks_mut::<BLOCK>().0;
-    let parts = (blocks.par_chunks_mut(TOGETHER), codes.par_chunks(TOGETHER), scales.par_chunks(TOGETHER));
+    let parts = (
+        blocks.par_chunks_mut(BLOCKS_PER_TASK),
+        codes.par_chunks(BLOCKS_PER_TASK),
+        scales.par_chunks(BLOCKS_PER_TASK),
+    );
     parts.into_par_iter().for_each(|(blocks, codes, scales)| {
         for ((block, codes), scales) in blocks.iter_mut().zip(codes).zip(scales) {
             let (first, rest) = block.split_at_mut(SCALES);
@@ -167,8 +171,11 @@ fn unpack<const SCALES: usize, const CODES: usize, const BLOCK: usize, const WOR
 ) {
     let (codes, scales) = (codes.as_chunks_mut::<CODES>().0, scales.as_chunks_mut::<SCALES>().0);
     let blocks = packed.as_chunks::<BLOCK>().0;
-    let parts =
-        (blocks.par_chunks(TOGETHER), codes.par_chunks_mut(TOGETHER), scales.par_chunks_mut(TOGETHER));
+    let parts = (
+        blocks.par_chunks(BLOCKS_PER_TASK),
+        codes.par_chunks_mut(BLOCKS_PER_TASK),
+        scales.par_chunks_mut(BLOCKS_PER_TASK),
+    );
     parts.into_par_iter().for_each(|(blocks, codes, scales)| {
         for ((block, codes), scales) in blocks.iter().zip(codes).zip(scales) {
             let (first, rest) = block.split_at(SCALES);
@@ -199,30 +206,30 @@ fn store<const WORDS: usize>(words: [u64; WORDS], bytes: &mut [u8]) {
 /// every part of a word, so that each half of the part has codes of both halves of the word in the order
 /// wanted: first in the word, then in its halves, then in its quarters, whose quarters are single codes.
 #[inline(always)]
-fn halves_apart(word: u64) -> u64 {
-    let word = exchanged::<16>(word, 0x0000_0000_FFFF_0000);
-    let word = exchanged::<8>(word, 0x0000_FF00_0000_FF00);
-    exchanged::<4>(word, 0x00F0_00F0_00F0_00F0)
+fn interleave_halves(word: u64) -> u64 {
+    let word = swap_bits::<16>(word, 0x0000_0000_FFFF_0000);
+    let word = swap_bits::<8>(word, 0x0000_FF00_0000_FF00);
+    swap_bits::<4>(word, 0x00F0_00F0_00F0_00F0)
 }
 
-/// The reverse of [`halves_apart`]: each step undoes itself.
+/// The reverse of [`interleave_halves`]: each step undoes itself.
 #[inline(always)]
-fn halves_together(word: u64) -> u64 {
-    let word = exchanged::<4>(word, 0x00F0_00F0_00F0_00F0);
-    let word = exchanged::<8>(word, 0x0000_FF00_0000_FF00);
-    exchanged::<16>(word, 0x0000_0000_FFFF_0000)
+fn deinterleave_halves(word: u64) -> u64 {
+    let word = swap_bits::<4>(word, 0x00F0_00F0_00F0_00F0);
+    let word = swap_bits::<8>(word, 0x0000_FF00_0000_FF00);
+    swap_bits::<16>(word, 0x0000_0000_FFFF_0000)
 }
 
 /// The same step in 32 codes: the middle quarters of two words change places. It undoes itself.
 #[inline(always)]
-fn halves_exchanged([a, b]: [u64; 2]) -> [u64; 2] {
+fn swap_middle_halves([a, b]: [u64; 2]) -> [u64; 2] {
     let low = u64::from(u32::MAX);
     [a & low | b << 32, a >> 32 | b & !low]
 }
 
 /// Exchanges the bits at `mask` with those `SHIFT` above them.
 #[inline(always)]
-fn exchanged<const SHIFT: u32>(word: u64, mask: u64) -> u64 {
+fn swap_bits<const SHIFT: u32>(word: u64, mask: u64) -> u64 {
     let differing = (word ^ word >> SHIFT) & mask;
     word ^ differing ^ differing << SHIFT
 }
@@ -246,7 +253,7 @@ mod tests {
     #[test]
     fn blocks_are_as_ggml_lays_them_out() {
         for (blocks, per_block, elements, bytes) in ALL {
-            let count = TOGETHER + 3;
+            let count = BLOCKS_PER_TASK + 3;
             let scales = random(count * per_block, 1);
             let codes = random(count * per_block * elements / 2, 2);
             let packed = blocks.pack(&codes, &scales);
@@ -268,7 +275,7 @@ mod tests {
     #[test]
     fn any_bytes_come_back() {
         for (blocks, _, _, bytes) in ALL {
-            for count in [0, 1, 2, 63, TOGETHER, 2 * TOGETHER + 1] {
+            for count in [0, 1, 2, 63, BLOCKS_PER_TASK, 2 * BLOCKS_PER_TASK + 1] {
                 let packed = random(count * bytes, count as u64);
                 let (codes, scales) = blocks.unpack(&packed);
                 assert_eq!(blocks.pack(&codes, &scales), packed);

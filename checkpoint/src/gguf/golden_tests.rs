@@ -10,7 +10,7 @@ use serde_json::{Map, Value as Json};
 use super::blocks::Blocks;
 use super::header::{Header, TensorInfo, read};
 use super::metadata::Metadata;
-use super::value::{Value, ValueType};
+use super::value::{MetadataValue, ValueType};
 use crate::checkpoint_format::CheckpointFormat;
 use crate::compare::{Difference, compare};
 use crate::dtype::ggml::GgmlType;
@@ -63,12 +63,12 @@ fn metadata_are_what_gguf_py_reads() {
         let mut types = vec![word(entry.kind)];
         let contents = &expected[1];
         let same = match &entry.value {
-            Value::Unsigned(value) => contents.as_u64() == Some(*value),
-            Value::Signed(value) => contents.as_i64() == Some(*value),
-            Value::Float(value) => contents.as_f64() == Some(*value),
-            Value::Bool(value) => contents.as_bool() == Some(*value),
-            Value::Text(value) => contents.as_str() == Some(value),
-            Value::Array { of, count } => {
+            MetadataValue::Unsigned(value) => contents.as_u64() == Some(*value),
+            MetadataValue::Signed(value) => contents.as_i64() == Some(*value),
+            MetadataValue::Float(value) => contents.as_f64() == Some(*value),
+            MetadataValue::Bool(value) => contents.as_bool() == Some(*value),
+            MetadataValue::Text(value) => contents.as_str() == Some(value),
+            MetadataValue::Array { of, count } => {
                 types.push(word(*of));
                 contents.as_array().unwrap().len() as u64 == *count
             }

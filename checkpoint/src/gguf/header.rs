@@ -6,7 +6,7 @@ use std::path::Path;
 
 use super::cursor::Cursor;
 use super::format::{ALIGNMENT, DEFAULT_ALIGNMENT, MAGIC, MAX_NAME, Parsed};
-use super::value::{Entry, Value, ValueType};
+use super::value::{Entry, MetadataValue, ValueType};
 use crate::dtype::ggml::{GgmlType, MAX_DIMS};
 use crate::error::file::FileError;
 use crate::error::{Error, Result};
@@ -47,14 +47,14 @@ impl Header {
     /// A whole number among the metadata.
     pub(crate) fn number(&self, key: &str) -> Option<u64> {
         match self.value(key)? {
-            Value::Unsigned(number) => Some(*number),
-            Value::Signed(number) => u64::try_from(*number).ok(),
+            MetadataValue::Unsigned(number) => Some(*number),
+            MetadataValue::Signed(number) => u64::try_from(*number).ok(),
             _ => None,
         }
     }
 
     /// The value of a key.
-    pub(crate) fn value(&self, key: &str) -> Option<&Value> {
+    pub(crate) fn value(&self, key: &str) -> Option<&MetadataValue> {
         self.entries.iter().find(|entry| entry.key == key).map(|entry| &entry.value)
     }
 }
@@ -150,7 +150,7 @@ fn entries(cursor: &mut Cursor<'_>, count: u64) -> Parsed<Vec<Entry>> {
         if !keys.insert(key) {
             return Err(in_key("it occurs twice".into()));
         }
-        let (kind, value) = Value::read(cursor).map_err(in_key)?;
+        let (kind, value) = MetadataValue::read(cursor).map_err(in_key)?;
         entries.push(Entry { key: key.into(), kind, value, raw: start..cursor.at() });
     }
     Ok(entries)
@@ -161,7 +161,7 @@ fn alignment(entries: &[Entry]) -> Parsed<u64> {
         return Ok(DEFAULT_ALIGNMENT);
     };
     match entry.value {
-        Value::Unsigned(alignment) if entry.kind == ValueType::U32 => {
+        MetadataValue::Unsigned(alignment) if entry.kind == ValueType::U32 => {
             let good = alignment.is_power_of_two() && alignment <= MAX_ALIGNMENT;
             good.then_some(alignment).ok_or_else(|| {
                 format!("metadata key {ALIGNMENT}: {alignment} is no power of two up to {MAX_ALIGNMENT}")

@@ -40,7 +40,7 @@ pub(crate) struct Entry {
 
 /// Returns whether bytes begin as such a file does: with a number of entries and the length of a name. No safetensors file does,
 /// for its header would have gigabytes, and neither do archives.
-pub(crate) fn is_one(bytes: &[u8]) -> bool {
+pub(crate) fn is_imatrix(bytes: &[u8]) -> bool {
     let mut cursor = Cursor::new(bytes);
     let (entries, length) = (cursor.u32().unwrap_or(0), cursor.u32().unwrap_or(0) as usize);
     let named = cursor.take(length as u64).is_ok_and(|name| !name.iter().any(u8::is_ascii_control));
@@ -137,7 +137,7 @@ mod tests {
     #[test]
     fn entries_are_where_they_are_said_to_be() {
         let bytes = good();
-        assert!(is_one(&bytes));
+        assert!(is_imatrix(&bytes));
         let entries = read(Path::new("x.dat"), &bytes).unwrap();
         let found: Vec<_> = entries
             .iter()
@@ -177,10 +177,10 @@ mod tests {
     fn other_files_are_not_taken_for_one() {
         for other in [&b"GGUF\x03\0\0\0\x01\0\0\0"[..], b"PK\x03\x04\x14\0\0\0", b"\x80\x02}q\0X\x01\0", b""]
         {
-            assert!(!is_one(other), "{other:?}");
+            assert!(!is_imatrix(other), "{other:?}");
         }
-        assert!(!is_one(&[&12u64.to_le_bytes()[..], br#"{"a":{}}    "#].concat()), "safetensors");
-        assert!(!is_one(b"version https://git-lfs.github.com/spec/v1"));
+        assert!(!is_imatrix(&[&12u64.to_le_bytes()[..], br#"{"a":{}}    "#].concat()), "safetensors");
+        assert!(!is_imatrix(b"version https://git-lfs.github.com/spec/v1"));
     }
 
     proptest! {
@@ -197,7 +197,7 @@ mod tests {
                 mutated[at] = byte;
             }
             for bytes in [mutated, bytes] {
-                let _ = is_one(&bytes);
+                let _ = is_imatrix(&bytes);
                 for entry in read(Path::new("bad.dat"), &bytes).unwrap_or_default() {
                     prop_assert_eq!(entry.chunks.len(), 4);
                     prop_assert!(entry.sums.end <= bytes.len() && entry.sums.len().is_multiple_of(4));

@@ -15,11 +15,11 @@ const ELEMENTS: usize = 32;
 const BYTES: usize = 2 + ELEMENTS;
 
 /// Blocks that a thread takes at once: some 64 KiB.
-const TOGETHER: usize = 2048;
+const BLOCKS_PER_TASK: usize = 2048;
 
 /// Parts of the names of what llama.cpp (as of llama-cpp-python 0.3.36) leaves as it is whatever type it quantizes to: small,
 /// or positions, or no operand of a product that takes blocks.
-const LEFT: &[&str] = &[
+const UNQUANTIZED: &[&str] = &[
     "_norm.weight",
     "ffn_gate_inp.weight",
     "altup",
@@ -42,16 +42,16 @@ const LEFT: &[&str] = &[
 ];
 
 /// Returns whether a tensor may be stored so: one that llama.cpp quantizes too, by its name, of rows that are whole blocks.
-pub(crate) fn is_taken(name: &str, shape: &[usize]) -> bool {
+pub(crate) fn accepts(name: &str, shape: &[usize]) -> bool {
     let rows_fit = matches!(shape, [.., _, columns] if columns.is_multiple_of(ELEMENTS)) && shape.len() <= 3;
-    rows_fit && name.ends_with("weight") && !LEFT.iter().any(|part| name.contains(part))
+    rows_fit && name.ends_with("weight") && !UNQUANTIZED.iter().any(|part| name.contains(part))
 }
 
 /// The blocks of some values, which are whole ones. The error is the place of the first value that is none, or is in a block
 /// whose scale no f16 can be (with an amax from 8,321,040 on).
 pub(crate) fn blocks<T: Element>(values: &[T]) -> Result<Vec<u8>, usize> {
     let mut bytes = vec![0; values.len() / ELEMENTS * BYTES];
-    let values = values.as_chunks::<ELEMENTS>().0.par_iter().with_min_len(TOGETHER);
+    let values = values.as_chunks::<ELEMENTS>().0.par_iter().with_min_len(BLOCKS_PER_TASK);
     let blocks = values.zip(bytes.as_chunks_mut::<BYTES>().0).enumerate();
     let unheld = blocks.filter_map(|(place, (values, block))| {
         encode(&values.map(Element::to_f32), block).err().map(|at| place * ELEMENTS + at)
@@ -83,7 +83,8 @@ pub(crate) fn values(blocks: &[u8], elements: Range<usize>) -> Option<Vec<f32>> 
     let first = elements.start / ELEMENTS;
     let blocks = blocks.get(first * BYTES..elements.end.div_ceil(ELEMENTS) * BYTES)?;
     let mut values = vec![0.0; blocks.len() / BYTES * ELEMENTS];
-    let parts = values.par_chunks_mut(TOGETHER * ELEMENTS).zip(blocks.par_chunks(TOGETHER * BYTES));
+    let parts =
+        values.par_chunks_mut(BLOCKS_PER_TASK * ELEMENTS).zip(blocks.par_chunks(BLOCKS_PER_TASK * BYTES));
     parts.for_each(|(values, blocks)| {
         let blocks = blocks.as_chunks::<BYTES>().0.iter();
         for (values, [low, high, codes @ ..]) in values.chunks_exact_mut(ELEMENTS).zip(blocks) {
@@ -116,7 +117,7 @@ mod tests {
         let made = blocks(&values.repeat(8)).unwrap();
         let expected = data("blocks").repeat(8);
         let (made, expected) = (made.as_chunks::<BYTES>().0, expected.as_chunks::<BYTES>().0);
-        assert!(made.len() == expected.len() && made.len() > 2 * TOGETHER);
+        assert!(made.len() == expected.len() && made.len() > 2 * BLOCKS_PER_TASK);
         for (place, (made, expected)) in made.iter().zip(expected).enumerate() {
             assert_eq!(made, expected, "block {place}");
         }
@@ -148,7 +149,7 @@ mod tests {
             ("blk.0.attn_q.bias", &[8, 64], false),
             ("v.patch_embd.weight", &[8, 3, 14, 32], false),
         ] {
-            assert_eq!(is_taken(name, shape), taken, "{name}");
+            assert_eq!(accepts(name, shape), taken, "{name}");
         }
     }
 

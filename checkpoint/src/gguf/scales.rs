@@ -5,24 +5,24 @@
 //! scale is up to the graph of each architecture: **the table** has those that do.
 
 use super::header::Header;
-use super::value::Value;
+use super::value::MetadataValue;
 
 /// Layers of a kind, by their names in a block.
-type Layers = &'static [&'static str];
+type LayerNames = &'static [&'static str];
 
-const ATTENTION: Layers = &["attn_q", "attn_k", "attn_v", "attn_qkv", "attn_output"];
-const GATE: Layers = &["attn_gate"];
-const DENSE: Layers = &["ffn_gate", "ffn_up", "ffn_down"];
-const SHARED: Layers = &["ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp"];
-const EXPERTS: Layers = &["ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"];
-const STATES: Layers = &["ssm_in", "ssm_out", "ssm_alpha", "ssm_beta"];
-const NEXT: Layers = &["nextn.eh_proj", "nextn.shared_head_head"];
+const ATTENTION: LayerNames = &["attn_q", "attn_k", "attn_v", "attn_qkv", "attn_output"];
+const GATE: LayerNames = &["attn_gate"];
+const DENSE: LayerNames = &["ffn_gate", "ffn_up", "ffn_down"];
+const SHARED: LayerNames = &["ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp"];
+const EXPERTS: LayerNames = &["ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"];
+const STATES: LayerNames = &["ssm_in", "ssm_out", "ssm_alpha", "ssm_beta"];
+const NEXT: LayerNames = &["nextn.eh_proj", "nextn.shared_head_head"];
 
 /// The layers whose scales are loaded.
-const LOADED: [Layers; 7] = [ATTENTION, GATE, DENSE, SHARED, EXPERTS, STATES, NEXT];
+const LOADED: [LayerNames; 7] = [ATTENTION, GATE, DENSE, SHARED, EXPERTS, STATES, NEXT];
 
 /// The layers whose scales are multiplied with, and the architectures that do, with blanks between.
-const APPLIED: &[(&[Layers], &str)] = &[
+const APPLIED: &[(&[LayerNames], &str)] = &[
     (
         &[ATTENTION],
         "apertus arcee arctic baichuan bailingmoe bailingmoe2 bert bloom chameleon chatglm codeshell cogvlm \
@@ -81,7 +81,7 @@ impl Header {
     /// The architecture of the model that the file holds.
     pub(crate) fn architecture(&self) -> &str {
         match self.value(super::format::ARCHITECTURE) {
-            Some(Value::Text(name)) => name,
+            Some(MetadataValue::Text(name)) => name,
             _ => "",
         }
     }

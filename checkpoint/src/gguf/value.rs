@@ -71,14 +71,14 @@ impl ValueType {
 pub(crate) struct Entry {
     pub(crate) key: String,
     pub(crate) kind: ValueType,
-    pub(crate) value: Value,
+    pub(crate) value: MetadataValue,
     /// Key, type and value in the file, to be copied as they are.
     pub(crate) raw: Range<usize>,
 }
 
 /// The value of an entry.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Value {
+pub(crate) enum MetadataValue {
     /// u8, u16, u32, u64.
     Unsigned(u64),
     /// i8, i16, i32, i64.
@@ -98,7 +98,7 @@ pub(crate) enum Value {
     },
 }
 
-impl Value {
+impl MetadataValue {
     /// Reads a type and a value of it.
     pub(super) fn read(cursor: &mut Cursor<'_>) -> Parsed<(ValueType, Self)> {
         let kind = ValueType::read(cursor)?;

@@ -54,7 +54,7 @@ impl KeptAs {
         };
         let takes = tensor.values_dtype().is_some()
             && tensor.dtype != Q8_0
-            && q8_0::is_taken(tensor.name, tensor.shape);
+            && q8_0::accepts(tensor.name, tensor.shape);
         if self == Self::Q8_0 && may && takes { Reason::InQ8_0(reason.into()) } else { reason }
     }
 }

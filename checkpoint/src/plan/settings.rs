@@ -99,18 +99,18 @@ impl Settings {
     ///
     /// `scale_rule`, `ties`, `global_scale` and `search_global` are about one format: they are not taken over
     /// for another.
-    pub fn or(self, those: Self) -> Self {
-        let format = self.format.or(those.format);
-        let same = format.unwrap_or_default() == those.format.unwrap_or_default();
+    pub fn or(self, defaults: Self) -> Self {
+        let format = self.format.or(defaults.format);
+        let same = format.unwrap_or_default() == defaults.format.unwrap_or_default();
         Self {
             format,
-            convention: self.convention.or(those.convention),
-            scale_rule: self.scale_rule.or(those.scale_rule.filter(|_| same)),
-            ties: self.ties.or(those.ties.filter(|_| same)),
-            global_scale: self.global_scale.or(those.global_scale.filter(|_| same)),
-            search: self.search.or(those.search),
-            search_global: self.search_global.or(those.search_global.filter(|_| same)),
-            non_finite: self.non_finite.or(those.non_finite),
+            convention: self.convention.or(defaults.convention),
+            scale_rule: self.scale_rule.or(defaults.scale_rule.filter(|_| same)),
+            ties: self.ties.or(defaults.ties.filter(|_| same)),
+            global_scale: self.global_scale.or(defaults.global_scale.filter(|_| same)),
+            search: self.search.or(defaults.search),
+            search_global: self.search_global.or(defaults.search_global.filter(|_| same)),
+            non_finite: self.non_finite.or(defaults.non_finite),
         }
     }
 

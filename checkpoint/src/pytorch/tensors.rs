@@ -8,7 +8,7 @@ use safetensors::Dtype;
 
 use super::archive::Archive;
 use super::pickle::Pickle;
-use super::value::{Id, Strided, Value};
+use super::value::{Id, PickleValue, Strided};
 use super::{Parsed, strided};
 use crate::error::file::FileError;
 use crate::error::{Error, Result};
@@ -19,11 +19,11 @@ pub(crate) struct TensorInfo {
     pub(crate) name: String,
     pub(crate) dtype: Dtype,
     pub(crate) shape: Vec<usize>,
-    pub(crate) place: Place,
+    pub(crate) data: TensorData,
 }
 
 /// The place of a tensor's bytes.
-pub(crate) enum Place {
+pub(crate) enum TensorData {
     /// In the file.
     Mapped(Range<usize>),
     /// In the file, but not one after the other.
@@ -67,20 +67,20 @@ pub(crate) fn read(file: &Path, bytes: &[u8]) -> Result<Vec<TensorInfo>> {
         if sizes > SIZES {
             return Err(wrong(format!("its tensors have more than the {SIZES} sizes allowed in all")));
         }
-        let (place, bytes) = place(&elements, storage).map_err(refuse)?;
+        let (data, bytes) = locate(&elements, storage).map_err(refuse)?;
         all += bytes;
-        copied += if matches!(place, Place::Strided(_)) { bytes } else { 0 };
+        copied += if matches!(data, TensorData::Strided(_)) { bytes } else { 0 };
         if all > most || copied > most_copied {
             return Err(refuse(
                 "tensors that share storages have far more bytes in all than the file".into(),
             ));
         }
         let Elements { dtype, shape, .. } = elements;
-        tensors.push(TensorInfo { name: name.into(), dtype, shape, place });
+        tensors.push(TensorInfo { name: name.into(), dtype, shape, data });
     }
-    tensors.sort_by_key(|tensor| match &tensor.place {
-        Place::Mapped(range) => range.start,
-        Place::Strided(_) => usize::MAX,
+    tensors.sort_by_key(|tensor| match &tensor.data {
+        TensorData::Mapped(range) => range.start,
+        TensorData::Strided(_) => usize::MAX,
     });
     Ok(tensors)
 }
@@ -88,7 +88,7 @@ pub(crate) fn read(file: &Path, bytes: &[u8]) -> Result<Vec<TensorInfo>> {
 /// A dictionary's tensors by their names: those of a pickle's own, or where it has none, of the one dictionary in it that has
 /// some, as training programs save a model beside other things.
 fn dictionary<'p, 'a>(pickle: &'p Pickle<'a>, top: Id) -> Parsed<Vec<(&'p str, &'p Strided<'a>)>> {
-    let Value::Dict(entries) = pickle.value(top) else {
+    let PickleValue::Dict(entries) = pickle.value(top) else {
         return Err("it holds something else than a dictionary of tensors".into());
     };
     let here = tensors_of(pickle, entries)?;
@@ -97,7 +97,8 @@ fn dictionary<'p, 'a>(pickle: &'p Pickle<'a>, top: Id) -> Parsed<Vec<(&'p str, &
     }
     let (mut found, mut seen) = (None::<(&str, Vec<_>)>, HashSet::new());
     for (key, value) in entries {
-        let (Value::Text(key), Value::Dict(entries)) = (pickle.value(*key), pickle.value(*value)) else {
+        let (PickleValue::Text(key), PickleValue::Dict(entries)) = (pickle.value(*key), pickle.value(*value))
+        else {
             continue;
         };
         // Many keys may have the same dictionary, whose entries are walked through once.
@@ -126,8 +127,8 @@ fn tensors_of<'p, 'a>(
     let mut tensors = Vec::new();
     for (key, value) in entries {
         match (pickle.value(*key), pickle.value(*value)) {
-            (Value::Text(name), Value::Tensor(tensor)) => tensors.push((*name, &**tensor)),
-            (_, Value::Tensor(_)) => return Err("a tensor in it has a key that is no text".into()),
+            (PickleValue::Text(name), PickleValue::Tensor(tensor)) => tensors.push((*name, &**tensor)),
+            (_, PickleValue::Tensor(_)) => return Err("a tensor in it has a key that is no text".into()),
             _ => {}
         }
     }
@@ -137,11 +138,11 @@ fn tensors_of<'p, 'a>(
 /// Makes sure that a tensor's values are the stored ones. `torch.save` marks tensors that negate or conjugate their storage.
 fn check_metadata(pickle: &Pickle<'_>, metadata: Option<Id>) -> Parsed<()> {
     match metadata.map(|metadata| pickle.value(metadata)) {
-        None | Some(Value::None) => Ok(()),
-        Some(Value::Dict(entries)) if entries.is_empty() => Ok(()),
-        Some(Value::Dict(entries)) => {
+        None | Some(PickleValue::None) => Ok(()),
+        Some(PickleValue::Dict(entries)) if entries.is_empty() => Ok(()),
+        Some(PickleValue::Dict(entries)) => {
             let names = entries.iter().take(4).map(|(name, _)| match pickle.value(*name) {
-                Value::Text(name) => format!("{:?}", name.chars().take(20).collect::<String>()),
+                PickleValue::Text(name) => format!("{:?}", name.chars().take(20).collect::<String>()),
                 _ => "a key that is no text".into(),
             });
             Err(format!(
@@ -173,7 +174,7 @@ impl Elements {
 }
 
 /// The place of a tensor's bytes, given its storage's, and how many they are.
-fn place(tensor: &Elements, storage: Range<usize>) -> Parsed<(Place, u64)> {
+fn locate(tensor: &Elements, storage: Range<usize>) -> Parsed<(TensorData, u64)> {
     let Elements { dtype, offset, shape, strides } = tensor;
     let each = dtype.bitsize() / 8;
     // Counted as for safetensors: a size of 0 in front of others makes them harmless.
@@ -181,7 +182,7 @@ fn place(tensor: &Elements, storage: Range<usize>) -> Parsed<(Place, u64)> {
     let bytes = elements.and_then(|elements| elements.checked_mul(each));
     let bytes = bytes.ok_or_else(|| format!("the shape {shape:?} has more elements than can be counted"))?;
     if bytes == 0 {
-        return Ok((Place::Mapped(storage.start..storage.start), 0));
+        return Ok((TensorData::Mapped(storage.start..storage.start), 0));
     }
     let last = shape
         .iter()
@@ -202,7 +203,7 @@ fn place(tensor: &Elements, storage: Range<usize>) -> Parsed<(Place, u64)> {
         follows
     });
     if follow {
-        return Ok((Place::Mapped(start..start + bytes), bytes as u64));
+        return Ok((TensorData::Mapped(start..start + bytes), bytes as u64));
     }
     if bytes > storage.len() {
         return Err(format!(
@@ -212,5 +213,5 @@ fn place(tensor: &Elements, storage: Range<usize>) -> Parsed<(Place, u64)> {
         ));
     }
     let strides = strides.iter().map(|stride| stride * each).collect();
-    Ok((Place::Strided(strided::Elements { start, each, shape: shape.clone(), strides }), bytes as u64))
+    Ok((TensorData::Strided(strided::Elements { start, each, shape: shape.clone(), strides }), bytes as u64))
 }

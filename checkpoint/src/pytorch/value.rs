@@ -11,7 +11,7 @@ pub(super) type Id = u32;
 
 /// A value. Tuples, dictionaries and tensors hold the numbers of other values, so that no value is copied.
 #[derive(Debug)]
-pub(super) enum Value<'a> {
+pub(super) enum PickleValue<'a> {
     None,
     Bool,
     Float,

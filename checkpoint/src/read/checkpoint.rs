@@ -18,7 +18,7 @@ use crate::names::naming::Naming;
 use crate::read::config::{CONFIG_FILE, Config, HF_QUANT_CONFIG_FILE};
 use crate::read::index::Index;
 use crate::read::layer_texts;
-use crate::read::shard::{Container, PICKLES, Shard, Stored};
+use crate::read::shard::{Container, PICKLES, Shard, StoredTensor};
 use crate::read::tensor::Tensor;
 
 /// An open checkpoint: every header is read and checked, the data is mapped and not read yet.
@@ -221,7 +221,7 @@ impl Checkpoint {
         }
         for shard in &self.shards {
             let (path, file) = (|| shard.path.clone(), || index.file.clone());
-            for Stored { name, .. } in &shard.stored {
+            for StoredTensor { name, .. } in &shard.stored {
                 let assigned = assigned.get(name.as_str());
                 if assigned.is_none_or(|assigned| Path::new(assigned) != shard.name) {
                     let (tensor, assigned) = (name.clone(), assigned.map(|name| name.to_string()));
@@ -263,7 +263,7 @@ fn check_written(shards: &[Shard]) -> Result<()> {
 pub(crate) fn places(shards: &[Shard]) -> Result<HashMap<String, (usize, usize)>> {
     let mut places = HashMap::new();
     for (i, shard) in shards.iter().enumerate() {
-        for (place, Stored { name, .. }) in shard.stored.iter().enumerate() {
+        for (place, StoredTensor { name, .. }) in shard.stored.iter().enumerate() {
             if let Some((first, _)) = places.insert(name.clone(), (i, place)) {
                 let (first, second) = (shards[first].path.clone(), shard.path.clone());
                 return Err(Error::Directory(DirectoryError::Duplicate {

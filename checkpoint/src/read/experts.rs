@@ -18,7 +18,7 @@ use crate::names::weight::{EXPERTS, WEIGHT};
 use crate::read::checkpoint::{Checkpoint, places};
 use crate::read::columns::TransposedColumns;
 use crate::read::config::Config;
-use crate::read::shard::{Shard, Stored};
+use crate::read::shard::{Shard, StoredTensor};
 use crate::read::values::float_dtype;
 
 const GATE_UP: &str = "gate_up_proj";
@@ -190,13 +190,13 @@ pub(crate) fn is_of_all_experts(name: &str) -> bool {
     parts_of_name(name).is_some()
 }
 
-fn not_split(shard: &Shard, tensor: &Stored, why: String) -> Error {
+fn not_split(shard: &Shard, tensor: &StoredTensor, why: String) -> Error {
     let (file, tensor) = (shard.path.clone(), tensor.name.clone());
     Error::Format(FormatError::NotSplit { file, tensor, why })
 }
 
 /// The tensors of each expert, one behind the other as their bytes are.
-fn split(tensor: &Stored, layout: Layout) -> Vec<Stored> {
+fn split(tensor: &StoredTensor, layout: Layout) -> Vec<StoredTensor> {
     let Some((experts, matrix)) = parts_of_name(&tensor.name) else { return Vec::new() };
     let [count, first, second] = tensor.shape[..] else { return Vec::new() };
     let names: &[&str] = if matrix == GATE_UP { &["gate_proj", "up_proj"] } else { &[DOWN] };

@@ -62,7 +62,7 @@ pub(crate) fn read(file: &Path, bytes: &[u8]) -> Result<(Metadata, usize)> {
 }
 
 /// Beginnings of files that are no safetensors, with what such files are and the way out.
-const OTHERS: [(&[u8], &str, &str); 3] = [
+const OTHER_KINDS: [(&[u8], &str, &str); 3] = [
     (
         b"version https://git-lfs",
         "a Git LFS pointer, which stands for the file",
@@ -83,7 +83,7 @@ const OTHERS: [(&[u8], &str, &str); 3] = [
 pub(crate) fn check_kind(file: &Path, bytes: &[u8]) -> Result<()> {
     // A header of safetensors that begins so would be longer than is read.
     let length = bytes.first_chunk::<LENGTH>().map_or(u64::MAX, |length| u64::from_le_bytes(*length));
-    let known = OTHERS.iter().find(|(start, ..)| length > HEADER_BYTES && bytes.starts_with(start));
+    let known = OTHER_KINDS.iter().find(|(start, ..)| length > HEADER_BYTES && bytes.starts_with(start));
     known.map_or(Ok(()), |(_, what, instead)| {
         Err(Error::File(FileError::OtherKind { file: file.into(), what, instead }))
     })

@@ -6,14 +6,14 @@ use crate::read::tensor::Tensor;
 
 /// Bytes for each element that is in memory at once: two copies of its value in f32, one of them transposed,
 /// and codes and scales with another copy of them, each for two workers at most.
-const EACH: usize = 2 * (4 + 4) + 4;
+const BYTES_PER_ELEMENT: usize = 2 * (4 + 4) + 4;
 
 /// Makes sure that so many elements of a tensor, known by this name, can be in memory.
 ///
 /// # Errors
 /// [`Error::Memory`].
 pub(crate) fn afford(tensor: &Tensor<'_>, name: &str, elements: usize) -> Result<()> {
-    let bytes = elements.saturating_mul(EACH);
+    let bytes = elements.saturating_mul(BYTES_PER_ELEMENT);
     // Only whether it can be had is of interest: nothing is written to it, so that it costs no memory.
     Vec::<u8>::new().try_reserve_exact(bytes).map_err(|_| Error::Memory {
         file: tensor.file.into(),

@@ -17,7 +17,7 @@ use crate::gguf::header::{Header, TensorInfo as GgufInfo, read as read_gguf};
 use crate::gguf::imatrix;
 use crate::pytorch::archive;
 use crate::pytorch::strided::Copies;
-use crate::pytorch::tensors::{Place, TensorInfo, read as read_pytorch};
+use crate::pytorch::tensors::{TensorData, TensorInfo, read as read_pytorch};
 use crate::read::columns::TransposedColumns;
 use crate::read::header;
 use crate::read::tensor::Tensor;
@@ -29,7 +29,7 @@ pub(crate) struct Shard {
     pub(crate) name: PathBuf,
     pub(crate) container: Container,
     /// The tensors in the order of their data.
-    pub(crate) stored: Vec<Stored>,
+    pub(crate) stored: Vec<StoredTensor>,
     map: Mmap,
     /// Tensors of a PyTorch file whose elements do not follow each other there.
     strided: Option<Mmap>,
@@ -43,7 +43,7 @@ pub(crate) enum Container {
 }
 
 /// A tensor in a file.
-pub(crate) struct Stored {
+pub(crate) struct StoredTensor {
     pub(crate) name: String,
     pub(crate) dtype: FileDtype,
     pub(crate) shape: Vec<usize>,
@@ -57,7 +57,7 @@ pub(crate) struct Stored {
     model_shape: OnceLock<Vec<usize>>,
 }
 
-impl Stored {
+impl StoredTensor {
     pub(crate) fn new(name: String, dtype: FileDtype, shape: Vec<usize>, range: Range<usize>) -> Self {
         Self { name, dtype, shape, range, strided: false, columns: None, model_shape: OnceLock::new() }
     }
@@ -115,7 +115,7 @@ impl Shard {
         // A header of safetensors begins with a brace.
         let by_name =
             path.extension().is_some_and(|extension| extension == "dat") && map.get(8) != Some(&b'{');
-        if by_name || imatrix::is_one(&map) {
+        if by_name || imatrix::is_imatrix(&map) {
             let stored = from_imatrix(imatrix::read(&path, &map)?);
             let container = Container::Safetensors(None);
             return Ok(Self { path, name, container, stored, map, strided: None });
@@ -179,20 +179,20 @@ impl Shard {
         self.mapped(self.stored.get(place)?)
     }
 
-    fn mapped<'a>(&'a self, stored: &'a Stored) -> Option<Tensor<'a>> {
-        let Stored { name, dtype, shape, range, strided, columns, .. } = stored;
+    fn mapped<'a>(&'a self, stored: &'a StoredTensor) -> Option<Tensor<'a>> {
+        let StoredTensor { name, dtype, shape, range, strided, columns, .. } = stored;
         let map = if *strided { self.strided.as_ref()? } else { &self.map };
         let data = map.get(range.clone())?;
         Some(Tensor { name, dtype: *dtype, shape, data, file: &self.path, scaling: None, columns: *columns })
     }
 }
 
-fn from_safetensors(header: &Metadata, data: usize) -> Vec<Stored> {
+fn from_safetensors(header: &Metadata, data: usize) -> Vec<StoredTensor> {
     let stored = header.offset_keys().into_iter().filter_map(|name| {
         let info = header.info(&name)?;
         let (start, end) = info.data_offsets;
         let (dtype, shape) = (info.dtype.into(), info.shape.clone());
-        Some(Stored::new(name, dtype, shape, data + start..data + end))
+        Some(StoredTensor::new(name, dtype, shape, data + start..data + end))
     });
     stored.collect()
 }
@@ -206,14 +206,14 @@ pub(crate) fn is_pickle(path: &Path) -> bool {
 }
 
 /// The tensors of a PyTorch file, and a map of those whose elements do not follow each other in it.
-fn from_pytorch(path: &Path, bytes: &[u8]) -> Result<(Vec<Stored>, Option<Mmap>)> {
+fn from_pytorch(path: &Path, bytes: &[u8]) -> Result<(Vec<StoredTensor>, Option<Mmap>)> {
     let failed =
         || Error::io("put tensors that are not contiguous into a temporary file, in TMPDIR, of", path);
     let (mut stored, mut copies) = (Vec::new(), None);
-    for TensorInfo { name, dtype, shape, place } in read_pytorch(path, bytes)? {
-        let (range, strided) = match place {
-            Place::Mapped(range) => (range, false),
-            Place::Strided(elements) => {
+    for TensorInfo { name, dtype, shape, data } in read_pytorch(path, bytes)? {
+        let (range, strided) = match data {
+            TensorData::Mapped(range) => (range, false),
+            TensorData::Strided(elements) => {
                 let copies = match &mut copies {
                     Some(copies) => copies,
                     None => copies.insert(Copies::create().map_err(failed())?),
@@ -221,27 +221,27 @@ fn from_pytorch(path: &Path, bytes: &[u8]) -> Result<(Vec<Stored>, Option<Mmap>)
                 (copies.append(bytes, &elements).map_err(failed())?, true)
             }
         };
-        stored.push(Stored { strided, ..Stored::new(name, dtype.into(), shape, range) });
+        stored.push(StoredTensor { strided, ..StoredTensor::new(name, dtype.into(), shape, range) });
     }
     let strided = copies.map(Copies::map).transpose().map_err(failed())?;
     Ok((stored, strided))
 }
 
 /// The tensors that a GGUF file would have of it.
-fn from_imatrix(entries: Vec<imatrix::Entry>) -> Vec<Stored> {
+fn from_imatrix(entries: Vec<imatrix::Entry>) -> Vec<StoredTensor> {
     let stored = entries.into_iter().flat_map(|imatrix::Entry { name, chunks, sums }| {
         let columns = vec![sums.len() / 4];
         [
-            Stored::new(format!("{name}{}", imatrix::COUNTS), FileDtype::I32, vec![1], chunks),
-            Stored::new(format!("{name}{}", imatrix::SUMS), FileDtype::F32, columns, sums),
+            StoredTensor::new(format!("{name}{}", imatrix::COUNTS), FileDtype::I32, vec![1], chunks),
+            StoredTensor::new(format!("{name}{}", imatrix::SUMS), FileDtype::F32, columns, sums),
         ]
     });
     stored.collect()
 }
 
-fn from_gguf(tensors: Vec<GgufInfo>) -> Vec<Stored> {
+fn from_gguf(tensors: Vec<GgufInfo>) -> Vec<StoredTensor> {
     let stored = tensors
         .into_iter()
-        .map(|GgufInfo { name, shape, kind, range }| Stored::new(name, kind.into(), shape, range));
+        .map(|GgufInfo { name, shape, kind, range }| StoredTensor::new(name, kind.into(), shape, range));
     stored.collect()
 }

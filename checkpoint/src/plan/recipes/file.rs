@@ -104,7 +104,7 @@ struct Table<'a> {
     table: &'a DeTable<'a>,
 }
 
-type Value<'a> = Spanned<DeValue<'a>>;
+type TomlValue<'a> = Spanned<DeValue<'a>>;
 
 /// The formats that some checkpoint format holds.
 fn stored_formats() -> impl Iterator<Item = Format> {
@@ -135,12 +135,12 @@ impl<'a> File<'a> {
 }
 
 impl<'a> Table<'a> {
-    fn get(&self, key: &str) -> Option<&'a Value<'a>> {
+    fn get(&self, key: &str) -> Option<&'a TomlValue<'a>> {
         self.table.get(key)
     }
 
     /// An error about a key's value.
-    fn wrong(&self, key: &str, value: &Value<'_>, expected: &str) -> Error {
+    fn wrong(&self, key: &str, value: &TomlValue<'_>, expected: &str) -> Error {
         let found = self.file.text.get(value.span()).unwrap_or_default();
         // A long one, or one of several lines, is not shown.
         let short = found.len() <= 60 && !found.contains('\n');
@@ -212,7 +212,7 @@ impl<'a> Table<'a> {
     /// A pattern or several; none, if nothing is said.
     fn patterns(&self, key: &str) -> Result<Vec<GlobMatcher>> {
         let expected = "a pattern of tensor names such as \"*.down_proj.weight\", or a list of them";
-        let pattern = |value: &Value<'_>| {
+        let pattern = |value: &TomlValue<'_>| {
             let text = value.get_ref().as_str().ok_or_else(|| self.wrong(key, value, expected))?;
             glob::matcher(text).map_err(|why| {
                 let why = format!("{key} is {}, which is no pattern: {why}", glob::shown(text));
@@ -227,12 +227,12 @@ impl<'a> Table<'a> {
     }
 
     /// The rules for some tensors.
-    fn rules(&self, value: &'a Value<'a>) -> Result<Vec<Rule>> {
+    fn rules(&self, value: &'a TomlValue<'a>) -> Result<Vec<Rule>> {
         let expected = "tables, each under a line [[tensors]]";
         let Some(values) = value.get_ref().as_array() else {
             return Err(self.wrong("tensors", value, expected));
         };
-        let rule = |value: &'a Value<'a>| {
+        let rule = |value: &'a TomlValue<'a>| {
             let table = value.get_ref().as_table().ok_or_else(|| self.wrong("tensors", value, expected))?;
             self.file
                 .table(table, &[&OF_RULE[..], &Settings::KEYS].concat(), "[[tensors]]")?
