@@ -1,15 +1,15 @@
-//! Auditing a quantized checkpoint: defects that will make a model wrong, their places, and what helps.
+//! Checks a quantized checkpoint for defects, and names the place, the effect and the fix of each.
 //!
-//! | file | what it looks at |
+//! | file | contents |
 //! |---|---|
-//! | `finding` | everything that can be wrong, what it does and what helps |
+//! | `finding` | the kinds of defects, with the effect and the fix of each |
 //! | `blocks` | scale bytes and codes, block by block |
-//! | `scaled` | the scales of codes of eight bits |
-//! | `stored` | dtypes and shapes that are read, and should not be so |
-//! | `global_scales` | NVFP4's: direction, and layers that serving engines fuse |
-//! | `loaders` | what loaders are known to read wrongly, or to refuse, however right it is |
-//! | `against` | values, given the checkpoint that was quantized: the order of nibbles among them |
-//! | `config`, `layers` | what config.json says; which layers it says are quantized, and how |
+//! | `w8_scales` | the scales of FP8 and INT8 weights |
+//! | `stored` | dtypes and shapes that microscale reads but loaders misread |
+//! | `global_scales` | NVFP4's global scales: their direction, and equality within fused layers |
+//! | `loaders` | correct tensors that known loaders misread or refuse |
+//! | `original` | values, compared with the checkpoint that was quantized |
+//! | `config`, `layers` | config.json: the method, and which layers it lists as quantized |
 //! | `groups`, `patterns` | the entries of config_groups; names and patterns of layers |
 
 mod blocks;
@@ -43,28 +43,28 @@ use crate::read::checkpoint::Checkpoint;
 use crate::read::tensor::Tensor;
 use crate::write::progress::{OnProgress, Progress};
 
-/// The result of examining a checkpoint.
+/// The result of checking a checkpoint.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Diagnosis {
-    /// Everything that is wrong, tensor by tensor.
+    /// The defects, tensor by tensor.
     pub findings: Vec<Finding>,
-    /// Quantized tensors that were looked at.
+    /// Number of quantized tensors that were checked.
     pub quantized: u64,
-    /// Other tensors.
+    /// Number of other tensors.
     pub plain: u64,
-    /// Blocks that were looked at.
+    /// Number of blocks that were checked.
     pub blocks: u64,
 }
 
-/// Looks at every tensor of a checkpoint, at what its layers have in common, and at its config.
+/// Checks every tensor of a checkpoint, its fused layers and its config.
 ///
-/// Given the checkpoint that was quantized, also compares values with its tensors of the same names. Wrong
-/// files are findings where a tensor is to blame; a checkpoint that cannot be opened at all is an error of
-/// [`Checkpoint::open`].
+/// With `against`, the checkpoint that was quantized, values are also compared with its tensors of
+/// the same names. A defect of a tensor is a finding. A checkpoint that cannot be opened is an
+/// error of [`Checkpoint::open`].
 ///
 /// # Errors
-/// [`Error::Interrupted`], and what keeps `against` from being read.
+/// [`Error::Interrupted`] if `progress` asks to stop, and the errors of reading `against`.
 pub fn diagnose(
     checkpoint: &Checkpoint,
     against: Option<&Checkpoint>,
@@ -113,7 +113,7 @@ pub fn diagnose(
     Ok(diagnosis)
 }
 
-/// The tensor of a name with the scales that it is under, if there are any.
+/// The original's tensor of a name, with its scales if it has any.
 fn original<'a>(against: &'a Checkpoint, name: &str) -> Result<Option<Tensor<'a>>> {
     let Some(tensor) = against.tensor(name) else { return Ok(None) };
     Ok(Some(match resolve(against, tensor)? {
@@ -124,7 +124,7 @@ fn original<'a>(against: &'a Checkpoint, name: &str) -> Result<Option<Tensor<'a>
 }
 
 impl Diagnosis {
-    /// All of it as JSON.
+    /// The diagnosis as JSON.
     pub fn to_json(&self) -> Value {
         let findings = self.findings.iter().map(|finding| {
             json!({
@@ -145,7 +145,7 @@ impl Diagnosis {
     }
 }
 
-/// An error with its cause, in a line.
+/// An error and its cause in one line.
 fn described(error: &Error) -> String {
     match std::error::Error::source(error) {
         Some(source) => format!("{error}: {source}"),

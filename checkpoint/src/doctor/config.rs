@@ -1,4 +1,4 @@
-//! The check of config.json against the weights of a checkpoint.
+//! Checks config.json against the weights of a checkpoint.
 
 use microscale::Words;
 use serde_json::Value;
@@ -13,11 +13,12 @@ use crate::read::checkpoint::Checkpoint;
 use crate::read::description::{Description, QUANTIZATION, quantization};
 use crate::read::tensor::Tensor;
 
-/// Layers whose inputs are as wide as the model, by the ends of their names, and those whose outputs are.
+/// Name endings of layers whose input width is the model's hidden size, then of those whose output
+/// is.
 const FROM_HIDDEN: [&str; 5] = ["q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"];
 const TO_HIDDEN: [&str; 2] = ["o_proj", "down_proj"];
 
-/// Looks at the config of a directory; a file has none.
+/// Checks the config of a checkpoint directory. Single files have none.
 pub(super) fn check_config(
     checkpoint: &Checkpoint,
     packed: &[Packed<'_>],
@@ -63,7 +64,9 @@ pub(super) fn check_config(
     }
 }
 
-/// Layers whose inputs are quantized to NVFP4 need a global scale for that. Without a config it is known by the others that have one.
+/// Checks that layers with NVFP4 inputs have an input scale.
+///
+/// Without a config, an expert needs one if any other expert has one.
 pub(super) fn check_input_scales(
     checkpoint: &Checkpoint,
     packed: &[Packed<'_>],
@@ -79,7 +82,7 @@ pub(super) fn check_input_scales(
         });
     let config = checkpoint.config.as_ref().and_then(|config| quantization(&config.object.json));
     let groups = config.and_then(|config| config.get("config_groups")?.as_object());
-    // Too many patterns are a finding of `check_config`.
+    // `check_config` reports configs with too many patterns.
     let groups = groups.and_then(|groups| Groups::of(groups).ok());
     let without = packed.iter().filter(|packed| {
         let stored = packed.storage.input_scale.as_ref().filter(|_| packed.storage.blocks.is_none());
@@ -114,7 +117,7 @@ pub(super) fn check_input_scales(
     }
 }
 
-/// Checks that a layer of the language model is as wide as the model.
+/// Checks that a layer of the language model has the width `hidden`.
 fn check_width(packed: &Packed<'_>, hidden: u64, found: &mut impl FnMut(Option<&str>, String)) {
     let Some(layer) = packed.name.strip_suffix(WEIGHT) else { return };
     let Some((parent, part)) = layer.rsplit_once('.') else { return };

@@ -1,4 +1,4 @@
-//! Findings: defects of a checkpoint, and their places.
+//! Defects that the doctor finds, and where it found them.
 
 use std::path::PathBuf;
 
@@ -11,33 +11,33 @@ use crate::read::tensor::Tensor;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Defect {
-    /// Codes, scales or both cannot be put together.
+    /// Codes and scales do not fit together, or one of them is missing.
     Unreadable,
     /// Block scales that are NaN.
     NanScales,
-    /// Scales of NVFP4 with a sign.
+    /// NVFP4 scales with the sign bit set.
     SignedScales,
-    /// Many blocks of zeros only.
+    /// Many blocks that contain only zeros.
     ZeroBlocks,
-    /// Many blocks that were clipped, by all that one can tell.
+    /// Many blocks that were probably clipped.
     SaturatedBlocks,
-    /// A global scale that makes sense only the other way up.
+    /// A global scale that was probably stored inverted.
     InvertedGlobalScale,
-    /// Different global scales in layers that are fused.
+    /// Layers that serving engines fuse, with different global scales.
     UnequalGlobalScales,
-    /// Global scales of experts, which transformers leaves out.
+    /// A global scale of an expert, which transformers ignores.
     ExpertGlobalScale,
-    /// Global scales that llama.cpp does not know, or does not multiply with.
+    /// A global scale that llama.cpp does not know or does not apply.
     UnreadGlobalScale,
-    /// No global scale of inputs where the config says that they are quantized, or where other layers have one.
+    /// A missing input scale: the config says that inputs are quantized, or other layers have one.
     InputScale,
-    /// The halves of bytes in the wrong order.
+    /// The two nibbles of each byte are swapped.
     NibbleOrder,
-    /// Values that are not those of the original.
+    /// Values that differ from the original's.
     OtherValues,
-    /// Parts of a dtype or shape that loaders take for something else.
+    /// A dtype or shape that loaders misread.
     Misread,
-    /// Tensors that the config does not describe, or the other way round.
+    /// The config and the tensors disagree.
     Config,
 }
 
@@ -59,7 +59,7 @@ words!(Defect, "defect" {
 });
 
 impl Defect {
-    /// The defect's effect on the model.
+    /// The effect on the model.
     pub const fn effect(self) -> &'static str {
         match self {
             Self::Unreadable => "loaders refuse the tensor, or read it wrongly",
@@ -95,7 +95,7 @@ impl Defect {
         }
     }
 
-    /// The remedy.
+    /// How to repair it.
     pub const fn fix(self) -> &'static str {
         match self {
             Self::Unreadable => "complete the checkpoint, or download it again",
@@ -137,17 +137,17 @@ impl Defect {
     }
 }
 
-/// A defect, and its place.
+/// A defect and where it is.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Finding {
     /// The defect.
     pub defect: Defect,
-    /// The tensor, or the file; `None` if it is none in particular.
+    /// The tensor; `None` if the defect concerns the file or the whole checkpoint.
     pub tensor: Option<String>,
     /// The file.
     pub file: PathBuf,
-    /// The details and the place in the tensor, in words.
+    /// Details in words, with the position in the tensor.
     pub what: String,
 }
 

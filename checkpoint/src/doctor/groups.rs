@@ -1,4 +1,4 @@
-//! The entries of config_groups: the layers that each names, and its statements about them.
+//! The entries of config_groups: which layers each one targets, and how it quantizes them.
 
 use std::collections::HashMap;
 
@@ -9,20 +9,20 @@ use crate::checkpoint_format::CheckpointFormat;
 use crate::checkpoint_formats::compressed_tensors::format_word;
 use crate::checkpoint_formats::packed::Packed;
 
-/// All entries, and the layers that their targets name.
+/// All groups, indexed by their targets.
 pub(super) struct Groups<'a> {
     all: Vec<Group<'a>>,
-    /// Of the groups that name a layer, the last.
+    /// Layer names, each with the last group that targets it.
     names: HashMap<&'a str, usize>,
-    /// Regular expressions, each with its group, the last group's first.
+    /// Regular expressions with their groups, last group first.
     expressions: Vec<(Expression, usize)>,
-    /// The last group whose targets are all linear layers.
+    /// The last group that targets all linear layers (`Linear`).
     linear: Option<usize>,
-    /// True if embeddings are among the targets, which compressed-tensors can have.
+    /// True if a group targets `Embedding`, which compressed-tensors supports.
     pub(super) has_embeddings: bool,
 }
 
-/// An entry.
+/// A group.
 pub(super) struct Group<'a> {
     pub(super) name: &'a str,
     format: Option<&'a str>,
@@ -30,7 +30,7 @@ pub(super) struct Group<'a> {
     inputs: Option<&'a Value>,
 }
 
-/// How a target names a layer. Loaders prefer names to patterns, and patterns to classes.
+/// How a target matches a layer. Loaders prefer names to patterns, and patterns to classes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TargetKind {
     Name,
@@ -39,10 +39,10 @@ pub(super) enum TargetKind {
 }
 
 impl<'a> Groups<'a> {
-    /// Reads the entries.
+    /// Reads the groups.
     ///
     /// # Errors
-    /// A text about the number of patterns, if there are too many.
+    /// A message if there are more patterns than the limit.
     pub(super) fn of(groups: &'a Map<String, Value>) -> Result<Self, String> {
         let targets = |group: &'a Value| {
             let targets = group.get("targets").and_then(Value::as_array).into_iter().flatten();
@@ -71,8 +71,10 @@ impl<'a> Groups<'a> {
         Ok(read)
     }
 
-    /// The group that is about a layer of these spellings, and how it names the layer. Among groups that name a layer in the same
-    /// way, loaders keep the last.
+    /// The group that applies to a layer, and how its target matches.
+    ///
+    /// `layers` are the layer's spellings. Among targets of the same kind loaders use the last
+    /// group.
     pub(super) fn group_of(&self, layers: &[String]) -> Option<(TargetKind, &Group<'a>)> {
         let name = layers.iter().filter_map(|layer| self.names.get(layer.as_str())).max();
         let matches =
@@ -88,13 +90,14 @@ impl<'a> Groups<'a> {
         found.and_then(|(how, number)| Some((how, self.all.get(number)?)))
     }
 
-    /// Returns whether any group describes such weights.
+    /// Returns whether any group describes these weights.
     pub(super) fn any_describes(&self, packed: &Packed<'_>) -> bool {
         self.all.iter().any(|group| group.describes(packed))
     }
 
-    /// Returns whether a config says that a layer's inputs are quantized under a scale that must be stored: the group that names it,
-    /// or where none does every group.
+    /// Returns whether a layer's inputs need a stored scale.
+    ///
+    /// The group that targets the layer decides. If there is none, all groups must say so.
     pub(super) fn have_stored_input_scale(&self, layers: &[String]) -> bool {
         match self.group_of(layers) {
             Some((_, group)) => group.has_stored_input_scale(),
@@ -104,12 +107,13 @@ impl<'a> Groups<'a> {
 }
 
 impl Group<'_> {
-    /// Returns whether inputs are quantized under a global scale that is known before: block scales are found as they come (`local`).
+    /// Returns whether inputs have a stored global scale; with `local` only block scales are
+    /// dynamic.
     fn has_stored_input_scale(&self) -> bool {
         self.inputs.is_some_and(|inputs| inputs.get("dynamic") != Some(&Value::Bool(true)))
     }
 
-    /// Returns whether the group describes such weights.
+    /// Returns whether the group describes these weights.
     pub(super) fn describes(&self, packed: &Packed<'_>) -> bool {
         let Some(weights) = self.weights else { return false };
         let number = |key| weights.get(key).and_then(Value::as_u64);

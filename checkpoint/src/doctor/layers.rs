@@ -1,4 +1,4 @@
-//! The check of which layers a config says are quantized, and how.
+//! Checks the layers that a config lists as quantized, and their formats.
 
 use std::collections::HashMap;
 
@@ -16,7 +16,7 @@ use crate::names::weight::module;
 use crate::read::checkpoint::Checkpoint;
 use crate::read::tensor::Tensor;
 
-/// Checks which layers are quantized, and in which format.
+/// Checks the layers that a config lists against the tensors.
 pub(super) fn check_layers(
     checkpoint: &Checkpoint,
     quantization: &Map<String, Value>,
@@ -31,7 +31,7 @@ pub(super) fn check_layers(
             Err(why) => found(None, why),
         }
     }
-    // gpt-oss' loaders take experts and leave the rest, whatever is listed.
+    // gpt-oss loaders quantize the experts and nothing else, whatever the config lists.
     let listed = ["ignore", "exclude_modules"].iter().find_map(|key| quantization.get(*key)?.as_array());
     let Some(listed) = listed else { return };
     let ignored = match Ignored::of(&listed.iter().filter_map(Value::as_str).collect::<Vec<_>>()) {
@@ -44,7 +44,8 @@ pub(super) fn check_layers(
             found(Some(packed.name), "it is quantized, but the config says that it is not".into());
         }
     }
-    // transformers goes by its modules' names; the loaders of other conventions by those of the file too.
+    // transformers uses its modules' names. Loaders of the other formats also accept the file's
+    // names.
     let by_modules = packed.iter().any(|packed| packed.convention() == CheckpointFormat::CompressedTensors);
     let plain = plain.iter().filter(|tensor| tensor.scaling.is_none());
     for tensor in plain.filter(|tensor| is_linear(naming, tensor) == Some(true)) {
@@ -70,14 +71,14 @@ pub(super) fn check_layers(
     }
 }
 
-/// Checks each layer against the group whose target names it, or if none does, against all groups.
+/// Checks each layer against the group that targets it, or else against all groups.
 fn check_groups(
     packed: &[Packed<'_>],
     naming: Naming,
     groups: &Groups<'_>,
     found: &mut impl FnMut(Option<&str>, String),
 ) {
-    // The kinds of weights that some group describes, or none.
+    // Whether any group describes a kind of weights, cached by format and checkpoint format.
     let mut described: HashMap<(Format, bool), bool> = HashMap::new();
     for packed in packed {
         let group = groups.group_of(&naming.spellings(module(packed.name)));
@@ -106,7 +107,7 @@ fn check_groups(
     }
 }
 
-/// What a quantized tensor is, if it is no linear layer's and no experts'.
+/// The kind of a quantized tensor that is neither a linear layer nor an expert.
 fn kind_of_non_layer(packed: &Packed<'_>, naming: Naming) -> Option<&'static str> {
     match naming.unquantized_role(packed.name, &packed.shape)? {
         Role::Embedding if naming.is_linear(packed.name, &packed.shape) == Some(false) => {
