@@ -1,4 +1,4 @@
-//! The place of an error, for those who show it by itself: the file and the tensor that it is about.
+//! The file and the tensor that an error is about, for callers that show them separately.
 
 use std::path::Path;
 
@@ -12,8 +12,9 @@ use crate::error::parts::PartsError;
 use crate::error::plan::PlanError;
 
 impl Error {
-    /// The file or directory that the error is about, and the tensor, where it names them. Of two files it is the one that is
-    /// read, or the first.
+    /// The file or directory that the error is about, and the tensor, if the error names them.
+    ///
+    /// If there are two files, it is the input file or the first one.
     pub fn place(&self) -> (Option<&Path>, Option<&str>) {
         let (file, tensor) = match self {
             Self::Io { path, .. } => (Some(path), None),

@@ -1,5 +1,7 @@
-//! A file that gguf-py wrote, and what gguf-py reads in it; `tests/golden/README.md` of the repository describes
-//! both. They lie in this crate so that its package can be tested without the repository.
+//! Tests with a file that gguf-py wrote, and the values that gguf-py reads from it.
+//!
+//! `tests/golden/README.md` in the repository describes both. They are in this crate so that its
+//! package can be tested without the repository.
 
 use std::path::Path;
 
@@ -29,13 +31,13 @@ fn header() -> Header {
     read(Path::new("gguf-0.19.0.gguf"), FILE).unwrap()
 }
 
-/// A JSON object of the values' metadata.
+/// A JSON object from the metadata of the values file.
 fn expected(key: &str) -> Map<String, Json> {
     let (_, metadata) = SafeTensors::read_metadata(VALUES).unwrap();
     serde_json::from_str(&metadata.metadata().as_ref().unwrap()[key]).unwrap()
 }
 
-/// gguf-py's word for a type.
+/// gguf-py's name of a type.
 fn word(kind: ValueType) -> &'static str {
     match kind {
         ValueType::U8 => "UINT8",
@@ -101,8 +103,10 @@ fn tensors_have_the_names_shapes_types_and_values_that_gguf_py_reads() {
     }
 }
 
-/// The values of a tensor in one of our formats, by our own dequantization, as bytes. Of ggml's and ours one
-/// alone differs: code 8, the negative zero, is the integer 0 there, and so a positive one.
+/// The values of a tensor in one of our formats, by our own dequantization, as bytes.
+///
+/// Only one value differs from ggml's: code 8, negative zero, is the integer 0 there and becomes
+/// +0.
 fn dequantized(tensor: &TensorInfo, bytes: &[u8]) -> Option<Vec<u8>> {
     let blocks = Blocks::of(tensor.kind)?;
     let (codes, scales) = blocks.unpack(bytes);
@@ -154,7 +158,7 @@ fn what_is_read_and_written_again_is_the_same_file() {
 #[test]
 fn such_a_file_is_a_checkpoint_to_look_into_and_compare() {
     let directory = tempfile::tempdir().unwrap();
-    // Known by how it starts, whatever it is called.
+    // The container is recognized by its first bytes, not by the file name.
     let [path, values] = ["model.gguf.part", "values.safetensors"].map(|name| directory.path().join(name));
     std::fs::write(&path, FILE).unwrap();
     std::fs::write(&values, VALUES).unwrap();
@@ -172,7 +176,7 @@ fn such_a_file_is_a_checkpoint_to_look_into_and_compare() {
     for tensor in comparison.tensors {
         let same = match (&*tensor.name, tensor.difference) {
             ("ids", Difference::Bytes { same }) => same,
-            // The tensor has every scale byte: 6 times the largest is no f32.
+            // The tensor has every scale byte, and 6 times the largest scale overflows f32.
             ("mx_bytes.weight", Difference::Values(errors)) => errors.max_abs_error() == 0.0,
             (_, Difference::Values(errors)) => errors.max_abs_error() == 0.0 && errors.non_finite() == 0,
             _ => false,

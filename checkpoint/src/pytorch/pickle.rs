@@ -1,7 +1,8 @@
-//! The instructions of a pickle that are followed: those by which `torch.save` puts tensors into dictionaries.
+//! An interpreter of the pickle instructions that `torch.save` writes for dictionaries of tensors.
 //!
-//! Each takes a byte at least and makes one value at most. Values hold the numbers of others and are never copied, so memory is in
-//! proportion to the pickle, and a dictionary that holds itself does no harm.
+//! An instruction takes at least one byte and makes at most one value. Values refer to others by
+//! number and are never copied. So memory is proportional to the pickle, and a dictionary that
+//! contains itself does no harm.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -12,22 +13,22 @@ use super::Parsed;
 use super::value::{Global, Id, PickleValue, Storage, Strided};
 use crate::limits::{PICKLE_BYTES, PICKLE_VALUES, check_dimensions, check_name};
 
-/// The state of following a pickle.
+/// The state of the interpreter.
 pub(super) struct Pickle<'a> {
     rest: &'a [u8],
-    /// Bytes of all of it.
+    /// The length of the pickle in bytes.
     length: usize,
     values: Vec<PickleValue<'a>>,
-    /// The parts of all tuples.
+    /// The items of all tuples.
     parts: Vec<Id>,
     stack: Vec<Id>,
-    /// Heights of the stack that were marked.
+    /// The stack heights of the open marks.
     marks: Vec<usize>,
     memo: HashMap<u32, Id>,
 }
 
 impl<'a> Pickle<'a> {
-    /// Follows a pickle to its end, and returns the number of the value that it makes.
+    /// Interprets a pickle to its end. Returns the number of the resulting value.
     pub(super) fn read(bytes: &'a [u8]) -> Parsed<(Self, Id)> {
         if bytes.len() as u64 > PICKLE_BYTES {
             return Err(format!(
@@ -58,7 +59,7 @@ impl<'a> Pickle<'a> {
         }
     }
 
-    /// A value.
+    /// The value with a number.
     pub(super) fn value(&self, id: Id) -> &PickleValue<'a> {
         self.values.get(id as usize).unwrap_or(&PickleValue::None)
     }
@@ -100,12 +101,12 @@ impl<'a> Pickle<'a> {
             0x85..=0x87 => self.last((instruction - 0x84).into()).and_then(|parts| self.tuple(&parts)),
             b']' => self.push(PickleValue::List),
             b'}' => self.push(PickleValue::Dict(Vec::new())),
-            // Lists hold no tensors that have names.
+            // List items are dropped: tensors in lists have no names.
             b'a' => self.pop().and_then(|_| self.top()).map(drop),
             b'e' => self.marked().and_then(|_| self.top()).map(drop),
             b's' => self.last(2).and_then(|pair| self.put(&pair)),
             b'u' => self.marked().and_then(|pairs| self.put(&pairs)),
-            // What is called, and with what.
+            // Functions and their calls.
             b'c' => {
                 let (module, name) = (self.line()?, self.line()?);
                 self.push(PickleValue::Global(Global::named(module, name)?))
@@ -149,7 +150,7 @@ impl<'a> Pickle<'a> {
         self.push(PickleValue::Text(text))
     }
 
-    /// An integer of up to eight bytes.
+    /// Reads an integer of up to eight bytes.
     fn long(&mut self) -> Parsed<()> {
         let [length] = self.take()?;
         let (bytes, rest) = self.rest.split_at_checked(length.into()).ok_or(ENDS)?;
@@ -176,7 +177,7 @@ impl<'a> Pickle<'a> {
         self.push(PickleValue::Tuple(start..end))
     }
 
-    /// Makes sure that there are no more values, entries of the memo and open marks than are allowed.
+    /// Checks the number of values, memo entries and open marks against the limit.
     fn check_values(&self) -> Parsed<()> {
         match self.values.len() + self.memo.len() + self.marks.len() <= PICKLE_VALUES {
             true => Ok(()),
@@ -184,7 +185,7 @@ impl<'a> Pickle<'a> {
         }
     }
 
-    /// The place above which the stack may be taken from.
+    /// The stack height at the innermost mark, below which nothing may be popped.
     fn floor(&self) -> usize {
         self.marks.last().copied().unwrap_or(0)
     }
@@ -233,7 +234,8 @@ impl<'a> Pickle<'a> {
         Ok(())
     }
 
-    /// Takes the state of an object, of which only dictionaries may have one: `_metadata`, which has no tensors.
+    /// Pops the state of an object. Only dictionaries may have one: `_metadata`, which holds no
+    /// tensors.
     fn state(&mut self) -> Parsed<()> {
         self.pop()?;
         match self.value(self.top()?) {
@@ -251,7 +253,7 @@ impl<'a> Pickle<'a> {
         }
     }
 
-    /// A size.
+    /// A nonnegative integer.
     pub(super) fn size(&self, id: Id) -> Parsed<usize> {
         match self.value(id) {
             PickleValue::Int(number) => {
@@ -268,7 +270,8 @@ impl<'a> Pickle<'a> {
         sizes.iter().map(|size| self.size(*size)).collect()
     }
 
-    /// A storage, by what `torch.save` says of it: the word, its class, its key, its device, its elements.
+    /// Pushes the storage that `torch.save` describes by a tuple: tag, class, key, device, element
+    /// count.
     fn storage(&mut self) -> Parsed<()> {
         let id = self.pop()?;
         let [word, class, key, _, _] = *self.parts(id)? else { return Err(OTHER.into()) };

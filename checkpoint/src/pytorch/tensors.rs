@@ -1,4 +1,4 @@
-//! The tensors of a PyTorch file: the dictionary that holds them, and the bytes of each.
+//! The tensors of a PyTorch file: the dictionary that contains them, and the bytes of each.
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
@@ -22,18 +22,20 @@ pub(crate) struct TensorInfo {
     pub(crate) data: TensorData,
 }
 
-/// The place of a tensor's bytes.
+/// Where the bytes of a tensor are.
 pub(crate) enum TensorData {
-    /// In the file.
+    /// In the file, contiguous.
     Mapped(Range<usize>),
-    /// In the file, but not one after the other.
+    /// In the file, not contiguous.
     Strided(strided::Elements),
 }
 
-/// The tensors of a file's bytes, each checked to lie inside its storage, in the order of their data.
+/// Reads the tensors of a file's bytes, in the order of their data. Each one lies inside its
+/// storage.
 ///
 /// # Errors
-/// [`FileError::Pytorch`](crate::FileError::Pytorch), [`FileError::PytorchTensor`](crate::FileError::PytorchTensor).
+/// [`FileError::Pytorch`](crate::FileError::Pytorch) or
+/// [`FileError::PytorchTensor`](crate::FileError::PytorchTensor) if the file is invalid.
 pub(crate) fn read(file: &Path, bytes: &[u8]) -> Result<Vec<TensorInfo>> {
     let wrong = |why| Error::File(FileError::Pytorch { file: file.into(), why });
     let archive = Archive::open(bytes).map_err(wrong)?;
@@ -41,7 +43,7 @@ pub(crate) fn read(file: &Path, bytes: &[u8]) -> Result<Vec<TensorInfo>> {
     let named = dictionary(&pickle, top).map_err(wrong)?;
     check_tensors(named.len()).map_err(wrong)?;
     let (mut tensors, mut seen) = (Vec::with_capacity(named.len()), HashSet::new());
-    // Tensors may share storages. How much all of them have is bounded, and more closely so what must be copied.
+    // Tensors may share storages, so the total size is limited, and the size of copies even more.
     let (mut all, mut copied) = (0u64, 0u64);
     let [most, most_copied] = [SHARED, 1].map(|times| (bytes.len() as u64).saturating_mul(times));
     let (mut storages, mut sizes) = (HashMap::new(), 0);
@@ -85,8 +87,10 @@ pub(crate) fn read(file: &Path, bytes: &[u8]) -> Result<Vec<TensorInfo>> {
     Ok(tensors)
 }
 
-/// A dictionary's tensors by their names: those of a pickle's own, or where it has none, of the one dictionary in it that has
-/// some, as training programs save a model beside other things.
+/// The tensors of a dictionary by name.
+///
+/// It is the pickle's own dictionary, or the only dictionary of tensors inside it: training
+/// programs save a model next to other things.
 fn dictionary<'p, 'a>(pickle: &'p Pickle<'a>, top: Id) -> Parsed<Vec<(&'p str, &'p Strided<'a>)>> {
     let PickleValue::Dict(entries) = pickle.value(top) else {
         return Err("it holds something else than a dictionary of tensors".into());
@@ -101,7 +105,7 @@ fn dictionary<'p, 'a>(pickle: &'p Pickle<'a>, top: Id) -> Parsed<Vec<(&'p str, &
         else {
             continue;
         };
-        // Many keys may have the same dictionary, whose entries are walked through once.
+        // Many keys may refer to the same dictionary, whose entries are visited once.
         if !seen.insert(value) {
             continue;
         }
@@ -119,7 +123,7 @@ fn dictionary<'p, 'a>(pickle: &'p Pickle<'a>, top: Id) -> Parsed<Vec<(&'p str, &
     found.map(|(_, tensors)| tensors).ok_or_else(|| "it holds no tensors".into())
 }
 
-/// The tensors of a dictionary. Other values that it has, such as numbers, are none of the model's weights.
+/// The tensors of a dictionary. Other values in it, such as numbers, are not weights.
 fn tensors_of<'p, 'a>(
     pickle: &'p Pickle<'a>,
     entries: &[(Id, Id)],
@@ -135,7 +139,7 @@ fn tensors_of<'p, 'a>(
     Ok(tensors)
 }
 
-/// Makes sure that a tensor's values are the stored ones. `torch.save` marks tensors that negate or conjugate their storage.
+/// Refuses tensors whose values differ from the stored ones: negated or conjugated views.
 fn check_metadata(pickle: &Pickle<'_>, metadata: Option<Id>) -> Parsed<()> {
     match metadata.map(|metadata| pickle.value(metadata)) {
         None | Some(PickleValue::None) => Ok(()),
@@ -155,7 +159,7 @@ fn check_metadata(pickle: &Pickle<'_>, metadata: Option<Id>) -> Parsed<()> {
     }
 }
 
-/// The elements of a storage that a tensor has.
+/// A tensor's elements in its storage.
 struct Elements {
     dtype: Dtype,
     offset: usize,
@@ -173,11 +177,11 @@ impl Elements {
     }
 }
 
-/// The place of a tensor's bytes, given its storage's, and how many they are.
+/// Locates a tensor's bytes in the range of its storage. Returns them with their number.
 fn locate(tensor: &Elements, storage: Range<usize>) -> Parsed<(TensorData, u64)> {
     let Elements { dtype, offset, shape, strides } = tensor;
     let each = dtype.bitsize() / 8;
-    // Counted as for safetensors: a size of 0 in front of others makes them harmless.
+    // Counts like safetensors: a size of 0 before the others avoids an overflow.
     let elements = shape.iter().try_fold(1usize, |elements, size| elements.checked_mul(*size));
     let bytes = elements.and_then(|elements| elements.checked_mul(each));
     let bytes = bytes.ok_or_else(|| format!("the shape {shape:?} has more elements than can be counted"))?;
