@@ -155,7 +155,8 @@ pub enum FormatError {
         file: PathBuf,
         /// The tensor.
         tensor: String,
-        /// The reason: [`NotCast`](microscale::Error::NotCast), [`NotExact`](microscale::Error::NotExact) or
+        /// The reason: [`NotCast`](microscale::Error::NotCast),
+        /// [`NotExact`](microscale::Error::NotExact) or
         /// [`NotExactBlock`](microscale::Error::NotExactBlock).
         why: Box<microscale::Error>,
     },

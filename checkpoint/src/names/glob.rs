@@ -2,11 +2,11 @@
 
 use globset::{Glob, GlobMatcher};
 
-/// The most bytes of a pattern. To compile one takes far more memory than it has characters, and globset
-/// panics where that is too much.
+/// Longest pattern in bytes. A compiled pattern takes far more memory than its text, and globset
+/// panics if it takes too much.
 pub(crate) const MAX_BYTES: usize = 1024;
 
-/// Compiles a pattern, or says why it is none.
+/// Compiles a pattern, or returns why it is invalid.
 pub(crate) fn matcher(pattern: &str) -> Result<GlobMatcher, String> {
     if pattern.len() > MAX_BYTES {
         return Err(format!("it has {} bytes, more than the {MAX_BYTES} allowed", pattern.len()));
@@ -15,7 +15,7 @@ pub(crate) fn matcher(pattern: &str) -> Result<GlobMatcher, String> {
     Ok(glob.compile_matcher())
 }
 
-/// A pattern as errors show it: of one that is too long its beginning.
+/// A pattern for error messages. Long ones are cut.
 pub(crate) fn shown(pattern: &str) -> String {
     if pattern.len() <= MAX_BYTES {
         return format!("{pattern:?}");

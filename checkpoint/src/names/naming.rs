@@ -1,5 +1,6 @@
-//! What the layers of a checkpoint are, and what its loaders call them: by its architecture, and by names
-//! where that is not known.
+//! The roles of a checkpoint's layers, and loaders' names for them.
+//!
+//! The architecture decides if it is known, otherwise the tensor names do.
 
 use super::architectures::Architecture;
 use super::role::{Role, is_embedding, role};
@@ -10,17 +11,17 @@ use super::weight::{WEIGHT, module};
 pub(crate) struct Naming(Option<&'static Architecture>);
 
 impl Naming {
-    /// That of a `model_type` of config.json.
+    /// The naming for a `model_type` of config.json.
     pub(crate) fn of(model_type: &str) -> Self {
         Self(Architecture::called(model_type))
     }
 
-    /// Returns whether the table of architectures has it.
+    /// Returns whether the table of architectures has this one.
     pub(crate) fn is_known(self) -> bool {
         self.0.is_some()
     }
 
-    /// The kind of a tensor that is left alone by default.
+    /// The role of a tensor that is unquantized by default.
     pub(crate) fn unquantized_role(self, name: &str, shape: &[usize]) -> Option<Role> {
         let ends = |ends: &[&str]| is_among(module(name), ends);
         match self.0 {
@@ -30,7 +31,8 @@ impl Naming {
         }
     }
 
-    /// Returns whether a tensor is the weight of a linear layer; `None` if its name leaves that open.
+    /// Returns whether a tensor is the weight of a linear layer; `None` if its name leaves that
+    /// open.
     pub(crate) fn is_linear(self, name: &str, shape: &[usize]) -> Option<bool> {
         let Some(module) = name.strip_suffix(WEIGHT).filter(|_| shape.len() == 2) else { return Some(false) };
         if self.0.is_some_and(|known| is_among(module, known.linear)) {
@@ -46,7 +48,7 @@ impl Naming {
         }
     }
 
-    /// What transformers calls the layer that a file calls so.
+    /// The name of a layer in transformers, from its name in the file.
     pub(crate) fn module(self, layer: &str) -> String {
         let mut module = layer.to_string();
         for (from, to) in self.0.map_or(&[][..], |known| known.renamed) {
@@ -59,8 +61,8 @@ impl Naming {
         module
     }
 
-    /// What loaders call a layer: the file's name, which vLLM and SGLang go by, and transformers' if it is
-    /// another.
+    /// All names of a layer that loaders use: the file's, which vLLM and SGLang use, and
+    /// transformers' if it differs.
     pub(crate) fn spellings(self, layer: &str) -> Vec<String> {
         let module = self.module(layer);
         if module == layer { vec![module] } else { vec![layer.into(), module] }
@@ -72,7 +74,7 @@ impl Naming {
     }
 }
 
-/// Returns whether a module's name is one of these, or ends with one after a dot.
+/// Returns whether a module's name is one of `ends`, or ends with a dot and one of them.
 fn is_among(module: &str, ends: &[&str]) -> bool {
     ends.iter().any(|end| module.strip_suffix(end).is_some_and(|rest| rest.is_empty() || rest.ends_with('.')))
 }

@@ -1,9 +1,9 @@
-//! Weights that are left alone by default: norms, embeddings, output heads, routers and convolutions.
+//! Roles of weights that are unquantized by default: norms, embeddings, output heads, routers, ….
 
-/// Parts of names that tell what a weight is: **the table of exceptions**, the first one that there is
-/// decides.
+/// Name parts that show the role of a weight: **the table of exceptions**. The first match decides.
 ///
-/// Their errors cost more than their bytes save, and serving engines expect them unquantized.
+/// Quantizing these weights costs more accuracy than it saves bytes, and serving engines expect
+/// them unquantized.
 const ROLES: &[(&str, Role)] = &[
     ("norm", Role::Norm),
     ("lm_head", Role::OutputHead),
@@ -23,7 +23,8 @@ const ROLES: &[(&str, Role)] = &[
     ("_expert_gate.weight", Role::Router),
 ];
 
-/// Output heads that have no name of their own: whole names, for layers have such parts too.
+/// Output heads with generic names. These are whole names, because other layers contain the same
+/// parts.
 const HEADS: &[&str] = &[
     "output",
     "head",
@@ -37,7 +38,7 @@ const HEADS: &[&str] = &[
     "language_model.output",
 ];
 
-/// The last parts of the names of what is an embedding in every model.
+/// Last name components that mean an embedding in every model.
 const EMBEDDINGS: &[&str] = &[
     "embed_tokens",
     "embed_positions",
@@ -53,25 +54,25 @@ const EMBEDDINGS: &[&str] = &[
     "wpe",
 ];
 
-/// A kind of weight that is left alone by default.
+/// The role of a weight that is unquantized by default.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Role {
-    /// Scales of a normalisation.
+    /// The scales of a normalization.
     Norm,
     /// A table of token or position embeddings.
     Embedding,
-    /// The last layer, which gives the logits.
+    /// The last layer, which computes the logits.
     OutputHead,
     /// A layer that assigns tokens to experts.
     Router,
     /// The kernels of a convolution.
     Convolution,
-    /// The transposed weights of GPT-2's layers (Conv1D), which no loader takes quantized.
+    /// The transposed weights of GPT-2's layers (Conv1D). No loader accepts them quantized.
     Transposed,
 }
 
-/// The kind of a tensor that is left alone by default, by its name and its number of dimensions.
+/// The role of a tensor that is unquantized by default, from its name and number of dimensions.
 pub fn role(name: &str, dimensions: usize) -> Option<Role> {
     let module = name.strip_suffix(".weight").unwrap_or(name);
     if HEADS.contains(&module) {
@@ -89,7 +90,7 @@ pub fn role(name: &str, dimensions: usize) -> Option<Role> {
     convolution.then_some(Role::Convolution)
 }
 
-/// Returns whether a module of this name is an embedding in every model.
+/// Returns whether a module with this name is an embedding in every model.
 pub(crate) fn is_embedding(module: &str) -> bool {
     EMBEDDINGS.contains(&last_part(module))
 }

@@ -1,21 +1,24 @@
-//! Bands: the consecutive elements or rows of a tensor that are in memory at once, however large it is.
+//! Bands: consecutive elements or rows of a tensor that are in memory at once.
 
 use std::ops::Range;
 
 use crate::read::tensor::elements;
 
-/// Elements of a band, unless a single row has more; as f32 they take 4 MiB, which stay in caches and which allocators use again: memory
-/// that is new each time costs more than what is done with it. A multiple of what
+/// Elements of a band, unless a single row has more.
+///
+/// As f32 a band takes 4 MiB, which fit in caches and which allocators reuse. Fresh memory for each
+/// band costs more than the computation. A multiple of the number of elements that
 /// [`ErrorStats`](microscale::ErrorStats) sums at a time.
 pub(crate) const BAND: usize = 1 << 20;
 
-/// The bands of so many elements: at least one, which may be empty.
+/// Splits `elements` elements into bands: at least one, which may be empty.
 pub(crate) fn bands(elements: usize) -> impl Iterator<Item = Range<usize>> {
     ranges(elements, BAND)
 }
 
-/// The bands of a matrix, by its rows: at least one, which may be empty. If `rows_each` is given, none has rows on both sides of
-/// a multiple of it.
+/// Splits the rows of a matrix into bands: at least one, which may be empty.
+///
+/// No band crosses a multiple of `rows_each`, if it is given.
 pub(crate) fn row_bands(
     rows: usize,
     cols: usize,
@@ -28,12 +31,13 @@ pub(crate) fn row_bands(
     })
 }
 
-/// Bands of matrices that are stored as their transposes, in the order of the matrices' elements: each holds
-/// rows of one matrix, a multiple of a block's elements, along which the columns that are stored have their
-/// blocks.
+/// Bands of matrices that are stored transposed, in the order of the matrices' elements.
+///
+/// Each band has rows of one matrix, a multiple of `block`, because blocks run along the stored
+/// columns.
 pub(crate) fn transposed_bands(shape: &[usize], block: usize) -> Vec<Range<usize>> {
     let all = elements(shape) as usize;
-    // Beside a size of 0, the others may be any.
+    // If one size is 0, the others are not bounded.
     let [.., rows, cols] = *shape else { return bands(all).collect() };
     if all == 0 {
         return bands(0).collect();

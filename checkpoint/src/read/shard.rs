@@ -1,4 +1,4 @@
-//! A shard: one file of tensors in any container, mapped, its header read and checked.
+//! A shard: one mapped file of tensors in any container, with its header read and checked.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -22,7 +22,7 @@ use crate::read::columns::TransposedColumns;
 use crate::read::header;
 use crate::read::tensor::Tensor;
 
-/// One file of tensors.
+/// A file of tensors.
 pub(crate) struct Shard {
     pub(crate) path: PathBuf,
     /// The path relative to the checkpoint's directory.
@@ -31,14 +31,14 @@ pub(crate) struct Shard {
     /// The tensors in the order of their data.
     pub(crate) stored: Vec<StoredTensor>,
     map: Mmap,
-    /// Tensors of a PyTorch file whose elements do not follow each other there.
+    /// The tensors of a PyTorch file that are not contiguous there.
     strided: Option<Mmap>,
 }
 
 /// The container of a file, with its metadata.
 pub(crate) enum Container {
     Safetensors(Option<HashMap<String, String>>),
-    /// A GGUF file's header, with the tensors taken out of it.
+    /// The header of a GGUF file, without its tensors.
     Gguf(Box<Header>),
 }
 
@@ -47,13 +47,13 @@ pub(crate) struct StoredTensor {
     pub(crate) name: String,
     pub(crate) dtype: FileDtype,
     pub(crate) shape: Vec<usize>,
-    /// Its bytes in the file: checked to be there.
+    /// Its bytes in the file, checked to lie inside it.
     pub(crate) range: Range<usize>,
-    /// True if these are in a temporary file, and not in the shard's.
+    /// True if the range is in the temporary file instead of the shard's.
     pub(crate) strided: bool,
-    /// The columns of the matrix in these bytes of which it is the transpose, if it is.
+    /// Set if the tensor is the transpose of columns of the matrix in these bytes.
     pub(crate) columns: Option<TransposedColumns>,
-    /// The sizes of the model's parameter, of codes for which somebody asked that.
+    /// The shape of the model's parameter, for codes, once it was computed.
     model_shape: OnceLock<Vec<usize>>,
 }
 
@@ -62,7 +62,7 @@ impl StoredTensor {
         Self { name, dtype, shape, range, strided: false, columns: None, model_shape: OnceLock::new() }
     }
 
-    /// A tensor of other sizes in a part of its bytes, or the transpose of columns of the matrix that they are.
+    /// A tensor in a part of these bytes, or the transpose of columns of their matrix.
     pub(crate) fn part(
         &self,
         name: String,
@@ -73,7 +73,7 @@ impl StoredTensor {
         Self { strided: self.strided, columns, ..Self::new(name, self.dtype, shape, range) }
     }
 
-    /// Keeps the sizes of the model's parameter that these codes are of, as long as the checkpoint is open.
+    /// Stores the shape of the model's parameter for these codes, while the checkpoint is open.
     pub(crate) fn keep_shape(&self, shape: &[usize]) -> &[usize] {
         self.model_shape.get_or_init(|| shape.into())
     }
@@ -81,7 +81,7 @@ impl StoredTensor {
 
 impl Shard {
     pub(crate) fn open(path: PathBuf, name: PathBuf) -> Result<Self> {
-        // Opening a pipe would wait for its writer.
+        // Opening a pipe would block until it has a writer.
         let regular = fs::metadata(&path).map_err(Error::io("open", &path))?.is_file();
         if !regular {
             return Err(Error::File(FileError::Header {
@@ -90,15 +90,16 @@ impl Shard {
             }));
         }
         let file = File::open(&path).map_err(Error::io("open", &path))?;
-        // Nobody may change the file while it is mapped. We never do: output goes to new files, never over the
-        // input. That other programs leave it alone is asked of the user, as by every reader that maps; one
-        // that truncates it ends the process with SIGBUS.
-        // SAFETY: the map is private and read-only, nobody changes the file (as above), and the bytes are only
-        // ever read as integers and floats, for which every bit pattern is valid.
+        // The file must not change while it is mapped. microscale never changes it: output goes to
+        // new files. Users must keep other programs from changing it, as for every reader that maps
+        // files. A program that truncates it ends this process with SIGBUS. SAFETY: the map covers
+        // the whole file, is read-only, and lives as long as the shard. The file does
+        // not change (see above). The bytes are only read as integers and floats, for which every
+        // bit pattern is valid.
         let map = unsafe { Mmap::map(&file) }.map_err(Error::io("map", &path))?;
         header::check_kind(&path, &map)?;
         let by_name = path.extension().is_some_and(|extension| extension == "gguf");
-        // No safetensors file starts so: its header would have a gigabyte.
+        // No safetensors file has these first bytes: its header would have a gigabyte.
         if by_name || map.starts_with(MAGIC) {
             let mut header = read_gguf(&path, &map)?;
             let stored = from_gguf(std::mem::take(&mut header.tensors));
@@ -107,12 +108,12 @@ impl Shard {
         }
         if map.starts_with(archive::MAGIC) || is_pickle(&path) {
             let (stored, strided) = from_pytorch(&path, &map)?;
-            // What is written of it is safetensors, of PyTorch's tensors.
+            // The output is safetensors with PyTorch tensors.
             let metadata = HashMap::from([("format".into(), "pt".into())]);
             let container = Container::Safetensors(Some(metadata));
             return Ok(Self { path, name, container, stored, map, strided });
         }
-        // A header of safetensors begins with a brace.
+        // A safetensors header begins with a brace.
         let by_name =
             path.extension().is_some_and(|extension| extension == "dat") && map.get(8) != Some(&b'{');
         if by_name || imatrix::is_imatrix(&map) {
@@ -126,8 +127,8 @@ impl Shard {
         Ok(Self { path, name, container, stored, map, strided: None })
     }
 
-    /// The path of what is written of it, relative to the output's directory: safetensors in the place of PyTorch's files, by the
-    /// names that transformers gives both.
+    /// The path of the output, relative to its directory. PyTorch files become safetensors, with
+    /// the names that transformers uses for both.
     pub(crate) fn written_name(&self) -> PathBuf {
         if !is_pickle(&self.name) {
             return self.name.clone();
@@ -136,19 +137,20 @@ impl Shard {
         self.name.with_file_name(format!("{}.safetensors", stem.strip_prefix("pytorch_").unwrap_or(&stem)))
     }
 
-    /// The file.
+    /// The bytes of the file.
     pub(crate) fn mapped_bytes(&self) -> &[u8] {
         &self.map
     }
 
-    /// Bytes of the file.
+    /// The size of the file in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         self.map.len() as u64
     }
 
-    /// Lets go of what is in memory of a tensor's bytes, which are not needed for a while: or else all of a
-    /// checkpoint counts as this program's memory by and by. The system may keep them for whoever reads them
-    /// next.
+    /// Releases the memory of a tensor's bytes until they are read again.
+    ///
+    /// Otherwise all of a checkpoint would count as this process's memory in the end. The system
+    /// may keep the pages in its cache.
     pub(crate) fn forget(&self, data: &[u8]) {
         #[cfg(unix)]
         {
@@ -157,13 +159,14 @@ impl Shard {
                 if start > map.len() || data.len() > map.len() - start {
                     continue;
                 }
-                // SAFETY: the pages are a shared map of a file that is never written through it, so that whoever
-                // reads them again has them from the file, the same bytes. That it stays unchanged is asked of
-                // the user, as for the map itself; the file of strided tensors has no name.
+                // SAFETY: the range is inside `map`, which lives as long as `self`. The map is of a
+                // file and was never written, so a later read gets the same bytes from the file.
+                // Users keep the file unchanged, as for the map itself. The file of strided tensors
+                // has no name, so no other process can change it.
                 let forgotten = unsafe {
                     map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, start, data.len())
                 };
-                // A system that does not want to keeps them.
+                // The system may ignore the advice.
                 drop(forgotten);
             }
         }
@@ -197,15 +200,15 @@ fn from_safetensors(header: &Metadata, data: usize) -> Vec<StoredTensor> {
     stored.collect()
 }
 
-/// The ends of the names of PyTorch's files.
+/// The extensions of PyTorch files.
 pub(crate) const PICKLES: [&str; 3] = ["bin", "pt", "pth"];
 
-/// Returns whether a file is named like PyTorch's.
+/// Returns whether a file has the extension of a PyTorch file.
 pub(crate) fn is_pickle(path: &Path) -> bool {
     path.extension().is_some_and(|found| PICKLES.iter().any(|known| found == *known))
 }
 
-/// The tensors of a PyTorch file, and a map of those whose elements do not follow each other in it.
+/// The tensors of a PyTorch file, and a map of the ones that are not contiguous in it.
 fn from_pytorch(path: &Path, bytes: &[u8]) -> Result<(Vec<StoredTensor>, Option<Mmap>)> {
     let failed =
         || Error::io("put tensors that are not contiguous into a temporary file, in TMPDIR, of", path);
@@ -227,7 +230,7 @@ fn from_pytorch(path: &Path, bytes: &[u8]) -> Result<(Vec<StoredTensor>, Option<
     Ok((stored, strided))
 }
 
-/// The tensors that a GGUF file would have of it.
+/// The tensors of an importance matrix, as its GGUF form would have them.
 fn from_imatrix(entries: Vec<imatrix::Entry>) -> Vec<StoredTensor> {
     let stored = entries.into_iter().flat_map(|imatrix::Entry { name, chunks, sums }| {
         let columns = vec![sums.len() / 4];
