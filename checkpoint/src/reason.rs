@@ -61,7 +61,7 @@ impl fmt::Display for Reason {
             Self::Role(Role::OutputHead) => f.write_str("output head"),
             Self::Role(Role::Router) => f.write_str("router"),
             Self::Role(Role::Convolution) => f.write_str("convolution"),
-            Self::Role(Role::Transposed) => f.write_str("Conv1D, which loaders take unquantized alone"),
+            Self::Role(Role::Transposed) => f.write_str("Conv1D, which loaders take only unquantized"),
             Self::Dimensions(0) => f.write_str("scalar"),
             Self::Dimensions(n) => write!(f, "{n}-D"),
             Self::NotAWeight => f.write_str("not called *.weight"),

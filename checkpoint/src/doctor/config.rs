@@ -104,7 +104,7 @@ pub(super) fn check_input_scales(
                     _ => "no input_activations",
                 };
                 format!(
-                    "the config says that inputs are quantized too (NVFP4), but there is no {}; for weights alone it must say {expected}",
+                    "the config says that inputs are quantized too (NVFP4), but there is no {}; for unquantized inputs it must say {expected}",
                     name.trim_start_matches('.')
                 )
             }

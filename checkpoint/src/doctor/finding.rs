@@ -89,9 +89,9 @@ impl Defect {
             Self::NibbleOrder => {
                 "neighbouring weights are swapped in pairs; the model computes nonsense, without any error"
             }
-            Self::OtherValues => "the weights are not those of the original",
+            Self::OtherValues => "the weights differ from the original's",
             Self::Misread => "loaders compute other weights from it, without any error",
-            Self::Config => "loaders refuse the checkpoint, or take its tensors for something else",
+            Self::Config => "loaders refuse the checkpoint, or misread its tensors",
         }
     }
 
@@ -122,7 +122,7 @@ impl Defect {
                 "quantize again: microscale gives such layers no global scale, and with --global-scale none no layer has one"
             }
             Self::InputScale => {
-                "quantize again with --input-scale, from a calibration; or have the config say that weights alone are quantized \
+                "quantize again with --input-scale, from a calibration; or have the config say that only weights are quantized \
                  (W4A16_NVFP4 in ModelOpt's, no input_activations in compressed-tensors')"
             }
             Self::NibbleOrder => {

@@ -21,7 +21,7 @@ pub(super) fn check_global_scales(tensors: &[Packed<'_>], findings: &mut Vec<Fin
         let first = *layers.entry(layer).or_insert(packed);
         if let Some((_, other)) = first.global_scale.filter(|(_, other)| other.value() != scale.value()) {
             let (value, name, other) = (scale.value(), first.name, other.value());
-            let what = format!("its global scale is {value}, that of {name} {other}");
+            let what = format!("its global scale is {value}, and {name} has {other}");
             findings.push(Finding::in_packed(Defect::UnequalGlobalScales, packed, what));
         }
     }

@@ -86,14 +86,16 @@ fn check_groups(
         if let Some(kind) = kind_of_non_layer(packed, naming).filter(|_| by_class) {
             found(
                 Some(packed.name),
-                format!("it is {kind}, and loaders look for quantized linear layers alone"),
+                format!("it is {kind}, and loaders look only for quantized linear layers"),
             );
         }
         let (format, ours) = (packed.format, packed.convention() == CheckpointFormat::CompressedTensors);
         match group {
             Some((_, group)) if !group.describes(packed) => {
-                let what =
-                    format!("it is {format}, but {}, which is about it, says something else", group.name);
+                let what = format!(
+                    "it is {format}, but {}, which applies to it, describes something else",
+                    group.name
+                );
                 found(Some(packed.name), what);
             }
             None if !*described.entry((format, ours)).or_insert_with(|| groups.any_describes(packed)) => {

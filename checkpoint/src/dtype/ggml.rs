@@ -106,7 +106,7 @@ impl GgmlType {
     /// A message for shapes that ggml refuses and for unknown types.
     pub(crate) fn bytes_of(self, shape: &[usize]) -> Result<u64, String> {
         let block = self.block().ok_or_else(|| {
-            format!("{self} is no type that is known, so that its size cannot be told; it may be of a newer ggml or of another program")
+            format!("{self} is no type that is known, so its size is unknown; it may be from a newer ggml or another program")
         })?;
         if shape.len() > MAX_DIMS {
             return Err(format!("it has {} dimensions, and ggml has no more than {MAX_DIMS}", shape.len()));

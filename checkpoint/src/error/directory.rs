@@ -34,7 +34,7 @@ pub enum DirectoryError {
 
     /// The index names a shard outside its directory.
     #[error(
-        "{}: tensor {tensor} is said to be in {shard:?}, which is not a path inside the checkpoint; correct \
+        "{}: tensor {tensor} is assigned to {shard:?}, which is not a path inside the checkpoint; correct \
          the index",
         .index.display()
     )]

@@ -45,7 +45,7 @@ pub enum FileError {
     /// The file is not a dictionary of tensors as `torch.save` writes it, or damaged.
     #[error(
         "{} is not read as a PyTorch file of tensors: {why}; save it as safetensors, as from_pretrained and save_pretrained of \
-         transformers do, or save a dictionary of tensors alone with torch.save",
+         transformers do, or save only a dictionary of tensors with torch.save",
         .file.display()
     )]
     Pytorch {
@@ -103,7 +103,7 @@ pub enum FileError {
 
     /// The number of tensors would change in one of the files of a split GGUF model.
     #[error(
-        "{} is one of the {parts} files of a model, each of which states the tensors of all; {before} tensors would \
+        "{} is one of the {parts} files of a model, and each states the number of tensors in all of them; {before} tensors would \
          become {after} here: give the directory that holds all {parts}, or put them together with llama-gguf-split \
          --merge",
         .file.display()

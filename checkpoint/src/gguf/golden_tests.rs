@@ -127,7 +127,7 @@ fn dequantized(tensor: &TensorInfo, bytes: &[u8]) -> Option<Vec<u8>> {
 }
 
 #[test]
-fn what_is_read_and_written_again_is_the_same_file() {
+fn a_file_that_is_read_and_written_again_is_the_same() {
     let header = header();
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("again.gguf");

@@ -61,7 +61,7 @@ fn refused_tensor(tensor: Vec<u8>, data: usize, parts: &[&str]) {
 }
 
 #[test]
-fn what_is_good_is_read() {
+fn valid_files_are_read() {
     let bytes = good().bytes();
     let header = read(Path::new("good.gguf"), &bytes).unwrap();
     assert_eq!((header.entries.len(), header.tensors.len(), header.alignment), (4, 2, 32));

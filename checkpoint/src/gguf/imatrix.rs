@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_are_where_they_are_said_to_be() {
+    fn entries_have_the_ranges_in_the_file() {
         let bytes = good();
         assert!(is_imatrix(&bytes));
         let entries = read(Path::new("x.dat"), &bytes).unwrap();
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn lies_are_refused() {
+    fn invalid_files_are_refused() {
         refused(b"", "4 bytes are expected");
         refused(&0i32.to_le_bytes(), "a number of entries of 0 is less than 1");
         refused(&(-1i32).to_le_bytes(), "a number of entries of -1");

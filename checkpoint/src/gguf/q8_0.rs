@@ -111,7 +111,7 @@ mod tests {
 
     /// gguf-py's blocks of gguf-py's values.
     #[test]
-    fn blocks_are_those_of_ggml() {
+    fn blocks_equal_those_of_gguf_py() {
         let golden =
             safetensors::SafeTensors::deserialize(include_bytes!("../../golden/q8_0.safetensors")).unwrap();
         let data = |name: &str| golden.tensor(name).unwrap().data().to_vec();
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_block_has_is_refused_by_its_place() {
+    fn unrepresentable_values_are_refused_with_their_index() {
         let good = vec![1.0f32; 200_000 / ELEMENTS * ELEMENTS];
         assert!(blocks(&good).is_ok() && blocks::<f32>(&[]).is_ok_and(|blocks| blocks.is_empty()));
         for wrong in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 8_321_040.0] {
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn names_tell_what_llama_cpp_quantizes() {
+    fn names_decide_like_llama_cpp() {
         for (name, shape, taken) in [
             ("token_embd.weight", &[8, 64][..], true),
             ("blk.0.ffn_up_exps.weight", &[2, 8, 32], true),
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn any_elements_are_those_of_their_blocks() {
+    fn any_range_dequantizes_like_its_blocks() {
         let mut random = fastrand::Rng::with_seed(8);
         let scale = |block: usize| f16::from_f32(block as f32 / 64.0);
         let blocks: Vec<[u8; BYTES]> = (0..5000)

@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn linear_layers_are_told_from_what_is_none() {
+    fn linear_layers_are_distinguished_from_others() {
         let linear = |model_type, name, shape: &[usize]| Naming::of(model_type).is_linear(name, shape);
         assert_eq!(linear("llama4", "vision_model.patch_embedding.linear.weight", &[8, 8]), Some(true));
         assert_eq!(linear("who-knows", "vision_model.patch_embedding.linear.weight", &[8, 8]), None);

@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_tell_what_is_left_alone() {
+    fn names_decide_about_roles() {
         for (name, dimensions, expected) in [
             ("model.norm.weight", 1, Some(Role::Norm)),
             ("shared.weight", 2, Some(Role::Embedding)),

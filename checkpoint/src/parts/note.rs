@@ -100,9 +100,9 @@ impl Note {
 /// The length and the checksum of a file.
 pub(crate) fn checksum(path: &Path) -> std::io::Result<(u64, String)> {
     let file = File::open(path)?;
-    // SAFETY: the map covers the whole file, is read-only, and lives until this
-    // function returns. Its bytes are only read as `u8`. No process changes a finished shard: it is
-    // renamed into place, and a run that makes it again writes a new file.
+    // SAFETY: the map covers the whole file, is read-only, and lives until this function returns.
+    // Its bytes are only read as `u8`. No process changes a finished shard: it is renamed into
+    // place, and a run that makes it again writes a new file.
     let map = unsafe { Mmap::map(&file) }?;
     Ok((map.len() as u64, format!("{:032x}", xxh3_128(&map))))
 }

@@ -117,8 +117,7 @@ impl Recipes {
         }
         let keeps = self.keep_first_layers + self.keep_last_layers > 0;
         if keeps && Layers::of(names.into_iter()).is_empty() {
-            unmatched
-                .push("no tensor is of a layer with a number, so that no first or last one is kept".into());
+            unmatched.push("no tensor is of a layer with a number, so no first or last layer is kept".into());
         }
         unmatched
     }

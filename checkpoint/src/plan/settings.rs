@@ -165,8 +165,8 @@ fn set_scale_rule(scheme: &mut Scheme, rule: ScaleRule) -> Result<(), Misfit> {
             return Ok(());
         }
         None if format == Format::Nvfp4 => {
-            "is about scales that are powers of two, which nvfp4 does not have; its block scales follow from the \
-             convention alone"
+            "is about scales that are powers of two, which nvfp4 does not have; its block scales follow only \
+             from the convention"
                 .into()
         }
         None => format!("is not for {format}, which has one rule"),
@@ -222,7 +222,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_left_open_is_taken_from_elsewhere() {
+    fn missing_settings_are_taken_from_the_defaults() {
         let below = Settings {
             format: Some(Format::Mxfp4),
             convention: Some(Convention::CompressedTensors),

@@ -116,7 +116,7 @@ impl<'a> Pickle<'a> {
                 let (PickleValue::Text(module), PickleValue::Text(name)) =
                     (self.value(module), self.value(name))
                 else {
-                    return Err("the name of something is no text".into());
+                    return Err("a name is not a text".into());
                 };
                 let global = Global::named(module, name)?;
                 self.push(PickleValue::Global(global))
@@ -124,7 +124,7 @@ impl<'a> Pickle<'a> {
             b'Q' => self.storage(),
             b'R' => self.call(),
             b'b' => self.state(),
-            other => Err(format!("the instruction {other:#04x} is none that torch.save needs for tensors")),
+            other => Err(format!("the instruction {other:#04x} is not one that torch.save uses for tensors")),
         }
     }
 
@@ -229,7 +229,7 @@ impl<'a> Pickle<'a> {
             Some(PickleValue::Dict(entries)) => {
                 entries.extend(pairs.iter().map(|[key, value]| (*key, *value)))
             }
-            _ => return Err("something is put into what is no dictionary".into()),
+            _ => return Err("something is put into a value that is not a dictionary".into()),
         }
         Ok(())
     }
@@ -240,7 +240,7 @@ impl<'a> Pickle<'a> {
         self.pop()?;
         match self.value(self.top()?) {
             PickleValue::Dict(_) => Ok(()),
-            _ => Err("something else than a dictionary has attributes".into()),
+            _ => Err("an object with attributes is not a dictionary".into()),
         }
     }
 
@@ -259,7 +259,7 @@ impl<'a> Pickle<'a> {
             PickleValue::Int(number) => {
                 usize::try_from(*number).map_err(|_| format!("it has the size {number}"))
             }
-            _ => Err("one of its sizes is no integer".into()),
+            _ => Err("one of its sizes is not an integer".into()),
         }
     }
 
@@ -285,7 +285,7 @@ impl<'a> Pickle<'a> {
                 let storage = Storage { dtype: *dtype, key };
                 self.push(PickleValue::Storage(storage))
             }
-            _ => Err("it refers to something that is no storage".into()),
+            _ => Err("it refers to something that is not a storage".into()),
         }
     }
 
@@ -293,7 +293,7 @@ impl<'a> Pickle<'a> {
     fn call(&mut self) -> Parsed<()> {
         let [function, arguments] = self.last(2)?[..] else { return Err(OTHER.into()) };
         let PickleValue::Global(function) = *self.value(function) else {
-            return Err("it calls something that is no function".into());
+            return Err("it calls something that is not a function".into());
         };
         let value = match (function, self.parts(arguments)?) {
             (Global::OrderedDict, []) => PickleValue::Dict(Vec::new()),
@@ -305,7 +305,7 @@ impl<'a> Pickle<'a> {
             }
             (Global::Parameter, [tensor, _requires_grad, _hooks]) => {
                 let PickleValue::Tensor(_) = self.value(*tensor) else {
-                    return Err("a parameter is of something else than a tensor".into());
+                    return Err("a parameter is made of something other than a tensor".into());
                 };
                 let tensor = *tensor;
                 self.stack.push(tensor);
@@ -315,7 +315,7 @@ impl<'a> Pickle<'a> {
                 if metadata.len() <= 1 =>
             {
                 let PickleValue::Storage(Storage { dtype: Some(dtype), key }) = *self.value(*storage) else {
-                    return Err("a tensor is of something else than a storage with a dtype".into());
+                    return Err("a tensor is made of something other than a storage with a dtype".into());
                 };
                 tensor(dtype, key, [*offset, *shape, *strides], metadata.first())
             }
@@ -326,7 +326,7 @@ impl<'a> Pickle<'a> {
                 let (PickleValue::Storage(Storage { key, .. }), PickleValue::Global(Global::Dtype(dtype))) =
                     (self.value(*storage), self.value(*dtype))
                 else {
-                    return Err("a tensor is of something else than a storage and a dtype".into());
+                    return Err("a tensor is made of something other than a storage and a dtype".into());
                 };
                 tensor(*dtype, key, [*offset, *shape, *strides], metadata.first())
             }
@@ -349,4 +349,4 @@ fn tensor<'a>(
 
 const ENDS: &str = "it ends too early";
 const EMPTY: &str = "it takes more values than it has made";
-const OTHER: &str = "it has something else where torch.save has a tuple";
+const OTHER: &str = "it has no tuple where torch.save has one";

@@ -69,9 +69,9 @@ impl Copies {
     /// The errors of the operating system.
     pub(crate) fn map(self) -> io::Result<Mmap> {
         let file = self.file.into_inner().map_err(io::IntoInnerError::into_error)?;
-        // SAFETY: the map is read-only and owns its pages until it is dropped. No other
-        // process can open the file, because it has no name. The bytes are only read as integers
-        // and floats, for which every bit pattern is valid.
+        // SAFETY: the map is read-only and owns its pages until it is dropped. No other process can
+        // open the file, because it has no name. The bytes are only read as integers and floats,
+        // for which every bit pattern is valid.
         unsafe { Mmap::map(&file) }
     }
 }

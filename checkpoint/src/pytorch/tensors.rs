@@ -93,7 +93,7 @@ pub(crate) fn read(file: &Path, bytes: &[u8]) -> Result<Vec<TensorInfo>> {
 /// programs save a model next to other things.
 fn dictionary<'p, 'a>(pickle: &'p Pickle<'a>, top: Id) -> Parsed<Vec<(&'p str, &'p Strided<'a>)>> {
     let PickleValue::Dict(entries) = pickle.value(top) else {
-        return Err("it holds something else than a dictionary of tensors".into());
+        return Err("it is not a dictionary of tensors".into());
     };
     let here = tensors_of(pickle, entries)?;
     if !here.is_empty() {
@@ -114,7 +114,7 @@ fn dictionary<'p, 'a>(pickle: &'p Pickle<'a>, top: Id) -> Parsed<Vec<(&'p str, &
             _ if inside.is_empty() => {}
             Some((other, _)) => {
                 return Err(format!(
-                    "{other:?} and {key:?} in it are both dictionaries of tensors; save the one that is meant alone"
+                    "{other:?} and {key:?} in it are both dictionaries of tensors; save only the intended one"
                 ));
             }
             None => found = Some((key, inside)),
@@ -132,7 +132,7 @@ fn tensors_of<'p, 'a>(
     for (key, value) in entries {
         match (pickle.value(*key), pickle.value(*value)) {
             (PickleValue::Text(name), PickleValue::Tensor(tensor)) => tensors.push((*name, &**tensor)),
-            (_, PickleValue::Tensor(_)) => return Err("a tensor in it has a key that is no text".into()),
+            (_, PickleValue::Tensor(_)) => return Err("a tensor in it has a key that is not a text".into()),
             _ => {}
         }
     }
@@ -147,7 +147,7 @@ fn check_metadata(pickle: &Pickle<'_>, metadata: Option<Id>) -> Parsed<()> {
         Some(PickleValue::Dict(entries)) => {
             let names = entries.iter().take(4).map(|(name, _)| match pickle.value(*name) {
                 PickleValue::Text(name) => format!("{:?}", name.chars().take(20).collect::<String>()),
-                _ => "a key that is no text".into(),
+                _ => "a key that is not a text".into(),
             });
             Err(format!(
                 "torch.save marks it with {}, so its values are not the stored ones; save it with \
@@ -155,7 +155,7 @@ fn check_metadata(pickle: &Pickle<'_>, metadata: Option<Id>) -> Parsed<()> {
                 names.collect::<Vec<_>>().join(", ")
             ))
         }
-        Some(_) => Err("its metadata is no dictionary".into()),
+        Some(_) => Err("its metadata is not a dictionary".into()),
     }
 }
 

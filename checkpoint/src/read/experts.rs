@@ -121,7 +121,7 @@ impl Checkpoint {
             };
             let Some(hidden) = hidden else {
                 return Err(failed(
-                    "config.json has no hidden_size, by which rows are told from columns; add it".into(),
+                    "config.json has no hidden_size, which distinguishes rows from columns; add it".into(),
                 ));
             };
             let layout = match [first, second].map(|size| size == hidden) {
@@ -149,7 +149,10 @@ impl Checkpoint {
                 )));
             };
             if float_dtype(tensor.dtype).is_none() {
-                return Err(failed(format!("{} is no float; dequantize the checkpoint first", tensor.dtype)));
+                return Err(failed(format!(
+                    "{} is not a float type; dequantize the checkpoint first",
+                    tensor.dtype
+                )));
             }
             if tensor.range.is_empty() {
                 return Err(failed("it is empty".into()));

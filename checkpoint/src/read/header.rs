@@ -73,7 +73,7 @@ const OTHER_KINDS: [(&[u8], &str, &str); 3] = [
         "a PyTorch file as before version 1.6, a pickle with tensors in it and no zip archive",
         SAVE_AS_SAFETENSORS,
     ),
-    (b"<", "a web page or XML", "download the file again, and look at what the server said"),
+    (b"<", "a web page or XML", "download the file again, and check the response of the server"),
 ];
 
 /// Refuses files whose first bytes show a kind that microscale does not read.

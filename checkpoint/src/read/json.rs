@@ -189,7 +189,7 @@ mod tests {
         \x20   \"caf\\u00e9 , \\\" }\": {\"time_step_limit\": [0.0, Infinity], \"x\": [-Infinity,NaN]},\n    \"d\": \"NaN\"\n}\n";
 
     #[test]
-    fn what_does_not_change_stays_byte_for_byte() {
+    fn unchanged_members_stay_byte_for_byte() {
         let config = object(CONFIG);
         assert_eq!(config.rewritten(&config.json), CONFIG);
 

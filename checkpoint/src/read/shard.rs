@@ -92,10 +92,10 @@ impl Shard {
         let file = File::open(&path).map_err(Error::io("open", &path))?;
         // The file must not change while it is mapped. microscale never changes it: output goes to
         // new files. Users must keep other programs from changing it, as for every reader that maps
-        // files. A program that truncates it ends this process with SIGBUS. SAFETY: the map covers
-        // the whole file, is read-only, and lives as long as the shard. The file does
-        // not change (see above). The bytes are only read as integers and floats, for which every
-        // bit pattern is valid.
+        // files. A program that truncates it ends this process with SIGBUS.
+        // SAFETY: the map covers the whole file, is read-only, and lives as long as the shard. The
+        // file does not change (see above). The bytes are only read as integers and floats, for
+        // which every bit pattern is valid.
         let map = unsafe { Mmap::map(&file) }.map_err(Error::io("map", &path))?;
         header::check_kind(&path, &map)?;
         let by_name = path.extension().is_some_and(|extension| extension == "gguf");

@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_say_where_what_and_what_else() {
+    fn errors_name_line_mistake_and_accepted_values() {
         let cases: [(&str, &[&str]); 19] = [
             ("a\nb", &["r.toml:1: this is not TOML"]),
             ("\n\nformat = ", &["r.toml:3: this is not TOML"]),
@@ -401,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn the_formats_that_are_offered_are_those_that_some_convention_holds() {
+    fn offered_formats_have_a_checkpoint_format() {
         let source = "r.toml";
         let why = Recipes::parse("format = \"fp4\"", source).err().unwrap().to_string();
         assert!(why.contains(r#"one of "mxfp4", "nvfp4", "mxfp8-e4m3""#) && !why.contains("e5m2"), "{why}");

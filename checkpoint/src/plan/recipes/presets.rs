@@ -52,7 +52,7 @@ mod tests {
     use crate::plan::recipes::Recipes;
 
     #[test]
-    fn every_preset_is_a_recipe_and_says_what_for() {
+    fn every_preset_is_a_recipe_with_a_summary() {
         for preset in presets() {
             Recipes::named(preset.name).unwrap().check(CheckpointFormat::default()).unwrap();
             assert!(preset.summary().len() > 20, "{}", preset.name);
@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_preset_and_what_is_a_file() {
+    fn unknown_presets_and_missing_files_are_errors() {
         let error = |word| Recipes::named(word).unwrap_err();
         assert!(error("fp4").to_string().contains("nvfp4-keep-ends"), "{}", error("fp4"));
         for file in ["nowhere.toml", "./nvfp4", "nowhere/mxfp4"] {
