@@ -1,18 +1,17 @@
-//! Auditing a quantized checkpoint: defects that will make a model wrong, their places, and what helps.
+//! Checks a quantized checkpoint for defects, and names the place, the effect and the fix of each.
 //!
-//! | file | what it looks at |
+//! | file | contents |
 //! |---|---|
-//! | `finding` | everything that can be wrong, what it does and what helps |
+//! | `finding` | the kinds of defects, with the effect and the fix of each |
 //! | `blocks` | scale bytes and codes, block by block |
-//! | `scaled` | the scales of codes of eight bits |
-//! | `stored` | dtypes and shapes that are read, and should not be so |
-//! | `global_scales` | NVFP4's: direction, and layers that serving engines fuse |
-//! | `loaders` | what loaders are known to read wrongly, or to refuse, however right it is |
-//! | `against` | values, given the checkpoint that was quantized: the order of nibbles among them |
-//! | `config`, `layers` | what config.json says; which layers it says are quantized, and how |
+//! | `w8_scales` | the scales of FP8 and INT8 weights |
+//! | `stored` | dtypes and shapes that microscale reads but loaders misread |
+//! | `global_scales` | NVFP4's global scales: their direction, and equality within fused layers |
+//! | `loaders` | correct tensors that known loaders misread or refuse |
+//! | `original` | values, compared with the checkpoint that was quantized |
+//! | `config`, `layers` | config.json: the method, and which layers it lists as quantized |
 //! | `groups`, `patterns` | the entries of config_groups; names and patterns of layers |
 
-mod against;
 mod blocks;
 mod config;
 pub(crate) mod finding;
@@ -20,9 +19,10 @@ mod global_scales;
 mod groups;
 mod layers;
 mod loaders;
+mod original;
 mod patterns;
-mod scaled;
 mod stored;
+mod w8_scales;
 
 use std::ops::ControlFlow;
 
@@ -30,34 +30,41 @@ use microscale::{Device, Words};
 use serde_json::{Value, json};
 
 use crate::checkpoint_formats::packed::{Logical, resolve};
+use crate::doctor::blocks::check_blocks;
+use crate::doctor::config::{check_config, check_input_scales};
 use crate::doctor::finding::{Defect, Finding};
+use crate::doctor::global_scales::check_global_scales;
+use crate::doctor::loaders::check_loaders;
+use crate::doctor::original::check_against_original;
+use crate::doctor::stored::check_stored;
+use crate::doctor::w8_scales::check_w8_scales;
 use crate::error::{Error, Result};
 use crate::read::checkpoint::Checkpoint;
 use crate::read::tensor::Tensor;
 use crate::write::progress::{OnProgress, Progress};
 
-/// The result of examining a checkpoint.
+/// The result of checking a checkpoint.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Diagnosis {
-    /// Everything that is wrong, tensor by tensor.
+    /// The defects, tensor by tensor.
     pub findings: Vec<Finding>,
-    /// Quantized tensors that were looked at.
+    /// Number of quantized tensors that were checked.
     pub quantized: u64,
-    /// Other tensors.
+    /// Number of other tensors.
     pub plain: u64,
-    /// Blocks that were looked at.
+    /// Number of blocks that were checked.
     pub blocks: u64,
 }
 
-/// Looks at every tensor of a checkpoint, at what its layers have in common, and at its config.
+/// Checks every tensor of a checkpoint, its fused layers and its config.
 ///
-/// Given the checkpoint that was quantized, also compares values with its tensors of the same names. Wrong
-/// files are findings where a tensor is to blame; a checkpoint that cannot be opened at all is an error of
-/// [`Checkpoint::open`].
+/// With `against`, the checkpoint that was quantized, values are also compared with its tensors of
+/// the same names. A defect of a tensor is a finding. A checkpoint that cannot be opened is an
+/// error of [`Checkpoint::open`].
 ///
 /// # Errors
-/// [`Error::Interrupted`], and what keeps `against` from being read.
+/// [`Error::Interrupted`] if `progress` asks to stop, and the errors of reading `against`.
 pub fn diagnose(
     checkpoint: &Checkpoint,
     against: Option<&Checkpoint>,
@@ -75,16 +82,16 @@ pub fn diagnose(
         match resolve(checkpoint, tensor) {
             Ok(None) => {}
             Ok(Some(Logical::Plain(tensor))) => {
-                scaled::look(&tensor, &mut diagnosis.findings);
+                check_w8_scales(&tensor, &mut diagnosis.findings);
                 plain.push(tensor);
             }
             Ok(Some(Logical::Packed(tensor))) => {
                 diagnosis.blocks += tensor.blocks();
                 let original = against.map(|against| original(against, tensor.name)).transpose()?.flatten();
-                blocks::look(&tensor, original.as_ref(), &mut diagnosis.findings)?;
-                stored::look(&tensor, &mut diagnosis.findings);
+                check_blocks(&tensor, original.as_ref(), &mut diagnosis.findings)?;
+                check_stored(&tensor, &mut diagnosis.findings);
                 if let Some((against, original)) = against.zip(original) {
-                    against::look(&tensor, &original, device, &mut diagnosis.findings)?;
+                    check_against_original(&tensor, &original, device, &mut diagnosis.findings)?;
                     against.forget(&original);
                 }
                 checkpoint.forget(&tensor.codes);
@@ -96,17 +103,17 @@ pub fn diagnose(
             }
         }
     }
-    let scaled = plain.iter().filter(|tensor| tensor.scaling.is_some()).count();
-    diagnosis.quantized = (packed.len() + scaled) as u64;
-    diagnosis.plain = (plain.len() - scaled) as u64;
-    global_scales::look(&packed, &mut diagnosis.findings);
-    loaders::look(checkpoint, &packed, &mut diagnosis.findings);
-    config::look(checkpoint, &packed, &plain, &mut diagnosis.findings);
-    config::inputs(checkpoint, &packed, &mut diagnosis.findings);
+    let w8 = plain.iter().filter(|tensor| tensor.scaling.is_some()).count();
+    diagnosis.quantized = (packed.len() + w8) as u64;
+    diagnosis.plain = (plain.len() - w8) as u64;
+    check_global_scales(&packed, &mut diagnosis.findings);
+    check_loaders(checkpoint, &packed, &mut diagnosis.findings);
+    check_config(checkpoint, &packed, &plain, &mut diagnosis.findings);
+    check_input_scales(checkpoint, &packed, &mut diagnosis.findings);
     Ok(diagnosis)
 }
 
-/// The tensor of a name with the scales that it is under, if there are any.
+/// The original's tensor of a name, with its scales if it has any.
 fn original<'a>(against: &'a Checkpoint, name: &str) -> Result<Option<Tensor<'a>>> {
     let Some(tensor) = against.tensor(name) else { return Ok(None) };
     Ok(Some(match resolve(against, tensor)? {
@@ -117,7 +124,7 @@ fn original<'a>(against: &'a Checkpoint, name: &str) -> Result<Option<Tensor<'a>
 }
 
 impl Diagnosis {
-    /// All of it as JSON.
+    /// The diagnosis as JSON.
     pub fn to_json(&self) -> Value {
         let findings = self.findings.iter().map(|finding| {
             json!({
@@ -138,7 +145,7 @@ impl Diagnosis {
     }
 }
 
-/// An error with its cause, in a line.
+/// An error and its cause in one line.
 fn described(error: &Error) -> String {
     match std::error::Error::source(error) {
         Some(source) => format!("{error}: {source}"),

@@ -1,4 +1,4 @@
-//! Dtypes of stored tensors, in either container: safetensors' dtypes and ggml's types under one type.
+//! Dtypes of stored tensors: safetensors dtypes and ggml types in one type.
 
 pub(crate) mod ggml;
 
@@ -11,25 +11,25 @@ use crate::dtype::ggml::GgmlType;
 /// The dtype of a tensor in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileDtype {
-    /// Elements one by one, as safetensors files have them. GGUF's plain types are of these, too.
+    /// One element at a time, as in safetensors files. GGUF's plain types map to these too.
     Plain(Plain),
-    /// ggml's blocks of elements with their scales, which only GGUF files have.
+    /// ggml's blocks of elements with scales, which only GGUF files have.
     Ggml(GgmlType),
 }
 
-/// The plain types that are named in code. As constants they can be used in patterns, too.
+/// Plain types that the code names. As constants they also work in patterns.
 impl FileDtype {
-    /// Unsigned bytes.
+    /// 8-bit unsigned integers.
     pub const U8: Self = Self::Plain(Plain::U8);
-    /// Signed integers of 8 bits.
+    /// 8-bit signed integers.
     pub const I8: Self = Self::Plain(Plain::I8);
-    /// Signed integers of 32 bits.
+    /// 32-bit signed integers.
     pub const I32: Self = Self::Plain(Plain::I32);
-    /// Signed integers of 64 bits.
+    /// 64-bit signed integers.
     pub const I64: Self = Self::Plain(Plain::I64);
-    /// OCP's E4M3 without infinities, a byte.
+    /// OCP E4M3, one byte, without infinities.
     pub const F8_E4M3: Self = Self::Plain(Plain::F8_E4M3);
-    /// Powers of two, a byte.
+    /// E8M0, powers of two, one byte.
     pub const F8_E8M0: Self = Self::Plain(Plain::F8_E8M0);
     /// binary16.
     pub const F16: Self = Self::Plain(Plain::F16);
@@ -48,7 +48,7 @@ impl FileDtype {
         }
     }
 
-    /// ggml's type of the same elements, if it has one.
+    /// The ggml type with the same elements, if there is one.
     pub(crate) fn ggml(self) -> Option<GgmlType> {
         match self {
             Self::Ggml(kind) => Some(kind),
@@ -56,7 +56,7 @@ impl FileDtype {
         }
     }
 
-    /// Bytes of that many elements.
+    /// The size of `elements` elements in bytes.
     pub(crate) fn bytes_of(self, elements: u64) -> u64 {
         match self {
             Self::Plain(plain) => elements * plain.bitsize() as u64 / 8,
@@ -101,8 +101,8 @@ impl fmt::Display for FileDtype {
 mod tests {
     use super::*;
 
-    /// ggml's name of a type whose elements are single is that of safetensors in small letters, and its size
-    /// the same.
+    /// A ggml type with single elements has the name of the safetensors dtype in lower case, and
+    /// its size.
     #[test]
     fn plain_types_are_the_same_in_both_containers() {
         let mut plain = 0;

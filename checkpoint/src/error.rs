@@ -1,5 +1,5 @@
-//! Errors of checkpoint files, by subject. Every variant names the file, the tensor where there
-//! is one, and what to change.
+//! Errors of checkpoint operations, by subject. Each variant names the file, the tensor if there is
+//! one, and what to change.
 
 pub(crate) mod directory;
 pub(crate) mod file;
@@ -23,59 +23,60 @@ use parts::PartsError;
 use plan::PlanError;
 use recipe::RecipeError;
 
-/// The result of the library's checkpoint operations.
+/// The result of a checkpoint operation.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// The reason why a checkpoint could not be read, rewritten or compared.
+/// The reason why a checkpoint operation failed.
 ///
-/// `Display` says one thing; the cause, where there is one, is the [`source`](std::error::Error::source).
+/// `Display` gives one sentence. The cause, if there is one, is the
+/// [`source`](std::error::Error::source).
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The operating system refused.
+    /// The operating system reported an error.
     #[error("cannot {doing} {}", .path.display())]
     Io {
-        /// The operation that was tried.
+        /// The operation, such as "read".
         doing: &'static str,
         /// The file or directory.
         path: PathBuf,
-        /// Its answer.
+        /// The error of the operating system.
         source: io::Error,
     },
 
-    /// A file that is not what it should be, or cannot hold what it should.
+    /// A file is invalid, or cannot hold a tensor.
     #[error(transparent)]
     File(#[from] FileError),
 
-    /// Files of a directory that do not go together.
+    /// The files of a directory contradict each other.
     #[error(transparent)]
     Directory(#[from] DirectoryError),
 
-    /// A tensor that is stored in no known way, or cannot be stored by a checkpoint format.
+    /// A tensor is stored in an unknown way, or a checkpoint format cannot store it.
     #[error(transparent)]
     Format(#[from] FormatError),
 
-    /// An input or a request that cannot be planned.
+    /// An input or a request cannot be planned.
     #[error(transparent)]
     Plan(#[from] PlanError),
 
-    /// Global scales and importance that are given in files.
+    /// Side files with global scales, input scales or importance are wrong.
     #[error(transparent)]
     Given(#[from] GivenError),
 
-    /// Recipes, settings and patterns that are wrong.
+    /// A recipe, a setting or a pattern is wrong.
     #[error(transparent)]
     Recipe(#[from] RecipeError),
 
-    /// An output that cannot be.
+    /// The output cannot be written where it was requested.
     #[error(transparent)]
     Output(#[from] OutputError),
 
-    /// Parts that cannot be merged.
+    /// Parts cannot be merged.
     #[error(transparent)]
     Parts(#[from] PartsError),
 
-    /// A tensor that could not be quantized or dequantized.
+    /// A tensor could not be quantized or dequantized.
     #[error("{}: tensor {tensor}", .file.display())]
     Tensor {
         /// The file.
@@ -86,7 +87,7 @@ pub enum Error {
         source: Box<microscale::Error>,
     },
 
-    /// A tensor that takes more memory than there is.
+    /// A tensor needs more memory than the system has.
     #[error(
         "{}: tensor {tensor} needs {} MiB of memory at once, and the system does not give them; free memory, \
          raise the limit of the process (ulimit -v), or use a machine with more",
@@ -97,11 +98,11 @@ pub enum Error {
         file: PathBuf,
         /// The tensor.
         tensor: String,
-        /// The bytes that were asked for.
+        /// The number of bytes that were requested.
         bytes: usize,
     },
 
-    /// Two checkpoints whose tensors of one name have different shapes.
+    /// A tensor has different shapes in the two checkpoints.
     #[error(
         "tensor {tensor} has shape {first_shape:?} in {} and {second_shape:?} in {}; compare checkpoints of \
          the same model",
@@ -112,15 +113,15 @@ pub enum Error {
         tensor: String,
         /// One file.
         first: PathBuf,
-        /// Its shape there.
+        /// The shape in `first`.
         first_shape: Vec<usize>,
-        /// The other file.
+        /// The second file.
         second: PathBuf,
-        /// Its shape there.
+        /// The shape in `second`.
         second_shape: Vec<usize>,
     },
 
-    /// Two checkpoints that have no tensor of the same name.
+    /// The two checkpoints have no tensor name in common.
     #[error(
         "no tensor of {} is in {}, where the first one is called {second_name:?} and not {first_name:?}; compare \
          checkpoints of the same model, with the same names",
@@ -129,19 +130,19 @@ pub enum Error {
     NothingInCommon {
         /// One checkpoint.
         first: PathBuf,
-        /// A name of a tensor there.
+        /// The name of a tensor in `first`.
         first_name: String,
         /// The other checkpoint.
         second: PathBuf,
-        /// A name of a tensor there.
+        /// The name of a tensor in `second`.
         second_name: String,
     },
 
-    /// A GPU that works no more.
+    /// A GPU stopped working.
     #[error("the device cannot be made ready; choose another with --device")]
     Device(#[source] microscale::Error),
 
-    /// No thread can be started.
+    /// The system cannot start a thread.
     #[error(
         "no thread can be started; raise the limit on processes (ulimit -u, or the container's limit on pids)"
     )]
@@ -153,12 +154,12 @@ pub enum Error {
 }
 
 impl Error {
-    /// A tensor that the library's tensor operations refused.
+    /// An error of the tensor library for a tensor.
     pub(crate) fn tensor(file: &Path, tensor: &str, source: microscale::Error) -> Self {
         Self::Tensor { file: file.into(), tensor: tensor.into(), source: source.into() }
     }
 
-    /// Makes the argument of `map_err` from the operation that was tried and its path.
+    /// Makes a closure for `map_err` from the operation and its path.
     pub(crate) fn io(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::Io { doing, path: path.to_path_buf(), source }
     }

@@ -1,18 +1,18 @@
-//! GGUF, the container of ggml and llama.cpp: one file with metadata, tensors, and blocks that hold their
+//! GGUF, the container of ggml and llama.cpp: metadata, tensors, and blocks that contain their
 //! scales.
 //!
-//! | file | what it knows |
+//! | file | contents |
 //! |---|---|
 //! | `format` | the numbers and keys of the container |
-//! | `cursor`, `value`, `header` | reading: every count, length and offset is checked before it is believed |
-//! | `metadata` | the metadata of a file to be written: as it was |
-//! | `scales` | the global scales that llama.cpp multiplies with |
-//! | `imatrix` | importance matrices of the time before they were GGUF files too |
-//! | `q8_0` | the values of another type, and its blocks, for what stays out of four bits |
-//! | `blocks` | MXFP4 and NVFP4 between our codes and scales and ggml's blocks |
+//! | `cursor`, `value`, `header` | reading: every count, length and offset is checked before its use |
+//! | `metadata` | writing metadata: another file's, with some keys replaced |
+//! | `scales` | the global scales that llama.cpp applies |
+//! | `imatrix` | importance matrices in the format that preceded GGUF |
+//! | `q8_0` | Q8_0 blocks, for tensors that are not quantized to four bits |
+//! | `blocks` | conversion between our codes and scales and ggml's blocks |
 //!
-//! Versions 2 and 3, little-endian. What ggml refuses is refused here too, and so is what would not be worth
-//! its danger: strings and alignments beyond any use.
+//! Versions 2 and 3, little-endian, are supported. Files that ggml refuses are refused here too. So
+//! are strings and alignments larger than any use.
 
 pub(crate) mod blocks;
 mod cursor;

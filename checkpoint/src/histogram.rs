@@ -1,23 +1,23 @@
-//! Distributions of scales and codes: counts of each byte, of one tensor or of many of a format.
+//! Distributions of scales and codes: byte counts of one tensor, or of many in the same format.
 
 use microscale::{Format, QuantizedTensor};
 use rayon::prelude::*;
 
 use crate::checkpoint_formats::packed::Packed;
 
-/// Counts of each scale byte and each code in tensors of one format.
+/// Counts of scale bytes and codes in tensors of one format.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Histogram {
     /// The format.
     pub format: Format,
     /// Counts by scale byte.
     pub scales: [u64; 256],
-    /// Counts by code; of 4-bit formats only the first 16 are in use.
+    /// Counts by code. 4-bit formats use only the first 16.
     pub codes: [u64; 256],
 }
 
 impl Histogram {
-    /// Makes a histogram without any block.
+    /// An empty histogram.
     pub fn new(format: Format) -> Self {
         Self { format, scales: [0; 256], codes: [0; 256] }
     }
@@ -31,7 +31,7 @@ impl Histogram {
         sum
     }
 
-    /// Counts the scales and codes of a tensor in memory, its padding to whole blocks included.
+    /// Counts the scales and codes of a tensor in memory, including its padding to whole blocks.
     pub fn of_tensor(tensor: &QuantizedTensor) -> Self {
         Self::of_bytes(tensor.format(), &tensor.linear_scales(), tensor.codes())
     }
@@ -48,28 +48,29 @@ impl Histogram {
         Self { format, scales: count(scales), codes }
     }
 
-    /// Adds the counts of another tensor of the format.
+    /// Adds the counts of another histogram of the same format.
     pub fn add(&mut self, other: &Self) {
         self.scales.iter_mut().zip(other.scales).for_each(|(sum, count)| *sum += count);
         self.codes.iter_mut().zip(other.codes).for_each(|(sum, count)| *sum += count);
     }
 
-    /// Blocks.
+    /// The number of blocks.
     pub fn blocks(&self) -> u64 {
         self.scales.iter().sum()
     }
 
-    /// Blocks whose scale is NaN.
+    /// The number of blocks whose scale is NaN.
     pub fn nan_scales(&self) -> u64 {
         self.count_scales(|byte| self.format.is_scale(byte) && self.format.is_nan_scale(byte))
     }
 
-    /// Blocks whose scale byte the format does not know: in NVFP4 those with the sign bit set.
+    /// The number of blocks whose scale byte is invalid in the format: in NVFP4, with the sign bit
+    /// set.
     pub fn foreign_scales(&self) -> u64 {
         self.count_scales(|byte| !self.format.is_scale(byte))
     }
 
-    /// The smallest and largest scale byte in use, NaN and what the format does not know apart.
+    /// The smallest and the largest scale byte that occur, without NaN and invalid bytes.
     pub fn scale_range(&self) -> Option<(u8, u8)> {
         let used = |byte: &u8| {
             let is_number = self.format.is_scale(*byte) && !self.format.is_nan_scale(*byte);

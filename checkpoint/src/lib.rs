@@ -1,29 +1,29 @@
-//! Checkpoints: safetensors files and directories in Hugging Face layout, read, quantized, dequantized,
-//! compared.
+//! Reads, quantizes, dequantizes, converts and compares checkpoints: safetensors, GGUF and PyTorch
+//! files, and directories in Hugging Face layout.
 //!
-//! [`Checkpoint::open`] maps every file and checks every header; [`Plan`] decides which tensors are
-//! quantized; [`quantize`], [`dequantize`] and [`convert`] write a new checkpoint, one tensor at a time;
+//! [`Checkpoint::open`] maps every file and checks every header. [`Plan`] decides which tensors to
+//! quantize. [`quantize`], [`dequantize`] and [`convert`] write a new checkpoint, tensor by tensor.
 //! [`compare`] and [`inspect`] only read.
 //!
-//! From the bottom up, each importing only what stands above it in this table:
+//! The modules from the bottom up. Each one imports only modules above it in this table:
 //!
-//! | room | what it knows |
+//! | module | contents |
 //! |---|---|
-//! | `names` | what the names of tensors tell |
-//! | `dtype`, `checkpoint_format`, `reason`, `sums` | dtypes, conventions, reasons for copying, sums |
-//! | `error` | what can go wrong |
-//! | `limits` | limits on what is read |
+//! | `names` | facts that follow from the names of tensors |
+//! | `dtype`, `checkpoint_format`, `reason`, `sums` | dtypes, checkpoint formats, reasons for copying, sums |
+//! | `error` | error types |
+//! | `limits` | limits on the input |
 //! | `gguf` | GGUF, the container of ggml and llama.cpp |
-//! | `pytorch` | PyTorch's files, which are pickles that are not run |
-//! | `read` | input: which files, which tensors, typed views |
+//! | `pytorch` | PyTorch files: pickles, which are never executed |
+//! | `read` | input: files, tensors, typed views |
 //! | `write` | output: tensor by tensor, complete or not at all |
-//! | `checkpoint_formats` | checkpoint formats: what a quantized tensor becomes, and what is quantized in a file |
-//! | `histogram` | how scales and codes are distributed |
-//! | `plan` | what is to become of each tensor: recipes, selection, global scales, importance |
-//! | `quantize`, `parts` | carrying out a plan: as a whole, or in parts |
+//! | `checkpoint_formats` | checkpoint formats: how each one stores quantized tensors, and finding them in files |
+//! | `histogram` | the distribution of scales and codes |
+//! | `plan` | what happens to each tensor: recipes, selection, global scales, importance |
+//! | `quantize`, `parts` | executing a plan: as a whole, or in parts |
 //! | `dequantize`, `convert`, `compare`, `compare_format`, `inspect`, `doctor` | the other operations |
 //!
-//! Files are little-endian, as safetensors demands; so must the machine be.
+//! Files are little-endian, as safetensors requires, so the machine must be too.
 
 #[cfg(target_endian = "big")]
 compile_error!("safetensors data is mapped as it is, which needs a little-endian machine");
@@ -77,8 +77,8 @@ pub use error::{Error, Result};
 pub use histogram::Histogram;
 pub use inspect::{Inspected, inspect};
 pub use job::Job;
-pub use names::kept::{Kept, kept};
 pub use names::layers::layer_part;
+pub use names::role::{Role, role};
 pub use parts::directory::{parts_directory, remove_unfinished_part};
 pub use parts::merge::{Merged, merge};
 pub use parts::part::Part;
@@ -106,7 +106,7 @@ pub use write::progress::{OnProgress, Progress};
 pub use write::replacement::{replace_file, try_replacing};
 pub use write::temporary::{LeftBehind, remove_unfinished};
 
-// The README's examples are compiled like the others.
+// Compiles the examples in the README as tests.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;

@@ -1,19 +1,19 @@
-//! Names of tensors, and the facts that they tell.
+//! Facts that follow from the names of tensors.
 //!
-//! | file | what it knows |
+//! | file | contents |
 //! |---|---|
-//! | `architectures` | architectures of models: what their files call layers, and what names do not tell |
-//! | `naming` | what the layers of a checkpoint are, and what loaders call them |
-//! | `weight` | the parts of a weight's name: its layer, and experts |
-//! | `layers` | layers by the names of tensors: which are the first and the last |
+//! | `architectures` | model architectures: their names for layers, and facts that no name shows |
+//! | `naming` | the roles of a checkpoint's layers, and the names that loaders use for them |
+//! | `weight` | the parts of a weight's name: layer and expert |
+//! | `layers` | layer numbers in tensor names: which layers are first and last |
 //! | `fused` | the layers that serving engines fuse |
-//! | `kept` | weights that are left alone by default |
+//! | `role` | the roles of weights that are unquantized by default |
 //! | `glob` | patterns of tensor names |
 
 pub(crate) mod architectures;
 pub(crate) mod fused;
 pub(crate) mod glob;
-pub(crate) mod kept;
 pub(crate) mod layers;
 pub(crate) mod naming;
+pub(crate) mod role;
 pub(crate) mod weight;

@@ -1,15 +1,15 @@
-//! Quantizing a checkpoint in parts, by processes or machines that know nothing of each other, and merging
-//! what they made.
+//! Quantizes a checkpoint in parts, by independent processes or machines, and merges the results.
 //!
-//! A part is some of the shards. Beside OUT there is a directory `OUT.parts` with the finished ones. Each has
-//! a note: a fingerprint of input and options, the shard's checksum, its own, and the outcome of the tensors. A shard gets its
-//! name when it is complete, and its note after that, so that a part that was killed is made by running it
-//! again: it keeps shards whose notes fit. Merging takes a shard only if its note fits.
+//! A part is a subset of the shards. Finished shards are in the directory `OUT.parts` next to OUT.
+//! Each one has a note with a fingerprint of input and options, checksums of the shard and of the
+//! note, and the results of the tensors. A shard gets its name when it is complete, and its note
+//! after that. So a part that was killed can be run again: it keeps the shards whose notes match.
+//! Merging accepts a shard only if its note matches.
 //!
-//! | file | what it knows |
+//! | file | contents |
 //! |---|---|
 //! | `part` | the number of a part |
-//! | `note` | the note beside a shard |
+//! | `note` | the note next to a shard |
 //! | `directory` | the directory `OUT.parts` |
 //! | `merge` | merging |
 
@@ -43,14 +43,15 @@ use crate::write::progress::{Meter, OnProgress};
 use crate::write::work::Rewrite;
 use crate::write::workers::{ShardOutput, write_shards};
 
-/// Carries out a part of a plan: makes the shards of `OUT.parts` that fall to it and are not there yet.
+/// Executes one part of a plan: makes its missing shards in `OUT.parts`.
 ///
-/// All parts of all runs must be given the same input and options. The bytes are those that
-/// [`Plan::run`] makes. Shards go to parts by their sizes, the largest first and each to
-/// the part with the least so far; a part may get none.
+/// All runs of all parts must have the same input and options. The bytes are the same as from
+/// [`Plan::run`] without a part. Shards are assigned by size: the largest first, each to the part
+/// with the fewest bytes so far. A part may get no shard.
 ///
 /// # Errors
-/// Those of [`Plan::run`].
+/// The errors of [`Plan::run`], and [`OutputError::NotParts`](crate::OutputError::NotParts) if
+/// `OUT.parts` is another directory.
 pub(crate) fn quantize_part(
     plan: &Plan<'_>,
     part: Part,
@@ -136,7 +137,7 @@ fn assigned(shards: &[Shard], part: Part) -> Vec<(usize, &Shard)> {
 fn parts_of(sizes: &[u64], parts: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..sizes.len()).collect();
     order.sort_by_key(|shard| (std::cmp::Reverse(sizes[*shard]), *shard));
-    // No more parts than shards get any.
+    // There is no need for more parts than shards.
     let (mut loads, mut parts_of) = (vec![0u64; parts.min(sizes.len())], vec![0; sizes.len()]);
     for shard in order {
         let (part, load) = loads
@@ -150,8 +151,8 @@ fn parts_of(sizes: &[u64], parts: usize) -> Vec<usize> {
     parts_of
 }
 
-/// Hashes everything that decides the output's bytes. The sizes and times of the input's files stand for
-/// their data.
+/// Hashes everything that determines the output's bytes. Sizes and modification times stand in for
+/// the data of the input files.
 fn fingerprint(plan: &Plan<'_>) -> String {
     let mut hash = Xxh3::new();
     let mut add = |text: &str| {
@@ -171,8 +172,8 @@ fn fingerprint(plan: &Plan<'_>) -> String {
     format!("{:032x}", hash.digest128())
 }
 
-/// A plan's JSON without the files of its tensors, whose paths are as they were given: one process may know
-/// the input by another path.
+/// A plan's JSON without the paths of its tensors' files: processes may know the input by different
+/// paths.
 fn without_paths(mut plan: Value) -> Value {
     let tensors = plan.get_mut("tensors").and_then(Value::as_array_mut);
     tensors.into_iter().flatten().filter_map(Value::as_object_mut).for_each(|tensor| {

@@ -1,16 +1,18 @@
-//! PyTorch's files (`.bin`, `.pt`, `.pth`): what `torch.save` writes of a dictionary of tensors, read without running a pickle.
+//! PyTorch files (`.bin`, `.pt`, `.pth`): dictionaries of tensors from `torch.save`, read without
+//! executing the pickle.
 //!
-//! A file is a zip archive of stored entries: a pickle, `data.pkl`, and the bytes of each storage, `data/KEY`. A pickle is a
-//! program. Of its instructions those are followed that put tensors into dictionaries, and of the functions that it may call a few
-//! are known; all else is an error that names it. Nothing is imported, called or looked up.
+//! A file is a zip archive of uncompressed entries: a pickle, `data.pkl`, and the bytes of each
+//! storage, `data/KEY`. A pickle is a program. The interpreter here supports only the instructions
+//! and the few functions that put tensors into dictionaries. Anything else is an error that names
+//! it. Nothing is imported, called or looked up.
 //!
-//! | file | what it knows |
+//! | file | contents |
 //! |---|---|
 //! | `archive` | the entries of a zip archive, and their bytes |
-//! | `pickle` | the instructions of a pickle |
-//! | `value` | the values that they make, and the names that they may use |
+//! | `pickle` | the interpreter of pickle instructions |
+//! | `value` | the values that instructions make, and the names that they may use |
 //! | `tensors` | the tensors of a dictionary, and the bytes of each |
-//! | `strided` | tensors whose elements do not follow each other |
+//! | `strided` | tensors that are not contiguous |
 
 pub(crate) mod archive;
 pub(crate) mod pickle;
@@ -18,5 +20,5 @@ pub(crate) mod strided;
 pub(crate) mod tensors;
 pub(crate) mod value;
 
-/// A result whose error is what is wrong, in words.
+/// The result of parsing. The error is a sentence about the defect.
 type Parsed<T> = Result<T, String>;

@@ -1,19 +1,19 @@
-//! Input: which files, which tensors, typed views.
+//! Input: files, tensors, typed views.
 //!
-//! | file | what it knows |
+//! | file | contents |
 //! |---|---|
 //! | `checkpoint` | a file or a directory as a list of mapped tensors |
-//! | `shard` | a file of tensors, mapped, in either container |
+//! | `shard` | a mapped file of tensors, in any container |
 //! | `header` | the header of a safetensors file; GGUF's is in `gguf` |
-//! | `index` | which shard has which tensor |
-//! | `tensor`, `values` | a tensor as it is stored; its values as typed slices |
-//! | `input` | a tensor read band by band, by several threads |
-//! | `columns`, `transposed` | columns of matrices, and their transposes; those of a tensor |
-//! | `experts` | experts that lie in one tensor, taken for tensors of their own |
-//! | `scaling` | codes of eight bits under scales, and their values |
-//! | `bands`, `memory` | the parts of a tensor that are in memory at once; the memory that they take |
-//! | `config`, `description`, `json` | the JSON files, and what they say about weights |
-//! | `layer_texts` | what ComfyUI's files say about the format of each layer |
+//! | `index` | the index: which shard has which tensor |
+//! | `tensor`, `values` | a stored tensor; its values as typed slices |
+//! | `input` | a tensor that several threads read band by band |
+//! | `columns`, `transposed` | columns and transposes of matrices, and of a tensor's matrices |
+//! | `experts` | splitting a tensor of all experts into one tensor per expert |
+//! | `scaling` | FP8 and INT8 weights with their scales, and their values |
+//! | `bands`, `memory` | the parts of a tensor that are in memory at once, and the memory that they take |
+//! | `config`, `description`, `json` | the JSON files, and how they describe the weights |
+//! | `layer_texts` | the format of each layer in ComfyUI's metadata |
 
 pub(crate) mod bands;
 pub(crate) mod checkpoint;

@@ -3,50 +3,50 @@
 use std::fmt;
 
 use crate::dtype::FileDtype;
-use crate::names::kept::Kept;
+use crate::names::role::Role;
 
-/// The reason why a tensor is copied.
+/// Why a tensor is copied.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Reason {
-    /// A pattern to exclude matches; the pattern.
+    /// An `exclude` pattern matches; the pattern.
     Excluded(String),
     /// Its dtype cannot be quantized.
     Dtype(FileDtype),
-    /// Left alone by default.
-    Kept(Kept),
-    /// Fewer than two dimensions; how many.
+    /// Its role is unquantized by default.
+    Role(Role),
+    /// It has fewer than two dimensions; their number.
     Dimensions(usize),
-    /// Its name is not `*.weight`, and no pattern to include matches.
+    /// Its name is not `*.weight`, and no `include` pattern matches.
     NotAWeight,
-    /// No elements.
+    /// It has no elements.
     Empty,
-    /// Its layer is not among the experts, which alone gpt-oss stores quantized.
+    /// It is not an expert: gpt-oss stores only experts quantized.
     NotAnExpert,
-    /// llama.cpp multiplies with no global scale of this layer; the architecture.
+    /// llama.cpp applies no global scale to this layer; the architecture.
     NoGlobalScale(String),
-    /// A rule of a recipe keeps it; the rule's patterns.
+    /// A rule of the recipe keeps it; the rule's patterns.
     KeptByRule(String),
-    /// The tensor belongs to one of the first layers, as many as a recipe keeps.
+    /// It belongs to the first layers that the recipe keeps; their number.
     FirstLayers(usize),
-    /// The tensor belongs to one of the last layers, as many as a recipe keeps.
+    /// It belongs to the last layers that the recipe keeps; their number.
     LastLayers(usize),
-    /// Codes under scales that are not quantized, for this reason: their values are written, in bf16.
+    /// FP8 or INT8 weights that are not quantized for this reason. They are written in bf16.
     Dequantized(Box<Reason>),
-    /// Stored in ggml's Q8_0, and for this reason not in four bits.
+    /// Stored as Q8_0, and not in four bits for this reason.
     InQ8_0(Box<Reason>),
-    /// The output convention cannot hold so many rows.
+    /// The checkpoint format cannot store this number of rows.
     Rows {
         /// Rows (N).
         rows: usize,
-        /// The number that it should be a multiple of.
+        /// The number of rows must be a multiple of this.
         multiple: usize,
     },
-    /// The output convention cannot hold rows of this length.
+    /// The checkpoint format cannot store rows of this length.
     Columns {
-        /// Elements in a row (K).
+        /// Elements per row (K).
         cols: usize,
-        /// The number that it should be a multiple of.
+        /// The length must be a multiple of this.
         block: usize,
     },
 }
@@ -56,12 +56,12 @@ impl fmt::Display for Reason {
         match self {
             Self::Excluded(pattern) => write!(f, "excluded by {pattern:?}"),
             Self::Dtype(dtype) => write!(f, "dtype {dtype}"),
-            Self::Kept(Kept::Norm) => f.write_str("norm"),
-            Self::Kept(Kept::Embedding) => f.write_str("embedding"),
-            Self::Kept(Kept::OutputHead) => f.write_str("output head"),
-            Self::Kept(Kept::Router) => f.write_str("router"),
-            Self::Kept(Kept::Convolution) => f.write_str("convolution"),
-            Self::Kept(Kept::Transposed) => f.write_str("Conv1D, which loaders take unquantized alone"),
+            Self::Role(Role::Norm) => f.write_str("norm"),
+            Self::Role(Role::Embedding) => f.write_str("embedding"),
+            Self::Role(Role::OutputHead) => f.write_str("output head"),
+            Self::Role(Role::Router) => f.write_str("router"),
+            Self::Role(Role::Convolution) => f.write_str("convolution"),
+            Self::Role(Role::Transposed) => f.write_str("Conv1D, which loaders take only unquantized"),
             Self::Dimensions(0) => f.write_str("scalar"),
             Self::Dimensions(n) => write!(f, "{n}-D"),
             Self::NotAWeight => f.write_str("not called *.weight"),

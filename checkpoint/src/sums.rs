@@ -1,13 +1,13 @@
-//! Sums over tensors: how many there are, their elements, and their bytes before and after.
+//! Sums over tensors: their number, their elements, and their bytes in input and output.
 
 use serde_json::{Value, json};
 
 /// Sums over tensors.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Sums {
-    /// Tensors.
+    /// The number of tensors.
     pub tensors: u64,
-    /// Elements.
+    /// The number of elements.
     pub elements: u64,
     /// Bytes in the input.
     pub bytes_before: u64,
@@ -16,7 +16,7 @@ pub struct Sums {
 }
 
 impl Sums {
-    /// Counts a tensor.
+    /// Adds a tensor.
     pub fn add(&mut self, elements: u64, bytes_before: u64, bytes_after: u64) {
         self.tensors += 1;
         self.elements += elements;
@@ -24,7 +24,7 @@ impl Sums {
         self.bytes_after += bytes_after;
     }
 
-    /// Both together.
+    /// The sum of both.
     pub fn with(self, other: Self) -> Self {
         Self {
             tensors: self.tensors + other.tensors,
@@ -34,7 +34,7 @@ impl Sums {
         }
     }
 
-    /// The factor by which the output is smaller; 1 if there is nothing.
+    /// Input bytes per output byte; 1 if there is no output.
     pub fn ratio(&self) -> f64 {
         if self.bytes_after == 0 { 1.0 } else { self.bytes_before as f64 / self.bytes_after as f64 }
     }

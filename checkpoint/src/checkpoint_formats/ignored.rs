@@ -2,8 +2,8 @@
 
 use serde_json::Value;
 
-use crate::names::kept::Kept;
 use crate::names::naming::Naming;
+use crate::names::role::Role;
 use crate::names::weight::module;
 use crate::read::checkpoint::Checkpoint;
 use crate::read::tensor::Tensor;
@@ -40,7 +40,7 @@ pub(crate) fn tied_head(checkpoint: &Checkpoint) -> Option<String> {
     let is_head = |tensor: Tensor<'_>| {
         let name = checkpoint.naming.module(tensor.name);
         let is_its = name.strip_prefix(head).is_some_and(|rest| rest.starts_with('.'));
-        is_its || checkpoint.naming.kept(tensor.name, tensor.shape) == Some(Kept::OutputHead)
+        is_its || checkpoint.naming.unquantized_role(tensor.name, tensor.shape) == Some(Role::OutputHead)
     };
     let stored = checkpoint.tensors().any(is_head);
     (architectures.iter().any(generates) && !stored).then(|| head.into())

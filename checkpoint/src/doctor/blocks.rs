@@ -1,4 +1,4 @@
-//! The check of scale bytes and codes, block by block: NaN and signed scales, zero blocks, saturated blocks.
+//! Checks scale bytes and codes block by block: NaN, signed scales, zero blocks, saturated blocks.
 
 use microscale::{Element, Format};
 use rayon::prelude::*;
@@ -13,15 +13,15 @@ use crate::read::bands::row_bands;
 use crate::read::tensor::Tensor;
 use crate::read::values::with_values;
 
-/// The share of a tensor's blocks that may be zeros without a word. Pruned and padded models have some.
-const ZEROS: f64 = 0.05;
+/// Share of zero blocks that is not reported. Pruned and padded models have some.
+const MAX_ZERO_BLOCKS: f64 = 0.05;
 
-/// The share of blocks that may be saturated: whose scale is the largest there is while a quarter of the
-/// elements are cut to ±6, of which plain rounding of weights makes a tenth; or in which nothing else is
-/// left.
-const SATURATED: f64 = 0.01;
+/// Share of saturated blocks that is not reported. A block counts as saturated if all its codes are
+/// ±6, or if at least a quarter are and its scale is the largest that the format has. Plain
+/// rounding of weights clips about a tenth of the elements.
+const MAX_SATURATED_BLOCKS: f64 = 0.01;
 
-/// The defects that are counted, and the first place of each.
+/// Counts of the defects, with the first block of each.
 #[derive(Clone, Copy, Default)]
 struct Counts {
     nan: Count,
@@ -33,7 +33,7 @@ struct Counts {
 #[derive(Clone, Copy, Default)]
 struct Count {
     blocks: u64,
-    /// The first one's number and scale byte.
+    /// Index and scale byte of the first block.
     first: Option<(usize, u8)>,
 }
 
@@ -45,17 +45,17 @@ impl Count {
         }
     }
 
-    /// Both, the earlier blocks first.
+    /// The sum of both; `later` counts blocks after these.
     fn then(self, later: Self) -> Self {
         Self { blocks: self.blocks + later.blocks, first: self.first.or(later.first) }
     }
 }
 
-/// Looks at a tensor's scales and codes. Blocks that are zeros in the original, too, are as they should be.
+/// Checks a tensor's scales and codes. Zero blocks are not counted if the original has zeros there.
 ///
 /// # Errors
 /// The errors of reading the original.
-pub(super) fn look(
+pub(super) fn check_blocks(
     packed: &Packed<'_>,
     original: Option<&Tensor<'_>>,
     findings: &mut Vec<Finding>,
@@ -73,8 +73,8 @@ pub(super) fn look(
     for (defect, count, tolerated) in [
         (Defect::NanScales, counts.nan, 0.0),
         (Defect::SignedScales, counts.signed, 0.0),
-        (Defect::ZeroBlocks, counts.zeros, ZEROS),
-        (Defect::SaturatedBlocks, counts.saturated, SATURATED),
+        (Defect::ZeroBlocks, counts.zeros, MAX_ZERO_BLOCKS),
+        (Defect::SaturatedBlocks, counts.saturated, MAX_SATURATED_BLOCKS),
     ] {
         if let Some((first, byte)) = count.first.filter(|_| count.blocks as f64 > tolerated * blocks as f64) {
             let blocks_per_row =
@@ -90,7 +90,7 @@ pub(super) fn look(
     Ok(())
 }
 
-/// The blocks of zeros that are no zeros in the original.
+/// Counts the zero blocks whose original has a value other than zero.
 fn lost_blocks(packed: &Packed<'_>, original: &Tensor<'_>) -> Result<Count> {
     let (format, mut count) = (packed.format, Count::default());
     let (rows, cols) = matrix::size(original, packed.storage);
@@ -109,13 +109,13 @@ fn lost_blocks(packed: &Packed<'_>, original: &Tensor<'_>) -> Result<Count> {
     Ok(count)
 }
 
-/// Returns whether 4-bit codes are all zeros, of whatever sign.
+/// Returns whether 4-bit codes are all zero, positive or negative.
 fn is_zeros(codes: &[u8]) -> bool {
     codes.iter().all(|byte| byte & 0x77 == 0)
 }
 
 fn counts(format: Format, blocks: &Blocks<'_>) -> Counts {
-    /// Blocks that are counted together.
+    /// Blocks per task.
     const PART: usize = 1 << 14;
     let bytes = format.block_bytes();
     let parts = blocks.scales.par_chunks(PART).zip(blocks.codes.par_chunks(PART * bytes));
@@ -134,7 +134,7 @@ fn counts(format: Format, blocks: &Blocks<'_>) -> Counts {
 
 impl Counts {
     fn add(&mut self, format: Format, scale: u8, codes: &[u8], block: usize) {
-        // Whatever its sign.
+        // NaN scales count as NaN whatever their sign.
         let nan = format.is_nan_scale(scale);
         self.nan.add(nan, block, scale);
         self.signed.add(!format.is_scale(scale) && !nan, block, scale);

@@ -1,11 +1,11 @@
-//! The check of config.json against the weights of a checkpoint.
+//! Checks config.json against the weights of a checkpoint.
 
 use microscale::Words;
 use serde_json::Value;
 
 use super::finding::{Defect, Finding};
 use super::groups::Groups;
-use super::layers::layers;
+use super::layers::check_layers;
 use crate::checkpoint_format::CheckpointFormat;
 use crate::checkpoint_formats::packed::Packed;
 use crate::names::weight::{WEIGHT, is_expert, module};
@@ -13,12 +13,13 @@ use crate::read::checkpoint::Checkpoint;
 use crate::read::description::{Description, QUANTIZATION, quantization};
 use crate::read::tensor::Tensor;
 
-/// Layers whose inputs are as wide as the model, by the ends of their names, and those whose outputs are.
+/// Name endings of layers whose input width is the model's hidden size, then of those whose output
+/// is.
 const FROM_HIDDEN: [&str; 5] = ["q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"];
 const TO_HIDDEN: [&str; 2] = ["o_proj", "down_proj"];
 
-/// Looks at the config of a directory; a file has none.
-pub(super) fn look(
+/// Checks the config of a checkpoint directory. Single files have none.
+pub(super) fn check_config(
     checkpoint: &Checkpoint,
     packed: &[Packed<'_>],
     plain: &[Tensor<'_>],
@@ -50,7 +51,7 @@ pub(super) fn look(
                 );
             }
             if let Some(quantization) = quantization {
-                layers(checkpoint, quantization, packed, plain, &mut found);
+                check_layers(checkpoint, quantization, packed, plain, &mut found);
             }
         }
     }
@@ -58,24 +59,30 @@ pub(super) fn look(
         config.object.json.get("text_config").and_then(Value::as_object).unwrap_or(&config.object.json);
     if let Some(hidden) = text.get("hidden_size").and_then(Value::as_u64) {
         for packed in packed {
-            widths(packed, hidden, &mut found);
+            check_width(packed, hidden, &mut found);
         }
     }
 }
 
-/// Layers whose inputs are quantized to NVFP4 need a global scale for that. Without a config it is known by the others that have one.
-pub(super) fn inputs(checkpoint: &Checkpoint, packed: &[Packed<'_>], findings: &mut Vec<Finding>) {
+/// Checks that layers with NVFP4 inputs have an input scale.
+///
+/// Without a config, an expert needs one if any other expert has one.
+pub(super) fn check_input_scales(
+    checkpoint: &Checkpoint,
+    packed: &[Packed<'_>],
+    findings: &mut Vec<Finding>,
+) {
     let with = |packed: &&Packed<'_>| packed.input_scale.is_some();
     let one = packed.iter().find(with);
     let by_algorithm =
         [&checkpoint.config, &checkpoint.hf_quant_config].into_iter().flatten().any(|config| {
             let entries = [quantization(&config.object.json), config.object.json.get("quantization")];
-            let says = |entry: &Value| entry.get("quant_algo").and_then(Value::as_str) == Some("NVFP4");
-            entries.into_iter().flatten().any(says)
+            let is_nvfp4 = |entry: &Value| entry.get("quant_algo").and_then(Value::as_str) == Some("NVFP4");
+            entries.into_iter().flatten().any(is_nvfp4)
         });
     let config = checkpoint.config.as_ref().and_then(|config| quantization(&config.object.json));
     let groups = config.and_then(|config| config.get("config_groups")?.as_object());
-    // Too many patterns are a finding of `look`.
+    // `check_config` reports configs with too many patterns.
     let groups = groups.and_then(|groups| Groups::of(groups).ok());
     let without = packed.iter().filter(|packed| {
         let stored = packed.storage.input_scale.as_ref().filter(|_| packed.storage.blocks.is_none());
@@ -85,19 +92,19 @@ pub(super) fn inputs(checkpoint: &Checkpoint, packed: &[Packed<'_>], findings: &
         let claimed = match packed.convention() {
             CheckpointFormat::CompressedTensors => {
                 let layers = checkpoint.naming.spellings(module(packed.name));
-                groups.as_ref().is_some_and(|groups| groups.quantize_inputs(&layers))
+                groups.as_ref().is_some_and(|groups| groups.have_stored_input_scale(&layers))
             }
             _ => by_algorithm,
         };
         let what = match (claimed, one) {
             (true, _) => {
                 let name = packed.storage.input_scale.as_ref().map_or("", |stored| stored.suffix);
-                let alone = match packed.convention() {
+                let expected = match packed.convention() {
                     CheckpointFormat::Modelopt => "W4A16_NVFP4",
                     _ => "no input_activations",
                 };
                 format!(
-                    "the config says that inputs are quantized too (NVFP4), but there is no {}; for weights alone it must say {alone}",
+                    "the config says that inputs are quantized too (NVFP4), but there is no {}; for unquantized inputs it must say {expected}",
                     name.trim_start_matches('.')
                 )
             }
@@ -110,8 +117,8 @@ pub(super) fn inputs(checkpoint: &Checkpoint, packed: &[Packed<'_>], findings: &
     }
 }
 
-/// Checks that a layer of the language model is as wide as the model.
-fn widths(packed: &Packed<'_>, hidden: u64, found: &mut impl FnMut(Option<&str>, String)) {
+/// Checks that a layer of the language model has the width `hidden`.
+fn check_width(packed: &Packed<'_>, hidden: u64, found: &mut impl FnMut(Option<&str>, String)) {
     let Some(layer) = packed.name.strip_suffix(WEIGHT) else { return };
     let Some((parent, part)) = layer.rsplit_once('.') else { return };
     let others = ["vision", "visual", "audio", "encoder"];
@@ -119,7 +126,7 @@ fn widths(packed: &Packed<'_>, hidden: u64, found: &mut impl FnMut(Option<&str>,
     if !parent.contains("layers.") || others.iter().any(|other| parent.contains(other)) {
         return;
     }
-    let (width, what) = match part {
+    let (width, side) = match part {
         _ if FROM_HIDDEN.contains(&part) => (cols, "inputs"),
         _ if TO_HIDDEN.contains(&part) => (rows, "outputs"),
         _ => return,
@@ -128,7 +135,7 @@ fn widths(packed: &Packed<'_>, hidden: u64, found: &mut impl FnMut(Option<&str>,
         let shape = &packed.shape;
         found(
             Some(packed.name),
-            format!("it has {width} {what} (shape {shape:?}), but hidden_size is {hidden}"),
+            format!("it has {width} {side} (shape {shape:?}), but hidden_size is {hidden}"),
         );
     }
 }

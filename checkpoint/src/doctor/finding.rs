@@ -1,4 +1,4 @@
-//! Findings: defects of a checkpoint, and their places.
+//! Defects that the doctor finds, and where it found them.
 
 use std::path::PathBuf;
 
@@ -11,33 +11,33 @@ use crate::read::tensor::Tensor;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Defect {
-    /// Codes, scales or both cannot be put together.
+    /// Codes and scales do not fit together, or one of them is missing.
     Unreadable,
     /// Block scales that are NaN.
     NanScales,
-    /// Scales of NVFP4 with a sign.
+    /// NVFP4 scales with the sign bit set.
     SignedScales,
-    /// Many blocks of zeros only.
+    /// Many blocks that contain only zeros.
     ZeroBlocks,
-    /// Many blocks that were clipped, by all that one can tell.
+    /// Many blocks that were probably clipped.
     SaturatedBlocks,
-    /// A global scale that makes sense only the other way up.
+    /// A global scale that was probably stored inverted.
     InvertedGlobalScale,
-    /// Different global scales in layers that are fused.
+    /// Layers that serving engines fuse, with different global scales.
     UnequalGlobalScales,
-    /// Global scales of experts, which transformers leaves out.
+    /// A global scale of an expert, which transformers ignores.
     ExpertGlobalScale,
-    /// Global scales that llama.cpp does not know, or does not multiply with.
+    /// A global scale that llama.cpp does not know or does not apply.
     UnreadGlobalScale,
-    /// No global scale of inputs where the config says that they are quantized, or where other layers have one.
+    /// A missing input scale: the config says that inputs are quantized, or other layers have one.
     InputScale,
-    /// The halves of bytes in the wrong order.
+    /// The two nibbles of each byte are swapped.
     NibbleOrder,
-    /// Values that are not those of the original.
+    /// Values that differ from the original's.
     OtherValues,
-    /// Parts of a dtype or shape that loaders take for something else.
+    /// A dtype or shape that loaders misread.
     Misread,
-    /// Tensors that the config does not describe, or the other way round.
+    /// The config and the tensors disagree.
     Config,
 }
 
@@ -59,7 +59,7 @@ words!(Defect, "defect" {
 });
 
 impl Defect {
-    /// The defect's effect on the model.
+    /// The effect on the model.
     pub const fn effect(self) -> &'static str {
         match self {
             Self::Unreadable => "loaders refuse the tensor, or read it wrongly",
@@ -89,13 +89,13 @@ impl Defect {
             Self::NibbleOrder => {
                 "neighbouring weights are swapped in pairs; the model computes nonsense, without any error"
             }
-            Self::OtherValues => "the weights are not those of the original",
+            Self::OtherValues => "the weights differ from the original's",
             Self::Misread => "loaders compute other weights from it, without any error",
-            Self::Config => "loaders refuse the checkpoint, or take its tensors for something else",
+            Self::Config => "loaders refuse the checkpoint, or misread its tensors",
         }
     }
 
-    /// The remedy.
+    /// How to repair it.
     pub const fn fix(self) -> &'static str {
         match self {
             Self::Unreadable => "complete the checkpoint, or download it again",
@@ -122,7 +122,7 @@ impl Defect {
                 "quantize again: microscale gives such layers no global scale, and with --global-scale none no layer has one"
             }
             Self::InputScale => {
-                "quantize again with --input-scale, from a calibration; or have the config say that weights alone are quantized \
+                "quantize again with --input-scale, from a calibration; or have the config say that only weights are quantized \
                  (W4A16_NVFP4 in ModelOpt's, no input_activations in compressed-tensors')"
             }
             Self::NibbleOrder => {
@@ -137,17 +137,17 @@ impl Defect {
     }
 }
 
-/// A defect, and its place.
+/// A defect and where it is.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Finding {
     /// The defect.
     pub defect: Defect,
-    /// The tensor, or the file; `None` if it is none in particular.
+    /// The tensor; `None` if the defect concerns the file or the whole checkpoint.
     pub tensor: Option<String>,
     /// The file.
     pub file: PathBuf,
-    /// The details and the place in the tensor, in words.
+    /// Details in words, with the position in the tensor.
     pub what: String,
 }
 

@@ -1,4 +1,4 @@
-//! NVFP4's global scales: their direction, and layers that share one.
+//! Checks NVFP4's global scales: their direction, and their equality within fused layers.
 
 use std::collections::HashMap;
 
@@ -9,8 +9,8 @@ use super::finding::{Defect, Finding};
 use crate::checkpoint_formats::packed::Packed;
 use crate::names::fused::{Fused, fused};
 
-/// Looks at all quantized tensors.
-pub(super) fn look(tensors: &[Packed<'_>], findings: &mut Vec<Finding>) {
+/// Checks the global scales of all quantized tensors.
+pub(super) fn check_global_scales(tensors: &[Packed<'_>], findings: &mut Vec<Finding>) {
     let mut layers: HashMap<Fused, &Packed<'_>> = HashMap::new();
     for packed in tensors {
         let Some((_, scale)) = packed.global_scale else { continue };
@@ -21,17 +21,17 @@ pub(super) fn look(tensors: &[Packed<'_>], findings: &mut Vec<Finding>) {
         let first = *layers.entry(layer).or_insert(packed);
         if let Some((_, other)) = first.global_scale.filter(|(_, other)| other.value() != scale.value()) {
             let (value, name, other) = (scale.value(), first.name, other.value());
-            let what = format!("its global scale is {value}, that of {name} {other}");
+            let what = format!("its global scale is {value}, and {name} has {other}");
             findings.push(Finding::in_packed(Defect::UnequalGlobalScales, packed, what));
         }
     }
 }
 
-/// Returns a reason, in words, if a global scale is likely inverted.
+/// Returns the reason, in words, if a global scale is probably inverted.
 ///
-/// The right one brings the largest block scale to some 448, so that the tensor's amax a follows from both.
-/// From its inverse another follows, some 2688² / a. One of the two is above 2688 and the other below, and no
-/// model has weights above 2688.
+/// The correct global scale puts the largest block scale near 448, so both together imply the
+/// tensor's amax `a`. An inverted one implies about 2688² / a instead. One of the two is above 2688
+/// and the other below, and no model has weights above 2688.
 fn inverted(packed: &Packed<'_>) -> Option<String> {
     let (_, scale) = packed.global_scale?;
     let largest = packed.each_blocks().fold(0.0, |largest, blocks| {

@@ -1,4 +1,4 @@
-//! The entries of config_groups: the layers that each names, and its statements about them.
+//! The entries of config_groups: which layers each one targets, and how it quantizes them.
 
 use std::collections::HashMap;
 
@@ -9,20 +9,20 @@ use crate::checkpoint_format::CheckpointFormat;
 use crate::checkpoint_formats::compressed_tensors::format_word;
 use crate::checkpoint_formats::packed::Packed;
 
-/// All entries, and the layers that their targets name.
+/// All groups, indexed by their targets.
 pub(super) struct Groups<'a> {
     all: Vec<Group<'a>>,
-    /// Of the groups that name a layer, the last.
+    /// Layer names, each with the last group that targets it.
     names: HashMap<&'a str, usize>,
-    /// Regular expressions, each with its group, the last group's first.
+    /// Regular expressions with their groups, last group first.
     expressions: Vec<(Expression, usize)>,
-    /// The last group whose targets are all linear layers.
+    /// The last group that targets all linear layers (`Linear`).
     linear: Option<usize>,
-    /// True if embeddings are among the targets, which compressed-tensors can have.
+    /// True if a group targets `Embedding`, which compressed-tensors supports.
     pub(super) has_embeddings: bool,
 }
 
-/// An entry.
+/// A group.
 pub(super) struct Group<'a> {
     pub(super) name: &'a str,
     format: Option<&'a str>,
@@ -30,19 +30,19 @@ pub(super) struct Group<'a> {
     inputs: Option<&'a Value>,
 }
 
-/// How a target names a layer. Loaders prefer names to patterns, and patterns to classes.
+/// How a target matches a layer. Loaders prefer names to patterns, and patterns to classes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Named {
+pub(super) enum TargetKind {
     Name,
     Pattern,
     Class,
 }
 
 impl<'a> Groups<'a> {
-    /// Reads the entries.
+    /// Reads the groups.
     ///
     /// # Errors
-    /// A text about the number of patterns, if there are too many.
+    /// A message if there are more patterns than the limit.
     pub(super) fn of(groups: &'a Map<String, Value>) -> Result<Self, String> {
         let targets = |group: &'a Value| {
             let targets = group.get("targets").and_then(Value::as_array).into_iter().flatten();
@@ -71,45 +71,49 @@ impl<'a> Groups<'a> {
         Ok(read)
     }
 
-    /// The group that is about a layer of these spellings, and how it names the layer. Among groups that name a layer in the same
-    /// way, loaders keep the last.
-    pub(super) fn about(&self, layers: &[String]) -> Option<(Named, &Group<'a>)> {
+    /// The group that applies to a layer, and how its target matches.
+    ///
+    /// `layers` are the layer's spellings. Among targets of the same kind loaders use the last
+    /// group.
+    pub(super) fn group_of(&self, layers: &[String]) -> Option<(TargetKind, &Group<'a>)> {
         let name = layers.iter().filter_map(|layer| self.names.get(layer.as_str())).max();
         let matches =
             |expression: &Expression| layers.iter().any(|layer| expression.is_match(layer) == Some(true));
         let pattern = || self.expressions.iter().find(|(expression, _)| matches(expression));
         let found = match (name, self.linear) {
-            (Some(number), _) => Some((Named::Name, *number)),
+            (Some(number), _) => Some((TargetKind::Name, *number)),
             (None, linear) => match pattern() {
-                Some((_, number)) => Some((Named::Pattern, *number)),
-                None => linear.map(|number| (Named::Class, number)),
+                Some((_, number)) => Some((TargetKind::Pattern, *number)),
+                None => linear.map(|number| (TargetKind::Class, number)),
             },
         };
         found.and_then(|(how, number)| Some((how, self.all.get(number)?)))
     }
 
-    /// Returns whether any group describes such weights.
-    pub(super) fn describe(&self, packed: &Packed<'_>) -> bool {
+    /// Returns whether any group describes these weights.
+    pub(super) fn any_describes(&self, packed: &Packed<'_>) -> bool {
         self.all.iter().any(|group| group.describes(packed))
     }
 
-    /// Returns whether a config says that a layer's inputs are quantized under a scale that must be stored: the group that names it,
-    /// or where none does every group.
-    pub(super) fn quantize_inputs(&self, layers: &[String]) -> bool {
-        match self.about(layers) {
-            Some((_, group)) => group.has_stored_inputs(),
-            None => !self.all.is_empty() && self.all.iter().all(Group::has_stored_inputs),
+    /// Returns whether a layer's inputs need a stored scale.
+    ///
+    /// The group that targets the layer decides. If there is none, all groups must say so.
+    pub(super) fn have_stored_input_scale(&self, layers: &[String]) -> bool {
+        match self.group_of(layers) {
+            Some((_, group)) => group.has_stored_input_scale(),
+            None => !self.all.is_empty() && self.all.iter().all(Group::has_stored_input_scale),
         }
     }
 }
 
 impl Group<'_> {
-    /// Returns whether inputs are quantized under a global scale that is known before: block scales are found as they come (`local`).
-    fn has_stored_inputs(&self) -> bool {
+    /// Returns whether inputs have a stored global scale; with `local` only block scales are
+    /// dynamic.
+    fn has_stored_input_scale(&self) -> bool {
         self.inputs.is_some_and(|inputs| inputs.get("dynamic") != Some(&Value::Bool(true)))
     }
 
-    /// Returns whether the group describes such weights.
+    /// Returns whether the group describes these weights.
     pub(super) fn describes(&self, packed: &Packed<'_>) -> bool {
         let Some(weights) = self.weights else { return false };
         let number = |key| weights.get(key).and_then(Value::as_u64);
@@ -127,9 +131,9 @@ mod tests {
 
     use super::*;
 
-    fn about(groups: &Value, layer: &str) -> Option<(Named, String)> {
+    fn group_of(groups: &Value, layer: &str) -> Option<(TargetKind, String)> {
         let groups = Groups::of(groups.as_object().unwrap()).unwrap();
-        groups.about(&[layer.to_string(), "other".into()]).map(|(how, group)| (how, group.name.into()))
+        groups.group_of(&[layer.to_string(), "other".into()]).map(|(how, group)| (how, group.name.into()))
     }
 
     #[test]
@@ -142,15 +146,15 @@ mod tests {
             "e": { "targets": ["re:(?=python)", "Embedding"] },
         });
         for (layer, how, name) in [
-            ("layers.0.up_proj", Named::Name, "c"),
-            ("layers.1.up_proj", Named::Pattern, "d"),
-            ("layers.1.down_proj", Named::Pattern, "b"),
-            ("layers.1.x", Named::Pattern, "c"),
-            ("lm_head", Named::Class, "c"),
+            ("layers.0.up_proj", TargetKind::Name, "c"),
+            ("layers.1.up_proj", TargetKind::Pattern, "d"),
+            ("layers.1.down_proj", TargetKind::Pattern, "b"),
+            ("layers.1.x", TargetKind::Pattern, "c"),
+            ("lm_head", TargetKind::Class, "c"),
         ] {
-            assert_eq!(about(&groups, layer), Some((how, name.into())), "{layer}");
+            assert_eq!(group_of(&groups, layer), Some((how, name.into())), "{layer}");
         }
-        assert_eq!(about(&json!({ "a": { "targets": ["re:x"] } }), "y"), None);
+        assert_eq!(group_of(&json!({ "a": { "targets": ["re:x"] } }), "y"), None);
         let many = json!({ "a": { "targets": vec!["re:x"; 3000] } });
         assert!(Groups::of(many.as_object().unwrap()).is_err_and(|why| why.contains("3000 patterns")));
     }

@@ -1,23 +1,23 @@
-//! The check of which layers a config says are quantized, and how.
+//! Checks the layers that a config lists as quantized, and their formats.
 
 use std::collections::HashMap;
 
 use microscale::Format;
 use serde_json::{Map, Value};
 
-use super::groups::{Groups, Named};
+use super::groups::{Groups, TargetKind};
 use super::patterns::Ignored;
 use crate::checkpoint_format::CheckpointFormat;
 use crate::checkpoint_formats::ignored::{is_linear, tied_head};
 use crate::checkpoint_formats::packed::Packed;
-use crate::names::kept::Kept;
 use crate::names::naming::Naming;
+use crate::names::role::Role;
 use crate::names::weight::module;
 use crate::read::checkpoint::Checkpoint;
 use crate::read::tensor::Tensor;
 
-/// Checks which layers are quantized, and in which format.
-pub(super) fn layers(
+/// Checks the layers that a config lists against the tensors.
+pub(super) fn check_layers(
     checkpoint: &Checkpoint,
     quantization: &Map<String, Value>,
     packed: &[Packed<'_>],
@@ -31,7 +31,7 @@ pub(super) fn layers(
             Err(why) => found(None, why),
         }
     }
-    // gpt-oss' loaders take experts and leave the rest, whatever is listed.
+    // gpt-oss loaders quantize the experts and nothing else, whatever the config lists.
     let listed = ["ignore", "exclude_modules"].iter().find_map(|key| quantization.get(*key)?.as_array());
     let Some(listed) = listed else { return };
     let ignored = match Ignored::of(&listed.iter().filter_map(Value::as_str).collect::<Vec<_>>()) {
@@ -44,7 +44,8 @@ pub(super) fn layers(
             found(Some(packed.name), "it is quantized, but the config says that it is not".into());
         }
     }
-    // transformers goes by its modules' names; the loaders of other conventions by those of the file too.
+    // transformers uses its modules' names. Loaders of the other formats also accept the file's
+    // names.
     let by_modules = packed.iter().any(|packed| packed.convention() == CheckpointFormat::CompressedTensors);
     let plain = plain.iter().filter(|tensor| tensor.scaling.is_none());
     for tensor in plain.filter(|tensor| is_linear(naming, tensor) == Some(true)) {
@@ -70,32 +71,34 @@ pub(super) fn layers(
     }
 }
 
-/// Checks each layer against the group whose target names it, or if none does, against all groups.
+/// Checks each layer against the group that targets it, or else against all groups.
 fn check_groups(
     packed: &[Packed<'_>],
     naming: Naming,
     groups: &Groups<'_>,
     found: &mut impl FnMut(Option<&str>, String),
 ) {
-    // The kinds of weights that some group describes, or none.
+    // Whether any group describes a kind of weights, cached by format and checkpoint format.
     let mut described: HashMap<(Format, bool), bool> = HashMap::new();
     for packed in packed {
-        let about = groups.about(&naming.spellings(module(packed.name)));
-        let by_class = !groups.has_embeddings && about.is_none_or(|(how, _)| how == Named::Class);
-        if let Some(what) = no_layer(packed, naming).filter(|_| by_class) {
+        let group = groups.group_of(&naming.spellings(module(packed.name)));
+        let by_class = !groups.has_embeddings && group.is_none_or(|(how, _)| how == TargetKind::Class);
+        if let Some(kind) = kind_of_non_layer(packed, naming).filter(|_| by_class) {
             found(
                 Some(packed.name),
-                format!("it is {what}, and loaders look for quantized linear layers alone"),
+                format!("it is {kind}, and loaders look only for quantized linear layers"),
             );
         }
         let (format, ours) = (packed.format, packed.convention() == CheckpointFormat::CompressedTensors);
-        match about {
+        match group {
             Some((_, group)) if !group.describes(packed) => {
-                let what =
-                    format!("it is {format}, but {}, which is about it, says something else", group.name);
+                let what = format!(
+                    "it is {format}, but {}, which applies to it, describes something else",
+                    group.name
+                );
                 found(Some(packed.name), what);
             }
-            None if !*described.entry((format, ours)).or_insert_with(|| groups.describe(packed)) => {
+            None if !*described.entry((format, ours)).or_insert_with(|| groups.any_describes(packed)) => {
                 found(
                     Some(packed.name),
                     format!("it is {format}, which no entry of config_groups describes"),
@@ -106,14 +109,14 @@ fn check_groups(
     }
 }
 
-/// What a quantized tensor is, if it is no linear layer's and no experts'.
-fn no_layer(packed: &Packed<'_>, naming: Naming) -> Option<&'static str> {
-    match naming.kept(packed.name, &packed.shape)? {
-        Kept::Embedding if naming.is_linear(packed.name, &packed.shape) == Some(false) => {
+/// The kind of a quantized tensor that is neither a linear layer nor an expert.
+fn kind_of_non_layer(packed: &Packed<'_>, naming: Naming) -> Option<&'static str> {
+    match naming.unquantized_role(packed.name, &packed.shape)? {
+        Role::Embedding if naming.is_linear(packed.name, &packed.shape) == Some(false) => {
             Some("an embedding")
         }
-        Kept::Convolution => Some("a convolution"),
-        Kept::Transposed => Some("a Conv1D's, transposed"),
+        Role::Convolution => Some("a convolution"),
+        Role::Transposed => Some("a Conv1D's, transposed"),
         _ => None,
     }
 }

@@ -1,4 +1,4 @@
-//! The check of what loaders are known to read wrongly, or to refuse, however right it is.
+//! Checks for correct tensors that known loaders misread or refuse.
 
 use super::finding::{Defect, Finding};
 use crate::checkpoint_format::CheckpointFormat;
@@ -8,8 +8,8 @@ use crate::gguf::scales::{Use, use_of};
 use crate::names::weight::is_expert;
 use crate::read::checkpoint::Checkpoint;
 
-/// Looks at all quantized tensors, and at the headers of GGUF files.
-pub(super) fn look(checkpoint: &Checkpoint, packed: &[Packed<'_>], findings: &mut Vec<Finding>) {
+/// Checks all quantized tensors and the headers of GGUF files.
+pub(super) fn check_loaders(checkpoint: &Checkpoint, packed: &[Packed<'_>], findings: &mut Vec<Finding>) {
     let architecture = checkpoint.gguf_architecture().unwrap_or_default();
     for packed in packed {
         let Some((stored, scale)) = packed.global_scale else { continue };
@@ -35,11 +35,11 @@ pub(super) fn look(checkpoint: &Checkpoint, packed: &[Packed<'_>], findings: &mu
             _ => {}
         }
     }
-    split(checkpoint, findings);
+    check_split_count(checkpoint, findings);
 }
 
-/// Checks the number of tensors that the files of a split model state.
-fn split(checkpoint: &Checkpoint, findings: &mut Vec<Finding>) {
+/// Checks the tensor count that the files of a split GGUF model state.
+fn check_split_count(checkpoint: &Checkpoint, findings: &mut Vec<Finding>) {
     let files = checkpoint.gguf_headers().count() as u64;
     let tensors = checkpoint.tensors().count() as u64;
     for (shard, header) in checkpoint.gguf_headers() {

@@ -1,5 +1,7 @@
-//! The names and patterns that list layers in a config. Names are looked up in a set, so their number is not limited. The number of
-//! patterns is, because each is tried on each layer.
+//! The names and patterns that list layers in a config.
+//!
+//! Names are looked up in a set, so their number is not limited. Patterns are limited because each
+//! one is tried on every layer.
 
 use std::collections::HashSet;
 
@@ -9,35 +11,39 @@ use regex::bytes::{Regex, RegexBuilder};
 use crate::limits::{CONFIG_PATTERN_BYTES, CONFIG_PATTERNS};
 use crate::names::glob;
 
-/// The beginning of a regular expression.
+/// The prefix of a regular expression.
 const EXPRESSION: &str = "re:";
 
-/// The most bytes that a compiled expression may have, and all of them together: repetitions make few characters many.
-const MOST_COMPILED: usize = 1 << 18;
-const ALL_COMPILED: usize = 1 << 28;
+/// Size limits of one compiled expression, and of all together. Repetitions expand a short pattern.
+const MAX_COMPILED_BYTES: usize = 1 << 18;
+const MAX_ALL_COMPILED_BYTES: usize = 1 << 28;
 
-/// A regular expression for the beginning of a name; `None` for one that only Python understands, or that is too long.
+/// A regular expression that must match at the start of a name; `None` if it is too long or
+/// Python-only.
 pub(super) struct Expression(Option<Regex>);
 
 impl Expression {
-    /// Compiles the expression that a text is, one of `count`.
+    /// Compiles a regular expression, one of `count`. Returns `None` for texts without the prefix.
     pub(super) fn of(text: &str, count: usize) -> Option<Self> {
         let expression = text.strip_prefix(EXPRESSION)?;
-        if text.len() > glob::MOST {
+        if text.len() > glob::MAX_BYTES {
             return Some(Self(None));
         }
-        let most = MOST_COMPILED.min(ALL_COMPILED / count.max(1));
+        let most = MAX_COMPILED_BYTES.min(MAX_ALL_COMPILED_BYTES / count.max(1));
         let regex = RegexBuilder::new(&format!("^(?:{expression})")).unicode(false).size_limit(most).build();
         Some(Self(regex.ok()))
     }
 
-    /// Returns whether it matches a layer; `None` if it is not understood.
+    /// Returns whether it matches a layer; `None` if the expression is not supported.
     pub(super) fn is_match(&self, layer: &str) -> Option<bool> {
         self.0.as_ref().map(|regex| regex.is_match(layer.as_bytes()))
     }
 }
 
-/// Makes sure that there are no more patterns among names than are allowed, and returns how many there are.
+/// Counts the patterns in a list of layers.
+///
+/// # Errors
+/// A message if there are more patterns, or longer ones, than the limit.
 pub(super) fn count_patterns<'t>(texts: impl Iterator<Item = &'t str>) -> Result<usize, String> {
     let (mut count, mut bytes) = (0, 0);
     for text in texts.filter(|text| text.starts_with(EXPRESSION) || is_glob(text)) {
@@ -56,13 +62,13 @@ fn is_glob(text: &str) -> bool {
     text.contains(['*', '?', '[', ']', '{', '}', '\\'])
 }
 
-/// The layers that a config leaves out.
+/// The layers that a config excludes from quantization.
 #[derive(Default)]
 pub(super) struct Ignored<'a> {
     names: HashSet<&'a str>,
     globs: Vec<(&'a str, GlobMatcher)>,
     expressions: Vec<Expression>,
-    /// True if a pattern is not understood: it is taken to match.
+    /// True if a pattern is not supported: it is assumed to match every layer.
     all: bool,
 }
 
@@ -70,7 +76,7 @@ impl<'a> Ignored<'a> {
     /// Compiles the entries of a config's list.
     ///
     /// # Errors
-    /// A text about the number of patterns, if there are too many.
+    /// A message if there are more patterns than the limit.
     pub(super) fn of(texts: &[&'a str]) -> Result<Self, String> {
         let count = count_patterns(texts.iter().copied())?;
         let mut ignored = Self::default();
@@ -88,7 +94,8 @@ impl<'a> Ignored<'a> {
         Ok(ignored)
     }
 
-    /// Returns whether a layer is left out: by its name or its parent's, a glob, or a regular expression.
+    /// Returns whether a layer is excluded, by its name, its parent's, a glob or a regular
+    /// expression.
     pub(super) fn leaves_out(&self, layer: &str) -> bool {
         let mut parents = layer.match_indices('.').map(|(dot, _)| &layer[..dot]);
         let inside = |parent: &str| layer.strip_prefix(parent).is_some_and(|rest| rest.starts_with('.'));
@@ -141,7 +148,7 @@ mod tests {
         assert!(many("re:a", CONFIG_PATTERNS).is_ok() && many("*.a", CONFIG_PATTERNS).is_ok());
         let why = many("re:a", CONFIG_PATTERNS + 1).unwrap_err();
         assert!(why.contains("2049 patterns of 8196 bytes"), "{why}");
-        let long: &str = "*a".repeat(glob::MOST / 2).leak();
-        assert!(many(long, CONFIG_PATTERN_BYTES / glob::MOST + 1).unwrap_err().contains("129 patterns"));
+        let long: &str = "*a".repeat(glob::MAX_BYTES / 2).leak();
+        assert!(many(long, CONFIG_PATTERN_BYTES / glob::MAX_BYTES + 1).unwrap_err().contains("129 patterns"));
     }
 }

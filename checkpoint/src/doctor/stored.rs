@@ -1,17 +1,18 @@
-//! The check of how tensors are stored: dtypes and shapes that can be understood, but are not what loaders
-//! expect.
+//! Checks how tensors are stored: dtypes and shapes that microscale understands but loaders
+//! misread.
 
 use super::finding::{Defect, Finding};
 use crate::checkpoint_format::CheckpointFormat;
 use crate::checkpoint_formats::packed::Packed;
 use crate::dtype::FileDtype;
 
-/// Looks at a tensor's parts.
-pub(super) fn look(packed: &Packed<'_>, findings: &mut Vec<Finding>) {
+/// Checks the scales of a quantized tensor.
+pub(super) fn check_stored(packed: &Packed<'_>, findings: &mut Vec<Finding>) {
     let mut found = |what| findings.push(Finding::in_packed(Defect::Misread, packed, what));
     if let Some(scales) = packed.scales.filter(|scales| scales.dtype == FileDtype::F8_E8M0) {
         let (name, convention) = (scales.name, packed.convention());
-        // transformers 5.23 turns such scales into integers by their values, not by their bits.
+        // transformers 5.23 converts such scales to integers by value instead of reinterpreting
+        // their bits.
         if convention == CheckpointFormat::CompressedTensors {
             found(format!("{name} is F8_E8M0, and compressed-tensors expects the same bytes as U8"));
         }
@@ -20,8 +21,8 @@ pub(super) fn look(packed: &Packed<'_>, findings: &mut Vec<Finding>) {
     let Some((global, (tensor, _))) = stored else { return };
     let expected = global.shape_for(&packed.shape);
     if expected != tensor.shape {
-        // A scale without dimensions is of a lower rank in PyTorch's promotion, and compressed-tensors
-        // divides by it in bf16.
+        // compressed-tensors divides by a scale without dimensions in bf16, because it has a lower
+        // rank in PyTorch's type promotion.
         let (name, shape) = (tensor.name, tensor.shape);
         found(format!("{name} has shape {shape:?}, and its convention {expected:?}"));
     }

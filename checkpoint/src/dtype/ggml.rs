@@ -1,28 +1,29 @@
-//! ggml's tensor types: their names, and the sizes of their blocks.
+//! ggml's tensor types: their names and block sizes.
 //!
-//! Sizes are those of the structures in ggml-common.h. gguf-py 0.19.0 has the same but for Q8_1, which files
-//! never hold: it says 40 bytes, of the time when the scale and the sum were f32; they are f16.
+//! The sizes follow the structures in ggml-common.h. gguf-py 0.19.0 agrees except for Q8_1, which
+//! files never contain: it says 40 bytes, from when the scale and the sum were f32. They are f16
+//! now.
 
 use std::fmt;
 
-/// A shape's most dimensions.
+/// The largest number of dimensions.
 pub(crate) const MAX_DIMS: usize = 4;
 
-/// The type of a tensor's elements, by ggml's number, known or not.
+/// The type of a tensor's elements, by ggml's number. Unknown numbers are allowed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct GgmlType(u32);
 
-/// The unit in which elements are stored: a block of several, or each by itself.
+/// The unit of storage: a block of elements, or a single element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Block {
-    /// Elements in it, next to each other in a row.
+    /// Elements per block, adjacent in a row.
     pub(crate) elements: u64,
-    /// Bytes of it.
+    /// Bytes per block.
     pub(crate) bytes: u64,
 }
 
-/// Number, name as ggml prints it, elements and bytes of a block. Missing numbers are those that ggml took
-/// back.
+/// Number, name as ggml prints it, elements and bytes of a block. ggml has retired the missing
+/// numbers.
 const KNOWN: &[(u32, &str, u64, u64)] = &[
     (0, "f32", 1, 4),
     (1, "f16", 1, 2),
@@ -68,19 +69,19 @@ impl GgmlType {
     pub const F16: Self = Self(1);
     /// bfloat16.
     pub const BF16: Self = Self(30);
-    /// Q8_0: a scale in f16 and the codes of 32 elements, of eight bits.
+    /// Q8_0: blocks of 32 elements, an f16 scale and 8-bit codes.
     pub const Q8_0: Self = Self(8);
-    /// MXFP4: a scale byte and the codes of 32 elements.
+    /// MXFP4: blocks of 32 elements, one scale byte and 4-bit codes.
     pub const MXFP4: Self = Self(39);
-    /// NVFP4: four scale bytes and the codes of 64 elements.
+    /// NVFP4: blocks of 64 elements, four scale bytes and 4-bit codes.
     pub const NVFP4: Self = Self(40);
 
-    /// The type of a number.
+    /// The type with a number.
     pub const fn from_id(id: u32) -> Self {
         Self(id)
     }
 
-    /// All whose blocks are known.
+    /// All types with known blocks.
     pub(crate) fn all() -> impl Iterator<Item = Self> {
         KNOWN.iter().map(|(id, ..)| Self(*id))
     }
@@ -94,20 +95,24 @@ impl GgmlType {
         KNOWN.iter().find(|(id, ..)| *id == self.0)
     }
 
-    /// The block of a type; `None` for a type that is not known.
+    /// The block of a type; `None` if the type is not known.
     pub(crate) fn block(self) -> Option<Block> {
         self.known().map(|&(.., elements, bytes)| Block { elements, bytes })
     }
 
-    /// Bytes of a tensor of these sizes, slowest first; those that ggml refuses are an error.
+    /// The size in bytes of a tensor with this shape, slowest dimension first.
+    ///
+    /// # Errors
+    /// A message for shapes that ggml refuses and for unknown types.
     pub(crate) fn bytes_of(self, shape: &[usize]) -> Result<u64, String> {
         let block = self.block().ok_or_else(|| {
-            format!("{self} is no type that is known, so that its size cannot be told; it may be of a newer ggml or of another program")
+            format!("{self} is no type that is known, so its size is unknown; it may be from a newer ggml or another program")
         })?;
         if shape.len() > MAX_DIMS {
             return Err(format!("it has {} dimensions, and ggml has no more than {MAX_DIMS}", shape.len()));
         }
-        // Without its zeros: whoever multiplies some of the sizes only must not overflow either.
+        // Zeros are ignored here: callers that multiply only some of the sizes must not overflow
+        // either.
         let countable =
             shape.iter().try_fold(1u64, |product, size| product.checked_mul((*size as u64).max(1)));
         if countable.is_none_or(|countable| countable >= i64::MAX as u64) {

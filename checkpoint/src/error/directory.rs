@@ -1,16 +1,16 @@
-//! Errors of directories: files that do not go together.
+//! Errors of directories: files that contradict each other.
 
 use std::path::PathBuf;
 
-/// The way out for weights in PyTorch's files of old.
+/// How to convert weights in PyTorch's old file format.
 pub(crate) const SAVE_AS_SAFETENSORS: &str = "save it as safetensors first: from_pretrained and save_pretrained of \
      transformers do; or look for a revision of the repository that has such files";
 
-/// Files of a directory that do not go together.
+/// The files of a checkpoint directory contradict each other.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DirectoryError {
-    /// A directory without weights.
+    /// The directory has no weights.
     #[error(
         "{} holds no *.safetensors, *.gguf, *.bin, *.pt or *.pth file with weights; name a checkpoint directory or a file",
         .path.display()
@@ -20,21 +20,21 @@ pub enum DirectoryError {
         path: PathBuf,
     },
 
-    /// Two sets of weights in one directory.
+    /// The directory has two sets of weights.
     #[error(
         "{} and {} both claim to be the weights; remove one of them",
         .first.display(), .second.display()
     )]
     Ambiguous {
-        /// One.
+        /// The first set.
         first: PathBuf,
-        /// The other.
+        /// The second set.
         second: PathBuf,
     },
 
-    /// An index that names a shard outside its directory.
+    /// The index names a shard outside its directory.
     #[error(
-        "{}: tensor {tensor} is said to be in {shard:?}, which is not a path inside the checkpoint; correct \
+        "{}: tensor {tensor} is assigned to {shard:?}, which is not a path inside the checkpoint; correct \
          the index",
         .index.display()
     )]
@@ -43,11 +43,11 @@ pub enum DirectoryError {
         index: PathBuf,
         /// The tensor.
         tensor: String,
-        /// The path that was refused.
+        /// The path that the index names.
         shard: String,
     },
 
-    /// An index that names a shard that is not there.
+    /// A shard that the index names is missing.
     #[error(
         "the shard {} is missing, and {} expects tensor {tensor} in it; complete the download",
         .shard.display(), .index.display()
@@ -55,13 +55,13 @@ pub enum DirectoryError {
     MissingShard {
         /// The index.
         index: PathBuf,
-        /// The first tensor that should be in the shard.
+        /// The first tensor that the index puts in the shard.
         tensor: String,
         /// The shard.
         shard: PathBuf,
     },
 
-    /// An index that names a tensor that its shard lacks.
+    /// A tensor that the index names is not in its shard.
     #[error(
         "{} lacks tensor {tensor}, which {} expects there; the index and the shard are of different \
          checkpoints",
@@ -76,7 +76,7 @@ pub enum DirectoryError {
         shard: PathBuf,
     },
 
-    /// A shard with a tensor that the index does not put there.
+    /// A shard contains a tensor that the index does not put there.
     #[error(
         "{} holds tensor {tensor}, which {} {}; the index and the shard are of different checkpoints",
         .shard.display(), .index.display(), elsewhere(.assigned)
@@ -88,11 +88,11 @@ pub enum DirectoryError {
         tensor: String,
         /// The shard.
         shard: PathBuf,
-        /// The shard that the index names for it.
+        /// The shard that the index names for the tensor, if it lists the tensor.
         assigned: Option<String>,
     },
 
-    /// The same tensor in two files.
+    /// Two files contain the same tensor.
     #[error(
         "tensor {tensor} is both in {} and in {}; remove one of the files",
         .first.display(), .second.display()
@@ -100,9 +100,9 @@ pub enum DirectoryError {
     Duplicate {
         /// The tensor.
         tensor: String,
-        /// One file.
+        /// The first file.
         first: PathBuf,
-        /// The other.
+        /// The second file.
         second: PathBuf,
     },
 }

@@ -1,34 +1,34 @@
-//! Errors of single files: one that is not what it should be, or cannot hold what it should.
+//! Errors of single files.
 
 use std::path::PathBuf;
 
 use crate::dtype::FileDtype;
 
-/// A file that is not what it should be, or cannot hold what it should.
+/// A file is invalid, or cannot hold a tensor.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FileError {
-    /// A file that is not safetensors, or a damaged one.
+    /// The file is not safetensors, or damaged.
     #[error("{} is not a valid safetensors file: {why}; download or write it again", .file.display())]
     Header {
         /// The file.
         file: PathBuf,
-        /// The defect of its header.
+        /// The defect of the header.
         why: String,
     },
 
-    /// A file of another kind.
+    /// The file is of a kind that microscale does not read.
     #[error("{} holds no tensors that are read here: it is {what}; {instead}", .file.display())]
     OtherKind {
         /// The file.
         file: PathBuf,
-        /// Its kind.
+        /// The kind.
         what: &'static str,
-        /// The way out.
+        /// What to do instead.
         instead: &'static str,
     },
 
-    /// A header that describes a tensor wrongly.
+    /// The header describes a tensor wrongly.
     #[error(
         "{} is not a valid safetensors file: tensor {tensor}: {why}; download or write it again",
         .file.display()
@@ -38,24 +38,24 @@ pub enum FileError {
         file: PathBuf,
         /// The tensor.
         tensor: String,
-        /// The defect of its description.
+        /// The defect of the description.
         why: String,
     },
 
-    /// A file that holds something else than a dictionary of tensors as `torch.save` writes it, or a damaged one.
+    /// The file is not a dictionary of tensors as `torch.save` writes it, or damaged.
     #[error(
         "{} is not read as a PyTorch file of tensors: {why}; save it as safetensors, as from_pretrained and save_pretrained of \
-         transformers do, or save a dictionary of tensors alone with torch.save",
+         transformers do, or save only a dictionary of tensors with torch.save",
         .file.display()
     )]
     Pytorch {
         /// The file.
         file: PathBuf,
-        /// The fault.
+        /// The defect.
         why: String,
     },
 
-    /// A PyTorch file that describes a tensor wrongly, or has one that is not read.
+    /// A PyTorch file describes a tensor wrongly, or in a way that microscale does not read.
     #[error(
         "{} is not read as a PyTorch file of tensors: tensor {tensor}: {why}; download or write it again",
         .file.display()
@@ -65,20 +65,20 @@ pub enum FileError {
         file: PathBuf,
         /// The tensor.
         tensor: String,
-        /// The fault.
+        /// The defect.
         why: String,
     },
 
-    /// A file that is not GGUF, or a damaged one, or one that ggml would not read either.
+    /// The file is not GGUF, is damaged, or is one that ggml refuses too.
     #[error("{} is not a valid GGUF file: {why}; download or write it again", .file.display())]
     Gguf {
         /// The file.
         file: PathBuf,
-        /// The defect of its header, with the key of the metadata if that is to blame.
+        /// The defect of the header, with the metadata key if there is one.
         why: String,
     },
 
-    /// A header of GGUF that describes a tensor wrongly.
+    /// A GGUF header describes a tensor wrongly.
     #[error(
         "{} is not a valid GGUF file: tensor {tensor}: {why}; download or write it again",
         .file.display()
@@ -88,22 +88,22 @@ pub enum FileError {
         file: PathBuf,
         /// The tensor.
         tensor: String,
-        /// The defect of its description.
+        /// The defect of the description.
         why: String,
     },
 
-    /// A file that is not an importance matrix, or a damaged one.
+    /// The file is not an importance matrix, or damaged.
     #[error("{} is not a valid importance matrix of llama.cpp's (.dat): {why}; make it again", .file.display())]
     Imatrix {
         /// The file.
         file: PathBuf,
-        /// The defect, with the entry if one is to blame.
+        /// The defect, with the entry if there is one.
         why: String,
     },
 
-    /// One of the files that a GGUF model was split into, whose number of tensors would change.
+    /// The number of tensors would change in one of the files of a split GGUF model.
     #[error(
-        "{} is one of the {parts} files of a model, each of which states the tensors of all; {before} tensors would \
+        "{} is one of the {parts} files of a model, and each states the number of tensors in all of them; {before} tensors would \
          become {after} here: give the directory that holds all {parts}, or put them together with llama-gguf-split \
          --merge",
         .file.display()
@@ -111,40 +111,40 @@ pub enum FileError {
     PartOfGguf {
         /// The file.
         file: PathBuf,
-        /// The number of files.
+        /// The number of files of the model.
         parts: u64,
-        /// Its tensors.
+        /// The number of tensors.
         before: usize,
-        /// The tensors that it would have.
+        /// The number of tensors after the change.
         after: usize,
     },
 
-    /// A tensor that a GGUF file cannot hold.
+    /// A GGUF file cannot hold the tensor.
     #[error(
         "{}: GGUF cannot hold tensor {tensor}: {why}; leave it as it is with --exclude, or rename it",
         .file.display()
     )]
     NotInGguf {
-        /// The file to be written.
+        /// The output file.
         file: PathBuf,
         /// The tensor.
         tensor: String,
-        /// The obstacle.
+        /// The reason.
         why: String,
     },
 
-    /// A tensor that a safetensors file cannot hold.
+    /// A safetensors file cannot hold the tensor.
     #[error("{}: safetensors files cannot hold tensor {tensor}, which is {dtype}", .file.display())]
     NotInSafetensors {
-        /// The file to be written.
+        /// The output file.
         file: PathBuf,
         /// The tensor.
         tensor: String,
-        /// Its dtype.
+        /// The dtype.
         dtype: FileDtype,
     },
 
-    /// A file that is longer than any of its kind.
+    /// The file is too long for its kind.
     #[error(
         "{} has more than the {most} bytes allowed of {what}; name the file that was meant, or shorten it",
         .file.display()
@@ -152,36 +152,36 @@ pub enum FileError {
     TooLong {
         /// The file.
         file: PathBuf,
-        /// The kind of file that was expected.
+        /// The expected kind of file.
         what: &'static str,
-        /// The bytes that are allowed.
+        /// The limit in bytes.
         most: u64,
     },
 
-    /// A JSON file that is not JSON.
+    /// The file should be JSON and is not.
     #[error("{} is not valid JSON", .file.display())]
     Json {
         /// The file.
         file: PathBuf,
-        /// The place and the reason.
+        /// The position and the reason.
         source: serde_json::Error,
     },
 
-    /// An index beyond what any has.
+    /// An index exceeds a limit.
     #[error("{} is not a valid index: {why}; download or write it again", .file.display())]
     Index {
         /// The file.
         file: PathBuf,
-        /// The limit that it passes.
+        /// The limit.
         why: String,
     },
 
-    /// A JSON file that holds something else than it should.
+    /// A JSON file does not have the expected content.
     #[error("{}: {why}", .file.display())]
     JsonContent {
         /// The file.
         file: PathBuf,
-        /// The content that was expected.
+        /// The expected content.
         why: &'static str,
     },
 }

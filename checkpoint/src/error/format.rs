@@ -1,4 +1,4 @@
-//! Errors of storage: tensors stored in no known way, and requests that no checkpoint format can store.
+//! Errors of storage: unreadable tensors, and requests that no checkpoint format can store.
 
 use std::path::PathBuf;
 
@@ -8,11 +8,11 @@ use crate::checkpoint_format::CheckpointFormat;
 use crate::dtype::FileDtype;
 use crate::reason::Reason;
 
-/// An error about storage: a tensor stored in no known way, or one that no checkpoint format can store.
+/// A tensor is stored in an unknown way, or a checkpoint format cannot store it.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FormatError {
-    /// Output in another container than the input's.
+    /// The checkpoint format needs another container than the input's.
     #[error(
         "{} cannot be written as {}: names and metadata of GGUF files and of safetensors checkpoints are \
          not each other's; choose {} (llama.cpp's convert_hf_to_gguf makes GGUF files of checkpoints, \
@@ -22,13 +22,13 @@ pub enum FormatError {
     OtherContainer {
         /// The input.
         path: PathBuf,
-        /// The convention asked for.
+        /// The requested checkpoint format.
         convention: CheckpointFormat,
-        /// The one that the input's container has.
+        /// The checkpoint format of the input's container.
         own: CheckpointFormat,
     },
 
-    /// A value that Q8_0 has no number for.
+    /// Q8_0 cannot represent a value.
     #[error(
         "{}: tensor {tensor} has the value {found} in row {row}, column {col}, which q8_0 has no number for; leave the tensor as it \
          is with --exclude",
@@ -43,11 +43,11 @@ pub enum FormatError {
         row: usize,
         /// The column, counted from 0.
         col: usize,
-        /// The value: NaN, an infinity, or one from 8,321,040 on.
+        /// The value: NaN, an infinity, or a magnitude of at least 8,321,040.
         found: f32,
     },
 
-    /// Values that are not finite in the dtype that they are written in.
+    /// Values are not finite in the dtype that they are written in.
     #[error(
         "{}: tensor {tensor}: in {}, whose largest number is {most}, {} of its values are infinite and {} are NaN, the first in row {}, \
          column {}; choose another dtype, or let `quantize` or `dequantize` write them with --non-finite saturate or propagate",
@@ -60,17 +60,17 @@ pub enum FormatError {
         tensor: String,
         /// The dtype.
         dtype: Dtype,
-        /// Its largest number.
+        /// The largest number of the dtype.
         most: f32,
         /// The first value that is not finite.
         first: Position,
-        /// The tensor's infinite values.
+        /// The number of infinite values in the tensor.
         infinite: u64,
-        /// The tensor's NaN.
+        /// The number of NaN in the tensor.
         nan: u64,
     },
 
-    /// A block scale that the output cannot hold.
+    /// The checkpoint format cannot store a block scale.
     #[error(
         "{}: tensor {tensor}: block {block} has scale byte {byte:#04x}, which {} has for no number; \
          quantize with --non-finite error or saturate",
@@ -83,13 +83,13 @@ pub enum FormatError {
         tensor: String,
         /// The block, counted from 0 over all rows.
         block: usize,
-        /// Its scale.
+        /// The scale byte.
         byte: u8,
-        /// The convention asked for.
+        /// The requested checkpoint format.
         convention: CheckpointFormat,
     },
 
-    /// Packed codes without their scales, parts that do not fit each other, or a format that is not known.
+    /// Packed codes lack their scales, parts do not fit each other, or the format is unknown.
     #[error("{}: tensor {tensor}: {why}", .file.display())]
     Packed {
         /// The file.
@@ -100,10 +100,10 @@ pub enum FormatError {
         why: String,
     },
 
-    /// A format that a checkpoint format lacks.
+    /// The checkpoint format does not have the format.
     #[error("{}, the checkpoint format, has no {format}; {instead}", .convention.word())]
     NotStored {
-        /// The convention.
+        /// The checkpoint format.
         convention: CheckpointFormat,
         /// The format.
         format: Format,
@@ -111,28 +111,28 @@ pub enum FormatError {
         instead: String,
     },
 
-    /// Scales in another order than checkpoint files have.
+    /// Scales are not in the linear order that checkpoint files use.
     #[error(
         "checkpoint files hold block scales in linear order, not {}; leave the recipe's scale layout linear",
         .layout.word()
     )]
     ScaleLayout {
-        /// The order asked for.
+        /// The requested order.
         layout: ScaleLayout,
     },
 
-    /// A quantized tensor that another convention cannot hold as it is.
+    /// Another checkpoint format cannot store the quantized tensor.
     #[error("{}: tensor {tensor}: gpt-oss' files hold the transpose of a parameter of all experts of a layer; {}", .file.display(), instead(*.to))]
     NotConverted {
         /// The file.
         file: PathBuf,
         /// The tensor.
         tensor: String,
-        /// The convention asked for.
+        /// The requested checkpoint format.
         to: CheckpointFormat,
     },
 
-    /// A quantized tensor of sizes that another convention cannot hold.
+    /// Another checkpoint format cannot store a quantized tensor of this size.
     #[error(
         "{}: tensor {tensor}: {reason}, as {} needs it; keep the tensor as it is by dequantizing it, and quantize the others again",
         .file.display(), .to.word()
@@ -142,25 +142,26 @@ pub enum FormatError {
         file: PathBuf,
         /// The tensor.
         tensor: String,
-        /// The convention asked for.
+        /// The requested checkpoint format.
         to: CheckpointFormat,
         /// The reason.
         reason: Reason,
     },
 
-    /// A cast that would not keep every value.
+    /// A cast would change values.
     #[error("{}: tensor {tensor}: {why}, as --requantize does", .file.display())]
     NotExact {
         /// The input.
         file: PathBuf,
         /// The tensor.
         tensor: String,
-        /// The reason: [`NotCast`](microscale::Error::NotCast), [`NotExact`](microscale::Error::NotExact) or
+        /// The reason: [`NotCast`](microscale::Error::NotCast),
+        /// [`NotExact`](microscale::Error::NotExact) or
         /// [`NotExactBlock`](microscale::Error::NotExactBlock).
         why: Box<microscale::Error>,
     },
 
-    /// Values that FP8 cannot hold under a scale for each 128×128.
+    /// FP8 with one scale per 128×128 block cannot represent the values.
     #[error(
         "{}: tensor {tensor}: {blocks} of {of} blocks of 128×128 have values that no power of two as their scale makes exact in \
          FP8 (E4M3), so it is not cast to {}; --requantize rounds these blocks",
@@ -171,22 +172,22 @@ pub enum FormatError {
         file: PathBuf,
         /// The tensor.
         tensor: String,
-        /// Blocks that are not exact.
+        /// The number of blocks that are not exact.
         blocks: u64,
-        /// All blocks.
+        /// The number of all blocks.
         of: u64,
     },
 
-    /// A convention that casts to a format of its own, with another format.
+    /// The checkpoint format implies a format, and another one was requested.
     #[error("{} is FP8 (E4M3) and no {format}; leave the format out", .convention.word())]
     OwnFormat {
-        /// The convention.
+        /// The checkpoint format.
         convention: CheckpointFormat,
-        /// The format asked for.
+        /// The requested format.
         format: Format,
     },
 
-    /// Codes of eight bits under scales, which are read and not written, and whose values bf16 cannot hold.
+    /// FP8 or INT8 weights of a format that is read-only, with values that bf16 cannot hold.
     #[error(
         "{}: tensor {tensor}: {dtype} under scales is not written by {}, and its values are not exact in bf16, for its \
          scales are no powers of two that bf16 can hold; quantize the checkpoint anew, or round them with --requantize",
@@ -199,11 +200,11 @@ pub enum FormatError {
         tensor: String,
         /// The dtype of the codes.
         dtype: FileDtype,
-        /// The convention asked for.
+        /// The requested checkpoint format.
         to: CheckpointFormat,
     },
 
-    /// Experts in one tensor that cannot be taken one by one.
+    /// A tensor that holds all experts of a layer cannot be split.
     #[error("{}: tensor {tensor}: its experts cannot be split: {why}", .file.display())]
     NotSplit {
         /// The file.
@@ -214,7 +215,7 @@ pub enum FormatError {
         why: String,
     },
 
-    /// No experts in one tensor.
+    /// No tensor holds all experts of a layer.
     #[error(
         "{} has no experts of a layer in one tensor (experts.gate_up_proj, experts.down_proj); leave the splitting of experts out",
         .path.display()
@@ -224,25 +225,25 @@ pub enum FormatError {
         path: PathBuf,
     },
 
-    /// Nothing is quantized.
+    /// No tensor is quantized.
     #[error(
         "{} has no quantized tensor under the names of a known convention ({}); there is nothing to {doing}",
         .path.display(), all_words::<CheckpointFormat>()
     )]
     NothingPacked {
-        /// The operation asked for.
+        /// The requested operation.
         doing: &'static str,
         /// The input.
         path: PathBuf,
     },
 }
 
-/// The words of a type, in a list.
+/// The words of a type as a list.
 fn all_words<T: Words>() -> String {
     T::WORDS.iter().map(|(word, _)| *word).collect::<Vec<_>>().join(", ")
 }
 
-/// The alternative to converting from gpt-oss' files, or to them, in words.
+/// The alternative to converting to or from gpt-oss files, in words.
 fn instead(to: CheckpointFormat) -> String {
     match to {
         CheckpointFormat::GptOss => {

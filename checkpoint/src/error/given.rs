@@ -1,4 +1,4 @@
-//! Errors of files that are given beside a checkpoint: global scales, and importance.
+//! Errors of side files: global scales, input scales and importance.
 
 use std::path::PathBuf;
 
@@ -6,11 +6,11 @@ use microscale::{GlobalScale, Words};
 
 use crate::dtype::FileDtype;
 
-/// Global scales and importance that are given in files.
+/// A side file with global scales, input scales or importance is wrong.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum GivenError {
-    /// A file of global scales that lacks one.
+    /// The file has no global scale for a tensor.
     #[error(
         "{} has no global scale for tensor {tensor}; call it {tensor}, {tensor}_global_scale (a divisor) or \
          {tensor}_scale_2 (a multiplier), or leave {tensor} out with --exclude",
@@ -23,7 +23,7 @@ pub enum GivenError {
         tensor: String,
     },
 
-    /// A file with two global scales for one tensor.
+    /// The file has two global scales for a tensor.
     #[error(
         "{} has two global scales for tensor {tensor}, {first} and {second}; remove one",
         .file.display()
@@ -33,20 +33,20 @@ pub enum GivenError {
         file: PathBuf,
         /// The tensor.
         tensor: String,
-        /// The name of one.
+        /// The name of the first.
         first: String,
-        /// The name of the other.
+        /// The name of the second.
         second: String,
     },
 
-    /// Importance by column, and no search whose errors it could weight.
+    /// Importance was given without a search whose errors it could weight.
     #[error(
         "importance weights the errors of a search for block scales; search for them with --search \
          four-six, window or full"
     )]
     ImportanceUnused,
 
-    /// A file with two vectors of importance for one tensor.
+    /// The file has two importance vectors for a tensor.
     #[error(
         "{} has two vectors of importance for tensor {tensor}, {first} and {second}; remove one",
         .file.display()
@@ -56,13 +56,13 @@ pub enum GivenError {
         file: PathBuf,
         /// The tensor.
         tensor: String,
-        /// The name of one.
+        /// The name of the first.
         first: String,
-        /// The name of the other.
+        /// The name of the second.
         second: String,
     },
 
-    /// Importance by column that is no vector of floats with the tensor's columns, nor one for each of its experts.
+    /// Importance must be a float vector with one number per column, or one vector per expert.
     #[error(
         "{}: tensor {name} must be a vector of {columns} numbers (F32, F16 or BF16), one for each column of \
          {tensor}, or one vector for each of its experts, but is {dtype} of shape {shape:?}; write one number a column, or leave \
@@ -72,19 +72,19 @@ pub enum GivenError {
     ImportanceShape {
         /// The file.
         file: PathBuf,
-        /// The tensor in it.
+        /// The name of the tensor in the file.
         name: String,
-        /// The tensor that it is for.
+        /// The tensor to quantize.
         tensor: String,
-        /// The columns of that.
+        /// The number of its columns.
         columns: usize,
-        /// The dtype found.
+        /// The dtype in the file.
         dtype: FileDtype,
-        /// The shape found.
+        /// The shape in the file.
         shape: Vec<usize>,
     },
 
-    /// An importance matrix that does not fit a tensor.
+    /// An importance matrix does not fit a tensor.
     #[error(
         "{}: tensor {tensor} {why}; make the importance matrix from the same model, with all its layers and experts",
         .file.display()
@@ -94,11 +94,11 @@ pub enum GivenError {
         file: PathBuf,
         /// The tensor.
         tensor: String,
-        /// The misfit.
+        /// The mismatch.
         why: String,
     },
 
-    /// An importance matrix of which no tensor that is searched is called as there.
+    /// No tensor to quantize has a name that the importance matrix knows.
     #[error(
         "{} is for none of the tensors to quantize: it has {other}, and they have {tensor}; an importance matrix has the names of          the GGUF file that it was made from, so quantize that",
         .file.display()
@@ -108,11 +108,11 @@ pub enum GivenError {
         file: PathBuf,
         /// One of the tensors to quantize.
         tensor: String,
-        /// One of those that there is importance for.
+        /// A name in the importance matrix.
         other: String,
     },
 
-    /// A number of importance that is negative or not finite.
+    /// An importance number is negative or not finite.
     #[error(
         "{}: tensor {name} has the number {weight} for column {column} of {tensor}; importance must be \
          finite and not negative, such as mean squared activations are",
@@ -121,28 +121,28 @@ pub enum GivenError {
     ImportanceNumber {
         /// The file.
         file: PathBuf,
-        /// The tensor in it.
+        /// The name of the tensor in the file.
         name: String,
-        /// The tensor that it is for.
+        /// The tensor to quantize.
         tensor: String,
         /// The column, counted from 0.
         column: usize,
-        /// The number found.
+        /// The number.
         weight: f32,
     },
 
-    /// Scales of inputs, and no weights that could have one.
+    /// Input scales were given, and no weight can have one.
     #[error(
         "{tensor} can have no scale of its inputs: NVFP4 in the conventions compressed-tensors and modelopt has one for weights \
          called *.weight, and in GGUF files for those of layers that llama.cpp loads scales of; leave it out with --exclude, or leave \
          --input-scale out"
     )]
     InputScaleUnheld {
-        /// The tensor, or all.
+        /// The tensor, or a word for all.
         tensor: String,
     },
 
-    /// A file of scales of inputs that lacks one.
+    /// The file has no input scale for a tensor.
     #[error(
         "{} has no scale of the inputs of tensor {tensor}; call it {layer} (the largest magnitude), {layer}.input_global_scale (a \
          divisor) or {layer}.input_scale (a multiplier), or leave {tensor} out with --exclude",
@@ -153,24 +153,24 @@ pub enum GivenError {
         file: PathBuf,
         /// The tensor.
         tensor: String,
-        /// Its layer.
+        /// The layer of the tensor.
         layer: String,
     },
 
-    /// A file with two scales of the inputs of one tensor.
+    /// The file has two input scales for a tensor.
     #[error("{} has two scales of the inputs of tensor {tensor}, {first} and {second}; remove one", .file.display())]
     InputScaleTwice {
         /// The file.
         file: PathBuf,
         /// The tensor.
         tensor: String,
-        /// The name of one.
+        /// The name of the first.
         first: String,
-        /// The name of the other.
+        /// The name of the second.
         second: String,
     },
 
-    /// A file of scales of inputs that has one name twice.
+    /// A file of input scales has the same name twice.
     #[error("{}: {name} is there twice; remove one", .file.display())]
     InputScaleRepeated {
         /// The file.
@@ -179,25 +179,25 @@ pub enum GivenError {
         name: String,
     },
 
-    /// A value in a file of scales of inputs that is no number.
+    /// A value in a file of input scales is not a number.
     #[error("{}: {name} is {value}, and must be a number: the largest magnitude of a layer's inputs, or a scale", .file.display())]
     InputScaleFile {
         /// The file.
         file: PathBuf,
-        /// The name in it.
+        /// The name in the file.
         name: String,
-        /// The start of the value.
+        /// The beginning of the value.
         value: String,
     },
 
-    /// A scale of inputs that is 0, negative, not finite, or beyond what its inverse can be.
+    /// An input scale is 0, negative, not finite, or has no finite inverse.
     #[error(
         "the scale of the inputs of tensor {tensor}, {source_of}, would be the {} {}, which no global scale can be; give the largest \
          magnitude of the inputs, a positive number",
         .scale.direction().word(), .scale.value()
     )]
     InputScaleNumber {
-        /// Where it is from, in words.
+        /// Where the scale comes from, in words.
         source_of: String,
         /// The tensor.
         tensor: String,

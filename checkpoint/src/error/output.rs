@@ -1,12 +1,12 @@
-//! Errors of the output: a place or a name that it cannot have.
+//! Errors of the output's path and names.
 
 use std::path::{Path, PathBuf};
 
-/// An output that cannot be.
+/// The output cannot be written where it was requested.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OutputError {
-    /// The output is there already.
+    /// The output exists.
     #[error(
         "{} exists; name an output that does not{}",
         .path.display(), if .path.is_dir() { ", or an empty directory" } else { "" }
@@ -16,14 +16,14 @@ pub enum OutputError {
         path: PathBuf,
     },
 
-    /// A directory was asked for and a file given, or the other way round.
+    /// The output is a directory and the input a file, or the other way round.
     #[error("{} is a directory, but the input is a file: the output must be a file too", .path.display())]
     Kind {
         /// The output.
         path: PathBuf,
     },
 
-    /// A file of one container by the name of another, such as safetensors called `.bin` or `.gguf`.
+    /// The output has the file extension of another container, such as `.gguf` for safetensors.
     #[error(
         "{} would be {}, and is named like a file of another kind; call it {}",
         .path.display(), if *.extension == "gguf" { "GGUF" } else { .extension }, .path.with_extension(.extension).display()
@@ -31,11 +31,11 @@ pub enum OutputError {
     NamedLikeOther {
         /// The output.
         path: PathBuf,
-        /// The end of the names of files of its container.
+        /// The file extension of the output's container.
         extension: &'static str,
     },
 
-    /// The output's directory is not there.
+    /// The parent directory of the output does not exist.
     #[error("there is no directory {} to write {} into; create it first", .parent.display(), .path.display())]
     Parent {
         /// The output.
@@ -44,7 +44,7 @@ pub enum OutputError {
         parent: PathBuf,
     },
 
-    /// Input and output are the same, or one holds the other.
+    /// Input and output are the same, or one contains the other.
     #[error(
         "the output {} {} the input {}; name another output",
         .output.display(), overlap(.input, .output), .input.display()
@@ -52,30 +52,30 @@ pub enum OutputError {
     Overlap {
         /// The input, with symbolic links resolved.
         input: PathBuf,
-        /// The output, likewise.
+        /// The output, with symbolic links resolved.
         output: PathBuf,
     },
 
-    /// Two outputs are the same, or one holds the other.
+    /// Two outputs are the same, or one contains the other.
     #[error(
         "the outputs {} and {} are the same file, or one lies in the other; give each a place of its own",
         .first.display(), .second.display()
     )]
     Same {
-        /// One output, with symbolic links resolved.
+        /// The first output, with symbolic links resolved.
         first: PathBuf,
-        /// Another, likewise.
+        /// The second output, with symbolic links resolved.
         second: PathBuf,
     },
 
-    /// A name, or a path, that the file system does not take.
+    /// The file system does not accept such a long name or path.
     #[error("the file system takes no name or path as long as {}; choose a shorter one", .path.display())]
     NameTooLong {
         /// The path.
         path: PathBuf,
     },
 
-    /// A file that was written is gone or was cut.
+    /// Another process removed or truncated a file of the output.
     #[error(
         "{} {}: another process removed it while this one worked, and {}; let nothing else write or remove \
          .*.microscale-* there, and run the command again",
@@ -83,17 +83,18 @@ pub enum OutputError {
         if .file.starts_with(.out) { format!("{} is incomplete: remove it", .out.display()) } else { "nothing was written".into() }
     )]
     Lost {
-        /// The file: below the output if that had its name already, else in the temporary directory.
+        /// The file: in the output if it already has its final name, else in the temporary
+        /// directory.
         file: PathBuf,
         /// Its size when it was written.
         expected: u64,
-        /// Its size now; `None` if it is gone.
+        /// Its size now; `None` if it does not exist.
         found: Option<u64>,
         /// The output.
         out: PathBuf,
     },
 
-    /// A directory called `OUT.parts` is not one of finished shards.
+    /// A directory with the name `OUT.parts` does not contain finished shards.
     #[error(
         "{} is there and was not made by `quantize --part`; move it away, or name another output",
         .path.display()
@@ -103,7 +104,7 @@ pub enum OutputError {
         path: PathBuf,
     },
 
-    /// A name that the output needs is taken.
+    /// The output needs a name that another tensor has.
     #[error(
         "{}: tensor {tensor} becomes {name}, but there is a tensor of that name; rename it, or leave \
          {tensor} out with --exclude",
@@ -114,7 +115,7 @@ pub enum OutputError {
         file: PathBuf,
         /// The tensor.
         tensor: String,
-        /// The name that is taken.
+        /// The name.
         name: String,
     },
 }

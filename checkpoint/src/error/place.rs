@@ -1,4 +1,4 @@
-//! The place of an error, for those who show it by itself: the file and the tensor that it is about.
+//! The file and the tensor that an error is about, for callers that show them separately.
 
 use std::path::Path;
 
@@ -12,8 +12,9 @@ use crate::error::parts::PartsError;
 use crate::error::plan::PlanError;
 
 impl Error {
-    /// The file or directory that the error is about, and the tensor, where it names them. Of two files it is the one that is
-    /// read, or the first.
+    /// The file or directory that the error is about, and the tensor, if the error names them.
+    ///
+    /// If there are two files, it is the input file or the first one.
     pub fn place(&self) -> (Option<&Path>, Option<&str>) {
         let (file, tensor) = match self {
             Self::Io { path, .. } => (Some(path), None),
@@ -39,9 +40,9 @@ impl Error {
 }
 
 /// The file and the tensor that an error names.
-type Place<'a> = (Option<&'a std::path::PathBuf>, Option<&'a String>);
+type Location<'a> = (Option<&'a std::path::PathBuf>, Option<&'a String>);
 
-fn of_file(error: &FileError) -> Place<'_> {
+fn of_file(error: &FileError) -> Location<'_> {
     match error {
         FileError::HeaderTensor { file, tensor, .. }
         | FileError::GgufTensor { file, tensor, .. }
@@ -61,7 +62,7 @@ fn of_file(error: &FileError) -> Place<'_> {
     }
 }
 
-fn of_directory(error: &DirectoryError) -> Place<'_> {
+fn of_directory(error: &DirectoryError) -> Location<'_> {
     match error {
         DirectoryError::NoWeights { path, .. } | DirectoryError::Ambiguous { first: path, .. } => {
             (Some(path), None)
@@ -74,7 +75,7 @@ fn of_directory(error: &DirectoryError) -> Place<'_> {
     }
 }
 
-fn of_format(error: &FormatError) -> Place<'_> {
+fn of_format(error: &FormatError) -> Location<'_> {
     match error {
         FormatError::Unheld { file, tensor, .. }
         | FormatError::Packed { file, tensor, .. }
@@ -95,7 +96,7 @@ fn of_format(error: &FormatError) -> Place<'_> {
     }
 }
 
-fn of_plan(error: &PlanError) -> Place<'_> {
+fn of_plan(error: &PlanError) -> Location<'_> {
     match error {
         PlanError::AlreadyQuantized { config: path, .. } | PlanError::NothingToQuantize { path } => {
             (Some(path), None)
@@ -105,7 +106,7 @@ fn of_plan(error: &PlanError) -> Place<'_> {
     }
 }
 
-fn of_given(error: &GivenError) -> Place<'_> {
+fn of_given(error: &GivenError) -> Location<'_> {
     match error {
         GivenError::NoGlobalScale { file, tensor, .. }
         | GivenError::GlobalScaleTwice { file, tensor, .. }
@@ -126,7 +127,7 @@ fn of_given(error: &GivenError) -> Place<'_> {
     }
 }
 
-fn of_output(error: &OutputError) -> Place<'_> {
+fn of_output(error: &OutputError) -> Location<'_> {
     match error {
         OutputError::Exists { path, .. }
         | OutputError::Kind { path, .. }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use microscale::{Search, Words};
 
-/// An error about a plan.
+/// An error of a plan.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlanError {
@@ -17,11 +17,11 @@ pub enum PlanError {
     AlreadyQuantized {
         /// The config.json.
         config: PathBuf,
-        /// Its quant_method.
+        /// The `quant_method` in it.
         method: String,
     },
 
-    /// Nothing was selected.
+    /// No tensor is selected.
     #[error(
         "{} has no tensor to quantize; select some with --include, and see with --dry-run why each is copied",
         .path.display()
@@ -31,37 +31,37 @@ pub enum PlanError {
         path: PathBuf,
     },
 
-    /// Layers that engines make one of, with recipes that differ in more than one layer can have.
+    /// Layers that engines fuse have recipes that one fused layer cannot have.
     #[error(
         "{}: serving engines make one layer of {first} ({}) and {second} ({}); give both the same recipe: \
          match {pattern:?} in one rule",
         .file.display(), .recipes[0], .recipes[1]
     )]
     FusedDiffer {
-        /// The file of the second.
+        /// The file of `second`.
         file: PathBuf,
-        /// One layer's weight.
+        /// The weight of one layer.
         first: String,
-        /// Another's.
+        /// The weight of another layer.
         second: String,
-        /// The recipe of each.
+        /// The recipes of both.
         recipes: Box<[String; 2]>,
-        /// A pattern that matches both.
+        /// A pattern that matches both weights.
         pattern: String,
     },
 
-    /// A search for global scales with a recipe that leaves nothing to search.
+    /// A search for global scales was requested, and the recipe leaves nothing to search.
     #[error(
         "the global scale is searched for nvfp4, where it follows from amax and block scales are searched \
          too, but {why}; choose --format nvfp4 with --search four-six, window or full and without \
          --global-scale, or leave out --search-global"
     )]
     NoGlobalSearch {
-        /// The obstacle.
+        /// The reason.
         why: String,
     },
 
-    /// Checking a search that does not look for the best of all scales.
+    /// A check was requested for a search that does not look for the best scale.
     #[error(
         "only a full search looks for the best of all scales, and this is {}; choose --search full, or \
          leave out --check-search",

@@ -1,28 +1,28 @@
-//! Errors of recipes: files, settings and patterns that are wrong.
+//! Errors of recipes: wrong files, settings and patterns.
 
 use crate::names::glob;
 
-/// Recipes, settings and patterns that are wrong.
+/// A recipe, a setting or a pattern is wrong.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RecipeError {
-    /// A recipe file that is wrong, or whose settings do not go together.
+    /// A recipe file is wrong, or its settings contradict each other.
     #[error("{place}: {why}")]
     File {
         /// The file and the line.
         place: String,
-        /// The mistake, and the values that could stand there.
+        /// The mistake, and the accepted values.
         why: String,
     },
 
-    /// Settings of a command line that do not go together.
+    /// Settings on a command line contradict each other.
     #[error("{why}")]
     Settings {
-        /// The mistake, and a way out.
+        /// The mistake, and how to correct it.
         why: String,
     },
 
-    /// A preset that there is not.
+    /// No preset has this name.
     #[error(
         "no recipe that comes with the program is called {name:?}; there are {presets}. A file ends with \
          .toml or is named with its directory, such as ./{name}"
@@ -30,11 +30,11 @@ pub enum RecipeError {
     NoPreset {
         /// The name that was given.
         name: String,
-        /// The presets that there are.
+        /// The names of the presets.
         presets: String,
     },
 
-    /// A pattern that is not a glob, or too long.
+    /// A pattern is not a glob, or too long.
     #[error("{} is not a pattern of tensor names: {why}", glob::shown(.pattern))]
     Glob {
         /// The pattern.

@@ -1,15 +1,17 @@
-//! MXFP4 and NVFP4 between our codes and scales, each by itself, and ggml's blocks, which hold both.
+//! Conversion of MXFP4 and NVFP4 between separate codes and scales and ggml's blocks, which hold
+//! both.
 //!
 //! | type | elements | bytes: scales, then codes |
 //! |---|---|---|
 //! | MXFP4 | 32 | 1 E8M0, 16: byte j has elements j and 16 + j |
 //! | NVFP4 | 64 | 4 E4M3, 4 times 8: byte j of group g has elements 16 g + j and 16 g + 8 + j |
 //!
-//! Here as everywhere byte i of the codes has elements 2 i, in the low nibble, and 2 i + 1. So the first half
-//! of a scale's codes are low nibbles in ggml's order, the second half are high ones.
+//! In our codes byte i has element 2 i in the low nibble and element 2 i + 1 in the high nibble. In
+//! ggml's order the first half of a scale's codes are low nibbles, and the second half high
+//! nibbles.
 //!
-//! ggml knows no scale that is not a number, and no sign of a scale. It takes byte 255 of MXFP4 for 2^128,
-//! and of NVFP4's it takes 0x7F for 0; a sign bit is ignored by its CPU code and honoured by its CUDA code.
+//! ggml has no NaN scales and no signed scales. It reads MXFP4's byte 255 as 2^128 and NVFP4's 0x7F
+//! as 0. Its CPU code ignores a sign bit, and its CUDA code honors it.
 
 #[cfg(test)]
 use microscale::Format;
@@ -19,10 +21,10 @@ use super::metadata::FileType;
 #[cfg(test)]
 use crate::dtype::ggml::GgmlType;
 
-/// Blocks that a thread takes at once: some 64 KiB.
-const TOGETHER: usize = 2048;
+/// Blocks per task, about 64 KiB.
+const BLOCKS_PER_TASK: usize = 2048;
 
-/// A type of ggml's that is one of our formats.
+/// A ggml block type that stores one of our formats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Blocks {
     Mxfp4,
@@ -31,13 +33,13 @@ pub(crate) enum Blocks {
 
 impl Blocks {
     #[cfg(test)]
-    /// The blocks of a tensor type, if they are in one of our formats.
+    /// The blocks of a tensor type; `None` if it is not one of our formats.
     pub(crate) fn of(kind: GgmlType) -> Option<Self> {
         [Self::Mxfp4, Self::Nvfp4].into_iter().find(|blocks| blocks.kind() == kind)
     }
 
     #[cfg(test)]
-    /// The blocks that a format can be stored in.
+    /// The blocks that store a format, if ggml has them.
     pub(crate) fn of_format(format: Format) -> Option<Self> {
         [Self::Mxfp4, Self::Nvfp4].into_iter().find(|blocks| blocks.format() == format)
     }
@@ -60,7 +62,7 @@ impl Blocks {
         }
     }
 
-    /// The file type of models whose weights are mostly in such blocks.
+    /// The file type of models whose weights are mostly of this type.
     pub(crate) fn file_type(self) -> FileType {
         match self {
             Self::Mxfp4 => FileType::Mxfp4,
@@ -68,7 +70,7 @@ impl Blocks {
         }
     }
 
-    /// Elements of one.
+    /// Elements per block.
     pub(crate) fn elements(self) -> usize {
         match self {
             Self::Mxfp4 => 32,
@@ -76,13 +78,13 @@ impl Blocks {
         }
     }
 
-    /// The bytes of so many elements, which are whole blocks.
+    /// The size in bytes of `elements` elements, a whole number of blocks.
     pub(crate) fn bytes_of(self, elements: usize) -> usize {
         let (codes, scales) = self.bytes();
         elements / self.elements() * (codes + scales)
     }
 
-    /// The index of the first scale that ggml would read as another number.
+    /// The index of the first scale that ggml reads as another number.
     pub(crate) fn first_unheld(self, scales: &[u8]) -> Option<usize> {
         scales.iter().position(|scale| match self {
             Self::Mxfp4 => *scale == 0xFF,
@@ -90,8 +92,9 @@ impl Blocks {
         })
     }
 
-    /// ggml's blocks of codes, two a byte, and linear scales. Rows must be whole blocks; what is beyond the
-    /// last one is left out.
+    /// Packs codes, two per byte, and linear scales into ggml's blocks.
+    ///
+    /// Rows must be whole blocks. A partial block at the end is dropped.
     pub(crate) fn pack(self, codes: &[u8], scales: &[u8]) -> Vec<u8> {
         let (codes_each, scales_each) = self.bytes();
         let blocks = (codes.len() / codes_each).min(scales.len() / scales_each);
@@ -100,7 +103,7 @@ impl Blocks {
         packed
     }
 
-    /// Codes, two a byte, and linear scales of ggml's blocks.
+    /// Unpacks ggml's blocks into codes, two per byte, and linear scales.
     pub(crate) fn unpack(self, packed: &[u8]) -> (Vec<u8>, Vec<u8>) {
         let (codes_each, scales_each) = self.bytes();
         let blocks = packed.len() / (codes_each + scales_each);
@@ -109,7 +112,7 @@ impl Blocks {
         (codes, scales)
     }
 
-    /// Bytes of codes, and of scales, in a block.
+    /// Bytes of codes and of scales in a block.
     const fn bytes(self) -> (usize, usize) {
         match self {
             Self::Mxfp4 => (16, 1),
@@ -120,26 +123,26 @@ impl Blocks {
     fn pack_into(self, codes: &[u8], scales: &[u8], packed: &mut [u8]) {
         match self {
             Self::Mxfp4 => pack::<1, 16, 17, 2>(codes, scales, packed, |[a, b]| {
-                let [a, b] = halves_exchanged([a, b]);
-                [halves_apart(a), halves_apart(b)]
+                let [a, b] = swap_middle_halves([a, b]);
+                [interleave_halves(a), interleave_halves(b)]
             }),
-            Self::Nvfp4 => pack::<4, 32, 36, 4>(codes, scales, packed, |words| words.map(halves_apart)),
+            Self::Nvfp4 => pack::<4, 32, 36, 4>(codes, scales, packed, |words| words.map(interleave_halves)),
         }
     }
 
     fn unpack_into(self, packed: &[u8], codes: &mut [u8], scales: &mut [u8]) {
         match self {
             Self::Mxfp4 => unpack::<1, 16, 17, 2>(packed, codes, scales, |[a, b]| {
-                halves_exchanged([halves_together(a), halves_together(b)])
+                swap_middle_halves([deinterleave_halves(a), deinterleave_halves(b)])
             }),
             Self::Nvfp4 => {
-                unpack::<4, 32, 36, 4>(packed, codes, scales, |words| words.map(halves_together));
+                unpack::<4, 32, 36, 4>(packed, codes, scales, |words| words.map(deinterleave_halves));
             }
         }
     }
 }
 
-/// `SCALES` and `CODES` bytes a block, `BLOCK` together; `reorder` takes the codes as words.
+/// Packs blocks of `SCALES + CODES = BLOCK` bytes. `reorder` gets the codes of a block as words.
 fn pack<const SCALES: usize, const CODES: usize, const BLOCK: usize, const WORDS: usize>(
     codes: &[u8],
     scales: &[u8],
@@ -148,7 +151,11 @@ fn pack<const SCALES: usize, const CODES: usize, const BLOCK: usize, const WORDS
 ) {
     let (codes, scales) = (codes.as_chunks::<CODES>().0, scales.as_chunks::<SCALES>().0);
     let blocks = packed.as_chunks_mut::<BLOCK>().0;
-    let parts = (blocks.par_chunks_mut(TOGETHER), codes.par_chunks(TOGETHER), scales.par_chunks(TOGETHER));
+    let parts = (
+        blocks.par_chunks_mut(BLOCKS_PER_TASK),
+        codes.par_chunks(BLOCKS_PER_TASK),
+        scales.par_chunks(BLOCKS_PER_TASK),
+    );
     parts.into_par_iter().for_each(|(blocks, codes, scales)| {
         for ((block, codes), scales) in blocks.iter_mut().zip(codes).zip(scales) {
             let (first, rest) = block.split_at_mut(SCALES);
@@ -158,7 +165,7 @@ fn pack<const SCALES: usize, const CODES: usize, const BLOCK: usize, const WORDS
     });
 }
 
-/// The reverse of [`pack`].
+/// The inverse of [`pack`].
 fn unpack<const SCALES: usize, const CODES: usize, const BLOCK: usize, const WORDS: usize>(
     packed: &[u8],
     codes: &mut [u8],
@@ -167,8 +174,11 @@ fn unpack<const SCALES: usize, const CODES: usize, const BLOCK: usize, const WOR
 ) {
     let (codes, scales) = (codes.as_chunks_mut::<CODES>().0, scales.as_chunks_mut::<SCALES>().0);
     let blocks = packed.as_chunks::<BLOCK>().0;
-    let parts =
-        (blocks.par_chunks(TOGETHER), codes.par_chunks_mut(TOGETHER), scales.par_chunks_mut(TOGETHER));
+    let parts = (
+        blocks.par_chunks(BLOCKS_PER_TASK),
+        codes.par_chunks_mut(BLOCKS_PER_TASK),
+        scales.par_chunks_mut(BLOCKS_PER_TASK),
+    );
     parts.into_par_iter().for_each(|(blocks, codes, scales)| {
         for ((block, codes), scales) in blocks.iter().zip(codes).zip(scales) {
             let (first, rest) = block.split_at(SCALES);
@@ -178,7 +188,7 @@ fn unpack<const SCALES: usize, const CODES: usize, const BLOCK: usize, const WOR
     });
 }
 
-/// Bytes as words whose lowest nibble is the first code.
+/// Loads bytes as words whose lowest nibble is the first code.
 #[inline(always)]
 fn load<const WORDS: usize>(bytes: &[u8]) -> [u64; WORDS] {
     let mut words = [0; WORDS];
@@ -195,34 +205,36 @@ fn store<const WORDS: usize>(words: [u64; WORDS], bytes: &mut [u8]) {
     }
 }
 
-/// Sixteen codes 0 1 2 … 15 become 0 8 1 9 … 15, in three steps. Each exchanges the two middle quarters of
-/// every part of a word, so that each half of the part has codes of both halves of the word in the order
-/// wanted: first in the word, then in its halves, then in its quarters, whose quarters are single codes.
+/// Interleaves the halves of sixteen codes: 0 1 2 … 15 becomes 0 8 1 9 … 15.
+///
+/// Each of the three steps swaps the two middle quarters of every part of the word: first of the
+/// word, then of its halves, then of its quarters, whose quarters are single codes. After each step
+/// every half of a part has codes of both halves of the word in the final order.
 #[inline(always)]
-fn halves_apart(word: u64) -> u64 {
-    let word = exchanged::<16>(word, 0x0000_0000_FFFF_0000);
-    let word = exchanged::<8>(word, 0x0000_FF00_0000_FF00);
-    exchanged::<4>(word, 0x00F0_00F0_00F0_00F0)
+fn interleave_halves(word: u64) -> u64 {
+    let word = swap_bits::<16>(word, 0x0000_0000_FFFF_0000);
+    let word = swap_bits::<8>(word, 0x0000_FF00_0000_FF00);
+    swap_bits::<4>(word, 0x00F0_00F0_00F0_00F0)
 }
 
-/// The reverse of [`halves_apart`]: each step undoes itself.
+/// The reverse of [`interleave_halves`]: each step undoes itself.
 #[inline(always)]
-fn halves_together(word: u64) -> u64 {
-    let word = exchanged::<4>(word, 0x00F0_00F0_00F0_00F0);
-    let word = exchanged::<8>(word, 0x0000_FF00_0000_FF00);
-    exchanged::<16>(word, 0x0000_0000_FFFF_0000)
+fn deinterleave_halves(word: u64) -> u64 {
+    let word = swap_bits::<4>(word, 0x00F0_00F0_00F0_00F0);
+    let word = swap_bits::<8>(word, 0x0000_FF00_0000_FF00);
+    swap_bits::<16>(word, 0x0000_0000_FFFF_0000)
 }
 
-/// The same step in 32 codes: the middle quarters of two words change places. It undoes itself.
+/// The first step for 32 codes: swaps the middle quarters of two words. It is its own inverse.
 #[inline(always)]
-fn halves_exchanged([a, b]: [u64; 2]) -> [u64; 2] {
+fn swap_middle_halves([a, b]: [u64; 2]) -> [u64; 2] {
     let low = u64::from(u32::MAX);
     [a & low | b << 32, a >> 32 | b & !low]
 }
 
-/// Exchanges the bits at `mask` with those `SHIFT` above them.
+/// Swaps the bits at `mask` with the bits `SHIFT` above them.
 #[inline(always)]
-fn exchanged<const SHIFT: u32>(word: u64, mask: u64) -> u64 {
+fn swap_bits<const SHIFT: u32>(word: u64, mask: u64) -> u64 {
     let differing = (word ^ word >> SHIFT) & mask;
     word ^ differing ^ differing << SHIFT
 }
@@ -246,7 +258,7 @@ mod tests {
     #[test]
     fn blocks_are_as_ggml_lays_them_out() {
         for (blocks, per_block, elements, bytes) in ALL {
-            let count = TOGETHER + 3;
+            let count = BLOCKS_PER_TASK + 3;
             let scales = random(count * per_block, 1);
             let codes = random(count * per_block * elements / 2, 2);
             let packed = blocks.pack(&codes, &scales);
@@ -268,7 +280,7 @@ mod tests {
     #[test]
     fn any_bytes_come_back() {
         for (blocks, _, _, bytes) in ALL {
-            for count in [0, 1, 2, 63, TOGETHER, 2 * TOGETHER + 1] {
+            for count in [0, 1, 2, 63, BLOCKS_PER_TASK, 2 * BLOCKS_PER_TASK + 1] {
                 let packed = random(count * bytes, count as u64);
                 let (codes, scales) = blocks.unpack(&packed);
                 assert_eq!(blocks.pack(&codes, &scales), packed);

@@ -1,13 +1,12 @@
-//! A cursor over a file's bytes, which moves forward and never beyond the end. Lengths are checked before
-//! anything is taken.
+//! A forward-only cursor over a file's bytes. It checks lengths before it returns anything.
 
 use super::format::Parsed;
 
-/// The longest string that is read: metadata hold vocabularies as arrays, so that a string is a template or a
-/// licence.
+/// The longest string to read. Metadata store vocabularies as arrays, so long strings are templates
+/// or licenses.
 const MAX_STRING: u64 = 64 << 20;
 
-/// The longest name, which is the format's limit for keys of the metadata.
+/// The longest name: the format's limit for metadata keys.
 const MAX_LABEL: usize = (1 << 16) - 1;
 
 /// The unread rest of a file, and its offset.
@@ -26,12 +25,12 @@ impl<'a> Cursor<'a> {
         self.at
     }
 
-    /// Bytes to the end of the file.
+    /// The number of bytes to the end of the file.
     pub(super) fn left(&self) -> u64 {
         self.rest.len() as u64
     }
 
-    /// The next bytes.
+    /// Returns the next `count` bytes.
     pub(super) fn take(&mut self, count: u64) -> Parsed<&'a [u8]> {
         let split = usize::try_from(count).ok().and_then(|count| self.rest.split_at_checked(count));
         let (taken, rest) = split.ok_or_else(|| {
@@ -45,7 +44,7 @@ impl<'a> Cursor<'a> {
         Ok(taken)
     }
 
-    /// The next `N` bytes.
+    /// Returns the next `N` bytes.
     pub(super) fn array<const N: usize>(&mut self) -> Parsed<[u8; N]> {
         let mut array = [0; N];
         array.copy_from_slice(self.take(N as u64)?);
@@ -60,7 +59,7 @@ impl<'a> Cursor<'a> {
         self.array().map(u64::from_le_bytes)
     }
 
-    /// The bytes of a string: its length, and as many bytes.
+    /// Returns the bytes of a string, which is stored with its length.
     pub(super) fn string(&mut self) -> Parsed<&'a [u8]> {
         let (at, length) = (self.at, self.u64()?);
         if length > MAX_STRING && length <= self.left() {
@@ -71,11 +70,10 @@ impl<'a> Cursor<'a> {
         self.take(length)
     }
 
-    /// A string that names something: UTF-8, not empty, and without the zero at which C programs would cut it
-    /// off.
+    /// Returns a name: UTF-8, not empty, and without a zero byte, where C programs would cut it.
     pub(super) fn label(&mut self) -> Parsed<&'a str> {
         let bytes = self.string()?;
-        // Errors repeat names.
+        // The limit keeps error messages short, which repeat names.
         if bytes.len() > MAX_LABEL {
             return Err(format!("its name has {} bytes, more than the {MAX_LABEL} allowed", bytes.len()));
         }

@@ -1,6 +1,6 @@
-//! Files for the tests, put together part by part so that any part can be wrong.
+//! Builds files for tests part by part, so that any part can be wrong.
 
-/// A file to be: its counts are those of the parts, unless they are set.
+/// The parts of a file. The counts follow from the parts unless they are set.
 #[derive(Clone, Default)]
 pub(super) struct Draft {
     pub(super) magic: Option<[u8; 4]>,
@@ -27,22 +27,22 @@ impl Draft {
     }
 }
 
-/// Length and bytes.
+/// A string with its length.
 pub(super) fn string(text: impl AsRef<[u8]>) -> Vec<u8> {
     [&(text.as_ref().len() as u64).to_le_bytes(), text.as_ref()].concat()
 }
 
-/// An entry of the metadata, with its value's bytes as they are.
+/// A metadata entry with the given bytes as its value.
 pub(super) fn entry(key: &str, kind: u32, value: impl AsRef<[u8]>) -> Vec<u8> {
     [&string(key)[..], &kind.to_le_bytes(), value.as_ref()].concat()
 }
 
-/// The value of an entry that is an array, with its elements' bytes as they are.
+/// An array value with the given bytes as its elements.
 pub(super) fn array(of: u32, count: u64, elements: impl AsRef<[u8]>) -> Vec<u8> {
     [&of.to_le_bytes()[..], &count.to_le_bytes(), elements.as_ref()].concat()
 }
 
-/// A tensor's description, its sizes fastest first.
+/// A tensor's description, with sizes fastest first.
 pub(super) fn tensor(name: impl AsRef<[u8]>, ne: &[u64], kind: u32, offset: u64) -> Vec<u8> {
     let mut bytes = [&string(name)[..], &(ne.len() as u32).to_le_bytes()].concat();
     ne.iter().for_each(|size| bytes.extend(size.to_le_bytes()));

@@ -1,5 +1,7 @@
-//! A file that gguf-py wrote, and what gguf-py reads in it; `tests/golden/README.md` of the repository describes
-//! both. They lie in this crate so that its package can be tested without the repository.
+//! Tests with a file that gguf-py wrote, and the values that gguf-py reads from it.
+//!
+//! `tests/golden/README.md` in the repository describes both. They are in this crate so that its
+//! package can be tested without the repository.
 
 use std::path::Path;
 
@@ -10,7 +12,7 @@ use serde_json::{Map, Value as Json};
 use super::blocks::Blocks;
 use super::header::{Header, TensorInfo, read};
 use super::metadata::Metadata;
-use super::value::{Value, ValueType};
+use super::value::{MetadataValue, ValueType};
 use crate::checkpoint_format::CheckpointFormat;
 use crate::compare::{Difference, compare};
 use crate::dtype::ggml::GgmlType;
@@ -28,13 +30,13 @@ fn header() -> Header {
     read(Path::new("gguf-0.19.0.gguf"), FILE).unwrap()
 }
 
-/// A JSON object of the values' metadata.
+/// A JSON object from the metadata of the values file.
 fn expected(key: &str) -> Map<String, Json> {
     let (_, metadata) = SafeTensors::read_metadata(VALUES).unwrap();
     serde_json::from_str(&metadata.metadata().as_ref().unwrap()[key]).unwrap()
 }
 
-/// gguf-py's word for a type.
+/// gguf-py's name of a type.
 fn word(kind: ValueType) -> &'static str {
     match kind {
         ValueType::U8 => "UINT8",
@@ -62,12 +64,12 @@ fn metadata_are_what_gguf_py_reads() {
         let mut types = vec![word(entry.kind)];
         let contents = &expected[1];
         let same = match &entry.value {
-            Value::Unsigned(value) => contents.as_u64() == Some(*value),
-            Value::Signed(value) => contents.as_i64() == Some(*value),
-            Value::Float(value) => contents.as_f64() == Some(*value),
-            Value::Bool(value) => contents.as_bool() == Some(*value),
-            Value::Text(value) => contents.as_str() == Some(value),
-            Value::Array { of, count } => {
+            MetadataValue::Unsigned(value) => contents.as_u64() == Some(*value),
+            MetadataValue::Signed(value) => contents.as_i64() == Some(*value),
+            MetadataValue::Float(value) => contents.as_f64() == Some(*value),
+            MetadataValue::Bool(value) => contents.as_bool() == Some(*value),
+            MetadataValue::Text(value) => contents.as_str() == Some(value),
+            MetadataValue::Array { of, count } => {
                 types.push(word(*of));
                 contents.as_array().unwrap().len() as u64 == *count
             }
@@ -100,8 +102,10 @@ fn tensors_have_the_names_shapes_types_and_values_that_gguf_py_reads() {
     }
 }
 
-/// The values of a tensor in one of our formats, by our own dequantization, as bytes. Of ggml's and ours one
-/// alone differs: code 8, the negative zero, is the integer 0 there, and so a positive one.
+/// The values of a tensor in one of our formats, by our own dequantization, as bytes.
+///
+/// Only one value differs from ggml's: code 8, negative zero, is the integer 0 there and becomes
+/// +0.
 fn dequantized(tensor: &TensorInfo, bytes: &[u8]) -> Option<Vec<u8>> {
     let blocks = Blocks::of(tensor.kind)?;
     let (codes, scales) = blocks.unpack(bytes);
@@ -122,7 +126,7 @@ fn dequantized(tensor: &TensorInfo, bytes: &[u8]) -> Option<Vec<u8>> {
 }
 
 #[test]
-fn what_is_read_and_written_again_is_the_same_file() {
+fn a_file_that_is_read_and_written_again_is_the_same() {
     let header = header();
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("again.gguf");
@@ -156,7 +160,7 @@ fn what_is_read_and_written_again_is_the_same_file() {
 #[test]
 fn such_a_file_is_a_checkpoint_to_look_into_and_compare() {
     let directory = tempfile::tempdir().unwrap();
-    // Known by how it starts, whatever it is called.
+    // The container is recognized by its first bytes, not by the file name.
     let [path, values] = ["model.gguf.part", "values.safetensors"].map(|name| directory.path().join(name));
     std::fs::write(&path, FILE).unwrap();
     std::fs::write(&values, VALUES).unwrap();
@@ -174,7 +178,7 @@ fn such_a_file_is_a_checkpoint_to_look_into_and_compare() {
     for tensor in comparison.tensors {
         let same = match (&*tensor.name, tensor.difference) {
             ("ids", Difference::Bytes { same }) => same,
-            // The tensor has every scale byte: 6 times the largest is no f32.
+            // The tensor has every scale byte, and 6 times the largest scale overflows f32.
             ("mx_bytes.weight", Difference::Values(errors)) => errors.max_abs_error() == 0.0,
             (_, Difference::Values(errors)) => errors.max_abs_error() == 0.0 && errors.non_finite() == 0,
             _ => false,

@@ -1,4 +1,4 @@
-//! The header of a GGUF file: read from bytes that nobody vouches for, and checked against the file.
+//! The header of a GGUF file: parsed from untrusted bytes and checked against the file.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -6,29 +6,29 @@ use std::path::Path;
 
 use super::cursor::Cursor;
 use super::format::{ALIGNMENT, DEFAULT_ALIGNMENT, MAGIC, MAX_NAME, Parsed};
-use super::value::{Entry, Value, ValueType};
+use super::value::{Entry, MetadataValue, ValueType};
 use crate::dtype::ggml::{GgmlType, MAX_DIMS};
 use crate::error::file::FileError;
 use crate::error::{Error, Result};
 use crate::limits::{METADATA_ENTRIES, check_tensors};
 
-/// The largest alignment that is read. ggml has no limit, and files have 32, or a page.
+/// The largest alignment to read. ggml has no limit; files use 32 or a page.
 const MAX_ALIGNMENT: u64 = 1 << 20;
 
-/// The fewest bytes of an entry of the metadata: a key of one character, its type, a value of one byte.
+/// The smallest metadata entry in bytes: a one-character key, its type, a one-byte value.
 const MIN_ENTRY: u64 = 8 + 1 + 4 + 1;
 
-/// The fewest bytes that describe a tensor: a name of one character, no dimensions, type, offset.
+/// The smallest tensor description in bytes: a one-character name, no dimensions, type, offset.
 const MIN_TENSOR: u64 = 8 + 1 + 4 + 4 + 8;
 
 /// The contents of a header.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Header {
-    /// A power of two that each tensor's offset is a multiple of.
+    /// The alignment of every tensor's offset, a power of two.
     pub(crate) alignment: u64,
-    /// The metadata, in the file's order; no two keys are the same.
+    /// The metadata in the file's order. Keys are unique.
     pub(crate) entries: Vec<Entry>,
-    /// The tensors, in the order of their data; no two names are the same.
+    /// The tensors in the order of their data. Names are unique.
     pub(crate) tensors: Vec<TensorInfo>,
 }
 
@@ -36,37 +36,38 @@ pub(crate) struct Header {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct TensorInfo {
     pub(crate) name: String,
-    /// Its sizes, slowest first, which is the reverse of the file's order.
+    /// The sizes, slowest first: the reverse of the file's order.
     pub(crate) shape: Vec<usize>,
     pub(crate) kind: GgmlType,
-    /// Its bytes in the file, exactly as many as type and shape need.
+    /// The tensor's bytes in the file, as long as type and shape require.
     pub(crate) range: Range<usize>,
 }
 
 impl Header {
-    /// A whole number among the metadata.
+    /// The value of a key, if it is a nonnegative integer.
     pub(crate) fn number(&self, key: &str) -> Option<u64> {
         match self.value(key)? {
-            Value::Unsigned(number) => Some(*number),
-            Value::Signed(number) => u64::try_from(*number).ok(),
+            MetadataValue::Unsigned(number) => Some(*number),
+            MetadataValue::Signed(number) => u64::try_from(*number).ok(),
             _ => None,
         }
     }
 
     /// The value of a key.
-    pub(crate) fn value(&self, key: &str) -> Option<&Value> {
+    pub(crate) fn value(&self, key: &str) -> Option<&MetadataValue> {
         self.entries.iter().find(|entry| entry.key == key).map(|entry| &entry.value)
     }
 }
 
-/// The header of a file's bytes.
+/// Parses the header of a file's bytes.
 ///
-/// Every tensor's range lies inside the file, and follows the one before it without overlap and with no more
-/// than padding between them. Memory and time are at most in proportion to the header's bytes that are really
-/// there.
+/// Every tensor's range is inside the file and starts after the previous tensor's, with only
+/// padding in between. Memory and time are at most proportional to the bytes that the header really
+/// has.
 ///
 /// # Errors
-/// [`FileError::Gguf`](crate::FileError::Gguf), [`FileError::GgufTensor`](crate::FileError::GgufTensor).
+/// [`FileError::Gguf`](crate::FileError::Gguf) or
+/// [`FileError::GgufTensor`](crate::FileError::GgufTensor) if the header is invalid.
 pub(crate) fn read(file: &Path, bytes: &[u8]) -> Result<Header> {
     parse(bytes).map_err(|fault| match fault {
         Fault::File(why) => Error::File(FileError::Gguf { file: file.into(), why }),
@@ -74,7 +75,7 @@ pub(crate) fn read(file: &Path, bytes: &[u8]) -> Result<Header> {
     })
 }
 
-/// A defect, and the tensor if one is to blame.
+/// A defect, with the name of the tensor if it is about one.
 enum Fault {
     File(String),
     Tensor(String, String),
@@ -112,7 +113,7 @@ fn counts(cursor: &mut Cursor<'_>) -> Parsed<Counts> {
         1 => {
             return Err("it has version 1, which ggml no longer reads either; convert the model again".into());
         }
-        // The version's bytes in the other order.
+        // A big-endian version.
         version if version & 0xFFFF == 0 && version != 0 => {
             return Err(
                 "it is big-endian; convert it to little-endian (gguf-py's gguf-convert-endian does that)"
@@ -150,7 +151,7 @@ fn entries(cursor: &mut Cursor<'_>, count: u64) -> Parsed<Vec<Entry>> {
         if !keys.insert(key) {
             return Err(in_key("it occurs twice".into()));
         }
-        let (kind, value) = Value::read(cursor).map_err(in_key)?;
+        let (kind, value) = MetadataValue::read(cursor).map_err(in_key)?;
         entries.push(Entry { key: key.into(), kind, value, raw: start..cursor.at() });
     }
     Ok(entries)
@@ -161,7 +162,7 @@ fn alignment(entries: &[Entry]) -> Parsed<u64> {
         return Ok(DEFAULT_ALIGNMENT);
     };
     match entry.value {
-        Value::Unsigned(alignment) if entry.kind == ValueType::U32 => {
+        MetadataValue::Unsigned(alignment) if entry.kind == ValueType::U32 => {
             let good = alignment.is_power_of_two() && alignment <= MAX_ALIGNMENT;
             good.then_some(alignment).ok_or_else(|| {
                 format!("metadata key {ALIGNMENT}: {alignment} is no power of two up to {MAX_ALIGNMENT}")
@@ -171,7 +172,7 @@ fn alignment(entries: &[Entry]) -> Parsed<u64> {
     }
 }
 
-/// A tensor as the header describes it.
+/// A tensor as its header entry describes it.
 struct Described {
     name: String,
     shape: Vec<usize>,
@@ -217,15 +218,17 @@ fn shape(cursor: &mut Cursor<'_>) -> Parsed<Vec<usize>> {
     Ok(shape)
 }
 
-/// Gives each tensor its range. ggml demands that they follow each other in the header's order, each padded
-/// to the alignment; what else could be accepted, nothing else would load.
+/// Computes the range of each tensor.
+///
+/// ggml requires that the data follows the header's order, with each tensor padded to the
+/// alignment. Nothing else would load a file that is laid out differently, so it is refused.
 fn placed(
     described: Vec<Described>,
     alignment: u64,
     header: u64,
     file: usize,
 ) -> Result<Vec<TensorInfo>, Fault> {
-    // A header is no longer than its file, and an alignment is at most 2^20.
+    // This cannot overflow: a header is no longer than its file, and an alignment is at most 2^20.
     let data = header.next_multiple_of(alignment);
     let available = (file as u64).checked_sub(data);
     let mut expected = 0u64;
@@ -246,7 +249,7 @@ fn placed(
             Ok(range) => range,
             Err(why) => return Err(Fault::Tensor(name, why)),
         };
-        // The end lies inside the file, which is far from overflowing.
+        // This cannot overflow: the end is inside the file.
         expected = (offset + bytes).next_multiple_of(alignment);
         tensors.push(TensorInfo { name, shape, kind, range });
     }

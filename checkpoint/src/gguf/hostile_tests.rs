@@ -1,5 +1,5 @@
-//! Files that lie: reading them gives an error that names file and key or tensor, never a panic, and takes no
-//! memory for what is only claimed.
+//! Tests with invalid files. Reading one must fail with an error that names the file and the key or
+//! tensor, without a panic, and without memory for claimed but missing data.
 
 use std::path::Path;
 
@@ -16,7 +16,7 @@ const STRING: u32 = 8;
 const ARRAY: u32 = 9;
 const U64: u32 = 10;
 
-/// Two tensors and an entry of every kind that tests change.
+/// A valid file with two tensors and one entry of every kind that the tests change.
 fn good() -> Draft {
     Draft {
         entries: vec![
@@ -35,7 +35,7 @@ fn refusal(bytes: &[u8]) -> Error {
     read(Path::new("bad.gguf"), bytes).expect_err("a file that lies")
 }
 
-/// The file must be refused, with these words.
+/// Checks that reading the file fails with an error that contains `parts`.
 #[track_caller]
 fn refused(draft: &Draft, parts: &[&str]) {
     let refusal = refusal(&draft.bytes()).to_string();
@@ -44,7 +44,7 @@ fn refused(draft: &Draft, parts: &[&str]) {
     }
 }
 
-/// A good file with another entry must be refused.
+/// Checks that a valid file with one more entry is refused.
 #[track_caller]
 fn refused_entry(entry: Vec<u8>, parts: &[&str]) {
     let mut draft = good();
@@ -52,7 +52,7 @@ fn refused_entry(entry: Vec<u8>, parts: &[&str]) {
     refused(&draft, parts);
 }
 
-/// A file with one tensor must be refused, and the tensor named.
+/// Checks that a file with one tensor is refused, and that the error names the tensor.
 #[track_caller]
 fn refused_tensor(tensor: Vec<u8>, data: usize, parts: &[&str]) {
     let draft = Draft { tensors: vec![tensor], data: vec![0; data], ..Draft::default() };
@@ -61,7 +61,7 @@ fn refused_tensor(tensor: Vec<u8>, data: usize, parts: &[&str]) {
 }
 
 #[test]
-fn what_is_good_is_read() {
+fn valid_files_are_read() {
     let bytes = good().bytes();
     let header = read(Path::new("good.gguf"), &bytes).unwrap();
     assert_eq!((header.entries.len(), header.tensors.len(), header.alignment), (4, 2, 32));
@@ -224,7 +224,7 @@ fn shapes_and_types() {
         64,
         &["tensor a", "more elements than can be counted"],
     );
-    // No elements, and yet a product that overflows on the way there.
+    // The shape has no elements, but the product of its sizes overflows on the way.
     for sizes in [[half, half, 0], [0, half, half], [half, 0, half]] {
         refused_tensor(tensor("a", &sizes, F32, 0), 64, &["tensor a", "more elements than can be counted"]);
     }
@@ -265,7 +265,7 @@ fn offsets_and_sizes() {
     refused(&two(0, u64::MAX - 31, 128), &["tensor b", "too late"]);
     refused(&two(0, 32, 63), &["tensor b", "needs 32 bytes at offset 32", "only 63 bytes of data"]);
     refused(&two(0, 32, 11), &["tensor a", "needs 12 bytes at offset 0", "only 11 bytes of data"]);
-    // A shape that is larger than the data: what lies behind a file's end must not become part of a model.
+    // A shape larger than the data: bytes past the end of the file must not become weights.
     refused_tensor(tensor("a", &[1 << 20, 1 << 20], F32, 0), 64, &["tensor a", "needs 4398046511104 bytes"]);
     // Sums that would wrap.
     let large = |name: &str, offset| tensor(name, &[1 << 60], 27, offset);
@@ -273,7 +273,7 @@ fn offsets_and_sizes() {
     let wraps =
         Draft { tensors: vec![large("a", 0), large("b", 1 << 63), large("c", 0)], ..Draft::default() };
     refused(&wraps, &["tensor a", "needs"]);
-    // A data section that would start behind the end.
+    // A data section that would start after the end of the file.
     let mut bytes = Draft { tensors: vec![tensor("none", &[0], F32, 0)], ..Draft::default() }.bytes();
     assert!(read(Path::new("good.gguf"), &bytes).is_ok());
     bytes.pop();
@@ -289,11 +289,11 @@ fn names_and_keys_by_the_hundred_thousand_take_no_square_of_time() {
     let start = std::time::Instant::now();
     let header = read(Path::new("good.gguf"), &bytes).unwrap();
     assert_eq!((header.entries.len(), header.tensors.len()), (200_000, 200_000));
-    // A square would be 4·10^10 comparisons.
+    // Quadratic time would need 4·10^10 comparisons.
     assert!(start.elapsed().as_secs() < 5);
 }
 
-/// Any bytes at any place: what is read fits the file, and all else is an error.
+/// Overwrites random bytes: reading must either fail or return ranges inside the file.
 #[test]
 fn mutations_never_panic_and_never_leave_the_file() {
     let bytes = good().bytes();

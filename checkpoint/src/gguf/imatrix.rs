@@ -1,14 +1,16 @@
-//! The importance matrices that llama.cpp wrote before it wrote them as GGUF (`.dat`): of each weight the mean squares of the
-//! activations that its columns have met, times the number of chunks.
+//! The importance matrices that llama.cpp wrote before it used GGUF for them (`.dat`).
 //!
-//! | bytes | what they are |
+//! An entry has, for each column of a weight, the mean square of the activations times the number
+//! of chunks.
+//!
+//! | bytes | content |
 //! |---|---|
-//! | i32 | the number of entries, each of: |
+//! | i32 | the number of entries, followed by the entries: |
 //! | i32, that many bytes | the weight's name |
-//! | i32 | chunks |
-//! | i32, that many f32 | numbers: one a column, of several experts one expert after the other |
+//! | i32 | the number of chunks |
+//! | i32, that many f32 | one number per column, expert by expert |
 //!
-//! A number of chunks and the name of a text may follow, which nothing here needs. There is no magic.
+//! A number of chunks and the name of a text may follow, and are ignored. The format has no magic.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -20,27 +22,29 @@ use crate::error::file::FileError;
 use crate::error::{Error, Result};
 use crate::limits::{NAME_BYTES, check_name, check_tensors};
 
-/// The ends of names in an importance matrix, after the weight's: sums of squared activations, and what they are sums over.
+/// Name suffixes in a GGUF importance matrix: sums of squared activations, and the counts of the
+/// sums.
 pub(crate) const SUMS: &str = ".in_sum2";
 pub(crate) const COUNTS: &str = ".counts";
 
-/// The fewest bytes of an entry: a name of one character, chunks, one number.
+/// The smallest entry in bytes: a one-character name, chunks, one number.
 const MIN_ENTRY: usize = 4 + 1 + 4 + 4 + 4;
 
-/// A weight's entry, by its bytes in the file.
+/// The entry of a weight, as ranges in the file.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Entry {
-    /// The weight.
+    /// The name of the weight.
     pub(crate) name: String,
-    /// The chunks, an i32.
+    /// The number of chunks, an i32.
     pub(crate) chunks: Range<usize>,
     /// The numbers, f32.
     pub(crate) sums: Range<usize>,
 }
 
-/// Returns whether bytes begin as such a file does: with a number of entries and the length of a name. No safetensors file does,
-/// for its header would have gigabytes, and neither do archives.
-pub(crate) fn is_one(bytes: &[u8]) -> bool {
+/// Returns whether bytes begin like an importance matrix: with a number of entries and a name.
+///
+/// No safetensors file does, because its header would have gigabytes, and no archive does.
+pub(crate) fn is_imatrix(bytes: &[u8]) -> bool {
     let mut cursor = Cursor::new(bytes);
     let (entries, length) = (cursor.u32().unwrap_or(0), cursor.u32().unwrap_or(0) as usize);
     let named = cursor.take(length as u64).is_ok_and(|name| !name.iter().any(u8::is_ascii_control));
@@ -48,12 +52,13 @@ pub(crate) fn is_one(bytes: &[u8]) -> bool {
     entries > 0 && plausible && named
 }
 
-/// The entries of a file's bytes, in its order.
+/// Reads the entries of a file's bytes in the file's order.
 ///
-/// Every range lies inside the file. Memory and time are at most in proportion to the bytes that are really there.
+/// Every range is inside the file. Memory and time are at most proportional to the bytes that are
+/// really there.
 ///
 /// # Errors
-/// [`FileError::Imatrix`](crate::FileError::Imatrix).
+/// [`FileError::Imatrix`](crate::FileError::Imatrix) if the file is invalid.
 pub(crate) fn read(file: &Path, bytes: &[u8]) -> Result<Vec<Entry>> {
     parse(bytes).map_err(|why| Error::File(FileError::Imatrix { file: file.into(), why }))
 }
@@ -77,14 +82,14 @@ fn parse(bytes: &[u8]) -> Parsed<Vec<Entry>> {
         number(&mut cursor, "a number of chunks", 0).map_err(in_entry)?;
         let (chunks, numbers) = (at..cursor.at(), number(&mut cursor, "a number of columns", 1));
         let (numbers, at) = (numbers.map_err(in_entry)?, cursor.at());
-        // An i32 times four is no overflow.
+        // This cannot overflow: the number comes from an i32.
         cursor.take(numbers as u64 * 4).map_err(in_entry)?;
         entries.push(Entry { name: name.into(), chunks, sums: at..cursor.at() });
     }
     Ok(entries)
 }
 
-/// An i32 that is no less than `least`.
+/// Reads an i32 that is at least `least`.
 fn number(cursor: &mut Cursor<'_>, what: &str, least: i32) -> Parsed<usize> {
     let found = i32::from_le_bytes(cursor.array()?);
     let number = usize::try_from(found).ok().filter(|_| found >= least);
@@ -111,7 +116,7 @@ mod tests {
 
     use super::*;
 
-    /// A file of entries: name, chunks, numbers.
+    /// A file with these entries: name, chunks, numbers.
     fn file(entries: &[(&str, i32, &[f32])], end: &[u8]) -> Vec<u8> {
         let mut bytes = (entries.len() as i32).to_le_bytes().to_vec();
         for (name, chunks, numbers) in entries {
@@ -135,9 +140,9 @@ mod tests {
     }
 
     #[test]
-    fn entries_are_where_they_are_said_to_be() {
+    fn entries_have_the_ranges_in_the_file() {
         let bytes = good();
-        assert!(is_one(&bytes));
+        assert!(is_imatrix(&bytes));
         let entries = read(Path::new("x.dat"), &bytes).unwrap();
         let found: Vec<_> = entries
             .iter()
@@ -154,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn lies_are_refused() {
+    fn invalid_files_are_refused() {
         refused(b"", "4 bytes are expected");
         refused(&0i32.to_le_bytes(), "a number of entries of 0 is less than 1");
         refused(&(-1i32).to_le_bytes(), "a number of entries of -1");
@@ -177,10 +182,10 @@ mod tests {
     fn other_files_are_not_taken_for_one() {
         for other in [&b"GGUF\x03\0\0\0\x01\0\0\0"[..], b"PK\x03\x04\x14\0\0\0", b"\x80\x02}q\0X\x01\0", b""]
         {
-            assert!(!is_one(other), "{other:?}");
+            assert!(!is_imatrix(other), "{other:?}");
         }
-        assert!(!is_one(&[&12u64.to_le_bytes()[..], br#"{"a":{}}    "#].concat()), "safetensors");
-        assert!(!is_one(b"version https://git-lfs.github.com/spec/v1"));
+        assert!(!is_imatrix(&[&12u64.to_le_bytes()[..], br#"{"a":{}}    "#].concat()), "safetensors");
+        assert!(!is_imatrix(b"version https://git-lfs.github.com/spec/v1"));
     }
 
     proptest! {
@@ -197,7 +202,7 @@ mod tests {
                 mutated[at] = byte;
             }
             for bytes in [mutated, bytes] {
-                let _ = is_one(&bytes);
+                let _ = is_imatrix(&bytes);
                 for entry in read(Path::new("bad.dat"), &bytes).unwrap_or_default() {
                     prop_assert_eq!(entry.chunks.len(), 4);
                     prop_assert!(entry.sums.end <= bytes.len() && entry.sums.len().is_multiple_of(4));

@@ -1,4 +1,4 @@
-//! The metadata of a file to be written: another file's, with some keys replaced.
+//! Metadata for an output file: another file's, with some keys replaced.
 
 use std::borrow::Cow;
 
@@ -8,7 +8,8 @@ use super::format::{FILE_TYPE, QUANTIZATION_VERSION, SPLIT_TENSORS};
 use super::header::Header;
 use super::value::ValueType;
 
-/// The type of most of a model's weights, by llama.cpp's numbers, which are not those of the tensor types.
+/// The type of most weights of a model, by llama.cpp's numbers. The tensor types have other
+/// numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum FileType {
@@ -24,10 +25,10 @@ pub(crate) enum FileType {
     Nvfp4 = 39,
 }
 
-/// ggml's version of the quantized types, which files with such tensors state.
+/// ggml's version of the quantized types. Files with quantized tensors must have it.
 const VERSION_OF_QUANTIZED: u32 = 2;
 
-/// Metadata to be written, in order.
+/// Metadata to write, in order.
 #[derive(Clone, Debug)]
 pub(crate) struct Metadata<'a> {
     pub(crate) alignment: u64,
@@ -37,13 +38,13 @@ pub(crate) struct Metadata<'a> {
 #[derive(Clone, Debug)]
 pub(crate) struct Entry<'a> {
     key: &'a str,
-    /// Key, type and value as in a file.
+    /// The bytes of key, type and value as in a file.
     pub(crate) raw: Cow<'a, [u8]>,
 }
 
 impl<'a> Metadata<'a> {
     #[cfg(test)]
-    /// The metadata of a model of which only the architecture is known. Without that llama.cpp loads nothing.
+    /// The metadata of a model with a known architecture. llama.cpp loads no file without one.
     pub(crate) fn new(architecture: &str) -> Self {
         let mut new = Self { alignment: DEFAULT_ALIGNMENT, entries: Vec::new() };
         let length = (architecture.len() as u64).to_le_bytes();
@@ -51,7 +52,7 @@ impl<'a> Metadata<'a> {
         new
     }
 
-    /// The metadata of a file, byte for byte, from its header and its bytes.
+    /// The metadata of another file, copied byte for byte.
     pub(crate) fn of(header: &'a Header, bytes: &'a [u8]) -> Self {
         let raw =
             |range: &std::ops::Range<usize>| Cow::Borrowed(bytes.get(range.clone()).unwrap_or_default());
@@ -59,19 +60,19 @@ impl<'a> Metadata<'a> {
         Self { alignment: header.alignment, entries: entries.collect() }
     }
 
-    /// States what most weights are quantized to.
+    /// Sets the type that most weights are quantized to.
     pub(crate) fn set_file_type(&mut self, file_type: FileType) {
         self.set(FILE_TYPE, ValueType::U32, &(file_type as u32).to_le_bytes());
         self.set(QUANTIZATION_VERSION, ValueType::U32, &VERSION_OF_QUANTIZED.to_le_bytes());
     }
 
-    /// States how many tensors the files have in all that a model is split into.
+    /// Sets the total number of tensors in all files of a split model.
     pub(crate) fn set_split_tensors(&mut self, tensors: u64) {
         let tensors = i32::try_from(tensors).unwrap_or(i32::MAX);
         self.set(SPLIT_TENSORS, ValueType::I32, &tensors.to_le_bytes());
     }
 
-    /// Puts a value in its key's place, or at the end.
+    /// Replaces the value of a key, or appends the entry.
     fn set(&mut self, key: &'static str, kind: ValueType, value: &[u8]) {
         let length = (key.len() as u64).to_le_bytes();
         let raw = [&length, key.as_bytes(), &kind.id().to_le_bytes(), value].concat().into();

@@ -1,6 +1,8 @@
-//! ggml's Q8_0: blocks of 32 codes of eight bits, each after its scale in f16. A value is its code times the scale, which f32
-//! has exactly. Blocks are made as ggml's reference makes them (`quantize_row_q8_0_ref`): the scale is amax / 127, and codes are
-//! the values times its inverse in f32, before it was rounded to f16; ties go away from 0.
+//! ggml's Q8_0: blocks of 32 elements, an f16 scale followed by 8-bit codes.
+//!
+//! A value is code times scale, which is exact in f32. Blocks are made like ggml's reference
+//! `quantize_row_q8_0_ref`: the scale is amax / 127, and the codes are the values times the inverse
+//! of the unrounded f32 scale. Ties round away from 0.
 
 use std::ops::Range;
 
@@ -8,18 +10,18 @@ use half::f16;
 use microscale::Element;
 use rayon::prelude::*;
 
-/// Elements of a block.
+/// Elements per block.
 const ELEMENTS: usize = 32;
 
-/// Bytes of a block: the scale's, and a code an element.
+/// Bytes per block: the scale and one byte per element.
 const BYTES: usize = 2 + ELEMENTS;
 
-/// Blocks that a thread takes at once: some 64 KiB.
-const TOGETHER: usize = 2048;
+/// Blocks per task, about 64 KiB.
+const BLOCKS_PER_TASK: usize = 2048;
 
-/// Parts of the names of what llama.cpp (as of llama-cpp-python 0.3.36) leaves as it is whatever type it quantizes to: small,
-/// or positions, or no operand of a product that takes blocks.
-const LEFT: &[&str] = &[
+/// Name parts of tensors that llama.cpp (llama-cpp-python 0.3.36) never quantizes: small tensors,
+/// position tables, and tensors that no block product reads.
+const UNQUANTIZED: &[&str] = &[
     "_norm.weight",
     "ffn_gate_inp.weight",
     "altup",
@@ -41,17 +43,20 @@ const LEFT: &[&str] = &[
     "code_embd",
 ];
 
-/// Returns whether a tensor may be stored so: one that llama.cpp quantizes too, by its name, of rows that are whole blocks.
-pub(crate) fn is_taken(name: &str, shape: &[usize]) -> bool {
+/// Returns whether a tensor may be Q8_0: llama.cpp quantizes its name, and its rows are whole
+/// blocks.
+pub(crate) fn accepts(name: &str, shape: &[usize]) -> bool {
     let rows_fit = matches!(shape, [.., _, columns] if columns.is_multiple_of(ELEMENTS)) && shape.len() <= 3;
-    rows_fit && name.ends_with("weight") && !LEFT.iter().any(|part| name.contains(part))
+    rows_fit && name.ends_with("weight") && !UNQUANTIZED.iter().any(|part| name.contains(part))
 }
 
-/// The blocks of some values, which are whole ones. The error is the place of the first value that is none, or is in a block
-/// whose scale no f16 can be (with an amax from 8,321,040 on).
+/// Quantizes values, a whole number of blocks.
+///
+/// Returns the index of the first value that Q8_0 cannot represent: NaN, or a value whose block has
+/// an amax of at least 8,321,040, so that its scale overflows f16.
 pub(crate) fn blocks<T: Element>(values: &[T]) -> Result<Vec<u8>, usize> {
     let mut bytes = vec![0; values.len() / ELEMENTS * BYTES];
-    let values = values.as_chunks::<ELEMENTS>().0.par_iter().with_min_len(TOGETHER);
+    let values = values.as_chunks::<ELEMENTS>().0.par_iter().with_min_len(BLOCKS_PER_TASK);
     let blocks = values.zip(bytes.as_chunks_mut::<BYTES>().0).enumerate();
     let unheld = blocks.filter_map(|(place, (values, block))| {
         encode(&values.map(Element::to_f32), block).err().map(|at| place * ELEMENTS + at)
@@ -60,7 +65,7 @@ pub(crate) fn blocks<T: Element>(values: &[T]) -> Result<Vec<u8>, usize> {
     unheld.map_or(Ok(bytes), Err)
 }
 
-/// A block; the error is the place of the value that it cannot have.
+/// Encodes one block. Returns the index of the first value that Q8_0 cannot represent.
 fn encode(values: &[f32; ELEMENTS], block: &mut [u8; BYTES]) -> Result<(), usize> {
     let amax = values.iter().fold(0.0, |most: f32, value| most.max(value.abs()));
     let scale = amax / 127.0;
@@ -72,18 +77,19 @@ fn encode(values: &[f32; ELEMENTS], block: &mut [u8; BYTES]) -> Result<(), usize
     let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
     block[..2].copy_from_slice(&half.to_le_bytes());
     for (code, value) in block[2..].iter_mut().zip(values) {
-        // Beyond f32 only where the scale is 0 in f16, and codes mean nothing.
+        // The product overflows f32 only if the f16 scale is 0, and then the codes do not matter.
         *code = (value * inverse).round() as i8 as u8;
     }
     Ok(())
 }
 
-/// The values of some elements, given all blocks; `None` beyond them.
+/// Dequantizes a range of elements; `None` if `blocks` has fewer.
 pub(crate) fn values(blocks: &[u8], elements: Range<usize>) -> Option<Vec<f32>> {
     let first = elements.start / ELEMENTS;
     let blocks = blocks.get(first * BYTES..elements.end.div_ceil(ELEMENTS) * BYTES)?;
     let mut values = vec![0.0; blocks.len() / BYTES * ELEMENTS];
-    let parts = values.par_chunks_mut(TOGETHER * ELEMENTS).zip(blocks.par_chunks(TOGETHER * BYTES));
+    let parts =
+        values.par_chunks_mut(BLOCKS_PER_TASK * ELEMENTS).zip(blocks.par_chunks(BLOCKS_PER_TASK * BYTES));
     parts.for_each(|(values, blocks)| {
         let blocks = blocks.as_chunks::<BYTES>().0.iter();
         for (values, [low, high, codes @ ..]) in values.chunks_exact_mut(ELEMENTS).zip(blocks) {
@@ -105,25 +111,25 @@ mod tests {
 
     /// gguf-py's blocks of gguf-py's values.
     #[test]
-    fn blocks_are_those_of_ggml() {
+    fn blocks_equal_those_of_gguf_py() {
         let golden =
             safetensors::SafeTensors::deserialize(include_bytes!("../../golden/q8_0.safetensors")).unwrap();
         let data = |name: &str| golden.tensor(name).unwrap().data().to_vec();
         let bits: Vec<u32> =
             data("values").as_chunks().0.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect();
         let values: Vec<f32> = bits.into_iter().map(f32::from_bits).collect();
-        // Several times, so that several threads have some.
+        // Repeated so that several threads get blocks.
         let made = blocks(&values.repeat(8)).unwrap();
         let expected = data("blocks").repeat(8);
         let (made, expected) = (made.as_chunks::<BYTES>().0, expected.as_chunks::<BYTES>().0);
-        assert!(made.len() == expected.len() && made.len() > 2 * TOGETHER);
+        assert!(made.len() == expected.len() && made.len() > 2 * BLOCKS_PER_TASK);
         for (place, (made, expected)) in made.iter().zip(expected).enumerate() {
             assert_eq!(made, expected, "block {place}");
         }
     }
 
     #[test]
-    fn what_no_block_has_is_refused_by_its_place() {
+    fn unrepresentable_values_are_refused_with_their_index() {
         let good = vec![1.0f32; 200_000 / ELEMENTS * ELEMENTS];
         assert!(blocks(&good).is_ok() && blocks::<f32>(&[]).is_ok_and(|blocks| blocks.is_empty()));
         for wrong in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 8_321_040.0] {
@@ -137,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn names_tell_what_llama_cpp_quantizes() {
+    fn names_decide_like_llama_cpp() {
         for (name, shape, taken) in [
             ("token_embd.weight", &[8, 64][..], true),
             ("blk.0.ffn_up_exps.weight", &[2, 8, 32], true),
@@ -148,12 +154,12 @@ mod tests {
             ("blk.0.attn_q.bias", &[8, 64], false),
             ("v.patch_embd.weight", &[8, 3, 14, 32], false),
         ] {
-            assert_eq!(is_taken(name, shape), taken, "{name}");
+            assert_eq!(accepts(name, shape), taken, "{name}");
         }
     }
 
     #[test]
-    fn any_elements_are_those_of_their_blocks() {
+    fn any_range_dequantizes_like_its_blocks() {
         let mut random = fastrand::Rng::with_seed(8);
         let scale = |block: usize| f16::from_f32(block as f32 / 64.0);
         let blocks: Vec<[u8; BYTES]> = (0..5000)

@@ -1,28 +1,29 @@
-//! The global scales that llama.cpp multiplies with: those of some layers, of some architectures.
+//! The global scales that llama.cpp applies, by architecture and layer.
 //!
-//! llama.cpp (as of llama-cpp-python 0.3.36) loads `.scale` tensors of the layers in [`LOADED`], of every
-//! architecture, and refuses a file with others, by their number. Whether a layer is multiplied with its
-//! scale is up to the graph of each architecture: **the table** has those that do.
+//! llama.cpp (llama-cpp-python 0.3.36) loads the `.scale` tensors of the layers in [`LOADED`] for
+//! every architecture. It refuses a file with other `.scale` tensors because of the tensor count.
+//! Whether a layer's output is multiplied by its scale depends on the graph of the architecture:
+//! `APPLIED` is **the table**.
 
 use super::header::Header;
-use super::value::Value;
+use super::value::MetadataValue;
 
-/// Layers of a kind, by their names in a block.
-type Layers = &'static [&'static str];
+/// Layers of one kind, by their names in a block.
+type LayerNames = &'static [&'static str];
 
-const ATTENTION: Layers = &["attn_q", "attn_k", "attn_v", "attn_qkv", "attn_output"];
-const GATE: Layers = &["attn_gate"];
-const DENSE: Layers = &["ffn_gate", "ffn_up", "ffn_down"];
-const SHARED: Layers = &["ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp"];
-const EXPERTS: Layers = &["ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"];
-const STATES: Layers = &["ssm_in", "ssm_out", "ssm_alpha", "ssm_beta"];
-const NEXT: Layers = &["nextn.eh_proj", "nextn.shared_head_head"];
+const ATTENTION: LayerNames = &["attn_q", "attn_k", "attn_v", "attn_qkv", "attn_output"];
+const GATE: LayerNames = &["attn_gate"];
+const DENSE: LayerNames = &["ffn_gate", "ffn_up", "ffn_down"];
+const SHARED: LayerNames = &["ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp"];
+const EXPERTS: LayerNames = &["ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"];
+const STATES: LayerNames = &["ssm_in", "ssm_out", "ssm_alpha", "ssm_beta"];
+const NEXT: LayerNames = &["nextn.eh_proj", "nextn.shared_head_head"];
 
-/// The layers whose scales are loaded.
-const LOADED: [Layers; 7] = [ATTENTION, GATE, DENSE, SHARED, EXPERTS, STATES, NEXT];
+/// The layers whose scales llama.cpp loads.
+const LOADED: [LayerNames; 7] = [ATTENTION, GATE, DENSE, SHARED, EXPERTS, STATES, NEXT];
 
-/// The layers whose scales are multiplied with, and the architectures that do, with blanks between.
-const APPLIED: &[(&[Layers], &str)] = &[
+/// The layers whose scales are applied, and the architectures that do so, separated by blanks.
+const APPLIED: &[(&[LayerNames], &str)] = &[
     (
         &[ATTENTION],
         "apertus arcee arctic baichuan bailingmoe bailingmoe2 bert bloom chameleon chatglm codeshell cogvlm \
@@ -45,18 +46,18 @@ const APPLIED: &[(&[Layers], &str)] = &[
     (&[STATES], "mamba mamba2"),
 ];
 
-/// What llama.cpp does with the global scale of a tensor.
+/// How llama.cpp uses the global scale of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Use {
-    /// It multiplies with it.
+    /// It multiplies by the scale.
     Applied,
-    /// It loads it, and computes as if it was 1.
+    /// It loads the scale and computes as if it were 1.
     LoadedOnly,
-    /// It does not know it, and refuses the file.
+    /// It does not know the scale and refuses the file.
     Unknown,
 }
 
-/// What llama.cpp does with the global scale of a tensor of this name, for an architecture.
+/// Returns how llama.cpp uses the global scale of a tensor in an architecture.
 pub(crate) fn use_of(architecture: &str, tensor: &str) -> Use {
     if tensor == "output.weight" {
         return Use::Applied;
@@ -71,17 +72,17 @@ pub(crate) fn use_of(architecture: &str, tensor: &str) -> Use {
     if applied { Use::Applied } else { Use::LoadedOnly }
 }
 
-/// The name of a layer in its block, by that of its weight.
+/// The name of a layer in its block, from the name of its weight.
 fn layer(tensor: &str) -> Option<&str> {
     let (block, layer) = tensor.strip_prefix("blk.")?.strip_suffix(".weight")?.split_once('.')?;
     block.parse::<u64>().ok().map(|_| layer)
 }
 
 impl Header {
-    /// The architecture of the model that the file holds.
+    /// The architecture of the model, or an empty string.
     pub(crate) fn architecture(&self) -> &str {
         match self.value(super::format::ARCHITECTURE) {
-            Some(Value::Text(name)) => name,
+            Some(MetadataValue::Text(name)) => name,
             _ => "",
         }
     }

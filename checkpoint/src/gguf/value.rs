@@ -1,11 +1,11 @@
-//! Values of the metadata: their types, and reading them.
+//! Metadata values: their types, and reading them.
 
 use std::ops::Range;
 
 use super::cursor::Cursor;
 use super::format::Parsed;
 
-/// The most elements of an array, which is ggml's limit.
+/// The largest number of elements of an array: ggml's limit.
 const MAX_ARRAY: u64 = 1 << 30;
 
 /// The type of a value.
@@ -27,8 +27,7 @@ pub(crate) enum ValueType {
 }
 
 impl ValueType {
-    /// All types, in the order of GGUF's numbers, with ggml's names, and the bytes of those that always have
-    /// as many.
+    /// All types in the order of GGUF's numbers: ggml's name, and the size in bytes if it is fixed.
     const ALL: [(Self, &'static str, Option<u64>); 13] = [
         (Self::U8, "u8", Some(1)),
         (Self::I8, "i8", Some(1)),
@@ -66,19 +65,19 @@ impl ValueType {
     }
 }
 
-/// An entry of the metadata.
+/// A metadata entry.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Entry {
     pub(crate) key: String,
     pub(crate) kind: ValueType,
-    pub(crate) value: Value,
-    /// Key, type and value in the file, to be copied as they are.
+    pub(crate) value: MetadataValue,
+    /// The bytes of key, type and value in the file, to copy them unchanged.
     pub(crate) raw: Range<usize>,
 }
 
 /// The value of an entry.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Value {
+pub(crate) enum MetadataValue {
     /// u8, u16, u32, u64.
     Unsigned(u64),
     /// i8, i16, i32, i64.
@@ -87,19 +86,20 @@ pub(crate) enum Value {
     Float(f64),
     /// Any byte but 0 is true.
     Bool(bool),
-    /// GGUF demands UTF-8, but nobody checks, and what is copied keeps its bytes: others become U+FFFD here.
+    /// GGUF requires UTF-8, but no program checks. Invalid bytes become U+FFFD here; copies keep
+    /// them.
     Text(String),
-    /// Its elements stay in the file.
+    /// An array. Its elements stay in the file.
     Array {
-        /// Their type, which is not an array.
+        /// The type of the elements, which is not an array.
         of: ValueType,
         /// The number of elements.
         count: u64,
     },
 }
 
-impl Value {
-    /// Reads a type and a value of it.
+impl MetadataValue {
+    /// Reads a type and a value of that type.
     pub(super) fn read(cursor: &mut Cursor<'_>) -> Parsed<(ValueType, Self)> {
         let kind = ValueType::read(cursor)?;
         let value = match kind {
@@ -120,7 +120,7 @@ impl Value {
         Ok((kind, value))
     }
 
-    /// Walks over an array, allocating nothing.
+    /// Skips an array without allocating.
     fn skip_array(cursor: &mut Cursor<'_>) -> Parsed<Self> {
         let (of, count) = (ValueType::read(cursor)?, cursor.u64()?);
         if of == ValueType::Array {
@@ -130,7 +130,7 @@ impl Value {
             return Err(format!("it has {count} elements, and ggml reads no more than {MAX_ARRAY}"));
         }
         match of.bytes() {
-            // Neither factor is above 2^30.
+            // This cannot overflow: neither factor is above 2^30.
             Some(bytes) => cursor.take(count * bytes).map(|_| ())?,
             None => (0..count).try_for_each(|_| cursor.string().map(|_| ()))?,
         }

@@ -1,24 +1,27 @@
-//! Architectures of models: **the table** of how their files call layers, and of what no name shows.
+//! Model architectures: **the table** of the layer names in their files, and of facts that no name
+//! shows.
 //!
-//! Each `model_type` here was compared with transformers 5.23: a model of it was built, and each of its
-//! weights is taken for what its module is (scripts/architectures.py). Those that are not here are decided by
-//! names alone.
+//! Each `model_type` here was compared with transformers 5.23: scripts/architectures.py builds a
+//! model of it and checks that each weight gets the role of its module. For other architectures
+//! names decide.
 
-/// Facts about an architecture, or several that are alike.
+/// Facts about one architecture, or several with the same facts.
 #[derive(Debug)]
 pub(crate) struct Architecture {
-    /// `model_type` in config.json, one or more, with blanks between.
+    /// One or more `model_type`s of config.json, separated by blanks.
     types: &'static str,
-    /// Parts of names in files, and those of transformers' modules. One that begins with a dot is replaced
-    /// wherever it is, and of the others the first that a name begins with.
+    /// Name parts in files, with the replacement in transformers' module names.
+    ///
+    /// A part that begins with a dot is replaced everywhere. Of the other parts, the first one that
+    /// is a prefix of the name is replaced.
     pub(crate) renamed: &'static [(&'static str, &'static str)],
     /// The module of the output head, which may have no weight of its own in the file.
     pub(crate) head: &'static str,
-    /// Linear layers whose names say something else, by the ends of their names.
+    /// Name endings of linear layers whose names suggest another role.
     pub(crate) linear: &'static [&'static str],
-    /// Embeddings whose names do not say so, by the ends of their names.
+    /// Name endings of embeddings whose names do not show it.
     pub(crate) embeddings: &'static [&'static str],
-    /// Layers whose weights are transposed (Conv1D), by the ends of their names.
+    /// Name endings of layers with transposed weights (Conv1D).
     pub(crate) transposed: &'static [&'static str],
 }
 
@@ -29,15 +32,16 @@ impl Architecture {
     }
 }
 
-/// One whose files call layers as its modules are called.
+/// An architecture whose files use its module names.
 const PLAIN: Architecture =
     Architecture { types: "", renamed: &[], head: "lm_head", linear: &[], embeddings: &[], transposed: &[] };
 
-/// A language model, a tower for images or sound, and what joins them. Files are older than the modules.
+/// A language model, an image or audio tower and a projector. Files predate the current module
+/// names.
 const LLAVA: &[(&str, &str)] = &[
     ("language_model.lm_head", "lm_head"),
     ("language_model.model.", "model.language_model."),
-    // CLIP and SigLIP have no such part any more.
+    // CLIP and SigLIP modules no longer have this part.
     ("vision_tower.vision_model.", "model.vision_tower."),
     ("model.vision_tower.vision_model.", "model.vision_tower."),
     ("vision_tower.", "model.vision_tower."),
@@ -122,7 +126,7 @@ const TABLE: &[Architecture] = &[
     Architecture { types: "whisper moonshine", head: "proj_out", ..PLAIN },
     Architecture { types: "rwkv", head: "head", ..PLAIN },
     Architecture { types: "ctrl", embeddings: &["transformer.w"], ..PLAIN },
-    // Hub files of these leave out the name of the model without its head.
+    // Files on the Hub omit the name of the model without its head.
     Architecture { types: "bloom", renamed: &[("h.", "transformer.h.")], ..PLAIN },
     Architecture { types: "opt", renamed: &[("decoder.", "model.decoder.")], ..PLAIN },
     Architecture {

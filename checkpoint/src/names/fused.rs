@@ -1,44 +1,48 @@
 //! Layers that serving engines fuse into one when they load a model.
 //!
-//! A fused layer is one matrix with one global scale, so its parts must have been quantized under the same:
-//! an engine that finds different ones takes one of them and is wrong about the rest. Both vLLM and SGLang
-//! fuse the layers listed here (`packed_modules_mapping` and `stacked_params_mapping` in their models).
+//! A fused layer is one matrix with one global scale, so its parts must be quantized with the same
+//! one. An engine that finds different ones uses one of them and computes wrong values for the
+//! other parts. Both vLLM and SGLang fuse the layers listed here (`packed_modules_mapping` and
+//! `stacked_params_mapping` in their models).
 
-/// The parts of each fused layer, by the last component of their names: **the table of fusions**. The parts
-/// of a row are fused where they have the same parent, one attention module, MLP or expert.
+/// The parts of each fused layer, by the last component of their names: **the table of fusions**.
+///
+/// The parts of a row are fused if they have the same parent: an attention module, an MLP or an
+/// expert.
 const FUSED: &[&[&str]] = &[
     // Attention.
     &["q_proj", "k_proj", "v_proj"],
-    // Latent attention (DeepSeek): the two projections to low rank.
+    // Latent attention (DeepSeek): the two low-rank projections.
     &["q_a_proj", "kv_a_proj_with_mqa"],
     // Gated MLPs, and experts that are stored one by one.
     &["gate_proj", "up_proj"],
-    // The same by the names of Mixtral and InternLM2, where w2 is the way back.
+    // The same with the names of Mixtral and InternLM2. There w2 is the down projection.
     &["w1", "w3"],
     // Linear attention (Qwen3.5).
     &["in_proj_qkv", "in_proj_z"],
     &["in_proj_b", "in_proj_a"],
 ];
 
-/// A layer that others are fused into.
+/// A fused layer.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Fused {
-    /// The common beginning of its parts' names, up to the last dot of the layer's name.
+    /// The common prefix of its parts' names, up to the last dot.
     parent: String,
     /// The row of the table.
     row: usize,
 }
 
 impl Fused {
-    /// A pattern that matches the weights of all its parts.
+    /// A pattern that matches the weights of all parts.
     pub(crate) fn pattern(&self) -> String {
         let dot = if self.parent.is_empty() { "" } else { "." };
         format!("{}{dot}{{{}}}.weight", self.parent, FUSED[self.row].join(","))
     }
 }
 
-/// The fused layer that a weight becomes a part of, by the weight's name. Weights with the same answer share
-/// their global scale.
+/// The fused layer that a weight is part of, from the weight's name.
+///
+/// Weights with the same result share their global scale.
 pub(crate) fn fused(weight: &str) -> Option<Fused> {
     let layer = weight.strip_suffix(".weight")?;
     let (parent, part) = layer.rsplit_once('.').unwrap_or(("", layer));

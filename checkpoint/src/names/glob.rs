@@ -2,22 +2,22 @@
 
 use globset::{Glob, GlobMatcher};
 
-/// The most bytes of a pattern. To compile one takes far more memory than it has characters, and globset
-/// panics where that is too much.
-pub(crate) const MOST: usize = 1024;
+/// Longest pattern in bytes. A compiled pattern takes far more memory than its text, and globset
+/// panics if it takes too much.
+pub(crate) const MAX_BYTES: usize = 1024;
 
-/// Compiles a pattern, or says why it is none.
+/// Compiles a pattern, or returns why it is invalid.
 pub(crate) fn matcher(pattern: &str) -> Result<GlobMatcher, String> {
-    if pattern.len() > MOST {
-        return Err(format!("it has {} bytes, more than the {MOST} allowed", pattern.len()));
+    if pattern.len() > MAX_BYTES {
+        return Err(format!("it has {} bytes, more than the {MAX_BYTES} allowed", pattern.len()));
     }
     let glob = Glob::new(pattern).map_err(|error| error.kind().to_string())?;
     Ok(glob.compile_matcher())
 }
 
-/// A pattern as errors show it: of one that is too long its beginning.
+/// A pattern for error messages. Long ones are cut.
 pub(crate) fn shown(pattern: &str) -> String {
-    if pattern.len() <= MOST {
+    if pattern.len() <= MAX_BYTES {
         return format!("{pattern:?}");
     }
     format!("{:?}…", pattern.chars().take(20).collect::<String>())
@@ -39,12 +39,12 @@ mod tests {
     #[test]
     fn only_patterns_of_some_length_are_compiled() {
         for what in ["?", "[!a]", "{a,b}", "*"] {
-            let mut pattern = what.repeat(MOST / what.len());
-            pattern.push_str(&"a".repeat(MOST - pattern.len()));
+            let mut pattern = what.repeat(MAX_BYTES / what.len());
+            pattern.push_str(&"a".repeat(MAX_BYTES - pattern.len()));
             assert!(matcher(&pattern).is_ok(), "{what}");
             pattern.push('a');
             assert_eq!(matcher(&pattern).unwrap_err(), "it has 1025 bytes, more than the 1024 allowed");
         }
-        assert_eq!(shown(&"é".repeat(MOST)), format!("\"{}\"…", "é".repeat(20)));
+        assert_eq!(shown(&"é".repeat(MAX_BYTES)), format!("\"{}\"…", "é".repeat(20)));
     }
 }

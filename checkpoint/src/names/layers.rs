@@ -1,23 +1,22 @@
-//! The numbers of a model's layers, read from the names of its tensors. They tell which layers are the first
-//! and the last.
+//! Layer numbers in tensor names, and which layers are first and last.
 
 use std::collections::{BTreeSet, HashMap};
 
-/// The place of the layer's number among the parts of a tensor's name, cut at its dots: the first number.
+/// The index of the layer number in a name that is split at its dots: the first number.
 pub fn layer_part(parts: &[&str]) -> Option<usize> {
     parts.iter().position(|part| part.parse::<u64>().is_ok())
 }
 
-/// The numbers of a model's layers. Those of one stack (`model.layers`, `visual.blocks`) are counted by
-/// themselves.
+/// The layer numbers of a model, counted separately for each stack (`model.layers`,
+/// `visual.blocks`).
 #[derive(Debug, Default)]
 pub(crate) struct Layers {
-    /// Sorted.
+    /// The sorted numbers of each stack, by the stack's name.
     stacks: HashMap<String, Vec<u64>>,
 }
 
 impl Layers {
-    /// Collects the layers of tensors with these names.
+    /// Collects the layer numbers from tensor names.
     pub(crate) fn of<'n>(names: impl Iterator<Item = &'n str>) -> Self {
         let mut stacks: HashMap<_, BTreeSet<_>> = HashMap::new();
         for (stack, layer) in names.filter_map(numbered) {
@@ -27,22 +26,22 @@ impl Layers {
         Self { stacks: stacks.into_iter().map(sorted).collect() }
     }
 
-    /// Returns whether no name has a number.
+    /// Returns whether no name has a layer number.
     pub(crate) fn is_empty(&self) -> bool {
         self.stacks.is_empty()
     }
 
-    /// Returns whether a tensor is of one of the first layers of its stack, as many as are asked for.
+    /// Returns whether a tensor belongs to the first `layers` layers of its stack.
     pub(crate) fn is_first(&self, name: &str, layers: usize) -> bool {
         self.is_among(name, |before, _| before < layers)
     }
 
-    /// Returns whether a tensor is of one of the last layers of its stack.
+    /// Returns whether a tensor belongs to the last `layers` layers of its stack.
     pub(crate) fn is_last(&self, name: &str, layers: usize) -> bool {
         self.is_among(name, |_, rest| rest <= layers && layers > 0)
     }
 
-    /// Asks about the number of layers before a tensor's, and of the rest.
+    /// Calls `among` with the number of layers before the tensor's layer, and from that layer on.
     fn is_among(&self, name: &str, among: impl Fn(usize, usize) -> bool) -> bool {
         let Some((stack, layer)) = numbered(name) else { return false };
         self.stacks.get(&stack).is_some_and(|numbers| {
@@ -52,7 +51,7 @@ impl Layers {
     }
 }
 
-/// The part of a name before the layer's number, and the number.
+/// The name of the stack, and the layer's number.
 fn numbered(name: &str) -> Option<(String, u64)> {
     let parts: Vec<&str> = name.split('.').collect();
     let at = layer_part(&parts)?;
@@ -74,7 +73,7 @@ mod tests {
         };
         assert!(of(Layers::is_first, 0).is_empty() && of(Layers::is_last, 0).is_empty());
         assert_eq!(of(Layers::is_first, 1), [&*names[0], others[0]]);
-        // 11 is behind 9, although it is not in the alphabet.
+        // 11 comes after 9, although not alphabetically.
         assert_eq!(of(Layers::is_last, 1), [&*names[11], others[1]]);
         assert_eq!(of(Layers::is_last, 2), [&*names[10], &*names[11], others[0], others[1]]);
         assert_eq!(of(Layers::is_first, 99).len(), 14);

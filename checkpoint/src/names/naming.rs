@@ -1,8 +1,9 @@
-//! What the layers of a checkpoint are, and what its loaders call them: by its architecture, and by names
-//! where that is not known.
+//! The roles of a checkpoint's layers, and loaders' names for them.
+//!
+//! The architecture decides if it is known, otherwise the tensor names do.
 
 use super::architectures::Architecture;
-use super::kept::{Kept, is_embedding, kept};
+use super::role::{Role, is_embedding, role};
 use super::weight::{WEIGHT, module};
 
 /// The architecture of a checkpoint, if it is known.
@@ -10,43 +11,44 @@ use super::weight::{WEIGHT, module};
 pub(crate) struct Naming(Option<&'static Architecture>);
 
 impl Naming {
-    /// That of a `model_type` of config.json.
+    /// The naming for a `model_type` of config.json.
     pub(crate) fn of(model_type: &str) -> Self {
         Self(Architecture::called(model_type))
     }
 
-    /// Returns whether the table of architectures has it.
+    /// Returns whether the table of architectures has this one.
     pub(crate) fn is_known(self) -> bool {
         self.0.is_some()
     }
 
-    /// The kind of a tensor that is left alone by default.
-    pub(crate) fn kept(self, name: &str, shape: &[usize]) -> Option<Kept> {
+    /// The role of a tensor that is unquantized by default.
+    pub(crate) fn unquantized_role(self, name: &str, shape: &[usize]) -> Option<Role> {
         let ends = |ends: &[&str]| is_among(module(name), ends);
         match self.0 {
-            Some(known) if ends(known.embeddings) => Some(Kept::Embedding),
-            Some(known) if shape.len() == 2 && ends(known.transposed) => Some(Kept::Transposed),
-            _ => kept(name, shape.len()),
+            Some(known) if ends(known.embeddings) => Some(Role::Embedding),
+            Some(known) if shape.len() == 2 && ends(known.transposed) => Some(Role::Transposed),
+            _ => role(name, shape.len()),
         }
     }
 
-    /// Returns whether a tensor is the weight of a linear layer; `None` if its name leaves that open.
+    /// Returns whether a tensor is the weight of a linear layer; `None` if its name leaves that
+    /// open.
     pub(crate) fn is_linear(self, name: &str, shape: &[usize]) -> Option<bool> {
         let Some(module) = name.strip_suffix(WEIGHT).filter(|_| shape.len() == 2) else { return Some(false) };
         if self.0.is_some_and(|known| is_among(module, known.linear)) {
             return Some(true);
         }
-        match self.kept(name, shape) {
-            None | Some(Kept::OutputHead | Kept::Router) => Some(true),
-            Some(Kept::Convolution | Kept::Transposed) => Some(false),
-            Some(Kept::Norm | Kept::Embedding) => {
+        match self.unquantized_role(name, shape) {
+            None | Some(Role::OutputHead | Role::Router) => Some(true),
+            Some(Role::Convolution | Role::Transposed) => Some(false),
+            Some(Role::Norm | Role::Embedding) => {
                 let named = self.0.is_some_and(|known| is_among(module, known.embeddings));
                 (named || is_embedding(module)).then_some(false)
             }
         }
     }
 
-    /// What transformers calls the layer that a file calls so.
+    /// The name of a layer in transformers, from its name in the file.
     pub(crate) fn module(self, layer: &str) -> String {
         let mut module = layer.to_string();
         for (from, to) in self.0.map_or(&[][..], |known| known.renamed) {
@@ -59,8 +61,8 @@ impl Naming {
         module
     }
 
-    /// What loaders call a layer: the file's name, which vLLM and SGLang go by, and transformers' if it is
-    /// another.
+    /// All names of a layer that loaders use: the file's, which vLLM and SGLang use, and
+    /// transformers' if it differs.
     pub(crate) fn spellings(self, layer: &str) -> Vec<String> {
         let module = self.module(layer);
         if module == layer { vec![module] } else { vec![layer.into(), module] }
@@ -72,7 +74,7 @@ impl Naming {
     }
 }
 
-/// Returns whether a module's name is one of these, or ends with one after a dot.
+/// Returns whether a module's name is one of `ends`, or ends with a dot and one of them.
 fn is_among(module: &str, ends: &[&str]) -> bool {
     ends.iter().any(|end| module.strip_suffix(end).is_some_and(|rest| rest.is_empty() || rest.ends_with('.')))
 }
@@ -124,16 +126,16 @@ mod tests {
 
     #[test]
     fn the_architecture_decides_before_names_do() {
-        let kept = |model_type, name| Naming::of(model_type).kept(name, &[64, 64]);
-        assert_eq!(kept("gpt2", "h.0.attn.c_attn.weight"), Some(Kept::Transposed));
-        assert_eq!(kept("gpt_bigcode", "transformer.h.0.attn.c_attn.weight"), None);
-        assert_eq!(kept("ctrl", "transformer.w.weight"), Some(Kept::Embedding));
-        assert_eq!(kept("who-knows", "transformer.w.weight"), None);
-        assert_eq!(Naming::of("gpt2").kept("h.0.attn.c_attn.bias", &[64]), None);
+        let role = |model_type, name| Naming::of(model_type).unquantized_role(name, &[64, 64]);
+        assert_eq!(role("gpt2", "h.0.attn.c_attn.weight"), Some(Role::Transposed));
+        assert_eq!(role("gpt_bigcode", "transformer.h.0.attn.c_attn.weight"), None);
+        assert_eq!(role("ctrl", "transformer.w.weight"), Some(Role::Embedding));
+        assert_eq!(role("who-knows", "transformer.w.weight"), None);
+        assert_eq!(Naming::of("gpt2").unquantized_role("h.0.attn.c_attn.bias", &[64]), None);
     }
 
     #[test]
-    fn linear_layers_are_told_from_what_is_none() {
+    fn linear_layers_are_distinguished_from_others() {
         let linear = |model_type, name, shape: &[usize]| Naming::of(model_type).is_linear(name, shape);
         assert_eq!(linear("llama4", "vision_model.patch_embedding.linear.weight", &[8, 8]), Some(true));
         assert_eq!(linear("who-knows", "vision_model.patch_embedding.linear.weight", &[8, 8]), None);

@@ -1,5 +1,5 @@
-//! `OUT.parts`, the directory of finished shards. A file in it says what it is, so that nothing of anybody
-//! else is replaced or removed.
+//! `OUT.parts`, the directory of finished shards. A marker file in it prevents microscale from
+//! replacing or removing a directory that another program made.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -17,7 +17,7 @@ use crate::write::output::destination;
 use crate::write::place::{Place, refuse_overlap};
 use crate::write::temporary::{LeftBehind, Temporary, remove_left_behind};
 
-/// The file that marks such a directory.
+/// The marker file.
 const MARK: &str = ".microscale-parts";
 
 /// `OUT.parts`.
@@ -26,20 +26,22 @@ pub(crate) struct Directory {
 }
 
 impl Directory {
-    /// The directory of an output, whether it is there or not.
+    /// The directory of an output, which need not exist.
     ///
     /// # Errors
-    /// If it, or the output, is or holds the input or lies in it; if there is an output.
+    /// [`OutputError::Overlap`] if the directory or the output overlaps the input, and
+    /// [`OutputError::Exists`] if the output exists.
     pub(crate) fn find(checkpoint: &Checkpoint, out: &Path) -> Result<Self> {
         let path = parts_of(&destination(checkpoint, out)?.path);
         refuse_overlap(&[Place::of(&checkpoint.path)?], &Place::of(&path)?)?;
         Ok(Self { path })
     }
 
-    /// The directory of an output, which is created if it is not there.
+    /// The directory of an output. Creates it if it does not exist.
     ///
     /// # Errors
-    /// The errors of [`find`](Self::find), and [`OutputError::NotParts`] for one that is not empty and not marked.
+    /// The errors of [`find`](Self::find), and [`OutputError::NotParts`] if the directory has other
+    /// files and no marker.
     pub(crate) fn create(checkpoint: &Checkpoint, out: &Path) -> Result<Self> {
         let found = Self::find(checkpoint, out)?;
         let (path, mark) = (&found.path, found.path.join(MARK));
@@ -49,7 +51,7 @@ impl Directory {
         }
         let mut entries = fs::read_dir(path).map_err(Error::io("list", path))?;
         let empty = entries.next().is_none();
-        // Other parts may have begun a moment ago. The mark is the first thing that they create.
+        // Other parts may have started a moment ago. They create the marker before anything else.
         if empty {
             File::create(&mark).map_err(Error::io("write", &mark))?;
         } else if !mark.is_file() {
@@ -58,19 +60,19 @@ impl Directory {
         Ok(found)
     }
 
-    /// The place of a finished shard.
+    /// The path of a finished shard.
     pub(crate) fn shard(&self, shard: &Shard) -> PathBuf {
         self.path.join(shard.written_name())
     }
 
-    /// A place for the unfinished shards of a part.
+    /// Creates a temporary directory for the unfinished shards of a part.
     pub(crate) fn temporary(&self, part: Part) -> Result<Temporary> {
         let created = Temporary::create(&self.path, &purpose(part));
         created.map_err(Error::io("create a temporary directory in", &self.path))
     }
 
-    /// Removes finished shards with their notes, what killed runs have left, and the directory, if nothing
-    /// else is in it. Returns whether it is gone.
+    /// Removes finished shards and their notes, leftovers of killed runs, and the directory if it
+    /// is empty then. Returns whether the directory is gone.
     pub(crate) fn remove(&self, shards: impl Iterator<Item = PathBuf>) -> bool {
         for shard in shards {
             let (_, removed) = (fs::remove_file(Note::path(&shard)), fs::remove_file(&shard));
@@ -88,18 +90,18 @@ impl Directory {
     }
 }
 
-/// `OUT.parts`, the directory in which `quantize --part` puts the finished shards of an output.
+/// `OUT.parts`, the directory for the finished shards of `quantize --part`.
 ///
 /// # Errors
-/// [`Error::Io`].
+/// [`Error::Io`] if the path of `out` cannot be resolved.
 pub fn parts_directory(out: &Path) -> Result<PathBuf> {
     Ok(parts_of(&Place::of(out)?.path))
 }
 
-/// Removes what runs of a part that were killed have left in `OUT.parts`, and returns what that was.
+/// Removes and returns the leftovers of killed runs of a part in `OUT.parts`.
 ///
-/// Directories of other parts stay: those parts may be made on other machines, and not every file system
-/// tells machines of each other's locks.
+/// Directories of other parts stay. Other machines may be writing them, and not every file system
+/// shows the locks of other machines.
 pub fn remove_unfinished_part(out: &Path, part: Part) -> Vec<LeftBehind> {
     let directory = parts_directory(out);
     directory.map_or(Vec::new(), |directory| remove_left_behind(&directory, Some(&purpose(part))))

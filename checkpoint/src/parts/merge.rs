@@ -1,4 +1,4 @@
-//! Merging: the finished shards become the output.
+//! Merges finished shards into the output.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -21,34 +21,36 @@ use crate::write::progress::{Meter, OnProgress};
 use crate::write::rewrite::write_rest;
 use crate::write::work::Renamed;
 
-/// The outcome of merging.
+/// The result of merging.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Merged {
-    /// Shards.
+    /// The number of shards.
     pub shards: usize,
-    /// Each tensor of the input with what became of it, as `quantize` would have said it in JSON.
+    /// The outcome of each input tensor, in the JSON format of [`quantize`](crate::quantize()).
     pub tensors: Vec<Value>,
-    /// Bytes of all tensors of the output.
+    /// The size of all tensors of the output in bytes.
     pub bytes: u64,
-    /// Other entries of the directory that were not copied.
+    /// Other entries of the input directory that were not copied.
     pub skipped: Vec<Skipped>,
-    /// `OUT.parts`, if it is still there because something else is in it: files of others, or shards that
-    /// were made again meanwhile.
+    /// `OUT.parts` if it could not be removed: it contains other files, or shards that were made
+    /// again during the merge.
     pub left: Option<PathBuf>,
-    /// Time for everything.
+    /// The duration in seconds.
     pub seconds: f64,
 }
 
-/// Puts the parts together: `out` is then what [`Plan::run`](crate::Plan::run) would have made, and of
-/// `OUT.parts` all that was merged is gone.
+/// Merges the parts into `out`, with the same bytes as from [`Plan::run`](crate::Plan::run), and
+/// removes the merged shards from `OUT.parts`.
 ///
-/// Every shard is read once to check it. Nothing is quantized, so that no options are needed but the input
-/// and the output. Parts may be made again at the same time: what was checked is what is in the output.
+/// Every shard is read once to check it. Nothing is quantized, so no options are needed. Parts may
+/// be made again during the merge: the shards in the output are the ones that were checked.
 ///
 /// # Errors
-/// [`PartsError::Missing`](crate::PartsError::Missing), [`PartsError::Differ`](crate::PartsError::Differ),
-/// and everything about writing.
+/// [`PartsError::Missing`](crate::PartsError::Missing) if shards are missing or incomplete,
+/// [`PartsError::Differ`](crate::PartsError::Differ) if they come from different plans,
+/// [`PartsError::Split`] if experts were split in only one of parts and checkpoint, and the errors
+/// of writing.
 pub fn merge(checkpoint: &Checkpoint, out: &Path, progress: &mut OnProgress<'_>) -> Result<Merged> {
     let start = Instant::now();
     let directory = Directory::find(checkpoint, out)?;
@@ -65,7 +67,7 @@ pub fn merge(checkpoint: &Checkpoint, out: &Path, progress: &mut OnProgress<'_>)
     let mut description = Description::of(checkpoint);
     for ((shard, note), has_sources) in checkpoint.shards.iter().zip(notes).zip(has_sources) {
         meter.before(&shard.name.to_string_lossy())?;
-        // A shard of scales alone is named by no index any more: scales are written with their codes.
+        // No index names a shard that had only scales: scales are written with their codes.
         let is_left = checkpoint.index.is_none() || has_sources;
         let mut shared = None;
         if is_left {
@@ -84,7 +86,7 @@ pub fn merge(checkpoint: &Checkpoint, out: &Path, progress: &mut OnProgress<'_>)
     }
     let bytes = renamed.bytes;
     let skipped = write_rest(checkpoint, &mut output, &renamed, &description, &mut meter)?;
-    // Every shard is in the output from here on, so that the parts are not needed any more.
+    // From here on the output has every shard, so the parts are no longer needed.
     output.commit()?;
     let is_in_output = |shard: &Shard, bytes: &u64| {
         let file = if checkpoint.directory { out.join(shard.written_name()) } else { out.into() };
@@ -100,18 +102,21 @@ pub fn merge(checkpoint: &Checkpoint, out: &Path, progress: &mut OnProgress<'_>)
     Ok(Merged { shards, tensors, bytes, skipped, left, seconds })
 }
 
-/// Takes a finished shard into the output and then checks what was taken, as another may have its name by
-/// now. `None` if that is not the shard of the note; else its place, if it was not copied.
+/// Links or copies a finished shard into the output, then checks the result: the source may have
+/// been replaced meanwhile.
+///
+/// Returns `None` if the file is not the shard of the note. Otherwise returns its place if it was
+/// linked.
 fn take(from: &Path, to: &Path, note: &Note) -> Result<Option<Option<Place>>> {
     if !note.may_fit(from) {
         return Ok(None);
     }
-    // A second name costs nothing, and a merge that is killed can be repeated. That of a link would be a link
-    // too.
+    // A hard link costs nothing, and a killed merge can be repeated. A hard link to a symlink would
+    // be a symlink too.
     let linked = !from.is_symlink() && fs::hard_link(from, to).is_ok();
     if !linked {
         fs::copy(from, to).map_err(Error::io("write", to))?;
-        // Windows flushes no file that is open for reading alone.
+        // Windows does not flush a file that is open read-only.
         let copied = File::options().write(true).open(to);
         copied.and_then(|file| file.sync_all()).map_err(Error::io("write", to))?;
     }
@@ -121,7 +126,7 @@ fn take(from: &Path, to: &Path, note: &Note) -> Result<Option<Option<Place>>> {
     Ok(Some(if linked { Some(Place::of(to)?) } else { None }))
 }
 
-/// Returns whether a shard of `OUT.parts` is the one that was taken, and was not made again since.
+/// Returns whether a shard in `OUT.parts` is still the one that was taken.
 fn is_still(shard: &Path, taken: Option<&Place>, checksum: &str) -> bool {
     match taken {
         Some(taken) if cfg!(unix) => Place::of(shard).is_ok_and(|shard| shard.is(taken)),
@@ -129,7 +134,7 @@ fn is_still(shard: &Path, taken: Option<&Place>, checksum: &str) -> bool {
     }
 }
 
-/// The notes of all shards, which must be of one plan.
+/// The notes of all shards, which must come from the same plan.
 fn notes(checkpoint: &Checkpoint, directory: &Directory) -> Result<Vec<Note>> {
     let found = checkpoint.shards.iter().map(|shard| Note::read(&directory.shard(shard)));
     let found = found.collect::<Result<Vec<_>>>()?;

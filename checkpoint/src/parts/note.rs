@@ -1,4 +1,4 @@
-//! The note of a finished shard: one JSON object, which begins with the checksum of the rest of its text.
+//! The note of a finished shard: a JSON object that starts with the checksum of its other members.
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
@@ -13,17 +13,17 @@ use crate::error::{Error, Result};
 use crate::read::json;
 use crate::write::file_name::with_suffix;
 
-/// The note that is kept beside a shard.
+/// The note of a shard.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Note {
-    /// A hash of everything that decides the bytes of the output.
+    /// A hash of everything that determines the output's bytes.
     pub(crate) fingerprint: String,
     pub(crate) bytes: u64,
     pub(crate) checksum: String,
-    /// The names that took each tensor's place.
+    /// The names of the tensors that replaced each input tensor.
     pub(crate) names: Vec<(String, Vec<String>)>,
     pub(crate) tensor_bytes: u64,
-    /// True if experts that lie in one tensor were split.
+    /// True if tensors with all experts of a layer were split.
     #[serde(default)]
     pub(crate) experts_split: bool,
     pub(crate) tensors: Vec<Value>,
@@ -31,12 +31,12 @@ pub(crate) struct Note {
     pub(crate) hf_quant_config: Option<Map<String, Value>>,
 }
 
-/// The text before and after a note's own checksum.
+/// The text before and after the note's own checksum.
 const SEAL: (&str, &str) = (r#"{"note_checksum":""#, r#"","#);
-/// The hexadecimal digits of a checksum.
+/// The number of hexadecimal digits in a checksum.
 const DIGITS: usize = 32;
 
-/// Puts the checksum of an object's text in front of its first member.
+/// Inserts the checksum of an object's text before its first member.
 fn seal(object: &[u8]) -> Vec<u8> {
     let members = object.strip_prefix(b"{").unwrap_or(object);
     let mut sealed = format!("{}{:032x}{}", SEAL.0, xxh3_128(members), SEAL.1).into_bytes();
@@ -44,7 +44,7 @@ fn seal(object: &[u8]) -> Vec<u8> {
     sealed
 }
 
-/// Returns whether an object's text is the one that was sealed.
+/// Returns whether the text of an object matches its checksum.
 fn is_sealed(text: &[u8]) -> bool {
     let digits = text.strip_prefix(SEAL.0.as_bytes()).and_then(|rest| rest.split_at_checked(DIGITS));
     let members = digits.and_then(|(digits, rest)| Some((digits, rest.strip_prefix(SEAL.1.as_bytes())?)));
@@ -56,10 +56,10 @@ impl Note {
         shard.with_file_name(with_suffix(shard.file_name().unwrap_or_default(), ".note.json", 0))
     }
 
-    /// Reads the note of a shard. `None` if there is none, if it was changed, or if another version wrote it.
+    /// Reads the note of a shard. Returns `None` if it is missing, damaged or from another version.
     ///
     /// # Errors
-    /// [`Error::Io`] if there is one and this user may not read it.
+    /// [`Error::Io`] if the user may not read the note.
     pub(crate) fn read(shard: &Path) -> Result<Option<Self>> {
         match json::read(&Self::path(shard)) {
             Ok(bytes) if is_sealed(&bytes) => Ok(serde_json::from_slice(&bytes).ok()),
@@ -71,19 +71,19 @@ impl Note {
         }
     }
 
-    /// Returns whether a file can be the shard that the note describes, without reading it.
+    /// Returns whether a file may be the shard of this note, by its size.
     pub(crate) fn may_fit(&self, shard: &Path) -> bool {
         let length = fs::metadata(shard).ok().filter(|file| file.is_file()).map(|file| file.len());
         length == Some(self.bytes) && self.tensor_bytes <= self.bytes
     }
 
-    /// Returns whether a file is the shard that the note describes, and can hold as many tensors as it says.
+    /// Returns whether a file is the shard of this note, by its size and checksum.
     pub(crate) fn fits(&self, shard: &Path) -> bool {
         self.may_fit(shard) && checksum(shard).is_ok_and(|(_, checksum)| checksum == self.checksum)
     }
 
-    /// Puts the note beside a shard. It is written in another directory of the same file system, and appears
-    /// when it is complete.
+    /// Writes the note next to the shard. It is written in `making`, a directory on the same file
+    /// system, and renamed when it is complete.
     pub(crate) fn write(&self, shard: &Path, making: &Path) -> Result<()> {
         let (path, unfinished) = (Self::path(shard), making.join("note"));
         let write = || {
@@ -97,11 +97,12 @@ impl Note {
     }
 }
 
-/// A file's length and checksum.
+/// The length and the checksum of a file.
 pub(crate) fn checksum(path: &Path) -> std::io::Result<(u64, String)> {
     let file = File::open(path)?;
-    // SAFETY: the map is private and read-only and only read as bytes. Nobody changes a finished shard: it is
-    // renamed into its place, and whoever makes it again makes another file.
+    // SAFETY: the map covers the whole file, is read-only, and lives until this function returns.
+    // Its bytes are only read as `u8`. No process changes a finished shard: it is renamed into
+    // place, and a run that makes it again writes a new file.
     let map = unsafe { Mmap::map(&file) }?;
     Ok((map.len() as u64, format!("{:032x}", xxh3_128(&map))))
 }

@@ -5,7 +5,7 @@ use std::str::FromStr;
 /// One of several parts of a checkpoint: `2/8` is the second of eight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Part {
-    /// Counted from 1.
+    /// The index, counted from 1.
     pub index: usize,
     /// The number of parts.
     pub of: usize,

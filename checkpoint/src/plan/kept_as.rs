@@ -6,7 +6,7 @@ use crate::checkpoint_format::CheckpointFormat;
 use crate::error::recipe::RecipeError;
 use crate::error::{Error, Result};
 use crate::gguf::q8_0;
-use crate::names::kept::Kept;
+use crate::names::role::Role;
 use crate::read::tensor::{Q8_0, Tensor};
 use crate::reason::Reason;
 
@@ -44,7 +44,7 @@ impl KeptAs {
     /// The reason not to quantize a tensor to four bits, with what becomes of it instead.
     pub(crate) fn applied(self, tensor: &Tensor<'_>, reason: Reason) -> Reason {
         let may = match reason {
-            Reason::Kept(kept) => matches!(kept, Kept::Embedding | Kept::OutputHead),
+            Reason::Role(role) => matches!(role, Role::Embedding | Role::OutputHead),
             Reason::KeptByRule(_)
             | Reason::FirstLayers(_)
             | Reason::LastLayers(_)
@@ -54,7 +54,7 @@ impl KeptAs {
         };
         let takes = tensor.values_dtype().is_some()
             && tensor.dtype != Q8_0
-            && q8_0::is_taken(tensor.name, tensor.shape);
+            && q8_0::accepts(tensor.name, tensor.shape);
         if self == Self::Q8_0 && may && takes { Reason::InQ8_0(reason.into()) } else { reason }
     }
 }

@@ -1,9 +1,11 @@
-//! Recipes for a checkpoint: which tensors are quantized, and how. They consist of settings for all tensors,
-//! patterns, and rules for some. docs/recipes.md describes them for users.
+//! Recipes for a checkpoint: which tensors to quantize, and how.
 //!
-//! From the weakest to the strongest, a tensor is decided by: names and shapes ([`Selection`]), patterns to
-//! include, the first and last layers that are kept, the rules in their order, patterns to exclude. Among
-//! rules that set the same key the last one wins.
+//! A recipe has settings for all tensors, patterns, and rules for some tensors. docs/recipes.md
+//! describes recipes for users.
+//!
+//! From the weakest to the strongest, these decide about a tensor: names and shapes
+//! ([`Selection`]), `include` patterns, the first and last layers to keep, the rules in their
+//! order, `exclude` patterns. If several rules set a key, the last one wins.
 
 mod file;
 pub(crate) mod presets;
@@ -23,35 +25,36 @@ use crate::plan::tensor_recipe::TensorRecipe;
 use crate::read::checkpoint::Checkpoint;
 use crate::reason::Reason;
 
-/// The selection of the tensors that are quantized, and their settings.
+/// Which tensors to quantize, and their settings.
 ///
-/// The default is that of [`Settings`] and [`Selection`]; [`Recipes::named`] has those of files and presets.
+/// The default has the defaults of [`Settings`] and [`Selection`]. [`Recipes::named`] loads files
+/// and presets.
 #[derive(Clone, Debug, Default)]
 pub struct Recipes {
     settings: Settings,
-    /// The checkpoint format to write, if the recipe says so.
+    /// The checkpoint format to write, if the recipe has one.
     pub out_convention: Option<CheckpointFormat>,
-    /// How tensors are stored that stay out of four bits.
+    /// How tensors that are not quantized to four bits are stored.
     pub kept: KeptAs,
     selection: Selection,
     keep_first_layers: usize,
     keep_last_layers: usize,
     rules: Vec<Rule>,
-    /// True if it comes with the library.
+    /// True for a preset.
     preset: bool,
-    /// The name of the file in errors; `None` if there is none.
+    /// The name of the file in errors; `None` if there is no file.
     source: Option<String>,
-    /// The lines of the settings in the file, but for those of the command line.
+    /// The lines of the settings in the file, without the settings from the command line.
     lines: Lines,
 }
 
 impl Recipes {
-    /// One recipe for all tensors that are selected.
+    /// The same settings for all selected tensors.
     pub fn new(settings: Settings, selection: Selection) -> Self {
         Self { settings, selection, ..Self::default() }
     }
 
-    /// Puts settings over those for all tensors. Rules for some stay.
+    /// Overrides the settings for all tensors. Rules for some tensors stay.
     pub fn set(&mut self, settings: Settings) {
         for key in settings.given() {
             self.lines.remove(key);
@@ -59,34 +62,34 @@ impl Recipes {
         self.settings = settings.or(self.settings);
     }
 
-    /// Adds patterns to those of tensors to include and to exclude.
+    /// Adds patterns of tensors to include and to exclude.
     ///
     /// # Errors
-    /// [`RecipeError::Glob`](crate::RecipeError::Glob).
+    /// [`RecipeError::Glob`](crate::RecipeError::Glob) if a pattern is invalid.
     pub fn select(&mut self, include: &[String], exclude: &[String]) -> Result<()> {
         self.selection.add(include, exclude)
     }
 
-    /// Makes sure that the settings for all tensors go together.
+    /// Checks that the settings for all tensors are consistent.
     ///
     /// # Errors
-    /// [`RecipeError::Settings`](crate::RecipeError::Settings) if those of the command line do not,
-    /// [`RecipeError::File`](crate::RecipeError::File) if those of a file do not.
+    /// [`RecipeError::Settings`](crate::RecipeError::Settings) if settings of the command line
+    /// conflict, [`RecipeError::File`](crate::RecipeError::File) if settings of a file do.
     pub fn check_settings(&self) -> Result<()> {
         self.recipe(self.settings, &[]).map(|_| ())
     }
 
-    /// Makes sure that the settings for all tensors go together, and with a checkpoint format.
+    /// Checks that the settings for all tensors are consistent and fit a checkpoint format.
     ///
     /// # Errors
-    /// [`RecipeError::Settings`](crate::RecipeError::Settings) if those of the command line do not,
-    /// [`RecipeError::File`](crate::RecipeError::File) if those of a file do not.
+    /// [`RecipeError::Settings`](crate::RecipeError::Settings) if settings of the command line
+    /// conflict, [`RecipeError::File`](crate::RecipeError::File) if settings of a file do.
     pub fn check(&self, convention: CheckpointFormat) -> Result<()> {
         self.kept.check(convention)?;
         self.tensor_recipe(self.settings, &[], convention).map(|_| ())
     }
 
-    /// Likely mistakes: patterns that match no tensor of a checkpoint, and layers to keep where none has a
+    /// Probable mistakes: patterns that match no tensor, and layers to keep although no layer has a
     /// number.
     pub fn unmatched(&self, checkpoint: &Checkpoint) -> Vec<String> {
         let names: Vec<_> = checkpoint.tensors().map(|tensor| tensor.name).collect();
@@ -98,7 +101,7 @@ impl Recipes {
             .collect();
         for rule in &self.rules {
             let source = self.source.as_deref().unwrap_or_default();
-            // A recipe that comes with the library has patterns for what other checkpoints call so.
+            // Presets have patterns for the names of other checkpoints too.
             if self.preset && names.iter().any(|name| rule.matches(name)) {
                 continue;
             }
@@ -114,14 +117,12 @@ impl Recipes {
         }
         let keeps = self.keep_first_layers + self.keep_last_layers > 0;
         if keeps && Layers::of(names.into_iter()).is_empty() {
-            unmatched
-                .push("no tensor is of a layer with a number, so that no first or last one is kept".into());
+            unmatched.push("no tensor is of a layer with a number, so no first or last layer is kept".into());
         }
         unmatched
     }
 
-    /// The rules that change nothing, because all tensors that they match are copied anyway, given what is
-    /// quantized.
+    /// The rules without effect: every tensor that they match is copied anyway.
     pub(crate) fn idle(&self, quantized: &[&str], copied: &[&str]) -> Vec<String> {
         let source = self.source.as_deref().unwrap_or_default();
         let rules = self.rules.iter().filter(|rule| rule.keep != Some(true));
@@ -178,7 +179,7 @@ impl Recipes {
         })
     }
 
-    /// The recipe that settings make, given the rules that they come from.
+    /// Makes the recipe from settings that come from `rules`.
     fn recipe(&self, settings: Settings, rules: &[&Rule]) -> Result<(Recipe, bool)> {
         settings.recipe().map_err(|misfit| match self.place_of(misfit.key, rules) {
             Some(place) => Error::Recipe(RecipeError::File { place, why: misfit.of_key() }),
@@ -186,8 +187,8 @@ impl Recipes {
         })
     }
 
-    /// The place that gives a key its value: the last rule that has it, or the top of the file. `None` if
-    /// that is the command line.
+    /// Where the value of a key comes from: the last rule that sets it, or the top of the file.
+    /// `None` if it comes from the command line.
     fn place_of(&self, key: &str, rules: &[&Rule]) -> Option<String> {
         let line = rules.iter().rev().find_map(|rule| rule.lines.get(key)).or_else(|| self.lines.get(key))?;
         Some(format!("{}:{line}", self.source.as_deref()?))

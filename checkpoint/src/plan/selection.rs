@@ -81,8 +81,8 @@ impl Selection {
         }
         let included =
             rule == Override::Quantize || self.include.iter().any(|pattern| pattern.is_match(tensor.name));
-        if !included && let Some(kept) = naming.kept(tensor.name, tensor.shape) {
-            return Some(Reason::Kept(kept));
+        if !included && let Some(role) = naming.unquantized_role(tensor.name, tensor.shape) {
+            return Some(Reason::Role(role));
         }
         if tensor.shape.len() < 2 {
             return Some(Reason::Dimensions(tensor.shape.len()));

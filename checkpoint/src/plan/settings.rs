@@ -1,4 +1,4 @@
-//! Settings for quantizing, key by key, as files and command lines give them; and the recipe made of them.
+//! Settings for quantizing, as files and command lines give them, and the recipe made from them.
 
 use std::fmt;
 
@@ -8,54 +8,56 @@ use microscale::{Convention, Format, Global, GlobalScale, NonFinite, Recipe, Sch
 use crate::error::Error;
 use crate::error::plan::PlanError;
 
-/// Settings of a recipe. What is left open has its default, or what is said elsewhere: [`Settings::or`].
+/// Settings of a recipe. Missing ones have defaults, or come from other settings: [`Settings::or`].
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Settings {
     /// The format; MXFP4 by default.
     pub format: Option<Format>,
-    /// The library whose arithmetic is followed; by default the format's [`Convention::default_for`].
+    /// The library whose arithmetic to follow, by default [`Convention::default_for`] of the
+    /// format.
     pub convention: Option<Convention>,
-    /// The rule by which block scales follow from the largest magnitude, instead of the convention's. For
-    /// MXFP4 and MXFP8.
+    /// The rule that computes block scales from the largest magnitude, instead of the convention's.
+    /// For MXFP4 and MXFP8.
     pub scale_rule: Option<ScaleRule>,
-    /// The rounding of values halfway between two codes, instead of the convention's. For MXFP4.
+    /// How values halfway between two codes are rounded, instead of the convention's rule. For
+    /// MXFP4.
     pub ties: Option<Ties>,
     /// The source of NVFP4's global scales.
     pub global_scale: Option<GlobalSetting>,
-    /// The choice of block scales.
+    /// How block scales are chosen.
     pub search: Option<Search>,
     /// True if NVFP4's global scales are searched too.
     pub search_global: Option<bool>,
-    /// The treatment of NaN and infinities.
+    /// How NaN and infinities are treated.
     pub non_finite: Option<NonFinite>,
 }
 
-/// The source of NVFP4's global scales, in words.
+/// The source of NVFP4's global scales.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum GlobalSetting {
-    /// Computed from each tensor's amax, or that of the layers that engines fuse it with.
+    /// Computed from the amax of each tensor, or of the layers that engines fuse it with.
     FromAmax,
-    /// A number for all tensors, in the convention's direction.
+    /// The same number for all tensors, in the convention's direction.
     Value(f32),
-    /// Nowhere: block scales stand alone.
+    /// No global scale.
     Absent,
 }
 
-/// A setting that does not go with the others.
+/// A setting that conflicts with the others.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Misfit {
-    /// The setting's name in a file.
+    /// The key of the setting in a recipe file.
     pub(crate) key: &'static str,
-    /// The reason against it.
+    /// The reason.
     pub(crate) why: Why,
 }
 
-/// A reason against a setting.
+/// Why a setting conflicts with the others.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Why {
     /// The end of a sentence that begins with the setting's name.
     Is(String),
-    /// A sentence.
+    /// A whole sentence.
     Whole(String),
 }
 
@@ -64,7 +66,7 @@ impl Misfit {
         Self { key, why: Why::Whole(error.to_string()) }
     }
 
-    /// The misfit in the words of the command line, as an option.
+    /// The message for a setting from the command line.
     pub(crate) fn of_option(&self) -> String {
         match &self.why {
             Why::Is(rest) => format!("--{} {rest}", self.key.replace('_', "-")),
@@ -72,7 +74,7 @@ impl Misfit {
         }
     }
 
-    /// The misfit in the words of a file, as a key.
+    /// The message for a setting from a file.
     pub(crate) fn of_key(&self) -> String {
         match &self.why {
             Why::Is(rest) => format!("{} {rest}", self.key),
@@ -82,8 +84,8 @@ impl Misfit {
 }
 
 impl Settings {
-    /// The names of the settings in files, in the order of the fields: **the keys that docs/recipes.md
-    /// lists**.
+    /// The keys of the settings in files, in the order of the fields: **docs/recipes.md lists
+    /// them**.
     pub const KEYS: [&'static str; 8] = [
         "format",
         "convention",
@@ -95,26 +97,26 @@ impl Settings {
         "non_finite",
     ];
 
-    /// Returns these settings, with `those` for everything that these leave open.
+    /// Returns these settings, with missing ones from `defaults`.
     ///
-    /// `scale_rule`, `ties`, `global_scale` and `search_global` are about one format: they are not taken over
-    /// for another.
-    pub fn or(self, those: Self) -> Self {
-        let format = self.format.or(those.format);
-        let same = format.unwrap_or_default() == those.format.unwrap_or_default();
+    /// `scale_rule`, `ties`, `global_scale` and `search_global` belong to one format. They are not
+    /// taken from settings for another format.
+    pub fn or(self, defaults: Self) -> Self {
+        let format = self.format.or(defaults.format);
+        let same = format.unwrap_or_default() == defaults.format.unwrap_or_default();
         Self {
             format,
-            convention: self.convention.or(those.convention),
-            scale_rule: self.scale_rule.or(those.scale_rule.filter(|_| same)),
-            ties: self.ties.or(those.ties.filter(|_| same)),
-            global_scale: self.global_scale.or(those.global_scale.filter(|_| same)),
-            search: self.search.or(those.search),
-            search_global: self.search_global.or(those.search_global.filter(|_| same)),
-            non_finite: self.non_finite.or(those.non_finite),
+            convention: self.convention.or(defaults.convention),
+            scale_rule: self.scale_rule.or(defaults.scale_rule.filter(|_| same)),
+            ties: self.ties.or(defaults.ties.filter(|_| same)),
+            global_scale: self.global_scale.or(defaults.global_scale.filter(|_| same)),
+            search: self.search.or(defaults.search),
+            search_global: self.search_global.or(defaults.search_global.filter(|_| same)),
+            non_finite: self.non_finite.or(defaults.non_finite),
         }
     }
 
-    /// The keys that are given.
+    /// The keys that are set.
     pub(crate) fn given(&self) -> impl Iterator<Item = &'static str> {
         let given = [
             self.format.is_some(),
@@ -129,7 +131,7 @@ impl Settings {
         Self::KEYS.into_iter().zip(given).filter(|(_, given)| *given).map(|(key, _)| key)
     }
 
-    /// The recipe, and whether global scales are searched too.
+    /// The recipe, and whether to search global scales too.
     pub(crate) fn recipe(&self) -> Result<(Recipe, bool), Misfit> {
         let format = self.format.unwrap_or_default();
         let convention = self.convention.unwrap_or(Convention::default_for(format));
@@ -163,8 +165,8 @@ fn set_scale_rule(scheme: &mut Scheme, rule: ScaleRule) -> Result<(), Misfit> {
             return Ok(());
         }
         None if format == Format::Nvfp4 => {
-            "is about scales that are powers of two, which nvfp4 does not have; its block scales follow from the \
-             convention alone"
+            "is about scales that are powers of two, which nvfp4 does not have; its block scales follow only \
+             from the convention"
                 .into()
         }
         None => format!("is not for {format}, which has one rule"),
@@ -200,7 +202,8 @@ fn global(global_scale: GlobalSetting, scheme: &Scheme) -> Result<Global, Misfit
     })
 }
 
-/// Makes sure that a recipe leaves a global scale to search, where one may be given in a file.
+/// Checks that a recipe leaves a global scale to search. `in_file` is true if a file gives global
+/// scales.
 pub(crate) fn check_search_global(recipe: &Recipe, in_file: bool) -> Result<(), Error> {
     let why = match recipe.scheme {
         Scheme::Nvfp4(_, Global::FromAmax) if !in_file => match recipe.search {
@@ -219,7 +222,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_left_open_is_taken_from_elsewhere() {
+    fn missing_settings_are_taken_from_the_defaults() {
         let below = Settings {
             format: Some(Format::Mxfp4),
             convention: Some(Convention::CompressedTensors),
@@ -230,12 +233,12 @@ mod tests {
         let rule = Settings { scale_rule: Some(ScaleRule::Ceil), ..Settings::default() };
         assert_eq!(rule.or(below), Settings { scale_rule: Some(ScaleRule::Ceil), ..below });
         assert_eq!(below.or(rule), rule.or(below));
-        // Another format leaves behind what is about one.
+        // Another format drops the settings that belong to one format.
         let nvfp4 = Settings { format: Some(Format::Nvfp4), ..Settings::default() };
         let both = nvfp4.or(below);
         assert_eq!((both.ties, both.convention, both.search), (None, below.convention, below.search));
         assert!(both.recipe().is_ok());
-        // MXFP4 is what no format means.
+        // MXFP4 is the default format.
         assert_eq!(nvfp4.or(Settings { format: None, ..below }).ties, None);
         assert_eq!(below.or(Settings { format: None, ..below }).ties, Some(Ties::Away));
         let given: Vec<_> = below.given().collect();

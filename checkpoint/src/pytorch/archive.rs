@@ -1,4 +1,4 @@
-//! A zip archive that `torch.save` has written: which entries it has, and where their bytes are.
+//! A zip archive from `torch.save`: its entries, and the ranges of their bytes.
 
 use std::collections::HashMap;
 use std::io::Cursor;
@@ -9,7 +9,7 @@ use zip::{CompressionMethod, ZipArchive};
 use super::Parsed;
 use crate::limits::check_tensors;
 
-/// The beginning of a zip archive.
+/// The first bytes of a zip archive.
 pub(crate) const MAGIC: &[u8] = b"PK\x03\x04";
 
 const PICKLE: &str = "data.pkl";
@@ -17,7 +17,7 @@ const PICKLE: &str = "data.pkl";
 /// The entries of an archive.
 pub(super) struct Archive<'a> {
     bytes: &'a [u8],
-    /// The ranges of the entries' bytes, by their names within the folder that holds all of them.
+    /// The ranges of the entries' bytes, by name without the archive's top-level folder.
     entries: HashMap<String, Range<usize>>,
 }
 
@@ -74,7 +74,7 @@ impl<'a> Archive<'a> {
         self.entry(PICKLE).unwrap_or_default()
     }
 
-    /// The place of a storage's bytes in the file.
+    /// The range of a storage's bytes in the file.
     pub(super) fn storage(&self, key: &str) -> Parsed<Range<usize>> {
         let found = self.entries.get(&format!("data/{key}")).cloned();
         found.ok_or_else(|| format!("its storage, data/{key}, is missing"))

@@ -1,7 +1,8 @@
-//! The instructions of a pickle that are followed: those by which `torch.save` puts tensors into dictionaries.
+//! An interpreter of the pickle instructions that `torch.save` writes for dictionaries of tensors.
 //!
-//! Each takes a byte at least and makes one value at most. Values hold the numbers of others and are never copied, so memory is in
-//! proportion to the pickle, and a dictionary that holds itself does no harm.
+//! An instruction takes at least one byte and makes at most one value. Values refer to others by
+//! number and are never copied. So memory is proportional to the pickle, and a dictionary that
+//! contains itself does no harm.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -9,25 +10,25 @@ use std::ops::Range;
 use safetensors::Dtype;
 
 use super::Parsed;
-use super::value::{Global, Id, Storage, Strided, Value};
+use super::value::{Global, Id, PickleValue, Storage, Strided};
 use crate::limits::{PICKLE_BYTES, PICKLE_VALUES, check_dimensions, check_name};
 
-/// The state of following a pickle.
+/// The state of the interpreter.
 pub(super) struct Pickle<'a> {
     rest: &'a [u8],
-    /// Bytes of all of it.
+    /// The length of the pickle in bytes.
     length: usize,
-    values: Vec<Value<'a>>,
-    /// The parts of all tuples.
+    values: Vec<PickleValue<'a>>,
+    /// The items of all tuples.
     parts: Vec<Id>,
     stack: Vec<Id>,
-    /// Heights of the stack that were marked.
+    /// The stack heights of the open marks.
     marks: Vec<usize>,
     memo: HashMap<u32, Id>,
 }
 
 impl<'a> Pickle<'a> {
-    /// Follows a pickle to its end, and returns the number of the value that it makes.
+    /// Interprets a pickle to its end. Returns the number of the resulting value.
     pub(super) fn read(bytes: &'a [u8]) -> Parsed<(Self, Id)> {
         if bytes.len() as u64 > PICKLE_BYTES {
             return Err(format!(
@@ -51,19 +52,19 @@ impl<'a> Pickle<'a> {
                 let value = pickle.pop()?;
                 return Ok((pickle, value));
             }
-            pickle.follow(instruction).map_err(|why| match why.starts_with("its pickle uses") {
+            pickle.interpret(instruction).map_err(|why| match why.starts_with("its pickle uses") {
                 true => why,
                 false => format!("at byte {at} of its pickle: {why}"),
             })?;
         }
     }
 
-    /// A value.
-    pub(super) fn value(&self, id: Id) -> &Value<'a> {
-        self.values.get(id as usize).unwrap_or(&Value::None)
+    /// The value with a number.
+    pub(super) fn value(&self, id: Id) -> &PickleValue<'a> {
+        self.values.get(id as usize).unwrap_or(&PickleValue::None)
     }
 
-    fn follow(&mut self, instruction: u8) -> Parsed<()> {
+    fn interpret(&mut self, instruction: u8) -> Parsed<()> {
         match instruction {
             // The protocol, and the length of a frame.
             0x80 => self.take::<1>().map(drop),
@@ -74,18 +75,22 @@ impl<'a> Pickle<'a> {
             }
             b'0' => self.pop().map(drop),
             // The memo.
-            b'q' => self.take::<1>().and_then(|[key]| self.keep(key.into())),
-            b'r' => self.take().and_then(|key| self.keep(u32::from_le_bytes(key))),
-            0x94 => self.keep(self.memo.len() as u32),
+            b'q' => self.take::<1>().and_then(|[key]| self.memoize(key.into())),
+            b'r' => self.take().and_then(|key| self.memoize(u32::from_le_bytes(key))),
+            0x94 => self.memoize(self.memo.len() as u32),
             b'h' => self.take::<1>().and_then(|[key]| self.recall(key.into())),
             b'j' => self.take().and_then(|key| self.recall(u32::from_le_bytes(key))),
             // Constants.
-            b'N' => self.push(Value::None),
-            0x88 | 0x89 => self.push(Value::Bool),
-            b'G' => self.take::<8>().and_then(|_| self.push(Value::Float)),
-            b'K' => self.take::<1>().and_then(|[byte]| self.push(Value::Int(byte.into()))),
-            b'M' => self.take().and_then(|bytes| self.push(Value::Int(u16::from_le_bytes(bytes).into()))),
-            b'J' => self.take().and_then(|bytes| self.push(Value::Int(i32::from_le_bytes(bytes).into()))),
+            b'N' => self.push(PickleValue::None),
+            0x88 | 0x89 => self.push(PickleValue::Bool),
+            b'G' => self.take::<8>().and_then(|_| self.push(PickleValue::Float)),
+            b'K' => self.take::<1>().and_then(|[byte]| self.push(PickleValue::Int(byte.into()))),
+            b'M' => {
+                self.take().and_then(|bytes| self.push(PickleValue::Int(u16::from_le_bytes(bytes).into())))
+            }
+            b'J' => {
+                self.take().and_then(|bytes| self.push(PickleValue::Int(i32::from_le_bytes(bytes).into())))
+            }
             0x8a => self.long(),
             b'X' | b'T' => self.take().and_then(|length| self.text(u32::from_le_bytes(length).into())),
             0x8c | b'U' => self.take::<1>().and_then(|[length]| self.text(length.into())),
@@ -94,30 +99,32 @@ impl<'a> Pickle<'a> {
             b')' => self.tuple(&[]),
             b't' => self.marked().and_then(|parts| self.tuple(&parts)),
             0x85..=0x87 => self.last((instruction - 0x84).into()).and_then(|parts| self.tuple(&parts)),
-            b']' => self.push(Value::List),
-            b'}' => self.push(Value::Dict(Vec::new())),
-            // Lists hold no tensors that have names.
+            b']' => self.push(PickleValue::List),
+            b'}' => self.push(PickleValue::Dict(Vec::new())),
+            // List items are dropped: tensors in lists have no names.
             b'a' => self.pop().and_then(|_| self.top()).map(drop),
             b'e' => self.marked().and_then(|_| self.top()).map(drop),
             b's' => self.last(2).and_then(|pair| self.put(&pair)),
             b'u' => self.marked().and_then(|pairs| self.put(&pairs)),
-            // What is called, and with what.
+            // Functions and their calls.
             b'c' => {
                 let (module, name) = (self.line()?, self.line()?);
-                self.push(Value::Global(Global::named(module, name)?))
+                self.push(PickleValue::Global(Global::named(module, name)?))
             }
             0x93 => {
                 let [module, name] = self.last(2)?[..] else { return Err(OTHER.into()) };
-                let (Value::Text(module), Value::Text(name)) = (self.value(module), self.value(name)) else {
-                    return Err("the name of something is no text".into());
+                let (PickleValue::Text(module), PickleValue::Text(name)) =
+                    (self.value(module), self.value(name))
+                else {
+                    return Err("a name is not a text".into());
                 };
                 let global = Global::named(module, name)?;
-                self.push(Value::Global(global))
+                self.push(PickleValue::Global(global))
             }
             b'Q' => self.storage(),
             b'R' => self.call(),
             b'b' => self.state(),
-            other => Err(format!("the instruction {other:#04x} is none that torch.save needs for tensors")),
+            other => Err(format!("the instruction {other:#04x} is not one that torch.save uses for tensors")),
         }
     }
 
@@ -140,10 +147,10 @@ impl<'a> Pickle<'a> {
         let (text, rest) = split.ok_or(ENDS)?;
         self.rest = rest;
         let text = str::from_utf8(text).map_err(|error| error.to_string())?;
-        self.push(Value::Text(text))
+        self.push(PickleValue::Text(text))
     }
 
-    /// An integer of up to eight bytes.
+    /// Reads an integer of up to eight bytes.
     fn long(&mut self) -> Parsed<()> {
         let [length] = self.take()?;
         let (bytes, rest) = self.rest.split_at_checked(length.into()).ok_or(ENDS)?;
@@ -151,10 +158,10 @@ impl<'a> Pickle<'a> {
         let sign = if bytes.last().is_some_and(|byte| byte & 0x80 != 0) { 0xFF } else { 0 };
         let mut all = [sign; 8];
         all.get_mut(..bytes.len()).ok_or("an integer has more than 64 bits")?.copy_from_slice(bytes);
-        self.push(Value::Int(i64::from_le_bytes(all)))
+        self.push(PickleValue::Int(i64::from_le_bytes(all)))
     }
 
-    fn push(&mut self, value: Value<'a>) -> Parsed<()> {
+    fn push(&mut self, value: PickleValue<'a>) -> Parsed<()> {
         let id = Id::try_from(self.values.len()).map_err(|_| "it makes too many values")?;
         self.values.push(value);
         self.stack.push(id);
@@ -167,10 +174,10 @@ impl<'a> Pickle<'a> {
         let [start, end] = [start, self.parts.len()].map(Id::try_from);
         let (start, end) =
             start.and_then(|start| Ok((start, end?))).map_err(|_| "it makes too many values")?;
-        self.push(Value::Tuple(start..end))
+        self.push(PickleValue::Tuple(start..end))
     }
 
-    /// Makes sure that there are no more values, entries of the memo and open marks than are allowed.
+    /// Checks the number of values, memo entries and open marks against the limit.
     fn check_values(&self) -> Parsed<()> {
         match self.values.len() + self.memo.len() + self.marks.len() <= PICKLE_VALUES {
             true => Ok(()),
@@ -178,7 +185,7 @@ impl<'a> Pickle<'a> {
         }
     }
 
-    /// The place above which the stack may be taken from.
+    /// The stack height at the innermost mark, below which nothing may be popped.
     fn floor(&self) -> usize {
         self.marks.last().copied().unwrap_or(0)
     }
@@ -202,7 +209,7 @@ impl<'a> Pickle<'a> {
         above.copied().ok_or_else(|| EMPTY.into())
     }
 
-    fn keep(&mut self, key: u32) -> Parsed<()> {
+    fn memoize(&mut self, key: u32) -> Parsed<()> {
         let top = self.top()?;
         self.memo.insert(key, top);
         self.check_values()
@@ -219,35 +226,40 @@ impl<'a> Pickle<'a> {
         let top = self.top()?;
         let (pairs, []) = pairs.as_chunks::<2>() else { return Err("a key has no value".into()) };
         match self.values.get_mut(top as usize) {
-            Some(Value::Dict(entries)) => entries.extend(pairs.iter().map(|[key, value]| (*key, *value))),
-            _ => return Err("something is put into what is no dictionary".into()),
+            Some(PickleValue::Dict(entries)) => {
+                entries.extend(pairs.iter().map(|[key, value]| (*key, *value)))
+            }
+            _ => return Err("something is put into a value that is not a dictionary".into()),
         }
         Ok(())
     }
 
-    /// Takes the state of an object, of which only dictionaries may have one: `_metadata`, which has no tensors.
+    /// Pops the state of an object. Only dictionaries may have one: `_metadata`, which holds no
+    /// tensors.
     fn state(&mut self) -> Parsed<()> {
         self.pop()?;
         match self.value(self.top()?) {
-            Value::Dict(_) => Ok(()),
-            _ => Err("something else than a dictionary has attributes".into()),
+            PickleValue::Dict(_) => Ok(()),
+            _ => Err("an object with attributes is not a dictionary".into()),
         }
     }
 
     fn parts(&self, id: Id) -> Parsed<&[Id]> {
         match self.value(id) {
-            Value::Tuple(Range { start, end }) => {
+            PickleValue::Tuple(Range { start, end }) => {
                 Ok(self.parts.get(*start as usize..*end as usize).unwrap_or_default())
             }
             _ => Err(OTHER.into()),
         }
     }
 
-    /// A size.
+    /// A nonnegative integer.
     pub(super) fn size(&self, id: Id) -> Parsed<usize> {
         match self.value(id) {
-            Value::Int(number) => usize::try_from(*number).map_err(|_| format!("it has the size {number}")),
-            _ => Err("one of its sizes is no integer".into()),
+            PickleValue::Int(number) => {
+                usize::try_from(*number).map_err(|_| format!("it has the size {number}"))
+            }
+            _ => Err("one of its sizes is not an integer".into()),
         }
     }
 
@@ -258,28 +270,33 @@ impl<'a> Pickle<'a> {
         sizes.iter().map(|size| self.size(*size)).collect()
     }
 
-    /// A storage, by what `torch.save` says of it: the word, its class, its key, its device, its elements.
+    /// Pushes the storage that `torch.save` describes by a tuple: tag, class, key, device, element
+    /// count.
     fn storage(&mut self) -> Parsed<()> {
         let id = self.pop()?;
         let [word, class, key, _, _] = *self.parts(id)? else { return Err(OTHER.into()) };
         match (self.value(word), self.value(class), self.value(key)) {
-            (Value::Text("storage"), Value::Global(Global::Storage(dtype)), Value::Text(key)) => {
+            (
+                PickleValue::Text("storage"),
+                PickleValue::Global(Global::Storage(dtype)),
+                PickleValue::Text(key),
+            ) => {
                 check_name(key)?;
                 let storage = Storage { dtype: *dtype, key };
-                self.push(Value::Storage(storage))
+                self.push(PickleValue::Storage(storage))
             }
-            _ => Err("it refers to something that is no storage".into()),
+            _ => Err("it refers to something that is not a storage".into()),
         }
     }
 
     /// Calls a known function. A tensor's `requires_grad` and hooks do not change its values.
     fn call(&mut self) -> Parsed<()> {
         let [function, arguments] = self.last(2)?[..] else { return Err(OTHER.into()) };
-        let Value::Global(function) = *self.value(function) else {
-            return Err("it calls something that is no function".into());
+        let PickleValue::Global(function) = *self.value(function) else {
+            return Err("it calls something that is not a function".into());
         };
         let value = match (function, self.parts(arguments)?) {
-            (Global::OrderedDict, []) => Value::Dict(Vec::new()),
+            (Global::OrderedDict, []) => PickleValue::Dict(Vec::new()),
             (Global::Size, [sizes]) => {
                 let sizes = *sizes;
                 self.parts(sizes)?;
@@ -287,8 +304,8 @@ impl<'a> Pickle<'a> {
                 return Ok(());
             }
             (Global::Parameter, [tensor, _requires_grad, _hooks]) => {
-                let Value::Tensor(_) = self.value(*tensor) else {
-                    return Err("a parameter is of something else than a tensor".into());
+                let PickleValue::Tensor(_) = self.value(*tensor) else {
+                    return Err("a parameter is made of something other than a tensor".into());
                 };
                 let tensor = *tensor;
                 self.stack.push(tensor);
@@ -297,8 +314,8 @@ impl<'a> Pickle<'a> {
             (Global::Tensor, [storage, offset, shape, strides, _requires_grad, _hooks, metadata @ ..])
                 if metadata.len() <= 1 =>
             {
-                let Value::Storage(Storage { dtype: Some(dtype), key }) = *self.value(*storage) else {
-                    return Err("a tensor is of something else than a storage with a dtype".into());
+                let PickleValue::Storage(Storage { dtype: Some(dtype), key }) = *self.value(*storage) else {
+                    return Err("a tensor is made of something other than a storage with a dtype".into());
                 };
                 tensor(dtype, key, [*offset, *shape, *strides], metadata.first())
             }
@@ -306,10 +323,10 @@ impl<'a> Pickle<'a> {
                 Global::TensorOfBytes,
                 [storage, offset, shape, strides, _requires_grad, _hooks, dtype, metadata @ ..],
             ) if metadata.len() <= 1 => {
-                let (Value::Storage(Storage { key, .. }), Value::Global(Global::Dtype(dtype))) =
+                let (PickleValue::Storage(Storage { key, .. }), PickleValue::Global(Global::Dtype(dtype))) =
                     (self.value(*storage), self.value(*dtype))
                 else {
-                    return Err("a tensor is of something else than a storage and a dtype".into());
+                    return Err("a tensor is made of something other than a storage and a dtype".into());
                 };
                 tensor(*dtype, key, [*offset, *shape, *strides], metadata.first())
             }
@@ -326,10 +343,10 @@ fn tensor<'a>(
     key: &'a str,
     [offset, shape, strides]: [Id; 3],
     metadata: Option<&Id>,
-) -> Value<'a> {
-    Value::Tensor(Box::new(Strided { dtype, key, offset, shape, strides, metadata: metadata.copied() }))
+) -> PickleValue<'a> {
+    PickleValue::Tensor(Box::new(Strided { dtype, key, offset, shape, strides, metadata: metadata.copied() }))
 }
 
 const ENDS: &str = "it ends too early";
 const EMPTY: &str = "it takes more values than it has made";
-const OTHER: &str = "it has something else where torch.save has a tuple";
+const OTHER: &str = "it has no tuple where torch.save has one";

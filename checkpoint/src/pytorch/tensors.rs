@@ -1,4 +1,4 @@
-//! The tensors of a PyTorch file: the dictionary that holds them, and the bytes of each.
+//! The tensors of a PyTorch file: the dictionary that contains them, and the bytes of each.
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
@@ -8,7 +8,7 @@ use safetensors::Dtype;
 
 use super::archive::Archive;
 use super::pickle::Pickle;
-use super::value::{Id, Strided, Value};
+use super::value::{Id, PickleValue, Strided};
 use super::{Parsed, strided};
 use crate::error::file::FileError;
 use crate::error::{Error, Result};
@@ -19,21 +19,23 @@ pub(crate) struct TensorInfo {
     pub(crate) name: String,
     pub(crate) dtype: Dtype,
     pub(crate) shape: Vec<usize>,
-    pub(crate) place: Place,
+    pub(crate) data: TensorData,
 }
 
-/// The place of a tensor's bytes.
-pub(crate) enum Place {
-    /// In the file.
+/// Where the bytes of a tensor are.
+pub(crate) enum TensorData {
+    /// In the file, contiguous.
     Mapped(Range<usize>),
-    /// In the file, but not one after the other.
+    /// In the file, not contiguous.
     Strided(strided::Elements),
 }
 
-/// The tensors of a file's bytes, each checked to lie inside its storage, in the order of their data.
+/// Reads the tensors of a file's bytes, in the order of their data. Each one lies inside its
+/// storage.
 ///
 /// # Errors
-/// [`FileError::Pytorch`](crate::FileError::Pytorch), [`FileError::PytorchTensor`](crate::FileError::PytorchTensor).
+/// [`FileError::Pytorch`](crate::FileError::Pytorch) or
+/// [`FileError::PytorchTensor`](crate::FileError::PytorchTensor) if the file is invalid.
 pub(crate) fn read(file: &Path, bytes: &[u8]) -> Result<Vec<TensorInfo>> {
     let wrong = |why| Error::File(FileError::Pytorch { file: file.into(), why });
     let archive = Archive::open(bytes).map_err(wrong)?;
@@ -41,7 +43,7 @@ pub(crate) fn read(file: &Path, bytes: &[u8]) -> Result<Vec<TensorInfo>> {
     let named = dictionary(&pickle, top).map_err(wrong)?;
     check_tensors(named.len()).map_err(wrong)?;
     let (mut tensors, mut seen) = (Vec::with_capacity(named.len()), HashSet::new());
-    // Tensors may share storages. How much all of them have is bounded, and more closely so what must be copied.
+    // Tensors may share storages, so the total size is limited, and the size of copies even more.
     let (mut all, mut copied) = (0u64, 0u64);
     let [most, most_copied] = [SHARED, 1].map(|times| (bytes.len() as u64).saturating_mul(times));
     let (mut storages, mut sizes) = (HashMap::new(), 0);
@@ -67,29 +69,31 @@ pub(crate) fn read(file: &Path, bytes: &[u8]) -> Result<Vec<TensorInfo>> {
         if sizes > SIZES {
             return Err(wrong(format!("its tensors have more than the {SIZES} sizes allowed in all")));
         }
-        let (place, bytes) = place(&elements, storage).map_err(refuse)?;
+        let (data, bytes) = locate(&elements, storage).map_err(refuse)?;
         all += bytes;
-        copied += if matches!(place, Place::Strided(_)) { bytes } else { 0 };
+        copied += if matches!(data, TensorData::Strided(_)) { bytes } else { 0 };
         if all > most || copied > most_copied {
             return Err(refuse(
                 "tensors that share storages have far more bytes in all than the file".into(),
             ));
         }
         let Elements { dtype, shape, .. } = elements;
-        tensors.push(TensorInfo { name: name.into(), dtype, shape, place });
+        tensors.push(TensorInfo { name: name.into(), dtype, shape, data });
     }
-    tensors.sort_by_key(|tensor| match &tensor.place {
-        Place::Mapped(range) => range.start,
-        Place::Strided(_) => usize::MAX,
+    tensors.sort_by_key(|tensor| match &tensor.data {
+        TensorData::Mapped(range) => range.start,
+        TensorData::Strided(_) => usize::MAX,
     });
     Ok(tensors)
 }
 
-/// A dictionary's tensors by their names: those of a pickle's own, or where it has none, of the one dictionary in it that has
-/// some, as training programs save a model beside other things.
+/// The tensors of a dictionary by name.
+///
+/// It is the pickle's own dictionary, or the only dictionary of tensors inside it: training
+/// programs save a model next to other things.
 fn dictionary<'p, 'a>(pickle: &'p Pickle<'a>, top: Id) -> Parsed<Vec<(&'p str, &'p Strided<'a>)>> {
-    let Value::Dict(entries) = pickle.value(top) else {
-        return Err("it holds something else than a dictionary of tensors".into());
+    let PickleValue::Dict(entries) = pickle.value(top) else {
+        return Err("it is not a dictionary of tensors".into());
     };
     let here = tensors_of(pickle, entries)?;
     if !here.is_empty() {
@@ -97,10 +101,11 @@ fn dictionary<'p, 'a>(pickle: &'p Pickle<'a>, top: Id) -> Parsed<Vec<(&'p str, &
     }
     let (mut found, mut seen) = (None::<(&str, Vec<_>)>, HashSet::new());
     for (key, value) in entries {
-        let (Value::Text(key), Value::Dict(entries)) = (pickle.value(*key), pickle.value(*value)) else {
+        let (PickleValue::Text(key), PickleValue::Dict(entries)) = (pickle.value(*key), pickle.value(*value))
+        else {
             continue;
         };
-        // Many keys may have the same dictionary, whose entries are walked through once.
+        // Many keys may refer to the same dictionary, whose entries are visited once.
         if !seen.insert(value) {
             continue;
         }
@@ -109,7 +114,7 @@ fn dictionary<'p, 'a>(pickle: &'p Pickle<'a>, top: Id) -> Parsed<Vec<(&'p str, &
             _ if inside.is_empty() => {}
             Some((other, _)) => {
                 return Err(format!(
-                    "{other:?} and {key:?} in it are both dictionaries of tensors; save the one that is meant alone"
+                    "{other:?} and {key:?} in it are both dictionaries of tensors; save only the intended one"
                 ));
             }
             None => found = Some((key, inside)),
@@ -118,7 +123,7 @@ fn dictionary<'p, 'a>(pickle: &'p Pickle<'a>, top: Id) -> Parsed<Vec<(&'p str, &
     found.map(|(_, tensors)| tensors).ok_or_else(|| "it holds no tensors".into())
 }
 
-/// The tensors of a dictionary. Other values that it has, such as numbers, are none of the model's weights.
+/// The tensors of a dictionary. Other values in it, such as numbers, are not weights.
 fn tensors_of<'p, 'a>(
     pickle: &'p Pickle<'a>,
     entries: &[(Id, Id)],
@@ -126,23 +131,23 @@ fn tensors_of<'p, 'a>(
     let mut tensors = Vec::new();
     for (key, value) in entries {
         match (pickle.value(*key), pickle.value(*value)) {
-            (Value::Text(name), Value::Tensor(tensor)) => tensors.push((*name, &**tensor)),
-            (_, Value::Tensor(_)) => return Err("a tensor in it has a key that is no text".into()),
+            (PickleValue::Text(name), PickleValue::Tensor(tensor)) => tensors.push((*name, &**tensor)),
+            (_, PickleValue::Tensor(_)) => return Err("a tensor in it has a key that is not a text".into()),
             _ => {}
         }
     }
     Ok(tensors)
 }
 
-/// Makes sure that a tensor's values are the stored ones. `torch.save` marks tensors that negate or conjugate their storage.
+/// Refuses tensors whose values differ from the stored ones: negated or conjugated views.
 fn check_metadata(pickle: &Pickle<'_>, metadata: Option<Id>) -> Parsed<()> {
     match metadata.map(|metadata| pickle.value(metadata)) {
-        None | Some(Value::None) => Ok(()),
-        Some(Value::Dict(entries)) if entries.is_empty() => Ok(()),
-        Some(Value::Dict(entries)) => {
+        None | Some(PickleValue::None) => Ok(()),
+        Some(PickleValue::Dict(entries)) if entries.is_empty() => Ok(()),
+        Some(PickleValue::Dict(entries)) => {
             let names = entries.iter().take(4).map(|(name, _)| match pickle.value(*name) {
-                Value::Text(name) => format!("{:?}", name.chars().take(20).collect::<String>()),
-                _ => "a key that is no text".into(),
+                PickleValue::Text(name) => format!("{:?}", name.chars().take(20).collect::<String>()),
+                _ => "a key that is not a text".into(),
             });
             Err(format!(
                 "torch.save marks it with {}, so its values are not the stored ones; save it with \
@@ -150,11 +155,11 @@ fn check_metadata(pickle: &Pickle<'_>, metadata: Option<Id>) -> Parsed<()> {
                 names.collect::<Vec<_>>().join(", ")
             ))
         }
-        Some(_) => Err("its metadata is no dictionary".into()),
+        Some(_) => Err("its metadata is not a dictionary".into()),
     }
 }
 
-/// The elements of a storage that a tensor has.
+/// A tensor's elements in its storage.
 struct Elements {
     dtype: Dtype,
     offset: usize,
@@ -172,16 +177,16 @@ impl Elements {
     }
 }
 
-/// The place of a tensor's bytes, given its storage's, and how many they are.
-fn place(tensor: &Elements, storage: Range<usize>) -> Parsed<(Place, u64)> {
+/// Locates a tensor's bytes in the range of its storage. Returns them with their number.
+fn locate(tensor: &Elements, storage: Range<usize>) -> Parsed<(TensorData, u64)> {
     let Elements { dtype, offset, shape, strides } = tensor;
     let each = dtype.bitsize() / 8;
-    // Counted as for safetensors: a size of 0 in front of others makes them harmless.
+    // Counts like safetensors: a size of 0 before the others avoids an overflow.
     let elements = shape.iter().try_fold(1usize, |elements, size| elements.checked_mul(*size));
     let bytes = elements.and_then(|elements| elements.checked_mul(each));
     let bytes = bytes.ok_or_else(|| format!("the shape {shape:?} has more elements than can be counted"))?;
     if bytes == 0 {
-        return Ok((Place::Mapped(storage.start..storage.start), 0));
+        return Ok((TensorData::Mapped(storage.start..storage.start), 0));
     }
     let last = shape
         .iter()
@@ -202,7 +207,7 @@ fn place(tensor: &Elements, storage: Range<usize>) -> Parsed<(Place, u64)> {
         follows
     });
     if follow {
-        return Ok((Place::Mapped(start..start + bytes), bytes as u64));
+        return Ok((TensorData::Mapped(start..start + bytes), bytes as u64));
     }
     if bytes > storage.len() {
         return Err(format!(
@@ -212,5 +217,5 @@ fn place(tensor: &Elements, storage: Range<usize>) -> Parsed<(Place, u64)> {
         ));
     }
     let strides = strides.iter().map(|stride| stride * each).collect();
-    Ok((Place::Strided(strided::Elements { start, each, shape: shape.clone(), strides }), bytes as u64))
+    Ok((TensorData::Strided(strided::Elements { start, each, shape: shape.clone(), strides }), bytes as u64))
 }

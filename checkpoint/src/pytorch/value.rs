@@ -9,15 +9,15 @@ use super::Parsed;
 /// The number of a value.
 pub(super) type Id = u32;
 
-/// A value. Tuples, dictionaries and tensors hold the numbers of other values, so that no value is copied.
+/// A value. Tuples, dictionaries and tensors refer to other values by number, so none is copied.
 #[derive(Debug)]
-pub(super) enum Value<'a> {
+pub(super) enum PickleValue<'a> {
     None,
     Bool,
     Float,
     Int(i64),
     Text(&'a str),
-    /// The range of its parts in the pickle's list of all parts.
+    /// The range of its items in the pickle's list of all items.
     Tuple(Range<Id>),
     List,
     Dict(Vec<(Id, Id)>),
@@ -26,26 +26,27 @@ pub(super) enum Value<'a> {
     Tensor(Box<Strided<'a>>),
 }
 
-/// A storage: the elements of one tensor or several.
+/// A storage: the elements of one or more tensors.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Storage<'a> {
-    /// Its dtype, unless it is of bytes that each tensor knows the dtype of.
+    /// The dtype; `None` for untyped storages, whose tensors have dtypes of their own.
     pub(super) dtype: Option<Dtype>,
     pub(super) key: &'a str,
 }
 
-/// A tensor: some elements of a storage. [`Pickle::sizes`](super::pickle::Pickle::sizes) reads its numbers.
+/// A tensor: elements of a storage. [`Pickle::sizes`](super::pickle::Pickle::sizes) reads its
+/// numbers.
 #[derive(Debug)]
 pub(super) struct Strided<'a> {
     pub(super) dtype: Dtype,
     pub(super) key: &'a str,
-    /// Elements before the first one: an integer.
+    /// The number of elements before the first one: an integer.
     pub(super) offset: Id,
-    /// Its sizes: a tuple of integers.
+    /// The sizes: a tuple of integers.
     pub(super) shape: Id,
-    /// Elements from one to the next, in each dimension: a tuple of integers.
+    /// Elements from one to the next in each dimension: a tuple of integers.
     pub(super) strides: Id,
-    /// Its metadata, if it has any: a dictionary. `torch.save` marks negated and conjugated tensors there.
+    /// The metadata, a dictionary. `torch.save` marks negated and conjugated tensors there.
     pub(super) metadata: Option<Id>,
 }
 
@@ -53,20 +54,20 @@ pub(super) struct Strided<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Global {
     OrderedDict,
-    /// Makes a tensor of a storage that knows its dtype.
+    /// Makes a tensor from a typed storage.
     Tensor,
-    /// Makes a tensor of a storage of bytes and a dtype.
+    /// Makes a tensor from an untyped storage and a dtype.
     TensorOfBytes,
-    /// Makes a parameter of a tensor.
+    /// Makes a parameter from a tensor.
     Parameter,
     /// Makes a tuple of sizes.
     Size,
-    /// A class of storages.
+    /// A storage class; `None` for the untyped one.
     Storage(Option<Dtype>),
     Dtype(Dtype),
 }
 
-/// The classes of storages with the dtypes of their elements.
+/// The storage classes, and the dtypes of their elements.
 const STORAGES: [(&str, Dtype); 10] = [
     ("FloatStorage", Dtype::F32),
     ("HalfStorage", Dtype::F16),
@@ -80,7 +81,7 @@ const STORAGES: [(&str, Dtype); 10] = [
     ("BoolStorage", Dtype::BOOL),
 ];
 
-/// The dtypes that tensors of bytes may have.
+/// The dtypes that tensors of untyped storages may have.
 const DTYPES: [(&str, Dtype); 16] = [
     ("float32", Dtype::F32),
     ("float16", Dtype::F16),
@@ -101,7 +102,7 @@ const DTYPES: [(&str, Dtype); 16] = [
 ];
 
 impl Global {
-    /// The name in a module; an error for all that are not known.
+    /// Looks up a name in a module. Unknown names are an error.
     pub(super) fn named(module: &str, name: &str) -> Parsed<Self> {
         let of = |table: &[(&str, Dtype)]| {
             let found = table.iter().find(|(known, _)| module == "torch" && *known == name);

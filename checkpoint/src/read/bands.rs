@@ -1,4 +1,4 @@
-//! Bands: the consecutive elements or rows of a tensor that are in memory at once, however large it is.
+//! Bands: consecutive elements or rows of a tensor that are in memory at once.
 
 use std::ops::Range;
 
@@ -28,8 +28,9 @@ pub(crate) fn band(elements: usize, number: usize) -> Range<usize> {
     (number * BAND).min(elements)..((number + 1) * BAND).min(elements)
 }
 
-/// The bands of a matrix, by its rows: at least one, which may be empty. If `rows_each` is given, none has rows on both sides of
-/// a multiple of it.
+/// Splits the rows of a matrix into bands: at least one, which may be empty.
+///
+/// No band crosses a multiple of `rows_each`, if it is given.
 pub(crate) fn row_bands(
     rows: usize,
     cols: usize,
@@ -42,12 +43,13 @@ pub(crate) fn row_bands(
     })
 }
 
-/// Bands of matrices that are stored as their transposes, in the order of the matrices' elements: each holds
-/// rows of one matrix, a multiple of a block's elements, along which the columns that are stored have their
-/// blocks.
+/// Bands of matrices that are stored transposed, in the order of the matrices' elements.
+///
+/// Each band has rows of one matrix, a multiple of `block`, because blocks run along the stored
+/// columns.
 pub(crate) fn transposed_bands(shape: &[usize], block: usize) -> Vec<Range<usize>> {
     let all = elements(shape) as usize;
-    // Beside a size of 0, the others may be any.
+    // If one size is 0, the others are not bounded.
     let [.., rows, cols] = *shape else { return bands(all).collect() };
     if all == 0 {
         return bands(0).collect();

@@ -1,5 +1,5 @@
-//! Reading: a `.safetensors`, `.gguf` or PyTorch file, or a directory in Hugging Face layout, as a list of mapped
-//! tensors.
+//! A checkpoint as a list of mapped tensors: a `.safetensors`, `.gguf` or PyTorch file, or a
+//! directory in Hugging Face layout.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -19,10 +19,10 @@ use crate::names::naming::Naming;
 use crate::read::config::{CONFIG_FILE, Config, HF_QUANT_CONFIG_FILE};
 use crate::read::index::Index;
 use crate::read::layer_texts;
-use crate::read::shard::{Container, PICKLES, Shard, Stored};
+use crate::read::shard::{Container, PICKLES, Shard, StoredTensor};
 use crate::read::tensor::Tensor;
 
-/// An open checkpoint: every header is read and checked, the data is mapped and not read yet.
+/// An open checkpoint. All headers are read and checked; the data is mapped and not read yet.
 pub struct Checkpoint {
     pub(crate) path: PathBuf,
     pub(crate) directory: bool,
@@ -31,11 +31,11 @@ pub struct Checkpoint {
     pub(crate) config: Option<Config>,
     /// ModelOpt's hf_quant_config.json.
     pub(crate) hf_quant_config: Option<Config>,
-    /// What its layers are and what loaders call them, by config.json.
+    /// The roles of its layers and loaders' names for them, by config.json.
     pub(crate) naming: Naming,
-    /// The words for the formats of layers that ComfyUI's metadata have.
+    /// The format of each layer in ComfyUI's metadata, by the layer's name.
     pub(crate) comfy_layers: HashMap<String, String>,
-    /// Each tensor's shard, and its place there.
+    /// Each tensor's shard, and its index there.
     pub(crate) places: HashMap<String, (usize, usize)>,
     pub(crate) options: OpenOptions,
     /// The sizes that the config gives blocks of codes under one scale, once they are asked for.
@@ -60,11 +60,11 @@ pub struct OpenOptions {
 pub(crate) struct ScaleSizes {
     /// Rows and columns of blocks.
     pub(crate) blocks: Vec<[usize; 2]>,
-    /// Columns of groups of a row.
+    /// Columns of groups within a row.
     pub(crate) groups: Vec<usize>,
 }
 
-/// Shows the path and the number of tensors.
+/// Prints the path and the number of tensors.
 impl fmt::Debug for Checkpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut checkpoint = f.debug_struct("Checkpoint");
@@ -77,9 +77,9 @@ impl Checkpoint {
     ///
     /// # Errors
     /// The errors of [`Self::open`]; with [`OpenOptions::split_experts`]
-    /// [`FormatError::NotSplit`](crate::FormatError::NotSplit) for biases, codes and sizes that do
-    /// not fit the config's `hidden_size`, and
-    /// [`FormatError::NothingToSplit`](crate::FormatError::NothingToSplit).
+    /// [`FormatError::NotSplit`](crate::FormatError::NotSplit) if experts have biases, are
+    /// quantized, or do not fit the config's `hidden_size`, and
+    /// [`FormatError::NothingToSplit`](crate::FormatError::NothingToSplit) if there are none.
     pub fn open_with(path: &Path, options: OpenOptions) -> Result<Self> {
         let mut checkpoint = Self { options, ..Self::open(path)? };
         if options.split_experts {
@@ -88,15 +88,23 @@ impl Checkpoint {
         Ok(checkpoint)
     }
 
-    /// Opens a `.safetensors`, `.gguf` or PyTorch file (`.bin`, `.pt`, `.pth`), or a checkpoint directory.
+    /// Opens a `.safetensors`, `.gguf` or PyTorch file (`.bin`, `.pt`, `.pth`), or a checkpoint
+    /// directory.
     ///
-    /// A directory's weights are what its index lists (`model.safetensors.index.json`), or else
-    /// `model.safetensors`, or else all its `.safetensors` files, or else all its `.gguf` files, or else what
-    /// `pytorch_model.bin.index.json` lists, or else `pytorch_model.bin`, or else all its PyTorch files. What is written of those is
-    /// safetensors.
+    /// The weights of a directory are the first of these that exist:
+    /// - the files in `model.safetensors.index.json`
+    /// - `model.safetensors`
+    /// - all `.safetensors` files
+    /// - all `.gguf` files
+    /// - the files in `pytorch_model.bin.index.json`
+    /// - `pytorch_model.bin`
+    /// - all PyTorch files
+    ///
+    /// Output made from PyTorch files is safetensors.
     ///
     /// # Errors
-    /// Everything that is wrong with headers and index, naming file and tensor.
+    /// [`Error::Io`], or an error that names file and tensor if a header, the index or a JSON file
+    /// is invalid, or if index and shards disagree.
     pub fn open(path: &Path) -> Result<Self> {
         let directory = fs::metadata(path).map_err(Error::io("open", path))?.is_dir();
         let (index, shards, config, hf_quant_config) = if directory {
@@ -151,7 +159,7 @@ impl Checkpoint {
         })
     }
 
-    /// Lets go of what is in memory of a tensor's bytes, as [`Shard::forget`] does.
+    /// Releases the memory of a tensor's bytes, like [`Shard::forget`].
     pub(crate) fn forget(&self, tensor: &Tensor<'_>) {
         let scales = tensor.scaling.map(|scaling| (scaling.file, scaling.data));
         for (file, data) in [(tensor.file, tensor.data)].into_iter().chain(scales) {
@@ -161,47 +169,48 @@ impl Checkpoint {
         }
     }
 
-    /// Lets go of several tensors.
+    /// Releases the memory of several tensors.
     pub(crate) fn forget_all<'t>(&self, tensors: impl Iterator<Item = &'t Tensor<'t>>) {
         tensors.for_each(|tensor| self.forget(tensor));
     }
 
-    /// Keeps the sizes of the model's parameter that codes are of.
+    /// Stores the shape of the model's parameter for a tensor of codes.
     pub(crate) fn keep_shape(&self, codes: &Tensor<'_>, shape: &[usize]) -> Option<&[usize]> {
         let (shard, place) = *self.places.get(codes.name)?;
         Some(self.shards[shard].stored.get(place)?.keep_shape(shape))
     }
 
-    /// The path it was opened from.
+    /// The path that it was opened from.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Files with weights.
+    /// The number of files with weights.
     pub fn files(&self) -> usize {
         self.shards.len()
     }
 
-    /// Every tensor, file by file, in the order of the data.
+    /// All tensors, file by file, in the order of their data.
     pub fn tensors(&self) -> impl Iterator<Item = Tensor<'_>> {
         self.shards.iter().flat_map(Shard::tensors)
     }
 
-    /// The tensor of a name.
+    /// The tensor with a name.
     pub fn tensor(&self, name: &str) -> Option<Tensor<'_>> {
         let (shard, place) = *self.places.get(name)?;
         self.shards[shard].tensor(place)
     }
 
-    /// The convention that its quantized tensors are written by if nothing else is asked for: that of its
+    /// The checkpoint format to write quantized tensors in by default: the default of its
     /// container.
     pub fn own_format(&self) -> CheckpointFormat {
         let gguf = self.shards.iter().any(|shard| matches!(shard.container, Container::Gguf(_)));
         if gguf { CheckpointFormat::Gguf } else { CheckpointFormat::default() }
     }
 
-    /// The architecture that its config.json names (`model_type`), if layers are told apart by their names alone
-    /// because it is not among those that are known.
+    /// The `model_type` of its config.json, if that architecture is unknown.
+    ///
+    /// For unknown architectures names decide which layers are quantized.
     pub fn unknown_architecture(&self) -> Option<&str> {
         let config = self.config.as_ref().filter(|_| !self.naming.is_known())?;
         config.model_type()
@@ -212,7 +221,8 @@ impl Checkpoint {
         self.gguf_headers().map(|(_, header)| header.architecture()).find(|name| !name.is_empty())
     }
 
-    /// The headers of GGUF files. Of a model that was split the first has what the others lack.
+    /// The headers of GGUF files. In a split model the first file has metadata that the others
+    /// lack.
     pub(crate) fn gguf_headers(&self) -> impl Iterator<Item = (&Shard, &Header)> {
         self.shards.iter().filter_map(|shard| match &shard.container {
             Container::Gguf(header) => Some((shard, &**header)),
@@ -220,10 +230,10 @@ impl Checkpoint {
         })
     }
 
-    /// Makes sure that output by a convention is of the input's container.
+    /// Checks that a checkpoint format uses the input's container.
     ///
     /// # Errors
-    /// [`FormatError::OtherContainer`](crate::FormatError::OtherContainer).
+    /// [`FormatError::OtherContainer`](crate::FormatError::OtherContainer) if it does not.
     pub(crate) fn check_container(&self, convention: CheckpointFormat) -> Result<()> {
         let own = self.own_format();
         if (own == CheckpointFormat::Gguf) == (convention == CheckpointFormat::Gguf) {
@@ -232,7 +242,7 @@ impl Checkpoint {
         Err(Error::Format(FormatError::OtherContainer { path: self.path.clone(), convention, own }))
     }
 
-    /// Index and shards must list the same tensors in the same files.
+    /// Checks that index and shards list the same tensors in the same files.
     fn check_index(&self) -> Result<()> {
         let Some(index) = &self.index else { return Ok(()) };
         let assigned: HashMap<_, _> = index.entries().collect();
@@ -242,7 +252,7 @@ impl Checkpoint {
         }
         for shard in &self.shards {
             let (path, file) = (|| shard.path.clone(), || index.file.clone());
-            for Stored { name, .. } in &shard.stored {
+            for StoredTensor { name, .. } in &shard.stored {
                 let assigned = assigned.get(name.as_str());
                 if assigned.is_none_or(|assigned| Path::new(assigned) != shard.name) {
                     let (tensor, assigned) = (name.clone(), assigned.map(|name| name.to_string()));
@@ -268,7 +278,7 @@ impl Checkpoint {
     }
 }
 
-/// Makes sure that what is written of each shard has a name of its own.
+/// Checks that no two shards have the same output name.
 fn check_written(shards: &[Shard]) -> Result<()> {
     let mut written = HashMap::new();
     for shard in shards {
@@ -280,11 +290,11 @@ fn check_written(shards: &[Shard]) -> Result<()> {
     Ok(())
 }
 
-/// The place of each tensor. No two may have one name.
+/// The shard and index of each tensor, by name. Names must be unique.
 pub(crate) fn places(shards: &[Shard]) -> Result<HashMap<String, (usize, usize)>> {
     let mut places = HashMap::new();
     for (i, shard) in shards.iter().enumerate() {
-        for (place, Stored { name, .. }) in shard.stored.iter().enumerate() {
+        for (place, StoredTensor { name, .. }) in shard.stored.iter().enumerate() {
             if let Some((first, _)) = places.insert(name.clone(), (i, place)) {
                 let (first, second) = (shards[first].path.clone(), shard.path.clone());
                 return Err(Error::Directory(DirectoryError::Duplicate {
@@ -298,10 +308,10 @@ pub(crate) fn places(shards: &[Shard]) -> Result<HashMap<String, (usize, usize)>
     Ok(places)
 }
 
-/// Beginnings of the names of PyTorch's files that hold no weights, beside those of a model in training.
+/// Name prefixes of PyTorch files without weights, which training programs write.
 const NO_WEIGHTS: [&str; 5] = ["training_args", "optimizer", "scheduler", "scaler", "rng_state"];
 
-/// The one file of a model that transformers has saved for PyTorch.
+/// The file name of a whole PyTorch model that transformers saved.
 const SINGLE_PICKLE: &str = "pytorch_model.bin";
 
 /// The files directly in a directory, sorted.
@@ -319,7 +329,7 @@ fn files_of(directory: &Path) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// The files with the weights, relative to the directory.
+/// The files with weights, relative to the directory.
 fn shard_names(directory: &Path, files: &[PathBuf], index: Option<&Index>) -> Result<Vec<PathBuf>> {
     let single = directory.join("model.safetensors");
     if let Some(index) = index {
@@ -329,7 +339,7 @@ fn shard_names(directory: &Path, files: &[PathBuf], index: Option<&Index>) -> Re
             let (index, tensor, shard) = (index.file.clone(), tensor.to_string(), directory.join(shard));
             return Err(Error::Directory(DirectoryError::MissingShard { index, tensor, shard }));
         }
-        // Loaders that look for the single file first would load that, unquantized, beside our output.
+        // Loaders that prefer the single file would load it, unquantized, instead of our shards.
         if files.contains(&single) && !shards.iter().any(|(shard, _)| *shard == "model.safetensors") {
             return Err(Error::Directory(DirectoryError::Ambiguous {
                 first: index.file.clone(),
@@ -344,7 +354,7 @@ fn shard_names(directory: &Path, files: &[PathBuf], index: Option<&Index>) -> Re
     let weights = called("safetensors").filter(|file| !files.contains(&single) || **file == single);
     let mut weights: Vec<_> = weights.collect();
     if weights.is_empty() {
-        // The files of a model that was split.
+        // A split model has several files.
         weights = called("gguf").collect();
     }
     if weights.is_empty() {

@@ -1,4 +1,4 @@
-//! Columns of a matrix that lies row by row, and transposes.
+//! Columns of a row-major matrix, and transposes.
 
 use std::ops::Range;
 
@@ -9,18 +9,19 @@ use rayon::prelude::*;
 use crate::dtype::FileDtype;
 use crate::read::values::{Values, float_dtype, typed};
 
-/// The columns of a matrix, row by row in a tensor's bytes, of which the tensor is the transpose.
+/// A tensor that is the transpose of some columns of a stored row-major matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TransposedColumns {
-    /// Columns of the matrix.
+    /// The number of columns of the matrix.
     pub(crate) width: usize,
-    /// The first one of the tensor's.
+    /// The first column that belongs to the tensor.
     pub(crate) first: usize,
 }
 
 impl TransposedColumns {
-    /// The values of some elements of the tensor, whose rows of `height` the columns are, of the matrix; `None` for a dtype that cannot be
-    /// quantized.
+    /// The values of a range of the tensor's elements; `None` for a dtype that cannot be quantized.
+    ///
+    /// `height` is the number of the matrix's rows, so the length of the tensor's rows.
     pub(crate) fn values(
         self,
         dtype: FileDtype,
@@ -49,7 +50,7 @@ impl TransposedColumns {
     }
 }
 
-/// Columns of a matrix of bytes.
+/// Copies some columns of a row-major matrix. `row` and `columns` are in bytes.
 pub(crate) fn columns(matrix: &[u8], row: usize, columns: Range<usize>) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(columns.len() * (matrix.len() / row.max(1)));
     for row in matrix.chunks_exact(row.max(1)) {
@@ -58,9 +59,9 @@ pub(crate) fn columns(matrix: &[u8], row: usize, columns: Range<usize>) -> Vec<u
     bytes
 }
 
-/// A tensor's matrices in its last two dimensions, transposed.
+/// Transposes the matrices in a tensor's last two dimensions.
 pub(crate) fn transposed<T: Element>(values: &[T], shape: &[usize]) -> Vec<T> {
-    /// Sides of what is moved at a time: its rows and columns lie in the first-level cache.
+    /// Rows and columns of a tile. A tile's rows and columns fit in the L1 cache.
     const TILE: usize = 64;
     let [.., rows, cols] = *shape else { return values.to_vec() };
     let mut transposed = vec![T::default(); values.len()];

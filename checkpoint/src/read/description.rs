@@ -1,5 +1,5 @@
-//! The description of weights in the JSON files of a checkpoint's directory: config.json, and ModelOpt's own
-//! file.
+//! How the JSON files of a checkpoint directory describe its weights: config.json and ModelOpt's
+//! own.
 
 use std::path::PathBuf;
 
@@ -9,58 +9,58 @@ use crate::checkpoint_format::CheckpointFormat;
 use crate::read::checkpoint::Checkpoint;
 use crate::read::config::{CONFIG_FILE, Config, HF_QUANT_CONFIG_FILE};
 
-/// The entry of it that says how weights are quantized.
+/// The key in config.json for how weights are quantized.
 pub(crate) const QUANTIZATION: &str = "quantization_config";
 
-/// Its name in files of compressed-tensors before transformers knew it.
+/// The key that compressed-tensors used before transformers supported it.
 const COMPRESSION: &str = "compression_config";
 
-/// The entry for the language model of several, which may have the others' in itself.
+/// The key for the language model of a multimodal model. It may contain the other keys.
 const TEXT: &str = "text_config";
 
-/// What a config says about how weights are quantized, if it does, wherever loaders look for it.
+/// How weights are quantized according to a config, wherever loaders look for it.
 pub(crate) fn quantization(config: &Map<String, Value>) -> Option<&Value> {
     let of_text = config.get(TEXT).and_then(|text| text.get(QUANTIZATION));
     let entries = [config.get(QUANTIZATION), of_text, config.get(COMPRESSION)];
-    // Some libraries write null where there is none.
+    // Some libraries write null for unquantized weights.
     entries.into_iter().flatten().find(|entry| !entry.is_null())
 }
 
-/// The claims of the JSON files of a checkpoint's directory about its weights.
+/// The JSON files of a checkpoint directory, to be updated for the output.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Description {
     /// config.json, if there is one.
     pub(crate) config: Option<Map<String, Value>>,
     /// ModelOpt's own file.
     pub(crate) hf_quant_config: Option<Map<String, Value>>,
-    /// True if layers' inputs are quantized too.
+    /// True if the inputs of layers are quantized too.
     pub(crate) activations: bool,
-    /// True if the cache of keys and values is FP8.
+    /// True if the KV cache is FP8.
     pub(crate) fp8_cache: bool,
 }
 
 impl Description {
-    /// Reads the description from a checkpoint's directory.
+    /// Reads the description of a checkpoint directory.
     pub(crate) fn of(checkpoint: &Checkpoint) -> Self {
         let json = |config: &Option<Config>| config.as_ref().map(|config| config.object.json.clone());
         let (config, hf_quant_config) = (json(&checkpoint.config), json(&checkpoint.hf_quant_config));
         Self { config, hf_quant_config, activations: false, fp8_cache: false }
     }
 
-    /// The files, by their names.
+    /// The files with their names.
     pub(crate) fn files(&self) -> impl Iterator<Item = (&'static str, &Map<String, Value>)> {
         let files = [(CONFIG_FILE, &self.config), (HF_QUANT_CONFIG_FILE, &self.hf_quant_config)];
         files.into_iter().filter_map(|(name, json)| Some((name, json.as_ref()?)))
     }
 
-    /// Says in config.json how weights are quantized.
+    /// Sets how weights are quantized in config.json.
     pub(crate) fn set(&mut self, quantization: Value) {
         if let Some(config) = &mut self.config {
             config.insert(QUANTIZATION.into(), quantization);
         }
     }
 
-    /// The method that it names, if it says that the checkpoint is quantized; and the file that says so.
+    /// The quantization method and the file that names it, if the checkpoint says it is quantized.
     pub(crate) fn method(checkpoint: &Checkpoint) -> Option<(String, PathBuf)> {
         if let Some(config) = &checkpoint.config
             && let Some(quantization) = quantization(&config.object.json)
@@ -71,8 +71,9 @@ impl Description {
         checkpoint.hf_quant_config.as_ref().map(|config| ("modelopt".into(), config.file.clone()))
     }
 
-    /// The entries that say more than how weights and inputs are quantized, in either file: how the cache of
-    /// keys and values is. Words that both conventions have are understood.
+    /// How either file says that the KV cache is quantized.
+    ///
+    /// It understands the words that compressed-tensors and ModelOpt share.
     fn cache(&self) -> Option<&Value> {
         let quantization = self.config.as_ref().and_then(quantization);
         let own = self.hf_quant_config.as_ref().and_then(|config| config.get("quantization"));
@@ -81,7 +82,7 @@ impl Description {
         cache.filter(|cache| !cache.is_null())
     }
 
-    /// Notes whether the cache of keys and values is FP8, and returns what it is if that is neither FP8 nor
+    /// Records whether the KV cache is FP8. Returns its quantization if it is neither FP8 nor
     /// unquantized.
     pub(crate) fn take_cache(&mut self) -> Option<String> {
         let cache = self.cache()?;
@@ -91,15 +92,16 @@ impl Description {
         (!self.fp8_cache).then(|| self.cache().map(Value::to_string)).flatten()
     }
 
-    /// The quantization of the cache of keys and values that a config declares and that another convention's
-    /// cannot: gpt-oss' says nothing about it.
+    /// The KV cache's quantization, if the config has one that `to` cannot express.
+    ///
+    /// gpt-oss configs cannot express any.
     pub(crate) fn dropped_cache(checkpoint: &Checkpoint, to: CheckpointFormat) -> Option<String> {
         let mut description = Self::of(checkpoint);
         let other = description.take_cache();
         other.or_else(|| (description.fp8_cache && to == CheckpointFormat::GptOss).then(|| "FP8".into()))
     }
 
-    /// Takes away what says that weights are quantized.
+    /// Removes all statements that weights are quantized.
     pub(crate) fn remove(&mut self) {
         if let Some(config) = &mut self.config {
             config.shift_remove(QUANTIZATION);

@@ -1,11 +1,13 @@
-//! Experts of a layer that lie in one tensor, taken for tensors of their own: what engines that run them one by one look for.
+//! Splits tensors with all experts of a layer into one tensor per expert, for engines that expect
+//! those.
 //!
-//! | in the file | in its place |
+//! | in the file | replaced by |
 //! |---|---|
 //! | `X.experts.gate_up_proj` [E, 2·I, H], or transposed [E, H, 2·I] | `X.experts.N.gate_proj.weight` and `up_proj.weight` [I, H] |
 //! | `X.experts.down_proj` [E, H, I], or transposed [E, I, H] | `X.experts.N.down_proj.weight` [H, I] |
 //!
-//! Gates are the first half. gpt-oss has them in turns with up, and biases, and is not split: its own convention is read by all.
+//! Gates are the first half. gpt-oss interleaves gates and up projections and has biases. It is not
+//! split, because all engines read its own checkpoint format.
 
 use std::collections::{HashMap, HashSet};
 
@@ -18,24 +20,24 @@ use crate::names::weight::{EXPERTS, WEIGHT};
 use crate::read::checkpoint::{Checkpoint, places};
 use crate::read::columns::TransposedColumns;
 use crate::read::config::Config;
-use crate::read::shard::{Shard, Stored};
+use crate::read::shard::{Shard, StoredTensor};
 use crate::read::values::float_dtype;
 
 const GATE_UP: &str = "gate_up_proj";
 const DOWN: &str = "down_proj";
 
-/// The experts of a layer, by the tensor of their gates.
+/// The experts of a layer, from the tensor of their gates.
 struct Experts {
     layout: Layout,
     count: usize,
-    /// Rows of a gate, and of up.
+    /// Rows of a gate or up projection.
     intermediate: usize,
-    /// What goes through the model's layers.
+    /// The model's hidden size.
     hidden: usize,
 }
 
 impl Experts {
-    /// The sizes of the tensor that leads back.
+    /// The shape of the tensor of down projections.
     fn down(&self) -> [usize; 3] {
         match self.layout {
             Layout::Rows => [self.count, self.hidden, self.intermediate],
@@ -44,17 +46,18 @@ impl Experts {
     }
 }
 
-/// How an expert's matrix lies in the tensor of all.
+/// How an expert's matrix is stored in the tensor of all experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Layout {
-    /// Row by row, [out, in].
+    /// Row-major, [out, in].
     Rows,
-    /// The transpose, [in, out].
+    /// Transposed, [in, out].
     Transposed,
 }
 
 impl Checkpoint {
-    /// Splits experts, as [`OpenOptions`](crate::OpenOptions) says.
+    /// Splits tensors with all experts of a layer into one tensor per expert, as
+    /// [`OpenOptions::split_experts`](crate::OpenOptions::split_experts) describes.
     pub(crate) fn split_experts(&mut self) -> Result<()> {
         let hidden = self.config.as_ref().and_then(hidden_size);
         let all = self.experts(hidden)?;
@@ -84,7 +87,7 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// The experts of each layer, by the names in front of them.
+    /// The experts of each layer, by the name in front of `.experts.`.
     fn experts(&self, hidden: Option<usize>) -> Result<HashMap<String, Experts>> {
         let stored =
             || self.shards.iter().flat_map(|shard| shard.stored.iter().map(move |tensor| (shard, tensor)));
@@ -107,11 +110,11 @@ impl Checkpoint {
             };
             let Some(hidden) = hidden else {
                 return Err(failed(
-                    "config.json has no hidden_size, by which rows are told from columns; add it".into(),
+                    "config.json has no hidden_size, which distinguishes rows from columns; add it".into(),
                 ));
             };
             let layout = match [first, second].map(|size| size == hidden) {
-                // Twice as wide as deep: what published files of such sizes do.
+                // Both sizes fit. The architecture decides, as in published files of this shape.
                 [true, true] if self.is_transposed() => Layout::Transposed,
                 [_, true] if first % 2 == 0 => Layout::Rows,
                 [true, _] if second % 2 == 0 => Layout::Transposed,
@@ -135,7 +138,10 @@ impl Checkpoint {
                 )));
             };
             if float_dtype(tensor.dtype).is_none() {
-                return Err(failed(format!("{} is no float; dequantize the checkpoint first", tensor.dtype)));
+                return Err(failed(format!(
+                    "{} is not a float type; dequantize the checkpoint first",
+                    tensor.dtype
+                )));
             }
             if tensor.range.is_empty() {
                 return Err(failed("it is empty".into()));
@@ -155,39 +161,39 @@ impl Checkpoint {
         Ok(all)
     }
 
-    /// Returns whether the architecture's files have the transposes, where sizes leave that open.
+    /// Returns whether the architecture stores transposes. Only asked if sizes leave that open.
     fn is_transposed(&self) -> bool {
         let model_type = self.config.as_ref().and_then(Config::model_type).unwrap_or_default();
         ["llama4", "qwen3_vl_moe"].iter().any(|known| model_type.starts_with(known))
     }
 }
 
-/// The sizes of what goes through the model's layers, by its config or that of its language model.
+/// The hidden size of the model, or of its language model.
 fn hidden_size(config: &Config) -> Option<usize> {
     let json = &config.object.json;
     let of_text = json.get("text_config").and_then(|text| text.get("hidden_size"));
     of_text.or(json.get("hidden_size")).and_then(Value::as_u64).map(|size| size as usize)
 }
 
-/// Splits the name of a tensor of all experts of a layer into what is in front of `.experts.` and the matrix.
+/// Splits the name of a tensor with all experts into the part before `.experts.` and the matrix.
 fn parts_of_name(name: &str) -> Option<(&str, &'static str)> {
     let (experts, matrix) = name.rsplit_once(EXPERTS)?;
     let matrix = [GATE_UP, DOWN].into_iter().find(|known| matrix == *known)?;
     Some((experts, matrix))
 }
 
-/// Returns whether a tensor is called like that of all experts of a layer.
+/// Returns whether a tensor has the name of a tensor with all experts of a layer.
 pub(crate) fn is_of_all_experts(name: &str) -> bool {
     parts_of_name(name).is_some()
 }
 
-fn not_split(shard: &Shard, tensor: &Stored, why: String) -> Error {
+fn not_split(shard: &Shard, tensor: &StoredTensor, why: String) -> Error {
     let (file, tensor) = (shard.path.clone(), tensor.name.clone());
     Error::Format(FormatError::NotSplit { file, tensor, why })
 }
 
-/// The tensors of each expert, one behind the other as their bytes are.
-fn split(tensor: &Stored, layout: Layout) -> Vec<Stored> {
+/// The tensors of each expert, in the order of their bytes.
+fn split(tensor: &StoredTensor, layout: Layout) -> Vec<StoredTensor> {
     let Some((experts, matrix)) = parts_of_name(&tensor.name) else { return Vec::new() };
     let [count, first, second] = tensor.shape[..] else { return Vec::new() };
     let names: &[&str] = if matrix == GATE_UP { &["gate_proj", "up_proj"] } else { &[DOWN] };

@@ -1,5 +1,6 @@
-//! The header of a safetensors file: read here, so that memory stays bounded and errors name tensors; its
-//! offsets and sizes are validated here and by the `safetensors` crate.
+//! The header of a safetensors file. Parsing it here bounds memory and lets errors name tensors.
+//!
+//! Offsets and sizes are checked here and by the `safetensors` crate.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -13,20 +14,20 @@ use crate::error::file::FileError;
 use crate::error::{Error, Result};
 use crate::limits::{HEADER_BYTES, METADATA_ENTRIES, check_dimensions, check_name, check_tensors};
 
-/// Bytes before the header: its length.
+/// Bytes of the header's length, which comes first.
 const LENGTH: usize = 8;
 
 /// The header key that is not a tensor.
 pub(crate) const METADATA: &str = "__metadata__";
 
-/// The header of a file's bytes, and where the tensors' data starts.
+/// Parses the header of a file's bytes. Also returns the offset of the tensors' data.
 ///
-/// Every tensor's offsets lie inside the file, follow each other without gap or overlap, and fit its dtype
-/// and shape.
+/// Every tensor's offsets are inside the file, follow each other without gap or overlap, and fit
+/// its dtype and shape.
 ///
 /// # Errors
-/// [`FileError::Header`](crate::FileError::Header),
-/// [`FileError::HeaderTensor`](crate::FileError::HeaderTensor).
+/// [`FileError::Header`](crate::FileError::Header) or
+/// [`FileError::HeaderTensor`](crate::FileError::HeaderTensor) if the header is invalid.
 pub(crate) fn read(file: &Path, bytes: &[u8]) -> Result<(Metadata, usize)> {
     let wrong = |why| Error::File(FileError::Header { file: file.into(), why });
     let json = json(bytes).map_err(wrong)?;
@@ -55,14 +56,13 @@ pub(crate) fn read(file: &Path, bytes: &[u8]) -> Result<(Metadata, usize)> {
         );
         return Err(wrong(why));
     }
-    // All that it looks at was looked at: its verdict stands beside ours, in case one of the two overlooks
-    // something.
+    // The crate checks the same again, in case one of the two checks misses something.
     let metadata = Metadata::new(metadata, tensors).map_err(|error| wrong(error.to_string()))?;
     Ok((metadata, data))
 }
 
-/// Beginnings of files that are no safetensors, with what such files are and the way out.
-const OTHERS: [(&[u8], &str, &str); 3] = [
+/// First bytes of files that are not safetensors, with the kind of file and what to do instead.
+const OTHER_KINDS: [(&[u8], &str, &str); 3] = [
     (
         b"version https://git-lfs",
         "a Git LFS pointer, which stands for the file",
@@ -73,23 +73,23 @@ const OTHERS: [(&[u8], &str, &str); 3] = [
         "a PyTorch file as before version 1.6, a pickle with tensors in it and no zip archive",
         SAVE_AS_SAFETENSORS,
     ),
-    (b"<", "a web page or XML", "download the file again, and look at what the server said"),
+    (b"<", "a web page or XML", "download the file again, and check the response of the server"),
 ];
 
-/// Refuses a file of a kind that is known by its beginning, and that holds no tensors to be read here.
+/// Refuses files whose first bytes show a kind that microscale does not read.
 ///
 /// # Errors
-/// [`FileError::OtherKind`](crate::FileError::OtherKind).
+/// [`FileError::OtherKind`](crate::FileError::OtherKind) if the file is of such a kind.
 pub(crate) fn check_kind(file: &Path, bytes: &[u8]) -> Result<()> {
-    // A header of safetensors that begins so would be longer than is read.
+    // A safetensors header with these first bytes would exceed the limit.
     let length = bytes.first_chunk::<LENGTH>().map_or(u64::MAX, |length| u64::from_le_bytes(*length));
-    let known = OTHERS.iter().find(|(start, ..)| length > HEADER_BYTES && bytes.starts_with(start));
+    let known = OTHER_KINDS.iter().find(|(start, ..)| length > HEADER_BYTES && bytes.starts_with(start));
     known.map_or(Ok(()), |(_, what, instead)| {
         Err(Error::File(FileError::OtherKind { file: file.into(), what, instead }))
     })
 }
 
-/// The header's text, as long as the file says.
+/// The header's text, with the length that the file states.
 fn json(bytes: &[u8]) -> Result<&str, String> {
     let Some((length, rest)) = bytes.split_first_chunk::<LENGTH>() else {
         return Err(format!("it has {} bytes, less than the length of a header", bytes.len()));
@@ -108,19 +108,19 @@ fn json(bytes: &[u8]) -> Result<&str, String> {
 #[derive(Default)]
 struct Described {
     metadata: Option<HashMap<String, String>>,
-    /// The tensors in the header's order; no two names are the same.
+    /// The tensors in the header's order. Names are unique.
     tensors: Vec<(String, TensorInfo)>,
-    /// The entry that is being read.
+    /// The tensor that is being read.
     at: Option<String>,
 }
 
 impl Described {
-    /// Reads all of it. An error is about a tensor or about everything.
+    /// Parses a header. An error concerns one tensor or the whole header.
     fn read(&mut self, json: &str) -> Result<(), (Option<String>, String)> {
         let mut deserializer = serde_json::Deserializer::from_str(json);
         let read = deserializer.deserialize_map(&mut *self).and_then(|()| deserializer.end());
         let Err(error) = read else { return Ok(()) };
-        // Bytes that are no header may be JSON or not; the error says the more telling of the two.
+        // The error message depends on whether the bytes are JSON at all.
         match serde_json::from_str::<IgnoredAny>(json) {
             Err(error) => Err((None, format!("its header is not JSON: {error}"))),
             Ok(_) => Err((self.at.take(), error.to_string())),
@@ -158,7 +158,7 @@ impl<'de> Visitor<'de> for &mut Described {
     }
 }
 
-/// The texts of a header's metadata.
+/// The string values of a header's metadata.
 struct Texts(HashMap<String, String>);
 
 impl<'de> Deserialize<'de> for Texts {
@@ -190,13 +190,14 @@ impl<'de> Visitor<'de> for TextsVisitor {
     }
 }
 
-/// The end of the last tensor; or the first tensor that is described wrongly, and the reason. Tensors come in
-/// the order of their offsets.
+/// Checks the tensors, which are sorted by offset. Returns the end of the last one.
+///
+/// The error has the name of the first invalid tensor, and the reason.
 fn checked(tensors: &[(String, TensorInfo)], data: usize) -> Result<usize, (&str, String)> {
     let mut expected = 0;
     for (name, TensorInfo { dtype, shape, data_offsets: (start, end) }) in tensors {
         let (start, end) = (*start, *end);
-        // Counts as the crate does: a size of 0 in front of others makes them harmless.
+        // Counts like the crate: a size of 0 before the others avoids an overflow.
         let elements = shape.iter().try_fold(1usize, |elements, size| elements.checked_mul(*size));
         let bits = elements.and_then(|elements| elements.checked_mul(dtype.bitsize()));
         let why = match bits {

@@ -1,5 +1,5 @@
-//! The index of a checkpoint in several files: `model.safetensors.index.json`, which says where each tensor
-//! is.
+//! The index of a checkpoint with several files, `model.safetensors.index.json`: the shard of each
+//! tensor.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Component, Path, PathBuf};
@@ -11,13 +11,13 @@ use crate::error::file::FileError;
 use crate::error::{Error, Result};
 use crate::limits::{check_name, check_tensors};
 
-/// The name of the index in Hugging Face's libraries.
+/// The name of the index in Hugging Face libraries.
 const NAME: &str = "model.safetensors.index.json";
 const SUFFIX: &str = ".safetensors.index.json";
-/// The index of PyTorch's files.
+/// The suffix of the index of PyTorch files.
 const PICKLED_SUFFIX: &str = ".bin.index.json";
 
-/// An index: the file's JSON, checked as far as that goes without the shards.
+/// An index: the file's JSON, checked as far as possible without the shards.
 pub(crate) struct Index {
     /// The file.
     pub(crate) file: PathBuf,
@@ -25,15 +25,15 @@ pub(crate) struct Index {
 }
 
 impl Index {
-    /// The index among a directory's files, if there is one.
+    /// Finds the index among a directory's files.
     ///
     /// # Errors
-    /// [`DirectoryError::Ambiguous`](crate::DirectoryError::Ambiguous) if there are several and none has the
-    /// usual name; those of reading it.
+    /// [`DirectoryError::Ambiguous`](crate::DirectoryError::Ambiguous) if there are several and
+    /// none has the usual name, and the errors of reading it.
     pub(crate) fn find(files: &[PathBuf]) -> Result<Option<Self>> {
         let ends =
             |file: &Path, end| file.file_name().is_some_and(|name| name.to_string_lossy().ends_with(end));
-        // Where there are weights in safetensors, those are the model's.
+        // safetensors and GGUF weights take precedence over PyTorch files.
         let pickled = !files.iter().any(|file| {
             ends(file, SUFFIX)
                 || file.extension().is_some_and(|found| found == "safetensors" || found == "gguf")
@@ -77,13 +77,13 @@ impl Index {
         entries.map(|(tensor, shard)| (tensor.as_str(), shard.as_str().unwrap_or_default()))
     }
 
-    /// The shards, each once, by name, and a tensor that each should hold.
+    /// The shards, sorted and without duplicates, each with one of its tensors.
     pub(crate) fn shards(&self) -> Vec<(&str, &str)> {
         let shards: BTreeMap<_, _> = self.entries().map(|(tensor, shard)| (shard, tensor)).collect();
         shards.into_iter().collect()
     }
 
-    /// The name of the index of what is written, which is safetensors in the place of PyTorch's files.
+    /// The name of the output's index. PyTorch files become safetensors.
     pub(crate) fn written_name(&self) -> String {
         let name = self.file.file_name().unwrap_or_default().to_string_lossy();
         match name.strip_suffix(PICKLED_SUFFIX) {
@@ -92,7 +92,7 @@ impl Index {
         }
     }
 
-    /// Puts several tensors, in the same files, in the places of some.
+    /// Replaces tensors by several tensors in the same files.
     pub(crate) fn replace(&mut self, names: &HashMap<String, Vec<String>>) {
         let Some(Value::Object(entries)) = self.json.get_mut("weight_map") else { return };
         for (name, file) in std::mem::take(entries) {
@@ -103,8 +103,8 @@ impl Index {
         }
     }
 
-    /// The index with other tensors in the same shards: each entry is replaced by what `names` has for it, and each shard by what
-    /// is written of it.
+    /// The index of the output: tensors are replaced according to `names`, and shards according to
+    /// `shards`.
     pub(crate) fn rewritten(
         &self,
         names: &HashMap<String, Vec<String>>,

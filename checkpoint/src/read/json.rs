@@ -1,4 +1,4 @@
-//! Reading and writing JSON files of a checkpoint: objects whose key order is kept, as Python reads and writes them.
+//! Reads and writes the JSON files of a checkpoint: objects in their key order, as Python does.
 
 use std::collections::HashSet;
 use std::fs;
@@ -12,19 +12,23 @@ use crate::error::file::FileError;
 use crate::error::{Error, Result};
 use crate::limits::HEADER_BYTES;
 
-/// The words for numbers that JSON does not have, and that Python reads and writes.
+/// Numbers that JSON does not have, but that Python reads and writes.
 const WORDS: [&str; 3] = ["-Infinity", "Infinity", "NaN"];
 
-/// A file that holds one JSON object.
+/// A file with one JSON object.
 pub(crate) struct Object {
-    /// The file's text.
+    /// The text of the file.
     text: String,
-    /// The object. Numbers that JSON does not have stand in it as strings.
+    /// The object. Numbers that JSON does not have are strings in it.
     pub(crate) json: Map<String, Value>,
 }
 
 impl Object {
-    /// Reads a file that must hold one JSON object.
+    /// Reads a file that must contain one JSON object.
+    ///
+    /// # Errors
+    /// [`Error::Io`], [`FileError::JsonContent`] or [`FileError::Json`] if the file is not
+    /// readable, not UTF-8, too long, not JSON, or not an object.
     pub(crate) fn read(file: &Path) -> Result<Self> {
         let refused = |why| Error::File(FileError::JsonContent { file: file.into(), why });
         let text = String::from_utf8(read(file)?)
@@ -37,16 +41,17 @@ impl Object {
         }
     }
 
-    /// A key that several members have. The last of them counts.
+    /// A key that several members have. The last one counts.
     pub(crate) fn repeated_key(&self) -> Option<String> {
         let (mut seen, mut members) = (HashSet::new(), members(&self.text));
         let place = members.iter().position(|member| !seen.insert(member.key.clone()))?;
         Some(members.swap_remove(place).key)
     }
 
-    /// The text of another object: that of the file, but for the members that differ.
+    /// The text of another object, as an edit of this file's text.
     ///
-    /// Members that are the same stay byte for byte, so that no number is rounded and no string is escaped in another way.
+    /// Members with the same value stay byte for byte, so no number is rounded and no string is
+    /// escaped differently.
     pub(crate) fn rewritten(&self, json: &Map<String, Value>) -> String {
         let members = members(&self.text);
         let (Some(first), Some(last)) = (members.first(), members.last()) else { return text_of(json) };
@@ -55,7 +60,7 @@ impl Object {
         let indent = space.rsplit('\n').next().unwrap_or_default();
         let member = |(key, value): (&String, &Value)| {
             let same = self.json.get(key) == Some(value);
-            // The last member counts of a key that is there twice.
+            // If a key occurs twice, the last member counts.
             match members.iter().rfind(|member| same && member.key == *key) {
                 Some(member) => self.text[member.whole.clone()].to_owned(),
                 None => {
@@ -72,11 +77,11 @@ impl Object {
 /// A member of an object.
 struct Member {
     key: String,
-    /// Its place in the text, from the sign before it to the end of its value.
+    /// Its range in the text, from the byte after the previous delimiter to the end of its value.
     whole: Range<usize>,
 }
 
-/// The members of the object that a text holds, which is known to be valid.
+/// The members of the object in a text, which must be valid JSON.
 fn members(text: &str) -> Vec<Member> {
     let mut members = Vec::new();
     let (mut depth, mut start) = (0, 0);
@@ -103,7 +108,7 @@ fn members(text: &str) -> Vec<Member> {
     members
 }
 
-/// The bytes of a JSON text that are outside of strings, with their places.
+/// The bytes of a JSON text outside strings, with their offsets.
 fn signs(text: &str) -> impl Iterator<Item = (usize, u8)> {
     let (mut in_string, mut escaped) = (false, false);
     text.bytes().enumerate().filter(move |(_, byte)| {
@@ -118,7 +123,7 @@ fn signs(text: &str) -> impl Iterator<Item = (usize, u8)> {
     })
 }
 
-/// A JSON text with the [words](WORDS) for numbers as strings.
+/// Returns a JSON text with the [words](WORDS) for numbers quoted.
 fn with_quoted_words(text: &str) -> String {
     let mut quoted = String::with_capacity(text.len());
     let mut done = 0;
@@ -134,11 +139,11 @@ fn with_quoted_words(text: &str) -> String {
     quoted + &text[done..]
 }
 
-/// The bytes of a file that holds JSON, or should.
+/// Reads the bytes of a file that should contain JSON.
 pub(crate) fn read(file: &Path) -> Result<Vec<u8>> {
     let refused = |why| Err(Error::File(FileError::JsonContent { file: file.into(), why }));
     let metadata = fs::metadata(file).map_err(Error::io("read", file))?;
-    // Opening a pipe would wait for its writer, and a device may have no end.
+    // Opening a pipe would block until it has a writer, and a device may have no end.
     if !metadata.is_file() {
         return refused("it is not a regular file; put the file itself there");
     }
@@ -148,16 +153,16 @@ pub(crate) fn read(file: &Path) -> Result<Vec<u8>> {
     fs::read(file).map_err(Error::io("read", file))
 }
 
-/// An object as text the way Hugging Face's libraries write it: indented by two, a newline at the end.
+/// An object as text in the style of Hugging Face libraries: indented by two, with a final newline.
 fn text_of(object: &Map<String, Value>) -> String {
     format!("{:#}\n", Value::Object(object.clone()))
 }
 
-/// Writes an object: as text that was [rewritten](Object::rewritten) from an original, if there is one. Returns
-/// the bytes of the text.
+/// Writes an object, as an [edit](Object::rewritten) of the original if there is one. Returns the
+/// length of the text in bytes.
 pub(crate) fn write_object(file: &Path, json: &Map<String, Value>, original: Option<&Object>) -> Result<u64> {
     let text = original.map_or_else(|| text_of(json), |original| original.rewritten(json));
-    // Flushed by the handle that wrote it: Windows flushes none that is for reading.
+    // The handle that wrote the file flushes it: Windows does not flush a read-only handle.
     let written = fs::File::create(file).and_then(|mut to| {
         to.write_all(text.as_bytes())?;
         to.sync_all()?;
@@ -178,12 +183,13 @@ mod tests {
         Object::read(file.path()).unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// A config as Python writes it: floats that other libraries print differently, integers above u64, escapes, words.
+    /// A config as Python writes it: floats that other libraries print differently, integers above
+    /// u64, escapes, NaN and infinities.
     const CONFIG: &str = "{\n    \"a\": 9.829999923706055,\n    \"b\" : [1e-05, 123456789012345678901234567890],\n\
         \x20   \"caf\\u00e9 , \\\" }\": {\"time_step_limit\": [0.0, Infinity], \"x\": [-Infinity,NaN]},\n    \"d\": \"NaN\"\n}\n";
 
     #[test]
-    fn what_does_not_change_stays_byte_for_byte() {
+    fn unchanged_members_stay_byte_for_byte() {
         let config = object(CONFIG);
         assert_eq!(config.rewritten(&config.json), CONFIG);
 

@@ -1,20 +1,20 @@
-//! The memory that a tensor takes while it is worked on, asked for before: an allocation that fails in the
-//! middle of the work would end the process, and leave behind what it has written.
+//! Checks that there is enough memory for a tensor before work starts. A failed allocation in the
+//! middle would abort the process and leave partial output.
 
 use crate::error::{Error, Result};
 use crate::read::tensor::Tensor;
 
-/// Bytes for each element that is in memory at once: two copies of its value in f32, one of them transposed,
-/// and codes and scales with another copy of them, each for two workers at most.
-const EACH: usize = 2 * (4 + 4) + 4;
+/// Bytes per element in memory: two f32 copies of its value, one of them transposed, and codes and
+/// scales with a copy of them, each for at most two workers.
+const BYTES_PER_ELEMENT: usize = 2 * (4 + 4) + 4;
 
-/// Makes sure that so many elements of a tensor, known by this name, can be in memory.
+/// Checks that `elements` elements of a tensor fit in memory. Errors call it `name`.
 ///
 /// # Errors
-/// [`Error::Memory`].
+/// [`Error::Memory`] if they do not.
 pub(crate) fn afford(tensor: &Tensor<'_>, name: &str, elements: usize) -> Result<()> {
-    let bytes = elements.saturating_mul(EACH);
-    // Only whether it can be had is of interest: nothing is written to it, so that it costs no memory.
+    let bytes = elements.saturating_mul(BYTES_PER_ELEMENT);
+    // The reservation only tests whether memory is available. Untouched pages cost nothing.
     Vec::<u8>::new().try_reserve_exact(bytes).map_err(|_| Error::Memory {
         file: tensor.file.into(),
         tensor: name.into(),

@@ -1,4 +1,4 @@
-//! A shard: one file of tensors in any container, mapped, its header read and checked.
+//! A shard: one mapped file of tensors in any container, with its header read and checked.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -17,54 +17,54 @@ use crate::gguf::header::{Header, TensorInfo as GgufInfo, read as read_gguf};
 use crate::gguf::imatrix;
 use crate::pytorch::archive;
 use crate::pytorch::strided::Copies;
-use crate::pytorch::tensors::{Place, TensorInfo, read as read_pytorch};
+use crate::pytorch::tensors::{TensorData, TensorInfo, read as read_pytorch};
 use crate::read::columns::TransposedColumns;
 use crate::read::header;
 use crate::read::tensor::Tensor;
 
-/// One file of tensors.
+/// A file of tensors.
 pub(crate) struct Shard {
     pub(crate) path: PathBuf,
     /// The path relative to the checkpoint's directory.
     pub(crate) name: PathBuf,
     pub(crate) container: Container,
     /// The tensors in the order of their data.
-    pub(crate) stored: Vec<Stored>,
+    pub(crate) stored: Vec<StoredTensor>,
     map: Mmap,
     /// The file that is mapped, to recognize it when it is opened again.
     identity: fs::Metadata,
-    /// Tensors of a PyTorch file whose elements do not follow each other there.
+    /// The tensors of a PyTorch file that are not contiguous there.
     strided: Option<Mmap>,
 }
 
 /// The container of a file, with its metadata.
 pub(crate) enum Container {
     Safetensors(Option<HashMap<String, String>>),
-    /// A GGUF file's header, with the tensors taken out of it.
+    /// The header of a GGUF file, without its tensors.
     Gguf(Box<Header>),
 }
 
 /// A tensor in a file.
-pub(crate) struct Stored {
+pub(crate) struct StoredTensor {
     pub(crate) name: String,
     pub(crate) dtype: FileDtype,
     pub(crate) shape: Vec<usize>,
-    /// Its bytes in the file: checked to be there.
+    /// Its bytes in the file, checked to lie inside it.
     pub(crate) range: Range<usize>,
-    /// True if these are in a temporary file, and not in the shard's.
+    /// True if the range is in the temporary file instead of the shard's.
     pub(crate) strided: bool,
-    /// The columns of the matrix in these bytes of which it is the transpose, if it is.
+    /// Set if the tensor is the transpose of columns of the matrix in these bytes.
     pub(crate) columns: Option<TransposedColumns>,
-    /// The sizes of the model's parameter, of codes for which somebody asked that.
+    /// The shape of the model's parameter, for codes, once it was computed.
     model_shape: OnceLock<Vec<usize>>,
 }
 
-impl Stored {
+impl StoredTensor {
     pub(crate) fn new(name: String, dtype: FileDtype, shape: Vec<usize>, range: Range<usize>) -> Self {
         Self { name, dtype, shape, range, strided: false, columns: None, model_shape: OnceLock::new() }
     }
 
-    /// A tensor of other sizes in a part of its bytes, or the transpose of columns of the matrix that they are.
+    /// A tensor in a part of these bytes, or the transpose of columns of their matrix.
     pub(crate) fn part(
         &self,
         name: String,
@@ -75,7 +75,7 @@ impl Stored {
         Self { strided: self.strided, columns, ..Self::new(name, self.dtype, shape, range) }
     }
 
-    /// Keeps the sizes of the model's parameter that these codes are of, as long as the checkpoint is open.
+    /// Stores the shape of the model's parameter for these codes, while the checkpoint is open.
     pub(crate) fn keep_shape(&self, shape: &[usize]) -> &[usize] {
         self.model_shape.get_or_init(|| shape.into())
     }
@@ -83,7 +83,7 @@ impl Stored {
 
 impl Shard {
     pub(crate) fn open(path: PathBuf, name: PathBuf) -> Result<Self> {
-        // Opening a pipe would wait for its writer.
+        // Opening a pipe would block until it has a writer.
         let identity = fs::metadata(&path).map_err(Error::io("open", &path))?;
         let regular = identity.is_file();
         if !regular {
@@ -93,15 +93,16 @@ impl Shard {
             }));
         }
         let file = File::open(&path).map_err(Error::io("open", &path))?;
-        // Nobody may change the file while it is mapped. We never do: output goes to new files, never over the
-        // input. That other programs leave it alone is asked of the user, as by every reader that maps; one
-        // that truncates it ends the process with SIGBUS.
-        // SAFETY: the map is private and read-only, nobody changes the file (as above), and the bytes are only
-        // ever read as integers and floats, for which every bit pattern is valid.
+        // The file must not change while it is mapped. microscale never changes it: output goes to
+        // new files. Users must keep other programs from changing it, as for every reader that maps
+        // files. A program that truncates it ends this process with SIGBUS.
+        // SAFETY: the map covers the whole file, is read-only, and lives as long as the shard. The
+        // file does not change (see above). The bytes are only read as integers and floats, for
+        // which every bit pattern is valid.
         let map = unsafe { Mmap::map(&file) }.map_err(Error::io("map", &path))?;
         header::check_kind(&path, &map)?;
         let by_name = path.extension().is_some_and(|extension| extension == "gguf");
-        // No safetensors file starts so: its header would have a gigabyte.
+        // No safetensors file has these first bytes: its header would have a gigabyte.
         if by_name || map.starts_with(MAGIC) {
             let mut header = read_gguf(&path, &map)?;
             let stored = from_gguf(std::mem::take(&mut header.tensors));
@@ -110,15 +111,15 @@ impl Shard {
         }
         if map.starts_with(archive::MAGIC) || is_pickle(&path) {
             let (stored, strided) = from_pytorch(&path, &map)?;
-            // What is written of it is safetensors, of PyTorch's tensors.
+            // The output is safetensors with PyTorch tensors.
             let metadata = HashMap::from([("format".into(), "pt".into())]);
             let container = Container::Safetensors(Some(metadata));
             return Ok(Self { path, name, container, stored, map, identity, strided });
         }
-        // A header of safetensors begins with a brace.
+        // A safetensors header begins with a brace.
         let by_name =
             path.extension().is_some_and(|extension| extension == "dat") && map.get(8) != Some(&b'{');
-        if by_name || imatrix::is_one(&map) {
+        if by_name || imatrix::is_imatrix(&map) {
             let stored = from_imatrix(imatrix::read(&path, &map)?);
             let container = Container::Safetensors(None);
             return Ok(Self { path, name, container, stored, map, identity, strided: None });
@@ -151,8 +152,8 @@ impl Shard {
         }
     }
 
-    /// The path of what is written of it, relative to the output's directory: safetensors in the place of PyTorch's files, by the
-    /// names that transformers gives both.
+    /// The path of the output, relative to its directory. PyTorch files become safetensors, with
+    /// the names that transformers uses for both.
     pub(crate) fn written_name(&self) -> PathBuf {
         if !is_pickle(&self.name) {
             return self.name.clone();
@@ -161,19 +162,20 @@ impl Shard {
         self.name.with_file_name(format!("{}.safetensors", stem.strip_prefix("pytorch_").unwrap_or(&stem)))
     }
 
-    /// The file.
+    /// The bytes of the file.
     pub(crate) fn mapped_bytes(&self) -> &[u8] {
         &self.map
     }
 
-    /// Bytes of the file.
+    /// The size of the file in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         self.map.len() as u64
     }
 
-    /// Lets go of what is in memory of a tensor's bytes, which are not needed for a while: or else all of a
-    /// checkpoint counts as this program's memory by and by. The system may keep them for whoever reads them
-    /// next.
+    /// Releases the memory of a tensor's bytes until they are read again.
+    ///
+    /// Otherwise all of a checkpoint would count as this process's memory in the end. The system
+    /// may keep the pages in its cache.
     pub(crate) fn forget(&self, data: &[u8]) {
         #[cfg(unix)]
         {
@@ -182,13 +184,14 @@ impl Shard {
                 if start > map.len() || data.len() > map.len() - start {
                     continue;
                 }
-                // SAFETY: the pages are a shared map of a file that is never written through it, so that whoever
-                // reads them again has them from the file, the same bytes. That it stays unchanged is asked of
-                // the user, as for the map itself; the file of strided tensors has no name.
+                // SAFETY: the range is inside `map`, which lives as long as `self`. The map is of a
+                // file and was never written, so a later read gets the same bytes from the file.
+                // Users keep the file unchanged, as for the map itself. The file of strided tensors
+                // has no name, so no other process can change it.
                 let forgotten = unsafe {
                     map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, start, data.len())
                 };
-                // A system that does not want to keeps them.
+                // The system may ignore the advice.
                 drop(forgotten);
             }
         }
@@ -204,41 +207,41 @@ impl Shard {
         self.mapped(self.stored.get(place)?)
     }
 
-    fn mapped<'a>(&'a self, stored: &'a Stored) -> Option<Tensor<'a>> {
-        let Stored { name, dtype, shape, range, strided, columns, .. } = stored;
+    fn mapped<'a>(&'a self, stored: &'a StoredTensor) -> Option<Tensor<'a>> {
+        let StoredTensor { name, dtype, shape, range, strided, columns, .. } = stored;
         let map = if *strided { self.strided.as_ref()? } else { &self.map };
         let data = map.get(range.clone())?;
         Some(Tensor { name, dtype: *dtype, shape, data, file: &self.path, scaling: None, columns: *columns })
     }
 }
 
-fn from_safetensors(header: &Metadata, data: usize) -> Vec<Stored> {
+fn from_safetensors(header: &Metadata, data: usize) -> Vec<StoredTensor> {
     let stored = header.offset_keys().into_iter().filter_map(|name| {
         let info = header.info(&name)?;
         let (start, end) = info.data_offsets;
         let (dtype, shape) = (info.dtype.into(), info.shape.clone());
-        Some(Stored::new(name, dtype, shape, data + start..data + end))
+        Some(StoredTensor::new(name, dtype, shape, data + start..data + end))
     });
     stored.collect()
 }
 
-/// The ends of the names of PyTorch's files.
+/// The extensions of PyTorch files.
 pub(crate) const PICKLES: [&str; 3] = ["bin", "pt", "pth"];
 
-/// Returns whether a file is named like PyTorch's.
+/// Returns whether a file has the extension of a PyTorch file.
 pub(crate) fn is_pickle(path: &Path) -> bool {
     path.extension().is_some_and(|found| PICKLES.iter().any(|known| found == *known))
 }
 
-/// The tensors of a PyTorch file, and a map of those whose elements do not follow each other in it.
-fn from_pytorch(path: &Path, bytes: &[u8]) -> Result<(Vec<Stored>, Option<Mmap>)> {
+/// The tensors of a PyTorch file, and a map of the ones that are not contiguous in it.
+fn from_pytorch(path: &Path, bytes: &[u8]) -> Result<(Vec<StoredTensor>, Option<Mmap>)> {
     let failed =
         || Error::io("put tensors that are not contiguous into a temporary file, in TMPDIR, of", path);
     let (mut stored, mut copies) = (Vec::new(), None);
-    for TensorInfo { name, dtype, shape, place } in read_pytorch(path, bytes)? {
-        let (range, strided) = match place {
-            Place::Mapped(range) => (range, false),
-            Place::Strided(elements) => {
+    for TensorInfo { name, dtype, shape, data } in read_pytorch(path, bytes)? {
+        let (range, strided) = match data {
+            TensorData::Mapped(range) => (range, false),
+            TensorData::Strided(elements) => {
                 let copies = match &mut copies {
                     Some(copies) => copies,
                     None => copies.insert(Copies::create().map_err(failed())?),
@@ -246,27 +249,27 @@ fn from_pytorch(path: &Path, bytes: &[u8]) -> Result<(Vec<Stored>, Option<Mmap>)
                 (copies.append(bytes, &elements).map_err(failed())?, true)
             }
         };
-        stored.push(Stored { strided, ..Stored::new(name, dtype.into(), shape, range) });
+        stored.push(StoredTensor { strided, ..StoredTensor::new(name, dtype.into(), shape, range) });
     }
     let strided = copies.map(Copies::map).transpose().map_err(failed())?;
     Ok((stored, strided))
 }
 
-/// The tensors that a GGUF file would have of it.
-fn from_imatrix(entries: Vec<imatrix::Entry>) -> Vec<Stored> {
+/// The tensors of an importance matrix, as its GGUF form would have them.
+fn from_imatrix(entries: Vec<imatrix::Entry>) -> Vec<StoredTensor> {
     let stored = entries.into_iter().flat_map(|imatrix::Entry { name, chunks, sums }| {
         let columns = vec![sums.len() / 4];
         [
-            Stored::new(format!("{name}{}", imatrix::COUNTS), FileDtype::I32, vec![1], chunks),
-            Stored::new(format!("{name}{}", imatrix::SUMS), FileDtype::F32, columns, sums),
+            StoredTensor::new(format!("{name}{}", imatrix::COUNTS), FileDtype::I32, vec![1], chunks),
+            StoredTensor::new(format!("{name}{}", imatrix::SUMS), FileDtype::F32, columns, sums),
         ]
     });
     stored.collect()
 }
 
-fn from_gguf(tensors: Vec<GgufInfo>) -> Vec<Stored> {
+fn from_gguf(tensors: Vec<GgufInfo>) -> Vec<StoredTensor> {
     let stored = tensors
         .into_iter()
-        .map(|GgufInfo { name, shape, kind, range }| Stored::new(name, kind.into(), shape, range));
+        .map(|GgufInfo { name, shape, kind, range }| StoredTensor::new(name, kind.into(), shape, range));
     stored.collect()
 }

@@ -1,4 +1,4 @@
-//! A tensor as it is stored: name, dtype, sizes, and the mapped bytes.
+//! A stored tensor: name, dtype, shape and mapped bytes.
 
 use std::fmt;
 use std::ops::Range;
@@ -15,35 +15,37 @@ use crate::read::columns::TransposedColumns;
 use crate::read::scaling::Scaling;
 use crate::read::values::{Values, float_dtype};
 
-/// A tensor as it is stored.
+/// A stored tensor.
 #[derive(Clone, Copy)]
 pub struct Tensor<'a> {
-    /// Its name.
+    /// The name.
     pub name: &'a str,
-    /// Its dtype in the file.
+    /// The dtype in the file.
     pub dtype: FileDtype,
-    /// Its sizes, slowest first.
+    /// The sizes, slowest first.
     pub shape: &'a [usize],
-    /// Its bytes, in the mapped file.
+    /// The bytes in the mapped file.
     pub data: &'a [u8],
-    /// The file that it is in.
+    /// The file.
     pub file: &'a Path,
-    /// The scales that make values of its codes, if it is of codes and they were looked up.
+    /// The scales of FP8 and INT8 weights, if they were looked up.
     pub scaling: Option<Scaling<'a>>,
-    /// Set if it is the transpose of columns of the matrix that its bytes are, and not these bytes one after the other.
+    /// Set if the tensor is the transpose of columns of the matrix in these bytes.
     pub(crate) columns: Option<TransposedColumns>,
 }
 
-/// ggml's blocks that are read as values.
+/// ggml's block type that is read as values.
 pub(crate) const Q8_0: FileDtype = FileDtype::Ggml(GgmlType::Q8_0);
 
-/// Elements of a shape. A header has been checked for as many as its file holds, but a size of 0 lets all
-/// others be any.
+/// The number of elements of a shape, saturating.
+///
+/// The sizes of a header were checked against its file, but if one size is 0 the others are not
+/// bounded.
 pub(crate) fn elements(shape: &[usize]) -> u64 {
     shape.iter().fold(1, |product: u64, size| product.saturating_mul(*size as u64))
 }
 
-/// Shows all but the bytes, which may be gigabytes.
+/// Prints everything but the bytes, which may be gigabytes.
 impl fmt::Debug for Tensor<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut tensor = f.debug_struct("Tensor");
@@ -53,22 +55,22 @@ impl fmt::Debug for Tensor<'_> {
 }
 
 impl<'a> Tensor<'a> {
-    /// The error that it is stored in no known way.
+    /// The error for a tensor that is stored in an unknown way.
     pub(crate) fn unreadable(&self, why: String) -> Error {
         Error::Format(FormatError::Packed { file: self.file.into(), tensor: self.name.into(), why })
     }
 
-    /// The error that a tensor is missing that belongs to it.
+    /// The error for a missing tensor that belongs to this one.
     pub(crate) fn without(&self, what: String) -> Error {
         self.unreadable(format!("{what}; complete the checkpoint"))
     }
 
-    /// Elements.
+    /// The number of elements.
     pub fn elements(&self) -> u64 {
         elements(self.shape)
     }
 
-    /// The tensor's rows and columns as a matrix whose rows run along the last dimension.
+    /// The tensor's rows and columns as a matrix whose rows are the last dimension.
     pub fn matrix(&self) -> (usize, usize) {
         match self.shape {
             [] => (1, 1),
@@ -76,7 +78,7 @@ impl<'a> Tensor<'a> {
         }
     }
 
-    /// Bytes of everything that is stored of it.
+    /// The size of everything that is stored of it in bytes.
     pub fn bytes(&self) -> usize {
         let data = match self.columns {
             Some(_) => self.dtype.bytes_of(self.elements()) as usize,
@@ -85,18 +87,19 @@ impl<'a> Tensor<'a> {
         data + self.scaling.map_or(0, |scaling| scaling.data.len())
     }
 
-    /// The dtype of its values, if it has values that can be quantized: those of codes under scales are F32, and so are Q8_0's.
+    /// The dtype of its values; `None` if they cannot be quantized. W8 weights and Q8_0 have F32
+    /// values.
     pub fn values_dtype(&self) -> Option<Dtype> {
         let are_made = self.scaling.is_some() || self.dtype == Q8_0;
         if are_made { Some(Dtype::F32) } else { float_dtype(self.dtype) }
     }
 
-    /// The values, if it has some that can be quantized.
+    /// The values; `None` if they cannot be quantized.
     pub fn values(&self) -> Option<Values<'a>> {
         self.values_in(0..self.elements() as usize)
     }
 
-    /// The values of some elements, if it has values that can be quantized.
+    /// The values of some elements; `None` if they cannot be quantized.
     pub(crate) fn values_in(&self, elements: Range<usize>) -> Option<Values<'a>> {
         if let Some(scaling) = &self.scaling {
             let values = scaling.values(self.dtype, self.shape, self.data, elements)?;

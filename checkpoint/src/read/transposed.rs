@@ -1,4 +1,4 @@
-//! Matrices in a tensor's last two dimensions, transposed.
+//! Transposes of the matrices in a tensor's last two dimensions.
 
 use std::ops::Range;
 
@@ -10,8 +10,9 @@ use crate::read::tensor::Tensor;
 use crate::read::values::{Values, typed};
 
 impl Tensor<'_> {
-    /// Rows of the transposes of the matrices in the last two dimensions, counted through all of them; `None`
-    /// for a dtype that cannot be quantized.
+    /// Rows of the transposed matrices in the last two dimensions, counted over all of them.
+    ///
+    /// `None` for a dtype that cannot be quantized.
     pub(crate) fn transposed_rows(&self, rows: Range<usize>) -> Option<Values<'static>> {
         Some(match self.values_dtype()? {
             Dtype::F32 => Values::F32(transposed_rows(self, rows).into()),
@@ -36,7 +37,7 @@ fn transposed_rows<T: Element + Pod>(tensor: &Tensor<'_>, rows: Range<usize>) ->
     transposed_rows
 }
 
-/// Some columns of the matrix at a place of a tensor, as values of so many bytes.
+/// The columns `wanted` of the tensor's matrix number `place`, with `bytes` bytes per value.
 fn tile(tensor: &Tensor<'_>, place: usize, wanted: Range<usize>, bytes: usize) -> Vec<u8> {
     let (rows, width) = tensor.matrix();
     let height = tensor.shape.iter().rev().nth(1).copied().unwrap_or(rows);

@@ -1,4 +1,4 @@
-//! The float tensors of a file as typed slices.
+//! Float tensors of a file as typed slices.
 
 use std::borrow::Cow;
 
@@ -8,7 +8,7 @@ use microscale::{Dtype, Element, ErrorStats};
 
 use crate::dtype::FileDtype;
 
-/// The dtype of the values that a file dtype stands for, if they can be quantized.
+/// The dtype of the values of a file dtype; `None` if they cannot be quantized.
 pub fn float_dtype(dtype: FileDtype) -> Option<Dtype> {
     match dtype {
         FileDtype::F32 => Some(Dtype::F32),
@@ -18,7 +18,7 @@ pub fn float_dtype(dtype: FileDtype) -> Option<Dtype> {
     }
 }
 
-/// The name that a safetensors file has for a dtype.
+/// The file dtype of a dtype.
 pub fn file_dtype(dtype: Dtype) -> FileDtype {
     match dtype {
         Dtype::F32 => FileDtype::F32,
@@ -27,7 +27,7 @@ pub fn file_dtype(dtype: Dtype) -> FileDtype {
     }
 }
 
-/// The values of a tensor: a view of the mapped file where its alignment allows that, a copy otherwise.
+/// The values of a tensor: a view of the mapped file if it is aligned, otherwise a copy.
 #[derive(Clone, Debug)]
 pub enum Values<'a> {
     /// Values of dtype F32.
@@ -38,7 +38,7 @@ pub enum Values<'a> {
     Bf16(Cow<'a, [bf16]>),
 }
 
-/// Evaluates an expression with the typed slice of a [`Values`], whatever the type.
+/// Evaluates an expression with the typed slice of a [`Values`] of any dtype.
 macro_rules! with_values {
     ($values:expr, $slice:ident => $body:expr) => {
         match $values {
@@ -67,7 +67,7 @@ impl<'a> Values<'a> {
     }
 }
 
-/// Files promise no alignment: a header of odd length moves everything after it.
+/// Files guarantee no alignment: a header of odd length misaligns everything after it.
 pub(crate) fn typed<T: Element + Pod>(bytes: &[u8]) -> Cow<'_, [T]> {
     match bytemuck::try_cast_slice(bytes) {
         Ok(values) => Cow::Borrowed(values),

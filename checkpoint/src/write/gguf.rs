@@ -84,7 +84,7 @@ mod tests {
     use super::*;
     use crate::gguf::header::read;
     use crate::gguf::metadata::FileType;
-    use crate::gguf::value::Value;
+    use crate::gguf::value::MetadataValue;
 
     fn outline(name: &str, id: u32, shape: &[usize]) -> GgufOutline {
         GgufOutline { name: name.into(), shape: shape.into(), kind: GgmlType::from_id(id) }
@@ -111,9 +111,9 @@ mod tests {
         assert_eq!(written[header.tensors[0].range.clone()], [9; 3]);
         assert_eq!(written[header.tensors[2].range.clone()], [7; 72]);
         assert_eq!(written.len(), header.tensors[2].range.start + 96, "padded at the end too");
-        assert_eq!(header.value("general.architecture"), Some(&Value::Text("llama".into())));
-        assert_eq!(header.value("general.file_type"), Some(&Value::Unsigned(39)));
-        assert_eq!(header.value("general.quantization_version"), Some(&Value::Unsigned(2)));
+        assert_eq!(header.value("general.architecture"), Some(&MetadataValue::Text("llama".into())));
+        assert_eq!(header.value("general.file_type"), Some(&MetadataValue::Unsigned(39)));
+        assert_eq!(header.value("general.quantization_version"), Some(&MetadataValue::Unsigned(2)));
         assert_eq!(header.entries.len(), 3);
     }
 

@@ -152,7 +152,7 @@ fn a_config_says_which_layers_are_in_which_format() {
         groups["group_0"]["targets"][0] = json!(down[0]);
         groups["group_1"]["targets"][0] = json!("nothing");
     };
-    spoil(&moved, 1, "group_0, which is about it, says something else");
+    spoil(&moved, 1, "group_0, which applies to it, describes something else");
     // A name goes before an expression, and that before a class.
     let expressions = |groups: &mut Value| {
         groups["group_0"]["targets"] = json!(["Linear", r"re:.*layers\.\d+\.mlp\.(gate|up)_proj$"]);

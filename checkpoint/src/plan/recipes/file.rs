@@ -20,12 +20,13 @@ use crate::plan::recipes::presets::Preset;
 use crate::plan::selection::Selection;
 use crate::plan::settings::{GlobalSetting, Settings};
 
-/// The keys of a rule beside [`Settings::KEYS`], and those of the whole file: **what docs/recipes.md lists**.
+/// The keys of a rule in addition to [`Settings::KEYS`], and of the file: **docs/recipes.md lists
+/// them**.
 const OF_RULE: [&str; 2] = ["match", "keep"];
 const OF_FILE: [&str; 7] =
     ["out_convention", "kept", "include", "exclude", "keep_first_layers", "keep_last_layers", "tensors"];
 
-/// Words that stand for where global scales come from.
+/// The words for the source of global scales.
 const FROM_AMAX: &str = "amax";
 const ABSENT: &str = "none";
 
@@ -33,27 +34,30 @@ impl Recipes {
     /// Reads a recipe file.
     ///
     /// # Errors
-    /// [`Error::Io`], [`FileError::TooLong`](crate::FileError::TooLong),
-    /// [`RecipeError::File`](crate::RecipeError::File).
+    /// [`Error::Io`] if the file cannot be read, [`FileError::TooLong`](crate::FileError::TooLong)
+    /// if it is too long, and [`RecipeError::File`](crate::RecipeError::File) if it is invalid.
     pub fn open(path: &Path) -> Result<Self> {
         let text = read_recipe(path)?;
         Self::parse(&text, &path.display().to_string())
     }
 
-    /// Reads the text of a recipe file, which errors call `source`.
+    /// Parses the text of a recipe file. Errors refer to the file as `source`.
     ///
     /// # Errors
-    /// [`RecipeError::File`](crate::RecipeError::File), which says where, what and what else could stand
-    /// there.
+    /// [`RecipeError::File`](crate::RecipeError::File) with the line, the mistake and the accepted
+    /// values if the text is invalid.
     pub fn parse(text: &str, source: &str) -> Result<Self> {
         parse(text, source)
     }
 
-    /// Opens the recipes that a word names: a file, if it ends with `.toml` or has a separator of directories
-    /// in it, and else one of the [`presets`](crate::presets).
+    /// Opens recipes by name.
+    ///
+    /// A name that ends with `.toml` or contains a directory separator is a file. Other names are
+    /// [`presets`](crate::presets).
     ///
     /// # Errors
-    /// [`RecipeError::NoPreset`](crate::RecipeError::NoPreset), and those of [`Self::open`].
+    /// [`RecipeError::NoPreset`](crate::RecipeError::NoPreset) if there is no such preset, and the
+    /// errors of [`Self::open`].
     pub fn named(word: &str) -> Result<Self> {
         if word.ends_with(".toml") || word.contains(std::path::is_separator) {
             return Self::open(Path::new(word));
@@ -63,7 +67,7 @@ impl Recipes {
     }
 }
 
-/// Reads the text of a recipe file.
+/// Parses the text of a recipe file.
 fn parse(text: &str, source: &str) -> Result<Recipes> {
     let file = File { text, source };
     let document = DeTable::parse(text).map_err(|error| {
@@ -91,22 +95,22 @@ fn parse(text: &str, source: &str) -> Result<Recipes> {
     })
 }
 
-/// A file, for its errors.
+/// A file, for error messages.
 #[derive(Clone, Copy)]
 struct File<'a> {
     text: &'a str,
     source: &'a str,
 }
 
-/// A table of it.
+/// A table of the file.
 struct Table<'a> {
     file: File<'a>,
     table: &'a DeTable<'a>,
 }
 
-type Value<'a> = Spanned<DeValue<'a>>;
+type TomlValue<'a> = Spanned<DeValue<'a>>;
 
-/// The formats that some checkpoint format holds.
+/// The formats that at least one checkpoint format can store.
 fn stored_formats() -> impl Iterator<Item = Format> {
     CheckpointFormat::WORDS.iter().flat_map(|(_, convention)| convention.formats())
 }
@@ -121,7 +125,7 @@ impl<'a> File<'a> {
         Error::Recipe(RecipeError::File { place: format!("{}:{}", self.source, self.line(at.start)), why })
     }
 
-    /// A table that has no other keys than these.
+    /// Makes a table, if it has no other keys than `keys`.
     fn table(self, table: &'a DeTable<'a>, keys: &[&str], what: &str) -> Result<Table<'a>> {
         let unknown = table.keys().filter(|key| !keys.contains(&key.get_ref().as_ref()));
         match unknown.min_by_key(|key| key.span().start) {
@@ -135,14 +139,14 @@ impl<'a> File<'a> {
 }
 
 impl<'a> Table<'a> {
-    fn get(&self, key: &str) -> Option<&'a Value<'a>> {
+    fn get(&self, key: &str) -> Option<&'a TomlValue<'a>> {
         self.table.get(key)
     }
 
-    /// An error about a key's value.
-    fn wrong(&self, key: &str, value: &Value<'_>, expected: &str) -> Error {
+    /// An error about the value of a key.
+    fn wrong(&self, key: &str, value: &TomlValue<'_>, expected: &str) -> Error {
         let found = self.file.text.get(value.span()).unwrap_or_default();
-        // A long one, or one of several lines, is not shown.
+        // Long values and values of several lines are not shown.
         let short = found.len() <= 60 && !found.contains('\n');
         let found = if short { found } else { value.get_ref().type_str() };
         self.file.error(value.span(), format!("{key} is {found}, and must be {expected}"))
@@ -165,12 +169,13 @@ impl<'a> Table<'a> {
         Ok((settings, settings.given().filter_map(line).collect()))
     }
 
-    /// One of the words of a type.
+    /// Parses a word of a type.
     fn word<T: Words>(&self, key: &str) -> Result<Option<T>> {
         self.word_among(key, |_| true)
     }
 
-    /// One of the words of a type. Errors list the `offered` words. Later checks refuse the others, with the way out.
+    /// Parses a word of a type. Errors list only the words that are `offered`. Later checks refuse
+    /// the other words with a better message.
     fn word_among<T: Words>(&self, key: &str, offered: impl Fn(&T) -> bool) -> Result<Option<T>> {
         let Some(value) = self.get(key) else { return Ok(None) };
         let word = value.get_ref().as_str().and_then(T::from_word);
@@ -185,7 +190,7 @@ impl<'a> Table<'a> {
         flag.map(Some).ok_or_else(|| self.wrong(key, value, "true or false"))
     }
 
-    /// A number of things; none, if nothing is said.
+    /// A number of things; 0 if the key is missing.
     fn count(&self, key: &str) -> Result<usize> {
         let Some(value) = self.get(key) else { return Ok(0) };
         let count =
@@ -209,10 +214,10 @@ impl<'a> Table<'a> {
         setting.map(Some).ok_or_else(|| self.wrong(key, value, &expected))
     }
 
-    /// A pattern or several; none, if nothing is said.
+    /// A list of patterns, empty if the key is missing.
     fn patterns(&self, key: &str) -> Result<Vec<GlobMatcher>> {
         let expected = "a pattern of tensor names such as \"*.down_proj.weight\", or a list of them";
-        let pattern = |value: &Value<'_>| {
+        let pattern = |value: &TomlValue<'_>| {
             let text = value.get_ref().as_str().ok_or_else(|| self.wrong(key, value, expected))?;
             glob::matcher(text).map_err(|why| {
                 let why = format!("{key} is {}, which is no pattern: {why}", glob::shown(text));
@@ -227,12 +232,12 @@ impl<'a> Table<'a> {
     }
 
     /// The rules for some tensors.
-    fn rules(&self, value: &'a Value<'a>) -> Result<Vec<Rule>> {
+    fn rules(&self, value: &'a TomlValue<'a>) -> Result<Vec<Rule>> {
         let expected = "tables, each under a line [[tensors]]";
         let Some(values) = value.get_ref().as_array() else {
             return Err(self.wrong("tensors", value, expected));
         };
-        let rule = |value: &'a Value<'a>| {
+        let rule = |value: &'a TomlValue<'a>| {
             let table = value.get_ref().as_table().ok_or_else(|| self.wrong("tensors", value, expected))?;
             self.file
                 .table(table, &[&OF_RULE[..], &Settings::KEYS].concat(), "[[tensors]]")?
@@ -361,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_say_where_what_and_what_else() {
+    fn errors_name_line_mistake_and_accepted_values() {
         let cases: [(&str, &[&str]); 19] = [
             ("a\nb", &["r.toml:1: this is not TOML"]),
             ("\n\nformat = ", &["r.toml:3: this is not TOML"]),
@@ -396,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn the_formats_that_are_offered_are_those_that_some_convention_holds() {
+    fn offered_formats_have_a_checkpoint_format() {
         let source = "r.toml";
         let why = Recipes::parse("format = \"fp4\"", source).err().unwrap().to_string();
         assert!(why.contains(r#"one of "mxfp4", "nvfp4", "mxfp8-e4m3""#) && !why.contains("e5m2"), "{why}");

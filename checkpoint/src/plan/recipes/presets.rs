@@ -1,23 +1,23 @@
-//! Recipes that come with the library: the files of checkpoint/recipes.
+//! Presets: the recipes in checkpoint/recipes, which are compiled into the library.
 
 use crate::error::recipe::RecipeError;
 use crate::error::{Error, Result};
 
-/// A recipe that comes with the library.
+/// A recipe that is compiled into the library.
 #[derive(Clone, Copy, Debug)]
 pub struct Preset {
     /// The name.
     pub name: &'static str,
-    /// Its file, to be read or to be changed.
+    /// The text of its file.
     pub text: &'static str,
 }
 
-/// All of them.
+/// All presets.
 pub const fn presets() -> &'static [Preset] {
     PRESETS
 }
 
-/// The table of presets, by the names of their files.
+/// Makes the table of presets from the names of their files.
 macro_rules! table {
     ($($name:literal),+ $(,)?) => {
         const PRESETS: &[Preset] =
@@ -27,17 +27,17 @@ macro_rules! table {
 table!["nvfp4", "mxfp4", "nvfp4-keep-ends", "mxfp4-keep-ends", "nvfp4-mxfp4-experts"];
 
 impl Preset {
-    /// The preset of this name.
+    /// The preset with this name.
     ///
     /// # Errors
-    /// [`RecipeError::NoPreset`](crate::RecipeError::NoPreset).
+    /// [`RecipeError::NoPreset`](crate::RecipeError::NoPreset) if there is none.
     pub fn called(name: &str) -> Result<&'static Self> {
         let found = PRESETS.iter().find(|preset| preset.name == name);
         let names = || PRESETS.iter().map(|preset| preset.name).collect::<Vec<_>>().join(", ");
         found.ok_or_else(|| Error::Recipe(RecipeError::NoPreset { name: name.into(), presets: names() }))
     }
 
-    /// The purpose: the comment that its file begins with, as far as the first full stop.
+    /// The purpose: the first sentence of the comment at the top of the file.
     pub fn summary(&self) -> String {
         let lines = self.text.lines().map_while(|line| line.strip_prefix("# "));
         let comment = lines.collect::<Vec<_>>().join(" ");
@@ -52,7 +52,7 @@ mod tests {
     use crate::plan::recipes::Recipes;
 
     #[test]
-    fn every_preset_is_a_recipe_and_says_what_for() {
+    fn every_preset_is_a_recipe_with_a_summary() {
         for preset in presets() {
             Recipes::named(preset.name).unwrap().check(CheckpointFormat::default()).unwrap();
             assert!(preset.summary().len() > 20, "{}", preset.name);
@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_preset_and_what_is_a_file() {
+    fn unknown_presets_and_missing_files_are_errors() {
         let error = |word| Recipes::named(word).unwrap_err();
         assert!(error("fp4").to_string().contains("nvfp4-keep-ends"), "{}", error("fp4"));
         for file in ["nowhere.toml", "./nvfp4", "nowhere/mxfp4"] {

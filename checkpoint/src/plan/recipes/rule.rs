@@ -1,4 +1,4 @@
-//! A rule of a recipe file: settings for the tensors whose names match.
+//! A rule of a recipe file: settings for the tensors whose names match its patterns.
 
 use std::collections::BTreeMap;
 
@@ -6,12 +6,12 @@ use globset::GlobMatcher;
 
 use crate::plan::settings::Settings;
 
-/// A rule about the tensors whose names match.
+/// A rule for the tensors whose names match.
 #[derive(Clone, Debug)]
 pub(super) struct Rule {
     pub(super) line: usize,
     pub(super) patterns: Vec<GlobMatcher>,
-    /// True if they are left as they are, false if they are quantized; `None` if the rule does not say.
+    /// True to copy the tensors, false to quantize them; `None` if the rule does not decide.
     pub(super) keep: Option<bool>,
     pub(super) settings: Settings,
     pub(super) lines: Lines,
@@ -25,7 +25,7 @@ impl Rule {
         self.patterns.iter().any(|pattern| pattern.is_match(tensor))
     }
 
-    /// Its patterns as in the file.
+    /// The patterns as in the file.
     pub(super) fn text(&self) -> String {
         let patterns: Vec<_> =
             self.patterns.iter().map(|pattern| format!("{:?}", pattern.glob().glob())).collect();

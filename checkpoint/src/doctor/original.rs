@@ -1,5 +1,5 @@
-//! The check of values against the checkpoint that was quantized. It finds what scales and codes alone cannot
-//! show, such as nibbles in the wrong order.
+//! Compares values with the checkpoint that was quantized. This finds defects that scales and codes
+//! do not show by themselves, such as nibbles in the wrong order.
 
 use microscale::{Device, ErrorStats};
 
@@ -9,18 +9,20 @@ use crate::error::Result;
 use crate::read::tensor::Tensor;
 use crate::read::values::Values;
 
-/// The SQNR in dB that weights in four bits have at least. Plain rounding of weights gives 17 to 21; less
-/// than this is no rounding.
-const LEAST: f64 = 10.0;
+/// Smallest SQNR in dB that counts as quantized from the original. Rounding weights to four bits
+/// gives 17 to 21 dB.
+const MIN_SQNR_DB: f64 = 10.0;
 
-/// The margin, in dB, by which another order of nibbles must be better to be the right one.
-const BETTER: f64 = 3.0;
+/// Gain in dB from swapping nibbles above which their order is reported as wrong.
+const NIBBLE_MARGIN_DB: f64 = 3.0;
 
-/// Looks at a quantized tensor beside its original.
+/// Compares a quantized tensor with its original.
+///
+/// Tensors with scales that are not numbers are skipped: `check_blocks` reports them.
 ///
 /// # Errors
-/// Those of dequantizing, but for scales that cannot be read, which others tell of.
-pub(super) fn look(
+/// The errors of dequantizing.
+pub(super) fn check_against_original(
     packed: &Packed<'_>,
     original: &Tensor<'_>,
     device: &Device,
@@ -33,20 +35,20 @@ pub(super) fn look(
         found(Defect::OtherValues, what);
         return Ok(());
     }
-    // The blocks of a scale that is no number say nothing about the others.
+    // NaN and foreign scales would hide how close the other blocks are.
     let is_number = |scale: &u8| packed.format.is_scale(*scale) && !packed.format.is_nan_scale(*scale);
     if packed.each_blocks().any(|blocks| !blocks.scales.iter().all(is_number)) {
         return Ok(());
     }
     let as_stored = sqnr(packed, original, Nibbles::AsStored, device)?;
-    if as_stored >= LEAST {
+    if as_stored >= MIN_SQNR_DB {
         return Ok(());
     }
     let mut best = as_stored;
     if packed.format.bits() == 4 && packed.scales.is_some() {
         best = sqnr(packed, original, Nibbles::Swapped, device)?;
     }
-    if best >= as_stored + BETTER {
+    if best >= as_stored + NIBBLE_MARGIN_DB {
         let what = format!(
             "SQNR {as_stored:.1} dB to the original as stored, {best:.1} dB with the halves of bytes swapped"
         );
@@ -57,16 +59,16 @@ pub(super) fn look(
     Ok(())
 }
 
-/// The order in which the halves of a byte are read.
+/// The order of the two nibbles of a byte.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Nibbles {
     AsStored,
     Swapped,
 }
 
-/// The closeness of a tensor's values to the original's, in dB.
+/// SQNR in dB of a tensor's values against the original's.
 fn sqnr(packed: &Packed<'_>, original: &Tensor<'_>, nibbles: Nibbles, device: &Device) -> Result<f64> {
-    // A byte's values are neighbours where blocks run: along the rows that are stored.
+    // The two codes of a byte are neighbors along the stored rows, which hold the blocks.
     let apart = if packed.storage.transposed { packed.shape.last().copied().unwrap_or(1) } else { 1 };
     let mut errors = ErrorStats::default();
     for band in packed.bands()? {

@@ -1,10 +1,10 @@
-//! The check of codes of eight bits under scales: scales that are no numbers.
+//! Checks the scales of FP8 and INT8 weights for NaN and infinities.
 
 use super::finding::{Defect, Finding};
 use crate::read::tensor::Tensor;
 
-/// Looks at the scales of a tensor, if it has some.
-pub(super) fn look(tensor: &Tensor<'_>, findings: &mut Vec<Finding>) {
+/// Checks the scales of a tensor, if it has any.
+pub(super) fn check_w8_scales(tensor: &Tensor<'_>, findings: &mut Vec<Finding>) {
     let Some(scaling) = &tensor.scaling else { return };
     let mut wrong = scaling.scales().enumerate().filter(|(_, scale)| !scale.is_finite());
     if let Some((first, scale)) = wrong.next() {
