@@ -249,7 +249,7 @@ impl<'a> Plan<'a> {
         let from_amax = |plan: &QuantizePlan| self.recipe_of(plan).recipe.scheme.global_from_amax();
         let names =
             self.quantized().filter_map(|(job, plan)| Some((job.tensor.name, from_amax(plan)?.direction)));
-        let found = GlobalScales::find(&Checkpoint::open(path)?, names)?;
+        let found = GlobalScales::find(&open_given(path, "global scales")?, names)?;
         let mut scales = found.scales.into_iter();
         let recipes = &self.recipes;
         for plan in self.jobs.iter_mut().filter_map(quantize_plan) {
@@ -273,7 +273,7 @@ impl<'a> Plan<'a> {
         let is_searched = |recipe: &TensorRecipe| recipe.recipe.search != Search::None;
         let searched = self.quantized().map(|(job, plan)| (job.tensor, self.recipe_of(plan)));
         let searched = searched.filter(|(_, recipe)| is_searched(recipe));
-        let file = Checkpoint::open(path)?;
+        let file = open_given(path, "importance")?;
         let found = Importance::find(&file, searched.map(|(tensor, recipe)| (tensor, recipe.storage)))?;
         let mut columns = found.columns.into_iter();
         let recipes = &self.recipes;
@@ -497,6 +497,13 @@ impl<'a> Plan<'a> {
         let blocks = self.groups().first().and_then(|group| group.storage.blocks);
         blocks.unwrap_or(Blocks::Mxfp4).file_type()
     }
+}
+
+/// Opens a file that is given with a checkpoint.
+fn open_given(file: &Path, what: &'static str) -> Result<Checkpoint> {
+    Checkpoint::open(file).map_err(|source| {
+        GivenError::Open { what, file: file.into(), source: source.into() }.into()
+    })
 }
 
 /// How a job quantizes its tensor, if it does.

@@ -10,6 +10,17 @@ use crate::dtype::FileDtype;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum GivenError {
+    /// The file cannot be opened.
+    #[error("cannot take {what} from {}", .file.display())]
+    Open {
+        /// The content that the file should have.
+        what: &'static str,
+        /// The file.
+        file: PathBuf,
+        /// The reason.
+        source: Box<crate::Error>,
+    },
+
     /// The file has no global scale for a tensor.
     #[error(
         "{} has no global scale for tensor {tensor}; call it {tensor}, {tensor}_global_scale (a divisor) or \

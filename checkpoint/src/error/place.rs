@@ -122,7 +122,7 @@ fn of_given(error: &GivenError) -> Location<'_> {
         GivenError::InputScaleNumber { tensor, .. } | GivenError::InputScaleUnheld { tensor } => {
             (None, Some(tensor))
         }
-        GivenError::InputScaleRepeated { file, .. } => (Some(file), None),
+        GivenError::InputScaleRepeated { file, .. } | GivenError::Open { file, .. } => (Some(file), None),
         GivenError::ImportanceUnused => (None, None),
     }
 }
