@@ -6,7 +6,8 @@ use std::ops::ControlFlow;
 
 use microscale::{Device, ErrorStats};
 
-use crate::checkpoint_formats::packed::{Logical, logical};
+use crate::checkpoint_formats::ownership::logical;
+use crate::checkpoint_formats::packed::Logical;
 use crate::error::{Error, Result};
 use crate::read::checkpoint::Checkpoint;
 use crate::write::progress::{OnProgress, Progress};

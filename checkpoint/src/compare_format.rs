@@ -6,7 +6,8 @@ use std::ops::{ControlFlow, Range};
 
 use microscale::{Amax, Device, Dtype, Element, ErrorStats, Global, NonFinite, Recipe, Shape};
 
-use crate::checkpoint_formats::packed::{Logical, logical};
+use crate::checkpoint_formats::ownership::logical;
+use crate::checkpoint_formats::packed::Logical;
 use crate::compare::{Compared, Comparison, Difference};
 use crate::error::plan::PlanError;
 use crate::error::{Error, Result};

@@ -11,12 +11,13 @@ use std::path::Path;
 use std::time::Instant;
 
 use microscale::cast::to_mxfp8;
-use microscale::{Device, Format, GlobalScale};
+use microscale::{Device, Format, GlobalScale, ScaleLayout};
 
-use crate::checkpoint_format::CheckpointFormat;
+use crate::checkpoint_format::{CheckpointFormat, Written};
 use crate::checkpoint_formats::group::Group;
 use crate::checkpoint_formats::ignored::ignored;
-use crate::checkpoint_formats::packed::{Logical, Packed, logical};
+use crate::checkpoint_formats::ownership::logical;
+use crate::checkpoint_formats::packed::{Logical, Packed};
 use crate::checkpoint_formats::storage::{Storage, StoredGlobal};
 use crate::convert::casts::{Cast, cast_alike, casts};
 use crate::convert::done::{BF16, Done, in_bf16};
@@ -106,7 +107,7 @@ pub fn convert(
     checkpoint.check_container(to)?;
     let logical = logical(checkpoint)?;
     let (tensors, skipped, cast, misread_by);
-    if to == CheckpointFormat::Fp8Block {
+    if to.written() == Written::ByConvert {
         let work = Fp8Blocks::new(checkpoint, &logical, format)?;
         (tensors, skipped) = rewrite(checkpoint, out, &work, device, progress)?;
         (cast, misread_by) = (work.tensors(), Vec::new());
@@ -178,8 +179,9 @@ impl<'a> Converter<'a> {
             }
             if let Logical::Packed(tensor) = tensor {
                 let storage = Storage::of_format(to, format.unwrap_or(tensor.format))?;
-                if let Some(reason) =
-                    storage.comfy.and_then(|_| storage.cannot_hold(tensor.name, &tensor.shape))
+                // Shapes are not recovered from padded scales.
+                if storage.scale_layout == ScaleLayout::Swizzled
+                    && let Some(reason) = storage.cannot_hold(tensor.name, &tensor.shape)
                 {
                     let (file, tensor) = (tensor.codes.file.into(), tensor.name.into());
                     return Err(Error::Format(FormatError::NotHeld { file, tensor, to, reason }));

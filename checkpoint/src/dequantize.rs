@@ -9,7 +9,8 @@ use bytemuck::Pod;
 use half::{bf16, f16};
 use microscale::{Device, Dtype, Element, NonFinite, Report};
 
-use crate::checkpoint_formats::packed::{Logical, Packed, logical};
+use crate::checkpoint_formats::ownership::logical;
+use crate::checkpoint_formats::packed::{Logical, Packed};
 use crate::error::format::FormatError;
 use crate::error::output::OutputError;
 use crate::error::{Error, Result};

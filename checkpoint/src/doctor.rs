@@ -24,12 +24,14 @@ mod patterns;
 mod scaled;
 mod stored;
 
+use std::collections::HashMap;
 use std::ops::ControlFlow;
 
 use microscale::{Device, Words};
 use serde_json::{Value, json};
 
-use crate::checkpoint_formats::packed::{Logical, resolve};
+use crate::checkpoint_formats::ownership::Ownership;
+use crate::checkpoint_formats::packed::Logical;
 use crate::doctor::finding::{Defect, Finding};
 use crate::error::{Error, Result};
 use crate::read::checkpoint::Checkpoint;
@@ -67,20 +69,26 @@ pub fn diagnose(
     let mut diagnosis = Diagnosis::default();
     let total = checkpoint.tensors().map(|tensor| tensor.data.len() as u64).sum();
     let (mut packed, mut plain, mut done) = (Vec::new(), Vec::new(), 0);
-    for tensor in checkpoint.tensors() {
+    let mut originals = Originals::new();
+    if let Some(against) = against {
+        let tensors = Ownership::of(against).tensors();
+        originals.extend(tensors.map(|(stored, original)| (stored.name, (stored, original))));
+    }
+    for (tensor, logical) in Ownership::of(checkpoint).tensors() {
         if let ControlFlow::Break(()) = progress(Progress { tensor: tensor.name, done, total }) {
             return Err(Error::Interrupted);
         }
         done += tensor.data.len() as u64;
-        match resolve(checkpoint, tensor) {
-            Ok(None) => {}
-            Ok(Some(Logical::Plain(tensor))) => {
+        match logical {
+            None => {}
+            Some(Ok(Logical::Plain(tensor))) => {
                 scaled::look(&tensor, &mut diagnosis.findings);
                 plain.push(tensor);
             }
-            Ok(Some(Logical::Packed(tensor))) => {
+            Some(Ok(Logical::Packed(tensor))) => {
                 diagnosis.blocks += tensor.blocks();
-                let original = against.map(|against| original(against, tensor.name)).transpose()?.flatten();
+                let original = against.map(|against| original(against, &mut originals, tensor.name));
+                let original = original.transpose()?.flatten();
                 blocks::look(&tensor, original.as_ref(), &mut diagnosis.findings)?;
                 stored::look(&tensor, &mut diagnosis.findings);
                 if let Some((against, original)) = against.zip(original) {
@@ -90,7 +98,7 @@ pub fn diagnose(
                 checkpoint.forget(&tensor.codes);
                 packed.push(*tensor);
             }
-            Err(error) => {
+            Some(Err(error)) => {
                 plain.push(tensor);
                 diagnosis.findings.push(Finding::of(Defect::Unreadable, &tensor, described(&error)));
             }
@@ -106,10 +114,18 @@ pub fn diagnose(
     Ok(diagnosis)
 }
 
-/// The tensor of a name with the scales that it is under, if there are any.
-fn original<'a>(against: &'a Checkpoint, name: &str) -> Result<Option<Tensor<'a>>> {
-    let Some(tensor) = against.tensor(name) else { return Ok(None) };
-    Ok(Some(match resolve(against, tensor)? {
+/// The stored tensors of the original checkpoint by name, each with the model's tensor that it stands
+/// for.
+type Originals<'a> = HashMap<&'a str, (Tensor<'a>, Option<Result<Logical<'a>>>)>;
+
+/// Takes the original of a tensor, with its scales if it has any.
+fn original<'a>(
+    against: &'a Checkpoint,
+    originals: &mut Originals<'a>,
+    name: &str,
+) -> Result<Option<Tensor<'a>>> {
+    let Some((tensor, original)) = originals.remove(name) else { return Ok(None) };
+    Ok(Some(match original.transpose()? {
         Some(Logical::Plain(tensor)) => tensor,
         Some(Logical::Packed(packed)) => packed.scaled(against).unwrap_or(tensor),
         None => tensor,

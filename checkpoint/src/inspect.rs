@@ -1,6 +1,7 @@
 //! Looking into a checkpoint: its tensors as they are stored, and distributions of scales and codes.
 
-use crate::checkpoint_formats::packed::{Logical, resolve};
+use crate::checkpoint_formats::ownership::Ownership;
+use crate::checkpoint_formats::packed::Logical;
 use crate::error::Error;
 use crate::histogram::Histogram;
 use crate::read::checkpoint::Checkpoint;
@@ -21,11 +22,11 @@ pub struct Inspected<'a> {
 /// stored.
 pub fn inspect(checkpoint: &Checkpoint) -> Vec<Inspected<'_>> {
     let mut inspected = Vec::new();
-    for stored in checkpoint.tensors() {
-        let (tensor, unreadable) = match resolve(checkpoint, stored) {
-            Ok(None) => continue,
-            Ok(Some(tensor)) => (tensor, None),
-            Err(error) => (Logical::Plain(stored), Some(error)),
+    for (stored, logical) in Ownership::of(checkpoint).tensors() {
+        let (tensor, unreadable) = match logical {
+            None => continue,
+            Some(Ok(tensor)) => (tensor, None),
+            Some(Err(error)) => (Logical::Plain(stored), Some(error)),
         };
         let histogram = match &tensor {
             Logical::Packed(packed) => Some(Histogram::of(packed).into()),

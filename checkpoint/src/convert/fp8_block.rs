@@ -32,7 +32,7 @@ use crate::gguf::metadata::FileType;
 use crate::read::checkpoint::Checkpoint;
 use crate::read::description::Description;
 use crate::read::memory::afford;
-use crate::read::scaling::{Scaling, grid};
+use crate::read::scale_grid::{CodeKind, ScaleGrid, grid};
 use crate::read::tensor::{Tensor, elements};
 use crate::sums::Sums;
 use crate::write::outline::{Outline, unchanged, unquantized};
@@ -99,18 +99,18 @@ impl Cast {
     /// The values that a file of this is read as.
     fn values(&self, packed: &Packed<'_>, cols: usize) -> Option<Vec<f32>> {
         let (dtype, data) = (FileDtype::F32, bytemuck::cast_slice(&self.scales));
-        let scaling = Scaling {
+        let scaling = ScaleGrid {
             name: SCALES,
             dtype,
             data,
             file: packed.codes.file,
             block: BLOCK,
             shared: false,
-            bits: 8,
+            codes: CodeKind::E4m3,
             layout: ScaleLayout::Linear,
         };
         let shape = [self.codes.len() / cols, cols];
-        scaling.values(FileDtype::F8_E4M3, &shape, &self.codes, 0..self.codes.len())
+        scaling.values(&shape, &self.codes, 0..self.codes.len())
     }
 }
 
@@ -146,12 +146,12 @@ pub(crate) struct Fp8Blocks<'a> {
 
 /// Returns whether a tensor of codes under scales is block FP8 already. So is a matrix within a single block that has one scale.
 fn is_there(tensor: &Tensor<'_>) -> bool {
-    let single = |scaling: Scaling<'_>| match tensor.shape {
+    let single = |scaling: ScaleGrid<'_>| match tensor.shape {
         [rows, cols] => scaling.block == [*rows, *cols] && *rows <= BLOCK[0] && *cols <= BLOCK[1],
         _ => false,
     };
-    let is = |scaling: Scaling<'_>| {
-        scaling.bits == 8 && (scaling.block == BLOCK && !scaling.shared || single(scaling))
+    let is = |scaling: ScaleGrid<'_>| {
+        scaling.codes == CodeKind::E4m3 && (scaling.block == BLOCK && !scaling.shared || single(scaling))
     };
     tensor.dtype == FileDtype::F8_E4M3 && tensor.scaling.is_some_and(is)
 }
@@ -291,7 +291,7 @@ fn write_cast(packed: &Packed<'_>, rounding: bool, device: &Device, sink: &Sink<
 fn restate(tensor: &Tensor<'_>, sink: &Sink<'_>) -> Result<Done> {
     let [codes, scales] = outlines(tensor.name, tensor.shape);
     sink.write(&codes.name, tensor.data)?;
-    let values: Vec<f32> = tensor.scaling.iter().flat_map(Scaling::scales).collect();
+    let values: Vec<f32> = tensor.scaling.iter().flat_map(ScaleGrid::scales).collect();
     sink.write(&scales.name, bytemuck::cast_slice(&values))?;
     let mut copied = Sums::default();
     copied.add(tensor.elements(), tensor.bytes() as u64, codes.bytes() + scales.bytes());

@@ -1,22 +1,26 @@
-//! The tensors that a plan is about: a checkpoint's as their values are read.
+//! The tensors of a plan: a checkpoint's tensors, with scales where they are needed for values.
 
 use std::collections::{HashMap, HashSet};
 
 use microscale::Format;
 
-use crate::checkpoint_formats::packed::{Logical, Packed, logical};
+use crate::checkpoint_format::Written;
+use crate::checkpoint_formats::ownership::logical;
+use crate::checkpoint_formats::packed::{Logical, Packed};
 use crate::error::plan::PlanError;
 use crate::error::{Error, Result};
 use crate::read::checkpoint::Checkpoint;
 use crate::read::description::Description;
 use crate::read::tensor::Tensor;
 
-/// Every tensor of a checkpoint by its name in the files, in their order. Codes whose values are read have their scales with
-/// them, which are no tensors of the plan, and the name of the model's parameter.
+/// Returns every tensor of a checkpoint by its stored name, in the order of the files.
+///
+/// Codes whose values are input of quantizing have their scales with them, and the name of the
+/// model's parameter. Their scales are not listed.
 ///
 /// # Errors
-/// [`PlanError::AlreadyQuantized`](crate::PlanError::AlreadyQuantized) if a config says that weights are quantized,
-/// unless they are such codes; those of [`logical`].
+/// [`PlanError::AlreadyQuantized`](crate::PlanError::AlreadyQuantized) if a config declares
+/// quantized weights, except for such codes; the errors of [`logical`].
 pub(crate) fn sources(checkpoint: &Checkpoint) -> Result<Vec<(&str, Tensor<'_>)>> {
     let (sources, quantized) = read(checkpoint, checkpoint.requantize)?;
     if let Some((method, config)) = Description::method(checkpoint)
@@ -27,7 +31,7 @@ pub(crate) fn sources(checkpoint: &Checkpoint) -> Result<Vec<(&str, Tensor<'_>)>
     Ok(sources)
 }
 
-/// The names in the files of what [`sources`] has, whether or not MXFP4 was quantized again.
+/// Returns the stored names of all [`sources`], including MXFP4 that may be quantized again.
 ///
 /// # Errors
 /// The errors of [`logical`].
@@ -36,7 +40,7 @@ pub(crate) fn source_names(checkpoint: &Checkpoint) -> Result<HashSet<&str>> {
     Ok(sources.into_iter().map(|(stored, _)| stored).collect())
 }
 
-/// The tensors, and whether some are quantized that are not read as values.
+/// Returns the tensors, and whether there are quantized ones whose values are not read.
 fn read(checkpoint: &Checkpoint, requantize: bool) -> Result<(Vec<(&str, Tensor<'_>)>, bool)> {
     let (mut sources, mut quantized) = (HashMap::new(), false);
     for tensor in logical(checkpoint)? {
@@ -54,8 +58,8 @@ fn read(checkpoint: &Checkpoint, requantize: bool) -> Result<(Vec<(&str, Tensor<
     Ok((each.collect(), quantized))
 }
 
-/// Returns whether quantizing begins with the values of a quantized tensor: MXFP8's, and those of what is read alone, which
-/// nothing else can be made of.
+/// Returns whether the values of a quantized tensor are input of quantizing: MXFP8, and all formats
+/// of read-only checkpoint formats.
 fn is_source(packed: &Packed<'_>) -> bool {
-    packed.format == Format::Mxfp8E4m3 || packed.convention().formats().next().is_none()
+    packed.format == Format::Mxfp8E4m3 || packed.convention().written() != Written::Yes
 }

@@ -15,9 +15,10 @@ use crate::error::format::FormatError;
 use crate::error::{Error, Result};
 use crate::gguf::header::Header;
 use crate::names::naming::Naming;
+use crate::names::weight::WEIGHT;
 use crate::read::config::{CONFIG_FILE, Config, HF_QUANT_CONFIG_FILE};
 use crate::read::index::Index;
-use crate::read::layer_texts;
+use crate::read::layer_words::{LayerWord, LayerWords};
 use crate::read::shard::{Container, PICKLES, Shard, Stored};
 use crate::read::tensor::Tensor;
 
@@ -32,8 +33,8 @@ pub struct Checkpoint {
     pub(crate) hf_quant_config: Option<Config>,
     /// What its layers are and what loaders call them, by config.json.
     pub(crate) naming: Naming,
-    /// The words for the formats of layers that ComfyUI's metadata have.
-    pub(crate) comfy_layers: HashMap<String, String>,
+    /// Words that its files have for the formats of layers.
+    pub(crate) layer_words: LayerWords,
     /// Each tensor's shard, and its place there.
     pub(crate) places: HashMap<String, (usize, usize)>,
     /// True if weights that are not the checkpoint's are left out of what is copied.
@@ -63,16 +64,11 @@ impl fmt::Debug for Checkpoint {
 }
 
 impl Checkpoint {
-    /// Opens a `.safetensors`, `.gguf` or PyTorch file (`.bin`, `.pt`, `.pth`), or a checkpoint directory.
-    ///
-    /// A directory's weights are what its index lists (`model.safetensors.index.json`), or else
-    /// `model.safetensors`, or else all its `.safetensors` files, or else all its `.gguf` files, or else what
-    /// `pytorch_model.bin.index.json` lists, or else `pytorch_model.bin`, or else all its PyTorch files. What is written of those is
-    /// safetensors.
+    /// Reads everything that [`Checkpoint::open`] does, except for the words of layers.
     ///
     /// # Errors
-    /// Everything that is wrong with headers and index, naming file and tensor.
-    pub fn open(path: &Path) -> Result<Self> {
+    /// Every defect of headers and index. Errors name the file and the tensor.
+    pub(crate) fn read(path: &Path) -> Result<Self> {
         let directory = fs::metadata(path).map_err(Error::io("open", path))?.is_dir();
         let (index, shards, config, hf_quant_config) = if directory {
             let files = files_of(path)?;
@@ -89,16 +85,15 @@ impl Checkpoint {
         check_written(&shards)?;
         let places = places(&shards)?;
         let naming = config.as_ref().and_then(Config::model_type).map(Naming::of).unwrap_or_default();
-        let (path, comfy_layers) = (path.into(), layer_texts::layers(&shards)?);
         let checkpoint = Self {
-            comfy_layers,
-            path,
+            path: path.into(),
             directory,
             shards,
             index,
             config,
             hf_quant_config,
             naming,
+            layer_words: LayerWords::new(),
             places,
             skip_other_weights: false,
             requantize: false,
@@ -170,6 +165,11 @@ impl Checkpoint {
     pub fn tensor(&self, name: &str) -> Option<Tensor<'_>> {
         let (shard, place) = *self.places.get(name)?;
         self.shards[shard].tensor(place)
+    }
+
+    /// Returns the word for the format of a layer, by the name of its weight.
+    pub(crate) fn layer_word(&self, weight: &str) -> Option<&LayerWord> {
+        self.layer_words.get(weight.strip_suffix(WEIGHT)?)
     }
 
     /// The convention that its quantized tensors are written by if nothing else is asked for: that of its

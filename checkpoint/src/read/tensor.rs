@@ -12,7 +12,7 @@ use crate::error::Error;
 use crate::error::format::FormatError;
 use crate::gguf::q8_0;
 use crate::read::columns::TransposedColumns;
-use crate::read::scaling::Scaling;
+use crate::read::scale_grid::ScaleGrid;
 use crate::read::values::{Values, float_dtype};
 
 /// A tensor as it is stored.
@@ -29,7 +29,7 @@ pub struct Tensor<'a> {
     /// The file that it is in.
     pub file: &'a Path,
     /// The scales that make values of its codes, if it is of codes and they were looked up.
-    pub scaling: Option<Scaling<'a>>,
+    pub scaling: Option<ScaleGrid<'a>>,
     /// Set if it is the transpose of columns of the matrix that its bytes are, and not these bytes one after the other.
     pub(crate) columns: Option<TransposedColumns>,
 }
@@ -99,7 +99,7 @@ impl<'a> Tensor<'a> {
     /// The values of some elements, if it has values that can be quantized.
     pub(crate) fn values_in(&self, elements: Range<usize>) -> Option<Values<'a>> {
         if let Some(scaling) = &self.scaling {
-            let values = scaling.values(self.dtype, self.shape, self.data, elements)?;
+            let values = scaling.values(self.shape, self.data, elements)?;
             return Some(Values::F32(values.into()));
         }
         if self.dtype == Q8_0 {
