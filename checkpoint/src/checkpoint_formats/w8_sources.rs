@@ -45,6 +45,8 @@ enum Grid {
     Matrix,
     /// A scale per block: [⌈N/R⌉, ⌈K/C⌉].
     Block,
+    /// A scale per block: [⌈N/R⌉, 1, ⌈K/C⌉, 1].
+    BlockApart,
     /// A scale per group of G columns in a row: [N, K/G]. It counts only if no other grid fits.
     Group,
 }
@@ -77,6 +79,13 @@ const W8_SOURCES: &[W8Source] = &[
         codes: FP8,
         scales: PartName::After("_scale"),
         grids: &[Grid::Tensor, Grid::RowList],
+    },
+    // ModelOpt's FP8_PB_WO.
+    W8Source {
+        method: Some("modelopt"),
+        codes: FP8,
+        scales: PartName::After("_scale"),
+        grids: &[Grid::Tensor, Grid::BlockApart],
     },
     // DeepSeek-V4's layers, and its experts if they are FP8.
     W8Source { method: None, codes: FP8, scales: PartName::InPlace(".scale"), grids: ANY_GRID },
@@ -223,6 +232,11 @@ impl Grid {
             Self::RowList => {
                 return (matrices.is_empty() && scales == [rows]).then_some([1, cols]);
             }
+            Self::BlockApart => {
+                let [down, across] = grid([rows, cols], block);
+                let expected = [matrices, &[down, 1, across, 1]].concat();
+                return (scales == expected).then_some(block);
+            }
             Self::Group => return None,
             Self::Row => [1, cols],
             Self::Matrix => [rows, cols],
@@ -273,4 +287,26 @@ fn sizes(json: &Value) -> Option<[usize; 2]> {
     let sizes =
         json.as_array()?.iter().map(|size| usize::try_from(size.as_u64()?).ok().filter(|size| *size > 0));
     sizes.collect::<Option<Vec<_>>>()?.try_into().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_of_modelopt_have_dimensions_of_one_element_in_between() {
+        let sizes = ScaleSizes { blocks: vec![BLOCK], groups: Vec::new() };
+        let modelopt = W8_SOURCES.iter().filter(|source| source.method == Some("modelopt"));
+        let grids: Vec<_> = modelopt.flat_map(|source| source.grids).copied().collect();
+        let fits = |codes: &[usize], scales: &[usize]| fitting(&grids, codes, scales, &sizes);
+        // The last blocks may be smaller, and experts come first.
+        assert_eq!(fits(&[256, 384], &[2, 1, 3, 1]), [(BLOCK, false)]);
+        assert_eq!(fits(&[200, 320], &[2, 1, 3, 1]), [(BLOCK, false)]);
+        assert_eq!(fits(&[8, 200, 320], &[8, 2, 1, 3, 1]), [(BLOCK, false)]);
+        // A single block is the whole matrix.
+        assert_eq!(fits(&[100, 64], &[1, 1, 1, 1]), [([100, 64], true)]);
+        for other in [&[2, 3][..], &[2, 1, 2, 1], &[3, 1, 2, 1], &[2, 1, 3], &[1, 2, 1, 3], &[2, 2, 3, 1]] {
+            assert_eq!(fits(&[200, 320], other), [], "{other:?}");
+        }
+    }
 }
