@@ -326,7 +326,7 @@ mod tests {
         };
         for order in [NibbleOrder::LowFirst, NibbleOrder::HighFirst] {
             let expected = (0..elements).map(|i| {
-                let shift = 4 * (i % 2 ^ usize::from(order == NibbleOrder::HighFirst));
+                let shift = if (i % 2 == 1) == (order == NibbleOrder::LowFirst) { 4 } else { 0 };
                 let code = E2m1::from_bits(codes[i / 2] >> shift & 0xF).to_f32();
                 let value = code * E8m0::from_bits(linear[i / 32]).to_f32();
                 if value.is_nan() { f32::NAN } else { value }
