@@ -138,7 +138,7 @@ impl<'a> Packed<'a> {
         let apart = self.shape.len() > 1 && !self.storage.transposed && self.storage.blocks.is_none();
         let scales = self.scales.filter(|_| apart)?;
         let (block, layout) = ([1, self.format.block()], self.storage.scale_layout);
-        let grid = ScaleGrid { layout, ..ScaleGrid::linear(scales, block, codes) };
+        let grid = ScaleGrid { layout, ..scales.scale_grid(block, codes) };
         let shape = checkpoint.keep_shape(&self.codes, &self.shape)?;
         Some(Tensor { name: self.name, shape, scaling: Some(grid), ..self.codes })
     }

@@ -163,7 +163,7 @@ pub(crate) fn under_scales<'a>(checkpoint: &'a Checkpoint, codes: Tensor<'a>) ->
             "codes of shape {codes_shape:?} and scales of shape {shape:?} ({name}) {are} for each block of {sizes}"
         )));
     };
-    let scaling = Some(ScaleGrid { shared, ..ScaleGrid::linear(scales, block, kind) });
+    let scaling = Some(ScaleGrid { shared, ..scales.scale_grid(block, kind) });
     Ok(Some(Tensor { scaling, ..codes }))
 }
 

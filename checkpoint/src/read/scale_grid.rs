@@ -15,7 +15,6 @@ use rayon::prelude::*;
 
 use crate::dtype::FileDtype;
 use crate::read::nibble_order::NibbleOrder;
-use crate::read::tensor::Tensor;
 
 /// Values per task of a thread.
 const TOGETHER: usize = 1 << 16;
@@ -135,13 +134,7 @@ fn scale_of(dtype: FileDtype) -> Option<ScaleAt> {
     }
 }
 
-impl<'a> ScaleGrid<'a> {
-    /// A tensor of scales in linear order, with a grid for each matrix.
-    pub(crate) fn linear(scales: Tensor<'a>, block: [usize; 2], codes: CodeKind) -> Self {
-        let Tensor { name, dtype, data, file, .. } = scales;
-        Self { name, dtype, data, file, block, shared: false, codes, layout: ScaleLayout::Linear }
-    }
-
+impl ScaleGrid<'_> {
     /// Returns all scales in their stored order.
     pub(crate) fn scales(&self) -> impl Iterator<Item = f32> {
         let bytes = self.dtype.bytes_of(1).max(1) as usize;

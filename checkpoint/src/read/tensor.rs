@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::Range;
 use std::path::Path;
 
-use microscale::Dtype;
+use microscale::{Dtype, ScaleLayout};
 
 use crate::dtype::FileDtype;
 use crate::dtype::ggml::GgmlType;
@@ -12,7 +12,7 @@ use crate::error::Error;
 use crate::error::format::FormatError;
 use crate::gguf::q8_0;
 use crate::read::columns::TransposedColumns;
-use crate::read::scale_grid::ScaleGrid;
+use crate::read::scale_grid::{CodeKind, ScaleGrid};
 use crate::read::values::{Values, float_dtype};
 
 /// A tensor as it is stored.
@@ -61,6 +61,12 @@ impl<'a> Tensor<'a> {
     /// The error that a tensor is missing that belongs to it.
     pub(crate) fn without(&self, what: String) -> Error {
         self.unreadable(format!("{what}; complete the checkpoint"))
+    }
+
+    /// Returns these scales as a grid in linear order, one per matrix of codes.
+    pub(crate) fn scale_grid(&self, block: [usize; 2], codes: CodeKind) -> ScaleGrid<'a> {
+        let Self { name, dtype, data, file, .. } = *self;
+        ScaleGrid { name, dtype, data, file, block, shared: false, codes, layout: ScaleLayout::Linear }
     }
 
     /// Elements.
