@@ -1,4 +1,4 @@
-//! The checkpoint formats, by their names. `checkpoint_formats` defines each.
+//! The names of checkpoint formats. `checkpoint_formats` describes each.
 
 use microscale::formats::words;
 
@@ -6,23 +6,23 @@ use microscale::formats::words;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum CheckpointFormat {
-    /// compressed-tensors', which vLLM and transformers load.
+    /// compressed-tensors, loaded by vLLM and transformers.
     #[default]
     CompressedTensors,
-    /// NVIDIA ModelOpt's, for NVFP4, which TensorRT-LLM, vLLM and SGLang load.
+    /// NVIDIA ModelOpt's format for NVFP4, loaded by TensorRT-LLM, vLLM and SGLang.
     Modelopt,
-    /// The convention of OpenAI's gpt-oss models, for their experts in MXFP4.
+    /// The format of OpenAI's gpt-oss models, for their experts in MXFP4.
     GptOss,
-    /// ggml's, in GGUF files, which llama.cpp loads.
+    /// ggml's format in GGUF files, loaded by llama.cpp.
     Gguf,
-    /// DeepSeek-V4's, for experts in MXFP4 beside block FP8. It is read and not written.
+    /// DeepSeek-V4's format, with experts in MXFP4 and other layers in block FP8. Read-only.
     DeepSeek,
-    /// FP8 under a scale for each 128×128, as DeepSeek-V3 and Qwen3-FP8 are published. [`convert`](crate::convert()) writes it, from what
-    /// is exact in it.
+    /// FP8 with a scale per 128×128 block, as DeepSeek-V3 and Qwen3-FP8 are published. Only
+    /// [`convert`](crate::convert()) writes it, from values that are exact in it.
     Fp8Block,
-    /// AMD Quark's, for MXFP4. It is read and not written.
+    /// AMD Quark's format for MXFP4. Read-only.
     Quark,
-    /// ComfyUI's, for NVFP4 and MXFP8 of diffusion models.
+    /// ComfyUI's format for NVFP4 and MXFP8 of diffusion models.
     Comfyui,
 }
 
@@ -36,3 +36,15 @@ words!(CheckpointFormat, "checkpoint format" {
     Self::Quark = "quark",
     Self::Comfyui = "comfyui",
 });
+
+/// The commands that write a checkpoint format.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Written {
+    /// [`quantize`](crate::quantize()) and [`convert`](crate::convert()) write it.
+    Yes,
+    /// Only [`convert`](crate::convert()) writes it.
+    ByConvert,
+    /// None: it is read-only.
+    No,
+}

@@ -1,21 +1,24 @@
-//! Conventions of files: what a quantized tensor becomes in a file, and which config goes with it.
+//! Checkpoint formats: the stored tensors that a quantized tensor becomes, and the config for them.
 //!
-//! A convention is a file with its [`Convention`](spec::FormatSpec), and a row of the [table](table):
-//! writing, reading, converting and the doctor go by that. This is about files and not about arithmetic:
-//! codes and scales of any [`microscale::Convention`] are stored so, to the byte. Only a global scale may
-//! change, by a rounding: [`Storage::stored_global_scale`](storage::Storage::stored_global_scale).
+//! A checkpoint format is a file with its [`FormatSpec`](spec::FormatSpec), and a row of the
+//! [table](table). Writing, reading, converting and the doctor go by that. This module is about
+//! files and not about arithmetic: it stores codes and scales of any [`microscale::Convention`]
+//! unchanged. Only a global scale may be rounded, by
+//! [`Storage::stored_global_scale`](storage::Storage::stored_global_scale).
 //!
-//! | file | what it knows |
+//! | file | contents |
 //! |---|---|
-//! | `table` | all conventions |
-//! | `compressed_tensors`, `modelopt`, `gpt_oss`, `gguf`, `comfyui` | one each: names, dtypes, config |
-//! | `deepseek`, `quark` | one each that is read alone |
-//! | `fp8_block` | one that converting alone writes, exactly |
-//! | `convention`, `storage`, `group` | a convention; the storage of a format; layers stored alike |
-//! | `ignored`, `targets` | the layers that a config must exempt, and those of each format |
-//! | `packed` | quantized tensors in files: what belongs together, and in which format |
+//! | `table` | all checkpoint formats |
+//! | `compressed_tensors`, `modelopt`, `gpt_oss`, `gguf`, `comfyui` | one checkpoint format each |
+//! | `deepseek`, `quark` | read-only checkpoint formats |
+//! | `fp8_block` | a checkpoint format that only `convert` writes |
+//! | `spec`, `storage`, `part_name` | a row of the table; the storage of a format; names of parts |
+//! | `group` | layers with the same storage |
+//! | `ignored`, `targets` | layers that a config must exempt, and the layers of each format |
+//! | `packed`, `ownership` | quantized tensors in files; the owner of each stored part |
 //! | `tiles` | block scales in tiles of 128×4 |
-//! | `scaled` | codes of eight bits under scales, which are read alone |
+//! | `w8_sources` | FP8 and INT8 weights under scales, which are read-only |
+//! | `open` | `Checkpoint::open` |
 
 pub(crate) mod comfyui;
 pub(crate) mod compressed_tensors;
@@ -26,11 +29,14 @@ pub(crate) mod gpt_oss;
 pub(crate) mod group;
 pub(crate) mod ignored;
 pub(crate) mod modelopt;
+pub(crate) mod open;
+pub(crate) mod ownership;
 pub(crate) mod packed;
+pub(crate) mod part_name;
 pub(crate) mod quark;
-pub(crate) mod scaled;
 pub(crate) mod spec;
 pub(crate) mod storage;
 pub(crate) mod table;
 pub(crate) mod targets;
 pub(crate) mod tiles;
+pub(crate) mod w8_sources;

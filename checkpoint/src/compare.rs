@@ -6,7 +6,8 @@ use std::ops::Range;
 
 use microscale::{Device, ErrorStats};
 
-use crate::checkpoint_formats::packed::{Logical, logical_positions};
+use crate::checkpoint_formats::ownership::logical_positions;
+use crate::checkpoint_formats::packed::Logical;
 use crate::error::{Error, Result};
 use crate::job::Position;
 use crate::pipeline::{Worker, map};

@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use microscale::{Amax, Device, Dtype, Element, ErrorStats, Global, NonFinite, Recipe, Shape};
 
-use crate::checkpoint_formats::packed::{Logical, logical_positions};
+use crate::checkpoint_formats::ownership::logical_positions;
+use crate::checkpoint_formats::packed::Logical;
 use crate::compare::{Compared, Comparison, Difference};
 use crate::error::plan::PlanError;
 use crate::error::{Error, Result};

@@ -11,12 +11,13 @@ use std::path::Path;
 use std::time::Instant;
 
 use microscale::cast::to_mxfp8;
-use microscale::{Device, Format, GlobalScale};
+use microscale::{Device, Format, GlobalScale, ScaleLayout};
 
-use crate::checkpoint_format::CheckpointFormat;
+use crate::checkpoint_format::{CheckpointFormat, Written};
 use crate::checkpoint_formats::group::Group;
 use crate::checkpoint_formats::ignored::ignored;
-use crate::checkpoint_formats::packed::{Logical, Packed, logical_positions};
+use crate::checkpoint_formats::ownership::logical_positions;
+use crate::checkpoint_formats::packed::{Logical, Packed};
 use crate::checkpoint_formats::storage::{Storage, StoredGlobal};
 use crate::convert::casts::{Cast, cast_alike, casts};
 use crate::convert::done::{BF16, ConvertedTensor, in_bf16};
@@ -130,7 +131,7 @@ impl Convert {
         let (start, to) = (Instant::now(), self.to);
         checkpoint.check_container(to)?;
         let (tensors, skipped, cast, misread_by);
-        if to == CheckpointFormat::Fp8Block {
+        if to.written() == Written::ByConvert {
             let work = Fp8Blocks::new(checkpoint, self)?;
             (tensors, skipped) = rewrite(checkpoint, out, &work, device, progress)?;
             (cast, misread_by) = (work.tensors(), Vec::new());
@@ -295,7 +296,8 @@ fn storage_for(
     let storage = Storage::of_format(to, format.unwrap_or(packed.format))?;
     let (file, tensor) = (packed.codes.file.into(), packed.name.into());
     let reason = storage.cannot_hold(packed.name, &packed.shape);
-    if let Some(reason) = reason.clone().filter(|_| storage.comfy.is_some()) {
+    // Shapes are not recovered from padded scales.
+    if let Some(reason) = reason.clone().filter(|_| storage.scale_layout == ScaleLayout::Swizzled) {
         return Err(FormatError::NotHeld { file, tensor, to, reason }.into());
     }
     // A tensor that is quantized again must be of whole blocks.

@@ -8,7 +8,8 @@ use bytemuck::Pod;
 use half::{bf16, f16};
 use microscale::{Device, Dtype, Element, NonFinite, Report};
 
-use crate::checkpoint_formats::packed::{Logical, Packed, logical_positions};
+use crate::checkpoint_formats::ownership::logical_positions;
+use crate::checkpoint_formats::packed::{Logical, Packed};
 use crate::dtype::FileDtype;
 use crate::error::format::FormatError;
 use crate::error::output::OutputError;

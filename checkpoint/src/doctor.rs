@@ -24,12 +24,13 @@ mod patterns;
 mod stored;
 mod w8_scales;
 
-use std::ops::ControlFlow;
+use std::collections::HashMap;
 
 use microscale::{Device, Words};
 use serde_json::{Value, json};
 
-use crate::checkpoint_formats::packed::{Logical, resolve};
+use crate::checkpoint_formats::ownership::{Ownership, StoredLogical};
+use crate::checkpoint_formats::packed::{Logical, Packed};
 use crate::doctor::blocks::check_blocks;
 use crate::doctor::config::{check_config, check_input_scales};
 use crate::doctor::finding::{Defect, Finding};
@@ -39,9 +40,12 @@ use crate::doctor::original::check_against_original;
 use crate::doctor::stored::check_stored;
 use crate::doctor::w8_scales::check_w8_scales;
 use crate::error::{Error, Result};
+use crate::job::Position;
+use crate::pipeline::{Worker, map};
 use crate::read::checkpoint::Checkpoint;
+use crate::read::input::Input;
 use crate::read::tensor::Tensor;
-use crate::write::progress::{OnProgress, Progress};
+use crate::write::progress::{Meter, OnProgress};
 
 /// The result of checking a checkpoint.
 #[derive(Clone, Debug, Default)]
@@ -71,38 +75,28 @@ pub fn diagnose(
     device: &Device,
     progress: &mut OnProgress<'_>,
 ) -> Result<Diagnosis> {
-    let mut diagnosis = Diagnosis::default();
-    let total = checkpoint.tensors().map(|tensor| tensor.data.len() as u64).sum();
-    let (mut packed, mut plain, mut done) = (Vec::new(), Vec::new(), 0);
-    for tensor in checkpoint.tensors() {
-        if let ControlFlow::Break(()) = progress(Progress { tensor: tensor.name, done, total }) {
-            return Err(Error::Interrupted);
-        }
-        done += tensor.data.len() as u64;
-        match resolve(checkpoint, tensor) {
-            Ok(None) => {}
-            Ok(Some(Logical::Plain(tensor))) => {
-                check_w8_scales(&tensor, &mut diagnosis.findings);
-                plain.push(tensor);
-            }
-            Ok(Some(Logical::Packed(tensor))) => {
-                diagnosis.blocks += tensor.blocks();
-                let original = against.map(|against| original(against, tensor.name)).transpose()?.flatten();
-                check_blocks(&tensor, original.as_ref(), &mut diagnosis.findings)?;
-                check_stored(&tensor, &mut diagnosis.findings);
-                if let Some((against, original)) = against.zip(original) {
-                    check_against_original(&tensor, &original, device, &mut diagnosis.findings)?;
-                    against.forget(&original);
-                }
-                checkpoint.forget(&tensor.codes);
-                packed.push(*tensor);
-            }
-            Err(error) => {
-                plain.push(tensor);
-                diagnosis.findings.push(Finding::of(Defect::Unreadable, &tensor, described(&error)));
-            }
+    let mut originals = against.map(originals).unwrap_or_default();
+    let mut units = Vec::new();
+    for tensor in Ownership::of(checkpoint).tensors() {
+        let original = match &tensor.logical {
+            Some(Ok(Logical::Packed(packed))) => original(against, &mut originals, packed.name)?,
+            _ => None,
+        };
+        units.push(Unit { tensor, original });
+    }
+    let devices = device.workers(0).map_err(Error::Device)?;
+    let checked = check_all(&units, [Some(checkpoint), against], &devices, progress)?;
+    let mut diagnosis = Diagnosis { findings: checked.into_iter().flatten().collect(), ..Default::default() };
+    let (mut packed, mut plain) = (Vec::new(), Vec::new());
+    for Unit { tensor, .. } in units {
+        match tensor.logical {
+            None => {}
+            Some(Ok(Logical::Packed(tensor))) => packed.push(*tensor),
+            Some(Ok(Logical::Plain(tensor))) => plain.push(tensor),
+            Some(Err(_)) => plain.push(tensor.stored),
         }
     }
+    diagnosis.blocks = packed.iter().map(Packed::blocks).sum();
     let w8 = plain.iter().filter(|tensor| tensor.scaling.is_some()).count();
     diagnosis.quantized = (packed.len() + w8) as u64;
     diagnosis.plain = (plain.len() - w8) as u64;
@@ -113,14 +107,79 @@ pub fn diagnose(
     Ok(diagnosis)
 }
 
-/// The original's tensor of a name, with its scales if it has any.
-fn original<'a>(against: &'a Checkpoint, name: &str) -> Result<Option<Tensor<'a>>> {
-    let Some(tensor) = against.tensor(name) else { return Ok(None) };
-    Ok(Some(match resolve(against, tensor)? {
+/// A stored tensor to check, and its original.
+struct Unit<'a> {
+    tensor: StoredLogical<'a>,
+    original: Option<(Position, Tensor<'a>)>,
+}
+
+/// The stored tensors of the original checkpoint by name.
+type Originals<'a> = HashMap<&'a str, StoredLogical<'a>>;
+
+fn originals(against: &Checkpoint) -> Originals<'_> {
+    Ownership::of(against).tensors().map(|tensor| (tensor.stored.name, tensor)).collect()
+}
+
+/// Takes the original of a tensor, with its scales if it has any.
+fn original<'a>(
+    against: Option<&'a Checkpoint>,
+    originals: &mut Originals<'a>,
+    name: &str,
+) -> Result<Option<(Position, Tensor<'a>)>> {
+    let Some((against, original)) = against.zip(originals.remove(name)) else { return Ok(None) };
+    let StoredLogical { position, stored, logical } = original;
+    let tensor = match logical.transpose()? {
         Some(Logical::Plain(tensor)) => tensor,
-        Some(Logical::Packed(packed)) => packed.scaled(against).unwrap_or(tensor),
-        None => tensor,
-    }))
+        Some(Logical::Packed(packed)) => packed.scaled(against).unwrap_or(stored),
+        None => stored,
+    };
+    Ok(Some((position, tensor)))
+}
+
+/// Checks all tensors, and returns the findings of each.
+fn check_all<'env>(
+    units: &'env [Unit<'env>],
+    [checkpoint, against]: [Option<&Checkpoint>; 2],
+    devices: &'env [Device],
+    progress: &mut OnProgress<'_>,
+) -> Result<Vec<Vec<Finding>>> {
+    let facts = |unit: &'env Unit<'env>| (unit.tensor.stored.name, unit.tensor.stored.data.len() as u64);
+    let mut meter = Meter::new(units.iter().map(|unit| facts(unit).1).sum(), progress);
+    let check = |unit: &'env Unit<'env>, worker: &Worker<'_, 'env>| {
+        let original = unit.original.zip(against);
+        let original = original.map(|((position, tensor), against)| Input::new(against, tensor, position));
+        let findings = check_tensor(&unit.tensor, original.as_ref(), worker);
+        checkpoint.into_iter().for_each(|checkpoint| checkpoint.forget(&unit.tensor.stored));
+        if let Some((original, against)) = original.zip(against) {
+            against.forget(&original.tensor);
+        }
+        findings
+    };
+    map(units, devices, &mut meter, facts, &check)
+}
+
+/// Checks one tensor.
+fn check_tensor<'env>(
+    tensor: &'env StoredLogical<'env>,
+    original: Option<&Input<'env>>,
+    worker: &Worker<'_, 'env>,
+) -> Result<Vec<Finding>> {
+    let mut findings = Vec::new();
+    match &tensor.logical {
+        None => {}
+        Some(Ok(Logical::Plain(tensor))) => check_w8_scales(tensor, &mut findings),
+        Some(Ok(Logical::Packed(packed))) => {
+            check_blocks(packed, original, worker, &mut findings)?;
+            check_stored(packed, &mut findings);
+            if let Some(original) = original {
+                check_against_original(packed, original, worker, &mut findings)?;
+            }
+        }
+        Some(Err(error)) => {
+            findings.push(Finding::of(Defect::Unreadable, &tensor.stored, described(error)));
+        }
+    }
+    Ok(findings)
 }
 
 impl Diagnosis {

@@ -1,6 +1,9 @@
-//! Looking into a checkpoint: its tensors as they are stored, and distributions of scales and codes.
+//! Inspects a checkpoint: its tensors as they are stored, and distributions of scales and codes.
 
-use crate::checkpoint_formats::packed::{Logical, resolve};
+use rayon::prelude::*;
+
+use crate::checkpoint_formats::ownership::{Ownership, StoredLogical};
+use crate::checkpoint_formats::packed::Logical;
 use crate::error::Error;
 use crate::histogram::Histogram;
 use crate::read::checkpoint::Checkpoint;
@@ -13,18 +16,17 @@ pub struct Inspected<'a> {
     pub tensor: Logical<'a>,
     /// The distribution of scales and codes, if the tensor is quantized.
     pub histogram: Option<Box<Histogram>>,
-    /// The reason why a tensor that seems to be packed is listed as it is stored.
+    /// The reason why a tensor that seems to be quantized is listed as it is stored.
     pub unreadable: Option<Error>,
 }
 
-/// Looks at every tensor of a checkpoint. What is packed in a way that cannot be read is listed as it is
-/// stored.
+/// Inspects every tensor of a checkpoint. A tensor that seems to be quantized and cannot be read is
+/// listed as it is stored.
 pub fn inspect(checkpoint: &Checkpoint) -> Vec<Inspected<'_>> {
-    let mut inspected = Vec::new();
-    for stored in checkpoint.tensors() {
-        let (tensor, unreadable) = match resolve(checkpoint, stored) {
-            Ok(None) => continue,
-            Ok(Some(tensor)) => (tensor, None),
+    let tensors: Vec<_> = Ownership::of(checkpoint).tensors().collect();
+    let inspected = tensors.into_par_iter().filter_map(|StoredLogical { stored, logical, .. }| {
+        let (tensor, unreadable) = match logical? {
+            Ok(tensor) => (tensor, None),
             Err(error) => (Logical::Plain(stored), Some(error)),
         };
         let histogram = match &tensor {
@@ -32,7 +34,7 @@ pub fn inspect(checkpoint: &Checkpoint) -> Vec<Inspected<'_>> {
             Logical::Plain(_) => None,
         };
         checkpoint.forget_all(tensor.all_stored());
-        inspected.push(Inspected { tensor, histogram, unreadable });
-    }
-    inspected
+        Some(Inspected { tensor, histogram, unreadable })
+    });
+    inspected.collect()
 }

@@ -501,9 +501,8 @@ impl<'a> Plan<'a> {
 
 /// Opens a file that is given with a checkpoint.
 fn open_given(file: &Path, what: &'static str) -> Result<Checkpoint> {
-    Checkpoint::open(file).map_err(|source| {
-        GivenError::Open { what, file: file.into(), source: source.into() }.into()
-    })
+    Checkpoint::open(file)
+        .map_err(|source| GivenError::Open { what, file: file.into(), source: source.into() }.into())
 }
 
 /// How a job quantizes its tensor, if it does.

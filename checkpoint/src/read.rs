@@ -10,10 +10,10 @@
 //! | `input` | a tensor that several threads read band by band |
 //! | `columns`, `transposed` | columns and transposes of matrices, and of a tensor's matrices |
 //! | `experts` | splitting a tensor of all experts into one tensor per expert |
-//! | `scaling` | FP8 and INT8 weights with their scales, and their values |
+//! | `scale_grid`, `nibble_order` | codes under a grid of scales, and their values; codes in a byte |
 //! | `bands`, `memory` | the parts of a tensor that are in memory at once, and the memory that they take |
 //! | `config`, `description`, `json` | the JSON files, and how they describe the weights |
-//! | `layer_texts` | the format of each layer in ComfyUI's metadata |
+//! | `layer_words` | words for the formats of layers |
 
 pub(crate) mod bands;
 pub(crate) mod checkpoint;
@@ -25,9 +25,10 @@ pub(crate) mod header;
 pub(crate) mod index;
 pub(crate) mod input;
 pub(crate) mod json;
-pub(crate) mod layer_texts;
+pub(crate) mod layer_words;
 pub(crate) mod memory;
-pub(crate) mod scaling;
+pub(crate) mod nibble_order;
+pub(crate) mod scale_grid;
 pub(crate) mod shard;
 pub(crate) mod tensor;
 pub(crate) mod transposed;

@@ -1,91 +1,137 @@
-//! ComfyUI's checkpoint format, for models of diffusion (comfy-kitchen 0.2.40): NVFP4 has the names, dtypes and, where sizes are
-//! multiples of 128 and 64, the shapes of ModelOpt's, and MXFP8 those of compressed-tensors', with other bytes.
+//! The checkpoint format of ComfyUI, for diffusion models (comfy-kitchen 0.2.40).
 //!
-//! | tensor X of sizes [N, K] | codes | block scales | global scale |
-//! |---|---|---|---|
-//! | nvfp4 | `X` U8 [N, K/2], the first of two codes in the high half of a byte | `X_scale` F8_E4M3 [⌈N/128⌉·128, ⌈K/64⌉·4] | `X_scale_2` F32 [], a multiplier |
-//! | mxfp8-e4m3 | `X` F8_E4M3 [N, K] | `X_scale` F8_E8M0 [⌈N/128⌉·128, ⌈K/128⌉·4] | |
+//! NVFP4 has names and dtypes of ModelOpt, and MXFP8 of compressed-tensors. The bytes differ.
 //!
-//! Scales lie in tiles of 128×4, and zeros fill up the last ones. N and K are multiples of 16 for NVFP4 and of 32 for MXFP8: other
-//! matrices are stored larger, and their sizes nowhere. A JSON text names the format of each layer: in U8, `.comfy_quant` in the place
-//! of `.weight`, or in the metadata of the file, for all of them. ComfyUI itself turns the latter into the former.
+//! | tensor `X` of shape [N, K] | nvfp4 | mxfp8-e4m3 |
+//! |---|---|---|
+//! | codes `X` | U8 [N, K/2], high nibble first | F8_E4M3 [N, K] |
+//! | block scales `X_scale` | F8_E4M3 [N', ⌈K/64⌉·4] | F8_E8M0 [N', ⌈K/128⌉·4] |
+//! | global scale `X_scale_2` | F32 [], a multiplier | |
+//!
+//! N' is N, padded to a multiple of 128. Scales are swizzled and padded with zeros. N and K are
+//! multiples of 16 for NVFP4 and of 32 for MXFP8. ComfyUI pads other matrices and does not store
+//! their shapes.
+//!
+//! Each layer has a word for its format: in a marker, which is JSON in U8 under `.comfy_quant`
+//! instead of `.weight`, or in the metadata of the file, which has the words of all layers. ComfyUI
+//! itself converts metadata to markers.
 
-use microscale::Format;
 use microscale::formats::nvfp4::Direction;
+use microscale::{Format, ScaleLayout};
+use serde_json::Value;
 
 use crate::checkpoint_format::CheckpointFormat;
 use crate::checkpoint_formats::modelopt::GLOBAL_SCALE;
+use crate::checkpoint_formats::part_name::PartName;
 use crate::checkpoint_formats::spec::FormatSpec;
-use crate::checkpoint_formats::storage::{Comfy, Numbers, Storage, StoredGlobal};
+use crate::checkpoint_formats::storage::{Marker, Repeat, Storage, StoredGlobal};
 use crate::dtype::FileDtype;
-use crate::names::weight::WEIGHT;
+use crate::error::file::FileError;
+use crate::error::{Error, Result};
 use crate::read::checkpoint::Checkpoint;
-use crate::read::layer_texts::{METADATA, says_name, word_of};
+use crate::read::layer_words::{LayerWord, LayerWords};
+use crate::read::nibble_order::NibbleOrder;
+use crate::read::shard::{Container, Shard};
 use crate::read::tensor::Tensor;
 
-/// The beginning of the names of all layers of a model in a file that holds other models too.
+/// Suffix of the name of a marker.
+const MARKER: &str = ".comfy_quant";
+
+/// Key of the metadata with the words of all layers.
+const METADATA: &str = "_quantization_metadata";
+
+/// Prefix of a model's layers in a file with other models. The metadata may leave it out.
 const MODEL: &str = "model.diffusion_model.";
 
-/// The format of FP8 with a scale for all, which [`scaled`](crate::checkpoint_formats::scaled) reads.
-const PLAIN: &str = "float8_e4m3fn";
+/// The word for FP8 with one scale per tensor, which
+/// [`w8_sources`](crate::checkpoint_formats::w8_sources) reads.
+const FP8: &str = "float8_e4m3fn";
 
 const INPUT_SCALE: StoredGlobal =
-    StoredGlobal::beside(".input_scale", Direction::Multiplier, Numbers::Scalar);
+    StoredGlobal::new(PartName::InPlace(".input_scale"), Direction::Multiplier, Repeat::Scalar);
 
-/// The convention. Its files say themselves how layers are stored.
-pub(crate) const SPEC: FormatSpec =
-    FormatSpec { unreadable, ..FormatSpec::new(CheckpointFormat::Comfyui, STORED) };
+/// The row of the table.
+pub(crate) const SPEC: FormatSpec = FormatSpec {
+    unreadable,
+    read_metadata,
+    metadata_key: Some(METADATA),
+    ..FormatSpec::new(CheckpointFormat::Comfyui, STORED)
+};
 
 const STORED: &[Storage] = &[
     Storage {
+        nibble_order: NibbleOrder::HighFirst,
+        row_multiple: 16,
         global_scale: Some(GLOBAL_SCALE),
         input_scale: Some(INPUT_SCALE),
-        comfy: Some(Comfy { word: "nvfp4", rows: 16, high_first: true }),
-        ..Storage::plain(
-            CheckpointFormat::Comfyui,
-            Format::Nvfp4,
-            ("", FileDtype::U8),
-            ("_scale", FileDtype::F8_E4M3),
-        )
+        ..stored(Format::Nvfp4, "nvfp4", FileDtype::U8, FileDtype::F8_E4M3)
     },
     Storage {
-        comfy: Some(Comfy { word: "mxfp8", rows: 32, high_first: false }),
-        ..Storage::plain(
-            CheckpointFormat::Comfyui,
-            Format::Mxfp8E4m3,
-            ("", FileDtype::F8_E4M3),
-            ("_scale", FileDtype::F8_E8M0),
-        )
+        row_multiple: 32,
+        ..stored(Format::Mxfp8E4m3, "mxfp8", FileDtype::F8_E4M3, FileDtype::F8_E8M0)
     },
 ];
 
-/// The word for the format of a weight that is ComfyUI's, and what has it; `None` for all others.
-pub(crate) fn said(checkpoint: &Checkpoint, weight: &str) -> Option<(String, String)> {
-    let by_text = checkpoint.tensor(&says_name(weight)?).map(|text| {
-        let json = serde_json::from_slice(text.data).unwrap_or_default();
-        (word_of(&json), text.name.into())
-    });
-    by_text.or_else(|| {
-        let layer = weight.strip_suffix(WEIGHT)?;
-        // Some leave out the beginning of names that all layers have.
-        let layers = [Some(layer), layer.strip_prefix(MODEL)];
-        let word = layers.into_iter().flatten().find_map(|layer| checkpoint.comfy_layers.get(layer))?;
-        Some((word.clone(), METADATA.into()))
-    })
+const fn stored(format: Format, word: &'static str, codes: FileDtype, scales: FileDtype) -> Storage {
+    let scales = (PartName::After("_scale"), scales);
+    Storage {
+        raw_scales: true,
+        scale_layout: ScaleLayout::Swizzled,
+        marker: Some(Marker { name: PartName::InPlace(MARKER), word }),
+        ..Storage::plain(CheckpointFormat::Comfyui, format, ("", codes), scales)
+    }
 }
 
-/// Why a weight cannot be read: it is of another format than those that are understood, or lacks scales.
+/// Reads the words for the formats of layers. A marker takes precedence over the metadata.
+///
+/// # Errors
+/// [`FileError::Header`](crate::FileError::Header) for metadata without layers.
+fn read_metadata(shards: &[Shard]) -> Result<LayerWords> {
+    let mut words = LayerWords::new();
+    for shard in shards {
+        let Container::Safetensors(Some(metadata)) = &shard.container else { continue };
+        let Some(text) = metadata.get(METADATA) else { continue };
+        let json: Value = serde_json::from_str(text).unwrap_or_default();
+        let layers = json.get("layers").and_then(Value::as_object).ok_or_else(|| {
+            let why = format!("its metadata have {METADATA}, as ComfyUI's, which is no JSON with \"layers\"");
+            Error::File(FileError::Header { file: shard.path.clone(), why })
+        })?;
+        let word = |text| LayerWord { word: word_of(text), place: METADATA.into() };
+        words.extend(layers.iter().map(|(layer, text)| (layer.clone(), word(text))));
+    }
+    let with_prefix: Vec<_> =
+        words.iter().map(|(layer, word)| (format!("{MODEL}{layer}"), word.clone())).collect();
+    for (layer, word) in with_prefix {
+        words.entry(layer).or_insert(word);
+    }
+    for marker in shards.iter().flat_map(Shard::tensors) {
+        let Some(layer) = marker.name.strip_suffix(MARKER) else { continue };
+        let json = serde_json::from_slice(marker.data).unwrap_or_default();
+        words.insert(layer.into(), LayerWord { word: word_of(&json), place: marker.name.into() });
+    }
+    Ok(words)
+}
+
+/// Returns the word in a layer's JSON.
+fn word_of(json: &Value) -> String {
+    json.as_str().or_else(|| json.get("format")?.as_str()).unwrap_or("no format").into()
+}
+
+/// Recognizes weights with a word that is unknown, or without matching codes and scales.
 fn unreadable(checkpoint: &Checkpoint, codes: &Tensor<'_>) -> Option<String> {
-    let (word, place) = said(checkpoint, codes.name)?;
-    let known = STORED.iter().find(|storage| storage.comfy.is_some_and(|comfy| comfy.word == word));
+    let LayerWord { word, place } = checkpoint.layer_word(codes.name)?;
+    let known = STORED.iter().find(|storage| storage.marker.is_some_and(|marker| marker.word == word));
     match known {
-        None if word == PLAIN => None,
+        None if word == FP8 => None,
         None => Some(format!(
             "it is ComfyUI's {word}, as {place} says, which is not understood; quantize the original again"
         )),
         Some(storage) => Some(format!(
             "it is ComfyUI's {word}, as {place} says, which is {} with scales {}{} of {}; complete the checkpoint",
-            storage.codes, codes.name, storage.scales_suffix, storage.scales
+            storage.codes,
+            codes.name,
+            storage.scales_name.suffix(),
+            storage.scales
         )),
     }
 }

@@ -1,17 +1,15 @@
-//! The compressed-tensors checkpoint format (0.20.0), which vLLM and transformers load: names, dtypes and
-//! config.
+//! The checkpoint format of compressed-tensors (0.20.0), which vLLM and transformers load.
 //!
-//! A tensor X (`fc.weight`, say) of sizes [N, K] becomes, where K is a multiple of the block:
+//! A tensor `X` (such as `fc.weight`) of shape [N, K] becomes, if K is a multiple of the block:
 //!
-//! | format | codes | block scales | global scale |
+//! | format | codes | block scales `X_scale` | global scale |
 //! |---|---|---|---|
-//! | mxfp4 | `X_packed` U8 [N, K/2] | `X_scale` U8 [N, K/32] | |
-//! | nvfp4 | `X_packed` U8 [N, K/2] | `X_scale` F8_E4M3 [N, K/16] | `X_global_scale` F32 \[1\], a divisor |
-//! | mxfp8-e4m3 | `X` F8_E4M3 [N, K] | `X_scale` U8 [N, K/32] | |
+//! | mxfp4 | `X_packed` U8 [N, K/2] | U8 [N, K/32] | |
+//! | nvfp4 | `X_packed` U8 [N, K/2] | F8_E4M3 [N, K/16] | `X_global_scale` F32 \[1\], a divisor |
+//! | mxfp8-e4m3 | `X` F8_E4M3 [N, K] | U8 [N, K/32] | |
 //!
-//! More than two dimensions keep the leading ones. There is no mxfp8-e5m2, and scales are in linear order. A
-//! layer whose inputs are quantized to NVFP4 too has their global scale beside its weight,
-//! `input_global_scale` F32 \[1\], a divisor.
+//! Leading dimensions are kept. There is no mxfp8-e5m2. A layer whose inputs are quantized to NVFP4
+//! too has their global scale in `input_global_scale` instead of `weight`: F32 \[1\], a divisor.
 
 use microscale::Format;
 use microscale::formats::nvfp4::Direction;
@@ -19,8 +17,9 @@ use serde_json::{Map, Value, json};
 
 use crate::checkpoint_format::CheckpointFormat;
 use crate::checkpoint_formats::group::Group;
+use crate::checkpoint_formats::part_name::PartName;
 use crate::checkpoint_formats::spec::FormatSpec;
-use crate::checkpoint_formats::storage::{Numbers, Storage, StoredGlobal};
+use crate::checkpoint_formats::storage::{Repeat, Storage, StoredGlobal};
 use crate::checkpoint_formats::targets::targets;
 use crate::dtype::FileDtype;
 use crate::read::checkpoint::Checkpoint;
@@ -29,15 +28,15 @@ use crate::read::tensor::Tensor;
 
 const VERSION: &str = "0.20.0";
 const PACKED: &str = "_packed";
-const SCALE: &str = "_scale";
+const SCALE: PartName = PartName::After("_scale");
 
 /// A tensor's global scale.
 pub(crate) const GLOBAL_SCALE: StoredGlobal =
-    StoredGlobal::after("_global_scale", Direction::Divisor, Numbers::One);
+    StoredGlobal::new(PartName::After("_global_scale"), Direction::Divisor, Repeat::One);
 const INPUT_SCALE: StoredGlobal =
-    StoredGlobal::beside(".input_global_scale", Direction::Divisor, Numbers::One);
+    StoredGlobal::new(PartName::InPlace(".input_global_scale"), Direction::Divisor, Repeat::One);
 
-/// The convention.
+/// The row of the table.
 pub(crate) const SPEC: FormatSpec = FormatSpec {
     describe,
     is_method: |method| method == "compressed-tensors",
@@ -45,52 +44,24 @@ pub(crate) const SPEC: FormatSpec = FormatSpec {
     ..FormatSpec::new(CheckpointFormat::CompressedTensors, STORED)
 };
 
-/// The formats that the convention has.
 const STORED: &[Storage] = &[
-    Storage::plain(
-        CheckpointFormat::CompressedTensors,
-        Format::Mxfp4,
-        (PACKED, FileDtype::U8),
-        (SCALE, FileDtype::U8),
-    ),
+    stored(Format::Mxfp4, (PACKED, FileDtype::U8), FileDtype::U8),
     Storage {
-        convention: CheckpointFormat::CompressedTensors,
-        format: Format::Nvfp4,
-        codes_suffix: PACKED,
-        codes: FileDtype::U8,
-        scales_suffix: SCALE,
-        scales_beside: false,
-        scales: FileDtype::F8_E4M3,
         global_scale: Some(GLOBAL_SCALE),
         input_scale: Some(INPUT_SCALE),
-        blocks: None,
-        blocks_apart: false,
-        transposed: false,
-        experts: None,
-        comfy: None,
+        ..stored(Format::Nvfp4, (PACKED, FileDtype::U8), FileDtype::F8_E4M3)
     },
-    Storage {
-        convention: CheckpointFormat::CompressedTensors,
-        format: Format::Mxfp8E4m3,
-        codes_suffix: "",
-        codes: FileDtype::F8_E4M3,
-        scales_suffix: SCALE,
-        scales_beside: false,
-        scales: FileDtype::U8,
-        global_scale: None,
-        input_scale: None,
-        blocks: None,
-        blocks_apart: false,
-        transposed: false,
-        experts: None,
-        comfy: None,
-    },
+    stored(Format::Mxfp8E4m3, ("", FileDtype::F8_E4M3), FileDtype::U8),
 ];
 
-/// Why codes that no table has cannot be read: integers of four bits, eight of them in an I32.
+const fn stored(format: Format, codes: (&'static str, FileDtype), scales: FileDtype) -> Storage {
+    Storage::plain(CheckpointFormat::CompressedTensors, format, codes, (SCALE, scales))
+}
+
+/// Recognizes 4-bit integers, eight of them in an I32.
 fn unreadable(checkpoint: &Checkpoint, codes: &Tensor<'_>) -> Option<String> {
     let name = codes.name.strip_suffix(PACKED).filter(|_| codes.dtype == FileDtype::I32)?;
-    checkpoint.tensor(&format!("{name}{SCALE}"))?;
+    checkpoint.tensor(&SCALE.of(name)?)?;
     Some(
         "it is integers (INT4 or INT8, pack-quantized), as Kimi-K2-Thinking and K2.5 store experts, and no MXFP4; this is not \
          understood, so take a checkpoint in bf16, FP8 or MXFP4, or have compressed-tensors decompress it"
@@ -98,29 +69,29 @@ fn unreadable(checkpoint: &Checkpoint, codes: &Tensor<'_>) -> Option<String> {
     )
 }
 
-/// The config's words for a format: its name, the sharing of its scales, and their type.
+/// Returns a config's words for a format: its name, the strategy of its scales, and their dtype.
 fn words_of(format: Format) -> (&'static str, &'static str, &'static str) {
     match format {
         Format::Nvfp4 => ("nvfp4-pack-quantized", "tensor_group", "torch.float8_e4m3fn"),
         Format::Mxfp4 => ("mxfp4-pack-quantized", "group", "torch.uint8"),
-        // The only other one that is stored.
+        // The only other stored format.
         _ => ("mxfp8-quantized", "group", "torch.uint8"),
     }
 }
 
-/// The config's word for several formats as a whole.
+/// The format of a config with several formats.
 const MIXED: &str = "mixed-precision";
 
-/// The config's word for a format.
+/// Returns a config's name for a format.
 pub(crate) fn format_word(format: Format) -> &'static str {
     words_of(format).0
 }
 
 /// Writes the config.
 ///
-/// A single format has one group, that of all linear layers. If there are several formats, each group has
-/// [`targets`], the largest one too: vLLM looks for a layer's class before it looks for the parts of a fused
-/// one, so that "Linear" would take those from the others.
+/// A single format has one group with all linear layers. With several formats each group has
+/// [`targets`], even the largest one: vLLM looks for a layer's class before it looks for the parts
+/// of a fused layer, so a target "Linear" would match layers of other groups.
 fn describe(groups: &[Group], ignore: &[String], description: &mut Description) {
     let format = match groups {
         [only] => words_of(only.storage.format).0,
@@ -162,7 +133,7 @@ fn describe(groups: &[Group], ignore: &[String], description: &mut Description) 
     description.set(quantization);
 }
 
-/// The entry for layers of one format.
+/// Returns the entry of a group.
 fn config_group(storage: &Storage, targets: &[String], activations: bool) -> Value {
     let (name, strategy, scale_dtype) = words_of(storage.format);
     let args = |dynamic: Value| {
@@ -176,7 +147,7 @@ fn config_group(storage: &Storage, targets: &[String], activations: bool) -> Val
             "type": "float",
         })
     };
-    // A block scale of inputs is found as they come, under a global scale that is known.
+    // Engines compute the block scales of inputs, under a global scale from the file.
     let activations = if activations { args("local".into()) } else { Value::Null };
     json!({
         "format": name,

@@ -1,29 +1,28 @@
-//! The convention of DeepSeek-V4's files, for experts: MXFP4 beside block FP8, which
-//! [`scaled`](crate::checkpoint_formats::scaled) reads.
+//! The checkpoint format of DeepSeek-V4, for its experts. Read-only. Its other layers are block
+//! FP8, which [`w8_sources`](crate::checkpoint_formats::w8_sources) reads.
 //!
-//! A tensor `X.weight` of sizes [N, K] is codes I8 [N, K/2] under that name, the first of two in the low half of a byte, and
-//! block scales F8_E8M0 [N, K/32], `X.scale`.
+//! | tensor `X.weight` of shape [N, K] | codes | block scales |
+//! |---|---|---|
+//! | mxfp4 | `X.weight` I8 [N, K/2], low nibble first | `X.scale` F8_E8M0 [N, K/32] |
 
 use microscale::Format;
 
-use crate::checkpoint_format::CheckpointFormat;
+use crate::checkpoint_format::{CheckpointFormat, Written};
+use crate::checkpoint_formats::part_name::PartName;
 use crate::checkpoint_formats::spec::FormatSpec;
 use crate::checkpoint_formats::storage::Storage;
 use crate::dtype::FileDtype;
 
-/// The convention.
+/// The row of the table.
 pub(crate) const SPEC: FormatSpec = FormatSpec {
-    written: false,
+    written: Written::No,
     is_method: |method| matches!(method, "fp8" | "deepseek_v4_fp8"),
     ..FormatSpec::new(CheckpointFormat::DeepSeek, STORED)
 };
 
-const STORED: &[Storage] = &[Storage {
-    scales_beside: true,
-    ..Storage::plain(
-        CheckpointFormat::DeepSeek,
-        Format::Mxfp4,
-        ("", FileDtype::I8),
-        (".scale", FileDtype::U8),
-    )
-}];
+const STORED: &[Storage] = &[Storage::plain(
+    CheckpointFormat::DeepSeek,
+    Format::Mxfp4,
+    ("", FileDtype::I8),
+    (PartName::InPlace(".scale"), FileDtype::U8),
+)];

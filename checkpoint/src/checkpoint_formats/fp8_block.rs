@@ -1,23 +1,30 @@
-//! The convention of block FP8, as DeepSeek-V3 and Qwen3-FP8 are published and transformers' method `fp8` reads. Its tensors
-//! have no format of [`microscale::Format`]: [`scaled`](crate::checkpoint_formats::scaled) reads them, and converting alone writes them.
+//! Block FP8, as DeepSeek-V3 and Qwen3-FP8 are published and the method `fp8` of transformers
+//! reads.
 //!
-//! A tensor `X` of sizes [N, K] is codes F8_E4M3 [N, K] under that name, and scales F32 [⌈N/128⌉, ⌈K/128⌉], `X_scale_inv`, which
-//! codes are multiplied with. More dimensions come before these.
+//! Its tensors have no [`microscale::Format`]: only `convert` writes them, and
+//! [`w8_sources`](crate::checkpoint_formats::w8_sources) reads them.
+//!
+//! | tensor `X` of shape [N, K] | codes | scales |
+//! |---|---|---|
+//! | FP8 | `X` F8_E4M3 [N, K] | `X_scale_inv` F32 [⌈N/128⌉, ⌈K/128⌉], a multiplier |
+//!
+//! Leading dimensions are kept.
 
 use serde_json::json;
 
-use crate::checkpoint_format::CheckpointFormat;
+use crate::checkpoint_format::{CheckpointFormat, Written};
 use crate::checkpoint_formats::spec::FormatSpec;
 use crate::read::description::Description;
 
-/// The convention. Configs of the method are those of [`deepseek`](crate::checkpoint_formats::deepseek) too, and that reads them.
+/// The row of the table. [`deepseek`](crate::checkpoint_formats::deepseek) has the same method in
+/// configs, and recognizes it.
 pub(crate) const SPEC: FormatSpec =
-    FormatSpec { written: false, ..FormatSpec::new(CheckpointFormat::Fp8Block, &[]) };
+    FormatSpec { written: Written::ByConvert, ..FormatSpec::new(CheckpointFormat::Fp8Block, &[]) };
 
 /// Rows and columns of a block.
 pub(crate) const BLOCK: [usize; 2] = [128, 128];
 
-/// The end of the names of scales, after those of their codes.
+/// Suffix of the scales' name, after the codes' name.
 pub(crate) const SCALES: &str = "_scale_inv";
 
 /// Writes the config.

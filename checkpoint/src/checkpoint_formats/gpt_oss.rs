@@ -1,26 +1,28 @@
-//! The convention of OpenAI's gpt-oss models, whose experts are MXFP4.
+//! The checkpoint format of OpenAI's gpt-oss models, whose experts are MXFP4.
 //!
-//! A tensor `X` of sizes [E, K, N] is `….experts.gate_up_proj` or `….experts.down_proj`, and becomes:
+//! A tensor `X` of shape [E, K, N] is named `….experts.gate_up_proj` or `….experts.down_proj`:
 //!
-//! | part | name | dtype and sizes |
+//! | part | name | dtype and shape |
 //! |---|---|---|
 //! | codes | `X_blocks` | U8 [E, N, K/32, 16] |
 //! | block scales | `X_scales` | U8 [E, N, K/32] |
 //!
-//! Blocks run along the inputs of a layer, and the model's parameter has those before the outputs: files hold
-//! its transpose. All other weights stay as they are, for loaders look for no others.
+//! Blocks run along the inputs of a layer. In the model's parameter these come before the outputs,
+//! so files hold its transpose. All other weights stay unquantized, because loaders convert only
+//! experts.
 
 use microscale::Format;
 use serde_json::json;
 
 use crate::checkpoint_format::CheckpointFormat;
 use crate::checkpoint_formats::group::Group;
+use crate::checkpoint_formats::part_name::PartName;
 use crate::checkpoint_formats::spec::FormatSpec;
 use crate::checkpoint_formats::storage::Storage;
 use crate::dtype::FileDtype;
 use crate::read::description::Description;
 
-/// The convention.
+/// The row of the table.
 pub(crate) const SPEC: FormatSpec = FormatSpec {
     describe,
     is_method: |method| method == "mxfp4",
@@ -28,27 +30,21 @@ pub(crate) const SPEC: FormatSpec = FormatSpec {
 };
 
 const STORED: &[Storage] = &[Storage {
-    convention: CheckpointFormat::GptOss,
-    format: Format::Mxfp4,
-    codes_suffix: "_blocks",
-    codes: FileDtype::U8,
-    scales_suffix: "_scales",
-    scales_beside: false,
-    scales: FileDtype::U8,
-    global_scale: None,
-    input_scale: None,
-    blocks: None,
     blocks_apart: true,
     transposed: true,
     experts: Some(EXPERTS),
-    comfy: None,
+    ..Storage::plain(
+        CheckpointFormat::GptOss,
+        Format::Mxfp4,
+        ("_blocks", FileDtype::U8),
+        (PartName::After("_scales"), FileDtype::U8),
+    )
 }];
 
-/// The parameters that hold all experts of a layer, by the ends of their names.
+/// Suffixes of the parameters with all experts of a layer.
 const EXPERTS: &[&str] = &[".experts.gate_up_proj", ".experts.down_proj"];
 
-/// Writes the config. Loaders convert experts alone; the list of what they leave out is written for those who
-/// read it.
+/// Writes the config. Loaders convert only experts. The list of unquantized layers is for readers.
 fn describe(_: &[Group], ignore: &[String], description: &mut Description) {
     let quantization = json!({ "quant_method": "mxfp4", "modules_to_not_convert": ignore });
     description.set(quantization);

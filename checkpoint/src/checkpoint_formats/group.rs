@@ -1,19 +1,20 @@
-//! Groups of layers that are stored in one way. Configs with several formats have an entry for each group.
+//! Groups of layers with the same storage. Configs with several formats have an entry per group.
 
 use crate::checkpoint_formats::storage::Storage;
 use crate::names::naming::Naming;
 use crate::names::weight::module;
 
-/// The layers of a checkpoint that are stored in one way.
+/// Layers of a checkpoint with the same storage.
 #[derive(Debug)]
 pub(crate) struct Group {
     pub(crate) storage: &'static Storage,
-    /// Their names, as configs have them: every one that a loader has for them.
+    /// Their names in configs: every name that a loader has for them.
     pub(crate) layers: Vec<String>,
 }
 
 impl Group {
-    /// The groups of weights, given by names, storages and elements: the group with the most elements first.
+    /// Groups weights, given by name, storage and elements. The group with the most elements is
+    /// first.
     pub(crate) fn of<'n>(
         weights: impl Iterator<Item = (&'n str, &'static Storage, u64)>,
         naming: Naming,

@@ -1,4 +1,4 @@
-//! Linear layers that stay as they are, in the words of a config: loaders must be told to ignore them.
+//! Unquantized linear layers, which a config must tell loaders to ignore.
 
 use serde_json::Value;
 
@@ -8,9 +8,10 @@ use crate::names::weight::module;
 use crate::read::checkpoint::Checkpoint;
 use crate::read::tensor::Tensor;
 
-/// The linear layers of a checkpoint that its config must tell loaders to ignore, given the tensors that are
-/// not quantized: by every name that a loader has for them. What may be linear or not is among them, because
-/// nothing is lost by ignoring what is not looked for.
+/// Returns the unquantized linear layers of a checkpoint, by every name that a loader has for them.
+///
+/// `copied` are the unquantized tensors. Layers that may be linear are included, because loaders do
+/// not mind unknown names.
 pub(crate) fn ignored<'t>(checkpoint: &Checkpoint, copied: impl Iterator<Item = Tensor<'t>>) -> Vec<String> {
     let naming = checkpoint.naming;
     let left = copied.filter(|tensor| is_linear(naming, tensor) != Some(false));
@@ -21,14 +22,14 @@ pub(crate) fn ignored<'t>(checkpoint: &Checkpoint, copied: impl Iterator<Item = 
     modules
 }
 
-/// Returns whether a tensor that is not quantized is the weight of a linear layer; `None` if its name leaves
-/// that open. Embeddings and norms are no linear layers to loaders.
+/// Returns whether an unquantized tensor is the weight of a linear layer, or `None` if its name
+/// leaves that open. Embeddings and norms are no linear layers to loaders.
 pub(crate) fn is_linear(naming: Naming, tensor: &Tensor<'_>) -> Option<bool> {
     tensor.values_dtype().map_or(Some(false), |_| naming.is_linear(tensor.name, tensor.shape))
 }
 
-/// The output head's module, for a model that generates text and stores no head because it is the embedding's
-/// transpose.
+/// Returns the module of the output head if a model generates text, but stores no head because it
+/// is the embedding's transpose.
 pub(crate) fn tied_head(checkpoint: &Checkpoint) -> Option<String> {
     let generates = |name: &Value| {
         let name = name.as_str().unwrap_or_default();

@@ -1,11 +1,12 @@
-//! The convention of NVIDIA ModelOpt's exports (0.47.0), which TensorRT-LLM, vLLM and SGLang load.
+//! The checkpoint format of NVIDIA ModelOpt (0.47.0), which TensorRT-LLM, vLLM and SGLang load.
 //!
-//! | tensor X of sizes [N, K] | codes | block scales | global scale |
+//! | tensor `X` of shape [N, K] | codes | block scales | global scale |
 //! |---|---|---|---|
 //! | nvfp4 | `X` U8 [N, K/2] | `X_scale` F8_E4M3 [N, K/16] | `X_scale_2` F32 [], a multiplier |
 //!
-//! A layer whose inputs are quantized too has their global scale beside its weight, `input_scale` F32 [], a
-//! multiplier. The config stands twice: in config.json, and in a file of ModelOpt's own with other words.
+//! A layer whose inputs are quantized too has their global scale in `input_scale` instead of
+//! `weight`: F32 [], a multiplier. The config is in config.json, and in other words in ModelOpt's
+//! own file.
 
 use microscale::Format;
 use microscale::formats::nvfp4::Direction;
@@ -13,21 +14,21 @@ use serde_json::{Map, Value, json};
 
 use crate::checkpoint_format::CheckpointFormat;
 use crate::checkpoint_formats::group::Group;
+use crate::checkpoint_formats::part_name::PartName;
 use crate::checkpoint_formats::spec::FormatSpec;
-use crate::checkpoint_formats::storage::{Numbers, Storage, StoredGlobal};
+use crate::checkpoint_formats::storage::{Repeat, Storage, StoredGlobal};
 use crate::dtype::FileDtype;
-use crate::names::weight::WEIGHT;
 use crate::read::checkpoint::Checkpoint;
 use crate::read::description::Description;
 use crate::read::tensor::Tensor;
 
 /// A tensor's global scale.
 pub(crate) const GLOBAL_SCALE: StoredGlobal =
-    StoredGlobal::after("_scale_2", Direction::Multiplier, Numbers::Scalar);
+    StoredGlobal::new(PartName::After("_scale_2"), Direction::Multiplier, Repeat::Scalar);
 const INPUT_SCALE: StoredGlobal =
-    StoredGlobal::beside(".input_scale", Direction::Multiplier, Numbers::Scalar);
+    StoredGlobal::new(PartName::InPlace(".input_scale"), Direction::Multiplier, Repeat::Scalar);
 
-/// The convention.
+/// The row of the table.
 pub(crate) const SPEC: FormatSpec = FormatSpec {
     describe,
     is_method: |method| method.starts_with("modelopt"),
@@ -36,49 +37,43 @@ pub(crate) const SPEC: FormatSpec = FormatSpec {
     ..FormatSpec::new(CheckpointFormat::Modelopt, STORED)
 };
 
-/// The formats that the convention has.
 const STORED: &[Storage] = &[Storage {
-    convention: CheckpointFormat::Modelopt,
-    format: Format::Nvfp4,
-    codes_suffix: "",
-    codes: FileDtype::U8,
-    scales_suffix: "_scale",
-    scales_beside: false,
-    scales: FileDtype::F8_E4M3,
     global_scale: Some(GLOBAL_SCALE),
     input_scale: Some(INPUT_SCALE),
-    blocks: None,
-    blocks_apart: false,
-    transposed: false,
-    experts: None,
-    comfy: None,
+    ..Storage::plain(
+        CheckpointFormat::Modelopt,
+        Format::Nvfp4,
+        ("", FileDtype::U8),
+        (PartName::After("_scale"), FileDtype::F8_E4M3),
+    )
 }];
 
-/// Ends of the names of tensors whose presence beside a layer's codes means that its weights are more than
-/// codes and scales, and the reasons.
-const RESCALED: [(&str, &str); 2] = [
-    (".pre_quant_scale", "its inputs are scaled (AWQ)"),
-    (".svdquant_lora_a", "a product of two small matrices is added to it (SVDQuant)"),
+/// Tensors whose presence means that a layer's weight is more than codes and scales, and the
+/// reasons.
+const RESCALED: [(PartName, &str); 2] = [
+    (PartName::InPlace(".pre_quant_scale"), "its inputs are scaled (AWQ)"),
+    (PartName::InPlace(".svdquant_lora_a"), "a product of two small matrices is added to it (SVDQuant)"),
 ];
 
-/// The reason why a tensor's codes and scales alone would be the wrong weights.
+/// Returns why a tensor's codes and scales are not the whole weight.
 fn rescaled(checkpoint: &Checkpoint, name: &str) -> Option<String> {
-    let layer = name.strip_suffix(WEIGHT)?;
-    let beside = |end: &str| checkpoint.tensor(&format!("{layer}{end}"));
-    let (stored, what) = RESCALED.iter().find_map(|(end, what)| Some((beside(end)?, what)))?;
+    let found = |part: &PartName| checkpoint.tensor(&part.of(name)?);
+    let (stored, what) = RESCALED.iter().find_map(|(part, what)| Some((found(part)?, what)))?;
     Some(format!("{what}, as {} says; this is not understood, so quantize the original again", stored.name))
 }
 
-/// Why codes that no table has cannot be read: all experts of a layer in one tensor, packed along the axis
-/// before the last.
+/// Recognizes all experts of a layer in one tensor, packed along the axis before the last.
 fn unreadable(checkpoint: &Checkpoint, codes: &Tensor<'_>) -> Option<String> {
+    if codes.dtype != FileDtype::U8 {
+        return None;
+    }
     let scales = checkpoint.tensor(&format!("{}_weight_scale", codes.name))?;
-    (codes.dtype == FileDtype::U8 && scales.dtype == FileDtype::F8_E4M3).then(|| {
+    (scales.dtype == FileDtype::F8_E4M3).then(|| {
         format!("with {}, experts packed along another axis than the last, are not understood", scales.name)
     })
 }
 
-/// Writes both configs. The convention has one format only.
+/// Writes both configs. There is only one format.
 fn describe(groups: &[Group], ignore: &[String], description: &mut Description) {
     let Some(Group { storage, .. }) = groups.first() else { return };
     let block = storage.format.block();

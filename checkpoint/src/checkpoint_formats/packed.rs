@@ -1,35 +1,30 @@
-//! Reading quantized tensors: which stored tensors belong together, and what they are.
+//! Quantized tensors in files: finding the parts of each, and reading them.
 //!
-//! Names, dtypes and shapes tell, by the tables of the [conventions](CheckpointFormat), and not the
-//! config.json, which a single file lacks.
+//! Parts are found by names, dtypes and shapes, as in the table of [checkpoint
+//! formats](CheckpointFormat). The config is not consulted, because a single file has none.
 
 pub(crate) mod bands;
 
 use std::borrow::Cow;
 
 use microscale::formats::nvfp4::Direction;
-use microscale::{Device, Element, Format, GlobalScale, QuantizedTensor, QuantizedView, ScaleLayout, Words};
+use microscale::{Device, Element, Format, GlobalScale, QuantizedTensor, QuantizedView, Words};
 
 use crate::checkpoint_format::CheckpointFormat;
-use crate::checkpoint_formats::scaled::scaled;
 use crate::checkpoint_formats::storage::{Storage, StoredGlobal};
 use crate::checkpoint_formats::table::{FORMATS, rescaled, stored};
-use crate::checkpoint_formats::{comfyui, scaled};
 use crate::dtype::FileDtype;
 use crate::error::{Error, Result};
-use crate::job::Position;
-use crate::names::weight::WEIGHT;
 use crate::read::checkpoint::Checkpoint;
-use crate::read::layer_texts;
-use crate::read::scaling::Scaling;
+use crate::read::scale_grid::{CodeKind, ScaleGrid};
 use crate::read::tensor::{Tensor, elements};
 
-/// A tensor by the name that the model knows it by.
+/// A tensor under the name that the model knows.
 #[derive(Clone, Debug)]
 pub enum Logical<'a> {
-    /// Stored as it is, or as codes under scales.
+    /// Unquantized, or FP8 or INT8 under scales.
     Plain(Tensor<'a>),
-    /// Stored as codes and scales.
+    /// Quantized: codes and block scales.
     Packed(Box<Packed<'a>>),
 }
 
@@ -41,18 +36,18 @@ pub struct Packed<'a> {
     pub name: &'a str,
     /// The format.
     pub format: Format,
-    /// The sizes of the model's parameter.
+    /// The shape of the model's parameter.
     pub shape: Vec<usize>,
-    /// The codes; in GGUF files with their scales, in ggml's blocks.
+    /// The codes. In GGUF files, ggml's blocks of codes and scales.
     pub codes: Tensor<'a>,
-    /// The block scales, if they are a tensor of their own.
+    /// The block scales, if they are a separate tensor.
     pub scales: Option<Tensor<'a>>,
-    /// The global scale, if the format has one and it is stored: as it is stored and as a number.
+    /// The global scale, if one is stored: the tensor and its number.
     pub global_scale: Option<(Tensor<'a>, GlobalScale)>,
-    /// The global scale that the layer's inputs are quantized with, if they are.
+    /// The global scale of the layer's inputs, if they are quantized too.
     pub input_scale: Option<(Tensor<'a>, GlobalScale)>,
-    /// ComfyUI's text about the layer, if there is one.
-    pub(crate) says: Option<Tensor<'a>>,
+    /// The tensor that names the layer's format, if there is one.
+    pub(crate) marker: Option<Tensor<'a>>,
     pub(crate) storage: &'static Storage,
 }
 
@@ -65,7 +60,7 @@ impl<'a> Logical<'a> {
         }
     }
 
-    /// The sizes before packing.
+    /// The shape before packing.
     pub fn shape(&self) -> &[usize] {
         match self {
             Self::Plain(tensor) => tensor.shape,
@@ -73,7 +68,7 @@ impl<'a> Logical<'a> {
         }
     }
 
-    /// All stored tensors that it consists of.
+    /// Returns all stored tensors that it consists of.
     pub(crate) fn all_stored(&self) -> impl Iterator<Item = &Tensor<'a>> {
         let scales = match self {
             Self::Plain(_) => None,
@@ -82,7 +77,7 @@ impl<'a> Logical<'a> {
         std::iter::once(self.stored()).chain(scales.into_iter().flatten())
     }
 
-    /// The tensor whose file and place stand for it: itself, or the codes.
+    /// Returns the stored tensor that it is listed under: itself, or the codes.
     pub fn stored(&self) -> &Tensor<'a> {
         match self {
             Self::Plain(tensor) => tensor,
@@ -92,23 +87,24 @@ impl<'a> Logical<'a> {
 }
 
 impl<'a> Packed<'a> {
-    /// The convention that it is stored by.
+    /// The checkpoint format of its parts.
     pub fn convention(&self) -> CheckpointFormat {
-        self.storage.convention
+        self.storage.checkpoint_format
     }
 
-    /// Reads codes and scales: the matrix that is stored, whose rows the blocks run along.
+    /// Reads codes and scales as the stored matrix, with blocks along its rows.
     ///
     /// # Errors
-    /// [`Error::Tensor`] if their sizes are beyond what can be addressed, or if a scale of NVFP4 has its sign
-    /// bit set.
+    /// [`Error::Tensor`] if the size overflows, or if an NVFP4 scale has its sign bit set.
     pub fn read(&self) -> Result<QuantizedTensor> {
         let blocks = self.blocks_in(0..elements(&self.shape) as usize);
         Ok(self.matrix([&blocks.codes, &blocks.scales], 0, self.stored_size())?.to_tensor())
     }
 
-    /// [`Self::read`] without a copy: the bytes in the mapped file, for as long as the checkpoint is open. `None`
-    /// where blocks hold codes and scales together, as in GGUF, or in another order, as in ComfyUI's.
+    /// [`Self::read`] without a copy: the bytes in the mapped file.
+    ///
+    /// Returns `None` if blocks contain their scales, as in GGUF files, or if codes or scales have
+    /// another order, as in ComfyUI's files.
     ///
     /// # Errors
     /// The errors of [`Self::read`].
@@ -122,31 +118,32 @@ impl<'a> Packed<'a> {
         }
     }
 
-    /// Rows and columns of the matrix that is stored.
+    /// Returns rows and columns of the stored matrix.
     fn stored_size(&self) -> [usize; 2] {
         let stored = self.storage.stored_shape(&self.shape);
         let (rows, cols) = Tensor { shape: &stored, ..self.codes }.matrix();
         [rows, cols]
     }
 
-    /// The tensor as codes under scales of blocks of a row, which have values wherever values are asked for: MXFP8, and MXFP4 in
-    /// linear order.
+    /// Returns the tensor as codes under a grid of scales, which is input of quantizing.
+    ///
+    /// Returns `None` for NVFP4, and if scales are no separate tensor or blocks do not run along
+    /// the rows of the model's parameter.
     pub(crate) fn scaled(&self, checkpoint: &'a Checkpoint) -> Option<Tensor<'a>> {
-        let bits = match self.format {
-            Format::Mxfp8E4m3 => 8,
-            Format::Mxfp4 => 4,
+        let codes = match self.format {
+            Format::Mxfp8E4m3 => CodeKind::E4m3,
+            Format::Mxfp4 => CodeKind::E2m1(self.storage.nibble_order),
             _ => return None,
         };
         let apart = self.shape.len() > 1 && !self.storage.transposed && self.storage.blocks.is_none();
-        let Tensor { name, dtype, data, file, .. } = self.scales.filter(|_| apart)?;
-        let layout = self.storage.comfy.map_or(ScaleLayout::Linear, |_| ScaleLayout::Swizzled);
-        let block = [1, self.format.block()];
-        let scaling = Scaling { name, dtype, data, file, block, shared: false, bits, layout };
+        let scales = self.scales.filter(|_| apart)?;
+        let (block, layout) = ([1, self.format.block()], self.storage.scale_layout);
+        let grid = ScaleGrid { layout, ..scales.scale_grid(block, codes) };
         let shape = checkpoint.keep_shape(&self.codes, &self.shape)?;
-        Some(Tensor { name: self.name, shape, scaling: Some(scaling), ..self.codes })
+        Some(Tensor { name: self.name, shape, scaling: Some(grid), ..self.codes })
     }
 
-    /// Blocks.
+    /// The number of blocks.
     pub fn blocks(&self) -> u64 {
         elements(&self.shape) / self.format.block() as u64
     }
@@ -154,7 +151,7 @@ impl<'a> Packed<'a> {
     /// The values of the model's parameter.
     ///
     /// # Errors
-    /// Those of [`Self::read`], and [`Error::Tensor`] if the device fails.
+    /// The errors of [`Self::read`], and [`Error::Tensor`] if the device fails.
     pub fn values<T: Element>(&self, device: &Device) -> Result<Vec<T>> {
         let mut values = Vec::with_capacity(elements(&self.shape) as usize);
         for band in self.bands()? {
@@ -163,127 +160,75 @@ impl<'a> Packed<'a> {
         Ok(values)
     }
 
-    /// Gives an error this tensor's name.
+    /// Adds this tensor's name to an error.
     pub fn error(&self, source: microscale::Error) -> Error {
         Error::tensor(self.codes.file, self.name, source)
     }
 
-    /// The stored tensors beside the codes.
+    /// Returns all stored tensors except the codes.
     pub fn scale_tensors(&self) -> impl Iterator<Item = &Tensor<'a>> {
         let global_scales = self.global_scale.iter().chain(&self.input_scale);
-        self.scales.iter().chain(global_scales.map(|(tensor, _)| tensor)).chain(&self.says)
+        self.scales.iter().chain(global_scales.map(|(tensor, _)| tensor)).chain(&self.marker)
     }
 
-    /// Bytes of everything that is stored.
+    /// The bytes of all stored tensors.
     pub fn bytes(&self) -> usize {
         self.codes.data.len() + self.scale_tensors().map(|tensor| tensor.data.len()).sum::<usize>()
     }
 }
 
-/// Every tensor of a checkpoint by the name that the model knows, codes and scales taken together.
-///
-/// # Errors
-/// [`FormatError::Packed`](crate::FormatError::Packed) for codes without scales, for shapes that do
-/// not fit, and for other formats; [`Error::Tensor`] for a number that cannot be a global scale.
-pub fn logical(checkpoint: &Checkpoint) -> Result<Vec<Logical<'_>>> {
-    checkpoint.tensors().filter_map(|tensor| resolve(checkpoint, tensor).transpose()).collect()
-}
-
-/// Every tensor of a checkpoint as [`logical`] has it, with the position of its codes or of itself.
-///
-/// # Errors
-/// The errors of [`logical`].
-pub(crate) fn logical_positions(checkpoint: &Checkpoint) -> Result<Vec<(Position, Logical<'_>)>> {
-    let resolved = checkpoint.positions().filter_map(|(position, tensor)| {
-        let tensor = resolve(checkpoint, tensor).transpose()?;
-        Some(tensor.map(|tensor| (position, tensor)))
-    });
-    resolved.collect()
-}
-
-/// The tensor of the model that a stored tensor holds; `None` for scales, which belong to their codes.
-pub(crate) fn resolve<'a>(checkpoint: &'a Checkpoint, tensor: Tensor<'a>) -> Result<Option<Logical<'a>>> {
-    if let Some(packed) = of_codes(checkpoint, tensor) {
-        return packed.map(|packed| Some(Logical::Packed(packed.into())));
-    }
-    if let Some(scaled) = scaled(checkpoint, tensor)? {
-        return Ok(Some(Logical::Plain(scaled)));
-    }
-    for owner in stored().flat_map(|storage| storage.owners_of(tensor.name)) {
-        let codes = checkpoint.tensor(&owner);
-        if let Some(Ok(packed)) = codes.and_then(|codes| of_codes(checkpoint, codes))
-            && packed.scale_tensors().any(|scales| scales.name == tensor.name)
-        {
-            return Ok(None);
-        }
-    }
-    for owner in scaled::owners_of(tensor.name) {
-        let codes = checkpoint.tensor(&owner);
-        if let Some(codes) = codes.filter(|codes| of_codes(checkpoint, *codes).is_none())
-            && matches!(scaled(checkpoint, codes), Ok(Some(_)))
-        {
-            return Ok(None);
-        }
-    }
-    Ok(Some(Logical::Plain(tensor)))
-}
-
 impl Storage {
-    /// The names of the codes that a tensor of this name may be the scales of.
-    fn owners_of(&self, name: &str) -> impl Iterator<Item = String> {
-        let scales = name.strip_suffix(self.scales_suffix).filter(|_| self.blocks.is_none());
-        let scales = scales.map(|start| format!("{start}{}", if self.scales_beside { WEIGHT } else { "" }));
-        let globals = self.global_scale.iter().chain(&self.input_scale);
-        let tensors = scales.into_iter().chain(globals.filter_map(|global| global.owner_of(name)));
-        let says = self.comfy.and_then(|_| layer_texts::owner_of(name));
-        tensors.map(|tensor| format!("{tensor}{}", self.codes_suffix)).chain(says)
-    }
-
-    /// Returns whether this is the storage of codes and scales of these dtypes. Both dtypes of bytes stand
-    /// for E8M0.
+    /// Returns whether codes and scales of these dtypes are stored so. E8M0 is also declared as U8.
     fn has_dtypes(&self, codes: FileDtype, scales: FileDtype) -> bool {
         let bytes = |dtype| if dtype == FileDtype::F8_E8M0 { FileDtype::U8 } else { dtype };
-        // ComfyUI takes bytes for scales of any eight bits.
-        let any = self.comfy.is_some() && scales == FileDtype::U8;
-        self.codes == codes && (any || bytes(self.scales) == bytes(scales))
+        let raw = self.raw_scales && scales == FileDtype::U8;
+        self.codes == codes && (raw || bytes(self.scales) == bytes(scales))
     }
 }
 
-/// The quantized tensor whose codes these are; `None` if they are no codes.
-fn of_codes<'a>(checkpoint: &'a Checkpoint, codes: Tensor<'a>) -> Option<Result<Packed<'a>>> {
+/// Returns the quantized tensor with these codes, or `None` if a stored tensor is no codes.
+///
+/// # Errors
+/// The errors of [`logical`](crate::logical).
+pub(crate) fn packed<'a>(checkpoint: &'a Checkpoint, codes: Tensor<'a>) -> Option<Result<Packed<'a>>> {
     let mut claimed = None;
-    let said = comfyui::said(checkpoint, codes.name).map(|(word, _)| word);
-    let is_said = |storage: &&Storage| storage.comfy.map(|comfy| comfy.word) == said.as_deref();
-    for storage in stored().filter(is_said) {
+    let word = checkpoint.layer_word(codes.name).map(|layer| &*layer.word);
+    let has_word = |storage: &&Storage| storage.marker.map(|marker| marker.word) == word;
+    for storage in stored().filter(has_word) {
         let Some(name) = codes.name.strip_suffix(storage.codes_suffix) else { continue };
+        let has_dtype = storage.codes == codes.dtype;
         if storage.blocks.is_some() {
-            if storage.codes == codes.dtype {
-                return Some(packed(checkpoint, name, codes, None, storage));
+            if has_dtype {
+                return Some(assemble(checkpoint, name, codes, None, storage));
             }
             continue;
         }
-        let scales = storage.scales_name(name).and_then(|scales| checkpoint.tensor(&scales));
+        // Without a suffix of their own, tensors of other dtypes are no codes.
+        let is_claim = !storage.codes_suffix.is_empty();
+        if !is_claim && !has_dtype {
+            continue;
+        }
+        let scales = storage.scales_name.of(name).and_then(|scales| checkpoint.tensor(&scales));
         match scales {
             Some(scales) if storage.has_dtypes(codes.dtype, scales.dtype) => {
-                return Some(packed(checkpoint, name, codes, Some(scales), storage));
+                return Some(assemble(checkpoint, name, codes, Some(scales), storage));
             }
-            // A suffix of its own says that these are codes. Without one, they may be anything.
-            _ if storage.codes_suffix.is_empty() => {}
+            _ if !is_claim => {}
             Some(scales) => claimed = Some(format!("{} with scales of {}", codes.dtype, scales.dtype)),
-            None if codes.dtype == storage.codes => {
-                let missing = format!("its scales, {name}{}, are missing", storage.scales_suffix);
+            None if has_dtype => {
+                let missing = format!("its scales, {name}{}, are missing", storage.scales_name.suffix());
                 return Some(Err(codes.without(missing)));
             }
             None => {}
         }
     }
-    let known = FORMATS.iter().find_map(|convention| (convention.unreadable)(checkpoint, &codes));
+    let known = FORMATS.iter().find_map(|spec| (spec.unreadable)(checkpoint, &codes));
     let claimed = claimed.map(|dtypes| format!("{dtypes} is no format that can be read"));
     Some(Err(codes.unreadable(known.or(claimed)?)))
 }
 
-/// Puts a quantized tensor together, and checks that its parts fit.
-fn packed<'a>(
+/// Assembles a quantized tensor, and checks that its parts fit.
+fn assemble<'a>(
     checkpoint: &'a Checkpoint,
     name: &'a str,
     codes: Tensor<'a>,
@@ -319,11 +264,11 @@ fn packed<'a>(
         .filter(|input| input.name_for(name).is_some_and(|name| checkpoint.tensor(&name).is_some()));
     let input_scale = input_scale.and_then(of);
     let (global_scale, input_scale) = (global_scale.transpose()?, input_scale.transpose()?);
-    let says = storage.comfy.and_then(|_| checkpoint.tensor(&layer_texts::says_name(name)?));
-    Ok(Packed { says, name, format, shape, codes, scales, global_scale, input_scale, storage })
+    let marker = storage.marker.and_then(|marker| checkpoint.tensor(&marker.name.of(name)?));
+    Ok(Packed { marker, name, format, shape, codes, scales, global_scale, input_scale, storage })
 }
 
-/// The first of numbers that are the same, as one number: the global scales of a layer's experts.
+/// Reduces equal numbers to one number. The experts of a layer repeat their global scale.
 fn one_of_equals(tensor: Tensor<'_>) -> Tensor<'_> {
     match tensor.data.as_chunks::<4>().0 {
         [first, rest @ ..] if tensor.shape.len() == 1 && rest.iter().all(|number| number == first) => {
@@ -333,11 +278,11 @@ fn one_of_equals(tensor: Tensor<'_>) -> Tensor<'_> {
     }
 }
 
-/// The global scale that a tensor holds.
+/// Returns the global scale in a tensor.
 ///
 /// # Errors
-/// [`FormatError::Packed`](crate::FormatError::Packed) unless it is one F32, [`Error::Tensor`] if the
-/// number cannot be a global scale.
+/// [`FormatError::Packed`](crate::FormatError::Packed) unless it is one F32, and [`Error::Tensor`]
+/// if the number cannot be a global scale.
 pub(crate) fn global_scale(tensor: &Tensor<'_>, direction: Direction) -> Result<GlobalScale> {
     let value = (tensor.dtype == FileDtype::F32).then(|| tensor.data.try_into().ok()).flatten();
     let value = value.map(f32::from_le_bytes).ok_or_else(|| {

@@ -1,21 +1,27 @@
-//! The convention of AMD Quark's exports (0.13), as MXFP4 of Kimi-K2 and DeepSeek-R1 is published.
+//! The checkpoint format of AMD Quark (0.13), used for MXFP4 of Kimi-K2 and DeepSeek-R1. Read-only.
 //!
-//! A tensor X of sizes [N, K] is codes U8 [N, K/2] under that name, the first of two in the low half of a byte, and block
-//! scales U8 [N, K/32], `X_scale`.
+//! | tensor `X` of shape [N, K] | codes | block scales |
+//! |---|---|---|
+//! | mxfp4 | `X` U8 [N, K/2], low nibble first | `X_scale` U8 [N, K/32] |
 
 use microscale::Format;
 
-use crate::checkpoint_format::CheckpointFormat;
+use crate::checkpoint_format::{CheckpointFormat, Written};
+use crate::checkpoint_formats::part_name::PartName;
 use crate::checkpoint_formats::spec::FormatSpec;
 use crate::checkpoint_formats::storage::Storage;
 use crate::dtype::FileDtype;
 
-/// The convention.
+/// The row of the table.
 pub(crate) const SPEC: FormatSpec = FormatSpec {
-    written: false,
+    written: Written::No,
     is_method: |method| method == "quark",
     ..FormatSpec::new(CheckpointFormat::Quark, STORED)
 };
 
-const STORED: &[Storage] =
-    &[Storage::plain(CheckpointFormat::Quark, Format::Mxfp4, ("", FileDtype::U8), ("_scale", FileDtype::U8))];
+const STORED: &[Storage] = &[Storage::plain(
+    CheckpointFormat::Quark,
+    Format::Mxfp4,
+    ("", FileDtype::U8),
+    (PartName::After("_scale"), FileDtype::U8),
+)];

@@ -1,10 +1,10 @@
-//! All checkpoint formats: **the table of conventions**. A new convention gets a row here, and look-ups by
-//! convention, format and recipe start here.
+//! **The table of checkpoint formats.** A new one gets a row here. Look-ups by checkpoint format,
+//! format and recipe start here.
 
 use microscale::formats::ScaleLayout;
 use microscale::{Format, Recipe, Words};
 
-use crate::checkpoint_format::CheckpointFormat;
+use crate::checkpoint_format::{CheckpointFormat, Written};
 use crate::checkpoint_formats::group::Group;
 use crate::checkpoint_formats::spec::FormatSpec;
 use crate::checkpoint_formats::storage::Storage;
@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 use crate::read::checkpoint::Checkpoint;
 use crate::read::description::Description;
 
-/// Every convention.
+/// All checkpoint formats.
 pub(crate) const FORMATS: [&FormatSpec; 8] = [
     &compressed_tensors::SPEC,
     &modelopt::SPEC,
@@ -28,84 +28,97 @@ pub(crate) const FORMATS: [&FormatSpec; 8] = [
     &comfyui::SPEC,
 ];
 
-/// Every way of storing, of all conventions.
+/// Returns the storages of all checkpoint formats.
 pub(crate) fn stored() -> impl Iterator<Item = &'static Storage> {
-    FORMATS.into_iter().flat_map(|convention| convention.stored)
+    FORMATS.into_iter().flat_map(|spec| spec.stored)
 }
 
-/// The reason why the codes and scales of a tensor of this name alone would be the wrong weights, if they would.
+/// Returns why the codes and scales of a tensor of this name are not the whole weight, if there is
+/// more to it.
 pub(crate) fn rescaled(checkpoint: &Checkpoint, name: &str) -> Option<String> {
-    FORMATS.iter().find_map(|convention| (convention.rescaled)(checkpoint, name))
+    FORMATS.iter().find_map(|spec| (spec.rescaled)(checkpoint, name))
+}
+
+/// Returns the keys of file metadata that describe formats of layers. They are not copied to
+/// outputs.
+pub(crate) fn metadata_keys() -> impl Iterator<Item = &'static str> {
+    FORMATS.into_iter().filter_map(|spec| spec.metadata_key)
 }
 
 impl CheckpointFormat {
-    /// The convention's row; `None` would be a name without one.
-    fn rules(self) -> Option<&'static FormatSpec> {
-        FORMATS.into_iter().find(|convention| convention.name == self)
+    /// Returns the row, or `None` for a name without one.
+    fn spec(self) -> Option<&'static FormatSpec> {
+        FORMATS.into_iter().find(|spec| spec.name == self)
     }
 
-    /// The formats that are written by it: none, if it is only read.
+    /// Returns which commands write it.
+    pub fn written(self) -> Written {
+        self.spec().map_or(Written::No, |spec| spec.written)
+    }
+
+    /// Returns the formats that quantizing can write. There are none for a read-only checkpoint
+    /// format.
     pub fn formats(self) -> impl Iterator<Item = Format> {
-        let written = self.rules().filter(|rules| rules.written);
-        written.into_iter().flat_map(|rules| rules.stored).map(|stored| stored.format)
+        let written = self.spec().filter(|spec| spec.written == Written::Yes);
+        written.into_iter().flat_map(|spec| spec.stored).map(|stored| stored.format)
     }
 
-    /// Says in the JSON files of a checkpoint how its layers are stored, the largest group first, and which
-    /// linear layers are not quantized.
+    /// Writes to the JSON files of a checkpoint how its layers are stored, the largest group first,
+    /// and which linear layers are not quantized.
     pub(crate) fn describe(self, groups: &[Group], ignore: &[String], description: &mut Description) {
-        if let Some(rules) = self.rules().filter(|_| !groups.is_empty()) {
-            (rules.describe)(groups, ignore, description);
+        if let Some(spec) = self.spec().filter(|_| !groups.is_empty()) {
+            (spec.describe)(groups, ignore, description);
         }
     }
 
-    /// Returns whether a config that names this method is of the convention.
+    /// Returns whether a config with this method is of the checkpoint format.
     pub(crate) fn is_method(self, method: &str) -> bool {
-        self.rules().is_some_and(|rules| (rules.is_method)(method))
+        self.spec().is_some_and(|spec| (spec.is_method)(method))
     }
 
-    /// Makes sure that files can hold what a recipe gives.
+    /// Checks that files can hold the result of a recipe.
     ///
     /// # Errors
-    /// [`FormatError::NotStored`](crate::FormatError::NotStored) for a format that the convention
-    /// lacks, [`FormatError::ScaleLayout`](crate::FormatError::ScaleLayout) for scales that are not
-    /// linear.
+    /// [`FormatError::NotStored`](crate::FormatError::NotStored) for a format that the checkpoint
+    /// format lacks, [`FormatError::ScaleLayout`](crate::FormatError::ScaleLayout) for scales that
+    /// are not linear.
     pub fn check(self, recipe: &Recipe) -> Result<()> {
         Storage::of(self, recipe).map(|_| ())
     }
 }
 
 impl Storage {
-    /// The storage of a recipe's result.
+    /// Returns the storage of a recipe's result.
     ///
     /// # Errors
-    /// Those of [`CheckpointFormat::check`].
-    pub(crate) fn of(convention: CheckpointFormat, recipe: &Recipe) -> Result<&'static Self> {
+    /// The errors of [`CheckpointFormat::check`].
+    pub(crate) fn of(checkpoint_format: CheckpointFormat, recipe: &Recipe) -> Result<&'static Self> {
         if recipe.scale_layout != ScaleLayout::Linear {
             return Err(Error::Format(FormatError::ScaleLayout { layout: recipe.scale_layout }));
         }
-        Self::of_format(convention, recipe.format())
+        Self::of_format(checkpoint_format, recipe.format())
     }
 
-    /// The storage of a format.
+    /// Returns the storage of a format.
     ///
     /// # Errors
     /// [`FormatError::NotStored`](crate::FormatError::NotStored).
-    pub(crate) fn of_format(convention: CheckpointFormat, format: Format) -> Result<&'static Self> {
-        let written = convention.rules().filter(|rules| rules.written);
-        let found = written.and_then(|rules| rules.stored.iter().find(|stored| stored.format == format));
+    pub(crate) fn of_format(checkpoint_format: CheckpointFormat, format: Format) -> Result<&'static Self> {
+        let written = checkpoint_format.spec().filter(|spec| spec.written == Written::Yes);
+        let found = written.and_then(|spec| spec.stored.iter().find(|stored| stored.format == format));
         found.ok_or_else(|| {
             Error::Format(FormatError::NotStored {
-                convention,
+                convention: checkpoint_format,
                 format,
-                instead: instead_of(convention, format),
+                instead: instead_of(checkpoint_format, format),
             })
         })
     }
 }
 
-/// The alternatives where a convention lacks a format, in words.
-fn instead_of(convention: CheckpointFormat, format: Format) -> String {
-    let formats: Vec<_> = convention.formats().map(Words::word).collect();
+/// Returns the alternatives to a format that a checkpoint format lacks, for an error message.
+fn instead_of(checkpoint_format: CheckpointFormat, format: Format) -> String {
+    let formats: Vec<_> = checkpoint_format.formats().map(Words::word).collect();
     let others = CheckpointFormat::WORDS.iter().filter(|(_, other)| other.formats().any(|has| has == format));
     let others: Vec<_> = others.map(|(word, _)| *word).collect();
     let others: String = match others.as_slice() {
@@ -115,17 +128,13 @@ fn instead_of(convention: CheckpointFormat, format: Format) -> String {
         ),
         others => format!("or a convention that has it: {}", others.join(", ")),
     };
-    match formats.is_empty() {
-        true => {
-            let others = others.trim_start_matches("or ");
-            match convention {
-                CheckpointFormat::Fp8Block => {
-                    format!("as convert alone writes it, from what is exact in it; choose {others}")
-                }
-                _ => format!("it is read and not written, so choose {others}"),
-            }
+    let choices = others.trim_start_matches("or ");
+    match checkpoint_format.written() {
+        Written::Yes => format!("choose among its formats ({}), {others}", formats.join(", ")),
+        Written::ByConvert => {
+            format!("as convert alone writes it, from what is exact in it; choose {choices}")
         }
-        false => format!("choose among its formats ({}), {others}", formats.join(", ")),
+        Written::No => format!("it is read and not written, so choose {choices}"),
     }
 }
 
@@ -145,12 +154,17 @@ mod tests {
     /// Name, dtype and shape.
     type Part<'a> = (&'a str, FileDtype, &'a [usize]);
 
-    fn stored_as(convention: CheckpointFormat, format: Format, name: &str, shape: &[usize]) -> Vec<Outline> {
-        Storage::of_format(convention, format).unwrap().outlines(name, shape, true)
+    fn stored_as(
+        checkpoint_format: CheckpointFormat,
+        format: Format,
+        name: &str,
+        shape: &[usize],
+    ) -> Vec<Outline> {
+        Storage::of_format(checkpoint_format, format).unwrap().outlines(name, shape, true)
     }
 
     #[test]
-    fn names_dtypes_and_shapes_of_the_conventions() {
+    fn outlines_have_the_names_dtypes_and_shapes_of_each_checkpoint_format() {
         let ct = CheckpointFormat::CompressedTensors;
         let expected: [(_, _, _, &[usize], &[Part<'_>]); 5] = [
             (
@@ -200,14 +214,14 @@ mod tests {
                 ],
             ),
         ];
-        for (convention, format, name, shape, expected) in expected {
-            let outlines = stored_as(convention, format, name, shape);
+        for (checkpoint_format, format, name, shape, expected) in expected {
+            let outlines = stored_as(checkpoint_format, format, name, shape);
             let found: Vec<_> = outlines
                 .iter()
                 .map(|outline| (outline.name.as_str(), outline.dtype, &outline.shape[..]))
                 .collect();
             assert_eq!(found, expected);
-            let storage = Storage::of_format(convention, format).unwrap();
+            let storage = Storage::of_format(checkpoint_format, format).unwrap();
             let model_shape = storage.model_shape(&outlines[0].shape, Some(&outlines[1].shape));
             assert_eq!(model_shape.as_deref(), Some(shape));
             assert_eq!(storage.model_shape(&outlines[0].shape, Some(&[8, 2])), None);
@@ -215,8 +229,8 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_stored_is_said() {
-        let storage = |convention, format| Storage::of_format(convention, format).unwrap();
+    fn formats_and_shapes_that_cannot_be_stored_are_refused() {
+        let storage = |checkpoint_format, format| Storage::of_format(checkpoint_format, format).unwrap();
         let ct = |format| storage(CheckpointFormat::CompressedTensors, format);
         assert_eq!(ct(Format::Mxfp4).cannot_hold("a", &[8, 96]), None);
         assert_eq!(ct(Format::Nvfp4).cannot_hold("a", &[8, 48]), None);
@@ -227,8 +241,8 @@ mod tests {
         assert_eq!(experts.cannot_hold("a.experts.down_proj", &[4, 48, 32]), columns(48, 32));
         assert_eq!(experts.cannot_hold("a.experts.down_proj_bias", &[4, 96]), Some(Reason::NotAnExpert));
         let e5m2 = Recipe::of(Format::Mxfp8E5m2, Convention::Ocp).unwrap();
-        for convention in CheckpointFormat::WORDS.iter().map(|(_, convention)| *convention) {
-            let refused = convention.check(&e5m2).unwrap_err();
+        for (_, checkpoint_format) in CheckpointFormat::WORDS {
+            let refused = checkpoint_format.check(&e5m2).unwrap_err();
             assert!(
                 matches!(refused, Error::Format(FormatError::NotStored { format: Format::Mxfp8E5m2, .. })),
                 "{refused}"
@@ -254,8 +268,9 @@ mod tests {
     #[test]
     fn every_global_scale_can_be_stored() {
         use microscale::GlobalScale::{Divisor, Multiplier};
-        let stored = |convention, scale| {
-            Storage::of_format(convention, Format::Nvfp4).unwrap().stored_global_scale(scale).unwrap()
+        let stored = |checkpoint_format, scale| {
+            let storage = Storage::of_format(checkpoint_format, Format::Nvfp4).unwrap();
+            storage.stored_global_scale(scale).unwrap()
         };
         let (ct, modelopt) = (CheckpointFormat::CompressedTensors, CheckpointFormat::Modelopt);
         assert_eq!((stored(ct, None), stored(modelopt, None)), (Divisor(1.0), Multiplier(1.0)));
@@ -269,10 +284,10 @@ mod tests {
     }
 
     #[test]
-    fn configs_are_added_and_removed_without_touching_the_rest() {
+    fn configs_are_added_and_removed_without_other_changes() {
         let original = serde_json::json!({ "a": 1, "z": { "b": [1.5e-6] } });
-        for storage in
-            stored().filter(|storage| storage.is_linear() && storage.convention.formats().next().is_some())
+        for storage in stored()
+            .filter(|storage| storage.is_linear() && storage.checkpoint_format.formats().next().is_some())
         {
             let mut description = Description {
                 config: original.as_object().cloned(),
@@ -280,18 +295,18 @@ mod tests {
                 ..Description::default()
             };
             let groups = [Group { storage, layers: vec!["fc".into()] }];
-            storage.convention.describe(&groups, &["lm_head".into()], &mut description);
+            storage.checkpoint_format.describe(&groups, &["lm_head".into()], &mut description);
             let quantization = &description.config.as_ref().unwrap()[QUANTIZATION];
             let method = quantization["quant_method"].as_str().unwrap();
-            let expected = match storage.convention {
+            let expected = match storage.checkpoint_format {
                 CheckpointFormat::CompressedTensors => "compressed-tensors",
                 CheckpointFormat::Modelopt => "modelopt",
                 CheckpointFormat::GptOss => "mxfp4",
-                other => unreachable!("{other:?} has no config.json, or is read alone"),
+                other => unreachable!("{other:?} has no config.json, or is read-only"),
             };
             assert_eq!(method, expected);
             assert!(quantization.to_string().contains("lm_head"));
-            if storage.convention != CheckpointFormat::GptOss {
+            if storage.checkpoint_format != CheckpointFormat::GptOss {
                 let mut again = Description { fp8_cache: false, ..description };
                 assert_eq!((again.take_cache(), again.fp8_cache), (None, true));
                 description = again;

@@ -1,8 +1,8 @@
 //! Names of the layers of each format, for configs with several formats.
 //!
-//! Layers are called by their names. Experts are not: vLLM asks for a layer's experts by names that the file
-//! need not have, and transformers finds them by a regular expression with "experts" in it. So they have one
-//! that says which layers' they are.
+//! A target is the name of a layer, or a regular expression for the experts of a layer: vLLM looks
+//! for experts under names that the file need not have, and transformers looks for a regular
+//! expression with "experts" in it.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -10,18 +10,18 @@ use crate::checkpoint_formats::group::Group;
 use crate::names::layers::layer_part;
 use crate::names::weight::EXPERTS;
 
-/// The targets of each group: those of one mean no layer of another.
+/// Returns the targets of each group. They match no layer of another group.
 pub(crate) fn targets(groups: &[Group]) -> Vec<Vec<String>> {
-    // The groups that a pattern means layers of.
-    let mut meant: HashMap<String, BTreeSet<usize>> = HashMap::new();
+    // The groups with layers that match a pattern.
+    let mut matched: HashMap<String, BTreeSet<usize>> = HashMap::new();
     for (i, group) in groups.iter().enumerate() {
         for pattern in group.layers.iter().flat_map(|layer| patterns(layer)) {
-            meant.entry(pattern).or_default().insert(i);
+            matched.entry(pattern).or_default().insert(i);
         }
     }
     let target = |layer: &String| {
-        let alone = patterns(layer).into_iter().find(|pattern| meant[pattern].len() == 1);
-        alone.unwrap_or_else(|| layer.clone())
+        let own = patterns(layer).into_iter().find(|pattern| matched[pattern].len() == 1);
+        own.unwrap_or_else(|| layer.clone())
     };
     groups
         .iter()
@@ -29,8 +29,8 @@ pub(crate) fn targets(groups: &[Group]) -> Vec<Vec<String>> {
         .collect()
 }
 
-/// Regular expressions for an expert's layer: one for the experts of all layers, and one for those of its
-/// own. They leave out the part of the name before the layers, because engines may call it otherwise.
+/// Returns regular expressions for an expert's layer: for the experts of all layers, and for the
+/// experts of its own layer. They leave out the prefix before the layers, which engines may rename.
 fn patterns(layer: &str) -> Vec<String> {
     let Some((parent, expert)) = layer.split_once(EXPERTS) else { return Vec::new() };
     if expert.split('.').next().is_none_or(|number| number.parse::<u64>().is_err()) {
@@ -61,21 +61,21 @@ mod tests {
     }
 
     #[test]
-    fn layers_are_named_and_experts_are_matched() {
+    fn layers_have_names_and_experts_have_patterns() {
         let dense = ["model.layers.0.mlp.up_proj", "model.layers.1.mlp.shared_experts.up_proj"];
         let experts = ["model.layers.1.mlp.experts.0.up_proj", "model.layers.2.mlp.experts.11.down_proj"];
         let of = |groups: &[Group]| targets(groups);
         let found = of(&[group(Format::Nvfp4, &experts), group(Format::Mxfp4, &dense)]);
         assert_eq!(found[0], [r"re:(.*\.)?layers\.\d+\.mlp\.experts\.\d+\."]);
         assert_eq!(found[1], dense);
-        // Experts of both kinds: layer by layer, and if one layer has both by their names.
+        // Experts of both formats have patterns per layer, or names if a layer has both.
         let found = of(&[group(Format::Nvfp4, &experts[..1]), group(Format::Mxfp4, &experts[1..])]);
         assert_eq!(found[0], [r"re:(.*\.)?layers\.1\.mlp\.experts\.\d+\."]);
         assert_eq!(found[1], [r"re:(.*\.)?layers\.2\.mlp\.experts\.\d+\."]);
         let both = ["layers.1.mlp.experts.0.up_proj", "layers.1.mlp.experts.1.up_proj"];
         let found = of(&[group(Format::Nvfp4, &both[..1]), group(Format::Mxfp4, &both[1..])]);
         assert_eq!((&found[0][..], &found[1][..]), (&[both[0].to_string()][..], &[both[1].to_string()][..]));
-        // All experts in one tensor have no number.
+        // A tensor with all experts has no number.
         let fused = ["model.layers.1.mlp.experts.gate_up_proj"];
         assert_eq!(of(&[group(Format::Nvfp4, &fused), group(Format::Mxfp4, &dense)])[0], fused);
     }

@@ -1,16 +1,16 @@
-//! Block scales in the tiles of 128×4 that tensor cores take, and codes whose halves of a byte are swapped.
+//! Block scales in the swizzled layout: tiles of 128×4, as tensor cores read them.
 
 use std::borrow::Cow;
 use std::ops::Range;
 
 use microscale::ScaleLayout;
 
-/// Rows and blocks that whole tiles have.
+/// Returns rows and blocks per row, padded to whole tiles.
 pub(crate) fn tiled(rows: usize, blocks: usize) -> [usize; 2] {
     [rows.next_multiple_of(128), blocks.next_multiple_of(4)]
 }
 
-/// All scales of a matrix in tiles, taken in linear order. Zeros fill up the last ones.
+/// All scales of a matrix in tiles, appended in linear order and padded with zeros.
 pub(crate) struct Tiles {
     bytes: Vec<u8>,
     blocks_per_row: usize,
@@ -23,7 +23,7 @@ impl Tiles {
         Self { bytes: vec![0; height * width], blocks_per_row, next: 0 }
     }
 
-    /// Puts the scales of the next blocks into their places.
+    /// Stores the scales of the next blocks.
     pub(crate) fn extend(&mut self, scales: &[u8]) {
         for (place, scale) in places(self.next..self.next + scales.len(), self.blocks_per_row).zip(scales) {
             self.bytes[place] = *scale;
@@ -36,22 +36,18 @@ impl Tiles {
     }
 }
 
-/// The scales of some blocks in linear order.
+/// Returns the scales of a range of blocks in linear order. The result is empty if `tiles` is too
+/// short.
 pub(crate) fn gathered(tiles: &[u8], blocks: Range<usize>, blocks_per_row: usize) -> Cow<'static, [u8]> {
     let scales: Option<Vec<u8>> =
         places(blocks, blocks_per_row).map(|place| tiles.get(place).copied()).collect();
     scales.unwrap_or_default().into()
 }
 
-/// The places in tiles of the scales of blocks, which are counted row by row.
+/// Returns the offsets of a range of blocks. Blocks are numbered row by row.
 fn places(blocks: Range<usize>, blocks_per_row: usize) -> impl Iterator<Item = usize> {
     let each = blocks_per_row.max(1);
     blocks.map(move |block| ScaleLayout::Swizzled.offset(block / each, block % each, each))
-}
-
-/// Swaps the halves of each byte.
-pub(crate) fn swap_halves(bytes: &mut [u8]) {
-    bytes.iter_mut().for_each(|byte| *byte = byte.rotate_right(4));
 }
 
 #[cfg(test)]
@@ -59,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_put_into_tiles_is_gathered_again() {
+    fn stored_scales_are_gathered_again() {
         let mut random = fastrand::Rng::with_seed(9);
         for (rows, blocks) in [(1, 1), (128, 4), (130, 3), (200, 17)] {
             let scales: Vec<u8> = (0..rows * blocks).map(|_| random.u8(1..)).collect();

@@ -20,7 +20,8 @@ use rayon::prelude::*;
 use crate::checkpoint_format::CheckpointFormat;
 use crate::checkpoint_formats::fp8_block::{BLOCK, SCALES, describe};
 use crate::checkpoint_formats::ignored::ignored;
-use crate::checkpoint_formats::packed::{Logical, Packed, logical_positions};
+use crate::checkpoint_formats::ownership::logical_positions;
+use crate::checkpoint_formats::packed::{Logical, Packed};
 use crate::convert::done::{ConvertedTensor, in_bf16};
 use crate::convert::requantized::{BandDifference, Requantized};
 use crate::convert::{Convert, check_names, nothing_packed};
@@ -34,7 +35,7 @@ use crate::read::checkpoint::Checkpoint;
 use crate::read::description::Description;
 use crate::read::input::Input;
 use crate::read::memory::afford;
-use crate::read::scaling::{Scaling, grid};
+use crate::read::scale_grid::{CodeKind, ScaleGrid, grid};
 use crate::read::tensor::{Tensor, elements};
 use crate::sums::Sums;
 use crate::write::copy::copy;
@@ -102,18 +103,18 @@ impl Cast {
     /// The values that a file of this is read as.
     fn values(&self, packed: &Packed<'_>, cols: usize) -> Option<Vec<f32>> {
         let (dtype, data) = (FileDtype::F32, bytemuck::cast_slice(&self.scales));
-        let scaling = Scaling {
+        let scaling = ScaleGrid {
             name: SCALES,
             dtype,
             data,
             file: packed.codes.file,
             block: BLOCK,
             shared: false,
-            bits: 8,
+            codes: CodeKind::E4m3,
             layout: ScaleLayout::Linear,
         };
         let shape = [self.codes.len() / cols, cols];
-        scaling.values(FileDtype::F8_E4M3, &shape, &self.codes, 0..self.codes.len())
+        scaling.values(&shape, &self.codes, 0..self.codes.len())
     }
 }
 
@@ -157,12 +158,12 @@ pub(crate) enum Fp8Plan<'a> {
 
 /// Returns whether a tensor of codes under scales is block FP8 already. So is a matrix within a single block that has one scale.
 fn is_block_fp8(tensor: &Tensor<'_>) -> bool {
-    let single = |scaling: Scaling<'_>| match tensor.shape {
+    let single = |scaling: ScaleGrid<'_>| match tensor.shape {
         [rows, cols] => scaling.block == [*rows, *cols] && *rows <= BLOCK[0] && *cols <= BLOCK[1],
         _ => false,
     };
-    let is = |scaling: Scaling<'_>| {
-        scaling.bits == 8 && (scaling.block == BLOCK && !scaling.shared || single(scaling))
+    let is = |scaling: ScaleGrid<'_>| {
+        scaling.codes == CodeKind::E4m3 && (scaling.block == BLOCK && !scaling.shared || single(scaling))
     };
     tensor.dtype == FileDtype::F8_E4M3 && tensor.scaling.is_some_and(is)
 }
@@ -307,7 +308,7 @@ fn restate<'env>(input: &Input<'env>, worker: &Worker<'_, 'env>, sink: &Sink) ->
     let tensor = &input.tensor;
     let [codes, scales] = outlines(tensor.name, tensor.shape);
     copy(input, worker, sink)?;
-    let values: Vec<f32> = tensor.scaling.iter().flat_map(Scaling::scales).collect();
+    let values: Vec<f32> = tensor.scaling.iter().flat_map(ScaleGrid::scales).collect();
     sink.put(1, 0, bytemuck::cast_slice(&values).to_vec())?;
     let mut copied = Sums::default();
     copied.add(tensor.elements(), tensor.bytes() as u64, codes.bytes() + scales.bytes());

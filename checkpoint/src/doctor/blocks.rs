@@ -1,16 +1,17 @@
 //! Checks scale bytes and codes block by block: NaN, signed scales, zero blocks, saturated blocks.
 
 use microscale::{Element, Format};
-use rayon::prelude::*;
 
 use super::finding::{Defect, Finding};
 use crate::checkpoint_formats::packed::Packed;
 use crate::checkpoint_formats::packed::bands::Blocks;
 use crate::error::Result;
+use crate::pipeline::Worker;
 use crate::quantize::matrix;
 use crate::quantize::matrix::Matrix;
-use crate::read::bands::row_bands;
-use crate::read::tensor::Tensor;
+use crate::read::bands::{self, row_bands};
+use crate::read::input::Input;
+use crate::read::tensor::elements;
 use crate::read::values::with_values;
 
 /// Share of zero blocks that is not reported. Pruned and padded models have some.
@@ -55,20 +56,29 @@ impl Count {
 ///
 /// # Errors
 /// The errors of reading the original.
-pub(super) fn check_blocks(
-    packed: &Packed<'_>,
-    original: Option<&Tensor<'_>>,
+pub(super) fn check_blocks<'env>(
+    packed: &'env Packed<'env>,
+    original: Option<&Input<'env>>,
+    worker: &Worker<'_, 'env>,
     findings: &mut Vec<Finding>,
 ) -> Result<()> {
-    let counts = packed.each_blocks().map(|blocks| counts(packed.format, &blocks));
-    let mut counts = counts.fold(Counts::default(), Counts::then);
+    let elements = elements(&packed.shape) as usize;
+    let count = move |number: usize| {
+        Ok(count_defects(packed.format, &packed.blocks_in(bands::band(elements, number))))
+    };
+    let mut counts = Counts::default();
+    worker.each_band(bands::count(elements), count, |of_band| {
+        counts = counts.then(of_band);
+        Ok(())
+    })?;
     let blocks = packed.blocks();
-    let comparable =
-        |original: &&Tensor<'_>| original.values_dtype().is_some() && original.shape == packed.shape;
+    let comparable = |original: &&Input<'_>| {
+        original.tensor.values_dtype().is_some() && original.tensor.shape == packed.shape
+    };
     if counts.zeros.blocks > 0
         && let Some(original) = original.filter(comparable)
     {
-        counts.zeros = lost_blocks(packed, original)?;
+        counts.zeros = lost_blocks(packed, original, worker)?;
     }
     for (defect, count, tolerated) in [
         (Defect::NanScales, counts.nan, 0.0),
@@ -91,22 +101,36 @@ pub(super) fn check_blocks(
 }
 
 /// Counts the zero blocks whose original has a value other than zero.
-fn lost_blocks(packed: &Packed<'_>, original: &Tensor<'_>) -> Result<Count> {
-    let (format, mut count) = (packed.format, Count::default());
-    let (rows, cols) = matrix::size(original, packed.storage);
-    let bytes = format.block_bytes();
-    for rows in row_bands(rows, cols, None) {
+fn lost_blocks<'env>(
+    packed: &'env Packed<'env>,
+    original: &Input<'env>,
+    worker: &Worker<'_, 'env>,
+) -> Result<Count> {
+    let (format, storage, original) = (packed.format, packed.storage, original.clone());
+    let (rows, cols) = matrix::size(&original.tensor, storage);
+    let bands: Vec<_> = row_bands(rows, cols, None).collect();
+    let last = bands.len();
+    let count = move |number: usize| {
+        let rows = bands.get(number).cloned().unwrap_or_default();
         let blocks = packed.blocks_in(rows.start * cols..rows.end * cols);
-        let Matrix { values, .. } = Matrix::of(original, packed.storage, rows)?;
-        with_values!(&values, slice => {
-            let coded = blocks.scales.iter().zip(blocks.codes.chunks_exact(bytes));
-            for (i, ((scale, codes), values)) in coded.zip(slice.chunks(format.block())).enumerate() {
-                let lost = is_zeros(codes) && values.iter().any(|value| Element::to_f32(*value) != 0.0);
-                count.add(lost, blocks.first + i, *scale);
-            }
-        });
-    }
-    Ok(count)
+        Matrix::with_rows(&original, storage, rows, |matrix| {
+            let mut count = Count::default();
+            with_values!(&matrix.values, slice => {
+                let coded = blocks.scales.iter().zip(blocks.codes.chunks_exact(format.block_bytes()));
+                for (i, ((scale, codes), values)) in coded.zip(slice.chunks(format.block())).enumerate() {
+                    let lost = is_zeros(codes) && values.iter().any(|value| Element::to_f32(*value) != 0.0);
+                    count.add(lost, blocks.first + i, *scale);
+                }
+            });
+            count
+        })
+    };
+    let mut lost = Count::default();
+    worker.each_band(last, count, |of_band| {
+        lost = lost.then(of_band);
+        Ok(())
+    })?;
+    Ok(lost)
 }
 
 /// Returns whether 4-bit codes are all zero, positive or negative.
@@ -114,22 +138,13 @@ fn is_zeros(codes: &[u8]) -> bool {
     codes.iter().all(|byte| byte & 0x77 == 0)
 }
 
-fn counts(format: Format, blocks: &Blocks<'_>) -> Counts {
-    /// Blocks per task.
-    const PART: usize = 1 << 14;
-    let bytes = format.block_bytes();
-    let parts = blocks.scales.par_chunks(PART).zip(blocks.codes.par_chunks(PART * bytes));
-    let counts: Vec<_> = parts
-        .enumerate()
-        .map(|(part, (scales, codes))| {
-            let mut counts = Counts::default();
-            for (i, (scale, codes)) in scales.iter().zip(codes.chunks_exact(bytes)).enumerate() {
-                counts.add(format, *scale, codes, blocks.first + part * PART + i);
-            }
-            counts
-        })
-        .collect();
-    counts.into_iter().fold(Counts::default(), Counts::then)
+fn count_defects(format: Format, blocks: &Blocks<'_>) -> Counts {
+    let mut counts = Counts::default();
+    let coded = blocks.scales.iter().zip(blocks.codes.chunks_exact(format.block_bytes()));
+    for (block, (scale, codes)) in (blocks.first..).zip(coded) {
+        counts.add(format, *scale, codes, block);
+    }
+    counts
 }
 
 impl Counts {

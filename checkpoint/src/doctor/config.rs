@@ -98,7 +98,7 @@ pub(super) fn check_input_scales(
         };
         let what = match (claimed, one) {
             (true, _) => {
-                let name = packed.storage.input_scale.as_ref().map_or("", |stored| stored.suffix);
+                let name = packed.storage.input_scale.as_ref().map_or("", |stored| stored.name.suffix());
                 let expected = match packed.convention() {
                     CheckpointFormat::Modelopt => "W4A16_NVFP4",
                     _ => "no input_activations",

@@ -1,12 +1,13 @@
 //! Compares values with the checkpoint that was quantized. This finds defects that scales and codes
 //! do not show by themselves, such as nibbles in the wrong order.
 
-use microscale::{Device, ErrorStats};
+use microscale::ErrorStats;
 
 use super::finding::{Defect, Finding};
 use crate::checkpoint_formats::packed::Packed;
 use crate::error::Result;
-use crate::read::tensor::Tensor;
+use crate::pipeline::Worker;
+use crate::read::input::Input;
 use crate::read::values::Values;
 
 /// Smallest SQNR in dB that counts as quantized from the original. Rounding weights to four bits
@@ -22,13 +23,14 @@ const NIBBLE_MARGIN_DB: f64 = 3.0;
 ///
 /// # Errors
 /// The errors of dequantizing.
-pub(super) fn check_against_original(
-    packed: &Packed<'_>,
-    original: &Tensor<'_>,
-    device: &Device,
+pub(super) fn check_against_original<'env>(
+    packed: &'env Packed<'env>,
+    input: &Input<'env>,
+    worker: &Worker<'_, 'env>,
     findings: &mut Vec<Finding>,
 ) -> Result<()> {
     let mut found = |defect, what| findings.push(Finding::in_packed(defect, packed, what));
+    let original = &input.tensor;
     if original.values_dtype().is_none() || original.shape != packed.shape {
         let (shape, dtype, expected) = (original.shape, original.dtype, &packed.shape);
         let what = format!("the original is {dtype} of shape {shape:?}, this {expected:?}");
@@ -40,13 +42,13 @@ pub(super) fn check_against_original(
     if packed.each_blocks().any(|blocks| !blocks.scales.iter().all(is_number)) {
         return Ok(());
     }
-    let as_stored = sqnr(packed, original, Nibbles::AsStored, device)?;
+    let as_stored = sqnr(packed, input, Nibbles::AsStored, worker)?;
     if as_stored >= MIN_SQNR_DB {
         return Ok(());
     }
     let mut best = as_stored;
     if packed.format.bits() == 4 && packed.scales.is_some() {
-        best = sqnr(packed, original, Nibbles::Swapped, device)?;
+        best = sqnr(packed, input, Nibbles::Swapped, worker)?;
     }
     if best >= as_stored + NIBBLE_MARGIN_DB {
         let what = format!(
@@ -67,11 +69,18 @@ enum Nibbles {
 }
 
 /// SQNR in dB of a tensor's values against the original's.
-fn sqnr(packed: &Packed<'_>, original: &Tensor<'_>, nibbles: Nibbles, device: &Device) -> Result<f64> {
+fn sqnr<'env>(
+    packed: &'env Packed<'env>,
+    original: &Input<'env>,
+    nibbles: Nibbles,
+    worker: &Worker<'_, 'env>,
+) -> Result<f64> {
     // The two codes of a byte are neighbors along the stored rows, which hold the blocks.
     let apart = if packed.storage.transposed { packed.shape.last().copied().unwrap_or(1) } else { 1 };
-    let mut errors = ErrorStats::default();
-    for band in packed.bands()? {
+    let (bands, device, original) = (packed.bands()?, worker.device, original.clone());
+    let last = bands.len();
+    let compare = move |number: usize| {
+        let band = bands.get(number).cloned().unwrap_or_default();
         let mut values: Vec<f32> = packed.values_in(band.clone(), device)?;
         if nibbles == Nibbles::Swapped {
             for pair in values.chunks_exact_mut(2 * apart.max(1)) {
@@ -79,9 +88,12 @@ fn sqnr(packed: &Packed<'_>, original: &Tensor<'_>, nibbles: Nibbles, device: &D
                 low.swap_with_slice(high);
             }
         }
-        if let Some(original) = original.values_in(band) {
-            errors = errors.and_parts(&original.error_parts(&Values::F32(values.into())));
-        }
-    }
+        original.with_values(band, |original| original.error_parts(&Values::F32(values.into())))
+    };
+    let mut errors = ErrorStats::default();
+    worker.each_band(last, compare, |parts| {
+        errors = errors.and_parts(&parts);
+        Ok(())
+    })?;
     Ok(errors.sqnr_db())
 }

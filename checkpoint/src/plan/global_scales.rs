@@ -71,8 +71,8 @@ impl GlobalScales {
 
 /// The stored global scale of a tensor, and its direction.
 fn candidate<'a>(file: &'a Checkpoint, name: &str, direction: Direction) -> Result<(Tensor<'a>, Direction)> {
-    let [first, second] = STORED.map(|StoredGlobal { suffix, direction, .. }| {
-        file.tensor(&format!("{name}{suffix}")).map(|found| (found, direction))
+    let [first, second] = STORED.map(|stored: StoredGlobal| {
+        file.tensor(&stored.name_for(name)?).map(|found| (found, stored.direction))
     });
     let path = || file.path.clone();
     match (first, second) {

@@ -1,10 +1,12 @@
-//! The tensors that a plan is about: a checkpoint's as their values are read.
+//! The tensors of a plan: a checkpoint's tensors, with scales where they are needed for values.
 
 use std::collections::HashMap;
 
 use microscale::Format;
 
-use crate::checkpoint_formats::packed::{Logical, Packed, logical};
+use crate::checkpoint_format::Written;
+use crate::checkpoint_formats::ownership::logical;
+use crate::checkpoint_formats::packed::{Logical, Packed};
 use crate::error::plan::PlanError;
 use crate::error::{Error, Result};
 use crate::job::Position;
@@ -12,12 +14,14 @@ use crate::read::checkpoint::Checkpoint;
 use crate::read::description::Description;
 use crate::read::tensor::Tensor;
 
-/// Every tensor of a checkpoint by its name in the files, in their order. Codes whose values are read have their scales with
-/// them, which are no tensors of the plan, and the name of the model's parameter.
+/// Returns every tensor of a checkpoint by its stored name, in the order of the files.
+///
+/// Codes whose values are input of quantizing have their scales with them, and the name of the
+/// model's parameter. Their scales are not listed.
 ///
 /// # Errors
-/// [`PlanError::AlreadyQuantized`](crate::PlanError::AlreadyQuantized) if a config says that weights are quantized,
-/// unless they are such codes; those of [`logical`].
+/// [`PlanError::AlreadyQuantized`](crate::PlanError::AlreadyQuantized) if a config declares
+/// quantized weights, except for such codes; the errors of [`logical`].
 pub(crate) fn sources(checkpoint: &Checkpoint, requantize: bool) -> Result<Vec<(Position, Tensor<'_>)>> {
     let (sources, quantized) = read(checkpoint, requantize)?;
     if let Some((method, config)) = Description::method(checkpoint)
@@ -28,7 +32,7 @@ pub(crate) fn sources(checkpoint: &Checkpoint, requantize: bool) -> Result<Vec<(
     Ok(sources)
 }
 
-/// The positions of the tensors that [`sources`] has, whether or not MXFP4 was quantized again.
+/// Returns the positions of all [`sources`], including MXFP4 that may be quantized again.
 ///
 /// # Errors
 /// The errors of [`logical`].
@@ -37,7 +41,7 @@ pub(crate) fn source_positions(checkpoint: &Checkpoint) -> Result<Vec<Position>>
     Ok(sources.into_iter().map(|(position, _)| position).collect())
 }
 
-/// The tensors, and whether some are quantized that are not read as values.
+/// Returns the tensors, and whether there are quantized ones whose values are not read.
 fn read(checkpoint: &Checkpoint, requantize: bool) -> Result<(Vec<(Position, Tensor<'_>)>, bool)> {
     let (mut sources, mut quantized) = (HashMap::new(), false);
     for tensor in logical(checkpoint)? {
@@ -56,8 +60,8 @@ fn read(checkpoint: &Checkpoint, requantize: bool) -> Result<(Vec<(Position, Ten
     Ok((each.collect(), quantized))
 }
 
-/// Returns whether quantizing begins with the values of a quantized tensor: MXFP8's, and those of what is read alone, which
-/// nothing else can be made of.
+/// Returns whether the values of a quantized tensor are input of quantizing: MXFP8, and all formats
+/// of read-only checkpoint formats.
 fn is_source(packed: &Packed<'_>) -> bool {
-    packed.format == Format::Mxfp8E4m3 || packed.convention().formats().next().is_none()
+    packed.format == Format::Mxfp8E4m3 || packed.convention().written() != Written::Yes
 }

@@ -16,9 +16,10 @@ use crate::error::{Error, Result};
 use crate::gguf::header::Header;
 use crate::job::Position;
 use crate::names::naming::Naming;
+use crate::names::weight::WEIGHT;
 use crate::read::config::{CONFIG_FILE, Config, HF_QUANT_CONFIG_FILE};
 use crate::read::index::Index;
-use crate::read::layer_texts;
+use crate::read::layer_words::{LayerWord, LayerWords};
 use crate::read::shard::{Container, PICKLES, Shard, StoredTensor};
 use crate::read::tensor::Tensor;
 
@@ -33,8 +34,8 @@ pub struct Checkpoint {
     pub(crate) hf_quant_config: Option<Config>,
     /// The roles of its layers and loaders' names for them, by config.json.
     pub(crate) naming: Naming,
-    /// The format of each layer in ComfyUI's metadata, by the layer's name.
-    pub(crate) comfy_layers: HashMap<String, String>,
+    /// Words that its files have for the formats of layers.
+    pub(crate) layer_words: LayerWords,
     /// Each tensor's shard, and its index there.
     pub(crate) places: HashMap<String, (usize, usize)>,
     pub(crate) options: OpenOptions,
@@ -73,39 +74,12 @@ impl fmt::Debug for Checkpoint {
 }
 
 impl Checkpoint {
-    /// [`Self::open`] with options.
-    ///
-    /// # Errors
-    /// The errors of [`Self::open`]; with [`OpenOptions::split_experts`]
-    /// [`FormatError::NotSplit`](crate::FormatError::NotSplit) if experts have biases, are
-    /// quantized, or do not fit the config's `hidden_size`, and
-    /// [`FormatError::NothingToSplit`](crate::FormatError::NothingToSplit) if there are none.
-    pub fn open_with(path: &Path, options: OpenOptions) -> Result<Self> {
-        let mut checkpoint = Self { options, ..Self::open(path)? };
-        if options.split_experts {
-            checkpoint.split_experts()?;
-        }
-        Ok(checkpoint)
-    }
-
-    /// Opens a `.safetensors`, `.gguf` or PyTorch file (`.bin`, `.pt`, `.pth`), or a checkpoint
-    /// directory.
-    ///
-    /// The weights of a directory are the first of these that exist:
-    /// - the files in `model.safetensors.index.json`
-    /// - `model.safetensors`
-    /// - all `.safetensors` files
-    /// - all `.gguf` files
-    /// - the files in `pytorch_model.bin.index.json`
-    /// - `pytorch_model.bin`
-    /// - all PyTorch files
-    ///
-    /// Output made from PyTorch files is safetensors.
+    /// Reads everything that [`Checkpoint::open`] does, except for the words of layers.
     ///
     /// # Errors
     /// [`Error::Io`], or an error that names file and tensor if a header, the index or a JSON file
     /// is invalid, or if index and shards disagree.
-    pub fn open(path: &Path) -> Result<Self> {
+    pub(crate) fn read(path: &Path) -> Result<Self> {
         let directory = fs::metadata(path).map_err(Error::io("open", path))?.is_dir();
         let (index, shards, config, hf_quant_config) = if directory {
             let files = files_of(path)?;
@@ -122,16 +96,15 @@ impl Checkpoint {
         check_written(&shards)?;
         let places = places(&shards)?;
         let naming = config.as_ref().and_then(Config::model_type).map(Naming::of).unwrap_or_default();
-        let (path, comfy_layers) = (path.into(), layer_texts::layers(&shards)?);
         let checkpoint = Self {
-            comfy_layers,
-            path,
+            path: path.into(),
             directory,
             shards,
             index,
             config,
             hf_quant_config,
             naming,
+            layer_words: LayerWords::new(),
             places,
             options: OpenOptions::default(),
             scale_sizes: OnceLock::new(),
@@ -199,6 +172,11 @@ impl Checkpoint {
     pub fn tensor(&self, name: &str) -> Option<Tensor<'_>> {
         let (shard, place) = *self.places.get(name)?;
         self.shards[shard].tensor(place)
+    }
+
+    /// Returns the word for the format of a layer, by the name of its weight.
+    pub(crate) fn layer_word(&self, weight: &str) -> Option<&LayerWord> {
+        self.layer_words.get(weight.strip_suffix(WEIGHT)?)
     }
 
     /// The checkpoint format to write quantized tensors in by default: the default of its

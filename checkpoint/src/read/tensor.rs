@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::Range;
 use std::path::Path;
 
-use microscale::Dtype;
+use microscale::{Dtype, ScaleLayout};
 
 use crate::dtype::FileDtype;
 use crate::dtype::ggml::GgmlType;
@@ -12,7 +12,7 @@ use crate::error::Error;
 use crate::error::format::FormatError;
 use crate::gguf::q8_0;
 use crate::read::columns::TransposedColumns;
-use crate::read::scaling::Scaling;
+use crate::read::scale_grid::{CodeKind, ScaleGrid};
 use crate::read::values::{Values, float_dtype};
 
 /// A stored tensor.
@@ -29,7 +29,7 @@ pub struct Tensor<'a> {
     /// The file.
     pub file: &'a Path,
     /// The scales of FP8 and INT8 weights, if they were looked up.
-    pub scaling: Option<Scaling<'a>>,
+    pub scaling: Option<ScaleGrid<'a>>,
     /// Set if the tensor is the transpose of columns of the matrix in these bytes.
     pub(crate) columns: Option<TransposedColumns>,
 }
@@ -63,6 +63,12 @@ impl<'a> Tensor<'a> {
     /// The error for a missing tensor that belongs to this one.
     pub(crate) fn without(&self, what: String) -> Error {
         self.unreadable(format!("{what}; complete the checkpoint"))
+    }
+
+    /// Returns these scales as a grid in linear order, one per matrix of codes.
+    pub(crate) fn scale_grid(&self, block: [usize; 2], codes: CodeKind) -> ScaleGrid<'a> {
+        let Self { name, dtype, data, file, .. } = *self;
+        ScaleGrid { name, dtype, data, file, block, shared: false, codes, layout: ScaleLayout::Linear }
     }
 
     /// The number of elements.
@@ -102,7 +108,7 @@ impl<'a> Tensor<'a> {
     /// The values of some elements; `None` if they cannot be quantized.
     pub(crate) fn values_in(&self, elements: Range<usize>) -> Option<Values<'a>> {
         if let Some(scaling) = &self.scaling {
-            let values = scaling.values(self.dtype, self.shape, self.data, elements)?;
+            let values = scaling.values(self.shape, self.data, elements)?;
             return Some(Values::F32(values.into()));
         }
         if self.dtype == Q8_0 {

@@ -4,12 +4,12 @@
 use std::collections::HashMap;
 use std::path::Path;
 
+use crate::checkpoint_formats::table::metadata_keys;
 use crate::error::file::FileError;
 use crate::error::{Error, Result};
 use crate::gguf::format::{SPLIT_COUNT, SPLIT_TENSORS};
 use crate::gguf::metadata::{FileType, Metadata};
 use crate::job::{Job, of_shard};
-use crate::read::layer_texts::METADATA;
 use crate::read::shard::{Container, Shard};
 use crate::write::gguf::{self, GgufOutline};
 use crate::write::outline::Outline;
@@ -69,9 +69,11 @@ fn create<'o>(
 ) -> Result<Writer> {
     let (header, bytes) = match &shard.container {
         Container::Safetensors(metadata) => {
-            // What is written says so layer by layer, if it is of ComfyUI's formats.
+            // The output describes its layers itself.
             let mut metadata = metadata.clone();
-            metadata.as_mut().map(|metadata| metadata.remove(METADATA));
+            for key in metadata_keys() {
+                metadata.as_mut().map(|metadata| metadata.remove(key));
+            }
             return Writer::safetensors(path, metadata.as_ref(), outlines);
         }
         Container::Gguf(header) => (header, shard.mapped_bytes()),

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::Result;
 use microscale::{DeviceChoice, Format, GlobalScale, Report, Words};
 use microscale_checkpoint::{
-    self as checkpoint, CheckpointFormat, Convert, Requantized, Rounding, remove_unfinished_output,
+    self as checkpoint, CheckpointFormat, Convert, Requantized, Rounding, Written, remove_unfinished_output,
 };
 
 use crate::options::device::device;
@@ -68,7 +68,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
     let differing = done.requantized.iter().filter(|tensor| tensor.to != "bf16").count();
     let same = done.converted.tensors - (done.rounded.len() + differing) as u64;
     text += &format!("\n{} tensors have the same values to the bit\n", count(same));
-    let fp8 = (args.to == CheckpointFormat::Fp8Block).then(|| args.to.to_string());
+    let fp8 = (args.to.written() == Written::ByConvert).then(|| args.to.to_string());
     if let Some(format) = args.format.map(|format| format.to_string()).or(fp8).filter(|_| done.cast > 0) {
         text += &format!("{} of them were cast to {format}\n", count(done.cast));
     }

@@ -4,7 +4,7 @@ use std::str::FromStr;
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use microscale::{Format, UnknownWord, Words};
-use microscale_checkpoint::{CheckpointFormat, Selection};
+use microscale_checkpoint::{CheckpointFormat, Selection, Written};
 
 /// Accepts the words of a type. They appear in `--help` and in the message about a wrong one.
 pub(crate) fn words<T>() -> impl TypedValueParser<Value = T>
@@ -35,10 +35,7 @@ pub(crate) fn written_conventions() -> impl TypedValueParser<Value = CheckpointF
 /// [`written_conventions`], and those that converting alone writes.
 pub(crate) fn converted_conventions() -> impl TypedValueParser<Value = CheckpointFormat> {
     let words = CheckpointFormat::WORDS.iter();
-    let words = words.map(|(word, known)| {
-        let written = known.formats().next().is_some() || *known == CheckpointFormat::Fp8Block;
-        PossibleValue::new(*word).hide(!written)
-    });
+    let words = words.map(|(word, known)| PossibleValue::new(*word).hide(known.written() == Written::No));
     PossibleValuesParser::new(words.collect::<Vec<_>>()).try_map(|word| word.parse())
 }
 

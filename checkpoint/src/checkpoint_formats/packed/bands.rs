@@ -1,28 +1,30 @@
-//! A quantized tensor band by band, so that one of any size takes little memory beside its file.
+//! A quantized tensor band by band, which bounds the memory for tensors of any size.
 
 use std::borrow::Cow;
 use std::ops::Range;
 
-use microscale::{Device, Element, QuantizedShape, QuantizedView};
+use microscale::{Device, Element, QuantizedShape, QuantizedView, ScaleLayout};
 
 use super::{Logical, Packed};
-use crate::checkpoint_formats::tiles::{gathered, swap_halves};
+use crate::checkpoint_formats::tiles::gathered;
 use crate::error::Result;
 use crate::read::bands::{bands, transposed_bands};
 use crate::read::columns::{columns, transposed};
 use crate::read::memory::afford;
+use crate::read::nibble_order::{NibbleOrder, swap_nibbles};
 use crate::read::tensor::elements;
 
-/// Codes, two a byte where they have four bits, and linear block scales of consecutive blocks.
+/// Codes and linear block scales of consecutive blocks. A byte has two 4-bit codes, low nibble
+/// first.
 pub(crate) struct Blocks<'a> {
-    /// The number of the first one in the tensor.
+    /// Index of the first block in the tensor.
     pub(crate) first: usize,
     pub(crate) codes: Cow<'a, [u8]>,
     pub(crate) scales: Cow<'a, [u8]>,
 }
 
 impl<'a> Logical<'a> {
-    /// Returns whether it has values: it is of floats, quantized or not.
+    /// Returns whether it has values, which are floats, quantized or not.
     pub(crate) fn has_values(&self) -> bool {
         match self {
             Self::Plain(tensor) => tensor.values_dtype().is_some(),
@@ -30,7 +32,7 @@ impl<'a> Logical<'a> {
         }
     }
 
-    /// Bands that are whole blocks of this tensor and of another one of its shape.
+    /// Returns bands of whole blocks of this tensor and of another one with its shape.
     ///
     /// # Errors
     /// [`Error::Memory`](crate::Error::Memory).
@@ -39,7 +41,7 @@ impl<'a> Logical<'a> {
             Self::Plain(_) => None,
             Self::Packed(packed) => Some(packed),
         });
-        // Bands of a transpose are whole rows, and so whole blocks of a tensor that is none.
+        // Bands of a transpose are whole rows, so they are whole blocks of the other tensor too.
         match packed.max_by_key(|packed| packed.storage.transposed) {
             Some(packed) => packed.bands(),
             None => Ok(bands(elements(self.shape()) as usize).collect()),
@@ -48,12 +50,14 @@ impl<'a> Logical<'a> {
 }
 
 impl<'a> Packed<'a> {
-    /// All blocks in the order in which they are stored, band by band.
+    /// Returns all blocks in their stored order, band by band.
     pub(crate) fn each_blocks(&self) -> impl Iterator<Item = Blocks<'a>> {
         bands(elements(&self.shape) as usize).map(|band| self.blocks_in(band))
     }
 
-    /// The blocks of elements in the order in which they are stored: whole blocks, of the container too.
+    /// Returns the blocks of a range of elements in their stored order.
+    ///
+    /// The range must consist of whole blocks, of the container too.
     pub(crate) fn blocks_in(&self, elements: Range<usize>) -> Blocks<'a> {
         let block = self.format.block();
         let (first, last) = (elements.start / block, elements.end / block);
@@ -64,23 +68,27 @@ impl<'a> Packed<'a> {
                 let (codes, scales) = blocks.unpack(self.codes.data.get(range).unwrap_or_default());
                 (codes.into(), scales.into())
             }
-            (Some(scales), _) if self.storage.comfy.is_some() => {
-                let mut codes = Cow::from(of(self.codes.data, self.format.block_bytes()));
-                if self.storage.comfy.is_some_and(|comfy| comfy.high_first) {
-                    swap_halves(codes.to_mut());
-                }
-                let blocks_per_row = self.shape.last().copied().unwrap_or(1) / block;
-                (codes, gathered(scales.data, first..last, blocks_per_row))
-            }
             (scales, _) => {
-                let scales = scales.map_or(&[][..], |scales| of(scales.data, self.format.scale_bytes()));
-                (of(self.codes.data, self.format.block_bytes()).into(), scales.into())
+                let mut codes = Cow::from(of(self.codes.data, self.format.block_bytes()));
+                if self.storage.nibble_order == NibbleOrder::HighFirst {
+                    swap_nibbles(codes.to_mut());
+                }
+                let scales = scales.map_or(&[][..], |scales| scales.data);
+                let scales = match self.storage.scale_layout {
+                    ScaleLayout::Linear => of(scales, self.format.scale_bytes()).into(),
+                    ScaleLayout::Swizzled => {
+                        let blocks_per_row = self.shape.last().copied().unwrap_or(1) / block;
+                        gathered(scales, first..last, blocks_per_row)
+                    }
+                };
+                (codes, scales)
             }
         };
         Blocks { first, codes, scales }
     }
 
-    /// The bands of the model's parameter: ranges of its elements, row by row, each of whole blocks.
+    /// Returns bands of the model's parameter: ranges of elements, row by row, of whole blocks
+    /// each.
     ///
     /// # Errors
     /// [`Error::Memory`](crate::Error::Memory).
@@ -95,10 +103,11 @@ impl<'a> Packed<'a> {
         Ok(bands)
     }
 
-    /// The values of a band of the model's parameter.
+    /// Returns the values of a band of the model's parameter.
     ///
     /// # Errors
-    /// The errors of [`Self::read`], and [`Error::Tensor`](crate::Error::Tensor) if the device fails.
+    /// The errors of [`Self::read`], and [`Error::Tensor`](crate::Error::Tensor) if the device
+    /// fails.
     pub(crate) fn values_in<T: Element>(&self, band: Range<usize>, device: &Device) -> Result<Vec<T>> {
         if band.is_empty() {
             return Ok(Vec::new());
@@ -119,7 +128,7 @@ impl<'a> Packed<'a> {
         }
     }
 
-    /// The blocks of some inputs of a layer, which are the columns of the matrix that is stored.
+    /// Returns the blocks of some inputs of a layer, which are columns of the stored matrix.
     fn inputs_of(&self, matrix: &Blocks<'_>, inputs: usize, wanted: Range<usize>) -> Blocks<'a> {
         let blocks = |each: usize| {
             let bytes = |inputs: usize| inputs / self.format.block() * each;
@@ -133,8 +142,9 @@ impl<'a> Packed<'a> {
         }
     }
 
-    /// Codes and linear scales as a matrix under the tensor's global scale. The first block's number in the tensor
-    /// is given for errors.
+    /// Returns codes and linear scales as a matrix under the tensor's global scale.
+    ///
+    /// `first` is the index of the first block in the tensor, for errors.
     ///
     /// # Errors
     /// The errors of [`Self::read`].
@@ -157,7 +167,7 @@ impl<'a> Packed<'a> {
         })
     }
 
-    /// Blocks as a matrix of a single row.
+    /// Returns blocks as a matrix of a single row.
     ///
     /// # Errors
     /// The errors of [`Self::read`].
@@ -166,7 +176,7 @@ impl<'a> Packed<'a> {
         self.matrix([&blocks.codes, &blocks.scales], blocks.first, [1, cols])
     }
 
-    /// The values of blocks that are a matrix of so many rows and columns.
+    /// Returns the values of blocks, as a matrix of `size` rows and columns.
     fn dequantized<T: Element>(
         &self,
         blocks: &Blocks<'_>,

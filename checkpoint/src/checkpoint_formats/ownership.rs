@@ -1,0 +1,83 @@
+//! The tensors of a model in a checkpoint, and the tensor that each stored tensor is part of.
+
+use std::collections::HashMap;
+
+use crate::checkpoint_formats::packed::{Logical, packed};
+use crate::checkpoint_formats::w8_sources::{parts, under_scales};
+use crate::error::Result;
+use crate::job::Position;
+use crate::read::checkpoint::Checkpoint;
+use crate::read::tensor::Tensor;
+
+/// The model's tensors, found in one pass over the stored tensors.
+pub(crate) struct Ownership<'a> {
+    /// Each stored tensor with its position, and the model's tensor whose codes it has, if it has codes.
+    codes: Vec<(Position, Tensor<'a>, Result<Option<Logical<'a>>>)>,
+    /// The name of the codes that each part of a tensor belongs to, by the name of the part.
+    owners: HashMap<&'a str, &'a str>,
+}
+
+impl<'a> Ownership<'a> {
+    pub(crate) fn of(checkpoint: &'a Checkpoint) -> Self {
+        let (mut codes, mut owners) = (Vec::new(), HashMap::new());
+        for (position, stored) in checkpoint.positions() {
+            let found = find(checkpoint, stored);
+            match &found {
+                Ok(Some(Logical::Packed(packed))) => {
+                    owners.extend(packed.scale_tensors().map(|part| (part.name, stored.name)));
+                }
+                Ok(Some(Logical::Plain(_))) => {
+                    owners.extend(parts(checkpoint, stored.name).map(|part| (part.name, stored.name)));
+                }
+                Ok(None) | Err(_) => {}
+            }
+            codes.push((position, stored, found));
+        }
+        Self { codes, owners }
+    }
+
+    /// Returns each stored tensor, in the order of the files, with the model's tensor that it
+    /// stands for. This is `None` for parts of other tensors.
+    pub(crate) fn tensors(self) -> impl Iterator<Item = StoredLogical<'a>> {
+        let Self { codes, owners } = self;
+        codes.into_iter().map(move |(position, stored, found)| {
+            let plain = || (!owners.contains_key(stored.name)).then_some(Ok(Logical::Plain(stored)));
+            StoredLogical { position, stored, logical: found.transpose().or_else(plain) }
+        })
+    }
+}
+
+/// A stored tensor, and the model's tensor that it stands for.
+pub(crate) struct StoredLogical<'a> {
+    pub(crate) position: Position,
+    pub(crate) stored: Tensor<'a>,
+    /// `None` for parts of other tensors.
+    pub(crate) logical: Option<Result<Logical<'a>>>,
+}
+
+/// Returns the model's tensor whose codes a stored tensor has, or `None` for other tensors.
+fn find<'a>(checkpoint: &'a Checkpoint, stored: Tensor<'a>) -> Result<Option<Logical<'a>>> {
+    match packed(checkpoint, stored) {
+        Some(packed) => Ok(Some(Logical::Packed(packed?.into()))),
+        None => Ok(under_scales(checkpoint, stored)?.map(Logical::Plain)),
+    }
+}
+
+/// Every tensor of a checkpoint by the name that the model knows, with codes and scales combined.
+///
+/// # Errors
+/// [`FormatError::Packed`](crate::FormatError::Packed) for codes without scales, for shapes that do
+/// not fit, and for unknown formats. [`Error::Tensor`](crate::Error::Tensor) for a number that
+/// cannot be a global scale.
+pub fn logical(checkpoint: &Checkpoint) -> Result<Vec<Logical<'_>>> {
+    Ownership::of(checkpoint).tensors().filter_map(|tensor| tensor.logical).collect()
+}
+
+/// Returns every tensor as [`logical`] does, with the position of its codes or of itself.
+///
+/// # Errors
+/// The errors of [`logical`].
+pub(crate) fn logical_positions(checkpoint: &Checkpoint) -> Result<Vec<(Position, Logical<'_>)>> {
+    let tensors = Ownership::of(checkpoint).tensors();
+    tensors.filter_map(|tensor| Some(tensor.logical?.map(|logical| (tensor.position, logical)))).collect()
+}
