@@ -143,7 +143,7 @@ fn a_tensor_that_negates_its_storage_is_refused_by_its_name() {
         (&v2, conj, &["a.weight", "\"conj\""]),
         (&v3, neg, &["a.weight", "\"neg\""]),
         (&parameter, neg, &["a.weight", "\"neg\""]),
-        (&v2, text, &["a.weight", "no dictionary"]),
+        (&v2, text, &["a.weight", "not a dictionary"]),
         (&v2, b"}N", &["Tensor is called with other arguments than torch.save gives"]),
         (&v3, b"}N", &["TensorOfBytes is called with other arguments than torch.save gives"]),
     ];
