@@ -11,6 +11,7 @@ use crate::checkpoint_formats::packed::Logical;
 use crate::error::{Error, Result};
 use crate::job::Position;
 use crate::pipeline::{Worker, map};
+use crate::read::bands::band_for;
 use crate::read::checkpoint::Checkpoint;
 use crate::read::input::Input;
 use crate::read::values::Values;
@@ -169,7 +170,7 @@ fn difference<'env>(a: &Reader<'env>, b: &Reader<'env>, worker: &Worker<'_, 'env
         let same = stored_a.dtype == stored_b.dtype && stored_a.data == stored_b.data;
         return Ok(Difference::Bytes { same });
     }
-    let (bands, a, b) = (logical_a.bands_beside(logical_b)?, a.clone(), b.clone());
+    let (bands, a, b) = (logical_a.bands_beside(logical_b, band_for(worker.device))?, a.clone(), b.clone());
     let last = bands.len();
     let compare = move |number: usize| {
         let band = bands.get(number).cloned().unwrap_or_default();

@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::job::Position;
 use crate::pipeline::{Worker, map};
 use crate::plan::selection::{Override, Selection};
-use crate::read::bands::row_bands;
+use crate::read::bands::{band_for, row_bands};
 use crate::read::checkpoint::Checkpoint;
 use crate::read::input::Input;
 use crate::read::memory::afford;
@@ -80,7 +80,7 @@ fn measure<'env>(
 fn errors<'env>(input: &Input<'env>, mut recipe: Recipe, worker: &Worker<'_, 'env>) -> Result<ErrorStats> {
     let (tensor, device) = (input.tensor, worker.device);
     let (rows, cols) = tensor.matrix();
-    let bands: Arc<[Range<usize>]> = row_bands(rows, cols, None).collect();
+    let bands: Arc<[Range<usize>]> = row_bands(rows, cols, None, band_for(device)).collect();
     let largest = bands.iter().map(|rows| rows.len().saturating_mul(cols)).max();
     afford(&tensor, tensor.name, largest.unwrap_or(0))?;
     let failed = move |mut source, band: &Range<usize>| {

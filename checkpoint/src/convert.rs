@@ -32,6 +32,7 @@ use crate::job::Job;
 use crate::names::weight::is_expert;
 use crate::pipeline::Worker;
 use crate::plan::loaders::EXPERTS;
+use crate::read::bands::band_for;
 use crate::read::checkpoint::Checkpoint;
 use crate::read::description::Description;
 use crate::read::input::Input;
@@ -361,7 +362,7 @@ fn convert_packed<'env>(
     let mut requantized = matches!(cast, Some(Cast::Again(..)))
         .then(|| Requantized::new(packed.name, packed.format, storage.format));
     let mut tiles = storage.tiles(&packed.shape);
-    let (bands, device, into) = (packed.bands()?, worker.device, sink.clone());
+    let (bands, device, into) = (packed.bands(band_for(worker.device))?, worker.device, sink.clone());
     let (last, gathers_scales) = (bands.len(), tiles.is_some());
     let convert = move |number: usize| {
         let band = bands.get(number).cloned().unwrap_or_default();

@@ -17,7 +17,7 @@ use crate::error::{Error, Result};
 use crate::gguf::metadata::FileType;
 use crate::job::{Job, Position};
 use crate::pipeline::Worker;
-use crate::read::bands::{self, band};
+use crate::read::bands::{self, band, band_for};
 use crate::read::checkpoint::Checkpoint;
 use crate::read::description::Description;
 use crate::read::input::Input;
@@ -198,7 +198,7 @@ fn write_packed<'env, T: Element + Pod>(
 ) -> Result<DequantizedTensor> {
     let mut done = DequantizedTensor::default();
     let (count, cols) = (elements(&packed.shape), packed.shape.last().copied().unwrap_or(1));
-    let bands = packed.bands()?;
+    let bands = packed.bands(band_for(worker.device))?;
     let (last, device, sink) = (bands.len(), worker.device, sink.clone());
     let write = move |number: usize| {
         let band = bands.get(number).cloned().unwrap_or_default();

@@ -43,6 +43,9 @@ use crate::streams::{is_broken_pipe, warn};
 #[derive(Parser)]
 #[command(name = "microscale", version, about, max_term_width = 100)]
 struct Cli {
+    /// Threads that compute and read [default: RAYON_NUM_THREADS, or one for each core]
+    #[arg(long, global = true, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    threads: Option<u64>,
     #[command(subcommand)]
     command: Command,
 }
@@ -90,8 +93,8 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> u8 {
 }
 
 fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
-    let command = match Cli::try_parse_from(arguments) {
-        Ok(cli) => cli.command,
+    let Cli { threads, command } = match Cli::try_parse_from(arguments) {
+        Ok(cli) => cli,
         Err(told) => {
             let _ = told.print();
             return if told.use_stderr() { WRONG_USAGE } else { 0 };
@@ -101,7 +104,7 @@ fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         warn(format_args!("error: {why}"));
         return WRONG_USAGE;
     }
-    if let Err(error) = threads::start() {
+    if let Err(error) = threads::start(threads) {
         warn(format_args!("error: {error:#}"));
         return 1;
     }

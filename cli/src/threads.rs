@@ -12,8 +12,8 @@ use crate::streams::warn;
 
 /// Threads for each core at most: more are no faster, and a million of them take minutes.
 const MOST_A_CORE: usize = 16;
-/// Threads that operations start besides: two workers, and one that waits for the disk. They can do with one.
-const OTHERS: usize = 3;
+/// Threads that write files while others compute. Operations can do with one.
+const WRITERS: usize = 3;
 
 /// A thread that waits until rayon has work for it.
 struct Waiting {
@@ -21,21 +21,24 @@ struct Waiting {
     thread: JoinHandle<()>,
 }
 
-/// Starts rayon's threads. rayon panics if the system refuses one of them, as it does at the limit on processes.
-/// So this function starts them first, counts the [other threads](OTHERS), and gives the rest to rayon.
+/// Starts rayon's threads.
+///
+/// rayon panics if the system refuses one of them, as it does at the limit on processes. So this
+/// function starts the threads first. Operations on checkpoints start the same number of threads
+/// again, and [writers](WRITERS): it counts these, and leaves them to the operations.
 ///
 /// # Errors
 /// If the system refuses all threads but one.
-pub(crate) fn start() -> Result<()> {
-    let wanted = wanted();
+pub(crate) fn start(asked: Option<u64>) -> Result<()> {
+    let wanted = wanted(asked);
     let (mut waiting, mut refused) = (Vec::new(), None);
-    while waiting.len() < wanted + OTHERS && refused.is_none() {
+    while waiting.len() < 2 * wanted + WRITERS && refused.is_none() {
         match wait() {
             Ok(thread) => waiting.push(thread),
             Err(error) => refused = Some(error),
         }
     }
-    let spare = waiting.len().saturating_sub(OTHERS).max(usize::from(waiting.len() > 1));
+    let spare = (waiting.len().saturating_sub(WRITERS) / 2).max(usize::from(waiting.len() > 1));
     for Waiting { give, thread } in waiting.drain(spare..) {
         drop(give);
         let _ = thread.join();
@@ -68,9 +71,11 @@ fn wait() -> io::Result<Waiting> {
     Ok(Waiting { give, thread: Builder::new().spawn(run)? })
 }
 
-/// The number of threads that rayon would start, within reason.
-fn wanted() -> usize {
-    let asked = std::env::var("RAYON_NUM_THREADS").ok().and_then(|number| number.parse().ok());
+/// The number of threads that were asked for, or that rayon would start, within reason.
+fn wanted(asked: Option<u64>) -> usize {
+    let asked = asked.map(|number| usize::try_from(number).unwrap_or(usize::MAX));
+    let asked =
+        asked.or_else(|| std::env::var("RAYON_NUM_THREADS").ok().and_then(|number| number.parse().ok()));
     let cores = available_parallelism().map_or(1, NonZero::get);
     asked.filter(|number| *number > 0).unwrap_or(cores).min(MOST_A_CORE * cores)
 }

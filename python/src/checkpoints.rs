@@ -203,7 +203,8 @@ pub(crate) fn convert_checkpoint(
     progress: Option<Py<PyAny>>,
 ) -> PyResult<(String, Vec<String>)> {
     let of_checkpoints = |error| of_checkpoints(py, error);
-    let (to, format, device) = (word(py, to)?, optional::<Format>(py, format)?, ready(py, device)?);
+    let (to, format, device) =
+        (word(py, to)?, optional::<Format>(py, format)?, ready_to_dequantize(py, device)?);
     let options = OpenOptions { skip_other_weights: skip_others, ..OpenOptions::default() };
     let input = open(py, &path, options)?;
     let convert = Convert { to, format, requantize };
@@ -257,7 +258,7 @@ pub(crate) fn diagnose_checkpoint(
     progress: Option<Py<PyAny>>,
 ) -> PyResult<String> {
     let of_checkpoints = |error| of_checkpoints(py, error);
-    let device = ready(py, device)?;
+    let device = ready_to_dequantize(py, device)?;
     let open = || Ok((Checkpoint::open(&path)?, against.as_deref().map(Checkpoint::open).transpose()?));
     let (input, against) = py.detach(open).map_err(of_checkpoints)?;
     let diagnosis =
@@ -325,6 +326,12 @@ fn skipped(skipped: &[Skipped]) -> Value {
         .iter()
         .map(|skipped| json!({ "path": skipped.path.to_string_lossy(), "why": skipped.why }))
         .collect()
+}
+
+/// Makes a device ready for an operation that dequantizes. `auto` means the CPU: copying values back
+/// from a GPU takes longer than computing them.
+fn ready_to_dequantize(py: Python<'_>, device: &str) -> PyResult<Device> {
+    ready(py, if device == "auto" { "cpu" } else { device })
 }
 
 /// Makes a device ready.

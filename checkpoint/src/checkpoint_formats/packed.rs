@@ -15,6 +15,7 @@ use crate::checkpoint_formats::storage::{Storage, StoredGlobal};
 use crate::checkpoint_formats::table::{FORMATS, rescaled, stored};
 use crate::dtype::FileDtype;
 use crate::error::{Error, Result};
+use crate::read::bands::band_for;
 use crate::read::checkpoint::Checkpoint;
 use crate::read::scale_grid::{CodeKind, ScaleGrid};
 use crate::read::tensor::{Tensor, elements};
@@ -154,7 +155,7 @@ impl<'a> Packed<'a> {
     /// The errors of [`Self::read`], and [`Error::Tensor`] if the device fails.
     pub fn values<T: Element>(&self, device: &Device) -> Result<Vec<T>> {
         let mut values = Vec::with_capacity(elements(&self.shape) as usize);
-        for band in self.bands()? {
+        for band in self.bands(band_for(device))? {
             values.extend(self.values_in::<T>(band, device)?);
         }
         Ok(values)

@@ -12,6 +12,7 @@ use crate::convert::rounding::compare_bits;
 use crate::error::format::FormatError;
 use crate::error::{Error, Result};
 use crate::names::fused::{Fused, fused};
+use crate::read::bands::BAND;
 
 /// A cast of a tensor.
 #[derive(Clone, Copy)]
@@ -120,7 +121,7 @@ fn quantized_again(tensors: &[&Packed<'_>], to: Format) -> Result<Vec<Cast>> {
 /// The largest magnitude of a tensor's finite values.
 fn amax(packed: &Packed<'_>) -> Result<f32> {
     let mut most = 0.0f32;
-    for band in packed.bands()? {
+    for band in packed.bands(BAND)? {
         let values: Vec<f32> = packed.values_in(band, &Device::Cpu)?;
         let finite = values.par_iter().map(|value| value.abs()).filter(|value| value.is_finite());
         most = most.max(finite.reduce(|| 0.0, f32::max));
@@ -137,7 +138,7 @@ fn not_exact(packed: &Packed<'_>, why: microscale::Error) -> Error {
 /// The cast of a tensor in MXFP4, which its scales decide.
 fn cast_to_nvfp4(packed: &Packed<'_>) -> Result<Cast> {
     let mut cast = Mxfp4ToNvfp4::default();
-    for band in packed.bands()? {
+    for band in packed.bands(BAND)? {
         let examined = cast.look_at(packed.row(&packed.blocks_in(band))?);
         cast = examined.map_err(|error| packed.error(error))?;
     }
@@ -156,7 +157,7 @@ const BLOCK_OF_MXFP8: usize = 32;
 /// Makes sure that all values of a tensor are exact in MXFP8.
 fn check_mxfp8(packed: &Packed<'_>) -> std::result::Result<(), NoCast> {
     // MXFP4 always is MXFP8.
-    let bands = if packed.format == Format::Mxfp4 { Ok(Vec::new()) } else { packed.bands() };
+    let bands = if packed.format == Format::Mxfp4 { Ok(Vec::new()) } else { packed.bands(BAND) };
     for band in bands.map_err(NoCast::Failed)? {
         let before = band.start / BLOCK_OF_MXFP8;
         let blocks = packed.blocks_in(band);

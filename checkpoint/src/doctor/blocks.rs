@@ -108,7 +108,7 @@ fn lost_blocks<'env>(
 ) -> Result<Count> {
     let (format, storage, original) = (packed.format, packed.storage, original.clone());
     let (rows, cols) = matrix::size(&original.tensor, storage);
-    let bands: Vec<_> = row_bands(rows, cols, None).collect();
+    let bands: Vec<_> = row_bands(rows, cols, None, bands::BAND).collect();
     let last = bands.len();
     let count = move |number: usize| {
         let rows = bands.get(number).cloned().unwrap_or_default();

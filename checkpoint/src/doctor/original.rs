@@ -7,6 +7,7 @@ use super::finding::{Defect, Finding};
 use crate::checkpoint_formats::packed::Packed;
 use crate::error::Result;
 use crate::pipeline::Worker;
+use crate::read::bands::band_for;
 use crate::read::input::Input;
 use crate::read::values::Values;
 
@@ -77,7 +78,7 @@ fn sqnr<'env>(
 ) -> Result<f64> {
     // The two codes of a byte are neighbors along the stored rows, which hold the blocks.
     let apart = if packed.storage.transposed { packed.shape.last().copied().unwrap_or(1) } else { 1 };
-    let (bands, device, original) = (packed.bands()?, worker.device, original.clone());
+    let (bands, device, original) = (packed.bands(band_for(worker.device))?, worker.device, original.clone());
     let last = bands.len();
     let compare = move |number: usize| {
         let band = bands.get(number).cloned().unwrap_or_default();

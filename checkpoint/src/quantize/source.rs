@@ -17,7 +17,7 @@ use crate::plan::importance::Columns;
 use crate::plan::{QuantizePlan, TensorPlan};
 use crate::quantize::matrix;
 use crate::quantize::matrix::Matrix;
-use crate::read::bands::row_bands;
+use crate::read::bands::{band_for, row_bands};
 use crate::read::checkpoint::Checkpoint;
 use crate::read::input::Input;
 use crate::read::memory::afford;
@@ -132,7 +132,7 @@ impl<'s, 'env> Source<'s, 'env> {
         let rows_each = importance.as_ref().and_then(|columns| columns.rows_each());
         let bands: Arc<[_]> = match loaded {
             Some(_) => std::iter::once(0..rows).collect(),
-            None => row_bands(rows, cols, rows_each).collect(),
+            None => row_bands(rows, cols, rows_each, band_for(device)).collect(),
         };
         if loaded.is_none() {
             let largest = bands.iter().map(Range::len).max();

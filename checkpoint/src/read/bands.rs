@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use microscale::Device;
+
 use crate::read::tensor::elements;
 
 /// Elements of a band, unless a single row has more. With their codes they fit in the second-level
@@ -13,14 +15,23 @@ pub(crate) const BAND: usize = 1 << 18;
 /// larger band reads longer runs of each stored row.
 const TRANSPOSED_BAND: usize = 1 << 20;
 
+/// Elements of a band for a device with memory of its own, where each band costs copies and
+/// launches.
+const DEVICE_BAND: usize = 1 << 22;
+
+/// Elements of a band for a device, unless a single row has more.
+pub(crate) fn band_for(device: &Device) -> usize {
+    if device.has_memory() { DEVICE_BAND } else { BAND }
+}
+
 /// The number of bands of `elements` elements: at least one.
 pub(crate) fn count(elements: usize) -> usize {
     elements.div_ceil(BAND).max(1)
 }
 
-/// The bands of `elements` elements: at least one, which may be empty.
-pub(crate) fn bands(elements: usize) -> impl Iterator<Item = Range<usize>> {
-    ranges(elements, BAND)
+/// Splits `elements` elements into bands of `each`: at least one, which may be empty.
+pub(crate) fn bands(elements: usize, each: usize) -> impl Iterator<Item = Range<usize>> {
+    ranges(elements, each)
 }
 
 /// The band of a number.
@@ -28,18 +39,20 @@ pub(crate) fn band(elements: usize, number: usize) -> Range<usize> {
     (number * BAND).min(elements)..((number + 1) * BAND).min(elements)
 }
 
-/// Splits the rows of a matrix into bands: at least one, which may be empty.
+/// Splits the rows of a matrix into bands of about `each` elements: at least one, which may be
+/// empty.
 ///
 /// No band crosses a multiple of `rows_each`, if it is given.
 pub(crate) fn row_bands(
     rows: usize,
     cols: usize,
     rows_each: Option<usize>,
+    each: usize,
 ) -> impl Iterator<Item = Range<usize>> {
     let rows = if cols == 0 { 0 } else { rows };
-    ranges(rows, rows_each.unwrap_or(usize::MAX)).flat_map(move |each| {
-        let within = ranges(each.len(), BAND / cols.max(1));
-        within.map(move |band| each.start + band.start..each.start + band.end)
+    ranges(rows, rows_each.unwrap_or(usize::MAX)).flat_map(move |part| {
+        let within = ranges(part.len(), each / cols.max(1));
+        within.map(move |band| part.start + band.start..part.start + band.end)
     })
 }
 
@@ -50,9 +63,9 @@ pub(crate) fn row_bands(
 pub(crate) fn transposed_bands(shape: &[usize], block: usize) -> Vec<Range<usize>> {
     let all = elements(shape) as usize;
     // If one size is 0, the others are not bounded.
-    let [.., rows, cols] = *shape else { return bands(all).collect() };
+    let [.., rows, cols] = *shape else { return bands(all, TRANSPOSED_BAND).collect() };
     if all == 0 {
-        return bands(0).collect();
+        return bands(0, BAND).collect();
     }
     let (matrix, unit) = (rows * cols, block * cols);
     let of_matrix = |start| {
@@ -82,9 +95,12 @@ mod tests {
             }
             assert_eq!(end, count);
         }
-        assert!(row_bands(usize::MAX, 0, None).eq(std::iter::once(0..0)), "nothing of however many rows");
-        assert_eq!(row_bands(2, 2 * BAND, None).collect::<Vec<_>>(), [0..1, 1..2]);
-        assert_eq!(row_bands(6, BAND / 2, Some(3)).collect::<Vec<_>>(), [0..2, 2..3, 3..5, 5..6]);
+        assert!(
+            row_bands(usize::MAX, 0, None, BAND).eq(std::iter::once(0..0)),
+            "nothing of however many rows"
+        );
+        assert_eq!(row_bands(2, 2 * BAND, None, BAND).collect::<Vec<_>>(), [0..1, 1..2]);
+        assert_eq!(row_bands(6, BAND / 2, Some(3), BAND).collect::<Vec<_>>(), [0..2, 2..3, 3..5, 5..6]);
     }
 
     #[test]
@@ -93,6 +109,6 @@ mod tests {
         let found = transposed_bands(&[2, rows, cols], 32);
         let at = |row: usize| row * cols;
         assert_eq!(found, [at(0)..at(64), at(64)..at(96), at(96)..at(160), at(160)..at(192)]);
-        assert_eq!(transposed_bands(&[usize::MAX, 0, usize::MAX], 32), Vec::from_iter(bands(0)));
+        assert_eq!(transposed_bands(&[usize::MAX, 0, usize::MAX], 32), Vec::from_iter(bands(0, BAND)));
     }
 }

@@ -35,7 +35,7 @@ pub(crate) struct Args {
     /// The library whose arithmetic is followed [default: the one of `quantize`]
     #[arg(long, requires = "format", value_parser = words::<Convention>())]
     convention: Option<Convention>,
-    /// auto, cpu or cuda:N
+    /// auto (the CPU, which is faster here, but for --format a GPU), cpu or cuda:N
     #[arg(long, default_value = "auto")]
     device: DeviceChoice,
     /// Also draw the SQNR of each tensor, as SVG
@@ -96,10 +96,11 @@ impl Args {
         Ok(Recipe::of(format, convention).map_err(Usage::new)?)
     }
 
-    /// The device, for a format that no GPU computes the CPU.
+    /// The device. `auto` is the CPU for formats that no GPU computes, and to compare two checkpoints:
+    /// copying values back from a GPU takes longer than computing them.
     fn device_choice(&self) -> DeviceChoice {
         match (self.format, self.device) {
-            (Some(Format::Comparison(_)), DeviceChoice::Auto) => DeviceChoice::Cpu,
+            (Some(Format::Comparison(_)) | None, DeviceChoice::Auto) => DeviceChoice::Cpu,
             (_, device) => device,
         }
     }

@@ -8,7 +8,7 @@ use microscale_checkpoint::{
     self as checkpoint, CheckpointFormat, Convert, Requantized, Rounding, Written, remove_unfinished_output,
 };
 
-use crate::options::device::device;
+use crate::options::device::device_to_dequantize;
 use crate::options::words::{converted_conventions, words};
 use crate::outputs::{Files, OtherFilesArgs, after, tell_of_left};
 use crate::progress::Bar;
@@ -29,7 +29,7 @@ pub(crate) struct Args {
     /// Where to write: a file or a directory, like INPUT. It must not exist yet, or be an empty directory
     #[arg(long)]
     out: PathBuf,
-    /// auto, cpu, cuda:N or cuda:all: what dequantizes both, to compare them
+    /// auto (the CPU, which is faster here), cpu, cuda:N or cuda:all: dequantizes both, to compare them
     #[arg(long, default_value = "auto")]
     device: DeviceChoice,
     /// Round what cannot be cast exactly: quantize its values again, as `quantize` does. By default it is refused
@@ -42,7 +42,7 @@ pub(crate) struct Args {
 pub(crate) fn run(args: Args) -> Result<()> {
     let checkpoint = args.others.open(&args.input)?;
     Files { checkpoints: &[&checkpoint], outputs: &[&args.out], ..Files::default() }.check()?;
-    let device = device(args.device)?;
+    let device = device_to_dequantize(args.device)?;
     tell_of_left(&remove_unfinished_output(&args.out));
     args.others.tell(&checkpoint)?;
     let mut bar = Bar::new("converting");

@@ -6,7 +6,7 @@ use anyhow::Result;
 use microscale::{DeviceChoice, Dtype, NonFinite, Words};
 use microscale_checkpoint::{self as checkpoint, Dequantize, Dequantized, remove_unfinished_output};
 
-use crate::options::device::device;
+use crate::options::device::device_to_dequantize;
 use crate::options::words::words;
 use crate::outputs::{Files, OtherFilesArgs, after, tell_of_left};
 use crate::progress::Bar;
@@ -27,7 +27,7 @@ pub(crate) struct Args {
     /// them (saturate, which also makes NaN 0)
     #[arg(long, default_value = "error", value_parser = words::<NonFinite>())]
     non_finite: NonFinite,
-    /// auto, cpu, cuda:N or cuda:all
+    /// auto (the CPU, which is faster here), cpu, cuda:N or cuda:all
     #[arg(long, default_value = "auto")]
     device: DeviceChoice,
     #[command(flatten)]
@@ -37,7 +37,7 @@ pub(crate) struct Args {
 pub(crate) fn run(args: Args) -> Result<()> {
     let checkpoint = args.others.open(&args.input)?;
     Files { checkpoints: &[&checkpoint], outputs: &[&args.out], ..Files::default() }.check()?;
-    let device = device(args.device)?;
+    let device = device_to_dequantize(args.device)?;
     tell_of_left(&remove_unfinished_output(&args.out));
     args.others.tell(&checkpoint)?;
     let mut bar = Bar::new("dequantizing");

@@ -8,7 +8,7 @@ use microscale::{DeviceChoice, Words};
 use microscale_checkpoint::{self as checkpoint, Checkpoint, Diagnosis, Finding};
 
 use crate::failures::Found;
-use crate::options::device::device;
+use crate::options::device::device_to_dequantize;
 use crate::progress::Bar;
 use crate::streams::print;
 use crate::text::names::shown;
@@ -27,7 +27,7 @@ pub(crate) struct Args {
     /// Print all findings as JSON
     #[arg(long)]
     json: bool,
-    /// auto, cpu or cuda:N
+    /// auto (the CPU, which is faster here), cpu or cuda:N
     #[arg(long, default_value = "auto")]
     device: DeviceChoice,
 }
@@ -35,7 +35,7 @@ pub(crate) struct Args {
 pub(crate) fn run(args: Args) -> Result<()> {
     let checkpoint = Checkpoint::open(&args.path)?;
     let against = args.against.as_deref().map(Checkpoint::open).transpose()?;
-    let device = device(args.device)?;
+    let device = device_to_dequantize(args.device)?;
     let mut bar = Bar::new("examining");
     let mut update = |progress: checkpoint::Progress<'_>| bar.update(progress);
     let diagnosis = checkpoint::diagnose(&checkpoint, against.as_ref(), &device, &mut update)?;

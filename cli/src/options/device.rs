@@ -16,3 +16,10 @@ pub(crate) fn device(choice: DeviceChoice) -> anyhow::Result<Device> {
     }
     Ok(device)
 }
+
+/// [`device`] for operations that dequantize.
+///
+/// `auto` means the CPU: copying values back from a GPU takes longer than computing them.
+pub(crate) fn device_to_dequantize(choice: DeviceChoice) -> anyhow::Result<Device> {
+    if choice == DeviceChoice::Auto { Ok(Device::Cpu) } else { device(choice) }
+}

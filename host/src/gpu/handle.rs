@@ -6,6 +6,7 @@ use std::sync::Arc;
 use cudarc::driver::{CudaContext, CudaStream};
 
 use crate::error::Result;
+use crate::gpu::memory::pool::KeptPool;
 use crate::gpu::memory::staging::Staging;
 use crate::gpu::plan::cache::PlanCache;
 use crate::gpu::plan::choose::Request;
@@ -24,6 +25,8 @@ pub struct Gpu {
     pub(in crate::gpu) kernels: Arc<Kernels>,
     pub(in crate::gpu) staging: Arc<Staging>,
     pub(in crate::gpu) plans: Arc<Plans>,
+    /// Keeps freed memory for the workers of an operation.
+    _kept: Option<Arc<KeptPool>>,
 }
 
 /// The plans of products that were made on a GPU.
@@ -96,16 +99,16 @@ impl Gpu {
         let info = GpuInfo::of(&context)?;
         let kernels = Arc::new(Kernels::new(&context, &info, target)?);
         let staging = Arc::new(Staging::new(&context));
-        Ok(Self { info, context, stream, kernels, staging, plans: Arc::default() })
+        Ok(Self { info, context, stream, kernels, staging, plans: Arc::default(), _kept: None })
     }
 
-    /// The same GPU with another stream, for another thread.
-    pub(crate) fn worker(&self) -> Result<Self> {
+    /// The same GPU with another stream, for another thread, and the pool that its workers keep.
+    pub(in crate::gpu) fn worker(&self, kept: Option<Arc<KeptPool>>) -> Result<Self> {
         let stream = self.context.new_stream().map_err(doing("creating a stream"))?;
         let (info, context, kernels) = (self.info.clone(), self.context.clone(), self.kernels.clone());
         let plans = self.plans.clone();
         let staging = Arc::new(Staging::new(&context));
-        Ok(Self { info, context, stream, kernels, staging, plans })
+        Ok(Self { info, context, stream, kernels, staging, plans, _kept: kept })
     }
 
     /// The facts of this GPU.

@@ -130,7 +130,7 @@ def convert(
         format: `nvfp4` casts MXFP4 to it where that is exact, `mxfp8-e4m3` MXFP4 and NVFP4.
         requantize: round what is not exact, instead of refusing it.
         skip_others: leave out a directory's other files with weights: .bin, .pth, .onnx, other .safetensors.
-        device: compares all values before and after.
+        device: compares all values before and after; `auto` is the CPU, which is faster here.
         progress: as in :func:`quantize_checkpoint`.
 
     Returns:
@@ -147,7 +147,7 @@ def doctor(
     Args:
         path: a quantized checkpoint.
         against: the checkpoint that was quantized, with which values are compared.
-        device: dequantizes.
+        device: dequantizes; `auto` is the CPU, which is faster here.
         progress: as in :func:`quantize_checkpoint`.
 
     Returns:

@@ -8,7 +8,7 @@ use microscale::{Device, Element, QuantizedShape, QuantizedView, ScaleLayout};
 use super::{Logical, Packed};
 use crate::checkpoint_formats::tiles::gathered;
 use crate::error::Result;
-use crate::read::bands::{bands, transposed_bands};
+use crate::read::bands::{BAND, bands, transposed_bands};
 use crate::read::columns::{columns, transposed};
 use crate::read::memory::afford;
 use crate::read::nibble_order::{NibbleOrder, swap_nibbles};
@@ -32,19 +32,20 @@ impl<'a> Logical<'a> {
         }
     }
 
-    /// Returns bands of whole blocks of this tensor and of another one with its shape.
+    /// Returns bands of about `each` elements: whole blocks of this tensor and of another one with
+    /// its shape.
     ///
     /// # Errors
     /// [`Error::Memory`](crate::Error::Memory).
-    pub(crate) fn bands_beside(&self, other: &Self) -> Result<Vec<Range<usize>>> {
+    pub(crate) fn bands_beside(&self, other: &Self, each: usize) -> Result<Vec<Range<usize>>> {
         let packed = [self, other].into_iter().filter_map(|tensor| match tensor {
             Self::Plain(_) => None,
             Self::Packed(packed) => Some(packed),
         });
         // Bands of a transpose are whole rows, so they are whole blocks of the other tensor too.
         match packed.max_by_key(|packed| packed.storage.transposed) {
-            Some(packed) => packed.bands(),
-            None => Ok(bands(elements(self.shape()) as usize).collect()),
+            Some(packed) => packed.bands(each),
+            None => Ok(bands(elements(self.shape()) as usize, each).collect()),
         }
     }
 }
@@ -52,7 +53,7 @@ impl<'a> Logical<'a> {
 impl<'a> Packed<'a> {
     /// Returns all blocks in their stored order, band by band.
     pub(crate) fn each_blocks(&self) -> impl Iterator<Item = Blocks<'a>> {
-        bands(elements(&self.shape) as usize).map(|band| self.blocks_in(band))
+        bands(elements(&self.shape) as usize, BAND).map(|band| self.blocks_in(band))
     }
 
     /// Returns the blocks of a range of elements in their stored order.
@@ -87,16 +88,16 @@ impl<'a> Packed<'a> {
         Blocks { first, codes, scales }
     }
 
-    /// Returns bands of the model's parameter: ranges of elements, row by row, of whole blocks
-    /// each.
+    /// Returns bands of about `each` elements of the model's parameter, row by row and of whole
+    /// blocks.
     ///
     /// # Errors
     /// [`Error::Memory`](crate::Error::Memory).
-    pub(crate) fn bands(&self) -> Result<Vec<Range<usize>>> {
+    pub(crate) fn bands(&self, each: usize) -> Result<Vec<Range<usize>>> {
         let bands = if self.storage.transposed {
             transposed_bands(&self.shape, self.format.block())
         } else {
-            bands(elements(&self.shape) as usize).collect()
+            bands(elements(&self.shape) as usize, each).collect()
         };
         let largest = bands.iter().map(Range::len).max();
         afford(&self.codes, self.name, largest.unwrap_or(0))?;

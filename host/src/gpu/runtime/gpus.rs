@@ -1,9 +1,12 @@
 //! Several GPUs as one device for checkpoint operations, with workers on each.
 
+use std::sync::Arc;
+
 use rayon::prelude::*;
 
 use crate::error::{Error, Result};
 use crate::gpu::handle::Gpu;
+use crate::gpu::memory::pool::KeptPool;
 use crate::gpu::runtime::device::device_count;
 
 /// One GPU or several, ready to work.
@@ -13,7 +16,8 @@ pub struct Gpus(Vec<Gpu>);
 /// Workers of a checkpoint operation per GPU.
 ///
 /// Each worker handles one tensor at a time: it copies the tensor to the GPU, waits for the
-/// kernels, copies the result back and writes it. This number of workers keeps the copies busy.
+/// kernels, copies the result back and writes it. This number of workers keeps the copies busy;
+/// more of them wait for the memory of the host.
 const WORKERS: usize = 12;
 
 /// The GPU memory that a worker may need, in multiples of its largest tensor's bytes.
@@ -55,12 +59,13 @@ impl Gpus {
 
     /// Workers for tensors of at most `largest` bytes: streams, alternating between the GPUs.
     pub(crate) fn workers(&self, largest: usize) -> Result<Vec<Gpu>> {
+        let kept: Vec<_> = self.0.iter().map(|gpu| KeptPool::new(gpu.context()).map(Arc::new)).collect();
+        let footprint = FOOTPRINT * largest.max(1) as u64;
         let mut workers = Vec::new();
         for worker in 0..WORKERS {
-            for gpu in &self.0 {
-                let footprint = FOOTPRINT * largest.max(1) as u64;
+            for (gpu, kept) in self.0.iter().zip(&kept) {
                 if worker == 0 || (worker as u64 + 1) * footprint <= gpu.info().memory_bytes / 10 * 9 {
-                    workers.push(gpu.worker()?);
+                    workers.push(gpu.worker(kept.clone())?);
                 }
             }
         }
