@@ -4,9 +4,9 @@ pub(crate) mod casts;
 pub(crate) mod done;
 pub(crate) mod fp8_block;
 pub(crate) mod requantized;
+pub(crate) mod request;
 pub(crate) mod rounding;
 
-use std::collections::HashSet;
 use std::path::Path;
 use std::time::Instant;
 
@@ -23,12 +23,12 @@ use crate::convert::casts::{Cast, cast_alike, casts};
 use crate::convert::done::{BF16, ConvertedTensor, in_bf16};
 use crate::convert::fp8_block::Fp8Blocks;
 use crate::convert::requantized::{BandDifference, Requantized, requantize_band};
+use crate::convert::request::Convert;
 use crate::convert::rounding::{Rounding, rescaled_difference, rounding};
+use crate::error::Result;
 use crate::error::format::FormatError;
-use crate::error::output::OutputError;
-use crate::error::{Error, Result};
 use crate::gguf::metadata::FileType;
-use crate::job::Job;
+use crate::job::{Job, check_output_names};
 use crate::names::weight::is_expert;
 use crate::pipeline::Worker;
 use crate::plan::loaders::EXPERTS;
@@ -79,36 +79,7 @@ pub struct Converted {
     pub seconds: f64,
 }
 
-/// Writing a quantized checkpoint in another checkpoint format: the same codes and block scales,
-/// under its names and in its order, with its config.
-///
-/// A global scale may have to be inverted, which rounds it. So every tensor is dequantized before and
-/// after, and [`Converted::rounded`] lists the tensors whose values are not the same to the bit.
-#[derive(Clone, Copy, Debug)]
-pub struct Convert {
-    /// The checkpoint format to write.
-    ///
-    /// [`CheckpointFormat::Fp8Block`] needs no [`format`](Self::format): all tensors are cast to FP8
-    /// under a scale for each 128×128.
-    pub to: CheckpointFormat,
-    /// The format that tensors of other formats are cast to, if their values stay the same to the
-    /// bit: from MXFP4 to NVFP4, layers that serving engines fuse under one global scale, and from
-    /// both to MXFP8 with E4M3.
-    pub format: Option<Format>,
-    /// Rounds tensors without an exact cast, which are refused otherwise.
-    ///
-    /// Such a tensor becomes what [`Quantize`](crate::Quantize) makes of its f32 values by default,
-    /// parts of a fused layer together. Blocks of 128×128 are rounded by transformers' rule, and
-    /// 8-bit codes under scales, which otherwise become bf16 if that is exact, are rounded to it.
-    pub requantize: bool,
-}
-
 impl Convert {
-    /// Converts exactly, without a change of format.
-    pub fn new(to: CheckpointFormat) -> Self {
-        Self { to, format: None, requantize: false }
-    }
-
     /// Writes the converted checkpoint to `out`. A few tensors are in memory at a time, and a failure
     /// leaves nothing behind.
     ///
@@ -189,28 +160,6 @@ struct Converter<'a> {
     jobs: Vec<Job<'a, ConvertPlan<'a>>>,
 }
 
-/// The error that a checkpoint has no quantized tensor to convert.
-fn nothing_packed(checkpoint: &Checkpoint) -> Error {
-    FormatError::NothingPacked { doing: "convert", path: checkpoint.path.clone() }.into()
-}
-
-/// Checks that every tensor of the output has a name of its own.
-///
-/// # Errors
-/// [`OutputError::NameTaken`].
-pub(crate) fn check_names<P>(jobs: &[Job<'_, P>]) -> Result<()> {
-    let mut taken = HashSet::new();
-    for Job { tensor, outputs, .. } in jobs {
-        for Outline { name, .. } in outputs {
-            if !taken.insert(name) {
-                let (file, tensor) = (tensor.file.into(), tensor.name.into());
-                return Err(Error::Output(OutputError::NameTaken { file, tensor, name: name.clone() }));
-            }
-        }
-    }
-    Ok(())
-}
-
 impl<'a> Converter<'a> {
     fn new(checkpoint: &'a Checkpoint, request: &Convert) -> Result<Self> {
         let Convert { to, format, requantize } = *request;
@@ -235,7 +184,8 @@ impl<'a> Converter<'a> {
             jobs.push(Job { tensor, plan, position, outputs: Vec::new() });
         }
         if !jobs.iter().any(|job| matches!(job.plan, ConvertPlan::Packed { .. })) {
-            return Err(nothing_packed(checkpoint));
+            let path = checkpoint.path.clone();
+            return Err(FormatError::NothingPacked { doing: "convert", path }.into());
         }
         if let Some(format) = format {
             let others: Vec<_> = jobs.iter().filter_map(|job| other_format(&job.plan, format)).collect();
@@ -260,7 +210,7 @@ impl<'a> Converter<'a> {
                 _ => vec![unquantized(&job.tensor)],
             };
         }
-        check_names(&jobs)?;
+        check_output_names(&jobs)?;
         Ok(Self { checkpoint, to, requantize, jobs })
     }
 

@@ -1,5 +1,9 @@
 //! A job: the work on one tensor of a checkpoint, decided before anything is written.
 
+use std::collections::HashSet;
+
+use crate::error::output::OutputError;
+use crate::error::{Error, Result};
 use crate::read::tensor::Tensor;
 use crate::write::outline::Outline;
 
@@ -44,4 +48,21 @@ pub(crate) fn of_shard<'j, 'a, P>(jobs: &'j [Job<'a, P>], shard: usize) -> &'j [
     let start = jobs.partition_point(|job| job.position.shard < shard);
     let end = jobs.partition_point(|job| job.position.shard <= shard);
     &jobs[start..end]
+}
+
+/// Checks that every tensor of the output has a name of its own.
+///
+/// # Errors
+/// [`OutputError::NameTaken`].
+pub(crate) fn check_output_names<P>(jobs: &[Job<'_, P>]) -> Result<()> {
+    let mut taken = HashSet::new();
+    for Job { tensor, outputs, .. } in jobs {
+        for Outline { name, .. } in outputs {
+            if !taken.insert(name) {
+                let (file, tensor) = (tensor.file.into(), tensor.name.into());
+                return Err(Error::Output(OutputError::NameTaken { file, tensor, name: name.clone() }));
+            }
+        }
+    }
+    Ok(())
 }

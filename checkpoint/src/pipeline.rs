@@ -10,10 +10,12 @@
 //! Threads with a GPU drive whole tensors and do not help.
 
 mod batch;
+mod interrupt;
+pub(crate) mod reply;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -22,6 +24,8 @@ use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use crate::error::{Error, Result};
 use crate::pipeline::batch::{Bands, Batch};
+use crate::pipeline::interrupt::Interrupt;
+use crate::pipeline::reply::Reply;
 use crate::write::progress::Meter;
 
 /// How long the workers may be silent before the caller is asked whether to go on.
@@ -41,8 +45,7 @@ pub(crate) enum Next<U> {
 pub(crate) struct Team<'env> {
     state: Mutex<State<'env>>,
     changed: Condvar,
-    /// Set when the caller breaks off. No band begins any more.
-    interrupted: AtomicBool,
+    interrupt: Interrupt,
     /// Units that are driven at a time while there are bands to help with.
     lanes: usize,
 }
@@ -81,7 +84,7 @@ impl<'env> Team<'env> {
         Self {
             state: Mutex::new(State { batches: Vec::new(), driven: 0, more: true }),
             changed: Condvar::new(),
-            interrupted: AtomicBool::new(false),
+            interrupt: Interrupt::default(),
             lanes,
         }
     }
@@ -126,13 +129,7 @@ impl<'env> Team<'env> {
 
     /// Makes all threads stop at the next band.
     pub(crate) fn interrupt(&self) {
-        self.interrupted.store(true, Ordering::Relaxed);
-    }
-
-    /// # Errors
-    /// [`Error::Interrupted`] after [`Self::interrupt`].
-    pub(crate) fn go_on(&self) -> Result<()> {
-        if self.interrupted.load(Ordering::Relaxed) { Err(Error::Interrupted) } else { Ok(()) }
+        self.interrupt.set();
     }
 
     /// The work of one thread, until there is none left.
@@ -150,7 +147,7 @@ impl<'env> Team<'env> {
                     lock(&self.state).driven -= 1;
                     self.changed.notify_all();
                 }
-                Step::Help(batch) => batch.help(self),
+                Step::Help(batch) => batch.help(&self.interrupt),
                 Step::Stop => return,
             }
         }
@@ -218,7 +215,7 @@ impl<'env> Worker<'_, 'env> {
     ) -> Result<()> {
         if count <= 1 || self.device.has_memory() {
             return (0..count).try_for_each(|number| {
-                self.team.go_on()?;
+                self.team.interrupt.go_on()?;
                 fold(band(number)?)
             });
         }
@@ -226,7 +223,7 @@ impl<'env> Worker<'_, 'env> {
         let batch = Arc::new(Batch::new(count, Box::new(band), sender));
         lock(&self.team.state).batches.push(batch.clone());
         self.team.changed.notify_all();
-        let done = batch.drive(self.team, &results, &mut fold);
+        let done = batch.drive(&self.team.interrupt, &results, &mut fold);
         // After an error, no other thread begins another band.
         batch.close();
         lock(&self.team.state).batches.retain(|batch| batch.has_more());
@@ -236,27 +233,7 @@ impl<'env> Worker<'_, 'env> {
     /// # Errors
     /// [`Error::Interrupted`] if the caller broke off.
     pub(crate) fn go_on(&self) -> Result<()> {
-        self.team.go_on()
-    }
-}
-
-/// A message that is sent when this is dropped: the message of a panic, unless another takes its
-/// place.
-pub(crate) struct Reply<'s, M> {
-    to: &'s Sender<M>,
-    pub(crate) message: Option<M>,
-}
-
-impl<'s, M> Reply<'s, M> {
-    pub(crate) fn new(to: &'s Sender<M>, panicked: M) -> Self {
-        Self { to, message: Some(panicked) }
-    }
-}
-
-impl<M> Drop for Reply<'_, M> {
-    fn drop(&mut self) {
-        // The receiver has gone after an error.
-        self.message.take().into_iter().for_each(|message| drop(self.to.send(message)));
+        self.team.interrupt.go_on()
     }
 }
 

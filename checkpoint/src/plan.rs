@@ -41,6 +41,7 @@ use crate::checkpoint_formats::group::Group;
 use crate::checkpoint_formats::ignored::ignored;
 use crate::error::given::GivenError;
 use crate::error::output::OutputError;
+use crate::error::plan::PlanError;
 use crate::error::{Error, Result};
 use crate::gguf::blocks::Blocks;
 use crate::gguf::metadata::FileType;
@@ -148,6 +149,37 @@ impl fmt::Debug for Plan<'_> {
         let mut plan = f.debug_struct("Plan");
         plan.field("checkpoint", self.checkpoint).field("format", &self.format);
         plan.field("recipes", &recipes).field("tensors", &self.jobs.len()).finish_non_exhaustive()
+    }
+}
+
+impl Quantize {
+    /// Decides about every tensor of a checkpoint. Nothing is written.
+    ///
+    /// # Errors
+    /// [`PlanError::AlreadyQuantized`], [`PlanError::FusedDiffer`],
+    /// [`PlanError::NoGlobalSearch`] if global scales are given and to be searched,
+    /// [`PlanError::NothingToCheck`] without a full search;
+    /// [`FormatError::Packed`](crate::FormatError::Packed) for codes that are not understood;
+    /// [`OutputError::NameTaken`](crate::OutputError::NameTaken);
+    /// [`RecipeError`](crate::RecipeError) for settings that do not go together, or not with the
+    /// checkpoint format; [`GivenError`](crate::GivenError) for the files of global scales, importance and input scales.
+    pub fn plan<'a>(&self, checkpoint: &'a Checkpoint) -> Result<Plan<'a>> {
+        let mut plan = Plan::decide(self, checkpoint)?;
+        if let Some(path) = &self.global_scales {
+            plan.take_global_scales(path)?;
+        }
+        if let Some(path) = &self.importance {
+            plan.take_importance(path)?;
+        }
+        if let Some(given) = &self.input_scales {
+            plan.take_input_scales(given)?;
+        }
+        plan.share_global_scales();
+        if self.check_search && plan.recipes.iter().all(|used| used.recipe.search != Search::Full) {
+            let search = plan.recipes[0].recipe.search;
+            return Err(Error::Plan(PlanError::NothingToCheck { search }));
+        }
+        Ok(plan)
     }
 }
 

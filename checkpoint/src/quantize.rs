@@ -14,7 +14,6 @@ pub(crate) mod source;
 pub(crate) mod summary;
 
 use std::ops::{ControlFlow, Range};
-use std::path::Path;
 use std::sync::Mutex;
 use std::time::Instant;
 
@@ -28,7 +27,6 @@ use crate::error::plan::PlanError;
 use crate::error::{Error, Result};
 use crate::gguf::metadata::FileType;
 use crate::job::Job;
-use crate::parts::quantize_part;
 use crate::pipeline::{Worker, lock};
 use crate::plan::{CopyPlan, Plan, QuantizePlan, TensorPlan};
 use crate::quantize::chooser::{Chooser, Sources};
@@ -46,33 +44,9 @@ use crate::write::busy::Busy;
 use crate::write::copy::copy;
 use crate::write::narrowed::check;
 use crate::write::others::Skipped;
-use crate::write::progress::OnProgress;
-use crate::write::rewrite::rewrite;
 use crate::write::sink::Sink;
 use crate::write::values::{write_q8_0, write_values};
 use crate::write::work::Rewrite;
-
-impl Plan<'_> {
-    /// Writes the quantized checkpoint to `out`, a file or a directory like the input, or the
-    /// plan's part of the shards to `OUT.parts`.
-    ///
-    /// A few tensors are in memory at a time. Output is written under a temporary name next to
-    /// `out` and renamed at the end, so that a failure or an interruption leaves nothing behind.
-    /// Every device, or several of them, gives the same bytes.
-    ///
-    /// # Errors
-    /// [`PlanError::NothingToQuantize`](crate::PlanError::NothingToQuantize), [`Error::Tensor`]
-    /// (among them non-finite values, if the recipe refuses them), and everything about writing.
-    pub fn run(&self, out: &Path, device: &Device, progress: &mut OnProgress<'_>) -> Result<Summary> {
-        if let Some(part) = self.part {
-            return quantize_part(self, part, out, device, progress);
-        }
-        let start = Instant::now();
-        let work = Quantizer::new(self)?;
-        let (tensors, skipped) = rewrite(self.checkpoint(), out, &work, device, progress)?;
-        Ok(work.summary(device, tensors, skipped, start))
-    }
-}
 
 /// The execution of a plan, tensor by tensor.
 pub(crate) struct Quantizer<'a> {

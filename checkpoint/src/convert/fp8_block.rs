@@ -24,12 +24,12 @@ use crate::checkpoint_formats::ownership::logical_positions;
 use crate::checkpoint_formats::packed::{Logical, Packed};
 use crate::convert::done::{ConvertedTensor, in_bf16};
 use crate::convert::requantized::{BandDifference, Requantized};
-use crate::convert::{Convert, check_names, nothing_packed};
+use crate::convert::request::Convert;
 use crate::dtype::FileDtype;
 use crate::error::Result;
 use crate::error::format::FormatError;
 use crate::gguf::metadata::FileType;
-use crate::job::Job;
+use crate::job::{Job, check_output_names};
 use crate::pipeline::Worker;
 use crate::read::checkpoint::Checkpoint;
 use crate::read::description::Description;
@@ -210,9 +210,10 @@ impl<'a> Fp8Blocks<'a> {
         }
         let converter = Self { checkpoint, requantize, jobs };
         if converter.tensors() == 0 {
-            return Err(nothing_packed(checkpoint));
+            let path = checkpoint.path.clone();
+            return Err(FormatError::NothingPacked { doing: "convert", path }.into());
         }
-        check_names(&converter.jobs)?;
+        check_output_names(&converter.jobs)?;
         for job in converter.jobs.iter().filter(|_| !requantize) {
             if let Fp8Plan::Cast(packed) = &job.plan {
                 check_exact(packed)?;

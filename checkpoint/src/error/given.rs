@@ -18,7 +18,7 @@ pub enum GivenError {
         /// The file.
         file: PathBuf,
         /// The reason.
-        source: Box<crate::Error>,
+        source: Box<dyn std::error::Error + Send + Sync>,
     },
 
     /// The file has no global scale for a tensor.

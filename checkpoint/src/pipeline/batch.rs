@@ -5,12 +5,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender};
 
 use crate::error::Result;
-use crate::pipeline::{Reply, Team};
+use crate::pipeline::interrupt::Interrupt;
+use crate::pipeline::reply::Reply;
 
 /// A batch, whatever its bands return.
 pub(super) trait Bands: Send + Sync {
     /// Takes bands and works on them until all are taken.
-    fn help(&self, team: &Team<'_>);
+    fn help(&self, interrupt: &Interrupt);
 
     /// Returns whether some bands are not taken yet.
     fn has_more(&self) -> bool;
@@ -45,13 +46,13 @@ impl<'env, P: Send + 'env> Batch<'env, P> {
     }
 
     /// Works on the next band that no thread has taken. Returns false if there is none.
-    fn work_on_next(&self, team: &Team<'_>) -> bool {
+    fn work_on_next(&self, interrupt: &Interrupt) -> bool {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         if number >= self.count {
             return false;
         }
         let mut reply = Reply::new(&self.results, (number, None));
-        reply.message = Some((number, Some(team.go_on().and_then(|()| (self.band)(number)))));
+        reply.message = Some((number, Some(interrupt.go_on().and_then(|()| (self.band)(number)))));
         true
     }
 
@@ -61,13 +62,13 @@ impl<'env, P: Send + 'env> Batch<'env, P> {
     /// The first error in the order of the bands, or of `fold`.
     pub(super) fn drive(
         &self,
-        team: &Team<'_>,
+        interrupt: &Interrupt,
         results: &Receiver<(usize, Option<Result<P>>)>,
         fold: &mut dyn FnMut(P) -> Result<()>,
     ) -> Result<()> {
         let (mut early, mut folded) = (BTreeMap::new(), 0);
         while folded < self.count {
-            let more = self.work_on_next(team);
+            let more = self.work_on_next(interrupt);
             // Without another band to work on, the driver waits for those of other threads.
             early.extend(if more { None } else { results.recv().ok() });
             early.extend(results.try_iter());
@@ -87,8 +88,8 @@ impl<'env, P: Send + 'env> Batch<'env, P> {
 }
 
 impl<'env, P: Send + 'env> Bands for Batch<'env, P> {
-    fn help(&self, team: &Team<'_>) {
-        while self.work_on_next(team) {}
+    fn help(&self, interrupt: &Interrupt) {
+        while self.work_on_next(interrupt) {}
     }
 
     fn has_more(&self) -> bool {

@@ -2,13 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use microscale::Search;
-
 use crate::checkpoint_format::CheckpointFormat;
-use crate::error::plan::PlanError;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::parts::part::Part;
-use crate::plan::Plan;
 use crate::plan::input_scales::InputScales;
 use crate::plan::recipes::Recipes;
 use crate::plan::selection::Selection;
@@ -18,7 +14,7 @@ use crate::read::checkpoint::{Checkpoint, OpenOptions};
 /// A request to quantize a checkpoint.
 ///
 /// [`Self::open`] opens the checkpoint, [`Self::plan`] decides about every tensor, and
-/// [`Plan::run`] writes:
+/// [`Plan::run`](crate::Plan::run) writes:
 ///
 /// ```no_run
 /// # use std::{ops::ControlFlow, path::Path};
@@ -81,34 +77,5 @@ impl Quantize {
     pub fn open(&self, path: &Path) -> Result<Checkpoint> {
         self.recipes.check_settings()?;
         Checkpoint::open_with(path, self.open)
-    }
-
-    /// Decides about every tensor of a checkpoint. Nothing is written.
-    ///
-    /// # Errors
-    /// [`PlanError::AlreadyQuantized`], [`PlanError::FusedDiffer`],
-    /// [`PlanError::NoGlobalSearch`] if global scales are given and to be searched,
-    /// [`PlanError::NothingToCheck`] without a full search;
-    /// [`FormatError::Packed`](crate::FormatError::Packed) for codes that are not understood;
-    /// [`OutputError::NameTaken`](crate::OutputError::NameTaken);
-    /// [`RecipeError`](crate::RecipeError) for settings that do not go together, or not with the
-    /// checkpoint format; [`GivenError`](crate::GivenError) for the files of global scales, importance and input scales.
-    pub fn plan<'a>(&self, checkpoint: &'a Checkpoint) -> Result<Plan<'a>> {
-        let mut plan = Plan::decide(self, checkpoint)?;
-        if let Some(path) = &self.global_scales {
-            plan.take_global_scales(path)?;
-        }
-        if let Some(path) = &self.importance {
-            plan.take_importance(path)?;
-        }
-        if let Some(given) = &self.input_scales {
-            plan.take_input_scales(given)?;
-        }
-        plan.share_global_scales();
-        if self.check_search && plan.recipes.iter().all(|used| used.recipe.search != Search::Full) {
-            let search = plan.recipes[0].recipe.search;
-            return Err(Error::Plan(PlanError::NothingToCheck { search }));
-        }
-        Ok(plan)
     }
 }

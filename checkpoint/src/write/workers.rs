@@ -16,7 +16,8 @@ use microscale::Device;
 
 use crate::error::{Error, Result};
 use crate::job::{Job, of_shard};
-use crate::pipeline::{Next, PATIENCE, Reply, Team, Worker, lock};
+use crate::pipeline::reply::Reply;
+use crate::pipeline::{Next, PATIENCE, Team, Worker, lock};
 use crate::read::shard::Shard;
 use crate::write::begin::begin;
 use crate::write::progress::Meter;
@@ -31,7 +32,7 @@ const MOST_OPEN: usize = 4;
 const MOST_FINISHING: usize = 2;
 
 /// Pieces that may wait for a writer thread.
-const QUEUED: usize = 64;
+const QUEUED: usize = 32;
 
 /// A shard, and the file that is to be written of it.
 pub(crate) struct ShardOutput<'a> {
