@@ -237,9 +237,7 @@ fn drive<'w, R: Rewrite>(
     // The receiver outlives all threads.
     let say = |message| drop(tell.send(message));
     let all = work.jobs();
-    if let Some(first) = jobs.first() {
-        say(Message::Begins(all[*first].tensor.name.into()));
-    }
+    jobs.iter().for_each(|job| say(Message::Begins(all[*job].tensor.name.into())));
     let panicked = Message::Failed { index, error: Error::Interrupted, unit: true };
     let mut reply = Reply::new(tell, panicked);
     let outcomes = match work.write(&jobs, worker, &sinks) {
