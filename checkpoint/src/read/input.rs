@@ -18,6 +18,10 @@ use crate::read::checkpoint::Checkpoint;
 use crate::read::tensor::Tensor;
 use crate::read::values::{Values, float_dtype};
 
+/// Bytes from which a tensor is read from its file. Opening the file again costs more than the page
+/// faults of a smaller tensor.
+const LEAST: usize = 1 << 20;
+
 thread_local! {
     /// Buffers for the bands that this thread works on, aligned for every dtype.
     static BUFFERS: RefCell<Vec<Vec<u64>>> = const { RefCell::new(Vec::new()) };
@@ -34,8 +38,9 @@ pub(crate) struct Input<'a> {
 impl<'a> Input<'a> {
     /// The tensor at a position of a checkpoint, as its values are read.
     pub(crate) fn new(checkpoint: &Checkpoint, tensor: Tensor<'a>, position: Position) -> Self {
-        let file = checkpoint.reopen(position).map(|(file, offset)| (Arc::new(file), offset));
-        Self { tensor, file: file.filter(|_| tensor.columns.is_none()) }
+        let is_read = tensor.columns.is_none() && tensor.data.len() >= LEAST;
+        let file = is_read.then(|| checkpoint.reopen(position)).flatten();
+        Self { tensor, file: file.map(|(file, offset)| (Arc::new(file), offset)) }
     }
 
     /// The tensor from the map of its file.
