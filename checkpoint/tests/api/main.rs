@@ -3,16 +3,19 @@
 //! Expected values come from `microscale` on a whole tensor at once, from the oracle of the test
 //! support, or from arithmetic in the test.
 
+mod errors;
 mod input;
 mod quantize;
+mod threads;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use microscale::{Device, Format};
 use microscale_checkpoint::{OnProgress, Plan, Quantize, Result, Settings, Summary};
+use microscale_test_support::Scratch;
 use safetensors::SafeTensors;
 use safetensors::tensor::Dtype;
 
@@ -51,6 +54,11 @@ pub(crate) fn files(path: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     }
     let entries = fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path());
     entries.map(|file| (file.file_name().unwrap().into(), fs::read(&file).unwrap())).collect()
+}
+
+/// Returns the paths of all files and directories, temporary ones included.
+pub(crate) fn paths(scratch: &Scratch) -> BTreeSet<PathBuf> {
+    scratch.contents().into_keys().collect()
 }
 
 /// A request for a format with its default numerics.
