@@ -5,6 +5,8 @@
 
 mod errors;
 mod input;
+mod interrupted;
+mod jobs;
 mod quantize;
 mod threads;
 
