@@ -7,6 +7,7 @@ mod errors;
 mod input;
 mod interrupted;
 mod jobs;
+mod parts;
 mod quantize;
 mod threads;
 
