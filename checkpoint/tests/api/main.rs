@@ -3,6 +3,8 @@
 //! Expected values come from `microscale` on a whole tensor at once, from the oracle of the test
 //! support, or from arithmetic in the test.
 
+mod convert;
+mod dequantize;
 mod errors;
 mod input;
 mod interrupted;
