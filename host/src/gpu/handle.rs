@@ -7,7 +7,7 @@ use cudarc::driver::{CudaContext, CudaStream};
 
 use crate::error::Result;
 use crate::gpu::memory::pool::KeptPool;
-use crate::gpu::memory::staging::{PIECE, Staging, WORKER_PIECE};
+use crate::gpu::memory::staging::Staging;
 use crate::gpu::plan::cache::PlanCache;
 use crate::gpu::plan::choose::Request;
 use crate::gpu::plan::experts::{ExpertsKey, PlannedExperts};
@@ -98,7 +98,7 @@ impl Gpu {
         let context = stream.context().clone();
         let info = GpuInfo::of(&context)?;
         let kernels = Arc::new(Kernels::new(&context, &info, target)?);
-        let staging = Arc::new(Staging::new(&context, PIECE));
+        let staging = Arc::new(Staging::new(&context));
         Ok(Self { info, context, stream, kernels, staging, plans: Arc::default(), _kept: None })
     }
 
@@ -107,7 +107,7 @@ impl Gpu {
         let stream = self.context.new_stream().map_err(doing("creating a stream"))?;
         let (info, context, kernels) = (self.info.clone(), self.context.clone(), self.kernels.clone());
         let plans = self.plans.clone();
-        let staging = Arc::new(Staging::new(&context, WORKER_PIECE));
+        let staging = Arc::new(Staging::new(&context));
         Ok(Self { info, context, stream, kernels, staging, plans, _kept: kept })
     }
 

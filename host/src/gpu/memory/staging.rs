@@ -18,11 +18,8 @@ use crate::error::{Error, Result};
 use crate::gpu::runtime::driver::doing;
 use crate::origin::Origin;
 
-/// Bytes per piece, which several threads copy.
-pub(in crate::gpu) const PIECE: usize = 4 << 20;
-/// Bytes per piece of a worker, whose own thread copies them. Two such pieces fit in the
-/// second-level cache of a core, and are pinned sooner.
-pub(in crate::gpu) const WORKER_PIECE: usize = 1 << 20;
+/// Bytes per piece.
+const PIECE: usize = 4 << 20;
 /// Bytes that a thread copies at a time.
 const PART: usize = 512 << 10;
 /// Copies of fewer bytes are not split into pieces.
@@ -31,8 +28,6 @@ const LEAST: usize = 1 << 20;
 /// Two pieces of pinned memory, used alternately, by one operation at a time.
 pub(in crate::gpu) struct Staging {
     context: Arc<CudaContext>,
-    /// Bytes per piece.
-    piece: usize,
     /// Empty until first used.
     pieces: Mutex<Vec<Piece>>,
 }
@@ -44,10 +39,10 @@ struct Piece {
 }
 
 impl Piece {
-    fn new(context: &Arc<CudaContext>, bytes: usize) -> Result<Self> {
-        // SAFETY: the bytes are uninitialized, and a copy or the GPU writes them before they are
-        // read.
-        let memory = unsafe { context.alloc_pinned_with_flags(bytes, 0) }.map_err(doing("pinning memory"))?;
+    fn new(context: &Arc<CudaContext>) -> Result<Self> {
+        // SAFETY: the `PIECE` bytes are uninitialized, and a copy or the GPU writes them before
+        // they are read.
+        let memory = unsafe { context.alloc_pinned_with_flags(PIECE, 0) }.map_err(doing("pinning memory"))?;
         let flags = sys::CUevent_flags::CU_EVENT_BLOCKING_SYNC;
         Ok(Self { memory, used: context.new_event(Some(flags)).map_err(doing("creating an event"))? })
     }
@@ -62,16 +57,16 @@ impl Drop for Piece {
 }
 
 impl Staging {
-    /// Two pieces of `piece` bytes. Pins no memory yet.
-    pub(in crate::gpu) fn new(context: &Arc<CudaContext>, piece: usize) -> Self {
-        Self { context: context.clone(), piece, pieces: Mutex::default() }
+    /// Pins no memory yet.
+    pub(in crate::gpu) fn new(context: &Arc<CudaContext>) -> Self {
+        Self { context: context.clone(), pieces: Mutex::default() }
     }
 
     /// The two pieces, for one operation.
     fn pieces(&self) -> Result<MutexGuard<'_, Vec<Piece>>> {
         let mut pieces = self.pieces.lock().unwrap_or_else(PoisonError::into_inner);
         while pieces.len() < 2 {
-            pieces.push(Piece::new(&self.context, self.piece)?);
+            pieces.push(Piece::new(&self.context)?);
         }
         Ok(pieces)
     }
@@ -97,11 +92,11 @@ impl Staging {
         let bytes: &[u8] = bytemuck::cast_slice(values);
         let file = origin.map(|origin| Ok((File::open(origin.file)?, origin.offset)));
         let file = file.transpose().map_err(reading)?;
-        for (number, from) in bytes.chunks(self.piece).enumerate() {
+        for (number, from) in bytes.chunks(PIECE).enumerate() {
             let Piece { memory, used } = &mut pieces[number % 2];
             used.synchronize().map_err(&copying)?;
             let to = &mut memory.as_mut_slice().map_err(&copying)?[..from.len()];
-            let offset = (number * self.piece) as u64;
+            let offset = (number * PIECE) as u64;
             let parts = to.par_chunks_mut(PART).zip(from.par_chunks(PART)).enumerate();
             let copied = parts.try_for_each(|(part, (to, from))| match &file {
                 Some((file, start)) => read_at(file, to, from, start + offset + (part * PART) as u64),
@@ -156,14 +151,14 @@ impl Staging {
         let mut pieces = self.pieces()?;
         self.context.bind_to_thread().map_err(&copying)?;
         let (source, _read) = source.device_ptr(stream);
-        let length_of = |number: usize| bytes.saturating_sub(number * self.piece).min(self.piece);
-        for number in 0..=bytes.div_ceil(self.piece) {
+        let length_of = |number: usize| bytes.saturating_sub(number * PIECE).min(PIECE);
+        for number in 0..=bytes.div_ceil(PIECE) {
             let length = length_of(number);
             if length > 0 {
                 let Piece { memory, used } = &mut pieces[number % 2];
                 used.synchronize().map_err(&copying)?;
                 let to = &mut memory.as_mut_slice().map_err(&copying)?[..length];
-                let offset = (number * self.piece) as u64;
+                let offset = (number * PIECE) as u64;
                 // SAFETY: the source holds all bytes, checked above, and these start at `offset`.
                 // The pinned memory lives as long as `self`, is not touched again before its event
                 // completes, and dropping it waits for that event.
