@@ -18,7 +18,7 @@ pub enum CheckpointFormat {
     /// DeepSeek-V4's format, with experts in MXFP4 and other layers in block FP8. Read-only.
     DeepSeek,
     /// FP8 with a scale per 128×128 block, as DeepSeek-V3 and Qwen3-FP8 are published. Only
-    /// [`convert`](crate::convert()) writes it, from values that are exact in it.
+    /// [`Convert`](crate::Convert) writes it, from values that are exact in it.
     Fp8Block,
     /// AMD Quark's format for MXFP4. Read-only.
     Quark,
@@ -41,9 +41,9 @@ words!(CheckpointFormat, "checkpoint format" {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Written {
-    /// [`quantize`](crate::quantize()) and [`convert`](crate::convert()) write it.
+    /// [`Quantize`](crate::Quantize) and [`Convert`](crate::Convert) write it.
     Yes,
-    /// Only [`convert`](crate::convert()) writes it.
+    /// Only [`Convert`](crate::Convert) writes it.
     ByConvert,
     /// None: it is read-only.
     No,

@@ -1,7 +1,7 @@
 //! Checkpoint formats: the stored tensors that a quantized tensor becomes, and the config for them.
 //!
 //! A checkpoint format is a file with its [`FormatSpec`](spec::FormatSpec), and a row of the
-//! [table](table). Writing, reading, converting and the doctor go by that. This module is about
+//! [table]. Writing, reading, converting and the doctor go by that. This module is about
 //! files and not about arithmetic: it stores codes and scales of any [`microscale::Convention`]
 //! unchanged. Only a global scale may be rounded, by
 //! [`Storage::stored_global_scale`](storage::Storage::stored_global_scale).

@@ -1,5 +1,5 @@
-//! Comparing two checkpoints, tensor by tensor. Floats, quantized or not, are compared as values; all other
-//! tensors by their bytes.
+//! Comparing two checkpoints, tensor by tensor. Floats, quantized or not, are compared as values;
+//! all other tensors by their bytes.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -55,12 +55,12 @@ pub enum Difference {
     },
 }
 
-/// Compares the tensors of `second` with the tensors of the same names in `first`. Quantized tensors
-/// are dequantized to F32.
+/// Compares the tensors of `second` with the tensors of the same names in `first`. Quantized
+/// tensors are dequantized to F32.
 ///
 /// # Errors
-/// [`Error::ShapeMismatch`], [`Error::NothingInCommon`], [`FormatError::Packed`](crate::FormatError::Packed), [`Error::Tensor`],
-/// [`Error::Interrupted`].
+/// [`Error::ShapeMismatch`], [`Error::NothingInCommon`],
+/// [`FormatError::Packed`](crate::FormatError::Packed), [`Error::Tensor`], [`Error::Interrupted`].
 pub fn compare(
     first: &Checkpoint,
     second: &Checkpoint,

@@ -1,5 +1,5 @@
-//! The loss that a checkpoint would have in a format, without writing a file. Formats for comparison have no
-//! files.
+//! The loss that a checkpoint would have in a format, without writing a file. Formats for
+//! comparison have no files.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -22,9 +22,9 @@ use crate::read::tensor::Tensor;
 use crate::read::values::with_values;
 use crate::write::progress::{Meter, OnProgress};
 
-/// Quantizes the tensors of a checkpoint that a selection takes, one by one and along their last dimension,
-/// and compares what becomes of them with what they are. Each has a global scale of its own, if the format
-/// has any. Tensors that are not selected, or quantized already, are left out.
+/// Quantizes the selected tensors of a checkpoint one by one, along their last dimension, and
+/// measures the loss of each. Each has its own global scale, if the format has any. Other tensors
+/// and tensors that are quantized already are skipped.
 ///
 /// # Errors
 /// [`PlanError::NothingToQuantize`](crate::PlanError::NothingToQuantize), [`Error::Tensor`],

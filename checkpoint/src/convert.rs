@@ -1,4 +1,5 @@
-//! Converting a quantized checkpoint to another checkpoint format, or exactly to another format, without quantizing again.
+//! Converting a quantized checkpoint to another checkpoint format, or exactly to another format,
+//! without quantizing again.
 
 pub(crate) mod casts;
 pub(crate) mod done;
@@ -69,7 +70,8 @@ pub struct Converted {
     pub rounded_inputs: Vec<String>,
     /// Layers whose inputs have a global scale that the output has no place for.
     pub dropped_inputs: Vec<String>,
-    /// The quantization of the cache of keys and values that the input declares, if the output does not.
+    /// The quantization of the cache of keys and values that the input declares, if the output does
+    /// not.
     pub dropped_cache: Option<String>,
     /// Loaders that read the output wrongly, without an error; and what helps.
     pub misread_by: Vec<String>,
@@ -80,15 +82,16 @@ pub struct Converted {
 }
 
 impl Convert {
-    /// Writes the converted checkpoint to `out`. A few tensors are in memory at a time, and a failure
-    /// leaves nothing behind.
+    /// Writes the converted checkpoint to `out`. A few tensors are in memory at a time. A failure
+    /// removes everything that was written.
     ///
     /// # Errors
     /// [`FormatError::NothingPacked`](crate::FormatError::NothingPacked);
     /// [`FormatError::NotStored`](crate::FormatError::NotStored),
     /// [`FormatError::NotConverted`](crate::FormatError::NotConverted) and
     /// [`FormatError::NotHeld`](crate::FormatError::NotHeld) for tensors that the checkpoint format
-    /// cannot hold without quantizing again; [`FormatError::NotExact`](crate::FormatError::NotExact),
+    /// cannot hold without quantizing again;
+    /// [`FormatError::NotExact`](crate::FormatError::NotExact),
     /// [`FormatError::NotExactBlocks`](crate::FormatError::NotExactBlocks) and
     /// [`FormatError::Scaled`](crate::FormatError::Scaled) for casts that are not exact;
     /// [`OutputError::NameTaken`](crate::OutputError::NameTaken),

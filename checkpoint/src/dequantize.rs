@@ -1,5 +1,5 @@
-//! Dequantizing a checkpoint: quantized tensors become values again, under the names that the model knows.
-//! All other tensors are copied.
+//! Dequantizing a checkpoint: quantized tensors become values again, under the names that the model
+//! knows. All other tensors are copied.
 
 use std::path::Path;
 use std::time::Instant;
@@ -53,7 +53,7 @@ pub struct Dequantized {
     pub report: Report,
     /// Other entries of the directory that were not copied.
     pub skipped: Vec<Skipped>,
-    /// Time in which anything was being dequantized.
+    /// Seconds during which at least one tensor was being dequantized.
     pub compute_seconds: f64,
     /// Time for everything, reading and writing included.
     pub seconds: f64,
@@ -72,8 +72,8 @@ pub struct Dequantize {
 }
 
 impl Dequantize {
-    /// Writes the checkpoint to `out`. A few tensors are in memory at a time, and a failure leaves
-    /// nothing behind.
+    /// Writes the checkpoint to `out`. A few tensors are in memory at a time. A failure removes
+    /// everything that was written.
     ///
     /// # Errors
     /// [`FormatError::NothingPacked`](crate::FormatError::NothingPacked),
@@ -94,7 +94,7 @@ impl Dequantize {
         let jobs = logical_positions(checkpoint)?.into_iter();
         let jobs =
             jobs.map(|tensor| job(checkpoint, tensor, file_dtype(dtype))).collect::<Result<Vec<_>>>()?;
-        if jobs.iter().all(|job| matches!(job.plan, TensorPlan::Copy)) {
+        if jobs.iter().all(|job| matches!(job.plan, DequantizePlan::Copy)) {
             return Err(Error::Format(FormatError::NothingPacked {
                 doing: "dequantize",
                 path: checkpoint.path.clone(),
@@ -136,7 +136,7 @@ fn configured_dtype(checkpoint: &Checkpoint) -> Option<Dtype> {
 }
 
 /// What becomes of a tensor.
-enum TensorPlan<'a> {
+enum DequantizePlan<'a> {
     /// The values of 4-bit or 8-bit blocks are written.
     Packed(Box<Packed<'a>>),
     /// The values of 8-bit codes under scales are written.
@@ -150,7 +150,7 @@ fn job<'a>(
     checkpoint: &'a Checkpoint,
     (position, tensor): (Position, Logical<'a>),
     dtype: FileDtype,
-) -> Result<Job<'a, TensorPlan<'a>>> {
+) -> Result<Job<'a, DequantizePlan<'a>>> {
     Ok(match tensor {
         Logical::Packed(packed) => {
             let taken = checkpoint.tensor(packed.name).filter(|taken| taken.name != packed.codes.name);
@@ -159,15 +159,15 @@ fn job<'a>(
                 return Err(Error::Output(OutputError::NameTaken { file, tensor, name: taken.name.into() }));
             }
             let output = Outline { name: packed.name.into(), dtype, shape: packed.shape.clone() };
-            let (tensor, plan) = (packed.codes, TensorPlan::Packed(packed));
+            let (tensor, plan) = (packed.codes, DequantizePlan::Packed(packed));
             Job { tensor, plan, position, outputs: vec![output] }
         }
         Logical::Plain(tensor) if tensor.scaling.is_some() => {
             let outputs = vec![Outline { dtype, ..unchanged(&tensor) }];
-            Job { tensor, plan: TensorPlan::Scaled, position, outputs }
+            Job { tensor, plan: DequantizePlan::Scaled, position, outputs }
         }
         Logical::Plain(tensor) => {
-            Job { tensor, plan: TensorPlan::Copy, position, outputs: vec![unchanged(&tensor)] }
+            Job { tensor, plan: DequantizePlan::Copy, position, outputs: vec![unchanged(&tensor)] }
         }
     })
 }
@@ -176,7 +176,7 @@ struct Dequantizer<'a> {
     checkpoint: &'a Checkpoint,
     dtype: Dtype,
     non_finite: NonFinite,
-    jobs: Vec<Job<'a, TensorPlan<'a>>>,
+    jobs: Vec<Job<'a, DequantizePlan<'a>>>,
 }
 
 /// The outcome of one tensor.
@@ -231,15 +231,17 @@ impl Dequantizer<'_> {
     /// Writes the values of a tensor in a dtype, or the tensor as it is.
     fn write_as<'env, T: Element + Pod>(
         &'env self,
-        job: &'env Job<'env, TensorPlan<'env>>,
+        job: &'env Job<'env, DequantizePlan<'env>>,
         worker: &Worker<'_, 'env>,
         sink: &Sink,
     ) -> Result<DequantizedTensor> {
         let mut done = DequantizedTensor::default();
         let input = || Input::new(self.checkpoint, job.tensor, job.position);
         match &job.plan {
-            TensorPlan::Packed(packed) => return write_packed::<T>(packed, self.non_finite, worker, sink),
-            TensorPlan::Scaled => {
+            DequantizePlan::Packed(packed) => {
+                return write_packed::<T>(packed, self.non_finite, worker, sink);
+            }
+            DequantizePlan::Scaled => {
                 let (from, tensor) = (Instant::now(), &job.tensor);
                 let (bytes_after, report) = write_values::<T>(&input(), self.non_finite, worker, sink)?;
                 check::<T>(tensor, tensor.name, &report, self.non_finite, false)?;
@@ -247,21 +249,21 @@ impl Dequantizer<'_> {
                 done.busy.push(Busy { from, until: Instant::now() });
                 done.dequantized.add(tensor.elements(), tensor.bytes() as u64, bytes_after);
             }
-            TensorPlan::Copy => done.copied = copy(&input(), worker, sink)?,
+            DequantizePlan::Copy => done.copied = copy(&input(), worker, sink)?,
         }
         Ok(done)
     }
 }
 
 impl<'a> Rewrite for Dequantizer<'a> {
-    type Plan = TensorPlan<'a>;
+    type Plan = DequantizePlan<'a>;
     type Outcome = DequantizedTensor;
 
     fn checkpoint(&self) -> &Checkpoint {
         self.checkpoint
     }
 
-    fn jobs(&self) -> &[Job<'_, TensorPlan<'a>>] {
+    fn jobs(&self) -> &[Job<'_, DequantizePlan<'a>>] {
         &self.jobs
     }
 

@@ -82,13 +82,13 @@ pub fn diagnose(
             Some(Ok(Logical::Packed(packed))) => original(against, &mut originals, packed.name)?,
             _ => None,
         };
-        units.push(Unit { tensor, original });
+        units.push(TensorCheck { tensor, original });
     }
     let devices = device.workers(0).map_err(Error::Device)?;
     let checked = check_all(&units, [Some(checkpoint), against], &devices, progress)?;
     let mut diagnosis = Diagnosis { findings: checked.into_iter().flatten().collect(), ..Default::default() };
     let (mut packed, mut plain) = (Vec::new(), Vec::new());
-    for Unit { tensor, .. } in units {
+    for TensorCheck { tensor, .. } in units {
         match tensor.logical {
             None => {}
             Some(Ok(Logical::Packed(tensor))) => packed.push(*tensor),
@@ -108,7 +108,7 @@ pub fn diagnose(
 }
 
 /// A stored tensor to check, and its original.
-struct Unit<'a> {
+struct TensorCheck<'a> {
     tensor: StoredLogical<'a>,
     original: Option<(Position, Tensor<'a>)>,
 }
@@ -138,14 +138,15 @@ fn original<'a>(
 
 /// Checks all tensors, and returns the findings of each.
 fn check_all<'env>(
-    units: &'env [Unit<'env>],
+    units: &'env [TensorCheck<'env>],
     [checkpoint, against]: [Option<&Checkpoint>; 2],
     devices: &'env [Device],
     progress: &mut OnProgress<'_>,
 ) -> Result<Vec<Vec<Finding>>> {
-    let facts = |unit: &'env Unit<'env>| (unit.tensor.stored.name, unit.tensor.stored.data.len() as u64);
+    let facts =
+        |unit: &'env TensorCheck<'env>| (unit.tensor.stored.name, unit.tensor.stored.data.len() as u64);
     let mut meter = Meter::new(units.iter().map(|unit| facts(unit).1).sum(), progress);
-    let check = |unit: &'env Unit<'env>, worker: &Worker<'_, 'env>| {
+    let check = |unit: &'env TensorCheck<'env>, worker: &Worker<'_, 'env>| {
         let original = unit.original.zip(against);
         let original = original.map(|((position, tensor), against)| Input::new(against, tensor, position));
         let findings = check_tensor(&unit.tensor, original.as_ref(), worker);

@@ -1,9 +1,9 @@
 //! Reads, quantizes, dequantizes, converts and compares checkpoints: safetensors, GGUF and PyTorch
 //! files, and directories in Hugging Face layout.
 //!
-//! [`Checkpoint::open`] maps every file and checks every header. [`Plan`] decides which tensors to
-//! quantize. [`quantize`], [`dequantize`] and [`convert`] write a new checkpoint, tensor by tensor.
-//! [`compare`] and [`inspect`] only read.
+//! [`Checkpoint::open`] maps every file and checks every header. [`Quantize::plan`] decides which
+//! tensors to quantize, and [`Plan::run`] writes them. [`Convert::run`] and [`Dequantize::run`]
+//! write a new checkpoint too. [`compare()`], [`inspect()`] and [`diagnose`] only read.
 //!
 //! The modules from the bottom up. Each one imports only modules above it in this table:
 //!

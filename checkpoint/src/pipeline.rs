@@ -66,7 +66,7 @@ pub(crate) struct Worker<'t, 'env> {
     pub(crate) device: &'env Device,
 }
 
-/// What a thread does next.
+/// The next step of a thread.
 enum Step<'env, U> {
     Drive(U),
     Help(Arc<dyn Bands + 'env>),
@@ -79,7 +79,8 @@ pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl<'env> Team<'env> {
-    /// A team that drives `lanes` units at a time as long as they have enough bands for all threads.
+    /// A team that drives `lanes` units at a time as long as they have enough bands for all
+    /// threads.
     pub(crate) fn new(lanes: usize) -> Self {
         Self {
             state: Mutex::new(State { batches: Vec::new(), driven: 0, more: true }),
@@ -103,7 +104,8 @@ impl<'env> Team<'env> {
         drive: &(dyn Fn(U, &Worker<'_, 'env>) + Sync),
         meanwhile: impl FnOnce() -> R,
     ) -> Result<R> {
-        // A thread for each device, as a pool of one thread that runs nested parallel iterators alone.
+        // Each device gets a pool of one thread, on which nested parallel iterators run
+        // sequentially.
         let (mut pools, mut refused) = (Vec::with_capacity(devices.len()), None);
         for _ in devices {
             match ThreadPoolBuilder::new().num_threads(1).build() {
@@ -153,7 +155,7 @@ impl<'env> Team<'env> {
         }
     }
 
-    /// Decides what a thread does next, and waits if there is nothing to do now.
+    /// Returns the next step of a thread. Waits while there is nothing to do.
     fn step<U: Send>(&self, helps: bool, take: &(dyn Fn() -> Next<U> + Sync)) -> Step<'env, U> {
         let mut state = lock(&self.state);
         loop {
@@ -200,8 +202,8 @@ fn with_threads<R>(
 }
 
 impl<'env> Worker<'_, 'env> {
-    /// Calls `band` for each number below `count`, on this thread and those that help, and `fold`
-    /// with the results in order, on this thread.
+    /// Calls `band` for each number below `count`, on this thread and on helping threads, and
+    /// `fold` with the results in order, on this thread.
     ///
     /// `band` must not wait for other work of the team.
     ///

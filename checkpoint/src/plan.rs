@@ -1,6 +1,6 @@
 //! The plan of quantizing a checkpoint: a job for each tensor, decided before anything is written.
 //!
-//! | file | what it knows |
+//! | file | contents |
 //! |---|---|
 //! | `request` | everything that decides the output |
 //! | `selection` | which tensors are quantized, and the reasons to copy the others |
@@ -9,7 +9,7 @@
 //! | `tensor_recipe`, `used_recipe` | the recipe and the storage of one tensor; the recipes of a plan, and the use of each |
 //! | `fusions` | whether layers that engines fuse can be one layer |
 //! | `loaders`, `warning` | known defects of loaders that the output would meet; warnings and their texts |
-//! | `global_scales`, `importance`, `input_scales` | files given beside the checkpoint |
+//! | `global_scales`, `importance`, `input_scales` | additional input files |
 //! | `kept_as` | how unquantized tensors are stored |
 
 pub(crate) mod fusions;
@@ -63,7 +63,7 @@ use crate::read::checkpoint::Checkpoint;
 use crate::read::description::Description;
 use crate::reason::Reason;
 use crate::sums::Sums;
-use crate::write::outline::{Outline, kept};
+use crate::write::outline::{Outline, copied};
 
 /// The jobs of quantizing a checkpoint. [`Quantize::plan`](crate::Quantize::plan) makes a plan.
 pub struct Plan<'a> {
@@ -83,7 +83,7 @@ pub struct Plan<'a> {
     pub(crate) part: Option<Part>,
     /// A job for every tensor, in the order of the files. Scales belong to the job of their codes.
     pub jobs: Vec<Job<'a, TensorPlan>>,
-    /// What the user should know before the output is written.
+    /// Warnings for the user, to show before the output is written.
     pub warnings: Vec<Warning>,
 }
 
@@ -156,13 +156,13 @@ impl Quantize {
     /// Decides about every tensor of a checkpoint. Nothing is written.
     ///
     /// # Errors
-    /// [`PlanError::AlreadyQuantized`], [`PlanError::FusedDiffer`],
-    /// [`PlanError::NoGlobalSearch`] if global scales are given and to be searched,
-    /// [`PlanError::NothingToCheck`] without a full search;
-    /// [`FormatError::Packed`](crate::FormatError::Packed) for codes that are not understood;
-    /// [`OutputError::NameTaken`](crate::OutputError::NameTaken);
+    /// [`PlanError::AlreadyQuantized`], [`PlanError::FusedDiffer`], [`PlanError::NoGlobalSearch`]
+    /// if global scales are given and to be searched, [`PlanError::NothingToCheck`] without a full
+    /// search; [`FormatError::Packed`](crate::FormatError::Packed) for codes that are not
+    /// understood; [`OutputError::NameTaken`](crate::OutputError::NameTaken);
     /// [`RecipeError`](crate::RecipeError) for settings that do not go together, or not with the
-    /// checkpoint format; [`GivenError`](crate::GivenError) for the files of global scales, importance and input scales.
+    /// checkpoint format; [`GivenError`](crate::GivenError) for the files of global scales,
+    /// importance and input scales.
     pub fn plan<'a>(&self, checkpoint: &'a Checkpoint) -> Result<Plan<'a>> {
         let mut plan = Plan::decide(self, checkpoint)?;
         if let Some(path) = &self.global_scales {
@@ -184,7 +184,7 @@ impl Quantize {
 }
 
 impl<'a> Plan<'a> {
-    /// Decides about every tensor, without the files that are given beside the checkpoint.
+    /// Plans every tensor. Files of scales and importance are applied afterwards.
     fn decide(request: &Quantize, checkpoint: &'a Checkpoint) -> Result<Self> {
         let recipes = &request.recipes;
         let own = checkpoint.own_format();
@@ -217,7 +217,7 @@ impl<'a> Plan<'a> {
                 }
                 Some(reason) => {
                     let non_finite = recipe.recipe.non_finite;
-                    (vec![kept(&tensor, &reason)], TensorPlan::Copy(CopyPlan { reason, non_finite }))
+                    (vec![copied(&tensor, &reason)], TensorPlan::Copy(CopyPlan { reason, non_finite }))
                 }
             };
             jobs.push(Job { tensor, plan, position, outputs });
@@ -252,7 +252,7 @@ impl<'a> Plan<'a> {
         Ok(plan)
     }
 
-    /// Collects the warnings that need no file beside the checkpoint.
+    /// Collects the warnings that follow from the checkpoint and the request.
     fn warn_of(&mut self, request: &Quantize) {
         let recipes = &request.recipes;
         let copied = self.jobs.iter().filter(|job| job.plan.quantize().is_none());
@@ -321,7 +321,7 @@ impl<'a> Plan<'a> {
         Ok(())
     }
 
-    /// Stores the scale of a layer's inputs beside every weight in NVFP4.
+    /// Adds the scale of the layer's inputs to every weight in NVFP4.
     fn take_input_scales(&mut self, given: &InputScales) -> Result<()> {
         let mut tensors = Vec::new();
         for (job, plan) in self.quantized() {
@@ -384,8 +384,8 @@ impl<'a> Plan<'a> {
         self.layers = layers;
     }
 
-    /// The recipes, each with everything about it that decides the bytes: by the elements that they are used
-    /// for, the most first.
+    /// The recipes, each with everything about it that decides the bytes: by the elements that they
+    /// are used for, the most first.
     pub fn recipes(&self) -> Vec<UsedRecipe> {
         let mut sums = vec![Sums::default(); self.recipes.len()];
         for (job, plan) in self.quantized() {
@@ -503,7 +503,7 @@ impl<'a> Plan<'a> {
         Ok(())
     }
 
-    /// The ways in which layers are stored, the one for the most elements first.
+    /// The layers grouped by their storage, the group with the most elements first.
     fn groups(&self) -> Vec<Group> {
         let weights = self
             .quantized()

@@ -1,6 +1,6 @@
 //! Quantizing a checkpoint: carrying out a [`Plan`].
 //!
-//! | file | what it knows |
+//! | file | contents |
 //! |---|---|
 //! | `matrix`, `source` | a tensor as the matrix that is quantized; that matrix where a device works on it |
 //! | `chooser` | the global scale of each tensor: which layers share one, and which number it is |
@@ -61,7 +61,7 @@ pub(crate) struct QuantizedJob {
     pub(crate) summary: TensorSummary,
     /// Blocks whose scales were compared with all others.
     checked_blocks: u64,
-    /// The times in which it was quantized, if it was.
+    /// The time spans during which it was quantized.
     busy: Vec<Busy>,
 }
 
@@ -129,8 +129,8 @@ impl<'a> Quantizer<'a> {
         Ok(QuantizedJob { summary, checked_blocks: 0, busy: Vec::new() })
     }
 
-    /// Quantizes a tensor to what a file holds, measures the loss of that, and of plain scales if
-    /// others were searched, and writes it.
+    /// Quantizes a tensor, writes it, and measures its loss, after a search also the loss without
+    /// it.
     fn quantize<'env>(
         &'env self,
         number: usize,
@@ -235,8 +235,8 @@ impl<'a> Quantizer<'a> {
     }
 }
 
-/// Writes all codes and scales of a tensor from the pinned memory of a device, without another copy.
-/// Returns `None` if the device has no memory of its own.
+/// Writes all codes and scales of a tensor from the pinned memory of a device, without another
+/// copy. Returns `None` if the device has no memory of its own.
 fn write_pieces(
     tensor: &Tensor<'_>,
     storage: &Storage,
@@ -287,7 +287,8 @@ fn write_others(
     Ok(bytes)
 }
 
-/// Compares the scales that were chosen for some rows with all others. Returns the number of blocks.
+/// Compares the scales that were chosen for some rows with all others. Returns the number of
+/// blocks.
 fn check_scales(
     tensor: &Tensor<'_>,
     plan: &QuantizePlan,

@@ -18,12 +18,13 @@ impl Plan<'_> {
     /// plan's part of the shards to `OUT.parts`.
     ///
     /// A few tensors are in memory at a time. Output is written under a temporary name next to
-    /// `out` and renamed at the end, so that a failure or an interruption leaves nothing behind.
+    /// `out` and renamed at the end. A failure or an interruption removes it.
     /// Every device, or several of them, gives the same bytes.
     ///
     /// # Errors
-    /// [`PlanError::NothingToQuantize`](crate::PlanError::NothingToQuantize), [`Error::Tensor`](crate::Error::Tensor)
-    /// (among them non-finite values, if the recipe refuses them), and everything about writing.
+    /// [`PlanError::NothingToQuantize`](crate::PlanError::NothingToQuantize),
+    /// [`Error::Tensor`](crate::Error::Tensor) (among them non-finite values, if the recipe refuses
+    /// them), and everything about writing.
     pub fn run(&self, out: &Path, device: &Device, progress: &mut OnProgress<'_>) -> Result<Summary> {
         if let Some(part) = self.part {
             return quantize_part(self, part, out, device, progress);

@@ -1,6 +1,6 @@
 //! Output: tensor by tensor, complete or not at all.
 //!
-//! | file | what it knows |
+//! | file | contents |
 //! |---|---|
 //! | `rewrite` | writing a checkpoint anew |
 //! | `work` | the work on each tensor: a trait that each operation implements |
@@ -8,11 +8,11 @@
 //! | `begin`, `gguf`, `writer` | a shard's new file, in either container |
 //! | `sink`, `copy` | a tensor's way into the file; a tensor that goes there unchanged |
 //! | `outline` | the outline of a tensor of the output |
-//! | `file_name`, `temporary` | names made of names; temporary directories, and those that were left behind |
+//! | `file_name`, `temporary` | names derived from names; temporary directories, and finding abandoned ones |
 //! | `machine` | the machine that a lock belongs to |
 //! | `values`, `narrowed` | a tensor's values in another dtype; values that the dtype has no finite number for |
 //! | `others` | the files that are not weights |
-//! | `place`, `output` | what a path leads to, and whether it may be written; the output until it is complete |
+//! | `place`, `output` | the target of a path, and whether it may be written; the output until it is complete |
 //! | `replacement` | replacing a single file, by one that is complete |
 //! | `progress` | reports of the progress of an operation |
 

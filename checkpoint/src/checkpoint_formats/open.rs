@@ -22,8 +22,8 @@ impl Checkpoint {
     /// Output made from PyTorch files is safetensors.
     ///
     /// # Errors
-    /// [`Error::Io`](crate::Error::Io), or an error that names file and tensor if a header, the index,
-    /// a JSON file or metadata are invalid, or if index and shards disagree.
+    /// [`Error::Io`](crate::Error::Io), or an error that names file and tensor if a header, the
+    /// index, a JSON file or metadata are invalid, or if index and shards disagree.
     pub fn open(path: &Path) -> Result<Self> {
         let mut checkpoint = Self::read(path)?;
         for format in FORMATS {

@@ -11,7 +11,8 @@ use crate::read::tensor::Tensor;
 
 /// The model's tensors, found in one pass over the stored tensors.
 pub(crate) struct Ownership<'a> {
-    /// Each stored tensor with its position, and the model's tensor whose codes it has, if it has codes.
+    /// Each stored tensor with its position, and the model's tensor whose codes it has, if it has
+    /// codes.
     codes: Vec<(Position, Tensor<'a>, Result<Option<Logical<'a>>>)>,
     /// The name of the codes that each part of a tensor belongs to, by the name of the part.
     owners: HashMap<&'a str, &'a str>,

@@ -37,11 +37,11 @@ struct W8Source {
 enum Grid {
     /// A single scale for all matrices, in any number of dimensions.
     Tensor,
-    /// A scale per row: [N], of a single matrix.
+    /// A scale per row: `[N]`, of a single matrix.
     RowList,
-    /// A scale per row: [N, 1].
+    /// A scale per row: `[N, 1]`.
     Row,
-    /// A scale per matrix: [1, 1].
+    /// A scale per matrix: `[1, 1]`.
     Matrix,
     /// A scale per block: [⌈N/R⌉, ⌈K/C⌉].
     Block,

@@ -1,4 +1,5 @@
-//! The casts of tensors to another format: exact, or if that is wanted, by quantizing their values again.
+//! The casts of tensors to another format: exact, or if that is wanted, by quantizing their values
+//! again.
 
 use std::collections::HashMap;
 

@@ -1,13 +1,15 @@
 //! Exact casts to block FP8: E4M3 under a scale for each 128×128 of a matrix.
 //!
-//! Scales are powers of two, 2^-126 or more. Of those under which a block's largest value fits, the least is taken, and no other could
-//! hold what it cannot: under twice the scale, the numbers up to that value are some of those before, as normal ones have the same
-//! significands and subnormal ones are twice as far apart. So a block is exact under this scale, or under none.
+//! Scales are powers of two, 2^-126 or more. The scale is the smallest one under which a block's
+//! largest value fits. If a block is inexact under it, then it is inexact under every scale:
+//! doubling the scale keeps the significands of normal numbers and halves the resolution of
+//! subnormal ones.
 //!
-//! Values of MXFP4 are 1 or 3 times a power of two, and E4M3 has these from 2^-9 to 2^8 and from 3·2^-9 to 3·2^7. Thus a block of it
-//! is exact if and only if the exponent of its largest value is at most 17 more than that of the least last bit of any. Block
-//! scales alone give up to 3 of them, from 0.5 to 6: whatever the codes are, scales at most 2^14 times each other are exact, and codes that
-//! include both ends under scales 2^15 apart are not.
+//! Values of MXFP4 are 1 or 3 times a power of two. E4M3 has these values from 2^-9 to 2^8 and from
+//! 3·2^-9 to 3·2^7. So a block of MXFP4 values is exact if and only if the exponent of its largest
+//! value exceeds the exponent of the least significant bit of any value by at most 17. Codes, from
+//! 0.5 to 6, account for up to 3 of these 17. Whatever the codes are, scales with a ratio of at
+//! most 2^14 are exact. Codes that include 0.5 and 6 under scales with a ratio of 2^15 are not.
 
 use std::ops::Range;
 
@@ -46,15 +48,16 @@ use crate::write::work::Rewrite;
 /// The least exponent of a scale: its inverse is a normal number too.
 const LEAST: i32 = -126;
 
-/// Rows of blocks: the codes of whole rows, and the scale and the largest magnitude of each block; and the blocks that are not exact.
-struct Cast {
+/// Rows of blocks: the codes of whole rows, and the scale and the largest magnitude of each block;
+/// and the blocks that are not exact.
+struct BlockCast {
     codes: Vec<u8>,
     scales: Vec<f32>,
     largest: Vec<f32>,
     inexact: Vec<usize>,
 }
 
-impl Cast {
+impl BlockCast {
     /// Casts up to 128 rows of values.
     fn of(values: &[f32], cols: usize) -> Self {
         let largest: Vec<f32> = (0..cols.div_ceil(BLOCK[1]))
@@ -84,8 +87,8 @@ impl Cast {
         Self { codes, scales: powers.into_iter().map(|power| 2f32.powi(power)).collect(), largest, inexact }
     }
 
-    /// Rounds the blocks that are not exact, by transformers' rule: values times 448 / amax, under the inverse of that. There is no
-    /// rule for infinities.
+    /// Rounds the blocks that are not exact, by transformers' rule: values times 448 / amax, under
+    /// the inverse of that. There is no rule for infinities.
     fn round(&mut self, values: &[f32], cols: usize) {
         for block in &self.inexact {
             let factor = (E4m3::MAX / self.largest[*block]).min(2f32.powi(-LEAST));
@@ -156,7 +159,8 @@ pub(crate) enum Fp8Plan<'a> {
     Copy,
 }
 
-/// Returns whether a tensor of codes under scales is block FP8 already. So is a matrix within a single block that has one scale.
+/// Returns whether a tensor of codes under scales is block FP8 already. So is a matrix within a
+/// single block that has one scale.
 fn is_block_fp8(tensor: &Tensor<'_>) -> bool {
     let single = |scaling: ScaleGrid<'_>| match tensor.shape {
         [rows, cols] => scaling.block == [*rows, *cols] && *rows <= BLOCK[0] && *cols <= BLOCK[1],
@@ -237,13 +241,14 @@ fn outlines(name: &str, shape: &[usize]) -> [Outline; 2] {
     ]
 }
 
-/// Makes sure that all blocks of a tensor are exact. Values are found on the CPU: nothing else is done with them.
+/// Makes sure that all blocks of a tensor are exact. Values are found on the CPU: nothing else is
+/// done with them.
 fn check_exact(packed: &Packed<'_>) -> Result<()> {
     let cols = packed.shape.last().copied().unwrap_or(1);
     let (mut blocks, mut of) = (0, 0);
     for band in bands(&packed.shape) {
         afford(&packed.codes, packed.name, band.len())?;
-        let cast = Cast::of(&packed.values_in::<f32>(band, &Device::Cpu)?, cols);
+        let cast = BlockCast::of(&packed.values_in::<f32>(band, &Device::Cpu)?, cols);
         (blocks, of) = (blocks + cast.inexact.len() as u64, of + cast.scales.len() as u64);
     }
     let (file, tensor) = (packed.codes.file.into(), packed.name.into());
@@ -253,8 +258,8 @@ fn check_exact(packed: &Packed<'_>) -> Result<()> {
     }
 }
 
-/// Casts a tensor and writes it, one row of blocks after another; `rounding` blocks without an exact
-/// cast.
+/// Casts a tensor and writes it, one row of blocks after another; `rounding` blocks without an
+/// exact cast.
 fn write_cast<'env>(
     packed: &'env Packed<'env>,
     rounding: bool,
@@ -269,7 +274,7 @@ fn write_cast<'env>(
     let cast_band = move |number: usize| {
         let band = bands.get(number).cloned().unwrap_or_default();
         let values: Vec<f32> = packed.values_in(band.clone(), device)?;
-        let mut cast = Cast::of(&values, cols);
+        let mut cast = BlockCast::of(&values, cols);
         if let Some(block) = cast.inexact.iter().find(|block| cast.largest[**block].is_infinite()) {
             let at = values.iter().position(|value| value.is_infinite()).unwrap_or(block * BLOCK[1]);
             let first = Position { row: (band.start + at) / cols, col: at % cols };
@@ -387,7 +392,7 @@ mod tests {
                 for a in NUMBERS {
                     for b in NUMBERS {
                         let values = [a * low, -b * high, 0.0, -0.0];
-                        let cast = Cast::of(&values, 4);
+                        let cast = BlockCast::of(&values, 4);
                         assert_eq!(cast.inexact.is_empty(), is_exact_under_any(&values), "{a} {b} {apart}");
                         if apart <= 14 {
                             assert!(cast.inexact.is_empty());
@@ -395,9 +400,9 @@ mod tests {
                     }
                 }
                 let ends = [0.5 * low, 6.0 * high];
-                assert_eq!(Cast::of(&ends, 2).inexact.is_empty(), apart <= 14, "{apart}");
+                assert_eq!(BlockCast::of(&ends, 2).inexact.is_empty(), apart <= 14, "{apart}");
                 let powers = [low, high];
-                assert_eq!(Cast::of(&powers, 2).inexact.is_empty(), apart <= 17, "{apart}");
+                assert_eq!(BlockCast::of(&powers, 2).inexact.is_empty(), apart <= 17, "{apart}");
             }
         }
     }
@@ -414,7 +419,7 @@ mod tests {
                     number * 2f32.powi(random.i32(-60..=spread - 60))
                 })
                 .collect();
-            let said = Cast::of(&values, values.len()).inexact.is_empty();
+            let said = BlockCast::of(&values, values.len()).inexact.is_empty();
             assert_eq!(said, is_exact_under_any(&values), "{values:?}");
             if said { exact += 1 } else { not += 1 }
         }
@@ -431,12 +436,12 @@ mod tests {
         let of = bands(&[2, 130, 300]);
         assert_eq!(of[..2], [0..128 * 300, 128 * 300..130 * 300]);
         assert_eq!((of.len(), of[3].end), (4, 2 * 130 * 300));
-        let [first, last] = [&of[0], &of[1]].map(|band| Cast::of(&values[band.clone()], cols));
+        let [first, last] = [&of[0], &of[1]].map(|band| BlockCast::of(&values[band.clone()], cols));
         assert_eq!((&first.inexact[..], &last.inexact[..]), (&[2][..], &[][..]));
         assert_eq!(last.scales, [2f32.powi(-8); 3]);
         assert!(E4m3::from_bits(last.codes[cols + 150]).is_nan());
         assert_eq!(scales_shape(&[2, 130, 300]), [2, 2, 3]);
-        assert_eq!(Cast::of(&[0.0, -0.0], 2).codes, [0, 0x80]);
-        assert_eq!(Cast::of(&[f32::INFINITY], 1).inexact, [0]);
+        assert_eq!(BlockCast::of(&[0.0, -0.0], 2).codes, [0, 0x80]);
+        assert_eq!(BlockCast::of(&[f32::INFINITY], 1).inexact, [0]);
     }
 }

@@ -1,4 +1,5 @@
-//! Tensors that no cast keeps as they are: their values in f32, quantized again, and what that loses.
+//! Tensors that no cast keeps as they are: their values in f32, quantized again, and what that
+//! loses.
 
 use std::fmt;
 

@@ -7,14 +7,15 @@ use crate::checkpoint_format::CheckpointFormat;
 /// Writing a quantized checkpoint in another checkpoint format: the same codes and block scales,
 /// under its names and in its order, with its config.
 ///
-/// A global scale may have to be inverted, which rounds it. So every tensor is dequantized before and
-/// after, and [`Converted::rounded`](crate::Converted::rounded) lists the tensors whose values are not the same to the bit.
+/// A global scale may have to be inverted, which rounds it. So every tensor is dequantized before
+/// and after, and [`Converted::rounded`](crate::Converted::rounded) lists the tensors whose values
+/// are not the same to the bit.
 #[derive(Clone, Copy, Debug)]
 pub struct Convert {
     /// The checkpoint format to write.
     ///
-    /// [`CheckpointFormat::Fp8Block`] needs no [`format`](Self::format): all tensors are cast to FP8
-    /// under a scale for each 128×128.
+    /// [`CheckpointFormat::Fp8Block`] needs no [`format`](Self::format): all tensors are cast to
+    /// FP8 under a scale for each 128×128.
     pub to: CheckpointFormat,
     /// The format that tensors of other formats are cast to, if their values stay the same to the
     /// bit: from MXFP4 to NVFP4, layers that serving engines fuse under one global scale, and from

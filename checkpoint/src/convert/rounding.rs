@@ -39,8 +39,8 @@ pub(crate) fn compare_bits(
     Ok(BandDifference::between(&before, &after))
 }
 
-/// The comparison of a tensor's values under both directions of the global scale, without any value yet;
-/// `None` if the scale is the same.
+/// The comparison of a tensor's values under both directions of the global scale, without any value
+/// yet; `None` if the scale is the same.
 pub(crate) fn rounding(packed: &Packed<'_>, storage: &Storage) -> Option<Rounding> {
     let before = packed.global_scale.map(|(_, scale)| scale)?;
     let after = storage.stored_global_scale(Some(before)).filter(|after| *after != before)?;

@@ -4,7 +4,7 @@ use microscale::{Element, Format};
 
 use super::finding::{Defect, Finding};
 use crate::checkpoint_formats::packed::Packed;
-use crate::checkpoint_formats::packed::bands::Blocks;
+use crate::checkpoint_formats::packed::bands::PackedBlocks;
 use crate::error::Result;
 use crate::pipeline::Worker;
 use crate::quantize::matrix;
@@ -24,7 +24,7 @@ const MAX_SATURATED_BLOCKS: f64 = 0.01;
 
 /// Counts of the defects, with the first block of each.
 #[derive(Clone, Copy, Default)]
-struct Counts {
+struct DefectCounts {
     nan: Count,
     signed: Count,
     zeros: Count,
@@ -66,7 +66,7 @@ pub(super) fn check_blocks<'env>(
     let count = move |number: usize| {
         Ok(count_defects(packed.format, &packed.blocks_in(bands::band(elements, number))))
     };
-    let mut counts = Counts::default();
+    let mut counts = DefectCounts::default();
     worker.each_band(bands::count(elements), count, |of_band| {
         counts = counts.then(of_band);
         Ok(())
@@ -138,8 +138,8 @@ fn is_zeros(codes: &[u8]) -> bool {
     codes.iter().all(|byte| byte & 0x77 == 0)
 }
 
-fn count_defects(format: Format, blocks: &Blocks<'_>) -> Counts {
-    let mut counts = Counts::default();
+fn count_defects(format: Format, blocks: &PackedBlocks<'_>) -> DefectCounts {
+    let mut counts = DefectCounts::default();
     let coded = blocks.scales.iter().zip(blocks.codes.chunks_exact(format.block_bytes()));
     for (block, (scale, codes)) in (blocks.first..).zip(coded) {
         counts.add(format, *scale, codes, block);
@@ -147,7 +147,7 @@ fn count_defects(format: Format, blocks: &Blocks<'_>) -> Counts {
     counts
 }
 
-impl Counts {
+impl DefectCounts {
     fn add(&mut self, format: Format, scale: u8, codes: &[u8], block: usize) {
         // NaN scales count as NaN whatever their sign.
         let nan = format.is_nan_scale(scale);

@@ -11,7 +11,7 @@ use crate::checkpoint_formats::packed::Packed;
 
 /// All groups, indexed by their targets.
 pub(super) struct Groups<'a> {
-    all: Vec<Group<'a>>,
+    all: Vec<ConfigGroup<'a>>,
     /// Layer names, each with the last group that targets it.
     names: HashMap<&'a str, usize>,
     /// Regular expressions with their groups, last group first.
@@ -23,7 +23,7 @@ pub(super) struct Groups<'a> {
 }
 
 /// A group.
-pub(super) struct Group<'a> {
+pub(super) struct ConfigGroup<'a> {
     pub(super) name: &'a str,
     format: Option<&'a str>,
     weights: Option<&'a Value>,
@@ -60,7 +60,7 @@ impl<'a> Groups<'a> {
                 }
                 read.has_embeddings |= target == "Embedding";
             }
-            read.all.push(Group {
+            read.all.push(ConfigGroup {
                 name,
                 format: group.get("format").and_then(Value::as_str),
                 weights: group.get("weights"),
@@ -75,7 +75,7 @@ impl<'a> Groups<'a> {
     ///
     /// `layers` are the layer's spellings. Among targets of the same kind loaders use the last
     /// group.
-    pub(super) fn group_of(&self, layers: &[String]) -> Option<(TargetKind, &Group<'a>)> {
+    pub(super) fn group_of(&self, layers: &[String]) -> Option<(TargetKind, &ConfigGroup<'a>)> {
         let name = layers.iter().filter_map(|layer| self.names.get(layer.as_str())).max();
         let matches =
             |expression: &Expression| layers.iter().any(|layer| expression.is_match(layer) == Some(true));
@@ -101,12 +101,12 @@ impl<'a> Groups<'a> {
     pub(super) fn have_stored_input_scale(&self, layers: &[String]) -> bool {
         match self.group_of(layers) {
             Some((_, group)) => group.has_stored_input_scale(),
-            None => !self.all.is_empty() && self.all.iter().all(Group::has_stored_input_scale),
+            None => !self.all.is_empty() && self.all.iter().all(ConfigGroup::has_stored_input_scale),
         }
     }
 }
 
-impl Group<'_> {
+impl ConfigGroup<'_> {
     /// Returns whether inputs have a stored global scale; with `local` only block scales are
     /// dynamic.
     fn has_stored_input_scale(&self) -> bool {

@@ -10,7 +10,7 @@ use safetensors::SafeTensors;
 use serde_json::{Map, Value as Json};
 
 use super::blocks::Blocks;
-use super::header::{Header, TensorInfo, read};
+use super::header::{GgufTensor, Header, read};
 use super::metadata::Metadata;
 use super::value::{MetadataValue, ValueType};
 use crate::checkpoint_format::CheckpointFormat;
@@ -106,7 +106,7 @@ fn tensors_have_the_names_shapes_types_and_values_that_gguf_py_reads() {
 ///
 /// Only one value differs from ggml's: code 8, negative zero, is the integer 0 there and becomes
 /// +0.
-fn dequantized(tensor: &TensorInfo, bytes: &[u8]) -> Option<Vec<u8>> {
+fn dequantized(tensor: &GgufTensor, bytes: &[u8]) -> Option<Vec<u8>> {
     let blocks = Blocks::of(tensor.kind)?;
     let (codes, scales) = blocks.unpack(bytes);
     assert_eq!(blocks.first_unheld(&scales), None);
@@ -133,7 +133,7 @@ fn a_file_that_is_read_and_written_again_is_the_same() {
     let outlines: Vec<_> = header
         .tensors
         .iter()
-        .map(|TensorInfo { name, shape, kind, .. }| GgufOutline {
+        .map(|GgufTensor { name, shape, kind, .. }| GgufOutline {
             name: name.clone(),
             shape: shape.clone(),
             kind: *kind,

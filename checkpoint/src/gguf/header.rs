@@ -6,7 +6,7 @@ use std::path::Path;
 
 use super::cursor::Cursor;
 use super::format::{ALIGNMENT, DEFAULT_ALIGNMENT, MAGIC, MAX_NAME, Parsed};
-use super::value::{Entry, MetadataValue, ValueType};
+use super::value::{MetadataEntry, MetadataValue, ValueType};
 use crate::dtype::ggml::{GgmlType, MAX_DIMS};
 use crate::error::file::FileError;
 use crate::error::{Error, Result};
@@ -27,14 +27,14 @@ pub(crate) struct Header {
     /// The alignment of every tensor's offset, a power of two.
     pub(crate) alignment: u64,
     /// The metadata in the file's order. Keys are unique.
-    pub(crate) entries: Vec<Entry>,
+    pub(crate) entries: Vec<MetadataEntry>,
     /// The tensors in the order of their data. Names are unique.
-    pub(crate) tensors: Vec<TensorInfo>,
+    pub(crate) tensors: Vec<GgufTensor>,
 }
 
 /// A tensor of a file.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct TensorInfo {
+pub(crate) struct GgufTensor {
     pub(crate) name: String,
     /// The sizes, slowest first: the reverse of the file's order.
     pub(crate) shape: Vec<usize>,
@@ -97,13 +97,13 @@ fn parse(bytes: &[u8]) -> Result<Header, Fault> {
     Ok(Header { alignment, entries, tensors })
 }
 
-struct Counts {
+struct HeaderCounts {
     tensors: u64,
     entries: u64,
 }
 
 /// Reads magic, version and counts.
-fn counts(cursor: &mut Cursor<'_>) -> Parsed<Counts> {
+fn counts(cursor: &mut Cursor<'_>) -> Parsed<HeaderCounts> {
     let magic = cursor.array::<4>()?;
     if magic != *MAGIC {
         return Err(format!("it starts with \"{}\", not with \"GGUF\"", magic.escape_ascii()));
@@ -122,11 +122,11 @@ fn counts(cursor: &mut Cursor<'_>) -> Parsed<Counts> {
         }
         version => return Err(format!("it has version {version}, and 2 and 3 are known")),
     }
-    let counts = Counts { tensors: cursor.u64()?, entries: cursor.u64()? };
+    let counts = HeaderCounts { tensors: cursor.u64()?, entries: cursor.u64()? };
     let needed = u128::from(counts.tensors) * u128::from(MIN_TENSOR)
         + u128::from(counts.entries) * u128::from(MIN_ENTRY);
     if needed > cursor.left().into() {
-        let Counts { tensors, entries } = counts;
+        let HeaderCounts { tensors, entries } = counts;
         let left = cursor.left();
         return Err(format!(
             "it claims {tensors} tensors and {entries} entries of metadata, for which the {left} bytes that follow are too few"
@@ -142,7 +142,7 @@ fn counts(cursor: &mut Cursor<'_>) -> Parsed<Counts> {
     Ok(counts)
 }
 
-fn entries(cursor: &mut Cursor<'_>, count: u64) -> Parsed<Vec<Entry>> {
+fn entries(cursor: &mut Cursor<'_>, count: u64) -> Parsed<Vec<MetadataEntry>> {
     let (mut entries, mut keys) = (Vec::new(), HashSet::new());
     for place in 0..count {
         let start = cursor.at();
@@ -152,12 +152,12 @@ fn entries(cursor: &mut Cursor<'_>, count: u64) -> Parsed<Vec<Entry>> {
             return Err(in_key("it occurs twice".into()));
         }
         let (kind, value) = MetadataValue::read(cursor).map_err(in_key)?;
-        entries.push(Entry { key: key.into(), kind, value, raw: start..cursor.at() });
+        entries.push(MetadataEntry { key: key.into(), kind, value, raw: start..cursor.at() });
     }
     Ok(entries)
 }
 
-fn alignment(entries: &[Entry]) -> Parsed<u64> {
+fn alignment(entries: &[MetadataEntry]) -> Parsed<u64> {
     let Some(entry) = entries.iter().find(|entry| entry.key == ALIGNMENT) else {
         return Ok(DEFAULT_ALIGNMENT);
     };
@@ -173,7 +173,7 @@ fn alignment(entries: &[Entry]) -> Parsed<u64> {
 }
 
 /// A tensor as its header entry describes it.
-struct Described {
+struct DescribedTensor {
     name: String,
     shape: Vec<usize>,
     kind: GgmlType,
@@ -181,7 +181,7 @@ struct Described {
     offset: u64,
 }
 
-fn described(cursor: &mut Cursor<'_>, count: u64) -> Result<Vec<Described>, Fault> {
+fn described(cursor: &mut Cursor<'_>, count: u64) -> Result<Vec<DescribedTensor>, Fault> {
     let (mut tensors, mut names) = (Vec::new(), HashSet::new());
     for place in 0..count {
         let name = cursor.label().map_err(|why| format!("tensor {place}: {why}"))?;
@@ -197,7 +197,7 @@ fn described(cursor: &mut Cursor<'_>, count: u64) -> Result<Vec<Described>, Faul
         let kind = cursor.u32().map(GgmlType::from_id).map_err(in_tensor)?;
         let bytes = kind.bytes_of(&shape).map_err(in_tensor)?;
         let offset = cursor.u64().map_err(in_tensor)?;
-        tensors.push(Described { name: name.into(), shape, kind, bytes, offset });
+        tensors.push(DescribedTensor { name: name.into(), shape, kind, bytes, offset });
     }
     Ok(tensors)
 }
@@ -223,17 +223,17 @@ fn shape(cursor: &mut Cursor<'_>) -> Parsed<Vec<usize>> {
 /// ggml requires that the data follows the header's order, with each tensor padded to the
 /// alignment. Nothing else would load a file that is laid out differently, so it is refused.
 fn placed(
-    described: Vec<Described>,
+    described: Vec<DescribedTensor>,
     alignment: u64,
     header: u64,
     file: usize,
-) -> Result<Vec<TensorInfo>, Fault> {
+) -> Result<Vec<GgufTensor>, Fault> {
     // This cannot overflow: a header is no longer than its file, and an alignment is at most 2^20.
     let data = header.next_multiple_of(alignment);
     let available = (file as u64).checked_sub(data);
     let mut expected = 0u64;
     let mut tensors = Vec::new();
-    for Described { name, shape, kind, bytes, offset } in described {
+    for DescribedTensor { name, shape, kind, bytes, offset } in described {
         let end = offset.checked_add(bytes);
         let range = match (end, available) {
             _ if offset != expected => Err(displaced(offset, expected, alignment)),
@@ -251,7 +251,7 @@ fn placed(
         };
         // This cannot overflow: the end is inside the file.
         expected = (offset + bytes).next_multiple_of(alignment);
-        tensors.push(TensorInfo { name, shape, kind, range });
+        tensors.push(GgufTensor { name, shape, kind, range });
     }
     Ok(tensors)
 }

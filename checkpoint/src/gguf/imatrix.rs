@@ -32,7 +32,7 @@ const MIN_ENTRY: usize = 4 + 1 + 4 + 4 + 4;
 
 /// The entry of a weight, as ranges in the file.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Entry {
+pub(crate) struct ImatrixEntry {
     /// The name of the weight.
     pub(crate) name: String,
     /// The number of chunks, an i32.
@@ -59,11 +59,11 @@ pub(crate) fn is_imatrix(bytes: &[u8]) -> bool {
 ///
 /// # Errors
 /// [`FileError::Imatrix`](crate::FileError::Imatrix) if the file is invalid.
-pub(crate) fn read(file: &Path, bytes: &[u8]) -> Result<Vec<Entry>> {
+pub(crate) fn read(file: &Path, bytes: &[u8]) -> Result<Vec<ImatrixEntry>> {
     parse(bytes).map_err(|why| Error::File(FileError::Imatrix { file: file.into(), why }))
 }
 
-fn parse(bytes: &[u8]) -> Parsed<Vec<Entry>> {
+fn parse(bytes: &[u8]) -> Parsed<Vec<ImatrixEntry>> {
     let mut cursor = Cursor::new(bytes);
     let count = number(&mut cursor, "a number of entries", 1)?;
     if count.saturating_mul(MIN_ENTRY) as u64 > cursor.left() {
@@ -84,7 +84,7 @@ fn parse(bytes: &[u8]) -> Parsed<Vec<Entry>> {
         let (numbers, at) = (numbers.map_err(in_entry)?, cursor.at());
         // This cannot overflow: the number comes from an i32.
         cursor.take(numbers as u64 * 4).map_err(in_entry)?;
-        entries.push(Entry { name: name.into(), chunks, sums: at..cursor.at() });
+        entries.push(ImatrixEntry { name: name.into(), chunks, sums: at..cursor.at() });
     }
     Ok(entries)
 }

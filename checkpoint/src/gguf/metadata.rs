@@ -32,11 +32,11 @@ const VERSION_OF_QUANTIZED: u32 = 2;
 #[derive(Clone, Debug)]
 pub(crate) struct Metadata<'a> {
     pub(crate) alignment: u64,
-    pub(crate) entries: Vec<Entry<'a>>,
+    pub(crate) entries: Vec<RawEntry<'a>>,
 }
 
 #[derive(Clone, Debug)]
-pub(crate) struct Entry<'a> {
+pub(crate) struct RawEntry<'a> {
     key: &'a str,
     /// The bytes of key, type and value as in a file.
     pub(crate) raw: Cow<'a, [u8]>,
@@ -56,7 +56,7 @@ impl<'a> Metadata<'a> {
     pub(crate) fn of(header: &'a Header, bytes: &'a [u8]) -> Self {
         let raw =
             |range: &std::ops::Range<usize>| Cow::Borrowed(bytes.get(range.clone()).unwrap_or_default());
-        let entries = header.entries.iter().map(|entry| Entry { key: &entry.key, raw: raw(&entry.raw) });
+        let entries = header.entries.iter().map(|entry| RawEntry { key: &entry.key, raw: raw(&entry.raw) });
         Self { alignment: header.alignment, entries: entries.collect() }
     }
 
@@ -78,7 +78,7 @@ impl<'a> Metadata<'a> {
         let raw = [&length, key.as_bytes(), &kind.id().to_le_bytes(), value].concat().into();
         match self.entries.iter_mut().find(|entry| entry.key == key) {
             Some(entry) => entry.raw = raw,
-            None => self.entries.push(Entry { key, raw }),
+            None => self.entries.push(RawEntry { key, raw }),
         }
     }
 }

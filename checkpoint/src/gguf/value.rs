@@ -67,7 +67,7 @@ impl ValueType {
 
 /// A metadata entry.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Entry {
+pub(crate) struct MetadataEntry {
     pub(crate) key: String,
     pub(crate) kind: ValueType,
     pub(crate) value: MetadataValue,

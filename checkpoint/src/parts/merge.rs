@@ -27,7 +27,7 @@ use crate::write::work::Renamed;
 pub struct Merged {
     /// The number of shards.
     pub shards: usize,
-    /// The outcome of each input tensor, in the JSON format of [`quantize`](crate::quantize()).
+    /// The outcome of each input tensor, in the JSON format of [`Plan::run`](crate::Plan::run).
     pub tensors: Vec<Value>,
     /// The size of all tensors of the output in bytes.
     pub bytes: u64,

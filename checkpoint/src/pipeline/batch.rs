@@ -69,7 +69,7 @@ impl<'env, P: Send + 'env> Batch<'env, P> {
         let (mut early, mut folded) = (BTreeMap::new(), 0);
         while folded < self.count {
             let more = self.work_on_next(interrupt);
-            // Without another band to work on, the driver waits for those of other threads.
+            // Without another band to work on, the driver waits for the other threads' bands.
             early.extend(if more { None } else { results.recv().ok() });
             early.extend(results.try_iter());
             while let Some(result) = early.remove(&folded) {

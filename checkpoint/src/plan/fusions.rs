@@ -11,8 +11,8 @@ use crate::plan::used_recipe::Facts;
 use crate::read::tensor::Tensor;
 
 /// Checks that the parts of each layer that engines fuse have one format, and if the format has a
-/// global scale, the same numerics and the same way to that scale. Experts of a layer, which are one
-/// tensor to engines, must have one format.
+/// global scale, the same numerics and the same way to that scale. Experts of a layer, which are
+/// one tensor to engines, must have one format.
 ///
 /// # Errors
 /// [`PlanError::FusedDiffer`](crate::PlanError::FusedDiffer).

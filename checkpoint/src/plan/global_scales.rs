@@ -1,5 +1,5 @@
-//! NVFP4's global scales, read from a file instead of computed. A file names them after the tensors that they
-//! are for.
+//! NVFP4's global scales, read from a file instead of computed. A file names them after the tensors
+//! that they are for.
 
 use std::collections::{HashMap, HashSet};
 
@@ -33,8 +33,9 @@ pub(crate) struct GlobalScales {
 }
 
 impl GlobalScales {
-    /// Finds the global scale of each tensor, for the direction that its convention has: `X_global_scale`, a
-    /// divisor, `X_scale_2`, a multiplier, or X itself, which has the convention's direction.
+    /// Finds the global scale of each tensor, for the direction that its convention has:
+    /// `X_global_scale`, a divisor, `X_scale_2`, a multiplier, or X itself, which has the
+    /// convention's direction.
     ///
     /// # Errors
     /// [`GivenError::NoGlobalScale`](crate::GivenError::NoGlobalScale),
@@ -85,7 +86,8 @@ fn candidate<'a>(file: &'a Checkpoint, name: &str, direction: Direction) -> Resu
                 second,
             }))
         }
-        // A quantized checkpoint may hold codes under the plain name, so that the suffixes come first.
+        // A quantized checkpoint may hold codes under the plain name, so that the suffixes come
+        // first.
         (Some(found), None) | (None, Some(found)) => Ok(found),
         (None, None) => file
             .tensor(name)

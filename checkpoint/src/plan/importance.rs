@@ -59,13 +59,14 @@ impl Columns {
 enum Stored<'a> {
     /// As it is.
     Vector(Tensor<'a>),
-    /// As llama.cpp has it: sums, and what they are sums over.
+    /// Sums over tokens and the number of tokens, as llama.cpp stores them.
     Sums(Tensor<'a>, Option<Tensor<'a>>),
 }
 
 impl Importance {
-    /// Finds the importance of each tensor: a vector called `X.importance`, `X_importance` or X itself, or `X.in_sum2` and
-    /// `X.counts` of an importance matrix, as many floats as X has columns, or as many for each expert.
+    /// Finds the importance of each tensor: a vector called `X.importance`, `X_importance` or X
+    /// itself, or `X.in_sum2` and `X.counts` of an importance matrix: one float per column of X, or
+    /// one per expert and column.
     ///
     /// # Errors
     /// [`GivenError::ImportanceTwice`](crate::GivenError::ImportanceTwice),
@@ -102,7 +103,7 @@ impl Importance {
             all.push(Some(Columns { numbers, cols, rows: rows.unwrap_or(1) }));
         }
         let unused = file.tensors().map(|tensor| tensor.name).filter(|name| !used.contains(name));
-        // Of sums and their counts, one is told of, by the tensor's name.
+        // Sums and their counts are reported once, by the tensor's name.
         let unused = unused.filter(|name| file.tensor(&paired(name)).is_none());
         let unused: Vec<String> =
             unused.map(|name| name.strip_suffix(SUMS).unwrap_or(name).to_string()).collect();
@@ -121,8 +122,8 @@ fn paired(name: &str) -> String {
     name.strip_suffix(COUNTS).map(|weight| format!("{weight}{SUMS}")).unwrap_or_default()
 }
 
-/// The stored importance of a tensor. A file of importance may be part of a checkpoint, so that the suffixes come
-/// first.
+/// The stored importance of a tensor. A file of importance may be part of a checkpoint, so that the
+/// suffixes come first.
 fn candidate<'a>(file: &'a Checkpoint, name: &str) -> Result<Option<Stored<'a>>> {
     let [first, second, sums, counts] =
         [SUFFIXES[0], SUFFIXES[1], SUMS, COUNTS].map(|suffix| file.tensor(&format!("{name}{suffix}")));
@@ -138,7 +139,7 @@ fn candidate<'a>(file: &'a Checkpoint, name: &str) -> Result<Option<Stored<'a>>>
     })
 }
 
-/// The columns of a tensor, and its experts: 1 for what has none.
+/// The columns of a tensor, and its experts: 1 if it has none.
 fn size(tensor: &Tensor<'_>, storage: &Storage) -> (usize, usize) {
     let shape = storage.stored_shape(tensor.shape);
     let experts = shape.len().checked_sub(2).and_then(|leading| shape.get(..leading));
@@ -169,8 +170,8 @@ fn vector(stored: &Tensor<'_>, tensor: &Tensor<'_>, storage: &Storage) -> Result
     check(stored, tensor, columns, importance)
 }
 
-/// The mean squares of the activations that a tensor's columns have met, and whether some expert has met none: its columns weigh
-/// the same, as llama.cpp has it.
+/// The mean squares of the activations that a tensor's columns have met, and whether some expert
+/// has met none: its columns weigh the same, as llama.cpp has it.
 fn means(
     sums: &Tensor<'_>,
     counts: Option<&Tensor<'_>>,
@@ -236,8 +237,8 @@ fn check(stored: &Tensor<'_>, tensor: &Tensor<'_>, columns: usize, importance: V
 
 #[cfg(test)]
 mod golden_tests {
-    //! Importance matrices that llama.cpp's llama-imatrix wrote, and the numbers that its quantizer makes of them;
-    //! `tests/golden/README.md` of the repository describes them.
+    //! Importance matrices that llama.cpp's llama-imatrix wrote, and the numbers that its quantizer
+    //! makes of them; `tests/golden/README.md` of the repository describes them.
 
     use std::path::Path;
 
@@ -287,7 +288,8 @@ mod golden_tests {
         assert_eq!((importance.unused.len(), importance.unweighted.len()), (0, 0));
     }
 
-    /// The older form has been multiplied by the number of chunks, which rounds, and does not tell which experts met no token.
+    /// The older form has been multiplied by the number of chunks, which rounds, and does not tell
+    /// which experts met no token.
     #[test]
     fn the_older_form_has_the_same_numbers_but_for_rounding() {
         let (importance, expected) = found("imatrix.dat");

@@ -1,4 +1,5 @@
-//! Global scales of layers' inputs, which are given: an engine quantizes a layer's inputs to NVFP4 under one.
+//! Global scales of layers' inputs, which are given: an engine quantizes a layer's inputs to NVFP4
+//! under one.
 
 use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
@@ -15,7 +16,8 @@ use crate::names::weight::module;
 use crate::read::json::Object;
 use crate::read::tensor::Tensor;
 
-/// Ends of names that say what a number is, by the directions of those scales; without one it is an amax.
+/// Suffixes of names, with the direction of the scale that follows. A number without a suffix is an
+/// amax.
 const SCALES: [(&str, Direction); 2] =
     [(".input_global_scale", Direction::Divisor), (".input_scale", Direction::Multiplier)];
 
@@ -49,7 +51,7 @@ pub struct InputScales {
 enum InputScaleSource {
     /// The amax of all layers' inputs.
     Amax(f32),
-    /// A file, and what it has by its names.
+    /// A file, and its numbers by name.
     File(PathBuf, HashMap<String, f32>),
 }
 
@@ -59,12 +61,13 @@ impl InputScales {
         Self { source: InputScaleSource::Amax(amax) }
     }
 
-    /// Reads them from a JSON file: an object of numbers. The number called `LAYER` or `LAYER.weight` is the largest magnitude of
-    /// the layer's inputs; `LAYER.input_global_scale` is their global scale as a divisor, 2688 / amax, and `LAYER.input_scale` as
-    /// a multiplier.
+    /// Reads them from a JSON file: an object of numbers. The number called `LAYER` or
+    /// `LAYER.weight` is the largest magnitude of the layer's inputs; `LAYER.input_global_scale` is
+    /// their global scale as a divisor, 2688 / amax, and `LAYER.input_scale` as a multiplier.
     ///
     /// # Errors
-    /// The errors of reading it; [`GivenError::InputScaleFile`](crate::GivenError::InputScaleFile) for values that are no numbers;
+    /// The errors of reading it; [`GivenError::InputScaleFile`](crate::GivenError::InputScaleFile)
+    /// for values that are no numbers;
     /// [`GivenError::InputScaleRepeated`](crate::GivenError::InputScaleRepeated).
     pub fn read(file: &Path) -> Result<Self> {
         let (mut numbers, object) = (HashMap::new(), Object::read(file)?);
@@ -95,8 +98,9 @@ impl InputScales {
         }
     }
 
-    /// The scale of each layer's inputs in the direction of its storage, and the names in the file that nothing has used. Layers
-    /// that serving engines fuse have the same inputs, and get the scale of the largest.
+    /// The scale of each layer's inputs in the direction of its storage, and the names in the file
+    /// that nothing has used. Layers that serving engines fuse have the same inputs, and get the
+    /// scale of the largest.
     ///
     /// # Errors
     /// [`GivenError::NoInputScale`](crate::GivenError::NoInputScale),
@@ -144,7 +148,7 @@ impl InputScales {
             InputScaleSource::File(file, numbers) => (file, numbers),
         };
         let layer = module(weight);
-        // The name of a weight that is no layer's is that of its layer.
+        // A weight outside a layer has the same name as its layer.
         let weights = [Some(layer), Some(weight).filter(|weight| *weight != layer)].into_iter().flatten();
         let names = weights.map(|name| (name.to_string(), None));
         let names = names.chain(SCALES.map(|(end, direction)| (format!("{layer}{end}"), Some(direction))));
@@ -183,7 +187,7 @@ fn not_a_number(file: &Path, name: &str, value: &Value) -> crate::error::Error {
 }
 
 impl Storage {
-    /// How the scale of a layer's inputs is stored beside a weight, if it can be.
+    /// Storage for the scale of a layer's inputs, if this format has one.
     pub(crate) fn stored_input(&self, weight: &str) -> Option<&StoredGlobal> {
         let stored = self.input_scale.as_ref()?;
         stored.name_for(weight).map(|_| stored)

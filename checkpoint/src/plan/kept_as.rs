@@ -17,9 +17,10 @@ pub enum KeptAs {
     /// As they are.
     #[default]
     Unchanged,
-    /// In ggml's Q8_0, those of a GGUF file that llama.cpp quantizes: embeddings, the output head, layers that rules or their
-    /// numbers keep, and those whose rows or global scales four bits cannot have. Norms, routers, convolutions and what is
-    /// excluded stay as they are.
+    /// In ggml's Q8_0, for the tensors of a GGUF file that llama.cpp would quantize: embeddings,
+    /// the output head, layers that rules or their values leave unquantized, and layers whose rows
+    /// or global scales do not fit a 4-bit format. Norms, routers, convolutions and excluded
+    /// tensors are unchanged.
     Q8_0,
 }
 

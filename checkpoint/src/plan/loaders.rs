@@ -1,4 +1,4 @@
-//! Warnings before an output is written: what loaders are known to do with it that they should not, and what it lacks.
+//! Warnings about an output before it is written: known defects of loaders, and missing parts.
 
 use microscale::{Format, Words};
 use serde_json::Value;
@@ -30,7 +30,7 @@ impl Plan<'_> {
         experts.into_iter().chain(self.fused_experts()).chain(self.adapter()).chain(self.cache()).collect()
     }
 
-    /// A warning if experts that lie in one tensor are copied for that alone.
+    /// A warning if experts are copied only because they share one tensor.
     fn fused_experts(&self) -> Option<String> {
         let copied = self.jobs.iter().filter(|job| job.plan.copied() == Some(&Reason::NotAWeight));
         let count = copied.filter(|job| is_of_all_experts(job.tensor.name)).count();
@@ -42,7 +42,7 @@ impl Plan<'_> {
         })
     }
 
-    /// A warning if the config of an input of eight bits says what the output's will not.
+    /// A warning if the config of an 8-bit input has facts that the output's config cannot have.
     fn cache(&self) -> Option<String> {
         let cache = Description::dropped_cache(self.checkpoint(), self.format)?;
         Some(format!("the config will no longer say how the cache of keys and values is quantized: {cache}"))
@@ -89,8 +89,8 @@ impl Plan<'_> {
         self.quantized().map(|(job, plan)| (&job.tensor, self.recipe_of(plan)))
     }
 
-    /// The dtype that transformers loads the model in, if it is another than bf16: the config's, or that of
-    /// the weights where it has none. A file alone has no loader that asks.
+    /// The dtype in which transformers loads the model, unless it is bf16: the config's, or else
+    /// the weights'. None for a single file, which no loader reads this way.
     fn loaded_dtype(&self) -> Option<String> {
         let config = &self.checkpoint().config.as_ref()?.object.json;
         let text = config.get("text_config").and_then(Value::as_object);

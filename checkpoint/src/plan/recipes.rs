@@ -141,7 +141,7 @@ impl Recipes {
         &self.selection
     }
 
-    /// What the rules say about quantizing a tensor, given the checkpoint's layers.
+    /// The override that the rules give for a tensor, with the checkpoint's layers.
     pub(crate) fn override_of(&self, tensor: &str, layers: &Layers) -> Override {
         let last = self.rules.iter().rev().find(|rule| rule.keep.is_some() && rule.matches(tensor));
         match last {

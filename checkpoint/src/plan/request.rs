@@ -37,7 +37,8 @@ pub struct Quantize {
     pub open: OpenOptions,
     /// Which tensors are quantized, and how.
     pub recipes: Recipes,
-    /// The checkpoint format to write; without one the recipes', or else that of the input's container.
+    /// The checkpoint format to write. By default the recipes' format, or else the one of the
+    /// input's container.
     pub format: Option<CheckpointFormat>,
     /// Also quantizes weights that are in MXFP4 already, from their values.
     pub requantize: bool,
@@ -53,8 +54,8 @@ pub struct Quantize {
     /// each column, or one row of them for each expert. llama.cpp's importance matrices (imatrix,
     /// GGUF or `.dat`) are such files too. Tensors without one are searched unweighted.
     pub importance: Option<PathBuf>,
-    /// The scales that layers' inputs are quantized with. They are stored beside every weight in
-    /// NVFP4, and the config says that inputs are quantized.
+    /// The scales with which layers' inputs are quantized. Every weight in NVFP4 is stored with
+    /// the scale of its inputs, and the config declares quantized inputs.
     pub input_scales: Option<InputScales>,
     /// Compares each scale that a full search chose with all others, slowly.
     pub check_search: bool,

@@ -1,4 +1,5 @@
-//! The selection of the tensors of a checkpoint that are quantized, and the reasons against the others.
+//! The selection of the tensors of a checkpoint that are quantized, and the reasons against the
+//! others.
 
 use globset::GlobMatcher;
 
@@ -13,17 +14,18 @@ use crate::reason::Reason;
 /// The selection of tensors to quantize.
 ///
 /// By default those called `*.weight` that are F32, F16, BF16 or other values that are
-/// [read](crate::Tensor::values_dtype), have two dimensions or more and are not norms, embeddings, output heads,
-/// routers or convolutions, by the model's architecture if it is known and by their names if not. Patterns to
-/// include add any float tensor of two dimensions or more, whatever its name; patterns to exclude have the last
-/// word. In a pattern `*` stands for any characters, dots included.
+/// [read](crate::Tensor::values_dtype), have two dimensions or more and are not norms, embeddings,
+/// output heads, routers or convolutions, by the model's architecture if it is known and by their
+/// names if not. Patterns to include add any float tensor of two dimensions or more, whatever its
+/// name; patterns to exclude have the last word. In a pattern `*` stands for any characters, dots
+/// included.
 #[derive(Clone, Debug, Default)]
 pub struct Selection {
     include: Vec<GlobMatcher>,
     exclude: Vec<GlobMatcher>,
 }
 
-/// What a recipe's rules say about quantizing a tensor, against its name and shape.
+/// A recipe's rule that overrides the default choice by name and shape.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) enum Override {
     /// Name and shape decide.

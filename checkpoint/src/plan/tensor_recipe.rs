@@ -43,7 +43,8 @@ impl TensorRecipe {
         self.storage.outlines(tensor.name, tensor.shape, self.has_global())
     }
 
-    /// The reason to copy a tensor of a GGUF file whose global scale llama.cpp would not multiply with.
+    /// The reason to copy a tensor of a GGUF file whose global scale llama.cpp would not multiply
+    /// with.
     pub(crate) fn unread_global(&self, checkpoint: &Checkpoint, tensor: &Tensor<'_>) -> Option<Reason> {
         let architecture = checkpoint.gguf_architecture().filter(|_| self.has_global())?;
         let read = use_of(architecture, tensor.name) == Use::Applied;

@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 
 use crate::sums::Sums;
 
-/// A recipe of a plan, and what it is used for.
+/// A recipe of a plan, and the tensors that use it.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct UsedRecipe {
@@ -27,7 +27,8 @@ pub(crate) fn common(recipes: &[UsedRecipe]) -> Facts {
     shared.cloned().collect()
 }
 
-/// The formats of recipes, the one for the most elements first, each with the sums over its tensors.
+/// The formats of recipes, the one for the most elements first, each with the sums over its
+/// tensors.
 pub(crate) fn by_format(recipes: &[UsedRecipe]) -> Vec<(Format, Sums)> {
     let mut formats: Vec<(Format, Sums)> = Vec::new();
     for used in recipes {
@@ -41,8 +42,8 @@ pub(crate) fn by_format(recipes: &[UsedRecipe]) -> Vec<(Format, Sums)> {
     formats
 }
 
-/// The facts that recipes have in common as the first entries of a JSON object, and if there are several
-/// recipes each of them.
+/// The facts that recipes have in common as the first entries of a JSON object, and if there are
+/// several recipes each of them.
 pub(crate) fn recipes_to_json(recipes: &[UsedRecipe]) -> Map<String, Value> {
     let object = |facts: &Facts| -> Map<String, Value> {
         facts.iter().map(|(name, fact)| (name.to_string(), fact.as_str().into())).collect()

@@ -13,18 +13,18 @@ pub enum Warning {
     UnknownArchitecture(String),
     /// Loaders that read the output wrongly without an error, and the remedy.
     Loaders(String),
-    /// Names in a file that was given beside the checkpoint.
+    /// Names in a file of global scales, importance or input scales.
     File {
         /// The file or directory.
         file: PathBuf,
         /// The names, at least one.
         names: Vec<String>,
-        /// What is wrong with them.
+        /// The problem with them.
         problem: FileProblem,
     },
 }
 
-/// What is wrong with names in a file of global scales, importance or input scales.
+/// A problem with names in a file of global scales, importance or input scales.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FileProblem {
@@ -34,7 +34,7 @@ pub enum FileProblem {
     UnusedInput,
     /// The global scale has the other direction than the numerics, and its inverse is rounded.
     Inverted,
-    /// The global scale differs from those of the layers that engines fuse with this one.
+    /// The global scale differs from the scales of layers that engines fuse with this one.
     Unequal,
     /// Tensors to quantize without importance.
     Unweighted {

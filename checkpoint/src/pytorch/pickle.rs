@@ -10,7 +10,7 @@ use std::ops::Range;
 use safetensors::Dtype;
 
 use super::Parsed;
-use super::value::{Global, Id, PickleValue, Storage, Strided};
+use super::value::{Global, Id, PickleValue, Strided, TorchStorage};
 use crate::limits::{PICKLE_BYTES, PICKLE_VALUES, check_dimensions, check_name};
 
 /// The state of the interpreter.
@@ -282,7 +282,7 @@ impl<'a> Pickle<'a> {
                 PickleValue::Text(key),
             ) => {
                 check_name(key)?;
-                let storage = Storage { dtype: *dtype, key };
+                let storage = TorchStorage { dtype: *dtype, key };
                 self.push(PickleValue::Storage(storage))
             }
             _ => Err("it refers to something that is not a storage".into()),
@@ -314,7 +314,8 @@ impl<'a> Pickle<'a> {
             (Global::Tensor, [storage, offset, shape, strides, _requires_grad, _hooks, metadata @ ..])
                 if metadata.len() <= 1 =>
             {
-                let PickleValue::Storage(Storage { dtype: Some(dtype), key }) = *self.value(*storage) else {
+                let PickleValue::Storage(TorchStorage { dtype: Some(dtype), key }) = *self.value(*storage)
+                else {
                     return Err("a tensor is made of something other than a storage with a dtype".into());
                 };
                 tensor(dtype, key, [*offset, *shape, *strides], metadata.first())
@@ -323,8 +324,10 @@ impl<'a> Pickle<'a> {
                 Global::TensorOfBytes,
                 [storage, offset, shape, strides, _requires_grad, _hooks, dtype, metadata @ ..],
             ) if metadata.len() <= 1 => {
-                let (PickleValue::Storage(Storage { key, .. }), PickleValue::Global(Global::Dtype(dtype))) =
-                    (self.value(*storage), self.value(*dtype))
+                let (
+                    PickleValue::Storage(TorchStorage { key, .. }),
+                    PickleValue::Global(Global::Dtype(dtype)),
+                ) = (self.value(*storage), self.value(*dtype))
                 else {
                     return Err("a tensor is made of something other than a storage and a dtype".into());
                 };

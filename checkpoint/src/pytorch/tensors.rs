@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 use crate::limits::{SHARED, SIZES, check_name, check_tensors};
 
 /// A tensor of a file.
-pub(crate) struct TensorInfo {
+pub(crate) struct PickleTensor {
     pub(crate) name: String,
     pub(crate) dtype: Dtype,
     pub(crate) shape: Vec<usize>,
@@ -36,7 +36,7 @@ pub(crate) enum TensorData {
 /// # Errors
 /// [`FileError::Pytorch`](crate::FileError::Pytorch) or
 /// [`FileError::PytorchTensor`](crate::FileError::PytorchTensor) if the file is invalid.
-pub(crate) fn read(file: &Path, bytes: &[u8]) -> Result<Vec<TensorInfo>> {
+pub(crate) fn read(file: &Path, bytes: &[u8]) -> Result<Vec<PickleTensor>> {
     let wrong = |why| Error::File(FileError::Pytorch { file: file.into(), why });
     let archive = Archive::open(bytes).map_err(wrong)?;
     let (pickle, top) = Pickle::read(archive.pickle()).map_err(wrong)?;
@@ -64,7 +64,7 @@ pub(crate) fn read(file: &Path, bytes: &[u8]) -> Result<Vec<TensorInfo>> {
             }
         };
         check_metadata(&pickle, strided.metadata).map_err(refuse)?;
-        let elements = Elements::of(&pickle, strided).map_err(refuse)?;
+        let elements = StoredElements::of(&pickle, strided).map_err(refuse)?;
         sizes += elements.shape.len();
         if sizes > SIZES {
             return Err(wrong(format!("its tensors have more than the {SIZES} sizes allowed in all")));
@@ -77,8 +77,8 @@ pub(crate) fn read(file: &Path, bytes: &[u8]) -> Result<Vec<TensorInfo>> {
                 "tensors that share storages have far more bytes in all than the file".into(),
             ));
         }
-        let Elements { dtype, shape, .. } = elements;
-        tensors.push(TensorInfo { name: name.into(), dtype, shape, data });
+        let StoredElements { dtype, shape, .. } = elements;
+        tensors.push(PickleTensor { name: name.into(), dtype, shape, data });
     }
     tensors.sort_by_key(|tensor| match &tensor.data {
         TensorData::Mapped(range) => range.start,
@@ -160,14 +160,14 @@ fn check_metadata(pickle: &Pickle<'_>, metadata: Option<Id>) -> Parsed<()> {
 }
 
 /// A tensor's elements in its storage.
-struct Elements {
+struct StoredElements {
     dtype: Dtype,
     offset: usize,
     shape: Vec<usize>,
     strides: Vec<usize>,
 }
 
-impl Elements {
+impl StoredElements {
     fn of(pickle: &Pickle<'_>, tensor: &Strided<'_>) -> Parsed<Self> {
         let (shape, strides) = (pickle.sizes(tensor.shape)?, pickle.sizes(tensor.strides)?);
         if shape.len() != strides.len() {
@@ -178,8 +178,8 @@ impl Elements {
 }
 
 /// Locates a tensor's bytes in the range of its storage. Returns them with their number.
-fn locate(tensor: &Elements, storage: Range<usize>) -> Parsed<(TensorData, u64)> {
-    let Elements { dtype, offset, shape, strides } = tensor;
+fn locate(tensor: &StoredElements, storage: Range<usize>) -> Parsed<(TensorData, u64)> {
+    let StoredElements { dtype, offset, shape, strides } = tensor;
     let each = dtype.bitsize() / 8;
     // Counts like safetensors: a size of 0 before the others avoids an overflow.
     let elements = shape.iter().try_fold(1usize, |elements, size| elements.checked_mul(*size));

@@ -22,13 +22,13 @@ pub(super) enum PickleValue<'a> {
     List,
     Dict(Vec<(Id, Id)>),
     Global(Global),
-    Storage(Storage<'a>),
+    Storage(TorchStorage<'a>),
     Tensor(Box<Strided<'a>>),
 }
 
 /// A storage: the elements of one or more tensors.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Storage<'a> {
+pub(super) struct TorchStorage<'a> {
     /// The dtype; `None` for untyped storages, whose tensors have dtypes of their own.
     pub(super) dtype: Option<Dtype>,
     pub(super) key: &'a str,

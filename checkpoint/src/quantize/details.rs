@@ -1,5 +1,6 @@
-//! Details of the tensors of a checkpoint for its report. They are collected only on request, because
-//! they take another pass over the values. Their memory does not depend on the number of tensors.
+//! Details of the tensors of a checkpoint for its report. They are collected only on request,
+//! because they take another pass over the values. Their memory does not depend on the number of
+//! tensors.
 
 use std::ops::Range;
 
@@ -50,7 +51,8 @@ impl BandDetails {
 pub(crate) struct Details {
     /// The counts of each format, with the first tensor of the format.
     histograms: Vec<(usize, Histogram)>,
-    /// The worst blocks by the squared error as a share of the block's energy, and by the squared error.
+    /// The worst blocks by the squared error as a share of the block's energy, and by the squared
+    /// error.
     pub(crate) relative: Vec<WorstBlock>,
     pub(crate) absolute: Vec<WorstBlock>,
 }
@@ -64,7 +66,8 @@ pub(crate) struct WorstBlock {
 }
 
 impl Details {
-    /// Adds a tensor by its number in the checkpoint. The result does not depend on the order of the tensors.
+    /// Adds a tensor by its number in the checkpoint. The result does not depend on the order of
+    /// the tensors.
     pub(crate) fn add(&mut self, number: usize, tensor: &str, details: BandDetails, most: usize) {
         let BandDetails { histogram, worst } = details;
         match self.histograms.iter_mut().find(|(_, sum)| sum.format == histogram.format) {
@@ -87,8 +90,8 @@ impl Details {
     }
 }
 
-/// Adds blocks to the `most` worst ones by an error. Of equal blocks the first tensor's come first, in
-/// their order.
+/// Adds blocks to the `most` worst ones by an error. Of equal blocks the first tensor's come first,
+/// in their order.
 fn keep_worst(
     worst: &mut Vec<WorstBlock>,
     blocks: impl Iterator<Item = WorstBlock>,

@@ -17,8 +17,9 @@ pub(crate) struct Matrix<'a> {
 }
 
 impl<'a> Matrix<'a> {
-    /// Makes rows of the matrix of a tensor that was selected to be quantized; only tensors of these dtypes
-    /// are. They are a view of the mapped file unless the file stores the parameter's transpose.
+    /// Makes rows of the matrix of a tensor that was selected to be quantized; only tensors of
+    /// these dtypes are. They are a view of the mapped file unless the file stores the parameter's
+    /// transpose.
     pub(crate) fn of(tensor: &Tensor<'a>, storage: &Storage, rows: Range<usize>) -> Result<Self> {
         let (_, cols) = size(tensor, storage);
         let shape = Shape::new(rows.len(), cols);

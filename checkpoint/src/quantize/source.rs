@@ -36,15 +36,15 @@ pub(crate) struct Source<'s, 'env> {
     loaded: Option<Box<dyn Band + 's>>,
 }
 
-/// The facts of a tensor that was quantized to what a file holds.
+/// The facts of a quantized tensor.
 #[derive(Default)]
 pub(crate) struct StoredFacts {
     pub(crate) report: Report,
-    /// The loss of what the file holds.
+    /// The loss of the stored values.
     pub(crate) errors: ErrorStats,
     /// The global scale in the direction of the numerics.
     pub(crate) global_scale: Option<GlobalScale>,
-    /// The times in which bands were quantized, without measuring the loss.
+    /// The time spans during which bands were quantized, without measuring the loss.
     pub(crate) busy: Vec<Busy>,
 }
 
@@ -65,7 +65,7 @@ trait Band {
     /// The errors of quantizing, if the policy refuses values that are there.
     fn amax(&self, recipe: &Recipe) -> microscale::Result<f32>;
 
-    /// Quantizes to what a file holds, and measures the loss.
+    /// Quantizes to the stored form, and measures the loss.
     ///
     /// # Errors
     /// The errors of quantizing.
@@ -169,9 +169,9 @@ impl<'s, 'env> Source<'s, 'env> {
         Ok(most)
     }
 
-    /// Quantizes to what a file holds, by importance if the tensor has some and `weighted` is set,
-    /// and measures the loss of that. Each band is handed on with its rows; `fold` gets what
-    /// `hand_on` returns, in the order of the bands.
+    /// Quantizes to the stored form, by importance if the tensor has some and `weighted` is set,
+    /// and measures the loss. Each band is handed on with its rows; `fold` gets what `hand_on`
+    /// returns, in the order of the bands.
     ///
     /// # Errors
     /// The errors of quantizing, of `hand_on` and of `fold`.

@@ -30,7 +30,7 @@ pub struct Summary {
     pub skipped: Vec<Skipped>,
     /// Time for everything, reading and writing included.
     pub seconds: f64,
-    /// Time in which anything was being quantized.
+    /// Seconds during which at least one tensor was being quantized.
     pub quantize_seconds: f64,
     /// Blocks whose scales were compared with all others, if that was wanted.
     pub checked_blocks: Option<u64>,
@@ -72,7 +72,8 @@ pub struct TensorSummary {
     pub bytes_before: u64,
     /// Bytes in the output.
     pub bytes_after: u64,
-    /// The index among the summary's recipes of the one it was quantized by, if it was and there are several.
+    /// The index among the summary's recipes of the one it was quantized by, if it was and there
+    /// are several.
     pub recipe: Option<usize>,
     /// Counts of values that are not finite, of codes under scales that stay out of four bits.
     pub report: Report,
@@ -95,9 +96,9 @@ pub enum Outcome {
         errors: ErrorStats,
         /// NVFP4's global scale in the convention's direction; `None` if there is none.
         global_scale: Option<GlobalScale>,
-        /// Time from when the values were where the device works until there were codes and scales, others
-        /// being worked at meanwhile. Of tensors that share a global scale, the first one's includes the
-        /// search for the amax, and for the global scale, of all.
+        /// Time from when the values were where the device works until there were codes and scales,
+        /// others being worked at meanwhile. Of tensors that share a global scale, the first one's
+        /// includes the search for the amax, and for the global scale, of all.
         seconds: f64,
         /// The figures that plain scales would have given; `None` unless scales were searched.
         plain: Option<Plain>,
@@ -128,13 +129,14 @@ pub struct Totals {
     pub report: Report,
     /// The loss.
     pub errors: ErrorStats,
-    /// The loss of plain scales, in all tensors that were quantized; `None` unless scales were searched.
+    /// The loss of plain scales, in all tensors that were quantized; `None` unless scales were
+    /// searched.
     pub plain: Option<ErrorStats>,
     /// Blocks of the tensors whose scales were searched.
     pub searched_blocks: u64,
     /// Tensors that a search gave another global scale than the convention's.
     pub rescaled_tensors: u64,
-    /// Time in which anything was being quantized.
+    /// Seconds during which at least one tensor was being quantized.
     pub seconds: f64,
 }
 
@@ -202,13 +204,14 @@ impl Summary {
         by_format(&self.recipes)
     }
 
-    /// All of it as JSON. Figures that are not finite are null: the SQNR of a perfect copy, or any of a tensor of
-    /// which every value was left out.
+    /// All of it as JSON. Figures that are not finite are null: the SQNR of a perfect copy, or any
+    /// of a tensor of which every value was left out.
     pub fn to_json(&self) -> Value {
         serde_json::to_value(self).unwrap_or_default()
     }
 
-    /// Writes the text of [`Self::to_json`], indented, in memory that does not depend on the number of tensors.
+    /// Writes the text of [`Self::to_json`], indented, in memory that does not depend on the number
+    /// of tensors.
     ///
     /// # Errors
     /// The errors of `to`.
@@ -328,14 +331,14 @@ impl TensorSummary {
 }
 
 impl Summary {
-    /// Counts of each scale byte and each code in all tensors of a format, for each format; empty unless
-    /// details were collected.
+    /// Counts of each scale byte and each code in all tensors of a format, for each format; empty
+    /// unless details were collected.
     pub fn histograms(&self) -> Vec<Histogram> {
         self.details.histograms()
     }
 
-    /// The worst blocks of all tensors, `most` at most, each with its tensor: by the squared error as a share
-    /// of the block's energy.
+    /// The worst blocks of all tensors, `most` at most, each with its tensor: by the squared error
+    /// as a share of the block's energy.
     pub fn worst_relative(&self, most: usize) -> Vec<(&TensorSummary, &BlockError)> {
         self.worst(most, &self.details.relative)
     }

@@ -18,8 +18,8 @@ use crate::read::checkpoint::Checkpoint;
 use crate::read::tensor::Tensor;
 use crate::read::values::{Values, float_dtype};
 
-/// Bytes from which a tensor is read from its file. Opening the file again costs more than the page
-/// faults of a smaller tensor.
+/// Tensors of at least this many bytes are read from their file. For smaller ones, opening the file
+/// again costs more than page faults.
 const LEAST: usize = 1 << 20;
 
 thread_local! {

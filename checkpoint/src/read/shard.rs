@@ -13,11 +13,11 @@ use crate::dtype::FileDtype;
 use crate::error::file::FileError;
 use crate::error::{Error, Result};
 use crate::gguf::format::MAGIC;
-use crate::gguf::header::{Header, TensorInfo as GgufInfo, read as read_gguf};
+use crate::gguf::header::{GgufTensor, Header, read as read_gguf};
 use crate::gguf::imatrix;
 use crate::pytorch::archive;
 use crate::pytorch::strided::Copies;
-use crate::pytorch::tensors::{TensorData, TensorInfo, read as read_pytorch};
+use crate::pytorch::tensors::{PickleTensor, TensorData, read as read_pytorch};
 use crate::read::columns::TransposedColumns;
 use crate::read::header;
 use crate::read::tensor::Tensor;
@@ -238,7 +238,7 @@ fn from_pytorch(path: &Path, bytes: &[u8]) -> Result<(Vec<StoredTensor>, Option<
     let failed =
         || Error::io("put tensors that are not contiguous into a temporary file, in TMPDIR, of", path);
     let (mut stored, mut copies) = (Vec::new(), None);
-    for TensorInfo { name, dtype, shape, data } in read_pytorch(path, bytes)? {
+    for PickleTensor { name, dtype, shape, data } in read_pytorch(path, bytes)? {
         let (range, strided) = match data {
             TensorData::Mapped(range) => (range, false),
             TensorData::Strided(elements) => {
@@ -256,8 +256,8 @@ fn from_pytorch(path: &Path, bytes: &[u8]) -> Result<(Vec<StoredTensor>, Option<
 }
 
 /// The tensors of an importance matrix, as its GGUF form would have them.
-fn from_imatrix(entries: Vec<imatrix::Entry>) -> Vec<StoredTensor> {
-    let stored = entries.into_iter().flat_map(|imatrix::Entry { name, chunks, sums }| {
+fn from_imatrix(entries: Vec<imatrix::ImatrixEntry>) -> Vec<StoredTensor> {
+    let stored = entries.into_iter().flat_map(|imatrix::ImatrixEntry { name, chunks, sums }| {
         let columns = vec![sums.len() / 4];
         [
             StoredTensor::new(format!("{name}{}", imatrix::COUNTS), FileDtype::I32, vec![1], chunks),
@@ -267,9 +267,9 @@ fn from_imatrix(entries: Vec<imatrix::Entry>) -> Vec<StoredTensor> {
     stored.collect()
 }
 
-fn from_gguf(tensors: Vec<GgufInfo>) -> Vec<StoredTensor> {
+fn from_gguf(tensors: Vec<GgufTensor>) -> Vec<StoredTensor> {
     let stored = tensors
         .into_iter()
-        .map(|GgufInfo { name, shape, kind, range }| StoredTensor::new(name, kind.into(), shape, range));
+        .map(|GgufTensor { name, shape, kind, range }| StoredTensor::new(name, kind.into(), shape, range));
     stored.collect()
 }

@@ -1,5 +1,5 @@
-//! Beginning a shard's new file, in the container of the old one: its header is written, and its tensors get
-//! their names and places.
+//! Beginning a shard's new file, in the container of the old one: its header is written, and its
+//! tensors get their names and places.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -16,8 +16,8 @@ use crate::write::outline::Outline;
 use crate::write::work::{Renamed, Rewrite};
 use crate::write::writer::Writer;
 
-/// Creates a shard's file, which must not exist yet, with room for the outputs of its jobs, in their
-/// order. Returns the new names of the shard's tensors as well.
+/// Creates a shard's file, which must not exist yet, with room for the outputs of its jobs, in
+/// their order. Returns the new names of the shard's tensors as well.
 pub(crate) fn begin<R: Rewrite>(shard: usize, path: &Path, work: &R) -> Result<(Renamed, Writer)> {
     let (jobs, file) = (of_shard(work.jobs(), shard), &work.checkpoint().shards[shard]);
     let mut renamed = Renamed { names: HashMap::new(), bytes: jobs.iter().map(Job::bytes_after).sum() };
@@ -37,8 +37,8 @@ pub(crate) fn begin<R: Rewrite>(shard: usize, path: &Path, work: &R) -> Result<(
 /// The tensors that all files of a split model will have, which each of them states.
 ///
 /// # Errors
-/// [`FileError::PartOfGguf`](crate::FileError::PartOfGguf) if their number changes and the others are not
-/// there.
+/// [`FileError::PartOfGguf`](crate::FileError::PartOfGguf) if their number changes and the others
+/// are not there.
 fn split_tensors<R: Rewrite>(shard: &Shard, here: usize, work: &R) -> Result<Option<u64>> {
     let Container::Gguf(header) = &shard.container else { return Ok(None) };
     let (Some(parts), Some(before)) = (header.number(SPLIT_COUNT), header.number(SPLIT_TENSORS)) else {

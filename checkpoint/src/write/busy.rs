@@ -1,8 +1,8 @@
-//! Times in which workers were busy, and the seconds that several such times cover together.
+//! Time spans during which workers were busy, and the seconds in their union.
 
 use std::time::Instant;
 
-/// The time span in which a worker was busy.
+/// A time span during which a worker was busy.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Busy {
     pub(crate) from: Instant,
@@ -10,7 +10,7 @@ pub(crate) struct Busy {
 }
 
 impl Busy {
-    /// Seconds in which any of them was worked at.
+    /// Seconds in the union of the spans.
     pub(crate) fn seconds(all: impl Iterator<Item = Self>) -> f64 {
         let mut all: Vec<_> = all.collect();
         all.sort_by_key(|busy| busy.from);

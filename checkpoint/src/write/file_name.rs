@@ -7,8 +7,8 @@ use xxhash_rust::xxh3::xxh3_64;
 /// The bytes that a name may have on the file systems in use.
 const MOST: usize = 255;
 
-/// A name with something behind it, and room for some more bytes. If that would be too long, a hash takes the
-/// place of the name's end.
+/// A name with a suffix, and room for some more bytes. If that would be too long, a hash replaces
+/// the end of the name.
 pub(crate) fn with_suffix(name: &OsStr, suffix: &str, room: usize) -> OsString {
     let bytes = name.as_encoded_bytes();
     let fits = |bytes: usize| bytes + suffix.len() + room <= MOST;

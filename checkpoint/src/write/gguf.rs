@@ -21,10 +21,12 @@ pub(crate) struct GgufOutline {
 
 /// Creates a GGUF file and writes its header.
 ///
-/// Tensors are laid out in the order given, each padded with zeros to the alignment, the last one too.
+/// Tensors are laid out in the order given, each padded with zeros to the alignment, the last one
+/// too.
 ///
 /// # Errors
-/// [`FileError::NotInGguf`](crate::FileError::NotInGguf) for a tensor that GGUF cannot hold, [`Error::Io`].
+/// [`FileError::NotInGguf`](crate::FileError::NotInGguf) for a tensor that GGUF cannot hold,
+/// [`Error::Io`].
 pub(crate) fn create(path: &Path, metadata: &Metadata<'_>, tensors: &[GgufOutline]) -> Result<Writer> {
     let alignment = metadata.alignment;
     let mut header = preamble(metadata, tensors.len());

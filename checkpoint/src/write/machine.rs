@@ -1,7 +1,8 @@
-//! The machine that a lock belongs to. Some network file systems do not share locks: there a free lock says
-//! nothing about a process on another machine.
+//! The machine that a lock belongs to. Some network file systems do not share locks: there a free
+//! lock says nothing about a process on another machine.
 
-/// A machine, by its host name and its current boot. Either is empty where the system does not tell.
+/// A machine, by its host name and its current boot. Either is empty where the system does not
+/// tell.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Machine {
     pub(crate) host: String,
@@ -26,8 +27,9 @@ impl Machine {
         (machine != Self { host: String::new(), boot: String::new() }).then_some(machine)
     }
 
-    /// Returns whether locks of a process on this machine are visible to processes on the other: they share a
-    /// kernel, like two containers, or one of them is the other before it was started again.
+    /// Returns whether locks of a process on this machine are visible to processes on the other:
+    /// they share a kernel, like two containers, or one of them is the other before it was started
+    /// again.
     pub(crate) fn shares_locks(&self, other: &Self) -> bool {
         let same = |one: &str, other: &str| !one.is_empty() && one == other;
         same(&self.boot, &other.boot) || same(&self.host, &other.host)

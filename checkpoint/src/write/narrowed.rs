@@ -1,4 +1,5 @@
-//! Values in a narrower dtype that has no finite number for some of them: counted, and written as a policy says.
+//! Values in a narrower dtype that has no finite number for some of them: counted, and written as a
+//! policy says.
 
 use microscale::{Dtype, Element, NonFinite, Position, Report};
 use rayon::prelude::*;
@@ -10,8 +11,8 @@ use crate::read::tensor::Tensor;
 /// Values that a thread looks at together.
 const TOGETHER: usize = 1 << 16;
 
-/// Replaces values that are not finite as a policy says, and counts them. `first` is the element of the first value, in rows of
-/// `cols`. [`check`] refuses the values that the policy does not allow.
+/// Replaces values that are not finite as a policy says, and counts them. `first` is the element of
+/// the first value, in rows of `cols`. [`check`] refuses the values that the policy does not allow.
 pub(crate) fn replace<T: Element>(values: &mut [T], first: usize, cols: usize, policy: NonFinite) -> Report {
     let parts = values.par_chunks_mut(TOGETHER).enumerate().map(|(part, values)| {
         let mut report = Report::default();
@@ -41,8 +42,8 @@ pub(crate) fn replace<T: Element>(values: &mut [T], first: usize, cols: usize, p
     })
 }
 
-/// Returns whether all values are finite: none has an exponent of ones. Without a branch for each value, which compilers make
-/// vectors of.
+/// Returns whether all values are finite: none has an exponent of ones. Without a branch for each
+/// value, which compilers make vectors of.
 fn are_finite<T: Element>(values: &[T]) -> bool {
     let words = |ones: u16| {
         let words: &[u16] = bytemuck::cast_slice(values);
@@ -58,7 +59,8 @@ fn are_finite<T: Element>(values: &[T]) -> bool {
     }
 }
 
-/// Refuses a tensor with values that are not finite in dtype `T`, if that is the policy. `nan` tells whether NaN counts.
+/// Refuses a tensor with values that are not finite in dtype `T`, if that is the policy. `nan`
+/// tells whether NaN counts.
 ///
 /// # Errors
 /// [`FormatError::NotFinite`](crate::FormatError::NotFinite).

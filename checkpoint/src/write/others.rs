@@ -1,4 +1,5 @@
-//! The files of a checkpoint directory that are not weights: tokenizer, generation config, code, licence.
+//! The files of a checkpoint directory that are not weights: tokenizer, generation config, code,
+//! licence.
 
 use std::collections::HashSet;
 use std::fs;
@@ -11,7 +12,8 @@ use crate::write::temporary::is_temporary;
 /// The directory that file systems have at their top, where they are mounted.
 pub(crate) const OF_FILE_SYSTEM: &str = "lost+found";
 
-/// Directories that belong to the tools that fetched the checkpoint, and to the file system that it is on.
+/// Directories that belong to the tools that fetched the checkpoint, and to the file system that it
+/// is on.
 const NOT_CONTENT: [&str; 3] = [".git", ".cache", OF_FILE_SYSTEM];
 
 /// An entry of a checkpoint's directory that was not copied.
@@ -26,8 +28,8 @@ pub struct Skipped {
 
 /// The other files, relative to the checkpoint, sorted; and what should not be copied.
 ///
-/// Symbolic links to files are read through, as in Hugging Face's cache. Links to directories are not
-/// followed: they may lead out of the checkpoint or back into it.
+/// Symbolic links to files are read through, as in Hugging Face's cache. Links to directories are
+/// not followed: they may lead out of the checkpoint or back into it.
 pub(crate) fn list(checkpoint: &Checkpoint) -> Result<(Vec<PathBuf>, Vec<Skipped>)> {
     let root = &checkpoint.path;
     let configs = [&checkpoint.config, &checkpoint.hf_quant_config].into_iter().flatten();
@@ -90,15 +92,15 @@ pub(crate) fn is_named_like_weights(file: &Path) -> bool {
     file.extension().is_some_and(|end| WEIGHTS.iter().any(|known| end.eq_ignore_ascii_case(known)))
 }
 
-/// Returns whether a file's name says that it holds weights. The weights of the checkpoint itself are not among the
-/// other files.
+/// Returns whether a file's name says that it holds weights. The weights of the checkpoint itself
+/// are not among the other files.
 fn holds_weights(file: &Path) -> bool {
     // The arguments of transformers' Trainer.
     is_named_like_weights(file) && file.file_name().is_none_or(|name| name != "training_args.bin")
 }
 
-/// The other files of a checkpoint's directory that hold weights, with their sizes: each is a copy of the
-/// model, or of another, that is not quantized.
+/// The other files of a checkpoint's directory that hold weights, with their sizes: each is a copy
+/// of the model, or of another, that is not quantized.
 ///
 /// # Errors
 /// [`Error::Io`].
@@ -116,7 +118,7 @@ pub fn other_weights(checkpoint: &Checkpoint) -> Result<Vec<(PathBuf, u64)>> {
     weights.map(size).collect()
 }
 
-/// The other files that are to be copied, and what is left behind.
+/// The other files to copy, and the skipped ones.
 pub(crate) fn to_copy(checkpoint: &Checkpoint) -> Result<(Vec<PathBuf>, Vec<Skipped>)> {
     let (mut files, mut skipped) = list(checkpoint)?;
     if checkpoint.options.skip_other_weights {
@@ -129,8 +131,8 @@ pub(crate) fn to_copy(checkpoint: &Checkpoint) -> Result<(Vec<PathBuf>, Vec<Skip
     Ok((files, skipped))
 }
 
-/// The files that are no weights and that links lead to, outside of the checkpoint: each link, and the file
-/// that will be copied. Hugging Face's cache is made of such links.
+/// The files that are no weights and that links lead to, outside of the checkpoint: each link, and
+/// the file that will be copied. Hugging Face's cache is made of such links.
 ///
 /// # Errors
 /// [`Error::Io`].

@@ -19,14 +19,14 @@ impl Outline {
     }
 }
 
-/// The outline of a tensor that is not quantized: copied, or if it is of codes under scales its values in bf16.
+/// The outline of an unquantized tensor. FP8 and INT8 weights are stored as their values in bf16.
 pub(crate) fn unquantized(tensor: &Tensor<'_>) -> Outline {
     let copied = unchanged(tensor);
     if tensor.scaling.is_some() { Outline { dtype: FileDtype::BF16, ..copied } } else { copied }
 }
 
-/// The outline of a tensor that is not quantized to four bits, for a reason.
-pub(crate) fn kept(tensor: &Tensor<'_>, reason: &Reason) -> Outline {
+/// The outline of a tensor that stays unquantized for a reason, which may be Q8_0.
+pub(crate) fn copied(tensor: &Tensor<'_>, reason: &Reason) -> Outline {
     match reason {
         Reason::InQ8_0(_) => Outline { dtype: Q8_0, ..unchanged(tensor) },
         _ => unquantized(tensor),

@@ -1,5 +1,5 @@
-//! The output until it is complete: under a temporary name next to its destination and then renamed, or in
-//! the directory that it is to fill.
+//! The output until it is complete: under a temporary name next to its destination and then
+//! renamed, or in the directory that it is to fill.
 
 use std::cmp::Reverse;
 use std::ffi::OsStr;
@@ -32,8 +32,8 @@ pub(crate) struct Destination {
     pub(crate) path: PathBuf,
     /// True if the output is a directory, like the input.
     directory: bool,
-    /// True if it is there, empty. It stays the directory that it is, with its owner and mode: it may be a
-    /// mount, or stand where nothing else can be created.
+    /// True if it is there, empty. It stays the directory that it is, with its owner and mode: it
+    /// may be a mount, or stand where nothing else can be created.
     fills: bool,
 }
 
@@ -41,7 +41,8 @@ impl Output {
     /// Prepares to write `out`, which is to be a file or a directory like the input.
     ///
     /// # Errors
-    /// If `out` exists (an empty directory may), is or holds the input or lies in it, or cannot be written.
+    /// If `out` exists (an empty directory may), is or holds the input or lies in it, or cannot be
+    /// written.
     pub(crate) fn create(input: &Checkpoint, out: &Path) -> Result<Self> {
         let to = destination(input, out)?;
         let within = to.within();
@@ -56,8 +57,8 @@ impl Output {
         Ok(output)
     }
 
-    /// The path at which to write a file of the checkpoint, given its path relative to the checkpoint. Its
-    /// directory is created.
+    /// The path at which to write a file of the checkpoint, given its path relative to the
+    /// checkpoint. Its directory is created.
     pub(crate) fn place(&self, name: &Path) -> Result<PathBuf> {
         if !self.to.directory {
             return Ok(self.contents());
@@ -76,9 +77,10 @@ impl Output {
     /// Gives the output its name. Nothing that has come up there meanwhile is replaced.
     ///
     /// # Errors
-    /// [`OutputError::Lost`] if another process removed or cut files, [`OutputError::Exists`], [`Error::Io`].
+    /// [`OutputError::Lost`] if another process removed or cut files, [`OutputError::Exists`],
+    /// [`Error::Io`].
     pub(crate) fn commit(self) -> Result<()> {
-        // Whoever ends the process meanwhile waits, and finds the output complete.
+        // A thread that ends the process meanwhile waits until the output is complete.
         let held = unfinished();
         let (contents, out) = (self.contents(), &self.to.path);
         self.check_files(&contents)?;
@@ -104,7 +106,8 @@ impl Output {
         self.check_files(out)
     }
 
-    /// Makes sure that every file of the output is there, at a path that the whole output has, with its size.
+    /// Makes sure that every file of the output is there, at a path that the whole output has, with
+    /// its size.
     fn check_files(&self, at: &Path) -> Result<()> {
         let contents = self.contents();
         for (written, expected) in &self.files {
@@ -133,7 +136,7 @@ impl Output {
 }
 
 impl Destination {
-    /// The directory in which the output is made.
+    /// The directory that will contain the output.
     fn within(&self) -> &Path {
         if self.fills { &self.path } else { self.path.parent().unwrap_or(&self.path) }
     }
@@ -147,7 +150,8 @@ impl Destination {
     }
 }
 
-/// Creates directories below another, which is not created: if a process removed it, the files in it are lost.
+/// Creates directories below another, which is not created: if a process removed it, the files in
+/// it are lost.
 pub(crate) fn create_directories(top: &Path, below: &Path) -> Result<()> {
     let mut path = top.to_path_buf();
     for name in below {
@@ -163,7 +167,8 @@ pub(crate) fn create_directories(top: &Path, below: &Path) -> Result<()> {
 /// The place of an output, which is to be a file or a directory like the input.
 ///
 /// # Errors
-/// If it exists (an empty directory may), is or holds the input or lies in it, or has too long a name.
+/// If it exists (an empty directory may), is or holds the input or lies in it, or has too long a
+/// name.
 pub(crate) fn destination(input: &Checkpoint, out: &Path) -> Result<Destination> {
     // A link to nothing leads somewhere, but it is there.
     if out.is_symlink() && !out.exists() {
@@ -197,7 +202,8 @@ pub(crate) fn destination(input: &Checkpoint, out: &Path) -> Result<Destination>
     Ok(destination)
 }
 
-/// Refuses a file that is named like one of another container. This program and others choose their readers by such names.
+/// Refuses a file that is named like one of another container. This program and others choose their
+/// readers by such names.
 fn check_extension(input: &Checkpoint, out: &Path) -> Result<()> {
     let gguf = input.own_format() == CheckpointFormat::Gguf;
     let extension = if gguf { "gguf" } else { "safetensors" };
@@ -210,8 +216,8 @@ fn check_extension(input: &Checkpoint, out: &Path) -> Result<()> {
 
 /// Removes what runs that were killed have left of this output, and returns what that was.
 ///
-/// A run that goes on holds a lock. Directories of other hosts stay and are returned too, as their locks may be
-/// invisible here.
+/// A run that goes on holds a lock. Directories of other hosts stay and are returned too, as their
+/// locks may be invisible here.
 pub fn remove_unfinished_output(out: &Path) -> Vec<LeftBehind> {
     let Ok(Place { path: out, .. }) = Place::of(out) else { return Vec::new() };
     let name = out.file_name().unwrap_or_default();
@@ -242,8 +248,8 @@ fn rename_file(from: &Path, to: &Path) -> io::Result<()> {
     Ok(refused.path.persist(to)?)
 }
 
-/// Moves everything into a directory, and what makes it a checkpoint last. If that fails in the middle, what
-/// was moved is moved back, or removed if there is nothing left to move it back to.
+/// Moves everything into a directory, and what makes it a checkpoint last. If that fails in the
+/// middle, what was moved is moved back, or removed if there is nothing left to move it back to.
 fn fill(from: &Path, to: &Path) -> io::Result<()> {
     let names = fs::read_dir(from)?.map(|entry| Ok(entry?.file_name()));
     let mut names = names.collect::<io::Result<Vec<_>>>()?;

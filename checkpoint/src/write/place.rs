@@ -1,5 +1,5 @@
-//! Places in the file system: whether two paths lead to the same one, or one lies in the other, also through
-//! links, mounts and other names, and where nothing is there yet.
+//! Places in the file system: whether two paths lead to the same one, or one lies in the other,
+//! also through links, mounts and other names, and where nothing is there yet.
 
 use std::ffi::OsString;
 use std::fs::{self, Metadata};
@@ -11,9 +11,10 @@ use crate::error::{Error, Result};
 use crate::read::checkpoint::Checkpoint;
 use crate::write::others;
 
-/// The links that are followed to a file that is not there yet, as many as Linux does.
+/// The most links to follow to a file that does not exist yet, the same as Linux's limit.
 const MOST_LINKS: usize = 40;
-/// How often a path is followed again because other processes created or removed a part of it meanwhile.
+/// How often a path is followed again because other processes created or removed a part of it
+/// meanwhile.
 const MOST_TRIES: usize = 100;
 
 /// A place that a path leads to.
@@ -26,10 +27,11 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// Follows a path, the last names of which need not exist.
+    /// Follows a path whose last components need not exist.
     ///
     /// # Errors
-    /// [`OutputError::NameTooLong`], and [`Error::Io`] if a directory on the way cannot be looked into.
+    /// [`OutputError::NameTooLong`], and [`Error::Io`] if a directory on the way cannot be looked
+    /// into.
     pub(crate) fn of(path: &Path) -> Result<Self> {
         refuse_long_name(path)?;
         let failed = || Error::io("open", path);
@@ -39,7 +41,7 @@ impl Place {
             return Ok(Self { path, ids: vec![id(&found)] });
         }
         for _ in 0..MOST_LINKS {
-            // What a link names relates to the directory that the link is in.
+            // The target of a link is relative to the directory of the link.
             let Ok(target) = fs::read_link(&path) else { break };
             if path.exists() {
                 break;
@@ -94,7 +96,7 @@ fn id(found: &Metadata) -> Option<(u64, u64)> {
     Some((found.dev(), found.ino()))
 }
 
-/// Real paths alone tell on other systems.
+/// On other systems only canonical paths can be compared.
 #[cfg(not(unix))]
 fn id(_: &Metadata) -> Option<(u64, u64)> {
     None
@@ -108,8 +110,8 @@ pub fn real_path(path: &Path) -> Result<PathBuf> {
     Ok(Place::of(path)?.path)
 }
 
-/// The files and directories that an operation reads and writes, each checked against all others before
-/// anything is opened for writing.
+/// The files and directories that an operation reads and writes, each checked against all others
+/// before anything is opened for writing.
 #[derive(Debug, Default)]
 pub struct Places {
     inputs: Vec<Place>,
@@ -146,8 +148,8 @@ impl Places {
     /// Adds a checkpoint to be written, or the directory of its parts.
     ///
     /// # Errors
-    /// [`OutputError::Overlap`] if it is, holds or lies in anything that is read; [`OutputError::Same`] if
-    /// that is so with anything that is written; [`Error::Io`].
+    /// [`OutputError::Overlap`] if it is, holds or lies in anything that is read;
+    /// [`OutputError::Same`] if that is so with anything that is written; [`Error::Io`].
     pub fn write(&mut self, out: &Path) -> Result<()> {
         let out = Place::of(out)?;
         refuse_overlap(&self.inputs, &out)?;

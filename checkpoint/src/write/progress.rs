@@ -1,4 +1,4 @@
-//! Reports of an operation's progress, at each of which the caller may break it off.
+//! Progress reports of an operation, which the caller may interrupt at each report.
 
 use std::ops::ControlFlow;
 
@@ -15,8 +15,9 @@ pub struct Progress<'a> {
     pub total: u64,
 }
 
-/// A function that is told about progress and may break off: [`Error::Interrupted`]. It is called before each tensor and, where files are
-/// written, again and again with the same progress while tensors are worked on, so that it can break off in the middle of one.
+/// A function that is told about progress and may break off: [`Error::Interrupted`]. It is called
+/// before each tensor and, where files are written, again and again with the same progress while
+/// tensors are worked on, so that it can break off in the middle of one.
 pub type OnProgress<'a> = dyn FnMut(Progress<'_>) -> ControlFlow<()> + 'a;
 
 /// Counts bytes, and asks whether to go on.

@@ -1,5 +1,5 @@
-//! Replacing a single file, such as a report: the new one appears when it is complete. The next run removes the
-//! unfinished file of a killed run, as it removes unfinished outputs.
+//! Replacing a single file, such as a report: the new one appears when it is complete. The next run
+//! removes the unfinished file of a killed run, as it removes unfinished outputs.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -7,7 +7,8 @@ use std::path::Path;
 
 use crate::write::temporary::{Temporary, unfinished};
 
-/// Makes sure that a file can be created in the directory of a path, which must be absolute and free of links.
+/// Makes sure that a file can be created in the directory of a path, which must be absolute and
+/// free of links.
 ///
 /// # Errors
 /// The system's.
@@ -15,8 +16,8 @@ pub fn try_replacing(path: &Path) -> io::Result<()> {
     temporary(path).map(drop)
 }
 
-/// Writes a file and gives it its name when it is complete. It keeps the mode of a file that it replaces. The
-/// path must be absolute and free of links.
+/// Writes a file and gives it its name when it is complete. It keeps the mode of a file that it
+/// replaces. The path must be absolute and free of links.
 ///
 /// # Errors
 /// The system's. A file that was there is unchanged then.

@@ -1,5 +1,5 @@
-//! Rewriting a checkpoint tensor by tensor, which quantizing, dequantizing and converting share. The workers
-//! that do it are in `workers`.
+//! Rewriting a checkpoint tensor by tensor, which quantizing, dequantizing and converting share.
+//! The workers that do it are in `workers`.
 
 use std::path::Path;
 
@@ -17,8 +17,8 @@ use crate::write::progress::{Meter, OnProgress};
 use crate::write::work::{Renamed, Rewrite};
 use crate::write::workers::{ShardOutput, write_shards};
 
-/// Writes the checkpoint to `out`, all of it or nothing, and returns what became of its tensors, in their
-/// order, and what was left behind.
+/// Writes the whole checkpoint to `out`, or nothing. Returns the outcomes of its tensors in order,
+/// and the skipped files.
 pub(crate) fn rewrite<R: Rewrite>(
     checkpoint: &Checkpoint,
     out: &Path,
@@ -49,7 +49,7 @@ pub(crate) fn rewrite<R: Rewrite>(
     Ok((done, skipped))
 }
 
-/// Writes everything but the shards, and returns what is left behind.
+/// Writes everything but the shards, and returns the skipped files.
 pub(crate) fn write_rest(
     checkpoint: &Checkpoint,
     output: &mut Output,

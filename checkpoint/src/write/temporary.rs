@@ -1,11 +1,11 @@
-//! Temporary directories: removed when they are dropped or the process is asked to end, and if it was killed,
-//! by the next run.
+//! Temporary directories: removed when they are dropped or the process is asked to end, and if it
+//! was killed, by the next run.
 //!
-//! Each holds a file that its process has locked. The system lets go of the lock when the process ends,
-//! however that happens: so a directory whose lock is free was left behind.
+//! Each contains a file that its process has locked. The system releases the lock when the process
+//! ends, however that happens, so a directory whose lock is free is abandoned.
 //!
-//! The file names the machine, as not every file system shows one machine's locks to another. Directories of
-//! other machines are reported and never removed.
+//! The file names the machine, as not every file system shows one machine's locks to another.
+//! Directories of other machines are reported and never removed.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, TryLockError};
@@ -30,14 +30,14 @@ static UNFINISHED: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
 /// A temporary directory.
 pub(crate) struct Temporary {
-    /// Closed before the directory is removed, as Windows removes no open file. `None` where the file system
-    /// has no locks.
+    /// Closed before the directory is removed, as Windows removes no open file. `None` where the
+    /// file system has no locks.
     lock: Option<File>,
     directory: TempDir,
 }
 
 impl Temporary {
-    /// Creates one in a directory, with a name that says what it is for.
+    /// Creates one in a directory, with its purpose in its name.
     pub(crate) fn create(parent: &Path, purpose: &OsStr) -> io::Result<Self> {
         let prefix = prefix(purpose);
         loop {
@@ -47,7 +47,8 @@ impl Temporary {
             let lock = temporary.path().join(LOCK);
             let locked = lock_with_name(&lock);
             match locked {
-                // Another run may have found the directory before its lock was held, and removed it.
+                // Another run may have found the directory before its lock was held, and removed
+                // it.
                 Err(error) if error.kind() == ErrorKind::NotFound => continue,
                 Err(error) => return Err(error),
                 Ok((Err(TryLockError::WouldBlock), _)) => continue,
@@ -67,7 +68,7 @@ impl Temporary {
 impl Drop for Temporary {
     fn drop(&mut self) {
         let mut unfinished = unfinished();
-        // What cannot be removed now is by the next run.
+        // The next run removes the files that cannot be removed now.
         let _ = remove_contents(self.path());
         self.lock = None;
         let _ = fs::remove_dir_all(self.path());
@@ -90,8 +91,9 @@ pub(crate) fn unfinished() -> MutexGuard<'static, Vec<PathBuf>> {
     UNFINISHED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Removes what this process has begun to write and not finished, while its threads may still be writing: for
-/// a process that is about to end and does not wait for them. Nothing gets its name after that.
+/// Removes what this process has begun to write and not finished, while its threads may still be
+/// writing: for a process that is about to end and does not wait for them. Nothing gets its name
+/// after that.
 pub fn remove_unfinished() {
     let unfinished = unfinished();
     for path in unfinished.iter() {
@@ -110,12 +112,13 @@ pub struct LeftBehind {
     pub path: PathBuf,
     /// The bytes of the files in it.
     pub bytes: u64,
-    /// The host whose run made it, if that is another one. Then it was not removed: the run may go on.
+    /// The host whose run made it, if that is another one. Then it was not removed: the run may go
+    /// on.
     pub other_host: Option<String>,
 }
 
-/// Removes temporary directories that processes left behind, of one purpose or of any, and returns what they
-/// were. Directories of other hosts stay, and are returned too.
+/// Removes abandoned temporary directories, of one purpose or of any, and returns them.
+/// Directories of other hosts stay, and are returned too.
 pub(crate) fn remove_left_behind(parent: &Path, purpose: Option<&OsStr>) -> Vec<LeftBehind> {
     let prefix = purpose.map(prefix);
     let is_one =
@@ -155,11 +158,11 @@ fn remove_if_left(path: &Path) -> Option<LeftBehind> {
     fs::remove_dir_all(path).ok().map(|()| left)
 }
 
-/// Removes everything but the file to lock, which comes last: a process that is killed in the middle of this
-/// leaves a directory that can still be told from the work of others.
+/// Removes everything but the file to lock, which comes last: a process that is killed in the
+/// middle of this leaves a directory that can still be told from the work of others.
 ///
-/// A directory is renamed first. If locks do not work and its run is about to finish, either this rename or
-/// the run's succeeds, and the run never finishes with some of its files.
+/// A directory is renamed first. If locks do not work and its run is about to finish, either this
+/// rename or the run's succeeds, and the run never finishes with some of its files.
 fn remove_contents(directory: &Path) -> io::Result<()> {
     let removed = directory.join(REMOVED);
     let remove_renamed = || match fs::remove_dir_all(&removed) {

@@ -1,4 +1,4 @@
-//! The trait in which quantizing, dequantizing and converting differ.
+//! The trait of the operations that write a checkpoint: quantizing, dequantizing and converting.
 
 use std::collections::HashMap;
 
@@ -34,7 +34,7 @@ pub(crate) trait Rewrite: Sync {
         None
     }
 
-    /// Carries out the jobs of a unit, of which the first is `jobs()[unit[0]]`, each into its sink.
+    /// Carries out the jobs of a unit, `jobs()[unit[0]]` first, each into its sink.
     fn write<'env>(
         &'env self,
         unit: &[usize],
@@ -42,10 +42,11 @@ pub(crate) trait Rewrite: Sync {
         sinks: &[Sink],
     ) -> Result<Vec<Self::Outcome>>;
 
-    /// The type of most weights that the metadata of a GGUF file gives; `None` to leave it unchanged.
+    /// The type of most weights that the metadata of a GGUF file gives; `None` to leave it
+    /// unchanged.
     fn file_type(&self) -> Option<FileType>;
 
-    /// Changes what the checkpoint's directory says about its weights.
+    /// Updates the description of the weights in the checkpoint's directory.
     fn describe(&self, description: &mut Description);
 }
 

@@ -91,7 +91,7 @@ struct Taken {
 }
 
 /// A message to the thread that reports progress.
-enum Message<O> {
+enum Event<O> {
     /// A tensor of this name comes next.
     Begins(String),
     /// A unit is done, with `bytes` bytes of the input.
@@ -104,9 +104,9 @@ enum Message<O> {
     Failed { index: usize, error: Error, unit: bool },
 }
 
-/// Writes shards to files that do not exist yet, and returns the outcomes of their jobs, in the order
-/// of the shards. `complete` is called for each shard once it is on the disk, in any order, with the
-/// bytes of its file.
+/// Writes shards to files that do not exist yet, and returns the outcomes of their jobs, in the
+/// order of the shards. `complete` is called for each shard once it is on the disk, in any order,
+/// with the bytes of its file.
 ///
 /// # Errors
 /// The error of the first shard that has one; [`Error::Interrupted`]; [`Error::Threads`]; errors of
@@ -158,7 +158,7 @@ fn write_on<'w, R: Rewrite>(
             schedule.take(has_room, &start_writer).unwrap_or_else(|error| {
                 schedule.stopped = true;
                 let index = schedule.next - 1;
-                let _ = tell.send(Message::Failed { index, error, unit: false });
+                let _ = tell.send(Event::Failed { index, error, unit: false });
                 Next::None
             })
         };
@@ -177,17 +177,17 @@ fn write_on<'w, R: Rewrite>(
                 let (index, result) = match message {
                     None if failed.is_some() => continue,
                     None => (usize::MAX, meter.again()),
-                    Some(Message::Begins(_)) if failed.is_some() => continue,
-                    Some(Message::Begins(tensor)) => (usize::MAX, meter.before(&tensor)),
-                    Some(Message::Done { bytes }) => {
+                    Some(Event::Begins(_)) if failed.is_some() => continue,
+                    Some(Event::Begins(tensor)) => (usize::MAX, meter.before(&tensor)),
+                    Some(Event::Done { bytes }) => {
                         (meter.done, returned) = (meter.done + bytes, returned + 1);
                         continue;
                     }
-                    Some(Message::Written { index, renamed, outcomes }) => {
+                    Some(Event::Written { index, renamed, outcomes }) => {
                         written[index] = Some((Some(renamed), outcomes));
                         continue;
                     }
-                    Some(Message::Finished { index, bytes }) => {
+                    Some(Event::Finished { index, bytes }) => {
                         finished += 1;
                         match &mut written[index] {
                             Some((renamed, outcomes)) if failed.is_none() => {
@@ -197,7 +197,7 @@ fn write_on<'w, R: Rewrite>(
                             _ => continue,
                         }
                     }
-                    Some(Message::Failed { index, error, unit }) => {
+                    Some(Event::Failed { index, error, unit }) => {
                         returned += usize::from(unit);
                         (index, Err(error))
                     }
@@ -232,25 +232,25 @@ fn drive<'w, R: Rewrite>(
     schedule: &Mutex<Schedule<'w, R>>,
     work: &'w R,
     worker: &Worker<'_, 'w>,
-    tell: &Sender<Message<R::Outcome>>,
+    tell: &Sender<Event<R::Outcome>>,
 ) -> Option<Open<R::Outcome>> {
     // The receiver outlives all threads.
     let say = |message| drop(tell.send(message));
     let all = work.jobs();
-    jobs.iter().for_each(|job| say(Message::Begins(all[*job].tensor.name.into())));
-    let panicked = Message::Failed { index, error: Error::Interrupted, unit: true };
+    jobs.iter().for_each(|job| say(Event::Begins(all[*job].tensor.name.into())));
+    let panicked = Event::Failed { index, error: Error::Interrupted, unit: true };
     let mut reply = Reply::new(tell, panicked);
     let outcomes = match work.write(&jobs, worker, &sinks) {
         Ok(outcomes) => outcomes,
         Err(error) => {
-            reply.message = Some(Message::Failed { index, error, unit: true });
+            reply.message = Some(Event::Failed { index, error, unit: true });
             return None;
         }
     };
     let stored = jobs.iter().map(|job| &all[*job].tensor);
     let bytes = stored.clone().map(|tensor| tensor.data.len() as u64).sum();
     work.checkpoint().forget_all(stored);
-    reply.message = Some(Message::Done { bytes });
+    reply.message = Some(Event::Done { bytes });
     lock(schedule).give(index, &unit, outcomes)
 }
 
@@ -260,7 +260,7 @@ fn write_pieces<O>(
     writer: &Writer,
     pieces: Receiver<Item>,
     finishing: &AtomicUsize,
-    tell: &Sender<Message<O>>,
+    tell: &Sender<Event<O>>,
 ) {
     for item in pieces {
         let done = match item {
@@ -273,8 +273,8 @@ fn write_pieces<O>(
         };
         let message = match done {
             Ok(None) => continue,
-            Ok(Some(bytes)) => Message::Finished { index, bytes },
-            Err(error) => Message::Failed { index, error, unit: false },
+            Ok(Some(bytes)) => Event::Finished { index, bytes },
+            Err(error) => Event::Failed { index, error, unit: false },
         };
         // The receiver outlives all threads.
         let _ = tell.send(message);
@@ -284,10 +284,10 @@ fn write_pieces<O>(
 
 impl<O: Send> Open<O> {
     /// Lets a shard be finished whose jobs are all done.
-    fn end(self, finishing: &AtomicUsize, tell: &Sender<Message<O>>) {
+    fn end(self, finishing: &AtomicUsize, tell: &Sender<Event<O>>) {
         let Self { index, writer, queue, renamed, outcomes, .. } = self;
         let outcomes = outcomes.into_iter().flatten().collect();
-        let _ = tell.send(Message::Written { index, renamed, outcomes });
+        let _ = tell.send(Event::Written { index, renamed, outcomes });
         if let Some(queue) = queue {
             finishing.fetch_add(1, Ordering::Relaxed);
             // A writer thread that failed has reported its error.
@@ -295,8 +295,8 @@ impl<O: Send> Open<O> {
             return;
         }
         let message = match writer.finish() {
-            Ok(bytes) => Message::Finished { index, bytes },
-            Err(error) => Message::Failed { index, error, unit: false },
+            Ok(bytes) => Event::Finished { index, bytes },
+            Err(error) => Event::Failed { index, error, unit: false },
         };
         let _ = tell.send(message);
     }

@@ -1,6 +1,6 @@
 //! Writing a file: the header first, then each tensor at its place, in any order and by any thread.
-//! This module writes the headers of safetensors files, [`gguf`](crate::write::gguf) those of GGUF
-//! files.
+//! This module writes the headers of safetensors files, and [`gguf`](crate::write::gguf) the
+//! headers of GGUF files.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -128,7 +128,8 @@ impl Writer {
         write_all_at(&self.file, data, position).map_err(Error::io("write", &self.path))
     }
 
-    /// Makes sure that everything is written, on the disk as well, and returns the bytes of the file.
+    /// Makes sure that everything is written, on the disk as well, and returns the bytes of the
+    /// file.
     pub(crate) fn finish(&self) -> Result<u64> {
         let missing = self.tensors.iter().filter(|room| room.missing.load(Ordering::Relaxed) > 0);
         if let Some(room) = missing.min_by_key(|room| &room.name) {

@@ -1,4 +1,4 @@
-//! Operations that fail: which error they return, and that they leave nothing behind.
+//! Operations that fail: the errors they return, and that no files remain.
 
 use std::collections::BTreeMap;
 use std::fs;

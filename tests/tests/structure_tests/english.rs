@@ -32,7 +32,7 @@ const GROUPS: [Group; 16] = [
     group("xtask", 10, Some(0)),
     group("tests/executor", 10, Some(0)),
     group("tests", 10, None),
-    group("checkpoint", 133, None),
+    group("checkpoint", 10, None),
     group("cli", 154, None),
     group("python", 104, None),
     group("candle", 10, None),

@@ -16,7 +16,7 @@ use crate::read::tensor::elements;
 
 /// Codes and linear block scales of consecutive blocks. A byte has two 4-bit codes, low nibble
 /// first.
-pub(crate) struct Blocks<'a> {
+pub(crate) struct PackedBlocks<'a> {
     /// Index of the first block in the tensor.
     pub(crate) first: usize,
     pub(crate) codes: Cow<'a, [u8]>,
@@ -52,14 +52,14 @@ impl<'a> Logical<'a> {
 
 impl<'a> Packed<'a> {
     /// Returns all blocks in their stored order, band by band.
-    pub(crate) fn each_blocks(&self) -> impl Iterator<Item = Blocks<'a>> {
+    pub(crate) fn each_blocks(&self) -> impl Iterator<Item = PackedBlocks<'a>> {
         bands(elements(&self.shape) as usize, BAND).map(|band| self.blocks_in(band))
     }
 
     /// Returns the blocks of a range of elements in their stored order.
     ///
     /// The range must consist of whole blocks, of the container too.
-    pub(crate) fn blocks_in(&self, elements: Range<usize>) -> Blocks<'a> {
+    pub(crate) fn blocks_in(&self, elements: Range<usize>) -> PackedBlocks<'a> {
         let block = self.format.block();
         let (first, last) = (elements.start / block, elements.end / block);
         let of = |bytes: &'a [u8], each| bytes.get(first * each..last * each).unwrap_or_default();
@@ -85,7 +85,7 @@ impl<'a> Packed<'a> {
                 (codes, scales)
             }
         };
-        Blocks { first, codes, scales }
+        PackedBlocks { first, codes, scales }
     }
 
     /// Returns bands of about `each` elements of the model's parameter, row by row and of whole
@@ -130,13 +130,13 @@ impl<'a> Packed<'a> {
     }
 
     /// Returns the blocks of some inputs of a layer, which are columns of the stored matrix.
-    fn inputs_of(&self, matrix: &Blocks<'_>, inputs: usize, wanted: Range<usize>) -> Blocks<'a> {
+    fn inputs_of(&self, matrix: &PackedBlocks<'_>, inputs: usize, wanted: Range<usize>) -> PackedBlocks<'a> {
         let blocks = |each: usize| {
             let bytes = |inputs: usize| inputs / self.format.block() * each;
             (bytes(inputs), bytes(wanted.start)..bytes(wanted.end))
         };
         let of = |data: &[u8], (row, range)| Cow::Owned(columns(data, row, range));
-        Blocks {
+        PackedBlocks {
             first: matrix.first + wanted.start / self.format.block(),
             codes: of(&matrix.codes, blocks(self.format.block_bytes())),
             scales: of(&matrix.scales, blocks(self.format.scale_bytes())),
@@ -172,7 +172,7 @@ impl<'a> Packed<'a> {
     ///
     /// # Errors
     /// The errors of [`Self::read`].
-    pub(crate) fn row<'b>(&self, blocks: &'b Blocks<'_>) -> Result<QuantizedView<'b>> {
+    pub(crate) fn row<'b>(&self, blocks: &'b PackedBlocks<'_>) -> Result<QuantizedView<'b>> {
         let cols = blocks.codes.len() / self.format.block_bytes() * self.format.block();
         self.matrix([&blocks.codes, &blocks.scales], blocks.first, [1, cols])
     }
@@ -180,7 +180,7 @@ impl<'a> Packed<'a> {
     /// Returns the values of blocks, as a matrix of `size` rows and columns.
     fn dequantized<T: Element>(
         &self,
-        blocks: &Blocks<'_>,
+        blocks: &PackedBlocks<'_>,
         size: [usize; 2],
         device: &Device,
     ) -> Result<Vec<T>> {
