@@ -11,6 +11,7 @@ mod interrupted;
 mod jobs;
 mod parts;
 mod quantize;
+mod shards;
 mod threads;
 
 use std::collections::{BTreeMap, BTreeSet};

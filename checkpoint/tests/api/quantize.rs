@@ -5,12 +5,12 @@ use microscale::{
     Convention, ErrorStats, Format, Global, GlobalScale, QuantizeOptions, Quantized, Recipe, Search, Shape,
     WorstBlocks, quantize_with,
 };
-use microscale_checkpoint::{Outcome, Quantize, Recipes, Selection, Settings, Summary, TensorSummary};
+use microscale_checkpoint::{Outcome, Quantize, Settings, Summary, TensorSummary};
 use microscale_test_support::Scratch;
 use microscale_test_support::oracle::nvfp4;
 
 use crate::input::{InFile, Stored, Tensor, noise, write_file, write_model};
-use crate::{BAND, files, quantize, request, shards, tensors};
+use crate::{BAND, quantize, request, tensors};
 
 /// Shapes smaller than a band, as large, and larger: whole rows, ragged rows, rows longer than a
 /// band, and matrices of experts.
@@ -182,64 +182,4 @@ fn a_search_with_importance_by_expert_is_the_search_of_each_expert() {
     };
     assert_eq!(blocks(summary.worst_relative(9)), worst.relative);
     assert_eq!(blocks(summary.worst_absolute(9)), worst.absolute);
-}
-
-#[test]
-fn hundreds_of_small_tensors_stay_in_their_shards() {
-    let scratch = Scratch::new();
-    let tensor = |shard: u64, i: u64| match i % 4 {
-        3 => Tensor::noise::<bf16>(format!("model.layers.{shard}.{i}.norm.weight"), &[32], i),
-        _ => Tensor::noise::<bf16>(format!("model.layers.{shard}.{i}.fc.weight"), &[2, 32], 40 * shard + i),
-    };
-    let names: Vec<_> = (0..30).map(|shard| format!("model-{shard:02}.safetensors")).collect();
-    let of_shard = |shard: u64| (0..20).map(|i| tensor(shard, i)).collect::<Vec<_>>();
-    let input: Vec<_> = names.iter().zip(0..).map(|(name, shard)| (&**name, of_shard(shard))).collect();
-    let model = write_model(&scratch, "IN", &input);
-    let out = scratch.path("OUT");
-    quantize(&request(Format::Mxfp4), &model, &out).unwrap();
-    let index: serde_json::Value =
-        serde_json::from_slice(&files(&out)["model.safetensors.index.json".as_ref() as &std::path::Path])
-            .unwrap();
-    let (mut entries, mut bytes) = (0, 0);
-    for (shard, of_shard) in &input {
-        let output = tensors(&out.join(shard));
-        for tensor in of_shard {
-            if tensor.shape.len() == 1 {
-                assert_eq!(output[&tensor.name].2, tensor.bytes, "{}", tensor.name);
-                continue;
-            }
-            let expected =
-                microscale::quantize(&tensor.values::<bf16>(), Shape::new(2, 32), &Recipe::default())
-                    .unwrap();
-            let found = InFile::take(&output, &tensor.name, &tensor.shape, Format::Mxfp4);
-            assert_eq!(found.codes, expected.tensor.codes(), "{}", tensor.name);
-            assert_eq!(found.scales, expected.tensor.scales(), "{}", tensor.name);
-        }
-        for (name, (.., data)) in &output {
-            assert_eq!(index["weight_map"][name], *shard);
-            (entries, bytes) = (entries + 1, bytes + data.len());
-        }
-    }
-    assert_eq!(index["weight_map"].as_object().unwrap().len(), entries);
-    assert_eq!(index["metadata"]["total_size"], bytes);
-}
-
-#[test]
-fn a_shard_without_tensors_stays_one() {
-    let scratch = Scratch::new();
-    let tensor = Tensor::noise::<f32>("a.weight", &[2, 32], 1);
-    write_file(&scratch, "IN/a.safetensors", &[]);
-    write_file(&scratch, "IN/b.safetensors", std::slice::from_ref(&tensor));
-    let (input, out) = (scratch.path("IN"), scratch.path("OUT"));
-    let include = Selection::new(&["a.*"], &[""; 0]).unwrap();
-    let request = Quantize { recipes: Recipes::new(Settings::default(), include), ..Quantize::default() };
-    let summary = quantize(&request, &input, &out).unwrap();
-    assert_eq!(summary.tensors.len(), 1);
-    let written = shards(&out);
-    assert!(written.keys().eq(shards(&input).keys()));
-    assert_eq!(tensors(&out.join("a.safetensors")).len(), 0);
-    let output = tensors(&out);
-    let found = InFile::take(&output, "a.weight", &[2, 32], Format::Mxfp4);
-    let expected = microscale::quantize(&tensor.values::<f32>(), Shape::new(2, 32), &Recipe::default());
-    assert_eq!(found.codes, expected.unwrap().tensor.codes());
 }
