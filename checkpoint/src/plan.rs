@@ -1,16 +1,18 @@
-//! The plan of quantizing a checkpoint: a job for each tensor, decided before anything is written.
+//! Plan for quantizing a checkpoint: a job for each tensor, decided before anything is written.
 //!
 //! | file | contents |
 //! |---|---|
-//! | `request` | everything that decides the output |
-//! | `selection` | which tensors are quantized, and the reasons to copy the others |
-//! | `sources` | the tensors of the input, as their values are read |
-//! | `recipes`, `settings` | recipe files and presets; settings key by key |
-//! | `tensor_recipe`, `used_recipe` | the recipe and the storage of one tensor; the recipes of a plan, and the use of each |
-//! | `fusions` | whether layers that engines fuse can be one layer |
-//! | `loaders`, `warning` | known defects of loaders that the output would meet; warnings and their texts |
-//! | `global_scales`, `importance`, `input_scales` | additional input files |
-//! | `kept_as` | how unquantized tensors are stored |
+//! | `request` | everything that determines the output's bytes |
+//! | `selection` | which tensors are quantized, and why the others are copied |
+//! | `sources` | the input's tensors, with the scales that their values need |
+//! | `recipes`, `settings` | recipe files and presets; settings by key |
+//! | `tensor_recipe` | recipe and storage of one tensor |
+//! | `used_recipe` | the recipes of a plan, with totals for each |
+//! | `fusions` | the check that the parts of a fused layer fit together |
+//! | `loaders` | known bugs of loaders that affect the output |
+//! | `warning` | warnings and their texts |
+//! | `global_scales`, `importance`, `input_scales` | optional input files |
+//! | `kept_as` | storage of unquantized tensors |
 
 pub(crate) mod fusions;
 pub(crate) mod global_scales;
@@ -65,67 +67,67 @@ use crate::reason::Reason;
 use crate::sums::Sums;
 use crate::write::outline::{Outline, copied};
 
-/// The jobs of quantizing a checkpoint. [`Quantize::plan`](crate::Quantize::plan) makes a plan.
+/// Plan for quantizing a checkpoint, made by [`Quantize::plan`](crate::Quantize::plan).
 pub struct Plan<'a> {
     checkpoint: &'a Checkpoint,
     format: CheckpointFormat,
-    /// The recipes, the one for the most elements first. There is at least one.
+    /// Recipes, the one with the most elements first. Never empty.
     recipes: Vec<TensorRecipe>,
-    /// The jobs of each group of tensors that share a global scale, by number.
+    /// Indices into `jobs` of each group of tensors that share a global scale.
     pub(crate) layers: Vec<Vec<usize>>,
-    /// The files of global scales and importance, and the source of input scales, for reports.
+    /// Files of global scales and importance, and the source of input scales, for reports.
     global_scales: Option<PathBuf>,
     importance: Option<PathBuf>,
     input_scales: Option<String>,
     pub(crate) check_search: bool,
-    /// The number of worst blocks to look for in each tensor, if details are wanted.
+    /// Number of worst blocks to find in each tensor; `None` collects no details.
     pub(crate) worst_blocks: Option<usize>,
     pub(crate) part: Option<Part>,
-    /// A job for every tensor, in the order of the files. Scales belong to the job of their codes.
+    /// One job per tensor, in file order. Scales belong to the job of their codes.
     pub jobs: Vec<Job<'a, TensorPlan>>,
-    /// Warnings for the user, to show before the output is written.
+    /// Warnings to show before the output is written.
     pub warnings: Vec<Warning>,
 }
 
-/// What becomes of a tensor.
+/// Decision for one tensor.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum TensorPlan {
     /// The tensor is quantized.
     Quantize(QuantizePlan),
-    /// The tensor is copied, or the values of its 8-bit codes are written.
+    /// The tensor is copied. FP8 and INT8 weights are written as values instead.
     Copy(CopyPlan),
 }
 
-/// How a tensor is quantized.
+/// Parameters for quantizing a tensor.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct QuantizePlan {
-    /// The index in [`Plan::recipes`] of the tensor's recipe.
+    /// Index of the tensor's recipe in [`Plan::recipes`].
     pub recipe: usize,
-    /// The importance of its columns, if it was given and the recipe has a search.
+    /// Importance of the tensor's columns, if it is given and the recipe searches scales.
     pub(crate) importance: Option<Arc<Columns>>,
-    /// Its global scale, if that was given in a file.
+    /// Global scale of the tensor, if a file gives it.
     pub(crate) global_scale: Option<GlobalScale>,
-    /// The global scale of its layer's inputs, if it was given.
+    /// Global scale of the layer's inputs, if it is given.
     pub(crate) input_scale: Option<GlobalScale>,
-    /// The number of the group of tensors that it shares its global scale with, if there are others
-    /// and the scale follows from their largest magnitude.
+    /// Number of the group in [`Plan::layers`] whose amax determines the global scale. `None` if
+    /// the tensor shares no global scale.
     pub(crate) layer: Option<usize>,
 }
 
-/// Why a tensor is copied.
+/// Reason for copying a tensor.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct CopyPlan {
     /// The reason.
     pub reason: Reason,
-    /// The policy of its recipe about values that are not finite.
+    /// Policy of the tensor's recipe for NaN and infinities.
     pub(crate) non_finite: NonFinite,
 }
 
 impl TensorPlan {
-    /// How the tensor is quantized, if it is.
+    /// Returns the parameters for quantizing, if the tensor is quantized.
     pub fn quantize(&self) -> Option<&QuantizePlan> {
         match self {
             Self::Quantize(plan) => Some(plan),
@@ -133,7 +135,7 @@ impl TensorPlan {
         }
     }
 
-    /// The reason to copy the tensor, if it is copied.
+    /// Returns the reason for copying, if the tensor is copied.
     pub fn copied(&self) -> Option<&Reason> {
         match self {
             Self::Quantize(_) => None,
@@ -153,16 +155,20 @@ impl fmt::Debug for Plan<'_> {
 }
 
 impl Quantize {
-    /// Decides about every tensor of a checkpoint. Nothing is written.
+    /// Decides about every tensor of a checkpoint, without writing anything.
     ///
     /// # Errors
-    /// [`PlanError::AlreadyQuantized`], [`PlanError::FusedDiffer`], [`PlanError::NoGlobalSearch`]
-    /// if global scales are given and to be searched, [`PlanError::NothingToCheck`] without a full
-    /// search; [`FormatError::Packed`](crate::FormatError::Packed) for codes that are not
-    /// understood; [`OutputError::NameTaken`](crate::OutputError::NameTaken);
-    /// [`RecipeError`](crate::RecipeError) for settings that do not go together, or not with the
-    /// checkpoint format; [`GivenError`](crate::GivenError) for the files of global scales,
-    /// importance and input scales.
+    /// - [`PlanError::AlreadyQuantized`] if a config declares quantized weights.
+    /// - [`PlanError::FusedDiffer`] if parts of a fused layer are not quantized alike.
+    /// - [`PlanError::NoGlobalSearch`] if global scales are both given and to be searched.
+    /// - [`PlanError::NothingToCheck`] if [`check_search`](Self::check_search) is set without a
+    ///   full search.
+    /// - [`FormatError::Packed`](crate::FormatError::Packed) for codes that cannot be read.
+    /// - [`OutputError::NameTaken`](crate::OutputError::NameTaken) if an output has the name of
+    ///   another tensor.
+    /// - [`RecipeError`](crate::RecipeError) for settings that conflict with each other or with the
+    ///   checkpoint format.
+    /// - [`GivenError`](crate::GivenError) for files of global scales, importance or input scales.
     pub fn plan<'a>(&self, checkpoint: &'a Checkpoint) -> Result<Plan<'a>> {
         let mut plan = Plan::decide(self, checkpoint)?;
         if let Some(path) = &self.global_scales {
@@ -184,7 +190,7 @@ impl Quantize {
 }
 
 impl<'a> Plan<'a> {
-    /// Plans every tensor. Files of scales and importance are applied afterwards.
+    /// Decides the job of every tensor, without the optional input files.
     fn decide(request: &Quantize, checkpoint: &'a Checkpoint) -> Result<Self> {
         let recipes = &request.recipes;
         let own = checkpoint.own_format();
@@ -229,7 +235,7 @@ impl<'a> Plan<'a> {
             }
         }
         if used.is_empty() {
-            // Nothing is quantized. Reports show the recipe of a tensor without a rule.
+            // Nothing is quantized. Reports show the recipe of a tensor that matches no rule.
             used.push(recipes.recipe_of("", format)?);
         }
         let mut plan = Self {
@@ -252,7 +258,7 @@ impl<'a> Plan<'a> {
         Ok(plan)
     }
 
-    /// Collects the warnings that follow from the checkpoint and the request.
+    /// Collects the warnings that do not depend on optional input files.
     fn warn_of(&mut self, request: &Quantize) {
         let recipes = &request.recipes;
         let copied = self.jobs.iter().filter(|job| job.plan.quantize().is_none());
@@ -266,7 +272,7 @@ impl<'a> Plan<'a> {
         self.warnings = unmatched.chain(unknown).chain(idle).chain(loaders).collect();
     }
 
-    /// Adds a warning about names in a file, if there are any.
+    /// Adds a warning that lists `names` of a file, unless there are none.
     fn warn_of_names(&mut self, file: &Path, names: Vec<String>, problem: FileProblem) {
         if !names.is_empty() {
             self.warnings.push(Warning::File { file: file.into(), names, problem });
@@ -296,7 +302,7 @@ impl<'a> Plan<'a> {
         Ok(())
     }
 
-    /// Takes importance by column from a file.
+    /// Takes importance per column from a file.
     fn take_importance(&mut self, path: &Path) -> Result<()> {
         if self.recipes.iter().all(|used| used.recipe.search == Search::None) {
             return Err(Error::Given(GivenError::ImportanceUnused));
@@ -321,7 +327,7 @@ impl<'a> Plan<'a> {
         Ok(())
     }
 
-    /// Adds the scale of the layer's inputs to every weight in NVFP4.
+    /// Stores the global scale of a layer's inputs next to each of its NVFP4 weights.
     fn take_input_scales(&mut self, given: &InputScales) -> Result<()> {
         let mut tensors = Vec::new();
         for (job, plan) in self.quantized() {
@@ -329,7 +335,7 @@ impl<'a> Plan<'a> {
             if storage.format != Format::Nvfp4 {
                 continue;
             }
-            // llama.cpp loads input scales of the layers whose global scales it loads.
+            // llama.cpp loads the input scales of layers whose global scales it loads.
             let architecture = self.checkpoint.gguf_architecture();
             let loaded = architecture.is_none_or(|name| use_of(name, tensor.name) != Use::Unknown);
             let stored = storage.stored_input(tensor.name).filter(|_| loaded);
@@ -359,7 +365,7 @@ impl<'a> Plan<'a> {
         self.check_names()
     }
 
-    /// Groups the tensors whose global scale follows from the largest magnitude of several.
+    /// Groups the tensors whose global scale follows from a shared amax.
     fn share_global_scales(&mut self) {
         let mut layers: HashMap<_, Vec<usize>> = HashMap::new();
         for (number, job) in self.jobs.iter().enumerate() {
@@ -384,8 +390,9 @@ impl<'a> Plan<'a> {
         self.layers = layers;
     }
 
-    /// The recipes, each with everything about it that decides the bytes: by the elements that they
-    /// are used for, the most first.
+    /// Returns the recipes, the one with the most elements first.
+    ///
+    /// Each comes with totals and with all facts that determine the output's bytes.
     pub fn recipes(&self) -> Vec<UsedRecipe> {
         let mut sums = vec![Sums::default(); self.recipes.len()];
         for (job, plan) in self.quantized() {
@@ -396,12 +403,12 @@ impl<'a> Plan<'a> {
             .collect()
     }
 
-    /// The formats, the one for the most elements first, each with the sums over its tensors.
+    /// Returns the formats, the one with the most elements first, with totals for each.
     pub fn formats(&self) -> Vec<(Format, Sums)> {
         by_format(&self.recipes())
     }
 
-    /// Everything that decides the bytes, name by name, and is the same for all tensors.
+    /// Returns the facts about the output's bytes that all recipes have in common.
     pub fn facts(&self) -> Facts {
         common(&self.recipes())
     }
@@ -424,22 +431,22 @@ impl<'a> Plan<'a> {
         facts
     }
 
-    /// The input.
+    /// Returns the input checkpoint.
     pub(crate) fn checkpoint(&self) -> &'a Checkpoint {
         self.checkpoint
     }
 
-    /// The recipe that a tensor is quantized by.
+    /// Returns the recipe of a quantized tensor.
     pub(crate) fn recipe_of(&self, plan: &QuantizePlan) -> &TensorRecipe {
         &self.recipes[plan.recipe]
     }
 
-    /// The number of the recipe that a tensor is quantized by, if there are several.
+    /// Returns the number of a tensor's recipe, if there are several recipes.
     pub(crate) fn number_of(&self, plan: &QuantizePlan) -> Option<usize> {
         (self.recipes.len() > 1).then_some(plan.recipe)
     }
 
-    /// Adds the numbers that were given in files to a hash.
+    /// Adds all given scales and importance to a hash.
     pub(crate) fn add_given(&self, hash: &mut Xxh3) {
         for (_, plan) in self.quantized() {
             for scale in [plan.global_scale, plan.input_scale].into_iter().flatten() {
@@ -451,17 +458,17 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// The jobs of the tensors to quantize.
+    /// Iterates over the jobs that quantize a tensor.
     pub(crate) fn quantized(&self) -> impl Iterator<Item = (&Job<'a, TensorPlan>, &QuantizePlan)> {
         self.jobs.iter().filter_map(|job| Some((job, job.plan.quantize()?)))
     }
 
-    /// The number of tensors to quantize.
+    /// Returns the number of tensors to quantize.
     pub fn count_quantized(&self) -> usize {
         self.quantized().count()
     }
 
-    /// What becomes of each tensor, as JSON.
+    /// Returns the job of each tensor as JSON.
     pub fn to_json(&self) -> Value {
         let recipes = self.recipes();
         let tensors = self.jobs.iter().map(|job| {
@@ -489,7 +496,7 @@ impl<'a> Plan<'a> {
         json.into()
     }
 
-    /// Checks that no output of a tensor has the name of another tensor or output.
+    /// Checks that no output has the name of another tensor or output.
     fn check_names(&self) -> Result<()> {
         let mut taken: HashSet<_> = self.jobs.iter().map(|job| job.tensor.name).collect();
         for (job, _) in self.quantized() {
@@ -503,7 +510,7 @@ impl<'a> Plan<'a> {
         Ok(())
     }
 
-    /// The layers grouped by their storage, the group with the most elements first.
+    /// Groups the layers by storage, the group with the most elements first.
     fn groups(&self) -> Vec<Group> {
         let weights = self
             .quantized()
@@ -514,7 +521,7 @@ impl<'a> Plan<'a> {
     /// Describes in the output's config how its layers are stored.
     pub(crate) fn describe(&self, description: &mut Description) {
         if Description::method(self.checkpoint).is_some() {
-            // The entry about the KV cache stays.
+            // Removing the old description must keep the entry about the KV cache.
             description.take_cache();
             description.remove();
         }
@@ -524,20 +531,20 @@ impl<'a> Plan<'a> {
         self.format.describe(&self.groups(), &ignore, description);
     }
 
-    /// ggml's type of the format that most weights become.
+    /// Returns ggml's file type for the format of most weights.
     pub(crate) fn file_type(&self) -> FileType {
         let blocks = self.groups().first().and_then(|group| group.storage.blocks);
         blocks.unwrap_or(Blocks::Mxfp4).file_type()
     }
 }
 
-/// Opens a file that is given with a checkpoint.
+/// Opens an optional input file. Errors call it `what`.
 fn open_given(file: &Path, what: &'static str) -> Result<Checkpoint> {
     Checkpoint::open(file)
         .map_err(|source| GivenError::Open { what, file: file.into(), source: source.into() }.into())
 }
 
-/// How a job quantizes its tensor, if it does.
+/// Returns a job's parameters for quantizing, if it quantizes its tensor.
 fn quantize_plan<'j>(job: &'j mut Job<'_, TensorPlan>) -> Option<&'j mut QuantizePlan> {
     match &mut job.plan {
         TensorPlan::Quantize(plan) => Some(plan),

@@ -54,6 +54,13 @@ impl AddAssign for Report {
 }
 
 impl Report {
+    /// The report of rows that start at `row` of a larger matrix: positions count from its start.
+    #[must_use]
+    pub fn starting_at(mut self, row: usize) -> Self {
+        self.first_non_finite = self.first_non_finite.map(|first| Position { row: first.row + row, ..first });
+        self
+    }
+
     /// Returns the sum of two reports.
     pub(crate) fn plus(mut self, other: Self) -> Self {
         self += other;

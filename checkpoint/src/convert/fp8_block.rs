@@ -1,8 +1,8 @@
 //! Exact casts to block FP8: E4M3 under a scale for each 128×128 of a matrix.
 //!
-//! Scales are powers of two, 2^-126 or more. The scale is the smallest one under which a block's
-//! largest value fits. If a block is inexact under it, then it is inexact under every scale:
-//! doubling the scale keeps the significands of normal numbers and halves the resolution of
+//! Scales are powers of two, 2^-126 or more. The cast takes the smallest scale that brings a
+//! block's largest value in range. If a block is inexact with it, then it is inexact with every
+//! scale: doubling the scale keeps the significands of normal numbers and halves the resolution of
 //! subnormal ones.
 //!
 //! Values of MXFP4 are 1 or 3 times a power of two. E4M3 has these values from 2^-9 to 2^8 and from

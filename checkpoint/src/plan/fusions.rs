@@ -1,4 +1,4 @@
-//! The check that layers which serving engines fuse are quantized so that one layer can hold them.
+//! Checks that layers which serving engines fuse are quantized alike.
 
 use std::collections::HashMap;
 
@@ -10,12 +10,13 @@ use crate::plan::tensor_recipe::TensorRecipe;
 use crate::plan::used_recipe::Facts;
 use crate::read::tensor::Tensor;
 
-/// Checks that the parts of each layer that engines fuse have one format, and if the format has a
-/// global scale, the same numerics and the same way to that scale. Experts of a layer, which are
-/// one tensor to engines, must have one format.
+/// Checks that the parts of each fused layer have the same format.
+///
+/// If the format has a global scale, its numerics and the way to choose it must be the same, too.
+/// Engines store the experts of a layer in one tensor, so they must have the same format.
 ///
 /// # Errors
-/// [`PlanError::FusedDiffer`](crate::PlanError::FusedDiffer).
+/// [`PlanError::FusedDiffer`](crate::PlanError::FusedDiffer) if two parts or experts differ.
 pub(crate) fn check<'a>(quantized: impl Iterator<Item = (Tensor<'a>, &'a TensorRecipe)>) -> Result<()> {
     let (mut layers, mut experts) = (HashMap::new(), HashMap::new());
     for (tensor, recipe) in quantized {
@@ -49,7 +50,7 @@ fn differ(
     pattern: String,
 ) -> Error {
     let (first_facts, second_facts) = (as_first.facts(), as_second.facts());
-    // Their formats, or else what else is not the same.
+    // The format if the formats differ, or else the other facts that differ.
     let said = |facts: &Facts, others: &Facts| match as_first.format() == as_second.format() {
         false => facts[0].1.clone(),
         true => {

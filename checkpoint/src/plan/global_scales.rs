@@ -1,5 +1,5 @@
-//! NVFP4's global scales, read from a file instead of computed. A file names them after the tensors
-//! that they are for.
+//! NVFP4 global scales read from a file instead of computed. The file names them after their
+//! tensors.
 
 use std::collections::{HashMap, HashSet};
 
@@ -15,33 +15,34 @@ use crate::names::fused::fused;
 use crate::read::checkpoint::Checkpoint;
 use crate::read::tensor::Tensor;
 
-/// The names that a global scale may have after its tensor's, which tell its direction.
+/// Stored forms of a global scale. The suffix of the name determines the direction.
 const STORED: [StoredGlobal; 2] = [compressed_tensors::GLOBAL_SCALE, modelopt::GLOBAL_SCALE];
 
-/// Global scales that were found in a file.
+/// Global scales found in a file.
 #[derive(Debug, Default)]
 pub(crate) struct GlobalScales {
-    /// The global scale of each tensor that was asked for, in their order.
+    /// Global scale of each requested tensor, in request order.
     pub(crate) scales: Vec<GlobalScale>,
-    /// Tensors of the file that are not for a tensor that is quantized.
+    /// Tensors of the file that do not belong to a quantized tensor.
     pub(crate) unused: Vec<String>,
-    /// Tensors whose global scale has the other direction than the numerics. Its inverse is taken,
+    /// Tensors whose global scale has the other direction than the numerics. Its inverse is used,
     /// rounded to f32.
     pub(crate) inverted: Vec<String>,
-    /// Tensors that serving engines fuse with others and whose global scale differs from theirs.
+    /// Tensors whose global scale differs from other parts of their fused layer.
     pub(crate) unequal: Vec<String>,
 }
 
 impl GlobalScales {
-    /// Finds the global scale of each tensor, for the direction that its convention has:
-    /// `X_global_scale`, a divisor, `X_scale_2`, a multiplier, or X itself, which has the
-    /// convention's direction.
+    /// Finds the global scale of each tensor, in the direction of its numerics.
+    ///
+    /// A scale is called `X_global_scale` (a divisor), `X_scale_2` (a multiplier) or `X` (the
+    /// direction of the numerics).
     ///
     /// # Errors
-    /// [`GivenError::NoGlobalScale`](crate::GivenError::NoGlobalScale),
-    /// [`GivenError::GlobalScaleTwice`](crate::GivenError::GlobalScaleTwice),
-    /// [`FormatError::Packed`](crate::FormatError::Packed) unless it is one F32, and
-    /// [`Error::Tensor`] for a number that cannot be a global scale.
+    /// - [`GivenError::NoGlobalScale`](crate::GivenError::NoGlobalScale) if a tensor has none.
+    /// - [`GivenError::GlobalScaleTwice`](crate::GivenError::GlobalScaleTwice) if a tensor has two.
+    /// - [`FormatError::Packed`](crate::FormatError::Packed) unless the scale is one F32.
+    /// - [`Error::Tensor`] for a number that cannot be a global scale.
     pub(crate) fn find<'a>(
         file: &Checkpoint,
         tensors: impl Iterator<Item = (&'a str, Direction)>,
@@ -70,7 +71,7 @@ impl GlobalScales {
     }
 }
 
-/// The stored global scale of a tensor, and its direction.
+/// Finds the stored global scale of a tensor, and its direction.
 fn candidate<'a>(file: &'a Checkpoint, name: &str, direction: Direction) -> Result<(Tensor<'a>, Direction)> {
     let [first, second] = STORED.map(|stored: StoredGlobal| {
         file.tensor(&stored.name_for(name)?).map(|found| (found, stored.direction))
@@ -86,8 +87,7 @@ fn candidate<'a>(file: &'a Checkpoint, name: &str, direction: Direction) -> Resu
                 second,
             }))
         }
-        // A quantized checkpoint may hold codes under the plain name, so that the suffixes come
-        // first.
+        // Suffixes come first: a quantized checkpoint may store codes under the plain name.
         (Some(found), None) | (None, Some(found)) => Ok(found),
         (None, None) => file
             .tensor(name)
@@ -96,7 +96,7 @@ fn candidate<'a>(file: &'a Checkpoint, name: &str, direction: Direction) -> Resu
     }
 }
 
-/// The same scale in another direction, rounded.
+/// Converts a scale to a direction, which rounds.
 fn toward(direction: Direction, scale: GlobalScale, stored: &Tensor<'_>) -> Result<GlobalScale> {
     let inverse = scale.toward(direction);
     let error = || Error::tensor(stored.file, stored.name, microscale::Error::GlobalScale { given: inverse });

@@ -1,4 +1,4 @@
-//! Importance by column, read from a file: it weights the errors of a search for block scales.
+//! Importance per column, read from a file. It weights errors in the search for block scales.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -14,66 +14,71 @@ use crate::read::checkpoint::Checkpoint;
 use crate::read::tensor::Tensor;
 use crate::read::values::{typed, with_values};
 
-/// The endings that name a vector of importance after its tensor.
+/// Suffixes that name a tensor's importance vector.
 const SUFFIXES: [&str; 2] = [".importance", "_importance"];
 
-/// Importance that was found in a file.
+/// Importance found in a file.
 #[derive(Debug)]
 pub(crate) struct Importance {
-    /// The importance of each tensor that was asked for, in their order. All columns of a tensor
-    /// without importance weigh the same.
+    /// Importance of each requested tensor, in request order. `None` weights all columns equally.
     pub(crate) columns: Vec<Option<Columns>>,
-    /// Tensors of the file that are not for a tensor that is quantized.
+    /// Tensors of the file that do not belong to a quantized tensor.
     pub(crate) unused: Vec<String>,
-    /// Tensors to quantize that have no importance.
+    /// Tensors to quantize without importance.
     pub(crate) unweighted: Vec<String>,
-    /// Tensors with experts that met no token in an importance matrix. All columns of such an
+    /// Tensors with experts that received no token in an importance matrix. All columns of such an
     /// expert weigh the same.
     pub(crate) partial: Vec<String>,
 }
 
-/// The importance of a tensor's columns: the same for all rows, or for the rows of each expert.
+/// Importance of a tensor's columns: one vector for all rows, or one per expert.
 #[derive(Clone, Debug)]
 pub(crate) struct Columns {
-    /// A number for each column, one expert after another.
+    /// One number per column. The vectors of experts are consecutive.
     pub(crate) numbers: Vec<f32>,
     cols: usize,
-    /// The rows of an expert, or of the tensor if there is one vector.
+    /// Rows per expert, or rows of the tensor if there is one vector.
     rows: usize,
 }
 
 impl Columns {
-    /// The rows that each vector is for, if there are several.
+    /// Returns the rows per vector, if there are several vectors.
     pub(crate) fn rows_each(&self) -> Option<usize> {
         (self.numbers.len() > self.cols).then_some(self.rows)
     }
 
-    /// The importance in some rows, which are of one expert.
+    /// Returns the importance for `rows`, which must belong to one expert.
     pub(crate) fn of(&self, rows: &Range<usize>) -> &[f32] {
         let start = self.rows_each().map_or(0, |each| rows.start / each.max(1) * self.cols);
         self.numbers.get(start..start + self.cols).unwrap_or_default()
     }
 }
 
-/// A tensor's importance in a file.
+/// Stored importance of a tensor.
 enum Stored<'a> {
-    /// As it is.
+    /// A vector of importance.
     Vector(Tensor<'a>),
-    /// Sums over tokens and the number of tokens, as llama.cpp stores them.
+    /// Sums of llama.cpp's importance matrix, and the counts to divide them by.
     Sums(Tensor<'a>, Option<Tensor<'a>>),
 }
 
 impl Importance {
-    /// Finds the importance of each tensor: a vector called `X.importance`, `X_importance` or X
-    /// itself, or `X.in_sum2` and `X.counts` of an importance matrix: one float per column of X, or
-    /// one per expert and column.
+    /// Finds the importance of each tensor.
+    ///
+    /// A vector is called `X.importance`, `X_importance` or `X`, like its tensor. An importance
+    /// matrix has `X.in_sum2` and `X.counts` instead. The vector or the sums have one float per
+    /// column of `X`, or one row of them per expert.
     ///
     /// # Errors
-    /// [`GivenError::ImportanceTwice`](crate::GivenError::ImportanceTwice),
-    /// [`GivenError::ImportanceShape`](crate::GivenError::ImportanceShape),
-    /// [`GivenError::ImportanceNumber`](crate::GivenError::ImportanceNumber),
-    /// [`GivenError::Imatrix`](crate::GivenError::Imatrix),
-    /// [`GivenError::ImatrixOfOthers`](crate::GivenError::ImatrixOfOthers).
+    /// - [`GivenError::ImportanceTwice`](crate::GivenError::ImportanceTwice) if a tensor has two
+    ///   vectors.
+    /// - [`GivenError::ImportanceShape`](crate::GivenError::ImportanceShape) if a vector does not
+    ///   fit its tensor.
+    /// - [`GivenError::ImportanceNumber`](crate::GivenError::ImportanceNumber) for a number that is
+    ///   negative or not finite.
+    /// - [`GivenError::Imatrix`](crate::GivenError::Imatrix) if an importance matrix is malformed.
+    /// - [`GivenError::ImatrixOfOthers`](crate::GivenError::ImatrixOfOthers) if an importance
+    ///   matrix matches no tensor.
     pub(crate) fn find<'a>(
         file: &Checkpoint,
         tensors: impl Iterator<Item = (Tensor<'a>, &'static Storage)>,
@@ -103,7 +108,7 @@ impl Importance {
             all.push(Some(Columns { numbers, cols, rows: rows.unwrap_or(1) }));
         }
         let unused = file.tensors().map(|tensor| tensor.name).filter(|name| !used.contains(name));
-        // Sums and their counts are reported once, by the tensor's name.
+        // Sums and their counts make one warning, under the tensor's name.
         let unused = unused.filter(|name| file.tensor(&paired(name)).is_none());
         let unused: Vec<String> =
             unused.map(|name| name.strip_suffix(SUMS).unwrap_or(name).to_string()).collect();
@@ -117,13 +122,14 @@ impl Importance {
     }
 }
 
-/// The name of the sums that counts belong to.
+/// Returns the name of the sums for counts called `name`.
 fn paired(name: &str) -> String {
     name.strip_suffix(COUNTS).map(|weight| format!("{weight}{SUMS}")).unwrap_or_default()
 }
 
-/// The stored importance of a tensor. A file of importance may be part of a checkpoint, so that the
-/// suffixes come first.
+/// Finds the stored importance of a tensor.
+///
+/// Names with a suffix come first, because the file may also hold the weights of a checkpoint.
 fn candidate<'a>(file: &'a Checkpoint, name: &str) -> Result<Option<Stored<'a>>> {
     let [first, second, sums, counts] =
         [SUFFIXES[0], SUFFIXES[1], SUMS, COUNTS].map(|suffix| file.tensor(&format!("{name}{suffix}")));
@@ -139,7 +145,7 @@ fn candidate<'a>(file: &'a Checkpoint, name: &str) -> Result<Option<Stored<'a>>>
     })
 }
 
-/// The columns of a tensor, and its experts: 1 if it has none.
+/// Returns the numbers of columns and of experts, each 1 for a tensor without that dimension.
 fn size(tensor: &Tensor<'_>, storage: &Storage) -> (usize, usize) {
     let shape = storage.stored_shape(tensor.shape);
     let experts = shape.len().checked_sub(2).and_then(|leading| shape.get(..leading));
@@ -148,7 +154,7 @@ fn size(tensor: &Tensor<'_>, storage: &Storage) -> (usize, usize) {
     (shape.last().copied().unwrap_or(1), experts)
 }
 
-/// The numbers of a vector that is for a tensor, or of one vector for each expert.
+/// Reads the importance vector of a tensor, or one vector per expert.
 fn vector(stored: &Tensor<'_>, tensor: &Tensor<'_>, storage: &Storage) -> Result<Vec<f32>> {
     let (columns, experts) = size(tensor, storage);
     let (file, name) = (stored.file.to_path_buf(), stored.name.to_string());
@@ -170,8 +176,10 @@ fn vector(stored: &Tensor<'_>, tensor: &Tensor<'_>, storage: &Storage) -> Result
     check(stored, tensor, columns, importance)
 }
 
-/// The mean squares of the activations that a tensor's columns have met, and whether some expert
-/// has met none: its columns weigh the same, as llama.cpp has it.
+/// Computes the mean squared activation of each column.
+///
+/// Returns true if some expert received no token. The columns of such an expert weigh the same, as
+/// in llama.cpp.
 fn means(
     sums: &Tensor<'_>,
     counts: Option<&Tensor<'_>>,
@@ -185,7 +193,7 @@ fn means(
     };
     let (legacy, counts) = match counts.map(|counts| (counts.dtype, counts)) {
         Some((FileDtype::F32, counts)) => (false, typed::<f32>(counts.data).into_owned()),
-        // The one of a file that is no GGUF.
+        // Counts of a legacy `.dat` file.
         Some((FileDtype::I32, counts)) => (
             true,
             counts.data.as_chunks::<4>().0.iter().map(|bytes| i32::from_le_bytes(*bytes) as f32).collect(),
@@ -223,7 +231,7 @@ fn means(
     Ok((check(sums, tensor, columns, means)?, partial))
 }
 
-/// Makes sure that numbers can be importance.
+/// Checks that all numbers are finite and not negative.
 fn check(stored: &Tensor<'_>, tensor: &Tensor<'_>, columns: usize, importance: Vec<f32>) -> Result<Vec<f32>> {
     match importance.iter().position(|number| !(number.is_finite() && *number >= 0.0)) {
         None => Ok(importance),
@@ -237,8 +245,8 @@ fn check(stored: &Tensor<'_>, tensor: &Tensor<'_>, columns: usize, importance: V
 
 #[cfg(test)]
 mod golden_tests {
-    //! Importance matrices that llama.cpp's llama-imatrix wrote, and the numbers that its quantizer
-    //! makes of them; `tests/golden/README.md` of the repository describes them.
+    //! Importance matrices from llama.cpp's llama-imatrix, and the numbers that its quantizer uses.
+    //! `tests/golden/README.md` in the repository describes the files.
 
     use std::path::Path;
 
@@ -288,8 +296,8 @@ mod golden_tests {
         assert_eq!((importance.unused.len(), importance.unweighted.len()), (0, 0));
     }
 
-    /// The older form has been multiplied by the number of chunks, which rounds, and does not tell
-    /// which experts met no token.
+    /// The legacy format stores sums multiplied by the number of chunks, which rounds. It does not
+    /// record which experts received no token.
     #[test]
     fn the_older_form_has_the_same_numbers_but_for_rounding() {
         let (importance, expected) = found("imatrix.dat");

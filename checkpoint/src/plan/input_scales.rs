@@ -1,5 +1,4 @@
-//! Global scales of layers' inputs, which are given: an engine quantizes a layer's inputs to NVFP4
-//! under one.
+//! Given global scales of layer inputs. Engines use them to quantize a layer's inputs to NVFP4.
 
 use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
@@ -16,12 +15,11 @@ use crate::names::weight::module;
 use crate::read::json::Object;
 use crate::read::tensor::Tensor;
 
-/// Suffixes of names, with the direction of the scale that follows. A number without a suffix is an
-/// amax.
+/// Suffixes of scales, with their directions. A number without a suffix is an amax.
 const SCALES: [(&str, Direction); 2] =
     [(".input_global_scale", Direction::Divisor), (".input_scale", Direction::Multiplier)];
 
-/// The figure that is known of a layer's inputs.
+/// Number given for a layer's inputs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Given {
     /// The largest magnitude.
@@ -31,7 +29,7 @@ enum Given {
 }
 
 impl Given {
-    /// The scale in a direction: 2688 / amax, a divisor, or amax / 2688, a multiplier.
+    /// Returns the scale in a direction: 2688 / amax as a divisor, amax / 2688 as a multiplier.
     fn toward(self, direction: Direction) -> GlobalScale {
         match (self, direction) {
             (Self::Amax(amax), Direction::Divisor) => GlobalScale::Divisor(LARGEST / amax),
@@ -41,7 +39,7 @@ impl Given {
     }
 }
 
-/// Where the global scales of layers' inputs come from.
+/// Source of the global scales of layer inputs.
 #[derive(Clone, Debug)]
 pub struct InputScales {
     source: InputScaleSource,
@@ -49,26 +47,30 @@ pub struct InputScales {
 
 #[derive(Clone, Debug)]
 enum InputScaleSource {
-    /// The amax of all layers' inputs.
+    /// One amax for the inputs of all layers.
     Amax(f32),
     /// A file, and its numbers by name.
     File(PathBuf, HashMap<String, f32>),
 }
 
 impl InputScales {
-    /// One scale for all layers, from the largest magnitude of their inputs.
+    /// Uses one scale for all layers, computed from the largest magnitude of their inputs.
     pub fn from_amax(amax: f32) -> Self {
         Self { source: InputScaleSource::Amax(amax) }
     }
 
-    /// Reads them from a JSON file: an object of numbers. The number called `LAYER` or
-    /// `LAYER.weight` is the largest magnitude of the layer's inputs; `LAYER.input_global_scale` is
-    /// their global scale as a divisor, 2688 / amax, and `LAYER.input_scale` as a multiplier.
+    /// Reads the scales from a JSON file: an object of numbers.
+    ///
+    /// A number called `LAYER` or `LAYER.weight` is the largest magnitude of the layer's inputs.
+    /// `LAYER.input_global_scale` is their global scale as a divisor (2688 / amax), and
+    /// `LAYER.input_scale` as a multiplier.
     ///
     /// # Errors
-    /// The errors of reading it; [`GivenError::InputScaleFile`](crate::GivenError::InputScaleFile)
-    /// for values that are no numbers;
-    /// [`GivenError::InputScaleRepeated`](crate::GivenError::InputScaleRepeated).
+    /// - Errors of reading the file.
+    /// - [`GivenError::InputScaleFile`](crate::GivenError::InputScaleFile) for a value that is not
+    ///   a number.
+    /// - [`GivenError::InputScaleRepeated`](crate::GivenError::InputScaleRepeated) for a repeated
+    ///   name.
     pub fn read(file: &Path) -> Result<Self> {
         let (mut numbers, object) = (HashMap::new(), Object::read(file)?);
         if let Some(name) = object.repeated_key() {
@@ -82,7 +84,7 @@ impl InputScales {
         Ok(Self { source: InputScaleSource::File(file.into(), numbers) })
     }
 
-    /// The file that they were read from, if they were.
+    /// Returns the file that the scales come from, if any.
     pub(crate) fn file(&self) -> Option<&Path> {
         match &self.source {
             InputScaleSource::Amax(_) => None,
@@ -90,7 +92,7 @@ impl InputScales {
         }
     }
 
-    /// In words, where they come from.
+    /// Describes the source in words.
     pub(crate) fn described(&self) -> String {
         match &self.source {
             InputScaleSource::Amax(amax) => format!("from an amax of {amax}"),
@@ -98,14 +100,17 @@ impl InputScales {
         }
     }
 
-    /// The scale of each layer's inputs in the direction of its storage, and the names in the file
-    /// that nothing has used. Layers that serving engines fuse have the same inputs, and get the
-    /// scale of the largest.
+    /// Finds the scale of each layer's inputs, in the direction of its storage.
+    ///
+    /// Also returns the unused names of the file. Layers that serving engines fuse have the same
+    /// inputs. They share the scale of the largest amax.
     ///
     /// # Errors
-    /// [`GivenError::NoInputScale`](crate::GivenError::NoInputScale),
-    /// [`GivenError::InputScaleTwice`](crate::GivenError::InputScaleTwice),
-    /// [`GivenError::InputScaleNumber`](crate::GivenError::InputScaleNumber).
+    /// - [`GivenError::NoInputScale`](crate::GivenError::NoInputScale) if a layer has none.
+    /// - [`GivenError::InputScaleTwice`](crate::GivenError::InputScaleTwice) if a layer has
+    ///   several.
+    /// - [`GivenError::InputScaleNumber`](crate::GivenError::InputScaleNumber) for a number that
+    ///   cannot be a global scale.
     pub(crate) fn find<'a>(
         &self,
         tensors: impl Iterator<Item = (Tensor<'a>, &'static StoredGlobal)>,
@@ -141,14 +146,14 @@ impl InputScales {
         Ok((found, unused))
     }
 
-    /// The figure that is given for a weight.
+    /// Returns the number that is given for a weight.
     fn of(&self, weight: &str, used: &mut BTreeSet<String>) -> Result<Given> {
         let (file, numbers) = match &self.source {
             InputScaleSource::Amax(amax) => return Ok(Given::Amax(*amax)),
             InputScaleSource::File(file, numbers) => (file, numbers),
         };
         let layer = module(weight);
-        // A weight outside a layer has the same name as its layer.
+        // The weight and its layer have the same name if the weight's name lacks `.weight`.
         let weights = [Some(layer), Some(weight).filter(|weight| *weight != layer)].into_iter().flatten();
         let names = weights.map(|name| (name.to_string(), None));
         let names = names.chain(SCALES.map(|(end, direction)| (format!("{layer}{end}"), Some(direction))));
@@ -172,7 +177,7 @@ impl InputScales {
     }
 }
 
-/// The scale of the larger inputs.
+/// Returns the scale with the larger amax.
 fn larger(a: GlobalScale, b: GlobalScale) -> GlobalScale {
     match a.direction() {
         Direction::Divisor if b.value() < a.value() => b,
@@ -187,7 +192,7 @@ fn not_a_number(file: &Path, name: &str, value: &Value) -> crate::error::Error {
 }
 
 impl Storage {
-    /// Storage for the scale of a layer's inputs, if this format has one.
+    /// Returns how a layer's input scale is stored next to its weight, if it can be.
     pub(crate) fn stored_input(&self, weight: &str) -> Option<&StoredGlobal> {
         let stored = self.input_scale.as_ref()?;
         stored.name_for(weight).map(|_| stored)

@@ -1,4 +1,4 @@
-//! How tensors are stored that stay out of four bits: as they are, or in Q8_0.
+//! Storage of unquantized tensors: unchanged, or in Q8_0.
 
 use microscale::formats::words;
 
@@ -10,17 +10,18 @@ use crate::names::role::Role;
 use crate::read::tensor::{Q8_0, Tensor};
 use crate::reason::Reason;
 
-/// How tensors are stored that stay out of four bits.
+/// Storage of tensors that are not quantized to four bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum KeptAs {
-    /// As they are.
+    /// Unchanged.
     #[default]
     Unchanged,
-    /// In ggml's Q8_0, for the tensors of a GGUF file that llama.cpp would quantize: embeddings,
-    /// the output head, layers that rules or their values leave unquantized, and layers whose rows
-    /// or global scales do not fit a 4-bit format. Norms, routers, convolutions and excluded
-    /// tensors are unchanged.
+    /// In ggml's Q8_0, for tensors of a GGUF file that llama.cpp quantizes.
+    ///
+    /// These are embeddings, the output head, layers that a rule or their number keeps, and tensors
+    /// whose rows or global scales do not fit a 4-bit format. Norms, routers, convolutions and
+    /// excluded tensors stay unchanged.
     Q8_0,
 }
 
@@ -30,10 +31,10 @@ words!(KeptAs, "way to keep tensors" {
 });
 
 impl KeptAs {
-    /// Makes sure that files of a convention can have it.
+    /// Checks that a checkpoint format can store tensors this way.
     ///
     /// # Errors
-    /// [`RecipeError::Settings`](crate::RecipeError::Settings).
+    /// [`RecipeError::Settings`](crate::RecipeError::Settings) for Q8_0 outside of GGUF.
     pub(crate) fn check(self, convention: CheckpointFormat) -> Result<()> {
         if self == Self::Unchanged || convention == CheckpointFormat::Gguf {
             return Ok(());
@@ -42,7 +43,7 @@ impl KeptAs {
         Err(Error::Recipe(RecipeError::Settings { why }))
     }
 
-    /// The reason not to quantize a tensor to four bits, with what becomes of it instead.
+    /// Wraps the reason in [`Reason::InQ8_0`] if the tensor is stored in Q8_0.
     pub(crate) fn applied(self, tensor: &Tensor<'_>, reason: Reason) -> Reason {
         let may = match reason {
             Reason::Role(role) => matches!(role, Role::Embedding | Role::OutputHead),

@@ -1,4 +1,4 @@
-//! Warnings about an output before it is written: known defects of loaders, and missing parts.
+//! Warnings before an output is written: known bugs of loaders, and facts that the output loses.
 
 use microscale::{Format, Words};
 use serde_json::Value;
@@ -13,14 +13,14 @@ use crate::read::experts::is_of_all_experts;
 use crate::read::tensor::Tensor;
 use crate::reason::Reason;
 
-/// A warning of experts in NVFP4 with global scales, by the convention of compressed-tensors.
+/// Warning about NVFP4 experts with global scales in checkpoints of compressed-tensors.
 pub(crate) const EXPERTS: &str = "transformers 5.23 leaves out the global scales of experts in nvfp4, and makes their weights thousands of \
      times too large, without an error. vLLM reads them right; quantized with --global-scale none, or with global_scale = \
      \"none\" in a recipe's rule for \"*.experts.*\", both do";
 
 impl Plan<'_> {
-    /// Loaders that read the output wrongly without an error, with the remedy, and facts about the
-    /// input that the output's config cannot state.
+    /// Returns loaders that silently misread the output, with the remedy, and facts about the input
+    /// that the output's config cannot state.
     pub(crate) fn misread_by(&self) -> Vec<String> {
         let scaled =
             |(tensor, recipe): (&Tensor<'_>, &TensorRecipe)| is_expert(tensor.name) && recipe.has_global();
@@ -30,7 +30,7 @@ impl Plan<'_> {
         experts.into_iter().chain(self.fused_experts()).chain(self.adapter()).chain(self.cache()).collect()
     }
 
-    /// A warning if experts are copied only because they share one tensor.
+    /// Warns about tensors with all experts of a layer that are copied only because of this layout.
     fn fused_experts(&self) -> Option<String> {
         let copied = self.jobs.iter().filter(|job| job.plan.copied() == Some(&Reason::NotAWeight));
         let count = copied.filter(|job| is_of_all_experts(job.tensor.name)).count();
@@ -42,13 +42,13 @@ impl Plan<'_> {
         })
     }
 
-    /// A warning if the config of an 8-bit input has facts that the output's config cannot have.
+    /// Warns if the input's config describes a quantized KV cache and the output's config will not.
     fn cache(&self) -> Option<String> {
         let cache = Description::dropped_cache(self.checkpoint(), self.format)?;
         Some(format!("the config will no longer say how the cache of keys and values is quantized: {cache}"))
     }
 
-    /// A warning if weights of an adapter are to be quantized.
+    /// Warns if weights of a LoRA adapter are to be quantized.
     fn adapter(&self) -> Option<String> {
         let lora = |tensor: &Tensor<'_>| tensor.name.contains(".lora_A.") || tensor.name.contains(".lora_B.");
         let count = self.quantized().filter(|(job, _)| lora(&job.tensor)).count();
@@ -60,7 +60,7 @@ impl Plan<'_> {
         })
     }
 
-    /// Loaders that refuse the output, or want an option for it.
+    /// Returns loaders that refuse the output, or need an option to load it.
     pub fn refused_by(&self) -> Vec<String> {
         if self.format != CheckpointFormat::CompressedTensors {
             return Vec::new();
@@ -84,13 +84,15 @@ impl Plan<'_> {
         dense.into_iter().chain(dtype).collect()
     }
 
-    /// The tensors to quantize, each with its recipe.
+    /// Iterates over the tensors to quantize, with their recipes.
     fn with_recipes(&self) -> impl Iterator<Item = (&Tensor<'_>, &TensorRecipe)> {
         self.quantized().map(|(job, plan)| (&job.tensor, self.recipe_of(plan)))
     }
 
-    /// The dtype in which transformers loads the model, unless it is bf16: the config's, or else
-    /// the weights'. None for a single file, which no loader reads this way.
+    /// Returns the dtype that transformers loads the model in, unless it is bf16.
+    ///
+    /// This is the dtype in the config, or else the dtype of the weights. A file without a config
+    /// has no loader that depends on it.
     fn loaded_dtype(&self) -> Option<String> {
         let config = &self.checkpoint().config.as_ref()?.object.json;
         let text = config.get("text_config").and_then(Value::as_object);

@@ -3,9 +3,9 @@
 //! A recipe has settings for all tensors, patterns, and rules for some tensors. docs/recipes.md
 //! describes recipes for users.
 //!
-//! From the weakest to the strongest, these decide about a tensor: names and shapes
-//! ([`Selection`]), `include` patterns, the first and last layers to keep, the rules in their
-//! order, `exclude` patterns. If several rules set a key, the last one wins.
+//! The treatment of a tensor follows from these, weakest first: names and shapes ([`Selection`]),
+//! `include` patterns, the first and last layers to keep, rules in order, `exclude` patterns. If
+//! several rules set a key, the last one wins.
 
 mod file;
 pub(crate) mod presets;
@@ -27,14 +27,14 @@ use crate::reason::Reason;
 
 /// Which tensors to quantize, and their settings.
 ///
-/// The default has the defaults of [`Settings`] and [`Selection`]. [`Recipes::named`] loads files
+/// The default uses the defaults of [`Settings`] and [`Selection`]. [`Recipes::named`] loads files
 /// and presets.
 #[derive(Clone, Debug, Default)]
 pub struct Recipes {
     settings: Settings,
-    /// The checkpoint format to write, if the recipe has one.
+    /// Checkpoint format to write, if the recipe has one.
     pub out_convention: Option<CheckpointFormat>,
-    /// How tensors that are not quantized to four bits are stored.
+    /// Storage of unquantized tensors.
     pub kept: KeptAs,
     selection: Selection,
     keep_first_layers: usize,
@@ -42,19 +42,19 @@ pub struct Recipes {
     rules: Vec<Rule>,
     /// True for a preset.
     preset: bool,
-    /// The name of the file in errors; `None` if there is no file.
+    /// Name of the file in errors; `None` without a file.
     source: Option<String>,
-    /// The lines of the settings in the file, without the settings from the command line.
+    /// Lines of the settings in the file. Settings from the command line have no line.
     lines: Lines,
 }
 
 impl Recipes {
-    /// The same settings for all selected tensors.
+    /// Uses the same settings for all selected tensors.
     pub fn new(settings: Settings, selection: Selection) -> Self {
         Self { settings, selection, ..Self::default() }
     }
 
-    /// Overrides the settings for all tensors. Rules for some tensors stay.
+    /// Overrides the settings for all tensors. Rules keep their settings.
     pub fn set(&mut self, settings: Settings) {
         for key in settings.given() {
             self.lines.remove(key);
@@ -62,7 +62,7 @@ impl Recipes {
         self.settings = settings.or(self.settings);
     }
 
-    /// Adds patterns of tensors to include and to exclude.
+    /// Adds include and exclude patterns.
     ///
     /// # Errors
     /// [`RecipeError::Glob`](crate::RecipeError::Glob) if a pattern is invalid.
@@ -73,8 +73,8 @@ impl Recipes {
     /// Checks that the settings for all tensors are consistent.
     ///
     /// # Errors
-    /// [`RecipeError::Settings`](crate::RecipeError::Settings) if settings of the command line
-    /// conflict, [`RecipeError::File`](crate::RecipeError::File) if settings of a file do.
+    /// [`RecipeError::Settings`](crate::RecipeError::Settings) if settings from the command line
+    /// conflict, [`RecipeError::File`](crate::RecipeError::File) if settings from a file do.
     pub fn check_settings(&self) -> Result<()> {
         self.recipe(self.settings, &[]).map(|_| ())
     }
@@ -82,15 +82,15 @@ impl Recipes {
     /// Checks that the settings for all tensors are consistent and fit a checkpoint format.
     ///
     /// # Errors
-    /// [`RecipeError::Settings`](crate::RecipeError::Settings) if settings of the command line
-    /// conflict, [`RecipeError::File`](crate::RecipeError::File) if settings of a file do.
+    /// [`RecipeError::Settings`](crate::RecipeError::Settings) if settings from the command line
+    /// conflict, [`RecipeError::File`](crate::RecipeError::File) if settings from a file do.
     pub fn check(&self, convention: CheckpointFormat) -> Result<()> {
         self.kept.check(convention)?;
         self.tensor_recipe(self.settings, &[], convention).map(|_| ())
     }
 
-    /// Probable mistakes: patterns that match no tensor, and layers to keep although no layer has a
-    /// number.
+    /// Lists probable mistakes: patterns without a match, and layers to keep without numbered
+    /// layers.
     pub fn unmatched(&self, checkpoint: &Checkpoint) -> Vec<String> {
         let names: Vec<_> = checkpoint.tensors().map(|tensor| tensor.name).collect();
         let mut unmatched: Vec<_> = self
@@ -101,7 +101,7 @@ impl Recipes {
             .collect();
         for rule in &self.rules {
             let source = self.source.as_deref().unwrap_or_default();
-            // Presets have patterns for the names of other checkpoints too.
+            // Presets also have patterns for the names of other checkpoints.
             if self.preset && names.iter().any(|name| rule.matches(name)) {
                 continue;
             }
@@ -122,7 +122,7 @@ impl Recipes {
         unmatched
     }
 
-    /// The rules without effect: every tensor that they match is copied anyway.
+    /// Lists rules without effect: every tensor that they match is copied anyway.
     pub(crate) fn idle(&self, quantized: &[&str], copied: &[&str]) -> Vec<String> {
         let source = self.source.as_deref().unwrap_or_default();
         let rules = self.rules.iter().filter(|rule| rule.keep != Some(true));
@@ -136,12 +136,12 @@ impl Recipes {
         idle.map(text).collect()
     }
 
-    /// The selection of tensors by names and shapes.
+    /// Returns the selection by names and shapes.
     pub(crate) fn selection(&self) -> &Selection {
         &self.selection
     }
 
-    /// The override that the rules give for a tensor, with the checkpoint's layers.
+    /// Returns how the rules override the selection of a tensor, given the checkpoint's layers.
     pub(crate) fn override_of(&self, tensor: &str, layers: &Layers) -> Override {
         let last = self.rules.iter().rev().find(|rule| rule.keep.is_some() && rule.matches(tensor));
         match last {
@@ -157,7 +157,7 @@ impl Recipes {
         }
     }
 
-    /// The recipe of a tensor, if it is quantized.
+    /// Returns the recipe that a tensor gets if it is quantized.
     pub(crate) fn recipe_of(&self, tensor: &str, convention: CheckpointFormat) -> Result<TensorRecipe> {
         let rules: Vec<_> = self.rules.iter().filter(|rule| rule.matches(tensor)).collect();
         let settings = rules.iter().fold(self.settings, |those, rule| rule.settings.or(those));
@@ -179,7 +179,7 @@ impl Recipes {
         })
     }
 
-    /// Makes the recipe from settings that come from `rules`.
+    /// Makes a recipe from settings. `rules` are the rules that contributed to them.
     fn recipe(&self, settings: Settings, rules: &[&Rule]) -> Result<(Recipe, bool)> {
         settings.recipe().map_err(|misfit| match self.place_of(misfit.key, rules) {
             Some(place) => Error::Recipe(RecipeError::File { place, why: misfit.of_key() }),
@@ -187,8 +187,9 @@ impl Recipes {
         })
     }
 
-    /// Where the value of a key comes from: the last rule that sets it, or the top of the file.
-    /// `None` if it comes from the command line.
+    /// Returns where a key was set: in the last rule that sets it, or at the top of the file.
+    ///
+    /// Returns `None` if it was set on the command line.
     fn place_of(&self, key: &str, rules: &[&Rule]) -> Option<String> {
         let line = rules.iter().rev().find_map(|rule| rule.lines.get(key)).or_else(|| self.lines.get(key))?;
         Some(format!("{}:{line}", self.source.as_deref()?))

@@ -1,5 +1,4 @@
-//! The selection of the tensors of a checkpoint that are quantized, and the reasons against the
-//! others.
+//! Selects the tensors to quantize, and gives the reasons for copying the others.
 
 use globset::GlobMatcher;
 
@@ -11,60 +10,63 @@ use crate::names::naming::Naming;
 use crate::read::tensor::Tensor;
 use crate::reason::Reason;
 
-/// The selection of tensors to quantize.
+/// Selects the tensors to quantize.
 ///
-/// By default those called `*.weight` that are F32, F16, BF16 or other values that are
-/// [read](crate::Tensor::values_dtype), have two dimensions or more and are not norms, embeddings,
-/// output heads, routers or convolutions, by the model's architecture if it is known and by their
-/// names if not. Patterns to include add any float tensor of two dimensions or more, whatever its
-/// name; patterns to exclude have the last word. In a pattern `*` stands for any characters, dots
-/// included.
+/// By default it takes tensors called `*.weight` that have [values](crate::Tensor::values_dtype),
+/// such as F32, F16 and BF16, and at least two dimensions. It leaves out norms, embeddings, output
+/// heads, routers and convolutions. The model's architecture identifies these if it is known, and
+/// their names otherwise.
+///
+/// Include patterns add any float tensor with at least two dimensions, whatever its name. Exclude
+/// patterns override everything else. In a pattern, `*` matches any characters, including dots.
 #[derive(Clone, Debug, Default)]
 pub struct Selection {
     include: Vec<GlobMatcher>,
     exclude: Vec<GlobMatcher>,
 }
 
-/// A recipe's rule that overrides the default choice by name and shape.
+/// Effect of a recipe's rules on the selection of a tensor.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) enum Override {
     /// Name and shape decide.
     #[default]
     None,
-    /// Quantize the tensor, whatever its name, like a pattern to include.
+    /// Quantize the tensor whatever its name, like an include pattern.
     Quantize,
     /// Copy the tensor.
     Copy(Reason),
-    /// Copy the tensor with its layer, if it would be quantized.
+    /// Copy the tensor along with its layer, if it would be quantized otherwise.
     CopyLayer(Reason),
 }
 
 impl Selection {
-    /// The default, with patterns to include and to exclude.
+    /// Creates the default selection with include and exclude patterns.
     ///
     /// # Errors
-    /// [`RecipeError::Glob`](crate::RecipeError::Glob).
+    /// [`RecipeError::Glob`](crate::RecipeError::Glob) if a pattern is invalid.
     pub fn new(include: &[impl AsRef<str>], exclude: &[impl AsRef<str>]) -> Result<Self> {
         Ok(Self { include: matchers(include)?, exclude: matchers(exclude)? })
     }
 
-    /// Makes a selection of patterns that are compiled already.
+    /// Creates a selection from compiled patterns.
     pub(crate) fn of(include: Vec<GlobMatcher>, exclude: Vec<GlobMatcher>) -> Self {
         Self { include, exclude }
     }
 
-    /// Adds patterns.
+    /// Adds include and exclude patterns.
     ///
     /// # Errors
-    /// [`RecipeError::Glob`](crate::RecipeError::Glob).
+    /// [`RecipeError::Glob`](crate::RecipeError::Glob) if a pattern is invalid.
     pub fn add(&mut self, include: &[impl AsRef<str>], exclude: &[impl AsRef<str>]) -> Result<()> {
         self.include.extend(matchers(include)?);
         self.exclude.extend(matchers(exclude)?);
         Ok(())
     }
 
-    /// The reason not to quantize a tensor, given its checkpoint's architecture, the rules of a
-    /// recipe and the storage of the quantized tensor; `None` if it is quantized.
+    /// Returns the reason to copy a tensor, or `None` if it is quantized.
+    ///
+    /// `naming` identifies roles for the checkpoint's architecture. `rule` comes from the recipe,
+    /// and `storage` is the storage of the quantized tensor.
     pub(crate) fn reason_to_copy(
         &self,
         tensor: &Tensor<'_>,
@@ -103,7 +105,7 @@ impl Selection {
         storage.and_then(|storage| storage.cannot_hold(tensor.name, tensor.shape))
     }
 
-    /// The patterns that match none of the names: likely misspelt.
+    /// Returns the patterns that match no name and are probably misspelled.
     pub fn unmatched(&self, names: &[&str]) -> Vec<&str> {
         let patterns = self.include.iter().chain(&self.exclude);
         let unmatched = patterns.filter(|pattern| !names.iter().any(|name| pattern.is_match(name)));

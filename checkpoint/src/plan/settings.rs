@@ -1,4 +1,4 @@
-//! Settings for quantizing, as files and command lines give them, and the recipe made from them.
+//! Settings for quantizing, as files and command lines give them, and the resulting recipe.
 
 use std::fmt;
 
@@ -8,36 +8,34 @@ use microscale::{Convention, Format, Global, GlobalScale, NonFinite, Recipe, Sch
 use crate::error::Error;
 use crate::error::plan::PlanError;
 
-/// Settings of a recipe. Missing ones have defaults, or come from other settings: [`Settings::or`].
+/// Settings of a recipe. Missing ones have defaults or come from other settings ([`Settings::or`]).
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Settings {
-    /// The format; MXFP4 by default.
+    /// Format; MXFP4 by default.
     pub format: Option<Format>,
-    /// The library whose arithmetic to follow, by default [`Convention::default_for`] of the
-    /// format.
+    /// Library whose arithmetic to follow. The default is [`Convention::default_for`] the format.
     pub convention: Option<Convention>,
-    /// The rule that computes block scales from the largest magnitude, instead of the convention's.
-    /// For MXFP4 and MXFP8.
+    /// Rule that computes block scales from the amax, instead of the convention's rule. For MXFP4
+    /// and MXFP8.
     pub scale_rule: Option<ScaleRule>,
-    /// How values halfway between two codes are rounded, instead of the convention's rule. For
-    /// MXFP4.
+    /// Rounding of values halfway between two codes, instead of the convention's rule. For MXFP4.
     pub ties: Option<Ties>,
-    /// The source of NVFP4's global scales.
+    /// Source of NVFP4's global scales.
     pub global_scale: Option<GlobalSetting>,
-    /// How block scales are chosen.
+    /// Search for block scales.
     pub search: Option<Search>,
-    /// True if NVFP4's global scales are searched too.
+    /// True to search NVFP4's global scales, too.
     pub search_global: Option<bool>,
-    /// How NaN and infinities are treated.
+    /// Treatment of NaN and infinities.
     pub non_finite: Option<NonFinite>,
 }
 
-/// The source of NVFP4's global scales.
+/// Source of NVFP4's global scales.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum GlobalSetting {
-    /// Computed from the amax of each tensor, or of the layers that engines fuse it with.
+    /// Computed from the amax of each tensor, or of the layer that engines fuse it into.
     FromAmax,
-    /// The same number for all tensors, in the convention's direction.
+    /// The same number for all tensors, in the direction of the numerics.
     Value(f32),
     /// No global scale.
     Absent,
@@ -46,13 +44,13 @@ pub enum GlobalSetting {
 /// A setting that conflicts with the others.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Misfit {
-    /// The key of the setting in a recipe file.
+    /// Key of the setting in a recipe file.
     pub(crate) key: &'static str,
-    /// The reason.
+    /// Reason.
     pub(crate) why: Why,
 }
 
-/// Why a setting conflicts with the others.
+/// Reason why a setting conflicts with the others.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Why {
     /// The end of a sentence that begins with the setting's name.
@@ -66,7 +64,7 @@ impl Misfit {
         Self { key, why: Why::Whole(error.to_string()) }
     }
 
-    /// The message for a setting from the command line.
+    /// Returns the message for a setting from the command line.
     pub(crate) fn of_option(&self) -> String {
         match &self.why {
             Why::Is(rest) => format!("--{} {rest}", self.key.replace('_', "-")),
@@ -74,7 +72,7 @@ impl Misfit {
         }
     }
 
-    /// The message for a setting from a file.
+    /// Returns the message for a setting from a file.
     pub(crate) fn of_key(&self) -> String {
         match &self.why {
             Why::Is(rest) => format!("{} {rest}", self.key),
@@ -84,8 +82,7 @@ impl Misfit {
 }
 
 impl Settings {
-    /// The keys of the settings in files, in the order of the fields: **docs/recipes.md lists
-    /// them**.
+    /// Keys of the settings in files, in the order of the fields. docs/recipes.md lists them.
     pub const KEYS: [&'static str; 8] = [
         "format",
         "convention",
@@ -116,7 +113,7 @@ impl Settings {
         }
     }
 
-    /// The keys that are set.
+    /// Returns the keys that are set.
     pub(crate) fn given(&self) -> impl Iterator<Item = &'static str> {
         let given = [
             self.format.is_some(),
@@ -131,7 +128,10 @@ impl Settings {
         Self::KEYS.into_iter().zip(given).filter(|(_, given)| *given).map(|(key, _)| key)
     }
 
-    /// The recipe, and whether to search global scales too.
+    /// Returns the recipe, and whether to search global scales, too.
+    ///
+    /// # Errors
+    /// The first setting that conflicts with the others.
     pub(crate) fn recipe(&self) -> Result<(Recipe, bool), Misfit> {
         let format = self.format.unwrap_or_default();
         let convention = self.convention.unwrap_or(Convention::default_for(format));
@@ -202,8 +202,9 @@ fn global(global_scale: GlobalSetting, scheme: &Scheme) -> Result<Global, Misfit
     })
 }
 
-/// Checks that a recipe leaves a global scale to search. `in_file` is true if a file gives global
-/// scales.
+/// Checks that a recipe leaves a global scale to search.
+///
+/// `in_file` is true if a file gives the global scales.
 pub(crate) fn check_search_global(recipe: &Recipe, in_file: bool) -> Result<(), Error> {
     let why = match recipe.scheme {
         Scheme::Nvfp4(_, Global::FromAmax) if !in_file => match recipe.search {

@@ -1,4 +1,4 @@
-//! The tensors of a plan: a checkpoint's tensors, with scales where they are needed for values.
+//! Source tensors of a plan: the checkpoint's tensors, with the scales that their values need.
 
 use std::collections::HashMap;
 
@@ -14,14 +14,14 @@ use crate::read::checkpoint::Checkpoint;
 use crate::read::description::Description;
 use crate::read::tensor::Tensor;
 
-/// Returns every tensor of a checkpoint by its stored name, in the order of the files.
+/// Returns every tensor of a checkpoint by its stored name, in file order.
 ///
-/// Codes whose values are input of quantizing have their scales with them, and the name of the
+/// Codes that are dequantized before quantizing come with their scales, under the name of the
 /// model's parameter. Their scales are not listed.
 ///
 /// # Errors
 /// [`PlanError::AlreadyQuantized`](crate::PlanError::AlreadyQuantized) if a config declares
-/// quantized weights, except for such codes; the errors of [`logical`].
+/// quantized weights other than such codes; errors of [`logical`].
 pub(crate) fn sources(checkpoint: &Checkpoint, requantize: bool) -> Result<Vec<(Position, Tensor<'_>)>> {
     let (sources, quantized) = read(checkpoint, requantize)?;
     if let Some((method, config)) = Description::method(checkpoint)
@@ -32,16 +32,16 @@ pub(crate) fn sources(checkpoint: &Checkpoint, requantize: bool) -> Result<Vec<(
     Ok(sources)
 }
 
-/// Returns the positions of all [`sources`], including MXFP4 that may be quantized again.
+/// Returns the positions of all [`sources`], including MXFP4 tensors that can be requantized.
 ///
 /// # Errors
-/// The errors of [`logical`].
+/// Errors of [`logical`].
 pub(crate) fn source_positions(checkpoint: &Checkpoint) -> Result<Vec<Position>> {
     let (sources, _) = read(checkpoint, true)?;
     Ok(sources.into_iter().map(|(position, _)| position).collect())
 }
 
-/// Returns the tensors, and whether there are quantized ones whose values are not read.
+/// Returns the tensors, and whether there are quantized tensors whose values are not read.
 fn read(checkpoint: &Checkpoint, requantize: bool) -> Result<(Vec<(Position, Tensor<'_>)>, bool)> {
     let (mut sources, mut quantized) = (HashMap::new(), false);
     for tensor in logical(checkpoint)? {
@@ -60,8 +60,9 @@ fn read(checkpoint: &Checkpoint, requantize: bool) -> Result<(Vec<(Position, Ten
     Ok((each.collect(), quantized))
 }
 
-/// Returns whether the values of a quantized tensor are input of quantizing: MXFP8, and all formats
-/// of read-only checkpoint formats.
+/// Returns whether a quantized tensor is dequantized and quantized again by default.
+///
+/// This applies to MXFP8, and to all formats of read-only checkpoint formats.
 fn is_source(packed: &Packed<'_>) -> bool {
     packed.format == Format::Mxfp8E4m3 || packed.convention().written() != Written::Yes
 }

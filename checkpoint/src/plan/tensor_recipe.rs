@@ -1,4 +1,4 @@
-//! The recipe of a tensor, with its storage; and all of a checkpoint.
+//! Recipe and storage of a tensor, and the distinct recipes of a plan.
 
 use microscale::{Format, Global, Recipe, Scheme, search_global};
 
@@ -22,29 +22,31 @@ pub(crate) struct TensorRecipe {
 }
 
 impl TensorRecipe {
+    /// Creates a recipe with the storage of `convention`.
+    ///
     /// # Errors
-    /// The errors of [`CheckpointFormat::check`].
+    /// Errors of [`CheckpointFormat::check`].
     pub(crate) fn new(recipe: Recipe, search_global: bool, convention: CheckpointFormat) -> Result<Self> {
         Ok(Self { recipe, search_global, storage: Storage::of(convention, &recipe)? })
     }
 
-    /// Returns whether both give the same tensors.
+    /// Returns whether both recipes produce the same tensors.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         (self.recipe, self.search_global) == (other.recipe, other.search_global)
     }
 
-    /// Returns whether tensors have a global scale.
+    /// Returns whether quantized tensors have a global scale.
     pub(crate) fn has_global(&self) -> bool {
         matches!(self.recipe.scheme, Scheme::Nvfp4(_, global) if global != Global::Absent)
     }
 
-    /// The tensors that take a tensor's place.
+    /// Returns the outlines of the tensors that replace a tensor.
     pub(crate) fn outlines(&self, tensor: &Tensor<'_>) -> Vec<Outline> {
         self.storage.outlines(tensor.name, tensor.shape, self.has_global())
     }
 
-    /// The reason to copy a tensor of a GGUF file whose global scale llama.cpp would not multiply
-    /// with.
+    /// Returns the reason to copy a tensor of a GGUF file if llama.cpp would ignore its global
+    /// scale.
     pub(crate) fn unread_global(&self, checkpoint: &Checkpoint, tensor: &Tensor<'_>) -> Option<Reason> {
         let architecture = checkpoint.gguf_architecture().filter(|_| self.has_global())?;
         let read = use_of(architecture, tensor.name) == Use::Applied;
@@ -55,7 +57,7 @@ impl TensorRecipe {
         self.recipe.format()
     }
 
-    /// Everything about it that decides the bytes, beginning with the format.
+    /// Returns all facts that determine the output's bytes, beginning with the format.
     pub(crate) fn facts(&self) -> Facts {
         let mut facts = self.recipe.facts();
         if self.search_global {
@@ -65,12 +67,12 @@ impl TensorRecipe {
     }
 }
 
-/// The recipes of a plan while it is made, each with the number of elements that it is used for.
+/// Recipes of an unfinished plan, each with the number of elements that use it.
 #[derive(Debug, Default)]
 pub(crate) struct TensorRecipes(Vec<(TensorRecipe, u64)>);
 
 impl TensorRecipes {
-    /// Uses a recipe for some elements, and returns its number.
+    /// Adds elements that use a recipe, and returns the recipe's number.
     pub(crate) fn add(&mut self, recipe: TensorRecipe, elements: u64) -> usize {
         let known = self.0.iter().position(|(known, _)| known.is_same(&recipe));
         let number = known.unwrap_or(self.0.len());
@@ -81,7 +83,7 @@ impl TensorRecipes {
         number
     }
 
-    /// All of them, the one for the most elements first, and the place of each by its number.
+    /// Returns the recipes, the one with the most elements first, and the new place of each number.
     pub(crate) fn sorted(self) -> (Vec<TensorRecipe>, Vec<usize>) {
         let mut order: Vec<usize> = (0..self.0.len()).collect();
         order.sort_by_key(|number| std::cmp::Reverse(self.0[*number].1));

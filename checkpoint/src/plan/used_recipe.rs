@@ -1,34 +1,33 @@
-//! The recipes of a plan, and the use of each.
+//! The recipes of a plan, with totals over their tensors.
 
 use microscale::{Format, Recipe};
 use serde_json::{Map, Value};
 
 use crate::sums::Sums;
 
-/// A recipe of a plan, and the tensors that use it.
+/// A recipe of a plan, with totals over its tensors.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct UsedRecipe {
     /// The recipe.
     pub recipe: Recipe,
-    /// Everything that decides the bytes, name by name.
+    /// All facts that determine the output's bytes, by name.
     pub facts: Facts,
-    /// Sums over the tensors that it is used for.
+    /// Sums over the tensors that use the recipe.
     pub sums: Sums,
 }
 
-/// The facts that decide the bytes, by name.
+/// Facts that determine the output's bytes, by name.
 pub type Facts = Vec<(&'static str, String)>;
 
-/// The facts that several recipes have in common.
+/// Returns the facts that all recipes have in common.
 pub(crate) fn common(recipes: &[UsedRecipe]) -> Facts {
     let Some((first, others)) = recipes.split_first() else { return Facts::new() };
     let shared = first.facts.iter().filter(|fact| others.iter().all(|other| other.facts.contains(fact)));
     shared.cloned().collect()
 }
 
-/// The formats of recipes, the one for the most elements first, each with the sums over its
-/// tensors.
+/// Returns the formats of recipes, the one with the most elements first, with sums for each.
 pub(crate) fn by_format(recipes: &[UsedRecipe]) -> Vec<(Format, Sums)> {
     let mut formats: Vec<(Format, Sums)> = Vec::new();
     for used in recipes {
@@ -42,8 +41,8 @@ pub(crate) fn by_format(recipes: &[UsedRecipe]) -> Vec<(Format, Sums)> {
     formats
 }
 
-/// The facts that recipes have in common as the first entries of a JSON object, and if there are
-/// several recipes each of them.
+/// Returns the common facts of recipes as JSON members. If there are several recipes, lists each
+/// one, too.
 pub(crate) fn recipes_to_json(recipes: &[UsedRecipe]) -> Map<String, Value> {
     let object = |facts: &Facts| -> Map<String, Value> {
         facts.iter().map(|(name, fact)| (name.to_string(), fact.as_str().into())).collect()

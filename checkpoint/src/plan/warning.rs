@@ -1,51 +1,51 @@
-//! Warnings about a plan. Their texts are here.
+//! Warnings about a plan, and their texts.
 
 use std::fmt;
 use std::path::PathBuf;
 
-/// A warning about a plan. Its [`Display`](fmt::Display) is the text for people.
+/// A warning about a plan. [`Display`](fmt::Display) formats the text for users.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Warning {
     /// A likely mistake in a recipe or a pattern: it matches no tensor, or changes nothing.
     Recipe(String),
-    /// The architecture that config.json names is unknown, so tensors are selected by their names.
+    /// The architecture in config.json is unknown, so tensors are selected by name.
     UnknownArchitecture(String),
-    /// Loaders that read the output wrongly without an error, and the remedy.
+    /// Loaders that silently misread the output, with the remedy.
     Loaders(String),
-    /// Names in a file of global scales, importance or input scales.
+    /// Names in an optional input file that do not fit the checkpoint.
     File {
         /// The file or directory.
         file: PathBuf,
         /// The names, at least one.
         names: Vec<String>,
-        /// The problem with them.
+        /// The problem with the names.
         problem: FileProblem,
     },
 }
 
-/// A problem with names in a file of global scales, importance or input scales.
+/// Problem with names in a file of global scales, importance or input scales.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FileProblem {
-    /// No tensor that is quantized has the name.
+    /// No quantized tensor has the name.
     Unused,
     /// No weight that becomes NVFP4 has the name.
     UnusedInput,
-    /// The global scale has the other direction than the numerics, and its inverse is rounded.
+    /// The global scale has the other direction than the numerics. Its inverse is used, rounded.
     Inverted,
-    /// The global scale differs from the scales of layers that engines fuse with this one.
+    /// The global scale differs from other layers that engines fuse with this one.
     Unequal,
-    /// Tensors to quantize without importance.
+    /// The tensors to quantize have no importance.
     Unweighted {
-        /// All tensors to quantize.
+        /// Number of tensors to quantize.
         of: usize,
     },
-    /// Tensors with experts that no token has reached.
+    /// Some experts of the tensors received no token.
     Partial,
 }
 
-/// Names that a warning lists.
+/// Number of names that a warning lists.
 const LISTED: usize = 5;
 
 impl fmt::Display for Warning {

@@ -188,7 +188,10 @@ impl<'s, 'env> Source<'s, 'env> {
         self.each_band(
             worker,
             move |_, band, importance| band.store(storage, &recipe, importance.filter(|_| weighted)),
-            move |(quantized, facts): (_, BandFacts), rows| Ok((facts, hand_on(rows, quantized)?)),
+            move |(quantized, mut facts): (_, BandFacts), rows| {
+                facts.report = facts.report.starting_at(rows.start);
+                Ok((facts, hand_on(rows, quantized)?))
+            },
             |(facts, handed_on)| {
                 stored.report += facts.report;
                 stored.errors = stored.errors.and_parts(&facts.errors);
@@ -224,7 +227,7 @@ impl<'s, 'env> Source<'s, 'env> {
                 Ok(result) => then(result, rows).map(Ok),
                 Err(microscale::Error::NonFinite { first, report }) => {
                     let first = microscale::Position { row: first.row + rows.start, ..first };
-                    Ok(Err((first, report)))
+                    Ok(Err((first, report.starting_at(rows.start))))
                 }
                 Err(error) => Err(matrix::error(&tensor, storage, error)),
             }

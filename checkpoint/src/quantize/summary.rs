@@ -204,8 +204,10 @@ impl Summary {
         by_format(&self.recipes)
     }
 
-    /// All of it as JSON. Figures that are not finite are null: the SQNR of a perfect copy, or any
-    /// of a tensor of which every value was left out.
+    /// Returns everything as JSON.
+    ///
+    /// Figures that are not finite are null, such as the SQNR of a perfect copy, or any figure of a
+    /// tensor whose values were all left out.
     pub fn to_json(&self) -> Value {
         serde_json::to_value(self).unwrap_or_default()
     }

@@ -248,8 +248,10 @@ fn rename_file(from: &Path, to: &Path) -> io::Result<()> {
     Ok(refused.path.persist(to)?)
 }
 
-/// Moves everything into a directory, and what makes it a checkpoint last. If that fails in the
-/// middle, what was moved is moved back, or removed if there is nothing left to move it back to.
+/// Moves all entries into a directory. The index and the configs, which make it a checkpoint, come
+/// last.
+///
+/// If a move fails, the entries moved before are moved back, or removed if that fails, too.
 fn fill(from: &Path, to: &Path) -> io::Result<()> {
     let names = fs::read_dir(from)?.map(|entry| Ok(entry?.file_name()));
     let mut names = names.collect::<io::Result<Vec<_>>>()?;

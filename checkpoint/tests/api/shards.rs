@@ -1,4 +1,4 @@
-//! Shards: which tensors are in which file, tensors that are copied, and the index.
+//! Shards: the tensors of each file, copied tensors, and the index.
 
 use std::path::Path;
 

@@ -15,8 +15,8 @@ where
     words.try_map(|word| word.parse())
 }
 
-/// Accepts the words of formats, and offers those that some checkpoint format holds: what refuses the others
-/// later knows what can be done with them.
+/// Accepts every format, and lists the formats that a checkpoint format can store. Later checks refuse
+/// the other formats with advice.
 pub(crate) fn stored_formats() -> impl TypedValueParser<Value = Format> {
     let conventions = CheckpointFormat::WORDS.iter().map(|(_, convention)| convention);
     let stored: Vec<Format> = conventions.flat_map(|convention| convention.formats()).collect();
@@ -25,7 +25,7 @@ pub(crate) fn stored_formats() -> impl TypedValueParser<Value = Format> {
     PossibleValuesParser::new(words.collect::<Vec<_>>()).try_map(|word| word.parse())
 }
 
-/// Accepts the words of checkpoint formats, and offers those that are written.
+/// Accepts the words of checkpoint formats, and offers the writable ones.
 pub(crate) fn written_conventions() -> impl TypedValueParser<Value = CheckpointFormat> {
     let words = CheckpointFormat::WORDS.iter();
     let words = words.map(|(word, known)| PossibleValue::new(*word).hide(known.formats().next().is_none()));

@@ -115,7 +115,7 @@ fn wrong_command_lines_are_usage_errors() {
     for word in ["mxfp4", "nvfp4", "floor", "rceil", "away", "compressed-tensors", "saturate"] {
         assert!(help.contains(word), "{help}");
     }
-    // What no checkpoint format holds is not offered, where it would have to be written.
+    // Formats that no checkpoint format holds are not offered where a file would be written.
     let wrong = run(&[&"quantize", &"x", &"--out", &"y", &"--format", &"fp3"]).stderr;
     assert!(wrong.contains("mxfp8-e4m3"), "{wrong}");
     for word in ["mxfp8-e5m2", "nf4", "mxfp4-e3m0"] {
