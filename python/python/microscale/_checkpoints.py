@@ -121,7 +121,7 @@ def convert(
     device: str = "auto",
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Writes a quantized checkpoint by another convention of files.
+    """Writes a quantized checkpoint in another checkpoint format.
 
     Args:
         path: a quantized checkpoint.
