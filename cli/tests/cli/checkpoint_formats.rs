@@ -1,4 +1,4 @@
-//! Conventions of files: the tensors that each writes, and the values that converting keeps.
+//! Checkpoint formats: the tensors that each writes, and the values that converting keeps.
 
 use half::bf16;
 use microscale::{Recipe, Shape};
