@@ -14,7 +14,7 @@ use std::time::Instant;
 use microscale::cast::to_mxfp8;
 use microscale::{Device, Format, GlobalScale, ScaleLayout};
 
-use crate::checkpoint_format::{CheckpointFormat, Written};
+use crate::checkpoint_format::CheckpointFormat;
 use crate::checkpoint_formats::group::Group;
 use crate::checkpoint_formats::ignored::ignored;
 use crate::checkpoint_formats::ownership::logical_positions;
@@ -22,7 +22,7 @@ use crate::checkpoint_formats::packed::{Logical, Packed};
 use crate::checkpoint_formats::storage::{Storage, StoredGlobal};
 use crate::convert::casts::{Cast, cast_alike, casts};
 use crate::convert::done::{BF16, ConvertedTensor, in_bf16};
-use crate::convert::fp8_block::Fp8Blocks;
+use crate::convert::fp8_block::{cast_to_blocks, check_blocks, check_exact, is_block_fp8, outlines, restate};
 use crate::convert::requantized::{BandDifference, Requantized, requantize_band};
 use crate::convert::request::Convert;
 use crate::convert::rounding::{Rounding, rescaled_difference, rounding};
@@ -105,16 +105,9 @@ impl Convert {
     ) -> Result<Converted> {
         let (start, to) = (Instant::now(), self.to);
         checkpoint.check_container(to)?;
-        let (tensors, skipped, cast, misread_by);
-        if to.written() == Written::ByConvert {
-            let work = Fp8Blocks::new(checkpoint, self)?;
-            (tensors, skipped) = rewrite(checkpoint, out, &work, device, progress)?;
-            (cast, misread_by) = (work.tensors(), Vec::new());
-        } else {
-            let work = Converter::new(checkpoint, self)?;
-            (tensors, skipped) = rewrite(checkpoint, out, &work, device, progress)?;
-            (cast, misread_by) = (work.casts(), work.misread_by());
-        }
+        let work = Converter::new(checkpoint, self)?;
+        let (tensors, skipped) = rewrite(checkpoint, out, &work, device, progress)?;
+        let (cast, misread_by) = (work.casts(), work.misread_by());
         let mut converted = Converted {
             to,
             converted: Sums::default(),
@@ -150,6 +143,10 @@ impl Convert {
 pub(crate) enum ConvertPlan<'a> {
     /// The tensor is quantized.
     Packed { packed: Box<Packed<'a>>, storage: &'static Storage, cast: Option<Cast> },
+    /// The values of a quantized tensor are cast to block FP8.
+    BlockFp8(Box<Packed<'a>>),
+    /// The tensor is block FP8 already. Its scales are written as F32.
+    Restate,
     /// The values of 8-bit codes under scales are written in bf16.
     Scaled,
     /// The tensor is copied.
@@ -166,11 +163,16 @@ struct Converter<'a> {
 impl<'a> Converter<'a> {
     fn new(checkpoint: &'a Checkpoint, request: &Convert) -> Result<Self> {
         let Convert { to, format, requantize } = *request;
+        let to_blocks = to == CheckpointFormat::Fp8Block;
+        if let Some(format) = format.filter(|_| to_blocks) {
+            return Err(FormatError::OwnFormat { convention: to, format }.into());
+        }
         let mut jobs = Vec::new();
         for (position, tensor) in logical_positions(checkpoint)? {
             let (tensor, plan) = match tensor {
                 Logical::Plain(tensor) => match &tensor.scaling {
                     None => (tensor, ConvertPlan::Copy),
+                    Some(_) if to_blocks && is_block_fp8(&tensor) => (tensor, ConvertPlan::Restate),
                     Some(scaling) => {
                         if !requantize && !scaling.is_exact_in_bf16() {
                             let (file, name, dtype) = (tensor.file.into(), tensor.name.into(), tensor.dtype);
@@ -179,6 +181,10 @@ impl<'a> Converter<'a> {
                         (tensor, ConvertPlan::Scaled)
                     }
                 },
+                Logical::Packed(packed) if to_blocks => {
+                    check_blocks(&packed)?;
+                    (packed.codes, ConvertPlan::BlockFp8(packed))
+                }
                 Logical::Packed(packed) => {
                     let storage = storage_for(&packed, to, format)?;
                     (packed.codes, ConvertPlan::Packed { packed, storage, cast: None })
@@ -186,7 +192,8 @@ impl<'a> Converter<'a> {
             };
             jobs.push(Job { tensor, plan, position, outputs: Vec::new() });
         }
-        if !jobs.iter().any(|job| matches!(job.plan, ConvertPlan::Packed { .. })) {
+        let is_packed = |plan| matches!(plan, &ConvertPlan::Packed { .. } | &ConvertPlan::BlockFp8(_));
+        if !jobs.iter().any(|job| is_packed(&job.plan)) {
             let path = checkpoint.path.clone();
             return Err(FormatError::NothingPacked { doing: "convert", path }.into());
         }
@@ -210,10 +217,17 @@ impl<'a> Converter<'a> {
                     outputs.extend(input_scale(packed, storage).map(|(outline, ..)| outline));
                     outputs
                 }
-                _ => vec![unquantized(&job.tensor)],
+                ConvertPlan::BlockFp8(packed) => outlines(packed.name, &packed.shape).into(),
+                ConvertPlan::Restate => outlines(job.tensor.name, job.tensor.shape).into(),
+                ConvertPlan::Scaled | ConvertPlan::Copy => vec![unquantized(&job.tensor)],
             };
         }
         check_output_names(&jobs)?;
+        for job in jobs.iter().filter(|_| !requantize) {
+            if let ConvertPlan::BlockFp8(packed) = &job.plan {
+                check_exact(packed)?;
+            }
+        }
         Ok(Self { checkpoint, to, requantize, jobs })
     }
 
@@ -227,7 +241,9 @@ impl<'a> Converter<'a> {
 
     /// The number of tensors that are cast.
     fn casts(&self) -> u64 {
-        self.packed().filter(|(.., cast)| cast.is_some()).count() as u64
+        let is_cast =
+            |plan| matches!(plan, &ConvertPlan::Packed { cast: Some(_), .. } | &ConvertPlan::BlockFp8(_));
+        self.jobs.iter().filter(|job| is_cast(&job.plan)).count() as u64
     }
 
     /// Loaders that read the output wrongly without an error.
@@ -409,6 +425,8 @@ impl<'a> Rewrite for Converter<'a> {
                 ConvertPlan::Packed { packed, storage, cast } => {
                     convert_packed(&job.outputs, packed, storage, *cast, worker, sink)
                 }
+                ConvertPlan::BlockFp8(packed) => cast_to_blocks(packed, self.requantize, worker, sink),
+                ConvertPlan::Restate => restate(&input(), worker, sink),
                 ConvertPlan::Scaled => in_bf16(&input(), self.requantize, worker, sink),
                 ConvertPlan::Copy => {
                     Ok(ConvertedTensor { copied: copy(&input(), worker, sink)?, ..Default::default() })
@@ -426,8 +444,9 @@ impl<'a> Rewrite for Converter<'a> {
         description.take_cache();
         description.remove();
         description.activations = self.packed().any(|(packed, ..)| packed.input_scale.is_some());
-        let copied = self.jobs.iter().filter(|job| !matches!(job.plan, ConvertPlan::Packed { .. }));
-        let ignore = ignored(self.checkpoint, copied.map(|job| job.tensor));
+        let is_left = |plan| matches!(plan, &ConvertPlan::Scaled | &ConvertPlan::Copy);
+        let left = self.jobs.iter().filter(|job| is_left(&job.plan));
+        let ignore = ignored(self.checkpoint, left.map(|job| job.tensor));
         let groups =
             self.packed().map(|(packed, storage, _)| (packed.name, storage, elements(&packed.shape)));
         let groups = Group::of(groups, self.checkpoint.naming);

@@ -18,8 +18,11 @@ use crate::read::description::Description;
 
 /// The row of the table. [`deepseek`](crate::checkpoint_formats::deepseek) has the same method in
 /// configs, and recognizes it.
-pub(crate) const SPEC: FormatSpec =
-    FormatSpec { written: Written::ByConvert, ..FormatSpec::new(CheckpointFormat::Fp8Block, &[]) };
+pub(crate) const SPEC: FormatSpec = FormatSpec {
+    written: Written::ByConvert,
+    describe: |_, ignore, description| describe(ignore, description),
+    ..FormatSpec::new(CheckpointFormat::Fp8Block, &[])
+};
 
 /// Rows and columns of a block.
 pub(crate) const BLOCK: [usize; 2] = [128, 128];
@@ -28,7 +31,7 @@ pub(crate) const BLOCK: [usize; 2] = [128, 128];
 pub(crate) const SCALES: &str = "_scale_inv";
 
 /// Writes the config.
-pub(crate) fn describe(ignore: &[String], description: &mut Description) {
+fn describe(ignore: &[String], description: &mut Description) {
     description.set(json!({
         "activation_scheme": "dynamic",
         "fmt": "e4m3",

@@ -17,7 +17,8 @@ pub(crate) struct FormatSpec {
     /// One storage per format of tensors.
     pub(crate) stored: &'static [Storage],
     /// Writes to the JSON files of a checkpoint how its layers are stored, the largest group first,
-    /// and which linear layers are not quantized. There is at least one group.
+    /// and which linear layers are not quantized. There is at least one group, unless `stored` is
+    /// empty.
     pub(crate) describe: fn(&[Group], &[String], &mut Description),
     /// Returns whether a config with this method is of the checkpoint format.
     pub(crate) is_method: fn(&str) -> bool,

@@ -66,7 +66,7 @@ impl CheckpointFormat {
     /// Writes to the JSON files of a checkpoint how its layers are stored, the largest group first,
     /// and which linear layers are not quantized.
     pub(crate) fn describe(self, groups: &[Group], ignore: &[String], description: &mut Description) {
-        if let Some(spec) = self.spec().filter(|_| !groups.is_empty()) {
+        if let Some(spec) = self.spec().filter(|spec| spec.stored.is_empty() || !groups.is_empty()) {
             (spec.describe)(groups, ignore, description);
         }
     }

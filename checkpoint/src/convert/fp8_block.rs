@@ -20,30 +20,22 @@ use microscale::{Position, Report, ScaleLayout};
 use rayon::prelude::*;
 
 use crate::checkpoint_format::CheckpointFormat;
-use crate::checkpoint_formats::fp8_block::{BLOCK, SCALES, describe};
-use crate::checkpoint_formats::ignored::ignored;
-use crate::checkpoint_formats::ownership::logical_positions;
-use crate::checkpoint_formats::packed::{Logical, Packed};
-use crate::convert::done::{ConvertedTensor, in_bf16};
+use crate::checkpoint_formats::fp8_block::{BLOCK, SCALES};
+use crate::checkpoint_formats::packed::Packed;
+use crate::convert::done::ConvertedTensor;
 use crate::convert::requantized::{BandDifference, Requantized};
-use crate::convert::request::Convert;
 use crate::dtype::FileDtype;
 use crate::error::Result;
 use crate::error::format::FormatError;
-use crate::gguf::metadata::FileType;
-use crate::job::{Job, check_output_names};
 use crate::pipeline::Worker;
-use crate::read::checkpoint::Checkpoint;
-use crate::read::description::Description;
 use crate::read::input::Input;
 use crate::read::memory::afford;
 use crate::read::scale_grid::{CodeKind, ScaleGrid, grid};
 use crate::read::tensor::{Tensor, elements};
 use crate::sums::Sums;
 use crate::write::copy::copy;
-use crate::write::outline::{Outline, unchanged, unquantized};
+use crate::write::outline::Outline;
 use crate::write::sink::Sink;
-use crate::write::work::Rewrite;
 
 /// The least exponent of a scale: its inverse is a normal number too.
 const LEAST: i32 = -126;
@@ -140,28 +132,9 @@ fn scales_shape(shape: &[usize]) -> Vec<usize> {
     }
 }
 
-/// Converting a checkpoint to block FP8.
-pub(crate) struct Fp8Blocks<'a> {
-    checkpoint: &'a Checkpoint,
-    requantize: bool,
-    jobs: Vec<Job<'a, Fp8Plan<'a>>>,
-}
-
-/// What becomes of a tensor.
-pub(crate) enum Fp8Plan<'a> {
-    /// The values of a quantized tensor are cast.
-    Cast(Box<Packed<'a>>),
-    /// The tensor is block FP8 already. Its scales are written as F32.
-    Restate,
-    /// The values of 8-bit codes under other scales are written in bf16.
-    Scaled,
-    /// The tensor is copied.
-    Copy,
-}
-
 /// Returns whether a tensor of codes under scales is block FP8 already. So is a matrix within a
 /// single block that has one scale.
-fn is_block_fp8(tensor: &Tensor<'_>) -> bool {
+pub(crate) fn is_block_fp8(tensor: &Tensor<'_>) -> bool {
     let single = |scaling: ScaleGrid<'_>| match tensor.shape {
         [rows, cols] => scaling.block == [*rows, *cols] && *rows <= BLOCK[0] && *cols <= BLOCK[1],
         _ => false,
@@ -172,68 +145,20 @@ fn is_block_fp8(tensor: &Tensor<'_>) -> bool {
     tensor.dtype == FileDtype::F8_E4M3 && tensor.scaling.is_some_and(is)
 }
 
-impl<'a> Fp8Blocks<'a> {
-    /// Checks that everything can be cast.
-    ///
-    /// # Errors
-    /// The errors of [`Convert::run`].
-    pub(crate) fn new(checkpoint: &'a Checkpoint, request: &Convert) -> Result<Self> {
-        let Convert { to, format, requantize } = *request;
-        if let Some(format) = format {
-            return Err(FormatError::OwnFormat { convention: to, format }.into());
-        }
-        let mut jobs = Vec::new();
-        for (position, tensor) in logical_positions(checkpoint)? {
-            let (file, name) = (tensor.stored().file.into(), tensor.name().into());
-            let (tensor, plan) = match tensor {
-                Logical::Plain(tensor) => match &tensor.scaling {
-                    None => (tensor, Fp8Plan::Copy),
-                    Some(_) if is_block_fp8(&tensor) => (tensor, Fp8Plan::Restate),
-                    Some(scaling) => {
-                        if !requantize && !scaling.is_exact_in_bf16() {
-                            let dtype = tensor.dtype;
-                            return Err(FormatError::Scaled { file, tensor: name, dtype, to }.into());
-                        }
-                        (tensor, Fp8Plan::Scaled)
-                    }
-                },
-                Logical::Packed(packed) => {
-                    if packed.storage.transposed || packed.shape.len() < 2 {
-                        return Err(FormatError::NotConverted { file, tensor: name, to }.into());
-                    }
-                    (packed.codes, Fp8Plan::Cast(packed))
-                }
-            };
-            let outputs = match &plan {
-                Fp8Plan::Cast(packed) => outlines(packed.name, &packed.shape).into(),
-                Fp8Plan::Restate => outlines(tensor.name, tensor.shape).into(),
-                Fp8Plan::Scaled => vec![unquantized(&tensor)],
-                Fp8Plan::Copy => vec![unchanged(&tensor)],
-            };
-            jobs.push(Job { tensor, plan, position, outputs });
-        }
-        let converter = Self { checkpoint, requantize, jobs };
-        if converter.tensors() == 0 {
-            let path = checkpoint.path.clone();
-            return Err(FormatError::NothingPacked { doing: "convert", path }.into());
-        }
-        check_output_names(&converter.jobs)?;
-        for job in converter.jobs.iter().filter(|_| !requantize) {
-            if let Fp8Plan::Cast(packed) = &job.plan {
-                check_exact(packed)?;
-            }
-        }
-        Ok(converter)
+/// Checks that a quantized tensor has matrices whose rows are a layer's outputs.
+///
+/// # Errors
+/// [`FormatError::NotConverted`](crate::FormatError::NotConverted).
+pub(crate) fn check_blocks(packed: &Packed<'_>) -> Result<()> {
+    if !packed.storage.transposed && packed.shape.len() > 1 {
+        return Ok(());
     }
-
-    /// The number of tensors that are cast.
-    pub(crate) fn tensors(&self) -> u64 {
-        self.jobs.iter().filter(|job| matches!(job.plan, Fp8Plan::Cast(_))).count() as u64
-    }
+    let (file, tensor) = (packed.codes.file.into(), packed.name.into());
+    Err(FormatError::NotConverted { file, tensor, to: CheckpointFormat::Fp8Block }.into())
 }
 
 /// The codes and scales of a tensor.
-fn outlines(name: &str, shape: &[usize]) -> [Outline; 2] {
+pub(crate) fn outlines(name: &str, shape: &[usize]) -> [Outline; 2] {
     let outline = |name, dtype, shape| Outline { name, dtype, shape };
     [
         outline(name.into(), FileDtype::F8_E4M3, shape.to_vec()),
@@ -243,7 +168,7 @@ fn outlines(name: &str, shape: &[usize]) -> [Outline; 2] {
 
 /// Makes sure that all blocks of a tensor are exact. Values are found on the CPU: nothing else is
 /// done with them.
-fn check_exact(packed: &Packed<'_>) -> Result<()> {
+pub(crate) fn check_exact(packed: &Packed<'_>) -> Result<()> {
     let cols = packed.shape.last().copied().unwrap_or(1);
     let (mut blocks, mut of) = (0, 0);
     for band in bands(&packed.shape) {
@@ -260,7 +185,7 @@ fn check_exact(packed: &Packed<'_>) -> Result<()> {
 
 /// Casts a tensor and writes it, one row of blocks after another; `rounding` blocks without an
 /// exact cast.
-fn write_cast<'env>(
+pub(crate) fn cast_to_blocks<'env>(
     packed: &'env Packed<'env>,
     rounding: bool,
     worker: &Worker<'_, 'env>,
@@ -310,7 +235,11 @@ fn write_cast<'env>(
 }
 
 /// Writes block FP8 with its scales in F32, which holds every number that they may be.
-fn restate<'env>(input: &Input<'env>, worker: &Worker<'_, 'env>, sink: &Sink) -> Result<ConvertedTensor> {
+pub(crate) fn restate<'env>(
+    input: &Input<'env>,
+    worker: &Worker<'_, 'env>,
+    sink: &Sink,
+) -> Result<ConvertedTensor> {
     let tensor = &input.tensor;
     let [codes, scales] = outlines(tensor.name, tensor.shape);
     copy(input, worker, sink)?;
@@ -319,51 +248,6 @@ fn restate<'env>(input: &Input<'env>, worker: &Worker<'_, 'env>, sink: &Sink) ->
     let mut copied = Sums::default();
     copied.add(tensor.elements(), tensor.bytes() as u64, codes.bytes() + scales.bytes());
     Ok(ConvertedTensor { copied, ..Default::default() })
-}
-
-impl<'a> Rewrite for Fp8Blocks<'a> {
-    type Plan = Fp8Plan<'a>;
-    type Outcome = ConvertedTensor;
-
-    fn checkpoint(&self) -> &Checkpoint {
-        self.checkpoint
-    }
-
-    fn jobs(&self) -> &[Job<'_, Fp8Plan<'a>>] {
-        &self.jobs
-    }
-
-    fn write<'env>(
-        &'env self,
-        unit: &[usize],
-        worker: &Worker<'_, 'env>,
-        sinks: &[Sink],
-    ) -> Result<Vec<ConvertedTensor>> {
-        let done = unit.iter().zip(sinks).map(|(number, sink)| {
-            let job = &self.jobs[*number];
-            let input = || Input::new(self.checkpoint, job.tensor, job.position);
-            match &job.plan {
-                Fp8Plan::Cast(packed) => write_cast(packed, self.requantize, worker, sink),
-                Fp8Plan::Restate => restate(&input(), worker, sink),
-                Fp8Plan::Scaled => in_bf16(&input(), self.requantize, worker, sink),
-                Fp8Plan::Copy => {
-                    Ok(ConvertedTensor { copied: copy(&input(), worker, sink)?, ..Default::default() })
-                }
-            }
-        });
-        done.collect()
-    }
-
-    fn file_type(&self) -> Option<FileType> {
-        None
-    }
-
-    fn describe(&self, description: &mut Description) {
-        description.take_cache();
-        description.remove();
-        let unquantized = self.jobs.iter().filter(|job| matches!(job.plan, Fp8Plan::Scaled | Fp8Plan::Copy));
-        describe(&ignored(self.checkpoint, unquantized.map(|job| job.tensor)), description);
-    }
 }
 
 #[cfg(test)]
