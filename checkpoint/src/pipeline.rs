@@ -10,6 +10,7 @@
 //! Threads with a GPU drive whole tensors and do not help.
 
 mod batch;
+pub(crate) mod failure;
 mod interrupt;
 pub(crate) mod reply;
 
@@ -24,6 +25,7 @@ use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use crate::error::{Error, Result};
 use crate::pipeline::batch::{Bands, Batch};
+use crate::pipeline::failure::Failure;
 use crate::pipeline::interrupt::Interrupt;
 use crate::pipeline::reply::Reply;
 use crate::write::progress::Meter;
@@ -276,37 +278,31 @@ pub(crate) fn map<'env, U: Sync, R: Send>(
         reply.message = Some(Message::Done(number, work(&units[number], worker)));
     };
     let (mut results, mut done) = (BTreeMap::new(), 0);
-    let mut failed: Option<(usize, Error)> = None;
+    let mut failure = Failure::default();
     team.run(devices, &take, &drive, || {
         // After an error, units that no thread has taken are left out.
-        while done < if failed.is_some() { *lock(&next) } else { units.len() } {
-            let result = match messages.recv_timeout(PATIENCE) {
+        while done < if failure.is_some() { *lock(&next) } else { units.len() } {
+            let go_on = match messages.recv_timeout(PATIENCE) {
                 Err(RecvTimeoutError::Disconnected) => break,
-                Err(RecvTimeoutError::Timeout) if failed.is_some() => continue,
-                Err(RecvTimeoutError::Timeout) => meter.again().map_err(|error| (usize::MAX, error)),
-                Ok(Message::Begins(_)) if failed.is_some() => continue,
-                Ok(Message::Begins(number)) => {
-                    meter.before(facts(&units[number]).0).map_err(|error| (usize::MAX, error))
-                }
                 Ok(Message::Done(number, result)) => {
                     done += 1;
                     meter.done += facts(&units[number]).1;
-                    result.map(|result| drop(results.insert(number, result))).map_err(|error| (number, error))
+                    match result {
+                        Ok(result) => drop(results.insert(number, result)),
+                        Err(error) => failure.at(number, error),
+                    }
+                    Ok(())
                 }
+                _ if failure.is_some() => continue,
+                Err(RecvTimeoutError::Timeout) => meter.again(),
+                Ok(Message::Begins(number)) => meter.before(facts(&units[number]).0),
             };
-            if let Err((number, error)) = result {
-                stopped.store(true, Ordering::Relaxed);
-                if number == usize::MAX {
-                    team.interrupt();
-                }
-                if failed.as_ref().is_none_or(|(first, _)| number < *first) {
-                    failed = Some((number, error));
-                }
+            if let Err(error) = go_on {
+                team.interrupt();
+                failure.by_caller(error);
             }
+            stopped.fetch_or(failure.is_some(), Ordering::Relaxed);
         }
     })?;
-    match failed {
-        None => Ok(results.into_values().collect()),
-        Some((_, error)) => Err(error),
-    }
+    failure.into_result().map(|()| results.into_values().collect())
 }

@@ -16,6 +16,7 @@ use microscale::Device;
 
 use crate::error::{Error, Result};
 use crate::job::{Job, of_shard};
+use crate::pipeline::failure::Failure;
 use crate::pipeline::reply::Reply;
 use crate::pipeline::{Next, PATIENCE, Team, Worker, lock};
 use crate::read::shard::Shard;
@@ -135,7 +136,7 @@ fn write_on<'w, R: Rewrite>(
     let lanes = if has_memory { devices.len() } else { MOST_OPEN.min(devices.len()) };
     let team = Team::new(lanes);
     let mut written: Vec<_> = outputs.iter().map(|_| None).collect();
-    let mut failed: Option<(usize, Error)> = None;
+    let mut failure = Failure::default();
     let (mut finished, mut returned) = (0, 0);
     let (tell, messages) = mpsc::channel();
     // Shards that wait for the disk.
@@ -169,49 +170,40 @@ fn write_on<'w, R: Rewrite>(
         };
         let meanwhile = || {
             // After an error, units that no thread has taken are left out.
-            while if failed.is_some() { returned < lock(&schedule).taken } else { finished < outputs.len() } {
-                let message = match messages.recv_timeout(PATIENCE) {
+            while if failure.is_some() { returned < lock(&schedule).taken } else { finished < outputs.len() }
+            {
+                let mut go_on = Ok(());
+                match messages.recv_timeout(PATIENCE) {
                     Err(RecvTimeoutError::Disconnected) => break,
-                    message => message.ok(),
-                };
-                let (index, result) = match message {
-                    None if failed.is_some() => continue,
-                    None => (usize::MAX, meter.again()),
-                    Some(Event::Begins(_)) if failed.is_some() => continue,
-                    Some(Event::Begins(tensor)) => (usize::MAX, meter.before(&tensor)),
-                    Some(Event::Done { bytes }) => {
+                    Ok(Event::Done { bytes }) => {
                         (meter.done, returned) = (meter.done + bytes, returned + 1);
-                        continue;
                     }
-                    Some(Event::Written { index, renamed, outcomes }) => {
+                    Ok(Event::Written { index, renamed, outcomes }) => {
                         written[index] = Some((Some(renamed), outcomes));
-                        continue;
                     }
-                    Some(Event::Finished { index, bytes }) => {
+                    Ok(Event::Failed { index, error, unit }) => {
+                        returned += usize::from(unit);
+                        failure.at(index, error);
+                    }
+                    _ if failure.is_some() => continue,
+                    Err(RecvTimeoutError::Timeout) => go_on = meter.again(),
+                    Ok(Event::Begins(tensor)) => go_on = meter.before(&tensor),
+                    Ok(Event::Finished { index, bytes }) => {
                         finished += 1;
-                        match &mut written[index] {
-                            Some((renamed, outcomes)) if failed.is_none() => {
-                                let renamed = renamed.take().unwrap_or_default();
-                                (index, complete(&outputs[index], renamed, bytes, outcomes))
-                            }
-                            _ => continue,
+                        if let Some((renamed, outcomes)) = &mut written[index] {
+                            let renamed = renamed.take().unwrap_or_default();
+                            let done = complete(&outputs[index], renamed, bytes, outcomes);
+                            done.unwrap_or_else(|error| failure.at(index, error));
                         }
                     }
-                    Some(Event::Failed { index, error, unit }) => {
-                        returned += usize::from(unit);
-                        (index, Err(error))
-                    }
-                };
-                if let Err(error) = result {
+                }
+                if let Err(error) = go_on {
+                    team.interrupt();
+                    failure.by_caller(error);
+                }
+                if failure.is_some() {
                     lock(&schedule).stopped = true;
-                    // Of several threads that meet errors, the first shard's error counts.
-                    if index == usize::MAX {
-                        team.interrupt();
-                    }
                     team.wake();
-                    if failed.as_ref().is_none_or(|(first, _)| index < *first) {
-                        failed = Some((index, error));
-                    }
                 }
             }
         };
@@ -220,10 +212,8 @@ fn write_on<'w, R: Rewrite>(
         lock(&schedule).open.clear();
         done
     })?;
-    match failed {
-        None => Ok(written.into_iter().flatten().flat_map(|(_, outcomes)| outcomes).collect()),
-        Some((_, error)) => Err(error),
-    }
+    failure.into_result()?;
+    Ok(written.into_iter().flatten().flat_map(|(_, outcomes)| outcomes).collect())
 }
 
 /// Carries out a unit. Returns the shard if all its jobs are done now.
