@@ -3,6 +3,7 @@
 //! | file | contents |
 //! |---|---|
 //! | `request` | everything that determines the output's bytes |
+//! | `build` | making a plan from a request |
 //! | `selection` | which tensors are quantized, and why the others are copied |
 //! | `sources` | the input's tensors, with the scales that their values need |
 //! | `recipes`, `settings` | recipe files and presets; settings by key |
@@ -14,6 +15,7 @@
 //! | `global_scales`, `importance`, `input_scales` | optional input files |
 //! | `kept_as` | storage of unquantized tensors |
 
+mod build;
 pub(crate) mod fusions;
 pub(crate) mod global_scales;
 pub(crate) mod importance;
@@ -29,9 +31,8 @@ pub(crate) mod tensor_recipe;
 pub(crate) mod used_recipe;
 pub(crate) mod warning;
 
-use std::collections::{HashMap, HashSet};
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use microscale::{Format, GlobalScale, NonFinite, Search, Words};
@@ -41,31 +42,18 @@ use xxhash_rust::xxh3::Xxh3;
 use crate::checkpoint_format::CheckpointFormat;
 use crate::checkpoint_formats::group::Group;
 use crate::checkpoint_formats::ignored::ignored;
-use crate::error::given::GivenError;
-use crate::error::output::OutputError;
-use crate::error::plan::PlanError;
-use crate::error::{Error, Result};
 use crate::gguf::blocks::Blocks;
 use crate::gguf::metadata::FileType;
-use crate::gguf::scales::{Use, use_of};
 use crate::job::Job;
-use crate::names::fused::fused;
-use crate::names::layers::Layers;
 use crate::parts::part::Part;
-use crate::plan::global_scales::GlobalScales;
-use crate::plan::importance::{Columns, Importance};
-use crate::plan::input_scales::InputScales;
-use crate::plan::request::Quantize;
-use crate::plan::settings::check_search_global;
-use crate::plan::sources::sources;
-use crate::plan::tensor_recipe::{TensorRecipe, TensorRecipes};
+use crate::plan::importance::Columns;
+use crate::plan::tensor_recipe::TensorRecipe;
 use crate::plan::used_recipe::{Facts, UsedRecipe, by_format, common, recipes_to_json};
-use crate::plan::warning::{FileProblem, Warning};
+use crate::plan::warning::Warning;
 use crate::read::checkpoint::Checkpoint;
 use crate::read::description::Description;
 use crate::reason::Reason;
 use crate::sums::Sums;
-use crate::write::outline::{Outline, copied};
 
 /// Plan for quantizing a checkpoint, made by [`Quantize::plan`](crate::Quantize::plan).
 pub struct Plan<'a> {
@@ -154,242 +142,7 @@ impl fmt::Debug for Plan<'_> {
     }
 }
 
-impl Quantize {
-    /// Decides about every tensor of a checkpoint, without writing anything.
-    ///
-    /// # Errors
-    /// - [`PlanError::AlreadyQuantized`] if a config declares quantized weights.
-    /// - [`PlanError::FusedDiffer`] if parts of a fused layer are not quantized alike.
-    /// - [`PlanError::NoGlobalSearch`] if global scales are both given and to be searched.
-    /// - [`PlanError::NothingToCheck`] if [`check_search`](Self::check_search) is set without a
-    ///   full search.
-    /// - [`FormatError::Packed`](crate::FormatError::Packed) for codes that cannot be read.
-    /// - [`OutputError::NameTaken`](crate::OutputError::NameTaken) if an output has the name of
-    ///   another tensor.
-    /// - [`RecipeError`](crate::RecipeError) for settings that conflict with each other or with the
-    ///   checkpoint format.
-    /// - [`GivenError`](crate::GivenError) for files of global scales, importance or input scales.
-    pub fn plan<'a>(&self, checkpoint: &'a Checkpoint) -> Result<Plan<'a>> {
-        let mut plan = Plan::decide(self, checkpoint)?;
-        if let Some(path) = &self.global_scales {
-            plan.take_global_scales(path)?;
-        }
-        if let Some(path) = &self.importance {
-            plan.take_importance(path)?;
-        }
-        if let Some(given) = &self.input_scales {
-            plan.take_input_scales(given)?;
-        }
-        plan.share_global_scales();
-        if self.check_search && plan.recipes.iter().all(|used| used.recipe.search != Search::Full) {
-            let search = plan.recipes[0].recipe.search;
-            return Err(Error::Plan(PlanError::NothingToCheck { search }));
-        }
-        Ok(plan)
-    }
-}
-
 impl<'a> Plan<'a> {
-    /// Decides the job of every tensor, without the optional input files.
-    fn decide(request: &Quantize, checkpoint: &'a Checkpoint) -> Result<Self> {
-        let recipes = &request.recipes;
-        let own = checkpoint.own_format();
-        let format = request.format.or(recipes.out_convention).unwrap_or(own);
-        checkpoint.check_container(format)?;
-        recipes.check(format)?;
-        let layers = Layers::of(checkpoint.tensors().map(|tensor| tensor.name));
-        let (mut jobs, mut used) = (Vec::new(), TensorRecipes::default());
-        for (position, tensor) in sources(checkpoint, request.requantize)? {
-            let recipe = recipes.recipe_of(tensor.name, format)?;
-            let rule = recipes.override_of(tensor.name, &layers);
-            let selection = recipes.selection();
-            let reason = selection.reason_to_copy(&tensor, checkpoint.naming, rule, Some(recipe.storage));
-            let reason = reason.or_else(|| recipe.unread_global(checkpoint, &tensor));
-            let reason = match (reason, tensor.scaling) {
-                (Some(reason), Some(_)) => Some(Reason::Dequantized(reason.into())),
-                (reason, _) => reason.map(|reason| recipes.kept.applied(&tensor, reason)),
-            };
-            let (outputs, plan) = match reason {
-                None => {
-                    let recipe_number = used.add(recipe, tensor.elements());
-                    let plan = QuantizePlan {
-                        recipe: recipe_number,
-                        importance: None,
-                        global_scale: None,
-                        input_scale: None,
-                        layer: None,
-                    };
-                    (recipe.outlines(&tensor), TensorPlan::Quantize(plan))
-                }
-                Some(reason) => {
-                    let non_finite = recipe.recipe.non_finite;
-                    (vec![copied(&tensor, &reason)], TensorPlan::Copy(CopyPlan { reason, non_finite }))
-                }
-            };
-            jobs.push(Job { tensor, plan, position, outputs });
-        }
-        let (mut used, order) = used.sorted();
-        for job in &mut jobs {
-            if let TensorPlan::Quantize(plan) = &mut job.plan {
-                plan.recipe = order[plan.recipe];
-            }
-        }
-        if used.is_empty() {
-            // Nothing is quantized. Reports show the recipe of a tensor that matches no rule.
-            used.push(recipes.recipe_of("", format)?);
-        }
-        let mut plan = Self {
-            checkpoint,
-            format,
-            recipes: used,
-            layers: Vec::new(),
-            global_scales: None,
-            importance: None,
-            input_scales: None,
-            check_search: request.check_search,
-            worst_blocks: request.worst_blocks,
-            part: request.part,
-            jobs,
-            warnings: Vec::new(),
-        };
-        plan.check_names()?;
-        fusions::check(plan.quantized().map(|(job, plan_of)| (job.tensor, plan.recipe_of(plan_of))))?;
-        plan.warn_of(request);
-        Ok(plan)
-    }
-
-    /// Collects the warnings that do not depend on optional input files.
-    fn warn_of(&mut self, request: &Quantize) {
-        let recipes = &request.recipes;
-        let copied = self.jobs.iter().filter(|job| job.plan.quantize().is_none());
-        let copied: Vec<_> = copied.map(|job| job.tensor.name).collect();
-        let quantized: Vec<_> = self.quantized().map(|(job, _)| job.tensor.name).collect();
-        let unmatched = recipes.unmatched(self.checkpoint).into_iter().map(Warning::Recipe);
-        let unknown = self.checkpoint.unknown_architecture();
-        let unknown = unknown.map(|model_type| Warning::UnknownArchitecture(model_type.into()));
-        let idle = recipes.idle(&quantized, &copied).into_iter().map(Warning::Recipe);
-        let loaders = self.misread_by().into_iter().map(Warning::Loaders);
-        self.warnings = unmatched.chain(unknown).chain(idle).chain(loaders).collect();
-    }
-
-    /// Adds a warning that lists `names` of a file, unless there are none.
-    fn warn_of_names(&mut self, file: &Path, names: Vec<String>, problem: FileProblem) {
-        if !names.is_empty() {
-            self.warnings.push(Warning::File { file: file.into(), names, problem });
-        }
-    }
-
-    /// Takes the global scales from a file instead of computing them.
-    fn take_global_scales(&mut self, path: &Path) -> Result<()> {
-        for used in self.recipes.iter().filter(|used| used.search_global) {
-            check_search_global(&used.recipe, true)?;
-        }
-        let from_amax = |plan: &QuantizePlan| self.recipe_of(plan).recipe.scheme.global_from_amax();
-        let names =
-            self.quantized().filter_map(|(job, plan)| Some((job.tensor.name, from_amax(plan)?.direction)));
-        let found = GlobalScales::find(&open_given(path, "global scales")?, names)?;
-        let mut scales = found.scales.into_iter();
-        let recipes = &self.recipes;
-        for plan in self.jobs.iter_mut().filter_map(quantize_plan) {
-            if recipes[plan.recipe].recipe.scheme.global_from_amax().is_some() {
-                plan.global_scale = scales.next();
-            }
-        }
-        self.global_scales = Some(path.into());
-        self.warn_of_names(path, found.unused, FileProblem::Unused);
-        self.warn_of_names(path, found.inverted, FileProblem::Inverted);
-        self.warn_of_names(path, found.unequal, FileProblem::Unequal);
-        Ok(())
-    }
-
-    /// Takes importance per column from a file.
-    fn take_importance(&mut self, path: &Path) -> Result<()> {
-        if self.recipes.iter().all(|used| used.recipe.search == Search::None) {
-            return Err(Error::Given(GivenError::ImportanceUnused));
-        }
-        let of = self.quantized().count();
-        let is_searched = |recipe: &TensorRecipe| recipe.recipe.search != Search::None;
-        let searched = self.quantized().map(|(job, plan)| (job.tensor, self.recipe_of(plan)));
-        let searched = searched.filter(|(_, recipe)| is_searched(recipe));
-        let file = open_given(path, "importance")?;
-        let found = Importance::find(&file, searched.map(|(tensor, recipe)| (tensor, recipe.storage)))?;
-        let mut columns = found.columns.into_iter();
-        let recipes = &self.recipes;
-        for plan in self.jobs.iter_mut().filter_map(quantize_plan) {
-            if is_searched(&recipes[plan.recipe]) {
-                plan.importance = columns.next().flatten().map(Arc::new);
-            }
-        }
-        self.importance = Some(path.into());
-        self.warn_of_names(path, found.unused, FileProblem::Unused);
-        self.warn_of_names(path, found.unweighted, FileProblem::Unweighted { of });
-        self.warn_of_names(path, found.partial, FileProblem::Partial);
-        Ok(())
-    }
-
-    /// Stores the global scale of a layer's inputs next to each of its NVFP4 weights.
-    fn take_input_scales(&mut self, given: &InputScales) -> Result<()> {
-        let mut tensors = Vec::new();
-        for (job, plan) in self.quantized() {
-            let (tensor, storage) = (job.tensor, self.recipe_of(plan).storage);
-            if storage.format != Format::Nvfp4 {
-                continue;
-            }
-            // llama.cpp loads the input scales of layers whose global scales it loads.
-            let architecture = self.checkpoint.gguf_architecture();
-            let loaded = architecture.is_none_or(|name| use_of(name, tensor.name) != Use::Unknown);
-            let stored = storage.stored_input(tensor.name).filter(|_| loaded);
-            let unheld = || GivenError::InputScaleUnheld { tensor: tensor.name.into() };
-            tensors.push((tensor, stored.ok_or_else(unheld)?));
-        }
-        if tensors.is_empty() {
-            let tensor = "no tensor, as none becomes NVFP4,".into();
-            return Err(GivenError::InputScaleUnheld { tensor }.into());
-        }
-        let (scales, unused) = given.find(tensors.iter().copied())?;
-        let mut scales = scales.into_iter();
-        let recipes = &self.recipes;
-        for job in &mut self.jobs {
-            let Job { tensor, plan: TensorPlan::Quantize(plan), outputs, .. } = job else { continue };
-            let storage = recipes[plan.recipe].storage;
-            if storage.format == Format::Nvfp4 {
-                plan.input_scale = scales.next();
-                let stored = storage.stored_input(tensor.name);
-                outputs.extend(stored.and_then(|stored| stored.outline(tensor.name, tensor.shape)));
-            }
-        }
-        self.input_scales = Some(given.described());
-        if let Some(file) = given.file() {
-            self.warn_of_names(file, unused, FileProblem::UnusedInput);
-        }
-        self.check_names()
-    }
-
-    /// Groups the tensors whose global scale follows from a shared amax.
-    fn share_global_scales(&mut self) {
-        let mut layers: HashMap<_, Vec<usize>> = HashMap::new();
-        for (number, job) in self.jobs.iter().enumerate() {
-            let shares = |plan: &&QuantizePlan| {
-                plan.global_scale.is_none() && self.recipe_of(plan).recipe.scheme.global_from_amax().is_some()
-            };
-            if job.plan.quantize().filter(shares).is_some()
-                && let Some(layer) = fused(job.tensor.name)
-            {
-                layers.entry(layer).or_default().push(number);
-            }
-        }
-        let mut layers: Vec<_> = layers.into_values().filter(|parts| parts.len() > 1).collect();
-        layers.sort_unstable();
-        for (number, parts) in layers.iter().enumerate() {
-            for part in parts {
-                if let Some(plan) = quantize_plan(&mut self.jobs[*part]) {
-                    plan.layer = Some(number);
-                }
-            }
-        }
-        self.layers = layers;
-    }
-
     /// Returns the recipes, the one with the most elements first.
     ///
     /// Each comes with totals and with all facts that determine the output's bytes.
@@ -496,20 +249,6 @@ impl<'a> Plan<'a> {
         json.into()
     }
 
-    /// Checks that no output has the name of another tensor or output.
-    fn check_names(&self) -> Result<()> {
-        let mut taken: HashSet<_> = self.jobs.iter().map(|job| job.tensor.name).collect();
-        for (job, _) in self.quantized() {
-            for Outline { name, .. } in &job.outputs {
-                if name != job.tensor.name && !taken.insert(name) {
-                    let (file, tensor) = (job.tensor.file.into(), job.tensor.name.into());
-                    return Err(Error::Output(OutputError::NameTaken { file, tensor, name: name.clone() }));
-                }
-            }
-        }
-        Ok(())
-    }
-
     /// Groups the layers by storage, the group with the most elements first.
     fn groups(&self) -> Vec<Group> {
         let weights = self
@@ -535,19 +274,5 @@ impl<'a> Plan<'a> {
     pub(crate) fn file_type(&self) -> FileType {
         let blocks = self.groups().first().and_then(|group| group.storage.blocks);
         blocks.unwrap_or(Blocks::Mxfp4).file_type()
-    }
-}
-
-/// Opens an optional input file. Errors call it `what`.
-fn open_given(file: &Path, what: &'static str) -> Result<Checkpoint> {
-    Checkpoint::open(file)
-        .map_err(|source| GivenError::Open { what, file: file.into(), source: source.into() }.into())
-}
-
-/// Returns a job's parameters for quantizing, if it quantizes its tensor.
-fn quantize_plan<'j>(job: &'j mut Job<'_, TensorPlan>) -> Option<&'j mut QuantizePlan> {
-    match &mut job.plan {
-        TensorPlan::Quantize(plan) => Some(plan),
-        TensorPlan::Copy(_) => None,
     }
 }
