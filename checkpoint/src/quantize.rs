@@ -29,7 +29,7 @@ use crate::gguf::metadata::FileType;
 use crate::job::Job;
 use crate::pipeline::{Worker, lock};
 use crate::plan::{CopyPlan, Plan, QuantizePlan, TensorPlan};
-use crate::quantize::chooser::{Chooser, Sources};
+use crate::quantize::chooser::Chooser;
 use crate::quantize::details::{BandDetails, Details};
 use crate::quantize::matrix::Matrix;
 use crate::quantize::source::Source;
@@ -133,19 +133,16 @@ impl<'a> Quantizer<'a> {
     /// it.
     fn quantize<'env>(
         &'env self,
-        number: usize,
-        plan: &'env QuantizePlan,
-        sources: &Sources<'_, 'env>,
+        source: &Source<'_, 'env>,
+        sources: &[Source<'_, 'env>],
         worker: &Worker<'_, 'env>,
         sink: &Sink,
     ) -> Result<QuantizedJob> {
-        let (job, used) = (&self.plan.jobs[number], self.plan.recipe_of(plan));
+        let plan = source.plan;
+        let (job, used) = (&self.plan.jobs[source.job], self.plan.recipe_of(plan));
         let (tensor, storage) = (&job.tensor, used.storage);
-        let Some((_, source)) = sources.iter().find(|(known, _)| *known == number) else {
-            unreachable!("every tensor of a unit has a source")
-        };
         let from = Instant::now();
-        let chosen = self.chooser.recipes_for(number, plan, sources, worker)?;
+        let chosen = self.chooser.recipes_for(source, sources, worker)?;
         let mut busy = vec![Busy { from, until: Instant::now() }];
         let mut tiles = storage.tiles(tensor.shape);
         let gathers_scales = tiles.is_some();
@@ -185,7 +182,7 @@ impl<'a> Quantizer<'a> {
             plain,
         };
         if let Some((details, most)) = details.zip(self.plan.worst_blocks) {
-            lock(&self.details).add(number, tensor.name, details, most);
+            lock(&self.details).add(source.job, tensor.name, details, most);
         }
         let recipe = self.plan.number_of(plan);
         let summary = TensorSummary { recipe, ..TensorSummary::new(tensor, written, outcome) };
@@ -207,7 +204,8 @@ impl<'a> Quantizer<'a> {
         let (tensor, storage) = (&job.tensor, self.plan.recipe_of(plan).storage);
         let check_search = self.plan.check_search && recipe.search == Search::Full;
         let as_stored = storage.is_linear() && !check_search && self.plan.worst_blocks.is_none();
-        if let Some(bytes) = as_stored.then(|| write_pieces(tensor, storage, &quantized, sink)).flatten() {
+        if let Some(bytes) = as_stored.then(|| write_from_device(tensor, storage, &quantized, sink)).flatten()
+        {
             return Ok(WrittenBand { bytes: bytes?, ..WrittenBand::default() });
         }
         let quantized = quantized.into_host().map_err(|error| matrix::error(tensor, storage, error))?;
@@ -237,7 +235,7 @@ impl<'a> Quantizer<'a> {
 
 /// Writes all codes and scales of a tensor from the pinned memory of a device, without another
 /// copy. Returns `None` if the device has no memory of its own.
-fn write_pieces(
+fn write_from_device(
     tensor: &Tensor<'_>,
     storage: &Storage,
     quantized: &QuantizedOnDevice,
@@ -335,23 +333,23 @@ impl<'a> Rewrite for Quantizer<'a> {
         sinks: &[Sink],
     ) -> Result<Vec<QuantizedJob>> {
         let jobs = &self.plan.jobs;
+        // Only quantized tensors are in layers, so a copied one is a unit of its own.
+        if let ([number], [sink]) = (unit, sinks)
+            && let TensorPlan::Copy(plan) = &jobs[*number].plan
+        {
+            return Ok(vec![self.copy(&jobs[*number], plan, worker, sink)?]);
+        }
         let quantized = unit.iter().filter_map(|number| Some((*number, jobs[*number].plan.quantize()?)));
         let matrices = quantized.map(|(number, plan)| {
-            let storage = self.plan.recipe_of(plan).storage;
-            Ok((number, plan, storage, Source::matrix(&jobs[number], plan, storage, worker.device)?))
+            Ok((number, plan, Source::matrix(self.plan, plan, number, worker.device)?))
         });
         let matrices = matrices.collect::<Result<Vec<_>>>()?;
-        let sources = matrices.iter().map(|(number, plan, storage, matrix)| {
-            let (checkpoint, job) = (self.plan.checkpoint(), &jobs[*number]);
-            let source = Source::new(checkpoint, job, plan, storage, worker.device, matrix.as_ref())?;
-            Ok((*number, source))
+        let sources = matrices.iter().map(|(number, plan, matrix)| {
+            Source::new(self.plan, plan, *number, worker.device, matrix.as_ref())
         });
-        let sources = sources.collect::<Result<Sources<'_, '_>>>()?;
-        let done = unit.iter().zip(sinks).map(|(number, sink)| match &jobs[*number].plan {
-            TensorPlan::Copy(plan) => self.copy(&jobs[*number], plan, worker, sink),
-            TensorPlan::Quantize(plan) => self.quantize(*number, plan, &sources, worker, sink),
-        });
-        done.collect()
+        let sources = sources.collect::<Result<Vec<_>>>()?;
+        let done = sources.iter().zip(sinks);
+        done.map(|(source, sink)| self.quantize(source, &sources, worker, sink)).collect()
     }
 
     fn file_type(&self) -> Option<FileType> {

@@ -8,7 +8,7 @@ use microscale::{Dtype, ErrorStats, Global, GlobalScale, Recipe, Search, search_
 
 use crate::error::{Error, Result};
 use crate::pipeline::{Worker, lock};
-use crate::plan::{Plan, QuantizePlan};
+use crate::plan::Plan;
 use crate::quantize::source::Source;
 
 /// Chooses each tensor's global scale while a checkpoint is quantized.
@@ -18,9 +18,6 @@ pub(crate) struct Chooser<'a> {
     /// it is being found.
     layers: Vec<Mutex<Option<Found>>>,
 }
-
-/// The tensors of a unit that a thread works on, by the numbers of their jobs.
-pub(crate) type Sources<'s, 'env> = Vec<(usize, Source<'s, 'env>)>;
 
 /// A global scale that follows from an amax.
 #[derive(Clone, Copy)]
@@ -42,18 +39,18 @@ impl<'a> Chooser<'a> {
         Self { plan, layers: plan.layers.iter().map(|_| Mutex::default()).collect() }
     }
 
-    /// The recipe for one tensor, and the plain one. A global scale that follows from a shared amax
+    /// The recipe for a tensor, and the plain one. `sources` are the tensors of its unit. A global scale that follows from a shared amax
     /// is computed now, unless it is known already.
     ///
     /// # Errors
     /// [`Error::Tensor`], which names the tensor to blame: perhaps another part of the layer.
     pub(crate) fn recipes_for<'env>(
         &'env self,
-        job: usize,
-        plan: &QuantizePlan,
-        sources: &Sources<'_, 'env>,
+        source: &Source<'_, 'env>,
+        sources: &[Source<'_, 'env>],
         worker: &Worker<'_, 'env>,
     ) -> Result<Chosen> {
+        let plan = source.plan;
         let used = self.plan.recipe_of(plan);
         let recipe = used.recipe;
         let given = |plain, best| {
@@ -69,11 +66,10 @@ impl<'a> Chooser<'a> {
         let searching = used.search_global;
         let found = match plan.layer {
             None => {
-                let here = sources.iter().find(|(number, _)| *number == job);
-                if !searching && !here.is_some_and(|(_, source)| source.in_bands()) {
+                if !searching && !source.in_bands() {
                     return Ok(given(Global::FromAmax, Global::FromAmax));
                 }
-                self.find(&[job], &arithmetic, searching, sources, worker)?
+                self.find(&[source.job], &arithmetic, searching, sources, worker)?
             }
             Some(layer) => {
                 let mut found = lock(&self.layers[layer]);
@@ -96,7 +92,7 @@ impl<'a> Chooser<'a> {
         parts: &[usize],
         arithmetic: &Arithmetic,
         searching: bool,
-        sources: &Sources<'_, 'env>,
+        sources: &[Source<'_, 'env>],
         worker: &Worker<'_, 'env>,
     ) -> Result<Found> {
         let mut most = 0.0f32;
@@ -130,21 +126,19 @@ impl<'a> Chooser<'a> {
     fn with_source<'env, R>(
         &'env self,
         part: usize,
-        sources: &Sources<'_, 'env>,
+        sources: &[Source<'_, 'env>],
         worker: &Worker<'_, 'env>,
         work: impl FnOnce(&Source<'_, 'env>, Recipe) -> Result<R>,
     ) -> Result<R> {
+        if let Some(source) = sources.iter().find(|source| source.job == part) {
+            return work(source, self.plan.recipe_of(source.plan).recipe);
+        }
         let job = &self.plan.jobs[part];
         let Some(plan) = job.plan.quantize() else { unreachable!("layers have tensors to quantize") };
-        let used = self.plan.recipe_of(plan);
-        if let Some((_, source)) = sources.iter().find(|(number, _)| *number == part) {
-            return work(source, used.recipe);
-        }
-        let (checkpoint, storage) = (self.plan.checkpoint(), used.storage);
-        let matrix = Source::matrix(job, plan, storage, worker.device)?;
-        let source = Source::new(checkpoint, job, plan, storage, worker.device, matrix.as_ref())?;
-        let done = work(&source, used.recipe);
-        checkpoint.forget(&job.tensor);
+        let matrix = Source::matrix(self.plan, plan, part, worker.device)?;
+        let source = Source::new(self.plan, plan, part, worker.device, matrix.as_ref())?;
+        let done = work(&source, self.plan.recipe_of(plan).recipe);
+        self.plan.checkpoint().forget(&job.tensor);
         done
     }
 }

@@ -14,11 +14,10 @@ use crate::error::Result;
 use crate::job::Job;
 use crate::pipeline::Worker;
 use crate::plan::importance::Columns;
-use crate::plan::{QuantizePlan, TensorPlan};
+use crate::plan::{Plan, QuantizePlan};
 use crate::quantize::matrix;
 use crate::quantize::matrix::Matrix;
 use crate::read::bands::{band_for, row_bands};
-use crate::read::checkpoint::Checkpoint;
 use crate::read::input::Input;
 use crate::read::memory::afford;
 use crate::read::values::with_values;
@@ -26,6 +25,9 @@ use crate::write::busy::Busy;
 
 /// A tensor's matrix, ready to be worked on. `'s` is the lifetime of a copy on the device.
 pub(crate) struct Source<'s, 'env> {
+    /// The number of the tensor's job.
+    pub(crate) job: usize,
+    pub(crate) plan: &'env QuantizePlan,
     input: Input<'env>,
     storage: &'static Storage,
     device: &'env Device,
@@ -90,17 +92,17 @@ impl<'s, 'env> Source<'s, 'env> {
     ///
     /// # Errors
     /// The errors of [`Matrix::of`].
-    pub(crate) fn matrix<'a>(
-        job: &Job<'a, TensorPlan>,
+    pub(crate) fn matrix(
+        plans: &'env Plan<'_>,
         plan: &QuantizePlan,
-        storage: &Storage,
+        job: usize,
         device: &Device,
-    ) -> Result<Option<Matrix<'a>>> {
+    ) -> Result<Option<Matrix<'env>>> {
         let by_expert = plan.importance.as_ref().is_some_and(|columns| columns.rows_each().is_some());
         if !device.has_memory() || by_expert {
             return Ok(None);
         }
-        let tensor = &job.tensor;
+        let (tensor, storage) = (&plans.jobs[job].tensor, plans.recipe_of(plan).storage);
         let (rows, cols) = matrix::size(tensor, storage);
         if storage.transposed {
             afford(tensor, tensor.name, rows.saturating_mul(cols))?;
@@ -113,19 +115,19 @@ impl<'s, 'env> Source<'s, 'env> {
     /// # Errors
     /// The errors of [`Device::load`], and [`Error::Memory`](crate::Error::Memory).
     pub(crate) fn new(
-        checkpoint: &Checkpoint,
-        job: &Job<'env, TensorPlan>,
-        plan: &QuantizePlan,
-        storage: &'static Storage,
+        plans: &'env Plan<'_>,
+        plan: &'env QuantizePlan,
+        job: usize,
         device: &'env Device,
         matrix: Option<&'s Matrix<'_>>,
     ) -> Result<Self>
     where
         'env: 's,
     {
-        let tensor = job.tensor;
+        let (checkpoint, storage) = (plans.checkpoint(), plans.recipe_of(plan).storage);
+        let Job { tensor, position, .. } = plans.jobs[job];
         let (rows, cols) = matrix::size(&tensor, storage);
-        let origin = checkpoint.origin(job.position);
+        let origin = checkpoint.origin(position);
         let loaded = matrix.map(|matrix| matrix.load(device, origin)).transpose();
         let loaded = loaded.map_err(|error| matrix::error(&tensor, storage, error))?;
         let importance = plan.importance.clone();
@@ -140,9 +142,9 @@ impl<'s, 'env> Source<'s, 'env> {
         }
         let input = match device.has_memory() {
             true => Input::mapped(tensor),
-            false => Input::new(checkpoint, tensor, job.position),
+            false => Input::new(checkpoint, tensor, position),
         };
-        Ok(Self { input, storage, device, bands, importance, loaded })
+        Ok(Self { job, plan, input, storage, device, bands, importance, loaded })
     }
 
     /// Returns whether there are several bands, so that a global scale must be found before the
