@@ -14,6 +14,7 @@ use crate::error::{Error, Result};
 use crate::job::Position;
 use crate::pipeline::{Worker, map};
 use crate::plan::selection::{Override, Selection};
+use crate::quantize::matrix::below;
 use crate::read::bands::{band_for, row_bands};
 use crate::read::checkpoint::Checkpoint;
 use crate::read::input::Input;
@@ -83,10 +84,8 @@ fn errors<'env>(input: &Input<'env>, mut recipe: Recipe, worker: &Worker<'_, 'en
     let bands: Arc<[Range<usize>]> = row_bands(rows, cols, None, band_for(device)).collect();
     let largest = bands.iter().map(|rows| rows.len().saturating_mul(cols)).max();
     afford(&tensor, tensor.name, largest.unwrap_or(0))?;
-    let failed = move |mut source, band: &Range<usize>| {
-        if let microscale::Error::NonFinite { first, .. } = &mut source {
-            first.row += band.start;
-        }
+    let failed = move |source: microscale::Error, band: &Range<usize>| {
+        let source = source.map_position(|at| below(at, band.start));
         Error::tensor(tensor.file, tensor.name, source)
     };
     let elements = move |rows: &Range<usize>| rows.start * cols..rows.end * cols;

@@ -175,7 +175,7 @@ impl<'a> Quantizer<'a> {
         let plain = plain.map(|plain| Plain { errors: plain.errors, global_scale: plain.global_scale });
         let outcome = Outcome::Quantized {
             format: used.format(),
-            report: stored.report,
+            report: stored.report.map_position(|at| matrix::position(tensor, storage, at)),
             errors: stored.errors,
             global_scale: stored.global_scale,
             seconds: Busy::seconds(busy.iter().copied()),

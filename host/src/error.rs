@@ -404,6 +404,18 @@ pub enum Error {
 pub(crate) const OUT_OF_MEMORY: i32 = 2;
 
 impl Error {
+    /// Returns the error with the position of a NaN or infinity changed by `map`, for an error about
+    /// a part of a tensor.
+    #[must_use]
+    pub fn map_position(self, map: impl Fn(Position) -> Position) -> Self {
+        match self {
+            Self::NonFinite { first, report } => {
+                Self::NonFinite { first: map(first), report: report.map_position(map) }
+            }
+            error => error,
+        }
+    }
+
     /// Returns whether a GPU ran out of memory. A smaller operation, or the CPU, may then succeed.
     ///
     /// ```

@@ -54,10 +54,10 @@ impl AddAssign for Report {
 }
 
 impl Report {
-    /// The report of rows that start at `row` of a larger matrix: positions count from its start.
+    /// Returns the report with its position changed by `map`, for the report of a part of a tensor.
     #[must_use]
-    pub fn starting_at(mut self, row: usize) -> Self {
-        self.first_non_finite = self.first_non_finite.map(|first| Position { row: first.row + row, ..first });
+    pub fn map_position(mut self, map: impl FnOnce(Position) -> Position) -> Self {
+        self.first_non_finite = self.first_non_finite.map(map);
         self
     }
 

@@ -86,15 +86,12 @@ pub(crate) fn requantize_band(
     device: &Device,
 ) -> Result<(QuantizedTensor, BandDifference)> {
     let columns = packed.shape.last().copied().unwrap_or(1).max(1);
-    let failed = |source| {
-        packed.error(match source {
-            microscale::Error::NonFinite { first: at, report } => {
-                let at = first + at.col;
-                let first = Position { row: at / columns, col: at % columns };
-                microscale::Error::NonFinite { first, report }
-            }
-            source => source,
-        })
+    let failed = |source: microscale::Error| {
+        let of_tensor = |at: Position| {
+            let at = first + at.col;
+            Position { row: at / columns, col: at % columns }
+        };
+        packed.error(source.map_position(of_tensor))
     };
     let before: Vec<f32> = device.dequantize(band).map_err(failed)?;
     let quantized = device.quantize(&before, Shape::new(1, before.len()), recipe).map_err(failed)?;

@@ -59,12 +59,21 @@ pub(crate) fn size(tensor: &Tensor<'_>, storage: &Storage) -> (usize, usize) {
 
 /// Gives an error of a matrix its tensor's name, and the tensor's rows and columns.
 pub(crate) fn error(tensor: &Tensor<'_>, storage: &Storage, source: microscale::Error) -> Error {
-    let source = match (source, tensor.shape) {
-        (microscale::Error::NonFinite { first, report }, [.., cols, rows]) if storage.transposed => {
-            let row = first.row / rows * cols + first.col;
-            microscale::Error::NonFinite { first: Position { row, col: first.row % rows }, report }
-        }
-        (source, _) => source,
-    };
+    let source = source.map_position(|at| position(tensor, storage, at));
     Error::tensor(tensor.file, tensor.name, source)
+}
+
+/// The position in a tensor of a position in its matrix.
+pub(crate) fn position(tensor: &Tensor<'_>, storage: &Storage, at: Position) -> Position {
+    match *tensor.shape {
+        [.., cols, rows] if storage.transposed => {
+            Position { row: at.row / rows * cols + at.col, col: at.row % rows }
+        }
+        _ => at,
+    }
+}
+
+/// The position in a matrix of a position in the rows that start at `row`.
+pub(crate) fn below(at: Position, row: usize) -> Position {
+    Position { row: at.row + row, ..at }
 }

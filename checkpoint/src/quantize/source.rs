@@ -16,7 +16,7 @@ use crate::pipeline::Worker;
 use crate::plan::importance::Columns;
 use crate::plan::{Plan, QuantizePlan};
 use crate::quantize::matrix;
-use crate::quantize::matrix::Matrix;
+use crate::quantize::matrix::{Matrix, below};
 use crate::read::bands::{band_for, row_bands};
 use crate::read::input::Input;
 use crate::read::memory::afford;
@@ -191,7 +191,7 @@ impl<'s, 'env> Source<'s, 'env> {
             worker,
             move |_, band, importance| band.store(storage, &recipe, importance.filter(|_| weighted)),
             move |(quantized, mut facts): (_, BandFacts), rows| {
-                facts.report = facts.report.starting_at(rows.start);
+                facts.report = facts.report.map_position(|at| below(at, rows.start));
                 Ok((facts, hand_on(rows, quantized)?))
             },
             |(facts, handed_on)| {
@@ -225,12 +225,9 @@ impl<'s, 'env> Source<'s, 'env> {
         };
         let (tensor, storage) = (self.input.tensor, self.storage);
         let finish = move |result: microscale::Result<Q>, rows: Range<usize>| -> Result<Counted<R>> {
-            match result {
+            match result.map_err(|error| error.map_position(|at| below(at, rows.start))) {
                 Ok(result) => then(result, rows).map(Ok),
-                Err(microscale::Error::NonFinite { first, report }) => {
-                    let first = microscale::Position { row: first.row + rows.start, ..first };
-                    Ok(Err((first, report.starting_at(rows.start))))
-                }
+                Err(microscale::Error::NonFinite { first, report }) => Ok(Err((first, report))),
                 Err(error) => Err(matrix::error(&tensor, storage, error)),
             }
         };

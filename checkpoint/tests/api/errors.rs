@@ -103,6 +103,26 @@ fn the_report_of_a_tensor_has_the_position_of_its_first_value_that_is_not_finite
 }
 
 #[test]
+fn positions_in_a_tensor_whose_transpose_is_stored_are_of_the_tensor() {
+    let scratch = Scratch::new();
+    let (shape, name) = ([2, 64, 96], "model.layers.0.mlp.experts.down_proj");
+    let mut values = noise::<f32>(shape.iter().product(), 5);
+    let at = Position { row: 64 + 40, col: 7 };
+    values[at.row * 96 + at.col] = f32::NAN;
+    let input = write_file(&scratch, "in.safetensors", &[Tensor::of(name, &shape, &values)]);
+    let with = |non_finite: NonFinite, out: &str| {
+        let settings = Settings { non_finite: Some(non_finite), ..Settings::default() };
+        let format = Some(CheckpointFormat::GptOss);
+        quantize(&Quantize { format, ..Quantize::new(settings) }, &input, &scratch.path(out))
+    };
+    let refused = non_finite(with(NonFinite::Error, "refused.safetensors"), name, (at.row, at.col));
+    assert_eq!(refused.first_non_finite, Some(at));
+    let summary = with(NonFinite::Propagate, "out.safetensors").unwrap();
+    let Outcome::Quantized { report, .. } = &summary.tensors[0].outcome else { panic!("{summary:?}") };
+    assert_eq!((report.nan, report.first_non_finite), (1, Some(at)));
+}
+
+#[test]
 fn the_report_of_a_refused_tensor_has_the_position_of_its_first_nan() {
     let scratch = Scratch::new();
     let tensor = with("a.fc.weight", &[(600, 17, f32::NAN)]);
