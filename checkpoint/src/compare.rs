@@ -9,13 +9,13 @@ use microscale::{Device, ErrorStats};
 use crate::checkpoint_formats::ownership::logical_positions;
 use crate::checkpoint_formats::packed::Logical;
 use crate::error::{Error, Result};
-use crate::job::Position;
 use crate::pipeline::{Worker, map};
+use crate::progress::{Meter, OnProgress};
 use crate::read::bands::band_for;
 use crate::read::checkpoint::Checkpoint;
 use crate::read::input::Input;
+use crate::read::position::Position;
 use crate::read::values::Values;
-use crate::write::progress::{Meter, OnProgress};
 
 /// Differences between two checkpoints.
 #[derive(Clone, Debug, Default)]

@@ -11,17 +11,17 @@ use crate::checkpoint_formats::packed::Logical;
 use crate::compare::{Compared, Comparison, Difference};
 use crate::error::plan::PlanError;
 use crate::error::{Error, Result};
-use crate::job::Position;
 use crate::pipeline::{Worker, map};
 use crate::plan::selection::{Override, Selection};
+use crate::progress::{Meter, OnProgress};
 use crate::quantize::matrix::below;
 use crate::read::bands::{band_for, row_bands};
 use crate::read::checkpoint::Checkpoint;
 use crate::read::input::Input;
 use crate::read::memory::afford;
+use crate::read::position::Position;
 use crate::read::tensor::Tensor;
 use crate::read::values::with_values;
-use crate::write::progress::{Meter, OnProgress};
 
 /// Quantizes the selected tensors of a checkpoint one by one, along their last dimension, and
 /// measures the loss of each. Each has its own global scale, if the format has any. Other tensors

@@ -40,12 +40,12 @@ use crate::doctor::original::check_against_original;
 use crate::doctor::stored::check_stored;
 use crate::doctor::w8_scales::check_w8_scales;
 use crate::error::{Error, Result};
-use crate::job::Position;
 use crate::pipeline::{Worker, map};
+use crate::progress::{Meter, OnProgress};
 use crate::read::checkpoint::Checkpoint;
 use crate::read::input::Input;
+use crate::read::position::Position;
 use crate::read::tensor::Tensor;
-use crate::write::progress::{Meter, OnProgress};
 
 /// The result of checking a checkpoint.
 #[derive(Clone, Debug, Default)]

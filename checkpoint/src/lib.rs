@@ -13,14 +13,15 @@
 //! | `dtype`, `checkpoint_format`, `reason`, `sums` | dtypes, checkpoint formats, reasons for copying, sums |
 //! | `error` | error types |
 //! | `limits` | limits on the input |
+//! | `progress`, `pipeline` | progress reports; the threads that work on a checkpoint |
 //! | `gguf` | GGUF, the container of ggml and llama.cpp |
 //! | `pytorch` | PyTorch files: pickles, which are never executed |
 //! | `read` | input: files, tensors, typed views |
 //! | `write` | output: tensor by tensor, complete or not at all |
-//! | `checkpoint_formats` | checkpoint formats: how each one stores quantized tensors, and finding them in files |
+//! | `checkpoint_formats` | how each checkpoint format stores quantized tensors, and finding them |
 //! | `histogram` | the distribution of scales and codes |
 //! | `plan` | what happens to each tensor: recipes, selection, global scales, importance |
-//! | `quantize`, `parts` | executing a plan: as a whole, or in parts |
+//! | `quantize`, `parts`, `run` | executing a plan: as a whole, or in parts |
 //! | `dequantize`, `convert`, `compare`, `compare_format`, `inspect`, `doctor` | the other operations |
 //!
 //! Files are little-endian, as safetensors requires, so the machine must be too.
@@ -40,12 +41,12 @@ mod error;
 mod gguf;
 mod histogram;
 mod inspect;
-mod job;
 mod limits;
 mod names;
 mod parts;
 mod pipeline;
 mod plan;
+mod progress;
 mod pytorch;
 mod quantize;
 mod read;
@@ -79,14 +80,13 @@ pub use error::recipe::RecipeError;
 pub use error::{Error, Result};
 pub use histogram::Histogram;
 pub use inspect::{Inspected, inspect};
-pub use job::Job;
 pub use names::layers::layer_part;
 pub use names::role::{Role, role};
 pub use parts::directory::{parts_directory, remove_unfinished_part};
 pub use parts::merge::{Merged, merge};
-pub use parts::part::Part;
 pub use plan::input_scales::InputScales;
 pub use plan::kept_as::KeptAs;
+pub use plan::part::Part;
 pub use plan::recipes::Recipes;
 pub use plan::recipes::presets::{Preset, presets};
 pub use plan::request::Quantize;
@@ -95,6 +95,7 @@ pub use plan::settings::{GlobalSetting, Settings};
 pub use plan::used_recipe::{Facts, UsedRecipe};
 pub use plan::warning::{FileProblem, Warning};
 pub use plan::{CopyPlan, Plan, QuantizePlan, TensorPlan};
+pub use progress::{OnProgress, Progress};
 pub use quantize::summary::{Outcome, PartSummary, Plain, Summary, TensorSummary, Totals};
 pub use read::checkpoint::{Checkpoint, OpenOptions};
 pub use read::scale_grid::ScaleGrid;
@@ -102,10 +103,10 @@ pub use read::tensor::Tensor;
 pub use read::values::{Values, file_dtype, float_dtype};
 pub use reason::Reason;
 pub use sums::Sums;
+pub use write::job::Job;
 pub use write::others::{Skipped, other_weights, outside_links};
 pub use write::output::remove_unfinished_output;
 pub use write::place::{Places, real_path};
-pub use write::progress::{OnProgress, Progress};
 pub use write::replacement::{replace_file, try_replacing};
 pub use write::temporary::{LeftBehind, remove_unfinished};
 

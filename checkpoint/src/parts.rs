@@ -8,7 +8,6 @@
 //!
 //! | file | contents |
 //! |---|---|
-//! | `part` | the number of a part |
 //! | `note` | the note next to a shard |
 //! | `directory` | the directory `OUT.parts` |
 //! | `merge` | merging |
@@ -16,7 +15,6 @@
 pub(crate) mod directory;
 pub(crate) mod merge;
 pub(crate) mod note;
-pub(crate) mod part;
 
 use std::fs;
 use std::path::Path;
@@ -28,18 +26,18 @@ use xxhash_rust::xxh3::Xxh3;
 
 use crate::error::output::OutputError;
 use crate::error::{Error, Result};
-use crate::job::{Job, of_shard};
 use crate::parts::directory::Directory;
 use crate::parts::note::{Note, checksum};
-use crate::parts::part::Part;
 use crate::plan::Plan;
+use crate::plan::part::Part;
+use crate::progress::{Meter, OnProgress};
 use crate::quantize::Quantizer;
 use crate::quantize::summary::{PartSummary, Summary};
 use crate::read::description::Description;
 use crate::read::shard::Shard;
+use crate::write::job::{Job, of_shard};
 use crate::write::output::create_directories;
 use crate::write::place::refuse_long_name;
-use crate::write::progress::{Meter, OnProgress};
 use crate::write::work::Rewrite;
 use crate::write::workers::{ShardOutput, write_shards};
 

@@ -28,7 +28,7 @@ use crate::pipeline::batch::{Bands, Batch};
 use crate::pipeline::failure::Failure;
 use crate::pipeline::interrupt::Interrupt;
 use crate::pipeline::reply::Reply;
-use crate::write::progress::Meter;
+use crate::progress::Meter;
 
 /// How long the workers may be silent before the caller is asked whether to go on.
 pub(crate) const PATIENCE: Duration = Duration::from_millis(100);

@@ -3,6 +3,7 @@
 //! | file | contents |
 //! |---|---|
 //! | `request` | everything that determines the output's bytes |
+//! | `part` | the number of a part of a checkpoint |
 //! | `build` | making a plan from a request |
 //! | `selection` | which tensors are quantized, and why the others are copied |
 //! | `sources` | the input's tensors, with the scales that their values need |
@@ -22,6 +23,7 @@ pub(crate) mod importance;
 pub(crate) mod input_scales;
 pub(crate) mod kept_as;
 pub(crate) mod loaders;
+pub(crate) mod part;
 pub(crate) mod recipes;
 pub(crate) mod request;
 pub(crate) mod selection;
@@ -44,9 +46,8 @@ use crate::checkpoint_formats::group::Group;
 use crate::checkpoint_formats::ignored::ignored;
 use crate::gguf::blocks::Blocks;
 use crate::gguf::metadata::FileType;
-use crate::job::Job;
-use crate::parts::part::Part;
 use crate::plan::importance::Columns;
+use crate::plan::part::Part;
 use crate::plan::tensor_recipe::TensorRecipe;
 use crate::plan::used_recipe::{Facts, UsedRecipe, by_format, common, recipes_to_json};
 use crate::plan::warning::Warning;
@@ -54,6 +55,7 @@ use crate::read::checkpoint::Checkpoint;
 use crate::read::description::Description;
 use crate::reason::Reason;
 use crate::sums::Sums;
+use crate::write::job::Job;
 
 /// Plan for quantizing a checkpoint, made by [`Quantize::plan`](crate::Quantize::plan).
 pub struct Plan<'a> {

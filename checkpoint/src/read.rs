@@ -7,7 +7,7 @@
 //! | `header` | the header of a safetensors file; GGUF's is in `gguf` |
 //! | `index` | the index: which shard has which tensor |
 //! | `tensor`, `values` | a stored tensor; its values as typed slices |
-//! | `input` | a tensor that several threads read band by band |
+//! | `position`, `input` | where a tensor is stored; a tensor that several threads read band by band |
 //! | `columns`, `transposed` | columns and transposes of matrices, and of a tensor's matrices |
 //! | `experts` | splitting a tensor of all experts into one tensor per expert |
 //! | `scale_grid`, `nibble_order` | codes under a grid of scales, and their values; codes in a byte |
@@ -28,6 +28,7 @@ pub(crate) mod json;
 pub(crate) mod layer_words;
 pub(crate) mod memory;
 pub(crate) mod nibble_order;
+pub(crate) mod position;
 pub(crate) mod scale_grid;
 pub(crate) mod shard;
 pub(crate) mod tensor;

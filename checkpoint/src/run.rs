@@ -8,9 +8,9 @@ use microscale::Device;
 use crate::error::Result;
 use crate::parts::quantize_part;
 use crate::plan::Plan;
+use crate::progress::OnProgress;
 use crate::quantize::Quantizer;
 use crate::quantize::summary::Summary;
-use crate::write::progress::OnProgress;
 use crate::write::rewrite::rewrite;
 
 impl Plan<'_> {

@@ -404,7 +404,7 @@ pub enum Error {
 pub(crate) const OUT_OF_MEMORY: i32 = 2;
 
 impl Error {
-    /// Returns the error with the position of a NaN or infinity changed by `map`, for an error about
+    /// Returns the error with the position of a NaN or infinity changed by `map`, for an error of
     /// a part of a tensor.
     #[must_use]
     pub fn map_position(self, map: impl Fn(Position) -> Position) -> Self {

@@ -28,6 +28,7 @@ impl Checkpoint {
         let mut checkpoint = Self::read(path)?;
         for format in FORMATS {
             checkpoint.layer_words.extend((format.read_metadata)(&checkpoint.shards)?);
+            checkpoint.metadata_keys.extend(format.metadata_key);
         }
         Ok(checkpoint)
     }

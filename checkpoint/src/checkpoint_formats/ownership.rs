@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use crate::checkpoint_formats::packed::{Logical, packed};
 use crate::checkpoint_formats::w8_sources::{parts, under_scales};
 use crate::error::Result;
-use crate::job::Position;
 use crate::read::checkpoint::Checkpoint;
+use crate::read::position::Position;
 use crate::read::tensor::Tensor;
 
 /// The model's tensors, found in one pass over the stored tensors.

@@ -39,12 +39,6 @@ pub(crate) fn rescaled(checkpoint: &Checkpoint, name: &str) -> Option<String> {
     FORMATS.iter().find_map(|spec| (spec.rescaled)(checkpoint, name))
 }
 
-/// Returns the keys of file metadata that describe formats of layers. They are not copied to
-/// outputs.
-pub(crate) fn metadata_keys() -> impl Iterator<Item = &'static str> {
-    FORMATS.into_iter().filter_map(|spec| spec.metadata_key)
-}
-
 impl CheckpointFormat {
     /// Returns the row, or `None` for a name without one.
     fn spec(self) -> Option<&'static FormatSpec> {

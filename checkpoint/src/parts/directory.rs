@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use crate::error::output::OutputError;
 use crate::error::{Error, Result};
 use crate::parts::note::Note;
-use crate::parts::part::Part;
+use crate::plan::part::Part;
 use crate::read::checkpoint::Checkpoint;
 use crate::read::shard::Shard;
 use crate::write::file_name::with_suffix;

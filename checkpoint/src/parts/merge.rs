@@ -11,13 +11,13 @@ use crate::error::{Error, Result};
 use crate::parts::directory::Directory;
 use crate::parts::note::Note;
 use crate::plan::sources::source_positions;
+use crate::progress::{Meter, OnProgress};
 use crate::read::checkpoint::Checkpoint;
 use crate::read::description::Description;
 use crate::read::shard::Shard;
 use crate::write::others::Skipped;
 use crate::write::output::Output;
 use crate::write::place::Place;
-use crate::write::progress::{Meter, OnProgress};
 use crate::write::rewrite::write_rest;
 use crate::write::work::Renamed;
 

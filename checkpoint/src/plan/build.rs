@@ -11,7 +11,6 @@ use crate::error::output::OutputError;
 use crate::error::plan::PlanError;
 use crate::error::{Error, Result};
 use crate::gguf::scales::{Use, use_of};
-use crate::job::Job;
 use crate::names::fused::fused;
 use crate::names::layers::Layers;
 use crate::plan::global_scales::GlobalScales;
@@ -25,6 +24,7 @@ use crate::plan::warning::{FileProblem, Warning};
 use crate::plan::{CopyPlan, Plan, QuantizePlan, TensorPlan, fusions};
 use crate::read::checkpoint::Checkpoint;
 use crate::reason::Reason;
+use crate::write::job::Job;
 use crate::write::outline::{Outline, copied};
 
 impl Quantize {

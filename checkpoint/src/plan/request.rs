@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 
 use crate::checkpoint_format::CheckpointFormat;
 use crate::error::Result;
-use crate::parts::part::Part;
 use crate::plan::input_scales::InputScales;
+use crate::plan::part::Part;
 use crate::plan::recipes::Recipes;
 use crate::plan::selection::Selection;
 use crate::plan::settings::Settings;

@@ -9,9 +9,9 @@ use crate::checkpoint_formats::ownership::logical;
 use crate::checkpoint_formats::packed::{Logical, Packed};
 use crate::error::plan::PlanError;
 use crate::error::{Error, Result};
-use crate::job::Position;
 use crate::read::checkpoint::Checkpoint;
 use crate::read::description::Description;
+use crate::read::position::Position;
 use crate::read::tensor::Tensor;
 
 /// Returns every tensor of a checkpoint by its stored name, in file order.

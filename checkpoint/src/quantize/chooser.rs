@@ -39,7 +39,8 @@ impl<'a> Chooser<'a> {
         Self { plan, layers: plan.layers.iter().map(|_| Mutex::default()).collect() }
     }
 
-    /// The recipe for a tensor, and the plain one. `sources` are the tensors of its unit. A global scale that follows from a shared amax
+    /// The recipe for a tensor, and the plain one. `sources` are the tensors of its unit. A global
+    /// scale that follows from a shared amax
     /// is computed now, unless it is known already.
     ///
     /// # Errors

@@ -11,7 +11,6 @@ use microscale::{Element, ErrorStats, GlobalScale, NonFinite, QuantizeOptions, R
 
 use crate::checkpoint_formats::storage::Storage;
 use crate::error::Result;
-use crate::job::Job;
 use crate::pipeline::Worker;
 use crate::plan::importance::Columns;
 use crate::plan::{Plan, QuantizePlan};
@@ -22,6 +21,7 @@ use crate::read::input::Input;
 use crate::read::memory::afford;
 use crate::read::values::with_values;
 use crate::write::busy::Busy;
+use crate::write::job::Job;
 
 /// A tensor's matrix, ready to be worked on. `'s` is the lifetime of a copy on the device.
 pub(crate) struct Source<'s, 'env> {

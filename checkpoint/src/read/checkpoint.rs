@@ -14,12 +14,12 @@ use crate::error::directory::DirectoryError;
 use crate::error::format::FormatError;
 use crate::error::{Error, Result};
 use crate::gguf::header::Header;
-use crate::job::Position;
 use crate::names::naming::Naming;
 use crate::names::weight::WEIGHT;
 use crate::read::config::{CONFIG_FILE, Config, HF_QUANT_CONFIG_FILE};
 use crate::read::index::Index;
 use crate::read::layer_words::{LayerWord, LayerWords};
+use crate::read::position::Position;
 use crate::read::shard::{Container, PICKLES, Shard, StoredTensor};
 use crate::read::tensor::Tensor;
 
@@ -36,6 +36,8 @@ pub struct Checkpoint {
     pub(crate) naming: Naming,
     /// Words that its files have for the formats of layers.
     pub(crate) layer_words: LayerWords,
+    /// Keys of file metadata that have such words. They are not copied to outputs.
+    pub(crate) metadata_keys: Vec<&'static str>,
     /// Each tensor's shard, and its index there.
     pub(crate) places: HashMap<String, (usize, usize)>,
     pub(crate) options: OpenOptions,
@@ -105,6 +107,7 @@ impl Checkpoint {
             hf_quant_config,
             naming,
             layer_words: LayerWords::new(),
+            metadata_keys: Vec::new(),
             places,
             options: OpenOptions::default(),
             scale_sizes: OnceLock::new(),

@@ -13,8 +13,8 @@ use std::sync::Arc;
 use microscale::Dtype;
 
 use crate::error::{Error, Result};
-use crate::job::Position;
 use crate::read::checkpoint::Checkpoint;
+use crate::read::position::Position;
 use crate::read::tensor::Tensor;
 use crate::read::values::{Values, float_dtype};
 

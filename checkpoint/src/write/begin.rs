@@ -4,14 +4,13 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use crate::checkpoint_formats::table::metadata_keys;
 use crate::error::file::FileError;
 use crate::error::{Error, Result};
 use crate::gguf::format::{SPLIT_COUNT, SPLIT_TENSORS};
-use crate::gguf::metadata::{FileType, Metadata};
-use crate::job::{Job, of_shard};
+use crate::gguf::metadata::Metadata;
 use crate::read::shard::{Container, Shard};
 use crate::write::gguf::{self, GgufOutline};
+use crate::write::job::{Job, of_shard};
 use crate::write::outline::Outline;
 use crate::write::work::{Renamed, Rewrite};
 use crate::write::writer::Writer;
@@ -31,7 +30,7 @@ pub(crate) fn begin<R: Rewrite>(shard: usize, path: &Path, work: &R) -> Result<(
     let outputs = jobs.iter().map(|job| job.outputs.len()).sum();
     let split = split_tensors(file, outputs, work)?;
     let outlines = jobs.iter().flat_map(|job| &job.outputs);
-    Ok((renamed, create(file, path, outlines, work.file_type(), split)?))
+    Ok((renamed, create(work, file, path, outlines, split)?))
 }
 
 /// The tensors that all files of a split model will have, which each of them states.
@@ -60,26 +59,26 @@ fn split_tensors<R: Rewrite>(shard: &Shard, here: usize, work: &R) -> Result<Opt
 }
 
 /// Creates a file of the same container as a shard, with its metadata.
-fn create<'o>(
+fn create<'o, R: Rewrite>(
+    work: &R,
     shard: &Shard,
     path: &Path,
     outlines: impl Iterator<Item = &'o Outline>,
-    file_type: Option<FileType>,
     split: Option<u64>,
 ) -> Result<Writer> {
     let (header, bytes) = match &shard.container {
         Container::Safetensors(metadata) => {
             // The output describes its layers itself.
             let mut metadata = metadata.clone();
-            for key in metadata_keys() {
-                metadata.as_mut().map(|metadata| metadata.remove(key));
+            for key in &work.checkpoint().metadata_keys {
+                metadata.as_mut().map(|metadata| metadata.remove(*key));
             }
             return Writer::safetensors(path, metadata.as_ref(), outlines);
         }
         Container::Gguf(header) => (header, shard.mapped_bytes()),
     };
     let mut metadata = Metadata::of(header, bytes);
-    if let Some(file_type) = file_type {
+    if let Some(file_type) = work.file_type() {
         metadata.set_file_type(file_type);
     }
     if let Some(tensors) = split {

@@ -6,14 +6,14 @@ use std::path::Path;
 use microscale::Device;
 
 use crate::error::Result;
-use crate::job::{Job, of_shard};
+use crate::progress::{Meter, OnProgress};
 use crate::read::checkpoint::Checkpoint;
 use crate::read::description::Description;
 use crate::read::json;
+use crate::write::job::{Job, of_shard};
 use crate::write::others;
 use crate::write::others::Skipped;
 use crate::write::output::Output;
-use crate::write::progress::{Meter, OnProgress};
 use crate::write::work::{Renamed, Rewrite};
 use crate::write::workers::{ShardOutput, write_shards};
 

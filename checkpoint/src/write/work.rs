@@ -4,10 +4,10 @@ use std::collections::HashMap;
 
 use crate::error::Result;
 use crate::gguf::metadata::FileType;
-use crate::job::Job;
 use crate::pipeline::Worker;
 use crate::read::checkpoint::Checkpoint;
 use crate::read::description::Description;
+use crate::write::job::Job;
 use crate::write::sink::Sink;
 
 /// An operation that writes a checkpoint anew. Several threads call it at once.

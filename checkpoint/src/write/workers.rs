@@ -15,13 +15,13 @@ use std::thread::Builder;
 use microscale::Device;
 
 use crate::error::{Error, Result};
-use crate::job::{Job, of_shard};
 use crate::pipeline::failure::Failure;
 use crate::pipeline::reply::Reply;
 use crate::pipeline::{Next, PATIENCE, Team, Worker, lock};
+use crate::progress::Meter;
 use crate::read::shard::Shard;
 use crate::write::begin::begin;
-use crate::write::progress::Meter;
+use crate::write::job::{Job, of_shard};
 use crate::write::sink::{Item, Sink};
 use crate::write::work::{Renamed, Rewrite};
 use crate::write::writer::Writer;

@@ -65,6 +65,11 @@ impl Arrows {
         reached
     }
 
+    /// Iterates over pairs of an importing file and the file that it imports from.
+    pub(super) fn pairs(&self) -> impl Iterator<Item = (&Path, &Path)> {
+        self.0.iter().flat_map(|(from, all)| all.keys().map(move |to| (from.as_path(), to.as_path())))
+    }
+
     /// Describes a circle with the imported names.
     pub(super) fn describe(&self, circle: &BTreeSet<&Path>) -> String {
         let mut text = format!("a circle of {} files:\n", circle.len());

@@ -3,7 +3,7 @@
 use super::arrows::Arrows;
 use super::floors::{FLOORS, Floor};
 use microscale_test_support::data_dir;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// Returns the text of a file of the repository.
@@ -44,6 +44,28 @@ fn no_modules_import_each_other_in_a_circle() {
     }
     let circles: Vec<_> = arrows.circles().iter().map(|circle| arrows.describe(circle)).collect();
     assert!(circles.is_empty(), "\n{}", circles.join("\n"));
+}
+
+/// The table of a crate's root lists its modules from the bottom up.
+#[test]
+fn modules_of_the_checkpoint_crate_import_only_modules_above_them_in_its_table() {
+    let root = Path::new("checkpoint/src/lib.rs");
+    let Some(text) = read(root) else { return };
+    let rows = text.lines().filter_map(|line| line.strip_prefix("//! | `")?.split(" | ").next());
+    let order: Vec<_> = rows.flat_map(|row| row.split(", ").map(|name| name.trim_matches('`'))).collect();
+    let declared = text.lines().filter_map(|line| line.strip_prefix("mod ")?.strip_suffix(';'));
+    let listed: BTreeSet<_> = order.iter().copied().collect();
+    assert_eq!(listed, declared.collect(), "the table and the modules of {}", root.display());
+    let mut arrows = Arrows::default();
+    arrows.add(root, &read);
+    let place = |file: &Path| {
+        let within = file.strip_prefix("checkpoint/src").ok()?.with_extension("");
+        let module = within.iter().next()?.to_str()?.to_owned();
+        order.iter().position(|name| *name == module)
+    };
+    let is_wrong = |(from, to): &(&Path, &Path)| place(from).zip(place(to)).is_some_and(|(a, b)| a < b);
+    let wrong: Vec<_> = arrows.pairs().filter(is_wrong).collect();
+    assert!(wrong.is_empty(), "imports of modules below: {wrong:?}");
 }
 
 /// `cargo run` builds all default members, so no test crate may be one.

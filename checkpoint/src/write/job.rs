@@ -4,6 +4,7 @@ use std::collections::HashSet;
 
 use crate::error::output::OutputError;
 use crate::error::{Error, Result};
+use crate::read::position::Position;
 use crate::read::tensor::Tensor;
 use crate::write::outline::Outline;
 
@@ -20,15 +21,6 @@ pub struct Job<'a, P> {
     pub(crate) position: Position,
     /// The tensors of the output that take its place.
     pub(crate) outputs: Vec<Outline>,
-}
-
-/// The position of a stored tensor in a checkpoint.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Position {
-    /// The number of the shard.
-    pub(crate) shard: usize,
-    /// The number of the tensor in the shard.
-    pub(crate) tensor: usize,
 }
 
 impl<P> Job<'_, P> {
