@@ -5,6 +5,7 @@ mod checkpoint_formats;
 mod comfyui;
 mod comparison;
 mod doctor;
+mod fp8_pb_wo;
 mod gguf;
 mod gguf_loading;
 mod global_scale;
