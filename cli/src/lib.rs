@@ -60,7 +60,7 @@ enum Command {
     Merge(commands::merge::Args),
     /// Turn a quantized checkpoint back into floats.
     Dequantize(commands::dequantize::Args),
-    /// Write a quantized checkpoint by another checkpoint format, without quantizing again.
+    /// Write a quantized checkpoint in another checkpoint format, without quantizing again.
     Convert(commands::convert::Args),
     /// Look for what is wrong with a quantized checkpoint; the exit code is 1 if something is.
     Doctor(commands::doctor::Args),

@@ -187,7 +187,7 @@ pub(crate) fn merge_checkpoint(
     Ok(facts.to_string())
 }
 
-/// Writes a quantized checkpoint by another checkpoint format. Returns JSON, and warnings.
+/// Writes a quantized checkpoint in another checkpoint format. Returns JSON, and warnings.
 #[pyfunction]
 #[pyo3(signature = (path, out, to, format, requantize, skip_others, device, progress))]
 #[expect(clippy::too_many_arguments, reason = "each is one of Python's")]
