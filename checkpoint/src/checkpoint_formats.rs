@@ -14,9 +14,13 @@
 //! | `fp8_block` | a checkpoint format that only `convert` writes |
 //! | `spec`, `storage`, `part_name` | a row of the table; the storage of a format; names of parts |
 //! | `group` | layers with the same storage |
+//! | `inputs` | the quantization of inputs that a config declares |
 //! | `ignored`, `targets` | layers that a config must exempt, and the layers of each format |
+//! | `not_converted`, `patterns` | layers that a config exempts; names and patterns in such lists |
 //! | `packed`, `ownership` | quantized tensors in files; the owner of each stored part |
+//! | `strays` | codes without scales, and scales without codes |
 //! | `tiles` | block scales in tiles of 128×4 |
+//! | `transforms` | rotations that weights and activations are stored or computed with |
 //! | `w8_sources` | FP8 and INT8 weights under scales, which are read-only |
 //! | `open` | `Checkpoint::open` |
 
@@ -28,15 +32,20 @@ pub(crate) mod gguf;
 pub(crate) mod gpt_oss;
 pub(crate) mod group;
 pub(crate) mod ignored;
+pub(crate) mod inputs;
 pub(crate) mod modelopt;
+pub(crate) mod not_converted;
 pub(crate) mod open;
 pub(crate) mod ownership;
 pub(crate) mod packed;
 pub(crate) mod part_name;
+pub(crate) mod patterns;
 pub(crate) mod quark;
 pub(crate) mod spec;
 pub(crate) mod storage;
+pub(crate) mod strays;
 pub(crate) mod table;
 pub(crate) mod targets;
 pub(crate) mod tiles;
+pub(crate) mod transforms;
 pub(crate) mod w8_sources;

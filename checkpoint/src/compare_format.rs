@@ -6,10 +6,11 @@ use std::sync::Arc;
 
 use microscale::{Amax, Device, Dtype, Element, ErrorStats, Global, NonFinite, Recipe, Shape};
 
+use crate::checkpoint_formats::not_converted::NotConverted;
 use crate::checkpoint_formats::ownership::logical_positions;
 use crate::checkpoint_formats::packed::Logical;
 use crate::compare::{Compared, Comparison, Difference};
-use crate::error::plan::PlanError;
+use crate::error::plan::{PlanError, instead};
 use crate::error::{Error, Result};
 use crate::pipeline::{Worker, map};
 use crate::plan::selection::{Override, Selection};
@@ -22,6 +23,7 @@ use crate::read::memory::afford;
 use crate::read::position::Position;
 use crate::read::tensor::Tensor;
 use crate::read::values::with_values;
+use crate::reason::Reason;
 
 /// Quantizes the selected tensors of a checkpoint one by one, along their last dimension, and
 /// measures the loss of each. Each has its own global scale, if the format has any. Other tensors
@@ -37,16 +39,25 @@ pub fn compare_format(
     device: &Device,
     progress: &mut OnProgress<'_>,
 ) -> Result<Comparison> {
-    let tensors = logical_positions(checkpoint)?.into_iter().filter_map(|(position, tensor)| match tensor {
-        Logical::Plain(tensor) => Some((position, tensor)),
-        Logical::Packed(_) => None,
-    });
-    let selected = |(_, tensor): &(Position, Tensor<'_>)| {
-        selection.reason_to_copy(tensor, checkpoint.naming, Override::None, None).is_none()
-    };
-    let tensors: Vec<_> = tensors.filter(selected).collect();
+    let exempt = NotConverted::of(checkpoint);
+    let (mut tensors, mut copied, mut quantized) = (Vec::new(), Vec::new(), false);
+    for (position, tensor) in logical_positions(checkpoint)? {
+        let Logical::Plain(tensor) = tensor else {
+            quantized = true;
+            continue;
+        };
+        match selection.reason_to_copy(&tensor, checkpoint.naming, &exempt, Override::None, None) {
+            None => tensors.push((position, tensor)),
+            Some(reason) => copied.push((tensor.elements(), reason)),
+        }
+    }
     if tensors.is_empty() {
-        return Err(Error::Plan(PlanError::NothingToQuantize { path: checkpoint.path.clone() }));
+        let reason = Reason::of_largest(copied.iter().map(|(elements, reason)| (*elements, reason)));
+        let advice = match quantized {
+            true => "its weights are quantized: measure the checkpoint that they were made from".into(),
+            false => instead(reason.as_deref()),
+        };
+        return Err(Error::Plan(PlanError::NothingToQuantize { path: checkpoint.path.clone(), advice }));
     }
     let devices = device.workers(0).map_err(Error::Device)?;
     let all = measure(checkpoint, &tensors, recipe, &devices, progress)?;

@@ -19,6 +19,12 @@ pub enum Reason {
     Dimensions(usize),
     /// Its name is not `*.weight`, and no `include` pattern matches.
     NotAWeight,
+    /// It has more than two dimensions; their number. Loaders take only matrices quantized.
+    NotAMatrix(usize),
+    /// The config of an FP8 or INT8 checkpoint exempts its layer from quantization.
+    NotConverted,
+    /// It is an expert of a layer whose experts cannot all be quantized; the reason of the other.
+    OtherExpert(Box<Reason>),
     /// It has no elements.
     Empty,
     /// It is not an expert: gpt-oss stores only experts quantized.
@@ -51,6 +57,14 @@ pub enum Reason {
     },
 }
 
+impl Reason {
+    /// Returns the reason for the largest of some tensors, each given by its elements.
+    pub(crate) fn of_largest<'r>(copied: impl Iterator<Item = (u64, &'r Self)>) -> Option<Box<Self>> {
+        let largest = copied.max_by_key(|(elements, _)| *elements)?;
+        Some(Box::new(largest.1.clone()))
+    }
+}
+
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -60,17 +74,23 @@ impl fmt::Display for Reason {
             Self::Role(Role::Embedding) => f.write_str("embedding"),
             Self::Role(Role::OutputHead) => f.write_str("output head"),
             Self::Role(Role::Router) => f.write_str("router"),
+            Self::Role(Role::SparseAttention) => f.write_str("indexer or compressor of sparse attention"),
+            Self::Role(Role::NextToken) => f.write_str("input projection of multi-token prediction"),
             Self::Role(Role::Convolution) => f.write_str("convolution"),
+            Self::Role(Role::Converted) => f.write_str("transformers loads it only unquantized"),
             Self::Role(Role::Transposed) => f.write_str("Conv1D, which loaders take only unquantized"),
             Self::Dimensions(0) => f.write_str("scalar"),
             Self::Dimensions(n) => write!(f, "{n}-D"),
             Self::NotAWeight => f.write_str("not called *.weight"),
+            Self::NotAMatrix(n) => write!(f, "{n}-D, and loaders take only matrices quantized"),
+            Self::NotConverted => f.write_str("unquantized by the input's own config"),
+            Self::OtherExpert(reason) => write!(f, "experts of its layer cannot be quantized: {reason}"),
             Self::Empty => f.write_str("no elements"),
             Self::NotAnExpert => f.write_str("not gpt-oss experts"),
             Self::NoGlobalScale(architecture) => {
                 write!(
                     f,
-                    "llama.cpp's {architecture} takes no global scale for it, and --global-scale none has none"
+                    "llama.cpp's {architecture} takes no global scale for it; --global-scale none stores it without one"
                 )
             }
             Self::KeptByRule(patterns) => write!(f, "kept by a rule for {patterns}"),

@@ -60,7 +60,7 @@ pub(crate) fn casts(tensors: &[&Packed<'_>], to: Format, requantize: bool) -> Re
     let shared = share(&examined);
     let (mut casts, mut others) = (Vec::with_capacity(tensors.len()), Vec::new());
     for (packed, cast) in examined {
-        let cast = match fused(packed.name).filter(|_| to == Format::Nvfp4) {
+        let cast = match fused(packed.name, &packed.shape).filter(|_| to == Format::Nvfp4) {
             Some(layer) => shared.get(&layer).copied().flatten().map(Cast::ToNvfp4),
             None => cast,
         };
@@ -85,7 +85,7 @@ pub(crate) fn casts(tensors: &[&Packed<'_>], to: Format, requantize: bool) -> Re
 fn share(examined: &[(&Packed<'_>, Option<Cast>)]) -> HashMap<Fused, Option<Mxfp4ToNvfp4>> {
     let mut shared = HashMap::new();
     for (packed, cast) in examined {
-        let Some(layer) = fused(packed.name) else { continue };
+        let Some(layer) = fused(packed.name, &packed.shape) else { continue };
         let of_layer = shared.entry(layer).or_insert(Some(Mxfp4ToNvfp4::default()));
         *of_layer = match (*of_layer, cast) {
             (Some(of_layer), Some(Cast::ToNvfp4(cast))) => Some(of_layer.and(*cast)),
@@ -106,13 +106,13 @@ fn quantized_again(tensors: &[&Packed<'_>], to: Format) -> Result<Vec<Cast>> {
     let largest: Vec<f32> = tensors.par_iter().map(|packed| amax(packed)).collect::<Result<_>>()?;
     let mut of_layers: HashMap<Fused, f32> = HashMap::new();
     for (packed, amax) in tensors.iter().zip(&largest) {
-        if let Some(layer) = fused(packed.name) {
+        if let Some(layer) = fused(packed.name, &packed.shape) {
             let of_layer = of_layers.entry(layer).or_default();
             *of_layer = of_layer.max(*amax);
         }
     }
     let all = tensors.iter().zip(&largest).map(|(packed, amax)| {
-        let of_layer = fused(packed.name).and_then(|layer| of_layers.get(&layer));
+        let of_layer = fused(packed.name, &packed.shape).and_then(|layer| of_layers.get(&layer));
         let scale = arithmetic.global_scale(*of_layer.unwrap_or(amax), |x| x);
         Cast::Again(recipe.with_global(Global::Given(scale)), Some(scale))
     });

@@ -2,7 +2,7 @@
 //!
 //! The architecture decides if it is known, otherwise the tensor names do.
 
-use super::architectures::Architecture;
+use super::architectures::{Architecture, Experts, Loading};
 use super::role::{Role, is_embedding, role};
 use super::weight::{WEIGHT, module};
 
@@ -23,60 +23,122 @@ impl Naming {
 
     /// The role of a tensor that is unquantized by default.
     pub(crate) fn unquantized_role(self, name: &str, shape: &[usize]) -> Option<Role> {
-        let ends = |ends: &[&str]| is_among(module(name), ends);
-        match self.0 {
-            Some(known) if ends(known.embeddings) => Some(Role::Embedding),
-            Some(known) if shape.len() == 2 && ends(known.transposed) => Some(Role::Transposed),
-            _ => role(name, shape.len()),
+        let Some(known) = self.0 else { return role(name, shape.len()) };
+        let layer = module(name);
+        if ends_with_one(layer, known.embeddings) {
+            return Some(Role::Embedding);
         }
+        if shape.len() == 2 && name.ends_with(WEIGHT) {
+            if ends_with_one(layer, known.transposed) {
+                return Some(Role::Transposed);
+            }
+            if known.converted.iter().any(|part| has_part(layer, part)) {
+                return Some(Role::Converted);
+            }
+            if self.is_head(name) {
+                return Some(Role::OutputHead);
+            }
+            if ends_with_one(layer, known.plain) {
+                return None;
+            }
+        }
+        role(name, shape.len())
     }
 
     /// Returns whether a tensor is the weight of a linear layer; `None` if its name leaves that
     /// open.
     pub(crate) fn is_linear(self, name: &str, shape: &[usize]) -> Option<bool> {
-        let Some(module) = name.strip_suffix(WEIGHT).filter(|_| shape.len() == 2) else { return Some(false) };
-        if self.0.is_some_and(|known| is_among(module, known.linear)) {
+        let Some(layer) = name.strip_suffix(WEIGHT).filter(|_| shape.len() == 2) else { return Some(false) };
+        if self.0.is_some_and(|known| ends_with_one(layer, known.linear)) {
             return Some(true);
         }
         match self.unquantized_role(name, shape) {
-            None | Some(Role::OutputHead | Role::Router) => Some(true),
             Some(Role::Convolution | Role::Transposed) => Some(false),
             Some(Role::Norm | Role::Embedding) => {
-                let named = self.0.is_some_and(|known| is_among(module, known.embeddings));
-                (named || is_embedding(module)).then_some(false)
+                let named = self.0.is_some_and(|known| ends_with_one(layer, known.embeddings));
+                (named || is_embedding(layer)).then_some(false)
             }
+            _ => Some(true),
         }
     }
 
-    /// The name of a layer in transformers, from its name in the file.
-    pub(crate) fn module(self, layer: &str) -> String {
-        let mut module = layer.to_string();
-        for (from, to) in self.0.map_or(&[][..], |known| known.renamed) {
-            if from.starts_with('.') {
-                module = module.replace(from, to);
-            } else if let Some(rest) = module.strip_prefix(from) {
-                return format!("{to}{rest}");
-            }
-        }
-        module
+    /// The names of a layer in transformers, from its name in the file.
+    ///
+    /// There are several if transformers splits the layer while it loads it.
+    pub(crate) fn modules(self, layer: &str) -> Vec<String> {
+        let parts: Vec<&str> = layer.split('.').collect();
+        let renamed = self.0.map_or(&[][..], |known| known.renamed);
+        let matching = |from: &str| is_prefix(from, &parts).then(|| components(from).count());
+        let longest = renamed.iter().filter_map(|(from, _)| matching(from)).max();
+        let Some(longest) = longest else { return vec![layer.into()] };
+        let rows = renamed.iter().filter(|(from, _)| matching(from) == Some(longest));
+        rows.map(|(from, to)| {
+            // Each `*` is the number at the next `*` of the pattern.
+            let stars = components(from).zip(&parts).filter(|(pattern, _)| *pattern == "*");
+            let mut numbers = stars.map(|(_, part)| *part);
+            let start = components(to).map(|part| match part {
+                "*" => numbers.next().unwrap_or(part),
+                _ => part,
+            });
+            start.chain(parts[longest..].iter().copied()).collect::<Vec<_>>().join(".")
+        })
+        .collect()
     }
 
     /// All names of a layer that loaders use: the file's, which vLLM and SGLang use, and
-    /// transformers' if it differs.
+    /// transformers' that differ.
     pub(crate) fn spellings(self, layer: &str) -> Vec<String> {
-        let module = self.module(layer);
-        if module == layer { vec![module] } else { vec![layer.into(), module] }
+        let mut spellings = vec![layer.to_string()];
+        spellings.extend(self.modules(layer).into_iter().filter(|module| module != layer));
+        spellings
     }
 
-    /// The module of the output head.
-    pub(crate) fn head(self) -> &'static str {
-        self.0.map_or("lm_head", |known| known.head)
+    /// How transformers reads the experts of a layer.
+    pub(crate) fn experts(self) -> Experts {
+        self.0.map_or(Experts::Apart, |known| known.experts)
+    }
+
+    /// How transformers loads quantized files.
+    pub(crate) fn loading(self) -> Loading {
+        self.0.map_or(Loading::Both, |known| known.loading)
+    }
+
+    /// Returns whether a tensor is the weight of an output head.
+    pub(crate) fn is_head(self, name: &str) -> bool {
+        let layer = name.strip_suffix(WEIGHT);
+        layer.is_some_and(|layer| self.modules(layer).iter().any(|module| self.heads().contains(&&**module)))
+    }
+
+    /// The modules of output heads, which may be tied to an embedding.
+    pub(crate) fn heads(self) -> &'static [&'static str] {
+        self.0.map_or(&["lm_head"], |known| known.heads)
     }
 }
 
-/// Returns whether a module's name is one of `ends`, or ends with a dot and one of them.
-fn is_among(module: &str, ends: &[&str]) -> bool {
-    ends.iter().any(|end| module.strip_suffix(end).is_some_and(|rest| rest.is_empty() || rest.ends_with('.')))
+/// The components of a pattern. The empty pattern has no components.
+fn components(pattern: &str) -> impl Iterator<Item = &str> {
+    pattern.split('.').filter(|part| !part.is_empty())
+}
+
+/// Returns whether the first components of a name match a pattern, whose `*` are numbers.
+fn is_prefix(pattern: &str, parts: &[&str]) -> bool {
+    let mut parts = parts.iter();
+    components(pattern).all(|expected| {
+        let is_number = |part: &str| part.bytes().all(|byte| byte.is_ascii_digit());
+        parts.next().is_some_and(|part| expected == *part || expected == "*" && is_number(part))
+    })
+}
+
+/// Returns whether a name is one of `ends`, or ends with a dot and one of them.
+fn ends_with_one(name: &str, ends: &[&str]) -> bool {
+    ends.iter().any(|end| name.strip_suffix(end).is_some_and(|rest| rest.is_empty() || rest.ends_with('.')))
+}
+
+/// Returns whether whole components of a name are `part`.
+fn has_part(name: &str, part: &str) -> bool {
+    let begins = |at: usize| at == 0 || name[..at].ends_with('.');
+    let ends = |at: usize| at == name.len() || name[at..].starts_with('.');
+    name.match_indices(part).any(|(at, _)| begins(at) && ends(at + part.len()))
 }
 
 #[cfg(test)]
@@ -115,9 +177,18 @@ mod tests {
             ("gpt_neox", "embed_out", "lm_head"),
             ("llama", "model.layers.0.mlp.up_proj", "model.layers.0.mlp.up_proj"),
             ("who-knows", "language_model.lm_head", "language_model.lm_head"),
+            ("fuyu", "vision_embed_tokens", "model.vision_embed_tokens"),
+            ("deepseek_v4", "head", "lm_head"),
+            ("deepseek_v4", "layers.3.attn.wq_a", "model.layers.3.self_attn.q_a_proj"),
+            (
+                "aya_vision",
+                "language_model.model.layers.0.mlp.up_proj",
+                "model.language_model.layers.0.mlp.up_proj",
+            ),
+            ("phimoe", "model.layers.1.block_sparse_moe.gate", "model.layers.1.mlp.router"),
         ] {
             let naming = Naming::of(model_type);
-            assert_eq!(naming.module(file), module, "{model_type}");
+            assert_eq!(naming.modules(file), [module], "{model_type}");
             let spellings = naming.spellings(file);
             assert_eq!(spellings.first().map(String::as_str), Some(file));
             assert_eq!(spellings.len(), 1 + usize::from(file != module), "{file}");

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use microscale::{Format, Search};
 
+use crate::checkpoint_formats::not_converted::NotConverted;
 use crate::error::given::GivenError;
 use crate::error::output::OutputError;
 use crate::error::plan::PlanError;
@@ -33,6 +34,8 @@ impl Quantize {
     /// # Errors
     /// - [`PlanError::AlreadyQuantized`] if a config declares quantized weights.
     /// - [`PlanError::FusedDiffer`] if parts of a fused layer are not quantized alike.
+    /// - [`PlanError::SomeExperts`](crate::PlanError::SomeExperts) if a pattern or rule copies some
+    ///   experts of a layer.
     /// - [`PlanError::NoGlobalSearch`] if global scales are both given and to be searched.
     /// - [`PlanError::NothingToCheck`] if [`check_search`](Self::check_search) is set without a
     ///   full search.
@@ -71,13 +74,20 @@ impl<'a> Plan<'a> {
         checkpoint.check_container(format)?;
         recipes.check(format)?;
         let layers = Layers::of(checkpoint.tensors().map(|tensor| tensor.name));
-        let (mut jobs, mut used) = (Vec::new(), TensorRecipes::default());
+        let exempt = NotConverted::of(checkpoint);
+        let mut decided = Vec::new();
         for (position, tensor) in sources(checkpoint, request.requantize)? {
             let recipe = recipes.recipe_of(tensor.name, format)?;
             let rule = recipes.override_of(tensor.name, &layers);
             let selection = recipes.selection();
-            let reason = selection.reason_to_copy(&tensor, checkpoint.naming, rule, Some(recipe.storage));
+            let reason =
+                selection.reason_to_copy(&tensor, checkpoint.naming, &exempt, rule, Some(recipe.storage));
             let reason = reason.or_else(|| recipe.unread_global(checkpoint, &tensor));
+            decided.push((position, tensor, recipe, reason));
+        }
+        fusions::unite_experts(decided.iter_mut().map(|(_, tensor, _, reason)| (*tensor, reason)))?;
+        let (mut jobs, mut used) = (Vec::new(), TensorRecipes::default());
+        for (position, tensor, recipe, reason) in decided {
             let reason = match (reason, tensor.scaling) {
                 (Some(reason), Some(_)) => Some(Reason::Dequantized(reason.into())),
                 (reason, _) => reason.map(|reason| recipes.kept.applied(&tensor, reason)),
@@ -158,9 +168,9 @@ impl<'a> Plan<'a> {
             check_search_global(&used.recipe, true)?;
         }
         let from_amax = |plan: &QuantizePlan| self.recipe_of(plan).recipe.scheme.global_from_amax();
-        let names =
-            self.quantized().filter_map(|(job, plan)| Some((job.tensor.name, from_amax(plan)?.direction)));
-        let found = GlobalScales::find(&open_given(path, "global scales")?, names)?;
+        let tensors =
+            self.quantized().filter_map(|(job, plan)| Some((job.tensor, from_amax(plan)?.direction)));
+        let found = GlobalScales::find(&open_given(path, "global scales")?, tensors)?;
         let mut scales = found.scales.into_iter();
         let recipes = &self.recipes;
         for plan in self.jobs.iter_mut().filter_map(quantize_plan) {
@@ -246,7 +256,7 @@ impl<'a> Plan<'a> {
                 plan.global_scale.is_none() && self.recipe_of(plan).recipe.scheme.global_from_amax().is_some()
             };
             if job.plan.quantize().filter(shares).is_some()
-                && let Some(layer) = fused(job.tensor.name)
+                && let Some(layer) = fused(job.tensor.name, job.tensor.shape)
             {
                 layers.entry(layer).or_default().push(number);
             }

@@ -1,14 +1,15 @@
-//! Checks that layers which serving engines fuse are quantized alike.
+//! Makes sure that layers which serving engines fuse are quantized alike.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use crate::error::plan::PlanError;
 use crate::error::{Error, Result};
 use crate::names::fused::fused;
-use crate::names::weight::EXPERTS;
+use crate::names::weight::{EXPERTS, WEIGHT, is_expert};
 use crate::plan::tensor_recipe::TensorRecipe;
 use crate::plan::used_recipe::Facts;
 use crate::read::tensor::Tensor;
+use crate::reason::Reason;
 
 /// Checks that the parts of each fused layer have the same format.
 ///
@@ -20,7 +21,7 @@ use crate::read::tensor::Tensor;
 pub(crate) fn check<'a>(quantized: impl Iterator<Item = (Tensor<'a>, &'a TensorRecipe)>) -> Result<()> {
     let (mut layers, mut experts) = (HashMap::new(), HashMap::new());
     for (tensor, recipe) in quantized {
-        if let Some(layer) = fused(tensor.name) {
+        if let Some(layer) = fused(tensor.name, tensor.shape) {
             let pattern = layer.pattern();
             let (first, as_first) = *layers.entry(layer).or_insert((tensor, recipe));
             if !share_a_layer(as_first, recipe) {
@@ -35,6 +36,50 @@ pub(crate) fn check<'a>(quantized: impl Iterator<Item = (Tensor<'a>, &'a TensorR
         }
     }
     Ok(())
+}
+
+/// Decides alike about the experts of each layer, where they are stored one by one.
+///
+/// Engines load them into one tensor. If an expert cannot be quantized, the others of its layer are
+/// copied, too. Each tensor comes with the reason to copy it; without one it is quantized.
+///
+/// # Errors
+/// [`PlanError::SomeExperts`](crate::PlanError::SomeExperts) if a pattern or rule copies some of
+/// them.
+pub(crate) fn unite_experts<'a, 'r>(
+    tensors: impl Iterator<Item = (Tensor<'a>, &'r mut Option<Reason>)>,
+) -> Result<()> {
+    let mut layers: BTreeMap<&str, Vec<_>> = BTreeMap::new();
+    for (tensor, reason) in tensors.filter(|(tensor, _)| is_expert_weight(tensor)) {
+        let (parent, _) = tensor.name.split_once(EXPERTS).unwrap_or_default();
+        layers.entry(parent).or_default().push((tensor, reason));
+    }
+    for (parent, experts) in layers {
+        let copied = experts.iter().find_map(|(tensor, reason)| Some((*tensor, Option::clone(reason)?)));
+        let Some((copied, why)) = copied else { continue };
+        let by_user = matches!(why, Reason::Excluded(_) | Reason::KeptByRule(_));
+        for (tensor, reason) in experts {
+            if reason.is_some() {
+                continue;
+            }
+            if by_user {
+                return Err(Error::Plan(PlanError::SomeExperts {
+                    file: copied.file.into(),
+                    copied: copied.name.into(),
+                    why: why.to_string(),
+                    quantized: tensor.name.into(),
+                    pattern: format!("{parent}{EXPERTS}*"),
+                }));
+            }
+            *reason = Some(Reason::OtherExpert(Box::new(why.clone())));
+        }
+    }
+    Ok(())
+}
+
+/// Returns whether a tensor is the matrix of a single expert.
+pub(crate) fn is_expert_weight(tensor: &Tensor<'_>) -> bool {
+    is_expert(tensor.name) && tensor.name.ends_with(WEIGHT) && tensor.shape.len() == 2
 }
 
 fn share_a_layer(a: &TensorRecipe, b: &TensorRecipe) -> bool {

@@ -45,19 +45,20 @@ impl GlobalScales {
     /// - [`Error::Tensor`] for a number that cannot be a global scale.
     pub(crate) fn find<'a>(
         file: &Checkpoint,
-        tensors: impl Iterator<Item = (&'a str, Direction)>,
+        tensors: impl Iterator<Item = (Tensor<'a>, Direction)>,
     ) -> Result<Self> {
         let mut found = Self::default();
         let mut used = HashSet::new();
         let mut fused_scales = HashMap::new();
-        for (name, direction) in tensors {
+        for (tensor, direction) in tensors {
+            let name = tensor.name;
             let (stored, stored_direction) = candidate(file, name, direction)?;
             let mut scale = global_scale(&stored, stored_direction)?;
             if stored_direction != direction {
                 found.inverted.push(name.to_string());
                 scale = toward(direction, scale, &stored)?;
             }
-            if let Some(layer) = fused(name)
+            if let Some(layer) = fused(name, tensor.shape)
                 && *fused_scales.entry(layer).or_insert(scale) != scale
             {
                 found.unequal.push(name.to_string());

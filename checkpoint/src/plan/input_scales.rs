@@ -123,7 +123,7 @@ impl InputScales {
                 let (source, tensor) = (self.described(), tensor.name.into());
                 return Err(GivenError::InputScaleNumber { source_of: source, tensor, scale }.into());
             }
-            let layer = fused(tensor.name);
+            let layer = fused(tensor.name, tensor.shape);
             if let Some(layer) = &layer {
                 let shared = layers.entry(layer.clone()).or_insert(scale);
                 *shared = larger(*shared, scale);

@@ -5,16 +5,25 @@ use serde_json::Value;
 
 use crate::checkpoint_format::CheckpointFormat;
 use crate::dtype::FileDtype;
+use crate::names::architectures::Experts;
+use crate::names::fused::probably_fused;
+use crate::names::role::Role;
 use crate::names::weight::is_expert;
-use crate::plan::Plan;
+use crate::plan::fusions::is_expert_weight;
 use crate::plan::tensor_recipe::TensorRecipe;
+use crate::plan::{Plan, TensorPlan};
 use crate::read::description::Description;
 use crate::read::experts::is_of_all_experts;
 use crate::read::tensor::Tensor;
 use crate::reason::Reason;
+use crate::write::job::Job;
+
+/// Problem of transformers with unquantized experts in checkpoints of compressed-tensors.
+pub(crate) const UNQUANTIZED_EXPERTS: &str = "transformers 5.24 loses unquantized experts that are stored one by one, and \
+     refuses the model or leaves them random. vLLM and SGLang read them";
 
 /// Warning about NVFP4 experts with global scales in checkpoints of compressed-tensors.
-pub(crate) const EXPERTS: &str = "transformers 5.23 leaves out the global scales of experts in nvfp4, and makes their weights thousands of \
+pub(crate) const EXPERTS: &str = "transformers 5.24 leaves out the global scales of experts in nvfp4, and makes their weights thousands of \
      times too large, without an error. vLLM reads them right; quantized with --global-scale none, or with global_scale = \
      \"none\" in a recipe's rule for \"*.experts.*\", both do";
 
@@ -27,7 +36,109 @@ impl Plan<'_> {
         let ours = self.format == CheckpointFormat::CompressedTensors;
         let experts = ours && self.with_recipes().any(scaled);
         let experts = experts.then(|| EXPERTS.to_string());
-        experts.into_iter().chain(self.fused_experts()).chain(self.adapter()).chain(self.cache()).collect()
+        let others = [
+            self.loading(),
+            self.unquantized_experts(),
+            self.split_experts(),
+            self.fused_experts(),
+            self.other_tensors_of_experts(),
+            self.no_linear_layers(),
+            self.tied_heads(),
+            self.probably_fused(),
+            self.adapter(),
+            self.cache(),
+        ];
+        experts.into_iter().chain(others.into_iter().flatten()).collect()
+    }
+
+    /// Warns about architectures that transformers does not load quantized in every mode.
+    fn loading(&self) -> Option<String> {
+        let is_read = self.format == CheckpointFormat::CompressedTensors && self.count_quantized() > 0;
+        self.checkpoint().naming.loading().problem().filter(|_| is_read).map(String::from)
+    }
+
+    /// Warns about unquantized experts next to quantized layers.
+    fn unquantized_experts(&self) -> Option<String> {
+        let copied = self.jobs.iter().filter(|job| job.plan.copied().is_some());
+        let count = copied.filter(|job| is_expert_weight(&job.tensor)).count();
+        let is_read = self.format == CheckpointFormat::CompressedTensors && self.count_quantized() > 0;
+        (is_read && count > 0)
+            .then(|| format!("{count} weights of experts are copied: {UNQUANTIZED_EXPERTS}"))
+    }
+
+    /// Warns about split experts that transformers does not find.
+    fn split_experts(&self) -> Option<String> {
+        let checkpoint = self.checkpoint();
+        let is_split = checkpoint.options.split_experts && checkpoint.naming.experts() == Experts::Joined;
+        is_split.then(|| {
+            "transformers 5.24 reads the experts of this architecture only as one tensor per layer, and leaves split ones \
+             random: load the output with vLLM or SGLang, or leave out --split-experts"
+                .into()
+        })
+    }
+
+    /// Warns about tensors with more than two dimensions that are copied only for that reason.
+    fn other_tensors_of_experts(&self) -> Option<String> {
+        let is_one = |job: &&Job<'_, TensorPlan>| matches!(job.plan.copied(), Some(Reason::NotAMatrix(_)));
+        let count = self.jobs.iter().filter(is_one).count();
+        let first = self.jobs.iter().find(is_one)?;
+        let name = first.tensor.name;
+        Some(format!(
+            "{count} tensors such as {name} have more than two dimensions, probably the experts of a layer, and are \
+             copied: loaders take only matrices quantized"
+        ))
+    }
+
+    /// Warns about weights that an include pattern selects and that loaders need unquantized.
+    fn no_linear_layers(&self) -> Option<String> {
+        if [CheckpointFormat::Gguf, CheckpointFormat::GptOss].contains(&self.format) {
+            return None;
+        }
+        let naming = self.checkpoint().naming;
+        let is_refused = |tensor: &Tensor<'_>| {
+            naming.unquantized_role(tensor.name, tensor.shape) == Some(Role::Converted)
+                || naming.is_linear(tensor.name, tensor.shape) == Some(false)
+        };
+        let names: Vec<_> = self
+            .quantized()
+            .map(|(job, _)| job.tensor)
+            .filter(is_refused)
+            .map(|tensor| tensor.name)
+            .collect();
+        let first = names.first()?;
+        Some(format!(
+            "{} tensors such as {first} are quantized only because a pattern or rule includes them: transformers and vLLM \
+             load them unquantized, and fail or compute with random weights; leave them out",
+            names.len()
+        ))
+    }
+
+    /// Warns about quantized output heads that loaders replace by the embedding.
+    fn tied_heads(&self) -> Option<String> {
+        let config = &self.checkpoint().config.as_ref()?.object.json;
+        let of_text = config.get("text_config").and_then(|text| text.get("tie_word_embeddings"));
+        let tied = config.get("tie_word_embeddings").or(of_text).and_then(Value::as_bool);
+        let naming = self.checkpoint().naming;
+        let head = self.quantized().map(|(job, _)| job.tensor.name).find(|name| naming.is_head(name));
+        head.filter(|_| tied == Some(true)).map(|head| {
+            format!(
+                "{head} is quantized, but tie_word_embeddings in config.json ties it to the embedding: loaders ignore the \
+                 quantized head or fail; leave it out, or set tie_word_embeddings to false if the file's head is another matrix"
+            )
+        })
+    }
+
+    /// Warns about siblings with separate global scales that engines may fuse.
+    fn probably_fused(&self) -> Option<String> {
+        self.checkpoint().unknown_architecture()?;
+        let scaled = self.quantized().filter(|(_, plan)| self.recipe_of(plan).has_global());
+        let patterns = probably_fused(scaled.map(|(job, _)| (job.tensor.name, job.tensor.shape)));
+        let first = patterns.first()?;
+        Some(format!(
+            "{} groups of layers such as {first} have the same inputs and separate global scales: an engine that fuses them \
+             computes wrong values; if yours does, quantize with --global-scale none, or give them one scale with --global-scales",
+            patterns.len()
+        ))
     }
 
     /// Warns about tensors with all experts of a layer that are copied only because of this layout.

@@ -14,9 +14,11 @@ mod rule;
 use microscale::Recipe;
 
 use crate::checkpoint_format::CheckpointFormat;
+use crate::checkpoint_formats::ignored::tied_heads;
 use crate::error::recipe::RecipeError;
 use crate::error::{Error, Result};
 use crate::names::layers::Layers;
+use crate::names::weight::WEIGHT;
 use crate::plan::kept_as::KeptAs;
 use crate::plan::recipes::rule::{Lines, Rule};
 use crate::plan::selection::{Override, Selection};
@@ -97,7 +99,13 @@ impl Recipes {
             .selection
             .unmatched(&names)
             .iter()
-            .map(|pattern| format!("no tensor is called {pattern:?}"))
+            .map(|pattern| {
+                let tied =
+                    tied_heads(checkpoint).into_iter().find(|head| *pattern == format!("{head}{WEIGHT}"));
+                let tied = tied
+                    .map(|head| format!(": {head} is tied to the embedding, and has no weight of its own"));
+                format!("no tensor is called {pattern:?}{}", tied.unwrap_or_default())
+            })
             .collect();
         for rule in &self.rules {
             let source = self.source.as_deref().unwrap_or_default();

@@ -74,10 +74,18 @@ impl Quantize {
 
     /// Opens a checkpoint, after checking the settings that do not depend on it.
     ///
+    /// It splits the experts of architectures whose loaders need that for quantized files (Llama 4),
+    /// as [`OpenOptions::split_experts`] does.
+    ///
     /// # Errors
     /// Errors of [`Recipes::check_settings`] and [`Checkpoint::open_with`].
     pub fn open(&self, path: &Path) -> Result<Checkpoint> {
         self.recipes.check_settings()?;
-        Checkpoint::open_with(path, self.open)
+        let mut checkpoint = Checkpoint::open_with(path, self.open)?;
+        if !self.open.split_experts && checkpoint.needs_split_experts() {
+            checkpoint.options.split_experts = true;
+            checkpoint.split_experts()?;
+        }
+        Ok(checkpoint)
     }
 }

@@ -2,20 +2,23 @@
 
 use globset::GlobMatcher;
 
+use crate::checkpoint_formats::not_converted::NotConverted;
 use crate::checkpoint_formats::storage::Storage;
 use crate::error::recipe::RecipeError;
 use crate::error::{Error, Result};
 use crate::names::glob::matcher;
 use crate::names::naming::Naming;
+use crate::names::weight::WEIGHT;
 use crate::read::tensor::Tensor;
 use crate::reason::Reason;
 
 /// Selects the tensors to quantize.
 ///
 /// By default it takes tensors called `*.weight` that have [values](crate::Tensor::values_dtype),
-/// such as F32, F16 and BF16, and at least two dimensions. It leaves out norms, embeddings, output
-/// heads, routers and convolutions. The model's architecture identifies these if it is known, and
-/// their names otherwise.
+/// such as F32, F16 and BF16, and two dimensions; in GGUF files and for gpt-oss' experts also three.
+/// It leaves out norms, embeddings, output heads, routers, convolutions, and the layers that an FP8
+/// or INT8 checkpoint's own config leaves unquantized. The model's architecture identifies roles if
+/// it is known, and whole words of the names otherwise.
 ///
 /// Include patterns add any float tensor with at least two dimensions, whatever its name. Exclude
 /// patterns override everything else. In a pattern, `*` matches any characters, including dots.
@@ -65,12 +68,14 @@ impl Selection {
 
     /// Returns the reason to copy a tensor, or `None` if it is quantized.
     ///
-    /// `naming` identifies roles for the checkpoint's architecture. `rule` comes from the recipe,
-    /// and `storage` is the storage of the quantized tensor.
+    /// `naming` identifies roles for the checkpoint's architecture. `exempt` are the layers that
+    /// the input's own config leaves unquantized. `rule` comes from the recipe, and `storage` is
+    /// the storage of the quantized tensor.
     pub(crate) fn reason_to_copy(
         &self,
         tensor: &Tensor<'_>,
         naming: Naming,
+        exempt: &NotConverted<'_>,
         rule: Override,
         storage: Option<&Storage>,
     ) -> Option<Reason> {
@@ -88,13 +93,22 @@ impl Selection {
         if !included && let Some(role) = naming.unquantized_role(tensor.name, tensor.shape) {
             return Some(Reason::Role(role));
         }
-        if tensor.shape.len() < 2 {
-            return Some(Reason::Dimensions(tensor.shape.len()));
+        let dimensions = tensor.shape.len();
+        if dimensions < 2 {
+            return Some(Reason::Dimensions(dimensions));
         }
-        let named =
-            tensor.name.ends_with(".weight") || storage.is_some_and(|storage| storage.experts.is_some());
-        if !included && !named {
-            return Some(Reason::NotAWeight);
+        if !included {
+            let of_experts = storage.is_some_and(|storage| storage.experts.is_some());
+            if !tensor.name.ends_with(WEIGHT) && !of_experts {
+                return Some(Reason::NotAWeight);
+            }
+            // Only gpt-oss' and llama.cpp's files have the experts of a layer in one quantized tensor.
+            if dimensions > 2 && storage.is_some_and(|storage| !of_experts && storage.blocks.is_none()) {
+                return Some(Reason::NotAMatrix(dimensions));
+            }
+            if exempt.exempts(naming, tensor.name) {
+                return Some(Reason::NotConverted);
+            }
         }
         if tensor.elements() == 0 {
             return Some(Reason::Empty);
@@ -133,7 +147,13 @@ mod tests {
             Tensor { name, dtype, shape, data: &[], file: Path::new("x"), scaling: None, columns: None };
         let storage = Storage::of_format(CheckpointFormat::CompressedTensors, Format::Mxfp4).unwrap();
         selection
-            .reason_to_copy(&tensor, Naming::default(), Override::None, Some(storage))
+            .reason_to_copy(
+                &tensor,
+                Naming::default(),
+                &NotConverted::default(),
+                Override::None,
+                Some(storage),
+            )
             .map(|reason| reason.to_string())
     }
 
@@ -141,7 +161,6 @@ mod tests {
     fn the_default_takes_linear_layers_only() {
         let of = |name, dtype, shape: &[usize]| reason(&Selection::default(), name, dtype, shape);
         assert_eq!(of("model.layers.0.mlp.gate_proj.weight", FileDtype::BF16, &[8, 32]), None);
-        assert_eq!(of("experts.down.weight", FileDtype::F16, &[2, 8, 64]), None);
         for (name, dtype, shape, why) in [
             ("model.norm.weight", FileDtype::BF16, &[32][..], "norm"),
             ("model.embed_tokens.weight", FileDtype::BF16, &[8, 32], "embedding"),
@@ -152,6 +171,13 @@ mod tests {
             ("temperature", FileDtype::F32, &[], "scalar"),
             ("ids.weight", FileDtype::I64, &[8, 32], "dtype I64"),
             ("table", FileDtype::F32, &[8, 32], "not called *.weight"),
+            (
+                "experts.fc1.weight",
+                FileDtype::BF16,
+                &[2, 8, 64],
+                "3-D, and loaders take only matrices quantized",
+            ),
+            ("experts.gate_up_proj", FileDtype::BF16, &[2, 8, 64], "not called *.weight"),
             ("fc.weight", FileDtype::F32, &[0, 32], "no elements"),
             ("fc.weight", FileDtype::F32, &[8, 100], "K = 100 is not a multiple of 32"),
         ] {

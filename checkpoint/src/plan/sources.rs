@@ -4,15 +4,18 @@ use std::collections::HashMap;
 
 use microscale::Format;
 
-use crate::checkpoint_format::Written;
 use crate::checkpoint_formats::ownership::logical;
 use crate::checkpoint_formats::packed::{Logical, Packed};
-use crate::error::plan::PlanError;
+use crate::checkpoint_formats::transforms::check_untransformed;
+use crate::error::plan::{CONVERT, DEQUANTIZE, PlanError};
 use crate::error::{Error, Result};
 use crate::read::checkpoint::Checkpoint;
 use crate::read::description::Description;
 use crate::read::position::Position;
 use crate::read::tensor::Tensor;
+
+/// Tensors with their positions.
+type Sources<'a> = Vec<(Position, Tensor<'a>)>;
 
 /// Returns every tensor of a checkpoint by its stored name, in file order.
 ///
@@ -20,14 +23,21 @@ use crate::read::tensor::Tensor;
 /// model's parameter. Their scales are not listed.
 ///
 /// # Errors
-/// [`PlanError::AlreadyQuantized`](crate::PlanError::AlreadyQuantized) if a config declares
-/// quantized weights other than such codes; errors of [`logical`].
-pub(crate) fn sources(checkpoint: &Checkpoint, requantize: bool) -> Result<Vec<(Position, Tensor<'_>)>> {
+/// [`FormatError::Transformed`](crate::FormatError::Transformed) if the weights are stored under a
+/// transform; [`PlanError::AlreadyQuantized`](crate::PlanError::AlreadyQuantized) if a config
+/// declares quantized weights other than such codes; errors of [`logical`].
+pub(crate) fn sources(checkpoint: &Checkpoint, requantize: bool) -> Result<Sources<'_>> {
+    check_untransformed(checkpoint, "quantizing")?;
     let (sources, quantized) = read(checkpoint, requantize)?;
     if let Some((method, config)) = Description::method(checkpoint)
-        && (quantized || sources.iter().all(|(_, tensor)| tensor.scaling.is_none()))
+        && (!quantized.is_empty() || sources.iter().all(|(_, tensor)| tensor.scaling.is_none()))
     {
-        return Err(Error::Plan(PlanError::AlreadyQuantized { config, method }));
+        let advice = match quantized[..] {
+            [] => Description::instead_of_unread(checkpoint),
+            _ if quantized.contains(&Format::Mxfp4) => CONVERT,
+            _ => DEQUANTIZE,
+        };
+        return Err(Error::Plan(PlanError::AlreadyQuantized { config, method, advice }));
     }
     Ok(sources)
 }
@@ -41,15 +51,19 @@ pub(crate) fn source_positions(checkpoint: &Checkpoint) -> Result<Vec<Position>>
     Ok(sources.into_iter().map(|(position, _)| position).collect())
 }
 
-/// Returns the tensors, and whether there are quantized tensors whose values are not read.
-fn read(checkpoint: &Checkpoint, requantize: bool) -> Result<(Vec<(Position, Tensor<'_>)>, bool)> {
-    let (mut sources, mut quantized) = (HashMap::new(), false);
+/// Returns the tensors, and the formats of quantized tensors whose values are not read.
+fn read(checkpoint: &Checkpoint, requantize: bool) -> Result<(Sources<'_>, Vec<Format>)> {
+    let (mut sources, mut quantized) = (HashMap::new(), Vec::new());
     for tensor in logical(checkpoint)? {
         let scaled = match &tensor {
             Logical::Plain(tensor) => tensor.scaling.map(|_| *tensor),
             Logical::Packed(packed) => packed.scaled(checkpoint).filter(|_| requantize || is_source(packed)),
         };
-        quantized |= scaled.is_none() && matches!(tensor, Logical::Packed(_));
+        if let (None, Logical::Packed(packed)) = (&scaled, &tensor)
+            && !quantized.contains(&packed.format)
+        {
+            quantized.push(packed.format);
+        }
         match scaled {
             Some(scaled) => drop(sources.insert(tensor.stored().name, scaled)),
             None => sources.extend(tensor.all_stored().map(|stored| (stored.name, *stored))),
@@ -62,7 +76,7 @@ fn read(checkpoint: &Checkpoint, requantize: bool) -> Result<(Vec<(Position, Ten
 
 /// Returns whether a quantized tensor is dequantized and quantized again by default.
 ///
-/// This applies to MXFP8, and to all formats of read-only checkpoint formats.
+/// This applies to MXFP8, and to everything that is read-only.
 fn is_source(packed: &Packed<'_>) -> bool {
-    packed.format == Format::Mxfp8E4m3 || packed.convention().written() != Written::Yes
+    packed.format == Format::Mxfp8E4m3 || !packed.storage.is_written()
 }

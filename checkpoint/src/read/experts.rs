@@ -16,6 +16,7 @@ use serde_json::Value;
 use crate::error::format::FormatError;
 use crate::error::{Error, Result};
 use crate::limits::check_tensors;
+use crate::names::architectures::Experts as Stored;
 use crate::names::weight::{EXPERTS, WEIGHT};
 use crate::read::checkpoint::{Checkpoint, places};
 use crate::read::columns::TransposedColumns;
@@ -56,6 +57,14 @@ enum Layout {
 }
 
 impl Checkpoint {
+    /// Returns whether loaders need experts split that lie in one tensor.
+    pub(crate) fn needs_split_experts(&self) -> bool {
+        let is_joined =
+            |tensor: &StoredTensor| is_of_all_experts(&tensor.name) && float_dtype(tensor.dtype).is_some();
+        self.naming.experts() == Stored::ApartIfQuantized
+            && self.shards.iter().flat_map(|shard| &shard.stored).any(is_joined)
+    }
+
     /// Splits tensors with all experts of a layer into one tensor per expert, as
     /// [`OpenOptions::split_experts`](crate::OpenOptions::split_experts) describes.
     pub(crate) fn split_experts(&mut self) -> Result<()> {

@@ -3,10 +3,10 @@
 use std::path::PathBuf;
 
 use anyhow::Result;
-use microscale_checkpoint::{self as checkpoint, Checkpoint, OpenOptions};
+use microscale_checkpoint::{self as checkpoint, OpenOptions, Quantize};
 use serde_json::json;
 
-use crate::outputs::{Files, OtherFilesArgs, after, tell_of_left};
+use crate::outputs::{Files, OtherFilesArgs, after, tell_of_left, warn_of};
 use crate::pending::Pending;
 use crate::progress::Bar;
 use crate::streams::print;
@@ -31,7 +31,8 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: Args) -> Result<()> {
     let options = OpenOptions { split_experts: args.split_experts, ..args.others.options() };
-    let checkpoint = Checkpoint::open_with(&args.input, options)?;
+    let checkpoint = Quantize { open: options, ..Quantize::default() }.open(&args.input)?;
+    warn_of(&checkpoint);
     let parts = checkpoint::parts_directory(&args.out)?;
     Files {
         checkpoints: &[&checkpoint],

@@ -211,3 +211,237 @@ fn an_architecture_that_is_not_known_is_said() {
     ignore(&scratch, "OUT", json!([]));
     assert_eq!(findings(&scratch, "OUT"), []);
 }
+
+/// The global scales of an output, by layer.
+fn global_scale(scratch: &Scratch, out: &str, layer: &str) -> f32 {
+    let stored = &tensors(&scratch.path(out))[&format!("{layer}.weight_global_scale")];
+    f32::from_le_bytes(stored.2[..].try_into().unwrap())
+}
+
+#[test]
+fn tied_heads_of_every_architecture_are_exempted() {
+    let weight: &[usize] = &[32, 64];
+    for (model_type, class, weights, exempted) in [
+        (
+            "bert",
+            "BertForMaskedLM",
+            &["bert.encoder.layer.0.output.dense.weight", "cls.predictions.transform.dense.weight"][..],
+            json!(["cls.predictions.decoder", "cls.predictions.transform.dense"]),
+        ),
+        (
+            "roberta",
+            "RobertaForMaskedLM",
+            &["roberta.encoder.layer.0.output.dense.weight", "lm_head.dense.weight"],
+            json!(["lm_head.decoder", "lm_head.dense"]),
+        ),
+        (
+            "electra",
+            "ElectraForMaskedLM",
+            &["electra.encoder.layer.0.output.dense.weight"],
+            json!(["generator_lm_head"]),
+        ),
+        ("distilbert", "DistilBertForMaskedLM", &["distilbert.x.lin1.weight"], json!(["vocab_projector"])),
+        ("marian", "MarianMTModel", &["model.decoder.layers.0.fc1.weight"], json!(["lm_head"])),
+        ("xlm", "XLMWithLMHeadModel", &["transformer.ffns.0.lin1.weight"], json!(["pred_layer.proj"])),
+        ("llama", "LlamaForCausalLM", &["model.layers.0.mlp.up_proj.weight"], json!(["lm_head"])),
+        ("llama", "LlamaModel", &["layers.0.mlp.up_proj.weight"], json!([])),
+        ("llama", "LlamaForCausalLM", &["lm_head.weight", "a.up_proj.weight"], json!(["lm_head"])),
+    ] {
+        let scratch = Scratch::new();
+        let mut weights: Vec<_> = weights.iter().map(|name| (*name, weight)).collect();
+        // Biases of heads are stored also where heads are tied.
+        weights.extend([
+            ("cls.predictions.bias", &[32][..]),
+            ("lm_head.bias", &[32]),
+            ("final_logits_bias", &[1, 32]),
+        ]);
+        let input = checkpoint(&scratch, &config(model_type, class), &weights);
+        quantize(&scratch, &input, "OUT", &["--format", "mxfp4"]).ok();
+        assert_eq!(ignored(&scratch, "OUT"), exempted, "{class}");
+        assert_eq!(findings(&scratch, "OUT"), [], "{class}");
+    }
+}
+
+#[test]
+fn including_a_tied_head_or_an_embedding_warns() {
+    let scratch = Scratch::new();
+    let weights: &[(&str, &[usize])] = &[
+        ("lm_head.weight", &[32, 64]),
+        ("model.embed_tokens.weight", &[32, 64]),
+        ("model.layers.0.mlp.up_proj.weight", &[32, 64]),
+    ];
+    let mut tied = config("qwen2", "Qwen2ForCausalLM");
+    tied["tie_word_embeddings"] = true.into();
+    let input = checkpoint(&scratch, &tied, weights);
+    let head = quantize(&scratch, &input, "HEAD", &["--include", "lm_head.weight"]);
+    assert!(head.stderr.contains("tie_word_embeddings in config.json ties it to the embedding"), "{head:#?}");
+    let embedding = quantize(&scratch, &input, "EMBEDDING", &["--include", "*embed_tokens*"]);
+    assert!(embedding.stderr.contains("load them unquantized"), "{embedding:#?}");
+    let untied = checkpoint(&scratch, &config("qwen2", "Qwen2ForCausalLM"), weights);
+    let untied = quantize(&scratch, &untied, "UNTIED", &["--include", "lm_head.weight"]);
+    assert!(!untied.stderr.contains("warning"), "{untied:#?}");
+    // A tied head without a tensor cannot be included.
+    let input = checkpoint(&scratch, &tied, &weights[1..]);
+    let none = quantize(&scratch, &input, "NONE", &["--include", "lm_head.weight"]);
+    assert!(none.stderr.contains("lm_head is tied to the embedding"), "{none:#?}");
+}
+
+#[test]
+fn tensors_of_three_dimensions_are_copied_whatever_their_names() {
+    let scratch = Scratch::new();
+    let weights: &[(&str, &[usize])] = &[
+        ("model.layers.0.block_sparse_moe.input_linear.weight", &[2, 64, 64]),
+        ("model.layers.0.mlp.experts.fc1.weight", &[2, 64, 64]),
+        ("model.layers.0.mlp.experts.gate_up_proj", &[2, 64, 64]),
+        ("model.layers.0.self_attn.q_proj.weight", &[64, 64]),
+    ];
+    let input = checkpoint(&scratch, &config("granitemoe", "GraniteMoeForCausalLM"), weights);
+    let run = quantize(&scratch, &input, "OUT", &[]);
+    assert!(run.stderr.contains("2 tensors such as") && run.stderr.contains("two dimensions"), "{run:#?}");
+    assert_eq!(quantized(&scratch, "OUT"), ["model.layers.0.self_attn.q_proj"]);
+    assert_eq!(findings(&scratch, "OUT"), []);
+
+    quantize(&scratch, &input, "ALL", &["--include", "*fc1*"]).ok();
+    let found = findings(&scratch, "ALL");
+    let [(defect, tensor, what)] = &found[..] else { panic!("{found:?}") };
+    assert_eq!((defect.as_str(), tensor.as_str()), ("selection", "model.layers.0.mlp.experts.fc1.weight"));
+    assert!(what.contains("more than two dimensions"), "{what}");
+}
+
+#[test]
+fn layers_that_engines_build_unquantized_are_copied_and_findings_otherwise() {
+    let scratch = Scratch::new();
+    let names = [
+        "model.layers.0.mlp.gate.wg.weight",
+        "model.layers.0.self_attn.indexer.wq_b.weight",
+        "model.layers.0.self_attn.indexer.weights_proj.weight",
+        "model.layers.0.self_attn.compressor.wkv.weight",
+        "model.layers.3.eh_proj.weight",
+    ];
+    let heads = ["model.layers.3.shared_head.head.weight", "mtp.0.head.weight"];
+    let mut weights: Vec<(&str, &[usize])> =
+        names.iter().chain(&heads).map(|name| (*name, &[64, 64][..])).collect();
+    weights.push(("model.layers.0.self_attn.o_proj.weight", &[64, 64]));
+    let input = checkpoint(&scratch, &config("deepseek_v32", "DeepseekV32ForCausalLM"), &weights);
+    quantize(&scratch, &input, "OUT", &[]).ok();
+    assert_eq!(quantized(&scratch, "OUT"), ["model.layers.0.self_attn.o_proj"]);
+    assert_eq!(findings(&scratch, "OUT"), []);
+    let listed = ignored(&scratch, "OUT");
+    let listed: Vec<_> = listed.as_array().unwrap().iter().filter_map(Value::as_str).collect();
+    for name in names.iter().chain(&heads) {
+        assert!(listed.contains(&name.trim_end_matches(".weight")), "{name}: {listed:?}");
+    }
+    quantize(&scratch, &input, "ALL", &["--include", "*.weight"]).ok();
+    let found = findings(&scratch, "ALL");
+    let tensors: Vec<_> =
+        found.iter().map(|(defect, tensor, _)| (defect.as_str(), tensor.as_str())).collect();
+    let mut expected = names.map(|name| ("selection", name));
+    expected.sort();
+    assert_eq!(tensors, expected, "{found:?}");
+}
+
+#[test]
+fn layers_that_an_fp8_source_exempts_are_copied() {
+    let scratch = Scratch::new();
+    let config = json!({
+        "model_type": "not-yet",
+        "quantization_config": {
+            "quant_method": "fp8",
+            "weight_block_size": [64, 64],
+            "modules_to_not_convert": ["visual", "model.layers.0.mlp.fc"],
+        },
+    });
+    scratch.write("IN/config.json", config.to_string());
+    let half = |name: &'static str| -> TensorData { (name, Dtype::BF16, vec![64, 64], vec![0; 8192]) };
+    let tensors = [
+        half("visual.blocks.0.attn.qkv.weight"),
+        half("model.layers.0.mlp.fc.weight"),
+        half("model.layers.0.mlp.fc2.weight"),
+        ("model.layers.0.mlp.up_proj.weight", Dtype::F8_E4M3, vec![64, 64], vec![0x38; 4096]),
+        ("model.layers.0.mlp.up_proj.weight_scale_inv", Dtype::F32, vec![1, 1], 1f32.to_le_bytes().to_vec()),
+    ];
+    scratch.write_tensors("IN/model.safetensors", &tensors);
+    let plan = run(&[&"quantize", &scratch.path("IN"), &"--dry-run"]).ok();
+    assert_eq!(plan.matches("unquantized by the input's own config").count(), 2, "{plan}");
+    quantize(&scratch, &scratch.path("IN"), "OUT", &[]).ok();
+    assert_eq!(quantized(&scratch, "OUT"), ["model.layers.0.mlp.fc2", "model.layers.0.mlp.up_proj"]);
+}
+
+#[test]
+fn layers_fused_by_engines_share_their_global_scale_under_any_name() {
+    for parts in [
+        &["a.attn.wq_a", "a.attn.wkv"][..],
+        &["a.attn.compressor2.wkv", "a.attn.compressor2.wgate"],
+        &["a.attention.wq", "a.attention.wk", "a.attention.wv"],
+        &["a.attention.wq_a", "a.attention.wkv_a_with_mqa"],
+        &["a.attention.self.query", "a.attention.self.key", "a.attention.self.value"],
+        &["a.attn1.to_q", "a.attn1.to_k", "a.attn1.to_v"],
+        &["a.self_attn.index_q_proj", "a.self_attn.index_k_proj"],
+        &["a.mlp.gate_proj", "a.mlp.up_proj"],
+    ] {
+        let scratch = Scratch::new();
+        let tensors: Vec<TensorData> = (1..)
+            .zip(parts)
+            .map(|(factor, part)| {
+                let values = noise(64 * 64).into_iter().map(|value| bf16::from_f32(value * factor as f32));
+                let name: &str = format!("{part}.weight").leak();
+                (name, Dtype::BF16, vec![64, 64], values.flat_map(bf16::to_le_bytes).collect())
+            })
+            .collect();
+        scratch.write_tensors("IN/model.safetensors", &tensors);
+        quantize(&scratch, &scratch.path("IN"), "OUT", &["--format", "nvfp4"]).ok();
+        let scales: Vec<_> = parts.iter().map(|part| global_scale(&scratch, "OUT", part)).collect();
+        assert!(scales.iter().all(|scale| *scale == scales[0]), "{parts:?}: {scales:?}");
+        assert_eq!(findings(&scratch, "OUT"), [], "{parts:?}");
+    }
+}
+
+#[test]
+fn siblings_of_unknown_architectures_that_look_fused_are_named() {
+    let scratch = Scratch::new();
+    let weights: &[(&str, &[usize])] = &[
+        ("a.0.mixer.in_left.weight", &[64, 64]),
+        ("a.0.mixer.in_right.weight", &[64, 64]),
+        ("a.0.mixer.out_proj.weight", &[64, 64]),
+    ];
+    let input = checkpoint(&scratch, &config("not-yet", "NotYetModel"), weights);
+    let warned = |format: &str| {
+        let run = quantize(&scratch, &input, format, &["--format", format]);
+        run.stderr.contains("a.0.mixer.{in_left,in_right}.weight have the same inputs")
+    };
+    assert!(warned("nvfp4") && !warned("mxfp4"));
+    let known = checkpoint(&scratch, &config("llama", "LlamaForCausalLM"), weights);
+    let run = quantize(&scratch, &known, "KNOWN", &["--format", "nvfp4"]);
+    assert!(!run.stderr.contains("have the same inputs"), "{run:#?}");
+}
+
+#[test]
+fn architectures_that_transformers_does_not_load_packed_are_named() {
+    let scratch = Scratch::new();
+    let weights: &[(&str, &[usize])] = &[("transformer.h.0.mlp.dense_h_to_4h.weight", &[64, 64])];
+    let input = checkpoint(&scratch, &config("falcon", "FalconForCausalLM"), weights);
+    let run = quantize(&scratch, &input, "OUT", &[]);
+    assert!(run.stderr.contains("CompressedTensorsConfig(dequantize=True)"), "{run:#?}");
+    let found = findings(&scratch, "OUT");
+    assert!(found.len() == 1 && found[0].0 == "loading", "{found:?}");
+    let run = quantize(&scratch, &input, "MODELOPT", &["--format", "nvfp4", "--out-convention", "modelopt"]);
+    assert!(!run.stderr.contains("warning"), "{run:#?}");
+    assert_eq!(findings(&scratch, "MODELOPT"), []);
+}
+
+#[test]
+fn unquantized_experts_next_to_quantized_layers_are_named() {
+    let scratch = Scratch::new();
+    let weights: &[(&str, &[usize])] = &[
+        ("model.layers.0.mlp.experts.0.up_proj.weight", &[64, 64]),
+        ("model.layers.0.mlp.experts.0.down_proj.weight", &[64, 64]),
+        ("model.layers.0.self_attn.o_proj.weight", &[64, 64]),
+    ];
+    let input = checkpoint(&scratch, &config("qwen3_moe", "Qwen3MoeForCausalLM"), weights);
+    let run = quantize(&scratch, &input, "OUT", &["--format", "mxfp4", "--exclude", "*.experts.*"]);
+    assert!(run.stderr.contains("2 weights of experts are copied: transformers 5.24 loses"), "{run:#?}");
+    let found = findings(&scratch, "OUT");
+    assert!(found.len() == 1 && found[0].0 == "loading", "{found:?}");
+    quantize(&scratch, &input, "ALL", &["--format", "mxfp4"]).ok();
+    assert_eq!(findings(&scratch, "ALL"), []);
+}

@@ -119,8 +119,8 @@ fn experts_of_every_layout_become_those_that_were_one_by_one() {
     }
     // Some are quantized, with the gate and up of an expert under one global scale, and others stay in bf16.
     let cases: [&[&str]; 3] = [
-        &["--format", "mxfp4", "--exclude", "*.1.down_proj*"],
-        &["--format", "nvfp4", "--exclude", "*layers.0*gate_proj*"],
+        &["--format", "mxfp4", "--exclude", "*layers.1*.experts.*"],
+        &["--format", "nvfp4", "--exclude", "*layers.0*.experts.*"],
         &["--format", "nvfp4", "--out-convention", "modelopt"],
     ];
     for (case, options) in cases.iter().enumerate() {
@@ -177,6 +177,96 @@ fn operations_of_the_library_transpose_split_experts_that_they_copy() {
     let experts = expected.iter().filter(|(name, _)| name.contains(".experts."));
     let same = experts.map(|(name, tensor)| assert!(found[name] == *tensor, "{name}")).count();
     assert_eq!(same, 2 * EXPERTS * 3);
+}
+
+/// The experts of Llama 4 are one tensor in unquantized files and apart in quantized ones.
+#[test]
+fn experts_of_llama_4_are_split_by_default_and_joined_when_dequantized() {
+    let scratch = Scratch::new();
+    let llama4 = json!({
+        "architectures": ["Llama4ForConditionalGeneration"],
+        "model_type": "llama4",
+        "text_config": { "hidden_size": HIDDEN },
+    });
+    checkpoint(&scratch, "T", Form::Transposed, &llama4);
+    checkpoint(&scratch, "OTHER", Form::Transposed, &config());
+    for format in ["mxfp4", "nvfp4"] {
+        let [out, split] = ["OUT", "SPLIT"].map(|name| format!("{name}.{format}"));
+        quantize(&scratch, "T", &out, &["--format", format]).ok();
+        quantize(&scratch, "OTHER", &split, &["--format", format, "--split-experts"]).ok();
+        let (found, expected) = (all_tensors(&scratch, &out), all_tensors(&scratch, &split));
+        assert!(found == expected && found.keys().any(|name| name.contains(".experts.2.up_proj.weight_")));
+
+        let dequantize = |out: &str| {
+            let values = format!("{out}.bf16");
+            let (from, to) = (scratch.path(out), scratch.path(&values));
+            run(&[&"dequantize", &from, &"--dtype", &"bf16", &"--out", &to]).ok();
+            all_tensors(&scratch, &values)
+        };
+        let (joined, one_by_one) = (dequantize(&out), dequantize(&split));
+        let input = all_tensors(&scratch, "T");
+        assert!(joined.keys().eq(input.keys()), "{:?}", joined.keys());
+        for number in 0..2 {
+            let layer = format!("model.layers.{number}.mlp.experts");
+            let of = |expert: usize, matrix: &str| -> Vec<bf16> {
+                let (_, _, bytes, _) = &one_by_one[&format!("{layer}.{expert}.{matrix}.weight")];
+                bytes.chunks_exact(2).map(|pair| bf16::from_le_bytes([pair[0], pair[1]])).collect()
+            };
+            let (mut gate_up, mut down) = (Vec::new(), Vec::new());
+            for expert in 0..EXPERTS {
+                let both = [of(expert, "gate_proj"), of(expert, "up_proj")].concat();
+                gate_up.extend(transposed(&both, HIDDEN));
+                down.extend(transposed(&of(expert, "down_proj"), INTERMEDIATE));
+            }
+            let gate_up = (Dtype::BF16, vec![EXPERTS, HIDDEN, 2 * INTERMEDIATE], bytes(&gate_up));
+            let down = (Dtype::BF16, vec![EXPERTS, INTERMEDIATE, HIDDEN], bytes(&down));
+            let found = |name: &str| {
+                let (dtype, shape, bytes, _) = joined[&format!("{layer}.{name}")].clone();
+                (dtype, shape, bytes)
+            };
+            assert!(found("gate_up_proj") == gate_up, "{format} {layer}");
+            assert!(found("down_proj") == down, "{format} {layer}");
+        }
+        let index = read_json(scratch.path(format!("{out}.bf16/model.safetensors.index.json")));
+        assert!(index["weight_map"].as_object().unwrap().keys().all(|name| joined.contains_key(name)));
+    }
+    // Parts and their merge split them, too.
+    for part in ["1/2", "2/2"] {
+        quantize(&scratch, "T", "PARTS", &["--format", "mxfp4", "--part", part]).ok();
+    }
+    run(&[&"merge", &scratch.path("T"), &"--out", &scratch.path("PARTS")]).ok();
+    assert!(all_tensors(&scratch, "PARTS") == all_tensors(&scratch, "OUT.mxfp4"));
+}
+
+#[test]
+fn experts_of_a_layer_are_quantized_together_or_not_at_all() {
+    let scratch = Scratch::new();
+    checkpoint(&scratch, "ONE", Form::OneByOne, &config());
+    for pattern in ["*.1.down_proj*", "*layers.0*gate_proj*", "*.experts.2.*"] {
+        let refused = quantize(&scratch, "ONE", "OUT", &["--exclude", pattern]);
+        let parts = [pattern, "engines load the experts of a layer alike", ".experts.*"];
+        assert!(
+            refused.code == Some(1) && parts.iter().all(|part| refused.stderr.contains(part)),
+            "{refused:#?}"
+        );
+    }
+    // Rows of 80 are whole blocks of 16 and not of 32.
+    let weight = |name: &'static str, shape: [usize; 2]| -> TensorData {
+        (name, Dtype::BF16, shape.to_vec(), bytes(&matrix(0, 0, 0, shape[0], shape[1])))
+    };
+    let experts = [
+        weight("model.layers.0.mlp.experts.0.up_proj.weight", [80, 64]),
+        weight("model.layers.0.mlp.experts.0.down_proj.weight", [64, 80]),
+        weight("model.layers.0.mlp.experts.1.up_proj.weight", [80, 64]),
+        weight("model.layers.0.mlp.experts.1.down_proj.weight", [64, 80]),
+        weight("model.layers.0.self_attn.q_proj.weight", [64, 64]),
+    ];
+    scratch.write_tensors("WIDE/model.safetensors", &experts);
+    for (format, packed) in [("mxfp4", 1), ("nvfp4", 5)] {
+        quantize(&scratch, "WIDE", format, &["--format", format]).ok();
+        let found = all_tensors(&scratch, format);
+        assert_eq!(found.keys().filter(|name| name.ends_with("_packed")).count(), packed, "{format}");
+    }
 }
 
 #[test]
