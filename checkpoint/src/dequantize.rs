@@ -1,6 +1,9 @@
 //! Dequantizing a checkpoint: quantized tensors become values again, under the names that the model
 //! knows. All other tensors are copied.
 
+mod experts;
+mod outcome;
+
 use std::path::Path;
 use std::time::Instant;
 
@@ -10,11 +13,13 @@ use microscale::{Device, Dtype, Element, NonFinite, Report};
 
 use crate::checkpoint_formats::ownership::logical_positions;
 use crate::checkpoint_formats::packed::{Logical, Packed};
+use crate::checkpoint_formats::transforms::check_untransformed;
 use crate::dtype::FileDtype;
 use crate::error::format::FormatError;
 use crate::error::output::OutputError;
 use crate::error::{Error, Result};
 use crate::gguf::metadata::FileType;
+use crate::names::architectures::Experts;
 use crate::pipeline::Worker;
 use crate::progress::OnProgress;
 use crate::read::bands::{self, band, band_for};
@@ -35,6 +40,8 @@ use crate::write::rewrite::rewrite;
 use crate::write::sink::Sink;
 use crate::write::values::write_values;
 use crate::write::work::Rewrite;
+use experts::{Joined, JoinedExperts, join};
+use outcome::DequantizedTensor;
 
 /// The outcome of dequantizing a checkpoint.
 #[derive(Clone, Debug)]
@@ -80,6 +87,7 @@ impl Dequantize {
     /// [`FormatError::NothingPacked`](crate::FormatError::NothingPacked),
     /// [`FormatError::Packed`](crate::FormatError::Packed),
     /// [`FormatError::NotFinite`](crate::FormatError::NotFinite),
+    /// [`FormatError::Transformed`](crate::FormatError::Transformed),
     /// [`OutputError::NameTaken`](crate::OutputError::NameTaken), [`Error::Tensor`], and everything
     /// about writing.
     pub fn run(
@@ -90,15 +98,24 @@ impl Dequantize {
         progress: &mut OnProgress<'_>,
     ) -> Result<Dequantized> {
         let start = Instant::now();
+        check_untransformed(checkpoint, "dequantizing")?;
         let non_finite = self.non_finite;
         let dtype = self.dtype.or_else(|| configured_dtype(checkpoint)).unwrap_or(Dtype::Bf16);
-        let jobs = logical_positions(checkpoint)?.into_iter();
-        let jobs =
-            jobs.map(|tensor| job(checkpoint, tensor, file_dtype(dtype))).collect::<Result<Vec<_>>>()?;
+        let mut tensors = logical_positions(checkpoint)?;
+        let joined = match checkpoint.naming.experts() {
+            Experts::ApartIfQuantized => join(&mut tensors, file_dtype(dtype)),
+            _ => Vec::new(),
+        };
+        let mut jobs: Vec<_> = joined.into_iter().map(job_of_experts).collect();
+        for tensor in tensors {
+            jobs.push(job(checkpoint, tensor, file_dtype(dtype))?);
+        }
+        jobs.sort_by_key(|job| job.position);
         if jobs.iter().all(|job| matches!(job.plan, DequantizePlan::Copy)) {
             return Err(Error::Format(FormatError::NothingPacked {
                 doing: "dequantize",
                 path: checkpoint.path.clone(),
+                advice: Description::method(checkpoint).map(|_| Description::instead_of_unread(checkpoint)),
             }));
         }
         let work = Dequantizer { checkpoint, dtype, non_finite, jobs };
@@ -140,10 +157,18 @@ fn configured_dtype(checkpoint: &Checkpoint) -> Option<Dtype> {
 enum DequantizePlan<'a> {
     /// The values of 4-bit or 8-bit blocks are written.
     Packed(Box<Packed<'a>>),
+    /// The values of all experts of a layer are written as one tensor.
+    Experts(JoinedExperts<'a>),
     /// The values of 8-bit codes under scales are written.
     Scaled,
     /// The tensor is copied.
     Copy,
+}
+
+/// The job of a joined tensor.
+fn job_of_experts(joined: Joined<'_>) -> Job<'_, DequantizePlan<'_>> {
+    let Joined { tensor, position, output, experts } = joined;
+    Job { tensor, plan: DequantizePlan::Experts(experts), position, outputs: vec![output] }
 }
 
 /// The job of a tensor.
@@ -178,16 +203,6 @@ struct Dequantizer<'a> {
     dtype: Dtype,
     non_finite: NonFinite,
     jobs: Vec<Job<'a, DequantizePlan<'a>>>,
-}
-
-/// The outcome of one tensor.
-#[derive(Default)]
-struct DequantizedTensor {
-    dequantized: Sums,
-    copied: Sums,
-    nan_scales: u64,
-    report: Report,
-    busy: Vec<Busy>,
 }
 
 /// Dequantizes a tensor and writes its values, band by band.
@@ -242,6 +257,7 @@ impl Dequantizer<'_> {
             DequantizePlan::Packed(packed) => {
                 return write_packed::<T>(packed, self.non_finite, worker, sink);
             }
+            DequantizePlan::Experts(experts) => return experts.write::<T>(self.non_finite, worker, sink),
             DequantizePlan::Scaled => {
                 let (from, tensor) = (Instant::now(), &job.tensor);
                 let (bytes_after, report) = write_values::<T>(&input(), self.non_finite, worker, sink)?;
