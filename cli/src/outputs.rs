@@ -35,7 +35,7 @@ impl OtherFilesArgs {
 
     /// Opens a checkpoint whose other files will be copied.
     pub(crate) fn open(&self, path: &Path) -> Result<Checkpoint> {
-        Ok(Checkpoint::open_with(path, self.options())?)
+        open_with(path, self.options())
     }
 
     /// Says which files from outside of a checkpoint, and which with other weights, will be copied with it.
@@ -55,6 +55,25 @@ impl OtherFilesArgs {
             warn(format_args!("warning: and {} more such links", count((links.len() - LISTED) as u64)));
         }
         Ok(())
+    }
+}
+
+/// Opens a checkpoint, and warns where its index and its files disagree.
+pub(crate) fn open(path: &Path) -> Result<Checkpoint> {
+    open_with(path, OpenOptions::default())
+}
+
+/// [`open`] with options.
+pub(crate) fn open_with(path: &Path, options: OpenOptions) -> Result<Checkpoint> {
+    let checkpoint = Checkpoint::open_with(path, options)?;
+    warn_of(&checkpoint);
+    Ok(checkpoint)
+}
+
+/// Prints the warnings about a checkpoint's index.
+pub(crate) fn warn_of(checkpoint: &Checkpoint) {
+    for warning in checkpoint.warnings() {
+        warn(format_args!("warning: {warning}"));
     }
 }
 

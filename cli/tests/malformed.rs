@@ -152,8 +152,8 @@ fn an_index_that_disagrees_with_its_shards() {
         refused(&scratch, &scratch.path("in"), &[&["model.safetensors.index.json"], parts].concat());
     };
     disagrees(&[("a.weight", one), ("b.weight", three)], &["three.safetensors is missing", "b.weight"]);
-    disagrees(&[("a.weight", one), ("c.weight", two)], &["two.safetensors", "b.weight", "does not list"]);
-    disagrees(&[("a.weight", two), ("b.weight", one)], &["a.weight", "expects in two.safetensors"]);
+    disagrees(&[("a.weight", one), ("c.weight", two)], &["two.safetensors lacks tensor c.weight"]);
+    disagrees(&[("a.weight", two), ("b.weight", one)], &["a.weight", "it is in ", "one.safetensors"]);
     let too_many = [("a.weight", one), ("b.weight", two), ("c.weight", two)];
     disagrees(&too_many, &["two.safetensors lacks tensor c.weight"]);
 }
@@ -165,10 +165,12 @@ fn an_index_that_points_elsewhere() {
         "/etc/passwd",
         "in/../../one.safetensors",
         "one.safetensors/../../one.safetensors",
-        "./one.safetensors",
         "..",
         "",
         ".",
+        "./",
+        "./..",
+        "./../one.safetensors",
         "/",
         "a\0b",
         "one.safetensors\0",
@@ -180,6 +182,28 @@ fn an_index_that_points_elsewhere() {
             &scratch.path("in"),
             &["index.json", "b.weight", "not a path inside the checkpoint"],
         );
+    }
+}
+
+#[test]
+fn a_whole_model_is_read_instead_of_an_index_without_its_shards() {
+    let tensor = |name| (name, Dtype::F32, vec![4, 32], vec![0; 512]);
+    for (whole, index) in [
+        ("model.safetensors", "model.safetensors.index.json"),
+        ("model.safetensors", "other.safetensors.index.json"),
+    ] {
+        let scratch = Scratch::new();
+        scratch.write_tensors(format!("in/{whole}"), &[tensor("a.weight")]);
+        scratch.write_tensors("in/one.safetensors", &[tensor("a.weight")]);
+        let text = r#"{"weight_map": {"a.weight": "one.safetensors", "b.weight": "two.safetensors"}}"#;
+        scratch.write(format!("in/{index}"), text);
+        let done = run(&[&"quantize", &scratch.path("in"), &"--out", &scratch.path("OUT"), &"--skip-others"]);
+        assert_eq!(done.code, Some(0), "{done:#?}");
+        for part in [index, "two.safetensors, which is missing", "remove the index"] {
+            assert!(done.stderr.contains(part), "{done:#?}");
+        }
+        assert!(!done.stderr.contains("download"), "{done:#?}");
+        assert!(scratch.path("OUT").join(whole).exists() && !scratch.path("OUT").join(index).exists());
     }
 }
 

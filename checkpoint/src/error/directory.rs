@@ -49,7 +49,8 @@ pub enum DirectoryError {
 
     /// A shard that the index names is missing.
     #[error(
-        "the shard {} is missing, and {} expects tensor {tensor} in it; complete the download",
+        "the shard {} is missing, and {} expects tensor {tensor} in it; complete the download, or remove the index if \
+         other files have the weights",
         .shard.display(), .index.display()
     )]
     MissingShard {
@@ -63,9 +64,8 @@ pub enum DirectoryError {
 
     /// A tensor that the index names is not in its shard.
     #[error(
-        "{} lacks tensor {tensor}, which {} expects there; the index and the shard are of different \
-         checkpoints",
-        .shard.display(), .index.display()
+        "{} lacks tensor {tensor}, which {} expects there{}",
+        .shard.display(), .index.display(), found_in(.found)
     )]
     NotInShard {
         /// The index.
@@ -74,22 +74,8 @@ pub enum DirectoryError {
         tensor: String,
         /// The shard.
         shard: PathBuf,
-    },
-
-    /// A shard contains a tensor that the index does not put there.
-    #[error(
-        "{} holds tensor {tensor}, which {} {}; the index and the shard are of different checkpoints",
-        .shard.display(), .index.display(), elsewhere(.assigned)
-    )]
-    NotInIndex {
-        /// The index.
-        index: PathBuf,
-        /// The tensor.
-        tensor: String,
-        /// The shard.
-        shard: PathBuf,
-        /// The shard that the index names for the tensor, if it lists the tensor.
-        assigned: Option<String>,
+        /// Another shard that has the tensor.
+        found: Option<PathBuf>,
     },
 
     /// Two files contain the same tensor.
@@ -107,6 +93,10 @@ pub enum DirectoryError {
     },
 }
 
-fn elsewhere(assigned: &Option<String>) -> String {
-    assigned.as_ref().map_or("does not list".into(), |shard| format!("expects in {shard}"))
+/// The remedy for a tensor that is not in its shard, in words.
+fn found_in(found: &Option<PathBuf>) -> String {
+    match found {
+        Some(shard) => format!("; it is in {}, so correct the index", shard.display()),
+        None => "; download both again, from one revision, or remove the entry".into(),
+    }
 }

@@ -100,6 +100,19 @@ pub enum FormatError {
         why: String,
     },
 
+    /// Weights or activations are transformed, and the result of an operation would not say so.
+    #[error("{}: {what} says that layers are stored or computed under a transform, which {doing} would lose; {instead}", .file.display())]
+    Transformed {
+        /// The file that declares the transform.
+        file: PathBuf,
+        /// The entry or the tensor that declares it.
+        what: String,
+        /// The operation, in words.
+        doing: String,
+        /// The alternative, in words.
+        instead: String,
+    },
+
     /// The checkpoint format does not have the format.
     #[error("{}, the checkpoint format, has no {format}; {instead}", .convention.word())]
     NotStored {
@@ -227,14 +240,32 @@ pub enum FormatError {
 
     /// No tensor is quantized.
     #[error(
-        "{} has no quantized tensor under the names of a known convention ({}); there is nothing to {doing}",
-        .path.display(), all_words::<CheckpointFormat>()
+        "{} has no quantized tensor under the names of a known convention ({}); {}",
+        .path.display(), all_words::<CheckpointFormat>(),
+        .advice.map_or_else(|| format!("there is nothing to {doing}"), String::from)
     )]
     NothingPacked {
         /// The requested operation.
         doing: &'static str,
         /// The input.
         path: PathBuf,
+        /// The alternatives, if the config says that the weights are quantized.
+        advice: Option<&'static str>,
+    },
+
+    /// All quantized tensors are FP8 or INT8 under scales, which are not converted.
+    #[error(
+        "{}: its {tensors} quantized tensors are {dtype} under scales, and only MXFP4, NVFP4 and MXFP8 are converted; `quantize` takes \
+         them as input, and `dequantize` writes their values",
+        .path.display()
+    )]
+    OnlyScaled {
+        /// The input.
+        path: PathBuf,
+        /// The number of such tensors.
+        tensors: usize,
+        /// The dtype of the first one.
+        dtype: FileDtype,
     },
 }
 

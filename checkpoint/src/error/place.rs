@@ -70,7 +70,6 @@ fn of_directory(error: &DirectoryError) -> Location<'_> {
         DirectoryError::ShardPath { index, tensor, .. }
         | DirectoryError::MissingShard { index, tensor, .. }
         | DirectoryError::NotInShard { index, tensor, .. }
-        | DirectoryError::NotInIndex { index, tensor, .. }
         | DirectoryError::Duplicate { tensor, first: index, .. } => (Some(index), Some(tensor)),
     }
 }
@@ -89,7 +88,9 @@ fn of_format(error: &FormatError) -> Location<'_> {
         | FormatError::Scaled { file, tensor, .. } => (Some(file), Some(tensor)),
         FormatError::OtherContainer { path, .. }
         | FormatError::NothingToSplit { path, .. }
-        | FormatError::NothingPacked { path, .. } => (Some(path), None),
+        | FormatError::OnlyScaled { path, .. }
+        | FormatError::NothingPacked { path, .. }
+        | FormatError::Transformed { file: path, .. } => (Some(path), None),
         FormatError::NotStored { .. } | FormatError::OwnFormat { .. } | FormatError::ScaleLayout { .. } => {
             (None, None)
         }
@@ -98,10 +99,11 @@ fn of_format(error: &FormatError) -> Location<'_> {
 
 fn of_plan(error: &PlanError) -> Location<'_> {
     match error {
-        PlanError::AlreadyQuantized { config: path, .. } | PlanError::NothingToQuantize { path } => {
+        PlanError::AlreadyQuantized { config: path, .. } | PlanError::NothingToQuantize { path, .. } => {
             (Some(path), None)
         }
         PlanError::FusedDiffer { file, first, .. } => (Some(file), Some(first)),
+        PlanError::SomeExperts { file, copied, .. } => (Some(file), Some(copied)),
         PlanError::NoGlobalSearch { .. } | PlanError::NothingToCheck { .. } => (None, None),
     }
 }

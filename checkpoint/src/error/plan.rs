@@ -4,31 +4,54 @@ use std::path::PathBuf;
 
 use microscale::{Search, Words};
 
+use crate::reason::Reason;
+
+/// How to go on with weights in NVFP4.
+pub(crate) const DEQUANTIZE: &str = "dequantize it first, or start from the original, which rounds only once";
+
+/// How to go on with weights in MXFP4.
+pub(crate) const CONVERT: &str = "dequantize it first, or start from the original; convert --format nvfp4 makes NVFP4 of MXFP4 \
+     exactly, and --requantize rounds MXFP4 again";
+
+/// What to do instead of quantizing, by the reason to copy the largest weight.
+pub(crate) fn instead(reason: Option<&Reason>) -> String {
+    let advice = match reason {
+        Some(Reason::Dequantized(reason) | Reason::InQ8_0(reason)) => return instead(Some(reason)),
+        Some(Reason::Dtype(dtype)) => {
+            return format!(
+                "its weights are {dtype}, of which values cannot be computed here: take the checkpoint in bf16, or dequantize it with \
+                 the software that wrote it"
+            );
+        }
+        Some(Reason::NoGlobalScale(_)) => "--global-scale none stores nvfp4 as llama.cpp loads it, and ",
+        Some(Reason::Role(_) | Reason::NotAWeight) => "`quantize --include` selects some, and ",
+        _ => "",
+    };
+    format!("{advice}`quantize --dry-run` shows why each is copied")
+}
+
 /// An error of a plan.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlanError {
     /// The input is quantized already.
-    #[error(
-        "{} has a quantization_config ({method}): the checkpoint is quantized already; dequantize it first, \
-         or start from the original; convert --format nvfp4 makes NVFP4 of MXFP4 exactly, and --requantize rounds MXFP4 again",
-        .config.display()
-    )]
+    #[error("{} has a quantization_config ({method}): the checkpoint is quantized already; {advice}", .config.display())]
     AlreadyQuantized {
         /// The config.json.
         config: PathBuf,
         /// The `quant_method` in it.
         method: String,
+        /// The alternatives, which depend on how the weights are stored.
+        advice: &'static str,
     },
 
     /// No tensor is selected.
-    #[error(
-        "{} has no tensor to quantize; select some with --include, and see with --dry-run why each is copied",
-        .path.display()
-    )]
+    #[error("{} has no tensor to quantize; {advice}", .path.display())]
     NothingToQuantize {
         /// The input.
         path: PathBuf,
+        /// The alternatives, which depend on why the weights are copied.
+        advice: String,
     },
 
     /// Layers that engines fuse have recipes that one fused layer cannot have.
@@ -47,6 +70,25 @@ pub enum PlanError {
         /// The recipes of both.
         recipes: Box<[String; 2]>,
         /// A pattern that matches both weights.
+        pattern: String,
+    },
+
+    /// A pattern or rule copies some experts of a layer, and others are to be quantized.
+    #[error(
+        "{}: {copied} is copied ({why}), and {quantized} of the same layer is quantized; engines load the \
+         experts of a layer alike, so apply the pattern or rule to all of them: {pattern}",
+        .file.display()
+    )]
+    SomeExperts {
+        /// The file of `copied`.
+        file: PathBuf,
+        /// The weight that is copied.
+        copied: String,
+        /// The reason for copying it.
+        why: String,
+        /// A weight of the same layer that is quantized.
+        quantized: String,
+        /// A pattern that matches the experts of the layer.
         pattern: String,
     },
 

@@ -1,7 +1,7 @@
 //! A checkpoint as a list of mapped tensors: a `.safetensors`, `.gguf` or PyTorch file, or a
 //! directory in Hugging Face layout.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::fmt;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -17,7 +17,8 @@ use crate::gguf::header::Header;
 use crate::names::naming::Naming;
 use crate::names::weight::WEIGHT;
 use crate::read::config::{CONFIG_FILE, Config, HF_QUANT_CONFIG_FILE};
-use crate::read::index::Index;
+use crate::read::index::{Index, WHOLE, WHOLE_PICKLE};
+use crate::read::indexed::{StaleIndex, Unread, follow, usable_index};
 use crate::read::layer_words::{LayerWord, LayerWords};
 use crate::read::position::Position;
 use crate::read::shard::{Container, PICKLES, Shard, StoredTensor};
@@ -29,6 +30,10 @@ pub struct Checkpoint {
     pub(crate) directory: bool,
     pub(crate) shards: Vec<Shard>,
     pub(crate) index: Option<Index>,
+    /// An index that is not read.
+    pub(crate) stale_index: Option<StaleIndex>,
+    /// Tensors of the shards that the index leaves out.
+    pub(crate) unread: Vec<Unread>,
     pub(crate) config: Option<Config>,
     /// ModelOpt's hf_quant_config.json.
     pub(crate) hf_quant_config: Option<Config>,
@@ -83,10 +88,15 @@ impl Checkpoint {
     /// is invalid, or if index and shards disagree.
     pub(crate) fn read(path: &Path) -> Result<Self> {
         let directory = fs::metadata(path).map_err(Error::io("open", path))?.is_dir();
-        let (index, shards, config, hf_quant_config) = if directory {
+        let mut stale_index = None;
+        let (index, mut shards, config, hf_quant_config) = if directory {
             let files = files_of(path)?;
-            let index = Index::find(&files)?;
-            let names = shard_names(path, &files, index.as_ref())?;
+            let (index, stale) = usable_index(path, &files)?;
+            stale_index = stale;
+            let names = match &index {
+                Some(index) => index.shards().into_iter().map(|(shard, _)| shard.into()).collect(),
+                None => shard_names(path, &files)?,
+            };
             let shards =
                 names.into_iter().map(|name| Shard::open(path.join(&name), name)).collect::<Result<_>>()?;
             let config = Config::read(path, CONFIG_FILE)?;
@@ -96,13 +106,19 @@ impl Checkpoint {
             (None, vec![Shard::open(path.into(), name)?], None, None)
         };
         check_written(&shards)?;
+        let unread = match &index {
+            Some(index) => follow(index, &mut shards)?,
+            None => Vec::new(),
+        };
         let places = places(&shards)?;
         let naming = config.as_ref().and_then(Config::model_type).map(Naming::of).unwrap_or_default();
-        let checkpoint = Self {
+        Ok(Self {
             path: path.into(),
             directory,
             shards,
             index,
+            stale_index,
+            unread,
             config,
             hf_quant_config,
             naming,
@@ -111,9 +127,7 @@ impl Checkpoint {
             places,
             options: OpenOptions::default(),
             scale_sizes: OnceLock::new(),
-        };
-        checkpoint.check_index()?;
-        Ok(checkpoint)
+        })
     }
 
     /// The place of a stored tensor's bytes in its file, for devices that read it themselves.
@@ -222,41 +236,6 @@ impl Checkpoint {
         }
         Err(Error::Format(FormatError::OtherContainer { path: self.path.clone(), convention, own }))
     }
-
-    /// Checks that index and shards list the same tensors in the same files.
-    fn check_index(&self) -> Result<()> {
-        let Some(index) = &self.index else { return Ok(()) };
-        let assigned: HashMap<_, _> = index.entries().collect();
-        let mut of_shards: HashMap<&Path, Vec<&str>> = HashMap::new();
-        for (name, shard) in &assigned {
-            of_shards.entry(Path::new(*shard)).or_default().push(name);
-        }
-        for shard in &self.shards {
-            let (path, file) = (|| shard.path.clone(), || index.file.clone());
-            for StoredTensor { name, .. } in &shard.stored {
-                let assigned = assigned.get(name.as_str());
-                if assigned.is_none_or(|assigned| Path::new(assigned) != shard.name) {
-                    let (tensor, assigned) = (name.clone(), assigned.map(|name| name.to_string()));
-                    return Err(Error::Directory(DirectoryError::NotInIndex {
-                        index: file(),
-                        tensor,
-                        shard: path(),
-                        assigned,
-                    }));
-                }
-            }
-            let here = of_shards.get(&*shard.name).into_iter().flatten();
-            let in_shard: HashSet<&str> = shard.stored.iter().map(|stored| &*stored.name).collect();
-            if let Some(missing) = here.copied().filter(|name| !in_shard.contains(name)).min() {
-                return Err(Error::Directory(DirectoryError::NotInShard {
-                    index: file(),
-                    tensor: missing.into(),
-                    shard: path(),
-                }));
-            }
-        }
-        Ok(())
-    }
 }
 
 /// Checks that no two shards have the same output name.
@@ -292,9 +271,6 @@ pub(crate) fn places(shards: &[Shard]) -> Result<HashMap<String, (usize, usize)>
 /// Name prefixes of PyTorch files without weights, which training programs write.
 const NO_WEIGHTS: [&str; 5] = ["training_args", "optimizer", "scheduler", "scaler", "rng_state"];
 
-/// The file name of a whole PyTorch model that transformers saved.
-const SINGLE_PICKLE: &str = "pytorch_model.bin";
-
 /// The files directly in a directory, sorted.
 fn files_of(directory: &Path) -> Result<Vec<PathBuf>> {
     let failed = || Error::io("list", directory);
@@ -310,25 +286,9 @@ fn files_of(directory: &Path) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// The files with weights, relative to the directory.
-fn shard_names(directory: &Path, files: &[PathBuf], index: Option<&Index>) -> Result<Vec<PathBuf>> {
-    let single = directory.join("model.safetensors");
-    if let Some(index) = index {
-        let shards = index.shards();
-        let missing = shards.iter().find(|(shard, _)| !directory.join(shard).exists());
-        if let Some((shard, tensor)) = missing {
-            let (index, tensor, shard) = (index.file.clone(), tensor.to_string(), directory.join(shard));
-            return Err(Error::Directory(DirectoryError::MissingShard { index, tensor, shard }));
-        }
-        // Loaders that prefer the single file would load it, unquantized, instead of our shards.
-        if files.contains(&single) && !shards.iter().any(|(shard, _)| *shard == "model.safetensors") {
-            return Err(Error::Directory(DirectoryError::Ambiguous {
-                first: index.file.clone(),
-                second: single,
-            }));
-        }
-        return Ok(shards.into_iter().map(|(shard, _)| shard.into()).collect());
-    }
+/// The files with weights, relative to the directory, without an index.
+fn shard_names(directory: &Path, files: &[PathBuf]) -> Result<Vec<PathBuf>> {
+    let single = directory.join(WHOLE);
     let called = |extension: &'static str| {
         files.iter().filter(move |file| file.extension().is_some_and(|found| found == extension))
     };
@@ -343,7 +303,7 @@ fn shard_names(directory: &Path, files: &[PathBuf], index: Option<&Index>) -> Re
             let name = file.file_name().unwrap_or_default().to_string_lossy();
             NO_WEIGHTS.iter().any(|start| name.starts_with(start))
         };
-        let single = directory.join(SINGLE_PICKLE);
+        let single = directory.join(WHOLE_PICKLE);
         let pickles = PICKLES.iter().flat_map(|extension| called(extension));
         let pickles = pickles.filter(|file| !files.contains(&single) || **file == single);
         weights = pickles.filter(|file| !of_training(file)).collect();

@@ -20,11 +20,20 @@ const TEXT: &str = "text_config";
 
 /// How weights are quantized according to a config, wherever loaders look for it.
 pub(crate) fn quantization(config: &Map<String, Value>) -> Option<&Value> {
+    quantizations(config).next()
+}
+
+/// All statements of a config about how weights are quantized. The first one counts.
+pub(crate) fn quantizations(config: &Map<String, Value>) -> impl Iterator<Item = &Value> {
     let of_text = config.get(TEXT).and_then(|text| text.get(QUANTIZATION));
     let entries = [config.get(QUANTIZATION), of_text, config.get(COMPRESSION)];
     // Some libraries write null for unquantized weights.
-    entries.into_iter().flatten().find(|entry| !entry.is_null())
+    entries.into_iter().flatten().filter(|entry| !entry.is_null())
 }
+
+/// What to do with MLX's weights.
+pub(crate) const MLX: &str = "its weights are MLX's, which are not read here: start from the original, or make an unquantized \
+     checkpoint of it with mlx_lm.convert --dequantize";
 
 /// The JSON files of a checkpoint directory, to be updated for the output.
 #[derive(Debug, Default, PartialEq)]
@@ -37,6 +46,8 @@ pub(crate) struct Description {
     pub(crate) activations: bool,
     /// True if the KV cache is FP8.
     pub(crate) fp8_cache: bool,
+    /// compressed-tensors' entry of transforms, if there are any.
+    pub(crate) transforms: Option<Value>,
 }
 
 impl Description {
@@ -44,7 +55,7 @@ impl Description {
     pub(crate) fn of(checkpoint: &Checkpoint) -> Self {
         let json = |config: &Option<Config>| config.as_ref().map(|config| config.object.json.clone());
         let (config, hf_quant_config) = (json(&checkpoint.config), json(&checkpoint.hf_quant_config));
-        Self { config, hf_quant_config, activations: false, fp8_cache: false }
+        Self { config, hf_quant_config, activations: false, fp8_cache: false, transforms: None }
     }
 
     /// The files with their names.
@@ -71,14 +82,37 @@ impl Description {
         checkpoint.hf_quant_config.as_ref().map(|config| ("modelopt".into(), config.file.clone()))
     }
 
+    /// What to do with a checkpoint whose config says that it is quantized, but whose weights are in
+    /// none of the formats that are read.
+    pub(crate) fn instead_of_unread(checkpoint: &Checkpoint) -> &'static str {
+        if Self::is_mlx(checkpoint) {
+            return MLX;
+        }
+        "none of its weights is in a format that is read here: start from the original, or dequantize it with the software that wrote \
+         it; if the weights are unquantized, remove quantization_config"
+    }
+
+    /// Returns whether the config describes MLX's weights: mlx-lm 0.32 names no method.
+    pub(crate) fn is_mlx(checkpoint: &Checkpoint) -> bool {
+        let config = checkpoint.config.as_ref();
+        let quantization = config.and_then(|config| quantization(&config.object.json));
+        let has = |key: &str| quantization.is_some_and(|quantization| quantization.get(key).is_some());
+        has("bits") && has("group_size") && !has("quant_method")
+    }
+
     /// How either file says that the KV cache is quantized.
     ///
-    /// It understands the words that compressed-tensors and ModelOpt share.
+    /// It understands the words that compressed-tensors and ModelOpt share. Of Quark's description
+    /// it returns the dtype.
     fn cache(&self) -> Option<&Value> {
         let quantization = self.config.as_ref().and_then(quantization);
         let own = self.hf_quant_config.as_ref().and_then(|config| config.get("quantization"));
         let cache = quantization.and_then(|quantization| quantization.get("kv_cache_scheme"));
-        let cache = cache.or_else(|| own?.get("kv_cache_quant_algo"));
+        let of_quark = || {
+            let layers = quantization?.get("kv_cache_quant_config")?.as_object()?;
+            layers.values().find_map(|layer| layer.get("output_tensors")?.get("dtype"))
+        };
+        let cache = cache.or_else(|| own?.get("kv_cache_quant_algo")).or_else(of_quark);
         cache.filter(|cache| !cache.is_null())
     }
 

@@ -17,11 +17,32 @@ const SUFFIX: &str = ".safetensors.index.json";
 /// The suffix of the index of PyTorch files.
 const PICKLED_SUFFIX: &str = ".bin.index.json";
 
+/// The files of a whole model that transformers saves.
+pub(crate) const WHOLE: &str = "model.safetensors";
+pub(crate) const WHOLE_PICKLE: &str = "pytorch_model.bin";
+
 /// An index: the file's JSON, checked as far as possible without the shards.
 pub(crate) struct Index {
     /// The file.
     pub(crate) file: PathBuf,
     json: Map<String, Value>,
+    /// The first path with other components than names, such as `./a`, as the file has it. Entries
+    /// have `a` instead.
+    pub(crate) respelled: Option<String>,
+}
+
+/// The path of a shard without components such as `.`; `None` for paths that may lead out of the
+/// directory.
+fn inside(shard: &str) -> Option<String> {
+    let mut names = Vec::new();
+    for component in Path::new(shard).components() {
+        match component {
+            Component::Normal(name) => names.push(name.to_str()?),
+            Component::CurDir => {}
+            _ => return None,
+        }
+    }
+    (!names.is_empty() && !shard.contains('\0')).then(|| names.join("/"))
 }
 
 impl Index {
@@ -52,23 +73,33 @@ impl Index {
     }
 
     fn read(file: &Path) -> Result<Self> {
-        let index = Self { file: file.into(), json: super::json::Object::read(file)?.json };
-        let entries = index.json.get("weight_map").and_then(Value::as_object);
-        if !entries.is_some_and(|entries| entries.values().all(Value::is_string)) {
+        let mut json = super::json::Object::read(file)?.json;
+        let entries = json.get_mut("weight_map").and_then(Value::as_object_mut);
+        let Some(entries) = entries.filter(|entries| entries.values().all(Value::is_string)) else {
             let why = "\"weight_map\" must be an object that names a file for each tensor; correct the index";
             return Err(Error::File(FileError::JsonContent { file: file.into(), why }));
-        }
+        };
         let too_many = |why| Error::File(FileError::Index { file: file.into(), why });
-        check_tensors(index.entries().count()).map_err(too_many)?;
-        for (tensor, shard) in index.entries() {
+        check_tensors(entries.len()).map_err(too_many)?;
+        let mut respelled = None;
+        for (tensor, shard) in entries {
+            let Value::String(shard) = shard else { continue };
             check_name(tensor).and_then(|()| check_name(shard)).map_err(too_many)?;
-            let inside = |part| matches!(part, Component::Normal(_));
-            if shard.is_empty() || shard.contains('\0') || !Path::new(shard).components().all(inside) {
-                let (index, tensor, shard) = (file.into(), tensor.into(), shard.into());
+            let Some(plain) = inside(shard) else {
+                let (index, tensor, shard) = (file.into(), tensor.into(), shard.clone());
                 return Err(Error::Directory(DirectoryError::ShardPath { index, tensor, shard }));
+            };
+            if *shard != plain {
+                respelled = respelled.or(Some(std::mem::replace(shard, plain)));
             }
         }
-        Ok(index)
+        Ok(Self { file: file.into(), json, respelled })
+    }
+
+    /// The file that transformers prefers to this index, without shards: `model.safetensors` or
+    /// `pytorch_model.bin`.
+    pub(crate) fn whole_file(&self) -> &'static str {
+        if self.file.to_string_lossy().ends_with(PICKLED_SUFFIX) { WHOLE_PICKLE } else { WHOLE }
     }
 
     /// Each tensor with its shard, in the file's order.

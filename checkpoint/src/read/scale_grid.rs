@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::path::Path;
 
 use half::{bf16, f16};
-use microscale::formats::{E2m1, E4m3, E8m0};
+use microscale::formats::{E2m1, E4m3, E5m2, E8m0};
 use microscale::{Format, QuantizedShape, QuantizedView, ScaleLayout, dequantize};
 use rayon::prelude::*;
 
@@ -53,6 +53,7 @@ impl fmt::Debug for ScaleGrid<'_> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CodeKind {
     E4m3,
+    E5m2,
     Int8,
     /// Two codes per byte.
     E2m1(NibbleOrder),
@@ -63,6 +64,7 @@ impl CodeKind {
     pub(crate) fn of(dtype: FileDtype) -> Option<Self> {
         match dtype {
             FileDtype::F8_E4M3 => Some(Self::E4m3),
+            FileDtype::F8_E5M2 => Some(Self::E5m2),
             FileDtype::I8 => Some(Self::Int8),
             _ => None,
         }
@@ -71,8 +73,19 @@ impl CodeKind {
     /// Returns the number of bytes of `count` codes.
     fn bytes(self, count: usize) -> usize {
         match self {
-            Self::E4m3 | Self::Int8 => count,
+            Self::E4m3 | Self::E5m2 | Self::Int8 => count,
             Self::E2m1(_) => count.div_ceil(2),
+        }
+    }
+
+    /// Returns the exponents of the last bit of all numbers and of a power of two that is larger
+    /// than every finite number.
+    fn exponents(self) -> [i32; 2] {
+        match self {
+            Self::E4m3 => [-9, 9],
+            Self::E5m2 => [-16, 16],
+            Self::Int8 => [0, 8],
+            Self::E2m1(_) => [-1, 3],
         }
     }
 
@@ -89,6 +102,11 @@ impl CodeKind {
             Self::E4m3 => {
                 for (value, code) in values.iter_mut().zip(&codes[at..]) {
                     *value = product(E4m3::from_bits(*code).to_f32());
+                }
+            }
+            Self::E5m2 => {
+                for (value, code) in values.iter_mut().zip(&codes[at..]) {
+                    *value = product(E5m2::from_bits(*code).to_f32());
                 }
             }
             Self::Int8 => {
@@ -144,12 +162,14 @@ impl ScaleGrid<'_> {
 
     /// Returns whether the values of all codes are exact in bf16.
     ///
-    /// Scales must be powers of two. The last bit of E4M3 (2^-9) must not fall below the last bit
-    /// of bf16 (2^-133), and its largest number, below 2^9, must not overflow.
+    /// Scales must be powers of two. The last bit of a code must not fall below the last bit of
+    /// bf16 (2^-133), and its largest number must not overflow.
     pub(crate) fn is_exact_in_bf16(&self) -> bool {
+        let [last_bit, beyond] = self.codes.exponents();
+        let powers = 2f32.powi(-133 - last_bit)..=2f32.powi(128 - beyond);
         let exact = |scale: f32| {
             let power = scale.to_bits() & 0x007F_FFFF == 0;
-            scale.is_nan() || power && (2f32.powi(-124)..=2f32.powi(119)).contains(&scale)
+            scale.is_nan() || power && powers.contains(&scale)
         };
         self.scales().all(exact)
     }
@@ -285,7 +305,9 @@ mod tests {
     #[test]
     fn exact_in_bf16_is_exact_for_every_code() {
         let codes: Vec<u8> = (0..=255).collect();
-        for kind in [CodeKind::E4m3, CodeKind::Int8] {
+        for (kind, powers) in
+            [(CodeKind::E4m3, 3..=246), (CodeKind::E5m2, 10..=239), (CodeKind::Int8, 1..=247)]
+        {
             for byte in 0..=255u8 {
                 let data = [byte];
                 let scale_grid = scale_grid(FileDtype::F8_E8M0, &data, [1, 256], false, kind);
@@ -293,7 +315,7 @@ mod tests {
                 let same = |value: &f32| value.is_nan() || bf16::from_f32(*value).to_f32() == *value;
                 let exact = scale_grid.is_exact_in_bf16();
                 assert!(!exact || values.iter().all(same), "{kind:?} {byte}");
-                assert_eq!(exact, (3..=246).contains(&byte) || byte == 255, "{byte}");
+                assert_eq!(exact, powers.contains(&byte) || byte == 255, "{kind:?} {byte}");
             }
         }
         for (scale, exact) in [(1.0f32 / 3.0, false), (0.25, true)] {

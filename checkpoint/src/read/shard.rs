@@ -207,7 +207,8 @@ impl Shard {
         self.mapped(self.stored.get(place)?)
     }
 
-    fn mapped<'a>(&'a self, stored: &'a StoredTensor) -> Option<Tensor<'a>> {
+    /// A tensor of this file; `None` if its bytes are not in it.
+    pub(crate) fn mapped<'a>(&'a self, stored: &'a StoredTensor) -> Option<Tensor<'a>> {
         let StoredTensor { name, dtype, shape, range, strided, columns, .. } = stored;
         let map = if *strided { self.strided.as_ref()? } else { &self.map };
         let data = map.get(range.clone())?;

@@ -60,6 +60,23 @@ impl<'a> Values<'a> {
         })
     }
 
+    /// The index of the first value with other bits; `None` for other dtypes.
+    pub(crate) fn first_difference(&self, other: &Values<'_>) -> Option<usize> {
+        fn first<T: Pod>(a: &[T], b: &[T]) -> Option<usize> {
+            let bits = |values| bytemuck::cast_slice::<T, u8>(values);
+            if bits(a) == bits(b) {
+                return None;
+            }
+            a.iter().zip(b).position(|(a, b)| bytemuck::bytes_of(a) != bytemuck::bytes_of(b))
+        }
+        match (self, other) {
+            (Self::F32(a), Values::F32(b)) => first(a, b),
+            (Self::F16(a), Values::F16(b)) => first(a, b),
+            (Self::Bf16(a), Values::Bf16(b)) => first(a, b),
+            _ => None,
+        }
+    }
+
     /// The partial sums of the errors of `other` against these values, which must have the same
     /// length, as [`ErrorStats::parts_between`] returns them.
     pub(crate) fn error_parts(&self, other: &Values<'_>) -> Vec<ErrorStats> {

@@ -4,12 +4,12 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use microscale::{Convention, DeviceChoice, ErrorStats, Format, Recipe};
-use microscale_checkpoint::{self as checkpoint, Checkpoint, Compared, Comparison, Difference, Selection};
+use microscale_checkpoint::{self as checkpoint, Compared, Comparison, Difference, Selection};
 
 use crate::failures::Usage;
 use crate::options::device::device;
 use crate::options::words::words;
-use crate::outputs::Files;
+use crate::outputs::{Files, open};
 use crate::pending::Pending;
 use crate::plot::Plot;
 use crate::plot::point::Point;
@@ -44,8 +44,8 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: Args) -> Result<()> {
-    let a = Checkpoint::open(&args.a)?;
-    let b = args.b.as_deref().map(Checkpoint::open).transpose()?;
+    let a = open(&args.a)?;
+    let b = args.b.as_deref().map(open).transpose()?;
     let recipe = args.recipe()?;
     let checkpoints: Vec<_> = [Some(&a), b.as_ref()].into_iter().flatten().collect();
     Files { checkpoints: &checkpoints, written: &[args.plot.as_deref()], ..Files::default() }.check()?;

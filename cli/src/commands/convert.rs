@@ -53,6 +53,14 @@ pub(crate) fn run(args: Args) -> Result<()> {
     for warning in &done.misread_by {
         warn(format_args!("warning: {warning}"));
     }
+    if let Some(first) = done.unscaled_inputs.first() {
+        let layers = count(done.unscaled_inputs.len() as u64);
+        warn(format_args!(
+            "warning: the config says that inputs are quantized, but {layers} layers have no scale of their inputs, \
+             as {} has none: vLLM computes with whatever memory holds",
+            shown(first)
+        ));
+    }
 
     let mut rows = table(&["", ">tensors", ">elements", ">before", ">after"]);
     let kinds = [("converted", done.converted), ("in bf16", done.in_bf16), ("copied", done.copied)];
@@ -80,9 +88,12 @@ pub(crate) fn run(args: Args) -> Result<()> {
     if let Some(first) = done.dropped_inputs.first() {
         let (layers, to, first) = (count(done.dropped_inputs.len() as u64), args.to, shown(first));
         text += &format!(
-            "\nthe global scales of {layers} layers' inputs were left out, as {to} has no place for them: of {first}{}\n",
+            "\nthe scales of {layers} layers' inputs were left out, as {to} has no place for them: of {first}{}\n",
             if done.dropped_inputs.len() > 1 { " and others" } else { "" }
         );
+    }
+    if let Some(inputs) = &done.dropped_activations {
+        text += &format!("\nthe config no longer says that inputs are quantized: {inputs}\n");
     }
     if let Some(cache) = &done.dropped_cache {
         text +=

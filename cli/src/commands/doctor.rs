@@ -5,10 +5,11 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use microscale::{DeviceChoice, Words};
-use microscale_checkpoint::{self as checkpoint, Checkpoint, Diagnosis, Finding};
+use microscale_checkpoint::{self as checkpoint, Diagnosis, Finding};
 
 use crate::failures::Found;
 use crate::options::device::device_to_dequantize;
+use crate::outputs::open;
 use crate::progress::Bar;
 use crate::streams::print;
 use crate::text::names::shown;
@@ -33,8 +34,8 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: Args) -> Result<()> {
-    let checkpoint = Checkpoint::open(&args.path)?;
-    let against = args.against.as_deref().map(Checkpoint::open).transpose()?;
+    let checkpoint = open(&args.path)?;
+    let against = args.against.as_deref().map(open).transpose()?;
     let device = device_to_dequantize(args.device)?;
     let mut bar = Bar::new("examining");
     let mut update = |progress: checkpoint::Progress<'_>| bar.update(progress);

@@ -5,8 +5,9 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use microscale::GlobalScale;
-use microscale_checkpoint::{self as checkpoint, Checkpoint, Histogram, Inspected, Logical};
+use microscale_checkpoint::{self as checkpoint, Histogram, Inspected, Logical};
 
+use crate::outputs::open;
 use crate::streams::print;
 use crate::text::names::shown;
 use crate::text::scale::scale_text;
@@ -22,7 +23,7 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: Args) -> Result<()> {
-    let checkpoint = Checkpoint::open(&args.path)?;
+    let checkpoint = open(&args.path)?;
     let mut inspected = checkpoint::inspect(&checkpoint);
     inspected.sort_by(|a, b| natural_order(a.tensor.name(), b.tensor.name()));
     let mut rows = table(&["tensor", "format, shape", ">bytes", "scales", ">NaN scales", ">global scale"]);

@@ -16,7 +16,7 @@ use crate::failures::Usage;
 use crate::options::device::device;
 use crate::options::recipe::{RecipeArgs, distinction, recipes_text};
 use crate::options::words::{pattern, words, written_conventions};
-use crate::outputs::{Files, OtherFilesArgs, after, tell_of_left};
+use crate::outputs::{Files, OtherFilesArgs, after, tell_of_left, warn_of};
 use crate::pending::Pending;
 use crate::progress::Bar;
 use crate::report::run::{Run, WORST_BLOCKS};
@@ -87,6 +87,7 @@ pub(crate) struct Args {
 pub(crate) fn run(args: Args) -> Result<()> {
     let quantize = args.request()?;
     let checkpoint = quantize.open(&args.input).map_err(of_options)?;
+    warn_of(&checkpoint);
     let plan = quantize.plan(&checkpoint).map_err(of_options)?;
     for warning in &plan.warnings {
         warn(format_args!("warning: {warning}"));
