@@ -1,5 +1,7 @@
-//! Checks scale bytes and codes block by block: NaN, signed scales, zero blocks, saturated blocks.
+//! Checks scale bytes and codes block by block: NaN, signed scales, zero blocks, saturated and
+//! enormous blocks.
 
+use microscale::formats::nvfp4;
 use microscale::{Element, Format};
 
 use super::finding::{Defect, Finding};
@@ -22,13 +24,54 @@ const MAX_ZERO_BLOCKS: f64 = 0.05;
 /// rounding of weights clips about a tenth of the elements.
 const MAX_SATURATED_BLOCKS: f64 = 0.01;
 
+/// How many codes ±6 saturated blocks have at least for each ±4. Blocks of uniformly distributed
+/// weights have the largest scale too, and fewer of these codes.
+const MIN_CUT_SHARE: f64 = 1.25;
+
+/// Least number of blocks whose scales are reported if they are all the same.
+const MIN_EQUAL_SCALES: u64 = 64;
+
 /// Counts of the defects, with the first block of each.
 #[derive(Clone, Copy, Default)]
 struct DefectCounts {
     nan: Count,
     signed: Count,
     zeros: Count,
-    saturated: Count,
+    /// Blocks with nothing but ±6.
+    full: Count,
+    /// Blocks with the largest scale and at least a quarter ±6.
+    cut: Count,
+    enormous: Count,
+    /// Blocks with NaN among their codes.
+    nan_codes: Count,
+    /// Codes ±6 and ±4 in blocks with the largest scale.
+    cut_codes: u64,
+    next_codes: u64,
+    scales: Scales,
+}
+
+/// The scales of blocks with values.
+#[derive(Clone, Copy, Default)]
+struct Scales {
+    blocks: u64,
+    /// The first scale.
+    first: Option<u8>,
+    differ: bool,
+    /// True if a block has a code other than 0 and the largest.
+    graded: bool,
+}
+
+impl Scales {
+    /// The sum of both.
+    fn then(self, later: Self) -> Self {
+        let differ = self.first.zip(later.first).is_some_and(|(first, later)| first != later);
+        Self {
+            blocks: self.blocks + later.blocks,
+            first: self.first.or(later.first),
+            differ: self.differ || later.differ || differ,
+            graded: self.graded || later.graded,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Default)]
@@ -84,7 +127,9 @@ pub(super) fn check_blocks<'env>(
         (Defect::NanScales, counts.nan, 0.0),
         (Defect::SignedScales, counts.signed, 0.0),
         (Defect::ZeroBlocks, counts.zeros, MAX_ZERO_BLOCKS),
-        (Defect::SaturatedBlocks, counts.saturated, MAX_SATURATED_BLOCKS),
+        (Defect::SaturatedBlocks, counts.saturated(), MAX_SATURATED_BLOCKS),
+        (Defect::EnormousBlocks, counts.enormous, 0.0),
+        (Defect::NonFinite, counts.nan_codes, 0.0),
     ] {
         if let Some((first, byte)) = count.first.filter(|_| count.blocks as f64 > tolerated * blocks as f64) {
             let blocks_per_row =
@@ -96,6 +141,17 @@ pub(super) fn check_blocks<'env>(
             );
             findings.push(Finding::in_packed(defect, packed, what));
         }
+    }
+    // Powers of two may be the same for all blocks, and so may the scales of ternary weights.
+    let scales = counts.scales;
+    if packed.format.has_global_scale()
+        && scales.blocks >= MIN_EQUAL_SCALES
+        && !scales.differ
+        && scales.graded
+    {
+        let what =
+            format!("all {} blocks have the scale byte {:#04x}", scales.blocks, scales.first.unwrap_or(0));
+        findings.push(Finding::in_packed(Defect::EqualScales, packed, what));
     }
     Ok(())
 }
@@ -118,7 +174,7 @@ fn lost_blocks<'env>(
             with_values!(&matrix.values, slice => {
                 let coded = blocks.scales.iter().zip(blocks.codes.chunks_exact(format.block_bytes()));
                 for (i, ((scale, codes), values)) in coded.zip(slice.chunks(format.block())).enumerate() {
-                    let lost = is_zeros(codes) && values.iter().any(|value| Element::to_f32(*value) != 0.0);
+                    let lost = is_zeros(format, *scale, codes) && values.iter().any(|value| Element::to_f32(*value) != 0.0);
                     count.add(lost, blocks.first + i, *scale);
                 }
             });
@@ -133,36 +189,80 @@ fn lost_blocks<'env>(
     Ok(lost)
 }
 
-/// Returns whether 4-bit codes are all zero, positive or negative.
-fn is_zeros(codes: &[u8]) -> bool {
-    codes.iter().all(|byte| byte & 0x77 == 0)
+/// Returns whether all values of a block are zeros, by its codes or its scale.
+///
+/// The smallest scale of MX formats is 2^-127, which only blocks of zeros have.
+fn is_zeros(format: Format, scale: u8, codes: &[u8]) -> bool {
+    let zero_scale = if format.has_global_scale() { scale & 0x7F == 0 } else { scale == 0 };
+    let magnitude = if format.bits() == 4 { 0x77 } else { 0x7F };
+    zero_scale || codes.iter().all(|byte| byte & magnitude == 0)
+}
+
+/// Counts the 4-bit codes of a magnitude, of either sign.
+fn count_of(codes: &[u8], magnitude: u8) -> u64 {
+    let is = |nibble: u8| u64::from(nibble & 7 == magnitude);
+    codes.iter().map(|byte| is(*byte) + is(byte >> 4)).sum()
 }
 
 fn count_defects(format: Format, blocks: &PackedBlocks<'_>) -> DefectCounts {
     let mut counts = DefectCounts::default();
     let coded = blocks.scales.iter().zip(blocks.codes.chunks_exact(format.block_bytes()));
+    let element = format.facts().element;
+    let nan_codes =
+        (format.bits() == 8).then(|| std::array::from_fn(|code| element.decode(code as u8).is_nan()));
     for (block, (scale, codes)) in (blocks.first..).zip(coded) {
-        counts.add(format, *scale, codes, block);
+        counts.add(format, *scale, codes, block, nan_codes.as_ref());
     }
     counts
 }
 
 impl DefectCounts {
-    fn add(&mut self, format: Format, scale: u8, codes: &[u8], block: usize) {
+    /// `nan_codes` tells which 8-bit codes are NaN.
+    fn add(
+        &mut self,
+        format: Format,
+        scale: u8,
+        codes: &[u8],
+        block: usize,
+        nan_codes: Option<&[bool; 256]>,
+    ) {
         // NaN scales count as NaN whatever their sign.
         let nan = format.is_nan_scale(scale);
         self.nan.add(nan, block, scale);
         self.signed.add(!format.is_scale(scale) && !nan, block, scale);
-        if format.bits() == 4 {
-            self.zeros.add(is_zeros(codes), block, scale);
-            let largest = u16::from(scale) == format.facts().scale.largest();
-            let cut = codes
-                .iter()
-                .map(|byte| u32::from(byte & 7 == 7) + u32::from(byte & 0x70 == 0x70))
-                .sum::<u32>();
-            let all = 2 * codes.len() as u32;
-            self.saturated.add(cut == all || largest && 4 * cut >= all, block, scale);
+        let zeros = is_zeros(format, scale, codes);
+        self.zeros.add(zeros, block, scale);
+        // The scales of NVFP4 say nothing without the global scale, which has a check of its own.
+        let enormous =
+            !format.has_global_scale() && format.facts().scale.value(scale.into()) > nvfp4::LARGEST;
+        self.enormous.add(enormous && !zeros, block, scale);
+        let all = 2 * codes.len() as u64;
+        let cut = if let Some(nan) = nan_codes {
+            self.nan_codes.add(codes.iter().any(|code| nan[usize::from(*code)]), block, scale);
+            let element = format.facts().element;
+            2 * codes.iter().filter(|code| element.decode(**code).abs() == element.largest()).count() as u64
+        } else {
+            let cut = count_of(codes, 7);
+            if u16::from(scale) == format.facts().scale.largest() {
+                self.cut.add(4 * cut >= all && cut < all, block, scale);
+                (self.cut_codes, self.next_codes) =
+                    (self.cut_codes + cut, self.next_codes + count_of(codes, 6));
+            }
+            cut
+        };
+        self.full.add(cut == all, block, scale);
+        if !zeros {
+            let graded = format.bits() == 8 || cut + count_of(codes, 0) < all;
+            self.scales = self.scales.then(Scales { blocks: 1, first: Some(scale), differ: false, graded });
         }
+    }
+
+    /// The blocks that were probably clipped.
+    fn saturated(&self) -> Count {
+        let is_cut = self.cut_codes as f64 >= MIN_CUT_SHARE * self.next_codes as f64;
+        let (full, cut) = (self.full, if is_cut { self.cut } else { Count::default() });
+        let first = full.first.into_iter().chain(cut.first).min();
+        Count { blocks: full.blocks + cut.blocks, first }
     }
 
     fn then(self, later: Self) -> Self {
@@ -170,7 +270,13 @@ impl DefectCounts {
             nan: self.nan.then(later.nan),
             signed: self.signed.then(later.signed),
             zeros: self.zeros.then(later.zeros),
-            saturated: self.saturated.then(later.saturated),
+            full: self.full.then(later.full),
+            cut: self.cut.then(later.cut),
+            cut_codes: self.cut_codes + later.cut_codes,
+            next_codes: self.next_codes + later.next_codes,
+            scales: self.scales.then(later.scales),
+            enormous: self.enormous.then(later.enormous),
+            nan_codes: self.nan_codes.then(later.nan_codes),
         }
     }
 }

@@ -21,6 +21,10 @@ pub enum Defect {
     ZeroBlocks,
     /// Many blocks that were probably clipped.
     SaturatedBlocks,
+    /// The same scale in all blocks.
+    EqualScales,
+    /// Blocks whose scale makes weights larger than any model's.
+    EnormousBlocks,
     /// A global scale that was probably stored inverted.
     InvertedGlobalScale,
     /// Layers that serving engines fuse, with different global scales.
@@ -37,8 +41,24 @@ pub enum Defect {
     OtherValues,
     /// A dtype or shape that loaders misread.
     Misread,
+    /// A quantized tensor that loaders take only unquantized, or the other way round.
+    Selection,
+    /// An architecture that transformers does not load quantized in every mode.
+    Loading,
+    /// A transform of activations, which transformers leaves out.
+    Transform,
     /// The config and the tensors disagree.
     Config,
+    /// A tensor is missing that the config or the other layers call for.
+    Missing,
+    /// NaN or infinities among values.
+    NonFinite,
+    /// A tensor of zeros.
+    ZeroTensor,
+    /// A scale of the KV cache that is missing or not a positive number.
+    CacheScale,
+    /// The index and the shards disagree.
+    Index,
 }
 
 words!(Defect, "defect" {
@@ -47,6 +67,8 @@ words!(Defect, "defect" {
     Self::SignedScales = "signed-scales",
     Self::ZeroBlocks = "zero-blocks",
     Self::SaturatedBlocks = "saturated-blocks",
+    Self::EqualScales = "equal-scales",
+    Self::EnormousBlocks = "enormous-blocks",
     Self::InvertedGlobalScale = "inverted-global-scale",
     Self::UnequalGlobalScales = "unequal-global-scales",
     Self::ExpertGlobalScale = "expert-global-scale",
@@ -55,7 +77,15 @@ words!(Defect, "defect" {
     Self::NibbleOrder = "nibble-order",
     Self::OtherValues = "other-values",
     Self::Misread = "misread",
+    Self::Selection = "selection",
+    Self::Loading = "loading",
+    Self::Transform = "transform",
     Self::Config = "config",
+    Self::Missing = "missing",
+    Self::NonFinite = "non-finite",
+    Self::ZeroTensor = "zero-tensor",
+    Self::CacheScale = "cache-scale",
+    Self::Index = "index",
 });
 
 impl Defect {
@@ -71,6 +101,12 @@ impl Defect {
                 "these weights add nothing; unless the original has them so, what they knew is lost"
             }
             Self::SaturatedBlocks => "the largest weights were cut off; the layer's outputs shrink",
+            Self::EqualScales => {
+                "the scales were probably overwritten: blocks differ in their largest weight"
+            }
+            Self::EnormousBlocks => {
+                "weights of such a block exceed 2688, more than any model has: outputs overflow"
+            }
             Self::InvertedGlobalScale => {
                 "all weights of the tensor are wrong by one enormous factor; outputs overflow or vanish"
             }
@@ -91,15 +127,31 @@ impl Defect {
             }
             Self::OtherValues => "the weights differ from the original's",
             Self::Misread => "loaders compute other weights from it, without any error",
+            Self::Selection => "engines refuse the model, or run it with random weights in this layer",
+            Self::Loading => "the model does not load, or has random weights in some layers",
+            Self::Transform => {
+                "transformers 5.24 leaves the transform out, without an error: outputs are wrong; vLLM applies it"
+            }
             Self::Config => "loaders refuse the checkpoint, or misread its tensors",
+            Self::Missing => "loaders refuse the checkpoint, or fill the tensor with random numbers",
+            Self::NonFinite => "every output that depends on these values is NaN or infinite",
+            Self::ZeroTensor => {
+                "the model computes the same for every input, or nothing where this tensor is used"
+            }
+            Self::CacheScale => {
+                "engines take 1 for a missing scale, which cuts off large keys and values, and compute NaN or zeros with a wrong one"
+            }
+            Self::Index => "loaders that read shards whole load another tensor than the index names",
         }
     }
 
     /// How to repair it.
     pub const fn fix(self) -> &'static str {
         match self {
-            Self::Unreadable => "complete the checkpoint, or download it again",
-            Self::NanScales => "quantize the tensor again, from an original without NaN and infinities",
+            Self::Unreadable => {
+                "if files or tensors are missing or damaged, download them again; otherwise start from the original checkpoint"
+            }
+            Self::NanScales => "quantize the original again, without NaN and infinities in it",
             Self::SignedScales => {
                 "read it with the software of its own format, or quantize the original to NVFP4"
             }
@@ -107,32 +159,60 @@ impl Defect {
                 "compare with the original (doctor --against ORIGINAL); if it has weights there, quantize again"
             }
             Self::SaturatedBlocks => {
-                "quantize again, with the global scale computed from the largest magnitude, or a scale rule that rounds up"
+                "quantize the original again, with the global scale computed from the largest magnitude, or a scale rule that rounds up"
+            }
+            Self::EqualScales => "download the file again, or quantize the original again",
+            Self::EnormousBlocks => {
+                "download the file again, or quantize the tensor again, from an original without NaN and infinities"
             }
             Self::InvertedGlobalScale => {
                 "store its inverse: compressed-tensors' names hold a divisor, ModelOpt's a multiplier"
             }
             Self::UnequalGlobalScales => {
-                "quantize these layers again, under one global scale (microscale quantize does)"
+                "quantize the original checkpoint again: microscale quantize gives these layers one global scale; this one can only be \
+                 dequantized first, which keeps its rounding"
             }
             Self::ExpertGlobalScale => {
-                "load it with vLLM, or quantize experts without a global scale (--global-scale none, or global_scale in a rule)"
+                "load it with vLLM, or quantize the original again, its experts without a global scale (--global-scale none, or \
+                 global_scale = \"none\" in a recipe's rule)"
             }
             Self::UnreadGlobalScale => {
-                "quantize again: microscale gives such layers no global scale, and with --global-scale none no layer has one"
+                "quantize the original again: microscale quantize stores such layers unquantized, and with --global-scale none all of them \
+                 without a global scale"
             }
             Self::InputScale => {
-                "quantize again with --input-scale, from a calibration; or have the config say that only weights are quantized \
+                "quantize the original again with --input-scale, from a calibration; or have the config say that only weights are quantized \
                  (W4A16_NVFP4 in ModelOpt's, no input_activations in compressed-tensors')"
             }
             Self::NibbleOrder => {
-                "swap the halves of each byte of the codes, or quantize again (torchao 0.15 and later)"
+                "swap the halves of each byte of the codes, or quantize the original again (torchao 0.15 and later)"
             }
             Self::OtherValues => {
-                "make sure that --against names the checkpoint that was quantized; if so, quantize again"
+                "make sure that --against names the checkpoint that was quantized; if so, quantize that again, or download the file again"
             }
             Self::Misread => "write the tensor as its convention has it (microscale convert does)",
-            Self::Config => "correct config.json, or write both anew with microscale convert",
+            Self::Transform => {
+                "load it with vLLM, or quantize the original without a transform of activations"
+            }
+            Self::Selection => "quantize the original again: microscale chooses tensors that engines run",
+            Self::Loading => "load it as the finding says",
+            Self::Config => {
+                "correct the config, or take a checkpoint that agrees with it; for quantized tensors that it reads, microscale convert \
+                 writes the config anew"
+            }
+            Self::Missing => "complete the checkpoint, download it again, or quantize the original again",
+            Self::NonFinite => {
+                "download the file again; if the original has the same values, it is damaged too"
+            }
+            Self::ZeroTensor => {
+                "compare with the original (doctor --against ORIGINAL); if it has values there, quantize or download again"
+            }
+            Self::CacheScale => {
+                "calibrate the cache again, or have the config say that it is not quantized (kv_cache_scheme, kv_cache_quant_algo: null)"
+            }
+            Self::Index => {
+                "list the tensor in the index, or remove it from the shard; any command that writes does both"
+            }
         }
     }
 }

@@ -17,7 +17,7 @@ pub(super) fn check_global_scales(tensors: &[Packed<'_>], findings: &mut Vec<Fin
         if let Some(what) = inverted(packed) {
             findings.push(Finding::in_packed(Defect::InvertedGlobalScale, packed, what));
         }
-        let Some(layer) = fused(packed.name) else { continue };
+        let Some(layer) = fused(packed.name, &packed.shape) else { continue };
         let first = *layers.entry(layer).or_insert(packed);
         if let Some((_, other)) = first.global_scale.filter(|(_, other)| other.value() != scale.value()) {
             let (value, name, other) = (scale.value(), first.name, other.value());

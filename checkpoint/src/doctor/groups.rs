@@ -2,16 +2,19 @@
 
 use std::collections::HashMap;
 
+use microscale::Format;
 use serde_json::{Map, Value};
 
-use super::patterns::{Expression, count_patterns};
 use crate::checkpoint_format::CheckpointFormat;
-use crate::checkpoint_formats::compressed_tensors::format_word;
+use crate::checkpoint_formats::compressed_tensors::{format_word, words_of};
 use crate::checkpoint_formats::packed::Packed;
+use crate::checkpoint_formats::patterns::{Expression, count_patterns};
+use crate::dtype::FileDtype;
+use crate::read::tensor::Tensor;
 
 /// All groups, indexed by their targets.
 pub(super) struct Groups<'a> {
-    all: Vec<ConfigGroup<'a>>,
+    pub(super) all: Vec<ConfigGroup<'a>>,
     /// Layer names, each with the last group that targets it.
     names: HashMap<&'a str, usize>,
     /// Regular expressions with their groups, last group first.
@@ -25,6 +28,7 @@ pub(super) struct Groups<'a> {
 /// A group.
 pub(super) struct ConfigGroup<'a> {
     pub(super) name: &'a str,
+    targets: Vec<&'a str>,
     format: Option<&'a str>,
     weights: Option<&'a Value>,
     inputs: Option<&'a Value>,
@@ -62,6 +66,7 @@ impl<'a> Groups<'a> {
             }
             read.all.push(ConfigGroup {
                 name,
+                targets: targets(group).collect(),
                 format: group.get("format").and_then(Value::as_str),
                 weights: group.get("weights"),
                 inputs: group.get("input_activations").filter(|inputs| !inputs.is_null()),
@@ -71,11 +76,11 @@ impl<'a> Groups<'a> {
         Ok(read)
     }
 
-    /// The group that applies to a layer, and how its target matches.
+    /// The group that applies to a layer with its number, and how its target matches.
     ///
     /// `layers` are the layer's spellings. Among targets of the same kind loaders use the last
     /// group.
-    pub(super) fn group_of(&self, layers: &[String]) -> Option<(TargetKind, &ConfigGroup<'a>)> {
+    pub(super) fn group_of(&self, layers: &[String]) -> Option<(TargetKind, usize, &ConfigGroup<'a>)> {
         let name = layers.iter().filter_map(|layer| self.names.get(layer.as_str())).max();
         let matches =
             |expression: &Expression| layers.iter().any(|layer| expression.is_match(layer) == Some(true));
@@ -87,12 +92,17 @@ impl<'a> Groups<'a> {
                 None => linear.map(|number| (TargetKind::Class, number)),
             },
         };
-        found.and_then(|(how, number)| Some((how, self.all.get(number)?)))
+        found.and_then(|(how, number)| Some((how, number, self.all.get(number)?)))
     }
 
     /// Returns whether any group describes these weights.
     pub(super) fn any_describes(&self, packed: &Packed<'_>) -> bool {
-        self.all.iter().any(|group| group.describes(packed))
+        self.all.iter().any(|group| group.difference(packed).is_none())
+    }
+
+    /// Returns whether all patterns are supported.
+    pub(super) fn is_understood(&self) -> bool {
+        self.expressions.iter().all(|(expression, _)| expression.is_match("").is_some())
     }
 
     /// Returns whether a layer's inputs need a stored scale.
@@ -100,7 +110,7 @@ impl<'a> Groups<'a> {
     /// The group that targets the layer decides. If there is none, all groups must say so.
     pub(super) fn have_stored_input_scale(&self, layers: &[String]) -> bool {
         match self.group_of(layers) {
-            Some((_, group)) => group.has_stored_input_scale(),
+            Some((.., group)) => group.has_stored_input_scale(),
             None => !self.all.is_empty() && self.all.iter().all(ConfigGroup::has_stored_input_scale),
         }
     }
@@ -113,15 +123,108 @@ impl ConfigGroup<'_> {
         self.inputs.is_some_and(|inputs| inputs.get("dynamic") != Some(&Value::Bool(true)))
     }
 
-    /// Returns whether the group describes these weights.
-    pub(super) fn describes(&self, packed: &Packed<'_>) -> bool {
-        let Some(weights) = self.weights else { return false };
-        let number = |key| weights.get(key).and_then(Value::as_u64);
-        let (bits, block) = (packed.format.bits() as u64, packed.format.block() as u64);
+    /// Returns whether it says that inputs are quantized.
+    pub(super) fn has_inputs(&self) -> bool {
+        self.inputs.is_some()
+    }
+
+    /// Returns whether all its patterns are supported.
+    pub(super) fn is_understood(&self) -> bool {
+        let mut expressions = self.targets.iter().filter_map(|target| Expression::of(target, 1));
+        expressions.all(|expression| expression.is_match("").is_some())
+    }
+
+    /// Returns whether it describes weights: others describe outputs of modules.
+    pub(super) fn is_for_weights(&self) -> bool {
+        self.weights.is_some_and(|weights| !weights.is_null())
+    }
+
+    /// The targets in words. Many are cut.
+    pub(super) fn targets(&self) -> String {
+        let first: Vec<_> = self.targets.iter().take(3).map(|target| format!("{target:?}")).collect();
+        match self.targets.len() {
+            0 => "nothing".into(),
+            1..=3 => first.join(", "),
+            more => format!("{} and {} more", first.join(", "), more - 3),
+        }
+    }
+
+    /// Returns the first fact that the group states otherwise about these weights than they are
+    /// stored, in words.
+    ///
+    /// compressed-tensors takes a missing `type` for integers, missing `num_bits` for 8 and a missing
+    /// strategy for one that follows from `group_size`. ModelOpt leaves these out.
+    pub(super) fn difference(&self, packed: &Packed<'_>) -> Option<String> {
+        let Some(weights) = self.weights.filter(|weights| weights.is_object()) else {
+            return Some("it has no weights".into());
+        };
+        let (bits, block) = (packed.format.bits() as u64, packed.storage.elements_per_scale() as u64);
         let ours = packed.convention() == CheckpointFormat::CompressedTensors;
-        number("num_bits") == Some(bits)
-            && number("group_size").is_none_or(|size| size == block)
-            && self.format.is_none_or(|word| !ours || word == format_word(packed.format))
+        let (word, strategy, scale_dtype) = words_of(packed.format);
+        let facts: [(&str, Value, bool); 7] = [
+            ("num_bits", bits.into(), true),
+            ("group_size", block.into(), ours),
+            ("type", "float".into(), ours),
+            ("strategy", strategy.into(), ours),
+            ("symmetric", true.into(), false),
+            ("dynamic", false.into(), false),
+            // vLLM tells MXFP8 by it.
+            ("scale_dtype", scale_dtype.into(), ours && bits == 8),
+        ];
+        for (key, expected, required) in facts {
+            let applies = ours || !matches!(key, "strategy" | "dynamic" | "scale_dtype");
+            let same = |value: &Value| match (value.as_str(), expected.as_str()) {
+                (Some(value), Some(expected)) => {
+                    value.trim_start_matches("torch.") == expected.trim_start_matches("torch.")
+                }
+                _ => *value == expected,
+            };
+            match weights.get(key).filter(|value| !value.is_null()) {
+                Some(value) if applies && !same(value) => {
+                    return Some(format!("{key} is {value}, and must be {expected}"));
+                }
+                None if required => return Some(format!("there is no {key}, which must be {expected}")),
+                _ => {}
+            }
+        }
+        let format = self.format.filter(|format| ours && *format != format_word(packed.format))?;
+        Some(format!("format is {format:?}, and must be {word:?}"))
+    }
+
+    /// Returns the first fact that the group states otherwise about FP8 or INT8 weights than they are
+    /// stored, in words.
+    pub(super) fn w8_difference(&self, tensor: &Tensor<'_>) -> Option<String> {
+        let (dtype, name) = (tensor.dtype, self.name);
+        let formats = [Format::Nvfp4, Format::Mxfp4, Format::Mxfp8E4m3];
+        if let Some(word) =
+            self.format.filter(|word| formats.iter().any(|format| format_word(*format) == *word))
+        {
+            return Some(format!("it is {dtype} and no block format, but {name} has format {word:?}"));
+        }
+        let expected = if dtype == FileDtype::I8 { "int" } else { "float" };
+        let found = self.weights?.get("type").and_then(Value::as_str)?;
+        (found != expected).then(|| format!("it is {dtype}, but {name} has type {found:?}"))
+    }
+
+    /// Returns a fact that the group states about inputs and engines do not have with such weights.
+    ///
+    /// vLLM 0.33 refuses NVFP4 weights with inputs in another format.
+    pub(super) fn input_difference(&self, packed: &Packed<'_>) -> Option<String> {
+        let inputs = self.inputs.filter(|_| packed.convention() == CheckpointFormat::CompressedTensors)?;
+        let (_, strategy, _) = words_of(packed.format);
+        let nvfp4 = packed.format.has_global_scale();
+        let facts: [(&str, Value, bool); 4] = [
+            ("type", "float".into(), true),
+            ("num_bits", packed.format.bits().into(), nvfp4),
+            ("group_size", packed.format.block().into(), nvfp4),
+            ("strategy", strategy.into(), nvfp4),
+        ];
+        let mut wrong = facts
+            .into_iter()
+            .filter(|(key, expected, applies)| *applies && inputs.get(*key) != Some(expected));
+        let (key, expected, _) = wrong.next()?;
+        let value = inputs.get(key).unwrap_or(&Value::Null);
+        Some(format!("{key} of input_activations is {value}, and must be {expected}"))
     }
 }
 
@@ -133,7 +236,7 @@ mod tests {
 
     fn group_of(groups: &Value, layer: &str) -> Option<(TargetKind, String)> {
         let groups = Groups::of(groups.as_object().unwrap()).unwrap();
-        groups.group_of(&[layer.to_string(), "other".into()]).map(|(how, group)| (how, group.name.into()))
+        groups.group_of(&[layer.to_string(), "other".into()]).map(|(how, _, group)| (how, group.name.into()))
     }
 
     #[test]

@@ -1,22 +1,23 @@
 //! Checks for correct tensors that known loaders misread or refuse.
 
+use super::contents::Contents;
 use super::finding::{Defect, Finding};
 use crate::checkpoint_format::CheckpointFormat;
-use crate::checkpoint_formats::packed::Packed;
 use crate::gguf::format::{SPLIT_COUNT, SPLIT_TENSORS};
 use crate::gguf::scales::{Use, use_of};
 use crate::names::weight::is_expert;
 use crate::read::checkpoint::Checkpoint;
 
 /// Checks all quantized tensors and the headers of GGUF files.
-pub(super) fn check_loaders(checkpoint: &Checkpoint, packed: &[Packed<'_>], findings: &mut Vec<Finding>) {
+pub(super) fn check_loaders(contents: &Contents<'_>, findings: &mut Vec<Finding>) {
+    let Contents { checkpoint, packed, .. } = contents;
     let architecture = checkpoint.gguf_architecture().unwrap_or_default();
     for packed in packed {
         let Some((stored, scale)) = packed.global_scale else { continue };
         let (name, is_one) = (stored.name, scale.value() == 1.0);
         match packed.convention() {
             CheckpointFormat::CompressedTensors if is_expert(packed.name) && !is_one => {
-                let what = format!("transformers 5.23 leaves out {name}, {}", scale.value());
+                let what = format!("transformers 5.24 leaves out {name}, {}", scale.value());
                 findings.push(Finding::in_packed(Defect::ExpertGlobalScale, packed, what));
             }
             CheckpointFormat::Gguf => {
@@ -36,6 +37,13 @@ pub(super) fn check_loaders(checkpoint: &Checkpoint, packed: &[Packed<'_>], find
         }
     }
     check_split_count(checkpoint, findings);
+    let first = packed.iter().find(|packed| packed.convention() == CheckpointFormat::CompressedTensors);
+    if let Some((what, config)) = checkpoint.naming.loading().problem().zip(checkpoint.config.as_ref())
+        && first.is_some()
+    {
+        let (file, what) = (config.file.clone(), what.into());
+        findings.push(Finding { defect: Defect::Loading, tensor: None, file, what });
+    }
 }
 
 /// Checks the tensor count that the files of a split GGUF model state.

@@ -1,10 +1,39 @@
 //! Checks how tensors are stored: dtypes and shapes that microscale understands but loaders
 //! misread.
 
+use safetensors::Dtype;
+
 use super::finding::{Defect, Finding};
 use crate::checkpoint_format::CheckpointFormat;
 use crate::checkpoint_formats::packed::Packed;
 use crate::dtype::FileDtype;
+use crate::names::naming::Naming;
+use crate::names::weight::WEIGHT;
+use crate::read::tensor::Tensor;
+
+/// Checks that norms, embeddings and other unquantized weights are floats.
+pub(super) fn check_dtype(naming: Naming, tensor: &Tensor<'_>, findings: &mut Vec<Finding>) {
+    let FileDtype::Plain(dtype) = tensor.dtype else { return };
+    let is_integer = matches!(
+        dtype,
+        Dtype::BOOL
+            | Dtype::U8
+            | Dtype::I8
+            | Dtype::U16
+            | Dtype::I16
+            | Dtype::U32
+            | Dtype::I32
+            | Dtype::U64
+            | Dtype::I64
+    );
+    let is_float = tensor.name.ends_with(WEIGHT)
+        && naming.unquantized_role(tensor.name, tensor.shape).is_some()
+        || tensor.name.ends_with(".bias") && tensor.shape.len() == 1;
+    if is_integer && is_float && tensor.scaling.is_none() {
+        let what = format!("it is {}, and loaders expect floats", tensor.dtype);
+        findings.push(Finding::of(Defect::Unreadable, tensor, what));
+    }
+}
 
 /// Checks the scales of a quantized tensor.
 pub(super) fn check_stored(packed: &Packed<'_>, findings: &mut Vec<Finding>) {

@@ -206,8 +206,8 @@ fn configs_that_say_something_else() {
     let scratch = Scratch::new();
     let bad = changed(&scratch, |_, config| config["hidden_size"] = json!(96));
     let all = findings(&run(&[&"doctor", &bad, &"--json"]));
-    // All seven kinds of layers, in all three.
-    assert!(all.len() == 21 && all.iter().all(|(word, ..)| word == "config"), "{all:?}");
+    // All seven kinds of layers and both norms in all three, and the last norm.
+    assert!(all.len() == 28 && all.iter().all(|(word, ..)| word == "config"), "{all:?}");
     assert!(
         all.iter().any(|(_, tensor, what)| tensor == LAYER && what.contains("but hidden_size is 96")),
         "{all:?}"
@@ -294,8 +294,11 @@ fn names_of_a_config_are_unlimited_and_patterns_are_counted() {
         });
         json!(groups.collect::<serde_json::Map<_, _>>())
     };
-    let names = groups(20_000, &|number| vec![format!("n{number}")]);
-    examine(&|quantization| quantization["config_groups"] = names.clone()).ok();
+    let names = groups(20_000, &|number| vec![format!("n{number}"), "model.layers.0.mlp.up_proj".into()]);
+    // Of targets of the same kind the last one counts, so the other groups have no layer, and the other layers
+    // no group.
+    let found = examine(&|quantization| quantization["config_groups"] = names.clone());
+    assert!(found.code == Some(1) && found.stdout.contains("and 19,992 more"), "{found:#?}");
     let patterns = groups(500, &|number| (0..50).map(|other| format!("re:x{number}.{other}")).collect());
     let refused = examine(&|quantization| quantization["config_groups"] = patterns.clone());
     assert!(refused.code == Some(1) && refused.stdout.contains("25000 patterns"), "{refused:#?}");
