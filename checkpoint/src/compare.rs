@@ -8,6 +8,7 @@ use microscale::{Device, ErrorStats};
 
 use crate::checkpoint_formats::ownership::logical_positions;
 use crate::checkpoint_formats::packed::Logical;
+use crate::checkpoint_formats::transforms::check_same;
 use crate::error::{Error, Result};
 use crate::pipeline::{Worker, map};
 use crate::progress::{Meter, OnProgress};
@@ -60,13 +61,16 @@ pub enum Difference {
 ///
 /// # Errors
 /// [`Error::ShapeMismatch`], [`Error::NothingInCommon`],
-/// [`FormatError::Packed`](crate::FormatError::Packed), [`Error::Tensor`], [`Error::Interrupted`].
+/// [`FormatError::Packed`](crate::FormatError::Packed),
+/// [`FormatError::Transformed`](crate::FormatError::Transformed), [`Error::Tensor`],
+/// [`Error::Interrupted`].
 pub fn compare(
     first: &Checkpoint,
     second: &Checkpoint,
     device: &Device,
     progress: &mut OnProgress<'_>,
 ) -> Result<Comparison> {
+    check_same(first, second)?;
     let (a, b) = (logical_positions(first)?, logical_positions(second)?);
     let mut others: HashMap<_, _> = b.iter().map(|tensor| (tensor.1.name(), tensor)).collect();
     let mut comparison = Comparison::default();

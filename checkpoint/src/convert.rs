@@ -4,6 +4,7 @@
 pub(crate) mod casts;
 pub(crate) mod done;
 pub(crate) mod fp8_block;
+pub(crate) mod inputs;
 pub(crate) mod requantized;
 pub(crate) mod request;
 pub(crate) mod rounding;
@@ -17,12 +18,15 @@ use microscale::{Device, Format, GlobalScale, ScaleLayout};
 use crate::checkpoint_format::CheckpointFormat;
 use crate::checkpoint_formats::group::Group;
 use crate::checkpoint_formats::ignored::ignored;
+use crate::checkpoint_formats::inputs::declared_inputs;
 use crate::checkpoint_formats::ownership::logical_positions;
 use crate::checkpoint_formats::packed::{Logical, Packed};
-use crate::checkpoint_formats::storage::{Storage, StoredGlobal};
+use crate::checkpoint_formats::storage::Storage;
+use crate::checkpoint_formats::transforms::{check_kept, transforms};
 use crate::convert::casts::{Cast, cast_alike, casts};
 use crate::convert::done::{BF16, ConvertedTensor, in_bf16};
 use crate::convert::fp8_block::{cast_to_blocks, check_blocks, check_exact, is_block_fp8, outlines, restate};
+use crate::convert::inputs::{input_scale, unscaled_inputs};
 use crate::convert::requantized::{BandDifference, Requantized, requantize_band};
 use crate::convert::request::Convert;
 use crate::convert::rounding::{Rounding, rescaled_difference, rounding};
@@ -37,6 +41,7 @@ use crate::read::bands::band_for;
 use crate::read::checkpoint::Checkpoint;
 use crate::read::description::Description;
 use crate::read::input::Input;
+use crate::read::position::Position;
 use crate::read::tensor::elements;
 use crate::reason::Reason;
 use crate::sums::Sums;
@@ -68,8 +73,12 @@ pub struct Converted {
     pub rounded: Vec<Rounding>,
     /// Layers whose inputs have a global scale that was rounded.
     pub rounded_inputs: Vec<String>,
-    /// Layers whose inputs have a global scale that the output has no place for.
+    /// Layers whose inputs have scales that the output has no place for.
     pub dropped_inputs: Vec<String>,
+    /// Layers without a scale of their inputs, which the output's config says are quantized.
+    pub unscaled_inputs: Vec<String>,
+    /// The quantization of inputs that the input's config declares, if the output's does not.
+    pub dropped_activations: Option<String>,
     /// The quantization of the cache of keys and values that the input declares, if the output does
     /// not.
     pub dropped_cache: Option<String>,
@@ -94,6 +103,8 @@ impl Convert {
     /// [`FormatError::NotExact`](crate::FormatError::NotExact),
     /// [`FormatError::NotExactBlocks`](crate::FormatError::NotExactBlocks) and
     /// [`FormatError::Scaled`](crate::FormatError::Scaled) for casts that are not exact;
+    /// [`FormatError::Transformed`](crate::FormatError::Transformed) for transforms that only
+    /// compressed-tensors' config keeps;
     /// [`OutputError::NameTaken`](crate::OutputError::NameTaken),
     /// [`FormatError::Packed`](crate::FormatError::Packed), and everything about writing.
     pub fn run(
@@ -105,6 +116,7 @@ impl Convert {
     ) -> Result<Converted> {
         let (start, to) = (Instant::now(), self.to);
         checkpoint.check_container(to)?;
+        check_kept(checkpoint, to)?;
         let work = Converter::new(checkpoint, self)?;
         let (tensors, skipped) = rewrite(checkpoint, out, &work, device, progress)?;
         let (cast, misread_by) = (work.casts(), work.misread_by());
@@ -118,6 +130,8 @@ impl Convert {
             rounded: Vec::new(),
             rounded_inputs: Vec::new(),
             dropped_inputs: Vec::new(),
+            unscaled_inputs: unscaled_inputs(work.packed().map(|(packed, storage, _)| (packed, storage))),
+            dropped_activations: declared_inputs(checkpoint).filter(|_| !work.has_input_scales()),
             dropped_cache: Description::dropped_cache(checkpoint, to),
             misread_by,
             skipped,
@@ -167,8 +181,10 @@ impl<'a> Converter<'a> {
         if let Some(format) = format.filter(|_| to_blocks) {
             return Err(FormatError::OwnFormat { convention: to, format }.into());
         }
+        let tensors = logical_positions(checkpoint)?;
+        check_packed(checkpoint, &tensors)?;
         let mut jobs = Vec::new();
-        for (position, tensor) in logical_positions(checkpoint)? {
+        for (position, tensor) in tensors {
             let (tensor, plan) = match tensor {
                 Logical::Plain(tensor) => match &tensor.scaling {
                     None => (tensor, ConvertPlan::Copy),
@@ -195,7 +211,8 @@ impl<'a> Converter<'a> {
         let is_packed = |plan| matches!(plan, &ConvertPlan::Packed { .. } | &ConvertPlan::BlockFp8(_));
         if !jobs.iter().any(|job| is_packed(&job.plan)) {
             let path = checkpoint.path.clone();
-            return Err(FormatError::NothingPacked { doing: "convert", path }.into());
+            let advice = Description::method(checkpoint).map(|_| Description::instead_of_unread(checkpoint));
+            return Err(FormatError::NothingPacked { doing: "convert", path, advice }.into());
         }
         if let Some(format) = format {
             let others: Vec<_> = jobs.iter().filter_map(|job| other_format(&job.plan, format)).collect();
@@ -246,6 +263,12 @@ impl<'a> Converter<'a> {
         self.jobs.iter().filter(|job| is_cast(&job.plan)).count() as u64
     }
 
+    /// Whether any layer of the output has a scale of its inputs, so that the config says that they
+    /// are quantized.
+    fn has_input_scales(&self) -> bool {
+        self.packed().any(|(packed, storage, _)| input_scale(packed, storage).is_some())
+    }
+
     /// Loaders that read the output wrongly without an error.
     fn misread_by(&self) -> Vec<String> {
         let misread = |(packed, _, cast): (&Packed<'_>, _, Option<Cast>)| {
@@ -255,6 +278,21 @@ impl<'a> Converter<'a> {
         let ours = self.to == CheckpointFormat::CompressedTensors;
         (ours && self.packed().any(misread)).then(|| EXPERTS.into()).into_iter().collect()
     }
+}
+
+/// Checks that not all quantized tensors are FP8 or INT8 under scales.
+///
+/// # Errors
+/// [`FormatError::OnlyScaled`].
+fn check_packed(checkpoint: &Checkpoint, tensors: &[(Position, Logical<'_>)]) -> Result<()> {
+    if tensors.iter().any(|(_, tensor)| matches!(tensor, Logical::Packed(_))) {
+        return Ok(());
+    }
+    let mut scaled =
+        tensors.iter().map(|(_, tensor)| tensor.stored()).filter(|tensor| tensor.scaling.is_some());
+    let Some(first) = scaled.next() else { return Ok(()) };
+    let (path, tensors, dtype) = (checkpoint.path.clone(), 1 + scaled.count(), first.dtype);
+    Err(FormatError::OnlyScaled { path, tensors, dtype }.into())
 }
 
 /// The storage of a quantized tensor in a checkpoint format.
@@ -288,15 +326,6 @@ fn other_format<'p, 'a>(plan: &'p ConvertPlan<'a>, format: Format) -> Option<&'p
         ConvertPlan::Packed { packed, .. } if packed.format != format => Some(packed),
         _ => None,
     }
-}
-
-/// The scale of a layer's inputs as it will be stored: how, and what.
-fn input_scale(
-    packed: &Packed<'_>,
-    storage: &'static Storage,
-) -> Option<(Outline, &'static StoredGlobal, GlobalScale)> {
-    let ((_, scale), input) = packed.input_scale.zip(storage.input_scale.as_ref())?;
-    Some((input.outline(packed.name, &packed.shape)?, input, scale.toward(input.direction)))
 }
 
 /// The global scale of a tensor after its cast, if it has one.
@@ -382,13 +411,14 @@ fn convert_packed<'env>(
     let mut others = storage.other_parts(packed.name, &packed.shape, before, tiles);
     let rounded = rounding.filter(|rounding| rounding.differing != 0);
     let mut done = ConvertedTensor { rounded, requantized, ..Default::default() };
-    if let Some((outline, input, after)) = input_scale(packed, storage) {
+    let kept = input_scale(packed, storage);
+    let is_dropped = packed.input_scale.is_some() && kept.is_none() || !packed.other_inputs.is_empty();
+    done.dropped_input = is_dropped.then(|| packed.name.into());
+    if let Some((outline, input, after)) = kept {
         others.push((outline.name, input.bytes(after, &packed.shape)));
         let rounded =
             packed.input_scale.is_some_and(|(_, before)| after.toward(before.direction()) != before);
         done.rounded_input = rounded.then(|| packed.name.into());
-    } else if packed.input_scale.is_some() {
-        done.dropped_input = Some(packed.name.into());
     }
     for (name, data) in others {
         if let Some(output) = outputs.iter().position(|output| output.name == name) {
@@ -443,7 +473,8 @@ impl<'a> Rewrite for Converter<'a> {
     fn describe(&self, description: &mut Description) {
         description.take_cache();
         description.remove();
-        description.activations = self.packed().any(|(packed, ..)| packed.input_scale.is_some());
+        description.transforms = transforms(self.checkpoint).and_then(|found| found.config().cloned());
+        description.activations = self.has_input_scales();
         let is_left = |plan| matches!(plan, &ConvertPlan::Scaled | &ConvertPlan::Copy);
         let left = self.jobs.iter().filter(|job| is_left(&job.plan));
         let ignore = ignored(self.checkpoint, left.map(|job| job.tensor));

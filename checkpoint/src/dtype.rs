@@ -29,6 +29,8 @@ impl FileDtype {
     pub const I64: Self = Self::Plain(Plain::I64);
     /// OCP E4M3, one byte, without infinities.
     pub const F8_E4M3: Self = Self::Plain(Plain::F8_E4M3);
+    /// OCP E5M2, one byte, with infinities.
+    pub const F8_E5M2: Self = Self::Plain(Plain::F8_E5M2);
     /// E8M0, powers of two, one byte.
     pub const F8_E8M0: Self = Self::Plain(Plain::F8_E8M0);
     /// binary16.
@@ -39,6 +41,12 @@ impl FileDtype {
     pub const F32: Self = Self::Plain(Plain::F32);
     /// binary64.
     pub const F64: Self = Self::Plain(Plain::F64);
+
+    /// Whether it is an 8-bit float with a mantissa.
+    pub(crate) fn is_fp8(self) -> bool {
+        use Plain::{F8_E4M3, F8_E4M3FNUZ, F8_E5M2, F8_E5M2FNUZ};
+        matches!(self, Self::Plain(F8_E4M3 | F8_E4M3FNUZ | F8_E5M2 | F8_E5M2FNUZ))
+    }
 
     /// The plain type, if it is one.
     pub fn plain(self) -> Option<Plain> {

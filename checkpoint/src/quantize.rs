@@ -23,7 +23,7 @@ use microscale::{QuantizedTensor, Recipe, Report, Search, check_search};
 
 use crate::checkpoint_formats::storage::Storage;
 use crate::checkpoint_formats::tiles::Tiles;
-use crate::error::plan::PlanError;
+use crate::error::plan::{PlanError, instead};
 use crate::error::{Error, Result};
 use crate::gguf::metadata::FileType;
 use crate::pipeline::{Worker, lock};
@@ -80,7 +80,13 @@ impl<'a> Quantizer<'a> {
     /// [`PlanError::NothingToQuantize`](crate::PlanError::NothingToQuantize).
     pub(crate) fn new(plan: &'a Plan<'a>) -> Result<Self> {
         if plan.count_quantized() == 0 {
-            return Err(Error::Plan(PlanError::NothingToQuantize { path: plan.checkpoint().path.clone() }));
+            let copied = plan.jobs.iter().filter_map(|job| Some((job.tensor.elements(), job.plan.copied()?)));
+            let reason = Reason::of_largest(copied);
+            let path = plan.checkpoint().path.clone();
+            return Err(Error::Plan(PlanError::NothingToQuantize {
+                path,
+                advice: instead(reason.as_deref()),
+            }));
         }
         Ok(Self { plan, chooser: Chooser::new(plan), details: Mutex::default() })
     }

@@ -5,7 +5,7 @@
 //! | `checkpoint` | a file or a directory as a list of mapped tensors |
 //! | `shard` | a mapped file of tensors, in any container |
 //! | `header` | the header of a safetensors file; GGUF's is in `gguf` |
-//! | `index` | the index: which shard has which tensor |
+//! | `index`, `indexed`, `index_warnings` | the index; shards that follow it; where loaders differ |
 //! | `tensor`, `values` | a stored tensor; its values as typed slices |
 //! | `position`, `input` | where a tensor is stored; a tensor that several threads read band by band |
 //! | `columns`, `transposed` | columns and transposes of matrices, and of a tensor's matrices |
@@ -23,6 +23,8 @@ pub(crate) mod description;
 pub(crate) mod experts;
 pub(crate) mod header;
 pub(crate) mod index;
+pub(crate) mod index_warnings;
+pub(crate) mod indexed;
 pub(crate) mod input;
 pub(crate) mod json;
 pub(crate) mod layer_words;

@@ -15,10 +15,12 @@ from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 
+import quark.torch.kernel
 import torch
 from compressed_tensors.compressors import BaseCompressor
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from compressed_tensors.quantization.utils import calculate_qparams, maybe_pad_tensor_for_block_quant
+from modelopt.torch.quantization.qtensor import MXFP4QTensor, MXFP8QTensor, NVFP4QTensor
 from modelopt.torch.quantization.qtensor.fp8_tensor import FP8QTensor
 from quark.torch.utils.numerics import to_e8m0_uint8
 from quark.torch.utils.pack import Pack_fp4
@@ -115,6 +117,46 @@ def modelopt_fp8() -> File:
     return tensors, {"library": "modelopt", "version": version("nvidia-modelopt"), "function": "FP8QTensor.dequantize"}
 
 
+def modelopt_blocks() -> File:
+    """Exports with a scale per block: MXFP8, MXFP4, FP8_PB_WO, and NVFP4 in blocks of 32 (W4A8_NVFP4_FP8)."""
+    weight, tensors = weights((64, 128), 18), {}
+    codes = with_every_code(MXFP8QTensor.quantize(weight)[0]._quantized_data)
+    scales = torch.randint(90, 140, (64, 4), generator=torch.Generator().manual_seed(19), dtype=torch.uint8)
+    expected = MXFP8QTensor(weight.shape, torch.float32, codes).dequantize(dtype=torch.float32, scale=scales)
+    tensors |= {"mxfp8.weight": codes, "mxfp8.weight_scale": scales, "mxfp8.weight.expected": expected}
+    codes, scales = four_bits(64, 128, 20)
+    # The library treats scale 255 as infinity.
+    scales = scales.clamp(max=254)
+    expected = MXFP4QTensor(weight.shape, torch.float32, codes).dequantize(
+        dtype=torch.float32, scale=scales, block_sizes={-1: 32}
+    )
+    tensors |= {"mxfp4.weight": codes, "mxfp4.weight_scale": scales, "mxfp4.weight.expected": expected}
+    weight = weights((256, 256), 21)
+    scales = weight.reshape(2, 128, 2, 128).abs().amax(dim=(1, 3)) / 448
+    codes = FP8QTensor.quantize(weight, scales, block_sizes={-1: 128, -2: 128})[0]._quantized_data
+    with_every_code(codes)
+    expected = FP8QTensor(weight.shape, torch.float32, codes).dequantize(
+        dtype=torch.float32, scale=scales, block_sizes={-1: 128, -2: 128}
+    )
+    tensors |= {"pb_wo.weight": codes, "pb_wo.weight_scale": scales.reshape(2, 1, 2, 1), "pb_wo.weight.expected": expected}
+    weight = weights((64, 128), 22)
+    quantized, scales, global_scale = NVFP4QTensor.quantize(weight, 32)
+    codes = without_minus_zero(quantized._quantized_data)
+    expected = NVFP4QTensor(weight.shape, torch.float32, codes).dequantize(
+        dtype=torch.float32, scale=scales, double_scale=global_scale, block_sizes={-1: 32}, fast=False
+    )
+    tensors |= {"w4a8.weight": codes, "w4a8.weight_scale": scales, "w4a8.weight_scale_2": global_scale}
+    tensors |= {"w4a8.weight.expected": expected, "w4a8.input_scale": torch.tensor(0.25)}
+    functions = "MXFP8QTensor, MXFP4QTensor, FP8QTensor, NVFP4QTensor"
+    return tensors, {"library": "modelopt", "version": version("nvidia-modelopt"), "function": functions}
+
+
+def without_minus_zero(codes: torch.Tensor) -> torch.Tensor:
+    """Replaces code 8 by 0. ModelOpt reads it as +0."""
+    low, high = codes & 15, codes >> 4
+    return torch.where(low == 8, 0, low) | torch.where(high == 8, 0, high) << 4
+
+
 def four_bits(rows: int, columns: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     """E2M1 codes, two per byte, and E8M0 scales per 32 elements of a row: all numbers, and NaN."""
     random = torch.Generator().manual_seed(seed)
@@ -171,14 +213,32 @@ def quark_mxfp4() -> File:
     return tensors, {"library": "amd-quark", "version": version("amd-quark"), "function": "Pack_fp4, to_e8m0_uint8"}
 
 
+def quark_nvfp4() -> File:
+    """Codes that Quark packs, under scales of two stages; the scale of the inputs has only the second."""
+    codes, _ = four_bits(64, 128, 23)
+    elements = Pack_fp4("per_group", "fp4").unpack(codes, reorder=False)
+    scales = weights((64, 8), 24).abs().clamp(min=2**-9).to(torch.float8_e4m3fn)
+    global_scale = torch.tensor(8.5e-5)
+    stages = {"weight_scale": scales, "weight_scale_2": global_scale, "input_scale_2": torch.tensor(1.7e-3)}
+    layer = "model.layers.1.mlp.experts.3.down_proj"
+    tensors = {f"{layer}.weight": codes} | {f"{layer}.{name}": tensor for name, tensor in stages.items()}
+    of_scales = ("fp8_e4m3", scales.float(), global_scale, torch.tensor(0.0), None, None, "per_tensor")
+    scales = quark.torch.kernel.dequantize(*of_scales)
+    of_codes = ("fp4", elements, scales, torch.tensor(0.0), -1, 16, "per_group")
+    tensors[f"{layer}.weight.expected"] = quark.torch.kernel.dequantize(*of_codes)
+    return tensors, {"library": "amd-quark", "version": version("amd-quark"), "function": "Pack_fp4, dequantize"}
+
+
 def files() -> dict[str, File]:
     return {
         f"transformers-{version('transformers')}-fp4.safetensors": transformers_fp4(),
         f"compressed-tensors-{version('compressed-tensors')}-mxfp4.safetensors": compressed_tensors_mxfp4(),
         f"amd-quark-{version('amd-quark')}-mxfp4.safetensors": quark_mxfp4(),
+        f"amd-quark-{version('amd-quark')}-nvfp4.safetensors": quark_nvfp4(),
         f"transformers-{version('transformers')}-fp8.safetensors": transformers_fp8(),
         f"compressed-tensors-{version('compressed-tensors')}-8-bits.safetensors": compressed_tensors(),
         f"modelopt-{version('nvidia-modelopt')}-fp8.safetensors": modelopt_fp8(),
+        f"modelopt-{version('nvidia-modelopt')}-blocks.safetensors": modelopt_blocks(),
     }
 
 

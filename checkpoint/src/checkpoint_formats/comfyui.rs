@@ -43,9 +43,9 @@ const METADATA: &str = "_quantization_metadata";
 /// Prefix of a model's layers in a file with other models. The metadata may leave it out.
 const MODEL: &str = "model.diffusion_model.";
 
-/// The word for FP8 with one scale per tensor, which
+/// The words for FP8 with one scale per tensor, which
 /// [`w8_sources`](crate::checkpoint_formats::w8_sources) reads.
-const FP8: &str = "float8_e4m3fn";
+const FP8: [&str; 2] = ["float8_e4m3fn", "float8_e5m2"];
 
 const INPUT_SCALE: StoredGlobal =
     StoredGlobal::new(PartName::InPlace(".input_scale"), Direction::Multiplier, Repeat::Scalar);
@@ -117,12 +117,40 @@ fn word_of(json: &Value) -> String {
     json.as_str().or_else(|| json.get("format")?.as_str()).unwrap_or("no format").into()
 }
 
+/// Returns a warning if NVFP4 in a file without metadata and config is read as ModelOpt's.
+///
+/// Names, dtypes and shapes of matrices that need no padding are the same. Only the order of the
+/// bytes differs.
+pub(crate) fn may_be_comfyui(checkpoint: &Checkpoint) -> Option<String> {
+    if checkpoint.config.is_some() || checkpoint.hf_quant_config.is_some() {
+        return None;
+    }
+    let scales = |codes: &Tensor<'_>| {
+        let scales = checkpoint.tensor(&format!("{}_scale", codes.name))?;
+        checkpoint.tensor(&GLOBAL_SCALE.name_for(codes.name)?)?;
+        (scales.dtype == FileDtype::F8_E4M3).then_some(scales.shape)
+    };
+    let is_nvfp4 = |codes: &Tensor<'_>| {
+        let ([rows, bytes], Some([scale_rows, blocks])) = (codes.shape, scales(codes)) else { return false };
+        let unpadded = rows % 128 == 0 && blocks % 4 == 0;
+        codes.dtype == FileDtype::U8 && rows == scale_rows && *bytes == 8 * blocks && unpadded
+    };
+    let first =
+        checkpoint.tensors().filter(|codes| checkpoint.layer_word(codes.name).is_none()).find(is_nvfp4)?;
+    Some(format!(
+        "{} has no metadata and no config that say whose NVFP4 {} is: it is read as ModelOpt's, and ComfyUI's without metadata cannot be \
+         told from it",
+        checkpoint.path.display(),
+        first.name
+    ))
+}
+
 /// Recognizes weights with a word that is unknown, or without matching codes and scales.
 fn unreadable(checkpoint: &Checkpoint, codes: &Tensor<'_>) -> Option<String> {
     let LayerWord { word, place } = checkpoint.layer_word(codes.name)?;
     let known = STORED.iter().find(|storage| storage.marker.is_some_and(|marker| marker.word == word));
     match known {
-        None if word == FP8 => None,
+        None if FP8.contains(&word.as_str()) => None,
         None => Some(format!(
             "it is ComfyUI's {word}, as {place} says, which is not understood; quantize the original again"
         )),

@@ -61,6 +61,7 @@ const fn stored(format: Format, codes: (&'static str, FileDtype), scales: FileDt
 /// Recognizes 4-bit integers, eight of them in an I32.
 fn unreadable(checkpoint: &Checkpoint, codes: &Tensor<'_>) -> Option<String> {
     let name = codes.name.strip_suffix(PACKED).filter(|_| codes.dtype == FileDtype::I32)?;
+    // Without scales it is incomplete, whatever it is.
     checkpoint.tensor(&SCALE.of(name)?)?;
     Some(
         "it is integers (INT4 or INT8, pack-quantized), as Kimi-K2-Thinking and K2.5 store experts, and no MXFP4; this is not \
@@ -70,7 +71,7 @@ fn unreadable(checkpoint: &Checkpoint, codes: &Tensor<'_>) -> Option<String> {
 }
 
 /// Returns a config's words for a format: its name, the strategy of its scales, and their dtype.
-fn words_of(format: Format) -> (&'static str, &'static str, &'static str) {
+pub(crate) fn words_of(format: Format) -> (&'static str, &'static str, &'static str) {
     match format {
         Format::Nvfp4 => ("nvfp4-pack-quantized", "tensor_group", "torch.float8_e4m3fn"),
         Format::Mxfp4 => ("mxfp4-pack-quantized", "group", "torch.uint8"),
@@ -80,7 +81,7 @@ fn words_of(format: Format) -> (&'static str, &'static str, &'static str) {
 }
 
 /// The format of a config with several formats.
-const MIXED: &str = "mixed-precision";
+pub(crate) const MIXED: &str = "mixed-precision";
 
 /// Returns a config's name for a format.
 pub(crate) fn format_word(format: Format) -> &'static str {
@@ -127,7 +128,7 @@ fn describe(groups: &[Group], ignore: &[String], description: &mut Description) 
         "quant_method": "compressed-tensors",
         "quantization_status": "compressed",
         "sparsity_config": {},
-        "transform_config": {},
+        "transform_config": description.transforms.clone().unwrap_or_else(|| json!({})),
         "version": VERSION,
     });
     description.set(quantization);

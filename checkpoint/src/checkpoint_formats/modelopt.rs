@@ -7,6 +7,18 @@
 //! A layer whose inputs are quantized too has their global scale in `input_scale` instead of
 //! `weight`: F32 [], a multiplier. The config is in config.json, and in other words in ModelOpt's
 //! own file.
+//!
+//! These exports are read-only:
+//!
+//! | `quant_algo` | codes | scales |
+//! |---|---|---|
+//! | MXFP8 | `X` F8_E4M3 [N, K] | `X_scale` U8 [N, K/32] |
+//! | mxfp4, W4A8_MXFP4_FP8 | `X` U8 [N, K/2] | `X_scale` U8 [N, K/32] |
+//! | W4A8_NVFP4_FP8 | as nvfp4 | as nvfp4, but `X_scale` F8_E4M3 [N, K/32] |
+//!
+//! In W4A8_NVFP4_FP8, NVFP4 has one stored scale for every two blocks. Its `input_scale`
+//! is for FP8 inputs. [`w8_sources`](crate::checkpoint_formats::w8_sources) reads FP8, INT8 and
+//! FP8_PB_WO.
 
 use microscale::Format;
 use microscale::formats::nvfp4::Direction;
@@ -34,19 +46,29 @@ pub(crate) const SPEC: FormatSpec = FormatSpec {
     is_method: |method| method.starts_with("modelopt"),
     rescaled,
     unreadable,
+    also_read: ALSO_READ,
     ..FormatSpec::new(CheckpointFormat::Modelopt, STORED)
 };
 
 const STORED: &[Storage] = &[Storage {
     global_scale: Some(GLOBAL_SCALE),
     input_scale: Some(INPUT_SCALE),
-    ..Storage::plain(
-        CheckpointFormat::Modelopt,
-        Format::Nvfp4,
-        ("", FileDtype::U8),
-        (PartName::After("_scale"), FileDtype::F8_E4M3),
-    )
+    ..stored(Format::Nvfp4, FileDtype::U8, FileDtype::F8_E4M3)
 }];
+
+const ALSO_READ: &[Storage] = &[
+    stored(Format::Mxfp8E4m3, FileDtype::F8_E4M3, FileDtype::U8),
+    stored(Format::Mxfp4, FileDtype::U8, FileDtype::U8),
+    Storage {
+        global_scale: Some(GLOBAL_SCALE),
+        blocks_per_scale: 2,
+        ..stored(Format::Nvfp4, FileDtype::U8, FileDtype::F8_E4M3)
+    },
+];
+
+const fn stored(format: Format, codes: FileDtype, scales: FileDtype) -> Storage {
+    Storage::plain(CheckpointFormat::Modelopt, format, ("", codes), (PartName::After("_scale"), scales))
+}
 
 /// Tensors whose presence means that a layer's weight is more than codes and scales, and the
 /// reasons.

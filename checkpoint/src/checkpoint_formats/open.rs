@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use crate::checkpoint_formats::comfyui::may_be_comfyui;
 use crate::checkpoint_formats::table::FORMATS;
 use crate::error::Result;
 use crate::read::checkpoint::{Checkpoint, OpenOptions};
@@ -31,6 +32,12 @@ impl Checkpoint {
             checkpoint.metadata_keys.extend(format.metadata_key);
         }
         Ok(checkpoint)
+    }
+
+    /// Warnings about the checkpoint: an index that loaders read otherwise, and NVFP4 that may be
+    /// another library's.
+    pub fn warnings(&self) -> Vec<String> {
+        self.index_warnings().into_iter().chain(may_be_comfyui(self)).collect()
     }
 
     /// [`Self::open`] with options.

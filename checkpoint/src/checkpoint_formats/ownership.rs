@@ -2,7 +2,12 @@
 
 use std::collections::HashMap;
 
+use microscale::Format;
+
+use crate::checkpoint_format::CheckpointFormat;
 use crate::checkpoint_formats::packed::{Logical, packed};
+use crate::checkpoint_formats::quark::other_scales;
+use crate::checkpoint_formats::strays::Strays;
 use crate::checkpoint_formats::w8_sources::{parts, under_scales};
 use crate::error::Result;
 use crate::read::checkpoint::Checkpoint;
@@ -16,13 +21,15 @@ pub(crate) struct Ownership<'a> {
     codes: Vec<(Position, Tensor<'a>, Result<Option<Logical<'a>>>)>,
     /// The name of the codes that each part of a tensor belongs to, by the name of the part.
     owners: HashMap<&'a str, &'a str>,
+    strays: Strays<'a>,
 }
 
 impl<'a> Ownership<'a> {
     pub(crate) fn of(checkpoint: &'a Checkpoint) -> Self {
-        let (mut codes, mut owners) = (Vec::new(), HashMap::new());
+        let (mut codes, mut owners, mut coded) = (Vec::new(), HashMap::new(), Vec::new());
+        let other_scales = other_scales(checkpoint);
         for (position, stored) in checkpoint.positions() {
-            let found = find(checkpoint, stored);
+            let found = find(checkpoint, stored, other_scales.as_deref());
             match &found {
                 Ok(Some(Logical::Packed(packed))) => {
                     owners.extend(packed.scale_tensors().map(|part| (part.name, stored.name)));
@@ -32,18 +39,22 @@ impl<'a> Ownership<'a> {
                 }
                 Ok(None) | Err(_) => {}
             }
+            if matches!(found, Ok(Some(_))) && !coded.contains(&stored.dtype) {
+                coded.push(stored.dtype);
+            }
             codes.push((position, stored, found));
         }
-        Self { codes, owners }
+        Self { codes, owners, strays: Strays::of(checkpoint, coded) }
     }
 
     /// Returns each stored tensor, in the order of the files, with the model's tensor that it
-    /// stands for. This is `None` for parts of other tensors.
+    /// stands for. This is `None` for parts of other tensors, and an error for stray parts.
     pub(crate) fn tensors(self) -> impl Iterator<Item = StoredLogical<'a>> {
-        let Self { codes, owners } = self;
+        let Self { codes, owners, strays } = self;
         codes.into_iter().map(move |(position, stored, found)| {
-            let plain = || (!owners.contains_key(stored.name)).then_some(Ok(Logical::Plain(stored)));
-            StoredLogical { position, stored, logical: found.transpose().or_else(plain) }
+            let plain = || strays.error(&stored).map_or(Ok(Logical::Plain(stored)), Err);
+            let other = || (!owners.contains_key(stored.name)).then(plain);
+            StoredLogical { position, stored, logical: found.transpose().or_else(other) }
         })
     }
 }
@@ -57,19 +68,30 @@ pub(crate) struct StoredLogical<'a> {
 }
 
 /// Returns the model's tensor whose codes a stored tensor has, or `None` for other tensors.
-fn find<'a>(checkpoint: &'a Checkpoint, stored: Tensor<'a>) -> Result<Option<Logical<'a>>> {
-    match packed(checkpoint, stored) {
-        Some(packed) => Ok(Some(Logical::Packed(packed?.into()))),
-        None => Ok(under_scales(checkpoint, stored)?.map(Logical::Plain)),
+///
+/// `other_scales` is the reason why Quark's scales cannot be read, if the config has one.
+fn find<'a>(
+    checkpoint: &'a Checkpoint,
+    stored: Tensor<'a>,
+    other_scales: Option<&str>,
+) -> Result<Option<Logical<'a>>> {
+    let Some(packed) = packed(checkpoint, stored) else {
+        return Ok(under_scales(checkpoint, stored)?.map(Logical::Plain));
+    };
+    let packed = packed?;
+    let is_quark = packed.convention() == CheckpointFormat::Quark && packed.format == Format::Mxfp4;
+    match other_scales.filter(|_| is_quark) {
+        Some(why) => Err(stored.unreadable(why.into())),
+        None => Ok(Some(Logical::Packed(packed.into()))),
     }
 }
 
 /// Every tensor of a checkpoint by the name that the model knows, with codes and scales combined.
 ///
 /// # Errors
-/// [`FormatError::Packed`](crate::FormatError::Packed) for codes without scales, for shapes that do
-/// not fit, and for unknown formats. [`Error::Tensor`](crate::Error::Tensor) for a number that
-/// cannot be a global scale.
+/// [`FormatError::Packed`](crate::FormatError::Packed) for codes without scales and scales without
+/// codes, for shapes that do not fit, and for unknown formats.
+/// [`Error::Tensor`](crate::Error::Tensor) for a number that cannot be a global scale.
 pub fn logical(checkpoint: &Checkpoint) -> Result<Vec<Logical<'_>>> {
     Ownership::of(checkpoint).tensors().filter_map(|tensor| tensor.logical).collect()
 }

@@ -11,12 +11,14 @@ use microscale::formats::nvfp4::Direction;
 use microscale::{Device, Element, Format, GlobalScale, QuantizedTensor, QuantizedView, Words};
 
 use crate::checkpoint_format::CheckpointFormat;
+use crate::checkpoint_formats::part_name::INPUTS;
 use crate::checkpoint_formats::storage::{Storage, StoredGlobal};
 use crate::checkpoint_formats::table::{FORMATS, rescaled, stored};
 use crate::dtype::FileDtype;
 use crate::error::{Error, Result};
 use crate::read::bands::band_for;
 use crate::read::checkpoint::Checkpoint;
+use crate::read::description::Description;
 use crate::read::scale_grid::{CodeKind, ScaleGrid};
 use crate::read::tensor::{Tensor, elements};
 
@@ -45,8 +47,11 @@ pub struct Packed<'a> {
     pub scales: Option<Tensor<'a>>,
     /// The global scale, if one is stored: the tensor and its number.
     pub global_scale: Option<(Tensor<'a>, GlobalScale)>,
-    /// The global scale of the layer's inputs, if they are quantized too.
+    /// The global scale of the layer's inputs, if they are quantized to the same format.
     pub input_scale: Option<(Tensor<'a>, GlobalScale)>,
+    /// Further parts about the layer's inputs, such as the scale of FP8 inputs. Outputs leave them
+    /// out.
+    pub(crate) other_inputs: Vec<Tensor<'a>>,
     /// The tensor that names the layer's format, if there is one.
     pub(crate) marker: Option<Tensor<'a>>,
     pub(crate) storage: &'static Storage,
@@ -168,8 +173,8 @@ impl<'a> Packed<'a> {
 
     /// Returns all stored tensors except the codes.
     pub fn scale_tensors(&self) -> impl Iterator<Item = &Tensor<'a>> {
-        let global_scales = self.global_scale.iter().chain(&self.input_scale);
-        self.scales.iter().chain(global_scales.map(|(tensor, _)| tensor)).chain(&self.marker)
+        let global_scales = self.global_scale.iter().chain(&self.input_scale).map(|(tensor, _)| tensor);
+        self.scales.iter().chain(global_scales).chain(&self.marker).chain(&self.other_inputs)
     }
 
     /// The bytes of all stored tensors.
@@ -192,7 +197,7 @@ impl Storage {
 /// # Errors
 /// The errors of [`logical`](crate::logical).
 pub(crate) fn packed<'a>(checkpoint: &'a Checkpoint, codes: Tensor<'a>) -> Option<Result<Packed<'a>>> {
-    let mut claimed = None;
+    let (mut claimed, mut candidates) = (None, Vec::new());
     let word = checkpoint.layer_word(codes.name).map(|layer| &*layer.word);
     let has_word = |storage: &&Storage| storage.marker.map(|marker| marker.word) == word;
     for storage in stored().filter(has_word) {
@@ -212,7 +217,7 @@ pub(crate) fn packed<'a>(checkpoint: &'a Checkpoint, codes: Tensor<'a>) -> Optio
         let scales = storage.scales_name.of(name).and_then(|scales| checkpoint.tensor(&scales));
         match scales {
             Some(scales) if storage.has_dtypes(codes.dtype, scales.dtype) => {
-                return Some(assemble(checkpoint, name, codes, Some(scales), storage));
+                candidates.push(Candidate { name, scales, storage });
             }
             _ if !is_claim => {}
             Some(scales) => claimed = Some(format!("{} with scales of {}", codes.dtype, scales.dtype)),
@@ -223,9 +228,40 @@ pub(crate) fn packed<'a>(checkpoint: &'a Checkpoint, codes: Tensor<'a>) -> Optio
             None => {}
         }
     }
+    if let Some(Candidate { name, scales, storage }) = likeliest(checkpoint, &codes, candidates) {
+        return Some(assemble(checkpoint, name, codes, Some(scales), storage));
+    }
     let known = FORMATS.iter().find_map(|spec| (spec.unreadable)(checkpoint, &codes));
     let claimed = claimed.map(|dtypes| format!("{dtypes} is no format that can be read"));
     Some(Err(codes.unreadable(known.or(claimed)?)))
+}
+
+/// A storage whose names and dtypes a tensor of codes and its scales have.
+struct Candidate<'a> {
+    name: &'a str,
+    scales: Tensor<'a>,
+    storage: &'static Storage,
+}
+
+/// Returns the candidate whose shapes fit, preferably of the config's method, and then with a scale
+/// of the inputs. Several formats share names and dtypes.
+fn likeliest<'a>(
+    checkpoint: &Checkpoint,
+    codes: &Tensor<'_>,
+    mut candidates: Vec<Candidate<'a>>,
+) -> Option<Candidate<'a>> {
+    if candidates.len() > 1 {
+        let method = Description::method(checkpoint).map(|(method, _)| method);
+        // The sort is stable, so the table decides about equals.
+        candidates.sort_by_key(|Candidate { name, scales, storage }| {
+            let fits = storage.model_shape(codes.shape, Some(scales.shape)).is_some();
+            let is_method = |method: &String| storage.checkpoint_format.is_method(method);
+            let input_scale = storage.input_scale.as_ref().and_then(|input| input.name_for(name));
+            let has_inputs = input_scale.is_some_and(|name| checkpoint.tensor(&name).is_some());
+            (!fits, !method.as_ref().is_some_and(is_method), !has_inputs)
+        });
+    }
+    candidates.into_iter().next()
 }
 
 /// Assembles a quantized tensor, and checks that its parts fit.
@@ -249,6 +285,13 @@ fn assemble<'a>(
         );
         return Err(codes.unreadable(why));
     };
+    if let Some(scale) = scale_of_scales(checkpoint, name).filter(|_| storage.global_scale.is_none()) {
+        let (scale, word) = (scale.name, storage.format.word());
+        return Err(codes.unreadable(format!(
+            "its scales have one of their own, {scale}, and those of {word} have none; this is not understood, so \
+             quantize the original again"
+        )));
+    }
     let of = |global: &StoredGlobal| -> Option<Result<(Tensor<'a>, GlobalScale)>> {
         let name = global.name_for(name)?;
         let Some(stored) = checkpoint.tensor(&name) else {
@@ -266,7 +309,29 @@ fn assemble<'a>(
     let input_scale = input_scale.and_then(of);
     let (global_scale, input_scale) = (global_scale.transpose()?, input_scale.transpose()?);
     let marker = storage.marker.and_then(|marker| checkpoint.tensor(&marker.name.of(name)?));
-    Ok(Packed { marker, name, format, shape, codes, scales, global_scale, input_scale, storage })
+    let input_name = input_scale.as_ref().map(|(tensor, _)| tensor.name);
+    let inputs = INPUTS.iter().filter(|_| storage.blocks.is_none());
+    let inputs = inputs.filter_map(|part| checkpoint.tensor(&part.of(name)?));
+    let other_inputs = inputs.filter(|part| Some(part.name) != input_name).collect();
+    Ok(Packed {
+        marker,
+        name,
+        format,
+        shape,
+        codes,
+        scales,
+        global_scale,
+        input_scale,
+        other_inputs,
+        storage,
+    })
+}
+
+/// Returns the scale of the scales of a tensor, by the names of all libraries.
+fn scale_of_scales<'a>(checkpoint: &'a Checkpoint, name: &str) -> Option<Tensor<'a>> {
+    let global_scales =
+        stored().filter(|storage| storage.blocks.is_none()).filter_map(|storage| storage.global_scale);
+    global_scales.filter_map(|global| global.name_for(name)).find_map(|name| checkpoint.tensor(&name))
 }
 
 /// Reduces equal numbers to one number. The experts of a layer repeat their global scale.

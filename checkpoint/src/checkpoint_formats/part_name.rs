@@ -11,6 +11,16 @@ pub(crate) enum PartName {
     InPlace(&'static str),
 }
 
+/// Parts about the inputs of a layer. They go with the codes when a layer is dequantized.
+pub(crate) const INPUTS: [PartName; 6] = [
+    PartName::InPlace(".input_scale"),
+    PartName::InPlace(".input_zero_point"),
+    PartName::InPlace(".activation_scale"),
+    PartName::InPlace(".input_global_scale"),
+    PartName::InPlace(".input_scale_2"),
+    PartName::InPlace(".scale_input"),
+];
+
 impl PartName {
     /// Returns the suffix.
     pub(crate) const fn suffix(self) -> &'static str {

@@ -16,6 +16,8 @@ pub(crate) struct FormatSpec {
     pub(crate) written: Written,
     /// One storage per format of tensors.
     pub(crate) stored: &'static [Storage],
+    /// Further storages of its files, which are read-only.
+    pub(crate) also_read: &'static [Storage],
     /// Writes to the JSON files of a checkpoint how its layers are stored, the largest group first,
     /// and which linear layers are not quantized. There is at least one group, unless `stored` is
     /// empty.
@@ -41,6 +43,7 @@ impl FormatSpec {
             name,
             written: Written::Yes,
             stored,
+            also_read: &[],
             describe: |_, _, _| {},
             is_method: |_| false,
             rescaled: |_, _| None,

@@ -35,6 +35,8 @@ pub(crate) struct Storage {
     pub(crate) raw_scales: bool,
     /// Order of the block scales. Only matrices have swizzled scales.
     pub(crate) scale_layout: ScaleLayout,
+    /// Number of consecutive blocks that share a stored scale. It is 1 in all written storages.
+    pub(crate) blocks_per_scale: usize,
     /// Number that the rows of a matrix must be a multiple of.
     pub(crate) row_multiple: usize,
     pub(crate) global_scale: Option<StoredGlobal>,
@@ -142,6 +144,7 @@ impl Storage {
             scales,
             raw_scales: false,
             scale_layout: ScaleLayout::Linear,
+            blocks_per_scale: 1,
             row_multiple: 1,
             global_scale: None,
             input_scale: None,
@@ -213,6 +216,9 @@ impl Storage {
     /// Returns the shape of the stored block scales, by the shape of the model's parameter.
     pub(crate) fn scales_shape(&self, shape: &[usize]) -> Vec<usize> {
         let mut shape = self.blocks_shape(shape);
+        if let Some(blocks) = shape.last_mut() {
+            *blocks /= self.blocks_per_scale;
+        }
         if let ([rows, blocks], ScaleLayout::Swizzled) = (&mut shape[..], self.scale_layout) {
             [*rows, *blocks] = tiled(*rows, *blocks);
         }
@@ -229,17 +235,22 @@ impl Storage {
         shape
     }
 
+    /// Returns the number of elements that share a stored scale.
+    pub(crate) fn elements_per_scale(&self) -> usize {
+        self.format.block() * self.blocks_per_scale
+    }
+
     /// Returns the shape of the model's parameter, by the shapes of its codes and scales, or `None`
     /// if these do not fit each other.
     pub(crate) fn model_shape(&self, codes: &[usize], scales: Option<&[usize]>) -> Option<Vec<usize>> {
         let Some(scales) = scales else { return Some(self.stored_shape(codes).into_owned()) };
         // Swizzled scales are padded, so that only the codes tell the number of blocks.
-        let (mut stored, of_block) = match self.scale_layout {
-            ScaleLayout::Linear => (scales.to_vec(), 1),
-            ScaleLayout::Swizzled => (codes.to_vec(), self.format.block_bytes()),
+        let (mut stored, bytes, elements) = match self.scale_layout {
+            ScaleLayout::Linear => (scales.to_vec(), 1, self.elements_per_scale()),
+            ScaleLayout::Swizzled => (codes.to_vec(), self.format.block_bytes(), self.format.block()),
         };
         let cols = stored.last_mut()?;
-        *cols = (*cols / of_block).checked_mul(self.format.block())?;
+        *cols = (*cols / bytes).checked_mul(elements)?;
         let shape = self.stored_shape(&stored).into_owned();
         (self.codes_shape(&shape) == codes && self.scales_shape(&shape) == scales).then_some(shape)
     }

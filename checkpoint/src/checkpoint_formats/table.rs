@@ -28,9 +28,11 @@ pub(crate) const FORMATS: [&FormatSpec; 8] = [
     &comfyui::SPEC,
 ];
 
-/// Returns the storages of all checkpoint formats.
+/// Returns the storages of all checkpoint formats. Written ones come before read-only ones of the
+/// same names, dtypes and shapes.
 pub(crate) fn stored() -> impl Iterator<Item = &'static Storage> {
-    FORMATS.into_iter().flat_map(|spec| spec.stored)
+    let also_read = FORMATS.into_iter().flat_map(|spec| spec.also_read);
+    FORMATS.into_iter().flat_map(|spec| spec.stored).chain(also_read)
 }
 
 /// Returns why the codes and scales of a tensor of this name are not the whole weight, if there is
@@ -91,6 +93,11 @@ impl Storage {
             return Err(Error::Format(FormatError::ScaleLayout { layout: recipe.scale_layout }));
         }
         Self::of_format(checkpoint_format, recipe.format())
+    }
+
+    /// Returns whether quantizing can write it.
+    pub(crate) fn is_written(&self) -> bool {
+        self.blocks_per_scale == 1 && self.checkpoint_format.formats().any(|format| format == self.format)
     }
 
     /// Returns the storage of a format.
@@ -280,7 +287,9 @@ mod tests {
     #[test]
     fn configs_are_added_and_removed_without_other_changes() {
         let original = serde_json::json!({ "a": 1, "z": { "b": [1.5e-6] } });
-        for storage in stored()
+        for storage in FORMATS
+            .into_iter()
+            .flat_map(|spec| spec.stored)
             .filter(|storage| storage.is_linear() && storage.checkpoint_format.formats().next().is_some())
         {
             let mut description = Description {

@@ -5,23 +5,22 @@
 //! [`packed`](crate::checkpoint_formats::packed) finds them.
 //!
 //! Scales are F32, F16, BF16 or powers of two (F8_E8M0, or U8 with the same bytes). Every source
-//! multiplies codes by their scales, whatever it calls them.
+//! multiplies codes by their scales, whatever it calls them. FP8 is E4M3 or E5M2.
 
 use serde_json::Value;
 
-use crate::checkpoint_formats::part_name::PartName;
+use crate::checkpoint_formats::part_name::{INPUTS, PartName};
 use crate::checkpoint_formats::table::{rescaled, stored};
 use crate::dtype::FileDtype;
-use crate::error::{Error, Result};
-use crate::names::weight::WEIGHT;
+use crate::error::Result;
 use crate::read::checkpoint::{Checkpoint, ScaleSizes};
-use crate::read::description::{Description, quantization};
+use crate::read::description::quantization;
 use crate::read::scale_grid::{CodeKind, ScaleGrid, are_scales, grid};
 use crate::read::tensor::{Tensor, elements};
 
 /// A source of FP8 or INT8 weights.
 struct W8Source {
-    /// Prefix of the method in configs whose weights must have these scales.
+    /// Prefix of the method in configs with these scales.
     method: Option<&'static str>,
     /// Dtypes of the codes.
     codes: &'static [FileDtype],
@@ -51,8 +50,8 @@ enum Grid {
     Group,
 }
 
-const FP8: &[FileDtype] = &[FileDtype::F8_E4M3];
-const FP8_OR_INT8: &[FileDtype] = &[FileDtype::F8_E4M3, FileDtype::I8];
+const FP8: &[FileDtype] = &[FileDtype::F8_E4M3, FileDtype::F8_E5M2];
+const FP8_OR_INT8: &[FileDtype] = &[FileDtype::F8_E4M3, FileDtype::F8_E5M2, FileDtype::I8];
 
 /// Grids of compressed-tensors. Files of the method `fp8` have also been seen with each of them.
 const ANY_GRID: &[Grid] = &[Grid::Tensor, Grid::RowList, Grid::Row, Grid::Matrix, Grid::Block, Grid::Group];
@@ -89,23 +88,35 @@ const W8_SOURCES: &[W8Source] = &[
     },
     // DeepSeek-V4's layers, and its experts if they are FP8.
     W8Source { method: None, codes: FP8, scales: PartName::InPlace(".scale"), grids: ANY_GRID },
+    // ComfyUI's files with the tensor `scaled_fp8`.
+    W8Source {
+        method: None,
+        codes: FP8,
+        scales: SCALE_WEIGHT,
+        grids: &[Grid::Tensor, Grid::RowList, Grid::Row],
+    },
 ];
+
+const SCALE_WEIGHT: PartName = PartName::InPlace(".scale_weight");
+
+/// The name of an empty tensor which says that FP8 layers have scales, in ComfyUI's files from
+/// before each layer named its format.
+pub(crate) const SCALED_FP8: &str = "scaled_fp8";
 
 /// Zero points of codes. They must all be 0.
 const ZERO_POINT: PartName = PartName::After("_zero_point");
 
-/// Scale of all scales, which is not understood.
-const GLOBAL: PartName = PartName::After("_global_scale");
+/// Scales of scales, which are not understood, and who has them.
+const GLOBALS: [(PartName, &str); 2] = [
+    (
+        PartName::After("_global_scale"),
+        "compressed-tensors' tensor_group, which that library itself leaves out of codes of eight bits",
+    ),
+    (PartName::After("_scale_2"), "Quark's second stage"),
+];
 
 /// Order of the columns, where groups are not consecutive. It is not understood.
 const ORDER: PartName = PartName::After("_g_idx");
-
-/// Parts about a layer's inputs. Quantizing drops them with the codes.
-const INPUTS: [PartName; 3] = [
-    PartName::InPlace(".input_scale"),
-    PartName::InPlace(".input_zero_point"),
-    PartName::InPlace(".activation_scale"),
-];
 
 /// Rows and columns of a block if no config has them.
 const BLOCK: [usize; 2] = [128, 128];
@@ -113,8 +124,7 @@ const BLOCK: [usize; 2] = [128, 128];
 /// Returns a tensor of codes with its scales, or `None` for other tensors.
 ///
 /// # Errors
-/// [`FormatError::Packed`](crate::FormatError::Packed) for scales that do not fit, and for missing
-/// scales if the config declares some.
+/// [`FormatError::Packed`](crate::FormatError::Packed) for scales that do not fit.
 pub(crate) fn under_scales<'a>(checkpoint: &'a Checkpoint, codes: Tensor<'a>) -> Result<Option<Tensor<'a>>> {
     let sources = || W8_SOURCES.iter().filter(|source| source.codes.contains(&codes.dtype));
     let Some(kind) = CodeKind::of(codes.dtype).filter(|_| sources().next().is_some()) else {
@@ -136,9 +146,7 @@ pub(crate) fn under_scales<'a>(checkpoint: &'a Checkpoint, codes: Tensor<'a>) ->
         found = Some(scales);
         grids.extend(source.grids);
     }
-    let Some(scales) = found else {
-        return without_scales(checkpoint, &codes).map_or(Ok(None), Err);
-    };
+    let Some(scales) = found else { return Ok(None) };
     if let Some(why) = rescaled(checkpoint, codes.name) {
         return Err(codes.unreadable(why));
     }
@@ -176,10 +184,10 @@ fn not_understood(checkpoint: &Checkpoint, codes: &str) -> Option<String> {
         let zero_points = zero_points.name;
         return Some(format!("its zero points, {zero_points}, are not 0, which is not understood"));
     }
-    if let Some(global) = part(GLOBAL) {
+    let global = GLOBALS.iter().find_map(|(name, whose)| Some((part(*name)?, whose)));
+    if let Some((global, whose)) = global {
         return Some(format!(
-            "its scales have one of their own, {} (compressed-tensors' tensor_group), which that library itself leaves out of codes of \
-             eight bits; quantize the original again",
+            "its scales have one of their own, {} ({whose}); quantize the original again",
             global.name
         ));
     }
@@ -187,12 +195,10 @@ fn not_understood(checkpoint: &Checkpoint, codes: &str) -> Option<String> {
     Some(format!("its columns are in an order of their own, {}, which is not understood", order.name))
 }
 
-/// Returns the error of a weight without scales, if the config declares some.
-fn without_scales(checkpoint: &Checkpoint, codes: &Tensor<'_>) -> Option<Error> {
-    let (method, _) = Description::method(checkpoint)?;
+/// Returns the name of the scales of a weight, as a method of configs has it.
+pub(crate) fn scales_name(method: &str, weight: &str) -> Option<String> {
     let is_source = |source: &&W8Source| source.method.is_some_and(|known| method.starts_with(known));
-    let scales = W8_SOURCES.iter().find(is_source)?.scales.of(codes.name)?;
-    codes.name.ends_with(WEIGHT).then(|| codes.without(format!("its scales, {scales}, are missing")))
+    W8_SOURCES.iter().find(is_source)?.scales.of(weight)
 }
 
 /// Returns the stored parts of a tensor of codes under scales.
@@ -200,7 +206,17 @@ pub(crate) fn parts<'a>(checkpoint: &'a Checkpoint, codes: &str) -> impl Iterato
     let scales = W8_SOURCES.iter().map(|source| source.scales);
     let markers = stored().filter_map(|storage| Some(storage.marker?.name));
     let names = scales.chain([ZERO_POINT]).chain(INPUTS).chain(markers);
-    names.filter_map(move |name| checkpoint.tensor(&name.of(codes)?))
+    let names = names.filter_map(move |name| name.of(codes));
+    names.chain(scaled_fp8(checkpoint, codes)).filter_map(move |name| checkpoint.tensor(&name))
+}
+
+/// Returns the names that the tensor `scaled_fp8` of a model with these codes may have. A file has
+/// several models, with a prefix each.
+fn scaled_fp8(checkpoint: &Checkpoint, codes: &str) -> Vec<String> {
+    let scales = SCALE_WEIGHT.of(codes).and_then(|name| checkpoint.tensor(&name));
+    let prefixes = scales.iter().flat_map(|_| codes.match_indices('.').map(|(dot, _)| &codes[..=dot]));
+    let names = scales.iter().map(|_| SCALED_FP8.into());
+    names.chain(prefixes.map(|prefix| format!("{prefix}{SCALED_FP8}"))).collect()
 }
 
 /// Returns rows and columns of the block of each scale, and whether all matrices share the scales.

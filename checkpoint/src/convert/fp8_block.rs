@@ -227,7 +227,8 @@ pub(crate) fn cast_to_blocks<'env>(
         rounded.add(&band);
         Ok(())
     })?;
-    let dropped_input = packed.input_scale.is_some().then(|| packed.name.into());
+    let has_inputs = packed.input_scale.is_some() || !packed.other_inputs.is_empty();
+    let dropped_input = has_inputs.then(|| packed.name.into());
     let requantized = (rounded.differing != 0).then_some(rounded);
     let mut done = ConvertedTensor { dropped_input, requantized, ..Default::default() };
     done.converted.add(elements(&packed.shape), packed.bytes() as u64, codes.bytes() + scales.bytes());

@@ -34,7 +34,9 @@ pub(crate) fn list(checkpoint: &Checkpoint) -> Result<(Vec<PathBuf>, Vec<Skipped
     let root = &checkpoint.path;
     let configs = [&checkpoint.config, &checkpoint.hf_quant_config].into_iter().flatten();
     let configs = configs.map(|config| config.file.clone());
-    let index = checkpoint.index.as_ref().map(|index| index.file.clone());
+    let read = checkpoint.index.as_ref().map(|index| &index.file);
+    let stale = checkpoint.stale_index.as_ref().map(|stale| &stale.index);
+    let index = read.into_iter().chain(stale).cloned();
     let shards = checkpoint.shards.iter().map(|shard| shard.path.clone());
     let rewritten: HashSet<_> = shards.chain(index).chain(configs).collect();
 

@@ -10,7 +10,7 @@ use microscale_test_support::oracle::{self, e4m3_value};
 use safetensors::tensor::Dtype as InFile;
 
 use crate::input::{Stored, Tensor, noise, write_file, write_model};
-use crate::{BAND, Tensors, files, going_on, quantize, request, tensors};
+use crate::{BAND, Tensors, files, going_on, quantize, request, request_all, tensors};
 
 pub(crate) fn dequantize(input: &Path, out: &Path, dtype: Option<Dtype>) -> Dequantized {
     let checkpoint = Checkpoint::open(input).unwrap();
@@ -48,7 +48,7 @@ fn values_are_codes_times_scales_in_every_format_and_dtype() {
     let original = write_file(&scratch, "in.safetensors", &input);
     for format in [Format::Mxfp4, Format::Nvfp4, Format::Mxfp8E4m3] {
         let packed = scratch.path(format!("{format:?}.safetensors"));
-        quantize(&request(format), &original, &packed).unwrap();
+        quantize(&request_all(format), &original, &packed).unwrap();
         let stored = tensors(&packed);
         for dtype in [Dtype::F32, Dtype::F16, Dtype::Bf16] {
             let out = scratch.path(format!("{format:?}.{dtype:?}.safetensors"));

@@ -157,7 +157,7 @@ fn a_plan_without_anything_to_quantize_does_not_run() {
     let request = Quantize { recipes: Recipes::new(Settings::default(), selection), ..Quantize::default() };
     let before = paths(&scratch);
     let result = quantize(&request, &input, &scratch.path("OUT"));
-    let Err(Error::Plan(PlanError::NothingToQuantize { path })) = result else { panic!("{result:?}") };
+    let Err(Error::Plan(PlanError::NothingToQuantize { path, .. })) = result else { panic!("{result:?}") };
     assert_eq!(fs::canonicalize(path).unwrap(), fs::canonicalize(&input).unwrap());
     assert_eq!(paths(&scratch), before);
 }

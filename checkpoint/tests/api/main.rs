@@ -4,8 +4,11 @@
 //! support, or from arithmetic in the test.
 
 mod convert;
+mod damage;
 mod dequantize;
+mod doctor;
 mod errors;
+mod indexes;
 mod input;
 mod interrupted;
 mod jobs;
@@ -20,7 +23,7 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use microscale::{Device, Format};
-use microscale_checkpoint::{OnProgress, Plan, Quantize, Result, Settings, Summary};
+use microscale_checkpoint::{OnProgress, Plan, Quantize, Recipes, Result, Selection, Settings, Summary};
 use microscale_test_support::Scratch;
 use safetensors::SafeTensors;
 use safetensors::tensor::Dtype;
@@ -70,6 +73,13 @@ pub(crate) fn paths(scratch: &Scratch) -> BTreeSet<PathBuf> {
 /// A request for a format with its default numerics.
 pub(crate) fn request(format: Format) -> Quantize {
     Quantize::new(Settings { format: Some(format), ..Settings::default() })
+}
+
+/// Quantizes every tensor called `*.weight` to a format, of two or more dimensions.
+pub(crate) fn request_all(format: Format) -> Quantize {
+    let settings = Settings { format: Some(format), ..Settings::default() };
+    let weights = Selection::new(&["*.weight"], &["*norm*"]).unwrap();
+    Quantize { recipes: Recipes::new(settings, weights), ..Quantize::default() }
 }
 
 /// Opens `input`, passes the plan to `work`, and returns its result.

@@ -10,7 +10,7 @@ use microscale_test_support::Scratch;
 use microscale_test_support::oracle::nvfp4;
 
 use crate::input::{InFile, Stored, Tensor, noise, write_file, write_model};
-use crate::{BAND, quantize, request, tensors};
+use crate::{BAND, quantize, request, request_all, tensors};
 
 /// Shapes smaller than a band, as large, and larger: whole rows, ragged rows, rows longer than a
 /// band, and matrices of experts.
@@ -70,7 +70,7 @@ fn every_shape<T: Stored>(format: Format) {
     };
     let input: Vec<_> = SHAPES.iter().enumerate().map(named).collect();
     let file = write_file(&scratch, "in.safetensors", &input);
-    let summary = quantize(&request(format), &file, &scratch.path("out.safetensors")).unwrap();
+    let summary = quantize(&request_all(format), &file, &scratch.path("out.safetensors")).unwrap();
     let output = tensors(&scratch.path("out.safetensors"));
     let parts = if format == Format::Nvfp4 { 3 } else { 2 };
     assert_eq!(output.len(), parts * input.len());
@@ -150,7 +150,9 @@ fn a_search_with_importance_by_expert_is_the_search_of_each_expert() {
     let vectors = Tensor::of("model.experts.down.weight.importance", &[experts, cols], &importance);
     let vectors = write_file(&scratch, "importance.safetensors", &[vectors]);
     let settings = Settings { search: Some(Search::Window), ..Settings::default() };
-    let request = Quantize { importance: Some(vectors), worst_blocks: Some(9), ..Quantize::new(settings) };
+    let mut request = request_all(Format::Mxfp4);
+    request.recipes.set(settings);
+    let request = Quantize { importance: Some(vectors), worst_blocks: Some(9), ..request };
     let summary = quantize(&request, &file, &scratch.path("out.safetensors")).unwrap();
     let output = tensors(&scratch.path("out.safetensors"));
     let found = InFile::take(&output, &tensor.name, &tensor.shape, Format::Mxfp4);

@@ -1,10 +1,12 @@
 //! The program from outside.
 
+mod advice;
 mod architectures;
 mod checkpoint_formats;
 mod comfyui;
 mod comparison;
 mod doctor;
+mod exports;
 mod fp8_pb_wo;
 mod gguf;
 mod gguf_loading;
@@ -38,6 +40,8 @@ mod search;
 #[cfg(unix)]
 mod signals;
 mod split_experts;
+mod strays;
+mod transforms;
 mod usage_errors;
 mod vanishing;
 

@@ -242,7 +242,7 @@ fn reading_commands_understand_them() {
     let total = text.lines().find(|line| line.starts_with("total")).unwrap_or_default();
     assert!(total.split_whitespace().eq(["total", "0", "∞", "0", "1.000000"]), "{text}");
     run(&[&"convert", &input, &"--to", &"modelopt", &"--out", &scratch.path("OUT")])
-        .fails_with(&["F8_E4M3 under scales", "quantize the checkpoint anew"]);
+        .fails_with(&["F8_E4M3 under scales", "`quantize` takes them as input"]);
     // A scale that is no number is a finding.
     let mut broken = scales(3);
     broken[4] = f32::INFINITY;

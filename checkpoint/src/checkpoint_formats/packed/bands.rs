@@ -76,6 +76,10 @@ impl<'a> Packed<'a> {
                 }
                 let scales = scales.map_or(&[][..], |scales| scales.data);
                 let scales = match self.storage.scale_layout {
+                    ScaleLayout::Linear if self.storage.blocks_per_scale > 1 => {
+                        let scale = |block| scales.get(block / self.storage.blocks_per_scale).copied();
+                        (first..last).map_while(scale).collect()
+                    }
                     ScaleLayout::Linear => of(scales, self.format.scale_bytes()).into(),
                     ScaleLayout::Swizzled => {
                         let blocks_per_row = self.shape.last().copied().unwrap_or(1) / block;
