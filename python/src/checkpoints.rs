@@ -1,5 +1,6 @@
 //! Operations on checkpoints. What they tell goes to Python as JSON.
 
+use std::ffi::CString;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
@@ -9,6 +10,7 @@ use microscale_checkpoint::{
     self as checkpoint, Checkpoint, Convert, GlobalSetting, InputScales, KeptAs, Logical, OnProgress,
     OpenOptions, Part, Places, Progress, Quantize, Recipes, Settings, Skipped, Sums,
 };
+use pyo3::exceptions::PyUserWarning;
 use pyo3::prelude::*;
 use serde_json::{Value, json};
 
@@ -119,9 +121,18 @@ fn part(py: Python<'_>, part: Option<(usize, usize)>) -> PyResult<Option<Part>> 
     part.map(|(index, of)| word(py, &format!("{index}/{of}"))).transpose()
 }
 
-/// Opens a checkpoint.
+/// Opens a checkpoint, and warns where its index and its files disagree.
 fn open(py: Python<'_>, path: &Path, options: OpenOptions) -> PyResult<Checkpoint> {
-    py.detach(|| Checkpoint::open_with(path, options)).map_err(|error| of_checkpoints(py, error))
+    let checkpoint = py.detach(|| Checkpoint::open_with(path, options));
+    warned(py, checkpoint.map_err(|error| of_checkpoints(py, error))?)
+}
+
+/// Passes the warnings about a checkpoint to Python, at the line that called the package.
+fn warned(py: Python<'_>, checkpoint: Checkpoint) -> PyResult<Checkpoint> {
+    for warning in checkpoint.warnings() {
+        PyErr::warn(py, &py.get_type::<PyUserWarning>(), &CString::new(warning.replace('\0', "\\0"))?, 2)?;
+    }
+    Ok(checkpoint)
 }
 
 /// Quantizes a checkpoint, or a part of it. Without an output it says what would be done. Returns JSON, and warnings.
@@ -139,7 +150,7 @@ pub(crate) fn quantize_checkpoint(
     let of_checkpoints = |error| of_checkpoints(py, error);
     let quantize = arguments.request(py, self::part(py, part)?)?;
     let device = ready(py, device)?;
-    let input = py.detach(|| quantize.open(&path)).map_err(of_checkpoints)?;
+    let input = warned(py, work(py, || quantize.open(&path))?.map_err(of_checkpoints)?)?;
     let plan = py.detach(|| quantize.plan(&input)).map_err(of_checkpoints)?;
     let warnings = plan.warnings.iter().map(ToString::to_string).collect();
     let told = |mut facts: Value, warnings| {
@@ -171,7 +182,11 @@ pub(crate) fn merge_checkpoint(
     progress: Option<Py<PyAny>>,
 ) -> PyResult<String> {
     let of_checkpoints = |error| of_checkpoints(py, error);
-    let input = open(py, &path, OpenOptions { skip_other_weights: skip_others, split_experts })?;
+    let request = Quantize {
+        open: OpenOptions { skip_other_weights: skip_others, split_experts },
+        ..Quantize::default()
+    };
+    let input = py.detach(|| request.open(&path)).map_err(of_checkpoints)?;
     let parts = checkpoint::parts_directory(&out).map_err(of_checkpoints)?;
     check_places(&input, [], &[&out, &parts]).map_err(of_checkpoints)?;
     checkpoint::remove_unfinished_output(&out);
@@ -240,6 +255,8 @@ pub(crate) fn convert_checkpoint(
         "requantized": requantized.collect::<Vec<_>>(),
         "rounded_inputs": done.rounded_inputs,
         "dropped_inputs": done.dropped_inputs,
+        "unscaled_inputs": done.unscaled_inputs,
+        "dropped_activations": done.dropped_activations,
         "dropped_cache": done.dropped_cache,
         "skipped": skipped(&done.skipped),
         "seconds": done.seconds,
@@ -257,10 +274,9 @@ pub(crate) fn diagnose_checkpoint(
     device: &str,
     progress: Option<Py<PyAny>>,
 ) -> PyResult<String> {
-    let of_checkpoints = |error| of_checkpoints(py, error);
     let device = ready_to_dequantize(py, device)?;
-    let open = || Ok((Checkpoint::open(&path)?, against.as_deref().map(Checkpoint::open).transpose()?));
-    let (input, against) = py.detach(open).map_err(of_checkpoints)?;
+    let open = |path: &Path| open(py, path, OpenOptions::default());
+    let (input, against) = (open(&path)?, against.as_deref().map(open).transpose()?);
     let diagnosis =
         operate(py, progress, |progress| checkpoint::diagnose(&input, against.as_ref(), &device, progress))?;
     Ok(diagnosis.to_json().to_string())
@@ -269,12 +285,9 @@ pub(crate) fn diagnose_checkpoint(
 /// Lists the tensors of a checkpoint. Returns JSON.
 #[pyfunction]
 pub(crate) fn inspect_checkpoint(py: Python<'_>, path: PathBuf) -> PyResult<String> {
-    let look = || -> checkpoint::Result<String> {
-        let input = Checkpoint::open(&path)?;
-        let all: Vec<_> = checkpoint::inspect(&input).iter().map(inspected).collect();
-        Ok(Value::from(all).to_string())
-    };
-    work(py, look).map_err(|error| of_checkpoints(py, error))
+    let input = open(py, &path, OpenOptions::default())?;
+    let look = || Value::from(checkpoint::inspect(&input).iter().map(inspected).collect::<Vec<_>>());
+    Ok(work(py, look)?.to_string())
 }
 
 /// A tensor as JSON.
@@ -385,7 +398,7 @@ fn operate<R: Send>(
             }
         };
         operation(&mut update)
-    });
+    })?;
     match (done, raised) {
         (Ok(done), None) => Ok(done),
         (_, Some(error)) => Err(error),

@@ -154,7 +154,7 @@ pub(crate) fn linear_experts(
                     add_biases(out, bias, chosen_experts, experts.shape.rows);
                 }
                 Ok(())
-            })
+            })?
         }};
     }
     let done = match kind {

@@ -90,7 +90,7 @@ pub(crate) fn quantize(
     let amax = amax.map(|(finite, nan, infinite)| Amax { finite, nan, infinite });
     let done = with_values!(values, values => {
         let recipe = with_amax(values, &recipe.0, amax);
-        work(py, || microscale::quantize_into_parts(values, shape, &recipe, options, codes_out, scales_out))
+        work(py, || microscale::quantize_into_parts(values, shape, &recipe, options, codes_out, scales_out))?
     })?;
     let (global_scale, report) = done.map_err(|error| of_tensors(py, error))?;
     let direction = global_scale.map(|global_scale| microscale::Words::word(global_scale.direction()));
@@ -118,7 +118,7 @@ pub(crate) fn dequantize(py: Python<'_>, tensor: &Bound<'_, PyAny>, out: &Bound<
     let row_stride = view.cols();
     let done = with_output!(py, out, &[&tensor.codes, &tensor.scales], values => {
         work(py, || microscale::dequantize_into(view, values, row_stride))
-    })?;
+    })??;
     done.map_err(|error| of_tensors(py, error))
 }
 
@@ -157,7 +157,7 @@ pub(crate) fn add_bias<T: Activation>(results: &mut [T], bias: &[T]) {
 pub(crate) fn amax(py: Python<'_>, values: &Bound<'_, PyAny>) -> PyResult<(f32, bool, bool)> {
     let values = array_of(values, "x")?;
     let shape = values.matrix(py)?;
-    let found = with_values!(values, values => work(py, || microscale::amax(values, shape)))?;
+    let found = with_values!(values, values => work(py, || microscale::amax(values, shape))?)?;
     let found = found.map_err(|error| of_tensors(py, error))?;
     Ok((found.finite, found.nan, found.infinite))
 }
@@ -175,7 +175,7 @@ pub(crate) fn scales_in(
     let view = tensor.view(py)?;
     let mut out = array_of(out, "out")?;
     let out: &mut [u8] = out.output(py, Kind::Bytes, &[&tensor.codes, &tensor.scales])?;
-    let scales = work(py, || view.scales_in(layout));
+    let scales = work(py, || view.scales_in(layout))?;
     if scales.len() != out.len() {
         return Err(error(py, format!("out has {} bytes and must have {}", out.len(), scales.len())));
     }
@@ -200,7 +200,7 @@ pub(crate) fn gemv(
     let inputs = [&matrix.codes, &matrix.scales, &vectors.codes, &vectors.scales];
     let done = with_output!(py, out, &inputs, values => {
         work(py, || multiply_quantized(matrix_view, vector_view, batch, values))
-    })?;
+    })??;
     done.map_err(|error| of_tensors(py, error))
 }
 
@@ -237,7 +237,7 @@ pub(crate) fn linear(
                     out.chunks_exact_mut(bias.len().max(1)).for_each(|row| add_bias(row, bias));
                 }
                 Ok(())
-            })
+            })?
         }};
     }
     let done = match kind {
@@ -276,7 +276,7 @@ pub(crate) fn compare_quantized(
     let shape = values.rows(py)?;
     let tensor = Operand::of(tensor)?;
     let view = tensor.view(py)?;
-    let stats = with_values!(values, values => work(py, || ErrorStats::of_quantized(values, shape, view)))?;
+    let stats = with_values!(values, values => work(py, || ErrorStats::of_quantized(values, shape, view))?)?;
     stats.map(figures).map_err(|error| of_tensors(py, error))
 }
 
@@ -302,7 +302,7 @@ pub(crate) fn compare(
         }
     }
     let stats = with_values!(original, first => with_values!(other, second => {
-        work(py, || ErrorStats::between(first, second))
+        work(py, || ErrorStats::between(first, second))?
     }))??;
     Ok(figures(stats))
 }

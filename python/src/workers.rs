@@ -6,9 +6,12 @@
 use std::process;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
+use microscale::cpu::Isa;
 use pyo3::marker::Ungil;
 use pyo3::prelude::*;
 use rayon::{ThreadPool, ThreadPoolBuilder};
+
+use crate::errors::error;
 
 /// The process that the module was loaded in.
 static HOME: OnceLock<u32> = OnceLock::new();
@@ -37,11 +40,27 @@ pub(crate) fn remember_process() {
 }
 
 /// Does work while other threads of Python run.
-pub(crate) fn work<R: Send + Ungil>(py: Python<'_>, work: impl FnOnce() -> R + Send + Ungil) -> R {
-    py.detach(|| match pool_of_fork() {
+///
+/// # Errors
+///
+/// `microscale.Error` if `MICROSCALE_CPU` names no instruction set of this machine, as the program.
+pub(crate) fn work<R: Send + Ungil>(py: Python<'_>, work: impl FnOnce() -> R + Send + Ungil) -> PyResult<R> {
+    require_instruction_set(py)?;
+    Ok(py.detach(|| match pool_of_fork() {
         None => work(),
         Some(pool) => pool.install(work),
-    })
+    }))
+}
+
+/// Raises an error for an instruction set in `MICROSCALE_CPU` that is not there. The first work
+/// decides which one is used, so that later changes of the variable change nothing.
+fn require_instruction_set(py: Python<'_>) -> PyResult<()> {
+    static CHECKED: OnceLock<()> = OnceLock::new();
+    if CHECKED.get().is_none() {
+        Isa::asked().map_err(|why| error(py, why))?;
+        CHECKED.get_or_init(|| ());
+    }
+    Ok(())
 }
 
 /// The pool to work in, if it is not rayon's own.

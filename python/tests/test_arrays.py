@@ -296,3 +296,49 @@ def test_a_million_threads_are_capped() -> None:
     program = "import microscale, numpy; microscale.quantize(numpy.ones((4, 64), numpy.float32))"
     environment = {**os.environ, "RAYON_NUM_THREADS": "1000000"}
     subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=30)
+
+
+#: Calls a function in a process whose variable is set before, or after a first computation.
+CALL = """
+import os, sys
+import numpy, microscale
+
+word, name, sample = sys.argv[1:4]
+x = numpy.ones((2, 32), "f4")
+calls = {
+    "quantize": lambda: microscale.quantize(x),
+    "amax": lambda: microscale.amax(x),
+    "quantize_experts": lambda: microscale.quantize_experts([x]),
+    "compare": lambda: microscale.compare(x, x),
+    "inspect": lambda: microscale.inspect(sample),
+    "quantize_checkpoint": lambda: microscale.quantize_checkpoint(sample, None, format="nvfp4"),
+}
+if len(sys.argv) > 4:
+    microscale.amax(x)
+os.environ["MICROSCALE_CPU"] = word
+try:
+    calls[name]()
+except Exception as error:
+    print(f"{type(error).__name__}: {error}")
+"""
+
+
+@pytest.mark.parametrize("word", ["nonsense", "avx1024", ""])
+def test_an_instruction_set_that_is_not_there_is_an_error(word, sample):
+    def call(*arguments):
+        return subprocess.run([sys.executable, "-c", CALL, *arguments], capture_output=True, text=True, check=True).stdout
+
+    for name in ("quantize", "amax", "quantize_experts", "compare", "inspect", "quantize_checkpoint"):
+        out = call(word, name, str(sample))
+        assert out.startswith(f"Error: MICROSCALE_CPU is {word}; this machine has reference, portable"), (name, out)
+    # The first computation chooses, and later values of the variable change nothing.
+    assert call(word, "quantize", str(sample), "late") == ""
+    environment = {**os.environ, "MICROSCALE_CPU": word}
+    done = subprocess.run([sys.executable, "-m", "microscale", "devices"], env=environment, capture_output=True, text=True)
+    assert done.returncode == 2 and f"MICROSCALE_CPU is {word}; this machine has" in done.stderr
+
+
+@pytest.mark.parametrize("word", ["reference", "portable"])
+def test_an_instruction_set_can_be_chosen(word, sample):
+    done = subprocess.run([sys.executable, "-c", CALL, word, "quantize", str(sample)], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "")

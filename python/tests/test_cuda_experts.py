@@ -177,3 +177,40 @@ def test_modules_compute_what_they_do_on_a_cpu(transposed):
         graph, again = captured(lambda: module(*operands))
         graph.replay()
         assert torch.equal(again, y)
+
+
+def test_large_numbers_are_no_experts():
+    there, here = experts((5, 24, 64), "mxfp4")
+    numbers = [0, 4, -1, 5, 2**31, 2**32, 2**32 + 1, -(2**32) + 1, 2**63 - 1, -(2**63)]
+    x = torch.randn(1, 64)
+    y = microscale.linear_experts(there, x.cuda(), torch.tensor([numbers]).cuda()).cpu()[0]
+    for i, n in enumerate(numbers):
+        expected = here[n].dequantize() @ x[0] if n in (0, 4) else torch.zeros(24)
+        torch.testing.assert_close(y[i], expected, rtol=1e-3, atol=1e-3)
+    for dtype in (torch.float32, torch.bool):
+        with pytest.raises(TypeError, match="pass an array of int32"):
+            microscale.linear_experts(there, x.cuda(), torch.tensor([[1, 0]]).to(dtype).cuda())
+
+
+@pytest.mark.parametrize("format", ["nvfp4", "mxfp4"])
+def test_states_are_saved_from_a_gpu_and_loaded_to_one(tmp_path, format):
+    transformers = pytest.importorskip("transformers")
+    safetensors = pytest.importorskip("safetensors.torch")
+    from microscale.torch import load_quantized, quantize_
+
+    small = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": 50}
+    moe = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 96, "intermediate_size": 96}
+    config = transformers.Qwen3MoeConfig(**small, **moe, head_dim=32)
+    model = transformers.Qwen3MoeForCausalLM(config).eval().cuda()
+    names = quantize_(model, format)
+    safetensors.save_file(model.state_dict(), tmp_path / "state.safetensors")
+    with torch.device("meta"):
+        again = transformers.Qwen3MoeForCausalLM(config).eval()
+    assert set(load_quantized(again, tmp_path / "state.safetensors", device="cuda")) == set(names)
+    tokens = torch.arange(7, device="cuda")[None]
+    with torch.no_grad():
+        assert torch.equal(again(tokens).logits, model(tokens).logits)
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            assert model(tokens).logits.dtype == torch.bfloat16
+    for name, x in model.state_dict().items():
+        assert torch.equal(again.state_dict()[name].view(torch.uint8), x.view(torch.uint8)), name

@@ -128,11 +128,84 @@ def test_non_finite_weights_are_an_error():
     assert raised.value.first == (2, 5)
 
 
-def test_autocast_is_left_alone():
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_autocast_casts_as_it_does_for_linears(dtype):
     module = layer()
-    x = torch.randn(2, 128, dtype=torch.bfloat16, device="cuda")
-    with torch.autocast("cuda", dtype=torch.float16):
-        assert torch.equal(module(x), module(x)) and module(x).dtype == torch.bfloat16
+    linear = torch.nn.Linear(128, 96, device="cuda", dtype=torch.bfloat16)
+    for own in DTYPES:
+        x = torch.randn(2, 128, dtype=own, device="cuda")
+        expected = module(x.to(dtype))
+        with torch.autocast("cuda", dtype=dtype):
+            y, z = module(x), module(x.clone().requires_grad_())
+            assert torch.equal(y, expected) and y.dtype == z.dtype == linear(x).dtype == dtype
+            # Where only the bias has a gradient, it is added after a rounding.
+            torch.testing.assert_close(z, y, rtol=0.02, atol=0.02)
+        assert module(x).dtype == own
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_weight_is_the_dequantized_one(dtype):
+    module = layer().to(dtype)
+    weight, x = module.weight, torch.randn(3, 128, dtype=dtype, device="cuda")
+    assert (weight.dtype, weight.device, weight.shape) == (dtype, torch.device("cuda", 0), (96, 128)) and weight.is_cuda
+    expected = module.dequantize(dtype)
+    assert torch.equal(weight, expected) and torch.equal(torch.nn.functional.linear(x, weight), torch.nn.functional.linear(x, expected))
+    assert torch.equal(microscale.quantize(weight).codes, microscale.quantize(expected).codes)
+    with pytest.raises(microscale.Error, match="read-only"):
+        weight.zero_()
+    encoder = torch.nn.TransformerEncoderLayer(64, 2, 96, batch_first=True, device="cuda", dtype=dtype).eval()
+    reference = copy.deepcopy(encoder)
+    for name in quantize_(encoder):
+        reference.get_submodule(name).weight.data = encoder.get_submodule(name).dequantize(dtype)
+    x = torch.randn(2, 5, 64, dtype=dtype, device="cuda")
+    with torch.no_grad():
+        near = 1e-3 if dtype is torch.float32 else 0.05
+        torch.testing.assert_close(encoder(x), reference(x), rtol=near, atol=near)
+
+
+@pytest.mark.parametrize("shape", [(128,), (3, 128), (0, 128), (2, 9, 128)])
+@pytest.mark.parametrize("of_x", [True, False])
+def test_gradients_have_the_shapes_of_linears(shape, of_x):
+    module = layer(dtype=torch.float32)
+    x = torch.randn(shape, device="cuda").requires_grad_(of_x)
+    y = module(x)
+    y.sum().backward()
+    assert y.shape == (*shape[:-1], 96) and module.bias.grad.shape == (96,)
+    assert torch.equal(module.bias.grad, torch.full((96,), float(y.numel() // 96), device="cuda"))
+    assert not of_x or x.grad.shape == x.shape
+    for cols in (126, 129, 64):
+        with pytest.raises(microscale.Error, match="pass activations"):
+            module(torch.randn(*shape[:-1], cols, device="cuda").requires_grad_(of_x))
+
+
+def test_biases_on_another_device_are_refused():
+    module, x = layer(), torch.randn(2, 128, dtype=torch.bfloat16, device="cuda")
+    weights = microscale.quantize(torch.randn(96, 128, device="cuda"))
+    for bias in (torch.zeros(96, dtype=torch.bfloat16), torch.zeros(95, dtype=torch.bfloat16, device="cuda"), torch.zeros(96, device="cuda")):
+        with pytest.raises((microscale.Error, TypeError, RuntimeError)):
+            microscale.linear(weights, x, bias=bias)
+    with pytest.raises((microscale.Error, TypeError, RuntimeError)):
+        microscale.linear(weights.cpu(), x.cpu(), bias=torch.zeros(96, dtype=torch.bfloat16, device="cuda"))
+    module.bias = torch.nn.Parameter(module.bias.detach().cpu())
+    with pytest.raises((microscale.Error, TypeError, RuntimeError)):
+        module(x.clone().requires_grad_())
+
+
+@pytest.mark.parametrize("device", [None, "cuda"])
+def test_checkpoints_are_loaded_to_a_gpu(tmp_path, device):
+    safetensors = pytest.importorskip("safetensors.torch")
+    from microscale.torch import load_quantized
+
+    model = torch.nn.Sequential(torch.nn.Linear(64, 96), torch.nn.LayerNorm(96), torch.nn.Linear(96, 64, bias=False))
+    quantize_(model)
+    safetensors.save_file(model.state_dict(), tmp_path / "state.safetensors")
+    with torch.device("meta" if device else "cuda"):
+        again = torch.nn.Sequential(torch.nn.Linear(64, 96), torch.nn.LayerNorm(96), torch.nn.Linear(96, 64, bias=False))
+    assert load_quantized(again, tmp_path / "state.safetensors", device=device) == ["0", "2"]
+    for name, x in again.state_dict().items():
+        assert x.is_cuda and torch.equal(x.cpu().view(torch.uint8), model.state_dict()[name].view(torch.uint8)), name
+    x = torch.randn(4, 64)
+    torch.testing.assert_close(again(x.cuda()).cpu(), model(x), rtol=1e-4, atol=1e-4)
 
 
 def test_a_layer_is_sixteen_bits_close_to_its_linear():

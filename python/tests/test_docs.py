@@ -30,6 +30,8 @@ def test_programs(text, folder):
         pytest.importorskip("torch")
     if "to_torchao" in text:
         pytest.importorskip("torchao")
+    if "transformers" in text:
+        pytest.importorskip("transformers")
     done = subprocess.run([sys.executable, "-c", text], cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 

@@ -96,6 +96,47 @@ def test_operands_that_do_not_fit(rng, change, error, message):
         microscale.linear_experts(weights, arguments.pop("x"), arguments.pop("chosen"), **arguments)
 
 
+#: Integers out of range for five experts. Truncated to 32 bits, some are in range.
+OUT_OF_RANGE = [-1, 5, 2**31 - 1, -(2**31), 2**31, 2**32, 2**32 + 1, 2**33 + 4, -(2**32), -(2**32) + 1, 2**63 - 1, -(2**63), 2**63, 2**64 - 1]
+
+
+def numbers_of(dtype):
+    """Numbers of experts, and numbers out of range that a dtype can have."""
+    facts = np.iinfo(dtype)
+    return np.array([[0, 1, 4] + [n for n in OUT_OF_RANGE if facts.min <= n <= facts.max]], dtype)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"])
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_large_numbers_are_no_experts(rng, dtype, library):
+    weights = microscale.quantize_experts(rng.standard_normal(SHAPE, "f4"), "mxfp4")
+    chosen, x = numbers_of(dtype), rng.standard_normal((1, 64), "f4")
+    expected = [weights[int(n)].dequantize() @ x[0] if n in (0, 1, 4) else np.zeros(24, "f4") for n in chosen[0]]
+    if library == "torch":
+        torch = pytest.importorskip("torch")
+        weights = microscale.Experts(torch.from_numpy(weights.codes), torch.from_numpy(weights.scales), format="mxfp4")
+        y = microscale.linear_experts(weights, torch.from_numpy(x), torch.from_numpy(chosen)).numpy()
+    else:
+        y = microscale.linear_experts(weights, x, chosen)
+    np.testing.assert_allclose(y[0], expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "bool", "complex64", "object"])
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_numbers_that_are_no_integers_are_refused(rng, dtype, library):
+    chosen = np.array([[1, 0]]).astype(dtype)
+    weights = microscale.quantize_experts(rng.standard_normal(SHAPE, "f4"), "mxfp4")
+    x = np.ones((1, 64), "f4")
+    if library == "torch":
+        torch = pytest.importorskip("torch")
+        if dtype == "object":
+            pytest.skip("PyTorch has no objects")
+        weights = microscale.Experts(torch.from_numpy(weights.codes), torch.from_numpy(weights.scales), format="mxfp4")
+        x, chosen = torch.from_numpy(x), torch.from_numpy(chosen)
+    with pytest.raises(TypeError, match="experts are an array of .*; pass an array of int32"):
+        microscale.linear_experts(weights, x, chosen)
+
+
 def test_parts_that_are_not_experts(rng):
     weights = microscale.quantize_experts(rng.standard_normal(SHAPE, "f4"))
     with pytest.raises(microscale.Error, match="4 global scales of 5 experts"):

@@ -121,3 +121,70 @@ def test_a_bias_is_a_number_for_each_row():
         with pytest.raises(microscale.Error, match="bias has shape"):
             parts = layer.weight_packed, layer.weight_scale.view(torch.uint8), layer.weight_global_scale
             torch.ops.microscale.linear(torch.randn(4, 64), *parts, "nvfp4", "divisor", torch.zeros(shape))
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("concatenated", [True, False])
+def test_tensors_of_a_state_share_no_memory_and_have_no_gaps(format, concatenated):
+    from microscale.torch import QuantizedExperts
+
+    safetensors = pytest.importorskip("safetensors.torch")
+    mixture = Mixture()
+    mixture.is_concatenated = concatenated
+    module = torch.nn.Sequential(QuantizedExperts.from_experts(mixture, format), linear(format)[0])
+    state = module.state_dict()
+    assert all(tensor.is_contiguous() for tensor in state.values())
+    storages = [tensor.untyped_storage() for tensor in state.values()]
+    assert len({storage.data_ptr() for storage in storages}) == len(state)
+    assert [storage.nbytes() for storage in storages] == [tensor.nbytes for tensor in state.values()]
+    again = safetensors.load(safetensors.save(state))
+    assert again.keys() == state.keys()
+    fresh = torch.nn.Sequential(QuantizedExperts.from_experts(mixture, format), linear(format)[0])
+    for buffer in fresh[0].buffers():
+        buffer.zero_()
+    fresh.load_state_dict(again)
+    same(fresh, bytes_of(module))
+    # With `keep_vars` they are the module's own.
+    kept = module.state_dict(keep_vars=True)
+    assert kept["0.1.down_proj.weight_packed"].data_ptr() == module[0].down_proj_packed[1].data_ptr()
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("make", [linear, experts])
+def test_a_state_is_assigned_to_a_module_on_meta(make, format):
+    module, _ = make(format)
+    expected, state = bytes_of(module), module.state_dict()
+    empty = copy.deepcopy(module).to("meta")
+    assert all(tensor.is_meta for tensor in empty.state_dict().values())
+    with pytest.warns(UserWarning, match="no-op|does nothing; pass assign=True"):
+        empty.load_state_dict(state)
+    assert all(tensor.is_meta for tensor in empty.state_dict().values())
+    assert not any(empty.load_state_dict(state, assign=True))
+    assert not any(tensor.is_meta for tensor in (*empty.parameters(), *empty.buffers()))
+    same(empty, expected)
+    if make is experts:
+        # A copy: the state can change.
+        state["1.down_proj.weight_packed"].zero_()
+        same(empty, expected)
+        x, index, routing = torch.randn(3, 32), torch.tensor([[0, 1]] * 3), torch.rand(3, 2)
+        assert torch.equal(empty(x, index, routing), module(x, index, routing))
+    with pytest.raises(RuntimeError, match="meta"):
+        module.load_state_dict(copy.deepcopy(module).to("meta").state_dict())
+    same(module, expected)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_assigned_biases_have_the_states_dtype_and_the_rest_stays(format):
+    module, _ = experts(format)
+    expected = bytes_of(module)
+    state = {name: tensor.bfloat16() if name.endswith("bias") else tensor for name, tensor in module.state_dict().items()}
+    module.load_state_dict(state, assign=True)
+    assert module.down_proj_bias.dtype == torch.bfloat16 and isinstance(module.down_proj_bias, torch.nn.Parameter)
+    part = {name: tensor for name, tensor in module.state_dict().items() if name.startswith("1.")}
+    module, _ = experts(format)
+    before = bytes_of(module)
+    missing, unexpected = module.load_state_dict(part, assign=True, strict=False)
+    assert unexpected == [] and all(name.startswith("0.") for name in missing)
+    after = bytes_of(module)
+    assert all(torch.equal(after[name], before[name]) for name in after if name.startswith("0.") and not name.endswith("bias"))
+    assert all(torch.equal(after[name], expected[name]) for name in after if name.startswith("1.") and not name.endswith("bias"))

@@ -35,6 +35,9 @@ def _torch_bytes() -> frozenset[Any]:
 
 def torch_values(x: Any, what: str) -> Any:
     """:func:`values` for a tensor of PyTorch."""
+    if hasattr(x, "dequantized"):
+        # A layer's quantized weights, which have no memory with their values.
+        x = x.dequantized()
     if not (x.is_cuda or x.is_cpu):
         raise TypeError(f"{what} is a tensor on {x.device}, whose memory is not read; pass {what}.cpu()")
     torch = sys.modules["torch"]
@@ -90,7 +93,10 @@ def output(x: Any, what: str) -> Any:
         raise Error(
             f"{what} requires grad, and autograd does not see what is written to it; pass {what}.detach(), or write under torch.no_grad()"
         )
-    return values(x, what)
+    written = values(x, what)
+    if torch is not None and written is not x:
+        raise Error(f"{what} is the weight of a quantized layer, which is read-only; pass a tensor of its shape and dtype")
+    return written
 
 
 def changed(*arrays: Any) -> None:

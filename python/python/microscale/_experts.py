@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from math import prod
 from typing import Any
 
@@ -69,6 +70,17 @@ class Experts:
             self._numbers[:, 0] = global_scales.reshape(-1)
         if len(self._numbers) != self.shape[0]:
             raise Error(f"there are {len(self._numbers)} global scales of {self.shape[0]} experts; pass one for each")
+
+    @classmethod
+    def _of(cls, codes: Any, scales: Any, numbers: Any, direction: str | None, format: str, shape: Any) -> Experts:
+        """Makes experts of tensors that were quantized here, without checks.
+
+        `numbers` are global scales: a list, or on a GPU a slot each.
+        """
+        self = cls.__new__(cls)
+        self.codes, self.scales, self._numbers, self.direction = codes, scales, numbers, direction
+        self.format, self.shape = format, shape
+        return self
 
     @property
     def global_scales(self) -> Any:
@@ -155,25 +167,22 @@ def quantize_experts(x: Any, format: str = "nvfp4", **options: Any) -> Experts:
         raise TypeError("weights of experts have linear scales and are new; leave layout and out out")
     if not hasattr(x, "__len__"):
         raise TypeError(f"x is a {type(x).__name__} without a length; pass an array of numpy, a tensor of PyTorch, or a list of arrays")
-    parts = [_tensors.quantize(x[expert], format, **options) for expert in range(len(x))]
+    return together([_tensors.quantize(x[expert], format, **options) for expert in range(len(x))], format)
+
+
+def together(parts: list[_tensors.Quantized], format: str) -> Experts:
+    """Stacks the weights of experts that were quantized one by one."""
     if not parts:
         raise Error("there are no experts; pass one or more")
     first = parts[0]
     if any(part.shape != first.shape for part in parts) or len(first.shape) != 2:
         raise Error(f"experts have shapes {[part.shape for part in parts]}; pass matrices of one shape")
-    there = _gpu.holds(first.codes)
-    made = Experts(
-        _stacked([part.codes for part in parts]),
-        _stacked([part.scales for part in parts]),
-        format=format,
-        shape=(len(parts), *first.shape),
-        global_scales=None if there or first.direction is None else [part._global for part in parts],
-        direction=None if there else first.direction,
-    )
-    if there and first.direction is not None:
+    codes, scales = (_stacked([getattr(part, name) for part in parts]) for name in ("codes", "scales"))
+    numbers = None if first.direction is None else [part._global for part in parts]
+    if numbers is not None and _gpu.holds(first.codes):
         # The slots as they are: nothing waits.
-        made._numbers, made.direction = _stacked([part._global for part in parts]), first.direction
-    return made
+        numbers = _stacked(numbers)
+    return Experts._of(codes, scales, numbers, first.direction, format, (len(parts), *first.shape))
 
 
 def linear_experts(
@@ -189,8 +198,9 @@ def linear_experts(
         weights: of E experts, `[E, M, K]`.
         activations: `[tokens, K]`, or `[tokens, k, K]` with a row for each expert of a token; contiguous, float32, float16 or bfloat16.
             None is rounded.
-        experts: whole numbers `[tokens, k]`, the experts of each token; int32 is taken as it is, others are converted. A number that is
-            no expert's leaves its pair out.
+        experts: integers `[tokens, k]`, the experts of each token; int32 is taken as it is, other
+            integers are converted. Numbers below 0 and from E on leave their pair out.
+            Floats and booleans are refused.
         bias: `[E, M]` of the activations' dtype. On a GPU it is added before the only rounding.
         out: a contiguous array `[tokens, k, M]` of the activations' dtype to write to. What belongs to no expert stays as it was.
         workspace: on a GPU, memory to work in, from :func:`experts_workspace`. By default as of :func:`linear`.
@@ -199,7 +209,7 @@ def linear_experts(
         `out`, or an array `[tokens, k, M]`, with zeros for what belongs to no expert.
     """
     x = _arrays.values(activations, "activations")
-    experts = _indices(experts)
+    experts = _indices(experts, weights.shape[0])
     chosen = _arrays.shape_of(experts)
     pairs = prod(chosen)
     if out is None:
@@ -227,17 +237,41 @@ def linear_experts(
     return out
 
 
-def _indices(experts: Any) -> Any:
-    """Whole numbers of 32 bits without gaps."""
-    if (torch := _arrays.torch_of(experts)) is not None:
-        return experts.to(torch.int32).contiguous()
-    if str(getattr(experts, "dtype", "")) in ("int32", "uint32"):
-        return experts
+def _indices(experts: Any, count: int) -> Any:
+    """Converts the numbers of `count` experts to a contiguous int32 array.
+
+    Numbers out of range stay out of range, whatever their size.
+    """
+    if _arrays.is_torch(experts):
+        return torch_indices(experts, count)
     if hasattr(experts, "astype"):
-        return experts.astype("int32")
+        kind = experts.dtype.kind
+        if kind not in "iu":
+            raise _no_numbers(experts)
+        if experts.dtype.itemsize > 4:
+            experts = experts.clip(0 if kind == "u" else -1, count)
+        return experts if str(experts.dtype) in ("int32", "uint32") else experts.astype("int32")
     if hasattr(experts, "__dlpack__") and _arrays.dtype_name(experts) == "int32":
         return experts
-    raise TypeError(f"experts are of type {type(experts).__name__}; pass an array of int32, [tokens, k]")
+    raise _no_numbers(experts)
+
+
+def torch_indices(experts: Any, count: int) -> Any:
+    """:func:`_indices` for a tensor of PyTorch."""
+    torch = sys.modules["torch"]
+    if experts.is_floating_point() or experts.is_complex() or experts.dtype is torch.bool:
+        raise _no_numbers(experts)
+    if experts.dtype is torch.int64:
+        experts = experts.clamp(-1, count)
+    elif experts.dtype in (torch.uint32, torch.uint64):
+        # Numbers from 2**63 on become negative, which is out of range too.
+        experts = experts.to(torch.int64).clamp(-1, count)
+    return experts.to(torch.int32).contiguous()
+
+
+def _no_numbers(experts: Any) -> TypeError:
+    found = f"an array of {experts.dtype}" if hasattr(experts, "dtype") else f"of type {type(experts).__name__}"
+    return TypeError(f"experts are {found}; pass an array of int32, [tokens, k]")
 
 
 def experts_workspace(weights: Experts, pairs: int, dtype: Any = "bfloat16") -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,56 +11,26 @@ from torch import Tensor, nn
 
 from microscale import _experts, _microscale
 from microscale._errors import Error
+from microscale._operators import autocast, block_of, quantized_weights, require_columns
+from microscale._states import refusal, require_described
 
-#: Elements of a block, by format.
-_BLOCK = {"nvfp4": 16, "mxfp4": 32}
 #: Words of an expert's global scale: on GPUs a slot, whose first one it is.
 _WORDS = getattr(_microscale, "SLOT_WORDS", 1)
 
 
-def block_of(format: str) -> int:
-    """Elements of a block of a format that layers may be in."""
-    if format not in _BLOCK:
-        raise Error(f"layers are quantized to nvfp4 or mxfp4, not to {format}; choose one of them")
-    return _BLOCK[format]
-
-
-#: Dtypes that a state may have for codes, and for scales by format.
-_CODES = ("uint8", "int8", "float4_e2m1fn_x2")
-_SCALES = {"nvfp4": ("uint8", "float8_e4m3fn"), "mxfp4": ("uint8", "float8_e8m0fnu")}
-
-
-def refusal(name: str, given: Tensor, format: str) -> str | None:
-    """The message for a tensor of a state whose dtype its part cannot have, `name` ending in the part; None if it can.
-
-    Codes and scales are bytes, which a conversion of numbers would change. Global scales and biases are numbers."""
-    found, part = str(given.dtype).removeprefix("torch."), name.rpartition(".")[2]
-    if part in ("weight_packed", "weight_scale"):
-        dtypes = _CODES if part == "weight_packed" else _SCALES[format]
-        if found not in dtypes:
-            return f"{name} is {found} and must be {' or '.join(dtypes)}; pass the bytes as they were saved"
-    elif not given.is_floating_point():
-        return f"{name} is {found} and must be float32; pass the numbers, not their bytes"
-    return None
-
-
 def _weights(codes: Tensor, scales: Tensor, global_scales: Tensor, format: str, direction: str, cols: int) -> Any:
     """Experts of an operator's arguments."""
-    weights = _experts.Experts.__new__(_experts.Experts)
-    weights.codes, weights.scales, weights.format = codes, scales, format
-    weights.shape = (*codes.shape[:-1], cols)
-    weights._numbers, weights.direction = None, None
+    numbers: Any = None
     if global_scales.numel():
-        weights.direction = direction
         if not codes.is_cuda:
-            numbers = global_scales if global_scales.dim() == 1 else global_scales[:, 0]
-            weights._numbers = numbers.tolist()
+            numbers = (global_scales if global_scales.dim() == 1 else global_scales[:, 0]).tolist()
         elif global_scales.dim() == 2:
-            weights._numbers = global_scales
+            numbers = global_scales
         else:
-            weights._numbers = global_scales.new_zeros((codes.shape[0], _WORDS))
-            weights._numbers[:, 0] = global_scales
-    return weights
+            numbers = global_scales.new_zeros((codes.shape[0], _WORDS))
+            numbers[:, 0] = global_scales
+    shape = (*codes.shape[:-1], cols)
+    return _experts.Experts._of(codes, scales, numbers, None if numbers is None else direction, format, shape)
 
 
 @torch.library.custom_op("microscale::linear_experts", mutates_args=())
@@ -92,20 +63,26 @@ class QuantizedExperts(nn.Module):
     It takes and gives what they do: tokens `[tokens, K]`, the experts of each `[tokens, k]` and their weights `[tokens, k]`; the sum over a
     token's experts. Activations are float32, float16 or bfloat16. There are no gradients through it.
 
-    Its state has compressed-tensors' names, of a linear layer for each expert: `0.gate_proj.weight_packed`, `0.up_proj.weight_scale`,
-    `0.down_proj.weight_global_scale`, ..., and `bias` where there is one.
+    Under autocast the products are in the dtype of autocast, and the result is in that of the
+    tokens.
+
+    Its state has compressed-tensors' names, of a linear layer for each expert:
+    `0.gate_proj.weight_packed`, `0.up_proj.weight_scale`, `0.down_proj.weight_global_scale`, ...,
+    and `bias` where there is one. `state_dict()` copies these tensors, as safetensors refuses views
+    that share memory, so it needs the experts' memory once more.
     """
 
     def __init__(self, module: nn.Module, gate_up: _experts.Experts, down: _experts.Experts) -> None:
         """Takes weights `[E, 2 * I, K]` and `[E, K, I]`, and all else of the module that they were quantized from."""
         super().__init__()
         for name, value in vars(module).items():
-            if not name.startswith("_") and name != "training":
+            if not name.startswith("_"):
                 setattr(self, name, value)
         for name, child in module.named_children():
             self.add_module(name, child)
         self.format = gate_up.format
-        self._gate: Callable[[nn.Module, Tensor], Tensor] = type(module)._apply_gate
+        gate = module._gate if isinstance(module, QuantizedExperts) else type(module)._apply_gate
+        self._gate: Callable[[nn.Module, Tensor], Tensor] = gate
         for name, weights in (("gate_up_proj", gate_up), ("down_proj", down)):
             if weights.direction == "multiplier":
                 raise Error(
@@ -117,9 +94,9 @@ class QuantizedExperts(nn.Module):
             self.register_buffer(f"{name}_packed", weights.codes, persistent=False)
             self.register_buffer(f"{name}_scale", weights.scales, persistent=False)
             slots = weights.codes.new_zeros((len(weights), _WORDS), dtype=torch.float32)
-            if weights.direction is not None:
-                slots[:, 0] = weights.global_scales
-            self.register_buffer(f"{name}_slots", slots if weights.direction is not None else slots[:0, 0], persistent=False)
+            # Loaders of NVFP4 expect a global scale: 1 for weights without one.
+            slots[:, 0] = 1 if weights.direction is None else weights.global_scales
+            self.register_buffer(f"{name}_slots", slots if self.format == "nvfp4" else slots[:0, 0], persistent=False)
             bias = getattr(module, f"{name}_bias", None)
             self.register_parameter(f"{name}_bias", None if bias is None else nn.Parameter(bias.detach(), bias.requires_grad))
 
@@ -136,13 +113,18 @@ class QuantizedExperts(nn.Module):
 
     @classmethod
     def from_experts(cls, module: nn.Module, format: str = "nvfp4", **options: Any) -> QuantizedExperts:
-        """Quantizes the weights of experts, where they are. `options` are those of :func:`microscale.quantize`. NaN and infinities are an
-        error by default."""
+        """Quantizes the weights of experts on their device, the device meta included.
+
+        `options` are options of :func:`microscale.quantize`. By default NaN and infinities are an
+        error.
+        """
         options = {"non_finite": "error", **options}
 
         def quantized(weights: Tensor) -> _experts.Experts:
             weights = weights.detach()
             rows = weights.transpose(1, 2) if _is_transposed(module) else weights
+            if rows.is_meta:
+                return _experts.together([quantized_weights(part, format, options) for part in rows], format)
             # GPUs read rows whose elements follow each other.
             parts = [part.contiguous() if part.is_cuda else part for part in rows]
             return _experts.quantize_experts(parts, format, **options)
@@ -176,11 +158,16 @@ class QuantizedExperts(nn.Module):
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """`[tokens, K]` to `[tokens, K]`."""
-        x = hidden_states.detach()
-        experts = top_k_index.to(torch.int32)
+        require_columns(hidden_states, 2 * self.gate_up_proj_packed.shape[2])
+        x = autocast(hidden_states.detach())
+        experts = _experts.torch_indices(top_k_index, self.gate_up_proj_packed.shape[0])
         y = self._gate(self, self._product("gate_up_proj", x, experts))
         y = self._product("down_proj", y.to(x.dtype), experts)
-        return (y * top_k_weights.unsqueeze(-1)).sum(1).to(x.dtype)
+        return (y * top_k_weights.unsqueeze(-1)).sum(1).to(hidden_states.dtype)
+
+    def _count(self) -> int:
+        """Returns the number of experts."""
+        return self.down_proj_packed.shape[0]
 
     def _linears(self) -> Iterator[tuple[str, str, slice]]:
         """The linear layers of an expert: their names, the weights that they are rows of, and which rows."""
@@ -196,19 +183,20 @@ class QuantizedExperts(nn.Module):
     def _state(self) -> Iterator[tuple[str, Tensor]]:
         """The tensors of the state by name, over the memory of the module's."""
         scale_dtype = torch.float8_e4m3fn if self.format == "nvfp4" else torch.uint8
-        for expert in range(self.down_proj_packed.shape[0]):
+        for expert in range(self._count()):
             for linear, name, rows in self._linears():
                 place = f"{expert}.{linear}."
                 yield place + "weight_packed", getattr(self, f"{name}_packed")[expert, rows]
                 yield place + "weight_scale", getattr(self, f"{name}_scale").view(scale_dtype)[expert, rows]
-                if self.format == "nvfp4" and getattr(self, f"{name}_slots").numel():
+                if self.format == "nvfp4":
                     yield place + "weight_global_scale", getattr(self, f"{name}_slots")[expert, :1]
                 if getattr(self, f"{name}_bias") is not None:
                     yield place + "bias", getattr(self, f"{name}_bias")[expert, rows]
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        require_described()
         for name, tensor in self._state():
-            destination[prefix + name] = tensor if keep_vars else tensor.detach()
+            destination[prefix + name] = tensor if keep_vars else tensor.detach().clone(memory_format=torch.contiguous_format)
 
     def _load_from_state_dict(
         self,
@@ -220,24 +208,45 @@ class QuantizedExperts(nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        own = {prefix + name: tensor for name, tensor in self._state()}
-        for name, tensor in own.items():
-            given = state_dict.get(name)
+        assign = local_metadata.get("assign_to_params_buffers", False)
+        found = {name: given for name, _ in self._state() if isinstance(given := state_dict.get(prefix + name), Tensor)}
+        if assign and found:
+            self._make_room(found)
+        elif found and self.down_proj_packed.is_meta:
+            warnings.warn(f"{prefix[:-1]} is on the device meta, where loading a state does nothing; pass assign=True", stacklevel=2)
+        own = dict(self._state())
+        for part, tensor in own.items():
+            name, given = prefix + part, found.get(part)
             if given is None:
                 missing_keys.append(name)
             elif given.shape != tensor.shape:
                 error_msgs.append(f"{name} has shape {tuple(given.shape)} and must have {tuple(tensor.shape)}")
             elif refused := refusal(name, given, self.format):
                 error_msgs.append(refused)
+            elif given.is_meta and not tensor.is_meta:
+                error_msgs.append(f"{name} is on the device meta, without values; load it on another device")
+            elif tensor.element_size() == 1:
+                tensor.view(torch.uint8).copy_(given.view(torch.uint8))
             else:
                 with torch.no_grad():
-                    tensor.view(torch.uint8).copy_(given.view(torch.uint8)) if tensor.element_size() == 1 else tensor.copy_(given)
-            other = state_dict.get(name.replace(".up_proj.", ".gate_proj."))
-            if name.endswith("up_proj.weight_global_scale") and given is not None and other is not None and not given.equal(other):
+                    tensor.copy_(given)
+            other = found.get(part.replace(".up_proj.", ".gate_proj."))
+            if part.endswith("up_proj.weight_global_scale") and given is not None and other is not None and not _same(given, other):
                 error_msgs.append(f"{name} is not that of gate_proj, with which it is multiplied at once; quantize both with one")
         if strict:
-            below = (name for name in state_dict if name.startswith(prefix) and name not in own)
+            below = (name for name in state_dict if name.startswith(prefix) and name[len(prefix) :] not in own)
             unexpected_keys += [name for name in below if name[len(prefix) :].split(".")[0] not in self._modules]
+
+    def _make_room(self, state: dict[str, Tensor]) -> None:
+        """Moves the tensors to the device of a state to assign, and biases to its dtype."""
+        device = next(iter(state.values())).device
+        bias = next((tensor.dtype for name, tensor in state.items() if name.endswith(".bias")), None)
+        for name in ("gate_up_proj", "down_proj"):
+            for part in ("packed", "scale", "slots"):
+                setattr(self, f"{name}_{part}", _moved(getattr(self, f"{name}_{part}"), device))
+            own = getattr(self, f"{name}_bias")
+            if own is not None:
+                setattr(self, f"{name}_bias", nn.Parameter(_moved(own.detach(), device, bias), own.requires_grad))
 
     def extra_repr(self) -> str:
         count, rows, _ = self.down_proj_packed.shape
@@ -247,3 +256,13 @@ class QuantizedExperts(nn.Module):
 def _is_transposed(module: nn.Module) -> bool:
     """Whether weights are `[E, K, M]`."""
     return bool(getattr(module, "is_transposed", False))
+
+
+def _moved(x: Tensor, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+    """Copies a tensor to a device. From the device meta there are no values, so it gets zeros."""
+    return torch.zeros_like(x, device=device, dtype=dtype) if x.is_meta else x.to(device, dtype, copy=True)
+
+
+def _same(number: Tensor, other: Tensor) -> bool:
+    """Returns whether two global scales are the same. On the device meta they may be."""
+    return number.is_meta or other.is_meta or number.equal(other.to(number.device))
