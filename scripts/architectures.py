@@ -1,11 +1,19 @@
-"""Compares the table of architectures with transformers: which weights are linear layers, and what their modules are called.
+"""Compares the decisions of `microscale quantize` about each class of transformers with the modules of the class.
 
-    python architectures.py --microscale target/release/microscale [MODEL_TYPE ...]
+    python architectures.py --microscale target/release/microscale [--out architectures.json] [CLASS or MODEL_TYPE ...]
 
-Each model that generates is built without memory for its weights, two layers deep, and written as a file without data under
-the names that transformers saves. `quantize --dry-run` says what it takes each weight for. What is quantized must be a linear
-layer; what is a linear layer must not be called an embedding, a norm or a convolution, unless the table says so. The exit code
-is 1 if an architecture of the table differs; of others it is only said.
+Each class is built without memory for its weights. The script writes a small checkpoint with the tensor names and numbers of
+dimensions that transformers saves, quantizes it to MXFP4, and checks:
+
+- Every quantized tensor is the weight of a linear layer, or of an expert that the loader merges with the others.
+- No linear layer is copied as an embedding, a norm or a convolution because of a word elsewhere in its name.
+- compressed-tensors matches exactly the quantized layers: `ignore` lists the other linear layers, including tied heads, under the
+  module names of transformers.
+- A warning names transformers if initialization reads `.weight` of a quantized layer, or if a converter of the loader drops weights
+  that are unquantized.
+
+Each class is tried with its default config, with tied weights if it can tie them, and with its module names as tensor names. The
+exit code is 1 if a class differs or cannot be built.
 """
 
 from __future__ import annotations
@@ -13,157 +21,301 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import signal
 import struct
 import subprocess
 import sys
 import tempfile
 import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
 import transformers
+from compressed_tensors.utils.match import match_named_modules
+from reader_small import LAYERS, classes, small_config
 from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel, initialization
 from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import WeightRenaming, apply_renamings
-from transformers.models.auto import modeling_auto
+from transformers.core_model_loading import (
+    WeightConverter,
+    WeightRenaming,
+    rename_source_key,
+    revert_weight_conversion,
+)
+from transformers.quantizers.base import MODULES_TO_PATCH_FOR_QUANTIZATION
 from transformers.utils import logging
 
-TABLE = Path(__file__).parent.parent / "checkpoint" / "src" / "names" / "architectures.rs"
-MAPPINGS = [
-    "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
-    "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES",
-    "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
-    "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES",
-    "MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES",
-]
-LAYERS = r"num_hidden_layers|n_layers?|num_layers|encoder_layers|decoder_layers|depth|num_(de|en)coder_layers"
-EXPERTS = r"num_local_experts|num_experts|n_routed_experts|moe_num_experts"
+VERSIONS = {package: version(package) for package in ("transformers", "compressed-tensors", "torch")}
+DEPTH, SECONDS, SMALL = 8, 100, 5_000_000
+# Reasons to copy a tensor that are wrong for a linear layer, unless its own name or its parent's has the word: small projections
+# of embeddings, patches and norms may stay unquantized.
+NOT_LINEAR = {"embedding": ("emb", "patch"), "norm": ("norm",), "convolution": ("conv",), "Conv1D": ()}
 
 
-def table() -> dict[str, dict]:
-    """The rows of the table, by model_type: beginnings of names, the head, and the three lists."""
-    source = TABLE.read_text()
-    pair = r'\("([^"]*)", "([^"]*)"\)'
-    lists = {name: re.findall(pair, body) for name, body in re.findall(r"const (\w+): &\[\(&str, &str\)\] = &\[(.*?)\];", source, re.S)}
-    rows = {}
-    for row in re.findall(r"Architecture \{(.*?)\.\.PLAIN", source[source.index("const TABLE") :], re.S):
-        renamed = re.search(r"renamed: (\w+|&\[.*?\])", row, re.S)
-        head = re.search(r'head: "([^"]*)"', row)
-        rest = {key: re.search(rf"{key}: &\[(.*?)\]", row, re.S) for key in ("linear", "embeddings", "transposed")}
-        described = {key: re.findall(r'"([^"]*)"', found[1]) if found else [] for key, found in rest.items()}
-        described["renamed"] = [] if not renamed else lists.get(renamed[1]) or re.findall(pair, renamed[1])
-        described["head"] = head[1] if head else "lm_head"
-        types = re.sub(r"\\\s+", "", re.search(r'types:\s*"(.*?)"', row, re.S)[1])
-        rows |= {name: described for name in types.split()}
-    return rows
+def numbered(name: str) -> str:
+    """A name with `*` for each number."""
+    return re.sub(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.)", "*", name)
 
 
-def module_of(name: str, renamed: list[tuple[str, str]]) -> str:
-    for old, new in renamed:
-        name = name.replace(old, new) if old.startswith(".") else name
-    beginnings = [(old, new) for old, new in renamed if not old.startswith(".")]
-    return next((new + name[len(old) :] for old, new in beginnings if name.startswith(old)), name)
+def few(names: object) -> str:
+    kinds = sorted({numbered(str(name)) for name in names})
+    return ", ".join(kinds[:4]) + (f" and {len(kinds) - 4} more" if len(kinds) > 4 else "")
 
 
-def shrink(config: transformers.PreTrainedConfig) -> transformers.PreTrainedConfig:
+def shallow(config: PreTrainedConfig) -> PreTrainedConfig:
+    """A default config with few layers, of all kinds."""
+    depths = {value for key, value in vars(config).items() if re.fullmatch(LAYERS, key) and isinstance(value, int)}
     for key, value in list(vars(config).items()):
-        small = 2 if re.fullmatch(LAYERS, key) else 4 if re.fullmatch(EXPERTS, key) else None
-        if small is not None and isinstance(value, int) and value > small:
-            setattr(config, key, small)
-        if isinstance(value, transformers.PreTrainedConfig):
-            shrink(value)
+        if isinstance(value, PreTrainedConfig):
+            shallow(value)
+        elif isinstance(value, (list, tuple)) and len(value) in depths and len(value) > DEPTH:
+            setattr(config, key, type(value)(value[:DEPTH]))
+        elif re.fullmatch(LAYERS, key) and isinstance(value, int) and value > DEPTH:
+            setattr(config, key, DEPTH)
     return config
 
 
-def build(name: str) -> transformers.PreTrainedModel:
-    made = getattr(transformers, name)
-    with torch.device("meta"):
-        try:
-            return made(shrink(made.config_class()))
-        except Exception:  # noqa: BLE001  (some configs have lists as long as the layers)
-            return made(made.config_class())
-
-
-def saved_names(model: transformers.PreTrainedModel) -> dict[str, str]:
-    """The name in a file of each parameter, as save_pretrained has it."""
-    conversions = [step for step in get_model_conversion_mapping(model, add_legacy=False) if type(step).__name__ != "PrefixChange"]
-    reverse = [step.reverse_transform() for step in conversions[::-1]]
-    renamings = [step for step in reverse if isinstance(step, WeightRenaming)]
-    return {name: apply_renamings(name, renamings) for name, _ in model.named_parameters()}
-
-
-def write(directory: Path, model: transformers.PreTrainedModel, names: dict[str, str]) -> None:
-    """A checkpoint of these names and shapes, without data."""
-    header, end = {}, 0
-    for name, parameter in model.named_parameters():
-        start, end = end, end + 2 * parameter.numel()
-        header[names[name]] = {"dtype": "BF16", "shape": list(parameter.shape), "data_offsets": [start, end]}
-    text = json.dumps(header).encode()
-    with open(directory / "model.safetensors", "wb") as file:
-        file.write(struct.pack("<Q", len(text)) + text)
-        file.truncate(8 + len(text) + end)
-    (directory / "config.json").write_text(json.dumps({"model_type": model.config.model_type, "architectures": [type(model).__name__]}))
-
-
-def compare(program: Path, model: transformers.PreTrainedModel, row: dict) -> list[str]:
-    names, wrong = saved_names(model), []
-    with tempfile.TemporaryDirectory() as scratch:
-        write(Path(scratch), model, names)
-        plan = Path(scratch) / "plan.json"
-        subprocess.run([program, "quantize", scratch, "--dry-run", "--json", plan], check=True, capture_output=True)
-        fates = {tensor["name"]: tensor["copied"] for tensor in json.loads(plan.read_text())["tensors"]}
-    for parameter, file in names.items():
-        owner, _, leaf = parameter.rpartition(".")
-        if leaf != "weight" or len(model.get_parameter(parameter).shape) < 2:
+def build(name: str, tied: bool | None, small: bool) -> PreTrainedModel:
+    """A class with its default config, or else in small form."""
+    made, failure = getattr(transformers, name), None
+    configs = {"default": lambda: shallow(made.config_class()), "small": lambda: small_config(made)}
+    for what, make in configs.items():
+        if small and what == "default":
             continue
-        module, fate, layer = model.get_submodule(owner), fates[file], file.removesuffix(".weight")
-        kind = type(module).__name__
-        if module_of(file, row["renamed"]) != parameter:
-            wrong.append(f"{file} is {parameter}, not {module_of(file, row['renamed'])}")
-        if fate is None and not isinstance(module, nn.Linear):
-            wrong.append(f"{file} is quantized, and is a {kind}")
-        if isinstance(module, nn.Linear) and fate in ("convolution", "Conv1D, which loaders take unquantized alone"):
-            wrong.append(f"{file} is copied as a {fate}, and is a {kind}")
-        if isinstance(module, nn.Linear) and fate == "embedding" and layer.endswith(tuple(row["embeddings"] or ["\0"])):
-            wrong.append(f"{file} is among the embeddings, and is a {kind}")
-    head = model.get_output_embeddings()
-    called = next((name for name, module in model.named_modules() if module is head), None) if head is not None else None
-    tied = getattr(model, "_tied_weights_keys", None) or {}
-    generates = type(model).__name__.endswith(("ForCausalLM", "ForConditionalGeneration", "LMHeadModel"))
-    if generates and called and f"{called}.weight" in tied and called != row["head"]:
-        wrong.append(f"the tied head is {called}, not {row['head']}")
-    return wrong
+        try:
+            config = make()
+            if tied is not None:
+                config.tie_word_embeddings = tied
+            with torch.device("meta"):
+                return made(config)
+        except Exception as error:  # noqa: BLE001  (some defaults are of no model)
+            failure = error
+    raise failure
+
+
+def saved(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """The tensors of a model by parameter name, without tied copies."""
+    state, kept = model.state_dict(keep_vars=True), {}
+    for target, source in (model.all_tied_weights_keys or {}).items():
+        if state.get(target) is state.get(source):
+            state.pop(target, None)
+    for name, tensor in state.items():
+        if all(tensor is not other for other in kept.values()):
+            kept[name] = tensor
+    return {name: tensor.detach() for name, tensor in kept.items()}
+
+
+def write(directory: Path, model: PreTrainedModel, tensors: dict[str, torch.Tensor]) -> None:
+    """A checkpoint with these names and numbers of dimensions, and the shapes as well if the model is small."""
+    shapes = {0: [], 1: [64], 2: [32, 64], 3: [2, 32, 64]}
+    real = sum(tensor.numel() for tensor in tensors.values()) < SMALL
+    header, end = {}, 0
+    for name, tensor in tensors.items():
+        shape = list(tensor.shape) if real else shapes.get(tensor.ndim, [32, 64] + [1] * (tensor.ndim - 2))
+        start, end = end, end + 2 * torch.Size(shape).numel()
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    directory.mkdir()
+    (directory / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + b"\x80\x3f" * (end // 2))
+    model.config.architectures = [type(model).__name__]
+    config = json.loads(model.config.to_json_string(use_diff=True)) | {"model_type": model.config.model_type, "dtype": "bfloat16"}
+    (directory / "config.json").write_text(json.dumps(config))
+
+
+@dataclass
+class Decided:
+    """The decisions of the program about a checkpoint: reasons to copy by tensor, `quantization_config` and warnings."""
+
+    fates: dict[str, str | None]
+    config: dict
+    warnings: list[str]
+    refused: str | None = None
+
+    @classmethod
+    def of(cls, program: Path, checkpoint: Path) -> Decided:
+        plan, out = checkpoint.with_name("plan.json"), checkpoint.with_name("out")
+        command = [program, "quantize", checkpoint, "--format", "mxfp4"]
+        subprocess.run([*command, "--dry-run", "--json", plan], check=True, capture_output=True)
+        fates = {tensor["name"]: tensor["copied"] for tensor in json.loads(plan.read_text())["tensors"]}
+        done = subprocess.run([*command, "--out", out], capture_output=True, text=True)
+        told = [line.removeprefix("warning: ") for line in done.stderr.splitlines() if line.startswith("warning: ")]
+        if done.returncode:
+            return cls(fates, {}, told, done.stderr.partition("error: ")[2].strip())
+        return cls(fates, json.loads((out / "config.json").read_text())["quantization_config"], told)
+
+
+@dataclass
+class Loader:
+    """The names that transformers gives a file's tensors."""
+
+    model: PreTrainedModel
+    modules: dict[str, nn.Module]
+    renamings: list[WeightRenaming]
+    converters: list[WeightConverter]
+
+    @classmethod
+    def of(cls, model: PreTrainedModel) -> Loader:
+        steps = get_model_conversion_mapping(model)
+        kinds = ([step for step in steps if isinstance(step, kind)] for kind in (WeightRenaming, WeightConverter))
+        return cls(model, dict(model.named_modules()), *kinds)
+
+    def parameter(self, file: str, state: dict) -> tuple[str, str | None]:
+        """The parameter of a tensor, and the source of the converter that makes it."""
+        name, source = rename_source_key(file, self.renamings, self.converters, self.model.base_model_prefix, state)
+        return (file, None) if name not in state and file in state else (name, source)
+
+    def packed(self, layer: str) -> str:
+        """The module of a quantized layer."""
+        for steps in ((self.renamings, self.converters), ([], [])):
+            name = rename_source_key(f"{layer}.weight_packed", *steps)[0].removesuffix(".weight_packed")
+            prefix = f"{self.model.base_model_prefix}."
+            found = next((name for name in (name, prefix + name, name.removeprefix(prefix)) if name in self.modules), None)
+            if found is not None:
+                return found
+        return name
+
+
+def initialization_reads(model: PreTrainedModel, modules: dict[str, nn.Module], quantized: set[str]) -> set[str]:
+    """The quantized layers without whose `.weight` initialization fails."""
+    read, seen = set(), set()
+    for name in sorted(quantized):
+        if numbered(name) in seen:
+            continue
+        seen.add(numbered(name))
+        weight = modules[name]._parameters.pop("weight")
+        parts = name.split(".")
+        above = [".".join(parts[:count]) for count in range(len(parts), -1, -1)]
+        for at in above:
+            owner = next(modules[up] for up in above if len(up) <= len(at) and isinstance(modules[up], PreTrainedModel))
+            try:
+                with torch.no_grad(), initialization.guard_torch_init_functions():
+                    owner._init_weights(modules[at])
+            except AttributeError as error:
+                if "weight" in str(error):
+                    read.add(name)
+            except Exception:  # noqa: BLE001, S110  (without memory some initializations fail)
+                pass
+        modules[name]._parameters["weight"] = weight
+    return read
+
+
+def differences(program: Path, model: PreTrainedModel, tensors: dict[str, torch.Tensor]) -> tuple[Decided, list[str]]:
+    """The decisions about a model whose file has these tensors, and the wrong ones among them."""
+    loader, state = Loader.of(model), model.state_dict()
+    tensors = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
+    with tempfile.TemporaryDirectory() as scratch:
+        checkpoint = Path(scratch) / "model"
+        write(checkpoint, model, tensors)
+        decided = Decided.of(program, checkpoint)
+    wrong: dict[str, list[str]] = {}
+    packed, dropped = set(), []
+    for file, tensor in tensors.items():
+        fate, (parameter, source) = decided.fates.get(file), loader.parameter(file, state)
+        owner, _, leaf = parameter.rpartition(".")
+        module = loader.modules.get(owner)
+        linear = isinstance(module, nn.Linear) and leaf == "weight" and tensor.ndim == 2
+        merged = source is not None and state.get(parameter) is not None and state[parameter].ndim == 3 and tensor.ndim == 2
+        # The loader gives each expert of Llama 4 a linear layer, and the program splits them for it.
+        merged |= type(module).__name__ in MODULES_TO_PATCH_FOR_QUANTIZATION
+        if fate is None and not linear and not merged:
+            wrong.setdefault(f"quantized, but a {type(module).__name__} of {tensor.ndim} dimensions", []).append(file)
+        if fate is None and not merged:
+            packed.add(loader.packed(file.removesuffix(".weight")))
+        near = ".".join(file.split(".")[-3:-1])
+        misplaced = (kind in fate and not any(word in near for word in words) for kind, words in NOT_LINEAR.items()) if fate else ()
+        if linear and any(misplaced):
+            wrong.setdefault(f"copied as {fate}, but linear", []).append(file)
+        if fate is not None and source is not None and source.endswith(".weight"):
+            dropped.append(file)
+    told = any("transformers" in line for line in decided.warnings)
+    if dropped and not told and decided.refused is None:
+        wrong["dropped by a converter of the loader, without a warning"] = dropped
+    if decided.config:
+        targets = [target for group in decided.config["config_groups"].values() for target in group["targets"]]
+        matched = match_named_modules(model, targets, decided.config["ignore"])
+        expected = {name for name, module in matched if isinstance(module, (nn.Linear, nn.Embedding))}
+        if not told:
+            wrong |= {"expected quantized by the loader": sorted(expected - packed)} if expected - packed else {}
+            wrong |= {"quantized, but no module of the loader": sorted(packed - expected)} if packed - expected else {}
+        reads = initialization_reads(model, loader.modules, expected & packed)
+        if reads and not told:
+            wrong["read by initialization, without a warning"] = sorted(reads)
+    return decided, [f"{what}: {few(names)}" for what, names in wrong.items()]
+
+
+def variants(name: str, small: bool) -> Iterator[tuple[str, PreTrainedModel, dict[str, torch.Tensor]]]:
+    """A class as saved, with tied weights, and with the names of its modules."""
+    model = build(name, None, small)
+    tensors = saved(model)
+    model._weight_conversions = None
+    with torch.device("meta"):
+        files = revert_weight_conversion(model, dict(tensors))
+    yield "as saved", model, files
+    if not getattr(model.config, "tie_word_embeddings", False) and getattr(model, "_tied_weights_keys", None):
+        tied = build(name, True, small)
+        tied._weight_conversions = None
+        with torch.device("meta"):
+            yield "with tied weights", tied, revert_weight_conversion(tied, saved(tied))
+    if files.keys() != tensors.keys():
+        yield "under the names of its modules", model, tensors
+
+
+def compare(program: Path, name: str, small: bool = False) -> dict:
+    found: dict = {"class": name, "wrong": {}}
+    for what, model, tensors in variants(name, small):
+        decided, wrong = differences(program, model, tensors)
+        found["model_type"] = model.config.model_type
+        if what == "as saved":
+            known = not any(line.startswith("the architecture ") for line in decided.warnings)
+            found |= {"known": known, "warnings": decided.warnings}
+            found |= {"refused": decided.refused} if decided.refused else {}
+        if wrong:
+            found["wrong"][what] = wrong
+    return found
+
+
+def too_long(*_: object) -> None:
+    raise TimeoutError(f"more than {SECONDS} seconds")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--microscale", type=Path, required=True)
-    parser.add_argument("types", nargs="*")
+    parser.add_argument("--out", type=Path, help="results as JSON")
+    parser.add_argument("names", nargs="*", help="classes or model types")
     args = parser.parse_args()
-    logging.set_verbosity_error()
+    logging.set_verbosity(50)
     warnings.filterwarnings("ignore")
-    rows, built, failed, unknown = table(), set(), 0, set()
-    classes = {}
-    for mapping in MAPPINGS:
-        for model_type, names in getattr(modeling_auto, mapping, {}).items():
-            for name in names if isinstance(names, (tuple, list)) else [names]:
-                classes[name] = model_type
-    for name, model_type in sorted(classes.items()):
-        if args.types and model_type not in args.types:
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGALRM, too_long)
+    entries = []
+    for name in sorted(classes()):
+        model_type = getattr(getattr(transformers, name).config_class, "model_type", "")
+        if args.names and name not in args.names and model_type not in args.names:
             continue
-        if model_type not in rows:
-            unknown.add(model_type)
-            continue
+        signal.alarm(SECONDS)
         try:
-            wrong = compare(args.microscale.resolve(), build(name), rows[model_type])
-        except Exception as error:  # noqa: BLE001  (a default config may be of no model)
-            print(f"not built  {model_type}, {name}: {type(error).__name__}: {str(error)[:80]}")
-            continue
-        built.add(model_type)
-        failed += bool(wrong)
-        print("\n    ".join([f"{'DIFFERS' if wrong else 'same   '}    {model_type}, {name}", *wrong[:5]]))
-    print(f"{len(built)} of {len(rows)} architectures built, {failed} models differ; not in the table: {' '.join(sorted(unknown))}")
-    return 1 if failed else 0
+            try:
+                entry = compare(args.microscale.resolve(), name)
+            except subprocess.CalledProcessError:  # The program refuses shapes that contradict the config.
+                entry = compare(args.microscale.resolve(), name, small=True)
+        except Exception as error:  # noqa: BLE001  (one class must not end the others)
+            why = f"{type(error).__name__}: {' '.join(str(error).split())}"[:200]
+            entry = {"class": name, "model_type": model_type, "not_built": why, "wrong": {}}
+        signal.alarm(0)
+        entries.append(entry)
+        result = "not built" if "not_built" in entry else "DIFFERS" if entry["wrong"] else "same"
+        lines = [f"{what}: {text}" for what, wrong in entry["wrong"].items() for text in wrong]
+        print("\n    ".join([f"{result:9}  {entry['model_type']}, {name} {entry.get('not_built', '')}", *lines]), flush=True)
+    if args.out:
+        args.out.write_text(json.dumps({"versions": VERSIONS, "classes": entries}, indent=1))
+    unknown = sorted({entry["model_type"] for entry in entries if not entry.get("known", True)})
+    failed = sum(bool(entry["wrong"]) for entry in entries)
+    print(f"{len(entries)} classes, {failed} differ; architectures unknown to the program: {' '.join(unknown)}")
+    return 1 if failed or any("not_built" in entry for entry in entries) else 0
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ from transformers import (
     AutoModelForCausalLM,
     GptOssConfig,
     GptOssForCausalLM,
+    Llama4ForConditionalGeneration,
     LlamaConfig,
     LlamaForCausalLM,
     Qwen3MoeConfig,
@@ -82,8 +83,14 @@ def loaded_model(model: Model, directory: Path, config: object | None) -> dict[s
     if loaded.main_input_name == "input_features":
         sound = torch.linspace(-1, 1, 32 * 32).reshape(1, 32, 32).to(torch.bfloat16)
         inputs = {"input_features": sound, "decoder_input_ids": tokens}
+    run = loaded
+    if isinstance(loaded, Llama4ForConditionalGeneration):
+        # transformers 5.24 fails in its forward pass without an image, after the language model has run.
+        run = loaded.language_model
+        if hasattr(loaded, "ct_decompress_hook"):
+            loaded.hf_quantizer.compressor.decompress_model(loaded)
     with torch.no_grad():
-        logits = loaded(**inputs).logits
+        logits = run(**inputs).logits
     if not logits.isfinite().all():
         raise RuntimeError("the model's logits are not finite")
     # What is dequantized when it is first used keeps its scales.
