@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::checkpoint_formats::packed::Packed;
 use crate::names::layers::layer_part;
-use crate::names::weight::{WEIGHT, module};
+use crate::names::weight::{EXPERTS, WEIGHT, module};
 use crate::read::checkpoint::Checkpoint;
 use crate::read::tensor::Tensor;
 
@@ -93,7 +93,7 @@ pub(super) fn numbered(name: &str) -> Option<(&str, u64, &str)> {
 pub(super) fn weight_of(part: &str) -> &str {
     let ends = ["_packed", "_blocks", "_scale", "_scales", "_global_scale", "_scale_2", "_scale_inv"];
     let weight = ends.iter().filter_map(|end| part.strip_suffix(end)).min_by_key(|weight| weight.len());
-    weight.filter(|weight| weight.ends_with(WEIGHT) || part.ends_with("s")).unwrap_or(part)
+    weight.filter(|weight| weight.ends_with(WEIGHT) || part.contains(EXPERTS)).unwrap_or(part)
 }
 
 /// The last component of the name of a tensor's module.
@@ -131,6 +131,7 @@ mod tests {
             ("a.weight", "a.weight"),
             ("logit_scale", "logit_scale"),
             ("attn.k_scale", "attn.k_scale"),
+            ("model.layer_scales", "model.layer_scales"),
         ] {
             assert_eq!(weight_of(part), weight);
         }
