@@ -261,7 +261,8 @@ fn a_config_that_is_not_json_or_says_quantized() {
     let before = scratch.contents();
     let (input, out) = (scratch.path("in"), scratch.path("OUT"));
     run(&[&"quantize", &input, &"--out", &out]).fails_with(&["config.json", "gptq", "already"]);
-    run(&[&"dequantize", &input, &"--out", &out]).fails_with(&["nothing to dequantize"]);
+    run(&[&"dequantize", &input, &"--out", &out])
+        .fails_with(&["no quantized tensor", "remove quantization_config"]);
     assert_eq!(before, scratch.contents());
 }
 
