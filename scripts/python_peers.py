@@ -38,7 +38,7 @@ import microscale  # noqa: E402
 def same_as_torchao(matrix: torch.Tensor) -> bool:
     """Whether scales and codes are torchao's, run eagerly."""
     rows = matrix[: peers_cpu.VERIFIED_ROWS]
-    q = microscale.quantize(rows, "mxfp4", convention="torchao")
+    q = microscale.quantize(rows, "mxfp4", numerics="torchao")
     scales, codes = peers_cpu.quantize_torchao(rows)
     return torch.equal(q.codes, codes.view(torch.uint8)) and torch.equal(q.scales, scales.view(torch.uint8))
 
@@ -46,7 +46,7 @@ def same_as_torchao(matrix: torch.Tensor) -> bool:
 def same_as_compressed_tensors(matrix: torch.Tensor) -> bool:
     """Whether scales and codes are those that compressed-tensors packs."""
     rows = matrix[: peers_cpu.VERIFIED_ROWS]
-    q = microscale.quantize(rows, "mxfp4", convention="compressed-tensors")
+    q = microscale.quantize(rows, "mxfp4", numerics="compressed-tensors")
     scheme = preset_name_to_scheme("MXFP4A16", ["Linear"])
     compressor = BaseCompressor.get_value_from_registry("mxfp4-pack-quantized")
     scale, _ = compute_dynamic_scales_and_zp(rows, scheme.weights, module=None)
@@ -56,15 +56,15 @@ def same_as_compressed_tensors(matrix: torch.Tensor) -> bool:
     )
 
 
-def package_contender(matrix: torch.Tensor, convention: str, verify) -> peers_cpu.Contender:
-    out = microscale.quantize(matrix, "mxfp4", convention=convention)
+def package_contender(matrix: torch.Tensor, numerics: str, verify) -> peers_cpu.Contender:
+    out = microscale.quantize(matrix, "mxfp4", numerics=numerics)
 
     def sample() -> float:
         start = time.perf_counter()
-        microscale.quantize(matrix, "mxfp4", convention=convention, out=out)
+        microscale.quantize(matrix, "mxfp4", numerics=numerics, out=out)
         return time.perf_counter() - start
 
-    variant = f"package, {convention}"
+    variant = f"package, {numerics}"
     return peers_cpu.Contender("microscale", microscale.__version__, variant, sample, lambda: verify(matrix))
 
 

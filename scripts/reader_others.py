@@ -152,7 +152,7 @@ def gguf_checks(program: Program) -> dict[str, Callable[[], list[str]]]:
         return by_gguf(program, out)
 
     nvfp4 = ("--format", "nvfp4")
-    cases = [(TYPES.F32, "--format", "mxfp4"), (TYPES.F32, *nvfp4), (TYPES.F32, *nvfp4, "--convention", "modelopt")]
+    cases = [(TYPES.F32, "--format", "mxfp4"), (TYPES.F32, *nvfp4), (TYPES.F32, *nvfp4, "--numerics", "modelopt")]
     cases += [(kind, "--format", format) for kind in (TYPES.F16, TYPES.BF16, TYPES.Q8_0) for format in ("mxfp4", "nvfp4")]
     cases += [(TYPES.BF16, *nvfp4, "--kept", "q8_0"), (TYPES.BF16, *nvfp4, "--input-scale", "448")]
     title = "gguf reads {} of GGUF's {}".format
@@ -160,15 +160,15 @@ def gguf_checks(program: Program) -> dict[str, Callable[[], list[str]]]:
 
 
 def comfy_checks(program: Program, by_model: dict[str, Callable[[Path], list[str]]]) -> dict[str, Callable[[], list[str]]]:
-    """What ComfyUI's library reads, and reads the same; converted to other conventions, whose readers are given."""
+    """What ComfyUI's library reads, and reads the same; converted to other checkpoint formats, whose readers are given."""
     formats = {"nvfp4": ("nvfp4", "modelopt"), "mxfp8": ("mxfp8-e4m3", "compressed-tensors")}
 
     def written(word: str) -> list[str]:
         format, other = formats[word]
-        quantize = ["--format", format, "--convention", "modelopt" if word == "nvfp4" else "torchao"]
+        quantize = ["--format", format, "--numerics", "modelopt" if word == "nvfp4" else "torchao"]
         model = tiny_plain(program.new("plain"))
-        direct = program.quantize(model, *quantize, "--out-convention", "comfyui")
-        converted = program.convert(program.quantize(model, *quantize, "--out-convention", other), "comfyui")
+        direct = program.quantize(model, *quantize, "--to", "comfyui")
+        converted = program.convert(program.quantize(model, *quantize, "--to", other), "comfyui")
         return by_comfy(program, direct) + by_comfy(program, converted)
 
     def read(word: str) -> list[str]:

@@ -241,7 +241,7 @@ def checks(program: Program, sample: Path) -> dict[str, Callable[[], list[str]]]
         return wrong + [name for name in kept if not torch.equal(before[name].view(torch.uint8), after[name].view(torch.uint8))]
 
     def gpt_oss() -> list[str]:
-        model = program.quantize(tiny_gpt_oss(program.new("gpt-oss")), "--out-convention", "gpt-oss")
+        model = program.quantize(tiny_gpt_oss(program.new("gpt-oss")), "--to", "gpt-oss")
         return by_transformers(program, model, Mxfp4Config(dequantize=True))
 
     def fp8() -> list[str]:
@@ -285,7 +285,7 @@ def checks(program: Program, sample: Path) -> dict[str, Callable[[], list[str]]]
 
     def with_inputs() -> list[str]:
         model = tiny_plain(program.new("plain"))
-        modelopt = program.quantize(model, "--format", "nvfp4", "--input-scale", "448", "--out-convention", "modelopt")
+        modelopt = program.quantize(model, "--format", "nvfp4", "--input-scale", "448", "--to", "modelopt")
         return by_modelopt(program, modelopt) + by_transformers(program, program.convert(modelopt, "compressed-tensors"), ct)
 
     def mxfp8() -> list[str]:
@@ -312,7 +312,7 @@ def checks(program: Program, sample: Path) -> dict[str, Callable[[], list[str]]]
 
     def modelopt_fp8() -> list[str]:
         model = modelopt_export(program.new("modelopt-fp8"), mtq.FP8_DEFAULT_CFG)
-        quantized = program.quantize(model, "--format", "nvfp4", "--out-convention", "modelopt")
+        quantized = program.quantize(model, "--format", "nvfp4", "--to", "modelopt")
         return by_modelopt_fp8(program, model) + by_modelopt(program, quantized)
 
     def mixture() -> list[str]:
@@ -332,15 +332,15 @@ def checks(program: Program, sample: Path) -> dict[str, Callable[[], list[str]]]
     for rule in ["*.down_proj.weight", "*.self_attn.*", "*.layers.1.*"]:
         found[f"compressed-tensors and transformers read NVFP4 with MXFP4 for {rule}"] = lambda rule=rule: mixed(rule)
     for quantizer in ["compressed-tensors", "torchao", "modelopt", "transformer-engine"]:
-        nvfp4 = ["--format", "nvfp4", "--convention", quantizer]
+        nvfp4 = ["--format", "nvfp4", "--numerics", quantizer]
         found[f"compressed-tensors and transformers read NVFP4 by {quantizer}"] = lambda nvfp4=nvfp4: by_transformers(
             program, program.quantize(sample, *nvfp4), ct
         )
         found[f"ModelOpt reads NVFP4 by {quantizer}"] = lambda nvfp4=nvfp4: by_modelopt(
-            program, program.quantize(sample, *nvfp4, "--out-convention", "modelopt")
+            program, program.quantize(sample, *nvfp4, "--to", "modelopt")
         )
     for quantizer in ["ocp", "compressed-tensors", "modelopt", "ggml"]:
-        mxfp4 = ["--format", "mxfp4", "--convention", quantizer]
+        mxfp4 = ["--format", "mxfp4", "--numerics", quantizer]
         found[f"compressed-tensors and transformers read MXFP4 by {quantizer}"] = lambda mxfp4=mxfp4: by_transformers(
             program, program.quantize(sample, *mxfp4), ct
         )

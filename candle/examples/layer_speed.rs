@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use candle_core::quantized::{GgmlDType, QMatMul, QTensor};
 use candle_core::{Device, Module, Tensor};
-use microscale::{Convention, Format, Recipe};
+use microscale::{Format, Numerics, Recipe};
 use microscale_candle::{QExperts, QLinear};
 
 /// Time to measure each layer and number of tokens, in alternating rounds of at least one product.
@@ -41,8 +41,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         ),
         ("candle Q4_0", candle(&weights, |weight| ggml(weight, GgmlDType::Q4_0))?),
         ("candle Q4_K", candle(&weights, |weight| ggml(weight, GgmlDType::Q4K))?),
-        ("NVFP4", ours(&weights, &Recipe::of(Format::Nvfp4, Convention::CompressedTensors)?)?),
-        ("MXFP4", ours(&weights, &Recipe::of(Format::Mxfp4, Convention::Ocp)?)?),
+        ("NVFP4", ours(&weights, &Recipe::of(Format::Nvfp4, Numerics::CompressedTensors)?)?),
+        ("MXFP4", ours(&weights, &Recipe::of(Format::Mxfp4, Numerics::Ocp)?)?),
     ];
 
     let threads = std::thread::available_parallelism()?;

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use candle_core::{Device, Result, Tensor};
-use microscale::{Convention, Format};
+use microscale::{Format, Numerics};
 use microscale_checkpoint::CheckpointFormat;
 
 mod samples;
@@ -43,15 +43,15 @@ fn the_model_is_that_of_transformers() -> Result<()> {
 #[test]
 fn quantized_checkpoints_generate_what_their_dequantized_weights_do() -> Result<()> {
     let cases = [
-        (Format::Mxfp4, Convention::CompressedTensors, CheckpointFormat::CompressedTensors),
-        (Format::Nvfp4, Convention::CompressedTensors, CheckpointFormat::CompressedTensors),
-        (Format::Nvfp4, Convention::Modelopt, CheckpointFormat::Modelopt),
+        (Format::Mxfp4, Numerics::CompressedTensors, CheckpointFormat::CompressedTensors),
+        (Format::Nvfp4, Numerics::CompressedTensors, CheckpointFormat::CompressedTensors),
+        (Format::Nvfp4, Numerics::Modelopt, CheckpointFormat::Modelopt),
     ];
     let original = model(&sample(), Held::Plain)?.forward(PROMPT, false)?;
-    for (format, convention, files) in cases {
+    for (format, numerics, files) in cases {
         let directory = tempfile::tempdir()?;
         let out = directory.path().join("out");
-        samples::quantized("tiny-story", &out, format, convention, files);
+        samples::quantized("tiny-story", &out, format, numerics, files);
         let (mut stored, mut plain) = (model(&out, Held::Stored)?, model(&out, Held::Plain)?);
         // Many tokens at a time, then one by one.
         let (found, expected) = (stored.forward(PROMPT, false)?, plain.forward(PROMPT, false)?);
@@ -74,7 +74,7 @@ fn layers_quantized_in_memory_are_those_of_the_file() -> Result<()> {
     let directory = tempfile::tempdir()?;
     let out = directory.path().join("out");
     let files = CheckpointFormat::CompressedTensors;
-    samples::quantized("tiny-story", &out, Format::Mxfp4, Convention::Ocp, files);
+    samples::quantized("tiny-story", &out, Format::Mxfp4, Numerics::Ocp, files);
     let from_file = model(&out, Held::Stored)?.forward(PROMPT, false)?.to_vec2::<f32>()?;
     let in_memory = model(&sample(), "mxfp4".parse().unwrap())?.forward(PROMPT, false)?.to_vec2::<f32>()?;
     assert_eq!(from_file, in_memory);

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use candle_core::{DType, Device, Module, Result, Tensor};
 use microscale::formats::weights::gemm_gamma;
-use microscale::{Convention, Format, Recipe};
+use microscale::{Format, Numerics, Recipe};
 use microscale_candle::{QExperts, QLinear, QMatrix};
 use microscale_checkpoint::CheckpointFormat;
 
@@ -47,11 +47,9 @@ fn flat(x: &Tensor) -> Vec<f32> {
 #[test]
 fn products_are_those_of_the_cpu() -> Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
-    for (format, convention) in
-        [(Format::Nvfp4, Convention::CompressedTensors), (Format::Mxfp4, Convention::Ocp)]
-    {
+    for (format, numerics) in [(Format::Nvfp4, Numerics::CompressedTensors), (Format::Mxfp4, Numerics::Ocp)] {
         for (rows, cols) in [(256, 512), (96, 4096), (33, 80)] {
-            let recipe = Recipe::of(format, convention).unwrap();
+            let recipe = Recipe::of(format, numerics).unwrap();
             let layer = QLinear::quantize(&values(&[rows, cols], 1), None, &recipe)?;
             let there = layer.to_device(&device)?;
             let weight: &QMatrix = layer.weight();
@@ -78,7 +76,7 @@ fn products_are_those_of_the_cpu() -> Result<()> {
 #[test]
 fn nothing_of_f32_is_rounded_away() -> Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
-    let recipe = Recipe::of(Format::Mxfp4, Convention::Ocp).unwrap();
+    let recipe = Recipe::of(Format::Mxfp4, Numerics::Ocp).unwrap();
     let one = Tensor::from_vec([vec![1f32; 32], vec![0.0; 32 * 7]].concat(), (8, 32), &Device::Cpu)?;
     let layer = QLinear::quantize(&one, None, &recipe)?;
     let experts = QExperts::new(vec![layer.weight().clone()], None)?.to_device(&device)?;
@@ -118,12 +116,12 @@ fn assert_near(found: &Tensor, expected: &Tensor, magnitude: &Tensor, cols: usiz
 #[test]
 fn experts_are_those_of_the_cpu() -> Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
-    for (format, convention) in [
-        (Format::Nvfp4, Convention::CompressedTensors),
-        (Format::Nvfp4, Convention::Modelopt),
-        (Format::Mxfp4, Convention::Ocp),
+    for (format, numerics) in [
+        (Format::Nvfp4, Numerics::CompressedTensors),
+        (Format::Nvfp4, Numerics::Modelopt),
+        (Format::Mxfp4, Numerics::Ocp),
     ] {
-        let recipe = Recipe::of(format, convention).unwrap();
+        let recipe = Recipe::of(format, numerics).unwrap();
         let (count, rows, cols) = (6, 96, 512);
         let weight = |expert: usize| {
             // Global scales differ.
@@ -173,7 +171,7 @@ fn experts_are_those_of_the_cpu() -> Result<()> {
 #[test]
 fn inputs_begin_anywhere_in_their_memory() -> Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
-    let recipe = Recipe::of(Format::Nvfp4, Convention::CompressedTensors).unwrap();
+    let recipe = Recipe::of(Format::Nvfp4, Numerics::CompressedTensors).unwrap();
     let layer = QLinear::quantize(&values(&[64, 128], 1), None, &recipe)?.to_device(&device)?;
     let x = values(&[40, 128], 2).to_dtype(DType::BF16)?.to_device(&device)?;
     for (first, count) in [(0, 40), (3, 1), (7, 20)] {
@@ -189,7 +187,7 @@ fn inputs_begin_anywhere_in_their_memory() -> Result<()> {
 #[test]
 fn errors_say_where_things_are() -> Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
-    let recipe = Recipe::of(Format::Nvfp4, Convention::CompressedTensors).unwrap();
+    let recipe = Recipe::of(Format::Nvfp4, Numerics::CompressedTensors).unwrap();
     let layer = QLinear::quantize(&values(&[64, 128], 1), None, &recipe)?;
     let x = values(&[2, 128], 2).to_device(&device)?;
     assert!(layer.forward(&x).unwrap_err().to_string().contains("to_device"));
@@ -213,7 +211,7 @@ fn a_model_generates_what_it_does_on_the_cpu() -> Result<()> {
     let directory = tempfile::tempdir()?;
     let quantized = directory.path().join("quantized");
     let files = CheckpointFormat::CompressedTensors;
-    samples::quantized("tiny-story", &quantized, Format::Nvfp4, Convention::CompressedTensors, files);
+    samples::quantized("tiny-story", &quantized, Format::Nvfp4, Numerics::CompressedTensors, files);
     for (directory, held) in
         [(&sample, "plain"), (&sample, "nvfp4"), (&sample, "mxfp4"), (&quantized, "stored")]
     {

@@ -2,7 +2,7 @@
 
 use candle_core::{DType, Device, IndexOp, Module, Result, Tensor};
 use microscale::formats::weights::segments_gamma;
-use microscale::{Convention, Format, Recipe, ScaleLayout, Shape, dequantize, quantize};
+use microscale::{Format, Numerics, Recipe, ScaleLayout, Shape, dequantize, quantize};
 use microscale_candle::{QExperts, QLinear, QMatrix};
 
 const CPU: &Device = &Device::Cpu;
@@ -18,9 +18,9 @@ fn values(shape: &[usize], seed: u64) -> Tensor {
 
 fn recipes() -> [Recipe; 3] {
     [
-        Recipe::of(Format::Mxfp4, Convention::Ocp).unwrap(),
-        Recipe::of(Format::Nvfp4, Convention::CompressedTensors).unwrap(),
-        Recipe::of(Format::Nvfp4, Convention::Modelopt).unwrap(),
+        Recipe::of(Format::Mxfp4, Numerics::Ocp).unwrap(),
+        Recipe::of(Format::Nvfp4, Numerics::CompressedTensors).unwrap(),
+        Recipe::of(Format::Nvfp4, Numerics::Modelopt).unwrap(),
     ]
 }
 
@@ -199,7 +199,7 @@ fn errors_name_what_does_not_fit() -> Result<()> {
     assert_error(weight.split(0), &["16 rows", "0"]);
 
     let numbers = vec![1.0f32; 32 * 128];
-    let eight_bits = Recipe::of(Format::Mxfp8E4m3, Convention::Ocp).unwrap();
+    let eight_bits = Recipe::of(Format::Mxfp8E4m3, Numerics::Ocp).unwrap();
     let eight_bits = quantize(&numbers, Shape::new(32, 128), &eight_bits).unwrap().tensor;
     assert_error(QMatrix::new(eight_bits), &["mxfp8"]);
     let linear = quantize(&numbers, Shape::new(32, 128), &recipes()[1]).unwrap().tensor;

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use candle_core::{DType, Device, Module, Result, Tensor};
-use microscale::{Convention, Format};
+use microscale::{Format, Numerics};
 use microscale_candle::{Linear, QLinear, Weights};
 use microscale_checkpoint::CheckpointFormat;
 
@@ -15,8 +15,8 @@ const CPU: &Device = &Device::Cpu;
 const SAMPLE: &str = "tiny-llama";
 
 /// Quantizes the sample into a directory.
-fn quantized(out: &Path, format: Format, convention: Convention, files: CheckpointFormat) {
-    samples::quantized(SAMPLE, out, format, convention, files);
+fn quantized(out: &Path, format: Format, numerics: Numerics, files: CheckpointFormat) {
+    samples::quantized(SAMPLE, out, format, numerics, files);
 }
 
 fn largest(x: &Tensor) -> f32 {
@@ -39,17 +39,17 @@ fn assert_layer(layer: &impl Module, weight: &Tensor, bias: Option<&Tensor>) {
 }
 
 #[test]
-fn layers_of_every_convention_are_found_by_the_models_names() -> Result<()> {
+fn layers_of_every_numerics_are_found_by_the_models_names() -> Result<()> {
     let cases = [
-        (Format::Mxfp4, Convention::CompressedTensors, CheckpointFormat::CompressedTensors),
-        (Format::Nvfp4, Convention::CompressedTensors, CheckpointFormat::CompressedTensors),
-        (Format::Nvfp4, Convention::Modelopt, CheckpointFormat::Modelopt),
+        (Format::Mxfp4, Numerics::CompressedTensors, CheckpointFormat::CompressedTensors),
+        (Format::Nvfp4, Numerics::CompressedTensors, CheckpointFormat::CompressedTensors),
+        (Format::Nvfp4, Numerics::Modelopt, CheckpointFormat::Modelopt),
     ];
     let original = Weights::open(&samples::sample(SAMPLE), DType::F32, CPU)?;
-    for (format, convention, files) in cases {
+    for (format, numerics, files) in cases {
         let directory = tempfile::tempdir().unwrap();
         let out = directory.path().join("out");
-        quantized(&out, format, convention, files);
+        quantized(&out, format, numerics, files);
         let weights = Weights::open(&out, DType::F32, CPU)?;
         let mlp = weights.pp("model.layers").pp(1).pp("mlp");
         let name = "down_proj.weight";
@@ -71,7 +71,7 @@ fn layers_of_every_convention_are_found_by_the_models_names() -> Result<()> {
 fn weights_are_multiplied_where_the_file_is_mapped() -> Result<()> {
     let directory = tempfile::tempdir().unwrap();
     let out = directory.path().join("out");
-    quantized(&out, Format::Nvfp4, Convention::CompressedTensors, CheckpointFormat::CompressedTensors);
+    quantized(&out, Format::Nvfp4, Numerics::CompressedTensors, CheckpointFormat::CompressedTensors);
     let weights = Weights::open(&out, DType::F32, CPU)?;
     let Linear::Quantized(layer) = weights.pp("model.layers.0.self_attn.q_proj").linear(128, 128, false)?
     else {
@@ -88,7 +88,7 @@ fn weights_are_multiplied_where_the_file_is_mapped() -> Result<()> {
 fn layers_that_are_not_quantized_come_out_in_the_dtype() -> Result<()> {
     let directory = tempfile::tempdir().unwrap();
     let out = directory.path().join("out");
-    quantized(&out, Format::Nvfp4, Convention::Modelopt, CheckpointFormat::Modelopt);
+    quantized(&out, Format::Nvfp4, Numerics::Modelopt, CheckpointFormat::Modelopt);
     for dtype in [DType::F32, DType::BF16] {
         let weights = Weights::open(&out, dtype, CPU)?;
         let Linear::Plain(head) = weights.pp("lm_head").linear(128, 1024, false)? else {
@@ -99,7 +99,7 @@ fn layers_that_are_not_quantized_come_out_in_the_dtype() -> Result<()> {
     }
     // MXFP8 has no products.
     let out = directory.path().join("mxfp8");
-    quantized(&out, Format::Mxfp8E4m3, Convention::Ocp, CheckpointFormat::CompressedTensors);
+    quantized(&out, Format::Mxfp8E4m3, Numerics::Ocp, CheckpointFormat::CompressedTensors);
     let weights = Weights::open(&out, DType::F32, CPU)?.pp("model.layers.0.mlp.up_proj");
     let layer = weights.linear(128, 352, false)?;
     assert!(matches!(layer, Linear::Plain(_)));
@@ -188,7 +188,7 @@ fn errors_name_the_tensor() -> Result<()> {
     assert_error(weights.get((352, 127), "up_proj.weight").unwrap_err(), &[name, "[352, 128]", "[352, 127]"]);
     let directory = tempfile::tempdir().unwrap();
     let out = directory.path().join("out");
-    quantized(&out, Format::Mxfp4, Convention::CompressedTensors, CheckpointFormat::CompressedTensors);
+    quantized(&out, Format::Mxfp4, Numerics::CompressedTensors, CheckpointFormat::CompressedTensors);
     let weights = Weights::open(&out, DType::F32, CPU)?.pp("model.layers.0.mlp");
     assert_error(
         weights.pp("up_proj").linear(256, 352, false).unwrap_err(),

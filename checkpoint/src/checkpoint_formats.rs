@@ -2,7 +2,7 @@
 //!
 //! A checkpoint format is a file with its [`FormatSpec`](spec::FormatSpec), and a row of the
 //! [table]. Writing, reading, converting and the doctor go by that. This module is about
-//! files and not about arithmetic: it stores codes and scales of any [`microscale::Convention`]
+//! files and not about arithmetic: it stores codes and scales of any [`microscale::Numerics`]
 //! unchanged. Only a global scale may be rounded, by
 //! [`Storage::stored_global_scale`](storage::Storage::stored_global_scale).
 //!

@@ -57,7 +57,7 @@ use crate::write::work::Rewrite;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Converted {
-    /// The convention of the output.
+    /// The checkpoint format of the output.
     pub to: CheckpointFormat,
     /// Sums over the quantized tensors.
     pub converted: Sums,
@@ -179,7 +179,7 @@ impl<'a> Converter<'a> {
         let Convert { to, format, requantize } = *request;
         let to_blocks = to == CheckpointFormat::Fp8Block;
         if let Some(format) = format.filter(|_| to_blocks) {
-            return Err(FormatError::OwnFormat { convention: to, format }.into());
+            return Err(FormatError::OwnFormat { checkpoint_format: to, format }.into());
         }
         let tensors = logical_positions(checkpoint)?;
         check_packed(checkpoint, &tensors)?;

@@ -444,8 +444,8 @@ fn a_shard_of_which_nothing_is_left() {
 /// Everything that reads, on whatever can be opened at all.
 fn read_everything(path: &Path) {
     let Ok(checkpoint) = Checkpoint::open(path) else { return };
-    for convention in [CheckpointFormat::CompressedTensors, CheckpointFormat::GptOss] {
-        let quantize = Quantize { format: Some(convention), ..Quantize::default() };
+    for checkpoint_format in [CheckpointFormat::CompressedTensors, CheckpointFormat::GptOss] {
+        let quantize = Quantize { format: Some(checkpoint_format), ..Quantize::default() };
         let _ = quantize.plan(&checkpoint).map(|plan| plan.to_json());
     }
     let _ = checkpoint::inspect(&checkpoint);
@@ -454,11 +454,11 @@ fn read_everything(path: &Path) {
     let _ = checkpoint::compare(&checkpoint, &checkpoint, device, &mut go_on);
     let _ = checkpoint::diagnose(&checkpoint, Some(&checkpoint), device, &mut go_on);
     let out = tempfile::tempdir().unwrap();
-    for convention in
+    for checkpoint_format in
         [CheckpointFormat::CompressedTensors, CheckpointFormat::Modelopt, CheckpointFormat::GptOss]
     {
         let out = out.path().join("out");
-        let _ = Convert::new(convention).run(&checkpoint, &out, device, &mut go_on);
+        let _ = Convert::new(checkpoint_format).run(&checkpoint, &out, device, &mut go_on);
     }
 }
 

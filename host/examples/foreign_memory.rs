@@ -16,9 +16,7 @@ use microscale::gpu::{
     DeviceQuantizeOptions, DeviceTensorViewMut, DeviceView, DeviceViewMut, GemmWorkspaceMut, Gpu, devices,
     primary_context,
 };
-use microscale::{
-    Convention, Dtype, Format, NonFinite, QuantizedShape, Recipe, Shape, gemv_weights, quantize,
-};
+use microscale::{Dtype, Format, NonFinite, Numerics, QuantizedShape, Recipe, Shape, gemv_weights, quantize};
 
 const ROWS: usize = 1024;
 const COLS: usize = 2048;
@@ -96,7 +94,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     // slot for its global scale.
     let recipe = Recipe {
         non_finite: NonFinite::Propagate,
-        ..Recipe::of(Format::Nvfp4, Convention::CompressedTensors)?
+        ..Recipe::of(Format::Nvfp4, Numerics::CompressedTensors)?
     };
     let (shape, quantized) = (Shape::new(ROWS, COLS), QuantizedShape::new(Format::Nvfp4, ROWS, COLS));
     let (host_weights, host_x) = (waves(ROWS * COLS, 0.02), waves(TOKENS * COLS, 1.0));

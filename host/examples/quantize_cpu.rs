@@ -5,7 +5,7 @@
 //! ```
 
 use half::bf16;
-use microscale::{Convention, Error, ErrorStats, Format, Recipe, Shape, Words, cpu, dequantize, quantize};
+use microscale::{Error, ErrorStats, Format, Numerics, Recipe, Shape, Words, cpu, dequantize, quantize};
 
 fn main() -> Result<(), Error> {
     // K need not be a multiple of the block. The last block of a row is padded with zeros, and the
@@ -16,9 +16,9 @@ fn main() -> Result<(), Error> {
     println!("{} rows of {}, bf16, on {}", shape.rows, shape.cols, cpu::Isa::best().word());
 
     for format in [Format::Mxfp4, Format::Nvfp4] {
-        for &(name, convention) in Convention::WORDS {
+        for &(name, numerics) in Numerics::WORDS {
             // Not every library has every format.
-            let Ok(recipe) = Recipe::of(format, convention) else { continue };
+            let Ok(recipe) = Recipe::of(format, numerics) else { continue };
             let quantized = quantize(&weights, shape, &recipe)?;
             let back: Vec<f32> = dequantize(&quantized.tensor);
             let loss = ErrorStats::between(&weights, &back);

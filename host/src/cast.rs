@@ -29,9 +29,9 @@ const GLOBAL: [i32; 2] = [-126, 126];
 /// # Examples
 /// ```
 /// use microscale::cast::Mxfp4ToNvfp4;
-/// use microscale::{Convention, Format, Recipe, Shape, cpu, quantize};
+/// use microscale::{Numerics, Format, Recipe, Shape, cpu, quantize};
 ///
-/// let recipe = Recipe::of(Format::Mxfp4, Convention::Ocp)?;
+/// let recipe = Recipe::of(Format::Mxfp4, Numerics::Ocp)?;
 /// let tensor = quantize(&[1.5f32; 64], Shape::new(2, 32), &recipe)?.tensor;
 /// let cast = Mxfp4ToNvfp4::default().look_at(&tensor)?.cast(&tensor)?;
 /// assert_eq!(cast.format(), Format::Nvfp4);
@@ -163,9 +163,9 @@ const BLOCKS_TOGETHER: usize = 1 << 9;
 /// # Examples
 /// ```
 /// use microscale::cast::to_mxfp8;
-/// use microscale::{Convention, Format, Recipe, Shape, cpu, quantize};
+/// use microscale::{Numerics, Format, Recipe, Shape, cpu, quantize};
 ///
-/// let recipe = Recipe::of(Format::Mxfp4, Convention::Ocp)?;
+/// let recipe = Recipe::of(Format::Mxfp4, Numerics::Ocp)?;
 /// let tensor = quantize(&[1.5f32; 64], Shape::new(2, 32), &recipe)?.tensor;
 /// let cast = to_mxfp8(&tensor)?;
 /// assert_eq!(cast.format(), Format::Mxfp8E4m3);

@@ -8,7 +8,7 @@ use microscale_formats::{Format, GlobalScale, Words};
 pub use operands::OperandFault;
 
 use crate::report::{Position, Report};
-use crate::scheme::Convention;
+use crate::scheme::Numerics;
 use crate::shape::{QuantizedShape, Strided};
 
 /// The result of the library's tensor operations.
@@ -178,12 +178,12 @@ pub enum Error {
     },
 
     /// The format is not defined for a library's numerics.
-    #[error("{format} has no convention {convention}; it has {}", conventions(*.format))]
-    NoConvention {
+    #[error("{format} has no numerics {numerics}; it has {}", known_numerics(*.format))]
+    NoNumerics {
         /// The format.
         format: Format,
         /// The numerics.
-        convention: Convention,
+        numerics: Numerics,
     },
 
     /// The format's scales cannot be searched.
@@ -270,8 +270,8 @@ pub enum Error {
 
     /// The global scale has the wrong direction for the numerics.
     #[error(
-        "the global scale is a {} but the convention takes a {}; \
-         pass its inverse as that, or choose a convention of the other direction",
+        "the global scale is a {} but these numerics take a {}; \
+         pass its inverse as that, or choose numerics of the other direction",
         .given, .expected
     )]
     GlobalScaleDirection {
@@ -465,10 +465,10 @@ impl HessianFault {
 }
 
 /// Returns the names of the numerics that a format has.
-fn conventions(format: Format) -> String {
-    let all = Convention::WORDS.iter();
+fn known_numerics(format: Format) -> String {
+    let all = Numerics::WORDS.iter();
     let words: Vec<_> =
-        all.filter(|(_, convention)| convention.scheme(format).is_some()).map(|(word, _)| *word).collect();
+        all.filter(|(_, numerics)| numerics.scheme(format).is_some()).map(|(word, _)| *word).collect();
     words.join(", ")
 }
 

@@ -20,10 +20,10 @@ use microscale_formats::ScaleLayout;
 ///
 /// # Examples
 /// ```
-/// use microscale::{Convention, Format, Recipe, Shape};
+/// use microscale::{Numerics, Format, Recipe, Shape};
 /// use microscale::{deinterleave_rows, interleave_rows, quantize};
 ///
-/// let recipe = Recipe::of(Format::Mxfp4, Convention::Ocp)?;
+/// let recipe = Recipe::of(Format::Mxfp4, Numerics::Ocp)?;
 /// let gate = quantize(&[1.0f32; 64], Shape::new(2, 32), &recipe)?.tensor;
 /// let up = quantize(&[3.0f32; 64], Shape::new(2, 32), &recipe)?.tensor;
 /// let both = interleave_rows(&gate, &up)?;

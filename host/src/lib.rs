@@ -16,7 +16,7 @@
 //! Data takes one path, and the same path back: dtype decode → blocks → scale → encode → pack →
 //! layout → container.
 //!
-//! - To choose a format and its numerics, make a [`Recipe`] of a [`Format`] and a [`Convention`]:
+//! - To choose a format and its numerics, make a [`Recipe`] of a [`Format`] and a [`Numerics`]:
 //!   [`Scheme`], [`Global`], [`GlobalScale`], [`Search`], [`ScaleLayout`], [`NonFinite`].
 //! - To describe values in memory, use [`Shape`] or [`Strided`] ([`MatrixShape`] is either), and an
 //!   [`Element`] type ([`Dtype`]).
@@ -92,7 +92,7 @@ pub use microscale_formats::{Format, Gate, GlobalScale, ScaleLayout, Search, Unk
 pub use options::QuantizeOptions;
 pub use recipe::Recipe;
 pub use report::{Position, Report};
-pub use scheme::{Convention, Global, NonFinite, Scheme};
+pub use scheme::{Global, NonFinite, Numerics, Scheme};
 pub use shape::{MatrixShape, QuantizedShape, Shape, Strided};
 pub use tensor::{Quantized, QuantizedTensor};
 pub use view::QuantizedView;

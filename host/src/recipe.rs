@@ -7,7 +7,7 @@ use microscale_formats::{Format, ScaleLayout, Search, Words};
 
 use crate::error::{Error, Result};
 use crate::report::Report;
-use crate::scheme::{Convention, Global, NonFinite, Scheme};
+use crate::scheme::{Global, NonFinite, Numerics, Scheme};
 use crate::shape::{QuantizedShape, Shape};
 
 /// A recipe for quantization. The default is OCP's MXFP4 with linear scales and no non-finite
@@ -28,9 +28,9 @@ impl Recipe {
     /// Returns the recipe of a library's numerics in a format.
     ///
     /// # Errors
-    /// [`Error::NoConvention`] if the library does not have the format.
-    pub fn of(format: Format, convention: Convention) -> Result<Self> {
-        let scheme = convention.scheme(format).ok_or(Error::NoConvention { format, convention })?;
+    /// [`Error::NoNumerics`] if the library does not have the format.
+    pub fn of(format: Format, numerics: Numerics) -> Result<Self> {
+        let scheme = numerics.scheme(format).ok_or(Error::NoNumerics { format, numerics })?;
         Ok(Self { scheme, ..Self::default() })
     }
 
@@ -50,8 +50,8 @@ impl Recipe {
     /// Returns everything that determines the bytes as named facts, for messages and JSON.
     pub fn facts(&self) -> Vec<(&'static str, String)> {
         let mut facts = vec![("format", self.format().to_string())];
-        if let Some(convention) = self.scheme.convention() {
-            facts.push(("convention", convention.word().into()));
+        if let Some(numerics) = self.scheme.numerics() {
+            facts.push(("numerics", numerics.word().into()));
         }
         let mut add = |name, value: &str| facts.push((name, value.into()));
         match self.scheme {

@@ -1,4 +1,4 @@
-//! The requested numerics: a format's [`Scheme`], the [`Convention`] that names it, and the NaN
+//! The requested numerics: a format's [`Scheme`], the [`Numerics`] that names it, and the NaN
 //! policy.
 
 use microscale_formats::{
@@ -35,21 +35,21 @@ impl NonFinite {
 /// Errors that some of these libraries make next to powers of two or at extreme exponents are not
 /// reproduced. docs/compatibility.md in the repository lists them.
 ///
-/// Conventions parse from and print as their names:
+/// Numerics parse from and print as their names:
 ///
 /// ```
-/// use microscale::Convention;
+/// use microscale::Numerics;
 ///
-/// let convention: Convention = "compressed-tensors".parse()?;
-/// assert_eq!(convention, Convention::CompressedTensors);
-/// assert_eq!(convention.to_string(), "compressed-tensors");
-/// let error = "llama".parse::<Convention>().unwrap_err();
-/// assert!(error.to_string().starts_with("unknown convention; there are ocp, torchao, "));
+/// let numerics: Numerics = "compressed-tensors".parse()?;
+/// assert_eq!(numerics, Numerics::CompressedTensors);
+/// assert_eq!(numerics.to_string(), "compressed-tensors");
+/// let error = "llama".parse::<Numerics>().unwrap_err();
+/// assert!(error.to_string().starts_with("unknown numerics; there are ocp, torchao, "));
 /// # Ok::<(), microscale::UnknownWord>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Convention {
+pub enum Numerics {
     /// OCP MX v1.0, torchao's default for the MX formats: floor, ties to even, −0 preserved.
     Ocp,
     /// torchao: OCP's MX formats, and NVFP4 with a multiplier.
@@ -66,7 +66,7 @@ pub enum Convention {
     Bitsandbytes,
 }
 
-impl Convention {
+impl Numerics {
     /// Returns the default numerics of a format.
     ///
     /// They are OCP's for the MX formats, and for NVFP4 the ones that loaders of checkpoints
@@ -196,13 +196,13 @@ impl Scheme {
     }
 
     /// Returns the name of the numerics, if they have one.
-    pub fn convention(&self) -> Option<Convention> {
+    pub fn numerics(&self) -> Option<Numerics> {
         let without_global = match *self {
             Self::Nvfp4(arithmetic, _) => Self::Nvfp4(arithmetic, Global::FromAmax),
             scheme => scheme,
         };
-        let mut conventions = Convention::WORDS.iter().map(|(_, convention)| *convention);
-        conventions.find(|convention| convention.scheme(self.format()) == Some(without_global))
+        let mut numerics = Numerics::WORDS.iter().map(|(_, numerics)| *numerics);
+        numerics.find(|numerics| numerics.scheme(self.format()) == Some(without_global))
     }
 }
 
@@ -213,7 +213,7 @@ impl Default for Scheme {
 }
 
 words!(NonFinite, "treatment of NaN and infinities" { Self::Error = "error", Self::Propagate = "propagate", Self::Saturate = "saturate" });
-words!(Convention, "convention" {
+words!(Numerics, "numerics" {
     Self::Ocp = "ocp",
     Self::Torchao = "torchao",
     Self::CompressedTensors = "compressed-tensors",

@@ -70,7 +70,7 @@ pub struct ReportSlot {
     /// The complement of the smallest B · block + index, B the block size, of a non-finite element,
     /// kept by an atomic maximum; or [`NO_POSITION`].
     pub first_non_finite: u64,
-    /// Blocks that a search gave another scale than the convention's.
+    /// Blocks that a search gave another scale than the numerics'.
     pub rescaled: u64,
     /// Scales whose error a search computed.
     pub tried: u64,

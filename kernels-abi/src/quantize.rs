@@ -58,7 +58,7 @@ pub struct MxOptions {
 #[repr(C)]
 pub struct NvOptions {
     /// The plan, or where that is in the tensor's [`GlobalSlot`](crate::GlobalSlot) one of the same
-    /// convention.
+    /// numerics.
     pub plan: NvPlan,
     /// As in [`MxOptions`].
     pub saturate_non_finite: u32,

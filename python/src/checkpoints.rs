@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use microscale::formats::{ScaleRule, Ties};
-use microscale::{Convention, Device, DeviceChoice, Format, NonFinite, Search, Words};
+use microscale::{Device, DeviceChoice, Format, NonFinite, Numerics, Search, Words};
 use microscale_checkpoint::{
     self as checkpoint, Checkpoint, Convert, GlobalSetting, InputScales, KeptAs, Logical, OnProgress,
     OpenOptions, Part, Places, Progress, Quantize, Recipes, Settings, Skipped, Sums,
@@ -24,7 +24,7 @@ use crate::workers::work;
 pub(crate) struct Arguments {
     recipe: Option<String>,
     format: Option<String>,
-    convention: Option<String>,
+    numerics: Option<String>,
     scale_rule: Option<String>,
     ties: Option<String>,
     search: Option<String>,
@@ -33,7 +33,7 @@ pub(crate) struct Arguments {
     non_finite: Option<String>,
     include: Vec<String>,
     exclude: Vec<String>,
-    out_convention: Option<String>,
+    to: Option<String>,
     kept: Option<String>,
     requantize: bool,
     split_experts: bool,
@@ -59,7 +59,7 @@ impl Arguments {
         };
         recipes.set(Settings {
             format: optional::<Format>(py, self.format.as_deref())?,
-            convention: optional::<Convention>(py, self.convention.as_deref())?,
+            numerics: optional::<Numerics>(py, self.numerics.as_deref())?,
             scale_rule: optional::<ScaleRule>(py, self.scale_rule.as_deref())?,
             ties: optional::<Ties>(py, self.ties.as_deref())?,
             global_scale: match &self.global_scale {
@@ -96,7 +96,7 @@ impl Arguments {
         Ok(Quantize {
             open: OpenOptions { skip_other_weights, split_experts },
             recipes: self.recipes(py)?,
-            format: optional(py, self.out_convention.as_deref())?,
+            format: optional(py, self.to.as_deref())?,
             requantize: self.requantize,
             global_scales: self.global_scales.clone(),
             importance: self.importance.clone(),
@@ -301,7 +301,7 @@ fn inspected(found: &checkpoint::Inspected<'_>) -> Value {
     match &found.tensor {
         Logical::Packed(packed) => {
             facts["format"] = packed.format.word().into();
-            facts["convention"] = packed.convention().word().into();
+            facts["checkpoint_format"] = packed.checkpoint_format().word().into();
             facts["bytes"] = packed.bytes().into();
             if let Some((_, global_scale)) = packed.global_scale {
                 facts["global_scale"] = global_scale.value().into();

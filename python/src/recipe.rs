@@ -6,7 +6,7 @@ use std::str::FromStr;
 use microscale::formats::layout::{TILE_COLS, TILE_ROWS};
 use microscale::formats::{ScaleRule, Ties};
 use microscale::{
-    Convention, Error, Format, Global, GlobalScale, NonFinite, QuantizedShape, ScaleLayout, Scheme, Search,
+    Error, Format, Global, GlobalScale, NonFinite, Numerics, QuantizedShape, ScaleLayout, Scheme, Search,
     Words,
 };
 use pyo3::prelude::*;
@@ -39,12 +39,12 @@ pub(crate) enum GivenGlobal {
 #[pymethods]
 impl Recipe {
     #[new]
-    #[pyo3(signature = (format, convention, scale_rule, ties, search, global_scale, layout, non_finite))]
+    #[pyo3(signature = (format, numerics, scale_rule, ties, search, global_scale, layout, non_finite))]
     #[expect(clippy::too_many_arguments, reason = "they are keywords of one call in Python")]
     fn new(
         py: Python<'_>,
         format: &str,
-        convention: Option<&str>,
+        numerics: Option<&str>,
         scale_rule: Option<&str>,
         ties: Option<&str>,
         search: Option<&str>,
@@ -53,9 +53,9 @@ impl Recipe {
         non_finite: &str,
     ) -> PyResult<Self> {
         let format: Format = word(py, format)?;
-        let convention = optional(py, convention)?.unwrap_or(Convention::default_for(format));
+        let numerics = optional(py, numerics)?.unwrap_or(Numerics::default_for(format));
         let of_tensors = |error| of_tensors(py, error);
-        let mut recipe = microscale::Recipe::of(format, convention).map_err(of_tensors)?;
+        let mut recipe = microscale::Recipe::of(format, numerics).map_err(of_tensors)?;
         if let Some(rule) = optional::<ScaleRule>(py, scale_rule)? {
             let own = recipe.scheme.scale_rule_mut();
             *own.ok_or_else(|| error(py, format!("{format} has no scale_rule to choose; leave it out")))? =

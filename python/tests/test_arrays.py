@@ -137,7 +137,7 @@ def test_arrays_that_are_refused(x, make, error, message):
     ("options", "message"),
     [
         ({"format": "mxfp5"}, "'mxfp5': unknown format; there are mxfp4|\"mxfp5\": unknown format; there are mxfp4"),
-        ({"convention": "ggml"}, "nvfp4 has no convention ggml; it has torchao"),
+        ({"numerics": "ggml"}, "nvfp4 has no numerics ggml; it has torchao"),
         ({"scale_rule": "floor"}, "nvfp4 has no scale_rule"),
         ({"ties": "away"}, "nvfp4 has no ties"),
         ({"format": "mxfp4", "scale_rule": "up"}, "unknown scale rule"),
@@ -211,17 +211,17 @@ def test_objects_tell_what_they_are(x):
     same(pickle.loads(pickle.dumps(q)), q)
 
 
-@pytest.mark.parametrize("convention", ["compressed-tensors", "torchao", "modelopt", "transformer-engine"])
+@pytest.mark.parametrize("numerics", ["compressed-tensors", "torchao", "modelopt", "transformer-engine"])
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
-def test_layers_share_the_global_scale_of_one_amax(rng, convention, dtype):
+def test_layers_share_the_global_scale_of_one_amax(rng, numerics, dtype):
     whole = (rng.standard_normal((48, 64)) * 3).astype(dtype)
     layers = np.split(whole, [16, 20])
     shared = None
     for layer in layers:
         shared = microscale.amax(layer, out=shared)
     assert shared == microscale.amax(whole)
-    expected = microscale.quantize(whole, convention=convention)
-    parts = [microscale.quantize(layer, convention=convention, amax=shared) for layer in layers]
+    expected = microscale.quantize(whole, numerics=numerics)
+    parts = [microscale.quantize(layer, numerics=numerics, amax=shared) for layer in layers]
     assert {(q.global_scale, q.direction) for q in parts} == {(expected.global_scale, expected.direction)}
     np.testing.assert_array_equal(np.concatenate([q.codes for q in parts]), expected.codes)
     np.testing.assert_array_equal(np.concatenate([q.scales for q in parts]), expected.scales)

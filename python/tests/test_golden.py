@@ -9,7 +9,7 @@ from conftest import ROOT, read_safetensors
 import microscale
 
 GOLDEN = ROOT / "tests" / "golden"
-CONVENTIONS = {
+NUMERICS = {
     "torchao": "torchao",
     "compressed-tensors": "compressed-tensors",
     "nvidia-modelopt": "modelopt",
@@ -34,8 +34,8 @@ def block_mask(shape, blocks):
 def test_mxfp4(path):
     tensors, metadata = read_safetensors(path)
     rule = metadata["rule"]
-    convention = CONVENTIONS[metadata["library"]]
-    q = microscale.quantize(tensors["input"], "mxfp4", convention=convention, scale_rule=rule, non_finite="propagate")
+    numerics = NUMERICS[metadata["library"]]
+    q = microscale.quantize(tensors["input"], "mxfp4", numerics=numerics, scale_rule=rule, non_finite="propagate")
     scales, codes = tensors["scales"], tensors["codes"].reshape(*tensors["scales"].shape, 16)
     same = block_mask(scales.shape, json.loads(metadata["slips"]) + json.loads(metadata["nonfinite"]))
     assert same.mean() > 0.7
@@ -69,7 +69,7 @@ def test_nvfp4(path):
         try:
             q = microscale.quantize(
                 tensors[f"{case}.input"],
-                convention=metadata["convention"],
+                numerics=metadata["convention"],
                 global_scale=number,
                 non_finite="propagate",
             )
@@ -83,7 +83,7 @@ def test_nvfp4(path):
         if given is not None:
             assert q.direction == metadata["direction"]
             own = microscale.quantize(
-                tensors[f"{case}.input"], convention=metadata["convention"], non_finite="propagate"
+                tensors[f"{case}.input"], numerics=metadata["convention"], non_finite="propagate"
             )
             computed += np.float32(own.global_scale) == given[0]
         else:

@@ -69,7 +69,7 @@ CHECKPOINTS = [
     ("mixtral", "--format mxfp4 --exclude *.layers.1.*", 4, 1),
     ("qwen3", "--format mxfp4", 8, 2),
     ("qwen3", "--format nvfp4 --exclude *.1.mlp.experts.*", 8, 1),
-    ("gpt-oss", "--format mxfp4 --out-convention gpt-oss", 0, 2),
+    ("gpt-oss", "--format mxfp4 --to gpt-oss", 0, 2),
 ]
 
 
@@ -353,7 +353,7 @@ def test_other_checkpoint_formats_are_refused_with_a_hint(folder, tmp_path):
     from microscale.torch import load_quantized
 
     other = tmp_path / "other.safetensors"
-    program("quantize", tmp_path / "net.safetensors", "--format", "nvfp4", "--out-convention", "modelopt", "--out", other)
+    program("quantize", tmp_path / "net.safetensors", "--format", "nvfp4", "--to", "modelopt", "--out", other)
     message = "first.weight is nvfp4 in the checkpoint format modelopt.*convert --to compressed-tensors"
     with pytest.raises(microscale.CheckpointError, match=message) as raised:
         load_quantized(Net(), other)

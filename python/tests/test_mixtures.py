@@ -179,4 +179,4 @@ def test_experts_that_are_left_alone(model):
     module.has_post_expert_norm = True
     assert not QuantizedExperts.replaces(module, "mxfp4")
     with pytest.raises(microscale.Error, match="divisor"):
-        QuantizedExperts.from_experts(module, convention="modelopt")
+        QuantizedExperts.from_experts(module, numerics="modelopt")

@@ -36,7 +36,7 @@ def torchaos(x, format, layout, number):
 def test_torchaos_tensors(format, layout, shape):
     pytest.importorskip("torchao")
     x = values(shape)
-    q = microscale.quantize(x, format, convention="torchao", layout=layout)
+    q = microscale.quantize(x, format, numerics="torchao", layout=layout)
     ours = to_torchao(q)
     number = None if q.direction is None else torch.tensor(q.global_scale)
     theirs = torchaos(x, format, layout, number)
@@ -55,8 +55,8 @@ def test_torchaos_tensors_multiply():
     pytest.importorskip("torchao")
     x, w = values((8, 64)), values((48, 64))
     for format in ("nvfp4", "mxfp4"):
-        q = microscale.quantize(w, format, convention="torchao", **({"global_scale": "none"} if format == "nvfp4" else {}))
-        a = microscale.quantize(x, format, convention="torchao", **({"global_scale": "none"} if format == "nvfp4" else {}))
+        q = microscale.quantize(w, format, numerics="torchao", **({"global_scale": "none"} if format == "nvfp4" else {}))
+        a = microscale.quantize(x, format, numerics="torchao", **({"global_scale": "none"} if format == "nvfp4" else {}))
         if format == "nvfp4":
             # Weights alone are dequantized by torchao.
             y = torch.nn.functional.linear(x, to_torchao(q))
@@ -69,7 +69,7 @@ def test_torchaos_tensors_multiply():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: microscale.quantize(values((4, 64))), "choose the convention torchao"),
+        (lambda: microscale.quantize(values((4, 64))), "choose the numerics torchao"),
         (lambda: microscale.quantize(values((4, 40)), "mxfp4"), "whole blocks of 32"),
         (lambda: microscale.quantize(values((2, 4, 64)), "mxfp4", layout="swizzled"), "use linear scales"),
     ],
@@ -85,7 +85,7 @@ def test_the_layout_is_that_of_scaled_mm(format):
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     def operand(rows):
-        q = microscale.quantize(values((rows, 256)), format, convention="torchao", layout="swizzled")
+        q = microscale.quantize(values((rows, 256)), format, numerics="torchao", layout="swizzled")
         return q.typed
 
     (a, a_scales), (b, b_scales) = operand(130), operand(64)
@@ -107,7 +107,7 @@ def test_compressed_tensors_state(format, dtype):
     from compressed_tensors.quantization.utils import compute_dynamic_scales_and_zp, generate_gparam
 
     w = values((48, 96), dtype)
-    q = microscale.quantize(w, format, convention="compressed-tensors")
+    q = microscale.quantize(w, format, numerics="compressed-tensors")
     state = dict(QuantizedLinear(q).state_dict())
     scheme = preset_name_to_scheme({"nvfp4": "NVFP4A16", "mxfp4": "MXFP4A16"}[format], ["Linear"])
     compressor = BaseCompressor.get_value_from_registry(f"{format}-pack-quantized")
@@ -133,7 +133,7 @@ def test_modelopts_bytes(format, dtype):
     from modelopt.torch.quantization.qtensor import MXFP4QTensor, NVFP4QTensor
 
     x = (torch.randn(130, 256, generator=torch.Generator().manual_seed(4)) * 3).to(dtype)
-    q = microscale.quantize(x, format, convention="modelopt")
+    q = microscale.quantize(x, format, numerics="modelopt")
     if format == "nvfp4":
         theirs, scales, number = NVFP4QTensor.quantize(x, 16)
         assert q.direction == "multiplier" and q.global_scale == number.item()

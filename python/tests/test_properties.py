@@ -61,11 +61,11 @@ def test_dequantizing_is_the_definition(x, format, dtype):
 def test_what_was_quantized_stays(x, format):
     """Values that a format holds are the fixed points of quantizing, given the same global scale."""
     if format == "nvfp4":
-        q = microscale.quantize(x, format, convention="modelopt", global_scale=1.0)
-        again = microscale.quantize(microscale.dequantize(q), format, convention="modelopt", global_scale=1.0)
+        q = microscale.quantize(x, format, numerics="modelopt", global_scale=1.0)
+        again = microscale.quantize(microscale.dequantize(q), format, numerics="modelopt", global_scale=1.0)
     else:
-        q = microscale.quantize(x, format, convention="ocp")
-        again = microscale.quantize(microscale.dequantize(q), format, convention="ocp")
+        q = microscale.quantize(x, format, numerics="ocp")
+        again = microscale.quantize(microscale.dequantize(q), format, numerics="ocp")
     np.testing.assert_array_equal(microscale.dequantize(again), microscale.dequantize(q))
 
 

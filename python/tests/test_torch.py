@@ -172,7 +172,7 @@ def test_the_state_has_compressed_tensors_names(model, format):
     x = torch.randn(2, 64, dtype=torch.bfloat16)
     assert torch.equal(other(x), model[0](x))
     with pytest.raises(microscale.Error, match="divisor"):
-        QuantizedLinear.from_linear(torch.nn.Linear(64, 96), convention="modelopt")
+        QuantizedLinear.from_linear(torch.nn.Linear(64, 96), numerics="modelopt")
 
 
 def test_scales_keep_their_dtypes_when_a_model_is_cast(model):

@@ -8,7 +8,7 @@ use microscale::Words;
 use microscale_formats::nvfp4::{Quantizer, Scaling};
 use microscale_formats::shortcut::NvShortcut;
 use microscale_formats::{E2m1, E4m3, Ties};
-use microscale_test_support::cases::{NVFP4_CONVENTIONS, nvfp4_arithmetic};
+use microscale_test_support::cases::{NVFP4_NUMERICS, nvfp4_arithmetic};
 use rayon::prelude::*;
 
 /// A 16-bit dtype.
@@ -76,19 +76,19 @@ fn compare<T: Short>(quantizer: &Quantizer, shortcut: &NvShortcut, what: &str) -
 ///
 /// Compares each with the reference.
 fn complete<T: Short>(amaxes: &[f32]) -> Vec<(usize, usize)> {
-    let of_convention = |convention| {
-        let arithmetic = nvfp4_arithmetic(convention);
+    let of_numerics = |numerics| {
+        let arithmetic = nvfp4_arithmetic(numerics);
         let of_amax = |amax: &f32| {
             let global = arithmetic.global_scale(*amax, T::round).value();
             let quantizer = Quantizer::new(arithmetic, global);
             let shortcut = NvShortcut::new(&quantizer, T::SIGNIFICAND);
-            let what = format!("{} of amax {amax:e}", convention.word());
+            let what = format!("{} of amax {amax:e}", numerics.word());
             (shortcut.complete != 0).then(|| compare::<T>(&quantizer, &shortcut, &what))
         };
         let ties: Vec<usize> = amaxes.par_iter().filter_map(of_amax).collect();
         (ties.len(), ties.iter().sum())
     };
-    NVFP4_CONVENTIONS.into_iter().map(of_convention).collect()
+    NVFP4_NUMERICS.into_iter().map(of_numerics).collect()
 }
 
 #[test]
@@ -126,7 +126,7 @@ fn arbitrary_global_scales_encode_like_the_reference() {
 fn a_factor_is_not_just_the_reciprocal() {
     // Shows that the test of factors is needed: without it, some values would be encoded
     // differently.
-    let arithmetic = nvfp4_arithmetic(NVFP4_CONVENTIONS[0]);
+    let arithmetic = nvfp4_arithmetic(NVFP4_NUMERICS[0]);
     let wrong = (0..128).map(|i| bf16::from_bits(0x3F80 + i).to_f32()).filter(|amax| {
         let quantizer = Quantizer::new(arithmetic, arithmetic.global_scale(*amax, bf16::round).value());
         (0..8u8).any(|mantissa| {

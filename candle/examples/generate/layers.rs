@@ -4,7 +4,7 @@ use std::str::FromStr;
 
 use candle_core::quantized::{GgmlDType, QMatMul, QTensor};
 use candle_core::{DType, Device, Module, Result, Tensor, bail};
-use microscale::{Convention, Format, Recipe, Search};
+use microscale::{Format, Numerics, Recipe, Search};
 use microscale_candle::{QLinear, Weights};
 
 use super::llama::Source;
@@ -56,9 +56,9 @@ impl Held {
                 Box::new(QMatMul::from_qtensor(QTensor::quantize(&weight.to_dtype(DType::F32)?, dtype)?)?)
             }
             Self::Quantized(format, search) => {
-                let convention =
-                    if format == Format::Mxfp4 { Convention::Ocp } else { Convention::CompressedTensors };
-                let recipe = Recipe::of(format, convention).map_err(candle_core::Error::wrap)?;
+                let numerics =
+                    if format == Format::Mxfp4 { Numerics::Ocp } else { Numerics::CompressedTensors };
+                let recipe = Recipe::of(format, numerics).map_err(candle_core::Error::wrap)?;
                 Box::new(QLinear::quantize(&weight, bias, &Recipe { search, ..recipe })?)
             }
         })

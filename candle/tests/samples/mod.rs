@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
-use microscale::{Convention, Format};
+use microscale::{Format, Numerics};
 use microscale_checkpoint::{Checkpoint, CheckpointFormat, Quantize, Settings};
 
 /// A sample's directory.
@@ -16,15 +16,9 @@ pub(crate) fn sample(name: &str) -> PathBuf {
 }
 
 /// Quantizes a sample into a directory.
-pub(crate) fn quantized(
-    name: &str,
-    out: &Path,
-    format: Format,
-    convention: Convention,
-    files: CheckpointFormat,
-) {
+pub(crate) fn quantized(name: &str, out: &Path, format: Format, numerics: Numerics, files: CheckpointFormat) {
     let checkpoint = Checkpoint::open(&sample(name)).unwrap();
-    let settings = Settings { format: Some(format), convention: Some(convention), ..Settings::default() };
+    let settings = Settings { format: Some(format), numerics: Some(numerics), ..Settings::default() };
     let quantize = Quantize { format: Some(files), ..Quantize::new(settings) };
     let plan = quantize.plan(&checkpoint).unwrap();
     plan.run(out, &microscale::Device::Cpu, &mut |_| ControlFlow::Continue(())).unwrap();

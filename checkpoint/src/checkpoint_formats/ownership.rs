@@ -79,7 +79,7 @@ fn find<'a>(
         return Ok(under_scales(checkpoint, stored)?.map(Logical::Plain));
     };
     let packed = packed?;
-    let is_quark = packed.convention() == CheckpointFormat::Quark && packed.format == Format::Mxfp4;
+    let is_quark = packed.checkpoint_format() == CheckpointFormat::Quark && packed.format == Format::Mxfp4;
     match other_scales.filter(|_| is_quark) {
         Some(why) => Err(stored.unreadable(why.into())),
         None => Ok(Some(Logical::Packed(packed.into()))),

@@ -94,7 +94,7 @@ impl<'a> Logical<'a> {
 
 impl<'a> Packed<'a> {
     /// The checkpoint format of its parts.
-    pub fn convention(&self) -> CheckpointFormat {
+    pub fn checkpoint_format(&self) -> CheckpointFormat {
         self.storage.checkpoint_format
     }
 

@@ -278,13 +278,13 @@ impl Storage {
     pub(crate) fn check_scales(&self, tensor: &Tensor<'_>, scales: &[u8], before: usize) -> Result<()> {
         let unheld = self.blocks.and_then(|blocks| blocks.first_unheld(scales));
         let Some(block) = unheld else { return Ok(()) };
-        let (file, byte, convention) = (tensor.file.into(), scales[block], self.checkpoint_format);
+        let (file, byte, checkpoint_format) = (tensor.file.into(), scales[block], self.checkpoint_format);
         Err(Error::Format(FormatError::Unheld {
             file,
             tensor: tensor.name.into(),
             block: before + block,
             byte,
-            convention,
+            checkpoint_format,
         }))
     }
 

@@ -109,7 +109,7 @@ impl Storage {
         let found = written.and_then(|spec| spec.stored.iter().find(|stored| stored.format == format));
         found.ok_or_else(|| {
             Error::Format(FormatError::NotStored {
-                convention: checkpoint_format,
+                checkpoint_format,
                 format,
                 instead: instead_of(checkpoint_format, format),
             })
@@ -127,7 +127,7 @@ fn instead_of(checkpoint_format: CheckpointFormat, format: Format) -> String {
             "and no other has it (the library quantizes single tensors to it, and \
              `microscale compare A --format {format}` measures what A would lose)"
         ),
-        others => format!("or a convention that has it: {}", others.join(", ")),
+        others => format!("or a checkpoint format that has it: {}", others.join(", ")),
     };
     let choices = others.trim_start_matches("or ");
     match checkpoint_format.written() {
@@ -146,7 +146,7 @@ mod tests {
     use crate::read::description::QUANTIZATION;
     use crate::reason::Reason;
     use crate::write::outline::Outline;
-    use microscale::Convention;
+    use microscale::Numerics;
     use serde_json::Value;
 
     const E4M3: FileDtype = FileDtype::F8_E4M3;
@@ -241,7 +241,7 @@ mod tests {
         assert_eq!(experts.cannot_hold("a.experts.down_proj", &[4, 96, 5]), None);
         assert_eq!(experts.cannot_hold("a.experts.down_proj", &[4, 48, 32]), columns(48, 32));
         assert_eq!(experts.cannot_hold("a.experts.down_proj_bias", &[4, 96]), Some(Reason::NotAnExpert));
-        let e5m2 = Recipe::of(Format::Mxfp8E5m2, Convention::Ocp).unwrap();
+        let e5m2 = Recipe::of(Format::Mxfp8E5m2, Numerics::Ocp).unwrap();
         for (_, checkpoint_format) in CheckpointFormat::WORDS {
             let refused = checkpoint_format.check(&e5m2).unwrap_err();
             assert!(
@@ -255,7 +255,7 @@ mod tests {
         for read in [CheckpointFormat::DeepSeek, CheckpointFormat::Quark] {
             let refused = read.check(&Recipe::default()).unwrap_err().to_string();
             assert!(
-                refused.contains("read and not written, so choose a convention that has it"),
+                refused.contains("read and not written, so choose a checkpoint format that has it"),
                 "{refused}"
             );
         }

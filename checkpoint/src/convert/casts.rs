@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use microscale::cast::{Mxfp4ToNvfp4, to_mxfp8};
 use microscale::formats::nvfp4::Direction;
-use microscale::{Convention, Device, Format, Global, GlobalScale, QuantizedTensor, Recipe};
+use microscale::{Device, Format, Global, GlobalScale, Numerics, QuantizedTensor, Recipe};
 use rayon::prelude::*;
 
 use crate::checkpoint_formats::packed::Packed;
@@ -99,7 +99,7 @@ fn share(examined: &[(&Packed<'_>, Option<Cast>)]) -> HashMap<Fused, Option<Mxfp
 /// default, parts of a fused layer under one global scale.
 fn quantized_again(tensors: &[&Packed<'_>], to: Format) -> Result<Vec<Cast>> {
     let Some(first) = tensors.first() else { return Ok(Vec::new()) };
-    let recipe = Recipe::of(to, Convention::default_for(to)).map_err(|error| first.error(error))?;
+    let recipe = Recipe::of(to, Numerics::default_for(to)).map_err(|error| first.error(error))?;
     let Some(arithmetic) = recipe.scheme.global_from_amax() else {
         return Ok(vec![Cast::Again(recipe, None); tensors.len()]);
     };

@@ -32,8 +32,8 @@ pub(super) fn check_config(contents: &Contents<'_>, findings: &mut Vec<Finding>)
         }
         (Some((method, _)), Some(_)) => {
             let quantization = quantization(&config.object.json).and_then(Value::as_object);
-            for packed in packed.iter().filter(|packed| !packed.convention().is_method(&method)) {
-                let stored = packed.convention().word();
+            for packed in packed.iter().filter(|packed| !packed.checkpoint_format().is_method(&method)) {
+                let stored = packed.checkpoint_format().word();
                 found(
                     Some(packed.name),
                     format!("the method is {method}, but the tensor is stored as {stored}"),

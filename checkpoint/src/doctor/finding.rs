@@ -190,7 +190,7 @@ impl Defect {
             Self::OtherValues => {
                 "make sure that --against names the checkpoint that was quantized; if so, quantize that again, or download the file again"
             }
-            Self::Misread => "write the tensor as its convention has it (microscale convert does)",
+            Self::Misread => "write the tensor as its checkpoint format has it (microscale convert does)",
             Self::Transform => {
                 "load it with vLLM, or quantize the original without a transform of activations"
             }

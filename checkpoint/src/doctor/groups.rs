@@ -159,7 +159,7 @@ impl ConfigGroup<'_> {
             return Some("it has no weights".into());
         };
         let (bits, block) = (packed.format.bits() as u64, packed.storage.elements_per_scale() as u64);
-        let ours = packed.convention() == CheckpointFormat::CompressedTensors;
+        let ours = packed.checkpoint_format() == CheckpointFormat::CompressedTensors;
         let (word, strategy, scale_dtype) = words_of(packed.format);
         let facts: [(&str, Value, bool); 7] = [
             ("num_bits", bits.into(), true),
@@ -210,7 +210,8 @@ impl ConfigGroup<'_> {
     ///
     /// vLLM 0.33 refuses NVFP4 weights with inputs in another format.
     pub(super) fn input_difference(&self, packed: &Packed<'_>) -> Option<String> {
-        let inputs = self.inputs.filter(|_| packed.convention() == CheckpointFormat::CompressedTensors)?;
+        let inputs =
+            self.inputs.filter(|_| packed.checkpoint_format() == CheckpointFormat::CompressedTensors)?;
         let (_, strategy, _) = words_of(packed.format);
         let nvfp4 = packed.format.has_global_scale();
         let facts: [(&str, Value, bool); 4] = [

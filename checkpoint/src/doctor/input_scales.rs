@@ -52,7 +52,7 @@ fn check_presence(contents: &Contents<'_>, findings: &mut Vec<Finding>) {
     let groups = config.and_then(|config| config.get("config_groups")?.as_object());
     // `check_config` reports configs with too many patterns.
     let groups = groups.and_then(|groups| Groups::of(groups).ok());
-    let weights_only = |packed: &Packed<'_>| match packed.convention() {
+    let weights_only = |packed: &Packed<'_>| match packed.checkpoint_format() {
         CheckpointFormat::CompressedTensors => {
             let layers = checkpoint.naming.spellings(module(packed.name));
             let group = groups.as_ref().and_then(|groups| groups.group_of(&layers));
@@ -76,7 +76,7 @@ fn check_presence(contents: &Contents<'_>, findings: &mut Vec<Finding>) {
         stored.is_some() && packed.input_scale.is_none()
     });
     for packed in without {
-        let claimed = match packed.convention() {
+        let claimed = match packed.checkpoint_format() {
             CheckpointFormat::CompressedTensors => {
                 let layers = checkpoint.naming.spellings(module(packed.name));
                 groups.as_ref().is_some_and(|groups| groups.have_stored_input_scale(&layers))
@@ -86,7 +86,7 @@ fn check_presence(contents: &Contents<'_>, findings: &mut Vec<Finding>) {
         let what = match (claimed, one) {
             (true, _) => {
                 let name = packed.storage.input_scale.as_ref().map_or("", |stored| stored.name.suffix());
-                let expected = match packed.convention() {
+                let expected = match packed.checkpoint_format() {
                     CheckpointFormat::Modelopt => "W4A16_NVFP4",
                     _ => "no input_activations",
                 };

@@ -29,7 +29,7 @@ pub(super) fn check_formats(
             Err(why) => return found(None, why),
         }
     }
-    let ours = |packed: &&Packed<'_>| packed.convention() == CheckpointFormat::CompressedTensors;
+    let ours = |packed: &&Packed<'_>| packed.checkpoint_format() == CheckpointFormat::CompressedTensors;
     let Some(first) = contents.packed.iter().find(ours) else { return };
     if !quantization.contains_key("config_groups") {
         found(None, "there are no config_groups".into());
@@ -67,7 +67,7 @@ pub(super) fn check_ignored(
     let listed = match listed {
         Some(listed) => listed.as_slice(),
         // Loaders take a missing list for an empty one.
-        None if !by_layer && packed.iter().any(|packed| lists.contains(&packed.convention())) => &[],
+        None if !by_layer && packed.iter().any(|packed| lists.contains(&packed.checkpoint_format())) => &[],
         None => return,
     };
     let ignored = match Ignored::of(&listed.iter().filter_map(Value::as_str).collect::<Vec<_>>()) {
@@ -82,7 +82,8 @@ pub(super) fn check_ignored(
     }
     // transformers uses its modules' names. Loaders of the other formats also accept the file's
     // names.
-    let by_modules = packed.iter().any(|packed| packed.convention() == CheckpointFormat::CompressedTensors);
+    let by_modules =
+        packed.iter().any(|packed| packed.checkpoint_format() == CheckpointFormat::CompressedTensors);
     let transforms = transforms(checkpoint);
     let is_transform =
         |tensor: &&Tensor<'_>| transforms.as_ref().is_some_and(|found| found.has_parameter(tensor.name));

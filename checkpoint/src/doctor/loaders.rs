@@ -15,7 +15,7 @@ pub(super) fn check_loaders(contents: &Contents<'_>, findings: &mut Vec<Finding>
     for packed in packed {
         let Some((stored, scale)) = packed.global_scale else { continue };
         let (name, is_one) = (stored.name, scale.value() == 1.0);
-        match packed.convention() {
+        match packed.checkpoint_format() {
             CheckpointFormat::CompressedTensors if is_expert(packed.name) && !is_one => {
                 let what = format!("transformers 5.24 leaves out {name}, {}", scale.value());
                 findings.push(Finding::in_packed(Defect::ExpertGlobalScale, packed, what));
@@ -37,7 +37,8 @@ pub(super) fn check_loaders(contents: &Contents<'_>, findings: &mut Vec<Finding>
         }
     }
     check_split_count(checkpoint, findings);
-    let first = packed.iter().find(|packed| packed.convention() == CheckpointFormat::CompressedTensors);
+    let first =
+        packed.iter().find(|packed| packed.checkpoint_format() == CheckpointFormat::CompressedTensors);
     if let Some((what, config)) = checkpoint.naming.loading().problem().zip(checkpoint.config.as_ref())
         && first.is_some()
     {

@@ -18,7 +18,8 @@ use crate::read::experts::is_of_all_experts;
 pub(super) fn check_selection(contents: &Contents<'_>, findings: &mut Vec<Finding>) {
     let checkpoint = contents.checkpoint;
     let of_layers = |packed: &&Packed<'_>| {
-        [CheckpointFormat::CompressedTensors, CheckpointFormat::Modelopt].contains(&packed.convention())
+        [CheckpointFormat::CompressedTensors, CheckpointFormat::Modelopt]
+            .contains(&packed.checkpoint_format())
     };
     let packed: Vec<_> = contents.packed.iter().filter(of_layers).collect();
     let mut layers: BTreeMap<&str, [Option<&str>; 2]> = BTreeMap::new();
@@ -30,7 +31,8 @@ pub(super) fn check_selection(contents: &Contents<'_>, findings: &mut Vec<Findin
             layers.entry(parent).or_default()[0].get_or_insert(packed.name);
         }
     }
-    let by_modules = packed.iter().any(|packed| packed.convention() == CheckpointFormat::CompressedTensors);
+    let by_modules =
+        packed.iter().any(|packed| packed.checkpoint_format() == CheckpointFormat::CompressedTensors);
     let plain = || contents.plain.iter().filter(|tensor| tensor.scaling.is_none());
     for tensor in plain().filter(|tensor| is_expert_weight(tensor)) {
         if let Some((parent, _)) = tensor.name.split_once(EXPERTS).filter(|_| is_expert(tensor.name)) {

@@ -39,10 +39,10 @@ pub(super) fn check_dtype(naming: Naming, tensor: &Tensor<'_>, findings: &mut Ve
 pub(super) fn check_stored(packed: &Packed<'_>, findings: &mut Vec<Finding>) {
     let mut found = |what| findings.push(Finding::in_packed(Defect::Misread, packed, what));
     if let Some(scales) = packed.scales.filter(|scales| scales.dtype == FileDtype::F8_E8M0) {
-        let (name, convention) = (scales.name, packed.convention());
+        let (name, checkpoint_format) = (scales.name, packed.checkpoint_format());
         // transformers 5.23 converts such scales to integers by value instead of reinterpreting
         // their bits.
-        if convention == CheckpointFormat::CompressedTensors {
+        if checkpoint_format == CheckpointFormat::CompressedTensors {
             found(format!("{name} is F8_E8M0, and compressed-tensors expects the same bytes as U8"));
         }
     }
@@ -53,6 +53,6 @@ pub(super) fn check_stored(packed: &Packed<'_>, findings: &mut Vec<Finding>) {
         // compressed-tensors divides by a scale without dimensions in bf16, because it has a lower
         // rank in PyTorch's type promotion.
         let (name, shape) = (tensor.name, tensor.shape);
-        found(format!("{name} has shape {shape:?}, and its convention {expected:?}"));
+        found(format!("{name} has shape {shape:?}, and its checkpoint format {expected:?}"));
     }
 }

@@ -17,13 +17,13 @@ pub enum FormatError {
         "{} cannot be written as {}: names and metadata of GGUF files and of safetensors checkpoints are \
          not each other's; choose {} (llama.cpp's convert_hf_to_gguf makes GGUF files of checkpoints, \
          quantized ones too)",
-        .path.display(), .convention.word(), .own.word()
+        .path.display(), .checkpoint_format.word(), .own.word()
     )]
     OtherContainer {
         /// The input.
         path: PathBuf,
         /// The requested checkpoint format.
-        convention: CheckpointFormat,
+        checkpoint_format: CheckpointFormat,
         /// The checkpoint format of the input's container.
         own: CheckpointFormat,
     },
@@ -74,7 +74,7 @@ pub enum FormatError {
     #[error(
         "{}: tensor {tensor}: block {block} has scale byte {byte:#04x}, which {} has for no number; \
          quantize with --non-finite error or saturate",
-        .file.display(), .convention.word()
+        .file.display(), .checkpoint_format.word()
     )]
     Unheld {
         /// The input.
@@ -86,7 +86,7 @@ pub enum FormatError {
         /// The scale byte.
         byte: u8,
         /// The requested checkpoint format.
-        convention: CheckpointFormat,
+        checkpoint_format: CheckpointFormat,
     },
 
     /// Packed codes lack their scales, parts do not fit each other, or the format is unknown.
@@ -114,10 +114,10 @@ pub enum FormatError {
     },
 
     /// The checkpoint format does not have the format.
-    #[error("{}, the checkpoint format, has no {format}; {instead}", .convention.word())]
+    #[error("{}, the checkpoint format, has no {format}; {instead}", .checkpoint_format.word())]
     NotStored {
         /// The checkpoint format.
-        convention: CheckpointFormat,
+        checkpoint_format: CheckpointFormat,
         /// The format.
         format: Format,
         /// The alternatives, in words.
@@ -192,10 +192,10 @@ pub enum FormatError {
     },
 
     /// The checkpoint format implies a format, and another one was requested.
-    #[error("{} is FP8 (E4M3) and no {format}; leave the format out", .convention.word())]
+    #[error("{} is FP8 (E4M3) and no {format}; leave the format out", .checkpoint_format.word())]
     OwnFormat {
         /// The checkpoint format.
-        convention: CheckpointFormat,
+        checkpoint_format: CheckpointFormat,
         /// The requested format.
         format: Format,
     },
@@ -240,7 +240,7 @@ pub enum FormatError {
 
     /// No tensor is quantized.
     #[error(
-        "{} has no quantized tensor under the names of a known convention ({}); {}",
+        "{} has no quantized tensor under the names of a known checkpoint format ({}); {}",
         .path.display(), all_words::<CheckpointFormat>(),
         .advice.map_or_else(|| format!("there is nothing to {doing}"), String::from)
     )]
@@ -278,7 +278,7 @@ fn all_words<T: Words>() -> String {
 fn instead(to: CheckpointFormat) -> String {
     match to {
         CheckpointFormat::GptOss => {
-            "a model of that architecture can be dequantized, and quantized again with --out-convention gpt-oss".into()
+            "a model of that architecture can be dequantized, and quantized again with --to gpt-oss".into()
         }
         to => format!(
             "{} does not, and no loader is known that would read gpt-oss by it: keep these files, or dequantize them to bf16",

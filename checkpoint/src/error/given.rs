@@ -144,7 +144,7 @@ pub enum GivenError {
 
     /// Input scales were given, and no weight can have one.
     #[error(
-        "{tensor} can have no scale of its inputs: NVFP4 in the conventions compressed-tensors and modelopt has one for weights \
+        "{tensor} can have no scale of its inputs: NVFP4 in the checkpoint formats compressed-tensors and modelopt has one for weights \
          called *.weight, and in GGUF files for those of layers that llama.cpp loads scales of; leave it out with --exclude, or leave \
          --input-scale out"
     )]

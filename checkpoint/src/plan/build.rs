@@ -70,7 +70,7 @@ impl<'a> Plan<'a> {
     fn decide(request: &Quantize, checkpoint: &'a Checkpoint) -> Result<Self> {
         let recipes = &request.recipes;
         let own = checkpoint.own_format();
-        let format = request.format.or(recipes.out_convention).unwrap_or(own);
+        let format = request.format.or(recipes.to).unwrap_or(own);
         checkpoint.check_container(format)?;
         recipes.check(format)?;
         let layers = Layers::of(checkpoint.tensors().map(|tensor| tensor.name));

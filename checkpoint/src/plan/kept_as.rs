@@ -35,8 +35,8 @@ impl KeptAs {
     ///
     /// # Errors
     /// [`RecipeError::Settings`](crate::RecipeError::Settings) for Q8_0 outside of GGUF.
-    pub(crate) fn check(self, convention: CheckpointFormat) -> Result<()> {
-        if self == Self::Unchanged || convention == CheckpointFormat::Gguf {
+    pub(crate) fn check(self, checkpoint_format: CheckpointFormat) -> Result<()> {
+        if self == Self::Unchanged || checkpoint_format == CheckpointFormat::Gguf {
             return Ok(());
         }
         let why = "kept: q8_0 is a type of GGUF files; leave it out, or quantize a GGUF file".into();

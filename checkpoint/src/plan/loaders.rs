@@ -148,7 +148,7 @@ impl Plan<'_> {
         (count > 0).then(|| {
             format!(
                 "{count} tensors have the experts of a layer together, and are copied: --split-experts takes them one by one, as \
-                 engines look for quantized ones (those of gpt-oss need --out-convention gpt-oss instead)"
+                 engines look for quantized ones (those of gpt-oss need --to gpt-oss instead)"
             )
         })
     }

@@ -35,7 +35,7 @@ use crate::reason::Reason;
 pub struct Recipes {
     settings: Settings,
     /// Checkpoint format to write, if the recipe has one.
-    pub out_convention: Option<CheckpointFormat>,
+    pub to: Option<CheckpointFormat>,
     /// Storage of unquantized tensors.
     pub kept: KeptAs,
     selection: Selection,
@@ -86,9 +86,9 @@ impl Recipes {
     /// # Errors
     /// [`RecipeError::Settings`](crate::RecipeError::Settings) if settings from the command line
     /// conflict, [`RecipeError::File`](crate::RecipeError::File) if settings from a file do.
-    pub fn check(&self, convention: CheckpointFormat) -> Result<()> {
-        self.kept.check(convention)?;
-        self.tensor_recipe(self.settings, &[], convention).map(|_| ())
+    pub fn check(&self, checkpoint_format: CheckpointFormat) -> Result<()> {
+        self.kept.check(checkpoint_format)?;
+        self.tensor_recipe(self.settings, &[], checkpoint_format).map(|_| ())
     }
 
     /// Lists probable mistakes: patterns without a match, and layers to keep without numbered
@@ -166,20 +166,24 @@ impl Recipes {
     }
 
     /// Returns the recipe that a tensor gets if it is quantized.
-    pub(crate) fn recipe_of(&self, tensor: &str, convention: CheckpointFormat) -> Result<TensorRecipe> {
+    pub(crate) fn recipe_of(
+        &self,
+        tensor: &str,
+        checkpoint_format: CheckpointFormat,
+    ) -> Result<TensorRecipe> {
         let rules: Vec<_> = self.rules.iter().filter(|rule| rule.matches(tensor)).collect();
         let settings = rules.iter().fold(self.settings, |those, rule| rule.settings.or(those));
-        self.tensor_recipe(settings, &rules, convention)
+        self.tensor_recipe(settings, &rules, checkpoint_format)
     }
 
     fn tensor_recipe(
         &self,
         settings: Settings,
         rules: &[&Rule],
-        convention: CheckpointFormat,
+        checkpoint_format: CheckpointFormat,
     ) -> Result<TensorRecipe> {
         let (recipe, search_global) = self.recipe(settings, rules)?;
-        TensorRecipe::new(recipe, search_global, convention).map_err(|error| {
+        TensorRecipe::new(recipe, search_global, checkpoint_format).map_err(|error| {
             match self.place_of("format", rules) {
                 Some(place) => Error::Recipe(RecipeError::File { place, why: format!("format: {error}") }),
                 None => Error::Recipe(RecipeError::Settings { why: error.to_string() }),

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use microscale::formats::{ScaleRule, Ties};
-use microscale::{Convention, Format, Global, GlobalScale, NonFinite, Recipe, Scheme, Search, Words};
+use microscale::{Format, Global, GlobalScale, NonFinite, Numerics, Recipe, Scheme, Search, Words};
 
 use crate::error::Error;
 use crate::error::plan::PlanError;
@@ -13,12 +13,12 @@ use crate::error::plan::PlanError;
 pub struct Settings {
     /// Format; MXFP4 by default.
     pub format: Option<Format>,
-    /// Library whose arithmetic to follow. The default is [`Convention::default_for`] the format.
-    pub convention: Option<Convention>,
-    /// Rule that computes block scales from the amax, instead of the convention's rule. For MXFP4
+    /// Library whose arithmetic to follow. The default is [`Numerics::default_for`] the format.
+    pub numerics: Option<Numerics>,
+    /// Rule that computes block scales from the amax, instead of the numerics' rule. For MXFP4
     /// and MXFP8.
     pub scale_rule: Option<ScaleRule>,
-    /// Rounding of values halfway between two codes, instead of the convention's rule. For MXFP4.
+    /// Rounding of values halfway between two codes, instead of the numerics' rule. For MXFP4.
     pub ties: Option<Ties>,
     /// Source of NVFP4's global scales.
     pub global_scale: Option<GlobalSetting>,
@@ -83,16 +83,8 @@ impl Misfit {
 
 impl Settings {
     /// Keys of the settings in files, in the order of the fields. docs/recipes.md lists them.
-    pub const KEYS: [&'static str; 8] = [
-        "format",
-        "convention",
-        "scale_rule",
-        "ties",
-        "global_scale",
-        "search",
-        "search_global",
-        "non_finite",
-    ];
+    pub const KEYS: [&'static str; 8] =
+        ["format", "numerics", "scale_rule", "ties", "global_scale", "search", "search_global", "non_finite"];
 
     /// Returns these settings, with missing ones from `defaults`.
     ///
@@ -103,7 +95,7 @@ impl Settings {
         let same = format.unwrap_or_default() == defaults.format.unwrap_or_default();
         Self {
             format,
-            convention: self.convention.or(defaults.convention),
+            numerics: self.numerics.or(defaults.numerics),
             scale_rule: self.scale_rule.or(defaults.scale_rule.filter(|_| same)),
             ties: self.ties.or(defaults.ties.filter(|_| same)),
             global_scale: self.global_scale.or(defaults.global_scale.filter(|_| same)),
@@ -117,7 +109,7 @@ impl Settings {
     pub(crate) fn given(&self) -> impl Iterator<Item = &'static str> {
         let given = [
             self.format.is_some(),
-            self.convention.is_some(),
+            self.numerics.is_some(),
             self.scale_rule.is_some(),
             self.ties.is_some(),
             self.global_scale.is_some(),
@@ -134,9 +126,8 @@ impl Settings {
     /// The first setting that conflicts with the others.
     pub(crate) fn recipe(&self) -> Result<(Recipe, bool), Misfit> {
         let format = self.format.unwrap_or_default();
-        let convention = self.convention.unwrap_or(Convention::default_for(format));
-        let mut recipe =
-            Recipe::of(format, convention).map_err(|error| Misfit::whole("convention", error))?;
+        let numerics = self.numerics.unwrap_or(Numerics::default_for(format));
+        let mut recipe = Recipe::of(format, numerics).map_err(|error| Misfit::whole("numerics", error))?;
         recipe.non_finite = self.non_finite.unwrap_or_default();
         recipe.search = self.search.unwrap_or_default();
         recipe.check().map_err(|error| Misfit::whole("search", error))?;
@@ -166,7 +157,7 @@ fn set_scale_rule(scheme: &mut Scheme, rule: ScaleRule) -> Result<(), Misfit> {
         }
         None if format == Format::Nvfp4 => {
             "is about scales that are powers of two, which nvfp4 does not have; its block scales follow only \
-             from the convention"
+             from the numerics"
                 .into()
         }
         None => format!("is not for {format}, which has one rule"),
@@ -226,7 +217,7 @@ mod tests {
     fn missing_settings_are_taken_from_the_defaults() {
         let below = Settings {
             format: Some(Format::Mxfp4),
-            convention: Some(Convention::CompressedTensors),
+            numerics: Some(Numerics::CompressedTensors),
             ties: Some(Ties::Away),
             search: Some(Search::Full),
             ..Settings::default()
@@ -237,13 +228,13 @@ mod tests {
         // Another format drops the settings that belong to one format.
         let nvfp4 = Settings { format: Some(Format::Nvfp4), ..Settings::default() };
         let both = nvfp4.or(below);
-        assert_eq!((both.ties, both.convention, both.search), (None, below.convention, below.search));
+        assert_eq!((both.ties, both.numerics, both.search), (None, below.numerics, below.search));
         assert!(both.recipe().is_ok());
         // MXFP4 is the default format.
         assert_eq!(nvfp4.or(Settings { format: None, ..below }).ties, None);
         assert_eq!(below.or(Settings { format: None, ..below }).ties, Some(Ties::Away));
         let given: Vec<_> = below.given().collect();
-        assert_eq!(given, ["format", "convention", "ties", "search"]);
+        assert_eq!(given, ["format", "numerics", "ties", "search"]);
         assert_eq!(Settings::default().recipe(), Ok((Recipe::default(), false)));
     }
 
@@ -256,8 +247,8 @@ mod tests {
         assert!(ties.of_key().starts_with("ties is for mxfp4"), "{ties:?}");
         let rule = misfit(Settings { scale_rule: Some(ScaleRule::Even), ..nvfp4 });
         assert!(rule.of_option().starts_with("--scale-rule is about"), "{rule:?}");
-        let convention = misfit(Settings { convention: Some(Convention::Ocp), ..nvfp4 });
-        assert!(convention.of_key().starts_with("convention: nvfp4 has no convention ocp"), "{convention:?}");
+        let numerics = misfit(Settings { numerics: Some(Numerics::Ocp), ..nvfp4 });
+        assert!(numerics.of_key().starts_with("numerics: nvfp4 has no numerics ocp"), "{numerics:?}");
         let global = misfit(Settings { global_scale: Some(GlobalSetting::Value(0.0)), ..nvfp4 });
         assert_eq!(global.key, "global_scale");
         let searched = misfit(Settings { search_global: Some(true), ..nvfp4 });

@@ -22,12 +22,16 @@ pub(crate) struct TensorRecipe {
 }
 
 impl TensorRecipe {
-    /// Creates a recipe with the storage of `convention`.
+    /// Creates a recipe with the storage of `checkpoint_format`.
     ///
     /// # Errors
     /// Errors of [`CheckpointFormat::check`].
-    pub(crate) fn new(recipe: Recipe, search_global: bool, convention: CheckpointFormat) -> Result<Self> {
-        Ok(Self { recipe, search_global, storage: Storage::of(convention, &recipe)? })
+    pub(crate) fn new(
+        recipe: Recipe,
+        search_global: bool,
+        checkpoint_format: CheckpointFormat,
+    ) -> Result<Self> {
+        Ok(Self { recipe, search_global, storage: Storage::of(checkpoint_format, &recipe)? })
     }
 
     /// Returns whether both recipes produce the same tensors.

@@ -67,7 +67,7 @@ impl fmt::Display for Warning {
                     FileProblem::Unused => f.write_str(": no tensor to quantize is called so"),
                     FileProblem::UnusedInput => f.write_str(": no weight that becomes nvfp4 is called so"),
                     FileProblem::Inverted => f.write_str(
-                        ": inverted, which rounds, because the convention takes the other direction",
+                        ": inverted, which rounds, because these numerics take the other direction",
                     ),
                     FileProblem::Unequal => f.write_str(
                         ": not the global scale of the layers that serving engines fuse this with",

@@ -10,7 +10,7 @@ use crate::read::input::Input;
 use crate::read::tensor::Tensor;
 use crate::read::values::Values;
 
-/// Rows of the matrix that a convention stores of a tensor.
+/// Rows of the matrix that a checkpoint format stores of a tensor.
 pub(crate) struct Matrix<'a> {
     pub(crate) values: Values<'a>,
     pub(crate) shape: Shape,
@@ -52,7 +52,7 @@ impl<'a> Matrix<'a> {
     }
 }
 
-/// Rows and columns of the matrix that a convention stores of a tensor.
+/// Rows and columns of the matrix that a checkpoint format stores of a tensor.
 pub(crate) fn size(tensor: &Tensor<'_>, storage: &Storage) -> (usize, usize) {
     Tensor { shape: &storage.stored_shape(tensor.shape), ..*tensor }.matrix()
 }

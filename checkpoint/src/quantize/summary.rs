@@ -94,7 +94,7 @@ pub enum Outcome {
         report: Report,
         /// The loss.
         errors: ErrorStats,
-        /// NVFP4's global scale in the convention's direction; `None` if there is none.
+        /// NVFP4's global scale in the numerics' direction; `None` if there is none.
         global_scale: Option<GlobalScale>,
         /// Time from when the values were where the device works until there were codes and scales,
         /// others being worked at meanwhile. Of tensors that share a global scale, the first one's
@@ -105,13 +105,13 @@ pub enum Outcome {
     },
 }
 
-/// A tensor quantized with the scales of the convention, for comparison with searched ones.
+/// A tensor quantized with the scales of the numerics, for comparison with searched ones.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Plain {
     /// The loss.
     pub errors: ErrorStats,
-    /// NVFP4's global scale in the convention's direction; `None` if there is none.
+    /// NVFP4's global scale in the numerics' direction; `None` if there is none.
     pub global_scale: Option<GlobalScale>,
 }
 
@@ -134,7 +134,7 @@ pub struct Totals {
     pub plain: Option<ErrorStats>,
     /// Blocks of the tensors whose scales were searched.
     pub searched_blocks: u64,
-    /// Tensors that a search gave another global scale than the convention's.
+    /// Tensors that a search gave another global scale than the numerics'.
     pub rescaled_tensors: u64,
     /// Seconds during which at least one tensor was being quantized.
     pub seconds: f64,

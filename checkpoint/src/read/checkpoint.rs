@@ -229,12 +229,12 @@ impl Checkpoint {
     ///
     /// # Errors
     /// [`FormatError::OtherContainer`](crate::FormatError::OtherContainer) if it does not.
-    pub(crate) fn check_container(&self, convention: CheckpointFormat) -> Result<()> {
+    pub(crate) fn check_container(&self, checkpoint_format: CheckpointFormat) -> Result<()> {
         let own = self.own_format();
-        if (own == CheckpointFormat::Gguf) == (convention == CheckpointFormat::Gguf) {
+        if (own == CheckpointFormat::Gguf) == (checkpoint_format == CheckpointFormat::Gguf) {
             return Ok(());
         }
-        Err(Error::Format(FormatError::OtherContainer { path: self.path.clone(), convention, own }))
+        Err(Error::Format(FormatError::OtherContainer { path: self.path.clone(), checkpoint_format, own }))
     }
 }
 

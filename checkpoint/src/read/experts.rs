@@ -107,8 +107,7 @@ impl Checkpoint {
             let failed = |why: String| not_split(shard, tensor, why);
             if names.contains(&*format!("{}_bias", tensor.name)) {
                 return Err(failed(
-                    "it has biases, and gates in turns with up, as gpt-oss; use --out-convention gpt-oss"
-                        .into(),
+                    "it has biases, and gates in turns with up, as gpt-oss; use --to gpt-oss".into(),
                 ));
             }
             let [count, first, second] = *tensor.shape else {

@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 use microscale::{
-    Convention, ErrorStats, Format, Global, GlobalScale, QuantizeOptions, Quantized, Recipe, Search, Shape,
+    ErrorStats, Format, Global, GlobalScale, Numerics, QuantizeOptions, Quantized, Recipe, Search, Shape,
     WorstBlocks, quantize_with,
 };
 use microscale_checkpoint::{Outcome, Quantize, Settings, Summary, TensorSummary};
@@ -28,7 +28,7 @@ const SHAPES: [&[usize]; 9] = [
 
 /// The global scale that compressed-tensors computes for a largest magnitude.
 pub(crate) fn global_scale<T: Stored>(amax: f64) -> GlobalScale {
-    nvfp4::global_scale::<T>(Convention::CompressedTensors, amax as f32)
+    nvfp4::global_scale::<T>(Numerics::CompressedTensors, amax as f32)
 }
 
 pub(crate) fn amax<T: Stored>(values: &[T]) -> f64 {
@@ -37,7 +37,7 @@ pub(crate) fn amax<T: Stored>(values: &[T]) -> f64 {
 
 /// The default numerics of a format, under a global scale if the format has one.
 pub(crate) fn recipe(format: Format, global: GlobalScale) -> Recipe {
-    Recipe::of(format, Convention::default_for(format)).unwrap().with_global(Global::Given(global))
+    Recipe::of(format, Numerics::default_for(format)).unwrap().with_global(Global::Given(global))
 }
 
 /// The shape of a tensor as a matrix of all its rows.

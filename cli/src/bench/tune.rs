@@ -7,7 +7,7 @@ use half::bf16;
 use microscale::formats::words::Words as _;
 use microscale::gpu::internals::{MeasuredProduct, Times};
 use microscale::gpu::{GemmConfig, Gpu};
-use microscale::{Convention, Format, Recipe, Result};
+use microscale::{Format, Numerics, Recipe, Result};
 
 use super::gpu::measure_configs;
 use super::product::matrix;
@@ -47,7 +47,7 @@ pub(crate) fn tune(gpu: &Gpu, file: &Path) -> Result<String> {
         let most = if weights == Format::Nvfp4 { TOKENS[TOKENS.len() - 1] } else { 8 };
         for [rows, cols] in SHAPES {
             let size = Size { rows, cols, batches: 1, tokens: NonZeroUsize::new(most), top_k: 0 };
-            let matrix = matrix(&Recipe::of(weights, Convention::default_for(weights))?, size)?;
+            let matrix = matrix(&Recipe::of(weights, Numerics::default_for(weights))?, size)?;
             let activations = random::<bf16>(most * cols, 2);
             let configs = gpu.gemm_configs(matrix.shape());
             let tokens = TOKENS.into_iter().filter(|tokens| *tokens <= most);

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use comfy_table::Table;
 #[cfg(feature = "internals")]
 use microscale::gpu::Gpu;
-use microscale::{Convention, Device, DeviceChoice, Dtype, Format, Recipe, ScaleLayout, Search, Words};
+use microscale::{Device, DeviceChoice, Dtype, Format, Numerics, Recipe, ScaleLayout, Search, Words};
 use serde_json::json;
 
 use crate::bench::case::Case;
@@ -33,9 +33,9 @@ pub(crate) struct Args {
     op: Vec<Op>,
     #[arg(long, value_parser = words::<Format>(), help = or_default::<Format>("Formats"))]
     format: Vec<Format>,
-    /// Conventions [default: each format's default]
-    #[arg(long, value_parser = words::<Convention>())]
-    convention: Vec<Convention>,
+    /// Numerics [default: each format's default]
+    #[arg(long, alias = "convention", value_parser = words::<Numerics>())]
+    numerics: Vec<Numerics>,
     #[arg(long, value_parser = words::<ScaleLayout>(), help = or_default::<ScaleLayout>("Layouts of the scales"))]
     scale_layout: Vec<ScaleLayout>,
     #[arg(long, value_parser = words::<Search>(), help = or_default::<Search>("Searches for block scales"))]
@@ -196,12 +196,12 @@ fn sizes(args: &Args, op: Op, size: Size) -> Vec<Size> {
 fn recipes(args: &Args) -> anyhow::Result<Vec<Recipe>> {
     let mut recipes = Vec::new();
     for format in given_or_default(&args.format) {
-        let default = [Convention::default_for(format)];
-        let conventions = if args.convention.is_empty() { &default[..] } else { &args.convention };
-        for &convention in conventions {
+        let default = [Numerics::default_for(format)];
+        let numerics = if args.numerics.is_empty() { &default[..] } else { &args.numerics };
+        for &numerics in numerics {
             for scale_layout in given_or_default(&args.scale_layout) {
                 for search in given_or_default(&args.search) {
-                    recipes.push(Recipe { scale_layout, search, ..Recipe::of(format, convention)? });
+                    recipes.push(Recipe { scale_layout, search, ..Recipe::of(format, numerics)? });
                 }
             }
         }
@@ -213,7 +213,7 @@ fn rows(measurements: &[Measurement]) -> Table {
     let mut header = vec![
         "op",
         "format",
-        "convention",
+        "numerics",
         "scales",
         "search",
         "dtype",
@@ -243,7 +243,7 @@ fn rows(measurements: &[Measurement]) -> Table {
         let mut row = vec![
             m.op.word().to_owned(),
             figure(m.recipe.format().to_string()),
-            figure(m.recipe.scheme.convention().map_or("–", Convention::word).to_owned()),
+            figure(m.recipe.scheme.numerics().map_or("–", Numerics::word).to_owned()),
             figure(m.recipe.scale_layout.word().to_owned()),
             figure(m.recipe.search.word().to_owned()),
             figure(m.dtype.word().to_owned()),
@@ -271,7 +271,7 @@ fn record(m: &Measurement) -> serde_json::Value {
     json!({
         "op": m.op.word(),
         "format": m.recipe.format().word(),
-        "convention": m.recipe.scheme.convention().map(Convention::word),
+        "numerics": m.recipe.scheme.numerics().map(Numerics::word),
         "scale_layout": m.recipe.scale_layout.word(),
         "search": m.recipe.search.word(),
         "dtype": m.dtype.word(),

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use anyhow::Result;
-use microscale::{Convention, DeviceChoice, ErrorStats, Format, Recipe};
+use microscale::{DeviceChoice, ErrorStats, Format, Numerics, Recipe};
 use microscale_checkpoint::{self as checkpoint, Compared, Comparison, Difference, Selection};
 
 use crate::failures::Usage;
@@ -33,8 +33,8 @@ pub(crate) struct Args {
     #[arg(long, conflicts_with = "b", value_parser = words::<Format>())]
     format: Option<Format>,
     /// The library whose arithmetic is followed [default: the one of `quantize`]
-    #[arg(long, requires = "format", value_parser = words::<Convention>())]
-    convention: Option<Convention>,
+    #[arg(long, alias = "convention", requires = "format", value_parser = words::<Numerics>())]
+    numerics: Option<Numerics>,
     /// auto (the CPU, which is faster here, but for --format a GPU), cpu or cuda:N
     #[arg(long, default_value = "auto")]
     device: DeviceChoice,
@@ -92,8 +92,8 @@ impl Args {
     /// The recipe by which A is quantized to be measured.
     fn recipe(&self) -> Result<Recipe> {
         let format = self.format.unwrap_or_default();
-        let convention = self.convention.unwrap_or(Convention::default_for(format));
-        Ok(Recipe::of(format, convention).map_err(Usage::new)?)
+        let numerics = self.numerics.unwrap_or(Numerics::default_for(format));
+        Ok(Recipe::of(format, numerics).map_err(Usage::new)?)
     }
 
     /// The device. `auto` is the CPU for formats that no GPU computes, and to compare two checkpoints:

@@ -9,7 +9,7 @@ use microscale_checkpoint::{
 };
 
 use crate::options::device::device_to_dequantize;
-use crate::options::words::{converted_conventions, words};
+use crate::options::words::{converted_formats, words};
 use crate::outputs::{Files, OtherFilesArgs, after, tell_of_left};
 use crate::progress::Bar;
 use crate::streams::{print, warn};
@@ -21,7 +21,7 @@ pub(crate) struct Args {
     /// A quantized .safetensors file or checkpoint directory
     input: PathBuf,
     /// The checkpoint format to write. fp8-block, under a scale for each 128×128, is cast to, exactly
-    #[arg(long, value_parser = converted_conventions())]
+    #[arg(long, value_parser = converted_formats())]
     to: CheckpointFormat,
     /// The format to cast to, exactly: nvfp4, from mxfp4, or mxfp8-e4m3, from mxfp4 and where possible nvfp4 [default: each tensor's own]
     #[arg(long, value_parser = words::<Format>())]

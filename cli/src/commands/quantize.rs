@@ -15,7 +15,7 @@ use microscale_checkpoint::{
 use crate::failures::Usage;
 use crate::options::device::device;
 use crate::options::recipe::{RecipeArgs, distinction, recipes_text};
-use crate::options::words::{pattern, words, written_conventions};
+use crate::options::words::{pattern, words, written_formats};
 use crate::outputs::{Files, OtherFilesArgs, after, tell_of_left, warn_of};
 use crate::pending::Pending;
 use crate::progress::Bar;
@@ -38,8 +38,8 @@ pub(crate) struct Args {
     recipe: RecipeArgs,
     /// The checkpoint format to write: names, layout and config [default: compressed-tensors, and of a GGUF
     /// file gguf]
-    #[arg(long, value_parser = written_conventions())]
-    out_convention: Option<CheckpointFormat>,
+    #[arg(long, alias = "out-convention", value_parser = written_formats())]
+    to: Option<CheckpointFormat>,
     /// How tensors are stored that stay out of four bits, of a GGUF file: unchanged, or q8_0, embeddings, the output head and
     /// whatever a recipe keeps [default: unchanged]
     #[arg(long, value_name = "TYPE", value_parser = words::<KeptAs>())]
@@ -154,7 +154,7 @@ impl Args {
         Ok(Quantize {
             open: OpenOptions { split_experts: self.split_experts, ..self.others.options() },
             recipes,
-            format: self.out_convention,
+            format: self.to,
             requantize: self.requantize,
             global_scales: self.recipe.global_scales().map(Into::into),
             importance: self.recipe.importance().map(Into::into),

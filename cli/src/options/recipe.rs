@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use microscale::formats::{ScaleRule, Ties};
-use microscale::{Convention, Format, NonFinite, Search, Words};
+use microscale::{Format, NonFinite, Numerics, Search, Words};
 use microscale_checkpoint::{self as checkpoint, Facts, GlobalSetting, Recipes, Settings, UsedRecipe};
 
 use crate::options::words::{stored_formats, words};
@@ -20,12 +20,12 @@ pub(crate) struct RecipeArgs {
     #[arg(long, value_parser = stored_formats())]
     format: Option<Format>,
     /// The library whose arithmetic is followed [default: ocp, and for nvfp4 compressed-tensors]
-    #[arg(long, value_parser = words::<Convention>())]
-    convention: Option<Convention>,
-    /// How block scales follow from the largest magnitude, instead of the convention's way (mxfp4, mxfp8)
+    #[arg(long, alias = "convention", value_parser = words::<Numerics>())]
+    numerics: Option<Numerics>,
+    /// How block scales follow from the largest magnitude, instead of the numerics' way (mxfp4, mxfp8)
     #[arg(long, value_parser = words::<ScaleRule>())]
     scale_rule: Option<ScaleRule>,
-    /// Where values halfway between two codes go, instead of the convention's way (mxfp4)
+    /// Where values halfway between two codes go, instead of the numerics' way (mxfp4)
     #[arg(long, value_parser = words::<Ties>())]
     ties: Option<Ties>,
     #[arg(long, value_name = "VALUE|FILE|none", help = global_scale_help())]
@@ -74,16 +74,16 @@ impl FromStr for GlobalScaleArg {
     }
 }
 
-/// Says each convention's direction, out of the library's own table.
+/// Says the numerics' direction, out of the library's own table.
 fn global_scale_help() -> String {
-    let conventions = Convention::WORDS.iter();
-    let directions: Vec<_> = conventions
-        .filter_map(|(word, convention)| Some(format!("{word} a {}", convention.nvfp4()?.direction.word())))
+    let numerics = Numerics::WORDS.iter();
+    let directions: Vec<_> = numerics
+        .filter_map(|(word, numerics)| Some(format!("{word} a {}", numerics.nvfp4()?.direction.word())))
         .collect();
     format!(
         "The global scale of nvfp4, instead of one computed from the largest magnitude: a number for all tensors, in the \
-         convention's direction ({}); a .safetensors file with one for each tensor X, called X_global_scale (a divisor), \
-         X_scale_2 (a multiplier) or X (the convention's direction); or none, for block scales alone",
+         numerics' direction ({}); a .safetensors file with one for each tensor X, called X_global_scale (a divisor), \
+         X_scale_2 (a multiplier) or X (the numerics' direction); or none, for block scales alone",
         directions.join(", ")
     )
 }
@@ -103,7 +103,7 @@ impl RecipeArgs {
     fn settings(&self) -> Settings {
         Settings {
             format: self.format,
-            convention: self.convention,
+            numerics: self.numerics,
             scale_rule: self.scale_rule,
             ties: self.ties,
             global_scale: self.global_scale.as_ref().map(|global_scale| match global_scale {
@@ -137,7 +137,7 @@ impl RecipeArgs {
     }
 }
 
-/// Recipes in words: a line for each, and one for what files they are in. `format  mxfp4, convention ocp: …`.
+/// Recipes in words: a line for each, and one for what files they are in. `format  mxfp4, numerics ocp: …`.
 pub(crate) fn recipes_text(recipes: &[UsedRecipe]) -> String {
     let line = |used: &UsedRecipe| match recipes.len() {
         1 => recipe_text(&used.facts),
@@ -168,12 +168,12 @@ fn fact<'f>(facts: &'f Facts, wanted: &str) -> Option<&'f str> {
     facts.iter().find(|(name, _)| *name == wanted).map(|(_, fact)| fact.as_str())
 }
 
-/// A recipe's facts in a line: `mxfp4, convention ocp: scale rule floor, ties even, -0 keep`.
+/// A recipe's facts in a line: `mxfp4, numerics ocp: scale rule floor, ties even, -0 keep`.
 fn recipe_text(facts: &Facts) -> String {
     let fact = |wanted| fact(facts, wanted);
     let mut text = fact("format").unwrap_or_default().to_string();
-    if let Some(convention) = fact("convention") {
-        text += &format!(", convention {convention}");
+    if let Some(numerics) = fact("numerics") {
+        text += &format!(", numerics {numerics}");
     }
     let mut details = Vec::new();
     for (name, words) in [
@@ -213,23 +213,23 @@ mod tests {
 
     #[test]
     fn recipes_in_words() {
-        let text = |format, convention, global| {
-            recipe_text(&Recipe::of(format, convention).unwrap().with_global(global).facts())
+        let text = |format, numerics, global| {
+            recipe_text(&Recipe::of(format, numerics).unwrap().with_global(global).facts())
         };
         assert_eq!(
-            text(Format::Mxfp4, Convention::Ocp, Global::FromAmax),
-            "mxfp4, convention ocp: scale rule floor, ties even, -0 keep"
+            text(Format::Mxfp4, Numerics::Ocp, Global::FromAmax),
+            "mxfp4, numerics ocp: scale rule floor, ties even, -0 keep"
         );
         assert_eq!(
-            text(Format::Mxfp8E4m3, Convention::Ocp, Global::FromAmax),
-            "mxfp8-e4m3, convention ocp: scale rule floor"
+            text(Format::Mxfp8E4m3, Numerics::Ocp, Global::FromAmax),
+            "mxfp8-e4m3, numerics ocp: scale rule floor"
         );
         assert_eq!(
-            text(Format::Nvfp4, Convention::CompressedTensors, Global::FromAmax),
-            "nvfp4, convention compressed-tensors: block scale G * (amax / 6), quotient x / (b / G), -0 drop-input, \
+            text(Format::Nvfp4, Numerics::CompressedTensors, Global::FromAmax),
+            "nvfp4, numerics compressed-tensors: block scale G * (amax / 6), quotient x / (b / G), -0 drop-input, \
              global scale from amax, a divisor that fused layers share"
         );
-        let modelopt = |global| text(Format::Nvfp4, Convention::Modelopt, global);
+        let modelopt = |global| text(Format::Nvfp4, Numerics::Modelopt, global);
         assert!(modelopt(Global::Absent).ends_with(", global scale none"));
         let given = modelopt(Global::Given(GlobalScale::Multiplier(0.5)));
         assert!(given.ends_with(", global scale 0.5, a multiplier"), "{given}");

@@ -18,22 +18,22 @@ where
 /// Accepts every format, and lists the formats that a checkpoint format can store. Later checks refuse
 /// the other formats with advice.
 pub(crate) fn stored_formats() -> impl TypedValueParser<Value = Format> {
-    let conventions = CheckpointFormat::WORDS.iter().map(|(_, convention)| convention);
-    let stored: Vec<Format> = conventions.flat_map(|convention| convention.formats()).collect();
+    let formats = CheckpointFormat::WORDS.iter().map(|(_, format)| format);
+    let stored: Vec<Format> = formats.flat_map(|format| format.formats()).collect();
     let words =
         Format::WORDS.iter().map(|(word, format)| PossibleValue::new(*word).hide(!stored.contains(format)));
     PossibleValuesParser::new(words.collect::<Vec<_>>()).try_map(|word| word.parse())
 }
 
 /// Accepts the words of checkpoint formats, and offers the writable ones.
-pub(crate) fn written_conventions() -> impl TypedValueParser<Value = CheckpointFormat> {
+pub(crate) fn written_formats() -> impl TypedValueParser<Value = CheckpointFormat> {
     let words = CheckpointFormat::WORDS.iter();
     let words = words.map(|(word, known)| PossibleValue::new(*word).hide(known.formats().next().is_none()));
     PossibleValuesParser::new(words.collect::<Vec<_>>()).try_map(|word| word.parse())
 }
 
-/// [`written_conventions`], and those that converting alone writes.
-pub(crate) fn converted_conventions() -> impl TypedValueParser<Value = CheckpointFormat> {
+/// [`written_formats`], and those that converting alone writes.
+pub(crate) fn converted_formats() -> impl TypedValueParser<Value = CheckpointFormat> {
     let words = CheckpointFormat::WORDS.iter();
     let words = words.map(|(word, known)| PossibleValue::new(*word).hide(known.written() == Written::No));
     PossibleValuesParser::new(words.collect::<Vec<_>>()).try_map(|word| word.parse())

@@ -167,7 +167,7 @@ fn fixes_of_the_doctor_help() {
         run(&[&"convert", &bad, &"--to", &"compressed-tensors", &"--out", &scratch.path(out)]).ok();
         defects(&scratch.path(out))
     };
-    // Convert writes tensors and configs as the convention has them.
+    // Convert writes tensors and configs as the checkpoint format has them.
     changed(&good, &scratch, |name, _, shape, _| {
         if name.ends_with("weight_global_scale") {
             shape.clear();

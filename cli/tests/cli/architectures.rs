@@ -424,7 +424,7 @@ fn architectures_that_transformers_does_not_load_packed_are_named() {
     assert!(run.stderr.contains("CompressedTensorsConfig(dequantize=True)"), "{run:#?}");
     let found = findings(&scratch, "OUT");
     assert!(found.len() == 1 && found[0].0 == "loading", "{found:?}");
-    let run = quantize(&scratch, &input, "MODELOPT", &["--format", "nvfp4", "--out-convention", "modelopt"]);
+    let run = quantize(&scratch, &input, "MODELOPT", &["--format", "nvfp4", "--to", "modelopt"]);
     assert!(!run.stderr.contains("warning"), "{run:#?}");
     assert_eq!(findings(&scratch, "MODELOPT"), []);
 }

@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 use super::{Tensors, bf16s, floats, noise, quantizable, quantize, read_json, tensors};
 
 const NVFP4: [&str; 2] = ["--format", "nvfp4"];
-const MODELOPT: [&str; 2] = ["--out-convention", "modelopt"];
-const GPT_OSS: [&str; 2] = ["--out-convention", "gpt-oss"];
+const MODELOPT: [&str; 2] = ["--to", "modelopt"];
+const GPT_OSS: [&str; 2] = ["--to", "gpt-oss"];
 
 /// The experts of one layer, their biases, and what is not theirs.
 fn experts(scratch: &Scratch, config: &Value) -> std::path::PathBuf {
@@ -40,7 +40,7 @@ fn convert(scratch: &Scratch, from: &str, to: &str, out: &str) -> microscale_tes
 #[test]
 fn modelopt_has_the_same_codes_under_its_own_names_and_configs() {
     let scratch = Scratch::new();
-    let modelopt_arithmetic = [&NVFP4[..], &["--convention", "modelopt"]].concat();
+    let modelopt_arithmetic = [&NVFP4[..], &["--numerics", "modelopt"]].concat();
     quantize(&scratch, &sample(), "CT", &modelopt_arithmetic).ok();
     let text = quantize(&scratch, &sample(), "MO", &[&modelopt_arithmetic[..], &MODELOPT].concat()).ok();
     assert!(text.contains("files   modelopt"), "{text}");
@@ -130,7 +130,7 @@ fn gpt_oss_stores_experts_transposed_and_nothing_else() {
         .unwrap();
     assert!(db > 15.0, "{text}");
     run(&[&"doctor", &scratch.path("OUT"), &"--against", &input]).ok();
-    // The other conventions do not store transposes.
+    // The other checkpoint formats do not store transposes.
     let refused = convert(&scratch, "OUT", "compressed-tensors", "NO");
     refused.fails_with(&[name, "transpose", "no loader is known", "bf16"]);
     assert!(!scratch.path("NO").exists());
@@ -148,7 +148,7 @@ fn the_place_of_nan_is_that_in_the_parameter() {
 }
 
 #[test]
-fn conventions_say_which_formats_they_have() {
+fn numerics_say_which_formats_they_have() {
     let scratch = Scratch::new();
     let refused = quantize(&scratch, &sample(), "OUT", &MODELOPT);
     assert_eq!(refused.code, Some(2), "{refused:#?}");
@@ -278,7 +278,7 @@ fn weights_that_codes_and_scales_do_not_tell_are_refused() {
 }
 
 #[test]
-fn two_formats_are_converted_where_the_convention_has_both() {
+fn two_formats_are_converted_where_the_numerics_has_both() {
     let scratch = Scratch::new();
     let input = scratch.write_tensors(
         "x.safetensors",

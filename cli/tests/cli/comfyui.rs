@@ -33,7 +33,7 @@ fn what_is_written_is_what_others_have_in_another_order() {
     for (format, like, bits, block) in
         [("nvfp4", "modelopt", 4, 16), ("mxfp8-e4m3", "compressed-tensors", 8, 32)]
     {
-        let options = |to| ["--format", format, "--out-convention", to];
+        let options = |to| ["--format", format, "--to", to];
         let names = [format!("{format}.comfy.safetensors"), format!("{format}.like.safetensors")];
         let said_of = quantize(&scratch, &input, &names[0], &options("comfyui")).ok();
         assert!(said_of.contains("N = 24 is not a multiple of"), "{said_of}");
@@ -144,14 +144,12 @@ fn mxfp8_is_quantized_like_that_of_others() {
     let weight = ("a.weight", Dtype::F32, vec![ROWS, COLS], floats(&noise(ROWS * COLS)));
     let input = scratch.write_tensors("x.safetensors", &[weight]);
     for to in ["comfyui", "compressed-tensors"] {
-        let options = ["--format", "mxfp8-e4m3", "--out-convention", to];
+        let options = ["--format", "mxfp8-e4m3", "--to", to];
         quantize(&scratch, &input, &format!("{to}.safetensors"), &options).ok();
     }
-    for options in [
-        &["--format", "nvfp4"][..],
-        &["--format", "mxfp4"],
-        &["--format", "nvfp4", "--out-convention", "comfyui"],
-    ] {
+    for options in
+        [&["--format", "nvfp4"][..], &["--format", "mxfp4"], &["--format", "nvfp4", "--to", "comfyui"]]
+    {
         let made = ["comfyui", "compressed-tensors"].map(|from| {
             let out = format!("{from}.{}.safetensors", options.concat());
             quantize(&scratch, &scratch.path(format!("{from}.safetensors")), &out, options).ok();

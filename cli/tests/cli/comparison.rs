@@ -28,7 +28,7 @@ fn files_and_two_answers_are_refused() {
         let advice = format!("compare A --format {format}");
         assert!(refused.stderr.contains("has no") && refused.stderr.contains(&advice), "{}", refused.stderr);
     }
-    let refused = run(&[&"compare", &sample, &"--format", &"nf4", &"--convention", &"ocp"]);
+    let refused = run(&[&"compare", &sample, &"--format", &"nf4", &"--numerics", &"ocp"]);
     assert!(refused.code == Some(2) && refused.stderr.contains("bitsandbytes"), "{}", refused.stderr);
     let refused = run(&[&"compare", &sample, &sample, &"--format", &"nf4"]);
     assert_eq!(refused.code, Some(2), "{}", refused.stderr);

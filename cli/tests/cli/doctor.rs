@@ -217,7 +217,7 @@ fn configs_that_say_something_else() {
 #[test]
 fn modelopt_without_input_scales() {
     let scratch = Scratch::new();
-    quantize(&scratch, &sample(), "MO", &["--format", "nvfp4", "--out-convention", "modelopt"]).ok();
+    quantize(&scratch, &sample(), "MO", &["--format", "nvfp4", "--to", "modelopt"]).ok();
     for file in ["MO/config.json", "MO/hf_quant_config.json"] {
         let text = std::fs::read_to_string(scratch.path(file)).unwrap();
         scratch.write(file, text.replace("W4A16_NVFP4", "NVFP4"));

@@ -1,7 +1,7 @@
 //! GGUF files: written and read back, with the metadata that they came with.
 
 use half::{bf16, f16};
-use microscale::{Convention, Format, Recipe, Shape, quantize as quantized};
+use microscale::{Format, Numerics, Recipe, Shape, quantize as quantized};
 use microscale_test_support::{Scratch, run, sample};
 
 use super::{floats, noise, quantize};
@@ -160,7 +160,7 @@ fn quantized_tensors_are_blocks_and_the_metadata_stays() {
         expected.push(entry("general.quantization_version", 4, &2u32.to_le_bytes()));
         assert_eq!(entries.into_iter().map(|(_, raw)| raw).collect::<Vec<_>>(), expected);
 
-        let recipe = Recipe::of(format, Convention::default_for(format)).unwrap();
+        let recipe = Recipe::of(format, Numerics::default_for(format)).unwrap();
         let mut found = tensors.iter();
         for (name, shape, before, data) in model() {
             let stored = found.next().unwrap();
@@ -224,8 +224,8 @@ fn containers_are_not_changed() {
     let scratch = Scratch::new();
     let input = scratch.write("in.gguf", file(&metadata(), &model()));
     let parts = ["in.gguf", "cannot be written as compressed-tensors", "convert_hf_to_gguf"];
-    quantize(&scratch, &input, "OUT", &["--out-convention", "compressed-tensors"]).fails_with(&parts);
-    let refused = quantize(&scratch, &sample(), "OUT", &["--out-convention", "gguf"]);
+    quantize(&scratch, &input, "OUT", &["--to", "compressed-tensors"]).fails_with(&parts);
+    let refused = quantize(&scratch, &sample(), "OUT", &["--to", "gguf"]);
     refused.fails_with(&["tiny-llama", "cannot be written as gguf"]);
     quantize(&scratch, &input, "out.gguf", &[]).ok();
     let convert = |to: &str| {

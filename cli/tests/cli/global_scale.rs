@@ -3,7 +3,7 @@
 use std::fs;
 
 use half::f16;
-use microscale::{Convention, Format, Global, GlobalScale, Recipe, Shape};
+use microscale::{Format, Global, GlobalScale, Numerics, Recipe, Shape};
 use microscale_test_support::{Run, Scratch, TensorData, run};
 use safetensors::tensor::Dtype;
 use serde_json::json;
@@ -55,7 +55,7 @@ fn fused_layers_share_the_largest_amax_across_shards_and_others_do_not() {
         entries.extend(shard.iter().map(|(name, ..)| (*name, file)));
     }
     scratch.write_index("in", &entries);
-    nvfp4(&scratch, "in", "OUT", &["--convention", "transformer-engine"]).ok();
+    nvfp4(&scratch, "in", "OUT", &["--numerics", "transformer-engine"]).ok();
     for (name, amax) in [
         ("layers.0.attn.q_proj", 4.0),
         ("layers.0.attn.k_proj", 4.0),
@@ -74,7 +74,7 @@ fn fused_layers_share_the_largest_amax_across_shards_and_others_do_not() {
         assert_eq!(stored(&scratch, "OUT", &format!("{name}.weight")), 2688.0 / amax, "{name}");
     }
     // Tensors that stay as they are have no say.
-    let exclude = ["--convention", "transformer-engine", "--exclude", "*.v_proj.*"];
+    let exclude = ["--numerics", "transformer-engine", "--exclude", "*.v_proj.*"];
     nvfp4(&scratch, "in", "SOME", &exclude).ok();
     assert_eq!(stored(&scratch, "SOME", "layers.0.attn.k_proj.weight"), 1344.0);
 }
@@ -98,7 +98,7 @@ fn parts_of_several_dtypes_and_values_that_are_not_finite() {
     ]);
     assert_eq!(before, scratch.contents());
     for (policy, amax) in [("propagate", 4.0), ("saturate", 65504.0)] {
-        let more = ["--convention", "transformer-engine", "--non-finite", policy];
+        let more = ["--numerics", "transformer-engine", "--non-finite", policy];
         nvfp4(&scratch, "x.safetensors", policy, &more).ok();
         for name in ["b.gate_proj.weight", "b.up_proj.weight"] {
             assert_eq!(stored(&scratch, policy, name), 2688.0 / amax, "{policy} {name}");
@@ -112,7 +112,7 @@ fn a_number_is_for_all_tensors_and_none_is_one() {
     let values = noise(128);
     let input = ("a.weight", Dtype::F32, vec![4, 32], floats(&values));
     scratch.write_tensors("x.safetensors", &[input, weight("b.weight", 2.0)]);
-    for (i, (convention, argument, global, file, words)) in [
+    for (i, (numerics, argument, global, file, words)) in [
         ("compressed-tensors", "700", Global::Given(GlobalScale::Divisor(700.0)), 700.0, "700, a divisor"),
         ("transformer-engine", "0.5", Global::Given(GlobalScale::Divisor(0.5)), 0.5, "0.5, a divisor"),
         ("torchao", "3", Global::Given(GlobalScale::Multiplier(3.0)), 1.0 / 3.0, "3, a multiplier"),
@@ -124,19 +124,18 @@ fn a_number_is_for_all_tensors_and_none_is_one() {
     .enumerate()
     {
         let (out, facts) = (format!("OUT{i}"), scratch.path("facts.json"));
-        let more =
-            ["--convention", convention, "--global-scale", argument, "--json", facts.to_str().unwrap()];
+        let more = ["--numerics", numerics, "--global-scale", argument, "--json", facts.to_str().unwrap()];
         let text = nvfp4(&scratch, "x.safetensors", &out, &more).ok();
         assert!(text.contains(&format!(", global scale {words}\n")), "{text}");
         assert_eq!(read_json(facts)["global_scale"], argument);
-        let convention = microscale::Words::from_word(convention).unwrap();
-        let recipe = Recipe::of(Format::Nvfp4, convention).unwrap().with_global(global);
+        let numerics = microscale::Words::from_word(numerics).unwrap();
+        let recipe = Recipe::of(Format::Nvfp4, numerics).unwrap().with_global(global);
         let expected = microscale::quantize(&values, Shape::new(4, 32), &recipe).unwrap().tensor;
         let written = tensors(&scratch.path(&out));
-        assert_eq!(written["a.weight_packed"].2, expected.codes(), "{convention:?} {argument}");
-        assert_eq!(written["a.weight_scale"].2, expected.scales(), "{convention:?} {argument}");
+        assert_eq!(written["a.weight_packed"].2, expected.codes(), "{numerics:?} {argument}");
+        assert_eq!(written["a.weight_scale"].2, expected.scales(), "{numerics:?} {argument}");
         for name in ["a.weight", "b.weight"] {
-            assert_eq!(stored(&scratch, &out, name), file, "{convention:?} {argument}");
+            assert_eq!(stored(&scratch, &out, name), file, "{numerics:?} {argument}");
         }
     }
 }
@@ -173,9 +172,9 @@ fn a_file_gives_each_tensor_its_own() {
     assert_eq!(facts["global_scale"], json!(format!("from {file}")));
     assert_eq!(facts["tensors"][2]["global_scale"], json!(8.0));
 
-    // A convention of multipliers, to which the plain name then belongs.
-    let convention = ["--convention", "torchao", "--global-scale", file];
-    let run = nvfp4(&scratch, "x.safetensors", "TORCHAO", &convention);
+    // Numerics with multipliers, to which the plain name then belongs.
+    let numerics = ["--numerics", "torchao", "--global-scale", file];
+    let run = nvfp4(&scratch, "x.safetensors", "TORCHAO", &numerics);
     assert!(run.stderr.contains("b.weight: inverted"), "{run:#?}");
     run.ok();
     let multipliers = [300.0, 1.0 / 400.0, 0.125].map(|multiplier: f32| 1.0 / multiplier);
@@ -231,7 +230,7 @@ fn files_that_do_not_give_one() {
     }
     // A divisor whose inverse is no normal number.
     let file = scratch.write_tensors("scales.safetensors", &[other(), number("a.weight_global_scale", 3e38)]);
-    let torchao = ["--convention", "torchao", "--global-scale", file.to_str().unwrap()];
+    let torchao = ["--numerics", "torchao", "--global-scale", file.to_str().unwrap()];
     let parts = ["scales.safetensors", "a.weight_global_scale", "as a multiplier is out of range"];
     nvfp4(&scratch, "x.safetensors", "OUT", &torchao).fails_with(&parts);
 
@@ -242,5 +241,5 @@ fn files_that_do_not_give_one() {
     for part in ["compressed-tensors a divisor", "transformer-engine a divisor", "modelopt a multiplier"] {
         assert!(help.contains(part), "{help}");
     }
-    assert_eq!(Convention::default_for(Format::Nvfp4), Convention::CompressedTensors);
+    assert_eq!(Numerics::default_for(Format::Nvfp4), Numerics::CompressedTensors);
 }

@@ -1,6 +1,6 @@
 //! Importance matrices of llama.cpp: each expert is searched by its own, and what does not fit is refused or told of.
 
-use microscale::{Convention, Format, QuantizeOptions, Recipe, Search, Shape, quantize_with};
+use microscale::{Format, Numerics, QuantizeOptions, Recipe, Search, Shape, quantize_with};
 use microscale_test_support::{Scratch, sample};
 
 use super::gguf::{F32, Stored, blocks, entry, file, parse, text};
@@ -64,7 +64,7 @@ fn older(scratch: &Scratch, tensors: &[(&str, Vec<f32>)]) -> std::path::PathBuf 
 
 /// The library's blocks of some rows.
 fn of_library(values: &[f32], importance: Option<&[f32]>) -> Vec<u8> {
-    let mut recipe = Recipe::of(Format::Mxfp4, Convention::Ocp).unwrap();
+    let mut recipe = Recipe::of(Format::Mxfp4, Numerics::Ocp).unwrap();
     recipe.search = Search::Full;
     let options =
         importance.map_or(QuantizeOptions::new(), |columns| QuantizeOptions::new().importance(columns));

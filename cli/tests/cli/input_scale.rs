@@ -8,7 +8,7 @@ use super::parts::files;
 use super::{Tensors, floats, noise, quantize, read_json, tensors};
 
 const CT: [&str; 2] = ["--format", "nvfp4"];
-const MO: [&str; 4] = ["--format", "nvfp4", "--out-convention", "modelopt"];
+const MO: [&str; 4] = ["--format", "nvfp4", "--to", "modelopt"];
 
 /// The layers that are quantized, by their codes' scales.
 fn layers(tensors: &Tensors) -> Vec<String> {
@@ -169,7 +169,7 @@ fn the_doctor_misses_scales_where_the_config_says_that_inputs_are_quantized() {
     let text = config.to_string().replace("\"dynamic\":\"local\"", "\"dynamic\":true");
     scratch.write("ALONE/config.json", text);
     assert_eq!(defects(&scratch.path("ALONE")), []);
-    // One expert of two without, whatever the convention: a file has no config to say more.
+    // One expert of two without, whatever the checkpoint format: a file has no config to say more.
     for (options, end) in [(&CT[..], "input_global_scale"), (&MO, "input_scale")] {
         let experts = ["layers.0.mlp.experts.0.up_proj.weight", "layers.0.mlp.experts.1.up_proj.weight"];
         let weights: Vec<TensorData> =

@@ -60,7 +60,7 @@ fn global_scales_of_experts_are_warned_of() {
         run(&[&"doctor", &scratch.path(out), &"--against", &input]).ok();
     }
     // ModelOpt's files are read by loaders that multiply with them.
-    assert!(!nvfp4("MO", &["--out-convention", "modelopt"]).0);
+    assert!(!nvfp4("MO", &["--to", "modelopt"]).0);
     let convert = |from: &str, out: &str| {
         let run = run(&[
             &"convert",

@@ -22,7 +22,7 @@ fn bench_measures_against_a_copy_and_writes_it_down() {
         [
             "op",
             "format",
-            "convention",
+            "numerics",
             "scale_layout",
             "search",
             "dtype",

@@ -86,7 +86,7 @@ fn transposes_take_little_more_too() {
     let scratch = Scratch::new();
     let [input, output] = ["in", "out"].map(|name| scratch.path(format!("{name}.safetensors")));
     large(&input, "model.layers.0.mlp.experts.down_proj", [2, 8192, 12288]);
-    let gpt_oss = ["--out-convention", "gpt-oss"];
+    let gpt_oss = ["--to", "gpt-oss"];
     within(&[&input], &[&"quantize", &input, &"--out", &output, &gpt_oss[0], &gpt_oss[1]]);
     within(&[&input, &output], &[&"compare", &input, &output]);
     within(&[&input, &output], &[&"doctor", &output, &"--against", &input]);

@@ -111,7 +111,7 @@ fn each_tensor_of_several_formats_is_that_of_its_format_alone() {
             assert_eq!(tensor.2, back[name].2, "{name}");
         }
     }
-    // Another way to the same convention keeps everything, and conventions of one format refuse.
+    // The same checkpoint format keeps everything, and checkpoint formats of one format refuse.
     let convert = |to: &str, out: &str| {
         run(&[&"convert", &scratch.path("MIXED"), &"--to", &to, &"--out", &scratch.path(out)])
     };
@@ -221,7 +221,7 @@ fn layers_that_are_fused_have_one_recipe() {
     let parts = ["layers.1.self_attn.q_proj.weight", "layers.1.self_attn.k_proj.weight"];
     for (says, what) in [
         ("format = \"mxfp4\"", ["(nvfp4)", "(mxfp4)"]),
-        ("convention = \"modelopt\"", ["convention compressed-tensors", "convention modelopt"]),
+        ("numerics = \"modelopt\"", ["numerics compressed-tensors", "numerics modelopt"]),
         ("global_scale = 3", ["global scale from amax", "global scale 3"]),
         ("search = \"full\"\nsearch_global = true", ["search none", "search global 2688"]),
     ] {

@@ -122,7 +122,7 @@ fn quantizing_is_that_of_the_values() {
     for (options, files) in [
         (&["--format", "nvfp4"][..], "compressed-tensors"),
         (&["--format", "mxfp4"], "compressed-tensors"),
-        (&["--format", "nvfp4", "--out-convention", "modelopt", "--exclude", "*.wq_a.*"], "modelopt"),
+        (&["--format", "nvfp4", "--to", "modelopt", "--exclude", "*.wq_a.*"], "modelopt"),
     ] {
         let (out, other) = (format!("Q{}", options.concat()), format!("F{}", options.concat()));
         quantize(&scratch, &input, &out, options).ok();
@@ -217,13 +217,13 @@ fn converting_is_exact() {
             "read and not written",
             "compressed-tensors",
         ]);
-        let refused = quantize(&scratch, &input, "NO", &["--out-convention", to]);
+        let refused = quantize(&scratch, &input, "NO", &["--to", to]);
         assert!(refused.code == Some(2) && refused.stderr.contains("read and not written"), "{refused:?}");
     }
     run(&[&"convert", &input, &"--to", &"gpt-oss", &"--out", &scratch.path("NO")]).fails_with(&[
         "layers.1.ffn.experts.0.w1",
         "transpose",
-        "--out-convention gpt-oss",
+        "--to gpt-oss",
     ]);
 }
 
@@ -372,7 +372,7 @@ fn experts_become_block_fp8_beside_layers_that_are() {
         "no nvfp4",
         "leave the format out",
     ]);
-    let refused = quantize(&scratch, &input, "NO", &["--out-convention", "fp8-block"]);
+    let refused = quantize(&scratch, &input, "NO", &["--to", "fp8-block"]);
     assert!(refused.code == Some(2) && refused.stderr.contains("convert alone writes it"), "{refused:?}");
     // Blocks of 128x128 with both ends of E2M1 under scales 2^14 and 2^15 apart.
     for (apart, exact) in [(14, true), (15, false)] {

@@ -2,7 +2,7 @@
 
 use half::bf16;
 use microscale::formats::ScaleRule;
-use microscale::{Convention, Format, QuantizedShape, QuantizedTensor, Recipe, Scheme, Shape};
+use microscale::{Format, Numerics, QuantizedShape, QuantizedTensor, Recipe, Scheme, Shape};
 use microscale_test_support::{Scratch, run, sample};
 use safetensors::tensor::Dtype;
 use serde_json::json;
@@ -13,12 +13,12 @@ use super::{bf16s, floats, quantizable, quantize, read_json, tensors};
 fn the_sample_goes_there_and_back() {
     let scratch = Scratch::new();
     let text = quantize(&scratch, &sample(), "OUT", &["--format", "mxfp8-e4m3"]).ok();
-    assert!(text.contains("\nformat  mxfp8-e4m3, convention ocp: scale rule floor\n"), "{text}");
+    assert!(text.contains("\nformat  mxfp8-e4m3, numerics ocp: scale rule floor\n"), "{text}");
     let (out, back) = (scratch.path("OUT"), scratch.path("BACK"));
     run(&[&"dequantize", &out, &"--out", &back]).ok();
     let (before, after, back_again) = (tensors(&sample()), tensors(&out), tensors(&back));
     assert!(before.keys().eq(back_again.keys()));
-    let recipe = Recipe::of(Format::Mxfp8E4m3, Convention::Ocp).unwrap();
+    let recipe = Recipe::of(Format::Mxfp8E4m3, Numerics::Ocp).unwrap();
     for (name, (dtype, shape, data, file)) in &before {
         if !quantizable(name) {
             assert_eq!(after[name], (*dtype, shape.clone(), data.clone(), file.clone()), "{name}");

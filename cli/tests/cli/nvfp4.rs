@@ -6,7 +6,7 @@ use approx::assert_relative_eq;
 use half::bf16;
 use microscale::formats::E4m3;
 use microscale::{
-    Amax, Convention, Format, Global, GlobalScale, NonFinite, QuantizedShape, QuantizedTensor, Recipe, Shape,
+    Amax, Format, Global, GlobalScale, NonFinite, Numerics, QuantizedShape, QuantizedTensor, Recipe, Shape,
 };
 use microscale_test_support::{Scratch, run, sample};
 use safetensors::tensor::Dtype;
@@ -24,7 +24,7 @@ fn fused(name: &str) -> String {
 }
 
 /// The sample quantized by the library, tensor by tensor, under shared global scales.
-fn expected_of_sample(convention: Convention) -> BTreeMap<String, QuantizedTensor> {
+fn expected_of_sample(numerics: Numerics) -> BTreeMap<String, QuantizedTensor> {
     let before = tensors(&sample());
     let mut amax: BTreeMap<String, Amax> = BTreeMap::new();
     let to_quantize = || before.iter().filter(|(name, _)| quantizable(name));
@@ -32,10 +32,10 @@ fn expected_of_sample(convention: Convention) -> BTreeMap<String, QuantizedTenso
         let found = microscale::amax(&bf16s(data), Shape::new(shape[0], shape[1])).unwrap();
         amax.entry(fused(name)).or_default().add(found);
     }
-    let arithmetic = convention.nvfp4().unwrap();
+    let arithmetic = numerics.nvfp4().unwrap();
     let quantized = to_quantize().map(|(name, (_, shape, data, _))| {
         let global = amax[&fused(name)].global_scale::<bf16>(&arithmetic, NonFinite::Error);
-        let recipe = Recipe::of(Format::Nvfp4, convention).unwrap().with_global(Global::Given(global));
+        let recipe = Recipe::of(Format::Nvfp4, numerics).unwrap().with_global(Global::Given(global));
         let shape = Shape::new(shape[0], shape[1]);
         (name.clone(), microscale::quantize(&bf16s(data), shape, &recipe).unwrap().tensor)
     });
@@ -58,17 +58,17 @@ fn divisor(scale: GlobalScale) -> f32 {
 }
 
 #[test]
-fn the_sample_becomes_what_the_library_makes_of_it_in_every_convention() {
-    for (word, convention) in [
-        ("compressed-tensors", Convention::CompressedTensors),
-        ("torchao", Convention::Torchao),
-        ("modelopt", Convention::Modelopt),
-        ("transformer-engine", Convention::TransformerEngine),
+fn the_sample_becomes_what_the_library_makes_of_it_in_every_numerics() {
+    for (word, numerics) in [
+        ("compressed-tensors", Numerics::CompressedTensors),
+        ("torchao", Numerics::Torchao),
+        ("modelopt", Numerics::Modelopt),
+        ("transformer-engine", Numerics::TransformerEngine),
     ] {
         let scratch = Scratch::new();
-        quantize(&scratch, &sample(), "OUT", &[&NVFP4[..], &["--convention", word]].concat()).ok();
+        quantize(&scratch, &sample(), "OUT", &[&NVFP4[..], &["--numerics", word]].concat()).ok();
         let (before, after) = (tensors(&sample()), tensors(&scratch.path("OUT")));
-        let expected = expected_of_sample(convention);
+        let expected = expected_of_sample(numerics);
         assert_eq!(after.len(), before.len() + 2 * expected.len());
         for (name, (dtype, shape, data, file)) in &before {
             let Some(tensor) = expected.get(name) else {
@@ -88,10 +88,10 @@ fn the_sample_becomes_what_the_library_makes_of_it_in_every_convention() {
 }
 
 #[test]
-fn the_closing_table_names_the_default_convention_and_what_it_does() {
+fn the_closing_table_names_the_default_numerics_and_what_it_does() {
     let scratch = Scratch::new();
     let text = quantize(&scratch, &sample(), "OUT", &NVFP4).ok();
-    let format = "\nformat  nvfp4, convention compressed-tensors: block scale G * (amax / 6), quotient x / (b / G), \
+    let format = "\nformat  nvfp4, numerics compressed-tensors: block scale G * (amax / 6), quotient x / (b / G), \
                   -0 drop-input, global scale from amax, a divisor that fused layers share\n";
     assert!(text.contains(format), "{text}");
     let plan = quantize(&scratch, &sample(), "NONE", &[&NVFP4[..], &["--dry-run"]].concat()).ok();
@@ -143,21 +143,21 @@ fn the_config_is_what_compressed_tensors_writes() {
 
 #[test]
 fn there_and_back_again() {
-    for convention in [Convention::CompressedTensors, Convention::Torchao] {
-        let (scratch, word) = (Scratch::new(), microscale::Words::word(convention));
-        quantize(&scratch, &sample(), "OUT", &[&NVFP4[..], &["--convention", word]].concat()).ok();
+    for numerics in [Numerics::CompressedTensors, Numerics::Torchao] {
+        let (scratch, word) = (Scratch::new(), microscale::Words::word(numerics));
+        quantize(&scratch, &sample(), "OUT", &[&NVFP4[..], &["--numerics", word]].concat()).ok();
         let (out, back) = (scratch.path("OUT"), scratch.path("BACK"));
         run(&[&"dequantize", &out, &"--out", &back]).ok();
         let (before, after) = (tensors(&sample()), tensors(&back));
         assert!(before.keys().eq(after.keys()));
-        let expected = expected_of_sample(convention);
+        let expected = expected_of_sample(numerics);
         for (name, (dtype, shape, data, file)) in &after {
             assert_eq!((dtype, shape, file), (&before[name].0, &before[name].1, &before[name].3), "{name}");
             let Some(tensor) = expected.get(name) else {
                 assert_eq!(data, &before[name].2, "{name}");
                 continue;
             };
-            // The file holds a divisor, whatever the convention computes with.
+            // The file holds a divisor, whatever the numerics compute with.
             let stored = GlobalScale::Divisor(divisor(tensor.global_scale().unwrap()));
             let values: Vec<bf16> =
                 microscale::dequantize(&tensor.clone().with_global_scale(stored).unwrap());
@@ -171,13 +171,13 @@ fn there_and_back_again() {
 
 #[test]
 fn json_and_compare_agree_on_the_loss_of_what_is_in_the_file() {
-    for convention in ["compressed-tensors", "modelopt"] {
+    for numerics in ["compressed-tensors", "modelopt"] {
         let scratch = Scratch::new();
         let facts = scratch.path("facts.json");
-        let more = ["--convention", convention, "--json", facts.to_str().unwrap()];
+        let more = ["--numerics", numerics, "--json", facts.to_str().unwrap()];
         quantize(&scratch, &sample(), "OUT", &[&NVFP4[..], &more].concat()).ok();
         let facts = read_json(facts);
-        assert_eq!((&facts["format"], &facts["convention"]), (&json!("nvfp4"), &json!(convention)));
+        assert_eq!((&facts["format"], &facts["numerics"]), (&json!("nvfp4"), &json!(numerics)));
         assert_eq!(facts["global_scale"], "from amax");
         let written = tensors(&scratch.path("OUT"));
         let text = run(&[&"compare", &sample(), &scratch.path("OUT")]).ok();
@@ -193,7 +193,7 @@ fn json_and_compare_agree_on_the_loss_of_what_is_in_the_file() {
             assert!(error < 0.02, "{name}: {error}");
             let used = entry["global_scale"].as_f64().unwrap() as f32;
             let stored = number(&written, &format!("{name}_global_scale"));
-            let used = if convention == "modelopt" { 1.0 / used } else { used };
+            let used = if numerics == "modelopt" { 1.0 / used } else { used };
             assert_eq!(used, stored, "{name}");
             let elements = entry["elements"].as_u64().unwrap();
             assert_eq!(entry["bytes_after"], json!(elements / 2 + elements / 16 + 4), "{name}");
@@ -220,7 +220,7 @@ fn rows_need_whole_blocks_of_16_and_experts_have_one_global_scale() {
     assert_eq!(after["odd.weight"].2, tensors_in[1].3);
     assert_eq!(after["experts.down_packed"].1, [2, 3, 32]);
     assert_eq!(after["experts.down_scale"].1, [2, 3, 4]);
-    let recipe = Recipe::of(Format::Nvfp4, Convention::CompressedTensors).unwrap();
+    let recipe = Recipe::of(Format::Nvfp4, Numerics::CompressedTensors).unwrap();
     let expected = microscale::quantize(&noise(384), Shape::new(6, 64), &recipe).unwrap().tensor;
     assert_eq!(after["experts.down_packed"].2, expected.codes());
     assert_eq!(number(&after, "experts.down_global_scale"), expected.global_scale().unwrap().value());
@@ -263,15 +263,15 @@ fn inspect_shows_scales_as_values_and_global_scales() {
 }
 
 #[test]
-fn a_tensor_of_zeros_stays_zero_in_every_convention() {
+fn a_tensor_of_zeros_stays_zero_in_every_numerics() {
     let scratch = Scratch::new();
     let input =
         scratch.write_tensors("x.safetensors", &[("a.weight", Dtype::BF16, vec![2, 32], vec![0; 128])]);
-    for convention in ["compressed-tensors", "torchao", "modelopt", "transformer-engine"] {
-        quantize(&scratch, &input, convention, &[&NVFP4[..], &["--convention", convention]].concat()).ok();
-        let (out, back) = (scratch.path(convention), scratch.path(format!("{convention}-back")));
+    for numerics in ["compressed-tensors", "torchao", "modelopt", "transformer-engine"] {
+        quantize(&scratch, &input, numerics, &[&NVFP4[..], &["--numerics", numerics]].concat()).ok();
+        let (out, back) = (scratch.path(numerics), scratch.path(format!("{numerics}-back")));
         run(&[&"dequantize", &out, &"--out", &back]).ok();
-        assert_eq!(tensors(&back)["a.weight"].2, vec![0; 128], "{convention}");
+        assert_eq!(tensors(&back)["a.weight"].2, vec![0; 128], "{numerics}");
     }
 }
 

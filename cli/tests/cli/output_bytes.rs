@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use microscale::{Convention, Format, Recipe, Scheme, Shape};
+use microscale::{Format, Numerics, Recipe, Scheme, Shape};
 use microscale_test_support::{Run, Scratch, command, raw_file, run, sample};
 use safetensors::SafeTensors;
 use safetensors::tensor::Dtype;
@@ -94,7 +94,7 @@ fn the_samples_other_files_are_copied_and_index_and_config_are_brought_up_to_dat
 }
 
 #[test]
-fn conventions_decide_the_bytes_and_rules_override_them() {
+fn numerics_decide_the_bytes_and_rules_override_them() {
     let scratch = Scratch::new();
     let mut values = noise(8 * 64);
     // Ties, both zeros, and a negative that rounds to zero.
@@ -109,22 +109,22 @@ fn conventions_decide_the_bytes_and_rules_override_them() {
     let expected = |recipe: Recipe| {
         microscale::quantize(&values, Shape::new(8, 64), &recipe).unwrap().tensor.into_parts()
     };
-    let conventions = [
-        ("ocp", Convention::Ocp),
-        ("torchao", Convention::Torchao),
-        ("compressed-tensors", Convention::CompressedTensors),
-        ("modelopt", Convention::Modelopt),
-        ("ggml", Convention::Ggml),
+    let numerics = [
+        ("ocp", Numerics::Ocp),
+        ("torchao", Numerics::Torchao),
+        ("compressed-tensors", Numerics::CompressedTensors),
+        ("modelopt", Numerics::Modelopt),
+        ("ggml", Numerics::Ggml),
     ];
-    for (word, convention) in conventions {
-        let recipe = Recipe::of(Format::Mxfp4, convention).unwrap();
-        assert_eq!(codes(word, &["--convention", word]), expected(recipe), "{word}");
+    for (word, numerics) in numerics {
+        let recipe = Recipe::of(Format::Mxfp4, numerics).unwrap();
+        assert_eq!(codes(word, &["--numerics", word]), expected(recipe), "{word}");
     }
-    let mut arithmetic = Convention::Ggml.mxfp4().unwrap();
+    let mut arithmetic = Numerics::Ggml.mxfp4().unwrap();
     arithmetic.scale_rule = microscale::formats::ScaleRule::Ceil;
     arithmetic.ties = microscale::formats::Ties::Away;
     let mixed = Recipe { scheme: Scheme::Mxfp4(arithmetic), ..Recipe::default() };
-    let more = ["--convention", "ggml", "--scale-rule", "ceil", "--ties", "away"];
+    let more = ["--numerics", "ggml", "--scale-rule", "ceil", "--ties", "away"];
     assert_eq!(codes("mixed", &more), expected(mixed));
 }
 

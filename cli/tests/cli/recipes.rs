@@ -61,24 +61,25 @@ fn presets_are_the_options_that_they_stand_for() {
 #[test]
 fn options_go_before_what_a_recipe_says_for_all_tensors() {
     let scratch = Scratch::new();
-    let text = "format = \"mxfp4\"\nconvention = \"ggml\"\nscale_rule = \"ceil\"\nties = \"away\"\nsearch = \"full\"";
-    let all = ["--convention", "ggml", "--scale-rule", "ceil", "--ties", "away", "--search", "full"];
+    let text =
+        "format = \"mxfp4\"\nnumerics = \"ggml\"\nscale_rule = \"ceil\"\nties = \"away\"\nsearch = \"full\"";
+    let all = ["--numerics", "ggml", "--scale-rule", "ceil", "--ties", "away", "--search", "full"];
     let mut cases: Vec<(&str, Vec<&str>, Vec<&str>)> = vec![(text, vec![], all.to_vec())];
     for (option, word) in
-        [("--convention", "ocp"), ("--scale-rule", "even"), ("--ties", "even"), ("--search", "none")]
+        [("--numerics", "ocp"), ("--scale-rule", "even"), ("--ties", "even"), ("--search", "none")]
     {
         let mut expected = all;
         expected[all.iter().position(|other| *other == option).unwrap() + 1] = word;
         cases.push((text, vec![option, word], expected.to_vec()));
     }
     // Another format leaves behind what is about the one.
-    let nvfp4 = ["--format", "nvfp4", "--convention", "modelopt"];
+    let nvfp4 = ["--format", "nvfp4", "--numerics", "modelopt"];
     cases.push((text, nvfp4.to_vec(), [&nvfp4[..], &["--search", "full"]].concat()));
-    let text = "format = \"nvfp4\"\nglobal_scale = 1000\nout_convention = \"modelopt\"\nexclude = \"*.0.*\"";
+    let text = "format = \"nvfp4\"\nglobal_scale = 1000\nto = \"modelopt\"\nexclude = \"*.0.*\"";
     let nvfp4 = ["--format", "nvfp4", "--global-scale", "1000", "--exclude", "*.0.*"];
-    let modelopt = ["--out-convention", "modelopt"];
+    let modelopt = ["--to", "modelopt"];
     cases.push((text, vec![], [&nvfp4[..], &modelopt].concat()));
-    cases.push((text, vec!["--out-convention", "compressed-tensors"], nvfp4.to_vec()));
+    cases.push((text, vec!["--to", "compressed-tensors"], nvfp4.to_vec()));
     // Patterns are added to those of the file.
     let more = ["--exclude", "*down*", "--include", "lm_head*"];
     cases.push((text, more.to_vec(), [&nvfp4[..], &modelopt, &more].concat()));
@@ -237,8 +238,8 @@ fn wrong_recipes_are_refused() {
         ("\nformt = 1", &["recipe.toml:2: a recipe has no key \"formt\"", "format"]),
         ("format", &["recipe.toml:1: this is not TOML"]),
         (
-            &format!("{nvfp4}convention = \"ocp\""),
-            &["recipe.toml:2: convention: nvfp4 has no convention ocp", "modelopt"],
+            &format!("{nvfp4}numerics = \"ocp\""),
+            &["recipe.toml:2: numerics: nvfp4 has no numerics ocp", "modelopt"],
         ),
         (
             &format!("{nvfp4}[[tensors]]\nmatch = \"*\"\nties = \"even\""),
@@ -253,15 +254,10 @@ fn wrong_recipes_are_refused() {
             &["recipe.toml:3: format: ", "has no mxfp8-e5m2"],
         ),
         (
-            &format!(
-                "{nvfp4}out_convention = \"modelopt\"\n[[tensors]]\nmatch = \"*o_proj*\"\nformat = \"mxfp4\""
-            ),
+            &format!("{nvfp4}to = \"modelopt\"\n[[tensors]]\nmatch = \"*o_proj*\"\nformat = \"mxfp4\""),
             &["recipe.toml:5: format: modelopt", "has no mxfp4"],
         ),
-        (
-            &format!("out_convention = \"gpt-oss\"\n{nvfp4}"),
-            &["recipe.toml:2: format: gpt-oss", "has no nvfp4"],
-        ),
+        (&format!("to = \"gpt-oss\"\n{nvfp4}"), &["recipe.toml:2: format: gpt-oss", "has no nvfp4"]),
         (
             &format!("{nvfp4}search_global = true"),
             &["recipe.toml:2: search_global: ", "block scales are not searched"],
@@ -280,7 +276,7 @@ fn wrong_recipes_are_refused() {
     for (more, part) in [
         (&["--recipe", "nvfp5"][..], "there are nvfp4, mxfp4, nvfp4-keep-ends"),
         (&["--recipe", "nvfp4", "--ties", "away"], "--ties is for mxfp4"),
-        (&["--recipe", "nvfp4", "--convention", "ggml"], "nvfp4 has no convention ggml"),
+        (&["--recipe", "nvfp4", "--numerics", "ggml"], "nvfp4 has no numerics ggml"),
     ] {
         let refused = quantize(&scratch, &sample(), "OUT", more);
         assert_eq!(refused.code, Some(2), "{refused:#?}");

@@ -75,7 +75,7 @@ fn the_report_says_what_the_json_says() {
             assert_eq!(number(&row[1]), facts["loss"][name].as_f64().unwrap(), "{name}");
         }
         let settings = rows(&page, "What decides the bytes");
-        for (name, fact) in [("format", "format"), ("convention", "convention"), ("files", "files")] {
+        for (name, fact) in [("format", "format"), ("numerics", "numerics"), ("files", "files")] {
             assert!(settings.contains(&vec![name.into(), facts[fact].as_str().unwrap().into()]), "{name}");
         }
 

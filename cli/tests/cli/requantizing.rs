@@ -98,7 +98,7 @@ fn a_fused_layer_is_quantized_again_as_a_whole_and_others_stay_exact() {
             "{text}"
         );
         assert!(text.contains("blocks flushed to zero"), "{text}");
-        let options = ["--format", "nvfp4", "--out-convention", to];
+        let options = ["--format", "nvfp4", "--to", to];
         let expected =
             tensors(&quantized_anew(&scratch, &input, &format!("{to}.anew.safetensors"), &options));
         let ours = tensors(&out);

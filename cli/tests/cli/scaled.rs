@@ -106,7 +106,7 @@ fn values_are_codes_times_their_blocks_scales() {
 }
 
 #[test]
-fn quantizing_is_that_of_the_values_in_every_convention() {
+fn quantizing_is_that_of_the_values_in_every_numerics() {
     let scratch = Scratch::new();
     let input = block_fp8(&scratch);
     let bf16 = dequantized(&scratch, "bf16");
@@ -114,7 +114,7 @@ fn quantizing_is_that_of_the_values_in_every_convention() {
     for (options, method) in [
         (&["--format", "nvfp4"][..], "compressed-tensors"),
         (&["--format", "mxfp4"], "compressed-tensors"),
-        (&["--format", "nvfp4", "--convention", "modelopt", "--out-convention", "modelopt"], "modelopt"),
+        (&["--format", "nvfp4", "--numerics", "modelopt", "--to", "modelopt"], "modelopt"),
     ] {
         let (out, other) = (format!("Q-{}", options.join("")), format!("F-{}", options.join("")));
         let text = quantize(&scratch, &input, &out, options).ok();

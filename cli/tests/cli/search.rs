@@ -2,7 +2,7 @@
 
 use half::bf16;
 use microscale::{
-    Convention, ErrorStats, Format, Global, GlobalScale, QuantizeOptions, QuantizedTensor, Recipe, Search,
+    ErrorStats, Format, Global, GlobalScale, Numerics, QuantizeOptions, QuantizedTensor, Recipe, Search,
     Shape, Words, search_global,
 };
 use microscale_test_support::{Scratch, TensorData, sample};
@@ -34,9 +34,9 @@ fn of_library(seed: usize, recipe: &Recipe, importance: Option<&[f32]>) -> (Quan
     (tensor, errors)
 }
 
-/// MXFP4, or NVFP4 by a convention whose global scale files hold unchanged.
+/// MXFP4, or NVFP4 by numerics whose global scale files hold unchanged.
 fn recipe(format: Format, search: Search) -> Recipe {
-    let mut recipe = Recipe::of(format, Convention::default_for(format)).unwrap();
+    let mut recipe = Recipe::of(format, Numerics::default_for(format)).unwrap();
     recipe.search = search;
     recipe
 }
@@ -209,7 +209,7 @@ fn a_searched_global_scale_is_the_best_of_those_tried_and_shared_by_fused_layers
     let weights: Vec<_> = names.iter().enumerate().map(|(seed, name)| weight(name, seed)).collect();
     let input = scratch.write_tensors("x.safetensors", &weights);
     let facts = scratch.path("facts.json");
-    let more = ["--format", "nvfp4", "--convention", "transformer-engine", "--search", "full"];
+    let more = ["--format", "nvfp4", "--numerics", "transformer-engine", "--search", "full"];
     let more = [&more[..], &["--search-global", "--json", facts.to_str().unwrap()]].concat();
     let text = quantize(&scratch, &input, "OUT", &more).ok();
     let facts = read_json(facts);
@@ -217,8 +217,8 @@ fn a_searched_global_scale_is_the_best_of_those_tried_and_shared_by_fused_layers
     assert!(text.contains(&format!(", global scale searched: amax to {tried}\n")), "{text}");
     assert_eq!(facts["search_global"], tried);
 
-    let arithmetic = Convention::TransformerEngine.nvfp4().unwrap();
-    let mut recipe = Recipe::of(Format::Nvfp4, Convention::TransformerEngine).unwrap();
+    let arithmetic = Numerics::TransformerEngine.nvfp4().unwrap();
+    let mut recipe = Recipe::of(Format::Nvfp4, Numerics::TransformerEngine).unwrap();
     recipe.search = Search::Full;
     let mut changed = 0;
     for group in [&[0usize][..], &[1, 2]] {
@@ -258,18 +258,18 @@ fn a_searched_global_scale_is_the_best_of_those_tried_and_shared_by_fused_layers
 fn searching_global_scales_lowers_the_error_of_the_sample() {
     let scratch = Scratch::new();
     let facts = scratch.path("facts.json");
-    for convention in ["compressed-tensors", "torchao", "modelopt", "transformer-engine"] {
+    for numerics in ["compressed-tensors", "torchao", "modelopt", "transformer-engine"] {
         let errors = [&[][..], &["--search-global"]].map(|global: &[&str]| {
-            let more = ["--format", "nvfp4", "--convention", convention, "--search", "full"];
+            let more = ["--format", "nvfp4", "--numerics", numerics, "--search", "full"];
             let more = [&more[..], global, &["--json", facts.to_str().unwrap()]].concat();
-            quantize(&scratch, &sample(), &format!("{convention}{}", global.len()), &more).ok();
+            quantize(&scratch, &sample(), &format!("{numerics}{}", global.len()), &more).ok();
             let facts = read_json(facts.clone());
             let plain = error_of(&facts, "plain_relative_squared_error");
             (error_of(&facts, "relative_squared_error"), plain)
         });
-        assert!(errors[1].0 < errors[0].0, "{convention} {errors:?}");
-        // Plain scales are those under the convention's own global scale.
-        assert_eq!(errors[0].1, errors[1].1, "{convention}");
+        assert!(errors[1].0 < errors[0].0, "{numerics} {errors:?}");
+        // Plain scales are those under the library's own global scale.
+        assert_eq!(errors[0].1, errors[1].1, "{numerics}");
     }
 }
 

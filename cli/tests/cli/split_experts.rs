@@ -121,7 +121,7 @@ fn experts_of_every_layout_become_those_that_were_one_by_one() {
     let cases: [&[&str]; 3] = [
         &["--format", "mxfp4", "--exclude", "*layers.1*.experts.*"],
         &["--format", "nvfp4", "--exclude", "*layers.0*.experts.*"],
-        &["--format", "nvfp4", "--out-convention", "modelopt"],
+        &["--format", "nvfp4", "--to", "modelopt"],
     ];
     for (case, options) in cases.iter().enumerate() {
         let out = |name: &str| format!("{name}.{case}");
@@ -297,7 +297,7 @@ fn what_cannot_be_split_is_refused() {
     scratch.write_tensors("GPT/model.safetensors", &gpt_oss);
     scratch.write("GPT/config.json", json!({ "hidden_size": 64 }).to_string());
     let refused = quantize(&scratch, "GPT", "OUT", &["--split-experts"]);
-    assert!(refused.code == Some(1) && refused.stderr.contains("--out-convention gpt-oss"), "{refused:#?}");
+    assert!(refused.code == Some(1) && refused.stderr.contains("--to gpt-oss"), "{refused:#?}");
     for (shape, why) in [([1 << 40, 0, 64], "it is empty"), ([1 << 21, 2, 1], "1048576 tensors allowed")] {
         let data = vec![0; shape.iter().product::<usize>() * 2];
         let many: [TensorData; 1] = [("mlp.experts.gate_up_proj", Dtype::BF16, shape.to_vec(), data)];

@@ -130,12 +130,12 @@ fn options_that_do_not_go_together_are_usage_errors_that_say_so() {
     let before = scratch.contents();
     for (args, parts) in [
         (
-            "--format nvfp4 --convention ocp",
-            &["nvfp4 has no convention ocp", "compressed-tensors", "torchao"][..],
+            "--format nvfp4 --numerics ocp",
+            &["nvfp4 has no numerics ocp", "compressed-tensors", "torchao"][..],
         ),
-        ("--format nvfp4 --convention ggml", &["nvfp4 has no convention ggml"]),
-        ("--format mxfp4 --convention transformer-engine", &["mxfp4 has no convention transformer-engine"]),
-        ("--format mxfp8-e4m3 --convention modelopt", &["mxfp8-e4m3 has no convention modelopt", "ocp"]),
+        ("--format nvfp4 --numerics ggml", &["nvfp4 has no numerics ggml"]),
+        ("--format mxfp4 --numerics transformer-engine", &["mxfp4 has no numerics transformer-engine"]),
+        ("--format mxfp8-e4m3 --numerics modelopt", &["mxfp8-e4m3 has no numerics modelopt", "ocp"]),
         ("--format mxfp8-e5m2", &["has no mxfp8-e5m2", "mxfp8-e4m3"]),
         ("--format nvfp4 --scale-rule floor", &["--scale-rule", "nvfp4"]),
         ("--format nvfp4 --ties away", &["--ties is for mxfp4", "nvfp4"]),
@@ -148,7 +148,7 @@ fn options_that_do_not_go_together_are_usage_errors_that_say_so() {
         ("--format nvfp4 --global-scale nan", &["global scale of NaN"]),
         ("--format nvfp4 --global-scale 1e39", &["global scale of inf"]),
         ("--format nvfp4 --global-scale 1e-37", &["out of range"]),
-        ("--format nvfp4 --convention torchao --global-scale 1e37", &["as a multiplier", "out of range"]),
+        ("--format nvfp4 --numerics torchao --global-scale 1e37", &["as a multiplier", "out of range"]),
     ] {
         let run = quantize(&scratch, &sample(), "OUT", &args.split(' ').collect::<Vec<_>>());
         assert_eq!(run.code, Some(2), "{run:#?}");

@@ -26,9 +26,9 @@ use crate::view::QuantizedView;
 /// expert and all of its tokens together, in the order of `chosen`.
 ///
 /// ```
-/// use microscale::{Convention, ExpertRows, Format, Recipe, Shape, gemm_experts, quantize};
+/// use microscale::{Numerics, ExpertRows, Format, Recipe, Shape, gemm_experts, quantize};
 ///
-/// let recipe = Recipe::of(Format::Nvfp4, Convention::CompressedTensors).unwrap();
+/// let recipe = Recipe::of(Format::Nvfp4, Numerics::CompressedTensors).unwrap();
 /// let expert = |value: f32| quantize(&[value; 2 * 16], Shape::new(2, 16), &recipe);
 /// let experts = [expert(1.0)?.tensor, expert(2.0)?.tensor, expert(4.0)?.tensor];
 /// // The first token goes to experts 2 and 0, the second one to 0 and 1.

@@ -12,7 +12,7 @@ use serde::ser::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::Recipe;
-use crate::scheme::{Convention, Global, NonFinite, Scheme};
+use crate::scheme::{Global, NonFinite, Numerics, Scheme};
 
 /// A value that is serialized as its word.
 struct Word<T>(T);
@@ -70,8 +70,8 @@ impl From<GlobalInWords> for Global {
 #[serde(deny_unknown_fields)]
 struct InWords {
     format: Word<Format>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    convention: Option<Word<Convention>>,
+    #[serde(default, alias = "convention", skip_serializing_if = "Option::is_none")]
+    numerics: Option<Word<Numerics>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     scale_rule: Option<Word<ScaleRule>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -93,10 +93,10 @@ struct InWords {
 /// Each is a word. NVFP4 numerics without a name are an error.
 impl Serialize for Recipe {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let convention = self.scheme.convention();
+        let numerics = self.scheme.numerics();
         let mut words = InWords {
             format: Word(self.format()),
-            convention: convention.map(Word),
+            numerics: numerics.map(Word),
             scale_rule: None,
             ties: None,
             negative_zero: None,
@@ -105,10 +105,10 @@ impl Serialize for Recipe {
             scale_layout: Some(Word(self.scale_layout)),
             non_finite: Some(Word(self.non_finite)),
         };
-        match (self.scheme, convention) {
+        match (self.scheme, numerics) {
             (Scheme::Nvfp4(_, global), Some(_)) => words.global_scale = Some(global.into()),
             (Scheme::Nvfp4(..), None) => {
-                return Err(S::Error::custom("an NVFP4 arithmetic that is no convention's has no name"));
+                return Err(S::Error::custom("an NVFP4 arithmetic of no library has no name"));
             }
             (Scheme::Mxfp4(arithmetic), None) => {
                 words.scale_rule = Some(Word(arithmetic.scale_rule));
@@ -124,14 +124,14 @@ impl Serialize for Recipe {
 
 /// Deserializes the output of `Serialize`. Only the format is required.
 ///
-/// The default numerics are [`Convention::default_for`] the format, and the rest is as in
+/// The default numerics are [`Numerics::default_for`] the format, and the rest is as in
 /// [`Recipe::of`]. Rules override the numerics.
 ///
 /// ```
-/// use microscale::{Convention, Format, Recipe};
+/// use microscale::{Numerics, Format, Recipe};
 ///
-/// let recipe: Recipe = serde_json::from_str(r#"{"format": "nvfp4", "convention": "modelopt"}"#)?;
-/// assert_eq!(recipe, Recipe::of(Format::Nvfp4, Convention::Modelopt).expect("ModelOpt's NVFP4"));
+/// let recipe: Recipe = serde_json::from_str(r#"{"format": "nvfp4", "numerics": "modelopt"}"#)?;
+/// assert_eq!(recipe, Recipe::of(Format::Nvfp4, Numerics::Modelopt).expect("ModelOpt's NVFP4"));
 /// assert!(serde_json::to_string(&recipe)?.contains(r#""global_scale":"from amax""#));
 /// # Ok::<(), serde_json::Error>(())
 /// ```
@@ -139,8 +139,8 @@ impl<'de> Deserialize<'de> for Recipe {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let words = InWords::deserialize(deserializer)?;
         let format = words.format.0;
-        let convention = words.convention.map_or(Convention::default_for(format), |word| word.0);
-        let mut recipe = Self::of(format, convention).map_err(D::Error::custom)?;
+        let numerics = words.numerics.map_or(Numerics::default_for(format), |word| word.0);
+        let mut recipe = Self::of(format, numerics).map_err(D::Error::custom)?;
         let none = |key| D::Error::custom(format_args!("{format} has no {key}"));
         if let Some(Word(rule)) = words.scale_rule {
             *recipe.scheme.scale_rule_mut().ok_or_else(|| none("scale_rule"))? = rule;
@@ -176,8 +176,8 @@ mod tests {
     #[test]
     fn recipes_round_trip() {
         for (_, format) in Format::WORDS {
-            for (_, convention) in Convention::WORDS {
-                let Ok(recipe) = Recipe::of(*format, *convention) else { continue };
+            for (_, numerics) in Numerics::WORDS {
+                let Ok(recipe) = Recipe::of(*format, *numerics) else { continue };
                 comes_back(recipe);
                 for (_, non_finite) in NonFinite::WORDS {
                     comes_back(Recipe { non_finite: *non_finite, ..recipe });
@@ -212,13 +212,13 @@ mod tests {
     fn wrong_recipes_are_refused_with_a_reason() {
         for (text, reason) in [
             (r#"{"format": "mxfp5"}"#, "unknown format; there are mxfp4, "),
-            (r#"{"convention": "ocp"}"#, "missing field `format`"),
-            (r#"{"format": "nvfp4", "convention": "ggml"}"#, "nvfp4 has no convention ggml"),
+            (r#"{"numerics": "ocp"}"#, "missing field `format`"),
+            (r#"{"format": "nvfp4", "numerics": "ggml"}"#, "nvfp4 has no numerics ggml"),
             (r#"{"format": "nvfp4", "ties": "even"}"#, "nvfp4 has no ties"),
             (r#"{"format": "mxfp4", "global_scale": "none"}"#, "mxfp4 has no global_scale"),
             (r#"{"format": "mxfp8-e4m3", "search": "full"}"#, "cannot be searched"),
             (r#"{"format": "mxfp4", "block": 16}"#, "unknown field `block`"),
-            (r#"{"format": "nvfp4", "global_scale": {"multiplier": 2.0}}"#, "the convention takes a divisor"),
+            (r#"{"format": "nvfp4", "global_scale": {"multiplier": 2.0}}"#, "these numerics take a divisor"),
         ] {
             let error = serde_json::from_str::<Recipe>(text).expect_err(text).to_string();
             assert!(error.contains(reason), "{text}: {error}");

@@ -7,8 +7,8 @@ use half::{bf16, f16};
 use microscale::cpu::{Isa, amax, amax_with, dequantize_with};
 use microscale::formats::nvfp4::Arithmetic;
 use microscale::{
-    Convention, Element, Format, Global, QuantizeOptions, QuantizedShape, QuantizedTensor, Recipe,
-    ScaleLayout, Scheme, Search, Shape, Words, quantize_into,
+    Element, Format, Global, Numerics, QuantizeOptions, QuantizedShape, QuantizedTensor, Recipe, ScaleLayout,
+    Scheme, Search, Shape, Words, quantize_into,
 };
 
 /// Returns rows with gaps and partial blocks, zeros of both signs, a zero block, and overflowing
@@ -27,11 +27,9 @@ fn matrix<T: Element>(shape: Shape) -> Vec<T> {
 }
 
 fn recipes() -> Vec<Recipe> {
-    let mut recipes: Vec<_> = Format::WORDS
-        .iter()
-        .filter_map(|(_, format)| Recipe::of(*format, Convention::Torchao).ok())
-        .collect();
-    recipes.push(Recipe::of(Format::Mxfp4, Convention::Ggml).expect("a recipe"));
+    let mut recipes: Vec<_> =
+        Format::WORDS.iter().filter_map(|(_, format)| Recipe::of(*format, Numerics::Torchao).ok()).collect();
+    recipes.push(Recipe::of(Format::Mxfp4, Numerics::Ggml).expect("a recipe"));
     recipes.push(Recipe { scheme: Scheme::Nvfp4(Arithmetic::MODELOPT, Global::Absent), ..Recipe::default() });
     if cfg!(miri) {
         // The other recipes take too long under Miri, or use several threads: Miri cannot run
@@ -39,7 +37,7 @@ fn recipes() -> Vec<Recipe> {
         return recipes;
     }
     for search in [Search::FourSix, Search::Full] {
-        recipes.push(Recipe { search, ..Recipe::of(Format::Nvfp4, Convention::Torchao).expect("a recipe") });
+        recipes.push(Recipe { search, ..Recipe::of(Format::Nvfp4, Numerics::Torchao).expect("a recipe") });
     }
     recipes.push(Recipe { scale_layout: ScaleLayout::Swizzled, ..Recipe::default() });
     recipes

@@ -2,7 +2,7 @@
 
 use half::bf16;
 use microscale::{
-    Batch, Convention, Error, Format, GlobalScale, QuantizeOptions, QuantizedShape, QuantizedTensor,
+    Batch, Error, Format, GlobalScale, Numerics, QuantizeOptions, QuantizedShape, QuantizedTensor,
     QuantizedView, Recipe, ScaleLayout, Shape, Strided, amax, dequantize, dequantize_into, gemv,
     gemv_weights, quantize, quantize_into_parts,
 };
@@ -31,7 +31,7 @@ impl File {
 
 fn tensor(format: Format, scale_layout: ScaleLayout, rows: usize, cols: usize) -> QuantizedTensor {
     let values: Vec<f32> = (0..rows * cols).map(|i| (i as f32 * 0.37).sin() * (i % 13) as f32).collect();
-    let recipe = Recipe::of(format, Convention::default_for(format)).expect("its own convention");
+    let recipe = Recipe::of(format, Numerics::default_for(format)).expect("its own numerics");
     let recipe = Recipe { scale_layout, ..recipe };
     quantize(&values, Shape::new(rows, cols), &recipe).expect("finite values").tensor
 }
@@ -102,7 +102,7 @@ fn quantizing_writes_to_borrowed_memory() {
     let values: Vec<f32> = (0..70 * 6).map(|i| (i as f32 * 0.37).sin() * (i % 13) as f32).collect();
     for format in Format::ALL {
         for scale_layout in [ScaleLayout::Linear, ScaleLayout::Swizzled] {
-            let recipe = Recipe::of(format, Convention::default_for(format)).expect("its own convention");
+            let recipe = Recipe::of(format, Numerics::default_for(format)).expect("its own numerics");
             let recipe = Recipe { scale_layout, ..recipe };
             let expected = quantize(&values, strided, &recipe).expect("finite values");
             let lengths = (expected.tensor.codes().len(), expected.tensor.scales().len());

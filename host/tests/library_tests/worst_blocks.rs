@@ -2,7 +2,7 @@
 
 use approx::assert_relative_eq;
 use microscale::{
-    BlockError, Convention, ErrorStats, Format, NonFinite, QuantizedTensor, Recipe, ScaleLayout, Shape,
+    BlockError, ErrorStats, Format, NonFinite, Numerics, QuantizedTensor, Recipe, ScaleLayout, Shape,
     WorstBlocks, dequantize, quantize,
 };
 
@@ -39,9 +39,8 @@ fn worst_blocks_are_the_head_of_all_blocks_sorted_by_error() {
                 (values[3], values[70], values[71]) = (f32::NAN, f32::INFINITY, 0.0);
                 values[..2].copy_from_slice(&[0.0, -0.0]);
             }
-            let convention = Convention::default_for(format);
-            let recipe =
-                Recipe { non_finite: NonFinite::Propagate, ..Recipe::of(format, convention).unwrap() };
+            let numerics = Numerics::default_for(format);
+            let recipe = Recipe { non_finite: NonFinite::Propagate, ..Recipe::of(format, numerics).unwrap() };
             let tensor = quantize(&values, shape, &recipe).unwrap().tensor;
             for (tensor, most) in
                 [(tensor.convert_layout(ScaleLayout::Swizzled), 4), (tensor.clone(), 0), (tensor, 1000)]

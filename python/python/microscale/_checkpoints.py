@@ -29,7 +29,7 @@ def quantize_checkpoint(
     *,
     recipe: Path | None = None,
     format: str | None = None,
-    convention: str | None = None,
+    numerics: str | None = None,
     scale_rule: str | None = None,
     ties: str | None = None,
     search: str | None = None,
@@ -43,7 +43,7 @@ def quantize_checkpoint(
     non_finite: str | None = None,
     include: Iterable[str] = (),
     exclude: Iterable[str] = (),
-    out_convention: str | None = None,
+    to: str | None = None,
     kept: str | None = None,
     device: str = "auto",
     part: tuple[int, int] | None = None,
@@ -57,14 +57,14 @@ def quantize_checkpoint(
         out: what to write, a file or a directory like `path`; None says what would be done, and writes nothing.
         recipe: a file (.toml), or the name of a recipe that comes with the package, such as `nvfp4`. What else is given goes
             before what it says for all tensors.
-        format, convention, scale_rule, ties, search, search_global, requantize, split_experts, skip_others, non_finite: as the program's
+        format, numerics, scale_rule, ties, search, search_global, requantize, split_experts, skip_others, non_finite: as the program's
             options.
-        global_scale: NVFP4's for all tensors, in the convention's direction; a .safetensors file with one for each; or `"none"`.
+        global_scale: NVFP4's for all tensors, in the numerics' direction; a .safetensors file with one for each; or `"none"`.
         importance: a .safetensors file with weights of errors by column, for the search.
         input_scale: stores the scale of layers' inputs, for W4A4: their amax, or a JSON file of numbers by layer, as the program's
             option has it.
         include, exclude: patterns of tensors to quantize too, or to copy.
-        out_convention: of files: `compressed-tensors`, `modelopt`, `gpt-oss`, `gguf`.
+        to: of files: `compressed-tensors`, `modelopt`, `gpt-oss`, `gguf`.
         kept: what becomes of tensors of GGUF that are not quantized, as the program's `--kept`.
         device: `auto`, `cpu`, `cuda:N` or `cuda:all`.
         part: (I, N) does the I-th of N parts into OUT.parts, for :func:`merge`.
@@ -81,7 +81,7 @@ def quantize_checkpoint(
     arguments = {
         "recipe": None if recipe is None else os.fspath(recipe),
         "format": format,
-        "convention": convention,
+        "numerics": numerics,
         "scale_rule": scale_rule,
         "ties": ties,
         "search": search,
@@ -96,7 +96,7 @@ def quantize_checkpoint(
         "non_finite": non_finite,
         "include": list(include),
         "exclude": list(exclude),
-        "out_convention": out_convention,
+        "to": to,
         "kept": kept,
     }
     return _told(_microscale.quantize_checkpoint(path, out, arguments, device, part, progress))

@@ -21,7 +21,7 @@ class Report(NamedTuple):
     saturated_scales: int
     """Blocks whose scale left the range of the scale format and was clamped."""
     rescaled_blocks: int
-    """Blocks that a search gave another scale than the convention's."""
+    """Blocks that a search gave another scale than the numerics'."""
     tried_scales: int
     """Scales whose error a search computed."""
     first_non_finite: tuple[int, int] | None

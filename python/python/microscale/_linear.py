@@ -62,7 +62,7 @@ class QuantizedLinear(nn.Module):
         block = block_of(weights.format)
         if weights.direction == "multiplier":
             raise Error(
-                "the state of a layer has compressed-tensors' names, whose global scale is a divisor; choose the convention "
+                "the state of a layer has compressed-tensors' names, whose global scale is a divisor; choose the numerics "
                 "compressed-tensors or transformer-engine"
             )
         if weights.layout != "linear" or weights.cols % block or len(weights.shape) != 2:

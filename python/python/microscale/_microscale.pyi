@@ -15,7 +15,7 @@ class Recipe:
     def __init__(
         self,
         format: str,
-        convention: str | None,
+        numerics: str | None,
         scale_rule: str | None,
         ties: str | None,
         search: str | None,

@@ -86,7 +86,7 @@ class QuantizedExperts(nn.Module):
         for name, weights in (("gate_up_proj", gate_up), ("down_proj", down)):
             if weights.direction == "multiplier":
                 raise Error(
-                    "the state of a layer has compressed-tensors' names, whose global scale is a divisor; choose the convention "
+                    "the state of a layer has compressed-tensors' names, whose global scale is a divisor; choose the numerics "
                     "compressed-tensors or transformer-engine"
                 )
             if weights.format != self.format or weights.shape[2] % block_of(self.format):

@@ -67,7 +67,7 @@ def quantized(codes: Tensor, scales: Tensor, global_scale: Tensor, format: str, 
 
 @torch.library.custom_op("microscale::quantize", mutates_args=())
 def _quantize(
-    x: Tensor, format: str, convention: str | None, search: str | None, non_finite: str | None
+    x: Tensor, format: str, numerics: str | None, search: str | None, non_finite: str | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Quantizes `x` `[..., K]` to NVFP4 or MXFP4.
 
@@ -75,12 +75,12 @@ def _quantize(
     float32 `[1]`, or `[0]` if there is none.
     """
     block_of(format)
-    q = _tensors.quantize(x, format, convention=convention, search=search, non_finite=non_finite)
+    q = _tensors.quantize(x, format, numerics=numerics, search=search, non_finite=non_finite)
     return q.codes, q.scales, word(q)
 
 
 @_quantize.register_fake
-def _(x, format, convention, search, non_finite):
+def _(x, format, numerics, search, non_finite):
     block = block_of(format)
     blocks = (x.shape[-1] + block - 1) // block
     codes = torch.empty((*x.shape[:-1], blocks * block // 2), dtype=torch.uint8, device=x.device)

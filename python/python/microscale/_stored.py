@@ -77,7 +77,7 @@ class Stored:
 
     def _weight(self, listed: dict[str, Any]) -> Weight:
         name, format = listed["tensor"], listed.get("format")
-        kept, dtype = listed.get("convention", ""), _PLAIN.get(listed.get("dtype", ""))
+        kept, dtype = listed.get("checkpoint_format", ""), _PLAIN.get(listed.get("dtype", ""))
         if "unreadable" in listed:
             raise CheckpointError(f"{name}: {listed['unreadable']}", listed["file"], name)
         if format is not None and (kept, format) not in _PARTS:

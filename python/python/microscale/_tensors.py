@@ -175,7 +175,7 @@ class Quantized:
 @lru_cache(maxsize=256)
 def _recipe(
     format: str,
-    convention: str | None,
+    numerics: str | None,
     scale_rule: str | None,
     ties: str | None,
     search: str | None,
@@ -184,7 +184,7 @@ def _recipe(
     non_finite: str,
 ) -> _microscale.Recipe:
     """A recipe of these words. Programs use few, and each is looked up but once."""
-    return _microscale.Recipe(format, convention, scale_rule, ties, search, global_scale, layout, non_finite)
+    return _microscale.Recipe(format, numerics, scale_rule, ties, search, global_scale, layout, non_finite)
 
 
 def _number(value: Any) -> float | str | None:
@@ -203,7 +203,7 @@ def quantize(
     x: Any,
     format: str = "nvfp4",
     *,
-    convention: str | None = None,
+    numerics: str | None = None,
     scale_rule: str | None = None,
     ties: str | None = None,
     search: str | None = None,
@@ -227,13 +227,13 @@ def quantize(
         x: `[..., K]`, float32, float16 or bfloat16: an array of numpy or CuPy, a tensor of PyTorch on a CPU or an NVIDIA GPU, or an
             object with `__dlpack__`, `__cuda_array_interface__` or the buffer protocol.
         format: `nvfp4`, `mxfp4`, `mxfp8-e4m3` or `mxfp8-e5m2`.
-        convention: whose arithmetic: `ocp`, `torchao`, `compressed-tensors`, `modelopt`, `transformer-engine` or `ggml`. By
+        numerics: whose arithmetic: `ocp`, `torchao`, `compressed-tensors`, `modelopt`, `transformer-engine` or `ggml`. By
             default `ocp` for the MX formats and `compressed-tensors` for NVFP4.
-        scale_rule: `floor`, `ceil`, `even` or `rceil` instead of the convention's, for the MX formats.
-        ties: `even`, `away` or `zero` instead of the convention's, for MXFP4.
+        scale_rule: `floor`, `ceil`, `even` or `rceil` instead of the numerics', for the MX formats.
+        ties: `even`, `away` or `zero` instead of the numerics', for MXFP4.
         search: `four-six`, `window` or `full`: block scales by the squared error that they make.
         importance: float32 `[K]`, weights of the errors in a search.
-        global_scale: NVFP4's, in the convention's direction, or `"none"`. By default it is computed from the array.
+        global_scale: NVFP4's, in the numerics' direction, or `"none"`. By default it is computed from the array.
         amax: what :func:`amax` found, for NVFP4's global scale to be computed from in place of the array's own: on a GPU a
             `DeviceAmax`, and on a CPU an `Amax`.
         layout: of the scales, `linear` or `swizzled`.
@@ -260,7 +260,7 @@ def quantize(
         non_finite = "propagate" if there else "error"
     if global_scale is not None:
         global_scale = _number(global_scale)
-    recipe = _recipe(format, convention, scale_rule, ties, search, global_scale, layout, non_finite)
+    recipe = _recipe(format, numerics, scale_rule, ties, search, global_scale, layout, non_finite)
     shape = _arrays.shape_of(values)
     if not shape:
         raise _microscale_error("x has no dimensions; it must have one or more")

@@ -31,14 +31,14 @@ def to_torchao(q: _tensors.Quantized, dtype: torch.dtype = torch.bfloat16, **opt
     """What was quantized, as torchao's own tensor over the same memory: `NVFP4Tensor`, or `MXTensor` of MXFP4 and MXFP8.
 
     Args:
-        q: `[..., M, K]` of whole blocks, from tensors of PyTorch, by any convention whose global scale is a multiplier (torchao,
+        q: `[..., M, K]` of whole blocks, from tensors of PyTorch, by any numerics whose global scale is a multiplier (torchao,
             ModelOpt) or that has none. Scales may be linear or swizzled, as `torch._scaled_mm` takes them.
         dtype: of the tensor that it stands for.
         options: of torchao's class: `act_quant_kwargs`, `kernel_preference`, `use_triton_kernel`, ...
     """
     nvfp4 = q.format == "nvfp4"
     if q.direction == "divisor":
-        raise Error("torchao's global scale is a multiplier and this is a divisor; choose the convention torchao or modelopt")
+        raise Error("torchao's global scale is a multiplier and this is a divisor; choose the numerics torchao or modelopt")
     block = 16 if nvfp4 else 32
     if len(q.shape) < 2 or q.cols % block:
         raise Error(f"torchao's tensors are matrices of whole blocks of {block}, and this is {q!r}")

@@ -8,7 +8,7 @@ use std::mem::offset_of;
 use half::bf16;
 use microscale::formats::nvfp4::{Arithmetic, Direction};
 use microscale::formats::{E2m1, GlobalScale};
-use microscale::{Convention, Format, Global, NonFinite, Recipe, Scheme, Shape, dequantize, quantize};
+use microscale::{Format, Global, NonFinite, Numerics, Recipe, Scheme, Shape, dequantize, quantize};
 use microscale_executor::{Approximation, Argument, Buffer, Launch, Memory, Module, Schedule, Statistics};
 use microscale_formats::plan::NvPlan;
 use microscale_kernels_abi::{
@@ -160,13 +160,13 @@ fn mxfp4_of_bf16_round_trips() {
 
 #[test]
 fn nvfp4_of_f32_round_trips() {
-    let convention = Convention::CompressedTensors;
-    let arithmetic = convention.nvfp4().unwrap();
+    let numerics = Numerics::CompressedTensors;
+    let arithmetic = numerics.nvfp4().unwrap();
     let given = match arithmetic.direction {
         Direction::Divisor => GlobalScale::Divisor(2688.0 / 13.0),
         Direction::Multiplier => GlobalScale::Multiplier(13.0 / 2688.0),
     };
-    let recipe = Recipe::of(Format::Nvfp4, convention).unwrap().with_global(Global::Given(given));
+    let recipe = Recipe::of(Format::Nvfp4, numerics).unwrap().with_global(Global::Given(given));
     let recipe = Recipe { non_finite: NonFinite::Propagate, ..recipe };
     for target in &TARGETS {
         let module = module(target);

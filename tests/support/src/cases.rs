@@ -5,7 +5,7 @@ use microscale::formats::mx;
 use microscale::formats::nvfp4::{Arithmetic, Direction};
 use microscale::formats::{GlobalScale, NegativeZero, ScaleRule, Ties};
 use microscale::{
-    Convention, Element, Error, Format, Global, NonFinite, QuantizeOptions, QuantizedShape, QuantizedTensor,
+    Element, Error, Format, Global, NonFinite, Numerics, QuantizeOptions, QuantizedShape, QuantizedTensor,
     Recipe, Report, Result, ScaleLayout, Scheme, Shape, Words, quantize_into,
 };
 
@@ -37,17 +37,17 @@ pub fn every_mxfp8_recipe() -> Vec<Recipe> {
 }
 
 /// The numerics of NVFP4.
-pub const NVFP4_CONVENTIONS: [Convention; 4] =
-    [Convention::Torchao, Convention::CompressedTensors, Convention::Modelopt, Convention::TransformerEngine];
+pub const NVFP4_NUMERICS: [Numerics; 4] =
+    [Numerics::Torchao, Numerics::CompressedTensors, Numerics::Modelopt, Numerics::TransformerEngine];
 
 /// Returns every combination of NVFP4's numerics, sign of zeros and non-finite policy.
 ///
 /// The global scale is computed, absent, or given for each of `amaxes`.
 pub fn every_nvfp4_recipe(amaxes: &[f32]) -> Vec<Recipe> {
     let mut recipes = Vec::new();
-    for convention in NVFP4_CONVENTIONS {
+    for numerics in NVFP4_NUMERICS {
         for &(_, negative_zero) in NegativeZero::WORDS {
-            let arithmetic = Arithmetic { negative_zero, ..nvfp4_arithmetic(convention) };
+            let arithmetic = Arithmetic { negative_zero, ..nvfp4_arithmetic(numerics) };
             let given = amaxes.iter().map(|amax| Global::Given(given_for(arithmetic.direction, *amax)));
             for global in given.chain([Global::FromAmax, Global::Absent]) {
                 recipes.extend(under_every_policy(Scheme::Nvfp4(arithmetic, global)));
@@ -67,8 +67,8 @@ pub fn every_recipe(amaxes: &[f32]) -> Vec<Recipe> {
 ///
 /// # Panics
 /// Panics for other formats' numerics.
-pub fn nvfp4_arithmetic(convention: Convention) -> Arithmetic {
-    convention.nvfp4().expect("a convention of NVFP4")
+pub fn nvfp4_arithmetic(numerics: Numerics) -> Arithmetic {
+    numerics.nvfp4().expect("numerics of NVFP4")
 }
 
 /// Returns the global scale for this amax, limited to the valid range.

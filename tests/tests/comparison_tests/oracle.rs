@@ -15,7 +15,7 @@ pub(super) fn format(word: &str) -> Format {
 /// Returns the default recipe of a format.
 pub(super) fn recipe(word: &str) -> Recipe {
     let format = format(word);
-    Recipe::of(format, microscale::Convention::default_for(format)).expect("the default")
+    Recipe::of(format, microscale::Numerics::default_for(format)).expect("the default")
 }
 
 /// A block or a whole matrix: scales as bits, codes unpacked.

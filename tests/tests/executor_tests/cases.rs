@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 
 use half::{bf16, f16};
 use microscale::{
-    Batch, Convention, Element, Format, Global, NonFinite, QuantizedShape, QuantizedTensor, Recipe,
+    Batch, Element, Format, Global, NonFinite, Numerics, QuantizedShape, QuantizedTensor, Recipe,
     ScaleLayout, Scheme, Search, Shape, Words, quantize,
 };
 use microscale_formats::{Ties, mx};
 use microscale_kernels_abi::{Mainloop, Target};
-use microscale_test_support::cases::{NVFP4_CONVENTIONS, every_recipe, given_for, nvfp4_arithmetic};
+use microscale_test_support::cases::{NVFP4_NUMERICS, every_recipe, given_for, nvfp4_arithmetic};
 use microscale_test_support::inputs::patterns;
 use microscale_test_support::operands::{Scales, tensor};
 
@@ -87,9 +87,9 @@ fn recipes() -> Vec<Recipe> {
     let plain = every_recipe(&[1e-3, 7.0]).into_iter().filter(|recipe| recipe.non_finite != NonFinite::Error);
     let mut recipes: Vec<_> = plain.collect();
     for &(_, search) in &Search::WORDS[1..] {
-        for (i, (_, convention)) in microscale::Convention::WORDS.iter().enumerate() {
+        for (i, (_, numerics)) in microscale::Numerics::WORDS.iter().enumerate() {
             for format in [Format::Mxfp4, Format::Nvfp4] {
-                let Ok(recipe) = Recipe::of(format, *convention) else { continue };
+                let Ok(recipe) = Recipe::of(format, *numerics) else { continue };
                 let non_finite = [NonFinite::Propagate, NonFinite::Saturate][i % 2];
                 recipes.push(Recipe { search, non_finite, ..recipe });
             }
@@ -98,12 +98,11 @@ fn recipes() -> Vec<Recipe> {
             let scheme = Scheme::Mxfp4(mx::Arithmetic { ties, ..Default::default() });
             recipes.push(Recipe { scheme, search, non_finite: NonFinite::Propagate, ..Recipe::default() });
         }
-        for convention in NVFP4_CONVENTIONS {
-            let direction = nvfp4_arithmetic(convention).direction;
+        for numerics in NVFP4_NUMERICS {
+            let direction = nvfp4_arithmetic(numerics).direction;
             let recipe = Recipe { search, non_finite: NonFinite::Saturate, ..Recipe::default() };
             for global in [Global::Absent, Global::Given(given_for(direction, 7.0))] {
-                recipes
-                    .push(Recipe { scheme: Scheme::Nvfp4(nvfp4_arithmetic(convention), global), ..recipe });
+                recipes.push(Recipe { scheme: Scheme::Nvfp4(nvfp4_arithmetic(numerics), global), ..recipe });
             }
         }
     }
@@ -236,7 +235,7 @@ fn tail_cases<T: Element>(cases: &mut Vec<Case>) {
         }
         for access in Access::BOTH {
             for format in Format::WITH_KERNELS {
-                let recipe = Recipe::of(format, Convention::Torchao).expect("torchao has every format");
+                let recipe = Recipe::of(format, Numerics::Torchao).expect("torchao has every format");
                 let values = values.clone();
                 let make = move || {
                     let tensor = quantize(&values, shape, &recipe).expect("the CPU quantizes").tensor;
@@ -272,7 +271,7 @@ fn dequantizing_cases<T: Element>(cases: &mut Vec<Case>) {
                         let scales = (0..scales).map(|_| rng.u8(..=most)).collect();
                         let mut tensor = QuantizedTensor::from_parts(shape, codes, scales).unwrap();
                         if *format == Format::Nvfp4 && i % 3 != 0 {
-                            let direction = nvfp4_arithmetic(NVFP4_CONVENTIONS[i % 2]).direction;
+                            let direction = nvfp4_arithmetic(NVFP4_NUMERICS[i % 2]).direction;
                             tensor = tensor.with_global_scale(given_for(direction, 3.0)).unwrap();
                         }
                         dequantizing::<T>(&tensor, row_stride, access)

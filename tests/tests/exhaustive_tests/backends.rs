@@ -8,7 +8,7 @@ use microscale::formats::{NegativeZero, ScaleRule, Ties, e2m1, mx};
 use microscale::{
     Element, Global, QuantizeOptions, QuantizedTensor, Recipe, Scheme, Shape, dequantize, quantize_into,
 };
-use microscale_test_support::cases::{NVFP4_CONVENTIONS, given_for, nvfp4_arithmetic, quantized_shape};
+use microscale_test_support::cases::{NVFP4_NUMERICS, given_for, nvfp4_arithmetic, quantized_shape};
 use rayon::prelude::*;
 
 /// The recipes with separate code paths: two scale rules, every rule for ties, every treatment of
@@ -30,7 +30,7 @@ fn recipes() -> Vec<Recipe> {
         let arithmetic = mx::Arithmetic { scale_rule, ties, negative_zero };
         recipes.push(Recipe { scheme: Scheme::Mxfp4(arithmetic), ..Recipe::default() });
     }
-    for arithmetic in NVFP4_CONVENTIONS.map(nvfp4_arithmetic) {
+    for arithmetic in NVFP4_NUMERICS.map(nvfp4_arithmetic) {
         for global in [Global::Given(given_for(arithmetic.direction, 3.0)), Global::Absent] {
             recipes.push(Recipe { scheme: Scheme::Nvfp4(arithmetic, global), ..Recipe::default() });
         }

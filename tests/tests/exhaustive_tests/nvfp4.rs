@@ -4,10 +4,10 @@
 //! amax. The oracle finds the steps, and the library must have no others.
 
 use half::{bf16, f16};
-use microscale::Convention;
+use microscale::Numerics;
 use microscale::formats::NegativeZero;
 use microscale::formats::nvfp4::Quantizer;
-use microscale_test_support::cases::{NVFP4_CONVENTIONS, given_for, nvfp4_arithmetic};
+use microscale_test_support::cases::{NVFP4_NUMERICS, given_for, nvfp4_arithmetic};
 use microscale_test_support::oracle::Exact;
 use microscale_test_support::oracle::nvfp4::Rule;
 
@@ -38,16 +38,16 @@ fn end_of_step<T: Exact>(rule: Rule, start: u32) -> u32 {
     other
 }
 
-fn check<T: Exact>(walk: Walk, convention: Convention, amax: f32) {
-    let arithmetic = nvfp4_arithmetic(convention);
+fn check<T: Exact>(walk: Walk, numerics: Numerics, amax: f32) {
+    let arithmetic = nvfp4_arithmetic(numerics);
     let global = given_for(arithmetic.direction, amax).value();
-    let rule = Rule { convention, global, negative_zero: NegativeZero::Keep };
+    let rule = Rule { numerics, global, negative_zero: NegativeZero::Keep };
     let quantizer = Quantizer::new(arithmetic, global);
     let found = |bits| {
         let wanted = quantizer.wanted_scale(f32::from_bits(bits), |x| T::from_f32(x).to_f32());
         quantizer.rounded_scale(wanted).to_bits().into()
     };
-    let what = format!("the {convention:?} scale byte under {global:e} in {:?}", T::DTYPE);
+    let what = format!("the {numerics:?} scale byte under {global:e} in {:?}", T::DTYPE);
     let (mut start, mut steps) = (0, 0);
     while start < INFINITY {
         let end = end_of_step::<T>(rule, start);
@@ -59,22 +59,22 @@ fn check<T: Exact>(walk: Walk, convention: Convention, amax: f32) {
 
 walks! {
     fn the_torchao_scale(walk: Walk) {
-        check::<f32>(walk, Convention::Torchao, 1.7);
+        check::<f32>(walk, Numerics::Torchao, 1.7);
     }
 
     /// Only compressed-tensors rounds amax / 6 to the input's type, so its result depends on the
     /// type.
     fn the_compressed_tensors_scale(walk: Walk) {
-        check::<f32>(walk, Convention::CompressedTensors, 1.7);
-        check::<bf16>(walk, Convention::CompressedTensors, 1.7);
+        check::<f32>(walk, Numerics::CompressedTensors, 1.7);
+        check::<bf16>(walk, Numerics::CompressedTensors, 1.7);
     }
 
     fn the_modelopt_scale(walk: Walk) {
-        check::<f32>(walk, Convention::Modelopt, 1.7);
+        check::<f32>(walk, Numerics::Modelopt, 1.7);
     }
 
     fn the_transformer_engine_scale(walk: Walk) {
-        check::<f32>(walk, Convention::TransformerEngine, 1.7);
+        check::<f32>(walk, Numerics::TransformerEngine, 1.7);
     }
 }
 
@@ -82,11 +82,11 @@ walks! {
 #[test]
 fn scale_bytes_change_at_the_right_amax_under_any_global_scale() {
     fn check<T: Exact>(rng: &mut fastrand::Rng) {
-        for convention in NVFP4_CONVENTIONS {
+        for numerics in NVFP4_NUMERICS {
             for _ in 0..100 {
-                let arithmetic = nvfp4_arithmetic(convention);
+                let arithmetic = nvfp4_arithmetic(numerics);
                 let global = given_for(arithmetic.direction, f32::from_bits(rng.u32(1..INFINITY))).value();
-                let rule = Rule { convention, global, negative_zero: NegativeZero::Keep };
+                let rule = Rule { numerics, global, negative_zero: NegativeZero::Keep };
                 let quantizer = Quantizer::new(arithmetic, global);
                 let mut start = 0;
                 while start < INFINITY {
@@ -95,7 +95,7 @@ fn scale_bytes_change_at_the_right_amax_under_any_global_scale() {
                         let wanted = quantizer.wanted_scale(amax, |x| T::from_f32(x).to_f32());
                         let byte = quantizer.rounded_scale(wanted).to_bits();
                         let right = expected::<T>(rule, amax.to_bits());
-                        assert_eq!(byte, right, "{convention:?}, {:?}, {global:e}, {amax:e}", T::DTYPE);
+                        assert_eq!(byte, right, "{numerics:?}, {:?}, {global:e}, {amax:e}", T::DTYPE);
                     }
                     start = end_of_step::<T>(rule, start);
                 }

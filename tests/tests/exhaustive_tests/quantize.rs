@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 use microscale::{Format, Global, Recipe, Shape};
 use microscale_test_support::cases::{
-    NVFP4_CONVENTIONS, assert_as_expected, every_mxfp4_recipe, every_mxfp8_recipe, every_nvfp4_recipe,
+    NVFP4_NUMERICS, assert_as_expected, every_mxfp4_recipe, every_mxfp8_recipe, every_nvfp4_recipe,
     given_for, nvfp4_arithmetic,
 };
 use microscale_test_support::oracle::mx::BLOCK;
@@ -56,11 +56,11 @@ fn quantize_every_16_bit_pattern_under_one_scale<T: Exact>(leads: &[f64]) {
         });
         let values: Vec<T> = blocks.collect();
         let shape = Shape::new(values.len() / 16, 16);
-        for convention in NVFP4_CONVENTIONS {
-            let named = Recipe::of(Format::Nvfp4, convention).expect("a convention of NVFP4");
+        for numerics in NVFP4_NUMERICS {
+            let named = Recipe::of(Format::Nvfp4, numerics).expect("numerics of NVFP4");
             // The block is the tensor's largest, or smaller by a factor of about a hundred.
             for above in [1.0, 1.9, 117.3] {
-                let direction = nvfp4_arithmetic(convention).direction;
+                let direction = nvfp4_arithmetic(numerics).direction;
                 let given = Global::Given(given_for(direction, (limit * above).min(3e38) as f32));
                 assert_as_expected(&values, shape, &named.with_global(given));
             }

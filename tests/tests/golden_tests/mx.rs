@@ -6,7 +6,7 @@ use half::{bf16, f16};
 use microscale::cpu::{Isa, dequantize_with};
 use microscale::formats::{NegativeZero, ScaleRule, Ties};
 use microscale::{
-    Convention, Error, Format, NonFinite, Position, QuantizedShape, QuantizedTensor, Recipe, Scheme, Shape,
+    Error, Format, NonFinite, Numerics, Position, QuantizedShape, QuantizedTensor, Recipe, Scheme, Shape,
     Words,
 };
 use microscale_test_support::cases::{
@@ -273,26 +273,26 @@ fn file_names_match_their_contents() {
 fn numerics_match_their_libraries() {
     let mut seen = Vec::new();
     for golden in every_file() {
-        if let Some(convention) = golden.convention() {
-            let recipe = Recipe::of(golden.format(), convention).expect("a convention of the format");
+        if let Some(numerics) = golden.numerics() {
+            let recipe = Recipe::of(golden.format(), numerics).expect("numerics of the format");
             assert_eq!(recipe.scheme, golden.scheme, "{}", golden.name);
-            seen.push((golden.format(), convention));
+            seen.push((golden.format(), numerics));
         } else if let (Scheme::Mxfp4(arithmetic), "torchao") = (golden.scheme, golden.library.as_str()) {
             let rest = (arithmetic.ties, arithmetic.negative_zero);
             assert_eq!(rest, (Ties::Even, NegativeZero::Keep), "{}", golden.name);
         }
     }
     for shown in [
-        (Format::Mxfp4, Convention::Ocp),
-        (Format::Mxfp4, Convention::CompressedTensors),
-        (Format::Mxfp4, Convention::Modelopt),
-        (Format::Mxfp4, Convention::Ggml),
-        (Format::Mxfp8E4m3, Convention::Ocp),
-        (Format::Mxfp8E5m2, Convention::Ocp),
+        (Format::Mxfp4, Numerics::Ocp),
+        (Format::Mxfp4, Numerics::CompressedTensors),
+        (Format::Mxfp4, Numerics::Modelopt),
+        (Format::Mxfp4, Numerics::Ggml),
+        (Format::Mxfp8E4m3, Numerics::Ocp),
+        (Format::Mxfp8E5m2, Numerics::Ocp),
     ] {
         assert!(seen.contains(&shown), "no file shows {shown:?}");
     }
-    let ocp = Recipe::of(Format::Mxfp4, Convention::Ocp).expect("OCP's MXFP4");
+    let ocp = Recipe::of(Format::Mxfp4, Numerics::Ocp).expect("OCP's MXFP4");
     assert_eq!(Recipe::default(), ocp, "the default is OCP's, refusing non-finite input");
     assert_eq!(Recipe::default().non_finite, NonFinite::Error);
     // Some library must cover each rule for ties and each scale rule.

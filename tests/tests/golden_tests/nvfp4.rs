@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 use half::bf16;
 use microscale::cpu::{Isa, dequantize_with};
 use microscale::{
-    Convention, Error, Format, Global, GlobalScale, NonFinite, QuantizedShape, QuantizedTensor, Recipe,
-    Result, ScaleLayout, Shape,
+    Error, Format, Global, GlobalScale, NonFinite, Numerics, QuantizedShape, QuantizedTensor, Recipe, Result,
+    ScaleLayout, Shape,
 };
 use microscale_test_support::cases::{assert_as_expected, every_nvfp4_recipe, quantize, spread};
 use microscale_test_support::golden::{Case, Input, Nvfp4, files};
@@ -109,7 +109,7 @@ fn every_file() -> impl Iterator<Item = Nvfp4> {
 
 /// Returns the file's numerics with a global scale and the policy `propagate`.
 fn recipe(file: &Nvfp4, global: Global) -> Recipe {
-    let named = Recipe::of(Format::Nvfp4, file.convention).expect("a convention of NVFP4");
+    let named = Recipe::of(Format::Nvfp4, file.numerics).expect("numerics of NVFP4");
     Recipe { non_finite: NonFinite::Propagate, ..named.with_global(global) }
 }
 
@@ -141,19 +141,19 @@ fn file_names_match_their_contents() {
     for file in every_file() {
         let (rest, dtype) = file.name.rsplit_once('-').expect("a dtype");
         assert!(rest.ends_with(&file.variant), "{}", file.name);
-        let library = if file.convention == Convention::TransformerEngine {
+        let library = if file.numerics == Numerics::TransformerEngine {
             "transformer-engine"
         } else {
             file.name.split("-0.").next().expect("a name")
         };
-        let convention = match library {
-            "torchao" => Convention::Torchao,
-            "compressed-tensors" => Convention::CompressedTensors,
-            "modelopt" => Convention::Modelopt,
-            "transformer-engine" => Convention::TransformerEngine,
+        let numerics = match library {
+            "torchao" => Numerics::Torchao,
+            "compressed-tensors" => Numerics::CompressedTensors,
+            "modelopt" => Numerics::Modelopt,
+            "transformer-engine" => Numerics::TransformerEngine,
             other => panic!("{}: what is {other}?", file.name),
         };
-        assert_eq!(file.convention, convention, "{}", file.name);
+        assert_eq!(file.numerics, numerics, "{}", file.name);
         for case in &file.cases {
             assert_eq!(case.input.what().0, dtype, "{}, {}", file.name, case.name);
             assert_eq!(case.global_scale.is_none(), file.variant == "none", "{}, {}", file.name, case.name);
@@ -285,7 +285,7 @@ fn why<T: Exact>(rows: &[T], file: &Nvfp4, ours: GlobalScale, theirs: GlobalScal
         GlobalScale::Divisor(ours) => {
             let right = ((2688.0f32 / amax as f32).min(f32::MAX), 1.0);
             assert_eq!((ours, theirs), right, "{what}");
-            assert_eq!(file.convention, Convention::CompressedTensors, "{what}");
+            assert_eq!(file.numerics, Numerics::CompressedTensors, "{what}");
             Why::Overflow
         }
     }
@@ -302,7 +302,7 @@ fn every_dequantized_number_matches_the_library() {
                 Some(Input::Bf16(theirs)) => assert_dequantized::<bf16>(&file, case, theirs),
                 Some(other) => panic!("{}: dequantized to {}", file.name, other.what().0),
                 None => {
-                    assert_eq!(file.convention, Convention::TransformerEngine, "{}", file.name);
+                    assert_eq!(file.numerics, Numerics::TransformerEngine, "{}", file.name);
                     0
                 }
             };
@@ -341,7 +341,7 @@ fn assert_dequantized<T: Exact>(file: &Nvfp4, case: &Case, theirs: &[T]) -> usiz
                 let (ours_bits, right) = match (ours.to_f64(), theirs.to_f64()) {
                     (ours, theirs) if ours.is_nan() && theirs.is_nan() => continue,
                     // ModelOpt reads code 8 as +0.
-                    _ if file.convention == Convention::Modelopt && codes[index] == 8 => {
+                    _ if file.numerics == Numerics::Modelopt && codes[index] == 8 => {
                         (ours.bits(), T::round_f64(-0.0).bits())
                     }
                     _ => (ours.bits(), theirs.bits()),

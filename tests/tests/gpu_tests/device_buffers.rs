@@ -8,7 +8,7 @@ use microscale::gpu::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCap
 use microscale::gpu::cudarc::driver::{CudaStream, CudaView};
 use microscale::gpu::{DeviceAmax, DeviceQuantizeOptions, DeviceReport, DeviceTensor, DeviceView, Gpu};
 use microscale::{
-    Convention, Element, Error, Format, Global, GlobalScale, NonFinite, Quantized, QuantizedShape, Recipe,
+    Element, Error, Format, Global, GlobalScale, NonFinite, Numerics, Quantized, QuantizedShape, Recipe,
     ScaleLayout, Search, Shape, amax, quantize,
 };
 use microscale_test_support::cases::quantized_shape;
@@ -17,7 +17,7 @@ use super::support::{assert_is_cpus, default_recipes, patterns};
 
 /// Returns OCP's MXFP4.
 fn mxfp4() -> Recipe {
-    let ocp = Recipe::of(Format::Mxfp4, Convention::Ocp).unwrap();
+    let ocp = Recipe::of(Format::Mxfp4, Numerics::Ocp).unwrap();
     Recipe { non_finite: NonFinite::Propagate, ..ocp }
 }
 
@@ -184,8 +184,8 @@ pub(crate) fn layers_share_an_amax(gpu: &Gpu) {
             (0..shape.elements()).map(|i| T::from_f32(size * (i as f32 * 0.7).sin())).collect()
         });
         let inputs = layers.each_ref().map(|layer| stream.clone_htod(layer).unwrap());
-        for convention in [Convention::CompressedTensors, Convention::Torchao, Convention::Modelopt] {
-            let recipe = Recipe::of(Format::Nvfp4, convention).unwrap();
+        for numerics in [Numerics::CompressedTensors, Numerics::Torchao, Numerics::Modelopt] {
+            let recipe = Recipe::of(Format::Nvfp4, numerics).unwrap();
             let together = Shape { rows: LAYERS * shape.rows, ..shape };
             let expected = quantize(&layers.concat(), together, &recipe).unwrap().tensor;
             let mut amax = DeviceAmax::zeros(stream).unwrap();
@@ -217,16 +217,12 @@ pub(crate) fn global_scales_may_be_in_device_memory(gpu: &Gpu) {
         let (stream, shape) = (gpu.stream(), Shape::new(50, 112));
         let values = patterns::<T>(shape.elements(), true, 9);
         let input = stream.clone_htod(&values).unwrap();
-        let conventions = [
-            Convention::CompressedTensors,
-            Convention::Torchao,
-            Convention::Modelopt,
-            Convention::TransformerEngine,
-        ];
-        for convention in conventions {
+        let numerics =
+            [Numerics::CompressedTensors, Numerics::Torchao, Numerics::Modelopt, Numerics::TransformerEngine];
+        for numerics in numerics {
             for (search, value) in [(Search::None, 7.0), (Search::None, 1e-30), (Search::Full, 0.3)] {
                 let non_finite = NonFinite::Saturate;
-                let recipe = Recipe { search, non_finite, ..Recipe::of(Format::Nvfp4, convention).unwrap() };
+                let recipe = Recipe { search, non_finite, ..Recipe::of(Format::Nvfp4, numerics).unwrap() };
                 let direction = recipe.scheme.global_from_amax().expect("NVFP4").direction;
                 let given = GlobalScale::of(direction, value);
                 let expected = quantize(&values, shape, &recipe.with_global(Global::Given(given))).unwrap();
@@ -343,7 +339,7 @@ pub(crate) fn more_than_2_to_the_32_elements(gpu: &Gpu) {
     let values = patterns::<bf16>(PART, true, 8);
     let part = gpu.stream().clone_htod(&values).unwrap();
     let mut input = gpu.stream().alloc_zeros::<bf16>(PART * PARTS).unwrap();
-    let nvfp4 = Recipe::of(Format::Nvfp4, Convention::Torchao).unwrap();
+    let nvfp4 = Recipe::of(Format::Nvfp4, Numerics::Torchao).unwrap();
     for recipe in [mxfp4(), Recipe { non_finite: NonFinite::Propagate, ..nvfp4 }] {
         for i in 0..PARTS {
             gpu.stream().memcpy_dtod(&part, &mut input.slice_mut(i * PART..(i + 1) * PART)).unwrap();

@@ -3,14 +3,14 @@
 use half::{bf16, f16};
 use microscale::gpu::Gpu;
 use microscale::{
-    Convention, Element, Error, ErrorStats, Format, NonFinite, Recipe, ScaleLayout, Shape, Words, quantize,
+    Element, Error, ErrorStats, Format, NonFinite, Numerics, Recipe, ScaleLayout, Shape, Words, quantize,
 };
 
 use super::support::{SHAPES, patterns};
 
 fn recipes() -> impl Iterator<Item = Recipe> {
     Format::WITH_KERNELS.iter().enumerate().map(|(i, format)| {
-        let recipe = Recipe::of(*format, Convention::default_for(*format)).unwrap();
+        let recipe = Recipe::of(*format, Numerics::default_for(*format)).unwrap();
         let scale_layout = [ScaleLayout::Linear, ScaleLayout::Swizzled][i % 2];
         Recipe { non_finite: NonFinite::Propagate, scale_layout, ..recipe }
     })
@@ -45,7 +45,7 @@ pub(crate) fn of_another_shape_are_refused(gpu: &Gpu) {
 pub(crate) fn of_formats_without_kernels_are_refused(gpu: &Gpu) {
     let (values, shape) = ([1.0f32; 128], Shape::new(2, 64));
     for format in Format::ALL.into_iter().filter(|format| !Format::WITH_KERNELS.contains(format)) {
-        let recipe = Recipe::of(format, Convention::default_for(format)).unwrap();
+        let recipe = Recipe::of(format, Numerics::default_for(format)).unwrap();
         let tensor = quantize(&values, shape, &recipe).unwrap().tensor;
         let refused = [
             gpu.quantize(&values, shape, &recipe).map(drop),

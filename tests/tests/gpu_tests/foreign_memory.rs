@@ -14,7 +14,7 @@ use microscale::gpu::{
     DeviceView, GemmWorkspaceMut, Gpu,
 };
 use microscale::{
-    Amax, Batch, Convention, Dtype, Error, Format, GlobalScale, NonFinite, OperandFault, Quantized,
+    Amax, Batch, Dtype, Error, Format, GlobalScale, NonFinite, Numerics, OperandFault, Quantized,
     QuantizedShape, QuantizedTensor, Recipe, ScaleLayout, Search, Shape, amax, dequantize, gemv, quantize,
 };
 use microscale_test_support::cases::quantized_shape;
@@ -26,7 +26,7 @@ use super::raw::{Raw, RawOperand, RawTensor};
 use super::support::{assert_is_cpus, default_recipes, patterns};
 
 fn nvfp4() -> Recipe {
-    let recipe = Recipe::of(Format::Nvfp4, Convention::Modelopt).unwrap();
+    let recipe = Recipe::of(Format::Nvfp4, Numerics::Modelopt).unwrap();
     Recipe { non_finite: NonFinite::Propagate, ..recipe }
 }
 

@@ -6,7 +6,7 @@ use microscale::gpu::Gpu;
 use microscale::{
     Element, Error, Format, Global, GlobalScale, NonFinite, Recipe, ScaleLayout, Shape, Words, quantize,
 };
-use microscale_test_support::cases::{NVFP4_CONVENTIONS, block_of_ties, given_for, nvfp4_arithmetic};
+use microscale_test_support::cases::{NVFP4_NUMERICS, block_of_ties, given_for, nvfp4_arithmetic};
 use microscale_test_support::golden::{Golden, Input, Nvfp4, files};
 use microscale_test_support::oracle::Exact;
 use microscale_test_support::oracle::nvfp4::Rule;
@@ -108,7 +108,7 @@ pub(crate) fn equals_the_cpu_on_golden_inputs(gpu: &Gpu) {
         for case in &file.cases {
             let mut globals = vec![Global::FromAmax, Global::Absent];
             globals.extend(case.global_scale.filter(|scale| scale.in_range()).map(Global::Given));
-            let named = Recipe::of(Format::Nvfp4, file.convention).unwrap();
+            let named = Recipe::of(Format::Nvfp4, file.numerics).unwrap();
             let of = |non_finite| {
                 globals.iter().map(move |global| Recipe { non_finite, ..named.with_global(*global) })
             };
@@ -121,8 +121,8 @@ pub(crate) fn equals_the_cpu_on_golden_inputs(gpu: &Gpu) {
 }
 
 /// Returns global scales of every size, at the limits of their range, and near the one for `amax`.
-fn global_scales(rng: &mut fastrand::Rng, convention: microscale::Convention) -> Vec<GlobalScale> {
-    let direction = nvfp4_arithmetic(convention).direction;
+fn global_scales(rng: &mut fastrand::Rng, numerics: microscale::Numerics) -> Vec<GlobalScale> {
+    let direction = nvfp4_arithmetic(numerics).direction;
     let ends = [f32::from_bits(1), 1e-38, 1e-36, 1e-30, 1e30, 1e38, f32::MAX];
     let any = std::iter::repeat_with(|| f32::from_bits(rng.u32(1..0x7F80_0000))).take(25);
     let near = [1.0, 2688.0, 3.1, 0.37, 1.7];
@@ -134,15 +134,15 @@ fn global_scales(rng: &mut fastrand::Rng, convention: microscale::Convention) ->
 /// They reveal divisions that are not correctly rounded.
 pub(crate) fn equals_the_cpu_on_ties_of_quotients(gpu: &Gpu) {
     fn run<T: Exact>(gpu: &Gpu, rng: &mut fastrand::Rng) {
-        for convention in NVFP4_CONVENTIONS {
-            for given in global_scales(rng, convention) {
-                let rule = Rule { convention, global: given.value(), negative_zero: NegativeZero::Keep };
+        for numerics in NVFP4_NUMERICS {
+            for given in global_scales(rng, numerics) {
+                let rule = Rule { numerics, global: given.value(), negative_zero: NegativeZero::Keep };
                 let mut values: Vec<T> = Vec::new();
                 for scale in (1..=0x7E).cycle().take(126 * 8) {
                     values.extend(block_of_ties::<T>(rule, scale, rng));
                 }
                 let shape = Shape::new(values.len() / 64, 64);
-                let named = Recipe::of(Format::Nvfp4, convention).unwrap();
+                let named = Recipe::of(Format::Nvfp4, numerics).unwrap();
                 check(gpu, &values, shape, &named.with_global(Global::Given(given)));
                 check(gpu, &values, shape, &named);
             }
@@ -158,8 +158,8 @@ pub(crate) fn equals_the_cpu_on_ties_of_quotients(gpu: &Gpu) {
 pub(crate) fn equals_the_cpu_on_random_magnitudes_and_global_scales(gpu: &Gpu) {
     fn run<T: Exact>(gpu: &Gpu, rng: &mut fastrand::Rng) {
         let shape = Shape::new(1 << 10, 1 << 9);
-        for convention in NVFP4_CONVENTIONS {
-            for given in global_scales(rng, convention) {
+        for numerics in NVFP4_NUMERICS {
+            for given in global_scales(rng, numerics) {
                 // About as large as the global scale allows, up to some powers of two larger or
                 // smaller.
                 let center = match given {
@@ -172,7 +172,7 @@ pub(crate) fn equals_the_cpu_on_random_magnitudes_and_global_scales(gpu: &Gpu) {
                     T::round_f64(if rng.bool() { magnitude } else { -magnitude })
                 };
                 let values: Vec<T> = (0..shape.elements()).map(one).collect();
-                let named = Recipe::of(Format::Nvfp4, convention).unwrap();
+                let named = Recipe::of(Format::Nvfp4, numerics).unwrap();
                 check(gpu, &values, shape, &named.with_global(Global::Given(given)));
                 check(gpu, &values, shape, &named);
             }
@@ -259,14 +259,14 @@ pub(crate) fn refuses_what_the_cpu_refuses(gpu: &Gpu) {
 
 pub(crate) fn refuses_global_scales_that_the_cpu_refuses(gpu: &Gpu) {
     let values = [1.0f32; 64];
-    for convention in NVFP4_CONVENTIONS {
-        let named = Recipe::of(Format::Nvfp4, convention).unwrap();
+    for numerics in NVFP4_NUMERICS {
+        let named = Recipe::of(Format::Nvfp4, numerics).unwrap();
         for value in [0.0, -1.0, f32::NAN, f32::INFINITY, f32::from_bits(1), 1e-37, 1e38, f32::MAX, 1.0] {
             for given in [GlobalScale::Divisor(value), GlobalScale::Multiplier(value)] {
                 let recipe = named.with_global(Global::Given(given));
                 let by_gpu = gpu.quantize(&values, Shape::new(1, 64), &recipe).map_err(|why| why.to_string());
                 let by_cpu = quantize(&values, Shape::new(1, 64), &recipe).map_err(|why| why.to_string());
-                assert_eq!(by_gpu, by_cpu, "{convention:?}, {given:?}");
+                assert_eq!(by_gpu, by_cpu, "{numerics:?}, {given:?}");
             }
         }
     }

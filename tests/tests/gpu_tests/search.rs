@@ -6,7 +6,7 @@ use microscale::{
     Element, Error, Format, Global, NonFinite, QuantizeOptions, Recipe, ScaleLayout, Search, Shape, Words,
     quantize_with,
 };
-use microscale_test_support::cases::{NVFP4_CONVENTIONS, given_for, nvfp4_arithmetic};
+use microscale_test_support::cases::{NVFP4_NUMERICS, given_for, nvfp4_arithmetic};
 
 use super::support::{SHAPES, check, patterns};
 
@@ -16,16 +16,16 @@ use super::support::{SHAPES, check, patterns};
 fn searches() -> Vec<Recipe> {
     let mut recipes = Vec::new();
     for &(_, search) in &Search::WORDS[1..] {
-        for (_, convention) in microscale::Convention::WORDS {
+        for (_, numerics) in microscale::Numerics::WORDS {
             for format in [Format::Mxfp4, Format::Nvfp4] {
-                let Ok(recipe) = Recipe::of(format, *convention) else { continue };
+                let Ok(recipe) = Recipe::of(format, *numerics) else { continue };
                 recipes.push(Recipe { search, ..recipe });
             }
         }
-        for convention in NVFP4_CONVENTIONS {
-            let given = |amax| Global::Given(given_for(nvfp4_arithmetic(convention).direction, amax));
+        for numerics in NVFP4_NUMERICS {
+            let given = |amax| Global::Given(given_for(nvfp4_arithmetic(numerics).direction, amax));
             for global in [Global::Absent, given(7.0), given(1e-6), given(1e30)] {
-                let recipe = Recipe::of(Format::Nvfp4, convention).unwrap().with_global(global);
+                let recipe = Recipe::of(Format::Nvfp4, numerics).unwrap().with_global(global);
                 recipes.push(Recipe { search, ..recipe });
             }
         }

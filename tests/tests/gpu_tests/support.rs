@@ -2,7 +2,7 @@
 
 use microscale::gpu::Gpu;
 use microscale::{
-    Convention, Element, Format, NonFinite, Quantized, Recipe, ScaleLayout, Shape, Words, quantize,
+    Element, Format, NonFinite, Numerics, Quantized, Recipe, ScaleLayout, Shape, Words, quantize,
 };
 use microscale_kernels_abi::TARGETS;
 use microscale_test_support::cases::every_recipe;
@@ -18,7 +18,7 @@ pub(crate) fn recipes(amaxes: &[f32], scale_layout: ScaleLayout) -> Vec<Recipe> 
 
 /// Returns each format's default recipe in one layout, with non-finite values propagated.
 pub(crate) fn default_recipes(scale_layout: ScaleLayout) -> Vec<Recipe> {
-    let of = |format: Format| Recipe::of(format, Convention::default_for(format)).expect("the default");
+    let of = |format: Format| Recipe::of(format, Numerics::default_for(format)).expect("the default");
     let recipes = Format::WITH_KERNELS.iter().map(|format| of(*format));
     recipes.map(|recipe| Recipe { scale_layout, non_finite: NonFinite::Propagate, ..recipe }).collect()
 }

@@ -49,7 +49,7 @@ impl Scales<'_> {
 
     fn rule(&self, arithmetic: microscale::formats::nvfp4::Arithmetic) -> Rule {
         let global = self.global.map_or(1.0, GlobalScale::value);
-        Rule { convention: nvfp4::convention(arithmetic), global, negative_zero: arithmetic.negative_zero }
+        Rule { numerics: nvfp4::numerics(arithmetic), global, negative_zero: arithmetic.negative_zero }
     }
 
     fn larger<T: Exact>(&self, block: &[f64]) -> u8 {

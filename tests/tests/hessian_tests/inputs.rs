@@ -1,6 +1,6 @@
 //! Matrices, distributions of layers' inputs, and recipes.
 
-use microscale::{Convention, Format, Global, Recipe, Shape};
+use microscale::{Format, Global, Numerics, Recipe, Shape};
 use microscale_test_support::oracle::Exact;
 
 /// A source of pseudo-random numbers.
@@ -115,16 +115,16 @@ pub(crate) fn matrix<T: Exact>(shape: Shape, kind: usize, numbers: &mut Numbers)
 
 /// Returns recipes of MXFP4 and NVFP4 with several numerics.
 pub(crate) fn recipes() -> Vec<Recipe> {
-    let of = |format, convention| Recipe::of(format, convention).expect("there is one");
-    let nvfp4 = of(Format::Nvfp4, Convention::Modelopt);
+    let of = |format, numerics| Recipe::of(format, numerics).expect("there is one");
+    let nvfp4 = of(Format::Nvfp4, Numerics::Modelopt);
     vec![
-        of(Format::Mxfp4, Convention::Ocp),
-        of(Format::Mxfp4, Convention::Modelopt),
-        of(Format::Mxfp4, Convention::Ggml),
+        of(Format::Mxfp4, Numerics::Ocp),
+        of(Format::Mxfp4, Numerics::Modelopt),
+        of(Format::Mxfp4, Numerics::Ggml),
         nvfp4.with_global(Global::Absent),
         nvfp4,
-        of(Format::Nvfp4, Convention::CompressedTensors),
-        of(Format::Nvfp4, Convention::TransformerEngine),
-        of(Format::Nvfp4, Convention::Torchao),
+        of(Format::Nvfp4, Numerics::CompressedTensors),
+        of(Format::Nvfp4, Numerics::TransformerEngine),
+        of(Format::Nvfp4, Numerics::Torchao),
     ]
 }

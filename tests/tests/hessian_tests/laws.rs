@@ -3,7 +3,7 @@
 use half::f16;
 use microscale::formats::Search;
 use microscale::{
-    Convention, Error, Format, Global, HessianFault, NonFinite, QuantizeOptions, QuantizedTensor, Recipe,
+    Error, Format, Global, HessianFault, NonFinite, Numerics, QuantizeOptions, QuantizedTensor, Recipe,
     Shape, quantize, quantize_with,
 };
 use microscale_test_support::oracle;
@@ -129,7 +129,7 @@ fn errors_name_the_cause() {
 
     let found = with(&Recipe::default(), &right);
     assert!(matches!(found, Err(Error::HessianWithoutSearch)), "{found:?}");
-    let mxfp8 = Recipe::of(Format::Mxfp8E4m3, Convention::Ocp).unwrap();
+    let mxfp8 = Recipe::of(Format::Mxfp8E4m3, Numerics::Ocp).unwrap();
     let found = with(&mxfp8, &right);
     assert!(matches!(found, Err(Error::NoSearch { format: Format::Mxfp8E4m3 })), "{found:?}");
     let found = with(&recipe, &right[1..]).unwrap_err();

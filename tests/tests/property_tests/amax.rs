@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 use microscale::cpu::{Isa, amax_with};
 use microscale::{Amax, Error, Format, NonFinite, Recipe, Shape, amax, quantize};
-use microscale_test_support::cases::{NVFP4_CONVENTIONS, nvfp4_arithmetic};
+use microscale_test_support::cases::{NVFP4_NUMERICS, nvfp4_arithmetic};
 use microscale_test_support::oracle::{self, Exact};
 use proptest::prelude::*;
 
@@ -21,10 +21,10 @@ fn check<T: Exact>(Matrix { values, shape }: &Matrix<T>) {
         let elements = oracle::elements(values, *shape).map(|(_, value)| value);
         let counted = oracle::nvfp4::tensor_amax(elements, policy);
         assert_eq!(right.under::<T>(policy).to_bits(), counted.to_bits(), "{policy:?}, {shape:?}");
-        for convention in NVFP4_CONVENTIONS {
-            let scale = oracle::nvfp4::global_scale::<T>(convention, counted);
-            let found = right.global_scale::<T>(&nvfp4_arithmetic(convention), policy);
-            assert_eq!(found, scale, "{convention:?}, {policy:?}, {shape:?}");
+        for numerics in NVFP4_NUMERICS {
+            let scale = oracle::nvfp4::global_scale::<T>(numerics, counted);
+            let found = right.global_scale::<T>(&nvfp4_arithmetic(numerics), policy);
+            assert_eq!(found, scale, "{numerics:?}, {policy:?}, {shape:?}");
         }
     }
 }
@@ -106,13 +106,13 @@ fn a_computed_global_scale_equals_a_given_one() {
     let mut values: Vec<f32> = (0..shape.elements()).map(|_| (rng.f32() - 0.5) * 3.0).collect();
     values[77] = f32::INFINITY;
     values[770] = f32::NAN;
-    for convention in NVFP4_CONVENTIONS {
+    for numerics in NVFP4_NUMERICS {
         for non_finite in [NonFinite::Propagate, NonFinite::Saturate] {
-            let named = Recipe::of(Format::Nvfp4, convention).expect("a convention of NVFP4");
+            let named = Recipe::of(Format::Nvfp4, numerics).expect("numerics of NVFP4");
             let recipe = Recipe { non_finite, ..named };
             let computed = quantize(&values, shape, &recipe).expect("nothing is refused");
             let amax = amax(&values, shape).expect("the shape fits");
-            let scale = amax.global_scale::<f32>(&nvfp4_arithmetic(convention), non_finite);
+            let scale = amax.global_scale::<f32>(&nvfp4_arithmetic(numerics), non_finite);
             assert_eq!(computed.tensor.global_scale(), Some(scale), "{recipe:?}");
             let given = quantize(&values, shape, &recipe.with_global(microscale::Global::Given(scale)));
             assert_eq!(given.expect("nothing is refused"), computed, "{recipe:?}");

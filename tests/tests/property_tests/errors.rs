@@ -4,11 +4,11 @@
 use half::{bf16, f16};
 use microscale::cpu::{Isa, dequantize_with, quantize_into};
 use microscale::{
-    Convention, Error, ErrorStats, Format, Global, GlobalScale, NonFinite, Position, QuantizeOptions,
+    Error, ErrorStats, Format, Global, GlobalScale, NonFinite, Numerics, Position, QuantizeOptions,
     QuantizedShape, QuantizedTensor, Recipe, Report, Result, ScaleLayout, Shape, Words, dequantize,
     dequantize_into, quantize,
 };
-use microscale_test_support::cases::{NVFP4_CONVENTIONS, every_recipe, nvfp4_arithmetic, quantized_shape};
+use microscale_test_support::cases::{NVFP4_NUMERICS, every_recipe, nvfp4_arithmetic, quantized_shape};
 use microscale_test_support::oracle::{self, Exact};
 use proptest::prelude::*;
 
@@ -155,7 +155,7 @@ fn a_large_shape_of_a_short_slice_is_refused() {
 fn tensors_of_another_shape_are_refused() {
     let (values, shape) = ([1.0f32; 64], Shape::new(2, 32));
     for format in Format::WITH_KERNELS {
-        let recipe = Recipe::of(format, Convention::default_for(format)).expect("the default");
+        let recipe = Recipe::of(format, Numerics::default_for(format)).expect("the default");
         let right = quantized_shape(shape, &recipe);
         let sizes = [(1, 64), (2, 31), (3, 32), (0, 0), (64, 1)];
         let of_size = |(rows, cols): (usize, usize)| QuantizedShape { rows, cols, ..right };
@@ -270,29 +270,29 @@ fn signed_scales_are_refused() {
 
 #[test]
 fn formats_refuse_the_numerics_of_other_formats() {
-    use Convention::{CompressedTensors, Ggml, Modelopt, Ocp, Torchao, TransformerEngine};
-    let table: [(Format, &[Convention]); 4] = [
+    use Numerics::{CompressedTensors, Ggml, Modelopt, Ocp, Torchao, TransformerEngine};
+    let table: [(Format, &[Numerics]); 4] = [
         (Format::Mxfp4, &[Ocp, Torchao, CompressedTensors, Modelopt, Ggml]),
         (Format::Nvfp4, &[Torchao, CompressedTensors, Modelopt, TransformerEngine]),
         (Format::Mxfp8E4m3, &[Ocp, Torchao]),
         (Format::Mxfp8E5m2, &[Ocp, Torchao]),
     ];
-    for (format, conventions) in table {
-        for &(_, convention) in Convention::WORDS {
-            match Recipe::of(format, convention) {
+    for (format, known) in table {
+        for &(_, numerics) in Numerics::WORDS {
+            match Recipe::of(format, numerics) {
                 Ok(recipe) => {
-                    assert!(conventions.contains(&convention), "{format} has {convention:?}");
+                    assert!(known.contains(&numerics), "{format} has {numerics:?}");
                     assert_eq!((recipe.format(), recipe.non_finite), (format, NonFinite::Error));
                     assert_eq!(recipe.scale_layout, ScaleLayout::Linear);
                 }
-                Err(Error::NoConvention { format: named, convention: missing }) => {
-                    assert!(!conventions.contains(&convention), "{format} has no {convention:?}");
-                    assert_eq!((named, missing), (format, convention));
+                Err(Error::NoNumerics { format: named, numerics: missing }) => {
+                    assert!(!known.contains(&numerics), "{format} has no {numerics:?}");
+                    assert_eq!((named, missing), (format, numerics));
                 }
-                Err(why) => panic!("{format}, {convention:?}: {why}"),
+                Err(why) => panic!("{format}, {numerics:?}: {why}"),
             }
         }
-        assert!(conventions.contains(&Convention::default_for(format)), "the default of {format}");
+        assert!(known.contains(&Numerics::default_for(format)), "the default of {format}");
     }
 }
 
@@ -311,12 +311,12 @@ fn is_in_range(given: GlobalScale) -> bool {
 }
 
 fn assert_global_scale(value: f32) {
-    for convention in NVFP4_CONVENTIONS {
-        let expected = nvfp4_arithmetic(convention).direction;
+    for numerics in NVFP4_NUMERICS {
+        let expected = nvfp4_arithmetic(numerics).direction;
         for given in [GlobalScale::Divisor(value), GlobalScale::Multiplier(value)] {
-            let recipe = Recipe::of(Format::Nvfp4, convention).expect("a convention of NVFP4");
+            let recipe = Recipe::of(Format::Nvfp4, numerics).expect("numerics of NVFP4");
             let recipe = recipe.with_global(Global::Given(given));
-            let what = format!("{convention:?} with {given:?}");
+            let what = format!("{numerics:?} with {given:?}");
             assert_eq!(given.in_range(), is_in_range(given), "{what}");
             assert_eq!(GlobalScale::new(given.direction(), value).is_some(), is_in_range(given), "{what}");
             match quantize(&[1.0f32; 16], Shape::new(1, 16), &recipe) {
@@ -366,11 +366,11 @@ fn out_of_range_global_scales_are_refused() {
 fn every_amax_has_a_global_scale_in_range() {
     fn check<T: Exact>(amax: T) {
         let amax = amax.to_f64() as f32;
-        for convention in NVFP4_CONVENTIONS {
-            let arithmetic = nvfp4_arithmetic(convention);
+        for numerics in NVFP4_NUMERICS {
+            let arithmetic = nvfp4_arithmetic(numerics);
             let found = arithmetic.global_scale(amax, |x| T::from_f32(x).to_f32());
-            let right = oracle::nvfp4::global_scale::<T>(convention, amax);
-            let what = || format!("{convention:?}, {} {amax:e}: {found:?}", T::DTYPE.word());
+            let right = oracle::nvfp4::global_scale::<T>(numerics, amax);
+            let what = || format!("{numerics:?}, {} {amax:e}: {found:?}", T::DTYPE.word());
             assert_eq!(found, right, "{}", what());
             assert!(is_in_range(found) && found.direction() == arithmetic.direction, "{}", what());
         }
@@ -390,7 +390,7 @@ fn global_scales_are_for_nvfp4_only() {
         let tensor = QuantizedTensor::zeros(QuantizedShape::new(format, 1, 32)).expect("a block");
         let refused = tensor.with_global_scale(GlobalScale::Divisor(1.0));
         assert!(matches!(refused, Err(Error::NoGlobalScale { format: of }) if of == format), "{refused:?}");
-        let recipe = Recipe::of(format, Convention::Ocp).expect("OCP's");
+        let recipe = Recipe::of(format, Numerics::Ocp).expect("OCP's");
         assert_eq!(recipe.with_global(Global::Given(GlobalScale::Divisor(2.0))), recipe);
     }
 }

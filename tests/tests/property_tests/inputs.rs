@@ -6,7 +6,7 @@ use microscale::cpu::Isa;
 use microscale::formats::nvfp4::Arithmetic;
 use microscale::formats::{NegativeZero, ScaleLayout, ScaleRule, Ties, mx};
 use microscale::{Format, Global, NonFinite, QuantizedShape, QuantizedTensor, Recipe, Scheme, Shape, Words};
-use microscale_test_support::cases::{NVFP4_CONVENTIONS, given_for, nvfp4_arithmetic};
+use microscale_test_support::cases::{NVFP4_NUMERICS, given_for, nvfp4_arithmetic};
 use microscale_test_support::oracle::nvfp4::tensor_amax;
 use microscale_test_support::oracle::{self, Exact, power_of_two};
 use proptest::prelude::*;
@@ -56,8 +56,8 @@ pub(crate) fn mxfp4_recipe() -> impl Strategy<Value = Recipe> {
 /// Returns any recipe without a given global scale.
 fn recipe() -> impl Strategy<Value = Recipe> {
     let nvfp4 = (0..4usize, any_of::<NegativeZero>(), any::<bool>(), any::<bool>()).prop_map(
-        |(convention, negative_zero, its_own, absent)| {
-            let named = nvfp4_arithmetic(NVFP4_CONVENTIONS[convention]);
+        |(numerics, negative_zero, its_own, absent)| {
+            let named = nvfp4_arithmetic(NVFP4_NUMERICS[numerics]);
             let arithmetic = if its_own { named } else { Arithmetic { negative_zero, ..named } };
             Scheme::Nvfp4(arithmetic, if absent { Global::Absent } else { Global::FromAmax })
         },

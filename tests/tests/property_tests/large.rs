@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 use microscale::cpu::{Isa, amax_with, dequantize_with};
 use microscale::{
-    Convention, ErrorStats, Format, Global, NonFinite, Position, QuantizeOptions, QuantizedShape,
+    ErrorStats, Format, Global, NonFinite, Numerics, Position, QuantizeOptions, QuantizedShape,
     QuantizedTensor, Recipe, Report, ScaleLayout, Shape, Words, quantize, quantize_into,
 };
 use microscale_test_support::cases::{assert_same_blocks, quantized_shape, spread};
@@ -91,7 +91,7 @@ fn recipes() -> Vec<Recipe> {
     for format in Format::WITH_KERNELS {
         for &(_, scale_layout) in ScaleLayout::WORDS {
             for non_finite in [NonFinite::Propagate, NonFinite::Saturate] {
-                let named = Recipe::of(format, Convention::default_for(format)).expect("the default");
+                let named = Recipe::of(format, Numerics::default_for(format)).expect("the default");
                 recipes.push(Recipe { scale_layout, non_finite, ..named });
             }
         }

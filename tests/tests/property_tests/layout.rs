@@ -127,7 +127,7 @@ fn padding_bytes_do_not_matter() {
         assert_eq!(dirty.convert_layout(ScaleLayout::Linear), linear, "{shape:?}");
         assert_eq!(dequantize::<f32>(&dirty), dequantize::<f32>(&linear), "{shape:?}");
         let values = vec![1.0f32; rows * cols];
-        let recipe = Recipe::of(Format::Nvfp4, microscale::Convention::Torchao).expect("torchao's");
+        let recipe = Recipe::of(Format::Nvfp4, microscale::Numerics::Torchao).expect("torchao's");
         let recipe = Recipe { scale_layout: ScaleLayout::Swizzled, ..recipe };
         for isa in Isa::available() {
             // Into a tensor whose bytes are all set.

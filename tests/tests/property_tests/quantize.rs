@@ -6,8 +6,8 @@ use microscale::cpu::Isa;
 use microscale::formats::{NegativeZero, ScaleLayout};
 use microscale::{Format, Global, NonFinite, QuantizedShape, QuantizedTensor, Recipe, Report, Scheme, Shape};
 use microscale_test_support::cases::{
-    NVFP4_CONVENTIONS, assert_as_expected, block_of_ties, every_recipe, given_for, nvfp4_arithmetic,
-    quantize, spread,
+    NVFP4_NUMERICS, assert_as_expected, block_of_ties, every_recipe, given_for, nvfp4_arithmetic, quantize,
+    spread,
 };
 use microscale_test_support::oracle::mx::BLOCK;
 use microscale_test_support::oracle::nvfp4::{Rule, Scaling};
@@ -182,14 +182,14 @@ fn nvfp4_counts_match_their_events() {
         ),
         ("next to nothing", [1e-30, -1e-30], [[0, 1, 1], [0, 1, 1], [0, 1, 1], [1, 1, 1]]),
     ];
-    for (index, convention) in NVFP4_CONVENTIONS.into_iter().enumerate() {
+    for (index, numerics) in NVFP4_NUMERICS.into_iter().enumerate() {
         for (name, [first, rest], counts) in &cases {
-            let recipe = Recipe::of(Format::Nvfp4, convention).expect("a convention of NVFP4");
+            let recipe = Recipe::of(Format::Nvfp4, numerics).expect("numerics of NVFP4");
             let recipe = recipe.with_global(Global::Absent);
             let values: Vec<f32> = block(*first, *rest).collect();
             let report = assert_as_expected(&values, Shape::new(1, 16), &recipe).report;
             let found = [report.clipped_blocks, report.flushed_blocks, report.saturated_scales];
-            assert_eq!(found, counts[index], "{name}, {convention:?}");
+            assert_eq!(found, counts[index], "{name}, {numerics:?}");
         }
     }
 }
@@ -200,19 +200,19 @@ fn nvfp4_counts_match_their_events() {
 #[test]
 fn nvfp4_ties_are_as_expected_under_every_scale() {
     fn check<T: Exact>(rng: &mut fastrand::Rng) {
-        for convention in NVFP4_CONVENTIONS {
-            let arithmetic = nvfp4_arithmetic(convention);
+        for numerics in NVFP4_NUMERICS {
+            let arithmetic = nvfp4_arithmetic(numerics);
             let extreme = [f32::from_bits(1), 1e-38, 1e-36, 1e-30, 1e30, f32::MAX];
             let random = std::iter::repeat_with(|| f32::from_bits(rng.u32(1..0x7F80_0000))).take(20);
             let amaxes: Vec<f32> = extreme.into_iter().chain(random).collect();
             for amax in amaxes.into_iter().chain([1.0, 2688.0, 3.1, 0.37]) {
                 let given = given_for(arithmetic.direction, amax);
-                let rule = Rule { convention, global: given.value(), negative_zero: NegativeZero::Keep };
+                let rule = Rule { numerics, global: given.value(), negative_zero: NegativeZero::Keep };
                 let scales = (1..=0x7E).chain([0x08, 0x38, 0x7E]);
                 let values: Vec<T> = scales.flat_map(|scale| block_of_ties(rule, scale, rng)).collect();
                 let shape = Shape::new(values.len() / 16, 16);
                 for global in [Global::Given(given), Global::FromAmax] {
-                    let recipe = Recipe::of(Format::Nvfp4, convention).expect("a convention of NVFP4");
+                    let recipe = Recipe::of(Format::Nvfp4, numerics).expect("numerics of NVFP4");
                     assert_as_expected(&values, shape, &recipe.with_global(global));
                 }
             }
@@ -228,8 +228,8 @@ fn nvfp4_ties_are_as_expected_under_every_scale() {
 #[test]
 fn blocks_of_ties_have_ties() {
     let mut rng = fastrand::Rng::with_seed(31);
-    for convention in NVFP4_CONVENTIONS {
-        let rule = Rule { convention, global: 1.37, negative_zero: NegativeZero::Keep };
+    for numerics in NVFP4_NUMERICS {
+        let rule = Rule { numerics, global: 1.37, negative_zero: NegativeZero::Keep };
         let (mut ties, mut beside) = (0, 0);
         for scale in 1..=0x7E {
             let scaling: Scaling = rule.scaling(scale);
@@ -241,7 +241,7 @@ fn blocks_of_ties_have_ties() {
                     usize::from(midpoints.iter().any(|m| [m.next_up(), m.next_down()].contains(&quotient)));
             }
         }
-        assert!(ties > 300 && beside > 300, "{convention:?}: {ties} ties of {}, {beside} beside", 126 * 16);
+        assert!(ties > 300 && beside > 300, "{numerics:?}: {ties} ties of {}, {beside} beside", 126 * 16);
     }
 }
 
@@ -270,20 +270,20 @@ fn an_absent_global_scale_is_one() {
     let shape = Shape::new(20, 100);
     let values: Vec<f32> =
         (0..2000).map(|_| ((rng.f64() - 0.5) * power_of_two(rng.i32(-20..12))) as f32).collect();
-    for convention in NVFP4_CONVENTIONS {
-        let recipe = Recipe::of(Format::Nvfp4, convention).expect("a convention of NVFP4");
-        let one = given_for(nvfp4_arithmetic(convention).direction, 2688.0);
+    for numerics in NVFP4_NUMERICS {
+        let recipe = Recipe::of(Format::Nvfp4, numerics).expect("numerics of NVFP4");
+        let one = given_for(nvfp4_arithmetic(numerics).direction, 2688.0);
         assert_eq!(one.value(), 1.0);
         let made = |global| {
             microscale::quantize(&values, shape, &recipe.with_global(global)).expect("finite").tensor
         };
         let (absent, given) = (made(Global::Absent), made(Global::Given(one)));
-        assert_eq!((absent.global_scale(), given.global_scale()), (None, Some(one)), "{convention:?}");
+        assert_eq!((absent.global_scale(), given.global_scale()), (None, Some(one)), "{numerics:?}");
         let without = |tensor: QuantizedTensor| {
             let (codes, scales) = tensor.into_parts();
             QuantizedTensor::from_parts(QuantizedShape::new(Format::Nvfp4, 20, 100), codes, scales)
                 .expect("parts")
         };
-        assert_eq!(without(given), without(absent), "{convention:?}");
+        assert_eq!(without(given), without(absent), "{numerics:?}");
     }
 }

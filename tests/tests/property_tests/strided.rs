@@ -138,8 +138,8 @@ fn every_axis(tensors: &[&[usize]]) {
             let given = Strided::from_strides(dims, &strides, axis).expect("strides without gaps");
             for format in [Format::Mxfp4, Format::Nvfp4, Format::Mxfp8E4m3] {
                 for scale_layout in [ScaleLayout::Linear, ScaleLayout::Swizzled] {
-                    let convention = microscale::Convention::default_for(format);
-                    let recipe = Recipe { scale_layout, ..Recipe::of(format, convention).expect("its own") };
+                    let numerics = microscale::Numerics::default_for(format);
+                    let recipe = Recipe { scale_layout, ..Recipe::of(format, numerics).expect("its own") };
                     let Quantized { tensor, report } = quantize(&copied, shape, &recipe).expect("finite");
                     for strided in [strided, given] {
                         let found = quantize(&values, strided, &recipe).expect("finite");
@@ -191,7 +191,7 @@ fn errors_name_the_cause() {
     let found =
         quantize_with(&vec![1.0f32; 2000], strided, &recipe, QuantizeOptions::new().importance(&[1.0; 50]));
     assert!(matches!(found, Err(Error::Importance { found: 50, columns: 40, .. })), "{found:?}");
-    let mxfp8 = Recipe::of(Format::Mxfp8E4m3, microscale::Convention::Ocp).expect("there is one");
+    let mxfp8 = Recipe::of(Format::Mxfp8E4m3, microscale::Numerics::Ocp).expect("there is one");
     let found = quantize(&vec![1.0f32; 2000], strided, &Recipe { search: Search::Full, ..mxfp8 });
     assert!(matches!(found, Err(Error::NoSearch { .. })), "{found:?}");
 }

@@ -3,7 +3,7 @@
 use half::bf16;
 use microscale::cpu::Isa;
 use microscale::{
-    Convention, Error, Format, QuantizedShape, QuantizedTensor, Search, Shape, Words, check_search,
+    Error, Format, Numerics, QuantizedShape, QuantizedTensor, Search, Shape, Words, check_search,
 };
 
 use super::inputs::{COLS, FEWER_BLOCKS, FORMATS, SEARCHES, importance, matrices, quantize, recipe};
@@ -12,7 +12,7 @@ use super::inputs::{COLS, FEWER_BLOCKS, FORMATS, SEARCHES, importance, matrices,
 fn check_search_accepts_only_the_best_scales() {
     let importance = importance();
     for format in FORMATS {
-        let recipe = recipe(format, Convention::default_for(format), Search::Full);
+        let recipe = recipe(format, Numerics::default_for(format), Search::Full);
         for (name, values) in matrices(format.block(), FEWER_BLOCKS / 4) {
             let shape = Shape::new(values.len() / COLS, COLS);
             let blocks = (values.len() / format.block()) as u64;
@@ -49,7 +49,7 @@ fn instruction_sets_agree_on_bytes_and_reports() {
         for (name, values) in matrices(format.block(), FEWER_BLOCKS / 4) {
             let narrow: Vec<bf16> = values.iter().map(|value| bf16::from_f32(*value)).collect();
             for search in SEARCHES {
-                let recipe = recipe(format, Convention::default_for(format), search);
+                let recipe = recipe(format, Numerics::default_for(format), search);
                 for importance in [None, Some(&importance[..])] {
                     let what =
                         format!("{format}, {name}, {}, importance: {}", search.word(), importance.is_some());

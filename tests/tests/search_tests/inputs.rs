@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use half::{bf16, f16};
 use microscale::cpu::Isa;
 use microscale::{
-    Convention, Element, Format, Quantized, QuantizedShape, QuantizedTensor, Recipe, Search, Shape,
+    Element, Format, Numerics, Quantized, QuantizedShape, QuantizedTensor, Recipe, Search, Shape,
     quantize_into,
 };
 use microscale_test_support::cases::options;
@@ -97,8 +97,8 @@ pub(crate) fn importance() -> Vec<f32> {
     (0..COLS).map(|_| if rng.f32() < 0.05 { 0.0 } else { 10f32.powf(rng.f32() * 6.0 - 3.0) }).collect()
 }
 
-pub(crate) fn recipe(format: Format, convention: Convention, search: Search) -> Recipe {
-    Recipe { search, ..Recipe::of(format, convention).expect("a recipe") }
+pub(crate) fn recipe(format: Format, numerics: Numerics, search: Search) -> Recipe {
+    Recipe { search, ..Recipe::of(format, numerics).expect("a recipe") }
 }
 
 pub(crate) fn quantize<T: Element>(

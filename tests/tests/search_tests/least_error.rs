@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use microscale::cpu::Isa;
 use microscale::formats::{ScaleRule, mx};
-use microscale::{Convention, Format, Recipe, Scheme, Search, Words};
+use microscale::{Format, Numerics, Recipe, Scheme, Search, Words};
 
 use super::brute_force::{Loss, check_optimal, errors};
 use super::inputs::{BLOCKS, COLS, FEWER_BLOCKS, FORMATS, SEARCHES, importance, matrices, quantize, recipe};
@@ -19,7 +19,7 @@ fn table(format: Format) {
     for (name, values) in matrices(format.block(), BLOCKS) {
         let blocks = values.len() / format.block();
         let quantized = SEARCHES.map(|search| {
-            let recipe = recipe(format, Convention::default_for(format), search);
+            let recipe = recipe(format, Numerics::default_for(format), search);
             quantize(Isa::best(), &values, &recipe, None)
         });
         let errors: [_; 4] =
@@ -67,7 +67,7 @@ fn mxfp4_full_search_has_the_least_error() {
 fn full_search_has_the_least_weighted_error() {
     let importance = importance();
     for format in FORMATS {
-        let recipe = recipe(format, Convention::default_for(format), Search::Full);
+        let recipe = recipe(format, Numerics::default_for(format), Search::Full);
         for (name, values) in matrices(format.block(), FEWER_BLOCKS) {
             let tensor = quantize(Isa::best(), &values, &recipe, Some(&importance)).tensor;
             let closest = check_optimal(
@@ -82,13 +82,12 @@ fn full_search_has_the_least_weighted_error() {
 #[test]
 fn full_search_has_the_least_error_in_all_numerics() {
     for format in FORMATS {
-        for (_, convention) in
-            Convention::WORDS.iter().filter(|(_, convention)| convention.scheme(format).is_some())
+        for (_, numerics) in Numerics::WORDS.iter().filter(|(_, numerics)| numerics.scheme(format).is_some())
         {
-            let recipe = recipe(format, *convention, Search::Full);
+            let recipe = recipe(format, *numerics, Search::Full);
             for (name, values) in matrices(format.block(), FEWER_BLOCKS / 2) {
                 let tensor = quantize(Isa::best(), &values, &recipe, None).tensor;
-                let what = format!("{format}, {}, {name}", convention.word());
+                let what = format!("{format}, {}, {name}", numerics.word());
                 check_optimal(&what, &errors(&values, None, &tensor, true));
                 if format == Format::Mxfp4 {
                     let window = Recipe { search: Search::Window, ..recipe };
@@ -105,7 +104,7 @@ fn a_smaller_scale_can_be_the_best() {
     values.iter_mut().step_by(mx::BLOCK).for_each(|value| *value = 4.0);
     for (search, byte, error) in [(Search::None, 127, 1.9375), (Search::Full, 126, 1.0)] {
         for isa in Isa::available() {
-            let tensor = quantize(isa, &values, &recipe(Format::Mxfp4, Convention::Ocp, search), None).tensor;
+            let tensor = quantize(isa, &values, &recipe(Format::Mxfp4, Numerics::Ocp, search), None).tensor;
             assert!(tensor.scales().iter().all(|scale| *scale == byte), "{isa:?}, {}", search.word());
             assert!(
                 errors(&values, None, &tensor, true)

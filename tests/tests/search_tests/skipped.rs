@@ -4,7 +4,7 @@ use microscale::cpu::Isa;
 use microscale::formats::arithmetic::Fused;
 use microscale::formats::search::{Block, Measure, PowersOfTwo, Scales};
 use microscale::formats::{mx, nvfp4};
-use microscale::{Convention, Format, QuantizedTensor, Search};
+use microscale::{Format, Numerics, QuantizedTensor, Search};
 use rayon::prelude::*;
 
 use super::brute_force::TOLERANCE;
@@ -60,10 +60,10 @@ fn check_skipped_everywhere<const N: usize, S: Scales + Sync>(
 ) {
     let importance = importance();
     for (name, values) in matrices(N, FEWER_BLOCKS / 4) {
-        let convention = Convention::default_for(format);
-        let plain = quantize(Isa::best(), &values, &recipe(format, convention, Search::None), None).tensor;
+        let numerics = Numerics::default_for(format);
+        let plain = quantize(Isa::best(), &values, &recipe(format, numerics, Search::None), None).tensor;
         for importance in [None, Some(&importance[..])] {
-            let recipe = recipe(format, convention, Search::Full);
+            let recipe = recipe(format, numerics, Search::Full);
             let full = quantize(Isa::best(), &values, &recipe, importance).tensor;
             let scales = scales(&full);
             values.as_chunks::<N>().0.par_iter().enumerate().for_each(|(i, values)| {

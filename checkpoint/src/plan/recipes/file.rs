@@ -24,7 +24,15 @@ use crate::plan::settings::{GlobalSetting, Settings};
 /// them**.
 const OF_RULE: [&str; 2] = ["match", "keep"];
 const OF_FILE: [&str; 7] =
-    ["out_convention", "kept", "include", "exclude", "keep_first_layers", "keep_last_layers", "tensors"];
+    ["to", "kept", "include", "exclude", "keep_first_layers", "keep_last_layers", "tensors"];
+
+/// Keys, and their names before version 0.1, which are still read.
+const FORMER: [(&str, &str); 2] = [("numerics", "convention"), ("to", "out_convention")];
+
+/// The former name of a key.
+fn former(key: &str) -> Option<&'static str> {
+    FORMER.iter().find(|(now, _)| *now == key).map(|(_, former)| *former)
+}
 
 /// The words for the source of global scales.
 const FROM_AMAX: &str = "amax";
@@ -84,7 +92,7 @@ fn parse(text: &str, source: &str) -> Result<Recipes> {
     Ok(Recipes {
         settings,
         preset: false,
-        out_convention: top.word::<CheckpointFormat>("out_convention")?,
+        to: top.word::<CheckpointFormat>("to")?,
         kept: top.word::<KeptAs>("kept")?.unwrap_or_default(),
         selection: Selection::of(include, exclude),
         keep_first_layers: top.count("keep_first_layers")?,
@@ -112,7 +120,7 @@ type TomlValue<'a> = Spanned<DeValue<'a>>;
 
 /// The formats that at least one checkpoint format can store.
 fn stored_formats() -> impl Iterator<Item = Format> {
-    CheckpointFormat::WORDS.iter().flat_map(|(_, convention)| convention.formats())
+    CheckpointFormat::WORDS.iter().flat_map(|(_, format)| format.formats())
 }
 
 impl<'a> File<'a> {
@@ -127,9 +135,19 @@ impl<'a> File<'a> {
 
     /// Makes a table, if it has no other keys than `keys`.
     fn table(self, table: &'a DeTable<'a>, keys: &[&str], what: &str) -> Result<Table<'a>> {
-        let unknown = table.keys().filter(|key| !keys.contains(&key.get_ref().as_ref()));
+        let is_known = |name: &str| keys.iter().any(|key| *key == name || former(key) == Some(name));
+        let unknown = table.keys().filter(|key| !is_known(key.get_ref()));
         match unknown.min_by_key(|key| key.span().start) {
-            None => Ok(Table { file: self, table }),
+            None => match FORMER
+                .iter()
+                .find(|(now, former)| table.contains_key(*now) && table.contains_key(*former))
+            {
+                None => Ok(Table { file: self, table }),
+                Some((now, former)) => {
+                    let at = table.get(*former).map_or(0..0, |value| value.span());
+                    Err(self.error(at, format!("{former} is the former name of {now}; give one of them")))
+                }
+            },
             Some(key) => {
                 let (name, known) = (key.get_ref(), keys.join(", "));
                 Err(self.error(key.span(), format!("{what} has no key {name:?}; it can have {known}")))
@@ -140,7 +158,7 @@ impl<'a> File<'a> {
 
 impl<'a> Table<'a> {
     fn get(&self, key: &str) -> Option<&'a TomlValue<'a>> {
-        self.table.get(key)
+        self.table.get(key).or_else(|| self.table.get(former(key)?))
     }
 
     /// An error about the value of a key.
@@ -153,11 +171,11 @@ impl<'a> Table<'a> {
     }
 
     fn settings(&self) -> Result<(Settings, Lines)> {
-        let [format, convention, scale_rule, ties, global_scale, search, search_global, non_finite] =
+        let [format, numerics, scale_rule, ties, global_scale, search, search_global, non_finite] =
             Settings::KEYS;
         let settings = Settings {
             format: self.word_among(format, |format| stored_formats().any(|stored| stored == *format))?,
-            convention: self.word(convention)?,
+            numerics: self.word(numerics)?,
             scale_rule: self.word(scale_rule)?,
             ties: self.word(ties)?,
             global_scale: self.global_scale(global_scale)?,
@@ -275,7 +293,7 @@ mod tests {
 
     use super::*;
     use microscale::formats::{ScaleRule, Ties};
-    use microscale::{Convention, Format, NonFinite, Search};
+    use microscale::{Format, NonFinite, Numerics, Search};
 
     fn refused(text: &str) -> String {
         let error = parse(text, "r.toml").unwrap_err();
@@ -290,12 +308,12 @@ mod tests {
         let recipes = parse(
             r#"
             format = "mxfp4"
-            convention = "ggml"
+            numerics = "ggml"
             scale_rule = "ceil"
             ties = "away"
             search = "window"
             non_finite = "saturate"
-            out_convention = "gguf"
+            to = "gguf"
             kept = "q8_0"
             include = "a*"
             exclude = ["b*", "c*"]
@@ -305,7 +323,7 @@ mod tests {
             [[tensors]]
             match = "d"
             format = "nvfp4"
-            convention = "modelopt"
+            numerics = "modelopt"
             global_scale = 0.5
             search_global = false
             search = "full"
@@ -322,7 +340,7 @@ mod tests {
         .unwrap();
         let expected = Settings {
             format: Some(Format::Mxfp4),
-            convention: Some(Convention::Ggml),
+            numerics: Some(Numerics::Ggml),
             scale_rule: Some(ScaleRule::Ceil),
             ties: Some(Ties::Away),
             search: Some(Search::Window),
@@ -332,15 +350,15 @@ mod tests {
         assert_eq!(recipes.settings, expected);
         assert_eq!(
             recipes.lines.iter().map(|(key, line)| (*key, *line)).collect::<Vec<_>>()[..2],
-            [("convention", 3), ("format", 2)]
+            [("format", 2), ("non_finite", 7)]
         );
-        assert_eq!((recipes.out_convention, recipes.kept), (Some(CheckpointFormat::Gguf), KeptAs::Q8_0));
+        assert_eq!((recipes.to, recipes.kept), (Some(CheckpointFormat::Gguf), KeptAs::Q8_0));
         assert_eq!((recipes.keep_first_layers, recipes.keep_last_layers), (2, 16));
         assert_eq!(recipes.selection.unmatched(&[]), ["a*", "b*", "c*"]);
         let [first, second, third] = &recipes.rules[..] else { panic!("{recipes:?}") };
         let expected = Settings {
             format: Some(Format::Nvfp4),
-            convention: Some(Convention::Modelopt),
+            numerics: Some(Numerics::Modelopt),
             global_scale: Some(GlobalSetting::Value(0.5)),
             search_global: Some(false),
             search: Some(Search::Full),
@@ -357,6 +375,14 @@ mod tests {
     }
 
     #[test]
+    fn former_names_of_keys_are_read() {
+        let former = parse("convention = \"ggml\"\nout_convention = \"gguf\"", "r.toml").unwrap();
+        let now = parse("numerics = \"ggml\"\nto = \"gguf\"", "r.toml").unwrap();
+        assert_eq!(former.settings.numerics, Some(Numerics::Ggml));
+        assert_eq!((former.settings, former.to), (now.settings, now.to));
+    }
+
+    #[test]
     fn patterns_of_any_length_are_not_compiled() {
         for key in ["include", "exclude", "[[tensors]]\nkeep = true\nmatch"] {
             let text = format!("{key} = [\"a\", \"{}\"]", "?".repeat(2 << 20));
@@ -367,14 +393,18 @@ mod tests {
 
     #[test]
     fn errors_name_line_mistake_and_accepted_values() {
-        let cases: [(&str, &[&str]); 19] = [
+        let cases: [(&str, &[&str]); 20] = [
             ("a\nb", &["r.toml:1: this is not TOML"]),
             ("\n\nformat = ", &["r.toml:3: this is not TOML"]),
-            ("fmt = 1", &["r.toml:1: a recipe has no key \"fmt\"", "format, convention"]),
+            (
+                "numerics = \"ocp\"\nconvention = \"ocp\"",
+                &["r.toml:2: convention is the former name of numerics; give one of them"],
+            ),
+            ("fmt = 1", &["r.toml:1: a recipe has no key \"fmt\"", "format, numerics"]),
             ("# x\nformat = \"mxfp5\"", &["r.toml:2: format is \"mxfp5\"", "one of \"mxfp4\", \"nvfp4\""]),
             ("format = 4", &["format is 4", "\"mxfp4\""]),
-            ("convention = [1]", &["convention is [1]", "\"ocp\""]),
-            ("out_convention = \"x\"", &["out_convention is \"x\"", "\"gpt-oss\""]),
+            ("numerics = [1]", &["numerics is [1]", "\"ocp\""]),
+            ("to = \"x\"", &["to is \"x\"", "\"gpt-oss\""]),
             ("search_global = \"yes\"", &["search_global is \"yes\"", "true or false"]),
             ("keep_first_layers = -1", &["keep_first_layers is -1", "a whole number from 0 on"]),
             ("keep_last_layers = 99999999999999999999", &["keep_last_layers is 9999"]),

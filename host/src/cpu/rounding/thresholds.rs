@@ -207,8 +207,8 @@ mod tests {
                 mx::encode::<E2m1>(x, E8m0::from_bits(scale).reciprocal(), ties, NegativeZero::Keep)
             });
         }
-        let conventions = [Arithmetic::TORCHAO, Arithmetic::COMPRESSED_TENSORS, Arithmetic::MODELOPT];
-        for arithmetic in conventions {
+        let numerics = [Arithmetic::TORCHAO, Arithmetic::COMPRESSED_TENSORS, Arithmetic::MODELOPT];
+        for arithmetic in numerics {
             for global in [1.0, 24436.363, 1e-30, 3e35] {
                 let quantizer = Quantizer::new(arithmetic, global);
                 let thresholds = Thresholds::nvfp4::<T, Portable>(Portable, &quantizer);

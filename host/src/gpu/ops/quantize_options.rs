@@ -22,7 +22,7 @@ pub struct DeviceQuantizeOptions<'a> {
     pub amax: Option<DeviceView<'a, u32>>,
     /// The finished global scale, for [`crate::Global::FromAmax`]. It overrides any amax.
     ///
-    /// Its direction must match the convention. The number is not checked: if
+    /// Its direction must match the numerics. The number is not checked: if
     /// [`crate::GlobalScale::in_range`] would refuse it, codes and scales are unspecified.
     pub global_scale: Option<(Direction, DeviceView<'a, f32>)>,
     /// The report to add counts to. Without one, values that are not representable go unreported.
@@ -55,7 +55,7 @@ impl<'a> DeviceQuantizeOptions<'a> {
     /// Uses a global scale in device memory, in this direction.
     ///
     /// The scale can come from a checkpoint or a calibration, and the host need not know it. The
-    /// convention's direction is [`crate::formats::nvfp4::Arithmetic::direction`].
+    /// numerics' direction is [`crate::formats::nvfp4::Arithmetic::direction`].
     #[must_use]
     pub fn global_scale(self, direction: Direction, value: impl Into<DeviceView<'a, f32>>) -> Self {
         Self { global_scale: Some((direction, value.into())), ..self }

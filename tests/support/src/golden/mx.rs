@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use microscale::formats::mx::Arithmetic;
 use microscale::formats::{NegativeZero, ScaleRule, Ties};
-use microscale::{Convention, Format, Scheme};
+use microscale::{Format, Numerics, Scheme};
 
 use super::{Input, Tensors};
 
@@ -103,14 +103,14 @@ impl Golden {
     }
 
     /// Returns the library's numerics, if it has only one.
-    pub fn convention(&self) -> Option<Convention> {
+    pub fn numerics(&self) -> Option<Numerics> {
         match self.library.as_str() {
-            "torchao" if self.scale_rule() == ScaleRule::Floor => Some(Convention::Ocp),
+            "torchao" if self.scale_rule() == ScaleRule::Floor => Some(Numerics::Ocp),
             "torchao" | "microxcaling" | "qwantize" => None,
-            "compressed-tensors" => Some(Convention::CompressedTensors),
-            "nvidia-modelopt" => Some(Convention::Modelopt),
-            "gguf" => Some(Convention::Ggml),
-            other => panic!("{}: no convention is known for {other}", self.name),
+            "compressed-tensors" => Some(Numerics::CompressedTensors),
+            "nvidia-modelopt" => Some(Numerics::Modelopt),
+            "gguf" => Some(Numerics::Ggml),
+            other => panic!("{}: no numerics are known for {other}", self.name),
         }
     }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use microscale::formats::nvfp4::Direction;
-use microscale::{Convention, GlobalScale, Words};
+use microscale::{GlobalScale, Numerics, Words};
 
 use super::{Input, Tensors};
 
@@ -35,7 +35,7 @@ pub struct Nvfp4 {
     /// Its name without extension.
     pub name: String,
     /// The numerics that the library follows.
-    pub convention: Convention,
+    pub numerics: Numerics,
     /// The source of the global scale: `computed`, `given` or `none`.
     pub variant: String,
     /// The tensors.
@@ -66,7 +66,7 @@ impl Nvfp4 {
         let cases = names.into_iter().map(|case| Case::read(&file, case, direction)).collect();
         Self {
             name: name.to_owned(),
-            convention: Convention::from_word(file.word("convention")).expect("a convention"),
+            numerics: Numerics::from_word(file.word("convention")).expect("numerics"),
             variant: name.rsplit('-').nth(1).expect("a variant").to_owned(),
             cases,
             non_finite: file.json("nonfinite"),

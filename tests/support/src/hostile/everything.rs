@@ -5,7 +5,7 @@ use std::fs;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
-use microscale::{Convention, Device, Dtype, Format, NonFinite};
+use microscale::{Device, Dtype, Format, NonFinite, Numerics};
 use microscale_checkpoint::{
     self as checkpoint, Checkpoint, CheckpointFormat, Convert, Dequantize, Error, OpenOptions, Progress,
     Quantize, Result, Settings,
@@ -14,13 +14,13 @@ use microscale_checkpoint::{
 use crate::Scratch;
 
 /// The formats of each checkpoint format, with matching numerics.
-pub(super) const HELD: [(CheckpointFormat, Format, Convention); 6] = [
-    (CheckpointFormat::CompressedTensors, Format::Mxfp4, Convention::Torchao),
-    (CheckpointFormat::CompressedTensors, Format::Nvfp4, Convention::CompressedTensors),
-    (CheckpointFormat::Modelopt, Format::Nvfp4, Convention::Modelopt),
-    (CheckpointFormat::GptOss, Format::Mxfp4, Convention::Torchao),
-    (CheckpointFormat::Gguf, Format::Mxfp4, Convention::Torchao),
-    (CheckpointFormat::Gguf, Format::Nvfp4, Convention::Torchao),
+pub(super) const HELD: [(CheckpointFormat, Format, Numerics); 6] = [
+    (CheckpointFormat::CompressedTensors, Format::Mxfp4, Numerics::Torchao),
+    (CheckpointFormat::CompressedTensors, Format::Nvfp4, Numerics::CompressedTensors),
+    (CheckpointFormat::Modelopt, Format::Nvfp4, Numerics::Modelopt),
+    (CheckpointFormat::GptOss, Format::Mxfp4, Numerics::Torchao),
+    (CheckpointFormat::Gguf, Format::Mxfp4, Numerics::Torchao),
+    (CheckpointFormat::Gguf, Format::Nvfp4, Numerics::Torchao),
 ];
 
 /// A progress callback that never cancels.
@@ -103,8 +103,8 @@ pub(super) fn everything(scratch: &Scratch, input: &Path, ways: Ways) {
     watched.unchanged();
 
     let ways = usize::from(ways.0);
-    let (files, format, convention) = HELD[ways % HELD.len()];
-    let settings = Settings { format: Some(format), convention: Some(convention), ..Settings::default() };
+    let (files, format, numerics) = HELD[ways % HELD.len()];
+    let settings = Settings { format: Some(format), numerics: Some(numerics), ..Settings::default() };
     let quantize = Quantize { format: Some(files), ..Quantize::new(settings) };
     if let Ok(plan) = quantize.plan(&checkpoint) {
         let _ = plan.to_json().to_string();

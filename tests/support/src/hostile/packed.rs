@@ -15,7 +15,7 @@ const SEARCHES: &[Search] = &[Search::None, Search::FourSix, Search::Window, Sea
 pub(super) fn run(bytes: &[u8]) {
     let mut draw = Draw::new(bytes);
     let ways = Ways(draw.byte());
-    let (files, format, convention) = draw.one_of(&HELD);
+    let (files, format, numerics) = draw.one_of(&HELD);
     let search = draw.one_of(SEARCHES);
     let policies: Vec<NonFinite> = NonFinite::WORDS.iter().map(|(_, policy)| *policy).collect();
     let (non_finite, choices) = (draw.one_of(&policies), draw.byte());
@@ -31,7 +31,7 @@ pub(super) fn run(bytes: &[u8]) {
     let checkpoint = Checkpoint::open(&path).unwrap();
     let settings = Settings {
         format: Some(format),
-        convention: Some(convention),
+        numerics: Some(numerics),
         search: Some(search),
         search_global: (choices & 1 != 0).then_some(true),
         non_finite: Some(non_finite),

@@ -13,7 +13,7 @@ use crate::Scratch;
 /// Keys of the file and of its rules.
 const KEYS: &[&str] = &[
     "format",
-    "convention",
+    "numerics",
     "search",
     "include",
     "exclude",
@@ -24,7 +24,7 @@ const KEYS: &[&str] = &[
     "non_finite",
     "scale_rule",
     "ties",
-    "out_convention",
+    "to",
     "kept",
     "tensors",
     "match",
@@ -95,7 +95,7 @@ fn lines(draw: &mut Draw<'_>) -> String {
             0 => writeln!(text, "[[{key}]]"),
             1 => writeln!(text, "[{key}]"),
             2 => writeln!(text, "{key} = {:?}", draw.text()),
-            3 => writeln!(text, "{key} = \"{}\"", draw.one_of(microscale::Convention::WORDS).0),
+            3 => writeln!(text, "{key} = \"{}\"", draw.one_of(microscale::Numerics::WORDS).0),
             _ => writeln!(text, "{key} = {value}"),
         };
     }

@@ -3,7 +3,7 @@
 use microscale::formats::nvfp4::Direction;
 use microscale::formats::{GlobalScale, ScaleLayout};
 use microscale::{
-    Convention, Element, ErrorStats, Format, NonFinite, QuantizeOptions, QuantizedShape, QuantizedTensor,
+    Element, ErrorStats, Format, NonFinite, Numerics, QuantizeOptions, QuantizedShape, QuantizedTensor,
     Recipe, Search, Shape, Strided, Words, WorstBlocks, amax, check_search, dequantize, dequantize_into,
     quantize, quantize_with,
 };
@@ -68,8 +68,8 @@ fn reading(draw: &mut Draw<'_>) {
 
 /// Quantizes values of a shape.
 fn writing<T: Element>(draw: &mut Draw<'_>, value: impl Fn(u32) -> T) {
-    let (format, convention): (Format, Convention) = (any_word(draw), any_word(draw));
-    let Ok(recipe) = Recipe::of(format, convention) else { return };
+    let (format, numerics): (Format, Numerics) = (any_word(draw), any_word(draw));
+    let Ok(recipe) = Recipe::of(format, numerics) else { return };
     let (search, scale_layout): (Search, ScaleLayout) = (any_word(draw), any_word(draw));
     let non_finite: NonFinite = any_word(draw);
     let recipe = Recipe { search, scale_layout, non_finite, ..recipe };

@@ -111,7 +111,7 @@ fn expected_global_scale<T: Exact>(values: &[T], shape: Shape, recipe: &Recipe) 
         Scheme::Nvfp4(arithmetic, Global::FromAmax) => {
             let all = elements(values, shape).map(|(_, value)| value);
             let amax = nvfp4::tensor_amax(all, recipe.non_finite);
-            Some(nvfp4::global_scale::<T>(nvfp4::convention(arithmetic), amax))
+            Some(nvfp4::global_scale::<T>(nvfp4::numerics(arithmetic), amax))
         }
         _ => None,
     }
@@ -134,10 +134,9 @@ impl Expected {
                 MxElement::e5m2().quantize(block, rule, even_keeping.0, even_keeping.1)
             }
             Scheme::Nvfp4(arithmetic, _) => {
-                let convention = nvfp4::convention(arithmetic);
+                let numerics = nvfp4::numerics(arithmetic);
                 let global = self.global_scale.map_or(1.0, GlobalScale::value);
-                nvfp4::Rule { convention, global, negative_zero: arithmetic.negative_zero }
-                    .quantize::<T>(block)
+                nvfp4::Rule { numerics, global, negative_zero: arithmetic.negative_zero }.quantize::<T>(block)
             }
             Scheme::Comparison(_) => unreachable!("{NO_COMPARISON}"),
         };

@@ -5,7 +5,7 @@
 
 use microscale::formats::nvfp4::{Arithmetic, Direction, GlobalScale};
 use microscale::formats::{NegativeZero, Ties};
-use microscale::{Convention, NonFinite};
+use microscale::{NonFinite, Numerics};
 
 use super::element::{E4M3, MAGNITUDES, e4m3_value, nearest};
 use super::{Block, Exact};
@@ -23,49 +23,45 @@ fn number(byte: u8) -> f32 {
     e4m3_value(byte) as f32
 }
 
-/// Returns the convention of an arithmetic, ignoring its sign of zeros.
+/// Returns the numerics of an arithmetic, ignoring its sign of zeros.
 ///
-/// A test checks that the other fields are the convention's.
-pub fn convention(arithmetic: Arithmetic) -> Convention {
-    let conventions = [
-        Convention::Torchao,
-        Convention::CompressedTensors,
-        Convention::Modelopt,
-        Convention::TransformerEngine,
-    ];
-    let same = |convention: &Convention| {
-        let named = convention.nvfp4().expect("a convention of NVFP4");
+/// A test checks that the other fields are the numerics'.
+pub fn numerics(arithmetic: Arithmetic) -> Numerics {
+    let numerics =
+        [Numerics::Torchao, Numerics::CompressedTensors, Numerics::Modelopt, Numerics::TransformerEngine];
+    let same = |numerics: &Numerics| {
+        let named = numerics.nvfp4().expect("numerics of NVFP4");
         Arithmetic { negative_zero: arithmetic.negative_zero, ..named } == arithmetic
     };
-    conventions.into_iter().find(same).unwrap_or_else(|| panic!("{arithmetic:?} is no convention's"))
+    numerics.into_iter().find(same).unwrap_or_else(|| panic!("{arithmetic:?} is of no library"))
 }
 
-/// Returns the direction of the global scale in a convention's libraries.
-pub fn direction(convention: Convention) -> Direction {
-    match convention {
-        Convention::CompressedTensors | Convention::TransformerEngine => Direction::Divisor,
-        Convention::Torchao | Convention::Modelopt => Direction::Multiplier,
+/// Returns the direction of the global scale in numerics' libraries.
+pub fn direction(numerics: Numerics) -> Direction {
+    match numerics {
+        Numerics::CompressedTensors | Numerics::TransformerEngine => Direction::Divisor,
+        Numerics::Torchao | Numerics::Modelopt => Direction::Multiplier,
         other => panic!("{other:?} has no NVFP4"),
     }
 }
 
-/// Returns the global scale that a convention computes for a tensor of `T` with this finite amax.
+/// Returns the global scale that numerics compute for a tensor of `T` with this finite amax.
 ///
 /// compressed-tensors rounds to `T` twice. Where that leaves `T`'s range it uses 1, which is not
 /// reproduced: the global scale is 2688 / amax there.
-pub fn global_scale<T: Exact>(convention: Convention, amax: f32) -> GlobalScale {
+pub fn global_scale<T: Exact>(numerics: Numerics, amax: f32) -> GlobalScale {
     let in_type = |value: f32| T::round_f64(value.into()).to_f64() as f32;
     let zero = amax == 0.0;
-    match convention {
-        Convention::Torchao | Convention::Modelopt => {
+    match numerics {
+        Numerics::Torchao | Numerics::Modelopt => {
             let scale = amax / 2688.0;
             let scale = if scale < f32::MIN_POSITIVE { f32::MIN_POSITIVE } else { scale };
             GlobalScale::Multiplier(if zero { 1.0 } else { scale })
         }
-        Convention::CompressedTensors | Convention::TransformerEngine => {
+        Numerics::CompressedTensors | Numerics::TransformerEngine => {
             let inverse = in_type(1.0 / amax);
             let in_type = in_type(inverse * 2688.0);
-            let rounded = convention == Convention::CompressedTensors && in_type <= T::LARGEST as f32;
+            let rounded = numerics == Numerics::CompressedTensors && in_type <= T::LARGEST as f32;
             let scale = if rounded { in_type } else { 2688.0 / amax };
             let scale = if scale > f32::MAX { f32::MAX } else { scale };
             GlobalScale::Divisor(if zero { 1.0 } else { scale })
@@ -115,11 +111,11 @@ impl Scaling {
     }
 }
 
-/// A convention's block arithmetic under a global scale in the convention's direction.
+/// The block arithmetic under a global scale in the numerics' direction.
 #[derive(Clone, Copy, Debug)]
 pub struct Rule {
-    /// The convention.
-    pub convention: Convention,
+    /// The numerics.
+    pub numerics: Numerics,
     /// G or s, or 1 without a global scale.
     pub global: f32,
     /// How a zero's sign is encoded.
@@ -130,21 +126,21 @@ impl Rule {
     /// Returns the scale that a block of this amax wants, before clamping.
     pub fn wanted<T: Exact>(self, amax: f32) -> f32 {
         let global = self.global;
-        match self.convention {
-            Convention::Torchao => {
+        match self.numerics {
+            Numerics::Torchao => {
                 let sixth = amax / 6.0;
                 sixth / global
             }
-            Convention::CompressedTensors => {
+            Numerics::CompressedTensors => {
                 let sixth = amax / 6.0;
                 let in_type = T::round_f64(sixth.into()).to_f64() as f32;
                 global * in_type
             }
-            Convention::Modelopt => {
+            Numerics::Modelopt => {
                 let six = 6.0 * global;
                 amax / six
             }
-            Convention::TransformerEngine => {
+            Numerics::TransformerEngine => {
                 let one_sixth = 1.0f32 / 6.0;
                 let factor = global * one_sixth;
                 amax * factor
@@ -155,13 +151,13 @@ impl Rule {
 
     /// Returns the scale byte to store for a wanted scale.
     pub fn byte(self, wanted: f32) -> u8 {
-        match self.convention {
-            Convention::Torchao => e4m3(wanted.clamp(0.015625, 448.0)),
-            Convention::CompressedTensors => match e4m3(wanted) {
+        match self.numerics {
+            Numerics::Torchao => e4m3(wanted.clamp(0.015625, 448.0)),
+            Numerics::CompressedTensors => match e4m3(wanted) {
                 0 => 0x20,
                 byte => byte,
             },
-            Convention::Modelopt => {
+            Numerics::Modelopt => {
                 let replaced = if wanted == 0.0 { 1.0 } else { wanted };
                 e4m3(replaced.clamp(0.001953125, 448.0))
             }
@@ -173,13 +169,13 @@ impl Rule {
     pub fn scaling(self, byte: u8) -> Scaling {
         let (scale, global) = (number(byte), self.global);
         let at_most_largest = |factor: f32| if factor > f32::MAX { f32::MAX } else { factor };
-        match self.convention {
-            Convention::Torchao => {
+        match self.numerics {
+            Numerics::Torchao => {
                 let inverse = 1.0 / global;
                 Scaling::Times(at_most_largest(inverse / scale))
             }
-            Convention::CompressedTensors => Scaling::Over(scale / global),
-            Convention::Modelopt => Scaling::Over(scale * global),
+            Numerics::CompressedTensors => Scaling::Over(scale / global),
+            Numerics::Modelopt => Scaling::Over(scale * global),
             _ => {
                 let inverse = 1.0 / global;
                 let product = scale * inverse;
@@ -202,9 +198,9 @@ impl Rule {
             magnitude | if negative { 8 } else { 0 }
         };
         let codes: Vec<u8> = block.iter().map(code).collect();
-        let least = match self.convention {
-            Convention::Torchao => 0.015625,
-            Convention::Modelopt => 0.001953125,
+        let least = match self.numerics {
+            Numerics::Torchao => 0.015625,
+            Numerics::Modelopt => 0.001953125,
             _ => 0.0,
         };
         let saturated = wanted > 464.0 || wanted < least || e4m3(wanted) == 0;
