@@ -149,7 +149,7 @@ pub enum Error {
     Threads(#[source] io::Error),
 
     /// The caller asked to stop.
-    #[error("interrupted; nothing was written")]
+    #[error("interrupted: nothing was written")]
     Interrupted,
 }
 

@@ -6,6 +6,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use microscale_checkpoint::Progress;
 
 use crate::signals;
+use crate::streams::is_quiet;
 use crate::text::names::shown;
 
 /// A progress bar on stderr. Where that is not a terminal, nothing is shown.
@@ -16,7 +17,7 @@ impl Bar {
     pub(crate) fn new(what: &'static str) -> Self {
         signals::set_working(true);
         // A bar of no length at all begins full.
-        let bar = ProgressBar::no_length();
+        let bar = if is_quiet() { ProgressBar::hidden() } else { ProgressBar::no_length() };
         let template = "{prefix} [{bar:20}] {bytes}/{total_bytes} {wide_msg}";
         if let Ok(style) = ProgressStyle::with_template(template) {
             bar.set_style(style.progress_chars("=> "));

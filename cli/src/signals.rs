@@ -35,7 +35,7 @@ fn catch() -> bool {
 fn clean_up() {
     std::thread::sleep(PATIENCE);
     microscale_checkpoint::remove_unfinished();
-    crate::streams::warn("error: interrupted; nothing was written");
+    crate::streams::error("interrupted: nothing was written");
 }
 
 #[cfg(unix)]

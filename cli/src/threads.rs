@@ -51,7 +51,7 @@ pub(crate) fn start(asked: Option<u64>) -> Result<()> {
                 .with_context(|| format!("no thread to compute with: {limit}; raise the limit"));
         }
         if spare < wanted {
-            warn(format_args!("warning: {spare} threads compute instead of {wanted}: {limit}"));
+            warn(format_args!("{spare} threads compute instead of {wanted}: {limit}"));
         }
     }
     let pool = ThreadPoolBuilder::new().num_threads(waiting.len());

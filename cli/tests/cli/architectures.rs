@@ -41,7 +41,7 @@ fn quantized(scratch: &Scratch, out: &str) -> Vec<String> {
 
 /// The findings of the doctor: defect, tensor and words.
 fn findings(scratch: &Scratch, out: &str) -> Vec<(String, String, String)> {
-    let found = run(&[&"doctor", &scratch.path(out), &"--json"]);
+    let found = run(&[&"doctor", &scratch.path(out), &"--json", &"-"]);
     let json: Value = serde_json::from_str(&found.stdout).unwrap();
     let text = |finding: &Value, key: &str| finding[key].as_str().unwrap_or_default().to_string();
     let all = json["findings"].as_array().unwrap().iter();

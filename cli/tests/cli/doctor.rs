@@ -40,7 +40,7 @@ fn findings(run: &Run) -> Vec<(String, String, String)> {
 /// Makes sure that a checkpoint has this defect in these tensors and no other, in JSON and in words.
 #[track_caller]
 fn finds(path: &Path, defect: &str, tensors: &[&str], part: &str) {
-    let found = run(&[&"doctor", &path, &"--json"]);
+    let found = run(&[&"doctor", &path, &"--json", &"-"]);
     assert_eq!(found.code, Some(1), "{found:#?}");
     let all = findings(&found);
     let names: Vec<_> = all.iter().map(|(_, tensor, _)| tensor.as_str()).collect();
@@ -68,15 +68,15 @@ fn what_is_in_order_is_said_to_be() {
         let scratch = Scratch::new();
         quantize(&scratch, &sample(), "OUT", &["--format", format]).ok();
         for more in [&[][..], &["--against", sample().to_str().unwrap()]] {
-            let mut command = microscale_test_support::command(&[&"doctor", &scratch.path("OUT"), &"--json"]);
+            let mut command =
+                microscale_test_support::command(&[&"doctor", &scratch.path("OUT"), &"--json", &"-"]);
             command.args(more);
             let json: Value = serde_json::from_str(&Run::new(command).ok()).unwrap();
             assert_eq!(json["findings"], json!([]));
             assert_eq!((&json["quantized_tensors"], &json["other_tensors"]), (&json!(21), &json!(9)));
         }
     }
-    // A checkpoint that is not quantized has nothing that could be wrong.
-    run(&[&"doctor", &sample()]).ok();
+    run(&[&"doctor", &sample()]).fails_with(&["is unquantized", "quantize it first"]);
 }
 
 #[test]
@@ -125,7 +125,7 @@ fn global_scales_the_wrong_way_up_or_unequal() {
     let bad = changed(&scratch, |all, _| {
         all.get_mut(&format!("{key}_global_scale")).unwrap().2 = 77f32.to_le_bytes().to_vec();
     });
-    let found = run(&[&"doctor", &bad, &"--json"]);
+    let found = run(&[&"doctor", &bad, &"--json", &"-"]);
     let all = findings(&found);
     // In the order of the file: k_proj comes before q_proj and v_proj, which differ from it.
     let unequal: Vec<_> = all.iter().filter(|(word, ..)| word == "unequal-global-scales").collect();
@@ -140,13 +140,13 @@ fn values_that_are_not_the_originals() {
     });
     // This defect cannot be seen without the original.
     run(&[&"doctor", &bad]).ok();
-    let found = run(&[&"doctor", &bad, &"--against", &sample(), &"--json"]);
+    let found = run(&[&"doctor", &bad, &"--against", &sample(), &"--json", &"-"]);
     assert_eq!(found.code, Some(1));
     let all = findings(&found);
     assert_eq!((all.len(), all[0].0.as_str(), all[0].1.as_str()), (1, "nibble-order", LAYER), "{found:#?}");
     let scratch = Scratch::new();
     let bad = changed(&scratch, |all, _| part(all, "_packed").rotate_left(64));
-    let all = findings(&run(&[&"doctor", &bad, &"--against", &sample(), &"--json"]));
+    let all = findings(&run(&[&"doctor", &bad, &"--against", &sample(), &"--json", &"-"]));
     assert_eq!((all.len(), all[0].0.as_str(), all[0].1.as_str()), (1, "other-values", LAYER));
 }
 
@@ -156,7 +156,7 @@ fn parts_that_are_missing_or_misread() {
     let bad = changed(&scratch, |all, _| {
         all.remove(&format!("{LAYER}_scale"));
     });
-    let found = run(&[&"doctor", &bad, &"--json"]);
+    let found = run(&[&"doctor", &bad, &"--json", &"-"]);
     let all = findings(&found);
     assert!(
         all.iter().any(|(word, tensor, what)| {
@@ -205,7 +205,7 @@ fn configs_that_say_something_else() {
     );
     let scratch = Scratch::new();
     let bad = changed(&scratch, |_, config| config["hidden_size"] = json!(96));
-    let all = findings(&run(&[&"doctor", &bad, &"--json"]));
+    let all = findings(&run(&[&"doctor", &bad, &"--json", &"-"]));
     // All seven kinds of layers and both norms in all three, and the last norm.
     assert!(all.len() == 28 && all.iter().all(|(word, ..)| word == "config"), "{all:?}");
     assert!(
@@ -222,7 +222,7 @@ fn modelopt_without_input_scales() {
         let text = std::fs::read_to_string(scratch.path(file)).unwrap();
         scratch.write(file, text.replace("W4A16_NVFP4", "NVFP4"));
     }
-    let found = run(&[&"doctor", &scratch.path("MO"), &"--json"]);
+    let found = run(&[&"doctor", &scratch.path("MO"), &"--json", &"-"]);
     let all = findings(&found);
     assert_eq!(all.len(), 21, "{found:#?}");
     assert!(
@@ -237,7 +237,7 @@ fn an_original_of_another_shape_is_said_to_be_one() {
     quantize(&scratch, &sample(), "OUT", &[]).ok();
     let data = vec![bf16::ONE; 64].into_iter().flat_map(bf16::to_le_bytes).collect();
     let other = scratch.write_tensors("o.safetensors", &[(LAYER, Dtype::BF16, vec![2, 32], data)]);
-    let all = findings(&run(&[&"doctor", &scratch.path("OUT"), &"--against", &other, &"--json"]));
+    let all = findings(&run(&[&"doctor", &scratch.path("OUT"), &"--against", &other, &"--json", &"-"]));
     assert!(all.len() == 1 && all[0].0 == "other-values" && all[0].2.contains("[2, 32]"), "{all:?}");
 }
 
@@ -253,13 +253,13 @@ fn zeros_of_the_original_are_no_defect() {
     let input = file("in.safetensors", &values);
     quantize(&scratch, &input, "out.safetensors", &["--format", "nvfp4"]).ok();
     let out = scratch.path("out.safetensors");
-    let alone = findings(&run(&[&"doctor", &out, &"--json"]));
+    let alone = findings(&run(&[&"doctor", &out, &"--json", &"-"]));
     assert_eq!((alone.len(), alone[0].0.as_str()), (1, "zero-blocks"));
     run(&[&"doctor", &out, &"--against", &input]).ok();
     // In a quarter of the rows the original has weights after all.
     values[16 * 64..32 * 64].fill(1e-3);
     let other = file("other.safetensors", &values);
-    let lost = findings(&run(&[&"doctor", &out, &"--against", &other, &"--json"]));
+    let lost = findings(&run(&[&"doctor", &out, &"--against", &other, &"--json", &"-"]));
     let zeros: Vec<_> = lost.iter().filter(|(defect, ..)| defect == "zero-blocks").collect();
     let [(_, tensor, what)] = zeros[..] else { panic!("{lost:?}") };
     assert!(

@@ -27,7 +27,7 @@ fn stored(path: PathBuf) -> Vec<(String, u32)> {
 
 /// The doctor's findings: defects and words.
 fn findings(path: PathBuf) -> Vec<(String, String)> {
-    let found = run(&[&"doctor", &path, &"--json"]);
+    let found = run(&[&"doctor", &path, &"--json", &"-"]);
     let json: Value = serde_json::from_str(&found.stdout).unwrap();
     let text = |finding: &Value, key: &str| finding[key].as_str().unwrap().to_string();
     let all = json["findings"].as_array().unwrap().iter();

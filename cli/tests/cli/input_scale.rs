@@ -148,7 +148,7 @@ fn a_name_that_a_file_has_twice_is_refused() {
 }
 
 fn defects(path: &std::path::Path) -> Vec<(String, String)> {
-    let found = run(&[&"doctor", &path, &"--json"]);
+    let found = run(&[&"doctor", &path, &"--json", &"-"]);
     let json: serde_json::Value = serde_json::from_str(&found.stdout).unwrap();
     let findings = json["findings"].as_array().unwrap().iter();
     let text = |finding: &serde_json::Value, key: &str| finding[key].as_str().unwrap_or_default().to_string();

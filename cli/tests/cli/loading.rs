@@ -39,7 +39,7 @@ fn global_scales_of_experts_are_warned_of() {
     let (warned, run_) = nvfp4("OUT", &[]);
     assert!(warned, "{run_:#?}");
     run_.ok();
-    let found = run(&[&"doctor", &scratch.path("OUT"), &"--json"]);
+    let found = run(&[&"doctor", &scratch.path("OUT"), &"--json", &"-"]);
     let json: Value = serde_json::from_str(&found.stdout).unwrap();
     let findings = json["findings"].as_array().unwrap();
     assert_eq!(findings.len(), 1, "{found:#?}");
@@ -149,7 +149,7 @@ fn other_weights_are_told_of_and_may_be_left_out() {
         scratch.write(format!("IN/{file}"), "no weights");
     }
     let warned = quantize(&scratch, &input, "ALL", &[]);
-    let warning = "other files with weights are copied as they are (28 B): PYTORCH_MODEL.BIN, consolidated.safetensors, \
+    let warning = "other files with weights are copied unchanged (28 B): PYTORCH_MODEL.BIN, consolidated.safetensors, \
                    onnx/model.onnx and 1 more; --skip-others";
     assert!(warned.stderr.contains(warning), "{warned:#?}");
     warned.ok();

@@ -42,6 +42,7 @@ mod signals;
 mod split_experts;
 mod strays;
 mod transforms;
+mod typed;
 mod usage_errors;
 mod vanishing;
 

@@ -142,7 +142,7 @@ fn a_config_says_which_layers_are_in_which_format() {
         let mut config = config.clone();
         change(&mut config["quantization_config"]["config_groups"]);
         scratch.write("OUT/config.json", config.to_string());
-        let found = run(&[&"doctor", &scratch.path("OUT"), &"--json"]);
+        let found = run(&[&"doctor", &scratch.path("OUT"), &"--json", &"-"]);
         let json: Value = serde_json::from_str(&found.stdout).unwrap();
         let all = json["findings"].as_array().unwrap();
         assert_eq!(all.len(), parts.len(), "{json}");

@@ -101,7 +101,7 @@ fn plain_fp8_without_scales_is_left_alone() {
     run(&[&"dequantize", &input, &"--out", &scratch.path("OUT")]).fails_with(&["nothing to dequantize"]);
     assert!(run(&[&"inspect", &input]).ok().contains("2 tensors in 1 file, 0 of them quantized"));
     assert!(run(&[&"compare", &input, &input]).ok().contains("same bytes"));
-    run(&[&"doctor", &input]).ok();
+    run(&[&"doctor", &input]).fails_with(&["is unquantized"]);
 }
 
 #[test]

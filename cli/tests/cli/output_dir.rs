@@ -180,7 +180,7 @@ fn of_two_runs_to_one_file_or_directory_one_loses() {
             assert_eq!(won, least, "{}: {ended:#?}", out.display());
             for lost in ended.iter().filter(|output| !output.status.success()) {
                 let said = String::from_utf8_lossy(&lost.stderr);
-                assert!(said.contains("exists; name an output that does not"), "{said}");
+                assert!(said.contains("exists\nhint: name an output that does not"), "{said}");
             }
             if won == 1 {
                 run(&[&"inspect", &out]).ok();

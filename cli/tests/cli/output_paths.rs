@@ -280,7 +280,10 @@ fn links_out_of_a_checkpoint_are_told_of() {
     run_in(&scratch, "quantize @IN --out @PARTS --part 1/1").ok();
     for line in ["quantize @IN --out @A", "merge @IN --out @PARTS"] {
         let told = run_in(&scratch, line);
-        assert!(told.stderr.contains("tokenizer.json is a link out of the checkpoint"), "{told:#?}");
+        assert!(
+            told.stderr.contains("tokenizer.json is a link to a file outside of the checkpoint"),
+            "{told:#?}"
+        );
         assert!(told.stderr.contains("secret") && !told.stderr.contains("inside.txt"), "{told:#?}");
         told.ok();
     }

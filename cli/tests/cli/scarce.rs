@@ -104,7 +104,7 @@ fn a_full_disk_for_reports_does_not_hide_that_the_output_is_complete() {
     quantize(&scratch, &sample(), "ONE", &["--format", "nvfp4"]).ok();
     let quantize =
         |more: &[&str]| quantize(&scratch, &sample(), "OUT", &[&["--format", "nvfp4"], more].concat());
-    let said = |out: &str| format!("{out} is complete; only this failed: cannot write /dev/full");
+    let said = |out: &str| format!("{out} is complete, only this failed: cannot write /dev/full");
     for option in ["--json", "--report"] {
         let run = quantize(&[option, "/dev/full"]);
         run.fails_with(&[&said("OUT"), "No space left"]);
@@ -121,7 +121,7 @@ fn a_full_disk_for_reports_does_not_hide_that_the_output_is_complete() {
         command.args(&words[1..]);
         let mut shell = Command::new("bash");
         shell.args(["-c", "\"$@\" > /dev/full", "bash"]).arg(command.get_program()).args(command.get_args());
-        Run::new(shell).fails_with(&[words[0], "is complete; only this failed: cannot write to stdout"]);
+        Run::new(shell).fails_with(&[words[0], "is complete, only this failed: cannot write to stdout"]);
         assert!(scratch.path(words[0]).join("config.json").exists());
     }
 }

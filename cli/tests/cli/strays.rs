@@ -54,7 +54,7 @@ fn refused(input: &Path, scratch: &Scratch, parts: &[&str]) {
     assert!(!out.exists());
     let text = run(&[&"inspect", &input]).ok();
     assert!(text.contains("cannot be read") && parts.iter().all(|part| text.contains(part)), "{text}");
-    let found = run(&[&"doctor", &input, &"--json"]);
+    let found = run(&[&"doctor", &input, &"--json", &"-"]);
     let json: Value = serde_json::from_str(&found.stdout).unwrap();
     let findings = json["findings"].as_array().unwrap();
     assert!(found.code == Some(1) && findings.len() == 1, "{found:#?}");
@@ -234,7 +234,7 @@ fn tensors_of_the_model_are_copied() {
     run(&[&"compare", &input, &input]).ok();
     let text = run(&[&"inspect", &input]).ok();
     assert!(!text.contains("cannot be read"), "{text}");
-    run(&[&"doctor", &input]).ok();
+    run(&[&"doctor", &input]).fails_with(&["is unquantized"]);
 }
 
 #[test]

@@ -157,7 +157,7 @@ fn doctor_names_transforms_of_activations_and_knows_their_tensors() {
         scratch.write_tensors("IN/model.safetensors", &stored);
         scratch.write("IN/config.json", config.to_string());
         let input = scratch.path("IN");
-        let diagnosis = run(&[&"doctor", &input, &"--json"]);
+        let diagnosis = run(&[&"doctor", &input, &"--json", &"-"]);
         let json: Value = serde_json::from_str(&diagnosis.stdout).unwrap();
         let findings = json["findings"].as_array().unwrap();
         assert_eq!(findings.len(), found, "{findings:#?}");

@@ -152,7 +152,8 @@ fn options_that_do_not_go_together_are_usage_errors_that_say_so() {
     ] {
         let run = quantize(&scratch, &sample(), "OUT", &args.split(' ').collect::<Vec<_>>());
         assert_eq!(run.code, Some(2), "{run:#?}");
-        let line = run.stderr.lines().last().unwrap_or_default();
+        let messages = run.messages();
+        let line = messages.lines().last().unwrap_or_default();
         assert!(line.starts_with("error: ") && parts.iter().all(|part| line.contains(part)), "{run:#?}");
     }
     assert_eq!(before, scratch.contents());

@@ -85,7 +85,7 @@ fn patterns_of_any_length_are_not_compiled() {
             "quant_method": "compressed-tensors", "config_groups": { "group_0": group }, "ignore": [pattern],
         });
         scratch.write("in/config.json", json!({ "quantization_config": quantization }).to_string());
-        let doctor = run(&[&"doctor", &scratch.path("in"), &"--json"]);
+        let doctor = run(&[&"doctor", &scratch.path("in"), &"--json", &"-"]);
         let findings: Value = serde_json::from_str(&doctor.stdout).unwrap();
         // Patterns beyond the limit are a finding of their own, and match nothing.
         let found = findings["findings"].as_array().unwrap();
