@@ -192,7 +192,7 @@ fn merge_if_complete(scratch: &Scratch, input: &Path) -> Option<BTreeMap<PathBuf
     None
 }
 
-/// What a merge has checked is what it takes. scripts/merge_beside_parts.py does this for longer.
+/// What a merge has checked is what it takes. scripts/outputs/merge_races.py does this for longer.
 #[test]
 fn merging_beside_parts_that_are_made_again_mixes_nothing() {
     use std::sync::atomic::{AtomicBool, Ordering};
