@@ -36,7 +36,7 @@ const GROUPS: [Group; 16] = [
     group("cli", 154, None),
     group("python", 104, None),
     group("candle", 10, None),
-    group("scripts", 123, None),
+    group("scripts", 10, Some(0)),
     group("docs", 87, None),
     group("README.md", 82, None),
     group("ARCHITECTURE.md", 50, None),

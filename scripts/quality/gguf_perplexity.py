@@ -1,17 +1,21 @@
-"""What llama.cpp makes of a model that microscale quantized, beside what its own quantizer makes of the same one.
+"""Compares GGUF files quantized by microscale and by llama.cpp: size, perplexity, generated text.
 
-    pip install llama-cpp-python==0.3.36 gguf==0.19.0 safetensors==0.8.0 ml_dtypes==0.6.0     # compiles llama.cpp
-    python gguf_perplexity.py --microscale target/release/microscale [--llama-imatrix PATH] [--model sample/tiny-story]
+    pip install llama-cpp-python==0.3.36 gguf==0.19.0 safetensors==0.8.0 ml_dtypes==0.6.0
+    python scripts/quality/gguf_perplexity.py --microscale target/release/microscale
+        [--llama-imatrix PATH] [--model sample/tiny-story]
 
-The checkpoint, a Llama with a byte-level vocabulary, is written as a GGUF file in f16. Of that, `microscale quantize` and
-`llama_model_quantize` each make quantized files; llama.cpp loads each, writes a few words, and measures the perplexity of
-heldout.txt: in windows of 256 tokens, each after a token that begins a text, every token but that one counts. Bits are those of
-all tensors' bytes for each weight of the linear layers, and those of the whole file for each parameter.
+`pip` compiles llama.cpp. The script writes the checkpoint, a Llama with a byte-level vocabulary, as
+a GGUF file in f16. `microscale quantize` and `llama_model_quantize` each quantize that file.
+llama.cpp loads each result, generates a few words, and measures the perplexity of heldout.txt: in
+windows of 256 tokens, each after a start token, every token except the start token counts. The table
+has the bits per weight of the linear layers (the bytes of all their tensors) and the bits per
+parameter (the bytes of the whole file).
 
---llama-imatrix is llama.cpp's program of that name; with it, rows with an importance matrix are added. It is made from the first
-half of heldout.txt, and the perplexity of all rows is then that of the second half alone.
+--llama-imatrix is the path of llama.cpp's program of this name. It adds rows with an importance
+matrix, which is computed from the first half of heldout.txt. The perplexity of all rows is then
+measured on the second half only.
 
-Prints a Markdown table. On the CPU.
+Prints a Markdown table. Runs on the CPU.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ from pathlib import Path
 
 import gguf
 import llama_cpp
-import ml_dtypes  # noqa: F401: numpy knows bf16 by it
+import ml_dtypes  # noqa: F401: adds bf16 to numpy
 import numpy as np
 from safetensors.numpy import load_file
 
@@ -34,7 +38,7 @@ WINDOW = 256
 PROMPT = "It was a truth which she"
 BEGIN = "<|endoftext|>"
 
-# How microscale names what it is asked for, and its options.
+# Rows of microscale, with the options of `quantize`.
 OURS = {
     "microscale nvfp4": ["--format", "nvfp4"],
     "microscale nvfp4, searched": ["--format", "nvfp4", "--search", "full"],
@@ -66,7 +70,7 @@ NAMES = {
 
 
 def name_in_gguf(name: str) -> str:
-    """llama.cpp's name of a tensor of transformers' Llama."""
+    """Returns llama.cpp's name for a tensor of transformers' Llama."""
     whole = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
     module = name.removesuffix(".weight")
     if module in whole:
@@ -76,7 +80,7 @@ def name_in_gguf(name: str) -> str:
 
 
 def permuted(weight: np.ndarray, heads: int) -> np.ndarray:
-    """Rows of queries or keys in the order of llama.cpp's rotary embedding, whose pairs are neighbours."""
+    """Orders rows of queries or keys for llama.cpp's rotary embedding, where pairs are adjacent."""
     rows, columns = weight.shape
     return weight.reshape(heads, 2, rows // heads // 2, columns).swapaxes(1, 2).reshape(rows, columns)
 
@@ -124,7 +128,7 @@ def write_f16(model: Path, out: Path) -> None:
 
 
 def means(imatrix: Path) -> dict[str, np.ndarray]:
-    """The mean squares in an importance matrix, as llama.cpp's quantizer takes them."""
+    """Returns an importance matrix as mean squares, the input of llama.cpp's quantizer."""
     tensors = {tensor.name: tensor.data for tensor in gguf.GGUFReader(imatrix).tensors}
     found = {}
     for name, sums in tensors.items():
@@ -135,11 +139,11 @@ def means(imatrix: Path) -> dict[str, np.ndarray]:
 
 
 def quantize_theirs(source: Path, out: Path, ftype: int, imatrix: dict[str, np.ndarray] | None) -> None:
-    """llama.cpp's quantizer, by its defaults."""
+    """Runs llama.cpp's quantizer with its defaults."""
     params = llama_cpp.llama_model_quantize_default_params()
     params.ftype, params.nthread = ftype, 2
     if imatrix is not None:
-        # An array, at whose end there is one without a name.
+        # An array that ends with an entry without a name.
         entry, pointer = type(params.imatrix)._type_, ctypes.POINTER(ctypes.c_float)
         entries = [entry(name.encode(), m.ctypes.data_as(pointer), m.size) for name, m in imatrix.items()]
         params.imatrix = (entry * (len(entries) + 1))(*entries)
@@ -148,7 +152,7 @@ def quantize_theirs(source: Path, out: Path, ftype: int, imatrix: dict[str, np.n
 
 
 def perplexity(llama: llama_cpp.Llama, text: bytes) -> tuple[float, int]:
-    """The perplexity of a text, and the tokens that it is of."""
+    """Returns the perplexity of a text, and its number of tokens."""
     tokens = llama.tokenize(text, add_bos=False)
     begin = llama.tokenize(BEGIN.encode(), add_bos=False, special=True)
     loss, count = 0.0, 0
@@ -165,7 +169,7 @@ def perplexity(llama: llama_cpp.Llama, text: bytes) -> tuple[float, int]:
 
 
 def measured(path: Path, text: bytes) -> tuple[float, int, str]:
-    """Loads a file in llama.cpp: the text's perplexity, its tokens, and what the model writes."""
+    """Loads a file in llama.cpp. Returns perplexity, number of tokens and generated text."""
     llama = llama_cpp.Llama(str(path), n_ctx=512, logits_all=True, n_threads=2, verbose=False, seed=1)
     found, count = perplexity(llama, text)
     written = llama.create_completion(PROMPT, max_tokens=12, temperature=0.0)["choices"][0]["text"]
@@ -174,7 +178,7 @@ def measured(path: Path, text: bytes) -> tuple[float, int, str]:
 
 
 def bits(path: Path) -> tuple[float, float]:
-    """The bits of a weight of the linear layers, and of a parameter of the model."""
+    """Returns the bits per weight of the linear layers, and per parameter of the model."""
     tensors = gguf.GGUFReader(path).tensors
     linear = [t for t in tensors if t.name.startswith("blk.") and len(t.shape) > 1]
     scales = [t for t in tensors if t.name.endswith(".scale")]
@@ -188,7 +192,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--microscale", type=Path, required=True)
     parser.add_argument("--llama-imatrix", type=Path)
-    root = Path(__file__).resolve().parent.parent
+    root = Path(__file__).resolve().parents[2]
     parser.add_argument("--model", type=Path, default=root / "sample" / "tiny-story")
     args = parser.parse_args()
     text = (args.model / "heldout.txt").read_bytes()
