@@ -188,7 +188,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--microscale", type=Path, required=True)
     parser.add_argument("--llama-imatrix", type=Path)
-    root = Path(__file__).resolve().parent.parent
+    root = Path(__file__).resolve().parents[2]
     parser.add_argument("--model", type=Path, default=root / "sample" / "tiny-story")
     args = parser.parse_args()
     text = (args.model / "heldout.txt").read_bytes()

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """GEMV by others on the same GPU: cuBLAS in bf16 through PyTorch, and bitsandbytes' 4-bit product if it is installed.
 
-    python scripts/peers_gemv.py 8192x28672 28672x8192
+    python scripts/peers/peers_gemv.py 8192x28672 28672x8192
 
 One token, y = W x with W of MxK. Weights are rotated past the second-level cache, and a CUDA graph of many products is
 replayed: the median replay over its products. `microscale bench --op gemv-weights` measures the same of ours.

@@ -380,7 +380,7 @@ def checks(program: Program, sample: Path) -> dict[str, Callable[[], list[str]]]
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--microscale", type=Path, required=True)
-    parser.add_argument("--sample", type=Path, default=Path(__file__).parent.parent / "sample" / "tiny-llama")
+    parser.add_argument("--sample", type=Path, default=Path(__file__).resolve().parents[2] / "sample" / "tiny-llama")
     parser.add_argument("--only", default="", help="the checks with this word in their names")
     parser.add_argument("--table", action="store_true", help="print the models as a table at the end")
     args = parser.parse_args()

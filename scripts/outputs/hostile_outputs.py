@@ -1,7 +1,7 @@
 """Runs that write one output at once, while file-system calls are slow, locks lie and temporary directories vanish.
 
     cargo build
-    python scripts/hostile_outputs.py --microscale target/debug/microscale --scenarios 1000
+    python scripts/outputs/hostile_outputs.py --microscale target/debug/microscale --scenarios 1000
 
 A scenario is two or three runs of `quantize`, `dequantize`, `convert` or `merge` to one output, or parts that begin
 together. hostile_outputs.c, which is built with `cc` and preloaded, makes their file-system calls take 0.3 to 50 ms; in
@@ -30,7 +30,7 @@ import tempfile
 import threading
 import time
 
-from merge_beside_parts import contents, write_checkpoint
+from merge_races import contents, write_checkpoint
 
 # Seconds after which a run counts as hung.
 PATIENCE = 120

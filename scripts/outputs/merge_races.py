@@ -1,6 +1,6 @@
 """Merges beside parts that are made again, with other options each time: no output may be of both.
 
-    python scripts/merge_beside_parts.py --microscale target/release/microscale --merges 1000
+    python scripts/outputs/merge_races.py --microscale target/release/microscale --merges 1000
 
 Two parts are made over and over, in turns as MXFP4 and as NVFP4, into one OUT.parts. Meanwhile `merge` runs as often
 as asked for. Each output must be, byte for byte, what one run makes with the one or the other options, and there must

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Weights times activations in bf16 by others on the same GPU: PyTorch with bf16 weights, Humming with 4-bit ones.
 
-    python scripts/peers_gemm.py [--shapes 8192x28672 ...] [--tokens 1 16 ...] [--formats nvfp4] [--peers pytorch humming]
+    python scripts/peers/peers_gemm.py [--shapes 8192x28672 ...] [--tokens 1 16 ...] [--formats nvfp4] [--peers pytorch humming]
         [--ours microscale] [--json FILE]
 
 Products of T tokens with W of MxK. Weights and activations are random normal. Weights are rotated past the second-level

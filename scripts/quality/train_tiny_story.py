@@ -1,8 +1,8 @@
 """Trains sample/tiny-story, a Llama of 3.7 million parameters that writes sentences in the manner of Jane Austen.
 
     apt-get download r-cran-janeaustenr
-    python scripts/train_tiny_story.py text r-cran-janeaustenr_1.0.0-1_all.deb novels.txt
-    python scripts/train_tiny_story.py train novels.txt sample/tiny-story
+    python scripts/quality/train_tiny_story.py text r-cran-janeaustenr_1.0.0-1_all.deb novels.txt
+    python scripts/quality/train_tiny_story.py train novels.txt sample/tiny-story
 
 The text is that of her six novels (1811 to 1817, in the public domain), out of Debian's package r-cran-janeaustenr. `train` takes a minute
 on an H200; the seed is fixed, but GPUs add in an order of their own, so that weights differ in their last bits from run to run.

@@ -1,5 +1,5 @@
 /* A library to preload: file-system calls about an output take 0.3 to 50 ms, as on a network file system, and
- * locks always succeed if HOSTILE_LOCKS is set, as on a file system that does not share them. scripts/hostile_outputs.py
+ * locks always succeed if HOSTILE_LOCKS is set, as on a file system that does not share them. scripts/outputs/hostile_outputs.py
  * builds and uses it.
  *
  * Calls are delayed at random, before and after, where the path contains "OUT". HOSTILE_SEED makes the delays. */
