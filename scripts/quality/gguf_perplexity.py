@@ -1,28 +1,23 @@
-"""Compares GGUF files quantized by microscale and by llama.cpp: size, perplexity, generated text.
+"""What llama.cpp makes of a model that microscale quantized, beside what its own quantizer makes of the same one.
 
-    pip install llama-cpp-python==0.3.36 gguf==0.19.0 safetensors==0.8.0 ml_dtypes==0.6.0
-    python scripts/quality/gguf_perplexity.py --microscale target/release/microscale
-        [--llama-imatrix PATH] [--model sample/tiny-story]
+    pip install llama-cpp-python==0.3.36 gguf==0.19.0 safetensors==0.8.0 ml_dtypes==0.6.0     # compiles llama.cpp
+    python gguf_perplexity.py --microscale target/release/microscale [--llama-imatrix PATH] [--model sample/tiny-story]
 
-`pip` compiles llama.cpp. The script writes the checkpoint, a Llama with a byte-level vocabulary, as
-a GGUF file in f16. `microscale quantize` and `llama_model_quantize` each quantize that file.
-llama.cpp loads each result, generates a few words, and measures the perplexity of heldout.txt: in
-windows of 256 tokens, each after a start token, every token except the start token counts. The table
-has the bits per weight of the linear layers (the bytes of all their tensors) and the bits per
-parameter (the bytes of the whole file).
+The checkpoint, a Llama with a byte-level vocabulary, is written as a GGUF file in f16. Of that, `microscale quantize` and
+`llama_model_quantize` each make quantized files; llama.cpp loads each, writes a few words, and measures the perplexity of
+heldout.txt: in windows of 256 tokens, each after a token that begins a text, every token but that one counts. Bits are those of
+all tensors' bytes for each weight of the linear layers, and those of the whole file for each parameter.
 
---llama-imatrix is the path of llama.cpp's program of this name. It adds rows with an importance
-matrix, which is computed from the first half of heldout.txt. The perplexity of all rows is then
-measured on the second half only.
+--llama-imatrix is llama.cpp's program of that name; with it, rows with an importance matrix are added. It is made from the first
+half of heldout.txt, and the perplexity of all rows is then that of the second half alone.
 
-Prints a Markdown table. Runs on the CPU.
+Prints a Markdown table. On the CPU.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
-import json
 import math
 import subprocess
 import tempfile
@@ -30,15 +25,14 @@ from pathlib import Path
 
 import gguf
 import llama_cpp
-import ml_dtypes  # noqa: F401: adds bf16 to numpy
 import numpy as np
-from safetensors.numpy import load_file
+from story_gguf import write_f16
 
 WINDOW = 256
 PROMPT = "It was a truth which she"
 BEGIN = "<|endoftext|>"
 
-# Rows of microscale, with the options of `quantize`.
+# How microscale names what it is asked for, and its options.
 OURS = {
     "microscale nvfp4": ["--format", "nvfp4"],
     "microscale nvfp4, searched": ["--format", "nvfp4", "--search", "full"],
@@ -56,79 +50,9 @@ THEIRS = {
     "llama.cpp q4_K_S": (llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_K_S, False),
 }
 
-NAMES = {
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
-
-
-def name_in_gguf(name: str) -> str:
-    """Returns llama.cpp's name for a tensor of transformers' Llama."""
-    whole = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
-    module = name.removesuffix(".weight")
-    if module in whole:
-        return f"{whole[module]}.weight"
-    _, _, layer, rest = module.split(".", 3)
-    return f"blk.{layer}.{NAMES[rest]}.weight"
-
-
-def permuted(weight: np.ndarray, heads: int) -> np.ndarray:
-    """Orders rows of queries or keys for llama.cpp's rotary embedding, where pairs are adjacent."""
-    rows, columns = weight.shape
-    return weight.reshape(heads, 2, rows // heads // 2, columns).swapaxes(1, 2).reshape(rows, columns)
-
-
-def write_f16(model: Path, out: Path) -> None:
-    """Writes the checkpoint as GGUF: matrices in f16, the rest in f32."""
-    config = json.loads((model / "config.json").read_text())
-    tokenizer = json.loads((model / "tokenizer.json").read_text())
-    writer = gguf.GGUFWriter(out, "llama")
-    writer.add_name(model.name)
-    writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16)
-    writer.add_block_count(config["num_hidden_layers"])
-    writer.add_context_length(config["max_position_embeddings"])
-    writer.add_embedding_length(config["hidden_size"])
-    writer.add_feed_forward_length(config["intermediate_size"])
-    writer.add_head_count(config["num_attention_heads"])
-    writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_rope_freq_base(config["rope_theta"])
-    writer.add_rope_dimension_count(config["head_dim"])
-    writer.add_vocab_size(config["vocab_size"])
-    vocabulary = tokenizer["model"]["vocab"] | {token["content"]: token["id"] for token in tokenizer["added_tokens"]}
-    control = {token["content"] for token in tokenizer["added_tokens"] if token["special"]}
-    tokens = sorted(vocabulary, key=vocabulary.__getitem__)
-    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in tokenizer["model"]["merges"]]
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list(tokens)
-    kinds = (gguf.TokenType.NORMAL, gguf.TokenType.CONTROL)
-    writer.add_token_types([kinds[token in control] for token in tokens])
-    writer.add_token_merges(merges)
-    writer.add_bos_token_id(config["bos_token_id"])
-    writer.add_eos_token_id(config["eos_token_id"])
-    heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
-    for name, weight in load_file(model / "model.safetensors").items():
-        values = weight.astype(np.float32)
-        part = name.split(".")[-2]
-        if part in heads:
-            values = permuted(values, heads[part])
-        writer.add_tensor(name_in_gguf(name), values.astype(np.float16) if values.ndim > 1 else values)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
 
 def means(imatrix: Path) -> dict[str, np.ndarray]:
-    """Returns an importance matrix as mean squares, the input of llama.cpp's quantizer."""
+    """The mean squares in an importance matrix, as llama.cpp's quantizer takes them."""
     tensors = {tensor.name: tensor.data for tensor in gguf.GGUFReader(imatrix).tensors}
     found = {}
     for name, sums in tensors.items():
@@ -139,11 +63,11 @@ def means(imatrix: Path) -> dict[str, np.ndarray]:
 
 
 def quantize_theirs(source: Path, out: Path, ftype: int, imatrix: dict[str, np.ndarray] | None) -> None:
-    """Runs llama.cpp's quantizer with its defaults."""
+    """llama.cpp's quantizer, by its defaults."""
     params = llama_cpp.llama_model_quantize_default_params()
     params.ftype, params.nthread = ftype, 2
     if imatrix is not None:
-        # An array that ends with an entry without a name.
+        # An array, at whose end there is one without a name.
         entry, pointer = type(params.imatrix)._type_, ctypes.POINTER(ctypes.c_float)
         entries = [entry(name.encode(), m.ctypes.data_as(pointer), m.size) for name, m in imatrix.items()]
         params.imatrix = (entry * (len(entries) + 1))(*entries)
@@ -152,7 +76,7 @@ def quantize_theirs(source: Path, out: Path, ftype: int, imatrix: dict[str, np.n
 
 
 def perplexity(llama: llama_cpp.Llama, text: bytes) -> tuple[float, int]:
-    """Returns the perplexity of a text, and its number of tokens."""
+    """The perplexity of a text, and the tokens that it is of."""
     tokens = llama.tokenize(text, add_bos=False)
     begin = llama.tokenize(BEGIN.encode(), add_bos=False, special=True)
     loss, count = 0.0, 0
@@ -169,7 +93,7 @@ def perplexity(llama: llama_cpp.Llama, text: bytes) -> tuple[float, int]:
 
 
 def measured(path: Path, text: bytes) -> tuple[float, int, str]:
-    """Loads a file in llama.cpp. Returns perplexity, number of tokens and generated text."""
+    """Loads a file in llama.cpp: the text's perplexity, its tokens, and what the model writes."""
     llama = llama_cpp.Llama(str(path), n_ctx=512, logits_all=True, n_threads=2, verbose=False, seed=1)
     found, count = perplexity(llama, text)
     written = llama.create_completion(PROMPT, max_tokens=12, temperature=0.0)["choices"][0]["text"]
@@ -178,7 +102,7 @@ def measured(path: Path, text: bytes) -> tuple[float, int, str]:
 
 
 def bits(path: Path) -> tuple[float, float]:
-    """Returns the bits per weight of the linear layers, and per parameter of the model."""
+    """The bits of a weight of the linear layers, and of a parameter of the model."""
     tensors = gguf.GGUFReader(path).tensors
     linear = [t for t in tensors if t.name.startswith("blk.") and len(t.shape) > 1]
     scales = [t for t in tensors if t.name.endswith(".scale")]
