@@ -77,9 +77,10 @@ impl PartialEq for UnknownWord {
 
 impl Eq for UnknownWord {}
 
+/// Prints the message, so that a `main` which returns the error reports it.
 impl fmt::Debug for UnknownWord {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("UnknownWord").field("what", &self.what).finish_non_exhaustive()
+        fmt::Display::fmt(self, f)
     }
 }
 
