@@ -16,7 +16,7 @@ pub(crate) use debug_is_message;
 mod operands;
 
 use microscale_formats::nvfp4::Direction;
-use microscale_formats::{Format, GlobalScale, Words};
+use microscale_formats::{Format, GlobalScale, Search, Words};
 
 pub use operands::OperandFault;
 
@@ -241,7 +241,8 @@ pub enum Error {
     /// A Hessian was passed without a search for scales.
     #[error(
         "a Hessian weighs the errors that a search for scales compares, and the recipe has none; \
-         set its search to four-six, window or full, or quantize without a Hessian"
+         set its search to {}, or quantize without a Hessian",
+        searches()
     )]
     HessianWithoutSearch,
 
@@ -479,6 +480,15 @@ impl HessianFault {
             }
         }
     }
+}
+
+/// Returns the names of the searches for block scales: `four-six, window or full`.
+#[doc(hidden)]
+pub fn searches() -> String {
+    let mut words: Vec<_> =
+        Search::values().filter(|search| *search != Search::None).map(Search::word).collect();
+    let last = words.pop().unwrap_or_default();
+    format!("{} or {last}", words.join(", "))
 }
 
 /// Returns the names of the numerics that a format has.

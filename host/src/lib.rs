@@ -81,13 +81,15 @@ pub use cpu::{
 };
 pub use device::{Device, DeviceChoice};
 pub use element::{Dtype, Element, narrow};
+#[doc(hidden)]
+pub use error::searches;
 pub use error::{Error, HessianFault, OperandFault, Result};
 pub use experts::ExpertRows;
 pub use gemv::{Activation, Batch};
 pub use interleave::{deinterleave_rows, interleave_rows};
 pub use loss::{BlockError, ErrorStats, WorstBlocks};
 pub use microscale_formats as formats;
-pub use microscale_formats::nvfp4::search_global;
+pub use microscale_formats::nvfp4::{Direction, search_global};
 pub use microscale_formats::{Format, Gate, GlobalScale, ScaleLayout, Search, UnknownWord, Words};
 pub use options::QuantizeOptions;
 pub use recipe::Recipe;

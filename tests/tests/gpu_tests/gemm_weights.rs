@@ -78,7 +78,7 @@ pub(crate) fn is_near_the_exact_sum_for_every_kernel(gpu: &Gpu) {
         (Scales::Any, Activations::Any),
     ];
     let mut seed = 0;
-    for format in [Format::Nvfp4, Format::Mxfp4] {
+    for format in Format::MULTIPLIED {
         for (rows, cols, tokens) in shapes {
             for &tokens in tokens {
                 let (scales, kind) = kinds[seed as usize % 4];

@@ -46,7 +46,7 @@ fn check<T: Exact + Activation>(weights: &QuantizedTensor, tokens: usize, random
 #[test]
 fn linear_is_near_the_exact_sum() {
     let mut random = fastrand::Rng::with_seed(11);
-    for format in [Format::Mxfp4, Format::Nvfp4] {
+    for format in Format::MULTIPLIED {
         for (rows, cols, tokens) in
             [(1, 1, 1), (1, 32, 9), (7, 33, 1), (5, 47, 8), (16, 100, 9), (35, 272, 17), (3, 500, 40)]
         {
