@@ -51,9 +51,7 @@ fn main() -> ExitCode {
 }
 
 fn run() -> Result<(), Box<dyn Error>> {
-    let size = |word: String| {
-        word.parse::<usize>().map_err(|_| format!("{word:?} is not a number; {USAGE}"))
-    };
+    let size = |word: String| word.parse::<usize>().map_err(|_| format!("{word:?} is not a number; {USAGE}"));
     let sizes = env::args().skip(1).map(size).collect::<Result<Vec<_>, _>>()?;
     let (rows, cols, mixture) = match sizes[..] {
         [] => (4096, 4096, None),

@@ -2,9 +2,7 @@
 
 use half::bf16;
 use microscale::{Device, Format};
-use microscale_checkpoint::{
-    Checkpoint, CheckpointFormat, Convert, Error, FormatError, Logical, logical,
-};
+use microscale_checkpoint::{Checkpoint, CheckpointFormat, Convert, Error, FormatError, Logical, logical};
 use microscale_test_support::Scratch;
 
 use crate::input::{Tensor, write_model};
@@ -19,11 +17,8 @@ fn checkpoints(scratch: &Scratch) -> Vec<Checkpoint> {
     let other = Tensor::noise::<bf16>("model.layers.1.mlp.down_proj.weight", &[96, 64], 2);
     let norm = Tensor::noise::<bf16>(NORM, &[64], 3);
     scratch.write("IN/config.json", r#"{"model_type": "llama", "architectures": ["LlamaForCausalLM"]}"#);
-    let input = write_model(
-        scratch,
-        "IN",
-        &[("a.safetensors", vec![weight, norm]), ("b.safetensors", vec![other])],
-    );
+    let input =
+        write_model(scratch, "IN", &[("a.safetensors", vec![weight, norm]), ("b.safetensors", vec![other])]);
     let mut outputs = Vec::new();
     for format in [Format::Mxfp4, Format::Nvfp4, Format::Mxfp8E4m3] {
         let out = scratch.path(format.to_string());
@@ -45,7 +40,10 @@ fn quantized_finds_the_tensors_that_logical_lists() {
         for tensor in logical(&checkpoint).unwrap() {
             let Logical::Packed(packed) = tensor else { continue };
             let by_name = checkpoint.quantized(packed.name).unwrap();
-            assert_eq!((by_name.name, by_name.format, &by_name.shape), (packed.name, packed.format, &packed.shape));
+            assert_eq!(
+                (by_name.name, by_name.format, &by_name.shape),
+                (packed.name, packed.format, &packed.shape)
+            );
             assert_eq!(by_name.checkpoint_format(), packed.checkpoint_format());
             assert!(by_name.read().unwrap() == packed.read().unwrap(), "{}", packed.name);
             found += 1;
@@ -67,7 +65,10 @@ fn quantized_names_what_is_wrong() {
         let short = error("layers.0.mlp.down_proj.weight").to_string();
         assert!(short.ends_with(&format!("did you mean {WEIGHT}?")), "{short}");
         let scales = error(&format!("{WEIGHT}_scale"));
-        assert!(scales.to_string().ends_with(&format!("is a part of tensor {WEIGHT}; pass {WEIGHT}")), "{scales}");
+        assert!(
+            scales.to_string().ends_with(&format!("is a part of tensor {WEIGHT}; pass {WEIGHT}")),
+            "{scales}"
+        );
         assert_eq!(scales.place().1, Some(&*format!("{WEIGHT}_scale")));
     }
     let codes = checkpoints[0].quantized(&format!("{WEIGHT}_packed")).expect_err("codes");
