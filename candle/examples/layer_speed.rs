@@ -10,6 +10,7 @@
 
 use std::env;
 use std::error::Error;
+use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use candle_core::quantized::{GgmlDType, QMatMul, QTensor};
@@ -20,16 +21,43 @@ use microscale_candle::{QExperts, QLinear};
 /// Time to measure each layer and number of tokens, in alternating rounds of at least one product.
 const TIME: Duration = Duration::from_secs(2);
 
+const USAGE: &str = "pass nothing, ROWS COLS, or ROWS COLS EXPERTS TOP_K";
+
+const HELP: &str = "\
+Times a linear layer with random weights against candle's own layers
+
+Usage: layer_speed [ROWS COLS [EXPERTS TOP_K]]
+
+  ROWS COLS   Size of the weights [default: 4096 4096]
+  EXPERTS     Number of experts: times a mixture instead of one layer
+  TOP_K       Experts per token";
+
 /// A timed product of activations `[tokens, K]` and each token's experts `[tokens, k]`.
 type Product = Box<dyn Fn(&Tensor, &Tensor) -> candle_core::Result<Tensor>>;
 
-fn main() -> Result<(), Box<dyn Error>> {
-    let sizes = env::args().skip(1).map(|word| word.parse()).collect::<Result<Vec<usize>, _>>()?;
+/// Prints errors as messages. A `main` that returns them would print their `Debug` form.
+fn main() -> ExitCode {
+    if env::args().any(|word| word == "--help" || word == "-h") {
+        println!("{HELP}");
+        return ExitCode::SUCCESS;
+    }
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<(), Box<dyn Error>> {
+    let size = |word: String| word.parse::<usize>().map_err(|_| format!("{word:?} is not a number; {USAGE}"));
+    let sizes = env::args().skip(1).map(size).collect::<Result<Vec<_>, _>>()?;
     let (rows, cols, mixture) = match sizes[..] {
         [] => (4096, 4096, None),
         [rows, cols] => (rows, cols, None),
         [rows, cols, experts, top_k] => (rows, cols, Some((experts, top_k))),
-        _ => return Err("expected ROWS COLS, or ROWS COLS EXPERTS TOP_K".into()),
+        _ => return Err(USAGE.into()),
     };
     let (experts, top_k) = mixture.unwrap_or((1, 1));
     let weights: Vec<Tensor> =

@@ -18,6 +18,7 @@
 //! | find tensors of a checkpoint by name, as with candle's `VarBuilder` | [`Weights`] |
 //! | load a layer that the checkpoint stores quantized or not | [`Weights::linear`], [`Linear`] |
 //! | multiply with quantized weights | [`QLinear`] |
+//! | quantize a layer in memory | [`QLinear::quantize`] |
 //! | multiply each token with the weights of its experts | [`Weights::experts`], [`QExperts`] |
 //! | make layers of weights from elsewhere | [`QMatrix`] |
 //!
@@ -30,7 +31,6 @@
 //! in the same dtypes. Weights are copied to the GPU, and products are enqueued on the device's
 //! stream, in memory of its pool. f16 and bf16 are fastest. An f32 is split into three bf16, which
 //! keeps its value.
-//! multiplied as three bf16, which loses nothing of it.
 
 #[cfg(feature = "cuda")]
 mod cuda;

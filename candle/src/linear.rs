@@ -70,6 +70,19 @@ impl QLinear {
 
     /// Quantizes a tensor `[M, K]` on the CPU, and makes a layer of it on the tensor's device.
     ///
+    /// ```
+    /// use candle_core::{DType, Device, Module, Tensor};
+    /// use microscale::Recipe;
+    /// use microscale_candle::QLinear;
+    ///
+    /// let weight = Tensor::randn(0f32, 1., (8, 64), &Device::Cpu)?;
+    /// let bias = Tensor::zeros(8, DType::F32, &Device::Cpu)?;
+    /// let layer = QLinear::quantize(&weight, Some(bias), &Recipe::default())?; // MXFP4
+    /// let x = Tensor::randn(0f32, 1., (2, 5, 64), &Device::Cpu)?;
+    /// assert_eq!(layer.forward(&x)?.dims(), [2, 5, 8]);
+    /// # Ok::<(), candle_core::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// If the tensor is not a matrix of f32, f16 or bf16, and as for [`microscale::quantize`],
     /// [`QMatrix::new`], [`Self::new`] and [`Self::to_device`].

@@ -177,7 +177,8 @@ impl Weights {
             Logical::Packed(packed) if packed.format.is_multiplied() => packed,
             _ => return Ok(None),
         };
-        let matrix = match packed.scales {
+        // GGUF's blocks and ComfyUI's order of codes have no view.
+        let matrix = match packed.view().map_err(Error::wrap)? {
             Some(_) => QMatrix::of(self.tensors.clone(), |tensors| viewed(tensors, &name)),
             None => QMatrix::new(packed.read().map_err(Error::wrap)?),
         }?;
@@ -198,12 +199,12 @@ impl Weights {
     }
 }
 
-/// The mapped bytes of a quantized tensor whose scales are a separate tensor.
+/// The mapped bytes of a quantized tensor that has a view.
 fn viewed<'a>(tensors: &'a Mapped, name: &str) -> Result<QuantizedView<'a>> {
     match tensors.get().0.get(name) {
         Some(Logical::Packed(packed)) => {
             let view = packed.view().map_err(Error::wrap)?;
-            view.ok_or_else(|| Error::msg(format!("{name} has codes and scales in common blocks")))
+            view.ok_or_else(|| Error::msg(format!("{name} cannot be multiplied where it is mapped")))
         }
         _ => bail!("{name} is not quantized"),
     }

@@ -11,8 +11,8 @@ pub(crate) mod place;
 pub(crate) mod plan;
 pub(crate) mod recipe;
 
-use std::io;
 use std::path::{Path, PathBuf};
+use std::{fmt, io};
 
 use directory::DirectoryError;
 use file::FileError;
@@ -30,7 +30,9 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 ///
 /// `Display` gives one sentence. The cause, if there is one, is the
 /// [`source`](std::error::Error::source).
-#[derive(Debug, thiserror::Error)]
+///
+/// `Debug` prints that sentence and the causes, so that a `main` which returns the error reports it.
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The operating system reported an error.
@@ -152,6 +154,35 @@ pub enum Error {
     #[error("interrupted: nothing was written")]
     Interrupted,
 }
+
+/// Prints the message and its causes.
+macro_rules! debug_is_message {
+    ($($type:ty),+ $(,)?) => {$(
+        impl fmt::Debug for $type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "{self}")?;
+                let mut cause = std::error::Error::source(self);
+                while let Some(error) = cause {
+                    write!(f, ": {error}")?;
+                    cause = error.source();
+                }
+                Ok(())
+            }
+        }
+    )+};
+}
+
+debug_is_message!(
+    Error,
+    DirectoryError,
+    FileError,
+    FormatError,
+    GivenError,
+    OutputError,
+    PartsError,
+    PlanError,
+    RecipeError,
+);
 
 impl Error {
     /// An error of the tensor library for a tensor.

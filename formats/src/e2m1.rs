@@ -224,7 +224,7 @@ mod tests {
             let sign = if bits >= 8 { -1.0 } else { 1.0 };
             let value = E2m1::from_bits(bits).to_f32();
             assert_eq!(value.to_bits(), (sign * VALUES[(bits & 7) as usize]).to_bits());
-            for ties in [Ties::Even, Ties::Away, Ties::Zero] {
+            for ties in <Ties as crate::Words>::values() {
                 assert_eq!(E2m1::from_f32(value, ties).to_bits(), bits);
             }
         }

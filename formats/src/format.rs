@@ -59,6 +59,9 @@ impl Format {
     /// The formats that kernels compute: all except those for comparison.
     pub const WITH_KERNELS: [Self; 4] = [Self::Mxfp4, Self::Nvfp4, Self::Mxfp8E4m3, Self::Mxfp8E5m2];
 
+    /// The formats whose tensors are multiplied: those for which [`Self::is_multiplied`] is true.
+    pub const MULTIPLIED: [Self; 2] = [Self::Nvfp4, Self::Mxfp4];
+
     /// Every format.
     pub const ALL: [Self; Self::WITH_KERNELS.len() + ComparisonFormat::ALL.len()] = {
         let mut all = [Self::Mxfp4; Self::WITH_KERNELS.len() + ComparisonFormat::ALL.len()];
@@ -155,6 +158,7 @@ mod tests {
             let same = Format::ALL.iter().filter(|other| other.facts().word == facts.word);
             assert_eq!(same.count(), 1, "{format}");
             assert!(matches!(format.bits(), 4 | 8), "{format}");
+            assert_eq!(Format::MULTIPLIED.contains(&format), format.is_multiplied(), "{format}");
             // A block's codes fill whole bytes, and a block lies in one row of the matrix.
             assert_eq!((format.block() * format.bits() % 8, facts.block.rows), (0, 1), "{format}");
             let values = || (0..1 << format.bits()).map(|code| facts.element.decode(code as u8));

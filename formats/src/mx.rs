@@ -231,8 +231,7 @@ const fn canonical_nan(value: f32) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    const RULES: [ScaleRule; 4] = [ScaleRule::Floor, ScaleRule::Ceil, ScaleRule::Even, ScaleRule::Rceil];
+    use crate::Words;
 
     fn scale_of<E: Element>(amax: f32, rule: ScaleRule) -> i32 {
         let exponent = rounded_exponent(amax.to_bits(), rule.mantissa_addend::<E>());
@@ -257,7 +256,7 @@ mod tests {
 
     #[test]
     fn extremes_stay_in_range() {
-        for rule in RULES {
+        for rule in ScaleRule::values() {
             assert!(scale_of::<E2m1>(f32::MAX, rule) <= 126);
             assert_eq!(scale_of::<E2m1>(0.0, rule), -127);
             assert_eq!(scale_of::<E5m2>(f32::from_bits(1), rule), -127);

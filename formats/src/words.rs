@@ -19,8 +19,22 @@ pub trait Words: Sized + Copy + PartialEq + 'static {
     /// The kind of thing that the type names, for messages: `scale rule`.
     const WHAT: &'static str;
 
-    /// Every word with its value.
+    /// Every word with its value. [`words!`](crate::words!) lists every variant of an enum, or does
+    /// not compile.
     const WORDS: &'static [(&'static str, Self)];
+
+    /// Returns every value, in the order of the words.
+    ///
+    /// Walk this list instead of your own, so that new values are included:
+    ///
+    /// ```
+    /// use microscale_formats::{ScaleRule, Words};
+    ///
+    /// assert_eq!(ScaleRule::values().count(), ScaleRule::WORDS.len());
+    /// ```
+    fn values() -> impl Iterator<Item = Self> {
+        Self::WORDS.iter().map(|(_, value)| *value)
+    }
 
     /// Returns the word for this value.
     fn word(self) -> &'static str {
@@ -77,9 +91,10 @@ impl PartialEq for UnknownWord {
 
 impl Eq for UnknownWord {}
 
+/// Prints the message, so that a `main` which returns the error reports it.
 impl fmt::Debug for UnknownWord {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("UnknownWord").field("what", &self.what).finish_non_exhaustive()
+        fmt::Display::fmt(self, f)
     }
 }
 
@@ -105,6 +120,13 @@ macro_rules! words {
         impl $crate::Words for $type {
             const WHAT: &'static str = $what;
             const WORDS: &'static [(&'static str, Self)] = &[$(($word, $variant)),+];
+
+            // A variant without a word does not compile.
+            fn word(self) -> &'static str {
+                match self {
+                    $($variant => $word),+
+                }
+            }
         }
 
         $crate::words!($type);

@@ -15,7 +15,7 @@ fn main() -> Result<(), Error> {
     let bytes_before = size_of_val(&weights[..]);
     println!("{} rows of {}, bf16, on {}", shape.rows, shape.cols, cpu::Isa::best().word());
 
-    for format in [Format::Mxfp4, Format::Nvfp4] {
+    for format in Format::MULTIPLIED {
         for &(name, numerics) in Numerics::WORDS {
             // Not every library has every format.
             let Ok(recipe) = Recipe::of(format, numerics) else { continue };

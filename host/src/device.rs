@@ -1,17 +1,22 @@
 //! Devices with a common interface: the CPU, a GPU or several. All give the same bytes.
 
 mod loaded;
+mod weights;
 
 use std::fmt;
 use std::str::FromStr;
 
 pub use loaded::{Loaded, QuantizedOnDevice};
+pub use weights::LoadedWeights;
 
+use crate::error::debug_is_message;
 #[cfg(feature = "cuda")]
 use crate::gpu::{self, Gpu, Gpus};
 pub use crate::origin::Origin;
 pub use crate::tensor::Part;
-use crate::{Amax, Element, Error, QuantizeOptions, Quantized, QuantizedView, Recipe, Result, Shape, cpu};
+use crate::{
+    Activation, Amax, Element, Error, QuantizeOptions, Quantized, QuantizedView, Recipe, Result, Shape, cpu,
+};
 use microscale_formats::Words;
 
 /// A requested device: `auto`, `cpu`, `cuda:N` or `cuda:all`.
@@ -30,13 +35,29 @@ pub enum DeviceChoice {
 }
 
 /// The error of `FromStr` for [`DeviceChoice`].
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{word:?} is not a device; there are auto, cpu, cuda, cuda:N (cuda:0, cuda:1, …) and cuda:all")]
 pub struct UnknownDevice {
     word: String,
 }
 
+debug_is_message!(UnknownDevice);
+
 /// A device that is ready to use.
+///
+/// ```
+/// use microscale::{Device, DeviceChoice, Recipe, Shape};
+///
+/// let device = Device::choose(DeviceChoice::Auto)?; // a GPU or else the CPU
+/// let weights: Vec<f32> = (0..6 * 64).map(|i| (i as f32 * 0.37).sin()).collect();
+/// let quantized = device.quantize(&weights, Shape::new(6, 64), &Recipe::default())?.tensor;
+///
+/// // The products of 9 tokens and 6 rows of weights.
+/// let x: Vec<f32> = (0..9 * 64).map(|i| (i as f32 * 0.11).cos()).collect();
+/// let y = device.linear(&x, Shape::new(9, 64), &quantized)?;
+/// assert_eq!(y.len(), 9 * 6);
+/// # Ok::<(), microscale::Error>(())
+/// ```
 #[derive(Debug)]
 pub enum Device {
     /// The CPU, with rayon's threads.
@@ -202,6 +223,84 @@ impl Device {
             Self::Cpu => Ok(cpu::dequantize(tensor)),
             #[cfg(feature = "cuda")]
             Self::Gpus(gpus) => gpus.first().dequantize(tensor),
+        }
+    }
+
+    /// Multiplies activations by quantized weights, in host memory. Returns y = x·Wᵀ.
+    ///
+    /// `activations` is `[N, K]` for N tokens, given by `shape`, and may have gaps between rows.
+    /// `weights` is `[M, K]` in MXFP4 or NVFP4, with linear scales. The result is `[N, M]` without
+    /// gaps. N may be any number.
+    ///
+    /// ```
+    /// use microscale::{Device, Recipe, Shape};
+    ///
+    /// let device = Device::Cpu;
+    /// let identity: Vec<f32> = (0..32 * 32).map(|i| f32::from(u8::from(i % 33 == 0))).collect();
+    /// let weights = device.quantize(&identity, Shape::new(32, 32), &Recipe::default())?.tensor;
+    /// let x: Vec<f32> = (0..3 * 32).map(|i| i as f32).collect();
+    /// assert_eq!(device.linear(&x, Shape::new(3, 32), &weights)?, x);
+    /// # Ok::<(), microscale::Error>(())
+    /// ```
+    ///
+    /// # Which product to call
+    ///
+    /// - To multiply the same weights again, call [`Self::load_weights`] once and
+    ///   [`LoadedWeights::linear`] for each product. A GPU then gets only one copy of the weights.
+    /// - To write to memory that you allocated, call [`LoadedWeights::linear_into`], or on a CPU
+    ///   [`cpu::gemm_weights`], which this function calls.
+    /// - To get the same bits on every CPU, call [`cpu::gemv_weights`]. It takes any number of
+    ///   tokens too, but is made for up to eight.
+    #[cfg_attr(
+        feature = "cuda",
+        doc = "- To keep activations in GPU memory, or to fuse a bias, a gate or a residual, plan the product with"
+    )]
+    #[cfg_attr(feature = "cuda", doc = "  [`Gpu::linear`](crate::gpu::Gpu::linear).")]
+    /// - For the experts of a mixture, call [`cpu::gemm_experts`].
+    ///
+    /// # Bits
+    ///
+    /// Results are within the error bounds of [`microscale_formats::weights`] on every device, but
+    /// the last bits differ between devices.
+    ///
+    /// # Errors
+    /// [`Error::Operands`] if the weights are in another format, have swizzled scales or have
+    /// another number of columns than `shape`. [`Error::Length`] if `activations` has fewer
+    /// elements than `shape`. [`Error::Gpu`].
+    pub fn linear<'a, T: Activation>(
+        &self,
+        activations: &[T],
+        shape: Shape,
+        weights: impl Into<QuantizedView<'a>>,
+    ) -> Result<Vec<T>> {
+        self.load_weights(weights.into())?.linear(activations, shape)
+    }
+
+    /// Makes quantized weights available to the device, so that many products need one copy.
+    ///
+    /// The CPU borrows them. `weights` is `[M, K]` in MXFP4 or NVFP4, with linear scales.
+    ///
+    /// ```
+    /// use microscale::{Device, DeviceChoice, Recipe, Shape};
+    ///
+    /// let device = Device::choose(DeviceChoice::Auto)?;
+    /// let quantized = device.quantize(&[1f32; 4 * 32], Shape::new(4, 32), &Recipe::default())?.tensor;
+    /// let weights = device.load_weights(&quantized)?;
+    /// for token in 0..3 {
+    ///     let x = [token as f32; 32];
+    ///     assert_eq!(weights.linear(&x, Shape::new(1, 32))?, [token as f32 * 32.0; 4]);
+    /// }
+    /// # Ok::<(), microscale::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Operands`] if the weights are in another format or have swizzled scales, and
+    /// [`Error::Gpu`].
+    pub fn load_weights<'a>(&'a self, weights: impl Into<QuantizedView<'a>>) -> Result<LoadedWeights<'a>> {
+        match self {
+            Self::Cpu => LoadedWeights::on_cpu(weights.into()),
+            #[cfg(feature = "cuda")]
+            Self::Gpus(gpus) => LoadedWeights::on_gpu(gpus.first(), weights.into()),
         }
     }
 }

@@ -1,9 +1,22 @@
 //! Errors of tensor operations. The crate `microscale-checkpoint` has its own errors for files.
 
+/// Implements `Debug` as `Display`, so that a `main` which returns the error prints its message.
+macro_rules! debug_is_message {
+    ($type:ty) => {
+        impl ::std::fmt::Debug for $type {
+            fn fmt(&self, f: &mut ::std::fmt::Formatter<'_>) -> ::std::fmt::Result {
+                ::std::fmt::Display::fmt(self, f)
+            }
+        }
+    };
+}
+
+pub(crate) use debug_is_message;
+
 mod operands;
 
 use microscale_formats::nvfp4::Direction;
-use microscale_formats::{Format, GlobalScale, Words};
+use microscale_formats::{Format, GlobalScale, Search, Words};
 
 pub use operands::OperandFault;
 
@@ -14,8 +27,10 @@ use crate::shape::{QuantizedShape, Strided};
 /// The result of the library's tensor operations.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why a tensor could not be quantized or dequantized.
-#[derive(Debug, thiserror::Error)]
+/// Why an operation on a tensor failed.
+///
+/// `Debug` prints the message too, so that `fn main() -> Result<(), microscale::Error>` reports it.
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The slice is too short for the shape.
@@ -226,7 +241,8 @@ pub enum Error {
     /// A Hessian was passed without a search for scales.
     #[error(
         "a Hessian weighs the errors that a search for scales compares, and the recipe has none; \
-         set its search to four-six, window or full, or quantize without a Hessian"
+         set its search to {}, or quantize without a Hessian",
+        searches()
     )]
     HessianWithoutSearch,
 
@@ -400,6 +416,8 @@ pub enum Error {
     },
 }
 
+debug_is_message!(Error);
+
 /// The driver's code for lack of memory.
 pub(crate) const OUT_OF_MEMORY: i32 = 2;
 
@@ -464,6 +482,15 @@ impl HessianFault {
     }
 }
 
+/// Returns the names of the searches for block scales: `four-six, window or full`.
+#[doc(hidden)]
+pub fn searches() -> String {
+    let mut words: Vec<_> =
+        Search::values().filter(|search| *search != Search::None).map(Search::word).collect();
+    let last = words.pop().unwrap_or_default();
+    format!("{} or {last}", words.join(", "))
+}
+
 /// Returns the names of the numerics that a format has.
 fn known_numerics(format: Format) -> String {
     let all = Numerics::WORDS.iter();
@@ -475,6 +502,17 @@ fn known_numerics(format: Format) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A `main` that returns an error prints its `Debug` form.
+    #[test]
+    fn debug_prints_the_message() {
+        let error = Error::Axis { axis: 3, rank: 2 };
+        assert_eq!(format!("{error:?}"), "there is no axis 3; the tensor has 2, counted from 0");
+        let fault = OperandFault::Activations { weights: 64, activations: 63 };
+        let message =
+            "the activations have 63 columns and the weights 64; pass activations of shape [tokens, 64]";
+        assert_eq!(format!("{:?}", Error::Operands(fault)), message);
+    }
 
     #[test]
     fn out_of_memory_differs_from_other_driver_errors() {

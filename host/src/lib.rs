@@ -1,51 +1,73 @@
-//! Quantizes to the microscaling formats MXFP4, NVFP4 and MXFP8, on CPUs and NVIDIA GPUs.
+//! Quantizes to the microscaling formats MXFP4, NVFP4 and MXFP8, and multiplies with them, on CPUs
+//! and NVIDIA GPUs.
 //!
-//! CPUs and GPUs give the same bytes.
+//! CPUs and GPUs quantize to the same bytes.
 //!
 //! ```
-//! use microscale::{Recipe, Shape, dequantize, quantize};
+//! use microscale::{Device, DeviceChoice, Recipe, Shape};
 //!
-//! let values: Vec<f32> = (0..2 * 48).map(|i| (i as f32 * 0.37).sin()).collect();
-//! let quantized = quantize(&values, Shape::new(2, 48), &Recipe::default())?;
-//! assert_eq!(quantized.tensor.codes().len(), 2 * 2 * 16); // two blocks per row, one half padding
-//! let back: Vec<f32> = dequantize(&quantized.tensor);
+//! let device = Device::choose(DeviceChoice::Auto)?; // a GPU or else the CPU
+//! let values: Vec<f32> = (0..6 * 48).map(|i| (i as f32 * 0.37).sin()).collect();
+//! let weights = device.quantize(&values, Shape::new(6, 48), &Recipe::default())?.tensor;
+//! assert_eq!(weights.codes().len(), 6 * 2 * 16); // two blocks per row, one half padding
+//!
+//! let back: Vec<f32> = device.dequantize(&weights)?;
 //! assert_eq!(back.len(), values.len());
+//!
+//! let x = [1f32; 3 * 48];
+//! let y = device.linear(&x, Shape::new(3, 48), &weights)?; // x·Wᵀ for three tokens
+//! assert_eq!(y.len(), 3 * 6);
 //! # Ok::<(), microscale::Error>(())
 //! ```
 //!
-//! Data takes one path, and the same path back: dtype decode → blocks → scale → encode → pack →
+//! | to | on any device | on the CPU |
+//! |---|---|---|
+//! | quantize | [`Device::quantize`] | [`quantize`], [`quantize_with`], [`quantize_into`] |
+//! | dequantize | [`Device::dequantize`] | [`dequantize`], [`dequantize_into`] |
+//! | multiply activations by weights | [`Device::linear`], [`Device::load_weights`] | [`gemm_weights()`], [`gemv_weights()`] |
+//! | multiply with experts | | [`gemm_experts()`] |
+//! | multiply quantized operands | | [`gemv()`] |
+//! | compute the largest magnitude | [`Device::amax`] | [`amax()`] |
+//! | measure the loss | | [`ErrorStats`], [`WorstBlocks`] |
+//!
+#![cfg_attr(feature = "cuda", doc = "For values in GPU memory, plans and your own streams, see")]
+#![cfg_attr(feature = "cuda", doc = "[`gpu::Gpu`]: [`gpu::Gpu::linear`], [`gpu::Gpu::linear_experts`].")]
+#![cfg_attr(feature = "cuda", doc = "")]
+//! `Device::linear` documents which product to call when.
+//!
+//! # Types
+//!
+//! - A [`Recipe`] is a format and its numerics: [`Format`], [`Numerics`], [`Scheme`], [`Global`],
+//!   [`GlobalScale`] ([`Direction`]), [`Search`], [`ScaleLayout`], [`NonFinite`].
+//! - [`Shape`] and [`Strided`] describe values in memory ([`MatrixShape`] is either), whose
+//!   [`Element`] type has a [`Dtype`]. [`Activation`] types can be multiplied.
+//! - [`Quantized`] is a result: a [`QuantizedTensor`] ([`QuantizedShape`]), and a [`Report`] of
+//!   lossy events, with the first non-finite [`Position`].
+//! - [`QuantizedView`] is a quantized matrix in borrowed memory, such as a mapped file. Every
+//!   function that reads a `&QuantizedTensor` also reads a view.
+//! - [`QuantizeOptions`] adds importance or a Hessian. [`quantize_into_parts`] writes to your own
+//!   buffers.
+#![cfg_attr(
+    feature = "cuda",
+    doc = "- [`gpu::DeviceView`] and [`gpu::DeviceTensorView`] are GPU memory of other libraries."
+)]
+//! - [`Batch`] divides the operands of [`gemv()`], and [`ExpertRows`] is the order of experts' rows.
+//! - [`Gate`], [`interleave_rows`], [`deinterleave_rows`] and `gpu::DeviceEpilogue` fuse an epilogue
+//!   into a product on a GPU.
+//! - [`search_global`] chooses a global scale by its loss, and [`check_search`] checks a search.
+//!   [`BlockError`] is the loss of a block, and [`Amax`] a largest magnitude.
+//! - [`DeviceChoice`] and types with [`Words`] parse from command lines ([`UnknownWord`]).
+//! - [`Error`], [`OperandFault`] and [`HessianFault`] are the errors. `Debug` prints the
+//!   message of an [`Error`], so that `main` may return it.
+//! - [`formats`] has the arithmetic itself.
+//!
+//! Values take one path, and the same path back: dtype decode → blocks → scale → encode → pack →
 //! layout → container.
 //!
-//! - To choose a format and its numerics, make a [`Recipe`] of a [`Format`] and a [`Numerics`]:
-//!   [`Scheme`], [`Global`], [`GlobalScale`], [`Search`], [`ScaleLayout`], [`NonFinite`].
-//! - To describe values in memory, use [`Shape`] or [`Strided`] ([`MatrixShape`] is either), and an
-//!   [`Element`] type ([`Dtype`]).
-//! - To quantize host memory on the CPU, call [`quantize`], [`quantize_with`] [`QuantizeOptions`],
-//!   [`quantize_into`], [`quantize_into_parts`], [`dequantize`], [`dequantize_into`] or [`amax()`]
-//!   ([`Amax`]).
-//! - To use whichever device there is, see [`Device`] and [`DeviceChoice`].
-#![cfg_attr(feature = "cuda", doc = "- To use a GPU with host or device memory, see [`gpu::Gpu`].")]
-#![cfg_attr(feature = "cuda", doc = "- To use a GPU in another library's memory, see")]
-#![cfg_attr(feature = "cuda", doc = "  [`gpu::DeviceView`] and [`gpu::DeviceTensorView`].")]
-//! - The result is [`Quantized`]: a [`QuantizedTensor`] ([`QuantizedShape`]), and a [`Report`] of
-//!   lossy events, with the first non-finite [`Position`].
-//! - To read a quantized matrix in place, for example in a mapped file, pass a [`QuantizedView`]
-//!   instead of a `&QuantizedTensor`.
-//! - To multiply quantized matrices with quantized vectors, call [`gemv()`] ([`Batch`]).
-//! - To multiply quantized weights with activations, call [`gemv_weights()`] for a few tokens, or
-//!   [`gemm_weights()`] for any number ([`Activation`]).
-//! - To fuse an epilogue into a product on a GPU, see [`Gate`], [`interleave_rows`],
-//!   [`deinterleave_rows`] and `gpu::DeviceEpilogue`.
-//! - To multiply each token with the weights of its experts, call [`gemm_experts()`]
-//!   ([`ExpertRows`]).
-//! - To measure the loss, use [`ErrorStats`] and [`WorstBlocks`] ([`BlockError`]).
-//! - To choose a global scale by its loss, or to check a search, call [`search_global`] or
-//!   [`check_search`].
-//! - [`Words`] and [`UnknownWord`] name things on command lines. Errors are [`Error`],
-//!   [`OperandFault`] and [`HessianFault`].
-//! - The arithmetic itself is in [`formats`].
-//!
 //! The crate `microscale-checkpoint` reads and writes checkpoints, files of many tensors.
+//!
+//! Debug builds are slow without `[profile.dev.package.microscale] opt-level = 3` in your
+//! `Cargo.toml`.
 
 mod amax;
 mod bounds;
@@ -81,13 +103,15 @@ pub use cpu::{
 };
 pub use device::{Device, DeviceChoice};
 pub use element::{Dtype, Element, narrow};
+#[doc(hidden)]
+pub use error::searches;
 pub use error::{Error, HessianFault, OperandFault, Result};
 pub use experts::ExpertRows;
 pub use gemv::{Activation, Batch};
 pub use interleave::{deinterleave_rows, interleave_rows};
 pub use loss::{BlockError, ErrorStats, WorstBlocks};
 pub use microscale_formats as formats;
-pub use microscale_formats::nvfp4::search_global;
+pub use microscale_formats::nvfp4::{Direction, search_global};
 pub use microscale_formats::{Format, Gate, GlobalScale, ScaleLayout, Search, UnknownWord, Words};
 pub use options::QuantizeOptions;
 pub use recipe::Recipe;

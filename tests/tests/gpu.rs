@@ -122,6 +122,7 @@ const TESTS: &[Test] = &[
         gemm_weights::is_near_the_exact_sum_for_every_kernel,
     ),
     ("gemm_weights_is_near_the_cpus_on_layers_of_models", gemm_weights::is_near_the_cpus_on_layers_of_models),
+    ("gemm_weights_of_devices_is_the_same", gemm_weights::of_devices_is_the_same),
     (
         "gemm_weights_refuses_a_workspace_that_is_too_small",
         gemm_weights::refuses_a_workspace_that_is_too_small,

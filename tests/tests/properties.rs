@@ -5,6 +5,7 @@
 mod property_tests {
     mod amax;
     mod dequantize;
+    mod device;
     mod errors;
     mod experts;
     mod gemm;

@@ -27,6 +27,7 @@ mod llama;
 
 use std::error::Error;
 use std::path::Path;
+use std::process::ExitCode;
 use std::time::{Duration, Instant};
 use std::{env, fs};
 
@@ -38,8 +39,26 @@ use tokenizers::Tokenizer;
 
 type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
-const USAGE: &str = "generate MODEL|random [--layers LIST] [--dtype f32|f16|bf16] [--device cpu|cuda] [--prompt TEXT] [--tokens N] [--rounds N] \
-                     [--perplexity FILE]";
+const HELP: &str = "\
+Generates text with a Llama, Mistral or Qwen whose linear layers are quantized
+
+Usage: generate <MODEL> [OPTIONS]
+
+  MODEL                A checkpoint directory, or `random` for 8 layers of random weights
+
+Options:
+  --layers LIST        How to hold linear layers, separated by commas [default: stored]:
+                       stored, plain, q4_0, q4_k, mxfp4, nvfp4, mxfp4-full, nvfp4-full
+  --dtype DTYPE        Dtype of activations: f32, f16 or bf16 [default: f32]
+  --device DEVICE      cpu or cuda [default: cpu]
+  --prompt TEXT        The start of the text [default: It was a truth]
+  --tokens N           Number of tokens to generate, at least 2 [default: 40]
+  --rounds N           Number of rounds, for speeds [default: 1]
+  --perplexity FILE    Report the perplexity of a text
+  -h, --help           Print this help";
+
+/// The hint that ends messages about the command line.
+const HINT: &str = "pass --help to list the options";
 
 struct Options {
     model: String,
@@ -55,7 +74,10 @@ struct Options {
 impl Options {
     fn parse(mut words: impl Iterator<Item = String>) -> Result<Self> {
         let mut options = Self {
-            model: words.next().filter(|word| !word.starts_with('-')).ok_or(USAGE)?,
+            model: words
+                .next()
+                .filter(|word| !word.starts_with('-'))
+                .ok_or_else(|| format!("pass MODEL first; {HINT}"))?,
             layers: vec![("stored".into(), Held::Stored)],
             dtype: DType::F32,
             device: Device::Cpu,
@@ -65,7 +87,8 @@ impl Options {
             perplexity: None,
         };
         while let Some(word) = words.next() {
-            let value = words.next().ok_or(USAGE)?;
+            let value = words.next().ok_or_else(|| format!("{word} needs a value; {HINT}"))?;
+            let number = || value.parse().map_err(|_| format!("{word} needs a number, and not {value:?}"));
             match &*word {
                 "--layers" => {
                     let each = value.split(',').map(|word| Ok((word.into(), word.parse()?)));
@@ -73,19 +96,22 @@ impl Options {
                 }
                 "--dtype" => {
                     let dtypes = [DType::F32, DType::F16, DType::BF16];
-                    options.dtype = dtypes.into_iter().find(|dtype| dtype.as_str() == value).ok_or(USAGE)?;
+                    options.dtype = dtypes
+                        .into_iter()
+                        .find(|dtype| dtype.as_str() == value)
+                        .ok_or_else(|| format!("{value:?} is not a dtype; pass f32, f16 or bf16"))?;
                 }
                 "--device" if value == "cuda" => options.device = Device::new_cuda(0)?,
                 "--device" if value == "cpu" => options.device = Device::Cpu,
                 "--prompt" => options.prompt = value,
-                "--tokens" => options.tokens = value.parse()?,
-                "--rounds" => options.rounds = value.parse()?,
+                "--tokens" => options.tokens = number()?,
+                "--rounds" => options.rounds = number()?,
                 "--perplexity" => options.perplexity = Some(value),
-                _ => return Err(format!("{word}: {USAGE}").into()),
+                _ => return Err(format!("{word} {value} is not an option; {HINT}").into()),
             }
         }
         if options.tokens < 2 || options.rounds < 1 {
-            return Err("--tokens are at least 2, --rounds 1".into());
+            return Err("pass at least 2 --tokens and 1 --rounds".into());
         }
         Ok(options)
     }
@@ -133,7 +159,22 @@ fn tokens_of(tokenizer: &Tokenizer, first: u32, text: &str) -> Result<Vec<u32>> 
     Ok(tokens)
 }
 
-fn main() -> Result<()> {
+/// Prints errors as messages. A `main` that returns them would print their `Debug` form.
+fn main() -> ExitCode {
+    if env::args().any(|word| word == "--help" || word == "-h") {
+        println!("{HELP}");
+        return ExitCode::SUCCESS;
+    }
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<()> {
     let options = Options::parse(env::args().skip(1))?;
     let directory = (options.model != "random").then(|| Path::new(&options.model));
     let (config, weights) = match directory {
@@ -188,7 +229,7 @@ fn main() -> Result<()> {
     let text = options.perplexity.as_ref().map(fs::read_to_string).transpose()?;
     let text = match (&text, &tokenizer) {
         (Some(text), Some(tokenizer)) => Some(tokens_of(tokenizer, config.bos.unwrap_or(0), text)?),
-        (Some(_), None) => return Err("perplexity of a text needs a tokenizer.json".into()),
+        (Some(_), None) => return Err("--perplexity needs a tokenizer.json next to the model".into()),
         (None, _) => None,
     };
     let place = match options.device {

@@ -5,11 +5,14 @@ use std::collections::HashMap;
 use microscale::Format;
 
 use crate::checkpoint_format::CheckpointFormat;
-use crate::checkpoint_formats::packed::{Logical, packed};
+use crate::checkpoint_formats::packed::{Logical, Packed, packed};
 use crate::checkpoint_formats::quark::other_scales;
 use crate::checkpoint_formats::strays::Strays;
+use crate::checkpoint_formats::table::stored;
 use crate::checkpoint_formats::w8_sources::{parts, under_scales};
-use crate::error::Result;
+use crate::dtype::FileDtype;
+use crate::error::format::FormatError;
+use crate::error::{Error, Result};
 use crate::read::checkpoint::Checkpoint;
 use crate::read::position::Position;
 use crate::read::tensor::Tensor;
@@ -83,6 +86,70 @@ fn find<'a>(
     match other_scales.filter(|_| is_quark) {
         Some(why) => Err(stored.unreadable(why.into())),
         None => Ok(Some(Logical::Packed(packed.into()))),
+    }
+}
+
+impl Checkpoint {
+    /// Returns one quantized tensor by the name that the model knows, such as
+    /// `model.layers.0.mlp.down_proj.weight`.
+    ///
+    /// Works for every checkpoint format. Only the parts of this tensor are looked at, so you can
+    /// call it for each layer. To walk all tensors, call [`logical`].
+    ///
+    /// ```no_run
+    /// use std::path::Path;
+    ///
+    /// use microscale::{Device, Shape};
+    /// use microscale_checkpoint::Checkpoint;
+    ///
+    /// let checkpoint = Checkpoint::open(Path::new("OUT"))?;
+    /// let packed = checkpoint.quantized("model.layers.0.mlp.down_proj.weight")?;
+    /// let x = vec![1f32; packed.shape[1]];
+    /// let y = Device::Cpu.linear(&x, Shape::new(1, packed.shape[1]), &packed.read()?)?;
+    /// assert_eq!(y.len(), packed.shape[0]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`FormatError::NoTensor`] if there is no such tensor, [`FormatError::PartOf`] for the name of
+    /// a part, and [`FormatError::NotQuantized`] for a tensor without blocks. The errors of
+    /// [`logical`] about this tensor.
+    pub fn quantized(&self, name: &str) -> Result<Packed<'_>> {
+        let other_scales = other_scales(self);
+        let mut suffixes: Vec<_> = stored().map(|storage| storage.codes_suffix).collect();
+        suffixes.sort_unstable();
+        suffixes.dedup();
+        for suffix in suffixes {
+            let Some(codes) = self.tensor(&format!("{name}{suffix}")) else { continue };
+            match find(self, codes, other_scales.as_deref())? {
+                Some(Logical::Packed(packed)) if packed.name == name => return Ok(*packed),
+                _ => {}
+            }
+        }
+        Err(Error::Format(self.not_quantized(name)))
+    }
+
+    /// Returns the reason why no quantized tensor has a name.
+    fn not_quantized(&self, name: &str) -> FormatError {
+        let (path, tensor) = (self.path().to_path_buf(), name.to_string());
+        let tensors = Ownership::of(self);
+        let owner = tensors.owners.get(name).copied().or_else(|| self.tensor(name).map(|found| found.name));
+        let mut names = tensors.codes.iter().filter_map(|(_, stored, found)| match found {
+            Ok(Some(Logical::Packed(packed))) => Some((stored.name, packed.name)),
+            _ => None,
+        });
+        if let Some(owner) = owner {
+            if let Some((_, whole)) = names.find(|(codes, _)| *codes == owner) {
+                return FormatError::PartOf { path, tensor, whole: whole.into() };
+            }
+            let stored = self.tensor(name);
+            let (dtype, shape) =
+                stored.map_or((FileDtype::U8, Vec::new()), |stored| (stored.dtype, stored.shape.to_vec()));
+            return FormatError::NotQuantized { path, tensor, dtype, shape };
+        }
+        let similar =
+            names.map(|(_, whole)| whole).find(|whole| whole.contains(name) || name.contains(whole));
+        FormatError::NoTensor { path, tensor, similar: similar.map(String::from) }
     }
 }
 

@@ -112,6 +112,20 @@ impl<'a> Packed<'a> {
     /// Returns `None` if blocks contain their scales, as in GGUF files, or if codes or scales have
     /// another order, as in ComfyUI's files.
     ///
+    /// ```no_run
+    /// use std::path::Path;
+    ///
+    /// use microscale::{Device, Shape};
+    /// use microscale_checkpoint::Checkpoint;
+    ///
+    /// let checkpoint = Checkpoint::open(Path::new("OUT"))?;
+    /// let packed = checkpoint.quantized("model.layers.0.mlp.down_proj.weight")?;
+    /// let weights = packed.view()?.ok_or("needs a copy: call `read`")?;
+    /// let x = vec![1f32; weights.cols()];
+    /// let y = Device::Cpu.linear(&x, Shape::new(1, weights.cols()), weights)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     /// The errors of [`Self::read`].
     pub fn view(&self) -> Result<Option<QuantizedView<'a>>> {

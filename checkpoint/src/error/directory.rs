@@ -7,7 +7,7 @@ pub(crate) const SAVE_AS_SAFETENSORS: &str = "save it as safetensors first: from
      transformers do; or look for a revision of the repository that has such files";
 
 /// The files of a checkpoint directory contradict each other.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum DirectoryError {
     /// The directory has no weights.

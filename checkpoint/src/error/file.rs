@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use crate::dtype::FileDtype;
 
 /// A file is invalid, or cannot hold a tensor.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum FileError {
     /// The file is not safetensors, or damaged.

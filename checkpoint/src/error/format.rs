@@ -9,9 +9,51 @@ use crate::dtype::FileDtype;
 use crate::reason::Reason;
 
 /// A tensor is stored in an unknown way, or a checkpoint format cannot store it.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum FormatError {
+    /// The checkpoint has no tensor of a name.
+    #[error(
+        "{}: no tensor is called {tensor}; {}", .path.display(),
+        .similar.as_ref().map_or("`logical` and `microscale inspect` list the names".into(), |name| format!("did you mean {name}?"))
+    )]
+    NoTensor {
+        /// The checkpoint.
+        path: PathBuf,
+        /// The requested name.
+        tensor: String,
+        /// A quantized tensor with a similar name.
+        similar: Option<String>,
+    },
+
+    /// The name is the name of a part of a quantized tensor.
+    #[error("{}: {tensor} is a part of tensor {whole}; pass {whole}", .path.display())]
+    PartOf {
+        /// The checkpoint.
+        path: PathBuf,
+        /// The requested name.
+        tensor: String,
+        /// The name of the whole tensor.
+        whole: String,
+    },
+
+    /// The tensor is stored, but not as blocks under scales.
+    #[error(
+        "{}: tensor {tensor} is not quantized to MXFP4, NVFP4 or MXFP8, but is {dtype} of shape {shape:?}; take it from \
+         `Checkpoint::tensor`, and its values from `Tensor::values`",
+        .path.display()
+    )]
+    NotQuantized {
+        /// The checkpoint.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// Its dtype.
+        dtype: FileDtype,
+        /// Its shape.
+        shape: Vec<usize>,
+    },
+
     /// The checkpoint format needs another container than the input's.
     #[error(
         "{} cannot be written as {}: names and metadata of GGUF files and of safetensors checkpoints are \

@@ -7,7 +7,7 @@ use microscale::{GlobalScale, Words};
 use crate::dtype::FileDtype;
 
 /// A side file with global scales, input scales or importance is wrong.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum GivenError {
     /// The file cannot be opened.
@@ -52,8 +52,8 @@ pub enum GivenError {
 
     /// Importance was given without a search whose errors it could weight.
     #[error(
-        "importance weights the errors of a search for block scales; search for them with --search \
-         four-six, window or full"
+        "importance weights the errors of a search for block scales; search for them with --search {}",
+        microscale::searches()
     )]
     ImportanceUnused,
 

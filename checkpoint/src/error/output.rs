@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 /// The output cannot be written where it was requested.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum OutputError {
     /// The output exists.

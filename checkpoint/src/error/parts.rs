@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 /// Parts that cannot be merged.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum PartsError {
     /// Shards are missing or incomplete.

@@ -86,6 +86,9 @@ fn of_format(error: &FormatError) -> Location<'_> {
         | FormatError::NotExactBlocks { file, tensor, .. }
         | FormatError::NotSplit { file, tensor, .. }
         | FormatError::Scaled { file, tensor, .. } => (Some(file), Some(tensor)),
+        FormatError::NoTensor { path, tensor, .. }
+        | FormatError::PartOf { path, tensor, .. }
+        | FormatError::NotQuantized { path, tensor, .. } => (Some(path), Some(tensor)),
         FormatError::OtherContainer { path, .. }
         | FormatError::NothingToSplit { path, .. }
         | FormatError::OnlyScaled { path, .. }

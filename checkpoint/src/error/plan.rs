@@ -31,7 +31,7 @@ pub(crate) fn instead(reason: Option<&Reason>) -> String {
 }
 
 /// An error of a plan.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum PlanError {
     /// The input is quantized already.
@@ -95,8 +95,9 @@ pub enum PlanError {
     /// A search for global scales was requested, and the recipe leaves nothing to search.
     #[error(
         "the global scale is searched for nvfp4, where it follows from amax and block scales are searched \
-         too, but {why}; choose --format nvfp4 with --search four-six, window or full and without \
-         --global-scale, or leave out --search-global"
+         too, but {why}; choose --format nvfp4 with --search {} and without --global-scale, \
+         or leave out --search-global",
+        microscale::searches()
     )]
     NoGlobalSearch {
         /// The reason.

@@ -3,7 +3,7 @@
 use crate::names::glob;
 
 /// A recipe, a setting or a pattern is wrong.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum RecipeError {
     /// A recipe file is wrong, or its settings contradict each other.

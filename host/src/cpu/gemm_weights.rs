@@ -59,6 +59,17 @@ const TASK_TOKENS: usize = 256;
 /// rounded. NaN scales, non-finite activations and sums that overflow give the results of
 /// [`gemv_weights`](crate::gemv_weights()).
 ///
+/// ```
+/// use microscale::{Recipe, Shape, gemm_weights, quantize};
+///
+/// let weights = quantize(&[0.5f32; 2 * 32], Shape::new(2, 32), &Recipe::default())?.tensor;
+/// let x = [[1f32; 32], [2f32; 32], [4f32; 32]].concat(); // three tokens
+/// let mut out = [0f32; 3 * 2];
+/// gemm_weights(&weights, &x, 3, &mut out)?;
+/// assert_eq!(out, [16.0, 16.0, 32.0, 32.0, 64.0, 64.0]);
+/// # Ok::<(), microscale::Error>(())
+/// ```
+///
 /// # Errors
 ///
 /// The errors of [`gemv_weights`](crate::gemv_weights()).

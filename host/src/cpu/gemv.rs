@@ -20,6 +20,18 @@ use crate::view::QuantizedView;
 /// order, and rounded once to `T`. A GPU gives the same bits. NaN scales give canonical NaN, and
 /// infinite sums give infinities.
 ///
+/// ```
+/// use microscale::{Batch, Recipe, Shape, gemv, quantize};
+///
+/// let recipe = Recipe::default(); // MXFP4
+/// let matrix = quantize(&[0.5f32; 2 * 32], Shape::new(2, 32), &recipe)?.tensor;
+/// let vector = quantize(&[3f32; 32], Shape::new(1, 32), &recipe)?.tensor;
+/// let mut out = [0f32; 2];
+/// gemv(&matrix, &vector, Batch::default(), &mut out)?;
+/// assert_eq!(out, [48.0, 48.0]);
+/// # Ok::<(), microscale::Error>(())
+/// ```
+///
 /// # Errors
 ///
 /// [`crate::Error::Operands`] if the operands do not match, and [`crate::Error::Length`] if `out`

@@ -19,6 +19,19 @@ use crate::view::QuantizedView;
 /// [`microscale_formats::weights`] defines the arithmetic and bounds its error. Every CPU gives the
 /// same bits. NaN scales and non-finite activations give canonical NaN and infinities.
 ///
+/// Call [`gemm_weights`](crate::gemm_weights()) instead unless you need these bits: it decodes the
+/// weights once for up to 256 tokens, and uses more instructions.
+///
+/// ```
+/// use microscale::{Recipe, Shape, gemv_weights, quantize};
+///
+/// let weights = quantize(&[0.5f32; 2 * 32], Shape::new(2, 32), &Recipe::default())?.tensor;
+/// let mut out = [0f32; 2];
+/// gemv_weights(&weights, &[1f32; 32], 1, &mut out)?; // one token
+/// assert_eq!(out, [16.0, 16.0]);
+/// # Ok::<(), microscale::Error>(())
+/// ```
+///
 /// # Errors
 ///
 /// [`crate::Error::Operands`] if the weights are in another format or have swizzled scales, and

@@ -3,7 +3,7 @@
 use microscale_formats::Format;
 
 /// Why operands do not match.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum OperandFault {
     /// Tensors of these formats are not multiplied with each other.
@@ -27,6 +27,16 @@ pub enum OperandFault {
         matrix: usize,
         /// The vector's columns.
         vector: usize,
+    },
+    /// K differs between activations and weights.
+    #[error(
+        "the activations have {activations} columns and the weights {weights}; pass activations of shape [tokens, {weights}]"
+    )]
+    Activations {
+        /// The weights' columns.
+        weights: usize,
+        /// The activations' columns.
+        activations: usize,
     },
     /// The scales are swizzled.
     #[error("the {what} has swizzled scales; convert them to the linear layout first (`convert_layout`)")]
@@ -115,3 +125,5 @@ pub enum OperandFault {
         vector_stride: usize,
     },
 }
+
+debug_is_message!(OperandFault);

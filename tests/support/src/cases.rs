@@ -6,7 +6,7 @@ use microscale::formats::nvfp4::{Arithmetic, Direction};
 use microscale::formats::{GlobalScale, NegativeZero, ScaleRule, Ties};
 use microscale::{
     Element, Error, Format, Global, NonFinite, Numerics, QuantizeOptions, QuantizedShape, QuantizedTensor,
-    Recipe, Report, Result, ScaleLayout, Scheme, Shape, Words, quantize_into,
+    Recipe, Report, Result, ScaleLayout, Scheme, Search, Shape, Words, quantize_into,
 };
 
 use crate::oracle::nvfp4::Rule;
@@ -23,18 +23,26 @@ pub fn every_mxfp4_recipe() -> Vec<Recipe> {
             }
         }
     }
-    assert_eq!(recipes.len(), 4 * 3 * 4 * 3);
     recipes
 }
 
 /// Returns every combination of MXFP8's element, scale rule and non-finite policy.
 pub fn every_mxfp8_recipe() -> Vec<Recipe> {
-    let rules = || ScaleRule::WORDS.iter().map(|(_, rule)| *rule);
+    let rules = ScaleRule::values;
     let schemes = rules().map(Scheme::Mxfp8E4m3).chain(rules().map(Scheme::Mxfp8E5m2));
-    let recipes: Vec<_> = schemes.flat_map(under_every_policy).collect();
-    assert_eq!(recipes.len(), 2 * 4 * 3);
-    recipes
+    schemes.flat_map(under_every_policy).collect()
 }
+
+/// Every search for block scales.
+pub const SEARCHES: [Search; Search::WORDS.len()] = {
+    let mut searches = [Search::None; Search::WORDS.len()];
+    let mut i = 0;
+    while i < searches.len() {
+        searches[i] = Search::WORDS[i].1;
+        i += 1;
+    }
+    searches
+};
 
 /// The numerics of NVFP4.
 pub const NVFP4_NUMERICS: [Numerics; 4] =

@@ -88,7 +88,7 @@ fn recipes() -> Vec<Recipe> {
     let mut recipes: Vec<_> = plain.collect();
     for &(_, search) in &Search::WORDS[1..] {
         for (i, (_, numerics)) in microscale::Numerics::WORDS.iter().enumerate() {
-            for format in [Format::Mxfp4, Format::Nvfp4] {
+            for format in Format::MULTIPLIED {
                 let Ok(recipe) = Recipe::of(format, *numerics) else { continue };
                 let non_finite = [NonFinite::Propagate, NonFinite::Saturate][i % 2];
                 recipes.push(Recipe { search, non_finite, ..recipe });
@@ -330,7 +330,7 @@ const PRODUCTS: [(usize, usize, usize); 9] = [
 
 fn product_cases<T: Element>(cases: &mut Vec<Case>) {
     for (i, (m, k, l)) in (0..).zip(PRODUCTS) {
-        for format in [Format::Nvfp4, Format::Mxfp4] {
+        for format in Format::MULTIPLIED {
             let ragged = format == Format::Nvfp4 && k % 32 != 0;
             let kernels = if ragged { &["ragged"][..] } else { &["rows1", "rows2", "rows4"] };
             for (j, &kernel) in (0..).zip(kernels) {

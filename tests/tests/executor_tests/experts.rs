@@ -395,7 +395,7 @@ fn configs<T: Activation>(format: Format) -> Vec<By> {
 }
 
 fn cases_of<T: Exact + Activation>(cases: &mut Vec<Case>) {
-    for format in [Format::Nvfp4, Format::Mxfp4] {
+    for format in Format::MULTIPLIED {
         for (i, case) in (0..).zip(CASES) {
             let ExpertsCase { rows, cols, counts, thread_blocks, weights } = case;
             let made = Arc::new(LazyLock::new(move || {

@@ -139,7 +139,7 @@ fn case_of<T: Exact + Activation>(
 }
 
 fn cases_of<T: Exact + Activation>(cases: &mut Vec<Case>) {
-    for format in [Format::Nvfp4, Format::Mxfp4] {
+    for format in Format::MULTIPLIED {
         for (i, case) in (0..).zip(SINGLE) {
             let made = product::<T>(format, case, i, None);
             for config in configs::<T>(format, 1) {

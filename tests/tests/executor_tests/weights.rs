@@ -351,7 +351,7 @@ fn case<T: Exact + Activation>(what: String, config: GemmConfig, unaligned: bool
 }
 
 fn cases_of<T: Exact + Activation>(cases: &mut Vec<Case>) {
-    for format in [Format::Nvfp4, Format::Mxfp4] {
+    for format in Format::MULTIPLIED {
         for GemvCases { are_for, cases: of_configs } in GEMV {
             let configs = || GemmConfig::for_operands(format, T::DTYPE).filter(|config| are_for(*config));
             let ahead = configs().any(|config| config.mainloop == Mainloop::Gemv);
@@ -375,7 +375,7 @@ fn cases_of<T: Exact + Activation>(cases: &mut Vec<Case>) {
 }
 
 fn cases_with_steps<T: Exact + Activation>(cases: &mut Vec<Case>) {
-    for format in [Format::Nvfp4, Format::Mxfp4] {
+    for format in Format::MULTIPLIED {
         for (i, of_configs) in (0..).zip(WITH_STEPS) {
             let GemvCase { rows, cols, tokens, slices, weights, activations, .. } = of_configs;
             for (number, steps) in STEPS.iter().enumerate() {

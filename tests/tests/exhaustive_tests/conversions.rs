@@ -5,10 +5,10 @@ use std::ops::Range;
 use float4::F4E2M1;
 use half::{bf16, f16};
 use microfloat::f4e2m1fn;
-use microscale::Element;
 use microscale::formats::e2m1::{self, E2m1, E2m1x2, Ties};
 use microscale::formats::mx::{self, rounded_exponent, scale_from_exponent};
 use microscale::formats::{E4m3, E5m2, E8m0, ScaleRule};
+use microscale::{Element, Words};
 use microscale_test_support::golden::tables;
 use microscale_test_support::oracle::{self, Exact, MAGNITUDES, e2m1_value, nearest, power_of_two};
 use rayon::prelude::*;
@@ -16,8 +16,6 @@ use rayon::prelude::*;
 use super::walk::{
     INFINITY, SIGN, Walk, assert_everywhere, assert_nan_codes, both_signs, first, value, walks,
 };
-
-const ALL_TIES: [Ties; 3] = [Ties::Even, Ties::Away, Ties::Zero];
 
 /// Returns the range of magnitude bits of each code, between exact midpoints.
 ///
@@ -52,15 +50,10 @@ fn assert_codes(walk: Walk, ties: Ties, found: impl Fn(u32) -> u32 + Sync, what:
     }
 }
 
-#[inline(always)]
-fn encode<const TIES: usize>(bits: u32) -> u32 {
-    E2m1::from_f32(f32::from_bits(bits), ALL_TIES[TIES]).to_bits().into()
-}
-
 #[test]
 fn codes_change_exactly_at_the_midpoints() {
     let mut rng = fastrand::Rng::with_seed(1);
-    for ties in ALL_TIES {
+    for ties in Ties::values() {
         let steps = steps(ties);
         let code_of =
             |bits: u32| steps.iter().position(|step| step.contains(&bits)).expect("a finite magnitude");
@@ -75,19 +68,12 @@ fn codes_change_exactly_at_the_midpoints() {
 }
 
 walks! {
-    fn e2m1_from_f32_ties_to_even(walk: Walk) {
-        assert_codes(walk, Ties::Even, encode::<0>, "E2m1::from_f32");
-        assert_nan_codes(walk, 7, encode::<0>, "E2m1::from_f32");
-    }
-
-    fn e2m1_from_f32_ties_away(walk: Walk) {
-        assert_codes(walk, Ties::Away, encode::<1>, "E2m1::from_f32");
-        assert_nan_codes(walk, 7, encode::<1>, "E2m1::from_f32");
-    }
-
-    fn e2m1_from_f32_ties_to_zero(walk: Walk) {
-        assert_codes(walk, Ties::Zero, encode::<2>, "E2m1::from_f32");
-        assert_nan_codes(walk, 7, encode::<2>, "E2m1::from_f32");
+    fn e2m1_from_f32(walk: Walk) {
+        for ties in Ties::values() {
+            let encode = |bits| u32::from(E2m1::from_f32(f32::from_bits(bits), ties).to_bits());
+            assert_codes(walk, ties, encode, "E2m1::from_f32");
+            assert_nan_codes(walk, 7, encode, "E2m1::from_f32");
+        }
     }
 
     /// `float4` agrees everywhere, also on NaN.
@@ -105,17 +91,11 @@ walks! {
     }
 
     fn magnitude_codes(walk: Walk) {
-        for (code, range) in (0..).zip(steps(Ties::Even)) {
-            let found = |bits| e2m1::magnitude_code(f32::from_bits(bits), Ties::Even).into();
-            assert_everywhere(walk, range, code, found, "magnitude_code, even");
-        }
-        for (code, range) in (0..).zip(steps(Ties::Away)) {
-            let found = |bits| e2m1::magnitude_code(f32::from_bits(bits), Ties::Away).into();
-            assert_everywhere(walk, range, code, found, "magnitude_code, away");
-        }
-        for (code, range) in (0..).zip(steps(Ties::Zero)) {
-            let found = |bits| e2m1::magnitude_code(f32::from_bits(bits), Ties::Zero).into();
-            assert_everywhere(walk, range, code, found, "magnitude_code, zero");
+        for ties in Ties::values() {
+            for (code, range) in (0..).zip(steps(ties)) {
+                let found = |bits| e2m1::magnitude_code(f32::from_bits(bits), ties).into();
+                assert_everywhere(walk, range, code, found, "magnitude_code");
+            }
         }
     }
 
@@ -129,7 +109,7 @@ walks! {
 }
 
 fn the_scale_of_amaxes<E: mx::Element>(walk: Walk, element: &oracle::MxElement) {
-    for rule in [ScaleRule::Floor, ScaleRule::Ceil, ScaleRule::Even, ScaleRule::Rceil] {
+    for rule in ScaleRule::values() {
         // The range of scale 2^k starts at its own smallest amax for rules that round down, and
         // otherwise after the last amax of 2^(k-1).
         let start = |k: i32| match rule {
@@ -242,7 +222,7 @@ fn every_code_agrees_with_ml_dtypes() {
         assert_eq!(ours.to_bits(), code);
         assert_eq!(ours.to_f32().to_bits(), table[usize::from(code)].to_bits(), "code {code}");
         assert_eq!(f64::from(ours.to_f32()).to_bits(), e2m1_value(code).to_bits(), "code {code}");
-        for ties in ALL_TIES {
+        for ties in Ties::values() {
             assert_eq!(E2m1::from_f32(ours.to_f32(), ties), ours, "a code's value is nearest to itself");
         }
     }

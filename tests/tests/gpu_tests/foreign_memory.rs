@@ -393,7 +393,7 @@ pub(crate) fn operations_allocate_nothing_and_do_not_wait(_: &Gpu) {
             }
         }
     }
-    for format in [Format::Nvfp4, Format::Mxfp4] {
+    for format in Format::MULTIPLIED {
         let weights = tensor(format, 600, 2048, Scales::Common, 0);
         let vectors = RawOperand::of(stream, &tensor(format, 1, 2048, Scales::Common, 1));
         let (raw, x) = (RawOperand::of(stream, &weights), Raw::zeros(stream, 200 * 2048 * 2));

@@ -191,7 +191,7 @@ fn every_kernel<T: Exact + Activation>(gpu: &Gpu) {
         (64, 768, &[1; 130]),
     ];
     for (seed, (rows, cols, counts)) in (0..).zip(cases) {
-        for format in [Format::Nvfp4, Format::Mxfp4] {
+        for format in Format::MULTIPLIED {
             let scales = [Scales::Common, Scales::Numbers, Scales::Common, Scales::Any][seed as usize % 4];
             // Partial sums are added. With scales beyond f32's range, infinities of two signs would
             // meet.

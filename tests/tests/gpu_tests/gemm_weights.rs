@@ -7,7 +7,9 @@ use microscale::gpu::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCap
 use microscale::gpu::{
     DeviceEpilogue, DeviceTensor, GemmConfig, GemmWorkspace, GemmWorkspaceMut, Gpu, ProductOf,
 };
-use microscale::{Activation, Dtype, Error, Format, Gate, OperandFault, QuantizedTensor};
+use microscale::{
+    Activation, Device, DeviceChoice, Dtype, Error, Format, Gate, OperandFault, QuantizedTensor, Shape,
+};
 use microscale_test_support::epilogue::Steps;
 use microscale_test_support::operands::{Scales, tensor};
 use microscale_test_support::oracle::Exact;
@@ -78,7 +80,7 @@ pub(crate) fn is_near_the_exact_sum_for_every_kernel(gpu: &Gpu) {
         (Scales::Any, Activations::Any),
     ];
     let mut seed = 0;
-    for format in [Format::Nvfp4, Format::Mxfp4] {
+    for format in Format::MULTIPLIED {
         for (rows, cols, tokens) in shapes {
             for &tokens in tokens {
                 let (scales, kind) = kinds[seed as usize % 4];
@@ -104,6 +106,35 @@ pub(crate) fn is_near_the_cpus_on_layers_of_models(gpu: &Gpu) {
         let weights = tensor(format, rows, cols, Scales::Common, 2);
         check(gpu, &Product::<bf16>::new(weights, tokens, Activations::Common), 0);
     }
+}
+
+/// A device copies weights once, and reads no gaps between rows.
+pub(crate) fn of_devices_is_the_same(gpu: &Gpu) {
+    let device = Device::choose(DeviceChoice::Cuda(gpu.info().ordinal)).unwrap();
+    for format in Format::MULTIPLIED {
+        for (rows, cols, tokens) in [(1, 32, 1), (70, 1056, 9), (9, 47, 3), (600, 512, 40)] {
+            let weights = tensor(format, rows, cols, Scales::Common, 4);
+            let product = Product::<bf16>::new(weights, tokens, Activations::Common);
+            let mut expected = vec![bf16::ZERO; rows * tokens];
+            gpu.gemm_weights(&product.weights, &product.x, tokens, &mut expected).unwrap();
+            let shape = Shape::new(tokens, cols);
+            assert_eq!(device.linear(&product.x, shape, &product.weights).unwrap(), expected);
+            let loaded = device.load_weights(&product.weights).unwrap();
+            let apart: Vec<bf16> =
+                product.x.chunks(cols).take(tokens).flat_map(|x| [x, &[bf16::NAN; 3]].concat()).collect();
+            let found = loaded.linear(&apart, shape.with_row_stride(cols + 3)).unwrap();
+            assert_eq!(found, expected);
+        }
+    }
+    let weights = tensor(Format::Mxfp4, 6, 64, Scales::Common, 2);
+    for (rows, tokens) in [(0, 9), (6, 0)] {
+        let weights = tensor(Format::Mxfp4, rows, 64, Scales::Common, 2);
+        let found = device.linear(&vec![1f32; tokens * 64], Shape::new(tokens, 64), &weights);
+        assert!(found.unwrap().is_empty());
+    }
+    let narrow = device.linear(&[1f32; 63], Shape::new(1, 63), &weights);
+    let refused = matches!(narrow, Err(Error::Operands(OperandFault::Activations { .. })));
+    assert!(refused, "{narrow:?}");
 }
 
 /// A workspace that is one byte short, or for another product, or none.

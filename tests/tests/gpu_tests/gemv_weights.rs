@@ -15,7 +15,7 @@ use microscale_test_support::weights::{
     Activations, Bound, ExactProducts, activations, is_unusual, near, segments, usual_scales,
 };
 
-const FORMATS: [Format; 2] = [Format::Nvfp4, Format::Mxfp4];
+const FORMATS: [Format; 2] = Format::MULTIPLIED;
 
 /// A product's operands, and its results on the CPU.
 pub(super) struct Product<T> {

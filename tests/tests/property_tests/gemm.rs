@@ -15,7 +15,7 @@ use proptest::prelude::*;
 
 use super::inputs::{instruction_sets, runs};
 
-const FORMATS: [Format; 2] = [Format::Nvfp4, Format::Mxfp4];
+const FORMATS: [Format; 2] = Format::MULTIPLIED;
 
 /// Multiplies, and checks that nothing is written after the results.
 fn multiplied<T: Exact + Activation>(isa: Isa, weights: &QuantizedTensor, x: &[T], tokens: usize) -> Vec<T> {

@@ -8,6 +8,7 @@ use microscale::{
     Element, Format, Numerics, Quantized, QuantizedShape, QuantizedTensor, Recipe, Search, Shape,
     quantize_into,
 };
+pub(crate) use microscale_test_support::cases::SEARCHES;
 use microscale_test_support::cases::options;
 use rayon::prelude::*;
 use safetensors::{Dtype, SafeTensors};
@@ -19,8 +20,7 @@ pub(crate) const FEWER_BLOCKS: usize = 10_000;
 /// Columns of the matrices.
 pub(crate) const COLS: usize = 1600;
 
-pub(crate) const FORMATS: [Format; 2] = [Format::Nvfp4, Format::Mxfp4];
-pub(crate) const SEARCHES: [Search; 4] = [Search::None, Search::FourSix, Search::Window, Search::Full];
+pub(crate) const FORMATS: [Format; 2] = Format::MULTIPLIED;
 
 /// Draws a number from a distribution.
 type Sampler = fn(&mut fastrand::Rng) -> f64;

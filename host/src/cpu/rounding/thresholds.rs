@@ -201,7 +201,7 @@ mod tests {
     }
 
     fn check_both<T: Element>() {
-        for ties in [Ties::Even, Ties::Away, Ties::Zero] {
+        for ties in <Ties as microscale_formats::Words>::values() {
             let thresholds = Thresholds::mxfp4::<T, Portable>(Portable, ties);
             check::<T>(&thresholds, 0xFF, |scale, x| {
                 mx::encode::<E2m1>(x, E8m0::from_bits(scale).reciprocal(), ties, NegativeZero::Keep)

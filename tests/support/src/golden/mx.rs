@@ -136,13 +136,7 @@ impl Golden {
 }
 
 fn scale_rule(word: &str) -> ScaleRule {
-    match word {
-        "floor" => ScaleRule::Floor,
-        "ceil" => ScaleRule::Ceil,
-        "even" => ScaleRule::Even,
-        "rceil" => ScaleRule::Rceil,
-        other => panic!("unknown rule {other}"),
-    }
+    word.parse().unwrap_or_else(|error| panic!("{word}: {error}"))
 }
 
 fn ties(word: &str) -> Ties {

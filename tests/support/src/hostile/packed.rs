@@ -2,21 +2,20 @@
 //!
 //! The values include NaN scales, signed scales, and codes and floats of every bit pattern.
 
-use microscale::{Device, NonFinite, Search, Words};
+use microscale::{Device, NonFinite, Words};
 use microscale_checkpoint::{Checkpoint, Quantize, Settings};
 
 use super::checkpoints::{Template, encode};
 use super::draw::Draw;
 use super::everything::{HELD, Watched, Ways, everything, go_on};
+use crate::cases::SEARCHES;
 use crate::{Scratch, raw_file};
-
-const SEARCHES: &[Search] = &[Search::None, Search::FourSix, Search::Window, Search::Full];
 
 pub(super) fn run(bytes: &[u8]) {
     let mut draw = Draw::new(bytes);
     let ways = Ways(draw.byte());
     let (files, format, numerics) = draw.one_of(&HELD);
-    let search = draw.one_of(SEARCHES);
+    let search = draw.one_of(&SEARCHES);
     let policies: Vec<NonFinite> = NonFinite::WORDS.iter().map(|(_, policy)| *policy).collect();
     let (non_finite, choices) = (draw.one_of(&policies), draw.byte());
 

@@ -110,7 +110,7 @@ mod tests {
                 .flat_map(|m| [m, f64::from((m as f32).next_down()), f64::from((m as f32).next_up())]);
             let any = std::iter::repeat_with(|| rng.f64() * rng.f64() * 1.1 * largest).take(10_000);
             for wanted in near.chain(any).chain(magnitudes.iter().copied()) {
-                for ties in [Ties::Even, Ties::Away, Ties::Zero] {
+                for ties in <Ties as microscale::Words>::values() {
                     let right = by_distance(magnitudes, wanted, ties);
                     assert_eq!(nearest(magnitudes, wanted, ties), right, "{wanted} of {}", magnitudes.len());
                 }
