@@ -136,22 +136,22 @@ def call_microseconds(call: Callable[[], object]) -> float:
 def overheads() -> list[dict]:
     x = torch.randn(4, 64, device="cuda").bfloat16()
     one = x[:1].contiguous()
-    mx, nv = microscale.quantize(x, "mxfp4"), microscale.quantize(x)
+    mx, nv = microscale.quantize(x, "mxfp4"), microscale.quantize(x, "nvfp4")
     shared = microscale.amax(x)
-    given, back = microscale.quantize(x, global_scale=448.0), torch.empty_like(x)
-    layer = QuantizedLinear.from_linear(torch.nn.Linear(64, 64, bias=False, device="cuda", dtype=torch.bfloat16)).requires_grad_(False)
+    given, back = microscale.quantize(x, "nvfp4", global_scale=448.0), torch.empty_like(x)
+    layer = QuantizedLinear.from_linear(torch.nn.Linear(64, 64, bias=False, device="cuda", dtype=torch.bfloat16), "nvfp4").requires_grad_(False)
     plain = torch.nn.Linear(64, 64, bias=False, device="cuda", dtype=torch.bfloat16).requires_grad_(False)
     many = torch.randn(16, 64, device="cuda").bfloat16()
     calls = {
         "quantize mxfp4": lambda: microscale.quantize(x, "mxfp4"),
         "quantize mxfp4, outputs given": lambda: microscale.quantize(x, "mxfp4", out=mx),
-        "quantize nvfp4, global scale given": lambda: microscale.quantize(x, global_scale=448.0),
-        "quantize nvfp4, all given": lambda: microscale.quantize(x, global_scale=448.0, out=given),
-        "quantize nvfp4, amax given": lambda: microscale.quantize(x, amax=shared),
-        "quantize nvfp4 (three kernels)": lambda: microscale.quantize(x),
+        "quantize nvfp4, global scale given": lambda: microscale.quantize(x, "nvfp4", global_scale=448.0),
+        "quantize nvfp4, all given": lambda: microscale.quantize(x, "nvfp4", global_scale=448.0, out=given),
+        "quantize nvfp4, amax given": lambda: microscale.quantize(x, "nvfp4", amax=shared),
+        "quantize nvfp4 (three kernels)": lambda: microscale.quantize(x, "nvfp4"),
         "dequantize": lambda: nv.dequantize(torch.bfloat16),
         "dequantize, output given": lambda: nv.dequantize(out=back),
-        "linear, 1 row": lambda: microscale.linear(nv, one),
+        "linear, 1 row": lambda: microscale.linear(one, nv),
         "QuantizedLinear, 1 row": lambda: layer(one),
         "QuantizedLinear, 16 rows": lambda: layer(many),
         "for comparison: torch.nn.Linear, 1 row": lambda: plain(one),

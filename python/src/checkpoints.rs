@@ -1,18 +1,18 @@
-//! Operations on checkpoints. What they tell goes to Python as JSON.
+//! Operations on checkpoints. Their results go to Python as JSON.
 
 use std::ffi::CString;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use microscale::formats::{ScaleRule, Ties};
-use microscale::{Device, DeviceChoice, Format, NonFinite, Numerics, Search, Words};
+use microscale::{Device, DeviceChoice, Dtype, Format, NonFinite, Numerics, Recipe, Search};
 use microscale_checkpoint::{
-    self as checkpoint, Checkpoint, Convert, GlobalSetting, InputScales, KeptAs, Logical, OnProgress,
-    OpenOptions, Part, Places, Progress, Quantize, Recipes, Settings, Skipped, Sums,
+    self as checkpoint, Checkpoint, Convert, Dequantize, GlobalSetting, InputScales, Inspected, KeptAs,
+    OnProgress, OpenOptions, Part, Places, Progress, Quantize, Recipes, Selection, Settings,
 };
 use pyo3::exceptions::PyUserWarning;
 use pyo3::prelude::*;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::errors::{error, of_checkpoints, of_tensors};
 use crate::recipe::{GivenGlobal, optional, word};
@@ -191,15 +191,7 @@ pub(crate) fn merge_checkpoint(
     check_places(&input, [], &[&out, &parts]).map_err(of_checkpoints)?;
     checkpoint::remove_unfinished_output(&out);
     let done = operate(py, progress, |progress| checkpoint::merge(&input, &out, progress))?;
-    let facts = json!({
-        "shards": done.shards,
-        "bytes": done.bytes,
-        "tensors": done.tensors,
-        "skipped": skipped(&done.skipped),
-        "left": done.left.map(|path| path.to_string_lossy().into_owned()),
-        "seconds": done.seconds,
-    });
-    Ok(facts.to_string())
+    Ok(done.to_json().to_string())
 }
 
 /// Writes a quantized checkpoint in another checkpoint format. Returns JSON, and warnings.
@@ -226,42 +218,7 @@ pub(crate) fn convert_checkpoint(
     check_places(&input, [], &[&out]).map_err(of_checkpoints)?;
     checkpoint::remove_unfinished_output(&out);
     let done = operate(py, progress, |progress| convert.run(&input, &out, &device, progress))?;
-    let rounded = done.rounded.iter().map(|rounding| {
-        json!({
-            "tensor": rounding.tensor,
-            "before": rounding.before.value(),
-            "after": rounding.after.value(),
-            "differing": rounding.differing,
-            "values": rounding.values,
-        })
-    });
-    let requantized = done.requantized.iter().map(|tensor| {
-        json!({
-            "tensor": tensor.tensor,
-            "from": tensor.from,
-            "to": tensor.to,
-            "differing": tensor.differing,
-            "values": tensor.values,
-            "relative_squared_error": tensor.errors.relative_squared_error(),
-        })
-    });
-    let facts = json!({
-        "to": done.to.word(),
-        "converted": sums(done.converted),
-        "in_bf16": sums(done.in_bf16),
-        "copied": sums(done.copied),
-        "cast": done.cast,
-        "rounded": rounded.collect::<Vec<_>>(),
-        "requantized": requantized.collect::<Vec<_>>(),
-        "rounded_inputs": done.rounded_inputs,
-        "dropped_inputs": done.dropped_inputs,
-        "unscaled_inputs": done.unscaled_inputs,
-        "dropped_activations": done.dropped_activations,
-        "dropped_cache": done.dropped_cache,
-        "skipped": skipped(&done.skipped),
-        "seconds": done.seconds,
-    });
-    Ok((facts.to_string(), done.misread_by))
+    Ok((done.to_json().to_string(), done.misread_by))
 }
 
 /// Looks for defects of a quantized checkpoint. Returns JSON.
@@ -286,59 +243,71 @@ pub(crate) fn diagnose_checkpoint(
 #[pyfunction]
 pub(crate) fn inspect_checkpoint(py: Python<'_>, path: PathBuf) -> PyResult<String> {
     let input = open(py, &path, OpenOptions::default())?;
-    let look = || Value::from(checkpoint::inspect(&input).iter().map(inspected).collect::<Vec<_>>());
+    let look = || checkpoint::inspect(&input).iter().map(Inspected::to_json).collect::<Value>();
     Ok(work(py, look)?.to_string())
 }
 
-/// A tensor as JSON.
-fn inspected(found: &checkpoint::Inspected<'_>) -> Value {
-    let stored = found.tensor.stored();
-    let mut facts = json!({
-        "tensor": found.tensor.name(),
-        "shape": found.tensor.shape(),
-        "file": stored.file.to_string_lossy(),
-    });
-    match &found.tensor {
-        Logical::Packed(packed) => {
-            facts["format"] = packed.format.word().into();
-            facts["checkpoint_format"] = packed.checkpoint_format().word().into();
-            facts["bytes"] = packed.bytes().into();
-            if let Some((_, global_scale)) = packed.global_scale {
-                facts["global_scale"] = global_scale.value().into();
-                facts["direction"] = global_scale.direction().word().into();
-            }
-        }
-        Logical::Plain(tensor) => {
-            facts["dtype"] = tensor.dtype.to_string().into();
-            facts["bytes"] = tensor.data.len().into();
-        }
-    }
-    if let Some(histogram) = &found.histogram {
-        facts["blocks"] = histogram.blocks().into();
-        facts["nan_scales"] = histogram.nan_scales().into();
-        facts["scale_range"] =
-            histogram.scale_range().map_or(Value::Null, |(least, most)| json!([least, most]));
-    }
-    if let Some(error) = &found.unreadable {
-        facts["unreadable"] = error.to_string().into();
-    }
-    facts
+/// Writes a checkpoint with its quantized tensors as values. Returns JSON.
+#[pyfunction]
+#[pyo3(signature = (path, out, dtype, non_finite, skip_others, device, progress))]
+#[expect(clippy::too_many_arguments, reason = "each is one of Python's")]
+pub(crate) fn dequantize_checkpoint(
+    py: Python<'_>,
+    path: PathBuf,
+    out: PathBuf,
+    dtype: Option<&str>,
+    non_finite: Option<&str>,
+    skip_others: bool,
+    device: &str,
+    progress: Option<Py<PyAny>>,
+) -> PyResult<String> {
+    let of_checkpoints = |error| of_checkpoints(py, error);
+    let dequantize = Dequantize {
+        dtype: optional::<Dtype>(py, dtype)?,
+        non_finite: optional::<NonFinite>(py, non_finite)?.unwrap_or(NonFinite::Error),
+    };
+    let device = ready_to_dequantize(py, device)?;
+    let options = OpenOptions { skip_other_weights: skip_others, ..OpenOptions::default() };
+    let input = open(py, &path, options)?;
+    check_places(&input, [], &[&out]).map_err(of_checkpoints)?;
+    checkpoint::remove_unfinished_output(&out);
+    let done = operate(py, progress, |progress| dequantize.run(&input, &out, &device, progress))?;
+    Ok(done.to_json().to_string())
 }
 
-fn sums(sums: Sums) -> Value {
-    json!({
-        "tensors": sums.tensors,
-        "elements": sums.elements,
-        "bytes_before": sums.bytes_before,
-        "bytes_after": sums.bytes_after,
-    })
-}
-
-fn skipped(skipped: &[Skipped]) -> Value {
-    skipped
-        .iter()
-        .map(|skipped| json!({ "path": skipped.path.to_string_lossy(), "why": skipped.why }))
-        .collect()
+/// Measures a checkpoint against another, or against its own values in a format. Returns JSON.
+#[pyfunction]
+#[pyo3(signature = (path, other, format, numerics, device, progress))]
+pub(crate) fn compare_checkpoints(
+    py: Python<'_>,
+    path: PathBuf,
+    other: Option<PathBuf>,
+    format: Option<&str>,
+    numerics: Option<&str>,
+    device: &str,
+    progress: Option<Py<PyAny>>,
+) -> PyResult<String> {
+    let (format, numerics) = (optional::<Format>(py, format)?, optional::<Numerics>(py, numerics)?);
+    let recipe = match (&other, format) {
+        (Some(_), None) if numerics.is_none() => None,
+        (None, Some(format)) => {
+            let numerics = numerics.unwrap_or(Numerics::default_for(format));
+            Some(Recipe::of(format, numerics).map_err(|error| of_tensors(py, error))?)
+        }
+        _ => return Err(error(py, "compare takes another checkpoint, or a format and its numerics")),
+    };
+    let computed_on_gpus = format.is_some_and(|format| !matches!(format, Format::Comparison(_)));
+    let device = if computed_on_gpus { ready(py, device)? } else { ready_to_dequantize(py, device)? };
+    let open = |path: &Path| open(py, path, OpenOptions::default());
+    let (first, second) = (open(&path)?, other.as_deref().map(open).transpose()?);
+    let comparison = operate(py, progress, |progress| match (&second, &recipe) {
+        (Some(second), _) => checkpoint::compare(&first, second, &device, progress),
+        (None, Some(recipe)) => {
+            checkpoint::compare_format(&first, &Selection::default(), recipe, &device, progress)
+        }
+        (None, None) => unreachable!("one of the two is given"),
+    })?;
+    Ok(comparison.to_json().to_string())
 }
 
 /// Makes a device ready for an operation that dequantizes. `auto` means the CPU: copying values back

@@ -11,6 +11,7 @@
 //! | `tensors`, `gpu_tensors`, `experts`, `checkpoints` | the functions |
 //! | `gpu` | GPUs, and work on other libraries' streams |
 //! | `workers` | threads, also after a fork; the interpreter's lock is let go of meanwhile |
+//! | `words` | the words of each choice, for tests |
 //! | `errors` | exceptions |
 
 mod array;
@@ -28,6 +29,7 @@ mod memory;
 mod operand;
 mod recipe;
 mod tensors;
+mod words;
 mod workers;
 
 use std::ffi::OsString;
@@ -51,11 +53,14 @@ fn _microscale(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(tensors::quantize, module)?)?;
     module.add_function(wrap_pyfunction!(tensors::scales_in, module)?)?;
     module.add_function(wrap_pyfunction!(experts::linear_experts, module)?)?;
+    module.add_function(wrap_pyfunction!(checkpoints::compare_checkpoints, module)?)?;
     module.add_function(wrap_pyfunction!(checkpoints::convert_checkpoint, module)?)?;
+    module.add_function(wrap_pyfunction!(checkpoints::dequantize_checkpoint, module)?)?;
     module.add_function(wrap_pyfunction!(checkpoints::diagnose_checkpoint, module)?)?;
     module.add_function(wrap_pyfunction!(checkpoints::inspect_checkpoint, module)?)?;
     module.add_function(wrap_pyfunction!(checkpoints::merge_checkpoint, module)?)?;
     module.add_function(wrap_pyfunction!(checkpoints::quantize_checkpoint, module)?)?;
+    module.add_function(wrap_pyfunction!(words::words, module)?)?;
     module.add_function(wrap_pyfunction!(main, module)?)?;
     #[cfg(feature = "cuda")]
     add_gpu_functions(module)?;

@@ -42,7 +42,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="a shell")
 def folder(tmp_path):
     """A model, and what one run makes of it."""
     sharded(tmp_path / "model", 64)
-    microscale.quantize_checkpoint(tmp_path / "model", tmp_path / "one", format="nvfp4", search="full")
+    microscale.checkpoint.quantize(tmp_path / "model", tmp_path / "one", format="nvfp4", search="full")
     return tmp_path
 
 

@@ -145,7 +145,7 @@ def test_saved_models_are_loaded_as_they_were(small, tmp_path, name, format, dev
     assert torch.equal(small.outputs(again), small.outputs(model))
     # Saved again, it has the same names.
     again.save_pretrained(tmp_path / "again")
-    assert {each["tensor"] for each in microscale.inspect(tmp_path / "again")} == {each["tensor"] for each in microscale.inspect(tmp_path)}
+    assert {each["tensor"] for each in microscale.checkpoint.inspect(tmp_path / "again")} == {each["tensor"] for each in microscale.checkpoint.inspect(tmp_path)}
     assert again.config.quantization_config == model.config.quantization_config
 
 

@@ -38,7 +38,7 @@ def test_torchaos_tensors(format, layout, shape):
     x = values(shape)
     q = microscale.quantize(x, format, numerics="torchao", layout=layout)
     ours = to_torchao(q)
-    number = None if q.direction is None else torch.tensor(q.global_scale)
+    number = None if q.direction is None else torch.tensor(q.global_scale.value)
     theirs = torchaos(x, format, layout, number)
     assert type(ours) is type(theirs) and ours.shape == theirs.shape and ours.dtype == theirs.dtype
     for name in ("qdata", "scale"):
@@ -69,7 +69,7 @@ def test_torchaos_tensors_multiply():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: microscale.quantize(values((4, 64))), "choose the numerics torchao"),
+        (lambda: microscale.quantize(values((4, 64)), "nvfp4"), "choose the numerics torchao"),
         (lambda: microscale.quantize(values((4, 40)), "mxfp4"), "whole blocks of 32"),
         (lambda: microscale.quantize(values((2, 4, 64)), "mxfp4", layout="swizzled"), "use linear scales"),
     ],
@@ -136,7 +136,7 @@ def test_modelopts_bytes(format, dtype):
     q = microscale.quantize(x, format, numerics="modelopt")
     if format == "nvfp4":
         theirs, scales, number = NVFP4QTensor.quantize(x, 16)
-        assert q.direction == "multiplier" and q.global_scale == number.item()
+        assert q.direction == "multiplier" and q.global_scale.value == number.item()
         back = theirs.dequantize(torch.float32, scale=scales, double_scale=number, block_sizes={-1: 16})
     else:
         theirs, scales = MXFP4QTensor.quantize(x, 32)

@@ -47,7 +47,7 @@ def test_what_fails_is_told(cluster, tmp_path):
     options = {"format": "mxfp4", "device": "cpu", "non_finite": "saturate"}
     facts = microscale.ray.quantize_checkpoint(model, out, parts=2, remote={"num_cpus": 1}, **options)
     assert len(facts["parts"]) == 2 and facts["shards"] == SHARDS
-    microscale.quantize_checkpoint(model, tmp_path / "one", **options)
+    microscale.checkpoint.quantize(model, tmp_path / "one", **options)
     assert contents(out) == contents(tmp_path / "one")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "one", "out", "taken"]
 
@@ -63,7 +63,7 @@ def test_a_machine_dies_and_the_bytes_are_those_of_one(cluster, tmp_path, monkey
     cluster, other = cluster
     model = sharded(tmp_path / "model", 2048)
     options = {"format": "nvfp4", "search": "full", "search_global": True, "device": "cpu"}
-    microscale.quantize_checkpoint(model, tmp_path / "one", **options)
+    microscale.checkpoint.quantize(model, tmp_path / "one", **options)
     seen, told = [], []
 
     def kill():

@@ -313,7 +313,7 @@ class _Loading:
                 with torch.no_grad():
                     tensor.copy_(value)
                 continue
-            new = nn.Parameter(value, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else value
+            new: Any = nn.Parameter(value, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else value
             for tensors, name in owners[id(tensor)]:
                 tensors[name] = new
 

@@ -1,8 +1,8 @@
-"""PyTorch as it expects it: operators that `torch.compile` goes through, and linear layers with quantized weights.
+"""PyTorch: layers with quantized weights, operators for `torch.compile`, and torchao's tensors.
 
-    microscale.torch.quantize_(model, "nvfp4")
+    microscale.torch.quantize_(model, "mxfp4")
     model(tokens)                       # on a CPU or a GPU
-    model.state_dict()                  # weight_packed, weight_scale, weight_global_scale: compressed-tensors' names
+    model.state_dict()                  # weight_packed, weight_scale, weight_global_scale: names of compressed-tensors
     model.save_pretrained(folder)       # a model of transformers
     microscale.torch.load_quantized(other, folder)
 
@@ -28,13 +28,16 @@ __all__ = ["QuantizedExperts", "QuantizedLinear", "load_quantized", "quantize_",
 
 
 def to_torchao(q: _tensors.Quantized, dtype: torch.dtype = torch.bfloat16, **options: Any) -> Tensor:
-    """What was quantized, as torchao's own tensor over the same memory: `NVFP4Tensor`, or `MXTensor` of MXFP4 and MXFP8.
+    """Returns a quantized array as torchao's tensor over the same memory.
+
+    This is an `NVFP4Tensor`, or an `MXTensor` for MXFP4 and MXFP8.
 
     Args:
-        q: `[..., M, K]` of whole blocks, from tensors of PyTorch, by any numerics whose global scale is a multiplier (torchao,
-            ModelOpt) or that has none. Scales may be linear or swizzled, as `torch._scaled_mm` takes them.
-        dtype: of the tensor that it stands for.
-        options: of torchao's class: `act_quant_kwargs`, `kernel_preference`, `use_triton_kernel`, ...
+        q: `[..., M, K]` of whole blocks, of PyTorch. A global scale must be a multiplier, as of the
+            numerics torchao and modelopt. Scales may be linear or swizzled, as `torch._scaled_mm`
+            takes them.
+        dtype: the dtype of the values.
+        options: options of torchao's class, such as `act_quant_kwargs` or `kernel_preference`.
     """
     nvfp4 = q.format == "nvfp4"
     if q.direction == "divisor":
