@@ -5,11 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from microscale import _arrays, _gpu, _microscale, _tensors
 from microscale._errors import Error
 from microscale._types import Array, ArrayLike, Direction, DtypeLike, LayerFormat
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Experts:
@@ -35,7 +38,7 @@ class Experts:
         format: LayerFormat,
         global_scales: ArrayLike | Sequence[float] | None = None,
         direction: Direction | None = None,
-        shape: tuple[int, int, int] | None = None,
+        shape: tuple[int, ...] | None = None,
     ) -> None:
         """Makes experts of codes and scales, which are not copied.
 
@@ -63,26 +66,28 @@ class Experts:
         if global_scales is None:
             return
         if not _gpu.holds(self.codes):
-            numbers = global_scales.tolist() if hasattr(global_scales, "tolist") else global_scales
+            numbers: Any = global_scales.tolist() if hasattr(global_scales, "tolist") else global_scales
             self._numbers = [float(number) for number in numbers]
         else:
             if not _gpu.holds(global_scales):
                 raise TypeError("codes are in the memory of a GPU and global_scales are not; move them there")
             # A slot each, whose first word is the global scale.
             self._numbers = _gpu.zeros(self.codes, (self.shape[0], _microscale.SLOT_WORDS), "float32")
-            self._numbers[:, 0] = global_scales.reshape(-1)
+            self._numbers[:, 0] = _arrays.readable(global_scales, "global_scales").reshape(-1)
         if len(self._numbers) != self.shape[0]:
             raise Error(f"there are {len(self._numbers)} global scales of {self.shape[0]} experts; pass one for each")
 
     @classmethod
-    def _of(cls, codes: Any, scales: Any, numbers: Any, direction: str | None, format: str, shape: Any) -> Experts:
+    def _of(
+        cls, codes: Array, scales: Array, numbers: Any, direction: str | None, format: str, shape: tuple[int, ...]
+    ) -> Experts:
         """Makes experts of tensors that were quantized here, without checks.
 
         `numbers` are global scales: a list, or on a GPU a slot each.
         """
         self = cls.__new__(cls)
-        self.codes, self.scales, self._numbers, self.direction = codes, scales, numbers, direction
-        self.format, self.shape = format, shape
+        self.codes, self.scales, self._numbers, self.shape = codes, scales, numbers, shape
+        self.direction, self.format = cast("Direction | None", direction), cast(LayerFormat, format)
         return self
 
     @property
@@ -128,7 +133,7 @@ class Experts:
             codes, scales, format=self.format, global_scales=numbers, direction=self.direction, shape=self.shape
         )
 
-    def to(self, device: Any) -> Experts:
+    def to(self, device: torch.device | str | int) -> Experts:
         """Returns a copy on another device of PyTorch."""
         if not _arrays.is_torch(self.codes):
             raise TypeError(f"codes are of type {type(self.codes).__name__}; only tensors of PyTorch go to another device by this")
@@ -148,7 +153,7 @@ class Experts:
         return f"Experts({count} of {rows}x{cols} in {self.format}{scales})"
 
 
-def _stacked(parts: list[Any]) -> Any:
+def _stacked(parts: list[Any]) -> Array:
     """Stacks arrays of one shape, in their library."""
     if (torch := _arrays.torch_of(parts[0])) is not None:
         return torch.stack(parts)
@@ -172,7 +177,8 @@ def quantize_experts(x: ArrayLike | Sequence[ArrayLike], format: LayerFormat = "
         raise TypeError("weights of experts have linear scales and are new; leave layout and out out")
     if not hasattr(x, "__len__"):
         raise TypeError(f"x is a {type(x).__name__} without a length; pass an array of numpy, a tensor of PyTorch, or a list of arrays")
-    return together([_tensors.quantize(x[expert], format, **options) for expert in range(len(x))], format)
+    parts: Any = x
+    return together([_tensors.quantize(parts[expert], format, **options) for expert in range(len(parts))], format)
 
 
 def together(parts: list[_tensors.Quantized], format: str) -> Experts:
@@ -250,7 +256,7 @@ def linear_experts(
     return out
 
 
-def _indices(experts: Any, count: int) -> Any:
+def _indices(experts: Array, count: int) -> Array:
     """Converts the numbers of `count` experts to a contiguous int32 array.
 
     Numbers out of range stay out of range, whatever their size.
@@ -269,7 +275,7 @@ def _indices(experts: Any, count: int) -> Any:
     raise _no_numbers(experts)
 
 
-def torch_indices(experts: Any, count: int) -> Any:
+def torch_indices(experts: Array, count: int) -> Array:
     """:func:`_indices` for a tensor of PyTorch."""
     torch = sys.modules["torch"]
     if experts.is_floating_point() or experts.is_complex() or experts.dtype is torch.bool:
@@ -282,7 +288,7 @@ def torch_indices(experts: Any, count: int) -> Any:
     return experts.to(torch.int32).contiguous()
 
 
-def _no_numbers(experts: Any) -> TypeError:
+def _no_numbers(experts: Array) -> TypeError:
     found = f"an array of {experts.dtype}" if hasattr(experts, "dtype") else f"of type {type(experts).__name__}"
     return TypeError(f"experts are {found}; pass an array of int32, [tokens, k]")
 

@@ -183,7 +183,8 @@ class QuantizedLinear(nn.Module):
         now = (buffers["weight_packed"], buffers["weight_scale"], buffers["weight_global_scale"])
         ready = self._ready
         if ready and ready[0] is now[0] and ready[1] is now[1] and ready[2] is now[2] and ready[3] == now[1].data_ptr():
-            return ready[4]
+            result: _tensors.Quantized = ready[4]
+            return result
         weights = quantized(*self._parts(), self.format, "divisor", self.in_features)
         self._ready = (*now, now[1].data_ptr(), weights)
         return weights
@@ -192,12 +193,14 @@ class QuantizedLinear(nn.Module):
         """Returns the weights `[M, K]` in a dtype."""
         read = dtype if dtype in _VALUES else torch.float32
         weights = torch.ops.microscale.dequantize(*self._parts(), self.format, "divisor", self.in_features, read)
-        return weights.to(dtype)
+        result: Tensor = weights.to(dtype)
+        return result
 
     def _product(self, x: Tensor, bias: Tensor | None) -> Tensor:
         weights = self._weights()
         if not x.is_cuda:
-            return _products.linear(x, weights, bias=bias)
+            result: Tensor = _products.linear(x, weights, bias=bias)
+            return result
         _gpu.require()
         # As `linear` does, without finding out which library has the array.
         leading, wide = x.shape[:-1], x.dtype == torch.float32
@@ -215,7 +218,8 @@ class QuantizedLinear(nn.Module):
         x = autocast(x)
         bias = None if self.bias is None else self.bias.to(x.dtype)
         if not _is_plain(x):
-            return torch.ops.microscale.linear(x, *self._parts(), self.format, "divisor", bias)
+            result: Tensor = torch.ops.microscale.linear(x, *self._parts(), self.format, "divisor", bias)
+            return result
         if bias is not None and bias.requires_grad and torch.is_grad_enabled():
             # Only the bias has a gradient.
             if bias.shape != (self.out_features,):

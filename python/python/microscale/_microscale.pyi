@@ -1,7 +1,7 @@
 """The extension module. Use :mod:`microscale`, which checks arguments and allocates the outputs."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 __version__: str
@@ -82,7 +82,7 @@ def gpu_linear_experts(
 def quantize_checkpoint(
     path: _Path,
     out: _Path | None,
-    arguments: dict[str, object],
+    arguments: Mapping[str, object],
     device: str,
     part: tuple[int, int] | None,
     progress: _Progress,

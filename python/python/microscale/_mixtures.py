@@ -50,7 +50,8 @@ def _linear_experts(
     weights = _weights(codes, scales, global_scales, format, direction, x.shape[-1])
     # As of `microscale::linear`: nothing may be kept of what calls an operator.
     workspace = _experts.experts_workspace(weights, experts.numel(), x.dtype) if x.is_cuda and experts.numel() else None
-    return _experts.linear_experts(x.contiguous(), weights, experts, bias=bias, workspace=workspace)
+    result: Tensor = _experts.linear_experts(x.contiguous(), weights, experts, bias=bias, workspace=workspace)
+    return result
 
 
 @_linear_experts.register_fake
@@ -166,15 +167,18 @@ class QuantizedExperts(nn.Module):
             bias = bias.detach().to(x.dtype)
         parts = [getattr(self, f"{name}_{part}") for part in ("packed", "scale", "slots")]
         if torch.compiler.is_compiling() or not x.is_cuda or torch._C._len_torch_dispatch_stack():
-            return torch.ops.microscale.linear_experts(x, experts, *parts, self.format, "divisor", bias)
+            result: Tensor = torch.ops.microscale.linear_experts(x, experts, *parts, self.format, "divisor", bias)
+            return result
         codes, scales, slots = parts
         weights = _weights(codes, scales, slots, self.format, "divisor", x.shape[-1])
-        return _experts.linear_experts(x.contiguous(), weights, experts, bias=bias)
+        result = _experts.linear_experts(x.contiguous(), weights, experts, bias=bias)
+        return result
 
     def dequantize(self, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
         """The weights `[E, M, K]` of `gate_up_proj` or `down_proj`; transposed ones are not transposed back."""
         codes, scales, slots = (getattr(self, f"{name}_{part}") for part in ("packed", "scale", "slots"))
-        return _weights(codes, scales, slots, self.format, "divisor", 2 * codes.shape[-1]).dequantize(dtype)
+        result: Tensor = _weights(codes, scales, slots, self.format, "divisor", 2 * codes.shape[-1]).dequantize(dtype)
+        return result
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """`[tokens, K]` to `[tokens, K]`."""

@@ -100,7 +100,8 @@ def _dequantize(
 
     The global scale has the direction `divisor` or `multiplier`.
     """
-    return quantized(codes, scales, global_scale, format, direction, cols).dequantize(dtype)
+    result: Tensor = quantized(codes, scales, global_scale, format, direction, cols).dequantize(dtype)
+    return result
 
 
 @_dequantize.register_fake
@@ -124,7 +125,8 @@ def _linear(
         # Callers such as compiled graphs have memory pools of their own: no workspace of theirs may
         # be kept for later.
         workspace = _products.workspace(weights, x.shape[:-1].numel(), x.dtype)
-    return _products.linear(x.contiguous(), weights, bias=bias, workspace=workspace)
+    result: Tensor = _products.linear(x.contiguous(), weights, bias=bias, workspace=workspace)
+    return result
 
 
 @_linear.register_fake

@@ -125,7 +125,8 @@ class Stored:
         if weight.format is None:
             return self.plain(weight)
         values = self.quantized(weight).dequantize(torch.float32)
-        return values.transpose(-1, -2) if weight.is_transposed else values
+        result: Tensor = values.transpose(-1, -2) if weight.is_transposed else values
+        return result
 
     def _read(self, name: str) -> Tensor:
         place = self._places[name]

@@ -216,7 +216,8 @@ class _Files:
         from transformers.core_model_loading import revert_weight_conversion
 
         try:
-            return revert_weight_conversion(self._model, tensors)
+            result: dict[str, Tensor] = revert_weight_conversion(self._model, tensors)
+            return result
         except Exception:
             # `save_pretrained` will raise the same error.
             return tensors

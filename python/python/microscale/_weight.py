@@ -46,7 +46,8 @@ class DequantizedWeight(Tensor):
 
     def dequantized(self) -> Tensor:
         """Returns the values, in new memory."""
-        return self._layer.dequantize(self.dtype)
+        result: Tensor = self._layer.dequantize(self.dtype)
+        return result
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -51,13 +51,14 @@ def _processors() -> int:
 
 # A worker ends with its part, as the next part may have another number of threads.
 @ray.remote(max_calls=1)  # type: ignore[untyped-decorator]
-def _part(path: str, out: str, part: tuple[int, int], threads: int, options: dict[str, Any]) -> dict[str, Any]:
+def _part(path: str, out: str, part: tuple[int, int], threads: int, options: dict[str, Any]) -> PartFacts:
     """Quantizes a part."""
     os.environ.setdefault("RAYON_NUM_THREADS", str(threads))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # The caller's plan has reported them.
-        done = checkpoint.quantize_checkpoint(path, out, part=part, **options)
-    return {**done["part"], "part": part[0], "node": ray.get_runtime_context().get_node_id()}
+        done = checkpoint.quantize(path, out, part=part, **options)
+    node: str = ray.get_runtime_context().get_node_id()
+    return {**done["part"], "part": part[0], "node": node}
 
 
 def quantize_checkpoint(
@@ -69,7 +70,7 @@ def quantize_checkpoint(
     remote: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
     **options: Any,
-) -> dict[str, Any]:
+) -> RayFacts:
     """Quantizes a checkpoint in parts, each a task of Ray, and merges them.
 
     Ray is initialized by its own rules if it is not: `RAY_ADDRESS` names a cluster. Every machine
@@ -100,7 +101,7 @@ def quantize_checkpoint(
     path, out, options = os.path.abspath(path), os.path.abspath(out), _absolute(options)
     if os.path.lexists(out) and not (os.path.isdir(out) and not os.listdir(out)):
         raise CheckpointError(f"{out} exists already; name another output or remove it", out)
-    plan = checkpoint.quantize_checkpoint(path, None, **options)
+    plan = checkpoint.quantize(path, None, **options)
     if parts is None:
         parts = len({tensor["file"] for tensor in plan["tensors"]})
     if not ray.is_initialized():

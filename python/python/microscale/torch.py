@@ -56,11 +56,13 @@ def to_torchao(q: _tensors.Quantized, dtype: torch.dtype = torch.bfloat16, **opt
         from torchao.prototype.mx_formats.nvfp4_tensor import NVFP4Tensor
 
         number = None if q.direction is None else word(q).reshape(())
-        return NVFP4Tensor(codes, scales, block, dtype, per_tensor_scale=number, **layout, **options)
+        result: Tensor = NVFP4Tensor(codes, scales, block, dtype, per_tensor_scale=number, **layout, **options)
+        return result
     from torchao.prototype.mx_formats.mx_tensor import MXTensor
     from torchao.quantization.quantize_.common import KernelPreference
 
     element = torch.float4_e2m1fn_x2 if q.format == "mxfp4" else q.typed[0].dtype
     codes = codes if q.format == "mxfp4" else q.typed[0]
     options = {"kernel_preference": KernelPreference.EMULATED, "act_quant_kwargs": None, **options}
-    return MXTensor(codes, scales, element, block, dtype, **layout, **options)
+    result = MXTensor(codes, scales, element, block, dtype, **layout, **options)
+    return result
