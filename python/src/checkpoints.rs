@@ -106,7 +106,7 @@ impl Arguments {
         })
     }
 
-    /// The files that are read beside the checkpoint.
+    /// The files that are read in addition to the checkpoint.
     fn files(&self) -> impl Iterator<Item = &PathBuf> {
         let inputs = match &self.input_scale {
             Some(GivenInput::File(path)) => Some(path),
@@ -135,7 +135,8 @@ fn warned(py: Python<'_>, checkpoint: Checkpoint) -> PyResult<Checkpoint> {
     Ok(checkpoint)
 }
 
-/// Quantizes a checkpoint, or a part of it. Without an output it says what would be done. Returns JSON, and warnings.
+/// Quantizes a checkpoint, or a part of it. Without an output it says what would be done. Returns
+/// JSON, and warnings.
 #[pyfunction]
 #[pyo3(signature = (path, out, arguments, device, part, progress))]
 pub(crate) fn quantize_checkpoint(
@@ -310,8 +311,8 @@ pub(crate) fn compare_checkpoints(
     Ok(comparison.to_json().to_string())
 }
 
-/// Makes a device ready for an operation that dequantizes. `auto` means the CPU: copying values back
-/// from a GPU takes longer than computing them.
+/// Makes a device ready for an operation that dequantizes. `auto` means the CPU: copying values
+/// back from a GPU takes longer than computing them.
 fn ready_to_dequantize(py: Python<'_>, device: &str) -> PyResult<Device> {
     ready(py, if device == "auto" { "cpu" } else { device })
 }
@@ -334,28 +335,28 @@ fn check_places<'a>(
     outputs.iter().try_for_each(|out| places.write(out))
 }
 
-/// Carries out an operation that tells of its progress: `progress(tensor, done, total)` is called before each
-/// tensor. What that raises, and Ctrl-C, which takes effect within tensors too, stop the operation, which then
-/// leaves nothing behind.
+/// Runs an operation and calls `progress(tensor, done, total)` before each tensor. An exception in
+/// it stops the operation, and so does Ctrl-C, also in the middle of a tensor. The operation then
+/// removes what it wrote.
 fn operate<R: Send>(
     py: Python<'_>,
     progress: Option<Py<PyAny>>,
     operation: impl FnOnce(&mut OnProgress<'_>) -> checkpoint::Result<R> + Send,
 ) -> PyResult<R> {
-    let (mut raised, mut told): (_, Option<String>) = (None, None);
+    let (mut raised, mut reported): (_, Option<String>) = (None, None);
     let done = work(py, || {
         let mut update = |at: Progress<'_>| {
-            // Workers have told of other tensors by the time that the operation stops.
+            // Workers report other tensors until the operation stops.
             if raised.is_some() {
                 return ControlFlow::Break(());
             }
             let go_on = Python::attach(|py| {
                 py.check_signals()?;
                 let Some(progress) = &progress else { return Ok(()) };
-                if told.as_deref() == Some(at.tensor) {
+                if reported.as_deref() == Some(at.tensor) {
                     return Ok(());
                 }
-                told = Some(at.tensor.into());
+                reported = Some(at.tensor.into());
                 progress.call1(py, (at.tensor, at.done, at.total)).map(|_| ())
             });
             match go_on {

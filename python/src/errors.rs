@@ -86,7 +86,8 @@ pub(crate) fn of_checkpoints(py: Python<'_>, error: microscale_checkpoint::Error
     raised(class(py, &CHECKPOINT, "CheckpointError").and_then(|class| class.call1(arguments)))
 }
 
-/// An `OSError`, of the subclass that Python has for the code: `FileNotFoundError`, `PermissionError`, …
+/// An `OSError`, of the subclass that Python has for the code: `FileNotFoundError`,
+/// `PermissionError`, …
 fn of_system(code: i32, doing: String, cause: &dyn std::error::Error, file: Option<&Path>) -> PyErr {
     let text = cause.to_string();
     let reason = text.strip_suffix(&format!(" (os error {code})")).unwrap_or(&text);

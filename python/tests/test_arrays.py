@@ -1,4 +1,4 @@
-"""Arrays of every origin, and what is refused of them."""
+"""Arrays of every origin, and arrays that are refused."""
 
 import array
 import copy
@@ -15,7 +15,7 @@ import microscale
 
 
 class DLPackOnly:
-    """An array that has DLPack alone, in its old form or in that with versions."""
+    """An array that has only DLPack, in its old form or in the form with versions."""
 
     def __init__(self, x, *, versioned):
         self.x, self.versioned, self.shape = x, versioned, x.shape
@@ -101,7 +101,7 @@ def test_outputs_that_exist_are_written_to(x):
     values.flags.writeable = False
     with pytest.raises(microscale.Error, match="cannot be written to"):
         microscale.dequantize(q, out=values)
-    # Of others it is not known whether they may change: those of JAX may not.
+    # Other arrays may be read-only: the arrays of JAX are.
     with pytest.raises(microscale.Error, match="cannot be written to"):
         microscale.dequantize(q, out=DLPackOnly(np.empty((6, 80), np.float32), versioned=True))
     shared = microscale.Quantized(x.view(np.uint8).ravel()[: 6 * 48].reshape(6, 48), q.scales, format="mxfp4", shape=(6, 80))

@@ -22,7 +22,8 @@ PROGRAM = [sys.executable, "-m", "microscale"]
 
 @pytest.fixture
 def interruptible():
-    """Has this process, and those that it starts, ended by SIGINT also where a shell in the background has it ignored."""
+    """Lets SIGINT end this process and its children, even if a shell in the background ignores
+    it."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)

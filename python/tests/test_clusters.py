@@ -1,4 +1,5 @@
-"""The scripts for clusters do what one run does: their command lines are carried out here, in the place of their schedulers."""
+"""The scripts for clusters do what one run does: their command lines are carried out here, in the
+place of their schedulers."""
 
 import os
 import shutil

@@ -13,7 +13,7 @@ import microscale  # noqa: E402
 
 
 class Interface:
-    """An array that has the interface of GPUs' arrays alone, of a tensor of PyTorch."""
+    """An array that has only the interface of GPUs' arrays, of a tensor of PyTorch."""
 
     def __init__(self, x, stream=None):
         self.x, self.shape, self.stream = x, tuple(x.shape), stream
@@ -25,7 +25,7 @@ class Interface:
 
 
 class DLPackOnly:
-    """An array that has DLPack alone."""
+    """An array that has only DLPack."""
 
     def __init__(self, x):
         self.x, self.shape = x, tuple(x.shape)
@@ -69,7 +69,7 @@ def test_streams_that_arrays_name_are_waited_for():
         torch.cuda._sleep(LONG)
         x.copy_(there)
     microscale.quantize(Interface(x, side.cuda_stream), "nvfp4", out=out)
-    # The other stream waits in turn: this does not change what is read.
+    # The other stream waits in turn: this does not change the input.
     with torch.cuda.stream(side):
         x.zero_()
     same(out, microscale.quantize(source, "nvfp4"))

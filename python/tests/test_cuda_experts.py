@@ -34,7 +34,8 @@ def test_bytes_are_a_cpus(format):
 
 
 def near_float32(y, weights, x):
-    """Whether results are as near to the exact ones as sums in float32 of parts are that lose nothing of `x`."""
+    """Whether results are as near to the exact ones as sums in float32 of parts are that lose
+    nothing of `x`."""
     assert y.dtype == torch.float32
     exact, wide = weights.dequantize().double(), x.double()
     gamma = 3 * 18 * (x.shape[-1] / 16 + 2) * 2.0**-23
@@ -131,7 +132,7 @@ def test_a_bias_is_added_before_the_rounding(dtype):
             bias = layer.bias.to(dtype)
             exact = x.double() @ layer.dequantize().double().T + bias.double()
             y = microscale.linear(x, layer._weights(), bias=bias)
-            # One rounding of what the bias is part of.
+            # One rounding, after the bias.
             ulp = {torch.float32: 1e-5, torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7}[dtype]
             torch.testing.assert_close(y.double(), exact, rtol=ulp, atol=1e-4)
             assert torch.equal(layer(x), y)

@@ -1,4 +1,4 @@
-"""Work on GPUs' streams: nothing waits, graphs can be captured, nothing is left behind."""
+"""Work on GPUs' streams: nothing waits, graphs can be captured, nothing leaks."""
 
 import copy
 import gc

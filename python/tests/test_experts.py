@@ -1,4 +1,5 @@
-"""Experts of mixtures: products of tokens and those of their experts, with arrays of numpy."""
+"""Experts of mixtures: products of tokens with the weights of their experts, with arrays of
+numpy."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,5 @@
-"""The bytes are those that other libraries made: the golden vectors of the Rust library, read by another reader."""
+"""The bytes equal the bytes of other libraries: the golden vectors of the Rust library, in another
+reader."""
 
 import json
 

@@ -1,4 +1,5 @@
-"""Arrays of JAX on a CPU, read by DLPack; results go back the same way. Skipped where JAX is not installed."""
+"""Arrays of JAX on a CPU, read by DLPack; results go back the same way. Skipped where JAX is not
+installed."""
 
 import subprocess
 import sys

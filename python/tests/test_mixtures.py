@@ -1,4 +1,5 @@
-"""Mixtures of experts as transformers has them, with their experts in four bits. Skipped where it or PyTorch is not installed."""
+"""Mixtures of experts as transformers has them, with their experts in four bits. Skipped where it
+or PyTorch is not installed."""
 
 import copy
 
@@ -105,7 +106,7 @@ def test_the_state_has_a_linear_layer_for_each_expert(model, format):
     scale = torch.float8_e4m3fn if format == "nvfp4" else torch.uint8
     assert state["1.up_proj.weight_packed"].dtype == torch.uint8 and state["1.up_proj.weight_scale"].dtype == scale
     assert state["1.gate_proj.weight_packed"].shape == (module.gate_up_proj_packed.shape[1] // 2, 32)
-    # What it says, value for value: the rows of gate and up by themselves.
+    # The values: the rows of gate and of up.
     linear = microscale.Quantized(
         state["1.gate_proj.weight_packed"].contiguous(),
         state["1.gate_proj.weight_scale"].contiguous(),

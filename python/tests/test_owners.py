@@ -10,7 +10,8 @@ import pytest
 
 import microscale
 
-#: Objects whose property `__array_interface__` is the only access to their memory, and objects that free the memory of others.
+#: Objects whose property `__array_interface__` is the only access to their memory, and objects that
+#: free the memory of others.
 OWNERS = """
 import sys
 import numpy as np
@@ -31,7 +32,8 @@ class Dropper(Holder):
 
     @property
     def __array_interface__(self):
-        # The extension module reads it, called by one of these functions. Its arguments before this one were read already.
+        # The extension module reads it, called by one of these functions. Its arguments before this
+        # one were read already.
         if sys._getframe(1).f_code.co_name in ("quantize", "dequantize", "linear", "compare"):
             self.drop()
         return self.x.__array_interface__

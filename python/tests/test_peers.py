@@ -1,5 +1,5 @@
-"""The classes of torchao and compressed-tensors take what is made here, and make the same bytes themselves, as ModelOpt does. Skipped where they are not
-installed."""
+"""The classes of torchao and compressed-tensors take our tensors, and make the same bytes, as
+ModelOpt does. Skipped where they are not installed."""
 
 import pytest
 
@@ -58,7 +58,7 @@ def test_torchaos_tensors_multiply():
         q = microscale.quantize(w, format, numerics="torchao", **({"global_scale": "none"} if format == "nvfp4" else {}))
         a = microscale.quantize(x, format, numerics="torchao", **({"global_scale": "none"} if format == "nvfp4" else {}))
         if format == "nvfp4":
-            # Weights alone are dequantized by torchao.
+            # torchao dequantizes weights without activations.
             y = torch.nn.functional.linear(x, to_torchao(q))
             assert torch.equal(y, torch.nn.functional.linear(x, q.dequantize(torch.bfloat16)))
         else:
@@ -81,7 +81,8 @@ def test_what_torchao_cannot_hold(make, message):
 
 @pytest.mark.parametrize("format", ["nvfp4", "mxfp8-e4m3"])
 def test_the_layout_is_that_of_scaled_mm(format):
-    """Checked by PyTorch's rules for shapes, strides and dtypes, which need no GPU of compute capability 10.0."""
+    """Checked by PyTorch's rules for shapes, strides and dtypes, which need no GPU of compute
+    capability 10.0."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     def operand(rows):
@@ -112,7 +113,7 @@ def test_compressed_tensors_state(format, dtype):
     scheme = preset_name_to_scheme({"nvfp4": "NVFP4A16", "mxfp4": "MXFP4A16"}[format], ["Linear"])
     compressor = BaseCompressor.get_value_from_registry(f"{format}-pack-quantized")
     assert set(state) <= set(compressor.compression_param_names(scheme))
-    # Its own quantizer, and what it packs.
+    # Its own quantizer and packed form.
     number = None
     if format == "nvfp4":
         number = generate_gparam(*(each.reshape(1) for each in torch.aminmax(w)))

@@ -30,7 +30,7 @@ def elements_of(q):
 
 
 def dequantized(q):
-    """What the formats say the codes and scales stand for, in float32."""
+    """The values of codes and scales by the definitions of the formats, in float32."""
     block = 16 if q.format == "nvfp4" else 32
     scales = q.scales.reshape(q.rows, -1)
     if q.format == "nvfp4":
@@ -59,7 +59,8 @@ def test_dequantizing_is_the_definition(x, format, dtype):
 @settings(max_examples=100, deadline=None)
 @given(arrays, st.sampled_from(FORMATS))
 def test_what_was_quantized_stays(x, format):
-    """Values that a format holds are the fixed points of quantizing, given the same global scale."""
+    """Values that a format holds are the fixed points of quantizing, given the same global
+    scale."""
     if format == "nvfp4":
         q = microscale.quantize(x, format, numerics="modelopt", global_scale=1.0)
         again = microscale.quantize(microscale.dequantize(q), format, numerics="modelopt", global_scale=1.0)

@@ -214,7 +214,8 @@ def test_the_graph_is_not_broken(model):
 
 @pytest.mark.skipif(not any(map(shutil.which, ("g++", "clang++"))), reason="Inductor needs a compiler of C++")
 def test_inductor_compiles_what_is_beside_the_operators(model):
-    """Inductor makes C++ of all but the operators, in one graph, also where lengths are not known beforehand."""
+    """Inductor makes C++ of all but the operators, in one graph, also where lengths are not known
+    beforehand."""
     from microscale.torch import quantize_
 
     quantize_(model, "nvfp4")

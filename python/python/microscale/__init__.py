@@ -4,11 +4,11 @@
     q.codes, q.scales                       # in the library of x
     back = microscale.dequantize(q)
 
-Arrays are read in place, on a CPU or an NVIDIA GPU. GPU work is enqueued on the current stream. Other
-threads of Python run meanwhile, so do not write to an argument before its function returns.
+Arrays are read in place, on a CPU or an NVIDIA GPU. GPU work is enqueued on the current stream.
+Other threads of Python run meanwhile, so do not write to an argument before its function returns.
 
-:mod:`microscale.checkpoint` has the operations on checkpoints, and :mod:`microscale.torch` the layers
-for PyTorch.
+:mod:`microscale.checkpoint` has the operations on checkpoints, and :mod:`microscale.torch` the
+layers for PyTorch.
 """
 
 from microscale import checkpoint

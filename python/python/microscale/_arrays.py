@@ -1,4 +1,4 @@
-"""Arrays of other libraries: outputs in the library that the input is from, and nothing imported that the caller has not."""
+"""Arrays of other libraries: outputs in the library of the input, which is never imported here."""
 
 from __future__ import annotations
 
@@ -55,8 +55,9 @@ def torch_readable(x: Array, what: str) -> Array:
 
 @cache
 def seed(device: int, dtype: str) -> Any:
-    """A tensor of PyTorch without elements on the device of this number, -1 for the CPU, of a dtype by name. Its `new_empty(4, 32)` takes
-    half the time of that of another tensor with a tuple and a dtype."""
+    """A tensor of PyTorch without elements on the device of this number, -1 for the CPU, of a dtype
+    by name. Its `new_empty(4, 32)` takes half the time that other tensors take with a tuple and a
+    dtype."""
     torch = sys.modules["torch"]
     made = torch.empty((0,), dtype=getattr(torch, dtype), device="cpu" if device < 0 else device)
     try:
@@ -74,17 +75,20 @@ def seed(device: int, dtype: str) -> Any:
 
 @cache
 def new_outputs(device: int) -> tuple[Any, Any]:
-    """Functions that make tensors of PyTorch on the device of this number: of bytes, and of float32."""
+    """Functions that make tensors of PyTorch on the device of this number: of bytes, and of
+    float32."""
     return seed(device, "uint8").new_empty, seed(device, "float32").new_empty
 
 
 def readable(x: Array, what: str) -> Array:
-    """An object over the same memory that the extension module can read: values, codes or scales."""
+    """An object over the same memory that the extension module can read: values, codes or
+    scales."""
     return torch_readable(x, what) if is_torch(x) else _foreign(x, what)
 
 
 def values(x: Array, what: str) -> Array:
-    """:func:`readable` for values. A float of one byte keeps its dtype, so that the error can name it."""
+    """:func:`readable` for values. A float of one byte keeps its dtype, so that the error can name
+    it."""
     return torch_values(x, what) if is_torch(x) else _foreign(x, what)
 
 
@@ -101,7 +105,8 @@ def output(x: Array, what: str) -> Array:
 
 
 def changed(*arrays: Array) -> None:
-    """Reports to autograd that tensors were written to. A backward pass that saved one of them raises an error then."""
+    """Reports to autograd that tensors were written to. A backward pass that saved one of them
+    raises an error then."""
     for x in arrays:
         if (torch := torch_of(x)) is not None and not x.is_inference():
             torch.autograd.graph.increment_version(x)
@@ -128,14 +133,14 @@ def _numpy(what: str) -> Any:
         import numpy
     except ImportError:
         raise ImportError(
-            f"{what} has the buffer protocol alone, which is read through numpy; install numpy, or pass a tensor of PyTorch"
+            f"{what} has only the buffer protocol, which is read through numpy; install numpy, or pass a tensor of PyTorch"
         ) from None
     return numpy
 
 
 def empty(like: Array, shape: tuple[int, ...], dtype: str, kind: str = "empty") -> Array:
-    """An array without values, where `like` is: from its library if that is PyTorch or CuPy, or else from numpy. `dtype` is a name:
-    `uint8`, `float32`, ..."""
+    """An array without values, where `like` is: from its library if that is PyTorch or CuPy, or
+    else from numpy. `dtype` is a name: `uint8`, `float32`, ..."""
     if is_torch(like):
         return getattr(seed(like.get_device(), dtype), "new_" + kind)(*shape)
     if _gpu.holds(like):
@@ -153,7 +158,7 @@ def zeros(like: Array, shape: tuple[int, ...], dtype: str) -> Array:
 
 
 def numpy_dtype(name: str) -> Any:
-    """numpy's dtype of this name; those that numpy lacks are from ml_dtypes."""
+    """Returns numpy's dtype of this name. ml_dtypes has the dtypes that numpy lacks."""
     import numpy
 
     if name in ("uint8", "float32", "float16"):
@@ -166,7 +171,8 @@ def numpy_dtype(name: str) -> Any:
 
 
 def value_dtype(dtype: Any) -> str:
-    """The name of a dtype of values, given as a name, a dtype of numpy or PyTorch, or a scalar type."""
+    """The name of a dtype of values, given as a name, a dtype of numpy or PyTorch, or a scalar
+    type."""
     if isinstance(dtype, str):
         name = dtype
     elif hasattr(dtype, "name"):
@@ -185,7 +191,8 @@ def shape_of(x: Array) -> tuple[int, ...]:
 
 
 def dtype_name(x: Array) -> str:
-    """The name of an array's dtype: `float32` of numpy's and of PyTorch's. An object without `dtype` gives it through its protocol."""
+    """The name of an array's dtype: `float32` of numpy's and of PyTorch's. An object without
+    `dtype` gives it through its protocol."""
     return str(x.dtype).removeprefix("torch.") if hasattr(x, "dtype") else _microscale.described(x)[1]
 
 

@@ -1,4 +1,5 @@
-"""Experts of a mixture: their quantized weights, and products of tokens with those of their experts."""
+"""Experts of a mixture: their quantized weights, and products with the weights of the experts of
+each token."""
 
 from __future__ import annotations
 
@@ -47,7 +48,8 @@ class Experts:
             scales: uint8 or a float of one byte, `[E, M, blocks]`.
             format: `nvfp4` or `mxfp4`.
             global_scales: for NVFP4, float32 `[E]`: an array where the codes are, or numbers.
-            direction: `divisor` (compressed-tensors, Transformer Engine) or `multiplier` (torchao, ModelOpt).
+            direction: `divisor` (compressed-tensors, Transformer Engine) or `multiplier` (torchao,
+                ModelOpt).
             shape: `(E, M, K)`. By default the shape of the codes, with twice their columns.
         """
         if (global_scales is None) != (direction is None):
@@ -216,11 +218,11 @@ def linear_experts(
             contiguous, float32, float16 or bfloat16. They are not rounded.
         weights: of E experts, `[E, M, K]`.
         experts: integers `[tokens, k]`, the experts of each token; int32 is taken as it is, other
-            integers are converted. Numbers below 0 and from E on leave their pair out.
-            Floats and booleans are refused.
+            integers are converted. Numbers below 0 and from E on leave their pair out. Floats and
+            booleans are refused.
         bias: `[E, M]` of the dtype of `x`. On a GPU it is added before the only rounding.
-        out: a contiguous array `[tokens, k, M]` of the dtype of `x` to write to. Pairs that are left out
-            keep their values.
+        out: a contiguous array `[tokens, k, M]` of the dtype of `x` to write to. Pairs that are
+            left out keep their values.
         workspace: on a GPU, memory from :func:`experts_workspace`. By default the same as for
             :func:`linear`.
 
@@ -294,8 +296,8 @@ def _no_numbers(experts: Array) -> TypeError:
 
 
 def experts_workspace(weights: Experts, pairs: int, dtype: DtypeLike = "bfloat16") -> Array:
-    """Allocates the workspace of :func:`linear_experts` on a GPU, for up to `pairs` pairs of a token and
-    an expert and activations of a dtype. :func:`workspace` says how to use it."""
+    """Allocates the workspace of :func:`linear_experts` on a GPU, for up to `pairs` pairs of a
+    token and an expert and activations of a dtype. :func:`workspace` says how to use it."""
     if not _gpu.holds(weights.codes):
         raise Error("weights are in the memory of the CPU, where products need no workspace")
     _gpu.require()

@@ -1,4 +1,5 @@
-"""Arrays in the memory of GPUs: the streams of their libraries, new arrays, and workspaces of products."""
+"""Arrays in the memory of GPUs: the streams of their libraries, new arrays, and workspaces of
+products."""
 
 from __future__ import annotations
 
@@ -57,7 +58,8 @@ def torch_stream(torch: Any) -> Any:
 
 
 def stream(x: Array) -> int:
-    """The stream that work which writes `x` belongs on: the current one of its library, or that which it names."""
+    """The stream that work which writes `x` belongs on: the current one of its library, or that
+    which it names."""
     if (torch := _torch(x)) is not None:
         result: int = torch_stream(torch)(x.get_device())
         return result
@@ -76,7 +78,8 @@ def number(x: Array) -> int:
 
 
 def _new(like: Array, shape: tuple[int, ...], dtype: str, kind: str) -> Array:
-    """An array from the library that `like` is from, on its GPU, by that library's function `kind`."""
+    """An array from the library that `like` is from, on its GPU, by that library's function
+    `kind`."""
     if (torch := _torch(like)) is not None:
         return getattr(like, "new_" + kind)(shape, dtype=getattr(torch, dtype))
     if (cupy := _cupy(like)) is not None:
@@ -108,7 +111,8 @@ def stack(parts: list[Any]) -> Array:
 
 
 def word(like: Array, value: float) -> Array:
-    """A number as a float32 array `[1]` on the GPU that `like` is on. Nothing is copied from the host."""
+    """A number as a float32 array `[1]` on the GPU that `like` is on. Nothing is copied from the
+    host."""
     array = empty(like, (1,), "float32")
     if _torch(array) is not None:
         return array.fill_(value)
@@ -134,7 +138,7 @@ def to_host(x: Array) -> Array:
     )
 
 
-#: Bytes of workspaces, by what they depend on.
+#: Sizes of workspaces in bytes, by format, shape and tokens.
 _BYTES: dict[tuple[Any, ...], int] = {}
 _Workspaces = dict[tuple[int, int], tuple[int | None, Any]]
 #: A workspace for each stream of a GPU: products on a stream use it one after the other.
@@ -150,12 +154,13 @@ def workspace_bytes(weights: Array, tokens: int, stream: int, wide: bool = False
 
 
 def experts_workspace_bytes(weights: Array, pairs: int, stream: int, wide: bool = False) -> int:
-    """Bytes of a workspace for experts' weights and so many pairs of a token and an expert, with `wide` activations in float32."""
+    """Bytes of a workspace for experts' weights and `pairs` pairs of a token and an expert, with
+    `wide` activations in float32."""
     return _bytes((weights.format, weights.shape, pairs, wide), weights, "gpu_experts_workspace_bytes", pairs, wide, stream)
 
 
 def _bytes(key: tuple[Any, ...], weights: Array, ask: str, *arguments: Any) -> int:
-    """What the extension module says of weights on their GPU, which is asked but once."""
+    """Returns the size that the extension module gives for weights on their GPU, and caches it."""
     key = (number(weights.codes), *key)
     found = _BYTES.get(key)
     if found is None:
@@ -177,7 +182,8 @@ def new_workspace(like: Array, needed: int) -> Array:
 
 
 def workspace(weights: Array, tokens: int, stream: int, wide: bool = False) -> Array:
-    """A workspace for a product on a stream, as :func:`workspace_bytes` and :func:`kept` have it; None if none is needed."""
+    """A workspace for a product on a stream, as :func:`workspace_bytes` and :func:`kept` have it;
+    None if none is needed."""
     needed = workspace_bytes(weights, tokens, stream, wide)
     return kept(weights.codes, needed, stream) if needed else None
 
@@ -188,9 +194,10 @@ def experts_workspace(weights: Array, pairs: int, stream: int, wide: bool = Fals
 
 
 def kept(codes: Array, needed: int, stream: int) -> Array:
-    """A workspace of so many bytes where codes are, which is kept for later products on the stream. Each capture has
-    workspaces of its own, for graphs may be replayed on any stream: the graph's pool has their memory as long as the graph lives, and
-    the tensor is held so that nothing else in the capture gets it."""
+    """Returns a workspace of `needed` bytes on the GPU of the codes, kept for later products on the
+    stream. Each capture has workspaces of its own, for graphs may be replayed on any stream: the
+    graph's pool has their memory as long as the graph lives, and the tensor is held so that nothing
+    else in the capture gets it."""
     place = (number(codes), stream)
     capture = _microscale.gpu_capture(*place)
     if capture is not None and _torch(codes) is None:

@@ -1,4 +1,5 @@
-"""Mixtures of experts in PyTorch: the operator, and the module that takes the place of transformers' experts."""
+"""Mixtures of experts in PyTorch: the operator, and the module that takes the place of
+transformers' experts."""
 
 from __future__ import annotations
 
@@ -45,8 +46,9 @@ def _linear_experts(
     direction: str,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """`x` `[tokens, K]` or `[tokens, k, K]`, float32, float16 or bfloat16, times the weights `[E, M, K]` of the experts `[tokens, k]`, plus their bias `[E, M]`: `[tokens, k, M]`. `global_scales` is float32 `[E]` or a slot for each, `[E, words]`; `[0]` if
-    there are none."""
+    """`x` `[tokens, K]` or `[tokens, k, K]`, float32, float16 or bfloat16, times the weights `[E,
+    M, K]` of the experts `[tokens, k]`, plus their bias `[E, M]`: `[tokens, k, M]`. `global_scales`
+    is float32 `[E]` or a slot for each, `[E, words]`; `[0]` if there are none."""
     weights = _weights(codes, scales, global_scales, format, direction, x.shape[-1])
     # As of `microscale::linear`: nothing may be kept of what calls an operator.
     workspace = _experts.experts_workspace(weights, experts.numel(), x.dtype) if x.is_cuda and experts.numel() else None
@@ -69,12 +71,14 @@ def _(
 
 
 class QuantizedExperts(nn.Module):
-    """The experts of a mixture as transformers has them (gpt-oss, Qwen3-MoE, Mixtral, DeepSeek, ...), their weights in NVFP4 or MXFP4.
+    """The experts of a mixture as transformers has them (gpt-oss, Qwen3-MoE, Mixtral, DeepSeek,
+    ...), their weights in NVFP4 or MXFP4.
 
-    It takes and gives what they do: tokens `[tokens, K]`, the experts of each `[tokens, k]` and their weights `[tokens, k]`; the sum over a
-    token's experts. Activations are float32, float16 or bfloat16. There are no gradients through it.
+    It has the same inputs and output: tokens `[tokens, K]`, the experts of each `[tokens, k]` and
+    their weights `[tokens, k]`; the sum over a token's experts. Activations are float32, float16 or
+    bfloat16. There are no gradients through it.
 
-    Under autocast the products are in the dtype of autocast, and the result is in that of the
+    Under autocast the products are in the dtype of autocast, and the result has the dtype of the
     tokens.
 
     Its state has compressed-tensors' names, of a linear layer for each expert:
@@ -91,7 +95,8 @@ class QuantizedExperts(nn.Module):
     down_proj_slots: Tensor
 
     def __init__(self, module: nn.Module, gate_up: _experts.Experts, down: _experts.Experts) -> None:
-        """Takes weights `[E, 2 * I, K]` and `[E, K, I]`, and all else of the module that they were quantized from."""
+        """Takes weights `[E, 2 * I, K]` and `[E, K, I]`, and all else of the module that they were
+        quantized from."""
         super().__init__()
         for name, value in vars(module).items():
             if not name.startswith("_"):
@@ -120,7 +125,8 @@ class QuantizedExperts(nn.Module):
 
     @staticmethod
     def replaces(module: nn.Module, format: str) -> bool:
-        """Whether a module is experts whose weights are of whole blocks and whose forward pass is known here."""
+        """Whether a module is experts whose weights are of whole blocks and whose forward pass is
+        known here."""
         found = [getattr(module, name, None) for name in ("gate_up_proj", "down_proj")]
         parameters = [p for p in found if isinstance(p, nn.Parameter) and p.dim() == 3]
         return (
@@ -152,7 +158,8 @@ class QuantizedExperts(nn.Module):
         return cls(module, gate_up, down)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> QuantizedExperts:
-        """Moves the experts. `model.to(torch.bfloat16)` is about their biases: global scales stay what they are."""
+        """Moves the experts. `model.to(torch.bfloat16)` casts their biases, and never their global
+        scales."""
         before = {name: getattr(self, name) for name in ("gate_up_proj_slots", "down_proj_slots")}
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for name, slots in before.items():
@@ -175,7 +182,8 @@ class QuantizedExperts(nn.Module):
         return result
 
     def dequantize(self, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
-        """The weights `[E, M, K]` of `gate_up_proj` or `down_proj`; transposed ones are not transposed back."""
+        """The weights `[E, M, K]` of `gate_up_proj` or `down_proj`; transposed ones are not
+        transposed back."""
         codes, scales, slots = (getattr(self, f"{name}_{part}") for part in ("packed", "scale", "slots"))
         result: Tensor = _weights(codes, scales, slots, self.format, "divisor", 2 * codes.shape[-1]).dequantize(dtype)
         return result
@@ -194,7 +202,8 @@ class QuantizedExperts(nn.Module):
         return self.down_proj_packed.shape[0]
 
     def _linears(self) -> Iterator[tuple[str, str, slice]]:
-        """The linear layers of an expert: their names, the weights that they are rows of, and which rows."""
+        """The linear layers of an expert: their names, the weights that they are rows of, and which
+        rows."""
         half = self.gate_up_proj_packed.shape[1] // 2
         if getattr(self, "is_concatenated", True):
             rows = slice(None, half), slice(half, None)

@@ -52,14 +52,15 @@ def gemv(
 
 
 def linear(x: ArrayLike, weights: Quantized, *, bias: ArrayLike | None = None, out: Array = None, workspace: Array = None) -> Array:
-    """Multiplies activations with quantized weights, as a linear layer does: `x @ weights.T + bias`.
+    """Multiplies activations with quantized weights, as a linear layer does: `x @ weights.T +
+    bias`.
 
     Args:
         x: activations `[..., K]`, float32, float16 or bfloat16; contiguous. They are not rounded.
             Weights are decoded once for many rows.
         weights: `[M, K]` in NVFP4 or MXFP4, with linear scales.
-        bias: `[M]` of the dtype of `x`. On a GPU it is added before the only rounding, on a CPU after
-            one.
+        bias: `[M]` of the dtype of `x`. On a GPU it is added before the only rounding, on a CPU
+            after one.
         out: a contiguous array of the dtype of `x` to write to.
         workspace: on a GPU, memory for more rows than eight or for float32, from :func:`workspace`.
             By default there is one for each stream, and one for each stream in a graph that is
@@ -101,8 +102,8 @@ _FEW = 8
 def workspace(weights: Quantized, rows: int, dtype: DtypeLike = "bfloat16") -> Array:
     """Allocates the workspace of :func:`linear` on a GPU, uint8: for products of weights of this
     shape with up to `rows` rows of activations of a dtype. One for float32 serves all. It begins
-    with semaphores, which are zeros before and after each product; the other bytes may have any values.
-    It serves one product after the other, on one stream."""
+    with semaphores, which are zeros before and after each product; the other bytes may have any
+    values. It serves one product after the other, on one stream."""
     if not _gpu.holds(weights.codes):
         raise Error("weights are in the memory of the CPU, where products need no workspace")
     _gpu.require()

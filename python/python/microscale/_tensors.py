@@ -47,8 +47,9 @@ class Quantized:
     Attributes:
         codes: uint8, `[..., code bytes]`. Two 4-bit codes share a byte, the lower index in the low
             nibble. A row that is not a whole number of blocks ends in a block padded with zeros.
-        scales: uint8, one per block: `[..., blocks]` in the layout `linear`. In the layout `swizzled`
-            `[rows, blocks]`, padded to multiples of 128 and 4: the 128x4 tiles of cuBLASLt and CUTLASS.
+        scales: uint8, one per block: `[..., blocks]` in the layout `linear`. In the layout
+            `swizzled` `[rows, blocks]`, padded to multiples of 128 and 4: the 128x4 tiles of
+            cuBLASLt and CUTLASS.
         direction: direction of the global scale, `divisor` or `multiplier`; None without one.
         format: `mxfp4`, `nvfp4`, `mxfp8-e4m3` or `mxfp8-e5m2`.
         shape: the shape of the array that was quantized.
@@ -196,7 +197,8 @@ class Quantized:
     @property
     def typed(self) -> tuple[Array, Array]:
         """Codes and scales as views of PyTorch's dtypes: `float4_e2m1fn_x2`, `float8_e4m3fn`,
-        `float8_e8m0fnu`. For numpy, ml_dtypes has the dtypes of scales, and 4-bit codes stay bytes."""
+        `float8_e8m0fnu`. For numpy, ml_dtypes has the dtypes of scales, and 4-bit codes stay
+        bytes."""
         codes, scales = _TYPED[self.format]
         if codes.endswith("_x2") and not _arrays.is_torch(self.codes):
             return self.codes, _arrays.typed(self.scales, scales)
@@ -273,29 +275,31 @@ def quantize(
     a view with that axis last, such as `x.T`.
 
     On a GPU the work is enqueued on the current stream of the array's library. Nothing waits unless
-    an argument below says that it does, so that a CUDA graph can capture the call. Rows may be apart
-    there, but the elements of a row must be contiguous.
+    an argument below says that it does, so that a CUDA graph can capture the call. Rows may be
+    apart there, but the elements of a row must be contiguous.
 
     Args:
-        x: `[..., K]`, float32, float16 or bfloat16: an array of numpy or CuPy, a tensor of PyTorch on
-            a CPU or an NVIDIA GPU, or an object with `__dlpack__`, `__cuda_array_interface__` or the
-            buffer protocol.
-        format: `mxfp4`, `nvfp4`, `mxfp8-e4m3` or `mxfp8-e5m2`. MXFP4 needs no global scale, and NVFP4
-            loses less.
+        x: `[..., K]`, float32, float16 or bfloat16: an array of numpy or CuPy, a tensor of PyTorch
+            on a CPU or an NVIDIA GPU, or an object with `__dlpack__`, `__cuda_array_interface__` or
+            the buffer protocol.
+        format: `mxfp4`, `nvfp4`, `mxfp8-e4m3` or `mxfp8-e5m2`. MXFP4 needs no global scale, and
+            NVFP4 loses less.
         numerics: the library whose arithmetic is followed: `ocp`, `torchao`, `compressed-tensors`,
             `modelopt`, `transformer-engine` or `ggml`. By default `ocp` for the MX formats and
             `compressed-tensors` for NVFP4.
-        scale_rule: `floor`, `ceil`, `even` or `rceil` instead of the numerics' rule, for MX formats.
+        scale_rule: `floor`, `ceil`, `even` or `rceil` instead of the numerics' rule, for MX
+            formats.
         ties: `even`, `away` or `zero` instead of the numerics' rule, for MXFP4.
         search: `four-six`, `window` or `full` chooses block scales by their squared error.
         importance: float32 `[K]`, weights of the errors in a search.
         global_scale: the global scale of NVFP4: a number in the direction of the numerics, a
             :class:`GlobalScale` of that direction, or `"none"`. By default it is computed from `x`.
-        amax: the result of :func:`amax`, to compute NVFP4's global scale from instead of `x`. On a GPU
-            it is a `DeviceAmax`, and on a CPU an `Amax`.
+        amax: the result of :func:`amax`, to compute NVFP4's global scale from instead of `x`. On a
+            GPU it is a `DeviceAmax`, and on a CPU an `Amax`.
         layout: the layout of the scales, `linear` or `swizzled`.
-        non_finite: `error`, `propagate` or `saturate`. The default is `error` on a CPU. On a GPU it is
-            `propagate`, which makes a block with NaN or an infinity NaN, and `error` waits for the GPU.
+        non_finite: `error`, `propagate` or `saturate`. The default is `error` on a CPU. On a GPU it
+            is `propagate`, which makes a block with NaN or an infinity NaN, and `error` waits for
+            the GPU.
         report: whether to count values that could not be represented. A CPU always counts; on a GPU
             pass True, which waits for the GPU.
         out: a result of the same shape, format and layout to overwrite.
@@ -413,13 +417,15 @@ def _require_amax(amax: Amax, what: str) -> None:
 
 
 def dequantize(q: Quantized, dtype: DtypeLike = "float32", *, out: Array = None) -> Array:
-    """Returns the values of a quantized array: each element times its scale, rounded once to the dtype.
+    """Returns the values of a quantized array: each element times its scale, rounded once to the
+    dtype.
 
     Args:
         q: the quantized array.
         dtype: `float32`, `float16` or `bfloat16`, by name or as a dtype of numpy or PyTorch. For
             numpy, ml_dtypes has bfloat16.
-        out: a contiguous array of the same number of elements to write to. Its dtype replaces `dtype`.
+        out: a contiguous array of the same number of elements to write to. Its dtype replaces
+            `dtype`.
 
     Returns:
         `out`, or an array of shape `q.shape` in the library of the codes.
@@ -440,7 +446,8 @@ def dequantize(q: Quantized, dtype: DtypeLike = "float32", *, out: Array = None)
 
 
 def amax(x: ArrayLike, *, out: Amax | DeviceAmax | None = None) -> Amax | DeviceAmax:
-    """Returns the largest magnitude of an array `[..., K]`, from which NVFP4's global scale is computed.
+    """Returns the largest magnitude of an array `[..., K]`, from which NVFP4's global scale is
+    computed.
 
     Args:
         x: float32, float16 or bfloat16.
@@ -475,7 +482,8 @@ def swizzle(q: Quantized, layout: ScaleLayout = "swizzled") -> Quantized:
 
     Args:
         q: the quantized array.
-        layout: `swizzled` for the 128x4 tiles of cuBLASLt and CUTLASS, padded with zeros, or `linear`.
+        layout: `swizzled` for the 128x4 tiles of cuBLASLt and CUTLASS, padded with zeros, or
+            `linear`.
     """
     if layout == q.layout:
         return q
@@ -497,7 +505,8 @@ def compare(original: ArrayLike, other: Quantized | ArrayLike) -> Loss:
 
     Args:
         original: `[..., K]`, with contiguous rows.
-        other: a :class:`Quantized` of the same shape, or a contiguous array of the same shape and any dtype of values.
+        other: a :class:`Quantized` of the same shape, or a contiguous array of the same shape and
+            any dtype of values.
     """
     original = _on_host(_arrays.values(original, "original"))
     if isinstance(other, Quantized):

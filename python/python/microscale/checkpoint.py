@@ -96,9 +96,10 @@ def quantize(
 
     Args:
         path: a .safetensors or .gguf file, or a directory.
-        out: the output, a file or a directory like `path`. None returns the plan and writes nothing.
-        recipe: a file (.toml), or the name of a built-in recipe such as `nvfp4`. The arguments below
-            override its settings for all tensors.
+        out: the output, a file or a directory like `path`. None returns the plan and writes
+            nothing.
+        recipe: a file (.toml), or the name of a built-in recipe such as `nvfp4`. The arguments
+            below override its settings for all tensors.
         format: `mxfp4` by default.
         numerics: the library whose arithmetic is followed: `ocp`, `torchao`, `compressed-tensors`,
             `modelopt`, `transformer-engine` or `ggml`.
@@ -106,20 +107,20 @@ def quantize(
         ties: `even`, `away` or `zero`, for MXFP4.
         search: `four-six`, `window` or `full` chooses block scales by their squared error.
         search_global: also search for NVFP4's global scale.
-        global_scale: NVFP4's global scale: a number for all tensors in the direction of the numerics,
-            a .safetensors file with one for each tensor, or `"none"`. A number whose direction you
-            know can be a `GlobalScale(...).value`.
+        global_scale: NVFP4's global scale: a number for all tensors in the direction of the
+            numerics, a .safetensors file with one for each tensor, or `"none"`. A number whose
+            direction you know can be a `GlobalScale(...).value`.
         importance: a .safetensors file with weights of errors by column, for the search.
-        input_scale: stores the scale of the inputs of layers, for W4A4: their amax, or a JSON file of
-            numbers by layer.
+        input_scale: stores the scale of the inputs of layers, for W4A4: their amax, or a JSON file
+            of numbers by layer.
         requantize: quantize weights that are quantized already, from their values.
         split_experts: treat experts that share one tensor one by one.
         skip_others: leave out the directory's other files with weights: .bin, .pth, .onnx.
         non_finite: `error`, `propagate` or `saturate`.
         include: patterns of more tensors to quantize.
         exclude: patterns of tensors that stay unquantized. They override `include`.
-        to: the checkpoint format to write: `compressed-tensors`, `modelopt`, `gpt-oss` or `gguf`, and
-            others that `microscale quantize --help` lists.
+        to: the checkpoint format to write: `compressed-tensors`, `modelopt`, `gpt-oss` or `gguf`,
+            and others that `microscale quantize --help` lists.
         kept: storage of tensors of GGUF that stay unquantized: `unchanged` or `q8_0`.
         device: `auto`, `cpu`, `cuda`, `cuda:N` or `cuda:all`.
         part: `(I, N)` quantizes the I-th of N parts into OUT.parts, for :func:`merge`.

@@ -3,8 +3,8 @@
     facts = microscale.ray.quantize_checkpoint("/shared/model", "/shared/out", recipe="nvfp4")
 
 Each part of the checkpoint is a task, which Ray gives to another machine if one dies. The caller
-merges the parts, with the same bytes as from :func:`microscale.checkpoint.quantize`. Only this module
-imports Ray.
+merges the parts, with the same bytes as from :func:`microscale.checkpoint.quantize`. Only this
+module imports Ray.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ def quantize_checkpoint(
 
     Ray is initialized by its own rules if it is not: `RAY_ADDRESS` names a cluster. Every machine
     needs this version of the package, and `path` and `out` at the same place of storage that all
-    share with the caller. Finished shards are in `OUT.parts`. They stay there if a part or the caller
-    fails, and the same call continues with them. `out` appears complete or not at all.
+    share with the caller. Finished shards are in `OUT.parts`. They stay there if a part or the
+    caller fails, and the same call continues with them. `out` appears complete or not at all.
 
     Args:
         path: a checkpoint, usually a directory of many shards.
@@ -86,8 +86,8 @@ def quantize_checkpoint(
         remote: options of Ray for each task, such as `num_cpus`, `num_gpus`, `resources` or
             `scheduling_strategy`. By default a part takes the number of processors of the smallest
             machine.
-        progress: is called after each part with its name `I/N`, the number of finished parts, and of
-            all parts. An exception in it stops the other parts.
+        progress: is called after each part with its name `I/N`, the number of finished parts, and
+            of all parts. An exception in it stops the other parts.
         options: options of :func:`microscale.checkpoint.quantize`, except `part`.
 
     Returns:

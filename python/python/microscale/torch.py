@@ -6,7 +6,8 @@
     model.save_pretrained(folder)       # a model of transformers
     microscale.torch.load_quantized(other, folder)
 
-The operators are `torch.ops.microscale.quantize`, `dequantize`, `linear` and `linear_experts`, for tensors on CPUs and NVIDIA GPUs.
+The operators are `torch.ops.microscale.quantize`, `dequantize`, `linear` and `linear_experts`, for
+tensors on CPUs and NVIDIA GPUs.
 """
 
 from __future__ import annotations
