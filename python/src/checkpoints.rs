@@ -154,11 +154,11 @@ pub(crate) fn quantize_checkpoint(
     let input = warned(py, work(py, || quantize.open(&path))?.map_err(of_checkpoints)?)?;
     let plan = py.detach(|| quantize.plan(&input)).map_err(of_checkpoints)?;
     let warnings = plan.warnings.iter().map(ToString::to_string).collect();
-    let told = |mut facts: Value, warnings| {
+    let with_notes = |mut facts: Value, warnings| {
         facts["notes"] = plan.refused_by().into();
         Ok((facts.to_string(), warnings))
     };
-    let Some(out) = out else { return told(plan.to_json(), warnings) };
+    let Some(out) = out else { return with_notes(plan.to_json(), warnings) };
     let parts = quantize.part.map(|_| checkpoint::parts_directory(&out)).transpose();
     let parts = parts.map_err(of_checkpoints)?;
     let outputs: Vec<_> = std::iter::once(&out).chain(&parts).collect();
@@ -168,7 +168,7 @@ pub(crate) fn quantize_checkpoint(
         Some(part) => drop(checkpoint::remove_unfinished_part(&out, part)),
     }
     let done = operate(py, progress, |progress| Ok(plan.run(&out, &device, progress)?.to_json()))?;
-    told(done, warnings)
+    with_notes(done, warnings)
 }
 
 /// Puts the parts of a checkpoint together. Returns JSON.
