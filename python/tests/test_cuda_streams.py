@@ -185,10 +185,10 @@ def test_a_first_call_in_a_capture():
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             q = microscale.quantize(w)
-            y = microscale.linear(q, x)
+            y = microscale.linear(x, q)
         graph.replay()
         assert torch.equal(q.codes, microscale.quantize(w).codes)
-        assert torch.equal(y, microscale.linear(q, x))
+        assert torch.equal(y, microscale.linear(x, q))
         print("fine")
     """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -66,7 +66,7 @@ CALLS = {
         weights = microscale.quantize(x[:16])
         holder = Holder(x.copy())
         bias = Dropper(one[:16], lambda: setattr(holder, "x", None))
-        same(microscale.linear(weights, holder, bias=bias), microscale.linear(weights, x, bias=one[:16]))
+        same(microscale.linear(holder, weights, bias=bias), microscale.linear(x, weights, bias=one[:16]))
     """,
     "original": """
         holder = Holder(x.copy())
@@ -85,7 +85,7 @@ CALLS = {
         weights = microscale.quantize(x[:16])
         tensor = torch.from_numpy(x).clone()
         bias = Dropper(one[:16], lambda: tensor.set_(torch.empty(0)))
-        same(microscale.linear(weights, tensor, bias=bias), microscale.linear(weights, x, bias=one[:16]))
+        same(microscale.linear(tensor, weights, bias=bias), microscale.linear(x, weights, bias=one[:16]))
     """,
 }
 

@@ -122,7 +122,8 @@ def test_results_have_the_keys_of_their_types(sample, tmp_path):
     assert dequantized["dequantized"]["tensors"] == 21
     compared = microscale.checkpoint.compare(sample, bf16)
     keys(compared, _facts.CompareFacts, "compare")
-    assert compared["total"] == microscale.checkpoint.compare(sample, out)["total"]
+    exact = microscale.checkpoint.compare(sample, out)["total"]
+    assert compared["total"]["sqnr_db"] == pytest.approx(exact["sqnr_db"], abs=0.1)
     planned = microscale.checkpoint.compare(sample, format="nvfp4", device="cpu")
     keys(planned, _facts.CompareFacts, "compare")
     assert len(planned["tensors"]) == 21
@@ -148,8 +149,8 @@ def test_errors_of_the_system_are_os_errors(sample, tmp_path):
             call(tmp_path / "missing")
         assert caught.value.filename.startswith(str(tmp_path / "missing"))
     (tmp_path / "file").write_text("")
-    with pytest.raises(OSError):
-        microscale.checkpoint.quantize(sample, tmp_path / "file" / "out", device="cpu")
+    with pytest.raises(NotADirectoryError):
+        microscale.checkpoint.inspect(tmp_path / "file" / "model.safetensors")
 
 
 def test_progress_is_a_line_by_tqdm(sample, tmp_path, monkeypatch, capsys):
