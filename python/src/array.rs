@@ -25,10 +25,11 @@ pub(crate) struct Array {
     owner: Owner,
 }
 
-// SAFETY: objects of Python, tensors of DLPack and copies can go to other threads and be dropped there. Functions that read or write
-// the memory prove for themselves that no other thread writes it.
+// SAFETY: objects of Python, tensors of DLPack and copies can go to other threads and be dropped
+// there. Functions that read or write the memory prove for themselves that no other thread writes
+// it.
 unsafe impl Send for Array {}
-// SAFETY: as above; `&Array` gives shared slices alone.
+// SAFETY: as above; `&Array` gives only shared slices.
 unsafe impl Sync for Array {}
 
 impl Array {
@@ -145,7 +146,7 @@ impl Array {
         Ok(Shape::new(rows, cols).with_row_stride(row_stride))
     }
 
-    /// The strides, none of which goes backwards.
+    /// The strides. None is negative.
     fn positive(&self, py: Python<'_>) -> PyResult<Vec<usize>> {
         let strides: Option<Vec<usize>> =
             self.strides.iter().map(|stride| usize::try_from(*stride).ok()).collect();
@@ -183,13 +184,14 @@ impl Array {
         self.name
     }
 
-    /// A read-only copy. The interpreter's lock is held meanwhile, so that no other code of Python frees the memory.
+    /// A read-only copy. The interpreter's lock is held meanwhile, so that no other code of Python
+    /// frees the memory.
     pub(crate) fn copied(mut self) -> PyResult<Self> {
         self.writable = false;
         // No function reads an array with a negative stride.
         if self.span() > 0 && self.strides.iter().all(|stride| *stride >= 0) {
-            // SAFETY: the object that gave the address did so just now, with the interpreter's lock held since, and promises elements
-            // there as far as the shape and strides go.
+            // SAFETY: the object that gave the address did so just now, with the interpreter's lock
+            // held since, and promises elements there as far as the shape and strides go.
             (self.owner, self.data) = unsafe { Owner::copy(self.data, self.span_bytes()) }?;
         }
         Ok(self)
@@ -250,15 +252,18 @@ impl Array {
         if span == 0 {
             return &[];
         }
-        // SAFETY: the producer of the array promises that its elements are where its shape and strides say, and keeps them there as long
-        // as `owner` lives. The address is not null and was found to be aligned for the kind, whose bits are all values, and
-        // `new` found that the bytes are no more than `isize::MAX`. Gaps
-        // between rows are memory of the same allocation, for strides do not go backwards. That nobody writes to an argument while a
-        // function works on it, the package asks of its users, as every library does that lets go of the interpreter's lock.
+        // SAFETY: the producer of the array promises that its elements are where its shape and
+        // strides say, and keeps them there as long as `owner` lives. The address is not null and
+        // was found to be aligned for the kind, whose bits are all values, and `new` found that the
+        // bytes are no more than `isize::MAX`. Gaps between rows are memory of the same allocation,
+        // as strides are not negative. Callers must not write to an argument while a function works
+        // on it: the package documents this, like every library that releases the interpreter's
+        // lock.
         unsafe { std::slice::from_raw_parts(self.data.cast(), span) }
     }
 
-    /// Values of the dtype that is the array's, gaps included. [`Self::matrix`] or [`Self::rows`] comes first.
+    /// Values of the dtype that is the array's, gaps included. [`Self::matrix`] or [`Self::rows`]
+    /// comes first.
     pub(crate) fn values<T: Element>(&self) -> &[T] {
         self.slice(match T::DTYPE {
             Dtype::F32 => Kind::F32,
@@ -286,12 +291,14 @@ impl Array {
         assert_eq!(size_of::<T>(), kind.bytes(), "the type is the kind's");
         match self.span() {
             0 => Ok(&mut []),
-            // SAFETY: as in `slice`; the array can be written to, is borrowed as mutable, and shares no memory with the inputs.
+            // SAFETY: as in `slice`; the array can be written to, is borrowed as mutable, and
+            // shares no memory with the inputs.
             span => Ok(unsafe { std::slice::from_raw_parts_mut(self.data.cast(), span) }),
         }
     }
 
-    /// Makes sure that the array can be written to, has elements of a kind without gaps, and shares no memory with others.
+    /// Makes sure that the array can be written to, has elements of a kind without gaps, and shares
+    /// no memory with others.
     pub(crate) fn require_output(&self, py: Python<'_>, kind: Kind, others: &[&Self]) -> PyResult<()> {
         self.require(py, kind)?;
         let what = self.what;

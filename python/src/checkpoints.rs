@@ -1,18 +1,18 @@
-//! Operations on checkpoints. What they tell goes to Python as JSON.
+//! Operations on checkpoints. Their results go to Python as JSON.
 
 use std::ffi::CString;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use microscale::formats::{ScaleRule, Ties};
-use microscale::{Device, DeviceChoice, Format, NonFinite, Numerics, Search, Words};
+use microscale::{Device, DeviceChoice, Dtype, Format, NonFinite, Numerics, Recipe, Search};
 use microscale_checkpoint::{
-    self as checkpoint, Checkpoint, Convert, GlobalSetting, InputScales, KeptAs, Logical, OnProgress,
-    OpenOptions, Part, Places, Progress, Quantize, Recipes, Settings, Skipped, Sums,
+    self as checkpoint, Checkpoint, Convert, Dequantize, GlobalSetting, InputScales, Inspected, KeptAs,
+    OnProgress, OpenOptions, Part, Places, Progress, Quantize, Recipes, Selection, Settings,
 };
 use pyo3::exceptions::PyUserWarning;
 use pyo3::prelude::*;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::errors::{error, of_checkpoints, of_tensors};
 use crate::recipe::{GivenGlobal, optional, word};
@@ -106,7 +106,7 @@ impl Arguments {
         })
     }
 
-    /// The files that are read beside the checkpoint.
+    /// The files that are read in addition to the checkpoint.
     fn files(&self) -> impl Iterator<Item = &PathBuf> {
         let inputs = match &self.input_scale {
             Some(GivenInput::File(path)) => Some(path),
@@ -135,7 +135,8 @@ fn warned(py: Python<'_>, checkpoint: Checkpoint) -> PyResult<Checkpoint> {
     Ok(checkpoint)
 }
 
-/// Quantizes a checkpoint, or a part of it. Without an output it says what would be done. Returns JSON, and warnings.
+/// Quantizes a checkpoint, or a part of it. Without an output it says what would be done. Returns
+/// JSON, and warnings.
 #[pyfunction]
 #[pyo3(signature = (path, out, arguments, device, part, progress))]
 pub(crate) fn quantize_checkpoint(
@@ -153,11 +154,11 @@ pub(crate) fn quantize_checkpoint(
     let input = warned(py, work(py, || quantize.open(&path))?.map_err(of_checkpoints)?)?;
     let plan = py.detach(|| quantize.plan(&input)).map_err(of_checkpoints)?;
     let warnings = plan.warnings.iter().map(ToString::to_string).collect();
-    let told = |mut facts: Value, warnings| {
+    let with_notes = |mut facts: Value, warnings| {
         facts["notes"] = plan.refused_by().into();
         Ok((facts.to_string(), warnings))
     };
-    let Some(out) = out else { return told(plan.to_json(), warnings) };
+    let Some(out) = out else { return with_notes(plan.to_json(), warnings) };
     let parts = quantize.part.map(|_| checkpoint::parts_directory(&out)).transpose();
     let parts = parts.map_err(of_checkpoints)?;
     let outputs: Vec<_> = std::iter::once(&out).chain(&parts).collect();
@@ -167,7 +168,7 @@ pub(crate) fn quantize_checkpoint(
         Some(part) => drop(checkpoint::remove_unfinished_part(&out, part)),
     }
     let done = operate(py, progress, |progress| Ok(plan.run(&out, &device, progress)?.to_json()))?;
-    told(done, warnings)
+    with_notes(done, warnings)
 }
 
 /// Puts the parts of a checkpoint together. Returns JSON.
@@ -191,15 +192,7 @@ pub(crate) fn merge_checkpoint(
     check_places(&input, [], &[&out, &parts]).map_err(of_checkpoints)?;
     checkpoint::remove_unfinished_output(&out);
     let done = operate(py, progress, |progress| checkpoint::merge(&input, &out, progress))?;
-    let facts = json!({
-        "shards": done.shards,
-        "bytes": done.bytes,
-        "tensors": done.tensors,
-        "skipped": skipped(&done.skipped),
-        "left": done.left.map(|path| path.to_string_lossy().into_owned()),
-        "seconds": done.seconds,
-    });
-    Ok(facts.to_string())
+    Ok(done.to_json().to_string())
 }
 
 /// Writes a quantized checkpoint in another checkpoint format. Returns JSON, and warnings.
@@ -226,42 +219,7 @@ pub(crate) fn convert_checkpoint(
     check_places(&input, [], &[&out]).map_err(of_checkpoints)?;
     checkpoint::remove_unfinished_output(&out);
     let done = operate(py, progress, |progress| convert.run(&input, &out, &device, progress))?;
-    let rounded = done.rounded.iter().map(|rounding| {
-        json!({
-            "tensor": rounding.tensor,
-            "before": rounding.before.value(),
-            "after": rounding.after.value(),
-            "differing": rounding.differing,
-            "values": rounding.values,
-        })
-    });
-    let requantized = done.requantized.iter().map(|tensor| {
-        json!({
-            "tensor": tensor.tensor,
-            "from": tensor.from,
-            "to": tensor.to,
-            "differing": tensor.differing,
-            "values": tensor.values,
-            "relative_squared_error": tensor.errors.relative_squared_error(),
-        })
-    });
-    let facts = json!({
-        "to": done.to.word(),
-        "converted": sums(done.converted),
-        "in_bf16": sums(done.in_bf16),
-        "copied": sums(done.copied),
-        "cast": done.cast,
-        "rounded": rounded.collect::<Vec<_>>(),
-        "requantized": requantized.collect::<Vec<_>>(),
-        "rounded_inputs": done.rounded_inputs,
-        "dropped_inputs": done.dropped_inputs,
-        "unscaled_inputs": done.unscaled_inputs,
-        "dropped_activations": done.dropped_activations,
-        "dropped_cache": done.dropped_cache,
-        "skipped": skipped(&done.skipped),
-        "seconds": done.seconds,
-    });
-    Ok((facts.to_string(), done.misread_by))
+    Ok((done.to_json().to_string(), done.misread_by))
 }
 
 /// Looks for defects of a quantized checkpoint. Returns JSON.
@@ -286,63 +244,75 @@ pub(crate) fn diagnose_checkpoint(
 #[pyfunction]
 pub(crate) fn inspect_checkpoint(py: Python<'_>, path: PathBuf) -> PyResult<String> {
     let input = open(py, &path, OpenOptions::default())?;
-    let look = || Value::from(checkpoint::inspect(&input).iter().map(inspected).collect::<Vec<_>>());
+    let look = || checkpoint::inspect(&input).iter().map(Inspected::to_json).collect::<Value>();
     Ok(work(py, look)?.to_string())
 }
 
-/// A tensor as JSON.
-fn inspected(found: &checkpoint::Inspected<'_>) -> Value {
-    let stored = found.tensor.stored();
-    let mut facts = json!({
-        "tensor": found.tensor.name(),
-        "shape": found.tensor.shape(),
-        "file": stored.file.to_string_lossy(),
-    });
-    match &found.tensor {
-        Logical::Packed(packed) => {
-            facts["format"] = packed.format.word().into();
-            facts["checkpoint_format"] = packed.checkpoint_format().word().into();
-            facts["bytes"] = packed.bytes().into();
-            if let Some((_, global_scale)) = packed.global_scale {
-                facts["global_scale"] = global_scale.value().into();
-                facts["direction"] = global_scale.direction().word().into();
-            }
+/// Writes a checkpoint with its quantized tensors as values. Returns JSON.
+#[pyfunction]
+#[pyo3(signature = (path, out, dtype, non_finite, skip_others, device, progress))]
+#[expect(clippy::too_many_arguments, reason = "each is one of Python's")]
+pub(crate) fn dequantize_checkpoint(
+    py: Python<'_>,
+    path: PathBuf,
+    out: PathBuf,
+    dtype: Option<&str>,
+    non_finite: Option<&str>,
+    skip_others: bool,
+    device: &str,
+    progress: Option<Py<PyAny>>,
+) -> PyResult<String> {
+    let of_checkpoints = |error| of_checkpoints(py, error);
+    let dequantize = Dequantize {
+        dtype: optional::<Dtype>(py, dtype)?,
+        non_finite: optional::<NonFinite>(py, non_finite)?.unwrap_or(NonFinite::Error),
+    };
+    let device = ready_to_dequantize(py, device)?;
+    let options = OpenOptions { skip_other_weights: skip_others, ..OpenOptions::default() };
+    let input = open(py, &path, options)?;
+    check_places(&input, [], &[&out]).map_err(of_checkpoints)?;
+    checkpoint::remove_unfinished_output(&out);
+    let done = operate(py, progress, |progress| dequantize.run(&input, &out, &device, progress))?;
+    Ok(done.to_json().to_string())
+}
+
+/// Measures a checkpoint against another, or against its own values in a format. Returns JSON.
+#[pyfunction]
+#[pyo3(signature = (path, other, format, numerics, device, progress))]
+pub(crate) fn compare_checkpoints(
+    py: Python<'_>,
+    path: PathBuf,
+    other: Option<PathBuf>,
+    format: Option<&str>,
+    numerics: Option<&str>,
+    device: &str,
+    progress: Option<Py<PyAny>>,
+) -> PyResult<String> {
+    let (format, numerics) = (optional::<Format>(py, format)?, optional::<Numerics>(py, numerics)?);
+    let recipe = match (&other, format) {
+        (Some(_), None) if numerics.is_none() => None,
+        (None, Some(format)) => {
+            let numerics = numerics.unwrap_or(Numerics::default_for(format));
+            Some(Recipe::of(format, numerics).map_err(|error| of_tensors(py, error))?)
         }
-        Logical::Plain(tensor) => {
-            facts["dtype"] = tensor.dtype.to_string().into();
-            facts["bytes"] = tensor.data.len().into();
+        _ => return Err(error(py, "compare takes another checkpoint, or a format and its numerics")),
+    };
+    let computed_on_gpus = format.is_some_and(|format| !matches!(format, Format::Comparison(_)));
+    let device = if computed_on_gpus { ready(py, device)? } else { ready_to_dequantize(py, device)? };
+    let open = |path: &Path| open(py, path, OpenOptions::default());
+    let (first, second) = (open(&path)?, other.as_deref().map(open).transpose()?);
+    let comparison = operate(py, progress, |progress| match (&second, &recipe) {
+        (Some(second), _) => checkpoint::compare(&first, second, &device, progress),
+        (None, Some(recipe)) => {
+            checkpoint::compare_format(&first, &Selection::default(), recipe, &device, progress)
         }
-    }
-    if let Some(histogram) = &found.histogram {
-        facts["blocks"] = histogram.blocks().into();
-        facts["nan_scales"] = histogram.nan_scales().into();
-        facts["scale_range"] =
-            histogram.scale_range().map_or(Value::Null, |(least, most)| json!([least, most]));
-    }
-    if let Some(error) = &found.unreadable {
-        facts["unreadable"] = error.to_string().into();
-    }
-    facts
+        (None, None) => unreachable!("one of the two is given"),
+    })?;
+    Ok(comparison.to_json().to_string())
 }
 
-fn sums(sums: Sums) -> Value {
-    json!({
-        "tensors": sums.tensors,
-        "elements": sums.elements,
-        "bytes_before": sums.bytes_before,
-        "bytes_after": sums.bytes_after,
-    })
-}
-
-fn skipped(skipped: &[Skipped]) -> Value {
-    skipped
-        .iter()
-        .map(|skipped| json!({ "path": skipped.path.to_string_lossy(), "why": skipped.why }))
-        .collect()
-}
-
-/// Makes a device ready for an operation that dequantizes. `auto` means the CPU: copying values back
-/// from a GPU takes longer than computing them.
+/// Makes a device ready for an operation that dequantizes. `auto` means the CPU: copying values
+/// back from a GPU takes longer than computing them.
 fn ready_to_dequantize(py: Python<'_>, device: &str) -> PyResult<Device> {
     ready(py, if device == "auto" { "cpu" } else { device })
 }
@@ -365,28 +335,28 @@ fn check_places<'a>(
     outputs.iter().try_for_each(|out| places.write(out))
 }
 
-/// Carries out an operation that tells of its progress: `progress(tensor, done, total)` is called before each
-/// tensor. What that raises, and Ctrl-C, which takes effect within tensors too, stop the operation, which then
-/// leaves nothing behind.
+/// Runs an operation and calls `progress(tensor, done, total)` before each tensor. An exception in
+/// it stops the operation, and so does Ctrl-C, also in the middle of a tensor. The operation then
+/// removes what it wrote.
 fn operate<R: Send>(
     py: Python<'_>,
     progress: Option<Py<PyAny>>,
     operation: impl FnOnce(&mut OnProgress<'_>) -> checkpoint::Result<R> + Send,
 ) -> PyResult<R> {
-    let (mut raised, mut told): (_, Option<String>) = (None, None);
+    let (mut raised, mut reported): (_, Option<String>) = (None, None);
     let done = work(py, || {
         let mut update = |at: Progress<'_>| {
-            // Workers have told of other tensors by the time that the operation stops.
+            // Workers report other tensors until the operation stops.
             if raised.is_some() {
                 return ControlFlow::Break(());
             }
             let go_on = Python::attach(|py| {
                 py.check_signals()?;
                 let Some(progress) = &progress else { return Ok(()) };
-                if told.as_deref() == Some(at.tensor) {
+                if reported.as_deref() == Some(at.tensor) {
                     return Ok(());
                 }
-                told = Some(at.tensor.into());
+                reported = Some(at.tensor.into());
                 progress.call1(py, (at.tensor, at.done, at.total)).map(|_| ())
             });
             match go_on {

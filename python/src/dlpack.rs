@@ -1,4 +1,4 @@
-//! DLPack's capsules, by <https://dmlc.github.io/dlpack/latest/c_api.html>: the structures behind
+//! DLPack's capsules, by <https://dmlc.github.io/dlpack/latest/c_api.html>: the structures of
 //! `__dlpack__()`, as far as they are read here.
 
 use pyo3::intern;

@@ -2,7 +2,10 @@
 
 use std::error::Error as _;
 
-use pyo3::exceptions::{PyNotImplementedError, PyRuntimeError, PyTypeError};
+use std::io;
+use std::path::Path;
+
+use pyo3::exceptions::{PyNotImplementedError, PyOSError, PyRuntimeError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyType;
@@ -58,15 +61,38 @@ pub(crate) fn of_tensors(py: Python<'_>, error: microscale::Error) -> PyErr {
     }
 }
 
-/// The exception for an error of the checkpoint library: `CheckpointError`, with its file and its tensor.
+/// The exception for an error of the checkpoint library: an `OSError` if the operating system
+/// reported it, or else a `CheckpointError` with its file and its tensor.
 pub(crate) fn of_checkpoints(py: Python<'_>, error: microscale_checkpoint::Error) -> PyErr {
-    let mut message = error.to_string();
+    let (file, tensor) = error.place();
+    let mut message = match (&error, file) {
+        // Python appends the file name.
+        (microscale_checkpoint::Error::Io { doing, .. }, _) => format!("cannot {doing}"),
+        _ => error.to_string(),
+    };
     let mut source = error.source();
     while let Some(cause) = source {
+        let system = cause.downcast_ref::<io::Error>();
+        if let Some(code) = system.and_then(io::Error::raw_os_error) {
+            return of_system(code, message, cause, file);
+        }
         message += &format!(": {cause}");
         source = cause.source();
     }
-    let (file, tensor) = error.place();
+    if let microscale_checkpoint::Error::Io { .. } = &error {
+        message = format!("{error}{}", message.find(": ").map_or("", |end| &message[end..]));
+    }
     let arguments = (message, file, tensor);
     raised(class(py, &CHECKPOINT, "CheckpointError").and_then(|class| class.call1(arguments)))
+}
+
+/// An `OSError`, of the subclass that Python has for the code: `FileNotFoundError`,
+/// `PermissionError`, …
+fn of_system(code: i32, doing: String, cause: &dyn std::error::Error, file: Option<&Path>) -> PyErr {
+    let text = cause.to_string();
+    let reason = text.strip_suffix(&format!(" (os error {code})")).unwrap_or(&text);
+    // The code is the argument `winerror` on Windows, and `errno` on other systems.
+    let (number, windows) = if cfg!(windows) { (0, Some(code)) } else { (code, None) };
+    let file = file.map(|file| file.as_os_str().to_os_string());
+    PyOSError::new_err((number, format!("{doing}: {reason}"), file, windows))
 }

@@ -80,7 +80,8 @@ impl Experts {
     }
 }
 
-/// The order of rows of activations `[tokens, K]` or, of a row a pair, `[tokens, top_k, K]`, and the pairs of a token.
+/// The order of rows of activations `[tokens, K]` or, of a row a pair, `[tokens, top_k, K]`, and
+/// the pairs of a token.
 pub(crate) fn rows_of(
     py: Python<'_>,
     activations: &Array,
@@ -169,7 +170,7 @@ pub(crate) fn linear_experts(
 #[cfg(feature = "cuda")]
 pub(crate) use on_gpu::{gpu_experts_workspace_bytes, gpu_linear_experts};
 
-/// On GPUs: the sorting of pairs and their product, one behind the other, in one workspace.
+/// On GPUs: the sorting of pairs, followed by their product, in one workspace.
 #[cfg(feature = "cuda")]
 mod on_gpu {
     use std::sync::Arc;
@@ -206,7 +207,8 @@ mod on_gpu {
         }
     }
 
-    /// Where a workspace has its routing, behind what products need, and its bytes in all.
+    /// The offset of the routing in a workspace, after the part of the product, and the size of the
+    /// workspace.
     fn layout(
         work: &Work,
         experts: DeviceExpertsView<'_>,
@@ -230,7 +232,8 @@ mod on_gpu {
         Ok(Some((direction, array_anywhere(&slots, "global_scales", Some(stream))?)))
     }
 
-    /// Bytes of the workspace that [`gpu_linear_experts`] needs for so many pairs of a token and an expert, with `wide` activations in f32.
+    /// Bytes of the workspace that [`gpu_linear_experts`] needs for `pairs` pairs of a token and an
+    /// expert, with `wide` activations in f32.
     #[pyfunction]
     pub(crate) fn gpu_experts_workspace_bytes(
         py: Python<'_>,
@@ -245,8 +248,9 @@ mod on_gpu {
         found.map(|(_, bytes)| bytes).map_err(|why| of_tensors(py, why))
     }
 
-    /// Sorts the pairs of tokens and experts by expert, multiplies rows of activations with the weights of their experts, and adds
-    /// the experts' biases before the only rounding. The workspace begins with counters, which are zeros.
+    /// Sorts the pairs of tokens and experts by expert, multiplies rows of activations with the
+    /// weights of their experts, and adds the experts' biases before the only rounding. The
+    /// workspace begins with counters, which are zeros.
     #[pyfunction]
     #[pyo3(signature = (weights, activations, chosen, out, bias, workspace, stream))]
     #[expect(clippy::too_many_arguments, reason = "inputs and outputs of one call in Python")]
@@ -293,15 +297,18 @@ mod on_gpu {
         if found < needed || !workspace.address().is_multiple_of(size_of::<u32>() as u64) {
             return Err(error(py, format!("the workspace has {found} bytes and {needed} are needed")));
         }
-        // SAFETY: so many bytes are there, which share no memory with the operands, and the caller promises what the first of them are.
-        // That one product uses them after the other, the order of the stream ensures.
+        // SAFETY: the workspace has `needed` bytes, which share no memory with the operands. The
+        // caller guarantees that its semaphores are zeros. Products use it one after the other, in
+        // the order of the stream.
         let space = unsafe { GemmWorkspaceMut::from_raw_parts(workspace.address(), of_routing) };
         let mut space = space.map_err(|why| of_tensors(py, why))?;
         let lists = workspace.address() + of_routing as u64;
-        // SAFETY: `chosen` holds whole numbers of 32 bits, all bits of which are values; otherwise as of `view`.
+        // SAFETY: `chosen` holds 32-bit integers, for which all bits are valid. Its memory outlives
+        // the view, as for `view`.
         let pairs_of: DeviceView<'_, u32> = unsafe { DeviceView::from_raw_parts(chosen.address(), pairs) };
         let count = experts.count;
-        // SAFETY: the words are behind the product's part of the workspace, and pairs are sorted before each product.
+        // SAFETY: the words follow the product's part of the workspace, and pairs are sorted before
+        // each product.
         let routing_on = |stream: &Arc<CudaStream>| unsafe {
             DeviceRoutingMut::from_raw_parts(stream, count, pairs, lists)
         };

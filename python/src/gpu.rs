@@ -1,4 +1,4 @@
-//! GPUs, and work on streams that other libraries made. Nothing here waits but what says so.
+//! GPUs, and work on the streams of other libraries. Only functions that document it wait.
 
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -15,7 +15,8 @@ use pyo3::prelude::*;
 use crate::array::{Array, Kind, Place};
 use crate::errors::{error, of_tensors, type_error};
 
-/// The GPUs that were asked for, by number. None is let go of: their kernels are compiled once a process.
+/// The GPUs that were asked for, by number. None is let go of: their kernels are compiled once a
+/// process.
 static GPUS: Mutex<Option<HashMap<usize, &'static Gpu>>> = Mutex::new(None);
 
 /// Set once there is a driver: looking for it takes longer than a call.
@@ -24,7 +25,7 @@ static DRIVER: OnceLock<()> = OnceLock::new();
 /// Makes sure that the driver can be called.
 ///
 /// # Errors
-/// Those of [`gpu::device_count`].
+/// The errors of [`gpu::device_count`].
 fn require_driver() -> Result<()> {
     if DRIVER.get().is_none() {
         gpu::device_count()?;
@@ -33,10 +34,10 @@ fn require_driver() -> Result<()> {
     Ok(())
 }
 
-/// A GPU in its primary context, which is that of other libraries.
+/// A GPU in its primary context, which other libraries use too.
 ///
 /// # Errors
-/// Those of [`gpu::primary_context`] and [`Gpu::from_stream`].
+/// The errors of [`gpu::primary_context`] and [`Gpu::from_stream`].
 fn gpu_of(number: usize) -> Result<&'static Gpu> {
     let mut gpus = GPUS.lock().unwrap_or_else(PoisonError::into_inner);
     let gpus = gpus.get_or_insert_default();
@@ -44,20 +45,21 @@ fn gpu_of(number: usize) -> Result<&'static Gpu> {
         return Ok(gpu);
     }
     let context = gpu::primary_context(number)?;
-    // SAFETY: this context has no memory of cudarc's but reports, each of which is used on one stream.
+    // SAFETY: the only memory of cudarc in this context are reports, and each is used on one
+    // stream.
     unsafe { context.disable_event_tracking() };
     // A stream of this thread may be being captured, into which nothing of this belongs.
     let _relaxed = Relaxed::new()?;
     let opened = Gpu::from_stream(context.default_stream())?;
-    // What was cleared on the default stream is clear on all others from here on.
+    // Memory that was cleared on the default stream is clear on all others from here on.
     opened.stream().synchronize().map_err(doing("making it ready"))?;
     let opened: &'static Gpu = Box::leak(Box::new(opened));
     gpus.insert(number, opened);
     Ok(opened)
 }
 
-/// While it lives, this thread's context may change; afterwards it is again the one before, by which CUDA's runtime knows the
-/// current device.
+/// Restores this thread's context when it is dropped. CUDA's runtime takes the current device from
+/// it.
 struct CurrentContext(CUcontext);
 
 impl CurrentContext {
@@ -72,7 +74,8 @@ impl CurrentContext {
 
 impl Drop for CurrentContext {
     fn drop(&mut self) {
-        // SAFETY: it was this thread's context before, and primary contexts stay as long as a library that works in them.
+        // SAFETY: it was this thread's context before, and primary contexts stay as long as a
+        // library that works in them.
         let _ = unsafe { sys::cuCtxSetCurrent(self.0) };
     }
 }
@@ -105,8 +108,8 @@ pub(crate) struct Work {
 }
 
 impl Work {
-    /// Gets ready to work on a stream. All arrays must be on the GPU of the first; the stream waits for what their owners'
-    /// streams have to do.
+    /// Gets ready to work on a stream. All arrays must be on the GPU of the first; the stream waits
+    /// for what their owners' streams have to do.
     pub(crate) fn with(py: Python<'_>, arrays: &[&Array], stream: usize) -> PyResult<Self> {
         let place = arrays[0].place();
         let Place::Gpu(number) = place else {
@@ -124,7 +127,8 @@ impl Work {
         let current =
             CurrentContext::keep().map_err(doing("asking for the current context")).map_err(failed)?;
         let gpu = py.detach(|| gpu_of(number)).map_err(failed)?;
-        // SAFETY: the caller's library has this stream, in the primary context, and keeps it while this function works.
+        // SAFETY: the caller's library has this stream, in the primary context, and keeps it while
+        // this function works.
         let wrapped = |stream: usize| unsafe { gpu.context().wrap_borrowed_stream(stream as sys::CUstream) };
         let mut work = Self { gpu, stream: wrapped(stream), others: Vec::new(), _current: current };
         for other in arrays.iter().filter_map(|array| array.stream()) {
@@ -139,8 +143,8 @@ impl Work {
         Ok(work)
     }
 
-    /// Enqueues work, while other threads of Python run. The streams of the arrays' owners wait for it: memory may be written, or
-    /// used for something else, there.
+    /// Enqueues work, while other threads of Python run. The streams of the arrays' owners wait for
+    /// it: memory may be written, or used for something else, there.
     pub(crate) fn enqueue<R: Send + Ungil>(
         &self,
         py: Python<'_>,
@@ -177,10 +181,10 @@ fn capturing(stream: &CudaStream) -> Result<bool> {
     Ok(status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
 }
 
-/// The number of the capture on a stream of a GPU, which no other has in this process; none if nothing is captured.
+/// The number of the capture on a stream of a GPU, unique in this process, or `None`.
 ///
 /// # Errors
-/// Those of [`gpu_of`], and of a driver that does not know numbers.
+/// The errors of [`gpu_of`], and an error of drivers without such numbers.
 pub(crate) fn capture(number: usize, stream: usize) -> Result<Option<u64>> {
     require_driver()?;
     let asking = doing("asking for a capture");
@@ -197,7 +201,8 @@ pub(crate) fn capture(number: usize, stream: usize) -> Result<Option<u64>> {
     let info = CAPTURE_INFO.get_or_init(capture_info).as_ref().ok_or_else(missing)?;
     let (mut status, mut id) = (CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE, 0);
     let none = null_mut();
-    // SAFETY: the function is the driver's of this type; it writes the status and the number, and null asks for no more.
+    // SAFETY: the function is the driver's of this type; it writes the status and the number, and
+    // null asks for no more.
     let asked = unsafe { info(stream as sys::CUstream, &raw mut status, &raw mut id, none, none, none) };
     asked.result().map_err(&asking)?;
     Ok(Some(id))
@@ -220,7 +225,8 @@ fn capture_info() -> Option<CaptureInfo> {
     let name = if cfg!(windows) { "nvcuda.dll" } else { "libcuda.so.1" };
     // SAFETY: the driver is loaded already, so that no code of its runs now.
     let driver = unsafe { libloading::Library::new(name) }.ok()?;
-    // SAFETY: the driver's function of this name has this type, its pointers to handles taken for untyped ones.
+    // SAFETY: the driver's function of this name has this type, its pointers to handles taken for
+    // untyped ones.
     let found = unsafe { driver.get::<CaptureInfo>(b"cuStreamGetCaptureInfo_v2\0") }.map(|found| *found).ok();
     // The driver stays, with the function.
     std::mem::forget(driver);
@@ -244,24 +250,28 @@ pub(crate) fn view_mut<T: Element>(array: &mut Array) -> gpu::DeviceViewMut<'_, 
 /// Bytes of a GPU's without gaps: codes or scales.
 pub(crate) fn bytes<'a>(py: Python<'_>, array: &'a Array) -> PyResult<gpu::DeviceView<'a, u8>> {
     array.require(py, Kind::Bytes)?;
-    // SAFETY: who made the array promises that its elements are where its shape and strides say. `owner` keeps them while work is
-    // enqueued, and from then on the order of the stream does: libraries give memory to others on the stream that it was allocated on,
-    // or wait, and streams that are not ours were told to wait for ours. Strides do not go backwards: `require` and `Array::rows` look.
+    // SAFETY: who made the array promises that its elements are where its shape and strides say.
+    // `owner` keeps them while work is enqueued, and from then on the order of the stream does:
+    // libraries give memory to others on the stream that it was allocated on, or wait, and streams
+    // that are not ours were told to wait for ours. Strides do not go backwards: `require` and
+    // `Array::rows` look.
     Ok(unsafe { gpu::DeviceView::from_raw_parts(array.address(), array.span()) })
 }
 
 /// Memory for bytes of a GPU's without gaps. [`Array::require_output`] comes first.
 pub(crate) fn bytes_mut(array: &mut Array) -> gpu::DeviceViewMut<'_, u8> {
     assert!(array.kind() == Kind::Bytes, "outputs are looked at first");
-    // SAFETY: as of `bytes`; and it can be written to and shares no memory with what else the operation uses, which
-    // `require_output` found.
+    // SAFETY: as of `bytes`; and it can be written to and shares no memory with what else the
+    // operation uses, which `require_output` found.
     unsafe { gpu::DeviceViewMut::from_raw_parts(array.address(), array.span()) }
 }
 
-/// The words of a slot, of an amax or of a global scale: an array of float32 that holds other words, too.
+/// The words of a slot, of an amax or of a global scale: an array of float32 that holds other
+/// words, too.
 pub(crate) fn words_mut(array: &mut Array) -> gpu::DeviceViewMut<'_, u32> {
     assert!(array.kind() == Kind::F32, "outputs are looked at first");
-    // SAFETY: as of `bytes_mut`. Words and floats have the same size and alignment, and all bits are values of both.
+    // SAFETY: as of `bytes_mut`. Words and floats have the same size and alignment, and all bits
+    // are values of both.
     unsafe { gpu::DeviceViewMut::from_raw_parts(array.address(), array.span()) }
 }
 

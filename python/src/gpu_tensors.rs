@@ -1,5 +1,6 @@
-//! Operations on arrays in the memory of GPUs, by the names of those on a CPU's with `gpu_` before them. They enqueue on the caller's
-//! stream and return: none waits, but [`gpu_quantize`] where it is asked for counts.
+//! Operations on arrays in the memory of GPUs, by the names of those on a CPU's with `gpu_` before
+//! them. They enqueue on the caller's stream and return: none waits, but [`gpu_quantize`] where it
+//! is asked for counts.
 
 use half::{bf16, f16};
 use microscale::gpu::{
@@ -29,8 +30,8 @@ fn on_stream(object: &Bound<'_, PyAny>, what: &'static str, stream: usize) -> Py
     array_anywhere(object, what, Some(stream))
 }
 
-/// A quantized matrix that work on a stream may use. Of tensors of PyTorch the object keeps what was found, and while it has the same
-/// tensors at the same addresses they are not looked at again.
+/// A quantized matrix that work on a stream may use. The object caches the addresses of PyTorch's
+/// tensors, as long as it has the same tensors at the same addresses.
 fn operand<'py>(object: &Bound<'py, PyAny>, stream: usize) -> PyResult<Bound<'py, Found>> {
     let py = object.py();
     let name = intern!(py, "_found");
@@ -79,9 +80,10 @@ macro_rules! with_type {
     };
 }
 
-/// Quantizes the rows of an array to codes and scales, and in NVFP4 a slot, whose first element becomes the global scale. Returns the
-/// direction of the global scale, and counts if they are asked for, which waits for the stream. The outputs are `new` if the package made
-/// them of PyTorch for this call.
+/// Quantizes the rows of an array to codes and scales, and in NVFP4 a slot, whose first element
+/// becomes the global scale. Returns the direction of the global scale, and counts if they are
+/// asked for, which waits for the stream. The outputs are `new` if the package made them of PyTorch
+/// for this call.
 #[pyfunction]
 #[pyo3(signature = (values, recipe, importance, amax, codes, scales, slot, new, count, stream))]
 #[expect(clippy::too_many_arguments, reason = "inputs and outputs of one call in Python")]
@@ -162,7 +164,7 @@ pub(crate) fn gpu_quantize(
     Ok((out.direction().map(Words::word), report.map(counts)))
 }
 
-/// Dequantizes to an array of as many elements.
+/// Dequantizes to an array of the same number of elements.
 #[pyfunction]
 pub(crate) fn gpu_dequantize(
     py: Python<'_>,
@@ -251,8 +253,8 @@ pub(crate) fn dtype_of(wide: bool) -> Dtype {
     if wide { Dtype::F32 } else { Dtype::Bf16 }
 }
 
-/// Bytes of the workspace that [`gpu_linear`] needs on a GPU for weights of a shape and activations in 16 bits or, `wide`, in float32; 0
-/// if it needs none.
+/// Bytes of the workspace that [`gpu_linear`] needs on a GPU for weights of a shape and activations
+/// in 16 bits or, `wide`, in float32; 0 if it needs none.
 #[pyfunction]
 pub(crate) fn gpu_workspace_bytes(
     py: Python<'_>,
@@ -267,7 +269,7 @@ pub(crate) fn gpu_workspace_bytes(
     work.gpu.gemm_workspace_bytes(weights.shape, tokens, dtype_of(wide)).map_err(|why| of_tensors(py, why))
 }
 
-/// The number of the capture on a stream of GPU number `device`; none if nothing is captured.
+/// The number of the capture on a stream of GPU number `device`, or `None`.
 #[pyfunction]
 pub(crate) fn gpu_capture(py: Python<'_>, device: usize, stream: usize) -> PyResult<Option<u64>> {
     capture(device, stream).map_err(|why| of_tensors(py, why))
@@ -309,8 +311,9 @@ pub(crate) fn gpu_linear(
         None => GemmWorkspaceMut::none(),
         Some(workspace) => {
             let bytes = workspace.span();
-            // SAFETY: `bytes` bytes are there, which share no memory with the operands. The caller promises
-            // zeros in the semaphores. The stream orders the products that use the workspace.
+            // SAFETY: `bytes` bytes are there, which share no memory with the operands. The caller
+            // promises zeros in the semaphores. The stream orders the products that use the
+            // workspace.
             let space = unsafe { GemmWorkspaceMut::from_raw_parts(workspace.address(), bytes) };
             space.map_err(|why| of_tensors(py, why))?
         }

@@ -1,4 +1,5 @@
-//! Finding the elements of objects: tensors of PyTorch, arrays of numpy, and objects with an array interface or DLPack.
+//! Finding the elements of objects: tensors of PyTorch, arrays of numpy, and objects with an array
+//! interface or DLPack.
 
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -9,8 +10,9 @@ use crate::array::{Array, Kind, Owner, Place};
 use crate::dlpack;
 use crate::errors::{error, no_memory, type_error};
 
-/// Finds the elements of an object in the memory of CPUs that has `__array_interface__` or `__dlpack__`, or is a tensor of PyTorch.
-/// `what` names it in errors. Only arrays of numpy and tensors of PyTorch can be written to.
+/// Finds the elements of an object in the memory of CPUs that has `__array_interface__` or
+/// `__dlpack__`, or is a tensor of PyTorch. `what` names it in errors. Only arrays of numpy and
+/// tensors of PyTorch can be written to.
 pub(crate) fn array_of(object: &Bound<'_, PyAny>, what: &'static str) -> PyResult<Array> {
     let found = found(object, what, None)?;
     let array = match found {
@@ -25,8 +27,9 @@ pub(crate) fn array_of(object: &Bound<'_, PyAny>, what: &'static str) -> PyResul
     }
 }
 
-/// [`array_of`] for objects in the memory of GPUs too, such as those with `__cuda_array_interface__`. Work on `stream` may read and
-/// write the elements afterwards. Without a stream, objects of GPUs may be looked at, but not worked with.
+/// [`array_of`] for objects in the memory of GPUs too, such as those with
+/// `__cuda_array_interface__`. Work on `stream` may read and write the elements afterwards. Without
+/// a stream, objects of GPUs may be looked at, but not worked with.
 pub(crate) fn array_anywhere(
     object: &Bound<'_, PyAny>,
     what: &'static str,
@@ -37,7 +40,8 @@ pub(crate) fn array_anywhere(
     }
 }
 
-/// The shape of an object and the name of its dtype, which some objects have in their protocol only.
+/// The shape of an object and the name of its dtype, which some objects have in their protocol
+/// only.
 #[pyfunction]
 pub(crate) fn described<'py>(array: &Bound<'py, PyAny>) -> PyResult<(Bound<'py, PyTuple>, &'static str)> {
     let found = array_anywhere(array, "the array", None)?;
@@ -105,7 +109,8 @@ pub(crate) fn is_torch(object: &Bound<'_, PyAny>) -> PyResult<bool> {
     TENSOR.get(py).map_or(Ok(false), |tensor| object.is_instance(tensor.bind(py)))
 }
 
-/// Whether an object is an array of numpy, which owns its memory or keeps its owner. Its class has numpy's own `__array_interface__`.
+/// Whether an object is an array of numpy, which owns its memory or keeps its owner. Its class has
+/// numpy's own `__array_interface__`.
 fn is_numpy(object: &Bound<'_, PyAny>) -> PyResult<bool> {
     static NDARRAY: PyOnceLock<[Py<PyAny>; 2]> = PyOnceLock::new();
     let py = object.py();
@@ -130,9 +135,10 @@ fn dictionary<'py>(interface: Bound<'py, PyAny>, what: &'static str) -> PyResult
     })
 }
 
-/// By numpy's interface, <https://numpy.org/doc/stable/reference/arrays.interface.html>, or that of GPUs, which is the same but for
-/// keys that are not for elements: <https://numba.readthedocs.io/en/stable/cuda/cuda_array_interface.html>. `place` finds the memory
-/// that an address is in.
+/// By numpy's interface, <https://numpy.org/doc/stable/reference/arrays.interface.html>, or the one
+/// of GPUs, with the same keys for elements:
+/// <https://numba.readthedocs.io/en/stable/cuda/cuda_array_interface.html>. `place` finds the
+/// memory that an address is in.
 fn of_interface(
     object: &Bound<'_, PyAny>,
     interface: &Bound<'_, PyDict>,
@@ -235,8 +241,8 @@ fn of_torch(object: &Bound<'_, PyAny>, what: &'static str) -> PyResult<Array> {
     Ok(array)
 }
 
-/// A tensor of PyTorch that the package has just made for an output of so many elements of a kind, without gaps and where another array is:
-/// its address and its bytes alone are asked for, as small tensors are not to wait for more.
+/// A new tensor of PyTorch for an output, contiguous and on the device of another array. Only its
+/// address and size are read, to save time for small tensors.
 pub(crate) fn new_output(
     object: &Bound<'_, PyAny>,
     what: &'static str,

@@ -1,16 +1,18 @@
-//! The extension module `microscale._microscale`: the libraries as functions of arrays, and the program.
+//! The extension module `microscale._microscale`: the libraries as functions of arrays, and the
+//! program.
 //!
-//! The functions that users call are Python, in `python/microscale/`: it makes the outputs, in the library that the input is
-//! from, and hands both to functions here, which check everything again that memory depends on.
+//! Users call the functions in `python/microscale/`. These allocate the outputs in the library of
+//! the input, and pass both to functions here, which check again whatever memory safety depends on.
 //!
-//! | file | what it knows |
+//! | file | contents |
 //! |---|---|
 //! | `array`, `kind`, `memory` | the elements of another library's array: address, type and owner, and permitted uses |
-//! | `interface`, `dlpack` | finding that out |
-//! | `recipe`, `operand` | what is asked for; a quantized matrix in arrays |
+//! | `interface`, `dlpack` | finding them |
+//! | `recipe`, `operand` | recipes from words; a quantized matrix in arrays |
 //! | `tensors`, `gpu_tensors`, `experts`, `checkpoints` | the functions |
 //! | `gpu` | GPUs, and work on other libraries' streams |
-//! | `workers` | threads, also after a fork; the interpreter's lock is let go of meanwhile |
+//! | `workers` | threads, also after a fork; they release the interpreter's lock |
+//! | `words` | the words of each choice, for tests |
 //! | `errors` | exceptions |
 
 mod array;
@@ -28,6 +30,7 @@ mod memory;
 mod operand;
 mod recipe;
 mod tensors;
+mod words;
 mod workers;
 
 use std::ffi::OsString;
@@ -35,7 +38,8 @@ use std::ffi::OsString;
 use pyo3::exceptions::PyImportError;
 use pyo3::prelude::*;
 
-/// The functions of `microscale._microscale`, each added by name so that the interpreter is known before the first of them is made.
+/// The functions of `microscale._microscale`, each added by name so that the interpreter is known
+/// before the first of them is made.
 #[pyo3::pymodule(gil_used = false)]
 fn _microscale(module: &Bound<'_, PyModule>) -> PyResult<()> {
     require_main_interpreter()?;
@@ -51,11 +55,14 @@ fn _microscale(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(tensors::quantize, module)?)?;
     module.add_function(wrap_pyfunction!(tensors::scales_in, module)?)?;
     module.add_function(wrap_pyfunction!(experts::linear_experts, module)?)?;
+    module.add_function(wrap_pyfunction!(checkpoints::compare_checkpoints, module)?)?;
     module.add_function(wrap_pyfunction!(checkpoints::convert_checkpoint, module)?)?;
+    module.add_function(wrap_pyfunction!(checkpoints::dequantize_checkpoint, module)?)?;
     module.add_function(wrap_pyfunction!(checkpoints::diagnose_checkpoint, module)?)?;
     module.add_function(wrap_pyfunction!(checkpoints::inspect_checkpoint, module)?)?;
     module.add_function(wrap_pyfunction!(checkpoints::merge_checkpoint, module)?)?;
     module.add_function(wrap_pyfunction!(checkpoints::quantize_checkpoint, module)?)?;
+    module.add_function(wrap_pyfunction!(words::words, module)?)?;
     module.add_function(wrap_pyfunction!(main, module)?)?;
     #[cfg(feature = "cuda")]
     add_gpu_functions(module)?;
@@ -80,10 +87,11 @@ fn add_gpu_functions(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("COUNTER_BYTES", gpu_tensors::COUNTER_BYTES)
 }
 
-/// Refuses sub-interpreters. Classes and interned strings are made once a process, and an exception class of one interpreter is not
-/// caught in another.
+/// Refuses sub-interpreters. Classes and interned strings are made once a process, and an exception
+/// class of one interpreter is not caught in another.
 fn require_main_interpreter() -> PyResult<()> {
-    // SAFETY: the module's initialization holds the interpreter's lock, so that there is a current interpreter.
+    // SAFETY: the module's initialization holds the interpreter's lock, so that there is a current
+    // interpreter.
     let interpreter = unsafe { pyo3::ffi::PyInterpreterState_GetID(pyo3::ffi::PyInterpreterState_Get()) };
     match interpreter {
         0 => Ok(()),
@@ -93,8 +101,8 @@ fn require_main_interpreter() -> PyResult<()> {
     }
 }
 
-/// Runs the program and returns its exit code. The first argument is the program's name. Its signal handlers stay: the
-/// process should end after it.
+/// Runs the program and returns its exit code. The first argument is the program's name. Its signal
+/// handlers stay: the process should end after it.
 #[pyfunction]
 fn main(py: Python<'_>, arguments: Vec<OsString>) -> u8 {
     py.detach(|| microscale_cli::main(arguments))

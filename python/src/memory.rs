@@ -1,4 +1,5 @@
-//! The memory of an array: the device that it is on, and the owner that keeps it until it is dropped.
+//! The memory of an array: the device that it is on, and the owner that keeps it until it is
+//! dropped.
 
 use std::fmt;
 
@@ -38,7 +39,8 @@ pub(crate) enum Owner {
 }
 
 impl Owner {
-    /// Copies `bytes` bytes from an address. Returns the owner of the copy, and the address of its first byte.
+    /// Copies `bytes` bytes from an address. Returns the owner of the copy, and the address of its
+    /// first byte.
     ///
     /// # Safety
     /// `data` must be valid for reads of `bytes` bytes until the function returns.
@@ -49,8 +51,8 @@ impl Owner {
             .map_err(|_| PyMemoryError::new_err(format!("no memory for a copy of {bytes} bytes")))?;
         copy.resize(words, 0);
         let first = copy.as_mut_ptr().cast::<u8>();
-        // SAFETY: the caller promises `bytes` bytes at `data`; `copy` has `words` words, which are as long or longer, and is new, so that
-        // the two do not overlap.
+        // SAFETY: the caller promises `bytes` bytes at `data`; `copy` has `words` words, which are
+        // as long or longer, and is new, so that the two do not overlap.
         unsafe { std::ptr::copy_nonoverlapping(data, first, bytes) };
         Ok((Self::Copy(copy), first))
     }

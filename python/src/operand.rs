@@ -98,7 +98,8 @@ impl Operand {
         })
     }
 
-    /// Whether the object still has the same words, and the same tensors of PyTorch at the same addresses.
+    /// Whether the object still has the same words, and the same tensors of PyTorch at the same
+    /// addresses.
     #[cfg(feature = "cuda")]
     pub(crate) fn is_still(&self, object: &Bound<'_, PyAny>) -> PyResult<bool> {
         let py = object.py();

@@ -96,6 +96,15 @@ impl Recipe {
         self.0.format().word()
     }
 
+    /// The direction of the numerics' global scales, for NVFP4.
+    #[getter]
+    fn direction(&self) -> Option<&'static str> {
+        match &self.0.scheme {
+            Scheme::Nvfp4(arithmetic, _) => Some(arithmetic.direction.word()),
+            _ => None,
+        }
+    }
+
     /// Everything that decides the bytes, name by name.
     fn facts(&self) -> Vec<(&'static str, String)> {
         self.0.facts()

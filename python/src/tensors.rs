@@ -44,7 +44,7 @@ fn figures(stats: ErrorStats) -> Figures {
     )
 }
 
-/// A recipe whose global scale for tensors of `T` is that of an amax, if one is given where it is computed.
+/// A recipe with the global scale of an amax, if the scale is computed and an amax is given.
 fn with_amax<T: Element>(_: &[T], recipe: &microscale::Recipe, amax: Option<Amax>) -> microscale::Recipe {
     let mut recipe = *recipe;
     if let (Some(amax), Scheme::Nvfp4(arithmetic, global @ Global::FromAmax)) = (amax, &mut recipe.scheme) {
@@ -53,8 +53,9 @@ fn with_amax<T: Element>(_: &[T], recipe: &microscale::Recipe, amax: Option<Amax
     recipe
 }
 
-/// Quantizes the rows of an array to codes and scales, which are `new` if the package made them of PyTorch for this call. Returns the
-/// global scale, which comes of the amax if one is given, and counts.
+/// Quantizes the rows of an array to codes and scales, which are `new` if the package made them of
+/// PyTorch for this call. Returns the global scale, which comes of the amax if one is given, and
+/// counts.
 #[pyfunction]
 #[pyo3(signature = (values, recipe, importance, amax, codes, scales, new))]
 #[expect(clippy::too_many_arguments, reason = "inputs and outputs of one call in Python")]
@@ -108,7 +109,7 @@ fn columns<'a>(py: Python<'_>, importance: &'a Array) -> PyResult<&'a [f32]> {
     Ok(importance.values())
 }
 
-/// Dequantizes to an array of as many elements.
+/// Dequantizes to an array of the same number of elements.
 #[pyfunction]
 pub(crate) fn dequantize(py: Python<'_>, tensor: &Bound<'_, PyAny>, out: &Bound<'_, PyAny>) -> PyResult<()> {
     let tensor = Operand::of(tensor)?;
@@ -122,7 +123,7 @@ pub(crate) fn dequantize(py: Python<'_>, tensor: &Bound<'_, PyAny>, out: &Bound<
     done.map_err(|error| of_tensors(py, error))
 }
 
-/// Makes sure that an output has as many elements as a matrix.
+/// Checks that an output has the number of elements of a matrix.
 pub(crate) fn require_elements(py: Python<'_>, out: &Array, rows: usize, cols: usize) -> PyResult<()> {
     let found = out.dims().iter().fold(1usize, |all, n| all.saturating_mul(*n));
     let expected = rows.saturating_mul(cols);
@@ -135,7 +136,8 @@ pub(crate) fn require_elements(py: Python<'_>, out: &Array, rows: usize, cols: u
     Ok(())
 }
 
-/// Makes sure that a bias has the activations' dtype, a number for each row of the weights, and no gaps.
+/// Makes sure that a bias has the activations' dtype, a number for each row of the weights, and no
+/// gaps.
 pub(crate) fn require_bias(py: Python<'_>, bias: &Array, kind: Kind, shape: &[usize]) -> PyResult<()> {
     bias.require(py, kind)?;
     let found = bias.dims();
@@ -249,7 +251,7 @@ pub(crate) fn linear(
     done.map_err(|error| of_tensors(py, error))
 }
 
-/// The rows of activations, which have so many columns and no gaps.
+/// The rows of activations with `cols` columns, without gaps.
 pub(crate) fn activation_rows(py: Python<'_>, activations: &Array, cols: usize) -> PyResult<usize> {
     let shape = activations.rows(py)?;
     if shape.cols != cols {
@@ -265,7 +267,7 @@ pub(crate) fn activation_rows(py: Python<'_>, activations: &Array, cols: usize) 
     Ok(shape.rows)
 }
 
-/// Figures of the difference between an array and what it was quantized to.
+/// Figures of the difference between an array and its quantized form.
 #[pyfunction]
 pub(crate) fn compare_quantized(
     py: Python<'_>,

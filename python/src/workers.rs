@@ -1,7 +1,8 @@
 //! Work without the interpreter's lock, over rayon's threads.
 //!
-//! A process that was forked has no thread but the one that forked: the pool of its parent would never answer.
-//! `multiprocessing` and PyTorch's data loaders fork, so that work in such a process gets a pool of its own.
+//! A process that was forked has no thread but the one that forked: the pool of its parent would
+//! never answer. `multiprocessing` and PyTorch's data loaders fork, so that work in such a process
+//! gets a pool of its own.
 
 use std::process;
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -15,14 +16,15 @@ use crate::errors::error;
 
 /// The process that the module was loaded in.
 static HOME: OnceLock<u32> = OnceLock::new();
-/// The pool of a forked process. Pools are never dropped: that of a parent has no threads to wait for here.
+/// The pool of a forked process. Pools are never dropped: the threads of the pool of a parent do
+/// not exist here.
 static FORKED: Mutex<Option<(u32, &'static ThreadPool)>> = Mutex::new(None);
 
 /// Threads for each core at most: a million of them would take minutes to start.
 const MOST_A_CORE: usize = 16;
 
-/// The number of threads if `RAYON_NUM_THREADS` asks for more than [`MOST_A_CORE`] per core; 0 leaves
-/// it to rayon.
+/// The number of threads if `RAYON_NUM_THREADS` asks for more than [`MOST_A_CORE`] per core; 0
+/// leaves it to rayon.
 fn capped() -> usize {
     let most = MOST_A_CORE * std::thread::available_parallelism().map_or(1, usize::from);
     let asked = std::env::var("RAYON_NUM_THREADS").ok().and_then(|number| number.parse().ok());

@@ -1,4 +1,5 @@
-"""What the tests share: the repository's files, and a reader of safetensors that is not the library's own."""
+"""Shared by the tests: the repository's files, and a reader of safetensors independent of the
+library."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,5 @@
-"""What tests of GPUs share. They are skipped without a GPU, but an error where MICROSCALE_REQUIRE_GPU is set."""
+"""What tests of GPUs share. They are skipped without a GPU, but an error where
+MICROSCALE_REQUIRE_GPU is set."""
 
 import os
 
@@ -36,7 +37,8 @@ def same(found, expected):
 
 
 def within_bound(y, weights, x):
-    """Compares a product with that in float64 of the dequantized weights, under the bound of sums in tensor cores."""
+    """Compares a product with that in float64 of the dequantized weights, under the bound of sums
+    in tensor cores."""
     w = weights.cpu().dequantize().double()
     x, y = x.cpu().double(), y.cpu()
     exact, magnitude = x @ w.T, x.abs() @ w.abs().T

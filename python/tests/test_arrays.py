@@ -1,4 +1,4 @@
-"""Arrays of every origin, and what is refused of them."""
+"""Arrays of every origin, and arrays that are refused."""
 
 import array
 import copy
@@ -15,7 +15,7 @@ import microscale
 
 
 class DLPackOnly:
-    """An array that has DLPack alone, in its old form or in that with versions."""
+    """An array that has only DLPack, in its old form or in the form with versions."""
 
     def __init__(self, x, *, versioned):
         self.x, self.versioned, self.shape = x, versioned, x.shape
@@ -52,22 +52,22 @@ def same(a, b):
 
 @pytest.mark.parametrize("versioned", [False, True])
 def test_dlpack(x, versioned):
-    same(microscale.quantize(DLPackOnly(x, versioned=versioned)), microscale.quantize(x))
-    same(microscale.quantize(DLPackOnly(x[:, ::2], versioned=versioned)), microscale.quantize(x[:, ::2].copy()))
+    same(microscale.quantize(DLPackOnly(x, versioned=versioned), "nvfp4"), microscale.quantize(x, "nvfp4"))
+    same(microscale.quantize(DLPackOnly(x[:, ::2], versioned=versioned), "nvfp4"), microscale.quantize(x[:, ::2].copy(), "nvfp4"))
 
 
 def test_the_buffer_protocol(x):
     values = array.array("f", x[0].tolist())
-    same(microscale.quantize(values), microscale.quantize(x[0]))
-    same(microscale.quantize(memoryview(x)), microscale.quantize(x))
+    same(microscale.quantize(values, "nvfp4"), microscale.quantize(x[0], "nvfp4"))
+    same(microscale.quantize(memoryview(x), "nvfp4"), microscale.quantize(x, "nvfp4"))
 
 
 def test_read_only_and_empty_arrays(x):
     frozen = x.copy()
     frozen.flags.writeable = False
-    same(microscale.quantize(frozen), microscale.quantize(x))
+    same(microscale.quantize(frozen, "nvfp4"), microscale.quantize(x, "nvfp4"))
     for shape in [(0, 32), (3, 0), (0,), (2, 0, 5)]:
-        q = microscale.quantize(np.zeros(shape, np.float32))
+        q = microscale.quantize(np.zeros(shape, np.float32), "nvfp4")
         assert q.shape == shape and q.codes.size == q.scales.size == 0 and q.global_scale is None
         assert microscale.dequantize(q).shape == shape
     one = microscale.quantize(np.float32([3.0]), "mxfp4")
@@ -76,10 +76,10 @@ def test_read_only_and_empty_arrays(x):
 
 def test_nothing_is_copied_and_nothing_is_written(x):
     before = x.copy()
-    q = microscale.quantize(x)
+    q = microscale.quantize(x, "nvfp4")
     np.testing.assert_array_equal(x, before)
     again = microscale.Quantized(
-        q.codes, q.scales, format="nvfp4", shape=x.shape, global_scale=q.global_scale, direction=q.direction
+        q.codes, q.scales, format="nvfp4", shape=x.shape, global_scale=q.global_scale
     )
     assert again.codes is q.codes and again.scales is q.scales
     np.testing.assert_array_equal(again.dequantize(), q.dequantize())
@@ -101,7 +101,7 @@ def test_outputs_that_exist_are_written_to(x):
     values.flags.writeable = False
     with pytest.raises(microscale.Error, match="cannot be written to"):
         microscale.dequantize(q, out=values)
-    # Of others it is not known whether they may change: those of JAX may not.
+    # Other arrays may be read-only: the arrays of JAX are.
     with pytest.raises(microscale.Error, match="cannot be written to"):
         microscale.dequantize(q, out=DLPackOnly(np.empty((6, 80), np.float32), versioned=True))
     shared = microscale.Quantized(x.view(np.uint8).ravel()[: 6 * 48].reshape(6, 48), q.scales, format="mxfp4", shape=(6, 80))
@@ -130,7 +130,7 @@ def test_outputs_that_exist_are_written_to(x):
 )
 def test_arrays_that_are_refused(x, make, error, message):
     with pytest.raises(error, match=message):
-        microscale.quantize(make(x))
+        microscale.quantize(make(x), "nvfp4")
 
 
 @pytest.mark.parametrize(
@@ -144,6 +144,7 @@ def test_arrays_that_are_refused(x, make, error, message):
         ({"format": "mxfp8-e4m3", "search": "full"}, "cannot be searched"),
         ({"format": "mxfp4", "global_scale": 2.0}, "mxfp4 has no global scale"),
         ({"global_scale": 0.0}, "out of range"),
+        ({"global_scale": microscale.GlobalScale(2.0, "multiplier")}, "is a multiplier and the numerics take a divisor"),
         ({"global_scale": "auto"}, "pass a number"),
         ({"layout": "tiled"}, "unknown"),
         ({"non_finite": "skip"}, "unknown"),
@@ -152,23 +153,23 @@ def test_arrays_that_are_refused(x, make, error, message):
 )
 def test_choices_that_are_refused(x, options, message):
     with pytest.raises(microscale.Error, match=message):
-        microscale.quantize(x, **options)
+        microscale.quantize(x, **{"format": "nvfp4", **options})
 
 
 def test_values_that_are_refused(x):
     x[4, 7] = np.nan
     x[5, 0] = -np.inf
     with pytest.raises(microscale.NonFiniteError, match="1 NaN and 1 infinite") as caught:
-        microscale.quantize(x)
+        microscale.quantize(x, "nvfp4")
     for error in (caught.value, pickle.loads(pickle.dumps(caught.value))):
         assert (error.first, error.nan, error.infinite) == ((4, 7), 1, 1)
-    report = microscale.quantize(x, non_finite="saturate").report
+    report = microscale.quantize(x, "nvfp4", non_finite="saturate").report
     assert (report.nan, report.infinite, report.first_non_finite) == (1, 1, (4, 7))
     assert microscale.amax(x)[1:] == (True, True)
 
 
 def test_parts_that_are_no_tensor(x):
-    q = microscale.quantize(x)
+    q = microscale.quantize(x, "nvfp4")
 
     def make(**changed):
         parts = {"codes": q.codes, "scales": q.scales, "format": "nvfp4", "shape": (6, 80)}
@@ -182,12 +183,14 @@ def test_parts_that_are_no_tensor(x):
         make(codes=np.asfortranarray(q.codes)).dequantize()
     with pytest.raises(TypeError, match="codes is float32 and must be uint8"):
         make(codes=x).dequantize()
-    with pytest.raises(ValueError, match="go together"):
+    with pytest.raises(TypeError, match="pass a GlobalScale, which has a direction"):
         make(global_scale=2.0)
+    with pytest.raises(microscale.Error, match="'divisor' or 'multiplier'"):
+        make(global_scale=microscale.GlobalScale(2.0, "up"))
     with pytest.raises(microscale.Error, match="swizzled"):
-        microscale.linear(microscale.swizzle(q), x.astype(np.float16))
+        microscale.linear(x.astype(np.float16), microscale.swizzle(q))
     with pytest.raises(TypeError, match="uint8; choose float32"):
-        microscale.linear(q, x.view(np.uint8))
+        microscale.linear(x.view(np.uint8), q)
     with pytest.raises(microscale.Error, match="in the memory of the CPU, where products need no workspace"):
         microscale.workspace(q, 16)
     with pytest.raises(TypeError, match="choose float32"):
@@ -195,7 +198,7 @@ def test_parts_that_are_no_tensor(x):
 
 
 def test_views_of_the_scales_as_floats(x):
-    codes, scales = microscale.quantize(x).typed
+    codes, scales = microscale.quantize(x, "nvfp4").typed
     assert codes.dtype == np.uint8 and scales.dtype == ml_dtypes.float8_e4m3fn
     q = microscale.quantize(x, "mxfp8-e4m3")
     codes, scales = q.typed
@@ -205,8 +208,8 @@ def test_views_of_the_scales_as_floats(x):
 
 
 def test_objects_tell_what_they_are(x):
-    q = microscale.quantize(x)
-    assert repr(q) == f"Quantized(6x80 in nvfp4, linear scales, divisor {q.global_scale:g}, {6 * 45 + 4} bytes)"
+    q = microscale.quantize(x, "nvfp4")
+    assert repr(q) == f"Quantized(6x80 in nvfp4, linear scales, divisor {q.global_scale.value:g}, {6 * 45 + 4} bytes)"
     same(copy.copy(q), q)
     same(pickle.loads(pickle.dumps(q)), q)
 
@@ -220,8 +223,8 @@ def test_layers_share_the_global_scale_of_one_amax(rng, numerics, dtype):
     for layer in layers:
         shared = microscale.amax(layer, out=shared)
     assert shared == microscale.amax(whole)
-    expected = microscale.quantize(whole, numerics=numerics)
-    parts = [microscale.quantize(layer, numerics=numerics, amax=shared) for layer in layers]
+    expected = microscale.quantize(whole, "nvfp4", numerics=numerics)
+    parts = [microscale.quantize(layer, "nvfp4", numerics=numerics, amax=shared) for layer in layers]
     assert {(q.global_scale, q.direction) for q in parts} == {(expected.global_scale, expected.direction)}
     np.testing.assert_array_equal(np.concatenate([q.codes for q in parts]), expected.codes)
     np.testing.assert_array_equal(np.concatenate([q.scales for q in parts]), expected.scales)
@@ -233,11 +236,11 @@ def test_an_amax_that_cannot_be(rng):
     with pytest.raises(microscale.Error, match="amax is for nvfp4"):
         microscale.quantize(x, "mxfp4", amax=found)
     with pytest.raises(microscale.Error, match="leave amax or global_scale out"):
-        microscale.quantize(x, amax=found, global_scale=1.0)
-    with pytest.raises(TypeError, match="memory of the CPU; pass what microscale.amax returns"):
-        microscale.quantize(x, amax=microscale.DeviceAmax(x))
-    with pytest.raises(TypeError, match="memory of the CPU; pass what microscale.amax returns"):
-        microscale.quantize(x, amax=3.5)
+        microscale.quantize(x, "nvfp4", amax=found, global_scale=1.0)
+    with pytest.raises(TypeError, match="memory of the CPU; pass the result of microscale.amax"):
+        microscale.quantize(x, "nvfp4", amax=microscale.DeviceAmax(x))
+    with pytest.raises(TypeError, match="memory of the CPU; pass the result of microscale.amax"):
+        microscale.quantize(x, "nvfp4", amax=3.5)
     with pytest.raises(TypeError, match="pass an Amax"):
         microscale.amax(x, out=microscale.DeviceAmax(x))
 
@@ -246,33 +249,33 @@ def test_an_amax_that_cannot_be(rng):
 def test_an_amax_is_a_finite_magnitude(rng, finite):
     x = rng.standard_normal((2, 32), np.float32)
     given = microscale.Amax(finite, False, False)
-    for call in (lambda: microscale.quantize(x, amax=given), lambda: microscale.amax(x, out=given)):
+    for call in (lambda: microscale.quantize(x, "nvfp4", amax=given), lambda: microscale.amax(x, out=given)):
         with pytest.raises(microscale.Error, match=r"finite is .* and must be a finite float32 of 0 or more"):
             call()
     largest = microscale.Amax(float(np.finfo(np.float32).max), False, False)
-    assert microscale.amax(x, out=largest) == largest and microscale.quantize(x, amax=largest).global_scale > 0
+    assert microscale.amax(x, out=largest) == largest and microscale.quantize(x, "nvfp4", amax=largest).global_scale.value > 0
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_a_bias_has_a_number_for_each_row_of_the_weights(rng, dtype):
     dtype = getattr(ml_dtypes, dtype, None) or np.dtype(dtype)
-    weights = microscale.quantize(rng.standard_normal((6, 64), np.float32))
+    weights = microscale.quantize(rng.standard_normal((6, 64), np.float32), "nvfp4")
     x, bias = rng.standard_normal((6, 64)).astype(dtype), rng.standard_normal(6).astype(dtype)
-    np.testing.assert_array_equal(microscale.linear(weights, x, bias=bias), microscale.linear(weights, x) + bias)
+    np.testing.assert_array_equal(microscale.linear(x, weights, bias=bias), microscale.linear(x, weights) + bias)
     out = np.empty((6, 6), dtype)
-    assert microscale.linear(weights, x, bias=bias, out=out) is out
-    np.testing.assert_array_equal(out, microscale.linear(weights, x) + bias)
-    assert microscale.linear(weights, x[:0], bias=bias).shape == (0, 6)
+    assert microscale.linear(x, weights, bias=bias, out=out) is out
+    np.testing.assert_array_equal(out, microscale.linear(x, weights) + bias)
+    assert microscale.linear(x[:0], weights, bias=bias).shape == (0, 6)
     # Shapes that numpy would broadcast along tokens, or to all rows.
     for shape in [(6, 1), (1, 6), (1,), (), (6, 6), (3, 2), (5,)]:
         with pytest.raises(microscale.Error, match=r"bias has shape \[.*\] and must have \[6\]"):
-            microscale.linear(weights, x, bias=np.zeros(shape, dtype))
+            microscale.linear(x, weights, bias=np.zeros(shape, dtype))
     with pytest.raises(microscale.Error, match="bias must be contiguous"):
-        microscale.linear(weights, x, bias=np.zeros(12, dtype)[::2])
+        microscale.linear(x, weights, bias=np.zeros(12, dtype)[::2])
     with pytest.raises(TypeError, match="bias is uint8 and must be"):
-        microscale.linear(weights, x, bias=np.zeros(6, np.uint8))
+        microscale.linear(x, weights, bias=np.zeros(6, np.uint8))
     with pytest.raises(microscale.Error, match="out shares memory with bias"):
-        microscale.linear(weights, x[:1], bias=out[0], out=out[:1])
+        microscale.linear(x[:1], weights, bias=out[0], out=out[:1])
 
 
 @pytest.mark.parametrize(
@@ -310,8 +313,8 @@ calls = {
     "amax": lambda: microscale.amax(x),
     "quantize_experts": lambda: microscale.quantize_experts([x]),
     "compare": lambda: microscale.compare(x, x),
-    "inspect": lambda: microscale.inspect(sample),
-    "quantize_checkpoint": lambda: microscale.quantize_checkpoint(sample, None, format="nvfp4"),
+    "inspect": lambda: microscale.checkpoint.inspect(sample),
+    "quantize_checkpoint": lambda: microscale.checkpoint.quantize(sample, None, format="nvfp4"),
 }
 if len(sys.argv) > 4:
     microscale.amax(x)

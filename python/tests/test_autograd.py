@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 
 @pytest.fixture
 def q():
-    return microscale.quantize(torch.randn(4, 64))
+    return microscale.quantize(torch.randn(4, 64), "nvfp4")
 
 
 def writes(q):
@@ -19,10 +19,10 @@ def writes(q):
     return {
         "dequantize": ((4, 64), lambda out: microscale.dequantize(q, out=out)),
         "dequantize of a Quantized": ((4, 64), lambda out: q.dequantize(out=out)),
-        "linear": ((3, 4), lambda out: microscale.linear(q, x, out=out)),
-        "linear with a bias": ((3, 4), lambda out: microscale.linear(q, x, bias=torch.ones(4), out=out)),
-        "gemv": ((4,), lambda out: microscale.gemv(q, microscale.quantize(x[:1]), out=out)),
-        "linear_experts": ((3, 1, 4), lambda out: microscale.linear_experts(weights, x, chosen, out=out)),
+        "linear": ((3, 4), lambda out: microscale.linear(x, q, out=out)),
+        "linear with a bias": ((3, 4), lambda out: microscale.linear(x, q, bias=torch.ones(4), out=out)),
+        "gemv": ((4,), lambda out: microscale.gemv(q, microscale.quantize(x[:1], "nvfp4"), out=out)),
+        "linear_experts": ((3, 1, 4), lambda out: microscale.linear_experts(x, weights, chosen, out=out)),
     }
 
 
@@ -64,11 +64,11 @@ def test_outputs_that_require_grad_are_refused(q, name):
 def test_a_quantized_output_tells_autograd_that_it_changed(q):
     versions = q.codes._version, q.scales._version
     x = torch.randn(4, 64)
-    microscale.quantize(x, out=q)
+    microscale.quantize(x, "nvfp4", out=q)
     assert q.codes._version > versions[0] and q.scales._version > versions[1]
     # Values that are refused may have been written to a part.
     versions = q.codes._version, q.scales._version
     x[3, 63] = torch.nan
     with pytest.raises(microscale.NonFiniteError):
-        microscale.quantize(x, out=q)
+        microscale.quantize(x, "nvfp4", out=q)
     assert q.codes._version > versions[0] and q.scales._version > versions[1]

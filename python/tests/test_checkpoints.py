@@ -1,6 +1,7 @@
 """Checkpoints, and the program in the package."""
 
 import contextlib
+import errno
 import json
 import os
 import signal
@@ -21,7 +22,8 @@ PROGRAM = [sys.executable, "-m", "microscale"]
 
 @pytest.fixture
 def interruptible():
-    """Has this process, and those that it starts, ended by SIGINT also where a shell in the background has it ignored."""
+    """Lets SIGINT end this process and its children, even if a shell in the background ignores
+    it."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -29,7 +31,7 @@ def interruptible():
 
 def test_the_program_and_the_function_write_the_same(sample, tmp_path):
     seen = []
-    facts = microscale.quantize_checkpoint(
+    facts = microscale.checkpoint.quantize(
         sample, tmp_path / "a", format="nvfp4", device="cpu", progress=lambda *at: seen.append(at)
     )
     done = subprocess.run(
@@ -47,19 +49,19 @@ def test_the_program_and_the_function_write_the_same(sample, tmp_path):
 
 
 def test_tensors_are_those_of_quantize(sample, tmp_path):
-    microscale.quantize_checkpoint(sample, tmp_path / "out", recipe="nvfp4", device="cpu")
+    microscale.checkpoint.quantize(sample, tmp_path / "out", recipe="nvfp4", device="cpu")
     before, _ = read_safetensors(next(sample.glob("*.safetensors")))
-    listed = {entry["tensor"]: entry for entry in microscale.inspect(tmp_path / "out")}
+    listed = {entry["name"]: entry for entry in microscale.checkpoint.inspect(tmp_path / "out")}
     name = "model.layers.0.mlp.down_proj.weight"
     assert listed[name]["format"] == "nvfp4" and listed[name]["shape"] == list(before[name].shape)
-    q = microscale.quantize(before[name])
-    assert listed[name]["global_scale"] == pytest.approx(q.global_scale) and listed[name]["direction"] == "divisor"
+    q = microscale.quantize(before[name], "nvfp4")
+    assert listed[name]["global_scale"] == pytest.approx(q.global_scale.value) and listed[name]["direction"] == "divisor"
     assert listed[name]["blocks"] == q.scales.size
     assert listed["model.norm.weight"]["dtype"] == "BF16"
 
 
 def test_a_plan_writes_nothing(sample, tmp_path):
-    plan = microscale.quantize_checkpoint(sample, None, exclude=["*down_proj*"])
+    plan = microscale.checkpoint.quantize(sample, None, exclude=["*down_proj*"])
     assert any("down_proj" in tensor["name"] for tensor in plan["tensors"])
     assert any("SGLang" in note for note in plan["notes"])
     assert not list(tmp_path.iterdir())
@@ -67,27 +69,27 @@ def test_a_plan_writes_nothing(sample, tmp_path):
 
 def test_parts_are_merged(sample, tmp_path):
     for index in (1, 2):
-        facts = microscale.quantize_checkpoint(sample, tmp_path / "out", device="cpu", part=(index, 2))
+        facts = microscale.checkpoint.quantize(sample, tmp_path / "out", device="cpu", part=(index, 2))
         assert facts["part"]["made"] + facts["part"]["kept"] <= facts["part"]["of"]
-    merged = microscale.merge(sample, tmp_path / "out")
-    microscale.quantize_checkpoint(sample, tmp_path / "whole", device="cpu")
+    merged = microscale.checkpoint.merge(sample, tmp_path / "out")
+    microscale.checkpoint.quantize(sample, tmp_path / "whole", device="cpu")
     assert merged["shards"] == 2 and contents(tmp_path / "out") == contents(tmp_path / "whole")
     with pytest.raises(microscale.Error, match="9/2"):
-        microscale.quantize_checkpoint(sample, tmp_path / "other", part=(9, 2))
+        microscale.checkpoint.quantize(sample, tmp_path / "other", part=(9, 2))
 
 
 def test_converting_and_examining(sample, tmp_path):
-    microscale.quantize_checkpoint(sample, tmp_path / "out", format="nvfp4", device="cpu")
-    facts = microscale.convert(tmp_path / "out", tmp_path / "modelopt", to="modelopt", device="cpu")
+    microscale.checkpoint.quantize(sample, tmp_path / "out", format="nvfp4", device="cpu")
+    facts = microscale.checkpoint.convert(tmp_path / "out", tmp_path / "modelopt", to="modelopt", device="cpu")
     assert facts["converted"]["tensors"] == 21 and facts["to"] == "modelopt"
     for path in ("out", "modelopt"):
-        found = microscale.doctor(tmp_path / path, against=sample, device="cpu")
+        found = microscale.checkpoint.doctor(tmp_path / path, against=sample, device="cpu")
         assert found["quantized_tensors"] == 21
         assert [finding for finding in found["findings"] if finding["defect"] == "unreadable"] == []
     weights = next((tmp_path / "out").glob("*.safetensors"))
     weights.write_bytes(weights.read_bytes()[:-100])
     with pytest.raises(microscale.CheckpointError) as caught:
-        microscale.doctor(tmp_path / "out")
+        microscale.checkpoint.doctor(tmp_path / "out")
     assert caught.value.file == str(weights)
 
 
@@ -100,7 +102,7 @@ def test_what_is_in_files_is_taken_as_the_program_takes_it(sample, tmp_path):
     importance["no.such"] = np.ones(1, np.float32)
     write_safetensors(tmp_path / "importance.safetensors", importance)
     (tmp_path / "inputs.json").write_text(json.dumps(dict.fromkeys(layers, 12.5)))
-    microscale.quantize_checkpoint(sample, tmp_path / "mxfp4", format="mxfp4", device="cpu")
+    microscale.checkpoint.quantize(sample, tmp_path / "mxfp4", format="mxfp4", device="cpu")
     files = {name: tmp_path / name for name in ("scales.safetensors", "importance.safetensors", "inputs.json")}
     nvfp4 = {"format": "nvfp4", "device": "cpu"}
     cases = [
@@ -111,23 +113,23 @@ def test_what_is_in_files_is_taken_as_the_program_takes_it(sample, tmp_path):
     for number, (model, options) in enumerate(cases):
         given = contextlib.nullcontext() if "importance" not in options else pytest.warns(UserWarning, match="no.such")
         with given:
-            microscale.quantize_checkpoint(model, tmp_path / f"{number}-a", **options)
+            microscale.checkpoint.quantize(model, tmp_path / f"{number}-a", **options)
         words = [(f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])) for name, value in options.items()]
         out = tmp_path / f"{number}-b"
         subprocess.run([*PROGRAM, "quantize", model, "--out", out, *sum(words, ())], check=True, capture_output=True)
         assert contents(tmp_path / f"{number}-a") == contents(out)
         assert any(b"input_global_scale" in data for data in contents(out).values()) == ("input_scale" in options)
     with pytest.raises(microscale.Error, match="requantize"):
-        microscale.quantize_checkpoint(tmp_path / "mxfp4", None, **nvfp4)
-    with pytest.raises(microscale.CheckpointError) as caught:
-        microscale.quantize_checkpoint(sample, None, **nvfp4, global_scale=tmp_path / "missing.safetensors")
-    assert caught.value.file == str(tmp_path / "missing.safetensors")
+        microscale.checkpoint.quantize(tmp_path / "mxfp4", None, **nvfp4)
+    with pytest.raises(FileNotFoundError) as caught:
+        microscale.checkpoint.quantize(sample, None, **nvfp4, global_scale=tmp_path / "missing.safetensors")
+    assert caught.value.filename == str(tmp_path / "missing.safetensors")
 
 
 def test_errors_name_file_and_tensor(sample, tmp_path):
-    with pytest.raises(microscale.CheckpointError, match="no-such") as caught:
-        microscale.quantize_checkpoint(tmp_path / "no-such", tmp_path / "out")
-    assert caught.value.file == str(tmp_path / "no-such") and caught.value.tensor is None
+    with pytest.raises(FileNotFoundError, match="no-such") as caught:
+        microscale.checkpoint.quantize(tmp_path / "no-such", tmp_path / "out")
+    assert caught.value.filename == str(tmp_path / "no-such") and caught.value.errno == errno.ENOENT
     tensors, _ = read_safetensors(next(sample.glob("*.safetensors")))
     path = tmp_path / "bad.safetensors"
     values = np.full((64, 64), np.nan, np.float32)
@@ -135,12 +137,12 @@ def test_errors_name_file_and_tensor(sample, tmp_path):
     header = json.dumps(header).encode()
     path.write_bytes(len(header).to_bytes(8, "little") + header + values.tobytes())
     with pytest.raises(microscale.CheckpointError, match="4096 NaN") as caught:
-        microscale.quantize_checkpoint(path, tmp_path / "out.safetensors", device="cpu")
+        microscale.checkpoint.quantize(path, tmp_path / "out.safetensors", device="cpu")
     assert caught.value.tensor == "model.layers.0.mlp.up_proj.weight" and caught.value.file == str(path)
     with pytest.raises(microscale.CheckpointError, match="no-preset"):
-        microscale.quantize_checkpoint(sample, tmp_path / "out", recipe="no-preset")
+        microscale.checkpoint.quantize(sample, tmp_path / "out", recipe="no-preset")
     with pytest.raises(microscale.Error, match="cuda:N"):
-        microscale.quantize_checkpoint(sample, tmp_path / "out", device="gpu")
+        microscale.checkpoint.quantize(sample, tmp_path / "out", device="gpu")
     assert sorted(tmp_path.iterdir()) == [path]
 
 
@@ -153,7 +155,7 @@ def test_what_progress_raises_stops_and_leaves_nothing(sample, tmp_path):
             raise RuntimeError("enough")
 
     with pytest.raises(RuntimeError, match="enough"):
-        microscale.quantize_checkpoint(sample, tmp_path / "out", device="cpu", progress=progress)
+        microscale.checkpoint.quantize(sample, tmp_path / "out", device="cpu", progress=progress)
     assert len(calls) == 5 and not list(tmp_path.iterdir())
 
 
@@ -167,7 +169,7 @@ def test_ctrl_c_stops_and_leaves_nothing(sample, tmp_path, interruptible):
             os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
-        microscale.quantize_checkpoint(sample, tmp_path / "out", device="cpu", progress=progress)
+        microscale.checkpoint.quantize(sample, tmp_path / "out", device="cpu", progress=progress)
     assert len(calls) == 3 and not list(tmp_path.iterdir())
 
 
@@ -182,7 +184,7 @@ def test_ctrl_c_takes_effect_in_the_middle_of_a_tensor(tmp_path, interruptible):
     big_checkpoint(tmp_path / "big.safetensors", 1, 4096, times=3)
     program = (
         "import microscale, sys\n"
-        "try: microscale.quantize_checkpoint('big.safetensors', 'out.safetensors', format='nvfp4', search='window', device='cpu')\n"
+        "try: microscale.checkpoint.quantize('big.safetensors', 'out.safetensors', format='nvfp4', search='window', device='cpu')\n"
         "except KeyboardInterrupt: sys.exit(7)"
     )
     # Slowly: each of three bands takes more than a second.
@@ -233,10 +235,10 @@ def test_exit_codes_and_streams(sample, tmp_path):
 
 def test_what_is_kept_is_a_choice_of_gguf(sample):
     with pytest.raises(microscale.CheckpointError, match="gguf|GGUF"):
-        microscale.quantize_checkpoint(sample, None, recipe="nvfp4", kept="q8_0")
+        microscale.checkpoint.quantize(sample, None, recipe="nvfp4", kept="q8_0")
     with pytest.raises(microscale.Error, match="unknown way to keep tensors"):
-        microscale.quantize_checkpoint(sample, None, recipe="nvfp4", kept="q9")
-    assert microscale.quantize_checkpoint(sample, None, recipe="nvfp4", kept="unchanged")["tensors"]
+        microscale.checkpoint.quantize(sample, None, recipe="nvfp4", kept="q9")
+    assert microscale.checkpoint.quantize(sample, None, recipe="nvfp4", kept="unchanged")["tensors"]
 
 
 def test_other_weights_may_be_left_out(tmp_path):
@@ -250,13 +252,13 @@ def test_other_weights_may_be_left_out(tmp_path):
 
     for skip_others in (False, True):
         options = {"skip_others": skip_others}
-        facts = microscale.quantize_checkpoint(source, tmp_path / f"q{skip_others}", recipe="mxfp4", device="cpu", **options)
+        facts = microscale.checkpoint.quantize(source, tmp_path / f"q{skip_others}", recipe="mxfp4", device="cpu", **options)
         assert has(f"q{skip_others}") is not skip_others
         assert any("pytorch_model.bin" in entry.values() for entry in facts["skipped"]) is skip_others
-        microscale.quantize_checkpoint(source, tmp_path / f"p{skip_others}", recipe="mxfp4", device="cpu", part=(1, 1))
-        microscale.merge(source, tmp_path / f"p{skip_others}", **options)
+        microscale.checkpoint.quantize(source, tmp_path / f"p{skip_others}", recipe="mxfp4", device="cpu", part=(1, 1))
+        microscale.checkpoint.merge(source, tmp_path / f"p{skip_others}", **options)
         assert has(f"p{skip_others}") is not skip_others
-        microscale.convert(tmp_path / "qFalse", tmp_path / f"c{skip_others}", to="compressed-tensors", format="nvfp4", device="cpu", **options)
+        microscale.checkpoint.convert(tmp_path / "qFalse", tmp_path / f"c{skip_others}", to="compressed-tensors", format="nvfp4", device="cpu", **options)
         assert has(f"c{skip_others}") is not skip_others
 
 
@@ -275,7 +277,7 @@ def test_kept_tensors_are_ggufs_own_q8_0(tmp_path, rng):
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    microscale.quantize_checkpoint(tmp_path / "in.gguf", tmp_path / "out.gguf", recipe="mxfp4", kept="q8_0", device="cpu")
+    microscale.checkpoint.quantize(tmp_path / "in.gguf", tmp_path / "out.gguf", recipe="mxfp4", kept="q8_0", device="cpu")
     types = gguf.GGMLQuantizationType
     found = {tensor.name: tensor for tensor in gguf.GGUFReader(tmp_path / "out.gguf").tensors}
     kept = {name: found[name].tensor_type for name in values}
@@ -300,15 +302,15 @@ def test_fused_experts_are_split(tmp_path):
     write_safetensors(source / "model.safetensors", fused)
     (source / "config.json").write_text(json.dumps({"hidden_size": 32}))
     options = {"recipe": "mxfp4", "device": "cpu"}
-    whole = microscale.quantize_checkpoint(source, tmp_path / "whole", split_experts=True, **options)
+    whole = microscale.checkpoint.quantize(source, tmp_path / "whole", split_experts=True, **options)
     assert {tensor["name"] for tensor in whole["tensors"]} == {
         f"x.experts.{number}.{matrix}.weight" for number in range(2) for matrix in ("gate_proj", "up_proj", "down_proj")
     }
-    microscale.quantize_checkpoint(source, tmp_path / "parts", split_experts=True, part=(1, 1), **options)
+    microscale.checkpoint.quantize(source, tmp_path / "parts", split_experts=True, part=(1, 1), **options)
     with pytest.raises(microscale.CheckpointError, match="split experts"):
-        microscale.merge(source, tmp_path / "parts")
-    microscale.merge(source, tmp_path / "parts", split_experts=True)
+        microscale.checkpoint.merge(source, tmp_path / "parts")
+    microscale.checkpoint.merge(source, tmp_path / "parts", split_experts=True)
     assert contents(tmp_path / "parts") == contents(tmp_path / "whole")
     with pytest.raises(microscale.CheckpointError, match="no hidden_size"):
         (source / "config.json").write_text("{}")
-        microscale.quantize_checkpoint(source, None, split_experts=True, **options)
+        microscale.checkpoint.quantize(source, None, split_experts=True, **options)

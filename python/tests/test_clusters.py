@@ -1,4 +1,5 @@
-"""The scripts for clusters do what one run does: their command lines are carried out here, in the place of their schedulers."""
+"""The scripts for clusters do what one run does: their command lines are carried out here, in the
+place of their schedulers."""
 
 import os
 import shutil
@@ -42,7 +43,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="a shell")
 def folder(tmp_path):
     """A model, and what one run makes of it."""
     sharded(tmp_path / "model", 64)
-    microscale.quantize_checkpoint(tmp_path / "model", tmp_path / "one", format="nvfp4", search="full")
+    microscale.checkpoint.quantize(tmp_path / "model", tmp_path / "one", format="nvfp4", search="full")
     return tmp_path
 
 

@@ -103,7 +103,7 @@ def test_views_are_read_where_they_lie(view):
     q = microscale.quantize(there, "mxfp4")
     assert torch.cuda.max_memory_allocated() - before <= q.nbytes + 2 * 512
     same(q, microscale.quantize(view(x).contiguous(), "mxfp4"))
-    same(microscale.quantize(there), microscale.quantize(view(x).contiguous()))
+    same(microscale.quantize(there, "nvfp4"), microscale.quantize(view(x).contiguous(), "nvfp4"))
     found = microscale.amax(there).read()
     assert found == microscale.amax(view(x).contiguous())
 
@@ -121,40 +121,39 @@ def test_views_are_read_where_they_lie(view):
 )
 def test_tensors_that_are_refused(make, error, message):
     with pytest.raises(error, match=message):
-        microscale.quantize(make(values((32, 64)).cuda()))
+        microscale.quantize(make(values((32, 64)).cuda()), "nvfp4")
 
 
 def test_outputs_can_be_given():
     x = values((12, 96), torch.bfloat16)
-    out = microscale.quantize(torch.zeros_like(x).cuda())
-    places = out.codes.data_ptr(), out.scales.data_ptr(), out.global_scale.data_ptr()
-    assert microscale.quantize(x.cuda(), out=out) is out
-    assert places == (out.codes.data_ptr(), out.scales.data_ptr(), out.global_scale.data_ptr())
-    expected = microscale.quantize(x)
+    out = microscale.quantize(torch.zeros_like(x).cuda(), "nvfp4")
+    places = out.codes.data_ptr(), out.scales.data_ptr(), out.global_scale.value.data_ptr()
+    assert microscale.quantize(x.cuda(), "nvfp4", out=out) is out
+    assert places == (out.codes.data_ptr(), out.scales.data_ptr(), out.global_scale.value.data_ptr())
+    expected = microscale.quantize(x, "nvfp4")
     same(out, expected)
     back = torch.empty(12, 96, dtype=torch.float16, device="cuda")
     assert out.dequantize(out=back) is back and torch.equal(back.cpu(), expected.dequantize("float16"))
 
 
 def test_parts_become_a_result_and_move():
-    expected = microscale.quantize(values((8, 64)))
+    expected = microscale.quantize(values((8, 64)), "nvfp4")
     made = microscale.Quantized(
         expected.codes.cuda(),
         expected.scales.cuda().view(torch.float8_e4m3fn),
         format="nvfp4",
         global_scale=expected.global_scale,
-        direction="divisor",
     )
     same(made, expected)
-    assert made.global_scale.is_cuda and torch.equal(made.dequantize().cpu(), expected.dequantize())
+    assert made.global_scale.value.is_cuda and torch.equal(made.dequantize().cpu(), expected.dequantize())
     moved = expected.to("cuda")
     same(moved, expected)
     same(moved.to("cpu").to("cuda"), expected)
     assert moved.to("cpu").global_scale == expected.global_scale
     there = microscale.Quantized(
-        moved.codes, moved.scales, format="nvfp4", global_scale=moved.global_scale, direction="divisor"
+        moved.codes, moved.scales, format="nvfp4", global_scale=moved.global_scale
     )
-    assert there.global_scale.data_ptr() == moved.global_scale.data_ptr()
+    assert there.global_scale.value.data_ptr() == moved.global_scale.value.data_ptr()
     assert "divisor" in repr(moved) and moved.nbytes == expected.nbytes
     assert [part.dtype for part in moved.typed] == [torch.float4_e2m1fn_x2, torch.float8_e4m3fn]
 
@@ -168,18 +167,18 @@ def test_an_amax_of_several():
     assert isinstance(amax, microscale.DeviceAmax)
     assert amax.read() == microscale.amax(together)
     assert (amax.finite, amax.nan, amax.infinite) == (together.abs().max().item(), False, False)
-    expected = microscale.quantize(together)
+    expected = microscale.quantize(together, "nvfp4")
     for part in parts:
-        q = microscale.quantize(part.cuda(), amax=amax)
-        same(q, microscale.quantize(part, global_scale=expected.global_scale))
+        q = microscale.quantize(part.cuda(), "nvfp4", amax=amax)
+        same(q, microscale.quantize(part, "nvfp4", global_scale=expected.global_scale))
     with_nan = values((2, 64))
     with_nan[1, 1] = float("nan")
     assert microscale.amax(with_nan.cuda()).nan and not microscale.amax(with_nan.cuda()).infinite
     with pytest.raises(microscale.Error, match="amax is for nvfp4"):
         microscale.quantize(parts[0].cuda(), "mxfp4", amax=amax)
     for wrong, found in ((parts[0], amax), (parts[0].cuda(), microscale.amax(parts[0]))):
-        with pytest.raises(TypeError, match="pass what microscale.amax returns for an array there"):
-            microscale.quantize(wrong, amax=found)
+        with pytest.raises(TypeError, match="pass the result of microscale.amax for an array there"):
+            microscale.quantize(wrong, "nvfp4", amax=found)
         with pytest.raises(TypeError, match="x is in the memory of"):
             microscale.amax(wrong, out=found)
 
@@ -191,30 +190,30 @@ def test_products_are_within_the_bound(format, dtype):
         weights = microscale.quantize(torch.randn(rows, cols).cuda() / 8, format)
         for tokens in (1, 2, 8, 9, 33, 130):
             x = torch.randn(tokens, cols).to(dtype).cuda()
-            y = microscale.linear(weights, x)
+            y = microscale.linear(x, weights)
             assert y.dtype == dtype and y.shape == (tokens, rows)
             within_bound(y, weights, x)
         x = torch.randn(2, 3, cols).to(dtype).cuda()
-        assert microscale.linear(weights, x).shape == (2, 3, rows)
+        assert microscale.linear(x, weights).shape == (2, 3, rows)
     out = torch.empty(4, rows, dtype=dtype, device="cuda")
     x = torch.randn(4, cols).to(dtype).cuda()
-    assert microscale.linear(weights, x, out=out) is out
+    assert microscale.linear(x, weights, out=out) is out
     within_bound(out, weights, x)
     with pytest.raises(TypeError, match="dtype is float64"):
-        microscale.linear(weights, x.double())
+        microscale.linear(x.double(), weights)
 
 
 def test_workspaces_are_given_or_kept():
-    weights = microscale.quantize(torch.randn(256, 512).cuda())
+    weights = microscale.quantize(torch.randn(256, 512).cuda(), "nvfp4")
     x = torch.randn(100, 512, dtype=torch.bfloat16, device="cuda")
-    expected = microscale.linear(weights, x)
+    expected = microscale.linear(x, weights)
     workspace = microscale.workspace(weights, 100)
     assert workspace.is_cuda and workspace.dtype == torch.uint8 and workspace.shape[0] > 0
     for _ in range(3):
-        assert torch.equal(microscale.linear(weights, x, workspace=workspace), expected)
-    assert torch.equal(microscale.linear(weights, x[:20], workspace=workspace), microscale.linear(weights, x[:20]))
+        assert torch.equal(microscale.linear(x, weights, workspace=workspace), expected)
+    assert torch.equal(microscale.linear(x[:20], weights, workspace=workspace), microscale.linear(x[:20], weights))
     with pytest.raises(microscale.Error, match="workspace"):
-        microscale.linear(weights, x, workspace=workspace[:16])
+        microscale.linear(x, weights, workspace=workspace[:16])
     assert microscale.workspace(weights, 8).shape[0] == 0
 
 
@@ -232,35 +231,35 @@ def test_quantized_times_quantized(format):
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda q, x: microscale.linear(q.cpu(), x), microscale.Error, "on cuda:0 and codes on the CPU; move"),
-        (lambda q, x: microscale.linear(q, x.cpu()), TypeError, "codes is in the memory of cuda:0"),
+        (lambda q, x: microscale.linear(x, q.cpu()), microscale.Error, "on cuda:0 and codes on the CPU; move"),
+        (lambda q, x: microscale.linear(x.cpu(), q), TypeError, "codes is in the memory of cuda:0"),
         (lambda q, x: q.dequantize(out=torch.empty(16, 64)), TypeError, "codes is in the memory of cuda:0"),
         (
-            lambda q, x: microscale.quantize(x, search="full", importance=torch.ones(64)),
+            lambda q, x: microscale.quantize(x, "nvfp4", search="full", importance=torch.ones(64)),
             microscale.Error,
             "importance on the CPU",
         ),
-        (lambda q, x: microscale.quantize(x.cpu(), out=q), TypeError, "codes is in the memory of cuda:0"),
-        (lambda q, x: microscale.quantize(x, out=q.cpu()), microscale.Error, "on the CPU"),
-        (lambda q, x: microscale.quantize(x, global_scale=q.global_scale), TypeError, "as `amax`, or float"),
-        (lambda q, x: microscale.linear(q, x[:, :32].contiguous()), microscale.Error, "32 columns and the weights 64"),
+        (lambda q, x: microscale.quantize(x.cpu(), "nvfp4", out=q), TypeError, "codes is in the memory of cuda:0"),
+        (lambda q, x: microscale.quantize(x, "nvfp4", out=q.cpu()), microscale.Error, "on the CPU"),
+        (lambda q, x: microscale.quantize(x, "nvfp4", global_scale=q.global_scale), TypeError, "pass `amax`"),
+        (lambda q, x: microscale.linear(x[:, :32].contiguous(), q), microscale.Error, "32 columns and the weights 64"),
         (lambda q, x: q.dequantize(out=q.codes.view(torch.float16)), microscale.Error, "out has"),
-        (lambda q, x: microscale.linear(microscale.swizzle(q), x), microscale.Error, "swizzled"),
+        (lambda q, x: microscale.linear(x, microscale.swizzle(q)), microscale.Error, "swizzled"),
     ],
 )
 def test_what_does_not_go_together(call, error, message):
     x = values((16, 64), torch.bfloat16).cuda()
     with pytest.raises(error, match=message):
-        call(microscale.quantize(x), x)
+        call(microscale.quantize(x, "nvfp4"), x)
 
 
 def test_losses_are_a_cpus():
     x = values((16, 64), torch.bfloat16)
-    q = microscale.quantize(x)
+    q = microscale.quantize(x, "nvfp4")
     expected = microscale.compare(x, q)
     there = x.cuda()
     for original in (x, there):
-        for other in (q, microscale.quantize(there)):
+        for other in (q, microscale.quantize(there, "nvfp4")):
             assert microscale.compare(original, other) == expected
     assert microscale.compare(there, q.dequantize().cuda()) == microscale.compare(x, q.dequantize())
 
@@ -268,13 +267,13 @@ def test_losses_are_a_cpus():
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU")
 def test_two_gpus():
     x = values((16, 64), torch.bfloat16)
-    expected = microscale.quantize(x)
-    q = microscale.quantize(x.to("cuda:1"))
+    expected = microscale.quantize(x, "nvfp4")
+    q = microscale.quantize(x.to("cuda:1"), "nvfp4")
     assert torch.cuda.current_device() == 0 and q.codes.device.index == 1
     same(q, expected)
     assert torch.equal(q.dequantize().cpu(), expected.dequantize())
     with pytest.raises(microscale.Error, match="on cuda:0 and codes on cuda:1"):
-        microscale.linear(q, x.to("cuda:0"))
+        microscale.linear(x.to("cuda:0"), q)
     for tokens in (1, 16):
-        within_bound(microscale.linear(q, x[:tokens].to("cuda:1")), q, x[:tokens])
+        within_bound(microscale.linear(x[:tokens].to("cuda:1"), q), q, x[:tokens])
     assert torch.cuda.current_device() == 0 and torch.empty(1, device="cuda").device.index == 0

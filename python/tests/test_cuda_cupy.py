@@ -42,42 +42,42 @@ def test_bytes_are_a_cpus(rng, format, dtype):
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_products(rng, dtype):
     w = rng.standard_normal((48, 128), "f4")
-    weights, here = microscale.quantize(cupy.asarray(w)), microscale.quantize(w)
+    weights, here = microscale.quantize(cupy.asarray(w), "nvfp4"), microscale.quantize(w, "nvfp4")
     exact = here.dequantize().astype("f8")
     for tokens in (1, 8, 30):
         x = rng.standard_normal((tokens, 128), "f4").astype(dtype)
-        y = microscale.linear(weights, cupy.asarray(x))
+        y = microscale.linear(cupy.asarray(x), weights)
         assert isinstance(y, cupy.ndarray) and y.dtype == dtype
         np.testing.assert_allclose(y.get(), x.astype("f8") @ exact.T, rtol=1e-2, atol=2e-2)
     np.testing.assert_array_equal(
-        microscale.gemv(weights, microscale.quantize(cupy.asarray(w[:1]))).get(), microscale.gemv(here, microscale.quantize(w[:1]))
+        microscale.gemv(weights, microscale.quantize(cupy.asarray(w[:1]), "nvfp4")).get(), microscale.gemv(here, microscale.quantize(w[:1], "nvfp4"))
     )
 
 
 def test_experts(rng):
     w = rng.standard_normal((4, 48, 64), "f4")
-    weights, here = microscale.quantize_experts(cupy.asarray(w)), microscale.quantize_experts(w)
+    weights, here = microscale.quantize_experts(cupy.asarray(w), "nvfp4"), microscale.quantize_experts(w, "nvfp4")
     np.testing.assert_array_equal(weights.codes.get(), here.codes)
     x, chosen = rng.standard_normal((9, 64), "f4").astype("f2"), rng.integers(0, 4, (9, 2))
-    y = microscale.linear_experts(weights, cupy.asarray(x), cupy.asarray(chosen))
+    y = microscale.linear_experts(cupy.asarray(x), weights, cupy.asarray(chosen))
     assert isinstance(y, cupy.ndarray)
-    expected = microscale.linear_experts(here, x, chosen).astype("f4")
+    expected = microscale.linear_experts(x, here, chosen).astype("f4")
     np.testing.assert_allclose(y.get().astype("f4"), expected, rtol=1e-2, atol=2e-2)
 
 
 def test_work_is_on_the_current_stream(rng):
     x = rng.standard_normal((256, 512), "f4")
-    expected = microscale.quantize(x)
+    expected = microscale.quantize(x, "nvfp4")
     with cupy.cuda.Stream(non_blocking=True) as stream:
         there = cupy.zeros(x.shape, "f4")
         there.set(x, stream=stream)
-        q = microscale.quantize(there)
+        q = microscale.quantize(there, "nvfp4")
         stream.synchronize()
         same(q, expected)
 
 
 def test_memory_is_shared_with_torch(rng):
     x = rng.standard_normal((16, 64), "f4")
-    q = microscale.quantize(torch.from_dlpack(cupy.asarray(x)))
+    q = microscale.quantize(torch.from_dlpack(cupy.asarray(x)), "nvfp4")
     torch.cuda.synchronize()
-    assert q.codes.is_cuda and torch.equal(q.cpu().codes, torch.from_numpy(microscale.quantize(x).codes))
+    assert q.codes.is_cuda and torch.equal(q.cpu().codes, torch.from_numpy(microscale.quantize(x, "nvfp4").codes))

@@ -34,7 +34,8 @@ def test_bytes_are_a_cpus(format):
 
 
 def near_float32(y, weights, x):
-    """Whether results are as near to the exact ones as sums in float32 of parts are that lose nothing of `x`."""
+    """Whether results are as near to the exact ones as sums in float32 of parts are that lose
+    nothing of `x`."""
     assert y.dtype == torch.float32
     exact, wide = weights.dequantize().double(), x.double()
     gamma = 3 * 18 * (x.shape[-1] / 16 + 2) * 2.0**-23
@@ -51,7 +52,7 @@ def test_products_are_within_the_bound(format, dtype):
             chosen = torch.randint(0, shape[0], (tokens, top_k))
             for leading in [(tokens,), (tokens, top_k)]:
                 x = torch.randn(*leading, shape[2]).to(dtype)
-                y = microscale.linear_experts(there, x.cuda(), chosen.cuda())
+                y = microscale.linear_experts(x.cuda(), there, chosen.cuda())
                 assert y.is_cuda and y.dtype == dtype and y.shape == (tokens, top_k, shape[1])
                 rows = x if x.dim() == 3 else x.unsqueeze(1).expand(-1, top_k, -1)
                 for expert in range(shape[0]):
@@ -67,7 +68,7 @@ def test_biases_and_pairs_of_no_expert(dtype):
     there, here = experts((4, 64, 128), "nvfp4")
     chosen = torch.tensor([[0, 4], [-1, 2], [3, 9]], dtype=torch.int32)
     x, bias = torch.randn(3, 128).to(dtype), (torch.randn(4, 64) * 100).to(dtype)
-    y = microscale.linear_experts(there, x.cuda(), chosen.cuda(), bias=bias.cuda()).cpu()
+    y = microscale.linear_experts(x.cuda(), there, chosen.cuda(), bias=bias.cuda()).cpu()
     none = (chosen < 0) | (chosen >= 4)
     assert not y[none].any()
     for expert in range(4):
@@ -77,13 +78,13 @@ def test_biases_and_pairs_of_no_expert(dtype):
         near = 1e-5 if dtype == torch.float32 else 1e-2
         torch.testing.assert_close(y[own].double(), exact, rtol=2 * near, atol=near)
     out = torch.full((3, 2, 64), 7.0, dtype=dtype, device="cuda")
-    assert microscale.linear_experts(there, x.cuda(), chosen.cuda(), out=out) is out
+    assert microscale.linear_experts(x.cuda(), there, chosen.cuda(), out=out) is out
     assert (out.cpu()[none] == 7).all() and not (out.cpu()[~none] == 7).all()
     with pytest.raises(TypeError):
-        microscale.linear_experts(there, x.double().cuda(), chosen.cuda())
+        microscale.linear_experts(x.double().cuda(), there, chosen.cuda())
     with pytest.raises(microscale.Error, match="the workspace has"):
         microscale.linear_experts(
-            there, x.cuda(), chosen.cuda(), workspace=torch.zeros(64, dtype=torch.uint8, device="cuda")
+            x.cuda(), there, chosen.cuda(), workspace=torch.zeros(64, dtype=torch.uint8, device="cuda")
         )
 
 
@@ -93,14 +94,14 @@ def test_products_are_captured_and_follow_the_routing(dtype):
     x = torch.randn(40, 256, dtype=dtype, device="cuda")
     chosen = torch.randint(0, 6, (40, 2), dtype=torch.int32, device="cuda")
     workspace = microscale.experts_workspace(there, 80, dtype)
-    expected = microscale.linear_experts(there, x, chosen, workspace=workspace)
-    assert torch.equal(expected, microscale.linear_experts(there, x, chosen))
-    graph, y = captured(lambda: microscale.linear_experts(there, x, chosen))
+    expected = microscale.linear_experts(x, there, chosen, workspace=workspace)
+    assert torch.equal(expected, microscale.linear_experts(x, there, chosen))
+    graph, y = captured(lambda: microscale.linear_experts(x, there, chosen))
     for _ in range(3):
         chosen.copy_(torch.randint(0, 6, (40, 2), dtype=torch.int32))
         x.normal_()
         graph.replay()
-        assert torch.equal(y, microscale.linear_experts(there, x, chosen, workspace=workspace))
+        assert torch.equal(y, microscale.linear_experts(x, there, chosen, workspace=workspace))
 
 
 @pytest.mark.parametrize("format", ["nvfp4", "mxfp4"])
@@ -110,13 +111,13 @@ def test_float32_is_not_rounded(format):
         here = weights.cpu()
         for tokens in (1, 8, 9, 130):
             x = torch.randn(tokens, cols).cuda()
-            y = microscale.linear(weights, x)
+            y = microscale.linear(x, weights)
             assert y.dtype == torch.float32 and y.shape == (tokens, rows)
             assert near_float32(y.cpu(), here, x.cpu())
             workspace = microscale.workspace(weights, tokens, "float32")
-            assert torch.equal(microscale.linear(weights, x, workspace=workspace), y)
+            assert torch.equal(microscale.linear(x, weights, workspace=workspace), y)
             assert torch.equal(
-                microscale.linear(weights, x.half(), workspace=workspace), microscale.linear(weights, x.half())
+                microscale.linear(x.half(), weights, workspace=workspace), microscale.linear(x.half(), weights)
             )
 
 
@@ -124,14 +125,14 @@ def test_float32_is_not_rounded(format):
 def test_a_bias_is_added_before_the_rounding(dtype):
     from microscale.torch import QuantizedLinear
 
-    layer = QuantizedLinear.from_linear(torch.nn.Linear(256, 96).cuda())
+    layer = QuantizedLinear.from_linear(torch.nn.Linear(256, 96).cuda(), "nvfp4")
     with torch.no_grad():
         for tokens in (1, 8, 40):
             x = torch.randn(tokens, 256, dtype=dtype, device="cuda")
             bias = layer.bias.to(dtype)
             exact = x.double() @ layer.dequantize().double().T + bias.double()
-            y = microscale.linear(layer._weights(), x, bias=bias)
-            # One rounding of what the bias is part of.
+            y = microscale.linear(x, layer._weights(), bias=bias)
+            # One rounding, after the bias.
             ulp = {torch.float32: 1e-5, torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7}[dtype]
             torch.testing.assert_close(y.double(), exact, rtol=ulp, atol=1e-4)
             assert torch.equal(layer(x), y)
@@ -183,13 +184,13 @@ def test_large_numbers_are_no_experts():
     there, here = experts((5, 24, 64), "mxfp4")
     numbers = [0, 4, -1, 5, 2**31, 2**32, 2**32 + 1, -(2**32) + 1, 2**63 - 1, -(2**63)]
     x = torch.randn(1, 64)
-    y = microscale.linear_experts(there, x.cuda(), torch.tensor([numbers]).cuda()).cpu()[0]
+    y = microscale.linear_experts(x.cuda(), there, torch.tensor([numbers]).cuda()).cpu()[0]
     for i, n in enumerate(numbers):
         expected = here[n].dequantize() @ x[0] if n in (0, 4) else torch.zeros(24)
         torch.testing.assert_close(y[i], expected, rtol=1e-3, atol=1e-3)
     for dtype in (torch.float32, torch.bool):
         with pytest.raises(TypeError, match="pass an array of int32"):
-            microscale.linear_experts(there, x.cuda(), torch.tensor([[1, 0]]).to(dtype).cuda())
+            microscale.linear_experts(x.cuda(), there, torch.tensor([[1, 0]]).to(dtype).cuda())
 
 
 @pytest.mark.parametrize("format", ["nvfp4", "mxfp4"])

@@ -1,4 +1,5 @@
-"""Arrays of JAX in the memory of NVIDIA GPUs: read where they lie, results through PyTorch. Skipped where JAX has no GPU."""
+"""Arrays of JAX in the memory of NVIDIA GPUs: read where they lie, results through PyTorch. Skipped
+where JAX has no GPU."""
 
 import os
 

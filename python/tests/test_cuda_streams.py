@@ -1,4 +1,4 @@
-"""Work on GPUs' streams: nothing waits, graphs can be captured, nothing is left behind."""
+"""Work on GPUs' streams: nothing waits, graphs can be captured, nothing leaks."""
 
 import copy
 import gc
@@ -19,21 +19,21 @@ import microscale  # noqa: E402
 
 def test_nothing_waits():
     x = torch.randn(64, 512, dtype=torch.bfloat16, device="cuda")
-    weights = microscale.quantize(torch.randn(128, 512).cuda())
+    weights = microscale.quantize(torch.randn(128, 512).cuda(), "nvfp4")
     workspace = microscale.workspace(weights, 64)
 
     def work():
-        q = microscale.quantize(x)
+        q = microscale.quantize(x, "nvfp4")
         amax = microscale.amax(x)
         return (
             q,
-            microscale.quantize(x, amax=amax),
+            microscale.quantize(x, "nvfp4", amax=amax),
             microscale.quantize(x, "mxfp4"),
             microscale.swizzle(q).dequantize(torch.bfloat16),
-            microscale.linear(weights, x),
-            microscale.linear(weights, x, workspace=workspace),
-            microscale.linear(weights, x[:1]),
-            microscale.gemv(q, microscale.quantize(x[:1])),
+            microscale.linear(x, weights),
+            microscale.linear(x, weights, workspace=workspace),
+            microscale.linear(x[:1], weights),
+            microscale.gemv(q, microscale.quantize(x[:1], "nvfp4")),
         )
 
     work()  # Compiles the kernels.
@@ -49,16 +49,16 @@ def test_a_tensor_that_comes_late_on_another_stream():
     there = source.cuda()
     side = torch.cuda.Stream()
     x = torch.zeros_like(there)
-    weights = microscale.quantize(torch.randn(64, 512).cuda())
+    weights = microscale.quantize(torch.randn(64, 512).cuda(), "nvfp4")
     torch.cuda.synchronize()
     with torch.cuda.stream(side):
         torch.cuda._sleep(LONG)
         x.copy_(there)
-        q = microscale.quantize(x)
-        y = microscale.linear(weights, x)
+        q = microscale.quantize(x, "nvfp4")
+        y = microscale.linear(x, weights)
         assert not side.query()
     torch.cuda.current_stream().wait_stream(side)
-    same(q, microscale.quantize(source))
+    same(q, microscale.quantize(source, "nvfp4"))
     within_bound(y, weights, source)
     # Produced there, used here.
     x.zero_()
@@ -97,35 +97,35 @@ def test_graphs_quantize_new_data(options):
 def test_graphs_take_an_amax_from_the_gpu():
     x = values((32, 128)).cuda()
     shared = microscale.amax(x)
-    graph, q = captured(lambda: microscale.quantize(x, amax=shared))
+    graph, q = captured(lambda: microscale.quantize(x, "nvfp4", amax=shared))
     for factor in (1.0, 3.0):
         shared.words.zero_()
         microscale.amax(x * factor, out=shared)
         graph.replay()
-        number = microscale.quantize(x.cpu() * factor).global_scale
-        same(q, microscale.quantize(x.cpu(), global_scale=number))
+        number = microscale.quantize(x.cpu() * factor, "nvfp4").global_scale
+        same(q, microscale.quantize(x.cpu(), "nvfp4", global_scale=number))
 
 
 @pytest.mark.parametrize("tokens", [1, 8, 9, 64])
 @pytest.mark.parametrize("given", [False, True])
 def test_graphs_multiply_new_data(tokens, given):
-    weights = microscale.quantize(torch.randn(300, 1024).cuda())
+    weights = microscale.quantize(torch.randn(300, 1024).cuda(), "nvfp4")
     x = torch.randn(tokens, 1024, dtype=torch.bfloat16, device="cuda")
     workspace = microscale.workspace(weights, tokens) if given else None
     graph, (y, z) = captured(
-        lambda: (microscale.linear(weights, x, workspace=workspace), microscale.linear(weights, -x, workspace=workspace))
+        lambda: (microscale.linear(x, weights, workspace=workspace), microscale.linear(-x, weights, workspace=workspace))
     )
     for _ in range(3):
         x.copy_(torch.randn_like(x))
         for _ in range(2):
             graph.replay()
-        assert torch.equal(y, microscale.linear(weights, x))
-        assert torch.equal(z, microscale.linear(weights, -x))
+        assert torch.equal(y, microscale.linear(x, weights))
+        assert torch.equal(z, microscale.linear(-x, weights))
         within_bound(y, weights, x)
 
 
 def test_captures_have_workspaces_of_their_own():
-    weights = microscale.quantize(torch.randn(300, 1024).cuda())
+    weights = microscale.quantize(torch.randn(300, 1024).cuda(), "nvfp4")
     x = torch.randn(200, 1024, dtype=torch.bfloat16, device="cuda")
 
     def products():
@@ -133,7 +133,7 @@ def test_captures_have_workspaces_of_their_own():
         torch.full((1 << 25,), 255, dtype=torch.uint8, device="cuda")
         results = []
         for tokens in (16, 9, 200, 64, 16):
-            results.append(microscale.linear(weights, x[:tokens]))
+            results.append(microscale.linear(x[:tokens], weights))
             torch.full((1 << 25,), 255, dtype=torch.uint8, device="cuda")
         return results
 
@@ -149,12 +149,12 @@ def test_captures_have_workspaces_of_their_own():
         torch.cuda.synchronize()
         for _, results in graphs:
             for y in results:
-                assert torch.equal(y, microscale.linear(weights, x[: len(y)]))
+                assert torch.equal(y, microscale.linear(x[: len(y)], weights))
 
 
 def test_what_was_found_in_tensors_is_looked_for_again():
-    q = microscale.quantize(torch.randn(8, 64).cuda())
-    other = microscale.quantize(3 * torch.randn(8, 64).cuda())
+    q = microscale.quantize(torch.randn(8, 64).cuda(), "nvfp4")
+    other = microscale.quantize(3 * torch.randn(8, 64).cuda(), "nvfp4")
     before, expected = q.dequantize(), other.dequantize()
     assert torch.equal(q.dequantize(), before)
     q.codes, q.scales, q._global = other.codes, other.scales, other._global
@@ -166,7 +166,7 @@ def test_what_was_found_in_tensors_is_looked_for_again():
 
 def test_waiting_is_refused_in_a_capture():
     x = torch.randn(8, 64, device="cuda")
-    microscale.quantize(x, non_finite="error")
+    microscale.quantize(x, "nvfp4", non_finite="error")
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         y = x + 1
@@ -185,10 +185,10 @@ def test_a_first_call_in_a_capture():
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             q = microscale.quantize(w)
-            y = microscale.linear(q, x)
+            y = microscale.linear(x, q)
         graph.replay()
         assert torch.equal(q.codes, microscale.quantize(w).codes)
-        assert torch.equal(y, microscale.linear(q, x))
+        assert torch.equal(y, microscale.linear(x, q))
         print("fine")
     """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -203,21 +203,21 @@ def resident():
 
 def test_ten_thousand_calls_leave_nothing():
     x = torch.randn(32, 64, dtype=torch.bfloat16, device="cuda")
-    weights = microscale.quantize(torch.randn(64, 64).cuda())
+    weights = microscale.quantize(torch.randn(64, 64).cuda(), "nvfp4")
 
     def call(times):
         for _ in range(times):
-            q = microscale.quantize(x)
+            q = microscale.quantize(x, "nvfp4")
             q.dequantize()
-            microscale.linear(weights, x)
+            microscale.linear(x, weights)
             microscale.amax(x)
             microscale.swizzle(q)
             try:
-                microscale.quantize(x, global_scale=-1.0)
+                microscale.quantize(x, "nvfp4", global_scale=-1.0)
             except microscale.Error:
                 pass
         for _ in range(times // 20):
-            microscale.quantize(x, non_finite="error")
+            microscale.quantize(x, "nvfp4", non_finite="error")
         torch.cuda.synchronize()
 
     call(200)
@@ -233,16 +233,16 @@ def test_ten_thousand_calls_leave_nothing():
 
 
 def test_threads_with_streams_of_their_own():
-    weights = microscale.quantize(torch.randn(256, 512).cuda())
+    weights = microscale.quantize(torch.randn(256, 512).cuda(), "nvfp4")
     inputs = [torch.randn(64, 512, dtype=torch.bfloat16, device="cuda") for _ in range(4)]
-    expected = [(microscale.quantize(x).cpu(), microscale.linear(weights, x)) for x in inputs]
+    expected = [(microscale.quantize(x, "nvfp4").cpu(), microscale.linear(x, weights)) for x in inputs]
     torch.cuda.synchronize()
     wrong = []
 
     def work(x, right):
         with torch.cuda.stream(torch.cuda.Stream()):
             for _ in range(50):
-                q, y = microscale.quantize(x), microscale.linear(weights, x)
+                q, y = microscale.quantize(x, "nvfp4"), microscale.linear(x, weights)
                 here = q.cpu()
                 if not (torch.equal(here.codes, right[0].codes) and torch.equal(y, right[1])):
                     wrong.append(q)

@@ -45,8 +45,7 @@ def test_forward_is_within_the_bound(format, dtype):
         module.weight_packed,
         module.weight_scale,
         format=format,
-        global_scale=module.weight_global_scale,
-        direction="divisor" if format == "nvfp4" else None,
+        global_scale=microscale.GlobalScale(module.weight_global_scale, "divisor") if format == "nvfp4" else None,
     )
     for shape in [(1, 128), (8, 128), (9, 128), (2, 50, 128)]:
         x = torch.randn(shape, dtype=dtype, device="cuda")
@@ -64,7 +63,7 @@ def test_weights_that_change_are_seen():
     x = torch.randn(2, 128, dtype=torch.bfloat16, device="cuda")
     y = module(x)
     linear = torch.nn.Linear(128, 96, device="cuda", dtype=torch.bfloat16)
-    other = QuantizedLinear.from_linear(linear)
+    other = QuantizedLinear.from_linear(linear, "nvfp4")
     assert not torch.equal(other(x), y)
     module.load_state_dict(other.state_dict())
     assert torch.equal(module(x), other(x))
@@ -124,7 +123,7 @@ def test_non_finite_weights_are_an_error():
     with torch.no_grad():
         linear.weight[2, 5] = float("inf")
     with pytest.raises(microscale.NonFiniteError) as raised:
-        QuantizedLinear.from_linear(linear)
+        QuantizedLinear.from_linear(linear, "nvfp4")
     assert raised.value.first == (2, 5)
 
 
@@ -150,12 +149,12 @@ def test_the_weight_is_the_dequantized_one(dtype):
     assert (weight.dtype, weight.device, weight.shape) == (dtype, torch.device("cuda", 0), (96, 128)) and weight.is_cuda
     expected = module.dequantize(dtype)
     assert torch.equal(weight, expected) and torch.equal(torch.nn.functional.linear(x, weight), torch.nn.functional.linear(x, expected))
-    assert torch.equal(microscale.quantize(weight).codes, microscale.quantize(expected).codes)
+    assert torch.equal(microscale.quantize(weight, "nvfp4").codes, microscale.quantize(expected, "nvfp4").codes)
     with pytest.raises(microscale.Error, match="read-only"):
         weight.zero_()
     encoder = torch.nn.TransformerEncoderLayer(64, 2, 96, batch_first=True, device="cuda", dtype=dtype).eval()
     reference = copy.deepcopy(encoder)
-    for name in quantize_(encoder):
+    for name in quantize_(encoder, "nvfp4"):
         reference.get_submodule(name).weight.data = encoder.get_submodule(name).dequantize(dtype)
     x = torch.randn(2, 5, 64, dtype=dtype, device="cuda")
     with torch.no_grad():
@@ -180,12 +179,12 @@ def test_gradients_have_the_shapes_of_linears(shape, of_x):
 
 def test_biases_on_another_device_are_refused():
     module, x = layer(), torch.randn(2, 128, dtype=torch.bfloat16, device="cuda")
-    weights = microscale.quantize(torch.randn(96, 128, device="cuda"))
+    weights = microscale.quantize(torch.randn(96, 128, device="cuda"), "nvfp4")
     for bias in (torch.zeros(96, dtype=torch.bfloat16), torch.zeros(95, dtype=torch.bfloat16, device="cuda"), torch.zeros(96, device="cuda")):
         with pytest.raises((microscale.Error, TypeError, RuntimeError)):
-            microscale.linear(weights, x, bias=bias)
+            microscale.linear(x, weights, bias=bias)
     with pytest.raises((microscale.Error, TypeError, RuntimeError)):
-        microscale.linear(weights.cpu(), x.cpu(), bias=torch.zeros(96, dtype=torch.bfloat16, device="cuda"))
+        microscale.linear(x.cpu(), weights.cpu(), bias=torch.zeros(96, dtype=torch.bfloat16, device="cuda"))
     module.bias = torch.nn.Parameter(module.bias.detach().cpu())
     with pytest.raises((microscale.Error, TypeError, RuntimeError)):
         module(x.clone().requires_grad_())
@@ -197,7 +196,7 @@ def test_checkpoints_are_loaded_to_a_gpu(tmp_path, device):
     from microscale.torch import load_quantized
 
     model = torch.nn.Sequential(torch.nn.Linear(64, 96), torch.nn.LayerNorm(96), torch.nn.Linear(96, 64, bias=False))
-    quantize_(model)
+    quantize_(model, "nvfp4")
     safetensors.save_file(model.state_dict(), tmp_path / "state.safetensors")
     with torch.device("meta" if device else "cuda"):
         again = torch.nn.Sequential(torch.nn.Linear(64, 96), torch.nn.LayerNorm(96), torch.nn.Linear(96, 64, bias=False))

@@ -49,7 +49,13 @@ def test_every_function_is_in_the_page():
     import microscale
 
     page = PAGES[0].read_text()
-    functions = [name for name in microscale.__all__ if name[0].islower()]
-    assert len(functions) > 10
+    functions = [name for name in microscale.__all__ if callable(getattr(microscale, name)) and name[0].islower()]
+    functions += [f"checkpoint.{name}" for name in microscale.checkpoint.__all__]
+    assert len(functions) > 15
     for name in functions:
         assert re.search(rf"`{name}[`(]", page), name
+    if "torch" in sys.modules:
+        import microscale.torch
+
+        for name in microscale.torch.__all__:
+            assert re.search(rf"`torch\.{name}[`(]", page), name

@@ -1,4 +1,5 @@
-"""Experts of mixtures: products of tokens and those of their experts, with arrays of numpy."""
+"""Experts of mixtures: products of tokens with the weights of their experts, with arrays of
+numpy."""
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ def each(weights, x, chosen, bias=None):
         for i, expert in enumerate(of_token):
             own = x[token] if x.ndim == 2 else x[token, i]
             if 0 <= expert < len(weights):
-                rows[token, i] = microscale.linear(weights[int(expert)], np.ascontiguousarray(own)[None])[0]
+                rows[token, i] = microscale.linear(np.ascontiguousarray(own)[None], weights[int(expert)])[0]
                 if bias is not None:
                     rows[token, i] += bias[expert]
     return rows
@@ -33,21 +34,21 @@ def test_products_are_those_of_each_expert(rng, format, dtype):
     bias = rng.standard_normal((5, 24), "f4").astype(dtype)
     for shape in [(7, 64), (7, 2, 64)]:
         x = rng.standard_normal(shape, "f4").astype(dtype)
-        y = microscale.linear_experts(weights, x, chosen)
+        y = microscale.linear_experts(x, weights, chosen)
         assert y.dtype == x.dtype and y.shape == (7, 2, 24)
         np.testing.assert_allclose(y.astype("f4"), each(weights, x, chosen).astype("f4"), rtol=1e-2, atol=1e-2)
-        with_bias = microscale.linear_experts(weights, x, chosen, bias=bias)
+        with_bias = microscale.linear_experts(x, weights, chosen, bias=bias)
         np.testing.assert_array_equal(with_bias, y + bias[chosen])
         out = np.empty_like(y)
-        assert microscale.linear_experts(weights, x, chosen.astype("int64"), out=out) is out
+        assert microscale.linear_experts(x, weights, chosen.astype("int64"), out=out) is out
         np.testing.assert_array_equal(out, y)
 
 
 def test_each_expert_has_a_global_scale(rng):
     x = rng.standard_normal(SHAPE, "f4") * np.array([1, 2, 8, 64, 1024], "f4")[:, None, None]
-    weights = microscale.quantize_experts(x, search="full")
-    parts = [microscale.quantize(part, search="full") for part in x]
-    np.testing.assert_array_equal(weights.global_scales, [part.global_scale for part in parts])
+    weights = microscale.quantize_experts(x, "nvfp4", search="full")
+    parts = [microscale.quantize(part, "nvfp4", search="full") for part in x]
+    np.testing.assert_array_equal(weights.global_scales, [part.global_scale.value for part in parts])
     for i, part in enumerate(parts):
         np.testing.assert_array_equal(weights[i].codes, part.codes)
         np.testing.assert_array_equal(weights[i].scales, part.scales)
@@ -63,13 +64,13 @@ def test_numbers_that_are_no_experts_leave_zeros(rng):
     weights = microscale.quantize_experts(rng.standard_normal(SHAPE, "f4"), "mxfp4")
     x = rng.standard_normal((3, 64), "f4")
     chosen = np.array([[0, 5], [-1, 2], [7, -3]], "int32")
-    y = microscale.linear_experts(weights, x, chosen, bias=np.ones((5, 24), "f4"))
+    y = microscale.linear_experts(x, weights, chosen, bias=np.ones((5, 24), "f4"))
     here = (chosen >= 0) & (chosen < 5)
     assert not y[~here].any() and y[here].all()
     out = np.full_like(y, 3)
-    microscale.linear_experts(weights, x, chosen, out=out)
+    microscale.linear_experts(x, weights, chosen, out=out)
     assert (out[~here] == 3).all()
-    assert microscale.linear_experts(weights, x[:0], chosen[:0]).shape == (0, 2, 24)
+    assert microscale.linear_experts(x[:0], weights, chosen[:0]).shape == (0, 2, 24)
 
 
 @pytest.mark.parametrize(
@@ -90,10 +91,10 @@ def test_numbers_that_are_no_experts_leave_zeros(rng):
     ],
 )
 def test_operands_that_do_not_fit(rng, change, error, message):
-    weights = microscale.quantize_experts(rng.standard_normal(SHAPE, "f4"))
+    weights = microscale.quantize_experts(rng.standard_normal(SHAPE, "f4"), "nvfp4")
     arguments = {"x": np.ones((3, 64), "f4"), "chosen": np.zeros((3, 2), "int32"), **change}
     with pytest.raises(error, match=message):
-        microscale.linear_experts(weights, arguments.pop("x"), arguments.pop("chosen"), **arguments)
+        microscale.linear_experts(arguments.pop("x"), weights, arguments.pop("chosen"), **arguments)
 
 
 #: Integers out of range for five experts. Truncated to 32 bits, some are in range.
@@ -115,9 +116,9 @@ def test_large_numbers_are_no_experts(rng, dtype, library):
     if library == "torch":
         torch = pytest.importorskip("torch")
         weights = microscale.Experts(torch.from_numpy(weights.codes), torch.from_numpy(weights.scales), format="mxfp4")
-        y = microscale.linear_experts(weights, torch.from_numpy(x), torch.from_numpy(chosen)).numpy()
+        y = microscale.linear_experts(torch.from_numpy(x), weights, torch.from_numpy(chosen)).numpy()
     else:
-        y = microscale.linear_experts(weights, x, chosen)
+        y = microscale.linear_experts(x, weights, chosen)
     np.testing.assert_allclose(y[0], expected, rtol=1e-4, atol=1e-4)
 
 
@@ -134,11 +135,11 @@ def test_numbers_that_are_no_integers_are_refused(rng, dtype, library):
         weights = microscale.Experts(torch.from_numpy(weights.codes), torch.from_numpy(weights.scales), format="mxfp4")
         x, chosen = torch.from_numpy(x), torch.from_numpy(chosen)
     with pytest.raises(TypeError, match="experts are an array of .*; pass an array of int32"):
-        microscale.linear_experts(weights, x, chosen)
+        microscale.linear_experts(x, weights, chosen)
 
 
 def test_parts_that_are_not_experts(rng):
-    weights = microscale.quantize_experts(rng.standard_normal(SHAPE, "f4"))
+    weights = microscale.quantize_experts(rng.standard_normal(SHAPE, "f4"), "nvfp4")
     with pytest.raises(microscale.Error, match="4 global scales of 5 experts"):
         microscale.Experts(weights.codes, weights.scales, format="nvfp4", global_scales=[1.0] * 4, direction="divisor")
     with pytest.raises(ValueError, match="go together"):
@@ -147,11 +148,11 @@ def test_parts_that_are_not_experts(rng):
         microscale.Experts(weights.codes, weights.scales, format="mxfp8-e4m3")
     with pytest.raises(microscale.Error, match="bytes"):
         microscale.linear_experts(
-            microscale.Experts(weights.codes, weights.scales[:4], format="mxfp4"), np.ones((1, 64), "f4"), np.zeros((1, 1), "int32")
+            np.ones((1, 64), "f4"), microscale.Experts(weights.codes, weights.scales[:4], format="mxfp4"), np.zeros((1, 1), "int32")
         )
     with pytest.raises(microscale.Error, match="matrices of one shape"):
-        microscale.quantize_experts([np.ones((2, 32), "f4"), np.ones((3, 32), "f4")])
+        microscale.quantize_experts([np.ones((2, 32), "f4"), np.ones((3, 32), "f4")], "nvfp4")
     with pytest.raises(microscale.Error, match="one or more"):
-        microscale.quantize_experts([])
+        microscale.quantize_experts([], "nvfp4")
     with pytest.raises(TypeError, match="leave layout and out"):
-        microscale.quantize_experts(np.ones(SHAPE, "f4"), layout="swizzled")
+        microscale.quantize_experts(np.ones(SHAPE, "f4"), "nvfp4", layout="swizzled")

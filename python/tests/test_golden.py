@@ -1,4 +1,5 @@
-"""The bytes are those that other libraries made: the golden vectors of the Rust library, read by another reader."""
+"""The bytes equal the bytes of other libraries: the golden vectors of the Rust library, in another
+reader."""
 
 import json
 
@@ -68,7 +69,7 @@ def test_nvfp4(path):
             continue
         try:
             q = microscale.quantize(
-                tensors[f"{case}.input"],
+                tensors[f"{case}.input"], "nvfp4",
                 numerics=metadata["convention"],
                 global_scale=number,
                 non_finite="propagate",
@@ -83,9 +84,9 @@ def test_nvfp4(path):
         if given is not None:
             assert q.direction == metadata["direction"]
             own = microscale.quantize(
-                tensors[f"{case}.input"], numerics=metadata["convention"], non_finite="propagate"
+                tensors[f"{case}.input"], "nvfp4", numerics=metadata["convention"], non_finite="propagate"
             )
-            computed += np.float32(own.global_scale) == given[0]
+            computed += np.float32(own.global_scale.value) == given[0]
         else:
             assert q.global_scale is None and q.direction is None
     assert compared > 100

@@ -1,4 +1,5 @@
-"""Arrays of JAX on a CPU, read by DLPack; results go back the same way. Skipped where JAX is not installed."""
+"""Arrays of JAX on a CPU, read by DLPack; results go back the same way. Skipped where JAX is not
+installed."""
 
 import subprocess
 import sys
@@ -35,8 +36,8 @@ def test_results_go_to_jax_and_come_again():
     np.testing.assert_array_equal(back, q.dequantize())
     assert jnp.from_dlpack(back).shape == x.shape
     weights = microscale.Quantized(codes, scales, format="mxfp4", shape=(16, 64))
-    y = microscale.linear(weights, x[:2])
-    np.testing.assert_array_equal(y, microscale.linear(q, np.asarray(x[:2])))
+    y = microscale.linear(x[:2], weights)
+    np.testing.assert_array_equal(y, microscale.linear(np.asarray(x[:2]), q))
 
 
 def test_results_are_not_written_into_jax():

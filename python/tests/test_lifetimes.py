@@ -22,7 +22,7 @@ def resident():
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_hundred_thousand_calls_leave_nothing():
     x = np.ones((4, 64), np.float32)
-    weights = microscale.quantize(x)
+    weights = microscale.quantize(x, "nvfp4")
     activations = np.ones((2, 64), np.float16)
 
     class Pack:
@@ -33,12 +33,12 @@ def test_a_hundred_thousand_calls_leave_nothing():
 
     def call(times):
         for _ in range(times):
-            q = microscale.quantize(pack)
+            q = microscale.quantize(pack, "nvfp4")
             q.dequantize()
-            microscale.linear(weights, activations)
+            microscale.linear(activations, weights)
             microscale.amax(x)
             try:
-                microscale.quantize(x, global_scale=-1.0)
+                microscale.quantize(x, "nvfp4", global_scale=-1.0)
             except microscale.Error:
                 pass
 
@@ -53,12 +53,12 @@ def test_a_hundred_thousand_calls_leave_nothing():
 
 def test_a_result_outlives_what_it_was_made_of():
     x = np.linspace(-3, 3, 640, dtype=np.float32).reshape(10, 64)
-    expected = microscale.quantize(x).dequantize()
-    q = microscale.quantize(x.copy())
+    expected = microscale.quantize(x, "nvfp4").dequantize()
+    q = microscale.quantize(x.copy(), "nvfp4")
     gone = weakref.ref(q)
     codes, scales = q.codes, q.scales
     q = microscale.Quantized(
-        codes, scales, format="nvfp4", shape=x.shape, global_scale=q.global_scale, direction=q.direction
+        codes, scales, format="nvfp4", shape=x.shape, global_scale=q.global_scale
     )
     assert gone() is None
     gc.collect()
@@ -68,12 +68,12 @@ def test_a_result_outlives_what_it_was_made_of():
 def test_threads_work_at_once():
     rng = np.random.default_rng(3)
     inputs = [rng.standard_normal((64, 512), np.float32) for _ in range(8)]
-    expected = [microscale.quantize(x) for x in inputs]
+    expected = [microscale.quantize(x, "nvfp4") for x in inputs]
     wrong = []
 
     def work(x, right):
         for _ in range(50):
-            q = microscale.quantize(x)
+            q = microscale.quantize(x, "nvfp4")
             if not (np.array_equal(q.codes, right.codes) and np.array_equal(q.scales, right.scales)):
                 wrong.append(q)
 
@@ -100,7 +100,7 @@ def test_other_threads_run_meanwhile():
         # As long as this call takes, and longer, the interpreter would not be taken from it.
         sys.setswitchinterval(3)
         before = counted[0]
-        microscale.quantize(x, search="full")
+        microscale.quantize(x, "nvfp4", search="full")
         assert counted[0] > before
     finally:
         sys.setswitchinterval(interval)
@@ -109,7 +109,7 @@ def test_other_threads_run_meanwhile():
 
 
 def _quantized_in_child(x, queue):
-    q = microscale.quantize(x)
+    q = microscale.quantize(x, "nvfp4")
     queue.put((q.codes.tobytes(), q.scales.tobytes()))
 
 
@@ -117,7 +117,7 @@ def _quantized_in_child(x, queue):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_forked_process_works():
     x = np.random.default_rng(5).standard_normal((512, 2048), np.float32)
-    q = microscale.quantize(x)  # The pool of threads exists now, and the child will not have them.
+    q = microscale.quantize(x, "nvfp4")  # The pool of threads exists now, and the child will not have them.
     context = multiprocessing.get_context("fork")
     queue = context.Queue()
     child = context.Process(target=_quantized_in_child, args=(x, queue))

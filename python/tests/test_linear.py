@@ -144,10 +144,10 @@ def test_the_operators_check_shapes_for_compilers(layers):
     ],
 )
 def test_biases_that_are_refused(bias, error, message):
-    weights = microscale.quantize(torch.randn(32, 64))
+    weights = microscale.quantize(torch.randn(32, 64), "nvfp4")
     for x in (torch.randn(3, 64), torch.randn(64), torch.randn(0, 64)):
         with pytest.raises(error, match=message):
-            microscale.linear(weights, x, bias=bias)
+            microscale.linear(x, weights, bias=bias)
 
 
 def test_inputs_may_have_any_strides(layers):
@@ -203,7 +203,7 @@ def test_layers_without_elements(sizes):
     from microscale.torch import QuantizedLinear
 
     layer = torch.nn.Linear(*sizes)
-    quantized = QuantizedLinear.from_linear(layer)
+    quantized = QuantizedLinear.from_linear(layer, "nvfp4")
     x = torch.randn(3, sizes[0])
     assert torch.equal(quantized(x), layer(x))
 
@@ -211,13 +211,13 @@ def test_layers_without_elements(sizes):
 def test_weights_without_a_global_scale_have_a_one_in_the_state():
     from microscale.torch import QuantizedLinear
 
-    weights = microscale.quantize(torch.randn(32, 64), global_scale="none")
+    weights = microscale.quantize(torch.randn(32, 64), "nvfp4", global_scale="none")
     assert weights.direction is None
     layer = QuantizedLinear(weights)
     assert layer.state_dict()["weight_global_scale"].tolist() == [1.0]
     assert torch.equal(layer.dequantize(), weights.dequantize())
     x = torch.randn(3, 64)
-    assert torch.equal(layer(x), microscale.linear(weights, x))
+    assert torch.equal(layer(x), microscale.linear(x, weights))
 
 
 def test_parameters_of_functional_calls_are_the_bias(layers):

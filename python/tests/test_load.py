@@ -145,7 +145,7 @@ def test_saved_models_are_loaded_as_they_were(small, tmp_path, name, format, dev
     assert torch.equal(small.outputs(again), small.outputs(model))
     # Saved again, it has the same names.
     again.save_pretrained(tmp_path / "again")
-    assert {each["tensor"] for each in microscale.inspect(tmp_path / "again")} == {each["tensor"] for each in microscale.inspect(tmp_path)}
+    assert {each["name"] for each in microscale.checkpoint.inspect(tmp_path / "again")} == {each["name"] for each in microscale.checkpoint.inspect(tmp_path)}
     assert again.config.quantization_config == model.config.quantization_config
 
 
@@ -370,7 +370,7 @@ def test_files_that_are_not_there_or_no_checkpoints(tmp_path):
 
     (tmp_path / "text.safetensors").write_text("no safetensors")
     for path in (tmp_path / "none", tmp_path / "text.safetensors", tmp_path):
-        with pytest.raises(microscale.Error):
+        with pytest.raises(FileNotFoundError if path.name == "none" else microscale.Error):
             load_quantized(Net(), path)
     with pytest.raises(TypeError):
         load_quantized(Net(), 3)

@@ -1,4 +1,5 @@
-"""Mixtures of experts as transformers has them, with their experts in four bits. Skipped where it or PyTorch is not installed."""
+"""Mixtures of experts as transformers has them, with their experts in four bits. Skipped where it
+or PyTorch is not installed."""
 
 import copy
 
@@ -105,13 +106,14 @@ def test_the_state_has_a_linear_layer_for_each_expert(model, format):
     scale = torch.float8_e4m3fn if format == "nvfp4" else torch.uint8
     assert state["1.up_proj.weight_packed"].dtype == torch.uint8 and state["1.up_proj.weight_scale"].dtype == scale
     assert state["1.gate_proj.weight_packed"].shape == (module.gate_up_proj_packed.shape[1] // 2, 32)
-    # What it says, value for value: the rows of gate and up by themselves.
+    # The values: the rows of gate and of up.
     linear = microscale.Quantized(
         state["1.gate_proj.weight_packed"].contiguous(),
         state["1.gate_proj.weight_scale"].contiguous(),
         format=format,
-        global_scale=state["1.gate_proj.weight_global_scale"].item() if format == "nvfp4" else None,
-        direction="divisor" if format == "nvfp4" else None,
+        global_scale=(
+            microscale.GlobalScale(state["1.gate_proj.weight_global_scale"].item(), "divisor") if format == "nvfp4" else None
+        ),
     )
     half = module.gate_up_proj_packed.shape[1] // 2
     rows = slice(half) if module.is_concatenated else slice(0, None, 2)
@@ -138,7 +140,7 @@ def test_the_state_has_a_linear_layer_for_each_expert(model, format):
 def test_global_scales_stay_when_a_model_is_cast(model):
     from microscale.torch import quantize_
 
-    quantize_(model)
+    quantize_(model, "nvfp4")
     _, module = experts_of(model)[-1]
     before = module.gate_up_proj_slots.clone()
     model.to(torch.bfloat16).half().float()
@@ -148,7 +150,7 @@ def test_global_scales_stay_when_a_model_is_cast(model):
 def test_the_graph_is_not_broken(model):
     from microscale.torch import quantize_
 
-    quantize_(model)
+    quantize_(model, "nvfp4")
     _, module = experts_of(model)[-1]
     count = module.down_proj_packed.shape[0]
     compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
@@ -161,22 +163,22 @@ def test_the_graph_is_not_broken(model):
 def test_the_operator_is_what_torch_asks_of_it():
     import microscale.torch  # noqa: F401
 
-    weights = microscale.quantize_experts(torch.randn(4, 24, 64))
+    weights = microscale.quantize_experts(torch.randn(4, 24, 64), "nvfp4")
     x, experts = torch.randn(3, 64, dtype=torch.bfloat16), torch.randint(0, 4, (3, 2))
     parts = (weights.codes, weights.scales, weights.global_scales, "nvfp4", "divisor")
     torch.library.opcheck(torch.ops.microscale.linear_experts, (x, experts, *parts))
     bias = torch.randn(4, 24, dtype=torch.bfloat16)
     y = torch.ops.microscale.linear_experts(x, experts, *parts, bias)
-    assert torch.equal(y, microscale.linear_experts(weights, x, experts, bias=bias))
+    assert torch.equal(y, microscale.linear_experts(x, weights, experts, bias=bias))
 
 
 def test_experts_that_are_left_alone(model):
     from microscale.torch import QuantizedExperts, quantize_
 
     (name, module), *_ = experts_of(model)
-    assert name not in quantize_(copy.deepcopy(model), exclude=["*.experts"])
+    assert name not in quantize_(copy.deepcopy(model), "nvfp4", exclude=["*.experts"])
     assert QuantizedExperts.replaces(module, "mxfp4") and not QuantizedExperts.replaces(model, "mxfp4")
     module.has_post_expert_norm = True
     assert not QuantizedExperts.replaces(module, "mxfp4")
     with pytest.raises(microscale.Error, match="divisor"):
-        QuantizedExperts.from_experts(module, numerics="modelopt")
+        QuantizedExperts.from_experts(module, "nvfp4", numerics="modelopt")

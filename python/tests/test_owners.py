@@ -10,7 +10,8 @@ import pytest
 
 import microscale
 
-#: Objects whose property `__array_interface__` is the only access to their memory, and objects that free the memory of others.
+#: Objects whose property `__array_interface__` is the only access to their memory, and objects that
+#: free the memory of others.
 OWNERS = """
 import sys
 import numpy as np
@@ -31,7 +32,8 @@ class Dropper(Holder):
 
     @property
     def __array_interface__(self):
-        # The extension module reads it, called by one of these functions. Its arguments before this one were read already.
+        # The extension module reads it, called by one of these functions. Its arguments before this
+        # one were read already.
         if sys._getframe(1).f_code.co_name in ("quantize", "dequantize", "linear", "compare"):
             self.drop()
         return self.x.__array_interface__
@@ -64,7 +66,7 @@ CALLS = {
         weights = microscale.quantize(x[:16])
         holder = Holder(x.copy())
         bias = Dropper(one[:16], lambda: setattr(holder, "x", None))
-        same(microscale.linear(weights, holder, bias=bias), microscale.linear(weights, x, bias=one[:16]))
+        same(microscale.linear(holder, weights, bias=bias), microscale.linear(x, weights, bias=one[:16]))
     """,
     "original": """
         holder = Holder(x.copy())
@@ -83,7 +85,7 @@ CALLS = {
         weights = microscale.quantize(x[:16])
         tensor = torch.from_numpy(x).clone()
         bias = Dropper(one[:16], lambda: tensor.set_(torch.empty(0)))
-        same(microscale.linear(weights, tensor, bias=bias), microscale.linear(weights, x, bias=one[:16]))
+        same(microscale.linear(tensor, weights, bias=bias), microscale.linear(x, weights, bias=one[:16]))
     """,
 }
 
@@ -109,14 +111,14 @@ class Holder:
 
 def test_an_address_is_read_and_not_written(rng):
     x = rng.standard_normal((4, 64), np.float32)
-    q = microscale.quantize(Holder(x))
-    np.testing.assert_array_equal(q.codes, microscale.quantize(x).codes)
-    np.testing.assert_array_equal(microscale.quantize(Holder(x[::2])).codes, microscale.quantize(x[::2]).codes)
+    q = microscale.quantize(Holder(x), "nvfp4")
+    np.testing.assert_array_equal(q.codes, microscale.quantize(x, "nvfp4").codes)
+    np.testing.assert_array_equal(microscale.quantize(Holder(x[::2]), "nvfp4").codes, microscale.quantize(x[::2], "nvfp4").codes)
     with pytest.raises(microscale.Error, match="out cannot be written to; pass an array of numpy"):
         microscale.dequantize(q, out=Holder(np.empty((4, 64), np.float32)))
     # A scalar gives the address of a temporary array.
     with pytest.raises(microscale.Error, match="out has no dimensions"):
-        microscale.dequantize(microscale.quantize(x[0, :1]), out=np.float32(0))
+        microscale.dequantize(microscale.quantize(x[0, :1], "nvfp4"), out=np.float32(0))
 
 
 class Subclass(np.ndarray):
@@ -130,7 +132,7 @@ class Lying(np.ndarray):
 
 
 def test_subclasses_of_numpys_arrays_are_written_to(rng):
-    q = microscale.quantize(rng.standard_normal((4, 64), np.float32))
+    q = microscale.quantize(rng.standard_normal((4, 64), np.float32), "nvfp4")
     out = np.empty((4, 64), np.float32)
     assert isinstance(microscale.dequantize(q, out=out.view(Subclass)), Subclass)
     np.testing.assert_array_equal(out, microscale.dequantize(q))
@@ -152,7 +154,7 @@ def test_subclasses_of_numpys_arrays_are_written_to(rng):
 )
 def test_interfaces_that_are_refused(rng, changed, error, message):
     with pytest.raises(error, match=message):
-        microscale.quantize(Holder(rng.standard_normal((4, 64), np.float32), **changed))
+        microscale.quantize(Holder(rng.standard_normal((4, 64), np.float32), **changed), "nvfp4")
 
 
 class Pack:
@@ -170,27 +172,27 @@ class Pack:
 
 def test_objects_with_dlpack_only_go_everywhere(rng):
     x, bias = rng.standard_normal((6, 64), np.float32), np.ones(6, np.float32)
-    q = microscale.quantize(x)
-    given = microscale.quantize(Pack(x))
+    q = microscale.quantize(x, "nvfp4")
+    given = microscale.quantize(Pack(x), "nvfp4")
     np.testing.assert_array_equal(given.codes, q.codes)
     assert given.shape == q.shape and microscale.amax(Pack(x)) == microscale.amax(x)
     assert microscale.compare(Pack(x), Pack(2 * x)) == microscale.compare(x, 2 * x)
     packed = microscale.Quantized(
-        Pack(q.codes), Pack(q.scales), format="nvfp4", global_scale=q.global_scale, direction=q.direction
+        Pack(q.codes), Pack(q.scales), format="nvfp4", global_scale=q.global_scale
     )
     assert packed.shape == (6, 64) and packed.nbytes == q.nbytes and "6x64" in repr(packed)
     np.testing.assert_array_equal(packed.dequantize(), q.dequantize())
     np.testing.assert_array_equal(microscale.swizzle(packed).scales, microscale.swizzle(q).scales)
-    np.testing.assert_array_equal(microscale.linear(packed, Pack(x), bias=Pack(bias)), microscale.linear(q, x, bias=bias))
+    np.testing.assert_array_equal(microscale.linear(Pack(x), packed, bias=Pack(bias)), microscale.linear(x, q, bias=bias))
     with pytest.raises(TypeError, match="a Pack has no views"):
         packed.typed  # noqa: B018
     weights = microscale.quantize_experts(x[None], "mxfp4")
     again = microscale.Experts(Pack(weights.codes), Pack(weights.scales), format="mxfp4")
     chosen = np.zeros((6, 1), np.int32)
-    y = microscale.linear_experts(again, Pack(x), Pack(chosen), bias=Pack(bias[None]))
-    np.testing.assert_array_equal(y, microscale.linear_experts(weights, x, chosen, bias=bias[None]))
+    y = microscale.linear_experts(Pack(x), again, Pack(chosen), bias=Pack(bias[None]))
+    np.testing.assert_array_equal(y, microscale.linear_experts(x, weights, chosen, bias=bias[None]))
     with pytest.raises(TypeError, match="x is a Pack without a length"):
-        microscale.quantize_experts(Pack(x[None]))
+        microscale.quantize_experts(Pack(x[None]), "nvfp4")
 
 
 class Fixed:

@@ -1,5 +1,5 @@
-"""The classes of torchao and compressed-tensors take what is made here, and make the same bytes themselves, as ModelOpt does. Skipped where they are not
-installed."""
+"""The classes of torchao and compressed-tensors take our tensors, and make the same bytes, as
+ModelOpt does. Skipped where they are not installed."""
 
 import pytest
 
@@ -38,7 +38,7 @@ def test_torchaos_tensors(format, layout, shape):
     x = values(shape)
     q = microscale.quantize(x, format, numerics="torchao", layout=layout)
     ours = to_torchao(q)
-    number = None if q.direction is None else torch.tensor(q.global_scale)
+    number = None if q.direction is None else torch.tensor(q.global_scale.value)
     theirs = torchaos(x, format, layout, number)
     assert type(ours) is type(theirs) and ours.shape == theirs.shape and ours.dtype == theirs.dtype
     for name in ("qdata", "scale"):
@@ -58,7 +58,7 @@ def test_torchaos_tensors_multiply():
         q = microscale.quantize(w, format, numerics="torchao", **({"global_scale": "none"} if format == "nvfp4" else {}))
         a = microscale.quantize(x, format, numerics="torchao", **({"global_scale": "none"} if format == "nvfp4" else {}))
         if format == "nvfp4":
-            # Weights alone are dequantized by torchao.
+            # torchao dequantizes weights without activations.
             y = torch.nn.functional.linear(x, to_torchao(q))
             assert torch.equal(y, torch.nn.functional.linear(x, q.dequantize(torch.bfloat16)))
         else:
@@ -69,7 +69,7 @@ def test_torchaos_tensors_multiply():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: microscale.quantize(values((4, 64))), "choose the numerics torchao"),
+        (lambda: microscale.quantize(values((4, 64)), "nvfp4"), "choose the numerics torchao"),
         (lambda: microscale.quantize(values((4, 40)), "mxfp4"), "whole blocks of 32"),
         (lambda: microscale.quantize(values((2, 4, 64)), "mxfp4", layout="swizzled"), "use linear scales"),
     ],
@@ -81,7 +81,8 @@ def test_what_torchao_cannot_hold(make, message):
 
 @pytest.mark.parametrize("format", ["nvfp4", "mxfp8-e4m3"])
 def test_the_layout_is_that_of_scaled_mm(format):
-    """Checked by PyTorch's rules for shapes, strides and dtypes, which need no GPU of compute capability 10.0."""
+    """Checked by PyTorch's rules for shapes, strides and dtypes, which need no GPU of compute
+    capability 10.0."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     def operand(rows):
@@ -112,7 +113,7 @@ def test_compressed_tensors_state(format, dtype):
     scheme = preset_name_to_scheme({"nvfp4": "NVFP4A16", "mxfp4": "MXFP4A16"}[format], ["Linear"])
     compressor = BaseCompressor.get_value_from_registry(f"{format}-pack-quantized")
     assert set(state) <= set(compressor.compression_param_names(scheme))
-    # Its own quantizer, and what it packs.
+    # Its own quantizer and packed form.
     number = None
     if format == "nvfp4":
         number = generate_gparam(*(each.reshape(1) for each in torch.aminmax(w)))
@@ -136,7 +137,7 @@ def test_modelopts_bytes(format, dtype):
     q = microscale.quantize(x, format, numerics="modelopt")
     if format == "nvfp4":
         theirs, scales, number = NVFP4QTensor.quantize(x, 16)
-        assert q.direction == "multiplier" and q.global_scale == number.item()
+        assert q.direction == "multiplier" and q.global_scale.value == number.item()
         back = theirs.dequantize(torch.float32, scale=scales, double_scale=number, block_sizes={-1: 16})
     else:
         theirs, scales = MXFP4QTensor.quantize(x, 32)

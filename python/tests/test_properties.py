@@ -30,13 +30,13 @@ def elements_of(q):
 
 
 def dequantized(q):
-    """What the formats say the codes and scales stand for, in float32."""
+    """The values of codes and scales by the definitions of the formats, in float32."""
     block = 16 if q.format == "nvfp4" else 32
     scales = q.scales.reshape(q.rows, -1)
     if q.format == "nvfp4":
         wide = scales.view(ml_dtypes.float8_e4m3fn).astype(np.float32)
         if q.direction == "divisor":
-            wide = wide / np.float32(q.global_scale)
+            wide = wide / np.float32(q.global_scale.value)
     else:
         wide = np.ldexp(np.float32(1), scales.astype(np.int32) - 127)
     values = elements_of(q) * np.repeat(wide, block, axis=1)
@@ -59,7 +59,8 @@ def test_dequantizing_is_the_definition(x, format, dtype):
 @settings(max_examples=100, deadline=None)
 @given(arrays, st.sampled_from(FORMATS))
 def test_what_was_quantized_stays(x, format):
-    """Values that a format holds are the fixed points of quantizing, given the same global scale."""
+    """Values that a format holds are the fixed points of quantizing, given the same global
+    scale."""
     if format == "nvfp4":
         q = microscale.quantize(x, format, numerics="modelopt", global_scale=1.0)
         again = microscale.quantize(microscale.dequantize(q), format, numerics="modelopt", global_scale=1.0)
@@ -129,7 +130,7 @@ def test_amax_and_loss_are_numpys(x):
 def test_products_are_those_of_the_values(format, dtype, rng):
     weights = microscale.quantize(rng.standard_normal((48, 256), np.float32), format)
     x = rng.standard_normal((3, 5, 256), np.float32).astype(dtype)
-    y = microscale.linear(weights, x)
+    y = microscale.linear(x, weights)
     assert y.shape == (3, 5, 48) and y.dtype == dtype
     exact = x.astype(np.float64) @ dequantized(weights).astype(np.float64).T
     within = {"rtol": 1e-6, "atol": 1e-4} if dtype is np.float32 else {"rtol": 2**-7, "atol": 2**-6}

@@ -1,4 +1,5 @@
-"""Parts of a checkpoint over a Ray cluster of two machines, one of which dies. Skipped where Ray is not installed."""
+"""Parts of a checkpoint over a Ray cluster of two machines, and one of them dies. Skipped where Ray
+is not installed."""
 
 import threading
 import time
@@ -14,8 +15,9 @@ import microscale.ray  # noqa: E402
 
 @pytest.fixture(scope="module")
 def cluster():
-    """Two machines of one processor each, so that each has one part at a time, and a slow one, so that parts take a while: the cluster,
-    and the machine that may die. A process may have one cluster in its life, and lose a machine of it at the end alone."""
+    """Two machines of one processor each, so that each has one part at a time, and a slow one, so
+    that parts take a while: the cluster, and the machine that may die. A process may have one
+    cluster in its life, and lose a machine of it only at the end."""
     from ray.cluster_utils import Cluster
 
     environment = pytest.MonkeyPatch()
@@ -38,7 +40,7 @@ def test_what_fails_is_told(cluster, tmp_path):
         microscale.ray.quantize_checkpoint(model, out, format="mxfp4", device="cpu", retries=1)
     assert caught.value.tensor == "model.layers.2.mlp.up_proj.weight"
     assert not out.exists()
-    # What cannot be is refused before there are tasks.
+    # Impossible options are refused before there are tasks.
     with pytest.raises(microscale.Error, match="mxfp4"):
         microscale.ray.quantize_checkpoint(model, tmp_path / "other", format="fp3")
     (tmp_path / "taken").write_text("")
@@ -47,7 +49,7 @@ def test_what_fails_is_told(cluster, tmp_path):
     options = {"format": "mxfp4", "device": "cpu", "non_finite": "saturate"}
     facts = microscale.ray.quantize_checkpoint(model, out, parts=2, remote={"num_cpus": 1}, **options)
     assert len(facts["parts"]) == 2 and facts["shards"] == SHARDS
-    microscale.quantize_checkpoint(model, tmp_path / "one", **options)
+    microscale.checkpoint.quantize(model, tmp_path / "one", **options)
     assert contents(out) == contents(tmp_path / "one")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "one", "out", "taken"]
 
@@ -63,7 +65,7 @@ def test_a_machine_dies_and_the_bytes_are_those_of_one(cluster, tmp_path, monkey
     cluster, other = cluster
     model = sharded(tmp_path / "model", 2048)
     options = {"format": "nvfp4", "search": "full", "search_global": True, "device": "cpu"}
-    microscale.quantize_checkpoint(model, tmp_path / "one", **options)
+    microscale.checkpoint.quantize(model, tmp_path / "one", **options)
     seen, told = [], []
 
     def kill():

@@ -57,23 +57,23 @@ def test_a_failure_names_the_layer_and_changes_nothing(kind):
     modules, parameters = dict(model.named_modules()), dict(model.named_parameters())
     before = {name: tensor.clone() for name, tensor in model.state_dict().items() if not tensor.is_meta}
     with pytest.raises(error, match=message) as raised:
-        quantize_(model)
+        quantize_(model, "nvfp4")
     if error is microscale.NonFiniteError:
         assert raised.value.first in [(3, 5), (7, 63)] and raised.value.nan + raised.value.infinite == 1
     assert dict(model.named_modules()) == modules and dict(model.named_parameters()).keys() == parameters.keys()
     assert all(tensor is parameters[name] for name, tensor in model.named_parameters())
     assert all(torch.equal(tensor.nan_to_num(), model.state_dict()[name].nan_to_num()) for name, tensor in before.items())
-    assert quantize_(model, exclude=["inner.last"]) == ["first", "inner.middle"]
+    assert quantize_(model, "nvfp4", exclude=["inner.last"]) == ["first", "inner.middle"]
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"recipe": {"numerics": "modelopt"}}, "0: .*divisor"),
+        ({"recipe": {"format": "nvfp4", "numerics": "modelopt"}}, "0: .*divisor"),
         ({"recipe": {"format": "mxfp8-e4m3"}}, "nvfp4 or mxfp4, not to mxfp8-e4m3"),
         ({"recipe": {"layout": "swizzled"}}, "0: .*linear scales"),
         ({"recipe": {"search": "best"}}, "0: .*best"),
-        ({"filter": lambda name, module: 1 / (name != "1")}, None),
+        ({"filter_fn": lambda module, name: 1 / (name != "1")}, None),
     ],
 )
 @pytest.mark.parametrize("device", ["cpu", "meta"])
@@ -90,7 +90,7 @@ def test_a_layer_by_itself_is_refused():
     from microscale.torch import quantize_
 
     with pytest.raises(microscale.Error, match="use QuantizedLinear.from_linear"):
-        quantize_(nn.Linear(64, 32))
+        quantize_(nn.Linear(64, 32), "nvfp4")
 
 
 @pytest.mark.parametrize("requires_grad", [True, False])
@@ -104,7 +104,7 @@ def test_modules_keep_their_mode_and_their_bias(requires_grad, training):
     model[1].train(not training)
     model[0].index, bias = 7, model[0].bias
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    quantize_(model)
+    quantize_(model, "nvfp4")
     assert (model[0].training, model[1].training, model[0].index) == (training, not training, 7)
     assert model[0].bias is bias and model[0].bias.requires_grad == requires_grad and model[1].bias is None
     if requires_grad:
@@ -132,7 +132,7 @@ def test_modules_keep_their_hooks_and_handles_remove_them():
     model(x).sum().backward()
     expected, calls[:] = list(calls), []
     assert len(expected) == len(handles)
-    quantize_(model)
+    quantize_(model, "nvfp4")
     model(x).sum().backward()
     assert calls == expected
     calls.clear()
@@ -148,12 +148,12 @@ def test_a_module_with_two_names_is_replaced_under_both():
     shared = nn.Linear(64, 64)
     block = Named(inner=nn.Linear(64, 32))
     model = Named(first=shared, middle=Named(again=shared, block=block), block=block)
-    names = quantize_(model)
+    names = quantize_(model, "nvfp4")
     assert sorted(names) == ["block.inner", "first", "middle.again", "middle.block.inner"]
     assert model.first is model.middle.again and model.block.inner is model.middle.block.inner
     assert quantized(model) == {"first", "middle.block.inner"} and type(model.first) is not nn.Linear
     # Excluded under one name, it stays under both.
-    for options in ({"exclude": ["middle.again"]}, {"filter": lambda name, module: name != "first"}):
+    for options in ({"exclude": ["middle.again"]}, {"filter_fn": lambda module, name: name != "first"}):
         model = Named(first=shared, middle=Named(again=shared))
         assert quantize_(model, **options) == [] and model.first is model.middle.again is shared
 
@@ -180,10 +180,10 @@ def test_layers_with_names_of_heads_stay_unquantized(name):
         return made
 
     body = ["body.proj_out", "body.output", "body.headway"]
-    assert quantize_(model()) == body
-    assert quantize_(model(), exclude=["*.headway"]) == body[:2]
-    assert quantize_(model(), include=[name]) == [*body, name]
-    assert quantize_(model(), include=["*"], exclude=[name]) == body
+    assert quantize_(model(), "nvfp4") == body
+    assert quantize_(model(), "nvfp4", exclude=["*.headway"]) == body[:2]
+    assert quantize_(model(), "nvfp4", include=[name]) == [*body, name]
+    assert quantize_(model(), "nvfp4", include=["*"], exclude=[name]) == body
 
 
 class Asked(nn.Module):
@@ -201,15 +201,15 @@ class Asked(nn.Module):
 def test_output_embeddings_of_models_stay_unquantized():
     from microscale.torch import quantize_
 
-    assert quantize_(Asked()) == ["body"]
-    assert quantize_(Named(inner=Asked(), other=nn.Linear(64, 64))) == ["inner.body", "other"]
+    assert quantize_(Asked(), "nvfp4") == ["body"]
+    assert quantize_(Named(inner=Asked(), other=nn.Linear(64, 64)), "nvfp4") == ["inner.body", "other"]
     several = Asked()
     several.to_words = nn.ModuleList([nn.Linear(64, 96), nn.Linear(64, 96)])
-    assert quantize_(several) == ["body"]
+    assert quantize_(several, "nvfp4") == ["body"]
     for error in (NotImplementedError, AttributeError):
         silent = Asked()
         silent.get_output_embeddings = lambda error=error: (_ for _ in ()).throw(error())
-        assert quantize_(silent) == ["body", "to_words"]
+        assert quantize_(silent, "nvfp4") == ["body", "to_words"]
 
 
 def tied(by):
@@ -231,15 +231,15 @@ def test_tied_weights_stay_unquantized(by):
 
     model = tied(by)
     with pytest.raises(microscale.Error, match="classify shares its weights with words"):
-        quantize_(model, include=["classify"])
+        quantize_(model, "nvfp4", include=["classify"])
     assert not quantized(model)
-    assert quantize_(model) == ["body"]
+    assert quantize_(model, "nvfp4") == ["body"]
     if by != "memory":
         assert model.classify.weight is model.words.weight
     # Two linear layers with the same weights stay tied as well.
     model = Named(one=nn.Linear(64, 64), two=nn.Linear(64, 64), three=nn.Linear(64, 64))
     model.two.weight = model.one.weight
-    assert quantize_(model) == ["three"]
+    assert quantize_(model, "nvfp4") == ["three"]
 
 
 class Own(nn.Linear):
@@ -292,7 +292,7 @@ def test_other_layers_stay_unquantized(kind):
 
     model = Named(one=nn.Linear(64, 64), other=unusual()[kind])
     other = model.other
-    assert quantize_(model) == ["one"] and model.other is other
+    assert quantize_(model, "nvfp4") == ["one"] and model.other is other
 
 
 def test_a_lazy_layer_that_was_made_is_a_layer():
@@ -300,7 +300,7 @@ def test_a_lazy_layer_that_was_made_is_a_layer():
 
     model = Named(lazy=nn.LazyLinear(32))
     model.lazy(torch.randn(2, 64))
-    assert quantize_(model) == ["lazy"]
+    assert quantize_(model, "nvfp4") == ["lazy"]
 
 
 @pytest.mark.parametrize("format", ["nvfp4", "mxfp4"])
@@ -329,7 +329,7 @@ def test_quantized_models_can_be_copied_and_pickled():
     from microscale.torch import quantize_
 
     model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 8))
-    quantize_(model)
+    quantize_(model, "nvfp4")
     x = torch.randn(3, 64)
     for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert torch.equal(copied(x), model(x)) and quantized(copied) == {"0", "2"}
@@ -376,5 +376,5 @@ def test_models_of_another_quantizer_are_refused():
     model = small_models.model("llama")
     model.hf_quantizer = HqqHfQuantizer.__new__(HqqHfQuantizer)
     with pytest.raises(microscale.Error, match="the model was quantized by HqqHfQuantizer"):
-        quantize_(model)
+        quantize_(model, "nvfp4")
     assert not quantized(model)

@@ -80,7 +80,7 @@ def test_global_scales_of_experts_are_saved_with_a_warning(tmp_path, name):
     model, _ = quantized(name, "nvfp4")
     with pytest.warns(UserWarning, match="transformers .* leaves out the global scales of experts"):
         model.save_pretrained(tmp_path)
-    tensors = {each["tensor"]: each for each in microscale.inspect(tmp_path)}
+    tensors = {each["name"]: each for each in microscale.checkpoint.inspect(tmp_path)}
     place = "model.layers.0.block_sparse_moe.experts.1.w1" if name == "mixtral" else "model.layers.0.mlp.experts.1.gate_proj"
     assert tensors[f"{place}.weight"]["format"] == "nvfp4"
     assert tensors[f"{place}.weight"]["global_scale"] == model.model.layers[0].mlp.experts.gate_up_proj_slots[1, 0].item()
@@ -113,14 +113,14 @@ def test_the_config_is_the_one_that_the_program_writes(tmp_path, format, sample)
 
     model = transformers.AutoModelForCausalLM.from_pretrained(sample)
     quantize_(model, format)
-    microscale.quantize_checkpoint(sample, tmp_path / "program", format=format)
+    microscale.checkpoint.quantize(sample, tmp_path / "program", format=format)
     expected = json.loads((tmp_path / "program" / "config.json").read_text())["quantization_config"]
     assert model.config.quantization_config == expected
     model.save_pretrained(tmp_path / "saved")
     assert json.loads((tmp_path / "saved" / "config.json").read_text())["quantization_config"] == expected
     # Each layer has a global scale of its own here, where engines want one for fused layers.
-    assert {each["defect"] for each in microscale.doctor(tmp_path / "saved")["findings"]} <= {"unequal-global-scales"}
-    program, saved = ({each["tensor"]: each for each in microscale.inspect(tmp_path / folder)} for folder in ("program", "saved"))
+    assert {each["defect"] for each in microscale.checkpoint.doctor(tmp_path / "saved")["findings"]} <= {"unequal-global-scales"}
+    program, saved = ({each["name"]: each for each in microscale.checkpoint.inspect(tmp_path / folder)} for folder in ("program", "saved"))
     assert {name: (each.get("format"), each["shape"]) for name, each in saved.items()} == {
         name: (each.get("format"), each["shape"]) for name, each in program.items()
     }
@@ -152,7 +152,7 @@ def test_layers_of_two_formats_have_groups_of_their_own(tmp_path):
 
     model = small_models.model("llama", torch.bfloat16)
     original = copy.deepcopy(model)
-    names = quantize_(model, "nvfp4", filter=lambda name, module: "self_attn" in name) + quantize_(model, "mxfp4")
+    names = quantize_(model, "nvfp4", filter_fn=lambda module, name: "self_attn" in name) + quantize_(model, "mxfp4")
     expected = small_models.dequantized(model, original, names)
     model.save_pretrained(tmp_path)
     groups = model.config.quantization_config["config_groups"].values()
@@ -166,7 +166,7 @@ def test_other_models_of_a_config_stay_unquantized(tmp_path):
 
     config = small_models.config("llama")
     first, second = (transformers.LlamaForCausalLM(config) for _ in range(2))
-    quantize_(first)
+    quantize_(first, "nvfp4")
     assert first.config.quantization_config["quant_method"] == "compressed-tensors"
     assert first.model.config is first.config and first.model.layers[0].self_attn.config is first.config
     assert getattr(config, "quantization_config", None) is None and second.config is config
@@ -185,9 +185,9 @@ def test_a_model_with_a_quantized_part_is_refused_until_its_config_says_so(tmp_p
         model.save_pretrained(tmp_path)
     assert not list(tmp_path.glob("*.safetensors"))
     assert "lm_head.weight" in model.state_dict()
-    quantize_(model, filter=lambda *_: False)
+    quantize_(model, "nvfp4", filter_fn=lambda *_: False)
     model.save_pretrained(tmp_path)
-    names = {each["tensor"] for each in microscale.inspect(tmp_path) if each.get("format")}
+    names = {each["name"] for each in microscale.checkpoint.inspect(tmp_path) if each.get("format")}
     assert names and all(name.startswith(part) for name in names)
     assert "lm_head" in model.config.quantization_config["ignore"]
 
@@ -206,12 +206,12 @@ def test_models_that_were_loaded_are_saved_under_the_names_of_their_files(tmp_pa
 
     original = small_models.model("mixtral", torch.bfloat16)
     original.save_pretrained(tmp_path / "original")
-    names = {each["tensor"] for each in microscale.inspect(tmp_path / "original")}
+    names = {each["name"] for each in microscale.checkpoint.inspect(tmp_path / "original")}
     model = type(original).from_pretrained(tmp_path / "original", dtype=torch.bfloat16)
     expected = small_models.dequantized(model, original, quantize_(model, "mxfp4"))
     model = copy.deepcopy(model)
     model.save_pretrained(tmp_path / "quantized")
-    assert {each["tensor"] for each in microscale.inspect(tmp_path / "quantized")} == names
+    assert {each["name"] for each in microscale.checkpoint.inspect(tmp_path / "quantized")} == names
     again = loaded(model, tmp_path / "quantized")
     assert torch.equal(small_models.outputs(again), small_models.outputs(expected))
 

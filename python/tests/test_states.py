@@ -108,7 +108,7 @@ def test_numbers_are_converted_as_numbers(make):
 def test_a_bias_is_a_number_for_each_row():
     from microscale.torch import QuantizedLinear
 
-    weights = microscale.quantize(torch.randn(4, 64))
+    weights = microscale.quantize(torch.randn(4, 64), "nvfp4")
     for shape in [(4, 1), (1, 4), (1,), (), (5,)]:
         with pytest.raises(microscale.Error, match="bias has shape"):
             QuantizedLinear(weights, torch.zeros(shape))

@@ -43,16 +43,16 @@ def test_tensors_are_quantized_like_arrays(dtype, format):
 def test_views_are_read_where_they_lie():
     x = torch.randn(96, 40)
     for view in (x.t(), x[::2], x[:, ::3], x.reshape(4, 24, 40).transpose(0, 1)):
-        q, expected = microscale.quantize(view), microscale.quantize(view.contiguous())
+        q, expected = microscale.quantize(view, "nvfp4"), microscale.quantize(view.contiguous(), "nvfp4")
         assert torch.equal(q.codes, expected.codes) and torch.equal(q.scales, expected.scales)
 
 
 def test_torchs_own_dtypes_go_out_and_in():
-    q = microscale.quantize(torch.randn(8, 64))
+    q = microscale.quantize(torch.randn(8, 64), "nvfp4")
     codes, scales = q.typed
     assert (codes.dtype, scales.dtype) == (torch.float4_e2m1fn_x2, torch.float8_e4m3fn)
     assert codes.data_ptr() == q.codes.data_ptr()
-    again = microscale.Quantized(codes, scales, format="nvfp4", global_scale=q.global_scale, direction=q.direction)
+    again = microscale.Quantized(codes, scales, format="nvfp4", global_scale=q.global_scale)
     assert again.shape == (8, 64) and torch.equal(again.dequantize(), q.dequantize())
     assert microscale.quantize(torch.randn(8, 64), "mxfp4").typed[1].dtype == torch.float8_e8m0fnu
 
@@ -87,13 +87,13 @@ def resized(size):
 )
 def test_tensors_that_are_refused(make, message):
     with pytest.raises(TypeError, match=message):
-        microscale.quantize(make())
+        microscale.quantize(make(), "nvfp4")
 
 
 def test_elements_outside_of_the_storage_are_refused():
     with pytest.raises(microscale.Error, match=r"x has elements outside of its storage of 252 bytes; pass x\.clone"):
-        microscale.quantize(resized(252))
-    q = microscale.quantize(torch.randn(2, 32))
+        microscale.quantize(resized(252), "nvfp4")
+    q = microscale.quantize(torch.randn(2, 32), "nvfp4")
     with pytest.raises(microscale.Error, match="out has elements outside of its storage"):
         q.dequantize(out=resized(128))
     assert torch.equal(q.dequantize(out=resized(256)), q.dequantize())
@@ -172,13 +172,13 @@ def test_the_state_has_compressed_tensors_names(model, format):
     x = torch.randn(2, 64, dtype=torch.bfloat16)
     assert torch.equal(other(x), model[0](x))
     with pytest.raises(microscale.Error, match="divisor"):
-        QuantizedLinear.from_linear(torch.nn.Linear(64, 96), numerics="modelopt")
+        QuantizedLinear.from_linear(torch.nn.Linear(64, 96), "nvfp4", numerics="modelopt")
 
 
 def test_scales_keep_their_dtypes_when_a_model_is_cast(model):
     from microscale.torch import quantize_
 
-    quantize_(model)
+    quantize_(model, "nvfp4")
     before = {name: tensor.clone() for name, tensor in model.state_dict().items() if "weight_" in name}
     assert len(before) == 6
     model = model.to(torch.bfloat16).half().float().bfloat16()
@@ -203,7 +203,7 @@ def test_operators_are_what_torch_asks_of_them():
 def test_the_graph_is_not_broken(model):
     from microscale.torch import quantize_
 
-    assert quantize_(model, "nvfp4", filter=lambda name, layer: layer.out_features != 50) == ["0"]
+    assert quantize_(model, "nvfp4", filter_fn=lambda layer, name: layer.out_features != 50) == ["0"]
     model = model.to(torch.bfloat16)
     x = torch.randn(5, 64, dtype=torch.bfloat16)
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
@@ -214,10 +214,11 @@ def test_the_graph_is_not_broken(model):
 
 @pytest.mark.skipif(not any(map(shutil.which, ("g++", "clang++"))), reason="Inductor needs a compiler of C++")
 def test_inductor_compiles_what_is_beside_the_operators(model):
-    """Inductor makes C++ of all but the operators, in one graph, also where lengths are not known beforehand."""
+    """Inductor makes C++ of all but the operators, in one graph, also where lengths are not known
+    beforehand."""
     from microscale.torch import quantize_
 
-    quantize_(model)
+    quantize_(model, "nvfp4")
     model = model.to(torch.bfloat16)
 
     def whole(x):
@@ -233,14 +234,14 @@ def test_inductor_compiles_what_is_beside_the_operators(model):
         torch.testing.assert_close(y, expected, rtol=0.02, atol=0.02)
         assert back.shape == expected_back.shape
         # The last layer is not quantized, and Inductor may round it otherwise.
-        again = microscale.quantize(y.relu()).dequantize() * 2
+        again = microscale.quantize(y.relu(), "nvfp4").dequantize() * 2
         assert torch.equal(back, again)
 
 
 def test_gradients_reach_the_input():
     from microscale.torch import QuantizedLinear
 
-    layer = QuantizedLinear.from_linear(torch.nn.Linear(64, 32))
+    layer = QuantizedLinear.from_linear(torch.nn.Linear(64, 32), "nvfp4")
     x = torch.randn(4, 64, dtype=torch.bfloat16, requires_grad=True)
     layer(x).sum().backward()
     expected = torch.ones(4, 32, dtype=torch.bfloat16) @ layer.dequantize(torch.bfloat16)
@@ -251,11 +252,11 @@ def test_gradients_reach_the_input():
 def test_gradients_reach_the_bias(dtype):
     from microscale.torch import QuantizedLinear
 
-    layer = QuantizedLinear.from_linear(torch.nn.Linear(64, 32))
+    layer = QuantizedLinear.from_linear(torch.nn.Linear(64, 32), "nvfp4")
     for x in (torch.randn(4, 3, 64, dtype=dtype), torch.randn(4, 3, 64, dtype=dtype, requires_grad=True)):
         layer.bias.grad = None
         layer(x).sum().backward()
         assert torch.equal(layer.bias.grad, torch.full((32,), 12.0))
         with torch.no_grad():
-            expected = microscale.linear(layer._weights(), x.detach()) + layer.bias.to(dtype)
+            expected = microscale.linear(x.detach(), layer._weights()) + layer.bias.to(dtype)
             assert torch.equal(layer(x), expected)

@@ -40,10 +40,10 @@ def test_the_weight_is_the_dequantized_one_in_the_layers_dtype(layer, dtype):
 def test_the_dtype_is_that_of_the_quantized_weights(dtype, bias):
     from microscale.torch import QuantizedLinear
 
-    layer = QuantizedLinear.from_linear(torch.nn.Linear(64, 32, bias=bias, dtype=dtype))
+    layer = QuantizedLinear.from_linear(torch.nn.Linear(64, 32, bias=bias, dtype=dtype), "nvfp4")
     assert layer.weight.dtype == dtype
     assert layer.half().weight.dtype == torch.float16 and layer.to("meta").weight.is_meta
-    assert QuantizedLinear(microscale.quantize(torch.randn(32, 64))).weight.dtype == torch.get_default_dtype()
+    assert QuantizedLinear(microscale.quantize(torch.randn(32, 64), "nvfp4")).weight.dtype == torch.get_default_dtype()
 
 
 def test_shape_dtype_and_device_need_no_values(layer, monkeypatch):
@@ -78,7 +78,7 @@ def test_the_weight_is_no_part_of_the_state(layer):
         lambda w: torch.nn.init.zeros_(tensor=w),
         lambda w: torch.add(w, w, out=w),
         lambda w: torch.ops.aten.mul_(w, 2),
-        lambda w: microscale.dequantize(microscale.quantize(torch.zeros(32, 64)), out=w),
+        lambda w: microscale.dequantize(microscale.quantize(torch.zeros(32, 64), "nvfp4"), out=w),
         lambda w: w.requires_grad_(),
         lambda w: setattr(w, "requires_grad", True),
     ],
@@ -157,8 +157,8 @@ def test_attention_works_with_a_quantized_output_projection(bias, need_weights):
 
     attention = torch.nn.MultiheadAttention(64, 2, bias=bias, batch_first=True).eval()
     # PyTorch reads the weight of the projection and does not call it.
-    assert quantize_(torch.nn.ModuleList([attention])) == [] and type(attention.out_proj) is not QuantizedLinear
-    attention.out_proj = QuantizedLinear.from_linear(torch.nn.Linear(64, 64, bias=bias))
+    assert quantize_(torch.nn.ModuleList([attention]), "nvfp4") == [] and type(attention.out_proj) is not QuantizedLinear
+    attention.out_proj = QuantizedLinear.from_linear(torch.nn.Linear(64, 64, bias=bias), "nvfp4")
     expected = copy.deepcopy(attention)
     expected.out_proj = torch.nn.Linear(64, 64, bias=bias)
     expected.out_proj.weight.data = attention.out_proj.dequantize()
@@ -180,7 +180,7 @@ def test_transformer_layers_work_in_both_modes(activation, norm_first, masked):
     one = torch.nn.TransformerEncoderLayer(64, 2, 96, dropout=0, activation=activation, batch_first=True, norm_first=norm_first)
     encoder = torch.nn.TransformerEncoder(one, 2, enable_nested_tensor=not norm_first)
     expected = copy.deepcopy(encoder)
-    names = quantize_(encoder)
+    names = quantize_(encoder, "nvfp4")
     assert names == [f"layers.{layer}.linear{i}" for layer in range(2) for i in (1, 2)]
     for name in names:
         expected.get_submodule(name).weight.data = encoder.get_submodule(name).dequantize()

@@ -141,7 +141,7 @@ def overheads() -> list[dict]:
     mx, nv = microscale.quantize(x, "mxfp4"), microscale.quantize(x, "nvfp4")
     shared = microscale.amax(x)
     given, back = microscale.quantize(x, "nvfp4", global_scale=448.0), torch.empty_like(x)
-    layer = QuantizedLinear.from_linear(torch.nn.Linear(64, 64, bias=False, device="cuda", dtype=torch.bfloat16)).requires_grad_(False)
+    layer = QuantizedLinear.from_linear(torch.nn.Linear(64, 64, bias=False, device="cuda", dtype=torch.bfloat16), "nvfp4").requires_grad_(False)
     plain = torch.nn.Linear(64, 64, bias=False, device="cuda", dtype=torch.bfloat16).requires_grad_(False)
     many = torch.randn(16, 64, device="cuda").bfloat16()
     calls = {

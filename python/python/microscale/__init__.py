@@ -1,20 +1,24 @@
-"""Quantize arrays, tensors and checkpoints to the 4-bit microscaling formats MXFP4 and NVFP4, and to MXFP8.
+"""Quantize arrays, tensors and checkpoints to MXFP4, NVFP4 and MXFP8.
 
     q = microscale.quantize(x)              # x: an array of numpy or a tensor of PyTorch, [..., K]
-    q.codes, q.scales, q.global_scale       # in the library that x is from
+    q.codes, q.scales                       # in the library of x
     back = microscale.dequantize(q)
 
-Arrays are read where they lie, on a CPU or an NVIDIA GPU, where work is enqueued on the current stream. Other threads of Python run
-meanwhile, so that nothing may write to an argument before its function returns.
+Arrays are read in place, on a CPU or an NVIDIA GPU. GPU work is enqueued on the current stream.
+Other threads of Python run meanwhile, so do not write to an argument before its function returns.
+
+:mod:`microscale.checkpoint` has the operations on checkpoints, and :mod:`microscale.torch` the
+layers for PyTorch.
 """
 
-from microscale._checkpoints import convert, doctor, inspect, merge, quantize_checkpoint
+from microscale import checkpoint
 from microscale._errors import CheckpointError, Error, NonFiniteError
 from microscale._experts import Experts, experts_workspace, linear_experts, quantize_experts
 from microscale._figures import Amax, DeviceAmax, Loss, Report
 from microscale._microscale import __version__
 from microscale._products import gemv, linear, workspace
 from microscale._tensors import Quantized, amax, compare, dequantize, quantize, swizzle
+from microscale._types import GlobalScale
 
 __all__ = [
     "Amax",
@@ -22,24 +26,21 @@ __all__ = [
     "DeviceAmax",
     "Error",
     "Experts",
+    "GlobalScale",
     "Loss",
     "NonFiniteError",
     "Quantized",
     "Report",
     "__version__",
     "amax",
+    "checkpoint",
     "compare",
-    "convert",
     "dequantize",
-    "doctor",
     "experts_workspace",
     "gemv",
-    "inspect",
     "linear",
     "linear_experts",
-    "merge",
     "quantize",
-    "quantize_checkpoint",
     "quantize_experts",
     "swizzle",
     "workspace",

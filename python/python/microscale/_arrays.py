@@ -1,4 +1,4 @@
-"""Arrays of other libraries: outputs in the library that the input is from, and nothing imported that the caller has not."""
+"""Arrays of other libraries: outputs in the library of the input, which is never imported here."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ from typing import Any
 
 from microscale import _gpu, _microscale
 from microscale._errors import Error
+from microscale._types import Array
 
 #: The floats of one byte, or of two values a byte, that PyTorch has for codes and scales.
 _TORCH_BYTES = ("float4_e2m1fn_x2", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu")
 _VALUES = ("float32", "float16", "bfloat16")
 
 
-def torch_of(x: Any) -> Any:
+def torch_of(x: Array) -> Any:
     """PyTorch, if `x` is a tensor of it. It is looked for only if it was imported."""
     torch = sys.modules.get("torch")
     return torch if torch is not None and isinstance(x, torch.Tensor) else None
 
 
-def is_torch(x: Any) -> bool:
+def is_torch(x: Array) -> bool:
     """Whether `x` is a tensor of PyTorch."""
     return torch_of(x) is not None
 
@@ -33,7 +34,7 @@ def _torch_bytes() -> frozenset[Any]:
     return frozenset(getattr(torch, name) for name in _TORCH_BYTES if hasattr(torch, name))
 
 
-def torch_values(x: Any, what: str) -> Any:
+def torch_values(x: Array, what: str) -> Array:
     """:func:`values` for a tensor of PyTorch."""
     if hasattr(x, "dequantized"):
         # A layer's quantized weights, which have no memory with their values.
@@ -46,7 +47,7 @@ def torch_values(x: Any, what: str) -> Any:
     return x
 
 
-def torch_readable(x: Any, what: str) -> Any:
+def torch_readable(x: Array, what: str) -> Array:
     """:func:`readable` for a tensor of PyTorch."""
     x = torch_values(x, what)
     return x.view(sys.modules["torch"].uint8) if x.dtype in _torch_bytes() else x
@@ -54,8 +55,9 @@ def torch_readable(x: Any, what: str) -> Any:
 
 @cache
 def seed(device: int, dtype: str) -> Any:
-    """A tensor of PyTorch without elements on the device of this number, -1 for the CPU, of a dtype by name. Its `new_empty(4, 32)` takes
-    half the time of that of another tensor with a tuple and a dtype."""
+    """A tensor of PyTorch without elements on the device of this number, -1 for the CPU, of a dtype
+    by name. Its `new_empty(4, 32)` takes half the time that other tensors take with a tuple and a
+    dtype."""
     torch = sys.modules["torch"]
     made = torch.empty((0,), dtype=getattr(torch, dtype), device="cpu" if device < 0 else device)
     try:
@@ -73,21 +75,24 @@ def seed(device: int, dtype: str) -> Any:
 
 @cache
 def new_outputs(device: int) -> tuple[Any, Any]:
-    """Functions that make tensors of PyTorch on the device of this number: of bytes, and of float32."""
+    """Functions that make tensors of PyTorch on the device of this number: of bytes, and of
+    float32."""
     return seed(device, "uint8").new_empty, seed(device, "float32").new_empty
 
 
-def readable(x: Any, what: str) -> Any:
-    """An object over the same memory that the extension module can read: values, codes or scales."""
+def readable(x: Array, what: str) -> Array:
+    """An object over the same memory that the extension module can read: values, codes or
+    scales."""
     return torch_readable(x, what) if is_torch(x) else _foreign(x, what)
 
 
-def values(x: Any, what: str) -> Any:
-    """:func:`readable` for values. A float of one byte keeps its dtype, so that the error can name it."""
+def values(x: Array, what: str) -> Array:
+    """:func:`readable` for values. A float of one byte keeps its dtype, so that the error can name
+    it."""
     return torch_values(x, what) if is_torch(x) else _foreign(x, what)
 
 
-def output(x: Any, what: str) -> Any:
+def output(x: Array, what: str) -> Array:
     """:func:`values` for an array to write to. Call :func:`changed` once it was written."""
     if (torch := torch_of(x)) is not None and x.requires_grad and torch.is_grad_enabled():
         raise Error(
@@ -99,14 +104,15 @@ def output(x: Any, what: str) -> Any:
     return written
 
 
-def changed(*arrays: Any) -> None:
-    """Reports to autograd that tensors were written to. A backward pass that saved one of them raises an error then."""
+def changed(*arrays: Array) -> None:
+    """Reports to autograd that tensors were written to. A backward pass that saved one of them
+    raises an error then."""
     for x in arrays:
         if (torch := torch_of(x)) is not None and not x.is_inference():
             torch.autograd.graph.increment_version(x)
 
 
-def _foreign(x: Any, what: str) -> Any:
+def _foreign(x: Array, what: str) -> Array:
     """:func:`readable` for objects of other libraries than PyTorch."""
     if hasattr(x, "__array_interface__") or hasattr(x, "__cuda_array_interface__") or hasattr(x, "__dlpack__"):
         return x
@@ -127,14 +133,14 @@ def _numpy(what: str) -> Any:
         import numpy
     except ImportError:
         raise ImportError(
-            f"{what} has the buffer protocol alone, which is read through numpy; install numpy, or pass a tensor of PyTorch"
+            f"{what} has only the buffer protocol, which is read through numpy; install numpy, or pass a tensor of PyTorch"
         ) from None
     return numpy
 
 
-def empty(like: Any, shape: tuple[int, ...], dtype: str, kind: str = "empty") -> Any:
-    """An array without values, where `like` is: from its library if that is PyTorch or CuPy, or else from numpy. `dtype` is a name:
-    `uint8`, `float32`, ..."""
+def empty(like: Array, shape: tuple[int, ...], dtype: str, kind: str = "empty") -> Array:
+    """An array without values, where `like` is: from its library if that is PyTorch or CuPy, or
+    else from numpy. `dtype` is a name: `uint8`, `float32`, ..."""
     if is_torch(like):
         return getattr(seed(like.get_device(), dtype), "new_" + kind)(*shape)
     if _gpu.holds(like):
@@ -146,13 +152,13 @@ def empty(like: Any, shape: tuple[int, ...], dtype: str, kind: str = "empty") ->
     return getattr(numpy, kind)(shape, dtype=numpy_dtype(dtype))
 
 
-def zeros(like: Any, shape: tuple[int, ...], dtype: str) -> Any:
+def zeros(like: Array, shape: tuple[int, ...], dtype: str) -> Array:
     """An array of zeros where `like` is, as :func:`empty` makes them."""
     return empty(like, shape, dtype, "zeros")
 
 
 def numpy_dtype(name: str) -> Any:
-    """numpy's dtype of this name; those that numpy lacks are from ml_dtypes."""
+    """Returns numpy's dtype of this name. ml_dtypes has the dtypes that numpy lacks."""
     import numpy
 
     if name in ("uint8", "float32", "float16"):
@@ -165,7 +171,8 @@ def numpy_dtype(name: str) -> Any:
 
 
 def value_dtype(dtype: Any) -> str:
-    """The name of a dtype of values, given as a name, a dtype of numpy or PyTorch, or a scalar type."""
+    """The name of a dtype of values, given as a name, a dtype of numpy or PyTorch, or a scalar
+    type."""
     if isinstance(dtype, str):
         name = dtype
     elif hasattr(dtype, "name"):
@@ -178,22 +185,23 @@ def value_dtype(dtype: Any) -> str:
     return name
 
 
-def shape_of(x: Any) -> tuple[int, ...]:
+def shape_of(x: Array) -> tuple[int, ...]:
     """The shape of an array. An object without `shape` gives it through its protocol."""
     return tuple(x.shape) if hasattr(x, "shape") else _microscale.described(x)[0]
 
 
-def dtype_name(x: Any) -> str:
-    """The name of an array's dtype: `float32` of numpy's and of PyTorch's. An object without `dtype` gives it through its protocol."""
+def dtype_name(x: Array) -> str:
+    """The name of an array's dtype: `float32` of numpy's and of PyTorch's. An object without
+    `dtype` gives it through its protocol."""
     return str(x.dtype).removeprefix("torch.") if hasattr(x, "dtype") else _microscale.described(x)[1]
 
 
-def is_wide(x: Any) -> bool:
+def is_wide(x: Array) -> bool:
     """Whether an array is in float32."""
     return x.element_size() == 4 if is_torch(x) else dtype_name(x) == "float32"
 
 
-def typed(x: Any, name: str) -> Any:
+def typed(x: Array, name: str) -> Array:
     """Bytes as a view of the dtype of this name, from PyTorch or ml_dtypes."""
     if is_torch(x):
         import torch

@@ -6,16 +6,16 @@ import os
 
 
 class Error(ValueError):
-    """An array, a shape, or a choice of arithmetic that cannot be. The message says what can be changed."""
+    """An array, a shape or a choice that is not possible. The message says what to change."""
 
 
 class NonFiniteError(Error):
-    """Values that hold NaN or infinities, where `non_finite="error"` refuses them.
+    """Values with NaN or infinities, which `non_finite="error"` refuses.
 
     Attributes:
         first: row and column of the first one, counted from 0.
-        nan: how many are NaN.
-        infinite: how many are infinite.
+        nan: number of NaN.
+        infinite: number of infinities.
     """
 
     def __init__(self, message: str, first: tuple[int, int], nan: int, infinite: int) -> None:
@@ -24,16 +24,18 @@ class NonFiniteError(Error):
         self.nan = nan
         self.infinite = infinite
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[type[NonFiniteError], tuple[str, tuple[int, int], int, int]]:
         return type(self), (str(self), self.first, self.nan, self.infinite)
 
 
 class CheckpointError(Error):
-    """A checkpoint that cannot be read, written or put together.
+    """A checkpoint that cannot be read, written or merged.
+
+    Errors of the operating system are not of this class: a missing file is a `FileNotFoundError`.
 
     Attributes:
-        file: the file or directory that it is about, if there is one.
-        tensor: the name of the tensor that it is about, if there is one.
+        file: the file or directory with the problem, or None.
+        tensor: the name of the tensor with the problem, or None.
     """
 
     def __init__(
@@ -43,5 +45,5 @@ class CheckpointError(Error):
         self.file = None if file is None else os.fspath(file)
         self.tensor = tensor
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[type[CheckpointError], tuple[str, str | None, str | None]]:
         return type(self), (str(self), self.file, self.tensor)

@@ -1,24 +1,31 @@
-"""Experts of a mixture: their quantized weights, and products of tokens with those of their experts."""
+"""Experts of a mixture: their quantized weights, and products with the weights of the experts of
+each token."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from microscale import _arrays, _gpu, _microscale, _tensors
 from microscale._errors import Error
+from microscale._types import Array, ArrayLike, Direction, DtypeLike, LayerFormat
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Experts:
-    """The quantized weights of a mixture's experts: matrices `[M, K]` of one shape, in NVFP4 with a global scale each, or in MXFP4.
+    """The quantized weights of a mixture's experts: matrices `[M, K]` of one shape.
+
+    They are in MXFP4, or in NVFP4 with a global scale for each expert.
 
     Attributes:
-        codes: uint8, `[E, M, code bytes]`, as of a :class:`Quantized`.
+        codes: uint8, `[E, M, code bytes]`, as in a :class:`Quantized`.
         scales: uint8, `[E, M, blocks]`, in the layout `linear`.
-        global_scales: NVFP4's, float32 `[E]` where the codes are; None if there are none.
-        direction: whether the global scales are `divisor` or `multiplier`; None if there are none.
-        format: `nvfp4` or `mxfp4`.
+        direction: direction of the global scales, `divisor` or `multiplier`; None without them.
+        format: `mxfp4` or `nvfp4`.
         shape: `(E, M, K)`.
     """
 
@@ -26,23 +33,24 @@ class Experts:
 
     def __init__(
         self,
-        codes: Any,
-        scales: Any,
+        codes: ArrayLike,
+        scales: ArrayLike,
         *,
-        format: str,
-        global_scales: Any = None,
-        direction: str | None = None,
-        shape: tuple[int, int, int] | None = None,
+        format: LayerFormat,
+        global_scales: ArrayLike | Sequence[float] | None = None,
+        direction: Direction | None = None,
+        shape: tuple[int, ...] | None = None,
     ) -> None:
-        """Puts together what was quantized here or elsewhere. Codes and scales are not copied.
+        """Makes experts of codes and scales, which are not copied.
 
         Args:
             codes: uint8 or `torch.float4_e2m1fn_x2`, `[E, M, K / 2]`.
             scales: uint8 or a float of one byte, `[E, M, blocks]`.
             format: `nvfp4` or `mxfp4`.
-            global_scales: NVFP4's, float32 `[E]`: an array where the codes are, or numbers.
-            direction: `divisor` (compressed-tensors, Transformer Engine) or `multiplier` (torchao, ModelOpt).
-            shape: `(E, M, K)`; by default that of the codes with twice as many columns.
+            global_scales: for NVFP4, float32 `[E]`: an array where the codes are, or numbers.
+            direction: `divisor` (compressed-tensors, Transformer Engine) or `multiplier` (torchao,
+                ModelOpt).
+            shape: `(E, M, K)`. By default the shape of the codes, with twice their columns.
         """
         if (global_scales is None) != (direction is None):
             raise ValueError("global scales and their direction go together; pass direction='divisor' or direction='multiplier' with them")
@@ -60,30 +68,33 @@ class Experts:
         if global_scales is None:
             return
         if not _gpu.holds(self.codes):
-            numbers = global_scales.tolist() if hasattr(global_scales, "tolist") else global_scales
+            numbers: Any = global_scales.tolist() if hasattr(global_scales, "tolist") else global_scales
             self._numbers = [float(number) for number in numbers]
         else:
             if not _gpu.holds(global_scales):
                 raise TypeError("codes are in the memory of a GPU and global_scales are not; move them there")
             # A slot each, whose first word is the global scale.
             self._numbers = _gpu.zeros(self.codes, (self.shape[0], _microscale.SLOT_WORDS), "float32")
-            self._numbers[:, 0] = global_scales.reshape(-1)
+            self._numbers[:, 0] = _arrays.readable(global_scales, "global_scales").reshape(-1)
         if len(self._numbers) != self.shape[0]:
             raise Error(f"there are {len(self._numbers)} global scales of {self.shape[0]} experts; pass one for each")
 
     @classmethod
-    def _of(cls, codes: Any, scales: Any, numbers: Any, direction: str | None, format: str, shape: Any) -> Experts:
+    def _of(
+        cls, codes: Array, scales: Array, numbers: Any, direction: str | None, format: str, shape: tuple[int, ...]
+    ) -> Experts:
         """Makes experts of tensors that were quantized here, without checks.
 
         `numbers` are global scales: a list, or on a GPU a slot each.
         """
         self = cls.__new__(cls)
-        self.codes, self.scales, self._numbers, self.direction = codes, scales, numbers, direction
-        self.format, self.shape = format, shape
+        self.codes, self.scales, self._numbers, self.shape = codes, scales, numbers, shape
+        self.direction, self.format = cast("Direction | None", direction), cast(LayerFormat, format)
         return self
 
     @property
-    def global_scales(self) -> Any:
+    def global_scales(self) -> Array:
+        """The global scales of NVFP4, float32 `[E]`, where the codes are; None without them."""
         numbers = self._numbers
         if numbers is None:
             return None
@@ -99,7 +110,7 @@ class Experts:
         return self.shape[0]
 
     def __getitem__(self, expert: int) -> _tensors.Quantized:
-        """The weights of an expert, over the same memory."""
+        """Returns the weights of an expert, over the same memory."""
         expert = range(self.shape[0])[expert]
         numbers = self._numbers
         number = None if numbers is None else numbers[expert]
@@ -107,15 +118,15 @@ class Experts:
             self.codes[expert], self.scales[expert], number, self.direction, self.format, self.shape[1:], "linear", None
         )
 
-    def dequantize(self, dtype: Any = "float32") -> Any:
-        """The values `[E, M, K]` of all."""
+    def dequantize(self, dtype: DtypeLike = "float32") -> Array:
+        """Returns the values `[E, M, K]` of all experts."""
         out = _arrays.empty(self.codes, self.shape, _arrays.value_dtype(dtype))
         for expert in range(len(self)):
             self[expert].dequantize(out=out[expert])
         return out
 
     def cpu(self) -> Experts:
-        """The same in the memory of the CPU. Waits for the GPU."""
+        """Returns a copy in the memory of the CPU. Waits for the GPU."""
         if not _gpu.holds(self.codes):
             return self
         numbers = None if self._numbers is None else _gpu.numbers(self._numbers[:, 0])
@@ -124,8 +135,8 @@ class Experts:
             codes, scales, format=self.format, global_scales=numbers, direction=self.direction, shape=self.shape
         )
 
-    def to(self, device: Any) -> Experts:
-        """The same on another device of PyTorch."""
+    def to(self, device: torch.device | str | int) -> Experts:
+        """Returns a copy on another device of PyTorch."""
         if not _arrays.is_torch(self.codes):
             raise TypeError(f"codes are of type {type(self.codes).__name__}; only tensors of PyTorch go to another device by this")
         numbers = self.global_scales
@@ -144,8 +155,8 @@ class Experts:
         return f"Experts({count} of {rows}x{cols} in {self.format}{scales})"
 
 
-def _stacked(parts: list[Any]) -> Any:
-    """Arrays of one shape as one, in their library."""
+def _stacked(parts: list[Any]) -> Array:
+    """Stacks arrays of one shape, in their library."""
     if (torch := _arrays.torch_of(parts[0])) is not None:
         return torch.stack(parts)
     if _gpu.holds(parts[0]):
@@ -155,19 +166,21 @@ def _stacked(parts: list[Any]) -> Any:
     return numpy.stack(parts)
 
 
-def quantize_experts(x: Any, format: str = "nvfp4", **options: Any) -> Experts:
+def quantize_experts(x: ArrayLike | Sequence[ArrayLike], format: LayerFormat = "mxfp4", **options: Any) -> Experts:
     """Quantizes the weights of experts, each with a global scale of its own.
 
     Args:
         x: `[E, M, K]`, or E arrays `[M, K]` of one shape.
-        format: `nvfp4` or `mxfp4`.
-        options: of :func:`quantize`, but layout and out. An `importance` is of all experts; a `global_scale` or an `amax` is shared.
+        format: `mxfp4` or `nvfp4`.
+        options: options of :func:`quantize`, except `layout` and `out`. All experts share an
+            `importance`, a `global_scale` and an `amax`.
     """
     if options.keys() & {"layout", "out"}:
         raise TypeError("weights of experts have linear scales and are new; leave layout and out out")
     if not hasattr(x, "__len__"):
         raise TypeError(f"x is a {type(x).__name__} without a length; pass an array of numpy, a tensor of PyTorch, or a list of arrays")
-    return together([_tensors.quantize(x[expert], format, **options) for expert in range(len(x))], format)
+    parts: Any = x
+    return together([_tensors.quantize(parts[expert], format, **options) for expert in range(len(parts))], format)
 
 
 def together(parts: list[_tensors.Quantized], format: str) -> Experts:
@@ -186,35 +199,43 @@ def together(parts: list[_tensors.Quantized], format: str) -> Experts:
 
 
 def linear_experts(
-    weights: Experts, activations: Any, experts: Any, *, bias: Any = None, out: Any = None, workspace: Any = None
-) -> Any:
-    """Each token times the weights of its experts: what a linear layer of a mixture computes. The weights of the routing are the
-    caller's to multiply with.
+    x: ArrayLike,
+    weights: Experts,
+    experts: ArrayLike,
+    *,
+    bias: ArrayLike | None = None,
+    out: Array = None,
+    workspace: Array = None,
+) -> Array:
+    """Multiplies each token with the weights of its experts, as a linear layer of a mixture does.
 
-    An expert's weights are decoded once for all of its tokens, and experts without tokens cost nothing. On a GPU the pairs of tokens and
-    experts are sorted there; nothing waits, and all of it can be captured.
+    The caller multiplies with the weights of the routing. An expert's weights are decoded once for
+    all of its tokens, and experts without tokens cost nothing. On a GPU, the pairs of tokens and
+    experts are sorted there. Nothing waits, and CUDA graphs can capture the whole product.
 
     Args:
+        x: activations `[tokens, K]`, or `[tokens, k, K]` with a row for each expert of a token;
+            contiguous, float32, float16 or bfloat16. They are not rounded.
         weights: of E experts, `[E, M, K]`.
-        activations: `[tokens, K]`, or `[tokens, k, K]` with a row for each expert of a token; contiguous, float32, float16 or bfloat16.
-            None is rounded.
         experts: integers `[tokens, k]`, the experts of each token; int32 is taken as it is, other
-            integers are converted. Numbers below 0 and from E on leave their pair out.
-            Floats and booleans are refused.
-        bias: `[E, M]` of the activations' dtype. On a GPU it is added before the only rounding.
-        out: a contiguous array `[tokens, k, M]` of the activations' dtype to write to. What belongs to no expert stays as it was.
-        workspace: on a GPU, memory to work in, from :func:`experts_workspace`. By default as of :func:`linear`.
+            integers are converted. Numbers below 0 and from E on leave their pair out. Floats and
+            booleans are refused.
+        bias: `[E, M]` of the dtype of `x`. On a GPU it is added before the only rounding.
+        out: a contiguous array `[tokens, k, M]` of the dtype of `x` to write to. Pairs that are
+            left out keep their values.
+        workspace: on a GPU, memory from :func:`experts_workspace`. By default the same as for
+            :func:`linear`.
 
     Returns:
-        `out`, or an array `[tokens, k, M]`, with zeros for what belongs to no expert.
+        `out`, or an array `[tokens, k, M]`, with zeros for pairs that are left out.
     """
-    x = _arrays.values(activations, "activations")
+    like, x = x, _arrays.values(x, "x")
     experts = _indices(experts, weights.shape[0])
     chosen = _arrays.shape_of(experts)
     pairs = prod(chosen)
     if out is None:
         name = _arrays.value_dtype(_arrays.dtype_name(x))
-        there = _arrays.zeros(activations, (*chosen, weights.shape[1]), name)
+        there = _arrays.zeros(like, (*chosen, weights.shape[1]), name)
     else:
         there = _arrays.output(out, "out")
     if bias is not None:
@@ -224,7 +245,7 @@ def linear_experts(
     if _gpu.holds(there):
         _gpu.require()
         if not _gpu.holds(weights.codes):
-            raise Error("weights are in the memory of the CPU and out of a GPU; move them to one device")
+            raise Error("weights are in the memory of the CPU and out is on a GPU; move them to one device")
         stream = _gpu.stream(there)
         if workspace is None:
             workspace = _gpu.experts_workspace(weights, pairs, stream, _arrays.is_wide(there))
@@ -237,7 +258,7 @@ def linear_experts(
     return out
 
 
-def _indices(experts: Any, count: int) -> Any:
+def _indices(experts: Array, count: int) -> Array:
     """Converts the numbers of `count` experts to a contiguous int32 array.
 
     Numbers out of range stay out of range, whatever their size.
@@ -256,7 +277,7 @@ def _indices(experts: Any, count: int) -> Any:
     raise _no_numbers(experts)
 
 
-def torch_indices(experts: Any, count: int) -> Any:
+def torch_indices(experts: Array, count: int) -> Array:
     """:func:`_indices` for a tensor of PyTorch."""
     torch = sys.modules["torch"]
     if experts.is_floating_point() or experts.is_complex() or experts.dtype is torch.bool:
@@ -269,14 +290,14 @@ def torch_indices(experts: Any, count: int) -> Any:
     return experts.to(torch.int32).contiguous()
 
 
-def _no_numbers(experts: Any) -> TypeError:
+def _no_numbers(experts: Array) -> TypeError:
     found = f"an array of {experts.dtype}" if hasattr(experts, "dtype") else f"of type {type(experts).__name__}"
     return TypeError(f"experts are {found}; pass an array of int32, [tokens, k]")
 
 
-def experts_workspace(weights: Experts, pairs: int, dtype: Any = "bfloat16") -> Any:
-    """Memory that :func:`linear_experts` works in on a GPU, for as many pairs of a token and an expert as given and fewer, and activations
-    of a dtype. As of :func:`workspace` in all else."""
+def experts_workspace(weights: Experts, pairs: int, dtype: DtypeLike = "bfloat16") -> Array:
+    """Allocates the workspace of :func:`linear_experts` on a GPU, for up to `pairs` pairs of a
+    token and an expert and activations of a dtype. :func:`workspace` says how to use it."""
     if not _gpu.holds(weights.codes):
         raise Error("weights are in the memory of the CPU, where products need no workspace")
     _gpu.require()

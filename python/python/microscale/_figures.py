@@ -1,4 +1,4 @@
-"""Figures about arrays: what was lost, and how large their values are."""
+"""Figures about arrays: losses, and largest magnitudes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from microscale import _gpu
 
 
 class Report(NamedTuple):
-    """Counts of what could not be kept when an array was quantized."""
+    """Counts of values that could not be represented when an array was quantized."""
 
     nan: int
     """NaN in the input."""
@@ -40,11 +40,11 @@ class Amax(NamedTuple):
 
 
 class DeviceAmax:
-    """The largest magnitude of arrays in the memory of a GPU, where it stays until it is asked for.
+    """The largest magnitude of arrays in the memory of a GPU, where it stays until you read it.
 
     Attributes:
-        words: float32 `[4]` on the GPU: one that is not used, the largest magnitude, and the bits of 1 for each of NaN and infinity
-            if there is one.
+        words: float32 `[4]` on the GPU: one that is not used, the largest magnitude, and the bits
+            of 1 for each of NaN and infinity if there is one.
     """
 
     __slots__ = ("words",)
@@ -74,7 +74,8 @@ class DeviceAmax:
 
 
 class Loss(NamedTuple):
-    """How far an array is from the original. Pairs with NaN or an infinity are counted and left out."""
+    """The error of an array compared with the original. Pairs with NaN or an infinity are left
+    out."""
 
     values: int
     """Pairs compared."""

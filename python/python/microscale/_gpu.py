@@ -1,4 +1,5 @@
-"""Arrays in the memory of GPUs: the streams of their libraries, new arrays, and workspaces of products."""
+"""Arrays in the memory of GPUs: the streams of their libraries, new arrays, and workspaces of
+products."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from functools import cache
 from typing import Any
 
 from microscale import _microscale
+from microscale._types import Array
 
 #: Devices of DLPack that are GPUs of NVIDIA: their memory, and memory that moves.
 _DLPACK_GPUS = (2, 13)
@@ -14,22 +16,23 @@ _DLPACK_GPUS = (2, 13)
 _LEGACY = 1
 
 
-def _torch(x: Any) -> Any:
+def _torch(x: Array) -> Any:
     """PyTorch, if `x` is a tensor of it."""
     torch = sys.modules.get("torch")
     return torch if torch is not None and isinstance(x, torch.Tensor) else None
 
 
-def _cupy(x: Any) -> Any:
+def _cupy(x: Array) -> Any:
     """CuPy, if `x` is an array of it."""
     cupy = sys.modules.get("cupy")
     return cupy if cupy is not None and isinstance(x, cupy.ndarray) else None
 
 
-def holds(x: Any) -> bool:
+def holds(x: Array) -> bool:
     """Whether `x` is in the memory of a GPU."""
     if _torch(x) is not None:
-        return x.is_cuda
+        result: bool = x.is_cuda
+        return result
     if hasattr(x, "__array_interface__"):
         return False
     if hasattr(x, "__cuda_array_interface__"):
@@ -54,24 +57,29 @@ def torch_stream(torch: Any) -> Any:
     return raw or (lambda number: torch.cuda.current_stream(number).cuda_stream)
 
 
-def stream(x: Any) -> int:
-    """The stream that work which writes `x` belongs on: the current one of its library, or that which it names."""
+def stream(x: Array) -> int:
+    """The stream that work which writes `x` belongs on: the current one of its library, or that
+    which it names."""
     if (torch := _torch(x)) is not None:
-        return torch_stream(torch)(x.get_device())
+        result: int = torch_stream(torch)(x.get_device())
+        return result
     if (cupy := _cupy(x)) is not None:
         with x.device:
-            return cupy.cuda.get_current_stream().ptr
+            result = cupy.cuda.get_current_stream().ptr
+            return result
     own = getattr(x, "__cuda_array_interface__", {}).get("stream")
     return _LEGACY if own is None else own
 
 
-def number(x: Any) -> int:
+def number(x: Array) -> int:
     """The number of the GPU that a tensor of PyTorch or an array of CuPy is on."""
-    return x.get_device() if _torch(x) is not None else x.device.id
+    result: int = x.get_device() if _torch(x) is not None else x.device.id
+    return result
 
 
-def _new(like: Any, shape: tuple[int, ...], dtype: str, kind: str) -> Any:
-    """An array from the library that `like` is from, on its GPU, by that library's function `kind`."""
+def _new(like: Array, shape: tuple[int, ...], dtype: str, kind: str) -> Array:
+    """An array from the library that `like` is from, on its GPU, by that library's function
+    `kind`."""
     if (torch := _torch(like)) is not None:
         return getattr(like, "new_" + kind)(shape, dtype=getattr(torch, dtype))
     if (cupy := _cupy(like)) is not None:
@@ -85,25 +93,26 @@ def _new(like: Any, shape: tuple[int, ...], dtype: str, kind: str) -> Any:
     )
 
 
-def empty(like: Any, shape: tuple[int, ...], dtype: str) -> Any:
+def empty(like: Array, shape: tuple[int, ...], dtype: str) -> Array:
     """An array without values on the GPU that `like` is on."""
     return _new(like, shape, dtype, "empty")
 
 
-def zeros(like: Any, shape: tuple[int, ...], dtype: str) -> Any:
+def zeros(like: Array, shape: tuple[int, ...], dtype: str) -> Array:
     """An array of zeros on the GPU that `like` is on."""
     return _new(like, shape, dtype, "zeros")
 
 
-def stack(parts: list[Any]) -> Any:
+def stack(parts: list[Any]) -> Array:
     """Arrays of CuPy of one shape as one."""
     cupy = _cupy(parts[0])
     with parts[0].device:
         return cupy.stack(parts)
 
 
-def word(like: Any, value: float) -> Any:
-    """A number as a float32 array `[1]` on the GPU that `like` is on. Nothing is copied from the host."""
+def word(like: Array, value: float) -> Array:
+    """A number as a float32 array `[1]` on the GPU that `like` is on. Nothing is copied from the
+    host."""
     array = empty(like, (1,), "float32")
     if _torch(array) is not None:
         return array.fill_(value)
@@ -111,12 +120,13 @@ def word(like: Any, value: float) -> Any:
     return array
 
 
-def numbers(x: Any) -> list[float]:
+def numbers(x: Array) -> list[float]:
     """The numbers of an array. Waits for them."""
-    return x.tolist() if _torch(x) is not None else x.get().tolist()
+    result: list[float] = x.tolist() if _torch(x) is not None else x.get().tolist()
+    return result
 
 
-def to_host(x: Any) -> Any:
+def to_host(x: Array) -> Array:
     """A copy of an array in the memory of the CPU. Waits for it."""
     if _torch(x) is not None:
         return x.cpu()
@@ -128,7 +138,7 @@ def to_host(x: Any) -> Any:
     )
 
 
-#: Bytes of workspaces, by what they depend on.
+#: Sizes of workspaces in bytes, by format, shape and tokens.
 _BYTES: dict[tuple[Any, ...], int] = {}
 _Workspaces = dict[tuple[int, int], tuple[int | None, Any]]
 #: A workspace for each stream of a GPU: products on a stream use it one after the other.
@@ -137,19 +147,20 @@ _WORKSPACES: _Workspaces = {}
 _CAPTURED: _Workspaces = {}
 
 
-def workspace_bytes(weights: Any, tokens: int, stream: int, wide: bool = False) -> int:
+def workspace_bytes(weights: Array, tokens: int, stream: int, wide: bool = False) -> int:
     """Bytes of a workspace for weights and `tokens` rows of activations, `wide` ones in float32; 0
     for products without a workspace."""
     return _bytes((weights.format, weights.shape, tokens, wide), weights, "gpu_workspace_bytes", tokens, wide, stream)
 
 
-def experts_workspace_bytes(weights: Any, pairs: int, stream: int, wide: bool = False) -> int:
-    """Bytes of a workspace for experts' weights and so many pairs of a token and an expert, with `wide` activations in float32."""
+def experts_workspace_bytes(weights: Array, pairs: int, stream: int, wide: bool = False) -> int:
+    """Bytes of a workspace for experts' weights and `pairs` pairs of a token and an expert, with
+    `wide` activations in float32."""
     return _bytes((weights.format, weights.shape, pairs, wide), weights, "gpu_experts_workspace_bytes", pairs, wide, stream)
 
 
-def _bytes(key: tuple[Any, ...], weights: Any, ask: str, *arguments: Any) -> int:
-    """What the extension module says of weights on their GPU, which is asked but once."""
+def _bytes(key: tuple[Any, ...], weights: Array, ask: str, *arguments: Any) -> int:
+    """Returns the size that the extension module gives for weights on their GPU, and caches it."""
     key = (number(weights.codes), *key)
     found = _BYTES.get(key)
     if found is None:
@@ -159,7 +170,7 @@ def _bytes(key: tuple[Any, ...], weights: Any, ask: str, *arguments: Any) -> int
     return found
 
 
-def new_workspace(like: Any, needed: int) -> Any:
+def new_workspace(like: Array, needed: int) -> Array:
     """A workspace of `needed` bytes on the GPU that `like` is on. Its semaphores are cleared,
     and the other bytes have any values."""
     memory = empty(like, (needed,), "uint8")
@@ -170,21 +181,23 @@ def new_workspace(like: Any, needed: int) -> Any:
     return memory
 
 
-def workspace(weights: Any, tokens: int, stream: int, wide: bool = False) -> Any:
-    """A workspace for a product on a stream, as :func:`workspace_bytes` and :func:`kept` have it; None if none is needed."""
+def workspace(weights: Array, tokens: int, stream: int, wide: bool = False) -> Array:
+    """A workspace for a product on a stream, as :func:`workspace_bytes` and :func:`kept` have it;
+    None if none is needed."""
     needed = workspace_bytes(weights, tokens, stream, wide)
     return kept(weights.codes, needed, stream) if needed else None
 
 
-def experts_workspace(weights: Any, pairs: int, stream: int, wide: bool = False) -> Any:
+def experts_workspace(weights: Array, pairs: int, stream: int, wide: bool = False) -> Array:
     """A workspace for a product of experts' weights on a stream."""
     return kept(weights.codes, experts_workspace_bytes(weights, pairs, stream, wide), stream)
 
 
-def kept(codes: Any, needed: int, stream: int) -> Any:
-    """A workspace of so many bytes where codes are, which is kept for later products on the stream. Each capture has
-    workspaces of its own, for graphs may be replayed on any stream: the graph's pool has their memory as long as the graph lives, and
-    the tensor is held so that nothing else in the capture gets it."""
+def kept(codes: Array, needed: int, stream: int) -> Array:
+    """Returns a workspace of `needed` bytes on the GPU of the codes, kept for later products on the
+    stream. Each capture has workspaces of its own, for graphs may be replayed on any stream: the
+    graph's pool has their memory as long as the graph lives, and the tensor is held so that nothing
+    else in the capture gets it."""
     place = (number(codes), stream)
     capture = _microscale.gpu_capture(*place)
     if capture is not None and _torch(codes) is None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from microscale import _gpu, _microscale, _products, _tensors
 from microscale._errors import Error
 from microscale._operators import autocast, block_of, quantized, quantized_weights, require_columns, word
+from microscale._types import LayerFormat
 from microscale._states import refusal, require_described
 from microscale._weight import DequantizedWeight
 
@@ -50,6 +51,12 @@ class QuantizedLinear(nn.Module):
         weight_dtype: the dtype of `weight`. `to(dtype)`, `half()` and the like change it.
     """
 
+    weight_packed: Tensor
+    weight_scale: Tensor
+    weight_global_scale: Tensor | None
+    weight_dtype: torch.dtype
+    bias: nn.Parameter | None
+
     def __init__(self, weights: _tensors.Quantized, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> None:
         """Makes a layer of quantized tensors, which are not copied.
 
@@ -83,7 +90,7 @@ class QuantizedLinear(nn.Module):
         self._ready: tuple[Any, ...] = ()
 
     @classmethod
-    def from_linear(cls, layer: nn.Linear, format: str = "nvfp4", **options: Any) -> QuantizedLinear:
+    def from_linear(cls, layer: nn.Linear, format: LayerFormat = "mxfp4", **options: Any) -> QuantizedLinear:
         """Quantizes the weights of a layer on their device, the device meta included.
 
         `options` are options of :func:`microscale.quantize`. By default NaN and infinities are an
@@ -118,14 +125,14 @@ class QuantizedLinear(nn.Module):
         return {**self.__dict__, "_buffers": buffers, "_ready": ()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
         if self.format == "nvfp4":
             self.weight_scale = self.weight_scale.view(torch.float8_e4m3fn)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> QuantizedLinear:
         """Moves and casts the layer. A dtype is for its bias and `weight`: scales keep theirs."""
         scales = {name: getattr(self, name) for name in ("weight_scale", "weight_global_scale")}
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for name, before in scales.items():
             after = getattr(self, name)
             if after is not None and after.dtype != before.dtype:
@@ -169,14 +176,15 @@ class QuantizedLinear(nn.Module):
 
     def _weights(self) -> _tensors.Quantized:
         """Returns the weights, on a GPU the same object until a tensor is replaced."""
-        if not self._buffers["weight_packed"].is_cuda:
+        if not self.weight_packed.is_cuda:
             # On a CPU the global scale is read each time, as a state may have been loaded.
             return quantized(*self._parts(), self.format, "divisor", self.in_features)
-        buffers = self._buffers
+        buffers: dict[str, Any] = self._buffers
         now = (buffers["weight_packed"], buffers["weight_scale"], buffers["weight_global_scale"])
         ready = self._ready
         if ready and ready[0] is now[0] and ready[1] is now[1] and ready[2] is now[2] and ready[3] == now[1].data_ptr():
-            return ready[4]
+            result: _tensors.Quantized = ready[4]
+            return result
         weights = quantized(*self._parts(), self.format, "divisor", self.in_features)
         self._ready = (*now, now[1].data_ptr(), weights)
         return weights
@@ -185,12 +193,14 @@ class QuantizedLinear(nn.Module):
         """Returns the weights `[M, K]` in a dtype."""
         read = dtype if dtype in _VALUES else torch.float32
         weights = torch.ops.microscale.dequantize(*self._parts(), self.format, "divisor", self.in_features, read)
-        return weights.to(dtype)
+        result: Tensor = weights.to(dtype)
+        return result
 
     def _product(self, x: Tensor, bias: Tensor | None) -> Tensor:
         weights = self._weights()
         if not x.is_cuda:
-            return _products.linear(weights, x, bias=bias)
+            result: Tensor = _products.linear(x, weights, bias=bias)
+            return result
         _gpu.require()
         # As `linear` does, without finding out which library has the array.
         leading, wide = x.shape[:-1], x.dtype == torch.float32
@@ -208,7 +218,8 @@ class QuantizedLinear(nn.Module):
         x = autocast(x)
         bias = None if self.bias is None else self.bias.to(x.dtype)
         if not _is_plain(x):
-            return torch.ops.microscale.linear(x, *self._parts(), self.format, "divisor", bias)
+            result: Tensor = torch.ops.microscale.linear(x, *self._parts(), self.format, "divisor", bias)
+            return result
         if bias is not None and bias.requires_grad and torch.is_grad_enabled():
             # Only the bias has a gradient.
             if bias.shape != (self.out_features,):

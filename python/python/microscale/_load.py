@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ from microscale._mixtures import QuantizedExperts
 from microscale._replace import adopt, is_linear, names_of, put
 from microscale._states import transformers_facts
 from microscale._stored import Stored, Weight
+from microscale._types import LayerFormat
 
 #: The name of a tensor of one expert in the state of :class:`QuantizedExperts`.
 _EXPERT = re.compile(r"(.+)\.(\d+)\.(gate_proj|up_proj|down_proj)\.(weight|bias)")
@@ -119,7 +121,7 @@ class _Loading:
             place = self._places[group.key]
             if group.owner in stacked and place.name in _LINEARS:
                 _require_shape(group.key, tuple(self._shapes(group)[group.key].shape), place)
-                self._experts.setdefault(group.owner, {})[place.name] = lambda read, group=group: self._merged(group, read)
+                self._experts.setdefault(group.owner, {})[place.name] = partial(self._merged, group)
             elif group.sources[0][1] is None and place.name == "weight" and not first.is_transposed and _takes(place.module, first.format):
                 _require_shape(group.key, first.shape, place)
                 self._linear[group.owner] = first
@@ -209,13 +211,16 @@ class _Loading:
             # The rows of gate and up alternate, or up follows gate.
             return torch.cat(linears, 1) if getattr(module, "is_concatenated", True) else torch.stack(linears, 2).flatten(1, 2)
 
+        def values(part: str, kind: str, key: str, swapped: bool) -> dict[str, Tensor]:
+            return {key: together(part, kind, self._stored.values).transpose(1, -1 if swapped else 1)}
+
         formats = {weight.format for (_, _, kind), weight in tensors.items() if kind == "weight"}
         if len(formats) == 1 and _is_experts(module, next(iter(formats))):
             for part in _LINEARS:
-                shape, own = _tried(f"{name}.{part}", lambda part=part: together(part, "weight", _empty)).shape, _stacked_shape(places[part])
+                shape, own = _tried(f"{name}.{part}", partial(together, part, "weight", _empty)).shape, _stacked_shape(places[part])
                 if tuple(shape) != own:
                     raise _other_shape(f"{name}.{part}", tuple(shape), own)
-            self._experts[name] = {part: lambda read, part=part: together(part, "weight", read) for part in _LINEARS}
+            self._experts[name] = {part: partial(together, part, "weight") for part in _LINEARS}
             filled = [(part, "_bias", "bias") for part in _LINEARS if len(kinds) == 2]
         else:
             filled = [(part, suffix, kind) for part in _LINEARS for suffix, kind in zip(("", "_bias"), kinds)]
@@ -227,21 +232,22 @@ class _Loading:
             # Llama 4 has the transposes.
             swapped = not suffix and shape != place.shape
             _require_shape(key, (shape[0], *shape[:0:-1]) if swapped else shape, place)
-            self._values[key] = lambda part=part, kind=kind, key=key, swapped=swapped: {
-                key: together(part, kind, self._stored.values).transpose(1, -1 if swapped else 1)
-            }
+            self._values[key] = partial(values, part, kind, key, swapped)
         return {f"{alias}.{place}" for alias in self._names[id(module)] for place in places}
 
     def _shapes(self, group: _Group) -> dict[str, Tensor]:
         """Returns the tensors that a group becomes, on the device meta."""
-        return _tried(group.key, lambda: self._made(group, _empty))
+        result: dict[str, Tensor] = _tried(group.key, lambda: self._made(group, _empty))
+        return result
 
     def _made(self, group: _Group, read: _Read) -> dict[str, Tensor]:
         """Returns the tensors of the model that a group becomes, by key."""
         weights = self._stored.weights
         if group.sources[0][1] is None:
             return {group.key: read(weights[group.sources[0][0]])}
-        return self._facts.converted(group.key, group.sources, lambda name: read(weights[name]))
+        assert self._facts is not None, "only transformers has converters"
+        result: dict[str, Tensor] = self._facts.converted(group.key, group.sources, lambda name: read(weights[name]))
+        return result
 
     def _merged(self, group: _Group, read: _Read) -> Tensor:
         """Returns a part `[E, M, ...]` of experts' weights, such as the codes.
@@ -281,7 +287,8 @@ class _Loading:
     def _quantized_linear(self, module: nn.Module, weight: Weight) -> nn.Module:
         place = next(place for place in _places(module) if place.name == "weight")
         dtype = module.weight_dtype if isinstance(module, QuantizedLinear) else place.tensor.dtype
-        return adopt(QuantizedLinear(self._stored.quantized(weight).to(self._target(place)), module.bias, dtype), module)
+        bias: nn.Parameter | None = getattr(module, "bias")
+        return adopt(QuantizedLinear(self._stored.quantized(weight).to(self._target(place)), bias, dtype), module)
 
     def _quantized_experts(self, name: str, parts: dict[str, Callable[[_Read], Tensor]]) -> nn.Module:
         module, made = self._modules[name], {}
@@ -294,7 +301,7 @@ class _Loading:
             made[part] = _experts.Experts(
                 codes.contiguous(),
                 scales.contiguous(),
-                format=format,
+                format=cast(LayerFormat, format),
                 global_scales=numbers[:, 0, 0] if format == "nvfp4" else None,
                 direction="divisor" if format == "nvfp4" else None,
             ).to(self._target(places[part]))
@@ -313,7 +320,7 @@ class _Loading:
                 with torch.no_grad():
                     tensor.copy_(value)
                 continue
-            new = nn.Parameter(value, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else value
+            new: Any = nn.Parameter(value, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else value
             for tensors, name in owners[id(tensor)]:
                 tensors[name] = new
 

@@ -1,4 +1,5 @@
-"""Mixtures of experts in PyTorch: the operator, and the module that takes the place of transformers' experts."""
+"""Mixtures of experts in PyTorch: the operator, and the module that takes the place of
+transformers' experts."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from microscale import _experts, _microscale
 from microscale._errors import Error
 from microscale._operators import autocast, block_of, quantized_weights, require_columns
+from microscale._types import LayerFormat
 from microscale._states import refusal, require_described
 
 #: Words of an expert's global scale: on GPUs a slot, whose first one it is.
@@ -44,26 +46,39 @@ def _linear_experts(
     direction: str,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """`x` `[tokens, K]` or `[tokens, k, K]`, float32, float16 or bfloat16, times the weights `[E, M, K]` of the experts `[tokens, k]`, plus their bias `[E, M]`: `[tokens, k, M]`. `global_scales` is float32 `[E]` or a slot for each, `[E, words]`; `[0]` if
-    there are none."""
+    """`x` `[tokens, K]` or `[tokens, k, K]`, float32, float16 or bfloat16, times the weights `[E,
+    M, K]` of the experts `[tokens, k]`, plus their bias `[E, M]`: `[tokens, k, M]`. `global_scales`
+    is float32 `[E]` or a slot for each, `[E, words]`; `[0]` if there are none."""
     weights = _weights(codes, scales, global_scales, format, direction, x.shape[-1])
     # As of `microscale::linear`: nothing may be kept of what calls an operator.
     workspace = _experts.experts_workspace(weights, experts.numel(), x.dtype) if x.is_cuda and experts.numel() else None
-    return _experts.linear_experts(weights, x.contiguous(), experts, bias=bias, workspace=workspace)
+    result: Tensor = _experts.linear_experts(x.contiguous(), weights, experts, bias=bias, workspace=workspace)
+    return result
 
 
 @_linear_experts.register_fake
-def _(x, experts, codes, scales, global_scales, format, direction, bias=None):
+def _(
+    x: Tensor,
+    experts: Tensor,
+    codes: Tensor,
+    scales: Tensor,
+    global_scales: Tensor,
+    format: str,
+    direction: str,
+    bias: Tensor | None = None,
+) -> Tensor:
     return x.new_empty((*experts.shape, codes.shape[1]))
 
 
 class QuantizedExperts(nn.Module):
-    """The experts of a mixture as transformers has them (gpt-oss, Qwen3-MoE, Mixtral, DeepSeek, ...), their weights in NVFP4 or MXFP4.
+    """The experts of a mixture as transformers has them (gpt-oss, Qwen3-MoE, Mixtral, DeepSeek,
+    ...), their weights in NVFP4 or MXFP4.
 
-    It takes and gives what they do: tokens `[tokens, K]`, the experts of each `[tokens, k]` and their weights `[tokens, k]`; the sum over a
-    token's experts. Activations are float32, float16 or bfloat16. There are no gradients through it.
+    It has the same inputs and output: tokens `[tokens, K]`, the experts of each `[tokens, k]` and
+    their weights `[tokens, k]`; the sum over a token's experts. Activations are float32, float16 or
+    bfloat16. There are no gradients through it.
 
-    Under autocast the products are in the dtype of autocast, and the result is in that of the
+    Under autocast the products are in the dtype of autocast, and the result has the dtype of the
     tokens.
 
     Its state has compressed-tensors' names, of a linear layer for each expert:
@@ -72,8 +87,16 @@ class QuantizedExperts(nn.Module):
     that share memory, so it needs the experts' memory once more.
     """
 
+    gate_up_proj_packed: Tensor
+    gate_up_proj_scale: Tensor
+    gate_up_proj_slots: Tensor
+    down_proj_packed: Tensor
+    down_proj_scale: Tensor
+    down_proj_slots: Tensor
+
     def __init__(self, module: nn.Module, gate_up: _experts.Experts, down: _experts.Experts) -> None:
-        """Takes weights `[E, 2 * I, K]` and `[E, K, I]`, and all else of the module that they were quantized from."""
+        """Takes weights `[E, 2 * I, K]` and `[E, K, I]`, and all else of the module that they were
+        quantized from."""
         super().__init__()
         for name, value in vars(module).items():
             if not name.startswith("_"):
@@ -81,7 +104,7 @@ class QuantizedExperts(nn.Module):
         for name, child in module.named_children():
             self.add_module(name, child)
         self.format = gate_up.format
-        gate = module._gate if isinstance(module, QuantizedExperts) else type(module)._apply_gate
+        gate = module._gate if isinstance(module, QuantizedExperts) else getattr(type(module), "_apply_gate")
         self._gate: Callable[[nn.Module, Tensor], Tensor] = gate
         for name, weights in (("gate_up_proj", gate_up), ("down_proj", down)):
             if weights.direction == "multiplier":
@@ -102,17 +125,19 @@ class QuantizedExperts(nn.Module):
 
     @staticmethod
     def replaces(module: nn.Module, format: str) -> bool:
-        """Whether a module is experts whose weights are of whole blocks and whose forward pass is known here."""
-        parameters = [getattr(module, name, None) for name in ("gate_up_proj", "down_proj")]
+        """Whether a module is experts whose weights are of whole blocks and whose forward pass is
+        known here."""
+        found = [getattr(module, name, None) for name in ("gate_up_proj", "down_proj")]
+        parameters = [p for p in found if isinstance(p, nn.Parameter) and p.dim() == 3]
         return (
-            all(isinstance(p, nn.Parameter) and p.dim() == 3 for p in parameters)
+            len(parameters) == 2
             and callable(getattr(module, "_apply_gate", None))
             and not getattr(module, "has_post_expert_norm", False)
             and all(p.shape[1 if _is_transposed(module) else 2] % block_of(format) == 0 for p in parameters)
         )
 
     @classmethod
-    def from_experts(cls, module: nn.Module, format: str = "nvfp4", **options: Any) -> QuantizedExperts:
+    def from_experts(cls, module: nn.Module, format: LayerFormat = "mxfp4", **options: Any) -> QuantizedExperts:
         """Quantizes the weights of experts on their device, the device meta included.
 
         `options` are options of :func:`microscale.quantize`. By default NaN and infinities are an
@@ -129,12 +154,14 @@ class QuantizedExperts(nn.Module):
             parts = [part.contiguous() if part.is_cuda else part for part in rows]
             return _experts.quantize_experts(parts, format, **options)
 
-        return cls(module, quantized(module.gate_up_proj), quantized(module.down_proj))
+        gate_up, down = (quantized(getattr(module, name)) for name in ("gate_up_proj", "down_proj"))
+        return cls(module, gate_up, down)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> QuantizedExperts:
-        """Moves the experts. `model.to(torch.bfloat16)` is about their biases: global scales stay what they are."""
+        """Moves the experts. `model.to(torch.bfloat16)` casts their biases, and never their global
+        scales."""
         before = {name: getattr(self, name) for name in ("gate_up_proj_slots", "down_proj_slots")}
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for name, slots in before.items():
             after = getattr(self, name)
             if after.dtype != slots.dtype:
@@ -147,14 +174,19 @@ class QuantizedExperts(nn.Module):
             bias = bias.detach().to(x.dtype)
         parts = [getattr(self, f"{name}_{part}") for part in ("packed", "scale", "slots")]
         if torch.compiler.is_compiling() or not x.is_cuda or torch._C._len_torch_dispatch_stack():
-            return torch.ops.microscale.linear_experts(x, experts, *parts, self.format, "divisor", bias)
-        weights = _weights(*parts, self.format, "divisor", x.shape[-1])
-        return _experts.linear_experts(weights, x.contiguous(), experts, bias=bias)
+            result: Tensor = torch.ops.microscale.linear_experts(x, experts, *parts, self.format, "divisor", bias)
+            return result
+        codes, scales, slots = parts
+        weights = _weights(codes, scales, slots, self.format, "divisor", x.shape[-1])
+        result = _experts.linear_experts(x.contiguous(), weights, experts, bias=bias)
+        return result
 
     def dequantize(self, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
-        """The weights `[E, M, K]` of `gate_up_proj` or `down_proj`; transposed ones are not transposed back."""
+        """The weights `[E, M, K]` of `gate_up_proj` or `down_proj`; transposed ones are not
+        transposed back."""
         codes, scales, slots = (getattr(self, f"{name}_{part}") for part in ("packed", "scale", "slots"))
-        return _weights(codes, scales, slots, self.format, "divisor", 2 * codes.shape[-1]).dequantize(dtype)
+        result: Tensor = _weights(codes, scales, slots, self.format, "divisor", 2 * codes.shape[-1]).dequantize(dtype)
+        return result
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """`[tokens, K]` to `[tokens, K]`."""
@@ -170,7 +202,8 @@ class QuantizedExperts(nn.Module):
         return self.down_proj_packed.shape[0]
 
     def _linears(self) -> Iterator[tuple[str, str, slice]]:
-        """The linear layers of an expert: their names, the weights that they are rows of, and which rows."""
+        """The linear layers of an expert: their names, the weights that they are rows of, and which
+        rows."""
         half = self.gate_up_proj_packed.shape[1] // 2
         if getattr(self, "is_concatenated", True):
             rows = slice(None, half), slice(half, None)

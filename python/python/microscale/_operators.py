@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from microscale import _products, _tensors
 from microscale._errors import Error
+from microscale._types import Format
 
 #: Elements of a block, by format.
 _BLOCK = {"nvfp4": 16, "mxfp4": 32}
@@ -38,9 +39,9 @@ def autocast(x: Tensor) -> Tensor:
 def quantized_weights(weight: Tensor, format: str, options: dict[str, Any]) -> _tensors.Quantized:
     """Quantizes weights `[M, K]`. For weights on the device meta, so are the codes and scales."""
     if not weight.is_meta:
-        return _tensors.quantize(weight, format, **options)
+        return _tensors.quantize(weight, cast(Format, format), **options)
     # One row gives the sizes, and checks the recipe.
-    row = _tensors.quantize(torch.zeros((1, weight.shape[1]), dtype=weight.dtype), format, **options)
+    row = _tensors.quantize(torch.zeros((1, weight.shape[1]), dtype=weight.dtype), cast(Format, format), **options)
     codes, scales = (part.new_empty((weight.shape[0], *part.shape[1:]), device="meta") for part in (row.codes, row.scales))
     shape = (weight.shape[0], weight.shape[1])
     return _tensors.Quantized._of(codes, scales, row._global, row.direction, format, shape, row.layout, None)
@@ -48,20 +49,19 @@ def quantized_weights(weight: Tensor, format: str, options: dict[str, Any]) -> _
 
 def word(q: _tensors.Quantized) -> Tensor:
     """Returns a global scale as a tensor of one element, or of none."""
-    number = q.global_scale
+    number = None if q.global_scale is None else q.global_scale.value
     if isinstance(number, Tensor):
         return number
     return torch.tensor([] if number is None else [number], dtype=torch.float32, device=q.codes.device)
 
 
-def quantized(codes: Tensor, scales: Tensor, global_scale: Tensor, format: str, direction: str, cols: int) -> Any:
+def quantized(codes: Tensor, scales: Tensor, global_scale: Tensor, format: str, direction: str, cols: int) -> _tensors.Quantized:
     """Makes weights of an operator's arguments."""
     number: Any = None
     if global_scale.numel():
         number = global_scale if codes.is_cuda else global_scale.item()
-    direction = direction if number is not None else None
     return _tensors.Quantized._of(
-        codes, scales, number, direction, format, (*codes.shape[:-1], cols), "linear", None
+        codes, scales, number, None if number is None else direction, format, (*codes.shape[:-1], cols), "linear", None
     )
 
 
@@ -75,12 +75,16 @@ def _quantize(
     float32 `[1]`, or `[0]` if there is none.
     """
     block_of(format)
-    q = _tensors.quantize(x, format, numerics=numerics, search=search, non_finite=non_finite)
+    # The schema of an operator has strings.
+    options: dict[str, Any] = {"numerics": numerics, "search": search, "non_finite": non_finite}
+    q = _tensors.quantize(x, cast(Format, format), **options)
     return q.codes, q.scales, word(q)
 
 
 @_quantize.register_fake
-def _(x, format, numerics, search, non_finite):
+def _(
+    x: Tensor, format: str, numerics: str | None, search: str | None, non_finite: str | None
+) -> tuple[Tensor, Tensor, Tensor]:
     block = block_of(format)
     blocks = (x.shape[-1] + block - 1) // block
     codes = torch.empty((*x.shape[:-1], blocks * block // 2), dtype=torch.uint8, device=x.device)
@@ -96,11 +100,14 @@ def _dequantize(
 
     The global scale has the direction `divisor` or `multiplier`.
     """
-    return quantized(codes, scales, global_scale, format, direction, cols).dequantize(dtype)
+    result: Tensor = quantized(codes, scales, global_scale, format, direction, cols).dequantize(dtype)
+    return result
 
 
 @_dequantize.register_fake
-def _(codes, scales, global_scale, format, direction, cols, dtype):
+def _(
+    codes: Tensor, scales: Tensor, global_scale: Tensor, format: str, direction: str, cols: int, dtype: torch.dtype
+) -> Tensor:
     return torch.empty((*codes.shape[:-1], cols), dtype=dtype, device=codes.device)
 
 
@@ -118,11 +125,14 @@ def _linear(
         # Callers such as compiled graphs have memory pools of their own: no workspace of theirs may
         # be kept for later.
         workspace = _products.workspace(weights, x.shape[:-1].numel(), x.dtype)
-    return _products.linear(weights, x.contiguous(), bias=bias, workspace=workspace)
+    result: Tensor = _products.linear(x.contiguous(), weights, bias=bias, workspace=workspace)
+    return result
 
 
 @_linear.register_fake
-def _(x, codes, scales, global_scale, format, direction, bias=None):
+def _(
+    x: Tensor, codes: Tensor, scales: Tensor, global_scale: Tensor, format: str, direction: str, bias: Tensor | None = None
+) -> Tensor:
     # The library's checks, for the compiler: the graph around the operator relies on the shapes.
     cols, block = codes.shape[-1] * 2, block_of(format)
     if x.dim() == 0 or not cols - block < x.shape[-1] <= cols:
@@ -132,13 +142,13 @@ def _(x, codes, scales, global_scale, format, direction, bias=None):
     return x.new_empty((*x.shape[:-1], codes.shape[0]))
 
 
-def _linear_context(ctx, inputs, output):
+def _linear_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     x, *parts, ctx.format, ctx.direction, _ = inputs
     ctx.cols = x.shape[-1]
     ctx.save_for_backward(*parts)
 
 
-def _linear_backward(ctx, gradient):
+def _linear_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     of_x = of_bias = None
     if ctx.needs_input_grad[0]:
         weights = torch.ops.microscale.dequantize(

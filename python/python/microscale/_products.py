@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Any
-
 from microscale import _arrays, _gpu, _microscale
 from microscale._errors import Error
 from microscale._tensors import Quantized
+from microscale._types import Array, ArrayLike, DtypeLike
 
 
 def gemv(
@@ -16,16 +15,18 @@ def gemv(
     *,
     batch: int = 1,
     vector_stride: int = 1,
-    dtype: Any = "float32",
-    out: Any = None,
-) -> Any:
-    """Quantized matrices times quantized vectors, both in NVFP4 or both in MXFP4, with linear scales. Sums are exact in all but
-    extreme cases and rounded once to the dtype.
+    dtype: DtypeLike = "float32",
+    out: Array = None,
+) -> Array:
+    """Multiplies quantized matrices with quantized vectors.
+
+    Both are in NVFP4 or both in MXFP4, with linear scales. Sums are exact in all but extreme cases,
+    and rounded once to the dtype.
 
     Args:
         matrix: `[batch * M, K]`.
-        vector: `[vectors, K]`; that of batch l is row `l * vector_stride`.
-        batch: matrices, and as many vectors.
+        vector: `[vectors, K]`. Batch `l` takes row `l * vector_stride`.
+        batch: the number of matrices, and of vectors.
         vector_stride: rows from one vector to the next.
         dtype: of the result.
         out: a contiguous array of batch * M elements to write to; its dtype counts then.
@@ -50,26 +51,29 @@ def gemv(
     return out
 
 
-def linear(weights: Quantized, activations: Any, *, bias: Any = None, out: Any = None, workspace: Any = None) -> Any:
-    """Quantized weights times activations that are not quantized: what a linear layer computes.
+def linear(x: ArrayLike, weights: Quantized, *, bias: ArrayLike | None = None, out: Array = None, workspace: Array = None) -> Array:
+    """Multiplies activations with quantized weights, as a linear layer does: `x @ weights.T +
+    bias`.
 
     Args:
+        x: activations `[..., K]`, float32, float16 or bfloat16; contiguous. They are not rounded.
+            Weights are decoded once for many rows.
         weights: `[M, K]` in NVFP4 or MXFP4, with linear scales.
-        activations: `[..., K]`, float32, float16 or bfloat16; contiguous. None is rounded. Weights are decoded once for many rows.
-        bias: `[M]` of the activations' dtype. On a GPU it is added before the only rounding, on a CPU after one.
-        out: a contiguous array of the activations' dtype to write to.
+        bias: `[M]` of the dtype of `x`. On a GPU it is added before the only rounding, on a CPU
+            after one.
+        out: a contiguous array of the dtype of `x` to write to.
         workspace: on a GPU, memory for more rows than eight or for float32, from :func:`workspace`.
             By default there is one for each stream, and one for each stream in a graph that is
             captured, whose first product on it clears the semaphores there.
 
     Returns:
-        `out`, or an array `[..., M]` of the activations' dtype.
+        `out`, or an array `[..., M]` of the dtype of `x`.
     """
-    readable = _arrays.values(activations, "activations")
+    readable = _arrays.values(x, "x")
     shape = _arrays.shape_of(readable)
     if out is None:
         name = _arrays.value_dtype(_arrays.dtype_name(readable))
-        there = _arrays.empty(activations, (*shape[:-1], weights.shape[0]), name)
+        there = _arrays.empty(x, (*shape[:-1], weights.shape[0]), name)
     else:
         there = _arrays.output(out, "out")
     if bias is not None:
@@ -95,11 +99,11 @@ def linear(weights: Quantized, activations: Any, *, bias: Any = None, out: Any =
 _FEW = 8
 
 
-def workspace(weights: Quantized, rows: int, dtype: Any = "bfloat16") -> Any:
+def workspace(weights: Quantized, rows: int, dtype: DtypeLike = "bfloat16") -> Array:
     """Allocates the workspace of :func:`linear` on a GPU, uint8: for products of weights of this
     shape with up to `rows` rows of activations of a dtype. One for float32 serves all. It begins
-    with semaphores, which are zeros before and after each product; the other bytes may have any values.
-    It serves one product after the other, on one stream."""
+    with semaphores, which are zeros before and after each product; the other bytes may have any
+    values. It serves one product after the other, on one stream."""
     if not _gpu.holds(weights.codes):
         raise Error("weights are in the memory of the CPU, where products need no workspace")
     _gpu.require()

@@ -14,6 +14,7 @@ from microscale._linear import QuantizedLinear
 from microscale._mixtures import QuantizedExperts
 from microscale._operators import block_of
 from microscale._states import transformers_facts
+from microscale._types import LayerFormat
 
 #: Names of output heads. Names that inner layers have too are whole names.
 HEADS = (
@@ -28,14 +29,17 @@ _HOOKS = (
     *("_forward_hooks_always_called", "_backward_pre_hooks", "_backward_hooks", "_is_full_backward_hook"),
 )
 
+#: Returns whether to quantize a module, from the module and its fully qualified name.
+Filter = Callable[[nn.Module, str], bool]
+
 
 def quantize_(
     model: nn.Module,
-    recipe: str | Mapping[str, Any] = "nvfp4",
+    recipe: LayerFormat | Mapping[str, Any] = "mxfp4",
     *,
+    filter_fn: Filter | None = None,
     include: Iterable[str] = (),
     exclude: Iterable[str] = (),
-    filter: Callable[[str, nn.Module], bool] | None = None,
 ) -> list[str]:
     """Quantizes the linear layers of a model in place, and the experts of transformers' mixtures.
 
@@ -53,7 +57,7 @@ def quantize_(
     The new modules keep `training`, forward and backward hooks, public attributes and the bias. A
     module with two names is replaced under both. On the device meta, the new modules are on it too.
     Each layer and each expert has a global scale of its own; for checkpoints that engines serve,
-    where fused layers share one, use :func:`microscale.quantize_checkpoint`.
+    where fused layers share one, use :func:`microscale.checkpoint.quantize`.
 
     A model of transformers gets a `config.quantization_config`, so that `save_pretrained` writes a
     checkpoint which transformers and :func:`load_quantized` read. Call this function with the model
@@ -63,10 +67,10 @@ def quantize_(
         model: the model, on CPUs, NVIDIA GPUs or the device meta.
         recipe: a format, or a mapping with `format` and other options of
             :func:`microscale.quantize`.
+        filter_fn: if given, is called with the module and its fully qualified name, as in torchao.
+            Returns whether to quantize the module.
         include: patterns of output heads to quantize too.
         exclude: patterns of layers that stay unquantized. They override `include`.
-        filter: if given, returns whether to quantize a layer or experts, from the name and the
-            module.
 
     Returns:
         The names of the modules that were quantized.
@@ -75,12 +79,12 @@ def quantize_(
         Error: a layer that cannot be quantized, or a pattern in `include` for a tied head.
     """
     options = {"format": recipe} if isinstance(recipe, str) else dict(recipe)
-    format = options.get("format", "nvfp4")
+    format = options.setdefault("format", "mxfp4")
     block_of(format)
     facts = transformers_facts()
     if facts is not None:
         facts.require_unquantized(model)
-    chosen = _chosen(model, format, tuple(include), tuple(exclude), filter)
+    chosen = _chosen(model, format, tuple(include), tuple(exclude), filter_fn)
     made = []
     for names, module in chosen:
         try:
@@ -98,8 +102,9 @@ def replacement(module: nn.Module, **options: Any) -> nn.Module:
     """Quantizes a linear layer or experts to a module that can replace it."""
     if "forward" in vars(module):
         raise Error("its method forward was replaced, as accelerate's hooks do; remove the hooks, quantize, and dispatch the model again")
-    make = QuantizedLinear.from_linear if isinstance(module, nn.Linear) else QuantizedExperts.from_experts
-    return adopt(make(module, **options), module)
+    if isinstance(module, nn.Linear):
+        return adopt(QuantizedLinear.from_linear(module, **options), module)
+    return adopt(QuantizedExperts.from_experts(module, **options), module)
 
 
 def adopt(new: nn.Module, old: nn.Module) -> nn.Module:
@@ -149,7 +154,7 @@ def _chosen(
     format: str,
     include: tuple[str, ...],
     exclude: tuple[str, ...],
-    filter: Callable[[str, nn.Module], bool] | None,
+    filter_fn: Filter | None,
 ) -> list[tuple[list[str], nn.Module]]:
     """Returns the modules to quantize with all of their names."""
     modules = names_of(model)
@@ -170,7 +175,7 @@ def _chosen(
                 "of include"
             )
         head = id(module) in heads or matches(names, HEADS)
-        if others or (head and not included) or not all(filter is None or filter(name, module) for name in names):
+        if others or (head and not included) or not all(filter_fn is None or filter_fn(module, name) for name in names):
             continue
         if "" in names:
             raise Error("the model is a layer itself; use QuantizedLinear.from_linear or QuantizedExperts.from_experts")

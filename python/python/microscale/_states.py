@@ -13,9 +13,11 @@ _SCALES = {"nvfp4": ("uint8", "float8_e4m3fn"), "mxfp4": ("uint8", "float8_e8m0f
 
 
 def refusal(name: str, given: Tensor, format: str) -> str | None:
-    """The message for a tensor of a state whose dtype its part cannot have, `name` ending in the part; None if it can.
+    """The message for a tensor of a state whose dtype its part cannot have, `name` ending in the
+    part; None if it can.
 
-    Codes and scales are bytes, which a conversion of numbers would change. Global scales and biases are numbers."""
+    Codes and scales are bytes, which a conversion of numbers would change. Global scales and biases
+    are numbers."""
     found, part = str(given.dtype).removeprefix("torch."), name.rpartition(".")[2]
     if part in ("weight_packed", "weight_scale"):
         dtypes = _CODES if part == "weight_packed" else _SCALES[format]

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from microscale import _checkpoints, _tensors
+from microscale import _tensors, checkpoint
 from microscale._errors import CheckpointError
+from microscale._facts import TensorListed
 
 #: Dtypes of safetensors whose values need no scales.
 _PLAIN = {
@@ -71,12 +72,12 @@ class Stored:
     def __init__(self, path: Any) -> None:
         """Reads and checks the headers of a file or folder."""
         self._path = Path(path)
-        listed = _checkpoints.inspect(path)
+        listed = checkpoint.inspect(path)
         self._places = _places(self._path, {Path(each["file"]) for each in listed})
-        self.weights = {each["tensor"]: self._weight(each) for each in listed}
+        self.weights = {each["name"]: self._weight(each) for each in listed}
 
-    def _weight(self, listed: dict[str, Any]) -> Weight:
-        name, format = listed["tensor"], listed.get("format")
+    def _weight(self, listed: TensorListed) -> Weight:
+        name, format = listed["name"], listed.get("format")
         kept, dtype = listed.get("checkpoint_format", ""), _PLAIN.get(listed.get("dtype", ""))
         if "unreadable" in listed:
             raise CheckpointError(f"{name}: {listed['unreadable']}", listed["file"], name)
@@ -117,14 +118,15 @@ class Stored:
         shape = (*weight.shape[:-2], weight.shape[-1], weight.shape[-2]) if weight.is_transposed else weight.shape
         direction, number = None if weight.global_scale is None else "divisor", weight.global_scale
         parts = self.codes(weight), self.scales(weight)
-        return _tensors.Quantized._of(*parts, number, direction, weight.format, shape, "linear", None)
+        return _tensors.Quantized._of(*parts, number, direction, str(weight.format), shape, "linear", None)
 
     def values(self, weight: Weight) -> Tensor:
         """Reads the values of a tensor, of a quantized one in float32."""
         if weight.format is None:
             return self.plain(weight)
         values = self.quantized(weight).dequantize(torch.float32)
-        return values.transpose(-1, -2) if weight.is_transposed else values
+        result: Tensor = values.transpose(-1, -2) if weight.is_transposed else values
+        return result
 
     def _read(self, name: str) -> Tensor:
         place = self._places[name]

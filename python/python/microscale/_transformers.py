@@ -8,7 +8,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable
 from importlib.util import find_spec
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -36,7 +36,7 @@ _UNQUANTIZED_EXPERTS = (
 )
 
 
-class Quantizer(HfQuantizer):
+class Quantizer(HfQuantizer):  # type: ignore[misc]
     """Hooks of transformers for a model with quantized layers: what `save_pretrained` writes."""
 
     requires_calibration = False
@@ -92,13 +92,13 @@ def require_described() -> None:
     If only a part of a model was quantized, only that part's config names its layers. From files of
     the model, transformers would load random weights in their place, without an error.
     """
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         saved = frame.f_locals.get("self") if frame.f_code.co_name == "save_pretrained" else None
         if isinstance(saved, PreTrainedModel) and not isinstance(getattr(saved, "hf_quantizer", None), Quantizer):
             raise Error(
                 f"the config of {type(saved).__name__} does not name its quantized layers, in the place of which transformers would load "
-                "random weights; call quantize_ with this model before you save it, with filter=lambda *_: False to quantize nothing more"
+                "random weights; call quantize_ with this model before you save it, with filter_fn=lambda *_: False to quantize nothing more"
             )
         frame = frame.f_back
 
@@ -216,7 +216,8 @@ class _Files:
         from transformers.core_model_loading import revert_weight_conversion
 
         try:
-            return revert_weight_conversion(self._model, tensors)
+            result: dict[str, Tensor] = revert_weight_conversion(self._model, tensors)
+            return result
         except Exception:
             # `save_pretrained` will raise the same error.
             return tensors

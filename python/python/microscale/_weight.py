@@ -20,9 +20,9 @@ _FACTS = {
     *(torch.is_floating_point, torch.is_complex, torch.numel, Tensor.__hash__),
 }
 #: Functions whose result shares the tensor's memory, as in `weight.data.copy_()`.
-_SELF = {Tensor.data.__get__, Tensor.detach, torch.detach}
+_SELF = {getattr(Tensor, "data").__get__, Tensor.detach, torch.detach}
 #: Functions that set whether a tensor requires grad. These weights never do.
-_REQUIRE_GRAD = {Tensor.requires_grad_, Tensor.requires_grad.__set__}
+_REQUIRE_GRAD = {Tensor.requires_grad_, getattr(Tensor, "requires_grad").__set__}
 #: Functions that return the address of a tensor's memory.
 _MEMORY = {Tensor.data_ptr, Tensor.untyped_storage, Tensor.storage}
 
@@ -33,6 +33,7 @@ class DequantizedWeight(Tensor):
     Shape, dtype and device need no values. The tensor is read-only and has no memory.
     """
 
+    _layer: Any
     #: Keeps transformers' initialization functions from writing to it.
     _is_hf_initialized = True
 
@@ -45,7 +46,8 @@ class DequantizedWeight(Tensor):
 
     def dequantized(self) -> Tensor:
         """Returns the values, in new memory."""
-        return self._layer.dequantize(self.dtype)
+        result: Tensor = self._layer.dequantize(self.dtype)
+        return result
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -64,7 +66,7 @@ class DequantizedWeight(Tensor):
         return func(*_read(args), **_read(kwargs))
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         if func._schema.is_mutable and isinstance(args[0], cls):
             raise _read_only()
         return func(*_read(args), **_read(kwargs or {}))

@@ -1,9 +1,10 @@
-"""Checkpoints over the machines of a Ray cluster, whose storage they share.
+"""Quantizes checkpoints on the machines of a Ray cluster with shared storage.
 
     facts = microscale.ray.quantize_checkpoint("/shared/model", "/shared/out", recipe="nvfp4")
 
-Each part of the checkpoint is a task, which Ray gives to another machine if one dies. The caller merges what they made: the bytes are
-those of :func:`microscale.quantize_checkpoint`. This module imports Ray, and nothing else of the package does.
+Each part of the checkpoint is a task, which Ray gives to another machine if one dies. The caller
+merges the parts, with the same bytes as from :func:`microscale.checkpoint.quantize`. Only this
+module imports Ray.
 """
 
 from __future__ import annotations
@@ -15,19 +16,22 @@ from typing import Any
 
 import ray
 
-from microscale import _checkpoints
-from microscale._checkpoints import Path
+from microscale import checkpoint
 from microscale._errors import CheckpointError
+from microscale._facts import PartFacts, RayFacts
+from microscale._types import Path
 
-#: Called before each part that is done is counted, with its name `I/N`, the parts that are done, and all parts.
+#: Called after each part with its name `I/N`, the number of finished parts, and of all parts.
 Progress = Callable[[str, int, int], Any]
-#: Options that are paths, which workers know by other working directories than the caller's.
+#: Options with paths. Workers have other working directories than the caller.
 _PATHS = ("global_scale", "importance", "input_scale")
 
 
 def _absolute(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options whose paths mean the same in any working directory. A recipe without a separator is the name of one that comes with the
-    package, and a global scale may be the word `none`."""
+    """Makes paths in options absolute.
+
+    A recipe without a separator is the name of a built-in recipe, and a global scale may be `none`.
+    """
     absolute = dict(options)
     for name in _PATHS:
         value = absolute.get(name)
@@ -40,20 +44,21 @@ def _absolute(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _processors() -> int:
-    """The processors that each machine with any has, so that a part takes a whole one of them."""
+    """Returns the number of processors of the smallest machine that has any."""
     counts = [node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"]]
     return max(1, int(min((count for count in counts if count), default=1)))
 
 
-# A worker ends with its part: the next may have other threads.
-@ray.remote(max_calls=1)
-def _part(path: str, out: str, part: tuple[int, int], threads: int, options: dict[str, Any]) -> dict[str, Any]:
-    """Does a part on some machine."""
+# A worker ends with its part, as the next part may have another number of threads.
+@ray.remote(max_calls=1)  # type: ignore[untyped-decorator]
+def _part(path: str, out: str, part: tuple[int, int], threads: int, options: dict[str, Any]) -> PartFacts:
+    """Quantizes a part."""
     os.environ.setdefault("RAYON_NUM_THREADS", str(threads))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # The caller's plan has told them.
-        done = _checkpoints.quantize_checkpoint(path, out, part=part, **options)
-    return {**done["part"], "part": part[0], "node": ray.get_runtime_context().get_node_id()}
+        warnings.simplefilter("ignore")  # The caller's plan has reported them.
+        done = checkpoint.quantize(path, out, part=part, **options)
+    node: str = ray.get_runtime_context().get_node_id()
+    return {**done["part"], "part": part[0], "node": node}
 
 
 def quantize_checkpoint(
@@ -65,34 +70,38 @@ def quantize_checkpoint(
     remote: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
     **options: Any,
-) -> dict[str, Any]:
+) -> RayFacts:
     """Quantizes a checkpoint in parts, each a task of Ray, and merges them.
 
-    Ray is initialized if it is not, by its own rules: `RAY_ADDRESS` names a cluster. Every machine has this version of the package, and
-    `path` and `out` at the same place of a storage that all share with the caller. Finished shards lie in `OUT.parts`, and are kept if a
-    part or the caller fails: the same call goes on with them. `out` appears complete or not at all.
+    Ray is initialized by its own rules if it is not: `RAY_ADDRESS` names a cluster. Every machine
+    needs this version of the package, and `path` and `out` at the same place of storage that all
+    share with the caller. Finished shards are in `OUT.parts`. They stay there if a part or the
+    caller fails, and the same call continues with them. `out` appears complete or not at all.
 
     Args:
-        path: a checkpoint, a directory of many shards in the main.
-        out: what to write.
-        parts: tasks; by default one for each shard, of which no task can do less.
-        retries: how often a part is done again that failed, or whose machine died.
-        remote: options of Ray for each task, such as `num_cpus`, `num_gpus`, `resources` or `scheduling_strategy`. By default a part
-            takes as many processors as the smallest machine has.
-        progress: is called after each part with its name `I/N`, the parts that are done and all parts. What it raises stops the others.
-        options: those of :func:`microscale.quantize_checkpoint`, but `part`.
+        path: a checkpoint, usually a directory of many shards.
+        out: the output.
+        parts: the number of tasks. By default one for each shard, the smallest possible part.
+        retries: the number of times that a part is repeated if it failed or its machine died.
+        remote: options of Ray for each task, such as `num_cpus`, `num_gpus`, `resources` or
+            `scheduling_strategy`. By default a part takes the number of processors of the smallest
+            machine.
+        progress: is called after each part with its name `I/N`, the number of finished parts, and
+            of all parts. An exception in it stops the other parts.
+        options: options of :func:`microscale.checkpoint.quantize`, except `part`.
 
     Returns:
-        What :func:`microscale.merge` returns, and `parts`: of each the shards that were `made` and `kept`, and the `node` that did it.
+        The result of :func:`microscale.checkpoint.merge`, and `parts`: for each part the number of
+        shards that were `made` and `kept`, and the `node` that ran it.
 
     Raises:
-        CheckpointError: with the file and the tensor that it is about. Options that cannot be are refused before there is any task.
+        CheckpointError: names the file and the tensor. Wrong options are refused before any task.
             `ray.exceptions.RayError`: a part whose machines died more often than `retries`.
     """
     path, out, options = os.path.abspath(path), os.path.abspath(out), _absolute(options)
     if os.path.lexists(out) and not (os.path.isdir(out) and not os.listdir(out)):
         raise CheckpointError(f"{out} exists already; name another output or remove it", out)
-    plan = _checkpoints.quantize_checkpoint(path, None, **options)
+    plan = checkpoint.quantize(path, None, **options)
     if parts is None:
         parts = len({tensor["file"] for tensor in plan["tensors"]})
     if not ray.is_initialized():
@@ -115,12 +124,12 @@ def quantize_checkpoint(
             raise error.cause from error
         raise
     like_parts = {name: options.get(name, False) for name in ("skip_others", "split_experts")}
-    facts = _checkpoints.merge(path, out, **like_parts)
+    facts = checkpoint.merge(path, out, **like_parts)
     return {**facts, "parts": sorted(done, key=lambda part: part["part"])}
 
 
 def _stop(tasks: Mapping[Any, int]) -> None:
-    """Interrupts tasks and waits until they have ended, so that nobody writes any more."""
+    """Interrupts tasks and waits until they have ended, so that no task writes any more."""
     for task in tasks:
         ray.cancel(task)
     if tasks:

@@ -1,12 +1,13 @@
-"""PyTorch as it expects it: operators that `torch.compile` goes through, and linear layers with quantized weights.
+"""PyTorch: layers with quantized weights, operators for `torch.compile`, and torchao's tensors.
 
-    microscale.torch.quantize_(model, "nvfp4")
+    microscale.torch.quantize_(model, "mxfp4")
     model(tokens)                       # on a CPU or a GPU
-    model.state_dict()                  # weight_packed, weight_scale, weight_global_scale: compressed-tensors' names
+    model.state_dict()                  # weight_packed, weight_scale, weight_global_scale: names of compressed-tensors
     model.save_pretrained(folder)       # a model of transformers
     microscale.torch.load_quantized(other, folder)
 
-The operators are `torch.ops.microscale.quantize`, `dequantize`, `linear` and `linear_experts`, for tensors on CPUs and NVIDIA GPUs.
+The operators are `torch.ops.microscale.quantize`, `dequantize`, `linear` and `linear_experts`, for
+tensors on CPUs and NVIDIA GPUs.
 """
 
 from __future__ import annotations
@@ -28,13 +29,16 @@ __all__ = ["QuantizedExperts", "QuantizedLinear", "load_quantized", "quantize_",
 
 
 def to_torchao(q: _tensors.Quantized, dtype: torch.dtype = torch.bfloat16, **options: Any) -> Tensor:
-    """What was quantized, as torchao's own tensor over the same memory: `NVFP4Tensor`, or `MXTensor` of MXFP4 and MXFP8.
+    """Returns a quantized array as torchao's tensor over the same memory.
+
+    This is an `NVFP4Tensor`, or an `MXTensor` for MXFP4 and MXFP8.
 
     Args:
-        q: `[..., M, K]` of whole blocks, from tensors of PyTorch, by any numerics whose global scale is a multiplier (torchao,
-            ModelOpt) or that has none. Scales may be linear or swizzled, as `torch._scaled_mm` takes them.
-        dtype: of the tensor that it stands for.
-        options: of torchao's class: `act_quant_kwargs`, `kernel_preference`, `use_triton_kernel`, ...
+        q: `[..., M, K]` of whole blocks, of PyTorch. A global scale must be a multiplier, as of the
+            numerics torchao and modelopt. Scales may be linear or swizzled, as `torch._scaled_mm`
+            takes them.
+        dtype: the dtype of the values.
+        options: options of torchao's class, such as `act_quant_kwargs` or `kernel_preference`.
     """
     nvfp4 = q.format == "nvfp4"
     if q.direction == "divisor":
@@ -53,11 +57,13 @@ def to_torchao(q: _tensors.Quantized, dtype: torch.dtype = torch.bfloat16, **opt
         from torchao.prototype.mx_formats.nvfp4_tensor import NVFP4Tensor
 
         number = None if q.direction is None else word(q).reshape(())
-        return NVFP4Tensor(codes, scales, block, dtype, per_tensor_scale=number, **layout, **options)
+        result: Tensor = NVFP4Tensor(codes, scales, block, dtype, per_tensor_scale=number, **layout, **options)
+        return result
     from torchao.prototype.mx_formats.mx_tensor import MXTensor
     from torchao.quantization.quantize_.common import KernelPreference
 
     element = torch.float4_e2m1fn_x2 if q.format == "mxfp4" else q.typed[0].dtype
     codes = codes if q.format == "mxfp4" else q.typed[0]
     options = {"kernel_preference": KernelPreference.EMULATED, "act_quant_kwargs": None, **options}
-    return MXTensor(codes, scales, element, block, dtype, **layout, **options)
+    result = MXTensor(codes, scales, element, block, dtype, **layout, **options)
+    return result

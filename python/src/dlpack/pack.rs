@@ -87,8 +87,8 @@ impl Pack {
         let pointer = capsule.pointer_checked(Some(name))?;
         if is_versioned {
             let versioned = pointer.cast::<Versioned>();
-            // SAFETY: a capsule of this name holds this structure, and its destructor deletes it as long as the name stays. The
-            // version is at the same place in all versions.
+            // SAFETY: a capsule of this name holds this structure, and its destructor deletes it as
+            // long as the name stays. The version is at the same place in all versions.
             let (major, minor) = unsafe { ((*versioned.as_ptr()).major, (*versioned.as_ptr()).minor) };
             if major != 1 {
                 return Err(type_error(format!(
@@ -119,8 +119,8 @@ impl Pack {
 
 impl Drop for Pack {
     fn drop(&mut self) {
-        // SAFETY: the producer made the structure, `take` left it to `self` only, and a deleter is called once, with its structure.
-        // Deleters may be called from any thread.
+        // SAFETY: the producer made the structure, `take` left it to `self` only, and a deleter is
+        // called once, with its structure. Deleters may be called from any thread.
         unsafe {
             match self.0 {
                 Managed::Plain(plain) => {
@@ -141,7 +141,8 @@ impl Drop for Pack {
 impl DataType {
     /// The kind of an element; `None` for types that are not read.
     pub(crate) fn kind(self) -> Option<Kind> {
-        // Codes of DLDataTypeCode: signed integer 0, unsigned integer 1, float 2, bfloat16 4, E4M3 10, E8M0 14, E2M1 17.
+        // Codes of DLDataTypeCode: signed integer 0, unsigned integer 1, float 2, bfloat16 4, E4M3
+        // 10, E8M0 14, E2M1 17.
         Some(match (self.code, self.bits, self.lanes) {
             (2, 32, 1) => Kind::F32,
             (2, 16, 1) => Kind::F16,
