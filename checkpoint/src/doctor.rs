@@ -72,6 +72,7 @@ use crate::doctor::transforms::check_transforms;
 use crate::doctor::values::check_values;
 use crate::doctor::w8_scales::check_w8_scales;
 use crate::doctor::zeros::check_zeros;
+use crate::error::format::FormatError;
 use crate::error::{Error, Result};
 use crate::pipeline::{Worker, map};
 use crate::progress::{Meter, OnProgress};
@@ -101,9 +102,9 @@ pub struct Diagnosis {
 /// error of [`Checkpoint::open`].
 ///
 /// # Errors
+/// [`FormatError::Unquantized`] if no tensor is quantized and nothing else is wrong,
 /// [`Error::Interrupted`] if `progress` asks to stop, the errors of reading `against`, and
-/// [`FormatError::Transformed`](crate::FormatError::Transformed) if only one of both is stored
-/// under a transform.
+/// [`FormatError::Transformed`] if only one of both is stored under a transform.
 pub fn diagnose(
     checkpoint: &Checkpoint,
     against: Option<&Checkpoint>,
@@ -161,6 +162,9 @@ pub fn diagnose(
     left.sort_unstable();
     check_left(&contents, &left, of, &mut findings);
     let w8 = contents.plain.iter().filter(|tensor| tensor.scaling.is_some()).count();
+    if findings.is_empty() && contents.packed.is_empty() && w8 == 0 {
+        return Err(FormatError::Unquantized { path: checkpoint.path.clone() }.into());
+    }
     Ok(Diagnosis {
         findings,
         quantized: (contents.packed.len() + w8) as u64,

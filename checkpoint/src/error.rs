@@ -149,7 +149,7 @@ pub enum Error {
     Threads(#[source] io::Error),
 
     /// The caller asked to stop.
-    #[error("interrupted; nothing was written")]
+    #[error("interrupted: nothing was written")]
     Interrupted,
 }
 
@@ -162,5 +162,59 @@ impl Error {
     /// Makes a closure for `map_err` from the operation and its path.
     pub(crate) fn io(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::Io { doing, path: path.to_path_buf(), source }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    /// The sources with the messages of all errors.
+    const SOURCES: [&str; 10] = [
+        include_str!("error.rs"),
+        include_str!("error/directory.rs"),
+        include_str!("error/file.rs"),
+        include_str!("error/format.rs"),
+        include_str!("error/given.rs"),
+        include_str!("error/output.rs"),
+        include_str!("error/parts.rs"),
+        include_str!("error/place.rs"),
+        include_str!("error/plan.rs"),
+        include_str!("error/recipe.rs"),
+    ];
+
+    /// Returns the string literals of a source, with continued lines joined.
+    fn literals(source: &str) -> Vec<String> {
+        let mut literals = Vec::new();
+        let mut chars = source.chars().peekable();
+        while let Some(c) = chars.next() {
+            if c == '/' && chars.peek() == Some(&'/') {
+                chars.by_ref().find(|c| *c == '\n');
+            }
+            if c != '"' {
+                continue;
+            }
+            let mut literal = String::new();
+            while let Some(c) = chars.next().filter(|c| *c != '"') {
+                match (c, chars.peek().copied()) {
+                    ('\\', Some('\n')) => while chars.next_if(|c| c.is_whitespace()).is_some() {},
+                    ('\\', Some(escaped)) => {
+                        literal.extend([c, escaped]);
+                        chars.next();
+                    }
+                    _ => literal.push(c),
+                }
+            }
+            literals.push(literal);
+        }
+        literals
+    }
+
+    #[test]
+    fn messages_have_no_runs_of_blanks() {
+        assert_eq!(literals("a(\"b \\\n    c\") // \"d  e\n\"\\\"f\""), ["b c", "\\\"f"]);
+        let errors = SOURCES.iter().filter_map(|source| source.split("#[cfg(test)]").next());
+        let messages: Vec<_> = errors.flat_map(literals).collect();
+        assert!(messages.iter().any(|message| message.contains("importance matrix has the names")));
+        let runs: Vec<_> = messages.iter().filter(|message| message.contains("  ")).collect();
+        assert!(runs.is_empty(), "{runs:#?}");
     }
 }

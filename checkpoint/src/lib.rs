@@ -41,6 +41,7 @@ mod error;
 mod gguf;
 mod histogram;
 mod inspect;
+mod json;
 mod limits;
 mod names;
 mod parts;

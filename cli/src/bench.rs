@@ -1,17 +1,17 @@
-//! Measuring the operations against a copy of the same bytes, in the same run; products on a CPU, which
-//! hardly write, against reading them too.
+//! Measures operations against a copy of the same bytes in the same run. Products on a CPU write
+//! little, and are also measured against reading.
 //!
-//! Input is random, never zeros. Buffers are used in rotation until they are past every cache
-//! ([`ROTATION_BYTES`](workload::ROTATION_BYTES)). After the timing the output is compared with that of the
-//! CPU's reference. A figure is the median of many.
+//! Input is random, never zeros. Buffers are used in rotation, so that they exceed every cache
+//! ([`ROTATION_BYTES`](workload::ROTATION_BYTES)). After the timing, the output is compared with
+//! the CPU's reference. Each figure is a median of many samples.
 //!
-//! | file | what it knows |
+//! | file | contents |
 //! |---|---|
-//! | `op`, `size`, `case`, `measurement` | the operations, their sizes, what is measured, and the results |
-//! | `workload`, `product` | input, and checks of output: of operations on a matrix, of products |
-//! | `cpu`, `gpu` | timing on each |
+//! | `op`, `size`, `case`, `measurement` | operations, sizes, cases and results |
+//! | `workload`, `product` | input and checks of output: operations on a matrix, products |
+//! | `cpu`, `gpu` | timing on a CPU and on a GPU |
 //! | `gemv`, `weights`, `experts` | the kinds of products |
-//! | `tune` | measuring the table of times that plans use |
+//! | `tune` | measurement of the table of times that plans use |
 
 pub(crate) mod case;
 mod cpu;
@@ -40,8 +40,8 @@ use crate::bench::workload::Workload;
 /// Measures an operation.
 ///
 /// # Errors
-/// Those of the operation and of [`Op::check`]; [`Error::NoGpu`] if the operation needs a GPU and `device` is
-/// none; [`Error::Wrong`] if the output differs from the reference's.
+/// The errors of the operation and of [`Op::check`]; [`Error::NoGpu`] if the operation needs a GPU
+/// and `device` is a CPU; [`Error::Wrong`] if the output differs from the reference.
 pub(crate) fn measure(case: &Case, device: &Device) -> Result<Measurement> {
     let Case { op, ref recipe, dtype, size, .. } = *case;
     op.check(dtype, size, matches!(device, Device::Cpu))?;
@@ -77,7 +77,7 @@ pub(crate) fn measure(case: &Case, device: &Device) -> Result<Measurement> {
     })
 }
 
-/// The bytes that an operation moves, and times.
+/// The bytes that an operation moves, and its times.
 fn measure_as<T: Element>(op: Op, recipe: &Recipe, size: Size, device: &Device) -> Result<(u64, Times)> {
     if op.is_gemv() {
         return gemv::measure::<T>(op, recipe, size, device);

@@ -1,20 +1,20 @@
-//! The command-line program as a function, [`main`]: for `main.rs`, and for those who carry the program along, as the Python
-//! package does. One file a subcommand, each a thin layer over the libraries.
+//! The command-line program as a function, [`main`], for `main.rs` and for the Python package, which
+//! includes the program. One file per subcommand, each a thin layer over the libraries.
 //!
-//! | room | what it knows |
+//! | module | contents |
 //! |---|---|
 //! | `commands` | the subcommands |
-//! | `options` | options that several have: recipes, devices, words |
+//! | `options` | options of several commands: recipes, devices, outputs, words |
 //! | `bench` | measuring operations |
 //! | `report`, `plot`, `markup` | the HTML report, SVG plots, and the markup of both |
-//! | `text` | what people read: tables and figures, names, scales |
-//! | `outputs`, `pending` | what may be written; complete files |
-//! | `progress`, `signals`, `threads` | the bar; being asked to end; the threads that compute |
+//! | `text` | tables and figures, names, scales |
+//! | `outputs`, `pending` | checks before anything is written; files that appear when complete |
+//! | `progress`, `signals`, `threads` | the progress bar; signals; the threads that compute |
 //! | `streams`, `failures` | stdout and stderr; exit codes |
 //!
-//! Exit codes: 0 for success, 1 for failure, 2 for a command line that is wrong. A signal that asks the program
-//! to end is what it ends by. Results go to stdout,
-//! progress, warnings and errors to stderr.
+//! Exit codes: 0 for success, 1 for failure or defects, 2 for a wrong command line. If a signal ends
+//! the program, it ends by that signal. Results go to stdout, and progress, warnings and errors to
+//! stderr.
 
 mod bench;
 mod commands;
@@ -33,58 +33,74 @@ mod threads;
 
 use std::ffi::OsString;
 
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{ArgAction, CommandFactory, FromArgMatches, Parser, Subcommand};
 use microscale::cpu::Isa;
 
 use crate::failures::Usage;
-use crate::streams::{is_broken_pipe, warn};
+use crate::options::general::{GeneralArgs, color_of, set_color};
+use crate::streams::{error, is_broken_pipe};
 
-/// Quantize tensors and checkpoints to microscaling formats of 4 and 8 bits, on CPUs and NVIDIA GPUs.
+/// Quantize checkpoints to MXFP4, NVFP4 and MXFP8, and check, compare and convert them.
 #[derive(Parser)]
-#[command(name = "microscale", version, about, max_term_width = 100)]
+#[command(name = "microscale", version, disable_version_flag = true, max_term_width = 100)]
+#[command(after_long_help = EXIT_CODES)]
 struct Cli {
-    /// Threads that compute and read [default: RAYON_NUM_THREADS, or one for each core]
-    #[arg(long, global = true, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
-    threads: Option<u64>,
     #[command(subcommand)]
     command: Command,
+    #[command(flatten)]
+    general: GeneralArgs,
+    /// Print the version
+    #[arg(short = 'V', long, action = ArgAction::Version, help_heading = "General")]
+    version: Option<bool>,
 }
+
+/// The parser of the program. `--help` is one of the general options, in every command.
+fn program() -> clap::Command {
+    Cli::command().disable_help_flag(true).mut_subcommands(|command| command.disable_help_flag(true))
+}
+
+const EXIT_CODES: &str = "\
+Exit codes:
+  0  success
+  1  failure, or defects that `doctor` found
+  2  a wrong command line
+A signal that ends the program is its exit status.";
 
 #[derive(Subcommand)]
 enum Command {
-    /// Quantize a checkpoint to MXFP4, NVFP4 or MXFP8.
+    /// Quantize a checkpoint to MXFP4, NVFP4 or MXFP8
     Quantize(commands::quantize::Args),
-    /// List the recipes that come with the program, or print one.
+    /// List the built-in recipes, or print one
     Recipes(commands::recipes::Args),
-    /// Put together what `quantize --part` has made.
+    /// Merge the parts that `quantize --part` made
     Merge(commands::merge::Args),
-    /// Turn a quantized checkpoint back into floats.
+    /// Turn a quantized checkpoint back into floats
     Dequantize(commands::dequantize::Args),
-    /// Write a quantized checkpoint in another checkpoint format, without quantizing again.
+    /// Rewrite a quantized checkpoint in another format of files
     Convert(commands::convert::Args),
-    /// Look for what is wrong with a quantized checkpoint; the exit code is 1 if something is.
+    /// Check a quantized checkpoint for defects
     Doctor(commands::doctor::Args),
-    /// Compare two checkpoints tensor by tensor; quantized ones are dequantized first.
+    /// Compare checkpoints, or a checkpoint with a format
     Compare(commands::compare::Args),
-    /// List a checkpoint's tensors, and how its scales and codes are distributed.
+    /// List tensors, and the distribution of scales and codes
     Inspect(commands::inspect::Args),
-    /// Show what work can be done on: CPU features, GPUs.
+    /// List the CPU's instruction sets and the GPUs
     Devices(commands::devices::Args),
-    /// Measure speed, as a share of a plain copy's.
+    /// Measure operations, compared with a copy of the same bytes
     Bench(commands::bench::Args),
-    /// Print what makes a shell complete the program's commands and options.
+    /// Print completions for a shell
     Completions(commands::completions::Args),
-    /// Print the manual page, or write one for each command into a folder.
+    /// Print the manual page, or write one per command
     Man(commands::man::Args),
 }
 
-/// Exit code of a command line that is wrong.
+/// Exit code of a wrong command line.
 const WRONG_USAGE: u8 = 2;
 
-/// Runs the program with its arguments, the first of which is its name, and returns its exit code.
+/// Runs the program with its arguments, starting with its name, and returns its exit code.
 ///
-/// To be called once, before the process has other threads, and to be followed by the process's end: what it does about signals
-/// stays. If a signal asks it to end, it does not return.
+/// Call it once, before the process has other threads, and end the process afterwards: its signal
+/// handlers stay. If a signal asks it to end, it does not return.
 pub fn main(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     signals::watch();
     let code = run(arguments);
@@ -93,19 +109,24 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> u8 {
 }
 
 fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
-    let Cli { threads, command } = match Cli::try_parse_from(arguments) {
+    let arguments: Vec<_> = arguments.into_iter().collect();
+    let color = color_of(&arguments);
+    set_color(color);
+    let parsed = program().color(color).try_get_matches_from(arguments);
+    let Cli { general, command, .. } = match parsed.and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => cli,
-        Err(told) => {
-            let _ = told.print();
-            return if told.use_stderr() { WRONG_USAGE } else { 0 };
+        Err(message) => {
+            let _ = message.print();
+            return if message.use_stderr() { WRONG_USAGE } else { 0 };
         }
     };
+    general.apply();
     if let Err(why) = Isa::asked() {
-        warn(format_args!("error: {why}"));
+        error(why);
         return WRONG_USAGE;
     }
-    if let Err(error) = threads::start(threads) {
-        warn(format_args!("error: {error:#}"));
+    if let Err(why) = threads::start(general.threads) {
+        error(format_args!("{why:#}"));
         return 1;
     }
     let result = match command {
@@ -119,15 +140,15 @@ fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         Command::Inspect(args) => commands::inspect::run(args),
         Command::Devices(args) => commands::devices::run(args),
         Command::Bench(args) => commands::bench::run(args),
-        Command::Completions(args) => commands::completions::run(args, Cli::command()),
-        Command::Man(args) => commands::man::run(args, Cli::command()),
+        Command::Completions(args) => commands::completions::run(args, program()),
+        Command::Man(args) => commands::man::run(args, program()),
     };
     match result {
         Ok(()) => 0,
-        Err(error) if is_broken_pipe(&error) => 0,
-        Err(error) => {
-            warn(format_args!("error: {error:#}"));
-            if error.is::<Usage>() { WRONG_USAGE } else { 1 }
+        Err(why) if is_broken_pipe(&why) => 0,
+        Err(why) => {
+            error(format_args!("{why:#}"));
+            if why.is::<Usage>() { WRONG_USAGE } else { 1 }
         }
     }
 }

@@ -1,19 +1,19 @@
-//! Writing HTML and SVG. The markup is XML too: all elements are closed, so that any parser reads it.
+//! Writer of HTML and SVG that is also well-formed XML: all elements are closed.
 
 use std::fmt::{self, Display, Write};
 
-/// Attributes of an element: names, and values that are still to be escaped.
+/// Attributes of an element: names and unescaped values.
 pub(crate) type Attributes<'a> = &'a [(&'a str, &'a dyn Display)];
 
-/// A document that is being written. Everything but [`Markup::verbatim`] is escaped: names of tensors come
-/// from strangers' files.
+/// Writer of a document. Everything except [`Markup::verbatim`] is escaped, because tensor names
+/// come from untrusted files.
 #[derive(Default)]
 pub(crate) struct Markup {
     text: String,
 }
 
 impl Markup {
-    /// An element with whatever `content` writes.
+    /// Writes an element with the output of `content`.
     pub(crate) fn element(
         &mut self,
         name: &str,
@@ -28,21 +28,21 @@ impl Markup {
         self.text.push('>');
     }
 
-    /// An element with text.
+    /// Writes an element with text.
     pub(crate) fn leaf(&mut self, name: &str, attributes: Attributes<'_>, text: impl Display) {
         self.element(name, attributes, |m| m.text(text));
     }
 
-    /// An element that never has content, as those of SVG's shapes and HTML's `meta`. HTML takes no other for
-    /// empty.
+    /// Writes an element that never has content, such as an SVG shape or HTML's `meta`. HTML
+    /// accepts this form only for such elements.
     pub(crate) fn empty(&mut self, name: &str, attributes: Attributes<'_>) {
         self.open(name, attributes);
         self.text += "/>";
     }
 
-    /// Text.
+    /// Writes text.
     pub(crate) fn text(&mut self, text: impl Display) {
-        // Writing to a string cannot fail.
+        // Writing to a string never fails.
         let _ = write!(Escaped(&mut self.text), "{text}");
     }
 
@@ -51,7 +51,7 @@ impl Markup {
         self.text += markup;
     }
 
-    /// The document.
+    /// Returns the document.
     pub(crate) fn into_text(self) -> String {
         self.text
     }
@@ -69,7 +69,7 @@ impl Markup {
     }
 }
 
-/// Escapes what is written through it, for text and for attributes in double quotes.
+/// Writer that escapes text and attributes in double quotes.
 struct Escaped<'a>(&'a mut String);
 
 impl Write for Escaped<'_> {
@@ -88,8 +88,9 @@ impl Write for Escaped<'_> {
     }
 }
 
-/// Characters that XML forbids, that would change the order of what stands around them, or that nobody would
-/// see. They are shown by their numbers, as in Rust: `\u{7f}`.
+/// Returns whether a character is invisible, changes the text direction, or is forbidden in XML.
+///
+/// Such characters are written as in Rust: `\u{7f}`.
 fn is_invisible(c: char) -> bool {
     c.is_control()
         || matches!(c, '\u{200B}'..='\u{200F}' | '\u{2028}'..='\u{202E}' | '\u{2060}'..='\u{206F}')
@@ -97,12 +98,12 @@ fn is_invisible(c: char) -> bool {
         || u32::from(c) & 0xFFFE == 0xFFFE
 }
 
-/// A coordinate, to a tenth.
+/// A coordinate, rounded to a tenth.
 pub(crate) struct Px(pub(crate) f64);
 
 impl Display for Px {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Adding 0 makes −0 a 0.
+        // Adding 0 turns −0 into 0.
         write!(f, "{}", (self.0 * 10.0).round() / 10.0 + 0.0)
     }
 }

@@ -1,5 +1,7 @@
 //! Options that several subcommands have.
 
 pub(crate) mod device;
+pub(crate) mod general;
+pub(crate) mod output;
 pub(crate) mod recipe;
 pub(crate) mod words;

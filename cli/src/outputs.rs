@@ -1,16 +1,16 @@
-//! What is looked at before a command writes: whether anything would be lost, what killed runs have left, and
-//! links that lead out of a checkpoint.
+//! Checks before a command writes: nothing is overwritten, leftovers of killed runs are removed, and
+//! links out of the checkpoint are reported.
 
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use microscale_checkpoint::{
     Checkpoint, Error, LeftBehind, OpenOptions, OutputError, Places, other_weights, outside_links,
 };
 
 use crate::failures::Usage;
-use crate::streams::warn;
+use crate::streams::{is_verbose, note, warn};
 use crate::text::table::{bytes, count};
 
 /// Links that are listed one by one.
@@ -18,12 +18,13 @@ const LISTED: usize = 3;
 
 /// Options of commands that copy the other files of a checkpoint.
 #[derive(clap::Args)]
+#[command(next_help_heading = "Output")]
 pub(crate) struct OtherFilesArgs {
-    /// Copy files that links lead to, outside of INPUT, without a word about it
-    #[arg(long)]
+    /// Copy files outside of INPUT that links point to, without a warning
+    #[arg(long, hide_short_help = true)]
     follow_links: bool,
-    /// Leave out the directory's other files with weights: .bin, .pth, .onnx, other .safetensors
-    #[arg(long)]
+    /// Leave out other files with weights: .bin, .pth, .onnx, other .safetensors
+    #[arg(long, hide_short_help = true)]
     skip_others: bool,
 }
 
@@ -38,21 +39,26 @@ impl OtherFilesArgs {
         open_with(path, self.options())
     }
 
-    /// Says which files from outside of a checkpoint, and which with other weights, will be copied with it.
+    /// Warns about files outside of a checkpoint, and files with other weights, that will be copied.
     pub(crate) fn tell(&self, checkpoint: &Checkpoint) -> Result<()> {
         if !self.skip_others {
             tell_of_weights(&other_weights(checkpoint)?);
         }
         let links = if self.follow_links { Vec::new() } else { outside_links(checkpoint)? };
-        for (path, target) in links.iter().take(LISTED) {
+        let listed = if is_verbose() { usize::MAX } else { LISTED };
+        for (path, target) in links.iter().take(listed) {
             warn(format_args!(
-                "warning: {} is a link out of the checkpoint, and {} is copied; --follow-links does so without a word",
+                "{} is a link to a file outside of the checkpoint, {}, which is copied; pass --follow-links to \
+                 copy such files without this warning",
                 path.display(),
                 target.display()
             ));
         }
-        if links.len() > LISTED {
-            warn(format_args!("warning: and {} more such links", count((links.len() - LISTED) as u64)));
+        if links.len() > listed {
+            warn(format_args!(
+                "and {} more such links; -v lists them all",
+                count((links.len() - LISTED) as u64)
+            ));
         }
         Ok(())
     }
@@ -65,29 +71,52 @@ pub(crate) fn open(path: &Path) -> Result<Checkpoint> {
 
 /// [`open`] with options.
 pub(crate) fn open_with(path: &Path, options: OpenOptions) -> Result<Checkpoint> {
-    let checkpoint = Checkpoint::open_with(path, options)?;
+    opened(path, Checkpoint::open_with(path, options).map_err(Into::into))
+}
+
+/// Warns about a checkpoint that was opened, or says what helps if it is a model of Hugging Face.
+pub(crate) fn opened(path: &Path, checkpoint: Result<Checkpoint>) -> Result<Checkpoint> {
+    let checkpoint = checkpoint.map_err(|error| match model_id(path).filter(|_| !path.exists()) {
+        None => error,
+        Some((id, name)) => anyhow!(
+            "{error:#}; if it is a model on Hugging Face, download it first: hf download {id} --local-dir {name}"
+        ),
+    })?;
     warn_of(&checkpoint);
     Ok(checkpoint)
+}
+
+/// A path that has the form of a model's id on Hugging Face, `owner/name`, and the name.
+fn model_id(path: &Path) -> Option<(&str, &str)> {
+    let id = path.to_str()?;
+    let (owner, name) = id.split_once('/')?;
+    let is_word = |word: &str| {
+        word.starts_with(|c: char| c.is_ascii_alphanumeric())
+            && word.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
+    };
+    let is_file = [".safetensors", ".gguf", ".json"].iter().any(|end| name.ends_with(end));
+    (is_word(owner) && is_word(name) && !is_file).then_some((id, name))
 }
 
 /// Prints the warnings about a checkpoint's index.
 pub(crate) fn warn_of(checkpoint: &Checkpoint) {
     for warning in checkpoint.warnings() {
-        warn(format_args!("warning: {warning}"));
+        warn(warning);
     }
 }
 
-/// Says which files with other weights will be copied whole.
+/// Warns about files with other weights that will be copied.
 fn tell_of_weights(weights: &[(PathBuf, u64)]) {
     if weights.is_empty() {
         return;
     }
     let all = bytes(weights.iter().map(|(_, bytes)| bytes).sum());
-    let listed: Vec<_> = weights.iter().take(LISTED).map(|(path, _)| path.display().to_string()).collect();
-    let more = weights.len().saturating_sub(LISTED);
+    let most = if is_verbose() { usize::MAX } else { LISTED };
+    let listed: Vec<_> = weights.iter().take(most).map(|(path, _)| path.display().to_string()).collect();
+    let more = weights.len().saturating_sub(most);
     let more = if more == 0 { String::new() } else { format!(" and {} more", count(more as u64)) };
     warn(format_args!(
-        "warning: other files with weights are copied as they are ({all}): {}{more}; --skip-others leaves them out",
+        "other files with weights are copied unchanged ({all}): {}{more}; --skip-others leaves them out",
         listed.join(", ")
     ));
 }
@@ -124,9 +153,9 @@ pub(crate) fn tell_of_left(left: &[LeftBehind]) {
     for LeftBehind { path, bytes: left, other_host, .. } in left {
         let (path, left) = (path.display(), bytes(*left));
         match other_host {
-            None => warn(format_args!("removed {path} ({left}), which a run that was killed had left")),
+            None => note(format_args!("removed {path} ({left}), which a run that was killed had left")),
             Some(host) => warn(format_args!(
-                "warning: {path} ({left}) stays: a run on {host} made it, which goes on or was killed; if none goes on \
+                "{path} ({left}) stays: a run on {host} made it, which goes on or was killed; if none goes on \
                  there, remove it with: rm -r {path}"
             )),
         }
@@ -135,5 +164,5 @@ pub(crate) fn tell_of_left(left: &[LeftBehind]) {
 
 /// Adds to the failure of a step that follows the output that the output itself is complete.
 pub(crate) fn after(complete: impl Display, step: Result<()>) -> Result<()> {
-    step.with_context(|| format!("{complete} is complete; only this failed"))
+    step.with_context(|| format!("{complete} is complete, only this failed"))
 }

@@ -1,5 +1,5 @@
-//! A file that appears when it is complete: it is written under a temporary name and renamed at the end. What
-//! is no file, a pipe or a device, is written to.
+//! A file that appears when it is complete: it is written under a temporary name and renamed at the
+//! end. Pipes and devices are written directly.
 
 use std::fmt::Display;
 use std::fs::{self, File};
@@ -11,17 +11,17 @@ use microscale_checkpoint::{remove_unfinished_output, replace_file, try_replacin
 
 use crate::outputs::tell_of_left;
 
-/// A file to be written at the end. Whether that is possible is found out first, so that hours of work do not
-/// end in a typing error.
+/// A file to write at the end. The path is checked first, so that a typing error does not waste
+/// hours of work.
 pub(crate) struct Pending {
     path: PathBuf,
     to: To,
 }
 
 enum To {
-    /// A file, with links followed: a link stays, and leads to the new file.
+    /// A file, with links resolved: a link remains, and points to the new file.
     File(PathBuf),
-    /// A pipe, a device, or where this program's own output goes.
+    /// A pipe, a device, or this program's own stdout or stderr.
     Stream(Box<dyn Write>),
 }
 
@@ -48,7 +48,7 @@ impl To {
         }
         let path = microscale_checkpoint::real_path(path)?;
         tell_of_left(&remove_unfinished_output(&path));
-        // Nothing stays there: what lies in a directory that is read would be copied with it.
+        // The test file is removed: it may be in the input directory, whose files are copied.
         try_replacing(&path)?;
         Ok(Self::File(path))
     }
@@ -65,8 +65,8 @@ impl To {
     }
 }
 
-/// Stdout or stderr, if a path leads to the same file. Opened once more, that would be overwritten by what is
-/// printed afterwards.
+/// Returns stdout or stderr if a path leads to the same file. Later output would overwrite a file
+/// that was opened twice.
 #[cfg(unix)]
 fn own_stream(path: &Path) -> Option<Box<dyn Write>> {
     use std::os::unix::fs::MetadataExt;

@@ -1,4 +1,4 @@
-//! Drawing SQNR by tensor: a bar each, or for many tensors dots by layer and kind.
+//! Plots of SQNR by tensor: bars, or dots by layer and kind for many tensors.
 
 pub(crate) mod axis;
 mod bars;
@@ -10,24 +10,24 @@ use crate::markup::{Markup, Px};
 use crate::plot::frame::{WIDTH, framed};
 use crate::plot::point::Point;
 
-/// Colours for light and dark, which plots and pages share.
+/// Light and dark colours, shared by plots and pages.
 pub(crate) const THEME: &str = include_str!("plot/theme.css");
-/// The style sheet of a plot's parts.
+/// The style sheet of plots.
 pub(crate) const STYLE: &str = include_str!("plot/plot.css");
 
-/// More tensors than these are drawn as dots.
+/// Maximum number of bars. More tensors are drawn as dots.
 const MOST_BARS: usize = 80;
 
 /// A plot as a file of its own.
 pub(crate) struct Plot<'a> {
     pub(crate) title: &'a str,
-    /// Said under the title.
+    /// Lines under the title.
     pub(crate) lines: &'a [String],
-    /// The points in the order in which they are to be drawn.
+    /// The points in drawing order.
     pub(crate) points: &'a [Point<'a>],
     /// SQNR over all values, in dB.
     pub(crate) total: f64,
-    /// Said at the foot.
+    /// Lines at the bottom.
     pub(crate) notes: &'a [String],
 }
 
@@ -69,7 +69,7 @@ impl Plot<'_> {
     }
 }
 
-/// Returns whether dots by layer would show anything: some tensors are in layers.
+/// Returns whether tensors are in more than one layer.
 pub(crate) fn has_layers(points: &[Point<'_>]) -> bool {
     let mut layers: Vec<_> = points.iter().filter_map(|point| point.place.layer).collect();
     layers.sort_unstable();
@@ -77,10 +77,10 @@ pub(crate) fn has_layers(points: &[Point<'_>]) -> bool {
     layers.len() > 1
 }
 
-/// Dots by layer and kind, as a part of a page that has the styles.
+/// Draws dots by layer and kind, as a part of a page that has the styles.
 pub(crate) fn dots_by_layer(m: &mut Markup, points: &[Point<'_>], total: f64) {
     let mut plot = Markup::default();
     let height = dots::draw(&mut plot, points, total, 4.0);
-    let what = "each quantized tensor's SQNR by layer; the table has the same numbers";
+    let what = "SQNR of each quantized tensor by layer; the table has the same numbers";
     framed(m, "SQNR by layer", what, height, &[], |m| m.verbatim(&plot.into_text()));
 }

@@ -1,4 +1,4 @@
-//! The progress bar, by which a signal stops an operation, too.
+//! The progress bar, whose updates also stop an operation after a signal.
 
 use std::ops::ControlFlow;
 
@@ -6,17 +6,18 @@ use indicatif::{ProgressBar, ProgressStyle};
 use microscale_checkpoint::Progress;
 
 use crate::signals;
+use crate::streams::is_quiet;
 use crate::text::names::shown;
 
-/// A progress bar on stderr. Where that is not a terminal, nothing is shown.
+/// A progress bar on stderr, hidden if stderr is not a terminal.
 pub(crate) struct Bar(ProgressBar);
 
 impl Bar {
-    /// Shows the bar of an operation. Signals let it clean up from now on.
+    /// Shows the bar of an operation. From here on, signals let the operation clean up.
     pub(crate) fn new(what: &'static str) -> Self {
         signals::set_working(true);
-        // A bar of no length at all begins full.
-        let bar = ProgressBar::no_length();
+        // A bar of length 0 would start full.
+        let bar = if is_quiet() { ProgressBar::hidden() } else { ProgressBar::no_length() };
         let template = "{prefix} [{bar:20}] {bytes}/{total_bytes} {wide_msg}";
         if let Ok(style) = ProgressStyle::with_template(template) {
             bar.set_style(style.progress_chars("=> "));
@@ -25,7 +26,7 @@ impl Bar {
         Self(bar)
     }
 
-    /// Shows progress; the library's operations call it.
+    /// Shows progress. The library's operations call it.
     pub(crate) fn update(&mut self, progress: Progress<'_>) -> ControlFlow<()> {
         self.0.set_length(progress.total);
         self.0.set_position(progress.done);
@@ -48,7 +49,7 @@ mod tests {
     #[test]
     fn it_begins_empty() {
         let mut bar = Bar::new("quantizing");
-        // Nothing of nothing would be all of it.
+        // Zero of zero bytes would be complete.
         assert_eq!((bar.0.length(), bar.0.position()), (None, 0));
         assert!(bar.update(Progress { tensor: "a", done: 512, total: 1024 }).is_continue());
         assert_eq!((bar.0.length(), bar.0.position()), (Some(1024), 512));

@@ -1,5 +1,4 @@
-//! The report about a checkpoint that was quantized: one HTML page that needs nothing else, neither scripts
-//! nor a network.
+//! The report on a quantized checkpoint: one HTML page, without scripts and external resources.
 
 mod blocks;
 mod copied;
@@ -21,11 +20,11 @@ use crate::report::figures::{date, share};
 use crate::report::run::Run;
 use crate::text::table::{bytes, count, decibels, figure, seconds};
 
-/// The style sheet of the page, besides the plots'.
+/// The style sheet of the page, except the plots.
 const STYLE: &str = include_str!("report/page.css");
 
 impl Run<'_> {
-    /// The page. It is well-formed XML as well.
+    /// Returns the page, which is also well-formed XML.
     pub(crate) fn html(&self) -> String {
         let name = model_name(self.input);
         let mut page = Markup::default();
@@ -42,7 +41,7 @@ impl Run<'_> {
         page.into_text()
     }
 
-    /// Title and the figures that matter most.
+    /// Writes the title and the most important figures.
     fn opening(&self, m: &mut Markup, name: &str) {
         let totals = self.summary.totals();
         let all = totals.quantized.with(totals.copied);
@@ -71,7 +70,7 @@ impl Run<'_> {
                     &of,
                     &share(totals.quantized.elements, all.elements, "of all elements"),
                 );
-                let time = format!("{} of it quantizing", seconds(totals.seconds));
+                let time = format!("{} for quantizing", seconds(totals.seconds));
                 tile(m, "Time", &seconds(self.summary.seconds), &time);
             });
         });
@@ -99,7 +98,7 @@ impl Run<'_> {
 
 fn head(m: &mut Markup, title: &str) {
     m.empty("meta", &[("charset", &"utf-8")]);
-    // Nothing on the page asks for anything; a browser is told to see to that.
+    // The page loads nothing. The policy has the browser enforce that.
     let policy = "default-src 'none'; style-src 'unsafe-inline'";
     m.empty("meta", &[("http-equiv", &"Content-Security-Policy"), ("content", &policy)]);
     m.empty("meta", &[("name", &"viewport"), ("content", &"width=device-width, initial-scale=1")]);
@@ -123,7 +122,7 @@ fn tile(m: &mut Markup, what: &str, figure: &str, more: &str) {
     });
 }
 
-/// The name of a model: that of its directory or file.
+/// Returns the name of a model: the name of its directory or file.
 fn model_name(path: &Path) -> String {
     let full = path.canonicalize().unwrap_or_else(|_| path.into());
     full.file_name().map_or_else(|| full.display().to_string(), |name| name.to_string_lossy().into_owned())

@@ -1,41 +1,43 @@
-//! Being asked to end: Ctrl-C, SIGTERM, SIGHUP. What was begun is removed, and the program then ends by that
-//! signal, so that whoever started it can tell.
+//! Ctrl-C, SIGTERM and SIGHUP. The program removes incomplete outputs and then ends by the same
+//! signal, so that the parent process sees it.
 //!
-//! Operations look at [`caught`] before each tensor. If that takes too long, they are not waited for. A second
-//! signal ends the program at once.
+//! Operations check [`caught`] before each tensor. If an operation does not stop in time, the
+//! program ends without it. A second signal ends the program immediately.
 //!
-//! SIGXFSZ is ignored: a file beyond the limit on sizes (`ulimit -f`) then is an error of writing like any other.
+//! SIGXFSZ is ignored, so that a file beyond the size limit (`ulimit -f`) is an ordinary write
+//! error.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// The time for an operation to stop by itself. Together with what follows it should be less than a second.
+/// The time for an operation to stop by itself. Stopping and cleanup should take less than a
+/// second.
 const PATIENCE: Duration = Duration::from_millis(600);
 
 static CAUGHT: AtomicBool = AtomicBool::new(false);
 static WORKING: AtomicBool = AtomicBool::new(false);
 
-/// Says whether an operation is going on, which is to stop by itself and to be cleaned up after.
+/// Sets whether an operation is running that stops by itself and needs a cleanup.
 pub(crate) fn set_working(working: bool) {
     WORKING.store(working, Ordering::Relaxed);
 }
 
-/// Returns whether the program was asked to end.
+/// Returns whether a signal asked the program to end.
 pub(crate) fn caught() -> bool {
     CAUGHT.load(Ordering::Relaxed)
 }
 
-/// Notes the first signal, and returns whether the operation that is going on has to be given time.
+/// Records the first signal, and returns whether to wait for a running operation.
 fn catch() -> bool {
     CAUGHT.store(true, Ordering::Relaxed);
     WORKING.load(Ordering::Relaxed)
 }
 
-/// Waits, and then does the work of an operation that has not stopped.
+/// Waits, and then cleans up for an operation that has not stopped.
 fn clean_up() {
     std::thread::sleep(PATIENCE);
     microscale_checkpoint::remove_unfinished();
-    crate::streams::warn("error: interrupted; nothing was written");
+    crate::streams::error("interrupted: nothing was written");
 }
 
 #[cfg(unix)]
@@ -52,25 +54,25 @@ mod unix {
     use super::{catch, clean_up};
 
     const SIGNALS: [Signal; 3] = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP];
-    /// Signals that follow that fast are one: `timeout` sends its signal to the process and to its group.
+    /// Signals within this time count as one: `timeout` signals both the process and its group.
     const ONE: Duration = Duration::from_millis(150);
 
     static FIRST: Mutex<Option<Signal>> = Mutex::new(None);
 
-    /// Begins to watch for signals. To be called before there are other threads, which are to leave them to
-    /// the one that watches.
+    /// Starts to watch for signals. Call it before other threads start: they inherit the mask that
+    /// leaves signals to the watching thread.
     pub(crate) fn watch() {
         ignore(Signal::SIGXFSZ);
         let watched: SigSet = SIGNALS.into_iter().filter(|signal| !is_ignored(*signal)).collect();
         let watches =
             watched.thread_block().is_ok() && Builder::new().spawn(move || wait_for(watched)).is_ok();
         if !watches {
-            // They end the program at once, and the next run cleans up after it.
+            // Signals then end the program immediately, and the next run cleans up.
             let _ = watched.thread_unblock();
         }
     }
 
-    /// Ends the program by the signal that was caught, if one was.
+    /// Ends the program by the caught signal, if any.
     pub(crate) fn end() {
         let first = FIRST.lock().map_or(None, |first| *first);
         first.into_iter().for_each(end_by);
@@ -92,7 +94,7 @@ mod unix {
                         clean_up();
                         end_by(signal);
                     };
-                    // Without another thread, a second signal has to wait for this.
+                    // Without another thread, a second signal waits for the cleanup.
                     if Builder::new().spawn(end).is_err() {
                         end();
                     }
@@ -101,17 +103,17 @@ mod unix {
         }
     }
 
-    /// Lets a signal do to this process what it would have done.
+    /// Restores the default action of a signal and raises it.
     fn end_by(signal: Signal) {
         let _ = SigSet::from(signal).thread_unblock();
         let _ = raise(signal);
     }
 
-    /// Returns whether whoever started the program has it ignore a signal, as `nohup` does.
+    /// Returns whether the parent process had the program ignore a signal, as `nohup` does.
     fn is_ignored(signal: Signal) -> bool {
         let default = SigAction::new(SigHandler::SigDfl, SaFlags::empty(), SigSet::empty());
-        // SAFETY: neither the default nor what was there before runs code of this program: nothing has set a
-        // handler yet.
+        // SAFETY: neither the default action nor the previous one runs code of this program,
+        // because it has not set a handler yet.
         let before = unsafe { sigaction(signal, &default) };
         let ignored = before.is_ok_and(|before| matches!(before.handler(), SigHandler::SigIgn));
         if ignored {
@@ -122,7 +124,7 @@ mod unix {
 
     fn ignore(signal: Signal) {
         let ignore = SigAction::new(SigHandler::SigIgn, SaFlags::empty(), SigSet::empty());
-        // SAFETY: a signal that is ignored runs no code, and this program has no handler that is replaced.
+        // SAFETY: an ignored signal runs no code, and the program had no handler to replace.
         let _ = unsafe { sigaction(signal, &ignore) };
     }
 }
@@ -136,12 +138,12 @@ mod other {
 
     use super::{catch, caught, clean_up};
 
-    /// The exit code of a process that Ctrl-C has ended.
+    /// The exit code of a process that Ctrl-C ended.
     const ENDED: i32 = 0xC000_013A_u32 as i32;
 
-    /// Begins to watch for Ctrl-C.
+    /// Starts to watch for Ctrl-C.
     pub(crate) fn watch() {
-        // It fails only if there is a handler.
+        // It fails only if a handler exists already.
         let _ = ctrlc::set_handler(|| {
             if caught() || !catch() {
                 exit(ENDED);
@@ -153,7 +155,7 @@ mod other {
         });
     }
 
-    /// Ends the program as Ctrl-C does, if it was pressed.
+    /// Ends the program with the exit code of Ctrl-C, if it was pressed.
     pub(crate) fn end() {
         if caught() {
             exit(ENDED);

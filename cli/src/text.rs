@@ -1,4 +1,4 @@
-//! Text for people: tables and figures, names of tensors, block scales.
+//! Text output: tables and figures, names of tensors, block scales.
 
 pub(crate) mod names;
 pub(crate) mod scale;

@@ -1,4 +1,4 @@
-//! The threads that compute: rayon's, or fewer where the system refuses some of them.
+//! The compute threads: rayon's number, or fewer if the system refuses some.
 
 use std::io;
 use std::num::NonZero;
@@ -10,12 +10,12 @@ use rayon::{ThreadBuilder, ThreadPoolBuilder};
 
 use crate::streams::warn;
 
-/// Threads for each core at most: more are no faster, and a million of them take minutes.
+/// Maximum threads per core. More are no faster, and a million of them take minutes to start.
 const MOST_A_CORE: usize = 16;
-/// Threads that write files while others compute. Operations can do with one.
+/// Threads that write files during the computation. Operations can work with one.
 const WRITERS: usize = 3;
 
-/// A thread that waits until rayon has work for it.
+/// A started thread that waits for rayon's work.
 struct Waiting {
     give: Sender<ThreadBuilder>,
     thread: JoinHandle<()>,
@@ -51,27 +51,27 @@ pub(crate) fn start(asked: Option<u64>) -> Result<()> {
                 .with_context(|| format!("no thread to compute with: {limit}; raise the limit"));
         }
         if spare < wanted {
-            warn(format_args!("warning: {spare} threads compute instead of {wanted}: {limit}"));
+            warn(format_args!("{spare} threads compute instead of {wanted}: {limit}"));
         }
     }
     let pool = ThreadPoolBuilder::new().num_threads(waiting.len());
     let pool = pool.spawn_handler(|thread| {
         let given = waiting.pop().is_some_and(|Waiting { give, .. }| give.send(thread).is_ok());
-        given.then_some(()).ok_or_else(|| io::Error::other("there are fewer threads than rayon was told"))
+        given.then_some(()).ok_or_else(|| io::Error::other("fewer threads than rayon expects"))
     });
-    // It fails in a process that carries this program along and has a pool already, which serves as well.
+    // It fails if the process already has a pool, as in Python, and then uses that pool.
     let _ = pool.build_global();
     Ok(())
 }
 
-/// Starts a thread that waits.
+/// Starts a waiting thread.
 fn wait() -> io::Result<Waiting> {
     let (give, take) = mpsc::channel::<ThreadBuilder>();
     let run = move || take.into_iter().take(1).for_each(ThreadBuilder::run);
     Ok(Waiting { give, thread: Builder::new().spawn(run)? })
 }
 
-/// The number of threads that were asked for, or that rayon would start, within reason.
+/// Returns the requested number of threads, or rayon's, up to [`MOST_A_CORE`] per core.
 fn wanted(asked: Option<u64>) -> usize {
     let asked = asked.map(|number| usize::try_from(number).unwrap_or(usize::MAX));
     let asked =

@@ -1,5 +1,5 @@
-//! Malformed input and output that cannot be written: an error that names file and tensor, exit code 1,
-//! nothing left behind, and never a panic.
+//! Malformed inputs and unwritable outputs: an error that names file and tensor, exit code 1, no
+//! leftovers, and never a panic.
 
 mod malformed_tests {
     #[cfg(unix)]
@@ -17,7 +17,7 @@ use microscale_test_support::{Run, Scratch, command, header, raw_file, run, samp
 use proptest::prelude::*;
 use safetensors::tensor::Dtype;
 
-/// Every subcommand that reads must refuse the input with these words, and leave everything as it was.
+/// Asserts that every reading subcommand refuses the input with these words, and changes nothing.
 #[track_caller]
 fn refused(scratch: &Scratch, input: &Path, parts: &[&str]) {
     let before = scratch.contents();
@@ -29,7 +29,7 @@ fn refused(scratch: &Scratch, input: &Path, parts: &[&str]) {
     assert_eq!(before, scratch.contents());
 }
 
-/// A single file with these bytes must be refused.
+/// Asserts that a single file with these bytes is refused.
 #[track_caller]
 fn refused_file(bytes: Vec<u8>, parts: &[&str]) {
     let scratch = Scratch::new();
@@ -37,13 +37,13 @@ fn refused_file(bytes: Vec<u8>, parts: &[&str]) {
     refused(&scratch, &input, &[&["bad.safetensors"], parts].concat());
 }
 
-/// One good tensor of 4 × 32 floats.
+/// Returns one valid tensor of 4 × 32 floats.
 fn good() -> (String, Vec<u8>) {
     (header(&[("fc.weight", "F32", "[4,32]", "0", "512")]), vec![0; 512])
 }
 
 #[test]
-fn files_that_are_cut_off() {
+fn truncated_files_are_refused() {
     let (header, data) = good();
     let whole = raw_file(&header, &data);
     refused_file(vec![], &["0 bytes"]);
@@ -54,7 +54,7 @@ fn files_that_are_cut_off() {
 }
 
 #[test]
-fn header_lengths_that_lie() {
+fn false_header_lengths_are_refused() {
     let (header, data) = good();
     for claimed in [0, 2, header.len() as u64 - 1, header.len() as u64 + 1] {
         let mut bytes = raw_file(&header, &data);
@@ -69,7 +69,7 @@ fn header_lengths_that_lie() {
 }
 
 #[test]
-fn headers_that_are_not_headers() {
+fn invalid_headers_are_refused() {
     refused_file(raw_file("not JSON", &[]), &["not JSON"]);
     refused_file(raw_file(b"\xFF\xFE{}", &[]), &["not UTF-8"]);
     refused_file(raw_file("[1, 2]", &[]), &["not a valid safetensors file"]);
@@ -81,7 +81,7 @@ fn headers_that_are_not_headers() {
 }
 
 #[test]
-fn offsets_that_lie() {
+fn false_offsets_are_refused() {
     let two = |a: (&str, &str), b: (&str, &str)| {
         raw_file(
             header(&[("a.weight", "F32", "[32]", a.0, a.1), ("b.weight", "F32", "[32]", b.0, b.1)]),
@@ -100,7 +100,7 @@ fn offsets_that_lie() {
 }
 
 #[test]
-fn dtypes_and_shapes_that_lie() {
+fn false_dtypes_and_shapes_are_refused() {
     let one = |dtype, shape, end| raw_file(header(&[("fc.weight", dtype, shape, "0", end)]), &[0; 512]);
     refused_file(one("F23", "[4,32]", "512"), &["tensor fc.weight", "unknown variant `F23`"]);
     refused_file(one("F16", "[4,32]", "512"), &["tensor fc.weight", "needs 256 bytes"]);
@@ -122,7 +122,7 @@ fn a_tensor_described_twice() {
 
 #[test]
 fn shapes_whose_elements_are_none_do_not_overflow() {
-    // Legal, and a trap: the other sizes' product overflows, or asks for petabytes of rows.
+    // Valid, but the product of the other sizes overflows, or means petabytes of rows.
     let scratch = Scratch::new();
     let huge = "[4294967295,4294967295,0]";
     let file = header(&[
@@ -134,7 +134,7 @@ fn shapes_whose_elements_are_none_do_not_overflow() {
     run(&[&"quantize", &input, &"--out", &scratch.path("OUT")]).fails_with(&["no tensor to quantize"]);
 }
 
-/// A directory with two shards, described by an index.
+/// Writes a directory with two shards and an index.
 fn sharded(entries: &[(&str, &str)]) -> Scratch {
     let scratch = Scratch::new();
     let tensor = |name| (name, Dtype::F32, vec![4, 32], vec![0; 512]);
@@ -318,7 +318,7 @@ fn packed_tensors_that_do_not_fit() {
         let parts = ["x.safetensors", "a.weight_packed", part];
         run(&[&"dequantize", &input, &"--out", &out]).fails_with(&parts);
         run(&[&"compare", &input, &input]).fails_with(&parts);
-        // To look at it is still possible: that is how one finds out.
+        // `inspect` still works, to find the cause.
         let text = run(&[&"inspect", &input]).ok();
         assert!(text.contains("cannot be read") && text.contains(part), "{text}");
         assert!(!out.exists());
@@ -350,14 +350,14 @@ fn an_output_directory_without_permission() {
     let scratch = Scratch::new();
     std::fs::create_dir(scratch.path("locked")).unwrap();
     std::fs::set_permissions(scratch.path("locked"), PermissionsExt::from_mode(0o555)).unwrap();
-    // Root may write anywhere; then there is nothing to see.
+    // Root may write anywhere, so the test has no effect for root.
     if std::fs::write(scratch.path("locked/probe"), "").is_err() {
         let run = run(&[&"quantize", &sample(), &"--out", &scratch.path("locked/OUT")]);
         run.fails_with(&["cannot create", "locked"]);
     }
 }
 
-/// A limit on the size of files stands in for a disk that is full: writing fails in the middle of a tensor.
+/// A limit on file sizes replaces a full disk: writing fails in the middle of a tensor.
 #[cfg(unix)]
 #[test]
 fn an_output_that_is_full() {
@@ -376,12 +376,12 @@ fn an_output_that_is_full() {
             .arg(scratch.path("OUT"));
         Run::new(shell)
     };
-    // Without a block, already the lock file cannot be written.
+    // Without any block, even the lock file cannot be written.
     for (blocks, message) in [(0, "cannot create"), (8, "cannot write"), (64, "cannot write")] {
         with_limit("quantize", &sample(), blocks).fails_with(&[message, "File too large"]);
         assert_eq!(before, scratch.contents(), "{blocks} blocks");
     }
-    // The weights fit and another file does not.
+    // The weights fit, but another file does not.
     let other = Scratch::new();
     other.write_tensors("in/model.safetensors", &[("a.weight", Dtype::F32, vec![4, 32], vec![0; 512])]);
     other.write("in/tokenizer.json", vec![b' '; 1 << 20]);
@@ -404,9 +404,9 @@ fn shapes_that_differ_cannot_be_compared() {
     ]);
 }
 
-/// Products of sizes that a zero among them makes harmless, in one order and not in another.
+/// Products of sizes with a zero, which overflow in one order and not in another.
 #[test]
-fn sizes_beside_a_zero_may_be_anything() {
+fn sizes_next_to_a_zero_may_be_anything() {
     let scratch = Scratch::new();
     let (any, blocks) = ("[0,4294967296,4294967296]", "[0,4294967296,4294967296,16]");
     let bytes = raw_file(
@@ -424,8 +424,8 @@ fn sizes_beside_a_zero_may_be_anything() {
     run(&[&"inspect", &scratch.path("OUT")]).ok();
 }
 
-/// A shard that holds only scales, which are written with their codes. Left behind empty, this one would be
-/// taken for all weights.
+/// The shard has only scales, which are written with their codes. If it stayed as an empty shard, it
+/// would look like all weights.
 #[test]
 fn a_shard_of_which_nothing_is_left() {
     let scratch = Scratch::new();
@@ -441,7 +441,7 @@ fn a_shard_of_which_nothing_is_left() {
     assert!(text.contains("a.weight"), "{text}");
 }
 
-/// Everything that reads, on whatever can be opened at all.
+/// Runs all reading operations on a file, if it opens.
 fn read_everything(path: &Path) {
     let Ok(checkpoint) = Checkpoint::open(path) else { return };
     for checkpoint_format in [CheckpointFormat::CompressedTensors, CheckpointFormat::GptOss] {
@@ -462,16 +462,16 @@ fn read_everything(path: &Path) {
     }
 }
 
-/// A scrap to put over a part of a file: a byte or a word.
+/// Yields bytes that replace a part of a file: a byte or a word.
 fn scrap() -> impl Strategy<Value = Vec<u8>> {
     let byte = any::<u8>().prop_map(|byte| vec![byte]);
     prop_oneof![byte, prop::sample::select(HEADER_WORDS).prop_map(|word| word.into())]
 }
 
-/// Pieces to put into a file: where, over how many bytes, and what.
+/// Changes of a file: offset, number of replaced bytes, and new bytes.
 type Scraps = Vec<(prop::sample::Index, usize, Vec<u8>)>;
 
-/// Damages the first 400 bytes; the data of tensors, further on, has no structure that could be damaged.
+/// Damages the first 400 bytes. The data of tensors after them has no structure to damage.
 fn damage(bytes: &mut Vec<u8>, scraps: Scraps) {
     for (at, replaced, scrap) in scraps {
         let at = at.index(bytes.len().min(400));
@@ -509,7 +509,8 @@ proptest! {
         let damaged = if what == 0 { index } else { file.clone() };
         let mut bytes = std::fs::read(&damaged).unwrap();
         if what == 1 {
-            // Its length stays true: otherwise little behind the header's length would be reached.
+            // The stored header length stays correct. Otherwise most inputs would fail at that
+            // check.
             let data = bytes.split_off(8 + u64::from_le_bytes(*bytes.first_chunk().unwrap()) as usize);
             let mut header = bytes.split_off(8);
             damage(&mut header, scraps);

@@ -31,7 +31,7 @@ pub enum DeviceChoice {
 
 /// The error of `FromStr` for [`DeviceChoice`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{word:?} is not a device; there are auto, cpu, cuda:N (cuda:0, cuda:1, …) and cuda:all")]
+#[error("{word:?} is not a device; there are auto, cpu, cuda, cuda:N (cuda:0, cuda:1, …) and cuda:all")]
 pub struct UnknownDevice {
     word: String,
 }
@@ -238,6 +238,7 @@ impl FromStr for DeviceChoice {
         match (word, ordinal) {
             ("auto", _) => Ok(Self::Auto),
             ("cpu", _) => Ok(Self::Cpu),
+            ("cuda", _) => Ok(Self::Cuda(0)),
             ("cuda:all", _) => Ok(Self::CudaAll),
             (_, Some(ordinal)) => Ok(Self::Cuda(ordinal)),
             _ => Err(UnknownDevice { word: word.into() }),

@@ -1,6 +1,10 @@
 #!/usr/bin/env bash
-# Quantizes a checkpoint in N parts by GNU parallel and merges them: parallel.sh INPUT OUT N [options of microscale quantize]
-# A part that fails is tried three times. Run it again after a failure: finished shards are kept.
+# Quantizes a checkpoint in N parts with GNU parallel and merges them.
+#
+#   parallel.sh INPUT OUT N [options of microscale quantize]
+#
+# A failed part is tried up to three times. After a failure, run the script again: finished shards
+# are kept.
 set -euo pipefail
 input=$1 out=$2 parts=$3
 shift 3

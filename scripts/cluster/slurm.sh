@@ -1,6 +1,9 @@
 #!/usr/bin/env bash
-# Submits N parts of a checkpoint as a Slurm array, and the merge after them: slurm.sh INPUT OUT N [options of microscale quantize]
-# Submit the same again after a failure: finished shards are kept.
+# Submits N parts of a checkpoint as a Slurm array, and the merge that follows them.
+#
+#   slurm.sh INPUT OUT N [options of microscale quantize]
+#
+# After a failure, submit the same command again: finished shards are kept.
 set -euo pipefail
 input=$1 out=$2 parts=$3
 shift 3

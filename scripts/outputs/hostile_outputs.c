@@ -1,8 +1,8 @@
-/* A library to preload: file-system calls about an output take 0.3 to 50 ms, as on a network file system, and
- * locks always succeed if HOSTILE_LOCKS is set, as on a file system that does not share them. scripts/outputs/hostile_outputs.py
- * builds and uses it.
+/* A library to preload. It delays file-system calls on an output by 0.3 to 50 ms, as a network file
+ * system does. If HOSTILE_LOCKS is set, every lock succeeds, as on a file system without shared locks.
+ * scripts/outputs/hostile_outputs.py builds and preloads it.
  *
- * Calls are delayed at random, before and after, where the path contains "OUT". HOSTILE_SEED makes the delays. */
+ * Delays are random, before and after a call, if the path contains "OUT". HOSTILE_SEED is the seed. */
 
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -33,7 +33,7 @@ static uint64_t draw(void) {
     return z ^ (z >> 31);
 }
 
-/* One call in four takes 0.3 to 50 ms: short delays are likelier, so that calls of several processes mix. */
+/* Delays one call in four by 0.3 to 50 ms. Short delays are more likely, to interleave several processes. */
 static void delay(const char *path) {
     if (!path || !strstr(path, "OUT") || draw() % 4)
         return;

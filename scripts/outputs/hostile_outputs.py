@@ -1,20 +1,21 @@
-"""Runs that write one output at once, while file-system calls are slow, locks lie and temporary directories vanish.
+"""Runs several commands on one output while file-system calls are slow and locks fail silently.
 
     cargo build
     python scripts/outputs/hostile_outputs.py --microscale target/debug/microscale --scenarios 1000
 
-A scenario is two or three runs of `quantize`, `dequantize`, `convert` or `merge` to one output, or parts that begin
-together. hostile_outputs.c, which is built with `cc` and preloaded, makes their file-system calls take 0.3 to 50 ms; in
-half of the scenarios it also makes every lock succeed. In half of them something removes `.OUT.microscale-*` meanwhile.
-Then:
+A scenario is two or three runs of `quantize`, `dequantize`, `convert` or `merge` with the same
+output, or parts that start at the same time. The script builds hostile_outputs.c with `cc` and
+preloads it. The library delays file-system calls by 0.3 to 50 ms. In half of the scenarios it also
+makes every lock succeed. In half of them a thread removes `.OUT.microscale-*` directories. The
+checks:
 
-- If a run ends with exit code 0, the output must be what an undisturbed run makes, byte for byte.
-- If none does after a merge, and there is no whole output, every part must still be there.
-- Parts that begin together, without lies and removals, must all end with exit code 0.
-- Every exit code must be 0 or 1.
+- If a run ends with exit code 0, the output equals the output of an undisturbed run, byte for byte.
+- If no run of `merge` succeeds and there is no complete output, every part is still there.
+- Parts that start together, without false locks and removals, all end with exit code 0.
+- Every exit code is 0 or 1.
 
-Prints how many scenarios there were of each kind, and each that went wrong with its number, which `--first N
---scenarios 1` runs again. Needs Linux, `cc`, and nothing but Python.
+Prints the number of scenarios of each kind, and the number of each failed scenario. `--first N
+--scenarios 1` repeats scenario N. Needs Linux, `cc` and Python's standard library.
 """
 
 import argparse
@@ -37,7 +38,7 @@ PATIENCE = 120
 
 
 class Bench:
-    """The inputs, and what undisturbed runs make of them."""
+    """The inputs, and the outputs of undisturbed runs."""
 
     def __init__(self, program, scratch):
         self.program, self.scratch = program, scratch
@@ -59,7 +60,7 @@ class Bench:
             self.wholes["merge", form] = self.wholes["parts", form] = self.wholes["quantize", form]
 
     def words(self, kind, form):
-        """The words of a command without its output."""
+        """Returns the words of a command, without the output."""
         source = {"directory": "IN", "file": "one.safetensors"}[form]
         device = ["--device", "cpu"]
         return {
@@ -72,21 +73,21 @@ class Bench:
     def make(self, words):
         subprocess.run([self.program, *words], cwd=self.scratch, check=True, capture_output=True)
 
-    def start(self, words, seed, lies):
+    def start(self, words, seed, false_locks):
         environment = dict(os.environ, LD_PRELOAD=str(self.shim), HOSTILE_SEED=str(seed), RAYON_NUM_THREADS="2")
-        if lies:
+        if false_locks:
             environment["HOSTILE_LOCKS"] = "1"
         pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
         return subprocess.Popen([self.program, *words], cwd=self.scratch, env=environment, **pipes)
 
 
 def made(out):
-    """The bytes of an output, or of every file in it; None if there is none."""
+    """Returns the bytes of an output, or of every file in it; None if there is no output."""
     return contents(out) if out.is_dir() else out.read_bytes() if out.exists() else None
 
 
 def remove_temporaries(folder, out, draw, stop):
-    """Removes temporary directories of an output now and then, as a cleaner or another host's run does."""
+    """Removes temporary directories of an output at random times, as another host may do."""
     while not stop.wait(draw.uniform(0.002, 0.15)):
         for within in (folder, out):
             for path in within.glob(".OUT.microscale-*"):
@@ -94,11 +95,15 @@ def remove_temporaries(folder, out, draw, stop):
 
 
 def scenario(bench, number):
-    """Runs a scenario. Returns its kind, its runs with exit code 0, whether it left an incomplete output, and errors."""
+    """Runs a scenario.
+
+    Returns its kind, the number of runs with exit code 0, whether it left an incomplete output, and
+    its errors.
+    """
     draw = random.Random(number)
     kind = draw.choice(["quantize", "dequantize", "convert", "merge", "merge", "parts"])
     form = draw.choice(["directory", "directory", "file"])
-    lies, removes = draw.random() < 0.5, draw.random() < 0.5
+    false_locks, removes = draw.random() < 0.5, draw.random() < 0.5
     folder = bench.scratch / f"scenario-{number}"
     folder.mkdir()
     out = folder / "OUT"
@@ -109,7 +114,7 @@ def scenario(bench, number):
         bench.make([*bench.words("quantize", form), "--out", out, "--part", "1/1"])
     parts = contents(folder / "OUT.parts") if kind == "merge" else None
     if kind == "parts":
-        lies = removes = False
+        false_locks = removes = False
         words = [[*bench.words("quantize", form), "--part", f"{part}/4"] for part in range(1, 5)]
     else:
         words = [bench.words(kind, form)] * draw.choice([2, 3])
@@ -120,7 +125,7 @@ def scenario(bench, number):
         remover.start()
     runs = []
     for place, line in enumerate(words):
-        runs.append(bench.start([*line, "--out", out], number * 10 + place, lies))
+        runs.append(bench.start([*line, "--out", out], number * 10 + place, false_locks))
         time.sleep(draw.choice([0, 0, 0.02, 0.1]))
     errors, wrong = [], []
     for run in runs:
@@ -149,11 +154,11 @@ def scenario(bench, number):
         left = contents(folder / "OUT.parts") if (folder / "OUT.parts").exists() else {}
         if any(left.get(name) != data for name, data in parts.items()):
             wrong.append("no output, and a part is gone")
-    name = f"{kind} to a {form}{', filled' * fills}{', lies' * lies}{', removals' * removes}"
+    name = f"{kind} to a {form}{', filled' * fills}{', false locks' * false_locks}{', removals' * removes}"
     reported = not whole and made(out) not in (None, {})
-    told = [f"  {number}: {name}: {problem}, codes {codes}: {errors}" for problem in wrong]
+    messages = [f"  {number}: {name}: {problem}, codes {codes}: {errors}" for problem in wrong]
     shutil.rmtree(folder, ignore_errors=True)
-    return kind, codes.count(0), reported, told
+    return kind, codes.count(0), reported, messages
 
 
 def main():
@@ -168,11 +173,11 @@ def main():
         bench = Bench(os.path.abspath(args.microscale), pathlib.Path(scratch))
         numbers = range(args.first, args.first + args.scenarios)
         with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
-            for kind, ended, incomplete, told in pool.map(lambda number: scenario(bench, number), numbers):
+            for kind, ended, incomplete, messages in pool.map(lambda number: scenario(bench, number), numbers):
                 kinds[kind] += 1
                 succeeded += ended
                 reported += incomplete
-                wrong += told
+                wrong += messages
     print(f"{args.scenarios} scenarios ({', '.join(f'{kinds[kind]} {kind}' for kind in sorted(kinds))})")
     print(f"{succeeded} runs ended with exit code 0; {reported} incomplete outputs, reported with exit code 1")
     print(f"{len(wrong)} wrong", *wrong[:20], sep="\n")

@@ -1,10 +1,11 @@
-"""Merges beside parts that are made again, with other options each time: no output may be of both.
+"""Merges parts while other runs replace them with other options: no output may mix both.
 
     python scripts/outputs/merge_races.py --microscale target/release/microscale --merges 1000
 
-Two parts are made over and over, in turns as MXFP4 and as NVFP4, into one OUT.parts. Meanwhile `merge` runs as often
-as asked for. Each output must be, byte for byte, what one run makes with the one or the other options, and there must
-be none if `merge` fails. Needs nothing but Python.
+Two threads make two parts again and again, in turns as MXFP4 and as NVFP4, in one OUT.parts.
+Meanwhile `merge` runs `--merges` times. Each output must equal, byte for byte, the output of one
+run with one of the options. If `merge` fails, there must be no output. Needs Python's standard
+library only.
 """
 
 import argparse
@@ -24,7 +25,7 @@ OPTIONS = (["--format", "mxfp4"], ["--format", "nvfp4"])
 
 
 def write_shard(path, tensors):
-    """A safetensors file of f32 matrices."""
+    """Writes a safetensors file of f32 matrices."""
     header, data = {}, b""
     for name, (rows, cols) in tensors.items():
         values = struct.pack(f"<{rows * cols}f", *(random.gauss(0, 1) for _ in range(rows * cols)))

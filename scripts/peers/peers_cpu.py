@@ -1,10 +1,12 @@
-"""Times the MXFP4 quantizers of other libraries on a CPU, and ours in the same run.
+"""Times the MXFP4 quantizers of other libraries and of microscale on a CPU.
 
-    python peers_cpu.py [--shape 8192x4096] [--threads 2] [--microscale target/release/microscale] [--json FILE]
+    python scripts/peers/peers_cpu.py [--shape 8192x4096] [--threads 2]
+        [--microscale target/release/microscale] [--json FILE]
 
-torchao runs under torch.compile, compressed-tensors (scales, quantize and pack) as its users run it, eagerly. The
-contenders take turns, a few samples each a round, so that other load on the machine falls on all of them; `copy` moves the
-same number of bytes with the same threads. Every time is a median over all rounds.
+torchao runs under torch.compile. compressed-tensors (scales, quantize and pack) runs eagerly, as its
+users run it. The contenders take turns with a few samples per round, so that other load on the
+machine affects all of them equally. `copy` moves the same number of bytes with the same threads.
+Every time is a median over all rounds. Needs peers_cpu_requirements.txt.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ VERIFIED_ROWS = 64
 
 @dataclass
 class Contender:
-    """Something to time: `sample` runs it once and returns the seconds it took."""
+    """A contender. `sample` runs it once and returns the elapsed seconds."""
 
     library: str
     version: str
@@ -57,7 +59,7 @@ def timed(run: Callable[[], object]) -> Callable[[], float]:
 
 
 def quantize_torchao(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scales and codes by the floor rule."""
+    """Returns scales and codes, with the floor rule."""
     return to_mx(matrix, torch.float4_e2m1fn_x2, MX_BLOCK, ScaleCalculationMode.FLOOR)
 
 
@@ -65,7 +67,7 @@ def torchao_contender(matrix: torch.Tensor) -> Contender:
     compiled = torch.compile(quantize_torchao, fullgraph=True, dynamic=False)
 
     def verify() -> bool:
-        """Compiled and eager code give the same bytes on the first rows."""
+        """Returns whether compiled and eager code give the same bytes for the first rows."""
         expected = quantize_torchao(matrix[:VERIFIED_ROWS])
         found = compiled(matrix)
         return all(
@@ -94,7 +96,7 @@ def copy_contender(shape: Shape, itemsize: int) -> Contender:
 
 
 def microscale_contender(program: Path, shape: Shape, dtype: str, threads: int) -> Contender:
-    """Ours: each sample is one run of the program, whose own median counts."""
+    """Returns the program as a contender. A sample is the median of one run of `bench`."""
     banner = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout.split()
 
     def sample() -> float:
@@ -113,7 +115,10 @@ def microscale_contender(program: Path, shape: Shape, dtype: str, threads: int) 
 
 
 def median_seconds(report: object) -> float:
-    """The one `median_seconds` of a bench report: a record, a list with one record, or an object with `results`."""
+    """Returns the only `median_seconds` of a bench report.
+
+    The report is a record, a list with one record, or an object with `results`.
+    """
     if isinstance(report, dict) and "results" in report:
         report = report["results"]
     if isinstance(report, list) and len(report) == 1:
@@ -124,7 +129,7 @@ def median_seconds(report: object) -> float:
 
 
 def measure(contenders: list[Contender], rounds: int, samples: int) -> None:
-    """Lets the contenders take turns; the first sample of each is a warm-up and is not kept."""
+    """Measures the contenders in turns, after one warm-up sample of each."""
     for contender in contenders:
         contender.sample()
     for _ in range(rounds):
@@ -139,7 +144,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--samples", type=int, default=3, help="samples a round")
-    parser.add_argument("--microscale", type=Path, help="our program, to time in the same rounds")
+    parser.add_argument("--microscale", type=Path, help="the microscale program, to time in the same rounds")
     parser.add_argument("--json", type=Path, default=Path("peers_cpu.json"), help="where to write the records")
     arguments = parser.parse_args()
 

@@ -1,30 +1,32 @@
 #!/usr/bin/env python3
-"""Weights times activations in bf16 by others on the same GPU: PyTorch with bf16 weights, Humming with 4-bit ones.
+"""Times products with bf16 activations in PyTorch (bf16 weights) and Humming (4-bit weights).
 
-    python scripts/peers/peers_gemm.py [--shapes 8192x28672 ...] [--tokens 1 16 ...] [--formats nvfp4] [--peers pytorch humming]
-        [--ours microscale] [--json FILE]
+    python scripts/peers/peers_gemm.py [--shapes 8192x28672 ...] [--tokens 1 16 ...]
+        [--formats nvfp4] [--peers pytorch humming] [--ours microscale] [--json FILE]
 
-Products of T tokens with W of MxK. Weights and activations are random normal. Weights are rotated past the second-level
-cache, activations and results are not. A CUDA graph of several products is replayed: the time is the median replay over its
-products. Afterwards the results of the last product are made NaN, the graph is replayed once more, and its results are compared
-with those in float64 from the same weights, decoded here.
+The products multiply N tokens with weights of M rows and K columns. Weights and activations are
+random normal numbers. Copies of the weights are rotated so that they are not in the L2 cache;
+activations and results are not rotated. A CUDA graph of several products is replayed. The time is
+the median replay divided by the number of products. Afterwards the script fills the results of the
+last product with NaN, replays the graph again, and compares the results with products in float64
+from the same weights, which this script decodes.
 
-Grouped products, as of a mixture of experts, multiply each token with the weights of `--top-k` of `--experts` experts, which
-are drawn at random. Their rows lie together, sorted by expert, for all peers, and drawing and sorting are not in the time.
-The default shapes are those of gpt-oss-20b.
+Grouped products, as in a mixture of experts, multiply each token with the weights of `--top-k` of
+`--experts` experts, chosen at random. The rows are sorted by expert for all peers; the time excludes
+choosing and sorting. The default shapes are from gpt-oss-20b.
 
 Peers:
 
     pytorch           bf16 weights: cuBLAS, and torch.nn.functional.grouped_mm for grouped products
-    humming           4-bit weights by Humming with the kernels that it would choose itself, which are compiled first;
-                      grouped products by its grouped and its indexed kernels
-    humming-mma       the same with the warps' own `mma` instead of `wgmma`, as Humming chooses for the A100
+    humming           4-bit weights in Humming with the kernels that it chooses itself, compiled
+                      before the measurement; grouped products with its grouped and indexed kernels
+    humming-mma       the same with `mma` instead of `wgmma`, as Humming chooses for the A100
 
-With `--ours` the records have our times too. Their `kernel` is the configuration that our program
-chose, such as wgmma-256x64-c2 or gemv-16x1-s8.
+With `--ours` the records include the times of microscale. Their `kernel` is the configuration that
+microscale chose, such as wgmma-256x64-c2 or gemv-16x1-s8.
 
-Needs torch with CUDA; Humming needs humming-kernels and NVRTC with CUDA's headers, or nvcc and HUMMING_COMPILER=nvcc.
-Written for torch 2.11, humming-kernels 0.1.19 and CUDA 13.0.
+Needs torch with CUDA. Humming needs humming-kernels, and NVRTC with CUDA's headers or nvcc with
+HUMMING_COMPILER=nvcc. Written for torch 2.11, humming-kernels 0.1.19 and CUDA 13.0.
 """
 
 from __future__ import annotations
@@ -56,17 +58,18 @@ GROUPED_TOKENS = (1, 16, 128, 1024)
 FORMATS = ("nvfp4", "mxfp4")
 PEERS = ("pytorch", "humming", "humming-mma")
 
-# Keys of our program's measurements that records have too.
+# Keys that records share with the measurements of `microscale bench`.
 SHARED_KEYS = ("tokens", "bytes", "kernel", "format")
 ROTATION_BYTES = 1 << 30
 REPLAYS, WARM_UP = 25, 3
-# Rounding results to bf16 is an error of 0.0017 by itself; kernels that add parts of sums rounded to bf16 have up to 0.004.
+# Rounding results to bf16 causes an error of 0.0017. Kernels that add partial sums rounded to bf16
+# reach 0.004.
 BOUND = 0.006
 
 
 @dataclass(frozen=True)
 class Case:
-    """Weights of one shape: a matrix, or one for each expert, of which a token uses `top_k`."""
+    """Weights of one shape: one matrix, or one per expert. A token uses `top_k` experts."""
 
     shape: Shape
     experts: int = 0
@@ -82,7 +85,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Batch:
-    """Activations: a row for each matrix that a token is multiplied with, by expert, and where each expert's rows end."""
+    """Activations, sorted by expert: one row per token and expert, and the ends of experts."""
 
     tokens: int
     rows: torch.Tensor
@@ -98,11 +101,11 @@ class Batch:
 
     @property
     def matrices(self) -> int:
-        """How many matrices are read."""
+        """The number of matrices that the product reads."""
         return 1 if self.ends is None else len(self.ends.unique()) - int(self.ends[0] == 0)
 
     def reference(self, decoded: Callable[[int], torch.Tensor]) -> torch.Tensor:
-        """The product with the matrices of `decoded`, in float64."""
+        """Returns the product with the matrices of `decoded`, in float64."""
         rows = self.rows.double()
         if self.ends is None:
             return rows @ decoded(0).T
@@ -112,7 +115,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Record:
-    """One measurement. `bytes` are those of the codes and scales that are read, `error` is that of all results together."""
+    """One measurement. `bytes` counts codes and scales; `error` is relative, over all results."""
 
     library: str
     version: str
@@ -165,15 +168,18 @@ class Record:
 
 
 def copies(tensors: dict[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
-    """The tensors, and as many copies of them as it takes to be past the cache."""
+    """Returns the tensors and enough copies of them to exceed the cache."""
     size = sum(tensor.nbytes for tensor in tensors.values())
     more = max(2, -(-ROTATION_BYTES // size)) - 1
     return [tensors] + [{name: tensor.clone() for name, tensor in tensors.items()} for _ in range(more)]
 
 
 def replayed(products: list[Callable[[], torch.Tensor]], tokens: int) -> tuple[list[float], torch.Tensor]:
-    """Seconds of a call of one of `products`, for each replay of a graph of all of them, and what the last one gives."""
-    # Each of them as often as the others, so that the rotation goes on over replays.
+    """Replays a graph of all `products`.
+
+    Returns the seconds per product of each replay, and the results of the last product.
+    """
+    # Every product occurs equally often, so that the rotation continues from replay to replay.
     wanted = max(1, min(20, 8192 // tokens))
     products = products * -(-wanted // len(products))
     stream = torch.cuda.Stream()
@@ -203,7 +209,7 @@ def replayed(products: list[Callable[[], torch.Tensor]], tokens: int) -> tuple[l
 
 
 class PyTorch:
-    """Products of bf16 weights: cuBLAS, or grouped_mm."""
+    """Products with bf16 weights: cuBLAS, or grouped_mm."""
 
     library, version, format = "PyTorch", torch.__version__, "bf16"
 
@@ -232,7 +238,7 @@ class PyTorch:
 
 
 class HummingKernels:
-    """What Humming compiles for one case: the layer's configuration, and one kernel for each number of rows."""
+    """Humming's configuration of a layer for one case, and one kernel per number of rows."""
 
     SCHEMAS = {
         "nvfp4": {"scale_dtype": "float8e4m3", "group_size": NV_BLOCK, "scale_2_type": "tensor"},
@@ -240,7 +246,7 @@ class HummingKernels:
     }
 
     def __init__(self, case: Case, format: str, gemm: str, mma: bool, tokens: list[int]):
-        # Imported here so that the others run where Humming is not installed.
+        # Imported here: the other peers run without Humming.
         from humming.schema import HummingWeightSchema
         from humming.transform import prepare_layer_config
 
@@ -251,14 +257,14 @@ class HummingKernels:
             case.shape.cols,
             self.schema,
             num_experts=case.experts,
-            pad_n_to_multiple=128,  # For 2880 rows; results have no padding.
+            pad_n_to_multiple=128,  # For 2880 rows. Results have no padding.
             torch_dtype=torch.bfloat16,
         )
         self.compute = None if gemm == "dense" else json.dumps({"gemm_type": gemm})
         self.tunings = {count * case.top_k: self.tuning(count * case.top_k) for count in tokens}
 
     def tuning(self, rows: int) -> dict[str, object]:
-        """The kernel for so many rows: Humming's choice, or its choice for a GPU that has only `mma`."""
+        """Returns Humming's kernel for `rows` rows, or its kernel for a GPU that has only `mma`."""
         from humming.config import GemmType
         from humming.tune import get_heuristics_config
         from humming.tune.sm8x import Sm80Heuristics
@@ -275,7 +281,7 @@ class HummingKernels:
 
 
 class Humming:
-    """Products of 4-bit weights by Humming, which quantizes them and lays them out."""
+    """Products with 4-bit weights in Humming, which quantizes and arranges them."""
 
     library = "Humming"
 
@@ -294,7 +300,7 @@ class Humming:
         return self.case.shape.elements // 2 + self.case.shape.elements // self.kernels.schema.weight_scale_group_size
 
     def decoded(self, expert: int) -> torch.Tensor:
-        """A matrix as Humming quantized it, from its codes, lowest bits first, and scales before they are laid out."""
+        """Decodes a matrix from Humming's codes (low bits first) and unarranged scales."""
         index = expert if self.case.experts else ...
         codes, scales = (self.plain[name][index].contiguous() for name in ("weight", "weight_scale"))
         values = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.float64, device="cuda")
@@ -311,7 +317,7 @@ class Humming:
         return f"{values['mma_type']} {'x'.join(map(str, values['block_shape']))}"
 
     def routing(self, batch: Batch) -> dict[str, torch.Tensor]:
-        """How the kernels are told which rows are whose."""
+        """Returns the arguments that assign rows to experts."""
         if batch.ends is None:
             return {}
         if self.kernels.gemm == "grouped_contiguous":
@@ -339,7 +345,7 @@ class Humming:
 
 
 def compiled(kernels: list[HummingKernels]) -> None:
-    """Has all kernels compiled, several at a time. What does not compile is said when it is used."""
+    """Compiles all kernels in parallel. A failure is reported when the kernel is used."""
 
     def attempt(job: Callable[[], object]) -> None:
         try:
@@ -358,7 +364,7 @@ def measure(peer: PyTorch | Humming, tokens: int) -> Record:
     batch = Batch.of(peer.case, tokens)
     seconds, results = replayed(peer.products(batch), tokens)
     expected = batch.reference(peer.decoded)
-    # Not a number, if anything is that.
+    # NaN if any result is NaN.
     error = float((results.double() - expected).norm() / expected.norm())
     return Record.of(
         case=peer.case,
@@ -376,7 +382,7 @@ def measure(peer: PyTorch | Humming, tokens: int) -> Record:
 
 
 def ours(program: str, case: Case, formats: list[str], tokens: list[int]) -> list[Record]:
-    """Has our program measure the products, whose results it verifies by itself."""
+    """Runs `microscale bench`, which verifies its own results."""
     command = [*shlex.split(program), "bench", "--device", "cuda:0", "--dtype", "bf16"]
     shape = f"{case.shape.rows}x{case.shape.cols}"
     if case.experts:
@@ -406,7 +412,7 @@ def line_of(record: Record) -> str:
 
 
 def print_tables(records: list[Record]) -> None:
-    """A table for each case: a line for each number of tokens, microseconds, and how many times as fast as PyTorch."""
+    """Prints a table per case: microseconds per number of tokens, and the speedup over PyTorch."""
     for case in dict.fromkeys(record.case for record in records):
         of_case = [record for record in records if record.case == case]
         labels = list(dict.fromkeys(record.label for record in of_case))
@@ -429,15 +435,15 @@ def print_tables(records: list[Record]) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shapes", nargs="*", default=DENSE, metavar="MxK", help="of single matrices")
+    parser.add_argument("--shapes", nargs="*", default=DENSE, metavar="MxK", help="shapes of single matrices")
     parser.add_argument("--tokens", nargs="*", type=int, default=DENSE_TOKENS)
-    parser.add_argument("--grouped-shapes", nargs="*", default=GROUPED, metavar="MxK", help="of each expert's matrix")
+    parser.add_argument("--grouped-shapes", nargs="*", default=GROUPED, metavar="MxK", help="shapes of an expert's matrix")
     parser.add_argument("--grouped-tokens", nargs="*", type=int, default=GROUPED_TOKENS)
     parser.add_argument("--experts", type=int, default=32)
     parser.add_argument("--top-k", type=int, default=4)
     parser.add_argument("--formats", nargs="*", choices=FORMATS, default=FORMATS)
     parser.add_argument("--peers", nargs="*", choices=PEERS, default=PEERS[:2])
-    parser.add_argument("--ours", metavar="PROGRAM", help="our program, which measures all of it too")
+    parser.add_argument("--ours", metavar="PROGRAM", help="the microscale program, to measure the same products")
     parser.add_argument("--json", type=Path, default=Path("peers_gemm.json"), help="where to write the records")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
@@ -450,7 +456,7 @@ def main() -> int:
     cases += [Case(Shape.parse(shape), arguments.experts, arguments.top_k) for shape in arguments.grouped_shapes]
     failures = 0
 
-    # What makes each peer of each case, so that only one peer's weights are there at a time.
+    # Constructors of the peers per case: the weights of only one peer are in memory at a time.
     peers: dict[Case, list[Callable[[], PyTorch | Humming]]] = {case: [] for case in cases}
     kernels = []
     for case in cases:
@@ -462,7 +468,7 @@ def main() -> int:
         for format, gemm, mma in itertools.product(arguments.formats, gemms, chosen):
             try:
                 kernels.append(HummingKernels(case, format, gemm, mma, tokens))
-            except Exception as error:  # A peer that is missing, or cannot do it, says why.
+            except Exception as error:  # A missing or unsuitable peer reports why.
                 what = f"Humming {gemm}{' mma' if mma else ''} {format}"
                 print(f"{case}  {what}: {type(error).__name__}: {error}", flush=True)
                 failures += 1

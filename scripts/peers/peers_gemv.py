@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""GEMV by others on the same GPU: cuBLAS in bf16 through PyTorch, and bitsandbytes' 4-bit product if it is installed.
+"""Times GEMV in other libraries: cuBLAS (bf16, in PyTorch) and bitsandbytes (4-bit, if installed).
 
     python scripts/peers/peers_gemv.py 8192x28672 28672x8192
 
-One token, y = W x with W of MxK. Weights are rotated past the second-level cache, and a CUDA graph of many products is
-replayed: the median replay over its products. `microscale bench --op gemv-weights` measures the same of ours.
+The products are y = W x for one token, W with M rows and K columns. Copies of the weights are
+rotated so that they are not in the L2 cache. A CUDA graph of many products is replayed. The time is
+the median replay divided by the number of products. `microscale bench --op gemv-weights` measures
+microscale's products in the same way.
 """
 
 import statistics
@@ -17,7 +19,7 @@ REPLAYS, WARM_UP = 25, 3
 
 
 def microseconds(products):
-    """The median time of one of the calls in `products`, in a graph."""
+    """Returns the median time of one call of `products` in a graph."""
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         for product in products:
@@ -40,7 +42,7 @@ def microseconds(products):
 
 
 def turns(make, size):
-    """Sets of operands, enough to be past the cache, in rotation."""
+    """Returns sets of operands in rotation that together exceed the cache."""
     sets = [make() for _ in range(max(2, -(-ROTATION_BYTES // size)))]
     return [sets[i % len(sets)] for i in range(max(len(sets), 20))]
 
@@ -75,7 +77,7 @@ def main():
         for name, peer in peers.items():
             try:
                 print(f"{shape:>12}  {name:<18} {peer(rows, cols):8.1f} us")
-            except Exception as error:  # A peer that is missing, or cannot do it, says why.
+            except Exception as error:  # A missing or unsuitable peer reports why.
                 print(f"{shape:>12}  {name:<18} {type(error).__name__}: {error}")
 
 

@@ -1,12 +1,13 @@
-"""Times torchao's MXFP4 or NVFP4 quantizer on an NVIDIA GPU, eager and under torch.compile, beside a copy of the same bytes.
+"""Times torchao's MXFP4 or NVFP4 quantizer on an NVIDIA GPU, eager and compiled, next to a copy.
 
-    python peers_gpu.py [--format nvfp4] [--shape 16384x16384] [--dtype bf16] [--json FILE]
+    python scripts/peers/peers_gpu.py [--format nvfp4] [--shape 16384x16384] [--dtype bf16] [--json FILE]
 
-NVFP4's per-tensor scale is given; variants with "amax" compute it first, which reads the input a second time.
+The copy moves the same number of bytes. NVFP4's per-tensor scale is given in advance; variants with
+"amax" compute it first, which reads the input twice.
 
-Needs torch with CUDA and torchao, nothing else (written for torch 2.11, triton 3.6, torchao 0.18.0). Times are CUDA events
-around single calls, medians after warm-up. Successive calls read different buffers whose total is at least 512 MiB, so that
-none finds its input in the L2 cache.
+Needs only torch with CUDA, and torchao (written for torch 2.11, triton 3.6, torchao 0.18.0). Times
+are CUDA events around single calls, medians after warm-up. Successive calls read different buffers,
+512 MiB or more in total, so that no call finds its input in the L2 cache.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ VERIFIED_ROWS = 64
 
 
 def event_seconds(run: Callable[[int], object], warmup: int, samples: int) -> list[float]:
-    """Seconds of each of `samples` calls of run(index) by CUDA events."""
+    """Returns the seconds of each of `samples` calls of run(index), by CUDA events."""
     for index in range(warmup):
         run(index)
     torch.cuda.synchronize()
@@ -41,7 +42,7 @@ def event_seconds(run: Callable[[int], object], warmup: int, samples: int) -> li
 
 
 def rotation(make: Callable[[], torch.Tensor]) -> list[torch.Tensor]:
-    """Enough tensors made by `make` to exceed the cache together."""
+    """Returns tensors made by `make` that together exceed the cache."""
     tensors = [make()]
     while sum(tensor.nbytes for tensor in tensors) < ROTATION_BYTES:
         tensors.append(make())
@@ -49,7 +50,7 @@ def rotation(make: Callable[[], torch.Tensor]) -> list[torch.Tensor]:
 
 
 def copy_seconds(total_bytes: int, warmup: int, samples: int) -> list[float]:
-    """A device-to-device copy that reads one half of `total_bytes` and writes the other."""
+    """Times a device-to-device copy that reads one half of `total_bytes` and writes the other."""
     sources = rotation(lambda: torch.randint(0, 256, (total_bytes // 2,), dtype=torch.uint8, device="cuda"))
     targets = [torch.empty_like(source) for source in sources]
 
@@ -67,8 +68,8 @@ Quantizer = Callable[[torch.Tensor], tuple[torch.Tensor, ...]]
 
 
 def mxfp4_quantizers(rule: str) -> dict[str, Quantizer]:
-    """torchao's MXFP4 quantizer by what it includes."""
-    # Imported here so that the script can say that there is no GPU where torchao is not installed either.
+    """Returns torchao's MXFP4 quantizer, by suffix of the variant."""
+    # Imported here: without a GPU the script exits before it needs torchao.
     from torchao.prototype.mx_formats.config import ScaleCalculationMode
     from torchao.prototype.mx_formats.mx_tensor import to_mx
 
@@ -77,7 +78,7 @@ def mxfp4_quantizers(rule: str) -> dict[str, Quantizer]:
 
 
 def nvfp4_quantizers(example: torch.Tensor) -> dict[str, Quantizer]:
-    """torchao's NVFP4 quantizer by what it includes: under the scale of `example`, or under one that it computes."""
+    """Returns torchao's NVFP4 quantizers: with the scale of `example`, and computing the scale."""
     from torchao.prototype.mx_formats.nvfp4_tensor import nvfp4_quantize, per_tensor_amax_to_scale
 
     given = per_tensor_amax_to_scale(example.abs().max())
@@ -88,7 +89,7 @@ def nvfp4_quantizers(example: torch.Tensor) -> dict[str, Quantizer]:
 
 
 def measure(dtype: str, shape: Shape, format: str, rule: str, warmup: int, samples: int) -> list[Record]:
-    """The copy, torchao eager and torchao compiled, on one input type."""
+    """Measures the copy, torchao eager and torchao compiled, for one input type."""
     matrices = rotation(lambda: torch.randn(shape.rows, shape.cols, dtype=DTYPES[dtype], device="cuda"))
     quantizers = mxfp4_quantizers(rule) if format == "mxfp4" else nvfp4_quantizers(matrices[0])
     once = shape.quantize_bytes(matrices[0].itemsize, MX_BLOCK if format == "mxfp4" else NV_BLOCK)
@@ -110,7 +111,7 @@ def measure(dtype: str, shape: Shape, format: str, rule: str, warmup: int, sampl
         )
 
     def torchao_record(variant: str, run: Quantizer, eager: Quantizer, size: int) -> Record:
-        """Times `run` and compares what it gives with what the eager code gives, the first rows of it."""
+        """Times `run`, and compares the first rows of its result with eager code."""
         seconds = event_seconds(lambda index: run(matrices[index % len(matrices)]), warmup, samples)
         found, expected = (tuple(part[:VERIFIED_ROWS] for part in make(matrices[0])) for make in (run, eager))
         return record("quantize", "torchao", variant, seconds, same_bytes(found, expected), size)

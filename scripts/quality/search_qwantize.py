@@ -1,19 +1,21 @@
-"""Compares PyPI's qwantize, which calls its search for block scales optimal, with ours, by the errors that both make.
+"""Compares microscale's search for block scales with qwantize's, which claims to be optimal.
 
-    python search_qwantize.py target/release/microscale [--large 2560x9728]
+    python scripts/quality/search_qwantize.py target/release/microscale [--large 2560x9728]
 
-qwantize's torch reference (`nvfp4_optimal`, `mxfp4_optimal`) and `microscale quantize --search full` get the same F32
-matrices. Errors are summed in f64 from what each dequantizes to. qwantize's ties go toward zero and ours to even, which
-changes codes and no error. Its NVFP4 has no global scale, so that ours runs without one too (`--global-scale none`),
-and with one besides.
+qwantize's torch reference (`nvfp4_optimal`, `mxfp4_optimal`) and `microscale quantize --search full`
+get the same F32 matrices. The script sums the errors of the dequantized values in f64. qwantize
+rounds ties toward zero and microscale to even, which changes codes but no error. qwantize's NVFP4
+has no global scale. The script therefore runs microscale without one (`--global-scale none`), and
+also with one.
 
-The first table has matrices of 256×512 of several spreads: the total error of each, in how many blocks one errs less
-than the other by more than a millionth of the block's squares, and which blocks qwantize makes zeros. The second has
-the figures that qwantize publishes for a layer of 2560×9728 beside ours on Gaussian data of that shape: 100 ·
-‖dequantized − W‖ / ‖W‖, which is the root of the relative squared error, in per cent. --large none leaves it out.
+The first table has matrices of 256×512 with several standard deviations: the total errors, the
+number of blocks where one library errs less by more than a millionth of the block's squares, and
+the number of blocks that qwantize rounds to zeros. The second table has the figures that qwantize
+publishes for a layer of 2560×9728, and measurements on Gaussian data of that shape: 100 ·
+‖dequantized − W‖ / ‖W‖, the root of the relative squared error in per cent. --large none omits it.
 
-Needs qwantize, torch and safetensors (made with 0.1.1, 2.11.0 and 0.8.0); triton must be importable and is not used. On
-the CPU.
+Needs qwantize, torch and safetensors (made with 0.1.1, 2.11.0 and 0.8.0). triton must be importable,
+but is not used. Runs on the CPU.
 """
 
 from __future__ import annotations
@@ -36,14 +38,15 @@ THEIRS = {
     ("mxfp4", "none"): mxfp4.mxfp4_naive,
     ("mxfp4", "full"): mxfp4.mxfp4_optimal,
 }
-#: The rows that qwantize takes at a time: it makes many temporaries.
+#: Rows per call of qwantize, which makes many temporaries.
 ROWS = 64
-#: What its README says (0.1.1, blocks of 16 in both formats), of down_proj in the first layer of Qwen3-4B.
+#: Figures of qwantize's README (0.1.1, blocks of 16 in both formats) for down_proj in layer 0 of
+#: Qwen3-4B.
 PUBLISHED = {("nvfp4", "none"): 10.05, ("nvfp4", "full"): 8.74, ("mxfp4", "none"): 11.77, ("mxfp4", "full"): 11.02}
 
 
 def theirs(matrix: torch.Tensor, format: str, search: str, block: int | None = None) -> torch.Tensor:
-    """What qwantize makes of it, dequantized."""
+    """Quantizes and dequantizes a matrix with qwantize."""
     block = block or BLOCK[format]
     quantize = THEIRS[format, search]
     pieces = [quantize(rows.reshape(-1, block), dim=-1, return_dequant=True)[2] for rows in matrix.split(ROWS)]
@@ -51,7 +54,7 @@ def theirs(matrix: torch.Tensor, format: str, search: str, block: int | None = N
 
 
 def ours(program: Path, matrix: torch.Tensor, format: str, search: str, *options: str) -> torch.Tensor:
-    """What the program makes of it, dequantized."""
+    """Quantizes and dequantizes a matrix with the program."""
     with tempfile.TemporaryDirectory() as scratch:
         original, quantized, restored = (Path(scratch, f"{part}.safetensors") for part in ("a", "q", "d"))
         save_file({"layer.weight": matrix}, original)

@@ -1,12 +1,13 @@
-"""Trains sample/tiny-story, a Llama of 3.7 million parameters that writes sentences in the manner of Jane Austen.
+"""Trains sample/tiny-story, a Llama of 3.7 million parameters that imitates Jane Austen's novels.
 
     apt-get download r-cran-janeaustenr
     python scripts/quality/train_tiny_story.py text r-cran-janeaustenr_1.0.0-1_all.deb novels.txt
     python scripts/quality/train_tiny_story.py train novels.txt sample/tiny-story
 
-The text is that of her six novels (1811 to 1817, in the public domain), out of Debian's package r-cran-janeaustenr. `train` takes a minute
-on an H200; the seed is fixed, but GPUs add in an order of their own, so that weights differ in their last bits from run to run.
-Made with torch 2.11.0, tokenizers 0.23.2 and safetensors 0.8.0.
+The text is her six novels (1811 to 1817, in the public domain) from Debian's package
+r-cran-janeaustenr. `train` takes a minute on an H200. The seed is fixed, but GPUs add in varying
+order, so the last bits of the weights differ from run to run. Made with torch 2.11.0, tokenizers
+0.23.2 and safetensors 0.8.0.
 """
 
 import argparse
@@ -56,7 +57,7 @@ CONFIG = {
 
 
 def members_of_deb(path):
-    """The files of a Debian package: an `ar` archive, with `data.tar.xz` in it."""
+    """Returns the files of a Debian package: an `ar` archive that contains `data.tar.xz`."""
     with open(path, "rb") as file:
         assert file.read(8) == b"!<arch>\n", f"{path} is no Debian package"
         while header := file.read(60):
@@ -69,13 +70,17 @@ def members_of_deb(path):
 
 
 def string_vectors(database):
-    """The objects of R's lazy-load database that holds nothing but vectors of strings: each a length, then zlib."""
+    """Yields the objects of an R lazy-load database of string vectors.
+
+    Each object is a length followed by zlib data.
+    """
     at = 0
     while at < len(database):
         stream = zlib.decompressobj()
         data = stream.decompress(database[at + 4 :])
         at = len(database) - len(stream.unused_data)
-        # R's serialization, version 3, big-endian: three versions, the encoding, then the vector (type 16) of strings (type 9).
+        # R's serialization, version 3, big-endian: three versions, the encoding, then the vector
+        # (type 16) of strings (type 9).
         assert data[:6] == b"X\n\0\0\0\3", "R's serialization is another version"
         place = 18 + struct.unpack_from(">i", data, 14)[0]
         flags, count = struct.unpack_from(">ii", data, place)
@@ -91,7 +96,7 @@ def string_vectors(database):
 
 
 def paragraphs(lines):
-    """One string a paragraph, an empty one where a chapter begins. Titles are left out."""
+    """Yields one string per paragraph, and an empty one before each chapter. Omits titles."""
     text = "\n".join(line.strip() for line in lines).replace("_", "")
     chapters = re.split(r"\n+(?:VOLUME [IVX]+\n+)?(?:CHAPTER|Chapter) [IVXLC\d]+\.?\n+", text)[1:]
     for chapter in chapters:
@@ -103,7 +108,10 @@ def paragraphs(lines):
 
 
 def text(package, out):
-    """Writes the novels, a paragraph a line, an empty line before each chapter and a form feed before each novel."""
+    """Writes the novels, one paragraph per line.
+
+    An empty line precedes each chapter, a form feed each novel but the first.
+    """
     database = next(data for name, data in members_of_deb(package).items() if name.endswith("data/Rdata.rdb"))
     novels = ["\n".join(paragraphs(lines)) for lines in string_vectors(database)]
     Path(out).write_text("\f".join(novels), encoding="utf-8")
@@ -111,7 +119,10 @@ def text(package, out):
 
 
 def split(novels):
-    """The training text, and two stretches from the end of each novel: one to choose the moment to stop, one to judge by."""
+    """Returns the training, validation and held-out texts.
+
+    The latter two come from the end of each novel: validation decides when to stop.
+    """
     parts = ([], [], [])
     for novel in novels.split("\f"):
         lines = novel.split("\n")
@@ -125,7 +136,7 @@ def split(novels):
 
 
 def model_of(config, dropout):
-    """transformers' LlamaForCausalLM, with its names."""
+    """Returns a model equal to transformers' LlamaForCausalLM, with its parameter names."""
     import torch
     import torch.nn.functional as F
     from torch import nn
@@ -206,7 +217,7 @@ def model_of(config, dropout):
             self.model = Model()
             for name, parameter in self.named_parameters():
                 if parameter.dim() == 2:
-                    # What is added to the residual stream is made smaller with the number of layers.
+                    # Layers that add to the residual stream start smaller in deeper models.
                     ends = name.endswith(("o_proj.weight", "down_proj.weight"))
                     nn.init.normal_(parameter, std=0.02 / (math.sqrt(2 * config["num_hidden_layers"]) if ends else 1))
 
@@ -233,13 +244,13 @@ def tokenizer_of(text):
 
 
 def tokens_of(tokenizer, text):
-    """The tokens of a text; each chapter begins with the start token."""
+    """Returns the tokens of a text. Each chapter begins with the start token."""
     chapters = [chapter for chapter in text.split("\n\n") if chapter]
     return [token for chapter in chapters for token in [0, *tokenizer.encode(chapter + "\n").ids]]
 
 
 def loss_on(model, tokens, device):
-    """Mean cross entropy a token, in stretches of CONTEXT that begin with the start token."""
+    """Returns the mean cross entropy per token, in windows that begin with the start token."""
     import torch
     import torch.nn.functional as F
 
@@ -326,7 +337,7 @@ def main():
     of_train.add_argument("text")
     of_train.add_argument("out")
     of_train.add_argument("--steps", type=int, default=2400)
-    of_train.add_argument("--batch", type=int, default=32, help="stretches of 512 tokens a step")
+    of_train.add_argument("--batch", type=int, default=32, help="windows of 512 tokens per step")
     of_train.add_argument("--rate", type=float, default=2e-3)
     of_train.add_argument("--dropout", type=float, default=0.2)
     of_train.add_argument("--decay", type=float, default=0.1)

@@ -1,19 +1,22 @@
-"""Compares the decisions of `microscale quantize` about each class of transformers with the modules of the class.
+"""Compares the decisions of `microscale quantize` about each transformers class with its modules.
 
-    python architectures.py --microscale target/release/microscale [--out architectures.json] [CLASS or MODEL_TYPE ...]
+    python scripts/readers/architectures.py --microscale target/release/microscale
+        [--out architectures.json] [CLASS or MODEL_TYPE ...]
 
-Each class is built without memory for its weights. The script writes a small checkpoint with the tensor names and numbers of
-dimensions that transformers saves, quantizes it to MXFP4, and checks:
+Each class is built without memory for its weights. The script writes a small checkpoint with the
+tensor names and numbers of dimensions that transformers saves, quantizes it to MXFP4, and checks:
 
-- Every quantized tensor is the weight of a linear layer, or of an expert that the loader merges with the others.
-- No linear layer is copied as an embedding, a norm or a convolution because of a word elsewhere in its name.
-- compressed-tensors matches exactly the quantized layers: `ignore` lists the other linear layers, including tied heads, under the
-  module names of transformers.
-- A warning names transformers if initialization reads `.weight` of a quantized layer, or if a converter of the loader drops weights
-  that are unquantized.
+- Every quantized tensor is the weight of a linear layer, or of an expert that the loader merges with
+  the others.
+- No linear layer is copied as an embedding, a norm or a convolution because of a word elsewhere in
+  its name.
+- compressed-tensors matches exactly the quantized layers: `ignore` lists the other linear layers,
+  including tied heads, under the module names of transformers.
+- A warning names transformers if initialization reads `.weight` of a quantized layer, or if a
+  converter of the loader drops unquantized weights.
 
-Each class is tried with its default config, with tied weights if it can tie them, and with its module names as tensor names. The
-exit code is 1 if a class differs or cannot be built.
+Each class is tried with its default config, with tied weights if it can tie them, and with its
+module names as tensor names. The exit code is 1 if a class differs or cannot be built.
 """
 
 from __future__ import annotations
@@ -50,13 +53,13 @@ from transformers.utils import logging
 
 VERSIONS = {package: version(package) for package in ("transformers", "compressed-tensors", "torch")}
 DEPTH, SECONDS, SMALL = 8, 100, 5_000_000
-# Reasons to copy a tensor that are wrong for a linear layer, unless its own name or its parent's has the word: small projections
-# of embeddings, patches and norms may stay unquantized.
+# Reasons to copy a tensor that are wrong for a linear layer, unless its name or its parent's name
+# contains the word: small projections of embeddings, patches and norms may stay unquantized.
 NOT_LINEAR = {"embedding": ("emb", "patch"), "norm": ("norm",), "convolution": ("conv",), "Conv1D": ()}
 
 
 def numbered(name: str) -> str:
-    """A name with `*` for each number."""
+    """Returns a name with `*` for each number."""
     return re.sub(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.)", "*", name)
 
 
@@ -66,7 +69,7 @@ def few(names: object) -> str:
 
 
 def shallow(config: PreTrainedConfig) -> PreTrainedConfig:
-    """A default config with few layers, of all kinds."""
+    """Reduces a default config to few layers of all kinds."""
     depths = {value for key, value in vars(config).items() if re.fullmatch(LAYERS, key) and isinstance(value, int)}
     for key, value in list(vars(config).items()):
         if isinstance(value, PreTrainedConfig):
@@ -79,7 +82,7 @@ def shallow(config: PreTrainedConfig) -> PreTrainedConfig:
 
 
 def build(name: str, tied: bool | None, small: bool) -> PreTrainedModel:
-    """A class with its default config, or else in small form."""
+    """Builds a class with its default config, or a small config if that fails."""
     made, failure = getattr(transformers, name), None
     configs = {"default": lambda: shallow(made.config_class()), "small": lambda: small_config(made)}
     for what, make in configs.items():
@@ -91,13 +94,13 @@ def build(name: str, tied: bool | None, small: bool) -> PreTrainedModel:
                 config.tie_word_embeddings = tied
             with torch.device("meta"):
                 return made(config)
-        except Exception as error:  # noqa: BLE001  (some defaults are of no model)
+        except Exception as error:  # noqa: BLE001  (some default configs fit no model)
             failure = error
     raise failure
 
 
 def saved(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """The tensors of a model by parameter name, without tied copies."""
+    """Returns the tensors of a model by parameter name, without tied copies."""
     state, kept = model.state_dict(keep_vars=True), {}
     for target, source in (model.all_tied_weights_keys or {}).items():
         if state.get(target) is state.get(source):
@@ -109,7 +112,7 @@ def saved(model: PreTrainedModel) -> dict[str, torch.Tensor]:
 
 
 def write(directory: Path, model: PreTrainedModel, tensors: dict[str, torch.Tensor]) -> None:
-    """A checkpoint with these names and numbers of dimensions, and the shapes as well if the model is small."""
+    """Writes a checkpoint with these names and ranks, and the same shapes if it is small."""
     shapes = {0: [], 1: [64], 2: [32, 64], 3: [2, 32, 64]}
     real = sum(tensor.numel() for tensor in tensors.values()) < SMALL
     header, end = {}, 0
@@ -127,7 +130,10 @@ def write(directory: Path, model: PreTrainedModel, tensors: dict[str, torch.Tens
 
 @dataclass
 class Decided:
-    """The decisions of the program about a checkpoint: reasons to copy by tensor, `quantization_config` and warnings."""
+    """The decisions of the program about a checkpoint.
+
+    `fates` has the reason to copy each tensor, or None for a quantized one.
+    """
 
     fates: dict[str, str | None]
     config: dict
@@ -141,15 +147,15 @@ class Decided:
         subprocess.run([*command, "--dry-run", "--json", plan], check=True, capture_output=True)
         fates = {tensor["name"]: tensor["copied"] for tensor in json.loads(plan.read_text())["tensors"]}
         done = subprocess.run([*command, "--out", out], capture_output=True, text=True)
-        told = [line.removeprefix("warning: ") for line in done.stderr.splitlines() if line.startswith("warning: ")]
+        messages = [line.removeprefix("warning: ") for line in done.stderr.splitlines() if line.startswith("warning: ")]
         if done.returncode:
-            return cls(fates, {}, told, done.stderr.partition("error: ")[2].strip())
-        return cls(fates, json.loads((out / "config.json").read_text())["quantization_config"], told)
+            return cls(fates, {}, messages, done.stderr.partition("error: ")[2].strip())
+        return cls(fates, json.loads((out / "config.json").read_text())["quantization_config"], messages)
 
 
 @dataclass
 class Loader:
-    """The names that transformers gives a file's tensors."""
+    """Maps tensor names of a file to parameters of transformers."""
 
     model: PreTrainedModel
     modules: dict[str, nn.Module]
@@ -163,12 +169,12 @@ class Loader:
         return cls(model, dict(model.named_modules()), *kinds)
 
     def parameter(self, file: str, state: dict) -> tuple[str, str | None]:
-        """The parameter of a tensor, and the source of the converter that makes it."""
+        """Returns the parameter of a tensor, and the source pattern of its converter."""
         name, source = rename_source_key(file, self.renamings, self.converters, self.model.base_model_prefix, state)
         return (file, None) if name not in state and file in state else (name, source)
 
     def packed(self, layer: str) -> str:
-        """The module of a quantized layer."""
+        """Returns the module name of a quantized layer."""
         for steps in ((self.renamings, self.converters), ([], [])):
             name = rename_source_key(f"{layer}.weight_packed", *steps)[0].removesuffix(".weight_packed")
             prefix = f"{self.model.base_model_prefix}."
@@ -179,7 +185,7 @@ class Loader:
 
 
 def initialization_reads(model: PreTrainedModel, modules: dict[str, nn.Module], quantized: set[str]) -> set[str]:
-    """The quantized layers without whose `.weight` initialization fails."""
+    """Returns the quantized layers whose `.weight` initialization reads."""
     read, seen = set(), set()
     for name in sorted(quantized):
         if numbered(name) in seen:
@@ -196,14 +202,14 @@ def initialization_reads(model: PreTrainedModel, modules: dict[str, nn.Module], 
             except AttributeError as error:
                 if "weight" in str(error):
                     read.add(name)
-            except Exception:  # noqa: BLE001, S110  (without memory some initializations fail)
+            except Exception:  # noqa: BLE001, S110  (some initializations fail on the meta device)
                 pass
         modules[name]._parameters["weight"] = weight
     return read
 
 
 def differences(program: Path, model: PreTrainedModel, tensors: dict[str, torch.Tensor]) -> tuple[Decided, list[str]]:
-    """The decisions about a model whose file has these tensors, and the wrong ones among them."""
+    """Returns the decisions about a model whose file has these tensors, and the wrong decisions."""
     loader, state = Loader.of(model), model.state_dict()
     tensors = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
     with tempfile.TemporaryDirectory() as scratch:
@@ -218,7 +224,7 @@ def differences(program: Path, model: PreTrainedModel, tensors: dict[str, torch.
         module = loader.modules.get(owner)
         linear = isinstance(module, nn.Linear) and leaf == "weight" and tensor.ndim == 2
         merged = source is not None and state.get(parameter) is not None and state[parameter].ndim == 3 and tensor.ndim == 2
-        # The loader gives each expert of Llama 4 a linear layer, and the program splits them for it.
+        # The loader makes a linear layer per expert of Llama 4, and the program splits the experts.
         merged |= type(module).__name__ in MODULES_TO_PATCH_FOR_QUANTIZATION
         if fate is None and not linear and not merged:
             wrong.setdefault(f"quantized, but a {type(module).__name__} of {tensor.ndim} dimensions", []).append(file)
@@ -230,24 +236,24 @@ def differences(program: Path, model: PreTrainedModel, tensors: dict[str, torch.
             wrong.setdefault(f"copied as {fate}, but linear", []).append(file)
         if fate is not None and source is not None and source.endswith(".weight"):
             dropped.append(file)
-    told = any("transformers" in line for line in decided.warnings)
-    if dropped and not told and decided.refused is None:
+    warned = any("transformers" in line for line in decided.warnings)
+    if dropped and not warned and decided.refused is None:
         wrong["dropped by a converter of the loader, without a warning"] = dropped
     if decided.config:
         targets = [target for group in decided.config["config_groups"].values() for target in group["targets"]]
         matched = match_named_modules(model, targets, decided.config["ignore"])
         expected = {name for name, module in matched if isinstance(module, (nn.Linear, nn.Embedding))}
-        if not told:
+        if not warned:
             wrong |= {"expected quantized by the loader": sorted(expected - packed)} if expected - packed else {}
             wrong |= {"quantized, but no module of the loader": sorted(packed - expected)} if packed - expected else {}
         reads = initialization_reads(model, loader.modules, expected & packed)
-        if reads and not told:
+        if reads and not warned:
             wrong["read by initialization, without a warning"] = sorted(reads)
     return decided, [f"{what}: {few(names)}" for what, names in wrong.items()]
 
 
 def variants(name: str, small: bool) -> Iterator[tuple[str, PreTrainedModel, dict[str, torch.Tensor]]]:
-    """A class as saved, with tied weights, and with the names of its modules."""
+    """Yields a class as saved, with tied weights, and with its module names as tensor names."""
     model = build(name, None, small)
     tensors = saved(model)
     model._weight_conversions = None
@@ -302,7 +308,7 @@ def main() -> int:
                 entry = compare(args.microscale.resolve(), name)
             except subprocess.CalledProcessError:  # The program refuses shapes that contradict the config.
                 entry = compare(args.microscale.resolve(), name, small=True)
-        except Exception as error:  # noqa: BLE001  (one class must not end the others)
+        except Exception as error:  # noqa: BLE001  (the other classes run anyway)
             why = f"{type(error).__name__}: {' '.join(str(error).split())}"[:200]
             entry = {"class": name, "model_type": model_type, "not_built": why, "wrong": {}}
         signal.alarm(0)

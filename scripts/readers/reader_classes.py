@@ -1,12 +1,14 @@
-"""Quantizes a small random model of each transformers class, loads it with transformers, and compares weights and logits.
+"""Quantizes a small model of each transformers class, loads it, and compares with microscale.
 
-    python reader_classes.py --microscale target/release/microscale --out classes.json [--table classes.md] [CLASS ...]
+    python scripts/readers/reader_classes.py --microscale target/release/microscale
+        --out classes.json [--table classes.md] [CLASS ...]
 
-Each class is saved in bf16 and quantized with default options to NVFP4 and MXFP4. transformers loads the result twice: dequantized
-as it loads, and dequantized as it runs. The model that `microscale dequantize` writes is the reference for loading keys, for every
-weight bit for bit, and for logits if the model takes simple inputs. Each class runs in its own process. A run resumes: it skips
-classes that are in the results already, unless they are named. The exit code is 1 if a class loads wrong and `quantize` or `doctor`
-does not report it.
+Each class is saved in bf16 and quantized with default options to NVFP4 and MXFP4. transformers loads
+the result twice: dequantized while it loads, and dequantized in the forward pass. The model that
+`microscale dequantize` writes is the reference for the loading report, for every weight bit for bit,
+and for logits if the model takes simple inputs. Each class runs in its own process. A run resumes:
+it skips classes that are already in the results, unless they are named. The exit code is 1 if a
+class loads wrong and `quantize` or `doctor` does not report it.
 """
 
 from __future__ import annotations
@@ -40,12 +42,12 @@ FORMATS = ("nvfp4", "mxfp4")
 MODES = {"load": True, "run": False}
 SECONDS, BYTES, PARAMETERS = 240, 14 << 30, 320_000_000
 VERSIONS = {package: version(package) for package in ("transformers", "compressed-tensors", "torch")}
-# Parameters that remain where weights are dequantized at the first forward pass.
+# Parameters that remain if weights are dequantized in the first forward pass.
 SCALES = ("weight_scale", "weight_global_scale", "weight_zero_point", "weight_shape", "input_global_scale")
-# Squared error of a weight in four bits, relative to its square, that no format exceeds.
+# Maximum relative squared error of a 4-bit weight in any format.
 QUANTIZED = 0.05
 
-# A class that loads its voices from a file which saving leaves out, and cannot give loading info.
+# A class that loads its voices from a file that `save_pretrained` omits, and has no loading info.
 OMNI = "Qwen2_5OmniForConditionalGeneration"
 
 
@@ -54,7 +56,7 @@ class Wrong(Exception):
 
 
 def few(names: object) -> str:
-    """The first of some names without their numbers, and how many more there are."""
+    """Returns the first names, with `*` for numbers, and the number of the others."""
     kinds = list(dict.fromkeys(re.sub(r"(?<=\.)\d+(?=\.|$)", "*", str(name)) for name in sorted(map(str, names))))
     return ", ".join(kinds[:3]) + (f" and {len(kinds) - 3} more" if len(kinds) > 3 else "")
 
@@ -71,7 +73,7 @@ def brief(error: BaseException) -> str:
             lines = str(why).strip().splitlines()
             why = next((line for line in reversed(lines) if "Error" in line), lines[-1])
             return f"conversion of {few([name])}: {' '.join(why.split())}"[:260]
-    # The innermost function of transformers says more than the message.
+    # The innermost function of transformers is more specific than the message.
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "/transformers/" in frame.filename]
     where = f" in {frames[-1].name}" if frames else ""
     return f"{type(error).__name__}{where}: {text}"[:260]
@@ -100,12 +102,12 @@ def logits(model: PreTrainedModel, given: dict[str, torch.Tensor]) -> torch.Tens
 
 
 def usable(model: PreTrainedModel) -> dict[str, torch.Tensor] | None:
-    """The first inputs that a model takes, with logits that are numbers."""
+    """Returns the first inputs that a model accepts and that give finite logits."""
     for given in inputs(model):
         try:
             if logits(model, given).isfinite().all():
                 return given
-        except Exception:  # noqa: BLE001, S112  (any model fails in its own way)
+        except Exception:  # noqa: BLE001, S112  (models raise anything)
             continue
     return None
 
@@ -123,13 +125,13 @@ def bits(values: torch.Tensor) -> torch.Tensor:
 
 
 def strange(info: dict[str, set], usual: dict[str, set]) -> list[str]:
-    """The keys that the loader names, and does not for the model before it was quantized."""
+    """Returns the keys that the loader reports, except those it reports for the original model."""
     found = {key: names - usual.get(key, set()) for key, names in info.items()}
     return [f"{key.replace('_keys', '')}: {few(names)}" for key, names in found.items() if names]
 
 
 def joined(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Weights with the experts of Llama 4 in one tensor, transposed, instead of one linear layer each."""
+    """Merges the experts of Llama 4, one linear layer each, into one transposed tensor."""
     expert = re.compile(r"(.*\.experts)\.\d+\.(gate|up|down)_proj\.weight")
     layers: dict[str, dict[str, list[torch.Tensor]]] = {}
     for name, weight in weights.items():
@@ -152,7 +154,7 @@ def compared(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> 
 
 
 def by_transformers(made: type, quantized: Path, ours: tuple, given: dict | None, usual: dict, *, dequantize: bool) -> None:
-    """Raises if the loader makes another model of a checkpoint than `microscale dequantize`."""
+    """Raises if transformers loads another model than `microscale dequantize` writes."""
     model, info = load(made, quantized, CompressedTensorsConfig(dequantize=dequantize))
     problems = strange(info, usual)
     if problems:
@@ -164,7 +166,7 @@ def by_transformers(made: type, quantized: Path, ours: tuple, given: dict | None
     if is_llama4 := theirs.keys() != ours[0].keys() and type(model).__name__.startswith("Llama4"):
         theirs = joined(theirs)
     compared(ours[0], theirs)
-    # One linear layer for each expert rounds otherwise than a batched product.
+    # One linear layer per expert rounds differently from a batched product.
     if given is not None and not (torch.allclose(ours[1], result, rtol=0.02, atol=0.02) if is_llama4 else same(ours[1], result)):
         raise Wrong("other logits, with the same weights")
 
@@ -211,11 +213,11 @@ def one_format(
     scratch.mkdir()
     quantized, back = scratch / "quantized", scratch / "dequantized"
     done = run(program, "quantize", source, "--format", format, "--out", quantized)
-    told = [line.removeprefix("warning: ") for line in done.stderr.splitlines() if line.startswith("warning: ")]
+    messages = [line.removeprefix("warning: ") for line in done.stderr.splitlines() if line.startswith("warning: ")]
     if done.returncode:
-        return {"refused": error_of(done, source), "warnings": told}
+        return {"refused": error_of(done, source), "warnings": messages}
     doctor = run(program, "doctor", quantized)
-    result: dict = {"warnings": told, "doctor": doctor.returncode}
+    result: dict = {"warnings": messages, "doctor": doctor.returncode}
     if doctor.returncode:
         result["found"] = doctor.stdout.strip()[:300]
     done = run(program, "dequantize", quantized, "--dtype", "bf16", "--out", back)
@@ -239,7 +241,7 @@ def one_format(
 
 
 def in_process(program: Path, name: str, scratch: Path) -> dict:
-    """The entry of a class, from a process of its own, which may hang or crash."""
+    """Returns the entry of a class from its own process, which may hang or crash."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -262,7 +264,7 @@ def in_process(program: Path, name: str, scratch: Path) -> dict:
 
 
 def verdict(entry: dict) -> tuple[str, str]:
-    """The result of a class, and its reason."""
+    """Returns the result of a class, and the reason."""
     if "skipped" in entry:
         return "not run", entry["skipped"]
     formats = {format: entry[format] for format in FORMATS}
@@ -276,8 +278,8 @@ def verdict(entry: dict) -> tuple[str, str]:
     return ("wrong" if wrong else "same"), "; ".join(f"{reason} ({', '.join(where)})" for reason, where in wrong.items())
 
 
-def is_told(entry: dict) -> bool:
-    """Whether `quantize` warns of each format that is loaded wrong, and `doctor` finds it."""
+def is_reported(entry: dict) -> bool:
+    """Returns whether `quantize` warns about each format that loads wrong, and `doctor` too."""
     results = [entry[format] for format in FORMATS]
     wrong = [result for result in results if any(result.get(step, "same") != "same" for step in ("dequantized", *MODES))]
     return all(result["doctor"] and any("transformers" in line for line in result["warnings"]) for result in wrong)
@@ -298,10 +300,10 @@ def table(entries: dict[str, dict]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--microscale", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True, help="results as JSON, which a run goes on from")
+    parser.add_argument("--out", type=Path, required=True, help="results as JSON; a run resumes from them")
     parser.add_argument("--table", type=Path, help="Markdown table of the results")
     parser.add_argument("--tasks", nargs="*", default=list(TASKS))
-    parser.add_argument("--part", default="0/1", help="N/OF: each OF-th class from the N-th on")
+    parser.add_argument("--part", default="0/1", help="N/OF: every OF-th class, starting with class N")
     parser.add_argument("classes", nargs="*")
     args = parser.parse_args()
     logging.set_verbosity(50)
@@ -316,7 +318,7 @@ def main() -> int:
         if (args.classes and name not in args.classes) or (name in entries and not args.classes):
             continue
         start = time.monotonic()
-        hasattr(transformers, name)  # Imported once, before processes are made.
+        hasattr(transformers, name)  # Imports the class once, before the fork.
         with tempfile.TemporaryDirectory() as scratch:
             entry = in_process(args.microscale.resolve(), name, Path(scratch))
         entries[name] = {"task": task, **entry, "seconds": round(time.monotonic() - start, 1)}
@@ -325,7 +327,7 @@ def main() -> int:
     if args.table:
         args.table.write_text(table(entries) + "\n")
     results = Counter(verdict(entry)[0] for entry in entries.values())
-    silent = [name for name, entry in entries.items() if verdict(entry)[0] == "wrong" and not is_told(entry)]
+    silent = [name for name, entry in entries.items() if verdict(entry)[0] == "wrong" and not is_reported(entry)]
     print(", ".join(f"{count} {result}" for result, count in results.items()), f"; wrong without a warning: {len(silent)}")
     return 1 if silent else 0
 

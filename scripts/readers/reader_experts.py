@@ -1,4 +1,4 @@
-"""Checks of readers.py: experts that transformers has in one tensor compute the same when they are taken one by one."""
+"""Checks for readers.py: split experts compute the same as transformers' merged experts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EXPERTS, HIDDEN, INTERMEDIATE, TOKENS = 3, 64, 96, 5
 
 def llama4() -> tuple[str, nn.Module, Callable[[nn.Module, torch.Tensor], torch.Tensor]]:
     config = Llama4TextConfig(hidden_size=HIDDEN, intermediate_size=INTERMEDIATE, num_local_experts=EXPERTS, hidden_act="silu")
-    # Its rows are sorted by expert, as many for each.
+    # Its rows are sorted by expert, the same number for each.
     return "llama4", Llama4TextExperts(config), lambda module, x: module(x.flatten(0, 1)).unflatten(0, (EXPERTS, TOKENS))
 
 
@@ -37,7 +37,7 @@ def qwen3_5() -> tuple[str, nn.Module, Callable[[nn.Module, torch.Tensor], torch
 
 
 def same_products(program: Program, make: Callable[[], tuple]) -> list[str]:
-    """Splits the experts of a layer, and multiplies with each by itself."""
+    """Compares a layer with products of its experts, which the program split."""
     torch.manual_seed(0)
     model_type, module, run = make()
     for parameter in module.parameters():
@@ -65,4 +65,4 @@ def same_products(program: Program, make: Callable[[], tuple]) -> list[str]:
 
 def expert_checks(program: Program) -> dict[str, Callable[[], list[str]]]:
     made = {"Llama 4's": llama4, "Qwen3.5's": qwen3_5}
-    return {f"transformers reads {whose} experts of a layer as those that were split": partial(same_products, program, make) for whose, make in made.items()}
+    return {f"transformers computes with {whose} experts of a layer the same as with split ones": partial(same_products, program, make) for whose, make in made.items()}

@@ -1,4 +1,4 @@
-"""Small random models whose weights other libraries have made codes of eight bits. readers.py quantizes and reads them."""
+"""Small random models with FP8, INT8 or MXFP4 weights of other libraries, for readers.py."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ Tensors = dict[str, torch.Tensor]
 
 
 def tiny(directory: Path, described: dict[str, object] | None, quantize: Callable[[str, torch.Tensor], Tensors]) -> Path:
-    """A random Llama whose linear layers are what a function makes of them; its config's entry is given."""
+    """Writes a random Llama. `quantize` returns the stored tensors of each linear layer.
+
+    `described` becomes the config's `quantization_config`.
+    """
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=64, hidden_size=256, intermediate_size=384, num_hidden_layers=2, num_attention_heads=2,
@@ -37,7 +40,7 @@ def tiny(directory: Path, described: dict[str, object] | None, quantize: Callabl
 
 
 def tiny_plain(directory: Path, *, pickled: bool = False) -> Path:
-    """The weights themselves, in bf16: in safetensors, or as PyTorch's `.bin`."""
+    """Writes an unquantized Llama in bf16: in safetensors, or as PyTorch's `.bin`."""
     tiny(directory, None, lambda name, weight: {name: weight})
     if pickled:
         file = directory / "model.safetensors"
@@ -47,7 +50,10 @@ def tiny_plain(directory: Path, *, pickled: bool = False) -> Path:
 
 
 def deepseek_v4(directory: Path) -> tuple[Path, Tensors]:
-    """Experts in MXFP4 and a layer in block FP8 under DeepSeek-V4's names, and what transformers makes of them in f32."""
+    """Writes MXFP4 experts and a block FP8 layer under DeepSeek-V4's names.
+
+    Returns the path and the values that transformers dequantizes in f32.
+    """
     config = FineGrainedFP8Config(scale_fmt="ue8m0")
     quantizer = SimpleNamespace(quantization_config=config)
     loader = Fp8Dequantize(quantizer)
@@ -71,14 +77,14 @@ def deepseek_v4(directory: Path) -> tuple[Path, Tensors]:
 
 
 def tiny_fp8(directory: Path) -> Path:
-    """FP8 under a scale for each block of 128x128, as DeepSeek-V3 and Qwen3 are published."""
+    """Writes FP8 weights with a scale per 128x128 block, the format of DeepSeek-V3 and Qwen3."""
     quantizer = SimpleNamespace(quantization_config=FineGrainedFP8Config())
     described = {"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8", "weight_block_size": [128, 128]}
     return tiny(directory, described, lambda name, weight: Fp8Quantize(quantizer).convert({name: weight}))
 
 
 def tiny_compressed(directory: Path, kind: str, group: int | None = None) -> Path:
-    """compressed-tensors' codes of eight bits of a kind, with a scale for each row, or each group of so many in a row."""
+    """Writes compressed-tensors' FP8 or INT8 weights, with scales per row or `group` columns."""
     strategy = {"strategy": "group", "group_size": group} if group else {"strategy": "channel"}
     weights = QuantizationArgs(num_bits=8, type=kind, symmetric=True, dynamic=False, **strategy)
     scheme = QuantizationScheme(targets=["Linear"], weights=weights)

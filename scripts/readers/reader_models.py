@@ -1,4 +1,4 @@
-"""Small random models of many architectures, as transformers makes and saves them. readers.py quantizes and reads them."""
+"""Small random models of many architectures, made and saved by transformers, for readers.py."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ VISION = dict(hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_att
 
 @dataclass(frozen=True)
 class Model:
-    """An architecture: how to make a small one, which class loads it, and how its published files differ."""
+    """An architecture: a small model, its loader class, and names in published files."""
 
     make: Callable[[], t.PreTrainedModel]
     loader: type = t.AutoModelForCausalLM
-    # Beginnings of names in files as published, by those that transformers 5 saves.
+    # Pairs of name prefixes: saved by transformers 5, and in published files.
     published: tuple[tuple[str, str], ...] = ()
     exclude: tuple[str, ...] = ()
-    # Whether it runs before all weights are dequantized: T5 asks for a weight's dtype first.
+    # Whether the forward pass works with quantized weights. T5 reads the dtype of a weight first.
     plain: bool = True
 
     def save(self, directory: Path) -> Path:
         torch.manual_seed(0)
         model = self.make().to(torch.bfloat16)
         model.config.dtype = "bfloat16"
-        # No tensor is zeros or ones, so that every change shows.
+        # No tensor is all zeros or ones, so that every change is visible.
         for parameter in model.parameters():
             torch.nn.init.normal_(parameter, std=0.05)
         model.save_pretrained(directory)

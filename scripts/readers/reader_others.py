@@ -1,4 +1,4 @@
-"""Checks of readers.py whose readers load no model: gguf, ComfyUI's library, and what others than compressed-tensors pack in four bits."""
+"""Checks for readers.py without a model: gguf, comfy-kitchen, and MXFP4 of Quark and Kimi-K3."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ LAYOUTS = {"nvfp4": TensorCoreNVFP4Layout, "mxfp8": TensorCoreMXFP8Layout}
 
 
 def quark_mxfp4(directory: Path) -> tuple[Path, Tensors]:
-    """A Llama in MXFP4 as Quark packs it, and Quark's values in bf16."""
-    # Quark compiles an extension as it is imported, for which it needs ninja and a C++ compiler.
+    """Writes a Llama in Quark's MXFP4. Returns the path and Quark's values in bf16."""
+    # Importing Quark compiles an extension with ninja and a C++ compiler.
     from quark.torch.utils.numerics import to_e8m0_uint8
     from quark.torch.utils.pack import Pack_fp4
 
@@ -40,13 +40,13 @@ def quark_mxfp4(directory: Path) -> tuple[Path, Tensors]:
 
 
 def compressed_mxfp4(directory: Path) -> Path:
-    """A Llama in MXFP4 as compressed-tensors packs it, and Kimi-K3 is published."""
+    """Writes a Llama in compressed-tensors' MXFP4, the format of Kimi-K3."""
     weights = QuantizationArgs(num_bits=4, type="float", strategy="group", group_size=32, scale_dtype=torch.uint8)
     scheme = QuantizationScheme(targets=["Linear"], weights=weights)
     compressor = BaseCompressor.get_value_from_registry("mxfp4-pack-quantized")
 
     def quantize(name: str, weight: torch.Tensor) -> Tensors:
-        # Values that are whole numbers of E2M1 under these scales.
+        # Scales that make the largest quotients fit E2M1.
         scale = torch.exp2(torch.floor(torch.log2(weight.float().unflatten(1, (-1, 32)).abs().amax(2))) - 2)
         made = compressor.compress({"weight": weight, "weight_scale": scale.to(weight.dtype)}, scheme)
         return {name.removesuffix("weight") + part: tensor for part, tensor in made.items()}
@@ -57,7 +57,10 @@ def compressed_mxfp4(directory: Path) -> Path:
 
 
 def comfy(directory: Path, word: str) -> tuple[Path, Tensors]:
-    """A Llama in a format as comfy-kitchen quantizes and stores it, and what the library makes of that, in f32."""
+    """Writes a Llama quantized and stored by comfy-kitchen.
+
+    Returns the path and the values that the library dequantizes in f32.
+    """
     layout, expected = LAYOUTS[word], {}
 
     def quantize(name: str, weight: torch.Tensor) -> Tensors:
@@ -71,7 +74,7 @@ def comfy(directory: Path, word: str) -> tuple[Path, Tensors]:
 
 
 def by_comfy(program: Program, model: Path) -> list[str]:
-    """Compares a checkpoint as comfy-kitchen dequantizes it."""
+    """Compares a checkpoint with comfy-kitchen's dequantized values."""
     stored, ours, theirs = tensors(model), program.dequantize(model, "f32"), {}
     for name in stored:
         if not name.endswith(".comfy_quant"):
@@ -89,7 +92,7 @@ def by_comfy(program: Program, model: Path) -> list[str]:
 
 
 def tiny_gguf(file: Path, kind: TYPES = TYPES.F32) -> Path:
-    """A file of random tensors of a type, as llama.cpp's converter calls them."""
+    """Writes random tensors of a type, with the names of llama.cpp's converter."""
     random = np.random.default_rng(0)
     writer = gguf.GGUFWriter(file, "llama")
     writer.add_block_count(1)
@@ -112,13 +115,13 @@ def tiny_gguf(file: Path, kind: TYPES = TYPES.F32) -> Path:
 
 
 def nvfp4_scales(blocks: np.ndarray) -> np.ndarray:
-    """The four scales of each of ggml's NVFP4 blocks."""
+    """Returns the four scales of each of ggml's NVFP4 blocks."""
     scales = blocks.reshape(-1, 36)[:, :4].copy().reshape(-1)
     return torch.from_numpy(scales).view(torch.float8_e4m3fn).to(torch.float32).numpy()
 
 
 def by_gguf(program: Program, model: Path) -> list[str]:
-    """Compares a GGUF file as gguf-py dequantizes it, with the global scales that llama.cpp multiplies with after that."""
+    """Compares a GGUF file with gguf-py's values, times global scales, as in llama.cpp."""
 
     def read(file: Path) -> dict[str, gguf.ReaderTensor]:
         return {tensor.name: tensor for tensor in gguf.GGUFReader(file).tensors}
@@ -132,7 +135,7 @@ def by_gguf(program: Program, model: Path) -> list[str]:
         values = gguf.dequantize(np.asarray(tensor.data), tensor.tensor_type)
         scale = stored.get(name.replace(".weight", ".scale"))
         if scale is not None:
-            # In the order of `microscale`: the block's scale times the global one first.
+            # microscale multiplies the block scale and the global scale first.
             codes = values.reshape(-1, 16)
             factors = nvfp4_scales(np.asarray(tensor.data))[:, None]
             codes = np.divide(codes, factors, out=np.zeros_like(codes), where=factors != 0)
@@ -160,7 +163,10 @@ def gguf_checks(program: Program) -> dict[str, Callable[[], list[str]]]:
 
 
 def comfy_checks(program: Program, by_model: dict[str, Callable[[Path], list[str]]]) -> dict[str, Callable[[], list[str]]]:
-    """What ComfyUI's library reads, and reads the same; converted to other checkpoint formats, whose readers are given."""
+    """Checks ComfyUI checkpoints that microscale writes, reads and converts.
+
+    `by_model` has the checks of the other checkpoint formats.
+    """
     formats = {"nvfp4": ("nvfp4", "modelopt"), "mxfp8": ("mxfp8-e4m3", "compressed-tensors")}
 
     def written(word: str) -> list[str]:
@@ -180,6 +186,6 @@ def comfy_checks(program: Program, by_model: dict[str, Callable[[Path], list[str
 
     found = {}
     for word in formats:
-        found[f"comfy-kitchen reads {word} that was quantized, and converted"] = lambda word=word: written(word)
-        found[f"comfy-kitchen reads its own {word} the same, and others what was converted from it"] = lambda word=word: read(word)
+        found[f"comfy-kitchen reads quantized and converted {word}"] = lambda word=word: written(word)
+        found[f"comfy-kitchen reads its own {word} the same, and other libraries read it converted"] = lambda word=word: read(word)
     return found

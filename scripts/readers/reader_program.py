@@ -1,4 +1,4 @@
-"""The program that readers.py checks, and what it writes."""
+"""Runs the program under test, and compares tensors, for readers.py."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 
 class Program:
-    """The program, and a directory for what it writes."""
+    """The program, and a directory for its outputs."""
 
     def __init__(self, path: Path, scratch: Path):
         self.path, self.scratch, self.made = path, scratch, 0
@@ -50,7 +50,7 @@ def tensors(directory: Path) -> dict[str, torch.Tensor]:
 
 
 def differing(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor], *, signs_of_zeros: bool) -> list[str]:
-    """The names of tensors that are not the same, and of those that only one side has."""
+    """Returns the names of tensors that differ, or that only one side has."""
     wrong = sorted(ours.keys() ^ theirs.keys())
     for name in sorted(ours.keys() & theirs.keys()):
         a, b = ours[name], theirs[name]

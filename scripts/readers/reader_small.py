@@ -1,4 +1,7 @@
-"""Builds small random models of all transformers classes, and inputs for them, for reader_classes.py and architectures.py."""
+"""Small random models of all transformers classes, and their inputs.
+
+For reader_classes.py and architectures.py.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import transformers
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
 
-# Tasks, with transformers' table of their classes.
+# Tasks, with the transformers table of their classes.
 TASKS = {
     "causal": "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
     "masked": "MODEL_FOR_MASKED_LM_MAPPING_NAMES",
@@ -23,7 +26,8 @@ DEPTH, WIDTH, WIDE, HEADS, HEAD, EXPERTS, VOCABULARY, IMAGE, PATCH = 2, 64, 128,
 
 LAYERS = r"num_hidden_layers|n_layers?|num_layers|(en|de)coder_layers|depth|num_(en|de)coder_layers|num_(global|local)_layers|layers|.*_encoder_layers|.*_decoder_layers|(en|de)coder_num_hidden_layers|conf_num_hidden_layers|decoder_num_layers|num_layers_per_stack|num_blocks|resampler_depth"
 
-# Sizes of small models, by the names of settings. The first expression that matches a whole name decides.
+# Sizes of small models by name of the setting. The first pattern that matches the whole name
+# decides.
 SIZES: list[tuple[str, int]] = [
     (r".*vocab_size.*|num_embeddings|codebook_size", VOCABULARY),
     (LAYERS, DEPTH),
@@ -56,7 +60,7 @@ SIZES: list[tuple[str, int]] = [
     (r"mamba_dt_rank|time_step_rank", HEAD),
 ]
 
-# Settings of one model type, or of a nested config of that name, or wherever they are (""), with their values.
+# Values of settings by model type or name of a nested config, or anywhere ("").
 EXACT: dict[tuple[str, str], object] = {
     ("wavtokenizer_encoder", "codebook_dim"): WIDTH,
     ("chameleon", "vocabulary_map"): {"<image>": VOCABULARY - 1} | {f"IMGIMG{name}Z": 64 + at for at, name in enumerate("ABCDEFGH")},
@@ -155,9 +159,9 @@ EXACT: dict[tuple[str, str], object] = {
     ("blt", "encoder_hash_byte_group_vocab"): VOCABULARY,
 }
 
-# Settings without which one class has no default config.
+# Settings that the default config of a class requires.
 GIVEN: dict[str, dict[str, object]] = {"Gemma4AssistantForCausalLM": {"text_config": {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}}}
-# Settings of the whole config that one class needs.
+# Settings of the top-level config, by class.
 OF_CLASS: dict[str, dict[str, object]] = {
     "ReformerModelWithLMHead": {"is_decoder": True},
     "Qwen2_5OmniForConditionalGeneration": {"enable_audio_output": False},
@@ -165,7 +169,7 @@ OF_CLASS: dict[str, dict[str, object]] = {
 
 
 def classes() -> dict[str, str]:
-    """The task of each class."""
+    """Returns the task of each class."""
     found: dict[str, str] = {}
     for task, mapping in TASKS.items():
         for names in getattr(modeling_auto, mapping).values():
@@ -175,17 +179,17 @@ def classes() -> dict[str, str]:
 
 
 def size(name: str) -> int | None:
-    """The size that a setting of this name has in a small model."""
+    """Returns the size of a setting in a small model."""
     return next((small for pattern, small in SIZES if re.fullmatch(pattern, name)), None)
 
 
 def is_by_layer(name: str, value: object, depth: int) -> bool:
-    """Whether a setting has a value for each layer."""
+    """Returns whether a setting has a value per layer."""
     return isinstance(value, (list, tuple)) and len(value) > DEPTH and (len(value) == depth or name.endswith(("layer_types", "block_type")))
 
 
 def shrunk(value: object, name: str, old_depth: int, depth: int = DEPTH) -> object:
-    """The value of one setting in a small model of `depth` layers."""
+    """Returns the value of a setting in a small model with `depth` layers."""
     small = size(name)
     if isinstance(value, bool) or value is None:
         return value
@@ -212,13 +216,13 @@ def shrunk(value: object, name: str, old_depth: int, depth: int = DEPTH) -> obje
 
 
 def kinds(layers: list, depth: int) -> list:
-    """The first layer of each kind, then further layers, `depth` in all."""
+    """Returns `depth` layers: the first of each kind, then the following ones."""
     first = [layer for at, layer in enumerate(layers) if layer not in layers[:at]]
     return (first + layers)[:depth]
 
 
 def small_config(made: type[PreTrainedModel]) -> PreTrainedConfig:
-    """The default config of a class, with small sizes."""
+    """Returns the default config of a class, with small sizes."""
     described = made.config_class(**GIVEN.get(made.__name__, {})).to_dict()
     small = small_dict(described, described.get("model_type", "")) | OF_CLASS.get(made.__name__, {})
     return made.config_class.from_dict(small)
@@ -242,7 +246,7 @@ def small_dict(described: dict, model_type: str) -> dict:
 
 
 def small_model(name: str) -> PreTrainedModel:
-    """A small model with random weights in bf16; no tensor is zeros or ones, so that every change shows."""
+    """Returns a small bf16 model with random weights; no tensor is all zeros or ones."""
     made = getattr(transformers, name)
     torch.manual_seed(0)
     model = made(small_config(made)).to(torch.bfloat16).eval()
@@ -254,7 +258,7 @@ def small_model(name: str) -> PreTrainedModel:
 
 
 def inputs(model: PreTrainedModel) -> Iterator[dict[str, torch.Tensor]]:
-    """Inputs to try in order: tokens, sound, an image. Models take some of them."""
+    """Yields inputs to try in order: tokens, sound, an image. A model accepts some of them."""
     tokens = torch.tensor([ordinary_tokens(model.config)])
     words = {"input_ids": tokens}
     decoder = {"decoder_input_ids": tokens}
@@ -276,7 +280,7 @@ def wave(*shape: int) -> torch.Tensor:
 
 
 def ordinary_tokens(config: PreTrainedConfig) -> list[int]:
-    """Eight tokens that no setting names."""
+    """Returns eight tokens that are not special in the config."""
     special: set[object] = set()
 
     def collect(described: dict) -> None:

@@ -1,10 +1,12 @@
-"""Reads checkpoints that microscale wrote with the libraries that others read them with, and compares every weight.
+"""Loads checkpoints written by microscale in other libraries, and compares every weight.
 
-    python readers.py --microscale target/release/microscale [--sample sample/tiny-llama]
+    python scripts/readers/readers.py --microscale target/release/microscale [--sample sample/tiny-llama]
 
-Each check writes a checkpoint, has the library load and dequantize it on the CPU, and compares what comes out with
-`microscale dequantize` bit for bit; or writes one itself, for `microscale` to read the same values and to make others of. ModelOpt and gguf have no -0 among their values; there signs of zeros are left out.
-The exit code is 1 if any check fails.
+Most checks write a checkpoint with microscale, dequantize it with a library on the CPU, and compare
+the result bit for bit with `microscale dequantize`. Others write a checkpoint with the library, and
+check that microscale reads the same values and converts it. ModelOpt and gguf never produce -0;
+their comparisons ignore the signs of zeros. The exit code is 1 if any check fails. Needs
+readers_requirements.txt.
 """
 
 from __future__ import annotations
@@ -45,11 +47,11 @@ BLOCK = 16
 
 
 def loaded_weights(directory: Path, config: object) -> dict[str, torch.Tensor]:
-    """A model's parameters as transformers loads and dequantizes them."""
+    """Returns the parameters that transformers loads and dequantizes."""
     model, info = AutoModelForCausalLM.from_pretrained(
         directory, quantization_config=config, dtype=torch.bfloat16, output_loading_info=True
     )
-    # Weights that are dequantized have no place for the scales of inputs.
+    # Dequantized layers have no parameter for input scales.
     info["unexpected_keys"] = {key for key in info["unexpected_keys"] if not key.endswith(".input_global_scale")}
     problems = {key: value for key, value in info.items() if value}
     if problems:
@@ -61,8 +63,8 @@ def loaded_weights(directory: Path, config: object) -> dict[str, torch.Tensor]:
 
 
 def by_transformers(program: Program, model: Path, config: object) -> list[str]:
-    """Compares a checkpoint as transformers dequantizes it."""
-    # What is dequantized when it is first used keeps its scales.
+    """Compares a checkpoint with the values that transformers dequantizes."""
+    # Layers that are dequantized in the forward pass keep their scales.
     scales = ("weight_scale", "weight_global_scale")
     theirs = {name: weight for name, weight in loaded_weights(model, config).items() if not name.endswith(scales)}
     ours = program.dequantize(model, "bf16")
@@ -72,7 +74,7 @@ def by_transformers(program: Program, model: Path, config: object) -> list[str]:
 
 
 def loaded_model(model: Model, directory: Path, config: object | None) -> dict[str, torch.Tensor]:
-    """A model's parameters as transformers has them after a forward pass, and its logits under that name."""
+    """Returns the parameters in transformers after a forward pass, and the `logits`."""
     given = {} if config is None else {"quantization_config": config}
     loaded, info = model.loader.from_pretrained(directory, dtype=torch.bfloat16, output_loading_info=True, **given)
     problems = {key: value for key, value in info.items() if value}
@@ -85,7 +87,7 @@ def loaded_model(model: Model, directory: Path, config: object | None) -> dict[s
         inputs = {"input_features": sound, "decoder_input_ids": tokens}
     run = loaded
     if isinstance(loaded, Llama4ForConditionalGeneration):
-        # transformers 5.24 fails in its forward pass without an image, after the language model has run.
+        # Without an image, the forward pass of transformers 5.24 fails after the language model.
         run = loaded.language_model
         if hasattr(loaded, "ct_decompress_hook"):
             loaded.hf_quantizer.compressor.decompress_model(loaded)
@@ -93,14 +95,14 @@ def loaded_model(model: Model, directory: Path, config: object | None) -> dict[s
         logits = run(**inputs).logits
     if not logits.isfinite().all():
         raise RuntimeError("the model's logits are not finite")
-    # What is dequantized when it is first used keeps its scales.
+    # Layers that are dequantized in the forward pass keep their scales.
     scales = ("weight_scale", "weight_global_scale")
     parameters = {name: value.detach() for name, value in loaded.named_parameters() if not name.endswith(scales)}
     return parameters | {"logits": logits}
 
 
 def by_model(program: Program, model: Model, *options: str, plain: bool) -> list[str]:
-    """Compares a model that transformers reads quantized with the same model as `dequantize` writes it."""
+    """Compares a quantized model in transformers with the output of `dequantize`."""
     exclude = [word for pattern in model.exclude for word in ("--exclude", pattern)]
     quantized = program.quantize(model.save(program.new("model")), *options, *exclude)
     back = program.new("dequantized")
@@ -112,7 +114,7 @@ def by_model(program: Program, model: Model, *options: str, plain: bool) -> list
 
 
 def by_modelopt(program: Program, model: Path) -> list[str]:
-    """Compares a checkpoint as ModelOpt dequantizes it."""
+    """Compares a checkpoint with the values that ModelOpt dequantizes."""
     stored, ours = tensors(model), program.dequantize(model, "f32")
     theirs: dict[str, torch.Tensor] = {}
     for name, codes in stored.items():
@@ -125,12 +127,12 @@ def by_modelopt(program: Program, model: Path) -> list[str]:
             dtype=torch.float32, scale=scale, double_scale=double_scale, block_sizes={-1: BLOCK}
         )
     if not theirs:
-        raise RuntimeError("no tensor is stored as ModelOpt stores them")
+        raise RuntimeError("no tensor is in ModelOpt's format")
     return differing({name: ours[name] for name in theirs}, theirs, signs_of_zeros=False)
 
 
 def tiny_gpt_oss(directory: Path) -> Path:
-    """A random model of gpt-oss' architecture, unquantized."""
+    """Writes an unquantized random model of gpt-oss' architecture."""
     torch.manual_seed(0)
     config = GptOssConfig(
         num_hidden_layers=2, num_local_experts=3, vocab_size=64, hidden_size=64, intermediate_size=96, head_dim=32,
@@ -147,7 +149,7 @@ def tiny_gpt_oss(directory: Path) -> Path:
 
 
 def tiny_mixture(directory: Path) -> Path:
-    """A random mixture of experts, unquantized."""
+    """Writes an unquantized random mixture of experts."""
     torch.manual_seed(0)
     config = Qwen3MoeConfig(
         num_hidden_layers=2, num_experts=3, num_experts_per_tok=1, vocab_size=64, hidden_size=64, intermediate_size=128,
@@ -159,7 +161,7 @@ def tiny_mixture(directory: Path) -> Path:
 
 
 def experts_apart(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The weights of a mixture as its files name them, of a model that has all experts of a layer in one tensor."""
+    """Splits the merged experts of transformers, with the names in checkpoints."""
     apart: dict[str, torch.Tensor] = {}
     for name, weight in weights.items():
         layer, _, part = name.rpartition(".experts.")
@@ -174,12 +176,12 @@ def experts_apart(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def read_as(program: Program, model: Path, config: object) -> list[str]:
-    """Compares a checkpoint that another wrote as `microscale dequantize` and as transformers read it."""
+    """Compares a checkpoint of another library in `microscale dequantize` and in transformers."""
     return differing(program.dequantize(model, "bf16"), loaded_weights(model, config), signs_of_zeros=True)
 
 
 def by_modelopt_fp8(program: Program, model: Path) -> list[str]:
-    """Compares a checkpoint in FP8 as ModelOpt dequantizes it."""
+    """Compares an FP8 checkpoint with the values that ModelOpt dequantizes."""
     stored, ours = tensors(model), program.dequantize(model, "f32")
     theirs: dict[str, torch.Tensor] = {}
     for name, codes in stored.items():
@@ -192,7 +194,7 @@ def by_modelopt_fp8(program: Program, model: Path) -> list[str]:
 
 
 def modelopt_export(directory: Path, recipe: dict) -> Path:
-    """A random Llama that ModelOpt itself has quantized and exported."""
+    """Writes a random Llama quantized and exported by ModelOpt."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=64, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2,
@@ -213,13 +215,13 @@ WORDS = {True: "same", False: "**differs**", None: "–"}
 
 
 def table(outcomes: dict[str, bool]) -> str:
-    """What came of the models, as docs/files.md has it, and of everything else by the library that read it."""
+    """Formats the results: the table of models in docs/files.md, and other checks by library."""
     columns = [(format, plain) for format in ("nvfp4", "mxfp4") for plain in (False, True)]
     heads = [f"{format}, dequantized {'as it runs' if plain else 'as it loads'}" for format, plain in columns]
     lines = ["| model | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
     models = {name: [model_check(name, *column) for column in columns] for name in MODELS | MIXTURES}
     lines += [f"| {name} | " + " | ".join(WORDS[outcomes.get(check)] for check in row) + " |" for name, row in models.items()]
-    lines += ["", "| read by | what | values |", "|---|---|---|"]
+    lines += ["", "| read by | checkpoint | values |", "|---|---|---|"]
     others = [check for check in outcomes if not any(check in row for row in models.values())]
     for check in sorted(others, key=lambda check: check.partition(" read")[0]):
         loader, what = re.split(r" reads? ", check, maxsplit=1)
@@ -235,7 +237,7 @@ def checks(program: Program, sample: Path) -> dict[str, Callable[[], list[str]]]
         converted = program.convert(original, "compressed-tensors")
         back = program.convert(converted, "modelopt")
         wrong = by_modelopt(program, original) + by_transformers(program, converted, ct) + by_modelopt(program, back)
-        # Codes and block scales come back as they were.
+        # Codes and block scales are unchanged.
         before, after = tensors(original), tensors(back)
         kept = [name for name in before if not name.endswith("_scale_2")]
         return wrong + [name for name in kept if not torch.equal(before[name].view(torch.uint8), after[name].view(torch.uint8))]
@@ -247,7 +249,7 @@ def checks(program: Program, sample: Path) -> dict[str, Callable[[], list[str]]]
     def fp8() -> list[str]:
         model = tiny_fp8(program.new("fp8"))
         wrong = read_as(program, model, FineGrainedFP8Config(dequantize=True))
-        # What is excluded is written in bf16, with the values that it had.
+        # Excluded tensors are written in bf16 with the same values.
         quantized = program.quantize(model, "--format", "nvfp4", "--exclude", "*.layers.1.*")
         before, after = program.dequantize(model, "bf16"), program.dequantize(quantized, "bf16")
         kept = {name for name in before if ".layers.1." in name or "proj" not in name}
@@ -323,7 +325,8 @@ def checks(program: Program, sample: Path) -> dict[str, Callable[[], list[str]]]
     def mixed(rule: str) -> list[str]:
         recipe = program.new("recipe.toml")
         recipe.write_text(f'format = "nvfp4"\n[[tensors]]\nmatch = "{rule}"\nformat = "mxfp4"\n')
-        # To dequantize while it loads, transformers takes one format for all layers but experts. When they are first used, each has its own.
+        # When it dequantizes while loading, transformers assumes one format for all layers except
+        # experts. In the forward pass each layer has its own.
         return by_transformers(
             program, program.quantize(sample, "--recipe", recipe), CompressedTensorsConfig(dequantize=False)
         )
@@ -345,32 +348,32 @@ def checks(program: Program, sample: Path) -> dict[str, Callable[[], list[str]]]
             program, program.quantize(sample, *mxfp4), ct
         )
     for name, model in (MODELS | MIXTURES).items():
-        # Global scales of experts are left out by transformers: docs/files.md.
+        # transformers ignores global scales of experts: docs/files.md.
         nvfp4 = ["--format", "nvfp4"] + (["--global-scale", "none"] if name in MIXTURES else [])
         for options in [nvfp4, ["--format", "mxfp4"]]:
             for plain in [False, True] if model.plain else [False]:
                 found[model_check(name, options[1], plain)] = (
                     lambda model=model, options=options, plain=plain: by_model(program, model, *options, plain=plain)
                 )
-    found["transformers reads block FP8 the same, and NVFP4 that was made of it"] = fp8
+    found["transformers reads block FP8 the same, and NVFP4 made from it"] = fp8
     for kind in ["float", "int"]:
-        found[f"transformers reads {kind}-quantized the same, and NVFP4 that was made of it"] = lambda kind=kind: eight_bits(kind)
-        found[f"transformers reads {kind}-quantized in groups the same, and NVFP4 that was made of it"] = (
+        found[f"transformers reads {kind}-quantized the same, and NVFP4 made from it"] = lambda kind=kind: eight_bits(kind)
+        found[f"transformers reads {kind}-quantized in groups the same, and NVFP4 made from it"] = (
             lambda kind=kind: eight_bits(kind, 64)
         )
     for format in ["mxfp4", "nvfp4"]:
-        found[f"transformers reads block FP8 that was made of {format}"] = lambda format=format: fp8_block("--format", format)
+        found[f"transformers reads block FP8 made from {format}"] = lambda format=format: fp8_block("--format", format)
     found["transformers reads Quark's MXFP4 as Quark does, converted to compressed-tensors, and as NVFP4"] = quark
-    found["compressed-tensors and transformers read their own MXFP4 the same, and NVFP4 that was made of it"] = kimi
+    found["compressed-tensors and transformers read their own MXFP4 the same, and NVFP4 made from it"] = kimi
     for to in ["nvfp4", "mxfp8-e4m3"]:
-        found[f"compressed-tensors and transformers read {to.upper()} that was made of MXFP4"] = lambda to=to: cast("--format", to)
-    found["ModelOpt and transformers read NVFP4 with scales of inputs"] = with_inputs
+        found[f"compressed-tensors and transformers read {to.upper()} made from MXFP4"] = lambda to=to: cast("--format", to)
+    found["ModelOpt and transformers read NVFP4 with input scales"] = with_inputs
     by_other = {"modelopt": lambda path: by_modelopt(program, path), "compressed-tensors": lambda path: by_transformers(program, path, ct)}
     found |= gguf_checks(program) | comfy_checks(program, by_other) | expert_checks(program)
     found["compressed-tensors and transformers read MXFP8"] = mxfp8
-    found["compressed-tensors and transformers read NVFP4 that was made of PyTorch's .bin"] = pickled
-    found["transformers reads DeepSeek-V4's FP8 and MXFP4 the same, and NVFP4 has the values of the latter"] = deepseek
-    found["ModelOpt reads its own FP8 the same, and NVFP4 that was made of it"] = modelopt_fp8
+    found["compressed-tensors and transformers read NVFP4 made from PyTorch's .bin"] = pickled
+    found["transformers reads DeepSeek-V4's FP8 and MXFP4 the same, and NVFP4 has the experts' values"] = deepseek
+    found["ModelOpt reads its own FP8 the same, and NVFP4 made from it"] = modelopt_fp8
     found["transformers reads gpt-oss' experts"] = gpt_oss
     found["compressed-tensors and transformers read NVFP4 with MXFP4 for experts"] = mixture
     found["ModelOpt and transformers read ModelOpt's own export, converted to compressed-tensors and back"] = exported
@@ -381,8 +384,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--microscale", type=Path, required=True)
     parser.add_argument("--sample", type=Path, default=Path(__file__).resolve().parents[2] / "sample" / "tiny-llama")
-    parser.add_argument("--only", default="", help="the checks with this word in their names")
-    parser.add_argument("--table", action="store_true", help="print the models as a table at the end")
+    parser.add_argument("--only", default="", help="run only checks whose name contains this text")
+    parser.add_argument("--table", action="store_true", help="print the results as tables")
     args = parser.parse_args()
     libraries = ["compressed-tensors", "transformers", "nvidia-modelopt", "gguf", "comfy-kitchen", "amd-quark", "torch"]
     print(", ".join(f"{library} {version(library)}" for library in libraries))
@@ -394,7 +397,7 @@ def main() -> int:
                 continue
             try:
                 wrong = check()
-            except Exception as error:  # noqa: BLE001  (a reader that refuses is a failed check, and the next one runs)
+            except Exception as error:  # noqa: BLE001  (a refusal is a failed check)
                 wrong = [f"{type(error).__name__}: {error}"]
             outcomes[what] = not wrong
             print(f"{'FAILED' if wrong else 'same  '}  {what}")

@@ -1,11 +1,13 @@
-"""Times whole runs of `microscale quantize` on a synthetic checkpoint, beside copies of the same bytes.
+"""Times `microscale quantize` on a synthetic checkpoint, and copies of the same bytes.
 
-    python checkpoint_speed.py --microscale target/release/microscale --directory /dev/shm/speed --gigabytes 50 \
+    python scripts/speed/checkpoint_speed.py --microscale target/release/microscale \
+        --directory /dev/shm/speed --gigabytes 50 \
         [--device cpu] [--device cuda:0] [--device cuda:all] [--format nvfp4] [--gpu-copy]
 
-The checkpoint has the layers of a Llama of 70 billion parameters, as many as fit, three to a shard, with normally distributed bf16
-values. It is written just before, and so is in the page cache. Each run's peak of resident memory counts mapped pages of files too.
-`--gpu-copy` also measures copies from pinned memory to the GPU with PyTorch. Needs numpy.
+The checkpoint has layers of a Llama with 70 billion parameters, three per shard, up to the given
+size, with normally distributed bf16 values. It has just been written, so it is in the page cache.
+The peak of resident memory includes mapped pages of files. `--gpu-copy` also measures copies from
+pinned memory to the GPU in PyTorch. Needs numpy.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ LAYERS_A_SHARD = 3
 
 
 def values() -> memoryview:
-    """64 MiB of bf16 and a little: tensors start at different places of it."""
+    """Returns 64 MiB of bf16 and a few more: tensors start at different offsets."""
     normal = np.random.default_rng(1).standard_normal((64 << 19) + 4096, dtype=np.float32) * np.float32(0.02)
     return memoryview((normal.view(np.uint32) >> 16).astype(np.uint16)).cast("B")
 
@@ -80,11 +82,14 @@ def write_checkpoint(directory: Path, gigabytes: float) -> int:
 
 
 def timed(command: list[str]) -> tuple[float, float]:
-    """Seconds, and the peak of resident memory in bytes: asked for while it runs, because what `wait4` says includes this program's own."""
+    """Returns seconds, and the peak of resident memory in bytes.
+
+    The peak is polled during the run: the figure of `wait4` includes this script's memory.
+    """
     peak = 0
     start = time.perf_counter()
-    with tempfile.TemporaryFile("w+") as said:
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=said)
+    with tempfile.TemporaryFile("w+") as errors:
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors)
         status = Path(f"/proc/{process.pid}/status")
         while process.poll() is None:
             lines = status.read_text().splitlines()
@@ -92,13 +97,13 @@ def timed(command: list[str]) -> tuple[float, float]:
             time.sleep(0.005)
         seconds = time.perf_counter() - start
         if process.returncode != 0:
-            said.seek(0)
-            sys.exit(f"{' '.join(command)}\n{said.read()}")
+            errors.seek(0)
+            sys.exit(f"{' '.join(command)}\n{errors.read()}")
     return seconds, peak
 
 
 def gpu_copy_rate(device: int) -> float:
-    """Bytes a second from pinned memory to a GPU."""
+    """Returns the bytes per second from pinned memory to a GPU."""
     import torch
 
     host = torch.empty(1 << 30, dtype=torch.uint8).pin_memory()
@@ -116,13 +121,13 @@ def gpu_copy_rate(device: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--microscale", type=Path, required=True)
-    parser.add_argument("--directory", type=Path, required=True, help="a new directory, for input and outputs")
+    parser.add_argument("--directory", type=Path, required=True, help="a new directory for input and outputs")
     parser.add_argument("--gigabytes", type=float, default=50)
     parser.add_argument("--device", action="append", default=[])
     parser.add_argument("--format", action="append", default=[])
     parser.add_argument("--runs", type=int, default=2)
     parser.add_argument("--gpu-copy", action="store_true")
-    parser.add_argument("--no-cp", action="store_true", help="without the time of cp, which needs the space again")
+    parser.add_argument("--no-cp", action="store_true", help="skip cp, which needs the same space again")
     parser.add_argument("--same", action="store_true", help="also compare the outputs of all devices")
     args = parser.parse_args()
 

@@ -1,10 +1,12 @@
-"""Times the Python package on an NVIDIA GPU beside the program's `bench` of the same run.
+"""Times the Python package on an NVIDIA GPU, next to the program's `bench` in the same run.
 
-    python python_gpu.py --microscale target/release/microscale [--shape 16384x16384] [--layers 8192x8192] [--json FILE]
+    python scripts/speed/python_gpu.py --microscale target/release/microscale
+        [--shape 16384x16384] [--layers 8192x8192] [--json FILE]
 
-Needs PyTorch with CUDA and the package (`pip install ./python`). Large tensors are quantized by eager calls, which follow each other
-on the stream, and by graphs; layers are multiplied in graphs. Buffers take turns, 1 GiB of them as in `bench`, so that none is found
-in a cache. Medians of replays or of rounds, by events. The overhead of a call is time on the CPU, with a tensor of 4x64.
+Needs PyTorch with CUDA and the package (`pip install ./python`). Large tensors are quantized in
+eager calls, enqueued one after another on the stream, and in CUDA graphs. Layers are multiplied in
+graphs. As in `bench`, 1 GiB of buffers take turns, so that no input is in a cache. Times are medians
+of replays or of rounds, by CUDA events. The overhead of a call is CPU time, for a tensor of 4x64.
 """
 
 from __future__ import annotations
@@ -25,20 +27,20 @@ import microscale
 from microscale.torch import QuantizedLinear
 
 ROTATION_BYTES = 1 << 30
-#: About as much time as a graph takes, in seconds, and the most launches in it.
+#: Approximate duration of a graph in seconds, and maximum launches in it.
 GRAPH_SECONDS, MOST_LAUNCHES = 2e-3, 256
 REPLAYS = 25
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--microscale", type=Path, required=True, help="the program")
-parser.add_argument("--shape", default="16384x16384", metavar="ROWSxCOLS", help="of what is quantized")
-parser.add_argument("--layers", action="append", metavar="ROWSxCOLS", help="of weights that are multiplied [8192x8192]")
+parser.add_argument("--shape", default="16384x16384", metavar="ROWSxCOLS", help="shape of the quantized tensor")
+parser.add_argument("--layers", action="append", metavar="ROWSxCOLS", help="shapes of the layers' weights [8192x8192]")
 parser.add_argument("--tokens", type=int, action="append", help="rows of activations [1, 8, 16, 64]")
 parser.add_argument("--json", type=Path, help="where to write the figures")
 
 
 def bench(program: Path, *arguments: str) -> list[dict]:
-    """The program's measurements in bf16."""
+    """Returns measurements of the program in bf16."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "bench.json"
         command = [program, "bench", "--device", "cuda:0", "--dtype", "bf16", *arguments, "--json", file]
@@ -47,7 +49,7 @@ def bench(program: Path, *arguments: str) -> list[dict]:
 
 
 def events_seconds(run: Callable[[], object], rounds: int, each: int) -> float:
-    """The median time of one of `each` operations that `run` enqueues."""
+    """Returns the median time of one operation. `run` enqueues `each` operations."""
     events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(rounds)]
     for _ in range(3):
         run()
@@ -61,7 +63,7 @@ def events_seconds(run: Callable[[], object], rounds: int, each: int) -> float:
 
 
 def graph_seconds(calls: list[Callable[[], object]], estimate: float) -> float:
-    """The median time of calls that take turns in a graph."""
+    """Returns the median time of calls that take turns in a graph."""
     launches = max(len(calls), min(MOST_LAUNCHES, int(GRAPH_SECONDS / estimate) + 1))
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -119,7 +121,7 @@ def quantizing(program: Path, shape: str) -> list[dict]:
 
 
 def call_microseconds(call: Callable[[], object]) -> float:
-    """The median time on the CPU of a call, which returns before the GPU has done its work."""
+    """Returns the median CPU time of a call, which returns before the GPU finishes."""
     for _ in range(500):
         call()
     rounds = []
@@ -136,22 +138,22 @@ def call_microseconds(call: Callable[[], object]) -> float:
 def overheads() -> list[dict]:
     x = torch.randn(4, 64, device="cuda").bfloat16()
     one = x[:1].contiguous()
-    mx, nv = microscale.quantize(x, "mxfp4"), microscale.quantize(x)
+    mx, nv = microscale.quantize(x, "mxfp4"), microscale.quantize(x, "nvfp4")
     shared = microscale.amax(x)
-    given, back = microscale.quantize(x, global_scale=448.0), torch.empty_like(x)
+    given, back = microscale.quantize(x, "nvfp4", global_scale=448.0), torch.empty_like(x)
     layer = QuantizedLinear.from_linear(torch.nn.Linear(64, 64, bias=False, device="cuda", dtype=torch.bfloat16)).requires_grad_(False)
     plain = torch.nn.Linear(64, 64, bias=False, device="cuda", dtype=torch.bfloat16).requires_grad_(False)
     many = torch.randn(16, 64, device="cuda").bfloat16()
     calls = {
         "quantize mxfp4": lambda: microscale.quantize(x, "mxfp4"),
         "quantize mxfp4, outputs given": lambda: microscale.quantize(x, "mxfp4", out=mx),
-        "quantize nvfp4, global scale given": lambda: microscale.quantize(x, global_scale=448.0),
-        "quantize nvfp4, all given": lambda: microscale.quantize(x, global_scale=448.0, out=given),
-        "quantize nvfp4, amax given": lambda: microscale.quantize(x, amax=shared),
-        "quantize nvfp4 (three kernels)": lambda: microscale.quantize(x),
+        "quantize nvfp4, global scale given": lambda: microscale.quantize(x, "nvfp4", global_scale=448.0),
+        "quantize nvfp4, all given": lambda: microscale.quantize(x, "nvfp4", global_scale=448.0, out=given),
+        "quantize nvfp4, amax given": lambda: microscale.quantize(x, "nvfp4", amax=shared),
+        "quantize nvfp4 (three kernels)": lambda: microscale.quantize(x, "nvfp4"),
         "dequantize": lambda: nv.dequantize(torch.bfloat16),
         "dequantize, output given": lambda: nv.dequantize(out=back),
-        "linear, 1 row": lambda: microscale.linear(nv, one),
+        "linear, 1 row": lambda: microscale.linear(one, nv),
         "QuantizedLinear, 1 row": lambda: layer(one),
         "QuantizedLinear, 16 rows": lambda: layer(many),
         "for comparison: torch.nn.Linear, 1 row": lambda: plain(one),
@@ -169,7 +171,7 @@ def overheads() -> list[dict]:
 
 
 def products(program: Path, shape: str, counts: list[int]) -> dict[tuple[str, int], float]:
-    """The program's times by format and rows of activations: those that its library calls for so many."""
+    """Returns the program's times of the product that the library chooses, by format and tokens."""
     times = {}
     for op, few in [("gemv-weights", True), ("gemm-weights", False)]:
         tokens = [argument for count in counts if (count <= 8) == few for argument in ("--tokens", str(count))]

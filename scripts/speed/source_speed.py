@@ -1,11 +1,13 @@
-"""Times `microscale` on what checkpoints are published in besides bf16, as a share of a copy of the same bytes.
+"""Times `microscale` on FP8, INT8, MX, NVFP4, GGUF and `.bin` sources, as a share of a copy.
 
-    python source_speed.py --microscale target/release/microscale --directory /dev/shm/sources [--gigabytes 1] [--runs 3]
+    python scripts/speed/source_speed.py --microscale target/release/microscale
+        --directory /dev/shm/sources [--gigabytes 1] [--runs 3]
 
-Each source is a file of matrices of 8192 columns with random codes, just written and so in the page cache. `read` is the rate at which the
-source's bytes are worked through, and `share` the time that reading all of them and writing all of them again takes (`cp`), divided by the
-command's; the best of the runs counts for both, which take turns. What is written is smaller or larger than what is read: `written` says how
-large. Needs numpy, and gguf for files of that kind.
+Each source is a file of matrices with 8192 columns and random codes. It has just been written, so it
+is in the page cache. `read` is the source's size divided by the command's time. `written` is the size
+of the output as a share of the source. `share` is the time of `cp`, which reads and writes all bytes
+of the source, divided by the command's time. The command and `cp` take turns; the best run of each
+counts. Needs numpy, and gguf for GGUF files.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ def bf16() -> bytes:
 
 
 def numbers_of_e4m3(count: int) -> bytes:
-    """Codes of E4M3 that are no NaN."""
+    """Returns random codes of E4M3 without NaN."""
     codes = np.frombuffer(random_bytes(count), np.uint8) & 0xFE
     return codes.tobytes()
 
@@ -70,7 +72,7 @@ def mxfp8(name: str) -> Iterator[Tensor]:
 
 
 def nvfp4(name: str) -> Iterator[Tensor]:
-    """Block scales that are powers of two, so that MXFP8 has all values."""
+    """Yields NVFP4 with power-of-two block scales, so that MXFP8 represents all values."""
     powers = np.frombuffer(random_bytes(ROWS * COLS // 16, 6, 9), np.uint8) << 3
     yield f"{name}.weight_packed", "U8", [ROWS, COLS // 2], random_bytes(ROWS * COLS // 2)
     yield f"{name}.weight_scale", "F8_E4M3", [ROWS, COLS // 16], powers.tobytes()
@@ -97,7 +99,7 @@ def safetensors(path: Path, count: int, source: Callable[[str], Iterator[Tensor]
 
 
 def torch_pickle(count: int) -> bytes:
-    """A pickle of matrices as torch.save writes it, by hand: torch is not needed here."""
+    """Returns a pickle of matrices as torch.save writes it, without torch."""
 
     def text(value: str) -> bytes:
         return b"X" + len(value).to_bytes(4, "little") + value.encode()
@@ -124,7 +126,7 @@ def pytorch(path: Path, count: int) -> None:
 
 
 def gguf(path: Path, count: int, kind: str) -> None:
-    """Matrices of a type, which all have the same values."""
+    """Writes matrices of a type, all with the same values."""
     import gguf
 
     writer, stored = gguf.GGUFWriter(path, "llama"), gguf.GGMLQuantizationType[kind]
@@ -169,17 +171,17 @@ COMMANDS = {
     "convert --to modelopt": ["convert", "--to", "modelopt"],
 }
 FROM_MXFP4 = [title for title in COMMANDS if title.startswith("convert") and "comfyui" not in title and "modelopt" not in title]
-# What each source is converted to exactly; swizzled scales are ComfyUI's.
+# Conversions of each source that are exact. ComfyUI has swizzled scales.
 CONVERTED = {deepseek: FROM_MXFP4, nvfp4: ["convert --format mxfp8-e4m3", "convert --to comfyui", "convert --to modelopt"], mxfp8: ["convert --to comfyui"]}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--microscale", type=Path, required=True)
-    parser.add_argument("--directory", type=Path, required=True, help="a new directory, for inputs and outputs")
+    parser.add_argument("--directory", type=Path, required=True, help="a new directory for inputs and outputs")
     parser.add_argument("--gigabytes", type=float, default=1)
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--only", default="", help="the rows with this word in `source: command`")
+    parser.add_argument("--only", default="", help="run only rows whose `source: command` contains this text")
     args = parser.parse_args()
     args.directory.mkdir(parents=True)
     print("| source | command | read | written | share of a copy |\n|---|---|---|---|---|")
@@ -188,7 +190,7 @@ def main() -> None:
         path = args.directory / f"in.{end}"
         each = sum(len(data) for *_, data in (source if callable(source) else plain)("x"))
         count = max(1, round(args.gigabytes * 1e9 / each))
-        # Values have nothing to dequantize, and NVFP4 is not quantized again.
+        # Unquantized sources are not dequantized, and NVFP4 is not quantized again.
         titles = [
             title
             for title in COMMANDS

@@ -9,6 +9,9 @@ use std::path::{Component, Path, PathBuf};
 /// Maximum length of README.md in lines. Longer text belongs in docs/.
 const README_LINES: usize = 150;
 
+/// Folder in docs/ whose pages are not part of the book.
+const NOTEBOOK: &str = "lab";
+
 /// Checks every Markdown file of the repository.
 pub(crate) fn run(arguments: &[String]) -> Result<()> {
     if !arguments.is_empty() {
@@ -57,9 +60,10 @@ fn faults(pages: &HashMap<PathBuf, String>, exists: &dyn Fn(&Path) -> bool) -> V
     }
     let summary = pages.get(Path::new("docs/SUMMARY.md")).map_or("", String::as_str);
     let listed: Vec<String> = links(summary).map(|(_, link)| link).collect();
-    for page in pages.keys().filter(|page| page.parent() == Some(Path::new("docs"))) {
-        let name = page.file_name().unwrap_or_default().to_string_lossy();
-        if name != "SUMMARY.md" && !listed.iter().any(|link| *link == name) {
+    for page in pages.keys().filter_map(|page| page.strip_prefix("docs").ok()) {
+        let name = page.to_string_lossy().replace('\\', "/");
+        let outside = name == "SUMMARY.md" || page.starts_with(NOTEBOOK);
+        if !outside && !listed.contains(&name) {
             faults.push(format!("docs/SUMMARY.md: {name} is not listed"));
         }
     }
@@ -172,6 +176,13 @@ mod tests {
             found("[a](docs/numbers.md#nan)"),
             ["README.md:1: docs/numbers.md#nan: there is no such heading"]
         );
+    }
+
+    #[test]
+    fn pages_outside_the_summary_are_found_except_in_the_notebook() {
+        let page = |path: &str| (PathBuf::from(path), String::new());
+        let pages = ["docs/SUMMARY.md", "docs/benchmarks/cpu.md", "docs/lab/2026-11-21.md"].map(page).into();
+        assert_eq!(faults(&pages, &|_| true), ["docs/SUMMARY.md: benchmarks/cpu.md is not listed"]);
     }
 
     #[test]

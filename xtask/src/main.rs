@@ -30,7 +30,7 @@ const COMMANDS: &[Command] = &[
     Command {
         name: "check-ptx",
         arguments: "[--kernel TEXT] [--install-ptxas] [--require-ptxas] [--write-table]",
-        about: "Check host/ptx/: forbidden and required instructions, the machine code, and docs/sass.md",
+        about: "Check host/ptx/: forbidden and required instructions, the machine code, and docs/lab/sass.md",
         run: check_ptx::run,
     },
     Command {

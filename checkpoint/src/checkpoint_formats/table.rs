@@ -165,6 +165,13 @@ mod tests {
     }
 
     #[test]
+    fn every_checkpoint_format_has_a_row() {
+        for (word, checkpoint_format) in CheckpointFormat::WORDS {
+            assert!(checkpoint_format.spec().is_some(), "{word}");
+        }
+    }
+
+    #[test]
     fn outlines_have_the_names_dtypes_and_shapes_of_each_checkpoint_format() {
         let ct = CheckpointFormat::CompressedTensors;
         let expected: [(_, _, _, &[usize], &[Part<'_>]); 5] = [

@@ -253,6 +253,17 @@ pub enum FormatError {
         advice: Option<&'static str>,
     },
 
+    /// No tensor of a checkpoint to check is quantized.
+    #[error(
+        "{} is unquantized, and only quantized checkpoints are checked; quantize it first, or name \
+         the quantized checkpoint",
+        .path.display()
+    )]
+    Unquantized {
+        /// The input.
+        path: PathBuf,
+    },
+
     /// All quantized tensors are FP8 or INT8 under scales, which are not converted.
     #[error(
         "{}: its {tensors} quantized tensors are {dtype} under scales, and only MXFP4, NVFP4 and MXFP8 are converted; `quantize` takes \

@@ -111,7 +111,8 @@ pub enum GivenError {
 
     /// No tensor to quantize has a name that the importance matrix knows.
     #[error(
-        "{} is for none of the tensors to quantize: it has {other}, and they have {tensor}; an importance matrix has the names of          the GGUF file that it was made from, so quantize that",
+        "{} is for none of the tensors to quantize: it has {other}, and they have {tensor}; an importance \
+         matrix has the names of the GGUF file that it was made from, so quantize that file",
         .file.display()
     )]
     ImatrixOfOthers {

@@ -90,6 +90,7 @@ fn of_format(error: &FormatError) -> Location<'_> {
         | FormatError::NothingToSplit { path, .. }
         | FormatError::OnlyScaled { path, .. }
         | FormatError::NothingPacked { path, .. }
+        | FormatError::Unquantized { path }
         | FormatError::Transformed { file: path, .. } => (Some(path), None),
         FormatError::NotStored { .. } | FormatError::OwnFormat { .. } | FormatError::ScaleLayout { .. } => {
             (None, None)

@@ -1,6 +1,6 @@
 //! Model architectures: the layer names in their files, and facts that no name shows.
 //!
-//! Each `model_type` of the [table] was compared with transformers 5.24: scripts/architectures.py
+//! Each `model_type` of the [table] was compared with transformers 5.24: scripts/readers/architectures.py
 //! builds a model of each class and checks that every weight gets the role and the name of its
 //! module. For other architectures the names decide.
 //!

@@ -9,6 +9,7 @@ use serde_json::{Map, Value, json};
 
 use crate::dtype::FileDtype;
 use crate::histogram::Histogram;
+use crate::json::skipped_to_json;
 use crate::plan::used_recipe::{UsedRecipe, by_format, recipes_to_json};
 use crate::quantize::details::{Details, WorstBlock};
 use crate::read::tensor::Tensor;
@@ -235,9 +236,7 @@ impl Summary {
             "total": totals.quantized.with(totals.copied).to_json(),
             "loss": loss_to_json(&totals.report, &totals.errors, totals.plain.as_ref()),
             TENSORS: null,
-            "skipped": self.skipped.iter().map(|skipped| {
-                json!({ "path": skipped.path.to_string_lossy(), "why": skipped.why })
-            }).collect::<Vec<_>>(),
+            "skipped": skipped_to_json(&self.skipped),
         });
         if let Value::Object(figures) = figures {
             json.extend(figures);

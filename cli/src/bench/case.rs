@@ -1,4 +1,4 @@
-//! A thing to measure: an operation with all that it takes.
+//! A case to measure: an operation with its parameters.
 
 use microscale::{Dtype, Recipe};
 
@@ -7,7 +7,7 @@ use super::size::Size;
 
 #[cfg(feature = "cuda")]
 impl Case {
-    /// The configuration that is asked for.
+    /// The requested configuration.
     #[cfg_attr(
         not(feature = "internals"),
         expect(clippy::unused_self, reason = "kernels have no words then")
@@ -20,7 +20,7 @@ impl Case {
     }
 }
 
-/// One thing to measure.
+/// One case to measure.
 pub(crate) struct Case {
     /// The operation.
     pub op: Op,
@@ -30,7 +30,7 @@ pub(crate) struct Case {
     pub dtype: Dtype,
     /// The matrix.
     pub size: Size,
-    /// The word of the configuration for a product of weights; `None` for the one that is chosen.
+    /// The word of the configuration for a product with weights; `None` lets the plan choose.
     #[cfg(feature = "internals")]
     pub kernel: Option<microscale::gpu::GemmConfig>,
 }

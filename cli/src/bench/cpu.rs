@@ -1,4 +1,4 @@
-//! Measuring on the CPU, against memcpy with the same threads, and products against reading too.
+//! Measurements on the CPU, against memcpy with the same threads; products also against reading.
 
 use std::time::{Duration, Instant};
 
@@ -11,11 +11,11 @@ use super::op::Op;
 use super::product::matrix_bytes;
 use super::workload::{Workload, random, require_equal, sets};
 
-/// Each is repeated this long, and at least [`FEWEST`] times.
+/// Duration of the repetitions of each measurement; at least [`FEWEST`] repetitions.
 const TIME: Duration = Duration::from_millis(1500);
 const FEWEST: usize = 7;
 
-/// The median times of the operation and of the copy.
+/// Returns the median times of the operation and of the copy.
 pub(super) fn measure<T: Element>(workload: &Workload) -> Result<Times> {
     let shape = workload.shape;
     let values = random::<T>(shape.elements(), 1);
@@ -48,10 +48,10 @@ pub(super) fn measure<T: Element>(workload: &Workload) -> Result<Times> {
     Ok(Times { operation, copy: Some(copy), ..Times::default() })
 }
 
-/// A kind of work, given the number of its turn.
+/// A kind of work. Its argument is the number of the turn.
 type Work<'a> = &'a mut dyn FnMut(usize) -> Result<()>;
 
-/// The median times of some kinds of work, which take turns so that all see the same machine.
+/// Returns the median times of several kinds of work, which take turns under equal conditions.
 fn in_turns<const N: usize>(mut work: [Work<'_>; N]) -> Result<[f64; N]> {
     let mut times = [const { Vec::new() }; N];
     let begin = Instant::now();
@@ -64,12 +64,12 @@ fn in_turns<const N: usize>(mut work: [Work<'_>; N]) -> Result<[f64; N]> {
         }
         turn += 1;
     }
-    // The first of each warmed up.
+    // The first turn of each kind was the warm-up.
     Ok(times.map(|mut times| median(times.split_off(1))))
 }
 
-/// The median times of a product of a matrix that no cache holds: copies of it are in rotation. What is read
-/// and copied beside it is these matrices too.
+/// Returns the median times of a product with a matrix that exceeds every cache: copies of it are
+/// in rotation. The measurements of reading and of copying use the same matrices.
 pub(super) fn measure_product(
     matrix: &QuantizedTensor,
     mut multiply: impl FnMut(&QuantizedTensor) -> Result<()>,
@@ -79,7 +79,7 @@ pub(super) fn measure_product(
     let copies: Vec<_> = (1..sets).into_par_iter().map(|_| matrix.clone()).collect();
     let set = |turn: usize| copies.get(turn % sets).unwrap_or(matrix);
     let mut target = vec![2u8; sets * half];
-    // A third of a round is between two uses of a matrix, in which all three have gone through as much.
+    // The kinds are a third of a round apart, so that no kind finds its matrix in a cache.
     let [operation, read, copy] =
         in_turns([&mut |turn| multiply(set(turn)), &mut |turn| read(set(turn + sets / 3)), &mut |turn| {
             copy(&set(turn + 2 * sets / 3).codes()[..half], &mut target[turn % sets * half..][..half])
@@ -87,8 +87,10 @@ pub(super) fn measure_product(
     Ok(Times { operation, read: Some(read), copy: Some(copy), ..Times::default() })
 }
 
-/// Reads codes and scales by all threads, at four places of a task in turn: with one place, processors read
-/// less far ahead. Adding up takes less than half of the time. It cannot fail, as [`copy`].
+/// Reads codes and scales with all threads.
+///
+/// A task reads four places in turn, because processors prefetch less with one place. The addition
+/// takes less than half of the time. Like [`copy`] it never fails.
 fn read(matrix: &QuantizedTensor) -> Result<()> {
     let [codes, scales] = [matrix.codes(), matrix.scales()].map(|bytes| bytes.par_chunks(256 << 10));
     codes.chain(scales).for_each(|part| {
@@ -107,7 +109,7 @@ fn read(matrix: &QuantizedTensor) -> Result<()> {
     Ok(())
 }
 
-/// memcpy by all threads. It cannot fail: an error is what [`Work`] has.
+/// Copies with all threads. It never fails; [`Work`] requires a result.
 fn copy(source: &[u8], target: &mut [u8]) -> Result<()> {
     let part = 1 << 20;
     target.par_chunks_mut(part).zip(source.par_chunks(part)).for_each(|(target, source)| {

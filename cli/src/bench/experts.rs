@@ -1,4 +1,4 @@
-//! Measuring products of experts' quantized weights and activations of 16 bits, on a GPU.
+//! Measurements of products of experts' quantized weights and 16-bit activations, on a GPU.
 
 use std::ops::Range;
 
@@ -13,10 +13,10 @@ use super::product::{matrix, matrix_bytes};
 use super::weights::WeightsProduct;
 use super::workload::random;
 
-/// The most rows whose results are compared.
+/// Maximum number of rows whose results are compared.
 const COMPARED: usize = 16;
 
-/// Experts' weights, the experts of each token, one token's after the other, and activations.
+/// Weights of experts, the experts of each token in token order, and activations.
 struct Mixture<T> {
     weights: QuantizedTensor,
     shape: QuantizedShape,
@@ -41,7 +41,7 @@ impl<T: Activation> Mixture<T> {
         Ok(Self { weights, shape, experts, top_k, chosen, activations: random(tokens * size.cols, 2) })
     }
 
-    /// An expert's weights.
+    /// Returns the weights of an expert.
     fn expert(&self, expert: usize) -> Result<QuantizedView<'_>> {
         let part = |bytes: usize| -> Range<usize> {
             let each = bytes / self.experts;
@@ -56,13 +56,13 @@ impl<T: Activation> Mixture<T> {
         }
     }
 
-    /// Bytes of the codes and scales of the experts that are chosen.
+    /// Returns the bytes of the chosen experts' codes and scales.
     fn bytes(&self) -> u64 {
         let chosen = (0..self.experts as u32).filter(|expert| self.chosen.contains(expert)).count();
         (matrix_bytes(&self.weights) / self.experts * chosen) as u64
     }
 
-    /// Compares some rows of results with the CPU's, sorted by expert as results are.
+    /// Compares some rows of results, sorted by expert, with the CPU's results.
     fn check(&self, found: &[T]) -> Result<()> {
         let (rows, cols) = (self.shape.rows, self.shape.cols);
         let mut sorted: Vec<_> = (0..self.chosen.len()).collect();
@@ -79,20 +79,20 @@ impl<T: Activation> Mixture<T> {
     }
 }
 
-/// The bytes of the chosen experts' codes and scales, and times. Pairs are sorted by expert beforehand.
+/// Returns the bytes of the chosen experts' codes and scales, and times, without sorting the pairs.
 pub(super) fn measure<T: Activation>(case: &Case, device: &Device) -> Result<(u64, Times)> {
     let Device::Gpus(gpus) = device else {
         return Err(Error::NoGpu("gemm-experts is measured on GPUs only".into()));
     };
     let (mixture, gpu) = (Mixture::<T>::new(case)?, gpus.first());
-    // SAFETY: all work here is on one stream, so events are not needed to order it; and a capture does not
-    // allow them.
+    // SAFETY: all work of this function is on one stream, which orders it without events. A capture
+    // does not allow events.
     unsafe { gpu.context().disable_event_tracking() };
     let times = on_gpu(&mixture, case, gpu)?;
     Ok((mixture.bytes(), times))
 }
 
-/// The product by the configuration that is asked for, or by the one that is chosen.
+/// Computes the product with the requested configuration, or with the plan's choice.
 fn by_case<'a, T: Activation>(
     gpu: &'a Gpu,
     experts: &'a DeviceExperts,

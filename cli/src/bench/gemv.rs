@@ -1,4 +1,4 @@
-//! Measuring products of quantized matrices and quantized vectors, on a CPU or a GPU.
+//! Measurements of products of quantized matrices and quantized vectors, on a CPU or a GPU.
 
 use microscale::{Device, Element, Recipe, Result, cpu};
 
@@ -8,7 +8,7 @@ use super::op::Op;
 use super::product::{Product, verify};
 use super::size::Size;
 
-/// The bytes of the matrices, and times.
+/// Returns the bytes of the matrices, and times.
 #[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "only GPUs have several kernels"))]
 pub(super) fn measure<T: Element>(
     op: Op,

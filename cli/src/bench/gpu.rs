@@ -1,4 +1,4 @@
-//! Measuring on a GPU, against a device-to-device copy: replays of a CUDA graph, timed by events.
+//! Measurements on a GPU, against a device-to-device copy: event times of CUDA graph replays.
 
 use std::sync::Arc;
 
@@ -19,42 +19,42 @@ use super::op::Op;
 use super::product::{Product, matrix_bytes, verify};
 use super::workload::{Workload, random, require_equal, sets};
 
-/// The length of a measurement.
+/// The effort of a measurement.
 #[derive(Clone, Copy)]
 pub(super) struct Effort {
-    /// A graph holds launches of about this much work, so that a replay is long beside the events around it.
+    /// Approximate duration of a graph's work, so that a replay takes much longer than its events.
     graph_bytes: u64,
-    /// Replays that are timed, after [`WARM_UP`] that are not.
+    /// Number of timed replays, after [`WARM_UP`] other ones.
     replays: usize,
 }
 
 impl Effort {
-    /// The effort for figures.
+    /// The effort for published figures.
     pub(super) const FULL: Self = Self { graph_bytes: 8 << 30, replays: 25 };
-    /// The effort for choosing among many kernels.
+    /// The effort for a choice among many kernels.
     #[cfg(feature = "internals")]
     pub(super) const LESS: Self = Self { graph_bytes: 2 << 30, replays: 7 };
 }
 
-/// The most launches in a graph, and those in one of empty kernels.
+/// Maximum launches in a graph, and launches in a graph of empty kernels.
 const MOST_LAUNCHES: usize = 256;
-/// The most that one call copies: an H200 copies 580 MiB in one call at two thirds of the speed of smaller
+/// Maximum bytes per copy. An H200 copies 580 MiB in one call at two thirds of the speed of smaller
 /// calls.
 const COPY_BYTES: usize = 256 << 20;
-/// Replays that are not timed.
+/// Number of replays before the timed ones.
 const WARM_UP: usize = 3;
 
-/// One matrix, all of its forms.
+/// A matrix in all of its forms.
 struct Set<T: Element> {
     values: CudaSlice<T>,
     tensor: DeviceTensor,
     amax: DeviceAmax,
 }
 
-/// The median times of the operation and of the copy.
+/// Returns the median times of the operation and of the copy.
 pub(super) fn measure<T: Element>(workload: &Workload, gpu: &Gpu) -> Result<Times> {
-    // SAFETY: all work here is on one stream, so events are not needed to order it; and a capture does not
-    // allow them.
+    // SAFETY: all work of this function is on one stream, which orders it without events. A capture
+    // does not allow events.
     unsafe { gpu.context().disable_event_tracking() };
     let stream = gpu.stream();
     #[cfg(feature = "internals")]
@@ -75,8 +75,9 @@ pub(super) fn measure<T: Element>(workload: &Workload, gpu: &Gpu) -> Result<Time
     )
 }
 
-/// The median times of an operation that moves so many bytes and of the copy, with sets of buffers in
-/// rotation of which the first and the last are checked after the timing.
+/// Returns the median times of an operation that moves `bytes` bytes and of the copy.
+///
+/// Sets of buffers are in rotation. The first and the last set are checked after the timing.
 fn in_rotation<S>(
     stream: &Arc<CudaStream>,
     bytes: u64,
@@ -90,7 +91,7 @@ fn in_rotation<S>(
     Ok(Times { operation: times[0], copy: Some(copy_time(stream, bytes)?), ..Times::default() })
 }
 
-/// The median times of several operations with the same sets of buffers.
+/// Returns the median times of several operations with the same sets of buffers.
 pub(super) fn each_in_rotation<S, O>(
     stream: &Arc<CudaStream>,
     set: impl Fn() -> Result<S>,
@@ -109,7 +110,7 @@ pub(super) fn each_in_rotation<S, O>(
     operations.iter().map(&mut measure).collect()
 }
 
-/// The number of launches of an operation in a graph, and of the sets of buffers in rotation.
+/// Numbers of launches in a graph and of buffer sets in rotation.
 #[derive(Clone, Copy)]
 pub(super) struct Turns {
     sets: usize,
@@ -117,7 +118,8 @@ pub(super) struct Turns {
 }
 
 impl Turns {
-    /// Turns for an operation that moves so many bytes, and takes as long as a copy of so many.
+    /// Returns the turns of an operation that moves `bytes` bytes in the time of a copy of `work`
+    /// bytes.
     pub(super) fn of(bytes: u64, work: u64, effort: Effort) -> Self {
         let sets = sets(bytes);
         let launches = effort.graph_bytes.div_ceil(work).clamp(sets as u64, MOST_LAUNCHES as u64) as usize;
@@ -125,7 +127,7 @@ impl Turns {
     }
 }
 
-/// The median time of copies that read and write so many bytes together.
+/// Returns the median time of copies that read and write `bytes` bytes in total.
 pub(super) fn copy_time(stream: &Arc<CudaStream>, bytes: u64) -> Result<f64> {
     let Turns { sets, launches } = Turns::of(bytes, bytes, Effort::FULL);
     let half = bytes as usize / 2;
@@ -143,9 +145,9 @@ pub(super) fn copy_time(stream: &Arc<CudaStream>, bytes: u64) -> Result<f64> {
     })
 }
 
-/// The median times of products and of the copy.
+/// Returns the median times of products and of the copy.
 pub(super) fn measure_product<T: Element>(op: Op, product: &Product, gpu: &Gpu) -> Result<Times> {
-    // SAFETY: as in `measure`.
+    // SAFETY: all work of this function is on one stream, which orders it without events.
     unsafe { gpu.context().disable_event_tracking() };
     let stream = gpu.stream();
     let vectors = DeviceTensor::from_host(stream, &product.vectors)?;
@@ -170,10 +172,10 @@ pub(super) fn measure_product<T: Element>(op: Op, product: &Product, gpu: &Gpu) 
     )
 }
 
-/// Weights times activations of a number of tokens: by a configuration, or by the one that is chosen.
+/// A product of weights and a number of tokens, with a given configuration or the plan's choice.
 pub(super) type ByConfig = (usize, Option<GemmConfig>);
 
-/// The product by a configuration, if one is given.
+/// Computes a product, with a configuration if one is given.
 pub(super) fn by_config<'a, T: Activation>(
     linear: Linear<'a, T, T>,
     config: Option<GemmConfig>,
@@ -185,18 +187,19 @@ pub(super) fn by_config<'a, T: Activation>(
     }
 }
 
-/// Operations of tensor cores that take as long as copying a byte, on the GPUs where they take the longest beside it.
+/// Tensor core operations in the time of copying a byte, on the GPUs where this ratio is smallest.
 const OPERATIONS_PER_BYTE: u64 = 150;
 
-/// The median times of products of weights and activations, of which there are those of so many tokens;
-/// `check` is given the results of the first of them.
+/// Returns the median times of products of weights with the activations of a number of tokens.
+///
+/// `check` gets the results of the first product.
 pub(super) fn measure_weights<T: Activation>(
     gpu: &Gpu,
     (weights, activations, tokens): (&QuantizedTensor, &[T], usize),
     (products, effort): (&[ByConfig], Effort),
     check: impl Fn(&[T]) -> Result<()>,
 ) -> Result<Vec<f64>> {
-    // SAFETY: as in `measure`.
+    // SAFETY: all work of this function is on one stream, which orders it without events.
     unsafe { gpu.context().disable_event_tracking() };
     let stream = gpu.stream();
     let activations = stream.clone_htod(activations).map_err(failed("copying the activations"))?;
@@ -223,16 +226,17 @@ pub(super) fn measure_weights<T: Activation>(
     )
 }
 
-/// The median time of a product by each configuration, with `tokens` of the given activations; `None`
-/// for a configuration that cannot multiply. Results are not compared: tests do that for every
-/// configuration.
+/// Returns the median time of a product for each configuration, with `tokens` of the given
+/// activations, or `None` for an unsuitable configuration.
+///
+/// Results are not compared. Tests compare them for every configuration.
 #[cfg(feature = "internals")]
 pub(super) fn measure_configs<T: Activation>(
     gpu: &Gpu,
     (weights, activations, tokens): (&QuantizedTensor, &[T], usize),
     products: &[(usize, GemmConfig)],
 ) -> Result<Vec<Option<f64>>> {
-    // SAFETY: as in `measure`.
+    // SAFETY: all work of this function is on one stream, which orders it without events.
     unsafe { gpu.context().disable_event_tracking() };
     let stream = gpu.stream();
     let activations = stream.clone_htod(activations).map_err(failed("copying the activations"))?;
@@ -264,14 +268,14 @@ pub(super) fn measure_configs<T: Activation>(
     Ok(measured)
 }
 
-/// The CPU's time for planning and launching a product that was planned before, with an idle GPU.
+/// Returns the CPU time of planning and launching a product from the plan cache, with an idle GPU.
 #[cfg(feature = "internals")]
 pub(super) fn measure_launch<T: Activation>(
     gpu: &Gpu,
     (weights, activations, tokens): (&QuantizedTensor, &[T], usize),
 ) -> Result<f64> {
     const LAUNCHES: u32 = 50;
-    // SAFETY: as in `measure`.
+    // SAFETY: all work of this function is on one stream, which orders it without events.
     unsafe { gpu.context().disable_event_tracking() };
     let stream = gpu.stream();
     let copying = failed("copying the operands");
@@ -294,8 +298,10 @@ pub(super) fn measure_launch<T: Activation>(
     Ok(median(seconds.split_off(WARM_UP)))
 }
 
-/// Multiplications and additions of 16-bit floats, with sums in f32, that a GPU's tensor cores do a second at its highest clock; none
-/// where NVIDIA's figures for the compute capability differ from one product to the next.
+/// Returns the 16-bit multiplications and additions per second of a GPU's tensor cores, with f32
+/// sums, at its maximum clock.
+///
+/// Returns `None` if NVIDIA's figures differ between products of the same compute capability.
 pub(super) fn tensor_cores_per_second(gpu: &Gpu) -> Result<Option<f64>> {
     let a_clock = match gpu.info().compute_capability {
         (8, 0) => 2048.0,
@@ -345,7 +351,7 @@ impl<T: Element> Set<T> {
         }
     }
 
-    /// Compares what the timed launches left with what the CPU gives.
+    /// Compares the results of the timed launches with the CPU's results.
     fn verify(&self, gpu: &Gpu, workload: &Workload, host: &[T]) -> Result<()> {
         if workload.op == Op::Amax {
             let (found, expected) = (self.amax.read(gpu.stream())?, cpu::amax(host, workload.shape)?);
@@ -366,7 +372,7 @@ impl<T: Element> Set<T> {
     }
 }
 
-/// The median time of one of `launches` launches that a graph holds.
+/// Returns the median time per launch of a graph of `launches` launches.
 fn time(
     stream: &Arc<CudaStream>,
     (launches, effort): (usize, Effort),

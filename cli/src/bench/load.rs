@@ -1,4 +1,5 @@
-//! The cost of a kernel's first use: inflating its PTX, and compiling by the driver or finding in its cache.
+//! The cost of a kernel's first use: decompression of its PTX, and the driver's compilation or
+//! cache.
 
 use std::time::Duration;
 
@@ -7,7 +8,7 @@ use microscale::{Device, Error, Result, Words};
 
 use super::op::Op;
 
-/// Measures the device, or the first of several: how long each kernel takes, one after the other.
+/// Measures the first use of each kernel, one after another, on the first device.
 ///
 /// # Errors
 /// [`Error::NoGpu`] on a CPU, and [`Error::Gpu`].
@@ -15,6 +16,6 @@ pub(crate) fn load(device: &Device) -> Result<Vec<(KernelId, Duration)>> {
     let Device::Gpus(gpus) = device else {
         return Err(Error::NoGpu(format!("{} is measured on GPUs only", Op::Load.word())));
     };
-    // The device may have some ready already.
+    // Some kernels may be ready on the device already.
     Gpu::new(gpus.first().info().ordinal)?.load_times()
 }

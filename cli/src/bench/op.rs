@@ -1,5 +1,4 @@
-//! The operations that can be measured, their names on the command line, and the sizes and dtypes that each
-//! takes.
+//! The measured operations: their names on the command line, sizes and dtypes.
 
 use microscale::formats::words;
 use microscale::{Dtype, Error, Result, Words};
@@ -9,40 +8,38 @@ use super::size::Size;
 /// A measured operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Op {
-    /// Unquantized values to codes and scales; NVFP4's global scale is given.
+    /// Quantizes, with a given global scale in NVFP4.
     Quantize,
-    /// Unquantized values to codes and scales, after the pass that NVFP4's global scale is computed from: two
-    /// reads.
+    /// Quantizes after a pass that computes NVFP4's global scale. Reads the input twice.
     AmaxQuantize,
-    /// The largest magnitude: one read.
+    /// Computes the largest magnitude. Reads the input once.
     Amax,
-    /// Codes and scales to unquantized values.
+    /// Dequantizes.
     Dequantize,
-    /// Quantized matrices times quantized vectors; the dtype is the result's.
+    /// Quantized matrices times quantized vectors. The dtype is the result's.
     Gemv,
-    /// Quantized weights times activations that are not quantized; the dtype is that of activations and
-    /// results.
+    /// Quantized weights times unquantized activations. Activations and results have the dtype.
     GemvWeights,
-    /// [`Self::GemvWeights`] for any number of tokens, which tensor cores compute on a GPU.
+    /// [`Self::GemvWeights`] for any number of tokens, with tensor cores on a GPU.
     GemmWeights,
-    /// Experts' quantized weights times the activations of the tokens that choose them (GPU only).
+    /// Experts' quantized weights times the activations of their tokens (GPU only).
     GemmExperts,
-    /// [`Self::Gemv`] by warps of one row (GPU only).
+    /// [`Self::Gemv`] with one row per warp (GPU only).
     #[cfg(feature = "internals")]
     GemvRows1,
-    /// [`Self::Gemv`] by warps of two rows (GPU only).
+    /// [`Self::Gemv`] with two rows per warp (GPU only).
     #[cfg(feature = "internals")]
     GemvRows2,
-    /// [`Self::Gemv`] by warps of four rows (GPU only).
+    /// [`Self::Gemv`] with four rows per warp (GPU only).
     #[cfg(feature = "internals")]
     GemvRows4,
-    /// The CPU's time for planning and launching [`Self::GemmWeights`] again (GPU only).
+    /// The CPU time of planning and launching [`Self::GemmWeights`] again (GPU only).
     #[cfg(feature = "internals")]
     Launch,
-    /// A kernel that does nothing (GPU only): the cost of a launch.
+    /// The launch of an empty kernel (GPU only).
     #[cfg(feature = "internals")]
     Empty,
-    /// Making each kernel ready (GPU only): the cost of a first use.
+    /// The first use of each kernel (GPU only).
     #[cfg(feature = "internals")]
     Load,
 }
@@ -82,7 +79,7 @@ impl Op {
         self == Self::Gemv || self.rows_per_warp().is_some()
     }
 
-    /// The rows per warp of the measured kernel; `None` where the library chooses.
+    /// Returns the rows per warp of the measured kernel; `None` lets the library choose.
     pub(super) fn rows_per_warp(self) -> Option<u32> {
         match self {
             #[cfg(feature = "internals")]
@@ -95,7 +92,7 @@ impl Op {
         }
     }
 
-    /// Returns whether only GPUs have it.
+    /// Returns whether the operation needs a GPU.
     pub(crate) fn needs_gpu(self) -> bool {
         match self {
             #[cfg(feature = "internals")]
@@ -105,7 +102,7 @@ impl Op {
         }
     }
 
-    /// Returns whether nothing but launching is measured.
+    /// Returns whether the operation measures only launches.
     pub(super) fn is_empty(self) -> bool {
         match self {
             #[cfg(feature = "internals")]
@@ -114,7 +111,7 @@ impl Op {
         }
     }
 
-    /// Returns whether it multiplies tokens.
+    /// Returns whether the operation has tokens.
     pub(crate) fn has_tokens(self) -> bool {
         match self {
             #[cfg(feature = "internals")]
@@ -123,12 +120,12 @@ impl Op {
         }
     }
 
-    /// Returns whether it takes values of a dtype: tensor cores take no activations in f32.
+    /// Returns whether the operation accepts a dtype. Tensor cores have no f32 activations.
     pub(crate) fn takes(self, dtype: Dtype, on_cpu: bool) -> bool {
         !self.has_tokens() || dtype != Dtype::F32 || on_cpu
     }
 
-    /// Checks that there is such a thing to measure.
+    /// Checks that the case exists.
     ///
     /// # Errors
     /// [`Error::NotMeasured`].
@@ -152,6 +149,6 @@ impl Op {
     }
 }
 
-/// Why f32 is not measured.
+/// Reason why f32 is not measured.
 pub(super) const NO_F32: &str =
     "with activations in f32 on a GPU; choose the dtype f16 or bf16, or --device cpu";

@@ -1,4 +1,4 @@
-//! Random operands of products of quantized tensors, and the check of results against the definition.
+//! Random operands for products of quantized tensors, and the check against the reference.
 
 use microscale::cpu::{self, Isa};
 use microscale::formats::ScaleType;
@@ -13,7 +13,7 @@ pub(super) struct Product {
     pub(super) matrix: QuantizedTensor,
     pub(super) vectors: QuantizedTensor,
     pub(super) batch: Batch,
-    /// Bytes of the matrices' codes and scales.
+    /// Returns the bytes of the matrices' codes and scales.
     pub(super) bytes: u64,
 }
 
@@ -26,12 +26,12 @@ impl Product {
         Ok(Self { matrix, vectors, batch, bytes })
     }
 
-    /// A buffer for the results, one for each row.
+    /// Returns a buffer with one result per row.
     pub(super) fn results<T: Element>(&self) -> Vec<T> {
         vec![T::default(); self.matrix.rows()]
     }
 
-    /// The results by the definition.
+    /// Returns the results of the reference.
     pub(super) fn expected<T: Element>(&self) -> Result<Vec<T>> {
         let mut expected = self.results::<T>();
         cpu::gemv_with(Isa::Reference, &self.matrix, &self.vectors, self.batch, &mut expected)?;
@@ -39,23 +39,25 @@ impl Product {
     }
 }
 
-/// [`microscale::Error::Wrong`] unless results are the expected ones, to the bit.
+/// Returns [`microscale::Error::Wrong`] unless the results equal the expected ones bit for bit.
 pub(super) fn verify<T: Element>(what: &'static str, found: &[T], expected: &[T]) -> Result<()> {
     require_equal(what, bytemuck::cast_slice::<T, u8>(found), bytemuck::cast_slice(expected))
 }
 
-/// Bytes of a matrix' codes and scales, as many as are copied beside a product.
+/// Returns the bytes of a matrix's codes and scales, which are also the bytes of the copy.
 pub(super) fn matrix_bytes(matrix: &QuantizedTensor) -> usize {
     matrix.codes().len() + matrix.scales().len()
 }
 
-/// Random matrices.
+/// Returns random matrices.
 pub(super) fn matrix(recipe: &Recipe, size: Size) -> Result<QuantizedTensor> {
     random(QuantizedShape::of(recipe, size.all_rows()), 1)
 }
 
-/// Every code, both signs, and scales over a wide range: in MXFP4 from 2^−20 to ½, as those of weights are,
-/// under which results in f16 are finite, or all would look alike.
+/// Returns a random matrix with all codes and a wide range of scales.
+///
+/// Scales of MXFP4 are from 2^−20 to ½, as in weights. With larger ones all f16 results are
+/// infinite.
 fn random(shape: QuantizedShape, seed: u64) -> Result<QuantizedTensor> {
     let (codes, scales) = shape.bytes()?;
     let mut bytes = [vec![0; codes], vec![0; scales]];

@@ -1,4 +1,4 @@
-//! The sizes of matrices, and of the operands that they are multiplied with.
+//! Sizes of matrices and of their operands in products.
 
 use std::fmt;
 use std::num::NonZeroUsize;
@@ -6,50 +6,50 @@ use std::str::FromStr;
 
 use microscale::Shape;
 
-/// The rows and columns of a matrix, written `ROWSxCOLS`, or of several, written `ROWSxCOLSxCOUNT`.
+/// The size of a matrix, `ROWSxCOLS`, or of several, `ROWSxCOLSxCOUNT`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Size {
     /// Rows.
     pub rows: usize,
     /// Columns.
     pub cols: usize,
-    /// Matrices; 1 but for products.
+    /// Number of matrices; 1 except for products.
     pub batches: usize,
-    /// Rows of activations that weights are multiplied with; none is one, and what other operations have.
+    /// Rows of activations; `None` for one row, and for operations without activations.
     pub tokens: Option<NonZeroUsize>,
-    /// Matrices that a row of activations is multiplied with, where they are experts' weights; 0 where they are not.
+    /// Number of experts per row of activations; 0 without experts.
     pub top_k: usize,
 }
 
-/// The most rows of activations: more than any batch or prompt that is multiplied at once.
+/// Maximum rows of activations: more than any batch or prompt.
 const TOKENS: usize = 1 << 16;
 
 impl Size {
-    /// Makes sure that it can be measured, or says why not: there are limits on tokens and memory.
+    /// Checks the limits on tokens and memory.
     pub(crate) fn check(&self) -> Result<(), String> {
         let tokens = self.tokens.map_or(0, NonZeroUsize::get);
         if tokens > TOKENS {
             return Err(format!("--tokens {tokens} is more than the {TOKENS} allowed"));
         }
-        // More than can be counted is refused where it is measured.
+        // A size that overflows is refused when it is measured.
         let Some(bytes) = self.bytes(tokens) else { return Ok(()) };
-        // Whether it can be had is all that is asked: nothing is written to it.
+        // Only checks that the allocation succeeds. The memory is never written.
         Vec::<u8>::new().try_reserve_exact(bytes).map_err(|_| {
             let needed = bytes.div_ceil(1 << 30);
             format!("{self} takes {needed} GiB of memory, which there are not; choose a smaller --shape or fewer --tokens")
         })
     }
 
-    /// The bytes of operands and results as f32, each with another copy to check the results by.
+    /// Returns the bytes of operands and results in f32, each with a second copy for the check.
     fn bytes(&self, tokens: usize) -> Option<usize> {
         let matrices = self.rows.checked_mul(self.cols)?.checked_mul(self.batches)?;
         let others = tokens.checked_mul(self.rows.checked_add(self.cols)?)?;
         matrices.checked_add(others)?.checked_mul(2 * size_of::<f32>())
     }
 
-    /// Rows of all matrices, and columns.
+    /// Returns the rows of all matrices, and the columns.
     pub(super) fn all_rows(&self) -> Shape {
-        // If the product saturates, the shape is too large for whatever is done with it next.
+        // If the product saturates, later checks refuse the shape.
         Shape::new(self.rows.saturating_mul(self.batches), self.cols)
     }
 }

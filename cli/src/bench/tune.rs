@@ -1,4 +1,4 @@
-//! Measures the table of times that `plan/choose.rs` chooses configurations by.
+//! Measures the table of times that `plan/choose.rs` uses to choose configurations.
 
 use std::num::NonZeroUsize;
 use std::path::Path;
@@ -14,8 +14,8 @@ use super::product::matrix;
 use super::size::Size;
 use super::workload::random;
 
-/// The rows and columns that are measured: small, square, wide and tall layers. Other layers of models are
-/// reported on, and not among these.
+/// Rows and columns of the measured layers: small, square, wide and tall. Published figures are of
+/// other layers.
 const SHAPES: [[usize; 2]; 12] = [
     [512, 2048],
     [1024, 1024],
@@ -31,12 +31,14 @@ const SHAPES: [[usize; 2]; 12] = [
     [32768, 4096],
 ];
 
-/// The numbers of tokens that are measured in NVFP4. MXFP4 has those up to eight.
+/// The measured numbers of tokens in NVFP4. MXFP4 is measured up to eight tokens.
 const TOKENS: [usize; 16] = [1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024, 4096];
 
-/// Measures the configurations of the GPU's target that the table in a file does not have, if there is one,
-/// and returns the table with both. So a second run with an older target adds the configurations that only
-/// that has.
+/// Measures the configurations of the GPU's target that are missing in the table of a file, if
+/// given.
+///
+/// Returns the complete table. A second run with an older target adds the configurations of that
+/// target.
 ///
 /// # Errors
 /// The errors of planning and of launching.
@@ -79,7 +81,7 @@ pub(crate) fn tune(gpu: &Gpu, file: &Path) -> Result<String> {
 fn is_worth(config: GemmConfig, tokens: usize) -> bool {
     let tile = config.tile_n as usize;
     if config.mainloop.is_gemv() {
-        // One token has its own; more take at most three token tiles.
+        // One token has its own configurations. More tokens take at most three token tiles.
         return (tile == 1) == (tokens == 1) && (tokens <= 8) == (tile <= 8) && tokens <= 3 * tile;
     }
     tokens > 4 && (tokens <= 8 * tile || tile == 256 || tile == 64)

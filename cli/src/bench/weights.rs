@@ -1,4 +1,4 @@
-//! Measuring products of quantized weights and activations.
+//! Measurements of products of quantized weights and activations.
 
 use half::{bf16, f16};
 use microscale::cpu::{Isa, gemm_weights, gemv_weights, gemv_weights_with};
@@ -33,19 +33,19 @@ pub(super) struct WeightsProduct<T> {
 impl<T: Activation> WeightsProduct<T> {
     pub(super) fn new(recipe: &Recipe, size: Size) -> Result<Self> {
         let tokens = size.tokens.map_or(1, usize::from);
-        // Activations and results must be countable.
+        // Sizes of activations and results must not overflow.
         Shape::new(tokens, size.cols).span()?;
         Shape::new(tokens, size.rows).span()?;
         let weights = matrix(recipe, size)?;
         Ok(Self { weights, activations: random(tokens * size.cols, 2), tokens })
     }
 
-    /// A result for each row and token.
+    /// Returns a buffer with one result per row and token.
     fn results(&self) -> Vec<T> {
         vec![T::default(); self.tokens * self.weights.rows()]
     }
 
-    /// The results by the definition.
+    /// Returns the results of the reference.
     fn expected(&self) -> Result<Vec<T>> {
         let mut expected = self.results();
         gemv_weights_with(Isa::Reference, &self.weights, &self.activations, self.tokens, &mut expected)?;
@@ -53,7 +53,7 @@ impl<T: Activation> WeightsProduct<T> {
     }
 }
 
-/// The bytes of the weights' codes and scales, and times.
+/// Returns the bytes of the weights' codes and scales, and times.
 pub(super) fn measure(case: &Case, device: &Device) -> Result<(u64, Times)> {
     match (device, case.dtype) {
         (Device::Cpu, Dtype::F32) => on_cpu::<f32>(case),
@@ -106,7 +106,7 @@ fn on_gpu<T: Activation>(case: &Case, gpu: &Gpu) -> Result<(u64, Times)> {
     Ok((bytes, times))
 }
 
-/// The CPU's time for planning and launching a product again.
+/// Returns the CPU time of planning and launching a product again.
 #[cfg(feature = "internals")]
 pub(super) fn measure_launch(case: &Case, device: &Device) -> Result<(u64, Times)> {
     let Device::Gpus(gpus) = device else {
@@ -118,22 +118,22 @@ pub(super) fn measure_launch(case: &Case, device: &Device) -> Result<(u64, Times
     Ok((0, Times { operation, ..Times::default() }))
 }
 
-/// The most tokens whose results are compared.
+/// Maximum number of tokens whose results are compared.
 const COMPARED: usize = 32;
 
-/// The results of some tokens, to compare others with that are as far from the exact ones.
+/// Reference results of some tokens, and their error bound.
 pub(super) struct Nearly<T> {
     rows: usize,
-    /// The tokens, the first and the last among them.
+    /// The compared tokens, including the first and the last.
     compared: Vec<usize>,
     expected: Vec<T>,
-    /// The results without signs.
+    /// The sums of magnitudes, for the error bound.
     magnitudes: Vec<T>,
     gamma: f64,
 }
 
 impl<T: Activation> WeightsProduct<T> {
-    /// Results by few tokens' arithmetic, given the γ of the others.
+    /// Computes the results with the arithmetic for few tokens, given the other arithmetic's γ.
     pub(super) fn nearly(&self, gamma: f64) -> Result<Nearly<T>> {
         let Self { weights, activations, tokens } = self;
         let (rows, cols) = (weights.rows(), weights.cols());
@@ -157,12 +157,12 @@ impl<T: Activation> WeightsProduct<T> {
 }
 
 impl<T: Activation> Nearly<T> {
-    /// Checks the results of as many tokens as there are.
+    /// Checks the results of the compared tokens.
     ///
     /// # Errors
     /// [`microscale::Error::Wrong`].
     pub(super) fn check(&self, what: &'static str, found: &[T]) -> Result<()> {
-        // A unit in the last place of the dtype, relative to a number.
+        // The relative size of a unit in the last place of the dtype.
         let unit = 0.5f64.powi(T::SIGNIFICAND as i32 - 1);
         let near = |((found, expected), magnitude): ((&T, &T), &T)| {
             let [found, expected, magnitude] = [found, expected, magnitude].map(|x| f64::from(x.to_f32()));
@@ -179,8 +179,8 @@ impl<T: Activation> Nearly<T> {
     }
 }
 
-/// Times on a GPU, of products with no more tokens than there are. Its sums are those of tensor cores: as far
-/// from the CPU's as both may be from the exact ones.
+/// Times products on a GPU. Tensor cores sum in another order than the CPU, so the check allows the
+/// error bounds of both.
 #[cfg(feature = "cuda")]
 pub(super) fn by_configs<T: Activation>(
     product: &WeightsProduct<T>,

@@ -1,11 +1,11 @@
-//! A workload: an operation with its sizes worked out, its random input, and the check of its output.
+//! An operation on a matrix: its sizes, random input, and the check of its output.
 
 use microscale::{Element, Error, Global, Recipe, Result, Shape};
 use rayon::prelude::*;
 
 use super::op::Op;
 
-/// An operation on a matrix to measure, with its sizes worked out.
+/// An operation on a matrix, with its sizes.
 pub(super) struct Workload {
     pub(super) op: Op,
     pub(super) recipe: Recipe,
@@ -14,8 +14,7 @@ pub(super) struct Workload {
 }
 
 impl Workload {
-    /// The recipe for these values: unless its computation is part of the operation, the global scale is
-    /// given.
+    /// The recipe, with the global scale unless the operation computes it.
     pub(super) fn recipe<T: Element>(&self, values: &[T]) -> Result<Recipe> {
         let Some(arithmetic) = self.recipe.scheme.global_from_amax() else { return Ok(self.recipe) };
         if self.op == Op::AmaxQuantize {
@@ -27,16 +26,16 @@ impl Workload {
     }
 }
 
-/// Buffers are rotated until the bytes between two uses of one exceed this: several times any cache, an
-/// H200's second level (60 MB) or a server CPU's third (up to 480 MB) included.
+/// Minimum bytes between two uses of a buffer: more than any cache, including an H200's L2 (60 MB)
+/// and a server CPU's L3 (up to 480 MB).
 pub(crate) const ROTATION_BYTES: u64 = 1 << 30;
 
-/// Sets of buffers to rotate among.
+/// Returns the number of buffer sets in rotation.
 pub(super) fn sets(bytes: u64) -> usize {
     ROTATION_BYTES.div_ceil(bytes).clamp(2, 256) as usize
 }
 
-/// Random values: about normal, with a block's largest magnitude spread over a few powers of two.
+/// Returns roughly normal random values. Maxima of blocks vary over a few powers of two.
 pub(super) fn random<T: Element>(elements: usize, seed: u64) -> Vec<T> {
     let mut values = vec![T::default(); elements];
     values.par_chunks_mut(1 << 16).enumerate().for_each(|(i, chunk)| {
@@ -49,7 +48,7 @@ pub(super) fn random<T: Element>(elements: usize, seed: u64) -> Vec<T> {
     values
 }
 
-/// [`Error::Wrong`] unless the bytes are equal.
+/// Returns [`Error::Wrong`] unless the bytes are equal.
 pub(super) fn require_equal<V: PartialEq>(what: &'static str, found: &[V], expected: &[V]) -> Result<()> {
     if found == expected { Ok(()) } else { Err(Error::Wrong(what)) }
 }

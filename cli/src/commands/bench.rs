@@ -15,7 +15,7 @@ use crate::bench::measurement::Measurement;
 use crate::bench::op::Op;
 use crate::bench::size::Size;
 use crate::failures::Usage;
-use crate::options::device::device;
+use crate::options::device::{device, parse_device};
 use crate::options::words::words;
 use crate::outputs::Files;
 use crate::pending::Pending;
@@ -44,13 +44,13 @@ pub(crate) struct Args {
     /// CPU]
     #[arg(long, value_name = "MxK[xL]")]
     shape: Vec<Size>,
-    /// Dtypes of the unquantized values [default: those that the operation takes of bf16, f16 and f32]
+    /// Dtypes of the unquantized values [default: bf16, f16 and f32, as far as the operation takes them]
     #[arg(long, value_parser = words::<Dtype>())]
     dtype: Vec<Dtype>,
     /// Rows of activations that gemv-weights, gemm-weights and gemm-experts multiply with [default: 1]
     #[arg(long, value_name = "N")]
     tokens: Vec<NonZeroUsize>,
-    /// Experts that gemm-experts multiplies a token with, of as many as the shape has matrices
+    /// Experts per token of gemm-experts; the shape has all experts
     #[arg(long, value_name = "K", default_value = "4")]
     top_k: NonZeroUsize,
     /// Configurations for gemv-weights, gemm-weights and gemm-experts, such as wgmma-256x64-c2 or gemv-16x1-s8
@@ -62,8 +62,8 @@ pub(crate) struct Args {
     #[cfg(feature = "internals")]
     #[arg(long)]
     target: Option<String>,
-    /// auto, cpu or cuda:N
-    #[arg(long, default_value = "auto")]
+    /// auto, cpu, cuda or cuda:N
+    #[arg(long, default_value = "auto", value_parser = parse_device)]
     device: DeviceChoice,
     /// Measure the times of all configurations that the table in FILE does not have, and add them to it:
     /// products choose by such tables (GPU only)
@@ -132,7 +132,7 @@ fn opened(args: &Args) -> anyhow::Result<Device> {
     device(args.device)
 }
 
-/// Everything that is asked for, and checked before the first takes its time.
+/// The requested cases. Mistakes are reported before the first is measured.
 fn cases(args: &Args, recipes: Vec<Recipe>, on_cpu: bool) -> anyhow::Result<Vec<Case>> {
     let mut ops = args.op.clone();
     if ops.is_empty() {

@@ -1,4 +1,4 @@
-//! `microscale compare`: measures a checkpoint against another, or against what it would be in a format.
+//! `microscale compare`: measures a checkpoint against another one, or against itself in a format.
 
 use std::path::PathBuf;
 
@@ -7,8 +7,9 @@ use microscale::{DeviceChoice, ErrorStats, Format, Numerics, Recipe};
 use microscale_checkpoint::{self as checkpoint, Compared, Comparison, Difference, Selection};
 
 use crate::failures::Usage;
-use crate::options::device::device;
-use crate::options::words::words;
+use crate::options::device::{device, parse_device};
+use crate::options::output::JsonArgs;
+use crate::options::words::{formats, words};
 use crate::outputs::{Files, open};
 use crate::pending::Pending;
 use crate::plot::Plot;
@@ -23,24 +24,28 @@ const LONGEST: usize = 110;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// The original: a .safetensors or .gguf file, or a checkpoint directory, quantized or not
+    /// The original: a checkpoint directory or a file, quantized or not
     a: PathBuf,
-    /// What is measured against it
+    /// The checkpoint to measure against it
     #[arg(required_unless_present = "format")]
     b: Option<PathBuf>,
-    /// Measure A's weights, those that `quantize` takes by default, against what they would be in this
-    /// format. Nothing is written, so this can be one to compare with, which has no files
-    #[arg(long, conflicts_with = "b", value_parser = words::<Format>())]
+    /// Measure A's weights as they would be in this format, instead of B
+    ///
+    /// Nothing is written, so formats for comparison work too, which checkpoints cannot store. Only
+    /// weights that `quantize` takes by default are measured.
+    #[arg(short, long, conflicts_with = "b", value_parser = formats())]
     format: Option<Format>,
-    /// The library whose arithmetic is followed [default: the one of `quantize`]
-    #[arg(long, alias = "convention", requires = "format", value_parser = words::<Numerics>())]
+    /// Library whose arithmetic to follow [default: as in `quantize`]
+    #[arg(long, value_name = "LIBRARY", alias = "convention", requires = "format", value_parser = words::<Numerics>())]
     numerics: Option<Numerics>,
-    /// auto (the CPU, which is faster here, but for --format a GPU), cpu or cuda:N
-    #[arg(long, default_value = "auto")]
-    device: DeviceChoice,
-    /// Also draw the SQNR of each tensor, as SVG
-    #[arg(long, value_name = "FILE")]
+    /// Draw the SQNR of each tensor as SVG
+    #[arg(long, value_name = "FILE", help_heading = "Output")]
     plot: Option<PathBuf>,
+    #[command(flatten)]
+    json: JsonArgs,
+    /// auto (a GPU for --format, else the CPU), cpu, cuda or cuda:N [default: auto]
+    #[arg(long, default_value = "auto", hide_default_value = true, value_parser = parse_device)]
+    device: DeviceChoice,
 }
 
 pub(crate) fn run(args: Args) -> Result<()> {
@@ -48,7 +53,13 @@ pub(crate) fn run(args: Args) -> Result<()> {
     let b = args.b.as_deref().map(open).transpose()?;
     let recipe = args.recipe()?;
     let checkpoints: Vec<_> = [Some(&a), b.as_ref()].into_iter().flatten().collect();
-    Files { checkpoints: &checkpoints, written: &[args.plot.as_deref()], ..Files::default() }.check()?;
+    Files {
+        checkpoints: &checkpoints,
+        written: &[args.plot.as_deref(), args.json.file()],
+        ..Files::default()
+    }
+    .check()?;
+    let json = args.json.start()?;
     let plot = args.plot.as_deref().map(Pending::create).transpose()?;
     let device = device(args.device_choice())?;
     let mut bar = Bar::new("comparing");
@@ -85,11 +96,11 @@ pub(crate) fn run(args: Args) -> Result<()> {
             text += &format!("\n\nonly in {what}:\n  {}", names.join("\n  "));
         }
     }
-    print(text)
+    json.finish(comparison.to_json(), || print(text))
 }
 
 impl Args {
-    /// The recipe by which A is quantized to be measured.
+    /// The recipe that A is quantized with, to be measured.
     fn recipe(&self) -> Result<Recipe> {
         let format = self.format.unwrap_or_default();
         let numerics = self.numerics.unwrap_or(Numerics::default_for(format));
@@ -112,7 +123,7 @@ impl Args {
     }
 }
 
-/// The comparison as SVG: what has an SQNR, and a word about what has none.
+/// The comparison as SVG: tensors with an SQNR, and notes about the others.
 fn drawn(comparison: &Comparison, args: &Args) -> String {
     let (mut points, mut equal, mut lost, mut bytes, mut left_out) = (Vec::new(), 0, 0, 0, 0);
     for Compared { name, difference, .. } in &comparison.tensors {

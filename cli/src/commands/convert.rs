@@ -8,55 +8,65 @@ use microscale_checkpoint::{
     self as checkpoint, CheckpointFormat, Convert, Requantized, Rounding, Written, remove_unfinished_output,
 };
 
-use crate::options::device::device_to_dequantize;
-use crate::options::words::{converted_formats, words};
+use crate::options::device::{device_to_dequantize, parse_device};
+use crate::options::output::{JsonArgs, OutputArgs};
+use crate::options::words::{converted_formats, stored_formats};
 use crate::outputs::{Files, OtherFilesArgs, after, tell_of_left};
 use crate::progress::Bar;
-use crate::streams::{print, warn};
+use crate::streams::warn;
 use crate::text::names::shown;
 use crate::text::table::{bytes, count, figure, natural_order, seconds, skipped_text, table};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// A quantized .safetensors file or checkpoint directory
+    /// Quantized checkpoint directory, or .safetensors or .gguf file
     input: PathBuf,
-    /// The checkpoint format to write. fp8-block, under a scale for each 128×128, is cast to, exactly
-    #[arg(long, value_parser = converted_formats())]
+    #[command(flatten)]
+    output: OutputArgs,
+    /// Checkpoint format to write
+    ///
+    /// fp8-block is FP8 with a scale per 128×128 block; weights are cast to it exactly.
+    #[arg(long, value_name = "FORMAT", value_parser = converted_formats(), help_heading = "Output")]
     to: CheckpointFormat,
-    /// The format to cast to, exactly: nvfp4, from mxfp4, or mxfp8-e4m3, from mxfp4 and where possible nvfp4 [default: each tensor's own]
-    #[arg(long, value_parser = words::<Format>())]
-    format: Option<Format>,
-    /// Where to write: a file or a directory, like INPUT. It must not exist yet, or be an empty directory
-    #[arg(long)]
-    out: PathBuf,
-    /// auto (the CPU, which is faster here), cpu, cuda:N or cuda:all: dequantizes both, to compare them
-    #[arg(long, default_value = "auto")]
-    device: DeviceChoice,
-    /// Round what cannot be cast exactly: quantize its values again, as `quantize` does. By default it is refused
-    #[arg(long)]
-    requantize: bool,
+    #[command(flatten)]
+    json: JsonArgs,
     #[command(flatten)]
     others: OtherFilesArgs,
+    /// Format to cast to, exactly [default: each tensor's own]
+    ///
+    /// nvfp4 from mxfp4; mxfp8-e4m3 from mxfp4, and from nvfp4 where that is exact.
+    #[arg(short, long, value_parser = stored_formats(), help_heading = "Quality")]
+    format: Option<Format>,
+    /// Quantize values again that cannot be cast exactly, instead of refusing
+    #[arg(long, help_heading = "Quality")]
+    requantize: bool,
+    /// auto (the CPU, which is faster here), cpu, cuda, cuda:N or cuda:all [default: auto]
+    #[arg(long, default_value = "auto", hide_default_value = true, value_parser = parse_device)]
+    #[arg(help_heading = "Large jobs")]
+    device: DeviceChoice,
 }
 
 pub(crate) fn run(args: Args) -> Result<()> {
+    let out = args.output.required("convert")?;
     let checkpoint = args.others.open(&args.input)?;
-    Files { checkpoints: &[&checkpoint], outputs: &[&args.out], ..Files::default() }.check()?;
+    Files { checkpoints: &[&checkpoint], outputs: &[out], written: &[args.json.file()], ..Files::default() }
+        .check()?;
+    let json = args.json.start()?;
     let device = device_to_dequantize(args.device)?;
-    tell_of_left(&remove_unfinished_output(&args.out));
+    tell_of_left(&remove_unfinished_output(out));
     args.others.tell(&checkpoint)?;
     let mut bar = Bar::new("converting");
     let mut update = |progress: checkpoint::Progress<'_>| bar.update(progress);
     let convert = Convert { to: args.to, format: args.format, requantize: args.requantize };
-    let mut done = convert.run(&checkpoint, &args.out, &device, &mut update)?;
+    let mut done = convert.run(&checkpoint, out, &device, &mut update)?;
     drop(bar);
     for warning in &done.misread_by {
-        warn(format_args!("warning: {warning}"));
+        warn(warning);
     }
     if let Some(first) = done.unscaled_inputs.first() {
         let layers = count(done.unscaled_inputs.len() as u64);
         warn(format_args!(
-            "warning: the config says that inputs are quantized, but {layers} layers have no scale of their inputs, \
+            "the config says that inputs are quantized, but {layers} layers have no scale of their inputs, \
              as {} has none: vLLM computes with whatever memory holds",
             shown(first)
         ));
@@ -100,9 +110,9 @@ pub(crate) fn run(args: Args) -> Result<()> {
             &format!("\nthe config no longer says how the cache of keys and values is quantized: {cache}\n");
     }
     text += &skipped_text(&done.skipped);
-    let (to, whole, out) = (args.to.word(), seconds(done.seconds), args.out.display());
+    let (to, whole, out) = (args.to.word(), seconds(done.seconds), out.display());
     text += &format!("\nfiles   {to}\ndevice  {device}\ntime    {whole}\noutput  {out}");
-    after(args.out.display(), print(text))
+    after(out, json.finish_summary(done.to_json(), text))
 }
 
 /// The tensors that were quantized again, and what that lost.

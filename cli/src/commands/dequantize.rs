@@ -6,44 +6,52 @@ use anyhow::Result;
 use microscale::{DeviceChoice, Dtype, NonFinite, Words};
 use microscale_checkpoint::{self as checkpoint, Dequantize, Dequantized, remove_unfinished_output};
 
-use crate::options::device::device_to_dequantize;
+use crate::options::device::{device_to_dequantize, parse_device};
+use crate::options::output::{JsonArgs, OutputArgs};
 use crate::options::words::words;
 use crate::outputs::{Files, OtherFilesArgs, after, tell_of_left};
 use crate::progress::Bar;
-use crate::streams::print;
 use crate::text::table::{bytes, count, seconds, skipped_text, table};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// A quantized .safetensors file or checkpoint directory
+    /// Quantized checkpoint directory, or .safetensors or .gguf file
     input: PathBuf,
-    /// Where to write: a file or a directory, like INPUT. It must not exist yet, or be an empty directory
-    #[arg(long)]
-    out: PathBuf,
-    /// The dtype of the values; the one that config.json names if not given, or else bf16
-    #[arg(long, value_parser = words::<Dtype>())]
-    dtype: Option<Dtype>,
-    /// What to do about values beyond the dtype's largest number: refuse them (error), make them infinite (propagate), or clamp
-    /// them (saturate, which also makes NaN 0)
-    #[arg(long, default_value = "error", value_parser = words::<NonFinite>())]
-    non_finite: NonFinite,
-    /// auto (the CPU, which is faster here), cpu, cuda:N or cuda:all
-    #[arg(long, default_value = "auto")]
-    device: DeviceChoice,
+    #[command(flatten)]
+    output: OutputArgs,
+    #[command(flatten)]
+    json: JsonArgs,
     #[command(flatten)]
     others: OtherFilesArgs,
+    /// Dtype of the values [default: config.json's, or bf16]
+    #[arg(long, value_parser = words::<Dtype>(), help_heading = "Quality")]
+    dtype: Option<Dtype>,
+    /// What to do with values beyond the dtype's largest number [default: error]
+    ///
+    /// error refuses them, propagate writes infinities, and saturate writes the largest number, and 0
+    /// for NaN.
+    #[arg(long, default_value = "error", hide_default_value = true, value_name = "POLICY")]
+    #[arg(value_parser = words::<NonFinite>(), help_heading = "Quality")]
+    non_finite: NonFinite,
+    /// auto (the CPU, which is faster here), cpu, cuda, cuda:N or cuda:all [default: auto]
+    #[arg(long, default_value = "auto", hide_default_value = true, value_parser = parse_device)]
+    #[arg(help_heading = "Large jobs")]
+    device: DeviceChoice,
 }
 
 pub(crate) fn run(args: Args) -> Result<()> {
+    let out = args.output.required("dequantize")?;
     let checkpoint = args.others.open(&args.input)?;
-    Files { checkpoints: &[&checkpoint], outputs: &[&args.out], ..Files::default() }.check()?;
+    Files { checkpoints: &[&checkpoint], outputs: &[out], written: &[args.json.file()], ..Files::default() }
+        .check()?;
+    let json = args.json.start()?;
     let device = device_to_dequantize(args.device)?;
-    tell_of_left(&remove_unfinished_output(&args.out));
+    tell_of_left(&remove_unfinished_output(out));
     args.others.tell(&checkpoint)?;
     let mut bar = Bar::new("dequantizing");
     let mut update = |progress: checkpoint::Progress<'_>| bar.update(progress);
     let dequantize = Dequantize { dtype: args.dtype, non_finite: args.non_finite };
-    let done = dequantize.run(&checkpoint, &args.out, &device, &mut update)?;
+    let done = dequantize.run(&checkpoint, out, &device, &mut update)?;
     drop(bar);
 
     let mut rows = table(&["", ">tensors", ">elements", ">before", ">after"]);
@@ -59,8 +67,8 @@ pub(crate) fn run(args: Args) -> Result<()> {
     text += &skipped_text(&done.skipped);
     let (compute, whole) = (seconds(done.compute_seconds), seconds(done.seconds));
     text += &format!("\ndtype   {}\ndevice  {}\n", done.dtype.word(), done.device);
-    text += &format!("time    {compute} dequantizing, {whole} in all\noutput  {}", args.out.display());
-    after(args.out.display(), print(text))
+    text += &format!("time    {compute} dequantizing, {whole} in all\noutput  {}", out.display());
+    after(out.display(), json.finish_summary(done.to_json(), text))
 }
 
 /// The counts of values that are not finite, and the values written in their place.

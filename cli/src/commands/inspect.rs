@@ -6,8 +6,10 @@ use std::path::PathBuf;
 use anyhow::Result;
 use microscale::GlobalScale;
 use microscale_checkpoint::{self as checkpoint, Histogram, Inspected, Logical};
+use serde_json::Value;
 
-use crate::outputs::open;
+use crate::options::output::JsonArgs;
+use crate::outputs::{Files, open};
 use crate::streams::print;
 use crate::text::names::shown;
 use crate::text::scale::scale_text;
@@ -18,12 +20,16 @@ const BAR: usize = 40;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// A .safetensors or .gguf file, or a checkpoint directory
-    path: PathBuf,
+    /// Checkpoint directory, or .safetensors or .gguf file
+    input: PathBuf,
+    #[command(flatten)]
+    json: JsonArgs,
 }
 
 pub(crate) fn run(args: Args) -> Result<()> {
-    let checkpoint = open(&args.path)?;
+    let checkpoint = open(&args.input)?;
+    Files { checkpoints: &[&checkpoint], written: &[args.json.file()], ..Files::default() }.check()?;
+    let json = args.json.start()?;
     let mut inspected = checkpoint::inspect(&checkpoint);
     inspected.sort_by(|a, b| natural_order(a.tensor.name(), b.tensor.name()));
     let mut rows = table(&["tensor", "format, shape", ">bytes", "scales", ">NaN scales", ">global scale"]);
@@ -57,7 +63,8 @@ pub(crate) fn run(args: Args) -> Result<()> {
         let title = if sums.len() > 1 { format!("{}\n", sum.format) } else { String::new() };
         text += &format!("\n\n{title}{}\n\n{}", scales_text(sum), codes_text(sum));
     }
-    print(text)
+    let facts = inspected.iter().map(Inspected::to_json).collect::<Value>();
+    json.finish(facts, || print(text))
 }
 
 /// A tensor's line and its bytes.
@@ -115,7 +122,7 @@ fn scales_text(histogram: &Histogram) -> String {
     distribution(&["scale", ">byte", ">blocks", ""], lines.collect())
 }
 
-/// Codes from the most negative to the most positive: each, or of the many 8-bit ones all between two powers
+/// Codes from the most negative to the most positive: 4-bit codes one by one, 8-bit codes by powers
 /// of two.
 fn codes_text(histogram: &Histogram) -> String {
     if histogram.format.bits() == 8 {
@@ -152,8 +159,7 @@ fn binades(histogram: &Histogram) -> Vec<(Vec<String>, u64)> {
     lines
 }
 
-/// A table of how often things occur. Runs of things that do not occur are left out, those at either end
-/// without a word.
+/// A table of counts. Runs of zeros become an ellipsis, and are left out at both ends.
 fn distribution(header: &[&str], lines: Vec<(Vec<String>, u64)>) -> String {
     let mut rows = table(header);
     let most = lines.iter().map(|(_, n)| *n).max().unwrap_or(0);
@@ -172,7 +178,7 @@ fn distribution(header: &[&str], lines: Vec<(Vec<String>, u64)>) -> String {
     rows.trim_fmt()
 }
 
-/// A bar as long as its share of the longest; what is there at all is visible.
+/// A bar as long as its share of the longest. Counts above zero are visible.
 fn bar(n: u64, most: u64) -> String {
     let length = if most == 0 { 0.0 } else { n as f64 / most as f64 * BAR as f64 };
     if n > 0 && length < 0.5 { "▏".into() } else { "█".repeat(length.round() as usize) }

@@ -11,16 +11,18 @@ use microscale_checkpoint::{
     self as checkpoint, Checkpoint, CheckpointFormat, Error, GivenError, InputScales, KeptAs, OpenOptions,
     Outcome, Part, PartSummary, Plan, PlanError, Quantize, RecipeError, Summary, Sums, TensorPlan, Totals,
 };
+use serde_json::Value;
 
 use crate::failures::Usage;
-use crate::options::device::device;
+use crate::options::device::{device, parse_device};
+use crate::options::output::{JsonArgs, OutputArgs};
 use crate::options::recipe::{RecipeArgs, distinction, recipes_text};
-use crate::options::words::{pattern, words, written_formats};
-use crate::outputs::{Files, OtherFilesArgs, after, tell_of_left, warn_of};
+use crate::options::words::{list, words, written_formats};
+use crate::outputs::{Files, OtherFilesArgs, after, opened, tell_of_left};
 use crate::pending::Pending;
 use crate::progress::Bar;
 use crate::report::run::{Run, WORST_BLOCKS};
-use crate::streams::{print, warn};
+use crate::streams::{is_verbose, print, warn};
 use crate::text::names::shown;
 use crate::text::table::{
     bytes, cosine, count, decibels, figure, left_out, natural_order, rate, seconds, shape, skipped_text,
@@ -28,106 +30,141 @@ use crate::text::table::{
 };
 
 #[derive(clap::Args)]
+#[command(after_help = AFTER, after_long_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// A .safetensors file or a checkpoint directory
+    /// Checkpoint directory, or a .safetensors, .gguf, .bin or .pt file
     input: PathBuf,
-    /// Where to write: a file or a directory, like INPUT. It must not exist yet, or be an empty directory
-    #[arg(long, required_unless_present = "dry_run")]
-    out: Option<PathBuf>,
+    #[command(flatten)]
+    output: OutputArgs,
+    #[command(flatten)]
+    written: WrittenArgs,
     #[command(flatten)]
     recipe: RecipeArgs,
-    /// The checkpoint format to write: names, layout and config [default: compressed-tensors, and of a GGUF
-    /// file gguf]
-    #[arg(long, alias = "out-convention", value_parser = written_formats())]
-    to: Option<CheckpointFormat>,
-    /// How tensors are stored that stay out of four bits, of a GGUF file: unchanged, or q8_0, embeddings, the output head and
-    /// whatever a recipe keeps [default: unchanged]
-    #[arg(long, value_name = "TYPE", value_parser = words::<KeptAs>())]
-    kept: Option<KeptAs>,
-    /// Also quantize matching float tensors of two dimensions or more (may be given several times)
-    #[arg(long, value_name = "GLOB", value_parser = pattern)]
-    include: Vec<String>,
-    /// Leave matching tensors unquantized; has the last word (may be given several times)
-    #[arg(long, value_name = "GLOB", value_parser = pattern)]
-    exclude: Vec<String>,
-    /// Store the global scale that each layer's inputs are quantized with, for W4A4 (nvfp4): the
-    /// largest magnitude (amax) of the inputs of all layers, a number; or a JSON file {"NAME": NUMBER, …} in which LAYER or
-    /// LAYER.weight is the amax of a layer's inputs, LAYER.input_global_scale a divisor (2688 / amax) and LAYER.input_scale a
-    /// multiplier (amax / 2688). Layers that serving engines fuse get the largest of theirs
-    #[arg(long, value_name = "AMAX|FILE")]
-    input_scale: Option<String>,
-    /// Round weights that are in MXFP4 already once more, from their values; `convert --format nvfp4` makes NVFP4 of them exactly
-    #[arg(long)]
-    requantize: bool,
-    /// Take experts of a layer that lie in one tensor (experts.gate_up_proj, experts.down_proj, as in Qwen3.5 and Llama 4) one by one, as
-    /// vLLM and SGLang look for quantized ones
-    #[arg(long)]
-    split_experts: bool,
-    /// auto, cpu, cuda:N or cuda:all
-    #[arg(long, default_value = "auto")]
-    device: DeviceChoice,
-    /// Do the I-th of N parts of the shards, into OUT.parts: for as many processes or machines, with the same
-    /// input and options each. Shards that are there already are kept. Then `microscale merge INPUT --out
-    /// OUT`
-    #[arg(long, value_name = "I/N", conflicts_with = "dry_run")]
-    part: Option<Part>,
-    /// Show what would be done to each tensor, and write nothing
-    #[arg(long)]
-    dry_run: bool,
-    /// Also write the facts as JSON, for each tensor and in total
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
-    /// Also write a report as one HTML file: settings, loss by tensor, distributions, worst blocks
-    #[arg(long, value_name = "FILE", conflicts_with = "dry_run")]
-    report: Option<PathBuf>,
+    #[command(flatten)]
+    compatibility: CompatibilityArgs,
+    #[command(flatten)]
+    large: LargeArgs,
     #[command(flatten)]
     others: OtherFilesArgs,
 }
 
+const AFTER: &str = "--help has details, more options and examples.";
+
+const EXAMPLES: &str = "\
+Examples:
+  microscale quantize Qwen3-8B Qwen3-8B-MXFP4
+  microscale quantize Qwen3-8B Qwen3-8B-NVFP4 -f nvfp4 --search four-six
+  microscale quantize Qwen3-8B OUT --exclude '*.down_proj.weight' --dry-run
+  microscale quantize model.gguf model-mxfp4.gguf";
+
+/// The output, and files about it.
+#[derive(clap::Args)]
+#[command(next_help_heading = "Output")]
+struct WrittenArgs {
+    /// Checkpoint format, such as gguf or modelopt
+    #[arg(long, alias = "out-convention", value_name = "FORMAT", value_parser = written_formats())]
+    #[arg(hide_possible_values = true, long_help = to_help())]
+    to: Option<CheckpointFormat>,
+    /// Show the plan for each tensor, and write nothing
+    #[arg(short = 'n', long)]
+    dry_run: bool,
+    #[command(flatten)]
+    json: JsonArgs,
+    /// Write a report as one HTML file
+    ///
+    /// It has the settings, the loss of each tensor, distributions and the worst blocks.
+    #[arg(long, value_name = "FILE", conflicts_with = "dry_run")]
+    report: Option<PathBuf>,
+    /// Unquantized tensors of a GGUF file: unchanged, or in q8_0 [default: unchanged]
+    ///
+    /// q8_0 applies to embeddings, the output head and tensors that a recipe keeps.
+    #[arg(long, value_name = "TYPE", value_parser = words::<KeptAs>(), hide_short_help = true)]
+    kept: Option<KeptAs>,
+}
+
+/// The help of `--to`.
+fn to_help() -> String {
+    let written = CheckpointFormat::WORDS.iter().filter(|(_, known)| known.formats().next().is_some());
+    format!(
+        "Checkpoint format: {}\n\nThe names, layout and config of the files. The default is \
+         compressed-tensors, and gguf for a GGUF file.",
+        list(written)
+    )
+}
+
+/// What other libraries and engines need.
+#[derive(clap::Args)]
+#[command(next_help_heading = "Compatibility")]
+struct CompatibilityArgs {
+    /// Scales of inputs, for W4A4 (nvfp4): the largest magnitude (amax), or a JSON file
+    ///
+    /// A number is the amax of the inputs of all layers. In a JSON file {"NAME": NUMBER, …}, LAYER or
+    /// LAYER.weight is the amax of a layer's inputs, LAYER.input_global_scale a divisor (2688 / amax)
+    /// and LAYER.input_scale a multiplier (amax / 2688). Layers that serving engines fuse get the
+    /// largest one.
+    #[arg(long, value_name = "AMAX|FILE", hide_short_help = true)]
+    input_scale: Option<String>,
+    /// Quantize the experts of a layer one by one, as vLLM and SGLang read them
+    ///
+    /// For models that store the experts of a layer in one tensor (experts.gate_up_proj,
+    /// experts.down_proj), such as Qwen3.5. Llama 4 is split without it.
+    #[arg(long, hide_short_help = true)]
+    split_experts: bool,
+    /// Round weights that are in MXFP4 already once more
+    ///
+    /// `convert --format nvfp4` makes NVFP4 of MXFP4 exactly.
+    #[arg(long, hide_short_help = true)]
+    requantize: bool,
+}
+
+/// Devices and machines.
+#[derive(clap::Args)]
+#[command(next_help_heading = "Large jobs")]
+struct LargeArgs {
+    /// auto, cpu, cuda, cuda:N or cuda:all [default: auto]
+    #[arg(long, default_value = "auto", hide_default_value = true, value_parser = parse_device)]
+    device: DeviceChoice,
+    /// Quantize part I of N, on several machines
+    ///
+    /// Each part writes its shards into OUTPUT.parts, with the same INPUT and options. Complete shards
+    /// are kept. When all parts are done, run `microscale merge INPUT OUTPUT`.
+    #[arg(long, value_name = "I/N", conflicts_with = "dry_run")]
+    part: Option<Part>,
+}
+
 pub(crate) fn run(args: Args) -> Result<()> {
     let quantize = args.request()?;
-    let checkpoint = quantize.open(&args.input).map_err(of_options)?;
-    warn_of(&checkpoint);
+    let out = if args.written.dry_run { None } else { Some(args.output.required("quantize")?) };
+    let checkpoint = opened(&args.input, quantize.open(&args.input).map_err(of_options))?;
     let plan = quantize.plan(&checkpoint).map_err(of_options)?;
     for warning in &plan.warnings {
-        warn(format_args!("warning: {warning}"));
+        warn(warning);
     }
-    args.look_around(&checkpoint)?;
-    let json = args.json.as_deref().map(Pending::create).transpose()?;
-    let report = args.report.as_deref().map(Pending::create).transpose()?;
-    let (facts, complete): ((Box<dyn Display>, String), _) = match &args.out {
-        Some(out) if !args.dry_run => {
-            let (device, started) = (device(args.device)?, SystemTime::now());
-            let mut bar = Bar::new("quantizing");
-            let mut update = |progress: checkpoint::Progress<'_>| bar.update(progress);
-            let summary = plan.run(out, &device, &mut update)?;
-            drop(bar);
-            let complete = match args.part {
-                None => out.display().to_string(),
-                Some(Part { index, of, .. }) => format!("part {index} of {of} of {}", out.display()),
-            };
-            if let Some(report) = report {
-                let html = Run { summary: &summary, input: &args.input, out, started }.html();
-                after(&complete, report.finish(html))?;
-            }
-            let note = summary.part.as_ref().zip(args.part);
-            let note = note.map(|(done, part)| part_text(done, part, &args)).unwrap_or_default();
-            let text = summary_text(&summary, out) + &notes_text(&plan) + &note;
-            ((Box::new(Json(summary)), text), Some(complete))
-        }
-        _ if json.is_some() => ((Box::new(plan.to_json()), plan_text(&plan)), None),
-        _ => ((Box::new(""), plan_text(&plan)), None),
+    args.look_around(&checkpoint, out)?;
+    let json = args.written.json.start()?;
+    let report = args.written.report.as_deref().map(Pending::create).transpose()?;
+    let Some(out) = out else {
+        let facts = if json.is_none() { Value::Null } else { plan.to_json() };
+        return json.finish(facts, || print(plan_text(&plan)));
     };
-    let tell = || {
-        if let Some(json) = json {
-            json.finish(format_args!("{:#}", facts.0))?;
-        }
-        print(facts.1)
+    let (device, started) = (device(args.large.device)?, SystemTime::now());
+    let mut bar = Bar::new("quantizing");
+    let mut update = |progress: checkpoint::Progress<'_>| bar.update(progress);
+    let summary = plan.run(out, &device, &mut update)?;
+    drop(bar);
+    let part = args.large.part;
+    let complete = match part {
+        None => out.display().to_string(),
+        Some(Part { index, of, .. }) => format!("part {index} of {of} of {}", out.display()),
     };
-    match complete {
-        Some(complete) => after(complete, tell()),
-        None => tell(),
+    if let Some(report) = report {
+        let html = Run { summary: &summary, input: &args.input, out, started }.html();
+        after(&complete, report.finish(html))?;
     }
+    let part = summary.part.as_ref().zip(part);
+    let part = part.map(|(done, part)| part_text(done, part, &args.input, out)).unwrap_or_default();
+    let text = summary_text(&summary, out) + &notes_text(&plan) + &part;
+    after(complete, json.finish_summary(Json(summary), text))
 }
 
 /// The text of a summary's JSON, which is never in memory as a whole.
@@ -143,38 +180,36 @@ impl Args {
     /// The request that the options make.
     fn request(&self) -> Result<Quantize> {
         let mut recipes = self.recipe.recipes().map_err(of_options)?;
-        recipes.select(&self.include, &self.exclude)?;
-        recipes.kept = self.kept.unwrap_or(recipes.kept);
+        recipes.kept = self.written.kept.unwrap_or(recipes.kept);
         // Mistakes that do not depend on files are reported first.
         recipes.check_settings().map_err(of_options)?;
-        let input_scales = self.input_scale.as_deref().map(|given| match given.parse() {
+        let input_scales = self.compatibility.input_scale.as_deref().map(|given| match given.parse() {
             Ok(amax) => Ok(InputScales::from_amax(amax)),
             Err(_) => InputScales::read(Path::new(given)),
         });
         Ok(Quantize {
-            open: OpenOptions { split_experts: self.split_experts, ..self.others.options() },
+            open: OpenOptions { split_experts: self.compatibility.split_experts, ..self.others.options() },
             recipes,
-            format: self.to,
-            requantize: self.requantize,
+            format: self.written.to,
+            requantize: self.compatibility.requantize,
             global_scales: self.recipe.global_scales().map(Into::into),
             importance: self.recipe.importance().map(Into::into),
             input_scales: input_scales.transpose()?,
-            check_search: self.recipe.check_search,
-            worst_blocks: self.report.is_some().then_some(WORST_BLOCKS),
-            part: self.part,
+            check_search: self.recipe.check_search(),
+            worst_blocks: self.written.report.is_some().then_some(WORST_BLOCKS),
+            part: self.large.part,
         })
     }
 
     /// The file with scales of inputs.
     fn input_scales(&self) -> Option<&Path> {
-        self.input_scale.as_deref().filter(|given| given.parse::<f32>().is_err()).map(Path::new)
+        self.compatibility.input_scale.as_deref().filter(|given| given.parse::<f32>().is_err()).map(Path::new)
     }
 
-    /// Makes sure that nothing will be overwritten, removes what killed runs have left of this output, and tells
-    /// of links.
-    fn look_around(&self, checkpoint: &Checkpoint) -> Result<()> {
-        let out = self.out.as_deref().filter(|_| !self.dry_run);
-        let parts = out.filter(|_| self.part.is_some()).map(checkpoint::parts_directory).transpose()?;
+    /// Makes sure that nothing will be overwritten, removes the files that killed runs left of this
+    /// output, and warns about links.
+    fn look_around(&self, checkpoint: &Checkpoint, out: Option<&Path>) -> Result<()> {
+        let parts = out.filter(|_| self.large.part.is_some()).map(checkpoint::parts_directory).transpose()?;
         Files {
             checkpoints: &[checkpoint],
             read: &[
@@ -184,10 +219,10 @@ impl Args {
                 self.input_scales(),
             ],
             outputs: &out.into_iter().chain(parts.as_deref()).collect::<Vec<_>>(),
-            written: &[self.json.as_deref(), self.report.as_deref()],
+            written: &[self.written.json.file(), self.written.report.as_deref()],
         }
         .check()?;
-        match (out, self.part) {
+        match (out, self.large.part) {
             (None, _) => Ok(()),
             (Some(out), Some(part)) => {
                 tell_of_left(&checkpoint::remove_unfinished_part(out, part));
@@ -215,18 +250,18 @@ fn of_options(error: Error) -> anyhow::Error {
     }
 }
 
-/// What loaders need that read the output, a line each.
+/// Requirements of loaders of the output, a line each.
 fn notes_text(plan: &Plan<'_>) -> String {
     plan.refused_by().iter().map(|note| format!("\nnote    {note}")).collect()
 }
 
 /// The outcome of a part, and the next step, as text.
-fn part_text(done: &PartSummary, Part { index, of }: Part, args: &Args) -> String {
+fn part_text(done: &PartSummary, Part { index, of }: Part, input: &Path, out: &Path) -> String {
     let (made, kept, all) = (count(done.made as u64), count(done.kept as u64), count(done.of as u64));
-    let (input, out) = (args.input.display(), args.out.as_deref().unwrap_or(Path::new("OUT")).display());
+    let (input, out) = (input.display(), out.display());
     format!(
         "\npart    {index} of {of}: made {made} and kept {kept} of {all} shards in {}; when all parts are done: microscale \
-         merge {input} --out {out}",
+         merge {input} {out}",
         done.directory.display()
     )
 }
@@ -260,7 +295,8 @@ fn summary_text(summary: &Summary, out: &Path) -> String {
     let moved = totals.quantized.with(totals.copied);
     let all = rate((moved.bytes_before + moved.bytes_after) as f64 / summary.seconds.max(f64::MIN_POSITIVE));
     let whole = format!("{} ({all})", seconds(summary.seconds));
-    let mut text = format!("{}\n\n{}\n", sums_table(&summary.formats(), totals.copied), facts.trim_fmt());
+    let mut text = if is_verbose() { tensors_table(summary) } else { String::new() };
+    text += &format!("{}\n\n{}\n", sums_table(&summary.formats(), totals.copied), facts.trim_fmt());
     text += &search_table(summary, &totals);
     text += &reasons_table(&copied);
     text += &skipped_text(&summary.skipped);
@@ -268,6 +304,28 @@ fn summary_text(summary: &Summary, out: &Path) -> String {
         "\n{recipes}\ndevice  {device}\ntime    {compute} quantizing, {whole} in all\noutput  {}",
         out.display()
     )
+}
+
+/// A table of all tensors, with the loss of each.
+fn tensors_table(summary: &Summary) -> String {
+    let mut rows = table(&["tensor", "dtype, shape", "became", ">SQNR", ">max abs error", ">clipped blocks"]);
+    let mut tensors: Vec<_> = summary.tensors.iter().collect();
+    tensors.sort_by(|a, b| natural_order(&a.name, &b.name));
+    for tensor in tensors {
+        let (name, stored) = (shown(&tensor.name), format!("{} {}", tensor.dtype, shape(&tensor.shape)));
+        match &tensor.outcome {
+            Outcome::Copied(reason) => rows.add_row([name, stored, format!("copy: {reason}")]),
+            Outcome::Quantized { format, report, errors, .. } => rows.add_row([
+                name,
+                stored,
+                format.to_string(),
+                decibels(errors.sqnr_db()),
+                figure(errors.max_abs_error()),
+                count(report.clipped_blocks),
+            ]),
+        };
+    }
+    format!("{}\n\n", rows.trim_fmt())
 }
 
 /// A table of the effect of a search for scales, if there was one.
@@ -320,7 +378,7 @@ fn plan_text(plan: &Plan<'_>) -> String {
     format!("{rows}\n\n{sums}\n\n{}{}\nnothing was written", recipes_text(&recipes), notes_text(plan))
 }
 
-/// The tensors of each format, if there are several, and of all; and those that are copied.
+/// The sums of each format, if there are several, of all quantized and of all copied tensors.
 fn sums_table(formats: &[(Format, Sums)], copied: Sums) -> String {
     let quantized = formats.iter().fold(Sums::default(), |sum, (_, sums)| sum.with(*sums));
     let several = formats.iter().filter(|_| formats.len() > 1).map(|(format, sums)| (format.word(), *sums));

@@ -1,18 +1,24 @@
 //! Devices.
 
+use std::str::FromStr;
+
 use microscale::{Device, DeviceChoice, Error};
 
 use crate::streams::warn;
 
-/// Makes a device ready. That there is no GPU is no news, but one that fails is, even where the CPU can do
-/// the work.
+/// Parses a device, in any case.
+pub(crate) fn parse_device(word: &str) -> Result<DeviceChoice, <DeviceChoice as FromStr>::Err> {
+    word.to_lowercase().parse()
+}
+
+/// Makes a device ready. A GPU that fails is reported, a missing one is not.
 pub(crate) fn device(choice: DeviceChoice) -> anyhow::Result<Device> {
     if choice != DeviceChoice::Auto {
         return Ok(Device::choose(choice)?);
     }
     let (device, refused) = Device::auto();
     if let Some(error @ Error::Gpu { .. }) = refused {
-        warn(format_args!("warning: the CPU is used, because {error}"));
+        warn(format_args!("the CPU is used, because {error}"));
     }
     Ok(device)
 }

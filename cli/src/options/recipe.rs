@@ -1,4 +1,4 @@
-//! Options that say how to quantize, and recipes in words.
+//! Options of recipes, and recipes in words.
 
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -7,49 +7,84 @@ use microscale::formats::{ScaleRule, Ties};
 use microscale::{Format, NonFinite, Numerics, Search, Words};
 use microscale_checkpoint::{self as checkpoint, Facts, GlobalSetting, Recipes, Settings, UsedRecipe};
 
-use crate::options::words::{stored_formats, words};
+use crate::options::words::{
+    is_stored, is_stored_format, list, pattern, stored_formats, stored_formats_list, stored_numerics, words,
+};
 use crate::text::table::count;
 
 #[derive(clap::Args)]
 pub(crate) struct RecipeArgs {
-    /// A recipe file (*.toml, or a path), or one that comes with the program: `microscale recipes` lists
-    /// them. Other options go before what it says for all tensors
-    #[arg(long, value_name = "FILE|NAME")]
-    recipe: Option<String>,
-    /// The format [default: mxfp4]
-    #[arg(long, value_parser = stored_formats())]
+    #[command(flatten)]
+    quality: QualityArgs,
+    #[command(flatten)]
+    numerics: NumericsArgs,
+}
+
+/// The tensors to quantize, their format and the effort.
+#[derive(clap::Args)]
+#[command(next_help_heading = "Quality")]
+struct QualityArgs {
+    #[arg(short, long, value_parser = stored_formats(), hide_possible_values = true)]
+    #[arg(help = format!("{} [default: {}]", stored_formats_list(), Format::default()))]
     format: Option<Format>,
-    /// The library whose arithmetic is followed [default: ocp, and for nvfp4 compressed-tensors]
-    #[arg(long, alias = "convention", value_parser = words::<Numerics>())]
-    numerics: Option<Numerics>,
-    /// How block scales follow from the largest magnitude, instead of the numerics' way (mxfp4, mxfp8)
-    #[arg(long, value_parser = words::<ScaleRule>())]
-    scale_rule: Option<ScaleRule>,
-    /// Where values halfway between two codes go, instead of the numerics' way (mxfp4)
-    #[arg(long, value_parser = words::<Ties>())]
-    ties: Option<Ties>,
-    #[arg(long, value_name = "VALUE|FILE|none", help = global_scale_help())]
-    global_scale: Option<GlobalScaleArg>,
-    /// Choose block scales by the squared error that they make, instead of by the largest magnitude: the
-    /// better of two (four-six), the best near the usual one (window), or the best of all (full) (mxfp4,
-    /// nvfp4) [default: none]
-    #[arg(long, value_parser = words::<Search>())]
+    /// Recipe file, or a built-in one (microscale recipes)
+    ///
+    /// A file ends with .toml or has a directory in its name. Other options override the recipe's
+    /// settings for all tensors, not its rules for some.
+    #[arg(short, long, value_name = "FILE|NAME")]
+    recipe: Option<String>,
+    /// Also quantize matching tensors (repeatable)
+    ///
+    /// For example `--include lm_head.weight`. Only float tensors of two dimensions or more can be quantized.
+    #[arg(long, value_name = "GLOB", value_parser = pattern)]
+    include: Vec<String>,
+    /// Leave matching tensors unquantized (repeatable)
+    ///
+    /// It overrides --include and the rules of a recipe.
+    #[arg(long, alias = "ignore", value_name = "GLOB", value_parser = pattern)]
+    exclude: Vec<String>,
+    #[arg(long, value_parser = words::<Search>(), hide_possible_values = true)]
+    #[arg(help = search_help(), long_help = search_long_help())]
     search: Option<Search>,
-    /// Weight errors by column in the search: an importance matrix of llama.cpp's (imatrix, GGUF or .dat) for a GGUF file, or a
-    /// .safetensors file with a vector of floats for each tensor X, called X.importance, X_importance or X, one number for each
-    /// column of X (such as the mean square of the activations that it meets). Tensors without one are searched unweighted
-    #[arg(long, value_name = "FILE")]
+    /// Importance matrix, which weights a search's errors
+    ///
+    /// For a GGUF file, an importance matrix of llama.cpp (imatrix, GGUF or .dat). Otherwise a
+    /// .safetensors file with a vector of floats for each tensor X, called X.importance, X_importance
+    /// or X, one number per column of X, such as the mean square of the activations in it. Tensors
+    /// without a vector are searched unweighted.
+    #[arg(long, alias = "imatrix", value_name = "FILE")]
     importance: Option<PathBuf>,
-    /// Search for the global scale too: for each tensor, or all that share one, the best of a few by squared
-    /// error, not weighted (nvfp4, with --search)
-    #[arg(long)]
+    /// Search for the global scale too (nvfp4, with --search)
+    ///
+    /// For each tensor, or all tensors that share one, the best of a few by unweighted squared error.
+    #[arg(long, hide_short_help = true)]
     search_global: bool,
-    /// Compare each scale that was chosen with all that can be stored, slowly, and stop if one errs less
-    /// (with --search full)
-    #[arg(long)]
-    pub(crate) check_search: bool,
-    /// What to do about NaN and infinities [default: error]
-    #[arg(long, value_parser = words::<NonFinite>())]
+    /// Compare each chosen scale with all others, slowly (with --search full)
+    ///
+    /// Stops with an error if another scale has a smaller error.
+    #[arg(long, hide_short_help = true)]
+    check_search: bool,
+}
+
+/// Whose arithmetic to follow.
+#[derive(clap::Args)]
+#[command(next_help_heading = "Compatibility")]
+struct NumericsArgs {
+    /// Library whose bytes to match, such as torchao
+    #[arg(long, alias = "convention", value_name = "LIBRARY", value_parser = stored_numerics())]
+    #[arg(hide_possible_values = true, long_help = numerics_help())]
+    numerics: Option<Numerics>,
+    /// How block scales follow from amax, instead of the numerics' rule (mxfp4, mxfp8)
+    #[arg(long, value_name = "RULE", value_parser = words::<ScaleRule>(), hide_short_help = true)]
+    scale_rule: Option<ScaleRule>,
+    /// How to round values halfway between two codes, instead of the numerics' rule (mxfp4)
+    #[arg(long, value_parser = words::<Ties>(), hide_short_help = true)]
+    ties: Option<Ties>,
+    #[arg(long, value_name = "VALUE|FILE|none", hide_short_help = true)]
+    #[arg(help = "Global scale of nvfp4, instead of one computed from amax", long_help = global_scale_help())]
+    global_scale: Option<GlobalScaleArg>,
+    /// What to do with NaN and infinities [default: error]
+    #[arg(long, value_name = "POLICY", value_parser = words::<NonFinite>(), hide_short_help = true)]
     non_finite: Option<NonFinite>,
 }
 
@@ -74,70 +109,104 @@ impl FromStr for GlobalScaleArg {
     }
 }
 
-/// Says the numerics' direction, out of the library's own table.
+/// The help of `--search`.
+fn search_help() -> String {
+    let searches = Search::WORDS.iter().filter(|(_, search)| *search != Search::None);
+    format!("Search block scales: {}", list(searches))
+}
+
+fn search_long_help() -> String {
+    format!(
+        "{}\n\nChooses block scales by squared error, instead of by amax: the better of two (four-six), \
+         the best near the amax's (window), or the best of all (full). For mxfp4 and nvfp4. The default \
+         is none.",
+        search_help()
+    )
+}
+
+/// The help of `--numerics`.
+fn numerics_help() -> String {
+    let stored = Numerics::WORDS.iter().filter(|(_, numerics)| is_stored(*numerics));
+    let stored_formats = Format::WORDS.iter().filter(|(_, format)| is_stored_format(*format));
+    let defaults: Vec<_> = stored_formats
+        .map(|(word, format)| format!("{} for {word}", Numerics::default_for(*format)))
+        .collect();
+    format!("Library whose bytes to match: {}\n\nThe default is {}.", list(stored), defaults.join(", "))
+}
+
+/// The help of `--global-scale`, with the direction of each library's scale.
 fn global_scale_help() -> String {
     let numerics = Numerics::WORDS.iter();
     let directions: Vec<_> = numerics
         .filter_map(|(word, numerics)| Some(format!("{word} a {}", numerics.nvfp4()?.direction.word())))
         .collect();
     format!(
-        "The global scale of nvfp4, instead of one computed from the largest magnitude: a number for all tensors, in the \
-         numerics' direction ({}); a .safetensors file with one for each tensor X, called X_global_scale (a divisor), \
-         X_scale_2 (a multiplier) or X (the numerics' direction); or none, for block scales alone",
+        "Global scale of nvfp4, instead of one computed from amax\n\n\
+         A number for all tensors, in the numerics' direction ({}). Or a .safetensors file with one for \
+         each tensor X, called X_global_scale (a divisor), X_scale_2 (a multiplier) or X (the numerics' \
+         direction). Or none, for block scales only.",
         directions.join(", ")
     )
 }
 
 impl RecipeArgs {
-    /// The recipes: those of the file or preset, if one is named, with the options over them.
+    /// The recipes of the file or preset, if one is named, changed by the options.
     pub(crate) fn recipes(&self) -> checkpoint::Result<Recipes> {
-        let mut recipes = match &self.recipe {
+        let mut recipes = match &self.quality.recipe {
             None => Recipes::default(),
             Some(named) => Recipes::named(named)?,
         };
         recipes.set(self.settings());
+        recipes.select(&self.quality.include, &self.quality.exclude)?;
         Ok(recipes)
     }
 
     /// The settings that are given as options.
     fn settings(&self) -> Settings {
+        let (quality, numerics) = (&self.quality, &self.numerics);
         Settings {
-            format: self.format,
-            numerics: self.numerics,
-            scale_rule: self.scale_rule,
-            ties: self.ties,
-            global_scale: self.global_scale.as_ref().map(|global_scale| match global_scale {
+            format: quality.format,
+            numerics: numerics.numerics,
+            scale_rule: numerics.scale_rule,
+            ties: numerics.ties,
+            global_scale: numerics.global_scale.as_ref().map(|global_scale| match global_scale {
                 GlobalScaleArg::None => GlobalSetting::Absent,
                 GlobalScaleArg::Value(value) => GlobalSetting::Value(*value),
                 // Global scales of a file replace the computed ones when the plan is made.
                 GlobalScaleArg::File(_) => GlobalSetting::FromAmax,
             }),
-            search: self.search,
-            search_global: self.search_global.then_some(true),
-            non_finite: self.non_finite,
+            search: quality.search,
+            search_global: quality.search_global.then_some(true),
+            non_finite: numerics.non_finite,
         }
+    }
+
+    /// Whether to compare each chosen scale with all others.
+    pub(crate) fn check_search(&self) -> bool {
+        self.quality.check_search
     }
 
     /// The recipe's file, if it is one and no preset.
     pub(crate) fn file(&self) -> Option<&Path> {
-        self.recipe.as_deref().map(Path::new).filter(|path| path.is_file())
+        self.quality.recipe.as_deref().map(Path::new).filter(|path| path.is_file())
     }
 
     /// The file with importance by column.
     pub(crate) fn importance(&self) -> Option<&Path> {
-        self.importance.as_deref()
+        self.quality.importance.as_deref()
     }
 
     /// The file with global scales.
     pub(crate) fn global_scales(&self) -> Option<&Path> {
-        match &self.global_scale {
+        match &self.numerics.global_scale {
             Some(GlobalScaleArg::File(path)) => Some(path),
             _ => None,
         }
     }
 }
 
-/// Recipes in words: a line for each, and one for what files they are in. `format  mxfp4, numerics ocp: …`.
+/// Recipes in words, a line for each, and a line for the checkpoint format:
+/// `format  mxfp4, numerics ocp: …`.
 pub(crate) fn recipes_text(recipes: &[UsedRecipe]) -> String {
     let line = |used: &UsedRecipe| match recipes.len() {
         1 => recipe_text(&used.facts),
@@ -153,7 +222,8 @@ pub(crate) fn recipes_text(recipes: &[UsedRecipe]) -> String {
     format!("format  {}{files}", lines.join("\n        "))
 }
 
-/// A recipe's format, and in what it differs from the first one of that format: `nvfp4, search full`.
+/// A recipe's format, and its differences from the first recipe of that format:
+/// `nvfp4, search full`.
 pub(crate) fn distinction(used: &UsedRecipe, recipes: &[UsedRecipe]) -> String {
     let format = used.recipe.format();
     let first = recipes.iter().find(|other| other.recipe.format() == format).unwrap_or(used);

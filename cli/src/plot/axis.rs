@@ -1,4 +1,4 @@
-//! An axis that holds some values and has ticks at round numbers.
+//! An axis with ticks at round numbers.
 
 /// An axis from one round number to another.
 pub(crate) struct Axis {
@@ -8,13 +8,13 @@ pub(crate) struct Axis {
 }
 
 impl Axis {
-    /// The shortest axis in round steps, about `steps` of them, that holds all finite values.
+    /// Returns the shortest axis in about `steps` round steps that contains all finite values.
     pub(crate) fn holding(values: impl Iterator<Item = f64>, steps: f64) -> Self {
         let finite = values.filter(|value| value.is_finite());
         let (low, high) = finite
             .fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), value| (low.min(value), high.max(value)));
         let (low, high) = if low > high { (0.0, 1.0) } else { (low, high) };
-        // A single value has an axis too.
+        // The range of a single value is empty.
         let span = (high - low).max(1e-3 * high.abs()).max(1e-3);
         let rough = span / steps;
         let power = 10f64.powf(rough.log10().floor());
@@ -24,17 +24,24 @@ impl Axis {
         Self { low, high: if high > low { high } else { low + step }, step }
     }
 
-    /// The place of a value, from 0 to 1; values outside the axis are put at its end.
+    /// Returns the place of a value, from 0 to 1. Values outside the axis are clamped.
     pub(crate) fn place(&self, value: f64) -> f64 {
         ((value - self.low) / (self.high - self.low)).clamp(0.0, 1.0)
     }
 
-    /// The round numbers along the axis and how they are written.
+    /// Returns the texts of the first and the last tick.
+    pub(crate) fn ends(&self) -> (String, String) {
+        let mut texts = self.ticks().map(|(_, text)| text);
+        let low = texts.next().unwrap_or_default();
+        (low, texts.last().unwrap_or_default())
+    }
+
+    /// Returns the round numbers along the axis with their texts.
     pub(crate) fn ticks(&self) -> impl Iterator<Item = (f64, String)> {
         let decimals = (-self.step.log10().floor()).clamp(0.0, 9.0) as usize;
         let steps = ((self.high - self.low) / self.step).round() as usize;
         (0..=steps).map(move |i| {
-            // Adding 0 makes −0 a 0.
+            // Adding 0 turns −0 into 0.
             let tick = self.low + i as f64 * self.step + 0.0;
             (tick, format!("{tick:.decimals$}").replace('-', "−"))
         })

@@ -1,4 +1,4 @@
-//! A bar for each tensor, under its layer's name.
+//! A bar per tensor, under the name of its layer.
 
 use super::axis::Axis;
 use super::frame::{CHAR, WIDTH, decibels, label, line};
@@ -9,12 +9,12 @@ use crate::text::names::shortened;
 /// Height of a tensor's row, and of a layer's name.
 const ROW: f64 = 17.0;
 const STACK: f64 = 26.0;
-/// More characters of a name are left out in its middle.
+/// Maximum length of a name. Longer names are shortened in the middle.
 const LONGEST: usize = 48;
-/// Left and right of everything.
+/// Left and right margin.
 const MARGIN: f64 = 24.0;
 
-/// Draws bars from `top` on. Returns where they end.
+/// Draws bars below `top`. Returns their bottom.
 pub(super) fn draw(m: &mut Markup, points: &[Point<'_>], total: f64, top: f64) -> f64 {
     let longest = points.iter().map(|point| point.place.rest.chars().count().min(LONGEST)).max().unwrap_or(0);
     let left = MARGIN + longest.max(12) as f64 * CHAR + 12.0;
@@ -23,7 +23,7 @@ pub(super) fn draw(m: &mut Markup, points: &[Point<'_>], total: f64, top: f64) -
     let axis = Axis::holding(values.chain([0.0, total]), 6.0);
     let x = |value: f64| left + axis.place(value) * (right - left);
 
-    // Bars lie on the grid, so what is above them is drawn afterwards and their places are found first.
+    // The grid is drawn first, so the positions of the bars are computed before it.
     let first = top + 34.0;
     let mut y = first;
     let mut rows = Vec::new();

@@ -1,4 +1,4 @@
-//! A dot for each tensor, by layer; a colour and a shape for each kind of tensor.
+//! A dot per tensor, by layer. Each kind of tensor has a colour and a shape.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -19,11 +19,11 @@ const SHAPES: [&str; 7] = [
     "M-1.5-4.6h3v3.1h3.1v3h-3.1v3.1h-3v-3.1h-3.1v-3h3.1z",
     "M-2.2-4.3l2.2 2.2l2.2-2.2l2.1 2.1l-2.2 2.2l2.2 2.2l-2.1 2.1l-2.2-2.2l-2.2 2.2l-2.1-2.1l2.2-2.2l-2.2-2.2z",
 ];
-/// Colours, `f0` and so on in the style. With the shapes they make 56 pairs.
+/// Number of colours, `f0` to `f7` in the style. With the shapes they make 56 pairs.
 const COLOURS: usize = 8;
-/// Kinds that have a colour and a shape; the commonest.
+/// Maximum number of kinds with their own colour and shape: the most frequent ones.
 const MOST_KINDS: usize = 14;
-/// More characters of a kind are left out in its middle.
+/// Maximum length of a kind's label. Longer labels are shortened in the middle.
 const LONGEST: usize = 28;
 const LEFT: f64 = 64.0;
 const RIGHT: f64 = WIDTH - 84.0;
@@ -32,11 +32,11 @@ const HEIGHT: f64 = 340.0;
 /// A kind of tensor.
 struct Kind<'a> {
     label: String,
-    /// The points by layer; those in none by `None`.
+    /// The points by layer; `None` for tensors outside layers.
     points: BTreeMap<Option<u64>, Vec<&'a Point<'a>>>,
 }
 
-/// Draws dots from `top` on, under a legend. Returns where they end.
+/// Draws a legend and dots below `top`. Returns their bottom.
 pub(super) fn draw(m: &mut Markup, points: &[Point<'_>], total: f64, top: f64) -> f64 {
     let kinds = kinds(points);
     let top = legend(m, &kinds, top) + 26.0;
@@ -64,7 +64,7 @@ pub(super) fn draw(m: &mut Markup, points: &[Point<'_>], total: f64, top: f64) -
     top + HEIGHT + 44.0
 }
 
-/// The kinds in natural order, the rare ones of many together.
+/// Returns the kinds in natural order. If there are too many, rare ones are merged.
 fn kinds<'a>(points: &'a [Point<'a>]) -> Vec<Kind<'a>> {
     let mut counts: HashMap<&str, usize> = HashMap::new();
     points.iter().for_each(|point| *counts.entry(&point.place.kind).or_default() += 1);
@@ -90,7 +90,7 @@ fn kinds<'a>(points: &'a [Point<'a>]) -> Vec<Kind<'a>> {
     kinds
 }
 
-/// The kinds' names in rows, each behind its shape. Returns where they end.
+/// Draws rows of shapes with the names of the kinds. Returns their bottom.
 fn legend(m: &mut Markup, kinds: &[Kind<'_>], top: f64) -> f64 {
     let longest = kinds.iter().map(|kind| kind.label.chars().count()).max().unwrap_or(0);
     let width = longest as f64 * CHAR + 34.0;
@@ -114,7 +114,7 @@ impl Columns {
     fn of(points: &[Point<'_>]) -> Self {
         let layers: BTreeSet<_> = points.iter().filter_map(|point| point.place.layer).collect();
         let outside = points.iter().any(|point| point.place.layer.is_none());
-        // Tensors outside all layers stand apart, a column's width behind the last one.
+        // Tensors outside layers have a column of their own, after an empty one.
         let columns = layers.len() + if outside { 2 } else { 0 };
         Self { layers: layers.into_iter().collect(), width: (RIGHT - LEFT) / columns.max(1) as f64 }
     }
@@ -124,7 +124,7 @@ impl Columns {
         LEFT + self.width * (at.unwrap_or(self.layers.len() + 1) as f64 + 0.5)
     }
 
-    /// Kinds lie beside each other, so that one does not hide the next.
+    /// Returns the horizontal offset of a kind, so that kinds do not overlap.
     fn shift(&self, kind: usize, kinds: usize) -> f64 {
         (kind as f64 - (kinds - 1) as f64 / 2.0) * (self.width * 0.7 / kinds as f64).min(14.0)
     }
@@ -148,7 +148,7 @@ impl Columns {
     }
 }
 
-/// Thin lines from each layer's median to the next one's, to lead the eye.
+/// Draws thin lines from each layer's median to the median of the next layer.
 fn links(m: &mut Markup, i: usize, kind: &Kind<'_>, at: impl Fn(Option<u64>, f64) -> [f64; 2]) {
     let layers = kind.points.iter().filter(|(layer, _)| layer.is_some());
     let path: Vec<_> = layers
@@ -163,8 +163,8 @@ fn links(m: &mut Markup, i: usize, kind: &Kind<'_>, at: impl Fn(Option<u64>, f64
     }
 }
 
-/// A tensor's dot; of several of a kind in a layer (experts, say) that of the median, on a line from the
-/// least to the most.
+/// Draws a tensor's dot. Several tensors of a kind in one layer, such as experts, have a dot at the
+/// median on a line from the minimum to the maximum.
 fn mark(
     m: &mut Markup,
     i: usize,

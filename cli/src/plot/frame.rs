@@ -1,13 +1,13 @@
-//! The frame of a plot: the `svg` element with its description, and lines and labels in it.
+//! The frame of a plot: the `svg` element with its description, lines and labels.
 
 use crate::markup::{Attributes, Markup, Px};
 use crate::text::table;
 
-/// Plots are as wide as this, in CSS pixels if nobody scales them.
+/// Width of plots, in CSS pixels if they are not scaled.
 pub(crate) const WIDTH: f64 = 960.0;
-/// Room that characters of names take: fixed-width fonts differ little.
+/// Width of a character of a name. Fixed-width fonts differ little.
 pub(crate) const CHAR: f64 = 7.0;
-/// The `svg` element around a drawing, with its name for those who do not see it.
+/// Writes the `svg` element around a drawing, with a label for screen readers.
 pub(crate) fn framed(
     m: &mut Markup,
     title: &str,
@@ -28,13 +28,13 @@ pub(crate) fn framed(
     m.element("svg", &[&frame[..], size].concat(), content);
 }
 
-/// A line of an axis or a grid.
+/// Draws a line of an axis or a grid.
 pub(crate) fn line(m: &mut Markup, class: &str, [x1, y1]: [f64; 2], [x2, y2]: [f64; 2]) {
     let (from, to) = ([Px(x1), Px(y1)], [Px(x2), Px(y2)]);
     m.empty("line", &[("class", &class), ("x1", &from[0]), ("y1", &from[1]), ("x2", &to[0]), ("y2", &to[1])]);
 }
 
-/// Text that starts, ends or has its middle at a point.
+/// Writes text that starts, ends or is centred at a point.
 pub(crate) fn label(
     m: &mut Markup,
     class: &str,
@@ -45,7 +45,7 @@ pub(crate) fn label(
     m.leaf("text", &[("class", &class), ("x", &Px(x)), ("y", &Px(y)), ("text-anchor", &anchor)], text);
 }
 
-/// `17.90 dB`, with a minus sign that is one.
+/// `17.90 dB`, with a minus sign instead of a hyphen.
 pub(crate) fn decibels(sqnr_db: f64) -> String {
     table::decibels(sqnr_db).replace('-', "−")
 }

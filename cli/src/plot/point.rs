@@ -10,7 +10,7 @@ pub(crate) struct Point<'a> {
 }
 
 impl<'a> Point<'a> {
-    /// `None` if there is no place for it on an axis: without any error, or with nothing but errors.
+    /// Returns `None` if the SQNR is not finite: without any error, or with infinite errors.
     pub(crate) fn new(name: &'a str, sqnr_db: f64) -> Option<Self> {
         sqnr_db.is_finite().then(|| Self { name, sqnr_db, place: Place::of(name) })
     }

@@ -1,4 +1,4 @@
-//! The report's tables of the blocks that lost most.
+//! Tables of the blocks with the largest errors.
 
 use microscale::BlockError;
 use microscale_checkpoint::{Outcome, Summary, TensorSummary};
@@ -17,8 +17,8 @@ pub(super) fn write(m: &mut Markup, summary: &Summary) {
     });
     let columns = columns.collect::<Vec<_>>().join(" or ");
     let text = format!(
-        "Rows are those of the matrix that is stored, and block i of a row has the columns from {columns} on; both are counted \
-         from 0. The scale is what a code of 1 is worth."
+        "Rows belong to the stored matrix. Block i of a row starts at column {columns}. Both are counted from 0. \
+         The scale is the value of code 1."
     );
     m.leaf("p", &[], text);
     let relative = summary.worst_relative(WORST_BLOCKS);
@@ -36,7 +36,7 @@ fn list(m: &mut Markup, summary: &Summary, caption: &str, blocks: &[(&TensorSumm
     let mut header = vec!["tensor"];
     header.extend(several.then_some("format"));
     header.extend([">row", ">block", ">amax", ">scale byte"]);
-    // Only NVFP4's is more than what the byte stands for.
+    // Only NVFP4 multiplies the value of the byte with a global scale.
     let under_global = formats.iter().any(|(format, _)| format.has_global_scale());
     header.extend(under_global.then_some(">stored scale"));
     header.extend([">scale", ">squared error", ">relative to energy"]);

@@ -1,4 +1,4 @@
-//! The list of tensors that were not quantized, with the reasons, and of files that were not.
+//! Unquantized tensors by reason, and files that were not copied.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -9,7 +9,7 @@ use super::rows::table;
 use crate::markup::Markup;
 use crate::text::table::{bytes, count, natural_order, shape};
 
-/// The tensors that were not quantized, by reason, the commonest first.
+/// Writes the unquantized tensors by reason, the most frequent reason first.
 pub(super) fn write(m: &mut Markup, summary: &Summary) {
     let mut reasons: BTreeMap<String, Vec<&TensorSummary>> = BTreeMap::new();
     for tensor in &summary.tensors {
@@ -39,9 +39,9 @@ pub(super) fn write(m: &mut Markup, summary: &Summary) {
     });
 }
 
-/// Files of the directory that were not copied.
+/// Writes the files of the directory that were not copied.
 pub(super) fn skipped(m: &mut Markup, summary: &Summary) {
-    table(m, "Not copied to the output", &["file", "why"], |rows| {
+    table(m, "Not copied to the output", &["file", "reason"], |rows| {
         rows.body(|rows| {
             for skipped in &summary.skipped {
                 rows.row(|row| {

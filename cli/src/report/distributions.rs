@@ -1,4 +1,4 @@
-//! Distributions of scale bytes and codes, as columns and in numbers.
+//! Distributions of scale bytes and codes, as charts and tables.
 
 use microscale::formats::ScaleType;
 use microscale::{Format, Words};
@@ -16,16 +16,16 @@ const LEFT: f64 = 48.0;
 const RIGHT: f64 = WIDTH - 8.0;
 const TOP: f64 = 26.0;
 const HEIGHT: f64 = 170.0;
-/// The most columns that have their shares written above them.
+/// Maximum number of columns with their shares above them.
 const MOST_LABELLED: usize = 20;
-/// Longer runs of what does not occur are drawn as a gap.
+/// Longer runs of empty columns are drawn as a gap.
 const LONGEST_RUN: usize = 3;
 
 /// A value and its count.
 struct Column {
     /// Its value, as text.
     value: String,
-    /// The label under the column, unless there is no room.
+    /// The label under the column, drawn if there is room.
     tick: Option<String>,
     /// Its byte, if it has one.
     byte: Option<u8>,
@@ -42,11 +42,8 @@ pub(super) fn write(m: &mut Markup, histograms: &[Histogram]) {
 fn of_format(m: &mut Markup, histogram: &Histogram, several: bool) {
     let of = if several { format!(" of {}", histogram.format.word().to_uppercase()) } else { String::new() };
     let (format, blocks) = (histogram.format, histogram.blocks());
-    let under = if format.has_global_scale() {
-        " as they are stored, under each tensor’s global scale"
-    } else {
-        ""
-    };
+    let under =
+        if format.has_global_scale() { " as stored, without each tensor’s global scale" } else { "" };
     let nan = match histogram.nan_scales() {
         0 => String::new(),
         n => format!(" {} blocks have the NaN scale and are not drawn.", count(n)),
@@ -65,7 +62,7 @@ fn scale_columns(histogram: &Histogram) -> Vec<Column> {
         let tick = match format.facts().scale {
             ScaleType::E8m0 => Some(power(i32::from(byte) - 127)),
             _ if byte == 0 => Some("0".into()),
-            // E4M3's powers of two, between which lie seven other numbers.
+            // Powers of two of E4M3. Seven other numbers lie between two of them.
             _ => byte.is_multiple_of(8).then(|| power(i32::from(byte / 8) - 7)),
         };
         Column { value: scale(format, byte), tick, byte: Some(byte), n: histogram.scales[usize::from(byte)] }
@@ -73,8 +70,9 @@ fn scale_columns(histogram: &Histogram) -> Vec<Column> {
     (low..=high).map(column).collect()
 }
 
-/// From the most negative value to the most positive: each of E2M1, or of the many 8-bit ones all from one
-/// power of two to the next.
+/// Returns columns from the most negative to the most positive value.
+///
+/// Each code of E2M1 has a column. Codes of 8-bit elements between two powers of two share one.
 fn code_columns(histogram: &Histogram) -> Vec<Column> {
     let element = histogram.format.facts().element;
     if element.bits() == 4 {
@@ -169,7 +167,7 @@ fn draw(m: &mut Markup, unit: &str, columns: &[Column], percent: impl Fn(u64) ->
     line(m, "axis", [LEFT, TOP + HEIGHT], [RIGHT, TOP + HEIGHT]);
 }
 
-/// Every how manyth tick there is room for.
+/// Returns the distance between drawn ticks, in ticks, so that labels do not overlap.
 fn tick_step(slots: &[Option<&Column>], width: f64) -> usize {
     let ticks = || slots.iter().enumerate().filter_map(|(i, slot)| Some((i, slot.as_ref()?.tick.as_ref()?)));
     let widest = ticks().map(|(_, tick)| 2.0 * half_width(tick)).fold(0.0, f64::max);
@@ -177,12 +175,12 @@ fn tick_step(slots: &[Option<&Column>], width: f64) -> usize {
     (widest / (apart as f64 * width)).ceil().max(1.0) as usize
 }
 
-/// Half the room that a tick takes. Superscripts are narrow.
+/// Half the width of a tick's label. Superscripts are narrow.
 fn half_width(tick: &str) -> f64 {
     tick.chars().count() as f64 * 3.0 + 3.0
 }
 
-/// The columns with `None` for long runs of empty ones.
+/// Returns the columns, with `None` for long runs of empty ones.
 fn slots(columns: &[Column]) -> Vec<Option<&Column>> {
     let runs = columns.chunk_by(|a, b| (a.n == 0) == (b.n == 0));
     let mut slots = Vec::new();
@@ -208,7 +206,7 @@ fn bar(m: &mut Markup, column: &Column, unit: &str, [x, y]: [f64; 2], width: f64
     });
 }
 
-/// A scale as it is stored: a power of two, or NVFP4's number.
+/// Returns the value of a stored scale: a power of two, or a number in NVFP4.
 pub(super) fn scale(format: Format, byte: u8) -> String {
     if format.facts().scale != ScaleType::E8m0 || format.is_nan_scale(byte) {
         return scale_text(format, byte);
@@ -224,7 +222,7 @@ fn power(exponent: i32) -> String {
     format!("2{}", raised.collect::<String>())
 }
 
-/// Writes the minus sign of a number as one.
+/// Replaces a hyphen with a minus sign.
 fn signed(number: &str) -> String {
     number.replace('-', "−")
 }

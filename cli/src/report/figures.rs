@@ -13,7 +13,7 @@ pub(super) fn share(part: u64, all: u64, of: &str) -> String {
     format!("{} % {of}", percent_text(percent))
 }
 
-/// Three digits or so; what is there at all is not nothing.
+/// About three digits. A share above zero never prints as `0`.
 pub(super) fn percent_text(percent: f64) -> String {
     match percent {
         0.0 => "0".into(),

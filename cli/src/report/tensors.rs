@@ -1,4 +1,4 @@
-//! Loss by tensor: a plot by layer, and a table with a bar for each.
+//! Loss by tensor: a plot by layer, and a table with a bar per tensor.
 
 use microscale::{ErrorStats, Format, Report};
 use microscale_checkpoint::{Outcome, Plain, Summary, TensorSummary};
@@ -10,12 +10,16 @@ use crate::plot::point::Point;
 use crate::plot::{dots_by_layer, has_layers};
 use crate::text::table::{bytes, count, decibels, figure, natural_order, shape};
 
-/// Fewer tensors are seen at a glance in the table.
+/// Minimum number of tensors for a plot. Fewer are clear from the table.
 const FEWEST_DOTS: usize = 16;
-/// The distance below the median, in dB, from which a tensor is marked: at the least, and in median
-/// deviations from it.
+/// A tensor is marked from this distance below the median: the larger of a minimum in dB and a
+/// multiple of the median deviation.
 const LEAST_DISTANCE: f64 = 1.0;
 const DEVIATIONS: f64 = 4.0;
+/// Minimum range of the bars in dB, so that small differences look small.
+const LEAST_RANGE: f64 = 0.1;
+/// Length of the shortest bar, as a share of the longest possible bar.
+const SHORTEST_BAR: f64 = 0.02;
 
 struct Quantized<'a> {
     tensor: &'a TensorSummary,
@@ -59,11 +63,16 @@ pub(super) fn write(m: &mut Markup, summary: &Summary) {
     header.extend(several.then_some("format"));
     header.extend(["dtype", "shape", ">before", ">after", ">rel. sq. error"]);
     header.extend(searched.then_some(">plain scales"));
-    header.extend([">SQNR", "0 dB to the best"]);
+    let axis = bars(tensors.iter().map(|tensor| tensor.sqnr_db));
+    let (low, high) = axis.ends();
+    let range = format!("{low} to {high} dB");
+    header.extend([">SQNR", range.as_str()]);
     header.extend(remarked.then_some("remarks"));
-    let marks = if remarked { "; ▼: below the median" } else { "" };
-    let caption = format!("Quantized tensors in natural order{marks}");
-    let axis = Axis::holding(tensors.iter().map(|tensor| tensor.sqnr_db).chain([0.0]), 40.0);
+    let marks = if remarked { "; ▼ marks tensors below the median" } else { "" };
+    let caption = format!(
+        "Quantized tensors in natural order. Bars begin at {low} dB and end at {high} dB, the range of this \
+         table’s SQNR; the line is the median{marks}."
+    );
     table(m, &caption, &header, |rows| {
         rows.body(|rows| {
             for (tensor, remarks) in tensors.iter().zip(&remarks) {
@@ -96,15 +105,22 @@ fn cells(row: &mut Row<'_>, tensor: &Quantized<'_>, several: bool, searched: boo
     row.cell(decibels(*sqnr_db).replace('-', "−"));
 }
 
-/// A bar from 0 on, in front of the median. The number beside it says the same.
+/// Returns the range of the bars: from the worst SQNR to the best, in round numbers.
+fn bars(sqnr_db: impl Iterator<Item = f64>) -> Axis {
+    let finite: Vec<f64> = sqnr_db.filter(|sqnr_db| sqnr_db.is_finite()).collect();
+    let best = finite.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    Axis::holding(finite.into_iter().chain([best - LEAST_RANGE]), 10.0)
+}
+
+/// Draws a bar from the left end of the axis, and a line at the median. The cell before it has the
+/// number.
 fn bar(m: &mut Markup, axis: &Axis, typical: &Typical, sqnr_db: f64) {
     let percent = |value: f64| format!("{}%", Px(100.0 * axis.place(value)));
     m.element("svg", &[("class", &"plot"), ("aria-hidden", &"true")], |m| {
         if sqnr_db.is_finite() {
-            let (from, to) = (axis.place(sqnr_db.min(0.0)), axis.place(sqnr_db.max(0.0)));
-            let (x, width) = (format!("{}%", Px(100.0 * from)), format!("{}%", Px(100.0 * (to - from))));
+            let width = format!("{}%", Px(100.0 * axis.place(sqnr_db).max(SHORTEST_BAR)));
             let class = if typical.is_low(sqnr_db) { "bar low" } else { "bar" };
-            m.empty("rect", &[("class", &class), ("x", &x), ("width", &width), ("height", &"100%")]);
+            m.empty("rect", &[("class", &class), ("width", &width), ("height", &"100%")]);
         }
         if typical.median.is_finite() {
             let x = percent(typical.median);
@@ -113,10 +129,10 @@ fn bar(m: &mut Markup, axis: &Axis, typical: &Typical, sqnr_db: f64) {
     });
 }
 
-/// The usual SQNR in this checkpoint.
+/// The typical SQNR of the checkpoint's tensors.
 struct Typical {
     median: f64,
-    /// Tensors further below the median are marked.
+    /// Tensors further than this below the median are marked.
     distance: f64,
 }
 
@@ -134,13 +150,13 @@ impl Typical {
 
     fn sentence(&self, tensors: &[Quantized<'_>]) -> String {
         if !self.median.is_finite() {
-            return "No tensor lost anything.".into();
+            return "No tensor has an error.".into();
         }
         let low = tensors.iter().filter(|tensor| self.is_low(tensor.sqnr_db)).count();
         let who = match low {
-            0 => "No tensor lies".into(),
-            1 => "One tensor, which is marked, lies".into(),
-            _ => format!("{} tensors, which are marked, lie", count(low as u64)),
+            0 => "No tensor is".into(),
+            1 => "One tensor, which is marked, is".into(),
+            _ => format!("{} tensors, which are marked, are", count(low as u64)),
         };
         let (median, distance) = (decibels(self.median), self.distance);
         format!("The median SQNR of a tensor is {median}. {who} more than {distance:.1} dB below it.")
@@ -166,7 +182,7 @@ impl Typical {
     }
 }
 
-/// NaN of nothing.
+/// Returns the median, or NaN without values.
 fn median(values: &mut [f64]) -> f64 {
     values.sort_by(f64::total_cmp);
     let half = values.len() / 2;
@@ -182,12 +198,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_lies_far_below_the_median_is_low() {
+    fn values_far_below_the_median_are_low() {
         let typical = Typical::of([18.0, 18.2, 17.9, 18.1, 12.0, f64::INFINITY].into_iter());
         assert_eq!((typical.median, typical.distance), (18.0, 1.0));
         assert!(typical.is_low(16.9) && !typical.is_low(17.1) && typical.is_low(f64::NEG_INFINITY));
         let wide = Typical::of([10.0, 12.0, 14.0, 16.0].into_iter());
         assert_eq!((wide.median, wide.distance), (13.0, 8.0));
         assert!(!Typical::of([].into_iter()).is_low(-1.0));
+    }
+
+    #[test]
+    fn bars_show_the_range_between_the_worst_and_the_best() {
+        let axis = bars([17.25, 18.9, f64::INFINITY].into_iter());
+        assert_eq!(axis.ends(), ("17.2".into(), "19.0".into()));
+        assert!(axis.place(17.25) < 0.05 && axis.place(18.9) > 0.9);
+        // Differences far under a tenth of a decibel do not fill the range.
+        let close = bars([18.499, 18.5].into_iter());
+        assert!(close.place(18.5) - close.place(18.499) < 0.05);
+        assert_eq!(bars([].into_iter()).ends(), ("0.0".into(), "1.0".into()));
     }
 }

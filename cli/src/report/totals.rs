@@ -58,8 +58,8 @@ fn loss(m: &mut Markup, errors: &ErrorStats) {
 
 fn counts(m: &mut Markup, totals: &Totals) {
     let (report, blocks) = (totals.report, totals.blocks);
-    let caption = format!("What could not be kept, of {} blocks", count(blocks));
-    table(m, &caption, &["what", ">count", ">share"], |rows| {
+    let caption = format!("Values that were not kept, of {} blocks", count(blocks));
+    table(m, &caption, &["event", ">count", ">share"], |rows| {
         rows.body(|rows| {
             for (what, n) in [("NaN elements", report.nan), ("infinite elements", report.infinite)] {
                 rows.plain(what, &[&count(n), &share(n, totals.quantized.elements, "")]);
@@ -101,14 +101,14 @@ fn search(m: &mut Markup, summary: &Summary, totals: &Totals) {
     });
 }
 
-/// Everything that decided the bytes, and where and when it was done.
+/// Writes the settings that decide the bytes, and the place and time of the run.
 pub(super) fn settings(m: &mut Markup, run: &Run<'_>) {
     let (summary, totals) = (run.summary, run.summary.totals());
     m.element("div", &[("class", &"beside")], |m| {
         for used in &summary.recipes {
             let caption = match summary.recipes.len() {
-                1 => "What decides the bytes".into(),
-                _ => format!("What decides the bytes of {} tensors", count(used.sums.tensors)),
+                1 => "Settings that decide the bytes".into(),
+                _ => format!("Settings that decide the bytes of {} tensors", count(used.sums.tensors)),
             };
             table(m, &caption, &["setting", "value"], |rows| {
                 rows.body(|rows| {
@@ -118,7 +118,7 @@ pub(super) fn settings(m: &mut Markup, run: &Run<'_>) {
                 });
             });
         }
-        table(m, "The run", &["what", "value"], |rows| {
+        table(m, "The run", &["property", "value"], |rows| {
             rows.body(|rows| {
                 rows.plain("program", &[concat!("microscale ", env!("CARGO_PKG_VERSION"))]);
                 rows.plain("device", &[&summary.device]);

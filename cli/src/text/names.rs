@@ -1,16 +1,16 @@
-//! The names of a model's tensors, taken apart: which layer, and what kind of tensor.
+//! Parts of tensor names: the layer, and the kind of tensor.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
 
 use microscale_checkpoint::layer_part;
 
-/// A tensor's place in a model. `model.layers.3.mlp.experts.7.up_proj.weight` is of layer 3.
+/// A tensor's place in a model. `model.layers.3.mlp.experts.7.up_proj.weight` is in layer 3.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
-    /// The first number in the name; `None` if there is none.
+    /// The first number in the name, if any.
     pub(crate) layer: Option<u64>,
-    /// The name as far as that number, if there is one: `model.layers.3`.
+    /// The name up to that number: `model.layers.3`. Empty without a number.
     pub(crate) stack: String,
     /// The rest of the name: `mlp.experts.7.up_proj`.
     pub(crate) rest: String,
@@ -34,8 +34,8 @@ impl Place {
     }
 }
 
-/// The shortest ends of kinds' names that tell them apart: `q_proj` for `model.layers.self_attn.q_proj`,
-/// unless another ends so too.
+/// Returns the shortest unambiguous ends of the kinds' names: `q_proj` for
+/// `model.layers.self_attn.q_proj` if no other kind ends with it.
 pub(crate) fn short_kinds<'a>(kinds: &[&'a str]) -> Vec<&'a str> {
     let mut uses: HashMap<&str, usize> = HashMap::new();
     for kind in kinds {
@@ -44,23 +44,23 @@ pub(crate) fn short_kinds<'a>(kinds: &[&'a str]) -> Vec<&'a str> {
     kinds.iter().map(|kind| ends(kind).find(|end| uses[end] == 1).unwrap_or(kind)).collect()
 }
 
-/// The last part of a name, the last two, and so on.
+/// Yields the last part of a name, the last two parts, and so on.
 fn ends(kind: &str) -> impl Iterator<Item = &str> {
     let dots = kind.rmatch_indices('.').map(|(at, _)| &kind[at + 1..]);
     dots.chain([kind])
 }
 
-/// Characters of a name that is shown whole.
+/// Maximum length of a name that is shown completely.
 const LONGEST: usize = 256;
 
-/// A tensor's name as people are to see it: on one line, of some length, and with nothing in it that a
-/// terminal would take for a command.
+/// Returns a tensor's name for display: on one line, shortened, and without control characters.
 pub(crate) fn shown(name: &str) -> String {
     shortened(&harmless(name, |_| false), LONGEST)
 }
 
-/// Replaces what a terminal takes for a command, or what turns the order of characters around, by its number;
-/// some characters may be let through.
+/// Replaces control characters, and characters that change the text direction, by their numbers.
+///
+/// Characters for which `let_through` returns true are unchanged.
 pub(crate) fn harmless(text: &str, let_through: impl Fn(char) -> bool) -> Cow<'_, str> {
     let harms = |c: char| (c.is_control() || is_bidirectional(c)) && !let_through(c);
     if !text.contains(harms) {
@@ -70,12 +70,12 @@ pub(crate) fn harmless(text: &str, let_through: impl Fn(char) -> bool) -> Cow<'_
     escaped.collect()
 }
 
-/// Returns whether a character changes the direction of those that follow it.
+/// Returns whether a character changes the direction of the following text.
 fn is_bidirectional(c: char) -> bool {
     matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
-/// Shortens a name to at most `most` characters, the middle left out if need be.
+/// Shortens a name to at most `most` characters by omitting its middle.
 pub(crate) fn shortened(name: &str, most: usize) -> String {
     let length = name.chars().count();
     if length <= most {
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn names_do_nothing_to_a_terminal() {
+    fn control_characters_in_names_are_escaped() {
         assert_eq!(shown("a.\u{1b}]0;owned\u{7}\nb\u{9b}2J"), "a.\\u{1b}]0;owned\\u{7}\\u{a}b\\u{9b}2J");
         assert_eq!(shown("a\u{202e}b"), "a\\u{202e}b");
         assert_eq!(shown("modèle.層"), "modèle.層");

@@ -1,4 +1,4 @@
-//! Tables and figures as text: the form in which counts, bytes, shapes, decibels and times are printed.
+//! Tables and figures as text: counts, bytes, shapes, decibels and times.
 
 use std::cmp::Ordering;
 
@@ -7,12 +7,14 @@ use indicatif::HumanCount;
 use microscale::ErrorStats;
 use microscale_checkpoint::Skipped;
 
-/// A line under the header and nothing else, so that output can be cut, pasted and searched.
+/// A line under the header only, so that output can be cut, pasted and searched.
 const STYLE: TableStyle = TableStyle::new().header_separator(LineStyle::none().fill('─').junction('─'));
 
-/// A table with a header. Columns whose names start with `>` are aligned to the right, without the `>`.
+/// Returns a table with a header. Columns whose names start with `>` are aligned to the right,
+/// without the `>`.
 ///
-/// Cells are never wrapped: a tensor is a line, whatever the width of the terminal. Print it with `trim_fmt`.
+/// Cells never wrap, so that each tensor is one line at any terminal width. Print it with
+/// `trim_fmt`.
 pub(crate) fn table(header: &[&str]) -> Table {
     let mut table = Table::new();
     table.load_style(STYLE).set_content_arrangement(ContentArrangement::Disabled);
@@ -26,15 +28,15 @@ pub(crate) fn table(header: &[&str]) -> Table {
     table
 }
 
-/// Orders names with numbers in them by the numbers: layer 2 before layer 10.
+/// Orders names by the numbers in them: layer 2 before layer 10.
 pub(crate) fn natural_order(a: &str, b: &str) -> Ordering {
     parts(a).cmp(parts(b))
 }
 
-/// The parts of a name that are digits or none, each with its number.
+/// Splits a name into runs of digits and other runs, each with its number.
 fn parts(name: &str) -> impl Iterator<Item = (u64, &str)> {
     let chunks = name.as_bytes().chunk_by(|a, b| a.is_ascii_digit() == b.is_ascii_digit());
-    // Digits are bytes of their own, beside which other characters stay whole.
+    // ASCII digits are single bytes in UTF-8, so splitting at them keeps other characters intact.
     let text = chunks.map(|chunk| str::from_utf8(chunk).unwrap_or_default());
     text.map(|text| (text.parse().unwrap_or(u64::MAX), text))
 }
@@ -71,7 +73,7 @@ pub(crate) fn shape(shape: &[usize]) -> String {
     shape.iter().map(usize::to_string).collect::<Vec<_>>().join("×")
 }
 
-/// The files that were not copied, a line each, behind an empty line.
+/// Returns the files that were not copied, one per line, after an empty line.
 pub(crate) fn skipped_text(skipped: &[Skipped]) -> String {
     let line = |skipped: &Skipped| format!("left out {}: {}\n", skipped.path.display(), skipped.why);
     if skipped.is_empty() {
@@ -81,7 +83,7 @@ pub(crate) fn skipped_text(skipped: &[Skipped]) -> String {
     }
 }
 
-/// Stands for a figure where there is nothing that it could be about.
+/// Printed in place of a figure without values.
 const NONE: &str = "–";
 
 /// Four significant digits, small figures with an exponent.
@@ -98,7 +100,7 @@ pub(crate) fn figure(x: f64) -> String {
     }
 }
 
-/// `18.77 dB`; `∞` where there is no error.
+/// `18.77 dB`; `∞` without any error.
 pub(crate) fn decibels(x: f64) -> String {
     match x {
         _ if x.is_nan() => NONE.into(),
@@ -112,7 +114,8 @@ pub(crate) fn cosine(x: f64) -> String {
     if x.is_nan() { NONE.into() } else { format!("{x:.6}") }
 }
 
-/// The values that figures of loss leave out: `64 of 2,048 values, not finite`; nothing if there are none.
+/// The number of values that loss figures exclude: `64 of 2,048 values, not finite`. `None` for
+/// none.
 pub(crate) fn left_out(errors: &ErrorStats) -> Option<String> {
     let (left_out, all) = (errors.non_finite(), errors.non_finite() + errors.elements());
     (left_out > 0).then(|| format!("{} of {} values, not finite", count(left_out), count(all)))

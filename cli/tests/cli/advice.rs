@@ -1,4 +1,4 @@
-//! Advice in errors and findings: every command and option that it names works, and helps.
+//! Advice in errors and findings: every command and option in it works, and solves the problem.
 
 use std::path::Path;
 
@@ -28,9 +28,9 @@ fn changed(from: &Path, scratch: &Scratch, change: impl Fn(&str, &mut Dtype, &mu
     scratch.write("BAD/config.json", read_json(from.join("config.json")).to_string());
 }
 
-/// The kinds of defects that the doctor finds.
+/// The kinds of defects in the doctor's findings.
 fn defects(path: &Path) -> Vec<String> {
-    let found: Run = run(&[&"doctor", &path, &"--json"]);
+    let found: Run = run(&[&"doctor", &path, &"--json", &"-"]);
     let json: Value =
         serde_json::from_str(&found.stdout).unwrap_or_else(|error| panic!("{error}: {found:#?}"));
     let all = json["findings"].as_array().unwrap().iter();
@@ -40,7 +40,7 @@ fn defects(path: &Path) -> Vec<String> {
 }
 
 #[test]
-fn include_is_proposed_where_it_selects_something() {
+fn errors_propose_include_if_it_selects_a_tensor() {
     let scratch = Scratch::new();
     let input = scratch.write_tensors("norm.safetensors", &[weight("model.embed_tokens.weight")]);
     let refused = quantize(&scratch, &input, "out.safetensors", &[]);
@@ -126,7 +126,7 @@ fn fp8_under_scales_is_input_of_quantize_and_dequantize() {
     }
     let input = scratch.write_tensors("fp8.safetensors", &all);
     let doctor = run(&[&"doctor", &input]).ok();
-    assert!(doctor.starts_with("7 quantized tensors"), "{doctor}");
+    assert!(doctor.starts_with("no defects found in 7 quantized tensors and 0 unquantized"), "{doctor}");
     let refused = run(&[&"convert", &input, &"--to", &"modelopt", &"--out", &scratch.path("c.safetensors")]);
     refused.fails_with(&["its 7 quantized tensors are F8_E4M3 under scales", "`quantize`", "`dequantize`"]);
     quantize(&scratch, &input, "q.safetensors", &[]).ok();
@@ -134,7 +134,7 @@ fn fp8_under_scales_is_input_of_quantize_and_dequantize() {
 }
 
 #[test]
-fn nvfp4_that_may_be_comfyuis_is_warned_of() {
+fn nvfp4_possibly_from_comfyui_gets_a_warning() {
     let scratch = Scratch::new();
     let parts = |rows: usize| {
         [
@@ -147,7 +147,7 @@ fn nvfp4_that_may_be_comfyuis_is_warned_of() {
     let input = scratch.write_tensors("x.safetensors", &parts(128));
     let warned = run(&[&"dequantize", &input, &"--out", &scratch.path("d.safetensors")]);
     assert!(warned.code == Some(0) && warned.stderr.contains(warning), "{warned:#?}");
-    // ComfyUI pads scales of other sizes, and a config names the library.
+    // ComfyUI pads scales of other sizes, and a config would name the library.
     let input = scratch.write_tensors("y.safetensors", &parts(96));
     assert!(!run(&[&"inspect", &input]).stderr.contains(warning));
     scratch.write_tensors("IN/model.safetensors", &parts(128));
@@ -159,7 +159,7 @@ fn nvfp4_that_may_be_comfyuis_is_warned_of() {
 }
 
 #[test]
-fn fixes_of_the_doctor_help() {
+fn fixes_in_findings_remove_the_defect() {
     let scratch = Scratch::new();
     quantize(&scratch, &sample(), "GOOD", &["--format", "nvfp4"]).ok();
     let (good, bad) = (scratch.path("GOOD"), scratch.path("BAD"));
@@ -167,7 +167,7 @@ fn fixes_of_the_doctor_help() {
         run(&[&"convert", &bad, &"--to", &"compressed-tensors", &"--out", &scratch.path(out)]).ok();
         defects(&scratch.path(out))
     };
-    // Convert writes tensors and configs as the checkpoint format has them.
+    // Convert rewrites tensors and configs for the checkpoint format.
     changed(&good, &scratch, |name, _, shape, _| {
         if name.ends_with("weight_global_scale") {
             shape.clear();
@@ -179,7 +179,7 @@ fn fixes_of_the_doctor_help() {
     config["quantization_config"]["config_groups"]["group_0"]["weights"]["type"] = json!("int");
     scratch.write("BAD/config.json", config.to_string());
     assert_eq!((defects(&bad), convert("CONFIG")), (vec!["config".to_string()], vec![]));
-    // Unequal global scales stay unequal, until the values are quantized again.
+    // Unequal global scales stay unequal until the values are quantized again.
     changed(&good, &scratch, |name, _, _, data| {
         if name == "model.layers.1.self_attn.q_proj.weight_global_scale" {
             *data = floats(&[1700.0]);

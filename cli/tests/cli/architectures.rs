@@ -1,4 +1,4 @@
-//! What config.json's `model_type` decides: which weights are quantized, and what the config calls the others.
+//! Effects of config.json's `model_type`: the quantized weights, and the names of exempt layers.
 
 use std::path::PathBuf;
 
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::{noise, quantize, read_json, tensors};
 
-/// A checkpoint of weights with these names and shapes.
+/// Writes a checkpoint of weights with these names and shapes.
 fn checkpoint(scratch: &Scratch, config: &Value, weights: &[(&'static str, &[usize])]) -> PathBuf {
     let data = |shape: &[usize]| {
         noise(shape.iter().product())
@@ -28,20 +28,20 @@ fn config(model_type: &str, class: &str) -> Value {
     json!({ "architectures": [class], "model_type": model_type })
 }
 
-/// The layers that an output's config exempts.
+/// Returns the layers that an output's config exempts.
 fn ignored(scratch: &Scratch, out: &str) -> Value {
     read_json(scratch.path(format!("{out}/config.json")))["quantization_config"]["ignore"].clone()
 }
 
-/// The names of the tensors that are quantized in an output.
+/// Returns the names of an output's quantized tensors.
 fn quantized(scratch: &Scratch, out: &str) -> Vec<String> {
     let packed = tensors(&scratch.path(out)).into_keys();
     packed.filter_map(|name| Some(name.strip_suffix(".weight_packed")?.to_string())).collect()
 }
 
-/// The findings of the doctor: defect, tensor and words.
+/// Returns the doctor's findings: defect, tensor and text.
 fn findings(scratch: &Scratch, out: &str) -> Vec<(String, String, String)> {
-    let found = run(&[&"doctor", &scratch.path(out), &"--json"]);
+    let found = run(&[&"doctor", &scratch.path(out), &"--json", &"-"]);
     let json: Value = serde_json::from_str(&found.stdout).unwrap();
     let text = |finding: &Value, key: &str| finding[key].as_str().unwrap_or_default().to_string();
     let all = json["findings"].as_array().unwrap().iter();
@@ -82,7 +82,7 @@ fn layers_are_exempted_by_the_names_that_loaders_have_for_them() {
     assert_eq!(ignored(&scratch, "OUT"), names);
     assert_eq!(findings(&scratch, "OUT"), []);
 
-    // Files that others wrote have the names of the file alone: transformers looks for none of them.
+    // Other software may list names of the file, which transformers does not look for.
     ignore(&scratch, "OUT", json!(["language_model.lm_head", "re:.*vision_tower.*"]));
     let found = findings(&scratch, "OUT");
     let [(defect, tensor, what)] = &found[..] else { panic!("{found:?}") };
@@ -119,7 +119,7 @@ fn groups_of_several_formats_are_named_in_both_ways() {
 }
 
 #[test]
-fn what_is_no_linear_layer_is_copied() {
+fn tensors_other_than_linear_layers_are_copied() {
     let scratch = Scratch::new();
     let bart: &[(&str, &[usize])] = &[
         ("model.shared.weight", &[32, 64]),
@@ -134,7 +134,7 @@ fn what_is_no_linear_layer_is_copied() {
     assert_eq!(quantized(&scratch, "OUT"), ["model.decoder.layers.0.fc1"]);
     assert_eq!(ignored(&scratch, "OUT"), json!(["lm_head"]));
 
-    // The user has the last word, and the doctor finds it in the files of others.
+    // --include overrides it, and the doctor reports it in files of other software.
     quantize(&scratch, &input, "ALL", &["--include", "*shared*", "--include", "*patch_conv*"]).ok();
     let found = findings(&scratch, "ALL");
     let names: Vec<_> = found.iter().map(|(_, tensor, _)| tensor.as_str()).collect();
@@ -195,7 +195,7 @@ fn transposed_layers_are_left_to_loaders_as_they_are() {
 }
 
 #[test]
-fn an_architecture_that_is_not_known_is_said() {
+fn unknown_architectures_get_a_warning() {
     let scratch = Scratch::new();
     let weights: &[(&str, &[usize])] = &[
         ("x.fc.weight", &[32, 64]),
@@ -206,13 +206,13 @@ fn an_architecture_that_is_not_known_is_said() {
     let run = quantize(&scratch, &input, "OUT", &[]);
     assert!(run.stderr.contains("the architecture not-yet is not among those that are known"), "{run:#?}");
     run.ok();
-    // Which may be linear is exempted, and the doctor leaves it open.
+    // Possibly linear layers are exempt, and the doctor reports nothing about them.
     assert_eq!(ignored(&scratch, "OUT"), json!(["x.time_embedder"]));
     ignore(&scratch, "OUT", json!([]));
     assert_eq!(findings(&scratch, "OUT"), []);
 }
 
-/// The global scales of an output, by layer.
+/// Returns the global scales of an output by layer.
 fn global_scale(scratch: &Scratch, out: &str, layer: &str) -> f32 {
     let stored = &tensors(&scratch.path(out))[&format!("{layer}.weight_global_scale")];
     f32::from_le_bytes(stored.2[..].try_into().unwrap())
@@ -249,7 +249,7 @@ fn tied_heads_of_every_architecture_are_exempted() {
     ] {
         let scratch = Scratch::new();
         let mut weights: Vec<_> = weights.iter().map(|name| (*name, weight)).collect();
-        // Biases of heads are stored also where heads are tied.
+        // Tied heads have stored biases, too.
         weights.extend([
             ("cls.predictions.bias", &[32][..]),
             ("lm_head.bias", &[32]),

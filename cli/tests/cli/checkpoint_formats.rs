@@ -1,4 +1,4 @@
-//! Checkpoint formats: the tensors that each writes, and the values that converting keeps.
+//! Checkpoint formats: the tensors of each, and the values after a conversion.
 
 use half::bf16;
 use microscale::{Recipe, Shape};
@@ -12,7 +12,7 @@ const NVFP4: [&str; 2] = ["--format", "nvfp4"];
 const MODELOPT: [&str; 2] = ["--to", "modelopt"];
 const GPT_OSS: [&str; 2] = ["--to", "gpt-oss"];
 
-/// The experts of one layer, their biases, and what is not theirs.
+/// The experts of one layer with biases, and other tensors.
 fn experts(scratch: &Scratch, config: &Value) -> std::path::PathBuf {
     let data = |n| noise(n).into_iter().flat_map(|value| bf16::from_f32(value).to_le_bytes()).collect();
     let tensors: [TensorData; 4] = [
@@ -26,7 +26,7 @@ fn experts(scratch: &Scratch, config: &Value) -> std::path::PathBuf {
     scratch.path("IN")
 }
 
-/// The tensors that `dequantize` makes of a checkpoint.
+/// Returns the tensors of a dequantized checkpoint.
 fn dequantized(scratch: &Scratch, checkpoint: &str, dtype: &str) -> Tensors {
     let out = format!("{checkpoint}.{dtype}");
     run(&[&"dequantize", &scratch.path(checkpoint), &"--dtype", &dtype, &"--out", &scratch.path(&out)]).ok();
@@ -82,7 +82,7 @@ fn modelopt_has_the_same_codes_under_its_own_names_and_configs() {
     assert_eq!(own["quantization"], expected);
     assert!(quantization["ignore"].as_array().unwrap().contains(&json!("lm_head")));
 
-    // The way back knows the names and leaves neither config behind.
+    // Dequantizing restores the names and removes both configs.
     let back = dequantized(&scratch, "MO", "bf16");
     assert!(back.keys().eq(tensors(&sample()).keys()));
     assert!(!scratch.path("MO.bf16/hf_quant_config.json").exists());
@@ -115,7 +115,7 @@ fn gpt_oss_stores_experts_transposed_and_nothing_else() {
     let quantization = &read_json(scratch.path("OUT/config.json"))["quantization_config"];
     assert_eq!(quantization["quant_method"], "mxfp4");
 
-    // Back in the parameter's own order, each value close to what it was; `compare` finds the same.
+    // The parameter's own order again, with values close to the original. `compare` agrees.
     let back = dequantized(&scratch, "OUT", "f32");
     assert_eq!(back[name].1, before[name].1);
     let text = run(&[&"compare", &input, &scratch.path("OUT")]).ok();
@@ -137,7 +137,7 @@ fn gpt_oss_stores_experts_transposed_and_nothing_else() {
 }
 
 #[test]
-fn the_place_of_nan_is_that_in_the_parameter() {
+fn nan_errors_name_the_position_in_the_parameter() {
     let scratch = Scratch::new();
     let mut data: Vec<u8> = noise(2 * 32 * 5).into_iter().flat_map(f32::to_le_bytes).collect();
     let (row, col) = (32 + 7, 3);
@@ -148,7 +148,7 @@ fn the_place_of_nan_is_that_in_the_parameter() {
 }
 
 #[test]
-fn numerics_say_which_formats_they_have() {
+fn numerics_list_their_formats() {
     let scratch = Scratch::new();
     let refused = quantize(&scratch, &sample(), "OUT", &MODELOPT);
     assert_eq!(refused.code, Some(2), "{refused:#?}");
@@ -160,7 +160,7 @@ fn numerics_say_which_formats_they_have() {
 }
 
 #[test]
-fn converting_keeps_codes_and_scales_and_tells_what_a_global_scale_loses() {
+fn converting_keeps_codes_and_scales_and_reports_global_scale_losses() {
     let scratch = Scratch::new();
     quantize(&scratch, &sample(), "CT", &NVFP4).ok();
     let text = convert(&scratch, "CT", "modelopt", "MO").ok();
@@ -183,7 +183,7 @@ fn converting_keeps_codes_and_scales_and_tells_what_a_global_scale_loses() {
     }
     assert_eq!(read_json(scratch.path("BACK/config.json")), read_json(scratch.path("CT/config.json")));
     assert!(!scratch.path("BACK/hf_quant_config.json").exists());
-    // The text tells of just those tensors whose values are others.
+    // The output names exactly the tensors whose values changed.
     let (a, b) = (dequantized(&scratch, "CT", "f32"), dequantized(&scratch, "MO", "f32"));
     for (name, (_, _, values, _)) in &a {
         let words = |bytes: &[u8]| -> Vec<u32> {
@@ -197,7 +197,7 @@ fn converting_keeps_codes_and_scales_and_tells_what_a_global_scale_loses() {
     let same = a.keys().filter(|name| quantizable(name)).count() - rounded;
     assert!(text.contains(&format!("{same} tensors have the same values to the bit")), "{text}");
 
-    // A power of two has an inverse.
+    // A power of two has an exact inverse.
     let exact = [&NVFP4[..], &["--global-scale", "1024"]].concat();
     quantize(&scratch, &sample(), "EXACT", &exact).ok();
     let text = convert(&scratch, "EXACT", "modelopt", "EXACT-MO").ok();
@@ -246,12 +246,12 @@ fn quantized_inputs_and_caches_stay_known() {
         read_json(scratch.path("BACK/hf_quant_config.json"))["quantization"]["kv_cache_quant_algo"],
         "FP8"
     );
-    // Values again, without what only quantized layers have.
+    // Dequantized, without the tensors that only quantized layers have.
     assert!(dequantized(&scratch, "CT", "bf16").keys().all(|name| !name.contains("input_global_scale")));
 }
 
 #[test]
-fn weights_that_codes_and_scales_do_not_tell_are_refused() {
+fn weights_that_need_more_than_codes_and_scales_are_refused() {
     let codes = |name| (name, Dtype::U8, vec![4, 16], vec![0x22; 64]);
     let scales = |name| (name, Dtype::F8_E4M3, vec![4, 2], vec![0x38; 8]);
     let one = |name| (name, Dtype::F32, vec![], 1f32.to_le_bytes().to_vec());
@@ -325,7 +325,7 @@ fn mxfp4_is_cast_to_nvfp4_with_the_same_values() {
             "{config}"
         );
     }
-    // The codes are the same, and layers that engines fuse have one global scale.
+    // Codes are unchanged, and layers that engines fuse share a global scale.
     let (mx, nv) = (tensors(&scratch.path("MX")), tensors(&scratch.path("compressed-tensors")));
     for (name, (_, _, codes, _)) in mx.iter().filter(|(name, _)| name.ends_with("_packed")) {
         assert_eq!(codes, &nv[name].2, "{name}");
@@ -340,7 +340,7 @@ fn mxfp4_is_cast_to_nvfp4_with_the_same_values() {
 }
 
 #[test]
-fn what_is_not_cast_exactly_is_refused_and_nothing_is_written() {
+fn inexact_casts_are_refused_and_write_nothing() {
     let scratch = Scratch::new();
     let mxfp4 = |name: &str, scales: [u8; 2]| {
         let codes = ("a.weight_packed", Dtype::U8, vec![2, 16], vec![0x22; 32]);
@@ -365,7 +365,7 @@ fn what_is_not_cast_exactly_is_refused_and_nothing_is_written() {
     assert!(compared.contains("1.000000") && compared.contains("∞"), "{compared}");
     run(&[&"doctor", &eight]).ok();
     cast(&eight, "nvfp4").fails_with(&["a.weight", "not cast to nvfp4"]);
-    // NVFP4 under a global scale of 3 has no such values.
+    // NVFP4 with a global scale of 3 has values that the target cannot represent.
     let codes = ("a.weight_packed", Dtype::U8, vec![2, 32], vec![0x23; 64]);
     let scales = ("a.weight_scale", Dtype::F8_E4M3, vec![2, 4], [&[0x38; 6][..], &[0x39; 2]].concat());
     for (global_scale, block) in [(3.0f32, Some("block 0")), (4.0, Some("block 3")), (4.0, None)] {
@@ -386,7 +386,7 @@ fn what_is_not_cast_exactly_is_refused_and_nothing_is_written() {
     }
     std::fs::remove_file(&out).unwrap();
     assert!(!out.exists());
-    // The scale of a layer's inputs has no place beside MXFP8.
+    // MXFP8 has no input scales.
     let global_scale = ("a.weight_global_scale", Dtype::F32, vec![1], floats(&[4.0]));
     let inputs = ("a.input_global_scale", Dtype::F32, vec![1], floats(&[8.0]));
     let scales = ("a.weight_scale", Dtype::F8_E4M3, vec![2, 4], vec![0x38; 8]);
@@ -399,7 +399,7 @@ fn what_is_not_cast_exactly_is_refused_and_nothing_is_written() {
     assert!(tensors(&out).contains_key("a.weight_global_scale"));
 }
 
-/// Some libraries write `null` for a checkpoint that is not quantized.
+/// Some libraries write `null` for an unquantized checkpoint.
 #[test]
 fn a_quantization_config_of_null_is_none() {
     let scratch = Scratch::new();

@@ -1,4 +1,4 @@
-//! ComfyUI's files: NVFP4 with the first of two codes in the high half of a byte, MXFP8, and the scales of both in tiles.
+//! ComfyUI's files: NVFP4 with the first code of a byte in its high half, MXFP8, and tiled scales.
 
 use std::fs;
 
@@ -18,14 +18,14 @@ fn said(format: &str) -> Vec<u8> {
     json!({ "format": format }).to_string().into_bytes()
 }
 
-/// The place of a scale in tiles of 128 rows and 4 blocks, in which 32 rows are apart.
+/// Returns the offset of a scale in tiles of 128 rows and 4 blocks, which interleave rows 32 apart.
 fn place(row: usize, block: usize, blocks: usize) -> usize {
     let tile = row / 128 * blocks.div_ceil(4) + block / 4;
     tile * 512 + row % 32 * 16 + row % 128 / 32 * 4 + block % 4
 }
 
 #[test]
-fn what_is_written_is_what_others_have_in_another_order() {
+fn comfyui_files_equal_other_formats_in_another_order() {
     let scratch = Scratch::new();
     let weight = ("a.weight", Dtype::F32, vec![ROWS, COLS], floats(&noise(ROWS * COLS)));
     let odd = ("b.weight", Dtype::F32, vec![24, COLS], floats(&noise(24 * COLS)));
@@ -60,7 +60,7 @@ fn what_is_written_is_what_others_have_in_another_order() {
         assert_eq!(scales.2, expected);
         let global = |name: &str| comfy.get(name).map(|tensor| tensor.2.clone());
         assert_eq!(global("a.weight_scale_2"), other.get("a.weight_scale_2").map(|tensor| tensor.2.clone()));
-        // Converted to and fro they are the same bytes.
+        // A conversion and its reverse give the same bytes.
         for (from, to, expected) in [(&ours, like, &other), (&like_file, "comfyui", &comfy)] {
             let out = scratch.path(format!("{format}.{to}.converted.safetensors"));
             run(&[&"convert", from, &"--to", &to, &"--out", &out]).ok();
@@ -96,7 +96,7 @@ fn layers_that_the_metadata_name_are_read_and_named_one_by_one() {
 }
 
 #[test]
-fn what_is_not_understood_is_refused_by_name() {
+fn unknown_layouts_are_refused_by_name() {
     let scratch = Scratch::new();
     let eight = ("a.weight", Dtype::F8_E4M3, vec![128, 128], vec![0x21; 128 * 128]);
     let write = |format: &str, tensors: &[TensorData]| {
@@ -116,12 +116,12 @@ fn what_is_not_understood_is_refused_by_name() {
         run(&[&"dequantize", &input, &"--out", &out]).fails_with(&all);
         assert!(!out.exists());
     }
-    // Scales of another shape than tiles have are those of nobody.
+    // Scales that are not tiled match no known format.
     let linear = ("a.weight_scale", Dtype::U8, vec![64, 4], vec![127; 256]);
     let half = ("a.weight", Dtype::F8_E4M3, vec![64, 128], vec![0x21; 64 * 128]);
     run(&[&"dequantize", &write("mxfp8", &[half, linear]), &"--out", &out])
         .fails_with(&["a.weight", "[64, 4]"]);
-    // Rows that ComfyUI would fill up.
+    // ComfyUI pads such rows.
     let scale = ("a.weight_scale", Dtype::U8, vec![24, 4], vec![127; 96]);
     let few = ("a.weight", Dtype::F8_E4M3, vec![24, 128], vec![0x21; 24 * 128]);
     let few = scratch.write_tensors("few.safetensors", &[few, scale]);
@@ -130,7 +130,7 @@ fn what_is_not_understood_is_refused_by_name() {
         "N = 24 is not a multiple of 32",
         "comfyui",
     ]);
-    // One scale for all has no order.
+    // A single scale has no order.
     let input = write("float8_e4m3fn", &[eight, ("a.weight_scale", Dtype::F32, vec![], floats(&[0.5]))]);
     run(&[&"dequantize", &input, &"--dtype", &"f32", &"--out", &out]).ok();
     let value = 0.5 * E4m3::from_bits(0x21).to_f32();

@@ -1,4 +1,4 @@
-//! The program: `compare --format`, and what is refused.
+//! `compare --format`, and refused combinations.
 
 use microscale_test_support::{Scratch, run, sample};
 use safetensors::tensor::Dtype;
@@ -51,7 +51,7 @@ fn checkpoints_that_share_no_tensor_are_not_compared() {
 #[test]
 fn figures_without_data_are_none() {
     let scratch = Scratch::new();
-    // A NaN in each block makes all of it NaN; the other tensor keeps some blocks.
+    // A NaN in each block makes the whole tensor NaN. The other tensor keeps some blocks.
     let mut values = noise(2048);
     values.iter_mut().step_by(32).for_each(|value| *value = f32::NAN);
     let all = ("a.weight", Dtype::F32, vec![64, 32], floats(&values));

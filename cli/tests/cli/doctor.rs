@@ -1,4 +1,4 @@
-//! `doctor`: each defect that it knows, put into a checkpoint that is in order.
+//! `doctor`: each kind of defect, inserted into a sound checkpoint.
 
 use std::path::{Path, PathBuf};
 
@@ -11,7 +11,7 @@ use super::{Tensors, noise, quantize, read_json, tensors};
 
 const LAYER: &str = "model.layers.0.mlp.down_proj.weight";
 
-/// The sample in NVFP4, its tensors and its config changed.
+/// Writes the sample in NVFP4 with changed tensors and config.
 fn changed(scratch: &Scratch, change: impl FnOnce(&mut Tensors, &mut Value)) -> PathBuf {
     quantize(scratch, &sample(), "GOOD", &["--format", "nvfp4"]).ok();
     let mut all = tensors(&scratch.path("GOOD"));
@@ -24,7 +24,7 @@ fn changed(scratch: &Scratch, change: impl FnOnce(&mut Tensors, &mut Value)) -> 
     scratch.path("BAD")
 }
 
-/// The findings of `--json`: each one's defect, tensor and words.
+/// Returns the findings of `--json`: defect, tensor and text.
 fn findings(run: &Run) -> Vec<(String, String, String)> {
     let json: Value = serde_json::from_str(&run.stdout).unwrap_or_else(|error| panic!("{error}: {run:#?}"));
     let text = |finding: &Value, key: &str| finding[key].as_str().unwrap_or_default().to_string();
@@ -37,10 +37,10 @@ fn findings(run: &Run) -> Vec<(String, String, String)> {
         .collect()
 }
 
-/// Makes sure that a checkpoint has this defect in these tensors and no other, in JSON and in words.
+/// Asserts that a checkpoint has only this defect in these tensors, in JSON and in the text.
 #[track_caller]
 fn finds(path: &Path, defect: &str, tensors: &[&str], part: &str) {
-    let found = run(&[&"doctor", &path, &"--json"]);
+    let found = run(&[&"doctor", &path, &"--json", &"-"]);
     assert_eq!(found.code, Some(1), "{found:#?}");
     let all = findings(&found);
     let names: Vec<_> = all.iter().map(|(_, tensor, _)| tensor.as_str()).collect();
@@ -57,30 +57,30 @@ fn finds(path: &Path, defect: &str, tensors: &[&str], part: &str) {
     assert!(text.stderr.contains(&n), "{text:#?}");
 }
 
-/// The bytes of a part of [`LAYER`].
+/// Returns the bytes of a part of [`LAYER`].
 fn part<'a>(all: &'a mut Tensors, suffix: &str) -> &'a mut Vec<u8> {
     &mut all.get_mut(&format!("{LAYER}{suffix}")).unwrap().2
 }
 
 #[test]
-fn what_is_in_order_is_said_to_be() {
+fn sound_checkpoints_have_no_defects() {
     for format in ["mxfp4", "nvfp4", "mxfp8-e4m3"] {
         let scratch = Scratch::new();
         quantize(&scratch, &sample(), "OUT", &["--format", format]).ok();
         for more in [&[][..], &["--against", sample().to_str().unwrap()]] {
-            let mut command = microscale_test_support::command(&[&"doctor", &scratch.path("OUT"), &"--json"]);
+            let mut command =
+                microscale_test_support::command(&[&"doctor", &scratch.path("OUT"), &"--json", &"-"]);
             command.args(more);
             let json: Value = serde_json::from_str(&Run::new(command).ok()).unwrap();
             assert_eq!(json["findings"], json!([]));
             assert_eq!((&json["quantized_tensors"], &json["other_tensors"]), (&json!(21), &json!(9)));
         }
     }
-    // A checkpoint that is not quantized has nothing that could be wrong.
-    run(&[&"doctor", &sample()]).ok();
+    run(&[&"doctor", &sample()]).fails_with(&["is unquantized", "quantize it first"]);
 }
 
 #[test]
-fn scale_bytes_that_are_no_scales() {
+fn invalid_scale_bytes_are_defects() {
     for byte in [0x7F, 0xFF] {
         let scratch = Scratch::new();
         let bad = changed(&scratch, |all, _| part(all, "_scale")[21] = byte);
@@ -95,7 +95,7 @@ fn scale_bytes_that_are_no_scales() {
 }
 
 #[test]
-fn blocks_that_are_lost() {
+fn lost_blocks_are_defects() {
     let scratch = Scratch::new();
     let bad = changed(&scratch, |all, _| {
         let codes = part(all, "_packed");
@@ -112,7 +112,7 @@ fn blocks_that_are_lost() {
 }
 
 #[test]
-fn global_scales_the_wrong_way_up_or_unequal() {
+fn inverted_and_unequal_global_scales_are_defects() {
     let scratch = Scratch::new();
     let invert = |bytes: &mut Vec<u8>| {
         let value = f32::from_le_bytes(bytes[..].try_into().unwrap());
@@ -125,38 +125,38 @@ fn global_scales_the_wrong_way_up_or_unequal() {
     let bad = changed(&scratch, |all, _| {
         all.get_mut(&format!("{key}_global_scale")).unwrap().2 = 77f32.to_le_bytes().to_vec();
     });
-    let found = run(&[&"doctor", &bad, &"--json"]);
+    let found = run(&[&"doctor", &bad, &"--json", &"-"]);
     let all = findings(&found);
-    // In the order of the file: k_proj comes before q_proj and v_proj, which differ from it.
+    // The file's order: k_proj precedes q_proj and v_proj, which differ from it.
     let unequal: Vec<_> = all.iter().filter(|(word, ..)| word == "unequal-global-scales").collect();
     assert!(unequal.len() == 2 && unequal.iter().all(|(_, _, what)| what.contains("k_proj")), "{found:#?}");
 }
 
 #[test]
-fn values_that_are_not_the_originals() {
+fn values_far_from_the_original_are_defects() {
     let scratch = Scratch::new();
     let bad = changed(&scratch, |all, _| {
         part(all, "_packed").iter_mut().for_each(|byte| *byte = byte.rotate_left(4))
     });
-    // This defect cannot be seen without the original.
+    // This defect is invisible without the original.
     run(&[&"doctor", &bad]).ok();
-    let found = run(&[&"doctor", &bad, &"--against", &sample(), &"--json"]);
+    let found = run(&[&"doctor", &bad, &"--against", &sample(), &"--json", &"-"]);
     assert_eq!(found.code, Some(1));
     let all = findings(&found);
     assert_eq!((all.len(), all[0].0.as_str(), all[0].1.as_str()), (1, "nibble-order", LAYER), "{found:#?}");
     let scratch = Scratch::new();
     let bad = changed(&scratch, |all, _| part(all, "_packed").rotate_left(64));
-    let all = findings(&run(&[&"doctor", &bad, &"--against", &sample(), &"--json"]));
+    let all = findings(&run(&[&"doctor", &bad, &"--against", &sample(), &"--json", &"-"]));
     assert_eq!((all.len(), all[0].0.as_str(), all[0].1.as_str()), (1, "other-values", LAYER));
 }
 
 #[test]
-fn parts_that_are_missing_or_misread() {
+fn missing_and_misread_parts_are_defects() {
     let scratch = Scratch::new();
     let bad = changed(&scratch, |all, _| {
         all.remove(&format!("{LAYER}_scale"));
     });
-    let found = run(&[&"doctor", &bad, &"--json"]);
+    let found = run(&[&"doctor", &bad, &"--json", &"-"]);
     let all = findings(&found);
     assert!(
         all.iter().any(|(word, tensor, what)| {
@@ -179,7 +179,7 @@ fn parts_that_are_missing_or_misread() {
 }
 
 #[test]
-fn configs_that_say_something_else() {
+fn configs_that_contradict_the_tensors_are_defects() {
     let with = |change: &dyn Fn(&mut Value), tensors: &[&str], part: &str| {
         let scratch = Scratch::new();
         finds(&changed(&scratch, |_, config| change(config)), "config", tensors, part);
@@ -205,8 +205,8 @@ fn configs_that_say_something_else() {
     );
     let scratch = Scratch::new();
     let bad = changed(&scratch, |_, config| config["hidden_size"] = json!(96));
-    let all = findings(&run(&[&"doctor", &bad, &"--json"]));
-    // All seven kinds of layers and both norms in all three, and the last norm.
+    let all = findings(&run(&[&"doctor", &bad, &"--json", &"-"]));
+    // Seven kinds of layers and two norms in three layers each, and the last norm.
     assert!(all.len() == 28 && all.iter().all(|(word, ..)| word == "config"), "{all:?}");
     assert!(
         all.iter().any(|(_, tensor, what)| tensor == LAYER && what.contains("but hidden_size is 96")),
@@ -222,7 +222,7 @@ fn modelopt_without_input_scales() {
         let text = std::fs::read_to_string(scratch.path(file)).unwrap();
         scratch.write(file, text.replace("W4A16_NVFP4", "NVFP4"));
     }
-    let found = run(&[&"doctor", &scratch.path("MO"), &"--json"]);
+    let found = run(&[&"doctor", &scratch.path("MO"), &"--json", &"-"]);
     let all = findings(&found);
     assert_eq!(all.len(), 21, "{found:#?}");
     assert!(
@@ -232,12 +232,12 @@ fn modelopt_without_input_scales() {
 }
 
 #[test]
-fn an_original_of_another_shape_is_said_to_be_one() {
+fn an_original_of_another_shape_is_reported() {
     let scratch = Scratch::new();
     quantize(&scratch, &sample(), "OUT", &[]).ok();
     let data = vec![bf16::ONE; 64].into_iter().flat_map(bf16::to_le_bytes).collect();
     let other = scratch.write_tensors("o.safetensors", &[(LAYER, Dtype::BF16, vec![2, 32], data)]);
-    let all = findings(&run(&[&"doctor", &scratch.path("OUT"), &"--against", &other, &"--json"]));
+    let all = findings(&run(&[&"doctor", &scratch.path("OUT"), &"--against", &other, &"--json", &"-"]));
     assert!(all.len() == 1 && all[0].0 == "other-values" && all[0].2.contains("[2, 32]"), "{all:?}");
 }
 
@@ -253,13 +253,13 @@ fn zeros_of_the_original_are_no_defect() {
     let input = file("in.safetensors", &values);
     quantize(&scratch, &input, "out.safetensors", &["--format", "nvfp4"]).ok();
     let out = scratch.path("out.safetensors");
-    let alone = findings(&run(&[&"doctor", &out, &"--json"]));
+    let alone = findings(&run(&[&"doctor", &out, &"--json", &"-"]));
     assert_eq!((alone.len(), alone[0].0.as_str()), (1, "zero-blocks"));
     run(&[&"doctor", &out, &"--against", &input]).ok();
-    // In a quarter of the rows the original has weights after all.
+    // A quarter of the rows has weights in the original.
     values[16 * 64..32 * 64].fill(1e-3);
     let other = file("other.safetensors", &values);
-    let lost = findings(&run(&[&"doctor", &out, &"--against", &other, &"--json"]));
+    let lost = findings(&run(&[&"doctor", &out, &"--against", &other, &"--json", &"-"]));
     let zeros: Vec<_> = lost.iter().filter(|(defect, ..)| defect == "zero-blocks").collect();
     let [(_, tensor, what)] = zeros[..] else { panic!("{lost:?}") };
     assert!(
@@ -279,7 +279,7 @@ fn names_of_a_config_are_unlimited_and_patterns_are_counted() {
         scratch.write("Q/config.json", config.to_string());
         run(&[&"doctor", &scratch.path("Q")])
     };
-    // Lists that took from ten seconds to a minute.
+    // Lists that formerly took ten seconds to a minute.
     let ignore = |quantization: &mut Value| {
         let names = (0..200_000).map(|number| json!(format!("n{number}")));
         quantization["ignore"].as_array_mut().unwrap().extend(names);
@@ -295,8 +295,8 @@ fn names_of_a_config_are_unlimited_and_patterns_are_counted() {
         json!(groups.collect::<serde_json::Map<_, _>>())
     };
     let names = groups(20_000, &|number| vec![format!("n{number}"), "model.layers.0.mlp.up_proj".into()]);
-    // Of targets of the same kind the last one counts, so the other groups have no layer, and the other layers
-    // no group.
+    // The last of several targets of the same kind applies, so the other groups match no layer, and
+    // the other layers match no group.
     let found = examine(&|quantization| quantization["config_groups"] = names.clone());
     assert!(found.code == Some(1) && found.stdout.contains("and 19,992 more"), "{found:#?}");
     let patterns = groups(500, &|number| (0..50).map(|other| format!("re:x{number}.{other}")).collect());

@@ -1,4 +1,5 @@
-//! Exports of ModelOpt and Quark that nothing writes here: MX formats, NVFP4 in blocks of 32, and NVFP4 with Quark's names.
+//! Exports of ModelOpt and Quark that are only read: MX formats, NVFP4 in blocks of 32, and NVFP4
+//! with Quark's names.
 
 use std::path::PathBuf;
 
@@ -18,13 +19,13 @@ fn name(layer: &str, end: &str) -> &'static str {
     format!("{layer}.{end}").leak()
 }
 
-/// Random codes that are no NaN in E4M3.
+/// Returns random codes of E4M3 without NaN.
 fn codes(count: usize) -> Vec<u8> {
     let mut random = fastrand::Rng::with_seed(3);
     (0..count).map(|_| random.u8(..0x7F)).collect()
 }
 
-/// A layer's codes and scales, and scales of scales if there are some.
+/// Returns a layer's codes, scales and, if any, scales of scales.
 fn layer(layer: &str, codes_dtype: Dtype, scales_dtype: Dtype, per_scale: usize) -> Vec<TensorData> {
     let width = if codes_dtype == Dtype::U8 { COLS / 2 } else { COLS };
     let scales = ROWS * COLS / per_scale;
@@ -40,7 +41,7 @@ fn layer(layer: &str, codes_dtype: Dtype, scales_dtype: Dtype, per_scale: usize)
     parts
 }
 
-/// The values of a [`layer`], computed one by one.
+/// Computes the values of a [`layer`] one by one.
 fn values(parts: &[TensorData], per_scale: usize) -> Vec<f32> {
     let (codes, scales) = (&parts[0].3, &parts[1].3);
     let global = parts.get(2).map(|part| f32::from_le_bytes(part.3[..].try_into().unwrap()));
@@ -59,7 +60,7 @@ fn values(parts: &[TensorData], per_scale: usize) -> Vec<f32> {
     (0..ROWS * COLS).map(value).collect()
 }
 
-/// A model whose [`LAYERS`] are stored so, with further tensors.
+/// Writes a model with [`LAYERS`] in this form and other tensors.
 fn model(
     scratch: &Scratch,
     layers: &[Vec<TensorData>],
@@ -85,7 +86,7 @@ fn modelopt(algorithm: &str) -> Value {
     json!({ "ignore": ["lm_head"], "quant_algo": algorithm, "quant_method": "modelopt" })
 }
 
-/// Quark's config, with its words for weights and inputs.
+/// Returns Quark's config with these words for weights and inputs.
 fn quark(weight: &Value, inputs: &Value) -> Value {
     let layer = json!({ "weight": weight, "input_tensors": inputs });
     json!({ "exclude": ["lm_head"], "global_quant_config": layer, "quant_method": "quark", "version": "0.13" })
@@ -125,7 +126,7 @@ fn exports_have_no_defects_and_their_librarys_values() {
         let text = run(&[&"compare", &input, &scratch.path("F32")]).ok();
         let total = text.lines().find(|line| line.starts_with("total")).unwrap_or_default();
         assert!(total.split_whitespace().eq(["total", "0", "∞", "0", "1.000000"]), "{text}");
-        // The stored values stay the same wherever they can be stored.
+        // Values are unchanged in every format that represents them.
         for to in ["compressed-tensors", "modelopt"] {
             let (is_nvfp4, ran) = (scales == e4m3, convert(&scratch, to, &[]));
             if to == "modelopt" && !is_nvfp4 {
@@ -140,7 +141,7 @@ fn exports_have_no_defects_and_their_librarys_values() {
                 assert!(total.split_whitespace().eq(["total", "0", "∞", "0", "1.000000"]), "{text}");
             }
         }
-        // MX formats are input of quantizing too.
+        // `quantize` reads MX formats, too.
         let quantized = quantize(&scratch, &input, "Q", &["--format", "nvfp4"]);
         match scales {
             Dtype::U8 => {
@@ -154,7 +155,7 @@ fn exports_have_no_defects_and_their_librarys_values() {
     }
 }
 
-/// Scales of inputs as Quark stores them, one per layer.
+/// Returns input scales in Quark's form, one per layer.
 fn input_scales(scale: f32) -> [TensorData; 2] {
     LAYERS.map(|layer| (name(layer, "input_scale_2"), Dtype::F32, vec![], floats(&[scale])))
 }
@@ -190,7 +191,7 @@ fn quarks_scales_of_inputs_are_kept_under_the_names_of_the_target() {
     }
     let own = read_json(scratch.path("modelopt/hf_quant_config.json"));
     assert_eq!(own["quantization"]["quant_algo"], "NVFP4");
-    // Formats without a place for them say so.
+    // Formats without input scales report them.
     for (to, more) in [("compressed-tensors", &["--format", "mxfp8-e4m3"][..]), ("fp8-block", &[])] {
         let text = convert(&scratch, to, &[more, &["--requantize"]].concat()).ok();
         assert!(text.contains("the scales of 2 layers' inputs were left out"), "{text}");
@@ -199,7 +200,7 @@ fn quarks_scales_of_inputs_are_kept_under_the_names_of_the_target() {
     }
 }
 
-/// A single file has no config: the names of the scales of inputs tell whose it is.
+/// A single file has no config. The names of its input scales identify Quark.
 #[test]
 fn quarks_nvfp4_is_told_by_its_names_in_a_single_file() {
     let scratch = Scratch::new();
@@ -243,7 +244,7 @@ fn scales_of_inputs_in_another_format_are_left_out_by_name() {
     for out in ["compressed-tensors", "Q"] {
         assert!(tensors(&scratch.path(out)).keys().all(|name| !name.contains("input")), "{out}");
     }
-    // W4A8 in NVFP4, too, has the input scale of FP8.
+    // W4A8_NVFP4 has FP8 input scales, too.
     let scratch = Scratch::new();
     let nvfp4 = LAYERS.map(|name| layer(name, Dtype::U8, Dtype::F8_E4M3, 32));
     model(&scratch, &nvfp4, &inputs, &modelopt("W4A8_NVFP4_FP8"));
@@ -291,7 +292,7 @@ fn amd_fp4_is_not_taken_for_mxfp4() {
         let input = model(&scratch, &mxfp4(), &[], &quantization);
         refused(&scratch, &input, "scales are E5M3 (AMD FP4)");
     }
-    // With a global scale it is not even told by the config.
+    // With a global scale, the config does not distinguish it.
     let scratch = Scratch::new();
     let global: TensorData = (name(LAYERS[0], "weight_scale_2"), Dtype::F32, vec![], floats(&[0.5]));
     let input = model(&scratch, &mxfp4(), &[global], &quark(&fp4(32, "float32"), &Value::Null));

@@ -9,7 +9,7 @@ use serde_json::json;
 use super::scaled::{SHAPE, bf16s, codes, dequantized, scales};
 use super::{floats, quantize, tensors};
 
-/// A model that ModelOpt has exported as FP8_PB_WO: scales of [⌈N/128⌉, 1, ⌈K/128⌉, 1].
+/// Writes ModelOpt's FP8_PB_WO export, with scales of [⌈N/128⌉, 1, ⌈K/128⌉, 1].
 fn fp8_pb_wo(scratch: &Scratch, config_file: &str) -> PathBuf {
     let scale: TensorData =
         ("model.layers.0.mlp.up_proj.weight_scale", Dtype::F32, vec![2, 1, 3, 1], floats(&scales(2)));

@@ -1,4 +1,4 @@
-//! GGUF files: written and read back, with the metadata that they came with.
+//! GGUF files: written and read back, with unchanged metadata.
 
 use half::{bf16, f16};
 use microscale::{Format, Numerics, Recipe, Shape, quantize as quantized};
@@ -6,7 +6,7 @@ use microscale_test_support::{Scratch, run, sample};
 
 use super::{floats, noise, quantize};
 
-/// A tensor of a file: name, sizes slowest first, ggml's type, bytes.
+/// A tensor of a file: name, sizes with the slowest first, ggml's type, bytes.
 pub(super) type Stored = (String, Vec<u64>, u32, Vec<u8>);
 
 pub(super) const F32: u32 = 0;
@@ -28,7 +28,7 @@ pub(super) fn entry(key: &str, kind: u32, value: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// The metadata that files begin with: a string, the file's type, a float, an array.
+/// Returns a file's first metadata entries: a string, the file type, a float, an array.
 pub(crate) fn metadata() -> Vec<Vec<u8>> {
     let mut architecture = Vec::new();
     text(&mut architecture, "llama");
@@ -42,7 +42,7 @@ pub(crate) fn metadata() -> Vec<Vec<u8>> {
     ]
 }
 
-/// A file, as ggml lays it out.
+/// Returns a file in ggml's layout.
 pub(super) fn file(metadata: &[Vec<u8>], tensors: &[Stored]) -> Vec<u8> {
     let mut bytes = b"GGUF\x03\0\0\0".to_vec();
     bytes.extend((tensors.len() as u64).to_le_bytes());
@@ -65,7 +65,7 @@ pub(super) fn file(metadata: &[Vec<u8>], tensors: &[Stored]) -> Vec<u8> {
     bytes
 }
 
-/// Reads a file's contents: entries byte for byte, and tensors. Trusts the file.
+/// Reads a trusted file: the bytes of each entry, and tensors.
 pub(super) fn parse(bytes: &[u8]) -> (Vec<(String, Vec<u8>)>, Vec<Stored>) {
     let at = std::cell::Cell::new(8);
     let take = |n: usize| {
@@ -115,7 +115,7 @@ pub(super) fn parse(bytes: &[u8]) -> (Vec<(String, Vec<u8>)>, Vec<Stored>) {
     (metadata, stored.collect())
 }
 
-/// ggml's blocks of codes and scales, element by element.
+/// Builds ggml's blocks of codes and scales, element by element.
 pub(super) fn blocks(codes: &[u8], scales: &[u8], kind: u32) -> Vec<u8> {
     let code = |element: usize| codes[element / 2] >> (4 * (element % 2)) & 15;
     let (size, together) = if kind == MXFP4 { (32, 1) } else { (16, 4) };
@@ -130,7 +130,7 @@ pub(super) fn blocks(codes: &[u8], scales: &[u8], kind: u32) -> Vec<u8> {
     bytes
 }
 
-/// A model's file: what is quantized, and what is not.
+/// Returns a model's tensors: some to quantize, and others.
 pub(crate) fn model() -> Vec<Stored> {
     let bf16s = |n| noise(n).iter().flat_map(|value| bf16::from_f32(*value).to_le_bytes()).collect();
     let tensor = |name: &str, shape: &[u64], kind, data| (name.to_string(), shape.to_vec(), kind, data);
@@ -164,7 +164,7 @@ fn quantized_tensors_are_blocks_and_the_metadata_stays() {
         let mut found = tensors.iter();
         for (name, shape, before, data) in model() {
             let stored = found.next().unwrap();
-            // NVFP4's blocks are of 64 elements here, and 96 are none.
+            // NVFP4 blocks have 64 elements in GGUF, which do not divide 96.
             let goes = ["attn_q", "ffn_down", "exps"].iter().any(|part| name.contains(part));
             if !goes || kind == NVFP4 && shape.last() == Some(&96) {
                 assert_eq!(*stored, (name, shape, before, data));
@@ -207,8 +207,8 @@ fn quantized_files_are_read_back() {
             tensors.iter().map(|(name, shape, ..)| (name.clone(), shape.clone())).collect::<Vec<_>>()
         };
         assert_eq!(names(&tensors), names(&model()));
-        // The values are those of the same tensors in safetensors files, whose scales differ by a rounding at
-        // most.
+        // The values equal the values of the same tensors in safetensors, except one rounding of
+        // scales.
         let text = run(&[&"compare", &input, &out]).ok();
         let rows: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
         let total = rows.iter().find(|row| row.first() == Some(&"total")).unwrap();
@@ -240,7 +240,7 @@ fn containers_are_not_changed() {
 }
 
 #[test]
-fn scales_that_ggml_has_for_no_number_are_refused() {
+fn scales_without_a_value_in_ggml_are_refused() {
     let scratch = Scratch::new();
     let mut tensors = model();
     tensors[3].3[..4].copy_from_slice(&f32::NAN.to_le_bytes());
@@ -272,7 +272,7 @@ fn global_scales_of_experts_that_differ() {
     let input = with(&[0.5, 0.5]);
     run(&[&"dequantize", &input, &"--dtype", &"f32", &"--out", &scratch.path("OUT")]).ok();
     let (_, tensors) = parse(&std::fs::read(scratch.path("OUT")).unwrap());
-    // Elements j of the first half have code 1 (0.5), those of the second code 2 (1).
+    // Elements of the first half have code 1 (0.5), elements of the second half code 2 (1).
     let values: Vec<f32> = tensors[0].3.as_chunks().0.iter().map(|word| f32::from_le_bytes(*word)).collect();
     assert_eq!((values.len(), values[0], values[7], values[8], values[15]), (128, 0.25, 0.25, 0.5, 0.5));
 }
@@ -298,7 +298,7 @@ fn a_recipe_may_mix_both_formats() {
     }
     let kinds = [MXFP4, NVFP4].map(|kind| mixed.1.iter().filter(|stored| stored.2 == kind).count());
     assert_eq!(kinds, [2, 1]);
-    // The file names the format of most of its weights.
+    // The file type is the format of most weights.
     assert!(
         mixed.0.contains(&("general.file_type".into(), entry("general.file_type", 4, &38u32.to_le_bytes())))
     );
@@ -308,7 +308,7 @@ fn a_recipe_may_mix_both_formats() {
     refused.fails_with(&["recipe.toml:4: format: gguf", "has no mxfp8-e4m3"]);
 }
 
-/// Q8_0's blocks, and the values that they are.
+/// Returns Q8_0 blocks and their values.
 fn q8_0(blocks: usize) -> (Vec<u8>, Vec<f32>) {
     let (mut random, mut bytes, mut values) = (fastrand::Rng::with_seed(8), Vec::new(), Vec::new());
     for scale in noise(blocks) {
@@ -350,7 +350,7 @@ fn q8_0_is_quantized_like_its_values_and_copied_where_it_stays() {
 }
 
 #[test]
-fn what_stays_can_be_in_q8_0() {
+fn unquantized_tensors_can_be_q8_0() {
     let scratch = Scratch::new();
     let input = scratch.write("in.gguf", file(&metadata(), &model()));
     let rule = "kept = \"q8_0\"\n[[tensors]]\nmatch = \"*attn_q*\"\nkeep = true";
@@ -358,7 +358,7 @@ fn what_stays_can_be_in_q8_0() {
     let recipe = ["--recipe", recipe.to_str().unwrap()];
     for (out, options, eight) in [
         ("a.gguf", &["--format", "mxfp4", "--kept", "q8_0"][..], &["token_embd", "output"][..]),
-        // Rows of 96 are no blocks of NVFP4.
+        // Rows of 96 do not divide into NVFP4 blocks.
         ("b.gguf", &["--format", "nvfp4", "--kept", "q8_0"], &["token_embd", "output", "blk.0.ffn_down"]),
         ("c.gguf", &["--kept", "q8_0", "--exclude", "output*"], &["token_embd"]),
         ("d.gguf", &recipe, &["token_embd", "output", "blk.0.attn_q"]),

@@ -1,4 +1,4 @@
-//! GGUF files as llama.cpp loads them: global scales that it multiplies with, and models in several files.
+//! GGUF files for llama.cpp: global scales that it applies, and models in several files.
 
 use std::path::PathBuf;
 
@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::gguf::{F32, NVFP4, Stored, entry, file, parse, text};
 use super::{floats, noise, quantize};
 
-/// The metadata of an architecture.
+/// Returns the metadata of an architecture.
 fn metadata(architecture: &str) -> Vec<Vec<u8>> {
     let mut value = Vec::new();
     text(&mut value, architecture);
@@ -19,15 +19,15 @@ fn tensors(names: &[&str]) -> Vec<Stored> {
     names.iter().map(|name| (name.to_string(), vec![4, 64], F32, floats(&noise(256)))).collect()
 }
 
-/// A file's tensors: names and types.
+/// Returns names and types of a file's tensors.
 fn stored(path: PathBuf) -> Vec<(String, u32)> {
     let (_, tensors) = parse(&std::fs::read(path).unwrap());
     tensors.into_iter().map(|(name, _, kind, _)| (name, kind)).collect()
 }
 
-/// The doctor's findings: defects and words.
+/// Returns the doctor's findings: defects and texts.
 fn findings(path: PathBuf) -> Vec<(String, String)> {
-    let found = run(&[&"doctor", &path, &"--json"]);
+    let found = run(&[&"doctor", &path, &"--json", &"-"]);
     let json: Value = serde_json::from_str(&found.stdout).unwrap();
     let text = |finding: &Value, key: &str| finding[key].as_str().unwrap().to_string();
     let all = json["findings"].as_array().unwrap().iter();
@@ -52,7 +52,7 @@ fn layers_without_a_global_scale_in_llama_cpp_are_copied() {
     assert_eq!(stored(scratch.path("out.gguf")), expected.map(|(name, kind)| (name.to_string(), kind)));
     assert_eq!(findings(scratch.path("out.gguf")), []);
 
-    // Without global scales all of them can be quantized, and none is stored.
+    // Without global scales all layers are quantized, and no global scale is stored.
     quantize(&scratch, &input, "none.gguf", &["--format", "nvfp4", "--global-scale", "none"]).ok();
     let expected =
         [("blk.0.attn_q.weight", NVFP4), ("blk.0.ffn_up.weight", NVFP4), ("position_embd.weight", F32)];
@@ -90,7 +90,7 @@ fn the_doctor_finds_global_scales_that_llama_cpp_does_not_know() {
     );
 }
 
-/// A model in two files of a directory, each of which counts all its tensors.
+/// Writes a model in two files, both with the number of all its tensors.
 fn split(scratch: &Scratch) -> PathBuf {
     for (part, names) in
         [&DEEPSEEK[..1], &["blk.0.attn_q.weight", "blk.0.ffn_up.weight"][..]].into_iter().enumerate()
@@ -104,7 +104,7 @@ fn split(scratch: &Scratch) -> PathBuf {
     scratch.path("IN")
 }
 
-/// The number of tensors that a file states.
+/// Returns the number of tensors in a file's header.
 fn stated(path: PathBuf) -> i32 {
     let (entries, _) = parse(&std::fs::read(path).unwrap());
     let (_, raw) = entries.into_iter().find(|(key, _)| key == "split.tensors.count").unwrap();
@@ -128,7 +128,7 @@ fn every_file_of_a_split_model_counts_the_scales_of_all() {
     let back = scratch.path("BACK");
     run(&[&"dequantize", &scratch.path("OUT"), &"--dtype", &"f32", &"--out", &back]).ok();
     assert_eq!(files.map(|file| stated(back.join(file))), [3, 3]);
-    // In parts it is the same.
+    // Parts give the same result.
     for part in ["1/2", "2/2"] {
         quantize(&scratch, &input, "PARTS", &["--format", "nvfp4", "--part", part]).ok();
     }
@@ -137,7 +137,7 @@ fn every_file_of_a_split_model_counts_the_scales_of_all() {
         let bytes = |out: &str| std::fs::read(scratch.path(format!("{out}/{file}"))).unwrap();
         assert!(bytes("OUT") == bytes("PARTS"), "{file}");
     }
-    // The doctor counts.
+    // The doctor checks the counts.
     std::fs::copy(input.join(files[1]), out(files[1])).unwrap();
     let found = findings(scratch.path("OUT"));
     assert!(
@@ -151,7 +151,7 @@ fn one_file_of_a_split_model_is_refused_if_its_tensors_become_more() {
     let scratch = Scratch::new();
     let second = split(&scratch).join("m-00002-of-00002.gguf");
     let refused = quantize(&scratch, &second, "out.gguf", &["--format", "nvfp4"]);
-    // The second file has no architecture, for which scales would be known.
+    // The second file has no architecture, so the names of global scales are unknown.
     assert_eq!(refused.code, Some(1), "{refused:#?}");
     let (mut entries, all) = parse(&std::fs::read(&second).unwrap());
     entries.splice(..0, [("general.architecture".into(), metadata("llama").remove(0))]);

@@ -10,14 +10,14 @@ use serde_json::json;
 
 use super::{floats, noise, quantize, read_json, tensors};
 
-/// A weight of 4 × 32 whose amax is this.
+/// Returns a 4 × 32 weight with this amax.
 fn weight(name: &'static str, amax: f32) -> TensorData {
     let mut values = vec![0.5f32; 128];
     values[77] = -amax;
     (name, Dtype::F32, vec![4, 32], floats(&values))
 }
 
-/// The divisor that a file holds for a tensor.
+/// Returns a tensor's stored divisor.
 fn stored(scratch: &Scratch, out: &str, name: &str) -> f32 {
     let (_, _, data, _) = tensors(&scratch.path(out)).remove(&format!("{name}_global_scale")).unwrap();
     f32::from_le_bytes(data[..].try_into().unwrap())
@@ -73,7 +73,7 @@ fn fused_layers_share_the_largest_amax_across_shards_and_others_do_not() {
     ] {
         assert_eq!(stored(&scratch, "OUT", &format!("{name}.weight")), 2688.0 / amax, "{name}");
     }
-    // Tensors that stay as they are have no say.
+    // Unquantized tensors do not count.
     let exclude = ["--numerics", "transformer-engine", "--exclude", "*.v_proj.*"];
     nvfp4(&scratch, "in", "SOME", &exclude).ok();
     assert_eq!(stored(&scratch, "SOME", "layers.0.attn.k_proj.weight"), 1344.0);
@@ -88,7 +88,7 @@ fn parts_of_several_dtypes_and_values_that_are_not_finite() {
     let bad = ("b.up_proj.weight", Dtype::F16, vec![4, 32], bytes);
     scratch.write_tensors("x.safetensors", &[weight("b.gate_proj.weight", 4.0), bad]);
     let before = scratch.contents();
-    // The tensor to blame is named, though the other one is quantized first.
+    // The error names the faulty tensor, although the other one is quantized first.
     nvfp4(&scratch, "x.safetensors", "OUT", &[]).fails_with(&[
         "x.safetensors",
         "tensor b.up_proj.weight",
@@ -172,7 +172,7 @@ fn a_file_gives_each_tensor_its_own() {
     assert_eq!(facts["global_scale"], json!(format!("from {file}")));
     assert_eq!(facts["tensors"][2]["global_scale"], json!(8.0));
 
-    // Numerics with multipliers, to which the plain name then belongs.
+    // Numerics with multipliers. The plain name then means a multiplier.
     let numerics = ["--numerics", "torchao", "--global-scale", file];
     let run = nvfp4(&scratch, "x.safetensors", "TORCHAO", &numerics);
     assert!(run.stderr.contains("b.weight: inverted"), "{run:#?}");
@@ -228,7 +228,7 @@ fn files_that_do_not_give_one() {
         run.fails_with(&[&["scales.safetensors"], parts].concat());
         assert_eq!(before, scratch.contents());
     }
-    // A divisor whose inverse is no normal number.
+    // A divisor with a subnormal inverse.
     let file = scratch.write_tensors("scales.safetensors", &[other(), number("a.weight_global_scale", 3e38)]);
     let torchao = ["--numerics", "torchao", "--global-scale", file.to_str().unwrap()];
     let parts = ["scales.safetensors", "a.weight_global_scale", "as a multiplier is out of range"];

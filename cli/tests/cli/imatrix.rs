@@ -1,4 +1,4 @@
-//! Importance matrices of llama.cpp: each expert is searched by its own, and what does not fit is refused or told of.
+//! Importance matrices of llama.cpp: one per expert, with errors or warnings on mismatches.
 
 use microscale::{Format, Numerics, QuantizeOptions, Recipe, Search, Shape, quantize_with};
 use microscale_test_support::{Scratch, sample};
@@ -12,7 +12,7 @@ const EXPERTS: usize = 3;
 const LAYER: &str = "blk.0.attn_q.weight";
 const OF_EXPERTS: &str = "blk.0.ffn_up_exps.weight";
 
-/// A model of a layer and a layer's experts.
+/// Writes a model of one layer and the experts of one layer.
 fn model(scratch: &Scratch) -> std::path::PathBuf {
     let mut architecture = Vec::new();
     text(&mut architecture, "llama");
@@ -25,12 +25,12 @@ fn model(scratch: &Scratch) -> std::path::PathBuf {
     scratch.write("in.gguf", file(&[entry("general.architecture", 8, &architecture)], &tensors))
 }
 
-/// The importance of a column, by its expert.
+/// Returns the importance of a column of an expert.
 fn weight(expert: usize, column: usize) -> f32 {
     ((column * (expert + 3)) % 11) as f32 * 0.75
 }
 
-/// Sums and counts of a weight.
+/// Returns sums and counts of a weight.
 fn entries(name: &str, counts: &[f32], columns: usize) -> [Stored; 2] {
     let sums = counts.iter().enumerate();
     let sums: Vec<f32> = sums
@@ -49,7 +49,7 @@ fn imatrix(scratch: &Scratch, tensors: &[Stored]) -> std::path::PathBuf {
     scratch.write("imatrix.gguf", file(&[entry("general.type", 8, &kind)], tensors))
 }
 
-/// The file of the time before GGUF, of one chunk.
+/// Returns a file in the format before GGUF, of one chunk.
 fn older(scratch: &Scratch, tensors: &[(&str, Vec<f32>)]) -> std::path::PathBuf {
     let mut bytes = (tensors.len() as i32).to_le_bytes().to_vec();
     for (name, numbers) in tensors {
@@ -62,7 +62,7 @@ fn older(scratch: &Scratch, tensors: &[(&str, Vec<f32>)]) -> std::path::PathBuf 
     scratch.write("imatrix.dat", bytes)
 }
 
-/// The library's blocks of some rows.
+/// Returns the blocks that the library computes for some rows.
 fn of_library(values: &[f32], importance: Option<&[f32]>) -> Vec<u8> {
     let mut recipe = Recipe::of(Format::Mxfp4, Numerics::Ocp).unwrap();
     recipe.search = Search::Full;
@@ -76,7 +76,7 @@ fn of_library(values: &[f32], importance: Option<&[f32]>) -> Vec<u8> {
 fn each_expert_is_searched_by_the_activations_it_met() {
     let scratch = Scratch::new();
     let input = model(&scratch);
-    // The second expert met no token.
+    // The second expert received no token.
     let counts = [3.0, 0.0, 8.0];
     let new = [
         entries(LAYER, &[2.0], COLS),
@@ -158,7 +158,7 @@ fn matrices_that_do_not_fit_are_refused() {
     );
     refused(&older(&scratch, &[(LAYER, vec![1.0; 5])]), &["imatrix.dat: tensor", "has 5 numbers"]);
     refused(&scratch.write("x.dat", b"nonsense"), &["x.dat is not a valid importance matrix of llama.cpp's"]);
-    // The names of safetensors files are others.
+    // safetensors files have other names.
     let given = made(&entries(LAYER, &[2.0], COLS));
     let more = ["--search", "full", "--importance", given.to_str().unwrap()];
     quantize(&scratch, &sample(), "OUT", &more).fails_with(&["is for none of the tensors", "quantize that"]);

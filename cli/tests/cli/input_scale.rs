@@ -1,4 +1,4 @@
-//! Files of weights and inputs in four bits: the scale of a layer's inputs, given, kept, and missed where it is not.
+//! 4-bit weights and inputs: input scales that are given, kept or missing.
 
 use microscale_test_support::{Scratch, TensorData, run, sample};
 use safetensors::tensor::Dtype;
@@ -10,7 +10,7 @@ use super::{Tensors, floats, noise, quantize, read_json, tensors};
 const CT: [&str; 2] = ["--format", "nvfp4"];
 const MO: [&str; 4] = ["--format", "nvfp4", "--to", "modelopt"];
 
-/// The layers that are quantized, by their codes' scales.
+/// Returns the quantized layers, found by the scales of their codes.
 fn layers(tensors: &Tensors) -> Vec<String> {
     let layers = tensors.keys().filter_map(|name| name.strip_suffix(".weight_scale"));
     layers.map(String::from).collect()
@@ -39,7 +39,7 @@ fn a_number_is_the_amax_of_all_inputs() {
             assert_eq!((*dtype, of), (Dtype::F32, &shape));
             assert_eq!(number(&found, &format!("{layer}.{end}")), expected);
         }
-        // Weights are the same with it and without.
+        // Input scales do not change the weights.
         for (name, weight) in &weights {
             assert_eq!(&found[name].2, &weight.2, "{name}");
         }
@@ -100,7 +100,7 @@ fn a_file_has_an_amax_or_a_scale_by_names() {
     ran.ok();
     let found = tensors(&scratch.path("out.safetensors"));
     let scale = |layer: &str| number(&found, &format!("layers.0.{layer}.input_global_scale"));
-    // q, k and v are one layer to engines: all have the scale of the largest inputs.
+    // Engines fuse q, k and v, so all three have the scale of the largest inputs.
     for part in ["q_proj", "k_proj", "v_proj"] {
         assert_eq!(scale(&format!("self_attn.{part}")), 2688.0 / 8.0);
     }
@@ -136,7 +136,6 @@ fn a_file_has_an_amax_or_a_scale_by_names() {
         .fails_with(&["nowhere.json"]);
 }
 
-/// The doctor's findings, by its JSON.
 #[test]
 fn a_name_that_a_file_has_twice_is_refused() {
     let scratch = Scratch::new();
@@ -147,8 +146,9 @@ fn a_name_that_a_file_has_twice_is_refused() {
     }
 }
 
+/// Returns the doctor's findings from its JSON.
 fn defects(path: &std::path::Path) -> Vec<(String, String)> {
-    let found = run(&[&"doctor", &path, &"--json"]);
+    let found = run(&[&"doctor", &path, &"--json", &"-"]);
     let json: serde_json::Value = serde_json::from_str(&found.stdout).unwrap();
     let findings = json["findings"].as_array().unwrap().iter();
     let text = |finding: &serde_json::Value, key: &str| finding[key].as_str().unwrap_or_default().to_string();
@@ -160,16 +160,16 @@ fn the_doctor_misses_scales_where_the_config_says_that_inputs_are_quantized() {
     let scratch = Scratch::new();
     quantize(&scratch, &sample(), "CT", &[&CT[..], &["--input-scale", "12.5"]].concat()).ok();
     quantize(&scratch, &sample(), "ALONE", &CT).ok();
-    // Weights alone, labelled as weights and inputs.
+    // Only weights are quantized, but the config says weights and inputs.
     let config = read_json(scratch.path("CT/config.json"));
     scratch.write("ALONE/config.json", config.to_string());
     let found = defects(&scratch.path("ALONE"));
     assert!(found.len() == 21 && found.iter().all(|(defect, _)| defect == "input-scale"), "{found:?}");
-    // Inputs that are quantized with block scales alone need none.
+    // Inputs with block scales only need no input scale.
     let text = config.to_string().replace("\"dynamic\":\"local\"", "\"dynamic\":true");
     scratch.write("ALONE/config.json", text);
     assert_eq!(defects(&scratch.path("ALONE")), []);
-    // One expert of two without, whatever the checkpoint format: a file has no config to say more.
+    // One of two experts without an input scale, in any checkpoint format: a file has no config.
     for (options, end) in [(&CT[..], "input_global_scale"), (&MO, "input_scale")] {
         let experts = ["layers.0.mlp.experts.0.up_proj.weight", "layers.0.mlp.experts.1.up_proj.weight"];
         let weights: Vec<TensorData> =

@@ -1,5 +1,5 @@
-//! Runs that do not come to their end: killed at any moment, or without leave to write. The output is
-//! complete or absent. (A full disk is in `malformed`.)
+//! Interrupted runs: killed at any moment, or without write permission. The output is complete or
+//! absent. (`malformed` tests a full disk.)
 
 use std::fs;
 use std::path::Path;
@@ -13,7 +13,7 @@ use super::quantize;
 
 const OPTIONS: [&str; 4] = ["--format", "nvfp4", "--search", "full"];
 
-/// Every entry of a scratch directory, also what only a kill leaves.
+/// Returns every entry of a scratch directory, including leftovers of killed runs.
 fn entries(scratch: &Scratch) -> Vec<String> {
     let entries = fs::read_dir(scratch.path("")).unwrap().map(|entry| entry.unwrap().file_name());
     let mut names: Vec<_> = entries.map(|name| name.to_string_lossy().into_owned()).collect();
@@ -21,9 +21,10 @@ fn entries(scratch: &Scratch) -> Vec<String> {
     names
 }
 
-/// Runs a command a hundred times and kills it at any moment, or a little after its end. Each time `check` looks
-/// at what is there, and says whether the output is. In the end there is an output, and nothing else that was
-/// not there before.
+/// Runs a command a hundred times and kills it at a random moment, or shortly after its end.
+///
+/// After each run `check` examines the directory and returns whether the output exists. At the end
+/// there is an output, and no other new entry.
 fn killed_at_a_hundred_moments(
     scratch: &Scratch,
     begin: impl Fn() -> Command,
@@ -43,16 +44,16 @@ fn killed_at_a_hundred_moments(
     assert!(finished < 100, "no kill came in time");
 }
 
-/// The seconds that a command takes.
+/// Returns the seconds that a command takes.
 fn seconds_of(mut command: Command) -> f64 {
-    // Built before the clock starts.
+    // The first run builds the program.
     program();
     let start = Instant::now();
     assert!(command.stdout(Stdio::null()).status().unwrap().success());
     start.elapsed().as_secs_f64()
 }
 
-/// A command whose output must be whole or absent, and that is killed, with its output in place of `WHOLE`.
+/// Kills a command. Its output, in place of `WHOLE`, must be complete or absent.
 fn whole_or_absent(scratch: &Scratch, begin: impl Fn(&Path) -> Command) {
     let (out, whole) = (scratch.path("OUT"), scratch.path("WHOLE"));
     let seconds = seconds_of(begin(&whole));

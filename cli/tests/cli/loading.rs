@@ -1,4 +1,4 @@
-//! What is said about loaders that refuse an output or read it wrongly, and what the doctor finds of that.
+//! Warnings and findings about loaders that refuse an output or load it wrong.
 
 use std::path::PathBuf;
 
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::{floats, noise, quantize};
 
-/// A mixture of experts.
+/// Writes a mixture of experts.
 fn mixture(scratch: &Scratch) -> PathBuf {
     let data: Vec<u8> =
         noise(32 * 64).into_iter().flat_map(|value| bf16::from_f32(value).to_le_bytes()).collect();
@@ -25,7 +25,7 @@ fn mixture(scratch: &Scratch) -> PathBuf {
 }
 
 #[test]
-fn global_scales_of_experts_are_warned_of() {
+fn global_scales_of_experts_get_a_warning() {
     let scratch = Scratch::new();
     let input = mixture(&scratch);
     let nvfp4 = |out: &str, more: &[&str]| {
@@ -39,7 +39,7 @@ fn global_scales_of_experts_are_warned_of() {
     let (warned, run_) = nvfp4("OUT", &[]);
     assert!(warned, "{run_:#?}");
     run_.ok();
-    let found = run(&[&"doctor", &scratch.path("OUT"), &"--json"]);
+    let found = run(&[&"doctor", &scratch.path("OUT"), &"--json", &"-"]);
     let json: Value = serde_json::from_str(&found.stdout).unwrap();
     let findings = json["findings"].as_array().unwrap();
     assert_eq!(findings.len(), 1, "{found:#?}");
@@ -59,7 +59,7 @@ fn global_scales_of_experts_are_warned_of() {
         run_.ok();
         run(&[&"doctor", &scratch.path(out), &"--against", &input]).ok();
     }
-    // ModelOpt's files are read by loaders that multiply with them.
+    // Loaders of ModelOpt's files apply these global scales.
     assert!(!nvfp4("MO", &["--to", "modelopt"]).0);
     let convert = |from: &str, out: &str| {
         let run = run(&[
@@ -112,13 +112,13 @@ fn a_preset_does_not_warn_of_its_own_patterns() {
     let run = quantize(&scratch, &mixture(&scratch), "OUT", &["--recipe", "nvfp4-mxfp4-experts"]);
     assert!(!run.stderr.contains("warning"), "{run:#?}");
     run.ok();
-    // Where nothing is an expert, the recipe is likely the wrong one.
+    // For a model without experts, the recipe is probably a mistake.
     let dense = quantize(&scratch, &sample(), "DENSE", &["--recipe", "nvfp4-mxfp4-experts"]);
     assert!(dense.stderr.contains("no tensor is called \"*.experts.*\""), "{dense:#?}");
 }
 
 #[test]
-fn an_adapter_is_warned_of() {
+fn an_adapter_gets_a_warning() {
     let scratch = Scratch::new();
     let data = || floats(&noise(32 * 64));
     let tensors: [TensorData; 2] = [
@@ -137,7 +137,7 @@ fn an_adapter_is_warned_of() {
 }
 
 #[test]
-fn other_weights_are_told_of_and_may_be_left_out() {
+fn other_weights_get_a_warning_and_may_be_left_out() {
     let scratch = Scratch::new();
     let input = mixture(&scratch);
     for file in
@@ -149,7 +149,7 @@ fn other_weights_are_told_of_and_may_be_left_out() {
         scratch.write(format!("IN/{file}"), "no weights");
     }
     let warned = quantize(&scratch, &input, "ALL", &[]);
-    let warning = "other files with weights are copied as they are (28 B): PYTORCH_MODEL.BIN, consolidated.safetensors, \
+    let warning = "other files with weights are copied unchanged (28 B): PYTORCH_MODEL.BIN, consolidated.safetensors, \
                    onnx/model.onnx and 1 more; --skip-others";
     assert!(warned.stderr.contains(warning), "{warned:#?}");
     warned.ok();

@@ -1,4 +1,4 @@
-//! The program from outside.
+//! Tests of the program through its command line.
 
 mod advice;
 mod architectures;
@@ -42,6 +42,7 @@ mod signals;
 mod split_experts;
 mod strays;
 mod transforms;
+mod typed;
 mod usage_errors;
 mod vanishing;
 
@@ -55,7 +56,7 @@ use safetensors::SafeTensors;
 use safetensors::tensor::Dtype;
 use serde_json::Value;
 
-/// A file's or directory's tensors by name: dtype, shape, bytes, and the file that they are in.
+/// Returns the tensors of a file or directory by name: dtype, shape, bytes, and their file.
 pub(crate) type Tensors = BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>, String)>;
 
 pub(crate) fn tensors(path: &Path) -> Tensors {
@@ -90,12 +91,12 @@ pub(crate) fn floats(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|value| value.to_le_bytes()).collect()
 }
 
-/// Values of every sign and many magnitudes, the same on every run.
+/// Returns values of both signs and many magnitudes, the same on every run.
 pub(crate) fn noise(n: usize) -> Vec<f32> {
     (0..n).map(|i| (i as f32 * 0.731).sin() * 2f32.powi(i as i32 % 11 - 5)).collect()
 }
 
-/// Runs `quantize INPUT --out OUT` with more arguments, OUT in the scratch directory.
+/// Runs `quantize INPUT --out OUT` with more arguments. OUT is in the scratch directory.
 pub(crate) fn quantize(scratch: &Scratch, input: &Path, out: &str, more: &[&str]) -> Run {
     let mut command = command(&[&"quantize", &input, &"--out", &scratch.path(out)]);
     command.args(more);

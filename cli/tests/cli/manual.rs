@@ -1,4 +1,4 @@
-//! Completions for shells and manual pages, as the program writes them.
+//! Shell completions and manual pages.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -7,12 +7,12 @@ use std::process::Stdio;
 
 use microscale_test_support::{Scratch, command, run};
 
-/// The commands that `--help` lists.
+/// Returns the commands that `--help` lists.
 fn commands() -> Vec<String> {
     let help = run(&[&"--help"]).ok();
     let (_, commands) = help.split_once("Commands:\n").unwrap();
     let lines = commands.lines().take_while(|line| !line.is_empty());
-    // Lines that continue the one before are indented further.
+    // Continuation lines are indented further.
     let names = lines.filter_map(|line| line.strip_prefix("  ")?.split(' ').next());
     names.filter(|name| !["", "help"].contains(name)).map(String::from).collect()
 }
@@ -30,14 +30,14 @@ fn every_shell_completes_every_command() {
 }
 
 #[test]
-fn a_shell_that_is_not_known_is_a_usage_error() {
+fn an_unknown_shell_is_a_usage_error() {
     let refused = run(&[&"completions", &"tcsh"]);
     assert_eq!(refused.code, Some(2), "{refused:#?}");
     assert!(refused.stderr.contains("bash"), "the choice is named: {refused:#?}");
 }
 
 #[test]
-fn a_reader_who_has_seen_enough_of_a_script_is_no_error() {
+fn a_closed_pipe_is_no_error() {
     let mut command = command(&[&"completions", &"zsh"]);
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     drop(child.stdout.take());

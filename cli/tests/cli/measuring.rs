@@ -45,7 +45,7 @@ fn bench_measures_against_a_copy_and_writes_it_down() {
             "tensor_core_ratio"
         ]
     );
-    // 64 rows of 100 values, and of four blocks with 16 bytes of codes and a scale.
+    // 64 rows of 100 values, and 64 rows of four blocks with 16 bytes of codes and a scale.
     assert_eq!(record["bytes"], 64 * (100 * 2 + 4 * 17));
     let figure = |key: &str| record[key].as_f64().unwrap();
     assert!(figure("median_seconds") > 0.0);
@@ -84,7 +84,7 @@ fn products_of_many_tokens_are_measured_on_cpus() {
 }
 
 #[test]
-fn what_needs_a_gpu_is_not_measured_on_a_cpu() {
+fn operations_of_a_gpu_are_not_measured_on_a_cpu() {
     let bench: [Arg<'_>; 7] =
         [&"bench", &"--op", &"gemm-experts", &"--device", &"cpu", &"--shape", &"32x32x2"];
     let run = run(&[&bench[..], &[&"--dtype", &"bf16"]].concat());
@@ -146,14 +146,14 @@ fn products_of_weights_are_measured_by_tokens() {
     let records = read_json(json);
     assert_eq!((&records[0]["tokens"], &records[1]["tokens"]), (&1.into(), &3.into()));
     for record in records.as_array().unwrap() {
-        // Codes and scales of the weights, however many tokens.
+        // Codes and scales of the weights, for any number of tokens.
         assert_eq!(record["bytes"], 48 * (128 + 16));
         assert!(record["read_ratio"].as_f64().unwrap() > 0.0, "{record}");
     }
 }
 
 #[test]
-fn what_products_of_weights_do_not_take_is_refused() {
+fn unsupported_products_of_weights_are_refused() {
     let weights: [Arg<'_>; 3] = [&"--op", &"gemv-weights", &"--shape"];
     let refused: [(&[Arg<'_>], &str); 3] = [
         (&[&"48x256x2"], "write the shape as ROWSxCOLS"),

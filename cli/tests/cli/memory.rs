@@ -1,4 +1,4 @@
-//! Memory: a tensor takes its stored bytes and 512 MB more at most, whatever is done with it.
+//! Memory: every operation takes at most the stored bytes of a tensor and 512 MB.
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -12,10 +12,10 @@ use microscale_test_support::{Arg, Run, Scratch, command, header, program, raw_f
 
 use super::noise;
 
-/// The memory beside what is stored.
+/// Maximum memory in addition to the stored bytes.
 const BESIDE: u64 = 512 << 20;
 
-/// Elements after which the values of a large tensor repeat.
+/// Period of the values of a large tensor, in elements.
 const PERIOD: usize = 1 << 20;
 
 /// Writes a file with one tensor of bf16, 400 MB.
@@ -31,7 +31,7 @@ fn large(path: &Path, name: &str, shape: [usize; 3]) {
     (0..periods).for_each(|_| file.write_all(&bytes).unwrap());
 }
 
-/// Runs the program, and makes sure that it never had more in memory than the files' bytes and 512 MB.
+/// Runs the program, and asserts that its peak memory is at most the files' bytes and 512 MB.
 fn within(files: &[&Path], args: &[Arg<'_>]) {
     let stored: u64 = files.iter().map(|file| fs::metadata(file).unwrap().len()).sum();
     let mut command = command(args);
@@ -39,7 +39,7 @@ fn within(files: &[&Path], args: &[Arg<'_>]) {
     let status = format!("/proc/{}/status", child.id());
     let mut peak = 0;
     let ended = loop {
-        // The kernel keeps the peak, and forgets it with the process.
+        // The kernel reports the peak only until the process ends.
         let text = fs::read_to_string(&status).unwrap_or_default();
         let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"));
         let kilobytes = line.and_then(|line| line.trim().strip_suffix(" kB"));
@@ -72,7 +72,7 @@ fn one_tensor_takes_its_bytes_and_little_more() {
     within(&[&output], &[&"convert", &output, &"--to", &"modelopt", &"--out", &other]);
     within(&[&output], &[&"dequantize", &output, &"--dtype", &"f32", &"--out", &floats]);
 
-    // What was done in bands is the same in all of them.
+    // All bands have the same result.
     let codes = fs::read(&output).unwrap();
     let codes = &codes[codes.len() - 12288 * 16384 / 2..];
     let first = &codes[..PERIOD / 2];
@@ -121,7 +121,7 @@ fn codes_of_eight_bits_take_little_more_too() {
 #[test]
 fn memory_that_cannot_be_had_is_refused_before_anything_is_written() {
     let scratch = Scratch::new();
-    // Rows are not divided, and one has 64 million elements. The file has nothing in it, and takes no disk.
+    // Rows are not divided, and one has 64 million elements. The file is sparse.
     let text = header(&[("a.weight", "BF16", "[2,67108864]", "0", "268435456")]);
     let input = scratch.write("in.safetensors", raw_file(text, &[]));
     let written = fs::metadata(&input).unwrap().len();

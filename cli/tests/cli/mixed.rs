@@ -1,4 +1,4 @@
-//! Checkpoints of several formats, by recipes.
+//! Checkpoints of several formats, made by recipes.
 
 use std::fs;
 use std::path::PathBuf;
@@ -11,7 +11,7 @@ use super::parts::files;
 use super::recipes::by;
 use super::{floats, noise, quantize, read_json, tensors};
 
-/// NVFP4, but MXFP4 for the way down, and one layer's attention searched.
+/// NVFP4, with MXFP4 for down_proj, and a search for one layer's attention.
 const MIXED: &str = r#"
     format = "nvfp4"
     [[tensors]]
@@ -61,7 +61,7 @@ fn each_tensor_of_several_formats_is_that_of_its_format_alone() {
         let (other_dtype, other_shape, other, _) = &alone[of(name)][name];
         assert_eq!((dtype, shape, data), (other_dtype, other_shape, other), "{name}");
     }
-    // Three global scales fewer than with NVFP4 alone.
+    // Three global scales fewer than with only NVFP4.
     assert_eq!(mixed.len(), alone[0].len() - 3);
 
     let facts = read_json(json);
@@ -78,7 +78,7 @@ fn each_tensor_of_several_formats_is_that_of_its_format_alone() {
         assert_eq!(recipe, [0, 2, 1][of(name)], "{name}");
         assert_eq!(tensor["format"], recipes[recipe]["format"]);
     }
-    // 96 · 352 blocks of 32 in all, and the rest of 16.
+    // 96 · 352 blocks of 32 in total, the others of 16.
     let (down, all) = (3 * 128 * 352, 552_960);
     let blocks = down / 32 + (all - down) / 16;
     let blocks = format!("0 of {},{:03} blocks", blocks / 1000, blocks % 1000);
@@ -111,7 +111,7 @@ fn each_tensor_of_several_formats_is_that_of_its_format_alone() {
             assert_eq!(tensor.2, back[name].2, "{name}");
         }
     }
-    // The same checkpoint format keeps everything, and checkpoint formats of one format refuse.
+    // The same checkpoint format keeps everything. Checkpoint formats for one format refuse.
     let convert = |to: &str, out: &str| {
         run(&[&"convert", &scratch.path("MIXED"), &"--to", &to, &"--out", &scratch.path(out)])
     };
@@ -137,12 +137,12 @@ fn a_config_says_which_layers_are_in_which_format() {
     let down = [1, 2].map(|layer| format!("model.layers.{layer}.mlp.down_proj"));
     assert_eq!(groups["group_1"]["targets"], json!(down));
 
-    // The doctor goes by the groups' targets.
+    // The doctor uses the targets of the groups.
     let spoil = |change: &dyn Fn(&mut Value), parts: &[&str]| {
         let mut config = config.clone();
         change(&mut config["quantization_config"]["config_groups"]);
         scratch.write("OUT/config.json", config.to_string());
-        let found = run(&[&"doctor", &scratch.path("OUT"), &"--json"]);
+        let found = run(&[&"doctor", &scratch.path("OUT"), &"--json", &"-"]);
         let json: Value = serde_json::from_str(&found.stdout).unwrap();
         let all = json["findings"].as_array().unwrap();
         assert_eq!(all.len(), parts.len(), "{json}");
@@ -157,7 +157,7 @@ fn a_config_says_which_layers_are_in_which_format() {
     let parts =
         ["group_0, which applies to it, describes something else", "no target of config_groups matches it"];
     spoil(&moved, &parts);
-    // A name goes before an expression, and that before a class.
+    // A name takes precedence over an expression, and an expression over a class.
     let expressions = |groups: &mut Value| {
         groups["group_0"]["targets"] = json!(["Linear", r"re:.*layers\.\d+\.mlp\.(gate|up)_proj$"]);
         groups["group_1"]["targets"] = json!(["re:.*down_proj"]);
@@ -177,7 +177,7 @@ fn a_config_says_which_layers_are_in_which_format() {
         &["num_bits is 8, and must be 4 (2 tensors"],
     );
     spoil(&|groups| groups["group_1"]["format"] = json!("nvfp4-pack-quantized"), &["group_1"]);
-    // A layer that no group names may be as any group says.
+    // A layer that no group names may have the format of any group.
     spoil(&|groups| groups["group_1"]["targets"] = json!(["re:(?!x)y"]), &[]);
 }
 
@@ -204,7 +204,7 @@ fn experts_of_a_layer_have_one_format() {
     by(&scratch, &input, "LAYERS", text, &[]).ok();
     let groups = &read_json(scratch.path("LAYERS/config.json"))["quantization_config"]["config_groups"];
     assert_eq!(groups["group_1"]["targets"], json!([r"re:(.*\.)?layers\.0\.mlp\.experts\.\d+\."]));
-    // There is nothing else: transformers leaves out the global scales of experts.
+    // The only finding: transformers ignores the global scales of experts.
     let found = run(&[&"doctor", &scratch.path("LAYERS")]);
     assert!(found.code == Some(1) && found.stderr.contains("9 defects were found"), "{found:#?}");
     assert!(found.stdout.starts_with("expert-global-scale\n"), "{found:#?}");
@@ -229,7 +229,7 @@ fn layers_that_are_fused_have_one_recipe() {
         let pattern = "\"model.layers.1.self_attn.{q_proj,k_proj,v_proj}.weight\"";
         refused.fails_with(&[&parts[..], &what, &[pattern]].concat());
     }
-    // The pattern that the error names does it. A search of one's own harms nobody.
+    // The pattern in the error works. Different searches are allowed.
     let text = "format = \"nvfp4\"\n[[tensors]]\nmatch = \"model.layers.1.self_attn.{q_proj,k_proj,v_proj}.weight\"\nformat = \"mxfp4\"";
     by(&scratch, &sample(), "YES", text, &[]).ok();
     by(&scratch, &sample(), "SEARCHED", &rule("search = \"full\""), &[]).ok();

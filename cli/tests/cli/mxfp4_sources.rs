@@ -1,4 +1,4 @@
-//! MXFP4 as others publish it: DeepSeek-V4's experts beside block FP8, AMD Quark's, and Kimi's by compressed-tensors.
+//! Published MXFP4: DeepSeek-V4's experts with block FP8 layers, AMD Quark's, and Kimi's.
 
 use std::path::PathBuf;
 
@@ -14,14 +14,14 @@ use super::{floats, noise, quantize, read_json, tensors};
 const ROWS: usize = 192;
 const COLS: usize = 256;
 
-/// Codes of four bits, two a byte, and scales of blocks of 32 that NVFP4 has too.
+/// Returns 4-bit codes, two per byte, and scales of blocks of 32 that NVFP4 can represent.
 fn expert(seed: u64) -> (Vec<u8>, Vec<u8>) {
     let mut random = fastrand::Rng::with_seed(seed);
     let codes = (0..ROWS * COLS / 2).map(|_| random.u8(..)).collect();
     (codes, (0..ROWS * COLS / 32).map(|_| random.u8(112..124)).collect())
 }
 
-/// Codes of E4M3 that are numbers, and scales of blocks of 128x128.
+/// Returns finite codes of E4M3, and scales of 128x128 blocks.
 fn dense(seed: u64) -> (Vec<u8>, Vec<u8>) {
     let mut random = fastrand::Rng::with_seed(seed);
     let codes = (0..ROWS * COLS).map(|_| random.u8(..0x7F) | random.u8(..2) << 7).collect();
@@ -50,7 +50,7 @@ const EXPERTS: [(&str, u64); 3] =
     [("layers.1.ffn.experts.0.w1", 1), ("layers.1.ffn.experts.0.w3", 2), ("layers.1.ffn.experts.5.w2", 3)];
 const DENSE: (&str, u64) = ("layers.1.attn.wq_a", 4);
 
-/// A model as DeepSeek-V4 is published, in two shards.
+/// Writes a model in DeepSeek-V4's format, in two shards.
 fn deepseek(scratch: &Scratch) -> PathBuf {
     let mut shards: [Vec<TensorData>; 2] = [Vec::new(), Vec::new()];
     for (shard, (layer, seed)) in EXPERTS.into_iter().enumerate() {
@@ -88,7 +88,7 @@ fn deepseek(scratch: &Scratch) -> PathBuf {
     scratch.path("IN")
 }
 
-/// A layer's weight, by its module.
+/// Returns a layer's weight by the name of its module.
 fn weight(layer: &str) -> String {
     format!("{layer}.weight")
 }
@@ -130,7 +130,7 @@ fn quantizing_is_that_of_the_values() {
         let (ours, expected) = (tensors(&scratch.path(&out)), tensors(&scratch.path(&other)));
         assert!(ours.keys().eq(expected.keys()), "{:?} and {:?}", ours.keys(), expected.keys());
         for (name, (dtype, shape, data, _)) in &ours {
-            // What is not quantized becomes bf16, and was f32 there.
+            // Unquantized tensors become bf16. The expected ones are f32.
             if *dtype != Dtype::BF16 {
                 assert_eq!((shape, data), (&expected[name].1, &expected[name].2), "{options:?}: {name}");
             }
@@ -140,7 +140,8 @@ fn quantizing_is_that_of_the_values() {
         let doctor = run(&[&"doctor", &scratch.path(&out), &"--against", &input]);
         assert!(!doctor.stdout.contains("other-values"), "{}", doctor.stdout);
     }
-    // MXFP4 as MXFP4 has the same values: a block's amax of 4 or 6 gives its scale again, a lesser one half of it or less.
+    // Quantizing MXFP4 to MXFP4 keeps all values: a block's amax of 4 or 6 gives the same scale, a
+    // smaller amax at most half of it.
     run(&[
         &"dequantize",
         &scratch.path("Q--formatmxfp4"),
@@ -206,7 +207,7 @@ fn converting_is_exact() {
         // Names of the file, and of transformers' modules.
         let modules = ["head", "layers.1.attn.wq_a", "lm_head", "model.layers.1.self_attn.q_a_proj"];
         assert_eq!(quantization["ignore"], json!(modules), "{config}");
-        // transformers' reading of experts in NVFP4 is a finding; nothing else is.
+        // The only finding is that transformers loads NVFP4 experts wrong.
         let doctor = run(&[&"doctor", &out, &"--against", &input]);
         let known = to == "compressed-tensors" && format.is_some();
         assert_eq!(doctor.code, Some(i32::from(known)), "{}", doctor.stdout);
@@ -241,7 +242,7 @@ fn parts_that_do_not_fit_are_refused_by_name() {
             "mxfp4 blocks of 32",
         ]);
     }
-    // Scales of FP8 that are no powers of two have values that bf16 has not.
+    // FP8 with scales other than powers of two has values that bf16 cannot represent.
     let scratch = Scratch::new();
     let scale: TensorData = ("b.weight_scale_inv", Dtype::F32, vec![1, 1], floats(&[0.3]));
     let fp8: TensorData = ("b.weight", Dtype::F8_E4M3, vec![32, 64], vec![0x31; 2048]);
@@ -254,7 +255,7 @@ fn parts_that_do_not_fit_are_refused_by_name() {
     ]);
 }
 
-/// A file of one layer with a config that names its method.
+/// Writes a file of one layer, with a config that names its method.
 fn layer(scratch: &Scratch, method: &str, stored: &[TensorData]) -> PathBuf {
     scratch.write_tensors("IN/model.safetensors", stored);
     let config: Value = json!({ "quantization_config": { "quant_method": method } });
@@ -314,7 +315,7 @@ fn kimis_is_quantized_again_if_that_is_wanted() {
     quantize(&scratch, &input, "OUT", &["--format", "nvfp4", "--requantize", "--part", "1/1"]).ok();
     run(&[&"merge", &input, &"--out", &scratch.path("OUT")]).ok();
     assert_eq!(files(&scratch.path("OUT")), files(&scratch.path("Q")));
-    // NVFP4 is not.
+    // NVFP4 cannot represent it.
     quantize(&scratch, &scratch.path("Q"), "AGAIN", &["--requantize"]).fails_with(&["quantized already"]);
 }
 
@@ -374,7 +375,7 @@ fn experts_become_block_fp8_beside_layers_that_are() {
     ]);
     let refused = quantize(&scratch, &input, "NO", &["--to", "fp8-block"]);
     assert!(refused.code == Some(2) && refused.stderr.contains("convert alone writes it"), "{refused:?}");
-    // Blocks of 128x128 with both ends of E2M1 under scales 2^14 and 2^15 apart.
+    // 128x128 blocks with the extremes of E2M1, and scales that are 2^14 and 2^15 apart.
     for (apart, exact) in [(14, true), (15, false)] {
         let scales: Vec<u8> = (0..256 * 6).map(|i| 100 + if i == 3 { apart } else { 0 }).collect();
         let codes = ("a.weight_packed", Dtype::U8, vec![256, 96], vec![0x71; 256 * 96]);

@@ -1,4 +1,4 @@
-//! Checkpoints in MXFP8, which keep their tensors' names.
+//! Checkpoints in MXFP8, which keep the names of tensors.
 
 use half::bf16;
 use microscale::formats::ScaleRule;
@@ -34,7 +34,7 @@ fn the_sample_goes_there_and_back() {
         let values = microscale::dequantize::<bf16>(&read);
         assert_eq!(bf16s(&back_again[name].2), values, "{name}");
     }
-    // The entry is as compressed-tensors 0.20.0 writes it: tests/golden/README.md.
+    // compressed-tensors 0.20.0 writes the same entry: tests/golden/README.md.
     let quantization = read_json(out.join("config.json"))["quantization_config"].clone();
     assert_eq!(quantization["format"], "mxfp8-quantized");
     let group = &quantization["config_groups"]["group_0"];
@@ -91,7 +91,7 @@ fn inspect_and_compare_know_it() {
     assert_eq!(line.split_whitespace().collect::<Vec<_>>(), ["a.weight", "0", "∞", "0", "1.000000"]);
 }
 
-/// Diffusion models are published as casts to FP8, whose codes are the values.
+/// Published diffusion models are cast to FP8: the codes are the values.
 #[test]
 fn plain_fp8_without_scales_is_left_alone() {
     let scratch = Scratch::new();
@@ -101,7 +101,7 @@ fn plain_fp8_without_scales_is_left_alone() {
     run(&[&"dequantize", &input, &"--out", &scratch.path("OUT")]).fails_with(&["nothing to dequantize"]);
     assert!(run(&[&"inspect", &input]).ok().contains("2 tensors in 1 file, 0 of them quantized"));
     assert!(run(&[&"compare", &input, &input]).ok().contains("same bytes"));
-    run(&[&"doctor", &input]).ok();
+    run(&[&"doctor", &input]).fails_with(&["is unquantized"]);
 }
 
 #[test]

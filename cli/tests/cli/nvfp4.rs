@@ -1,4 +1,4 @@
-//! Checkpoints in NVFP4: what is written, and the way back.
+//! Checkpoints in NVFP4: their contents, and the values after dequantizing.
 
 use std::collections::BTreeMap;
 
@@ -16,14 +16,14 @@ use super::{Tensors, bf16s, floats, noise, quantizable, quantize, read_json, ten
 
 const NVFP4: [&str; 2] = ["--format", "nvfp4"];
 
-/// The tensors of the sample that share a global scale with this one: what a serving engine fuses it into.
+/// Returns the tensors that share a global scale with this one, because engines fuse them.
 fn fused(name: &str) -> String {
     let parts =
         [("q_proj", "qkv"), ("k_proj", "qkv"), ("v_proj", "qkv"), ("gate_proj", "gu"), ("up_proj", "gu")];
     parts.iter().fold(name.into(), |name, (part, layer)| name.replace(part, layer))
 }
 
-/// The sample quantized by the library, tensor by tensor, under shared global scales.
+/// Quantizes the sample with the library, tensor by tensor, with shared global scales.
 fn expected_of_sample(numerics: Numerics) -> BTreeMap<String, QuantizedTensor> {
     let before = tensors(&sample());
     let mut amax: BTreeMap<String, Amax> = BTreeMap::new();
@@ -42,14 +42,14 @@ fn expected_of_sample(numerics: Numerics) -> BTreeMap<String, QuantizedTensor> {
     quantized.collect()
 }
 
-/// The number in a tensor of a global scale.
+/// Returns the number in a global scale tensor.
 fn number(tensors: &Tensors, name: &str) -> f32 {
     let (dtype, shape, data, _) = &tensors[name];
     assert_eq!((dtype, &shape[..]), (&Dtype::F32, &[1][..]), "{name}");
     f32::from_le_bytes(data[..].try_into().unwrap())
 }
 
-/// The divisor that files hold.
+/// Returns the divisor that files store.
 fn divisor(scale: GlobalScale) -> f32 {
     match scale {
         GlobalScale::Divisor(divisor) => divisor,
@@ -99,11 +99,11 @@ fn the_closing_table_names_the_default_numerics_and_what_it_does() {
 }
 
 #[test]
-fn the_config_is_what_compressed_tensors_writes() {
+fn the_config_equals_compressed_tensors_config() {
     let scratch = Scratch::new();
     quantize(&scratch, &sample(), "OUT", &NVFP4).ok();
     let out = scratch.path("OUT");
-    // The entry is as compressed-tensors 0.20.0 writes it: tests/golden/README.md.
+    // compressed-tensors 0.20.0 writes the same entry: tests/golden/README.md.
     let mut config = read_json(out.join("config.json"));
     let quantization = config.as_object_mut().unwrap().shift_remove("quantization_config").unwrap();
     assert_eq!(config, read_json(sample().join("config.json")));
@@ -157,7 +157,7 @@ fn there_and_back_again() {
                 assert_eq!(data, &before[name].2, "{name}");
                 continue;
             };
-            // The file holds a divisor, whatever the numerics compute with.
+            // The file stores a divisor for all numerics.
             let stored = GlobalScale::Divisor(divisor(tensor.global_scale().unwrap()));
             let values: Vec<bf16> =
                 microscale::dequantize(&tensor.clone().with_global_scale(stored).unwrap());
@@ -232,7 +232,7 @@ fn rows_need_whole_blocks_of_16_and_experts_have_one_global_scale() {
 fn inspect_shows_scales_as_values_and_global_scales() {
     let scratch = Scratch::new();
     let mut values = vec![0.0f32; 64];
-    // Under a divisor of 4: 4 · 12 / 6 = 8, 4 · 1.5 / 6 = 1, and 0.125 for the zeros.
+    // Scales with a divisor of 4: 4 · 12 / 6 = 8, 4 · 1.5 / 6 = 1, and 0.125 for the zeros.
     (values[0], values[1], values[16], values[48]) = (12.0, -2.0, 1.5, f32::NAN);
     let input =
         scratch.write_tensors("x.safetensors", &[("a.weight", Dtype::F32, vec![1, 64], floats(&values))]);
@@ -277,7 +277,7 @@ fn a_tensor_of_zeros_stays_zero_in_every_numerics() {
 
 #[test]
 fn files_of_others_are_read_too() {
-    // A file with a scalar for a global scale, and with scales in an order of its own.
+    // A file with a scalar as global scale, and tensors in another order.
     let scratch = Scratch::new();
     let scales: Vec<u8> = [1.0, 448.0, 0.5, 2.0].map(|x| E4m3::from_f32(x).to_bits()).to_vec();
     let codes: Vec<u8> = (0..32).map(|i| i * 7).collect();

@@ -62,7 +62,7 @@ fn the_samples_other_files_are_copied_and_index_and_config_are_brought_up_to_dat
     let bytes: usize = tensors.values().map(|(_, _, data, _)| data.len()).sum();
     assert_eq!(index["metadata"]["total_size"], json!(bytes));
 
-    // The entry is as compressed-tensors 0.20.0 writes it: tests/golden/README.md.
+    // compressed-tensors 0.20.0 writes the same entry: tests/golden/README.md.
     let mut config = read_json(out.join("config.json"));
     let quantization = config.as_object_mut().unwrap().shift_remove("quantization_config").unwrap();
     assert_eq!(config, read_json(sample().join("config.json")));
@@ -132,7 +132,8 @@ fn numerics_decide_the_bytes_and_rules_override_them() {
 fn a_single_file_keeps_its_metadata_and_misaligned_data_gives_the_same_bytes() {
     let scratch = Scratch::new();
     let values = noise(4 * 64);
-    // One byte of padding before or after the name moves the data by one, so one of the two is misaligned.
+    // One byte of padding before or after the name shifts the data by one, so one file is
+    // misaligned.
     let file = |padding: &str| {
         let entry = r#""a.weight":{"dtype":"F32","shape":[4,64],"data_offsets":[0,1024]}"#;
         let header =
@@ -192,7 +193,7 @@ fn an_empty_directory_may_be_the_output_and_relative_paths_work() {
     }
     relative.current_dir(scratch.path(""));
     Run::new(relative).ok();
-    // And every run gives the same bytes, whatever the place.
+    // Every run gives the same bytes, in any directory.
     let files = |path: &str| -> BTreeMap<_, _> {
         let root = scratch.path(path);
         let inside =
@@ -226,7 +227,7 @@ fn a_cache_of_links_is_read_through_and_directories_are_copied_but_not_followed(
     assert!(scratch.contents().keys().filter(|path| path.starts_with(&out)).all(|path| !path.is_symlink()));
     assert!(!out.join("deep/loop").exists() && !out.join(".git").exists());
     assert!(text.contains("left out deep/loop") && text.contains("left out .git"), "{text}");
-    // Like any new directory, not private as a temporary one is.
+    // Its mode is the default, not the private mode of a temporary directory.
     fs::create_dir(scratch.path("ordinary")).unwrap();
     let mode = |name: &str| fs::metadata(scratch.path(name)).unwrap().permissions().mode();
     assert_eq!(mode("OUT"), mode("ordinary"));
@@ -244,7 +245,7 @@ fn a_tied_output_head_is_named_in_the_config() {
     quantize(&scratch, &scratch.path("in"), "OUT", &["--exclude", "gate*"]).ok();
     let config = read_json(scratch.path("OUT/config.json"));
     assert_eq!(config["quantization_config"]["ignore"], json!(["gate", "lm_head"]));
-    // The config's dtype is what comes back.
+    // The config's dtype is restored.
     run(&[&"dequantize", &scratch.path("OUT"), &"--out", &scratch.path("BACK")]).ok();
     assert_eq!(tensors(&scratch.path("BACK"))["fc.weight"].0, Dtype::F32);
 }

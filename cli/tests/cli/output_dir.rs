@@ -1,4 +1,4 @@
-//! Output into an empty directory that is there, and what runs that were killed have left.
+//! Output into an existing empty directory, and leftovers of killed runs.
 
 use std::fs;
 use std::path::Path;
@@ -11,17 +11,17 @@ use super::quantize;
 
 #[cfg(unix)]
 #[test]
-fn a_directory_that_is_there_stays_the_directory_it_is() {
+fn an_existing_directory_is_filled_and_not_replaced() {
     use std::os::unix::fs::{MetadataExt, PermissionsExt};
     let scratch = Scratch::new();
     quantize(&scratch, &sample(), "ONE", &[]).ok();
     fs::create_dir_all(scratch.path("closed/OUT")).unwrap();
     let out = scratch.path("closed/OUT");
     fs::set_permissions(&out, fs::Permissions::from_mode(0o700)).unwrap();
-    // As at the top of a new file system.
+    // As at the root of a new file system.
     fs::create_dir(out.join("lost+found")).unwrap();
     let before = fs::metadata(&out).unwrap();
-    // Nothing can be created beside it, as beside a mount. (Root can, who is not refused anything.)
+    // Nothing can be created next to it, as next to a mount. (Root can create files anywhere.)
     fs::set_permissions(scratch.path("closed"), fs::Permissions::from_mode(0o555)).unwrap();
     quantize(&scratch, &sample(), "closed/OUT", &[]).ok();
     fs::set_permissions(scratch.path("closed"), fs::Permissions::from_mode(0o755)).unwrap();
@@ -35,7 +35,7 @@ fn a_directory_that_is_there_stays_the_directory_it_is() {
 }
 
 #[test]
-fn the_directory_that_one_is_in_is_filled() {
+fn the_working_directory_can_be_the_output() {
     let scratch = Scratch::new();
     quantize(&scratch, &sample(), "ONE", &[]).ok();
     fs::create_dir(scratch.path("here")).unwrap();
@@ -45,7 +45,7 @@ fn the_directory_that_one_is_in_is_filled() {
     assert_eq!(files(&scratch.path("here")), files(&scratch.path("ONE")));
 }
 
-/// A mount that the kernel makes for the test alone, where it lets users do that.
+/// A mount in a private namespace, if the kernel allows users to make one.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_mount_is_filled() {
@@ -74,7 +74,7 @@ fn a_directory_is_empty_again_after_a_failure() {
     fs::create_dir(scratch.path("OUT")).unwrap();
     let shard = input.join("model-3-of-7.safetensors");
     let mut bytes = fs::read(&shard).unwrap();
-    // The last number, of a norm or a weight, becomes NaN.
+    // The last number of a norm or a weight becomes NaN.
     let end = bytes.len();
     bytes[end - 64 - 4..].iter_mut().for_each(|byte| *byte = 0xFF);
     fs::write(&shard, bytes).unwrap();
@@ -82,14 +82,14 @@ fn a_directory_is_empty_again_after_a_failure() {
     assert_eq!(fs::read_dir(scratch.path("OUT")).unwrap().count(), 0);
 }
 
-/// What a killed run leaves: a directory that nobody holds a lock in.
+/// Makes the leftover of a killed run: a directory without a held lock.
 fn left_behind(scratch: &Scratch, name: &str) {
     scratch.write(Path::new(name).join("lock"), "");
     scratch.write(Path::new(name).join("output/model.safetensors"), [0; 3000]);
 }
 
 #[test]
-fn what_killed_runs_have_left_is_told_of_and_removed() {
+fn leftovers_of_killed_runs_are_reported_and_removed() {
     let scratch = Scratch::new();
     fs::create_dir(scratch.path("EMPTY")).unwrap();
     left_behind(&scratch, ".OUT.microscale-abcdef");
@@ -106,7 +106,7 @@ fn what_killed_runs_have_left_is_told_of_and_removed() {
 }
 
 #[test]
-fn what_runs_of_other_hosts_made_is_reported_and_stays() {
+fn leftovers_of_other_hosts_are_reported_and_kept() {
     let scratch = Scratch::new();
     left_behind(&scratch, ".OUT.microscale-abcdef");
     scratch.write(".OUT.microscale-abcdef/lock", "host no-such-host\nboot 0\n");
@@ -119,7 +119,7 @@ fn what_runs_of_other_hosts_made_is_reported_and_stays() {
 }
 
 #[test]
-fn what_killed_runs_have_left_of_reports_is_removed() {
+fn temporary_reports_of_killed_runs_are_removed() {
     let scratch = Scratch::new();
     for option in ["--json", "--report"] {
         left_behind(&scratch, ".R.microscale-abcdef");
@@ -137,9 +137,9 @@ fn what_killed_runs_have_left_of_reports_is_removed() {
 }
 
 #[test]
-fn what_is_being_made_is_not_taken_for_left() {
+fn outputs_in_progress_are_not_leftovers() {
     let scratch = Scratch::new();
-    // Half a minute of work, which goes on while the others come and go.
+    // Half a minute of work, during which other runs start and end.
     let options = ["--format", "nvfp4", "--search", "full", "--search-global", "--device", "cpu"];
     let mut slow = command(&[&"quantize", &sample(), &"--out", &scratch.path("OUT")]);
     slow.args(options).env("RAYON_NUM_THREADS", "1").stdout(Stdio::null());
@@ -159,7 +159,7 @@ fn what_is_being_made_is_not_taken_for_left() {
 }
 
 #[test]
-fn of_two_runs_to_one_file_or_directory_one_loses() {
+fn one_of_two_runs_with_the_same_output_fails() {
     let scratch = Scratch::new();
     let file = sample().join("model-00001-of-00002.safetensors");
     for round in 0..10 {
@@ -175,12 +175,12 @@ fn of_two_runs_to_one_file_or_directory_one_loses() {
             });
             let ended = children.map(|child| child.wait_with_output().unwrap());
             let won = ended.iter().filter(|output| output.status.success()).count();
-            // Both may see the other in a directory that is to be filled, and leave it to it.
+            // In an existing directory, both runs may see each other and both give up.
             let least = if out.is_dir() && fs::read_dir(&out).unwrap().count() == 0 { 0 } else { 1 };
             assert_eq!(won, least, "{}: {ended:#?}", out.display());
             for lost in ended.iter().filter(|output| !output.status.success()) {
                 let said = String::from_utf8_lossy(&lost.stderr);
-                assert!(said.contains("exists; name an output that does not"), "{said}");
+                assert!(said.contains("exists\nhint: name an output that does not"), "{said}");
             }
             if won == 1 {
                 run(&[&"inspect", &out]).ok();

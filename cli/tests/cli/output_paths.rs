@@ -1,5 +1,5 @@
-//! Places of outputs: nothing that is read, or written otherwise, is overwritten by any path that leads there,
-//! and what is no file is written to.
+//! Paths of outputs: no path to an input or another output overwrites it. Pipes and devices are
+//! written directly.
 
 use std::fs;
 use std::path::Path;
@@ -10,7 +10,7 @@ use safetensors::tensor::Dtype;
 use super::parts::{files, input};
 use super::{floats, gguf, noise, quantize, read_json};
 
-/// Runs the program with some words of its command line being names in the scratch directory: `@name`.
+/// Runs the program. `@name` in its command line is a path in the scratch directory.
 fn run_in(scratch: &Scratch, line: &str) -> Run {
     let mut command = command(&[]);
     for word in line.split(' ') {
@@ -22,7 +22,7 @@ fn run_in(scratch: &Scratch, line: &str) -> Run {
     Run::new(command)
 }
 
-/// The input again, by another name.
+/// Copies IN to a directory of this name.
 fn copied(scratch: &Scratch, name: &str) {
     for (file, bytes) in files(&scratch.path("IN")) {
         scratch.write(Path::new(name).join(file), bytes);
@@ -104,7 +104,7 @@ fn parts_do_not_follow_a_link_into_the_input() {
         run_in(&scratch, &format!("merge @IN --out @{out}")).fails_with(&[part]);
         assert_eq!(before, scratch.contents());
     }
-    // A folder of one's own, on another disk say, may be linked to.
+    // A link to the user's own folder, for example on another disk, is allowed.
     fs::remove_file(scratch.path("OUT.parts")).unwrap();
     fs::create_dir(scratch.path("disk")).unwrap();
     symlink("disk", scratch.path("OUT.parts")).unwrap();
@@ -142,7 +142,7 @@ fn reports_do_not_overwrite_what_is_read_or_written() {
     let before = scratch.contents();
     let refused = |line: String, part: &str| {
         let run = run_in(&scratch, &line);
-        // Outputs that do not go together are a mistake in the command line.
+        // Conflicting outputs are usage errors.
         let code = if part == "the same file" { 2 } else { 1 };
         assert!(run.code == Some(code) && run.stderr.contains(part), "{part}: {run:#?}");
         assert_eq!(before, scratch.contents(), "{line}");
@@ -174,7 +174,7 @@ fn reports_do_not_overwrite_what_is_read_or_written() {
 
 #[cfg(unix)]
 #[test]
-fn a_link_to_the_input_is_no_way_to_overwrite_it() {
+fn a_link_to_the_input_does_not_overwrite_it() {
     use std::os::unix::fs::symlink;
     let scratch = Scratch::new();
     let input = input(&scratch);
@@ -236,7 +236,7 @@ fn pipes_and_devices_are_written_to() {
     assert!(serde_json::from_slice::<serde_json::Value>(&read).unwrap()["tensors"].is_array());
     assert!(fs::metadata(&pipe).unwrap().file_type().is_fifo());
 
-    // A pipe without a path, as shells make it of `>(cat)`.
+    // A pipe without a path, as shells make for `>(cat)`.
     let mut shell = Command::new("bash");
     let program = microscale_test_support::command(&[]).get_program().to_os_string();
     let script = r#"exec "$0" quantize "$1" --dry-run --json >(cat > "$2")"#;
@@ -249,7 +249,8 @@ fn pipes_and_devices_are_written_to() {
         std::thread::yield_now();
     }
 
-    // A device that anybody may replace, as /dev/null is for root: the folder that it is in is ours.
+    // A device in the user's own folder, where it could be replaced, as root could replace
+    // /dev/null.
     let null = scratch.path("null");
     let made = Command::new("mknod").args([null.to_str().unwrap(), "c", "1", "3"]).output().unwrap();
     let null = if made.status.success() && fs::read(&null).is_ok() { "@null" } else { "/dev/null" };
@@ -258,7 +259,7 @@ fn pipes_and_devices_are_written_to() {
     let path = null.strip_prefix('@').map_or("/dev/null".into(), |name| scratch.path(name));
     assert!(fs::metadata(path).unwrap().file_type().is_char_device());
 
-    // Stdout in a file: JSON and table, one after the other.
+    // Stdout is a file: JSON and table follow each other.
     let both = scratch.path("both");
     let mut command = command(&[&"quantize", &scratch.path("IN"), &"--dry-run", &"--json", &"/dev/stdout"]);
     assert!(command.stdout(fs::File::create(&both).unwrap()).status().unwrap().success());
@@ -270,7 +271,7 @@ fn pipes_and_devices_are_written_to() {
 
 #[cfg(unix)]
 #[test]
-fn links_out_of_a_checkpoint_are_told_of() {
+fn links_out_of_a_checkpoint_get_a_warning() {
     use std::os::unix::fs::symlink;
     let scratch = Scratch::new();
     let input = input(&scratch);
@@ -280,7 +281,10 @@ fn links_out_of_a_checkpoint_are_told_of() {
     run_in(&scratch, "quantize @IN --out @PARTS --part 1/1").ok();
     for line in ["quantize @IN --out @A", "merge @IN --out @PARTS"] {
         let told = run_in(&scratch, line);
-        assert!(told.stderr.contains("tokenizer.json is a link out of the checkpoint"), "{told:#?}");
+        assert!(
+            told.stderr.contains("tokenizer.json is a link to a file outside of the checkpoint"),
+            "{told:#?}"
+        );
         assert!(told.stderr.contains("secret") && !told.stderr.contains("inside.txt"), "{told:#?}");
         told.ok();
     }

@@ -1,5 +1,5 @@
-//! Quantized tensors in files whose parts are no scales, or do not fit: errors that name file and tensor,
-//! never a panic.
+//! Quantized tensors with invalid or mismatched parts: errors that name file and tensor, never a
+//! panic.
 
 use half::bf16;
 use microscale::{Device, dequantize, gemv_weights};
@@ -7,7 +7,7 @@ use microscale_checkpoint::{Checkpoint, Logical, logical};
 use microscale_test_support::{Scratch, TensorData, run, sample};
 use safetensors::tensor::Dtype;
 
-/// 4 × 32 zeros in NVFP4, under these scales and this global scale.
+/// Returns 4 × 32 zeros in NVFP4, with these scales and this global scale.
 fn nvfp4(scales: Vec<u8>, global_scale: (Dtype, &[usize], Vec<u8>)) -> Vec<TensorData> {
     let (dtype, shape, bytes) = global_scale;
     vec![
@@ -18,7 +18,7 @@ fn nvfp4(scales: Vec<u8>, global_scale: (Dtype, &[usize], Vec<u8>)) -> Vec<Tenso
 }
 
 #[test]
-fn global_scales_that_are_none() {
+fn invalid_global_scales_are_refused() {
     let number = |value: f32| (Dtype::F32, &[1][..], value.to_le_bytes().to_vec());
     for (global_scale, parts) in [
         (number(0.0), &["a global scale of 0 as a divisor is out of range"][..]),
@@ -42,7 +42,7 @@ fn global_scales_that_are_none() {
         assert!(text.contains("cannot be read") && parts.iter().all(|part| text.contains(part)), "{text}");
         assert!(!out.exists());
     }
-    // A scalar is a number too.
+    // A scalar is allowed, too.
     let scratch = Scratch::new();
     let scalar = (Dtype::F32, &[][..], 2f32.to_le_bytes().to_vec());
     let input = scratch.write_tensors("x.safetensors", &nvfp4(vec![0x38; 8], scalar));
@@ -50,7 +50,7 @@ fn global_scales_that_are_none() {
 }
 
 #[test]
-fn scales_with_a_sign() {
+fn negative_scales_are_refused() {
     let scratch = Scratch::new();
     let mut scales = vec![0x38; 8];
     (scales[5], scales[7]) = (0xB8, 0xFF);
@@ -70,7 +70,7 @@ fn scales_with_a_sign() {
 }
 
 #[test]
-fn mxfp8_whose_scales_do_not_fit() {
+fn mxfp8_with_mismatched_scales_is_refused() {
     let scratch = Scratch::new();
     let codes = ("a.weight", Dtype::F8_E4M3, vec![4, 64], vec![0x38; 256]);
     let scales = |shape: &[usize]| {
@@ -85,7 +85,7 @@ fn mxfp8_whose_scales_do_not_fit() {
     }
 }
 
-/// A product reads a mapped checkpoint where it is: nothing is copied first.
+/// A product reads the mapped checkpoint directly, without a copy.
 #[test]
 fn views_are_the_bytes_of_the_file() {
     let scratch = Scratch::new();

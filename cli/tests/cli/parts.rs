@@ -1,4 +1,4 @@
-//! Quantizing in parts: together they are what one run makes, and what is wrong with one is noticed.
+//! Quantizing in parts: together they equal the output of one run, and faulty parts are detected.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,7 +13,7 @@ use super::{floats, noise, quantize, read_json};
 
 const OPTIONS: [&str; 4] = ["--format", "nvfp4", "--search", "window"];
 
-/// Seven shards of different sizes; fused layers lie in different ones.
+/// Writes seven shards of different sizes. Fused layers are in different shards.
 pub(crate) fn input(scratch: &Scratch) -> PathBuf {
     let mut entries = Vec::new();
     for shard in 0..7usize {
@@ -38,7 +38,7 @@ pub(crate) fn input(scratch: &Scratch) -> PathBuf {
     scratch.path("IN")
 }
 
-/// Every file below a directory, with its bytes.
+/// Returns the bytes of every file below a directory.
 pub(crate) fn files(root: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     let (mut found, mut open) = (BTreeMap::new(), vec![root.to_path_buf()]);
     while let Some(directory) = open.pop() {
@@ -54,7 +54,7 @@ pub(crate) fn files(root: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     found
 }
 
-/// A part, not started yet.
+/// Returns the command of a part.
 fn part(scratch: &Scratch, input: &Path, part: &str, more: &[&str]) -> std::process::Command {
     let mut command = command(&[&"quantize", &input, &"--out", &scratch.path("OUT"), &"--part", &part]);
     command.args(more);
@@ -85,7 +85,7 @@ fn parts_that_run_at_once_make_what_one_run_makes() {
         assert_eq!(read_json(scratch.path("J"))["tensors"].as_array().unwrap().len(), 14);
         assert!(!scratch.path("OUT.parts").exists());
     }
-    // A checkpoint of one file has one part that does all.
+    // A checkpoint of one file has one part with all the work.
     let scratch = Scratch::new();
     let one =
         scratch.write_tensors("x.safetensors", &[("a.weight", Dtype::F32, vec![2, 32], floats(&noise(64)))]);
@@ -97,9 +97,9 @@ fn parts_that_run_at_once_make_what_one_run_makes() {
     assert_eq!(fs::read(scratch.path("OUT")).unwrap(), fs::read(scratch.path("ONE")).unwrap());
 }
 
-/// Whichever shard is complete first.
+/// The order does not depend on which shard is complete first.
 #[test]
-fn a_part_tells_of_tensors_in_the_order_of_the_files() {
+fn a_part_reports_tensors_in_file_order() {
     let scratch = Scratch::new();
     let input = input(&scratch);
     let [one, all] = ["one.json", "all.json"].map(|name| scratch.path(name));
@@ -114,7 +114,7 @@ fn a_part_tells_of_tensors_in_the_order_of_the_files() {
 }
 
 #[test]
-fn a_part_is_made_again_where_it_is_not_there_or_not_whole() {
+fn missing_and_incomplete_parts_are_made_again() {
     let scratch = Scratch::new();
     let input = input(&scratch);
     quantize(&scratch, &input, "ONE", &OPTIONS).ok();
@@ -126,7 +126,8 @@ fn a_part_is_made_again_where_it_is_not_there_or_not_whole() {
     assert!(text.contains("microscale merge") && text.contains("kept 0 of 7"), "{text}");
     assert!(again("1/1").contains("made 0 and kept 7 of 7 shards"));
 
-    // One byte of a shard, a shard cut off, a note that is gone: each is seen by merge, and made again.
+    // Merge detects a changed byte, a truncated shard and a missing note, and the part is made
+    // again.
     let shard = scratch.path("OUT.parts/model-3-of-7.safetensors");
     let spoilt: [&dyn Fn(); 3] = [
         &|| {
@@ -182,7 +183,7 @@ fn a_part_that_is_killed_leaves_nothing_that_counts() {
     assert_eq!(files(&scratch.path("OUT")), files(&scratch.path("ONE")));
 }
 
-/// Merges what is there; `None` if it is refused.
+/// Merges the parts. Returns `None` if `merge` refuses.
 fn merge_if_complete(scratch: &Scratch, input: &Path) -> Option<BTreeMap<PathBuf, Vec<u8>>> {
     let merged = merge(scratch, input);
     if merged.code == Some(0) {
@@ -192,9 +193,9 @@ fn merge_if_complete(scratch: &Scratch, input: &Path) -> Option<BTreeMap<PathBuf
     None
 }
 
-/// What a merge has checked is what it takes. scripts/merge_beside_parts.py does this for longer.
+/// A merge takes exactly the files that it checked. scripts/outputs/merge_races.py runs longer.
 #[test]
-fn merging_beside_parts_that_are_made_again_mixes_nothing() {
+fn merging_while_parts_are_made_again_mixes_nothing() {
     use std::sync::atomic::{AtomicBool, Ordering};
     let scratch = Scratch::new();
     let input = input(&scratch);
@@ -209,7 +210,7 @@ fn merging_beside_parts_that_are_made_again_mixes_nothing() {
             if stop.load(Ordering::Relaxed) {
                 break;
             }
-            // Refused while there is an output.
+            // Refused if an output exists.
             Run::new(part(&scratch, &input, part_of, &options[turn % 2]));
         }
     };
@@ -239,7 +240,7 @@ fn merging_beside_parts_that_are_made_again_mixes_nothing() {
     assert_eq!((mixed, failed), (0, 0), "outputs of both options; failures with a complete output");
 }
 
-/// Relative for one, absolute for another: to each machine the input may be somewhere else.
+/// One path is relative, another absolute: machines may mount the input at different paths.
 #[test]
 fn parts_may_know_the_input_by_different_paths() {
     let scratch = Scratch::new();
@@ -253,7 +254,7 @@ fn parts_may_know_the_input_by_different_paths() {
     assert_eq!(files(&scratch.path("OUT")), files(&scratch.path("ONE")));
 }
 
-/// Another user may merge: notes are as readable as the shards.
+/// Another user may merge, so notes have the permissions of shards.
 #[cfg(unix)]
 #[test]
 fn notes_have_the_mode_of_shards() {
@@ -283,7 +284,7 @@ fn shards_may_have_names_as_long_as_the_system_allows() {
 }
 
 #[test]
-fn numbers_of_parts_that_make_no_sense() {
+fn invalid_part_numbers_are_usage_errors() {
     let scratch = Scratch::new();
     for wrong in ["0/2", "3/2", "1", "x/y"] {
         let refused = Run::new(part(&scratch, &sample(), wrong, &[]));

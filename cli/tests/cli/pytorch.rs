@@ -1,4 +1,4 @@
-//! PyTorch's files as input: read without running a pickle, and written as safetensors.
+//! PyTorch's files as input: read without executing pickles, and written as safetensors.
 
 use std::fs;
 use std::path::PathBuf;
@@ -9,12 +9,12 @@ use serde_json::json;
 use super::parts::files;
 use super::{floats, noise, quantize, read_json, tensors};
 
-/// A golden file.
+/// Returns the bytes of a golden file.
 fn golden(name: &str) -> Vec<u8> {
     fs::read(data_dir().join("tests/golden/pytorch").join(name)).unwrap()
 }
 
-/// A model in two of torch's files with an index, and the same in safetensors.
+/// Writes a model in two PyTorch files with an index, and the same in safetensors.
 fn model(scratch: &Scratch) -> [PathBuf; 2] {
     for (folder, index, start, end, golden_end) in [
         ("BIN", "pytorch_model.bin.index.json", "pytorch_model", "bin", "pt"),
@@ -38,7 +38,7 @@ fn model(scratch: &Scratch) -> [PathBuf; 2] {
 fn a_model_in_torchs_files_becomes_what_it_becomes_from_safetensors() {
     let scratch = Scratch::new();
     let [bin, st] = model(&scratch);
-    // Files of training are none of the model.
+    // Files of the training are not part of the model.
     scratch.write("BIN/training_args.bin", "\u{80}");
     let options = ["--include", "parameter"];
     quantize(&scratch, &bin, "Q", &options).ok();
@@ -66,7 +66,7 @@ fn a_model_in_torchs_files_becomes_what_it_becomes_from_safetensors() {
     run(&[&"doctor", &scratch.path("Q"), &"--against", &bin]).ok();
     let text = run(&[&"compare", &bin, &st]).ok();
     assert!(text.contains("∞") && !text.contains("only in"), "{text}");
-    // Where there are weights in safetensors, those are the model's.
+    // Weights in safetensors take precedence.
     scratch.write("BIN/model.safetensors", golden("training.safetensors"));
     assert!(run(&[&"inspect", &bin]).ok().contains("2 tensors in 1 file"));
 }
@@ -84,7 +84,7 @@ fn one_file_is_input_too() {
     assert!(directory.values().all(|(.., file)| file == "model.safetensors"));
     assert!(scratch.path("Q/optimizer.pt").exists());
     quantize(&scratch, &file, "Q.bin", &[]).fails_with(&["Q.bin", "would be safetensors", "Q.safetensors"]);
-    // Two files that would become one are told of before anything is written.
+    // Two files with the same output name are refused before anything is written.
     scratch.write("TWO/a.bin", golden("training.pt"));
     scratch.write("TWO/a.pt", golden("model.pt"));
     quantize(&scratch, &scratch.path("TWO"), "NO", &[]).fails_with(&["a.bin", "a.pt"]);
@@ -132,7 +132,7 @@ fn a_tensor_that_negates_its_storage_is_refused_by_its_name() {
     let parameter = replaced(&parameter, b"\x89}tR", b"\x89}tR\x89}tR");
     let (neg, conj) = (b"}X\x03\0\0\0neg\x88s", b"}X\x04\0\0\0conj\x88s");
     let text = b"X\x01\0\0\0x";
-    // The bytes after the tensor's six arguments, or seven.
+    // The bytes after the six or seven arguments of the tensor.
     let cases: [(&[u8], &[u8], &[&str]); 12] = [
         (&v2, b"", &[]),
         (&v2, b"N", &[]),
@@ -160,7 +160,7 @@ fn a_tensor_that_negates_its_storage_is_refused_by_its_name() {
 }
 
 #[test]
-fn what_a_pickle_repeats_is_shared_and_what_it_makes_is_counted() {
+fn repeated_pickle_values_are_shared_and_objects_are_counted() {
     let scratch = Scratch::new();
     let inspect = |pickle: &[u8]| {
         let file = scratch.write("x.pt", torch_file(pickle, &[("0", &[0; 256])]));
@@ -168,7 +168,7 @@ fn what_a_pickle_repeats_is_shared_and_what_it_makes_is_counted() {
     };
     let whole = torch_pickle(&[WHOLE]);
     let before = |first: &[u8]| [b"\x80\x02", first, &whole[2..]].concat();
-    // A tuple of 40,000 numbers is made torch.Size 40,000 times: copies would be 6 GB.
+    // A tuple of 40,000 numbers becomes torch.Size 40,000 times. Copies would take 6 GB.
     let sizes = [&b"ctorch\nSize\nq\0("[..], &b"N".repeat(40_000)[..], b"t\x85q\x01"].concat();
     inspect(&before(&[&sizes[..], &b"h\0h\x01R0".repeat(40_000), b"00"].concat())).ok();
     // One tensor of 64 dimensions is made a million times.
@@ -191,7 +191,7 @@ fn what_a_pickle_repeats_is_shared_and_what_it_makes_is_counted() {
 }
 
 #[test]
-fn what_a_pickle_must_not_do_is_refused_by_name() {
+fn forbidden_pickle_operations_are_refused_by_name() {
     let storage = [0u8; 256];
     let tensor = |tensor: TorchTensor<'_>| torch_pickle(&[tensor]);
     let nested = |keys: &[&str]| {
@@ -250,7 +250,7 @@ fn what_a_pickle_must_not_do_is_refused_by_name() {
     let scratch = Scratch::new();
     let one = scratch.write("one.pt", torch_file(&nested(&["model"]), &[("0", &storage)]));
     assert!(run(&[&"inspect", &one]).ok().contains("a.weight"));
-    // Many that share one storage are no bomb.
+    // Many tensors may share one storage.
     let many: Vec<String> = (0..40).map(|i| format!("layers.{i}.weight")).collect();
     let many: Vec<_> = many.iter().map(|name| TorchTensor { name, ..WHOLE }).collect();
     let storage = [0u8; 1 << 16];
@@ -268,7 +268,7 @@ fn what_a_pickle_must_not_do_is_refused_by_name() {
     }
 }
 
-/// `.bin` is read and `.safetensors` written, which is longer.
+/// `.safetensors` is longer than the suffix `.bin` of the input.
 #[test]
 fn a_shard_whose_written_name_is_too_long_is_refused_before_any_work() {
     let scratch = Scratch::new();

@@ -1,4 +1,4 @@
-//! Recipe files and presets: what they say, and what goes before them.
+//! Recipe files and presets: their effects, and the options that take precedence.
 
 use std::path::Path;
 
@@ -9,13 +9,13 @@ use serde_json::Value;
 use super::parts::{files, input};
 use super::{floats, noise, quantize, read_json, tensors};
 
-/// Quantizes by a recipe file with this text.
+/// Quantizes with a recipe file of this text.
 pub(super) fn by(scratch: &Scratch, input: &Path, out: &str, text: &str, more: &[&str]) -> Run {
     let file = scratch.write("recipe.toml", text);
     quantize(scratch, input, out, &[&["--recipe", file.to_str().unwrap()], more].concat())
 }
 
-/// The fate of each tensor of the sample, from a dry run.
+/// Returns the planned result of each tensor of the sample, from a dry run.
 fn becomes(scratch: &Scratch, text: &str, more: &[&str]) -> Vec<(String, String)> {
     let json = scratch.path("plan.json");
     by(scratch, &sample(), "NONE", text, &[more, &["--dry-run", "--json", json.to_str().unwrap()]].concat())
@@ -28,7 +28,7 @@ fn becomes(scratch: &Scratch, text: &str, more: &[&str]) -> Vec<(String, String)
         .collect()
 }
 
-/// The same for a layer of it.
+/// Returns the planned result of one layer.
 fn of_layer(becomes: &[(String, String)], layer: &str) -> String {
     becomes.iter().find(|(name, _)| name.contains(layer)).unwrap().1.clone()
 }
@@ -49,7 +49,7 @@ fn presets_are_the_options_that_they_stand_for() {
         quantize(&scratch, &sample(), &out, &["--recipe", preset]).ok();
         quantize(&scratch, &sample(), preset, &options).ok();
         assert_eq!(files(&scratch.path(out)), files(&scratch.path(preset)), "{preset}");
-        // The printed text is a recipe that does the same.
+        // The printed text is an equivalent recipe.
         let printed = run(&[&"recipes", &preset]).ok();
         let out = format!("{preset}-by-file");
         by(&scratch, &sample(), &out, &printed, &[]).ok();
@@ -72,7 +72,7 @@ fn options_go_before_what_a_recipe_says_for_all_tensors() {
         expected[all.iter().position(|other| *other == option).unwrap() + 1] = word;
         cases.push((text, vec![option, word], expected.to_vec()));
     }
-    // Another format leaves behind what is about the one.
+    // Another format drops the settings of the recipe's format.
     let nvfp4 = ["--format", "nvfp4", "--numerics", "modelopt"];
     cases.push((text, nvfp4.to_vec(), [&nvfp4[..], &["--search", "full"]].concat()));
     let text = "format = \"nvfp4\"\nglobal_scale = 1000\nto = \"modelopt\"\nexclude = \"*.0.*\"";
@@ -80,7 +80,7 @@ fn options_go_before_what_a_recipe_says_for_all_tensors() {
     let modelopt = ["--to", "modelopt"];
     cases.push((text, vec![], [&nvfp4[..], &modelopt].concat()));
     cases.push((text, vec!["--to", "compressed-tensors"], nvfp4.to_vec()));
-    // Patterns are added to those of the file.
+    // Patterns of options are added to the file's.
     let more = ["--exclude", "*down*", "--include", "lm_head*"];
     cases.push((text, more.to_vec(), [&nvfp4[..], &modelopt, &more].concat()));
     for (i, (text, more, expected)) in cases.into_iter().enumerate() {
@@ -206,7 +206,7 @@ fn importance_and_global_scales_are_for_the_tensors_that_use_them() {
 }
 
 #[test]
-fn what_looks_like_a_mistake_is_said() {
+fn probable_mistakes_get_a_warning() {
     let scratch = Scratch::new();
     let warnings = |text: &str| by(&scratch, &sample(), "NONE", text, &["--dry-run"]).stderr;
     let found = warnings(
@@ -272,7 +272,7 @@ fn wrong_recipes_are_refused() {
         .fails_with(&["cannot read", "recipe.toml"]);
     quantize(&scratch, &sample(), "OUT", &["--recipe", "nowhere.toml"])
         .fails_with(&["cannot read nowhere.toml"]);
-    // An error in the command line is reported as one.
+    // An error in the command line is a usage error.
     for (more, part) in [
         (&["--recipe", "nvfp5"][..], "there are nvfp4, mxfp4, nvfp4-keep-ends"),
         (&["--recipe", "nvfp4", "--ties", "away"], "--ties is for mxfp4"),

@@ -1,4 +1,4 @@
-//! The report and the plot: that anybody can read them, and that they say what the JSON says.
+//! The report and the plot: well-formed, without external resources, with the figures of the JSON.
 
 use std::fs;
 use std::path::Path;
@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use super::{floats, noise, quantize, read_json};
 
-/// A name that would be markup, if it were not escaped; with a tensor of outliers.
+/// A name that is markup unless it is escaped.
 const HOSTILE: &str = "</title><script src=\"http://x\">'&amp;\u{1}\u{202e}\n\u{ffff}.weight";
 const ESCAPED: &str = r#"</title><script src="http://x">'&amp;\u{1}\u{202e}\u{a}\u{ffff}.weight"#;
 
@@ -25,7 +25,7 @@ fn text(node: Node<'_, '_>) -> String {
     node.descendants().filter(Node::is_text).filter_map(|text| text.text()).collect()
 }
 
-/// The rows under a table's caption, cell by cell, without the header.
+/// Returns the cells of the rows of a table with this caption, without the header.
 fn rows(page: &Document<'_>, caption: &str) -> Vec<Vec<String>> {
     let is_table = |node: &Node<'_, '_>| {
         let mut captions = node.children().filter(|child| child.has_tag_name("caption"));
@@ -37,14 +37,14 @@ fn rows(page: &Document<'_>, caption: &str) -> Vec<Vec<String>> {
     rows.map(|row| row.children().filter(Node::is_element).map(text).collect()).collect()
 }
 
-/// A number with thousands separated, perhaps with a unit behind it.
+/// Parses a number with separated thousands and an optional unit.
 fn number(text: &str) -> f64 {
     let text = text.replace(',', "").replace('−', "-");
     let number = text.split_whitespace().next().unwrap();
     number.parse().unwrap_or_else(|_| panic!("{text:?} is no number"))
 }
 
-/// Asserts that a number is shown to four digits.
+/// Asserts that a text shows a number to four digits.
 fn shows(shown: &str, exact: &Value) {
     assert_relative_eq!(number(shown), exact.as_f64().unwrap(), max_relative = 6e-4, epsilon = 5e-7);
 }
@@ -57,7 +57,7 @@ fn report(scratch: &Scratch, input: &Path, more: &[&str]) -> (String, Value) {
 }
 
 #[test]
-fn the_report_says_what_the_json_says() {
+fn the_report_has_the_figures_of_the_json() {
     for format in ["mxfp4", "nvfp4", "mxfp8-e4m3"] {
         let scratch = Scratch::new();
         let (page, facts) = report(&scratch, &sample(), &["--format", format]);
@@ -68,13 +68,13 @@ fn the_report_says_what_the_json_says() {
         let loss = rows(&page, "Loss of all");
         shows(&loss[0][1], &facts["loss"]["sqnr_db"]);
         shows(&loss[1][1], &facts["loss"]["relative_squared_error"]);
-        let counts = rows(&page, "What could not be kept");
+        let counts = rows(&page, "Values that were not kept");
         for (row, name) in
             counts.iter().zip(["nan", "infinite", "clipped_blocks", "flushed_blocks", "saturated_scales"])
         {
             assert_eq!(number(&row[1]), facts["loss"][name].as_f64().unwrap(), "{name}");
         }
-        let settings = rows(&page, "What decides the bytes");
+        let settings = rows(&page, "Settings that decide the bytes");
         for (name, fact) in [("format", "format"), ("numerics", "numerics"), ("files", "files")] {
             assert!(settings.contains(&vec![name.into(), facts[fact].as_str().unwrap().into()]), "{name}");
         }

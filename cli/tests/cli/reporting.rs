@@ -1,4 +1,4 @@
-//! Reports about tensors: the plan, the JSON, `compare`, `inspect`, and the way back.
+//! Reports about tensors: the plan, the JSON, `compare` and `inspect`, also after dequantizing.
 
 use approx::assert_relative_eq;
 use half::bf16;
@@ -34,7 +34,7 @@ fn there_and_back_again() {
     for name in ["config.json", "model.safetensors.index.json"] {
         assert_eq!(read_json(back.join(name)), read_json(sample().join(name)), "{name}");
     }
-    // Dequantized values are representable, so that nothing is lost a second time.
+    // Dequantized values are representable, so quantizing again loses nothing.
     quantize(&scratch, &back, "AGAIN", &[]).ok();
     assert_eq!(tensors(&scratch.path("AGAIN")), quantized);
 }
@@ -189,7 +189,7 @@ fn compare_lists_what_only_one_side_has_and_compares_bytes_of_other_dtypes() {
     let words: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
     assert!(words.contains(&vec!["same", "same", "bytes"]), "{text}");
     assert!(words.contains(&vec!["other", "other", "bytes"]), "{text}");
-    // 3 and 3 for 3 and 4: (1)² / 25.
+    // 3 and 3 in place of 3 and 4: 1² / 25.
     assert!(words.contains(&vec!["f", "0.04000", "13.98", "dB", "1.000", "0.989949"]), "{text}");
     assert!(text.contains("a.safetensors:\n  mine") && text.contains("b.safetensors:\n  yours"), "{text}");
 }
@@ -210,7 +210,7 @@ fn inspect_counts_scales_and_codes() {
         counted(&["2^0", "127", "1"]) && counted(&["2^-2", "125", "1"]) && counted(&["NaN", "255", "1"]),
         "{text}"
     );
-    // 4 and 1.5 / 2^-2 = 6 and -1; the rest is zero.
+    // 4 and 1.5 / 2^-2 = 6 and -1. The other codes are zero.
     assert!(
         counted(&["4.0", "6", "1"]) && counted(&["6.0", "7", "1"]) && counted(&["-1.0", "10", "1"]),
         "{text}"

@@ -1,4 +1,5 @@
-//! `convert --requantize`: what no cast keeps is what `quantize` makes of its values, or is rounded to FP8 or bf16, and told of.
+//! `convert --requantize`: tensors without an exact cast are quantized again, or rounded to FP8 or
+//! bf16, with a report.
 
 use std::path::{Path, PathBuf};
 
@@ -11,7 +12,7 @@ use super::{floats, noise, quantize, tensors};
 const ROWS: usize = 160;
 const COLS: usize = 256;
 
-/// A checkpoint of `out` as `quantize` makes it of the values of another in f32.
+/// Dequantizes a checkpoint to f32 and quantizes it to `out`.
 fn quantized_anew(scratch: &Scratch, input: &Path, out: &str, options: &[&str]) -> PathBuf {
     let values = format!("{out}.f32.safetensors");
     run(&[&"dequantize", &input, &"--dtype", &"f32", &"--out", &scratch.path(&values)]).ok();
@@ -28,7 +29,7 @@ fn same_tensors(ours: &Path, expected: &Path) {
     }
 }
 
-/// NVFP4 of noise.
+/// Writes noise in NVFP4.
 fn nvfp4(scratch: &Scratch) -> PathBuf {
     let weight = ("a.weight", Dtype::F32, vec![ROWS, COLS], floats(&noise(ROWS * COLS)));
     let input = scratch.write_tensors("x.safetensors", &[weight]);
@@ -37,7 +38,7 @@ fn nvfp4(scratch: &Scratch) -> PathBuf {
 }
 
 #[test]
-fn what_is_not_exact_is_what_quantizing_the_values_makes() {
+fn inexact_tensors_are_quantized_from_their_values() {
     let scratch = Scratch::new();
     let input = nvfp4(&scratch);
     for format in ["mxfp8-e4m3", "mxfp4"] {
@@ -56,7 +57,7 @@ fn what_is_not_exact_is_what_quantizing_the_values_makes() {
     }
 }
 
-/// Codes and scales of MXFP4 whose scales lie between two powers of two.
+/// Returns codes and scales of MXFP4. The scales include both ends of the range.
 fn mxfp4(powers: std::ops::RangeInclusive<u8>, seed: u64) -> (Vec<u8>, Vec<u8>) {
     let mut random = fastrand::Rng::with_seed(seed);
     let codes = (0..ROWS * COLS / 2).map(|_| random.u8(..)).collect();
@@ -106,7 +107,7 @@ fn a_fused_layer_is_quantized_again_as_a_whole_and_others_stay_exact() {
         for (name, tensor) in ours.iter().filter(|(name, _)| !name.contains("o_proj")) {
             assert!(tensor.2 == expected[name].2, "{to}: {name}");
         }
-        // Exact: the codes are those that were.
+        // Exact: the codes are unchanged.
         let codes = ours.iter().find(|(name, _)| name.contains("o_proj.weight") && !name.contains("scale"));
         assert!(codes.unwrap().1.2 == made[3].0);
     }
@@ -115,7 +116,7 @@ fn a_fused_layer_is_quantized_again_as_a_whole_and_others_stay_exact() {
 #[test]
 fn blocks_that_fp8_cannot_hold_are_rounded_and_others_are_not() {
     let scratch = Scratch::new();
-    // Under scales 2^20 apart in the first 128×128, and 2^3 in the others.
+    // Scales are 2^20 apart in the first 128×128 block, and 2^3 in the others.
     let (codes, mut scales) = mxfp4(117..=120, 9);
     (scales[0], scales[COLS / 32]) = (100, 120);
     let stored = [
@@ -138,7 +139,7 @@ fn blocks_that_fp8_cannot_hold_are_rounded_and_others_are_not() {
         ours["a.weight_scale_inv"].2.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
     let block = |i: usize| i / COLS / 128 * 2 + i % COLS / 128;
     let amax = (0..ROWS * COLS).filter(|i| block(*i) == 0).map(|i| number(i).abs()).fold(0.0, f32::max);
-    // As transformers computes it, which has no such case here: the factor, and its inverse.
+    // The factor and its inverse, computed as in transformers.
     assert_eq!(stored[0], 1.0 / (448.0 / amax));
     assert!(stored[1..].iter().all(|scale| scale.to_bits() & 0x007F_FFFF == 0), "{stored:?}");
     for (i, code) in ours["a.weight"].2.iter().enumerate() {
@@ -177,7 +178,7 @@ fn codes_under_scales_that_bf16_cannot_hold_are_rounded_to_it() {
                 .repeat(65);
             assert_eq!(tensors(&out)["b.weight"].2, expected);
         } else {
-            // Block FP8 is there already.
+            // The input is block FP8 already.
             run(&command[..6]).ok();
         }
     }

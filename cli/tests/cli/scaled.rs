@@ -1,4 +1,4 @@
-//! Checkpoints whose weights are codes of eight bits under scales, as input.
+//! Checkpoints with FP8 or INT8 weights as input.
 
 use std::path::PathBuf;
 
@@ -12,13 +12,13 @@ use super::{Tensors, floats, noise, quantize, read_json, tensors};
 
 pub(super) const SHAPE: [usize; 2] = [200, 320];
 
-/// Codes of E4M3 that are numbers.
+/// Returns finite codes of E4M3.
 pub(super) fn codes(seed: u64) -> Vec<u8> {
     let mut random = fastrand::Rng::with_seed(seed);
     (0..SHAPE[0] * SHAPE[1]).map(|_| random.u8(..0x7F) | random.u8(..2) << 7).collect()
 }
 
-/// The scales of blocks of 128x128, of which the last ones are smaller.
+/// Returns the scales of 128x128 blocks. The last blocks are smaller.
 pub(super) fn scales(seed: u64) -> Vec<f32> {
     let mut random = fastrand::Rng::with_seed(seed);
     (0..2 * 3).map(|_| (random.f32() + 0.5) / 3e3).collect()
@@ -28,7 +28,7 @@ pub(super) fn bf16s(n: usize) -> Vec<u8> {
     noise(n).into_iter().flat_map(|value| bf16::from_f32(value).to_le_bytes()).collect()
 }
 
-/// A model of block FP8 in three shards, of which the last has nothing but scales of the first one's codes.
+/// Writes a block FP8 model in three shards. The third has only scales, for codes of the first.
 fn block_fp8(scratch: &Scratch) -> PathBuf {
     let weight = |name, seed| (name, Dtype::F8_E4M3, SHAPE.to_vec(), codes(seed));
     let scale = |name, seed| (name, Dtype::F32, vec![2, 3], floats(&scales(seed)));
@@ -67,14 +67,14 @@ fn block_fp8(scratch: &Scratch) -> PathBuf {
     scratch.path("IN")
 }
 
-/// The tensors that `dequantize` makes of IN.
+/// Returns the tensors of IN after `dequantize`.
 pub(super) fn dequantized(scratch: &Scratch, dtype: &str) -> Tensors {
     let out = scratch.path(dtype);
     run(&[&"dequantize", &scratch.path("IN"), &"--dtype", &dtype, &"--out", &out]).ok();
     tensors(&out)
 }
 
-/// The tensors without the files that they are in.
+/// Returns the tensors without their files.
 fn contents(tensors: &Tensors) -> Vec<(&str, &Dtype, &[usize], &[u8])> {
     tensors
         .iter()
@@ -120,7 +120,7 @@ fn quantizing_is_that_of_the_values_in_every_numerics() {
         let text = quantize(&scratch, &input, &out, options).ok();
         quantize(&scratch, &scratch.path("f32"), &other, options).ok();
         let (ours, expected) = (tensors(&scratch.path(&out)), tensors(&scratch.path(&other)));
-        // Tensors that are not quantized are in the dtype that they were dequantized to there.
+        // Unquantized tensors have the dtype of the dequantized checkpoint.
         let quantized = |tensors: &Tensors| -> Vec<_> {
             contents(tensors)
                 .into_iter()
@@ -211,7 +211,7 @@ fn scales_that_do_not_fit_are_refused_by_name() {
         assert!(!out.exists());
     }
     let scratch = Scratch::new();
-    // DeepSeek-V4's layers have scales of powers of two, or F32, under that name.
+    // DeepSeek-V4's layers have power-of-two or F32 scales with this name.
     let powers: TensorData = ("a.scale", Dtype::F8_E8M0, vec![2, 3], vec![110, 112, 114, 116, 118, 120]);
     let renamed: TensorData = ("a.weight_scale_inv", powers.1, powers.2.clone(), powers.3.clone());
     for (name, scales) in [("beside", powers), ("after", renamed)] {
@@ -221,7 +221,7 @@ fn scales_that_do_not_fit_are_refused_by_name() {
     }
     let [beside, after] = ["Q-beside", "Q-after"].map(|name| tensors(&scratch.path(name)));
     assert_eq!(beside, after);
-    // Other blocks are as the config says.
+    // The config gives other block sizes.
     let scratch = Scratch::new();
     scratch.write_tensors("IN/model.safetensors", &[weight, scale(Dtype::F32, &[4, 3])]);
     let config = json!({ "quantization_config": { "quant_method": "fp8", "weight_block_size": [64, 128] } });
@@ -243,7 +243,7 @@ fn reading_commands_understand_them() {
     assert!(total.split_whitespace().eq(["total", "0", "∞", "0", "1.000000"]), "{text}");
     run(&[&"convert", &input, &"--to", &"modelopt", &"--out", &scratch.path("OUT")])
         .fails_with(&["F8_E4M3 under scales", "`quantize` takes them as input"]);
-    // A scale that is no number is a finding.
+    // A NaN scale is a finding.
     let mut broken = scales(3);
     broken[4] = f32::INFINITY;
     let weight: TensorData = ("a.weight", Dtype::F8_E4M3, SHAPE.to_vec(), codes(1));
@@ -258,7 +258,7 @@ fn reading_commands_understand_them() {
     );
 }
 
-/// The config of a model that is quantized in another way still says so.
+/// The config of a model with another quantization method still names it.
 #[test]
 fn other_methods_are_not_mistaken() {
     let scratch = Scratch::new();
@@ -269,7 +269,7 @@ fn other_methods_are_not_mistaken() {
     quantize(&scratch, &scratch.path("IN"), "OUT", &[]).fails_with(&["gptq", "quantized already"]);
 }
 
-/// The methods of configs, and a layer's codes and scales by their names.
+/// Methods of configs, with the names of a layer's codes and scales.
 fn one_scale_for_many() -> Vec<(&'static str, Vec<TensorData>)> {
     let weight = |dtype| ("a.weight", dtype, SHAPE.to_vec(), codes(7));
     let scale = |dtype, shape: &[usize], bytes| ("a.weight_scale", dtype, shape.to_vec(), bytes);
@@ -285,7 +285,7 @@ fn one_scale_for_many() -> Vec<(&'static str, Vec<TensorData>)> {
             "modelopt",
             vec![weight(Dtype::F8_E4M3), scale(Dtype::F32, &[], floats(&[0.01])), input(floats(&[1.0]))],
         ),
-        // MXFP8, which is a format of ours as well.
+        // MXFP8, which is an output format, too.
         (
             "compressed-tensors",
             vec![weight(Dtype::F8_E4M3), scale(Dtype::U8, &[SHAPE[0], SHAPE[1] / 32], powers)],
@@ -325,7 +325,7 @@ fn scales_of_rows_tensors_and_blocks_of_a_row_are_input_too() {
 }
 
 #[test]
-fn what_is_more_than_codes_and_scales_is_refused_by_name() {
+fn weights_with_further_parts_are_refused_by_name() {
     let weight: TensorData = ("a.weight", Dtype::I8, SHAPE.to_vec(), codes(1));
     let scale: TensorData = ("a.weight_scale", Dtype::F32, vec![SHAPE[0], 1], floats(&[0.5; SHAPE[0]]));
     let zeros = |bytes| ("a.weight_zero_point", Dtype::I8, vec![SHAPE[0], 1], bytes);
@@ -364,7 +364,7 @@ fn what_is_more_than_codes_and_scales_is_refused_by_name() {
 #[test]
 fn a_single_block_with_one_scale_is_block_fp8() {
     let scratch = Scratch::new();
-    // Scales that bf16 does not have, for all of [128, 128] and [100, 64].
+    // One scale, not representable in bf16, for each whole matrix of [128, 128] and [100, 64].
     let scale = |name| (name, Dtype::F32, vec![1, 1], floats(&[1.0 / 3.0]));
     let weight = |name, rows: usize, cols: usize| {
         (name, Dtype::F8_E4M3, vec![rows, cols], codes(1)[..rows * cols].to_vec())
@@ -393,7 +393,7 @@ fn a_single_block_with_one_scale_is_block_fp8() {
 }
 
 #[test]
-fn what_is_said_about_the_cache_stays_or_is_told_of() {
+fn cache_settings_are_kept_or_reported() {
     let fp8 =
         json!({ "dynamic": false, "num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": true });
     let int8 = json!({ "num_bits": 8, "type": "int" });
@@ -439,7 +439,8 @@ fn two_tensors_of_scales_for_one_of_codes_are_refused_by_both_names() {
     }
 }
 
-/// A matrix of FP8 that becomes infinite in bf16 at row 1, column 2, and NaN at row 3, column 4.
+/// Writes an FP8 matrix whose bf16 values are infinite at row 1, column 2, and NaN at row 3, column
+/// 4.
 fn beyond_bf16(scratch: &Scratch) -> PathBuf {
     let mut codes = vec![0x38; 16 * 64];
     (codes[64 + 2], codes[3 * 64 + 4]) = (0x7E, 0xFF);

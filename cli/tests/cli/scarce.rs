@@ -1,4 +1,4 @@
-//! Where the system gives little: few threads, open files and bytes, and disks that are full.
+//! Scarce resources: few threads, few open files, little memory, and full disks.
 
 use std::fs;
 use std::path::Path;
@@ -10,7 +10,7 @@ use safetensors::tensor::Dtype;
 use super::parts::files;
 use super::{floats, noise, quantize};
 
-/// `quantize INPUT --out OUT`, run by a shell after a line that sets limits.
+/// Runs `quantize INPUT --out OUT` in a shell, after a line that sets limits.
 fn limited(scratch: &Scratch, limits: &str, input: &Path, more: &[&str]) -> Command {
     let program = command(&[&"quantize", &input, &"--out", &scratch.path("OUT"), &"--device", &"cpu"]);
     let mut shell = Command::new("bash");
@@ -26,10 +26,10 @@ fn entries(scratch: &Scratch) -> Vec<String> {
     names
 }
 
-/// Each thread takes a gigabyte of address space, and there is room for some of them. At the limit on processes the
-/// system refuses threads by the same error.
+/// Each thread takes a gigabyte of address space, and the limit allows only some threads. At the
+/// limit on processes the system refuses threads with the same error.
 #[test]
-fn work_is_done_by_the_threads_that_there_are() {
+fn runs_work_with_the_available_threads() {
     let scratch = Scratch::new();
     quantize(&scratch, &sample(), "ONE", &[]).ok();
     let mut done = Vec::new();
@@ -83,9 +83,9 @@ fn files_beyond_the_limit_are_an_error_and_nothing_is_left() {
     }
 }
 
-/// Allocations that fail abort the process, which leaves its directory to the next run.
+/// A failed allocation aborts the process. The next run removes its directory.
 #[test]
-fn what_aborts_for_want_of_memory_is_removed_by_the_next_run() {
+fn leftovers_of_failed_allocations_are_removed_by_the_next_run() {
     let scratch = Scratch::new();
     for megabytes in (40..140).step_by(10) {
         let limit = format!("ulimit -v {}", megabytes << 10);
@@ -97,14 +97,14 @@ fn what_aborts_for_want_of_memory_is_removed_by_the_next_run() {
     assert_eq!(entries(&scratch), ["OUT"]);
 }
 
-/// Facts and reports come after the output, and their failure is not the output's.
+/// JSON and reports are written after the output. Their failure does not affect the output.
 #[test]
 fn a_full_disk_for_reports_does_not_hide_that_the_output_is_complete() {
     let scratch = Scratch::new();
     quantize(&scratch, &sample(), "ONE", &["--format", "nvfp4"]).ok();
     let quantize =
         |more: &[&str]| quantize(&scratch, &sample(), "OUT", &[&["--format", "nvfp4"], more].concat());
-    let said = |out: &str| format!("{out} is complete; only this failed: cannot write /dev/full");
+    let said = |out: &str| format!("{out} is complete, only this failed: cannot write /dev/full");
     for option in ["--json", "--report"] {
         let run = quantize(&[option, "/dev/full"]);
         run.fails_with(&[&said("OUT"), "No space left"]);
@@ -121,7 +121,7 @@ fn a_full_disk_for_reports_does_not_hide_that_the_output_is_complete() {
         command.args(&words[1..]);
         let mut shell = Command::new("bash");
         shell.args(["-c", "\"$@\" > /dev/full", "bash"]).arg(command.get_program()).args(command.get_args());
-        Run::new(shell).fails_with(&[words[0], "is complete; only this failed: cannot write to stdout"]);
+        Run::new(shell).fails_with(&[words[0], "is complete, only this failed: cannot write to stdout"]);
         assert!(scratch.path(words[0]).join("config.json").exists());
     }
 }

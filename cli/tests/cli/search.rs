@@ -1,4 +1,4 @@
-//! Searched scales: the options, their output, importance by column, and global scales that are searched too.
+//! Searches for scales: options, output, importance by column, and searched global scales.
 
 use half::bf16;
 use microscale::{
@@ -13,13 +13,13 @@ use super::{bf16s, floats, noise, quantizable, quantize, read_json, tensors};
 
 const COLS: usize = 64;
 
-/// A weight of 8 rows whose values differ from others of another seed.
+/// Returns a weight of 8 rows. Seeds give different values.
 fn weight(name: &'static str, seed: usize) -> TensorData {
     let values = noise(8 * COLS + seed).split_off(seed);
     (name, Dtype::F32, vec![8, COLS], floats(&values))
 }
 
-/// The library's bytes and errors for a weight of [`weight`].
+/// Returns the library's bytes and errors for a result of [`weight`].
 fn of_library(seed: usize, recipe: &Recipe, importance: Option<&[f32]>) -> (QuantizedTensor, ErrorStats) {
     let values = noise(8 * COLS + seed).split_off(seed);
     let shape = Shape::new(8, COLS);
@@ -34,7 +34,7 @@ fn of_library(seed: usize, recipe: &Recipe, importance: Option<&[f32]>) -> (Quan
     (tensor, errors)
 }
 
-/// MXFP4, or NVFP4 by numerics whose global scale files hold unchanged.
+/// MXFP4, and NVFP4 with numerics whose global scale is stored unchanged.
 fn recipe(format: Format, search: Search) -> Recipe {
     let mut recipe = Recipe::of(format, Numerics::default_for(format)).unwrap();
     recipe.search = search;
@@ -91,17 +91,17 @@ fn every_word_says_what_it_found_in_the_table_and_in_json() {
                 assert!(error_of(tensor, "relative_squared_error") <= plain, "{tensor}");
             }
         }
-        // None, four-six, window, full. MXFP4's three find the same here.
+        // None, four-six, window, full. In MXFP4 the latter three have the same result.
         assert!(errors[0] > errors[1] && errors[1] >= errors[2] && errors[2] >= errors[3], "{errors:?}");
     }
 }
 
 #[test]
-fn the_bytes_are_the_librarys() {
+fn searched_bytes_equal_the_librarys() {
     let scratch = Scratch::new();
     let before = tensors(&sample());
     for (format, search) in [(Format::Mxfp4, Search::Full), (Format::Nvfp4, Search::FourSix)] {
-        // One global scale for all, so that none is shared.
+        // A given global scale, so that layers share none.
         let global = Global::Given(GlobalScale::Divisor(1500.0));
         let recipe = recipe(format, search).with_global(global);
         let mut more = vec!["--format", format.word(), "--search", search.word(), "--device", "cpu"];
@@ -268,7 +268,7 @@ fn searching_global_scales_lowers_the_error_of_the_sample() {
             (error_of(&facts, "relative_squared_error"), plain)
         });
         assert!(errors[1].0 < errors[0].0, "{numerics} {errors:?}");
-        // Plain scales are those under the library's own global scale.
+        // Plain scales use the library's own global scale.
         assert_eq!(errors[0].1, errors[1].1, "{numerics}");
     }
 }

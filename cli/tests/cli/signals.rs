@@ -1,4 +1,4 @@
-//! Runs that are asked to end: they remove what they have begun, and end by the signal.
+//! Runs that receive a signal: they remove incomplete outputs, and end by the signal.
 
 use std::fs;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -13,7 +13,7 @@ const SIGHUP: i32 = 1;
 const SIGINT: i32 = 2;
 const SIGTERM: i32 = 15;
 
-/// A file of zeros that takes no room on the disk. Its tensors have so many rows and columns.
+/// Writes a sparse file of zeros, with tensors of `rows` rows and `cols` columns.
 fn zeros(scratch: &Scratch, tensors: u64, rows: u64, cols: u64) -> PathBuf {
     let bytes = rows * cols * 4;
     let header = (0..tensors).map(|i| {
@@ -27,26 +27,27 @@ fn zeros(scratch: &Scratch, tensors: u64, rows: u64, cols: u64) -> PathBuf {
     input
 }
 
-/// The number of entries. Not `contents`, which would read gigabytes.
+/// Returns the number of entries. `contents` would read gigabytes.
 fn entries(scratch: &Scratch) -> usize {
     fs::read_dir(scratch.path("")).unwrap().count()
 }
 
-/// Has a program begin with signals as they are by default. What starts the tests in the background may ignore
-/// some, which would be inherited.
+/// Starts a program with the default signal actions. A shell that runs the tests in the background
+/// may ignore signals, and children inherit that.
 fn with_default_signals(command: &mut Command) -> &mut Command {
     let reset = || {
         for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
-            // SAFETY: the default runs no code of this program.
+            // SAFETY: the default action runs no code of this program.
             unsafe { set_handler(signal, SigHandler::SigDfl) }?;
         }
         Ok(())
     };
-    // SAFETY: setting a signal's default is allowed between fork and exec, and nothing is allocated.
+    // SAFETY: `signal` is async-signal-safe, so it is allowed between fork and exec. It does not
+    // allocate.
     unsafe { command.pre_exec(reset) }
 }
 
-/// Starts a run, and waits until it writes.
+/// Starts a run, and waits until it writes its output.
 fn begun(scratch: &Scratch, input: &Path, more: &[&str]) -> Child {
     let mut command = command(&[&"quantize", &input, &"--out", &scratch.path("OUT")]);
     let command = with_default_signals(&mut command);
@@ -67,14 +68,14 @@ fn signal(child: &Child, signal: i32) {
 #[test]
 fn an_interrupted_run_leaves_nothing_and_ends_by_the_signal() {
     let scratch = Scratch::new();
-    // A gigabyte in tensors small enough to stop between them.
+    // A gigabyte of tensors, small enough to stop between two of them.
     let input = zeros(&scratch, 256, 1024, 1024);
     for number in [SIGINT, SIGTERM, SIGHUP] {
         let child = begun(&scratch, &input, &[]);
         signal(&child, number);
         let output = child.wait_with_output().unwrap();
         let stderr = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(stderr, "error: interrupted; nothing was written\n");
+        assert_eq!(stderr, "error: interrupted: nothing was written\n");
         assert_eq!(output.status.signal(), Some(number));
         assert_eq!(entries(&scratch), 1, "only the input should be there");
     }
@@ -83,7 +84,7 @@ fn an_interrupted_run_leaves_nothing_and_ends_by_the_signal() {
 #[test]
 fn a_run_inside_of_one_large_tensor_ends_within_a_second() {
     let scratch = Scratch::new();
-    // 2.4 GB, searched: minutes.
+    // 2.4 GB with a search take minutes.
     let input = zeros(&scratch, 1, 1 << 15, 18_432);
     let options = ["--device", "cpu", "--format", "nvfp4", "--search", "full"];
     let child = begun(&scratch, &input, &options);
@@ -93,7 +94,7 @@ fn a_run_inside_of_one_large_tensor_ends_within_a_second() {
     let output = child.wait_with_output().unwrap();
     let took = asked.elapsed();
     assert_eq!(output.status.signal(), Some(SIGINT));
-    // Within a second, and what a busy machine takes.
+    // One second, plus an allowance for a busy machine.
     assert!(took < Duration::from_secs(3), "{took:?}");
     assert_eq!(entries(&scratch), 1, "only the input should be there");
 }
@@ -101,18 +102,22 @@ fn a_run_inside_of_one_large_tensor_ends_within_a_second() {
 #[test]
 fn a_second_signal_ends_a_run_at_once_and_the_next_run_removes_its_leftovers() {
     let scratch = Scratch::new();
-    // A row is searched as a whole, for longer than signals that count as one are apart.
+    // A row is searched as a whole, for longer than signals count as one.
     let input = zeros(&scratch, 1, 4, 1 << 27);
     let options = ["--device", "cpu", "--format", "nvfp4", "--search", "full"];
-    let child = begun(&scratch, &input, &options);
-    signal(&child, SIGINT);
-    std::thread::sleep(Duration::from_millis(200));
-    signal(&child, SIGINT);
-    let output = child.wait_with_output().unwrap();
-    assert_eq!(output.status.signal(), Some(SIGINT));
-    let left = fs::read_dir(scratch.path("")).unwrap().map(|entry| entry.unwrap().path());
-    let left = left.filter(|path| *path != input).collect::<Vec<_>>();
-    assert_eq!(left.len(), 1, "the run has cleaned up before the second signal");
+    let killed = || {
+        let child = begun(&scratch, &input, &options);
+        signal(&child, SIGINT);
+        std::thread::sleep(Duration::from_millis(200));
+        signal(&child, SIGINT);
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(output.status.signal(), Some(SIGINT));
+        let left = fs::read_dir(scratch.path("")).unwrap().map(|entry| entry.unwrap().path());
+        left.filter(|path| *path != input).collect::<Vec<_>>()
+    };
+    // On a busy machine a run may clean up before the second signal.
+    let left = (0..10).map(|_| killed()).find(|left| !left.is_empty()).unwrap_or_default();
+    assert_eq!(left.len(), 1, "ten runs have cleaned up before the second signal");
     let child = begun(&scratch, &input, &options);
     while left[0].exists() {
         std::thread::yield_now();
@@ -164,7 +169,8 @@ fn a_loop_in_a_shell_stops() {
     let input = zeros(&scratch, 256, 1024, 1024);
     let program = command(&[&"quantize", &input, &"--out", &scratch.path("OUT")]);
     let said = scratch.path("said");
-    // The shell is sent the signal as well, as by a terminal: it stops only if its child ended by it.
+    // The shell gets the signal, too, as from a terminal. It stops only if its child ended by the
+    // signal.
     let script = "trap 'exit 130' INT; for i in 1 2 3; do \"$@\"; echo $? >> $SAID; done";
     let mut shell = Command::new("bash");
     shell.args(["-c", script, "bash"]).env("SAID", &said).arg(program.get_program()).args(program.get_args());

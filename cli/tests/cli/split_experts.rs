@@ -1,4 +1,4 @@
-//! Experts of a layer that lie in one tensor, taken one by one.
+//! `--split-experts`: merged experts of a layer become one tensor each.
 
 use std::ops::ControlFlow;
 
@@ -15,7 +15,7 @@ const EXPERTS: usize = 3;
 const HIDDEN: usize = 64;
 const INTERMEDIATE: usize = 96;
 
-/// Two layers' experts in one of three forms, and what is not theirs.
+/// Layouts of a layer's experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Form {
     OneByOne,
@@ -23,7 +23,7 @@ enum Form {
     Transposed,
 }
 
-/// A matrix of values that no other has.
+/// Returns a matrix of unique values.
 fn matrix(layer: usize, expert: usize, which: usize, rows: usize, cols: usize) -> Vec<bf16> {
     let scale = 1.0 + (layer * 100 + expert * 10 + which) as f32 / 64.0;
     noise(rows * cols).into_iter().map(|value| bf16::from_f32(value * scale)).collect()
@@ -37,9 +37,9 @@ fn bytes(values: &[bf16]) -> Vec<u8> {
     values.iter().flat_map(|value| value.to_le_bytes()).collect()
 }
 
-/// The tensors of a layer.
+/// Returns the tensors of a layer.
 fn layer(form: Form, layer: usize) -> Vec<TensorData> {
-    // Names of tests' tensors live as long as the test.
+    // The names of the tensors must outlive the test.
     let name = |rest: &str| &*format!("model.layers.{layer}.mlp.{rest}").leak();
     let bf16 = Dtype::BF16;
     let mut all = vec![(
@@ -83,7 +83,7 @@ fn layer(form: Form, layer: usize) -> Vec<TensorData> {
     all
 }
 
-/// A checkpoint in two shards with an index.
+/// Writes a checkpoint in two shards with an index.
 fn checkpoint(scratch: &Scratch, name: &str, form: Form, config: &Value) {
     let mut map = serde_json::Map::new();
     for number in 0..2 {
@@ -117,7 +117,7 @@ fn experts_of_every_layout_become_those_that_were_one_by_one() {
     for (name, form) in [("ONE", Form::OneByOne), ("ROWS", Form::Rows), ("T", Form::Transposed)] {
         checkpoint(&scratch, name, form, &config());
     }
-    // Some are quantized, with the gate and up of an expert under one global scale, and others stay in bf16.
+    // Some experts are quantized, with one global scale for gate and up, and others stay in bf16.
     let cases: [&[&str]; 3] = [
         &["--format", "mxfp4", "--exclude", "*layers.1*.experts.*"],
         &["--format", "nvfp4", "--exclude", "*layers.0*.experts.*"],
@@ -167,7 +167,7 @@ fn operations_of_the_library_transpose_split_experts_that_they_copy() {
     for (name, form) in [("ONE", Form::OneByOne), ("T", Form::Transposed)] {
         checkpoint(&scratch, name, form, &config());
     }
-    // One tensor is quantized, so that it can be dequantized and the experts copied.
+    // One tensor is quantized, so that `dequantize` accepts the checkpoint and copies the experts.
     quantize(&scratch, "T", "Q", &["--format", "mxfp4", "--include", "*.gate.weight"]).ok();
     let options = OpenOptions { split_experts: true, ..OpenOptions::default() };
     let checkpoint = Checkpoint::open_with(&scratch.path("Q"), options).unwrap();
@@ -179,7 +179,7 @@ fn operations_of_the_library_transpose_split_experts_that_they_copy() {
     assert_eq!(same, 2 * EXPERTS * 3);
 }
 
-/// The experts of Llama 4 are one tensor in unquantized files and apart in quantized ones.
+/// The experts of Llama 4 are merged in unquantized checkpoints and split in quantized ones.
 #[test]
 fn experts_of_llama_4_are_split_by_default_and_joined_when_dequantized() {
     let scratch = Scratch::new();
@@ -230,7 +230,7 @@ fn experts_of_llama_4_are_split_by_default_and_joined_when_dequantized() {
         let index = read_json(scratch.path(format!("{out}.bf16/model.safetensors.index.json")));
         assert!(index["weight_map"].as_object().unwrap().keys().all(|name| joined.contains_key(name)));
     }
-    // Parts and their merge split them, too.
+    // Parts and their merge give the same result.
     for part in ["1/2", "2/2"] {
         quantize(&scratch, "T", "PARTS", &["--format", "mxfp4", "--part", part]).ok();
     }
@@ -250,7 +250,7 @@ fn experts_of_a_layer_are_quantized_together_or_not_at_all() {
             "{refused:#?}"
         );
     }
-    // Rows of 80 are whole blocks of 16 and not of 32.
+    // Rows of 80 divide into blocks of 16, but not of 32.
     let weight = |name: &'static str, shape: [usize; 2]| -> TensorData {
         (name, Dtype::BF16, shape.to_vec(), bytes(&matrix(0, 0, 0, shape[0], shape[1])))
     };
@@ -270,7 +270,7 @@ fn experts_of_a_layer_are_quantized_together_or_not_at_all() {
 }
 
 #[test]
-fn what_cannot_be_split_is_refused() {
+fn unsplittable_experts_are_refused() {
     let scratch = Scratch::new();
     checkpoint(&scratch, "ONE", Form::OneByOne, &config());
     checkpoint(&scratch, "NO_SIZE", Form::Rows, &json!({ "architectures": ["X"] }));

@@ -1,4 +1,4 @@
-//! Codes without scales, scales without codes, and codes of libraries that are not understood.
+//! Codes without scales, scales without codes, and codes of unsupported libraries.
 
 use std::path::{Path, PathBuf};
 
@@ -13,14 +13,14 @@ const LAYER: &str = "model.layers.0.mlp.up_proj";
 /// Elements of [`LAYER`]'s weight: 16 rows, 64 columns.
 const COUNT: usize = 16 * 64;
 
-/// A tensor of [`LAYER`], with bytes that are a number in every dtype of floats.
+/// Returns a tensor of [`LAYER`], with bytes that are finite in every float dtype.
 fn part(name: &str, dtype: Dtype, shape: &[usize]) -> TensorData {
     let bytes = shape.iter().product::<usize>() * dtype.bitsize() / 8;
     let name: &'static str = name.replace('X', LAYER).leak();
     (name, dtype, shape.to_vec(), vec![0x38; bytes])
 }
 
-/// A model in a directory, or a file if there is no config.
+/// Writes a model as a directory, or as a file without a config.
 fn model(scratch: &Scratch, stored: &[TensorData], config: Option<Value>) -> PathBuf {
     let values = noise(4 * 64).into_iter().flat_map(|value| half::bf16::from_f32(value).to_le_bytes());
     let head: TensorData = ("lm_head.weight", Dtype::BF16, vec![4, 64], values.collect());
@@ -37,7 +37,7 @@ fn model(scratch: &Scratch, stored: &[TensorData], config: Option<Value>) -> Pat
     scratch.path("IN")
 }
 
-/// Makes sure that every command which needs values refuses a checkpoint with these words, and that
+/// Asserts that every command that needs values refuses a checkpoint with these words, and that
 /// `inspect` and `doctor` name the tensor.
 #[track_caller]
 fn refused(input: &Path, scratch: &Scratch, parts: &[&str]) {
@@ -54,7 +54,7 @@ fn refused(input: &Path, scratch: &Scratch, parts: &[&str]) {
     assert!(!out.exists());
     let text = run(&[&"inspect", &input]).ok();
     assert!(text.contains("cannot be read") && parts.iter().all(|part| text.contains(part)), "{text}");
-    let found = run(&[&"doctor", &input, &"--json"]);
+    let found = run(&[&"doctor", &input, &"--json", &"-"]);
     let json: Value = serde_json::from_str(&found.stdout).unwrap();
     let findings = json["findings"].as_array().unwrap();
     assert!(found.code == Some(1) && findings.len() == 1, "{found:#?}");
@@ -77,7 +77,7 @@ fn codes_without_scales_are_refused_by_name() {
         (fp8(Dtype::F8_E5M2), method("fp8"), ".weight_scale_inv"),
         (vec![part("X.weight", Dtype::I8, &[16, 64])], method("compressed-tensors"), ".weight_scale"),
         (vec![part("X.weight", Dtype::U8, &[16, 32])], method("modelopt"), ".weight_scale"),
-        // A part of the weight is there, or another weight of the dtype has scales.
+        // The weight has another part, or another weight of the dtype has scales.
         (
             vec![part("X.weight", Dtype::U8, &[16, 32]), part("X.weight_scale_2", Dtype::F32, &[])],
             None,
@@ -100,7 +100,7 @@ fn codes_without_scales_are_refused_by_name() {
             None,
             ".experts.down_proj_scales",
         ),
-        // ComfyUI's files say so by a tensor, or by a word for the layer.
+        // ComfyUI's files declare it with a tensor, or with a word for the layer.
         (
             [fp8(Dtype::F8_E4M3), vec![part("scaled_fp8", Dtype::F8_E4M3, &[0])]].concat(),
             None,
@@ -149,7 +149,7 @@ fn scales_without_codes_are_refused_by_name() {
     let scales = part("X.experts.down_proj_scales", Dtype::U8, &[2, 16, 2]);
     let input = model(&scratch, &[scales], None);
     refused(&input, &scratch, &["experts.down_proj_scales", "experts.down_proj_blocks is there"]);
-    // The scales have the error if several parts are there.
+    // If several parts exist, the error names the scales.
     let scratch = Scratch::new();
     let stored =
         [part("X.weight_scale", Dtype::F8_E4M3, &[16, 4]), part("X.weight_global_scale", Dtype::F32, &[1])];
@@ -206,7 +206,7 @@ fn codes_that_are_not_understood_are_refused_by_name() {
 fn tensors_of_the_model_are_copied() {
     let stored = [
         part("X.weight", Dtype::BF16, &[16, 64]),
-        // compressed-tensors leaves scales next to weights that it has dequantized.
+        // compressed-tensors leaves the scales of dequantized weights in the file.
         part("model.layers.1.mlp.up_proj.weight", Dtype::BF16, &[16, 64]),
         part("model.layers.1.mlp.up_proj.weight_scale", Dtype::F32, &[1]),
         part("model.layers.0.self_attn.k_proj.k_scale", Dtype::F32, &[]),
@@ -234,7 +234,7 @@ fn tensors_of_the_model_are_copied() {
     run(&[&"compare", &input, &input]).ok();
     let text = run(&[&"inspect", &input]).ok();
     assert!(!text.contains("cannot be read"), "{text}");
-    run(&[&"doctor", &input]).ok();
+    run(&[&"doctor", &input]).fails_with(&["is unquantized"]);
 }
 
 #[test]
@@ -259,7 +259,7 @@ fn plain_fp8_layers_are_copied_and_ignored() {
     }
 }
 
-/// An embedding that was cast without scales is no linear layer.
+/// An embedding that is cast without scales is not a linear layer.
 #[test]
 fn plain_fp8_beside_scaled_layers_is_allowed_for_other_roles() {
     let stored = [
@@ -287,7 +287,7 @@ fn comfyuis_fp8_with_scale_weight_is_read() {
             scale("model.diffusion_model.double_blocks.0.img_attn.qkv.scale_input"),
             part("model.diffusion_model.scaled_fp8", dtype, &[2]),
             part("model.diffusion_model.img_in.weight", Dtype::BF16, &[16, 64]),
-            // Of another model in the file, as its name says.
+            // Its name shows that it belongs to another model in the file.
             weight("text_encoders.t5.layer.0.wi"),
             scale("text_encoders.t5.layer.0.wi.scale_weight"),
             part("text_encoders.t5.scaled_fp8", dtype, &[0]),

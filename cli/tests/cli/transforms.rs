@@ -1,4 +1,4 @@
-//! Checkpoints whose weights and activations are rotated, as compressed-tensors and Quark store them.
+//! Checkpoints with rotated weights and activations, in compressed-tensors' and Quark's formats.
 
 use std::path::PathBuf;
 
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::{floats, noise, quantize, read_json, tensors};
 
-/// A group of transforms with modules at each of these locations.
+/// Returns a group of transforms with modules at each of these locations.
 fn group(locations: &[&str]) -> Value {
     let apply = locations.iter().map(|location| json!({ "targets": ["Linear"], "location": location }));
     json!({ "type": "hadamard", "head_dim": 64, "apply": apply.collect::<Vec<_>>() })
@@ -18,7 +18,7 @@ fn config_of(groups: Value) -> Value {
     json!({ "config_groups": groups })
 }
 
-/// The sample in MXFP4 or NVFP4, with an entry of transforms in its config.
+/// Writes the sample in MXFP4 or NVFP4, with an entry of transforms in its config.
 fn transformed(scratch: &Scratch, format: &str, transforms: &Value) -> PathBuf {
     quantize(scratch, &sample(), "IN", &["--format", format]).ok();
     let mut config = read_json(scratch.path("IN/config.json"));
@@ -27,7 +27,7 @@ fn transformed(scratch: &Scratch, format: &str, transforms: &Value) -> PathBuf {
     scratch.path("IN")
 }
 
-/// Transforms as llm-compressor writes them, with words that errors have for them.
+/// Returns llm-compressor's transforms, with the words that errors use.
 fn transforms() -> Vec<(Value, &'static str)> {
     let spinquant =
         json!({ "R1": group(&["weight_output", "weight_input"]), "R4": group(&["input", "weight_input"]) });
@@ -36,7 +36,7 @@ fn transforms() -> Vec<(Value, &'static str)> {
         (config_of(json!({ "u": group(&["output"]) })), "transform_config (output)"),
         (config_of(json!({ "R3": group(&["q_attn", "k_cache"]) })), "transform_config (k_cache, q_attn)"),
         (config_of(json!({ "R2": group(&["weight_output"]) })), "remove transform_config from the file"),
-        // compressed-tensors before 0.11, and entries that no version has.
+        // compressed-tensors before 0.11, and entries unknown to every version.
         (json!({ "transform_groups": { "v": group(&["input"]) } }), "transform_config (input)"),
         (config_of(json!({ "v": { "type": "hadamard" } })), "transform_config says"),
         (json!(["hadamard"]), "transform_config says"),
@@ -98,7 +98,7 @@ fn empty_transforms_are_none() {
     }
 }
 
-/// Older configs nest the description, or have it under another key or in the text model's config.
+/// Older configs nest the entry, or have it under another key or in the text model's config.
 #[test]
 fn transforms_are_found_wherever_loaders_look() {
     let transforms = config_of(json!({ "v": group(&["input", "weight_input"]) }));
@@ -118,7 +118,7 @@ fn transforms_are_found_wherever_loaders_look() {
     }
 }
 
-/// A model that is transformed and not quantized, and one of FP8, which is quantized anew otherwise.
+/// An unquantized transformed model, and an FP8 one, which would otherwise be quantized again.
 #[test]
 fn rotated_floats_and_fp8_are_not_quantized() {
     let transforms = config_of(json!({ "v": group(&["input", "weight_input"]) }));
@@ -135,7 +135,8 @@ fn rotated_floats_and_fp8_are_not_quantized() {
     }
 }
 
-/// A transform of activations is a finding, as transformers leaves it out. Its tensor is no layer.
+/// A transform of activations is a finding, because transformers ignores it. Its tensor is no
+/// layer.
 #[test]
 fn doctor_names_transforms_of_activations_and_knows_their_tensors() {
     for (locations, found) in [
@@ -157,7 +158,7 @@ fn doctor_names_transforms_of_activations_and_knows_their_tensors() {
         scratch.write_tensors("IN/model.safetensors", &stored);
         scratch.write("IN/config.json", config.to_string());
         let input = scratch.path("IN");
-        let diagnosis = run(&[&"doctor", &input, &"--json"]);
+        let diagnosis = run(&[&"doctor", &input, &"--json", &"-"]);
         let json: Value = serde_json::from_str(&diagnosis.stdout).unwrap();
         let findings = json["findings"].as_array().unwrap();
         assert_eq!(findings.len(), found, "{findings:#?}");

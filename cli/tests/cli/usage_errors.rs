@@ -1,4 +1,4 @@
-//! Requests that are refused or broken off: nothing is left behind then.
+//! Refused and aborted commands, which leave no files.
 
 use std::fs;
 use std::io::Read;
@@ -100,7 +100,7 @@ fn wrong_command_lines_are_usage_errors() {
         let run = Run::new(command);
         assert_eq!(run.code, Some(2), "{run:#?}");
     }
-    // A pattern may be as long as one that takes moderate memory.
+    // Patterns may be long while they take moderate memory.
     for option in ["--include", "--exclude"] {
         let with = |bytes| run(&[&"quantize", &"x", &"--out", &"y", &option, &"?".repeat(bytes)]);
         let refused = with(1025);
@@ -110,12 +110,12 @@ fn wrong_command_lines_are_usage_errors() {
         }
         with(1024).fails_with(&["cannot open x"]);
     }
-    // The words come from the library's own lists.
+    // The words come from the library's lists.
     let help = run(&[&"quantize", &"--help"]).ok();
     for word in ["mxfp4", "nvfp4", "floor", "rceil", "away", "compressed-tensors", "saturate"] {
         assert!(help.contains(word), "{help}");
     }
-    // Formats that no checkpoint format holds are not offered where a file would be written.
+    // Formats without a checkpoint format are not offered for output files.
     let wrong = run(&[&"quantize", &"x", &"--out", &"y", &"--format", &"fp3"]).stderr;
     assert!(wrong.contains("mxfp8-e4m3"), "{wrong}");
     for word in ["mxfp8-e5m2", "nf4", "mxfp4-e3m0"] {
@@ -152,7 +152,8 @@ fn options_that_do_not_go_together_are_usage_errors_that_say_so() {
     ] {
         let run = quantize(&scratch, &sample(), "OUT", &args.split(' ').collect::<Vec<_>>());
         assert_eq!(run.code, Some(2), "{run:#?}");
-        let line = run.stderr.lines().last().unwrap_or_default();
+        let messages = run.messages();
+        let line = messages.lines().last().unwrap_or_default();
         assert!(line.starts_with("error: ") && parts.iter().all(|part| line.contains(part)), "{run:#?}");
     }
     assert_eq!(before, scratch.contents());
@@ -191,7 +192,7 @@ fn json_that_cannot_be_written_is_noticed_before_the_work() {
 }
 
 #[test]
-fn a_reader_who_has_seen_enough_is_no_error() {
+fn a_closed_pipe_is_no_error() {
     let mut child =
         command(&[&"inspect", &sample()]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     drop(child.stdout.take());
@@ -201,9 +202,9 @@ fn a_reader_who_has_seen_enough_is_no_error() {
     assert_eq!(stderr, "");
 }
 
-/// A terminal takes control characters for commands, such as to rename its window or to type for the user.
+/// Terminals interpret control characters as commands, such as renaming the window or typing input.
 #[test]
-fn names_do_nothing_to_a_terminal() {
+fn control_characters_in_names_are_escaped() {
     let scratch = Scratch::new();
     let name = "a\u{1b}]0;owned\u{7}\u{202e}.weight";
     let tensors = [(name, Dtype::F32, vec![2, 32], floats(&noise(64)))];
@@ -244,7 +245,7 @@ fn files_of_another_kind_are_called_by_their_names() {
 }
 
 #[test]
-fn what_is_quantized_already_is_known_wherever_the_config_says_so() {
+fn quantized_input_is_detected_in_any_config() {
     let method = json!({ "quant_method": "compressed-tensors" });
     for config in [
         json!({ "quantization_config": method }),
@@ -259,7 +260,7 @@ fn what_is_quantized_already_is_known_wherever_the_config_says_so() {
         quantize(&scratch, &scratch.path("IN"), "OUT", &[])
             .fails_with(&["compressed-tensors", "quantized already"]);
     }
-    // None of them is left when the weights are floats again.
+    // Dequantized weights have none of them.
     let scratch = Scratch::new();
     quantize(&scratch, &sample(), "Q", &[]).ok();
     let mut config = read_json(scratch.path("Q/config.json"));

@@ -1,4 +1,4 @@
-//! Temporary directories that another process removes while a run works: the run fails, and nothing is lost.
+//! Temporary directories that another process removes during a run: the run fails without a loss.
 
 use std::fs;
 use std::ops::ControlFlow;
@@ -13,7 +13,7 @@ use microscale_test_support::Scratch;
 
 use super::parts::{files, input};
 
-/// Runs an operation to an output.
+/// Runs an operation that writes an output.
 type Operation<'a> = &'a dyn Fn(&Path, &mut OnProgress<'_>) -> Result<()>;
 
 fn plan(input: &Checkpoint, part: Option<Part>) -> Plan<'_> {
@@ -25,14 +25,14 @@ fn quantize(input: &Path, out: &Path, progress: &mut OnProgress<'_>) -> Result<(
     plan(&Checkpoint::open(input)?, None).run(out, &Device::Cpu, progress).map(drop)
 }
 
-/// The temporary directories of an output: in its parent, or in the output where it is filled.
+/// Returns the temporary directories of an output: in its parent, or in an existing output.
 fn temporaries(out: &Path) -> Vec<PathBuf> {
     let entries = [out.parent().unwrap(), out].into_iter().filter_map(|within| fs::read_dir(within).ok());
     let directories = entries.flatten().map(|entry| entry.unwrap().path()).filter(|path| path.is_dir());
     directories.filter(|path| path.file_name().unwrap().to_string_lossy().contains(".microscale-")).collect()
 }
 
-/// Removes them, also while workers put files into them.
+/// Removes them, even while workers write files into them.
 fn remove(out: &Path) {
     for path in temporaries(out) {
         while path.exists() {
@@ -41,8 +41,8 @@ fn remove(out: &Path) {
     }
 }
 
-/// Removes the temporary directory at each report of progress. Each time the run must fail, leave no output, and
-/// leave everything else as `before` says.
+/// Removes the temporary directory at each report of progress. Each time the run must fail, leave
+/// no output, and leave everything else equal to `before`.
 fn fails_whenever_its_directory_is_removed(
     operation: Operation<'_>,
     out: &Path,
@@ -75,7 +75,7 @@ fn fails_whenever_its_directory_is_removed(
     }
 }
 
-/// Everything that writes a checkpoint, a directory or a file.
+/// All operations that write a checkpoint, to a directory or a file.
 #[test]
 fn runs_whose_temporary_directory_is_removed_fail_and_lose_nothing() {
     let check = fails_whenever_its_directory_is_removed;

@@ -1,5 +1,5 @@
-//! Entries of a directory that are not plain files: links in circles, links out, pipes and devices. Reading
-//! them never waits, and nothing is written elsewhere.
+//! Directory entries that are not regular files: circular links, links to other directories, pipes
+//! and devices. Reading them never blocks, and nothing is written through them.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -11,12 +11,12 @@ use super::{refused, sharded};
 
 const INDEX: &str = "model.safetensors.index.json";
 
-/// A checkpoint in two shards.
+/// Writes a checkpoint in two shards.
 fn good() -> Scratch {
     sharded(&[("a.weight", "one.safetensors"), ("b.weight", "two.safetensors")])
 }
 
-/// A good checkpoint with something else in a file's place.
+/// Writes a valid checkpoint and replaces one of its files.
 fn with(name: &str, put: impl FnOnce(&Path)) -> Scratch {
     let scratch = good();
     let path = scratch.path("in").join(name);
@@ -27,7 +27,8 @@ fn with(name: &str, put: impl FnOnce(&Path)) -> Scratch {
     scratch
 }
 
-/// The files that `quantize` writes; it must say of each of `left` that it was left behind.
+/// Returns the files that `quantize` writes, and asserts that it reports each of `left` as left
+/// out.
 #[track_caller]
 fn quantized(scratch: &Scratch, left: &[&str]) -> Vec<String> {
     let before = scratch.contents();
@@ -45,7 +46,7 @@ fn quantized(scratch: &Scratch, left: &[&str]) -> Vec<String> {
 
 #[cfg(target_os = "linux")]
 #[test]
-fn nobody_waits_for_a_pipe_or_reads_a_device_to_its_end() {
+fn pipes_and_devices_do_not_block() {
     let puts: [&dyn Fn(&Path); 3] =
         [&|path| make_pipe(path), &|path| symlink("/dev/zero", path).unwrap(), &|path| {
             symlink("/dev/tty", path).unwrap()
@@ -56,7 +57,7 @@ fn nobody_waits_for_a_pipe_or_reads_a_device_to_its_end() {
             refused(&scratch, &scratch.path("in"), &[name, "not a regular file"]);
             refused(&scratch, &scratch.path("in").join(name), &[name, "not a regular file"]);
         }
-        // Two that claim to be the weights, one of which is none.
+        // Two candidates for the weights. One is not a file.
         let scratch = with("model.safetensors", put);
         refused(&scratch, &scratch.path("in"), &["model.safetensors", "both claim"]);
         fs::remove_file(scratch.path("in").join(INDEX)).unwrap();
@@ -91,7 +92,8 @@ fn links_in_circles_end() {
     quantized(&scratch, &["config.json"]);
 }
 
-/// The cache of Hugging Face's library is made of such links. They are read, and files come of them.
+/// Hugging Face's cache consists of such links. They are read, and the output has files in their
+/// place.
 #[test]
 fn links_out_are_read_and_not_followed_when_writing() {
     let scratch = good();
@@ -103,7 +105,7 @@ fn links_out_are_read_and_not_followed_when_writing() {
     let written = quantized(&scratch, &[]);
     assert_eq!(written, ["", INDEX, "one.safetensors", "two.safetensors"]);
 
-    // A folder of shards that is a link: the output has a folder of its own.
+    // A link to a folder of shards: the output has a folder in its place.
     let scratch = sharded(&[("a.weight", "one.safetensors"), ("b.weight", "sub/two.safetensors")]);
     fs::create_dir(scratch.path("blobs")).unwrap();
     fs::rename(scratch.path("in/two.safetensors"), scratch.path("blobs/two.safetensors")).unwrap();

@@ -1,4 +1,4 @@
-//! Claims that would cost memory or time if they were believed.
+//! False sizes and counts that would cost memory or time.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use super::{refused, refused_file, sharded};
 
 #[test]
 fn tensors_beyond_everything_that_can_be_addressed() {
-    // Each fits by itself; where the data ends, is more than any number is.
+    // Each size is valid, but the end of the data overflows.
     let size = (1u64 << 61) - 1;
     let names = ["a", "b", "c", "d", "e", "f", "g", "h", "i"];
     let mut tensors: Vec<_> = (0..8u64).map(|i| (size, i * size, (i + 1) * size)).collect();
@@ -54,10 +54,10 @@ fn entries_of_metadata_are_counted() {
 fn json_files_of_any_size_are_not_read() {
     for name in ["model.safetensors.index.json", "config.json", "hf_quant_config.json"] {
         let scratch = sharded(&[("a.weight", "one.safetensors"), ("b.weight", "two.safetensors")]);
-        // Without a disk that holds it: the file has a length and nothing in it.
+        // A sparse file, which takes no disk space.
         let file = File::create(scratch.path("in").join(name)).unwrap();
         file.set_len(1 << 40).unwrap();
-        // Not by `refused`, which reads everything to compare it.
+        // `refused` would read the whole file to compare it.
         for command in ["inspect", "doctor"] {
             run(&[&command, &scratch.path("in")]).fails_with(&[name, "100 MB"]);
         }
@@ -67,7 +67,8 @@ fn json_files_of_any_size_are_not_read() {
     }
 }
 
-/// Compiling a pattern takes much more memory than it has characters, and its library gives up with a panic.
+/// Compiled patterns take much more memory than their text, and the pattern library panics at its
+/// limit.
 #[test]
 fn patterns_of_any_length_are_not_compiled() {
     let scratch = Scratch::new();
@@ -85,16 +86,16 @@ fn patterns_of_any_length_are_not_compiled() {
             "quant_method": "compressed-tensors", "config_groups": { "group_0": group }, "ignore": [pattern],
         });
         scratch.write("in/config.json", json!({ "quantization_config": quantization }).to_string());
-        let doctor = run(&[&"doctor", &scratch.path("in"), &"--json"]);
+        let doctor = run(&[&"doctor", &scratch.path("in"), &"--json", &"-"]);
         let findings: Value = serde_json::from_str(&doctor.stdout).unwrap();
-        // Patterns beyond the limit are a finding of their own, and match nothing.
+        // A pattern beyond the limit is a finding, and matches nothing.
         let found = findings["findings"].as_array().unwrap();
         assert!(found.iter().any(|finding| finding["defect"] == "config"), "{doctor:#?}");
         assert!(found.iter().all(|finding| finding["tensor"] != "b.weight"), "{doctor:#?}");
     }
 }
 
-/// A checkpoint in two shards, and `OUT.parts` of it.
+/// Writes a checkpoint in two shards and its `OUT.parts`.
 fn in_parts() -> (Scratch, PathBuf) {
     let scratch = sharded(&[("a.weight", "one.safetensors"), ("b.weight", "two.safetensors")]);
     quantize_part(&scratch, "1/1");
@@ -125,7 +126,7 @@ fn change(note: &Path, field: &str, value: Value) {
 }
 
 #[test]
-fn notes_that_lie_are_not_believed() {
+fn false_notes_are_not_trusted() {
     let (scratch, parts) = in_parts();
     let notes = ["one", "two"].map(|shard| parts.join(format!("{shard}.safetensors.note.json")));
     notes.iter().for_each(|note| change(note, "tensor_bytes", u64::MAX.into()));
@@ -151,14 +152,14 @@ fn pipes_and_links_among_parts() {
     std::os::unix::fs::symlink("/dev/zero", &note).unwrap();
     merge().fails_with(&["1 of 2 shards", "one.safetensors"]);
     quantize_part(&scratch, "1/1");
-    // A shard that is a pipe has no bytes, which a note may say.
+    // A shard that is a pipe has no bytes, and a note may claim that.
     fs::remove_file(&shard).unwrap();
     make_pipe(&shard);
     change(&note, "bytes", 0.into());
     change(&note, "tensor_bytes", 0.into());
     merge().fails_with(&["1 of 2 shards", "one.safetensors"]);
     quantize_part(&scratch, "1/1");
-    // A link to a shard elsewhere is good, but the output is not to depend on it.
+    // A link to a shard in another directory is accepted, and the output has a file in its place.
     fs::rename(&shard, scratch.path("elsewhere")).unwrap();
     std::os::unix::fs::symlink("../elsewhere", &shard).unwrap();
     merge().ok();
@@ -166,9 +167,9 @@ fn pipes_and_links_among_parts() {
     run(&[&"inspect", &scratch.path("OUT")]).ok();
 }
 
-/// A header's claims are checked against the file before memory is taken for them.
+/// Sizes in a header are checked against the file before memory is allocated.
 #[test]
-fn headers_of_files_that_are_all_holes() {
+fn headers_of_sparse_files_are_refused() {
     let scratch = Scratch::new();
     let path = scratch.write("x.safetensors", 99_999_999u64.to_le_bytes());
     File::options().write(true).open(&path).unwrap().set_len(1 << 40).unwrap();
@@ -182,7 +183,7 @@ fn headers_of_files_that_are_all_holes() {
     refused(&small, &small.path("in"), &["weight_map"]);
 }
 
-/// The limits that docs/limits.md lists, each with a file that passes it and one that does not.
+/// Each limit in docs/limits.md, with a file within it and a file beyond it.
 #[test]
 fn names_dimensions_and_tensors_have_limits() {
     let inspect = |header: &str| {
@@ -234,7 +235,7 @@ fn gguf_has_limits_on_what_it_counts() {
     ] {
         let counts = [tensors.to_le_bytes(), entries.to_le_bytes()].concat();
         let path = scratch.write("x.gguf", [&b"GGUF\x03\0\0\0"[..], &counts].concat());
-        // Long enough for all of them, and all holes.
+        // A sparse file that is long enough for all of them.
         File::options().write(true).open(&path).unwrap().set_len(1 << 30).unwrap();
         run(&[&"inspect", &path]).fails_with(&["x.gguf", what]);
     }

@@ -75,7 +75,13 @@ impl Run {
         self.stdout
     }
 
-    /// Asserts exit code 1, and a last line on standard error that contains all `parts`.
+    /// Standard error with each hint on the line of its error, as the libraries write messages:
+    /// `error: problem; hint`.
+    pub fn messages(&self) -> String {
+        self.stderr.replace("\nhint: ", "; ")
+    }
+
+    /// Asserts exit code 1, and a last message on standard error that contains all `parts`.
     ///
     /// # Panics
     /// Panics otherwise.
@@ -83,7 +89,8 @@ impl Run {
     pub fn fails_with(&self, parts: &[&str]) {
         assert_eq!(self.code, Some(1), "{self:#?}");
         assert!(!self.stderr.contains("panicked"), "{self:#?}");
-        let line = self.stderr.lines().last().unwrap_or_default();
+        let messages = self.messages();
+        let line = messages.lines().last().unwrap_or_default();
         assert!(line.starts_with("error: "), "{self:#?}");
         for part in parts {
             assert!(line.contains(part), "the error does not say {part:?}: {self:#?}");

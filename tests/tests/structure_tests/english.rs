@@ -24,7 +24,7 @@ struct Group {
 ///
 /// Higher limits are the figures of the day when they were set. They may only fall: lower them
 /// with every change to a group. The test prints all figures with `--nocapture`.
-const GROUPS: [Group; 16] = [
+const GROUPS: [Group; 21] = [
     group("formats", 10, Some(0)),
     group("kernels-abi", 10, Some(0)),
     group("kernels-gpu", 10, Some(0)),
@@ -36,11 +36,16 @@ const GROUPS: [Group; 16] = [
     group("cli", 154, None),
     group("python", 104, None),
     group("candle", 10, None),
-    group("scripts", 123, None),
+    group("scripts", 10, Some(0)),
     group("docs", 87, None),
     group("README.md", 82, None),
-    group("ARCHITECTURE.md", 50, None),
-    group("CONTRIBUTING.md", 118, None),
+    group("ARCHITECTURE.md", 10, None),
+    group("CONTRIBUTING.md", 10, None),
+    group("CHANGELOG.md", 10, None),
+    group("RELEASING.md", 10, None),
+    group("SECURITY.md", 10, None),
+    group("docs/benchmarks", 10, Some(0)),
+    group("docs/lab", 10, Some(0)),
 ];
 
 const fn group(path: &'static str, phrases: u32, wide_lines: Option<usize>) -> Group {

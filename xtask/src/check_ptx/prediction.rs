@@ -2,7 +2,7 @@
 //!
 //! The prediction is a bound, not a simulation. A kernel cannot be faster than its bytes, its
 //! instructions, or its instructions of one kind allow. Latency and conflicts make it slower: on an
-//! H200 the shipped kernels reach 80 to 85 % of the issue bound (docs/benchmarks.md).
+//! H200 the shipped kernels reach 80 to 85 % of the issue bound (docs/lab/sass.md).
 
 use super::assembly::Assembled;
 use super::main_path::PathShape;

@@ -1,4 +1,4 @@
-//! docs/sass.md: the shipped kernels on each GPU.
+//! docs/lab/sass.md: the shipped kernels on each GPU.
 //!
 //! The file is committed so that a change of the machine code shows in review.
 
@@ -10,22 +10,25 @@ use crate::layout;
 use anyhow::{Context, Result, bail};
 use std::fmt::Write;
 
-const INTRODUCTION: &str = "# What the kernels become
+const INTRODUCTION: &str = "# Registers and instructions of the kernels
 
-Made by `cargo xtask check-ptx --write-table` from the PTX in host/ptx and what NVIDIA's assembler makes of it; `check-ptx` fails if it is
-out of date. Of each kernel the main path is shown, that of whole blocks.
+`cargo xtask check-ptx --write-table` makes this file from the PTX in host/ptx and the output of
+NVIDIA's assembler; `check-ptx` fails if it is out of date. The figures describe the main path of
+each kernel, which handles whole blocks.
 
-- instructions: an element's, of the main path; of these the multiply-add units', and the logic unit's.
-- loads, stores: bits of each global access × how many.
+- instructions: all instructions per element on the main path, then the shares of the multiply-add
+  units and of the logic unit.
+- loads, stores: bits of each global access × their number.
 - converts: conversions to or from E2M1, E4M3 or E5M2 (F2FP).
-- limiter, of bandwidth: the first resource to run out if nothing ever waited, and what then is reached of the memory's bandwidth. It is a
-  bound (xtask/src/check_ptx/prediction.rs has the rates and their sources). On an H200 kernels that are bound by issue reach
-  80 to 85 % of it, and no kernel more than about 88 % of the data sheet's bandwidth, which a copy does not exceed either.
+- limiter, of bandwidth: the first resource to run out if nothing ever waited, and the share of the
+  memory's bandwidth that this allows. It is a bound (xtask/src/check_ptx/prediction.rs has the
+  rates and their sources). On an H200, kernels that are limited by issue reach 80 to 85 % of it,
+  and no kernel exceeds about 88 % of the data sheet's bandwidth, which is also a copy's limit.
 ";
 
 /// Writes the table, or compares it with the committed one.
 pub(super) fn run(assembler: &Assembler, assemblies: &[Assembly], write: bool) -> Result<()> {
-    let file = layout::root()?.join("docs").join("sass.md");
+    let file = layout::root()?.join("docs/lab/sass.md");
     let made = table(assembler, assemblies);
     if write {
         std::fs::write(&file, made).with_context(|| format!("cannot write {}", file.display()))?;
@@ -38,20 +41,20 @@ pub(super) fn run(assembler: &Assembler, assemblies: &[Assembly], write: bool) -
     let version = |text: &str| text.lines().find(|line| line.starts_with("Assembler: ")).map(str::to_owned);
     if version(&committed) != version(&made) {
         println!(
-            "table: SKIPPED, docs/sass.md is of another assembler: {}",
+            "table: SKIPPED, docs/lab/sass.md is of another assembler: {}",
             version(&committed).unwrap_or_default()
         );
         return Ok(());
     }
     let mut different = committed.lines().zip(made.lines()).filter(|(committed, made)| committed != made);
     if committed == made {
-        println!("table: docs/sass.md is up to date");
+        println!("table: docs/lab/sass.md is up to date");
         return Ok(());
     }
     let first =
         different.next().map(|(committed, made)| format!("\n  committed {committed}\n  made      {made}"));
     bail!(
-        "docs/sass.md is not what the PTX becomes, in {} lines; `cargo xtask check-ptx --write-table` rewrites it{}",
+        "docs/lab/sass.md is not what the PTX becomes, in {} lines; `cargo xtask check-ptx --write-table` rewrites it{}",
         different.count() + 1,
         first.unwrap_or_default()
     )
