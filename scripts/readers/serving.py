@@ -46,9 +46,9 @@ class Skipped(Exception):
     """The engine is not installed."""
 
 
-def words(model: torch.nn.Module, tokenizer: AutoTokenizer) -> tuple[torch.Tensor, str]:
+def words(model: torch.nn.Module, tokenizer: AutoTokenizer, begin: str = "") -> tuple[torch.Tensor, str]:
     """The logits of the prompt, and the text that the model writes after it."""
-    inputs = tokenizer(PROMPT, return_tensors="pt", return_token_type_ids=False)
+    inputs = tokenizer(begin + PROMPT, return_tensors="pt", return_token_type_ids=False)
     with torch.no_grad():
         logits = model(**inputs).logits
         tokens = model.generate(**inputs, max_new_tokens=TOKENS, do_sample=False)
@@ -159,7 +159,10 @@ def llama_checks(program: Program, model: Path, server: Path | None) -> Iterator
 
 
 def candle_checks(program: Program, model: Path, example: Path | None) -> Iterator[tuple[str, str]]:
-    """Runs candle's example on quantized checkpoints. The words must be transformers'."""
+    """Runs candle's example on quantized checkpoints. The words must be equal.
+
+    The example starts with the token that begins a text, and transformers does not.
+    """
     if example is None:
         raise Skipped("no --candle")
     for name in ("mxfp4", "nvfp4"):
@@ -169,7 +172,8 @@ def candle_checks(program: Program, model: Path, example: Path | None) -> Iterat
         command = [str(example), str(quantized), "--prompt", PROMPT, "--tokens", str(TOKENS)]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         reference = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
-        _, text = words(reference, AutoTokenizer.from_pretrained(out))
+        tokenizer = AutoTokenizer.from_pretrained(out)
+        _, text = words(reference, tokenizer, begin=tokenizer.bos_token)
         if text.strip() not in done.stdout:
             raise RuntimeError(f"{name}: it prints {done.stdout!r}, and transformers {text!r}")
         yield name, text
