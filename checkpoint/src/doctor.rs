@@ -102,7 +102,6 @@ pub struct Diagnosis {
 /// error of [`Checkpoint::open`].
 ///
 /// # Errors
-/// [`FormatError::Unquantized`] if no tensor is quantized and nothing else is wrong,
 /// [`Error::Interrupted`] if `progress` asks to stop, the errors of reading `against`, and
 /// [`FormatError::Transformed`] if only one of both is stored under a transform.
 pub fn diagnose(
@@ -162,9 +161,6 @@ pub fn diagnose(
     left.sort_unstable();
     check_left(&contents, &left, of, &mut findings);
     let w8 = contents.plain.iter().filter(|tensor| tensor.scaling.is_some()).count();
-    if findings.is_empty() && contents.packed.is_empty() && w8 == 0 {
-        return Err(FormatError::Unquantized { path: checkpoint.path.clone() }.into());
-    }
     Ok(Diagnosis {
         findings,
         quantized: (contents.packed.len() + w8) as u64,
@@ -257,6 +253,17 @@ fn check_tensor<'env>(
 }
 
 impl Diagnosis {
+    /// Refuses a checkpoint without a quantized tensor, in which nothing else is wrong.
+    ///
+    /// # Errors
+    /// [`FormatError::Unquantized`].
+    pub fn of_quantized(self, checkpoint: &Checkpoint) -> Result<Self> {
+        if self.findings.is_empty() && self.quantized == 0 {
+            return Err(FormatError::Unquantized { path: checkpoint.path.clone() }.into());
+        }
+        Ok(self)
+    }
+
     /// The diagnosis as JSON.
     pub fn to_json(&self) -> Value {
         let findings = self.findings.iter().map(|finding| {

@@ -365,7 +365,8 @@ mod tests {
         for choice in [DeviceChoice::Auto, DeviceChoice::Cpu, DeviceChoice::Cuda(3), DeviceChoice::CudaAll] {
             assert_eq!(choice.to_string().parse(), Ok(choice));
         }
-        for wrong in ["", "gpu", "cuda", "cuda:", "cuda:-1", "cuda:x", "cuda:ALL", "CPU"] {
+        assert_eq!("cuda".parse(), Ok(DeviceChoice::Cuda(0)));
+        for wrong in ["", "gpu", "cuda:", "cuda:-1", "cuda:x", "cuda:ALL", "CPU"] {
             assert!(wrong.parse::<DeviceChoice>().is_err(), "{wrong:?}");
         }
     }

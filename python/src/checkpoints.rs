@@ -235,8 +235,9 @@ pub(crate) fn diagnose_checkpoint(
     let device = ready_to_dequantize(py, device)?;
     let open = |path: &Path| open(py, path, OpenOptions::default());
     let (input, against) = (open(&path)?, against.as_deref().map(open).transpose()?);
-    let diagnosis =
-        operate(py, progress, |progress| checkpoint::diagnose(&input, against.as_ref(), &device, progress))?;
+    let diagnosis = operate(py, progress, |progress| {
+        checkpoint::diagnose(&input, against.as_ref(), &device, progress)?.of_quantized(&input)
+    })?;
     Ok(diagnosis.to_json().to_string())
 }
 

@@ -45,6 +45,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
     let mut bar = Bar::new("examining");
     let mut update = |progress: checkpoint::Progress<'_>| bar.update(progress);
     let diagnosis = checkpoint::diagnose(&checkpoint, against.as_ref(), &device, &mut update)?;
+    let diagnosis = diagnosis.of_quantized(&checkpoint)?;
     drop(bar);
     let text = text(&diagnosis, against.is_some());
     if diagnosis.findings.is_empty() {

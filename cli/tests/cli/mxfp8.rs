@@ -55,7 +55,7 @@ fn the_scale_rule_can_be_chosen() {
     let values: Vec<f32> = (0..64).map(|i| 1.0 + i as f32).collect();
     let input =
         scratch.write_tensors("x.safetensors", &[("a.weight", Dtype::F32, vec![1, 64], floats(&values))]);
-    for rule in [ScaleRule::Floor, ScaleRule::Ceil, ScaleRule::Even, ScaleRule::Rceil] {
+    for rule in <ScaleRule as microscale::Words>::values() {
         let word = microscale::Words::word(rule);
         quantize(&scratch, &input, word, &["--format", "mxfp8-e4m3", "--scale-rule", word]).ok();
         let recipe = Recipe { scheme: Scheme::Mxfp8E4m3(rule), ..Recipe::default() };
