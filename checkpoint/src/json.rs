@@ -11,7 +11,7 @@ use crate::convert::Converted;
 use crate::dequantize::Dequantized;
 use crate::inspect::Inspected;
 use crate::parts::merge::Merged;
-use crate::write::others::Skipped;
+use crate::write::others::skipped_to_json;
 
 impl Dequantized {
     /// Returns everything as JSON.
@@ -158,10 +158,4 @@ fn errors_to_json(errors: &ErrorStats) -> Value {
         "cosine": errors.cosine(),
         "left_out": errors.non_finite(),
     })
-}
-
-/// Entries of the input directory that were not copied.
-pub(crate) fn skipped_to_json(skipped: &[Skipped]) -> Value {
-    let entry = |entry: &Skipped| json!({ "path": entry.path.to_string_lossy(), "why": entry.why });
-    skipped.iter().map(entry).collect()
 }

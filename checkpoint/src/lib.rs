@@ -23,6 +23,7 @@
 //! | `plan` | what happens to each tensor: recipes, selection, global scales, importance |
 //! | `quantize`, `parts`, `run` | executing a plan: as a whole, or in parts |
 //! | `dequantize`, `convert`, `compare`, `compare_format`, `inspect`, `doctor` | the other operations |
+//! | `json` | results of operations as JSON |
 //!
 //! Files are little-endian, as safetensors requires, so the machine must be too.
 

@@ -284,7 +284,8 @@ impl Device {
     /// use microscale::{Device, DeviceChoice, Recipe, Shape};
     ///
     /// let device = Device::choose(DeviceChoice::Auto)?;
-    /// let quantized = device.quantize(&[1f32; 4 * 32], Shape::new(4, 32), &Recipe::default())?.tensor;
+    /// let values = [1f32; 4 * 32];
+    /// let quantized = device.quantize(&values, Shape::new(4, 32), &Recipe::default())?.tensor;
     /// let weights = device.load_weights(&quantized)?;
     /// for token in 0..3 {
     ///     let x = [token as f32; 32];

@@ -24,7 +24,8 @@
 //! |---|---|---|
 //! | quantize | [`Device::quantize`] | [`quantize`], [`quantize_with`], [`quantize_into`] |
 //! | dequantize | [`Device::dequantize`] | [`dequantize`], [`dequantize_into`] |
-//! | multiply activations by weights | [`Device::linear`], [`Device::load_weights`] | [`gemm_weights()`], [`gemv_weights()`] |
+//! | multiply by weights | [`Device::linear`], [`Device::load_weights`] | [`gemm_weights()`] |
+//! | the same, with the bits of the reference | | [`gemv_weights()`] |
 //! | multiply with experts | | [`gemm_experts()`] |
 //! | multiply quantized operands | | [`gemv()`] |
 //! | compute the largest magnitude | [`Device::amax`] | [`amax()`] |
@@ -51,9 +52,9 @@
     feature = "cuda",
     doc = "- [`gpu::DeviceView`] and [`gpu::DeviceTensorView`] are GPU memory of other libraries."
 )]
-//! - [`Batch`] divides the operands of [`gemv()`], and [`ExpertRows`] is the order of experts' rows.
-//! - [`Gate`], [`interleave_rows`], [`deinterleave_rows`] and `gpu::DeviceEpilogue` fuse an epilogue
-//!   into a product on a GPU.
+//! - [`Batch`] divides the operands of [`gemv()`]. [`ExpertRows`] is the order of experts' rows.
+//! - [`Gate`], [`interleave_rows`], [`deinterleave_rows`] and `gpu::DeviceEpilogue` fuse an
+//!   epilogue into a product on a GPU.
 //! - [`search_global`] chooses a global scale by its loss, and [`check_search`] checks a search.
 //!   [`BlockError`] is the loss of a block, and [`Amax`] a largest magnitude.
 //! - [`DeviceChoice`] and types with [`Words`] parse from command lines ([`UnknownWord`]).

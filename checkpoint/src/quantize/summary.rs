@@ -9,13 +9,12 @@ use serde_json::{Map, Value, json};
 
 use crate::dtype::FileDtype;
 use crate::histogram::Histogram;
-use crate::json::skipped_to_json;
 use crate::plan::used_recipe::{UsedRecipe, by_format, recipes_to_json};
 use crate::quantize::details::{Details, WorstBlock};
 use crate::read::tensor::Tensor;
 use crate::reason::Reason;
 use crate::sums::Sums;
-use crate::write::others::Skipped;
+use crate::write::others::{Skipped, skipped_to_json};
 
 /// The outcome of quantizing a checkpoint.
 #[derive(Clone, Debug)]

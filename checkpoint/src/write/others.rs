@@ -5,6 +5,8 @@ use std::collections::HashSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use serde_json::{Value, json};
+
 use crate::error::{Error, Result};
 use crate::read::checkpoint::Checkpoint;
 use crate::write::temporary::is_temporary;
@@ -24,6 +26,12 @@ pub struct Skipped {
     pub path: PathBuf,
     /// The reason.
     pub why: &'static str,
+}
+
+/// Entries that were not copied, as JSON.
+pub(crate) fn skipped_to_json(skipped: &[Skipped]) -> Value {
+    let entry = |entry: &Skipped| json!({ "path": entry.path.to_string_lossy(), "why": entry.why });
+    skipped.iter().map(entry).collect()
 }
 
 /// The other files, relative to the checkpoint, sorted; and what should not be copied.
