@@ -221,7 +221,7 @@ pub(crate) fn of_another_context_is_refused(gpu: &Gpu) {
         let values = Raw::zeros(stream, 4 * shape.elements());
         let wrong = gpu.amax_on(stream, values.view::<f32>(), shape, &mut words).unwrap_err();
         assert!(matches!(wrong, Error::OtherContext { .. }), "{wrong:?}");
-        assert!(wrong.to_string().contains("copy it over, or use a stream of its context"), "{wrong}");
+        assert!(wrong.to_string().contains("copy it, or use a stream of its context"), "{wrong}");
         let tensor = tensor(Format::Mxfp4, 4, 64, Scales::Common, 1);
         let tensor = DeviceTensor::from_host(&theirs, &tensor).unwrap();
         let mut back = Raw::used(stream, 4 * shape.elements());
