@@ -39,7 +39,9 @@ pub enum OperandFault {
         activations: usize,
     },
     /// The scales are swizzled.
-    #[error("the {what} has swizzled scales; convert them to the linear layout first (`convert_layout`)")]
+    #[error(
+        "the scales of the {what} are swizzled; convert them to the linear layout first (`convert_layout`)"
+    )]
     Layout {
         /// Matrix, vector or weights.
         what: &'static str,

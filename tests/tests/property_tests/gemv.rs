@@ -261,7 +261,7 @@ fn mismatched_operands_are_refused() {
     let x = [f16::ONE; 128];
     let weighted = |weights: &QuantizedTensor, x: &[f16], tokens, out: usize| {
         gemv_weights(weights, x, tokens, &mut vec![f16::ZERO; out]).map_err(|error| match error {
-            Error::Operands(fault) => format!("{fault:?}"),
+            Error::Operands(fault) => fault.to_string(),
             Error::Length { what, expected, found, .. } => format!("{what}: {expected}, {found}"),
             other => panic!("{other}"),
         })
@@ -271,9 +271,12 @@ fn mismatched_operands_are_refused() {
     let refused = |found: Result<(), String>, expected: &str| assert_eq!(found, Err(expected.to_owned()));
     refused(weighted(&matrix, &x, 3, 18), "the activations: 192, 128");
     refused(weighted(&matrix, &x, 2, 11), "the output: 12, 11");
-    refused(weighted(&swizzled, &x, 1, 6), "Layout { what: \"weights\" }");
+    refused(
+        weighted(&swizzled, &x, 1, 6),
+        "the scales of the weights are swizzled; convert them to the linear layout first (`convert_layout`)",
+    );
     let wide = QuantizedTensor::zeros(QuantizedShape::new(Format::Mxfp8E4m3, 6, 64)).expect("a small tensor");
-    refused(weighted(&wide, &x, 1, 6), "Weights { found: Mxfp8E4m3 }");
+    refused(weighted(&wide, &x, 1, 6), "the weights are in mxfp8-e4m3; quantize them to nvfp4 or mxfp4");
 }
 
 #[test]
