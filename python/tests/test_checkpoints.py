@@ -216,7 +216,7 @@ def test_the_program_ends_by_the_signal_that_asks_it_to(tmp_path, asked, interru
         time.sleep(0.01)
     child.send_signal(asked)
     _, told = child.communicate(timeout=30)
-    assert child.returncode == -asked and b"interrupted; nothing was written" in told
+    assert child.returncode == -asked and b"interrupted: nothing was written" in told
     assert [path.name for path in tmp_path.iterdir()] == ["big.safetensors"]
 
 
