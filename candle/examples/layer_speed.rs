@@ -8,6 +8,8 @@
 //! candle has no experts on CPUs. The example loops over candle's layers, and gives each one the
 //! tokens of its expert.
 
+mod common;
+
 use std::env;
 use std::error::Error;
 use std::process::ExitCode;
@@ -35,19 +37,8 @@ Usage: layer_speed [ROWS COLS [EXPERTS TOP_K]]
 /// A timed product of activations `[tokens, K]` and each token's experts `[tokens, k]`.
 type Product = Box<dyn Fn(&Tensor, &Tensor) -> candle_core::Result<Tensor>>;
 
-/// Prints errors as messages. A `main` that returns them would print their `Debug` form.
 fn main() -> ExitCode {
-    if env::args().any(|word| word == "--help" || word == "-h") {
-        println!("{HELP}");
-        return ExitCode::SUCCESS;
-    }
-    match run() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    common::main(HELP, run)
 }
 
 fn run() -> Result<(), Box<dyn Error>> {

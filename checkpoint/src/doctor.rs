@@ -253,7 +253,7 @@ fn check_tensor<'env>(
 }
 
 impl Diagnosis {
-    /// Refuses a checkpoint without a quantized tensor, in which nothing else is wrong.
+    /// Refuses a checkpoint that has no quantized tensor and no finding.
     ///
     /// # Errors
     /// [`FormatError::Unquantized`].

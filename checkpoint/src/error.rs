@@ -11,8 +11,8 @@ pub(crate) mod place;
 pub(crate) mod plan;
 pub(crate) mod recipe;
 
+use std::io;
 use std::path::{Path, PathBuf};
-use std::{fmt, io};
 
 use directory::DirectoryError;
 use file::FileError;
@@ -155,24 +155,7 @@ pub enum Error {
     Interrupted,
 }
 
-/// Prints the message and its causes.
-macro_rules! debug_is_message {
-    ($($type:ty),+ $(,)?) => {$(
-        impl fmt::Debug for $type {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                write!(f, "{self}")?;
-                let mut cause = std::error::Error::source(self);
-                while let Some(error) = cause {
-                    write!(f, ": {error}")?;
-                    cause = error.source();
-                }
-                Ok(())
-            }
-        }
-    )+};
-}
-
-debug_is_message!(
+microscale::formats::debug_is_message!(
     Error,
     DirectoryError,
     FileError,
@@ -212,40 +195,12 @@ mod tests {
         include_str!("error/recipe.rs"),
     ];
 
-    /// Returns the string literals of a source, with continued lines joined.
-    fn literals(source: &str) -> Vec<String> {
-        let mut literals = Vec::new();
-        let mut chars = source.chars().peekable();
-        while let Some(c) = chars.next() {
-            if c == '/' && chars.peek() == Some(&'/') {
-                chars.by_ref().find(|c| *c == '\n');
-            }
-            if c != '"' {
-                continue;
-            }
-            let mut literal = String::new();
-            while let Some(c) = chars.next().filter(|c| *c != '"') {
-                match (c, chars.peek().copied()) {
-                    ('\\', Some('\n')) => while chars.next_if(|c| c.is_whitespace()).is_some() {},
-                    ('\\', Some(escaped)) => {
-                        literal.extend([c, escaped]);
-                        chars.next();
-                    }
-                    _ => literal.push(c),
-                }
-            }
-            literals.push(literal);
-        }
-        literals
-    }
-
+    /// Only a string can have blanks side by side: rustfmt removes all others, except indents.
     #[test]
     fn messages_have_no_runs_of_blanks() {
-        assert_eq!(literals("a(\"b \\\n    c\") // \"d  e\n\"\\\"f\""), ["b c", "\\\"f"]);
-        let errors = SOURCES.iter().filter_map(|source| source.split("#[cfg(test)]").next());
-        let messages: Vec<_> = errors.flat_map(literals).collect();
-        assert!(messages.iter().any(|message| message.contains("importance matrix has the names")));
-        let runs: Vec<_> = messages.iter().filter(|message| message.contains("  ")).collect();
+        let lines =
+            SOURCES.iter().flat_map(|source| source.split("#[cfg(test)]").next()).flat_map(str::lines);
+        let runs: Vec<_> = lines.filter(|line| line.trim().contains("  ")).collect();
         assert!(runs.is_empty(), "{runs:#?}");
     }
 }

@@ -4,4 +4,5 @@ pub(crate) mod device;
 pub(crate) mod general;
 pub(crate) mod output;
 pub(crate) mod recipe;
+pub(crate) mod rewrite;
 pub(crate) mod words;

@@ -51,6 +51,7 @@ pub mod fp8;
 pub mod gate;
 pub mod hessian;
 pub mod layout;
+mod message;
 pub mod mx;
 pub mod nf4;
 pub mod nvfp4;

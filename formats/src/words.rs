@@ -91,12 +91,7 @@ impl PartialEq for UnknownWord {
 
 impl Eq for UnknownWord {}
 
-/// Prints the message, so that a `main` which returns the error reports it.
-impl fmt::Debug for UnknownWord {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
+crate::debug_is_message!(UnknownWord);
 
 impl fmt::Display for UnknownWord {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -121,7 +116,7 @@ macro_rules! words {
             const WHAT: &'static str = $what;
             const WORDS: &'static [(&'static str, Self)] = &[$(($word, $variant)),+];
 
-            // A variant without a word does not compile.
+            // The match makes a variant without a word a compile error.
             fn word(self) -> &'static str {
                 match self {
                     $($variant => $word),+

@@ -9,7 +9,6 @@ use std::str::FromStr;
 pub use loaded::{Loaded, QuantizedOnDevice};
 pub use weights::LoadedWeights;
 
-use crate::error::debug_is_message;
 #[cfg(feature = "cuda")]
 use crate::gpu::{self, Gpu, Gpus};
 pub use crate::origin::Origin;
@@ -41,7 +40,7 @@ pub struct UnknownDevice {
     word: String,
 }
 
-debug_is_message!(UnknownDevice);
+microscale_formats::debug_is_message!(UnknownDevice);
 
 /// A device that is ready to use.
 ///
@@ -251,11 +250,11 @@ impl Device {
     ///   [`cpu::gemm_weights`], which this function calls.
     /// - To get the same bits on every CPU, call [`cpu::gemv_weights`]. It takes any number of
     ///   tokens too, but is made for up to eight.
+    #[cfg_attr(feature = "cuda", doc = "- To keep activations in GPU memory, or to fuse a bias, a gate or a")]
     #[cfg_attr(
         feature = "cuda",
-        doc = "- To keep activations in GPU memory, or to fuse a bias, a gate or a residual, plan the product with"
+        doc = "  residual, plan a product with [`Gpu::linear`](crate::gpu::Gpu::linear)."
     )]
-    #[cfg_attr(feature = "cuda", doc = "  [`Gpu::linear`](crate::gpu::Gpu::linear).")]
     /// - For the experts of a mixture, call [`cpu::gemm_experts`].
     ///
     /// # Bits

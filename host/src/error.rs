@@ -1,18 +1,5 @@
 //! Errors of tensor operations. The crate `microscale-checkpoint` has its own errors for files.
 
-/// Implements `Debug` as `Display`, so that a `main` which returns the error prints its message.
-macro_rules! debug_is_message {
-    ($type:ty) => {
-        impl ::std::fmt::Debug for $type {
-            fn fmt(&self, f: &mut ::std::fmt::Formatter<'_>) -> ::std::fmt::Result {
-                ::std::fmt::Display::fmt(self, f)
-            }
-        }
-    };
-}
-
-pub(crate) use debug_is_message;
-
 mod operands;
 
 use microscale_formats::nvfp4::Direction;
@@ -416,7 +403,7 @@ pub enum Error {
     },
 }
 
-debug_is_message!(Error);
+microscale_formats::debug_is_message!(Error);
 
 /// The driver's code for lack of memory.
 pub(crate) const OUT_OF_MEMORY: i32 = 2;
@@ -482,13 +469,20 @@ impl HessianFault {
     }
 }
 
+/// Returns words as a choice: `a, b or c`.
+#[doc(hidden)]
+pub fn choice(words: impl IntoIterator<Item = &'static str>) -> String {
+    let mut words: Vec<_> = words.into_iter().collect();
+    match words.pop() {
+        Some(last) if !words.is_empty() => format!("{} or {last}", words.join(", ")),
+        last => last.unwrap_or_default().into(),
+    }
+}
+
 /// Returns the names of the searches for block scales: `four-six, window or full`.
 #[doc(hidden)]
 pub fn searches() -> String {
-    let mut words: Vec<_> =
-        Search::values().filter(|search| *search != Search::None).map(Search::word).collect();
-    let last = words.pop().unwrap_or_default();
-    format!("{} or {last}", words.join(", "))
+    choice(Search::values().filter(|search| *search != Search::None).map(Search::word))
 }
 
 /// Returns the names of the numerics that a format has.

@@ -104,9 +104,9 @@ pub use cpu::{
 };
 pub use device::{Device, DeviceChoice};
 pub use element::{Dtype, Element, narrow};
-#[doc(hidden)]
-pub use error::searches;
 pub use error::{Error, HessianFault, OperandFault, Result};
+#[doc(hidden)]
+pub use error::{choice, searches};
 pub use experts::ExpertRows;
 pub use gemv::{Activation, Batch};
 pub use interleave::{deinterleave_rows, interleave_rows};

@@ -338,7 +338,7 @@ fn check_places<'a>(
 
 /// Runs an operation and calls `progress(tensor, done, total)` before each tensor. An exception in
 /// it stops the operation, and so does Ctrl-C, also in the middle of a tensor. The operation then
-/// removes what it wrote.
+/// removes its output.
 fn operate<R: Send>(
     py: Python<'_>,
     progress: Option<Py<PyAny>>,

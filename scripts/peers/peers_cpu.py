@@ -137,6 +137,27 @@ def measure(contenders: list[Contender], rounds: int, samples: int) -> None:
             contender.seconds.append(statistics.median(contender.sample() for _ in range(samples)))
 
 
+def records_of(contenders: list[Contender], shape: Shape, itemsize: int, dtype: str, threads: int) -> list[Record]:
+    """The measurements of contenders as records."""
+    return [
+        Record.of(
+            shape=shape,
+            bytes=shape.quantize_bytes(itemsize),
+            seconds=contender.seconds,
+            op=contender.op,
+            format="mxfp4",
+            dtype=dtype,
+            device="cpu",
+            threads=threads,
+            library=contender.library,
+            version=contender.version,
+            variant=contender.variant,
+            verified=contender.verify() if contender.verify else None,
+        )
+        for contender in contenders
+    ]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", type=Shape.parse, default=Shape(8192, 4096), metavar="ROWSxCOLS")
@@ -161,23 +182,7 @@ def main() -> None:
         if arguments.microscale:
             contenders.append(microscale_contender(arguments.microscale, shape, dtype, arguments.threads))
         measure(contenders, arguments.rounds, arguments.samples)
-        records += [
-            Record.of(
-                shape=shape,
-                bytes=shape.quantize_bytes(matrix.itemsize),
-                seconds=contender.seconds,
-                op=contender.op,
-                format="mxfp4",
-                dtype=dtype,
-                device="cpu",
-                threads=arguments.threads,
-                library=contender.library,
-                version=contender.version,
-                variant=contender.variant,
-                verified=contender.verify() if contender.verify else None,
-            )
-            for contender in contenders
-        ]
+        records += records_of(contenders, shape, matrix.itemsize, dtype, arguments.threads)
     print(f"{shape}, {arguments.threads} threads, medians of {arguments.rounds} rounds of {arguments.samples}")
     print_table(records)
     print_ratios(records, "microscale")

@@ -32,7 +32,7 @@ import torch  # noqa: E402
 from compressed_tensors.compressors import BaseCompressor  # noqa: E402
 from compressed_tensors.quantization import preset_name_to_scheme  # noqa: E402
 from compressed_tensors.quantization.utils import compute_dynamic_scales_and_zp  # noqa: E402
-from peers_report import Record, Shape, print_ratios, print_table, write_json  # noqa: E402
+from peers_report import Shape, print_ratios, print_table, write_json  # noqa: E402
 
 import microscale  # noqa: E402
 
@@ -86,23 +86,7 @@ def main() -> None:
         if arguments.microscale:
             contenders.append(peers_cpu.microscale_contender(arguments.microscale, shape, dtype, arguments.threads))
         peers_cpu.measure(contenders, arguments.rounds, arguments.samples)
-        records += [
-            Record.of(
-                shape=shape,
-                bytes=shape.quantize_bytes(matrix.itemsize),
-                seconds=contender.seconds,
-                op=contender.op,
-                format="mxfp4",
-                dtype=dtype,
-                device="cpu",
-                threads=arguments.threads,
-                library=contender.library,
-                version=contender.version,
-                variant=contender.variant,
-                verified=contender.verify() if contender.verify else None,
-            )
-            for contender in contenders
-        ]
+        records += peers_cpu.records_of(contenders, shape, matrix.itemsize, dtype, arguments.threads)
     print(f"{shape}, {arguments.threads} threads, medians of {arguments.rounds} rounds of {arguments.samples}")
     print_table(records)
     print_ratios(records, "microscale")

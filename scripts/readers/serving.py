@@ -5,7 +5,7 @@
 
 Engines are transformers, torchao, llama.cpp and candle; without names, all of them run. Each check
 quantizes the sample, has the engine load the output and write a few words after a prompt, and
-compares the words, or the logits, with those of the dequantized checkpoint. An engine that is not
+compares the words or the logits with the dequantized checkpoint. An engine that is not
 installed is reported as skipped. The exit code is 1 if any check fails.
 
 Needs transformers, compressed-tensors and accelerate (readers_requirements.txt). torchao needs
@@ -38,7 +38,7 @@ from transformers.utils.quantization_config import CompressedTensorsConfig
 ROOT = Path(__file__).resolve().parents[2]
 PROMPT = "It was a truth which she"
 TOKENS = 12
-#: Seconds in which `llama-server` must load the model.
+#: Time limit for `llama-server` to load the model, in seconds.
 START = 60
 
 

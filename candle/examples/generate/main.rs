@@ -22,6 +22,8 @@
 //! of rounds, for speeds. `random` is a model with 8 layers of 2048 and random weights; it has no
 //! vocabulary of words.
 
+#[path = "../common/mod.rs"]
+mod common;
 mod layers;
 mod llama;
 
@@ -159,19 +161,8 @@ fn tokens_of(tokenizer: &Tokenizer, first: u32, text: &str) -> Result<Vec<u32>> 
     Ok(tokens)
 }
 
-/// Prints errors as messages. A `main` that returns them would print their `Debug` form.
 fn main() -> ExitCode {
-    if env::args().any(|word| word == "--help" || word == "-h") {
-        println!("{HELP}");
-        return ExitCode::SUCCESS;
-    }
-    match run() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    common::main(HELP, run)
 }
 
 fn run() -> Result<()> {

@@ -1,17 +1,12 @@
 //! `microscale convert`: rewrites a quantized checkpoint in another checkpoint format.
 
-use std::path::PathBuf;
-
 use anyhow::Result;
-use microscale::{DeviceChoice, Format, GlobalScale, Report, Words};
-use microscale_checkpoint::{
-    self as checkpoint, CheckpointFormat, Convert, Requantized, Rounding, Written, remove_unfinished_output,
-};
+use microscale::{Format, GlobalScale, Report, Words};
+use microscale_checkpoint::{self as checkpoint, CheckpointFormat, Convert, Requantized, Rounding, Written};
 
-use crate::options::device::{device_to_dequantize, parse_device};
-use crate::options::output::{JsonArgs, OutputArgs};
+use crate::options::rewrite::{Rewrite, RewriteArgs};
 use crate::options::words::{converted_formats, stored_formats};
-use crate::outputs::{Files, OtherFilesArgs, after, tell_of_left};
+use crate::outputs::after;
 use crate::progress::Bar;
 use crate::streams::warn;
 use crate::text::names::shown;
@@ -19,19 +14,13 @@ use crate::text::table::{bytes, count, figure, natural_order, seconds, skipped_t
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Quantized checkpoint directory, or .safetensors or .gguf file
-    input: PathBuf,
     #[command(flatten)]
-    output: OutputArgs,
+    files: RewriteArgs,
     /// Checkpoint format to write
     ///
     /// fp8-block is FP8 with a scale per 128×128 block; weights are cast to it exactly.
     #[arg(long, value_name = "FORMAT", value_parser = converted_formats(), help_heading = "Output")]
     to: CheckpointFormat,
-    #[command(flatten)]
-    json: JsonArgs,
-    #[command(flatten)]
-    others: OtherFilesArgs,
     /// Format to cast to, exactly [default: each tensor's own]
     ///
     /// nvfp4 from mxfp4; mxfp8-e4m3 from mxfp4, and from nvfp4 where that is exact.
@@ -40,21 +29,10 @@ pub(crate) struct Args {
     /// Quantize values again that cannot be cast exactly, instead of refusing
     #[arg(long, help_heading = "Quality")]
     requantize: bool,
-    /// auto (the CPU, which is faster here), cpu, cuda, cuda:N or cuda:all [default: auto]
-    #[arg(long, default_value = "auto", hide_default_value = true, value_parser = parse_device)]
-    #[arg(help_heading = "Large jobs")]
-    device: DeviceChoice,
 }
 
 pub(crate) fn run(args: Args) -> Result<()> {
-    let out = args.output.required("convert")?;
-    let checkpoint = args.others.open(&args.input)?;
-    Files { checkpoints: &[&checkpoint], outputs: &[out], written: &[args.json.file()], ..Files::default() }
-        .check()?;
-    let json = args.json.start()?;
-    let device = device_to_dequantize(args.device)?;
-    tell_of_left(&remove_unfinished_output(out));
-    args.others.tell(&checkpoint)?;
+    let Rewrite { checkpoint, out, device, json } = args.files.start("convert")?;
     let mut bar = Bar::new("converting");
     let mut update = |progress: checkpoint::Progress<'_>| bar.update(progress);
     let convert = Convert { to: args.to, format: args.format, requantize: args.requantize };

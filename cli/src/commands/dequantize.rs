@@ -1,28 +1,19 @@
 //! `microscale dequantize`: makes an ordinary checkpoint of a quantized one.
 
-use std::path::PathBuf;
-
 use anyhow::Result;
-use microscale::{DeviceChoice, Dtype, NonFinite, Words};
-use microscale_checkpoint::{self as checkpoint, Dequantize, Dequantized, remove_unfinished_output};
+use microscale::{Dtype, NonFinite, Words};
+use microscale_checkpoint::{self as checkpoint, Dequantize, Dequantized};
 
-use crate::options::device::{device_to_dequantize, parse_device};
-use crate::options::output::{JsonArgs, OutputArgs};
+use crate::options::rewrite::{Rewrite, RewriteArgs};
 use crate::options::words::words;
-use crate::outputs::{Files, OtherFilesArgs, after, tell_of_left};
+use crate::outputs::after;
 use crate::progress::Bar;
 use crate::text::table::{bytes, count, seconds, skipped_text, table};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Quantized checkpoint directory, or .safetensors or .gguf file
-    input: PathBuf,
     #[command(flatten)]
-    output: OutputArgs,
-    #[command(flatten)]
-    json: JsonArgs,
-    #[command(flatten)]
-    others: OtherFilesArgs,
+    files: RewriteArgs,
     /// Dtype of the values [default: config.json's, or bf16]
     #[arg(long, value_parser = words::<Dtype>(), help_heading = "Quality")]
     dtype: Option<Dtype>,
@@ -33,21 +24,10 @@ pub(crate) struct Args {
     #[arg(long, default_value = "error", hide_default_value = true, value_name = "POLICY")]
     #[arg(value_parser = words::<NonFinite>(), help_heading = "Quality")]
     non_finite: NonFinite,
-    /// auto (the CPU, which is faster here), cpu, cuda, cuda:N or cuda:all [default: auto]
-    #[arg(long, default_value = "auto", hide_default_value = true, value_parser = parse_device)]
-    #[arg(help_heading = "Large jobs")]
-    device: DeviceChoice,
 }
 
 pub(crate) fn run(args: Args) -> Result<()> {
-    let out = args.output.required("dequantize")?;
-    let checkpoint = args.others.open(&args.input)?;
-    Files { checkpoints: &[&checkpoint], outputs: &[out], written: &[args.json.file()], ..Files::default() }
-        .check()?;
-    let json = args.json.start()?;
-    let device = device_to_dequantize(args.device)?;
-    tell_of_left(&remove_unfinished_output(out));
-    args.others.tell(&checkpoint)?;
+    let Rewrite { checkpoint, out, device, json } = args.files.start("dequantize")?;
     let mut bar = Bar::new("dequantizing");
     let mut update = |progress: checkpoint::Progress<'_>| bar.update(progress);
     let dequantize = Dequantize { dtype: args.dtype, non_finite: args.non_finite };

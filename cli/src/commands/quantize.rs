@@ -17,7 +17,7 @@ use crate::failures::Usage;
 use crate::options::device::{device, parse_device};
 use crate::options::output::{JsonArgs, OutputArgs};
 use crate::options::recipe::{RecipeArgs, distinction, recipes_text};
-use crate::options::words::{list, words, written_formats};
+use crate::options::words::{words, written_formats, written_formats_list};
 use crate::outputs::{Files, OtherFilesArgs, after, opened, tell_of_left};
 use crate::pending::Pending;
 use crate::progress::Bar;
@@ -84,11 +84,10 @@ struct WrittenArgs {
 
 /// The help of `--to`.
 fn to_help() -> String {
-    let written = CheckpointFormat::WORDS.iter().filter(|(_, known)| known.formats().next().is_some());
     format!(
         "Checkpoint format: {}\n\nThe names, layout and config of the files. The default is \
          compressed-tensors, and gguf for a GGUF file.",
-        list(written)
+        written_formats_list()
     )
 }
 

@@ -4,11 +4,11 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use microscale::formats::{ScaleRule, Ties};
-use microscale::{Format, NonFinite, Numerics, Search, Words};
+use microscale::{Format, NonFinite, Numerics, Search, Words, choice, searches};
 use microscale_checkpoint::{self as checkpoint, Facts, GlobalSetting, Recipes, Settings, UsedRecipe};
 
 use crate::options::words::{
-    is_stored, is_stored_format, list, pattern, stored_formats, stored_formats_list, stored_numerics, words,
+    is_stored, is_stored_format, pattern, stored_formats, stored_formats_list, stored_numerics, words,
 };
 use crate::text::table::count;
 
@@ -111,8 +111,7 @@ impl FromStr for GlobalScaleArg {
 
 /// The help of `--search`.
 fn search_help() -> String {
-    let searches = Search::WORDS.iter().filter(|(_, search)| *search != Search::None);
-    format!("Search block scales: {}", list(searches))
+    format!("Search block scales: {}", searches())
 }
 
 fn search_long_help() -> String {
@@ -126,12 +125,11 @@ fn search_long_help() -> String {
 
 /// The help of `--numerics`.
 fn numerics_help() -> String {
-    let stored = Numerics::WORDS.iter().filter(|(_, numerics)| is_stored(*numerics));
-    let stored_formats = Format::WORDS.iter().filter(|(_, format)| is_stored_format(*format));
-    let defaults: Vec<_> = stored_formats
-        .map(|(word, format)| format!("{} for {word}", Numerics::default_for(*format)))
-        .collect();
-    format!("Library whose bytes to match: {}\n\nThe default is {}.", list(stored), defaults.join(", "))
+    let stored = Numerics::values().filter(|numerics| is_stored(*numerics)).map(Numerics::word);
+    let stored_formats = Format::values().filter(|format| is_stored_format(*format));
+    let defaults: Vec<_> =
+        stored_formats.map(|format| format!("{} for {format}", Numerics::default_for(format))).collect();
+    format!("Library whose bytes to match: {}\n\nThe default is {}.", choice(stored), defaults.join(", "))
 }
 
 /// The help of `--global-scale`, with the direction of each library's scale.

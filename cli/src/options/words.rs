@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Arg, Command, Error};
-use microscale::{Format, Numerics, UnknownWord, Words};
+use microscale::{Format, Numerics, UnknownWord, Words, choice};
 use microscale_checkpoint::{CheckpointFormat, Selection, Written};
 
 /// Accepts the words of a list in any case.
@@ -78,16 +78,7 @@ pub(crate) fn stored_formats() -> impl TypedValueParser<Value = Format> {
 
 /// The words of formats that checkpoints can store, as a list.
 pub(crate) fn stored_formats_list() -> String {
-    list(Format::WORDS.iter().filter(|(_, format)| is_stored_format(*format)))
-}
-
-/// The words of a list in a sentence: `a, b or c`.
-pub(crate) fn list<'a, T: 'a>(words: impl Iterator<Item = &'a (&'static str, T)>) -> String {
-    let mut words: Vec<_> = words.map(|(word, _)| *word).collect();
-    match words.pop() {
-        Some(last) if !words.is_empty() => format!("{} or {last}", words.join(", ")),
-        last => last.unwrap_or_default().into(),
-    }
+    choice(Format::values().filter(|format| is_stored_format(*format)).map(Format::word))
 }
 
 /// Accepts the words of numerics, and lists the numerics of formats that checkpoints can store.
@@ -102,7 +93,17 @@ pub(crate) fn is_stored(numerics: Numerics) -> bool {
 
 /// Accepts the words of checkpoint formats, and lists the ones that quantizing writes.
 pub(crate) fn written_formats() -> impl TypedValueParser<Value = CheckpointFormat> {
-    among(|known: &CheckpointFormat| known.formats().next().is_some())
+    among(is_written)
+}
+
+/// The words of checkpoint formats that quantizing writes, as a list.
+pub(crate) fn written_formats_list() -> String {
+    choice(CheckpointFormat::values().filter(is_written).map(CheckpointFormat::word))
+}
+
+/// Returns whether quantizing writes a checkpoint format.
+fn is_written(known: &CheckpointFormat) -> bool {
+    known.formats().next().is_some()
 }
 
 /// Accepts the words of checkpoint formats, and lists the ones that converting writes.

@@ -68,16 +68,21 @@ impl<'a> LoadedWeights<'a> {
         let results = Shape::new(shape.rows, self.shape().rows);
         results.span()?;
         let mut out = vec![T::default(); results.elements()];
-        self.linear_into(activations, shape, &mut out)?;
+        self.multiply(activations, shape, &mut out)?;
         Ok(out)
     }
 
-    /// [`Self::linear`] into `out`, the first `N * M` elements of which are overwritten.
+    /// [`Self::linear`] into `out`. It overwrites the first `N * M` elements.
     ///
     /// # Errors
     /// The errors of [`Self::linear`], and [`Error::Length`] if `out` has too few elements.
     pub fn linear_into<T: Activation>(&self, activations: &[T], shape: Shape, out: &mut [T]) -> Result<()> {
         self.check(activations, shape)?;
+        self.multiply(activations, shape, out)
+    }
+
+    /// [`Self::linear_into`] with activations that were checked.
+    fn multiply<T: Activation>(&self, activations: &[T], shape: Shape, out: &mut [T]) -> Result<()> {
         let activations = without_gaps(activations, shape);
         match &self.0 {
             WeightsOn::Cpu(weights) => gemm_weights(*weights, &activations, shape.rows, out),

@@ -128,4 +128,4 @@ pub enum OperandFault {
     },
 }
 
-debug_is_message!(OperandFault);
+microscale_formats::debug_is_message!(OperandFault);

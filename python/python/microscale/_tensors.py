@@ -446,8 +446,7 @@ def dequantize(q: Quantized, dtype: DtypeLike = "float32", *, out: Array = None)
 
 
 def amax(x: ArrayLike, *, out: Amax | DeviceAmax | None = None) -> Amax | DeviceAmax:
-    """Returns the largest magnitude of an array `[..., K]`, from which NVFP4's global scale is
-    computed.
+    """Returns the largest magnitude of an array `[..., K]`, the source of NVFP4's global scale.
 
     Args:
         x: float32, float16 or bfloat16.
