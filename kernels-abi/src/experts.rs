@@ -6,7 +6,7 @@
 //! each token tile by its expert's weights.
 
 use crate::gemm::schedule::Schedule;
-use crate::grid::Divider;
+use crate::grid::{Divider, Divider32};
 use crate::launch::{Converts, Launch, THREADS, WARP, kernel, kinds};
 
 /// The first number of experts that is too large.
@@ -45,8 +45,6 @@ pub struct ExpertTile {
 pub struct Plan {
     /// The schedule of the GEMM.
     pub schedule: Schedule,
-    /// Rows of the largest token tile.
-    pub most_tokens: u32,
     /// Token tiles with rows. They come first.
     pub tiles: u32,
 }
@@ -93,8 +91,8 @@ pub struct PlanGrid {
     pub of_lane: u32,
     /// Consecutive rows per sorted pair: the terms of its activations in f32, or 1.
     pub of_pair: u32,
-    /// Base-2 logarithm of the rows of a token tile.
-    pub tile_bits: u32,
+    /// Rows per token tile, at most.
+    pub tile_rows: Divider32,
     /// Token tiles, at most. The plan has room for them; the last ones may be empty.
     pub most_tiles: u32,
     /// Row tiles of each expert's weights, for the schedule.
@@ -106,9 +104,9 @@ pub struct PlanGrid {
 }
 
 impl PlanGrid {
-    /// Parameters for token tiles of 2^`tile_bits` rows, with `of_pair` rows per sorted pair, and
+    /// Parameters for token tiles of `tile_rows` rows, with `of_pair` rows per sorted pair, and
     /// without a schedule. `None` if there are no rows or experts, or more than kernels can count.
-    pub fn new(experts: u64, sorted: Sorted, of_pair: u32, tile_bits: u32) -> Option<Self> {
+    pub fn new(experts: u64, sorted: Sorted, of_pair: u32, tile_rows: u32) -> Option<Self> {
         let pairs = u64::from(sorted.pairs);
         let rows = pairs * u64::from(of_pair);
         if experts == 0 || experts >= EXPERT_LIMIT || rows == 0 || rows >= 1 << 31 {
@@ -121,8 +119,8 @@ impl PlanGrid {
             experts: experts as u32,
             of_lane: experts.div_ceil(u64::from(WARP)) as u32,
             of_pair,
-            tile_bits,
-            most_tiles: (not_full + ((rows - not_full) >> tile_bits)) as u32,
+            tile_rows: Divider32::new(tile_rows),
+            most_tiles: (not_full + (rows - not_full) / u64::from(tile_rows.max(1))) as u32,
             row_tiles: 0,
             k_iterations: 1,
             at_once: 1,
@@ -136,22 +134,24 @@ mod tests {
 
     #[test]
     fn there_is_room_for_any_distribution() {
-        let of_parts = |experts, pairs, parts, bits| {
-            PlanGrid::new(experts, Sorted { pairs, top_k: 1 }, parts, bits).map(|grid| grid.most_tiles)
+        let of_parts = |experts, pairs, parts, rows| {
+            PlanGrid::new(experts, Sorted { pairs, top_k: 1 }, parts, rows).map(|grid| grid.most_tiles)
         };
-        let grid = |experts, pairs, bits| of_parts(experts, pairs, 1, bits);
-        let most = |experts, pairs, bits| grid(experts, pairs, bits).unwrap();
+        let grid = |experts, pairs, rows| of_parts(experts, pairs, 1, rows);
+        let most = |experts, pairs, rows| grid(experts, pairs, rows).unwrap();
         // All pairs of one expert, one each, and in between.
-        for (counts, bits) in [([64, 0, 0], 4), ([1, 1, 1], 4), ([17, 17, 30], 4), ([5, 0, 2], 0)] {
-            let tiles: u32 = counts.iter().map(|count| u32::div_ceil(*count, 1 << bits)).sum();
-            assert!(tiles <= most(3, counts.iter().sum(), bits), "{counts:?}");
-            let tiles: u32 = counts.iter().map(|count| u32::div_ceil(3 * count, 1 << bits)).sum();
-            assert!(tiles <= of_parts(3, counts.iter().sum(), 3, bits).unwrap(), "{counts:?}");
+        for (counts, rows) in
+            [([64, 0, 0], 16), ([1, 1, 1], 16), ([17, 17, 30], 16), ([25, 49, 3], 24), ([5, 0, 2], 1)]
+        {
+            let tiles: u32 = counts.iter().map(|count| u32::div_ceil(*count, rows)).sum();
+            assert!(tiles <= most(3, counts.iter().sum(), rows), "{counts:?}");
+            let tiles: u32 = counts.iter().map(|count| u32::div_ceil(3 * count, rows)).sum();
+            assert!(tiles <= of_parts(3, counts.iter().sum(), 3, rows).unwrap(), "{counts:?}");
         }
-        assert_eq!([most(32, 4, 4), most(32, 64, 0), most(32, 64, 4)], [4, 64, 34]);
-        assert!(grid(0, 1, 0).is_none() && grid(1, 0, 0).is_none());
-        assert!(grid(EXPERT_LIMIT, 1, 0).is_none() && grid(1, 1 << 31, 0).is_none());
-        assert!(of_parts(1, 1 << 30, 3, 0).is_none());
+        assert_eq!([most(32, 4, 16), most(32, 64, 1), most(32, 64, 16)], [4, 64, 34]);
+        assert!(grid(0, 1, 1).is_none() && grid(1, 0, 1).is_none());
+        assert!(grid(EXPERT_LIMIT, 1, 1).is_none() && grid(1, 1 << 31, 1).is_none());
+        assert!(of_parts(1, 1 << 30, 3, 1).is_none());
     }
 
     #[test]

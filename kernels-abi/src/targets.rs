@@ -200,7 +200,7 @@ mod tests {
         };
         assert_eq!(sharing("nvfp4_gemm_f16_mma_256x32"), [false, true, true, false, false]);
         assert_eq!(sharing("nvfp4_gemm_bf16_mma_256x32"), [false, true, true, true, true]);
-        assert_eq!(sharing("nvfp4_gemm_bf16_wgmma_256x32"), [false; 5]);
+        assert_eq!(sharing("nvfp4_gemm_bf16_wgmma_128x64"), [false; 5]);
         assert_eq!(sharing("nvfp4_gemm_bf16_gemv_16x8"), [false, false, false, true, true]);
         assert_eq!(sharing("pack_bf16"), [false; 5]);
         assert_eq!(sharing("nvfp4_quantize_bf16_given_aligned"), [false, true, true, false, false]);

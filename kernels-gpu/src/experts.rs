@@ -5,6 +5,8 @@ use microscale_kernels_abi::experts::{ExpertTile, Plan, PlanGrid, RouteGrid, Sor
 use microscale_kernels_abi::gemm::schedule::Schedule;
 use microscale_kernels_abi::launch::{THREADS, WARP};
 
+#[cfg(microscale_sm90)]
+use crate::hardware::ptx;
 use crate::hardware::warp;
 
 /// Sorts pairs of a token and an expert by expert: one warp per expert.
@@ -81,6 +83,11 @@ pub unsafe extern "ptx-kernel" fn plan_experts(
     plan: *mut Plan,
     grid: PlanGrid,
 ) {
+    #[cfg(microscale_sm90)]
+    {
+        ptx::wait_for_previous_kernel();
+        ptx::start_next_kernel();
+    }
     let lane = warp::lane();
     let first = lane * grid.of_lane;
     // SAFETY: `sorted` points to a value.
@@ -91,15 +98,14 @@ pub unsafe extern "ptx-kernel" fn plan_experts(
         // SAFETY: the expert exists.
         if expert == 0 { 0 } else { unsafe { *ends.wrapping_add(expert as usize - 1) * grid.of_pair } }
     };
-    let round_up = (1 << grid.tile_bits) - 1;
-    let (mut of_lane, mut most_tokens) = (0, 0);
+    let tile_rows = grid.tile_rows.divisor;
+    let mut of_lane = 0;
     let mut expert = first;
     while expert < behind {
         // Both ends are loaded before `sorted` is known.
         let rows = end_of(expert + 1).wrapping_sub(end_of(expert));
         let rows = if sorted { rows } else { 0 };
-        of_lane += (rows + round_up) >> grid.tile_bits;
-        most_tokens = most_tokens.max(rows.min(1 + round_up));
+        of_lane += grid.tile_rows.divide(rows + tile_rows - 1).0;
         expert += 1;
     }
     // The tiles of all lanes up to this one.
@@ -108,7 +114,6 @@ pub unsafe extern "ptx-kernel" fn plan_experts(
     while apart < WARP {
         let before = warp::shuffle(up_to, lane.wrapping_sub(apart) % WARP);
         up_to += if lane >= apart { before } else { 0 };
-        most_tokens = most_tokens.max(warp::shuffle_xor(most_tokens, apart));
         apart *= 2;
     }
     let all = warp::shuffle(up_to, WARP - 1);
@@ -118,7 +123,7 @@ pub unsafe extern "ptx-kernel" fn plan_experts(
     while sorted && expert < behind {
         let (mut first, end) = (end_of(expert), end_of(expert + 1));
         while first < end {
-            let behind = end.min(first + 1 + round_up);
+            let behind = end.min(first + tile_rows);
             // SAFETY: `plan` has room for all token tiles, and this one is the lane's.
             unsafe {
                 *tiles.wrapping_add(place as usize) = ExpertTile { expert, first, end: behind, padding: 0 }
@@ -138,6 +143,6 @@ pub unsafe extern "ptx-kernel" fn plan_experts(
     if lane == 0 {
         let schedule = Schedule::of_experts(grid.row_tiles, all, grid.k_iterations, grid.at_once);
         // SAFETY: the plan's head, which is this lane's.
-        unsafe { *plan = Plan { schedule, most_tokens, tiles: all } };
+        unsafe { *plan = Plan { schedule, tiles: all } };
     }
 }

@@ -39,6 +39,8 @@ use self::one_token::one_token;
 use self::plain::plain;
 use self::ragged::ragged;
 use self::tokens::tokens;
+#[cfg(microscale_sm90)]
+use crate::hardware::ptx;
 use crate::product::operand::Operand;
 use crate::product::problem::{Problem, Routed};
 use crate::product::product_format::{Mxfp4, Nvfp4};
@@ -84,6 +86,8 @@ macro_rules! gemv_entry {
             apply: ApplyGlobal,
             epilogue: Epilogue,
         ) {
+            #[cfg(microscale_sm90)]
+            ptx::wait_for_previous_kernel();
             let weights = Operand { codes, scales, global, apply };
             let results = Results { out, bias, residual, epilogue };
             let routed = Routed { plan, from, to };

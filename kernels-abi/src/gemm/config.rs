@@ -7,7 +7,7 @@ use microscale_formats::{Dtype, Format};
 
 use super::mainloop::Mainloop;
 use super::packing::{KERNELS as PACKING, PACKING_KERNELS};
-use super::stage::{ScalePieces, Stage, multiplied_tokens};
+use super::stage::{ScalePieces, Stage};
 use super::{MOST_SHARED, TILE_ROWS};
 use crate::launch::{Converts, Family, Kernel, KernelId, Launch, WARP, kernel};
 
@@ -48,13 +48,21 @@ macro_rules! gemm_tiles {
             mma_256x16: Mma 256 16 1;
             mma_256x32: Mma 256 32 1;
             mma_256x64: Mma 256 64 1;
-            wgmma_256x16: Wgmma 256 16 1;
-            wgmma_256x32: Wgmma 256 32 1;
-            wgmma_256x64: Wgmma 256 64 1;
+            wgmma_128x8: Wgmma 128 8 1;
+            wgmma_128x16: Wgmma 128 16 1;
+            wgmma_128x24: Wgmma 128 24 1;
+            wgmma_128x48: Wgmma 128 48 1;
+            wgmma_128x64: Wgmma 128 64 1;
+            wgmma_128x96: Wgmma 128 96 1;
+            wgmma_128x104: Wgmma 128 104 1;
             wgmma_128x128: Wgmma 128 128 1;
+            wgmma_128x144: Wgmma 128 144 1;
+            wgmma_128x192: Wgmma 128 192 1;
+            wgmma_128x224: Wgmma 128 224 1;
             wgmma_128x256: Wgmma 128 256 1;
-            wgmma_256x32_c2: Wgmma 256 32 2;
-            wgmma_256x64_c2: Wgmma 256 64 2;
+            wgmma_192x16: Wgmma 192 16 1;
+            wgmma_128x32_c2: Wgmma 128 32 2;
+            wgmma_128x64_c2: Wgmma 128 64 2;
             wgmma_128x128_c2: Wgmma 128 128 2;
         }
     };
@@ -211,33 +219,21 @@ impl GemmConfig {
         self.tile_n <= self.mainloop.traits().beside_packing_up_to
     }
 
-    /// Tokens that are multiplied of a work tile that has `tokens`: the largest tile stops early.
-    pub const fn multiplied(self, tokens: u32) -> u32 {
-        multiplied_tokens(self.tile_n, tokens)
-    }
-
     /// Bytes of the accumulators of a work tile.
     pub const fn accumulator_bytes(self) -> u64 {
         self.tile_m as u64 * self.tile_n as u64 * 4
     }
 
-    /// A stage for work tiles of at most `tokens` tokens, and rows whose scales lie in such pieces.
-    pub const fn stage(self, tokens: u32, scales: ScalePieces) -> Stage {
-        Stage { tile_m: self.tile_m, tokens: self.multiplied(tokens), packs: self.packs(), scales }
+    /// A stage for rows whose scales lie in such pieces.
+    pub const fn stage(self, scales: ScalePieces) -> Stage {
+        Stage { tile_m: self.tile_m, tokens: self.tile_n, packs: self.packs(), scales }
     }
 
-    /// Bytes of shared memory, at most `most`, for all stages that fit, for any number of tokens
-    /// and any layout of scales.
+    /// Bytes of shared memory, at most `most`, for all stages that fit, for any layout of scales.
     pub const fn shared_bytes(self, most: u32) -> u32 {
-        let (mut bytes, mut i) = (0, 0);
-        while i < 2 * self.tile_n {
-            let scales = if i.is_multiple_of(2) { ScalePieces::ONE } else { ScalePieces::MOST };
-            let stage = self.stage(i / 2 + 1, scales);
-            let of_stages = stage.shared_bytes(stage.count(most));
-            bytes = if of_stages > bytes { of_stages } else { bytes };
-            i += 1;
-        }
-        bytes
+        let [one, other] = [self.stage(ScalePieces::ONE), self.stage(ScalePieces::MOST)];
+        let [one, other] = [one.shared_bytes(one.count(most)), other.shared_bytes(other.count(most))];
+        if one > other { one } else { other }
     }
 
     /// Reads a word as [`Display`](fmt::Display) writes it, for a format and a dtype.
@@ -281,7 +277,7 @@ const _: () = {
         let tile = TILES[i];
         if tile.cluster > 1 {
             let exchanged = tile.accumulator_bytes() / 2 + tile.row_tiles() as u64 * 4;
-            assert!(exchanged <= 2 * tile.stage(1, ScalePieces::ONE).bytes() as u64);
+            assert!(exchanged <= 2 * tile.stage(ScalePieces::ONE).bytes() as u64);
         }
         i += 1;
     }
@@ -290,6 +286,7 @@ const _: () = {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::gemm::stage::MOST_STAGES;
     use microscale_formats::Words;
     use std::format;
     use std::string::ToString;
@@ -322,18 +319,15 @@ mod tests {
 
     #[test]
     fn stages_fit_into_any_gpu() {
-        let counts = |mainloop, most: u32, tokens: Option<u32>| -> Vec<u32> {
+        let counts = |mainloop, most: u32| -> Vec<u32> {
             let configs = GemmConfig::for_operands(Format::Nvfp4, Dtype::Bf16);
             let of_mainloop = configs.filter(|config| config.mainloop == mainloop && config.cluster == 1);
-            let stage = |config: GemmConfig| config.stage(tokens.unwrap_or(config.tile_n), ScalePieces::ONE);
-            of_mainloop.map(|config| stage(config).count(most)).collect()
+            of_mainloop.map(|config| config.stage(ScalePieces::ONE).count(most)).collect()
         };
         // Compute capability 8.6, 8.0, 9.0.
         for (kib, stages) in [(99, [4, 3, 2]), (163, [6, 5, 4]), (227, [8, 8, 6])] {
-            assert_eq!(counts(Mainloop::Mma, kib << 10, Some(1)), stages);
+            assert_eq!(counts(Mainloop::Mma, kib << 10), stages);
         }
-        assert_eq!(counts(Mainloop::Wgmma, MOST_SHARED, None), [5, 4, 3, 5, 3]);
-        let largest = |tokens| counts(Mainloop::Wgmma, MOST_SHARED, Some(tokens)).pop();
-        assert_eq!([96, 128, 160, 192, 193].map(largest), [6, 5, 4, 3, 3].map(Some));
+        assert!(counts(Mainloop::Wgmma, MOST_SHARED).iter().all(|stages| (3..=MOST_STAGES).contains(stages)));
     }
 }

@@ -31,7 +31,8 @@ pub struct MainloopTraits {
     /// [`PACK_COLUMNS`](super::PACK_COLUMNS) columns: copies then move whole cache lines. Others
     /// have one.
     pub two_packs_up_to: u32,
-    /// Launched programmatically: thread blocks may start before the kernel before has ended.
+    /// Launched programmatically on [targets that can](crate::Target::since_sm90): thread blocks may
+    /// start before the previous kernel has ended, and wait for it.
     pub programmatic: bool,
     /// The largest `tile_n` whose thread blocks leave a multiprocessor registers for a thread block
     /// of the packing kernel.
@@ -45,7 +46,7 @@ const GEMV: MainloopTraits = MainloopTraits {
     consumer_rows: 0,
     producer_warps: 0,
     two_packs_up_to: 0,
-    programmatic: false,
+    programmatic: true,
     beside_packing_up_to: 0,
     targets: Targets::All,
 };
@@ -55,7 +56,7 @@ const MAINLOOPS: [MainloopTraits; 5] = [
     GEMV,
     MainloopTraits { word: "plain", ..GEMV },
     MainloopTraits { word: "ragged", ..GEMV },
-    MainloopTraits { word: "mma", consumer_rows: 32, targets: Targets::WithoutWgmma, ..GEMV },
+    MainloopTraits { word: "mma", consumer_rows: 32, programmatic: false, targets: Targets::WithoutWgmma, ..GEMV },
     MainloopTraits {
         word: "wgmma",
         consumer_rows: 16,

@@ -3,8 +3,8 @@
 use super::packing::PACK_THREADS;
 use super::schedule::Schedule;
 use super::stage::ScalePieces;
-use super::{COLUMN_LIMIT, GemmConfig, MOST_ROW_TILES, Mainloop, PACK_COLUMNS, TOKEN_LIMIT, WeightsShape};
-use crate::grid::Divider;
+use super::{COLUMN_LIMIT, GemmConfig, MOST_ROW_TILES, Mainloop, PACK_COLUMNS, TILE_COLUMNS, TOKEN_LIMIT, WeightsShape};
+use crate::grid::{Divider, Divider32};
 use crate::launch::WARP;
 
 /// Semaphores, one per tile of 16 rows of the split work tiles: zeros before a launch and after it.
@@ -30,8 +30,8 @@ pub struct PackParams {
     pub packs: Divider,
     /// Tokens.
     pub tokens: u32,
-    /// Base-2 logarithm of the tokens of a tile.
-    pub tile_bits: u32,
+    /// Eights of tokens per token tile: divides the number of an eight of all packs.
+    pub tile_eights: Divider32,
     /// Eights of tokens in all tiles, times packs: one per warp.
     pub eights: u32,
     /// 1 if every token's activations start on 16 bytes.
@@ -58,7 +58,7 @@ impl PackParams {
             cols,
             packs: Divider::new(packs),
             tokens: tokens as u32,
-            tile_bits: config.tile_n.ilog2(),
+            tile_eights: Divider32::new(config.tile_n / TILE_COLUMNS),
             eights: eights as u32,
             aligned: u32::from(aligned),
             core_matrices: u32::from(config.mainloop == Mainloop::Wgmma),
@@ -110,7 +110,7 @@ impl GemmParams {
         {
             return None;
         }
-        let stage = config.stage(tokens as u32, ScalePieces::MOST);
+        let stage = config.stage(ScalePieces::MOST);
         let token_tiles = tokens.div_ceil(u64::from(config.tile_n));
         let k_iterations = shape.cols.div_ceil(u64::from(stage.packs * PACK_COLUMNS));
         let row_tiles = shape.rows.div_ceil(u64::from(config.tile_m));
@@ -127,11 +127,6 @@ impl GemmParams {
         let k_iterations = Divider::new(k_iterations);
         Some(Self { shape, k_iterations, schedule, tokens: tokens as u32, shared })
             .filter(|_| stage.count(shared) >= 2)
-    }
-
-    /// Tokens of the largest token tile.
-    pub fn most_tokens(&self, tile_n: u32) -> u32 {
-        self.tokens.min(tile_n)
     }
 
     /// Work tiles of a thread block, at most, split ones included.

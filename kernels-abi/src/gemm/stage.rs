@@ -21,18 +21,6 @@ pub const QUEUE_ENTRIES: u32 = 2 * MOST_STAGES;
 /// fifth longer.
 pub const FRONT_BYTES: u32 = (QUEUE_OFFSET + QUEUE_ENTRIES * QUEUE_ENTRY_BYTES).next_multiple_of(128);
 
-/// Tokens that are multiplied of a work tile of `tile_n` that has `tokens`. The largest tile has
-/// instructions for fewer.
-pub const fn multiplied_tokens(tile_n: u32, tokens: u32) -> u32 {
-    match (tile_n, tokens) {
-        (256, ..=96) => 96,
-        (256, ..=128) => 128,
-        (256, ..=160) => 160,
-        (256, ..=192) => 192,
-        _ => tile_n,
-    }
-}
-
 /// The pieces of a row's scales in a K-iteration. Each is one copy, and starts on a multiple of its
 /// bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,7 +60,7 @@ impl ScalePieces {
 /// and kernels divide by the bytes of a stage at run time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stage {
-    /// Tokens that are multiplied, at most.
+    /// Tokens of the work tile.
     pub tokens: u32,
     /// Packs of activations.
     pub packs: u32,

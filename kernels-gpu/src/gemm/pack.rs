@@ -5,10 +5,8 @@ use microscale_formats::dot::CHUNK;
 use microscale_kernels_abi::gemm::PACK_COLUMNS;
 use microscale_kernels_abi::gemm::packing::PACK_THREADS;
 use microscale_kernels_abi::gemm::params::PackParams;
-use microscale_kernels_abi::gemm::stage::multiplied_tokens;
 use microscale_kernels_abi::launch::WARP;
 
-use crate::arithmetic::divide_by_power;
 use crate::hardware::{ptx, warp};
 use crate::product::problem::Routed;
 use crate::product::tensor_cores::Activations;
@@ -32,10 +30,11 @@ pub(super) unsafe fn pack<D: Activations>(
 ) {
     // The previous kernel may have written weights, which the next kernel reads before it waits for
     // this one.
-    #[cfg(microscale_wgmma)]
-    ptx::wait_for_previous_kernel();
-    #[cfg(microscale_wgmma)]
-    ptx::start_next_kernel();
+    #[cfg(microscale_sm90)]
+    {
+        ptx::wait_for_previous_kernel();
+        ptx::start_next_kernel();
+    }
     const WARPS: u32 = PACK_THREADS / WARP;
     let mut number = warp::thread_block() * WARPS + warp::thread() / WARP;
     while number < params.eights {
@@ -58,15 +57,15 @@ unsafe fn pack_eight<D: Activations>(
     number: u32,
 ) {
     let (token_of_eight, word) = (warp::lane() % EIGHT, warp::lane() / EIGHT);
-    let tile_tokens = 1 << params.tile_bits;
-    let (pack, eight) = divide_by_power(number, params.tile_bits - const { EIGHT.ilog2() });
+    let tile_tokens = params.tile_eights.divisor * EIGHT;
+    let (pack, eight) = params.tile_eights.divide(number);
     let (tile, pack_of_tile) = params.packs.divide_32(pack);
     let in_tile = eight * EIGHT + token_of_eight;
     // SAFETY: `number` exists, and so does its token tile.
-    let tokens = unsafe { routed.tile(tile, params.tile_bits, params.tokens) };
+    let tokens = unsafe { routed.tile(tile, tile_tokens, params.tokens) };
     let count = tokens.end - tokens.first;
-    if count == 0 || eight * EIGHT >= multiplied_tokens(tile_tokens, count) {
-        // No kernel reads them.
+    if count == 0 || eight * EIGHT >= count {
+        // They are not copied to shared memory.
         return;
     }
     // SAFETY: `in_tile < count`, so the token exists, and `from` lists it.

@@ -28,9 +28,6 @@ pub(super) struct Launch<'a> {
     pub(super) gemm: &'a GemmParams,
     /// The schedule, in shared memory.
     pub(super) schedule: &'a Schedule,
-    /// Tokens of the largest token tile, in shared memory.
-    #[cfg(microscale_wgmma)]
-    pub(super) most_tokens: &'a u32,
 }
 
 impl<'a> Launch<'a> {
@@ -42,12 +39,7 @@ impl<'a> Launch<'a> {
         // lives as long as the kernel, and are aligned. `write_plan` fills them before anything
         // reads them.
         let plan = unsafe { &*Self::shared_plan() };
-        Self {
-            gemm,
-            schedule: &plan.schedule,
-            #[cfg(microscale_wgmma)]
-            most_tokens: &plan.most_tokens,
-        }
+        Self { gemm, schedule: &plan.schedule }
     }
 
     /// The plan's address in shared memory.
@@ -62,7 +54,7 @@ impl<'a> Launch<'a> {
     /// # Safety
     /// The kernel's contract. One warp calls it, with all lanes.
     #[inline(always)]
-    pub(super) unsafe fn write_plan(&self, routed: &Routed, tile_n: u32) {
+    pub(super) unsafe fn write_plan(&self, routed: &Routed) {
         let lane = warp::lane() as usize;
         // SAFETY: `shared_plan` has room for a plan, which no thread reads before the barrier. The
         // experts' plan is global memory, by the kernel's contract. Both are multiples of 16 bytes
@@ -75,8 +67,7 @@ impl<'a> Launch<'a> {
                     *Self::shared_plan().cast::<u128>().wrapping_add(lane) = piece;
                 }
             } else if lane == 0 {
-                let most_tokens = self.gemm.most_tokens(tile_n);
-                *Self::shared_plan() = Plan { schedule: self.gemm.schedule, most_tokens, tiles: 0 };
+                *Self::shared_plan() = Plan { schedule: self.gemm.schedule, tiles: 0 };
             }
         }
     }

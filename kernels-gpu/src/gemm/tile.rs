@@ -19,10 +19,6 @@ pub(super) trait Array: Copy {
 
     /// Value `i`, to be changed.
     fn get_mut(&mut self, i: usize) -> &mut f32;
-
-    /// The first `FIRST` values; `None` if there are fewer.
-    #[cfg(microscale_wgmma)]
-    fn first_mut<const FIRST: usize>(&mut self) -> Option<&mut [f32; FIRST]>;
 }
 
 impl<const LEN: usize> Array for [f32; LEN] {
@@ -37,12 +33,6 @@ impl<const LEN: usize> Array for [f32; LEN] {
     #[inline(always)]
     fn get_mut(&mut self, i: usize) -> &mut f32 {
         &mut self[i]
-    }
-
-    #[cfg(microscale_wgmma)]
-    #[inline(always)]
-    fn first_mut<const FIRST: usize>(&mut self) -> Option<&mut [f32; FIRST]> {
-        self.first_chunk_mut()
     }
 }
 
@@ -65,7 +55,7 @@ pub(super) trait Tile {
     /// Chunks of a row per K-iteration.
     const CHUNKS: u32 = Self::PACKS * QUAD;
     /// The stage for `N` tokens and one piece of scales per row.
-    const STAGE: Stage = Self::CONFIG.stage(Self::N, ScalePieces::ONE);
+    const STAGE: Stage = Self::CONFIG.stage(ScalePieces::ONE);
     /// Fails to compile unless the ABI lists the configuration and the accumulators have its size.
     const MATCHES_THE_LIST: () = {
         assert!(Self::CONFIG.id().is_some());

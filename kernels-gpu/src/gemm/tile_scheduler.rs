@@ -48,11 +48,10 @@ impl Params<'_> {
     #[inline(always)]
     pub(super) fn work_tile(&self, k_range: KRange, tile_n: u32) -> WorkTile {
         let [row_tile, token_tile] = self.launch.schedule.row_and_token_tile(k_range.tile);
-        let bits = tile_n.trailing_zeros();
         // SAFETY: the schedule has only work tiles that exist, so the plan has the token tile, and
         // there is a slot for each expert in it.
         unsafe {
-            let tokens = self.problem.routed.tile(token_tile, bits, self.launch.gemm.tokens);
+            let tokens = self.problem.routed.tile(token_tile, tile_n, self.launch.gemm.tokens);
             let ExpertTile { expert, first, end, .. } = tokens;
             let global_scale = (*self.problem.weights.global.wrapping_add(expert as usize)).scale;
             WorkTile {

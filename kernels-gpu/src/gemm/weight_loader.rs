@@ -17,12 +17,12 @@ pub(super) const fn scales_per_k_iteration<F: ProductFormat, T: Tile>() -> u32 {
     T::CHUNKS * F::BLOCKS
 }
 
-/// The stage for a problem whose largest token tile has `most_tokens` tokens.
+/// The stage for a problem.
 #[inline(always)]
-pub(super) fn stage_for<F: ProductFormat, T: Tile>(problem: &Problem, most_tokens: u32) -> Stage {
+pub(super) fn stage_for<F: ProductFormat, T: Tile>(problem: &Problem) -> Stage {
     let [address, blocks] = [problem.weights.scales.addr() as u64, problem.shape.blocks];
     let scales = ScalePieces::of(address, blocks as u32, const { scales_per_k_iteration::<F, T>() });
-    Stage { tile_m: T::M, tokens: T::CONFIG.multiplied(most_tokens), packs: T::PACKS, scales }
+    T::CONFIG.stage(scales)
 }
 
 /// The position of chunk `chunk` among the chunks of row `row` in a stage. With two packs, the
@@ -83,7 +83,7 @@ impl<F: ProductFormat, T: Tile, const THREADS: u32> WeightLoader<F, T, THREADS> 
         k_range: &KRange,
         thread: u32,
     ) -> Self {
-        const { assert!(Self::ROWS_PER_STEP % 2 == 0 && T::M % THREADS == 0) };
+        const { assert!(Self::ROWS_PER_STEP % 2 == 0 && T::M % Self::ROWS_PER_STEP == 0) };
         let blocks = problem.shape.blocks as u32;
         let last_row = last_row::<T>(problem, row_tile);
         let first_row = u64::from(row_tile) * u64::from(T::M);
@@ -129,8 +129,11 @@ impl<F: ProductFormat, T: Tile, const THREADS: u32> WeightLoader<F, T, THREADS> 
             };
         }
         let ScalePieces { bytes, count } = self.pieces;
-        for i in 0..const { T::M / THREADS } {
+        for i in 0..const { T::M.div_ceil(THREADS) } {
             let row = i * THREADS + self.thread;
+            if T::M % THREADS != 0 && row >= T::M {
+                break;
+            }
             let first = row.min(self.last_row) * self.blocks + self.first_scale;
             let piece = first & !(bytes - 1);
             let (from, left) = (self.global_scales.wrapping_add(piece as usize), self.end_scale - piece);

@@ -186,7 +186,7 @@ pub(super) unsafe fn one_token<F: WeightFormat, D: Activations, const TILES: usi
 ) {
     let (block, token_tile) = params.token_tiles.divide_32(warp::thread_block());
     // SAFETY: the launch has thread blocks for existing token tiles only.
-    let tile = unsafe { problem.routed.tile(token_tile, 0, params.tokens) };
+    let tile = unsafe { problem.routed.tile(token_tile, 1, params.tokens) };
     if tile.first == tile.end {
         return;
     }

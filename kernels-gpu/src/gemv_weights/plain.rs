@@ -132,7 +132,7 @@ unsafe fn work_of_block<F: WeightFormat>(
 ) -> (u32, Problem, [u32; 2]) {
     let (block, token_tile) = params.token_tiles.divide_32(warp::shuffle(warp::thread_block(), 0));
     // SAFETY: the launch has thread blocks for existing token tiles only.
-    let tile = unsafe { problem.routed.tile(token_tile, params.token_tile_bits, params.tokens as u32) };
+    let tile = unsafe { problem.routed.tile(token_tile, 1 << params.token_tile_bits, params.tokens as u32) };
     (block, problem.of_expert::<F>(tile.expert), [tile.first, tile.end])
 }
 
@@ -207,6 +207,8 @@ pub(super) unsafe fn plain<F: WeightFormat, D: Activations, const TILES: usize>(
         (k_iteration, chunk) = (k_iteration + 2 * slices, chunk + 2 * chunk_stride);
     }
 
+    #[cfg(microscale_sm90)]
+    ptx::start_next_kernel();
     // SAFETY: the rows exist.
     let in_range = scale_offset <= F::last_in_range::<D>()
         || unsafe { rows_of_lane.out_of_range_is_zero::<F, D>(start, chunk_stride) };

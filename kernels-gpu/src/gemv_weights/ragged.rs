@@ -23,7 +23,7 @@ pub(super) unsafe fn ragged<F: WeightFormat, D: Activations>(problem: Problem, p
         while number < params.token_tiles.divisor as u32 {
             // SAFETY: all lanes are here; row and token tile exist, and no other warp has the row.
             unsafe {
-                let tile = problem.routed.tile(number, params.token_tile_bits, params.tokens as u32);
+                let tile = problem.routed.tile(number, 1 << params.token_tile_bits, params.tokens as u32);
                 problem.of_expert::<F>(tile.expert).store_reference::<F, D>(row, [tile.first, tile.end]);
             }
             number += 1;

@@ -275,7 +275,7 @@ pub(super) unsafe fn tokens<F: WeightFormat, D: Activations, const EIGHTS: usize
 ) {
     let (block, token_tile) = params.token_tiles.divide_32(warp::thread_block());
     // SAFETY: the launch has thread blocks for existing token tiles only.
-    let tile = unsafe { problem.routed.tile(token_tile, params.token_tile_bits, params.tokens) };
+    let tile = unsafe { problem.routed.tile(token_tile, 1 << params.token_tile_bits, params.tokens) };
     if tile.first == tile.end {
         return;
     }

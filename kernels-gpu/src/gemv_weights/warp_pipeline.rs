@@ -12,6 +12,8 @@ use microscale_kernels_abi::gemm::gemv::GemvParams;
 use super::lane_copies::{ACTIVATION_BYTES, CopySource, LaneCopies};
 use super::multiply::Product;
 use super::work_tiles::WorkTiles;
+#[cfg(microscale_sm90)]
+use crate::hardware::ptx;
 use crate::hardware::{shared, warp};
 use crate::product::operand::CHUNK_BYTES;
 use crate::product::problem::Problem;
@@ -176,6 +178,8 @@ impl<'a, F: ProductFormat, P: Product<F, TILES>, const TILES: usize> WarpPipelin
         while unsafe {
             self.k_iteration(0) && self.k_iteration(1) && (Self::STAGES == 2 || self.k_iteration(2))
         } {}
+        #[cfg(microscale_sm90)]
+        ptx::start_next_kernel();
         // Wait for the copies after the last work tile, which no lane reads.
         shared::wait_for_copies::<0>();
         self.product

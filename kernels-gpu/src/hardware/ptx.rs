@@ -160,7 +160,7 @@ pub(crate) unsafe fn fetch_add(address: *mut u32, amount: u32) -> u32 {
 }
 
 /// Lets the next kernel start. It waits for this one before it reads its results.
-#[cfg(microscale_wgmma)]
+#[cfg(microscale_sm90)]
 #[inline(always)]
 pub(crate) fn start_next_kernel() {
     // SAFETY: has no operands.
@@ -168,7 +168,7 @@ pub(crate) fn start_next_kernel() {
 }
 
 /// Waits until the previous kernel has ended, if this one started before that.
-#[cfg(microscale_wgmma)]
+#[cfg(microscale_sm90)]
 #[inline(always)]
 pub(crate) fn wait_for_previous_kernel() {
     // SAFETY: has no operands.

@@ -19,15 +19,15 @@ pub(crate) struct Routed {
 }
 
 impl Routed {
-    /// Token tile `number`, of 2^`bits` tokens; without a plan, of `tokens` in all.
+    /// Token tile `number`, of at most `tile_tokens` tokens; without a plan, of `tokens` in all.
     ///
     /// # Safety
     /// The kernel's contract. The token tile exists.
     #[inline(always)]
-    pub(crate) unsafe fn tile(&self, number: u32, bits: u32, tokens: u32) -> ExpertTile {
+    pub(crate) unsafe fn tile(&self, number: u32, tile_tokens: u32, tokens: u32) -> ExpertTile {
         if self.plan.is_null() {
-            let first = number << bits;
-            return ExpertTile { expert: 0, first, end: tokens.min(first + (1 << bits)), padding: 0 };
+            let first = number * tile_tokens;
+            return ExpertTile { expert: 0, first, end: tokens.min(first + tile_tokens), padding: 0 };
         }
         // SAFETY: the tiles follow the plan's head, and this one exists.
         unsafe { *self.plan.wrapping_add(1).cast::<ExpertTile>().wrapping_add(number as usize) }

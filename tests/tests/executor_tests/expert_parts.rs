@@ -22,15 +22,15 @@ struct Planned {
     order: Vec<usize>,
 }
 
-/// Sorts and plans pairs. The plan's token tiles have at most 2^`tile_bits` parts.
-fn planned(counts: Counts, tile_bits: u32, top_k: [usize; 2]) -> Planned {
+/// Sorts and plans pairs. The plan's token tiles have at most `tile_rows` parts.
+fn planned(counts: Counts, tile_rows: u32, top_k: [usize; 2]) -> Planned {
     let mut case = Prepared::new();
     let (pairs, experts) = (counts.pairs(), counts.of_experts.len());
     let chosen = counts.chosen(pairs as u64);
     let [of_lists, asked] = top_k;
     let routed = route(&mut case, &chosen, experts, of_lists);
     let of = Sorted { pairs: pairs as u32, top_k: asked as u32 };
-    let grid = PlanGrid::new(experts as u64, of, PARTS, tile_bits).expect("a small launch");
+    let grid = PlanGrid::new(experts as u64, of, PARTS, tile_rows).expect("a small launch");
     let none = of_lists != asked;
     let plan = plan(&mut case, &routed, if none { Counts::NONE } else { counts }, grid).into();
     let order = if none { Vec::new() } else { sorted(&chosen, experts) };
@@ -38,8 +38,8 @@ fn planned(counts: Counts, tile_bits: u32, top_k: [usize; 2]) -> Planned {
 }
 
 /// Splits activations of tokens (with `gathered`) or of sorted rows.
-fn splitting(counts: Counts, cols: usize, tile_bits: u32, top_k: [usize; 2], gathered: bool) -> Prepared {
-    let Planned { mut case, routed, plan, chosen, order } = planned(counts, tile_bits, top_k);
+fn splitting(counts: Counts, cols: usize, tile_rows: u32, top_k: [usize; 2], gathered: bool) -> Prepared {
+    let Planned { mut case, routed, plan, chosen, order } = planned(counts, tile_rows, top_k);
     let pairs = chosen.len();
     let mut random = fastrand::Rng::with_seed(cols as u64);
     // Tokens only. Several pairs share a token, so an address after the last token would be a
@@ -76,8 +76,8 @@ fn splitting(counts: Counts, cols: usize, tile_bits: u32, top_k: [usize; 2], gat
 /// Merges partial sums with a bias per expert and a residual.
 ///
 /// With `scattered`, results are stored by pair.
-fn merging(counts: Counts, rows: usize, tile_bits: u32, top_k: [usize; 2], scattered: bool) -> Prepared {
-    let Planned { mut case, routed, plan, chosen, order } = planned(counts, tile_bits, top_k);
+fn merging(counts: Counts, rows: usize, tile_rows: u32, top_k: [usize; 2], scattered: bool) -> Prepared {
+    let Planned { mut case, routed, plan, chosen, order } = planned(counts, tile_rows, top_k);
     let pairs = chosen.len();
     let mut random = fastrand::Rng::with_seed(rows as u64);
     // Few bits, so that nothing is rounded.
@@ -115,26 +115,26 @@ fn merging(counts: Counts, rows: usize, tile_bits: u32, top_k: [usize; 2], scatt
 ///
 /// In the last case the requested pairs differ from the sorted ones.
 const CASES: [(Counts, u32, [usize; 2]); 5] = [
-    (Counts { of_experts: &[2, 0, 9, 1], of_none: 2 }, 2, [2, 2]),
-    (Counts { of_experts: &[0, 1, 0, 17, 0], of_none: 0 }, 4, [1, 1]),
-    (Counts { of_experts: &[1; 40], of_none: 5 }, 0, [4, 4]),
-    (Counts { of_experts: &[0, 0], of_none: 3 }, 3, [1, 1]),
-    (Counts { of_experts: &[3, 4], of_none: 1 }, 3, [2, 1]),
+    (Counts { of_experts: &[2, 0, 9, 1], of_none: 2 }, 5, [2, 2]),
+    (Counts { of_experts: &[0, 1, 0, 17, 0], of_none: 0 }, 16, [1, 1]),
+    (Counts { of_experts: &[1; 40], of_none: 5 }, 1, [4, 4]),
+    (Counts { of_experts: &[0, 0], of_none: 3 }, 8, [1, 1]),
+    (Counts { of_experts: &[3, 4], of_none: 1 }, 24, [2, 1]),
 ];
 
 /// Adds every case of these kernels with experts.
 pub(crate) fn expert_parts_cases(cases: &mut Vec<Case>) {
-    for (i, (counts, bits, top_k)) in CASES.into_iter().enumerate() {
+    for (i, (counts, tile_rows, top_k)) in CASES.into_iter().enumerate() {
         for listed in [false, true] {
-            let what = format!("{counts:?}, tiles of {}, top_k {top_k:?}, listed: {listed}", 1 << bits);
+            let what = format!("{counts:?}, tiles of {tile_rows}, top_k {top_k:?}, listed: {listed}");
             // Multiples of four columns, and other numbers.
             let cols = [64, 20, 33, 4, 100][i];
             cases.push(Case::new(what.clone(), "split_f32".into(), move || {
-                splitting(counts, cols, bits, top_k, listed)
+                splitting(counts, cols, tile_rows, top_k, listed)
             }));
             let rows = [5, 70, 3, 16, 1][i];
             cases.push(Case::new(what, "merge_f32".into(), move || {
-                merging(counts, rows, bits, top_k, listed)
+                merging(counts, rows, tile_rows, top_k, listed)
             }));
         }
     }

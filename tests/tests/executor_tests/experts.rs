@@ -118,17 +118,13 @@ pub(super) fn plan(case: &mut Prepared, routed: &Routed, counts: Counts, grid: P
     case.checks.push(Box::new(move |memory| {
         let found = memory.bytes(plan).map_err(|error| error.to_string())?;
         let rows_of = |count: &usize| *count as u32 * grid.of_pair;
-        let most = counts.of_experts.iter().map(rows_of).max().unwrap_or(0).min(1 << grid.tile_bits);
-        if found[offset_of!(Plan, most_tokens)..][..4] != most.to_ne_bytes() {
-            return Err(format!("the largest token tile has not {most} rows in the plan"));
-        }
         let words: Vec<u32> = bytemuck::pod_collect_to_vec(&found[size_of::<Plan>()..]);
         let mut tiles = words.as_chunks::<{ size_of::<ExpertTile>() / 4 }>().0.iter();
         let (mut row, mut with_rows) = (0, 0u32);
         for (expert, count) in (0..).zip(counts.of_experts) {
             let end = row + rows_of(count);
             while row < end {
-                let behind = end.min(row + (1 << grid.tile_bits));
+                let behind = end.min(row + grid.tile_rows.divisor);
                 let right = [expert, row, behind, 0];
                 if tiles.next() != Some(&right) {
                     return Err(format!("not in the plan: {right:?}"));
@@ -148,7 +144,8 @@ pub(super) fn plan(case: &mut Prepared, routed: &Routed, counts: Counts, grid: P
 #[derive(Clone, Copy, Debug)]
 struct By {
     config: GemmConfig,
-    bits: u32,
+    /// Rows per token tile, at most.
+    tile_rows: u32,
 }
 
 /// Slices of K of the configurations that have them.
@@ -206,10 +203,10 @@ fn multiplying<T: Exact + Activation>(
     let out_bytes = pairs * weights.rows() * size_of::<T>();
     let out = case.memory.allocate_from_aligned("out", &vec![UNTOUCHED; out_bytes], 2);
 
-    let By { config, bits } = by;
+    let By { config, tile_rows } = by;
     let of = Sorted { pairs: pairs as u32, top_k: 1 };
-    let mut grid = PlanGrid::new(experts.len() as u64, of, 1, bits).expect("a small launch");
-    let tiles = TokenTiles { count: u64::from(grid.most_tiles), bits };
+    let mut grid = PlanGrid::new(experts.len() as u64, of, 1, tile_rows).expect("a small launch");
+    let tiles = TokenTiles { count: u64::from(grid.most_tiles), bits: tile_rows.ilog2() };
     let front = vec![codes.into(), scales.into(), slots, x.clone()];
     let ([bias, residual], steps) = Fused::none();
     if config.mainloop.is_gemv() {
@@ -219,7 +216,7 @@ fn multiplying<T: Exact + Activation>(
         case.step(kernel_of(config), elements, [front, rest].concat());
         shape.into_iter().for_each(|shape| case.shaped(shape));
     } else {
-        let stage = config.stage(config.tile_n, ScalePieces::MOST);
+        let stage = config.stage(ScalePieces::MOST);
         let shared = stage.shared_bytes(stage.count(MOST_SHARED).min(3));
         grid.row_tiles = shape.rows.div_ceil(u64::from(config.tile_m)) as u32;
         grid.k_iterations = shape.cols.div_ceil(u64::from(stage.packs * PACK_COLUMNS)) as u32;
@@ -283,7 +280,7 @@ fn gemv_launch(
 fn check<T: Exact + Activation>(
     experts: &Experts<T>,
     counts: Counts,
-    By { config, bits }: By,
+    By { config, tile_rows }: By,
     bytes: &[u8],
     place: impl Fn(usize) -> usize,
 ) -> Result<(), String> {
@@ -307,7 +304,7 @@ fn check<T: Exact + Activation>(
                 exact.check(&found, &gemv_bound::<T>(config, weights, 1)).map(|_| ())
             }
             Mainloop::Gemv | Mainloop::GemvPlain => {
-                expert.check(&found, &gemv_bound::<T>(config, weights, 1 << bits))
+                expert.check(&found, &gemv_bound::<T>(config, weights, tile_rows as usize))
             }
             Mainloop::GemvRagged
                 if bytemuck::cast_slice::<T, u8>(&found) != bytemuck::cast_slice::<T, u8>(results) =>
@@ -379,19 +376,19 @@ const CASES: [ExpertsCase; 4] = [
 /// tokens come with token tiles of fewer as well.
 fn configs<T: Activation>(format: Format) -> Vec<By> {
     let all = GemmConfig::for_operands(format, T::DTYPE).filter(|config| config.cluster == 1);
-    let with_bits = |config: GemmConfig| {
-        let bits = match (config.mainloop, config.row_tiles(), config.tile_n) {
-            (Mainloop::Gemv, 1, TILE_COLUMNS) => vec![1, 2],
-            (Mainloop::GemvPlain, 1, _) => vec![1, 2],
-            (Mainloop::GemvPlain, ..) => vec![0, 3],
-            (Mainloop::GemvRagged, ..) => vec![3],
-            _ => vec![config.tile_n.ilog2()],
+    let with_tile_rows = |config: GemmConfig| {
+        let tile_rows = match (config.mainloop, config.row_tiles(), config.tile_n) {
+            (Mainloop::Gemv, 1, TILE_COLUMNS) => vec![2, 4],
+            (Mainloop::GemvPlain, 1, _) => vec![2, 4],
+            (Mainloop::GemvPlain, ..) => vec![1, 8],
+            (Mainloop::GemvRagged, ..) => vec![8],
+            _ => vec![config.tile_n],
         };
         let sliced = matches!(config.mainloop, Mainloop::Gemv | Mainloop::GemvPlain);
         let config = if sliced { config.with_slices(SLICES) } else { config };
-        bits.into_iter().map(move |bits| By { config, bits })
+        tile_rows.into_iter().map(move |tile_rows| By { config, tile_rows })
     };
-    all.flat_map(with_bits).collect()
+    all.flat_map(with_tile_rows).collect()
 }
 
 fn cases_of<T: Exact + Activation>(cases: &mut Vec<Case>) {
@@ -413,7 +410,7 @@ fn cases_of<T: Exact + Activation>(cases: &mut Vec<Case>) {
                 let what = format!(
                     "{}, token tiles of {}, {rows:?}, {counts:?}, {weights:?}",
                     by.config,
-                    1 << by.bits
+                    by.tile_rows
                 );
                 let case = Case::new(what, kernel_of(by.config).into(), make);
                 let by_tensor_cores = by.config.mainloop != Mainloop::GemvRagged;

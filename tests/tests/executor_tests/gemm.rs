@@ -43,7 +43,7 @@ fn multiplying<T: Exact + Activation>(
     let arguments = vec![activations.clone(), packed.into(), plan.clone(), from.clone(), argument(&pack)];
     case.step(pack_kernel::<T>(), u64::from(pack.thread_blocks), arguments);
 
-    let stage = config.stage(*tokens as u32, ScalePieces::MOST);
+    let stage = config.stage(ScalePieces::MOST);
     let shared = stage.shared_bytes(stages.min(stage.count(MOST_SHARED)));
     let gemm = GemmParams::new(config, shape(weights), *tokens as u64, thread_blocks, shared);
     let gemm = gemm.expect("a small launch");

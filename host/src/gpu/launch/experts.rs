@@ -62,7 +62,8 @@ pub(in crate::gpu) unsafe fn plan_experts(
     let (ends, _ends) = routing.ends.device_ptr(stream);
     let (sorted, _sorted) = routing.sorted.device_ptr(stream);
     let arguments = &mut [argument(&ends), argument(&sorted), argument(&plan), argument(&grid)];
-    let launch = Launch::of_elements(Experts::Plan.id(), 1);
+    let programmatic = kernels.target().since_sm90;
+    let launch = Launch { programmatic, ..Launch::of_elements(Experts::Plan.id(), 1) };
     // SAFETY: the arguments are the kernel's, in order, and the launch is one warp. The routing's
     // lists are of the pairs that were sorted, or zeros, and the caller guarantees room for the
     // plan.

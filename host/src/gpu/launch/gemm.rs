@@ -29,7 +29,7 @@ pub(in crate::gpu) unsafe fn product(
     let Routed { plan: expert_plan, from, to } = &routed;
     let Steps { bias, residual, epilogue } = steps;
     let ProductPlan { config, kernel, thread_blocks, threads, shared, .. } = *plan;
-    let programmatic = config.mainloop.traits().programmatic;
+    let programmatic = config.mainloop.traits().programmatic && kernels.target().since_sm90;
     let launch = Launch { kernel, thread_blocks, threads, shared, cluster: config.cluster, programmatic };
     // SAFETY: the arguments are the kernels', in order, and the launches are the plan's. They point
     // to locals that outlive the calls, and the driver copies them before a call returns. The

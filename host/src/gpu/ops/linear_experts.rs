@@ -144,15 +144,15 @@ impl Gpu {
             }
             let gemv = config.mainloop.is_gemv();
             // With fewer rows per expert, the GEMV has smaller token tiles, and more of them.
-            let bits = if gemv { 0 } else { config.tile_n.ilog2() };
-            let grid = PlanGrid::new(experts.count() as u64, sorted, rows_each as u32, bits);
+            let tile_rows = if gemv { 1 } else { config.tile_n };
+            let grid = PlanGrid::new(experts.count() as u64, sorted, rows_each as u32, tile_rows);
             let Some(grid) = grid else { continue };
             let before = gpu_plan_bytes(grid).saturating_add(parts).saturating_add(sums);
             most = most.max(before);
             if gemv || !experts_are_packable(experts) || shape.rows == 0 {
                 continue;
             }
-            let tiles = ExpertTokenTiles { most: u64::from(grid.most_tiles), bits };
+            let tiles = ExpertTokenTiles { most: u64::from(grid.most_tiles), rows: tile_rows };
             let rows = pairs * rows_each;
             // A GPU may have too little shared memory for a configuration.
             if let Ok(plan) = ProductPlan::new(&self.kernels, config, shape, rows, true, Some(tiles)) {

@@ -7,7 +7,7 @@ use microscale_kernels_abi::{Experts, GemmConfig, KernelId};
 use crate::element::Dtype;
 use crate::error::{Error, Result};
 use crate::gpu::plan::choose::{Request, choose_for_experts, otherwise, takes};
-use crate::gpu::plan::linear::{expert_tile_bits, multiplied, parts_bytes};
+use crate::gpu::plan::linear::{expert_tile_rows, multiplied, parts_bytes};
 use crate::gpu::plan::product::{ExpertTokenTiles, ProductPlan};
 use crate::gpu::plan::times::Times;
 use crate::gpu::runtime::kernels::Kernels;
@@ -67,11 +67,11 @@ impl PlannedExperts {
         let config = if fallback { otherwise(shape, aligned) } else { config };
         let config = GemmConfig { weights: shape.format, activations: dtype, ..config };
         let sorted = Sorted { pairs: pairs as u32, top_k: 1 };
-        let bits = expert_tile_bits(config, rows_each * pairs.div_ceil(experts.min(pairs)));
-        let Some(mut grid) = PlanGrid::new(experts as u64, sorted, rows_each as u32, bits) else {
+        let tile_rows = expert_tile_rows(config, rows_each * pairs.div_ceil(experts.min(pairs)));
+        let Some(mut grid) = PlanGrid::new(experts as u64, sorted, rows_each as u32, tile_rows) else {
             return Ok(Self { product: None, parts });
         };
-        let tiles = ExpertTokenTiles { most: u64::from(grid.most_tiles), bits };
+        let tiles = ExpertTokenTiles { most: u64::from(grid.most_tiles), rows: tile_rows };
         let product = ProductPlan::new(kernels, config, shape, rows, aligned, Some(tiles))?;
         if let Some([row_tiles, k_iterations]) = product.row_tiles_and_k_iterations() {
             (grid.row_tiles, grid.k_iterations, grid.at_once) = (row_tiles, k_iterations, kernels.sm_count());

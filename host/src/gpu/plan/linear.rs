@@ -125,12 +125,12 @@ pub(in crate::gpu) fn most_workspace_bytes(
     Ok(most.saturating_add(parts))
 }
 
-/// The tokens of a token tile of experts' rows for the GEMV: the expert's number of rows, up to
+/// The rows of a token tile of experts' rows. For the GEMV it is the expert's number of rows, up to
 /// `tile_n`.
-pub(in crate::gpu) fn expert_tile_bits(config: GemmConfig, rows_per_expert: usize) -> u32 {
+pub(in crate::gpu) fn expert_tile_rows(config: GemmConfig, rows_per_expert: usize) -> u32 {
     if !config.mainloop.is_gemv() {
-        return config.tile_n.ilog2();
+        return config.tile_n;
     }
     let most = if config.tile_n == 1 { 1 } else { 8 };
-    TokenTiles::of(rows_per_expert.max(1) as u64, most).bits
+    1 << TokenTiles::of(rows_per_expert.max(1) as u64, most).bits
 }

@@ -48,8 +48,8 @@ pub(in crate::gpu) enum ProductParams {
 pub(in crate::gpu) struct ExpertTokenTiles {
     /// Token tiles, at most.
     pub(in crate::gpu) most: u64,
-    /// Base-2 logarithm of the tokens of a tile.
-    pub(in crate::gpu) bits: u32,
+    /// Rows per token tile, at most; for the GEMV, a power of two.
+    pub(in crate::gpu) rows: u32,
 }
 
 impl ProductPlan {
@@ -87,9 +87,9 @@ impl ProductPlan {
                 let config = config.with_slices(config.slices.min(warps));
                 let (tiles, thread_blocks) = match experts {
                     // The thread blocks of all token tiles run together, if there is room.
-                    Some(ExpertTokenTiles { most, bits }) => {
+                    Some(ExpertTokenTiles { most, rows }) => {
                         let each = (u64::from(ready.thread_blocks) / most.max(1)).max(1);
-                        (TokenTiles { count: most, bits }, each as u32)
+                        (TokenTiles { count: most, bits: rows.ilog2() }, each as u32)
                     }
                     None => (TokenTiles::of(tokens as u64, config.tile_n), ready.thread_blocks),
                 };
@@ -104,7 +104,7 @@ impl ProductPlan {
             _ => {
                 let launched = kernel.kernel().within(kernels.most_shared());
                 let tiles = match experts {
-                    Some(ExpertTokenTiles { most, bits }) => TokenTiles { count: most, bits },
+                    Some(ExpertTokenTiles { most, rows }) => TokenTiles { count: most, bits: rows.ilog2() },
                     None => TokenTiles::of(tokens as u64, TILE_COLUMNS),
                 };
                 let shape = weights_shape(weights);

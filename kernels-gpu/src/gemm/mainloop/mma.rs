@@ -93,11 +93,11 @@ pub(in crate::gemm) unsafe fn gemm<F: WeightFormat, D: Activations, T: Tile>(par
         T::MATCHES_THE_LIST
     };
     let (problem, Launch { gemm, .. }) = (params.problem, params.launch);
-    let stage_shape = stage_for::<F, T>(problem, T::N);
+    let stage_shape = stage_for::<F, T>(problem);
     let [stage_bytes, activation_bytes] = [stage_shape.bytes(), stage_shape.activation_bytes()];
     if warp::number() == 0 {
         // SAFETY: one warp calls it, with all lanes; the barrier follows.
-        unsafe { params.launch.write_plan(&problem.routed, T::N) };
+        unsafe { params.launch.write_plan(&problem.routed) };
     }
     warp::barrier();
     let ring = shared::address(warp::shared::<u128>().cast::<u8>()) + FRONT_BYTES;

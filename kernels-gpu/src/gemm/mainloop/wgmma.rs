@@ -2,7 +2,7 @@
 //! weights and multiply them by all tokens of the work tile; one group multiplies while another
 //! decodes.
 
-use microscale_kernels_abi::gemm::PACK_COLUMNS;
+use microscale_kernels_abi::gemm::{PACK_COLUMNS, TILE_COLUMNS};
 use microscale_kernels_abi::gemm::stage::{MOST_STAGES, ScalePieces, WORD_OFFSET};
 use microscale_kernels_abi::launch::WARP;
 
@@ -15,11 +15,13 @@ use crate::gemm::tile::{Array, Tile};
 use crate::gemm::tile_scheduler::{KRange, TileScheduler, WorkTile};
 use crate::gemm::weight_loader::{WeightLoader, stage_for};
 use crate::gemm::work_queue::WorkQueue;
-use crate::hardware::warp_group::{self, MultiplyFewer, MultiplyTokens, Registers, core_matrices};
+use crate::hardware::warp_group::{self, MultiplyTokens, Registers, core_matrices};
 use crate::hardware::{cluster, mbarrier, ptx, shared, warp};
 use crate::product::problem::Problem;
 use crate::product::tensor_cores::{Activations, WeightFormat};
 
+/// Bytes of a token in a pack.
+const PACKED_TOKEN_BYTES: u32 = PACK_COLUMNS * 2;
 /// Producer threads per thread block.
 const PRODUCERS: u32 = 4 * WARP;
 
@@ -34,7 +36,7 @@ const PRODUCERS: u32 = 4 * WARP;
 #[inline(always)]
 pub(in crate::gemm) unsafe fn gemm<F: WeightFormat, D: Activations, T: Tile>(params: &Params<'_>)
 where
-    D::Wgmma: MultiplyTokens<T::Accumulators> + MultiplyFewer,
+    D::Wgmma: MultiplyTokens<T::Accumulators>,
 {
     const {
         assert!(T::CONFIG.threads() == T::CONFIG.consumer_warps() * WARP + PRODUCERS);
@@ -61,7 +63,7 @@ where
             if warp::lane() == 0 {
                 *table = D::TABLE;
             }
-            params.launch.write_plan(&params.problem.routed, T::N);
+            params.launch.write_plan(&params.problem.routed);
         }
     }
     // With many accumulators, consumers take registers from producers.
@@ -84,8 +86,7 @@ where
         if T::CONFIG.cluster > 1 || problem.routed.plan.is_null() {
             // The schedule is read from the parameters, so that the first work tile is found before
             // the barrier.
-            let most_tokens = gemm.most_tokens(T::N);
-            let launch = Launch { gemm, schedule: &gemm.schedule, most_tokens: &most_tokens };
+            let launch = Launch { gemm, schedule: &gemm.schedule };
             produce::<F, T>(&Params { launch, ..*params }, base, true);
         } else {
             warp::barrier();
@@ -103,7 +104,7 @@ where
 unsafe fn produce<F: WeightFormat, T: Tile>(params: &Params<'_>, base: u32, mut barrier_ahead: bool) {
     let gemm = params.launch.gemm;
     let thread = warp::thread() - const { T::CONFIG.consumer_warps() * WARP };
-    let stage_shape = stage_for::<F, T>(params.problem, *params.launch.most_tokens);
+    let stage_shape = stage_for::<F, T>(params.problem);
     let mut state = PipelineState::new(&stage_shape, gemm.shared, base);
     let mut queue = WorkQueue::new(base);
     let mut packed_are_there = false;
@@ -115,8 +116,10 @@ unsafe fn produce<F: WeightFormat, T: Tile>(params: &Params<'_>, base: u32, mut 
         let pack = u64::from(token_tile) * gemm.k_iterations.divisor + u64::from(k_range.start);
         let full_bytes = const { T::STAGE.activation_bytes() };
         let mut pack = params.packed.wrapping_add((pack * u64::from(full_bytes)) as usize);
-        // The first tokens come first.
-        let bytes = full_bytes / T::N * T::CONFIG.multiplied(work_tile.end_token - work_tile.first_token);
+        // In a pack the first tokens come first. Results of tokens that do not exist are computed
+        // from old bytes of the stage, and not stored.
+        let tokens = (work_tile.end_token - work_tile.first_token).next_multiple_of(TILE_COLUMNS);
+        let bytes = tokens * PACKED_TOKEN_BYTES;
         let mut weights =
             WeightLoader::<F, T, PRODUCERS>::new(&problem, &stage_shape, row_tile, &k_range, thread);
         let k_iterations = k_range.end - k_range.start;
@@ -143,9 +146,13 @@ unsafe fn produce<F: WeightFormat, T: Tile>(params: &Params<'_>, base: u32, mut 
                     if left == k_iterations {
                         queue.push(&work_tile);
                     }
-                    mbarrier::arrive_expecting(state.full_barrier(), bytes);
+                    mbarrier::arrive_expecting(state.full_barrier(), bytes * T::PACKS);
                     let to = state.stage_address() + const { T::STAGE.codes_bytes() };
-                    mbarrier::copy(to, pack, bytes, state.full_barrier());
+                    for i in 0..T::PACKS {
+                        let offset = i * const { T::N * PACKED_TOKEN_BYTES };
+                        let from = pack.wrapping_add(offset as usize);
+                        mbarrier::copy(to + offset, from, bytes, state.full_barrier());
+                    }
                 }
                 pack = pack.wrapping_add(full_bytes as usize);
             }
@@ -158,6 +165,8 @@ unsafe fn produce<F: WeightFormat, T: Tile>(params: &Params<'_>, base: u32, mut 
     if barrier_ahead {
         warp::barrier();
     }
+    // Memory is idle from now on.
+    ptx::start_next_kernel();
 }
 
 /// Multiplies everything that the producers copy. Warp `tile` has tile `tile` of 16 rows; a warp
@@ -172,10 +181,10 @@ unsafe fn consume<F: WeightFormat, D: Activations, T: Tile>(
     tile: u32,
     table: u32,
 ) where
-    D::Wgmma: MultiplyTokens<T::Accumulators> + MultiplyFewer,
+    D::Wgmma: MultiplyTokens<T::Accumulators>,
 {
     let problem = params.problem;
-    let stage_shape = stage_for::<F, T>(problem, *params.launch.most_tokens);
+    let stage_shape = stage_for::<F, T>(problem);
     let mut state = PipelineState::new(&stage_shape, params.launch.gemm.shared, base);
     let same_leads =
         (problem.shape.rows * problem.shape.blocks).is_multiple_of(u64::from(ScalePieces::MOST.bytes));
@@ -186,25 +195,16 @@ unsafe fn consume<F: WeightFormat, D: Activations, T: Tile>(
     loop {
         state.consumer_wait();
         // SAFETY: the work tile's first stage is full.
-        let WorkTile { k_range, expert, first_token, end_token, .. } = unsafe { queue.front() };
+        let WorkTile { k_range, expert, .. } = unsafe { queue.front() };
         // The address of an expert's scales matters only where experts' leads differ.
         let of_expert = problem.of_expert::<F>(if same_leads { 0 } else { expert });
         let mut fragments = FragmentLoader::<F, T>::new(&of_expert, &stage_shape, tile, k_range.start);
         let mut accumulators = T::Accumulators::ZEROS;
         let packs = packs_of::<T>(problem, &k_range);
         let (all, fragments, state) = (&mut accumulators, &mut fragments, &mut state);
-        // SAFETY: the whole warp group is here. All of it takes the same case, as it has the same
-        // tokens.
-        let scale_offset = unsafe {
-            let multiplied = T::CONFIG.multiplied(end_token - first_token);
-            match warp::shuffle(multiplied, 0) {
-                96 if multiplies_fewer::<T>() => first::<F, D, T, 48>(all, fragments, state, packs, table),
-                128 if multiplies_fewer::<T>() => first::<F, D, T, 64>(all, fragments, state, packs, table),
-                160 if multiplies_fewer::<T>() => first::<F, D, T, 80>(all, fragments, state, packs, table),
-                192 if multiplies_fewer::<T>() => first::<F, D, T, 96>(all, fragments, state, packs, table),
-                _ => mainloop::<F, D, T, T::Accumulators>(all, fragments, state, packs, table),
-            }
-        };
+        // SAFETY: the whole warp group is here.
+        let scale_offset =
+            unsafe { mainloop::<F, D, T, T::Accumulators>(all, fragments, state, packs, table) };
         // SAFETY: the whole warp group is here. The producer reuses the queue's entry only after
         // this warp has released the first stage of a later work tile.
         unsafe {
@@ -243,31 +243,6 @@ unsafe fn consume<F: WeightFormat, D: Activations, T: Tile>(
 fn packs_of<T: Tile>(problem: &Problem, k_range: &KRange) -> u32 {
     let of_row = (problem.shape.cols as u32).div_ceil(PACK_COLUMNS);
     of_row.min(k_range.end * T::PACKS) - k_range.start * T::PACKS
-}
-
-/// Returns whether work tiles with few tokens are multiplied by smaller instructions.
-const fn multiplies_fewer<T: Tile>() -> bool {
-    T::CONFIG.multiplied(1) < T::N
-}
-
-/// [`mainloop`] with the first `FIRST` accumulators.
-///
-/// # Safety
-/// As for [`mainloop`].
-#[inline(always)]
-unsafe fn first<F: WeightFormat, D: Activations, T: Tile, const FIRST: usize>(
-    accumulators: &mut T::Accumulators,
-    fragments: &mut FragmentLoader<F, T>,
-    state: &mut PipelineState,
-    packs: u32,
-    table: u32,
-) -> u32
-where
-    D::Wgmma: MultiplyTokens<[f32; FIRST]>,
-{
-    let Some(accumulators) = accumulators.first_mut::<FIRST>() else { return 0 };
-    // SAFETY: the whole warp group is here.
-    unsafe { mainloop::<F, D, T, [f32; FIRST]>(accumulators, fragments, state, packs, table) }
 }
 
 /// Adds all products of a work tile's K-iterations to the accumulators. Returns the largest
