@@ -152,7 +152,7 @@ class Ggml:
 
 
 class GgmlWeights:
-    """Copies of quantized weights past the caches, in the layout in which llama.cpp holds the type."""
+    """Copies of quantized weights past the caches, in llama.cpp's layout for the type."""
 
     def __init__(self, ggml: Ggml, type: str, matrix: np.ndarray):
         self.ggml, self.type, self.matrix = ggml, type, matrix

@@ -277,7 +277,7 @@ mod tests {
     }
 
     /// A choice for each of the `measured` products, by the `known` times; with `others_only`, by
-    /// those of other shapes.
+    /// times of other shapes only.
     fn choices(measured: &Times, known: &Times, gpu: GpuFacts, others_only: bool) -> Vec<Choice> {
         let choice = |product: &MeasuredProduct| {
             let MeasuredProduct { weights, rows, cols, tokens, .. } = *product;
