@@ -72,7 +72,7 @@ OURS = "microscale"
 # Keys that records share with the measurements of `microscale bench`.
 SHARED_KEYS = ("tokens", "bytes", "kernel", "format")
 ROTATION_BYTES = 1 << 30
-# Weights that Humming quantizes at a time: its intermediate results take several times their memory.
+# Weights that Humming quantizes in one call: its intermediate results take several times as much.
 QUANTIZED_ELEMENTS = 1 << 30
 REPLAYS, WARM_UP = 25, 3
 # Rounding results to bf16 causes an error of 0.0017. Kernels that add partial sums rounded to bf16

@@ -270,7 +270,7 @@ mod tests {
         Request { weights, tokens, activations: Dtype::Bf16, aligned: true, gemv_only: false }
     }
 
-    /// A measured product and its choice: the chosen configuration's time over the fastest, minus 1.
+    /// A measured product's shape, and the chosen configuration's time over the fastest, minus 1.
     struct Choice {
         shape: (usize, usize),
         excess: f64,
