@@ -277,6 +277,14 @@ def time_candle(program: Path, shape: Shape, threads: int, add: Callable[..., No
                 add(key, median, least)
 
 
+def records(times: dict[Key, Times], threads: int) -> list[dict[str, object]]:
+    return [
+        {**asdict(key), "threads": threads, "median_seconds": statistics.median(of.medians)}
+        | {"minimum_seconds": of.least, "rounds": len(of.medians), "error": of.error}
+        for key, of in times.items()
+    ]
+
+
 def print_tables(times: dict[Key, Times]) -> None:
     """Prints a table per shape: median and least milliseconds by contender and number of tokens."""
     for shape in dict.fromkeys((key.rows, key.cols) for key in times):
@@ -323,15 +331,10 @@ def main() -> None:
                 time_ggml(ggml, shape, arguments.tokens, add)
             if arguments.candle:
                 time_candle(arguments.candle, shape, arguments.threads, add)
+            arguments.json.write_text(json.dumps(records(times, arguments.threads), indent=2) + "\n")
     version = f", ggml {ggml.version().decode()}" if ggml else ""
     print(f"{arguments.threads} threads, medians of {arguments.rounds} rounds{version}")
     print_tables(times)
-    records = [
-        {**asdict(key), "threads": arguments.threads, "median_seconds": statistics.median(of.medians)}
-        | {"minimum_seconds": of.least, "rounds": len(of.medians), "error": of.error}
-        for key, of in times.items()
-    ]
-    arguments.json.write_text(json.dumps(records, indent=2) + "\n")
 
 
 if __name__ == "__main__":
