@@ -11,6 +11,7 @@
 //! | `workload`, `product` | input and checks of output: operations on a matrix, products |
 //! | `cpu`, `gpu` | timing on a CPU and on a GPU |
 //! | `gemv`, `weights`, `experts` | the kinds of products |
+//! | `layers` | layers of language models |
 //! | `tune` | measurement of the table of times that plans use |
 
 pub(crate) mod case;
@@ -20,6 +21,8 @@ mod experts;
 mod gemv;
 #[cfg(feature = "cuda")]
 mod gpu;
+#[cfg(feature = "internals")]
+pub(crate) mod layers;
 pub(crate) mod measurement;
 pub(crate) mod op;
 mod product;

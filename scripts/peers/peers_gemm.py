@@ -1,8 +1,15 @@
 #!/usr/bin/env python3
 """Times products with bf16 activations in PyTorch (bf16 weights) and Humming (4-bit weights).
 
-    python scripts/peers/peers_gemm.py [--shapes 8192x28672 ...] [--tokens 1 16 ...]
-        [--formats nvfp4] [--peers pytorch humming] [--ours microscale] [--json FILE]
+    python scripts/peers/peers_gemm.py [--half held-out] [--models Qwen3-14B ...]
+        [--shapes 8192x28672 ...] [--tokens 1 16 ...] [--formats nvfp4]
+        [--peers pytorch humming] [--ours microscale] [--json FILE]
+    python scripts/peers/peers_gemm.py --report FILE ...
+
+The default layers and numbers of tokens are in host/src/gpu/plan/layers.txt: layers of language
+models, of which microscale is tuned on a random half. Tables and geometric means are printed for
+each half. With `--shapes` or `--grouped-shapes` the script measures these instead, and needs no file
+of layers. `--report` prints the tables of records that earlier runs wrote.
 
 The products multiply N tokens with weights of M rows and K columns. Weights and activations are
 random normal numbers. Copies of the weights are rotated so that they are not in the L2 cache;
@@ -11,9 +18,12 @@ the median replay divided by the number of products. Afterwards the script fills
 last product with NaN, replays the graph again, and compares the results with products in float64
 from the same weights, which this script decodes.
 
-Grouped products, as in a mixture of experts, multiply each token with the weights of `--top-k` of
-`--experts` experts, chosen at random. The rows are sorted by expert for all peers; the time excludes
-choosing and sorting. The default shapes are from gpt-oss-20b.
+Grouped products, as in a mixture of experts, multiply each token with the weights of some of the
+experts, chosen at random: `--top-k` of `--experts` with `--grouped-shapes`. The rows are sorted by
+expert for all peers; the time excludes choosing and sorting.
+
+Humming compiles kernels for the chosen layers and tokens only. To measure faster, choose fewer of
+them, or fewer `--replays`.
 
 Peers:
 
@@ -49,38 +59,30 @@ from pathlib import Path
 
 import torch
 
+from peers_layers import HALVES, LAYERS, Case, Layer, Layers, print_summary
 from peers_report import MX_BLOCK, NV_BLOCK, Shape
 
-DENSE = ("8192x28672", "28672x8192", "4096x4096")
-GROUPED = ("5760x2880", "2880x2880")
+# Numbers of tokens for given shapes.
 DENSE_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
 GROUPED_TOKENS = (1, 16, 128, 1024)
 FORMATS = ("nvfp4", "mxfp4")
 PEERS = ("pytorch", "humming", "humming-mma")
+OURS = "microscale"
 
 # Keys that records share with the measurements of `microscale bench`.
 SHARED_KEYS = ("tokens", "bytes", "kernel", "format")
 ROTATION_BYTES = 1 << 30
+# Weights that Humming quantizes in one call: its intermediate results take several times as much.
+QUANTIZED_ELEMENTS = 1 << 30
 REPLAYS, WARM_UP = 25, 3
 # Rounding results to bf16 causes an error of 0.0017. Kernels that add partial sums rounded to bf16
 # reach 0.004.
 BOUND = 0.006
 
 
-@dataclass(frozen=True)
-class Case:
-    """Weights of one shape: one matrix, or one per expert. A token uses `top_k` experts."""
-
-    shape: Shape
-    experts: int = 0
-    top_k: int = 1
-
-    def __str__(self) -> str:
-        return f"{self.shape}, {self.top_k} of {self.experts} experts" if self.experts else str(self.shape)
-
-    def bf16_weights(self) -> torch.Tensor:
-        leading = (self.experts,) if self.experts else ()
-        return torch.randn(*leading, self.shape.rows, self.shape.cols, device="cuda", dtype=torch.bfloat16)
+def bf16_weights(shape: Shape, experts: int = 0) -> torch.Tensor:
+    leading = (experts,) if experts else ()
+    return torch.randn(*leading, shape.rows, shape.cols, device="cuda", dtype=torch.bfloat16)
 
 
 @dataclass(frozen=True)
@@ -174,7 +176,9 @@ def copies(tensors: dict[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
     return [tensors] + [{name: tensor.clone() for name, tensor in tensors.items()} for _ in range(more)]
 
 
-def replayed(products: list[Callable[[], torch.Tensor]], tokens: int) -> tuple[list[float], torch.Tensor]:
+def replayed(
+    products: list[Callable[[], torch.Tensor]], tokens: int, replays: int
+) -> tuple[list[float], torch.Tensor]:
     """Replays a graph of all `products`.
 
     Returns the seconds per product of each replay, and the results of the last product.
@@ -193,7 +197,7 @@ def replayed(products: list[Callable[[], torch.Tensor]], tokens: int) -> tuple[l
         for product in products:
             results = product()
     seconds = []
-    for replay in range(WARM_UP + REPLAYS):
+    for replay in range(WARM_UP + replays):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
         graph.replay()
@@ -216,7 +220,7 @@ class PyTorch:
     def __init__(self, case: Case):
         self.case = case
         self.variant = "grouped_mm" if case.experts else "cuBLAS"
-        self.sets = copies({"weight": case.bf16_weights()})
+        self.sets = copies({"weight": bf16_weights(case.shape, case.experts)})
 
     def matrix_bytes(self) -> int:
         return 2 * self.case.shape.elements
@@ -292,9 +296,19 @@ class Humming:
         self.version = version("humming-kernels")
         dense = "" if kernels.gemm == "dense" else kernels.gemm.removesuffix("_contiguous")
         self.variant = " ".join(part for part in (dense, "mma" if kernels.mma else "") if part)
-        self.plain = kernels.schema.quant_tensor(self.case.bf16_weights(), kernels.schema, torch.bfloat16)
+        self.plain = self.quantized()
         self.sets = copies(transform_humming_tensors(kernels.config, self.plain))
         self.locks = torch.zeros(2048, dtype=torch.int32, device="cuda")
+
+    def quantized(self) -> dict[str, torch.Tensor]:
+        """Quantizes random weights, some experts at a time."""
+        schema, shape, experts = self.kernels.schema, self.case.shape, self.case.experts
+        most = max(1, QUANTIZED_ELEMENTS // shape.elements)
+        if experts <= most:
+            return schema.quant_tensor(bf16_weights(shape, experts), schema, torch.bfloat16)
+        counts = [min(most, experts - first) for first in range(0, experts, most)]
+        parts = [schema.quant_tensor(bf16_weights(shape, count), schema, torch.bfloat16) for count in counts]
+        return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
     def matrix_bytes(self) -> int:
         return self.case.shape.elements // 2 + self.case.shape.elements // self.kernels.schema.weight_scale_group_size
@@ -360,9 +374,9 @@ def compiled(kernels: list[HummingKernels]) -> None:
     print(f"{len(jobs)} kernels of Humming ready after {time.monotonic() - started:.0f} s", flush=True)
 
 
-def measure(peer: PyTorch | Humming, tokens: int) -> Record:
+def measure(peer: PyTorch | Humming, tokens: int, replays: int) -> Record:
     batch = Batch.of(peer.case, tokens)
-    seconds, results = replayed(peer.products(batch), tokens)
+    seconds, results = replayed(peer.products(batch), tokens, replays)
     expected = batch.reference(peer.decoded)
     # NaN if any result is NaN.
     error = float((results.double() - expected).norm() / expected.norm())
@@ -395,7 +409,7 @@ def ours(program: str, case: Case, formats: list[str], tokens: list[int]) -> lis
         written = Path(directory) / "ours.json"
         subprocess.run([*command, "--json", str(written)], stdout=subprocess.DEVNULL, check=True)
         entries = json.loads(written.read_text())
-    ours_too = {"library": "microscale", "version": "", "variant": "", "error": None, "verified": True}
+    ours_too = {"library": OURS, "version": "", "variant": "", "error": None, "verified": True}
     return [
         Record.of(case=case, seconds=[entry["median_seconds"]], **ours_too, **{key: entry[key] for key in SHARED_KEYS})
         for entry in entries
@@ -411,12 +425,12 @@ def line_of(record: Record) -> str:
     )
 
 
-def print_tables(records: list[Record]) -> None:
+def print_tables(records: list[Record], names: dict[Case, str]) -> None:
     """Prints a table per case: microseconds per number of tokens, and the speedup over PyTorch."""
     for case in dict.fromkeys(record.case for record in records):
         of_case = [record for record in records if record.case == case]
         labels = list(dict.fromkeys(record.label for record in of_case))
-        print(f"\n| {case}: tokens | {' | '.join(labels)} |")
+        print(f"\n| {names.get(case, case)}: tokens | {' | '.join(labels)} |")
         print("|---" * (len(labels) + 1) + "|")
         for tokens in sorted({record.tokens for record in of_case}):
             by_label = {record.label: record for record in of_case if record.tokens == tokens}
@@ -433,27 +447,77 @@ def print_tables(records: list[Record]) -> None:
             print(f"| {tokens} | {' | '.join(cells)} |")
 
 
+def print_report(records: list[Record], layers: list[Layer]) -> None:
+    """Prints tables and speedups of each half of the layers, and of shapes that are no layers."""
+    names = {layer.case: str(layer) for layer in layers}
+    halves = {layer.case: layer.half for layer in layers}
+    for half in (*HALVES, None):
+        of_half = [record for record in records if halves.get(record.case) == half]
+        if not of_half:
+            continue
+        print(f"\n## {f'{half.capitalize()} layers' if half else 'Other shapes'}")
+        print_tables(of_half, names)
+        libraries = {record.library for record in of_half}
+        peers = [peer for peer in (Humming.library, PyTorch.library) if peer in libraries]
+        if OURS in libraries and peers:
+            print_summary(of_half, names, OURS, peers)
+
+
+def is_chosen(layer: Layer, arguments: argparse.Namespace) -> bool:
+    """Returns whether a layer is of the half, models and kind that are asked for."""
+    of_half = arguments.half in ("all", layer.half)
+    return of_half and layer.is_of(arguments.models) and arguments.kind in ("all", layer.case.kind)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shapes", nargs="*", default=DENSE, metavar="MxK", help="shapes of single matrices")
-    parser.add_argument("--tokens", nargs="*", type=int, default=DENSE_TOKENS)
-    parser.add_argument("--grouped-shapes", nargs="*", default=GROUPED, metavar="MxK", help="shapes of an expert's matrix")
-    parser.add_argument("--grouped-tokens", nargs="*", type=int, default=GROUPED_TOKENS)
-    parser.add_argument("--experts", type=int, default=32)
-    parser.add_argument("--top-k", type=int, default=4)
+    parser.add_argument("--layers", type=Path, default=LAYERS, metavar="FILE", help="the layers and their halves")
+    parser.add_argument("--half", choices=(*HALVES, "all"), default="all", help="the half of the layers")
+    parser.add_argument("--models", nargs="+", metavar="NAME", help="layers of models with such a part of the name only")
+    parser.add_argument("--kind", choices=("dense", "grouped", "all"), default="all", help="layers of this kind only")
+    parser.add_argument("--shapes", nargs="+", metavar="MxK", help="shapes of single matrices instead of layers")
+    parser.add_argument("--tokens", nargs="+", type=int, help="for dense products; for layers also for grouped ones")
+    parser.add_argument(
+        "--grouped-shapes", nargs="+", metavar="MxK", help="shapes of an expert's matrix instead of layers"
+    )
+    parser.add_argument("--grouped-tokens", nargs="+", type=int, help="for grouped products")
+    parser.add_argument("--experts", type=int, default=32, help="for --grouped-shapes")
+    parser.add_argument("--top-k", type=int, default=4, help="for --grouped-shapes")
     parser.add_argument("--formats", nargs="*", choices=FORMATS, default=FORMATS)
     parser.add_argument("--peers", nargs="*", choices=PEERS, default=PEERS[:2])
+    parser.add_argument("--replays", type=int, default=REPLAYS, help="timed replays per product of a peer")
     parser.add_argument("--ours", metavar="PROGRAM", help="the microscale program, to measure the same products")
     parser.add_argument("--json", type=Path, default=Path("peers_gemm.json"), help="where to write the records")
+    parser.add_argument("--report", type=Path, nargs="+", metavar="FILE", help="print the tables of records and exit")
     arguments = parser.parse_args()
+    if arguments.replays < 1:
+        parser.error("--replays must be at least 1")
+    given = bool(arguments.shapes or arguments.grouped_shapes)
+    read = Layers((), ()) if given else Layers.read(arguments.layers)
+    layers = [layer for layer in read.layers if is_chosen(layer, arguments)]
+    if arguments.report:
+        entries = [entry for path in arguments.report for entry in json.loads(path.read_text())]
+        others = {layer.case for layer in read.layers} - {layer.case for layer in layers}
+        records = [Record(**entry) for entry in entries]
+        print_report([record for record in records if record.case not in others], layers)
+        return 0
+    cases = [Case(Shape.parse(shape)) for shape in arguments.shapes or ()]
+    cases += [Case(Shape.parse(shape), arguments.experts, arguments.top_k) for shape in arguments.grouped_shapes or ()]
+    cases += [layer.case for layer in layers]
+    if not cases:
+        parser.error("no layer is of this half, these models and this kind")
+    dense_tokens = arguments.tokens or (DENSE_TOKENS if given else read.reported_tokens)
+    grouped_tokens = arguments.grouped_tokens or (GROUPED_TOKENS if given else dense_tokens)
+    tokens_of = {case: grouped_tokens if case.experts else dense_tokens for case in cases}
     if not torch.cuda.is_available():
         print("peers_gemm.py: torch sees no CUDA device", file=sys.stderr)
         return 2
 
     torch.manual_seed(0)
-    print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}, CUDA {torch.version.cuda}, medians of {REPLAYS}")
-    cases = [Case(Shape.parse(shape)) for shape in arguments.shapes]
-    cases += [Case(Shape.parse(shape), arguments.experts, arguments.top_k) for shape in arguments.grouped_shapes]
+    print(
+        f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}, CUDA {torch.version.cuda}, "
+        f"medians of {arguments.replays}"
+    )
     failures = 0
 
     # Constructors of the peers per case: the weights of only one peer are in memory at a time.
@@ -462,12 +526,11 @@ def main() -> int:
     for case in cases:
         if "pytorch" in arguments.peers:
             peers[case].append(lambda case=case: PyTorch(case))
-        tokens = arguments.grouped_tokens if case.experts else arguments.tokens
         gemms = ("grouped_contiguous", "indexed") if case.experts else ("dense",)
         chosen = [name == "humming-mma" for name in ("humming", "humming-mma") if name in arguments.peers]
         for format, gemm, mma in itertools.product(arguments.formats, gemms, chosen):
             try:
-                kernels.append(HummingKernels(case, format, gemm, mma, tokens))
+                kernels.append(HummingKernels(case, format, gemm, mma, tokens_of[case]))
             except Exception as error:  # A missing or unsuitable peer reports why.
                 what = f"Humming {gemm}{' mma' if mma else ''} {format}"
                 print(f"{case}  {what}: {type(error).__name__}: {error}", flush=True)
@@ -481,17 +544,16 @@ def main() -> int:
     for case in cases:
         print(case, flush=True)
         if arguments.ours:
-            tokens = arguments.grouped_tokens if case.experts else arguments.tokens
-            found = ours(arguments.ours, case, arguments.formats, tokens)
+            found = ours(arguments.ours, case, arguments.formats, tokens_of[case])
             print(*map(line_of, found), sep="\n", flush=True)
             records += found
         for make in peers[case]:
             peer, step = None, "weights"
             try:
                 peer = make()
-                for tokens in arguments.grouped_tokens if case.experts else arguments.tokens:
+                for tokens in tokens_of[case]:
                     step = f"{tokens} tokens"
-                    records.append(measure(peer, tokens))
+                    records.append(measure(peer, tokens, arguments.replays))
                     print(line_of(records[-1]), flush=True)
                     failures += not records[-1].verified
             except Exception as error:
@@ -501,7 +563,7 @@ def main() -> int:
             del peer
             torch.cuda.empty_cache()
             arguments.json.write_text(json.dumps([asdict(record) for record in records], indent=2) + "\n")
-    print_tables(records)
+    print_report(records, layers)
     return 1 if failures else 0
 
 

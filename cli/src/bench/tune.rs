@@ -5,56 +5,52 @@ use std::path::Path;
 
 use half::bf16;
 use microscale::formats::words::Words as _;
-use microscale::gpu::internals::{MeasuredProduct, Times};
+use microscale::gpu::internals::{Layers, MeasuredProduct, Times};
 use microscale::gpu::{GemmConfig, Gpu};
 use microscale::{Format, Numerics, Recipe, Result};
 
 use super::gpu::measure_configs;
+use super::layers::Half;
 use super::product::matrix;
 use super::size::Size;
 use super::workload::random;
 
-/// Rows and columns of the measured layers: small, square, wide and tall. Published figures are of
-/// other layers.
-const SHAPES: [[usize; 2]; 12] = [
-    [512, 2048],
-    [1024, 1024],
-    [2048, 2048],
-    [2048, 8192],
-    [4096, 4096],
-    [8192, 2048],
-    [4096, 14336],
-    [14336, 4096],
-    [8192, 8192],
-    [8192, 28672],
-    [28672, 8192],
-    [32768, 4096],
-];
+/// Rows and columns of layers of small models, which are measured with the layers of `layers.txt`.
+const SMALL: [[usize; 2]; 5] = [[512, 2048], [1024, 1024], [2048, 2048], [2048, 8192], [8192, 2048]];
 
-/// The measured numbers of tokens in NVFP4. MXFP4 is measured up to eight tokens.
-const TOKENS: [usize; 16] = [1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024, 4096];
+/// The largest number of tokens that MXFP4 is measured with. NVFP4's times stand in above it.
+const MXFP4_TOKENS: usize = 8;
 
 /// Measures the configurations of the GPU's target that are missing in the table of a file, if
 /// given.
+///
+/// `layers` are the dense layers of `layers.txt` to measure; `None` measures the tuned ones and
+/// small shapes. Plans use no times of held-out layers: tests judge their choices by them.
 ///
 /// Returns the complete table. A second run with an older target adds the configurations of that
 /// target.
 ///
 /// # Errors
 /// The errors of planning and of launching.
-pub(crate) fn tune(gpu: &Gpu, file: &Path) -> Result<String> {
+pub(crate) fn tune(gpu: &Gpu, file: &Path, layers: Option<Half>) -> Result<String> {
+    let small: &[_] = if layers.is_none() { &SMALL } else { &[] };
+    let of_half = Layers::built_in().dense().filter(|layer| layers.unwrap_or_default().has(layer));
+    let shapes: Vec<_> = small.iter().copied().chain(of_half.map(|layer| [layer.rows, layer.cols])).collect();
+    let tokens = &Layers::built_in().tuned_tokens;
     let there = std::fs::read_to_string(file).ok().and_then(|text| Times::read(&text));
     let mut times = there.unwrap_or_default();
     for weights in [Format::Nvfp4, Format::Mxfp4] {
-        let most = if weights == Format::Nvfp4 { TOKENS[TOKENS.len() - 1] } else { 8 };
-        for [rows, cols] in SHAPES {
+        let limit = if weights == Format::Mxfp4 { MXFP4_TOKENS } else { usize::MAX };
+        let tokens: Vec<_> = tokens.iter().copied().filter(|tokens| *tokens <= limit).collect();
+        let most = tokens.last().copied().unwrap_or(1);
+        for &[rows, cols] in &shapes {
             let size = Size { rows, cols, batches: 1, tokens: NonZeroUsize::new(most), top_k: 0 };
             let matrix = matrix(&Recipe::of(weights, Numerics::default_for(weights))?, size)?;
             let activations = random::<bf16>(most * cols, 2);
             let configs = gpu.gemm_configs(matrix.shape());
-            let tokens = TOKENS.into_iter().filter(|tokens| *tokens <= most);
             let products: Vec<_> = tokens
-                .flat_map(|tokens| {
+                .iter()
+                .flat_map(|&tokens| {
                     let missing = |config: &&GemmConfig| {
                         is_worth(**config, tokens) && !times.has(**config, [rows, cols, tokens])
                     };
@@ -84,5 +80,7 @@ fn is_worth(config: GemmConfig, tokens: usize) -> bool {
         // One token has its own configurations. More tokens take at most three token tiles.
         return (tile == 1) == (tokens == 1) && (tokens <= 8) == (tile <= 8) && tokens <= 3 * tile;
     }
-    tokens > 4 && (tokens <= 8 * tile || tile == 256 || tile == 64)
+    // In the tables of 2026-11-25, tiles within 2 % of the fastest time had at most eight times the
+    // number of tokens. Only large tiles are measured with more than eight token tiles.
+    tokens > 4 && tile <= 8 * tokens && (tile >= 64 || tokens <= 8 * tile)
 }

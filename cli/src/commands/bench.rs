@@ -10,6 +10,8 @@ use microscale::{Device, DeviceChoice, Dtype, Format, Numerics, Recipe, ScaleLay
 use serde_json::json;
 
 use crate::bench::case::Case;
+#[cfg(feature = "internals")]
+use crate::bench::layers::Half;
 use crate::bench::measure;
 use crate::bench::measurement::Measurement;
 use crate::bench::op::Op;
@@ -44,6 +46,12 @@ pub(crate) struct Args {
     /// CPU]
     #[arg(long, value_name = "MxK[xL]")]
     shape: Vec<Size>,
+    /// Measure gemm-weights and gemm-experts, or the given products, with layers of language models and, unless
+    /// --tokens are given, the numbers of tokens for reports. --tune measures these dense layers [default: the
+    /// tuned layers and small shapes]
+    #[cfg(feature = "internals")]
+    #[arg(long, value_parser = words::<Half>(), conflicts_with_all = ["shape", "top_k"])]
+    layers: Option<Half>,
     /// Dtypes of the unquantized values [default: bf16, f16 and f32, as far as the operation takes them]
     #[arg(long, value_parser = words::<Dtype>())]
     dtype: Vec<Dtype>,
@@ -100,7 +108,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     #[cfg(feature = "internals")]
     if let Some(file) = &args.tune {
         print(&device)?;
-        return internals::write_times(&device, file);
+        return internals::write_times(&device, file, args.layers);
     }
     #[cfg(feature = "internals")]
     if args.op.contains(&Op::Load) {
@@ -132,8 +140,12 @@ fn opened(args: &Args) -> anyhow::Result<Device> {
     device(args.device)
 }
 
-/// The requested cases. Mistakes are reported before the first is measured.
-fn cases(args: &Args, recipes: Vec<Recipe>, on_cpu: bool) -> anyhow::Result<Vec<Case>> {
+/// The sizes, without tokens, and the operations to measure on each.
+fn shapes(args: &Args, on_cpu: bool) -> anyhow::Result<Vec<(Size, Vec<Op>)>> {
+    #[cfg(feature = "internals")]
+    if let Some(half) = args.layers {
+        return internals::layers(half, &args.op, on_cpu);
+    }
     let mut ops = args.op.clone();
     if ops.is_empty() {
         ops = vec![Op::Quantize, Op::Dequantize];
@@ -148,11 +160,16 @@ fn cases(args: &Args, recipes: Vec<Recipe>, on_cpu: bool) -> anyhow::Result<Vec<
             top_k: 0,
         });
     }
+    Ok(shapes.into_iter().map(|size| (size, ops.clone())).collect())
+}
+
+/// The requested cases. Mistakes are reported before the first is measured.
+fn cases(args: &Args, recipes: Vec<Recipe>, on_cpu: bool) -> anyhow::Result<Vec<Case>> {
     let all = [Dtype::Bf16, Dtype::F16, Dtype::F32];
     let dtypes = if args.dtype.is_empty() { &all[..] } else { &args.dtype };
     let mut cases = Vec::new();
     for recipe in recipes {
-        for &size in &shapes {
+        for (size, ops) in shapes(args, on_cpu)? {
             for &dtype in dtypes {
                 for &op in &ops {
                     if !args.dtype.is_empty() || op.takes(dtype, on_cpu) {
@@ -184,12 +201,17 @@ fn cases(args: &Args, recipes: Vec<Recipe>, on_cpu: bool) -> anyhow::Result<Vec<
 
 /// A size with each number of tokens.
 fn sizes(args: &Args, op: Op, size: Size) -> Vec<Size> {
-    let size = if op == Op::GemmExperts { Size { top_k: args.top_k.get(), ..size } } else { size };
-    if args.tokens.is_empty() {
-        let tokens = op.has_tokens().then_some(NonZeroUsize::MIN);
-        return vec![Size { tokens, ..size }];
+    let experts = op == Op::GemmExperts && size.top_k == 0;
+    let size = if experts { Size { top_k: args.top_k.get(), ..size } } else { size };
+    let with_tokens = |tokens: &NonZeroUsize| Size { tokens: Some(*tokens), ..size };
+    if !args.tokens.is_empty() {
+        return args.tokens.iter().map(with_tokens).collect();
     }
-    args.tokens.iter().map(|tokens| Size { tokens: Some(*tokens), ..size }).collect()
+    #[cfg(feature = "internals")]
+    if args.layers.is_some() {
+        return internals::reported_tokens().iter().map(with_tokens).collect();
+    }
+    vec![Size { tokens: op.has_tokens().then_some(NonZeroUsize::MIN), ..size }]
 }
 
 /// Every recipe that is asked for.

@@ -200,3 +200,20 @@ fn sizes_beyond_memory_are_refused() {
         assert!(parts.iter().all(|part| refused.stderr.contains(part)), "{refused:#?}");
     }
 }
+
+#[cfg(feature = "internals")]
+#[test]
+fn layers_are_measured_by_products_only() {
+    let refused: [(&[Arg<'_>], &str); 4] = [
+        (&[&"tuned", &"--op", &"quantize"], "leave out --op quantize"),
+        (&[&"tuned", &"--shape", &"32x32"], "--shape"),
+        (&[&"tuned", &"--top-k", &"2"], "--top-k"),
+        (&[&"half"], "held-out"),
+    ];
+    for (more, why) in refused {
+        let bench: [Arg<'_>; 4] = [&"bench", &"--device", &"cpu", &"--layers"];
+        let run = run(&[&bench[..], more].concat());
+        assert_eq!(run.code, Some(2), "{run:#?}");
+        assert!(run.stderr.contains(why), "{why}: {run:#?}");
+    }
+}

@@ -15,6 +15,7 @@ use crate::gpu::handle::Gpu;
 use crate::gpu::memory::tensor_view::DeviceTensorView;
 use crate::gpu::memory::view::DeviceViewMut;
 use crate::gpu::plan::choose::takes;
+pub use crate::gpu::plan::layers::{Layer, LayerExperts, Layers};
 pub use crate::gpu::plan::times::{MeasuredProduct, Times};
 use crate::gpu::runtime::device::{GpuInfo, primary_context};
 use crate::gpu::runtime::driver::doing;

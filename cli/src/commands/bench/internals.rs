@@ -1,14 +1,18 @@
-//! The instruments of `bench` that measure kernels by name, loading and launching.
+//! The instruments of `bench` that measure kernels by name, layers of models, loading and launching.
 
+use std::num::NonZeroUsize;
 use std::path::Path;
 use std::time::Duration;
 
+use microscale::gpu::internals::Layers;
 use microscale::gpu::{GemmConfig, Gpu, KernelId};
 use microscale::{Device, Words};
 use serde_json::json;
 
 use crate::bench::case::Case;
+use crate::bench::layers::Half;
 use crate::bench::op::Op;
+use crate::bench::size::Size;
 use crate::bench::tune::tune;
 use crate::failures::Usage;
 use crate::pending::Pending;
@@ -16,8 +20,8 @@ use crate::streams::print;
 use crate::text::table::table;
 
 /// Writes a table of times.
-pub(super) fn write_times(device: &Device, file: &Path) -> anyhow::Result<()> {
-    let text = tune(first(device)?, file)?;
+pub(super) fn write_times(device: &Device, file: &Path, layers: Option<Half>) -> anyhow::Result<()> {
+    let text = tune(first(device)?, file, layers)?;
     Pending::create(file)?.finish(text.trim_end())
 }
 
@@ -45,6 +49,30 @@ pub(super) fn load(device: &Device, json: Option<Pending>) -> anyhow::Result<()>
     let record = |(id, time): &(KernelId, Duration)| json!({ "kernel": id.kernel().name, "family": id.family().word(), "seconds": time.as_secs_f64() });
     let records: Vec<_> = each.iter().map(record).collect();
     file.finish(serde_json::to_string_pretty(&records)?)
+}
+
+/// The layers of a half, each with the operations that multiply it.
+pub(super) fn layers(half: Half, ops: &[Op], on_cpu: bool) -> anyhow::Result<Vec<(Size, Vec<Op>)>> {
+    if let Some(op) = ops.iter().find(|op| !op.has_tokens()) {
+        let message =
+            format!("--layers is for gemv-weights, gemm-weights and gemm-experts: leave out --op {op}");
+        return Err(Usage::new(message).into());
+    }
+    let products = [Op::GemmWeights, Op::GemmExperts];
+    let products = if on_cpu { &products[..1] } else { &products };
+    let ops = if ops.is_empty() { products } else { ops };
+    let (experts, dense): (Vec<_>, Vec<_>) = ops.iter().partition(|op| **op == Op::GemmExperts);
+    let of_ops = |ops: Vec<Op>| {
+        let sizes = ops.first().map(|op| half.sizes(*op));
+        sizes.into_iter().flatten().map(move |size| (size, ops.clone()))
+    };
+    Ok(of_ops(dense).chain(of_ops(experts)).collect())
+}
+
+/// The numbers of tokens that layers are measured with.
+pub(super) fn reported_tokens() -> Vec<NonZeroUsize> {
+    let tokens = Layers::built_in().reported_tokens.iter();
+    tokens.filter_map(|tokens| NonZeroUsize::new(*tokens)).collect()
 }
 
 /// A case with each configuration of `words`, if there are any.

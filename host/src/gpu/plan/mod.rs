@@ -2,6 +2,7 @@
 //!
 //! | file | contents |
 //! |---|---|
+//! | `layers` | layers of language models, to tune for and to report on |
 //! | `times` | measured times of the GEMM's configurations, a table per GPU |
 //! | `choose` | the configuration for a product, from these times |
 //! | `product` | launch parameters of a configuration |
@@ -12,6 +13,11 @@
 pub(in crate::gpu) mod cache;
 pub(in crate::gpu) mod choose;
 pub(in crate::gpu) mod experts;
+#[cfg_attr(
+    not(feature = "internals"),
+    allow(unreachable_pub, dead_code, reason = "only `bench` reads all of them")
+)]
+pub(in crate::gpu) mod layers;
 pub(in crate::gpu) mod linear;
 pub(in crate::gpu) mod product;
 #[cfg_attr(

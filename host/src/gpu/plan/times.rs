@@ -6,7 +6,9 @@ use std::sync::OnceLock;
 use microscale_formats::{Dtype, Format, Words};
 use microscale_kernels_abi::{GemmConfig, Mainloop};
 
-/// The tables, by a part of the GPU's name. A GPU without one uses the nearest: see
+use crate::gpu::plan::layers::Layers;
+
+/// The tables, by a part of the GPU's name. A GPU without one uses the first: see
 /// [`Times::of_gpu`].
 const TABLES: [(&str, &str); 2] =
     [("H100", include_str!("times/h100.txt")), ("H200", include_str!("times/h200.txt"))];
@@ -41,12 +43,24 @@ impl Times {
     /// which has times of `mma` kernels too: relative times of configurations depend on the number
     /// of multiprocessors and on the critical path, which the choice accounts for, more than on the
     /// memory's speed.
+    ///
+    /// Times of held-out layers (`layers.txt`) are left out: nothing is chosen by them.
     pub fn of_gpu(name: &str) -> &'static Self {
         static READ: OnceLock<[Times; TABLES.len()]> = OnceLock::new();
-        // A test reads the tables.
-        let tables = READ.get_or_init(|| TABLES.map(|(_, text)| Self::read(text).unwrap_or_default()));
-        let found = TABLES.iter().position(|(part, _)| name.contains(part));
-        &tables[found.unwrap_or(0)]
+        let without_held_out = |(_, text)| {
+            // A test reads the tables.
+            let mut times = Self::read(text).unwrap_or_default();
+            times.retain(|product| !Layers::built_in().holds_out(product.rows, product.cols));
+            times
+        };
+        let tables = READ.get_or_init(|| TABLES.map(without_held_out));
+        &tables[table(name)]
+    }
+
+    /// [`Self::of_gpu`] with the times of held-out layers, to judge choices by.
+    #[cfg(test)]
+    pub(in crate::gpu) fn with_held_out(name: &str) -> Self {
+        Self::read(TABLES[table(name)].1).unwrap()
     }
 
     /// The measured products.
@@ -80,7 +94,6 @@ impl Times {
     }
 
     /// Keeps some of the products.
-    #[cfg(test)]
     pub(in crate::gpu) fn retain(&mut self, keep: impl FnMut(&MeasuredProduct) -> bool) {
         self.products.retain(keep);
     }
@@ -132,6 +145,11 @@ impl Times {
     }
 }
 
+/// The table for a GPU's name.
+fn table(name: &str) -> usize {
+    TABLES.iter().position(|(part, _)| name.contains(part)).unwrap_or(0)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -156,7 +174,13 @@ mod tests {
     #[test]
     fn built_in_tables_have_times_of_both_formats() {
         for (name, _) in TABLES {
-            let times = Times::of_gpu(&format!("NVIDIA {name}"));
+            let name = format!("NVIDIA {name}");
+            let times = Times::of_gpu(&name);
+            let held_out =
+                |product: &MeasuredProduct| Layers::built_in().holds_out(product.rows, product.cols);
+            assert!(!times.products().iter().any(held_out));
+            let kept = Times::with_held_out(&name).products.into_iter().filter(|of| !held_out(of));
+            assert!(kept.eq(times.products().iter().cloned()));
             for weights in [Format::Nvfp4, Format::Mxfp4] {
                 assert!(times.products().iter().any(|product| product.weights == weights), "{name}");
             }
