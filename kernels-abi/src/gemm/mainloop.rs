@@ -56,7 +56,13 @@ const MAINLOOPS: [MainloopTraits; 5] = [
     GEMV,
     MainloopTraits { word: "plain", ..GEMV },
     MainloopTraits { word: "ragged", ..GEMV },
-    MainloopTraits { word: "mma", consumer_rows: 32, programmatic: false, targets: Targets::WithoutWgmma, ..GEMV },
+    MainloopTraits {
+        word: "mma",
+        consumer_rows: 32,
+        programmatic: false,
+        targets: Targets::WithoutWgmma,
+        ..GEMV
+    },
     MainloopTraits {
         word: "wgmma",
         consumer_rows: 16,

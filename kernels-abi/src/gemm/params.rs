@@ -3,7 +3,9 @@
 use super::packing::PACK_THREADS;
 use super::schedule::Schedule;
 use super::stage::ScalePieces;
-use super::{COLUMN_LIMIT, GemmConfig, MOST_ROW_TILES, Mainloop, PACK_COLUMNS, TILE_COLUMNS, TOKEN_LIMIT, WeightsShape};
+use super::{
+    COLUMN_LIMIT, GemmConfig, MOST_ROW_TILES, Mainloop, PACK_COLUMNS, TILE_COLUMNS, TOKEN_LIMIT, WeightsShape,
+};
 use crate::grid::{Divider, Divider32};
 use crate::launch::WARP;
 

@@ -64,8 +64,8 @@ unsafe fn pack_eight<D: Activations>(
     // SAFETY: `number` exists, and so does its token tile.
     let tokens = unsafe { routed.tile(tile, tile_tokens, params.tokens) };
     let count = tokens.end - tokens.first;
-    if count == 0 || eight * EIGHT >= count {
-        // They are not copied to shared memory.
+    if count == 0 {
+        // No kernel reads them.
         return;
     }
     // SAFETY: `in_tile < count`, so the token exists, and `from` lists it.

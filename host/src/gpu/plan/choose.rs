@@ -1,28 +1,16 @@
-//! Choosing the configuration of a product from measured times.
-//!
-//! The table has times of other shapes. For a product, each configuration's time is estimated from
-//! the three nearest shapes of the table (by the logarithms of rows and columns) and the next
-//! larger measured number of tokens. A measured time is scaled by the configuration's own critical
-//! path: the K-iterations of the thread block that has the most, here and there. The part of the
-//! time that does not grow with the path is the configuration's shortest time in the table.
-//! Estimates of the three shapes are averaged with weights that fall with the square of the
-//! distance, so that a measured shape has its own times.
+//! Choosing the configuration of a product: the one with the least estimated time.
 
 use microscale_formats::dot::CHUNK;
 use microscale_formats::{Dtype, Format};
-use microscale_kernels_abi::gemm::gemv::{GemvParams, PlainParams, TokenTiles};
-use microscale_kernels_abi::gemm::params::GemmParams;
-use microscale_kernels_abi::gemm::{COLUMN_LIMIT, PACK_COLUMNS, TILE_COLUMNS, WeightsShape};
-use microscale_kernels_abi::launch::WARP;
+use microscale_kernels_abi::gemm::{COLUMN_LIMIT, TILE_COLUMNS, WeightsShape};
 use microscale_kernels_abi::{GemmConfig, Mainloop, Target};
 
-use crate::gpu::plan::times::{MeasuredProduct, Times};
+use crate::gpu::plan::cost::Multiprocessors;
+use crate::gpu::plan::estimate::Estimator;
 use crate::shape::QuantizedShape;
 
 /// The largest number of tokens that never packs activations, and so never needs a workspace.
 pub(in crate::gpu) const GEMV_TOKENS: usize = TILE_COLUMNS as usize;
-/// Shapes of the table that an estimate is made from.
-const NEAREST: usize = 3;
 /// The largest number of pairs that are multiplied one by one. Measured on an H200 for experts
 /// of 2880 and 5760 rows: by the GEMV that copies ahead, and by the one that does not.
 const EXPERT_PAIRS_OF_GEMV: [usize; 2] = [16, 4];
@@ -34,6 +22,13 @@ pub(in crate::gpu) struct GpuFacts {
     pub(in crate::gpu) sm_count: u32,
     /// Bytes of shared memory per thread block, at most.
     pub(in crate::gpu) most_shared: u32,
+}
+
+impl GpuFacts {
+    /// The parts that counts of products depend on.
+    fn multiprocessors(&self) -> Multiprocessors {
+        Multiprocessors { count: self.sm_count, most_shared: self.most_shared }
+    }
 }
 
 /// A dense product to plan, or to choose a configuration for.
@@ -83,7 +78,7 @@ pub(in crate::gpu) fn takes(config: GemmConfig, weights: QuantizedShape, aligned
 
 /// The configuration that should take the least time. Weights and activations that no measured
 /// configuration takes get the GEMV that does not copy ahead, or the one for ragged rows.
-pub(in crate::gpu) fn choose(times: &Times, gpu: GpuFacts, request: Request) -> GemmConfig {
+pub(in crate::gpu) fn choose(times: &Estimator, gpu: GpuFacts, request: Request) -> GemmConfig {
     let Request { weights, tokens, activations, aligned, gemv_only } = request;
     let gemv_only = gemv_only || tokens <= GEMV_TOKENS;
     let usable = |config: &GemmConfig| {
@@ -91,7 +86,7 @@ pub(in crate::gpu) fn choose(times: &Times, gpu: GpuFacts, request: Request) -> 
             && (config.mainloop.is_gemv() || !gemv_only)
             && takes(*config, weights, aligned)
     };
-    let estimated = estimates(times, gpu, request, usable);
+    let estimated = times.estimates(gpu.multiprocessors(), request, usable);
     let fastest = estimated.into_iter().min_by(|(_, a), (_, b)| a.total_cmp(b));
     let config = fastest.map_or_else(|| otherwise(weights, aligned), |(config, _)| config);
     GemmConfig { weights: weights.format, activations, ..config }
@@ -118,7 +113,7 @@ pub(in crate::gpu) fn otherwise(weights: QuantizedShape, aligned: bool) -> GemmC
 /// `rows_per_pair` rows of activations each. Experts have about the same number of rows, so the
 /// time is close to a dense product of their weights together by the rows of one.
 pub(in crate::gpu) fn choose_for_experts(
-    times: &Times,
+    times: &Estimator,
     gpu: GpuFacts,
     request: Request,
     [experts, pairs, rows_per_pair]: [usize; 3],
@@ -142,116 +137,27 @@ pub(in crate::gpu) fn choose_for_experts(
     if !packable || pairs <= EXPERT_PAIRS_OF_GEMV[usize::from(!copies_ahead)] {
         return if takes(gemv, weights, true) { gemv } else { with(otherwise(weights, true)) };
     }
-    // Experts have a few rows more or less.
-    let tokens = per_expert + per_expert.isqrt();
+    // Experts have a few rows more or less. The smallest token tiles were measured with their tokens.
+    let tokens = (per_expert + per_expert.isqrt()).max(GEMV_TOKENS);
     let all = QuantizedShape { rows: weights.rows.saturating_mul(active), ..weights };
     let usable = |config: &GemmConfig| {
         let traits = config.mainloop.traits();
         traits.targets.contain(gpu.target) && !config.mainloop.is_gemv() && config.cluster == 1
     };
-    let estimated = estimates(times, gpu, Request { weights: all, tokens, ..request }, usable);
+    let request = Request { weights: all, tokens, ..request };
+    let estimated = times.estimates(gpu.multiprocessors(), request, usable);
     let fastest = estimated.into_iter().min_by(|(_, a), (_, b)| a.total_cmp(b));
     let smallest = || GemmConfig::for_operands(weights.format, activations).find(usable);
     with(fastest.map(|(config, _)| config).or_else(smallest).unwrap_or(gemv))
 }
 
-/// The usable configurations with their estimated times in microseconds.
-fn estimates(
-    times: &Times,
-    gpu: GpuFacts,
-    request: Request,
-    usable: impl Fn(&GemmConfig) -> bool,
-) -> Vec<(GemmConfig, f64)> {
-    // NVFP4's times stand in for MXFP4's where only NVFP4 was measured.
-    let measured = |format: Format| {
-        let of = times.products().iter().filter(move |product| product.weights == format);
-        of.map(|product| product.tokens).filter(|tokens| *tokens >= request.tokens).min()
-    };
-    let formats = [request.weights.format, Format::Nvfp4];
-    let format = formats.into_iter().find(|format| measured(*format).is_some()).unwrap_or(Format::Nvfp4);
-    let of_format = || times.products().iter().filter(move |product| product.weights == format);
-    // The next larger measured number of tokens, or the largest.
-    let most = || of_format().map(|product| product.tokens).max();
-    let Some(tokens) = measured(format).or_else(most) else { return Vec::new() };
-    let distance = |product: &MeasuredProduct| {
-        let [rows, cols] =
-            [(product.rows, request.weights.rows), (product.cols, request.weights.cols)].map(|(a, b)| {
-                let ratio = (a as f64 / b.max(1) as f64).ln();
-                ratio * ratio
-            });
-        rows + cols
-    };
-    let mut nearest: Vec<_> = of_format()
-        .filter(|product| product.tokens == tokens)
-        .map(|product| (distance(product), product))
-        .collect();
-    nearest.sort_by(|(a, _), (b, _)| a.total_cmp(b));
-    nearest.truncate(NEAREST);
-    let mut candidates: Vec<GemmConfig> = Vec::new();
-    for (config, _) in nearest.iter().flat_map(|(_, product)| &product.configs) {
-        if usable(config) && !candidates.contains(config) {
-            candidates.push(*config);
-        }
-    }
-    let estimate = |config: GemmConfig| {
-        let here = critical_path(config, gpu, request.weights, request.tokens)?;
-        let of_config = |product: &MeasuredProduct| {
-            product.configs.iter().find(|(of, _)| *of == config).map(|(_, time)| f64::from(*time))
-        };
-        let shortest = of_format().filter_map(of_config).fold(f64::INFINITY, f64::min);
-        let (mut sum, mut weights) = (0.0, 0.0);
-        for (distance, product) in &nearest {
-            let weights_there = QuantizedShape { rows: product.rows, cols: product.cols, ..request.weights };
-            // Shapes that the configuration is too slow for, or cannot multiply, say nothing.
-            let there = critical_path(config, gpu, weights_there, product.tokens);
-            let (Some(time), Some(there)) = (of_config(product), there) else { continue };
-            let constant = shortest.min(time);
-            let scaled = constant + (time - constant) * here / there;
-            let weight = 1.0 / (distance + 1e-9);
-            sum += weight * scaled.ln();
-            weights += weight;
-        }
-        Some((config, (sum / weights).exp()))
-    };
-    candidates.into_iter().filter_map(estimate).collect()
-}
-
-/// The K-iterations of the thread block that has the most, in units of a pack of activations;
-/// `None` if the configuration cannot be launched for the product.
-fn critical_path(config: GemmConfig, gpu: GpuFacts, weights: QuantizedShape, tokens: usize) -> Option<f64> {
-    let shape = weights_shape(weights);
-    match config.mainloop {
-        mainloop if !mainloop.is_gemv() => {
-            let shared = config.shared_bytes(gpu.most_shared);
-            let params = GemmParams::new(config, shape, tokens as u64, gpu.sm_count, shared)?;
-            Some((params.most_k_iterations() * u64::from(config.packs())) as f64)
-        }
-        Mainloop::Gemv => {
-            let warps = config.id()?.kernel().within(gpu.most_shared).threads / WARP;
-            let token_tiles = TokenTiles::of(tokens as u64, config.tile_n);
-            let config = config.with_slices(config.slices.min(warps));
-            let params = GemvParams::new(config, shape, tokens as u64, token_tiles, warps, gpu.sm_count)?;
-            let waves = params.thread_blocks().div_ceil(u64::from(gpu.sm_count));
-            let work_tiles = u64::from(params.work_tiles[0] + u32::from(params.work_tiles[1] > 0));
-            let k_iterations = params.k_iterations.div_ceil(config.slices);
-            Some((waves * work_tiles * u64::from(k_iterations)) as f64)
-        }
-        Mainloop::GemvPlain => {
-            let token_tiles = TokenTiles::of(tokens as u64, config.tile_n);
-            let params = PlainParams::new(config, shape, tokens as u64, token_tiles)?;
-            // A multiprocessor has registers for two thread blocks.
-            let waves = params.thread_blocks().div_ceil(2 * u64::from(gpu.sm_count));
-            let columns = u64::from(PACK_COLUMNS << params.segment_bits) * u64::from(config.slices);
-            Some((waves * shape.cols.div_ceil(columns)) as f64)
-        }
-        _ => None,
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
     use crate::gpu::plan::layers::{Layer, Layers};
+    use crate::gpu::plan::times::{MeasuredProduct, Times};
     use microscale_formats::ScaleLayout;
     use microscale_kernels_abi::target_for;
 
@@ -279,24 +185,34 @@ mod tests {
     /// A choice for each of the `measured` products, by the `known` times; with `others_only`, by
     /// times of other shapes only.
     fn choices(measured: &Times, known: &Times, gpu: GpuFacts, others_only: bool) -> Vec<Choice> {
-        let choice = |product: &MeasuredProduct| {
-            let MeasuredProduct { weights, rows, cols, tokens, .. } = *product;
-            let mut known = known.clone();
-            if others_only {
-                known.retain(|of| (of.rows, of.cols) != (rows, cols));
-            }
-            let chosen = choose(&known, gpu, request(weights, rows, cols, tokens));
-            let usable = |config: &GemmConfig| {
-                config.mainloop.traits().targets.contain(gpu.target)
-                    && (config.mainloop.is_gemv() || tokens > GEMV_TOKENS)
-            };
-            let there = || product.configs.iter().filter(|(config, _)| usable(config));
-            let fastest = there().map(|(_, time)| f64::from(*time)).fold(f64::INFINITY, f64::min);
-            let time = there().find(|(config, _)| *config == chosen).map(|(_, time)| f64::from(*time));
-            let excess = time.unwrap_or(f64::from(Times::KEPT) * fastest) / fastest - 1.0;
-            Choice { shape: (rows, cols), excess }
+        let shapes: BTreeSet<_> = measured.products().iter().map(|of| (of.rows, of.cols)).collect();
+        let all = Estimator::new(known);
+        let of_shape = |shape: (usize, usize)| {
+            let others = others_only.then(|| {
+                let mut known = known.clone();
+                known.retain(|of| (of.rows, of.cols) != shape);
+                Estimator::new(&known)
+            });
+            let products = measured.products().iter().filter(move |of| (of.rows, of.cols) == shape);
+            let choice = |product| choice(product, others.as_ref().unwrap_or(&all), gpu);
+            products.filter_map(choice).collect::<Vec<_>>()
         };
-        measured.products().iter().map(choice).collect()
+        shapes.into_iter().flat_map(of_shape).collect()
+    }
+
+    /// The choice for a product, by an estimator; `None` if no kernel of the target was measured.
+    fn choice(product: &MeasuredProduct, known: &Estimator, gpu: GpuFacts) -> Option<Choice> {
+        let MeasuredProduct { weights, rows, cols, tokens, .. } = *product;
+        let chosen = choose(known, gpu, request(weights, rows, cols, tokens));
+        let usable = |config: &GemmConfig| {
+            config.mainloop.traits().targets.contain(gpu.target)
+                && (config.mainloop.is_gemv() || tokens > GEMV_TOKENS)
+        };
+        let there = || product.configs.iter().filter(|(config, _)| usable(config));
+        let fastest = there().map(|(_, time)| f64::from(*time)).fold(f64::INFINITY, f64::min);
+        let time = there().find(|(config, _)| *config == chosen).map(|(_, time)| f64::from(*time));
+        let excess = time.unwrap_or(f64::from(Times::KEPT) * fastest) / fastest - 1.0;
+        fastest.is_finite().then_some(Choice { shape: (rows, cols), excess })
     }
 
     /// The mean, the excess that nine of ten products do not exceed, and the largest.
@@ -357,7 +273,7 @@ mod tests {
 
     #[test]
     fn configurations_are_of_the_target_and_take_the_operands() {
-        let times = Times::of_gpu("NVIDIA H100");
+        let times = Estimator::of_gpu("NVIDIA H100");
         let chosen = |capability, rows, cols, tokens| {
             choose(times, gpu(capability), request(Format::Nvfp4, rows, cols, tokens))
         };
@@ -377,7 +293,7 @@ mod tests {
 
     #[test]
     fn experts_with_few_pairs_get_the_gemv() {
-        let times = Times::of_gpu("NVIDIA H100");
+        let times = Estimator::of_gpu("NVIDIA H100");
         let of = request(Format::Nvfp4, 2880, 2880, 0);
         let chosen = |experts, pairs, packable| {
             choose_for_experts(times, gpu((9, 0)), of, [experts, pairs, 1], packable)

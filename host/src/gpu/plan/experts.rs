@@ -7,9 +7,9 @@ use microscale_kernels_abi::{Experts, GemmConfig, KernelId};
 use crate::element::Dtype;
 use crate::error::{Error, Result};
 use crate::gpu::plan::choose::{Request, choose_for_experts, otherwise, takes};
+use crate::gpu::plan::estimate::Estimator;
 use crate::gpu::plan::linear::{expert_tile_rows, multiplied, parts_bytes};
 use crate::gpu::plan::product::{ExpertTokenTiles, ProductPlan};
-use crate::gpu::plan::times::Times;
 use crate::gpu::runtime::kernels::Kernels;
 use crate::shape::QuantizedShape;
 
@@ -53,7 +53,7 @@ impl PlannedExperts {
         let config = given.unwrap_or_else(|| {
             let request =
                 Request { weights: shape, tokens: 0, activations: dtype, aligned, gemv_only: false };
-            let (times, facts) = (Times::of_gpu(kernels.gpu_name()), kernels.facts());
+            let (times, facts) = (Estimator::of_gpu(kernels.gpu_name()), kernels.facts());
             choose_for_experts(times, facts, request, [experts, pairs, rows_each], packable)
         });
         // The schedule that is made on the GPU has no clusters.

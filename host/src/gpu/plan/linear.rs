@@ -10,8 +10,8 @@ use microscale_kernels_abi::{GemmConfig, KernelId};
 use crate::element::Dtype;
 use crate::error::{Error, Result};
 use crate::gpu::plan::choose::{GEMV_TOKENS, Request, choose, is_packable};
+use crate::gpu::plan::estimate::Estimator;
 use crate::gpu::plan::product::{ProductParams, ProductPlan};
-use crate::gpu::plan::times::Times;
 use crate::gpu::runtime::kernels::Kernels;
 use crate::shape::QuantizedShape;
 
@@ -62,7 +62,7 @@ impl LinearPlan {
         let request = Request { tokens, activations: dtype, aligned, ..request };
         let config = match given {
             Some(config) => GemmConfig { weights: weights.format, activations: dtype, ..config },
-            None => choose(Times::of_gpu(kernels.gpu_name()), kernels.facts(), request),
+            None => choose(Estimator::of_gpu(kernels.gpu_name()), kernels.facts(), request),
         };
         let product = ProductPlan::new(kernels, config, weights, tokens, aligned, None)?;
         Ok(Self { product: Some(product), parts })

@@ -4,7 +4,9 @@
 //! |---|---|
 //! | `layers` | layers of language models, to tune for and to report on |
 //! | `times` | measured times of the GEMM's configurations, a table per GPU |
-//! | `choose` | the configuration for a product, from these times |
+//! | `cost` | a model of a configuration's time, fitted to the measured times |
+//! | `estimate` | the time of a configuration for a product: the model, and the nearest measured times |
+//! | `choose` | the configuration for a product: the least estimated time |
 //! | `product` | launch parameters of a configuration |
 //! | `linear` | the kernels of a product, and of one with f32 activations |
 //! | `experts` | the kernels of a product with experts' weights |
@@ -12,6 +14,8 @@
 
 pub(in crate::gpu) mod cache;
 pub(in crate::gpu) mod choose;
+pub(in crate::gpu) mod cost;
+pub(in crate::gpu) mod estimate;
 pub(in crate::gpu) mod experts;
 #[cfg_attr(
     not(feature = "internals"),

@@ -10,7 +10,7 @@ use crate::gpu::plan::layers::Layers;
 
 /// The tables, by a part of the GPU's name. A GPU without one uses the first: see
 /// [`Times::of_gpu`].
-const TABLES: [(&str, &str); 2] =
+pub(in crate::gpu) const TABLES: [(&str, &str); 2] =
     [("H100", include_str!("times/h100.txt")), ("H200", include_str!("times/h200.txt"))];
 
 /// Times of the GEMM's configurations on one GPU.
@@ -146,7 +146,7 @@ impl Times {
 }
 
 /// The table for a GPU's name.
-fn table(name: &str) -> usize {
+pub(in crate::gpu) fn table(name: &str) -> usize {
     TABLES.iter().position(|(part, _)| name.contains(part)).unwrap_or(0)
 }
 

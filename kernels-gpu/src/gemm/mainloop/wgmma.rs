@@ -2,7 +2,7 @@
 //! weights and multiply them by all tokens of the work tile; one group multiplies while another
 //! decodes.
 
-use microscale_kernels_abi::gemm::{PACK_COLUMNS, TILE_COLUMNS};
+use microscale_kernels_abi::gemm::PACK_COLUMNS;
 use microscale_kernels_abi::gemm::stage::{MOST_STAGES, ScalePieces, WORD_OFFSET};
 use microscale_kernels_abi::launch::WARP;
 
@@ -20,8 +20,6 @@ use crate::hardware::{cluster, mbarrier, ptx, shared, warp};
 use crate::product::problem::Problem;
 use crate::product::tensor_cores::{Activations, WeightFormat};
 
-/// Bytes of a token in a pack.
-const PACKED_TOKEN_BYTES: u32 = PACK_COLUMNS * 2;
 /// Producer threads per thread block.
 const PRODUCERS: u32 = 4 * WARP;
 
@@ -114,12 +112,8 @@ unsafe fn produce<F: WeightFormat, T: Tile>(params: &Params<'_>, base: u32, mut 
         let WorkTile { row_tile, token_tile, .. } = work_tile;
         let problem = params.problem.of_expert::<F>(work_tile.expert);
         let pack = u64::from(token_tile) * gemm.k_iterations.divisor + u64::from(k_range.start);
-        let full_bytes = const { T::STAGE.activation_bytes() };
-        let mut pack = params.packed.wrapping_add((pack * u64::from(full_bytes)) as usize);
-        // In a pack the first tokens come first. Results of tokens that do not exist are computed
-        // from old bytes of the stage, and not stored.
-        let tokens = (work_tile.end_token - work_tile.first_token).next_multiple_of(TILE_COLUMNS);
-        let bytes = tokens * PACKED_TOKEN_BYTES;
+        let pack_bytes = const { T::STAGE.activation_bytes() };
+        let mut pack = params.packed.wrapping_add((pack * u64::from(pack_bytes)) as usize);
         let mut weights =
             WeightLoader::<F, T, PRODUCERS>::new(&problem, &stage_shape, row_tile, &k_range, thread);
         let k_iterations = k_range.end - k_range.start;
@@ -146,15 +140,11 @@ unsafe fn produce<F: WeightFormat, T: Tile>(params: &Params<'_>, base: u32, mut 
                     if left == k_iterations {
                         queue.push(&work_tile);
                     }
-                    mbarrier::arrive_expecting(state.full_barrier(), bytes * T::PACKS);
+                    mbarrier::arrive_expecting(state.full_barrier(), pack_bytes);
                     let to = state.stage_address() + const { T::STAGE.codes_bytes() };
-                    for i in 0..T::PACKS {
-                        let offset = i * const { T::N * PACKED_TOKEN_BYTES };
-                        let from = pack.wrapping_add(offset as usize);
-                        mbarrier::copy(to + offset, from, bytes, state.full_barrier());
-                    }
+                    mbarrier::copy(to, pack, pack_bytes, state.full_barrier());
                 }
-                pack = pack.wrapping_add(full_bytes as usize);
+                pack = pack.wrapping_add(pack_bytes as usize);
             }
             state.advance();
             left -= 1;

@@ -119,17 +119,10 @@ impl<'a> Lowering<'a> {
                 WarpGroupAction::Await(but)
             }
             ["mma_async", "sync", "aligned", shape, "f32", a, b] if a == b => {
-                let columns = match shape {
-                    "m64n8k16" => 8,
-                    "m64n16k16" => 16,
-                    "m64n32k16" => 32,
-                    "m64n64k16" => 64,
-                    "m64n96k16" => 96,
-                    "m64n128k16" => 128,
-                    "m64n160k16" => 160,
-                    "m64n192k16" => 192,
-                    "m64n256k16" => 256,
-                    _ => return Err(self.unsupported(format!("products of the shape {shape}"))),
+                let columns = shape.strip_prefix("m64n").and_then(|rest| rest.strip_suffix("k16")?.parse().ok());
+                let columns = columns.filter(|columns: &usize| (8..=256).contains(columns) && columns % 8 == 0);
+                let Some(columns) = columns else {
+                    return Err(self.unsupported(format!("products of the shape {shape}")));
                 };
                 let element = match a {
                     "f16" => Multiplicand::F16,
