@@ -14,8 +14,10 @@ use crate::view::QuantizedView;
 /// Most tokens per decoding of the weights.
 const TASK_TOKENS: usize = 256;
 
-/// Most products of a weight and an activation that stay on this thread.
-const SMALL: usize = 1 << 17;
+/// Most work that stays on this thread, about as long as waking another thread takes.
+///
+/// The unit is the product of a weight and an activation. Decoding a weight takes two units.
+const SMALL: usize = 1 << 21;
 
 /// Multiplies weights in NVFP4 or MXFP4 by activations that it rounds to INT8, on the CPU.
 ///
@@ -78,18 +80,24 @@ pub fn gemm_weights_int8_with<'a, T: Activation>(
 fn multiply<T: Activation>(isa: Isa, weights: QuantizedView<'_>, activations: &[T], out: &mut [T]) {
     let (rows, cols) = (weights.rows(), weights.cols());
     let tokens = out.len() / rows;
-    let is_small = rows * cols * tokens <= SMALL;
+    let is_small = rows * cols * (tokens + 2) <= SMALL;
     let x = packed(isa, activations, cols, tokens);
-    let multiply_panel = |panel: usize, out: &mut [T], scratch: &mut Scratch| {
+    let multiply_panel = |panel: usize, out: &mut [T], scratch: &mut Buffers| {
         let count = out.len() / tokens;
         let mut panel_rows = [Row::of(weights, panel * ROWS); ROWS];
         for (i, row) in panel_rows.iter_mut().enumerate().take(count) {
             *row = Row::of(weights, panel * ROWS + i);
         }
-        let mut sums = vec![0.0; out.len()];
-        isa.multiply_int8(weights.format(), &panel_rows[..count], &x, &mut sums, scratch);
+        scratch.sums.resize(out.len(), 0.0);
+        isa.multiply_int8(
+            weights.format(),
+            &panel_rows[..count],
+            &x,
+            &mut scratch.sums,
+            &mut scratch.products,
+        );
         let factor = int8::factor(weights.format());
-        isa.round_int8(&sums, factor, weights.global_scale(), ElementsMut::of(out));
+        isa.round_int8(&scratch.sums, factor, weights.global_scale(), ElementsMut::of(out));
     };
     if tokens == 1 {
         return for_each(is_small, out, ROWS, multiply_panel);
@@ -104,19 +112,27 @@ fn multiply<T: Activation>(isa: Isa, weights: QuantizedView<'_>, activations: &[
     });
 }
 
+/// Buffers of a task, reused by the thread's next task.
+#[derive(Default)]
+struct Buffers {
+    /// The sums of a panel.
+    sums: Vec<f32>,
+    products: Scratch,
+}
+
 /// Calls a function with the index of each chunk, on all threads unless the product is small.
 fn for_each<T: Send>(
     is_small: bool,
     out: &mut [T],
     chunk: usize,
-    function: impl Fn(usize, &mut [T], &mut Scratch) + Sync + Send,
+    function: impl Fn(usize, &mut [T], &mut Buffers) + Sync + Send,
 ) {
     if is_small {
-        let mut scratch = Scratch::new();
+        let mut scratch = Buffers::default();
         return out.chunks_mut(chunk).enumerate().for_each(|(i, out)| function(i, out, &mut scratch));
     }
     let chunks = out.par_chunks_mut(chunk).enumerate();
-    chunks.for_each_init(Scratch::new, |scratch, (i, out)| function(i, out, scratch));
+    chunks.for_each_init(Buffers::default, |scratch, (i, out)| function(i, out, scratch));
 }
 
 /// Rounds and packs the activations of all tokens.
@@ -128,7 +144,7 @@ fn packed<T: Activation>(isa: Isa, activations: &[T], cols: usize, tokens: usize
             isa.pack_int8(values, &mut tile[token..], tokens);
         }
     };
-    if activations.len() <= SMALL {
+    if activations.len() <= SMALL / 16 {
         x.tiles_mut().for_each(pack);
     } else {
         x.tiles_mut().collect::<Vec<_>>().into_par_iter().for_each(pack);

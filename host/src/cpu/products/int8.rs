@@ -16,7 +16,7 @@ use crate::cpu::simd::{LANES, Lanes, Scalars, Vector};
 use crate::element::Element;
 
 /// Rows per panel.
-pub(in crate::cpu) const ROWS: usize = 16;
+pub(in crate::cpu) const ROWS: usize = 8;
 
 /// Most tokens per tile.
 const TILE_TOKENS: usize = 8;
@@ -166,16 +166,12 @@ const fn every_other_byte(bytes: u64) -> u32 {
 }
 
 /// Buffers of a task, reused by the thread's next task.
+#[derive(Default)]
 pub(in crate::cpu) struct Scratch {
+    /// The decoded segments of a panel, if there are several tiles.
     decoded: Vec<Weights>,
     /// Sums by tile, row and token.
     lanes: Vec<Aligned>,
-}
-
-impl Scratch {
-    pub(in crate::cpu) fn new() -> Self {
-        Self { decoded: vec![Weights::ZEROS; ROWS * STEPS], lanes: Vec::new() }
-    }
 }
 
 /// Returns whether a row's scales are out of range for the vectors.
@@ -234,38 +230,15 @@ pub(in crate::cpu) fn multiply<V: Products, D: Int8Products<V>>(
     sums: &mut [f32],
     scratch: &mut Scratch,
 ) {
-    // Rows in pairs. The last row fills the pair.
-    let paired = rows.len().next_multiple_of(2);
     scratch.lanes.clear();
-    scratch.lanes.resize(paired * x.tokens, Aligned([0.0; LANES]));
-    for first_step in (0..x.steps).step_by(STEPS) {
-        let steps = (x.steps - first_step).min(STEPS);
-        for (i, decoded) in scratch.decoded.chunks_exact_mut(STEPS).take(paired).enumerate() {
-            let row = rows[i.min(rows.len() - 1)];
-            for (step, decoded) in decoded[..steps].iter_mut().enumerate() {
-                match format {
-                    Format::Nvfp4 => decode::<V, D, true>(simd, bytes, row, first_step + step, decoded),
-                    _ => decode::<V, D, false>(simd, bytes, row, first_step + step, decoded),
-                }
-            }
-        }
-        for (first, tokens) in tiles(x.tokens) {
-            let activations = &x.tile(first, tokens)[first_step * tokens..][..steps * tokens];
-            let lanes = &mut scratch.lanes[first * paired..][..tokens * paired];
-            for (weights, lanes) in
-                scratch.decoded.chunks_exact(2 * STEPS).zip(lanes.chunks_exact_mut(2 * tokens))
-            {
-                let weights = [&weights[..steps], &weights[STEPS..][..steps]];
-                match tokens {
-                    1 => multiply_tile::<V, D, 1>(simd, bytes, weights, activations, lanes),
-                    2 => multiply_tile::<V, D, 2>(simd, bytes, weights, activations, lanes),
-                    4 => multiply_tile::<V, D, 4>(simd, bytes, weights, activations, lanes),
-                    _ => multiply_tile::<V, D, TILE_TOKENS>(simd, bytes, weights, activations, lanes),
-                }
-            }
-        }
+    // Rows in pairs.
+    scratch.lanes.resize(rows.len().next_multiple_of(2) * x.tokens, Aligned([0.0; LANES]));
+    match format {
+        Format::Nvfp4 => add_segments::<V, D, true>(simd, bytes, rows, x, scratch),
+        _ => add_segments::<V, D, false>(simd, bytes, rows, x, scratch),
     }
     for (first, tokens) in tiles(x.tokens) {
+        let paired = rows.len().next_multiple_of(2);
         let lanes = &scratch.lanes[first * paired..][..tokens * paired];
         for (i, lanes) in lanes.chunks(LANES).enumerate() {
             for (j, sum) in totals(simd, lanes).into_iter().enumerate().take(lanes.len()) {
@@ -282,38 +255,125 @@ pub(in crate::cpu) fn multiply<V: Products, D: Int8Products<V>>(
     }
 }
 
-/// Decodes a step of a row.
+/// Adds the products of all segments to the lanes.
 #[inline(always)]
-fn decode<V: Products, D: Int8Products<V>, const NVFP4: bool>(
+fn add_segments<V: Products, D: Int8Products<V>, const NVFP4: bool>(
     simd: V,
     bytes: D,
-    row: Row<'_>,
-    step: usize,
-    decoded: &mut Weights,
+    rows: &[Row<'_>],
+    x: &Int8Tokens,
+    scratch: &mut Scratch,
 ) {
-    let count = if NVFP4 { LANES } else { LANES / 2 };
-    let (codes, scales) = (&row.codes[step * STEP..], &row.scales[step * count..]);
-    prefetch(codes.as_ptr().wrapping_add(AHEAD), STEP);
-    let (mut filled, mut filled_scales) = ([0; STEP], [0; LANES]);
-    let codes = if let Some(codes) = codes.first_chunk()
-        && scales.len() >= count
-    {
-        filled_scales[..count].copy_from_slice(&scales[..count]);
-        codes
-    } else {
-        filled[..codes.len()].copy_from_slice(codes);
-        filled_scales[..scales.len()].copy_from_slice(scales);
-        &filled
-    };
-    let raised = bytes.raised(codes);
-    for i in 0..4 {
-        decoded.raised[i] = bytes.store(raised[i]);
+    // The last row fills the pair.
+    let pair = |i: usize| [rows[2 * i], rows[(2 * i + 1).min(rows.len() - 1)]];
+    let pairs = rows.len().div_ceil(2);
+    if x.tokens <= TILE_TOKENS && x.tokens.is_power_of_two() {
+        let steps = STEPS * TILE_TOKENS / x.tokens;
+        for first in (0..x.steps).step_by(steps) {
+            let activations = &x.activations[first * x.tokens..];
+            let activations = &activations[..activations.len().min(steps * x.tokens)];
+            for (i, lanes) in scratch.lanes.chunks_exact_mut(2 * x.tokens).enumerate() {
+                let weights = pair(i).map(|row| Coded::<NVFP4> { row, first });
+                multiply_tile(simd, bytes, weights, activations, lanes, x.tokens);
+            }
+        }
+        return;
     }
-    decoded.scales = simd.store(scales_of::<V, NVFP4>(simd, &filled_scales));
+    scratch.decoded.resize(ROWS * STEPS, Weights::ZEROS);
+    for first in (0..x.steps).step_by(STEPS) {
+        let steps = (x.steps - first).min(STEPS);
+        for (i, decoded) in scratch.decoded.chunks_exact_mut(2 * STEPS).take(pairs).enumerate() {
+            for (row, decoded) in pair(i).into_iter().zip(decoded.chunks_exact_mut(STEPS)) {
+                let coded = Coded::<NVFP4> { row, first };
+                for (step, decoded) in decoded[..steps].iter_mut().enumerate() {
+                    let (raised, scales) = coded.step(simd, bytes, step);
+                    for i in 0..4 {
+                        decoded.raised[i] = bytes.store(raised[i]);
+                    }
+                    decoded.scales = simd.store(scales);
+                }
+            }
+        }
+        for (token, tokens) in tiles(x.tokens) {
+            let activations = &x.tile(token, tokens)[first * tokens..][..steps * tokens];
+            let lanes = &mut scratch.lanes[token * 2 * pairs..][..tokens * 2 * pairs];
+            let decoded = scratch.decoded.chunks_exact(2 * STEPS);
+            for (weights, lanes) in decoded.zip(lanes.chunks_exact_mut(2 * tokens)) {
+                let weights = [Decoded(&weights[..STEPS]), Decoded(&weights[STEPS..])];
+                multiply_tile(simd, bytes, weights, activations, lanes, tokens);
+            }
+        }
+    }
+}
+
+/// A segment of a row.
+trait Segment<V: Products, D: Int8Products<V>>: Copy {
+    /// The weights of a step, [raised](Int8Products::raised), and their scales.
+    fn step(self, simd: V, bytes: D, step: usize) -> ([D::Bytes; 4], V::Number);
+}
+
+/// The decoded steps of a segment.
+#[derive(Clone, Copy)]
+struct Decoded<'a>(&'a [Weights]);
+
+impl<V: Products, D: Int8Products<V>> Segment<V, D> for Decoded<'_> {
+    #[inline(always)]
+    fn step(self, simd: V, bytes: D, step: usize) -> ([D::Bytes; 4], V::Number) {
+        (load(bytes, &self.0[step].raised), simd.load(&self.0[step].scales))
+    }
+}
+
+/// A segment from step `first` on, decoded step by step.
+#[derive(Clone, Copy)]
+struct Coded<'a, const NVFP4: bool> {
+    row: Row<'a>,
+    first: usize,
+}
+
+impl<V: Products, D: Int8Products<V>, const NVFP4: bool> Segment<V, D> for Coded<'_, NVFP4> {
+    #[inline(always)]
+    fn step(self, simd: V, bytes: D, step: usize) -> ([D::Bytes; 4], V::Number) {
+        let count = if NVFP4 { LANES } else { LANES / 2 };
+        let step = self.first + step;
+        prefetch_ahead(self.row, step, count);
+        let (codes, scales) = (&self.row.codes[step * STEP..], &self.row.scales[step * count..]);
+        let filled;
+        let mut of_groups = [0; LANES];
+        let codes = if let Some(codes) = codes.first_chunk()
+            && scales.len() >= count
+        {
+            of_groups[..count].copy_from_slice(&scales[..count]);
+            codes
+        } else {
+            (filled, of_groups) = pad_with_zeros(codes, scales);
+            &filled
+        };
+        (bytes.raised(codes), scales_of::<V, NVFP4>(simd, &of_groups))
+    }
+}
+
+/// Pads the codes and scales of a row's last step with zeros.
+#[cold]
+fn pad_with_zeros(codes: &[u8], scales: &[u8]) -> ([u8; STEP], [u8; LANES]) {
+    let (mut filled, mut filled_scales) = ([0; STEP], [0; LANES]);
+    filled[..codes.len()].copy_from_slice(codes);
+    filled_scales[..scales.len()].copy_from_slice(scales);
+    (filled, filled_scales)
 }
 
 /// Prefetch distance in bytes of codes.
 const AHEAD: usize = 1024;
+
+/// Prefetches the codes [`AHEAD`] bytes after a step, and the scales of the next panel's row.
+///
+/// At the end of a row, the codes are the start of the next panel's row.
+#[inline(always)]
+fn prefetch_ahead(row: Row<'_>, step: usize, scales: usize) {
+    let ahead = step * STEP + AHEAD;
+    let others = if ahead < row.codes.len() { 0 } else { (ROWS - 1) * row.codes.len() };
+    prefetch(row.codes.as_ptr().wrapping_add(ahead + others), STEP);
+    prefetch(row.scales.as_ptr().wrapping_add(ROWS * row.scales.len() + step * scales), 1);
+}
 
 /// The scales of a step's groups: divided by 256 for NVFP4, doubled for MXFP4.
 #[inline(always)]
@@ -329,10 +389,27 @@ fn scales_of<V: Products, const NVFP4: bool>(simd: V, bytes: &[u8; LANES]) -> V:
 
 /// Adds the products of two rows' segments and a tile of tokens, by row and token.
 #[inline(always)]
-fn multiply_tile<V: Products, D: Int8Products<V>, const N: usize>(
+fn multiply_tile<V: Products, D: Int8Products<V>, S: Segment<V, D>>(
     simd: V,
     bytes: D,
-    weights: [&[Weights]; 2],
+    weights: [S; 2],
+    x: &[Activations],
+    lanes: &mut [Aligned],
+    tokens: usize,
+) {
+    match tokens {
+        1 => multiply_tokens::<V, D, S, 1>(simd, bytes, weights, x, lanes),
+        2 => multiply_tokens::<V, D, S, 2>(simd, bytes, weights, x, lanes),
+        4 => multiply_tokens::<V, D, S, 4>(simd, bytes, weights, x, lanes),
+        _ => multiply_tokens::<V, D, S, TILE_TOKENS>(simd, bytes, weights, x, lanes),
+    }
+}
+
+#[inline(always)]
+fn multiply_tokens<V: Products, D: Int8Products<V>, S: Segment<V, D>, const N: usize>(
+    simd: V,
+    bytes: D,
+    weights: [S; 2],
     x: &[Activations],
     lanes: &mut [Aligned],
 ) {
@@ -342,9 +419,9 @@ fn multiply_tile<V: Products, D: Int8Products<V>, const N: usize>(
         sums[0][token] = simd.load(&first[token].0);
         sums[1][token] = simd.load(&second[token].0);
     }
-    for ((x, first), second) in x.as_chunks::<N>().0.iter().zip(weights[0]).zip(weights[1]) {
-        let [first_raised, second_raised] = [load(bytes, &first.raised), load(bytes, &second.raised)];
-        let [first_scales, second_scales] = [simd.load(&first.scales), simd.load(&second.scales)];
+    for (step, x) in x.as_chunks::<N>().0.iter().enumerate() {
+        let (first_raised, first_scales) = weights[0].step(simd, bytes, step);
+        let (second_raised, second_scales) = weights[1].step(simd, bytes, step);
         for token in 0..N {
             let codes = load(bytes, &x[token].codes);
             let scales = simd.load(&x[token].scales);
