@@ -5,7 +5,7 @@ use rayon::prelude::*;
 
 use super::isa::Isa;
 use crate::cpu::products::int8::{Int8Tokens, ROWS, Scratch};
-use crate::cpu::products::rows::Row;
+use crate::cpu::products::rows::Rows;
 use crate::elements::{Elements, ElementsMut};
 use crate::error::Result;
 use crate::gemv::{Activation, check_weights};
@@ -82,12 +82,12 @@ fn multiply<T: Activation>(isa: Isa, weights: QuantizedView<'_>, activations: &[
     let tokens = out.len() / rows;
     let is_small = rows * cols * (tokens + 2) <= SMALL;
     let x = packed(isa, activations, cols, tokens);
+    let all_rows = Rows::of(weights);
     let multiply_panel = |panel: usize, out: &mut [T], scratch: &mut Buffers| {
         let count = out.len() / tokens;
-        let mut panel_rows = [Row::of(weights, panel * ROWS); ROWS];
-        for (i, row) in panel_rows.iter_mut().enumerate().take(count) {
-            *row = Row::of(weights, panel * ROWS + i);
-        }
+        let first = panel * ROWS;
+        // Repeats the last row to fill the array. Only existing rows are passed on.
+        let panel_rows: [_; ROWS] = std::array::from_fn(|i| all_rows.at(first + i.min(count - 1)));
         scratch.sums.resize(out.len(), 0.0);
         isa.multiply_int8(
             weights.format(),

@@ -16,7 +16,7 @@ use crate::cpu::simd::{LANES, Lanes, Scalars, Vector};
 use crate::element::Element;
 
 /// Rows per panel.
-pub(in crate::cpu) const ROWS: usize = 8;
+pub(in crate::cpu) const ROWS: usize = 16;
 
 /// Most tokens per tile.
 const TILE_TOKENS: usize = 8;
@@ -237,14 +237,16 @@ pub(in crate::cpu) fn multiply<V: Products, D: Int8Products<V>>(
         Format::Nvfp4 => add_segments::<V, D, true>(simd, bytes, rows, x, scratch),
         _ => add_segments::<V, D, false>(simd, bytes, rows, x, scratch),
     }
+    let paired = rows.len().next_multiple_of(2);
     for (first, tokens) in tiles(x.tokens) {
-        let paired = rows.len().next_multiple_of(2);
         let lanes = &scratch.lanes[first * paired..][..tokens * paired];
         for (i, lanes) in lanes.chunks(LANES).enumerate() {
-            for (j, sum) in totals(simd, lanes).into_iter().enumerate().take(lanes.len()) {
-                let (row, token) = ((LANES * i + j) / tokens, (LANES * i + j) % tokens);
-                if row < rows.len() {
-                    sums[(first + token) * rows.len() + row] = sum;
+            // Tiles have a power of two of tokens, so a chunk has whole rows or one row's tokens.
+            let (row, totals) = (i * LANES >> tokens.ilog2(), totals(simd, lanes));
+            let totals = totals.chunks_exact(tokens).take(rows.len() - row);
+            for (row, totals) in (row..).zip(totals) {
+                for (token, total) in (first..).zip(totals) {
+                    sums[token * rows.len() + row] = *total;
                 }
             }
         }
