@@ -242,7 +242,7 @@ pub(in crate::cpu) fn multiply<V: Products, D: Int8Products<V>>(
         let lanes = &scratch.lanes[first * paired..][..tokens * paired];
         for (i, lanes) in lanes.chunks(LANES).enumerate() {
             // Tiles have a power of two of tokens, so a chunk has whole rows or one row's tokens.
-            let (row, totals) = (i * LANES >> tokens.ilog2(), totals(simd, lanes));
+            let (row, totals) = ((i * LANES) >> tokens.ilog2(), totals(simd, lanes));
             let totals = totals.chunks_exact(tokens).take(rows.len() - row);
             for (row, totals) in (row..).zip(totals) {
                 for (token, total) in (first..).zip(totals) {
@@ -289,8 +289,8 @@ fn add_segments<V: Products, D: Int8Products<V>, const NVFP4: bool>(
                 let coded = Coded::<NVFP4> { row, first };
                 for (step, decoded) in decoded[..steps].iter_mut().enumerate() {
                     let (raised, scales) = coded.step(simd, bytes, step);
-                    for i in 0..4 {
-                        decoded.raised[i] = bytes.store(raised[i]);
+                    for (quarter, raised) in decoded.raised.iter_mut().zip(raised) {
+                        *quarter = bytes.store(raised);
                     }
                     decoded.scales = simd.store(scales);
                 }

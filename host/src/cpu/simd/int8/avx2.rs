@@ -33,7 +33,7 @@ impl Int8Products<Avx2> for Avx2 {
             });
             parts!(0 1 2 3; quarter => halves!(i => {
                 let codes = codes[i][quarter / 2];
-                let codes = if quarter % 2 == 0 { codes } else { _mm256_srli_epi16::<4>(codes) };
+                let codes = if quarter.is_multiple_of(2) { codes } else { _mm256_srli_epi16::<4>(codes) };
                 _mm256_shuffle_epi8(table, _mm256_and_si256(codes, _mm256_set1_epi8(15)))
             }))
         }

@@ -26,7 +26,7 @@ impl Int8Products<Avx512> for Avx512 {
             let codes = [_mm512_permutex2var_epi32(a, even, b), _mm512_permutex2var_epi32(a, odd, b)];
             parts!(0 1 2 3; quarter => {
                 let codes = codes[quarter / 2];
-                let codes = if quarter % 2 == 0 { codes } else { _mm512_srli_epi16::<4>(codes) };
+                let codes = if quarter.is_multiple_of(2) { codes } else { _mm512_srli_epi16::<4>(codes) };
                 _mm512_shuffle_epi8(table, _mm512_and_si512(codes, _mm512_set1_epi8(15)))
             })
         }

@@ -26,7 +26,7 @@ impl Int8Products<Neon> for Neon {
             });
             parts!(0 1 2 3; quarter => quarters!(i => {
                 let codes = codes[i][quarter / 2];
-                let codes = if quarter % 2 == 0 { vandq_u8(codes, vdupq_n_u8(15)) } else { vshrq_n_u8::<4>(codes) };
+                let codes = if quarter.is_multiple_of(2) { vandq_u8(codes, vdupq_n_u8(15)) } else { vshrq_n_u8::<4>(codes) };
                 vqtbl1q_s8(table, codes)
             }))
         }
