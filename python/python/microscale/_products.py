@@ -74,8 +74,8 @@ def linear(
             By default there is one for each stream, and one for each stream in a graph that is
             captured, whose first product on it clears the semaphores there.
         precision: `exact`, or `int8` on a CPU, which rounds 32 activations at a time to integers of
-            8 bits with one float32 scale. That is about twice as fast and loses up to amax / 254
-            per activation. Rows of `x` with NaN or infinities give NaN.
+            8 bits with one float32 scale. That is about twice as fast as float32 and loses up to
+            amax / 254 per activation. Rows of `x` with NaN or infinities give NaN.
 
     Returns:
         `out`, or an array `[..., M]` of the dtype of `x`.
