@@ -6,7 +6,7 @@
 use crate::element::Element;
 use crate::error::{Error, OperandFault, Result};
 use crate::shape::{QuantizedShape, Shape};
-use microscale_formats::{ScaleLayout, words};
+use microscale_formats::ScaleLayout;
 
 /// How two tensors' rows are divided into matrices and vectors.
 ///
@@ -84,24 +84,6 @@ pub trait Activation: Element + sealed::Sealed {}
 impl Activation for f32 {}
 impl Activation for half::f16 {}
 impl Activation for half::bf16 {}
-
-/// The precision of activations in a product with quantized weights.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum ActivationPrecision {
-    /// As they are. Nothing is rounded before the products are added.
-    #[default]
-    Exact,
-    /// Rounded to INT8, 32 at a time with one f32 scale. On CPUs only.
-    ///
-    /// [`microscale_formats::int8`] defines the arithmetic and bounds its error.
-    Int8,
-}
-
-words!(ActivationPrecision, "precision of activations" {
-    Self::Exact = "exact",
-    Self::Int8 = "int8",
-});
 
 /// A dtype of GPU results for activations of `T`: `T` itself, or f32.
 #[cfg(feature = "cuda")]

@@ -7,7 +7,8 @@ use super::gemm_weights::gemm_weights_with;
 use super::isa::Isa;
 use crate::error::Result;
 use crate::experts::{ExpertRows, check_pairs, shape_of};
-use crate::gemv::{Activation, ActivationPrecision};
+use crate::gemv::Activation;
+use crate::precision::ActivationPrecision;
 use crate::view::QuantizedView;
 
 /// Multiplies rows of activations by the weights of their experts, on the CPU.

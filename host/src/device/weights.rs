@@ -4,10 +4,12 @@ use std::borrow::Cow;
 use std::fmt;
 
 use crate::cpu::{gemm_weights, gemm_weights_int8};
-use crate::gemv::{ActivationPrecision, check_weights_shape};
+use crate::gemv::check_weights_shape;
 #[cfg(feature = "cuda")]
 use crate::gpu::{DeviceTensor, Gpu};
-use crate::{Activation, Error, OperandFault, QuantizedShape, QuantizedView, Result, Shape};
+use crate::{
+    Activation, ActivationPrecision, Error, OperandFault, QuantizedShape, QuantizedView, Result, Shape,
+};
 
 /// Quantized weights that a device can multiply: in host memory, or copied to a GPU once.
 ///

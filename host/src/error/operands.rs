@@ -2,7 +2,7 @@
 
 use microscale_formats::Format;
 
-use crate::gemv::ActivationPrecision;
+use crate::precision::ActivationPrecision;
 
 /// Why operands do not match.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
