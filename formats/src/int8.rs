@@ -12,8 +12,8 @@
 //!   zeros.
 //! - A value is NaN or infinite: the scale is NaN, so each product with the token is NaN.
 //!
-//! ggml's Q8_0 (`quantize_row_q8_0_ref`) differs in three points: it multiplies by 1 / (amax / 127),
-//! rounds ties away from zero, and stores the scale as f16.
+//! ggml's Q8_0 (`quantize_row_q8_0_ref`) differs in three points: it multiplies by
+//! 1 / (amax / 127), rounds ties away from zero, and stores the scale as f16.
 //!
 //! # Products
 //!

@@ -55,7 +55,8 @@ impl<'a> LoadedWeights<'a> {
     /// use microscale::{ActivationPrecision, Device, Recipe, Shape};
     ///
     /// let device = Device::Cpu;
-    /// let quantized = device.quantize(&[1f32; 4 * 32], Shape::new(4, 32), &Recipe::default())?.tensor;
+    /// let values = [1f32; 4 * 32];
+    /// let quantized = device.quantize(&values, Shape::new(4, 32), &Recipe::default())?.tensor;
     /// let weights = device.load_weights(&quantized)?.with_precision(ActivationPrecision::Int8)?;
     /// assert_eq!(weights.linear(&[3f32; 32], Shape::new(1, 32))?, [96.0; 4]);
     /// # Ok::<(), microscale::Error>(())

@@ -25,7 +25,8 @@ pub(in crate::cpu) trait Int8Products<V: Products>: Copy {
     /// A vector of a [`Quarter`]'s bytes.
     type Bytes: Copy;
 
-    /// Decodes sixteen groups of codes to twice each weight, plus [`OFFSET`](super::products::OFFSET).
+    /// Decodes sixteen groups of codes to twice each weight, plus
+    /// [`OFFSET`](super::products::OFFSET).
     fn raised(self, codes: &[u8; STEP]) -> [Self::Bytes; 4];
 
     /// Loads a quarter from memory.
