@@ -26,7 +26,7 @@
 //! | dequantize | [`Device::dequantize`] | [`dequantize`], [`dequantize_into`] |
 //! | multiply by weights | [`Device::linear`], [`Device::load_weights`] | [`gemm_weights()`] |
 //! | the same, with the bits of the reference | | [`gemv_weights()`] |
-//! | round activations to INT8 | [`device::LoadedWeights::with_precision`] | [`gemm_weights_int8()`] |
+//! | round activations to INT8 | [`Device::load_weights`] | [`gemm_weights_int8()`] |
 //! | multiply with experts | | [`gemm_experts()`], [`gemm_experts_int8()`] |
 //! | multiply quantized operands | | [`gemv()`] |
 //! | compute the largest magnitude | [`Device::amax`] | [`amax()`] |
