@@ -1,6 +1,7 @@
 //! Times a linear layer or experts with random weights against candle's own.
 //!
-//! Activations are in f32, and the layers alternate.
+//! Activations are in f32, and the layers alternate. Rows with INT8 round activations, as candle's
+//! quantized types do.
 //!
 //!     cargo run --release -p microscale-candle --example layer_speed -- \
 //!         [ROWS COLS [EXPERTS TOP_K]]
@@ -17,6 +18,7 @@ use std::time::{Duration, Instant};
 
 use candle_core::quantized::{GgmlDType, QMatMul, QTensor};
 use candle_core::{Device, Module, Tensor};
+use microscale::ActivationPrecision::{self, Exact, Int8};
 use microscale::{Format, Numerics, Recipe};
 use microscale_candle::{QExperts, QLinear};
 
@@ -53,6 +55,8 @@ fn run() -> Result<(), Box<dyn Error>> {
     let (experts, top_k) = mixture.unwrap_or((1, 1));
     let weights: Vec<Tensor> =
         (0..experts).map(|expert| random(&[rows, cols], expert as u64 + 1)).collect::<Result<_, _>>()?;
+    let nvfp4 = Recipe::of(Format::Nvfp4, Numerics::CompressedTensors)?;
+    let mxfp4 = Recipe::of(Format::Mxfp4, Numerics::Ocp)?;
     let products = [
         (
             "candle f32",
@@ -60,8 +64,11 @@ fn run() -> Result<(), Box<dyn Error>> {
         ),
         ("candle Q4_0", candle(&weights, |weight| ggml(weight, GgmlDType::Q4_0))?),
         ("candle Q4_K", candle(&weights, |weight| ggml(weight, GgmlDType::Q4K))?),
-        ("NVFP4", ours(&weights, &Recipe::of(Format::Nvfp4, Numerics::CompressedTensors)?)?),
-        ("MXFP4", ours(&weights, &Recipe::of(Format::Mxfp4, Numerics::Ocp)?)?),
+        ("candle Q8_0", candle(&weights, |weight| ggml(weight, GgmlDType::Q8_0))?),
+        ("NVFP4", ours(&weights, &nvfp4, Exact)?),
+        ("MXFP4", ours(&weights, &mxfp4, Exact)?),
+        ("NVFP4, INT8", ours(&weights, &nvfp4, Int8)?),
+        ("MXFP4, INT8", ours(&weights, &mxfp4, Int8)?),
     ];
 
     let threads = std::thread::available_parallelism()?;
@@ -129,14 +136,15 @@ fn ggml(weight: &Tensor, dtype: GgmlDType) -> candle_core::Result<Box<dyn Module
 }
 
 /// A microscale layer, or experts.
-fn ours(weights: &[Tensor], recipe: &Recipe) -> candle_core::Result<Product> {
-    let layer = |weight| QLinear::quantize(weight, None, recipe);
+fn ours(weights: &[Tensor], recipe: &Recipe, precision: ActivationPrecision) -> candle_core::Result<Product> {
+    let layer = |weight| QLinear::quantize(weight, None, recipe)?.with_precision(precision);
     if let [weight] = weights {
         let layer = layer(weight)?;
         return Ok(Box::new(move |x, _| layer.forward(x)));
     }
     let layers = weights.iter().map(|weight| Ok(layer(weight)?.weight().clone()));
     let experts = QExperts::new(layers.collect::<candle_core::Result<_>>()?, None)?;
+    let experts = experts.with_precision(precision)?;
     Ok(Box::new(move |x, chosen| experts.forward(x, chosen)))
 }
 

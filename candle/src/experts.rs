@@ -6,12 +6,12 @@ use std::sync::Arc;
 #[cfg(feature = "cuda")]
 use candle_core::CudaStorage;
 use candle_core::{CpuStorage, CustomOp2, D, DType, Device, Error, Layout, Result, Shape, Tensor, bail};
-use microscale::{Activation, ExpertRows, gemm_experts};
+use microscale::{Activation, ActivationPrecision, ExpertRows, gemm_experts, gemm_experts_int8};
 
 #[cfg(feature = "cuda")]
 use crate::cuda::ExpertsOnGpu;
 use crate::linear::part;
-use crate::matrix::QMatrix;
+use crate::matrix::{QMatrix, check_precision};
 
 /// The linear layers of a mixture's experts, all of one shape.
 ///
@@ -25,6 +25,7 @@ use crate::matrix::QMatrix;
 pub struct QExperts {
     weights: Vec<QMatrix>,
     bias: Option<Tensor>,
+    precision: ActivationPrecision,
     #[cfg(feature = "cuda")]
     on_gpu: Option<Arc<ExpertsOnGpu>>,
 }
@@ -47,9 +48,22 @@ impl QExperts {
         Ok(Self {
             weights,
             bias,
+            precision: ActivationPrecision::Exact,
             #[cfg(feature = "cuda")]
             on_gpu: None,
         })
+    }
+
+    /// Sets the precision of activations in products. It is exact unless you call this.
+    ///
+    /// [`ActivationPrecision::Int8`] rounds activations, as candle's quantized types do.
+    ///
+    /// # Errors
+    /// For [`ActivationPrecision::Int8`] on a GPU.
+    pub fn with_precision(self, precision: ActivationPrecision) -> Result<Self> {
+        #[cfg(feature = "cuda")]
+        check_precision(precision, self.on_gpu.is_none())?;
+        Ok(Self { precision, ..self })
     }
 
     /// The experts on a device. On a GPU (feature `cuda`), the weights are copied to it.
@@ -57,11 +71,12 @@ impl QExperts {
     /// There, the global scales must have one direction, as in a checkpoint.
     ///
     /// # Errors
-    /// For a device that is neither a CPU nor an NVIDIA GPU, for global scales of both directions,
-    /// and if the driver fails.
+    /// For a device that is neither a CPU nor an NVIDIA GPU, for a precision that the device lacks,
+    /// for global scales of both directions, and if the driver fails.
     pub fn to_device(&self, device: &Device) -> Result<Self> {
         let bias = self.bias.as_ref().map(|bias| bias.to_device(device)).transpose()?;
-        let experts = Self::new(self.weights.clone(), bias)?;
+        check_precision(self.precision, device.is_cpu())?;
+        let experts = Self { precision: self.precision, ..Self::new(self.weights.clone(), bias)? };
         match device {
             Device::Cpu => Ok(experts),
             #[cfg(feature = "cuda")]
@@ -188,8 +203,12 @@ impl Products<'_> {
         let weights = &self.experts.weights;
         let mut out = vec![T::default(); experts.len() * weights[0].view().rows()];
         if !experts.is_empty() {
-            gemm_experts(weights.iter().map(QMatrix::view), x, experts, k, rows, &mut out)
-                .map_err(Error::wrap)?;
+            let weights = weights.iter().map(QMatrix::view);
+            let done = match self.experts.precision {
+                ActivationPrecision::Int8 => gemm_experts_int8(weights, x, experts, k, rows, &mut out),
+                _ => gemm_experts(weights, x, experts, k, rows, &mut out),
+            };
+            done.map_err(Error::wrap)?;
         }
         Ok(out)
     }

@@ -19,6 +19,7 @@
 //! | load a layer that the checkpoint stores quantized or not | [`Weights::linear`], [`Linear`] |
 //! | multiply with quantized weights | [`QLinear`] |
 //! | quantize a layer in memory | [`QLinear::quantize`] |
+//! | round activations to INT8 | [`QLinear::with_precision`], [`QExperts::with_precision`] |
 //! | multiply each token with the weights of its experts | [`Weights::experts`], [`QExperts`] |
 //! | make layers of weights from elsewhere | [`QMatrix`] |
 //!

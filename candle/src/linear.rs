@@ -6,11 +6,11 @@ use std::sync::Arc;
 #[cfg(feature = "cuda")]
 use candle_core::CudaStorage;
 use candle_core::{CpuStorage, CustomOp1, DType, Device, Layout, Module, Result, Shape, Tensor, bail};
-use microscale::{Activation, Recipe, quantize};
+use microscale::{Activation, ActivationPrecision, Recipe, quantize};
 
 #[cfg(feature = "cuda")]
 use crate::cuda::OnGpu;
-use crate::matrix::QMatrix;
+use crate::matrix::{QMatrix, check_precision};
 
 /// A linear layer with quantized weights, y = x·Wᵀ + b.
 ///
@@ -23,6 +23,7 @@ use crate::matrix::QMatrix;
 pub struct QLinear {
     weight: QMatrix,
     bias: Option<Tensor>,
+    precision: ActivationPrecision,
     #[cfg(feature = "cuda")]
     on_gpu: Option<Arc<OnGpu>>,
 }
@@ -42,20 +43,36 @@ impl QLinear {
         Ok(Self {
             weight,
             bias,
+            precision: ActivationPrecision::Exact,
             #[cfg(feature = "cuda")]
             on_gpu: None,
         })
     }
 
+    /// Sets the precision of activations in products. It is exact unless you call this.
+    ///
+    /// [`ActivationPrecision::Int8`] rounds activations, as candle's quantized types do.
+    ///
+    /// # Errors
+    /// For [`ActivationPrecision::Int8`] on a GPU.
+    pub fn with_precision(self, precision: ActivationPrecision) -> Result<Self> {
+        #[cfg(feature = "cuda")]
+        check_precision(precision, self.on_gpu.is_none())?;
+        Ok(Self { precision, ..self })
+    }
+
     /// The layer on a device. On a GPU (feature `cuda`), the weights are copied to it.
     ///
     /// # Errors
-    /// For a device that is neither a CPU nor an NVIDIA GPU, and if the driver fails.
+    /// For a device that is neither a CPU nor an NVIDIA GPU, for a precision that the device lacks,
+    /// and if the driver fails.
     pub fn to_device(&self, device: &Device) -> Result<Self> {
         let layer = Self::new(
             self.weight.clone(),
             self.bias.as_ref().map(|bias| bias.to_device(device)).transpose()?,
         )?;
+        check_precision(self.precision, device.is_cpu())?;
+        let layer = Self { precision: self.precision, ..layer };
         match device {
             Device::Cpu => Ok(layer),
             #[cfg(feature = "cuda")]
@@ -104,6 +121,11 @@ impl QLinear {
     /// The weights.
     pub fn weight(&self) -> &QMatrix {
         &self.weight
+    }
+
+    /// The precision of activations.
+    pub fn precision(&self) -> ActivationPrecision {
+        self.precision
     }
 
     /// The bias.
@@ -168,7 +190,7 @@ impl Product<'_> {
     fn multiply<T: Activation>(&self, x: &[T], tokens: usize) -> Result<Vec<T>> {
         let weight = &self.0.weight;
         let mut out = vec![T::default(); tokens * weight.view().rows()];
-        weight.multiply(x, tokens, &mut out)?;
+        weight.multiply(self.0.precision, x, tokens, &mut out)?;
         Ok(out)
     }
 }

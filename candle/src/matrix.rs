@@ -5,7 +5,10 @@ use std::sync::Arc;
 
 use candle_core::{Error, Result, bail};
 use microscale::formats::ScaleLayout;
-use microscale::{Activation, QuantizedShape, QuantizedTensor, QuantizedView, gemm_weights};
+use microscale::{
+    Activation, ActivationPrecision, QuantizedShape, QuantizedTensor, QuantizedView, gemm_weights,
+    gemm_weights_int8,
+};
 use yoke::erased::ErasedArcCart;
 use yoke::{Yoke, Yokeable};
 
@@ -122,10 +125,23 @@ impl QMatrix {
     /// The products with activations `[N, K]` without gaps: `[N, M]`.
     pub(crate) fn multiply<T: Activation>(
         &self,
+        precision: ActivationPrecision,
         activations: &[T],
         tokens: usize,
         out: &mut [T],
     ) -> Result<()> {
-        gemm_weights(self.view(), activations, tokens, out).map_err(Error::wrap)
+        let done = match precision {
+            ActivationPrecision::Int8 => gemm_weights_int8(self.view(), activations, tokens, out),
+            _ => gemm_weights(self.view(), activations, tokens, out),
+        };
+        done.map_err(Error::wrap)
     }
+}
+
+/// Checks that a device multiplies with activations in a precision.
+pub(crate) fn check_precision(precision: ActivationPrecision, is_on_cpu: bool) -> Result<()> {
+    if !is_on_cpu && precision != ActivationPrecision::Exact {
+        bail!("GPUs do not multiply with activations in {precision}; use the precision exact, or a CPU");
+    }
+    Ok(())
 }

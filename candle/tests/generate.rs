@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use candle_core::{Device, Result, Tensor};
-use microscale::{Format, Numerics};
+use microscale::{ActivationPrecision, Format, Numerics};
 use microscale_checkpoint::CheckpointFormat;
 
 mod samples;
@@ -52,7 +52,8 @@ fn quantized_checkpoints_generate_what_their_dequantized_weights_do() -> Result<
         let directory = tempfile::tempdir()?;
         let out = directory.path().join("out");
         samples::quantized("tiny-story", &out, format, numerics, files);
-        let (mut stored, mut plain) = (model(&out, Held::Stored)?, model(&out, Held::Plain)?);
+        let (mut stored, mut plain) =
+            (model(&out, Held::Stored(ActivationPrecision::Exact))?, model(&out, Held::Plain)?);
         // Many tokens at a time, then one by one.
         let (found, expected) = (stored.forward(PROMPT, false)?, plain.forward(PROMPT, false)?);
         let off = largest(&(&found - &expected)?);
@@ -75,7 +76,8 @@ fn layers_quantized_in_memory_are_those_of_the_file() -> Result<()> {
     let out = directory.path().join("out");
     let files = CheckpointFormat::CompressedTensors;
     samples::quantized("tiny-story", &out, Format::Mxfp4, Numerics::Ocp, files);
-    let from_file = model(&out, Held::Stored)?.forward(PROMPT, false)?.to_vec2::<f32>()?;
+    let from_file =
+        model(&out, Held::Stored(ActivationPrecision::Exact))?.forward(PROMPT, false)?.to_vec2::<f32>()?;
     let in_memory = model(&sample(), "mxfp4".parse().unwrap())?.forward(PROMPT, false)?.to_vec2::<f32>()?;
     assert_eq!(from_file, in_memory);
     Ok(())

@@ -2,7 +2,10 @@
 
 use candle_core::{DType, Device, IndexOp, Module, Result, Tensor};
 use microscale::formats::weights::segments_gamma;
-use microscale::{Format, Numerics, Recipe, ScaleLayout, Shape, dequantize, quantize};
+use microscale::{
+    ActivationPrecision, Format, Numerics, Recipe, ScaleLayout, Shape, dequantize, gemm_weights_int8,
+    quantize,
+};
 use microscale_candle::{QExperts, QLinear, QMatrix};
 
 const CPU: &Device = &Device::Cpu;
@@ -220,5 +223,27 @@ fn errors_name_what_does_not_fit() -> Result<()> {
         &["[2, 64]", "[1, 64]", "[1, 1, 64]"],
     );
     assert_error(layer.forward(&values(&[1, 64], 1), &ids(&[0], &[1])?), &["[tokens, k]"]);
+    Ok(())
+}
+
+#[test]
+fn layers_round_activations_if_they_are_told_to() -> Result<()> {
+    let (weight, x) = (values(&[24, 96], 1), values(&[5, 96], 2));
+    for recipe in recipes() {
+        let matrix = matrix(&weight, &recipe);
+        let exact = QLinear::new(matrix.clone(), None)?;
+        let layer = exact.clone().with_precision(ActivationPrecision::Int8)?.to_device(CPU)?;
+        assert_eq!(layer.precision(), ActivationPrecision::Int8);
+        let mut expected = vec![0f32; 5 * 24];
+        let values: Vec<f32> = x.flatten_all()?.to_vec1()?;
+        gemm_weights_int8(matrix.view(), &values, 5, &mut expected).unwrap();
+        assert_eq!(layer.forward(&x)?.flatten_all()?.to_vec1::<f32>()?, expected);
+        assert_ne!(exact.forward(&x)?.flatten_all()?.to_vec1::<f32>()?, expected);
+
+        let experts = QExperts::new(vec![matrix], None)?.with_precision(ActivationPrecision::Int8)?;
+        let chosen = Tensor::zeros((5, 1), DType::U32, CPU)?;
+        let y = experts.to_device(CPU)?.forward(&x, &chosen)?;
+        assert_eq!(y.flatten_all()?.to_vec1::<f32>()?, expected);
+    }
     Ok(())
 }

@@ -28,6 +28,7 @@
 //! | [`hessian`] | choosing it by the error in a layer's output: [`Hessian`](hessian::Hessian) |
 //! | [`dot`] | the product of two quantized vectors, and the order of its sums |
 //! | [`weights`] | the product of a quantized row and a vector of 16-bit activations |
+//! | [`int8`] | the same product with activations rounded to INT8 |
 //! | [`gate`] | the gate that combines two results of a product: [`Gate`] |
 //! | [`words`](mod@words) | names of formats, rules and searches, `Display`, `FromStr`: [`Words`] |
 //!
@@ -50,6 +51,7 @@ pub mod format;
 pub mod fp8;
 pub mod gate;
 pub mod hessian;
+pub mod int8;
 pub mod layout;
 mod message;
 pub mod mx;

@@ -248,6 +248,8 @@ impl Device {
     ///   [`LoadedWeights::linear`] for each product. A GPU then gets only one copy of the weights.
     /// - To write to memory that you allocated, call [`LoadedWeights::linear_into`], or on a CPU
     ///   [`cpu::gemm_weights`], which this function calls.
+    /// - To round activations to INT8, which is faster on CPUs, call
+    ///   [`LoadedWeights::with_precision`] or [`cpu::gemm_weights_int8`].
     /// - To get the same bits on every CPU, call [`cpu::gemv_weights`]. It takes any number of
     ///   tokens too, but is made for up to eight.
     #[cfg_attr(feature = "cuda", doc = "- To keep activations in GPU memory, or to fuse a bias, a gate or a")]
@@ -255,7 +257,7 @@ impl Device {
         feature = "cuda",
         doc = "  residual, plan a product with [`Gpu::linear`](crate::gpu::Gpu::linear)."
     )]
-    /// - For the experts of a mixture, call [`cpu::gemm_experts`].
+    /// - For the experts of a mixture, call [`cpu::gemm_experts`] or [`cpu::gemm_experts_int8`].
     ///
     /// # Bits
     ///

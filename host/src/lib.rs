@@ -26,7 +26,8 @@
 //! | dequantize | [`Device::dequantize`] | [`dequantize`], [`dequantize_into`] |
 //! | multiply by weights | [`Device::linear`], [`Device::load_weights`] | [`gemm_weights()`] |
 //! | the same, with the bits of the reference | | [`gemv_weights()`] |
-//! | multiply with experts | | [`gemm_experts()`] |
+//! | round activations to INT8 | [`Device::load_weights`] | [`gemm_weights_int8()`] |
+//! | multiply with experts | | [`gemm_experts()`], [`gemm_experts_int8()`] |
 //! | multiply quantized operands | | [`gemv()`] |
 //! | compute the largest magnitude | [`Device::amax`] | [`amax()`] |
 //! | measure the loss | | [`ErrorStats`], [`WorstBlocks`] |
@@ -53,6 +54,7 @@
     doc = "- [`gpu::DeviceView`] and [`gpu::DeviceTensorView`] are GPU memory of other libraries."
 )]
 //! - [`Batch`] divides the operands of [`gemv()`]. [`ExpertRows`] is the order of experts' rows.
+//!   [`ActivationPrecision`] says whether a product rounds activations.
 //! - [`Gate`], [`interleave_rows`], [`deinterleave_rows`] and `gpu::DeviceEpilogue` fuse an
 //!   epilogue into a product on a GPU.
 //! - [`search_global`] chooses a global scale by its loss, and [`check_search`] checks a search.
@@ -88,6 +90,7 @@ mod layout;
 mod loss;
 mod options;
 mod origin;
+mod precision;
 mod recipe;
 mod report;
 mod scheme;
@@ -99,8 +102,8 @@ mod view;
 pub use amax::Amax;
 pub use check_search::check_search;
 pub use cpu::{
-    amax, dequantize, dequantize_into, gemm_experts, gemm_weights, gemv, gemv_weights, quantize,
-    quantize_into, quantize_into_parts, quantize_with,
+    amax, dequantize, dequantize_into, gemm_experts, gemm_experts_int8, gemm_weights, gemm_weights_int8,
+    gemv, gemv_weights, quantize, quantize_into, quantize_into_parts, quantize_with,
 };
 pub use device::{Device, DeviceChoice};
 pub use element::{Dtype, Element, narrow};
@@ -115,6 +118,7 @@ pub use microscale_formats as formats;
 pub use microscale_formats::nvfp4::{Direction, search_global};
 pub use microscale_formats::{Format, Gate, GlobalScale, ScaleLayout, Search, UnknownWord, Words};
 pub use options::QuantizeOptions;
+pub use precision::ActivationPrecision;
 pub use recipe::Recipe;
 pub use report::{Position, Report};
 pub use scheme::{Global, NonFinite, Numerics, Scheme};

@@ -2,7 +2,10 @@
 
 use half::{bf16, f16};
 use microscale::formats::nvfp4::Direction;
-use microscale::{Activation, ExpertRows, Format, GlobalScale, QuantizedShape, QuantizedView, gemm_experts};
+use microscale::{
+    Activation, ActivationPrecision, ExpertRows, Format, GlobalScale, QuantizedShape, QuantizedView,
+    gemm_experts, gemm_experts_int8,
+};
 use pyo3::intern;
 use pyo3::prelude::*;
 
@@ -121,7 +124,7 @@ fn add_biases<T: Activation>(out: &mut [T], bias: &[T], chosen: &[u32], rows: us
 
 /// Multiplies rows of activations with the weights of their experts, and adds the experts' biases.
 #[pyfunction]
-#[pyo3(signature = (weights, activations, chosen, out, bias))]
+#[pyo3(signature = (weights, activations, chosen, out, bias, precision))]
 pub(crate) fn linear_experts(
     py: Python<'_>,
     weights: &Bound<'_, PyAny>,
@@ -129,7 +132,9 @@ pub(crate) fn linear_experts(
     chosen: &Bound<'_, PyAny>,
     out: &Bound<'_, PyAny>,
     bias: Option<&Bound<'_, PyAny>>,
+    precision: &str,
 ) -> PyResult<()> {
+    let precision: ActivationPrecision = word(py, precision)?;
     let experts = Experts::by(weights, array_of)?;
     let views = experts.views(weights)?;
     let (activations, chosen) = (array_of(activations, "activations")?, array_of(chosen, "experts")?);
@@ -150,7 +155,12 @@ pub(crate) fn linear_experts(
             let out: &mut [$T] = out.output(py, kind, &inputs)?;
             let (x, bias) = (activations.values::<$T>(), bias.as_ref().map(Array::values::<$T>));
             work(py, || {
-                gemm_experts(views, x, chosen_experts, top_k, rows, out)?;
+                match precision {
+                    ActivationPrecision::Int8 => {
+                        gemm_experts_int8(views, x, chosen_experts, top_k, rows, out)?
+                    }
+                    _ => gemm_experts(views, x, chosen_experts, top_k, rows, out)?,
+                }
                 if let Some(bias) = bias {
                     add_biases(out, bias, chosen_experts, experts.shape.rows);
                 }

@@ -2,8 +2,8 @@
 
 use half::{bf16, f16};
 use microscale::{
-    Activation, Amax, Batch, Element, ErrorStats, Global, GlobalScale, QuantizeOptions, ScaleLayout, Scheme,
-    gemm_weights, gemv as multiply_quantized,
+    Activation, ActivationPrecision, Amax, Batch, Element, ErrorStats, Global, GlobalScale, QuantizeOptions,
+    ScaleLayout, Scheme, gemm_weights, gemm_weights_int8, gemv as multiply_quantized,
 };
 use pyo3::prelude::*;
 
@@ -208,14 +208,16 @@ pub(crate) fn gemv(
 
 /// Multiplies quantized weights with activations, and adds a bias.
 #[pyfunction]
-#[pyo3(signature = (weights, activations, out, bias))]
+#[pyo3(signature = (weights, activations, out, bias, precision))]
 pub(crate) fn linear(
     py: Python<'_>,
     weights: &Bound<'_, PyAny>,
     activations: &Bound<'_, PyAny>,
     out: &Bound<'_, PyAny>,
     bias: Option<&Bound<'_, PyAny>>,
+    precision: &str,
 ) -> PyResult<()> {
+    let precision: ActivationPrecision = word(py, precision)?;
     let weights = Operand::of(weights)?;
     let view = weights.view(py)?;
     let activations = array_of(activations, "activations")?;
@@ -234,7 +236,10 @@ pub(crate) fn linear(
             let out: &mut [$T] = out.output(py, kind, &inputs)?;
             let (values, bias) = (activations.values::<$T>(), bias.as_ref().map(Array::values::<$T>));
             work(py, || {
-                gemm_weights(view, values, tokens, out)?;
+                match precision {
+                    ActivationPrecision::Int8 => gemm_weights_int8(view, values, tokens, out)?,
+                    _ => gemm_weights(view, values, tokens, out)?,
+                }
                 if let Some(bias) = bias {
                     out.chunks_exact_mut(bias.len().max(1)).for_each(|row| add_bias(row, bias));
                 }

@@ -2,7 +2,7 @@
 
 use microscale::formats::nvfp4::Direction;
 use microscale::formats::{ScaleRule, Ties};
-use microscale::{Dtype, Format, NonFinite, Numerics, ScaleLayout, Search, Words};
+use microscale::{ActivationPrecision, Dtype, Format, NonFinite, Numerics, ScaleLayout, Search, Words};
 use microscale_checkpoint::{CheckpointFormat, KeptAs, Written};
 use pyo3::prelude::*;
 
@@ -22,6 +22,7 @@ pub(crate) fn words() -> Vec<(&'static str, Vec<&'static str>)> {
         ("ScaleLayout", listed::<ScaleLayout>()),
         ("NonFinite", listed::<NonFinite>()),
         ("Direction", listed::<Direction>()),
+        ("ActivationPrecision", listed::<ActivationPrecision>()),
         ("CheckpointDtype", listed::<Dtype>()),
         ("Kept", listed::<KeptAs>()),
         ("CheckpointFormat", written.map(|(word, _)| *word).collect()),

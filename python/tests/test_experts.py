@@ -44,6 +44,16 @@ def test_products_are_those_of_each_expert(rng, format, dtype):
         np.testing.assert_array_equal(out, y)
 
 
+def test_int8_is_the_precision_of_each_expert(rng):
+    weights = microscale.quantize_experts(rng.standard_normal(SHAPE, "f4"), "nvfp4")
+    chosen, x = rng.integers(0, 5, (7, 2), "int32"), rng.standard_normal((7, 64), "f4")
+    y = microscale.linear_experts(x, weights, chosen, precision="int8")
+    for token, experts in enumerate(chosen):
+        for i, expert in enumerate(experts):
+            expected = microscale.linear(x[token : token + 1], weights[int(expert)], precision="int8")
+            np.testing.assert_array_equal(y[token, i], expected[0])
+
+
 def test_each_expert_has_a_global_scale(rng):
     x = rng.standard_normal(SHAPE, "f4") * np.array([1, 2, 8, 64, 1024], "f4")[:, None, None]
     weights = microscale.quantize_experts(x, "nvfp4", search="full")

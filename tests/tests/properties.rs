@@ -11,6 +11,7 @@ mod property_tests {
     mod gemm;
     mod gemv;
     mod inputs;
+    mod int8;
     mod large;
     mod layout;
     mod quality;

@@ -4,40 +4,46 @@ use std::str::FromStr;
 
 use candle_core::quantized::{GgmlDType, QMatMul, QTensor};
 use candle_core::{DType, Device, Module, Result, Tensor, bail};
-use microscale::{Format, Numerics, Recipe, Search};
-use microscale_candle::{QLinear, Weights};
+use microscale::{ActivationPrecision, Format, Numerics, Recipe, Search};
+use microscale_candle::{Linear, QLinear, Weights};
 
 use super::llama::Source;
 
 /// How linear layers are held. Heads and embeddings keep the checkpoint's form.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Held {
-    /// As stored in the checkpoint.
-    Stored,
+    /// As stored in the checkpoint. Quantized layers take activations in a precision.
+    Stored(ActivationPrecision),
     /// As candle's `Linear`.
     Plain,
     /// Quantized by candle to a GGUF type.
     Ggml(GgmlDType),
-    /// Quantized by microscale.
-    Quantized(Format, Search),
+    /// Quantized by microscale, for activations in a precision.
+    Quantized(Format, Search, ActivationPrecision),
 }
 
 impl FromStr for Held {
     type Err = String;
 
     fn from_str(word: &str) -> std::result::Result<Self, String> {
+        let (word, precision) = match word.strip_suffix("-int8") {
+            Some(word) => (word, ActivationPrecision::Int8),
+            None => (word, ActivationPrecision::Exact),
+        };
         Ok(match word {
-            "stored" => Self::Stored,
-            "plain" => Self::Plain,
-            "q4_0" => Self::Ggml(GgmlDType::Q4_0),
-            "q4_k" => Self::Ggml(GgmlDType::Q4K),
-            "mxfp4" => Self::Quantized(Format::Mxfp4, Search::None),
-            "nvfp4" => Self::Quantized(Format::Nvfp4, Search::None),
-            "mxfp4-full" => Self::Quantized(Format::Mxfp4, Search::Full),
-            "nvfp4-full" => Self::Quantized(Format::Nvfp4, Search::Full),
+            "stored" => Self::Stored(precision),
+            "plain" if precision == ActivationPrecision::Exact => Self::Plain,
+            "q4_0" if precision == ActivationPrecision::Exact => Self::Ggml(GgmlDType::Q4_0),
+            "q4_k" if precision == ActivationPrecision::Exact => Self::Ggml(GgmlDType::Q4K),
+            "q8_0" if precision == ActivationPrecision::Exact => Self::Ggml(GgmlDType::Q8_0),
+            "mxfp4" => Self::Quantized(Format::Mxfp4, Search::None, precision),
+            "nvfp4" => Self::Quantized(Format::Nvfp4, Search::None, precision),
+            "mxfp4-full" => Self::Quantized(Format::Mxfp4, Search::Full, precision),
+            "nvfp4-full" => Self::Quantized(Format::Nvfp4, Search::Full, precision),
             _ => {
                 return Err(format!(
-                    "{word:?}: layers are stored, plain, q4_0, q4_k, mxfp4, nvfp4, mxfp4-full or nvfp4-full"
+                    "{word:?}: layers are stored, plain, q4_0, q4_k, q8_0, mxfp4, nvfp4, mxfp4-full or nvfp4-full; all but plain \
+                     and candle's types may end with -int8"
                 ));
             }
         })
@@ -48,18 +54,19 @@ impl Held {
     /// The layer with these weights.
     pub(crate) fn layer(self, weight: Tensor, bias: Option<Tensor>) -> Result<Box<dyn Module>> {
         Ok(match self {
-            Self::Stored | Self::Plain => Box::new(candle_nn::Linear::new(weight, bias)),
+            Self::Stored(_) | Self::Plain => Box::new(candle_nn::Linear::new(weight, bias)),
             Self::Ggml(dtype) => {
                 if bias.is_some() {
                     bail!("candle's QMatMul has no bias");
                 }
                 Box::new(QMatMul::from_qtensor(QTensor::quantize(&weight.to_dtype(DType::F32)?, dtype)?)?)
             }
-            Self::Quantized(format, search) => {
+            Self::Quantized(format, search, precision) => {
                 let numerics =
                     if format == Format::Mxfp4 { Numerics::Ocp } else { Numerics::CompressedTensors };
                 let recipe = Recipe::of(format, numerics).map_err(candle_core::Error::wrap)?;
-                Box::new(QLinear::quantize(&weight, bias, &Recipe { search, ..recipe })?)
+                let layer = QLinear::quantize(&weight, bias, &Recipe { search, ..recipe })?;
+                Box::new(layer.with_precision(precision)?)
             }
         })
     }
@@ -80,8 +87,11 @@ impl Source for Stored {
     fn linear(&self, name: &str, inputs: usize, outputs: usize) -> Result<Box<dyn Module>> {
         let weights = self.0.pp(name);
         let bias = weights.contains_tensor("bias");
-        if self.1 == Held::Stored {
-            return Ok(Box::new(weights.linear(inputs, outputs, bias)?));
+        if let Held::Stored(precision) = self.1 {
+            return Ok(match weights.linear(inputs, outputs, bias)? {
+                Linear::Quantized(layer) => Box::new(layer.with_precision(precision)?),
+                plain @ Linear::Plain(_) => Box::new(plain),
+            });
         }
         let bias = bias.then(|| weights.get(outputs, "bias")).transpose()?;
         let held = if name == "lm_head" { Held::Plain } else { self.1 };

@@ -12,9 +12,11 @@
 //!
 //! - `stored`: as in the checkpoint
 //! - `plain`: candle's `Linear`, dequantized if necessary
-//! - `q4_0`, `q4_k`: quantized in memory by candle
+//! - `q4_0`, `q4_k`, `q8_0`: quantized in memory by candle
 //! - `mxfp4`, `nvfp4`, `mxfp4-full`, `nvfp4-full`: quantized in memory by microscale, from the same
 //!   values
+//! - any of `stored` and the last four with `-int8` at the end: activations are rounded to INT8, as
+//!   candle does for its types
 //!
 //! Several choices alternate. `--dtype` is the dtype of activations and unquantized tensors.
 //! `--device cuda` is the first GPU: an extra first round, which is not measured, has its driver
@@ -36,6 +38,7 @@ use std::{env, fs};
 use candle_core::{DType, Device};
 use layers::{Held, Random, Stored};
 use llama::{Config, Llama};
+use microscale::ActivationPrecision;
 use microscale_candle::Weights;
 use tokenizers::Tokenizer;
 
@@ -50,7 +53,8 @@ Usage: generate <MODEL> [OPTIONS]
 
 Options:
   --layers LIST        How to hold linear layers, separated by commas [default: stored]:
-                       stored, plain, q4_0, q4_k, mxfp4, nvfp4, mxfp4-full, nvfp4-full
+                       stored, plain, q4_0, q4_k, q8_0, mxfp4, nvfp4, mxfp4-full, nvfp4-full;
+                       stored-int8, mxfp4-int8 and so on round activations to INT8
   --dtype DTYPE        Dtype of activations: f32, f16 or bf16 [default: f32]
   --device DEVICE      cpu or cuda [default: cpu]
   --prompt TEXT        The start of the text [default: It was a truth]
@@ -80,7 +84,7 @@ impl Options {
                 .next()
                 .filter(|word| !word.starts_with('-'))
                 .ok_or_else(|| format!("pass MODEL first; {HINT}"))?,
-            layers: vec![("stored".into(), Held::Stored)],
+            layers: vec![("stored".into(), Held::Stored(ActivationPrecision::Exact))],
             dtype: DType::F32,
             device: Device::Cpu,
             prompt: "It was a truth".into(),

@@ -1,6 +1,6 @@
 //! The result of a measurement: median times, and rates and ratios derived from them.
 
-use microscale::{Dtype, Recipe};
+use microscale::{ActivationPrecision, Dtype, Recipe};
 
 use super::op::Op;
 use super::size::Size;
@@ -14,6 +14,8 @@ pub(crate) struct Measurement {
     pub recipe: Recipe,
     /// The dtype of the unquantized values.
     pub dtype: Dtype,
+    /// The precision of activations.
+    pub precision: ActivationPrecision,
     /// The matrix.
     pub size: Size,
     /// The device, in words.

@@ -1,5 +1,6 @@
 //! The measured operations: their names on the command line, sizes and dtypes.
 
+use microscale::ActivationPrecision;
 use microscale::formats::words;
 use microscale::{Dtype, Error, Result, Words};
 
@@ -142,6 +143,19 @@ impl Op {
             ));
         }
         Ok(())
+    }
+
+    /// Checks that activations in the precision are measured.
+    ///
+    /// # Errors
+    /// [`Error::NotMeasured`].
+    pub(crate) fn check_precision(self, precision: ActivationPrecision, on_cpu: bool) -> Result<()> {
+        if precision == ActivationPrecision::Exact || self == Self::GemmWeights && on_cpu {
+            return Ok(());
+        }
+        Err(self.not_measured(
+            "with rounded activations; leave --precision out, or choose --op gemm-weights --device cpu",
+        ))
     }
 
     pub(super) fn not_measured(self, how: &'static str) -> Error {

@@ -1,9 +1,11 @@
 //! Measurements of products of quantized weights and activations.
 
 use half::{bf16, f16};
-use microscale::cpu::{Isa, gemm_weights, gemv_weights, gemv_weights_with};
+use microscale::cpu::{
+    Isa, gemm_weights, gemm_weights_int8, gemm_weights_int8_with, gemv_weights, gemv_weights_with,
+};
 use microscale::formats::weights::segments_gamma;
-use microscale::{Activation, Device, Dtype, QuantizedTensor, Recipe, Result, Shape};
+use microscale::{Activation, ActivationPrecision, Device, Dtype, QuantizedTensor, Recipe, Result, Shape};
 #[cfg(feature = "cuda")]
 use microscale::{
     Error, Words,
@@ -73,14 +75,26 @@ fn on_cpu<T: Activation>(case: &Case) -> Result<(u64, Times)> {
     let WeightsProduct { weights, activations, tokens } = &product;
     let mut out = product.results();
     let many = case.op == Op::GemmWeights;
+    let is_int8 = case.precision == ActivationPrecision::Int8;
     let times = cpu::measure_product(weights, |weights| {
-        if many {
+        if is_int8 {
+            gemm_weights_int8(weights, activations, *tokens, &mut out)
+        } else if many {
             gemm_weights(weights, activations, *tokens, &mut out)
         } else {
             gemv_weights(weights, activations, *tokens, &mut out)
         }
     })?;
-    if many {
+    if is_int8 {
+        // The reference is slow, and results do not depend on other tokens.
+        let (rows, cols, last) = (weights.rows(), weights.cols(), tokens - 1);
+        for token in [0, last] {
+            let mut expected = vec![T::default(); rows];
+            let x = &activations[token * cols..][..cols];
+            gemm_weights_int8_with(Isa::Reference, weights, x, 1, &mut expected)?;
+            verify("gemm-weights", &out[token * rows..][..rows], &expected)?;
+        }
+    } else if many {
         product.nearly(segments_gamma(weights.cols()))?.check("gemm-weights", &out)?;
     } else {
         verify("gemv-weights", &out, &product.expected()?)?;

@@ -6,7 +6,9 @@ use std::path::PathBuf;
 use comfy_table::Table;
 #[cfg(feature = "internals")]
 use microscale::gpu::Gpu;
-use microscale::{Device, DeviceChoice, Dtype, Format, Numerics, Recipe, ScaleLayout, Search, Words};
+use microscale::{
+    ActivationPrecision, Device, DeviceChoice, Dtype, Format, Numerics, Recipe, ScaleLayout, Search, Words,
+};
 use serde_json::json;
 
 use crate::bench::case::Case;
@@ -58,6 +60,8 @@ pub(crate) struct Args {
     /// Rows of activations that gemv-weights, gemm-weights and gemm-experts multiply with [default: 1]
     #[arg(long, value_name = "N")]
     tokens: Vec<NonZeroUsize>,
+    #[arg(long, value_parser = words::<ActivationPrecision>(), help = or_default::<ActivationPrecision>("Precisions of activations of gemm-weights on a CPU"))]
+    precision: Vec<ActivationPrecision>,
     /// Experts per token of gemm-experts; the shape has all experts
     #[arg(long, value_name = "K", default_value = "4")]
     top_k: NonZeroUsize,
@@ -173,11 +177,15 @@ fn cases(args: &Args, recipes: Vec<Recipe>, on_cpu: bool) -> anyhow::Result<Vec<
             for &dtype in dtypes {
                 for &op in &ops {
                     if !args.dtype.is_empty() || op.takes(dtype, on_cpu) {
-                        for size in sizes(args, op, size) {
+                        let precisions = given_or_default(&args.precision);
+                        let sizes = sizes(args, op, size);
+                        let sizes = sizes.iter().flat_map(|size| precisions.iter().map(move |p| (*size, *p)));
+                        for (size, precision) in sizes {
                             let case = Case {
                                 op,
                                 recipe,
                                 dtype,
+                                precision,
                                 size,
                                 #[cfg(feature = "internals")]
                                 kernel: None,
@@ -194,6 +202,7 @@ fn cases(args: &Args, recipes: Vec<Recipe>, on_cpu: bool) -> anyhow::Result<Vec<
     }
     for case in &cases {
         case.op.check(case.dtype, case.size, on_cpu).map_err(Usage::new)?;
+        case.op.check_precision(case.precision, on_cpu).map_err(Usage::new)?;
         case.size.check().map_err(Usage::new)?;
     }
     Ok(cases)
@@ -268,7 +277,10 @@ fn rows(measurements: &[Measurement]) -> Table {
             figure(m.recipe.scheme.numerics().map_or("–", Numerics::word).to_owned()),
             figure(m.recipe.scale_layout.word().to_owned()),
             figure(m.recipe.search.word().to_owned()),
-            figure(m.dtype.word().to_owned()),
+            figure(match m.precision {
+                ActivationPrecision::Exact => m.dtype.word().to_owned(),
+                precision => format!("{}, {}", m.dtype.word(), precision.word()),
+            }),
             figure(m.size.to_string()),
             format!("{:.2}", m.median_seconds * 1e6),
             figure(format!("{:.2}", elements / m.median_seconds / 1e9)),
@@ -297,6 +309,7 @@ fn record(m: &Measurement) -> serde_json::Value {
         "scale_layout": m.recipe.scale_layout.word(),
         "search": m.recipe.search.word(),
         "dtype": m.dtype.word(),
+        "precision": m.precision.word(),
         "rows": m.size.rows,
         "cols": m.size.cols,
         "batches": m.size.batches,

@@ -26,7 +26,7 @@ use super::products::panels::{self, Operands, Scratch, TokenSums};
 use super::products::rows::Row;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 use super::products::tiles::Amx;
-use super::products::{dot, few_tokens};
+use super::products::{dot, few_tokens, int8};
 use super::rounding::params::{FormatParams, QuantizeParams};
 use super::rounding::thresholds::Thresholds;
 use super::search::hessian::Hessians;
@@ -34,7 +34,7 @@ use super::search::hessian::Hessians;
 use super::simd::Neon;
 use super::simd::Portable;
 #[cfg(target_arch = "x86_64")]
-use super::simd::{Avx2, Avx512, Avx512Bf16};
+use super::simd::{Avx2, Avx512, Avx512Bf16, Avx512Vnni};
 use super::{comparison, exact_cast, reference};
 use crate::element::Dtype;
 use crate::elements::{Elements, ElementsMut, by_dtype};
@@ -88,7 +88,7 @@ impl Isa {
             #[cfg(target_arch = "x86_64")]
             Self::Avx2 => Avx2::detect().map_or(Token::Portable(Portable), Token::Avx2),
             #[cfg(target_arch = "x86_64")]
-            Self::Avx512 | Self::Avx512Bf16 | Self::AmxBf16 if self.is_available() => {
+            Self::Avx512 | Self::Avx512Vnni | Self::Avx512Bf16 | Self::AmxBf16 if self.is_available() => {
                 Avx512::detect().map_or(Token::Portable(Portable), Token::Avx512)
             }
             _ => Token::Portable(Portable),
@@ -134,8 +134,10 @@ impl Isa {
         let Output { codes, scales } = output;
         // The search dominates, and it is compiled once for all instances. An instance for AVX-512
         // would add 100 kB to every program.
-        let isa =
-            if matches!(self, Self::Avx512 | Self::Avx512Bf16 | Self::AmxBf16) { Self::Avx2 } else { self };
+        let isa = match self {
+            Self::Avx512 | Self::Avx512Vnni | Self::Avx512Bf16 | Self::AmxBf16 => Self::Avx2,
+            isa => isa,
+        };
         by_dtype!(Elements, values => {
             by_instance!(isa, quantize_hessian(values, hessians, params, codes, scales))
         })
@@ -278,5 +280,47 @@ impl Isa {
             // SAFETY: the function enables the features that `pairs` proves.
             unsafe { instances::multiply_few_tokens_bf16(pairs, format, rows, x, sums) };
         }
+    }
+    /// Packs one token's activations for products in INT8.
+    pub(super) fn pack_int8(
+        self,
+        values: Elements<'_>,
+        activations: &mut [int8::Activations],
+        stride: usize,
+    ) {
+        by_dtype!(Elements, values => by_instance!(self, pack_int8(values, activations, stride)));
+    }
+
+    /// The sums of up to [`int8::ROWS`] rows and all tokens in INT8, by token.
+    pub(super) fn multiply_int8(
+        self,
+        format: Format,
+        rows: &[Row<'_>],
+        x: &int8::Int8Tokens,
+        sums: &mut [f32],
+        scratch: &mut int8::Scratch,
+    ) {
+        #[cfg(target_arch = "x86_64")]
+        if matches!(self, Self::Avx512Vnni | Self::Avx512Bf16 | Self::AmxBf16)
+            && let Some(vnni) = Avx512Vnni::detect()
+        {
+            // SAFETY: the function enables the features that `vnni` proves.
+            return unsafe { instances::multiply_int8_vnni(vnni, format, rows, x, sums, scratch) };
+        }
+        match self {
+            Self::Reference => int8::multiply_reference(format, rows, x, |_| true, sums),
+            _ => by_instance!(self, multiply_int8(format, rows, x, sums, scratch)),
+        }
+    }
+
+    /// Rounds sums of products in INT8, given the factor of the format.
+    pub(super) fn round_int8(
+        self,
+        sums: &[f32],
+        factor: f64,
+        global: Option<GlobalScale>,
+        out: ElementsMut<'_>,
+    ) {
+        by_dtype!(ElementsMut, out => by_instance!(self, round_int8(sums, factor, global, out)));
     }
 }

@@ -2,11 +2,13 @@
 
 use rayon::prelude::*;
 
+use super::gemm_int8::gemm_weights_int8_with;
 use super::gemm_weights::gemm_weights_with;
 use super::isa::Isa;
 use crate::error::Result;
 use crate::experts::{ExpertRows, check_pairs, shape_of};
 use crate::gemv::Activation;
+use crate::precision::ActivationPrecision;
 use crate::view::QuantizedView;
 
 /// Multiplies rows of activations by the weights of their experts, on the CPU.
@@ -52,16 +54,36 @@ pub fn gemm_experts<'a, T: Activation>(
     rows: ExpertRows,
     out: &mut [T],
 ) -> Result<()> {
-    gemm_experts_with(Isa::best(), experts, activations, chosen, top_k, rows, out)
+    let how = (Isa::best(), ActivationPrecision::Exact);
+    gemm_experts_with(how, experts, activations, chosen, top_k, rows, out)
 }
 
-/// [`gemm_experts`] with a given instruction set, for tests and comparisons.
+/// [`gemm_experts`] with activations that it rounds to INT8.
+///
+/// The results have the bits of [`gemm_weights_int8`](crate::gemm_weights_int8()).
+///
+/// # Errors
+///
+/// The errors of [`gemm_experts`].
+pub fn gemm_experts_int8<'a, T: Activation>(
+    experts: impl IntoIterator<Item = impl Into<QuantizedView<'a>>>,
+    activations: &[T],
+    chosen: &[u32],
+    top_k: usize,
+    rows: ExpertRows,
+    out: &mut [T],
+) -> Result<()> {
+    let how = (Isa::best(), ActivationPrecision::Int8);
+    gemm_experts_with(how, experts, activations, chosen, top_k, rows, out)
+}
+
+/// [`gemm_experts`] with a given instruction set and precision, for tests and comparisons.
 ///
 /// # Errors
 ///
 /// The errors of [`gemm_experts`].
 pub fn gemm_experts_with<'a, T: Activation>(
-    isa: Isa,
+    how: (Isa, ActivationPrecision),
     experts: impl IntoIterator<Item = impl Into<QuantizedView<'a>>>,
     activations: &[T],
     chosen: &[u32],
@@ -91,7 +113,7 @@ pub fn gemm_experts_with<'a, T: Activation>(
         Share { weights: *weights, inputs, outputs }
     });
     // The rows of an expert are tasks too, if there are enough.
-    shares.collect::<Vec<_>>().into_par_iter().try_for_each(|share| share.multiply(isa))
+    shares.collect::<Vec<_>>().into_par_iter().try_for_each(|share| share.multiply(how))
 }
 
 /// The pairs of each expert, in order.
@@ -113,14 +135,18 @@ struct Share<'a, 'x, 'o, T> {
 }
 
 impl<T: Activation> Share<'_, '_, '_, T> {
-    fn multiply(self, isa: Isa) -> Result<()> {
+    fn multiply(self, (isa, precision): (Isa, ActivationPrecision)) -> Result<()> {
         let Self { weights, inputs, mut outputs } = self;
+        let multiply = |x: &[T], tokens: usize, out: &mut [T]| match precision {
+            ActivationPrecision::Exact => gemm_weights_with(isa, weights, x, tokens, out),
+            ActivationPrecision::Int8 => gemm_weights_int8_with(isa, weights, x, tokens, out),
+        };
         if let ([input], [output]) = (&inputs[..], &mut outputs[..]) {
-            return gemm_weights_with(isa, weights, input, 1, output);
+            return multiply(input, 1, output);
         }
         let (tokens, rows) = (inputs.len(), weights.rows());
         let mut products = vec![T::default(); tokens * rows];
-        gemm_weights_with(isa, weights, &inputs.concat(), tokens, &mut products)?;
+        multiply(&inputs.concat(), tokens, &mut products)?;
         for (output, products) in outputs.iter_mut().zip(products.chunks_exact(rows)) {
             output.copy_from_slice(products);
         }

@@ -2,7 +2,7 @@
 
 use super::isa::Isa;
 use crate::cpu::products::few_tokens::{PackedTokens, ROWS, RowSums, TOKENS};
-use crate::cpu::products::rows::{Row, for_each_rows, scale_and_round};
+use crate::cpu::products::rows::{Row, Rows, for_each_rows, scale_and_round};
 use crate::element::Element;
 use crate::elements::{Elements, ElementsMut, by_dtype};
 use crate::error::Result;
@@ -92,12 +92,12 @@ pub(super) fn multiply_block<T: Element>(
 ) {
     let rows = weights.rows();
     let tokens = out.len() / rows;
-    let globals = [weights.global_scale()];
+    let (globals, all_rows) = ([weights.global_scale()], Rows::of(weights));
     let mut by_row = vec![T::default(); out.len()];
     for_each_rows(weights, &mut by_row, ROWS, tokens, |first, out| {
         let mut sums = [[0.0; TOKENS]; ROWS];
         // Repeats the last row to fill the array. Only existing rows are passed on.
-        let rows: [_; ROWS] = std::array::from_fn(|i| Row::of(weights, (first + i).min(rows - 1)));
+        let rows: [_; ROWS] = std::array::from_fn(|i| all_rows.at((first + i).min(rows - 1)));
         multiply_rows(&rows[..out.len() / tokens], &mut sums);
         for (out, sums) in out.chunks_mut(tokens).zip(sums) {
             for (out, sum) in out.iter_mut().zip(sums) {

@@ -7,7 +7,7 @@ use microscale_formats::{Words, words};
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 use super::products::tiles::Amx;
 #[cfg(target_arch = "x86_64")]
-use super::simd::{Avx2, Avx512, Avx512Bf16};
+use super::simd::{Avx2, Avx512, Avx512Bf16, Avx512Vnni};
 
 /// An instruction set for computing on the CPU. All give the same bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,9 +23,13 @@ pub enum Isa {
     Avx2,
     /// AVX-512 F, BW, DQ and VL on x86-64.
     Avx512,
-    /// AVX-512 with BF16.
+    /// AVX-512 with VNNI.
     ///
-    /// Differs from [`Self::Avx512`] only in [`gemm_weights`](crate::gemm_weights()) of bf16.
+    /// Differs from [`Self::Avx512`] only in the speed of products in INT8.
+    Avx512Vnni,
+    /// AVX-512 with VNNI and BF16.
+    ///
+    /// Differs from [`Self::Avx512Vnni`] only in [`gemm_weights`](crate::gemm_weights()) of bf16.
     Avx512Bf16,
     /// [`Self::Avx512Bf16`] with matrix tiles of bf16 (Intel AMX), where Linux permits them.
     ///
@@ -41,6 +45,7 @@ words!(Isa, "instruction set" {
     Self::Neon = "neon",
     Self::Avx2 = "avx2",
     Self::Avx512 = "avx512",
+    Self::Avx512Vnni = "avx512-vnni",
     Self::Avx512Bf16 = "avx512-bf16",
     Self::AmxBf16 = "amx-bf16",
 });
@@ -86,13 +91,15 @@ impl Isa {
             #[cfg(target_arch = "x86_64")]
             Self::Avx512 => Avx512::detect().is_some(),
             #[cfg(target_arch = "x86_64")]
-            Self::Avx512Bf16 => Avx512Bf16::detect().is_some(),
+            Self::Avx512Vnni => Avx512Vnni::detect().is_some(),
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512Bf16 => Avx512Vnni::detect().is_some() && Avx512Bf16::detect().is_some(),
             #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
             Self::AmxBf16 => Self::Avx512Bf16.is_available() && Amx::is_permitted(),
             #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
             Self::AmxBf16 => false,
             #[cfg(not(target_arch = "x86_64"))]
-            Self::Avx2 | Self::Avx512 | Self::Avx512Bf16 => false,
+            Self::Avx2 | Self::Avx512 | Self::Avx512Vnni | Self::Avx512Bf16 => false,
         }
     }
 }

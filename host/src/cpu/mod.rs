@@ -30,6 +30,7 @@ mod dispatch;
 mod errors;
 pub(crate) mod exact_cast;
 mod gemm_experts;
+mod gemm_int8;
 mod gemm_weights;
 mod gemv;
 mod gemv_weights;
@@ -49,9 +50,12 @@ pub(crate) use decode::decoder::Decoder;
 #[doc(hidden)]
 pub use dequantize::dequantize_with;
 pub use dequantize::{dequantize, dequantize_into};
-pub use gemm_experts::gemm_experts;
 #[doc(hidden)]
 pub use gemm_experts::gemm_experts_with;
+pub use gemm_experts::{gemm_experts, gemm_experts_int8};
+pub use gemm_int8::gemm_weights_int8;
+#[doc(hidden)]
+pub use gemm_int8::gemm_weights_int8_with;
 pub use gemm_weights::gemm_weights;
 #[doc(hidden)]
 pub use gemm_weights::gemm_weights_with;

@@ -3,11 +3,12 @@
 use std::borrow::Cow;
 use std::fmt;
 
+use crate::cpu::{gemm_weights, gemm_weights_int8};
 use crate::gemv::check_weights_shape;
 #[cfg(feature = "cuda")]
 use crate::gpu::{DeviceTensor, Gpu};
 use crate::{
-    Activation, Error, OperandFault, QuantizedShape, QuantizedView, Result, Shape, cpu::gemm_weights,
+    Activation, ActivationPrecision, Error, OperandFault, QuantizedShape, QuantizedView, Result, Shape,
 };
 
 /// Quantized weights that a device can multiply: in host memory, or copied to a GPU once.
@@ -16,7 +17,7 @@ use crate::{
 pub struct LoadedWeights<'a>(WeightsOn<'a>);
 
 enum WeightsOn<'a> {
-    Cpu(QuantizedView<'a>),
+    Cpu(QuantizedView<'a>, ActivationPrecision),
     #[cfg(feature = "cuda")]
     Gpu(&'a Gpu, Box<DeviceTensor>),
 }
@@ -25,7 +26,7 @@ enum WeightsOn<'a> {
 impl fmt::Debug for LoadedWeights<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = match &self.0 {
-            WeightsOn::Cpu(_) => "WeightsOnCpu",
+            WeightsOn::Cpu(..) => "WeightsOnCpu",
             #[cfg(feature = "cuda")]
             WeightsOn::Gpu(..) => "WeightsOnGpu",
         };
@@ -37,7 +38,7 @@ impl<'a> LoadedWeights<'a> {
     /// Borrows weights in host memory.
     pub(super) fn on_cpu(weights: QuantizedView<'a>) -> Result<Self> {
         check_weights_shape(weights.shape())?;
-        Ok(Self(WeightsOn::Cpu(weights)))
+        Ok(Self(WeightsOn::Cpu(weights, ActivationPrecision::Exact)))
     }
 
     /// Copies weights to a GPU.
@@ -48,10 +49,37 @@ impl<'a> LoadedWeights<'a> {
         Ok(Self(WeightsOn::Gpu(gpu, Box::new(tensor))))
     }
 
+    /// Sets the precision of activations in products. It is exact unless you call this.
+    ///
+    /// ```
+    /// use microscale::{ActivationPrecision, Device, Recipe, Shape};
+    ///
+    /// let device = Device::Cpu;
+    /// let values = [1f32; 4 * 32];
+    /// let quantized = device.quantize(&values, Shape::new(4, 32), &Recipe::default())?.tensor;
+    /// let weights = device.load_weights(&quantized)?.with_precision(ActivationPrecision::Int8)?;
+    /// assert_eq!(weights.linear(&[3f32; 32], Shape::new(1, 32))?, [96.0; 4]);
+    /// # Ok::<(), microscale::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Operands`] for [`ActivationPrecision::Int8`] on a GPU.
+    pub fn with_precision(self, precision: ActivationPrecision) -> Result<Self> {
+        match self.0 {
+            WeightsOn::Cpu(weights, _) => Ok(Self(WeightsOn::Cpu(weights, precision))),
+            #[cfg(feature = "cuda")]
+            WeightsOn::Gpu(..) if precision != ActivationPrecision::Exact => {
+                Err(Error::Operands(OperandFault::Precision { precision }))
+            }
+            #[cfg(feature = "cuda")]
+            WeightsOn::Gpu(..) => Ok(self),
+        }
+    }
+
     /// Returns format, rows (M) and columns (K).
     pub fn shape(&self) -> QuantizedShape {
         match &self.0 {
-            WeightsOn::Cpu(weights) => weights.shape(),
+            WeightsOn::Cpu(weights, _) => weights.shape(),
             #[cfg(feature = "cuda")]
             WeightsOn::Gpu(_, weights) => weights.shape(),
         }
@@ -85,7 +113,12 @@ impl<'a> LoadedWeights<'a> {
     fn multiply<T: Activation>(&self, activations: &[T], shape: Shape, out: &mut [T]) -> Result<()> {
         let activations = without_gaps(activations, shape);
         match &self.0 {
-            WeightsOn::Cpu(weights) => gemm_weights(*weights, &activations, shape.rows, out),
+            WeightsOn::Cpu(weights, ActivationPrecision::Exact) => {
+                gemm_weights(*weights, &activations, shape.rows, out)
+            }
+            WeightsOn::Cpu(weights, ActivationPrecision::Int8) => {
+                gemm_weights_int8(*weights, &activations, shape.rows, out)
+            }
             #[cfg(feature = "cuda")]
             WeightsOn::Gpu(gpu, weights) => gpu.gemm_on_host(weights, &activations, shape.rows, out),
         }

@@ -2,6 +2,8 @@
 
 use microscale_formats::Format;
 
+use crate::precision::ActivationPrecision;
+
 /// Why operands do not match.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -37,6 +39,14 @@ pub enum OperandFault {
         weights: usize,
         /// The activations' columns.
         activations: usize,
+    },
+    /// GPUs do not round activations.
+    #[error(
+        "GPUs do not multiply with activations in {precision}; use the precision exact, or multiply on the CPU"
+    )]
+    Precision {
+        /// The requested precision of activations.
+        precision: ActivationPrecision,
     },
     /// The scales are swizzled.
     #[error(

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from microscale import _arrays, _gpu, _microscale, _tensors
 from microscale._errors import Error
-from microscale._types import Array, ArrayLike, Direction, DtypeLike, LayerFormat
+from microscale._products import require_exact
+from microscale._types import ActivationPrecision, Array, ArrayLike, Direction, DtypeLike, LayerFormat
 
 if TYPE_CHECKING:
     import torch
@@ -206,6 +207,7 @@ def linear_experts(
     bias: ArrayLike | None = None,
     out: Array = None,
     workspace: Array = None,
+    precision: ActivationPrecision = "exact",
 ) -> Array:
     """Multiplies each token with the weights of its experts, as a linear layer of a mixture does.
 
@@ -215,7 +217,7 @@ def linear_experts(
 
     Args:
         x: activations `[tokens, K]`, or `[tokens, k, K]` with a row for each expert of a token;
-            contiguous, float32, float16 or bfloat16. They are not rounded.
+            contiguous, float32, float16 or bfloat16. They are not rounded unless `precision` says so.
         weights: of E experts, `[E, M, K]`.
         experts: integers `[tokens, k]`, the experts of each token; int32 is taken as it is, other
             integers are converted. Numbers below 0 and from E on leave their pair out. Floats and
@@ -225,6 +227,7 @@ def linear_experts(
             left out keep their values.
         workspace: on a GPU, memory from :func:`experts_workspace`. By default the same as for
             :func:`linear`.
+        precision: as for :func:`linear`.
 
     Returns:
         `out`, or an array `[tokens, k, M]`, with zeros for pairs that are left out.
@@ -244,6 +247,7 @@ def linear_experts(
         return there if out is None else out
     if _gpu.holds(there):
         _gpu.require()
+        require_exact(precision)
         if not _gpu.holds(weights.codes):
             raise Error("weights are in the memory of the CPU and out is on a GPU; move them to one device")
         stream = _gpu.stream(there)
@@ -251,7 +255,7 @@ def linear_experts(
             workspace = _gpu.experts_workspace(weights, pairs, stream, _arrays.is_wide(there))
         _microscale.gpu_linear_experts(weights, x, experts, there, bias, workspace, stream)
     else:
-        _microscale.linear_experts(weights, x, experts, there, bias)
+        _microscale.linear_experts(weights, x, experts, there, bias, precision)
     if out is None:
         return there
     _arrays.changed(out)

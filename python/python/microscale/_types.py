@@ -27,6 +27,8 @@ Search = Literal["none", "four-six", "window", "full"]
 ScaleLayout = Literal["linear", "swizzled"]
 NonFinite = Literal["error", "propagate", "saturate"]
 Direction = Literal["divisor", "multiplier"]
+#: The precision of activations in a product: as they are, or rounded to INT8.
+ActivationPrecision = Literal["exact", "int8"]
 #: The dtype of values that `dequantize` writes to a checkpoint.
 CheckpointDtype = Literal["f32", "f16", "bf16"]
 #: Storage of tensors that stay unquantized in GGUF.

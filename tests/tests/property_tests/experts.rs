@@ -1,10 +1,10 @@
 //! Tests products with experts' weights: each expert's own product, in any order of rows.
 
 use half::{bf16, f16};
-use microscale::cpu::{Isa, gemm_experts_with, gemm_weights_with};
+use microscale::cpu::{Isa, gemm_experts_with, gemm_weights_int8_with, gemm_weights_with};
 use microscale::{
-    Activation, Error, ExpertRows, Format, OperandFault, QuantizedShape, QuantizedTensor, ScaleLayout,
-    gemm_experts,
+    Activation, ActivationPrecision, Error, ExpertRows, Format, OperandFault, QuantizedShape,
+    QuantizedTensor, ScaleLayout, Words, gemm_experts,
 };
 use microscale_test_support::operands::{Scales, tensor};
 use microscale_test_support::oracle::{self, Exact};
@@ -37,7 +37,7 @@ fn experts(
 
 /// Multiplies by definition: the pairs of each expert, in order, are the tokens of one product.
 fn by_expert<T: Exact + Activation>(
-    isa: Isa,
+    (isa, precision): (Isa, ActivationPrecision),
     experts: &[QuantizedTensor],
     x: &[T],
     (chosen, top_k): (&[u32], usize),
@@ -62,7 +62,13 @@ fn by_expert<T: Exact + Activation>(
             sorted += 1;
         }
         let mut out = vec![T::default(); places.len() * rows];
-        gemm_weights_with(isa, weights, &of_expert, places.len(), &mut out).expect("operands that fit");
+        let done = match precision {
+            ActivationPrecision::Int8 => {
+                gemm_weights_int8_with(isa, weights, &of_expert, places.len(), &mut out)
+            }
+            _ => gemm_weights_with(isa, weights, &of_expert, places.len(), &mut out),
+        };
+        done.expect("operands that fit");
         for (i, place) in places.into_iter().enumerate() {
             let results = out[i * rows..][..rows].iter().map(|y| y.bits());
             expected[place * rows..][..rows].iter_mut().zip(results).for_each(|(to, y)| *to = y);
@@ -83,14 +89,15 @@ fn check<T: Exact + Activation>(
         let of_tokens = matches!(order, ExpertRows::Gathered | ExpertRows::Indexed);
         let count = if of_tokens { chosen.len() / top_k } else { chosen.len() };
         let x: Vec<T> = activations(count * cols, kind, random);
-        for isa in instruction_sets() {
+        let precisions = ActivationPrecision::values();
+        for how in precisions.flat_map(|precision| instruction_sets().map(move |isa| (isa, precision))) {
             // One element more, which must not be written.
             let mut found = vec![T::of_bits(UNTOUCHED); chosen.len() * rows + 1];
-            gemm_experts_with(isa, experts, &x, chosen, top_k, order, &mut found).expect("operands that fit");
+            gemm_experts_with(how, experts, &x, chosen, top_k, order, &mut found).expect("operands that fit");
             let found: Vec<_> = found.iter().map(|y| y.bits()).collect();
-            let mut expected = by_expert(isa, experts, &x, (chosen, top_k), order);
+            let mut expected = by_expert(how, experts, &x, (chosen, top_k), order);
             expected.push(UNTOUCHED);
-            assert_eq!(found, expected, "{isa:?}, {order:?}, {:?}, {chosen:?}", experts[0].shape());
+            assert_eq!(found, expected, "{how:?}, {order:?}, {:?}, {chosen:?}", experts[0].shape());
         }
     }
 }

@@ -20,7 +20,7 @@ use crate::cpu::products::rows::Row;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 use crate::cpu::products::tiles::Amx;
 use crate::cpu::products::tiles::{EmulatedAmx, TileMicrokernel};
-use crate::cpu::products::{dot, few_tokens};
+use crate::cpu::products::{dot, few_tokens, int8};
 use crate::cpu::rounding::groups;
 use crate::cpu::rounding::params::{FormatParams, QuantizeParams, SearchParams};
 use crate::cpu::rounding::thresholds::Thresholds;
@@ -28,7 +28,7 @@ use crate::cpu::search::hessian::{self, Hessians};
 #[cfg(target_arch = "aarch64")]
 use crate::cpu::simd::Neon;
 #[cfg(target_arch = "x86_64")]
-use crate::cpu::simd::{Avx2, Avx512, Avx512Bf16};
+use crate::cpu::simd::{Avx2, Avx512, Avx512Bf16, Avx512Vnni};
 use crate::cpu::simd::{Lanes, Portable};
 use crate::cpu::{decode, errors, exact_cast, rounding, search};
 use crate::element::Element;
@@ -151,6 +151,39 @@ macro_rules! instance {
             }
 
             $(#[target_feature(enable = $features)])?
+            pub(in crate::cpu) fn pack_int8<T: Element>(
+                simd: $token,
+                values: &[T],
+                activations: &mut [int8::Activations],
+                stride: usize,
+            ) {
+                int8::pack(simd, values, activations, stride);
+            }
+
+            $(#[target_feature(enable = $features)])?
+            pub(in crate::cpu) fn multiply_int8(
+                simd: $token,
+                format: Format,
+                rows: &[Row<'_>],
+                x: &int8::Int8Tokens,
+                sums: &mut [f32],
+                scratch: &mut int8::Scratch,
+            ) {
+                int8::multiply(simd, simd, format, rows, x, sums, scratch);
+            }
+
+            $(#[target_feature(enable = $features)])?
+            pub(in crate::cpu) fn round_int8<T: Element>(
+                _: $token,
+                sums: &[f32],
+                factor: f64,
+                global: Option<GlobalScale>,
+                out: &mut [T],
+            ) {
+                int8::round_sums(sums, factor, global, out);
+            }
+
+            $(#[target_feature(enable = $features)])?
             pub(in crate::cpu) fn errors<T: Element>(_: $token, values: &[T], approximation: &[f32]) -> ErrorSums {
                 // The caller processes parts of a row in sequence, with other work in between.
                 prefetch::prefetch_following(values);
@@ -193,6 +226,20 @@ pub(super) fn multiply_few_tokens_bf16(
     sums: &mut few_tokens::RowSums,
 ) {
     few_tokens_bf16::multiply(pairs, format, rows, x, sums);
+}
+
+/// The instance of [`int8::multiply`] for VNNI.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512vnni,avx512f,avx512bw,avx512dq,avx512vl,avx2,bmi2,f16c,fma,popcnt")]
+pub(super) fn multiply_int8_vnni(
+    vnni: Avx512Vnni,
+    format: Format,
+    rows: &[Row<'_>],
+    x: &int8::Int8Tokens,
+    sums: &mut [f32],
+    scratch: &mut int8::Scratch,
+) {
+    int8::multiply(vnni.avx512(), vnni, format, rows, x, sums, scratch);
 }
 
 /// The instance of [`panels::multiply`] for AMX.

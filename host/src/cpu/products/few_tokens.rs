@@ -261,8 +261,8 @@ fn multiply_token_tile<V: Products, S: Scales, const N: usize, const R: usize>(
             let codes = &rows[r].codes[(2 * whole + i) * TILE..];
             let scales = &rows[r].scales[(2 * whole + i) * S::COUNT..];
             let (codes, scales) = (&codes[..codes.len().min(TILE)], &scales[..scales.len().min(S::COUNT)]);
-            filled[r].0[..codes.len()].copy_from_slice(codes);
-            filled[r].1[..scales.len()].copy_from_slice(scales);
+            copy_start(&mut filled[r].0, codes);
+            copy_start(&mut filled[r].1, scales);
         }
         let mut codes = [&[0; TILE]; R];
         let mut scales = [&[][..]; R];
@@ -276,6 +276,19 @@ fn multiply_token_tile<V: Products, S: Scales, const N: usize, const R: usize>(
             sums[r][first + token] =
                 total(simd.store(streams[0][r][token]), simd.store(streams[1][r][token]));
         }
+    }
+}
+
+/// Copies `from` to the start of `to`, by 16 bytes: a call of `memcpy` takes longer for short rows.
+#[inline(always)]
+fn copy_start(to: &mut [u8], from: &[u8]) {
+    let (to, to_rest) = to[..from.len()].as_chunks_mut::<16>();
+    let (from, from_rest) = from.as_chunks::<16>();
+    for (to, from) in to.iter_mut().zip(from) {
+        *to = *from;
+    }
+    for (to, from) in to_rest.iter_mut().zip(from_rest) {
+        *to = *from;
     }
 }
 

@@ -105,13 +105,13 @@ fn multiply_tile<const NVFP4: bool, const N: usize>(
     let scales_per_step = if NVFP4 { LANES } else { LANES / 2 };
     let mut of_lanes = [[simd.splat(0.0); N]; ROWS];
     for (i, x) in x.chunks_exact(WORDS * N).enumerate() {
-        let (mut codes, mut bytes) = ([&[0; STEP]; ROWS], [&[0; LANES]; ROWS]);
+        let (mut codes, mut bytes) = ([&[0; STEP]; ROWS], [[0; LANES]; ROWS]);
         let filled;
-        let is_whole = rows[0].codes.len() >= (i + 1) * STEP;
-        if is_whole && rows[0].scales.len() >= i * scales_per_step + LANES {
+        if rows[0].codes.len() >= (i + 1) * STEP && rows[0].scales.len() >= (i + 1) * scales_per_step {
             for r in 0..ROWS {
                 codes[r] = &rows[r].codes.as_chunks().0[i];
-                bytes[r] = rows[r].scales[i * scales_per_step..].first_chunk().unwrap_or(&[0; LANES]);
+                let scales = &rows[r].scales[i * scales_per_step..][..scales_per_step];
+                bytes[r][..scales_per_step].copy_from_slice(scales);
                 // The first token tile brings the weights into the cache.
                 if first == 0 {
                     prefetch_ahead(rows[r], i);
@@ -120,13 +120,13 @@ fn multiply_tile<const NVFP4: bool, const N: usize>(
         } else {
             filled = pad_with_zeros(rows, i, scales_per_step);
             for r in 0..ROWS {
-                (codes[r], bytes[r]) = (&filled[r].0, &filled[r].1);
+                (codes[r], bytes[r]) = (&filled[r].0, filled[r].1);
             }
         }
         let (mut halves, mut scales) = ([[simd.splat_bits(0); 2]; ROWS], [simd.splat(0.0); ROWS]);
         for r in 0..ROWS {
             halves[r] = pairs.halves_of_groups(codes[r]);
-            scales[r] = scales_of::<NVFP4>(simd, bytes[r]);
+            scales[r] = scales_of::<NVFP4>(simd, &bytes[r]);
         }
         let mut of_step = [[simd.splat(0.0); N]; ROWS];
         for word in 0..WORDS {

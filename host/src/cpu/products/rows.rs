@@ -39,19 +39,48 @@ pub(in crate::cpu) struct Row<'a> {
     pub(in crate::cpu) scales: &'a [u8],
 }
 
+/// The rows of a quantized tensor. The lengths of a row are computed once.
+#[derive(Clone, Copy)]
+pub(in crate::cpu) struct Rows<'a> {
+    all: Row<'a>,
+    code_bytes: usize,
+    blocks: usize,
+}
+
+impl<'a> Rows<'a> {
+    pub(in crate::cpu) fn of(tensor: QuantizedView<'a>) -> Self {
+        let blocks = tensor.shape().blocks_per_row();
+        let all = Row { codes: tensor.codes(), scales: tensor.scales() };
+        Self { all, code_bytes: blocks * tensor.format().block_bytes(), blocks }
+    }
+
+    /// Inlined: returned through memory, the four words would stall each caller that copies them.
+    #[inline(always)]
+    pub(in crate::cpu) fn at(&self, row: usize) -> Row<'a> {
+        Row {
+            codes: &self.all.codes[row * self.code_bytes..][..self.code_bytes],
+            scales: &self.all.scales[row * self.blocks..][..self.blocks],
+        }
+    }
+}
+
 impl<'a> Row<'a> {
     pub(in crate::cpu) fn of(tensor: QuantizedView<'a>, row: usize) -> Self {
-        let blocks = tensor.shape().blocks_per_row();
-        let bytes = blocks * tensor.format().block_bytes();
-        Self {
-            codes: &tensor.codes()[row * bytes..][..bytes],
-            scales: &tensor.scales()[row * blocks..][..blocks],
-        }
+        Rows::of(tensor).at(row)
     }
 
     /// The largest scale byte. In both formats, NaN is above all numbers.
+    #[inline(always)]
     pub(in crate::cpu) fn max_scale(self) -> u8 {
-        self.scales.iter().fold(0, |max_scale, scale| max_scale.max(*scale))
+        // Short rows have no more than one of these chunks.
+        let (chunks, rest) = self.scales.as_chunks::<16>();
+        let mut most = [0; 16];
+        for chunk in chunks {
+            for (most, scale) in most.iter_mut().zip(chunk) {
+                *most = (*most).max(*scale);
+            }
+        }
+        most.iter().chain(rest).fold(0, |max_scale, scale| max_scale.max(*scale))
     }
 }
 

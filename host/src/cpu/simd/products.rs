@@ -70,7 +70,7 @@ pub(in crate::cpu) const fn chunk_of_lane(lane: usize) -> usize {
 }
 
 /// Twice each code, plus [`OFFSET`].
-const RAISED: [i8; 16] = {
+pub(super) const RAISED: [i8; 16] = {
     let twice = [0, 1, 2, 3, 4, 6, 8, 12];
     let mut raised = [0; 16];
     let mut code = 0;

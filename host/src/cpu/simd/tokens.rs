@@ -93,6 +93,27 @@ impl Avx512Bf16 {
     }
 }
 
+/// AVX-512 VNNI, and all that [`Avx512`] has.
+///
+/// Invariant: a value exists only where [`Self::detect`] finds all of them.
+#[cfg(target_arch = "x86_64")]
+#[derive(Clone, Copy)]
+pub(in crate::cpu) struct Avx512Vnni(Avx512);
+
+#[cfg(target_arch = "x86_64")]
+impl Avx512Vnni {
+    /// Returns the token if this CPU has the instructions.
+    pub(in crate::cpu) fn detect() -> Option<Self> {
+        Avx512::detect().filter(|_| is_x86_feature_detected!("avx512vnni")).map(Self)
+    }
+
+    /// Returns the token of AVX-512, whose vectors these operations take.
+    #[inline(always)]
+    pub(in crate::cpu) fn avx512(self) -> Avx512 {
+        self.0
+    }
+}
+
 /// NEON. Every AArch64 CPU has it, so there is nothing to prove.
 #[cfg(target_arch = "aarch64")]
 #[derive(Clone, Copy)]
@@ -137,4 +158,5 @@ pub(in crate::cpu) use parts;
 pub(in crate::cpu) use quarters;
 
 #[cfg(target_arch = "x86_64")]
-const _: () = assert!(size_of::<Avx2>() == 0 && size_of::<Avx512>() == 0 && size_of::<Avx512Bf16>() == 0);
+const _: () =
+    assert!(size_of::<Avx2>() + size_of::<Avx512>() + size_of::<Avx512Vnni>() + size_of::<Avx512Bf16>() == 0);
