@@ -409,8 +409,7 @@ fn cases_of<T: Exact + Activation>(cases: &mut Vec<Case>) {
                 let make = move || multiplying(&made, counts, (by, rows), thread_blocks);
                 let what = format!(
                     "{}, token tiles of {}, {rows:?}, {counts:?}, {weights:?}",
-                    by.config,
-                    by.tile_rows
+                    by.config, by.tile_rows
                 );
                 let case = Case::new(what, kernel_of(by.config).into(), make);
                 let by_tensor_cores = by.config.mainloop != Mainloop::GemvRagged;

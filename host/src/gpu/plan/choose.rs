@@ -110,8 +110,7 @@ pub(in crate::gpu) fn otherwise(weights: QuantizedShape, aligned: bool) -> GemmC
 }
 
 /// The configuration for experts' rows: `pairs` pairs of a token and one of `experts` experts,
-/// `rows_per_pair` rows of activations each. Experts have about the same number of rows, so the
-/// time is close to a dense product of their weights together by the rows of one.
+/// `rows_per_pair` rows of activations each. Pairs are assumed to choose experts at random.
 pub(in crate::gpu) fn choose_for_experts(
     times: &Estimator,
     gpu: GpuFacts,
@@ -137,18 +136,27 @@ pub(in crate::gpu) fn choose_for_experts(
     if !packable || pairs <= EXPERT_PAIRS_OF_GEMV[usize::from(!copies_ahead)] {
         return if takes(gemv, weights, true) { gemv } else { with(otherwise(weights, true)) };
     }
-    // Experts have a few rows more or less. The smallest token tiles were measured with their tokens.
-    let tokens = (per_expert + per_expert.isqrt()).max(GEMV_TOKENS);
-    let all = QuantizedShape { rows: weights.rows.saturating_mul(active), ..weights };
     let usable = |config: &GemmConfig| {
         let traits = config.mainloop.traits();
         traits.targets.contain(gpu.target) && !config.mainloop.is_gemv() && config.cluster == 1
     };
-    let request = Request { weights: all, tokens, ..request };
-    let estimated = times.estimates(gpu.multiprocessors(), request, usable);
+    let mean = (rows_per_pair * pairs) as f64 / active as f64;
+    let token_tiles = |tile_n: u32| (active as f64 * expected_tiles(mean, tile_n)).ceil() as usize;
+    let estimated = times.estimates_for_experts(gpu.multiprocessors(), weights, token_tiles, usable);
     let fastest = estimated.into_iter().min_by(|(_, a), (_, b)| a.total_cmp(b));
     let smallest = || GemmConfig::for_operands(weights.format, activations).find(usable);
     with(fastest.map(|(config, _)| config).or_else(smallest).unwrap_or(gemv))
+}
+
+/// The expected number of token tiles of an expert that has `mean` rows on average and at least one,
+/// if the numbers of rows follow a Poisson distribution, approximated by a logistic one.
+fn expected_tiles(mean: f64, tile_n: u32) -> f64 {
+    /// The scale of a logistic distribution of the same variance: the square root of 3 over pi.
+    const SCALE: f64 = 0.551_329;
+    let deviation = SCALE * mean.max(1.0).sqrt();
+    let more_than = |rows: f64| 1.0 / (1.0 + ((rows + 0.5 - mean) / deviation).exp());
+    let last = (2.0 * mean / f64::from(tile_n)) as u32 + 1;
+    (1..=last).map(|tiles| more_than(f64::from(tiles * tile_n))).sum::<f64>() + 1.0
 }
 
 #[cfg(test)]
@@ -302,5 +310,22 @@ mod tests {
         assert_eq!(chosen(32, 64, true).mainloop, Mainloop::Wgmma);
         assert!(chosen(32, 64, false).mainloop.is_gemv());
         assert!(chosen(32, 4096, true).tile_n >= chosen(32, 64, true).tile_n);
+    }
+
+    /// Measured on an H100 for 128 experts of 1536×2048, 8 of them per token: with 24 tokens, tiles
+    /// of 8 take 84 µs and tiles of 64 140; with 200, tiles of 16 take 110 and tiles of 8 160; with
+    /// 2000, tiles of 144 take 249 and tiles of 96 345.
+    #[test]
+    fn token_tiles_of_experts_have_about_their_rows() {
+        let times = Estimator::of_gpu("NVIDIA H100");
+        let of = request(Format::Nvfp4, 1536, 2048, 0);
+        for (tokens, tiles) in [(24, 8..=16), (200, 16..=24), (2000, 128..=192)] {
+            let chosen = choose_for_experts(times, gpu((9, 0)), of, [128, 8 * tokens, 1], true);
+            assert!(tiles.contains(&chosen.tile_n), "{tokens} tokens: {chosen}");
+        }
+        // Nearly all experts of 96 rows on average have more than 64 rows and at most 128.
+        assert!((1.99..2.01).contains(&expected_tiles(96.0, 64)));
+        assert!((1.0..1.01).contains(&expected_tiles(96.0, 192)));
+        assert!((1.4..1.6).contains(&expected_tiles(96.5, 96)));
     }
 }

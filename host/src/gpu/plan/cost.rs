@@ -36,7 +36,19 @@ pub(in crate::gpu) struct Multiprocessors {
 /// Counts of a product, in this order: launches; columns, in units of a pack, that the thread block
 /// with the most multiplies; its work tiles; other thread blocks that share a work tile; 1 if work
 /// tiles are split unevenly (stream-K); megabytes of weights; megabytes of activations.
-pub(in crate::gpu) type Counts = [f64; COUNTS];
+#[derive(Clone, Copy, Debug)]
+pub(in crate::gpu) struct Counts([f64; COUNTS]);
+
+impl Counts {
+    /// The place of the megabytes of weights.
+    const WEIGHTS: usize = 5;
+
+    /// The counts with the weights read `times` times: by each token tile, which has an expert's.
+    pub(in crate::gpu) fn with_weights_read(mut self, times: usize) -> Self {
+        self.0[Self::WEIGHTS] *= times as f64;
+        self
+    }
+}
 
 /// The counts of a product by a configuration; `None` if it cannot be launched.
 pub(in crate::gpu) fn counts(
@@ -80,7 +92,7 @@ pub(in crate::gpu) fn counts(
     let block_bytes = weights.format.block_bytes() as f64 + 1.0;
     let weights = (shape.rows * shape.blocks) as f64 * block_bytes * 1e-6;
     let activations = tokens as f64 * shape.cols as f64 * 2e-6;
-    Some([1.0, path, work_tiles, others, uneven, weights, activations])
+    Some(Counts([1.0, path, work_tiles, others, uneven, weights, activations]))
 }
 
 /// The costs of a configuration: microseconds per count, none negative.
@@ -96,6 +108,7 @@ impl Costs {
             let (mut products, mut targets) = ([[0.0; COUNTS]; COUNTS], [0.0; COUNTS]);
             for (counts, time) in measured {
                 let error = (costs.time(counts) / time - 1.0).abs();
+                let Counts(counts) = counts;
                 let weight = if round == 0 { 1.0 } else { error.max(SMALL_ERROR).powi(-2) };
                 for i in 0..COUNTS {
                     let scaled = weight * counts[i] / time;
@@ -131,7 +144,7 @@ impl Costs {
 
     /// The microseconds of a product.
     pub(in crate::gpu) fn time(&self, counts: &Counts) -> f64 {
-        counts.iter().zip(self.0).map(|(count, cost)| count * cost).sum()
+        counts.0.iter().zip(self.0).map(|(count, cost)| count * cost).sum()
     }
 }
 
@@ -145,8 +158,8 @@ mod tests {
         let mut random = fastrand::Rng::with_seed(1);
         let mut measured: Vec<(Counts, f64)> = (0..60)
             .map(|_| {
-                let mut counts: Counts = std::array::from_fn(|_| f64::from(random.u32(0..50)));
-                counts[0] = 1.0;
+                let mut counts = Counts(std::array::from_fn(|_| f64::from(random.u32(0..50))));
+                counts.0[0] = 1.0;
                 (counts, costs.time(&counts))
             })
             .collect();

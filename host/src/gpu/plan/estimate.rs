@@ -122,4 +122,25 @@ impl Estimator {
         };
         candidates.filter_map(estimate).collect()
     }
+
+    /// The usable configurations with their estimated times in microseconds for experts' rows, in
+    /// as many token tiles as `token_tiles` says for a number of tokens per tile. Each token tile
+    /// reads the weights of an expert.
+    pub(in crate::gpu) fn estimates_for_experts(
+        &self,
+        gpu: Multiprocessors,
+        weights: QuantizedShape,
+        token_tiles: impl Fn(u32) -> usize,
+        usable: impl Fn(&GemmConfig) -> bool,
+    ) -> Vec<(GemmConfig, f64)> {
+        // Only NVFP4 was measured with many tokens.
+        let costs = self.costs.iter().filter(|(config, _)| config.weights == Format::Nvfp4 && usable(config));
+        let estimate = |&(config, costs): &(GemmConfig, Costs)| {
+            let tiles = token_tiles(config.tile_n);
+            let tokens = tiles.saturating_mul(config.tile_n as usize);
+            let counts = counts(config, gpu, weights, tokens)?.with_weights_read(tiles);
+            Some((config, costs.time(&counts)))
+        };
+        costs.filter_map(estimate).collect()
+    }
 }
