@@ -31,8 +31,8 @@ pub struct MainloopTraits {
     /// [`PACK_COLUMNS`](super::PACK_COLUMNS) columns: copies then move whole cache lines. Others
     /// have one.
     pub two_packs_up_to: u32,
-    /// Launched programmatically on [targets that can](crate::Target::since_sm90): thread blocks may
-    /// start before the previous kernel has ended, and wait for it.
+    /// Launched programmatically on [targets that can](crate::Target::since_sm90): thread blocks
+    /// may start before the previous kernel has ended, and wait for it.
     pub programmatic: bool,
     /// The largest `tile_n` whose thread blocks leave a multiprocessor registers for a thread block
     /// of the packing kernel.

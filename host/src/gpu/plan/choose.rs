@@ -2,11 +2,11 @@
 
 use microscale_formats::dot::CHUNK;
 use microscale_formats::{Dtype, Format};
-use microscale_kernels_abi::gemm::{COLUMN_LIMIT, TILE_COLUMNS, WeightsShape};
-use microscale_kernels_abi::{GemmConfig, Mainloop, Target};
+use microscale_kernels_abi::gemm::{COLUMN_LIMIT, TILE_COLUMNS};
+use microscale_kernels_abi::{GemmConfig, Mainloop};
 
-use crate::gpu::plan::cost::Multiprocessors;
 use crate::gpu::plan::estimate::Estimator;
+use crate::gpu::plan::request::{GpuFacts, Request};
 use crate::shape::QuantizedShape;
 
 /// The largest number of tokens that never packs activations, and so never needs a workspace.
@@ -14,42 +14,6 @@ pub(in crate::gpu) const GEMV_TOKENS: usize = TILE_COLUMNS as usize;
 /// The largest number of pairs that are multiplied one by one. Measured on an H200 for experts
 /// of 2880 and 5760 rows: by the GEMV that copies ahead, and by the one that does not.
 const EXPERT_PAIRS_OF_GEMV: [usize; 2] = [16, 4];
-
-/// A GPU, as far as it decides which configuration is fastest.
-#[derive(Clone, Copy, Debug)]
-pub(in crate::gpu) struct GpuFacts {
-    pub(in crate::gpu) target: &'static Target,
-    pub(in crate::gpu) sm_count: u32,
-    /// Bytes of shared memory per thread block, at most.
-    pub(in crate::gpu) most_shared: u32,
-}
-
-impl GpuFacts {
-    /// The parts that counts of products depend on.
-    fn multiprocessors(&self) -> Multiprocessors {
-        Multiprocessors { count: self.sm_count, most_shared: self.most_shared }
-    }
-}
-
-/// A dense product to plan, or to choose a configuration for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(in crate::gpu) struct Request {
-    pub(in crate::gpu) weights: QuantizedShape,
-    pub(in crate::gpu) tokens: usize,
-    /// For a plan, any dtype. To choose a configuration, f16 or bf16: parts of f32 are bf16.
-    pub(in crate::gpu) activations: Dtype,
-    /// Every token's activations start on 16 bytes.
-    pub(in crate::gpu) aligned: bool,
-    /// Only kernels that need no workspace.
-    pub(in crate::gpu) gemv_only: bool,
-}
-
-/// The weights' shape as kernels take it.
-pub(in crate::gpu) fn weights_shape(weights: QuantizedShape) -> WeightsShape {
-    let [rows, cols, blocks] =
-        [weights.rows, weights.cols, weights.blocks_per_row()].map(|count| count as u64);
-    WeightsShape { rows, cols, blocks }
-}
 
 /// Returns whether kernels that pack activations take weights of a shape: they copy 16 bytes of
 /// codes, and words of scales of whole rows.
@@ -148,8 +112,8 @@ pub(in crate::gpu) fn choose_for_experts(
     with(fastest.map(|(config, _)| config).or_else(smallest).unwrap_or(gemv))
 }
 
-/// The expected number of token tiles of an expert that has `mean` rows on average and at least one,
-/// if the numbers of rows follow a Poisson distribution, approximated by a logistic one.
+/// The expected number of token tiles of an expert that has `mean` rows on average, and at least
+/// one. The numbers of rows follow a Poisson distribution, approximated by a logistic one.
 fn expected_tiles(mean: f64, tile_n: u32) -> f64 {
     /// The scale of a logistic distribution of the same variance: the square root of 3 over pi.
     const SCALE: f64 = 0.551_329;

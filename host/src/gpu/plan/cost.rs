@@ -1,11 +1,11 @@
 //! A model of a configuration's time: counts of a product, each with a cost that is fitted to
 //! measured times.
 //!
-//! Some counts grow with the product (K-iterations of a thread block, bytes), others with the way it
-//! is split (work tiles, thread blocks that share one). A configuration's costs are not negative and
-//! minimize the relative errors of its measured times. So a table of a few shapes says what other
-//! shapes take: with half of the layers of `layers.txt` in the tables, the configurations chosen for
-//! the other half take 1 % longer than the fastest ones on average.
+//! Some counts grow with the product (K-iterations of a thread block, bytes), others with the way
+//! it is split (work tiles, thread blocks that share one). A configuration's costs are not negative
+//! and minimize the relative errors of its measured times. So a table of a few shapes says what
+//! other shapes take: with half of the layers of `layers.txt` in the tables, the configurations
+//! chosen for the other half take 1 % longer than the fastest ones on average.
 
 use microscale_kernels_abi::gemm::PACK_COLUMNS;
 use microscale_kernels_abi::gemm::gemv::{GemvParams, PlainParams, TokenTiles};
@@ -13,7 +13,7 @@ use microscale_kernels_abi::gemm::params::GemmParams;
 use microscale_kernels_abi::launch::WARP;
 use microscale_kernels_abi::{GemmConfig, Mainloop};
 
-use crate::gpu::plan::choose::weights_shape;
+use crate::gpu::plan::request::{Multiprocessors, weights_shape};
 use crate::shape::QuantizedShape;
 
 /// The number of counts.
@@ -24,14 +24,6 @@ const SMALL_ERROR: f64 = 0.03;
 const ROUNDS: usize = 6;
 /// Passes over the costs in a round, at most.
 const MOST_PASSES: usize = 2000;
-
-/// The parts of a GPU that counts depend on.
-#[derive(Clone, Copy, Debug)]
-pub(in crate::gpu) struct Multiprocessors {
-    pub(in crate::gpu) count: u32,
-    /// Bytes of shared memory per thread block, at most.
-    pub(in crate::gpu) most_shared: u32,
-}
 
 /// Counts of a product, in this order: launches; columns, in units of a pack, that the thread block
 /// with the most multiplies; its work tiles; other thread blocks that share a work tile; 1 if work

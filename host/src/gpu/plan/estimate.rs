@@ -6,8 +6,8 @@ use std::sync::OnceLock;
 use microscale_formats::{Format, ScaleLayout};
 use microscale_kernels_abi::GemmConfig;
 
-use crate::gpu::plan::choose::Request;
-use crate::gpu::plan::cost::{Costs, Counts, Multiprocessors, counts};
+use crate::gpu::plan::cost::{Costs, Counts, counts};
+use crate::gpu::plan::request::{Multiprocessors, Request};
 use crate::gpu::plan::times::{MeasuredProduct, TABLES, Times, table};
 use crate::shape::QuantizedShape;
 
@@ -123,9 +123,9 @@ impl Estimator {
         candidates.filter_map(estimate).collect()
     }
 
-    /// The usable configurations with their estimated times in microseconds for experts' rows, in
-    /// as many token tiles as `token_tiles` says for a number of tokens per tile. Each token tile
-    /// reads the weights of an expert.
+    /// The usable configurations with their estimated times in microseconds for experts' rows.
+    /// `token_tiles` gives the number of token tiles for a number of tokens per tile. Each token
+    /// tile reads the weights of an expert.
     pub(in crate::gpu) fn estimates_for_experts(
         &self,
         gpu: Multiprocessors,

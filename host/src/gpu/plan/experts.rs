@@ -6,10 +6,11 @@ use microscale_kernels_abi::{Experts, GemmConfig, KernelId};
 
 use crate::element::Dtype;
 use crate::error::{Error, Result};
-use crate::gpu::plan::choose::{Request, choose_for_experts, otherwise, takes};
+use crate::gpu::plan::choose::{choose_for_experts, otherwise, takes};
 use crate::gpu::plan::estimate::Estimator;
 use crate::gpu::plan::linear::{expert_tile_rows, multiplied, parts_bytes};
 use crate::gpu::plan::product::{ExpertTokenTiles, ProductPlan};
+use crate::gpu::plan::request::Request;
 use crate::gpu::runtime::kernels::Kernels;
 use crate::shape::QuantizedShape;
 

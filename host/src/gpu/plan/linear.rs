@@ -9,9 +9,10 @@ use microscale_kernels_abi::{GemmConfig, KernelId};
 
 use crate::element::Dtype;
 use crate::error::{Error, Result};
-use crate::gpu::plan::choose::{GEMV_TOKENS, Request, choose, is_packable};
+use crate::gpu::plan::choose::{GEMV_TOKENS, choose, is_packable};
 use crate::gpu::plan::estimate::Estimator;
 use crate::gpu::plan::product::{ProductParams, ProductPlan};
+use crate::gpu::plan::request::Request;
 use crate::gpu::runtime::kernels::Kernels;
 use crate::shape::QuantizedShape;
 

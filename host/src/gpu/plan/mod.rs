@@ -5,7 +5,8 @@
 //! | `layers` | layers of language models, to tune for and to report on |
 //! | `times` | measured times of the GEMM's configurations, a table per GPU |
 //! | `cost` | a model of a configuration's time, fitted to the measured times |
-//! | `estimate` | the time of a configuration for a product: the model, and the nearest measured times |
+//! | `estimate` | a configuration's time: the model, and the nearest measured times |
+//! | `request` | a product to plan, and its GPU |
 //! | `choose` | the configuration for a product: the least estimated time |
 //! | `product` | launch parameters of a configuration |
 //! | `linear` | the kernels of a product, and of one with f32 activations |
@@ -24,6 +25,7 @@ pub(in crate::gpu) mod experts;
 pub(in crate::gpu) mod layers;
 pub(in crate::gpu) mod linear;
 pub(in crate::gpu) mod product;
+pub(in crate::gpu) mod request;
 #[cfg_attr(
     not(feature = "internals"),
     allow(unreachable_pub, dead_code, reason = "only `bench --tune` writes tables")

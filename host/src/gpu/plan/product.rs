@@ -10,7 +10,8 @@ use microscale_kernels_abi::{GemmConfig, KernelId, Mainloop};
 
 use crate::error::{Error, Result};
 use crate::gpu::launch::arguments::{limited, limited_columns, not_one_launch};
-use crate::gpu::plan::choose::{takes, weights_shape};
+use crate::gpu::plan::choose::takes;
+use crate::gpu::plan::request::weights_shape;
 use crate::gpu::runtime::kernels::Kernels;
 use crate::shape::QuantizedShape;
 

@@ -17,7 +17,7 @@ use microscale_kernels_abi::{Family, Kernel, KernelId, Target, target_for};
 
 use crate::error::{Error, Result};
 use crate::gpu::memory::tensor::DeviceReport;
-use crate::gpu::plan::choose::GpuFacts;
+use crate::gpu::plan::request::GpuFacts;
 use crate::gpu::runtime::device::GpuInfo;
 use crate::gpu::runtime::driver::{Relaxed, doing};
 use crate::gpu::runtime::ptx;

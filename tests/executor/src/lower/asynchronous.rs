@@ -121,8 +121,8 @@ impl<'a> Lowering<'a> {
             ["mma_async", "sync", "aligned", shape, "f32", a, b] if a == b => {
                 let columns =
                     shape.strip_prefix("m64n").and_then(|rest| rest.strip_suffix("k16")?.parse().ok());
-                let columns =
-                    columns.filter(|columns: &usize| (8..=256).contains(columns) && columns % 8 == 0);
+                let columns = columns
+                    .filter(|columns: &usize| (8..=256).contains(columns) && columns.is_multiple_of(8));
                 let Some(columns) = columns else {
                     return Err(self.unsupported(format!("products of the shape {shape}")));
                 };
