@@ -33,10 +33,10 @@ pub const SPLIT: KernelId = KernelId::new(Family::Gemm, 2);
 pub const MERGE: KernelId = KernelId::new(Family::Gemm, 3);
 
 /// Threads per thread block of the packing kernels.
-pub const PACK_THREADS: u32 = 128;
-/// Thread blocks of the packing kernels that a multiprocessor has registers for, 32 per thread. One
-/// then fits next to a thread block that multiplies up to 64 tokens on compute capability 9.0,
-/// which leaves 4096 registers.
-const PACK_RESIDENT: u32 = 2048 / PACK_THREADS;
+pub const PACK_THREADS: u32 = 96;
+/// Thread blocks of the packing kernels that a multiprocessor has registers for, 40 per thread: 12
+/// warps on each of its four schedulers. One then fits next to a thread block that multiplies up to
+/// 64 tokens on compute capability 9.0, which leaves 4096 registers.
+const PACK_RESIDENT: u32 = 16;
 /// The launch of the packing kernels. Their parameters say the number of thread blocks.
 const PACK: Launch = (PACK_THREADS, 0, 0);

@@ -154,7 +154,7 @@ fn unknown_instructions_are_unsupported() {
         "fence.acq_rel.cta;",
         "membar.cta;",
         "wgmma.mma_async.sync.aligned.m64n8k16.f16.f16.f16 {%r1, %r2}, {%r3, %r4, %r5, %r6}, %d1, %p1, 1, 1, 0;",
-        "wgmma.mma_async.sync.aligned.m64n24k16.f32.f16.f16 {%r1}, {%r3, %r4, %r5, %r6}, %d1, %p1, 1, 1, 0;",
+        "wgmma.mma_async.sync.aligned.m64n12k16.f32.f16.f16 {%r1}, {%r3, %r4, %r5, %r6}, %d1, %p1, 1, 1, 0;",
         "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%r1, %r2, %r7, %r8}, %d2, %d1, %p1, 1, 1, 0;",
         "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%r1, %r2, %r7, %r8}, {%r3, %r4, %r5, %r6}, %d1, %p1, -1, 1, 0;",
         "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%r1, %r2, %r7, %r8}, {%r3, %r4, %r5, %r6}, %d1, %p1, 1, 1, 1;",
