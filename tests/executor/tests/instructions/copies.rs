@@ -220,7 +220,7 @@ fn memory_of_a_copy_in_flight_must_not_be_accessed() {
             panic!("{fault}")
         };
         assert_eq!(buffer, "bytes");
-        assert!(fault.to_string().contains("under way"), "{fault}");
+        assert!(fault.to_string().contains("in flight"), "{fault}");
     }
 }
 

@@ -213,7 +213,7 @@ pub(super) fn opcodes() -> Vec<String> {
     SHAPES.into_iter().flat_map(of).collect()
 }
 
-const SHAPES: [usize; 9] = [8, 16, 32, 64, 96, 128, 160, 192, 256];
+const SHAPES: [usize; 13] = [8, 16, 24, 32, 48, 64, 96, 104, 128, 144, 192, 224, 256];
 
 #[test]
 fn every_shape_multiplies() {
