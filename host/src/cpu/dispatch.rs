@@ -281,6 +281,7 @@ impl Isa {
             unsafe { instances::multiply_few_tokens_bf16(pairs, format, rows, x, sums) };
         }
     }
+
     /// Packs one token's activations for products in INT8.
     pub(super) fn pack_int8(
         self,

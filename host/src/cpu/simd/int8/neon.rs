@@ -21,12 +21,14 @@ impl Int8Products<Neon> for Neon {
             let table = vld1q_s8(RAISED.as_ptr());
             // By four groups, the first halves and the second halves.
             let codes = quarters!(i => {
-                let [a, b] = parts!(0 1; j => vreinterpretq_u32_u8(vld1q_u8(codes.as_ptr().add(32 * i + 16 * j))));
+                let from = codes.as_ptr().add(32 * i);
+                let [a, b] = parts!(0 1; j => vreinterpretq_u32_u8(vld1q_u8(from.add(16 * j))));
                 [vreinterpretq_u8_u32(vuzp1q_u32(a, b)), vreinterpretq_u8_u32(vuzp2q_u32(a, b))]
             });
             parts!(0 1 2 3; quarter => quarters!(i => {
                 let codes = codes[i][quarter / 2];
-                let codes = if quarter.is_multiple_of(2) { vandq_u8(codes, vdupq_n_u8(15)) } else { vshrq_n_u8::<4>(codes) };
+                let [low, high] = [vandq_u8(codes, vdupq_n_u8(15)), vshrq_n_u8::<4>(codes)];
+                let codes = if quarter.is_multiple_of(2) { low } else { high };
                 vqtbl1q_s8(table, codes)
             }))
         }
