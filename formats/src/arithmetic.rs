@@ -88,3 +88,14 @@ impl<F: Fused> Machine for F {
         if a > b { a } else { b }
     }
 }
+
+/// [`Fused`] by the standard library, for tests.
+#[cfg(test)]
+pub(crate) struct MulAdd;
+
+#[cfg(test)]
+impl Fused for MulAdd {
+    fn fma(a: f32, b: f32, c: f32) -> f32 {
+        a.mul_add(b, c)
+    }
+}

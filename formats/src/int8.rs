@@ -160,15 +160,7 @@ pub fn gamma(cols: usize) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    struct Exact;
-
-    impl Fused for Exact {
-        // Sufficient for numbers of few bits.
-        fn fma(a: f32, b: f32, c: f32) -> f32 {
-            (f64::from(a) * f64::from(b) + f64::from(c)) as f32
-        }
-    }
+    use crate::arithmetic::MulAdd;
 
     #[test]
     fn codes_round_to_nearest_ties_to_even() {
@@ -229,7 +221,7 @@ mod tests {
             let scale = E8m0::from_bits(byte);
             // 7 halves, times the scale, times 2^−1 or 2^−100.
             for activations in [0.5, f32::from_bits(27 << 23)] {
-                let sum = add_mxfp4::<Exact>(0.0, 7, scale, activations);
+                let sum = add_mxfp4::<MulAdd>(0.0, 7, scale, activations);
                 let expected = 3.5 * f64::from(scale.to_f32()) * f64::from(activations);
                 let is_normal =
                     (f64::from(f32::MIN_POSITIVE)..f64::from(f32::MAX) / 8.0).contains(&(4.0 * expected));
@@ -238,12 +230,12 @@ mod tests {
         }
         for byte in 0..=0x7E {
             let scale = E4m3::from_bits(byte);
-            let sum = add_nvfp4::<Exact>(0.0, -7, scale, 0.5);
+            let sum = add_nvfp4::<MulAdd>(0.0, -7, scale, 0.5);
             assert_eq!(f64::from(sum) * factor(Format::Nvfp4), -1.75 * f64::from(scale.to_f32()));
         }
-        assert!(add_mxfp4::<Exact>(0.0, 0, E8m0::NAN, 1.0).is_nan());
-        assert!(add_nvfp4::<Exact>(0.0, 0, E4m3::NAN, 1.0).is_nan());
-        assert!(add_nvfp4::<Exact>(0.0, 0, E4m3::from_bits(1), f32::NAN).is_nan());
+        assert!(add_mxfp4::<MulAdd>(0.0, 0, E8m0::NAN, 1.0).is_nan());
+        assert!(add_nvfp4::<MulAdd>(0.0, 0, E4m3::NAN, 1.0).is_nan());
+        assert!(add_nvfp4::<MulAdd>(0.0, 0, E4m3::from_bits(1), f32::NAN).is_nan());
     }
 
     #[test]

@@ -201,24 +201,16 @@ pub fn total(streams: Sums) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    struct Exact;
-
-    impl Fused for Exact {
-        // Sufficient for numbers of few bits.
-        fn fma(a: f32, b: f32, c: f32) -> f32 {
-            (f64::from(a) * f64::from(b) + f64::from(c)) as f32
-        }
-    }
+    use crate::arithmetic::MulAdd;
 
     #[test]
     fn a_group_is_a_128th_of_its_sum() {
         // 6 · 2 − 4 · 0.5 + 0.5 · 3 = 11.5. The last code has no activation.
-        assert_eq!(fraction::<Exact>(&[0xE7, 0x71], &[2.0, 0.5, 3.0]), 11.5 / 128.0);
-        assert_eq!(fraction::<Exact>(&[0x77; 8], &[f32::MAX; 16]), 0.75 * f32::MAX);
+        assert_eq!(fraction::<MulAdd>(&[0xE7, 0x71], &[2.0, 0.5, 3.0]), 11.5 / 128.0);
+        assert_eq!(fraction::<MulAdd>(&[0x77; 8], &[f32::MAX; 16]), 0.75 * f32::MAX);
         // Exact down to the smallest bf16.
         let least = f32::from_bits(1 << 16);
-        assert_eq!(fraction::<Exact>(&[0x01], &[least, 0.0]), least / 256.0);
+        assert_eq!(fraction::<MulAdd>(&[0x01], &[least, 0.0]), least / 256.0);
     }
 
     #[test]
@@ -226,14 +218,14 @@ mod tests {
         for byte in 0..=254 {
             let scale = E8m0::from_bits(byte);
             let expected = f64::from(0.3125f32) * 2.0 * f64::from(scale.to_f32());
-            assert_eq!(add_mxfp4::<Exact>(0.0, 0.3125, scale), expected as f32);
+            assert_eq!(add_mxfp4::<MulAdd>(0.0, 0.3125, scale), expected as f32);
         }
         for byte in 0..=0x7E {
             let scale = E4m3::from_bits(byte);
-            assert_eq!(add_nvfp4::<Exact>(1.0, 0.5, scale), 1.0 + scale.to_f32());
+            assert_eq!(add_nvfp4::<MulAdd>(1.0, 0.5, scale), 1.0 + scale.to_f32());
         }
-        assert!(add_mxfp4::<Exact>(0.0, 0.0, E8m0::NAN).is_nan());
-        assert!(add_nvfp4::<Exact>(0.0, 0.0, E4m3::NAN).is_nan());
+        assert!(add_mxfp4::<MulAdd>(0.0, 0.0, E8m0::NAN).is_nan());
+        assert!(add_nvfp4::<MulAdd>(0.0, 0.0, E4m3::NAN).is_nan());
     }
 
     #[test]
