@@ -48,9 +48,9 @@ pub(crate) struct Args {
     /// CPU]
     #[arg(long, value_name = "MxK[xL]")]
     shape: Vec<Size>,
-    /// Measure gemm-weights and gemm-experts, or the given products, with layers of language models and, unless
-    /// --tokens are given, the numbers of tokens for reports. --tune measures these dense layers [default: the
-    /// tuned layers and small shapes]
+    /// Measure gemm-weights and gemm-experts, or the given products, with layers of language models
+    /// and, unless --tokens are given, the numbers of tokens for reports. --tune measures these
+    /// dense layers [default: the tuned layers and small shapes]
     #[cfg(feature = "internals")]
     #[arg(long, value_parser = words::<Half>(), conflicts_with_all = ["shape", "top_k"])]
     layers: Option<Half>,
