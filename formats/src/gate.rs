@@ -29,12 +29,57 @@ impl Gate {
     /// once. NaN stays NaN.
     #[inline(always)]
     pub fn of<F: Fused>(&self, gate: f32, up: f32) -> f32 {
+        let (gate, up) = self.limited(gate, up);
+        (up + self.offset) * (gate * sigmoid::<F>(self.alpha * gate))
+    }
+
+    /// Returns `gate` and `up` within their limits.
+    #[inline(always)]
+    fn limited(&self, gate: f32, up: f32) -> (f32, f32) {
         // Comparisons with NaN are false.
         let gate = if gate > self.limit { self.limit } else { gate };
         let up = if up > self.limit { self.limit } else { up };
         let up = if up < -self.limit { -self.limit } else { up };
-        (up + self.offset) * (gate * sigmoid::<F>(self.alpha * gate))
+        (gate, up)
     }
+}
+
+/// The gates of feed-forward layers, which kernels for activations compute.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Glu {
+    /// A gate with a sigmoid: SiLU, or the gate of gpt-oss.
+    Sigmoid(Gate),
+    /// GELU in its tanh approximation, times `up`, as in Gemma.
+    GeluTanh,
+}
+
+impl Glu {
+    /// SiLU times `up`.
+    pub const SILU: Self = Self::Sigmoid(Gate::SILU);
+
+    /// Returns the gated value, with f32 operations that give the same bits on every device.
+    #[inline(always)]
+    pub fn of<F: Fused>(&self, gate: f32, up: f32) -> f32 {
+        let (limits, gelu) = match self {
+            Self::Sigmoid(limits) => (*limits, false),
+            Self::GeluTanh => (Gate::SILU, true),
+        };
+        gated::<F>(&limits, gelu, gate, up)
+    }
+}
+
+/// Returns [`Gate::of`], or with `gelu` GELU times `up`: its sigmoid has another argument.
+///
+/// GELU in its tanh approximation, x/2 · (1 + tanh(√(2/π) · (x + 0.044715 · x³))), is x · σ(2y),
+/// where y is the argument of tanh.
+#[inline(always)]
+pub fn gated<F: Fused>(gate: &Gate, gelu: bool, x: f32, up: f32) -> f32 {
+    /// 2 · √(2/π)
+    const SLOPE: f32 = core::f32::consts::FRAC_2_SQRT_PI * core::f32::consts::SQRT_2;
+    let (x, up) = gate.limited(x, up);
+    let cubic = F::fma(0.044_715 * x * x, x, x);
+    let argument = if gelu { SLOPE * cubic } else { gate.alpha * x };
+    (up + gate.offset) * (x * sigmoid::<F>(argument))
 }
 
 /// The largest x whose sigmoid(−x) is computed. Beyond it the result is 0.
@@ -95,6 +140,23 @@ mod tests {
             }
         }
         assert!(sigmoid::<MulAdd>(f32::NAN).is_nan());
+    }
+
+    /// The argument of the sigmoid has an error of a few units, which e^x multiplies.
+    #[test]
+    fn gelu_is_close_to_f64() {
+        let gelu = |x| Glu::GeluTanh.of::<MulAdd>(x, 1.0);
+        for i in -4000..4000 {
+            let x = i as f32 * 0.004;
+            let wide = f64::from(x);
+            let inner = (2.0 / core::f64::consts::PI).sqrt() * (wide + 0.044715 * wide.powi(3));
+            let (found, right) = (f64::from(gelu(x)), 0.5 * wide * (1.0 + inner.tanh()));
+            let error = right.abs() * 2f64.powi(-21) * (1.0 + 2.0 * inner.abs());
+            // 1 + tanh cancels in f64, too.
+            assert!((found - right).abs() <= error + 2f64.powi(-50), "{x}: {found:e}, {right:e}");
+        }
+        assert_eq!(gelu(f32::MAX), f32::MAX);
+        assert!(gelu(f32::NAN).is_nan());
     }
 
     #[test]

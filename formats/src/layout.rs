@@ -53,6 +53,67 @@ impl ScaleLayout {
     }
 }
 
+/// The order of the block scales of activations in memory.
+///
+/// Both swizzled layouts pad rows to whole tiles and blocks to multiples of 4, with zeros.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(u32)]
+pub enum ActivationLayout {
+    /// Row by row, without gaps: [`ScaleLayout::Linear`].
+    #[default]
+    Linear = 1,
+    /// Tiles of 128 rows by 4 blocks: [`ScaleLayout::Swizzled`].
+    Swizzled128x4 = 128,
+    /// Tiles of 8 rows by 4 blocks, 32 bytes each, rows in order. TensorRT-LLM's products of few
+    /// tokens read it.
+    Swizzled8x4 = 8,
+}
+
+impl ActivationLayout {
+    /// Returns the rows of a tile, 1 without tiles.
+    #[inline(always)]
+    pub const fn tile_rows(self) -> usize {
+        self as usize
+    }
+
+    /// Returns the number of rows with padding.
+    #[inline(always)]
+    pub const fn padded_rows(self, rows: usize) -> usize {
+        rows.next_multiple_of(self.tile_rows())
+    }
+
+    /// Returns the number of blocks in a row with padding.
+    #[inline(always)]
+    pub const fn padded_blocks(self, blocks_per_row: usize) -> usize {
+        match self {
+            Self::Linear => blocks_per_row,
+            Self::Swizzled128x4 | Self::Swizzled8x4 => blocks_per_row.next_multiple_of(TILE_COLS),
+        }
+    }
+
+    /// Returns the number of one-byte scales of a matrix, padding included, or `None` on overflow.
+    pub const fn bytes(self, rows: usize, blocks_per_row: usize) -> Option<usize> {
+        match rows.checked_next_multiple_of(self.tile_rows()) {
+            Some(rows) => rows.checked_mul(self.padded_blocks(blocks_per_row)),
+            None => None,
+        }
+    }
+
+    /// Returns the offset of the scale of block `block` of row `row`, both of which may be padding.
+    #[inline(always)]
+    pub const fn offset(self, row: usize, block: usize, blocks_per_row: usize) -> usize {
+        let tiles_per_row = blocks_per_row.div_ceil(TILE_COLS);
+        match self {
+            Self::Linear => row * blocks_per_row + block,
+            Self::Swizzled128x4 => swizzled_offset(row as u64, block as u64, tiles_per_row as u64) as usize,
+            Self::Swizzled8x4 => {
+                let tile = row / 8 * tiles_per_row + block / TILE_COLS;
+                (tile * 8 + row % 8) * TILE_COLS + block % TILE_COLS
+            }
+        }
+    }
+}
+
 /// Returns [`ScaleLayout::offset`] in the swizzled layout.
 ///
 /// `tiles_per_row` is the number of tiles side by side.
@@ -96,6 +157,26 @@ mod tests {
         }
         assert_eq!(ScaleLayout::Swizzled.bytes(129, 5), Some(4 * 512));
         assert_eq!(ScaleLayout::Swizzled.bytes(usize::MAX, usize::MAX), None);
+    }
+
+    #[test]
+    fn activations_have_an_offset_for_each_scale_and_each_padding() {
+        use ActivationLayout::{Linear, Swizzled8x4, Swizzled128x4};
+        for (rows, blocks) in [(1, 1), (8, 4), (9, 5), (129, 5), (200, 17)] {
+            for layout in [Linear, Swizzled128x4, Swizzled8x4] {
+                let mut taken = [false; 256 * 20];
+                let bytes = layout.bytes(rows, blocks).unwrap();
+                for row in 0..layout.padded_rows(rows) {
+                    for block in 0..layout.padded_blocks(blocks) {
+                        let offset = layout.offset(row, block, blocks);
+                        assert!(offset < bytes && !taken[offset], "{layout:?} {rows}x{blocks}");
+                        taken[offset] = true;
+                    }
+                }
+            }
+        }
+        assert_eq!(Swizzled8x4.offset(9, 6, 8), 2 * 32 + 32 + 4 + 2);
+        assert_eq!(Swizzled8x4.bytes(usize::MAX, 4), None);
     }
 
     #[test]

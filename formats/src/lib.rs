@@ -10,6 +10,7 @@
 //! | [`dtype`] | the dtypes of unquantized values: [`Dtype`] |
 //! | [`facts`] | the types of a format's facts |
 //! | [`comparison`] | formats for comparison only: [`ComparisonFormat`] |
+//! | [`activations`] | row operations before quantizing activations; FP8 with f32 scales |
 //! | [`arithmetic`] | the f32 operations that the crate is written in, for scalars and vectors |
 //! | [`e2m1`] | the 4-bit element [`E2m1`], the packed pair [`E2m1x2`], rounding, [`Ties`] |
 //! | [`e3m0`] | the 4-bit powers of two [`E3m0`], for comparison |
@@ -23,19 +24,20 @@
 //! | [`bf16`] | the block scale [`Bf16`] |
 //! | [`plan`], [`shortcut`] | NVFP4 for one tensor, precomputed for fast code |
 //! | [`errors`] | quantization loss, and the order of its sums |
-//! | [`layout`] | where scale bytes are stored: [`ScaleLayout`] |
+//! | [`layout`] | where scale bytes are stored: [`ScaleLayout`], [`ActivationLayout`] |
 //! | [`search`] | choosing a block's scale by its error: [`Search`] |
 //! | [`hessian`] | choosing it by the error in a layer's output: [`Hessian`](hessian::Hessian) |
 //! | [`dot`] | the product of two quantized vectors, and the order of its sums |
 //! | [`weights`] | the product of a quantized row and a vector of 16-bit activations |
 //! | [`int8`] | the same product with activations rounded to INT8 |
-//! | [`gate`] | the gate that combines two results of a product: [`Gate`] |
+//! | [`gate`] | gates that combine two values of a feed-forward layer: [`Gate`], [`Glu`] |
 //! | [`words`](mod@words) | names of formats, rules and searches, `Display`, `FromStr`: [`Words`] |
 //!
 //! The formats follow the OCP Microscaling Formats (MX) specification v1.0. Scale rules and
 //! numerics name their own sources.
 #![no_std]
 
+pub mod activations;
 pub mod arithmetic;
 pub mod bf16;
 pub mod block;
@@ -74,8 +76,8 @@ pub use e8m0::E8m0;
 pub use facts::Facts;
 pub use format::Format;
 pub use fp8::{E4m3, E5m2};
-pub use gate::Gate;
-pub use layout::ScaleLayout;
+pub use gate::{Gate, Glu};
+pub use layout::{ActivationLayout, ScaleLayout};
 pub use mx::ScaleRule;
 pub use nvfp4::GlobalScale;
 pub use scale::ScaleType;

@@ -42,6 +42,16 @@ impl<'a> Elements<'a> {
         }
     }
 
+    /// Returns the values as a slice of the dtype of `_like`, or nothing if they have another.
+    pub(crate) fn typed<T: Element>(self, _like: &[T]) -> &'a [T] {
+        match self {
+            Self::F32(values) if T::DTYPE == Dtype::F32 => bytemuck::cast_slice(values),
+            Self::F16(values) if T::DTYPE == Dtype::F16 => bytemuck::cast_slice(values),
+            Self::Bf16(values) if T::DTYPE == Dtype::Bf16 => bytemuck::cast_slice(values),
+            Self::F32(_) | Self::F16(_) | Self::Bf16(_) => &[],
+        }
+    }
+
     pub(crate) fn dtype(self) -> Dtype {
         match self {
             Self::F32(_) => Dtype::F32,
@@ -74,6 +84,16 @@ impl<'a> ElementsMut<'a> {
             Dtype::F32 => Self::F32(bytemuck::cast_slice_mut(values)),
             Dtype::F16 => Self::F16(bytemuck::cast_slice_mut(values)),
             Dtype::Bf16 => Self::Bf16(bytemuck::cast_slice_mut(values)),
+        }
+    }
+
+    /// Returns the values as a slice of the dtype of `_like`, or nothing if they have another.
+    pub(crate) fn typed<T: Element>(self, _like: &[T]) -> &'a mut [T] {
+        match self {
+            Self::F32(values) if T::DTYPE == Dtype::F32 => bytemuck::cast_slice_mut(values),
+            Self::F16(values) if T::DTYPE == Dtype::F16 => bytemuck::cast_slice_mut(values),
+            Self::Bf16(values) if T::DTYPE == Dtype::Bf16 => bytemuck::cast_slice_mut(values),
+            Self::F32(_) | Self::F16(_) | Self::Bf16(_) => &mut [],
         }
     }
 }

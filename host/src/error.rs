@@ -1,10 +1,12 @@
 //! Errors of tensor operations. The crate `microscale-checkpoint` has its own errors for files.
 
+mod activations;
 mod operands;
 
 use microscale_formats::nvfp4::Direction;
 use microscale_formats::{Format, GlobalScale, Search, Words};
 
+pub use activations::ActivationFault;
 pub use operands::OperandFault;
 
 use crate::report::{Position, Report};
@@ -315,6 +317,10 @@ pub enum Error {
         /// Its bits.
         scale: u16,
     },
+
+    /// The parts of activations do not match the recipe.
+    #[error(transparent)]
+    Activations(ActivationFault),
 
     /// GPUs do not compute the format.
     #[error("GPUs do not compute {format}, which is only for comparison; use the CPU (`--device cpu`)")]

@@ -72,6 +72,7 @@
 //! Debug builds are slow without `[profile.dev.package.microscale] opt-level = 3` in your
 //! `Cargo.toml`.
 
+mod activations;
 mod amax;
 mod bounds;
 pub mod cast;
@@ -99,15 +100,19 @@ mod strided;
 mod tensor;
 mod view;
 
+pub use activations::{
+    ActivationExperts, ActivationFormat, ActivationInput, ActivationRecipe, ActivationScale, Fp8Scale,
+    GluOrder, QuantizedActivations, RowOperation,
+};
 pub use amax::Amax;
 pub use check_search::check_search;
 pub use cpu::{
     amax, dequantize, dequantize_into, gemm_experts, gemm_experts_int8, gemm_weights, gemm_weights_int8,
-    gemv, gemv_weights, quantize, quantize_into, quantize_into_parts, quantize_with,
+    gemv, gemv_weights, quantize, quantize_activations, quantize_into, quantize_into_parts, quantize_with,
 };
 pub use device::{Device, DeviceChoice};
 pub use element::{Dtype, Element, narrow};
-pub use error::{Error, HessianFault, OperandFault, Result};
+pub use error::{ActivationFault, Error, HessianFault, OperandFault, Result};
 #[doc(hidden)]
 pub use error::{choice, searches};
 pub use experts::ExpertRows;
@@ -116,7 +121,9 @@ pub use interleave::{deinterleave_rows, interleave_rows};
 pub use loss::{BlockError, ErrorStats, WorstBlocks};
 pub use microscale_formats as formats;
 pub use microscale_formats::nvfp4::{Direction, search_global};
-pub use microscale_formats::{Format, Gate, GlobalScale, ScaleLayout, Search, UnknownWord, Words};
+pub use microscale_formats::{
+    ActivationLayout, Format, Gate, GlobalScale, Glu, ScaleLayout, Search, UnknownWord, Words,
+};
 pub use options::QuantizeOptions;
 pub use precision::ActivationPrecision;
 pub use recipe::Recipe;

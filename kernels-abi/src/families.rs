@@ -2,7 +2,7 @@
 
 use crate::launch::{Family, Kernel, KernelId};
 use crate::targets::Target;
-use crate::{amax, dequantize, errors, experts, gemm, gemv, layout, quantize, search};
+use crate::{activations, amax, dequantize, errors, experts, gemm, gemv, layout, quantize, search};
 
 impl Family {
     /// Its table.
@@ -17,6 +17,7 @@ impl Family {
             Self::Gemv => gemv::KERNELS,
             Self::Experts => experts::KERNELS,
             Self::Gemm => gemm::config::KERNELS,
+            Self::Activations => activations::KERNELS,
         }
     }
 }

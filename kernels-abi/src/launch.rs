@@ -132,11 +132,13 @@ pub enum Family {
     Experts,
     /// [`crate::gemm`].
     Gemm,
+    /// [`crate::activations`].
+    Activations,
 }
 
 impl Family {
     /// Every family, in the order of the variants.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Quantize,
         Self::Dequantize,
         Self::Search,
@@ -146,6 +148,7 @@ impl Family {
         Self::Gemv,
         Self::Experts,
         Self::Gemm,
+        Self::Activations,
     ];
 
     /// The word in the names of its PTX files.
@@ -160,6 +163,7 @@ impl Family {
             Self::Gemv => "gemv",
             Self::Experts => "experts",
             Self::Gemm => "gemm",
+            Self::Activations => "activations",
         }
     }
 }

@@ -10,6 +10,7 @@
 #[cfg(any(test, feature = "std"))]
 extern crate std;
 
+pub mod activations;
 pub mod amax;
 pub mod dequantize;
 pub mod epilogue;
@@ -28,6 +29,7 @@ pub mod quantize;
 pub mod search;
 mod targets;
 
+pub use activations::ActivationParams;
 pub use amax::Amax;
 pub use dequantize::Dequantize;
 pub use epilogue::Epilogue;

@@ -132,7 +132,9 @@ impl Target {
     pub fn shares_text(&self, id: KernelId) -> bool {
         let kernel = id.kernel();
         let shares = match id.family() {
-            Family::Quantize | Family::Dequantize => kernel.converts == Converts::E2m1 && !self.hardware_fp4,
+            Family::Quantize | Family::Dequantize | Family::Activations => {
+                kernel.converts == Converts::E2m1 && !self.hardware_fp4
+            }
             Family::Gemm => match kernel.targets {
                 Targets::WithoutWgmma => !self.hardware_fp4 || kernel.converts == Converts::Nothing,
                 Targets::WithWgmma => false,

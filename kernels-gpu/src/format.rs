@@ -14,6 +14,7 @@ mod searched;
 
 pub(crate) use blocks::Blocks;
 pub(crate) use decode::{Decode, NvDecoder};
+pub(crate) use element::Element;
 pub(crate) use encode::{Factor, Format};
 pub(crate) use mx::{EVEN, Mx, OTHER};
 pub(crate) use nv::{Nv, uses_shortcut};

@@ -42,6 +42,7 @@
 #![allow(internal_features, reason = "LLVM's intrinsics are the only way to convergent operations")]
 
 mod access;
+mod activations;
 mod amax;
 mod arithmetic;
 mod by_block;

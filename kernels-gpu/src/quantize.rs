@@ -251,7 +251,7 @@ fn may_have_negative_zero<D: Dtype>(chunks: &[Chunk; MOST_STEPS]) -> bool {
 /// blocks. In each round a lane keeps half of its blocks. It gives its parts of the other half to
 /// its partner, and gets the partner's parts of its own.
 #[inline(always)]
-fn reduce_transposed<D: Dtype, F: Format>(chunks: &[Chunk; MOST_STEPS]) -> [u32; MOST_OWNED] {
+pub(crate) fn reduce_transposed<D: Dtype, F: Format>(chunks: &[Chunk; MOST_STEPS]) -> [u32; MOST_OWNED] {
     let lanes = const { access::lanes::<D, F>() as usize };
     let mut most = [0; MOST_STEPS];
     for j in 0..D::STEPS as usize {

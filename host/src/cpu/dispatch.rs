@@ -36,6 +36,7 @@ use super::simd::Portable;
 #[cfg(target_arch = "x86_64")]
 use super::simd::{Avx2, Avx512, Avx512Bf16, Avx512Vnni};
 use super::{comparison, exact_cast, reference};
+use crate::activations::RowOperation;
 use crate::element::Dtype;
 use crate::elements::{Elements, ElementsMut, by_dtype};
 
@@ -280,6 +281,34 @@ impl Isa {
             // SAFETY: the function enables the features that `pairs` proves.
             unsafe { instances::multiply_few_tokens_bf16(pairs, format, rows, x, sums) };
         }
+    }
+
+    /// Computes a row of activations by an operation: values rounded to their dtype, as f32.
+    ///
+    /// `residual`, if there is one, is added first, and replaced by the sum. All have one dtype.
+    pub(super) fn compute_row(
+        self,
+        operation: &RowOperation,
+        values: Elements<'_>,
+        residual: Option<ElementsMut<'_>>,
+        weights: Option<Elements<'_>>,
+        row: &mut [f32],
+    ) {
+        by_dtype!(Elements, values => {
+            let residual = residual.map(|residual| residual.typed(values));
+            let weights = weights.map(|weights| weights.typed(values));
+            by_instance!(self, compute_row(operation, values, residual, weights, row));
+        });
+    }
+
+    /// The largest finite magnitude of a row.
+    pub(super) fn finite_amax(self, row: &[f32]) -> f32 {
+        by_instance!(self, finite_amax(row))
+    }
+
+    /// Encodes a row in FP8 under one scale.
+    pub(super) fn encode_fp8(self, row: &[f32], scale: f32, codes: &mut [u8]) {
+        by_instance!(self, encode_fp8(row, scale, codes));
     }
 
     /// Packs one token's activations for products in INT8.

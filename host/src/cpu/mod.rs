@@ -21,6 +21,7 @@
 //! compiler vectorizes. Tests compare every instance with the reference, bit by bit. `comparison`
 //! has the formats that exist only for comparison, and imports none of these modules.
 
+mod activations;
 mod amax;
 mod blocks;
 mod comparison;
@@ -43,6 +44,9 @@ mod rounding;
 mod search;
 mod simd;
 
+pub use activations::quantize_activations;
+#[doc(hidden)]
+pub use activations::quantize_activations_with;
 pub use amax::amax;
 #[doc(hidden)]
 pub use amax::amax_with;

@@ -238,6 +238,8 @@ unsafe impl Plain for microscale_kernels_abi::epilogue::SplitGrid {}
 unsafe impl Plain for microscale_kernels_abi::epilogue::MergeGrid {}
 // SAFETY: as above.
 unsafe impl Plain for microscale_kernels_abi::experts::PlanGrid {}
+// SAFETY: five numbers of eight bytes, then an even number of words, so there is no padding.
+unsafe impl Plain for microscale_kernels_abi::ActivationParams {}
 
 /// Makes the argument for NVFP4's options.
 pub(crate) fn nv_options(options: &NvOptions) -> Argument {

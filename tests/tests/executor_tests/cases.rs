@@ -13,6 +13,7 @@ use microscale_test_support::cases::{NVFP4_NUMERICS, every_recipe, given_for, nv
 use microscale_test_support::inputs::patterns;
 use microscale_test_support::operands::{Scales, tensor};
 
+use super::activations::activations_cases;
 use super::case::Prepared;
 use super::expert_parts::expert_parts_cases;
 use super::experts::experts_cases;
@@ -77,7 +78,7 @@ const TILES: Shape = Shape::new(128, 256).with_row_stride(264);
 ///
 /// Most kernels have a fast path for these, and a single other block forces the whole warp onto the
 /// slow path.
-fn ordinary<T: Element>(elements: usize, seed: u64) -> Vec<T> {
+pub(super) fn ordinary<T: Element>(elements: usize, seed: u64) -> Vec<T> {
     let mut rng = fastrand::Rng::with_seed(seed);
     (0..elements).map(|_| T::from_f32((0..4).map(|_| rng.f32() - 0.5).sum::<f32>() * 1.7)).collect()
 }
@@ -373,6 +374,7 @@ pub(crate) fn cases() -> Vec<Case> {
     product_cases::<f32>(&mut cases);
     product_cases::<f16>(&mut cases);
     product_cases::<bf16>(&mut cases);
+    activations_cases(&mut cases);
     weights_cases(&mut cases);
     gemm_cases(&mut cases);
     experts_cases(&mut cases);

@@ -5,6 +5,8 @@ use std::sync::Arc;
 use microscale_formats::errors::ErrorSums;
 use microscale_formats::{Format, GlobalScale};
 
+use crate::activations::RowOperation;
+use crate::cpu::activations::rows;
 use crate::cpu::blocks::output::Output;
 use crate::cpu::blocks::tally::Tally;
 use crate::cpu::decode::decoder::Decoder;
@@ -148,6 +150,28 @@ macro_rules! instance {
                 let tiles = &EmulatedAmx(simd);
                 let products = TileMicrokernel { tiles, parts: operands.x.parts() };
                 panels::multiply(simd, &products, operands, sums, scratch);
+            }
+
+            $(#[target_feature(enable = $features)])?
+            pub(in crate::cpu) fn compute_row<T: Element>(
+                _: $token,
+                operation: &RowOperation,
+                values: &[T],
+                residual: Option<&mut [T]>,
+                weights: Option<&[T]>,
+                row: &mut [f32],
+            ) {
+                rows::compute(operation, values, residual, weights, row);
+            }
+
+            $(#[target_feature(enable = $features)])?
+            pub(in crate::cpu) fn finite_amax(_: $token, row: &[f32]) -> f32 {
+                rows::finite_amax(row)
+            }
+
+            $(#[target_feature(enable = $features)])?
+            pub(in crate::cpu) fn encode_fp8(_: $token, row: &[f32], scale: f32, codes: &mut [u8]) {
+                rows::encode(row, scale, codes);
             }
 
             $(#[target_feature(enable = $features)])?

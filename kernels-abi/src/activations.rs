@@ -1,0 +1,250 @@
+//! Quantizing activations: rows that are computed, rounded and quantized in one kernel.
+
+use microscale_formats::activations::{RmsNorm, SUM_PIECE};
+use microscale_formats::layout::TILE_COLS;
+use microscale_formats::{ActivationLayout, Dtype, Gate};
+
+use crate::grid::Divider32;
+use crate::launch::{Converts, Family, Kernel, KernelId, Targets, WARP};
+
+/// The operation that computes a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RowOperation {
+    /// None: rows of the input.
+    Plain,
+    /// A [`Glu`](microscale_formats::Glu).
+    Glu,
+    /// An [`RmsNorm`], perhaps after adding a residual.
+    Norm,
+}
+
+/// The format of the output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Output {
+    /// E4M3 under f32 scales.
+    Fp8,
+    /// MXFP8 with E4M3 elements.
+    Mxfp8,
+    /// MXFP4.
+    Mxfp4,
+    /// NVFP4.
+    Nvfp4,
+}
+
+impl Output {
+    /// Columns that share a scale, or that the output is padded to.
+    pub const fn block(self) -> u32 {
+        match self {
+            Self::Fp8 => 1,
+            Self::Mxfp8 | Self::Mxfp4 => 32,
+            Self::Nvfp4 => 16,
+        }
+    }
+}
+
+/// The kernel for an operation, an output and a dtype; `None` for f32.
+pub const fn kernel(operation: RowOperation, output: Output, dtype: Dtype) -> Option<KernelId> {
+    let dtype = match dtype {
+        Dtype::F32 => return None,
+        Dtype::F16 => 0,
+        Dtype::Bf16 => 1,
+    };
+    let index = (operation as usize * 4 + output as usize) * 2 + dtype;
+    Some(KernelId::new(Family::Activations, index))
+}
+
+/// Maximum number of warps in a thread block: each may have 128 registers per lane.
+pub const MOST_WARPS: u32 = 16;
+
+/// The table: each operation with each output, for f16 and bf16.
+macro_rules! table {
+    ($($operation:literal: $($output:literal $converts:ident),+;)+) => {
+        &[$($(
+            row(concat!("activations_", $operation, "_", $output, "_f16"), Dtype::F16, Converts::$converts),
+            row(concat!("activations_", $operation, "_", $output, "_bf16"), Dtype::Bf16, Converts::$converts),
+        )+)+]
+    };
+}
+
+const fn row(name: &'static str, dtype: Dtype, converts: Converts) -> Kernel {
+    Kernel {
+        name,
+        dtype: Some(dtype),
+        threads: MOST_WARPS * WARP,
+        elements: 0,
+        shared: 0,
+        converts,
+        resident: 1,
+        targets: Targets::All,
+    }
+}
+
+pub(crate) const KERNELS: &[Kernel] = table! {
+    "plain": "fp8" E4m3, "mxfp8" E4m3, "mxfp4" E2m1, "nvfp4" E2m1;
+    "glu": "fp8" E4m3, "mxfp8" E4m3, "mxfp4" E2m1, "nvfp4" E2m1;
+    "norm": "fp8" E4m3, "mxfp8" E4m3, "mxfp4" E2m1, "nvfp4" E2m1;
+};
+
+/// The order of rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum RowOrder {
+    /// Rows in order.
+    Dense = 0,
+    /// Rows sorted by expert. `offsets` has an expert's first row, and the number of rows at its
+    /// end; `scale_offsets` the same for rows of scales, which may be padded.
+    Sorted = 1,
+    /// `[experts, rows of an expert, columns]`. `offsets` has the number of an expert's rows that
+    /// exist.
+    Masked = 2,
+}
+
+/// The source of a scale for whole rows: FP8's scales, and the global scales of NVFP4.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum RowScale {
+    /// `given` in the parameters.
+    Given = 0,
+    /// Element 0 in memory, or an expert's.
+    InMemory = 1,
+    /// From the row's amax. It is written to memory, as a factor of codes.
+    PerToken = 2,
+    /// FP8 only: one per group of columns.
+    PerGroup = 3,
+    /// FP8 only: one per group of columns, rounded up to a power of two.
+    PowerOfTwoPerGroup = 4,
+}
+
+/// Parameters of all kernels.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct ActivationParams {
+    /// Elements from a row's start to the next's, in the input.
+    pub input_stride: u64,
+    /// The same in the residual.
+    pub residual_stride: u64,
+    /// Bytes from a row's codes to the next's.
+    pub code_stride: u64,
+    /// FP8 with scales per group: elements from a row's first scale to the next's.
+    pub scale_stride: u64,
+    /// FP8 with scales per group: elements from a group's scale to the next's.
+    pub group_stride: u64,
+    /// Rows, of an expert for [`RowOrder::Masked`].
+    pub rows: u32,
+    /// Rows of scales, padding included.
+    pub scale_rows: u32,
+    /// Columns of the output.
+    pub cols: u32,
+    /// Blocks per row, without padding.
+    pub blocks: u32,
+    /// Blocks per row of scales, padding included.
+    pub padded_blocks: u32,
+    /// Rows of a tile of scales: [`ActivationLayout`] as a number.
+    pub tile_rows: u32,
+    /// Warps that share a row.
+    pub warps: Divider32,
+    /// Rows of a thread block.
+    pub block_rows: u32,
+    /// Pieces of 1024 columns in a row.
+    pub pieces: u32,
+    /// 1 if all rows of inputs start on 16 bytes, of codes on 8, and columns are a multiple of 8.
+    pub aligned: u32,
+    /// [`RowOrder`] as a number.
+    pub order: u32,
+    /// Rows of scales of an expert, for [`RowOrder::Masked`].
+    pub expert_rows: Divider32,
+    /// Experts; 1 for [`RowOrder::Dense`].
+    pub experts: u32,
+    /// [`RowScale`] as a number.
+    pub row_scale: u32,
+    /// The scale for [`RowScale::Given`].
+    pub given: f32,
+    /// NVFP4: 1 if given scales multiply codes, 0 if they divide.
+    pub multiplies: u32,
+    /// MX formats: `ScaleRule::mantissa_addend`.
+    pub mantissa_addend: u32,
+    /// 1 / `cols`, rounded.
+    pub inverse_cols: f32,
+    /// [`RowOperation::Glu`]: 1 for GELU in place of `gate`.
+    pub gelu: u32,
+    /// [`RowOperation::Glu`]: 1 if gate and up alternate, 0 if a row has all gates first.
+    pub interleaved: u32,
+    /// [`RowOperation::Glu`].
+    pub gate: Gate,
+    /// [`RowOperation::Norm`].
+    pub norm: RmsNorm,
+}
+
+/// The shape of a launch: thread blocks, threads, bytes of shared memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ActivationLaunch {
+    /// Thread blocks.
+    pub thread_blocks: u32,
+    /// Threads per thread block.
+    pub threads: u32,
+    /// Bytes of dynamic shared memory.
+    pub shared: u32,
+}
+
+/// Warps of a thread block that has more than one row.
+const FEW_WARPS: u32 = 4;
+
+impl ActivationParams {
+    /// Parameters for an output's geometry; everything about operations and scales is zero.
+    ///
+    /// `rows` are the rows of scales without padding, of an expert for [`RowOrder::Masked`].
+    pub fn new(output: Output, rows: u32, cols: u32, layout: ActivationLayout) -> Self {
+        let blocks = cols.div_ceil(output.block());
+        let padded_blocks = layout.padded_blocks(blocks as usize) as u32;
+        let pieces = (padded_blocks * output.block()).div_ceil(SUM_PIECE as u32);
+        let warps = if pieces < MOST_WARPS { pieces } else { MOST_WARPS };
+        let block_rows = if warps < FEW_WARPS { FEW_WARPS / warps } else { 1 };
+        let expert_rows = layout.padded_rows(rows as usize) as u32;
+        Self {
+            input_stride: u64::from(cols),
+            residual_stride: 0,
+            code_stride: 0,
+            scale_stride: 0,
+            group_stride: 0,
+            rows,
+            scale_rows: expert_rows,
+            cols,
+            blocks,
+            padded_blocks,
+            tile_rows: layout.tile_rows() as u32,
+            warps: Divider32::new(warps),
+            block_rows,
+            pieces,
+            aligned: 0,
+            order: RowOrder::Dense as u32,
+            expert_rows: Divider32::new(expert_rows),
+            experts: 1,
+            row_scale: RowScale::Given as u32,
+            given: 1.0,
+            multiplies: 0,
+            mantissa_addend: 0,
+            inverse_cols: 1.0 / cols as f32,
+            gelu: 0,
+            interleaved: 0,
+            gate: Gate::SILU,
+            norm: RmsNorm::llama(1e-6),
+        }
+    }
+
+    /// The launch that covers all rows of scales.
+    pub const fn launch(&self) -> ActivationLaunch {
+        let warps = self.warps.divisor * self.block_rows;
+        ActivationLaunch {
+            thread_blocks: self.scale_rows.div_ceil(self.block_rows),
+            threads: warps * WARP,
+            // The sum of squares of each piece, then the amax of each warp.
+            shared: (self.block_rows * self.pieces + warps) * 4,
+        }
+    }
+
+    /// Tiles of scales side by side.
+    #[inline(always)]
+    pub const fn tiles_per_row(&self) -> u32 {
+        self.padded_blocks / TILE_COLS as u32
+    }
+}

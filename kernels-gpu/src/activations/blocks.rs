@@ -1,0 +1,150 @@
+//! Outputs in block formats: a piece of a row to codes and scale bytes.
+
+use core::hint::cold_path;
+
+use microscale_formats::{ActivationLayout, block};
+use microscale_formats::layout::{TILE_COLS, swizzled_offset};
+
+use super::{Piece, chunk_of_step, element, rolled};
+use crate::access::{self, Lane, MOST_OWNED};
+use crate::dtype::Dtype;
+use crate::format::{Factor, Format};
+use crate::hardware::warp;
+use crate::quantize::reduce_transposed;
+
+/// Quantizes a piece, and stores its codes and scales.
+///
+/// # Safety
+/// The contract of the kernels in [`super`].
+#[inline(always)]
+pub(super) unsafe fn store<D: Dtype, F: Format>(piece: &Piece<'_>, format: &F) {
+    let lanes = const { access::lanes::<D, F>() };
+    let owned = const { access::owned::<F>() };
+    let lane = Lane::of_piece::<D, F>(u64::from(piece.number));
+    let amax = reduce_transposed::<D, F>(&piece.chunks).map(D::magnitude_to_f32_bits);
+    let mut factors: [Factor; MOST_OWNED] = [[0; 3]; MOST_OWNED];
+    let mut bytes = [0; MOST_OWNED];
+    let mut usual = true;
+    for k in 0..owned as usize {
+        let scaled = format.usual_scale::<D>(amax[k]);
+        usual &= scaled.in_range;
+        (bytes[k], factors[k]) = (scaled.byte, scaled.factor);
+    }
+    let mut in_range = true;
+    let mut clipped = false;
+    if warp::ballot(!usual) != 0 {
+        cold_path();
+        for k in 0..owned as usize {
+            let scaled = format.scale::<D>(amax[k]);
+            in_range &= scaled.in_range;
+            clipped |= scaled.events.clipped;
+            (bytes[k], factors[k]) = (scaled.byte, scaled.factor);
+        }
+    }
+    // SAFETY: a row of codes for each row of values.
+    let codes = piece.memory.codes.wrapping_add(
+        (u64::from(piece.row.number) * piece.params.code_stride) as usize,
+    );
+    let exists = |number: u64| piece.row.exists && number < u64::from(piece.params.blocks);
+    if warp::ballot(!in_range) != 0 {
+        cold_path();
+        // SAFETY: the same contract.
+        unsafe { store_by_reference::<D, F>(piece, format, &lane, codes, amax) };
+        return;
+    }
+    // The factor of the block that the lane meets in step `j`.
+    let factor = |j: u32| {
+        let own = factors[(j / lanes) as usize];
+        let mut factor = [0; 3];
+        for word in 0..F::words::<D>() {
+            factor[word] = warp::shuffle(own[word], lane.owner::<D, F>(j));
+        }
+        factor
+    };
+    let limits = F::LIMITS && warp::ballot(clipped) != 0;
+    for j in 0..D::STEPS {
+        let factor = factor(j);
+        let chunk = piece.chunks[j as usize];
+        let chunk = if limits { F::limit::<D>(&chunk, factor) } else { chunk };
+        let packed = format.encode::<D>(&chunk, factor);
+        let number = lane.block(j);
+        if exists(number) {
+            // SAFETY: the block exists; each part of it has one lane.
+            unsafe { access::store_codes::<D, F>(codes, number, lane.part, packed) };
+        }
+    }
+    for k in 0..owned {
+        // SAFETY: the same contract.
+        unsafe { store_scale(piece, lane.own_block::<D, F>(k) as u32, bytes[k as usize]) };
+    }
+}
+
+/// Stores a block's scale byte, if the block exists or is padding.
+///
+/// # Safety
+/// The contract of the kernels in [`super`]; one thread stores a block's.
+#[inline(always)]
+unsafe fn store_scale(piece: &Piece<'_>, block: u32, byte: u8) {
+    let (params, row) = (piece.params, piece.row.scale_row);
+    if !piece.row.has_scales || block >= params.padded_blocks {
+        return;
+    }
+    const ROWS_128: u32 = ActivationLayout::Swizzled128x4 as u32;
+    const ROWS_8: u32 = ActivationLayout::Swizzled8x4 as u32;
+    let offset = match params.tile_rows {
+        ROWS_128 => swizzled_offset(u64::from(row), u64::from(block), u64::from(params.tiles_per_row())),
+        ROWS_8 => {
+            let tile = row / ROWS_8 * params.tiles_per_row() + block / TILE_COLS as u32;
+            let in_tile = row % ROWS_8 * TILE_COLS as u32 + block % TILE_COLS as u32;
+            u64::from(tile) * u64::from(ROWS_8 * TILE_COLS as u32) + u64::from(in_tile)
+        }
+        _ => u64::from(row) * u64::from(params.padded_blocks) + u64::from(block),
+    };
+    // SAFETY: the layout has the block, and this thread stores its scale.
+    unsafe { *piece.memory.scales.add(offset as usize) = byte };
+}
+
+/// [`store`] by the reference, element by element: blocks that are not finite get the NaN scale and
+/// codes 0.
+///
+/// # Safety
+/// As for [`store`].
+#[inline(always)]
+unsafe fn store_by_reference<D: Dtype, F: Format>(
+    piece: &Piece<'_>,
+    format: &F,
+    lane: &Lane,
+    codes: *mut u8,
+    amax: [u32; MOST_OWNED],
+) {
+    let lanes = const { access::lanes::<D, F>() };
+    let owned = const { access::owned::<F>() };
+    let mut bytes = [0; MOST_OWNED];
+    for k in 0..owned as usize {
+        let finite = !block::is_non_finite(amax[k]);
+        bytes[k] = if finite { format.define::<D>(amax[k]).0 } else { F::NAN_SCALE };
+        // SAFETY: the same contract.
+        unsafe { store_scale(piece, lane.own_block::<D, F>(k as u32) as u32, bytes[k]) };
+    }
+    rolled(D::STEPS, |j| {
+        // The lane's own block of the step: its first or its second.
+        let second = j / lanes != 0;
+        let [own_amax, own_byte] =
+            if second { [amax[1], u32::from(bytes[1])] } else { [amax[0], u32::from(bytes[0])] };
+        let amax = warp::shuffle(own_amax, lane.owner::<D, F>(j));
+        let byte = warp::shuffle(own_byte, lane.owner::<D, F>(j));
+        let finite = !block::is_non_finite(amax);
+        let (scaling, _) = format.define_under::<D>(amax, byte as u8);
+        let chunk = chunk_of_step(&piece.chunks, j);
+        let mut packed = 0;
+        rolled(D::CHUNK, |i| {
+            let code = if finite { format.code(element::<D>(&chunk, i), scaling) } else { 0 };
+            packed |= u64::from(code) << (F::BITS * i);
+        });
+        let number = lane.block(j);
+        if piece.row.exists && number < u64::from(piece.params.blocks) {
+            // SAFETY: the block exists; each part of it has one lane.
+            unsafe { access::store_codes::<D, F>(codes, number, lane.part, packed) };
+        }
+    });
+}
