@@ -26,7 +26,8 @@ use crate::shape::Shape;
 ///     ..ActivationRecipe::new(ActivationFormat::Nvfp4(ActivationScale::PerToken))
 /// };
 /// let (x, weights) = ([bf16::ONE; 3 * 64], [bf16::ONE; 64]);
-/// let input = ActivationInput { weights: Some(&weights), ..ActivationInput::new(&x, Shape::new(3, 64)) };
+/// let input = ActivationInput::new(&x, Shape::new(3, 64));
+/// let input = ActivationInput { weights: Some(&weights), ..input };
 /// let quantized = quantize_activations(input, &recipe)?;
 /// assert_eq!((quantized.codes.len(), quantized.scales.len()), (3 * 32, 3 * 4));
 /// assert_eq!(quantized.f32_scales.len(), 3);
@@ -181,8 +182,7 @@ impl ActivationRecipe {
         };
         let f32_scales = match self.format {
             ActivationFormat::Fp8(Fp8Scale::PerGroup { .. }) => rows.checked_mul(columns.div_ceil(GROUP))?,
-            ActivationFormat::Fp8(Fp8Scale::PerToken)
-            | ActivationFormat::Nvfp4(ActivationScale::PerToken) => rows,
+            format if format.is_per_token() => rows,
             _ => 0,
         };
         Some([rows.checked_mul(self.format.row_bytes(columns))?, scales, f32_scales])
@@ -206,6 +206,11 @@ impl ActivationFormat {
             Self::Fp8(_) | Self::Mxfp8(_) => padded,
             Self::Mxfp4(_) | Self::Nvfp4(_) => padded / 2,
         }
+    }
+
+    /// Returns whether a scale is computed for each row.
+    pub(crate) const fn is_per_token(&self) -> bool {
+        matches!(self, Self::Fp8(Fp8Scale::PerToken) | Self::Nvfp4(ActivationScale::PerToken))
     }
 
     /// Returns whether scales are given.
@@ -273,6 +278,19 @@ impl ActivationRecipe {
     }
 }
 
+impl ActivationRecipe {
+    /// Checks a given scale.
+    pub(crate) fn check_scale(&self, index: usize, scale: f32) -> Result<()> {
+        let fine = match self.format {
+            ActivationFormat::Nvfp4(ActivationScale::Given(direction)) => {
+                GlobalScale::of(direction, scale).in_range()
+            }
+            _ => scale.is_normal() && scale > 0.0,
+        };
+        if fine { Ok(()) } else { Err(Error::Activations(ActivationFault::Scale { index, scale })) }
+    }
+}
+
 impl<T: Element> ActivationInput<'_, T> {
     /// Checks the input against a recipe.
     pub(crate) fn check(&self, recipe: &ActivationRecipe) -> Result<ActivationSizes> {
@@ -285,15 +303,7 @@ impl<T: Element> ActivationInput<'_, T> {
             experts: self.experts.map(|experts| experts.count()),
         })?;
         for (index, scale) in self.scales.iter().enumerate() {
-            let fine = match recipe.format {
-                ActivationFormat::Nvfp4(ActivationScale::Given(direction)) => {
-                    GlobalScale::of(direction, *scale).in_range()
-                }
-                _ => scale.is_normal() && *scale > 0.0,
-            };
-            if !fine {
-                return Err(Error::Activations(ActivationFault::Scale { index, scale: *scale }));
-            }
+            recipe.check_scale(index, *scale)?;
         }
         let rows = self.shape.rows;
         let fault = |what| Err(Error::Activations(ActivationFault::Experts { what }));

@@ -129,7 +129,7 @@ pub struct ActivationParams {
     pub scale_stride: u64,
     /// FP8 with scales per group: elements from a group's scale to the next's.
     pub group_stride: u64,
-    /// Rows, of an expert for [`RowOrder::Masked`].
+    /// Rows of values, of an expert for [`RowOrder::Masked`].
     pub rows: u32,
     /// Rows of scales, padding included.
     pub scale_rows: u32,
@@ -192,7 +192,8 @@ const FEW_WARPS: u32 = 4;
 impl ActivationParams {
     /// Parameters for an output's geometry; everything about operations and scales is zero.
     ///
-    /// `rows` are the rows of scales without padding, of an expert for [`RowOrder::Masked`].
+    /// `rows` are the rows of scales without padding, of an expert for [`RowOrder::Masked`]. The
+    /// rows of values are the same, but for [`RowOrder::Sorted`].
     pub fn new(output: Output, rows: u32, cols: u32, layout: ActivationLayout) -> Self {
         let blocks = cols.div_ceil(output.block());
         let padded_blocks = layout.padded_blocks(blocks as usize) as u32;

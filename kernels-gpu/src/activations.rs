@@ -10,126 +10,28 @@
 
 mod blocks;
 mod fp8;
+mod one_by_one;
+mod output;
 mod row;
 mod source;
 
 use core::hint::cold_path;
-use core::marker::PhantomData;
 
-use microscale_formats::nvfp4::Arithmetic;
-use microscale_formats::plan::NvPlan;
 use microscale_formats::{E2m1, E4m3};
+use microscale_kernels_abi::ActivationParams;
 use microscale_kernels_abi::activations::RowScale;
-use microscale_kernels_abi::launch::WARP;
-use microscale_kernels_abi::{ActivationParams, MxOptions};
 
+use self::blocks::{MxOutput, Nvfp4Output};
+use self::fp8::Fp8Output;
+use self::one_by_one::for_each;
+use self::output::{Memory, Output, Piece};
 use self::row::Row;
 use self::source::{Glu, Norm, Plain, RowOperation, Source};
 use crate::access::MOST_STEPS;
 use crate::arithmetic::Ptx;
 use crate::by_block::largest;
 use crate::dtype::{Bf16, Chunk, Dtype, F16};
-use crate::format::{EVEN, Element, Mx, Nv};
-use crate::hardware::{ptx, warp};
-
-/// The addresses that kernels take.
-#[derive(Clone, Copy)]
-struct Memory {
-    codes: *mut u8,
-    scales: *mut u8,
-    row_scales: *mut f32,
-}
-
-/// A warp's piece of a row.
-struct Piece<'a> {
-    params: &'a ActivationParams,
-    memory: Memory,
-    row: &'a Row,
-    /// Its number in the row.
-    number: u32,
-    /// Four chunks per lane: columns 256 apart.
-    chunks: [Chunk; MOST_STEPS],
-}
-
-/// An output format.
-trait Output {
-    /// The data of a row: its scale, or its plan.
-    type Scale;
-
-    /// Whether rows may have a scale each.
-    const PER_TOKEN: bool;
-
-    /// The scale of a row, for its amax, or where that is given. Lane 0 of a row's first warp
-    /// `stores` a scale from amax.
-    ///
-    /// # Safety
-    /// The kernel's contract.
-    unsafe fn scale<D: Dtype>(params: &ActivationParams, memory: &Memory, row: &Row, amax: f32, stores: bool) -> Self::Scale;
-
-    /// Quantizes and stores a piece.
-    ///
-    /// # Safety
-    /// The kernel's contract.
-    unsafe fn store<D: Dtype>(piece: &Piece<'_>, scale: &Self::Scale);
-}
-
-/// MXFP8 or MXFP4.
-struct MxOutput<E>(PhantomData<E>);
-
-impl<E: Element> Output for MxOutput<E> {
-    type Scale = Mx<E, EVEN>;
-    const PER_TOKEN: bool = false;
-
-    #[inline(always)]
-    unsafe fn scale<D: Dtype>(params: &ActivationParams, _: &Memory, _: &Row, _: f32, _: bool) -> Self::Scale {
-        let ActivationParams { mantissa_addend, .. } = *params;
-        Mx::new(MxOptions { mantissa_addend, negative_zero: 0, saturate_non_finite: 0, ties: 0 })
-    }
-
-    #[inline(always)]
-    unsafe fn store<D: Dtype>(piece: &Piece<'_>, format: &Self::Scale) {
-        // SAFETY: the same contract.
-        unsafe { blocks::store::<D, _>(piece, format) }
-    }
-}
-
-/// NVFP4 with Transformer Engine's numerics.
-struct Nvfp4Output;
-
-impl Output for Nvfp4Output {
-    type Scale = Nv;
-    const PER_TOKEN: bool = true;
-
-    #[inline(always)]
-    unsafe fn scale<D: Dtype>(
-        params: &ActivationParams,
-        memory: &Memory,
-        row: &Row,
-        amax: f32,
-        stores: bool,
-    ) -> Nv {
-        const NUMERICS: Arithmetic = Arithmetic::TRANSFORMER_ENGINE;
-        let divisor = if params.row_scale == RowScale::PerToken as u32 {
-            let divisor = NUMERICS.global_scale(amax, |x| x).value();
-            if stores {
-                // SAFETY: there is a scale for each row that exists.
-                unsafe { *memory.row_scales.add(row.number as usize) = 1.0 / divisor };
-            }
-            divisor
-        } else {
-            // SAFETY: the same contract.
-            let given = unsafe { row.given(params, memory.row_scales) };
-            if params.multiplies != 0 { 1.0 / given } else { given }
-        };
-        Nv::new(NvPlan::new(NUMERICS, divisor), 0)
-    }
-
-    #[inline(always)]
-    unsafe fn store<D: Dtype>(piece: &Piece<'_>, format: &Nv) {
-        // SAFETY: the same contract.
-        unsafe { blocks::store::<D, _>(piece, format) }
-    }
-}
+use crate::hardware::warp;
 
 /// The passes over a row.
 #[derive(Clone, Copy, PartialEq)]
@@ -160,7 +62,10 @@ unsafe fn quantize<D: Dtype, O: RowOperation, F: Output>(
     let sums = warp::shared::<f32>();
     // SAFETY: the launch has a word per piece of each row, and then one per warp.
     let (sums, all_amax) = unsafe {
-        (sums.add((row_in_block * params.pieces) as usize), sums.add((params.block_rows * params.pieces) as usize).cast::<u32>())
+        (
+            sums.add((row_in_block * params.pieces) as usize),
+            sums.add((params.block_rows * params.pieces) as usize).cast::<u32>(),
+        )
     };
     let mut inverse_rms = 0.0;
     let mut amax = 0;
@@ -263,50 +168,6 @@ fn finite_amax<D: Dtype>(chunks: &[Chunk; MOST_STEPS]) -> u32 {
     finite
 }
 
-/// Calls `each` with a lane's elements, for rare cases.
-#[inline(always)]
-fn for_each<D: Dtype>(chunks: &[Chunk; MOST_STEPS], mut each: impl FnMut(f32)) {
-    rolled(D::STEPS, |j| {
-        let chunk = chunk_of_step(chunks, j);
-        rolled(D::CHUNK, |i| each(element::<D>(&chunk, i)));
-    });
-}
-
-/// Calls `each` with numbers below `count`, in a loop that is not unrolled, for rare cases.
-#[inline(always)]
-fn rolled(count: u32, mut each: impl FnMut(u32)) {
-    let mut i = 0;
-    while i < count {
-        each(i);
-        // Opaque, so that the compiler cannot count the iterations.
-        i = ptx::opaque(i + 1);
-    }
-}
-
-/// Value `i` of a chunk of 16-bit values, without indexing memory.
-#[inline(always)]
-fn element<D: Dtype>(chunk: &Chunk, i: u32) -> f32 {
-    let word = select(chunk, i / 2);
-    D::widen(&[if i % 2 == 0 { word & 0xFFFF } else { word >> 16 }, 0, 0, 0], 0)
-}
-
-/// The chunk of step `j`, without indexing memory.
-#[inline(always)]
-fn chunk_of_step(chunks: &[Chunk; MOST_STEPS], j: u32) -> Chunk {
-    let [a, b, c, d, ..] = *chunks;
-    let word = |word: usize| select(&[a[word], b[word], c[word], d[word]], j);
-    [word(0), word(1), word(2), word(3)]
-}
-
-/// A word of four, without indexing memory.
-#[inline(always)]
-fn select([a, b, c, d]: &[u32; 4], i: u32) -> u32 {
-    // Opaque, lest the compiler index an array in memory instead.
-    let [a, b, c, d] = [ptx::opaque(*a), ptx::opaque(*b), ptx::opaque(*c), ptx::opaque(*d)];
-    let (low, high) = if i & 1 == 0 { (a, c) } else { (b, d) };
-    if i & 2 == 0 { low } else { high }
-}
-
 /// The entry points: `name<dtype, operation, output>`.
 macro_rules! entries {
     ($($name:ident<$dtype:ty, $operation:ty, $output:ty>)+) => {$(
@@ -343,24 +204,24 @@ macro_rules! entries {
 }
 
 entries! {
-    activations_plain_fp8_f16<F16, Plain, fp8::Fp8Output>
-    activations_plain_fp8_bf16<Bf16, Plain, fp8::Fp8Output>
+    activations_plain_fp8_f16<F16, Plain, Fp8Output>
+    activations_plain_fp8_bf16<Bf16, Plain, Fp8Output>
     activations_plain_mxfp8_f16<F16, Plain, MxOutput<E4m3>>
     activations_plain_mxfp8_bf16<Bf16, Plain, MxOutput<E4m3>>
     activations_plain_mxfp4_f16<F16, Plain, MxOutput<E2m1>>
     activations_plain_mxfp4_bf16<Bf16, Plain, MxOutput<E2m1>>
     activations_plain_nvfp4_f16<F16, Plain, Nvfp4Output>
     activations_plain_nvfp4_bf16<Bf16, Plain, Nvfp4Output>
-    activations_glu_fp8_f16<F16, Glu, fp8::Fp8Output>
-    activations_glu_fp8_bf16<Bf16, Glu, fp8::Fp8Output>
+    activations_glu_fp8_f16<F16, Glu, Fp8Output>
+    activations_glu_fp8_bf16<Bf16, Glu, Fp8Output>
     activations_glu_mxfp8_f16<F16, Glu, MxOutput<E4m3>>
     activations_glu_mxfp8_bf16<Bf16, Glu, MxOutput<E4m3>>
     activations_glu_mxfp4_f16<F16, Glu, MxOutput<E2m1>>
     activations_glu_mxfp4_bf16<Bf16, Glu, MxOutput<E2m1>>
     activations_glu_nvfp4_f16<F16, Glu, Nvfp4Output>
     activations_glu_nvfp4_bf16<Bf16, Glu, Nvfp4Output>
-    activations_norm_fp8_f16<F16, Norm, fp8::Fp8Output>
-    activations_norm_fp8_bf16<Bf16, Norm, fp8::Fp8Output>
+    activations_norm_fp8_f16<F16, Norm, Fp8Output>
+    activations_norm_fp8_bf16<Bf16, Norm, Fp8Output>
     activations_norm_mxfp8_f16<F16, Norm, MxOutput<E4m3>>
     activations_norm_mxfp8_bf16<Bf16, Norm, MxOutput<E4m3>>
     activations_norm_mxfp4_f16<F16, Norm, MxOutput<E2m1>>
@@ -368,5 +229,3 @@ entries! {
     activations_norm_nvfp4_f16<F16, Norm, Nvfp4Output>
     activations_norm_nvfp4_bf16<Bf16, Norm, Nvfp4Output>
 }
-
-const _: () = assert!(MOST_STEPS >= 4 && WARP == 32);

@@ -5,6 +5,7 @@
 
 // The cases of the executor's tests, which run on the GPU here.
 mod executor_tests {
+    pub(crate) mod activations;
     pub(crate) mod case;
     pub(crate) mod cases;
     pub(crate) mod expert_parts;
@@ -19,6 +20,7 @@ mod executor_tests {
     mod weights_sizes;
 }
 mod gpu_tests {
+    pub(crate) mod activations;
     pub(crate) mod allocations;
     pub(crate) mod amax;
     pub(crate) mod dequantize;
@@ -44,8 +46,8 @@ use std::sync::Arc;
 
 use gpu_tests::allocations::Counting;
 use gpu_tests::{
-    amax, dequantize, device_buffers, errors, executor, expert_views, foreign_memory, gemm_experts,
-    gemm_weights, gemv, gemv_weights, layout, plans, quantize, search,
+    activations, amax, dequantize, device_buffers, errors, executor, expert_views, foreign_memory,
+    gemm_experts, gemm_weights, gemv, gemv_weights, layout, plans, quantize, search,
 };
 use libtest_mimic::{Arguments, Failed, Trial};
 use microscale::gpu::{Gpu, devices};
@@ -71,6 +73,8 @@ const TESTS: &[Test] = &[
         quantize::equals_the_cpu_on_random_magnitudes_and_global_scales,
     ),
     ("quantize_equals_the_cpu_on_whole_tiles", quantize::equals_the_cpu_on_whole_tiles),
+    ("activations_equal_those_of_the_cpu", activations::equal_those_of_the_cpu),
+    ("activations_by_expert_equal_those_of_the_cpu", activations::by_expert_equal_those_of_the_cpu),
     ("executor_reciprocals_match_the_gpu", executor::reciprocals_match_the_gpu),
     ("executor_matches_the_gpu", executor::matches_the_gpu),
     ("search_equals_the_cpu", search::equals_the_cpu),

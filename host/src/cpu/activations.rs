@@ -26,9 +26,8 @@ const TASK_ELEMENTS: usize = 1 << 16;
 
 /// Quantizes activations on the CPU, after a row operation.
 ///
-/// Gives the bytes of [`Gpu::quantize_activations_on`](crate::gpu::Gpu::quantize_activations_on).
-/// `T` may also be f32, which GPUs do not take. NaN and infinities propagate: they make NaN blocks,
-/// or NaN codes in FP8.
+/// Gives the bytes of `Gpu::quantize_activations_on`. `T` may also be f32, which GPUs do not take.
+/// NaN and infinities propagate: they make NaN blocks, or NaN codes in FP8.
 ///
 /// # Errors
 /// [`Error::Length`] and [`Error::Activations`] if parts of the input do not match.

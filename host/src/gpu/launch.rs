@@ -3,6 +3,7 @@
 //! No other code launches kernels. Each function computes the arguments from checked shapes, so
 //! that the kernel's contract (in `kernels-gpu`) holds. `arguments` holds the shared code.
 
+mod activations;
 mod amax;
 pub(in crate::gpu) mod arguments;
 mod dequantize;
@@ -15,6 +16,7 @@ mod layout;
 mod parts;
 mod quantize;
 
+pub(in crate::gpu) use activations::quantize_activations;
 pub(in crate::gpu) use amax::{amax, plan};
 pub(in crate::gpu) use dequantize::{dequantize, dequantizer};
 pub(in crate::gpu) use errors::{error_parts, errors};

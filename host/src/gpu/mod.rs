@@ -5,12 +5,12 @@
 //! with [`Gpu::preload`] and [`Gpu::preload_recipe`].
 //!
 //! Host-slice operations ([`Gpu::quantize`], [`Gpu::dequantize`]) move data and wait. Device-buffer
-//! operations ([`Gpu::quantize_on`], [`Gpu::dequantize_on`], [`Gpu::amax_on`],
-//! [`Gpu::convert_layout_on`]) only enqueue on a stream, so that a caller can overlap them and
-//! capture them in a CUDA graph. They take views: [`DeviceView`] and [`DeviceTensorView`] for
-//! inputs, [`DeviceViewMut`] and [`DeviceTensorViewMut`] for outputs. References to cudarc's
-//! buffers and to a [`DeviceTensor`] convert to views. So does foreign device memory, by its
-//! address.
+//! operations ([`Gpu::quantize_on`], [`Gpu::quantize_activations_on`], [`Gpu::dequantize_on`],
+//! [`Gpu::amax_on`], [`Gpu::convert_layout_on`]) only enqueue on a stream, so that a caller can
+//! overlap them and capture them in a CUDA graph. They take views: [`DeviceView`] and
+//! [`DeviceTensorView`] for inputs, [`DeviceViewMut`] and [`DeviceTensorViewMut`] for outputs.
+//! References to cudarc's buffers and to a [`DeviceTensor`] convert to views. So does foreign
+//! device memory, by its address.
 //!
 //! Buffers and streams are cudarc's, re-exported here as [`cudarc`]: version 0.19. A later version
 //! of cudarc comes only with a breaking version of this crate. A program that uses cudarc for other
@@ -33,6 +33,9 @@ pub use crate::experts::ExpertRows;
 pub use crate::gemv::ProductOf;
 pub use cudarc;
 pub use handle::Gpu;
+pub use memory::activations::{
+    DeviceActivationExperts, DeviceActivations, DeviceQuantizedActivations, DeviceScales,
+};
 pub use memory::experts::{DeviceExperts, DeviceRouting};
 pub use memory::experts_view::DeviceExpertsView;
 pub use memory::routing_mut::DeviceRoutingMut;

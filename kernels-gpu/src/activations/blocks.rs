@@ -1,23 +1,94 @@
 //! Outputs in block formats: a piece of a row to codes and scale bytes.
 
 use core::hint::cold_path;
+use core::marker::PhantomData;
 
-use microscale_formats::{ActivationLayout, block};
 use microscale_formats::layout::{TILE_COLS, swizzled_offset};
+use microscale_formats::nvfp4::Arithmetic;
+use microscale_formats::plan::NvPlan;
+use microscale_formats::{ActivationLayout, block};
+use microscale_kernels_abi::activations::RowScale;
+use microscale_kernels_abi::{ActivationParams, MxOptions};
 
-use super::{Piece, chunk_of_step, element, rolled};
+use super::one_by_one::{chunk_of_step, element, rolled};
+use super::output::{Memory, Output, Piece};
+use super::row::Row;
 use crate::access::{self, Lane, MOST_OWNED};
 use crate::dtype::Dtype;
-use crate::format::{Factor, Format};
+use crate::format::{EVEN, Element, Factor, Format, Mx, Nv};
 use crate::hardware::warp;
 use crate::quantize::reduce_transposed;
+
+/// MXFP8 or MXFP4.
+pub(super) struct MxOutput<E>(PhantomData<E>);
+
+impl<E: Element> Output for MxOutput<E> {
+    type Scale = Mx<E, EVEN>;
+    const PER_TOKEN: bool = false;
+
+    #[inline(always)]
+    unsafe fn scale<D: Dtype>(
+        params: &ActivationParams,
+        _: &Memory,
+        _: &Row,
+        _: f32,
+        _: bool,
+    ) -> Self::Scale {
+        let ActivationParams { mantissa_addend, .. } = *params;
+        Mx::new(MxOptions { mantissa_addend, negative_zero: 0, saturate_non_finite: 0, ties: 0 })
+    }
+
+    #[inline(always)]
+    unsafe fn store<D: Dtype>(piece: &Piece<'_>, format: &Self::Scale) {
+        // SAFETY: the same contract.
+        unsafe { store::<D, _>(piece, format) }
+    }
+}
+
+/// NVFP4 with Transformer Engine's numerics.
+pub(super) struct Nvfp4Output;
+
+impl Output for Nvfp4Output {
+    type Scale = Nv;
+    const PER_TOKEN: bool = true;
+
+    #[inline(always)]
+    unsafe fn scale<D: Dtype>(
+        params: &ActivationParams,
+        memory: &Memory,
+        row: &Row,
+        amax: f32,
+        stores: bool,
+    ) -> Nv {
+        const NUMERICS: Arithmetic = Arithmetic::TRANSFORMER_ENGINE;
+        let divisor = if params.row_scale == RowScale::PerToken as u32 {
+            let divisor = NUMERICS.global_scale(amax, |x| x).value();
+            if stores {
+                // SAFETY: there is a scale for each row that exists.
+                unsafe { *memory.row_scales.add(row.number as usize) = 1.0 / divisor };
+            }
+            divisor
+        } else {
+            // SAFETY: the same contract.
+            let given = unsafe { row.given(params, memory.row_scales) };
+            if params.multiplies != 0 { 1.0 / given } else { given }
+        };
+        Nv::new(NvPlan::new(NUMERICS, divisor), 0)
+    }
+
+    #[inline(always)]
+    unsafe fn store<D: Dtype>(piece: &Piece<'_>, format: &Nv) {
+        // SAFETY: the same contract.
+        unsafe { store::<D, _>(piece, format) }
+    }
+}
 
 /// Quantizes a piece, and stores its codes and scales.
 ///
 /// # Safety
 /// The contract of the kernels in [`super`].
 #[inline(always)]
-pub(super) unsafe fn store<D: Dtype, F: Format>(piece: &Piece<'_>, format: &F) {
+unsafe fn store<D: Dtype, F: Format>(piece: &Piece<'_>, format: &F) {
     let lanes = const { access::lanes::<D, F>() };
     let owned = const { access::owned::<F>() };
     let lane = Lane::of_piece::<D, F>(u64::from(piece.number));
@@ -42,9 +113,8 @@ pub(super) unsafe fn store<D: Dtype, F: Format>(piece: &Piece<'_>, format: &F) {
         }
     }
     // SAFETY: a row of codes for each row of values.
-    let codes = piece.memory.codes.wrapping_add(
-        (u64::from(piece.row.number) * piece.params.code_stride) as usize,
-    );
+    let codes =
+        piece.memory.codes.wrapping_add((u64::from(piece.row.number) * piece.params.code_stride) as usize);
     let exists = |number: u64| piece.row.exists && number < u64::from(piece.params.blocks);
     if warp::ballot(!in_range) != 0 {
         cold_path();

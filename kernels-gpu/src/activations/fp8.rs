@@ -8,9 +8,10 @@ use microscale_formats::{E4m3, nvfp4};
 use microscale_kernels_abi::ActivationParams;
 use microscale_kernels_abi::activations::RowScale;
 
+use super::one_by_one::{chunk_of_step, element, rolled, select};
+use super::output::{Memory, Output, Piece};
 use super::row::Row;
 use super::source::{column, step};
-use super::{Memory, Output, Piece, chunk_of_step, element, rolled, select};
 use crate::access::MOST_STEPS;
 use crate::arithmetic::Ptx;
 use crate::dtype::{Chunk, Dtype};
@@ -26,7 +27,13 @@ impl Output for Fp8Output {
     const PER_TOKEN: bool = true;
 
     #[inline(always)]
-    unsafe fn scale<D: Dtype>(params: &ActivationParams, memory: &Memory, row: &Row, amax: f32, stores: bool) -> f32 {
+    unsafe fn scale<D: Dtype>(
+        params: &ActivationParams,
+        memory: &Memory,
+        row: &Row,
+        amax: f32,
+        stores: bool,
+    ) -> f32 {
         if params.row_scale != RowScale::PerToken as u32 {
             // SAFETY: the same contract.
             return unsafe { row.given(params, memory.row_scales) };

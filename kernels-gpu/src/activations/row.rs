@@ -58,7 +58,7 @@ impl Row {
                 // SAFETY: the expert exists, and there is an entry after its own.
                 unsafe {
                     row.number = *offsets.add(expert) + (scale_row - *scale_offsets.add(expert));
-                    row.exists = row.number < *offsets.add(expert + 1);
+                    row.exists = row.number < params.rows.min(*offsets.add(expert + 1));
                 }
             }
         }

@@ -7,8 +7,8 @@ use microscale_formats::gate::gated;
 use microscale_kernels_abi::ActivationParams;
 use microscale_kernels_abi::launch::{WARP, WARP_ELEMENTS};
 
+use super::one_by_one::{chunk_of_step, rolled, select};
 use super::row::Row;
-use super::{chunk_of_step, rolled, select};
 use crate::access::MOST_STEPS;
 use crate::arithmetic::Ptx;
 use crate::dtype::{Chunk, Dtype};
@@ -224,8 +224,8 @@ fn first(chunk: &Chunk, column: u32, cols: u32) -> Chunk {
 ///
 /// # Safety
 /// The row has `cols` columns in global memory that nothing writes during the kernel. If it is
-/// `aligned`, it starts on 16 bytes and `cols` is a multiple of 8. If `whole`, it is aligned and has
-/// the whole piece.
+/// `aligned`, it starts on 16 bytes and `cols` is a multiple of 8. If `whole`, it is aligned and
+/// has the whole piece.
 #[inline(always)]
 unsafe fn load<D: Dtype>(
     row: *const u8,
@@ -262,7 +262,12 @@ unsafe fn load<D: Dtype>(
 /// # Safety
 /// As for [`load`], but this thread may write.
 #[inline(always)]
-unsafe fn load_written<D: Dtype>(row: *const u8, piece: u32, cols: u32, aligned: bool) -> [Chunk; MOST_STEPS] {
+unsafe fn load_written<D: Dtype>(
+    row: *const u8,
+    piece: u32,
+    cols: u32,
+    aligned: bool,
+) -> [Chunk; MOST_STEPS] {
     if !aligned {
         cold_path();
         // SAFETY: the same contract.

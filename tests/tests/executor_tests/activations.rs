@@ -9,15 +9,13 @@ use microscale::{
     ActivationScale, Dtype, Element, Fp8Scale, Gate, Glu, GluOrder, RowOperation, Shape, Words,
     quantize_activations,
 };
-use microscale_executor::{Argument, Launch, Schedule};
+use microscale_executor::Argument;
 use microscale_kernels_abi::ActivationParams;
 use microscale_kernels_abi::activations::{self, Output, RowOrder, RowScale};
 use microscale_test_support::inputs::patterns;
-use rayon::prelude::*;
 
 use super::case::{Prepared, argument};
 use super::cases::{Case, ordinary};
-use super::everything::{modules, own_kernels};
 
 /// The rows of a case.
 #[derive(Clone, Copy, Debug)]
@@ -255,8 +253,10 @@ fn quantizing<T: Element>(of: &Activations) -> Prepared {
         Rows::Sorted(_) => RowOrder::Sorted,
         Rows::Masked(..) => RowOrder::Masked,
     } as u32;
-    if masked {
-        params.scale_rows *= experts_count as u32;
+    match rows {
+        Rows::Dense(_) => {}
+        Rows::Sorted(_) => params.rows = count as u32,
+        Rows::Masked(..) => params.scale_rows *= experts_count as u32,
     }
     let mut row_scales = null.clone();
     let mut block_scales = scales;
@@ -328,30 +328,4 @@ fn quantizing<T: Element>(of: &Activations) -> Prepared {
         }));
     }
     case
-}
-
-#[test]
-fn activations_of_every_format_and_operation_equal_the_library() {
-    let mut cases = Vec::new();
-    activations_cases(&mut cases);
-    let launches = [Schedule::LowestFirst, Schedule::HighestFirst, Schedule::Random(1)]
-        .map(|schedule| Launch { schedule, ..Launch::default() });
-    for (target, module) in modules() {
-        let own = own_kernels(target);
-        let runs = cases.par_iter().enumerate().filter(|(_, case)| own.contains(&case.kernel));
-        let wrong: Vec<_> = runs
-            .filter_map(|(i, case)| {
-                let wrong = (case.make)().run(&[module], &launches[i % launches.len()]).err()?;
-                Some(format!("{target}, {}: {wrong}\n  {}", case.kernel, case.what))
-            })
-            .collect();
-        let first = &wrong[..wrong.len().min(6)];
-        assert!(
-            wrong.is_empty(),
-            "{} of {} cases, for example:\n{}",
-            wrong.len(),
-            cases.len(),
-            first.join("\n")
-        );
-    }
 }

@@ -11,6 +11,7 @@ use microscale_test_support::operands::Scales;
 use microscale_test_support::weights::Activations;
 use rayon::prelude::*;
 
+use super::activations::activations_cases;
 use super::case::ptx;
 use super::cases::{Case, cases};
 use super::weights::{Launched, Product, Weights, launch_ahead};
@@ -30,7 +31,7 @@ pub(crate) fn modules() -> &'static [(&'static str, Module)] {
 /// Returns the kernels whose text differs from the previous target's.
 ///
 /// The others have been executed with that target.
-pub(super) fn own_kernels(target: &str) -> BTreeSet<String> {
+fn own_kernels(target: &str) -> BTreeSet<String> {
     let target = TARGETS.iter().find(|of| of.name == target).expect("a target");
     let own = match target.before() {
         Some(before) => ptx(target).without(&ptx(before)),
@@ -170,5 +171,31 @@ fn weights_do_not_depend_on_the_sm_count() {
         for (thread_blocks, found) in others {
             assert!(found == expected, "{config}: {thread_blocks} thread blocks");
         }
+    }
+}
+
+#[test]
+fn activations_of_every_format_and_operation_equal_the_library() {
+    let mut cases = Vec::new();
+    activations_cases(&mut cases);
+    let launches = [Schedule::LowestFirst, Schedule::HighestFirst, Schedule::Random(1)]
+        .map(|schedule| Launch { schedule, ..Launch::default() });
+    for (target, module) in modules() {
+        let own = own_kernels(target);
+        let runs = cases.par_iter().enumerate().filter(|(_, case)| own.contains(&case.kernel));
+        let wrong: Vec<_> = runs
+            .filter_map(|(i, case)| {
+                let wrong = (case.make)().run(&[module], &launches[i % launches.len()]).err()?;
+                Some(format!("{target}, {}: {wrong}\n  {}", case.kernel, case.what))
+            })
+            .collect();
+        let first = &wrong[..wrong.len().min(6)];
+        assert!(
+            wrong.is_empty(),
+            "{} of {} cases, for example:\n{}",
+            wrong.len(),
+            cases.len(),
+            first.join("\n")
+        );
     }
 }

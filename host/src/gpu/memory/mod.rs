@@ -1,5 +1,6 @@
 //! Device memory: owned buffers, views of any memory, and copies from and to the host.
 
+pub(in crate::gpu) mod activations;
 pub(in crate::gpu) mod experts;
 pub(in crate::gpu) mod experts_view;
 pub(in crate::gpu) mod pool;

@@ -1,5 +1,6 @@
 //! The operations: checks of operands, then plans and launches.
 
+pub(in crate::gpu) mod activations;
 pub(in crate::gpu) mod epilogue;
 pub(in crate::gpu) mod gemv;
 pub(in crate::gpu) mod linear;

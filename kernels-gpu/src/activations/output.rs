@@ -1,0 +1,54 @@
+//! What quantizes and stores the pieces of a row.
+
+use microscale_kernels_abi::ActivationParams;
+
+use super::row::Row;
+use crate::access::MOST_STEPS;
+use crate::dtype::{Chunk, Dtype};
+
+/// The addresses that kernels take.
+#[derive(Clone, Copy)]
+pub(super) struct Memory {
+    pub(super) codes: *mut u8,
+    pub(super) scales: *mut u8,
+    pub(super) row_scales: *mut f32,
+}
+
+/// A warp's piece of a row.
+pub(super) struct Piece<'a> {
+    pub(super) params: &'a ActivationParams,
+    pub(super) memory: Memory,
+    pub(super) row: &'a Row,
+    /// Its number in the row.
+    pub(super) number: u32,
+    /// Four chunks per lane: columns 256 apart.
+    pub(super) chunks: [Chunk; MOST_STEPS],
+}
+
+/// An output format.
+pub(super) trait Output {
+    /// The data of a row: its scale, or its plan.
+    type Scale;
+
+    /// Whether rows may have a scale each.
+    const PER_TOKEN: bool;
+
+    /// The scale of a row, for its amax, or where that is given. Lane 0 of a row's first warp
+    /// `stores` a scale from amax.
+    ///
+    /// # Safety
+    /// The contract of the kernels in [`super`].
+    unsafe fn scale<D: Dtype>(
+        params: &ActivationParams,
+        memory: &Memory,
+        row: &Row,
+        amax: f32,
+        stores: bool,
+    ) -> Self::Scale;
+
+    /// Quantizes and stores a piece.
+    ///
+    /// # Safety
+    /// The contract of the kernels in [`super`].
+    unsafe fn store<D: Dtype>(piece: &Piece<'_>, scale: &Self::Scale);
+}
