@@ -30,6 +30,7 @@
 //! | [`dot`] | the product of two quantized vectors, and the order of its sums |
 //! | [`weights`] | the product of a quantized row and a vector of 16-bit activations |
 //! | [`int8`] | the same product with activations rounded to INT8 |
+//! | [`kv`] | paged KV caches: [`KvShape`](kv::KvShape) |
 //! | [`gate`] | gates that combine two values of a feed-forward layer: [`Gate`], [`Glu`] |
 //! | [`words`](mod@words) | names of formats, rules and searches, `Display`, `FromStr`: [`Words`] |
 //!
@@ -54,6 +55,7 @@ pub mod fp8;
 pub mod gate;
 pub mod hessian;
 pub mod int8;
+pub mod kv;
 pub mod layout;
 mod message;
 pub mod mx;

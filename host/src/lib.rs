@@ -87,6 +87,7 @@ mod gemv;
 #[cfg(feature = "cuda")]
 pub mod gpu;
 mod interleave;
+mod kv;
 mod layout;
 mod loss;
 mod options;
@@ -107,8 +108,9 @@ pub use activations::{
 pub use amax::Amax;
 pub use check_search::check_search;
 pub use cpu::{
-    amax, dequantize, dequantize_into, gemm_experts, gemm_experts_int8, gemm_weights, gemm_weights_int8,
-    gemv, gemv_weights, quantize, quantize_activations, quantize_into, quantize_into_parts, quantize_with,
+    amax, append_kv, dequantize, dequantize_into, gather_kv, gemm_experts, gemm_experts_int8, gemm_weights,
+    gemm_weights_int8, gemv, gemv_weights, quantize, quantize_activations, quantize_into,
+    quantize_into_parts, quantize_with,
 };
 pub use device::{Device, DeviceChoice};
 pub use element::{Dtype, Element, narrow};
@@ -118,6 +120,7 @@ pub use error::{choice, searches};
 pub use experts::ExpertRows;
 pub use gemv::{Activation, Batch};
 pub use interleave::{deinterleave_rows, interleave_rows};
+pub use kv::{KvCache, KvCacheMut, KvFormat};
 pub use loss::{BlockError, ErrorStats, WorstBlocks};
 pub use microscale_formats as formats;
 pub use microscale_formats::nvfp4::{Direction, search_global};

@@ -1,6 +1,7 @@
 //! Quantizing activations: rows that are computed, rounded and quantized in one kernel.
 
 use microscale_formats::activations::{RmsNorm, SUM_PIECE};
+use microscale_formats::kv::KvShape;
 use microscale_formats::layout::TILE_COLS;
 use microscale_formats::{ActivationLayout, Dtype, Gate};
 
@@ -56,12 +57,12 @@ pub const fn kernel(operation: RowOperation, output: Output, dtype: Dtype) -> Op
 /// Maximum number of warps in a thread block: each may have 128 registers per lane.
 pub const MOST_WARPS: u32 = 16;
 
-/// The table: each operation with each output, for f16 and bf16.
+/// The table: each operation with its outputs, for f16 and bf16.
 macro_rules! table {
     ($($operation:literal: $($output:literal $converts:ident),+;)+) => {
         &[$($(
-            row(concat!("activations_", $operation, "_", $output, "_f16"), Dtype::F16, Converts::$converts),
-            row(concat!("activations_", $operation, "_", $output, "_bf16"), Dtype::Bf16, Converts::$converts),
+            row(concat!($operation, "_", $output, "_f16"), Dtype::F16, Converts::$converts),
+            row(concat!($operation, "_", $output, "_bf16"), Dtype::Bf16, Converts::$converts),
         )+)+]
     };
 }
@@ -80,10 +81,94 @@ const fn row(name: &'static str, dtype: Dtype, converts: Converts) -> Kernel {
 }
 
 pub(crate) const KERNELS: &[Kernel] = table! {
-    "plain": "fp8" E4m3, "mxfp8" E4m3, "mxfp4" E2m1, "nvfp4" E2m1;
-    "glu": "fp8" E4m3, "mxfp8" E4m3, "mxfp4" E2m1, "nvfp4" E2m1;
-    "norm": "fp8" E4m3, "mxfp8" E4m3, "mxfp4" E2m1, "nvfp4" E2m1;
+    "activations_plain": "fp8" E4m3, "mxfp8" E4m3, "mxfp4" E2m1, "nvfp4" E2m1;
+    "activations_glu": "fp8" E4m3, "mxfp8" E4m3, "mxfp4" E2m1, "nvfp4" E2m1;
+    "activations_norm": "fp8" E4m3, "mxfp8" E4m3, "mxfp4" E2m1, "nvfp4" E2m1;
+    "kv_append": "fp8" E4m3, "nvfp4" E2m1;
+    "kv_gather": "fp8" E4m3, "nvfp4" E2m1;
 };
+
+/// What a kernel does with a KV cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KvAction {
+    /// Quantizes rows of K and V, and puts them into slots.
+    Append,
+    /// Dequantizes slots to rows.
+    Gather,
+}
+
+/// The kernel for an action on a KV cache in FP8 or NVFP4; `None` for other outputs and for f32.
+pub const fn kv_kernel(action: KvAction, output: Output, dtype: Dtype) -> Option<KernelId> {
+    const FIRST: usize = 24;
+    let output = match output {
+        Output::Fp8 => 0,
+        Output::Nvfp4 => 1,
+        Output::Mxfp8 | Output::Mxfp4 => return None,
+    };
+    let dtype = match dtype {
+        Dtype::F32 => return None,
+        Dtype::F16 => 0,
+        Dtype::Bf16 => 1,
+    };
+    let index = FIRST + (action as usize * 2 + output) * 2 + dtype;
+    Some(KernelId::new(Family::Activations, index))
+}
+
+/// Threads of a thread block of the KV cache's kernels.
+pub const KV_THREADS: u32 = 4 * WARP;
+
+/// Parameters of the KV cache's kernels. K and V have one shape.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct KvParams {
+    /// The cache.
+    pub shape: KvShape,
+    /// Elements from a row of K or V to the next. A row has `heads` · `head_dim` elements.
+    pub row_stride: u64,
+    /// `page_size`, to divide by.
+    pub page_size: Divider32,
+    /// `head_dim` in chunks of eight, to divide by.
+    pub head_chunks: Divider32,
+    /// Pieces of 1024 elements in a row, to divide by.
+    pub pieces: Divider32,
+    /// Rows of a sequence, to divide by, if slots are found by page tables; otherwise `rows`.
+    pub sequence: Divider32,
+    /// Rows of each of K and V.
+    pub rows: u32,
+    /// Entries of a sequence's page table.
+    pub table_pages: u32,
+    /// 1 if slots and page tables have entries of 64 bits, 0 for 32.
+    pub wide: u32,
+    /// 1 if rows start on 16 bytes.
+    pub aligned: u32,
+    /// Scales of K and V, which multiply codes; used if there are none in memory.
+    pub given: [f32; 2],
+}
+
+impl KvParams {
+    /// Parameters for rows without gaps, one slot each.
+    pub const fn new(shape: KvShape, rows: u32) -> Self {
+        let elements = shape.heads * shape.head_dim;
+        Self {
+            shape,
+            row_stride: elements as u64,
+            page_size: Divider32::new(shape.page_size),
+            head_chunks: Divider32::new(shape.head_dim / 8),
+            pieces: Divider32::new(elements.div_ceil(SUM_PIECE as u32)),
+            sequence: Divider32::new(rows),
+            rows,
+            table_pages: 0,
+            wide: 1,
+            aligned: 0,
+            given: [1.0; 2],
+        }
+    }
+
+    /// Thread blocks that cover the rows of K and V.
+    pub const fn thread_blocks(&self) -> u64 {
+        (2 * self.rows as u64 * self.pieces.divisor as u64).div_ceil((KV_THREADS / WARP) as u64)
+    }
+}
 
 /// The order of rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -10,6 +10,7 @@
 
 mod blocks;
 mod fp8;
+mod kv;
 mod one_by_one;
 mod output;
 mod row;
@@ -23,7 +24,6 @@ use microscale_kernels_abi::activations::RowScale;
 
 use self::blocks::{MxOutput, Nvfp4Output};
 use self::fp8::Fp8Output;
-use self::one_by_one::for_each;
 use self::output::{Memory, Output, Piece};
 use self::row::Row;
 use self::source::{Glu, Norm, Plain, RowOperation, Source};
@@ -159,13 +159,7 @@ fn finite_amax<D: Dtype>(chunks: &[Chunk; MOST_STEPS]) -> u32 {
         return D::magnitude_to_f32_bits(most);
     }
     cold_path();
-    let mut finite = 0;
-    for_each::<D>(chunks, |value| {
-        if value.is_finite() {
-            finite = finite.max(value.to_bits() & 0x7FFF_FFFF);
-        }
-    });
-    finite
+    one_by_one::finite_amax::<D>(chunks)
 }
 
 /// The entry points: `name<dtype, operation, output>`.

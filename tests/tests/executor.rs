@@ -12,6 +12,7 @@ mod executor_tests {
     pub(crate) mod experts;
     pub(crate) mod gemm;
     mod gemm_sizes;
+    pub(crate) mod kv;
     pub(crate) mod mutations;
     pub(crate) mod operations;
     pub(crate) mod products;

@@ -12,6 +12,7 @@ mod executor_tests {
     pub(crate) mod experts;
     pub(crate) mod gemm;
     mod gemm_sizes;
+    pub(crate) mod kv;
     pub(crate) mod operations;
     pub(crate) mod products;
     pub(crate) mod quantizing;
@@ -33,6 +34,7 @@ mod gpu_tests {
     pub(crate) mod gemm_weights;
     pub(crate) mod gemv;
     pub(crate) mod gemv_weights;
+    pub(crate) mod kv;
     pub(crate) mod layout;
     pub(crate) mod plans;
     pub(crate) mod quantize;
@@ -47,7 +49,7 @@ use std::sync::Arc;
 use gpu_tests::allocations::Counting;
 use gpu_tests::{
     activations, amax, dequantize, device_buffers, errors, executor, expert_views, foreign_memory,
-    gemm_experts, gemm_weights, gemv, gemv_weights, layout, plans, quantize, search,
+    gemm_experts, gemm_weights, gemv, gemv_weights, kv, layout, plans, quantize, search,
 };
 use libtest_mimic::{Arguments, Failed, Trial};
 use microscale::gpu::{Gpu, devices};
@@ -75,6 +77,7 @@ const TESTS: &[Test] = &[
     ("quantize_equals_the_cpu_on_whole_tiles", quantize::equals_the_cpu_on_whole_tiles),
     ("activations_equal_those_of_the_cpu", activations::equal_those_of_the_cpu),
     ("activations_by_expert_equal_those_of_the_cpu", activations::by_expert_equal_those_of_the_cpu),
+    ("kv_caches_equal_those_of_the_cpu", kv::caches_equal_those_of_the_cpu),
     ("executor_reciprocals_match_the_gpu", executor::reciprocals_match_the_gpu),
     ("executor_matches_the_gpu", executor::matches_the_gpu),
     ("search_equals_the_cpu", search::equals_the_cpu),

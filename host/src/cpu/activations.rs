@@ -260,12 +260,8 @@ impl RowQuantizer {
                 Scheme::Mxfp4(mx::Arithmetic { scale_rule, ..mx::Arithmetic::default() })
             }
             ActivationFormat::Nvfp4(ActivationScale::Given(direction)) => {
-                let given = given.unwrap_or(1.0);
-                let divisor = match direction {
-                    Direction::Divisor => given,
-                    Direction::Multiplier => 1.0 / given,
-                };
-                nvfp4(Global::Given(GlobalScale::Divisor(divisor)))
+                let params = Box::new(nvfp4_params(direction, given.unwrap_or(1.0)));
+                return Self::Blocks { isa, params };
             }
         };
         Self::Blocks { isa, params: Box::new(params(scheme)) }
@@ -281,7 +277,7 @@ impl RowQuantizer {
                 let amax = isa.finite_amax(row);
                 let divisor = Arithmetic::TRANSFORMER_ENGINE.global_scale(amax, |x| x);
                 f32_scales[0] = 1.0 / divisor.value();
-                let params = params(nvfp4(Global::Given(divisor)));
+                let params = nvfp4_params(Direction::Divisor, divisor.value());
                 isa.quantize(Elements::F32(row), None, &params, Output { codes, scales });
             }
             Self::Fp8 { isa, scale: Fp8Scale::Given, given } => isa.encode_fp8(row, *given, codes),
@@ -300,9 +296,14 @@ impl RowQuantizer {
     }
 }
 
-/// NVFP4 with the numerics of activations.
-const fn nvfp4(global: Global) -> Scheme {
-    Scheme::Nvfp4(Arithmetic::TRANSFORMER_ENGINE, global)
+/// The parameters of NVFP4 under a global scale, for rows in f32 that are rounded already.
+pub(in crate::cpu) fn nvfp4_params(direction: Direction, scale: f32) -> QuantizeParams {
+    let divisor = match direction {
+        Direction::Divisor => scale,
+        Direction::Multiplier => 1.0 / scale,
+    };
+    let global = Global::Given(GlobalScale::Divisor(divisor));
+    params(Scheme::Nvfp4(Arithmetic::TRANSFORMER_ENGINE, global))
 }
 
 /// The parameters for rows in f32, which are rounded already.

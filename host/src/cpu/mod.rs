@@ -36,6 +36,7 @@ mod gemm_weights;
 mod gemv;
 mod gemv_weights;
 mod isa;
+mod kv;
 mod memory;
 mod products;
 mod quantize;
@@ -70,5 +71,6 @@ pub use gemv_weights::gemv_weights;
 #[doc(hidden)]
 pub use gemv_weights::gemv_weights_with;
 pub use isa::Isa;
+pub use kv::{append_kv, gather_kv};
 pub use quantize::{quantize, quantize_into, quantize_into_parts, quantize_with};
 pub(crate) use simd::Scalars;

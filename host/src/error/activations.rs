@@ -43,6 +43,22 @@ pub enum ActivationFault {
         /// The required property.
         what: &'static str,
     },
+    /// A KV cache does not have a supported shape.
+    #[error("a KV cache needs {what}")]
+    Cache {
+        /// The required property.
+        what: &'static str,
+    },
+    /// A slot is not in the cache.
+    #[error("row {row} has slot {slot}, and the cache has {slots}; pass a negative slot to skip a row")]
+    Slot {
+        /// The row.
+        row: usize,
+        /// Its slot.
+        slot: i64,
+        /// Slots of the cache.
+        slots: u64,
+    },
     /// GPUs quantize 16-bit activations.
     #[error("GPUs quantize activations in f16 or bf16; convert them, or use the CPU")]
     Dtype,

@@ -38,6 +38,7 @@ pub use memory::activations::{
 };
 pub use memory::experts::{DeviceExperts, DeviceRouting};
 pub use memory::experts_view::DeviceExpertsView;
+pub use memory::kv::{DeviceIntegers, DeviceKvCache, DeviceKvCacheMut, DeviceKvScales, DeviceSlots};
 pub use memory::routing_mut::DeviceRoutingMut;
 pub use memory::tensor::{DeviceAmax, DeviceReport, DeviceTensor};
 pub use memory::tensor_view::DeviceTensorView;

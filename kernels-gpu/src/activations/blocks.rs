@@ -2,6 +2,7 @@
 
 use core::hint::cold_path;
 use core::marker::PhantomData;
+use core::ptr;
 
 use microscale_formats::layout::{TILE_COLS, swizzled_offset};
 use microscale_formats::nvfp4::Arithmetic;
@@ -11,10 +12,10 @@ use microscale_kernels_abi::activations::RowScale;
 use microscale_kernels_abi::{ActivationParams, MxOptions};
 
 use super::one_by_one::{chunk_of_step, element, rolled};
-use super::output::{Memory, Output, Piece};
+use super::output::{Memory, Output, Piece, Place};
 use super::row::Row;
-use crate::access::{self, Lane, MOST_OWNED};
-use crate::dtype::Dtype;
+use crate::access::{self, Lane, MOST_OWNED, MOST_STEPS};
+use crate::dtype::{Chunk, Dtype};
 use crate::format::{EVEN, Element, Factor, Format, Mx, Nv};
 use crate::hardware::warp;
 use crate::quantize::reduce_transposed;
@@ -41,7 +42,7 @@ impl<E: Element> Output for MxOutput<E> {
     #[inline(always)]
     unsafe fn store<D: Dtype>(piece: &Piece<'_>, format: &Self::Scale) {
         // SAFETY: the same contract.
-        unsafe { store::<D, _>(piece, format) }
+        unsafe { store::<D, _, _>(&piece.chunks, piece.number, piece, format) }
     }
 }
 
@@ -79,20 +80,57 @@ impl Output for Nvfp4Output {
     #[inline(always)]
     unsafe fn store<D: Dtype>(piece: &Piece<'_>, format: &Nv) {
         // SAFETY: the same contract.
-        unsafe { store::<D, _>(piece, format) }
+        unsafe { store::<D, _, _>(&piece.chunks, piece.number, piece, format) }
     }
 }
 
-/// Quantizes a piece, and stores its codes and scales.
+impl Place for Piece<'_> {
+    #[inline(always)]
+    fn codes(&self, block: u32, bytes: u32) -> *mut u8 {
+        if !self.row.exists || block >= self.params.blocks {
+            return ptr::null_mut();
+        }
+        let row = u64::from(self.row.number) * self.params.code_stride;
+        self.memory.codes.wrapping_add(row as usize).wrapping_add((block * bytes) as usize)
+    }
+
+    #[inline(always)]
+    fn scale(&self, block: u32) -> *mut u8 {
+        const ROWS_128: u32 = ActivationLayout::Swizzled128x4 as u32;
+        const ROWS_8: u32 = ActivationLayout::Swizzled8x4 as u32;
+        let (params, row) = (self.params, self.row.scale_row);
+        if !self.row.has_scales || block >= params.padded_blocks {
+            return ptr::null_mut();
+        }
+        let offset = match params.tile_rows {
+            ROWS_128 => swizzled_offset(u64::from(row), u64::from(block), u64::from(params.tiles_per_row())),
+            ROWS_8 => {
+                let tile = row / ROWS_8 * params.tiles_per_row() + block / TILE_COLS as u32;
+                let in_tile = row % ROWS_8 * TILE_COLS as u32 + block % TILE_COLS as u32;
+                u64::from(tile) * u64::from(ROWS_8 * TILE_COLS as u32) + u64::from(in_tile)
+            }
+            _ => u64::from(row) * u64::from(params.padded_blocks) + u64::from(block),
+        };
+        self.memory.scales.wrapping_add(offset as usize)
+    }
+}
+
+/// Quantizes a piece of a row, and stores its codes and scales.
 ///
 /// # Safety
-/// The contract of the kernels in [`super`].
+/// The place has the addresses of the piece's blocks in global memory, each of which only one warp
+/// stores; codes start on 4 bytes.
 #[inline(always)]
-unsafe fn store<D: Dtype, F: Format>(piece: &Piece<'_>, format: &F) {
+pub(super) unsafe fn store<D: Dtype, F: Format, P: Place>(
+    chunks: &[Chunk; MOST_STEPS],
+    piece: u32,
+    place: &P,
+    format: &F,
+) {
     let lanes = const { access::lanes::<D, F>() };
     let owned = const { access::owned::<F>() };
-    let lane = Lane::of_piece::<D, F>(u64::from(piece.number));
-    let amax = reduce_transposed::<D, F>(&piece.chunks).map(D::magnitude_to_f32_bits);
+    let lane = Lane::of_piece::<D, F>(u64::from(piece));
+    let amax = reduce_transposed::<D, F>(chunks).map(D::magnitude_to_f32_bits);
     let mut factors: [Factor; MOST_OWNED] = [[0; 3]; MOST_OWNED];
     let mut bytes = [0; MOST_OWNED];
     let mut usual = true;
@@ -112,91 +150,61 @@ unsafe fn store<D: Dtype, F: Format>(piece: &Piece<'_>, format: &F) {
             (bytes[k], factors[k]) = (scaled.byte, scaled.factor);
         }
     }
-    // SAFETY: a row of codes for each row of values.
-    let codes =
-        piece.memory.codes.wrapping_add((u64::from(piece.row.number) * piece.params.code_stride) as usize);
-    let exists = |number: u64| piece.row.exists && number < u64::from(piece.params.blocks);
-    if warp::ballot(!in_range) != 0 {
+    let by_reference = warp::ballot(!in_range) != 0;
+    if by_reference {
+        cold_path();
+        for k in 0..owned as usize {
+            let finite = !block::is_non_finite(amax[k]);
+            bytes[k] = if finite { format.define::<D>(amax[k]).0 } else { F::NAN_SCALE };
+        }
+    }
+    for k in 0..owned {
+        let scale = place.scale(lane.own_block::<D, F>(k) as u32);
+        if !scale.is_null() {
+            // SAFETY: the block has a scale, which this lane stores.
+            unsafe { *scale = bytes[k as usize] };
+        }
+    }
+    if by_reference {
         cold_path();
         // SAFETY: the same contract.
-        unsafe { store_by_reference::<D, F>(piece, format, &lane, codes, amax) };
+        unsafe { store_by_reference::<D, F, P>(chunks, place, format, &lane, amax, bytes) };
         return;
     }
-    // The factor of the block that the lane meets in step `j`.
-    let factor = |j: u32| {
+    let limits = F::LIMITS && warp::ballot(clipped) != 0;
+    for j in 0..D::STEPS {
+        // The factor of the block that the lane meets in this step.
         let own = factors[(j / lanes) as usize];
         let mut factor = [0; 3];
         for word in 0..F::words::<D>() {
             factor[word] = warp::shuffle(own[word], lane.owner::<D, F>(j));
         }
-        factor
-    };
-    let limits = F::LIMITS && warp::ballot(clipped) != 0;
-    for j in 0..D::STEPS {
-        let factor = factor(j);
-        let chunk = piece.chunks[j as usize];
+        let chunk = chunks[j as usize];
         let chunk = if limits { F::limit::<D>(&chunk, factor) } else { chunk };
         let packed = format.encode::<D>(&chunk, factor);
-        let number = lane.block(j);
-        if exists(number) {
+        let codes = place.codes(lane.block(j) as u32, F::BYTES);
+        if !codes.is_null() {
             // SAFETY: the block exists; each part of it has one lane.
-            unsafe { access::store_codes::<D, F>(codes, number, lane.part, packed) };
+            unsafe { access::store_codes::<D, F>(codes, 0, lane.part, packed) };
         }
-    }
-    for k in 0..owned {
-        // SAFETY: the same contract.
-        unsafe { store_scale(piece, lane.own_block::<D, F>(k) as u32, bytes[k as usize]) };
     }
 }
 
-/// Stores a block's scale byte, if the block exists or is padding.
-///
-/// # Safety
-/// The contract of the kernels in [`super`]; one thread stores a block's.
-#[inline(always)]
-unsafe fn store_scale(piece: &Piece<'_>, block: u32, byte: u8) {
-    let (params, row) = (piece.params, piece.row.scale_row);
-    if !piece.row.has_scales || block >= params.padded_blocks {
-        return;
-    }
-    const ROWS_128: u32 = ActivationLayout::Swizzled128x4 as u32;
-    const ROWS_8: u32 = ActivationLayout::Swizzled8x4 as u32;
-    let offset = match params.tile_rows {
-        ROWS_128 => swizzled_offset(u64::from(row), u64::from(block), u64::from(params.tiles_per_row())),
-        ROWS_8 => {
-            let tile = row / ROWS_8 * params.tiles_per_row() + block / TILE_COLS as u32;
-            let in_tile = row % ROWS_8 * TILE_COLS as u32 + block % TILE_COLS as u32;
-            u64::from(tile) * u64::from(ROWS_8 * TILE_COLS as u32) + u64::from(in_tile)
-        }
-        _ => u64::from(row) * u64::from(params.padded_blocks) + u64::from(block),
-    };
-    // SAFETY: the layout has the block, and this thread stores its scale.
-    unsafe { *piece.memory.scales.add(offset as usize) = byte };
-}
-
-/// [`store`] by the reference, element by element: blocks that are not finite get the NaN scale and
-/// codes 0.
+/// Stores codes by the reference, element by element. Blocks that are not finite get codes 0.
 ///
 /// # Safety
 /// As for [`store`].
 #[inline(always)]
-unsafe fn store_by_reference<D: Dtype, F: Format>(
-    piece: &Piece<'_>,
+unsafe fn store_by_reference<D: Dtype, F: Format, P: Place>(
+    chunks: &[Chunk; MOST_STEPS],
+    place: &P,
     format: &F,
     lane: &Lane,
-    codes: *mut u8,
     amax: [u32; MOST_OWNED],
+    bytes: [u8; MOST_OWNED],
 ) {
     let lanes = const { access::lanes::<D, F>() };
-    let owned = const { access::owned::<F>() };
-    let mut bytes = [0; MOST_OWNED];
-    for k in 0..owned as usize {
-        let finite = !block::is_non_finite(amax[k]);
-        bytes[k] = if finite { format.define::<D>(amax[k]).0 } else { F::NAN_SCALE };
-        // SAFETY: the same contract.
-        unsafe { store_scale(piece, lane.own_block::<D, F>(k as u32) as u32, bytes[k]) };
-    }
-    rolled(D::STEPS, |j| {
+    rolled!(j below D::STEPS => {
         // The lane's own block of the step: its first or its second.
         let second = j / lanes != 0;
         let [own_amax, own_byte] =
@@ -205,16 +213,16 @@ unsafe fn store_by_reference<D: Dtype, F: Format>(
         let byte = warp::shuffle(own_byte, lane.owner::<D, F>(j));
         let finite = !block::is_non_finite(amax);
         let (scaling, _) = format.define_under::<D>(amax, byte as u8);
-        let chunk = chunk_of_step(&piece.chunks, j);
+        let chunk = chunk_of_step(chunks, j);
         let mut packed = 0;
-        rolled(D::CHUNK, |i| {
+        rolled!(i below D::CHUNK => {
             let code = if finite { format.code(element::<D>(&chunk, i), scaling) } else { 0 };
             packed |= u64::from(code) << (F::BITS * i);
         });
-        let number = lane.block(j);
-        if piece.row.exists && number < u64::from(piece.params.blocks) {
+        let codes = place.codes(lane.block(j) as u32, F::BYTES);
+        if !codes.is_null() {
             // SAFETY: the block exists; each part of it has one lane.
-            unsafe { access::store_codes::<D, F>(codes, number, lane.part, packed) };
+            unsafe { access::store_codes::<D, F>(codes, 0, lane.part, packed) };
         }
     });
 }

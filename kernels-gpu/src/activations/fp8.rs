@@ -8,7 +8,7 @@ use microscale_formats::{E4m3, nvfp4};
 use microscale_kernels_abi::ActivationParams;
 use microscale_kernels_abi::activations::RowScale;
 
-use super::one_by_one::{chunk_of_step, element, rolled, select};
+use super::one_by_one::{chunk_of_step, element, finite_amax_of_chunk, rolled, select};
 use super::output::{Memory, Output, Piece};
 use super::row::Row;
 use super::source::{column, step};
@@ -64,9 +64,7 @@ impl Output for Fp8Output {
                 scales[j as usize] =
                     unsafe { group::<D>(piece, chunk, most, column::<D>(piece.number, j), exists(j)) };
             }
-            // Beyond these, the quotient's steps may underflow or overflow.
-            let scale = scales[j as usize];
-            usual &= most < D::INFINITY && scale >= power_of_two(-60) && scale <= power_of_two(60);
+            usual &= is_usual::<D>(most, scales[j as usize]);
         }
         let usual = warp::ballot(!usual) == 0;
         if usual && params.aligned != 0 {
@@ -83,10 +81,10 @@ impl Output for Fp8Output {
         }
         cold_path();
         let [a, b, c, d, ..] = scales.map(f32::to_bits);
-        rolled(D::STEPS, |j| {
+        rolled!(j below D::STEPS => {
             let scale = f32::from_bits(select(&[a, b, c, d], j));
             let (chunk, column) = (chunk_of_step(&piece.chunks, j), column::<D>(piece.number, j));
-            rolled(D::CHUNK, |i| {
+            rolled!(i below D::CHUNK => {
                 if piece.row.exists && column + i < params.cols {
                     let code = encode_fp8(element::<D>(&chunk, i), scale);
                     // SAFETY: the column exists, and this lane has it.
@@ -108,13 +106,7 @@ unsafe fn group<D: Dtype>(piece: &Piece<'_>, chunk: &Chunk, most: u32, column: u
     let mut amax = D::magnitude_to_f32_bits(most);
     if warp::ballot(most >= D::INFINITY) != 0 {
         cold_path();
-        amax = 0;
-        rolled(D::CHUNK, |i| {
-            let value = element::<D>(chunk, i);
-            if value.is_finite() {
-                amax = amax.max(value.to_bits() & 0x7FFF_FFFF);
-            }
-        });
+        amax = finite_amax_of_chunk::<D>(chunk);
     }
     let mut distance = lanes / 2;
     while distance > 0 {
@@ -150,6 +142,29 @@ fn encode<D: Dtype>(chunk: &Chunk, scale: f32) -> u64 {
         packed |= u64::from(pair) << (16 * i);
     }
     packed
+}
+
+/// The codes of a chunk under any scale. All lanes of the warp call it.
+#[inline(always)]
+pub(super) fn encode_any<D: Dtype>(chunk: &Chunk, scale: f32) -> u64 {
+    let [a, b, c, d] = *chunk;
+    let most = D::largest(D::max_magnitudes(D::max_magnitudes(a, b), D::max_magnitudes(c, d)));
+    if warp::ballot(!is_usual::<D>(most, scale)) == 0 {
+        return encode::<D>(chunk, scale);
+    }
+    cold_path();
+    let mut packed = 0;
+    rolled!(i below D::CHUNK => {
+        packed |= u64::from(encode_fp8(element::<D>(chunk, i), scale).to_bits()) << (8 * i);
+    });
+    packed
+}
+
+/// Whether [`encode`] can do it: beyond these scales the quotient's steps may underflow or
+/// overflow.
+#[inline(always)]
+fn is_usual<D: Dtype>(most: u32, scale: f32) -> bool {
+    most < D::INFINITY && scale >= power_of_two(-60) && scale <= power_of_two(60)
 }
 
 const _: () = assert!(step::<crate::dtype::Bf16>() as usize % GROUP == 0 && E4m3::MAX == 448.0);

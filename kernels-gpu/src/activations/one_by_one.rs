@@ -4,24 +4,41 @@ use crate::access::MOST_STEPS;
 use crate::dtype::{Chunk, Dtype};
 use crate::hardware::ptx;
 
-/// Calls `each` with a lane's elements, for rare cases.
+/// Runs the body with numbers below `count`, in a loop that is not unrolled. Not a function with a
+/// closure, which LLVM may call in place of inlining it.
+macro_rules! rolled {
+    ($i:ident below $count:expr => $body:block) => {
+        let mut $i = 0;
+        while $i < $count {
+            $body
+            // Opaque, so that the compiler cannot count the iterations.
+            $i = $crate::hardware::ptx::opaque($i + 1);
+        }
+    };
+}
+pub(super) use rolled;
+
+/// The bits of the largest finite magnitude of a lane's chunks.
 #[inline(always)]
-pub(super) fn for_each<D: Dtype>(chunks: &[Chunk; MOST_STEPS], mut each: impl FnMut(f32)) {
-    rolled(D::STEPS, |j| {
-        let chunk = chunk_of_step(chunks, j);
-        rolled(D::CHUNK, |i| each(element::<D>(&chunk, i)));
+pub(super) fn finite_amax<D: Dtype>(chunks: &[Chunk; MOST_STEPS]) -> u32 {
+    let mut finite = 0;
+    rolled!(j below D::STEPS => {
+        finite = finite.max(finite_amax_of_chunk::<D>(&chunk_of_step(chunks, j)));
     });
+    finite
 }
 
-/// Calls `each` with numbers below `count`, in a loop that is not unrolled, for rare cases.
+/// The bits of the largest finite magnitude of a chunk.
 #[inline(always)]
-pub(super) fn rolled(count: u32, mut each: impl FnMut(u32)) {
-    let mut i = 0;
-    while i < count {
-        each(i);
-        // Opaque, so that the compiler cannot count the iterations.
-        i = ptx::opaque(i + 1);
-    }
+pub(super) fn finite_amax_of_chunk<D: Dtype>(chunk: &Chunk) -> u32 {
+    let mut finite = 0;
+    rolled!(i below D::CHUNK => {
+        let value = element::<D>(chunk, i);
+        if value.is_finite() {
+            finite = finite.max(value.to_bits() & 0x7FFF_FFFF);
+        }
+    });
+    finite
 }
 
 /// Value `i` of a chunk of 16-bit values, without indexing memory.

@@ -52,3 +52,13 @@ pub(super) trait Output {
     /// The contract of the kernels in [`super`].
     unsafe fn store<D: Dtype>(piece: &Piece<'_>, scale: &Self::Scale);
 }
+
+/// Where the blocks of a piece of a row are stored.
+pub(super) trait Place {
+    /// The address of a block's codes, of which a block has `bytes`; null for blocks that do not
+    /// exist.
+    fn codes(&self, block: u32, bytes: u32) -> *mut u8;
+
+    /// The address of a block's scale byte; null for blocks that neither exist nor are padding.
+    fn scale(&self, block: u32) -> *mut u8;
+}

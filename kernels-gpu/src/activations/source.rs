@@ -227,7 +227,7 @@ fn first(chunk: &Chunk, column: u32, cols: u32) -> Chunk {
 /// `aligned`, it starts on 16 bytes and `cols` is a multiple of 8. If `whole`, it is aligned and
 /// has the whole piece.
 #[inline(always)]
-unsafe fn load<D: Dtype>(
+pub(super) unsafe fn load<D: Dtype>(
     row: *const u8,
     piece: u32,
     each: u32,
@@ -291,10 +291,10 @@ unsafe fn load_written<D: Dtype>(
 #[inline(always)]
 unsafe fn load_elements<D: Dtype>(row: *const u8, piece: u32, each: u32, cols: u32) -> [Chunk; MOST_STEPS] {
     let mut chunks = [[0; 4]; MOST_STEPS];
-    rolled(D::STEPS, |j| {
+    rolled!(j below D::STEPS => {
         let column = each * column::<D>(piece, j);
         let (mut low, mut high) = (0, 0);
-        rolled(D::CHUNK, |i| {
+        rolled!(i below D::CHUNK => {
             if column + i < cols {
                 // SAFETY: the element exists.
                 let element = unsafe { *row.cast::<u16>().add((column + i) as usize) };
@@ -335,9 +335,9 @@ unsafe fn store<D: Dtype>(row: *mut u8, piece: u32, cols: u32, aligned: bool, ch
         return;
     }
     cold_path();
-    rolled(D::STEPS, |j| {
+    rolled!(j below D::STEPS => {
         let (column, chunk) = (column::<D>(piece, j), chunk_of_step(chunks, j));
-        rolled(D::CHUNK, |i| {
+        rolled!(i below D::CHUNK => {
             if column + i < cols {
                 let element = (select(&chunk, i / 2) >> (16 * (i % 2))) as u16;
                 // SAFETY: the element exists.

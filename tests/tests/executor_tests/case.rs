@@ -240,6 +240,9 @@ unsafe impl Plain for microscale_kernels_abi::epilogue::MergeGrid {}
 unsafe impl Plain for microscale_kernels_abi::experts::PlanGrid {}
 // SAFETY: five numbers of eight bytes, then an even number of words, so there is no padding.
 unsafe impl Plain for microscale_kernels_abi::ActivationParams {}
+// SAFETY: a number of eight bytes and six words, another of eight bytes, and fourteen words, so
+// there is no padding.
+unsafe impl Plain for microscale_kernels_abi::activations::KvParams {}
 
 /// Makes the argument for NVFP4's options.
 pub(crate) fn nv_options(options: &NvOptions) -> Argument {

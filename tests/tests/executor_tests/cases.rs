@@ -18,6 +18,7 @@ use super::case::Prepared;
 use super::expert_parts::expert_parts_cases;
 use super::experts::experts_cases;
 use super::gemm::gemm_cases;
+use super::kv::kv_cases;
 use super::operations::{amax, amax_kernel, converting, dequantizer, dequantizing, errors};
 use super::products::{multiplying, product_kernel};
 use super::quantizing::{Access, Input, fits, quantizing};
@@ -375,6 +376,7 @@ pub(crate) fn cases() -> Vec<Case> {
     product_cases::<f16>(&mut cases);
     product_cases::<bf16>(&mut cases);
     activations_cases(&mut cases);
+    kv_cases(&mut cases);
     weights_cases(&mut cases);
     gemm_cases(&mut cases);
     experts_cases(&mut cases);

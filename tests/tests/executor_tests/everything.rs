@@ -14,6 +14,7 @@ use rayon::prelude::*;
 use super::activations::activations_cases;
 use super::case::ptx;
 use super::cases::{Case, cases};
+use super::kv::kv_cases;
 use super::weights::{Launched, Product, Weights, launch_ahead};
 
 /// Returns the modules of all targets, parsed once.
@@ -175,9 +176,10 @@ fn weights_do_not_depend_on_the_sm_count() {
 }
 
 #[test]
-fn activations_of_every_format_and_operation_equal_the_library() {
+fn activations_and_kv_caches_equal_the_library_in_every_case() {
     let mut cases = Vec::new();
     activations_cases(&mut cases);
+    kv_cases(&mut cases);
     let launches = [Schedule::LowestFirst, Schedule::HighestFirst, Schedule::Random(1)]
         .map(|schedule| Launch { schedule, ..Launch::default() });
     for (target, module) in modules() {
