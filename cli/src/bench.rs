@@ -11,9 +11,12 @@
 //! | `workload`, `product` | input and checks of output: operations on a matrix, products |
 //! | `cpu`, `gpu` | timing on a CPU and on a GPU |
 //! | `gemv`, `weights`, `experts` | the kinds of products |
+//! | `activations`, `activation_workload` | quantizing activations, and KV caches |
 //! | `layers` | layers of language models |
 //! | `tune` | measurement of the table of times that plans use |
 
+mod activation_workload;
+pub(crate) mod activations;
 pub(crate) mod case;
 mod cpu;
 #[cfg(feature = "cuda")]
@@ -53,6 +56,7 @@ pub(crate) fn measure(case: &Case, device: &Device) -> Result<Measurement> {
         return Err(Error::NoGpu(format!("{} is measured on GPUs only", op.word())));
     }
     let (bytes, times) = match (op, dtype) {
+        (Op::Activations, _) => return Err(op.not_measured("together with others; give it alone")),
         (Op::GemmExperts, Dtype::F32) => return Err(op.not_measured(NO_F32)),
         #[cfg(feature = "cuda")]
         (Op::GemmExperts, Dtype::F16) => experts::measure::<half::f16>(case, device)?,

@@ -80,6 +80,14 @@ macro_rules! fp8 {
                 Self(code as u8 | (x.to_bits() >> 24) as u8 & 0x80)
             }
 
+            /// [`Self::from_f32`] of a number that is not NaN, without branches, so that loops over
+            /// it vectorize.
+            #[inline(always)]
+            pub fn from_number(x: f32) -> Self {
+                let a = f32::from_bits(x.to_bits() & 0x7FFF_FFFF).min($max);
+                Self(magnitude_code(a, $mantissa, $smallest) as u8 | (x.to_bits() >> 24) as u8 & 0x80)
+            }
+
             /// Returns the exact value.
             #[inline]
             pub fn to_f32(self) -> f32 {
@@ -152,6 +160,21 @@ mod tests {
             (0.001953125, 1.0 / 65536.0)
         );
         assert_eq!(E4m3::MIN_NORMAL.to_f32(), 0.015625);
+    }
+
+    #[test]
+    fn numbers_round_without_branches_as_with_them() {
+        for bits in (0..=u32::MAX).step_by(1013) {
+            let x = f32::from_bits(bits);
+            if !x.is_nan() {
+                assert_eq!(E4m3::from_number(x), E4m3::from_f32(x), "{x:e}");
+                assert_eq!(E5m2::from_number(x), E5m2::from_f32(x), "{x:e}");
+            }
+        }
+        for x in [448.0, 464.0, f32::INFINITY, 57344.0, -0.0] {
+            assert_eq!(E4m3::from_number(x), E4m3::from_f32(x));
+            assert_eq!(E5m2::from_number(x), E5m2::from_f32(x));
+        }
     }
 
     #[test]

@@ -16,6 +16,7 @@
 //! |---|---|
 //! | [`quantize`], [`dequantize`], [`amax`], [`layout`] | the operations on tensors |
 //! | [`search`] | quantizes with searched block scales |
+//! | [`activations`] | quantizes activations after a row operation; KV caches |
 //! | [`errors`] | sums of quantization errors |
 //! | [`gemv`] | multiplies matrices by vectors, both quantized |
 //! | [`gemv_weights`] | multiplies quantized weights by activations of up to 32 tokens per pass |

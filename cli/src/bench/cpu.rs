@@ -48,6 +48,14 @@ pub(super) fn measure<T: Element>(workload: &Workload) -> Result<Times> {
     Ok(Times { operation, copy: Some(copy), ..Times::default() })
 }
 
+/// Returns the median times of an operation that moves `bytes` bytes, and of the copy.
+pub(super) fn measure_against_copy(bytes: u64, mut operation: impl FnMut() -> Result<()>) -> Result<Times> {
+    let source = vec![1u8; bytes as usize / 2];
+    let mut target = vec![2u8; source.len()];
+    let [operation, copy] = in_turns([&mut |_| operation(), &mut |_| copy(&source, &mut target)])?;
+    Ok(Times { operation, copy: Some(copy), ..Times::default() })
+}
+
 /// A kind of work. Its argument is the number of the turn.
 type Work<'a> = &'a mut dyn FnMut(usize) -> Result<()>;
 

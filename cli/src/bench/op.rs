@@ -25,6 +25,9 @@ pub(crate) enum Op {
     GemmWeights,
     /// Experts' quantized weights times the activations of their tokens (GPU only).
     GemmExperts,
+    /// Quantizing activations after each row operation, in each format, and KV caches. Measured by
+    /// itself.
+    Activations,
     /// [`Self::Gemv`] with one row per warp (GPU only).
     #[cfg(feature = "internals")]
     GemvRows1,
@@ -57,6 +60,7 @@ impl Words for Op {
         ("gemv-weights", Self::GemvWeights),
         ("gemm-weights", Self::GemmWeights),
         ("gemm-experts", Self::GemmExperts),
+        ("activations", Self::Activations),
         #[cfg(feature = "internals")]
         ("gemv-rows1", Self::GemvRows1),
         #[cfg(feature = "internals")]

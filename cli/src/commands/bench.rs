@@ -11,6 +11,7 @@ use microscale::{
 };
 use serde_json::json;
 
+use crate::bench::activations::{Row, measure_activations};
 use crate::bench::case::Case;
 #[cfg(feature = "internals")]
 use crate::bench::layers::Half;
@@ -123,6 +124,14 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         print(&device)?;
         return internals::load(&device, json);
     }
+    if args.op.contains(&Op::Activations) {
+        if args.op.len() > 1 || !args.format.is_empty() || !args.dtype.is_empty() {
+            let message = "activations are measured by themselves: give --device, --shape and --json only";
+            return Err(Usage::new(message).into());
+        }
+        print(&device)?;
+        return activations(&args, &device, json);
+    }
     let cases = cases(&args, recipes(&args)?, matches!(device, Device::Cpu))?;
     print(&device)?;
     let measurements = cases.iter().map(|case| measure(case, &device)).collect::<Result<Vec<_>, _>>()?;
@@ -132,6 +141,39 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         json.finish(serde_json::to_string_pretty(&records)?)?;
     }
     Ok(())
+}
+
+/// Measures quantizing activations.
+fn activations(args: &Args, device: &Device, json: Option<Pending>) -> anyhow::Result<()> {
+    let shapes: Vec<_> = args.shape.iter().map(|size| (size.rows, size.cols)).collect();
+    let measured = measure_activations(device, &shapes)?;
+    let mut table = table(&["activations", "shape", ">µs", ">GB/s", ">copy GB/s", ">of copy"]);
+    for row in &measured {
+        let rate = |seconds: f64| format!("{:.1}", row.bytes as f64 / seconds / 1e9);
+        table.add_row([
+            row.what.clone(),
+            format!("{}x{}", row.shape.rows, row.shape.cols),
+            format!("{:.2}", row.seconds * 1e6),
+            rate(row.seconds),
+            row.copy_seconds.map_or("–".into(), rate),
+            row.copy_seconds.map_or("–".into(), |copy| format!("{:.3}", copy / row.seconds)),
+        ]);
+    }
+    print(table.trim_fmt())?;
+    let Some(file) = json else { return Ok(()) };
+    let record = |row: &Row| {
+        json!({
+            "op": "activations",
+            "what": row.what,
+            "rows": row.shape.rows,
+            "cols": row.shape.cols,
+            "bytes": row.bytes,
+            "device": device.to_string(),
+            "median_seconds": row.seconds,
+            "copy_seconds": row.copy_seconds,
+        })
+    };
+    file.finish(serde_json::to_string_pretty(&measured.iter().map(record).collect::<Vec<_>>())?)
 }
 
 /// The device, on a GPU with the PTX of the target that is asked for.

@@ -1,6 +1,6 @@
 //! Loops over one row of activations. The compiler vectorizes them.
 
-use microscale_formats::activations::{RmsNorm, SUM_COLUMNS, SUM_PIECE, SquareRoot, encode_fp8, tree_sum};
+use microscale_formats::activations::{RmsNorm, SUM_COLUMNS, SUM_PIECE, SquareRoot, tree_sum};
 use microscale_formats::{E4m3, Glu};
 
 use crate::activations::{GluOrder, RowOperation};
@@ -127,9 +127,9 @@ pub(in crate::cpu) fn finite_amax(row: &[f32]) -> f32 {
 #[inline(always)]
 pub(in crate::cpu) fn encode(row: &[f32], scale: f32, codes: &mut [u8]) {
     for (code, x) in codes.iter_mut().zip(row) {
-        // Without a branch, as loops over it vectorize.
+        // `encode_fp8` without branches, so that the loop vectorizes.
         let finite = x.to_bits() & 0x7FFF_FFFF < f32::INFINITY.to_bits();
-        let of_finite = encode_fp8(if finite { *x } else { 0.0 }, scale);
-        *code = if finite { of_finite } else { E4m3::NAN }.to_bits();
+        let number = E4m3::from_number(if finite { *x } else { 0.0 } / scale).to_bits();
+        *code = if finite { number } else { E4m3::NAN.to_bits() };
     }
 }
