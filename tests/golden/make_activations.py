@@ -43,7 +43,7 @@ COLUMNS = 256
 GROUP = 128
 # A power of two, so that it is the same number in every type.
 EPSILON = 2.0**-20
-# vLLM's least amax of a token and of a group, with which torchao limits amax.
+# vLLM's least amax of a token and of a group. torchao takes them as a limit.
 LEAST_TOKEN = 1.0 / 512.0
 LEAST_GROUP = 1e-10
 
@@ -153,7 +153,7 @@ def nvfp4_rows(type_name: str, exponent: int) -> torch.Tensor:
     random = torch.Generator().manual_seed(43 + exponent)
     rows = torch.randn(160, COLUMNS, generator=random) * 2.0 ** torch.randint(-3, 9, (160, COLUMNS // 16), generator=random).repeat_interleave(16, 1)
     steps = torch.tensor([0.25, 0.5, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, 6.0, -0.0, 0.0, -0.25, -1.75, -5.0])
-    # Blocks with an amax of 6 · 2^k, in which quotients are ties.
+    # Blocks with an amax of 6 · 2^k. Their quotients are ties.
     for row in range(0, 160, 5):
         rows[row, 32:64] = steps[torch.randint(len(steps), (32,), generator=random)] * 2.0 ** (row % 8)
         rows[row, [32, 48]] = 6.0 * 2.0 ** (row % 8)
