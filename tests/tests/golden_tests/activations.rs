@@ -2,62 +2,36 @@
 //! derived bounds.
 
 use half::{bf16, f16};
-use microscale::cpu::{Isa, quantize_activations_with};
-use microscale::formats::activations::{GROUP, LEAST_GROUP_AMAX, LEAST_TOKEN_SCALE, RmsNorm, SUM_PIECE};
+use microscale::formats::activations::{GROUP, LEAST_GROUP_AMAX, LEAST_TOKEN_SCALE, RmsNorm};
 use microscale::formats::nvfp4::Direction;
 use microscale::formats::{NegativeZero, Ties};
 use microscale::{
-    ActivationFormat, ActivationInput, ActivationLayout, ActivationRecipe, ActivationScale, Fp8Scale, Gate,
-    Glu, GluOrder, QuantizedActivations, RowOperation, Scheme, Shape,
+    ActivationFormat, ActivationLayout, ActivationRecipe, ActivationScale, Fp8Scale, Gate, Glu, GluOrder,
+    QuantizedActivations, RowOperation, Scheme, Shape,
+};
+use microscale_test_support::activations::{
+    PER_GROUP, Parts, Within, assert_within, fp8, gate_error, norm_error, quantized, sum_roundings,
 };
 use microscale_test_support::golden::{Golden, Input, Nvfp4, Tensors, files};
-use microscale_test_support::oracle::{E4M3, Exact, e4m3_value, nearest, power_of_two};
+use microscale_test_support::oracle::{Exact, power_of_two};
 
 const FOLDER: &str = "activations";
 const TORCHAO: &str = "torchao-0.18.0";
 const TRANSFORMERS: &str = "transformers-5.23.0";
 const TORCH: &str = "torch-2.11.0";
 
-/// Half the distance of 1 to the next f32: the relative error of one rounding.
-const U: f64 = 1.0 / (1 << 24) as f64;
-
 /// ε of the files.
 const EPSILON: f32 = 1.0 / (1 << 20) as f32;
 
-/// Quantizes with every instruction set, and asserts that all results are the same.
-fn quantized<T: Exact>(
+/// Quantizes rows without gaps.
+fn of_rows<T: Exact>(
     values: &[T],
     columns: usize,
     recipe: &ActivationRecipe,
-    scales: &[f32],
-    weights: Option<&[T]>,
-    residual: Option<&mut Vec<T>>,
-) -> QuantizedActivations {
+    parts: &Parts<'_, T>,
+) -> (QuantizedActivations, Option<Vec<T>>) {
     let shape = Shape::new(values.len() / columns, columns);
-    let before = residual.as_deref().cloned();
-    let mut results = Isa::available().map(|isa| {
-        let mut sums = before.clone();
-        let input = ActivationInput {
-            residual: sums.as_deref_mut(),
-            weights,
-            scales,
-            ..ActivationInput::new(values, shape)
-        };
-        let result = quantize_activations_with(isa, input, recipe).expect("the CPU quantizes");
-        (isa, result, sums)
-    });
-    let (_, first, sums) = results.next().expect("an instruction set");
-    for (isa, result, others) in results {
-        assert_eq!(result, first, "{isa:?}, {recipe:?}");
-        let bits = |sums: &Option<Vec<T>>| {
-            sums.as_ref().map(|sums| sums.iter().map(|sum| sum.bits()).collect::<Vec<_>>())
-        };
-        assert_eq!(bits(&others), bits(&sums), "{isa:?}, {recipe:?}: residual");
-    }
-    if let (Some(residual), Some(sums)) = (residual, sums) {
-        *residual = sums;
-    }
-    first
+    quantized(values, shape, recipe, parts).expect("the CPU quantizes")
 }
 
 /// Quantizes rows without an operation.
@@ -68,9 +42,9 @@ fn of_input(
     scales: &[f32],
 ) -> QuantizedActivations {
     match input {
-        Input::F32(values) => quantized(values, columns, recipe, scales, None, None),
-        Input::F16(values) => quantized(values, columns, recipe, scales, None, None),
-        Input::Bf16(values) => quantized(values, columns, recipe, scales, None, None),
+        Input::F32(values) => of_rows(values, columns, recipe, &Parts { scales, ..Parts::default() }).0,
+        Input::F16(values) => of_rows(values, columns, recipe, &Parts { scales, ..Parts::default() }).0,
+        Input::Bf16(values) => of_rows(values, columns, recipe, &Parts { scales, ..Parts::default() }).0,
     }
 }
 
@@ -82,12 +56,6 @@ fn columns_of(file: &Tensors, tensor: &str) -> usize {
     let &[_, columns] = file.shape(tensor) else { panic!("{tensor} is no matrix") };
     columns
 }
-
-const fn fp8(scale: Fp8Scale) -> ActivationRecipe {
-    ActivationRecipe::new(ActivationFormat::Fp8(scale))
-}
-
-const PER_GROUP: Fp8Scale = Fp8Scale::PerGroup { power_of_two: false };
 
 #[test]
 fn each_file_is_compared() {
@@ -147,7 +115,7 @@ fn fp8_equals_compressed_tensors_above_the_least_scales() {
         ("token", Fp8Scale::PerToken, LEAST_TOKEN_SCALE, columns),
         ("group", PER_GROUP, LEAST_GROUP_AMAX / 448.0, GROUP),
     ] {
-        let found = quantized(&input, columns, &fp8(scale), &[], None, None);
+        let found = of_rows(&input, columns, &fp8(scale), &Parts::default()).0;
         let (codes, scales) = (file.bytes(&format!("{name}.codes")), file.f32s(&format!("{name}.scales")));
         assert_eq!(found.f32_scales.len(), scales.len());
         let mut below = 0;
@@ -301,84 +269,6 @@ fn nvfp4_equals_transformer_engines_formula() {
     assert!(given > 60 && by_row > 30, "{given} with a given scale, {by_row} as a row");
 }
 
-/// Bounds of a value.
-#[derive(Clone, Copy, Debug)]
-struct Within {
-    low: f64,
-    high: f64,
-}
-
-impl Within {
-    fn around(value: f64, error: f64) -> Self {
-        Self { low: value - error, high: value + error }
-    }
-
-    /// Returns the neighbours of a number.
-    fn neighbours<T: Exact>(value: T) -> Self {
-        let bits = value.bits();
-        let magnitude = bits & !(1 << (T::BITS - 1));
-        let far = T::of_bits(magnitude + 1).to_f64();
-        let near = if magnitude == 0 { -far } else { T::of_bits(magnitude - 1).to_f64() };
-        let (low, high) = (near.min(far), near.max(far));
-        if magnitude == bits { Self { low, high } } else { Self { low: -high, high: -low } }
-    }
-
-    fn magnitudes(self) -> (f64, f64) {
-        let (low, high) = (self.low.abs(), self.high.abs());
-        (if self.low * self.high <= 0.0 { 0.0 } else { low.min(high) }, low.max(high))
-    }
-}
-
-/// Returns the value of the code that is nearest to a quotient.
-fn rounded(quotient: f64) -> f64 {
-    e4m3_value(nearest(&E4M3, quotient.abs(), Ties::Even)) * if quotient < 0.0 { -1.0 } else { 1.0 }
-}
-
-/// Asserts that FP8 codes and scales per group are possible for values within bounds.
-///
-/// Quotients and scales may have one more rounding to f32 each. Returns the share of elements of
-/// which the bounds leave more than one code.
-fn assert_within(found: &QuantizedActivations, within: &[Within], columns: usize, what: &str) -> f64 {
-    assert_eq!(found.codes.len(), within.len(), "{what}");
-    let groups = columns.div_ceil(GROUP);
-    assert_eq!(found.f32_scales.len(), within.len() / columns * groups, "{what}");
-    let mut loose = 0;
-    for (row, (codes, within)) in found.codes.chunks(columns).zip(within.chunks(columns)).enumerate() {
-        for (group, (codes, within)) in codes.chunks(GROUP).zip(within.chunks(GROUP)).enumerate() {
-            let scale = f64::from(found.f32_scales[row * groups + group]);
-            let of = |amax: f64| amax.max(f64::from(LEAST_GROUP_AMAX)) / 448.0;
-            let least = within.iter().map(|value| value.magnitudes().0).fold(0.0, f64::max);
-            let most = within.iter().map(|value| value.magnitudes().1).fold(0.0, f64::max);
-            let fits = of(least) * (1.0 - 2.0 * U) <= scale && scale <= of(most) * (1.0 + 2.0 * U);
-            assert!(fits, "{what}: row {row}, group {group}: {scale:e} for {least:e} to {most:e}");
-            for (column, (code, value)) in codes.iter().zip(within).enumerate() {
-                let margin = |value: f64| 2.0 * U * (value / scale).abs();
-                let low = rounded(value.low / scale - margin(value.low));
-                let high = rounded(value.high / scale + margin(value.high));
-                let code = e4m3_value(*code);
-                let at = || format!("{what}: row {row}, column {}", group * GROUP + column);
-                assert!(low <= code && code <= high, "{}: {code} for {value:?} / {scale:e}", at());
-                loose += usize::from(low != high);
-            }
-        }
-    }
-    loose as f64 / within.len() as f64
-}
-
-/// Returns the bound of a gate's error.
-///
-/// `argument` is the sigmoid's, with an error of `roundings` roundings, which are constants' too.
-/// A relative error of the sigmoid results, as e^x has the derivative e^x. Far above 0 the sigmoid
-/// is 1. The sigmoid itself is within 2^−22 or 2^−125, and four operations are rounded. Products
-/// may be subnormal.
-fn gate_error(expected: f64, gate: f64, up: f64, argument: f64, roundings: f64) -> f64 {
-    let of_argument = if argument > 30.0 { U } else { roundings * U * argument.abs() };
-    let relative = power_of_two(-22) + 4.0 * U + of_argument;
-    expected.abs() * relative * 1.01
-        + power_of_two(-125) * 1.01 * gate.abs() * up.abs()
-        + power_of_two(-149) * (2.0 + up.abs())
-}
-
 fn interleaved(gate: &[f32], up: &[f32]) -> Vec<f32> {
     gate.iter().zip(up).flat_map(|(gate, up)| [*gate, *up]).collect()
 }
@@ -406,7 +296,7 @@ fn compare_gate(
         [(GluOrder::Halves, halves(gate, up, columns)), (GluOrder::Interleaved, interleaved(gate, up))];
     for (order, values) in orders {
         let recipe = ActivationRecipe { operation: RowOperation::Glu(glu, order), ..fp8(PER_GROUP) };
-        let found = quantized(&values, 2 * columns, &recipe, &[], None, None);
+        let found = of_rows(&values, 2 * columns, &recipe, &Parts::default()).0;
         let loose = assert_within(&found, &within, columns, &format!("{glu:?}, {order:?}"));
         // gpt-oss' limits make quotients of 3/4, which are ties.
         let ties = if glu == Glu::Sigmoid(Gate::GPT_OSS) { 0.015 } else { 0.001 };
@@ -443,20 +333,6 @@ fn the_gate_of_gpt_oss_is_within_its_bound_of_transformers() {
     });
 }
 
-/// Returns the bound of the relative error of RMSNorm in f32, before its rounding to T.
-///
-/// `sum` is the number of roundings on the path of an element through the sum of squares. With
-/// 1 / K, the product and the addition of ε they count half, because of the root. The root, the
-/// reciprocal, and three operations of an element follow.
-fn norm_error(sum: usize) -> f64 {
-    ((sum as f64 + 3.0) / 2.0 + 5.0) * U * 1.01
-}
-
-/// Roundings of the documented sum of squares: four squares, a tree of 256, and pieces.
-fn sum_roundings(columns: usize) -> usize {
-    4 + 8 + columns.div_ceil(SUM_PIECE)
-}
-
 #[test]
 fn rms_norm_is_within_its_bound_of_torch() {
     let file = Tensors::read(FOLDER, &format!("{TORCH}-norms-f32"));
@@ -467,7 +343,8 @@ fn rms_norm_is_within_its_bound_of_torch() {
     // In f32 the rounding before the weight changes nothing.
     for norm in [RmsNorm::flashinfer(EPSILON), RmsNorm::llama(EPSILON)] {
         let recipe = ActivationRecipe { operation: RowOperation::RmsNorm(norm), ..fp8(PER_GROUP) };
-        let found = quantized(&x, columns, &recipe, &[], Some(&weight), None);
+        let parts = Parts { weights: Some(&weight), ..Parts::default() };
+        let (found, _) = of_rows(&x, columns, &recipe, &parts);
         let loose = assert_within(&found, &within, columns, &format!("{norm:?}"));
         assert!(loose < 0.001, "{norm:?}: {loose} of the codes are uncertain");
     }
@@ -488,10 +365,14 @@ fn compare_norms<T: Exact>(dtype: &str, floats: fn(&Input) -> &Vec<T>) {
             for case in ["plain", "added"] {
                 let what = format!("{dtype}, {columns}, {name}, {case}");
                 let x = tensor("x");
-                let mut residual = (case == "added").then(|| floats(&tensor("residual")).clone());
-                let found =
-                    quantized(floats(&x), columns, &recipe, &[], Some(floats(&weight)), residual.as_mut());
-                if let Some(sums) = residual {
+                let residual = (case == "added").then(|| floats(&tensor("residual")).clone());
+                let parts = Parts {
+                    residual: residual.as_deref(),
+                    weights: Some(floats(&weight)),
+                    ..Parts::default()
+                };
+                let (found, sums) = of_rows(floats(&x), columns, &recipe, &parts);
+                if let Some(sums) = sums {
                     let same =
                         sums.iter().zip(floats(&tensor("added"))).all(|(a, b)| a.to_f64() == b.to_f64());
                     assert!(same, "{what}: the residual");
@@ -525,7 +406,7 @@ fn compare_norms<T: Exact>(dtype: &str, floats: fn(&Input) -> &Vec<T>) {
                 let most = [("f32", 0.005), ("f16", 0.05), ("bf16", 0.3)];
                 let most = most.iter().find(|(of, _)| *of == dtype).expect("a dtype").1;
                 assert!(loose < most, "{what}: {loose} of the codes are uncertain");
-                let theirs = quantized(expected, columns, &fp8(PER_GROUP), &[], None, None);
+                let theirs = of_rows(expected, columns, &fp8(PER_GROUP), &Parts::default()).0;
                 let differ = found.codes.iter().zip(&theirs.codes).filter(|(a, b)| a != b).count();
                 assert!(differ * 500 <= expected.len(), "{what}: {differ} codes differ");
             }
