@@ -1,6 +1,7 @@
 //! Compares every instruction set with bytes that other libraries produced.
 
 mod golden_tests {
+    mod activations;
     mod layout;
     mod mx;
     mod mx_groups;

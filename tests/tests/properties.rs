@@ -3,6 +3,7 @@
 //! Inputs are arbitrary bit patterns, shapes, strides and recipes.
 
 mod property_tests {
+    mod activations;
     mod amax;
     mod dequantize;
     mod device;

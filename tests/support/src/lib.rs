@@ -1,5 +1,6 @@
 //! Shared test support: locations of data, running the program, and scratch directories.
 
+pub mod activations;
 pub mod cases;
 pub mod epilogue;
 pub mod golden;

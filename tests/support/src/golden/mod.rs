@@ -140,6 +140,13 @@ impl Tensors {
             other => panic!("{}, {tensor}: of {}", self.name, other.what().0),
         }
     }
+
+    /// Returns a tensor of f64.
+    pub fn f64s(&self, tensor: &str) -> Vec<f64> {
+        let (dtype, _, bytes) = self.get(tensor);
+        assert_eq!(*dtype, Dtype::F64, "{}, {tensor}", self.name);
+        words(bytes, f64::from_le_bytes)
+    }
 }
 
 /// Returns `ml_dtypes`' tables of a format.

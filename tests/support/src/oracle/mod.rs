@@ -3,6 +3,7 @@
 //! They follow the formats' definitions and the libraries' formulas, and share no code with the
 //! library.
 
+pub mod activations;
 pub mod dot;
 mod element;
 mod exact;
