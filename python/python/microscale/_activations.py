@@ -118,8 +118,8 @@ def quantize_activations(
     """Computes an operation on each row, and quantizes the results: the input of a quantized
     product.
 
-    Results of the operation are rounded to the dtype of `x` first. So the bytes are those of two
-    functions, one after the other. NaN and infinities make NaN blocks, or NaN codes in FP8.
+    Results of the operation are rounded to the dtype of `x` first. So one call gives the same bytes
+    as two functions, one after the other. NaN and infinities make NaN blocks, or NaN codes in FP8.
 
     On a GPU the work is one kernel on the current stream of the library of `x`. Nothing waits, so
     that a CUDA graph can capture the call.
