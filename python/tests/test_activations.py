@@ -398,6 +398,7 @@ def ones(*shape, dtype=torch.bfloat16):
         ({"scale": GlobalScale(2.0, "up")}, ValueError, "direction of scale is 'up'"),
         ({"scale": GlobalScale(-2.0, "divisor")}, ValueError, "given scale 0 is -2"),
         ({"scale": GlobalScale(torch.ones(3), "divisor")}, ValueError, r"scale has 3 elements and must have 1"),
+        ({"scale": [1.0], "format": "fp8"}, TypeError, "scale is a list"),
         ({"scale": torch.ones(1, dtype=torch.bfloat16), "format": "fp8"}, TypeError, "scale is bfloat16 and must be float32"),
         ({"x": ones(4, 63), "operation": "silu_and_mul"}, ValueError, "x has 63 columns and a gate combines pairs"),
         ({"x": torch.tensor(1.0)}, ValueError, "x has no dimensions"),
@@ -470,7 +471,24 @@ FP8_SCALE = torch.tensor([0.01])
 def calls():
     """Arguments of each operator."""
     wide, x, weight = rows(9, 256), rows(9, 128), rows(128)
+    of_experts = torch.tensor([0, 3, 3, 9], dtype=INT), torch.tensor([0, 8, 8, 16], dtype=INT)
+    given = torch.tensor([300.0, 400.0, 500.0])
+    norm = "rms_norm", weight
     return {
+        "quantize_activations": [
+            (rows(2, 3, 200),),
+            (rows(2, 3, 200), "mxfp8", "none", None, None, "llama", 1e-6, None, "token", "ceil", False, "8x4"),
+            (rows(5, 200), "fp8", "swiglu_oai", None, None, "llama", 1e-6, None, "group128", None, True),
+            (x, "nvfp4", *norm, rows(9, 128), "gemma", 1e-5, SCALE, "divisor", None, False, "128x4"),
+            (x, "fp8", *norm, None, "flashinfer", 1e-5, FP8_SCALE, "given"),
+            (x, "nvfp4", "none", None, None, "llama", 1e-6, given, "divisor", None, False, "8x4", *of_experts),
+            (x, "mxfp4", "none", None, None, "llama", 1e-6, None, "token", None, False, "8x4", *of_experts, 24),
+            (x, "fp8", "none", None, None, "llama", 1e-6, None, "token", None, False, "linear", of_experts[0]),
+            (
+                *(rows(3, 5, 64), "nvfp4", "silu_and_mul", None, None, "llama", 1e-6, given, "multiplier", None, False, "128x4"),
+                *(None, None, None, torch.tensor([5, 5, 5], dtype=INT)),
+            ),
+        ],
         "scaled_fp4_quant": [(x, SCALE), (x, SCALE, False), (rows(3, 3, 128), SCALE)],
         "silu_and_mul_nvfp4_quant": [(wide, SCALE)],
         "silu_and_mul_quant": [(wide, FP8_SCALE), (rows(2, 3, 256), FP8_SCALE)],
@@ -589,6 +607,10 @@ def test_operators_are_the_function_with_other_arguments():
     [
         (lambda: ops.scaled_fp4_quant(rows(2, 40), SCALE), "rows of 40 are not whole blocks of 16"),
         (lambda: ops.scaled_fp4_quant(torch.tensor(1.0), SCALE), "no dimensions"),
+        (lambda: ops.quantize_activations(rows(2, 64), "mxfp3"), "format is 'mxfp3'"),
+        (lambda: ops.quantize_activations(rows(2, 64), scale=SCALE), "scale_source is 'token' and scale is given"),
+        (lambda: ops.quantize_activations(rows(2, 64), scale_source="divisor"), "scale is missing"),
+        (lambda: ops.quantize_activations(rows(2, 64), scale=SCALE, scale_source="given"), "pass a GlobalScale"),
         (lambda: ops.silu_and_mul_quant(rows(2, 41), FP8_SCALE), "the input has 41 columns"),
         (lambda: ops.per_token_group_quant_fp8(rows(2, 128), 64), "group_size is 64"),
         (lambda: ops.per_token_group_quant_fp8(rows(2, 64)), "whole groups of 128"),
@@ -602,13 +624,13 @@ def test_operators_are_the_function_with_other_arguments():
     ],
 )
 def test_operators_refuse_other_variants(call, message):
-    with pytest.raises(microscale.Error, match=message):
+    with pytest.raises((microscale.Error, TypeError), match=message):
         call()
 
 
-@pytest.mark.parametrize("name", ["quantize_activations", *ops.__all__])
-def test_examples_run(name):
-    text = getattr(microscale if name == "quantize_activations" else ops, name).__doc__
+@pytest.mark.parametrize("function", [quantize_activations, *(getattr(ops, name) for name in ops.__all__)])
+def test_examples_run(function):
+    text = function.__doc__
     example = re.search(r"\n\n((?: {8}.*\n)+)\n    Args:", text)
     assert "assert" in example[1]
     exec(re.sub("^ {8}", "", example[1], flags=re.M), {"torch": torch, "numpy": np, "microscale": microscale, "GlobalScale": GlobalScale})

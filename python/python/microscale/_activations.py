@@ -85,15 +85,15 @@ def _scale_of(value: Any, like: Array, there: bool, experts: int | None) -> tupl
             array.fill_(value) if _arrays.is_torch(array) else array.fill(value)
             return None, array
         return float(value), None
-    if not _gpu.holds(value):
-        if not there:
-            return (float(value), None) if not _arrays.shape_of(value) else (None, _arrays.values(value, "scale"))
-        if prod(_arrays.shape_of(value)) == 1:
-            return _scale_of(float(value), like, there, experts)
-    if _gpu.holds(value) != there:
+    found = _arrays.values(value, "scale")
+    on_gpu = _gpu.holds(found)
+    count = prod(_arrays.shape_of(found))
+    if not on_gpu and (there or not _arrays.shape_of(found)) and count == 1:
+        return _scale_of(float(value), like, there, experts)
+    if on_gpu != there:
         place = "a GPU" if there else "the CPU"
         raise TypeError(f"scale is not in the memory of {place}, where x is; move it there, or pass a number")
-    return None, _arrays.values(value, "scale")
+    return None, found
 
 
 def quantize_activations(

@@ -4,8 +4,8 @@
     y = torch.ops.microscale.scaled_fp4_quant(x, global_scale)          # the same operators
 
 They have the arguments and results of these libraries' functions, work on CPUs and NVIDIA GPUs, and
-stay in one graph under `torch.compile`. All compute what :func:`microscale.quantize_activations`
-computes: results of the operation are rounded to the dtype of the input, scales are exact, and NaN
+stay in one graph under `torch.compile`. :func:`quantize_activations` has every choice of
+:func:`microscale.quantize_activations`, and the others compute the same: results of the operation are rounded to the dtype of the input, scales are exact, and NaN
 propagates. Each operator says how the other library's arithmetic differs from that. A function that
 writes to an output argument there returns it here. On GPUs inputs are float16 or bfloat16.
 
@@ -24,9 +24,10 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 
-from microscale._activations import padded, quantize_activations
+from microscale import _activations
+from microscale._activations import padded
 from microscale._errors import Error
-from microscale._types import ActivationFormat, ActivationLayout, GlobalScale, Norm, RowOperation, ScaleRule
+from microscale._types import ActivationFormat, ActivationLayout, Direction, GlobalScale, Norm, RowOperation, ScaleRule
 
 __all__ = [
     "add_rmsnorm_fp4quant",
@@ -35,6 +36,7 @@ __all__ = [
     "mxfp8_quantize",
     "nvfp4_quantize",
     "per_token_group_quant_fp8",
+    "quantize_activations",
     "rms_norm_dynamic_per_token_quant",
     "rms_norm_static_fp8_quant",
     "rmsnorm_fp4quant",
@@ -52,6 +54,8 @@ _SHAPES_ONLY: ContextVar[bool] = ContextVar("_SHAPES_ONLY", default=False)
 _BLOCK = {"fp8": 1, "mxfp8": 32, "mxfp4": 32, "nvfp4": 16}
 #: Rows of a tile of block scales, by layout.
 _TILE = {"linear": 1, "128x4": 128, "8x4": 8}
+#: Operations that combine pairs of columns.
+_GATES = ("silu_and_mul", "gelu_tanh_and_mul", "swiglu_oai")
 #: FlashInfer's `SfLayout`.
 _LAYOUTS: tuple[ActivationLayout, ...] = ("128x4", "8x4", "linear")
 
@@ -94,42 +98,61 @@ def _quantize(
     power_of_two: bool = False,
     layout: ActivationLayout = "linear",
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Quantizes activations, or returns empty tensors of the same shapes in a fake kernel. Absent
-    parts have no elements."""
-    _require_columns(x)
-    *leading, columns = x.shape
-    if operation.endswith("and_mul"):
-        if columns % 2:
-            raise Error(f"the input has {columns} columns and a gate combines pairs; pass 2 * K columns")
-        columns //= 2
-    block = _BLOCK[format]
+    """Quantizes activations in whole blocks, or returns tensors of the same shapes in a fake kernel.
+    Absent parts have no elements."""
+    columns, block = _columns(x, operation), _BLOCK[format]
     if columns % block:
-        raise Error(f"rows of {columns} are not whole blocks of {block}; pad them, or call microscale.quantize_activations")
+        raise Error(f"rows of {columns} are not whole blocks of {block}; pad them, or call quantize_activations")
     if _SHAPES_ONLY.get():
-        blocks = columns // block
-        code_bytes = columns // 2 if format in ("nvfp4", "mxfp4") else columns
-        codes = x.new_empty((*leading, code_bytes), dtype=torch.uint8)
-        shape = (*leading, blocks) if layout == "linear" else (padded(prod(leading), _TILE[layout]), padded(blocks, 4))
-        scales = x.new_empty(shape if format != "fp8" else (0,), dtype=torch.uint8)
-        per_row = (columns + 127) // 128 if scale == "group128" else 1
-        f32_shape = (*leading, per_row) if isinstance(scale, str) else (0,)
-        return codes, scales, x.new_empty(f32_shape, dtype=torch.float32)
+        per_row = scale if isinstance(scale, str) else None
+        return _shapes(x, columns, format, per_row, layout, None)
     options: dict[str, Any] = {} if operation != "rms_norm" else {"norm": norm, "eps": eps, "weight": weight, "residual": residual}
-    if x.stride(-1) != 1:
-        x = x.contiguous()
-    quantized = quantize_activations(
-        x.detach(),
-        format,
-        operation=operation,
-        scale=scale,
-        scale_rule=scale_rule,
-        power_of_two=power_of_two,
-        layout=layout,
-        **options,
-    )
-    none = [x.new_empty((0,), dtype=dtype) for dtype in (torch.uint8, torch.uint8, torch.float32)]
-    codes, scales, f32_scales = (absent if part is None else part for part, absent in zip(quantized, none))
+    options |= {"scale_rule": scale_rule, "power_of_two": power_of_two}
+    return _quantized(x, format, operation=operation, scale=scale, layout=layout, **options)
+
+
+def _quantized(x: Tensor, format: ActivationFormat, **options: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Quantizes activations to tensors, of which absent ones have no elements."""
+    x = x.detach() if x.stride(-1) == 1 else x.detach().contiguous()
+    codes, scales, f32_scales = _activations.quantize_activations(x, format, **options)
+    if scales is None:
+        scales = x.new_empty((0,), dtype=torch.uint8)
+    if f32_scales is None:
+        f32_scales = x.new_empty((0,), dtype=torch.float32)
     return codes, scales, f32_scales
+
+
+def _columns(x: Tensor, operation: str) -> int:
+    """Returns the number of columns that an operation results in."""
+    _require_columns(x)
+    columns = x.shape[-1]
+    if operation not in _GATES:
+        return columns
+    if columns % 2:
+        raise Error(f"the input has {columns} columns and a gate combines pairs; pass 2 * K columns")
+    return columns // 2
+
+
+def _shapes(
+    x: Tensor, columns: int, format: str, per_row: str | None, layout: str, rows_of_scales: tuple[int, ...] | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns tensors of the shapes of :func:`_quantized`.
+
+    `per_row` is `token` or `group128`, if float32 scales are computed. `rows_of_scales` are the
+    leading dimensions of block scales of experts.
+    """
+    leading, block, tile = x.shape[:-1], _BLOCK[format], _TILE[layout]
+    blocks = (columns + block - 1) // block
+    code_bytes = blocks * block // 2 if format in ("nvfp4", "mxfp4") else blocks * block
+    if rows_of_scales is None:
+        rows_of_scales = leading if tile == 1 else (padded(prod(leading), tile),)
+    scales_shape = (*rows_of_scales, blocks if tile == 1 else padded(blocks, 4)) if format != "fp8" else (0,)
+    f32_shape = (*leading, (columns + 127) // 128 if per_row == "group128" else 1) if per_row else (0,)
+    return (
+        x.new_empty((*leading, code_bytes), dtype=torch.uint8),
+        x.new_empty(scales_shape, dtype=torch.uint8),
+        x.new_empty(f32_shape, dtype=torch.float32),
+    )
 
 
 def _require_columns(x: Tensor) -> None:
@@ -155,6 +178,88 @@ def _require_fp8(dtype: torch.dtype) -> None:
     """Raises an error for another dtype of codes than FP8's."""
     if dtype is not torch.float8_e4m3fn:
         raise Error(f"codes are {dtype}; pass torch.float8_e4m3fn")
+
+
+@_operator(mutates_args=("residual",))
+def quantize_activations(
+    x: Tensor,
+    format: str = "nvfp4",
+    operation: str = "none",
+    weight: Tensor | None = None,
+    residual: Tensor | None = None,
+    norm: str = "llama",
+    eps: float = 1e-6,
+    scale: Tensor | None = None,
+    scale_source: str = "token",
+    scale_rule: str | None = None,
+    power_of_two: bool = False,
+    layout: str = "linear",
+    offsets: Tensor | None = None,
+    scale_offsets: Tensor | None = None,
+    scale_rows: int | None = None,
+    counts: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Quantizes activations, as :func:`microscale.quantize_activations` with the same arguments.
+
+        codes, scales, f32_scales = microscale.ops.quantize_activations(torch.ones(3, 64), operation="swiglu_oai")
+        assert codes.shape == (3, 16) and scales.shape == (3, 2) and f32_scales.shape == (3, 1)
+
+    Args:
+        x: `[..., C]`.
+        format: `fp8`, `mxfp8`, `mxfp4` or `nvfp4`.
+        operation: the operation on a row.
+        weight: `[K]`, weights of RMSNorm.
+        residual: of the shape and dtype of `x`. Becomes the sum.
+        norm: whose RMSNorm.
+        eps: added to the mean of squares.
+        scale: float32 `[1]` or `[experts]`, the given scale.
+        scale_source: `token` or `group128` without `scale`. With it the meaning of its values:
+            `given` for FP8, `divisor` or `multiplier` for NVFP4. MX formats ignore this.
+        scale_rule: the rule of MX formats.
+        power_of_two: for `group128`.
+        layout: the layout of block scales.
+        offsets: int32 `[experts + 1]`, first rows of experts.
+        scale_offsets: int32 `[experts + 1]`, first rows of experts' block scales.
+        scale_rows: rows of block scales, for `offsets`.
+        counts: int32 `[experts]`, rows of experts that exist.
+
+    Returns:
+        Codes, uint8; block scales, uint8; and float32 scales. Absent ones are `[0]`.
+    """
+    if format not in _BLOCK or layout not in _TILE:
+        raise Error(f"format is {format!r} and layout {layout!r}; pass one of {', '.join(_BLOCK)}, and one of {', '.join(_TILE)}")
+    if (scale is None) != (scale_source in ("token", "group128")):
+        found = "missing" if scale is None else "given"
+        raise Error(f"scale_source is {scale_source!r} and scale is {found}; pass 'token' or 'group128' exactly without a scale")
+    if _SHAPES_ONLY.get():
+        per_row = scale_source if scale is None and format in ("fp8", "nvfp4") else None
+        rows_of_scales: tuple[int, ...] | None = None
+        if counts is not None and x.dim() == 3:
+            rows_of_scales = x.shape[0], padded(x.shape[1], _TILE[layout])
+        elif offsets is not None:
+            most = _activations.sorted_scale_rows(x.shape[0], offsets.shape[0] - 1, _TILE[layout])
+            rows_of_scales = (most if scale_rows is None else scale_rows,)
+        return _shapes(x, _columns(x, operation), format, per_row, layout, rows_of_scales)
+    given: Any = None if format in ("mxfp8", "mxfp4") and scale is None else scale_source
+    if scale is not None:
+        given = scale if scale_source == "given" else GlobalScale(scale, cast(Direction, scale_source))
+    return _quantized(
+        x,
+        cast(ActivationFormat, format),
+        operation=operation,
+        weight=weight,
+        residual=residual,
+        norm=norm,
+        eps=eps,
+        scale=given,
+        scale_rule=scale_rule,
+        power_of_two=power_of_two,
+        layout=layout,
+        offsets=offsets,
+        scale_offsets=scale_offsets,
+        scale_rows=scale_rows,
+        counts=counts,
+    )
 
 
 @_operator()
@@ -335,7 +440,7 @@ def per_token_group_quant_fp8(
     if group_size != 128 or eps != 1e-10:
         raise Error(f"group_size is {group_size} and eps {eps}; pass 128 and 1e-10")
     if x.dim() and x.shape[-1] % 128:
-        raise Error(f"rows of {x.shape[-1]} are not whole groups of 128; pad them, or call microscale.quantize_activations")
+        raise Error(f"rows of {x.shape[-1]} are not whole groups of 128; pad them, or call quantize_activations")
     codes, _, scales = _quantize(x, "fp8", scale="group128", power_of_two=use_ue8m0)
     return codes.view(torch.float8_e4m3fn), scales
 
@@ -346,7 +451,7 @@ def nvfp4_quantize(a: Tensor, a_global_sf: Tensor, sfLayout: int = 0) -> tuple[T
 
     FlashInfer multiplies by approximate reciprocals, so that values near a tie may be rounded
     otherwise. There is no shuffling of weights here. For its per-token scales call
-    :func:`microscale.quantize_activations` with `scale="token"`.
+    :func:`quantize_activations` with `scale_source="token"`.
 
         codes, scales = microscale.ops.nvfp4_quantize(torch.ones(3, 64), torch.tensor([2688.0]), 1)
         assert codes.shape == (3, 32) and scales.shape == (8, 4)
