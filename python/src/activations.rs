@@ -11,7 +11,7 @@ use microscale::{
 use pyo3::prelude::*;
 
 use crate::array::{Array, Kind};
-use crate::errors::{error, of_tensors, type_error};
+use crate::errors::{error, of_tensors};
 use crate::interface::array_of;
 use crate::recipe::optional;
 use crate::workers::work;
@@ -479,6 +479,7 @@ mod on_gpu {
     };
 
     use super::*;
+    use crate::errors::type_error;
     use crate::gpu::{Work, bytes_mut, indices, view, view_mut};
     use crate::interface::array_anywhere;
 

@@ -58,8 +58,8 @@ def same(found, expected):
 
 
 def values(q, format, columns, factor=1.0):
-    """The values of activations with linear scales in float64, and the step by which a code of 1 is
-    multiplied."""
+    """Dequantizes activations with linear scales to float64. Also returns the step, the factor of
+    each code."""
     if format in ("fp8", "mxfp8"):
         elements = q.codes.view(E4M3).double()
     else:
@@ -157,8 +157,8 @@ def test_values_are_within_the_error_of_the_format(format, options, operation, n
 @pytest.mark.parametrize(("operation", "norm"), OPERATIONS)
 @pytest.mark.parametrize(("format", "options"), [entry for entry in FORMATS if entry[1].get("scale") != "group128"])
 def test_bytes_are_those_of_two_functions(format, options, operation, norm):
-    """The codes of an operation are those of its rounded result, wherever float32's errors cannot
-    change the rounding of a value that shares the scale."""
+    """Fused codes equal the codes of the rounded result, wherever float32's errors cannot change the
+    rounding of a value that shares the scale."""
     columns = 256
     x = rows(33, 2 * columns if operation in GATES else columns)
     weight = (torch.rand(columns) + 0.5).bfloat16()

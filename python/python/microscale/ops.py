@@ -112,7 +112,7 @@ def _quantize(
 
 
 def _quantized(x: Tensor, format: ActivationFormat, **options: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Quantizes activations to tensors, of which absent ones have no elements."""
+    """Quantizes activations. Absent results are tensors without elements."""
     x = x.detach() if x.stride(-1) == 1 else x.detach().contiguous()
     codes, scales, f32_scales = _activations.quantize_activations(x, format, **options)
     if scales is None:
