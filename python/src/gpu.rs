@@ -281,3 +281,10 @@ pub(crate) fn words(array: &Array) -> gpu::DeviceView<'_, u32> {
     // SAFETY: as of `words_mut` and `bytes`.
     unsafe { gpu::DeviceView::from_raw_parts(array.address(), array.span()) }
 }
+
+/// The 32-bit integers of an array of a GPU. [`Array::require`] comes first.
+pub(crate) fn indices(array: &Array) -> gpu::DeviceView<'_, u32> {
+    assert!(array.kind() == Kind::Indices, "inputs are looked at first");
+    // SAFETY: as of `bytes`. All bits are values of 32-bit integers.
+    unsafe { gpu::DeviceView::from_raw_parts(array.address(), array.span()) }
+}

@@ -9,12 +9,13 @@
 //! | `array`, `kind`, `memory` | the elements of another library's array: address, type and owner, and permitted uses |
 //! | `interface`, `dlpack` | finding them |
 //! | `recipe`, `operand` | recipes from words; a quantized matrix in arrays |
-//! | `tensors`, `gpu_tensors`, `experts`, `checkpoints` | the functions |
+//! | `tensors`, `gpu_tensors`, `activations`, `experts`, `checkpoints` | the functions |
 //! | `gpu` | GPUs, and work on other libraries' streams |
 //! | `workers` | threads, also after a fork; they release the interpreter's lock |
 //! | `words` | the words of each choice, for tests |
 //! | `errors` | exceptions |
 
+mod activations;
 mod array;
 mod checkpoints;
 mod dlpack;
@@ -44,6 +45,7 @@ use pyo3::prelude::*;
 fn _microscale(module: &Bound<'_, PyModule>) -> PyResult<()> {
     require_main_interpreter()?;
     workers::remember_process();
+    module.add_class::<activations::ActivationRecipe>()?;
     module.add_class::<recipe::Recipe>()?;
     module.add_function(wrap_pyfunction!(interface::described, module)?)?;
     module.add_function(wrap_pyfunction!(tensors::amax, module)?)?;
@@ -54,6 +56,7 @@ fn _microscale(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(tensors::linear, module)?)?;
     module.add_function(wrap_pyfunction!(tensors::quantize, module)?)?;
     module.add_function(wrap_pyfunction!(tensors::scales_in, module)?)?;
+    module.add_function(wrap_pyfunction!(activations::quantize_activations, module)?)?;
     module.add_function(wrap_pyfunction!(experts::linear_experts, module)?)?;
     module.add_function(wrap_pyfunction!(checkpoints::compare_checkpoints, module)?)?;
     module.add_function(wrap_pyfunction!(checkpoints::convert_checkpoint, module)?)?;
@@ -82,6 +85,7 @@ fn add_gpu_functions(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(gpu_tensors::gpu_workspace_bytes, module)?)?;
     module.add_function(wrap_pyfunction!(experts::gpu_experts_workspace_bytes, module)?)?;
     module.add_function(wrap_pyfunction!(experts::gpu_linear_experts, module)?)?;
+    module.add_function(wrap_pyfunction!(activations::gpu_quantize_activations, module)?)?;
     module.add("SLOT_WORDS", gpu_tensors::SLOT_WORDS)?;
     module.add("AMAX_WORDS", gpu_tensors::AMAX_WORDS)?;
     module.add("COUNTER_BYTES", gpu_tensors::COUNTER_BYTES)

@@ -6,6 +6,8 @@ use microscale::{ActivationPrecision, Dtype, Format, NonFinite, Numerics, ScaleL
 use microscale_checkpoint::{CheckpointFormat, KeptAs, Written};
 use pyo3::prelude::*;
 
+use crate::activations;
+
 /// Returns the words of each choice, by the name of its type in Python.
 #[pyfunction]
 pub(crate) fn words() -> Vec<(&'static str, Vec<&'static str>)> {
@@ -23,6 +25,10 @@ pub(crate) fn words() -> Vec<(&'static str, Vec<&'static str>)> {
         ("NonFinite", listed::<NonFinite>()),
         ("Direction", listed::<Direction>()),
         ("ActivationPrecision", listed::<ActivationPrecision>()),
+        ("ActivationFormat", activations::FORMATS.to_vec()),
+        ("RowOperation", activations::OPERATIONS.to_vec()),
+        ("Norm", activations::NORMS.to_vec()),
+        ("ActivationLayout", activations::LAYOUTS.to_vec()),
         ("CheckpointDtype", listed::<Dtype>()),
         ("Kept", listed::<KeptAs>()),
         ("CheckpointFormat", written.map(|(word, _)| *word).collect()),

@@ -7,11 +7,12 @@
 Arrays are read in place, on a CPU or an NVIDIA GPU. GPU work is enqueued on the current stream.
 Other threads of Python run meanwhile, so do not write to an argument before its function returns.
 
-:mod:`microscale.checkpoint` has the operations on checkpoints, and :mod:`microscale.torch` the
-layers for PyTorch.
+:mod:`microscale.checkpoint` has the operations on checkpoints, :mod:`microscale.torch` the layers
+for PyTorch, and :mod:`microscale.ops` its operators for activations.
 """
 
 from microscale import checkpoint
+from microscale._activations import QuantizedActivations, quantize_activations
 from microscale._errors import CheckpointError, Error, NonFiniteError
 from microscale._experts import Experts, experts_workspace, linear_experts, quantize_experts
 from microscale._figures import Amax, DeviceAmax, Loss, Report
@@ -30,6 +31,7 @@ __all__ = [
     "Loss",
     "NonFiniteError",
     "Quantized",
+    "QuantizedActivations",
     "Report",
     "__version__",
     "amax",
@@ -41,6 +43,7 @@ __all__ = [
     "linear",
     "linear_experts",
     "quantize",
+    "quantize_activations",
     "quantize_experts",
     "swizzle",
     "workspace",

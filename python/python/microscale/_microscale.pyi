@@ -32,6 +32,20 @@ class Recipe:
     def facts(self) -> list[tuple[str, str]]: ...
     def parts(self, rows: int, cols: int) -> tuple[int, int, int]: ...
 
+class ActivationRecipe:
+    def __init__(
+        self,
+        format: str,
+        operation: str,
+        norm: str,
+        eps: float,
+        scale: str | None,
+        scale_rule: str | None,
+        power_of_two: bool,
+        layout: str,
+    ) -> None: ...
+    def parts(self, cols: int) -> tuple[int, int, int, int, int]: ...
+
 def described(array: _Object) -> tuple[tuple[int, ...], str]: ...
 def quantize(
     values: _Object,
@@ -42,6 +56,18 @@ def quantize(
     scales: _Object,
     new: bool,
 ) -> tuple[float | None, str | None, _Counts]: ...
+def quantize_activations(
+    values: _Object,
+    recipe: ActivationRecipe,
+    residual: _Object,
+    weight: _Object,
+    number: float | None,
+    scale: _Object,
+    experts: tuple[_Object, ...] | None,
+    codes: _Object,
+    scales: _Object,
+    f32_scales: _Object,
+) -> None: ...
 def dequantize(tensor: _Object, out: _Object) -> None: ...
 def amax(values: _Object) -> tuple[float, bool, bool]: ...
 def scales_in(tensor: _Object, layout: str, out: _Object) -> None: ...
@@ -70,6 +96,19 @@ def gpu_quantize(
     count: bool,
     stream: int,
 ) -> tuple[str | None, _Counts | None]: ...
+def gpu_quantize_activations(
+    values: _Object,
+    recipe: ActivationRecipe,
+    residual: _Object,
+    weight: _Object,
+    number: float | None,
+    scale: _Object,
+    experts: tuple[_Object, ...] | None,
+    codes: _Object,
+    scales: _Object,
+    f32_scales: _Object,
+    stream: int,
+) -> None: ...
 def gpu_dequantize(tensor: _Object, out: _Object, stream: int) -> None: ...
 def gpu_amax(values: _Object, amax: _Object, stream: int) -> None: ...
 def gpu_scales_in(tensor: _Object, layout: str, out: _Object, stream: int) -> None: ...

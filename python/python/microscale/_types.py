@@ -29,6 +29,14 @@ NonFinite = Literal["error", "propagate", "saturate"]
 Direction = Literal["divisor", "multiplier"]
 #: The precision of activations in a product: as they are, or rounded to INT8.
 ActivationPrecision = Literal["exact", "int8"]
+#: Formats of quantized activations.
+ActivationFormat = Literal["fp8", "mxfp8", "mxfp4", "nvfp4"]
+#: The operation on a row of activations before it is quantized.
+RowOperation = Literal["none", "silu_and_mul", "gelu_tanh_and_mul", "swiglu_oai", "rms_norm"]
+#: The library or model whose RMSNorm is followed.
+Norm = Literal["llama", "gemma", "flashinfer"]
+#: Layouts of the block scales of activations. `128x4` is `swizzled` of a ScaleLayout.
+ActivationLayout = Literal["linear", "128x4", "8x4"]
 #: The dtype of values that `dequantize` writes to a checkpoint.
 CheckpointDtype = Literal["f32", "f16", "bf16"]
 #: Storage of tensors that stay unquantized in GGUF.
