@@ -9,7 +9,7 @@
 //!
 //! | scales | rule | source |
 //! |---|---|---|
-//! | one | given | vLLM's `scaled_fp8_quant` with a scale; it multiplies by 1 / scale |
+//! | one | given | vLLM's `scaled_fp8_quant` with a scale, which multiplies by 1 / scale instead |
 //! | per token | [`token_scale`] | vLLM's `scaled_fp8_quant`, dynamic per token |
 //! | per [`GROUP`] columns | [`group_scale`] | DeepSeek-V3; vLLM's `per_token_group_quant_fp8` |
 //!

@@ -94,7 +94,8 @@ pub enum Fp8Scale {
 /// The source of NVFP4's global scale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ActivationScale {
-    /// One global scale, or one per expert, in this direction: [`ActivationInput::scales`].
+    /// One global scale, or one per expert, in this direction: [`ActivationInput::scales`]. A
+    /// multiplier s stands for the divisor 1 / s, rounded to f32.
     Given(nvfp4::Direction),
     /// From each row's amax, as if the row were a tensor. Written as a multiplier.
     PerToken,
@@ -107,7 +108,7 @@ pub struct ActivationInput<'a, T> {
     pub values: &'a [T],
     /// Their shape: rows of K columns, or of 2·K for a gate.
     pub shape: Shape,
-    /// Added before RMSNorm. The sum, rounded to T, replaces it. Rows without gaps.
+    /// Added in f32 before RMSNorm. The sum, rounded to T, replaces it. Rows without gaps.
     pub residual: Option<&'a mut [T]>,
     /// RMSNorm's weights, one per column. None stands for ones.
     pub weights: Option<&'a [T]>,

@@ -42,16 +42,6 @@ impl<'a> Elements<'a> {
         }
     }
 
-    /// Returns the values as a slice of the dtype of `_like`, or nothing if they have another.
-    pub(crate) fn typed<T: Element>(self, _like: &[T]) -> &'a [T] {
-        match self {
-            Self::F32(values) if T::DTYPE == Dtype::F32 => bytemuck::cast_slice(values),
-            Self::F16(values) if T::DTYPE == Dtype::F16 => bytemuck::cast_slice(values),
-            Self::Bf16(values) if T::DTYPE == Dtype::Bf16 => bytemuck::cast_slice(values),
-            Self::F32(_) | Self::F16(_) | Self::Bf16(_) => &[],
-        }
-    }
-
     pub(crate) fn dtype(self) -> Dtype {
         match self {
             Self::F32(_) => Dtype::F32,
@@ -87,13 +77,16 @@ impl<'a> ElementsMut<'a> {
         }
     }
 
-    /// Returns the values as a slice of the dtype of `_like`, or nothing if they have another.
-    pub(crate) fn typed<T: Element>(self, _like: &[T]) -> &'a mut [T] {
+    /// Splits off the first `len` values, or all if there are fewer.
+    pub(crate) fn split_off(&mut self, len: usize) -> Self {
+        fn first<'a, T>(values: &mut &'a mut [T], len: usize) -> &'a mut [T] {
+            let len = len.min(values.len());
+            values.split_off_mut(..len).unwrap_or_default()
+        }
         match self {
-            Self::F32(values) if T::DTYPE == Dtype::F32 => bytemuck::cast_slice_mut(values),
-            Self::F16(values) if T::DTYPE == Dtype::F16 => bytemuck::cast_slice_mut(values),
-            Self::Bf16(values) if T::DTYPE == Dtype::Bf16 => bytemuck::cast_slice_mut(values),
-            Self::F32(_) | Self::F16(_) | Self::Bf16(_) => &mut [],
+            Self::F32(values) => Self::F32(first(values, len)),
+            Self::F16(values) => Self::F16(first(values, len)),
+            Self::Bf16(values) => Self::Bf16(first(values, len)),
         }
     }
 }

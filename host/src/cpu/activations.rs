@@ -9,8 +9,8 @@ use rayon::prelude::*;
 
 use super::isa::Isa;
 use crate::activations::{
-    ActivationExperts, ActivationFormat, ActivationInput, ActivationRecipe, ActivationScale, Fp8Scale,
-    QuantizedActivations,
+    ActivationExperts, ActivationFormat, ActivationInput, ActivationRecipe, ActivationScale, ActivationSizes,
+    Fp8Scale, QuantizedActivations,
 };
 use crate::cpu::blocks::output::Output;
 use crate::cpu::rounding::params::{FormatParams, QuantizeParams};
@@ -20,6 +20,7 @@ use crate::elements::{Elements, ElementsMut};
 use crate::error::{ActivationFault, Error, Result};
 use crate::recipe::Recipe;
 use crate::scheme::{Global, NonFinite, Scheme};
+use crate::shape::Shape;
 
 /// Elements of a task, at least: about what a core's L2 cache holds.
 const TASK_ELEMENTS: usize = 1 << 16;
@@ -49,26 +50,55 @@ pub fn quantize_activations_with<T: Element>(
     recipe: &ActivationRecipe,
 ) -> Result<QuantizedActivations> {
     let sizes = input.check(recipe)?;
-    let masked = matches!(input.experts, Some(ActivationExperts::Masked { .. }));
+    let ActivationInput { values, shape, residual, weights, scales: given, experts } = input;
+    let rows = Rows {
+        isa,
+        values: Elements::of(values),
+        shape,
+        residual: residual.map(ElementsMut::of),
+        weights: weights.map(Elements::of),
+        given,
+        experts,
+    };
+    quantize_rows(rows, sizes, recipe)
+}
+
+/// [`ActivationInput`] of any dtype.
+struct Rows<'a> {
+    isa: Isa,
+    values: Elements<'a>,
+    shape: Shape,
+    residual: Option<ElementsMut<'a>>,
+    weights: Option<Elements<'a>>,
+    given: &'a [f32],
+    experts: Option<ActivationExperts<'a>>,
+}
+
+/// Quantizes checked rows. Not generic, so that programs that use the library compile nothing.
+fn quantize_rows(
+    rows: Rows<'_>,
+    sizes: ActivationSizes,
+    recipe: &ActivationRecipe,
+) -> Result<QuantizedActivations> {
+    let masked = matches!(rows.experts, Some(ActivationExperts::Masked { .. }));
     let [codes, scales, f32_scales] = sizes.lengths(recipe, masked)?;
     let mut out = QuantizedActivations {
         codes: vec![0; codes],
         scales: vec![0; scales],
         f32_scales: vec![0.0; f32_scales],
     };
-    quantize_into(isa, input, recipe, &mut out)?;
+    quantize_into(rows, sizes, recipe, &mut out)?;
     Ok(out)
 }
 
 /// Quantizes to an output of the right lengths.
-fn quantize_into<T: Element>(
-    isa: Isa,
-    input: ActivationInput<'_, T>,
+fn quantize_into(
+    rows: Rows<'_>,
+    sizes: ActivationSizes,
     recipe: &ActivationRecipe,
     out: &mut QuantizedActivations,
 ) -> Result<()> {
-    let sizes = input.check(recipe)?;
-    let ActivationInput { values, shape, mut residual, weights, scales: given, experts } = input;
+    let Rows { isa, values, shape, mut residual, weights, given, experts } = rows;
     let columns = sizes.columns;
     let mut rest = Parts { codes: &mut out.codes, scales: &mut out.scales, f32_scales: &mut out.f32_scales };
     let [row_bytes, _, row_scales] =
@@ -91,8 +121,9 @@ fn quantize_into<T: Element>(
             _ => recipe.layout.bytes(scale_rows, columns.div_ceil(recipe.format.block())).unwrap_or(0),
         };
         let part = rest.split_off([rows * row_bytes, scale_bytes, rows * row_scales]);
-        let residual = residual.as_mut().map(|residual| &mut residual[start * columns..][..rows * columns]);
-        let values = &values[(start * shape.row_stride).min(values.len())..];
+        let residual = residual.as_mut().map(|residual| residual.split_off(rows * columns));
+        let first = (start * shape.row_stride).min(values.len());
+        let values = values.part(first, values.len() - first);
         let matrix = Matrix {
             isa,
             values,
@@ -129,24 +160,24 @@ impl<'a> Parts<'a> {
 }
 
 /// The rows of one matrix.
-struct Matrix<'a, T> {
+struct Matrix<'a> {
     isa: Isa,
-    values: &'a [T],
+    values: Elements<'a>,
     stride: usize,
     input_columns: usize,
     columns: usize,
     /// Rows that exist.
     exist: usize,
-    weights: Option<&'a [T]>,
+    weights: Option<Elements<'a>>,
 }
 
-impl<T: Element> Matrix<'_, T> {
+impl Matrix<'_> {
     /// Quantizes in tasks of whole tiles of scales.
     fn quantize(
         &self,
         recipe: &ActivationRecipe,
         given: Option<f32>,
-        residual: Option<&mut [T]>,
+        residual: Option<ElementsMut<'_>>,
         out: Parts<'_>,
     ) {
         let columns = self.columns;
@@ -172,13 +203,13 @@ impl<T: Element> Matrix<'_, T> {
             chunks(out.scales, rows * recipe.layout.padded_blocks(blocks), tasks),
             chunks(out.f32_scales, rows * f32_per_row, tasks),
         );
-        let residuals = match residual {
-            Some(residual) => chunks(residual, rows * columns, tasks).into_iter().map(Some).collect(),
-            None => (0..tasks).map(|_| None).collect::<Vec<_>>(),
-        };
+        let mut residual = residual;
+        let residuals: Vec<_> = (0..tasks)
+            .map(|_| residual.as_mut().map(|residual| residual.split_off(rows * columns)))
+            .collect();
         let all = codes.into_par_iter().zip(scales).zip(f32_scales).zip(residuals).enumerate();
         all.for_each(|(task, (((codes, scales), f32_scales), mut residual))| {
-            let mut row = vec![0.0; columns];
+            let (mut row, mut wide) = (vec![0.0; columns], Vec::new());
             let mut linear = vec![0; blocks];
             scales.fill(0);
             for i in 0..rows {
@@ -186,8 +217,10 @@ impl<T: Element> Matrix<'_, T> {
                 if number >= self.exist {
                     break;
                 }
-                let residual = residual.as_mut().map(|residual| &mut residual[i * columns..][..columns]);
-                self.compute(recipe, number, residual, &mut row);
+                let residual = residual.as_mut().map(|residual| residual.split_off(columns));
+                let values = self.values.part(number * self.stride, self.input_columns);
+                let operation = &recipe.operation;
+                self.isa.compute_row(operation, values, residual, self.weights, &mut wide, &mut row);
                 let f32_scales = f32_scales.get_mut(i * f32_per_row..).unwrap_or_default();
                 quantizer.quantize(&row, &mut codes[i * row_bytes..][..row_bytes], &mut linear, f32_scales);
                 if !scales.is_empty() {
@@ -195,18 +228,6 @@ impl<T: Element> Matrix<'_, T> {
                 }
             }
         });
-    }
-
-    /// Computes a row's values, rounded to `T`.
-    fn compute(&self, recipe: &ActivationRecipe, number: usize, residual: Option<&mut [T]>, row: &mut [f32]) {
-        let values = Elements::of(&self.values[number * self.stride..][..self.input_columns]);
-        self.isa.compute_row(
-            &recipe.operation,
-            values,
-            residual.map(ElementsMut::of),
-            self.weights.map(Elements::of),
-            row,
-        );
     }
 }
 

@@ -286,19 +286,41 @@ impl Isa {
     /// Computes a row of activations by an operation: values rounded to their dtype, as f32.
     ///
     /// `residual`, if there is one, is added first, and replaced by the sum. All have one dtype.
+    /// `wide` is scratch memory for gates.
     pub(super) fn compute_row(
         self,
         operation: &RowOperation,
         values: Elements<'_>,
         residual: Option<ElementsMut<'_>>,
         weights: Option<Elements<'_>>,
+        wide: &mut Vec<f32>,
         row: &mut [f32],
     ) {
-        by_dtype!(Elements, values => {
-            let residual = residual.map(|residual| residual.typed(values));
-            let weights = weights.map(|weights| weights.typed(values));
-            by_instance!(self, compute_row(operation, values, residual, weights, row));
-        });
+        let widen = |values: Elements<'_>, row: &mut [f32]| by_dtype!(Elements, values => by_instance!(self, widen(values, row)));
+        let round = |row: &mut [f32]| by_dtype!(Elements, values => by_instance!(self, round(values, row)));
+        match operation {
+            RowOperation::None => widen(values, row),
+            RowOperation::Glu(of, order) => {
+                wide.resize(values.len(), 0.0);
+                widen(values, wide);
+                by_instance!(self, glu(*of, *order, wide, row));
+                round(row);
+            }
+            RowOperation::RmsNorm(norm) => {
+                widen(values, row);
+                if let Some(residual) = residual {
+                    by_dtype!(ElementsMut, residual => by_instance!(self, add_residual(residual, row)));
+                }
+                by_instance!(self, normalize(norm, row));
+                if let Some(weights) = weights {
+                    if norm.rounds_before_weight != 0 {
+                        round(row);
+                    }
+                    by_dtype!(Elements, weights => by_instance!(self, weigh(norm, weights, row)));
+                }
+                round(row);
+            }
+        }
     }
 
     /// The largest finite magnitude of a row.

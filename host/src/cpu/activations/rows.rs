@@ -3,7 +3,7 @@
 use microscale_formats::activations::{RmsNorm, SUM_COLUMNS, SUM_PIECE, SquareRoot, tree_sum};
 use microscale_formats::{E4m3, Glu};
 
-use crate::activations::{GluOrder, RowOperation};
+use crate::activations::GluOrder;
 use crate::cpu::simd::Scalars;
 use crate::element::Element;
 
@@ -14,85 +14,64 @@ impl SquareRoot for Scalars {
     }
 }
 
-/// A value rounded to `T`, as f32.
+/// Widens a row. Loops that compute have one instance for all dtypes, over f32.
 #[inline(always)]
-fn rounded<T: Element>(value: f32) -> f32 {
-    T::from_f32(value).to_f32()
-}
-
-/// Computes a row: see [`Isa::compute_row`](crate::cpu::isa::Isa).
-#[inline(always)]
-pub(in crate::cpu) fn compute<T: Element>(
-    operation: &RowOperation,
-    values: &[T],
-    residual: Option<&mut [T]>,
-    weights: Option<&[T]>,
-    row: &mut [f32],
-) {
-    match operation {
-        RowOperation::None => widen(values, row),
-        RowOperation::Glu(of, order) => glu(*of, *order, values, row),
-        RowOperation::RmsNorm(norm) => {
-            match residual {
-                Some(residual) => add_residual(values, residual, row),
-                None => widen(values, row),
-            }
-            normalize(norm, weights, row);
-        }
+pub(in crate::cpu) fn widen<T: Element>(values: &[T], row: &mut [f32]) {
+    for (x, value) in row.iter_mut().zip(values) {
+        *x = value.to_f32();
     }
 }
 
-/// Widens a row.
+/// Adds a residual to a row, rounds the sums to `T`, and puts them in the residual's place too.
 #[inline(always)]
-fn widen<T: Element>(values: &[T], out: &mut [f32]) {
-    for (out, value) in out.iter_mut().zip(values) {
-        *out = value.to_f32();
+pub(in crate::cpu) fn add_residual<T: Element>(residual: &mut [T], row: &mut [f32]) {
+    for (x, residual) in row.iter_mut().zip(residual) {
+        *residual = T::from_f32(*x + residual.to_f32());
+        *x = residual.to_f32();
     }
 }
 
-/// Computes a gate's results, rounded to `T`.
+/// Rounds a row to `T`.
 #[inline(always)]
-fn glu<T: Element>(glu: Glu, order: GluOrder, values: &[T], out: &mut [f32]) {
+pub(in crate::cpu) fn round<T: Element>(_like: &[T], row: &mut [f32]) {
+    for x in row {
+        *x = T::from_f32(*x).to_f32();
+    }
+}
+
+/// Computes a gate's results from a row of twice the length, before they are rounded.
+#[inline(always)]
+pub(in crate::cpu) fn glu(glu: Glu, order: GluOrder, values: &[f32], row: &mut [f32]) {
     match order {
         GluOrder::Halves => {
             let (gates, ups) = values.split_at(values.len() / 2);
-            for ((out, gate), up) in out.iter_mut().zip(gates).zip(ups) {
-                *out = rounded::<T>(glu.of::<Scalars>(gate.to_f32(), up.to_f32()));
+            for ((x, gate), up) in row.iter_mut().zip(gates).zip(ups) {
+                *x = glu.of::<Scalars>(*gate, *up);
             }
         }
         GluOrder::Interleaved => {
-            for (out, [gate, up]) in out.iter_mut().zip(values.as_chunks::<2>().0) {
-                *out = rounded::<T>(glu.of::<Scalars>(gate.to_f32(), up.to_f32()));
+            for (x, [gate, up]) in row.iter_mut().zip(values.as_chunks::<2>().0) {
+                *x = glu.of::<Scalars>(*gate, *up);
             }
         }
     }
 }
 
-/// Adds a residual in place, rounds the sums to `T`, and widens them to `out`.
+/// Multiplies a row by 1 / RMS.
 #[inline(always)]
-fn add_residual<T: Element>(values: &[T], residual: &mut [T], out: &mut [f32]) {
-    for ((out, value), residual) in out.iter_mut().zip(values).zip(residual) {
-        *residual = T::from_f32(value.to_f32() + residual.to_f32());
-        *out = residual.to_f32();
-    }
-}
-
-/// Normalizes a row in place, and rounds it to `T`.
-#[inline(always)]
-fn normalize<T: Element>(norm: &RmsNorm, weights: Option<&[T]>, row: &mut [f32]) {
+pub(in crate::cpu) fn normalize(norm: &RmsNorm, row: &mut [f32]) {
     let inverse_columns = 1.0 / row.len() as f32;
     let inverse_rms = norm.inverse_rms::<Scalars>(sum_of_squares(row), inverse_columns);
-    match weights {
-        Some(weights) => {
-            for (x, weight) in row.iter_mut().zip(weights) {
-                *x = rounded::<T>(norm.of(*x, inverse_rms, Some(weight.to_f32()), rounded::<T>));
-            }
-        }
-        None => {
-            for x in row {
-                *x = rounded::<T>(norm.of(*x, inverse_rms, None, rounded::<T>));
-            }
-        }
+    for x in row {
+        *x *= inverse_rms;
+    }
+}
+
+/// Multiplies a row by RMSNorm's weights.
+#[inline(always)]
+pub(in crate::cpu) fn weigh<T: Element>(norm: &RmsNorm, weights: &[T], row: &mut [f32]) {
+    for (x, weight) in row.iter_mut().zip(weights) {
+        *x *= weight.to_f32() + norm.offset;
     }
 }
 

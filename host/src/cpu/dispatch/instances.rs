@@ -2,10 +2,12 @@
 
 use std::sync::Arc;
 
+use microscale_formats::Glu;
+use microscale_formats::activations::RmsNorm;
 use microscale_formats::errors::ErrorSums;
 use microscale_formats::{Format, GlobalScale};
 
-use crate::activations::RowOperation;
+use crate::activations::GluOrder;
 use crate::cpu::activations::rows;
 use crate::cpu::blocks::output::Output;
 use crate::cpu::blocks::tally::Tally;
@@ -153,15 +155,33 @@ macro_rules! instance {
             }
 
             $(#[target_feature(enable = $features)])?
-            pub(in crate::cpu) fn compute_row<T: Element>(
-                _: $token,
-                operation: &RowOperation,
-                values: &[T],
-                residual: Option<&mut [T]>,
-                weights: Option<&[T]>,
-                row: &mut [f32],
-            ) {
-                rows::compute(operation, values, residual, weights, row);
+            pub(in crate::cpu) fn widen<T: Element>(_: $token, values: &[T], row: &mut [f32]) {
+                rows::widen(values, row);
+            }
+
+            $(#[target_feature(enable = $features)])?
+            pub(in crate::cpu) fn add_residual<T: Element>(_: $token, residual: &mut [T], row: &mut [f32]) {
+                rows::add_residual(residual, row);
+            }
+
+            $(#[target_feature(enable = $features)])?
+            pub(in crate::cpu) fn round<T: Element>(_: $token, like: &[T], row: &mut [f32]) {
+                rows::round(like, row);
+            }
+
+            $(#[target_feature(enable = $features)])?
+            pub(in crate::cpu) fn glu(_: $token, glu: Glu, order: GluOrder, values: &[f32], row: &mut [f32]) {
+                rows::glu(glu, order, values, row);
+            }
+
+            $(#[target_feature(enable = $features)])?
+            pub(in crate::cpu) fn normalize(_: $token, norm: &RmsNorm, row: &mut [f32]) {
+                rows::normalize(norm, row);
+            }
+
+            $(#[target_feature(enable = $features)])?
+            pub(in crate::cpu) fn weigh<T: Element>(_: $token, norm: &RmsNorm, weights: &[T], row: &mut [f32]) {
+                rows::weigh(norm, weights, row);
             }
 
             $(#[target_feature(enable = $features)])?
