@@ -99,7 +99,7 @@ impl ActivationLayout {
         }
     }
 
-    /// Returns the offset of the scale of block `block` of row `row`, both of which may be padding.
+    /// Returns the offset of the scale of block `block` of row `row`, padding included.
     #[inline(always)]
     pub const fn offset(self, row: usize, block: usize, blocks_per_row: usize) -> usize {
         let tiles_per_row = blocks_per_row.div_ceil(TILE_COLS);

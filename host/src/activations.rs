@@ -1,4 +1,4 @@
-//! Quantizing activations: what is computed from a row, the format, and the output.
+//! Quantizing activations: row operations, formats, inputs and outputs.
 
 use microscale_formats::activations::{GROUP, RmsNorm};
 use microscale_formats::{ActivationLayout, GlobalScale, Glu, ScaleRule, nvfp4};
@@ -35,7 +35,7 @@ use crate::shape::Shape;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ActivationRecipe {
-    /// What is computed from a row.
+    /// The operation that computes a row.
     pub operation: RowOperation,
     /// The format, and the source of its scales.
     pub format: ActivationFormat,
@@ -114,7 +114,7 @@ pub struct ActivationInput<'a, T> {
     pub weights: Option<&'a [T]>,
     /// Given scales: one, or one per expert.
     pub scales: &'a [f32],
-    /// Rows by expert; none for a single matrix.
+    /// Rows by expert, or `None` for a single matrix.
     pub experts: Option<ActivationExperts<'a>>,
 }
 
@@ -128,7 +128,7 @@ pub enum ActivationExperts<'a> {
         /// The same for rows of scales: `[experts + 1]`. Experts start at whole tiles.
         scale_offsets: &'a [u32],
     },
-    /// `[experts, rows, columns]`, of which each expert's first rows exist.
+    /// `[experts, rows, columns]`, where each expert's first rows exist.
     Masked {
         /// Each expert's number of rows that exist: `[experts]`.
         counts: &'a [u32],

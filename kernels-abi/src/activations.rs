@@ -88,7 +88,7 @@ pub(crate) const KERNELS: &[Kernel] = table! {
     "kv_gather": "fp8" E4m3, "nvfp4" E2m1;
 };
 
-/// What a kernel does with a KV cache.
+/// The action of a kernel on a KV cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KvAction {
     /// Quantizes rows of K and V, and puts them into slots.

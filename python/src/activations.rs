@@ -1,5 +1,6 @@
 //! Quantizing activations: Python's `quantize_activations`.
 
+#[cfg(feature = "cuda")]
 use half::{bf16, f16};
 use microscale::formats::activations::RmsNorm;
 use microscale::formats::nvfp4::Direction;
@@ -10,7 +11,7 @@ use microscale::{
 };
 use pyo3::prelude::*;
 
-use crate::array::{Array, Kind};
+use crate::array::{Array, Kind, with_type};
 use crate::errors::{error, of_tensors};
 use crate::interface::array_of;
 use crate::recipe::optional;
@@ -351,27 +352,6 @@ fn require_shape(py: Python<'_>, what: &str, array: &Array, shape: &[usize]) -> 
         return Ok(());
     }
     Err(error(py, format!("{what} has shape {found:?} and must have {shape:?}; reshape it")))
-}
-
-/// Evaluates an expression for the type of values of a kind.
-macro_rules! with_type {
-    ($array:expr, $T:ident => $expr:expr) => {
-        match $array.kind() {
-            Kind::F32 => {
-                type $T = f32;
-                $expr
-            }
-            Kind::F16 => {
-                type $T = f16;
-                $expr
-            }
-            Kind::Bf16 => {
-                type $T = bf16;
-                $expr
-            }
-            Kind::Bytes | Kind::Indices => Err($array.no_values()),
-        }
-    };
 }
 
 /// Quantizes rows of activations to codes, block scales and f32 scales, as far as the recipe has

@@ -378,6 +378,28 @@ macro_rules! with_output {
 }
 pub(crate) use with_output;
 
+/// Evaluates an expression for the type of values of a kind.
+macro_rules! with_type {
+    ($array:expr, $T:ident => $expr:expr) => {
+        match $array.kind() {
+            $crate::array::Kind::F32 => {
+                type $T = f32;
+                $expr
+            }
+            $crate::array::Kind::F16 => {
+                type $T = ::half::f16;
+                $expr
+            }
+            $crate::array::Kind::Bf16 => {
+                type $T = ::half::bf16;
+                $expr
+            }
+            $crate::array::Kind::Bytes | $crate::array::Kind::Indices => Err($array.no_values()),
+        }
+    };
+}
+pub(crate) use with_type;
+
 /// Strides of arrays without gaps.
 fn dense(dims: &[usize]) -> Vec<isize> {
     let mut strides = vec![1isize; dims.len()];

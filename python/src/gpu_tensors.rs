@@ -11,7 +11,7 @@ use microscale::{Batch, Dtype, Error, NonFinite, QuantizedShape, ScaleLayout, Wo
 use pyo3::intern;
 use pyo3::prelude::*;
 
-use crate::array::{Array, Kind};
+use crate::array::{Array, Kind, with_type};
 use crate::errors::of_tensors;
 use crate::gpu::{Work, bytes_mut, capture, view, view_mut, words, words_mut};
 use crate::interface::{array_anywhere, new_output};
@@ -57,27 +57,6 @@ pub(crate) struct Found(Operand);
 /// Two lists as one.
 fn both<'a>(arrays: &[&'a Array], others: &[&'a Array]) -> Vec<&'a Array> {
     [arrays, others].concat()
-}
-
-/// Evaluates an expression for the type of values of a kind.
-macro_rules! with_type {
-    ($array:expr, $T:ident => $expr:expr) => {
-        match $array.kind() {
-            Kind::F32 => {
-                type $T = f32;
-                $expr
-            }
-            Kind::F16 => {
-                type $T = f16;
-                $expr
-            }
-            Kind::Bf16 => {
-                type $T = bf16;
-                $expr
-            }
-            Kind::Bytes | Kind::Indices => Err($array.no_values()),
-        }
-    };
 }
 
 /// Quantizes the rows of an array to codes and scales, and in NVFP4 a slot, whose first element

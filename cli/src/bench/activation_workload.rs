@@ -1,4 +1,4 @@
-//! What is measured of quantizing activations and of KV caches: recipes, sizes and bytes.
+//! The workloads of quantizing activations and of KV caches: recipes, sizes and bytes.
 
 use microscale::formats::kv::{KvOrder, KvShape};
 use microscale::{

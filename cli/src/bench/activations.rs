@@ -52,7 +52,7 @@ const FORMATS: [(&str, ActivationFormat); 7] = [
     ("nvfp4-token", ActivationFormat::Nvfp4(ActivationScale::PerToken)),
 ];
 
-/// Measures every operation with every format in bf16, on the given shapes or on those of reports.
+/// Measures every operation with every format in bf16, on the given shapes or on [`SHAPES`].
 pub(crate) fn measure_activations(device: &Device, given: &[(usize, usize)]) -> Result<Vec<Row>> {
     let shapes = if given.is_empty() { &SHAPES } else { given };
     let mut rows = Vec::new();

@@ -22,7 +22,7 @@ use crate::recipe::Recipe;
 use crate::scheme::{Global, NonFinite, Scheme};
 use crate::shape::Shape;
 
-/// Elements of a task, at least: about what a core's L2 cache holds.
+/// Minimum elements of a task. They fit a core's L2 cache.
 const TASK_ELEMENTS: usize = 1 << 16;
 
 /// Quantizes activations on the CPU, after a row operation.
@@ -104,7 +104,7 @@ fn quantize_into(
     let [row_bytes, _, row_scales] =
         recipe.lengths(1, 1, columns).ok_or(Error::Activations(ActivationFault::NotNormalized))?;
     for expert in 0..sizes.experts {
-        // The rows of the matrix, the first of which exist, and its rows of scales.
+        // The expert's first row, its rows, how many exist, and its rows of scales.
         let (start, rows, exist, scale_rows) = match experts {
             None => (0, sizes.rows, sizes.rows, sizes.rows),
             Some(ActivationExperts::Masked { counts }) => {

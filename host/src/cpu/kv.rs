@@ -19,8 +19,8 @@ use crate::shape::Shape;
 ///
 /// `rows` is the shape of `keys` and of `values`: tokens of `heads` · `head_dim` elements. `slots`
 /// has a slot per row; negative ones are skipped. If two rows have one slot, the last one stays.
-/// `scales` are the global scales of K and V, which multiply codes. The bytes are those of
-/// `Gpu::append_kv_on`.
+/// `scales` are the global scales of K and V, which multiply codes. `Gpu::append_kv_on` writes the
+/// same bytes.
 ///
 /// ```
 /// use half::bf16;

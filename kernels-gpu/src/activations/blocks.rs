@@ -118,8 +118,8 @@ impl Place for Piece<'_> {
 /// Quantizes a piece of a row, and stores its codes and scales.
 ///
 /// # Safety
-/// The place has the addresses of the piece's blocks in global memory, each of which only one warp
-/// stores; codes start on 4 bytes.
+/// The place has the addresses of the piece's blocks in global memory. Only one warp stores a
+/// block. Codes start on 4 bytes.
 #[inline(always)]
 pub(super) unsafe fn store<D: Dtype, F: Format, P: Place>(
     chunks: &[Chunk; MOST_STEPS],

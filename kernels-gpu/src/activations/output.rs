@@ -55,8 +55,7 @@ pub(super) trait Output {
 
 /// Where the blocks of a piece of a row are stored.
 pub(super) trait Place {
-    /// The address of a block's codes, of which a block has `bytes`; null for blocks that do not
-    /// exist.
+    /// The address of a block's codes, `bytes` per block; null for blocks that do not exist.
     fn codes(&self, block: u32, bytes: u32) -> *mut u8;
 
     /// The address of a block's scale byte; null for blocks that neither exist nor are padding.

@@ -23,7 +23,7 @@ impl SquareRoot for Ptx {
     }
 }
 
-/// What is known of an operation at compile time.
+/// The facts of an operation that the compiler knows.
 pub(super) trait RowOperation {
     /// Combines two values to one.
     const GLU: bool;

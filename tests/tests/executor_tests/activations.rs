@@ -21,7 +21,7 @@ use super::cases::{Case, ordinary};
 #[derive(Clone, Copy, Debug)]
 enum Rows {
     Dense(usize),
-    /// Rows sorted by expert: the number of each, of which one is 0.
+    /// Rows sorted by expert: the number of each expert's. One has none.
     Sorted(&'static [u32]),
     /// Experts with room for a number of rows, and the number of each that exist.
     Masked(usize, &'static [u32]),

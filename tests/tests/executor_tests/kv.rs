@@ -10,7 +10,7 @@ use microscale_test_support::inputs::patterns;
 use super::case::{Prepared, argument};
 use super::cases::{Case, ordinary};
 
-/// A cache, and what is done with it.
+/// A cache, and the rows to append or gather.
 #[derive(Clone, Copy, Debug)]
 struct Kv {
     shape: KvShape,

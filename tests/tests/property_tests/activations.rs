@@ -687,7 +687,7 @@ impl Loose {
     }
 }
 
-/// Returns a valid input, of which up to two parts are then replaced.
+/// Returns a valid input with up to two parts replaced.
 fn loose() -> impl Strategy<Value = Loose> {
     (recipe(), 0..7usize, 0..70usize, any::<u64>()).prop_map(|(recipe, rows, columns, seed)| {
         let mut rng = fastrand::Rng::with_seed(seed);

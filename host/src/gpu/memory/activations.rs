@@ -16,7 +16,7 @@ pub struct DeviceActivations<'a, T> {
     pub weights: Option<DeviceView<'a, T>>,
     /// Given scales: none, one, or one per expert.
     pub scales: DeviceScales<'a>,
-    /// Rows by expert; none for a single matrix.
+    /// Rows by expert, or `None` for a single matrix.
     pub experts: Option<DeviceActivationExperts<'a>>,
 }
 
@@ -46,7 +46,7 @@ pub enum DeviceActivationExperts<'a> {
         /// Rows of scales that the output has room for. Those without values become zeros.
         scale_rows: usize,
     },
-    /// `[experts, rows, columns]`, of which each expert's first rows exist.
+    /// `[experts, rows, columns]`, where each expert's first rows exist.
     Masked {
         /// Each expert's number of rows that exist: `[experts]`.
         counts: DeviceView<'a, u32>,
