@@ -55,7 +55,8 @@ pub enum DeviceActivationExperts<'a> {
 
 /// The parts of [`QuantizedActivations`](crate::QuantizedActivations) in device memory.
 ///
-/// [`ActivationRecipe::lengths`] has their lengths. Codes start on 16 bytes.
+/// [`ActivationRecipe::lengths`](crate::ActivationRecipe::lengths) has their lengths. Codes start
+/// on 16 bytes.
 #[derive(Debug)]
 pub struct DeviceQuantizedActivations<'a> {
     /// Codes.
