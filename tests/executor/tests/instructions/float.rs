@@ -37,7 +37,7 @@ fn extreme([a, b, _]: [u64; 3], larger: bool, nan: bool) -> Option<u64> {
 }
 
 pub(super) fn checks() -> Vec<Check> {
-    let arithmetic: [(&str, &str, Oracle); 16] = [
+    let arithmetic: [(&str, &str, Oracle); 17] = [
         ("add.rn.f32", "add.rn.f32 %d, %a, %b;", |[a, b, _]| {
             bits(single(a).add_r(single(b), Round::NearestTiesToEven).value)
         }),
@@ -61,6 +61,10 @@ pub(super) fn checks() -> Vec<Check> {
         }),
         ("rcp.rn.f32", "rcp.rn.f32 %d, %a;", |[a, _, _]| {
             bits(single(0x3F80_0000).div_r(single(a), Round::NearestTiesToEven).value)
+        }),
+        ("sqrt.rn.f32", "sqrt.rn.f32 %d, %a;", |[a, _, _]| {
+            // The processor's square root is rounded to nearest.
+            bits(single(f32::from_bits(a as u32).sqrt().to_bits().into()))
         }),
         ("fma.rn.f32", "fma.rn.f32 %d, %a, %b, %c;", |[a, b, c]| {
             bits(single(a).mul_add_r(single(b), single(c), Round::NearestTiesToEven).value)

@@ -130,6 +130,9 @@ fn loads_and_stores() {
         ld.global.b64 %la, [%g+8]; st.global.b64 [%g+208], %la;
         ld.global.v2.b8 {%h, %i}, [%g+16]; st.global.b8 [%g+220], %i;
         ld.global.nc.v4.b32 {%a, %b, %c, %d}, [%g+32]; st.global.cs.v4.b32 [%g+224], {%d, %c, %b, %a};
+        st.global.v2.b32 [%g+184], {%c, %a};
+        ld.global.v2.b64 {%la, %lb}, [%g+16]; st.global.b64 [%g+192], %lb;
+        ld.global.s32 %la, [%g+252]; st.global.b64 [%g+240], %la;
         $end:";
     let mut expected = bytes.clone();
     expected[200] = 3;
@@ -137,6 +140,9 @@ fn loads_and_stores() {
     expected[208..216].copy_from_slice(&[8, 9, 10, 11, 12, 13, 14, 15]);
     expected[220] = 17;
     expected[224..240].copy_from_slice(&[44, 45, 46, 47, 40, 41, 42, 43, 36, 37, 38, 39, 32, 33, 34, 35]);
+    expected[184..192].copy_from_slice(&[40, 41, 42, 43, 32, 33, 34, 35]);
+    expected[192..200].copy_from_slice(&[24, 25, 26, 27, 28, 29, 30, 31]);
+    expected[240..248].copy_from_slice(&[252, 253, 254, 255, 255, 255, 255, 255]);
     assert_eq!(run(text, &bytes, 1), expected);
 }
 
@@ -268,12 +274,15 @@ const ELSEWHERE: &[&str] = &[
     "ld.global.b16",
     "ld.global.b32",
     "ld.global.b64",
+    "ld.global.s32",
     "ld.global.v2.b8",
+    "ld.global.v2.b64",
     "ld.global.nc.v4.b32",
     "st.global.b8",
     "st.global.b16",
     "st.global.b32",
     "st.global.b64",
+    "st.global.v2.b32",
     "st.global.cs.v4.b32",
     "cvta.global.u64",
     "cvta.to.global.u64",
