@@ -64,7 +64,7 @@ impl Piece {
     /// The contract of the kernels here.
     #[inline(always)]
     unsafe fn of_warp(params: &KvParams, slots: *const u8, lengths: *const u32) -> Option<Self> {
-        let warp = warp::thread_block() * (KV_THREADS / WARP) + warp::number();
+        let warp = warp::thread_block() * (KV_THREADS / WARP) + warp::thread() / WARP;
         let (index, number) = params.pieces.divide(warp);
         let which = u32::from(index >= params.rows);
         let row = index - which * params.rows;
