@@ -106,12 +106,17 @@ impl ActivationLayout {
         match self {
             Self::Linear => row * blocks_per_row + block,
             Self::Swizzled128x4 => swizzled_offset(row as u64, block as u64, tiles_per_row as u64) as usize,
-            Self::Swizzled8x4 => {
-                let tile = row / 8 * tiles_per_row + block / TILE_COLS;
-                (tile * 8 + row % 8) * TILE_COLS + block % TILE_COLS
-            }
+            Self::Swizzled8x4 => swizzled_8x4_offset(row as u64, block as u64, tiles_per_row as u64) as usize,
         }
     }
+}
+
+/// Returns [`ActivationLayout::offset`] in tiles of 8 rows, whose rows are in order.
+#[inline(always)]
+pub const fn swizzled_8x4_offset(row: u64, block: u64, tiles_per_row: u64) -> u64 {
+    const ROWS: u64 = ActivationLayout::Swizzled8x4 as u64;
+    let tile = row / ROWS * tiles_per_row + block / TILE_COLS as u64;
+    (tile * ROWS + row % ROWS) * TILE_COLS as u64 + block % TILE_COLS as u64
 }
 
 /// Returns [`ScaleLayout::offset`] in the swizzled layout.

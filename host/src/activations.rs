@@ -181,11 +181,7 @@ impl ActivationRecipe {
             ActivationFormat::Fp8(_) => 0,
             _ => self.layout.bytes(scale_rows, blocks)?,
         };
-        let f32_scales = match self.format {
-            ActivationFormat::Fp8(Fp8Scale::PerGroup { .. }) => rows.checked_mul(columns.div_ceil(GROUP))?,
-            format if format.is_per_token() => rows,
-            _ => 0,
-        };
+        let f32_scales = rows.checked_mul(self.format.f32_scales(columns))?;
         Some([rows.checked_mul(self.format.row_bytes(columns))?, scales, f32_scales])
     }
 }
@@ -209,13 +205,22 @@ impl ActivationFormat {
         }
     }
 
+    /// Returns the number of f32 scales that are computed for a row.
+    pub(crate) const fn f32_scales(&self, columns: usize) -> usize {
+        match self {
+            Self::Fp8(Fp8Scale::PerGroup { .. }) => columns.div_ceil(GROUP),
+            Self::Fp8(Fp8Scale::PerToken) | Self::Nvfp4(ActivationScale::PerToken) => 1,
+            _ => 0,
+        }
+    }
+
     /// Returns whether a scale is computed for each row.
     pub(crate) const fn is_per_token(&self) -> bool {
         matches!(self, Self::Fp8(Fp8Scale::PerToken) | Self::Nvfp4(ActivationScale::PerToken))
     }
 
-    /// Returns whether scales are given.
-    pub(crate) const fn takes_scales(&self) -> bool {
+    /// Returns whether scales are given: [`ActivationInput::scales`].
+    pub const fn takes_scales(&self) -> bool {
         matches!(self, Self::Fp8(Fp8Scale::Given) | Self::Nvfp4(ActivationScale::Given(_)))
     }
 }

@@ -79,14 +79,16 @@ impl<'a> ElementsMut<'a> {
 
     /// Splits off the first `len` values, or all if there are fewer.
     pub(crate) fn split_off(&mut self, len: usize) -> Self {
-        fn first<'a, T>(values: &mut &'a mut [T], len: usize) -> &'a mut [T] {
-            let len = len.min(values.len());
-            values.split_off_mut(..len).unwrap_or_default()
-        }
         match self {
-            Self::F32(values) => Self::F32(first(values, len)),
-            Self::F16(values) => Self::F16(first(values, len)),
-            Self::Bf16(values) => Self::Bf16(first(values, len)),
+            Self::F32(values) => Self::F32(split_first(values, len)),
+            Self::F16(values) => Self::F16(split_first(values, len)),
+            Self::Bf16(values) => Self::Bf16(split_first(values, len)),
         }
     }
+}
+
+/// Splits off the first `len` elements of a slice, or all if there are fewer.
+pub(crate) fn split_first<'a, T>(all: &mut &'a mut [T], len: usize) -> &'a mut [T] {
+    let len = len.min(all.len());
+    all.split_off_mut(..len).unwrap_or_default()
 }

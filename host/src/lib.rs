@@ -29,6 +29,9 @@
 //! | round activations to INT8 | [`Device::load_weights`] | [`gemm_weights_int8()`] |
 //! | multiply with experts | | [`gemm_experts()`], [`gemm_experts_int8()`] |
 //! | multiply quantized operands | | [`gemv()`] |
+//! | quantize activations | `Gpu::quantize_activations_on` | [`quantize_activations()`] |
+//! | write KV caches | `Gpu::append_kv_on` | [`append_kv()`] |
+//! | read KV caches | `Gpu::gather_kv_on` | [`gather_kv()`] |
 //! | compute the largest magnitude | [`Device::amax`] | [`amax()`] |
 //! | measure the loss | | [`ErrorStats`], [`WorstBlocks`] |
 //!

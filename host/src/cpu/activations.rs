@@ -16,8 +16,10 @@ use crate::cpu::blocks::output::Output;
 use crate::cpu::rounding::params::{FormatParams, QuantizeParams};
 use crate::cpu::rounding::thresholds::Thresholds;
 use crate::element::{Dtype, Element};
-use crate::elements::{Elements, ElementsMut};
-use crate::error::{ActivationFault, Error, Result};
+use crate::elements::{Elements, ElementsMut, split_first};
+#[cfg(doc)]
+use crate::error::Error;
+use crate::error::Result;
 use crate::recipe::Recipe;
 use crate::scheme::{Global, NonFinite, Scheme};
 use crate::shape::Shape;
@@ -87,7 +89,7 @@ fn quantize_rows(
         scales: vec![0; scales],
         f32_scales: vec![0.0; f32_scales],
     };
-    quantize_into(rows, sizes, recipe, &mut out)?;
+    quantize_into(rows, sizes, recipe, &mut out);
     Ok(out)
 }
 
@@ -97,12 +99,11 @@ fn quantize_into(
     sizes: ActivationSizes,
     recipe: &ActivationRecipe,
     out: &mut QuantizedActivations,
-) -> Result<()> {
+) {
     let Rows { isa, values, shape, mut residual, weights, given, experts } = rows;
     let columns = sizes.columns;
     let mut rest = Parts { codes: &mut out.codes, scales: &mut out.scales, f32_scales: &mut out.f32_scales };
-    let [row_bytes, _, row_scales] =
-        recipe.lengths(1, 1, columns).ok_or(Error::Activations(ActivationFault::NotNormalized))?;
+    let (row_bytes, row_scales) = (recipe.format.row_bytes(columns), recipe.format.f32_scales(columns));
     for expert in 0..sizes.experts {
         // The expert's first row, its rows, how many exist, and its rows of scales.
         let (start, rows, exist, scale_rows) = match experts {
@@ -135,7 +136,6 @@ fn quantize_into(
         };
         matrix.quantize(recipe, given.get(expert).copied(), residual, part);
     }
-    Ok(())
 }
 
 /// Parts of the output.
@@ -148,13 +148,10 @@ struct Parts<'a> {
 impl<'a> Parts<'a> {
     /// Takes the first elements off.
     fn split_off(&mut self, [codes, scales, f32_scales]: [usize; 3]) -> Parts<'a> {
-        fn first<'a, T>(all: &mut &'a mut [T], count: usize) -> &'a mut [T] {
-            all.split_off_mut(..count).unwrap_or_default()
-        }
         Parts {
-            codes: first(&mut self.codes, codes),
-            scales: first(&mut self.scales, scales),
-            f32_scales: first(&mut self.f32_scales, f32_scales),
+            codes: split_first(&mut self.codes, codes),
+            scales: split_first(&mut self.scales, scales),
+            f32_scales: split_first(&mut self.f32_scales, f32_scales),
         }
     }
 }
@@ -193,10 +190,7 @@ impl Matrix<'_> {
         } else {
             out.scales.len().div_ceil(rows * recipe.layout.padded_blocks(blocks))
         });
-        let f32_per_row = match recipe.lengths(1, 1, columns) {
-            Some([.., scales]) => scales,
-            None => 0,
-        };
+        let f32_per_row = recipe.format.f32_scales(columns);
         let quantizer = RowQuantizer::new(self.isa, recipe, given);
         let (codes, scales, f32_scales) = (
             chunks(out.codes, rows * row_bytes, tasks),
@@ -233,12 +227,7 @@ impl Matrix<'_> {
 
 /// Cuts a slice into `count` chunks; the last ones may be empty.
 fn chunks<T>(mut all: &mut [T], len: usize, count: usize) -> Vec<&mut [T]> {
-    (0..count)
-        .map(|_| {
-            let len = len.min(all.len());
-            all.split_off_mut(..len).unwrap_or_default()
-        })
-        .collect()
+    (0..count).map(|_| split_first(&mut all, len)).collect()
 }
 
 /// Puts a row's scales in their places in a task's tiles.

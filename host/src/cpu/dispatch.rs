@@ -296,7 +296,9 @@ impl Isa {
         wide: &mut Vec<f32>,
         row: &mut [f32],
     ) {
-        let widen = |values: Elements<'_>, row: &mut [f32]| by_dtype!(Elements, values => by_instance!(self, widen(values, row)));
+        let widen = |values: Elements<'_>, row: &mut [f32]| {
+            by_dtype!(Elements, values => by_instance!(self, widen(values, row)));
+        };
         let round = |row: &mut [f32]| by_dtype!(Elements, values => by_instance!(self, round(values, row)));
         match operation {
             RowOperation::None => widen(values, row),

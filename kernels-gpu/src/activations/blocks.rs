@@ -4,7 +4,7 @@ use core::hint::cold_path;
 use core::marker::PhantomData;
 use core::ptr;
 
-use microscale_formats::layout::{TILE_COLS, swizzled_offset};
+use microscale_formats::layout::{swizzled_8x4_offset, swizzled_offset};
 use microscale_formats::nvfp4::Arithmetic;
 use microscale_formats::plan::NvPlan;
 use microscale_formats::{ActivationLayout, block};
@@ -102,14 +102,11 @@ impl Place for Piece<'_> {
         if !self.row.has_scales || block >= params.padded_blocks {
             return ptr::null_mut();
         }
+        let [row, block, tiles] = [row, block, params.tiles_per_row()].map(u64::from);
         let offset = match params.tile_rows {
-            ROWS_128 => swizzled_offset(u64::from(row), u64::from(block), u64::from(params.tiles_per_row())),
-            ROWS_8 => {
-                let tile = row / ROWS_8 * params.tiles_per_row() + block / TILE_COLS as u32;
-                let in_tile = row % ROWS_8 * TILE_COLS as u32 + block % TILE_COLS as u32;
-                u64::from(tile) * u64::from(ROWS_8 * TILE_COLS as u32) + u64::from(in_tile)
-            }
-            _ => u64::from(row) * u64::from(params.padded_blocks) + u64::from(block),
+            ROWS_128 => swizzled_offset(row, block, tiles),
+            ROWS_8 => swizzled_8x4_offset(row, block, tiles),
+            _ => row * u64::from(params.padded_blocks) + block,
         };
         self.memory.scales.wrapping_add(offset as usize)
     }

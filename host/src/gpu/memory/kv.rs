@@ -81,16 +81,14 @@ pub enum DeviceKvScales<'a> {
 }
 
 impl DeviceKvCacheMut<'_> {
-    /// Checks the cache against a shape.
-    pub(in crate::gpu) fn check(
-        &self,
-        format: KvFormat,
-        shape: &KvShape,
-        scales: &DeviceKvScales<'_>,
-    ) -> Result<()> {
-        let Self { key_codes, value_codes, key_scales, value_scales } = self;
-        let lengths = [[key_codes.len(), key_scales.len()], [value_codes.len(), value_scales.len()]];
-        format.check(shape, lengths, scales.on_host())
+    /// A view for reading.
+    pub fn as_view(&self) -> DeviceKvCache<'_> {
+        DeviceKvCache {
+            key_codes: self.key_codes.as_view(),
+            value_codes: self.value_codes.as_view(),
+            key_scales: self.key_scales.as_view(),
+            value_scales: self.value_scales.as_view(),
+        }
     }
 }
 

@@ -37,7 +37,7 @@ impl Gpu {
         scales: DeviceKvScales<'_>,
         cache: DeviceKvCacheMut<'_>,
     ) -> Result<()> {
-        cache.check(format, shape, &scales)?;
+        cache.as_view().check(format, shape, &scales)?;
         let tables = matches!(slots, DeviceSlots::Tables { .. });
         if tables {
             return Err(Error::Activations(ActivationFault::Cache { what: "a slot per row to append" }));
