@@ -11,12 +11,14 @@
 //! | `workload`, `product` | input and checks of output: operations on a matrix, products |
 //! | `cpu`, `gpu` | timing on a CPU and on a GPU |
 //! | `gemv`, `weights`, `experts` | the kinds of products |
-//! | `activations`, `activation_workload` | quantizing activations, and KV caches |
+//! | `activations`, `activations_gpu`, `activation_workload` | quantizing activations, and KV caches |
 //! | `layers` | layers of language models |
 //! | `tune` | measurement of the table of times that plans use |
 
 mod activation_workload;
 pub(crate) mod activations;
+#[cfg(feature = "cuda")]
+mod activations_gpu;
 pub(crate) mod case;
 mod cpu;
 #[cfg(feature = "cuda")]

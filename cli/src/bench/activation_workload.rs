@@ -1,10 +1,7 @@
 //! The workloads of quantizing activations and of KV caches: recipes, sizes and bytes.
 
 use microscale::formats::kv::{KvOrder, KvShape};
-use microscale::{
-    ActivationFormat, ActivationLayout, ActivationRecipe, ActivationScale, Fp8Scale, KvFormat, RowOperation,
-    Shape,
-};
+use microscale::{ActivationFormat, ActivationLayout, ActivationRecipe, KvFormat, RowOperation, Shape};
 
 /// Everything about a measurement but its times.
 pub(super) struct ActivationWorkload {
@@ -26,16 +23,12 @@ impl ActivationWorkload {
         let recipe = ActivationRecipe { operation, format, layout: ActivationLayout::Swizzled128x4 };
         let gated = matches!(operation, RowOperation::Glu(..));
         let shape = Shape::new(rows, if gated { 2 * columns } else { columns });
-        let takes = matches!(
-            format,
-            ActivationFormat::Fp8(Fp8Scale::Given) | ActivationFormat::Nvfp4(ActivationScale::Given(_))
-        );
         // Scales without the padding that few rows have.
         let linear = ActivationRecipe { layout: ActivationLayout::Linear, ..recipe };
         let [codes, scales, f32_scales] = linear.lengths(rows, rows, columns).unwrap_or_default();
         let residual = if adds { 4 * rows * columns } else { 0 };
         let bytes = 2 * shape.elements() + residual + codes + scales + 4 * f32_scales;
-        let scales = if takes { &[0.5][..] } else { &[] };
+        let scales = if format.takes_scales() { &[0.5][..] } else { &[] };
         Self { recipe, shape, adds, scales, bytes: bytes as u64 }
     }
 

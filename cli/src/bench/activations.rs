@@ -10,9 +10,9 @@ use microscale::{
 };
 
 use super::activation_workload::{ActivationWorkload, KV_SCALES, KvWorkload};
-use super::cpu;
 #[cfg(feature = "cuda")]
-use super::gpu;
+use super::activations_gpu;
+use super::cpu;
 use super::measurement::Times;
 use super::workload::random;
 
@@ -28,6 +28,12 @@ pub(crate) struct Row {
     pub seconds: f64,
     /// The median time of a copy that moves the same bytes.
     pub copy_seconds: Option<f64>,
+}
+
+impl Row {
+    const fn new(what: String, shape: Shape, bytes: u64, times: &Times) -> Self {
+        Self { what, shape, bytes, seconds: times.operation, copy_seconds: times.copy }
+    }
 }
 
 /// The sizes to measure by default: a few tokens, and matrices larger than a cache.
@@ -63,17 +69,10 @@ pub(crate) fn measure_activations(device: &Device, given: &[(usize, usize)]) -> 
                 let times = match device {
                     Device::Cpu => on_cpu(&workload)?,
                     #[cfg(feature = "cuda")]
-                    Device::Gpus(gpus) => gpu::measure_activations(&workload, workload.bytes, gpus.first())?,
+                    Device::Gpus(gpus) => activations_gpu::measure_activations(&workload, gpus.first())?,
                 };
-                let shape = Shape::new(size.0, size.1);
-                let what = format!("{operation_name} {format_name}");
-                rows.push(Row {
-                    what,
-                    shape,
-                    bytes: workload.bytes,
-                    seconds: times.operation,
-                    copy_seconds: times.copy,
-                });
+                let (what, shape) = (format!("{operation_name} {format_name}"), Shape::new(size.0, size.1));
+                rows.push(Row::new(what, shape, workload.bytes, &times));
             }
         }
     }
@@ -83,15 +82,9 @@ pub(crate) fn measure_activations(device: &Device, given: &[(usize, usize)]) -> 
             let times = match device {
                 Device::Cpu => kv_on_cpu(&workload)?,
                 #[cfg(feature = "cuda")]
-                Device::Gpus(gpus) => gpu::measure_kv(&workload, workload.bytes, gpus.first())?,
+                Device::Gpus(gpus) => activations_gpu::measure_kv(&workload, gpus.first())?,
             };
-            rows.push(Row {
-                what: format!("append-kv {name}"),
-                shape: workload.rows,
-                bytes: workload.bytes,
-                seconds: times.operation,
-                copy_seconds: times.copy,
-            });
+            rows.push(Row::new(format!("append-kv {name}"), workload.rows, workload.bytes, &times));
         }
     }
     Ok(rows)
