@@ -3,6 +3,7 @@
 //! Inputs are arbitrary bit patterns, shapes, strides and recipes.
 
 mod property_tests {
+    mod activation_refusals;
     mod activations;
     mod amax;
     mod dequantize;
