@@ -214,11 +214,6 @@ impl ActivationFormat {
         }
     }
 
-    /// Returns whether a scale is computed for each row.
-    pub(crate) const fn is_per_token(&self) -> bool {
-        matches!(self, Self::Fp8(Fp8Scale::PerToken) | Self::Nvfp4(ActivationScale::PerToken))
-    }
-
     /// Returns whether scales are given: [`ActivationInput::scales`].
     pub const fn takes_scales(&self) -> bool {
         matches!(self, Self::Fp8(Fp8Scale::Given) | Self::Nvfp4(ActivationScale::Given(_)))

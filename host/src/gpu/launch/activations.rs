@@ -163,9 +163,6 @@ fn describe(recipe: &ActivationRecipe, params: &mut ActivationParams) {
         RowOperation::RmsNorm(norm) => params.norm = norm,
     }
     let groups = u64::from(params.cols).div_ceil(GROUP as u64);
-    if recipe.format.is_per_token() {
-        params.row_scale = RowScale::PerToken as u32;
-    }
     match recipe.format {
         ActivationFormat::Fp8(Fp8Scale::PerGroup { power_of_two }) => {
             (params.scale_stride, params.group_stride) = (groups, 1);
@@ -175,8 +172,11 @@ fn describe(recipe: &ActivationRecipe, params: &mut ActivationParams) {
         ActivationFormat::Nvfp4(ActivationScale::Given(direction)) => {
             params.multiplies = u32::from(direction == Direction::Multiplier);
         }
+        ActivationFormat::Fp8(Fp8Scale::PerToken) | ActivationFormat::Nvfp4(ActivationScale::PerToken) => {
+            params.row_scale = RowScale::PerToken as u32;
+        }
         ActivationFormat::Mxfp8(rule) => params.mantissa_addend = rule.mantissa_addend::<E4m3>(),
         ActivationFormat::Mxfp4(rule) => params.mantissa_addend = rule.mantissa_addend::<E2m1>(),
-        ActivationFormat::Fp8(_) | ActivationFormat::Nvfp4(_) => {}
+        ActivationFormat::Fp8(Fp8Scale::Given) => {}
     }
 }
