@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use candle_core::{DType, Device, Error, Result, Shape, Tensor, bail};
-use microscale::QuantizedView;
+use microscale::{GlobalScale, QuantizedView};
 use microscale_checkpoint::{Checkpoint, Logical, Values, logical};
 use yoke::{Yoke, Yokeable};
 
@@ -92,17 +92,26 @@ impl Weights {
         &self.device
     }
 
-    /// The values of a tensor, dequantized if necessary.
+    /// The values of a tensor in the weights' dtype, dequantized if necessary.
     ///
     /// # Errors
     /// If there is no tensor of this name and shape, or if reading it fails.
     pub fn get(&self, shape: impl Into<Shape>, name: &str) -> Result<Tensor> {
+        self.stored(shape, name)?.to_dtype(self.dtype)
+    }
+
+    /// The values of a tensor in the dtype that the checkpoint stores. Quantized tensors are
+    /// dequantized to f32.
+    ///
+    /// # Errors
+    /// As for [`Self::get`].
+    pub fn stored(&self, shape: impl Into<Shape>, name: &str) -> Result<Tensor> {
         let (name, shape) = (self.full(name), shape.into());
         let tensor = self.find(&name)?;
         if tensor.shape() != shape.dims() {
             bail!("{name} is of shape {:?} in the checkpoint, and not {:?}", tensor.shape(), shape.dims());
         }
-        let values = match tensor {
+        match tensor {
             Logical::Packed(packed) => {
                 let values = packed.values::<f32>(&microscale::Device::Cpu).map_err(Error::wrap)?;
                 Tensor::from_vec(values, shape, &self.device)
@@ -113,8 +122,7 @@ impl Weights {
                 Some(Values::Bf16(values)) => Tensor::from_vec(values.into_owned(), shape, &self.device),
                 None => bail!("{name} is in {}, which are no values of a layer", plain.dtype),
             },
-        };
-        values?.to_dtype(self.dtype)
+        }
     }
 
     /// The linear layer of `weight`, `[outputs, inputs]`, and `bias`, `[outputs]`, if it has one.
@@ -170,8 +178,11 @@ impl Weights {
         QExperts::new(weights, bias)?.to_device(&self.device)
     }
 
-    /// A quantized matrix with products, or `None` for any other tensor.
-    fn matrix(&self, name: &str, shape: [usize; 2]) -> Result<Option<QMatrix>> {
+    /// A quantized matrix `[rows, columns]` with products, or `None` for any other tensor.
+    ///
+    /// # Errors
+    /// If there is no tensor of this name and shape, or if reading it fails.
+    pub fn matrix(&self, name: &str, shape: [usize; 2]) -> Result<Option<QMatrix>> {
         let name = self.full(name);
         let packed = match self.find(&name)? {
             Logical::Packed(packed) if packed.format.is_multiplied() => packed,
@@ -187,6 +198,19 @@ impl Weights {
             bail!("{name} has rows and columns {found:?} in the checkpoint, and not {shape:?}");
         }
         Ok(Some(matrix))
+    }
+
+    /// Returns whether there is a quantized tensor of this name.
+    pub fn is_quantized(&self, name: &str) -> bool {
+        matches!(self.tensors.get().0.get(&*self.full(name)), Some(Logical::Packed(_)))
+    }
+
+    /// Returns the stored global scale of the inputs of a layer whose weights have this name.
+    pub fn input_scale(&self, name: &str) -> Option<GlobalScale> {
+        match self.tensors.get().0.get(&*self.full(name)) {
+            Some(Logical::Packed(packed)) => packed.input_scale.as_ref().map(|(_, scale)| *scale),
+            _ => None,
+        }
     }
 
     fn find(&self, name: &str) -> Result<&Logical<'_>> {

@@ -1,0 +1,205 @@
+//! Statistics of the inputs of linear layers: importance, Hessians, largest magnitudes.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use candle_core::{D, DType, Device, Module, Tensor};
+
+use crate::config::Config;
+use crate::error::Result;
+use crate::pass::Pass;
+use crate::progress::{Meter, OnProgress};
+use crate::source::{Layer, LayerName, Source, Wrapped};
+use crate::statistics::{Identity, InputStatistics, LayerStatistics, Statistics};
+use crate::text::Window;
+
+/// Options of a calibration.
+#[derive(Clone, Copy, Debug)]
+pub struct CalibrateOptions {
+    /// The dtype of hidden states: f32, or bf16 as engines have it.
+    pub dtype: DType,
+    /// Whether to compute the Hessians, XᵀX, that GPTQ needs. They take K² floats per input.
+    pub hessians: bool,
+}
+
+/// Runs windows through a model and writes statistics of each layer to a directory.
+///
+/// One decoder layer is in memory at a time, with its statistics and the hidden states of all
+/// windows. A directory of an interrupted run with the same identity is continued after the last
+/// complete layer.
+///
+/// # Errors
+/// [`Error::Statistics`](crate::Error::Statistics) if the directory belongs to another run,
+/// [`Error::Interrupted`](crate::Error::Interrupted) if the callback says so, and errors of
+/// reading, of writing and of arithmetic.
+pub fn calibrate(
+    source: &dyn Source,
+    config: &Config,
+    windows: &[Window],
+    options: CalibrateOptions,
+    identity: &Identity,
+    directory: &Path,
+    on_progress: &mut OnProgress<'_>,
+) -> Result<Statistics> {
+    let mut statistics = Statistics::create_or_continue(directory, identity)?;
+    let mut pass = match statistics.hidden_states()? {
+        Some((batches, next)) => Pass::resumed(source, config, batches, next)?,
+        None => Pass::new(source, config, windows, options.dtype)?,
+    };
+    let mut meter = Meter::new(pass.batches().len() * config.layers, on_progress);
+    for layer in 0..pass.next_layer() {
+        pass.batches().iter().try_for_each(|_| meter.batch(layer))?;
+    }
+    for layer in pass.next_layer()..config.layers {
+        meter.report(layer)?;
+        let recorder = Recorder { hessians: options.hessians, ..Recorder::default() };
+        let recorded = Wrapped {
+            source,
+            layers: |name: &LayerName, layers: Vec<Layer>| Ok(recorder.record(name, layers)),
+            cache: |name: &str| Some(recorder.record_cache(name)),
+        };
+        pass.advance(&recorded, config, || meter.batch(layer))?;
+        statistics.write_layer(layer, &recorder.finish()?, pass.batches())?;
+    }
+    statistics.finish()?;
+    Ok(statistics)
+}
+
+/// What the layers of a decoder layer have seen.
+#[derive(Default)]
+struct Recorder {
+    hessians: bool,
+    /// Sums by input, one per expert of a stack.
+    inputs: Mutex<BTreeMap<String, Vec<Shared>>>,
+    /// The input of each layer, by the name of its weights, and whether it is a stack.
+    layers: Mutex<BTreeMap<String, (String, bool)>>,
+    caches: Mutex<BTreeMap<String, Arc<Mutex<f32>>>>,
+}
+
+type Shared = Arc<Mutex<Sums>>;
+
+/// Sums over the tokens of an input.
+#[derive(Default)]
+struct Sums {
+    tokens: usize,
+    amax: f32,
+    /// Σ x², by column.
+    squares: Vec<f64>,
+    /// Σ x·xᵀ.
+    hessian: Option<Tensor>,
+}
+
+/// Locks a mutex. A panic elsewhere ends the calibration, so its sums are not used.
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Recorder {
+    /// Wraps layers. Of several layers with one input, only the first records it.
+    fn record(&self, name: &LayerName, layers: Vec<Layer>) -> Vec<Layer> {
+        lock(&self.layers).insert(name.weight(), (name.input.clone(), name.stack.is_some()));
+        let mut inputs = lock(&self.inputs);
+        if inputs.contains_key(&name.input) {
+            return layers;
+        }
+        let sums: Vec<Shared> = layers
+            .iter()
+            .map(|_| Arc::new(Mutex::new(Sums { squares: vec![0.0; name.inputs], ..Sums::default() })))
+            .collect();
+        inputs.insert(name.input.clone(), sums.clone());
+        let hessians = self.hessians;
+        layers
+            .into_iter()
+            .zip(sums)
+            .map(|(layer, sums)| Box::new(RecordedLayer { layer, sums, hessians }) as Layer)
+            .collect()
+    }
+
+    fn record_cache(&self, name: &str) -> Layer {
+        let amax = lock(&self.caches).entry(name.into()).or_default().clone();
+        Box::new(RecordedCache(amax))
+    }
+
+    /// Returns the means.
+    fn finish(self) -> Result<LayerStatistics> {
+        let inputs = self.inputs.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let inputs = inputs.into_iter().map(|(name, sums)| {
+            let each = sums.iter().map(|sums| lock(sums).statistics()).collect::<Result<Vec<_>>>()?;
+            Ok((name, each))
+        });
+        let caches = self.caches.into_inner().unwrap_or_else(PoisonError::into_inner);
+        Ok(LayerStatistics {
+            inputs: inputs.collect::<Result<_>>()?,
+            layers: self.layers.into_inner().unwrap_or_else(PoisonError::into_inner),
+            caches: caches.into_iter().map(|(name, amax)| (name, *lock(&amax))).collect(),
+        })
+    }
+}
+
+impl Sums {
+    /// Adds rows `[tokens, K]`.
+    fn add(&mut self, x: &Tensor, hessians: bool) -> candle_core::Result<()> {
+        let x = x.to_dtype(DType::F32)?;
+        self.tokens += x.dim(0)?;
+        let squares = x.sqr()?.sum(0)?.to_vec1::<f32>()?;
+        self.squares.iter_mut().zip(squares).for_each(|(sum, square)| *sum += f64::from(square));
+        self.amax = self.amax.max(amax(&x)?);
+        if hessians {
+            let product = x.t()?.matmul(&x)?;
+            self.hessian = Some(match self.hessian.take() {
+                Some(sum) => (sum + product)?,
+                None => product,
+            });
+        }
+        Ok(())
+    }
+
+    fn statistics(&mut self) -> Result<InputStatistics> {
+        let tokens = self.tokens.max(1) as f64;
+        let hessian = self.hessian.take().map(|sum| sum / tokens).transpose()?;
+        Ok(InputStatistics {
+            tokens: self.tokens,
+            amax: self.amax,
+            importance: self.squares.iter().map(|sum| (sum / tokens) as f32).collect(),
+            hessian,
+        })
+    }
+}
+
+/// Returns the largest magnitude; NaN counts as the largest.
+fn amax(x: &Tensor) -> candle_core::Result<f32> {
+    let rows = x.abs()?.max(D::Minus1)?.flatten_all()?.to_vec1::<f32>()?;
+    Ok(rows.into_iter().fold(0.0, |most, x| if x > most || x.is_nan() { x } else { most }))
+}
+
+/// A layer that adds its input to sums.
+struct RecordedLayer {
+    layer: Layer,
+    sums: Shared,
+    hessians: bool,
+}
+
+impl Module for RecordedLayer {
+    fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
+        lock(&self.sums).add(x, self.hessians)?;
+        self.layer.forward(x)
+    }
+}
+
+/// Keeps the largest magnitude of keys or values.
+struct RecordedCache(Arc<Mutex<f32>>);
+
+impl Module for RecordedCache {
+    fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
+        let found = amax(x)?;
+        let mut most = lock(&self.0);
+        *most = if found > *most || found.is_nan() { found } else { *most };
+        Ok(x.clone())
+    }
+}
+
+/// A tensor of numbers, on the CPU.
+pub(crate) fn tensor(numbers: Vec<f32>, shape: &[usize]) -> candle_core::Result<Tensor> {
+    Tensor::from_vec(numbers, shape, &Device::Cpu)
+}

@@ -1,0 +1,260 @@
+//! The directory of a calibration.
+//!
+//! | file | contents |
+//! |---|---|
+//! | `calibration.json` | the model, the text, the windows; layers that are done; experts without tokens |
+//! | `importance.safetensors` | mean squares of each weight's inputs by column: `quantize --importance` |
+//! | `input_amax.json` | the largest magnitude of each layer's inputs: `quantize --input-scales` |
+//! | `kv_amax.json` | the largest magnitudes of keys and values |
+//! | `layer-N.safetensors` | importance of decoder layer N's weights, and Hessians of their inputs |
+//! | `hidden.safetensors` | hidden states after the last complete layer, until the calibration is complete |
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use candle_core::{Device, Tensor};
+use serde_json::{Map, Value, json};
+
+use crate::calibrate::tensor;
+use crate::error::{Error, Result};
+use crate::pass::Batch;
+
+const INDEX: &str = "calibration.json";
+const HIDDEN: &str = "hidden.safetensors";
+
+/// What a calibration belongs to. Only the same run is continued.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Identity(pub Map<String, Value>);
+
+/// Statistics of one input, or of one expert's.
+#[derive(Clone, Debug)]
+pub struct InputStatistics {
+    /// Tokens that were seen.
+    pub tokens: usize,
+    /// The largest magnitude.
+    pub amax: f32,
+    /// Mean squares by column.
+    pub importance: Vec<f32>,
+    /// XᵀX divided by the number of tokens, `[K, K]` in f32.
+    pub hessian: Option<Tensor>,
+}
+
+/// Statistics of a decoder layer.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct LayerStatistics {
+    /// By input, one entry per expert of a stack.
+    pub(crate) inputs: BTreeMap<String, Vec<InputStatistics>>,
+    /// The input of each layer by the name of its weights, and whether it is a stack.
+    pub(crate) layers: BTreeMap<String, (String, bool)>,
+    /// The largest magnitude of keys and of values.
+    pub(crate) caches: BTreeMap<String, f32>,
+}
+
+/// A directory of statistics.
+#[derive(Debug)]
+pub struct Statistics {
+    directory: PathBuf,
+    index: Map<String, Value>,
+}
+
+impl Statistics {
+    /// Opens the directory of a complete calibration.
+    ///
+    /// # Errors
+    /// [`Error::Statistics`] if there is none, or if it was interrupted.
+    pub fn open(directory: &Path) -> Result<Self> {
+        let statistics = Self { directory: directory.into(), index: read_json(&directory.join(INDEX))? };
+        if statistics.index.get("complete") != Some(&json!(true)) {
+            return Err(statistics.error("the calibration is not complete; run the same command again"));
+        }
+        Ok(statistics)
+    }
+
+    /// Creates a directory, or continues an interrupted run with the same identity.
+    pub(crate) fn create_or_continue(directory: &Path, identity: &Identity) -> Result<Self> {
+        let file = directory.join(INDEX);
+        if file.exists() {
+            let statistics = Self { directory: directory.into(), index: read_json(&file)? };
+            if statistics.index.get("run") != Some(&Value::Object(identity.0.clone())) {
+                let problem = "it has statistics of another model, text or options; choose another directory";
+                return Err(statistics.error(problem));
+            }
+            return Ok(statistics);
+        }
+        fs::create_dir_all(directory).map_err(|source| Error::Io { path: directory.into(), source })?;
+        let mut index = Map::new();
+        index.insert("run".into(), Value::Object(identity.0.clone()));
+        index.insert("layers".into(), json!(0));
+        index.insert("complete".into(), json!(false));
+        for list in ["unseen_experts", "inputs"] {
+            index.insert(list.into(), json!({}));
+        }
+        let statistics = Self { directory: directory.into(), index };
+        statistics.write_index()?;
+        Ok(statistics)
+    }
+
+    /// Returns the hidden states after the last complete layer, and the next layer's number.
+    pub(crate) fn hidden_states(&self) -> Result<Option<(Vec<Batch>, usize)>> {
+        let done = self.index["layers"].as_u64().unwrap_or(0) as usize;
+        let file = self.directory.join(HIDDEN);
+        if done == 0 || !file.exists() {
+            return Ok(None);
+        }
+        let mut tensors = candle_core::safetensors::load(&file, &Device::Cpu)?;
+        let mut batches = Vec::new();
+        while let Some(hidden) = tensors.remove(&format!("hidden.{}", batches.len())) {
+            let lengths = tensors.remove(&format!("lengths.{}", batches.len()));
+            let lengths = lengths.ok_or_else(|| self.error("hidden.safetensors has no lengths"))?;
+            let lengths = lengths.to_vec1::<u32>()?.into_iter().map(|length| length as usize).collect();
+            batches.push(Batch { hidden, lengths });
+        }
+        Ok(Some((batches, done)))
+    }
+
+    /// Writes a layer's statistics and the hidden states after it.
+    pub(crate) fn write_layer(
+        &mut self,
+        layer: usize,
+        statistics: &LayerStatistics,
+        batches: &[Batch],
+    ) -> Result<()> {
+        let mut tensors = HashMap::new();
+        for (weight, (input, is_stack)) in &statistics.layers {
+            let Some(each) = statistics.inputs.get(input) else { continue };
+            let columns = each.first().map_or(0, |each| each.importance.len());
+            let numbers = each.iter().flat_map(|each| each.importance.iter().copied()).collect();
+            let shape: &[usize] = if *is_stack { &[each.len(), columns] } else { &[columns] };
+            tensors.insert(format!("{weight}.importance"), tensor(numbers, shape)?);
+            let amax: Vec<f32> = each.iter().map(|each| each.amax).collect();
+            let most = amax.iter().copied().fold(0.0, f32::max);
+            tensors.insert(format!("{weight}.input_amax"), tensor(vec![most], &[1])?);
+            self.insert("inputs", weight, json!(input));
+            let unseen: Vec<usize> = (0..each.len()).filter(|i| each[*i].tokens == 0).collect();
+            if !unseen.is_empty() {
+                let experts = if *is_stack { json!(unseen) } else { json!(true) };
+                self.insert("unseen_experts", weight, experts);
+            }
+        }
+        for (input, each) in &statistics.inputs {
+            // Experts without tokens have no Hessian.
+            for (expert, each) in each.iter().enumerate() {
+                if let Some(hessian) = &each.hessian {
+                    let name =
+                        if statistics.is_stack(input) { format!("{input}.{expert}") } else { input.clone() };
+                    tensors.insert(format!("{name}.hessian"), hessian.clone());
+                }
+            }
+        }
+        for (name, amax) in &statistics.caches {
+            tensors.insert(format!("{name}.amax"), tensor(vec![*amax], &[1])?);
+        }
+        self.write_tensors(&layer_file(layer), &tensors)?;
+
+        let mut hidden = HashMap::new();
+        for (i, batch) in batches.iter().enumerate() {
+            hidden.insert(format!("hidden.{i}"), batch.hidden.contiguous()?);
+            let lengths: Vec<u32> = batch.lengths.iter().map(|length| *length as u32).collect();
+            hidden.insert(format!("lengths.{i}"), Tensor::new(lengths, &Device::Cpu)?);
+        }
+        self.write_tensors(HIDDEN, &hidden)?;
+        self.index.insert("layers".into(), json!(layer + 1));
+        self.write_index()
+    }
+
+    /// Writes the files of the whole model.
+    pub(crate) fn finish(&mut self) -> Result<()> {
+        let (mut importance, mut inputs, mut caches) = (HashMap::new(), Map::new(), Map::new());
+        for layer in 0..self.index["layers"].as_u64().unwrap_or(0) as usize {
+            let file = self.directory.join(layer_file(layer));
+            // SAFETY: the file is this program's own, renamed into place when it was complete.
+            let mapped = unsafe { candle_core::safetensors::MmapedSafetensors::new(&file)? };
+            let mut names: Vec<_> = mapped.tensors().into_iter().map(|(name, _)| name).collect();
+            names.sort();
+            for name in names {
+                let number = || mapped.load(&name, &Device::Cpu)?.get(0)?.to_scalar::<f32>();
+                if name.ends_with(".importance") {
+                    importance.insert(name.clone(), mapped.load(&name, &Device::Cpu)?);
+                } else if let Some(weight) = name.strip_suffix(".input_amax") {
+                    let module = weight.strip_suffix(".weight").unwrap_or(weight);
+                    inputs.insert(module.into(), json!(number()?));
+                } else if let Some(cache) = name.strip_suffix(".amax") {
+                    caches.insert(cache.into(), json!(number()?));
+                }
+            }
+        }
+        self.write_tensors("importance.safetensors", &importance)?;
+        self.write_file("input_amax.json", &pretty(&inputs))?;
+        self.write_file("kv_amax.json", &pretty(&caches))?;
+        self.index.insert("complete".into(), json!(true));
+        self.write_index()?;
+        match fs::remove_file(self.directory.join(HIDDEN)) {
+            Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
+                Err(Error::Io { path: self.directory.join(HIDDEN), source })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Returns the directory.
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// Returns calibration.json.
+    pub fn index(&self) -> &Map<String, Value> {
+        &self.index
+    }
+
+    /// Inserts an entry of an object in the index.
+    fn insert(&mut self, object: &str, name: &str, value: Value) {
+        if let Some(Value::Object(object)) = self.index.get_mut(object) {
+            object.insert(name.into(), value);
+        }
+    }
+
+    fn write_index(&self) -> Result<()> {
+        self.write_file(INDEX, &pretty(&self.index))
+    }
+
+    /// Writes a file beside its name and renames it, so that it is complete or missing.
+    fn write_file(&self, name: &str, text: &str) -> Result<()> {
+        let path = self.directory.join(name);
+        let partial = self.directory.join(format!("{name}.partial"));
+        let write = fs::write(&partial, text).and_then(|()| fs::rename(&partial, &path));
+        write.map_err(|source| Error::Io { path, source })
+    }
+
+    fn write_tensors(&self, name: &str, tensors: &HashMap<String, Tensor>) -> Result<()> {
+        let path = self.directory.join(name);
+        let partial = self.directory.join(format!("{name}.partial"));
+        candle_core::safetensors::save(tensors, &partial)?;
+        fs::rename(&partial, &path).map_err(|source| Error::Io { path, source })
+    }
+
+    fn error(&self, problem: &str) -> Error {
+        Error::Statistics { path: self.directory.clone(), problem: problem.into() }
+    }
+}
+
+impl LayerStatistics {
+    /// Returns whether layers of a stack have this input.
+    fn is_stack(&self, input: &str) -> bool {
+        self.layers.values().any(|(of, is_stack)| of == input && *is_stack)
+    }
+}
+
+fn layer_file(layer: usize) -> String {
+    format!("layer-{layer}.safetensors")
+}
+
+fn pretty(object: &Map<String, Value>) -> String {
+    format!("{:#}\n", Value::Object(object.clone()))
+}
+
+fn read_json(file: &Path) -> Result<Map<String, Value>> {
+    let text = fs::read_to_string(file).map_err(|source| Error::Io { path: file.into(), source })?;
+    serde_json::from_str(&text)
+        .map_err(|error| Error::Statistics { path: file.into(), problem: error.to_string() })
+}

@@ -1,0 +1,65 @@
+//! The sample that was trained, and checkpoints made of it.
+
+#![allow(dead_code, reason = "each test program uses a part")]
+
+use std::fs;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+
+use candle_core::{DType, Device};
+use microscale::{Format, Numerics};
+use microscale_candle::Weights;
+use microscale_checkpoint::{Checkpoint, CheckpointFormat, Quantize, Settings};
+use microscale_models::{Config, Evaluated, Stored, Text, TextOptions, Window};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+/// The directory of the sample.
+pub(crate) fn sample() -> PathBuf {
+    root().join("sample/tiny-story")
+}
+
+/// A checkpoint that is open.
+pub(crate) struct Story {
+    pub(crate) config: Config,
+    pub(crate) source: Stored,
+}
+
+impl Story {
+    pub(crate) fn open(directory: &Path) -> Self {
+        Self::of(directory, directory)
+    }
+
+    /// A random model of an architecture, whose directory has golden values too.
+    pub(crate) fn golden(model: &str) -> Self {
+        let directory = root().join("tests/golden/models").join(model);
+        Self::of(&directory, &directory.join("model.safetensors"))
+    }
+
+    fn of(directory: &Path, weights: &Path) -> Self {
+        let weights = Weights::open(weights, DType::F32, &Device::Cpu).unwrap();
+        Self { config: Config::read(directory).unwrap(), source: Stored::new(weights) }
+    }
+
+    pub(crate) fn model(&self) -> Evaluated<'_> {
+        Evaluated { name: "story", source: &self.source, config: &self.config }
+    }
+
+    pub(crate) fn windows(&self, windows: Option<usize>) -> Vec<Window> {
+        let text = fs::read_to_string(sample().join("heldout.txt")).unwrap();
+        let options = TextOptions { window: 512, windows, documents: true };
+        Text::open(&sample()).unwrap().windows(&text, &self.config, &options).unwrap()
+    }
+}
+
+/// Quantizes the sample into a directory.
+pub(crate) fn quantized(out: &Path, format: Format, numerics: Numerics) {
+    let checkpoint = Checkpoint::open(&sample()).unwrap();
+    let settings = Settings { format: Some(format), numerics: Some(numerics), ..Settings::default() };
+    let files = CheckpointFormat::CompressedTensors;
+    let quantize = Quantize { format: Some(files), ..Quantize::new(settings) };
+    let plan = quantize.plan(&checkpoint).unwrap();
+    plan.run(out, &microscale::Device::Cpu, &mut |_| ControlFlow::Continue(())).unwrap();
+}
