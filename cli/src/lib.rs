@@ -82,6 +82,12 @@ enum Command {
     Doctor(commands::doctor::Args),
     /// Compare checkpoints, or a checkpoint with a format
     Compare(commands::compare::Args),
+    /// Measure what quantization costs a model: perplexity, divergence, errors of layers
+    #[cfg(feature = "models")]
+    Eval(commands::eval::Args),
+    /// Record the inputs of a model's layers, for searches and for quantized activations
+    #[cfg(feature = "models")]
+    Calibrate(commands::calibrate::Args),
     /// List tensors, and the distribution of scales and codes
     Inspect(commands::inspect::Args),
     /// List the CPU's instruction sets and the GPUs
@@ -137,6 +143,10 @@ fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         Command::Convert(args) => commands::convert::run(args),
         Command::Doctor(args) => commands::doctor::run(args),
         Command::Compare(args) => commands::compare::run(args),
+        #[cfg(feature = "models")]
+        Command::Eval(args) => commands::eval::run(args),
+        #[cfg(feature = "models")]
+        Command::Calibrate(args) => commands::calibrate::run(args),
         Command::Inspect(args) => commands::inspect::run(args),
         Command::Devices(args) => commands::devices::run(args),
         Command::Bench(args) => commands::bench::run(args),

@@ -5,4 +5,6 @@ pub(crate) mod general;
 pub(crate) mod output;
 pub(crate) mod recipe;
 pub(crate) mod rewrite;
+#[cfg(feature = "models")]
+pub(crate) mod text;
 pub(crate) mod words;

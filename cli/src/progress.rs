@@ -35,6 +35,32 @@ impl Bar {
     }
 }
 
+/// A progress bar of a model's layers.
+#[cfg(feature = "models")]
+pub(crate) struct LayersBar(Bar);
+
+#[cfg(feature = "models")]
+impl LayersBar {
+    /// Shows the bar of an operation.
+    pub(crate) fn new(what: &'static str) -> Self {
+        let bar = Bar::new(what);
+        if let Ok(style) =
+            ProgressStyle::with_template("{prefix} [{bar:20}] {percent} %, {eta} left {wide_msg}")
+        {
+            bar.0.set_style(style.progress_chars("=> "));
+        }
+        Self(bar)
+    }
+
+    /// Shows progress.
+    pub(crate) fn update(&mut self, progress: microscale_models::Progress) -> ControlFlow<()> {
+        self.0.0.set_length(progress.total);
+        self.0.0.set_position(progress.done);
+        self.0.0.set_message(format!("layer {}", progress.layer));
+        if signals::caught() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    }
+}
+
 impl Drop for Bar {
     fn drop(&mut self) {
         self.0.finish_and_clear();

@@ -1,7 +1,7 @@
 //! Quantized inputs of linear layers, as engines with 4-bit or 8-bit activations have them.
 
 use candle_core::{CpuStorage, CustomOp1, Error, Layout, Module, Shape, Tensor, bail};
-use microscale::formats::{E4m3, ScaleRule};
+use microscale::formats::{E4m3, ScaleRule, words};
 use microscale::{
     ActivationFormat, ActivationInput, ActivationRecipe, ActivationScale, Element, Format, Fp8Scale,
     GlobalScale, QuantizedActivations, QuantizedShape, QuantizedView, dequantize, quantize_activations,
@@ -23,6 +23,13 @@ pub enum InputFormat {
     /// FP8 (E4M3) with a scale per token.
     Fp8,
 }
+
+words!(InputFormat, "format of activations" {
+    InputFormat::Nvfp4 = "nvfp4",
+    InputFormat::Mxfp4 = "mxfp4",
+    InputFormat::Mxfp8 = "mxfp8",
+    InputFormat::Fp8 = "fp8",
+});
 
 /// A checkpoint whose linear layers, except the head, have quantized inputs.
 #[derive(Clone, Debug)]

@@ -1,4 +1,17 @@
-//! Forward passes of language models, to measure and calibrate their quantization.
+//! Runs language models to measure and calibrate their quantization, one decoder layer in memory
+//! at a time.
+//!
+//! | to | use |
+//! |---|---|
+//! | read a model's sizes | [`Config`] |
+//! | read its weights, quantized or not | [`Stored`], [`QuantizedInputs`] |
+//! | replace its layers | [`Wrapped`], [`Source`] |
+//! | cut a text into windows of tokens | [`Text`] |
+//! | measure perplexity, divergence and errors of layers | [`evaluate`] |
+//! | record importance, Hessians and largest magnitudes of inputs | [`calibrate`], [`Statistics`] |
+//! | generate text | [`Model`] |
+//!
+//! The README lists the architectures. Models run on CPUs.
 
 mod activations;
 mod attention;
@@ -33,3 +46,8 @@ pub use rows::{Rotations, Rows};
 pub use source::{Layer, LayerName, PlainLinear, Source, Stored, Wrapped};
 pub use statistics::{Identity, InputStatistics, Statistics};
 pub use text::{Text, TextOptions, Window};
+
+// The README's examples are compiled like the others.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
