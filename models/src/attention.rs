@@ -1,6 +1,6 @@
 //! Grouped-query attention with rotary embeddings, sliding windows and sinks.
 
-use candle_core::{D, DType, Device, Result, Tensor};
+use candle_core::{D, Result, Tensor};
 use candle_nn::kv_cache::KvCache;
 use candle_nn::ops::softmax_last_dim;
 use candle_nn::rotary_emb::rope;
@@ -9,7 +9,7 @@ use crate::config::Config;
 use crate::error::Result as ModelResult;
 use crate::norm::Norm;
 use crate::rows::Rows;
-use crate::source::{Layer, LayerName, Source};
+use crate::source::{Layer, LayerName, Source, compute_dtype};
 
 /// Queries whose scores are in memory together.
 const QUERIES: usize = 256;
@@ -84,20 +84,21 @@ impl Attention {
     ) -> Result<Tensor> {
         let [q, k, v] = [0, 1, 2].map(|i| self.projections[i].forward(x));
         let (q, k, v) = (q?, k?, v?);
+        let dtype = compute_dtype(x);
         let mut outputs = Vec::new();
         for (start, length) in rows.sequences() {
             let part = |y: &Tensor| y.narrow(0, start, length);
             let first = cache.as_ref().map_or(0, |cache| cache.current_seq_len());
-            let [cos, sin] = rows.rotations(self.window != usize::MAX, first, length)?;
+            let [cos, sin] = rows.rotations(self.window != usize::MAX, first, length, dtype)?;
             let rotated = |y: &Tensor, heads: usize, norm: Option<&Norm>| -> Result<Tensor> {
-                let y = part(y)?.to_dtype(DType::F32)?.reshape((1, length, heads, self.head_dim))?;
+                let y = part(y)?.to_dtype(dtype)?.reshape((1, length, heads, self.head_dim))?;
                 let y = norm.map_or_else(|| Ok(y.clone()), |norm| norm.forward(&y))?;
                 rope(&y.transpose(1, 2)?.contiguous()?, &cos, &sin)
             };
             let [q_norm, k_norm] = &self.head_norms;
             let q = rotated(&q, self.heads, q_norm.as_ref())?;
             let k = self.cached(0, rotated(&k, self.kv_heads, k_norm.as_ref())?)?;
-            let v = part(&v)?.to_dtype(DType::F32)?.reshape((1, length, self.kv_heads, self.head_dim))?;
+            let v = part(&v)?.to_dtype(dtype)?.reshape((1, length, self.kv_heads, self.head_dim))?;
             let v = self.cached(1, v.transpose(1, 2)?.contiguous()?)?;
             let (k, v) = match cache.as_deref_mut() {
                 Some(cache) => cache.append(&k, &v)?,
@@ -134,14 +135,17 @@ impl Attention {
             let q = (q.narrow(1, start, count)? * self.score_scale)?;
             let q = q.reshape((self.kv_heads, group * count, self.head_dim))?;
             let scores = q.matmul(&k.transpose(1, 2)?)?.reshape((self.heads, count, keys))?;
-            let mask = self.mask(seen + start, count, begin, keys)?;
+            let mask = self.mask(seen + start, count, begin, keys, &scores)?;
             let scores = match mask {
                 Some(mask) => scores.broadcast_add(&mask)?,
                 None => scores,
             };
             let shares = match &self.sinks {
                 Some(sinks) => {
-                    let sinks = sinks.reshape((self.heads, 1, 1))?.broadcast_as((self.heads, count, 1))?;
+                    let sinks = sinks
+                        .to_dtype(scores.dtype())?
+                        .reshape((self.heads, 1, 1))?
+                        .broadcast_as((self.heads, count, 1))?;
                     softmax_last_dim(&Tensor::cat(&[&scores, &sinks.contiguous()?], D::Minus1)?)?
                         .narrow(D::Minus1, 0, keys)?
                         .contiguous()?
@@ -156,8 +160,15 @@ impl Attention {
     }
 
     /// Returns 0 or −∞ for queries at positions from `query` on, and keys from `key` on; `None` if
-    /// every query reads every key.
-    fn mask(&self, query: usize, queries: usize, key: usize, keys: usize) -> Result<Option<Tensor>> {
+    /// every query reads every key. Dtype and device are those of the scores.
+    fn mask(
+        &self,
+        query: usize,
+        queries: usize,
+        key: usize,
+        keys: usize,
+        scores: &Tensor,
+    ) -> Result<Option<Tensor>> {
         let is_read = |i: usize, j: usize| {
             let (query, key) = (query + i, key + j);
             key <= query && query - key < self.window
@@ -167,6 +178,6 @@ impl Attention {
         }
         let value = |i, j| if is_read(i, j) { 0f32 } else { f32::NEG_INFINITY };
         let mask: Vec<_> = (0..queries).flat_map(|i| (0..keys).map(move |j| value(i, j))).collect();
-        Tensor::from_vec(mask, (queries, keys), &Device::Cpu).map(Some)
+        Tensor::from_vec(mask, (queries, keys), scores.device())?.to_dtype(scores.dtype()).map(Some)
     }
 }

@@ -75,8 +75,11 @@ impl Config {
         Self::parse(&text).map_err(|problem| Error::Config { file, problem })
     }
 
-    /// Reads a config.json's text. The error is the problem in words.
-    pub(crate) fn parse(text: &str) -> std::result::Result<Self, String> {
+    /// Reads a config.json's text.
+    ///
+    /// # Errors
+    /// The problem in words.
+    pub fn parse(text: &str) -> std::result::Result<Self, String> {
         let root: Value = serde_json::from_str(text).map_err(|error| error.to_string())?;
         // Models of several modalities keep the language model's numbers in an object of their own.
         let inner = if root["text_config"].is_object() { &root["text_config"] } else { &root };

@@ -1,6 +1,6 @@
 //! Feed-forward layers: dense, and mixtures of experts.
 
-use candle_core::{DType, Device, Module, Result, Tensor};
+use candle_core::{DType, Module, Result, Tensor};
 use candle_nn::ops::{sigmoid, silu, softmax_last_dim};
 use microscale::formats::{Gate, Glu};
 
@@ -170,14 +170,14 @@ impl Experts {
                 weights.push(weight);
             }
         }
-        let mut sum = Tensor::zeros((tokens, x.dim(1)?), DType::F32, &Device::Cpu)?;
+        let mut sum = Tensor::zeros((tokens, x.dim(1)?), DType::F32, x.device())?;
         for (expert, (tokens, weights)) in self.experts.iter().zip(chosen) {
             if tokens.is_empty() {
                 continue;
             }
             let count = tokens.len();
-            let tokens = Tensor::from_vec(tokens, count, &Device::Cpu)?;
-            let weights = Tensor::from_vec(weights, (count, 1), &Device::Cpu)?;
+            let tokens = Tensor::from_vec(tokens, count, x.device())?;
+            let weights = Tensor::from_vec(weights, (count, 1), x.device())?;
             let out = expert.forward(&x.index_select(&tokens, 0)?)?.to_dtype(DType::F32)?;
             sum = sum.index_add(&tokens, &out.broadcast_mul(&weights)?, 0)?;
         }

@@ -35,7 +35,7 @@ pub fn prefix(source: &dyn Source) -> Result<&'static str> {
 }
 
 impl Ends {
-    /// Loads them. Hidden states have dtype `dtype`, f32 or bf16.
+    /// Loads them. Hidden states have dtype `dtype`, f32 or bf16, or on GPUs f16.
     ///
     /// # Errors
     /// If a tensor is missing or has another shape.
@@ -43,6 +43,8 @@ impl Ends {
         let prefix = prefix(source)?;
         let shape = [config.vocabulary, config.hidden];
         let embeddings = source.tensor(&format!("{prefix}embed_tokens.weight"), &shape)?;
+        let on_cpu = embeddings.device().is_cpu();
+        let embeddings = embeddings.to_dtype(if on_cpu { DType::F32 } else { dtype })?;
         let head: crate::source::Layer = if config.tied {
             Box::new(PlainLinear::new(embeddings.clone(), None))
         } else {
@@ -77,7 +79,7 @@ impl Ends {
     /// # Errors
     /// If a token is not in the vocabulary.
     pub fn embed(&self, tokens: &[u32]) -> candle_core::Result<Tensor> {
-        let rows = self.embeddings.index_select(&Tensor::new(tokens, &Device::Cpu)?, 0)?;
+        let rows = self.embeddings.index_select(&Tensor::new(tokens, self.embeddings.device())?, 0)?;
         rows.to_dtype(self.dtype)? * self.embedding_scale
     }
 
@@ -102,18 +104,18 @@ pub struct Model {
 }
 
 impl Model {
-    /// Loads a model. Hidden states have dtype `dtype`, f32 or bf16.
+    /// Loads a model. Hidden states have dtype `dtype`, f32 or bf16, or on GPUs f16.
     ///
     /// # Errors
     /// If a tensor is missing or has another shape.
     pub fn load(source: &dyn Source, config: &Config, dtype: DType) -> Result<Self> {
-        let prefix = prefix(source)?;
+        let (prefix, ends) = (prefix(source)?, Ends::load(source, config, dtype)?);
         let layer =
             |layer| Ok((DecoderLayer::load(source, prefix, layer, config)?, KvCache::new(2, config.context)));
         Ok(Self {
-            ends: Ends::load(source, config, dtype)?,
             layers: (0..config.layers).map(layer).collect::<Result<_>>()?,
-            rotations: Rotations::new(config, config.context)?,
+            rotations: Rotations::new(config, config.context, ends.embeddings.device())?,
+            ends,
         })
     }
 

@@ -1,12 +1,12 @@
 //! RMSNorm.
 
-use candle_core::{DType, Result, Tensor};
+use candle_core::{Result, Tensor};
 use candle_nn::ops::rms_norm;
 
 use crate::config::Config;
-use crate::source::Source;
+use crate::source::{Source, compute_dtype};
 
-/// x / √(mean(x²) + ε) · weight along the last axis, in f32.
+/// x / √(mean(x²) + ε) · weight along the last axis, in f32 on CPUs.
 pub(crate) struct Norm {
     weight: Tensor,
     eps: f32,
@@ -25,6 +25,8 @@ impl Norm {
     }
 
     pub(crate) fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        rms_norm(&x.to_dtype(DType::F32)?.contiguous()?, &self.weight, self.eps)?.to_dtype(x.dtype())
+        let dtype = compute_dtype(x);
+        let weight = self.weight.to_dtype(dtype)?;
+        rms_norm(&x.to_dtype(dtype)?.contiguous()?, &weight, self.eps)?.to_dtype(x.dtype())
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use candle_core::{DType, Tensor};
+use candle_core::{DType, Device, Tensor};
 
 use crate::config::Config;
 use crate::decoder::DecoderLayer;
@@ -82,7 +82,9 @@ impl Pass {
         next: usize,
     ) -> Result<Self> {
         let longest = batches.iter().flat_map(|batch| &batch.lengths).copied().max().unwrap_or(0);
-        Ok(Self { batches, rotations: Rotations::new(config, longest)?, prefix: prefix(source)?, next })
+        let device = batches.first().map_or(&Device::Cpu, |batch| batch.hidden.device());
+        let rotations = Rotations::new(config, longest, device)?;
+        Ok(Self { rotations, prefix: prefix(source)?, batches, next })
     }
 
     /// Loads the next layer and applies it. `after` is called after each batch.

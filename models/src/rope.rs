@@ -105,7 +105,7 @@ impl Rope {
     }
 
     /// Returns cosines and sines, `[positions, dim / 2]` in f32 each.
-    pub(crate) fn tables(&self, positions: usize) -> candle_core::Result<[Tensor; 2]> {
+    pub(crate) fn tables(&self, positions: usize, device: &Device) -> candle_core::Result<[Tensor; 2]> {
         let rates = self.rates();
         let magnitude = match self.scaling {
             Scaling::Yarn { magnitude, .. } => magnitude,
@@ -119,6 +119,6 @@ impl Rope {
             sin.push((s * magnitude) as f32);
         }
         let shape = (positions, rates.len());
-        Ok([Tensor::from_vec(cos, shape, &Device::Cpu)?, Tensor::from_vec(sin, shape, &Device::Cpu)?])
+        Ok([Tensor::from_vec(cos, shape, device)?, Tensor::from_vec(sin, shape, device)?])
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use candle_core::{Result, Tensor};
+use candle_core::{DType, Device, Result, Tensor};
 
 use crate::config::Config;
 
@@ -19,21 +19,13 @@ pub struct Rotations {
 }
 
 impl Rotations {
-    /// Computes the tables of the first positions.
+    /// Computes the tables of the first positions on a device.
     ///
     /// # Errors
     /// If memory is short.
-    pub fn new(config: &Config, positions: usize) -> Result<Self> {
+    pub fn new(config: &Config, positions: usize, device: &Device) -> Result<Self> {
         let [full, sliding] = &config.ropes;
-        Ok(Self { tables: [full.tables(positions)?, sliding.tables(positions)?] })
-    }
-
-    /// Returns the number of positions.
-    ///
-    /// # Errors
-    /// Never.
-    pub fn positions(&self) -> Result<usize> {
-        self.tables[0][0].dim(0)
+        Ok(Self { tables: [full.tables(positions, device)?, sliding.tables(positions, device)?] })
     }
 }
 
@@ -53,9 +45,16 @@ impl<'a> Rows<'a> {
     }
 
     /// Returns cosines and sines of positions.
-    pub(crate) fn rotations(&self, is_sliding: bool, first: usize, count: usize) -> Result<[Tensor; 2]> {
+    pub(crate) fn rotations(
+        &self,
+        is_sliding: bool,
+        first: usize,
+        count: usize,
+        dtype: DType,
+    ) -> Result<[Tensor; 2]> {
         let [cos, sin] = &self.rotations.tables[usize::from(is_sliding)];
-        Ok([cos.narrow(0, first, count)?, sin.narrow(0, first, count)?])
+        let part = |table: &Tensor| table.narrow(0, first, count)?.to_dtype(dtype);
+        Ok([part(cos)?, part(sin)?])
     }
 }
 

@@ -45,7 +45,7 @@ impl LayerName {
 
 /// Where a model's tensors and linear layers come from.
 pub trait Source {
-    /// Returns a tensor that is no weight of a linear layer, in f32.
+    /// Returns a tensor that is no weight of a linear layer, in f32, on the source's device.
     ///
     /// # Errors
     /// If there is no tensor of this name and shape.
@@ -157,13 +157,19 @@ impl PlainLinear {
 
 impl Module for PlainLinear {
     fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
-        let y = x.to_dtype(DType::F32)?.matmul(&self.weight.to_dtype(DType::F32)?.t()?)?;
+        let dtype = compute_dtype(x);
+        let y = x.to_dtype(dtype)?.matmul(&self.weight.to_dtype(dtype)?.t()?)?;
         let y = match &self.bias {
-            Some(bias) => y.broadcast_add(bias)?,
+            Some(bias) => y.broadcast_add(&bias.to_dtype(dtype)?)?,
             None => y,
         };
         y.to_dtype(x.dtype())
     }
+}
+
+/// Returns the dtype to multiply rows in: f32 on CPUs, where candle multiplies no bf16.
+pub(crate) fn compute_dtype(x: &Tensor) -> DType {
+    if x.device().is_cpu() { DType::F32 } else { x.dtype() }
 }
 
 /// A source whose layers are replaced by others: recorded, compared, or with quantized inputs.

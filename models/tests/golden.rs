@@ -75,7 +75,7 @@ fn hidden_states_are_those_of_transformers_layer_by_layer() {
     for name in MODELS {
         let golden = Golden::read(name);
         let ends = Ends::load(&golden.source, &golden.config, DType::F32).unwrap();
-        let rotations = Rotations::new(&golden.config, golden.tokens.len()).unwrap();
+        let rotations = Rotations::new(&golden.config, golden.tokens.len(), &Device::Cpu).unwrap();
         let hidden = &golden.expected["hidden_f32"];
         let mut x = ends.embed(&golden.tokens).unwrap();
         // Twice the same sequence in one batch.

@@ -11,7 +11,7 @@ installed is reported as skipped. The exit code is 1 if any check fails.
 Needs transformers, compressed-tensors and accelerate (readers_requirements.txt). torchao needs
 torchao and this project's Python package. llama.cpp needs gguf, ml_dtypes and the path of
 `llama-server`. candle needs the path of the example `generate`:
-`cargo build --release -p microscale-candle --example generate`.
+`cargo build --release -p microscale-models --example generate`.
 """
 
 from __future__ import annotations

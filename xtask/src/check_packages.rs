@@ -13,7 +13,8 @@ const UNPUBLISHED: [&str; 5] =
 /// Packages whose unit tests run. For the others cargo only compiles the tests, which is much
 /// faster.
 const RUN: [&str; 3] = ["microscale-formats", "microscale-kernels-abi", "microscale"];
-const COMPILED: [&str; 3] = ["microscale-checkpoint", "microscale-candle", "microscale-cli"];
+const COMPILED: [&str; 4] =
+    ["microscale-checkpoint", "microscale-candle", "microscale-models", "microscale-cli"];
 
 /// Files that every package must contain.
 const FILES: [&str; 3] = ["README.md", "LICENSE-MIT", "LICENSE-APACHE"];

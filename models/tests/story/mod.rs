@@ -12,8 +12,10 @@ use microscale_candle::Weights;
 use microscale_checkpoint::{Checkpoint, CheckpointFormat, Quantize, Settings};
 use microscale_models::{Config, Evaluated, Stored, Text, TextOptions, Window};
 
+/// The repository, or where `MICROSCALE_TEST_DATA` has it on a machine other than the build machine.
 fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+    let here = || Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    std::env::var_os("MICROSCALE_TEST_DATA").map_or_else(here, PathBuf::from)
 }
 
 /// The directory of the sample.
@@ -54,11 +56,15 @@ impl Story {
     }
 }
 
-/// Quantizes the sample into a directory.
+/// Quantizes the sample into a directory, in compressed-tensors' checkpoint format.
 pub(crate) fn quantized(out: &Path, format: Format, numerics: Numerics) {
+    quantized_to(out, format, numerics, CheckpointFormat::CompressedTensors);
+}
+
+/// Quantizes the sample into a directory.
+pub(crate) fn quantized_to(out: &Path, format: Format, numerics: Numerics, files: CheckpointFormat) {
     let checkpoint = Checkpoint::open(&sample()).unwrap();
     let settings = Settings { format: Some(format), numerics: Some(numerics), ..Settings::default() };
-    let files = CheckpointFormat::CompressedTensors;
     let quantize = Quantize { format: Some(files), ..Quantize::new(settings) };
     let plan = quantize.plan(&checkpoint).unwrap();
     plan.run(out, &microscale::Device::Cpu, &mut |_| ControlFlow::Continue(())).unwrap();

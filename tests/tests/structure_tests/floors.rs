@@ -11,15 +11,20 @@ pub(super) struct Floor {
 }
 
 /// The order of crates. A crate may not import any other than those in its last column.
-pub(super) const FLOORS: [Floor; 10] = [
+pub(super) const FLOORS: [Floor; 11] = [
     floor("formats", "microscale-formats", &[]),
     floor("kernels-abi", "microscale-kernels-abi", &["formats"]),
     floor("kernels-gpu", "microscale-kernels", &["formats", "kernels-abi"]),
     floor("host", "microscale", &["formats", "kernels-abi"]),
     floor("checkpoint", "microscale-checkpoint", &["formats", "kernels-abi", "host"]),
     floor("candle", "microscale-candle", &["formats", "kernels-abi", "host", "checkpoint"]),
-    floor("cli", "microscale-cli", &["formats", "kernels-abi", "host", "checkpoint"]),
-    floor("python", "microscale-python", &["formats", "kernels-abi", "host", "checkpoint", "cli"]),
+    floor("models", "microscale-models", &["formats", "kernels-abi", "host", "checkpoint", "candle"]),
+    floor("cli", "microscale-cli", &["formats", "kernels-abi", "host", "checkpoint", "candle", "models"]),
+    floor(
+        "python",
+        "microscale-python",
+        &["formats", "kernels-abi", "host", "checkpoint", "candle", "models", "cli"],
+    ),
     floor("xtask", "xtask", &["formats", "kernels-abi"]),
     floor("tests/executor", "microscale-executor", &[]),
 ];

@@ -1,11 +1,11 @@
 //! Runs a Llama, Mistral or Qwen from a checkpoint directory, quantized in any format or not.
 //!
-//!     cargo run --release -p microscale-candle --example generate -- OUT --prompt "It was"
-//!     cargo run --release -p microscale-candle --example generate -- sample/tiny-story \
+//!     cargo run --release -p microscale-models --example generate -- OUT --prompt "It was"
+//!     cargo run --release -p microscale-models --example generate -- sample/tiny-story \
 //!         --layers plain,q4_k,mxfp4,nvfp4,nvfp4-full --perplexity sample/tiny-story/heldout.txt
-//!     cargo run --release -p microscale-candle --example generate -- random \
+//!     cargo run --release -p microscale-models --example generate -- random \
 //!         --layers plain,q4_k,nvfp4
-//!     cargo run --release -p microscale-candle --example generate --features cuda -- \
+//!     cargo run --release -p microscale-models --example generate --features cuda -- \
 //!         OUT --device cuda --dtype bf16
 //!
 //! Pass `--layers` to choose how linear layers are held:
@@ -24,22 +24,24 @@
 //! of rounds, for speeds. `random` is a model with 8 layers of 2048 and random weights; it has no
 //! vocabulary of words.
 
-#[path = "../common/mod.rs"]
-mod common;
 mod layers;
-mod llama;
+mod random;
 
 use std::error::Error;
+use std::ops::ControlFlow;
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 use std::{env, fs};
 
 use candle_core::{DType, Device};
-use layers::{Held, Random, Stored};
-use llama::{Config, Llama};
+use layers::{Held, Stored};
 use microscale::ActivationPrecision;
 use microscale_candle::Weights;
+use microscale_models::{
+    Config, EvaluateOptions, Evaluated, Model, Source, Text, TextOptions, Window, evaluate,
+};
+use random::Random;
 use tokenizers::Tokenizer;
 
 type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
@@ -126,7 +128,8 @@ impl Options {
 /// A loaded model and its measurements.
 struct Run {
     name: String,
-    model: Llama,
+    source: Box<dyn Source>,
+    model: Model,
     tokens: Vec<u32>,
     prompt: Vec<Duration>,
     each: Vec<Duration>,
@@ -155,18 +158,19 @@ fn median(times: &mut [Duration]) -> [f64; 2] {
     [times[times.len() / 2], times[0]].map(|time| time.as_secs_f64())
 }
 
-/// The tokens of documents that empty lines separate. Each document begins with the first token.
-fn tokens_of(tokenizer: &Tokenizer, first: u32, text: &str) -> Result<Vec<u32>> {
-    let mut tokens = Vec::new();
-    for document in text.trim_end().split("\n\n").filter(|document| !document.is_empty()) {
-        tokens.push(first);
-        tokens.extend(tokenizer.encode(format!("{document}\n"), false)?.get_ids());
-    }
-    Ok(tokens)
-}
-
 fn main() -> ExitCode {
-    common::main(HELP, run)
+    if env::args().any(|word| word == "--help" || word == "-h") {
+        println!("{HELP}");
+        return ExitCode::SUCCESS;
+    }
+    // A `main` that returns an error would print its `Debug` form.
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
 }
 
 fn run() -> Result<()> {
@@ -174,10 +178,10 @@ fn run() -> Result<()> {
     let directory = (options.model != "random").then(|| Path::new(&options.model));
     let (config, weights) = match directory {
         Some(directory) => {
-            let config = Config::parse(&fs::read_to_string(directory.join("config.json"))?)?;
+            let config = Config::read(directory)?;
             (config, Some(Weights::open(directory, options.dtype, &options.device)?))
         }
-        None => (random_config(), None),
+        None => (Config::parse(RANDOM)?, None),
     };
     let tokenizer = directory.map(|directory| directory.join("tokenizer.json")).filter(|path| path.exists());
     let tokenizer = tokenizer.map(Tokenizer::from_file).transpose()?;
@@ -192,13 +196,14 @@ fn run() -> Result<()> {
     let mut runs = Vec::new();
     for (name, held) in &options.layers {
         let start = Instant::now();
-        let model = match &weights {
-            Some(weights) => Llama::of(&Stored(weights.clone(), *held), &config)?,
-            None => Llama::of(&Random(*held, options.dtype, options.device.clone()), &config)?,
+        let source: Box<dyn Source> = match &weights {
+            Some(weights) => Box::new(Stored(weights.clone(), *held)),
+            None => Box::new(Random(*held, options.dtype, options.device.clone())),
         };
+        let model = Model::load(&*source, &config, options.dtype)?;
         eprintln!("{name}: loaded in {:.2} s", start.elapsed().as_secs_f64());
         let (tokens, prompt, each) = (Vec::new(), Vec::new(), Vec::new());
-        runs.push(Run { name: name.clone(), model, tokens, prompt, each });
+        runs.push(Run { name: name.clone(), source, model, tokens, prompt, each });
     }
     if !options.device.is_cpu() {
         for run in &mut runs {
@@ -221,9 +226,11 @@ fn run() -> Result<()> {
         }
     }
 
-    let text = options.perplexity.as_ref().map(fs::read_to_string).transpose()?;
-    let text = match (&text, &tokenizer) {
-        (Some(text), Some(tokenizer)) => Some(tokens_of(tokenizer, config.bos.unwrap_or(0), text)?),
+    let windows = match (&options.perplexity, directory) {
+        (Some(file), Some(directory)) => {
+            let cut = TextOptions { window: config.context, windows: None, documents: true };
+            Some(Text::open(directory)?.windows(&fs::read_to_string(file)?, &config, &cut)?)
+        }
         (Some(_), None) => return Err("--perplexity needs a tokenizer.json next to the model".into()),
         (None, _) => None,
     };
@@ -236,10 +243,8 @@ fn run() -> Result<()> {
     for run in &mut runs {
         let [prompted, _] = median(&mut run.prompt);
         let [middle, least] = median(&mut run.each);
-        let perplexity = match &text {
-            Some(text) => {
-                format!("{:.3}", run.model.loss(config.bos.unwrap_or(0), text, config.context)?.exp())
-            }
+        let perplexity = match &windows {
+            Some(windows) => format!("{:.3}", perplexity(run, &config, windows, options.dtype)?),
             None => "–".into(),
         };
         let (name, prompt) = (&run.name, prompt.len() as f64 / prompted);
@@ -248,20 +253,16 @@ fn run() -> Result<()> {
     Ok(())
 }
 
-/// A model for measurements.
-fn random_config() -> Config {
-    Config {
-        hidden: 2048,
-        intermediate: 5632,
-        layers: 8,
-        heads: 16,
-        kv_heads: 4,
-        head_dim: 128,
-        vocabulary: 2048,
-        context: 512,
-        eps: 1e-5,
-        theta: 10_000.0,
-        tied: false,
-        bos: None,
-    }
+/// The perplexity of a text.
+fn perplexity(run: &Run, config: &Config, windows: &[Window], dtype: DType) -> Result<f64> {
+    let model = Evaluated { name: &run.name, source: &*run.source, config };
+    let options = EvaluateOptions { dtype, layers: false };
+    Ok(evaluate(model, &[], windows, options, &mut |_| ControlFlow::Continue(()))?.perplexity.mean)
 }
+
+/// A model for measurements.
+const RANDOM: &str = r#"{
+    "model_type": "llama", "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 8,
+    "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 128, "vocab_size": 2048,
+    "max_position_embeddings": 512, "rms_norm_eps": 1e-5, "tie_word_embeddings": false
+}"#;

@@ -3,11 +3,10 @@
 use std::str::FromStr;
 
 use candle_core::quantized::{GgmlDType, QMatMul, QTensor};
-use candle_core::{DType, Device, Module, Result, Tensor, bail};
+use candle_core::{DType, Tensor, bail};
 use microscale::{ActivationPrecision, Format, Numerics, Recipe, Search};
 use microscale_candle::{Linear, QLinear, Weights};
-
-use super::llama::Source;
+use microscale_models::{Layer, LayerName, Result, Source};
 
 /// How linear layers are held. Heads and embeddings keep the checkpoint's form.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -52,7 +51,7 @@ impl FromStr for Held {
 
 impl Held {
     /// The layer with these weights.
-    pub(crate) fn layer(self, weight: Tensor, bias: Option<Tensor>) -> Result<Box<dyn Module>> {
+    pub(crate) fn layer(self, weight: Tensor, bias: Option<Tensor>) -> candle_core::Result<Layer> {
         Ok(match self {
             Self::Stored(_) | Self::Plain => Box::new(candle_nn::Linear::new(weight, bias)),
             Self::Ggml(dtype) => {
@@ -72,55 +71,32 @@ impl Held {
     }
 }
 
-/// Tensors of a checkpoint.
+/// Tensors of a checkpoint. Weights are in the dtype of activations.
 pub(crate) struct Stored(pub(crate) Weights, pub(crate) Held);
 
 impl Source for Stored {
     fn tensor(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
-        self.0.get(shape, name)
+        Ok(self.0.stored(shape, name)?.to_dtype(DType::F32)?)
     }
 
     fn has(&self, name: &str) -> bool {
         self.0.contains_tensor(name)
     }
 
-    fn linear(&self, name: &str, inputs: usize, outputs: usize) -> Result<Box<dyn Module>> {
-        let weights = self.0.pp(name);
+    fn layers(&self, name: &LayerName) -> Result<Vec<Layer>> {
+        if name.stack.is_some() {
+            return Err(candle_core::Error::msg("this example runs no stacks of experts").into());
+        }
+        let weights = self.0.pp(&name.module);
         let bias = weights.contains_tensor("bias");
         if let Held::Stored(precision) = self.1 {
-            return Ok(match weights.linear(inputs, outputs, bias)? {
+            return Ok(vec![match weights.linear(name.inputs, name.outputs, bias)? {
                 Linear::Quantized(layer) => Box::new(layer.with_precision(precision)?),
                 plain @ Linear::Plain(_) => Box::new(plain),
-            });
+            }]);
         }
-        let bias = bias.then(|| weights.get(outputs, "bias")).transpose()?;
-        let held = if name == "lm_head" { Held::Plain } else { self.1 };
-        held.layer(weights.get((outputs, inputs), "weight")?, bias)
-    }
-}
-
-/// Random tensors for measurements, the same in every run.
-pub(crate) struct Random(pub(crate) Held, pub(crate) DType, pub(crate) Device);
-
-impl Source for Random {
-    fn tensor(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
-        if shape.len() == 1 {
-            return Tensor::ones(shape, self.1, &self.2);
-        }
-        let seed = name.bytes().fold(1u64, |seed, byte| seed.wrapping_mul(31).wrapping_add(byte.into()));
-        let mut rng = fastrand::Rng::with_seed(seed);
-        let size = 1.0 / (shape[1] as f32).sqrt();
-        let values =
-            (0..shape.iter().product()).map(|_| (rng.f32() + rng.f32() - 1.0) * 2.0 * size).collect();
-        Tensor::from_vec(values, shape, &Device::Cpu)?.to_dtype(self.1)?.to_device(&self.2)
-    }
-
-    fn has(&self, _: &str) -> bool {
-        false
-    }
-
-    fn linear(&self, name: &str, inputs: usize, outputs: usize) -> Result<Box<dyn Module>> {
-        let held = if name == "lm_head" { Held::Plain } else { self.0 };
-        held.layer(self.tensor(name, &[outputs, inputs])?, None)
+        let bias = bias.then(|| weights.get(name.outputs, "bias")).transpose()?;
+        let held = if name.module == "lm_head" { Held::Plain } else { self.1 };
+        Ok(vec![held.layer(weights.get((name.outputs, name.inputs), "weight")?, bias)?])
     }
 }
