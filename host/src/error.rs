@@ -1,12 +1,14 @@
 //! Errors of tensor operations. The crate `microscale-checkpoint` has its own errors for files.
 
 mod activations;
+mod gptq;
 mod operands;
 
 use microscale_formats::nvfp4::Direction;
 use microscale_formats::{Format, GlobalScale, Search, Words};
 
 pub use activations::ActivationFault;
+pub use gptq::GptqFault;
 pub use operands::OperandFault;
 
 use crate::report::{Position, Report};
@@ -272,6 +274,10 @@ pub enum Error {
         /// The fault.
         fault: HessianFault,
     },
+
+    /// GPTQ's operands do not match, or a Hessian cannot be factored.
+    #[error(transparent)]
+    Gptq(GptqFault),
 
     /// The global scale has the wrong direction for the numerics.
     #[error(

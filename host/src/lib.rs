@@ -23,6 +23,7 @@
 //! | to | on any device | on the CPU |
 //! |---|---|---|
 //! | quantize | [`Device::quantize`] | [`quantize`], [`quantize_with`], [`quantize_into`] |
+//! | quantize by a layer's outputs (GPTQ) | | [`quantize_gptq()`] with a [`GptqFactor`] |
 //! | dequantize | [`Device::dequantize`] | [`dequantize`], [`dequantize_into`] |
 //! | multiply by weights | [`Device::linear`], [`Device::load_weights`] | [`gemm_weights()`] |
 //! | the same, with the bits of the reference | | [`gemv_weights()`] |
@@ -56,6 +57,8 @@
     feature = "cuda",
     doc = "- [`gpu::DeviceView`] and [`gpu::DeviceTensorView`] are GPU memory of other libraries."
 )]
+//! - [`GptqOptions`], [`GptqOrder`] and [`GptqScales`] are requests of GPTQ, [`GptqQuantized`] and
+//!   [`OutputLoss`] its results.
 //! - [`Batch`] divides the operands of [`gemv()`]. [`ExpertRows`] is the order of experts' rows.
 //!   [`ActivationPrecision`] says whether a product rounds activations.
 //! - [`Gate`], [`interleave_rows`], [`deinterleave_rows`] and `gpu::DeviceEpilogue` fuse an
@@ -63,7 +66,7 @@
 //! - [`search_global`] chooses a global scale by its loss, and [`check_search`] checks a search.
 //!   [`BlockError`] is the loss of a block, and [`Amax`] a largest magnitude.
 //! - [`DeviceChoice`] and types with [`Words`] parse from command lines ([`UnknownWord`]).
-//! - [`Error`], [`OperandFault`] and [`HessianFault`] are the errors. `Debug` prints the
+//! - [`Error`], [`OperandFault`], [`HessianFault`] and [`GptqFault`] are the errors. `Debug` prints the
 //!   message of an [`Error`], so that `main` may return it.
 //! - [`formats`] has the arithmetic itself.
 //!
@@ -87,6 +90,7 @@ mod elements;
 mod error;
 mod experts;
 mod gemv;
+mod gptq;
 #[cfg(feature = "cuda")]
 pub mod gpu;
 mod interleave;
@@ -111,17 +115,18 @@ pub use activations::{
 pub use amax::Amax;
 pub use check_search::check_search;
 pub use cpu::{
-    amax, append_kv, dequantize, dequantize_into, gather_kv, gemm_experts, gemm_experts_int8, gemm_weights,
-    gemm_weights_int8, gemv, gemv_weights, quantize, quantize_activations, quantize_into,
-    quantize_into_parts, quantize_with,
+    GptqFactor, amax, append_kv, dequantize, dequantize_into, gather_kv, gemm_experts, gemm_experts_int8,
+    gemm_weights, gemm_weights_int8, gemv, gemv_weights, quantize, quantize_activations, quantize_gptq,
+    quantize_into, quantize_into_parts, quantize_with,
 };
 pub use device::{Device, DeviceChoice};
 pub use element::{Dtype, Element, narrow};
-pub use error::{ActivationFault, Error, HessianFault, OperandFault, Result};
+pub use error::{ActivationFault, Error, GptqFault, HessianFault, OperandFault, Result};
 #[doc(hidden)]
 pub use error::{choice, searches};
 pub use experts::ExpertRows;
 pub use gemv::{Activation, Batch};
+pub use gptq::{GPTQ_DAMPING, GptqOptions, GptqOrder, GptqQuantized, GptqScales, OutputLoss};
 pub use interleave::{deinterleave_rows, interleave_rows};
 pub use kv::{KvCache, KvCacheMut, KvFormat};
 pub use loss::{BlockError, ErrorStats, WorstBlocks};

@@ -75,6 +75,8 @@ macro_rules! by_instance {
     };
 }
 
+mod gptq;
+
 impl Isa {
     /// The token of this instruction set's instance.
     ///

@@ -4,7 +4,7 @@
 //!
 //! | floor | modules | task |
 //! |---|---|---|
-//! | entry points | `quantize`, `dequantize`, `amax`, `gem*` | check operands, make tasks |
+//! | entry points | `quantize`, `dequantize`, `amax`, `gem*`, `gptq` | check operands, make tasks |
 //! | dispatch | `isa`, `dispatch`, `reference` | choose an instruction set, once per call |
 //! | loops over blocks | `rounding`, `search`, `decode`, `errors`, `exact_cast` | process a run |
 //! | loops over rows | `products` | multiply a row or a panel of rows |
@@ -35,6 +35,7 @@ mod gemm_int8;
 mod gemm_weights;
 mod gemv;
 mod gemv_weights;
+mod gptq;
 mod isa;
 mod kv;
 mod memory;
@@ -70,6 +71,9 @@ pub use gemv::gemv_with;
 pub use gemv_weights::gemv_weights;
 #[doc(hidden)]
 pub use gemv_weights::gemv_weights_with;
+#[doc(hidden)]
+pub use gptq::quantize_gptq_with;
+pub use gptq::{GptqFactor, quantize_gptq};
 pub use isa::Isa;
 pub use kv::{append_kv, gather_kv};
 pub use quantize::{quantize, quantize_into, quantize_into_parts, quantize_with};

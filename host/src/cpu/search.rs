@@ -185,7 +185,7 @@ pub(super) fn quantize_with<T: Element, V: Vector>(
 ///
 /// Plain rounding is compiled for each rule. Here the rule is a branch per block, so that the
 /// search is compiled once.
-struct AnyMxfp4(Mx<E2m1>);
+pub(super) struct AnyMxfp4(pub(super) Mx<E2m1>);
 
 impl BlockFormat<{ mx::BLOCK }> for AnyMxfp4 {
     fn quantize_block<T: Element>(&self, values: &[f32; mx::BLOCK], codes: &mut [u8]) -> (u8, BlockEvents) {
@@ -221,7 +221,7 @@ impl VectorizedFormat<{ mx::BLOCK }> for AnyMxfp4 {
 }
 
 /// NVFP4 with any rule for −0, see [`AnyMxfp4`].
-struct AnyNvfp4(Quantizer);
+pub(super) struct AnyNvfp4(pub(super) Quantizer);
 
 impl BlockFormat<{ nvfp4::BLOCK }> for AnyNvfp4 {
     fn quantize_block<T: Element>(

@@ -12,6 +12,7 @@ use crate::cpu::activations::rows;
 use crate::cpu::blocks::output::Output;
 use crate::cpu::blocks::tally::Tally;
 use crate::cpu::decode::decoder::Decoder;
+use crate::cpu::gptq::{self, Blocks, GptqFactor, LoopParams, TaskRows};
 use crate::cpu::memory::prefetch;
 use crate::cpu::products::activations::{self, Packing};
 #[cfg(target_arch = "x86_64")]
@@ -225,6 +226,26 @@ macro_rules! instance {
                 out: &mut [T],
             ) {
                 int8::round_sums(sums, factor, global, out);
+            }
+
+            $(#[target_feature(enable = $features)])?
+            pub(in crate::cpu) fn subtract_panel(_: $token, panel: &[&[[f64; 8]]], done: &[[f64; 8]], open: &mut [[f64; 8]]) {
+                gptq::subtract_panel(panel, done, open);
+            }
+
+            $(#[target_feature(enable = $features)])?
+            pub(in crate::cpu) fn solve_panel(_: $token, start: usize, panel: &[Vec<[f64; 8]>], tile: &mut [[f64; 8]]) {
+                gptq::solve(start, panel, tile);
+            }
+
+            $(#[target_feature(enable = $features)])?
+            pub(in crate::cpu) fn quantize_gptq(simd: $token, params: &LoopParams<'_>, blocks: &Blocks, task: &mut TaskRows<'_>) -> Tally {
+                gptq::quantize_task(simd, params, blocks, task)
+            }
+
+            $(#[target_feature(enable = $features)])?
+            pub(in crate::cpu) fn add_gptq_norms(simd: $token, factor: &GptqFactor, rows: &[Lanes<f32>], norms: &mut [f64]) {
+                gptq::add_norms(simd, factor, rows, norms);
             }
 
             $(#[target_feature(enable = $features)])?
