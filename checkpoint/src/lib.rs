@@ -9,6 +9,7 @@
 //!
 //! | module | contents |
 //! |---|---|
+//! | [`calibration`] | names in the directory of a calibration |
 //! | `names` | facts that follow from the names of tensors |
 //! | `dtype`, `checkpoint_format`, `reason`, `sums` | dtypes, checkpoint formats, reasons for copying, sums |
 //! | `error` | error types |
@@ -30,6 +31,7 @@
 #[cfg(target_endian = "big")]
 compile_error!("safetensors data is mapped as it is, which needs a little-endian machine");
 
+pub mod calibration;
 mod checkpoint_format;
 mod checkpoint_formats;
 mod compare;
@@ -86,6 +88,7 @@ pub use names::layers::layer_part;
 pub use names::role::{Role, role};
 pub use parts::directory::{parts_directory, remove_unfinished_part};
 pub use parts::merge::{Merged, merge};
+pub use plan::hessians::Gptq;
 pub use plan::input_scales::InputScales;
 pub use plan::kept_as::KeptAs;
 pub use plan::part::Part;

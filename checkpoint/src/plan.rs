@@ -13,12 +13,13 @@
 //! | `fusions` | the check that the parts of a fused layer fit together |
 //! | `loaders` | known bugs of loaders that affect the output |
 //! | `warning` | warnings and their texts |
-//! | `global_scales`, `importance`, `input_scales` | optional input files |
+//! | `global_scales`, `importance`, `hessians`, `input_scales` | optional input files |
 //! | `kept_as` | storage of unquantized tensors |
 
 mod build;
 pub(crate) mod fusions;
 pub(crate) mod global_scales;
+pub(crate) mod hessians;
 pub(crate) mod importance;
 pub(crate) mod input_scales;
 pub(crate) mod kept_as;
@@ -46,6 +47,7 @@ use crate::checkpoint_formats::group::Group;
 use crate::checkpoint_formats::ignored::ignored;
 use crate::gguf::blocks::Blocks;
 use crate::gguf::metadata::FileType;
+use crate::plan::hessians::{Hessians, TensorHessians};
 use crate::plan::importance::Columns;
 use crate::plan::part::Part;
 use crate::plan::tensor_recipe::TensorRecipe;
@@ -69,6 +71,8 @@ pub struct Plan<'a> {
     global_scales: Option<PathBuf>,
     importance: Option<PathBuf>,
     input_scales: Option<String>,
+    /// Hessians for GPTQ.
+    pub(crate) hessians: Option<Hessians>,
     pub(crate) check_search: bool,
     /// Number of worst blocks to find in each tensor; `None` collects no details.
     pub(crate) worst_blocks: Option<usize>,
@@ -97,6 +101,8 @@ pub struct QuantizePlan {
     pub recipe: usize,
     /// Importance of the tensor's columns, if it is given and the recipe searches scales.
     pub(crate) importance: Option<Arc<Columns>>,
+    /// Hessians of the tensor's inputs, if it is quantized by GPTQ.
+    pub(crate) hessians: Option<Arc<TensorHessians>>,
     /// Global scale of the tensor, if a file gives it.
     pub(crate) global_scale: Option<GlobalScale>,
     /// Global scale of the layer's inputs, if it is given.
@@ -183,6 +189,9 @@ impl<'a> Plan<'a> {
         if let Some(path) = self.importance.as_ref().filter(|_| used.recipe.search != Search::None) {
             facts.push(("importance", format!("from {}", path.display())));
         }
+        if let Some(hessians) = &self.hessians {
+            facts.push(("gptq", hessians.gptq.in_words()));
+        }
         facts
     }
 
@@ -203,6 +212,10 @@ impl<'a> Plan<'a> {
 
     /// Adds all given scales and importance to a hash.
     pub(crate) fn add_given(&self, hash: &mut Xxh3) {
+        if let Some(hessians) = &self.hessians {
+            hash.update(hessians.gptq.in_words().as_bytes());
+            hash.update(hessians.gptq.statistics.as_os_str().as_encoded_bytes());
+        }
         for (_, plan) in self.quantized() {
             for scale in [plan.global_scale, plan.input_scale].into_iter().flatten() {
                 hash.update(&scale.value().to_le_bytes());

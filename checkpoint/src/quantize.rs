@@ -174,15 +174,21 @@ impl<'a> Quantizer<'a> {
         })?;
         busy.extend(stored.busy);
         written += write_others(job, plan, storage, stored.global_scale, tiles, sink)?;
-        let plain = match used.recipe.search {
-            Search::None => None,
+        let plain = match (used.recipe.search, &plan.hessians) {
+            (Search::None, None) => None,
             _ => Some(source.store(chosen.plain, false, worker, |_, _| Ok(()), Ok)?),
         };
-        let plain = plain.map(|plain| Plain { errors: plain.errors, global_scale: plain.global_scale });
+        source.release();
+        let plain = plain.map(|plain| Plain {
+            errors: plain.errors,
+            output: plain.output,
+            global_scale: plain.global_scale,
+        });
         let outcome = Outcome::Quantized {
             format: used.format(),
             report: stored.report.map_position(|at| matrix::position(tensor, storage, at)),
             errors: stored.errors,
+            output_error: stored.output.map(|output| output.error),
             global_scale: stored.global_scale,
             seconds: Busy::seconds(busy.iter().copied()),
             plain,

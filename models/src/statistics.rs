@@ -1,26 +1,22 @@
-//! The directory of a calibration.
+//! The directory of a calibration. [`microscale_checkpoint::calibration`] has its names.
 //!
-//! | file | contents |
-//! |---|---|
-//! | `calibration.json` | the model, the text, the windows; layers that are done; experts without tokens |
-//! | `importance.safetensors` | mean squares of each weight's inputs by column: `quantize --importance` |
-//! | `input_amax.json` | the largest magnitude of each layer's inputs: `quantize --input-scales` |
-//! | `kv_amax.json` | the largest magnitudes of keys and values |
-//! | `layer-N.safetensors` | importance of decoder layer N's weights, and Hessians of their inputs |
-//! | `hidden.safetensors` | hidden states after the last complete layer, until the calibration is complete |
+//! Until the calibration is complete, `hidden.safetensors` has the hidden states after the last
+//! complete layer.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use candle_core::{Device, Tensor};
+use microscale_checkpoint::calibration::{
+    COMPLETE, IMPORTANCE, INDEX, INPUT_AMAX, INPUTS, KV_AMAX, hessian as hessian_name, layer_file,
+};
 use serde_json::{Map, Value, json};
 
 use crate::calibrate::tensor;
 use crate::error::{Error, Result};
 use crate::pass::Batch;
 
-const INDEX: &str = "calibration.json";
 const HIDDEN: &str = "hidden.safetensors";
 
 /// What a calibration belongs to. Only the same run is continued.
@@ -65,7 +61,7 @@ impl Statistics {
     /// [`Error::Statistics`] if there is none, or if it was interrupted.
     pub fn open(directory: &Path) -> Result<Self> {
         let statistics = Self { directory: directory.into(), index: read_json(&directory.join(INDEX))? };
-        if statistics.index.get("complete") != Some(&json!(true)) {
+        if statistics.index.get(COMPLETE) != Some(&json!(true)) {
             return Err(statistics.error("the calibration is not complete; run the same command again"));
         }
         Ok(statistics)
@@ -86,8 +82,8 @@ impl Statistics {
         let mut index = Map::new();
         index.insert("run".into(), Value::Object(identity.0.clone()));
         index.insert("layers".into(), json!(0));
-        index.insert("complete".into(), json!(false));
-        for list in ["unseen_experts", "inputs"] {
+        index.insert(COMPLETE.into(), json!(false));
+        for list in ["unseen_experts", INPUTS] {
             index.insert(list.into(), json!({}));
         }
         let statistics = Self { directory: directory.into(), index };
@@ -130,7 +126,7 @@ impl Statistics {
             let amax: Vec<f32> = each.iter().map(|each| each.amax).collect();
             let most = amax.iter().copied().fold(0.0, f32::max);
             tensors.insert(format!("{weight}.input_amax"), tensor(vec![most], &[1])?);
-            self.insert("inputs", weight, json!(input));
+            self.insert(INPUTS, weight, json!(input));
             let unseen: Vec<usize> = (0..each.len()).filter(|i| each[*i].tokens == 0).collect();
             if !unseen.is_empty() {
                 let experts = if *is_stack { json!(unseen) } else { json!(true) };
@@ -141,9 +137,8 @@ impl Statistics {
             // Experts without tokens have no Hessian.
             for (expert, each) in each.iter().enumerate() {
                 if let Some(hessian) = &each.hessian {
-                    let name =
-                        if statistics.is_stack(input) { format!("{input}.{expert}") } else { input.clone() };
-                    tensors.insert(format!("{name}.hessian"), hessian.clone());
+                    let expert = statistics.is_stack(input).then_some(expert);
+                    tensors.insert(hessian_name(input, expert), hessian.clone());
                 }
             }
         }
@@ -184,10 +179,10 @@ impl Statistics {
                 }
             }
         }
-        self.write_tensors("importance.safetensors", &importance)?;
-        self.write_file("input_amax.json", &pretty(&inputs))?;
-        self.write_file("kv_amax.json", &pretty(&caches))?;
-        self.index.insert("complete".into(), json!(true));
+        self.write_tensors(IMPORTANCE, &importance)?;
+        self.write_file(INPUT_AMAX, &pretty(&inputs))?;
+        self.write_file(KV_AMAX, &pretty(&caches))?;
+        self.index.insert(COMPLETE.into(), json!(true));
         self.write_index()?;
         match fs::remove_file(self.directory.join(HIDDEN)) {
             Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
@@ -243,10 +238,6 @@ impl LayerStatistics {
     fn is_stack(&self, input: &str) -> bool {
         self.layers.values().any(|(of, is_stack)| of == input && *is_stack)
     }
-}
-
-fn layer_file(layer: usize) -> String {
-    format!("layer-{layer}.safetensors")
 }
 
 fn pretty(object: &Map<String, Value>) -> String {

@@ -21,6 +21,32 @@ pub enum GivenError {
         source: Box<dyn std::error::Error + Send + Sync>,
     },
 
+    /// The calibration has a Hessian of other inputs.
+    #[error(
+        "{} has a Hessian for tensor {tensor} that is not [{columns}, {columns}] in F32; calibrate this model",
+        .directory.display()
+    )]
+    HessianShape {
+        /// The directory.
+        directory: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// Columns of the tensor.
+        columns: usize,
+    },
+
+    /// No tensor has a Hessian in the calibration.
+    #[error(
+        "{} has no Hessian for any tensor to quantize, such as {tensor}; calibrate this model",
+        .directory.display()
+    )]
+    HessiansOfOthers {
+        /// The directory.
+        directory: PathBuf,
+        /// A tensor to quantize.
+        tensor: String,
+    },
+
     /// The file has no global scale for a tensor.
     #[error(
         "{} has no global scale for tensor {tensor}; call it {tensor}, {tensor}_global_scale (a divisor) or \

@@ -121,6 +121,8 @@ fn of_given(error: &GivenError) -> Location<'_> {
         | GivenError::ImportanceNumber { file, tensor, .. }
         | GivenError::Imatrix { file, tensor, .. }
         | GivenError::ImatrixOfOthers { file, tensor, .. } => (Some(file), Some(tensor)),
+        GivenError::HessianShape { directory, tensor, .. }
+        | GivenError::HessiansOfOthers { directory, tensor } => (Some(directory), Some(tensor)),
         GivenError::NoInputScale { file, tensor, .. } | GivenError::InputScaleTwice { file, tensor, .. } => {
             (Some(file), Some(tensor))
         }

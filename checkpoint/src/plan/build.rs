@@ -15,6 +15,7 @@ use crate::gguf::scales::{Use, use_of};
 use crate::names::fused::fused;
 use crate::names::layers::Layers;
 use crate::plan::global_scales::GlobalScales;
+use crate::plan::hessians::{Gptq, Hessians};
 use crate::plan::importance::Importance;
 use crate::plan::input_scales::InputScales;
 use crate::plan::request::Quantize;
@@ -52,6 +53,9 @@ impl Quantize {
         }
         if let Some(path) = &self.importance {
             plan.take_importance(path)?;
+        }
+        if let Some(gptq) = &self.gptq {
+            plan.take_hessians(gptq)?;
         }
         if let Some(given) = &self.input_scales {
             plan.take_input_scales(given)?;
@@ -98,6 +102,7 @@ impl<'a> Plan<'a> {
                     let plan = QuantizePlan {
                         recipe: recipe_number,
                         importance: None,
+                        hessians: None,
                         global_scale: None,
                         input_scale: None,
                         layer: None,
@@ -129,6 +134,7 @@ impl<'a> Plan<'a> {
             global_scales: None,
             importance: None,
             input_scales: None,
+            hessians: None,
             check_search: request.check_search,
             worst_blocks: request.worst_blocks,
             part: request.part,
@@ -207,6 +213,32 @@ impl<'a> Plan<'a> {
         self.warn_of_names(path, found.unused, FileProblem::Unused);
         self.warn_of_names(path, found.unweighted, FileProblem::Unweighted { of });
         self.warn_of_names(path, found.partial, FileProblem::Partial);
+        Ok(())
+    }
+
+    /// Takes Hessians from a calibration.
+    fn take_hessians(&mut self, gptq: &Gptq) -> Result<()> {
+        let hessians = Hessians::open(gptq)?;
+        let (recipes, mut without) = (&self.recipes, Vec::new());
+        let of = self.jobs.iter().filter(|job| job.plan.quantize().is_some()).count();
+        for job in &mut self.jobs {
+            let tensor = job.tensor;
+            let Some(plan) = quantize_plan(job) else { continue };
+            let storage = recipes[plan.recipe].storage;
+            if !storage.format.is_searched() {
+                continue;
+            }
+            plan.hessians = hessians.find(&tensor, storage)?.map(Arc::new);
+            if plan.hessians.is_none() {
+                without.push(tensor.name.to_string());
+            }
+        }
+        if without.len() == of {
+            let (directory, tensor) = (gptq.statistics.clone(), without.swap_remove(0));
+            return Err(Error::Given(GivenError::HessiansOfOthers { directory, tensor }));
+        }
+        self.warn_of_names(&gptq.statistics, without, FileProblem::WithoutHessian { of });
+        self.hessians = Some(hessians);
         Ok(())
     }
 

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use crate::checkpoint_format::CheckpointFormat;
 use crate::error::Result;
+use crate::plan::hessians::Gptq;
 use crate::plan::input_scales::InputScales;
 use crate::plan::part::Part;
 use crate::plan::recipes::Recipes;
@@ -54,6 +55,10 @@ pub struct Quantize {
     /// per column, or one row of them per expert. llama.cpp's importance matrices (imatrix, GGUF or
     /// `.dat`) work, too. Tensors without importance are searched unweighted.
     pub importance: Option<PathBuf>,
+    /// Quantizes by GPTQ, with the Hessians of a calibration. Importance is not used then.
+    ///
+    /// Works on CPUs, for MXFP4 and NVFP4. Tensors without a Hessian are quantized without it.
+    pub gptq: Option<Gptq>,
     /// Global scales for quantizing layer inputs.
     ///
     /// They are stored next to every NVFP4 weight, and the config declares quantized inputs.

@@ -43,6 +43,11 @@ pub enum FileProblem {
     },
     /// Some experts of the tensors received no token.
     Partial,
+    /// The calibration has no Hessian for the tensors.
+    WithoutHessian {
+        /// Number of tensors to quantize.
+        of: usize,
+    },
 }
 
 /// Number of names that a warning lists.
@@ -75,6 +80,11 @@ impl fmt::Display for Warning {
                     FileProblem::Unweighted { of } => write!(
                         f,
                         ": {} of {of} tensors to quantize have no importance and are searched unweighted",
+                        names.len()
+                    ),
+                    FileProblem::WithoutHessian { of } => write!(
+                        f,
+                        ": {} of {of} tensors to quantize have no Hessian and are quantized without GPTQ",
                         names.len()
                     ),
                     FileProblem::Partial => f.write_str(

@@ -7,11 +7,15 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use microscale::device::{Device, Loaded, Origin, QuantizedOnDevice};
-use microscale::{Element, ErrorStats, GlobalScale, NonFinite, QuantizeOptions, Recipe, Report};
+use microscale::{
+    Element, ErrorStats, GlobalScale, GptqFactor, GptqScales, NonFinite, OutputLoss, QuantizeOptions, Recipe,
+    Report,
+};
 
 use crate::checkpoint_formats::storage::Storage;
 use crate::error::Result;
 use crate::pipeline::Worker;
+use crate::plan::hessians::{Hessians, TensorHessians};
 use crate::plan::importance::Columns;
 use crate::plan::{Plan, QuantizePlan};
 use crate::quantize::matrix;
@@ -34,6 +38,8 @@ pub(crate) struct Source<'s, 'env> {
     /// The rows of each band.
     bands: Arc<[Range<usize>]>,
     importance: Option<Arc<Columns>>,
+    /// For GPTQ.
+    hessians: Option<(&'env Hessians, Arc<TensorHessians>)>,
     /// All rows, as a single band, where the device has a memory of its own.
     loaded: Option<Box<dyn Band + 's>>,
 }
@@ -44,6 +50,8 @@ pub(crate) struct StoredFacts {
     pub(crate) report: Report,
     /// The loss of the stored values.
     pub(crate) errors: ErrorStats,
+    /// With Hessians, the error in the layer's outputs. GPTQ leaves the energy 0.
+    pub(crate) output: Option<OutputLoss>,
     /// The global scale in the direction of the numerics.
     pub(crate) global_scale: Option<GlobalScale>,
     /// The time spans during which bands were quantized, without measuring the loss.
@@ -55,8 +63,22 @@ struct BandFacts {
     report: Report,
     /// Partial sums of the loss.
     errors: Vec<ErrorStats>,
+    output: Option<OutputLoss>,
     global_scale: Option<GlobalScale>,
     busy: Busy,
+}
+
+/// What decides about errors.
+#[derive(Clone, Copy)]
+enum Weighting<'a> {
+    /// Nothing: plain scales, or a search by the squared error.
+    Equal,
+    /// The importance of columns.
+    Columns(&'a [f32]),
+    /// The error in the layer's outputs, by GPTQ.
+    Gptq(&'a GptqFactor, GptqScales),
+    /// Nothing, but the error in the layer's outputs is measured.
+    Measured(&'a GptqFactor),
 }
 
 /// Rows of a matrix where the device works.
@@ -75,7 +97,7 @@ trait Band {
         &self,
         storage: &Storage,
         recipe: &Recipe,
-        importance: Option<&[f32]>,
+        weighting: Weighting<'_>,
     ) -> microscale::Result<(QuantizedOnDevice, BandFacts)>;
 }
 
@@ -87,8 +109,8 @@ static CPU: Device = Device::Cpu;
 
 impl<'s, 'env> Source<'s, 'env> {
     /// The matrix that a device copies to its own memory. `None` if the device works in the host's
-    /// memory, and where the rows of each expert have their own importance: the device then gets
-    /// the rows of one expert at a time.
+    /// memory, for GPTQ, and where the rows of each expert have their own importance: the device
+    /// then gets the rows of one expert at a time.
     ///
     /// # Errors
     /// The errors of [`Matrix::of`].
@@ -99,7 +121,8 @@ impl<'s, 'env> Source<'s, 'env> {
         device: &Device,
     ) -> Result<Option<Matrix<'env>>> {
         let by_expert = plan.importance.as_ref().is_some_and(|columns| columns.rows_each().is_some());
-        if !device.has_memory() || by_expert {
+        // GPTQ is computed on CPUs.
+        if !device.has_memory() || by_expert || plan.hessians.is_some() {
             return Ok(None);
         }
         let (tensor, storage) = (&plans.jobs[job].tensor, plans.recipe_of(plan).storage);
@@ -131,7 +154,9 @@ impl<'s, 'env> Source<'s, 'env> {
         let loaded = matrix.map(|matrix| matrix.load(device, origin)).transpose();
         let loaded = loaded.map_err(|error| matrix::error(&tensor, storage, error))?;
         let importance = plan.importance.clone();
-        let rows_each = importance.as_ref().and_then(|columns| columns.rows_each());
+        let hessians = plans.hessians.as_ref().zip(plan.hessians.clone());
+        let by_expert = hessians.as_ref().and_then(|(_, hessians)| hessians.rows_each());
+        let rows_each = importance.as_ref().and_then(|columns| columns.rows_each()).or(by_expert);
         let bands: Arc<[_]> = match loaded {
             Some(_) => std::iter::once(0..rows).collect(),
             None => row_bands(rows, cols, rows_each, band_for(device)).collect(),
@@ -144,7 +169,7 @@ impl<'s, 'env> Source<'s, 'env> {
             true => Input::mapped(tensor),
             false => Input::new(checkpoint, tensor, position),
         };
-        Ok(Self { job, plan, input, storage, device, bands, importance, loaded })
+        Ok(Self { job, plan, input, storage, device, bands, importance, hessians, loaded })
     }
 
     /// Returns whether there are several bands, so that a global scale must be found before the
@@ -187,9 +212,22 @@ impl<'s, 'env> Source<'s, 'env> {
     ) -> Result<StoredFacts> {
         let mut stored = StoredFacts::default();
         let storage = self.storage;
+        let hessians = self.hessians.clone();
         self.each_band(
             worker,
-            move |_, band, importance| band.store(storage, &recipe, importance.filter(|_| weighted)),
+            move |rows, band, importance| {
+                let factor = match &hessians {
+                    Some((all, hessians)) => all.factor(hessians, rows.start)?,
+                    None => None,
+                };
+                let weighting = match (&factor, &hessians, importance) {
+                    (Some(factor), Some((all, _)), _) if weighted => Weighting::Gptq(factor, all.gptq.scales),
+                    (Some(factor), ..) => Weighting::Measured(factor),
+                    (None, _, Some(importance)) if weighted => Weighting::Columns(importance),
+                    _ => Weighting::Equal,
+                };
+                band.store(storage, &recipe, weighting)
+            },
             move |(quantized, mut facts): (_, BandFacts), rows| {
                 facts.report = facts.report.map_position(|at| below(at, rows.start));
                 Ok((facts, hand_on(rows, quantized)?))
@@ -197,12 +235,23 @@ impl<'s, 'env> Source<'s, 'env> {
             |(facts, handed_on)| {
                 stored.report += facts.report;
                 stored.errors = stored.errors.and_parts(&facts.errors);
+                if let Some(OutputLoss { error, energy }) = facts.output {
+                    let sum = stored.output.get_or_insert_default();
+                    *sum = OutputLoss { error: sum.error + error, energy: sum.energy + energy };
+                }
                 stored.global_scale = facts.global_scale;
                 stored.busy.push(facts.busy);
                 fold(handed_on)
             },
         )?;
         Ok(stored)
+    }
+
+    /// Drops the factors of the Hessians unless other tensors need them.
+    pub(crate) fn release(&self) {
+        if let Some((all, hessians)) = &self.hessians {
+            all.release(hessians);
+        }
     }
 
     /// Calls `work` with each band and its importance, `then` with what that returns and the rows,
@@ -241,7 +290,8 @@ impl<'s, 'env> Source<'s, 'env> {
             }
             None => {
                 let (input, bands) = (self.input.clone(), self.bands.clone());
-                let device = if self.device.has_memory() { self.device } else { &CPU };
+                let in_host = !self.device.has_memory() || self.hessians.is_some();
+                let device = if in_host { &CPU } else { self.device };
                 let band = move |number: usize| {
                     let rows = bands[number].clone();
                     let columns = importance.as_ref().map(|columns| columns.of(&rows));
@@ -294,12 +344,23 @@ impl<T: Element> Band for Loaded<'_, T> {
         &self,
         storage: &Storage,
         recipe: &Recipe,
-        importance: Option<&[f32]>,
+        weighting: Weighting<'_>,
     ) -> microscale::Result<(QuantizedOnDevice, BandFacts)> {
         let from = Instant::now();
         let options = QuantizeOptions::new();
-        let options = importance.map_or(options, |importance| options.importance(importance));
-        let result = self.quantize(recipe, options)?;
+        let (result, output) = match weighting {
+            Weighting::Equal => (self.quantize(recipe, options)?, None),
+            Weighting::Columns(columns) => (self.quantize(recipe, options.importance(columns))?, None),
+            Weighting::Gptq(factor, scales) => {
+                let (result, error) = self.quantize_gptq(recipe, factor, scales)?;
+                (result, Some(OutputLoss { error, energy: 0.0 }))
+            }
+            Weighting::Measured(factor) => {
+                let result = self.quantize(recipe, options)?;
+                let output = self.output_loss(&result, factor)?;
+                (result, Some(output))
+            }
+        };
         let busy = Busy { from, until: Instant::now() };
         let (report, global_scale) = (result.report(), result.global_scale());
         let result = match storage.stored_global_scale(global_scale) {
@@ -307,6 +368,6 @@ impl<T: Element> Band for Loaded<'_, T> {
             None => result,
         };
         let errors = self.errors(&result)?;
-        Ok((result, BandFacts { report, errors, global_scale, busy }))
+        Ok((result, BandFacts { report, errors, output, global_scale, busy }))
     }
 }

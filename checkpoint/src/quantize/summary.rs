@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::{fmt, io};
 
-use microscale::{BlockError, ErrorStats, Format, GlobalScale, Report, Words};
+use microscale::{BlockError, ErrorStats, Format, GlobalScale, OutputLoss, Report, Words};
 use serde::ser::{Serialize, SerializeMap, Serializer};
 use serde_json::{Map, Value, json};
 
@@ -94,13 +94,15 @@ pub enum Outcome {
         report: Report,
         /// The loss.
         errors: ErrorStats,
+        /// With GPTQ: tr(R·H·Rᵀ), where R is the loss and H the damped Hessian.
+        output_error: Option<f64>,
         /// NVFP4's global scale in the numerics' direction; `None` if there is none.
         global_scale: Option<GlobalScale>,
         /// Time from when the values were where the device works until there were codes and scales,
         /// others being worked at meanwhile. Of tensors that share a global scale, the first one's
         /// includes the search for the amax, and for the global scale, of all.
         seconds: f64,
-        /// The figures that plain scales would have given; `None` unless scales were searched.
+        /// The figures of plain quantization; `None` unless scales were searched or GPTQ ran.
         plain: Option<Plain>,
     },
 }
@@ -111,6 +113,8 @@ pub enum Outcome {
 pub struct Plain {
     /// The loss.
     pub errors: ErrorStats,
+    /// With GPTQ: the error in the layer's outputs.
+    pub output: Option<OutputLoss>,
     /// NVFP4's global scale in the numerics' direction; `None` if there is none.
     pub global_scale: Option<GlobalScale>,
 }
@@ -132,6 +136,9 @@ pub struct Totals {
     /// The loss of plain scales, in all tensors that were quantized; `None` unless scales were
     /// searched.
     pub plain: Option<ErrorStats>,
+    /// With GPTQ, the errors in the outputs of its layers: GPTQ's, and those of plain quantization.
+    /// The energy of both is the original outputs'.
+    pub outputs: Option<[OutputLoss; 2]>,
     /// Blocks of the tensors whose scales were searched.
     pub searched_blocks: u64,
     /// Tensors that a search gave another global scale than the numerics'.
@@ -174,7 +181,7 @@ impl Summary {
             totals.report += tensor.report;
             let sums = match &tensor.outcome {
                 Outcome::Copied(_) => &mut totals.copied,
-                Outcome::Quantized { format, report, errors, global_scale, plain, .. } => {
+                Outcome::Quantized { format, report, errors, output_error, global_scale, plain, .. } => {
                     let blocks = tensor.elements / format.block() as u64;
                     totals.blocks += blocks;
                     totals.report += *report;
@@ -184,6 +191,13 @@ impl Summary {
                         searched = true;
                         totals.searched_blocks += blocks;
                         totals.rescaled_tensors += u64::from(plain.global_scale != *global_scale);
+                        if let Some((error, output)) = output_error.zip(plain.output) {
+                            let [gptq, plain] = totals.outputs.get_or_insert_default();
+                            gptq.error += error;
+                            plain.error += output.error;
+                            gptq.energy += output.energy;
+                            plain.energy += output.energy;
+                        }
                     }
                     &mut totals.quantized
                 }
@@ -224,6 +238,10 @@ impl Summary {
     /// The members of the JSON, but for the tensors.
     fn members(&self) -> Map<String, Value> {
         let totals = self.totals();
+        let mut loss = loss_to_json(&totals.report, &totals.errors, totals.plain.as_ref());
+        if let Some(outputs) = &totals.outputs {
+            outputs_to_json(&mut loss, outputs);
+        }
         let mut json = recipes_to_json(&self.recipes);
         let figures = json!({
             "device": self.device,
@@ -233,7 +251,7 @@ impl Summary {
             "quantized": totals.quantized.to_json(),
             "copied": totals.copied.to_json(),
             "total": totals.quantized.with(totals.copied).to_json(),
-            "loss": loss_to_json(&totals.report, &totals.errors, totals.plain.as_ref()),
+            "loss": loss,
             TENSORS: null,
             "skipped": skipped_to_json(&self.skipped),
         });
@@ -313,7 +331,7 @@ impl TensorSummary {
                     json["infinite"] = self.report.infinite.into();
                 }
             }
-            Outcome::Quantized { format, report, errors, global_scale, seconds, plain, .. } => {
+            Outcome::Quantized { format, report, errors, output_error, global_scale, seconds, plain } => {
                 json["copied"] = Value::Null;
                 json["format"] = format.word().into();
                 if let Some(recipe) = self.recipe {
@@ -324,6 +342,9 @@ impl TensorSummary {
                 }
                 json["seconds"] = (*seconds).into();
                 json["loss"] = loss_to_json(report, errors, plain.as_ref().map(|plain| &plain.errors));
+                if let Some((error, output)) = output_error.zip(plain.and_then(|plain| plain.output)) {
+                    outputs_to_json(&mut json["loss"], &[OutputLoss { error, ..output }, output]);
+                }
             }
         }
         json
@@ -356,6 +377,12 @@ impl Summary {
         let of = |name: &str| self.tensors.iter().find(|tensor| tensor.name == name);
         blocks.iter().take(most).filter_map(|block| Some((of(&block.tensor)?, &block.block))).collect()
     }
+}
+
+/// Adds the errors in layers' outputs: GPTQ's, and those of plain quantization.
+fn outputs_to_json(loss: &mut Value, [gptq, plain]: &[OutputLoss; 2]) {
+    loss["output_error"] = gptq.relative().into();
+    loss["plain_output_error"] = plain.relative().into();
 }
 
 fn loss_to_json(report: &Report, errors: &ErrorStats, plain: Option<&ErrorStats>) -> Value {

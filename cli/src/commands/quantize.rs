@@ -192,7 +192,8 @@ impl Args {
             format: self.written.to,
             requantize: self.compatibility.requantize,
             global_scales: self.recipe.global_scales().map(Into::into),
-            importance: self.recipe.importance().map(Into::into),
+            importance: self.recipe.importance(),
+            gptq: self.recipe.gptq(),
             input_scales: input_scales.transpose()?,
             check_search: self.recipe.check_search(),
             worst_blocks: self.written.report.is_some().then_some(WORST_BLOCKS),
@@ -214,7 +215,7 @@ impl Args {
             read: &[
                 self.recipe.file(),
                 self.recipe.global_scales(),
-                self.recipe.importance(),
+                self.recipe.importance().as_deref(),
                 self.input_scales(),
             ],
             outputs: &out.into_iter().chain(parts.as_deref()).collect::<Vec<_>>(),
@@ -283,6 +284,10 @@ fn summary_text(summary: &Summary, out: &Path) -> String {
     ] {
         facts.add_row(row);
     }
+    if let Some([gptq, plain]) = &totals.outputs {
+        facts.add_row(["error of layers' outputs", &figure(gptq.relative())]);
+        facts.add_row(["without GPTQ", &figure(plain.relative())]);
+    }
     let mut copied = Vec::new();
     for tensor in &summary.tensors {
         if let Outcome::Copied(reason) = &tensor.outcome {
@@ -329,7 +334,8 @@ fn tensors_table(summary: &Summary) -> String {
 
 /// A table of the effect of a search for scales, if there was one.
 fn search_table(summary: &Summary, totals: &Totals) -> String {
-    let Some(plain) = totals.plain else { return String::new() };
+    // GPTQ does not minimize the error that this table shows.
+    let Some(plain) = totals.plain.filter(|_| totals.outputs.is_none()) else { return String::new() };
     let (report, tensors, blocks) = (totals.report, totals.quantized.tensors, totals.searched_blocks);
     let tried = report.tried_scales as f64 / blocks.max(1) as f64;
     let error =

@@ -4,8 +4,9 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use microscale::formats::{ScaleRule, Ties};
-use microscale::{Format, NonFinite, Numerics, Search, Words, choice, searches};
-use microscale_checkpoint::{self as checkpoint, Facts, GlobalSetting, Recipes, Settings, UsedRecipe};
+use microscale::{Format, GptqOrder, GptqScales, NonFinite, Numerics, Search, Words, choice, searches};
+use microscale_checkpoint::calibration::IMPORTANCE;
+use microscale_checkpoint::{self as checkpoint, Facts, GlobalSetting, Gptq, Recipes, Settings, UsedRecipe};
 
 use crate::options::words::{
     is_stored, is_stored_format, pattern, stored_formats, stored_formats_list, stored_numerics, words,
@@ -54,6 +55,27 @@ struct QualityArgs {
     /// without a vector are searched unweighted.
     #[arg(long, alias = "imatrix", value_name = "FILE")]
     importance: Option<PathBuf>,
+    /// Directory of `microscale calibrate`, for --search and --gptq
+    ///
+    /// A search weights its errors with the mean squares of each layer's inputs, and GPTQ uses their
+    /// Hessians.
+    #[arg(long, value_name = "DIR", conflicts_with = "importance")]
+    calibration: Option<PathBuf>,
+    /// Quantize by the error in each layer's output: GPTQ (with --calibration)
+    ///
+    /// Later columns of a row compensate for the rounding of earlier ones. --search compares block
+    /// scales by the error that remains. Works on the CPU, for mxfp4 and nvfp4.
+    #[arg(long, requires = "calibration", conflicts_with = "search_global")]
+    gptq: bool,
+    /// Choose block scales before GPTQ's loop, not in it
+    #[arg(long, requires = "gptq", hide_short_help = true)]
+    gptq_static_scales: bool,
+    /// Quantize columns from first to last, not the largest inputs first
+    #[arg(long, requires = "gptq", hide_short_help = true)]
+    gptq_natural_order: bool,
+    /// Part of the mean diagonal entry to add to Hessians [default: 0.01]
+    #[arg(long, value_name = "X", requires = "gptq", hide_short_help = true)]
+    gptq_damping: Option<f64>,
     /// Search for the global scale too (nvfp4, with --search)
     ///
     /// For each tensor, or all tensors that share one, the best of a few by unweighted squared error.
@@ -189,9 +211,27 @@ impl RecipeArgs {
         self.quality.recipe.as_deref().map(Path::new).filter(|path| path.is_file())
     }
 
-    /// The file with importance by column.
-    pub(crate) fn importance(&self) -> Option<&Path> {
-        self.quality.importance.as_deref()
+    /// The file with importance by column, unless GPTQ replaces it.
+    pub(crate) fn importance(&self) -> Option<PathBuf> {
+        let calibrated = self.quality.calibration.as_ref().filter(|_| !self.quality.gptq);
+        self.quality.importance.clone().or(calibrated.map(|directory| directory.join(IMPORTANCE)))
+    }
+
+    /// The options of GPTQ.
+    pub(crate) fn gptq(&self) -> Option<Gptq> {
+        let quality = &self.quality;
+        let statistics = quality.calibration.as_ref().filter(|_| quality.gptq)?;
+        let mut gptq = Gptq::new(statistics);
+        if quality.gptq_natural_order {
+            gptq.options.order = GptqOrder::Natural;
+        }
+        if quality.gptq_static_scales {
+            gptq.scales = GptqScales::Static;
+        }
+        if let Some(damping) = quality.gptq_damping {
+            gptq.options.damping = damping;
+        }
+        Some(gptq)
     }
 
     /// The file with global scales.
@@ -267,6 +307,9 @@ fn recipe_text(facts: &Facts) -> String {
     }
     if let Some(importance) = fact("importance") {
         details.push(format!("errors weighted by importance {importance}"));
+    }
+    if let Some(gptq) = fact("gptq") {
+        details.push(format!("GPTQ: {gptq}"));
     }
     if let Some(tried) = fact("search_global") {
         details.push(format!("global scale searched: amax to {tried}"));

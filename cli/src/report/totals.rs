@@ -77,7 +77,8 @@ fn counts(m: &mut Markup, totals: &Totals) {
 
 /// Writes the effect of a search for scales, if there was one.
 fn search(m: &mut Markup, summary: &Summary, totals: &Totals) {
-    let Some(plain) = totals.plain else { return };
+    // GPTQ does not minimize the error that this table shows.
+    let Some(plain) = totals.plain.filter(|_| totals.outputs.is_none()) else { return };
     let (report, errors, blocks) = (totals.report, totals.errors, totals.searched_blocks);
     let of = |n: u64, all: u64| format!("{} of {}", count(n), count(all));
     table(m, "Searched scales", &["figure", ">plain scales", ">searched"], |rows| {

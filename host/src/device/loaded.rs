@@ -4,13 +4,15 @@ use std::fmt;
 use std::ops::ControlFlow;
 
 #[cfg(feature = "cuda")]
+use crate::error::Error;
+#[cfg(feature = "cuda")]
 use crate::gpu::{Gpu, LoadedOnGpu, QuantizedOnGpu};
 #[cfg(feature = "cuda")]
 use crate::origin::Origin;
 use crate::tensor::Part;
 use crate::{
-    Amax, Element, ErrorStats, GlobalScale, QuantizeOptions, Quantized, QuantizedTensor, Recipe, Report,
-    Result, Shape, cpu,
+    Amax, Element, ErrorStats, GlobalScale, GptqFactor, GptqScales, OutputLoss, QuantizeOptions, Quantized,
+    QuantizedTensor, Recipe, Report, Result, Shape, cpu,
 };
 
 /// A matrix that a device can access: in host memory, or copied to a GPU once.
@@ -92,6 +94,42 @@ impl<T: Element> Loaded<'_, T> {
             #[cfg(feature = "cuda")]
             LoadedOn::Gpu(loaded) => QuantizedOn::Gpu(Box::new(loaded.quantize(recipe, options)?)),
         }))
+    }
+
+    /// Quantizes a matrix in host memory by GPTQ, and returns the error in the layer's outputs, as
+    /// in [`GptqQuantized::output_error`](crate::GptqQuantized::output_error).
+    ///
+    /// # Errors
+    /// The errors of [`cpu::quantize_gptq`], and [`crate::Error::HessianOnGpu`] for a matrix on a GPU.
+    pub fn quantize_gptq(
+        &self,
+        recipe: &Recipe,
+        factor: &GptqFactor,
+        scales: GptqScales,
+    ) -> Result<(QuantizedOnDevice, f64)> {
+        match &self.0 {
+            LoadedOn::Cpu(values, shape) => {
+                let quantized = cpu::quantize_gptq(values, *shape, recipe, factor, scales)?;
+                let error = quantized.output_error;
+                Ok((QuantizedOnDevice(QuantizedOn::Cpu(quantized.into())), error))
+            }
+            #[cfg(feature = "cuda")]
+            LoadedOn::Gpu(_) => Err(Error::HessianOnGpu),
+        }
+    }
+
+    /// Returns the error of a quantized matrix in host memory in the outputs of its layer.
+    ///
+    /// # Errors
+    /// The errors of [`GptqFactor::output_loss`], and [`crate::Error::HessianOnGpu`] for a matrix on a GPU.
+    pub fn output_loss(&self, quantized: &QuantizedOnDevice, factor: &GptqFactor) -> Result<OutputLoss> {
+        match (&self.0, &quantized.0) {
+            (LoadedOn::Cpu(values, shape), QuantizedOn::Cpu(quantized)) => {
+                factor.output_loss(values, *shape, &quantized.tensor)
+            }
+            #[cfg(feature = "cuda")]
+            _ => Err(Error::HessianOnGpu),
+        }
     }
 
     /// Returns the partial sums of the loss of a result of [`Self::quantize`].

@@ -1,0 +1,41 @@
+//! The directory that `microscale calibrate` writes: names of its files and tensors.
+//!
+//! | file | contents |
+//! |---|---|
+//! | [`INDEX`] | the run, and the input of each layer, by the name of the layer's weights |
+//! | [`IMPORTANCE`] | mean squares of each weight's inputs by column: [`Quantize::importance`] |
+//! | [`INPUT_AMAX`] | the largest magnitude of each layer's inputs: [`InputScales::read`] |
+//! | [`KV_AMAX`] | the largest magnitudes of keys and values |
+//! | [`layer_file`] | importance of a decoder layer's weights, and Hessians: [`Quantize::gptq`] |
+//!
+//! [`Quantize::importance`]: crate::Quantize::importance
+//! [`Quantize::gptq`]: crate::Quantize::gptq
+//! [`InputScales::read`]: crate::InputScales::read
+
+/// The index.
+pub const INDEX: &str = "calibration.json";
+/// The index' object of inputs, by the name of weights.
+pub const INPUTS: &str = "inputs";
+/// The index' mark of a complete calibration.
+pub const COMPLETE: &str = "complete";
+/// Importance of all weights.
+pub const IMPORTANCE: &str = "importance.safetensors";
+/// The largest magnitudes of inputs.
+pub const INPUT_AMAX: &str = "input_amax.json";
+/// The largest magnitudes of keys and values.
+pub const KV_AMAX: &str = "kv_amax.json";
+
+/// Returns the file of a decoder layer's statistics.
+pub fn layer_file(layer: usize) -> String {
+    format!("layer-{layer}.safetensors")
+}
+
+/// Returns the name of the Hessian of an input, or of one expert's.
+///
+/// It is XᵀX divided by the number of tokens, `[K, K]` in F32. An expert without tokens has none.
+pub fn hessian(input: &str, expert: Option<usize>) -> String {
+    match expert {
+        Some(expert) => format!("{input}.{expert}.hessian"),
+        None => format!("{input}.hessian"),
+    }
+}
