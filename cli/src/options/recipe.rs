@@ -63,8 +63,9 @@ struct QualityArgs {
     calibration: Option<PathBuf>,
     /// Quantize by the error in each layer's output: GPTQ (with --calibration)
     ///
-    /// Later columns of a row compensate for the rounding of earlier ones. --search compares block
-    /// scales by the error that remains. Works on the CPU, for mxfp4 and nvfp4.
+    /// Later columns of a row compensate for the rounding of earlier ones. Each block scale is the one
+    /// that leaves the least error, or another choice of --search. Works on the CPU, for mxfp4 and
+    /// nvfp4.
     #[arg(long, requires = "calibration", conflicts_with = "search_global")]
     gptq: bool,
     /// Choose block scales before GPTQ's loop, not in it
@@ -195,7 +196,7 @@ impl RecipeArgs {
                 // Global scales of a file replace the computed ones when the plan is made.
                 GlobalScaleArg::File(_) => GlobalSetting::FromAmax,
             }),
-            search: quality.search,
+            search: quality.search.or(quality.gptq.then_some(Search::Full)),
             search_global: quality.search_global.then_some(true),
             non_finite: numerics.non_finite,
         }
