@@ -5,4 +5,5 @@ pub(crate) mod general;
 pub(crate) mod output;
 pub(crate) mod recipe;
 pub(crate) mod rewrite;
+pub(crate) mod size;
 pub(crate) mod words;
