@@ -5,6 +5,9 @@
 use microscale::{ErrorStats, Words};
 use serde_json::{Value, json};
 
+use crate::allocate::allocation::Allocation;
+use crate::allocate::choice::Choice;
+use crate::allocate::hull::Point;
 use crate::checkpoint_formats::packed::Logical;
 use crate::compare::{Compared, Comparison, Difference};
 use crate::convert::Converted;
@@ -68,6 +71,69 @@ impl Converted {
             "dropped_activations": self.dropped_activations,
             "dropped_cache": self.dropped_cache,
             "skipped": skipped_to_json(&self.skipped),
+        })
+    }
+}
+
+impl Allocation {
+    /// Returns everything but the warnings as JSON. Losses are [`Self::relative`].
+    pub fn to_json(&self) -> Value {
+        let point = |point: Point| {
+            json!({
+                "bytes": point.bytes,
+                "bits": self.bits(point.bytes),
+                "loss": self.relative(point.loss),
+            })
+        };
+        let with = |mut json: Value, more: Value| {
+            if let (Value::Object(members), Value::Object(more)) = (&mut json, more) {
+                members.extend(more);
+            }
+            json
+        };
+        let shares = self.shares().into_iter().map(|share| {
+            let sums = json!({
+                "format": share.choice.word(),
+                "tensors": share.tensors,
+                "elements": share.elements,
+            });
+            with(sums, point(share.point))
+        });
+        let alternatives = self
+            .alternatives
+            .iter()
+            .map(|alternative| with(json!({ "recipe": alternative.name() }), point(alternative.point)));
+        let tensors = self.tensors.iter().map(|tensor| {
+            let choices = self.choices.iter().zip(&tensor.points);
+            let choices = choices.map(|(choice, of)| {
+                json!({ "format": choice.word(), "bytes": of.bytes, "loss": self.relative(of.loss) })
+            });
+            json!({
+                "name": tensor.name,
+                "elements": tensor.elements,
+                "group": tensor.group,
+                "format": self.format_of(tensor).map_or(Choice::Unquantized, Choice::Format).word(),
+                "choices": choices.collect::<Vec<_>>(),
+            })
+        });
+        json!({
+            "files": self.checkpoint_format.word(),
+            "held_by": self.held_by.iter().map(|format| format.word()).collect::<Vec<_>>(),
+            "search": self.search.word(),
+            "importance": self.importance.as_ref().map(|path| path.to_string_lossy()),
+            "elements": self.elements(),
+            "budget_bytes": self.budget,
+            "bytes": self.chosen.bytes,
+            "bits": self.bits(self.chosen.bytes),
+            "other_bytes": self.others,
+            "loss": self.relative(self.chosen.loss),
+            "relaxed_loss": self.relative(self.relaxed),
+            "loss_bound": self.relative(self.bound),
+            "optimal": self.is_optimal(),
+            "formats": shares.collect::<Vec<_>>(),
+            "alternatives": alternatives.collect::<Vec<_>>(),
+            "tensors": tensors.collect::<Vec<_>>(),
+            "curve": self.curve.iter().map(|corner| point(*corner)).collect::<Vec<_>>(),
         })
     }
 }

@@ -3,7 +3,8 @@
 //!
 //! [`Checkpoint::open`] maps every file and checks every header. [`Quantize::plan`] decides which
 //! tensors to quantize, and [`Plan::run`] writes them. [`Convert::run`] and [`Dequantize::run`]
-//! write a new checkpoint too. [`compare()`], [`inspect()`] and [`diagnose`] only read.
+//! write a new checkpoint too. [`Allocate::run`] chooses a format for each tensor within a budget, as
+//! a recipe. [`compare()`], [`inspect()`] and [`diagnose`] only read.
 //!
 //! The modules from the bottom up. Each one imports only modules above it in this table:
 //!
@@ -23,6 +24,7 @@
 //! | `histogram` | the distribution of scales and codes |
 //! | `plan` | what happens to each tensor: recipes, selection, global scales, importance |
 //! | `quantize`, `parts`, `run` | executing a plan: as a whole, or in parts |
+//! | `allocate` | choosing a format for each tensor within a budget |
 //! | `dequantize`, `convert`, `compare`, `compare_format`, `inspect`, `doctor` | the other operations |
 //! | `json` | results of operations as JSON |
 //!
@@ -31,6 +33,7 @@
 #[cfg(target_endian = "big")]
 compile_error!("safetensors data is mapped as it is, which needs a little-endian machine");
 
+mod allocate;
 pub mod calibration;
 mod checkpoint_format;
 mod checkpoint_formats;
@@ -59,6 +62,11 @@ mod run;
 mod sums;
 mod write;
 
+pub use allocate::allocation::{Allocated, Allocation, Alternative, Share};
+pub use allocate::budget::Budget;
+pub use allocate::choice::Choice;
+pub use allocate::hull::Point;
+pub use allocate::request::Allocate;
 pub use checkpoint_format::{CheckpointFormat, Written};
 pub use checkpoint_formats::ownership::logical;
 pub use checkpoint_formats::packed::{Logical, Packed};

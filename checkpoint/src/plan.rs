@@ -16,7 +16,7 @@
 //! | `global_scales`, `importance`, `hessians`, `input_scales` | optional input files |
 //! | `kept_as` | storage of unquantized tensors |
 
-mod build;
+pub(crate) mod build;
 pub(crate) mod fusions;
 pub(crate) mod global_scales;
 pub(crate) mod hessians;

@@ -14,5 +14,6 @@ pub(crate) mod eval;
 pub(crate) mod inspect;
 pub(crate) mod man;
 pub(crate) mod merge;
+pub(crate) mod plan;
 pub(crate) mod quantize;
 pub(crate) mod recipes;

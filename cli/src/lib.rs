@@ -70,6 +70,8 @@ A signal that ends the program is its exit status.";
 enum Command {
     /// Quantize a checkpoint to MXFP4, NVFP4 or MXFP8
     Quantize(commands::quantize::Args),
+    /// Choose a format for each tensor within a size, as a recipe
+    Plan(commands::plan::Args),
     /// List the built-in recipes, or print one
     Recipes(commands::recipes::Args),
     /// Merge the parts that `quantize --part` made
@@ -137,6 +139,7 @@ fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     }
     let result = match command {
         Command::Quantize(args) => commands::quantize::run(args),
+        Command::Plan(args) => commands::plan::run(args),
         Command::Recipes(args) => commands::recipes::run(args),
         Command::Merge(args) => commands::merge::run(args),
         Command::Dequantize(args) => commands::dequantize::run(args),

@@ -108,7 +108,10 @@ fn of_plan(error: &PlanError) -> Location<'_> {
         }
         PlanError::FusedDiffer { file, first, .. } => (Some(file), Some(first)),
         PlanError::SomeExperts { file, copied, .. } => (Some(file), Some(copied)),
-        PlanError::NoGlobalSearch { .. } | PlanError::NothingToCheck { .. } => (None, None),
+        PlanError::NoGlobalSearch { .. }
+        | PlanError::NothingToCheck { .. }
+        | PlanError::Budget { .. }
+        | PlanError::NoFormat => (None, None),
     }
 }
 

@@ -92,6 +92,21 @@ pub enum PlanError {
         pattern: String,
     },
 
+    /// No choice of formats fits a budget.
+    #[error(
+        "no plan fits {budget}: the smallest one has {least}; raise the budget, or add formats with --formats"
+    )]
+    Budget {
+        /// The budget.
+        budget: String,
+        /// The smallest budget that a plan fits.
+        least: String,
+    },
+
+    /// There is no format to choose.
+    #[error("a plan needs a format besides unquantized; add one to --formats")]
+    NoFormat,
+
     /// A search for global scales was requested, and the recipe leaves nothing to search.
     #[error(
         "the global scale is searched for nvfp4, where it follows from amax and block scales are searched \

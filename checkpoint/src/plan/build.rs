@@ -321,7 +321,7 @@ impl<'a> Plan<'a> {
 }
 
 /// Opens an optional input file. Errors call it `what`.
-fn open_given(file: &Path, what: &'static str) -> Result<Checkpoint> {
+pub(crate) fn open_given(file: &Path, what: &'static str) -> Result<Checkpoint> {
     Checkpoint::open(file)
         .map_err(|source| GivenError::Open { what, file: file.into(), source: source.into() }.into())
 }

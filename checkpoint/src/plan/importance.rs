@@ -42,6 +42,11 @@ pub(crate) struct Columns {
 }
 
 impl Columns {
+    /// Creates importance of `cols` columns that weigh the same.
+    pub(crate) fn equal(number: f32, cols: usize) -> Self {
+        Self { numbers: vec![number; cols], cols, rows: 1 }
+    }
+
     /// Returns the rows per vector, if there are several vectors.
     pub(crate) fn rows_each(&self) -> Option<usize> {
         (self.numbers.len() > self.cols).then_some(self.rows)

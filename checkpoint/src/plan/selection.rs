@@ -66,6 +66,12 @@ impl Selection {
         Ok(())
     }
 
+    /// Returns the include and the exclude patterns.
+    pub(crate) fn patterns(&self) -> [Vec<&str>; 2] {
+        [&self.include, &self.exclude]
+            .map(|patterns| patterns.iter().map(|pattern| pattern.glob().glob()).collect())
+    }
+
     /// Returns the reason to copy a tensor, or `None` if it is quantized.
     ///
     /// `naming` identifies roles for the checkpoint's architecture. `exempt` are the layers that

@@ -41,6 +41,11 @@ pub enum FileProblem {
         /// Number of tensors to quantize.
         of: usize,
     },
+    /// The tensors have no importance, and get the mean of all others.
+    Averaged {
+        /// Number of tensors with a loss.
+        of: usize,
+    },
     /// Some experts of the tensors received no token.
     Partial,
     /// The calibration has no Hessian for the tensors.
@@ -85,6 +90,11 @@ impl fmt::Display for Warning {
                     FileProblem::WithoutHessian { of } => write!(
                         f,
                         ": {} of {of} tensors to quantize have no Hessian and are quantized without GPTQ",
+                        names.len()
+                    ),
+                    FileProblem::Averaged { of } => write!(
+                        f,
+                        ": {} of {of} tensors have no importance and get the mean of the others",
                         names.len()
                     ),
                     FileProblem::Partial => f.write_str(

@@ -3,6 +3,7 @@
 //! Expected values come from `microscale` on a whole tensor at once, from the oracle of the test
 //! support, or from arithmetic in the test.
 
+mod allocate;
 mod by_name;
 mod convert;
 mod damage;

@@ -133,11 +133,11 @@ impl FromStr for GlobalScaleArg {
 }
 
 /// The help of `--search`.
-fn search_help() -> String {
+pub(crate) fn search_help() -> String {
     format!("Search block scales: {}", searches())
 }
 
-fn search_long_help() -> String {
+pub(crate) fn search_long_help() -> String {
     format!(
         "{}\n\nChooses block scales by squared error, instead of by amax: the better of two (four-six), \
          the best near the amax's (window), or the best of all (full). For mxfp4 and nvfp4. The default \

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Arg, Command, Error};
 use microscale::{Format, Numerics, UnknownWord, Words, choice};
-use microscale_checkpoint::{CheckpointFormat, Selection, Written};
+use microscale_checkpoint::{CheckpointFormat, Choice, Selection, Written};
 
 /// Accepts the words of a list in any case.
 #[derive(Clone)]
@@ -74,6 +74,21 @@ pub(crate) fn is_stored_format(format: Format) -> bool {
 /// Accepts the words of formats, and lists the formats that checkpoints can store.
 pub(crate) fn stored_formats() -> impl TypedValueParser<Value = Format> {
     formats_among(|format| is_stored_format(*format))
+}
+
+/// Accepts the words of formats that checkpoints can store, and the word for unquantized tensors.
+pub(crate) fn choices() -> impl TypedValueParser<Value = Choice> {
+    let formats = Format::WORDS.iter().filter(|(_, format)| is_stored_format(*format));
+    let formats = formats.map(|(word, format)| {
+        let value = PossibleValue::new(*word);
+        if *format == Format::Mxfp8E4m3 { value.alias(MXFP8) } else { value }
+    });
+    let words = formats.chain([PossibleValue::new(Choice::UNQUANTIZED)]);
+    AnyCase(PossibleValuesParser::new(words.collect::<Vec<_>>())).try_map(|word| match &*word {
+        Choice::UNQUANTIZED => Ok(Choice::Unquantized),
+        MXFP8 => Ok(Choice::Format(Format::Mxfp8E4m3)),
+        word => word.parse().map(Choice::Format),
+    })
 }
 
 /// The words of formats that checkpoints can store, as a list.

@@ -186,7 +186,8 @@ fn mark(
     shape(m, i, at(median), &about);
 }
 
-fn shape(m: &mut Markup, i: usize, [x, y]: [f64; 2], title: &str) {
+/// Draws the shape of a kind's number around a point, with a title unless it is empty.
+pub(super) fn shape(m: &mut Markup, i: usize, [x, y]: [f64; 2], title: &str) {
     let (class, place) = (format!("f{}", i % COLOURS), format!("translate({} {})", Px(x), Px(y)));
     let path = SHAPES[i % SHAPES.len()];
     m.element("path", &[("class", &class), ("transform", &place), ("d", &path)], |m| {

@@ -28,6 +28,7 @@ mod output_dir;
 mod output_paths;
 mod packed;
 mod parts;
+mod plan;
 mod pytorch;
 mod recipes;
 mod report;
