@@ -3,8 +3,8 @@
 //!
 //! [`Checkpoint::open`] maps every file and checks every header. [`Quantize::plan`] decides which
 //! tensors to quantize, and [`Plan::run`] writes them. [`Convert::run`] and [`Dequantize::run`]
-//! write a new checkpoint too. [`Allocate::run`] chooses a format for each tensor within a budget, as
-//! a recipe. [`compare()`], [`inspect()`] and [`diagnose`] only read.
+//! write a new checkpoint too. [`Allocate::run`] chooses a format for each tensor within a budget,
+//! as a recipe. [`compare()`], [`inspect()`] and [`diagnose`] only read.
 //!
 //! The modules from the bottom up. Each one imports only modules above it in this table:
 //!

@@ -9,7 +9,7 @@ use crate::config::Config;
 use crate::error::Result as ModelResult;
 use crate::norm::Norm;
 use crate::rows::Rows;
-use crate::source::{Layer, LayerName, Source, compute_dtype};
+use crate::source::{Layer, LayerName, Source, compute_dtype, single};
 
 /// Queries whose scores are in memory together.
 const QUERIES: usize = 256;
@@ -49,7 +49,7 @@ impl Attention {
                 outputs,
                 stack: None,
             };
-            crate::decoder::single(source, &name)
+            single(source, &name)
         };
         let head_norm = |end: &str| {
             let name = format!("{prefix}.{end}.weight");
@@ -160,7 +160,7 @@ impl Attention {
     }
 
     /// Returns 0 or −∞ for queries at positions from `query` on, and keys from `key` on; `None` if
-    /// every query reads every key. Dtype and device are those of the scores.
+    /// every query reads every key. It has the dtype and the device of `scores`.
     fn mask(
         &self,
         query: usize,

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use candle_core::{D, DType, Device, Module, Tensor};
+use candle_core::{D, DType, Module, Tensor};
 
 use crate::config::Config;
 use crate::error::Result;
@@ -31,7 +31,7 @@ pub struct CalibrateOptions {
 ///
 /// # Errors
 /// [`Error::Statistics`](crate::Error::Statistics) if the directory belongs to another run,
-/// [`Error::Interrupted`](crate::Error::Interrupted) if the callback says so, and errors of
+/// [`Error::Interrupted`](crate::Error::Interrupted) if the callback interrupts, and errors of
 /// reading, of writing and of arithmetic.
 pub fn calibrate(
     source: &dyn Source,
@@ -66,7 +66,7 @@ pub fn calibrate(
     Ok(statistics)
 }
 
-/// What the layers of a decoder layer have seen.
+/// Records the inputs of the linear layers of a decoder layer.
 #[derive(Default)]
 struct Recorder {
     hessians: bool,
@@ -197,9 +197,4 @@ impl Module for RecordedCache {
         *most = if found > *most || found.is_nan() { found } else { *most };
         Ok(x.clone())
     }
-}
-
-/// A tensor of numbers, on the CPU.
-pub(crate) fn tensor(numbers: Vec<f32>, shape: &[usize]) -> candle_core::Result<Tensor> {
-    Tensor::from_vec(numbers, shape, &Device::Cpu)
 }

@@ -11,7 +11,7 @@ use crate::error::Result as ModelResult;
 use crate::mlp::Mlp;
 use crate::norm::Norm;
 use crate::rows::Rows;
-use crate::source::{Layer, LayerName, Source};
+use crate::source::Source;
 
 /// Attention and a feed-forward layer, each with a residual.
 pub struct DecoderLayer {
@@ -64,15 +64,6 @@ impl DecoderLayer {
         let x = (x + after(0, y)?)?;
         let y = self.mlp.forward(&self.before[1].forward(&x)?)?;
         &x + after(1, y)?
-    }
-}
-
-/// Returns a layer that is no stack.
-pub(crate) fn single(source: &dyn Source, name: &LayerName) -> ModelResult<Layer> {
-    let mut layers = source.layers(name)?;
-    match layers.pop() {
-        Some(layer) if layers.is_empty() => Ok(layer),
-        _ => Err(candle_core::Error::msg(format!("{} is not one layer", name.module)).into()),
     }
 }
 

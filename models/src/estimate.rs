@@ -30,8 +30,8 @@ impl Estimate {
     }
 }
 
-/// The 97.5 % quantile of Student's distribution, within 0.004 from 3 degrees of freedom on (Cornish
-/// and Fisher's expansion; Abramowitz and Stegun 26.7.5). The first two are exact.
+/// The 97.5 % quantile of Student's distribution, within 0.004 from 3 degrees of freedom on
+/// (Cornish and Fisher's expansion; Abramowitz and Stegun 26.7.5). The first two are exact.
 fn quantile(freedom: f64) -> f64 {
     if freedom < 1.5 {
         return 12.706_204_736;

@@ -68,9 +68,10 @@ pub struct Difference {
     /// Its perplexity.
     pub perplexity: Estimate,
     /// Its perplexity, divided by the reference's, minus 1. The interval is of the difference,
-    /// and much narrower than those of the two perplexities.
+    /// and much narrower than the intervals of both perplexities.
     pub increase: Estimate,
-    /// The Kullback–Leibler divergence of the next token, of this model from the reference, in nats.
+    /// The Kullback–Leibler divergence of the next token, of this model from the reference, in
+    /// nats.
     pub divergence: Estimate,
     /// The share of tokens for which both models have the same most likely token.
     pub agreement: Estimate,
@@ -99,8 +100,8 @@ impl LayerError {
 /// Evaluates models on the windows of a text, one decoder layer in memory at a time.
 ///
 /// # Errors
-/// [`Error::Different`] for models of other sizes, and [`Error::Interrupted`] if the callback says
-/// so; errors of reading and of arithmetic.
+/// [`Error::Different`] for models of other sizes, and [`Error::Interrupted`] if the callback
+/// interrupts; errors of reading and of arithmetic.
 pub fn evaluate(
     reference: Evaluated<'_>,
     others: &[Evaluated<'_>],
@@ -161,7 +162,7 @@ fn check_sizes(reference: Evaluated<'_>, other: Evaluated<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The errors of layers, in the order in which they are loaded.
+/// The errors of layers, by the name of their weights.
 #[derive(Default)]
 struct Errors(Mutex<BTreeMap<String, Arc<Mutex<[f64; 2]>>>>);
 
@@ -208,7 +209,7 @@ fn squares(x: &Tensor) -> candle_core::Result<f64> {
     Ok(parts.iter().sum())
 }
 
-/// Pairs the reference's layers with those of the other models.
+/// Pairs the reference's layers with the other models' layers.
 fn compare(
     name: &LayerName,
     layers: Vec<Layer>,

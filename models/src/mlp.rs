@@ -5,10 +5,9 @@ use candle_nn::ops::{sigmoid, silu, softmax_last_dim};
 use microscale::formats::{Gate, Glu};
 
 use crate::config::{Config, ExpertsConfig};
-use crate::decoder::single;
 use crate::error::Result as ModelResult;
 use crate::families::{ExpertsStorage, RouterOrder};
-use crate::source::{Layer, LayerName, PlainLinear, Source};
+use crate::source::{Layer, LayerName, PlainLinear, Source, single};
 
 /// A feed-forward layer.
 pub(crate) enum Mlp {

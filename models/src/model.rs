@@ -6,18 +6,18 @@ use candle_core::{D, DType, Device, Tensor};
 use candle_nn::kv_cache::KvCache;
 
 use crate::config::Config;
-use crate::decoder::{DecoderLayer, single};
+use crate::decoder::DecoderLayer;
 use crate::error::{Error, Result};
 use crate::norm::Norm;
 use crate::rows::{Rotations, Rows};
-use crate::source::{LayerName, PlainLinear, Source};
+use crate::source::{Layer, LayerName, PlainLinear, Source, single};
 
 /// Embeddings, the last norm and the head.
 pub struct Ends {
     embeddings: Tensor,
     embedding_scale: f64,
     norm: Norm,
-    head: crate::source::Layer,
+    head: Layer,
     logit_cap: Option<f64>,
     dtype: DType,
 }
@@ -45,7 +45,7 @@ impl Ends {
         let embeddings = source.tensor(&format!("{prefix}embed_tokens.weight"), &shape)?;
         let on_cpu = embeddings.device().is_cpu();
         let embeddings = embeddings.to_dtype(if on_cpu { DType::F32 } else { dtype })?;
-        let head: crate::source::Layer = if config.tied {
+        let head: Layer = if config.tied {
             Box::new(PlainLinear::new(embeddings.clone(), None))
         } else {
             let module = match prefix {
@@ -83,7 +83,8 @@ impl Ends {
         rows.to_dtype(self.dtype)? * self.embedding_scale
     }
 
-    /// Returns the logits, `[tokens, vocabulary]` in f32, of the hidden states after the last layer.
+    /// Returns the logits, `[tokens, vocabulary]` in f32, of the hidden states after the last
+    /// layer.
     ///
     /// # Errors
     /// If shapes do not fit, or memory is short.

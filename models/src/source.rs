@@ -69,6 +69,15 @@ pub trait Source {
     }
 }
 
+/// Returns a layer that is no stack.
+pub(crate) fn single(source: &dyn Source, name: &LayerName) -> Result<Layer> {
+    let mut layers = source.layers(name)?;
+    match layers.pop() {
+        Some(layer) if layers.is_empty() => Ok(layer),
+        _ => Err(candle_core::Error::msg(format!("{} is not one layer", name.module)).into()),
+    }
+}
+
 /// The tensors of a checkpoint. Quantized weights are multiplied as they are stored.
 #[derive(Clone, Debug)]
 pub struct Stored(Weights);

@@ -13,13 +13,12 @@ use microscale_checkpoint::calibration::{
 };
 use serde_json::{Map, Value, json};
 
-use crate::calibrate::tensor;
 use crate::error::{Error, Result};
 use crate::pass::Batch;
 
 const HIDDEN: &str = "hidden.safetensors";
 
-/// What a calibration belongs to. Only the same run is continued.
+/// The model, the text and the options of a calibration. Only the same run is continued.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Identity(pub Map<String, Value>);
 
@@ -213,7 +212,7 @@ impl Statistics {
         self.write_file(INDEX, &pretty(&self.index))
     }
 
-    /// Writes a file beside its name and renames it, so that it is complete or missing.
+    /// Writes a file under another name and renames it, so that it is complete or missing.
     fn write_file(&self, name: &str, text: &str) -> Result<()> {
         let path = self.directory.join(name);
         let partial = self.directory.join(format!("{name}.partial"));
@@ -248,4 +247,9 @@ fn read_json(file: &Path) -> Result<Map<String, Value>> {
     let text = fs::read_to_string(file).map_err(|source| Error::Io { path: file.into(), source })?;
     serde_json::from_str(&text)
         .map_err(|error| Error::Statistics { path: file.into(), problem: error.to_string() })
+}
+
+/// Returns a tensor of numbers.
+fn tensor(numbers: Vec<f32>, shape: &[usize]) -> candle_core::Result<Tensor> {
+    Tensor::from_vec(numbers, shape, &Device::Cpu)
 }

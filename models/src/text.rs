@@ -7,7 +7,7 @@ use tokenizers::Tokenizer;
 use crate::config::Config;
 use crate::error::{Error, Result};
 
-/// Consecutive tokens of a text: what a model reads, and what it should predict.
+/// Consecutive tokens of a text: a model's inputs, and the tokens that it should predict.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Window {
     /// The tokens that the model reads.

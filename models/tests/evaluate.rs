@@ -81,7 +81,7 @@ fn differences_are_those_of_whole_models_in_memory() {
     near(difference.divergence.mean, divergence / tokens);
     near(difference.agreement.mean, agreement / tokens);
     assert!(difference.divergence.mean > 0.0 && difference.agreement.mean < 1.0);
-    // The paired interval is much narrower than those of the two perplexities.
+    // The paired interval is much narrower than the intervals of both perplexities.
     assert!(difference.increase.margin * 5.0 < found.perplexity.margin / found.perplexity.mean);
 }
 
@@ -144,7 +144,7 @@ fn quantized_inputs_cost_more_the_fewer_bits_they_have() {
     let [exact, mxfp8, fp8, nvfp4, mxfp4] = divergences[..] else { panic!("{divergences:?}") };
     assert!(exact < mxfp8 && exact < fp8, "{divergences:?}");
     assert!(mxfp8 < nvfp4 && fp8 < nvfp4 && nvfp4 < mxfp4, "{divergences:?}");
-    // Rounding inputs to 4 bits adds an error like that of the weights, in every layer.
+    // Rounding inputs to 4 bits adds an error as large as the weights' error, in every layer.
     for (without, with) in found.others[0].layers.iter().zip(&found.others[3].layers) {
         let cost = without.sqnr_db() - with.sqnr_db();
         assert!((0.5..12.0).contains(&cost), "{}: {cost} dB", with.weight);

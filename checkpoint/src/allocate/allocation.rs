@@ -19,9 +19,9 @@ use crate::plan::warning::Warning;
 ///
 /// Losses are shares of [`Self::signal`], once divided by it ([`Self::relative`]). Without
 /// importance, the loss of a tensor is its relative squared error times its number of weights, so
-/// the sum is the mean relative squared error of a weight. With importance it is Σ h (w − y)², where
-/// h is the importance of the weight's column. If h is the mean squared input of a layer, that is the
-/// expected squared error of the layer's outputs, for inputs that are independent.
+/// the sum is the mean relative squared error of a weight. With importance it is Σ h (w − y)²,
+/// where h is the importance of the weight's column. If h is the mean squared input of a layer,
+/// that is the expected squared error of the layer's outputs, for inputs that are independent.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Allocation {

@@ -26,8 +26,8 @@ impl Budget {
     /// `others` are the bytes of all other tensors. `None` if these exceed the budget.
     pub(crate) fn bytes(self, elements: u64, others: u64) -> Option<u64> {
         match self {
-            // A product that rounds down to just below a whole number counts as that number. Casting
-            // clamps: negative numbers and NaN become 0.
+            // A product that rounds down to just below a whole number counts as that number.
+            // Casting clamps: negative numbers and NaN become 0.
             Self::Bits(bits) => {
                 Some((bits * elements as f64 / 8.0 * (1.0 + 4.0 * f64::EPSILON)).floor() as u64)
             }

@@ -38,10 +38,11 @@ struct Family<'a> {
 
 /// Returns patterns that match every name of `wanted`, and no name of `unwanted`.
 ///
-/// Tensors that differ in the layer number share a pattern: `model.layers.{0,3}.mlp.up_proj.weight`,
-/// or `model.layers.*.mlp.up_proj.weight` if that matches nothing unwanted. So do the parts of a
-/// module in the same layers: `model.layers.{0,3}.mlp.{gate_proj,up_proj}.weight`. The experts of a
-/// layer share `model.layers.{0,3}.mlp.experts.*`.
+/// Tensors that differ in the layer number share a pattern:
+/// `model.layers.{0,3}.mlp.up_proj.weight`, or `model.layers.*.mlp.up_proj.weight` if that matches
+/// nothing unwanted. So do the parts of a module in the same layers:
+/// `model.layers.{0,3}.mlp.{gate_proj,up_proj}.weight`. The experts of a layer share
+/// `model.layers.{0,3}.mlp.experts.*`.
 pub(crate) fn patterns(wanted: &[&str], unwanted: &[&str]) -> Vec<String> {
     // The layers of each kind of tensor.
     let mut kinds: Vec<((Kind, String), Family<'_>)> = Vec::new();

@@ -79,8 +79,8 @@ impl Quantize {
 
     /// Opens a checkpoint, after checking the settings that do not depend on it.
     ///
-    /// It splits the experts of architectures whose loaders need that for quantized files (Llama 4),
-    /// as [`OpenOptions::split_experts`] does.
+    /// It splits the experts of architectures whose loaders need that for quantized files (Llama
+    /// 4), as [`OpenOptions::split_experts`] does.
     ///
     /// # Errors
     /// Errors of [`Recipes::check_settings`] and [`Checkpoint::open_with`].

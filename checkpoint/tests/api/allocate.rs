@@ -36,7 +36,8 @@ fn by_recipe(allocation: &Allocation, input: &Path, out: &Path) -> Summary {
     crate::quantize(&request, input, out).unwrap_or_else(|why| panic!("{why}\n{text}"))
 }
 
-/// Checks that quantizing by the recipe gives the formats, the bytes and the losses of an allocation.
+/// Checks that quantizing by the recipe gives the formats, the bytes and the losses of an
+/// allocation.
 fn check_round_trip(allocation: &Allocation, input: &Path) {
     let scratch = Scratch::new();
     let summary = by_recipe(allocation, input, &scratch.path("OUT"));

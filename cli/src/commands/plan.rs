@@ -67,8 +67,8 @@ struct BudgetArgs {
     bits: Option<f64>,
     /// Largest size of all tensors, such as 12GiB
     ///
-    /// Unquantized tensors are included, headers of files are not. Units are B, KB, KiB, MB, MiB, GB,
-    /// GiB, TB and TiB.
+    /// Unquantized tensors are included, headers of files are not. Units are B, KB, KiB, MB, MiB,
+    /// GB, GiB, TB and TiB.
     #[arg(long, value_parser = parse_size)]
     size: Option<u64>,
 }
@@ -96,8 +96,8 @@ struct QualityArgs {
     /// Importance matrix, which weights the loss by column
     ///
     /// As of `quantize --importance`. The loss of a tensor then is the sum of h (w - y)^2 over its
-    /// weights w and their quantized values y, where h is the importance of the column. A search uses
-    /// it too. Tensors without a vector weigh as much as the others on average.
+    /// weights w and their quantized values y, where h is the importance of the column. A search
+    /// uses it too. Tensors without a vector weigh as much as the others on average.
     #[arg(long, alias = "imatrix", value_name = "FILE")]
     importance: Option<PathBuf>,
 }

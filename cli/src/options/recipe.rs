@@ -36,7 +36,8 @@ struct QualityArgs {
     recipe: Option<String>,
     /// Also quantize matching tensors (repeatable)
     ///
-    /// For example `--include lm_head.weight`. Only float tensors of two dimensions or more can be quantized.
+    /// For example `--include lm_head.weight`. Only float tensors of two dimensions or more can be
+    /// quantized.
     #[arg(long, value_name = "GLOB", value_parser = pattern)]
     include: Vec<String>,
     /// Leave matching tensors unquantized (repeatable)
@@ -50,22 +51,22 @@ struct QualityArgs {
     /// Importance matrix, which weights a search's errors
     ///
     /// For a GGUF file, an importance matrix of llama.cpp (imatrix, GGUF or .dat). Otherwise a
-    /// .safetensors file with a vector of floats for each tensor X, called X.importance, X_importance
-    /// or X, one number per column of X, such as the mean square of the activations in it. Tensors
-    /// without a vector are searched unweighted.
+    /// .safetensors file with a vector of floats for each tensor X, called X.importance,
+    /// X_importance or X, one number per column of X, such as the mean square of the activations in
+    /// it. Tensors without a vector are searched unweighted.
     #[arg(long, alias = "imatrix", value_name = "FILE")]
     importance: Option<PathBuf>,
     /// Directory of `microscale calibrate`, for --search and --gptq
     ///
-    /// A search weights its errors with the mean squares of each layer's inputs, and GPTQ uses their
-    /// Hessians.
+    /// A search weights its errors with the mean squares of each layer's inputs, and GPTQ uses
+    /// their Hessians.
     #[arg(long, value_name = "DIR", conflicts_with = "importance")]
     calibration: Option<PathBuf>,
     /// Quantize by the error in each layer's output: GPTQ (with --calibration)
     ///
-    /// Later columns of a row compensate for the rounding of earlier ones. Each block scale is the one
-    /// that leaves the least error, or another choice of --search. Works on the CPU, for mxfp4 and
-    /// nvfp4.
+    /// Later columns of a row compensate for the rounding of earlier ones. Each block scale is the
+    /// one that leaves the least error, or another choice of --search. Works on the CPU, for mxfp4
+    /// and nvfp4.
     #[arg(long, requires = "calibration", conflicts_with = "search_global")]
     gptq: bool,
     /// Choose block scales before GPTQ's loop, not in it
@@ -79,7 +80,8 @@ struct QualityArgs {
     gptq_damping: Option<f64>,
     /// Search for the global scale too (nvfp4, with --search)
     ///
-    /// For each tensor, or all tensors that share one, the best of a few by unweighted squared error.
+    /// For each tensor, or all tensors that share one, the best of a few by unweighted squared
+    /// error.
     #[arg(long, hide_short_help = true)]
     search_global: bool,
     /// Compare each chosen scale with all others, slowly (with --search full)

@@ -100,7 +100,7 @@ impl<T: Element> Loaded<'_, T> {
     /// in [`GptqQuantized::output_error`](crate::GptqQuantized::output_error).
     ///
     /// # Errors
-    /// The errors of [`cpu::quantize_gptq`], and [`crate::Error::HessianOnGpu`] for a matrix on a GPU.
+    /// The errors of [`cpu::quantize_gptq`], and [`crate::Error::HessianOnGpu`] on a GPU.
     pub fn quantize_gptq(
         &self,
         recipe: &Recipe,
@@ -121,7 +121,7 @@ impl<T: Element> Loaded<'_, T> {
     /// Returns the error of a quantized matrix in host memory in the outputs of its layer.
     ///
     /// # Errors
-    /// The errors of [`GptqFactor::output_loss`], and [`crate::Error::HessianOnGpu`] for a matrix on a GPU.
+    /// The errors of [`GptqFactor::output_loss`], and [`crate::Error::HessianOnGpu`] on a GPU.
     pub fn output_loss(&self, quantized: &QuantizedOnDevice, factor: &GptqFactor) -> Result<OutputLoss> {
         match (&self.0, &quantized.0) {
             (LoadedOn::Cpu(values, shape), QuantizedOn::Cpu(quantized)) => {

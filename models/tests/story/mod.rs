@@ -12,7 +12,8 @@ use microscale_candle::Weights;
 use microscale_checkpoint::{Checkpoint, CheckpointFormat, Quantize, Settings};
 use microscale_models::{Config, Evaluated, Stored, Text, TextOptions, Window};
 
-/// The repository, or where `MICROSCALE_TEST_DATA` has it on a machine other than the build machine.
+/// The repository, or where `MICROSCALE_TEST_DATA` has it on a machine other than the build
+/// machine.
 fn root() -> PathBuf {
     let here = || Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     std::env::var_os("MICROSCALE_TEST_DATA").map_or_else(here, PathBuf::from)
