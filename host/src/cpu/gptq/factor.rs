@@ -40,7 +40,7 @@ pub struct GptqFactor {
     pub(super) feedback: Triangle<f32>,
     /// Rₖₖ by position, and 0 for padding.
     pub(super) pivots: Vec<f32>,
-    /// What the Hessian was divided by.
+    /// The divisor of the Hessian: its mean diagonal entry.
     pub(super) unit: f64,
 }
 
@@ -184,7 +184,7 @@ fn check(hessian: &[f32], columns: usize, format: Format, damping: f64) -> Resul
     if found != expected {
         return Err(GptqFault::HessianLength { columns, expected, found });
     }
-    let wrong = |i: usize| !hessian[i].is_finite() || (i % (columns + 1) == 0 && hessian[i] < 0.0);
+    let wrong = |i: usize| !hessian[i].is_finite() || (i.is_multiple_of(columns + 1) && hessian[i] < 0.0);
     if let Some(i) = (0..found).into_par_iter().find_first(|i| wrong(*i)) {
         return Err(GptqFault::HessianEntry { row: i / columns, col: i % columns, value: hessian[i] });
     }
