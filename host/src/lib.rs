@@ -66,8 +66,8 @@
 //! - [`search_global`] chooses a global scale by its loss, and [`check_search`] checks a search.
 //!   [`BlockError`] is the loss of a block, and [`Amax`] a largest magnitude.
 //! - [`DeviceChoice`] and types with [`Words`] parse from command lines ([`UnknownWord`]).
-//! - [`Error`], [`OperandFault`], [`HessianFault`] and [`GptqFault`] are the errors. `Debug` prints the
-//!   message of an [`Error`], so that `main` may return it.
+//! - [`Error`], [`OperandFault`], [`HessianFault`] and [`GptqFault`] are the errors. `Debug` prints
+//!   the message of an [`Error`], so that `main` may return it.
 //! - [`formats`] has the arithmetic itself.
 //!
 //! Values take one path, and the same path back: dtype decode → blocks → scale → encode → pack →

@@ -9,9 +9,9 @@
 //! (q − w)·H·(q − w)ᵀ = |r·R|² = Σₖ (Rₖₖ·(qₖ − yₖ))²     yₖ = wₖ − Σⱼ<ₖ rⱼ·Rⱼₖ/Rₖₖ
 //! ```
 //!
-//! Position k is rounded from yₖ, which compensates all earlier errors. This is GPTQ (Frantar et al.,
-//! arXiv 2210.17323) in the form of LDLQ (QuIP, Chee et al., arXiv 2307.13304, whose
-//! theorem 6 proves that the codes are the same). It needs neither H⁻¹ nor its factor: with
+//! Position k is rounded from yₖ, which compensates all earlier errors. This is GPTQ (Frantar et
+//! al., arXiv 2210.17323) in the form of LDLQ (QuIP, Chee et al., arXiv 2307.13304, whose theorem 6
+//! proves that the codes are the same). It needs neither H⁻¹ nor its factor: with
 //! H⁻¹ = UᵀU, U = R⁻¹.
 //!
 //! A block's scale is chosen when all earlier blocks are done. Its updated weights x are the yₖ
@@ -36,8 +36,8 @@
 //!
 //! # Which scales are not tried
 //! Once a scale makes all codes zero, no larger one is tried: codes stay zero, so errors are equal.
-//! The search stops below where `BlockFactor::least_factor` proves larger errors.
-//! A candidate is abandoned once its partial sum exceeds the least error: sums of squares only grow.
+//! The search stops below where `BlockFactor::least_factor` proves larger errors. A candidate is
+//! abandoned once its partial sum exceeds the least error: sums of squares only grow.
 
 mod block;
 mod cholesky;
