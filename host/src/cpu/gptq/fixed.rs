@@ -8,7 +8,7 @@ use crate::cpu::blocks::vectorized::VectorizedFormat;
 use crate::cpu::simd::products::Products;
 use crate::cpu::simd::{LANES, Lanes};
 
-/// Quantizes `N` columns of sixteen rows, to which all columns before them are applied.
+/// Quantizes `N` columns of sixteen rows, after all columns before them were applied.
 ///
 /// `chosen` is `[rows, blocks]`. Columns of one block need not be neighbours. Writes the weights
 /// that were rounded to `rounded_from`, which is `[groups, columns]`.

@@ -8,7 +8,7 @@ use crate::cpu::blocks::vectorized::VectorizedFormat;
 use crate::cpu::simd::products::Products;
 use crate::cpu::simd::{LANES, Lanes};
 
-/// Quantizes sixteen blocks, to which all columns before them are applied.
+/// Quantizes sixteen blocks, after all columns before them were applied.
 #[inline(always)]
 pub(super) fn quantize_blocks<V: Products, B: VectorizedFormat<N>, const N: usize>(
     simd: V,
