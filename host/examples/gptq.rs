@@ -1,7 +1,7 @@
 //! Quantizes a layer by GPTQ from files of f32, and prints times and the layer's loss.
 //!
-//!     gptq WEIGHTS HESSIAN ROWS COLUMNS FORMAT [--search SEARCH] [--static] [--natural]
-//!         [--numerics NUMERICS] [--damping DAMPING] [--dequantized FILE]
+//!     gptq WEIGHTS HESSIAN ROWS COLUMNS FORMAT [--search SEARCH] [--static]
+//!         [--natural | --columns] [--numerics NUMERICS] [--damping DAMPING] [--dequantized FILE]
 //!
 //! WEIGHTS is `[rows, columns]` and HESSIAN `[columns, columns]`, little-endian. With `random`
 //! instead of a file they are random, with correlated inputs. `--dequantized` writes the
@@ -29,6 +29,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             "--damping" => options = options.damping(value()?.parse()?),
             "--dequantized" => dequantized = Some(value()?),
             "--static" => scales = GptqScales::Static,
+            "--columns" => options = options.order(GptqOrder::ActivationColumns),
             "--natural" => options = options.order(GptqOrder::Natural),
             _ => positional.push(arg),
         }

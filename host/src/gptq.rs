@@ -5,7 +5,7 @@ use crate::tensor::{Quantized, QuantizedTensor};
 /// The default of [`GptqOptions::damping`].
 pub const GPTQ_DAMPING: f64 = 0.01;
 
-/// The order in which GPTQ quantizes columns.
+/// GPTQ's order of columns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum GptqOrder {
@@ -16,6 +16,8 @@ pub enum GptqOrder {
     /// The output has the original order.
     #[default]
     Activation,
+    /// Columns with large inputs first, one by one, for static scales only.
+    ActivationColumns,
     /// Columns from first to last.
     Natural,
 }

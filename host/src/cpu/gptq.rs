@@ -9,9 +9,9 @@
 //! (q − w)·H·(q − w)ᵀ = |r·R|² = Σₖ (Rₖₖ·(qₖ − yₖ))²     yₖ = wₖ − Σⱼ<ₖ rⱼ·Rⱼₖ/Rₖₖ
 //! ```
 //!
-//! Position k is rounded from yₖ, in which all earlier errors are compensated. This is GPTQ
-//! (Frantar et al., arXiv 2210.17323) in the form of LDLQ (QuIP, Chee et al., arXiv 2307.13304,
-//! whose theorem 6 proves that the codes are the same). It needs neither H⁻¹ nor its factor: with
+//! Position k is rounded from yₖ, which compensates all earlier errors. This is GPTQ (Frantar et
+//! al., arXiv 2210.17323) in the form of LDLQ (QuIP, Chee et al., arXiv 2307.13304, whose theorem 6
+//! proves that the codes are the same). It needs neither H⁻¹ nor its factor: with
 //! H⁻¹ = UᵀU, U = R⁻¹.
 //!
 //! A block's scale is chosen when all earlier blocks are done. Its updated weights x are the yₖ
@@ -35,16 +35,18 @@
 //! [`lanes`] computes this for sixteen rows at a time, and [`reference`] for one element at a time.
 //!
 //! # Which scales are not tried
-//! No scale above the first one under which all codes are zero is tried: codes stay zero, so errors
-//! are equal. The search stops below where `BlockFactor::least_factor` proves larger errors.
-//! A candidate is abandoned once its partial sum exceeds the least error: sums of squares only
-//! grow.
+//! Once a scale makes all codes zero, no larger one is tried: codes stay zero, so errors are equal.
+//! The search stops below where `BlockFactor::least_factor` proves larger errors. A candidate is
+//! abandoned once its partial sum exceeds the least error: sums of squares only grow.
 
 mod block;
 mod cholesky;
 mod factor;
+mod fixed;
+mod in_loop;
 mod lanes;
 mod load;
+mod loop_state;
 mod loss;
 mod order;
 mod products;
@@ -56,10 +58,10 @@ mod triangle;
 
 pub(super) use cholesky::{solve, subtract_panel};
 pub use factor::GptqFactor;
+pub(super) use loop_state::{Blocks, LoopParams, TaskRows};
 pub(super) use loss::add_norms;
 use microscale_formats::{Format, Search};
-pub(super) use rows::{LoopParams, TaskRows};
-pub(super) use tasks::{Blocks, quantize_task};
+pub(super) use tasks::quantize_task;
 
 use super::amax::amax_of_matrix;
 use super::isa::Isa;
@@ -142,6 +144,9 @@ pub fn quantize_gptq_with<T: Element>(
     shape.check(values.len())?;
     recipe.check()?;
     check_format(recipe.format(), factor, shape.dense().cols)?;
+    if scales == GptqScales::InLoop && !factor.order.keeps_blocks() {
+        return Err(Error::Gptq(GptqFault::ColumnOrder));
+    }
     let dense = shape.dense();
     let linear = QuantizedShape::new(recipe.format(), dense.rows, dense.cols);
     let mut tensor = QuantizedTensor::zeros(linear)?;

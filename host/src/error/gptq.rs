@@ -79,6 +79,12 @@ pub enum GptqFault {
         /// The format of the recipe or the quantized matrix.
         recipe: Format,
     },
+    /// Scales chosen in the loop need whole blocks.
+    #[error(
+        "the factor orders columns one by one, and scales that are chosen in the loop need whole blocks; choose static \
+         scales or another order"
+    )]
+    ColumnOrder,
     /// The quantized matrix has another number of rows than the original.
     #[error("the quantized matrix has {found} rows and the original {expected}; pass the same matrix")]
     Rows {

@@ -50,8 +50,13 @@ fn every_instruction_set_gives_the_bytes_of_the_reference() {
         for (j, search) in SEARCHES.into_iter().enumerate() {
             for (k, recipe) in recipes(search).into_iter().enumerate() {
                 let values: Vec<f32> = matrix(shape.elements(), (i + j + k) % 5, &mut numbers);
-                let order = [GptqOrder::Activation, GptqOrder::Natural][(i + k) % 2];
-                let scales = if (j + k) % 3 == 0 { GptqScales::Static } else { GptqScales::InLoop };
+                let request = [
+                    (GptqOrder::Activation, GptqScales::InLoop),
+                    (GptqOrder::ActivationColumns, GptqScales::Static),
+                    (GptqOrder::Natural, GptqScales::InLoop),
+                    (GptqOrder::Activation, GptqScales::Static),
+                ];
+                let (order, scales) = request[(i + j + k) % 4];
                 check(&values, shape, &recipe, &entries, (GptqOptions::new().order(order), scales));
             }
         }
@@ -80,8 +85,12 @@ fn values_that_are_not_finite_take_no_part() {
     for non_finite in [NonFinite::Propagate, NonFinite::Saturate] {
         for recipe in recipes(Search::Full) {
             let recipe = Recipe { non_finite, ..recipe };
-            for scales in [GptqScales::InLoop, GptqScales::Static] {
-                check(&values, shape, &recipe, &entries, (GptqOptions::new(), scales));
+            for (order, scales) in [
+                (GptqOrder::Activation, GptqScales::InLoop),
+                (GptqOrder::Activation, GptqScales::Static),
+                (GptqOrder::ActivationColumns, GptqScales::Static),
+            ] {
+                check(&values, shape, &recipe, &entries, (GptqOptions::new().order(order), scales));
             }
         }
     }

@@ -1,8 +1,8 @@
 //! Refused requests.
 
 use microscale::{
-    Error, Format, GptqFactor, GptqFault, GptqOptions, GptqScales, Numerics, Recipe, Result, Search, Shape,
-    quantize, quantize_gptq,
+    Error, Format, GptqFactor, GptqFault, GptqOptions, GptqOrder, GptqScales, Numerics, Recipe, Result,
+    Search, Shape, quantize, quantize_gptq,
 };
 
 fn unit(columns: usize) -> Vec<f32> {
@@ -69,6 +69,12 @@ fn formats_and_shapes_must_match_the_factor() {
     assert!(matches!(run(Shape::new(2, 32), &Recipe::default()), GptqFault::Factor { .. }));
     let mxfp8 = Recipe::of(format, Numerics::Ocp).expect("a recipe");
     assert!(run(Shape::new(2, 32), &mxfp8) == GptqFault::Format { format });
+    let options = GptqOptions::new().order(GptqOrder::ActivationColumns);
+    let single = GptqFactor::new(&entries, 32, Format::Nvfp4, options).expect("a factor");
+    let shape = Shape::new(2, 32);
+    let in_loop = quantize_gptq(&values, shape, &nvfp4, &single, GptqScales::InLoop);
+    assert!(self::fault(in_loop) == GptqFault::ColumnOrder);
+    assert!(quantize_gptq(&values, shape, &nvfp4, &single, GptqScales::Static).is_ok());
     let other = quantize(&values, Shape::new(3, 32), &nvfp4).expect("quantized").tensor;
     let rows = fault(factor.output_loss(&values, Shape::new(2, 32), &other));
     assert!(rows == GptqFault::Rows { expected: 2, found: 3 });

@@ -63,7 +63,7 @@ pub(super) fn factor(isa: Isa, matrix: &mut Triangle<f64>) -> Result<(), usize> 
 
 /// Subtracts the products of finished rows from a panel's rows of one tile.
 ///
-/// `panel` has the finished rows of the panel's tiles, `done` those of this tile, and `open` has
+/// `panel` has the finished rows of the panel's tiles, `done` this tile's, and `open` has
 /// eight rows for each tile of the panel, or more.
 #[inline(always)]
 pub(in crate::cpu) fn subtract_panel(panel: &[&Rows], done: &Rows, open: &mut Rows) {
@@ -87,9 +87,7 @@ pub(in crate::cpu) fn solve(start: usize, panel: &[Vec<[f64; TILE]>], tile: &mut
         subtract_products_f64(rows, &of_panel[start..row], &done[start..]);
         for k in 0..TILE {
             let of_row = &of_panel[row + k];
-            for lane in 0..TILE {
-                rows[k][lane] /= of_row[k];
-            }
+            rows[k].iter_mut().for_each(|entry| *entry /= of_row[k]);
             let finished = rows[k];
             for m in k + 1..TILE {
                 for lane in 0..TILE {
@@ -115,9 +113,7 @@ fn factor_tile(start: usize, tile: usize, rows: &mut Rows) -> Result<(), usize> 
         let root = pivot.sqrt();
         square[k][..k].fill(0.0);
         square[k][k] = root;
-        for lane in k + 1..TILE {
-            square[k][lane] /= root;
-        }
+        square[k][k + 1..].iter_mut().for_each(|entry| *entry /= root);
         let finished = square[k];
         for m in k + 1..TILE {
             for lane in m..TILE {

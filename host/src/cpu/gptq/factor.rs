@@ -40,7 +40,7 @@ pub struct GptqFactor {
     pub(super) feedback: Triangle<f32>,
     /// Rₖₖ by position, and 0 for padding.
     pub(super) pivots: Vec<f32>,
-    /// What the Hessian was divided by.
+    /// The divisor of the Hessian: its mean diagonal entry.
     pub(super) unit: f64,
 }
 
@@ -184,9 +184,16 @@ fn check(hessian: &[f32], columns: usize, format: Format, damping: f64) -> Resul
     if found != expected {
         return Err(GptqFault::HessianLength { columns, expected, found });
     }
-    let wrong = |i: usize| !hessian[i].is_finite() || (i % (columns + 1) == 0 && hessian[i] < 0.0);
-    if let Some(i) = (0..found).into_par_iter().find_first(|i| wrong(*i)) {
-        return Err(GptqFault::HessianEntry { row: i / columns, col: i % columns, value: hessian[i] });
+    let wrong = |row: usize| {
+        let entries = &hessian[row * columns..][..columns];
+        // Without an early exit the compiler vectorizes the loop.
+        if entries.iter().fold(true, |all, entry| all & entry.is_finite()) {
+            return (entries[row] < 0.0).then_some((row, row));
+        }
+        entries.iter().position(|entry| !entry.is_finite()).map(|col| (row, col))
+    };
+    if let Some((row, col)) = (0..columns).into_par_iter().find_map_first(wrong) {
+        return Err(GptqFault::HessianEntry { row, col, value: hessian[row * columns + col] });
     }
     match (0..columns.div_ceil(SQUARE)).into_par_iter().find_map_first(|i| asymmetric(hessian, columns, i)) {
         Some((row, col)) => Err(GptqFault::NotSymmetric { row, col }),

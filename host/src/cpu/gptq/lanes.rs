@@ -163,6 +163,12 @@ impl<V: Vector, const N: usize> Group<'_, V, N> {
         self.descend_by(self.simd.splat(f32::INFINITY), rounding)
     }
 
+    /// [`Self::descend`] with scales for each column.
+    #[inline(always)]
+    pub(super) fn descend_columns(&self, table: &ScaleTable, bytes: &[Lanes<u8>; N]) -> Descent<V, N> {
+        self.descend_by(self.simd.splat(f32::INFINITY), QuantizingColumns { table, bytes })
+    }
+
     /// Stops early, with an undefined result, once every error exceeds `least`.
     #[inline(always)]
     fn descend_by(&self, least: V::Number, rounding: impl Rounding<V>) -> Descent<V, N> {
@@ -176,7 +182,7 @@ impl<V: Vector, const N: usize> Group<'_, V, N> {
             }
             let updated = self.updated[k];
             let from = finite_or(simd, descent.rounded_from[k], updated);
-            let dequantized = rounding.round(simd, from);
+            let dequantized = rounding.round(simd, k, from);
             let rest = simd.mul(simd.sub(from, dequantized), units);
             let error = simd.mul(rest, simd.splat(self.factor.pivots[k]));
             descent.errors = simd.add(descent.errors, simd.mul(error, error));
@@ -184,9 +190,8 @@ impl<V: Vector, const N: usize> Group<'_, V, N> {
             descent.dequantized[k] = dequantized;
             let residual = simd.sub(dequantized, updated);
             let feedback = &self.factor.feedback[k];
-            for m in k + 1..N {
-                let product = simd.mul(residual, simd.splat(feedback[m]));
-                descent.rounded_from[m] = simd.sub(descent.rounded_from[m], product);
+            for (later, feedback) in descent.rounded_from.iter_mut().zip(feedback).skip(k + 1) {
+                *later = simd.sub(*later, simd.mul(residual, simd.splat(*feedback)));
             }
         }
         descent
@@ -250,7 +255,7 @@ impl<V: Vector, const N: usize> Group<'_, V, N> {
         let may_try = |byte: u8, lane: usize| {
             let factor = table.factors[usize::from(byte)] * self.units[lane];
             // Nothing is known if the limit is NaN.
-            byte >= low[lane] && !(factor < limits[lane])
+            byte >= low[lane] && (factor >= limits[lane] || limits[lane].is_nan())
         };
         for lane in 0..LANES {
             let first = plain[lane].saturating_sub(1).min(high[lane]);
@@ -316,7 +321,8 @@ fn may_win<V: Vector>(simd: V, errors: V::Number, limits: V::Number) -> bool {
 
 /// How the recursion rounds.
 trait Rounding<V: Vector> {
-    fn round(&self, simd: V, values: V::Number) -> V::Number;
+    /// Rounds the weights of column `k` of the block.
+    fn round(&self, simd: V, k: usize, values: V::Number) -> V::Number;
 }
 
 /// To codes under sixteen scales.
@@ -327,8 +333,21 @@ struct Quantizing<'a, V: Vector> {
 
 impl<V: Vector> Rounding<V> for Quantizing<'_, V> {
     #[inline(always)]
-    fn round(&self, simd: V, values: V::Number) -> V::Number {
+    fn round(&self, simd: V, _: usize, values: V::Number) -> V::Number {
         self.table.round(simd, values, &self.candidate)
+    }
+}
+
+/// To codes under sixteen scales for each column.
+struct QuantizingColumns<'a, const N: usize> {
+    table: &'a ScaleTable,
+    bytes: &'a [Lanes<u8>; N],
+}
+
+impl<V: Vector, const N: usize> Rounding<V> for QuantizingColumns<'_, N> {
+    #[inline(always)]
+    fn round(&self, simd: V, k: usize, values: V::Number) -> V::Number {
+        self.table.round(simd, values, &self.table.candidate(simd, &self.bytes[k]))
     }
 }
 
@@ -337,7 +356,7 @@ struct Zeros;
 
 impl<V: Vector> Rounding<V> for Zeros {
     #[inline(always)]
-    fn round(&self, simd: V, values: V::Number) -> V::Number {
+    fn round(&self, simd: V, _: usize, values: V::Number) -> V::Number {
         with_sign_of(simd, simd.splat(0.0), values)
     }
 }

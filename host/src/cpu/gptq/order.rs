@@ -1,13 +1,14 @@
-//! The order in which columns are quantized.
+//! The order of quantization of a matrix's columns.
 
 use crate::gptq::GptqOrder;
 
-/// The columns of a matrix in the order in which they are quantized.
+/// The columns of a matrix in their order of quantization.
 #[derive(Clone, Debug)]
 pub(super) struct ColumnOrder {
     /// The column at each position, with padding up to whole blocks.
     columns: Vec<usize>,
     block: usize,
+    keeps_blocks: bool,
 }
 
 impl ColumnOrder {
@@ -17,9 +18,8 @@ impl ColumnOrder {
         // Padding is after all columns of its block.
         let weight = |column: usize| diagonal.get(column).map_or(-1.0, |entry| f64::from(*entry));
         let mut columns: Vec<usize> = (0..padded).collect();
+        let descending = |weight: &dyn Fn(usize) -> f64, a: usize, b: usize| weight(b).total_cmp(&weight(a));
         if order == GptqOrder::Activation {
-            let descending =
-                |weight: &dyn Fn(usize) -> f64, a: usize, b: usize| weight(b).total_cmp(&weight(a));
             let sum = |block: &[usize]| -> f64 { block.iter().map(|column| weight(*column).max(0.0)).sum() };
             let sums: Vec<f64> = columns.chunks(block).map(sum).collect();
             let mut blocks: Vec<usize> = (0..sums.len()).collect();
@@ -30,7 +30,15 @@ impl ColumnOrder {
                 columns.sort_by(|a, b| descending(&weight, *a, *b));
             }
         }
-        Self { columns, block }
+        if order == GptqOrder::ActivationColumns {
+            columns.sort_by(|a, b| descending(&weight, *a, *b));
+        }
+        Self { columns, block, keeps_blocks: order != GptqOrder::ActivationColumns }
+    }
+
+    /// Returns whether the columns of each block are at consecutive positions.
+    pub(super) fn keeps_blocks(&self) -> bool {
+        self.keeps_blocks
     }
 
     /// The column at each position.
@@ -43,9 +51,9 @@ impl ColumnOrder {
         self.columns.len()
     }
 
-    /// The block of columns at the positions from `start` on.
-    pub(super) fn block_at(&self, start: usize) -> usize {
-        self.columns[start] / self.block
+    /// The block of the column at a position.
+    pub(super) fn block_at(&self, position: usize) -> usize {
+        self.columns[position] / self.block
     }
 }
 
@@ -58,6 +66,10 @@ mod tests {
         let order = ColumnOrder::new(&[0.0, 1.0, 2.0, 2.0, 5.0, 9.0], 4, GptqOrder::Activation);
         assert_eq!(order.columns(), [5, 4, 6, 7, 2, 3, 1, 0]);
         assert_eq!([0, 4].map(|start| order.block_at(start)), [1, 0]);
+        assert!(order.keeps_blocks());
+        let single = ColumnOrder::new(&[0.0, 1.0, 2.0, 2.0, 5.0, 9.0], 4, GptqOrder::ActivationColumns);
+        assert_eq!(single.columns(), [5, 4, 2, 3, 1, 0, 6, 7]);
+        assert!(!single.keeps_blocks());
         let natural = ColumnOrder::new(&[0.0, 1.0, 2.0, 2.0, 5.0], 4, GptqOrder::Natural);
         assert_eq!(natural.columns(), [0, 1, 2, 3, 4, 5, 6, 7]);
     }

@@ -62,16 +62,18 @@ fn descend<const N: usize>(
     factor: &BlockFactor<N>,
     updated: &[f32; N],
     unit: f32,
-    round: impl Fn(f32) -> f32,
+    round: impl Fn(usize, f32) -> f32,
 ) -> Descent<N> {
     let mut descent = Descent { rounded_from: *updated, dequantized: [0.0; N], error: 0.0 };
     for k in 0..N {
         let mut from = updated[k];
-        for j in 0..k {
-            from -= (descent.dequantized[j] - updated[j]) * factor.feedback[j][k];
+        for ((dequantized, updated), feedback) in
+            descent.dequantized.iter().zip(updated).zip(&factor.feedback).take(k)
+        {
+            from -= (dequantized - updated) * feedback[k];
         }
         let from = finite_or(from, updated[k]);
-        let dequantized = round(from).copysign(from);
+        let dequantized = round(k, from).copysign(from);
         let error = (from - dequantized) * unit * factor.pivots[k];
         descent.error += error * error;
         (descent.rounded_from[k], descent.dequantized[k]) = (from, dequantized);
@@ -95,10 +97,10 @@ fn search_scale<const N: usize>(
     }
     let unit = search::unit(amax.to_bits());
     let error = |byte: u8| {
-        let round = |value| definition.magnitude(value, byte) * definition.factor(byte);
+        let round = |_, value| definition.magnitude(value, byte) * definition.factor(byte);
         descend(factor, updated, unit, round).error
     };
-    let zeros = descend(factor, updated, unit, |_| 0.0);
+    let zeros = descend(factor, updated, unit, |_, _| 0.0);
     let largest = zeros.rounded_from.iter().fold(0.0f32, |most, value| most.max(value.abs()));
     let mut least = finite_or(error(plain), f32::INFINITY);
     let mut see = |byte: u8, least: &mut f32| {
@@ -143,10 +145,10 @@ pub(super) struct BlockResult<const N: usize> {
     pub(super) error: f64,
 }
 
-/// Quantizes a row of weights, by position. `chosen` returns a block's scale if it is chosen
-/// already.
+/// Quantizes a row of weights, by position. `chosen` returns a position's scale if it is
+/// chosen already.
 ///
-/// `poisoned` returns whether the block at a position is a NaN block, whose weights must be 0.
+/// `poisoned` returns whether the column at a position is in a NaN block, whose weights must be 0.
 pub(super) fn quantize_row<const N: usize>(
     definition: &Definition,
     factor: &GptqFactor,
@@ -168,20 +170,7 @@ pub(super) fn quantize_row<const N: usize>(
             for j in 0..k {
                 value -= (updated[j] - weights[start + j]) * of_block.feedback[j][k];
             }
-            updated[k] = finite_or(value, weights[start + k]);
-        }
-        if poisoned(start) {
-            let rounded_from = [0.0; N];
-            results.push(BlockResult {
-                start,
-                byte: 0,
-                plain: 0,
-                tried: 0,
-                amax: 0,
-                rounded_from,
-                error: 0.0,
-            });
-            continue;
+            updated[k] = if poisoned(start + k) { 0.0 } else { finite_or(value, weights[start + k]) };
         }
         let amax = f32::from_bits(block::amax_bits(&updated));
         let plain = definition.plain(amax);
@@ -191,10 +180,16 @@ pub(super) fn quantize_row<const N: usize>(
             (None, Search::None) => Found { byte: plain, tried: 0 },
             (None, _) => search_scale(definition, &of_block, &updated, range, plain, larger),
         };
-        let round = |value| definition.magnitude(value, found.byte) * definition.factor(found.byte);
+        let round = |k: usize, value| {
+            if poisoned(start + k) {
+                return 0.0;
+            }
+            let byte = chosen(start + k).unwrap_or(found.byte);
+            definition.magnitude(value, byte) * definition.factor(byte)
+        };
         let descent = descend(&of_block, &updated, 1.0, round);
         let mut error = 0.0;
-        for k in 0..N {
+        for k in (0..N).filter(|k| !poisoned(start + k)) {
             residuals[start + k] = descent.dequantized[k] - weights[start + k];
             let rest = f64::from(descent.rounded_from[k]) - f64::from(descent.dequantized[k]);
             let weighted = rest * f64::from(of_block.pivots[k]);

@@ -3,9 +3,8 @@
 use microscale_formats::search::Found;
 use microscale_formats::{BlockEvents, Search, block};
 
-use super::reference::{BlockResult, Definition, quantize_row};
-use super::rows::{LoopParams, TaskRows};
-use super::tasks::Blocks;
+use super::loop_state::{Blocks, LoopParams, TaskRows};
+use super::reference::{Definition, quantize_row};
 use crate::cpu::blocks::tally::Tally;
 use crate::cpu::blocks::vectorized::VectorizedFormat;
 use crate::cpu::simd::LANES;
@@ -37,7 +36,7 @@ fn rows<B: VectorizedFormat<N>, const N: usize>(
         let weights: Vec<f32> =
             task.weights[group * positions..][..positions].iter().map(|lanes| lanes[lane]).collect();
         let is_poisoned =
-            |start: usize| task.poisoned[group * row_blocks + order.block_at(start)] >> lane & 1 != 0;
+            |position: usize| task.poisoned[group * row_blocks + order.block_at(position)] >> lane & 1 != 0;
         let chosen =
             |start: usize| task.chosen.map(|chosen| chosen[row * row_blocks + order.block_at(start)]);
         let of_row = quantize_row::<N>(
@@ -48,41 +47,40 @@ fn rows<B: VectorizedFormat<N>, const N: usize>(
             chosen,
             is_poisoned,
         );
-        for result in of_row {
+        let mut rounded_from = vec![0.0; positions];
+        for result in &of_row {
+            for (column, value) in order.columns()[result.start..].iter().zip(result.rounded_from) {
+                rounded_from[*column] = value;
+            }
+            task.errors[row] += result.error;
             let block = row * row_blocks + order.block_at(result.start);
+            if task.chosen.is_none() {
+                task.scales[block] = result.byte;
+            }
+            if task.chosen.is_none() && !is_poisoned(result.start) {
+                let scale_saturated = format.scale::<f32>(result.amax).2.scale_saturated;
+                tally.add(BlockEvents { scale_saturated, ..BlockEvents::default() });
+                if params.search != Search::None {
+                    tally.add_search(Found { byte: result.byte, tried: result.tried }, result.plain);
+                }
+            }
+        }
+        for (i, values) in rounded_from.as_chunks::<N>().0.iter().enumerate() {
+            let block = row * row_blocks + i;
             let codes = &mut task.codes[block * (N / 2)..][..N / 2];
-            if is_poisoned(result.start) {
-                codes.fill(0);
+            codes.fill(0);
+            if task.poisoned[group * row_blocks + i] >> lane & 1 != 0 {
                 task.scales[block] = params.nan;
                 continue;
             }
-            let columns = &order.columns()[result.start..][..N];
-            write(definition, &result, columns, codes);
-            task.scales[block] = result.byte;
-            task.errors[row] += result.error;
-            let (_, events) = format.rescale::<f32>(block::amax_bits(&result.rounded_from), result.byte);
-            tally.add(BlockEvents {
-                scale_saturated: task.chosen.is_none() && format.scale::<f32>(result.amax).2.scale_saturated,
-                ..events
-            });
-            if task.chosen.is_none() && params.search != Search::None {
-                tally.add_search(Found { byte: result.byte, tried: result.tried }, result.plain);
+            let byte = task.chosen.map_or(task.scales[block], |chosen| chosen[block]);
+            task.scales[block] = byte;
+            for (k, value) in values.iter().enumerate() {
+                codes[k / 2] |= definition.code(*value, byte) << (k % 2 * 4);
             }
+            let (_, events) = format.rescale::<f32>(block::amax_bits(values), byte);
+            tally.add(BlockEvents { scale_saturated: false, ..events });
         }
     }
     tally
-}
-
-/// Encodes a block, in the order of its columns.
-fn write<const N: usize>(
-    definition: &Definition,
-    result: &BlockResult<N>,
-    columns: &[usize],
-    codes: &mut [u8],
-) {
-    codes.fill(0);
-    for (value, column) in result.rounded_from.iter().zip(columns) {
-        let i = column % N;
-        codes[i / 2] |= definition.code(*value, result.byte) << (i % 2 * 4);
-    }
 }

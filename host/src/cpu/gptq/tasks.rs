@@ -2,18 +2,19 @@
 
 use std::borrow::Cow;
 
-use microscale_formats::nvfp4::{self, Quantizer, Scaling};
+use microscale_formats::nvfp4::{Quantizer, Scaling};
 use microscale_formats::search::{PowersOfTwo, Scales};
-use microscale_formats::{E4m3, E8m0, GlobalScale, Search, Ties, mx};
+use microscale_formats::{E4m3, E8m0, GlobalScale, Search, Ties};
 use rayon::prelude::*;
 
 use super::block::{BlockFactor, ScaleRange};
 use super::factor::GptqFactor;
 use super::lanes::ScaleTable;
 use super::load::{LoadedRows, load};
+use super::loop_state::{Blocks, LoopParams, TaskRows};
 use super::reference::Definition;
 use super::reference_task;
-use super::rows::{self, LoopParams, TaskRows};
+use super::rows;
 use crate::cpu::blocks::format::Mx;
 use crate::cpu::blocks::tally::Tally;
 use crate::cpu::isa::Isa;
@@ -33,12 +34,6 @@ const GROUPS: usize = 16;
 fn rows_per_task(rows: usize) -> usize {
     let groups = rows.div_ceil(LANES);
     groups.div_ceil(rayon::current_num_threads()).clamp(1, GROUPS) * LANES
-}
-
-/// A format, and the factor of each block of columns.
-pub(in crate::cpu) enum Blocks {
-    Mxfp4(AnyMxfp4, Vec<BlockFactor<{ mx::BLOCK }>>),
-    Nvfp4(AnyNvfp4, Vec<BlockFactor<{ nvfp4::BLOCK }>>),
 }
 
 /// Quantizes the rows of a task.
