@@ -23,6 +23,7 @@ STEPS = [
     ("search, importance", ["--search", "full", "--calibration", "STATS"]),
     ("GPTQ, static scales", ["--gptq", "--gptq-static-scales", "--search", "none", "--calibration", "STATS"]),
     ("GPTQ, static searched scales", ["--gptq", "--gptq-static-scales", "--calibration", "STATS"]),
+    ("GPTQ by column, static searched scales", ["--gptq", "--gptq-order", "columns", "--calibration", "STATS"]),
     ("GPTQ, plain scales in the loop", ["--gptq", "--search", "none", "--calibration", "STATS"]),
     ("GPTQ, four-six in the loop", ["--gptq", "--search", "four-six", "--calibration", "STATS"]),
     ("GPTQ, search in the loop", ["--gptq", "--calibration", "STATS"]),

@@ -38,7 +38,8 @@ impl Gptq {
     pub(crate) fn in_words(&self) -> String {
         let order = match self.options.order {
             GptqOrder::Natural => "natural order",
-            _ => "activation order",
+            GptqOrder::ActivationColumns => "activation order of columns",
+            _ => "activation order of blocks",
         };
         let scales = match self.scales {
             GptqScales::Static => "static scales",

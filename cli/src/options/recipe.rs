@@ -72,9 +72,11 @@ struct QualityArgs {
     /// Choose block scales before GPTQ's loop, not in it
     #[arg(long, requires = "gptq", hide_short_help = true)]
     gptq_static_scales: bool,
-    /// Quantize columns from first to last, not the largest inputs first
-    #[arg(long, requires = "gptq", hide_short_help = true)]
-    gptq_natural_order: bool,
+    /// Order of columns: blocks or columns with the largest inputs first, or natural [default: blocks]
+    ///
+    /// columns sorts columns without regard to blocks, so that scales are chosen before the loop.
+    #[arg(long, value_name = "ORDER", requires = "gptq", hide_short_help = true, value_parser = parse_order)]
+    gptq_order: Option<GptqOrder>,
     /// Part of the mean diagonal entry to add to Hessians [default: 0.01]
     #[arg(long, value_name = "X", requires = "gptq", hide_short_help = true)]
     gptq_damping: Option<f64>,
@@ -131,6 +133,15 @@ impl FromStr for GlobalScaleArg {
             (_, Ok(value)) => Ok(Self::Value(value)),
             _ => Ok(Self::File(text.into())),
         }
+    }
+}
+
+fn parse_order(word: &str) -> Result<GptqOrder, String> {
+    match word {
+        "blocks" => Ok(GptqOrder::Activation),
+        "columns" => Ok(GptqOrder::ActivationColumns),
+        "natural" => Ok(GptqOrder::Natural),
+        _ => Err("pass blocks, columns or natural".into()),
     }
 }
 
@@ -225,10 +236,8 @@ impl RecipeArgs {
         let quality = &self.quality;
         let statistics = quality.calibration.as_ref().filter(|_| quality.gptq)?;
         let mut gptq = Gptq::new(statistics);
-        if quality.gptq_natural_order {
-            gptq.options.order = GptqOrder::Natural;
-        }
-        if quality.gptq_static_scales {
+        gptq.options.order = quality.gptq_order.unwrap_or(gptq.options.order);
+        if quality.gptq_static_scales || gptq.options.order == GptqOrder::ActivationColumns {
             gptq.scales = GptqScales::Static;
         }
         if let Some(damping) = quality.gptq_damping {
