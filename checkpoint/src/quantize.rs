@@ -179,10 +179,8 @@ impl<'a> Quantizer<'a> {
             _ => Some(source.store(chosen.plain, false, worker, |_, _| Ok(()), Ok)?),
         };
         source.release();
-        let plain = plain.map(|plain| Plain {
-            errors: plain.errors,
-            output: plain.output,
-            global_scale: plain.global_scale,
+        let plain = plain.map(|plain| {
+            Box::new(Plain { errors: plain.errors, output: plain.output, global_scale: plain.global_scale })
         });
         let outcome = Outcome::Quantized {
             format: used.format(),

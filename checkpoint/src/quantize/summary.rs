@@ -103,7 +103,7 @@ pub enum Outcome {
         /// includes the search for the amax, and for the global scale, of all.
         seconds: f64,
         /// The figures of plain quantization; `None` unless scales were searched or GPTQ ran.
-        plain: Option<Plain>,
+        plain: Option<Box<Plain>>,
     },
 }
 
@@ -186,7 +186,7 @@ impl Summary {
                     totals.blocks += blocks;
                     totals.report += *report;
                     totals.errors += *errors;
-                    plain_errors += plain.map_or(*errors, |plain| plain.errors);
+                    plain_errors += plain.as_ref().map_or(*errors, |plain| plain.errors);
                     if let Some(plain) = plain {
                         searched = true;
                         totals.searched_blocks += blocks;
@@ -342,7 +342,8 @@ impl TensorSummary {
                 }
                 json["seconds"] = (*seconds).into();
                 json["loss"] = loss_to_json(report, errors, plain.as_ref().map(|plain| &plain.errors));
-                if let Some((error, output)) = output_error.zip(plain.and_then(|plain| plain.output)) {
+                if let Some((error, output)) = output_error.zip(plain.as_ref().and_then(|plain| plain.output))
+                {
                     outputs_to_json(&mut json["loss"], &[OutputLoss { error, ..output }, output]);
                 }
             }

@@ -167,12 +167,12 @@ fn a_search_with_importance_by_expert_is_the_search_of_each_expert() {
         errors = errors.and_quantized(values, shape, &expected).unwrap();
     }
     assert!(found.codes == codes && found.scales == scales);
-    let Outcome::Quantized { errors: found, plain, .. } = summary.tensors[0].outcome else { panic!() };
-    assert_eq!(found, errors);
+    let Outcome::Quantized { errors: found, plain, .. } = &summary.tensors[0].outcome else { panic!() };
+    assert_eq!(*found, errors);
     let (shape, unsearched) = (matrix(&tensor.shape), Recipe::default());
     let unsearched = microscale::quantize(&values, shape, &unsearched).unwrap().tensor;
     let unsearched = ErrorStats::of_quantized(&values, shape, &unsearched).unwrap();
-    assert_eq!(plain.unwrap().errors, unsearched);
+    assert_eq!(plain.as_ref().unwrap().errors, unsearched);
     assert_ne!(unsearched, errors);
 
     // The worst blocks of all bands are the worst blocks of the whole tensor.

@@ -64,9 +64,9 @@ struct QualityArgs {
     calibration: Option<PathBuf>,
     /// Quantize by the error in each layer's output: GPTQ (with --calibration)
     ///
-    /// Later columns of a row compensate for the rounding of earlier ones. Each block scale is the
-    /// one that leaves the least error, or another choice of --search. Works on the CPU, for mxfp4
-    /// and nvfp4.
+    /// Needs --calibration. Later columns of a row compensate for the rounding of earlier ones. Each
+    /// block scale is the one that leaves the least error, or another choice of --search. Works on
+    /// the CPU, for mxfp4 and nvfp4.
     #[arg(long, requires = "calibration", conflicts_with = "search_global")]
     gptq: bool,
     /// Choose block scales before GPTQ's loop, not in it

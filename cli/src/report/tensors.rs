@@ -36,7 +36,7 @@ impl<'a> Quantized<'a> {
             Outcome::Copied(_) => None,
             Outcome::Quantized { format, report, errors, plain, .. } => {
                 let sqnr_db = errors.sqnr_db();
-                Some(Self { tensor, format: *format, report, errors, plain: plain.as_ref(), sqnr_db })
+                Some(Self { tensor, format: *format, report, errors, plain: plain.as_deref(), sqnr_db })
             }
         }
     }

@@ -20,6 +20,8 @@ mod measuring;
 #[cfg(target_os = "linux")]
 mod memory;
 mod mixed;
+#[cfg(feature = "models")]
+mod models;
 mod mxfp4_sources;
 mod mxfp8;
 mod nvfp4;
