@@ -42,14 +42,7 @@ impl Attention {
     ) -> ModelResult<Self> {
         let Config { hidden, heads, kv_heads, head_dim, .. } = *config;
         let linear = |end: &str, input: &str, inputs, outputs| {
-            let name = LayerName {
-                module: format!("{prefix}.{end}"),
-                input: format!("{prefix}.{input}"),
-                inputs,
-                outputs,
-                stack: None,
-            };
-            single(source, &name)
+            single(source, &LayerName::new(prefix, end, input, inputs, outputs))
         };
         let head_norm = |end: &str| {
             let name = format!("{prefix}.{end}.weight");

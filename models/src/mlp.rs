@@ -55,14 +55,7 @@ enum GateUp {
 impl Dense {
     fn load(source: &dyn Source, prefix: &str, intermediate: usize, config: &Config) -> ModelResult<Self> {
         let linear = |end: &str, input: &str, inputs, outputs| {
-            let name = LayerName {
-                module: format!("{prefix}.{end}"),
-                input: format!("{prefix}.{input}"),
-                inputs,
-                outputs,
-                stack: None,
-            };
-            single(source, &name)
+            single(source, &LayerName::new(prefix, end, input, inputs, outputs))
         };
         Ok(Self {
             gate_up: GateUp::Two(
@@ -127,13 +120,8 @@ impl Experts {
                 .collect::<ModelResult<Vec<_>>>()?,
             ExpertsStorage::Stacked => {
                 let stack = |end: &str, input: &str, inputs, outputs| {
-                    source.layers(&LayerName {
-                        module: format!("{prefix}.experts.{end}"),
-                        input: format!("{prefix}.experts.{input}"),
-                        inputs,
-                        outputs,
-                        stack: Some(count),
-                    })
+                    let name = LayerName::new(&format!("{prefix}.experts"), end, input, inputs, outputs);
+                    source.layers(&LayerName { stack: Some(count), ..name })
                 };
                 let gate_up = stack("gate_up_proj", "gate_up", config.hidden, 2 * intermediate)?;
                 let down = stack("down_proj", "down", intermediate, config.hidden)?;

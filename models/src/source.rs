@@ -26,6 +26,12 @@ pub struct LayerName {
 }
 
 impl LayerName {
+    /// The layer `prefix.end`, whose input is called `prefix.input`.
+    pub(crate) fn new(prefix: &str, end: &str, input: &str, inputs: usize, outputs: usize) -> Self {
+        let (module, input) = (format!("{prefix}.{end}"), format!("{prefix}.{input}"));
+        Self { module, input, inputs, outputs, stack: None }
+    }
+
     /// Returns the name of the weights.
     pub fn weight(&self) -> String {
         match self.stack {

@@ -136,7 +136,7 @@ pub struct Totals {
     /// The loss of plain scales, in all tensors that were quantized; `None` unless scales were
     /// searched.
     pub plain: Option<ErrorStats>,
-    /// With GPTQ, the errors in the outputs of its layers: GPTQ's, and those of plain quantization.
+    /// With GPTQ, the errors in the outputs of its layers: GPTQ's, and plain quantization's.
     /// The energy of both is the original outputs'.
     pub outputs: Option<[OutputLoss; 2]>,
     /// Blocks of the tensors whose scales were searched.
@@ -380,7 +380,7 @@ impl Summary {
     }
 }
 
-/// Adds the errors in layers' outputs: GPTQ's, and those of plain quantization.
+/// Adds the errors in layers' outputs: GPTQ's, and plain quantization's.
 fn outputs_to_json(loss: &mut Value, [gptq, plain]: &[OutputLoss; 2]) {
     loss["output_error"] = gptq.relative().into();
     loss["plain_output_error"] = plain.relative().into();

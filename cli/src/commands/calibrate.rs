@@ -75,7 +75,7 @@ fn list(numbers: &[Value]) -> String {
     numbers.iter().map(Value::to_string).collect::<Vec<_>>().join(", ")
 }
 
-/// What a continued run must have in common with the interrupted one.
+/// The facts that a continued run must share with the interrupted one.
 fn identity(args: &Args, model: &OpenModel, windows: usize) -> Result<Identity> {
     let absolute = |path: &PathBuf| path.canonicalize().with_context(|| path.display().to_string());
     let text = absolute(&args.text.text)?;
