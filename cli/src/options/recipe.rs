@@ -56,13 +56,13 @@ struct QualityArgs {
     /// it. Tensors without a vector are searched unweighted.
     #[arg(long, alias = "imatrix", value_name = "FILE")]
     importance: Option<PathBuf>,
-    /// Directory of `microscale calibrate`, for --search and --gptq
+    /// Directory of `calibrate`, for --search and --gptq
     ///
     /// A search weights its errors with the mean squares of each layer's inputs, and GPTQ uses
     /// their Hessians.
     #[arg(long, value_name = "DIR", conflicts_with = "importance")]
     calibration: Option<PathBuf>,
-    /// Quantize by the error in each layer's output: GPTQ (with --calibration)
+    /// Use GPTQ: minimize the errors of layers' outputs
     ///
     /// Needs --calibration. Later columns of a row compensate for the rounding of earlier ones. Each
     /// block scale is the one that leaves the least error, or another choice of --search. Works on
