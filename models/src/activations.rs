@@ -69,6 +69,10 @@ impl Source for QuantizedInputs {
             .map(|layer| Box::new(QuantizedInput { layer, format: self.format, scale }) as Layer);
         Ok(quantized.collect())
     }
+
+    fn cache(&self, name: &str) -> Option<Layer> {
+        self.stored.cache(name)
+    }
 }
 
 /// A layer whose input is quantized and dequantized first.

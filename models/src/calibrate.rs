@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use candle_core::{D, DType, Module, Tensor};
+use candle_core::{DType, Module, Tensor};
 
 use crate::config::Config;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::pass::Pass;
 use crate::progress::{Meter, OnProgress};
-use crate::source::{Layer, LayerName, Source, Wrapped};
+use crate::source::{Layer, LayerName, Source, Wrapped, lock};
 use crate::statistics::{Identity, InputStatistics, LayerStatistics, Statistics};
 use crate::text::Window;
 
@@ -30,9 +30,9 @@ pub struct CalibrateOptions {
 /// complete layer.
 ///
 /// # Errors
-/// [`Error::Statistics`](crate::Error::Statistics) if the directory belongs to another run,
-/// [`Error::Interrupted`](crate::Error::Interrupted) if the callback interrupts, and errors of
-/// reading, of writing and of arithmetic.
+/// [`Error::Statistics`] if the directory belongs to another run, [`Error::NotFinite`] for NaN and
+/// infinities, [`Error::Interrupted`] if the callback interrupts, and errors of reading, of writing
+/// and of arithmetic.
 pub fn calibrate(
     source: &dyn Source,
     config: &Config,
@@ -43,6 +43,9 @@ pub fn calibrate(
     on_progress: &mut OnProgress<'_>,
 ) -> Result<Statistics> {
     let mut statistics = Statistics::create_or_continue(directory, identity)?;
+    if statistics.is_complete() {
+        return Ok(statistics);
+    }
     let mut pass = match statistics.hidden_states()? {
         Some((batches, next)) => Pass::resumed(source, config, batches, next)?,
         None => Pass::new(source, config, windows, options.dtype)?,
@@ -90,11 +93,6 @@ struct Sums {
     hessian: Option<Tensor>,
 }
 
-/// Locks a mutex. A panic elsewhere ends the calibration, so its sums are not used.
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Recorder {
     /// Wraps layers. Of several layers with one input, only the first records it.
     fn record(&self, name: &LayerName, layers: Vec<Layer>) -> Vec<Layer> {
@@ -126,13 +124,19 @@ impl Recorder {
         let inputs = self.inputs.into_inner().unwrap_or_else(PoisonError::into_inner);
         let inputs = inputs.into_iter().map(|(name, sums)| {
             let each = sums.iter().map(|sums| lock(sums).statistics()).collect::<Result<Vec<_>>>()?;
+            each.iter().try_for_each(|each| finite(&name, each.amax))?;
             Ok((name, each))
         });
         let caches = self.caches.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let caches = caches.into_iter().map(|(name, amax)| {
+            let amax = *lock(&amax);
+            finite(&name, amax)?;
+            Ok((name, amax))
+        });
         Ok(LayerStatistics {
             inputs: inputs.collect::<Result<_>>()?,
             layers: self.layers.into_inner().unwrap_or_else(PoisonError::into_inner),
-            caches: caches.into_iter().map(|(name, amax)| (name, *lock(&amax))).collect(),
+            caches: caches.collect::<Result<_>>()?,
         })
     }
 }
@@ -144,7 +148,7 @@ impl Sums {
         self.tokens += x.dim(0)?;
         let squares = x.sqr()?.sum(0)?.to_vec1::<f32>()?;
         self.squares.iter_mut().zip(squares).for_each(|(sum, square)| *sum += f64::from(square));
-        self.amax = self.amax.max(amax(&x)?);
+        self.amax = larger(self.amax, amax(&x)?);
         if hessians {
             let product = x.t()?.matmul(&x)?;
             self.hessian = Some(match self.hessian.take() {
@@ -167,10 +171,20 @@ impl Sums {
     }
 }
 
-/// Returns the largest magnitude; NaN counts as the largest.
+/// Returns the largest magnitude, or NaN if there is one.
 fn amax(x: &Tensor) -> candle_core::Result<f32> {
-    let rows = x.abs()?.max(D::Minus1)?.flatten_all()?.to_vec1::<f32>()?;
-    Ok(rows.into_iter().fold(0.0, |most, x| if x > most || x.is_nan() { x } else { most }))
+    let values = x.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()?;
+    Ok(values.into_iter().fold(0.0, |most, x| larger(most, x.abs())))
+}
+
+/// Returns the larger number, or NaN if one is NaN.
+fn larger(a: f32, b: f32) -> f32 {
+    if a.is_nan() || a >= b { a } else { b }
+}
+
+/// Checks the largest magnitude of an input.
+fn finite(name: &str, amax: f32) -> Result<()> {
+    if amax.is_finite() { Ok(()) } else { Err(Error::NotFinite { name: name.into() }) }
 }
 
 /// A layer that adds its input to sums.
@@ -194,7 +208,7 @@ impl Module for RecordedCache {
     fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
         let found = amax(x)?;
         let mut most = lock(&self.0);
-        *most = if found > *most || found.is_nan() { found } else { *most };
+        *most = larger(*most, found);
         Ok(x.clone())
     }
 }

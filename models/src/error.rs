@@ -42,6 +42,12 @@ pub enum Error {
         /// The other model's number.
         found: usize,
     },
+    /// Activations that are not finite, so that they have no statistics.
+    #[error("{name} has NaN or infinite values for this text; look for such weights with microscale inspect")]
+    NotFinite {
+        /// The input, keys or values.
+        name: String,
+    },
     /// Statistics that belong to another model, text or options.
     #[error("{}: {problem}", path.display())]
     Statistics {

@@ -12,7 +12,7 @@ use crate::estimate::Estimate;
 use crate::model::Ends;
 use crate::pass::Pass;
 use crate::progress::{Meter, OnProgress};
-use crate::source::{Layer, LayerName, Source, Wrapped};
+use crate::source::{Layer, LayerName, Source, Wrapped, lock};
 use crate::text::Window;
 
 /// Tokens whose logits are in memory together.
@@ -126,7 +126,7 @@ pub fn evaluate(
         layers: |name: &LayerName, layers: Vec<Layer>| {
             if options.layers { compare(name, layers, others, &errors) } else { Ok(layers) }
         },
-        cache: |_: &str| None,
+        cache: |name: &str| reference.source.cache(name),
     };
     for layer in 0..config.layers {
         meter.report(layer)?;
@@ -171,11 +171,6 @@ impl Errors {
     fn sums(&self, weight: &str) -> Arc<Mutex<[f64; 2]>> {
         lock(&self.0).entry(weight.into()).or_default().clone()
     }
-}
-
-/// Locks a mutex. A thread that panicked while it held the lock has left sums that are not used.
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
 /// A layer of the reference that also runs the other models' layers.

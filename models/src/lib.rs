@@ -44,7 +44,7 @@ pub use model::{Ends, Model, prefix};
 pub use progress::{OnProgress, Progress};
 pub use rows::{Rotations, Rows};
 pub use source::{Layer, LayerName, PlainLinear, Source, Stored, Wrapped};
-pub use statistics::{Identity, InputStatistics, Statistics};
+pub use statistics::{Identity, Statistics};
 pub use text::{Text, TextOptions, Window};
 
 // The README's examples are compiled like the others.

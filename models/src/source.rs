@@ -1,6 +1,7 @@
 //! Where a model's tensors and linear layers come from.
 
 use std::fmt;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use candle_core::{DType, Module, Tensor};
 use microscale_candle::{QLinear, QMatrix, Weights};
@@ -195,6 +196,11 @@ pub struct Wrapped<'a, L, C> {
     pub layers: L,
     /// Returns the layer of a cache, see [`Source::cache`].
     pub cache: C,
+}
+
+/// Locks what layers record. A panic ends the operation, so a poisoned record is not used.
+pub(crate) fn lock<T>(record: &Mutex<T>) -> MutexGuard<'_, T> {
+    record.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Shows nothing of the closures.

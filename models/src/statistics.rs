@@ -1,11 +1,11 @@
 //! The directory of a calibration. [`microscale_checkpoint::calibration`] has its names.
 //!
-//! Until the calibration is complete, `hidden.safetensors` has the hidden states after the last
-//! complete layer.
+//! Until the calibration is complete, `hidden-N.safetensors` has the hidden states before layer N. The
+//! index is written after it, and tells which N counts, so that a run may end at any moment.
 
 use std::collections::{BTreeMap, HashMap};
-use std::fs;
 use std::path::{Path, PathBuf};
+use std::{fs, io};
 
 use candle_core::{Device, Tensor};
 use microscale_checkpoint::calibration::{
@@ -16,23 +16,21 @@ use serde_json::{Map, Value, json};
 use crate::error::{Error, Result};
 use crate::pass::Batch;
 
-const HIDDEN: &str = "hidden.safetensors";
-
 /// The model, the text and the options of a calibration. Only the same run is continued.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Identity(pub Map<String, Value>);
 
 /// Statistics of one input, or of one expert's.
 #[derive(Clone, Debug)]
-pub struct InputStatistics {
+pub(crate) struct InputStatistics {
     /// Tokens that were seen.
-    pub tokens: usize,
-    /// The largest magnitude.
-    pub amax: f32,
+    pub(crate) tokens: usize,
+    /// The largest magnitude, which is finite.
+    pub(crate) amax: f32,
     /// Mean squares by column.
-    pub importance: Vec<f32>,
+    pub(crate) importance: Vec<f32>,
     /// XᵀX divided by the number of tokens, `[K, K]` in f32.
-    pub hessian: Option<Tensor>,
+    pub(crate) hessian: Option<Tensor>,
 }
 
 /// Statistics of a decoder layer.
@@ -54,18 +52,6 @@ pub struct Statistics {
 }
 
 impl Statistics {
-    /// Opens the directory of a complete calibration.
-    ///
-    /// # Errors
-    /// [`Error::Statistics`] if there is none, or if it was interrupted.
-    pub fn open(directory: &Path) -> Result<Self> {
-        let statistics = Self { directory: directory.into(), index: read_json(&directory.join(INDEX))? };
-        if statistics.index.get(COMPLETE) != Some(&json!(true)) {
-            return Err(statistics.error("the calibration is not complete; run the same command again"));
-        }
-        Ok(statistics)
-    }
-
     /// Creates a directory, or continues an interrupted run with the same identity.
     pub(crate) fn create_or_continue(directory: &Path, identity: &Identity) -> Result<Self> {
         let file = directory.join(INDEX);
@@ -92,20 +78,29 @@ impl Statistics {
 
     /// Returns the hidden states after the last complete layer, and the next layer's number.
     pub(crate) fn hidden_states(&self) -> Result<Option<(Vec<Batch>, usize)>> {
-        let done = self.index["layers"].as_u64().unwrap_or(0) as usize;
-        let file = self.directory.join(HIDDEN);
-        if done == 0 || !file.exists() {
+        let next = self.layers_done();
+        let file = self.directory.join(hidden_file(next));
+        if next == 0 || !file.exists() {
             return Ok(None);
         }
         let mut tensors = candle_core::safetensors::load(&file, &Device::Cpu)?;
         let mut batches = Vec::new();
         while let Some(hidden) = tensors.remove(&format!("hidden.{}", batches.len())) {
             let lengths = tensors.remove(&format!("lengths.{}", batches.len()));
-            let lengths = lengths.ok_or_else(|| self.error("hidden.safetensors has no lengths"))?;
+            let lengths = lengths.ok_or_else(|| self.error("the file of hidden states has no lengths"))?;
             let lengths = lengths.to_vec1::<u32>()?.into_iter().map(|length| length as usize).collect();
             batches.push(Batch { hidden, lengths });
         }
-        Ok(Some((batches, done)))
+        Ok(Some((batches, next)))
+    }
+
+    /// Returns whether the calibration is complete.
+    pub(crate) fn is_complete(&self) -> bool {
+        self.index.get(COMPLETE) == Some(&json!(true))
+    }
+
+    fn layers_done(&self) -> usize {
+        self.index["layers"].as_u64().unwrap_or(0) as usize
     }
 
     /// Writes a layer's statistics and the hidden states after it.
@@ -122,8 +117,7 @@ impl Statistics {
             let numbers = each.iter().flat_map(|each| each.importance.iter().copied()).collect();
             let shape: &[usize] = if *is_stack { &[each.len(), columns] } else { &[columns] };
             tensors.insert(format!("{weight}.importance"), tensor(numbers, shape)?);
-            let amax: Vec<f32> = each.iter().map(|each| each.amax).collect();
-            let most = amax.iter().copied().fold(0.0, f32::max);
+            let most = each.iter().map(|each| each.amax).fold(0.0, f32::max);
             tensors.insert(format!("{weight}.input_amax"), tensor(vec![most], &[1])?);
             self.insert(INPUTS, weight, json!(input));
             let unseen: Vec<usize> = (0..each.len()).filter(|i| each[*i].tokens == 0).collect();
@@ -152,15 +146,16 @@ impl Statistics {
             let lengths: Vec<u32> = batch.lengths.iter().map(|length| *length as u32).collect();
             hidden.insert(format!("lengths.{i}"), Tensor::new(lengths, &Device::Cpu)?);
         }
-        self.write_tensors(HIDDEN, &hidden)?;
+        self.write_tensors(&hidden_file(layer + 1), &hidden)?;
         self.index.insert("layers".into(), json!(layer + 1));
-        self.write_index()
+        self.write_index()?;
+        self.remove(&hidden_file(layer))
     }
 
     /// Writes the files of the whole model.
     pub(crate) fn finish(&mut self) -> Result<()> {
         let (mut importance, mut inputs, mut caches) = (HashMap::new(), Map::new(), Map::new());
-        for layer in 0..self.index["layers"].as_u64().unwrap_or(0) as usize {
+        for layer in 0..self.layers_done() {
             let file = self.directory.join(layer_file(layer));
             // SAFETY: the file is this program's own, renamed into place when it was complete.
             let mapped = unsafe { candle_core::safetensors::MmapedSafetensors::new(&file)? };
@@ -183,12 +178,8 @@ impl Statistics {
         self.write_file(KV_AMAX, &pretty(&caches))?;
         self.index.insert(COMPLETE.into(), json!(true));
         self.write_index()?;
-        match fs::remove_file(self.directory.join(HIDDEN)) {
-            Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
-                Err(Error::Io { path: self.directory.join(HIDDEN), source })
-            }
-            _ => Ok(()),
-        }
+        // An interrupted run may have left one more.
+        (0..=self.layers_done()).try_for_each(|layer| self.remove(&hidden_file(layer)))
     }
 
     /// Returns the directory.
@@ -205,6 +196,15 @@ impl Statistics {
     fn insert(&mut self, object: &str, name: &str, value: Value) {
         if let Some(Value::Object(object)) = self.index.get_mut(object) {
             object.insert(name.into(), value);
+        }
+    }
+
+    /// Removes a file if it is there.
+    fn remove(&self, name: &str) -> Result<()> {
+        let path = self.directory.join(name);
+        match fs::remove_file(&path) {
+            Err(source) if source.kind() != io::ErrorKind::NotFound => Err(Error::Io { path, source }),
+            _ => Ok(()),
         }
     }
 
@@ -237,6 +237,11 @@ impl LayerStatistics {
     fn is_stack(&self, input: &str) -> bool {
         self.layers.values().any(|(of, is_stack)| of == input && *is_stack)
     }
+}
+
+/// Returns the file of the hidden states before a layer.
+fn hidden_file(layer: usize) -> String {
+    format!("hidden-{layer}.safetensors")
 }
 
 fn pretty(object: &Map<String, Value>) -> String {

@@ -12,7 +12,8 @@ use candle_core::{DType, Device, Module, Tensor};
 use microscale::{Format, Numerics, Search};
 use microscale_checkpoint::{Checkpoint, CheckpointFormat, InputScales, Quantize, Settings};
 use microscale_models::{
-    CalibrateOptions, Error, Identity, Layer, LayerName, Model, Statistics, Window, Wrapped, calibrate,
+    CalibrateOptions, Error, Identity, Layer, LayerName, Model, PlainLinear, Statistics, Window, Wrapped,
+    calibrate,
 };
 use serde_json::{Map, json};
 use story::{Story, sample};
@@ -135,8 +136,13 @@ fn an_interrupted_calibration_continues_with_the_same_result() {
             },
         );
         assert!(matches!(stopped, Err(Error::Interrupted)), "{stopped:?}");
-        let message = Statistics::open(parts.path()).unwrap_err().to_string();
-        assert!(message.contains("not complete"), "{message}");
+        let index = fs::read_to_string(parts.path().join("calibration.json")).unwrap();
+        assert!(index.contains("\"complete\": false"), "{index}");
+        // As if the run had ended after it wrote the next hidden states, before it wrote the index.
+        let hidden = |layer| parts.path().join(format!("hidden-{layer}.safetensors"));
+        if layer == 3 {
+            fs::copy(hidden(3), hidden(4)).unwrap();
+        }
     }
     let go_on = &mut |_| ControlFlow::Continue(());
     let other =
@@ -165,6 +171,25 @@ fn an_interrupted_calibration_continues_with_the_same_result() {
             assert!(values(&tensor) == values(&b[&name]), "{name} differs");
         }
     }
+}
+
+#[test]
+fn inputs_that_are_not_finite_are_refused() {
+    let (story, directory) = (Story::open(&sample()), tempfile::tempdir().unwrap());
+    let broken = Wrapped {
+        source: &story.source,
+        layers: |name: &LayerName, layers: Vec<Layer>| {
+            let is_broken = name.module == "model.layers.1.mlp.gate_proj";
+            let weight = Tensor::full(f32::NAN, (name.outputs, name.inputs), &Device::Cpu)?;
+            Ok(if is_broken { vec![Box::new(PlainLinear::new(weight, None)) as Layer] } else { layers })
+        },
+        cache: |_: &str| None,
+    };
+    let (windows, go_on) = (story.windows(Some(1)), &mut |_| ControlFlow::Continue(()));
+    let found =
+        calibrate(&broken, &story.config, &windows, OPTIONS, &identity("text"), directory.path(), go_on);
+    let message = found.unwrap_err().to_string();
+    assert!(message.contains("model.layers.1.mlp.down has NaN"), "{message}");
 }
 
 #[test]
