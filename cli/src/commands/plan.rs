@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
-use microscale::{DeviceChoice, Search, Words};
+use microscale::{DeviceChoice, Words};
 use microscale_checkpoint::{
     self as checkpoint, Allocate, Allocation, Budget, CheckpointFormat, Choice, OpenOptions, Point, Selection,
 };
@@ -11,9 +11,9 @@ use microscale_checkpoint::{
 use crate::failures::Usage;
 use crate::options::device::{device, parse_device};
 use crate::options::output::JsonArgs;
-use crate::options::recipe::{search_help, search_long_help};
+use crate::options::recipe::SelectionArgs;
 use crate::options::size::{parse_bits, parse_size};
-use crate::options::words::{choices, pattern, words, written_formats, written_formats_list};
+use crate::options::words::{choices, written_formats, written_formats_list};
 use crate::outputs::{Files, after, opened};
 use crate::pending::Pending;
 use crate::plot::sizes::Mark;
@@ -84,15 +84,8 @@ struct QualityArgs {
     #[arg(long, value_name = "FORMATS", value_delimiter = ',', value_parser = choices())]
     #[arg(hide_possible_values = true)]
     formats: Vec<Choice>,
-    /// Also choose for matching tensors (repeatable)
-    #[arg(long, value_name = "GLOB", value_parser = pattern)]
-    include: Vec<String>,
-    /// Leave matching tensors unquantized (repeatable)
-    #[arg(long, alias = "ignore", value_name = "GLOB", value_parser = pattern)]
-    exclude: Vec<String>,
-    #[arg(long, value_parser = words::<Search>(), hide_possible_values = true)]
-    #[arg(help = search_help(), long_help = search_long_help())]
-    search: Option<Search>,
+    #[command(flatten)]
+    selection: SelectionArgs,
     /// Importance matrix, which weights the loss by column
     ///
     /// As of `quantize --importance`. The loss of a tensor then is the sum of h (w - y)^2 over its
@@ -180,8 +173,8 @@ impl Args {
         Ok(Allocate {
             open: OpenOptions { split_experts: self.split_experts, ..OpenOptions::default() },
             choices: quality.formats.clone(),
-            selection: Selection::new(&quality.include, &quality.exclude)?,
-            search: quality.search.unwrap_or_default(),
+            selection: Selection::new(&quality.selection.include, &quality.selection.exclude)?,
+            search: quality.selection.search.unwrap_or_default(),
             format: written.to,
             importance: quality.importance.clone(),
             ..Allocate::new(budget)
@@ -199,10 +192,12 @@ impl Args {
         option("size", self.budget.size.map(|size| size.to_string()));
         let formats: Vec<_> = quality.formats.iter().map(|choice| choice.word()).collect();
         option("formats", Some(formats.join(",")).filter(|_| !formats.is_empty()));
-        for (name, patterns) in [("include", &quality.include), ("exclude", &quality.exclude)] {
+        for (name, patterns) in
+            [("include", &quality.selection.include), ("exclude", &quality.selection.exclude)]
+        {
             patterns.iter().for_each(|pattern| option(name, Some(format!("'{pattern}'"))));
         }
-        option("search", quality.search.map(|search| search.word().into()));
+        option("search", quality.selection.search.map(|search| search.word().into()));
         option("importance", quality.importance.as_ref().map(|path| path.display().to_string()));
         option("to", self.written.to.map(|to| to.word().into()));
         if self.split_experts {
@@ -268,7 +263,8 @@ impl Args {
         match &self.written.output {
             Some(output) => {
                 let (input, output) = (self.input.display(), output.display());
-                let importance = self.quality.importance.as_ref().filter(|_| self.quality.search.is_some());
+                let importance =
+                    self.quality.importance.as_ref().filter(|_| self.quality.selection.search.is_some());
                 let importance = importance.map(|path| format!(" --importance {}", path.display()));
                 let split = if self.split_experts { " --split-experts" } else { "" };
                 let importance = importance.unwrap_or_default();

@@ -34,20 +34,8 @@ struct QualityArgs {
     /// settings for all tensors, not its rules for some.
     #[arg(short, long, value_name = "FILE|NAME")]
     recipe: Option<String>,
-    /// Also quantize matching tensors (repeatable)
-    ///
-    /// For example `--include lm_head.weight`. Only float tensors of two dimensions or more can be
-    /// quantized.
-    #[arg(long, value_name = "GLOB", value_parser = pattern)]
-    include: Vec<String>,
-    /// Leave matching tensors unquantized (repeatable)
-    ///
-    /// It overrides --include and the rules of a recipe.
-    #[arg(long, alias = "ignore", value_name = "GLOB", value_parser = pattern)]
-    exclude: Vec<String>,
-    #[arg(long, value_parser = words::<Search>(), hide_possible_values = true)]
-    #[arg(help = search_help(), long_help = search_long_help())]
-    search: Option<Search>,
+    #[command(flatten)]
+    selection: SelectionArgs,
     /// Importance matrix, which weights a search's errors
     ///
     /// For a GGUF file, an importance matrix of llama.cpp (imatrix, GGUF or .dat). Otherwise a
@@ -91,6 +79,25 @@ struct QualityArgs {
     /// Stops with an error if another scale has a smaller error.
     #[arg(long, hide_short_help = true)]
     check_search: bool,
+}
+
+/// Which tensors are quantized, and how their scales are searched.
+#[derive(clap::Args)]
+pub(crate) struct SelectionArgs {
+    /// Also quantize matching tensors (repeatable)
+    ///
+    /// For example `--include lm_head.weight`. Only float tensors of two dimensions or more can be
+    /// quantized.
+    #[arg(long, value_name = "GLOB", value_parser = pattern)]
+    pub(crate) include: Vec<String>,
+    /// Leave matching tensors unquantized (repeatable)
+    ///
+    /// It overrides --include and the rules of a recipe.
+    #[arg(long, alias = "ignore", value_name = "GLOB", value_parser = pattern)]
+    pub(crate) exclude: Vec<String>,
+    #[arg(long, value_parser = words::<Search>(), hide_possible_values = true)]
+    #[arg(help = search_help(), long_help = search_long_help())]
+    pub(crate) search: Option<Search>,
 }
 
 /// Whose arithmetic to follow.
@@ -146,11 +153,11 @@ fn parse_order(word: &str) -> Result<GptqOrder, String> {
 }
 
 /// The help of `--search`.
-pub(crate) fn search_help() -> String {
+fn search_help() -> String {
     format!("Search block scales: {}", searches())
 }
 
-pub(crate) fn search_long_help() -> String {
+fn search_long_help() -> String {
     format!(
         "{}\n\nChooses block scales by squared error, instead of by amax: the better of two (four-six), \
          the best near the amax's (window), or the best of all (full). For mxfp4 and nvfp4. The default \
@@ -191,7 +198,7 @@ impl RecipeArgs {
             Some(named) => Recipes::named(named)?,
         };
         recipes.set(self.settings());
-        recipes.select(&self.quality.include, &self.quality.exclude)?;
+        recipes.select(&self.quality.selection.include, &self.quality.selection.exclude)?;
         Ok(recipes)
     }
 
@@ -209,7 +216,7 @@ impl RecipeArgs {
                 // Global scales of a file replace the computed ones when the plan is made.
                 GlobalScaleArg::File(_) => GlobalSetting::FromAmax,
             }),
-            search: quality.search.or(quality.gptq.then_some(Search::Full)),
+            search: quality.selection.search.or(quality.gptq.then_some(Search::Full)),
             search_global: quality.search_global.then_some(true),
             non_finite: numerics.non_finite,
         }
