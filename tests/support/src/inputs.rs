@@ -2,6 +2,23 @@
 
 use microscale::Element;
 
+/// A source of pseudo-random numbers.
+#[derive(Debug)]
+pub struct Numbers(pub fastrand::Rng);
+
+impl Numbers {
+    /// Makes a source. The same seed gives the same numbers.
+    pub fn new(seed: u64) -> Self {
+        Self(fastrand::Rng::with_seed(seed))
+    }
+
+    /// Returns a number from a normal distribution.
+    pub fn normal(&mut self) -> f64 {
+        let (a, b) = (1.0 - self.0.f64(), self.0.f64());
+        (-2.0 * a.ln()).sqrt() * (std::f64::consts::TAU * b).cos()
+    }
+}
+
 /// Returns random bit patterns.
 ///
 /// A few rows contain every magnitude, zeros, subnormals and non-finite values.

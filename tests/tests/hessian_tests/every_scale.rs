@@ -7,10 +7,11 @@ use microscale::{
     Format, QuantizeOptions, Quantized, QuantizedShape, QuantizedTensor, Recipe, Scheme, Shape, quantize,
     quantize_into, quantize_with,
 };
+use microscale_test_support::inputs::Numbers;
 use microscale_test_support::oracle::nvfp4::{self, Rule};
 use microscale_test_support::oracle::{self, Exact, mx};
 
-use super::inputs::{ALL_INPUTS, Inputs, Numbers, hessian, matrix, recipes};
+use super::inputs::{ALL_INPUTS, Inputs, hessian, matrix, recipes};
 
 /// The scales of a recipe under a tensor's global scale, by the oracle.
 struct Scales<'a> {

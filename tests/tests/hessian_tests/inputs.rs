@@ -1,22 +1,8 @@
 //! Matrices, distributions of layers' inputs, and recipes.
 
 use microscale::{Format, Global, Numerics, Recipe, Shape};
+use microscale_test_support::inputs::Numbers;
 use microscale_test_support::oracle::Exact;
-
-/// A source of pseudo-random numbers.
-pub(crate) struct Numbers(pub(crate) fastrand::Rng);
-
-impl Numbers {
-    pub(crate) fn new(seed: u64) -> Self {
-        Self(fastrand::Rng::with_seed(seed))
-    }
-
-    /// Returns a number from a normal distribution.
-    pub(crate) fn normal(&mut self) -> f64 {
-        let (a, b) = (1.0 - self.0.f64(), self.0.f64());
-        (-2.0 * a.ln()).sqrt() * (std::f64::consts::TAU * b).cos()
-    }
-}
 
 /// The distribution of a layer's inputs.
 #[derive(Clone, Copy, Debug)]

@@ -6,10 +6,11 @@ use microscale::{
     Error, Format, Global, HessianFault, NonFinite, Numerics, QuantizeOptions, QuantizedTensor, Recipe,
     Shape, quantize, quantize_with,
 };
+use microscale_test_support::inputs::Numbers;
 use microscale_test_support::oracle;
 
 use super::every_scale::error_otherwise;
-use super::inputs::{Inputs, Numbers, hessian, matrix, recipes};
+use super::inputs::{Inputs, hessian, matrix, recipes};
 
 /// Returns a matrix of 64 rows and 1040 columns.
 fn gaussian(seed: u64) -> (Vec<f32>, Shape) {

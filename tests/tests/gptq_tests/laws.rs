@@ -5,7 +5,9 @@ use microscale::{
     Shape, dequantize, quantize, quantize_gptq,
 };
 
-use super::inputs::{ALL_INPUTS, Inputs, Numbers, hessian, matrix, recipes};
+use microscale_test_support::inputs::Numbers;
+
+use super::inputs::{ALL_INPUTS, Inputs, hessian, matrix, recipes};
 
 const ORDERS: [GptqOrder; 3] = [GptqOrder::Activation, GptqOrder::ActivationColumns, GptqOrder::Natural];
 

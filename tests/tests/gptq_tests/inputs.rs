@@ -1,21 +1,7 @@
 //! Matrices, Hessians of layers' inputs, and recipes.
 
 use microscale::{Element, Format, Global, Numerics, Recipe, Search};
-
-/// A source of pseudo-random numbers.
-pub(crate) struct Numbers(fastrand::Rng);
-
-impl Numbers {
-    pub(crate) fn new(seed: u64) -> Self {
-        Self(fastrand::Rng::with_seed(seed))
-    }
-
-    /// Returns a number from a normal distribution.
-    pub(crate) fn normal(&mut self) -> f64 {
-        let (a, b) = (1.0 - self.0.f64(), self.0.f64());
-        (-2.0 * a.ln()).sqrt() * (std::f64::consts::TAU * b).cos()
-    }
-}
+use microscale_test_support::inputs::Numbers;
 
 /// The distribution of a layer's inputs.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -7,7 +7,9 @@ use microscale::{
     Search, Shape, Strided,
 };
 
-use super::inputs::{ALL_INPUTS, Inputs, Numbers, hessian, matrix, recipes};
+use microscale_test_support::inputs::Numbers;
+
+use super::inputs::{ALL_INPUTS, Inputs, hessian, matrix, recipes};
 
 const SEARCHES: [Search; 4] = [Search::None, Search::FourSix, Search::Window, Search::Full];
 
