@@ -9,8 +9,6 @@
 //! candle has no experts on CPUs. The example loops over candle's layers, and gives each one the
 //! tokens of its expert.
 
-mod common;
-
 use std::env;
 use std::error::Error;
 use std::process::ExitCode;
@@ -40,7 +38,18 @@ Usage: layer_speed [ROWS COLS [EXPERTS TOP_K]]
 type Product = Box<dyn Fn(&Tensor, &Tensor) -> candle_core::Result<Tensor>>;
 
 fn main() -> ExitCode {
-    common::main(HELP, run)
+    if env::args().any(|word| word == "--help" || word == "-h") {
+        println!("{HELP}");
+        return ExitCode::SUCCESS;
+    }
+    // A `main` that returns an error would print its `Debug` form.
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
 }
 
 fn run() -> Result<(), Box<dyn Error>> {
