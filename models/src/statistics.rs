@@ -1,7 +1,7 @@
 //! The directory of a calibration. [`microscale_checkpoint::calibration`] has its names.
 //!
-//! Until the calibration is complete, `hidden-N.safetensors` has the hidden states before layer N. The
-//! index is written after it, and tells which N counts, so that a run may end at any moment.
+//! Until the calibration is complete, `hidden-N.safetensors` has the hidden states before layer N.
+//! The index is written after it, and tells which N counts, so that a run may end at any moment.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
