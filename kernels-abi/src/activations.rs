@@ -54,8 +54,18 @@ pub const fn kernel(operation: RowOperation, output: Output, dtype: Dtype) -> Op
     Some(KernelId::new(Family::Activations, index))
 }
 
-/// Maximum number of warps in a thread block: each may have 128 registers per lane.
+/// Maximum number of warps in a thread block.
 pub const MOST_WARPS: u32 = 16;
+/// The first number of columns that is too large for the shared memory of a launch.
+pub const COLUMN_LIMIT: u64 = 1 << 23;
+/// Bytes of shared memory of a launch, at most.
+const MOST_SHARED: u32 = shared_bytes(1, (COLUMN_LIMIT / SUM_PIECE as u64) as u32, MOST_WARPS);
+
+/// Bytes of shared memory of a thread block: the sum of squares of each piece of its rows, then the
+/// amax of each warp.
+const fn shared_bytes(rows: u32, pieces: u32, warps: u32) -> u32 {
+    (rows * pieces + warps) * 4
+}
 
 /// The table: each operation with its outputs, for f16 and bf16.
 macro_rules! table {
@@ -73,9 +83,11 @@ const fn row(name: &'static str, dtype: Dtype, converts: Converts) -> Kernel {
         dtype: Some(dtype),
         threads: MOST_WARPS * WARP,
         elements: 0,
-        shared: 0,
+        shared: MOST_SHARED,
         converts,
-        resident: 1,
+        // 64 registers per lane. While the warps of a row wait for each other's amax, another row's
+        // work.
+        resident: 2,
         targets: Targets::All,
     }
 }
@@ -317,14 +329,13 @@ impl ActivationParams {
         }
     }
 
-    /// The launch that covers all rows of scales.
+    /// The launch that covers all rows of scales, for fewer columns than [`COLUMN_LIMIT`].
     pub const fn launch(&self) -> ActivationLaunch {
         let warps = self.warps.divisor * self.block_rows;
         ActivationLaunch {
             thread_blocks: self.scale_rows.div_ceil(self.block_rows),
             threads: warps * WARP,
-            // The sum of squares of each piece, then the amax of each warp.
-            shared: (self.block_rows * self.pieces + warps) * 4,
+            shared: shared_bytes(self.block_rows, self.pieces, warps),
         }
     }
 

@@ -74,7 +74,8 @@ impl Prepared {
     pub(crate) fn shaped(&mut self, threads_and_shared: (u32, u32)) {
         let (threads, shared) = threads_and_shared;
         let step = self.steps.last_mut().expect("a launch");
-        let could = threads <= kernel(&step.kernel).threads && shared <= MOST_SHARED;
+        let most = kernel(&step.kernel);
+        let could = threads <= most.threads && shared <= most.shared;
         assert!(could, "{}: {threads} threads, {shared} bytes of shared memory", step.kernel);
         step.shape = Some(threads_and_shared);
     }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use cudarc::driver::CudaStream;
+use microscale_kernels_abi::activations::COLUMN_LIMIT;
 
 use crate::activations::{ActivationParts, ActivationRecipe};
 use crate::element::{Dtype, Element};
@@ -69,11 +70,13 @@ impl Gpu {
                 (shape.rows / counts.len(), counts.len())
             }
         };
-        const LIMIT: u64 = 1 << 31;
+        const ROW_LIMIT: u64 = 1 << 31;
         let padded = recipe.layout.padded_rows(rows).saturating_mul(masked);
-        for (what, found) in [("rows", shape.rows.max(padded)), ("columns", shape.cols)] {
-            if found as u64 >= LIMIT {
-                return fault(ActivationFault::Limit { what, found, limit: LIMIT });
+        for (what, found, limit) in
+            [("rows", shape.rows.max(padded), ROW_LIMIT), ("columns", columns, COLUMN_LIMIT)]
+        {
+            if found as u64 >= limit {
+                return fault(ActivationFault::Limit { what, found, limit });
             }
         }
         let lengths = recipe.lengths(shape.rows, padded, columns);
