@@ -120,9 +120,16 @@ unsafe fn quantize<D: Dtype, O: RowOperation, F: Output>(
             Pass::SumOfSquares => {
                 warp::barrier();
                 let mut sum = 0.0;
-                for piece in 0..params.pieces {
-                    // SAFETY: each piece's warp stored its sum before the barrier.
-                    sum += unsafe { *sums.add(piece as usize) };
+                let mut piece = 0;
+                while piece < params.pieces {
+                    // Loads that do not wait for each other. Adding 0 changes nothing.
+                    let four = [0, 1, 2, 3].map(|i| {
+                        let exists = piece + i < params.pieces;
+                        // SAFETY: each piece's warp stored its sum before the barrier.
+                        if exists { unsafe { *sums.add((piece + i) as usize) } } else { 0.0 }
+                    });
+                    sum = (((sum + four[0]) + four[1]) + four[2]) + four[3];
+                    piece += 4;
                 }
                 inverse_rms = params.norm.inverse_rms::<Ptx>(sum, params.inverse_cols);
                 pass = if per_token { Pass::Amax } else { Pass::Store };
