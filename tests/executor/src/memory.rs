@@ -271,6 +271,11 @@ impl Shared {
         of_block.wrapping_add(rank << SHARED_BITS)
     }
 
+    /// Returns a block's own address, given a cluster-wide one.
+    pub(crate) fn of_block(address: u64) -> u64 {
+        address & ((1 << SHARED_BITS) - 1)
+    }
+
     /// Returns the rank of the block whose memory contains an address.
     pub(crate) fn rank(address: u64) -> u64 {
         address >> SHARED_BITS

@@ -265,6 +265,8 @@ pub(crate) enum Op {
         from: Address,
         bytes: Slot,
         at: Address,
+        /// The mask of the cluster's blocks that the copy writes to (multicast).
+        blocks: Option<Slot>,
     },
     Mbarrier {
         action: MbarrierAction,

@@ -18,16 +18,38 @@ impl<'a> Lowering<'a> {
         operands: &'a [Operand<'a>],
     ) -> Result<Option<Op>> {
         Ok(Some(match *opcode {
-            ["mbarrier", ref rest @ .., "shared", "b64"] => self.mbarrier(rest, operands)?,
+            ["mbarrier", ref rest @ .., "shared" | "shared::cta", "b64"] => self.mbarrier(rest, operands)?,
+            ["mbarrier", "arrive", "release", "cluster", "shared::cluster", "b64"] => {
+                let [state, at] = self.exactly(operands)?;
+                self.no_state(state)?;
+                self.program.partial = true;
+                let at = self.address(Some("shared::cluster"), at)?;
+                Op::Mbarrier { action: MbarrierAction::Arrive, at }
+            }
             ["cp", "async", "mbarrier", "arrive", "noinc", "shared", "b64"] => {
                 let [at] = self.exactly(operands)?;
                 self.program.partial = true;
                 Op::ArriveAfterCopies { at: self.address(Some("shared"), at)? }
             }
-            ["cp", "async", "bulk", "shared::cluster", "global", "mbarrier::complete_tx::bytes"] => {
-                let [to, from, bytes, at] = self.exactly(operands)?;
+            [
+                "cp",
+                "async",
+                "bulk",
+                "shared::cluster",
+                "global",
+                "mbarrier::complete_tx::bytes",
+                ref rest @ ..,
+            ] => {
+                let (to, from, bytes, at, blocks) = match (rest, operands) {
+                    ([], [to, from, bytes, at]) => (to, from, bytes, at, None),
+                    (["multicast::cluster"], [to, from, bytes, at, blocks]) => {
+                        (to, from, bytes, at, Some(self.read(blocks, Type::B16, false)?))
+                    }
+                    _ => return Err(self.unsupported("this form of bulk copy")),
+                };
                 self.program.partial = true;
                 Op::BulkCopy {
+                    blocks,
                     to: self.address(Some("shared"), to)?,
                     from: self.address(Some("global"), from)?,
                     bytes: self.read(bytes, Type::B32, false)?,
@@ -82,7 +104,7 @@ impl<'a> Lowering<'a> {
                 self.no_state(state)?;
                 (at, MbarrierAction::Expect(self.read(bytes, Type::B32, false)?))
             }
-            ["try_wait", "parity"] => {
+            ["try_wait", "parity"] | ["try_wait", "parity", "acquire", "cluster"] => {
                 let [to, at, parity] = self.exactly(operands)?;
                 let Operand::Name(to) = to else { return Err(self.invalid("expected a predicate")) };
                 let parity = self.read(parity, Type::B32, false)?;

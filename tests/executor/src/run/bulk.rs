@@ -13,6 +13,7 @@ use super::warp::Warp;
 use crate::clock::Known;
 use crate::fault::{Fault, FaultKind, Step, trap};
 use crate::launch::Schedule;
+use crate::memory::Shared;
 use crate::program::{Address, Manner, Slot, Space};
 use crate::race::{Id, Record};
 
@@ -25,14 +26,18 @@ impl Warp {
         &mut self,
         grid: &mut Grid,
         active: u32,
-        to: Address,
-        from: Address,
-        (bytes, at): (Slot, Address),
+        addresses: [Address; 3],
+        bytes: Slot,
+        blocks: Option<Slot>,
     ) -> Step {
-        for address in [to, from, at] {
+        for address in addresses {
             self.check_address(grid, active, address)?;
         }
         let sizes = *self.registers.word(&grid.kernel.program, bytes, active)?;
+        let masks = match blocks {
+            Some(blocks) => Some(*self.registers.word(&grid.kernel.program, blocks, active)?),
+            None => None,
+        };
         let own = self.begin_access(grid, active, Manner::Atomic)?;
         let turn = self.turn(grid);
         for lane in lanes(grid.launch.schedule, active, turn) {
@@ -40,34 +45,57 @@ impl Warp {
             if !bytes.is_multiple_of(ALIGN) {
                 return trap(lane, FaultKind::BulkSize(bytes));
             }
-            let at = self.address(at, lane);
             let own = own.map(|id| id + lane);
-            let (member, phase) = grid.begin_copy((self.index, lane), at, own, true)?;
-            let mut known = Known::default();
-            if let Some(races) = &mut grid.races {
-                races.clocks.release(self.index, 1 << lane, &mut known);
-            }
-            let record = Record {
-                block: grid.number,
-                warp: self.index,
-                time: phase,
-                pc: grid.pc,
-                atomic: false,
-                agent: Some(member as u32),
-                asynchronous: true,
+            let [to, from, at] = addresses.map(|address| self.address(address, lane));
+            let Some(masks) = &masks else {
+                self.copy_to_block(grid, lane, [to, from, at], bytes, own)?;
+                continue;
             };
-            let access = grid.begin_record(lane, record)?;
-            let (to, from) = (self.address(to, lane), self.address(from, lane));
-            let mut copy =
-                Bulk { warp: self.index, lane, pc: grid.pc, to, from, bytes, at, access, known, found: None };
-            let found = copy.load(grid)?;
-            copy.store(grid, None)?;
-            copy.found = grid.early().then_some(found);
-            if grid.early() {
-                copy.land(grid)?;
-            } else {
-                grid.bulk.push(copy);
+            for rank in (0..u16::BITS).filter(|rank| masks[lane as usize] >> rank & 1 == 1) {
+                if rank >= grid.launch.cluster || grid.cluster.ended(rank) {
+                    return trap(lane, FaultKind::NoSuchBlock { rank });
+                }
+                let [to, at] =
+                    [to, at].map(|address| Shared::address(rank.into(), Shared::of_block(address)));
+                self.copy_to_block(grid, lane, [to, from, at], bytes, own)?;
             }
+        }
+        Ok(())
+    }
+
+    /// A lane's copy to one block: `to`, `from`, and the mbarrier at `at`.
+    fn copy_to_block(
+        &mut self,
+        grid: &mut Grid,
+        lane: u32,
+        [to, from, at]: [u64; 3],
+        bytes: usize,
+        own: Option<Id>,
+    ) -> Step {
+        let (member, phase) = grid.begin_copy((self.index, lane), at, own, true)?;
+        let mut known = Known::default();
+        if let Some(races) = &mut grid.races {
+            races.clocks.release(self.index, 1 << lane, &mut known);
+        }
+        let record = Record {
+            block: grid.number,
+            warp: self.index,
+            time: phase,
+            pc: grid.pc,
+            atomic: false,
+            agent: Some(member as u32),
+            asynchronous: true,
+        };
+        let access = grid.begin_record(lane, record)?;
+        let mut copy =
+            Bulk { warp: self.index, lane, pc: grid.pc, to, from, bytes, at, access, known, found: None };
+        let found = copy.load(grid)?;
+        copy.store(grid, None)?;
+        copy.found = grid.early().then_some(found);
+        if grid.early() {
+            copy.land(grid)?;
+        } else {
+            grid.bulk.push(copy);
         }
         Ok(())
     }

@@ -70,7 +70,9 @@ impl Warp {
             Op::CloseGroup => self.copies.close_group(active),
             Op::AwaitCopies { but } => self.await_copies(grid, active, but)?,
             Op::ArriveAfterCopies { at } => self.arrive_after_copies(grid, active, at)?,
-            Op::BulkCopy { to, from, bytes, at } => self.bulk_copy(grid, active, to, from, (bytes, at))?,
+            Op::BulkCopy { to, from, bytes, at, blocks } => {
+                self.bulk_copy(grid, active, [to, from, at], bytes, blocks)?;
+            }
             Op::Mbarrier { action, at } => {
                 if self.mbarrier(grid, active, action, at)? {
                     return Ok(Next::Spin);

@@ -70,3 +70,57 @@ fn grids_of_partial_clusters_are_refused() {
         assert!(matches!(*found.kind, FaultKind::Launch(_)), "{found}");
     }
 }
+
+/// Each block copies 16 bytes of `in` to both blocks. Then the second block stores all 32 bytes.
+const MULTICAST: &str =
+    "mov.u64 %d1, buffer; cvt.u32.u64 %r1, %d1; mov.u32 %r2, %cluster_ctarank; setp.eq.u32 %p1, %lane, 0;
+    @%p1 mbarrier.init.shared.b64 [%r1], 1; @%p1 fence.mbarrier_init.release.cluster;
+    barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;
+    @%p1 mbarrier.arrive.expect_tx.shared.b64 _, [%r1], 32;
+    mul.wide.u32 %d2, %r2, 16; add.s64 %d2, %in, %d2; mul.lo.s32 %r3, %r2, 16; add.s32 %r3, %r1, %r3;
+    mov.b16 %h1, 3;
+    @%p1 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%r3+16], [%d2], 16, [%r1], %h1;
+    $wait: mbarrier.try_wait.parity.shared.b64 %p2, [%r1], 0; @!%p2 bra $wait;
+    min.u32 %r4, %lane, 7; mul.lo.s32 %r4, %r4, 4; add.s32 %r4, %r1, %r4; ld.shared.b32 %r5, [%r4+16];
+    setp.eq.u32 %p3, %r2, 1; @%p3 st.global.b32 [%out], %r5;
+    barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;";
+
+fn multicast(body: &str, schedule: Schedule) -> Run {
+    let launch = Launch::new(2, 128).cluster(2).shared(512).schedule(schedule);
+    let input: Vec<u32> = (70..102).collect();
+    Run::of(&module(".extern .shared .align 16 .b8 buffer[];", body), &launch, &input)
+}
+
+#[test]
+fn a_multicast_copy_writes_to_each_block_of_its_mask() {
+    let expected: Vec<u32> = (0..128).map(|lane| 70 + lane.min(7)).collect();
+    for schedule in SCHEDULES {
+        assert_eq!(multicast(MULTICAST, schedule).words(), expected, "{schedule:?}");
+        // A block that the mask leaves out never has all its bytes.
+        let found = multicast(&MULTICAST.replace("%h1, 3", "%h1, 1"), schedule).fault();
+        assert!(matches!(*found.kind, FaultKind::Deadlock(..)), "{found}");
+        let found = multicast(&MULTICAST.replace("%h1, 3", "%h1, 7"), schedule).fault();
+        assert!(matches!(*found.kind, FaultKind::NoSuchBlock { rank: 2 }), "{found}");
+    }
+}
+
+#[test]
+fn blocks_arrive_at_each_others_mbarriers() {
+    // In place of its copy, each block arrives at the mbarrier of both.
+    let arrive = "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r6];";
+    let body = format!(
+        "mov.u64 %d1, buffer; cvt.u32.u64 %r1, %d1; mov.u32 %r2, %cluster_ctarank; setp.eq.u32 %p1, %lane, 0;
+        @%p1 mbarrier.init.shared.b64 [%r1], 2; @%p1 st.shared.b32 [%r1+16], %r2;
+        barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;
+        mapa.shared::cluster.u32 %r6, %r1, 0; @%p1 {arrive} mapa.shared::cluster.u32 %r6, %r1, 1; @%p1 {arrive}
+        $wait: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 %p2, [%r1], 0; @!%p2 bra $wait;
+        ld.shared.b32 %r5, [%r1+16]; setp.eq.u32 %p3, %r2, 1; @%p3 st.global.b32 [%out], %r5;
+        barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;"
+    );
+    for schedule in SCHEDULES {
+        assert_eq!(multicast(&body, schedule).words(), vec![1; 128], "{schedule:?}");
+        // Without the cluster in its address, an instruction reaches its own block only.
+        let found = multicast(&body.replace("release.cluster.shared::cluster", "shared"), schedule).fault();
+        assert!(!matches!(*found.kind, FaultKind::Race { .. }), "{found}");
+    }
+}

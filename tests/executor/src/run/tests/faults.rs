@@ -143,7 +143,7 @@ fn unknown_instructions_are_unsupported() {
         "cp.async.mbarrier.arrive.shared.b64 [%r1];",
         "cp.async.mbarrier.arrive.noinc.b64 [%d1];",
         "cp.async.bulk.global.shared::cta.bulk_group [%d1], [%r1], 16;",
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%r1], [%d1], 16, [%r2], %h1;",
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint [%r1], [%d1], 16, [%r2], %h1, %d2;",
         "mbarrier.arrive.shared.b64 %d1, [%r1];",
         "mbarrier.arrive.noComplete.shared.b64 _, [%r1], 1;",
         "mbarrier.inval.shared.b64 [%r1];",
