@@ -216,9 +216,15 @@ macro_rules! tiles {
         };
     };
     (@tile Wgmma $name:ident $m:tt $n:tt $cluster:tt) => {
+        tiles! { @wgmma Wgmma $name $m $n $cluster }
+    };
+    (@tile Multicast $name:ident $m:tt $n:tt $cluster:tt) => {
+        tiles! { @wgmma Multicast $name $m $n $cluster }
+    };
+    (@wgmma $mainloop:ident $name:ident $m:tt $n:tt $cluster:tt) => {
         #[cfg(microscale_wgmma)]
         const _: () = {
-            declare_tile! { $name Wgmma $m $n $cluster }
+            declare_tile! { $name $mainloop $m $n $cluster }
             tiles! { @operands $name wgmma }
         };
     };

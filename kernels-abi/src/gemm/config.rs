@@ -21,7 +21,8 @@ pub struct GemmConfig {
     pub tile_m: u32,
     /// Tokens per work tile, at most.
     pub tile_n: u32,
-    /// Thread blocks per cluster.
+    /// Thread blocks per cluster: with [`Mainloop::Multicast`] they share a work tile's rows, else
+    /// its K-iterations.
     pub cluster: u32,
     /// Warps of a thread block that share rows (sliced-K), a launch parameter of the GEMV; 1 for
     /// others.
@@ -64,6 +65,9 @@ macro_rules! gemm_tiles {
             wgmma_128x32_c2: Wgmma 128 32 2;
             wgmma_128x64_c2: Wgmma 128 64 2;
             wgmma_128x128_c2: Wgmma 128 128 2;
+            wgmma_256x64: Wgmma 256 64 1;
+            multicast_256x192_c2: Multicast 256 192 2;
+            multicast_256x256_c2: Multicast 256 256 2;
         }
     };
 }
@@ -174,7 +178,7 @@ impl GemmConfig {
             Mainloop::Gemv => (self.gemv_warps() * WARP, 0, self.gemv_warps() * self.gemv_warp_bytes()),
             Mainloop::GemvPlain => self.plain_launch(),
             Mainloop::GemvRagged => super::RAGGED,
-            Mainloop::Mma | Mainloop::Wgmma => (self.threads(), 0, self.shared_bytes(MOST_SHARED)),
+            _ => (self.threads(), 0, self.shared_bytes(MOST_SHARED)),
         }
     }
 
@@ -189,7 +193,7 @@ impl GemmConfig {
         let most = match self.mainloop {
             Mainloop::Gemv => self.gemv_warps(),
             Mainloop::GemvPlain => super::PLAIN_THREADS / WARP,
-            Mainloop::GemvRagged | Mainloop::Mma | Mainloop::Wgmma => 1,
+            _ => 1,
         };
         (0..=most.ilog2()).map(|bits| 1 << bits)
     }
@@ -199,9 +203,25 @@ impl GemmConfig {
         self.tile_m / TILE_ROWS
     }
 
+    /// Thread blocks of a cluster that share the rows of a work tile, and its activations.
+    pub const fn row_sharers(self) -> u32 {
+        if matches!(self.mainloop, Mainloop::Multicast) { self.cluster } else { 1 }
+    }
+
+    /// Thread blocks of a cluster that share the K-iterations of a work tile, and exchange
+    /// accumulators.
+    pub const fn k_sharers(self) -> u32 {
+        self.cluster / self.row_sharers()
+    }
+
+    /// Rows of a work tile that a thread block has.
+    pub const fn block_rows(self) -> u32 {
+        self.tile_m / self.row_sharers()
+    }
+
     /// Consumer warps of a thread block.
     pub const fn consumer_warps(self) -> u32 {
-        self.tile_m / self.mainloop.traits().consumer_rows
+        self.block_rows() / self.mainloop.traits().consumer_rows
     }
 
     /// Threads of a thread block.
@@ -226,7 +246,7 @@ impl GemmConfig {
 
     /// A stage for rows whose scales lie in such pieces.
     pub const fn stage(self, scales: ScalePieces) -> Stage {
-        Stage { tile_m: self.tile_m, tokens: self.tile_n, packs: self.packs(), scales }
+        Stage { rows: self.block_rows(), tokens: self.tile_n, packs: self.packs(), scales }
     }
 
     /// Bytes of shared memory, at most `most`, for all stages that fit, for any layout of scales.
@@ -275,7 +295,7 @@ const _: () = {
     let mut i = 0;
     while i < TILES.len() {
         let tile = TILES[i];
-        if tile.cluster > 1 {
+        if tile.k_sharers() > 1 {
             let exchanged = tile.accumulator_bytes() / 2 + tile.row_tiles() as u64 * 4;
             assert!(exchanged <= 2 * tile.stage(ScalePieces::ONE).bytes() as u64);
         }
@@ -321,13 +341,16 @@ mod tests {
     fn stages_fit_into_any_gpu() {
         let counts = |mainloop, most: u32| -> Vec<u32> {
             let configs = GemmConfig::for_operands(Format::Nvfp4, Dtype::Bf16);
-            let of_mainloop = configs.filter(|config| config.mainloop == mainloop && config.cluster == 1);
+            let of_mainloop = configs.filter(|config| config.mainloop == mainloop && config.k_sharers() == 1);
             of_mainloop.map(|config| config.stage(ScalePieces::ONE).count(most)).collect()
         };
         // Compute capability 8.6, 8.0, 9.0.
         for (kib, stages) in [(99, [4, 3, 2]), (163, [6, 5, 4]), (227, [8, 8, 6])] {
             assert_eq!(counts(Mainloop::Mma, kib << 10), stages);
         }
-        assert!(counts(Mainloop::Wgmma, MOST_SHARED).iter().all(|stages| (3..=MOST_STAGES).contains(stages)));
+        for mainloop in [Mainloop::Wgmma, Mainloop::Multicast] {
+            let counts = counts(mainloop, MOST_SHARED);
+            assert!(counts.iter().all(|stages| (3..=MOST_STAGES).contains(stages)), "{mainloop:?}");
+        }
     }
 }

@@ -16,6 +16,9 @@ pub enum Mainloop {
     Mma,
     /// Producer warps copy; consumer warp groups decode and multiply by `wgmma`.
     Wgmma,
+    /// `Wgmma` in clusters of two thread blocks. Each has half of a work tile's rows. Each copies
+    /// half of the activations, and the copies write to both (multicast).
+    Multicast,
 }
 
 /// The facts of a mainloop that launchers, kernels, build tool and tests share.
@@ -51,8 +54,18 @@ const GEMV: MainloopTraits = MainloopTraits {
     targets: Targets::All,
 };
 
+const WGMMA: MainloopTraits = MainloopTraits {
+    word: "wgmma",
+    consumer_rows: 16,
+    producer_warps: 4,
+    two_packs_up_to: 64,
+    programmatic: true,
+    beside_packing_up_to: 64,
+    targets: Targets::WithWgmma,
+};
+
 /// The traits, in the order of [`Mainloop`].
-const MAINLOOPS: [MainloopTraits; 5] = [
+const MAINLOOPS: [MainloopTraits; 6] = [
     GEMV,
     MainloopTraits { word: "plain", ..GEMV },
     MainloopTraits { word: "ragged", ..GEMV },
@@ -63,24 +76,23 @@ const MAINLOOPS: [MainloopTraits; 5] = [
         targets: Targets::WithoutWgmma,
         ..GEMV
     },
-    MainloopTraits {
-        word: "wgmma",
-        consumer_rows: 16,
-        producer_warps: 4,
-        two_packs_up_to: 64,
-        programmatic: true,
-        beside_packing_up_to: 64,
-        targets: Targets::WithWgmma,
-    },
+    WGMMA,
+    MainloopTraits { word: "multicast", ..WGMMA },
 ];
 
 impl Mainloop {
     /// Every mainloop, in the order of the table.
-    pub const ALL: [Self; 5] = [Self::Gemv, Self::GemvPlain, Self::GemvRagged, Self::Mma, Self::Wgmma];
+    pub const ALL: [Self; 6] =
+        [Self::Gemv, Self::GemvPlain, Self::GemvRagged, Self::Mma, Self::Wgmma, Self::Multicast];
 
     /// The traits.
     pub const fn traits(self) -> &'static MainloopTraits {
         &MAINLOOPS[self as usize]
+    }
+
+    /// Returns whether it multiplies by `wgmma`, which reads packed activations as core matrices.
+    pub const fn is_wgmma(self) -> bool {
+        self.traits().producer_warps > 0
     }
 
     /// Returns whether it reads activations where they lie, without packing kernel and workspace.

@@ -4,7 +4,7 @@ use super::packing::PACK_THREADS;
 use super::schedule::Schedule;
 use super::stage::ScalePieces;
 use super::{
-    COLUMN_LIMIT, GemmConfig, MOST_ROW_TILES, Mainloop, PACK_COLUMNS, TILE_COLUMNS, TOKEN_LIMIT, WeightsShape,
+    COLUMN_LIMIT, GemmConfig, MOST_ROW_TILES, PACK_COLUMNS, TILE_COLUMNS, TOKEN_LIMIT, WeightsShape,
 };
 use crate::grid::{Divider, Divider32};
 use crate::launch::WARP;
@@ -63,7 +63,7 @@ impl PackParams {
             tile_eights: Divider32::new(config.tile_n / TILE_COLUMNS),
             eights: eights as u32,
             aligned: u32::from(aligned),
-            core_matrices: u32::from(config.mainloop == Mainloop::Wgmma),
+            core_matrices: u32::from(config.mainloop.is_wgmma()),
             thread_blocks: if config.starts_beside_packing() { all.min(sm_count) } else { all },
         })
     }
@@ -122,13 +122,19 @@ impl GemmParams {
             return None;
         }
         let [row_tiles, token_tiles] = [row_tiles, token_tiles].map(|count| count as u32);
-        let schedule = match config.cluster {
-            1 => Schedule::new(row_tiles, token_tiles, k_iterations as u32, thread_blocks),
-            _ => Schedule::in_pairs(row_tiles, token_tiles, k_iterations as u32, thread_blocks / 2)?,
+        let clusters = thread_blocks / config.cluster;
+        let schedule = match config.k_sharers() {
+            1 => Schedule::new(row_tiles, token_tiles, k_iterations as u32, clusters.max(1)),
+            _ => Schedule::in_pairs(row_tiles, token_tiles, k_iterations as u32, clusters)?,
         };
         let k_iterations = Divider::new(k_iterations);
         Some(Self { shape, k_iterations, schedule, tokens: tokens as u32, shared })
             .filter(|_| stage.count(shared) >= 2)
+    }
+
+    /// Thread blocks of the launch.
+    pub fn thread_blocks(&self, config: GemmConfig) -> u32 {
+        self.schedule.thread_blocks * config.row_sharers()
     }
 
     /// Work tiles of a thread block, at most, split ones included.
@@ -153,7 +159,7 @@ impl GemmParams {
 /// Bytes of the partial sums of `thread_blocks` thread blocks. Each has partial sums of its first
 /// and of its last split tile.
 pub const fn partial_sum_bytes(thread_blocks: u32, config: GemmConfig) -> u64 {
-    2 * thread_blocks as u64 * config.accumulator_bytes()
+    2 * thread_blocks.div_ceil(config.row_sharers()) as u64 * config.accumulator_bytes()
 }
 
 #[cfg(test)]

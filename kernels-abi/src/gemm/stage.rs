@@ -66,14 +66,14 @@ pub struct Stage {
     pub packs: u32,
     /// The pieces of a row's scales.
     pub scales: ScalePieces,
-    /// Rows of the work tile.
-    pub tile_m: u32,
+    /// Rows of the work tile that the thread block has.
+    pub rows: u32,
 }
 
 impl Stage {
     /// Bytes of codes.
     pub const fn codes_bytes(self) -> u32 {
-        self.tile_m * self.packs * PACK_COLUMNS / 2
+        self.rows * self.packs * PACK_COLUMNS / 2
     }
 
     /// Bytes of activations, which follow the codes.
@@ -88,7 +88,7 @@ impl Stage {
 
     /// Bytes of the stage.
     pub const fn bytes(self) -> u32 {
-        self.scales_offset() + self.tile_m * self.scales.all()
+        self.scales_offset() + self.rows * self.scales.all()
     }
 
     /// Stages that fit into `shared` bytes of shared memory.

@@ -6,7 +6,8 @@
 
 use microscale_kernels_abi::gemm::stage::{FRONT_BYTES, Stage};
 
-use crate::hardware::{mbarrier, warp};
+use super::tile::Tile;
+use crate::hardware::{cluster, mbarrier, warp};
 
 /// Bytes of a stage's barriers: `full`, then `empty`.
 const BARRIER_PAIR_BYTES: u32 = 16;
@@ -72,10 +73,15 @@ impl PipelineState {
         self.base + previous * BARRIER_PAIR_BYTES + BARRIER_PAIR_BYTES / 2
     }
 
-    /// Waits until all consumers have released the stage. In the first turn no stage is taken.
+    /// Waits until all consumers have released the stage, with multicast in both thread blocks of
+    /// the cluster. In the first turn no stage is taken.
     #[inline(always)]
-    pub(super) fn producer_acquire(&self) {
-        mbarrier::wait(self.empty_barrier(), self.phase ^ 1);
+    pub(super) fn producer_acquire<T: Tile>(&self) {
+        if T::MULTICAST {
+            mbarrier::wait_in_cluster(self.empty_barrier(), self.phase ^ 1);
+        } else {
+            mbarrier::wait(self.empty_barrier(), self.phase ^ 1);
+        }
     }
 
     /// Commits the thread's copies to the stage: they arrive on its barrier when they have
@@ -98,18 +104,26 @@ impl PipelineState {
         self.stage_address()
     }
 
-    /// Releases the previous stage, if `exists`.
+    /// Releases the previous stage, if `exists`, with multicast in both thread blocks of the
+    /// cluster.
     ///
     /// # Safety
-    /// All lanes call it. The products that read the previous stage have been computed.
+    /// All lanes call it. The products that read the previous stage have been computed. No thread
+    /// block of the cluster has ended.
     #[inline(always)]
-    pub(super) unsafe fn consumer_release_previous(&self, exists: bool) {
+    pub(super) unsafe fn consumer_release_previous<T: Tile>(&self, exists: bool) {
         let barrier = self.previous_empty_barrier();
-        // The other lanes' reads come before the first lane's arrival.
+        // The other lanes' reads come before the first lanes' arrivals.
         warp::sync();
-        if exists && warp::lane() == 0 {
-            // SAFETY: the barrier expects one arrival per consumer warp.
-            unsafe { mbarrier::arrive(barrier) };
+        if exists && warp::lane() < const { T::CONFIG.row_sharers() } {
+            // SAFETY: the barriers expect one arrival per consumer warp of the cluster.
+            unsafe {
+                if T::MULTICAST {
+                    mbarrier::arrive_in_cluster(cluster::address_of(barrier, warp::lane()));
+                } else {
+                    mbarrier::arrive(barrier);
+                }
+            }
         }
     }
 

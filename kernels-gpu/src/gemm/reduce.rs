@@ -102,7 +102,7 @@ impl Params<'_> {
     ) {
         let k_range = &work_tile.k_range;
         if !k_range.is_whole(&self.launch) && !slice.is_complete(&self.launch) {
-            let own = self.partial_sums::<T, A>(k_range.tile, warp::thread_block(), tile);
+            let own = self.partial_sums::<T, A>(k_range.tile, T::worker(), tile);
             for i in 0..TILES {
                 for j in 0..A::LEN / 4 {
                     let four = [0, 1, 2, 3].map(|k| sums[i].get(4 * j + k).to_bits());

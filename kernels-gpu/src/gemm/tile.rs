@@ -7,6 +7,10 @@ use microscale_kernels_abi::gemm::stage::{ScalePieces, Stage};
 use microscale_kernels_abi::gemm::{QUAD, TILE_ROWS};
 use microscale_kernels_abi::launch::WARP;
 
+#[cfg(microscale_wgmma)]
+use crate::hardware::cluster;
+use crate::hardware::warp;
+
 /// An array of f32 in a lane's registers. Every index must become a constant.
 pub(super) trait Array: Copy {
     /// The number of values.
@@ -50,12 +54,34 @@ pub(super) trait Tile {
     const N: u32 = Self::CONFIG.tile_n;
     /// Rows per work tile.
     const M: u32 = Self::CONFIG.tile_m;
+    /// Rows of a work tile that a thread block has.
+    const BLOCK_ROWS: u32 = Self::CONFIG.block_rows();
+    /// True if the thread blocks of a cluster share a work tile's rows and activations.
+    #[cfg(microscale_wgmma)]
+    const MULTICAST: bool = Self::CONFIG.row_sharers() > 1;
     /// Packs of activations per K-iteration.
     const PACKS: u32 = Self::CONFIG.packs();
     /// Chunks of a row per K-iteration.
     const CHUNKS: u32 = Self::PACKS * QUAD;
     /// The stage for `N` tokens and one piece of scales per row.
     const STAGE: Stage = Self::CONFIG.stage(ScalePieces::ONE);
+
+    /// The number that the schedule gives work to: of the thread block, or of its cluster.
+    #[inline(always)]
+    fn worker() -> u32 {
+        warp::thread_block() / const { Self::CONFIG.row_sharers() }
+    }
+
+    /// The thread block's first row in a work tile.
+    #[inline(always)]
+    fn first_row() -> u32 {
+        #[cfg(microscale_wgmma)]
+        if Self::MULTICAST {
+            return cluster::rank() * Self::BLOCK_ROWS;
+        }
+        0
+    }
+
     /// Fails to compile unless the ABI lists the configuration and the accumulators have its size.
     const MATCHES_THE_LIST: () = {
         assert!(Self::CONFIG.id().is_some());

@@ -3,9 +3,12 @@
 //! A thread block first takes its whole work tiles, then its parts of the split ones
 //! ([`Schedule`](microscale_kernels_abi::gemm::schedule::Schedule)).
 
+use core::marker::PhantomData;
+
 use microscale_kernels_abi::experts::ExpertTile;
 
 use super::params::{Launch, Params};
+use super::tile::Tile;
 use crate::hardware::warp;
 
 /// The K-iterations of a work tile that a thread block has.
@@ -44,14 +47,14 @@ pub(super) struct WorkTile {
 }
 
 impl Params<'_> {
-    /// The work tile of a range, with token tiles of at most `tile_n` tokens.
+    /// The work tile of a range.
     #[inline(always)]
-    pub(super) fn work_tile(&self, k_range: KRange, tile_n: u32) -> WorkTile {
+    pub(super) fn work_tile<T: Tile>(&self, k_range: KRange) -> WorkTile {
         let [row_tile, token_tile] = self.launch.schedule.row_and_token_tile(k_range.tile);
         // SAFETY: the schedule has only work tiles that exist, so the plan has the token tile, and
         // there is a slot for each expert in it.
         unsafe {
-            let tokens = self.problem.routed.tile(token_tile, tile_n, self.launch.gemm.tokens);
+            let tokens = self.problem.routed.tile(token_tile, T::N, self.launch.gemm.tokens);
             let ExpertTile { expert, first, end, .. } = tokens;
             let global_scale = (*self.problem.weights.global.wrapping_add(expert as usize)).scale;
             WorkTile {
@@ -68,17 +71,18 @@ impl Params<'_> {
 }
 
 /// Hands out the ranges of a thread block, one after the other.
-pub(super) struct TileScheduler<'a> {
+pub(super) struct TileScheduler<'a, T> {
     launch: Launch<'a>,
     /// Whole work tiles taken, then shared K-iterations taken.
     taken: u32,
+    tile: PhantomData<T>,
 }
 
-impl<'a> TileScheduler<'a> {
+impl<'a, T: Tile> TileScheduler<'a, T> {
     /// The scheduler before the first range.
     #[inline(always)]
     pub(super) fn new(launch: Launch<'a>) -> Self {
-        Self { launch, taken: 0 }
+        Self { launch, taken: 0, tile: PhantomData }
     }
 
     /// The next range; `None` after the last.
@@ -109,7 +113,7 @@ impl<'a> TileScheduler<'a> {
         // that it was computed before.
         let taken = warp::shuffle(taken, 0);
         let Launch { gemm, schedule, .. } = self.launch;
-        let (block, k_iterations) = (warp::thread_block(), self.launch.k_iterations());
+        let (block, k_iterations) = (T::worker(), self.launch.k_iterations());
         let of_shared = taken.saturating_sub(schedule.waves);
         let next = schedule.first_shared_k_iteration(block) + of_shared;
         let left = schedule.first_shared_k_iteration(block + 1) - next;

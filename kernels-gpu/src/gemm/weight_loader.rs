@@ -44,6 +44,8 @@ pub(super) fn last_row<T: Tile>(problem: &Problem, row_tile: u32) -> u32 {
 /// together. Rows past the last one repeat it.
 pub(super) struct WeightLoader<F, T, const THREADS: u32> {
     thread: u32,
+    /// The thread block's first row in the work tile.
+    first_row: u32,
     /// The last row of the work tile that exists.
     last_row: u32,
     /// Rows that exist after the thread's first row of codes.
@@ -83,24 +85,26 @@ impl<F: ProductFormat, T: Tile, const THREADS: u32> WeightLoader<F, T, THREADS> 
         k_range: &KRange,
         thread: u32,
     ) -> Self {
-        const { assert!(Self::ROWS_PER_STEP % 2 == 0 && T::M % Self::ROWS_PER_STEP == 0) };
+        const { assert!(Self::ROWS_PER_STEP % 2 == 0 && T::BLOCK_ROWS % Self::ROWS_PER_STEP == 0) };
         let blocks = problem.shape.blocks as u32;
         let last_row = last_row::<T>(problem, row_tile);
-        let first_row = u64::from(row_tile) * u64::from(T::M);
-        let of_tile = problem.weights.row::<F>(first_row, u64::from(blocks));
+        let of_tile = problem.weights.row::<F>(u64::from(row_tile) * u64::from(T::M), u64::from(blocks));
         let lead = of_tile.scales.addr() as u32 % stage.scales.bytes;
-        let (row, of_row) = (thread / T::CHUNKS, thread % T::CHUNKS);
+        let (first_row, row, of_row) = (T::first_row(), thread / T::CHUNKS, thread % T::CHUNKS);
+        let stage_codes = (row * T::CHUNKS + swizzled::<T>(row, of_row)) * CHUNK_BYTES;
+        let row = first_row + row;
         let chunk = k_range.start * T::CHUNKS + of_row;
         let row_bytes = u64::from(blocks) * F::BLOCK_BYTES;
         let codes = u64::from(row.min(last_row)) * row_bytes + u64::from(chunk) * u64::from(CHUNK_BYTES);
         Self {
             thread,
+            first_row,
             last_row,
             rows_after: last_row.saturating_sub(row),
             blocks,
             global_codes: of_tile.codes.wrapping_add(codes as usize),
             chunk,
-            stage_codes: (row * T::CHUNKS + swizzled::<T>(row, of_row)) * CHUNK_BYTES,
+            stage_codes,
             global_scales: of_tile.scales.wrapping_sub(lead as usize),
             first_scale: lead + k_range.start * Self::SCALES,
             end_scale: lead + (last_row + 1) * blocks,
@@ -119,7 +123,7 @@ impl<F: ProductFormat, T: Tile, const THREADS: u32> WeightLoader<F, T, THREADS> 
     pub(super) unsafe fn copy(&mut self, stage: u32) {
         let row_bytes = self.blocks * F::BLOCK_BYTES as u32;
         let bytes = if self.chunk * CHUNK_BYTES < row_bytes { CHUNK_BYTES } else { 0 };
-        for i in 0..const { T::M / Self::ROWS_PER_STEP } {
+        for i in 0..const { T::BLOCK_ROWS / Self::ROWS_PER_STEP } {
             let steps = (i * Self::ROWS_PER_STEP).min(self.rows_after);
             let from = ptx::offset_by(self.global_codes, steps, row_bytes);
             // SAFETY: the row exists, and `bytes` is 0 past its last chunk. Rows and chunks start
@@ -129,12 +133,12 @@ impl<F: ProductFormat, T: Tile, const THREADS: u32> WeightLoader<F, T, THREADS> 
             };
         }
         let ScalePieces { bytes, count } = self.pieces;
-        for i in 0..const { T::M.div_ceil(THREADS) } {
+        for i in 0..const { T::BLOCK_ROWS.div_ceil(THREADS) } {
             let row = i * THREADS + self.thread;
-            if T::M % THREADS != 0 && row >= T::M {
+            if T::BLOCK_ROWS % THREADS != 0 && row >= T::BLOCK_ROWS {
                 break;
             }
-            let first = row.min(self.last_row) * self.blocks + self.first_scale;
+            let first = (self.first_row + row).min(self.last_row) * self.blocks + self.first_scale;
             let piece = first & !(bytes - 1);
             let (from, left) = (self.global_scales.wrapping_add(piece as usize), self.end_scale - piece);
             let to = stage + self.stage_scales + row * self.pieces.all();

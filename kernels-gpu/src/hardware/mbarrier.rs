@@ -41,6 +41,20 @@ pub(crate) unsafe fn arrive(barrier: u32) {
     };
 }
 
+/// [`arrive`] on a barrier of any thread block of the cluster, by its
+/// [address](super::cluster::address_of).
+///
+/// # Safety
+/// As for [`arrive`]. The thread block has not ended.
+#[inline(always)]
+pub(crate) unsafe fn arrive_in_cluster(barrier: u32) {
+    // SAFETY: the instruction needs exactly the caller's promise.
+    unsafe {
+        asm!("mbarrier.arrive.shared::cluster.b64 _, [{}];", in(reg32) barrier,
+            options(nostack, preserves_flags));
+    }
+}
+
 /// [`arrive`]; the phase also expects `bytes` bytes of copies.
 ///
 /// # Safety
@@ -67,23 +81,37 @@ pub(crate) unsafe fn arrive_with_copies(barrier: u32) {
     }
 }
 
-/// Waits until the phase of parity `parity` is complete. The phase before the first counts as
-/// complete.
-#[inline(always)]
-pub(crate) fn wait(barrier: u32, parity: u32) {
-    loop {
-        let over: u32;
-        // SAFETY: reads the barrier only.
-        unsafe {
-            asm!(
-                "{{ .reg .pred over; mbarrier.try_wait.parity.shared.b64 over, [{1}], {2}; selp.b32 {0}, 1, 0, over; }}",
-                out(reg32) over, in(reg32) barrier, in(reg32) parity, options(nostack, preserves_flags)
-            );
+/// Declares a function that waits for a phase.
+macro_rules! wait {
+    ($(#[$doc:meta])* $name:ident $instruction:literal) => {
+        $(#[$doc])*
+        #[inline(always)]
+        pub(crate) fn $name(barrier: u32, parity: u32) {
+            loop {
+                let over: u32;
+                // SAFETY: reads the barrier only.
+                unsafe {
+                    asm!(
+                        concat!("{{ .reg .pred over; ", $instruction, " over, [{1}], {2}; selp.b32 {0}, 1, 0, over; }}"),
+                        out(reg32) over, in(reg32) barrier, in(reg32) parity, options(nostack, preserves_flags)
+                    );
+                }
+                if over != 0 {
+                    return;
+                }
+            }
         }
-        if over != 0 {
-            return;
-        }
-    }
+    };
+}
+
+wait! {
+    /// Waits until the phase of parity `parity` is complete. The phase before the first counts as
+    /// complete.
+    wait "mbarrier.try_wait.parity.shared.b64"
+}
+wait! {
+    /// [`wait`]; arrivals of all thread blocks of the cluster are acquired.
+    wait_in_cluster "mbarrier.try_wait.parity.shared::cta.b64"
 }
 
 /// Starts to copy `bytes` bytes from global to shared memory. They arrive on a barrier that expects
@@ -100,6 +128,23 @@ pub(crate) unsafe fn copy(to: u32, from: *const u8, bytes: u32, barrier: u32) {
         asm!(
             "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [{}], [{}], {}, [{}];",
             in(reg32) to, in(reg64) from, in(reg32) bytes, in(reg32) barrier, options(nostack, preserves_flags)
+        );
+    }
+}
+
+/// [`copy`] to the same address in each thread block of the cluster that `blocks` has a bit for.
+/// The bytes arrive on the barrier at the same address in each of them.
+///
+/// # Safety
+/// As for [`copy`], in each of the thread blocks. None of them ends before the copy completes.
+#[inline(always)]
+pub(crate) unsafe fn copy_multicast(to: u32, from: *const u8, bytes: u32, barrier: u32, blocks: u16) {
+    // SAFETY: the instruction needs exactly the caller's promise.
+    unsafe {
+        asm!(
+            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [{}], [{}], {}, [{}], {};",
+            in(reg32) to, in(reg64) from, in(reg32) bytes, in(reg32) barrier, in(reg16) blocks,
+            options(nostack, preserves_flags)
         );
     }
 }

@@ -54,11 +54,11 @@ fn multiplying<T: Exact + Activation>(
     let out = case.memory.allocate_aligned("out", bytes, each as u64);
     let ([bias, residual], steps) = Fused::arguments(product.fused.as_ref(), &mut case);
     let semaphores = case.memory.allocate_from_aligned("semaphores", &[0; 4 * SEMAPHORES as usize], 4);
-    let sums_bytes = partial_sum_bytes(gemm.schedule.thread_blocks, config);
+    let sums_bytes = partial_sum_bytes(gemm.thread_blocks(config), config);
     let partial_sums = case.memory.allocate_aligned("partial sums", sums_bytes as usize, 16);
     case.step(
         kernel_of(config),
-        u64::from(gemm.schedule.thread_blocks),
+        u64::from(gemm.thread_blocks(config)),
         vec![
             codes.into(),
             scales.into(),
@@ -117,10 +117,11 @@ fn product<T: Exact + Activation>(
     Arc::new(LazyLock::new(Box::new(make)))
 }
 
-/// The configurations for a format that pack activations, with clusters of a size.
-fn configs<T: Activation>(format: Format, cluster: u32) -> impl Iterator<Item = GemmConfig> {
+/// The configurations for a format that pack activations, with clusters that share K-iterations, or
+/// others.
+fn configs<T: Activation>(format: Format, share_k: bool) -> impl Iterator<Item = GemmConfig> {
     let all = GemmConfig::for_operands(format, T::DTYPE);
-    all.filter(move |config| !config.mainloop.is_gemv() && config.cluster == cluster)
+    all.filter(move |config| !config.mainloop.is_gemv() && (config.k_sharers() > 1) == share_k)
 }
 
 /// The case of a configuration. It is about `kernel`: the one that multiplies, or the one that packs.
@@ -132,6 +133,7 @@ fn case_of<T: Exact + Activation>(
     steps: Option<usize>,
 ) -> Case {
     let GemmCase { thread_blocks, stages, .. } = case;
+    let thread_blocks = thread_blocks * config.row_sharers();
     let made = Arc::clone(made);
     let what = format!("{config}, {case:?}, {:?}", steps.map(|number| STEPS[number]));
     let make = move || multiplying(&made, config, thread_blocks, stages);
@@ -142,12 +144,12 @@ fn cases_of<T: Exact + Activation>(cases: &mut Vec<Case>) {
     for format in Format::MULTIPLIED {
         for (i, case) in (0..).zip(SINGLE) {
             let made = product::<T>(format, case, i, None);
-            for config in configs::<T>(format, 1) {
+            for config in configs::<T>(format, false) {
                 cases.push(case_of(&made, case, config, kernel_of(config).into(), None));
             }
             // Each mainloop reads another order of packed activations.
             for mainloop in Mainloop::ALL {
-                let of_mainloop = configs::<T>(format, 1).find(|config| config.mainloop == mainloop);
+                let of_mainloop = configs::<T>(format, false).find(|config| config.mainloop == mainloop);
                 cases
                     .extend(of_mainloop.map(|config| case_of(&made, case, config, pack_kernel::<T>(), None)));
             }
@@ -155,7 +157,7 @@ fn cases_of<T: Exact + Activation>(cases: &mut Vec<Case>) {
         for (i, case) in (0..).zip(CLUSTERS) {
             for steps in [None, Some(i as usize % STEPS.len())] {
                 let made = product::<T>(format, case, i, steps);
-                for config in configs::<T>(format, 2) {
+                for config in configs::<T>(format, true) {
                     cases.push(case_of(&made, case, config, kernel_of(config).into(), steps));
                 }
             }
@@ -163,7 +165,7 @@ fn cases_of<T: Exact + Activation>(cases: &mut Vec<Case>) {
         for (i, case) in (0..).zip(WITH_STEPS) {
             for number in 0..STEPS.len() {
                 let made = product::<T>(format, case, i, Some(number));
-                for config in configs::<T>(format, 1) {
+                for config in configs::<T>(format, false) {
                     cases.push(case_of(&made, case, config, kernel_of(config).into(), Some(number)));
                 }
             }

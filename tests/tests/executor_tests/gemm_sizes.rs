@@ -11,7 +11,7 @@ pub(super) struct GemmCase {
     pub(super) rows: usize,
     pub(super) cols: usize,
     pub(super) tokens: usize,
-    /// Thread blocks that the GPU has room for.
+    /// Thread blocks, or clusters that share rows, that the GPU has room for.
     pub(super) thread_blocks: u32,
     /// Stages in shared memory, if that many fit.
     pub(super) stages: u32,
@@ -30,7 +30,7 @@ const CASE: GemmCase = GemmCase {
     activations: X::Common,
 };
 
-/// Without clusters: one work tile and several, whole ones and split ones, by two thread blocks and by many;
+/// Without clusters that share K-iterations: one work tile and several, whole ones and split ones, by two thread blocks and by many;
 /// rows, columns and tokens that end within a tile; fewer K-iterations than stages, and more; more work tiles
 /// than their queue has entries.
 pub(super) const SINGLE: [GemmCase; 21] = [
@@ -97,7 +97,7 @@ pub(super) const SINGLE: [GemmCase; 21] = [
     GemmCase { rows: 3, cols: 64, tokens: 290, thread_blocks: 1, stages: 2, ..CASE },
 ];
 
-/// In clusters of two: a cluster for each work tile and several; work tiles in a row and side by side; tokens
+/// In clusters of two that share K-iterations: a cluster for each work tile and several; work tiles in a row and side by side; tokens
 /// of both halves of a token tile, of one of them, and of two token tiles.
 pub(super) const CLUSTERS: [GemmCase; 6] = [
     GemmCase { rows: 20, cols: 512, tokens: 16, thread_blocks: 2, stages: 2, ..CASE },

@@ -119,6 +119,11 @@ const CHANGES: [Change; 11] = [
 const OFTEN_NOTHING: [(&str, usize); 3] =
     [("another rounding mode", 30), ("a bound off by one", 40), ("a guard dropped", 60)];
 
+/// The mainloops with a work tile in shared memory, by a part of their kernels' names, and the
+/// smallest tile of each.
+const SMALLEST_TILES: [[&str; 2]; 3] =
+    [["_mma_", "mma_256x16"], ["_wgmma_", "wgmma_128x8"], ["_multicast_", "multicast_256x192_c2"]];
+
 /// The percentage of mutations of other kinds that must be detected.
 const MOSTLY_NOTICED: usize = 75;
 
@@ -233,8 +238,11 @@ fn changes_to_kernels_are_noticed() {
         // Of the GEMM, only kernels with the smallest token tile: the others are the same text with
         // other numbers. For sm_90a, only its own kernels.
         let wanted = |name: &str| {
-            let other_tile = name.contains("mma_") && !name.ends_with("mma_256x16");
-            !other_tile && (!described.wgmma || name.contains("wgmma"))
+            let of_tile = |[mainloop, _]: &[&str; 2]| name.contains(mainloop);
+            match SMALLEST_TILES.iter().find(|tile| of_tile(tile)) {
+                Some([_, smallest]) => name.ends_with(smallest),
+                None => !described.wgmma,
+            }
         };
         let results: Vec<_> =
             kernels_for(described).par_bridge().filter(|kernel| wanted(kernel.name)).map(of_kernel).collect();

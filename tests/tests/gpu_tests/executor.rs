@@ -380,7 +380,8 @@ pub(crate) fn matches_the_gpu(gpu: &Gpu) {
         let text = ptx(described).to_string();
         let whole = Module::parse(&text).expect("PTX");
         let plain = Loaded::new(gpu, &text).expect("PTX");
-        let own = |name: &str| !described.wgmma || name.contains("wgmma");
+        let of_wgmma = |name: &str| ["wgmma", "multicast"].iter().any(|word| name.contains(word));
+        let own = |name: &str| !described.wgmma || of_wgmma(name);
         for kernel in kernels_for(described).filter(|kernel| own(kernel.name)) {
             let (tails, own): (Vec<_>, Vec<_>) = all
                 .iter()

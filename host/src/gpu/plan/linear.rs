@@ -108,15 +108,16 @@ pub(in crate::gpu) fn most_workspace_bytes(
         if config.mainloop.is_gemv() || !config.mainloop.traits().targets.contain(kernels.target()) {
             continue;
         }
-        // With fewer tokens there may be more thread blocks, each with fewer partial sums. Clusters
-        // need no more than the same tile without.
-        let single = GemmConfig { cluster: 1, ..config };
-        let plan = ProductPlan::new(kernels, single, weights, tokens, true, None);
-        // A GPU may have too little shared memory for a configuration.
-        let plan = match (plan, config.cluster) {
-            (Ok(plan), 1) => plan,
-            (Err(error @ Error::Operands(_)), _) => return Err(error),
-            _ => continue,
+        // Thread blocks that share K-iterations need no more than the same tile without.
+        if config.k_sharers() > 1 {
+            continue;
+        }
+        // With fewer tokens there may be more thread blocks, each with fewer partial sums.
+        let plan = match ProductPlan::new(kernels, config, weights, tokens, true, None) {
+            Ok(plan) => plan,
+            Err(error @ Error::Operands(_)) => return Err(error),
+            // A GPU may have too little shared memory for a configuration.
+            Err(_) => continue,
         };
         if let ProductParams::Packed { pack_params, .. } = plan.params {
             let sums = partial_sum_bytes(kernels.sm_count(), plan.config);

@@ -143,7 +143,7 @@ impl ProductPlan {
         let gemm_params = GemmParams::new(config, weights_shape(weights), tokens, sm_count, shared)?;
         let pack = pack(config.activations)?;
         // The schedule of experts' rows is made on the GPU.
-        let thread_blocks = experts.map_or(gemm_params.schedule.thread_blocks, |_| sm_count);
+        let thread_blocks = experts.map_or(gemm_params.thread_blocks(config), |_| sm_count);
         Some(Self {
             config,
             kernel,

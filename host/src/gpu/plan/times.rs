@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::sync::OnceLock;
 
 use microscale_formats::{Dtype, Format, Words};
-use microscale_kernels_abi::{GemmConfig, Mainloop};
+use microscale_kernels_abi::GemmConfig;
 
 use crate::gpu::plan::layers::Layers;
 
@@ -130,8 +130,8 @@ impl Times {
             configs.sort_by(|(_, a), (_, b)| a.total_cmp(b));
             let fastest = |config: &GemmConfig| {
                 // GPUs without `wgmma` choose among the others.
-                let wgmma = config.mainloop == Mainloop::Wgmma;
-                let of = configs.iter().find(|(of, _)| wgmma || of.mainloop != Mainloop::Wgmma);
+                let wgmma = config.mainloop.is_wgmma();
+                let of = configs.iter().find(|(of, _)| wgmma || !of.mainloop.is_wgmma());
                 of.map_or(f32::INFINITY, |(_, time)| *time)
             };
             let kept: Vec<_> =

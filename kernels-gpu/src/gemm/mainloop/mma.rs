@@ -105,9 +105,9 @@ pub(in crate::gemm) unsafe fn gemm<F: WeightFormat, D: Activations, T: Tile>(par
     let stages = stage_shape.count(gemm.shared);
     let table = if D::TABLE == 0 { 0 } else { pin_in_register(D::TABLE) };
     let lane_activations = stage_shape.codes_bytes() + warp::lane() * 16;
-    let mut scheduler = TileScheduler::new(params.launch);
+    let mut scheduler = TileScheduler::<T>::new(params.launch);
     while let Some(k_range) = scheduler.next() {
-        let WorkTile { row_tile, token_tile, expert, .. } = params.work_tile(k_range, T::N);
+        let WorkTile { row_tile, token_tile, expert, .. } = params.work_tile::<T>(k_range);
         let problem = problem.of_expert::<F>(expert);
         let pack = u64::from(token_tile) * gemm.k_iterations.divisor + u64::from(k_range.start);
         let pack = pack * u64::from(activation_bytes) + u64::from(warp::thread() * 16);
@@ -181,7 +181,7 @@ pub(in crate::gemm) unsafe fn gemm<F: WeightFormat, D: Activations, T: Tile>(par
             let in_range =
                 scale_offset <= F::last_in_range::<D>() || zero(first_tile) && zero(first_tile + 1);
             let in_range = F::ALWAYS_IN_RANGE || warp::ballot(in_range) == u32::MAX;
-            let work_tile = params.work_tile(k_range, T::N);
+            let work_tile = params.work_tile::<T>(k_range);
             params.finish::<F, D, T, T::Accumulators, TILES>(
                 &work_tile,
                 first_tile,

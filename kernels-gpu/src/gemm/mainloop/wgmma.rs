@@ -2,8 +2,8 @@
 //! weights and multiply them by all tokens of the work tile; one group multiplies while another
 //! decodes.
 
-use microscale_kernels_abi::gemm::PACK_COLUMNS;
 use microscale_kernels_abi::gemm::stage::{MOST_STAGES, ScalePieces, WORD_OFFSET};
+use microscale_kernels_abi::gemm::{PACK_COLUMNS, TILE_ROWS};
 use microscale_kernels_abi::launch::WARP;
 
 use crate::gemm::cluster_exchange;
@@ -50,7 +50,7 @@ where
         // SAFETY: each thread has its own stage, and no thread uses the barriers yet. A producer
         // thread arrives with its copies; the first one also arrives for the activations.
         unsafe {
-            let consumers = const { T::CONFIG.consumer_warps() };
+            let consumers = const { T::CONFIG.consumer_warps() * T::CONFIG.row_sharers() };
             pipeline::init(base, warp::thread(), PRODUCERS + 1, consumers);
         }
         mbarrier::fence_init();
@@ -66,7 +66,8 @@ where
     }
     // With many accumulators, consumers take registers from producers.
     if number < const { T::CONFIG.consumer_warps() } {
-        warp::barrier();
+        // SAFETY: all lanes of the warp are here.
+        unsafe { barrier::<T>() };
         if T::Accumulators::LEN > 64 {
             warp_group::set_registers(Registers::Many);
         }
@@ -87,9 +88,27 @@ where
             let launch = Launch { gemm, schedule: &gemm.schedule };
             produce::<F, T>(&Params { launch, ..*params }, base, true);
         } else {
-            warp::barrier();
+            barrier::<T>();
             produce::<F, T>(params, base, false);
         }
+    }
+}
+
+/// The barrier of the thread block, with multicast of the cluster: its thread blocks write to each
+/// other's stages and barriers.
+///
+/// # Safety
+/// All lanes of the warp call it.
+#[inline(always)]
+unsafe fn barrier<T: Tile>() {
+    if T::MULTICAST {
+        // SAFETY: all lanes arrive and wait.
+        unsafe {
+            cluster::arrive();
+            cluster::wait();
+        }
+    } else {
+        warp::barrier();
     }
 }
 
@@ -106,9 +125,9 @@ unsafe fn produce<F: WeightFormat, T: Tile>(params: &Params<'_>, base: u32, mut 
     let mut state = PipelineState::new(&stage_shape, gemm.shared, base);
     let mut queue = WorkQueue::new(base);
     let mut packed_are_there = false;
-    let mut scheduler = TileScheduler::new(params.launch);
+    let mut scheduler = TileScheduler::<T>::new(params.launch);
     while let Some(k_range) = scheduler.next() {
-        let work_tile = params.work_tile(k_range, T::N);
+        let work_tile = params.work_tile::<T>(k_range);
         let WorkTile { row_tile, token_tile, .. } = work_tile;
         let problem = params.problem.of_expert::<F>(work_tile.expert);
         let pack = u64::from(token_tile) * gemm.k_iterations.divisor + u64::from(k_range.start);
@@ -119,11 +138,12 @@ unsafe fn produce<F: WeightFormat, T: Tile>(params: &Params<'_>, base: u32, mut 
         let k_iterations = k_range.end - k_range.start;
         let mut left = k_iterations;
         if barrier_ahead {
-            warp::barrier();
+            // SAFETY: all lanes of the warp are here.
+            unsafe { barrier::<T>() };
             barrier_ahead = false;
         }
         while left > 0 {
-            state.producer_acquire();
+            state.producer_acquire::<T>();
             // SAFETY: all consumer warps have released the stage.
             unsafe {
                 weights.copy(state.stage_address());
@@ -142,7 +162,16 @@ unsafe fn produce<F: WeightFormat, T: Tile>(params: &Params<'_>, base: u32, mut 
                     }
                     mbarrier::arrive_expecting(state.full_barrier(), pack_bytes);
                     let to = state.stage_address() + const { T::STAGE.codes_bytes() };
-                    mbarrier::copy(to, pack, pack_bytes, state.full_barrier());
+                    let barrier = state.full_barrier();
+                    if T::MULTICAST {
+                        let bytes = const { T::STAGE.activation_bytes() / T::CONFIG.row_sharers() };
+                        let blocks = const { (1 << T::CONFIG.row_sharers()) - 1 };
+                        let first = cluster::rank() * bytes;
+                        let from = pack.wrapping_add(first as usize);
+                        mbarrier::copy_multicast(to + first, from, bytes, barrier, blocks);
+                    } else {
+                        mbarrier::copy(to, pack, pack_bytes, barrier);
+                    }
                 }
                 pack = pack.wrapping_add(pack_bytes as usize);
             }
@@ -153,7 +182,8 @@ unsafe fn produce<F: WeightFormat, T: Tile>(params: &Params<'_>, base: u32, mut 
         scheduler.advance(&k_range);
     }
     if barrier_ahead {
-        warp::barrier();
+        // SAFETY: all lanes of the warp are here.
+        unsafe { barrier::<T>() };
     }
     // Memory is idle from now on.
     ptx::start_next_kernel();
@@ -178,7 +208,7 @@ unsafe fn consume<F: WeightFormat, D: Activations, T: Tile>(
     let mut state = PipelineState::new(&stage_shape, params.launch.gemm.shared, base);
     let same_leads =
         (problem.shape.rows * problem.shape.blocks).is_multiple_of(u64::from(ScalePieces::MOST.bytes));
-    if TileScheduler::new(params.launch).next().is_none() {
+    if TileScheduler::<T>::new(params.launch).next().is_none() {
         return;
     }
     let mut queue = WorkQueue::new(base);
@@ -195,6 +225,8 @@ unsafe fn consume<F: WeightFormat, D: Activations, T: Tile>(
         // SAFETY: the whole warp group is here.
         let scale_offset =
             unsafe { mainloop::<F, D, T, T::Accumulators>(all, fragments, state, packs, table) };
+        // The tile's number in the work tile.
+        let tile = T::first_row() / TILE_ROWS + tile;
         // SAFETY: the whole warp group is here. The producer reuses the queue's entry only after
         // this warp has released the first stage of a later work tile.
         unsafe {
@@ -204,7 +236,7 @@ unsafe fn consume<F: WeightFormat, D: Activations, T: Tile>(
                 out_of_range_is_zero::<F, D, T>(&problem, work_tile.row_tile, tile, &work_tile.k_range)
             };
             let in_range = F::ALWAYS_IN_RANGE || warp::ballot(in_range) == u32::MAX;
-            if T::CONFIG.cluster > 1 {
+            if T::CONFIG.k_sharers() > 1 {
                 let (kept, in_range) = cluster_exchange::add::<T>(base, tile, &accumulators, in_range);
                 let slice = TokenSlice::half(cluster::rank());
                 params.finish::<F, D, T, T::Exchanged, 1>(&work_tile, tile, slice, [kept], in_range);
@@ -219,8 +251,16 @@ unsafe fn consume<F: WeightFormat, D: Activations, T: Tile>(
                     in_range,
                 );
             }
-            // Thread blocks in clusters have one work tile each.
-            if T::CONFIG.cluster > 1 || queue.front_is_last() {
+            // Thread blocks that exchange accumulators have one work tile each.
+            if T::CONFIG.k_sharers() > 1 {
+                return;
+            }
+            if queue.front_is_last() {
+                if T::MULTICAST {
+                    // The other thread block's consumers still release stages here.
+                    cluster::arrive();
+                    cluster::wait();
+                }
                 return;
             }
         }
@@ -271,7 +311,7 @@ where
                 D::Wgmma::multiply_tokens(accumulators, now.decode::<D, 0>(&factors, table), tokens);
                 if pack == 0 {
                     // `multiply_tokens` has waited for all products of the previous stage.
-                    state.consumer_release_previous(!first);
+                    state.consumer_release_previous::<T>(!first);
                 }
                 D::Wgmma::multiply_tokens(accumulators, now.decode::<D, 1>(&factors, table), tokens + 32);
                 // The next pack's weights are loaded while these are decoded. After the last pack,
@@ -297,7 +337,7 @@ where
     // SAFETY: the whole warp group is here, and `wait` waits for all products.
     unsafe {
         D::Wgmma::wait(accumulators);
-        state.consumer_release_previous(true);
+        state.consumer_release_previous::<T>(true);
     }
     scale_offset
 }
