@@ -12,16 +12,16 @@
 //! An instruction adds [`STEP`] = 64 products to an accumulator, an f32:
 //!
 //! 1. Elements form four groups of [`GROUP`] = 16, in MXFP4 too. The sum of a group's products is
-//!    exact, and so is its product with the significands of both block scales. It is a [`Term`]. Its
-//!    exponent is the sum of the exponents of both scales, whatever the sum. Subnormal E4M3 scales
-//!    have the exponent −6, and E8M0 scales the significand 1.
+//!    exact, and so is its product with the significands of both block scales. It is a [`Term`].
+//!    Its exponent is the sum of the exponents of both scales, whatever the sum. Subnormal E4M3
+//!    scales have the exponent −6, and E8M0 scales the significand 1.
 //! 2. The exponent of the accumulator is −126 if it is zero or subnormal.
 //! 3. The four terms and the accumulator are truncated toward zero to multiples of 2^(e − 35). e is
 //!    the largest of the five exponents.
 //! 4. Their sum is exact. It is truncated toward zero to f32. Zero is +0, and 2^128 is infinite.
 //!
-//! If a scale or the accumulator is NaN, the result is [`NAN`]. MMA-Sim leaves infinite accumulators
-//! open. Here they stay as they are, because all terms are finite.
+//! If a scale or the accumulator is NaN, the result is [`NAN`]. MMA-Sim leaves infinite
+//! accumulators open. Here they stay as they are, because all terms are finite.
 //!
 //! # A row
 //!
@@ -36,7 +36,8 @@
 //! 2^128,
 //!
 //! ```text
-//! |y − Σ a·b| ≤ γ · M + δ        γ = n · (2^−23 + 5 · 2^−35)        δ = n · (5 · 2^−35 · S + 2^−149)
+//! |y − Σ a·b| ≤ γ · M + δ
+//! γ = n · (2^−23 + 5 · 2^−35)        δ = n · (5 · 2^−35 · S + 2^−149)
 //! ```
 //!
 //! as [`gamma`] and [`delta`] compute. S is the largest product of two powers of two in the
