@@ -73,11 +73,12 @@ fn sums_of_groups(terms: &Lanes<f32>) -> Four {
 fn add_k_steps(sums: &[Four; 4], accumulators: &mut Four, range: &Range) -> bool {
     let mut in_range = true;
     for k_step in 0..4 {
-        for (token, accumulator) in accumulators.iter_mut().enumerate() {
+        let sums = sums.map(|token| token[k_step]);
+        for (token, (accumulator, sum)) in accumulators.iter_mut().zip(sums).enumerate() {
             let magnitude = accumulator.abs();
             in_range &=
                 (magnitude == 0.0 || magnitude >= range.lowest[token]) & (magnitude < range.limits[token]);
-            *accumulator = truncated(*accumulator + sums[token][k_step]);
+            *accumulator = truncated(*accumulator + sum);
         }
     }
     in_range
