@@ -89,7 +89,7 @@ pub fn gemm_fp4_with<'a, 'b, T: Activation>(
 /// use microscale::{Gate, Recipe, Shape, gemm_fp4_gated, quantize};
 ///
 /// let recipe = Recipe::default();
-/// let [x, gate, up] = [1.0, 0.5, 2.0].map(|x| quantize(&[x; 32], Shape::new(1, 32), &recipe));
+/// let [x, gate, up] = [1f32, 0.5, 2.0].map(|x| quantize(&[x; 32], Shape::new(1, 32), &recipe));
 /// let mut out = [0f32];
 /// gemm_fp4_gated(&x?.tensor, &gate?.tensor, &up?.tensor, Gate::SILU, &mut out)?;
 /// assert!((out[0] - 64.0 * 16.0).abs() < 1e-3); // 64 · silu(16)
