@@ -28,6 +28,7 @@
 //! | [`search`] | choosing a block's scale by its error: [`Search`] |
 //! | [`hessian`] | choosing it by the error in a layer's output: [`Hessian`](hessian::Hessian) |
 //! | [`dot`] | the product of two quantized vectors, and the order of its sums |
+//! | [`fp4_dot`] | the same product with the arithmetic of Blackwell's tensor cores |
 //! | [`weights`] | the product of a quantized row and a vector of 16-bit activations |
 //! | [`int8`] | the same product with activations rounded to INT8 |
 //! | [`kv`] | paged KV caches: [`KvShape`](kv::KvShape) |
@@ -51,6 +52,7 @@ pub mod e8m0;
 pub mod errors;
 pub mod facts;
 pub mod format;
+pub mod fp4_dot;
 pub mod fp8;
 pub mod gate;
 pub mod hessian;

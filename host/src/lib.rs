@@ -30,6 +30,7 @@
 //! | round activations to INT8 | [`Device::load_weights`] | [`gemm_weights_int8()`] |
 //! | multiply with experts | | [`gemm_experts()`], [`gemm_experts_int8()`] |
 //! | multiply quantized operands | | [`gemv()`] |
+//! | the same, with the bits of Blackwell's tensor cores | | [`gemm_fp4()`], [`gemm_fp4_gated()`] |
 //! | quantize activations | `Gpu::quantize_activations_on` | [`quantize_activations()`] |
 //! | write KV caches | `Gpu::append_kv_on` | [`append_kv()`] |
 //! | read KV caches | `Gpu::gather_kv_on` | [`gather_kv()`] |
@@ -60,7 +61,8 @@
 //! - [`GptqOptions`], [`GptqOrder`] and [`GptqScales`] are requests of GPTQ, [`GptqQuantized`] and
 //!   [`OutputLoss`] its results.
 //! - [`Batch`] divides the operands of [`gemv()`]. [`ExpertRows`] is the order of experts' rows.
-//!   [`ActivationPrecision`] says whether a product rounds activations.
+//!   [`Fp4Weights`] adds alpha and a bias to [`gemm_fp4()`]. [`ActivationPrecision`] says whether a
+//!   product rounds activations.
 //! - [`Gate`], [`interleave_rows`], [`deinterleave_rows`] and `gpu::DeviceEpilogue` fuse an
 //!   epilogue into a product on a GPU.
 //! - [`search_global`] chooses a global scale by its loss, and [`check_search`] checks a search.
@@ -89,6 +91,7 @@ mod element;
 mod elements;
 mod error;
 mod experts;
+mod fp4;
 mod gemv;
 mod gptq;
 #[cfg(feature = "cuda")]
@@ -116,8 +119,8 @@ pub use amax::Amax;
 pub use check_search::check_search;
 pub use cpu::{
     GptqFactor, amax, append_kv, dequantize, dequantize_into, gather_kv, gemm_experts, gemm_experts_int8,
-    gemm_weights, gemm_weights_int8, gemv, gemv_weights, quantize, quantize_activations, quantize_gptq,
-    quantize_into, quantize_into_parts, quantize_with,
+    gemm_fp4, gemm_fp4_gated, gemm_weights, gemm_weights_int8, gemv, gemv_weights, quantize,
+    quantize_activations, quantize_gptq, quantize_into, quantize_into_parts, quantize_with,
 };
 pub use device::{Device, DeviceChoice};
 pub use element::{Dtype, Element, narrow};
@@ -125,6 +128,7 @@ pub use error::{ActivationFault, Error, GptqFault, HessianFault, OperandFault, R
 #[doc(hidden)]
 pub use error::{choice, searches};
 pub use experts::ExpertRows;
+pub use fp4::Fp4Weights;
 pub use gemv::{Activation, Batch};
 pub use gptq::{GPTQ_DAMPING, GptqOptions, GptqOrder, GptqQuantized, GptqScales, OutputLoss};
 pub use interleave::{deinterleave_rows, interleave_rows};

@@ -161,6 +161,15 @@ impl<'a> QuantizedView<'a> {
         }
     }
 
+    /// Returns the same matrix with its [`Self::linear_scales`].
+    pub(crate) const fn with_linear_scales<'b>(&self, scales: &'b [u8]) -> QuantizedView<'b>
+    where
+        'a: 'b,
+    {
+        let shape = self.shape.with_scale_layout(ScaleLayout::Linear);
+        QuantizedView { shape, codes: self.codes, scales, global_scale: self.global_scale }
+    }
+
     /// Returns NVFP4's global scale, if there is one.
     pub const fn global_scale(&self) -> Option<GlobalScale> {
         self.global_scale

@@ -3,6 +3,7 @@
 mod golden_tests {
     mod activations;
     mod layout;
+    mod mma;
     mod mx;
     mod mx_groups;
     mod nvfp4;

@@ -10,6 +10,7 @@ mod property_tests {
     mod device;
     mod errors;
     mod experts;
+    mod fp4;
     mod gemm;
     mod gemv;
     mod inputs;

@@ -23,10 +23,10 @@ use super::products::activations::{PackedActivations, Packing};
 #[cfg(target_arch = "x86_64")]
 use super::products::few_tokens_bf16::PackedTokenPairs;
 use super::products::panels::{self, Operands, Scratch, TokenSums};
-use super::products::rows::Row;
+use super::products::rows::{Row, Rows};
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 use super::products::tiles::Amx;
-use super::products::{dot, few_tokens, int8};
+use super::products::{dot, few_tokens, fp4, int8};
 use super::rounding::params::{FormatParams, QuantizeParams};
 use super::rounding::thresholds::Thresholds;
 use super::search::hessian::Hessians;
@@ -335,6 +335,31 @@ impl Isa {
     /// Encodes a row in FP8 under one scale.
     pub(super) fn encode_fp8(self, row: &[f32], scale: f32, codes: &mut [u8]) {
         by_instance!(self, encode_fp8(row, scale, codes));
+    }
+
+    /// Packs a tile of tokens for products of FP4.
+    pub(super) fn pack_fp4(self, format: Format, rows: Rows<'_>, tile: fp4::TokenTileMut<'_>) {
+        by_instance!(self, pack_fp4(format, rows, tile));
+    }
+
+    /// The products of FP4 of up to [`fp4::ROWS`] rows and all tokens, by token.
+    pub(super) fn multiply_fp4(
+        self,
+        operands: &fp4::Operands<'_>,
+        sums: &mut [f32],
+        scratch: &mut fp4::Scratch,
+    ) {
+        #[cfg(target_arch = "x86_64")]
+        if matches!(self, Self::Avx512Vnni | Self::Avx512Bf16 | Self::AmxBf16)
+            && let Some(vnni) = Avx512Vnni::detect()
+        {
+            // SAFETY: the function enables the features that `vnni` proves.
+            return unsafe { instances::multiply_fp4_vnni(vnni, operands, sums, scratch) };
+        }
+        match self {
+            Self::Reference => fp4::multiply_reference(operands, sums),
+            _ => by_instance!(self, multiply_fp4(operands, sums, scratch)),
+        }
     }
 
     /// Packs one token's activations for products in INT8.

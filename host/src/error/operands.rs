@@ -104,6 +104,14 @@ pub enum OperandFault {
         /// Rows of the weights.
         rows: usize,
     },
+    /// Two matrices of a gate differ in rows.
+    #[error("the gate has {gate} rows and up has {up}; both must have the same number")]
+    GateRows {
+        /// Rows of the gate's weights.
+        gate: usize,
+        /// Rows of the other weights.
+        up: usize,
+    },
     /// The rows of two matrices cannot be interleaved.
     #[error("gate and up differ in shape, format or global scale; quantize them with one global scale")]
     Interleaved,

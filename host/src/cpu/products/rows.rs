@@ -54,6 +54,12 @@ impl<'a> Rows<'a> {
         Self { all, code_bytes: blocks * tensor.format().block_bytes(), blocks }
     }
 
+    /// The rows from one on.
+    pub(in crate::cpu) fn skip(&self, rows: usize) -> Self {
+        let codes = &self.all.codes[rows * self.code_bytes..];
+        Self { all: Row { codes, scales: &self.all.scales[rows * self.blocks..] }, ..*self }
+    }
+
     /// Inlined: returned through memory, the four words would stall each caller that copies them.
     #[inline(always)]
     pub(in crate::cpu) fn at(&self, row: usize) -> Row<'a> {

@@ -1,0 +1,238 @@
+//! Products of two matrices of FP4, with the bits of Blackwell's tensor cores.
+
+use microscale_formats::{Gate, GlobalScale, dot};
+use rayon::prelude::*;
+
+use super::isa::Isa;
+use crate::cpu::products::fp4::{Fp4Tokens, Operands, ROWS, Scratch};
+use crate::cpu::products::rows::{Rows, scale_and_round};
+use crate::cpu::simd::Scalars;
+use crate::element::Element;
+use crate::error::Result;
+use crate::fp4::{Fp4Weights, check};
+use crate::gemv::Activation;
+use crate::view::QuantizedView;
+
+/// Most tokens per decoding of the weights.
+const TASK_TOKENS: usize = 256;
+
+/// Multiplies weights by quantized activations, both in NVFP4 or both in MXFP4, on the CPU.
+///
+/// Computes `out[n, m] = alpha · Σₖ weights[m, k] · activations[n, k] + bias[m]`, with block scales
+/// and both global scales. `activations` is `[N, K]`, `weights` is `[M, K]` and `out` is `[N, M]`
+/// without gaps, in f32, f16 or bf16. Scales may be linear or swizzled. K may be any number: rows
+/// end with whole blocks, and the elements after K are multiplied as they are stored. Quantizing
+/// stores zeros there.
+///
+/// # Bits
+///
+/// [`microscale_formats::fp4_dot`] defines the sum, and bounds its error: it has the bits of
+/// Blackwell's `mma.sync` with block scales, one k-step of 64 after the other. Every instruction
+/// set and every number of threads gives these bits. In f64, the sum is multiplied by the global
+/// scale of the activations, by the global scale of the weights and by alpha. Then the bias is
+/// added. The result is rounded once. A NaN scale makes the results of its row or token NaN.
+///
+/// To round least, call [`gemv`](crate::gemv()), which takes the same operands.
+///
+/// ```
+/// use microscale::{Fp4Weights, Recipe, Shape, gemm_fp4, quantize};
+///
+/// let recipe = Recipe::default(); // MXFP4
+/// let weights = quantize(&[0.5f32; 2 * 32], Shape::new(2, 32), &recipe)?.tensor;
+/// let x = [[1f32; 32], [2f32; 32], [4f32; 32]].concat(); // three tokens
+/// let x = quantize(&x, Shape::new(3, 32), &recipe)?.tensor;
+/// let mut out = [0f32; 3 * 2];
+/// gemm_fp4(&x, &weights, &mut out)?;
+/// assert_eq!(out, [16.0, 16.0, 32.0, 32.0, 64.0, 64.0]);
+///
+/// let weights = Fp4Weights::from(&weights).alpha(0.5).bias(&[1.0, -1.0]);
+/// gemm_fp4(&x, weights, &mut out)?;
+/// assert_eq!(out, [9.0, 7.0, 17.0, 15.0, 33.0, 31.0]);
+/// # Ok::<(), microscale::Error>(())
+/// ```
+///
+/// # Errors
+///
+/// [`crate::Error::Operands`] if the operands differ in format or columns or are in other formats,
+/// and [`crate::Error::Length`] if `out` has fewer elements than `[N, M]`, or the bias fewer than
+/// `[M]`.
+pub fn gemm_fp4<'a, 'b, T: Activation>(
+    activations: impl Into<QuantizedView<'a>>,
+    weights: impl Into<Fp4Weights<'b>>,
+    out: &mut [T],
+) -> Result<()> {
+    gemm_fp4_with(Isa::best(), activations, weights, out)
+}
+
+/// [`gemm_fp4`] with a given instruction set, for tests and comparisons.
+///
+/// # Errors
+///
+/// The errors of [`gemm_fp4`].
+pub fn gemm_fp4_with<'a, 'b, T: Activation>(
+    isa: Isa,
+    activations: impl Into<QuantizedView<'a>>,
+    weights: impl Into<Fp4Weights<'b>>,
+    out: &mut [T],
+) -> Result<()> {
+    multiply(isa, activations.into(), [weights.into()], out, |[y]| y)
+}
+
+/// Multiplies quantized activations by two matrices and combines the results with a gate, on the
+/// CPU.
+///
+/// `gate` and `up` are `[M, K]`, and each has its own global scale, alpha and bias. Both products
+/// are rounded to f32, [`Gate::of`] combines them in f32, and the result is rounded once. Otherwise
+/// like [`gemm_fp4`].
+///
+/// ```
+/// use microscale::{Gate, Recipe, Shape, gemm_fp4_gated, quantize};
+///
+/// let recipe = Recipe::default();
+/// let [x, gate, up] = [1f32, 0.5, 2.0].map(|x| quantize(&[x; 32], Shape::new(1, 32), &recipe));
+/// let mut out = [0f32];
+/// gemm_fp4_gated(&x?.tensor, &gate?.tensor, &up?.tensor, Gate::SILU, &mut out)?;
+/// assert!((out[0] - 64.0 * 16.0).abs() < 1e-3); // 64 · silu(16)
+/// # Ok::<(), microscale::Error>(())
+/// ```
+///
+/// # Errors
+///
+/// The errors of [`gemm_fp4`], and [`crate::OperandFault::GateRows`] if `gate` and `up` differ in
+/// rows.
+pub fn gemm_fp4_gated<'a, 'b, 'c, T: Activation>(
+    activations: impl Into<QuantizedView<'a>>,
+    gate: impl Into<Fp4Weights<'b>>,
+    up: impl Into<Fp4Weights<'c>>,
+    by: Gate,
+    out: &mut [T],
+) -> Result<()> {
+    gemm_fp4_gated_with(Isa::best(), activations, [gate.into(), up.into()], by, out)
+}
+
+/// [`gemm_fp4_gated`] with a given instruction set, for tests and comparisons.
+///
+/// `weights` are gate and up.
+///
+/// # Errors
+///
+/// The errors of [`gemm_fp4_gated`].
+pub fn gemm_fp4_gated_with<'a, T: Activation>(
+    isa: Isa,
+    activations: impl Into<QuantizedView<'a>>,
+    weights: [Fp4Weights<'_>; 2],
+    by: Gate,
+    out: &mut [T],
+) -> Result<()> {
+    let combined = |both: [f64; 2]| {
+        let [gate, up] = both.map(|y| y as f32);
+        f64::from(by.of::<Scalars>(gate, up))
+    };
+    multiply(isa, activations.into(), weights, out, combined)
+}
+
+/// Multiplies by `N` matrices, and combines the `N` results at a place before they are rounded.
+fn multiply<T: Element, const N: usize>(
+    isa: Isa,
+    activations: QuantizedView<'_>,
+    weights: [Fp4Weights<'_>; N],
+    out: &mut [T],
+    combined: impl Fn([f64; N]) -> f64 + Sync,
+) -> Result<()> {
+    let rows = check(activations, &weights, out.len())?;
+    let tokens = activations.rows();
+    if rows == 0 || tokens == 0 {
+        return Ok(());
+    }
+    let out = &mut out[..tokens * rows];
+    let scales = activations.linear_scales();
+    let activations = activations.with_linear_scales(&scales);
+    let scales = weights.each_ref().map(|weights| weights.view.linear_scales());
+    let mut matrices = weights;
+    for (matrix, scales) in matrices.iter_mut().zip(&scales) {
+        matrix.view = matrix.view.with_linear_scales(scales);
+    }
+    let product = Product { isa, activations, matrices, combined };
+    for (block, out) in out.chunks_mut(TASK_TOKENS * rows).enumerate() {
+        product.block(block * TASK_TOKENS, out);
+    }
+    Ok(())
+}
+
+/// A product with linear scales, shared by its tasks.
+struct Product<'a, F, const N: usize> {
+    isa: Isa,
+    activations: QuantizedView<'a>,
+    matrices: [Fp4Weights<'a>; N],
+    combined: F,
+}
+
+impl<F: Fn([f64; N]) -> f64 + Sync, const N: usize> Product<'_, F, N> {
+    /// Multiplies up to [`TASK_TOKENS`] tokens. `out` determines their number.
+    fn block<T: Element>(&self, first: usize, out: &mut [T]) {
+        let rows = self.matrices[0].view.rows();
+        let (format, tokens) = (self.activations.format(), out.len() / rows);
+        let all_tokens = Rows::of(self.activations).skip(first);
+        let mut x = Fp4Tokens::new(self.activations.cols(), tokens);
+        if self.isa != Isa::Reference {
+            let tiles: Vec<_> = x.tiles_mut().collect();
+            tiles.into_par_iter().for_each(|tile| self.isa.pack_fp4(format, all_tokens, tile));
+        }
+        // By panel, then by token.
+        let mut by_panel = vec![T::default(); out.len()];
+        let panels = by_panel.par_chunks_mut(ROWS * tokens).enumerate();
+        panels.for_each_init(Buffers::default, |buffers, (panel, out)| {
+            self.panel(panel * ROWS, all_tokens, &x, out, buffers);
+        });
+        out.par_chunks_mut(rows).enumerate().for_each(|(token, out)| {
+            for (out, panel) in out.chunks_mut(ROWS).zip(by_panel.chunks(ROWS * tokens)) {
+                out.copy_from_slice(&panel[token * out.len()..][..out.len()]);
+            }
+        });
+    }
+
+    /// Multiplies the rows of a panel, by token.
+    fn panel<T: Element>(
+        &self,
+        first: usize,
+        tokens: Rows<'_>,
+        x: &Fp4Tokens,
+        out: &mut [T],
+        buffers: &mut Buffers,
+    ) {
+        let count = out.len() / x.tokens();
+        let format = self.activations.format();
+        buffers.sums.resize(N * out.len(), 0.0);
+        for (matrix, sums) in self.matrices.iter().zip(buffers.sums.chunks_mut(out.len())) {
+            let all_rows = Rows::of(matrix.view);
+            // Repeats the last row to fill the array. Only existing rows are passed on.
+            let rows: [_; ROWS] = std::array::from_fn(|i| all_rows.at(first + i.min(count - 1)));
+            let operands = Operands { format, rows: &rows[..count], tokens, x };
+            self.isa.multiply_fp4(&operands, sums, &mut buffers.products);
+        }
+        let global = self.activations.global_scale();
+        for (i, out) in out.iter_mut().enumerate() {
+            let results = std::array::from_fn(|matrix| {
+                let sum = buffers.sums[matrix * (buffers.sums.len() / N) + i];
+                self.matrices[matrix].result(sum, global, first + i % count)
+            });
+            *out = scale_and_round((self.combined)(results), &[]);
+        }
+    }
+}
+
+impl Fp4Weights<'_> {
+    /// The result of a row, given its sum and the global scale of the activations.
+    fn result(&self, sum: f32, global: Option<GlobalScale>, row: usize) -> f64 {
+        let sum = dot::scaled(dot::scaled(f64::from(sum), global), self.view.global_scale());
+        sum * f64::from(self.alpha) + self.bias.map_or(0.0, |bias| f64::from(bias[row]))
+    }
+}
+
+/// Buffers of a task, reused by the thread's next task.
+#[derive(Default)]
+struct Buffers {
+    /// The sums of a panel, by matrix.
+    sums: Vec<f32>,
+    products: Scratch,
+}
