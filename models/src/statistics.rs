@@ -9,7 +9,7 @@ use std::{fs, io};
 
 use candle_core::{Device, Tensor};
 use microscale_checkpoint::calibration::{
-    COMPLETE, IMPORTANCE, INDEX, INPUT_AMAX, INPUTS, KV_AMAX, hessian as hessian_name, layer_file,
+    COMPLETE, IMPORTANCE, INDEX, INPUT_AMAX, INPUTS, KV_AMAX, RUN, hessian as hessian_name, layer_file,
 };
 use serde_json::{Map, Value, json};
 
@@ -57,7 +57,7 @@ impl Statistics {
         let file = directory.join(INDEX);
         if file.exists() {
             let statistics = Self { directory: directory.into(), index: read_json(&file)? };
-            if statistics.index.get("run") != Some(&Value::Object(identity.0.clone())) {
+            if statistics.index.get(RUN) != Some(&Value::Object(identity.0.clone())) {
                 let problem = "it has statistics of another model, text or options; choose another directory";
                 return Err(statistics.error(problem));
             }
@@ -65,7 +65,7 @@ impl Statistics {
         }
         fs::create_dir_all(directory).map_err(|source| Error::Io { path: directory.into(), source })?;
         let mut index = Map::new();
-        index.insert("run".into(), Value::Object(identity.0.clone()));
+        index.insert(RUN.into(), Value::Object(identity.0.clone()));
         index.insert("layers".into(), json!(0));
         index.insert(COMPLETE.into(), json!(false));
         for list in ["unseen_experts", INPUTS] {
