@@ -16,6 +16,9 @@ use serde_json::{Map, Value, json};
 use crate::error::{Error, Result};
 use crate::pass::Batch;
 
+/// The index' object of experts that saw no token.
+const UNSEEN: &str = "unseen_experts";
+
 /// The model, the text and the options of a calibration. Only the same run is continued.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Identity(pub Map<String, Value>);
@@ -68,7 +71,7 @@ impl Statistics {
         index.insert(RUN.into(), Value::Object(identity.0.clone()));
         index.insert("layers".into(), json!(0));
         index.insert(COMPLETE.into(), json!(false));
-        for list in ["unseen_experts", INPUTS] {
+        for list in [UNSEEN, INPUTS] {
             index.insert(list.into(), json!({}));
         }
         let statistics = Self { directory: directory.into(), index };
@@ -123,7 +126,7 @@ impl Statistics {
             let unseen: Vec<usize> = (0..each.len()).filter(|i| each[*i].tokens == 0).collect();
             if !unseen.is_empty() {
                 let experts = if *is_stack { json!(unseen) } else { json!(true) };
-                self.insert("unseen_experts", weight, experts);
+                self.insert(UNSEEN, weight, experts);
             }
         }
         for (input, each) in &statistics.inputs {
@@ -190,6 +193,19 @@ impl Statistics {
     /// Returns calibration.json.
     pub fn index(&self) -> &Map<String, Value> {
         &self.index
+    }
+
+    /// Returns the weights of experts that saw no token, and which experts of a stack, in words.
+    pub fn unseen(&self) -> Vec<(&str, String)> {
+        let unseen = self.index.get(UNSEEN).and_then(Value::as_object);
+        let words = |experts: &Value| match experts.as_array() {
+            Some(experts) => {
+                let numbers: Vec<_> = experts.iter().map(Value::to_string).collect();
+                format!("experts {}", numbers.join(", "))
+            }
+            None => "its expert".into(),
+        };
+        unseen.into_iter().flatten().map(|(weight, experts)| (weight.as_str(), words(experts))).collect()
     }
 
     /// Inserts an entry of an object in the index.
