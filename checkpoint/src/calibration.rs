@@ -12,10 +12,20 @@
 //! [`Quantize::gptq`]: crate::Quantize::gptq
 //! [`InputScales::read`]: crate::InputScales::read
 
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value};
+
+use crate::error::Result;
+use crate::error::given::GivenError;
+use crate::read::json::Object;
+
 /// The index.
 pub const INDEX: &str = "calibration.json";
 /// The index' object of inputs, by the name of weights.
 pub const INPUTS: &str = "inputs";
+/// The index' object of the model, the text and the options.
+pub const RUN: &str = "run";
 /// The index' mark of a complete calibration.
 pub const COMPLETE: &str = "complete";
 /// Importance of all weights.
@@ -38,4 +48,31 @@ pub fn hessian(input: &str, expert: Option<usize>) -> String {
         Some(expert) => format!("{input}.{expert}.hessian"),
         None => format!("{input}.hessian"),
     }
+}
+
+/// Returns the file with the importance of a complete calibration.
+///
+/// # Errors
+/// [`GivenError::Incomplete`](crate::GivenError::Incomplete) for an interrupted calibration, and
+/// errors of reading.
+pub fn importance(directory: &Path) -> Result<PathBuf> {
+    index(directory)?;
+    Ok(directory.join(IMPORTANCE))
+}
+
+/// Reads the index of a complete calibration.
+///
+/// # Errors
+/// As of [`importance`].
+pub(crate) fn index(directory: &Path) -> Result<Map<String, Value>> {
+    let index = Object::read(&directory.join(INDEX))?.json;
+    if index.get(COMPLETE).and_then(Value::as_bool) == Some(true) {
+        return Ok(index);
+    }
+    let run = |fact: &str, word: &str| {
+        let fact = index.get(RUN).and_then(|run| run.get(fact)).and_then(Value::as_str);
+        fact.unwrap_or(word).to_string()
+    };
+    let (model, text) = (run("model", "MODEL"), run("text", "FILE"));
+    Err(GivenError::Incomplete { directory: directory.into(), model, text }.into())
 }

@@ -1,11 +1,15 @@
-//! The report on a quantized checkpoint: one HTML page, without scripts and external resources.
+//! Reports on a quantized checkpoint and on an evaluation: one HTML page each, without scripts and
+//! external resources.
 
 mod blocks;
 mod copied;
 mod distributions;
+#[cfg(feature = "models")]
+pub(crate) mod evaluation;
 mod figures;
 mod rows;
 pub(crate) mod run;
+mod strips;
 mod tensors;
 mod totals;
 
@@ -27,18 +31,8 @@ impl Run<'_> {
     /// Returns the page, which is also well-formed XML.
     pub(crate) fn html(&self) -> String {
         let name = model_name(self.input);
-        let mut page = Markup::default();
-        page.verbatim("<!DOCTYPE html>\n");
-        page.element("html", &[("xmlns", &"http://www.w3.org/1999/xhtml"), ("lang", &"en")], |m| {
-            m.element("head", &[], |m| head(m, &format!("{name}: quantization report")));
-            m.element("body", &[], |m| {
-                self.opening(m, &name);
-                m.element("main", &[], |m| self.sections(m));
-                let version = env!("CARGO_PKG_VERSION");
-                m.leaf("footer", &[], format_args!("Written by microscale {version}."));
-            });
-        });
-        page.into_text()
+        let opening = |m: &mut Markup| self.opening(m, &name);
+        page(&format!("{name}: quantization report"), opening, |m| self.sections(m))
     }
 
     /// Writes the title and the most important figures.
@@ -94,6 +88,22 @@ impl Run<'_> {
             section(m, "skipped", "Files left out", |m| copied::skipped(m, summary));
         }
     }
+}
+
+/// Returns a page with a title, an opening and sections.
+fn page(title: &str, opening: impl FnOnce(&mut Markup), sections: impl FnOnce(&mut Markup)) -> String {
+    let mut page = Markup::default();
+    page.verbatim("<!DOCTYPE html>\n");
+    page.element("html", &[("xmlns", &"http://www.w3.org/1999/xhtml"), ("lang", &"en")], |m| {
+        m.element("head", &[], |m| head(m, title));
+        m.element("body", &[], |m| {
+            opening(m);
+            m.element("main", &[], sections);
+            let version = env!("CARGO_PKG_VERSION");
+            m.leaf("footer", &[], format_args!("Written by microscale {version}."));
+        });
+    });
+    page.into_text()
 }
 
 fn head(m: &mut Markup, title: &str) {

@@ -75,8 +75,16 @@ pub struct Difference {
     pub divergence: Estimate,
     /// The share of tokens for which both models have the same most likely token.
     pub agreement: Estimate,
-    /// Each linear layer's output for the reference's input. Empty unless asked for.
+    /// Each linear layer's output for the reference's input, in order. Empty unless asked for.
     pub layers: Vec<LayerError>,
+}
+
+impl Difference {
+    /// Returns the signal-to-noise ratio of all layers' outputs together, in decibels.
+    pub fn sqnr_db(&self) -> f64 {
+        let sum = |of: fn(&LayerError) -> f64| self.layers.iter().map(of).sum::<f64>();
+        10.0 * (sum(|layer| layer.squares) / sum(|layer| layer.errors)).log10()
+    }
 }
 
 /// The error of a linear layer's output. The layers of a stack count as one.
@@ -332,13 +340,18 @@ fn results(windows: &[WindowSums], errors: &[Errors]) -> Evaluation {
     let others = errors.iter().enumerate().map(|(i, errors)| {
         let loss = estimate(&|window| window.losses[i + 1]);
         let increase = estimate(&|window| window.losses[i + 1] - window.losses[0]);
-        let layers: Vec<_> = lock(&errors.0)
+        let mut layers: Vec<_> = lock(&errors.0)
             .iter()
             .map(|(weight, sums)| {
                 let [squares, errors] = *lock(sums);
                 LayerError { weight: weight.clone(), squares, errors }
             })
             .collect();
+        // Layer 2 before layer 10.
+        let parts = |name: &str| -> Vec<_> {
+            name.split('.').map(|part| (part.parse::<u64>().ok(), part.to_string())).collect()
+        };
+        layers.sort_by_cached_key(|layer| parts(&layer.weight));
         Difference {
             loss,
             perplexity: perplexity(loss),

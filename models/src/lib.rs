@@ -10,6 +10,7 @@
 //! | measure perplexity, divergence and errors of layers | [`evaluate`] |
 //! | record importance, Hessians and largest magnitudes of inputs | [`calibrate`], [`Statistics`] |
 //! | generate text | [`Model`] |
+//! | do what the program's commands do | [`OpenModel`], [`Reading`] |
 //!
 //! The README lists the architectures. Models run on CPUs.
 
@@ -27,6 +28,7 @@ mod model;
 mod norm;
 mod pass;
 mod progress;
+mod request;
 mod rope;
 mod rows;
 mod source;
@@ -42,6 +44,7 @@ pub use estimate::Estimate;
 pub use evaluate::{Difference, EvaluateOptions, Evaluated, Evaluation, LayerError, evaluate};
 pub use model::{Ends, Model, prefix};
 pub use progress::{OnProgress, Progress};
+pub use request::{EvaluatedRow, ModelEvaluation, OpenModel, Reading};
 pub use rows::{Rotations, Rows};
 pub use source::{Layer, LayerName, PlainLinear, Source, Stored, Wrapped};
 pub use statistics::{Identity, Statistics};

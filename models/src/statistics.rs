@@ -9,12 +9,15 @@ use std::{fs, io};
 
 use candle_core::{Device, Tensor};
 use microscale_checkpoint::calibration::{
-    COMPLETE, IMPORTANCE, INDEX, INPUT_AMAX, INPUTS, KV_AMAX, hessian as hessian_name, layer_file,
+    COMPLETE, IMPORTANCE, INDEX, INPUT_AMAX, INPUTS, KV_AMAX, RUN, hessian as hessian_name, layer_file,
 };
 use serde_json::{Map, Value, json};
 
 use crate::error::{Error, Result};
 use crate::pass::Batch;
+
+/// The index' object of experts that saw no token.
+const UNSEEN: &str = "unseen_experts";
 
 /// The model, the text and the options of a calibration. Only the same run is continued.
 #[derive(Clone, Debug, PartialEq)]
@@ -57,7 +60,7 @@ impl Statistics {
         let file = directory.join(INDEX);
         if file.exists() {
             let statistics = Self { directory: directory.into(), index: read_json(&file)? };
-            if statistics.index.get("run") != Some(&Value::Object(identity.0.clone())) {
+            if statistics.index.get(RUN) != Some(&Value::Object(identity.0.clone())) {
                 let problem = "it has statistics of another model, text or options; choose another directory";
                 return Err(statistics.error(problem));
             }
@@ -65,10 +68,10 @@ impl Statistics {
         }
         fs::create_dir_all(directory).map_err(|source| Error::Io { path: directory.into(), source })?;
         let mut index = Map::new();
-        index.insert("run".into(), Value::Object(identity.0.clone()));
+        index.insert(RUN.into(), Value::Object(identity.0.clone()));
         index.insert("layers".into(), json!(0));
         index.insert(COMPLETE.into(), json!(false));
-        for list in ["unseen_experts", INPUTS] {
+        for list in [UNSEEN, INPUTS] {
             index.insert(list.into(), json!({}));
         }
         let statistics = Self { directory: directory.into(), index };
@@ -123,7 +126,7 @@ impl Statistics {
             let unseen: Vec<usize> = (0..each.len()).filter(|i| each[*i].tokens == 0).collect();
             if !unseen.is_empty() {
                 let experts = if *is_stack { json!(unseen) } else { json!(true) };
-                self.insert("unseen_experts", weight, experts);
+                self.insert(UNSEEN, weight, experts);
             }
         }
         for (input, each) in &statistics.inputs {
@@ -190,6 +193,19 @@ impl Statistics {
     /// Returns calibration.json.
     pub fn index(&self) -> &Map<String, Value> {
         &self.index
+    }
+
+    /// Returns the weights of experts that saw no token, and which experts of a stack, in words.
+    pub fn unseen(&self) -> Vec<(&str, String)> {
+        let unseen = self.index.get(UNSEEN).and_then(Value::as_object);
+        let words = |experts: &Value| match experts.as_array() {
+            Some(experts) => {
+                let numbers: Vec<_> = experts.iter().map(Value::to_string).collect();
+                format!("experts {}", numbers.join(", "))
+            }
+            None => "its expert".into(),
+        };
+        unseen.into_iter().flatten().map(|(weight, experts)| (weight.as_str(), words(experts))).collect()
     }
 
     /// Inserts an entry of an object in the index.

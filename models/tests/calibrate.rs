@@ -10,7 +10,9 @@ use std::sync::{Arc, Mutex};
 
 use candle_core::{DType, Device, Module, Tensor};
 use microscale::{Format, Numerics, Search};
-use microscale_checkpoint::{Checkpoint, CheckpointFormat, InputScales, Quantize, Settings};
+use microscale_checkpoint::{
+    Checkpoint, CheckpointFormat, FileProblem, InputScales, Quantize, Settings, Warning,
+};
 use microscale_models::{
     CalibrateOptions, Error, Identity, Layer, LayerName, Model, PlainLinear, Statistics, Window, Wrapped,
     calibrate,
@@ -254,5 +256,55 @@ fn experts_have_statistics_of_their_own_tokens() {
         let listed = statistics.index()["unseen_experts"].as_object().unwrap();
         let listed: usize = listed.values().map(|experts| experts.as_array().map_or(1, Vec::len)).sum();
         assert_eq!(listed, unseen.len(), "{name}: {listed:?} and {unseen:?}");
+    }
+}
+
+#[test]
+fn experts_without_tokens_get_the_input_scale_of_the_other_experts() {
+    let (story, directory) = (Story::golden("qwen3_moe"), tempfile::tempdir().unwrap());
+    let [input, stats, out] = ["in", "stats", "out"].map(|name| directory.path().join(name));
+    let windows = [Window { inputs: vec![3, 50, 7], targets: vec![50, 7, 4] }];
+    let statistics = calibrated(&story, &windows, &stats);
+    // The model without its golden values.
+    fs::create_dir(&input).unwrap();
+    for file in ["config.json", "model.safetensors"] {
+        let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/models/qwen3_moe");
+        fs::copy(golden.join(file), input.join(file)).unwrap();
+    }
+    let settings = Settings {
+        format: Some(Format::Nvfp4),
+        numerics: Some(Numerics::CompressedTensors),
+        ..Settings::default()
+    };
+    let quantize = Quantize {
+        format: Some(CheckpointFormat::CompressedTensors),
+        input_scales: Some(InputScales::read(&stats.join("input_amax.json")).unwrap()),
+        ..Quantize::new(settings)
+    };
+    let checkpoint = Checkpoint::open(&input).unwrap();
+    let plan = quantize.plan(&checkpoint).unwrap();
+    let unseen = statistics.index()["unseen_experts"].as_object().unwrap();
+    let warned = plan.warnings.iter().find_map(|warning| match warning {
+        Warning::File { names, problem: FileProblem::WithoutTokens, .. } => Some(names),
+        _ => None,
+    });
+    let mut warned: Vec<_> = warned.unwrap().iter().map(|layer| format!("{layer}.weight")).collect();
+    warned.sort();
+    assert_eq!(warned, unseen.keys().cloned().collect::<Vec<_>>());
+    plan.run(&out, &microscale::Device::Cpu, &mut |_| ControlFlow::Continue(())).unwrap();
+
+    let scales = tensors(&out.join("model.safetensors"));
+    let amax: HashMap<String, f32> =
+        serde_json::from_str(&fs::read_to_string(stats.join("input_amax.json")).unwrap()).unwrap();
+    for weight in unseen.keys() {
+        let module = weight.strip_suffix(".weight").unwrap();
+        let (layer, expert) = module.split_once(".experts.").unwrap();
+        let (_, part) = expert.split_once('.').unwrap();
+        let is_other = |name: &str| name.starts_with(layer) && name.ends_with(part);
+        let others = amax.iter().filter(|(name, _)| name.contains(".experts.") && is_other(name));
+        let largest = others.map(|(_, amax)| *amax).fold(0.0, f32::max);
+        let scale = &scales[&format!("{module}.input_global_scale")];
+        assert!(amax[module] == 0.0 && largest > 0.0, "{module}");
+        assert_eq!(scale.to_vec1::<f32>().unwrap(), [2688.0 / largest], "{module}");
     }
 }

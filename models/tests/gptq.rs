@@ -14,10 +14,10 @@ use microscale::{
 };
 use microscale_candle::Weights;
 use microscale_checkpoint::{
-    Checkpoint, CheckpointFormat, Gptq, Logical, Quantize, Settings, Summary, logical,
+    Checkpoint, CheckpointFormat, Gptq, Logical, Quantize, Settings, Summary, calibration, logical,
 };
 use microscale_models::{CalibrateOptions, EvaluateOptions, Identity, Window, calibrate, evaluate};
-use serde_json::Map;
+use serde_json::{Map, json};
 use story::{Story, quantized, sample};
 
 fn calibrated(story: &Story, windows: &[Window], hessians: bool, directory: &Path) {
@@ -171,4 +171,30 @@ fn other_calibrations_are_refused() {
     calibrated(&moe, &windows, true, &other);
     refused(&other, "calibrate this model");
     refused(&directory.path().join("missing"), "calibration.json");
+}
+
+#[test]
+fn an_interrupted_calibration_is_refused_with_the_command_that_continues_it() {
+    let (story, directory) = (Story::open(&sample()), tempfile::tempdir().unwrap());
+    let [statistics, out] = ["stats", "out"].map(|name| directory.path().join(name));
+    let run = [("model", json!("/models/story")), ("text", json!("/texts/a.txt"))];
+    let identity = Identity(run.map(|(name, fact)| (name.to_string(), fact)).into_iter().collect());
+    let options = CalibrateOptions { dtype: DType::F32, hessians: true };
+    let windows = story.windows(Some(1));
+    let calibrated = |last: usize| {
+        calibrate(&story.source, &story.config, &windows, options, &identity, &statistics, &mut |at| {
+            if at.layer > last { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        })
+    };
+    // Layer 0 has its statistics, and the others have none.
+    calibrated(0).unwrap_err();
+    let command = format!("microscale calibrate /models/story {} --text /texts/a.txt", statistics.display());
+    let by_gptq = || by_gptq(&sample(), Format::Nvfp4, &statistics, &out);
+    for refused in [by_gptq().unwrap_err(), calibration::importance(&statistics).unwrap_err()] {
+        assert!(refused.to_string().contains(&command), "{refused}");
+    }
+    assert!(!out.exists());
+    calibrated(usize::MAX).unwrap();
+    assert!(calibration::importance(&statistics).unwrap().is_file());
+    by_gptq().unwrap();
 }

@@ -21,6 +21,21 @@ pub enum GivenError {
         source: Box<dyn std::error::Error + Send + Sync>,
     },
 
+    /// The calibration was interrupted.
+    #[error(
+        "{} has an interrupted calibration; to continue it, run `microscale calibrate {model} {} --text {text}` \
+         with its other options",
+        .directory.display(), .directory.display()
+    )]
+    Incomplete {
+        /// The directory.
+        directory: PathBuf,
+        /// The model.
+        model: String,
+        /// The text.
+        text: String,
+    },
+
     /// The calibration has a Hessian of other inputs.
     #[error(
         "{} has a Hessian for tensor {tensor} that is not [{columns}, {columns}] in F32; calibrate this model",

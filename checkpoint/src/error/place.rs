@@ -129,7 +129,9 @@ fn of_given(error: &GivenError) -> Location<'_> {
         GivenError::NoInputScale { file, tensor, .. } | GivenError::InputScaleTwice { file, tensor, .. } => {
             (Some(file), Some(tensor))
         }
-        GivenError::InputScaleFile { file, .. } => (Some(file), None),
+        GivenError::InputScaleFile { file, .. } | GivenError::Incomplete { directory: file, .. } => {
+            (Some(file), None)
+        }
         GivenError::InputScaleNumber { tensor, .. } | GivenError::InputScaleUnheld { tensor } => {
             (None, Some(tensor))
         }

@@ -8,8 +8,15 @@ pub(crate) const EXPERTS: &str = ".experts.";
 
 /// Returns whether a weight belongs to a single expert, where experts are stored one by one.
 pub(crate) fn is_expert(weight: &str) -> bool {
-    let expert = weight.split_once(EXPERTS).and_then(|(_, expert)| expert.split('.').next());
-    expert.is_some_and(|number| number.parse::<u64>().is_ok())
+    expert_layer(weight).is_some()
+}
+
+/// Returns the name of an expert's weight before and after the expert's number. They are equal for
+/// all experts of a layer.
+pub(crate) fn expert_layer(weight: &str) -> Option<(&str, &str)> {
+    let (layer, expert) = weight.split_once(EXPERTS)?;
+    let (number, part) = expert.split_once('.').unwrap_or((expert, ""));
+    number.parse::<u64>().is_ok().then_some((layer, part))
 }
 
 /// A layer's name, from the name of its weight.

@@ -261,8 +261,8 @@ impl<'a> Plan<'a> {
             let tensor = "no tensor, as none becomes NVFP4,".into();
             return Err(GivenError::InputScaleUnheld { tensor }.into());
         }
-        let (scales, unused) = given.find(tensors.iter().copied())?;
-        let mut scales = scales.into_iter();
+        let found = given.find(tensors.iter().copied())?;
+        let mut scales = found.scales.into_iter();
         let recipes = &self.recipes;
         for job in &mut self.jobs {
             let Job { tensor, plan: TensorPlan::Quantize(plan), outputs, .. } = job else { continue };
@@ -275,7 +275,8 @@ impl<'a> Plan<'a> {
         }
         self.input_scales = Some(given.described());
         if let Some(file) = given.file() {
-            self.warn_of_names(file, unused, FileProblem::UnusedInput);
+            self.warn_of_names(file, found.unused, FileProblem::UnusedInput);
+            self.warn_of_names(file, found.without_tokens, FileProblem::WithoutTokens);
         }
         self.check_names()
     }

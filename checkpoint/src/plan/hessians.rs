@@ -1,19 +1,18 @@
 //! Hessians of layers' inputs, for GPTQ. Layers with one input share a factor.
 
 use std::collections::HashMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use microscale::{Format, GptqFactor, GptqOptions, GptqOrder, GptqScales};
 
-use crate::calibration::{COMPLETE, INDEX, INPUTS, hessian, layer_file};
+use crate::calibration::{self, INPUTS, hessian, layer_file};
 use crate::checkpoint_formats::storage::Storage;
 use crate::dtype::FileDtype;
 use crate::error::given::GivenError;
 use crate::error::{Error, Result};
 use crate::pipeline::lock;
 use crate::read::checkpoint::Checkpoint;
-use crate::read::json::Object;
 use crate::read::tensor::Tensor;
 use crate::read::values::typed;
 
@@ -93,18 +92,12 @@ impl Hessians {
     /// Opens a directory of statistics.
     ///
     /// # Errors
-    /// [`GivenError::Open`] if there is no complete calibration with Hessians, and errors of
-    /// reading.
+    /// [`GivenError::Incomplete`] for an interrupted calibration, [`GivenError::Open`] without
+    /// Hessians, and errors of reading.
     pub(crate) fn open(gptq: &Gptq) -> Result<Self> {
         let directory = &gptq.statistics;
-        let index = Object::read(&directory.join(INDEX))?;
-        if index.json.get(COMPLETE).and_then(|complete| complete.as_bool()) != Some(true) {
-            return Err(refused(
-                directory,
-                "the calibration is not complete; run microscale calibrate again",
-            ));
-        }
-        let inputs = index.json.get(INPUTS).and_then(|inputs| inputs.as_object());
+        let index = calibration::index(directory)?;
+        let inputs = index.get(INPUTS).and_then(|inputs| inputs.as_object());
         let inputs = inputs.into_iter().flatten();
         let inputs = inputs.filter_map(|(weight, input)| Some((weight.clone(), input.as_str()?.to_string())));
         let (mut files, mut file_of) = (Vec::new(), HashMap::new());
@@ -120,7 +113,8 @@ impl Hessians {
         }
         if file_of.is_empty() {
             let why = "it has no Hessians; run microscale calibrate without --skip-hessians";
-            return Err(refused(directory, why));
+            let (what, file) = ("Hessians", directory.clone());
+            return Err(Error::Given(GivenError::Open { what, file, source: why.into() }));
         }
         Ok(Self { gptq: gptq.clone(), files, file_of, inputs: inputs.collect(), factors: Mutex::default() })
     }
@@ -202,8 +196,4 @@ impl Hessians {
     fn stored(&self, name: &str) -> Option<Tensor<'_>> {
         self.files[*self.file_of.get(name)?].tensor(name)
     }
-}
-
-fn refused(directory: &Path, why: &str) -> Error {
-    Error::Given(GivenError::Open { what: "Hessians", file: directory.into(), source: why.into() })
 }

@@ -11,7 +11,7 @@ use crate::checkpoint_formats::storage::{Storage, StoredGlobal};
 use crate::error::Result;
 use crate::error::given::GivenError;
 use crate::names::fused::{Fused, fused};
-use crate::names::weight::module;
+use crate::names::weight::{expert_layer, module};
 use crate::read::json::Object;
 use crate::read::tensor::Tensor;
 
@@ -51,6 +51,16 @@ enum InputScaleSource {
     Amax(f32),
     /// A file, and its numbers by name.
     File(PathBuf, HashMap<String, f32>),
+}
+
+/// The scales of a plan's layers.
+pub(crate) struct FoundInputScales {
+    /// A scale per layer.
+    pub(crate) scales: Vec<GlobalScale>,
+    /// Unused names of the file.
+    pub(crate) unused: Vec<String>,
+    /// Experts that have the amax of other experts.
+    pub(crate) without_tokens: Vec<String>,
 }
 
 impl InputScales {
@@ -102,8 +112,9 @@ impl InputScales {
 
     /// Finds the scale of each layer's inputs, in the direction of its storage.
     ///
-    /// Also returns the unused names of the file. Layers that serving engines fuse have the same
-    /// inputs. They share the scale of the largest amax.
+    /// Layers that serving engines fuse have the same inputs. They share the scale of the largest
+    /// amax. An expert whose amax is 0 saw no token in a calibration. It gets the largest amax of
+    /// the other experts of its layer.
     ///
     /// # Errors
     /// - [`GivenError::NoInputScale`](crate::GivenError::NoInputScale) if a layer has none.
@@ -114,10 +125,14 @@ impl InputScales {
     pub(crate) fn find<'a>(
         &self,
         tensors: impl Iterator<Item = (Tensor<'a>, &'static StoredGlobal)>,
-    ) -> Result<(Vec<GlobalScale>, Vec<String>)> {
+    ) -> Result<FoundInputScales> {
         let (mut found, mut layers, mut used) = (Vec::new(), HashMap::new(), BTreeSet::new());
-        for (tensor, storage) in tensors {
-            let given = self.of(tensor.name, &mut used)?;
+        let tensors: Vec<_> = tensors.collect();
+        let given = tensors.iter().map(|(tensor, _)| self.of(tensor.name, &mut used));
+        let mut given = given.collect::<Result<Vec<_>>>()?;
+        let names: Vec<_> = tensors.iter().map(|(tensor, _)| tensor.name).collect();
+        let without_tokens = borrow_amax(&names, &mut given);
+        for ((tensor, storage), given) in tensors.into_iter().zip(given) {
             let scale = given.toward(storage.direction);
             if !scale.in_range() {
                 let (source, tensor) = (self.described(), tensor.name.into());
@@ -133,7 +148,7 @@ impl InputScales {
         let shared = |layer: Option<Fused>, scale| {
             layer.and_then(|layer| layers.get(&layer)).copied().unwrap_or(scale)
         };
-        let found = found.into_iter().map(|(layer, scale)| shared(layer, scale)).collect();
+        let scales = found.into_iter().map(|(layer, scale)| shared(layer, scale)).collect();
         let unused = match &self.source {
             InputScaleSource::Amax(_) => Vec::new(),
             InputScaleSource::File(_, numbers) => {
@@ -143,7 +158,7 @@ impl InputScales {
                 unused
             }
         };
-        Ok((found, unused))
+        Ok(FoundInputScales { scales, unused, without_tokens })
     }
 
     /// Returns the number that is given for a weight.
@@ -175,6 +190,29 @@ impl InputScales {
             }
         }
     }
+}
+
+/// Gives experts whose amax is 0 the largest amax of the same layer's other experts. Returns the
+/// experts.
+fn borrow_amax(weights: &[&str], given: &mut [Given]) -> Vec<String> {
+    let mut largest: HashMap<_, f32> = HashMap::new();
+    for (weight, given) in weights.iter().zip(&*given) {
+        if let (Some(layer), Given::Amax(amax)) = (expert_layer(weight), *given) {
+            let most = largest.entry(layer).or_default();
+            *most = most.max(amax);
+        }
+    }
+    let mut without_tokens = Vec::new();
+    for (weight, given) in weights.iter().zip(given) {
+        let most = expert_layer(weight).and_then(|layer| largest.get(&layer));
+        if let Some(most) = most.filter(|most| **most > 0.0)
+            && *given == Given::Amax(0.0)
+        {
+            *given = Given::Amax(*most);
+            without_tokens.push(module(weight).to_string());
+        }
+    }
+    without_tokens
 }
 
 /// Returns the scale with the larger amax.

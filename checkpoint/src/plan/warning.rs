@@ -48,6 +48,8 @@ pub enum FileProblem {
     },
     /// Some experts of the tensors received no token.
     Partial,
+    /// The experts received no token, and get the largest amax of their layer's other experts.
+    WithoutTokens,
     /// The calibration has no Hessian for the tensors.
     WithoutHessian {
         /// Number of tensors to quantize.
@@ -91,6 +93,10 @@ impl fmt::Display for Warning {
                         f,
                         ": {} of {of} tensors to quantize have no Hessian and are quantized without GPTQ",
                         names.len()
+                    ),
+                    FileProblem::WithoutTokens => f.write_str(
+                        ": no token has come to these experts, whose inputs get the largest amax of the layer's other \
+                         experts; calibrate with a longer text",
                     ),
                     FileProblem::Averaged { of } => write!(
                         f,

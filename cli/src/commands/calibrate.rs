@@ -2,12 +2,11 @@
 
 use std::path::PathBuf;
 
-use anyhow::{Context, Result};
-use microscale_models::{CalibrateOptions, Identity, calibrate};
-use serde_json::{Map, Value, json};
+use anyhow::Result;
+use serde_json::Value;
 
 use crate::options::output::{JsonArgs, OutputArgs};
-use crate::options::text::{OpenModel, TextArgs};
+use crate::options::text::{TextArgs, open_model};
 use crate::outputs::Files;
 use crate::progress::LayersBar;
 use crate::streams::warn;
@@ -33,7 +32,7 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: Args) -> Result<()> {
     let output = args.output.required("calibrate")?.to_path_buf();
-    let model = OpenModel::open(&args.model)?;
+    let model = open_model(&args.model)?;
     Files {
         checkpoints: &[model.source.weights().checkpoint()],
         read: &[Some(&args.text.text)],
@@ -42,22 +41,14 @@ pub(crate) fn run(args: Args) -> Result<()> {
     }
     .check()?;
     let json = args.json.start()?;
-    let windows = args.text.windows(&model)?;
-    let options = CalibrateOptions { dtype: args.text.dtype, hessians: !args.skip_hessians };
-    let identity = identity(&args, &model, windows.len())?;
-    let mut bar = LayersBar::new("calibrating");
-    let statistics =
-        calibrate(&model.source, &model.config, &windows, options, &identity, &output, &mut |progress| {
-            bar.update(progress)
-        })?;
+    let reading = args.text.reading();
+    let windows = reading.windows(&model)?;
+    let (hessians, mut bar) = (!args.skip_hessians, LayersBar::new("calibrating"));
+    let mut update = |progress| bar.update(progress);
+    let statistics = reading.calibrate(&model, &windows, hessians, &output, &mut update)?;
     drop(bar);
 
-    let unseen = statistics.index().get("unseen_experts").and_then(Value::as_object);
-    for (weight, experts) in unseen.into_iter().flatten() {
-        let which = match experts.as_array() {
-            Some(experts) => format!("experts {}", list(experts)),
-            None => "its expert".into(),
-        };
+    for (weight, which) in statistics.unseen() {
         warn(format_args!("{}: {which} saw no token; use a longer text", shown(weight)));
     }
     let tokens: usize = windows.iter().map(|window| window.inputs.len()).sum();
@@ -69,26 +60,4 @@ pub(crate) fn run(args: Args) -> Result<()> {
         count(windows.len() as u64)
     );
     json.finish_summary(Value::Object(statistics.index().clone()), text)
-}
-
-fn list(numbers: &[Value]) -> String {
-    numbers.iter().map(Value::to_string).collect::<Vec<_>>().join(", ")
-}
-
-/// The facts that a continued run must share with the interrupted one.
-fn identity(args: &Args, model: &OpenModel, windows: usize) -> Result<Identity> {
-    let absolute = |path: &PathBuf| path.canonicalize().with_context(|| path.display().to_string());
-    let text = absolute(&args.text.text)?;
-    let options = args.text.options(model);
-    let facts = [
-        ("model", json!(absolute(&args.model)?.display().to_string())),
-        ("text", json!(text.display().to_string())),
-        ("text_bytes", json!(text.metadata().with_context(|| text.display().to_string())?.len())),
-        ("window", json!(options.window)),
-        ("windows", json!(windows)),
-        ("documents", json!(options.documents)),
-        ("dtype", json!(args.text.dtype.as_str())),
-        ("hessians", json!(!args.skip_hessians)),
-    ];
-    Ok(Identity(Map::from_iter(facts.map(|(name, fact)| (name.to_string(), fact)))))
 }

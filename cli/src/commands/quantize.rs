@@ -139,7 +139,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
     for warning in &plan.warnings {
         warn(warning);
     }
-    args.look_around(&checkpoint, out)?;
+    args.look_around(&quantize, &checkpoint, out)?;
     let json = args.written.json.start()?;
     let report = args.written.report.as_deref().map(Pending::create).transpose()?;
     let Some(out) = out else {
@@ -192,7 +192,7 @@ impl Args {
             format: self.written.to,
             requantize: self.compatibility.requantize,
             global_scales: self.recipe.global_scales().map(Into::into),
-            importance: self.recipe.importance(),
+            importance: self.recipe.importance()?,
             gptq: self.recipe.gptq(),
             input_scales: input_scales.transpose()?,
             check_search: self.recipe.check_search(),
@@ -208,14 +208,14 @@ impl Args {
 
     /// Makes sure that nothing will be overwritten, removes the files that killed runs left of this
     /// output, and warns about links.
-    fn look_around(&self, checkpoint: &Checkpoint, out: Option<&Path>) -> Result<()> {
+    fn look_around(&self, quantize: &Quantize, checkpoint: &Checkpoint, out: Option<&Path>) -> Result<()> {
         let parts = out.filter(|_| self.large.part.is_some()).map(checkpoint::parts_directory).transpose()?;
         Files {
             checkpoints: &[checkpoint],
             read: &[
                 self.recipe.file(),
                 self.recipe.global_scales(),
-                self.recipe.importance().as_deref(),
+                quantize.importance.as_deref(),
                 self.input_scales(),
             ],
             outputs: &out.into_iter().chain(parts.as_deref()).collect::<Vec<_>>(),

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use microscale::formats::{ScaleRule, Ties};
 use microscale::{Format, GptqOrder, GptqScales, NonFinite, Numerics, Search, Words, choice, searches};
-use microscale_checkpoint::calibration::IMPORTANCE;
+use microscale_checkpoint::calibration;
 use microscale_checkpoint::{self as checkpoint, Facts, GlobalSetting, Gptq, Recipes, Settings, UsedRecipe};
 
 use crate::options::words::{
@@ -233,9 +233,13 @@ impl RecipeArgs {
     }
 
     /// The file with importance by column, unless GPTQ replaces it.
-    pub(crate) fn importance(&self) -> Option<PathBuf> {
+    ///
+    /// # Errors
+    /// [`GivenError::Incomplete`](checkpoint::GivenError::Incomplete) for an interrupted calibration.
+    pub(crate) fn importance(&self) -> checkpoint::Result<Option<PathBuf>> {
         let calibrated = self.quality.calibration.as_ref().filter(|_| !self.quality.gptq);
-        self.quality.importance.clone().or(calibrated.map(|directory| directory.join(IMPORTANCE)))
+        let calibrated = calibrated.map(|directory| calibration::importance(directory)).transpose()?;
+        Ok(self.quality.importance.clone().or(calibrated))
     }
 
     /// The options of GPTQ.

@@ -6,6 +6,7 @@ use microscale_test_support::{Run, Scratch, command, run, sample};
 use serde_json::Value;
 
 use super::read_json;
+use super::report::{parse, rows, tables, text};
 
 /// The sample that was trained. It has a tokenizer.
 fn story() -> std::path::PathBuf {
@@ -34,8 +35,10 @@ fn a_calibrated_model_diverges_less() {
 
     let facts = scratch.path("facts.json");
     let plot = scratch.path("plot.svg");
-    let more =
-        ["--activations", "nvfp4", "--json", facts.to_str().unwrap(), "--plot", plot.to_str().unwrap()];
+    let page = scratch.path("page.html");
+    let files = [("--json", &facts), ("--plot", &plot), ("--report", &page)];
+    let files = files.iter().flat_map(|(option, file)| [*option, file.to_str().unwrap()]);
+    let more: Vec<_> = ["--activations", "nvfp4"].into_iter().chain(files).collect();
     let printed = on_text(&[&"eval", &story(), &plain, &gptq], &more).ok();
     assert!(printed.contains("378 tokens in 6 windows"), "{printed}");
     let facts = read_json(facts);
@@ -46,6 +49,34 @@ fn a_calibrated_model_diverges_less() {
     assert!(divergence(gptq) < divergence(plain) && divergence(plain) < divergence(plain_w4a4), "{facts:#}");
     assert_eq!(plain["layers"].as_array().unwrap().len(), 28);
     assert!(fs::read_to_string(plot).unwrap().contains("q_proj"));
+    has_figures(&fs::read_to_string(page).unwrap(), &facts);
+}
+
+/// Asserts that a report on an evaluation has the figures of its JSON.
+fn has_figures(page: &str, facts: &Value) {
+    let page = parse(page);
+    let shown = rows(&page, "Quantized checkpoints");
+    let expected = facts["quantized"].as_array().unwrap();
+    assert_eq!(shown.len(), expected.len());
+    let titles = page.descendants().filter(|node| node.has_tag_name("h2")).map(text);
+    let titles: Vec<_> = titles.filter(|title| title.starts_with("Outputs of layers: ")).collect();
+    assert_eq!(titles.len(), expected.len());
+    let tables = tables(&page, "The SQNR of each layer");
+    for (((cells, table), model), title) in shown.iter().zip(&tables).zip(expected).zip(titles) {
+        for (cell, figure) in [(1, "perplexity"), (4, "divergence")] {
+            let digits = if cell == 1 { 3 } else { 5 };
+            let number = |key: &str| format!("{:.digits$}", model[figure][key].as_f64().unwrap());
+            assert_eq!(cells[cell], format!("{} ± {}", number("mean"), number("margin")));
+        }
+        let name = model["model"].as_str().unwrap();
+        assert!(cells[0].starts_with(name) && title.contains(name), "{cells:?} {title}");
+        let layers = model["layers"].as_array().unwrap();
+        assert_eq!(table.len(), layers.len());
+        for (row, layer) in table.iter().zip(layers) {
+            let sqnr_db = layer["sqnr_db"].as_f64().unwrap();
+            assert_eq!(row[..2], [layer["weight"].as_str().unwrap(), &format!("{sqnr_db:.2} dB")]);
+        }
+    }
 }
 
 #[test]

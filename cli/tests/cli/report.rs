@@ -16,25 +16,34 @@ use super::{floats, noise, quantize, read_json};
 const HOSTILE: &str = "</title><script src=\"http://x\">'&amp;\u{1}\u{202e}\n\u{ffff}.weight";
 const ESCAPED: &str = r#"</title><script src="http://x">'&amp;\u{1}\u{202e}\u{a}\u{ffff}.weight"#;
 
-fn parse(text: &str) -> Document<'_> {
+pub(super) fn parse(text: &str) -> Document<'_> {
     let options = ParsingOptions { allow_dtd: true, ..ParsingOptions::default() };
     Document::parse_with_options(text, options).unwrap_or_else(|error| panic!("{error}"))
 }
 
-fn text(node: Node<'_, '_>) -> String {
+pub(super) fn text(node: Node<'_, '_>) -> String {
     node.descendants().filter(Node::is_text).filter_map(|text| text.text()).collect()
 }
 
 /// Returns the cells of the rows of a table with this caption, without the header.
-fn rows(page: &Document<'_>, caption: &str) -> Vec<Vec<String>> {
+pub(super) fn rows(page: &Document<'_>, caption: &str) -> Vec<Vec<String>> {
+    let mut tables = tables(page, caption);
+    assert!(!tables.is_empty(), "no table {caption:?}");
+    tables.swap_remove(0)
+}
+
+/// Returns the rows of all tables with this caption.
+pub(super) fn tables(page: &Document<'_>, caption: &str) -> Vec<Vec<Vec<String>>> {
     let is_table = |node: &Node<'_, '_>| {
         let mut captions = node.children().filter(|child| child.has_tag_name("caption"));
         node.has_tag_name("table") && captions.any(|node| text(node).starts_with(caption))
     };
-    let table = page.descendants().find(is_table).unwrap_or_else(|| panic!("no table {caption:?}"));
-    let bodies = table.children().filter(|node| node.has_tag_name("tbody"));
-    let rows = bodies.flat_map(|body| body.children().filter(|node| node.has_tag_name("tr")));
-    rows.map(|row| row.children().filter(Node::is_element).map(text).collect()).collect()
+    let cells_of = |table: Node<'_, '_>| {
+        let bodies = table.children().filter(|node| node.has_tag_name("tbody"));
+        let rows = bodies.flat_map(|body| body.children().filter(|node| node.has_tag_name("tr")));
+        rows.map(|row| row.children().filter(Node::is_element).map(text).collect()).collect()
+    };
+    page.descendants().filter(is_table).map(cells_of).collect()
 }
 
 /// Parses a number with separated thousands and an optional unit.
