@@ -55,7 +55,7 @@ pub const fn kernel(operation: RowOperation, output: Output, dtype: Dtype) -> Op
 }
 
 /// Maximum number of warps in a thread block.
-pub const MOST_WARPS: u32 = 16;
+pub const MOST_WARPS: u32 = 14;
 /// The first number of columns that is too large for the shared memory of a launch.
 pub const COLUMN_LIMIT: u64 = 1 << 23;
 /// Bytes of shared memory of a launch, at most.
@@ -85,7 +85,7 @@ const fn row(name: &'static str, dtype: Dtype, converts: Converts) -> Kernel {
         elements: 0,
         shared: MOST_SHARED,
         converts,
-        // 64 registers per lane. While the warps of a row wait for each other's amax, another row's
+        // 72 registers per lane. While the warps of a row wait for each other's amax, another row's
         // work.
         resident: 2,
         targets: Targets::All,

@@ -160,11 +160,13 @@ pub(super) fn encode_any<D: Dtype>(chunk: &Chunk, scale: f32) -> u64 {
     packed
 }
 
-/// Whether [`encode`] can do it: beyond these scales the quotient's steps may underflow or
-/// overflow.
+/// Whether [`encode`] can do it: beyond these magnitudes and scales the quotient's steps may
+/// underflow or overflow.
 #[inline(always)]
 fn is_usual<D: Dtype>(most: u32, scale: f32) -> bool {
-    most < D::INFINITY && scale >= power_of_two(-60) && scale <= power_of_two(60)
+    D::magnitude_to_f32_bits(most) < const { power_of_two(60).to_bits() }
+        && scale >= power_of_two(-60)
+        && scale <= power_of_two(60)
 }
 
 const _: () = assert!(step::<crate::dtype::Bf16>() as usize % GROUP == 0 && E4m3::MAX == 448.0);

@@ -142,7 +142,7 @@ fn of_dtype<T: Element>(cases: &mut Vec<Case>) {
     }
 }
 
-/// Values, some of them in rows of zeros.
+/// Values, some of them in rows of zeros, or so large that quotients by a given scale overflow.
 fn values<T: Element>(count: usize, columns: usize, wild: bool, seed: u64) -> Vec<T> {
     if wild {
         return patterns::<T>(count, true, seed);
@@ -152,6 +152,8 @@ fn values<T: Element>(count: usize, columns: usize, wild: bool, seed: u64) -> Ve
         let zero = (i / columns.max(1)) % 4 == 3 || i % 256 < 40 && seed.is_multiple_of(2);
         if zero {
             *value = T::default();
+        } else if seed % 3 == 1 && i % 997 == 5 {
+            *value = T::from_f32(if T::DTYPE == Dtype::F16 { 65504.0 } else { 3.3e38 });
         }
     }
     values
