@@ -65,7 +65,6 @@ macro_rules! gemm_tiles {
             wgmma_128x32_c2: Wgmma 128 32 2;
             wgmma_128x64_c2: Wgmma 128 64 2;
             wgmma_128x128_c2: Wgmma 128 128 2;
-            wgmma_256x64: Wgmma 256 64 1;
             multicast_256x192_c2: Multicast 256 192 2;
             multicast_256x256_c2: Multicast 256 256 2;
         }
