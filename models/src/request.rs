@@ -87,7 +87,7 @@ impl Reading {
     }
 
     /// Writes the statistics of a model to a directory, or continues an interrupted run that had
-    /// the same model, text and options. `windows` are those of [`Self::windows`].
+    /// the same model, text and options. `windows` come from [`Self::windows`].
     ///
     /// # Errors
     /// The errors of [`calibrate`].
@@ -127,7 +127,7 @@ impl Reading {
     }
 
     /// Evaluates quantized checkpoints against the original, each with unquantized activations and
-    /// then with each format of `activations`. `windows` are those of [`Self::windows`], and
+    /// then with each format of `activations`. `windows` come from [`Self::windows`], and
     /// `layers` is [`EvaluateOptions::layers`].
     ///
     /// # Errors

@@ -7,7 +7,7 @@ Operations, from bf16: `plain`, `silu` (SiLU(gate) · up of rows with both halve
 `add-rmsnorm`. Formats: FP8 per token, FP8 per 128 columns and NVFP4 without a global scale.
 `silu, two kernels` is a compiled SiLU that writes bf16, and then the plain quantizer.
 
-Columns are those of the output. A CUDA graph of several calls is replayed. The inputs are rotated so
+Shapes are of the output. A CUDA graph of several calls is replayed. The inputs are rotated so
 that they are not in the L2 cache. The time is the median replay divided by the number of calls. The
 outputs of each peer are compared with eager PyTorch.
 

@@ -10,7 +10,7 @@
 //!   a term that is not zero: a term's last bit is 2^(s − 8).
 //!
 //! The first condition and the limit of the accumulator are checked for every four k-steps, and
-//! [`fp4_dot::step`] repeats those that fail. [`Extent::fits`] checks the others once per result.
+//! [`fp4_dot::step`] repeats any that fail. [`Extent::fits`] checks the others once per result.
 //!
 //! Accumulators here are four times too large, because a term is made of quarters. In MXFP4, scales
 //! are relative to the row's largest, so accumulators are too.
