@@ -53,7 +53,7 @@ pub fn hessian(input: &str, expert: Option<usize>) -> String {
 /// Returns the file with the importance of a complete calibration.
 ///
 /// # Errors
-/// [`GivenError::Incomplete`](crate::GivenError::Incomplete) for an interrupted calibration, and
+/// [`GivenError::Incomplete`] for an interrupted calibration, and
 /// errors of reading.
 pub fn importance(directory: &Path) -> Result<PathBuf> {
     index(directory)?;
