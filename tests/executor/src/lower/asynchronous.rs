@@ -18,8 +18,8 @@ impl<'a> Lowering<'a> {
         operands: &'a [Operand<'a>],
     ) -> Result<Option<Op>> {
         Ok(Some(match *opcode {
-            ["mbarrier", ref rest @ .., "shared" | "shared::cta", "b64"] => self.mbarrier(rest, operands)?,
-            ["mbarrier", "arrive", "release", "cluster", "shared::cluster", "b64"] => {
+            ["mbarrier", ref rest @ .., "shared", "b64"] => self.mbarrier(rest, operands)?,
+            ["mbarrier", "arrive", "shared::cluster", "b64"] => {
                 let [state, at] = self.exactly(operands)?;
                 self.no_state(state)?;
                 self.program.partial = true;
@@ -104,7 +104,7 @@ impl<'a> Lowering<'a> {
                 self.no_state(state)?;
                 (at, MbarrierAction::Expect(self.read(bytes, Type::B32, false)?))
             }
-            ["try_wait", "parity"] | ["try_wait", "parity", "acquire", "cluster"] => {
+            ["try_wait", "parity"] => {
                 let [to, at, parity] = self.exactly(operands)?;
                 let Operand::Name(to) = to else { return Err(self.invalid("expected a predicate")) };
                 let parity = self.read(parity, Type::B32, false)?;

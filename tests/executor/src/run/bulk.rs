@@ -10,7 +10,6 @@ use super::grid::{Grid, wrongly};
 use super::memory::lanes;
 use super::under_way::Bulk;
 use super::warp::Warp;
-use crate::clock::Known;
 use crate::fault::{Fault, FaultKind, Step, trap};
 use crate::launch::Schedule;
 use crate::memory::Shared;
@@ -72,21 +71,7 @@ impl Warp {
         bytes: usize,
         own: Option<Id>,
     ) -> Step {
-        let (member, phase) = grid.begin_copy((self.index, lane), at, own, true)?;
-        let mut known = Known::default();
-        if let Some(races) = &mut grid.races {
-            races.clocks.release(self.index, 1 << lane, &mut known);
-        }
-        let record = Record {
-            block: grid.number,
-            warp: self.index,
-            time: phase,
-            pc: grid.pc,
-            atomic: false,
-            agent: Some(member as u32),
-            asynchronous: true,
-        };
-        let access = grid.begin_record(lane, record)?;
+        let (access, known) = grid.begin_copy((self.index, lane), at, own, true)?;
         let mut copy =
             Bulk { warp: self.index, lane, pc: grid.pc, to, from, bytes, at, access, known, found: None };
         let found = copy.load(grid)?;

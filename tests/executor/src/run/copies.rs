@@ -4,10 +4,8 @@ use super::flights::{Arrival, Copies, Flight};
 use super::grid::Grid;
 use super::memory::lanes;
 use super::warp::Warp;
-use crate::clock::Known;
 use crate::fault::{FaultKind, Step, trap};
 use crate::program::{Address, Manner, Slot};
-use crate::race::Record;
 
 impl Warp {
     /// `cp.async` of each lane. The register `read` holds the number of bytes to read.
@@ -80,21 +78,7 @@ impl Warp {
         for lane in lanes(grid.launch.schedule, active, turn) {
             let at = self.address(at, lane);
             let own = own.map(|id| id + lane);
-            let (member, phase) = grid.begin_copy((self.index, lane), at, own, false)?;
-            let mut known = Known::default();
-            if let Some(races) = &mut grid.races {
-                races.clocks.release(self.index, 1 << lane, &mut known);
-            }
-            let record = Record {
-                block: grid.number,
-                warp: self.index,
-                time: phase,
-                pc: grid.pc,
-                atomic: false,
-                agent: Some(member as u32),
-                asynchronous: false,
-            };
-            let access = grid.begin_record(lane, record)?;
+            let (access, known) = grid.begin_copy((self.index, lane), at, own, false)?;
             let (before, pc) = (self.copies.began, grid.pc);
             self.copies.arrivals.push(Arrival { lane, pc, at, before, access, known });
             if grid.early() {

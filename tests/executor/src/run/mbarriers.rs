@@ -6,11 +6,11 @@ use super::grid::{Grid, wrongly};
 use super::memory::lanes;
 use super::under_way::Mbarrier;
 use super::warp::Warp;
-use crate::clock::{Known, Member};
+use crate::clock::Known;
 use crate::fault::{FaultKind, Step, trap};
 use crate::memory::Wrong;
 use crate::program::{Address, Manner, MbarrierAction, Space};
-use crate::race::Id;
+use crate::race::{Id, Record};
 use crate::semantics::Counts;
 
 /// Size of an mbarrier in bytes.
@@ -39,7 +39,8 @@ impl Grid<'_> {
         Ok(self.mbarriers.get_mut(&address).expect("it was found"))
     }
 
-    /// Registers a new copy at its mbarrier. Returns the copy's member and phase.
+    /// Registers a new copy at its mbarrier. Returns the record of the copy's accesses and the
+    /// lane's clock.
     ///
     /// Copies of the asynchronous proxy need a fence after the mbarrier's initialization.
     pub(super) fn begin_copy(
@@ -47,11 +48,11 @@ impl Grid<'_> {
         (warp, lane): (u32, u32),
         address: u64,
         access: Option<Id>,
-        fenced: bool,
-    ) -> Step<(Member, u32)> {
+        asynchronous: bool,
+    ) -> Step<(Option<Id>, Known)> {
         let pc = self.pc;
         let init = self.mbarrier(lane, address, access)?.init;
-        if let (Some(races), Some(init), Some(access), true) = (&self.races, init, access, fenced)
+        if let (Some(races), Some(init), Some(access), true) = (&self.races, init, access, asynchronous)
             && races.unfenced(init, access, false, true)
         {
             return misused(self, lane, address, "no fence between an mbarrier's beginning and a copy");
@@ -59,7 +60,21 @@ impl Grid<'_> {
         let barrier = self.mbarriers.get_mut(&address).expect("it was found");
         barrier.copies += 1;
         barrier.last = Some((barrier.counts.phase, (warp, lane, pc)));
-        Ok((barrier.member, barrier.counts.phase))
+        let (member, phase) = (barrier.member, barrier.counts.phase);
+        let mut known = Known::default();
+        if let Some(races) = &mut self.races {
+            races.clocks.release(warp, 1 << lane, &mut known);
+        }
+        let record = Record {
+            block: self.number,
+            warp,
+            time: phase,
+            pc,
+            atomic: false,
+            agent: Some(member as u32),
+            asynchronous,
+        };
+        Ok((self.begin_record(lane, record)?, known))
     }
 
     /// Counts a landed copy: its bytes, or an arrival without `bytes`.

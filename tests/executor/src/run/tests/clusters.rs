@@ -107,20 +107,21 @@ fn a_multicast_copy_writes_to_each_block_of_its_mask() {
 #[test]
 fn blocks_arrive_at_each_others_mbarriers() {
     // In place of its copy, each block arrives at the mbarrier of both.
-    let arrive = "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r6];";
+    let arrive = "mbarrier.arrive.shared::cluster.b64 _, [%r6];";
     let body = format!(
         "mov.u64 %d1, buffer; cvt.u32.u64 %r1, %d1; mov.u32 %r2, %cluster_ctarank; setp.eq.u32 %p1, %lane, 0;
         @%p1 mbarrier.init.shared.b64 [%r1], 2; @%p1 st.shared.b32 [%r1+16], %r2;
         barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;
-        mapa.shared::cluster.u32 %r6, %r1, 0; @%p1 {arrive} mapa.shared::cluster.u32 %r6, %r1, 1; @%p1 {arrive}
-        $wait: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 %p2, [%r1], 0; @!%p2 bra $wait;
+        mapa.shared::cluster.u32 %r6, %r1, 0; @%p1 {arrive}
+        mapa.shared::cluster.u32 %r6, %r1, 1; @%p1 {arrive}
+        $wait: mbarrier.try_wait.parity.shared.b64 %p2, [%r1], 0; @!%p2 bra $wait;
         ld.shared.b32 %r5, [%r1+16]; setp.eq.u32 %p3, %r2, 1; @%p3 st.global.b32 [%out], %r5;
         barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;"
     );
     for schedule in SCHEDULES {
         assert_eq!(multicast(&body, schedule).words(), vec![1; 128], "{schedule:?}");
         // Without the cluster in its address, an instruction reaches its own block only.
-        let found = multicast(&body.replace("release.cluster.shared::cluster", "shared"), schedule).fault();
+        let found = multicast(&body.replace("arrive.shared::cluster", "arrive.shared"), schedule).fault();
         assert!(!matches!(*found.kind, FaultKind::Race { .. }), "{found}");
     }
 }
