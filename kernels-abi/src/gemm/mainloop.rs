@@ -92,7 +92,7 @@ impl Mainloop {
 
     /// Returns whether it multiplies by `wgmma`, which reads packed activations as core matrices.
     pub const fn is_wgmma(self) -> bool {
-        self.traits().producer_warps > 0
+        matches!(self, Self::Wgmma | Self::Multicast)
     }
 
     /// Returns whether it reads activations where they lie, without packing kernel and workspace.

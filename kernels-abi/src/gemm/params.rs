@@ -105,9 +105,10 @@ impl GemmParams {
         thread_blocks: u32,
         shared: u32,
     ) -> Option<Self> {
+        let clusters = thread_blocks / config.cluster;
         if !shape.counts(tokens)
             || shape.cols == 0
-            || thread_blocks == 0
+            || clusters == 0
             || thread_blocks > SEMAPHORES / MOST_ROW_TILES
         {
             return None;
@@ -122,9 +123,8 @@ impl GemmParams {
             return None;
         }
         let [row_tiles, token_tiles] = [row_tiles, token_tiles].map(|count| count as u32);
-        let clusters = thread_blocks / config.cluster;
         let schedule = match config.k_sharers() {
-            1 => Schedule::new(row_tiles, token_tiles, k_iterations as u32, clusters.max(1)),
+            1 => Schedule::new(row_tiles, token_tiles, k_iterations as u32, clusters),
             _ => Schedule::in_pairs(row_tiles, token_tiles, k_iterations as u32, clusters)?,
         };
         let k_iterations = Divider::new(k_iterations);

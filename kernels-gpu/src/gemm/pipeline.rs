@@ -76,12 +76,8 @@ impl PipelineState {
     /// Waits until all consumers have released the stage, with multicast in both thread blocks of
     /// the cluster. In the first turn no stage is taken.
     #[inline(always)]
-    pub(super) fn producer_acquire<T: Tile>(&self) {
-        if T::MULTICAST {
-            mbarrier::wait_in_cluster(self.empty_barrier(), self.phase ^ 1);
-        } else {
-            mbarrier::wait(self.empty_barrier(), self.phase ^ 1);
-        }
+    pub(super) fn producer_acquire(&self) {
+        mbarrier::wait(self.empty_barrier(), self.phase ^ 1);
     }
 
     /// Commits the thread's copies to the stage: they arrive on its barrier when they have

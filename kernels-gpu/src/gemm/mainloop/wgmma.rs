@@ -143,7 +143,7 @@ unsafe fn produce<F: WeightFormat, T: Tile>(params: &Params<'_>, base: u32, mut 
             barrier_ahead = false;
         }
         while left > 0 {
-            state.producer_acquire::<T>();
+            state.producer_acquire();
             // SAFETY: all consumer warps have released the stage.
             unsafe {
                 weights.copy(state.stage_address());
