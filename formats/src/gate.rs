@@ -30,7 +30,19 @@ impl Gate {
     #[inline(always)]
     pub fn of<F: Fused>(&self, gate: f32, up: f32) -> f32 {
         let (gate, up) = self.limited(gate, up);
-        (up + self.offset) * (gate * sigmoid::<F>(self.alpha * gate))
+        self.weighed::<F>(gate, up, self.alpha * gate)
+    }
+
+    /// Returns whether [`Self::of`] is [`Self::weighed`] with the argument `gate`, as for SiLU.
+    #[inline(always)]
+    pub fn is_plain(&self) -> bool {
+        self.alpha == 1.0 && self.limit == f32::INFINITY
+    }
+
+    /// Returns the gated value of operands within the limits, given the sigmoid's argument.
+    #[inline(always)]
+    pub fn weighed<F: Fused>(&self, gate: f32, up: f32, argument: f32) -> f32 {
+        (up + self.offset) * (gate * sigmoid::<F>(argument))
     }
 
     /// Returns `gate` and `up` within their limits.
@@ -79,7 +91,7 @@ pub fn gated<F: Fused>(gate: &Gate, gelu: bool, x: f32, up: f32) -> f32 {
     let (x, up) = gate.limited(x, up);
     let cubic = F::fma(0.044_715 * x * x, x, x);
     let argument = if gelu { SLOPE * cubic } else { gate.alpha * x };
-    (up + gate.offset) * (x * sigmoid::<F>(argument))
+    gate.weighed::<F>(x, up, argument)
 }
 
 /// The largest x whose sigmoid(−x) is computed. Beyond it the result is 0.
