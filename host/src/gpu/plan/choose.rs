@@ -43,23 +43,12 @@ pub(in crate::gpu) fn takes(config: GemmConfig, weights: QuantizedShape, aligned
 /// The configuration that should take the least time. Weights and activations that no measured
 /// configuration takes get the GEMV that does not copy ahead, or the one for ragged rows.
 pub(in crate::gpu) fn choose(times: &Estimator, gpu: GpuFacts, request: Request) -> GemmConfig {
-    choose_among(times, gpu, request, |_| true)
-}
-
-/// [`choose`] among the configurations that `are_known`.
-fn choose_among(
-    times: &Estimator,
-    gpu: GpuFacts,
-    request: Request,
-    are_known: impl Fn(&GemmConfig) -> bool,
-) -> GemmConfig {
     let Request { weights, tokens, activations, aligned, gemv_only } = request;
     let gemv_only = gemv_only || tokens <= GEMV_TOKENS;
     let usable = |config: &GemmConfig| {
         config.mainloop.traits().targets.contain(gpu.target)
             && (config.mainloop.is_gemv() || !gemv_only)
             && takes(*config, weights, aligned)
-            && are_known(config)
     };
     let estimated = times.estimates(gpu.multiprocessors(), request, usable);
     let fastest = estimated.into_iter().min_by(|(_, a), (_, b)| a.total_cmp(b));
@@ -171,12 +160,19 @@ mod tests {
         let shapes: BTreeSet<_> = measured.products().iter().map(|of| (of.rows, of.cols)).collect();
         let all = Estimator::new(known);
         let of_shape = |shape: (usize, usize)| {
-            let others = others_only.then(|| {
-                let mut known = known.clone();
-                known.retain(|of| (of.rows, of.cols) != shape);
-                Estimator::new(&known)
-            });
             let products = measured.products().iter().filter(move |of| (of.rows, of.cols) == shape);
+            // Kernels that were not measured for the shape cannot be judged: multicast, for some.
+            let is_multicast = |config: &GemmConfig| config.mainloop == Mainloop::Multicast;
+            let judged = products.clone().any(|of| of.configs.iter().any(|(config, _)| is_multicast(config)));
+            let others = others_only.then(|| {
+                let mut others = Times::default();
+                for of in known.products().iter().filter(|of| (of.rows, of.cols) != shape) {
+                    let mut of = of.clone();
+                    of.configs.retain(|(config, _)| judged || !is_multicast(config));
+                    others.add(of);
+                }
+                Estimator::new(&others)
+            });
             let choice = |product| choice(product, others.as_ref().unwrap_or(&all), gpu);
             products.filter_map(choice).collect::<Vec<_>>()
         };
@@ -186,11 +182,7 @@ mod tests {
     /// The choice for a product, by an estimator; `None` if no kernel of the target was measured.
     fn choice(product: &MeasuredProduct, known: &Estimator, gpu: GpuFacts) -> Option<Choice> {
         let MeasuredProduct { weights, rows, cols, tokens, .. } = *product;
-        // The multicast kernels were measured for tuned layers only.
-        let multicast = |config: &GemmConfig| config.mainloop == Mainloop::Multicast;
-        let measured = product.configs.iter().any(|(config, _)| multicast(config));
-        let are_known = |config: &GemmConfig| measured || !multicast(config);
-        let chosen = choose_among(known, gpu, request(weights, rows, cols, tokens), are_known);
+        let chosen = choose(known, gpu, request(weights, rows, cols, tokens));
         let usable = |config: &GemmConfig| {
             config.mainloop.traits().targets.contain(gpu.target)
                 && (config.mainloop.is_gemv() || tokens > GEMV_TOKENS)
