@@ -18,6 +18,7 @@
 use microscale_formats::Format;
 use microscale_formats::fp4_dot::{self, GROUP, GROUPS, STEP as K_STEP, Term};
 
+use super::int8::{TILE_TOKENS, tiles};
 use super::rows::{Row, Rows};
 use crate::cpu::simd::int8::{Int8Products, Quarters};
 use crate::cpu::simd::k_steps::{KSteps, Range};
@@ -27,9 +28,6 @@ use crate::elements::split_first;
 
 /// Rows per panel.
 pub(in crate::cpu) const ROWS: usize = 16;
-
-/// Most tokens per tile.
-const TILE_TOKENS: usize = 8;
 
 /// K-steps per step: lane 4 · i + j has group i of k-step j.
 const K_STEPS: usize = LANES / GROUPS;
@@ -148,17 +146,6 @@ struct TokenTile<'a> {
     tokens: usize,
     activations: &'a [Activations],
     powers: &'a [f64],
-}
-
-/// The first token of each tile and its number of tokens: eight, and then powers of two.
-fn tiles(tokens: usize) -> impl Iterator<Item = (usize, usize)> {
-    let mut first = 0;
-    std::iter::from_fn(move || {
-        let rest = tokens - first;
-        let count = if rest >= TILE_TOKENS { TILE_TOKENS } else { 1 << rest.checked_ilog2()? };
-        first += count;
-        Some((first - count, count))
-    })
 }
 
 impl Fp4Tokens {

@@ -19,7 +19,7 @@ use crate::element::Element;
 pub(in crate::cpu) const ROWS: usize = 16;
 
 /// Most tokens per tile.
-const TILE_TOKENS: usize = 8;
+pub(super) const TILE_TOKENS: usize = 8;
 
 /// Elements per step: a group in each lane.
 pub(in crate::cpu) const ELEMENTS: usize = LANES * GROUP;
@@ -90,7 +90,7 @@ impl Int8Tokens {
 }
 
 /// The first token of each tile and its number of tokens: eight, and then powers of two.
-fn tiles(tokens: usize) -> impl Iterator<Item = (usize, usize)> {
+pub(super) fn tiles(tokens: usize) -> impl Iterator<Item = (usize, usize)> {
     let mut first = 0;
     std::iter::from_fn(move || {
         let rest = tokens - first;
