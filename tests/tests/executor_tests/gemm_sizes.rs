@@ -30,9 +30,9 @@ const CASE: GemmCase = GemmCase {
     activations: X::Common,
 };
 
-/// Without clusters that share K-iterations: one work tile and several, whole ones and split ones, by two thread blocks and by many;
-/// rows, columns and tokens that end within a tile; fewer K-iterations than stages, and more; more work tiles
-/// than their queue has entries.
+/// Without clusters that share K-iterations: one work tile and several, whole ones and split ones,
+/// by two thread blocks and by many; rows, columns and tokens that end within a tile; fewer
+/// K-iterations than stages, and more; more work tiles than their queue has entries.
 pub(super) const SINGLE: [GemmCase; 21] = [
     GemmCase { rows: 1, cols: 64, tokens: 1, thread_blocks: 1, stages: 2, ..CASE },
     GemmCase {
@@ -97,8 +97,9 @@ pub(super) const SINGLE: [GemmCase; 21] = [
     GemmCase { rows: 3, cols: 64, tokens: 290, thread_blocks: 1, stages: 2, ..CASE },
 ];
 
-/// In clusters of two that share K-iterations: a cluster for each work tile and several; work tiles in a row and side by side; tokens
-/// of both halves of a token tile, of one of them, and of two token tiles.
+/// In clusters of two that share K-iterations: a cluster for each work tile and several; work tiles
+/// in a row and side by side; tokens of both halves of a token tile, of one of them, and of two
+/// token tiles.
 pub(super) const CLUSTERS: [GemmCase; 6] = [
     GemmCase { rows: 20, cols: 512, tokens: 16, thread_blocks: 2, stages: 2, ..CASE },
     GemmCase {

@@ -8,12 +8,13 @@
 use std::collections::BTreeMap;
 
 use microscale_executor::{Launch, Module};
-use microscale_kernels_abi::{TARGETS, kernels_for};
+use microscale_kernels_abi::{GemmConfig, TARGETS, kernels_for};
 use rayon::prelude::*;
 
 use super::case::ptx;
 use super::cases::{Case, cases};
 use super::everything::modules;
+use super::weights::kernel_of;
 
 /// A kind of mutation: its name, and a function that changes an instruction if the kind applies.
 type Change = (&'static str, fn(&str) -> Option<String>);
@@ -118,11 +119,6 @@ const CHANGES: [Change; 11] = [
 /// a general path with the same bytes. Guards may skip harmless instructions.
 const OFTEN_NOTHING: [(&str, usize); 3] =
     [("another rounding mode", 30), ("a bound off by one", 40), ("a guard dropped", 60)];
-
-/// The mainloops with a work tile in shared memory, by a part of their kernels' names, and the
-/// smallest tile of each.
-const SMALLEST_TILES: [[&str; 2]; 3] =
-    [["_mma_", "mma_256x16"], ["_wgmma_", "wgmma_128x8"], ["_multicast_", "multicast_256x192_c2"]];
 
 /// The percentage of mutations of other kinds that must be detected.
 const MOSTLY_NOTICED: usize = 75;
@@ -237,12 +233,14 @@ fn changes_to_kernels_are_noticed() {
         };
         // Of the GEMM, only kernels with the smallest token tile: the others are the same text with
         // other numbers. For sm_90a, only its own kernels.
-        let wanted = |name: &str| {
-            let of_tile = |[mainloop, _]: &[&str; 2]| name.contains(mainloop);
-            match SMALLEST_TILES.iter().find(|tile| of_tile(tile)) {
-                Some([_, smallest]) => name.ends_with(smallest),
-                None => !described.wgmma,
+        let packed = || GemmConfig::all().filter(|config| !config.mainloop.is_gemv());
+        let wanted = |name: &str| match packed().find(|config| kernel_of(*config) == name) {
+            Some(GemmConfig { mainloop, tile_m, tile_n, .. }) => {
+                let of_mainloop = packed().filter(|config| config.mainloop == mainloop);
+                let smallest = of_mainloop.min_by_key(|config| config.accumulator_bytes());
+                smallest.is_some_and(|smallest| (smallest.tile_m, smallest.tile_n) == (tile_m, tile_n))
             }
+            None => !described.wgmma,
         };
         let results: Vec<_> =
             kernels_for(described).par_bridge().filter(|kernel| wanted(kernel.name)).map(of_kernel).collect();

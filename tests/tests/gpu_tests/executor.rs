@@ -13,7 +13,8 @@ use std::sync::Arc;
 use microscale::gpu::Gpu;
 use microscale::gpu::cudarc::driver::{CudaSlice, CudaStream, DevicePtr, result, sys};
 use microscale_executor::{Approximation, Argument, Launch, Module};
-use microscale_kernels_abi::{TARGETS, kernels_for};
+use microscale_kernels_abi::launch::Targets;
+use microscale_kernels_abi::{Kernel, TARGETS, kernels_for};
 
 use crate::executor_tests::case::{Prepared, Step, ptx};
 use crate::executor_tests::cases::{Case, cases};
@@ -380,9 +381,8 @@ pub(crate) fn matches_the_gpu(gpu: &Gpu) {
         let text = ptx(described).to_string();
         let whole = Module::parse(&text).expect("PTX");
         let plain = Loaded::new(gpu, &text).expect("PTX");
-        let of_wgmma = |name: &str| ["wgmma", "multicast"].iter().any(|word| name.contains(word));
-        let own = |name: &str| !described.wgmma || of_wgmma(name);
-        for kernel in kernels_for(described).filter(|kernel| own(kernel.name)) {
+        let own = |kernel: &Kernel| !described.wgmma || kernel.targets == Targets::WithWgmma;
+        for kernel in kernels_for(described).filter(|kernel| own(kernel)) {
             let (tails, own): (Vec<_>, Vec<_>) = all
                 .iter()
                 .filter(|case| case.kernel == kernel.name && case.runs_on(described))
