@@ -31,13 +31,14 @@ from pathlib import Path
 
 import torch
 
+from peers_graph import replay_seconds
 from peers_report import NV_BLOCK, Shape
 
 SHAPES = ("1x4096", "16x4096", "64x4096", "1x14336", "64x14336", "1024x14336", "8192x8192", "8192x14336")
 GROUP = 128
 FP8 = torch.float8_e4m3fn
 FP8_MAX, E2M1_MAX, EPSILON = 448.0, 6.0, 1e-6
-ROTATION_BYTES, CALLS, REPLAYS, WARM_UP = 512 << 20, 40, 15, 3
+ROTATION_BYTES, CALLS, REPLAYS = 512 << 20, 40, 15
 
 Tensors = tuple[torch.Tensor, ...]
 Operation = Callable[[Tensors], torch.Tensor]
@@ -133,17 +134,9 @@ def replayed(run: Callable[[Tensors], object], sets: list[Tensors]) -> float:
     with torch.cuda.graph(graph):
         # The outputs stay alive, so that the calls do not share memory.
         outputs = [run(sets[call % len(sets)]) for call in range(calls)]
-    seconds = []
-    for replay in range(WARM_UP + REPLAYS):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        if replay >= WARM_UP:
-            seconds.append(start.elapsed_time(end) * 1e-3 / calls)
+    seconds = statistics.median(replay_seconds(graph, REPLAYS)) / calls
     del outputs
-    return statistics.median(seconds)
+    return seconds
 
 
 def differing(found: Tensors, expected: Tensors) -> float:

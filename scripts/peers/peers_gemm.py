@@ -59,6 +59,7 @@ from pathlib import Path
 
 import torch
 
+from peers_graph import replay_seconds
 from peers_layers import HALVES, LAYERS, Case, Layer, Layers, print_summary
 from peers_report import MX_BLOCK, NV_BLOCK, Shape
 
@@ -74,7 +75,7 @@ SHARED_KEYS = ("tokens", "bytes", "kernel", "format")
 ROTATION_BYTES = 1 << 30
 # Weights that Humming quantizes in one call: its intermediate results take several times as much.
 QUANTIZED_ELEMENTS = 1 << 30
-REPLAYS, WARM_UP = 25, 3
+REPLAYS = 25
 # Rounding results to bf16 causes an error of 0.0017. Kernels that add partial sums rounded to bf16
 # reach 0.004.
 BOUND = 0.006
@@ -196,15 +197,7 @@ def replayed(
     with torch.cuda.graph(graph):
         for product in products:
             results = product()
-    seconds = []
-    for replay in range(WARM_UP + replays):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        if replay >= WARM_UP:
-            seconds.append(start.elapsed_time(end) * 1e-3 / len(products))
+    seconds = [seconds / len(products) for seconds in replay_seconds(graph, replays)]
     results.fill_(float("nan"))
     graph.replay()
     results = results.clone()

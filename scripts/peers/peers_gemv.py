@@ -14,8 +14,10 @@ import sys
 
 import torch
 
+from peers_graph import replay_seconds
+
 ROTATION_BYTES = 1 << 30
-REPLAYS, WARM_UP = 25, 3
+REPLAYS = 25
 
 
 def microseconds(products):
@@ -29,16 +31,7 @@ def microseconds(products):
     with torch.cuda.graph(graph):
         for product in products:
             product()
-    times = []
-    for replay in range(WARM_UP + REPLAYS):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        if replay >= WARM_UP:
-            times.append(start.elapsed_time(end) * 1e3 / len(products))
-    return statistics.median(times)
+    return statistics.median(replay_seconds(graph, REPLAYS)) * 1e6 / len(products)
 
 
 def turns(make, size):
