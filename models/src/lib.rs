@@ -10,7 +10,7 @@
 //! | measure perplexity, divergence and errors of layers | [`evaluate`] |
 //! | record importance, Hessians and largest magnitudes of inputs | [`calibrate`], [`Statistics`] |
 //! | generate text | [`Model`] |
-//! | do what the program's commands do | [`OpenModel`], [`Reading`] |
+//! | run the program's commands | [`OpenModel`], [`Reading`] |
 //!
 //! The README lists the architectures. Models run on CPUs.
 

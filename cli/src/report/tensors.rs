@@ -97,7 +97,7 @@ fn cells(row: &mut Row<'_>, tensor: &Quantized<'_>, several: bool, searched: boo
     row.cell(decibels(*sqnr_db).replace('-', "−"));
 }
 
-/// Returns what is unusual about a tensor.
+/// Returns the unusual facts of a tensor.
 fn remarks(typical: &Typical, tensor: &Quantized<'_>) -> Vec<String> {
     let mut remarks = Vec::new();
     if typical.is_low(tensor.sqnr_db) {
