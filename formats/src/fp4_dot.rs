@@ -28,6 +28,11 @@
 //! [`row`] takes k-steps in the order of K, starting from +0. Zeros pad the last k-step, and change
 //! nothing. A GPU that splits K adds the parts in f32 and gives other bits.
 //!
+//! # Factor
+//!
+//! [`factor`] is the number that a sum is multiplied by: alpha times both global scales, in f64, and
+//! rounded to f32. A factor that is not a normal number has fewer bits, or is infinite or zero.
+//!
 //! # Error bound
 //!
 //! Truncation never makes a magnitude larger, so an accumulator is at most the sum of the products'
@@ -41,10 +46,11 @@
 //! ```
 //!
 //! as [`gamma`] and [`delta`] compute. S is the largest product of two powers of two in the
-//! row that are the exponents of block scales of the same group, at least 2^−126.
+//! row that are the exponents of block scales of the same group, at least 2^−126. The factor adds a
+//! relative error of at most 2^−24.
 
-use crate::dot::quarters;
-use crate::{E4m3, E8m0, Format};
+use crate::dot::{quarters, scaled};
+use crate::{E4m3, E8m0, Format, GlobalScale};
 
 /// Elements of a k-step.
 pub const STEP: usize = 64;
@@ -186,6 +192,12 @@ pub fn terms(format: Format, a: (&[u8], &[u8]), b: (&[u8], &[u8])) -> [Option<Te
         };
     }
     terms
+}
+
+/// Returns the factor of the sums, given the global scales of the activations and of the weights.
+#[inline(always)]
+pub fn factor(alpha: f32, [activations, weights]: [Option<GlobalScale>; 2]) -> f32 {
+    scaled(scaled(f64::from(alpha), activations), weights) as f32
 }
 
 /// Returns γ of the error bound, for rows of `cols` elements.

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`mainloop`] | the mainloops and their traits, a row each |
 //! | [`config`] | [`GemmConfig`]: which kernel multiplies; the list of all |
+//! | [`fp4`] | the kernels before a product of FP4 activations |
 //! | [`packing`] | the kernels before and after: packing activations, parts of f32 activations |
 //! | [`stage`] | the stages in shared memory, and the offsets before them |
 //! | [`params`] | the parameters of the packing kernel and of `mma` and `wgmma` kernels |
@@ -14,6 +15,7 @@
 //! as tensor cores read them, and a second one multiplies.
 
 pub mod config;
+pub mod fp4;
 pub mod gemv;
 pub mod mainloop;
 pub mod packing;

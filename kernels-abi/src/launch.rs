@@ -32,6 +32,8 @@ pub enum Targets {
     WithWgmma,
     /// Those without `wgmma`. Targets without FP4 conversions share the text of the oldest target.
     WithoutWgmma,
+    /// Those with `mma.sync` of block-scaled FP4.
+    WithBlockScale,
 }
 
 /// A kernel: a row of its family's table.

@@ -1,8 +1,8 @@
 //! Structures in device memory that families share: a tensor's global scale and amax, and the
 //! report.
 
-use microscale_formats::nvfp4;
 use microscale_formats::plan::NvPlan;
+use microscale_formats::{GlobalScale, dot, nvfp4};
 
 /// How the NVFP4 dequantizers apply [`GlobalSlot::scale`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,14 +17,20 @@ pub enum ApplyGlobal {
 }
 
 impl ApplyGlobal {
+    /// The global scale of this value, if there is one.
+    #[inline(always)]
+    pub const fn global_scale(self, value: f32) -> Option<GlobalScale> {
+        match self {
+            Self::Absent => None,
+            Self::Divisor => Some(GlobalScale::Divisor(value)),
+            Self::Multiplier => Some(GlobalScale::Multiplier(value)),
+        }
+    }
+
     /// Applies a global scale to a value, if there is one.
     #[inline(always)]
     pub fn scaled(self, value: f64, global: f32) -> f64 {
-        match self {
-            Self::Absent => value,
-            Self::Divisor => value / f64::from(global),
-            Self::Multiplier => value * f64::from(global),
-        }
+        dot::scaled(value, self.global_scale(global))
     }
 }
 

@@ -24,6 +24,9 @@ pub struct Target {
     pub since_sm90: bool,
     /// Has warp groups that multiply: the kernels are built with `--cfg microscale_wgmma`.
     pub wgmma: bool,
+    /// Has `mma.sync` of block-scaled FP4: the kernels are built with
+    /// `--cfg microscale_block_scale`.
+    pub block_scale: bool,
     /// The GPUs for which NVIDIA's assembler must accept it.
     pub assemble_for: &'static [&'static str],
 }
@@ -39,6 +42,7 @@ pub const TARGETS: [Target; 5] = [
         hardware_fp4: false,
         since_sm90: false,
         wgmma: false,
+        block_scale: false,
         assemble_for: &["sm_80", "sm_86", "sm_89"],
     },
     Target {
@@ -49,6 +53,7 @@ pub const TARGETS: [Target; 5] = [
         hardware_fp4: false,
         since_sm90: true,
         wgmma: false,
+        block_scale: false,
         assemble_for: &["sm_90", "sm_110"],
     },
     Target {
@@ -59,6 +64,7 @@ pub const TARGETS: [Target; 5] = [
         hardware_fp4: false,
         since_sm90: true,
         wgmma: true,
+        block_scale: false,
         assemble_for: &["sm_90a"],
     },
     Target {
@@ -69,6 +75,7 @@ pub const TARGETS: [Target; 5] = [
         hardware_fp4: true,
         since_sm90: true,
         wgmma: false,
+        block_scale: false,
         assemble_for: &["sm_100f", "sm_100a", "sm_103a"],
     },
     Target {
@@ -79,6 +86,7 @@ pub const TARGETS: [Target; 5] = [
         hardware_fp4: true,
         since_sm90: true,
         wgmma: false,
+        block_scale: true,
         assemble_for: &["sm_120f", "sm_120a", "sm_121a"],
     },
 ];
@@ -137,7 +145,7 @@ impl Target {
             }
             Family::Gemm => match kernel.targets {
                 Targets::WithoutWgmma => !self.hardware_fp4 || kernel.converts == Converts::Nothing,
-                Targets::WithWgmma => false,
+                Targets::WithWgmma | Targets::WithBlockScale => false,
                 Targets::All => {
                     self.hardware_fp4 && kernel.converts == Converts::Nothing && kernel.resident == 0
                 }
@@ -161,6 +169,7 @@ impl Targets {
             Self::All => true,
             Self::WithWgmma => target.wgmma,
             Self::WithoutWgmma => !target.wgmma,
+            Self::WithBlockScale => target.block_scale,
         }
     }
 }

@@ -6,16 +6,18 @@
 //! | [`params`] | the kernels' parameters, and the schedule in shared memory |
 //! | [`tile_scheduler`] | which work tiles and K-iterations a thread block has |
 //! | `work_queue` | the queue of work tiles between producer and consumer warps |
+//! | `copies` | the ring of stages of warps that copy for themselves |
 //! | `pipeline` | the ring of stages between producer and consumer warps |
 //! | [`weight_loader`] | copies of codes and scales to a stage |
 //! | [`fragment`] | a lane's weights of a stage, decoded and scaled |
-//! | [`mainloop`] | the mainloops: `mma` and `wgmma` |
+//! | [`mainloop`] | the mainloops: `mma`, `wgmma` and `block_scale` |
 //! | `cluster_exchange` | the exchange of accumulators in a cluster |
 //! | [`reduce`] | partial sums of split work tiles |
 //! | [`epilogue`] | bias, gate, residual, rounding, storing |
 //! | [`global_factor`] | the global scale as a factor of the sums |
 //! | [`transpose`] | results between lanes, for stores of whole sectors |
 //! | [`pack`] | the packing kernel: activations as tensor cores read them |
+//! | `fp4` | activations in FP4, packed or decoded |
 //! | [`split_f32`] | activations in f32 as three bf16 terms, and merging their products |
 //!
 //! Weights are the first operand of the tensor cores. Lanes decode chunks of 32 weights to
@@ -24,7 +26,10 @@
 
 #[cfg(microscale_wgmma)]
 mod cluster_exchange;
+#[cfg(not(microscale_wgmma))]
+mod copies;
 mod epilogue;
+mod fp4;
 mod fragment;
 mod global_factor;
 mod mainloop;
@@ -43,17 +48,26 @@ mod work_queue;
 
 use core::ptr::null;
 
+use microscale_formats::E2m1;
 use microscale_kernels_abi::epilogue::{MergeGrid, SplitGrid};
 use microscale_kernels_abi::experts::Plan;
+use microscale_kernels_abi::gemm::fp4::Fp4Params;
 use microscale_kernels_abi::gemm::params::{GemmParams, PackParams};
 use microscale_kernels_abi::{ApplyGlobal, Epilogue, GlobalSlot, Mainloop};
 
+use self::fp4::Fp4Operand;
+#[cfg(microscale_block_scale)]
+use self::mainloop::block_scale;
 #[cfg(not(microscale_wgmma))]
 use self::mainloop::mma;
 #[cfg(microscale_wgmma)]
 use self::mainloop::wgmma;
 use self::params::{Launch, Params};
 use self::tile::declare_tile;
+use crate::dtype::{Bf16, F16};
+#[cfg(microscale_block_scale)]
+use crate::format::Nv;
+use crate::format::{EVEN, Mx, NvDecoder};
 use crate::product::operand::Operand;
 use crate::product::problem::{Problem, Routed};
 use crate::product::product_format::{Mxfp4, Nvfp4};
@@ -198,6 +212,92 @@ pub unsafe extern "ptx-kernel" fn merge_f32(
     unsafe { split_f32::merge(sums, Results { out, bias, residual, epilogue }, routed, &grid) }
 }
 
+/// Declares the entry points of the kernels that pack FP4 activations, and of those that decode
+/// them.
+macro_rules! fp4_entries {
+    (pack { $($pack:ident = $blocks:ty,)+ } decode { $($decode:ident = $format:expr => $dtype:ident,)+ }) => {
+        $(
+            /// Packs activations in FP4, and writes the factors of the sums.
+            ///
+            /// # Safety
+            /// All pointers are to global memory. For the whole launch:
+            /// - `codes` and `scales` have the activations' rows, as `fp4.scales` describes them;
+            ///   `codes` and each row of them start on 16 bytes. `activation_globals` has
+            ///   `fp4.activation_slots` slots, and `weight_globals` one per matrix; a launch of a
+            ///   kernel before this one may write them. Read-only.
+            /// - `out` has [`PackParams::bytes`] bytes on 16 bytes, and `factors` a slot per matrix.
+            ///   They overlap nothing, and only this kernel uses them.
+            /// - `plan` is null, or the experts' plan with all token tiles of `params`. `from` is
+            ///   null, or lists the row of activations of each of the plan's sorted rows. Both are
+            ///   read-only.
+            ///
+            /// The launch has the shape that `params` and the ABI give.
+            #[cfg(microscale_block_scale)]
+            #[unsafe(no_mangle)]
+            pub unsafe extern "ptx-kernel" fn $pack(
+                codes: *const u8,
+                scales: *const u8,
+                activation_globals: *const GlobalSlot,
+                weight_globals: *const GlobalSlot,
+                out: *mut u8,
+                factors: *mut GlobalSlot,
+                plan: *const Plan,
+                from: *const u32,
+                params: PackParams,
+                fp4: Fp4Params,
+            ) {
+                let globals = [activation_globals, weight_globals];
+                let operand = Fp4Operand { codes, scales, globals, factors, params: fp4 };
+                // SAFETY: the same contract.
+                unsafe { operand.pack::<$blocks>(out, Routed { plan, from, to: null() }, params) }
+            }
+        )+
+        $(
+            /// Decodes activations in FP4, and writes the factors of the sums.
+            ///
+            /// # Safety
+            /// All pointers are to global memory. For the whole launch:
+            /// - `codes` and `scales` have the activations' rows, as `fp4.scales` describes them;
+            ///   `codes` start on 4 bytes. `activation_globals` has `fp4.activation_slots` slots, and
+            ///   `weight_globals` one per matrix. Read-only.
+            /// - `out` has 16 bytes per eight of activations, on 16 bytes, and `factors` a slot per
+            ///   matrix. They overlap nothing, and only this kernel uses them.
+            ///
+            /// The launch has the shape that `fp4.eights` and the ABI give.
+            #[unsafe(no_mangle)]
+            pub unsafe extern "ptx-kernel" fn $decode(
+                codes: *const u8,
+                scales: *const u8,
+                activation_globals: *const GlobalSlot,
+                weight_globals: *const GlobalSlot,
+                out: *mut u8,
+                factors: *mut GlobalSlot,
+                fp4: Fp4Params,
+            ) {
+                let globals = [activation_globals, weight_globals];
+                let operand = Fp4Operand { codes, scales, globals, factors, params: fp4 };
+                // SAFETY: the same contract.
+                unsafe { operand.decode::<_, $dtype>(&$format, out) }
+            }
+        )+
+    };
+}
+
+/// NVFP4 without its global scale, which is a factor of the sums.
+const NVFP4: NvDecoder = NvDecoder { global: 1.0, apply: ApplyGlobal::Absent };
+
+fp4_entries! {
+    pack {
+        fp4_pack_nvfp4 = Nv,
+        fp4_pack_mxfp4 = Mx<E2m1, EVEN>,
+    }
+    decode {
+        fp4_decode_nvfp4_f16 = NVFP4 => F16,
+        fp4_decode_nvfp4_bf16 = NVFP4 => Bf16,
+        fp4_decode_mxfp4_bf16 = Mx::<E2m1, EVEN>::decoder() => Bf16,
+    }
+}
+
 pack_entries! {
     pack_f16 = WithF16,
     pack_bf16 = WithBf16,
@@ -213,6 +313,13 @@ macro_rules! tiles {
         const _: () = {
             declare_tile! { $name Mma $m $n $cluster }
             tiles! { @operands $name mma }
+        };
+    };
+    (@tile BlockScale $name:ident $m:tt $n:tt $cluster:tt) => {
+        #[cfg(microscale_block_scale)]
+        const _: () = {
+            declare_tile! { $name BlockScale $m $n $cluster }
+            tiles! { @operands $name block_scale }
         };
     };
     (@tile Wgmma $name:ident $m:tt $n:tt $cluster:tt) => {

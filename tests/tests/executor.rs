@@ -10,6 +10,7 @@ mod executor_tests {
     pub(crate) mod everything;
     pub(crate) mod expert_parts;
     pub(crate) mod experts;
+    pub(crate) mod fp4;
     pub(crate) mod gemm;
     mod gemm_sizes;
     pub(crate) mod kv;

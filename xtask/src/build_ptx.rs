@@ -207,7 +207,8 @@ fn rustflags(target: &Target, root: &Path) -> Vec<String> {
         format!("-Ctarget-cpu={}", target.name),
         // A path in a panic message would make the PTX depend on the location of the checkout.
         format!("--remap-path-prefix={}=microscale", root.display()),
-        "--check-cfg=cfg(microscale_fp4, microscale_sm90, microscale_wgmma)".to_owned(),
+        "--check-cfg=cfg(microscale_block_scale, microscale_fp4, microscale_sm90, microscale_wgmma)"
+            .to_owned(),
         // An array that a loop indexes ends up in local memory, so loops over a lane's chunks must
         // be fully unrolled.
         "-Cllvm-args=-unroll-threshold=20000".to_owned(),
@@ -223,6 +224,9 @@ fn rustflags(target: &Target, root: &Path) -> Vec<String> {
     }
     if target.wgmma {
         flags.push("--cfg=microscale_wgmma".to_owned());
+    }
+    if target.block_scale {
+        flags.push("--cfg=microscale_block_scale".to_owned());
     }
     flags
 }

@@ -1,6 +1,6 @@
 //! Products of two matrices of FP4, with the bits of Blackwell's tensor cores.
 
-use microscale_formats::{Gate, GlobalScale, dot};
+use microscale_formats::{Gate, fp4_dot};
 use rayon::prelude::*;
 
 use super::isa::Isa;
@@ -28,9 +28,9 @@ const TASK_TOKENS: usize = 256;
 ///
 /// [`microscale_formats::fp4_dot`] defines the sum, and bounds its error: it has the bits of
 /// Blackwell's `mma.sync` with block scales, one k-step of 64 after the other. Every instruction
-/// set and every number of threads gives these bits. In f64, the sum is multiplied by the global
-/// scale of the activations, by the global scale of the weights and by alpha. Then the bias is
-/// added. The result is rounded once. A NaN scale makes the results of its row or token NaN.
+/// set and every number of threads gives these bits. The sum is multiplied by a
+/// [factor](microscale_formats::fp4_dot::factor), alpha times both global scales in f32, and the
+/// bias is added. The result is rounded once. A NaN scale makes the results of its row or token NaN.
 ///
 /// To round least, call [`gemv`](crate::gemv()), which takes the same operands.
 ///
@@ -210,11 +210,14 @@ impl<F: Fn([f64; N]) -> f64 + Sync, const N: usize> Product<'_, F, N> {
             let operands = Operands { format, rows: &rows[..count], tokens, x };
             self.isa.multiply_fp4(&operands, sums, &mut buffers.products);
         }
-        let global = self.activations.global_scale();
+        let factors = self.matrices.each_ref().map(|matrix| {
+            let globals = [self.activations, matrix.view].map(|view| view.global_scale());
+            f64::from(fp4_dot::factor(matrix.alpha, globals))
+        });
         for (i, out) in out.iter_mut().enumerate() {
             let results = std::array::from_fn(|matrix| {
                 let sum = buffers.sums[matrix * (buffers.sums.len() / N) + i];
-                self.matrices[matrix].result(sum, global, first + i % count)
+                self.matrices[matrix].result(f64::from(sum) * factors[matrix], first + i % count)
             });
             *out = scale_and_round((self.combined)(results), &[]);
         }
@@ -222,10 +225,9 @@ impl<F: Fn([f64; N]) -> f64 + Sync, const N: usize> Product<'_, F, N> {
 }
 
 impl Fp4Weights<'_> {
-    /// The result of a row, given its sum and the global scale of the activations.
-    fn result(&self, sum: f32, global: Option<GlobalScale>, row: usize) -> f64 {
-        let sum = dot::scaled(dot::scaled(f64::from(sum), global), self.view.global_scale());
-        sum * f64::from(self.alpha) + self.bias.map_or(0.0, |bias| f64::from(bias[row]))
+    /// The result of a row, given its sum times the factor.
+    fn result(&self, sum: f64, row: usize) -> f64 {
+        sum + self.bias.map_or(0.0, |bias| f64::from(bias[row]))
     }
 }
 

@@ -10,6 +10,7 @@ use crate::gpu::memory::pool::KeptPool;
 use crate::gpu::memory::staging::Staging;
 use crate::gpu::plan::cache::PlanCache;
 use crate::gpu::plan::experts::{ExpertsKey, PlannedExperts};
+use crate::gpu::plan::fp4::Fp4Plan;
 use crate::gpu::plan::linear::LinearPlan;
 use crate::gpu::plan::request::Request;
 use crate::gpu::runtime::device::{GpuInfo, primary_context};
@@ -34,6 +35,7 @@ pub struct Gpu {
 pub(in crate::gpu) struct Plans {
     pub(in crate::gpu) linear: PlanCache<Request, LinearPlan>,
     pub(in crate::gpu) experts: PlanCache<ExpertsKey, PlannedExperts>,
+    pub(in crate::gpu) fp4: PlanCache<Request, Fp4Plan>,
 }
 
 /// Shows the facts of the GPU. Context, stream and kernels are handles, which say nothing.

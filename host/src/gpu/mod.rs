@@ -49,6 +49,7 @@ pub use microscale_kernels_abi::{Family, GemmConfig, KernelId};
 pub use ops::epilogue::DeviceEpilogue;
 pub use ops::linear::{Linear, Plan};
 pub use ops::linear_experts::{ExpertsPlan, LinearExperts};
+pub use ops::linear_fp4::{LinearFp4, PlanFp4};
 pub(crate) use ops::loaded::{LoadedOnGpu, QuantizedOnGpu};
 pub use ops::quantize_options::DeviceQuantizeOptions;
 pub use runtime::device::{GpuInfo, device_count, devices, primary_context};

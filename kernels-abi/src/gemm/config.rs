@@ -5,6 +5,7 @@ use core::fmt;
 
 use microscale_formats::{Dtype, Format};
 
+use super::fp4::{FP4_KERNELS, KERNELS as FP4};
 use super::mainloop::Mainloop;
 use super::packing::{KERNELS as PACKING, PACKING_KERNELS};
 use super::stage::{ScalePieces, Stage};
@@ -29,7 +30,8 @@ pub struct GemmConfig {
     pub slices: u32,
     /// The format of the weights: NVFP4 or MXFP4.
     pub weights: Format,
-    /// The dtype of the activations: f16 or bf16.
+    /// The dtype of the activations: f16 or bf16. Where they are
+    /// [FP4](Mainloop::takes_fp4), of bias, residual and results instead.
     pub activations: Dtype,
 }
 
@@ -67,6 +69,10 @@ macro_rules! gemm_tiles {
             wgmma_128x128_c2: Wgmma 128 128 2;
             multicast_256x192_c2: Multicast 256 192 2;
             multicast_256x256_c2: Multicast 256 256 2;
+            blockscale_256x8: BlockScale 256 8 1;
+            blockscale_256x32: BlockScale 256 32 1;
+            blockscale_256x64: BlockScale 256 64 1;
+            blockscale_256x128: BlockScale 256 128 1;
         }
     };
 }
@@ -93,17 +99,21 @@ const fn tile(mainloop: Mainloop, tile_m: u32, tile_n: u32, cluster: u32) -> Gem
     GemmConfig { mainloop, tile_m, tile_n, cluster, slices: 1, weights, activations }
 }
 
-const COUNT: usize = PACKING_KERNELS + TILES.len() * OPERANDS;
+/// Kernels before the kernels that multiply.
+const FIRST: usize = PACKING_KERNELS + FP4_KERNELS;
+const COUNT: usize = FIRST + TILES.len() * OPERANDS;
 
-/// The kernels: first the packing kernels, then the kernels that multiply.
+/// The kernels: first those before and after a product, then the kernels that multiply.
 pub(crate) const KERNELS: &[Kernel] = &{
     let mut all = [PACKING[0]; COUNT];
     let mut i = 0;
     while i < COUNT {
         all[i] = if i < PACKING_KERNELS {
             PACKING[i]
+        } else if i < FIRST {
+            FP4[i - PACKING_KERNELS]
         } else {
-            let at = i - PACKING_KERNELS;
+            let at = i - FIRST;
             GemmConfig::nth(at).row(NAMES[at / OPERANDS][at % OPERANDS])
         };
         i += 1;
@@ -119,6 +129,15 @@ impl GemmConfig {
 
     /// The configurations for a format of weights and a dtype of activations.
     pub fn for_operands(weights: Format, activations: Dtype) -> impl Iterator<Item = Self> {
+        Self::of(weights, activations).filter(|config| !config.mainloop.takes_fp4())
+    }
+
+    /// The configurations for weights and activations in a format, and a dtype of results.
+    pub fn for_fp4(format: Format, results: Dtype) -> impl Iterator<Item = Self> {
+        Self::of(format, results).filter(|config| config.mainloop.takes_fp4())
+    }
+
+    fn of(weights: Format, activations: Dtype) -> impl Iterator<Item = Self> {
         Self::all().filter(move |config| config.weights == weights && config.activations == activations)
     }
 
@@ -146,7 +165,7 @@ impl GemmConfig {
                 && tile.tile_n == self.tile_n
                 && tile.cluster == self.cluster
             {
-                return Some(KernelId::new(Family::Gemm, PACKING_KERNELS + i * OPERANDS + operands));
+                return Some(KernelId::new(Family::Gemm, FIRST + i * OPERANDS + operands));
             }
             i += 1;
         }
@@ -245,7 +264,8 @@ impl GemmConfig {
 
     /// A stage for rows whose scales lie in such pieces.
     pub const fn stage(self, scales: ScalePieces) -> Stage {
-        Stage { rows: self.block_rows(), tokens: self.tile_n, packs: self.packs(), scales }
+        let token_bytes = self.mainloop.traits().token_bytes;
+        Stage { rows: self.block_rows(), tokens: self.tile_n, packs: self.packs(), token_bytes, scales }
     }
 
     /// Bytes of shared memory, at most `most`, for all stages that fit, for any layout of scales.

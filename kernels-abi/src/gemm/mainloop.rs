@@ -1,5 +1,7 @@
 //! The mainloops of the GEMM and their traits: one row each.
 
+use super::PACK_COLUMNS;
+use super::fp4::TOKEN_BYTES as FP4_TOKEN_BYTES;
 use crate::launch::Targets;
 
 /// A mainloop: how a kernel loads, decodes and multiplies.
@@ -19,6 +21,9 @@ pub enum Mainloop {
     /// `Wgmma` in clusters of two thread blocks. Each has half of a work tile's rows. Each copies
     /// half of the activations, and the copies write to both (multicast).
     Multicast,
+    /// Warps that copy ahead and multiply 4-bit weights by 4-bit activations, both as they are
+    /// stored, by `mma.sync` with block scales.
+    BlockScale,
 }
 
 /// The facts of a mainloop that launchers, kernels, build tool and tests share.
@@ -34,6 +39,8 @@ pub struct MainloopTraits {
     /// [`PACK_COLUMNS`](super::PACK_COLUMNS) columns: copies then move whole cache lines. Others
     /// have one.
     pub two_packs_up_to: u32,
+    /// Bytes of a token's activations in a pack.
+    pub token_bytes: u32,
     /// Launched programmatically on [targets that can](crate::Target::since_sm90): thread blocks
     /// may start before the previous kernel has ended, and wait for it.
     pub programmatic: bool,
@@ -49,6 +56,7 @@ const GEMV: MainloopTraits = MainloopTraits {
     consumer_rows: 0,
     producer_warps: 0,
     two_packs_up_to: 0,
+    token_bytes: PACK_COLUMNS * 2,
     programmatic: true,
     beside_packing_up_to: 0,
     targets: Targets::All,
@@ -59,13 +67,13 @@ const WGMMA: MainloopTraits = MainloopTraits {
     consumer_rows: 16,
     producer_warps: 4,
     two_packs_up_to: 64,
-    programmatic: true,
     beside_packing_up_to: 64,
     targets: Targets::WithWgmma,
+    ..GEMV
 };
 
 /// The traits, in the order of [`Mainloop`].
-const MAINLOOPS: [MainloopTraits; 6] = [
+const MAINLOOPS: [MainloopTraits; 7] = [
     GEMV,
     MainloopTraits { word: "plain", ..GEMV },
     MainloopTraits { word: "ragged", ..GEMV },
@@ -78,12 +86,26 @@ const MAINLOOPS: [MainloopTraits; 6] = [
     },
     WGMMA,
     MainloopTraits { word: "multicast", ..WGMMA },
+    MainloopTraits {
+        word: "blockscale",
+        consumer_rows: 32,
+        token_bytes: FP4_TOKEN_BYTES,
+        targets: Targets::WithBlockScale,
+        ..GEMV
+    },
 ];
 
 impl Mainloop {
     /// Every mainloop, in the order of the table.
-    pub const ALL: [Self; 6] =
-        [Self::Gemv, Self::GemvPlain, Self::GemvRagged, Self::Mma, Self::Wgmma, Self::Multicast];
+    pub const ALL: [Self; 7] = [
+        Self::Gemv,
+        Self::GemvPlain,
+        Self::GemvRagged,
+        Self::Mma,
+        Self::Wgmma,
+        Self::Multicast,
+        Self::BlockScale,
+    ];
 
     /// The traits.
     pub const fn traits(self) -> &'static MainloopTraits {
@@ -93,6 +115,11 @@ impl Mainloop {
     /// Returns whether it multiplies by `wgmma`, which reads packed activations as core matrices.
     pub const fn is_wgmma(self) -> bool {
         matches!(self, Self::Wgmma | Self::Multicast)
+    }
+
+    /// Returns whether activations are quantized to the format of the weights.
+    pub const fn takes_fp4(self) -> bool {
+        matches!(self, Self::BlockScale)
     }
 
     /// Returns whether it reads activations where they lie, without packing kernel and workspace.

@@ -42,6 +42,8 @@ pub struct PackParams {
     pub core_matrices: u32,
     /// Thread blocks, whose warps take turns.
     pub thread_blocks: u32,
+    /// Bytes of a token in a pack.
+    pub token_bytes: u32,
 }
 
 impl PackParams {
@@ -65,12 +67,13 @@ impl PackParams {
             aligned: u32::from(aligned),
             core_matrices: u32::from(config.mainloop.is_wgmma()),
             thread_blocks: if config.starts_beside_packing() { all.min(sm_count) } else { all },
+            token_bytes: config.mainloop.traits().token_bytes,
         })
     }
 
     /// Bytes of the packed activations.
     pub const fn bytes(&self) -> u64 {
-        self.eights as u64 * 8 * PACK_COLUMNS as u64 * 2
+        self.eights as u64 * 8 * self.token_bytes as u64
     }
 }
 

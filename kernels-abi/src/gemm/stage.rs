@@ -64,6 +64,8 @@ pub struct Stage {
     pub tokens: u32,
     /// Packs of activations.
     pub packs: u32,
+    /// Bytes of a token in a pack.
+    pub token_bytes: u32,
     /// The pieces of a row's scales.
     pub scales: ScalePieces,
     /// Rows of the work tile that the thread block has.
@@ -78,7 +80,7 @@ impl Stage {
 
     /// Bytes of activations, which follow the codes.
     pub const fn activation_bytes(self) -> u32 {
-        self.tokens * self.packs * PACK_COLUMNS * 2
+        self.tokens * self.packs * self.token_bytes
     }
 
     /// Offset of the scales, which follow the activations.

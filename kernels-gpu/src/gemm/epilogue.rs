@@ -20,18 +20,19 @@ use crate::product::tensor_cores::{Activations, WeightFormat};
 /// Result rows that a lane looks up for a token tile, at most.
 const LOOKUPS: usize = 256 / WARP as usize;
 
-/// Stores the results of a tile of 16 rows and the tokens of a work tile.
+/// Stores the results of a tile of 16 rows and the tokens of a work tile. The sums are too small by
+/// 2^-`lowered`.
 ///
 /// # Safety
 /// The kernel's contract. All lanes call it, and no other warp stores these rows and tokens.
 #[inline(always)]
-pub(super) unsafe fn store<F: WeightFormat, D: Activations, A: Array>(
+pub(super) unsafe fn store<D: Activations, A: Array>(
     problem: &Problem,
     first_row: u32,
     &WorkTile { first_token: first, end_token: end, global_scale, .. }: &WorkTile,
     sums: &A,
+    lowered: i32,
 ) {
-    let lowered = const { D::LOWERED[F::INDEX] };
     let apply = problem.weights.apply;
     let mut factor = GlobalFactor::new(apply, global_scale).raised(lowered);
     let mut sums = *sums;

@@ -126,11 +126,14 @@ impl Params<'_> {
         let problem = self.problem.of_expert::<F>(work_tile.expert);
         let row = work_tile.row_tile * const { T::M } + tile * TILE_ROWS;
         let work_tile = slice.of::<A>(work_tile);
+        let fp4 = const { T::CONFIG.mainloop.takes_fp4() };
+        // Scales of weights that are not decoded are not lowered.
+        let lowered = if fp4 { 0 } else { D::LOWERED[F::INDEX] };
         // SAFETY: all lanes are here; no other warp of the launch has these rows and tokens.
         unsafe {
-            if F::ALWAYS_IN_RANGE || in_range {
+            if fp4 || F::ALWAYS_IN_RANGE || in_range {
                 for i in 0..TILES {
-                    store::<F, D, A>(&problem, row + i as u32 * TILE_ROWS, &work_tile, &sums[i]);
+                    store::<D, A>(&problem, row + i as u32 * TILE_ROWS, &work_tile, &sums[i], lowered);
                 }
             } else {
                 let tokens = [work_tile.first_token, work_tile.end_token];

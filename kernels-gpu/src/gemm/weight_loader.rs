@@ -25,12 +25,18 @@ pub(super) fn stage_for<F: ProductFormat, T: Tile>(problem: &Problem) -> Stage {
     T::CONFIG.stage(scales)
 }
 
-/// The position of chunk `chunk` among the chunks of row `row` in a stage. With two packs, the
-/// packs of odd rows are swapped (swizzled), so that lanes that read a pack of several rows read
-/// from different banks.
+/// The position of chunk `chunk` among the chunks of row `row` in a stage (swizzled), so that lanes
+/// that read several rows read from different banks. With two packs, the packs of odd rows are
+/// swapped. FP4's chunks lie as in [packed activations](microscale_kernels_abi::gemm::fp4).
 #[inline(always)]
 pub(super) fn swizzled<T: Tile>(row: u32, chunk: u32) -> u32 {
-    if T::PACKS == 2 { chunk ^ (row & 1) * QUAD } else { chunk }
+    if const { T::CONFIG.mainloop.takes_fp4() } {
+        chunk ^ row / 2 % QUAD
+    } else if T::PACKS == 2 {
+        chunk ^ (row & 1) * QUAD
+    } else {
+        chunk
+    }
 }
 
 /// The number of the last row that exists in a row tile.
@@ -72,8 +78,8 @@ pub(super) struct WeightLoader<F, T, const THREADS: u32> {
 
 impl<F: ProductFormat, T: Tile, const THREADS: u32> WeightLoader<F, T, THREADS> {
     const SCALES: u32 = scales_per_k_iteration::<F, T>();
-    /// Rows per step. Each thread copies one chunk per step. It is even, so that a thread's chunks
-    /// have the same swizzle.
+    /// Rows per step. Each thread copies one chunk per step. It is a multiple of eight, so that a
+    /// thread's chunks have the same swizzle.
     const ROWS_PER_STEP: u32 = THREADS / T::CHUNKS;
 
     /// The loader of a work tile's K-iterations, for thread `thread` of `THREADS`.
@@ -85,7 +91,7 @@ impl<F: ProductFormat, T: Tile, const THREADS: u32> WeightLoader<F, T, THREADS> 
         k_range: &KRange,
         thread: u32,
     ) -> Self {
-        const { assert!(Self::ROWS_PER_STEP % 2 == 0 && T::BLOCK_ROWS % Self::ROWS_PER_STEP == 0) };
+        const { assert!(Self::ROWS_PER_STEP % 8 == 0 && T::BLOCK_ROWS % Self::ROWS_PER_STEP == 0) };
         let blocks = problem.shape.blocks as u32;
         let last_row = last_row::<T>(problem, row_tile);
         let of_tile = problem.weights.row::<F>(u64::from(row_tile) * u64::from(T::M), u64::from(blocks));

@@ -83,6 +83,41 @@ pub(crate) unsafe fn load_16(address: u32) -> [u32; 4] {
     [a, b, c, d]
 }
 
+/// Loads four matrices of eight rows of 16 bytes. Lane 8i + r has the address of row r of matrix i.
+/// Lane 4g + t gets bytes 4t to 4t + 3 of row g of each. All lanes of the warp call it.
+///
+/// # Safety
+/// As for [`load_16`].
+#[cfg(microscale_block_scale)]
+#[inline(always)]
+pub(crate) unsafe fn load_matrices(address: u32) -> [u32; 4] {
+    let (a, b, c, d);
+    // SAFETY: the instruction needs exactly the caller's promise. Without `pure`, it stays in
+    // uniform control flow.
+    unsafe {
+        asm!("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {{{a}, {b}, {c}, {d}}}, [{address}];", a = out(reg32) a,
+            b = out(reg32) b, c = out(reg32) c, d = out(reg32) d, address = in(reg32) address,
+            options(readonly, nostack, preserves_flags));
+    }
+    [a, b, c, d]
+}
+
+/// Loads a word.
+///
+/// # Safety
+/// `address` refers to four initialized bytes of shared memory, a multiple of 4.
+#[cfg(microscale_block_scale)]
+#[inline(always)]
+pub(crate) unsafe fn load(address: u32) -> u32 {
+    let word;
+    // SAFETY: the instruction needs exactly the caller's promise.
+    unsafe {
+        asm!("ld.shared.b32 {word}, [{address}];", word = out(reg32) word, address = in(reg32) address,
+            options(readonly, nostack, preserves_flags));
+    }
+    word
+}
+
 /// Stores 16 bytes.
 ///
 /// # Safety

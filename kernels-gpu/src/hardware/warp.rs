@@ -56,6 +56,46 @@ unsafe extern "llvm-intrinsic" {
         c2: f32,
         c3: f32,
     ) -> Sums;
+    #[cfg(microscale_block_scale)]
+    #[link_name = "llvm.nvvm.mma.block.scale.m16n8k64.row.col.mxf4nvf4.scale.4x.f32.e2m1.e2m1.f32.ue4m3"]
+    fn mma_nvfp4(
+        a0: u32,
+        a1: u32,
+        a2: u32,
+        a3: u32,
+        b0: u32,
+        b1: u32,
+        c0: f32,
+        c1: f32,
+        c2: f32,
+        c3: f32,
+        scale_a: u32,
+        byte_a: u16,
+        thread_a: u16,
+        scale_b: u32,
+        byte_b: u16,
+        thread_b: u16,
+    ) -> Sums;
+    #[cfg(microscale_block_scale)]
+    #[link_name = "llvm.nvvm.mma.block.scale.m16n8k64.row.col.mxf4.scale.2x.f32.e2m1.e2m1.f32.ue8m0"]
+    fn mma_mxfp4(
+        a0: u32,
+        a1: u32,
+        a2: u32,
+        a3: u32,
+        b0: u32,
+        b1: u32,
+        c0: f32,
+        c1: f32,
+        c2: f32,
+        c3: f32,
+        scale_a: u32,
+        byte_a: u16,
+        thread_a: u16,
+        scale_b: u32,
+        byte_b: u16,
+        thread_b: u16,
+    ) -> Sums;
 }
 
 /// The lane's number in its warp. Thread blocks are one-dimensional and whole warps.
@@ -167,6 +207,41 @@ pub(crate) fn multiply_bf16(a: [u32; 4], b: [u32; 2], c: [f32; 4]) -> [f32; 4] {
     // SAFETY: convergent; every kernel calls it with all 32 lanes active, in uniform control flow.
     let Sums(w, x, y, z) = unsafe { mma_bf16(a[0], a[1], a[2], a[3], b[0], b[1], c[0], c[1], c[2], c[3]) };
     [w, x, y, z]
+}
+
+/// The product of a 16 × 64 and a 64 × 8 matrix of FP4 with block scales, added to `c`. All lanes
+/// of the warp call it.
+///
+/// Lane 4g + t has eight codes per word: in `a` rows g, g + 8, g and g + 8, at K = 8t, 8t, 8t + 32
+/// and 8t + 32; in `b` column g, at K = 8t and 8t + 32. In `c` it has row g, then row g + 8, of
+/// columns 2t and 2t + 1. A word of scales has four E4M3 (NVFP4) or, in its lower half, two E8M0
+/// (MXFP4). The words of rows g and g + 8 are those of lanes 4g + 2`A` and 4g + 2`A` + 1, and the
+/// word of column g is that of lane 4g + `B`.
+macro_rules! multiply_fp4 {
+    ($($name:ident = $mma:ident;)+) => {$(
+        #[doc = "The product of FP4 matrices, as `multiply_fp4` describes."]
+        #[cfg(microscale_block_scale)]
+        #[inline(always)]
+        pub(crate) fn $name<const A: u16, const B: u16>(
+            a: [u32; 4],
+            b: [u32; 2],
+            c: [f32; 4],
+            scales: [u32; 2],
+        ) -> [f32; 4] {
+            // SAFETY: convergent; every kernel calls it with all 32 lanes active, in uniform control
+            // flow.
+            let Sums(w, x, y, z) = unsafe {
+                $mma(
+                    a[0], a[1], a[2], a[3], b[0], b[1], c[0], c[1], c[2], c[3], scales[0], 0, A, scales[1], 0, B,
+                )
+            };
+            [w, x, y, z]
+        }
+    )+};
+}
+multiply_fp4! {
+    multiply_nvfp4 = mma_nvfp4;
+    multiply_mxfp4 = mma_mxfp4;
 }
 
 /// The dynamic shared memory of the launch.

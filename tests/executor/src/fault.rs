@@ -85,6 +85,8 @@ pub enum FaultKind {
     UnfencedRegister(String),
     /// Threads that must execute the same action differ.
     NotUniform(&'static str),
+    /// The byte-id and thread-id of the scales of A and of B, which the format does not have.
+    ScaleSelector([[u32; 2]; 2]),
     /// A thread exited without waiting for a product. The fault's instruction is the product.
     ProductNeverAwaited,
     /// A register was read before it was written.
@@ -199,6 +201,9 @@ impl fmt::Display for FaultKind {
                 write!(f, "no wgmma.fence between an access to register {name} and the product")
             }
             Self::NotUniform(what) => write!(f, "threads that must agree differ: {what}"),
+            Self::ScaleSelector([a, b]) => {
+                write!(f, "no such scales: byte and thread {a:?} of A, {b:?} of B")
+            }
             Self::ProductNeverAwaited => f.write_str("a product that its threads never waited for"),
             Self::UnwrittenRegister(name) => write!(f, "register {name} is read before it is written"),
             Self::NoSuchBlock { rank } => {

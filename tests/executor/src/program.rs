@@ -1,5 +1,7 @@
 //! A lowered kernel: executable instructions and registers.
 
+use microscale_formats::Format;
+
 use crate::lanes::LaneFunction;
 use crate::semantics::Multiplicand;
 
@@ -324,6 +326,11 @@ pub(crate) enum Op {
         /// All lanes.
         members: Slot,
     },
+    MultiplyScaled {
+        matrices: Box<ScaledMatrices>,
+        /// All lanes.
+        members: Slot,
+    },
     WarpBarrier {
         members: Slot,
     },
@@ -365,6 +372,21 @@ pub(crate) struct Matrices {
     pub(crate) a: [Slot; 4],
     pub(crate) b: [Slot; 2],
     pub(crate) c: [Slot; 4],
+}
+
+/// The registers of `mma` of FP4 with block scales: 16 rows, 8 columns and 64 products.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ScaledMatrices {
+    /// NVFP4 for `mxf4nvf4` with four scales per row, MXFP4 for `mxf4` with two.
+    pub(crate) format: Format,
+    pub(crate) d: [Slot; 4],
+    pub(crate) a: [Slot; 4],
+    pub(crate) b: [Slot; 2],
+    pub(crate) c: [Slot; 4],
+    /// The scales of A and of B.
+    pub(crate) scales: [Slot; 2],
+    /// Their byte-id and thread-id.
+    pub(crate) selectors: [[Slot; 2]; 2],
 }
 
 /// An operation on an mbarrier, with its register operands.

@@ -5,6 +5,7 @@
 //! many random inputs.
 
 mod instructions {
+    mod block_scale;
     mod blocks;
     mod convert;
     mod copies;

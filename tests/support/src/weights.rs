@@ -2,6 +2,7 @@
 
 use std::thread::{available_parallelism, scope};
 
+use microscale::formats::fp4_dot;
 use microscale::{Format, QuantizedShape, QuantizedTensor};
 
 use crate::oracle::{self, Exact, dot};
@@ -157,6 +158,13 @@ impl Bound {
             gamma: (2.0 * CHAIN * LOST + additions) * 2f64.powi(-24),
             delta: if is_bf16 { cols as f64 * least * 2f64.powi(16) } else { 0.0 },
         }
+    }
+
+    /// The bound of tensor cores that multiply FP4 by FP4, or of [`Self::of_gemm`], where activations
+    /// are decoded to `T`. The products of the exponents of block scales are at most 1.
+    pub fn of_fp4<T: Exact>(cols: usize, least: f64) -> Self {
+        let native = Self { gamma: fp4_dot::gamma(cols), delta: fp4_dot::delta(cols, 1.0) };
+        Self::of_gemm::<T>(cols, least).or(native)
     }
 
     /// The bound of a GEMM on tensor cores, for rows without a fallback to the reference.

@@ -17,6 +17,7 @@ use super::activations::activations_cases;
 use super::case::Prepared;
 use super::expert_parts::expert_parts_cases;
 use super::experts::experts_cases;
+use super::fp4::fp4_cases;
 use super::gemm::gemm_cases;
 use super::kv::kv_cases;
 use super::operations::{amax, amax_kernel, converting, dequantizer, dequantizing, errors};
@@ -378,6 +379,7 @@ pub(crate) fn cases() -> Vec<Case> {
     activations_cases(&mut cases);
     kv_cases(&mut cases);
     weights_cases(&mut cases);
+    fp4_cases(&mut cases);
     gemm_cases(&mut cases);
     experts_cases(&mut cases);
     expert_parts_cases(&mut cases);

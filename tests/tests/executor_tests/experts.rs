@@ -312,7 +312,7 @@ fn check<T: Exact + Activation>(
                 Err("not the definition's bits".into())
             }
             Mainloop::GemvRagged => Ok(()),
-            Mainloop::Mma | Mainloop::Wgmma | Mainloop::Multicast => {
+            Mainloop::Mma | Mainloop::Wgmma | Mainloop::Multicast | Mainloop::BlockScale => {
                 expert.check(&found, &Bound::of_gemm::<T>(weights.cols(), LEAST))
             }
         };

@@ -63,9 +63,11 @@ fn definition(x: &QuantizedTensor, token: usize, weights: &QuantizedTensor, inde
 /// Returns the results before rounding, by token.
 fn results(x: &QuantizedTensor, weights: &QuantizedTensor, alpha: f32, bias: &[f32]) -> Vec<f64> {
     let all = (0..x.rows()).flat_map(|token| (0..weights.rows()).map(move |row| (token, row)));
-    let under = |sum| dot::under(dot::under(f64::from(sum), x.global_scale()), weights.global_scale());
+    let under = |sum| dot::under(dot::under(sum, x.global_scale()), weights.global_scale());
+    let factor = f64::from(under(f64::from(alpha)) as f32);
     let bias = |row: usize| bias.get(row).map_or(0.0, |bias| f64::from(*bias));
-    all.map(|(token, row)| under(definition(x, token, weights, row)) * f64::from(alpha) + bias(row)).collect()
+    let result = |(token, row)| f64::from(definition(x, token, weights, row)) * factor + bias(row);
+    all.map(result).collect()
 }
 
 fn rounded<T: Exact>(results: &[f64]) -> Vec<u32> {

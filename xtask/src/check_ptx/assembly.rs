@@ -106,6 +106,9 @@ fn assemble(assembler: &Assembler, ptx: &Ptx, gpu: &str, folder: &Path) -> Resul
     ptx.module.entries.iter().map(kernel).collect()
 }
 
+/// The instructions of the tensor cores.
+const PRODUCTS: &[&str] = &["HMMA", "HGMMA", "OMMA"];
+
 /// Returns the assembler's warning that asynchronous matrix products (wgmma) are serialized, if
 /// any.
 fn serialised(said: &str) -> Option<&str> {
@@ -187,8 +190,8 @@ fn spills_outside_of_products(assembled: &Assembled) -> bool {
         innermost(place).is_some_and(|range| !named(&["LDL", "STL"]).any(|place| range.contains(&place)))
     };
     assembled.kernel.is_some_and(|kernel| kernel.resident == 1)
-        && named(&["HMMA", "HGMMA"]).next().is_some()
-        && named(&["HMMA", "HGMMA"]).all(is_clean)
+        && named(PRODUCTS).next().is_some()
+        && named(PRODUCTS).all(is_clean)
 }
 
 fn lost_conversion(assembled: &Assembled, target: &Target) -> Option<String> {

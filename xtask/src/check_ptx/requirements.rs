@@ -16,7 +16,7 @@ pub(super) struct Requirement {
 }
 
 /// Every requirement.
-pub(super) const REQUIREMENTS: [Requirement; 6] = [
+pub(super) const REQUIREMENTS: [Requirement; 8] = [
     Requirement {
         target: |target| target.hardware_fp4,
         kernel: |kernel| quantizes(kernel, Converts::E2m1),
@@ -53,6 +53,18 @@ pub(super) const REQUIREMENTS: [Requirement; 6] = [
         ptx: "cvt.rn.f16x2.e5m2x2",
         sass: ("F2FP", "E5M2"),
     },
+    Requirement {
+        target: |target| target.block_scale,
+        kernel: |kernel| multiplies_fp4(kernel, "nvfp4_"),
+        ptx: "kind::mxf4nvf4.block_scale.scale_vec::4X",
+        sass: ("OMMA", "4X"),
+    },
+    Requirement {
+        target: |target| target.block_scale,
+        kernel: |kernel| multiplies_fp4(kernel, "mxfp4_"),
+        ptx: "kind::mxf4.block_scale.scale_vec::2X",
+        sass: ("OMMA", "E8"),
+    },
 ];
 
 fn quantizes(kernel: &Kernel, to: Converts) -> bool {
@@ -62,6 +74,10 @@ fn quantizes(kernel: &Kernel, to: Converts) -> bool {
 fn decodes(kernel: &Kernel, from: Converts) -> bool {
     let decodes = ["_dequantize_", "_gemv_", "_gemm_"].iter().any(|word| kernel.name.contains(word));
     kernel.converts == from && decodes
+}
+
+fn multiplies_fp4(kernel: &Kernel, format: &str) -> bool {
+    kernel.name.starts_with(format) && kernel.name.contains("_blockscale_")
 }
 
 /// Returns the requirements for a kernel compiled for a target.
@@ -83,10 +99,11 @@ mod tests {
     }
 
     #[test]
-    fn each_converting_kernel_has_one_requirement() {
+    fn each_converting_or_block_scaled_kernel_has_one_requirement() {
         for target in TARGETS.iter().filter(|target| target.hardware_fp4) {
             for kernel in kernels_for(target) {
-                let expected = usize::from(kernel.converts != Converts::Nothing);
+                let needs = kernel.converts != Converts::Nothing || kernel.name.contains("_blockscale_");
+                let expected = usize::from(needs);
                 assert_eq!(requirements(target, kernel).count(), expected, "{}", kernel.name);
             }
         }

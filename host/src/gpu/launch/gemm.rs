@@ -11,13 +11,57 @@ use crate::gpu::launch::enqueue::{Launch, argument, enqueue};
 use crate::gpu::plan::product::{ProductParams, ProductPlan};
 use crate::gpu::runtime::kernels::Kernels;
 
-/// Enqueues the kernels of a product. `semaphores` and `memory` are the addresses of its workspace.
+/// Enqueues the kernels of a product. `workspace` has the addresses of semaphores and memory.
 ///
 /// # Safety
 /// The operands satisfy the kernels' contracts for the shape, dtype and alignment that the plan was
 /// made for; a `routed` plan was made for its token tiles. The semaphores are zeros, as each launch
-/// leaves them. `memory` has [`ProductPlan::workspace_bytes`] bytes, at a multiple of 16.
+/// leaves them. The memory has [`ProductPlan::workspace_bytes`] bytes, at a multiple of 16.
 pub(in crate::gpu) unsafe fn product(
+    kernels: &Kernels,
+    stream: &Arc<CudaStream>,
+    plan: &ProductPlan,
+    operands: &Operands,
+    routed: Routed,
+    workspace: [u64; 2],
+) -> Result<()> {
+    if let ProductParams::Packed { pack, pack_params, .. } = &plan.params {
+        let launch = Launch {
+            kernel: *pack,
+            thread_blocks: u64::from(pack_params.thread_blocks),
+            threads: PACK_THREADS,
+            shared: 0,
+            cluster: 1,
+            programmatic: is_programmatic(kernels, plan),
+        };
+        let [_, packed] = workspace;
+        let arguments = &mut [
+            argument(&operands.activations),
+            argument(&packed),
+            argument(&routed.plan),
+            argument(&routed.from),
+            argument(pack_params),
+        ];
+        // SAFETY: the arguments are the kernel's, in order, and the launch is the plan's. They point
+        // to locals that outlive the call. The caller guarantees the operands and the workspace.
+        unsafe { enqueue(kernels, stream, &launch, arguments, "packing activations")? };
+    }
+    // SAFETY: as for this function. A kernel that reads packed activations waits for the kernel that
+    // packs them.
+    unsafe { multiply(kernels, stream, plan, operands, routed, workspace) }
+}
+
+/// Returns whether the kernels of a plan may start before the previous kernel has ended.
+fn is_programmatic(kernels: &Kernels, plan: &ProductPlan) -> bool {
+    plan.config.mainloop.traits().programmatic && kernels.target().since_sm90
+}
+
+/// Enqueues the kernel of a product that multiplies.
+///
+/// # Safety
+/// As for [`product`]. If the plan packs activations, a kernel before this one writes them to the
+/// start of `memory`.
+pub(in crate::gpu) unsafe fn multiply(
     kernels: &Kernels,
     stream: &Arc<CudaStream>,
     plan: &ProductPlan,
@@ -29,33 +73,15 @@ pub(in crate::gpu) unsafe fn product(
     let Routed { plan: expert_plan, from, to } = &routed;
     let Steps { bias, residual, epilogue } = steps;
     let ProductPlan { config, kernel, thread_blocks, threads, shared, .. } = *plan;
-    let programmatic = config.mainloop.traits().programmatic && kernels.target().since_sm90;
+    let programmatic = is_programmatic(kernels, plan);
     let launch = Launch { kernel, thread_blocks, threads, shared, cluster: config.cluster, programmatic };
-    // SAFETY: the arguments are the kernels', in order, and the launches are the plan's. They point
-    // to locals that outlive the calls, and the driver copies them before a call returns. The
-    // second kernel waits for the packing kernel before it reads the packed activations. The caller
+    // SAFETY: the arguments are the kernel's, in order, and the launch is the plan's. They point to
+    // locals that outlive the call, and the driver copies them before it returns. The caller
     // guarantees the operands, the semaphores and `memory`.
     unsafe {
         match &plan.params {
-            ProductParams::Packed { pack, pack_params, gemm_params } => {
+            ProductParams::Packed { pack_params, gemm_params, .. } => {
                 let partial_sums = memory + pack_params.bytes();
-                let pack_blocks = u64::from(pack_params.thread_blocks);
-                let packing = Launch {
-                    kernel: *pack,
-                    thread_blocks: pack_blocks,
-                    threads: PACK_THREADS,
-                    shared: 0,
-                    cluster: 1,
-                    programmatic,
-                };
-                let arguments = &mut [
-                    argument(activations),
-                    argument(&memory),
-                    argument(expert_plan),
-                    argument(from),
-                    argument(pack_params),
-                ];
-                enqueue(kernels, stream, &packing, arguments, "packing activations")?;
                 let arguments = &mut [
                     argument(codes),
                     argument(scales),

@@ -11,6 +11,7 @@
 //! | `product` | launch parameters of a configuration |
 //! | `linear` | the kernels of a product, and of one with f32 activations |
 //! | `experts` | the kernels of a product with experts' weights |
+//! | `fp4` | the kernels of a product of FP4 activations |
 //! | `cache` | plans that were made before |
 
 pub(in crate::gpu) mod cache;
@@ -18,6 +19,7 @@ pub(in crate::gpu) mod choose;
 pub(in crate::gpu) mod cost;
 pub(in crate::gpu) mod estimate;
 pub(in crate::gpu) mod experts;
+pub(in crate::gpu) mod fp4;
 #[cfg_attr(
     not(feature = "internals"),
     allow(unreachable_pub, dead_code, reason = "only `bench` reads all of them")

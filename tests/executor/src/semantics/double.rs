@@ -30,6 +30,7 @@ fn arithmetic(opcode: &[&str]) -> Option<Pure> {
         ["div", "rn", "f64"] => {
             lanes!(LLL, |a, b| canonical(f64::from_bits(a) / f64::from_bits(b)); F64 F64 F64)
         }
+        ["rcp", "rn", "f64"] => lanes!(LL, |a| canonical(1.0 / f64::from_bits(a)); F64 F64),
         ["fma", "rn", "f64"] => {
             lanes!(LLLL, |a, b, c| canonical(f64::from_bits(a).mul_add(f64::from_bits(b), f64::from_bits(c))); F64 F64 F64 F64)
         }

@@ -37,7 +37,7 @@ fn of_integer(number: i128) -> Option<u64> {
 }
 
 /// Instructions with f64 sources.
-const OF_F64: [(&str, &str, Oracle); 28] = [
+const OF_F64: [(&str, &str, Oracle); 29] = [
     ("add.rn.f64", "add.rn.f64 %ld, %la, %lb;", |[a, b, _]| {
         bits(double(a).add_r(double(b), Round::NearestTiesToEven).value)
     }),
@@ -49,6 +49,9 @@ const OF_F64: [(&str, &str, Oracle); 28] = [
     }),
     ("div.rn.f64", "div.rn.f64 %ld, %la, %lb;", |[a, b, _]| {
         bits(double(a).div_r(double(b), Round::NearestTiesToEven).value)
+    }),
+    ("rcp.rn.f64", "rcp.rn.f64 %ld, %la;", |[a, _, _]| {
+        bits(double(1f64.to_bits()).div_r(double(a), Round::NearestTiesToEven).value)
     }),
     ("fma.rn.f64", "fma.rn.f64 %ld, %la, %lb, %lc;", |[a, b, c]| {
         bits(double(a).mul_add_r(double(b), double(c), Round::NearestTiesToEven).value)

@@ -1,0 +1,81 @@
+//! The kernels of a product of FP4 weights and FP4 activations.
+
+use microscale_kernels_abi::gemm::fp4;
+use microscale_kernels_abi::{GemmConfig, GlobalSlot, KernelId};
+
+use crate::element::Dtype;
+use crate::error::{Error, OperandFault, Result};
+use crate::gpu::plan::choose::{choose, is_packable};
+use crate::gpu::plan::estimate::Estimator;
+use crate::gpu::plan::product::ProductPlan;
+use crate::gpu::plan::request::Request;
+use crate::gpu::runtime::kernels::Kernels;
+use crate::shape::QuantizedShape;
+
+/// The kernels of a product: one that packs or decodes activations, and those that follow.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::gpu) struct Fp4Plan {
+    pub(in crate::gpu) product: ProductPlan,
+    /// Where tensor cores do not multiply FP4: the kernel that decodes activations to 16 bits.
+    pub(in crate::gpu) decode: Option<KernelId>,
+    /// Bytes of the decoded activations, a multiple of 16; 0 if there are none.
+    pub(in crate::gpu) decoded_bytes: u64,
+}
+
+/// Bytes of the factor of the sums, which come first in the workspace.
+pub(in crate::gpu) const FACTOR_BYTES: u64 = (size_of::<GlobalSlot>() as u64).next_multiple_of(16);
+
+impl Fp4Plan {
+    /// Plans a product of `tokens` tokens, at least one, and weights of at least one row, with bias
+    /// and residual in a dtype. `given` is a configuration for tests and measurements.
+    ///
+    /// # Errors
+    /// [`OperandFault::Fp4Dtype`], and the errors of [`ProductPlan::new`].
+    pub(in crate::gpu) fn new(
+        kernels: &Kernels,
+        weights: QuantizedShape,
+        tokens: usize,
+        dtype: Dtype,
+        given: Option<GemmConfig>,
+    ) -> Result<Self> {
+        let format = weights.format;
+        // Rows are whole blocks in both operands.
+        let weights = QuantizedShape { cols: weights.blocks_per_row() * format.block(), ..weights };
+        let native = GemmConfig::for_fp4(format, dtype).filter(|config| {
+            is_packable(weights) && config.mainloop.traits().targets.contain(kernels.target())
+        });
+        // The smallest tile that has all tokens, or else the largest.
+        let native = native.min_by_key(|config| {
+            let fits = config.tile_n as usize >= tokens;
+            (!fits, if fits { config.tile_n } else { u32::MAX - config.tile_n })
+        });
+        let wanted = given.filter(|config| config.mainloop.takes_fp4());
+        let wanted = wanted.map(|config| GemmConfig { weights: format, activations: dtype, ..config });
+        if let Some(config) = wanted.or(native.filter(|_| given.is_none())) {
+            let product = ProductPlan::new(kernels, config, weights, tokens, true, None)?;
+            return Ok(Self { product, decode: None, decoded_bytes: 0 });
+        }
+        let fault = Error::Operands(OperandFault::Fp4Dtype { format, dtype });
+        let decode = fp4::decode(format, dtype).ok_or(fault)?;
+        let config = given.map(|config| GemmConfig { weights: format, activations: dtype, ..config });
+        let config = config.unwrap_or_else(|| {
+            let request = Request { weights, tokens, activations: dtype, aligned: true, gemv_only: false };
+            choose(Estimator::of_gpu(kernels.gpu_name()), kernels.facts(), request)
+        });
+        let product = ProductPlan::new(kernels, config, weights, tokens, true, None)?;
+        let decoded_bytes = (tokens as u64).saturating_mul(weights.cols as u64 * 2);
+        Ok(Self { product, decode: Some(decode), decoded_bytes: decoded_bytes.next_multiple_of(16) })
+    }
+
+    /// Bytes of workspace, semaphores not counted: the factor, decoded activations, and those of
+    /// the product.
+    pub(in crate::gpu) fn workspace_bytes(&self) -> u64 {
+        (FACTOR_BYTES + self.decoded_bytes).saturating_add(self.product.workspace_bytes())
+    }
+
+    /// The kernels in the order of their launches.
+    pub(in crate::gpu) fn kernels(&self) -> impl Iterator<Item = KernelId> {
+        let [pack, multiply] = self.product.kernels();
+        [self.decode, pack, multiply].into_iter().flatten()
+    }
+}

@@ -1,0 +1,100 @@
+//! The kernels before a product of FP4 weights and FP4 activations.
+//!
+//! Where tensor cores multiply FP4 (`mma.sync` with block scales), a kernel packs the activations.
+//! Elsewhere it decodes them to f16 or bf16, which is exact, and a product of 16-bit activations
+//! follows. Both kernels also write the factor of the sums: alpha times both global scales.
+
+use microscale_formats::{Dtype, Format, fp4_dot};
+
+use super::PACK_COLUMNS;
+use super::packing::{PACK, PACK_RESIDENT};
+use crate::epilogue::ELEMENTWISE;
+use crate::grid::ScaleGrid;
+use crate::launch::{Converts, Family, Kernel, KernelId, Targets, kernel, resident};
+use crate::memory::ApplyGlobal;
+
+/// Bytes of a token's scales in a pack: a word per k-step of 64.
+pub const TOKEN_SCALE_BYTES: u32 = 8;
+
+/// Bytes of a token in a pack: its codes, and its scales.
+///
+/// A pack has the codes of all tokens of a token tile, then their scales. A token's codes are four
+/// chunks of 16 bytes. Chunk `c` of token `t` lies in place `c ^ (t / 2 % 4)` (swizzled), so that
+/// the eight rows of a matrix of `ldmatrix` lie in different banks. A scale word has the scales of
+/// 64 elements, in order, the first in the lowest byte: four in NVFP4, two in MXFP4. Scales of
+/// elements after the end are zeros.
+pub const TOKEN_BYTES: u32 = PACK_COLUMNS / 2 + TOKEN_SCALE_BYTES;
+
+/// Kernels in this table.
+pub(super) const FP4_KERNELS: usize = 5;
+
+const fn packing(name: &'static str) -> Kernel {
+    let kernel = resident(kernel(name, None, PACK, Converts::Nothing), PACK_RESIDENT);
+    Kernel { targets: Targets::WithBlockScale, ..kernel }
+}
+
+const fn decoding(name: &'static str, dtype: Dtype) -> Kernel {
+    kernel(name, Some(dtype), ELEMENTWISE, Converts::Nothing)
+}
+
+pub(super) const KERNELS: [Kernel; FP4_KERNELS] = [
+    packing("fp4_pack_nvfp4"),
+    packing("fp4_pack_mxfp4"),
+    decoding("fp4_decode_nvfp4_f16", Dtype::F16),
+    decoding("fp4_decode_nvfp4_bf16", Dtype::Bf16),
+    decoding("fp4_decode_mxfp4_bf16", Dtype::Bf16),
+];
+
+/// The place of the table in its family's.
+const FIRST: usize = super::packing::PACKING_KERNELS;
+
+/// The kernel that packs activations in a format; `None` if tensor cores do not multiply it.
+pub const fn pack(format: Format) -> Option<KernelId> {
+    match format {
+        Format::Nvfp4 => Some(KernelId::new(Family::Gemm, FIRST)),
+        Format::Mxfp4 => Some(KernelId::new(Family::Gemm, FIRST + 1)),
+        _ => None,
+    }
+}
+
+/// The kernel that decodes activations in a format to a dtype; `None` if the dtype does not have
+/// their values: MXFP4 has a wider range than f16.
+pub const fn decode(format: Format, dtype: Dtype) -> Option<KernelId> {
+    match (format, dtype) {
+        (Format::Nvfp4, Dtype::F16) => Some(KernelId::new(Family::Gemm, FIRST + 2)),
+        (Format::Nvfp4, Dtype::Bf16) => Some(KernelId::new(Family::Gemm, FIRST + 3)),
+        (Format::Mxfp4, Dtype::Bf16) => Some(KernelId::new(Family::Gemm, FIRST + 4)),
+        _ => None,
+    }
+}
+
+/// Parameters of these kernels besides the sizes.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct Fp4Params {
+    /// Positions of the activations' scales.
+    pub scales: ScaleGrid,
+    /// Eights of activations in all rows: one per thread of the kernels that decode.
+    pub eights: u64,
+    /// Factor of the results.
+    pub alpha: f32,
+    /// Matrices of weights, each with a global scale and a factor: 1, or the number of experts.
+    pub matrices: u32,
+    /// Global scales of activations: one for all matrices, or one for each.
+    pub activation_slots: u32,
+    /// How the global scales of the weights are applied.
+    pub weights: ApplyGlobal,
+    /// How the global scales of the activations are applied.
+    pub activations: ApplyGlobal,
+    /// Always 0. Without it, there would be four bytes of padding.
+    pub reserved: u32,
+}
+
+impl Fp4Params {
+    /// The factor of a matrix' sums, given the global scales of its activations and its weights.
+    #[inline(always)]
+    pub fn factor(&self, activations: f32, weights: f32) -> f32 {
+        let globals = [self.activations.global_scale(activations), self.weights.global_scale(weights)];
+        fp4_dot::factor(self.alpha, globals)
+    }
+}

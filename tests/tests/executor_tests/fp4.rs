@@ -1,0 +1,406 @@
+//! Cases of products of two matrices of FP4, and of the kernels before them.
+
+use std::mem::offset_of;
+use std::ops::Range;
+use std::sync::{Arc, LazyLock};
+
+use half::{bf16, f16};
+use microscale::formats::{E2m1, E4m3, E8m0, fp4_dot};
+use microscale::{Activation, Dtype, Format, GlobalScale, QuantizedTensor, ScaleLayout, Words};
+use microscale_executor::{Argument, Buffer};
+use microscale_kernels_abi::gemm::PACK_COLUMNS;
+use microscale_kernels_abi::gemm::fp4::{self, Fp4Params};
+use microscale_kernels_abi::gemm::params::{GemmParams, PackParams, SEMAPHORES, partial_sum_bytes};
+use microscale_kernels_abi::gemm::stage::ScalePieces;
+use microscale_kernels_abi::{ApplyGlobal, GemmConfig, GlobalSlot, KernelId, ScaleGrid};
+use microscale_test_support::operands::{Scales, tensor};
+use microscale_test_support::oracle::Exact;
+use microscale_test_support::weights::{Bound, ExactProducts};
+
+use super::case::{MOST_SHARED, Prepared, argument, no_experts};
+use super::cases::Case;
+use super::steps::{Fused, STEPS};
+use super::weights::{kernel_of, shape};
+
+/// A product of two matrices of FP4, and how it is launched.
+#[derive(Clone, Copy, Debug)]
+struct Fp4Case {
+    rows: usize,
+    cols: usize,
+    tokens: usize,
+    thread_blocks: u32,
+    stages: u32,
+    scales: Scales,
+    layout: ScaleLayout,
+    alpha: f32,
+}
+
+const CASE: Fp4Case = Fp4Case {
+    rows: 1,
+    cols: 64,
+    tokens: 1,
+    thread_blocks: 1,
+    stages: 2,
+    scales: Scales::Common,
+    layout: ScaleLayout::Linear,
+    alpha: 1.0,
+};
+
+/// One work tile and several, whole ones and split ones; rows, columns and tokens that end within a
+/// tile, a k-step or a block; fewer K-iterations than stages, and more.
+const CASES: [Fp4Case; 14] = [
+    CASE,
+    Fp4Case { rows: 16, cols: 128, tokens: 16, thread_blocks: 4, stages: 3, ..CASE },
+    Fp4Case { rows: 300, cols: 192, tokens: 17, thread_blocks: 3, layout: ScaleLayout::Swizzled, ..CASE },
+    Fp4Case { rows: 20, cols: 1152, tokens: 5, scales: Scales::Any, stages: 3, ..CASE },
+    Fp4Case { rows: 40, cols: 1020, tokens: 9, thread_blocks: 3, scales: Scales::Any, ..CASE },
+    Fp4Case { rows: 70, cols: 640, tokens: 40, thread_blocks: 5, stages: 4, alpha: -0.75, ..CASE },
+    Fp4Case { rows: 520, cols: 256, tokens: 8, ..CASE },
+    Fp4Case { rows: 33, cols: 352, tokens: 65, thread_blocks: 2, scales: Scales::Numbers, ..CASE },
+    Fp4Case { rows: 6, cols: 2272, tokens: 30, stages: 8, layout: ScaleLayout::Swizzled, ..CASE },
+    Fp4Case { rows: 260, cols: 704, tokens: 130, thread_blocks: 3, stages: 3, ..CASE },
+    Fp4Case { rows: 10, cols: 96, tokens: 3, scales: Scales::Smallest, ..CASE },
+    Fp4Case {
+        rows: 10,
+        cols: 4160,
+        tokens: 2,
+        thread_blocks: 7,
+        scales: Scales::Largest,
+        alpha: 1e-9,
+        ..CASE
+    },
+    Fp4Case { rows: 130, cols: 32, tokens: 270, thread_blocks: 2, ..CASE },
+    Fp4Case { rows: 256, cols: 416, tokens: 128, layout: ScaleLayout::Swizzled, alpha: 3.0, ..CASE },
+];
+
+/// Products with an epilogue.
+const WITH_STEPS: [Fp4Case; 2] = [
+    Fp4Case { rows: 38, cols: 256, tokens: 21, thread_blocks: 2, ..CASE },
+    Fp4Case { rows: 290, cols: 448, tokens: 70, thread_blocks: 3, stages: 3, alpha: 0.5, ..CASE },
+];
+
+/// Operands of a product.
+struct Operands {
+    x: QuantizedTensor,
+    weights: QuantizedTensor,
+}
+
+impl Operands {
+    fn draw(format: Format, case: Fp4Case, seed: u64) -> Self {
+        let Fp4Case { rows, tokens, scales, .. } = case;
+        // NVFP4's rows of scales are whole words.
+        let cols = match format {
+            Format::Nvfp4 => case.cols.next_multiple_of(64) - case.cols % 2,
+            _ => case.cols,
+        };
+        // Weights and activations have global scales of different directions.
+        let x = tensor(format, tokens, cols, scales, 3 * seed + seed % 2);
+        Self { x, weights: tensor(format, rows, cols, scales, 3 * seed + 1 - seed % 2) }
+    }
+
+    fn factor(&self, alpha: f32) -> f32 {
+        let globals = [&self.x, &self.weights].map(QuantizedTensor::global_scale);
+        fp4_dot::factor(alpha, globals)
+    }
+
+    /// Returns the sums, one token after the other, as a launch computes them: whole work tiles by
+    /// the definition, and split ones as the f32 sums of their parts.
+    fn sums(&self, config: GemmConfig, gemm: &GemmParams) -> Vec<f32> {
+        let (rows, tokens) = (self.weights.rows(), self.x.rows());
+        let mut sums = vec![f32::NAN; rows * tokens];
+        let tiles = rows.div_ceil(config.tile_m as usize) * tokens.div_ceil(config.tile_n as usize);
+        for tile in 0..tiles as u32 {
+            let [row_tile, token_tile] = gemm.schedule.row_and_token_tile(tile);
+            let of = |tile: u32, of_tile: u32, all: usize| {
+                let first = (tile * of_tile) as usize;
+                first..all.min(first + of_tile as usize)
+            };
+            let parts = parts(gemm, tile);
+            for token in of(token_tile, config.tile_n, tokens) {
+                for row in of(row_tile, config.tile_m, rows) {
+                    let part = |range: &Range<usize>| self.part(token, row, range);
+                    sums[token * rows + row] = match &parts[..] {
+                        [whole] => part(whole),
+                        parts => parts.iter().map(part).fold(0.0, |sum, part| sum + part),
+                    };
+                }
+            }
+        }
+        sums
+    }
+
+    /// Returns the sum of a range of K-iterations.
+    fn part(&self, token: usize, row: usize, range: &Range<usize>) -> f32 {
+        let format = self.x.format();
+        let of = |tensor: &'_ QuantizedTensor, row: usize| {
+            let all = tensor.blocks_per_row();
+            let blocks = PACK_COLUMNS as usize / format.block();
+            let blocks = (range.start * blocks).min(all)..(range.end * blocks).min(all);
+            let scales = tensor.scales()[row * all..][blocks.clone()].to_vec();
+            let bytes = format.block_bytes();
+            let codes =
+                tensor.codes()[row * all * bytes..][blocks.start * bytes..blocks.end * bytes].to_vec();
+            (codes, scales)
+        };
+        let (x, weights) = (of(&self.x, token), of(&self.weights, row));
+        fp4_dot::row(format, (&x.0, &x.1), (&weights.0, &weights.1))
+    }
+}
+
+/// Returns the K-iterations of each thread block that has a part of a work tile.
+fn parts(gemm: &GemmParams, tile: u32) -> Vec<Range<usize>> {
+    let (k_iterations, schedule) = (gemm.k_iterations.divisor as u32, &gemm.schedule);
+    let sharer = |i: u32| match tile.checked_sub(schedule.first_shared) {
+        None => 0,
+        Some(shared) => schedule.sharer(shared * k_iterations + i),
+    };
+    let all: Vec<u32> = (0..k_iterations).map(sharer).collect();
+    let mut start = 0;
+    let chunks = all.chunk_by(|a, b| a == b).map(|chunk| {
+        let range = start..start + chunk.len();
+        start = range.end;
+        range
+    });
+    chunks.collect()
+}
+
+/// The scales in a layout, and their positions.
+fn scales_in(layout: ScaleLayout, tensor: &QuantizedTensor) -> (Vec<u8>, ScaleGrid) {
+    let blocks = tensor.blocks_per_row() as u64;
+    let scales = tensor.convert_layout(layout).scales().to_vec();
+    let grid = match layout {
+        ScaleLayout::Linear => ScaleGrid::linear(blocks),
+        ScaleLayout::Swizzled => ScaleGrid::swizzled(blocks),
+    };
+    (scales, grid)
+}
+
+/// What the kernels before a product read and write.
+struct Before {
+    /// Codes and scales of the activations, their global scale, and the weights'.
+    read: [Argument; 4],
+    factors: Buffer,
+    params: Fp4Params,
+}
+
+fn before(case: &mut Prepared, operands: &Operands, layout: ScaleLayout, alpha: f32) -> Before {
+    let Operands { x, weights } = operands;
+    let (scales, grid) = scales_in(layout, x);
+    let codes = case.memory.allocate_from_aligned("codes of x", x.codes(), 16);
+    let scales = case.memory.allocate_from("scales of x", &scales);
+    let (activation_slot, _) = case.global_scale(x);
+    let (weight_slot, _) = case.global_scale(weights);
+    let factors = case.memory.allocate_aligned("factors", size_of::<GlobalSlot>(), 4);
+    let apply = |tensor: &QuantizedTensor| match tensor.global_scale() {
+        Some(GlobalScale::Divisor(_)) => ApplyGlobal::Divisor,
+        Some(GlobalScale::Multiplier(_)) => ApplyGlobal::Multiplier,
+        None => ApplyGlobal::Absent,
+    };
+    let params = Fp4Params {
+        scales: grid,
+        eights: (x.codes().len() / 4) as u64,
+        alpha,
+        matrices: 1,
+        activation_slots: 1,
+        weights: apply(weights),
+        activations: apply(x),
+        reserved: 0,
+    };
+    // Only the factor is written.
+    let factor = operands.factor(alpha);
+    case.checks.push(Box::new(move |memory| {
+        let bytes = memory.bytes_or(factors, 0);
+        let found =
+            f32::from_le_bytes(*bytes[offset_of!(GlobalSlot, scale)..].first_chunk().expect("four bytes"));
+        if found.to_bits() == factor.to_bits() {
+            Ok(())
+        } else {
+            Err(format!("factor {found:e}, not {factor:e}"))
+        }
+    }));
+    Before { read: [codes.into(), scales.into(), activation_slot, weight_slot], factors, params }
+}
+
+/// Packs activations and multiplies. `T` is the dtype of results.
+fn multiplying<T: Exact + Activation>(
+    operands: &Arc<Operands>,
+    config: GemmConfig,
+    case: Fp4Case,
+    fused: Option<Fused>,
+) -> Prepared {
+    let Fp4Case { thread_blocks, stages, layout, alpha, .. } = case;
+    let Operands { x, weights } = &**operands;
+    let (format, tokens) = (x.format(), x.rows() as u64);
+    let mut case = Prepared::new();
+    let Before { read, factors, params } = before(&mut case, operands, layout, alpha);
+    let cols = (x.blocks_per_row() * format.block()) as u64;
+    let pack = PackParams::new(config, cols, tokens, true, thread_blocks).expect("a small launch");
+    let packed = case.memory.allocate_aligned("packed", pack.bytes() as usize, 16);
+    let [plan, from, to] = no_experts();
+    let written = [packed.into(), factors.into(), plan.clone(), from.clone()];
+    let arguments = [&read[..], &written, &[argument(&pack), argument(&params)]].concat();
+    let kernel = fp4::pack(format).expect("a format of products");
+    case.step(kernel.kernel().name, u64::from(pack.thread_blocks), arguments);
+
+    let stage = config.stage(ScalePieces::MOST);
+    let shared = stage.shared_bytes(stages.min(stage.count(MOST_SHARED)));
+    let gemm =
+        GemmParams::new(config, shape(weights), tokens, thread_blocks, shared).expect("a small launch");
+    let codes = case.memory.allocate_from_aligned("codes", weights.codes(), 16);
+    let scales = case.memory.allocate_from_aligned("scales", weights.scales(), 16);
+    let count = weights.rows() * x.rows();
+    let [bytes, each] = fused.as_ref().map_or([count * size_of::<T>(), size_of::<T>()], |fused| fused.bytes);
+    let out = case.memory.allocate_aligned("out", bytes, each as u64);
+    let ([bias, residual], steps) = Fused::arguments(fused.as_ref(), &mut case);
+    let semaphores = case.memory.allocate_from_aligned("semaphores", &[0; 4 * SEMAPHORES as usize], 4);
+    let sums_bytes = partial_sum_bytes(gemm.thread_blocks(config), config);
+    let partial_sums = case.memory.allocate_aligned("partial sums", sums_bytes as usize, 16);
+    case.step(
+        kernel_of(config),
+        u64::from(gemm.thread_blocks(config)),
+        vec![
+            codes.into(),
+            scales.into(),
+            factors.into(),
+            0u64.into(),
+            packed.into(),
+            out.into(),
+            semaphores.into(),
+            partial_sums.into(),
+            plan,
+            from,
+            to,
+            bias,
+            residual,
+            argument(&gemm),
+            (ApplyGlobal::Multiplier as u32).into(),
+            steps,
+        ],
+    );
+    case.shaped((config.threads(), shared));
+    case.expect("semaphores", semaphores, vec![0; 4 * SEMAPHORES as usize]);
+    let operands = Arc::clone(operands);
+    case.checks.push(Box::new(move |memory| {
+        let bytes = memory.bytes(out).map_err(|error| error.to_string())?;
+        let sums = operands.sums(config, &gemm);
+        let factor = operands.factor(alpha);
+        let Some(fused) = &fused else {
+            return check::<T>(&bytes, &sums, factor);
+        };
+        let scaled = sums.iter().map(|sum| f64::from(*sum) * f64::from(factor));
+        let exact = ExactProducts::of_sums(operands.weights.rows(), scaled);
+        fused.check(&bytes, &exact, &Bound::NONE)
+    }));
+    case
+}
+
+/// Checks results without an epilogue. Sums must have their bits where the factor is 1. Kernels
+/// round their products with another factor to f32 first, so that others may be the neighbour.
+fn check<T: Exact + Activation>(bytes: &[u8], sums: &[f32], factor: f32) -> Result<(), String> {
+    let found: Vec<T> = bytemuck::pod_collect_to_vec(bytes);
+    for (i, (found, sum)) in found.iter().zip(sums).enumerate() {
+        let right = T::round_f64(f64::from(*sum) * f64::from(factor));
+        let apart = found.bits().abs_diff(right.bits());
+        let most = u32::from(factor != 1.0 && right.to_f64().is_finite());
+        if apart > most {
+            return Err(format!("{found:?} is not {right:?}, the result of {sum:e}: number {i}"));
+        }
+    }
+    Ok(())
+}
+
+/// Operands that are made when a case first needs them.
+type Lazy = Arc<LazyLock<Arc<Operands>, Box<dyn FnOnce() -> Arc<Operands> + Send>>>;
+
+fn cases_of<T: Exact + Activation>(cases: &mut Vec<Case>) {
+    for format in Format::MULTIPLIED {
+        let mut add = |case: Fp4Case, seed: u64, number: Option<usize>| {
+            let made: Lazy =
+                Arc::new(LazyLock::new(Box::new(move || Arc::new(Operands::draw(format, case, seed)))));
+            for config in GemmConfig::for_fp4(format, T::DTYPE) {
+                let steps = number.map(|number| STEPS[number]);
+                let what = format!("{config}, {case:?}, {steps:?}");
+                let made = Arc::clone(&made);
+                let make = move || {
+                    let fused = number.map(|number| Fused::new::<T>(number, case.rows, case.tokens));
+                    multiplying::<T>(&made, config, case, fused)
+                };
+                let mainloop = Some(config.mainloop);
+                cases.push(Case { mainloop, ..Case::new(what, kernel_of(config).into(), make) });
+            }
+        };
+        for (i, case) in (0..).zip(CASES) {
+            add(case, i, None);
+        }
+        for (i, case) in (0..).zip(WITH_STEPS) {
+            (0..STEPS.len()).for_each(|number| add(case, i, Some(number)));
+        }
+    }
+}
+
+/// The value of a code under a scale; NaN for NaN.
+fn value(format: Format, code: u8, scale: u8) -> f64 {
+    let scale = match format {
+        Format::Nvfp4 => E4m3::from_bits(scale).to_f32(),
+        _ => E8m0::from_bits(scale).to_f32(),
+    };
+    f64::from(E2m1::from_bits(code).to_f32()) * f64::from(scale)
+}
+
+/// Decodes activations, and expects their exact values.
+fn decoding<T: Exact + Activation>(kernel: KernelId, operands: &Operands, layout: ScaleLayout) -> Prepared {
+    let mut case = Prepared::new();
+    let Before { read, factors, params } = before(&mut case, operands, layout, 1.5);
+    let x = &operands.x;
+    let (format, block) = (x.format(), x.format().block());
+    let out = case.memory.allocate_aligned("decoded", x.codes().len() * 4, 16);
+    let arguments = [&read[..], &[out.into(), factors.into(), argument(&params)]].concat();
+    case.step(kernel.kernel().name, params.eights, arguments);
+    let codes = x.codes().iter().flat_map(|byte| [byte & 15, byte >> 4]);
+    let values: Vec<f64> =
+        codes.enumerate().map(|(i, code)| value(format, code, x.scales()[i / block])).collect();
+    case.checks.push(Box::new(move |memory| {
+        let bytes = memory.bytes(out).map_err(|error| error.to_string())?;
+        let found: Vec<T> = bytemuck::pod_collect_to_vec(&bytes);
+        for (i, (found, right)) in found.iter().zip(&values).enumerate() {
+            let overflows = right.abs() > T::LARGEST;
+            let equal = found.bits() == T::round_f64(*right).bits();
+            if !equal || !overflows && !right.is_nan() && found.to_f64() != *right {
+                return Err(format!("{found:?} is not {right:e}: element {i}"));
+            }
+        }
+        Ok(())
+    }));
+    case
+}
+
+fn decoding_cases<T: Exact + Activation>(cases: &mut Vec<Case>) {
+    for format in Format::MULTIPLIED {
+        let Some(kernel) = fp4::decode(format, T::DTYPE) else { continue };
+        for (i, case) in (0..).zip(CASES.iter().filter(|case| case.rows * case.cols < 1 << 14)) {
+            let (case, layout) = (*case, [ScaleLayout::Linear, ScaleLayout::Swizzled][i as usize % 2]);
+            let make = move || decoding::<T>(kernel, &Operands::draw(format, case, i), layout);
+            cases.push(Case::new(format!("{case:?}, {layout:?}"), kernel.kernel().name.into(), make));
+        }
+    }
+}
+
+/// Adds every case of these kernels.
+pub(crate) fn fp4_cases(cases: &mut Vec<Case>) {
+    cases_of::<f16>(cases);
+    cases_of::<bf16>(cases);
+    decoding_cases::<f16>(cases);
+    decoding_cases::<bf16>(cases);
+    // The kernels that pack are a step of every product.
+    for format in Format::MULTIPLIED {
+        let kernel = fp4::pack(format).expect("a format of products");
+        let config = GemmConfig::for_fp4(format, Dtype::Bf16).next().expect("a configuration");
+        for (i, case) in (0..).zip(CASES) {
+            let what = format!("{}, {case:?}", format.word());
+            let make =
+                move || multiplying::<bf16>(&Arc::new(Operands::draw(format, case, i)), config, case, None);
+            let mainloop = Some(config.mainloop);
+            cases.push(Case { mainloop, ..Case::new(what, kernel.kernel().name.into(), make) });
+        }
+    }
+}
