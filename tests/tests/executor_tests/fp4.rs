@@ -8,17 +8,19 @@ use half::{bf16, f16};
 use microscale::formats::{E2m1, E4m3, E8m0, fp4_dot};
 use microscale::{Activation, Dtype, Format, GlobalScale, QuantizedTensor, ScaleLayout, Words};
 use microscale_executor::{Argument, Buffer};
+use microscale_kernels_abi::experts::{PlanGrid, Sorted};
 use microscale_kernels_abi::gemm::PACK_COLUMNS;
 use microscale_kernels_abi::gemm::fp4::{self, Fp4Params};
 use microscale_kernels_abi::gemm::params::{GemmParams, PackParams, SEMAPHORES, partial_sum_bytes};
 use microscale_kernels_abi::gemm::stage::ScalePieces;
-use microscale_kernels_abi::{ApplyGlobal, GemmConfig, GlobalSlot, KernelId, ScaleGrid};
+use microscale_kernels_abi::{ApplyGlobal, Epilogue, GemmConfig, GlobalSlot, KernelId, ScaleGrid};
 use microscale_test_support::operands::{Scales, tensor};
 use microscale_test_support::oracle::Exact;
 use microscale_test_support::weights::{Bound, ExactProducts};
 
 use super::case::{MOST_SHARED, Prepared, argument, no_experts};
 use super::cases::Case;
+use super::experts::{Counts, UNTOUCHED, plan, route};
 use super::steps::{Fused, STEPS};
 use super::weights::{kernel_of, shape};
 
@@ -98,11 +100,6 @@ impl Operands {
         Self { x, weights: tensor(format, rows, cols, scales, 3 * seed + 1 - seed % 2) }
     }
 
-    fn factor(&self, alpha: f32) -> f32 {
-        let globals = [&self.x, &self.weights].map(QuantizedTensor::global_scale);
-        fp4_dot::factor(alpha, globals)
-    }
-
     /// Returns the sums, one token after the other, as a launch computes them: whole work tiles by
     /// the definition, and split ones as the f32 sums of their parts.
     fn sums(&self, config: GemmConfig, gemm: &GemmParams) -> Vec<f32> {
@@ -132,19 +129,20 @@ impl Operands {
     /// Returns the sum of a range of K-iterations.
     fn part(&self, token: usize, row: usize, range: &Range<usize>) -> f32 {
         let format = self.x.format();
-        let of = |tensor: &'_ QuantizedTensor, row: usize| {
-            let all = tensor.blocks_per_row();
-            let blocks = PACK_COLUMNS as usize / format.block();
-            let blocks = (range.start * blocks).min(all)..(range.end * blocks).min(all);
-            let scales = tensor.scales()[row * all..][blocks.clone()].to_vec();
+        let of = |tensor, row| {
+            let (codes, scales): (&[u8], &[u8]) = row_of(tensor, row);
+            let in_k_iteration = PACK_COLUMNS as usize / format.block();
+            let blocks = range.start * in_k_iteration..scales.len().min(range.end * in_k_iteration);
             let bytes = format.block_bytes();
-            let codes =
-                tensor.codes()[row * all * bytes..][blocks.start * bytes..blocks.end * bytes].to_vec();
-            (codes, scales)
+            (&codes[blocks.start * bytes..blocks.end * bytes], &scales[blocks])
         };
-        let (x, weights) = (of(&self.x, token), of(&self.weights, row));
-        fp4_dot::row(format, (&x.0, &x.1), (&weights.0, &weights.1))
+        fp4_dot::row(format, of(&self.x, token), of(&self.weights, row))
     }
+}
+
+/// Returns the factor of a product's sums.
+fn factor(x: &QuantizedTensor, weights: &QuantizedTensor, alpha: f32) -> f32 {
+    fp4_dot::factor(alpha, [x, weights].map(QuantizedTensor::global_scale))
 }
 
 /// Returns the K-iterations of each thread block that has a part of a work tile.
@@ -183,14 +181,21 @@ struct Before {
     params: Fp4Params,
 }
 
-fn before(case: &mut Prepared, operands: &Operands, layout: ScaleLayout, alpha: f32) -> Before {
-    let Operands { x, weights } = operands;
+/// Prepares activations, and the global scales of all matrices of weights, for the kernels before a
+/// product. Their factors are checked afterwards.
+fn before(
+    case: &mut Prepared,
+    x: &QuantizedTensor,
+    weights: &[&QuantizedTensor],
+    layout: ScaleLayout,
+    alpha: f32,
+) -> Before {
     let (scales, grid) = scales_in(layout, x);
     let codes = case.memory.allocate_from_aligned("codes of x", x.codes(), 16);
     let scales = case.memory.allocate_from("scales of x", &scales);
     let (activation_slot, _) = case.global_scale(x);
-    let (weight_slot, _) = case.global_scale(weights);
-    let factors = case.memory.allocate_aligned("factors", size_of::<GlobalSlot>(), 4);
+    let (weight_slots, _) = case.global_scales(weights);
+    let factors = case.memory.allocate_aligned("factors", weights.len() * size_of::<GlobalSlot>(), 4);
     let apply = |tensor: &QuantizedTensor| match tensor.global_scale() {
         Some(GlobalScale::Divisor(_)) => ApplyGlobal::Divisor,
         Some(GlobalScale::Multiplier(_)) => ApplyGlobal::Multiplier,
@@ -200,25 +205,26 @@ fn before(case: &mut Prepared, operands: &Operands, layout: ScaleLayout, alpha: 
         scales: grid,
         eights: (x.codes().len() / 4) as u64,
         alpha,
-        matrices: 1,
+        matrices: weights.len() as u32,
         activation_slots: 1,
-        weights: apply(weights),
+        weights: apply(weights[0]),
         activations: apply(x),
         reserved: 0,
     };
-    // Only the factor is written.
-    let factor = operands.factor(alpha);
+    let right: Vec<f32> = weights.iter().map(|weights| factor(x, weights, alpha)).collect();
     case.checks.push(Box::new(move |memory| {
+        // Only the factors are written.
         let bytes = memory.bytes_or(factors, 0);
-        let found =
-            f32::from_le_bytes(*bytes[offset_of!(GlobalSlot, scale)..].first_chunk().expect("four bytes"));
-        if found.to_bits() == factor.to_bits() {
-            Ok(())
-        } else {
-            Err(format!("factor {found:e}, not {factor:e}"))
+        for (slot, right) in bytes.chunks(size_of::<GlobalSlot>()).zip(&right) {
+            let found =
+                f32::from_le_bytes(*slot[offset_of!(GlobalSlot, scale)..].first_chunk().expect("four bytes"));
+            if found.to_bits() != right.to_bits() {
+                return Err(format!("a factor is {found:e}, not {right:e}"));
+            }
         }
+        Ok(())
     }));
-    Before { read: [codes.into(), scales.into(), activation_slot, weight_slot], factors, params }
+    Before { read: [codes.into(), scales.into(), activation_slot, weight_slots], factors, params }
 }
 
 /// Packs activations and multiplies. `T` is the dtype of results.
@@ -232,7 +238,7 @@ fn multiplying<T: Exact + Activation>(
     let Operands { x, weights } = &**operands;
     let (format, tokens) = (x.format(), x.rows() as u64);
     let mut case = Prepared::new();
-    let Before { read, factors, params } = before(&mut case, operands, layout, alpha);
+    let Before { read, factors, params } = before(&mut case, x, &[weights], layout, alpha);
     let cols = (x.blocks_per_row() * format.block()) as u64;
     let pack = PackParams::new(config, cols, tokens, true, thread_blocks).expect("a small launch");
     let packed = case.memory.allocate_aligned("packed", pack.bytes() as usize, 16);
@@ -283,7 +289,7 @@ fn multiplying<T: Exact + Activation>(
     case.checks.push(Box::new(move |memory| {
         let bytes = memory.bytes(out).map_err(|error| error.to_string())?;
         let sums = operands.sums(config, &gemm);
-        let factor = operands.factor(alpha);
+        let factor = factor(&operands.x, &operands.weights, alpha);
         let Some(fused) = &fused else {
             return check::<T>(&bytes, &sums, factor);
         };
@@ -338,6 +344,116 @@ fn cases_of<T: Exact + Activation>(cases: &mut Vec<Case>) {
     }
 }
 
+/// Experts' weights, and the activations of all pairs of a token and an expert.
+struct OfExperts {
+    x: QuantizedTensor,
+    experts: Vec<QuantizedTensor>,
+    counts: Counts,
+}
+
+impl OfExperts {
+    fn draw(format: Format, rows: usize, counts: Counts, seed: u64) -> Self {
+        // One K-iteration, which cannot be split.
+        let cols = PACK_COLUMNS as usize;
+        let experts = (0..counts.of_experts.len() as u64)
+            .map(|expert| tensor(format, rows, cols, Scales::Any, seed + 3 * expert))
+            .collect();
+        Self { x: tensor(format, counts.pairs(), cols, Scales::Common, seed + 1), experts, counts }
+    }
+}
+
+/// Sorts pairs, plans, packs and multiplies with experts' weights. Activations and results lie in the
+/// order of the pairs.
+fn multiplying_experts(of: &Arc<OfExperts>, config: GemmConfig, thread_blocks: u32) -> Prepared {
+    let OfExperts { x, experts, counts } = &**of;
+    let mut case = Prepared::new();
+    let pairs = counts.pairs();
+    let chosen = counts.chosen(pairs as u64);
+    let routed = route(&mut case, &chosen, experts.len(), 1);
+    let shape = shape(&experts[0]);
+    let sorted = Sorted { pairs: pairs as u32, top_k: 1 };
+    let mut grid = PlanGrid::new(experts.len() as u64, sorted, 1, config.tile_n).expect("a small launch");
+    grid.row_tiles = shape.rows.div_ceil(u64::from(config.tile_m)) as u32;
+    (grid.k_iterations, grid.at_once) = (1, thread_blocks);
+    let plan = plan(&mut case, &routed, *counts, grid);
+
+    let tensors: Vec<&QuantizedTensor> = experts.iter().collect();
+    let Before { read, factors, params } = before(&mut case, x, &tensors, ScaleLayout::Swizzled, 0.5);
+    let tokens = u64::from(grid.most_tiles) * u64::from(config.tile_n);
+    let pack = PackParams::new(config, shape.cols, tokens, true, thread_blocks).expect("a small launch");
+    let packed = case.memory.allocate_aligned("packed", pack.bytes() as usize, 16);
+    let written = [packed, factors, plan, routed.pairs].map(Argument::from);
+    let arguments = [&read[..], &written, &[argument(&pack), argument(&params)]].concat();
+    let kernel = fp4::pack(x.format()).expect("a format of products");
+    case.step(kernel.kernel().name, u64::from(pack.thread_blocks), arguments);
+
+    let all = |of: fn(&QuantizedTensor) -> &[u8]| experts.iter().flat_map(of).copied().collect::<Vec<_>>();
+    let codes = case.memory.allocate_from_aligned("codes", &all(QuantizedTensor::codes), 16);
+    let scales = case.memory.allocate_from_aligned("scales", &all(QuantizedTensor::scales), 16);
+    let rows = experts[0].rows();
+    let out = case.memory.allocate_from_aligned("out", &vec![UNTOUCHED; pairs * rows * 4], 4);
+    let shared = config.shared_bytes(MOST_SHARED);
+    let gemm = GemmParams::new(config, shape, tokens, thread_blocks, shared).expect("a small launch");
+    let semaphores = case.memory.allocate_from_aligned("semaphores", &[0; 4 * SEMAPHORES as usize], 4);
+    let sums_bytes = partial_sum_bytes(thread_blocks, config) as usize;
+    let partial_sums = case.memory.allocate_aligned("partial sums", sums_bytes, 16);
+    let none = Argument::from(0u64);
+    let mut arguments: Vec<Argument> = [codes, scales, factors].map(Argument::from).into();
+    arguments.push(none.clone());
+    arguments.extend([packed, out, semaphores, partial_sums, plan].map(Argument::from));
+    arguments.extend([routed.pairs.into(), routed.pairs.into(), none.clone(), none, argument(&gemm)]);
+    let epilogue = Epilogue { steps: Epilogue::F32_RESULTS, ..Epilogue::NONE };
+    arguments.extend([(ApplyGlobal::Multiplier as u32).into(), argument(&epilogue)]);
+    case.step(kernel_of(config), u64::from(thread_blocks), arguments);
+    case.shaped((config.threads(), shared));
+    case.expect("semaphores", semaphores, vec![0; 4 * SEMAPHORES as usize]);
+    let of = Arc::clone(of);
+    case.checks.push(Box::new(move |memory| {
+        let bytes = memory.bytes(out).map_err(|error| error.to_string())?;
+        for (pair, (found, expert)) in bytes.chunks(rows * 4).zip(&chosen).enumerate() {
+            let Some(weights) = of.experts.get(*expert as usize) else {
+                if found.iter().any(|byte| *byte != UNTOUCHED) {
+                    return Err(format!("pair {pair} has no expert, and has results"));
+                }
+                continue;
+            };
+            let sum = |row: usize| fp4_dot::row(of.x.format(), row_of(&of.x, pair), row_of(weights, row));
+            let sums: Vec<f32> = (0..rows).map(sum).collect();
+            let checked = check::<f32>(found, &sums, factor(&of.x, weights, 0.5));
+            checked.map_err(|wrong| format!("{wrong}, pair {pair}, expert {expert}"))?;
+        }
+        Ok(())
+    }));
+    case
+}
+
+/// The codes and scales of a row.
+fn row_of(tensor: &QuantizedTensor, row: usize) -> (&[u8], &[u8]) {
+    let blocks = tensor.blocks_per_row();
+    let bytes = blocks * tensor.format().block_bytes();
+    (&tensor.codes()[row * bytes..][..bytes], &tensor.scales()[row * blocks..][..blocks])
+}
+
+fn expert_cases(cases: &mut Vec<Case>) {
+    let all = [
+        (40, Counts { of_experts: &[2, 0, 9, 1], of_none: 2 }, 2),
+        (300, Counts { of_experts: &[0, 33, 0, 1, 140], of_none: 1 }, 5),
+    ];
+    for format in Format::MULTIPLIED {
+        for (i, (rows, counts, thread_blocks)) in (0..).zip(all) {
+            for config in GemmConfig::for_fp4(format, Dtype::Bf16) {
+                let make = move || {
+                    let of = Arc::new(OfExperts::draw(format, rows, counts, i));
+                    multiplying_experts(&of, config, thread_blocks)
+                };
+                let what = format!("{config}, {rows} rows, {counts:?}");
+                let mainloop = Some(config.mainloop);
+                cases.push(Case { mainloop, ..Case::new(what, kernel_of(config).into(), make) });
+            }
+        }
+    }
+}
+
 /// The value of a code under a scale; NaN for NaN.
 fn value(format: Format, code: u8, scale: u8) -> f64 {
     let scale = match format {
@@ -350,7 +466,7 @@ fn value(format: Format, code: u8, scale: u8) -> f64 {
 /// Decodes activations, and expects their exact values.
 fn decoding<T: Exact + Activation>(kernel: KernelId, operands: &Operands, layout: ScaleLayout) -> Prepared {
     let mut case = Prepared::new();
-    let Before { read, factors, params } = before(&mut case, operands, layout, 1.5);
+    let Before { read, factors, params } = before(&mut case, &operands.x, &[&operands.weights], layout, 1.5);
     let x = &operands.x;
     let (format, block) = (x.format(), x.format().block());
     let out = case.memory.allocate_aligned("decoded", x.codes().len() * 4, 16);
@@ -391,6 +507,7 @@ pub(crate) fn fp4_cases(cases: &mut Vec<Case>) {
     cases_of::<bf16>(cases);
     decoding_cases::<f16>(cases);
     decoding_cases::<bf16>(cases);
+    expert_cases(cases);
     // The kernels that pack are a step of every product.
     for format in Format::MULTIPLIED {
         let kernel = fp4::pack(format).expect("a format of products");
