@@ -79,6 +79,13 @@ pub enum FaultKind {
     BulkSize(usize),
     /// A matrix descriptor is invalid for this instruction.
     Descriptor(u64, &'static str),
+    /// A selector of block scales does not exist for this instruction.
+    ScaleSelector {
+        /// The first byte of the words.
+        byte: u32,
+        /// The lane or the pair of lanes among four.
+        thread: u32,
+    },
     /// A register of an asynchronous product was accessed before the wait for the product.
     PendingRegister(String),
     /// A register of an asynchronous product was accessed after the last `wgmma.fence`.
@@ -191,6 +198,9 @@ impl fmt::Display for FaultKind {
             Self::BulkSize(bytes) => write!(f, "a bulk copy of {bytes} bytes, which is not a multiple of 16"),
             Self::Descriptor(descriptor, problem) => {
                 write!(f, "the matrix descriptor {descriptor:#018x}: {problem}")
+            }
+            Self::ScaleSelector { byte, thread } => {
+                write!(f, "the block scales have no selector {{{byte}, {thread}}}")
             }
             Self::PendingRegister(name) => {
                 write!(f, "register {name} belongs to an asynchronous product without a wait")

@@ -1,5 +1,7 @@
 //! A lowered kernel: executable instructions and registers.
 
+use microscale_formats::Format;
+
 use crate::lanes::LaneFunction;
 use crate::semantics::Multiplicand;
 
@@ -273,10 +275,11 @@ pub(crate) enum Op {
         at: Address,
     },
     Fence(Fence),
-    /// Loads four matrices of 8 by 8 16-bit numbers.
+    /// Loads one, two or four matrices of 8 by 8 16-bit numbers.
     LoadMatrices {
-        to: [Slot; 4],
+        to: Box<[Slot]>,
         from: Address,
+        transposed: bool,
         /// All lanes.
         members: Slot,
     },
@@ -324,6 +327,12 @@ pub(crate) enum Op {
         /// All lanes.
         members: Slot,
     },
+    /// A product with block scales.
+    MultiplyScaled {
+        matrices: Box<ScaledMatrices>,
+        /// All lanes.
+        members: Slot,
+    },
     WarpBarrier {
         members: Slot,
     },
@@ -365,6 +374,29 @@ pub(crate) struct Matrices {
     pub(crate) a: [Slot; 4],
     pub(crate) b: [Slot; 2],
     pub(crate) c: [Slot; 4],
+}
+
+/// The registers of `mma` with block scales, 16 rows, 8 columns and 64 products: D = A·B + C.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ScaledMatrices {
+    /// NVFP4, with four scales per row, or MXFP4, with two.
+    pub(crate) format: Format,
+    pub(crate) d: [Slot; 4],
+    pub(crate) a: [Slot; 4],
+    pub(crate) b: [Slot; 2],
+    pub(crate) c: [Slot; 4],
+    pub(crate) scales_a: Scales,
+    pub(crate) scales_b: Scales,
+}
+
+/// The block scales of a matrix.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Scales {
+    pub(crate) word: Slot,
+    /// The first byte to use of each word.
+    pub(crate) byte: Slot,
+    /// Selects the lanes whose words are used.
+    pub(crate) thread: Slot,
 }
 
 /// An operation on an mbarrier, with its register operands.

@@ -18,5 +18,6 @@ mod instructions {
     mod packed;
     mod pipelines;
     mod probe;
+    mod scaled;
     mod together;
 }

@@ -6,8 +6,7 @@ use super::Lowering;
 use crate::error::Result;
 use crate::lanes::Type;
 use crate::parse::Operand;
-use crate::program::{Matrices, NONE, Op, Shuffle, Slot, Update, Vote};
-use crate::semantics::Multiplicand;
+use crate::program::{NONE, Op, Shuffle, Slot, Update, Vote};
 
 impl<'a> Lowering<'a> {
     /// Lowers one of these instructions. Returns `None` for other opcodes.
@@ -41,14 +40,6 @@ impl<'a> Lowering<'a> {
             ["shfl", "sync", mode, "b32"] => self.shuffle(mode, operands)?,
             ["vote", "sync", mode, ty] => self.vote(mode, ty, operands)?,
             ["redux", "sync", operation, ty] => self.redux(operation, ty, operands)?,
-            ["mma", "sync", "aligned", "m16n8k16", "row", "col", "f32", a, b, "f32"] if a == b => {
-                let element = match a {
-                    "f16" => Multiplicand::F16,
-                    "bf16" => Multiplicand::Bf16,
-                    _ => return Err(self.unsupported(format!("matrices of {a}"))),
-                };
-                self.multiply(element, operands)?
-            }
             ["bar", "warp", "sync"] => {
                 let [members] = self.exactly(operands)?;
                 Op::WarpBarrier { members: self.read(members, Type::B32, false)? }
@@ -147,49 +138,9 @@ impl<'a> Lowering<'a> {
         Ok(Op::Vote { mode, to, from, members })
     }
 
-    /// `mma.sync d, a, b, c`, each operand a vector.
-    fn multiply(&mut self, element: Multiplicand, operands: &'a [Operand<'a>]) -> Result<Op> {
-        let [d, a, b, c] = self.exactly(operands)?;
-        let matrices = Matrices {
-            element,
-            a: self.fragment(a, Type::B32, false)?,
-            b: self.fragment(b, Type::B32, false)?,
-            c: self.fragment(c, Type::F32, false)?,
-            d: self.fragment(d, Type::F32, true)?,
-        };
-        Ok(Op::Multiply { matrices: Box::new(matrices), members: self.all_lanes()? })
-    }
-
     /// Returns the member mask of instructions that all lanes of a warp execute.
     pub(super) fn all_lanes(&mut self) -> Result<Slot> {
         self.read(&Operand::Integer(u32::MAX.into()), Type::B32, false)
-    }
-
-    /// Returns a lane's registers of a matrix fragment.
-    pub(super) fn fragment<const N: usize>(
-        &mut self,
-        operand: &Operand<'a>,
-        ty: Type,
-        writes: bool,
-    ) -> Result<[Slot; N]> {
-        let slots = self.registers_of(operand, N, ty, writes)?;
-        Ok(std::array::from_fn(|i| slots[i]))
-    }
-
-    /// Returns the `count` registers of a vector operand.
-    pub(super) fn registers_of(
-        &mut self,
-        operand: &Operand<'a>,
-        count: usize,
-        ty: Type,
-        writes: bool,
-    ) -> Result<Vec<Slot>> {
-        let Operand::Vector(parts) = operand else { return Err(self.invalid("expected a vector")) };
-        if parts.len() != count || !parts.iter().all(|part| matches!(part, Operand::Name(_))) {
-            return Err(self.invalid(format!("expected {count} registers")));
-        }
-        let slot = |part| if writes { self.write(part, ty) } else { self.read(part, ty, false) };
-        parts.iter().map(slot).collect()
     }
 
     /// `redux.sync.op.type d, a, membermask`.

@@ -27,6 +27,7 @@ impl Warp {
         | Op::Vote { members, .. }
         | Op::Reduce { members, .. }
         | Op::Multiply { members, .. }
+        | Op::MultiplyScaled { members, .. }
         | Op::LoadMatrices { members, .. }
         | Op::WarpGroup { members, .. }
         | Op::ClusterBarrier { members, .. }
@@ -100,6 +101,7 @@ impl Warp {
             | Op::Vote { .. }
             | Op::Reduce { .. }
             | Op::Multiply { .. }
+            | Op::MultiplyScaled { .. }
             | Op::LoadMatrices { .. }
             | Op::WarpGroup { .. }
             | Op::WarpBarrier { .. }
@@ -215,7 +217,10 @@ impl Warp {
             Op::Vote { mode, to, from, .. } => self.vote(program, active, mode, to, from),
             Op::Reduce { reduction, to, from, .. } => self.reduce(program, active, reduction, [to, from]),
             Op::Multiply { ref matrices, .. } => self.multiply(program, active, matrices),
-            Op::LoadMatrices { to, from, .. } => self.load_matrices(grid, active, to, from),
+            Op::MultiplyScaled { ref matrices, .. } => self.multiply_scaled(program, active, matrices),
+            Op::LoadMatrices { ref to, from, transposed, .. } => {
+                self.load_matrices(grid, active, to, from, transposed)
+            }
             Op::WarpGroup { ref action, .. } => return self.warp_group(grid, active, action),
             Op::ClusterBarrier { waits: true, .. } => return self.wait_in_cluster(grid, active),
             Op::ClusterBarrier { waits: false, .. } => self.arrive_in_cluster(grid, active),

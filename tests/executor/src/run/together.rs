@@ -1,14 +1,12 @@
 //! Instructions that the lanes of a warp execute together.
 //!
-//! They are shuffles, votes, reductions and matrix products.
+//! They are shuffles, votes and reductions.
 
-use super::grid::{Grid, wrongly};
 use super::memory::updated;
 use super::warp::Warp;
 use crate::fault::{FaultKind, Step, trap};
 use crate::lanes::LANES;
-use crate::program::{Address, Guard, Manner, Matrices, NONE, Program, Shuffle, Slot, Space, Update, Vote};
-use crate::semantics::{DEPTH, dot};
+use crate::program::{Guard, NONE, Program, Shuffle, Slot, Update, Vote};
 
 /// The operands of a shuffle.
 pub(super) struct Shuffled {
@@ -69,80 +67,6 @@ impl Warp {
             }
         }
         debug_assert!(to != NONE || !matches!(mode, Vote::Ballot));
-        Ok(())
-    }
-
-    /// `mma.sync` of all lanes (ISA 9.7.14, "Matrix Fragments for mma.m16n8k16").
-    ///
-    /// Lane 4·g + t holds rows g and g + 8 of A and column g of B, each at K indices 2t, 2t + 1, 2t
-    /// + 8 and 2t + 9. Of C and D it holds the columns 2t and 2t + 1 of rows g and g + 8.
-    pub(super) fn multiply(&mut self, program: &Program, active: u32, of: &Matrices) -> Step {
-        if active != u32::MAX {
-            return trap(active.trailing_zeros(), FaultKind::IncompleteWarp { missing: !active });
-        }
-        let registers = &mut self.registers;
-        let (mut a, mut b) = ([[0.0; DEPTH]; 16], [[0.0; DEPTH]; 8]);
-        let spread = |word: u32, row: &mut [f64; DEPTH], at: usize| {
-            row[at] = of.element.value(word & 0xffff);
-            row[at + 1] = of.element.value(word >> 16);
-        };
-        for (i, &slot) in of.a.iter().enumerate() {
-            for (lane, &word) in registers.word(program, slot, active)?.iter().enumerate() {
-                spread(word, &mut a[lane / 4 + i % 2 * 8], lane % 4 * 2 + i / 2 * 8);
-            }
-        }
-        for (i, &slot) in of.b.iter().enumerate() {
-            for (lane, &word) in registers.word(program, slot, active)?.iter().enumerate() {
-                spread(word, &mut b[lane / 4], lane % 4 * 2 + i * 8);
-            }
-        }
-        let mut sums = [[0; LANES]; 4];
-        for (i, (sums, &slot)) in sums.iter_mut().zip(&of.c).enumerate() {
-            let c = registers.word(program, slot, active)?;
-            for (lane, (sum, &c)) in sums.iter_mut().zip(c).enumerate() {
-                let (row, column) = (lane / 4 + i / 2 * 8, lane % 4 * 2 + i % 2);
-                *sum = dot(&a[row], &b[column], c, &self.launch.approximation);
-            }
-        }
-        for (sums, &slot) in sums.iter().zip(&of.d) {
-            registers.set_word(slot, active, sums);
-        }
-        Ok(())
-    }
-
-    /// `ldmatrix` of four matrices (ISA 9.7.14).
-    ///
-    /// Lane 8·i + r holds the address of row r of matrix i. Lane l receives number 2·(l mod 4) and
-    /// the next one of row l / 4.
-    pub(super) fn load_matrices(
-        &mut self,
-        grid: &mut Grid,
-        active: u32,
-        to: [Slot; 4],
-        from: Address,
-    ) -> Step {
-        if active != u32::MAX {
-            return trap(active.trailing_zeros(), FaultKind::IncompleteWarp { missing: !active });
-        }
-        self.check_address(grid, active, from)?;
-        let access = self.begin_access(grid, active, Manner::Weak)?;
-        let addresses: [u64; LANES] = std::array::from_fn(|lane| self.address(from, lane as u32));
-        for (i, slot) in to.into_iter().enumerate() {
-            let mut words = [0; LANES];
-            for (lane, word) in words.iter_mut().enumerate() {
-                let (address, at) = (addresses[i * 8 + lane / 4], lane % 4 * 4);
-                let races = grid.races.as_ref().zip(access.map(|id| id + lane as u32));
-                let located = grid.shared.locate(address, 16);
-                let (memory, row) = located.or_else(|kind| trap((i * 8 + lane / 4) as u32, kind))?;
-                match memory.load(row + at..row + at + 4, Manner::Weak, races) {
-                    Ok(bytes) => *word = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]),
-                    Err(wrong) => {
-                        return wrongly(grid, lane as u32, Space::Shared, address + at as u64, 4, wrong);
-                    }
-                }
-            }
-            self.registers.set_word(slot, active, &words);
-        }
         Ok(())
     }
 
