@@ -79,14 +79,19 @@ pub enum FaultKind {
     BulkSize(usize),
     /// A matrix descriptor is invalid for this instruction.
     Descriptor(u64, &'static str),
+    /// A selector of block scales does not exist for this instruction.
+    ScaleSelector {
+        /// The first byte of the words.
+        byte: u32,
+        /// The lane or the pair of lanes among four.
+        thread: u32,
+    },
     /// A register of an asynchronous product was accessed before the wait for the product.
     PendingRegister(String),
     /// A register of an asynchronous product was accessed after the last `wgmma.fence`.
     UnfencedRegister(String),
     /// Threads that must execute the same action differ.
     NotUniform(&'static str),
-    /// The byte-id and thread-id of the scales of A and of B, which the format does not have.
-    ScaleSelector([[u32; 2]; 2]),
     /// A thread exited without waiting for a product. The fault's instruction is the product.
     ProductNeverAwaited,
     /// A register was read before it was written.
@@ -194,6 +199,9 @@ impl fmt::Display for FaultKind {
             Self::Descriptor(descriptor, problem) => {
                 write!(f, "the matrix descriptor {descriptor:#018x}: {problem}")
             }
+            Self::ScaleSelector { byte, thread } => {
+                write!(f, "the block scales have no selector {{{byte}, {thread}}}")
+            }
             Self::PendingRegister(name) => {
                 write!(f, "register {name} belongs to an asynchronous product without a wait")
             }
@@ -201,9 +209,6 @@ impl fmt::Display for FaultKind {
                 write!(f, "no wgmma.fence between an access to register {name} and the product")
             }
             Self::NotUniform(what) => write!(f, "threads that must agree differ: {what}"),
-            Self::ScaleSelector([a, b]) => {
-                write!(f, "no such scales: byte and thread {a:?} of A, {b:?} of B")
-            }
             Self::ProductNeverAwaited => f.write_str("a product that its threads never waited for"),
             Self::UnwrittenRegister(name) => write!(f, "register {name} is read before it is written"),
             Self::NoSuchBlock { rank } => {

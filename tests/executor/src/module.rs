@@ -15,6 +15,7 @@ use crate::program::Program;
 #[derive(Debug)]
 pub struct Module {
     text: Arc<str>,
+    target: String,
     shared: Vec<ModuleVariable>,
     global: Vec<ModuleVariable>,
     kernels: Vec<Entry>,
@@ -49,6 +50,7 @@ impl Module {
     pub fn parse(text: &str) -> Result<Self> {
         let text: Arc<str> = text.into();
         let mut lexer = Lexer::new(&text, 0, 1);
+        let mut target = String::new();
         let (mut shared, mut global, mut kernels) = (Vec::new(), Vec::new(), Vec::<Entry>::new());
         while let Some(token) = lexer.next()? {
             match token.text {
@@ -59,7 +61,7 @@ impl Module {
                     }
                 }
                 ".target" => {
-                    lexer.word("a target")?;
+                    target = lexer.word("a target")?.text.into();
                     while lexer.take(",")? {
                         lexer.word("a target option")?;
                     }
@@ -78,7 +80,7 @@ impl Module {
                 }
             }
         }
-        Ok(Self { text, shared, global, kernels })
+        Ok(Self { text, target, shared, global, kernels })
     }
 
     /// Returns the names of the kernels, in the order of the text.
@@ -97,7 +99,8 @@ impl Module {
         let kernel = entry.kernel.get_or_init(|| {
             let mut lexer = Lexer::new(&self.text, entry.body, entry.line);
             let body: Vec<Statement> = parse::body(&self.text, &mut lexer)?;
-            let program = lower::lower(&self.text, &body, &entry.parameters, [&self.shared, &self.global])?;
+            let variables = [&self.shared[..], &self.global];
+            let program = lower::lower(&self.text, &self.target, &body, &entry.parameters, variables)?;
             let (name, parameters) = (entry.name.clone(), entry.parameters.clone());
             Ok(Kernel { name, parameters, text: self.text.clone(), program: Arc::new(program) })
         });

@@ -275,10 +275,11 @@ pub(crate) enum Op {
         at: Address,
     },
     Fence(Fence),
-    /// Loads four matrices of 8 by 8 16-bit numbers.
+    /// Loads one, two or four matrices of 8 by 8 16-bit numbers.
     LoadMatrices {
-        to: [Slot; 4],
+        to: Box<[Slot]>,
         from: Address,
+        transposed: bool,
         /// All lanes.
         members: Slot,
     },
@@ -326,6 +327,7 @@ pub(crate) enum Op {
         /// All lanes.
         members: Slot,
     },
+    /// A product with block scales.
     MultiplyScaled {
         matrices: Box<ScaledMatrices>,
         /// All lanes.
@@ -374,19 +376,27 @@ pub(crate) struct Matrices {
     pub(crate) c: [Slot; 4],
 }
 
-/// The registers of `mma` of FP4 with block scales: 16 rows, 8 columns and 64 products.
+/// The registers of `mma` with block scales, 16 rows, 8 columns and 64 products: D = A·B + C.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ScaledMatrices {
-    /// NVFP4 for `mxf4nvf4` with four scales per row, MXFP4 for `mxf4` with two.
+    /// NVFP4, with four scales per row, or MXFP4, with two.
     pub(crate) format: Format,
     pub(crate) d: [Slot; 4],
     pub(crate) a: [Slot; 4],
     pub(crate) b: [Slot; 2],
     pub(crate) c: [Slot; 4],
-    /// The scales of A and of B.
-    pub(crate) scales: [Slot; 2],
-    /// Their byte-id and thread-id.
-    pub(crate) selectors: [[Slot; 2]; 2],
+    pub(crate) scales_a: Scales,
+    pub(crate) scales_b: Scales,
+}
+
+/// The block scales of a matrix.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Scales {
+    pub(crate) word: Slot,
+    /// The first byte to use of each word.
+    pub(crate) byte: Slot,
+    /// Selects the lanes whose words are used.
+    pub(crate) thread: Slot,
 }
 
 /// An operation on an mbarrier, with its register operands.

@@ -5,7 +5,6 @@
 //! many random inputs.
 
 mod instructions {
-    mod block_scale;
     mod blocks;
     mod convert;
     mod copies;
@@ -19,5 +18,6 @@ mod instructions {
     mod packed;
     mod pipelines;
     mod probe;
+    mod scaled;
     mod together;
 }

@@ -26,7 +26,7 @@ pub(super) const FLOORS: [Floor; 11] = [
         &["formats", "kernels-abi", "host", "checkpoint", "candle", "models", "cli"],
     ),
     floor("xtask", "xtask", &["formats", "kernels-abi"]),
-    floor("tests/executor", "microscale-executor", &[]),
+    floor("tests/executor", "microscale-executor", &["formats"]),
 ];
 
 const fn floor(folder: &'static str, package: &'static str, below: &'static [&'static str]) -> Floor {

@@ -60,12 +60,6 @@ impl<'a> Lowering<'a> {
             ["fence", "mbarrier_init", "release", "cluster"] => self.fence(Fence::MbarrierInit, operands)?,
             ["fence", "acq_rel", "gpu"] | ["membar", "gl"] => self.fence(Fence::Device, operands)?,
             ["wgmma", ref rest @ ..] => self.warp_group(rest, operands)?,
-            ["ldmatrix", "sync", "aligned", "m8n8", "x4", "shared", "b16"] => {
-                let [to, from] = self.exactly(operands)?;
-                let from = self.address(Some("shared"), from)?;
-                let members = self.all_lanes()?;
-                Op::LoadMatrices { to: self.fragment(to, Type::B32, true)?, from, members }
-            }
             // Register counts per warp and programmatic launch have no effect here.
             ["setmaxnreg", "inc" | "dec", "sync", "aligned", "u32"] => {
                 let [count] = self.exactly(operands)?;

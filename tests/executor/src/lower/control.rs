@@ -2,14 +2,11 @@
 //!
 //! Source: ISA 9.7.12 and 9.7.13, and 9.7.9 for `shfl.sync`.
 
-use microscale_formats::Format;
-
 use super::Lowering;
 use crate::error::Result;
 use crate::lanes::Type;
 use crate::parse::Operand;
-use crate::program::{Matrices, NONE, Op, ScaledMatrices, Shuffle, Slot, Update, Vote};
-use crate::semantics::Multiplicand;
+use crate::program::{NONE, Op, Shuffle, Slot, Update, Vote};
 
 impl<'a> Lowering<'a> {
     /// Lowers one of these instructions. Returns `None` for other opcodes.
@@ -43,34 +40,6 @@ impl<'a> Lowering<'a> {
             ["shfl", "sync", mode, "b32"] => self.shuffle(mode, operands)?,
             ["vote", "sync", mode, ty] => self.vote(mode, ty, operands)?,
             ["redux", "sync", operation, ty] => self.redux(operation, ty, operands)?,
-            ["mma", "sync", "aligned", "m16n8k16", "row", "col", "f32", a, b, "f32"] if a == b => {
-                let element = match a {
-                    "f16" => Multiplicand::F16,
-                    "bf16" => Multiplicand::Bf16,
-                    _ => return Err(self.unsupported(format!("matrices of {a}"))),
-                };
-                self.multiply(element, operands)?
-            }
-            ["mma", "sync", "aligned", "m16n8k64", "row", "col", ref rest @ ..] => {
-                let format = match rest {
-                    [
-                        "kind::mxf4nvf4",
-                        "block_scale",
-                        "scale_vec::4X",
-                        "f32",
-                        "e2m1",
-                        "e2m1",
-                        "f32",
-                        "ue4m3",
-                    ] => Format::Nvfp4,
-                    ["kind::mxf4", "block_scale", "f32", "e2m1", "e2m1", "f32", "ue8m0"]
-                    | ["kind::mxf4", "block_scale", "scale_vec::2X", "f32", "e2m1", "e2m1", "f32", "ue8m0"] => {
-                        Format::Mxfp4
-                    }
-                    _ => return Err(self.unsupported("this form of mma with block scales")),
-                };
-                self.multiply_scaled(format, operands)?
-            }
             ["bar", "warp", "sync"] => {
                 let [members] = self.exactly(operands)?;
                 Op::WarpBarrier { members: self.read(members, Type::B32, false)? }
@@ -169,71 +138,9 @@ impl<'a> Lowering<'a> {
         Ok(Op::Vote { mode, to, from, members })
     }
 
-    /// `mma.sync d, a, b, c`, each operand a vector.
-    fn multiply(&mut self, element: Multiplicand, operands: &'a [Operand<'a>]) -> Result<Op> {
-        let [d, a, b, c] = self.exactly(operands)?;
-        let matrices = Matrices {
-            element,
-            a: self.fragment(a, Type::B32, false)?,
-            b: self.fragment(b, Type::B32, false)?,
-            c: self.fragment(c, Type::F32, false)?,
-            d: self.fragment(d, Type::F32, true)?,
-        };
-        Ok(Op::Multiply { matrices: Box::new(matrices), members: self.all_lanes()? })
-    }
-
-    /// `mma.sync d, a, b, c, scale-a, {byte, thread}, scale-b, {byte, thread}`.
-    fn multiply_scaled(&mut self, format: Format, operands: &'a [Operand<'a>]) -> Result<Op> {
-        let [d, a, b, c, scale_a, selector_a, scale_b, selector_b] = self.exactly(operands)?;
-        let matrices = ScaledMatrices {
-            format,
-            a: self.fragment(a, Type::B32, false)?,
-            b: self.fragment(b, Type::B32, false)?,
-            c: self.fragment(c, Type::F32, false)?,
-            scales: [self.read(scale_a, Type::B32, false)?, self.read(scale_b, Type::B32, false)?],
-            selectors: [self.selector(selector_a)?, self.selector(selector_b)?],
-            d: self.fragment(d, Type::F32, true)?,
-        };
-        Ok(Op::MultiplyScaled { matrices: Box::new(matrices), members: self.all_lanes()? })
-    }
-
-    /// Returns byte-id and thread-id of a matrix' scales: registers or constants of 16 bits.
-    fn selector(&mut self, operand: &'a Operand<'a>) -> Result<[Slot; 2]> {
-        let Operand::Vector(parts) = operand else { return Err(self.invalid("expected a vector")) };
-        let [byte, thread] = self.exactly(parts)?;
-        Ok([self.read(byte, Type::B16, false)?, self.read(thread, Type::B16, false)?])
-    }
-
     /// Returns the member mask of instructions that all lanes of a warp execute.
     pub(super) fn all_lanes(&mut self) -> Result<Slot> {
         self.read(&Operand::Integer(u32::MAX.into()), Type::B32, false)
-    }
-
-    /// Returns a lane's registers of a matrix fragment.
-    pub(super) fn fragment<const N: usize>(
-        &mut self,
-        operand: &Operand<'a>,
-        ty: Type,
-        writes: bool,
-    ) -> Result<[Slot; N]> {
-        let slots = self.registers_of(operand, N, ty, writes)?;
-        Ok(std::array::from_fn(|i| slots[i]))
-    }
-
-    /// Returns the `count` registers of a vector operand.
-    pub(super) fn registers_of(
-        &mut self,
-        operand: &Operand<'a>,
-        count: usize,
-        ty: Type,
-        writes: bool,
-    ) -> Result<Vec<Slot>> {
-        let Operand::Vector(parts) = operand else { return Err(self.invalid("expected a vector")) };
-        if parts.len() != count || !parts.iter().all(|part| matches!(part, Operand::Name(_))) {
-            return Err(self.invalid(format!("expected {count} registers")));
-        }
-        let slot = |part| if writes { self.write(part, ty) } else { self.read(part, ty, false) };
-        parts.iter().map(slot).collect()
     }
 
     /// `redux.sync.op.type d, a, membermask`.

@@ -6,6 +6,7 @@
 
 mod asynchronous;
 mod control;
+mod matrices;
 mod memory;
 mod operands;
 mod registers;
@@ -26,12 +27,14 @@ const SHARED_GAP: u32 = 256;
 /// Lowers a kernel's body.
 pub(crate) fn lower(
     text: &str,
+    target: &str,
     body: &[Statement],
     parameters: &[Parameter],
     [shared, global]: [&[ModuleVariable]; 2],
 ) -> Result<Program> {
     let mut lowering = Lowering {
         text,
+        target,
         registers: Registers::default(),
         program: Program::default(),
         parameters,
@@ -60,6 +63,8 @@ pub(crate) fn lower(
 
 struct Lowering<'a> {
     text: &'a str,
+    /// The module's target, such as `sm_120f`.
+    target: &'a str,
     registers: Registers<'a>,
     program: Program,
     parameters: &'a [Parameter],
@@ -233,6 +238,9 @@ impl<'a> Lowering<'a> {
     /// Each family of instructions is tried in turn.
     fn operation(&mut self, opcode: &[&'a str], operands: &'a [Operand<'a>]) -> Result<Op> {
         if let Some(op) = self.control(opcode, operands)? {
+            return Ok(op);
+        }
+        if let Some(op) = self.matrices(opcode, operands)? {
             return Ok(op);
         }
         if let Some(op) = self.asynchronous(opcode, operands)? {

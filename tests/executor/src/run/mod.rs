@@ -7,6 +7,7 @@ mod compute;
 mod copies;
 mod flights;
 mod grid;
+mod matrices;
 mod mbarriers;
 mod memory;
 mod products;

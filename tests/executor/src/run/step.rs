@@ -218,7 +218,9 @@ impl Warp {
             Op::Reduce { reduction, to, from, .. } => self.reduce(program, active, reduction, [to, from]),
             Op::Multiply { ref matrices, .. } => self.multiply(program, active, matrices),
             Op::MultiplyScaled { ref matrices, .. } => self.multiply_scaled(program, active, matrices),
-            Op::LoadMatrices { to, from, .. } => self.load_matrices(grid, active, to, from),
+            Op::LoadMatrices { ref to, from, transposed, .. } => {
+                self.load_matrices(grid, active, to, from, transposed)
+            }
             Op::WarpGroup { ref action, .. } => return self.warp_group(grid, active, action),
             Op::ClusterBarrier { waits: true, .. } => return self.wait_in_cluster(grid, active),
             Op::ClusterBarrier { waits: false, .. } => self.arrive_in_cluster(grid, active),

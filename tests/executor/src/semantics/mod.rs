@@ -18,11 +18,13 @@ mod minifloat;
 mod packed;
 mod reciprocal;
 mod round;
+mod selector;
 
 pub(crate) use descriptor::{Descriptor, PIECE};
 pub(crate) use matrix::{DEPTH, Multiplicand, dot};
 pub(crate) use mbarrier::Counts;
 pub(crate) use reciprocal::reciprocal;
+pub(crate) use selector::Selector;
 
 use crate::lanes::Pure;
 

@@ -169,6 +169,48 @@ fn four_matrices_are_loaded() {
     faults(&written, 128, race);
 }
 
+/// Fewer matrices use the addresses of the first lanes only, and `.trans` exchanges rows and
+/// columns.
+#[test]
+fn matrices_are_loaded_in_every_number_and_orientation() {
+    let given: Vec<u8> = (0..2048).map(|i| (i * 37 + i / 256 + 1) as u8).collect();
+    for (count, transposed) in [(1, false), (2, false), (4, false), (1, true), (2, true), (4, true)] {
+        let trans = if transposed { ".trans" } else { "" };
+        let to = ["%r8", "%r9", "%r10", "%r11"][..count].join(", ");
+        let text = format!(
+            "mul.wide.u32 %l0, %number, 16; add.s64 %l0, %in, %l0; shl.b32 %r1, %number, 4; add.s32 %r1, %r1, %shared;
+            ld.global.v4.b32 {{%r4, %r5, %r6, %r7}}, [%l0]; st.shared.v4.b32 [%r1], {{%r4, %r5, %r6, %r7}};
+            SYNC mov.b32 %r8, 0; mov.b32 %r9, 0; mov.b32 %r10, 0; mov.b32 %r11, 0;
+            mov.u32 %r3, %laneid; setp.lt.u32 %p, %r3, {lanes};
+            @%p mul.lo.u32 %r2, %number, 5; @%p and.b32 %r2, %r2, 127; @%p shl.b32 %r2, %r2, 4; @%p add.s32 %r2, %r2, %shared;
+            ldmatrix.sync.aligned.m8n8.x{count}{trans}.shared.b16 {{{to}}}, [%r2];
+            mul.wide.u32 %l0, %number, 16; add.s64 %l0, %out, %l0; st.global.v4.b32 [%l0], {{%r8, %r9, %r10, %r11}};",
+            lanes = count * 8,
+        );
+        let of = |text: &str| words(&Kernel { output: 2048, ..kernel(text, &given) }.stored());
+        let found = of(&text.replace("SYNC", "bar.sync 0;"));
+        for thread in 0..128 {
+            let (warp, lane) = (thread / 32, thread % 32);
+            for i in 0..count {
+                for half in 0..2 {
+                    let (row, column) = (lane / 4, lane % 4 * 2 + half);
+                    let (row, column) = if transposed { (column, row) } else { (row, column) };
+                    let address = (warp * 32 + i * 8 + row) * 5 % 128 * 16 + column * 2;
+                    let number = (found[thread * 4 + i] >> (16 * half)) as u16;
+                    assert_eq!(number.to_le_bytes(), given[address..][..2], "{count}, {thread}, {i}");
+                }
+            }
+            assert!(found[thread * 4 + count..][..4 - count].iter().all(|&rest| rest == 0));
+        }
+        let faults = |text: &str, expected: fn(&FaultKind) -> bool| {
+            Kernel { output: 2048, ..kernel(text, &given) }.faults(expected);
+        };
+        faults(&text.replace("SYNC", ""), race);
+        let fewer = text.replace("SYNC", "bar.sync 0;").replace(&format!("%r3, {};", count * 8), "%r3, 7;");
+        faults(&fewer, |kind| matches!(kind, FaultKind::UnwrittenRegister(_)));
+    }
+}
+
 #[test]
 fn some_instructions_change_nothing() {
     let text = format!(
