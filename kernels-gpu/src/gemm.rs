@@ -212,8 +212,8 @@ pub unsafe extern "ptx-kernel" fn merge_f32(
     unsafe { split_f32::merge(sums, Results { out, bias, residual, epilogue }, routed, &grid) }
 }
 
-/// Declares the entry points of the kernels that pack FP4 activations, and of those that decode
-/// them.
+/// Declares the entry points of the kernels that pack FP4 activations, and of the kernels that
+/// decode them.
 macro_rules! fp4_entries {
     (pack { $($pack:ident = $blocks:ty,)+ } decode { $($decode:ident = $format:expr => $dtype:ident,)+ }) => {
         $(

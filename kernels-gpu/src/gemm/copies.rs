@@ -71,7 +71,7 @@ pub(super) struct Copies<F, T> {
 }
 
 impl<F: ProductFormat, T: Tile> Copies<F, T> {
-    /// The copies of a work tile of `problem`, that of its expert.
+    /// The copies of a work tile, whose expert's product is `problem`.
     #[inline(always)]
     pub(super) fn new(
         params: &Params<'_>,

@@ -71,7 +71,7 @@ impl Fp4Operand {
         let mut matrix = warp::thread();
         while matrix < matrices {
             let slot = if activation_slots == 1 { 0 } else { matrix };
-            // SAFETY: all slots exist, and this thread alone writes the factor of its matrix.
+            // SAFETY: all slots exist, and no other thread writes the factor of this matrix.
             unsafe {
                 let activations = (*activations.wrapping_add(slot as usize)).scale;
                 let weights = (*weights.wrapping_add(matrix as usize)).scale;

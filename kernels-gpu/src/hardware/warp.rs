@@ -215,8 +215,8 @@ pub(crate) fn multiply_bf16(a: [u32; 4], b: [u32; 2], c: [f32; 4]) -> [f32; 4] {
 /// Lane 4g + t has eight codes per word: in `a` rows g, g + 8, g and g + 8, at K = 8t, 8t, 8t + 32
 /// and 8t + 32; in `b` column g, at K = 8t and 8t + 32. In `c` it has row g, then row g + 8, of
 /// columns 2t and 2t + 1. A word of scales has four E4M3 (NVFP4) or, in its lower half, two E8M0
-/// (MXFP4). The words of rows g and g + 8 are those of lanes 4g + 2`A` and 4g + 2`A` + 1, and the
-/// word of column g is that of lane 4g + `B`.
+/// (MXFP4). Lanes 4g + 2`A` and 4g + 2`A` + 1 have the words of rows g and g + 8, and lane 4g + `B`
+/// has the word of column g.
 macro_rules! multiply_fp4 {
     ($($name:ident = $mma:ident;)+) => {$(
         #[doc = "The product of FP4 matrices, as `multiply_fp4` describes."]

@@ -173,7 +173,7 @@ fn scales_in(layout: ScaleLayout, tensor: &QuantizedTensor) -> (Vec<u8>, ScaleGr
     (scales, grid)
 }
 
-/// What the kernels before a product read and write.
+/// Operands of the kernels before a product.
 struct Before {
     /// Codes and scales of the activations, their global scale, and the weights'.
     read: [Argument; 4],

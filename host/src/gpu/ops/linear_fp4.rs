@@ -181,7 +181,7 @@ impl<T: Activation, O: ProductOf<T>> PlanFp4<'_, T, O> {
     /// [factor](microscale_formats::fp4_dot::factor), alpha times both global scales.
     ///
     /// With block scales, sums have the bits of [`microscale_formats::fp4_dot`], except where thread
-    /// blocks share the K of a tile of results: there, the sum is that of their parts in f32.
+    /// blocks share the K of a tile of results: they add their parts in f32.
     /// Otherwise [`microscale_formats::weights`] says how far results may be from the exact sum.
     ///
     /// # Errors

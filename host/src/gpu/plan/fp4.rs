@@ -12,7 +12,7 @@ use crate::gpu::plan::request::Request;
 use crate::gpu::runtime::kernels::Kernels;
 use crate::shape::QuantizedShape;
 
-/// The kernels of a product: one that packs or decodes activations, and those that follow.
+/// The kernels of a product: first, one packs or decodes activations.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::gpu) struct Fp4Plan {
     pub(in crate::gpu) product: ProductPlan,
@@ -67,8 +67,8 @@ impl Fp4Plan {
         Ok(Self { product, decode: Some(decode), decoded_bytes: decoded_bytes.next_multiple_of(16) })
     }
 
-    /// Bytes of workspace, semaphores not counted: the factor, decoded activations, and those of
-    /// the product.
+    /// Bytes of workspace, semaphores not counted: the factor, decoded activations, and the
+    /// product's workspace.
     pub(in crate::gpu) fn workspace_bytes(&self) -> u64 {
         (FACTOR_BYTES + self.decoded_bytes).saturating_add(self.product.workspace_bytes())
     }

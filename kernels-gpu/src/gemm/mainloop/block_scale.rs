@@ -117,7 +117,7 @@ struct Fragments {
 }
 
 impl Fragments {
-    /// Those of a warp whose first tile of 16 rows is `tile`, from K-iteration `start` on.
+    /// The fragments of a warp whose first tile of 16 rows is `tile`, from K-iteration `start` on.
     #[inline(always)]
     fn new<F: BlockScaled, T: Tile>(problem: &Problem, stage: &Stage, tile: u32, start: u32) -> Self {
         let (lane, blocks) = (warp::lane(), problem.shape.blocks as u32);
@@ -157,7 +157,7 @@ impl Fragments {
     #[inline(always)]
     unsafe fn load_weights<F: BlockScaled, T: Tile>(&mut self, stage: u32) -> ([Codes; TILES], [u32; TILES]) {
         let exist = self.scales_left.max(0) as u32;
-        // The chunks of the second k-step are two places away from those of the first.
+        // The chunks of the second k-step are two places away from the first k-step's.
         let codes = [self.weights, self.weights ^ 2 * CHUNK_BYTES].map(|offset| stage + offset);
         let scales = stage + self.weight_scales + self.lead;
         let in_k_iteration = const { scales_per_k_iteration::<F, T>() };
