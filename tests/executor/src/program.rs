@@ -283,6 +283,14 @@ pub(crate) enum Op {
         /// All lanes.
         members: Slot,
     },
+    /// Stores one, two or four matrices of 8 by 8 16-bit numbers.
+    StoreMatrices {
+        to: Address,
+        from: Box<[Slot]>,
+        transposed: bool,
+        /// All lanes.
+        members: Slot,
+    },
     /// An instruction of a warp group for its asynchronous products.
     WarpGroup {
         action: WarpGroupAction,

@@ -1,4 +1,4 @@
-//! Lowers products of a warp's matrices, and the loads of their fragments (ISA 9.7.14).
+//! Lowers products of a warp's matrices, and accesses to their fragments (ISA 9.7.14).
 
 use microscale_formats::Format;
 
@@ -48,12 +48,19 @@ impl<'a> Lowering<'a> {
                 };
                 self.multiply_scaled(format, operands)?
             }
-            ["ldmatrix", "sync", "aligned", "m8n8", count, "shared", "b16"] => {
-                self.load_matrices(count, false, operands)?
+            [name @ ("ldmatrix" | "stmatrix"), "sync", "aligned", "m8n8", count, "shared", "b16"] => {
+                self.move_matrices(name, count, false, operands)?
             }
-            ["ldmatrix", "sync", "aligned", "m8n8", count, "trans", "shared", "b16"] => {
-                self.load_matrices(count, true, operands)?
-            }
+            [
+                name @ ("ldmatrix" | "stmatrix"),
+                "sync",
+                "aligned",
+                "m8n8",
+                count,
+                "trans",
+                "shared",
+                "b16",
+            ] => self.move_matrices(name, count, true, operands)?,
             _ => return Ok(None),
         }))
     }
@@ -112,8 +119,14 @@ impl<'a> Lowering<'a> {
         Ok(Scales { word, byte, thread })
     }
 
-    /// `ldmatrix r, [p]`, with a register per matrix.
-    fn load_matrices(&mut self, count: &str, transposed: bool, operands: &'a [Operand<'a>]) -> Result<Op> {
+    /// `ldmatrix r, [p]` and `stmatrix [p], r`, with a register per matrix.
+    fn move_matrices(
+        &mut self,
+        name: &str,
+        count: &str,
+        transposed: bool,
+        operands: &'a [Operand<'a>],
+    ) -> Result<Op> {
         let count = match count {
             "x1" => 1,
             "x2" => 2,
@@ -121,8 +134,13 @@ impl<'a> Lowering<'a> {
             _ => return Err(self.unsupported("this number of matrices")),
         };
         let [to, from] = self.exactly(operands)?;
-        let from = self.address(Some("shared"), from)?;
         let members = self.all_lanes()?;
+        if name == "stmatrix" {
+            let to = self.address(Some("shared"), to)?;
+            let from = self.registers_of(from, count, Type::B32, false)?.into();
+            return Ok(Op::StoreMatrices { to, from, transposed, members });
+        }
+        let from = self.address(Some("shared"), from)?;
         let to = self.registers_of(to, count, Type::B32, true)?.into();
         Ok(Op::LoadMatrices { to, from, transposed, members })
     }

@@ -1,4 +1,4 @@
-//! Products of a warp's matrices, and loads of their fragments (ISA 9.7.14).
+//! Products of a warp's matrices, and accesses to their fragments (ISA 9.7.14).
 
 use microscale_formats::fp4_dot::{GROUP, STEP, step, terms};
 
@@ -115,10 +115,8 @@ impl Warp {
             let mut words = [0; LANES];
             for (lane, word) in words.iter_mut().enumerate() {
                 for half in 0..2 {
-                    let (row, column) = (lane / 4, lane % 4 * 2 + half);
-                    let (row, column) = if transposed { (column, row) } else { (row, column) };
-                    let holder = (i * 8 + row) as u32;
-                    let (address, at) = (self.address(from, holder), column * 2);
+                    let (holder, at) = place(i, lane, half, transposed);
+                    let address = self.address(from, holder);
                     let races = grid.races.as_ref().zip(access.map(|id| id + lane as u32));
                     let located = grid.shared.locate(address, 16);
                     let (memory, row) = located.or_else(|kind| trap(holder, kind))?;
@@ -136,6 +134,48 @@ impl Warp {
         }
         Ok(())
     }
+
+    /// `stmatrix` of one, two or four matrices, the reverse of [`Self::load_matrices`].
+    pub(super) fn store_matrices(
+        &mut self,
+        grid: &mut Grid,
+        active: u32,
+        to: Address,
+        from: &[Slot],
+        transposed: bool,
+    ) -> Step {
+        complete(active)?;
+        self.check_address(grid, u32::MAX >> (LANES - from.len() * 8), to)?;
+        let access = self.begin_access(grid, active, Manner::Weak)?;
+        for (i, &slot) in from.iter().enumerate() {
+            let words = self.registers.word(&grid.kernel.program, slot, active)?;
+            for (lane, word) in words.iter().enumerate() {
+                for half in 0..2 {
+                    let (holder, at) = place(i, lane, half, transposed);
+                    let address = self.address(to, holder);
+                    let races = grid.races.as_ref().zip(access.map(|id| id + lane as u32));
+                    let located = grid.shared.locate(address, 16);
+                    let (memory, row) = located.or_else(|kind| trap(holder, kind))?;
+                    match memory.store(row + at..row + at + 2, races) {
+                        Ok(place) => place.copy_from_slice(&word.to_le_bytes()[half * 2..][..2]),
+                        Err(wrong) => {
+                            return wrongly(grid, lane as u32, Space::Shared, address + at as u64, 2, wrong);
+                        }
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Returns the lane with the address of a number's row, and the number's byte in that row.
+///
+/// The number is half of `lane`'s register of matrix `matrix`.
+fn place(matrix: usize, lane: usize, half: usize, transposed: bool) -> (u32, usize) {
+    let (row, column) = (lane / 4, lane % 4 * 2 + half);
+    let (row, column) = if transposed { (column, row) } else { (row, column) };
+    ((matrix * 8 + row) as u32, column * 2)
 }
 
 /// Checks that all lanes execute an instruction.

@@ -29,6 +29,7 @@ impl Warp {
         | Op::Multiply { members, .. }
         | Op::MultiplyScaled { members, .. }
         | Op::LoadMatrices { members, .. }
+        | Op::StoreMatrices { members, .. }
         | Op::WarpGroup { members, .. }
         | Op::ClusterBarrier { members, .. }
         | Op::WarpBarrier { members } = *op
@@ -103,6 +104,7 @@ impl Warp {
             | Op::Multiply { .. }
             | Op::MultiplyScaled { .. }
             | Op::LoadMatrices { .. }
+            | Op::StoreMatrices { .. }
             | Op::WarpGroup { .. }
             | Op::WarpBarrier { .. }
             | Op::ClusterBarrier { .. }
@@ -220,6 +222,9 @@ impl Warp {
             Op::MultiplyScaled { ref matrices, .. } => self.multiply_scaled(program, active, matrices),
             Op::LoadMatrices { ref to, from, transposed, .. } => {
                 self.load_matrices(grid, active, to, from, transposed)
+            }
+            Op::StoreMatrices { to, ref from, transposed, .. } => {
+                self.store_matrices(grid, active, to, from, transposed)
             }
             Op::WarpGroup { ref action, .. } => return self.warp_group(grid, active, action),
             Op::ClusterBarrier { waits: true, .. } => return self.wait_in_cluster(grid, active),

@@ -211,6 +211,48 @@ fn matrices_are_loaded_in_every_number_and_orientation() {
     }
 }
 
+/// `stmatrix` is the reverse of `ldmatrix`.
+#[test]
+fn matrices_are_stored_in_every_number_and_orientation() {
+    let given: Vec<u8> = (0..2048).map(|i| (i * 37 + i / 256 + 1) as u8).collect();
+    for (count, transposed) in [(1, false), (2, false), (4, false), (1, true), (2, true), (4, true)] {
+        let trans = if transposed { ".trans" } else { "" };
+        let from = ["%r8", "%r9", "%r10", "%r11"][..count].join(", ");
+        // Lane l holds the address of row 5·l modulo 128 in all warps together.
+        let text = format!(
+            "mul.wide.u32 %l0, %number, 16; add.s64 %l1, %in, %l0; shl.b32 %r1, %number, 4; add.s32 %r1, %r1, %shared;
+            mov.b32 %r4, 0; st.shared.v4.b32 [%r1], {{%r4, %r4, %r4, %r4}}; bar.sync 0;
+            ld.global.v4.b32 {{%r8, %r9, %r10, %r11}}, [%l1];
+            mov.u32 %r3, %laneid; setp.lt.u32 %p, %r3, {lanes};
+            @%p mul.lo.u32 %r2, %number, 5; @%p and.b32 %r2, %r2, 127; @%p shl.b32 %r2, %r2, 4; @%p add.s32 %r2, %r2, %shared;
+            stmatrix.sync.aligned.m8n8.x{count}{trans}.shared.b16 [%r2], {{{from}}};
+            SYNC ld.shared.v4.b32 {{%r4, %r5, %r6, %r7}}, [%r1]; add.s64 %l0, %out, %l0; st.global.v4.b32 [%l0], {{%r4, %r5, %r6, %r7}};",
+            lanes = count * 8,
+        );
+        let found = Kernel { output: 2048, ..kernel(&text.replace("SYNC", "bar.sync 0;"), &given) }.stored();
+        let mut expected = vec![0; 2048];
+        for thread in 0..128 {
+            let (warp, lane) = (thread / 32, thread % 32);
+            for (i, half) in (0..count).flat_map(|i| [(i, 0), (i, 1)]) {
+                let (row, column) = (lane / 4, lane % 4 * 2 + half);
+                let (row, column) = if transposed { (column, row) } else { (row, column) };
+                let to = (warp * 32 + i * 8 + row) * 5 % 128 * 16 + column * 2;
+                let from = thread * 16 + i * 4 + half * 2;
+                expected[to..to + 2].copy_from_slice(&given[from..from + 2]);
+            }
+        }
+        assert_eq!(found, expected, "{count}, {transposed}");
+        let faults = |text: &str, expected: fn(&FaultKind) -> bool| {
+            Kernel { output: 2048, ..kernel(text, &given) }.faults(expected);
+        };
+        faults(&text.replace("SYNC", ""), race);
+        let synced = text.replace("SYNC", "bar.sync 0;");
+        faults(&synced.replace("[%r2], {", "[%r2+8], {"), |kind| matches!(kind, FaultKind::Misaligned(_)));
+        // Rows of two warps in one place.
+        faults(&synced.replace("and.b32 %r2, %r2, 127", "and.b32 %r2, %r2, 31"), race);
+    }
+}
+
 #[test]
 fn some_instructions_change_nothing() {
     let text = format!(

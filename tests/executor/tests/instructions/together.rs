@@ -228,6 +228,8 @@ const ELSEWHERE: &[&str] = &[
     "st.global.v2.b64",
     // In the crate's own tests, `run::tests::clusters`. The test `executor` covers loads of four
     // words.
+    "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster",
+    "mbarrier.arrive.shared::cluster.b64",
     "barrier.cluster.arrive.release.aligned",
     "barrier.cluster.wait.acquire.aligned",
     "ld.shared::cluster.b32",
