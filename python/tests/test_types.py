@@ -17,6 +17,9 @@ PACKAGE = Path(microscale.__file__).parent
 #: Commands of the program, with their function.
 COMMANDS = {
     "quantize": microscale.checkpoint.quantize,
+    "plan": microscale.checkpoint.plan,
+    "eval": microscale.checkpoint.evaluate,
+    "calibrate": microscale.checkpoint.calibrate,
     "dequantize": microscale.checkpoint.dequantize,
     "convert": microscale.checkpoint.convert,
     "merge": microscale.checkpoint.merge,
@@ -39,12 +42,6 @@ PROGRAM_ONLY = {
     "dry-run": "out=None",
     "follow-links": "functions do not warn about links",
     "check-search": "for developers of searches",
-    # The wheel's program is built without `calibrate`.
-    "calibration": "not in Python yet; pass importance and input_scale",
-    "gptq": "not in Python yet",
-    "gptq-static-scales": "not in Python yet",
-    "gptq-order": "not in Python yet",
-    "gptq-damping": "not in Python yet",
 }
 
 
@@ -57,7 +54,7 @@ def options(command):
 @pytest.mark.parametrize("command", COMMANDS)
 def test_python_has_the_options_of_the_program(command):
     parameters = inspect.signature(COMMANDS[command]).parameters
-    python = {name.replace("_", "-") for name in parameters} - {"path", "out", "other", "progress"}
+    python = {name.replace("_", "-") for name in parameters} - {"path", "out", "other", "quantized", "progress"}
     program = options(command)
     assert program, command
     # The output was an option with another name once.
