@@ -43,8 +43,16 @@ class _SearchedLoss(TypedDict, total=False):
     tried_scales: int
 
 
-class QuantizedLoss(Errors, _SearchedLoss):
-    """Errors of quantized values, and counts of values that could not be represented."""
+class _OutputLoss(TypedDict, total=False):
+    output_error: float | None
+    plain_output_error: float | None
+
+
+class QuantizedLoss(Errors, _SearchedLoss, _OutputLoss):
+    """Errors of quantized values, and counts of values that could not be represented.
+
+    Errors of layers' outputs are GPTQ's, and those without it.
+    """
 
     nan: int
     infinite: int
@@ -100,6 +108,8 @@ class Settings(TypedDict, total=False):
     search: str
     search_global: str
     importance: str
+    gptq: str
+    input_scale: str
     scale_layout: str
     non_finite: str
     files: str

@@ -4,8 +4,9 @@
     assert not microscale.checkpoint.doctor("OUT", against="MODEL")["findings"]
 
 Each function does the same as the command of the program with its name (`evaluate` as `eval`), and
-returns the JSON of the command's `--json`. An output appears when it is complete. A failure, an exception in `progress`
-and Ctrl-C leave nothing.
+returns the JSON of the command's `--json`. An output appears when it is complete. A failure, an
+exception in `progress` and Ctrl-C leave nothing, but for the statistics of `calibrate`, which the
+same call continues.
 
 `progress` is True for a line by tqdm, or a callable. It is called before each tensor with its name,
 the bytes done, and all bytes. `evaluate` and `calibrate` call it before each decoder layer with
