@@ -8,9 +8,9 @@
 The first command writes the windows of tokens that all calibrate on: every second part of the text,
 cut as `microscale calibrate --documents` cuts it. The last command measures:
 
-- The relative output error of each layer, tr(R·H·Rᵀ) / tr(W·H·Wᵀ), where R is the dequantized matrix
-  minus W, and H = XᵀX of the layer's inputs in the original model while it calibrates. The sums are
-  in f64. The table has the mean over the layers, and the least and largest ratio to the first
+- The relative output error of each layer, tr(R·H·Rᵀ) / tr(W·H·Wᵀ), where R is the dequantized
+  matrix minus W, and H = XᵀX of the layer's inputs in the original model while it calibrates. The
+  sums are in f64. The table has the mean over the layers, and the least and largest ratio to the first
   checkpoint's error of a layer.
 - Perplexity and divergence of the checkpoints on the other parts of the text, by `microscale eval`.
 
@@ -132,7 +132,7 @@ def main() -> None:
         run("eval", STORY, *checkpoints, "--text", work / "test.txt", *cut, "--skip-layers",
             "--json", result)
         found = json.loads(result.read_text())["quantized"]
-        print("| checkpoint | output error | of the first's, by layer | perplexity | KL divergence, 1/1000 |")
+        print("| checkpoint | output error | of the first's | perplexity | KL divergence, 1/1000 |")
         print("|---|---|---|---|---|")
         for number, ((name, checkpoint), measured) in enumerate(zip(rows, found, strict=True)):
             # GPTQModel's are values already.
