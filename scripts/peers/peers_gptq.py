@@ -10,11 +10,11 @@ cut as `microscale calibrate --documents` cuts it. The last command measures:
 
 - The relative output error of each layer, tr(R·H·Rᵀ) / tr(W·H·Wᵀ), where R is the dequantized
   matrix minus W, and H = XᵀX of the layer's inputs in the original model while it calibrates. The
-  sums are in f64. The table has the mean over the layers, and the least and largest ratio to the first
-  checkpoint's error of a layer.
+  sums are in f64. The table has the mean over the layers, and the least and largest ratio to the
+  first checkpoint's error of a layer.
 - Perplexity and divergence of the checkpoints on the other parts of the text, by `microscale eval`.
 
-Needs numpy, safetensors and tokenizers.
+Needs numpy and tokenizers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
 STORY = Path(__file__).resolve().parents[2] / "sample" / "tiny-story"
@@ -57,16 +56,18 @@ def write_windows(text: str, model: Path, file: Path) -> None:
     file.write_text(json.dumps([[bos, *part[:-1]] for part in parts]))
 
 
-def bf16(file: Path) -> dict[str, np.ndarray]:
-    """Returns the tensors of a file in bf16, as f32."""
+def tensors_of(file: Path) -> dict[str, np.ndarray]:
+    """Returns the tensors of a file in f32 and bf16 as f32. numpy has no bf16."""
     data = file.read_bytes()
     end = 8 + int.from_bytes(data[:8], "little")
     tensors = {}
     for name, entry in json.loads(data[8:end]).items():
         if name != "__metadata__":
             first, last = entry["data_offsets"]
-            bits = np.frombuffer(data[end + first : end + last], np.uint16).astype(np.uint32) << 16
-            tensors[name] = bits.view(np.float32).reshape(entry["shape"])
+            values = data[end + first : end + last]
+            if entry["dtype"] == "BF16":
+                values = np.frombuffer(values, np.uint16).astype(np.uint32) << 16
+            tensors[name] = np.frombuffer(values, np.float32).reshape(entry["shape"])
     return tensors
 
 
@@ -75,7 +76,7 @@ def hessians(statistics: Path) -> dict[str, np.ndarray]:
     inputs = json.loads((statistics / "calibration.json").read_text())["inputs"]
     stored: dict[str, np.ndarray] = {}
     for file in statistics.glob("layer-*.safetensors"):
-        stored |= load_file(file)
+        stored |= tensors_of(file)
     return {weight: stored[f"{name}.hessian"].astype(np.float64) for weight, name in inputs.items()}
 
 
@@ -110,9 +111,10 @@ def main() -> None:
         return
 
     def run(*words: object) -> None:
-        subprocess.run([options.microscale.resolve(), *map(str, words), "--quiet"], check=True)
+        command = [options.microscale.resolve(), *map(str, words), "--quiet"]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
-    original = bf16(STORY / "model.safetensors")
+    original = tensors_of(STORY / "model.safetensors")
     with tempfile.TemporaryDirectory() as directory:
         work = Path(directory)
         cut = ["--documents", "--window", WINDOW]
@@ -140,7 +142,7 @@ def main() -> None:
             if (checkpoint / "config.json").read_text().find("quantization_config") >= 0:
                 values = work / f"values-{number}"
                 run("dequantize", checkpoint, values, "--dtype", "f32")
-            quantized = load_file(values / "model.safetensors")
+            quantized = tensors_of(values / "model.safetensors")
             errors = output_errors(quantized, original, sums)
             first = errors if number == 0 else first
             ratios = errors / first
