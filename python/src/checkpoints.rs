@@ -7,8 +7,9 @@ use std::path::{Path, PathBuf};
 use microscale::formats::{ScaleRule, Ties};
 use microscale::{Device, DeviceChoice, Dtype, Format, NonFinite, Numerics, Recipe, Search};
 use microscale_checkpoint::{
-    self as checkpoint, Checkpoint, Convert, Dequantize, GlobalSetting, InputScales, Inspected, KeptAs,
-    OnProgress, OpenOptions, Part, Places, Progress, Quantize, Recipes, Selection, Settings,
+    self as checkpoint, Allocate, Budget, Checkpoint, Choice, Convert, Dequantize, GlobalSetting, Gptq,
+    InputScales, Inspected, KeptAs, OnProgress, OpenOptions, Part, Places, Progress, Quantize, Recipes,
+    Selection, Settings,
 };
 use pyo3::exceptions::PyUserWarning;
 use pyo3::prelude::*;
@@ -41,6 +42,11 @@ pub(crate) struct Arguments {
     global_scales: Option<PathBuf>,
     importance: Option<PathBuf>,
     input_scale: Option<GivenInput>,
+    calibration: Option<PathBuf>,
+    gptq: bool,
+    gptq_static_scales: bool,
+    gptq_order: Option<String>,
+    gptq_damping: Option<f64>,
 }
 
 /// The scale of layers' inputs: their amax, or a file.
@@ -73,7 +79,7 @@ impl Arguments {
                     ));
                 }
             },
-            search: optional::<Search>(py, self.search.as_deref())?,
+            search: optional::<Search>(py, self.search.as_deref())?.or(self.gptq.then_some(Search::Full)),
             search_global: self.search_global.then_some(true),
             non_finite: optional::<NonFinite>(py, self.non_finite.as_deref())?,
         });
@@ -81,6 +87,37 @@ impl Arguments {
         recipes.select(&self.include, &self.exclude).map_err(of_checkpoints)?;
         recipes.check_settings().map_err(of_checkpoints)?;
         Ok(recipes)
+    }
+
+    /// The file with importance by column, unless GPTQ replaces it.
+    fn importance(&self, py: Python<'_>) -> PyResult<Option<PathBuf>> {
+        let calibrated = self.calibration.as_deref().filter(|_| !self.gptq);
+        let calibrated = calibrated.map(checkpoint::calibration::importance).transpose();
+        Ok(self.importance.clone().or(calibrated.map_err(|error| of_checkpoints(py, error))?))
+    }
+
+    /// The options of GPTQ.
+    fn gptq(&self, py: Python<'_>) -> PyResult<Option<Gptq>> {
+        let has_options = self.gptq_static_scales || self.gptq_order.is_some() || self.gptq_damping.is_some();
+        let wrong = match (&self.calibration, self.gptq) {
+            (Some(_), _) if self.importance.is_some() => "importance and calibration; pass one of them",
+            (None, true) => "gptq without calibration; pass a directory of calibrate",
+            (_, true) if self.search_global => "gptq and search_global; leave one out",
+            (_, false) if has_options => "options of GPTQ without gptq; pass gptq=True",
+            _ => "",
+        };
+        if !wrong.is_empty() {
+            return Err(error(py, wrong));
+        }
+        let order = self.gptq_order.as_deref().map(|word| {
+            let known = Gptq::ORDERS.into_iter().find(|(known, _)| *known == word);
+            let wrong = || error(py, format!("gptq_order is {word:?}; pass blocks, columns or natural"));
+            known.map(|(_, order)| order).ok_or_else(wrong)
+        });
+        let order = order.transpose()?;
+        let statistics = self.calibration.as_ref().filter(|_| self.gptq);
+        Ok(statistics
+            .map(|statistics| Gptq::new(statistics).with(order, self.gptq_static_scales, self.gptq_damping)))
     }
 
     /// The request that the arguments make.
@@ -93,13 +130,15 @@ impl Arguments {
             }
         };
         let (skip_other_weights, split_experts) = (self.skip_others, self.split_experts);
+        let gptq = self.gptq(py)?;
         Ok(Quantize {
             open: OpenOptions { skip_other_weights, split_experts },
             recipes: self.recipes(py)?,
             format: optional(py, self.to.as_deref())?,
             requantize: self.requantize,
             global_scales: self.global_scales.clone(),
-            importance: self.importance.clone(),
+            importance: self.importance(py)?,
+            gptq,
             input_scales,
             part,
             ..Quantize::default()
@@ -112,7 +151,7 @@ impl Arguments {
             Some(GivenInput::File(path)) => Some(path),
             _ => None,
         };
-        self.global_scales.iter().chain(&self.importance).chain(inputs)
+        self.global_scales.iter().chain(inputs)
     }
 }
 
@@ -122,7 +161,7 @@ fn part(py: Python<'_>, part: Option<(usize, usize)>) -> PyResult<Option<Part>> 
 }
 
 /// Opens a checkpoint, and warns where its index and its files disagree.
-fn open(py: Python<'_>, path: &Path, options: OpenOptions) -> PyResult<Checkpoint> {
+pub(crate) fn open(py: Python<'_>, path: &Path, options: OpenOptions) -> PyResult<Checkpoint> {
     let checkpoint = py.detach(|| Checkpoint::open_with(path, options));
     warned(py, checkpoint.map_err(|error| of_checkpoints(py, error))?)
 }
@@ -162,13 +201,76 @@ pub(crate) fn quantize_checkpoint(
     let parts = quantize.part.map(|_| checkpoint::parts_directory(&out)).transpose();
     let parts = parts.map_err(of_checkpoints)?;
     let outputs: Vec<_> = std::iter::once(&out).chain(&parts).collect();
-    check_places(&input, arguments.files(), &outputs).map_err(of_checkpoints)?;
+    check_places(&input, arguments.files().chain(&quantize.importance), &outputs).map_err(of_checkpoints)?;
     match quantize.part {
         None => drop(checkpoint::remove_unfinished_output(&out)),
         Some(part) => drop(checkpoint::remove_unfinished_part(&out, part)),
     }
     let done = operate(py, progress, |progress| Ok(plan.run(&out, &device, progress)?.to_json()))?;
     with_notes(done, warnings)
+}
+
+/// The arguments of a plan.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+pub(crate) struct Planning {
+    bits: Option<f64>,
+    size: Option<u64>,
+    formats: Vec<String>,
+    include: Vec<String>,
+    exclude: Vec<String>,
+    search: Option<String>,
+    importance: Option<PathBuf>,
+    to: Option<String>,
+    split_experts: bool,
+}
+
+impl Planning {
+    /// The request that the arguments make.
+    fn request(&self, py: Python<'_>) -> PyResult<Allocate> {
+        let budget = match (self.bits, self.size) {
+            (Some(bits), None) if bits.is_finite() && bits > 0.0 => Budget::Bits(bits),
+            (None, Some(bytes)) => Budget::Bytes(bytes),
+            _ => return Err(error(py, "a plan takes bits, a positive number, or size, a number of bytes")),
+        };
+        let choice = |choice: &String| match choice.as_str() {
+            Choice::UNQUANTIZED => Ok(Choice::Unquantized),
+            format => word(py, format).map(Choice::Format),
+        };
+        let selection = Selection::new(&self.include, &self.exclude);
+        Ok(Allocate {
+            open: OpenOptions { split_experts: self.split_experts, ..OpenOptions::default() },
+            choices: self.formats.iter().map(choice).collect::<PyResult<_>>()?,
+            selection: selection.map_err(|error| of_checkpoints(py, error))?,
+            search: optional::<Search>(py, self.search.as_deref())?.unwrap_or_default(),
+            format: optional(py, self.to.as_deref())?,
+            importance: self.importance.clone(),
+            ..Allocate::new(budget)
+        })
+    }
+}
+
+/// Chooses a format for each tensor within a budget. Returns JSON, a recipe that says that it was
+/// `made_by` a call, and warnings.
+#[pyfunction]
+#[pyo3(signature = (path, out, arguments, made_by, device, progress))]
+pub(crate) fn plan_checkpoint(
+    py: Python<'_>,
+    path: PathBuf,
+    out: Option<PathBuf>,
+    arguments: Planning,
+    made_by: &str,
+    device: &str,
+    progress: Option<Py<PyAny>>,
+) -> PyResult<(String, String, Vec<String>)> {
+    let of_checkpoints = |error| of_checkpoints(py, error);
+    let allocate = arguments.request(py)?;
+    let device = ready(py, device)?;
+    let input = warned(py, work(py, || allocate.open(&path))?.map_err(of_checkpoints)?)?;
+    check_places(&input, &arguments.importance, &out.iter().collect::<Vec<_>>()).map_err(of_checkpoints)?;
+    let plan = operate(py, progress, |progress| allocate.run(&input, &device, progress))?;
+    let warnings = plan.warnings.iter().map(ToString::to_string).collect();
+    Ok((plan.to_json().to_string(), plan.recipe(made_by), warnings))
 }
 
 /// Puts the parts of a checkpoint together. Returns JSON.
@@ -325,7 +427,7 @@ fn ready(py: Python<'_>, device: &str) -> PyResult<Device> {
 }
 
 /// Makes sure that nothing that is read will be overwritten.
-fn check_places<'a>(
+pub(crate) fn check_places<'a>(
     input: &Checkpoint,
     files: impl IntoIterator<Item = &'a PathBuf>,
     outputs: &[&PathBuf],
@@ -344,35 +446,51 @@ fn operate<R: Send>(
     progress: Option<Py<PyAny>>,
     operation: impl FnOnce(&mut OnProgress<'_>) -> checkpoint::Result<R> + Send,
 ) -> PyResult<R> {
-    let (mut raised, mut reported): (_, Option<String>) = (None, None);
-    let done = work(py, || {
-        let mut update = |at: Progress<'_>| {
-            // Workers report other tensors until the operation stops.
-            if raised.is_some() {
-                return ControlFlow::Break(());
+    let mut reporter = Reporter::new(progress);
+    let done = work(py, || operation(&mut |at: Progress<'_>| reporter.report(at.tensor, at.done, at.total)))?;
+    reporter.result(done.map_err(|error| of_checkpoints(py, error)))
+}
+
+/// Calls a callable of Python with the progress of an operation.
+pub(crate) struct Reporter {
+    progress: Option<Py<PyAny>>,
+    /// The name of the last call.
+    reported: Option<String>,
+    /// The exception that stopped the operation.
+    raised: Option<PyErr>,
+}
+
+impl Reporter {
+    pub(crate) fn new(progress: Option<Py<PyAny>>) -> Self {
+        Self { progress, reported: None, raised: None }
+    }
+
+    /// Reports a name, unless it was the last one. Breaks after an exception and after Ctrl-C.
+    pub(crate) fn report(&mut self, name: &str, done: u64, total: u64) -> ControlFlow<()> {
+        // Workers report other tensors until the operation stops.
+        if self.raised.is_some() {
+            return ControlFlow::Break(());
+        }
+        let go_on = Python::attach(|py| {
+            py.check_signals()?;
+            let Some(progress) = &self.progress else { return Ok(()) };
+            if self.reported.as_deref() == Some(name) {
+                return Ok(());
             }
-            let go_on = Python::attach(|py| {
-                py.check_signals()?;
-                let Some(progress) = &progress else { return Ok(()) };
-                if reported.as_deref() == Some(at.tensor) {
-                    return Ok(());
-                }
-                reported = Some(at.tensor.into());
-                progress.call1(py, (at.tensor, at.done, at.total)).map(|_| ())
-            });
-            match go_on {
-                Ok(()) => ControlFlow::Continue(()),
-                Err(error) => {
-                    raised = Some(error);
-                    ControlFlow::Break(())
-                }
+            self.reported = Some(name.into());
+            progress.call1(py, (name, done, total)).map(|_| ())
+        });
+        match go_on {
+            Ok(()) => ControlFlow::Continue(()),
+            Err(error) => {
+                self.raised = Some(error);
+                ControlFlow::Break(())
             }
-        };
-        operation(&mut update)
-    })?;
-    match (done, raised) {
-        (Ok(done), None) => Ok(done),
-        (_, Some(error)) => Err(error),
-        (Err(error), None) => Err(of_checkpoints(py, error)),
+        }
+    }
+
+    /// Returns the operation's result, or the exception that stopped it.
+    pub(crate) fn result<R>(self, done: PyResult<R>) -> PyResult<R> {
+        self.raised.map_or(done, Err)
     }
 }

@@ -82,6 +82,25 @@ pub(crate) fn of_checkpoints(py: Python<'_>, error: microscale_checkpoint::Error
     if let microscale_checkpoint::Error::Io { .. } = &error {
         message = format!("{error}{}", message.find(": ").map_or("", |end| &message[end..]));
     }
+    checkpoint_error(py, message, file, tensor)
+}
+
+/// The exception for an error of running a model.
+pub(crate) fn of_models(py: Python<'_>, error: microscale_models::Error) -> PyErr {
+    use microscale_models::Error;
+    match error {
+        Error::Checkpoint(error) => of_checkpoints(py, error),
+        Error::Quantize(error) => of_tensors(py, error),
+        Error::Io { path, source } => match source.raw_os_error() {
+            Some(code) => of_system(code, "cannot read or write".into(), &source, Some(&path)),
+            None => checkpoint_error(py, source.to_string(), Some(&path), None),
+        },
+        error => checkpoint_error(py, error.to_string(), None, None),
+    }
+}
+
+/// A `CheckpointError`.
+fn checkpoint_error(py: Python<'_>, message: String, file: Option<&Path>, tensor: Option<&str>) -> PyErr {
     let arguments = (message, file, tensor);
     raised(class(py, &CHECKPOINT, "CheckpointError").and_then(|class| class.call1(arguments)))
 }

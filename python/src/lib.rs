@@ -9,7 +9,7 @@
 //! | `array`, `kind`, `memory` | the elements of another library's array: address, type and owner, and permitted uses |
 //! | `interface`, `dlpack` | finding them |
 //! | `recipe`, `operand` | recipes from words; a quantized matrix in arrays |
-//! | `tensors`, `gpu_tensors`, `activations`, `experts`, `checkpoints` | the functions |
+//! | `tensors`, `gpu_tensors`, `activations`, `experts`, `checkpoints`, `models` | the functions |
 //! | `gpu` | GPUs, and work on other libraries' streams |
 //! | `workers` | threads, also after a fork; they release the interpreter's lock |
 //! | `words` | the words of each choice, for tests |
@@ -28,6 +28,7 @@ mod gpu_tensors;
 mod interface;
 mod kind;
 mod memory;
+mod models;
 mod operand;
 mod recipe;
 mod tensors;
@@ -64,7 +65,10 @@ fn _microscale(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(checkpoints::diagnose_checkpoint, module)?)?;
     module.add_function(wrap_pyfunction!(checkpoints::inspect_checkpoint, module)?)?;
     module.add_function(wrap_pyfunction!(checkpoints::merge_checkpoint, module)?)?;
+    module.add_function(wrap_pyfunction!(checkpoints::plan_checkpoint, module)?)?;
     module.add_function(wrap_pyfunction!(checkpoints::quantize_checkpoint, module)?)?;
+    module.add_function(wrap_pyfunction!(models::calibrate_model, module)?)?;
+    module.add_function(wrap_pyfunction!(models::evaluate_models, module)?)?;
     module.add_function(wrap_pyfunction!(words::words, module)?)?;
     module.add_function(wrap_pyfunction!(main, module)?)?;
     #[cfg(feature = "cuda")]

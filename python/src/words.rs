@@ -3,7 +3,8 @@
 use microscale::formats::nvfp4::Direction;
 use microscale::formats::{ScaleRule, Ties};
 use microscale::{ActivationPrecision, Dtype, Format, NonFinite, Numerics, ScaleLayout, Search, Words};
-use microscale_checkpoint::{CheckpointFormat, KeptAs, Written};
+use microscale_checkpoint::{CheckpointFormat, Gptq, KeptAs, Written};
+use microscale_models::InputFormat;
 use pyo3::prelude::*;
 
 use crate::activations;
@@ -31,6 +32,8 @@ pub(crate) fn words() -> Vec<(&'static str, Vec<&'static str>)> {
         ("ActivationLayout", activations::LAYOUTS.to_vec()),
         ("CheckpointDtype", listed::<Dtype>()),
         ("Kept", listed::<KeptAs>()),
+        ("GptqOrder", Gptq::ORDERS.map(|(word, _)| word).to_vec()),
+        ("InputFormat", listed::<InputFormat>()),
         ("CheckpointFormat", written.map(|(word, _)| *word).collect()),
         ("ConvertedFormat", converted.map(|(word, _)| *word).collect()),
     ]

@@ -9,6 +9,7 @@ import typing
 from pathlib import Path
 
 import pytest
+from conftest import ROOT
 
 import microscale
 from microscale import _facts, _microscale, _types
@@ -17,6 +18,9 @@ PACKAGE = Path(microscale.__file__).parent
 #: Commands of the program, with their function.
 COMMANDS = {
     "quantize": microscale.checkpoint.quantize,
+    "plan": microscale.checkpoint.plan,
+    "eval": microscale.checkpoint.evaluate,
+    "calibrate": microscale.checkpoint.calibrate,
     "dequantize": microscale.checkpoint.dequantize,
     "convert": microscale.checkpoint.convert,
     "merge": microscale.checkpoint.merge,
@@ -39,12 +43,6 @@ PROGRAM_ONLY = {
     "dry-run": "out=None",
     "follow-links": "functions do not warn about links",
     "check-search": "for developers of searches",
-    # The wheel's program is built without `calibrate`.
-    "calibration": "not in Python yet; pass importance and input_scale",
-    "gptq": "not in Python yet",
-    "gptq-static-scales": "not in Python yet",
-    "gptq-order": "not in Python yet",
-    "gptq-damping": "not in Python yet",
 }
 
 
@@ -57,7 +55,7 @@ def options(command):
 @pytest.mark.parametrize("command", COMMANDS)
 def test_python_has_the_options_of_the_program(command):
     parameters = inspect.signature(COMMANDS[command]).parameters
-    python = {name.replace("_", "-") for name in parameters} - {"path", "out", "other", "progress"}
+    python = {name.replace("_", "-") for name in parameters} - {"path", "out", "other", "quantized", "progress"}
     program = options(command)
     assert program, command
     # The output was an option with another name once.
@@ -118,6 +116,9 @@ def test_results_have_the_keys_of_their_types(sample, tmp_path):
     facts = microscale.checkpoint.quantize(sample, out, format="nvfp4", search="window", device="cpu")
     keys(facts, _facts.QuantizeFacts, "quantize")
     keys(microscale.checkpoint.quantize(sample, None, recipe="nvfp4-mxfp4-experts"), _facts.QuantizeFacts, "recipe")
+    options = {"format": "nvfp4", "input_scale": 8.0, "search": "full", "search_global": True}
+    facts = microscale.checkpoint.quantize(sample, tmp_path / "inputs", device="cpu", **options)
+    keys(facts, _facts.QuantizeFacts, "inputs")
     microscale.checkpoint.quantize(sample, tmp_path / "parts", device="cpu", part=(1, 1))
     keys(microscale.checkpoint.merge(sample, tmp_path / "parts"), _facts.MergeFacts, "merge")
     keys(microscale.checkpoint.convert(out, tmp_path / "modelopt", to="modelopt"), _facts.ConvertFacts, "convert")
@@ -135,6 +136,28 @@ def test_results_have_the_keys_of_their_types(sample, tmp_path):
     assert len(planned["tensors"]) == 21
     for tensor in microscale.checkpoint.inspect(out):
         keys(tensor, _facts.TensorListed, "inspect")
+
+
+def all_keys(of):
+    """The keys of a type and of the types in it."""
+    if not typing.is_typeddict(of):
+        return set().union(*map(all_keys, typing.get_args(of)))
+    hints = typing.get_type_hints(of)
+    return hints.keys() | set().union(*map(all_keys, hints.values()))
+
+
+def test_types_have_the_keys_that_are_documented():
+    sections = re.split(r"^## `(\w+)`$", (ROOT / "docs" / "json.md").read_text(), flags=re.M)
+    page = dict(zip(sections[1::2], sections[2::2], strict=True))
+    words = set(re.findall(r"`(\w+)`", " ".join(page.values())))
+    results = {command: typing.get_type_hints(function)["return"] for command, function in COMMANDS.items()}
+    for command, of in results.items():
+        documented = set()
+        for cell in re.findall(r"^\| (`.*?) \|", page[command], re.M):
+            documented |= set(re.findall(r"`(\w+)`", cell))
+        # Only the program has `--check-search`.
+        assert documented - all_keys(of) <= {"checked_blocks"}, command
+        assert all_keys(of) <= words, command
 
 
 def test_compare_takes_a_checkpoint_or_a_format(sample):

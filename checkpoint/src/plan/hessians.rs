@@ -28,9 +28,28 @@ pub struct Gptq {
 }
 
 impl Gptq {
+    /// The words of the orders of columns.
+    pub const ORDERS: [(&'static str, GptqOrder); 3] = [
+        ("blocks", GptqOrder::Activation),
+        ("columns", GptqOrder::ActivationColumns),
+        ("natural", GptqOrder::Natural),
+    ];
+
     /// The defaults with the statistics of a directory.
     pub fn new(statistics: impl Into<PathBuf>) -> Self {
         Self { statistics: statistics.into(), options: GptqOptions::new(), scales: GptqScales::InLoop }
+    }
+
+    /// Takes options; `None` for their defaults. An order of columns without regard to blocks needs
+    /// static scales, and gets them.
+    pub fn with(self, order: Option<GptqOrder>, static_scales: bool, damping: Option<f64>) -> Self {
+        let mut gptq = self;
+        gptq.options.order = order.unwrap_or(gptq.options.order);
+        gptq.options.damping = damping.unwrap_or(gptq.options.damping);
+        if static_scales || gptq.options.order == GptqOrder::ActivationColumns {
+            gptq.scales = GptqScales::Static;
+        }
+        gptq
     }
 
     /// Returns the options in words.

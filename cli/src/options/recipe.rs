@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use microscale::formats::{ScaleRule, Ties};
-use microscale::{Format, GptqOrder, GptqScales, NonFinite, Numerics, Search, Words, choice, searches};
+use microscale::{Format, GptqOrder, NonFinite, Numerics, Search, Words, choice, searches};
 use microscale_checkpoint::calibration;
 use microscale_checkpoint::{self as checkpoint, Facts, GlobalSetting, Gptq, Recipes, Settings, UsedRecipe};
 
@@ -144,12 +144,8 @@ impl FromStr for GlobalScaleArg {
 }
 
 fn parse_order(word: &str) -> Result<GptqOrder, String> {
-    match word {
-        "blocks" => Ok(GptqOrder::Activation),
-        "columns" => Ok(GptqOrder::ActivationColumns),
-        "natural" => Ok(GptqOrder::Natural),
-        _ => Err("pass blocks, columns or natural".into()),
-    }
+    let order = Gptq::ORDERS.into_iter().find(|(known, _)| *known == word);
+    order.map(|(_, order)| order).ok_or_else(|| "pass blocks, columns or natural".into())
 }
 
 /// The help of `--search`.
@@ -246,15 +242,8 @@ impl RecipeArgs {
     pub(crate) fn gptq(&self) -> Option<Gptq> {
         let quality = &self.quality;
         let statistics = quality.calibration.as_ref().filter(|_| quality.gptq)?;
-        let mut gptq = Gptq::new(statistics);
-        gptq.options.order = quality.gptq_order.unwrap_or(gptq.options.order);
-        if quality.gptq_static_scales || gptq.options.order == GptqOrder::ActivationColumns {
-            gptq.scales = GptqScales::Static;
-        }
-        if let Some(damping) = quality.gptq_damping {
-            gptq.options.damping = damping;
-        }
-        Some(gptq)
+        let (order, static_scales) = (quality.gptq_order, quality.gptq_static_scales);
+        Some(Gptq::new(statistics).with(order, static_scales, quality.gptq_damping))
     }
 
     /// The file with global scales.

@@ -223,6 +223,7 @@ fn keys_of_json_are_documented() {
     for line in [
         "quantize SAMPLE @OUT -f nvfp4 --search full --search-global --check-search",
         "quantize SAMPLE @MIXED --recipe @mixed.toml",
+        "quantize SAMPLE @INPUTS -f nvfp4 --input-scale 8",
         "quantize SAMPLE @PARTS --part 1/1",
         "plan SAMPLE --bits 5",
         "merge SAMPLE @PARTS",

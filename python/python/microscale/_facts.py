@@ -43,8 +43,16 @@ class _SearchedLoss(TypedDict, total=False):
     tried_scales: int
 
 
-class QuantizedLoss(Errors, _SearchedLoss):
-    """Errors of quantized values, and counts of values that could not be represented."""
+class _OutputLoss(TypedDict, total=False):
+    output_error: float | None
+    plain_output_error: float | None
+
+
+class QuantizedLoss(Errors, _SearchedLoss, _OutputLoss):
+    """Errors of quantized values, and counts of values that could not be represented.
+
+    Errors of layers' outputs are GPTQ's, and those without it.
+    """
 
     nan: int
     infinite: int
@@ -100,6 +108,8 @@ class Settings(TypedDict, total=False):
     search: str
     search_global: str
     importance: str
+    gptq: str
+    input_scale: str
     scale_layout: str
     non_finite: str
     files: str
@@ -266,6 +276,129 @@ class TensorListed(_Listed):
     shape: list[int]
     file: str
     bytes: int
+
+
+class Estimate(TypedDict):
+    """A mean, and half the width of its 95 % confidence interval: None for a single window."""
+
+    mean: float
+    margin: float | None
+
+
+class LayerOutput(TypedDict):
+    """The error of a layer's output: None without any error."""
+
+    weight: str
+    sqnr_db: float | None
+
+
+class EvaluatedModel(TypedDict):
+    """A quantized model of an evaluation."""
+
+    model: str
+    activations: str | None
+    loss: Estimate
+    perplexity: Estimate
+    increase: Estimate
+    divergence: Estimate
+    agreement: Estimate
+    layers: list[LayerOutput]
+
+
+class EvaluateFacts(TypedDict):
+    """The result of :func:`microscale.checkpoint.evaluate`."""
+
+    model: str
+    windows: int
+    tokens: int
+    loss: Estimate
+    perplexity: Estimate
+    quantized: list[EvaluatedModel]
+
+
+class CalibrationRun(TypedDict):
+    """The model, the text and the options of a calibration."""
+
+    model: str
+    text: str
+    text_bytes: int
+    window: int
+    windows: int
+    documents: bool
+    dtype: str
+    hessians: bool
+
+
+class CalibrateFacts(TypedDict):
+    """The result of :func:`microscale.checkpoint.calibrate`."""
+
+    run: CalibrationRun
+    layers: int
+    complete: bool
+    unseen_experts: dict[str, list[int] | bool]
+    inputs: dict[str, str]
+
+
+class PlanPoint(TypedDict):
+    """A size and its loss."""
+
+    bytes: int
+    bits: float
+    loss: float
+
+
+class PlanShare(PlanPoint):
+    """The tensors of a format."""
+
+    format: str
+    tensors: int
+    elements: int
+
+
+class PlanAlternative(PlanPoint):
+    """One format for all tensors."""
+
+    recipe: str
+
+
+class PlanChoice(TypedDict):
+    """A format that a tensor could have."""
+
+    format: str
+    bytes: int
+    loss: float
+
+
+class PlannedTensor(TypedDict):
+    """A tensor of a plan. The tensors of a `group` have one format."""
+
+    name: str
+    elements: int
+    group: int
+    format: str
+    choices: list[PlanChoice]
+
+
+class PlanFacts(TypedDict):
+    """The result of :func:`microscale.checkpoint.plan`."""
+
+    files: str
+    held_by: list[str]
+    search: str
+    importance: str | None
+    elements: int
+    budget_bytes: int
+    bytes: int
+    bits: float
+    other_bytes: int
+    loss: float
+    relaxed_loss: float
+    loss_bound: float
+    optimal: bool
+    formats: list[PlanShare]
+    alternatives: list[PlanAlternative]
+    tensors: list[PlannedTensor]
+    curve: list[PlanPoint]
 
 
 class PartFacts(TypedDict):

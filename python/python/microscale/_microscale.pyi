@@ -128,6 +128,29 @@ def quantize_checkpoint(
     part: tuple[int, int] | None,
     progress: _Progress,
 ) -> tuple[str, list[str]]: ...
+def plan_checkpoint(
+    path: _Path,
+    out: _Path | None,
+    arguments: Mapping[str, object],
+    made_by: str,
+    device: str,
+    progress: _Progress,
+) -> tuple[str, str, list[str]]: ...
+def evaluate_models(
+    path: _Path,
+    quantized: list[_Path],
+    arguments: Mapping[str, object],
+    activations: list[str],
+    skip_layers: bool,
+    progress: _Progress,
+) -> str: ...
+def calibrate_model(
+    path: _Path,
+    out: _Path,
+    arguments: Mapping[str, object],
+    skip_hessians: bool,
+    progress: _Progress,
+) -> tuple[str, list[str]]: ...
 def merge_checkpoint(path: _Path, out: _Path, skip_others: bool, split_experts: bool, progress: _Progress) -> str: ...
 def convert_checkpoint(
     path: _Path,

@@ -9,8 +9,11 @@ from microscale._types import Progress
 
 
 @contextmanager
-def reporting(progress: bool | Progress | None, doing: str) -> Iterator[Progress | None]:
-    """Yields the callable to report to, or None. True gives a line by tqdm, closed at the end."""
+def reporting(progress: bool | Progress | None, doing: str, *, bytes: bool = True) -> Iterator[Progress | None]:
+    """Yields the callable to report to, or None. True gives a line by tqdm, closed at the end.
+
+    The numbers are bytes, or else batches.
+    """
     if progress is not True:
         yield progress or None
         return
@@ -18,7 +21,8 @@ def reporting(progress: bool | Progress | None, doing: str) -> Iterator[Progress
         from tqdm.auto import tqdm
     except ImportError:
         raise ImportError("progress=True needs tqdm; install it, or pass a callable") from None
-    with tqdm(desc=doing, unit="B", unit_scale=True, unit_divisor=1024) as line:
+    unit = "B" if bytes else " batches"
+    with tqdm(desc=doing, unit=unit, unit_scale=bytes, unit_divisor=1024) as line:
 
         def update(tensor: str, done: int, total: int) -> None:
             line.total = total

@@ -41,14 +41,20 @@ ActivationLayout = Literal["linear", "128x4", "8x4"]
 CheckpointDtype = Literal["f32", "f16", "bf16"]
 #: Storage of tensors that stay unquantized in GGUF.
 Kept = Literal["unchanged", "q8_0"]
+#: The order of columns in GPTQ: blocks or columns with the largest inputs first, or as they are.
+GptqOrder = Literal["blocks", "columns", "natural"]
+#: Formats that `evaluate` rounds activations to.
+InputFormat = ActivationFormat
+#: Choices of `plan` for a tensor.
+PlannedFormat = Literal["mxfp4", "nvfp4", "mxfp8-e4m3", "unquantized"]
 #: Checkpoint formats that `quantize` writes.
 CheckpointFormat = Literal["compressed-tensors", "modelopt", "gpt-oss", "gguf", "comfyui"]
 #: Checkpoint formats that `convert` writes.
 ConvertedFormat = Literal["compressed-tensors", "modelopt", "gpt-oss", "gguf", "fp8-block", "comfyui"]
 
 Path = Union[str, "os.PathLike[str]"]
-#: Called before each tensor with its name, the bytes done, and all bytes. An exception in it stops
-#: the operation.
+#: Called before each tensor with its name, the bytes done, and all bytes; of `evaluate` and
+#: `calibrate`, before each layer with `layer N`, and batches. An exception in it stops the operation.
 Progress = Callable[[str, int, int], object]
 
 

@@ -3,12 +3,14 @@
     facts = microscale.checkpoint.quantize("MODEL", "OUT", progress=True)
     assert not microscale.checkpoint.doctor("OUT", against="MODEL")["findings"]
 
-Each function does the same as the command of the program with its name, and returns the JSON of
-the command's `--json`. An output appears when it is complete. A failure, an exception in `progress`
-and Ctrl-C leave nothing.
+Each function does the same as the command of the program with its name (`evaluate` as `eval`), and
+returns the JSON of the command's `--json`. An output appears when it is complete. A failure, an
+exception in `progress` and Ctrl-C leave nothing, but for the statistics of `calibrate`, which the
+same call continues.
 
 `progress` is True for a line by tqdm, or a callable. It is called before each tensor with its name,
-the bytes done, and all bytes.
+the bytes done, and all bytes. `evaluate` and `calibrate` call it before each decoder layer with
+`layer N`, the batches done, and all batches.
 
 A missing file raises `FileNotFoundError`, and other errors of the operating system another
 `OSError`. All other errors are a :class:`microscale.CheckpointError`, which is a `ValueError` and
@@ -22,17 +24,20 @@ import os
 import warnings
 from collections.abc import Iterable
 from numbers import Real
-from typing import Any
+from typing import Any, Literal
 
 from microscale import _microscale
 from microscale._errors import Error
 from microscale._facts import (
+    CalibrateFacts,
     CompareFacts,
     ConvertFacts,
     DequantizeFacts,
     DoctorFacts,
+    EvaluateFacts,
     MergeFacts,
     NoGlobalScale,
+    PlanFacts,
     QuantizeFacts,
     TensorListed,
 )
@@ -45,17 +50,31 @@ from microscale._types import (
     ConvertedFormat,
     Format,
     GlobalScale,
+    GptqOrder,
+    InputFormat,
     Kept,
     NonFinite,
     Numerics,
     Path,
+    PlannedFormat,
     Progress,
     ScaleRule,
     Search,
     Ties,
 )
 
-__all__ = ["compare", "convert", "dequantize", "doctor", "inspect", "merge", "quantize"]
+__all__ = [
+    "calibrate",
+    "compare",
+    "convert",
+    "dequantize",
+    "doctor",
+    "evaluate",
+    "inspect",
+    "merge",
+    "plan",
+    "quantize",
+]
 
 
 def _warned(result: tuple[str, list[str]]) -> Any:
@@ -79,6 +98,11 @@ def quantize(
     search_global: bool = False,
     global_scale: float | NoGlobalScale | Path | None = None,
     importance: Path | None = None,
+    calibration: Path | None = None,
+    gptq: bool = False,
+    gptq_static_scales: bool = False,
+    gptq_order: GptqOrder | None = None,
+    gptq_damping: float | None = None,
     input_scale: float | Path | None = None,
     requantize: bool = False,
     split_experts: bool = False,
@@ -111,6 +135,12 @@ def quantize(
             numerics, a .safetensors file with one for each tensor, or `"none"`. A number whose
             direction you know can be a `GlobalScale(...).value`.
         importance: a .safetensors file with weights of errors by column, for the search.
+        calibration: a directory of :func:`calibrate`, for the search or for `gptq`.
+        gptq: use GPTQ, which minimizes the errors of layers' outputs. Works on the CPU, for `mxfp4`
+            and `nvfp4`, with `search="full"` by default.
+        gptq_static_scales: choose block scales before GPTQ's loop, not in it.
+        gptq_order: `blocks` or `columns` with the largest inputs first, or `natural`.
+        gptq_damping: the part of the mean diagonal entry to add to Hessians, 0.01 by default.
         input_scale: stores the scale of the inputs of layers, for W4A4: their amax, or a JSON file
             of numbers by layer.
         requantize: quantize weights that are quantized already, from their values.
@@ -147,6 +177,11 @@ def quantize(
         "global_scale": global_scale if number else None,
         "global_scales": None if number else global_scale,
         "importance": importance,
+        "calibration": calibration,
+        "gptq": gptq,
+        "gptq_static_scales": gptq_static_scales,
+        "gptq_order": gptq_order,
+        "gptq_damping": gptq_damping,
         "input_scale": input_scale,
         "requantize": requantize,
         "split_experts": split_experts,
@@ -314,3 +349,151 @@ def inspect(path: Path) -> list[TensorListed]:
     """
     facts: list[TensorListed] = json.loads(_microscale.inspect_checkpoint(path))
     return facts
+
+
+def plan(
+    path: Path,
+    out: Path | None = None,
+    *,
+    bits: float | None = None,
+    size: int | None = None,
+    formats: Iterable[PlannedFormat] = (),
+    include: Iterable[str] = (),
+    exclude: Iterable[str] = (),
+    search: Search | None = None,
+    importance: Path | None = None,
+    to: CheckpointFormat | None = None,
+    split_experts: bool = False,
+    device: str = "auto",
+    progress: bool | Progress | None = None,
+) -> PlanFacts:
+    """Chooses a format for each tensor, so that the least is lost within a budget.
+
+    Pass `bits` or `size`.
+
+    Args:
+        path: the checkpoint.
+        out: a recipe to write, for `quantize(recipe=out)`. None writes nothing.
+        bits: the largest number of bits per weight, scales included, over the tensors that can be
+            quantized.
+        size: the largest size of all tensors in bytes.
+        formats: what tensors may become. By default every format of the checkpoint format, and
+            `unquantized`.
+        include: patterns of more tensors to quantize.
+        exclude: patterns of tensors that stay unquantized. They override `include`.
+        search: searches block scales, while measuring and in the recipe.
+        importance: a file with weights of the loss by column, as of :func:`quantize`.
+        to: the checkpoint format that will hold the plan.
+        split_experts: choose for experts that share one tensor one by one.
+        device: `auto`, `cpu`, `cuda`, `cuda:N` or `cuda:all`.
+        progress: True, or a callable.
+
+    Returns:
+        The plan, its loss and a proved bound, and other plans to compare with.
+    """
+    arguments: dict[str, Any] = {
+        "bits": bits,
+        "size": size,
+        "formats": list(formats),
+        "include": list(include),
+        "exclude": list(exclude),
+        "search": search,
+        "importance": None if importance is None else os.fspath(importance),
+        "to": to,
+        "split_experts": split_experts,
+    }
+    given = [f"{name}={value!r}" for name, value in arguments.items() if value not in (None, [], False)]
+    made_by = f"microscale.checkpoint.plan({', '.join([repr(os.fspath(path)), *given])})"
+    with reporting(progress, "measuring") as update:
+        result, recipe, cautions = _microscale.plan_checkpoint(path, out, arguments, made_by, device, update)
+    facts: PlanFacts = _warned((result, cautions))
+    if out is not None:
+        # A recipe that is there is complete.
+        partial = f"{os.fspath(out)}.partial"
+        with open(partial, "w", encoding="utf-8") as file:
+            file.write(recipe)
+        os.replace(partial, out)
+    return facts
+
+
+def evaluate(
+    path: Path,
+    quantized: Path | Iterable[Path],
+    *,
+    text: Path,
+    window: int | None = None,
+    windows: int | None = None,
+    documents: bool = False,
+    dtype: Literal["f32", "bf16"] = "f32",
+    activations: Iterable[InputFormat] = (),
+    skip_layers: bool = False,
+    progress: bool | Progress | None = None,
+) -> EvaluateFacts:
+    """Measures what quantization costs a model, on the CPU, one layer in memory at a time.
+
+    Args:
+        path: the original, a directory with config.json and tokenizer.json.
+        quantized: a quantized checkpoint directory of it, or several.
+        text: a file to run the models on, in UTF-8.
+        window: tokens that a model reads at once. By default its context, at most 2048.
+        windows: read only the first windows.
+        documents: empty lines separate documents.
+        dtype: the dtype of hidden states, `f32` or `bf16`.
+        activations: formats to round the inputs of quantized layers to as well, each for a further
+            row: `nvfp4`, `mxfp4`, `mxfp8` or `fp8`.
+        skip_layers: do not measure the output of each layer, which takes half of the time.
+        progress: True, or a callable.
+
+    Returns:
+        Perplexity, divergence from the original and agreement, with confidence intervals, and the
+        SQNR of each layer's output.
+    """
+    paths = [quantized] if isinstance(quantized, (str, os.PathLike)) else list(quantized)
+    reading = _reading(text, window, windows, documents, dtype)
+    with reporting(progress, "evaluating", bytes=False) as update:
+        result = _microscale.evaluate_models(path, paths, reading, list(activations), skip_layers, update)
+    facts: EvaluateFacts = json.loads(result)
+    return facts
+
+
+def calibrate(
+    path: Path,
+    out: Path,
+    *,
+    text: Path,
+    window: int | None = None,
+    windows: int | None = None,
+    documents: bool = False,
+    dtype: Literal["f32", "bf16"] = "f32",
+    skip_hessians: bool = False,
+    progress: bool | Progress | None = None,
+) -> CalibrateFacts:
+    """Records the inputs of a model's layers, on the CPU, one layer in memory at a time.
+
+    An interrupted calibration stays in `out`. The same call continues it after the last complete
+    layer.
+
+    Args:
+        path: the model, a directory with config.json and tokenizer.json.
+        out: the directory of statistics, for `quantize(calibration=out)`.
+        text: a file to run the model on, in UTF-8.
+        window: tokens that the model reads at once. By default its context, at most 2048.
+        windows: read only the first windows.
+        documents: empty lines separate documents.
+        dtype: the dtype of hidden states, `f32` or `bf16`.
+        skip_hessians: do not compute the Hessians that GPTQ needs, K² floats for an input of K.
+        progress: True, or a callable.
+
+    Returns:
+        The run, and experts that saw no token, which also warn.
+    """
+    reading = _reading(text, window, windows, documents, dtype)
+    with reporting(progress, "calibrating", bytes=False) as update:
+        result = _microscale.calibrate_model(path, out, reading, skip_hessians, update)
+    facts: CalibrateFacts = _warned(result)
+    return facts
+
+
+def _reading(text: Path, window: int | None, windows: int | None, documents: bool, dtype: str) -> dict[str, object]:
+    """Returns the arguments of a text and its windows."""
+    return {"text": text, "window": window, "windows": windows, "documents": documents, "dtype": dtype}
