@@ -158,8 +158,10 @@ fn unknown_instructions_are_unsupported() {
         "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%r1, %r2, %r7, %r8}, %d2, %d1, %p1, 1, 1, 0;",
         "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%r1, %r2, %r7, %r8}, {%r3, %r4, %r5, %r6}, %d1, %p1, -1, 1, 0;",
         "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%r1, %r2, %r7, %r8}, {%r3, %r4, %r5, %r6}, %d1, %p1, 1, 1, 1;",
-        "ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%r1, %r2}, [%r3];",
-        "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%r1, %r2, %r4, %r5}, [%r3];",
+        "ldmatrix.sync.aligned.m8n8.x2.b16 {%r1, %r2}, [%r3];",
+        "ldmatrix.sync.aligned.m8n8.x3.shared.b16 {%r1, %r2, %r4}, [%r3];",
+        "ldmatrix.sync.aligned.m16n16.x1.trans.shared.b8 {%r1, %r2}, [%r3];",
+        "stmatrix.sync.aligned.m16n8.x1.trans.shared.b8 [%r3], {%r1};",
         "dp4a.s32 %r1, %r2, %r3, %r4;",
         "dp2a.lo.s32.s32 %r1, %r2, %r3, %r4;",
     ] {
