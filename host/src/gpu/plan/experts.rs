@@ -57,8 +57,9 @@ impl PlannedExperts {
             let (times, facts) = (Estimator::of_gpu(kernels.gpu_name()), kernels.facts());
             choose_for_experts(times, facts, request, [experts, pairs, rows_each], packable)
         });
-        // The schedule that is made on the GPU has no clusters.
-        if !config.mainloop.is_gemv() && !packable || config.cluster > 1 {
+        // The schedule that is made on the GPU has no clusters, and activations have 16 bits.
+        let refused = config.cluster > 1 || config.mainloop.takes_fp4();
+        if !config.mainloop.is_gemv() && !packable || refused {
             return Err(Error::NoKernel { format: shape.format });
         }
         let rows = pairs * rows_each;

@@ -1,7 +1,7 @@
 //! Tests `mma` with block scales.
 //!
 //! Fragments and selectors are placed by the ISA's formulas. `fp4_dot`, which is compared with
-//! MMA-Sim's golden vectors, has the sums, and the crate `float4` those that are exact.
+//! MMA-Sim's golden vectors, has the sums, and the crate `float4` has the exact ones.
 
 use float4::F4E2M1;
 use microscale_executor::{Approximation, FaultKind, Launch, Memory, Module};
