@@ -36,7 +36,7 @@ pub struct MainloopTraits {
     /// Producer warps per thread block. Without any, consumer warps copy for themselves.
     pub producer_warps: u32,
     /// The largest `tile_n` whose K-iterations have two packs of
-    /// [`PACK_COLUMNS`](super::PACK_COLUMNS) columns: copies then move whole cache lines. Others
+    /// [`PACK_COLUMNS`] columns: copies then move whole cache lines. Others
     /// have one.
     pub two_packs_up_to: u32,
     /// Bytes of a token's activations in a pack.
