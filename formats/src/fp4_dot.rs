@@ -30,8 +30,8 @@
 //!
 //! # Factor
 //!
-//! [`factor`] is the number that a sum is multiplied by: alpha times both global scales, in f64, and
-//! rounded to f32. A factor that is not a normal number has fewer bits, or is infinite or zero.
+//! [`factor`] is the number that a sum is multiplied by: alpha times both global scales, in f64,
+//! and rounded to f32. A factor that is not a normal number has fewer bits, or is infinite or zero.
 //!
 //! # Error bound
 //!

@@ -225,8 +225,8 @@ macro_rules! fp4_entries {
             ///   `codes` and each row of them start on 16 bytes. `activation_globals` has
             ///   `fp4.activation_slots` slots, and `weight_globals` one per matrix; a launch of a
             ///   kernel before this one may write them. Read-only.
-            /// - `out` has [`PackParams::bytes`] bytes on 16 bytes, and `factors` a slot per matrix.
-            ///   They overlap nothing, and only this kernel uses them.
+            /// - `out` has [`PackParams::bytes`] bytes on 16 bytes, and `factors` a slot per
+            ///   matrix. They overlap nothing, and only this kernel uses them.
             /// - `plan` is null, or the experts' plan with all token tiles of `params`. `from` is
             ///   null, or lists the row of activations of each of the plan's sorted rows. Both are
             ///   read-only.
@@ -258,8 +258,8 @@ macro_rules! fp4_entries {
             /// # Safety
             /// All pointers are to global memory. For the whole launch:
             /// - `codes` and `scales` have the activations' rows, as `fp4.scales` describes them;
-            ///   `codes` start on 4 bytes. `activation_globals` has `fp4.activation_slots` slots, and
-            ///   `weight_globals` one per matrix. Read-only.
+            ///   `codes` start on 4 bytes. `activation_globals` has `fp4.activation_slots` slots,
+            ///   and `weight_globals` one per matrix. Read-only.
             /// - `out` has 16 bytes per eight of activations, on 16 bytes, and `factors` a slot per
             ///   matrix. They overlap nothing, and only this kernel uses them.
             ///

@@ -30,7 +30,8 @@ const TASK_TOKENS: usize = 256;
 /// Blackwell's `mma.sync` with block scales, one k-step of 64 after the other. Every instruction
 /// set and every number of threads gives these bits. The sum is multiplied by a
 /// [factor](microscale_formats::fp4_dot::factor), alpha times both global scales in f32, and the
-/// bias is added. The result is rounded once. A NaN scale makes the results of its row or token NaN.
+/// bias is added. The result is rounded once. A NaN scale makes the results of its row or token
+/// NaN.
 ///
 /// To round least, call [`gemv`](crate::gemv()), which takes the same operands.
 ///

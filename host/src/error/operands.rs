@@ -30,8 +30,8 @@ pub enum OperandFault {
         /// The vector's columns.
         vector: usize,
     },
-    /// A GPU whose tensor cores do not multiply FP4 decodes activations, and the dtype does not have
-    /// their values.
+    /// A GPU whose tensor cores do not multiply FP4 decodes activations, and the dtype does not
+    /// have their values.
     #[error(
         "this GPU multiplies {format} activations with bias and residual in bf16, not {dtype}; use bf16, \
          with results in bf16 or f32"

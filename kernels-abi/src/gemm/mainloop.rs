@@ -35,8 +35,8 @@ pub struct MainloopTraits {
     pub consumer_rows: u32,
     /// Producer warps per thread block. Without any, consumer warps copy for themselves.
     pub producer_warps: u32,
-    /// The largest `tile_n` whose K-iterations have two packs of [`PACK_COLUMNS`] columns: copies then
-    /// move whole cache lines. Others have one.
+    /// The largest `tile_n` whose K-iterations have two packs of [`PACK_COLUMNS`] columns: copies
+    /// then move whole cache lines. Others have one.
     pub two_packs_up_to: u32,
     /// Bytes of a token's activations in a pack.
     pub token_bytes: u32,

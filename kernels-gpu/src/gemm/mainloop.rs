@@ -6,7 +6,8 @@
 //! | `block_scale` | every warp copies ahead and multiplies FP4 by FP4: RTX Blackwell |
 //! | `wgmma` | producer warps copy; consumer warp groups decode and multiply by `wgmma` |
 //!
-//! A target has `mma` or `wgmma`. Targets with `wgmma` load `mma` kernels from an older target's file.
+//! A target has `mma` or `wgmma`. Targets with `wgmma` load `mma` kernels from an older target's
+//! file.
 
 #[cfg(microscale_block_scale)]
 pub(super) mod block_scale;

@@ -228,8 +228,8 @@ macro_rules! multiply_fp4 {
             c: [f32; 4],
             scales: [u32; 2],
         ) -> [f32; 4] {
-            // SAFETY: convergent; every kernel calls it with all 32 lanes active, in uniform control
-            // flow.
+            // SAFETY: convergent; every kernel calls it with all 32 lanes active, in uniform
+            // control flow.
             let Sums(w, x, y, z) = unsafe {
                 $mma(
                     a[0], a[1], a[2], a[3], b[0], b[1], c[0], c[1], c[2], c[3], scales[0], 0, A, scales[1], 0, B,

@@ -42,12 +42,13 @@ pub(in crate::gpu) unsafe fn product(
             argument(&routed.from),
             argument(pack_params),
         ];
-        // SAFETY: the arguments are the kernel's, in order, and the launch is the plan's. They point
-        // to locals that outlive the call. The caller guarantees the operands and the workspace.
+        // SAFETY: the arguments are the kernel's, in order, and the launch is the plan's. They
+        // point to locals that outlive the call. The caller guarantees the operands and the
+        // workspace.
         unsafe { enqueue(kernels, stream, &launch, arguments, "packing activations")? };
     }
-    // SAFETY: as for this function. A kernel that reads packed activations waits for the kernel that
-    // packs them.
+    // SAFETY: as for this function. A kernel that reads packed activations waits for the kernel
+    // that packs them.
     unsafe { multiply(kernels, stream, plan, operands, routed, workspace) }
 }
 

@@ -22,8 +22,8 @@ use crate::gpu::plan::fp4::Fp4Plan;
 use crate::gpu::plan::request::Request;
 use crate::shape::Shape;
 
-/// A product of weights and activations, both in NVFP4 or both in MXFP4, to plan: `out[n, m] = alpha
-/// · Σₖ weights[m, k] · activations[n, k]`, and the epilogue.
+/// A product of weights and activations, both in NVFP4 or both in MXFP4, to plan: `out[n, m] =
+/// alpha · Σₖ weights[m, k] · activations[n, k]`, and the epilogue.
 ///
 /// Made by [`Gpu::linear_fp4`]. `T` is the dtype of the epilogue's bias, f16 or bf16, and `O` the
 /// dtype of the results.
@@ -86,7 +86,12 @@ impl Gpu {
     /// # use microscale::Result;
     /// # use microscale::gpu::cudarc::driver::CudaSlice;
     /// # use microscale::gpu::{DeviceTensor, GemmWorkspace, Gpu};
-    /// # fn forward(gpu: &Gpu, weights: &DeviceTensor, x: &DeviceTensor, y: &mut CudaSlice<bf16>) -> Result<()> {
+    /// # fn forward(
+    /// #     gpu: &Gpu,
+    /// #     weights: &DeviceTensor,
+    /// #     x: &DeviceTensor,
+    /// #     y: &mut CudaSlice<bf16>,
+    /// # ) -> Result<()> {
     /// let stream = gpu.stream();
     /// let plan = gpu.linear_fp4::<bf16, bf16>(weights).alpha(0.5).plan(x.shape().rows)?;
     /// let mut workspace = GemmWorkspace::new(stream, plan.workspace_bytes())?;
@@ -180,13 +185,13 @@ impl<T: Activation, O: ProductOf<T>> PlanFp4<'_, T, O> {
     /// `out` is `[N, M]` or under a gate `[N, M / 2]`, without gaps. Sums are multiplied by a
     /// [factor](microscale_formats::fp4_dot::factor), alpha times both global scales.
     ///
-    /// With block scales, sums have the bits of [`microscale_formats::fp4_dot`], except where thread
-    /// blocks share the K of a tile of results: they add their parts in f32.
-    /// Otherwise [`microscale_formats::weights`] says how far results may be from the exact sum.
+    /// With block scales, sums have the bits of [`microscale_formats::fp4_dot`], except where
+    /// thread blocks share the K of a tile of results: they add their parts in f32. Otherwise
+    /// [`microscale_formats::weights`] says how far results may be from the exact sum.
     ///
     /// # Errors
-    /// [`OperandFault::Formats`] and [`OperandFault::Activations`] if activations and weights differ
-    /// in format or columns, [`OperandFault::Workspace`] if there are fewer bytes than
+    /// [`OperandFault::Formats`] and [`OperandFault::Activations`] if activations and weights
+    /// differ in format or columns, [`OperandFault::Workspace`] if there are fewer bytes than
     /// [`Self::workspace_bytes`], errors about lengths, [`Error::Alignment`],
     /// [`Error::OtherContext`] and [`Error::Gpu`].
     pub fn run<'x, 's, 'o>(
@@ -229,8 +234,8 @@ impl<T: Activation, O: ProductOf<T>> PlanFp4<'_, T, O> {
         let apply = apply_global(weights);
         let operands = Operands { codes, scales, slot, activations: 0, out, apply, steps };
         // SAFETY: formats, layouts and lengths were checked above, and the plan is for this shape.
-        // Views start on 16 bytes. The borrows keep the buffers from overlapping, until the launches
-        // are enqueued.
+        // Views start on 16 bytes. The borrows keep the buffers from overlapping, until the
+        // launches are enqueued.
         unsafe { launch::product_fp4(&gpu.kernels, stream, plan, x_addresses, &operands, params, workspace) }
     }
 }

@@ -273,8 +273,8 @@ unsafe fn multiply<F: BlockScaled, T: Tile>(
     }
 }
 
-/// Adds the products of a K-iteration of both tiles with eight tokens, number `eight` of all eights.
-/// Lanes `FIRST` and `SECOND` of a quad have the tokens' scales of the two k-steps.
+/// Adds the products of a K-iteration of both tiles with eight tokens, number `eight` of all
+/// eights. Lanes `FIRST` and `SECOND` of a quad have the tokens' scales of the two k-steps.
 ///
 /// # Safety
 /// `activations` is the address of the row of activations that the lane gives. All lanes call it.

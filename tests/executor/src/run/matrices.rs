@@ -54,7 +54,8 @@ impl Warp {
     /// lanes whose scales count: 4·g + 2·thread and the next lane for rows g and g + 8 of A, and
     /// 4·g + thread for column g of B. Other lanes need no scales.
     ///
-    /// [`fp4_dot`](microscale_formats::fp4_dot) has the arithmetic of GPUs. No approximation changes it.
+    /// [`fp4_dot`](microscale_formats::fp4_dot) has the arithmetic of GPUs. No approximation
+    /// changes it.
     pub(super) fn multiply_scaled(&mut self, program: &Program, active: u32, of: &ScaledMatrices) -> Step {
         complete(active)?;
         let registers = &mut self.registers;
