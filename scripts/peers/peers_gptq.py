@@ -46,7 +46,7 @@ OURS = {
 
 
 def write_windows(text: str, model: Path, file: Path) -> None:
-    """Cuts a text into inputs, each of which begins with the model's first token."""
+    """Cuts a text into inputs. Each begins with the model's first token."""
     bos = json.loads((model / "config.json").read_text())["bos_token_id"]
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
     tokens = []

@@ -3,8 +3,8 @@
     python scripts/peers/peers_llmcompressor.py MODEL WINDOWS.json OUT --scheme NVFP4A16
 
 Quantizes the weights of the decoder's linear layers, with the defaults of `GPTQModifier`, and
-writes a compressed checkpoint. The last line is the number of CPU seconds for what follows the
-Hessians, with one thread. Needs peers_gptq_requirements.txt.
+writes a compressed checkpoint. The last line is the number of CPU seconds after the Hessians, with
+one thread. Needs peers_gptq_requirements.txt.
 """
 
 from __future__ import annotations
