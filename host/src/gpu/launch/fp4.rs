@@ -5,14 +5,12 @@ use std::sync::Arc;
 use cudarc::driver::CudaStream;
 use microscale_kernels_abi::ApplyGlobal;
 use microscale_kernels_abi::gemm::fp4::Fp4Params;
-use microscale_kernels_abi::gemm::packing::PACK_THREADS;
 
 use crate::error::Result;
 use crate::gpu::launch::arguments::{Argument, Operands, Routed};
 use crate::gpu::launch::enqueue::{Launch, argument, enqueue};
-use crate::gpu::launch::gemm::{multiply, product};
+use crate::gpu::launch::gemm::{multiply, packing, product};
 use crate::gpu::plan::fp4::{FACTOR_BYTES, Fp4Plan};
-use crate::gpu::plan::product::ProductParams;
 use crate::gpu::runtime::kernels::Kernels;
 
 /// How products apply the factor of their sums.
@@ -61,9 +59,7 @@ pub(in crate::gpu) unsafe fn product_fp4(
             enqueue(kernels, stream, &launch, arguments, "decoding activations")?;
             return product(kernels, stream, planned, &operands, routed, workspace);
         }
-        let ProductParams::Packed { pack, pack_params, .. } = &planned.params else {
-            unreachable!("products of FP4 pack their activations")
-        };
+        let (launch, pack_params) = packing(kernels, planned).expect("products of FP4 pack activations");
         let none = 0u64;
         let arguments = &mut [
             argument(&codes),
@@ -77,14 +73,6 @@ pub(in crate::gpu) unsafe fn product_fp4(
             argument(pack_params),
             argument(&params),
         ];
-        let launch = Launch {
-            kernel: *pack,
-            thread_blocks: u64::from(pack_params.thread_blocks),
-            threads: PACK_THREADS,
-            shared: 0,
-            cluster: 1,
-            programmatic: planned.config.mainloop.traits().programmatic,
-        };
         enqueue(kernels, stream, &launch, arguments, "packing activations")?;
         multiply(kernels, stream, planned, &operands, routed, workspace)
     }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use cudarc::driver::CudaStream;
 use microscale_kernels_abi::gemm::packing::PACK_THREADS;
+use microscale_kernels_abi::gemm::params::PackParams;
 
 use crate::error::Result;
 use crate::gpu::launch::arguments::{Operands, Routed, Steps};
@@ -25,15 +26,7 @@ pub(in crate::gpu) unsafe fn product(
     routed: Routed,
     workspace: [u64; 2],
 ) -> Result<()> {
-    if let ProductParams::Packed { pack, pack_params, .. } = &plan.params {
-        let launch = Launch {
-            kernel: *pack,
-            thread_blocks: u64::from(pack_params.thread_blocks),
-            threads: PACK_THREADS,
-            shared: 0,
-            cluster: 1,
-            programmatic: is_programmatic(kernels, plan),
-        };
+    if let Some((launch, pack_params)) = packing(kernels, plan) {
         let [_, packed] = workspace;
         let arguments = &mut [
             argument(&operands.activations),
@@ -50,6 +43,23 @@ pub(in crate::gpu) unsafe fn product(
     // SAFETY: as for this function. A kernel that reads packed activations waits for the kernel
     // that packs them.
     unsafe { multiply(kernels, stream, plan, operands, routed, workspace) }
+}
+
+/// Returns the launch and the parameters of the kernel that packs activations, if the plan has one.
+pub(in crate::gpu) fn packing<'a>(
+    kernels: &Kernels,
+    plan: &'a ProductPlan,
+) -> Option<(Launch, &'a PackParams)> {
+    let ProductParams::Packed { pack, pack_params, .. } = &plan.params else { return None };
+    let launch = Launch {
+        kernel: *pack,
+        thread_blocks: u64::from(pack_params.thread_blocks),
+        threads: PACK_THREADS,
+        shared: 0,
+        cluster: 1,
+        programmatic: is_programmatic(kernels, plan),
+    };
+    Some((launch, pack_params))
 }
 
 /// Returns whether the kernels of a plan may start before the previous kernel has ended.

@@ -77,7 +77,7 @@ impl<T, O> fmt::Debug for Plan<'_, T, O> {
 }
 
 /// Bytes of a workspace with its semaphores; 0 if there is none.
-fn with_semaphores(bytes: u64) -> usize {
+pub(in crate::gpu) fn with_semaphores(bytes: u64) -> usize {
     let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
     if bytes == 0 { 0 } else { bytes.saturating_add(SEMAPHORE_BYTES) }
 }

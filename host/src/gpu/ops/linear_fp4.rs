@@ -16,8 +16,9 @@ use crate::gpu::launch;
 use crate::gpu::launch::arguments::{Operands, apply_global, limited, scale_grid};
 use crate::gpu::memory::tensor_view::DeviceTensorView;
 use crate::gpu::memory::view::DeviceViewMut;
-use crate::gpu::memory::workspace::{GemmWorkspaceMut, SEMAPHORE_BYTES};
+use crate::gpu::memory::workspace::GemmWorkspaceMut;
 use crate::gpu::ops::epilogue::DeviceEpilogue;
+use crate::gpu::ops::linear::with_semaphores;
 use crate::gpu::plan::fp4::Fp4Plan;
 use crate::gpu::plan::request::Request;
 use crate::shape::Shape;
@@ -163,9 +164,7 @@ impl<'a, T: Activation, O: ProductOf<T>> LinearFp4<'a, T, O> {
 impl<T: Activation, O: ProductOf<T>> PlanFp4<'_, T, O> {
     /// Bytes of workspace for [`Self::run`]; 0 if there is nothing to multiply.
     pub fn workspace_bytes(&self) -> usize {
-        let bytes = self.plan.as_ref().map_or(0, |plan| plan.workspace_bytes());
-        let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
-        if bytes == 0 { 0 } else { bytes.saturating_add(SEMAPHORE_BYTES) }
+        with_semaphores(self.plan.as_ref().map_or(0, |plan| plan.workspace_bytes()))
     }
 
     /// The kernels, in the order of their launches.
