@@ -95,9 +95,9 @@ pub(crate) unsafe fn load_matrices(address: u32) -> [u32; 4] {
     // SAFETY: the instruction needs exactly the caller's promise. Without `pure`, it stays in
     // uniform control flow.
     unsafe {
-        asm!("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {{{a}, {b}, {c}, {d}}}, [{address}];", a = out(reg32) a,
-            b = out(reg32) b, c = out(reg32) c, d = out(reg32) d, address = in(reg32) address,
-            options(readonly, nostack, preserves_flags));
+        asm!("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {{{a}, {b}, {c}, {d}}}, [{address}];",
+            a = out(reg32) a, b = out(reg32) b, c = out(reg32) c, d = out(reg32) d,
+            address = in(reg32) address, options(readonly, nostack, preserves_flags));
     }
     [a, b, c, d]
 }

@@ -56,46 +56,6 @@ unsafe extern "llvm-intrinsic" {
         c2: f32,
         c3: f32,
     ) -> Sums;
-    #[cfg(microscale_block_scale)]
-    #[link_name = "llvm.nvvm.mma.block.scale.m16n8k64.row.col.mxf4nvf4.scale.4x.f32.e2m1.e2m1.f32.ue4m3"]
-    fn mma_nvfp4(
-        a0: u32,
-        a1: u32,
-        a2: u32,
-        a3: u32,
-        b0: u32,
-        b1: u32,
-        c0: f32,
-        c1: f32,
-        c2: f32,
-        c3: f32,
-        scale_a: u32,
-        byte_a: u16,
-        thread_a: u16,
-        scale_b: u32,
-        byte_b: u16,
-        thread_b: u16,
-    ) -> Sums;
-    #[cfg(microscale_block_scale)]
-    #[link_name = "llvm.nvvm.mma.block.scale.m16n8k64.row.col.mxf4.scale.2x.f32.e2m1.e2m1.f32.ue8m0"]
-    fn mma_mxfp4(
-        a0: u32,
-        a1: u32,
-        a2: u32,
-        a3: u32,
-        b0: u32,
-        b1: u32,
-        c0: f32,
-        c1: f32,
-        c2: f32,
-        c3: f32,
-        scale_a: u32,
-        byte_a: u16,
-        thread_a: u16,
-        scale_b: u32,
-        byte_b: u16,
-        thread_b: u16,
-    ) -> Sums;
 }
 
 /// The lane's number in its warp. Thread blocks are one-dimensional and whole warps.
@@ -218,7 +178,7 @@ pub(crate) fn multiply_bf16(a: [u32; 4], b: [u32; 2], c: [f32; 4]) -> [f32; 4] {
 /// (MXFP4). Lanes 4g + 2`A` and 4g + 2`A` + 1 have the words of rows g and g + 8, and lane 4g + `B`
 /// has the word of column g.
 macro_rules! multiply_fp4 {
-    ($($name:ident = $mma:ident;)+) => {$(
+    ($($name:ident = $intrinsic:literal;)+) => {$(
         #[doc = "The product of FP4 matrices, as `multiply_fp4` describes."]
         #[cfg(microscale_block_scale)]
         #[inline(always)]
@@ -228,20 +188,40 @@ macro_rules! multiply_fp4 {
             c: [f32; 4],
             scales: [u32; 2],
         ) -> [f32; 4] {
+            unsafe extern "llvm-intrinsic" {
+                #[link_name = $intrinsic]
+                fn mma(
+                    a0: u32,
+                    a1: u32,
+                    a2: u32,
+                    a3: u32,
+                    b0: u32,
+                    b1: u32,
+                    c0: f32,
+                    c1: f32,
+                    c2: f32,
+                    c3: f32,
+                    scale_a: u32,
+                    byte_a: u16,
+                    thread_a: u16,
+                    scale_b: u32,
+                    byte_b: u16,
+                    thread_b: u16,
+                ) -> Sums;
+            }
+            let ([a0, a1, a2, a3], [b0, b1], [c0, c1, c2, c3], [s, t]) = (a, b, c, scales);
             // SAFETY: convergent; every kernel calls it with all 32 lanes active, in uniform
             // control flow.
-            let Sums(w, x, y, z) = unsafe {
-                $mma(
-                    a[0], a[1], a[2], a[3], b[0], b[1], c[0], c[1], c[2], c[3], scales[0], 0, A, scales[1], 0, B,
-                )
-            };
+            let Sums(w, x, y, z) =
+                unsafe { mma(a0, a1, a2, a3, b0, b1, c0, c1, c2, c3, s, 0, A, t, 0, B) };
             [w, x, y, z]
         }
     )+};
 }
 multiply_fp4! {
-    multiply_nvfp4 = mma_nvfp4;
-    multiply_mxfp4 = mma_mxfp4;
+    multiply_nvfp4 =
+        "llvm.nvvm.mma.block.scale.m16n8k64.row.col.mxf4nvf4.scale.4x.f32.e2m1.e2m1.f32.ue4m3";
+    multiply_mxfp4 = "llvm.nvvm.mma.block.scale.m16n8k64.row.col.mxf4.scale.2x.f32.e2m1.e2m1.f32.ue8m0";
 }
 
 /// The dynamic shared memory of the launch.
