@@ -8,7 +8,7 @@ use microscale::{Activation, Format};
 use microscale_executor::{Argument, Buffer};
 use microscale_kernels_abi::experts::{ExpertTile, Plan, PlanGrid, RouteGrid, Sorted};
 use microscale_kernels_abi::gemm::gemv::{GemvParams, PlainParams, TokenTiles};
-use microscale_kernels_abi::gemm::params::{GemmParams, PackParams, SEMAPHORES, partial_sum_bytes};
+use microscale_kernels_abi::gemm::params::{GemmParams, PackParams};
 use microscale_kernels_abi::gemm::stage::ScalePieces;
 use microscale_kernels_abi::gemm::{PACK_COLUMNS, TILE_COLUMNS, WeightsShape};
 use microscale_kernels_abi::{Divider, GemmConfig, Mainloop};
@@ -18,7 +18,7 @@ use microscale_test_support::weights::{Activations as X, Bound};
 
 use super::case::{MOST_SHARED, Prepared, argument};
 use super::cases::Case;
-use super::gemm::pack_kernel;
+use super::gemm::{Multiplication, pack_kernel};
 use super::steps::Fused;
 use super::weights::Weights::{self, Beyond, Of};
 use super::weights::{LEAST, Product, adds_one_token, gemv_bound, kernel_of, shape};
@@ -207,13 +207,13 @@ fn multiplying<T: Exact + Activation>(
     let of = Sorted { pairs: pairs as u32, top_k: 1 };
     let mut grid = PlanGrid::new(experts.len() as u64, of, 1, tile_rows).expect("a small launch");
     let tiles = TokenTiles { count: u64::from(grid.most_tiles), bits: tile_rows.ilog2() };
-    let front = vec![codes.into(), scales.into(), slots, x.clone()];
     let ([bias, residual], steps) = Fused::none();
     if config.mainloop.is_gemv() {
         let plan = plan(&mut case, &routed, counts, grid);
         let GemvLaunch { params, elements, shape } = gemv_launch(config, shape, pairs, tiles, thread_blocks);
+        let operands = vec![codes.into(), scales.into(), slots, x];
         let rest = vec![out.into(), plan.into(), from, to, bias, residual, params, apply, steps];
-        case.step(kernel_of(config), elements, [front, rest].concat());
+        case.step(kernel_of(config), elements, [operands, rest].concat());
         shape.into_iter().for_each(|shape| case.shaped(shape));
     } else {
         let stage = config.stage(ScalePieces::MOST);
@@ -226,17 +226,22 @@ fn multiplying<T: Exact + Activation>(
         let pack = PackParams::new(config, shape.cols, tokens, cols.is_multiple_of(8), thread_blocks);
         let pack = pack.expect("a small launch");
         let packed = case.memory.allocate_aligned("packed", pack.bytes() as usize, 16);
-        let arguments = vec![x, packed.into(), plan.into(), Argument::clone(&from), argument(&pack)];
+        let arguments = vec![x.clone(), packed.into(), plan.into(), from.clone(), argument(&pack)];
         case.step(pack_kernel::<T>(), u64::from(pack.thread_blocks), arguments);
         let gemm = GemmParams::new(config, shape, tokens, thread_blocks, shared).expect("a small launch");
-        let semaphores = case.memory.allocate_from_aligned("semaphores", &[0; 4 * SEMAPHORES as usize], 4);
-        let sums_bytes = partial_sum_bytes(thread_blocks, config) as usize;
-        let partial_sums = case.memory.allocate_aligned("partial sums", sums_bytes, 16);
-        let buffers = [packed, out, semaphores, partial_sums, plan].map(Argument::from);
-        let last = vec![from, to, bias, residual, argument(&gemm), apply, steps];
-        case.step(kernel_of(config), u64::from(thread_blocks), [front, buffers.into(), last].concat());
-        case.shaped((config.threads(), shared));
-        case.expect("semaphores", semaphores, vec![0; 4 * SEMAPHORES as usize]);
+        Multiplication {
+            config,
+            gemm: &gemm,
+            thread_blocks,
+            weights: [codes.into(), scales.into(), slots],
+            apply,
+            activations: x,
+            packed,
+            out,
+            routed: [plan.into(), from, to],
+            epilogue: ([bias, residual], steps),
+        }
+        .launch(&mut case);
     }
     let experts = Arc::clone(experts);
     case.checks.push(Box::new(move |memory| {

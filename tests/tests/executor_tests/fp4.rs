@@ -11,7 +11,7 @@ use microscale_executor::{Argument, Buffer};
 use microscale_kernels_abi::experts::{PlanGrid, Sorted};
 use microscale_kernels_abi::gemm::PACK_COLUMNS;
 use microscale_kernels_abi::gemm::fp4::{self, Fp4Params};
-use microscale_kernels_abi::gemm::params::{GemmParams, PackParams, SEMAPHORES, partial_sum_bytes};
+use microscale_kernels_abi::gemm::params::{GemmParams, PackParams};
 use microscale_kernels_abi::gemm::stage::ScalePieces;
 use microscale_kernels_abi::{ApplyGlobal, Epilogue, GemmConfig, GlobalSlot, KernelId, ScaleGrid};
 use microscale_test_support::operands::{Scales, tensor};
@@ -21,8 +21,12 @@ use microscale_test_support::weights::{Bound, ExactProducts};
 use super::case::{MOST_SHARED, Prepared, argument, no_experts};
 use super::cases::Case;
 use super::experts::{Counts, UNTOUCHED, plan, route};
+use super::gemm::Multiplication;
 use super::steps::{Fused, STEPS};
 use super::weights::{kernel_of, shape};
+
+/// How kernels apply the factors of sums.
+const FACTOR: u32 = ApplyGlobal::Multiplier as u32;
 
 /// A product of two matrices of FP4, and how it is launched.
 #[derive(Clone, Copy, Debug)]
@@ -258,33 +262,19 @@ fn multiplying<T: Exact + Activation>(
     let [bytes, each] = fused.as_ref().map_or([count * size_of::<T>(), size_of::<T>()], |fused| fused.bytes);
     let out = case.memory.allocate_aligned("out", bytes, each as u64);
     let ([bias, residual], steps) = Fused::arguments(fused.as_ref(), &mut case);
-    let semaphores = case.memory.allocate_from_aligned("semaphores", &[0; 4 * SEMAPHORES as usize], 4);
-    let sums_bytes = partial_sum_bytes(gemm.thread_blocks(config), config);
-    let partial_sums = case.memory.allocate_aligned("partial sums", sums_bytes as usize, 16);
-    case.step(
-        kernel_of(config),
-        u64::from(gemm.thread_blocks(config)),
-        vec![
-            codes.into(),
-            scales.into(),
-            factors.into(),
-            0u64.into(),
-            packed.into(),
-            out.into(),
-            semaphores.into(),
-            partial_sums.into(),
-            plan,
-            from,
-            to,
-            bias,
-            residual,
-            argument(&gemm),
-            (ApplyGlobal::Multiplier as u32).into(),
-            steps,
-        ],
-    );
-    case.shaped((config.threads(), shared));
-    case.expect("semaphores", semaphores, vec![0; 4 * SEMAPHORES as usize]);
+    Multiplication {
+        config,
+        gemm: &gemm,
+        thread_blocks: gemm.thread_blocks(config),
+        weights: [codes.into(), scales.into(), factors.into()],
+        apply: FACTOR.into(),
+        activations: 0u64.into(),
+        packed,
+        out,
+        routed: [plan, from, to],
+        epilogue: ([bias, residual], steps),
+    }
+    .launch(&mut case);
     let operands = Arc::clone(operands);
     case.checks.push(Box::new(move |memory| {
         let bytes = memory.bytes(out).map_err(|error| error.to_string())?;
@@ -394,19 +384,21 @@ fn multiplying_experts(of: &Arc<OfExperts>, config: GemmConfig, thread_blocks: u
     let out = case.memory.allocate_from_aligned("out", &vec![UNTOUCHED; pairs * rows * 4], 4);
     let shared = config.shared_bytes(MOST_SHARED);
     let gemm = GemmParams::new(config, shape, tokens, thread_blocks, shared).expect("a small launch");
-    let semaphores = case.memory.allocate_from_aligned("semaphores", &[0; 4 * SEMAPHORES as usize], 4);
-    let sums_bytes = partial_sum_bytes(thread_blocks, config) as usize;
-    let partial_sums = case.memory.allocate_aligned("partial sums", sums_bytes, 16);
-    let none = Argument::from(0u64);
-    let mut arguments: Vec<Argument> = [codes, scales, factors].map(Argument::from).into();
-    arguments.push(none.clone());
-    arguments.extend([packed, out, semaphores, partial_sums, plan].map(Argument::from));
-    arguments.extend([routed.pairs.into(), routed.pairs.into(), none.clone(), none, argument(&gemm)]);
+    let none = || Argument::from(0u64);
     let epilogue = Epilogue { steps: Epilogue::F32_RESULTS, ..Epilogue::NONE };
-    arguments.extend([(ApplyGlobal::Multiplier as u32).into(), argument(&epilogue)]);
-    case.step(kernel_of(config), u64::from(thread_blocks), arguments);
-    case.shaped((config.threads(), shared));
-    case.expect("semaphores", semaphores, vec![0; 4 * SEMAPHORES as usize]);
+    Multiplication {
+        config,
+        gemm: &gemm,
+        thread_blocks,
+        weights: [codes.into(), scales.into(), factors.into()],
+        apply: FACTOR.into(),
+        activations: none(),
+        packed,
+        out,
+        routed: [plan.into(), routed.pairs.into(), routed.pairs.into()],
+        epilogue: ([none(), none()], argument(&epilogue)),
+    }
+    .launch(&mut case);
     let of = Arc::clone(of);
     case.checks.push(Box::new(move |memory| {
         let bytes = memory.bytes(out).map_err(|error| error.to_string())?;

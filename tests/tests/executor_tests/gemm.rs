@@ -4,6 +4,7 @@ use std::sync::{Arc, LazyLock};
 
 use half::{bf16, f16};
 use microscale::{Activation, Format, Words};
+use microscale_executor::{Argument, Buffer};
 use microscale_kernels_abi::epilogue::{MergeGrid, PARTS, SplitGrid};
 use microscale_kernels_abi::gemm::params::{GemmParams, PackParams, SEMAPHORES, partial_sum_bytes};
 use microscale_kernels_abi::gemm::stage::ScalePieces;
@@ -53,34 +54,19 @@ fn multiplying<T: Exact + Activation>(
     let [bytes, each] = product.result_bytes();
     let out = case.memory.allocate_aligned("out", bytes, each as u64);
     let ([bias, residual], steps) = Fused::arguments(product.fused.as_ref(), &mut case);
-    let semaphores = case.memory.allocate_from_aligned("semaphores", &[0; 4 * SEMAPHORES as usize], 4);
-    let sums_bytes = partial_sum_bytes(gemm.thread_blocks(config), config);
-    let partial_sums = case.memory.allocate_aligned("partial sums", sums_bytes as usize, 16);
-    case.step(
-        kernel_of(config),
-        u64::from(gemm.thread_blocks(config)),
-        vec![
-            codes.into(),
-            scales.into(),
-            slot,
-            activations,
-            packed.into(),
-            out.into(),
-            semaphores.into(),
-            partial_sums.into(),
-            plan,
-            from,
-            to,
-            bias,
-            residual,
-            argument(&gemm),
-            apply,
-            steps,
-        ],
-    );
-    case.shaped((config.threads(), shared));
-    case.in_clusters(config.cluster);
-    case.expect("semaphores", semaphores, vec![0; 4 * SEMAPHORES as usize]);
+    Multiplication {
+        config,
+        gemm: &gemm,
+        thread_blocks: gemm.thread_blocks(config),
+        weights: [codes.into(), scales.into(), slot],
+        apply,
+        activations,
+        packed,
+        out,
+        routed: [plan, from, to],
+        epilogue: ([bias, residual], steps),
+    }
+    .launch(&mut case);
     let product = Arc::clone(product);
     case.checks.push(Box::new(move |memory| {
         let bytes = memory.bytes(out).map_err(|error| error.to_string())?;
@@ -92,6 +78,44 @@ fn multiplying<T: Exact + Activation>(
         product.check(&found, &bound)
     }));
     case
+}
+
+/// A launch of a kernel that multiplies packed activations.
+pub(super) struct Multiplication<'a> {
+    pub(super) config: GemmConfig,
+    pub(super) gemm: &'a GemmParams,
+    pub(super) thread_blocks: u32,
+    /// Codes, scales and the slots of global scales.
+    pub(super) weights: [Argument; 3],
+    pub(super) apply: Argument,
+    pub(super) activations: Argument,
+    pub(super) packed: Buffer,
+    pub(super) out: Buffer,
+    /// The experts' plan, and the lists of rows of activations and of results.
+    pub(super) routed: [Argument; 3],
+    /// Bias, residual and the other steps.
+    pub(super) epilogue: ([Argument; 2], Argument),
+}
+
+impl Multiplication<'_> {
+    /// Adds the launch, which must leave zeros in the semaphores.
+    pub(super) fn launch(self, case: &mut Prepared) {
+        let Self { config, gemm, thread_blocks, weights, apply, activations, packed, out, .. } = self;
+        let zeros = vec![0; 4 * SEMAPHORES as usize];
+        let semaphores = case.memory.allocate_from_aligned("semaphores", &zeros, 4);
+        let sums_bytes = partial_sum_bytes(thread_blocks, config) as usize;
+        let partial_sums = case.memory.allocate_aligned("partial sums", sums_bytes, 16);
+        let (operands, steps) = self.epilogue;
+        let mut arguments = weights.to_vec();
+        arguments.push(activations);
+        arguments.extend([packed, out, semaphores, partial_sums].map(Argument::from));
+        arguments.extend(self.routed.into_iter().chain(operands));
+        arguments.extend([argument(gemm), apply, steps]);
+        case.step(kernel_of(config), u64::from(thread_blocks), arguments);
+        case.shaped((config.threads(), gemm.shared));
+        case.in_clusters(config.cluster);
+        case.expect("semaphores", semaphores, zeros);
+    }
 }
 
 /// The name of the kernel that packs activations.
