@@ -443,8 +443,8 @@ pub(crate) enum WarpGroupAction {
     Multiply(Box<GroupMatrices>),
 }
 
-/// The operands of `wgmma.mma_async`: 64 rows, 16 products, and four columns per two registers of
-/// D.
+/// The operands of `wgmma.mma_async`: 64 rows, 32 bytes of factors, and four columns per two
+/// registers of D.
 #[derive(Clone, Debug)]
 pub(crate) struct GroupMatrices {
     pub(crate) element: Multiplicand,

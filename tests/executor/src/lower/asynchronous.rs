@@ -135,17 +135,18 @@ impl<'a> Lowering<'a> {
                 WarpGroupAction::Await(but)
             }
             ["mma_async", "sync", "aligned", shape, "f32", a, b] if a == b => {
+                let (element, depth) = match a {
+                    "f16" => (Multiplicand::F16, "k16"),
+                    "bf16" => (Multiplicand::Bf16, "k16"),
+                    "e4m3" => (Multiplicand::E4m3, "k32"),
+                    _ => return Err(self.unsupported(format!("matrices of {a}"))),
+                };
                 let columns =
-                    shape.strip_prefix("m64n").and_then(|rest| rest.strip_suffix("k16")?.parse().ok());
+                    shape.strip_prefix("m64n").and_then(|rest| rest.strip_suffix(depth)?.parse().ok());
                 let columns = columns
                     .filter(|columns: &usize| (8..=256).contains(columns) && columns.is_multiple_of(8));
                 let Some(columns) = columns else {
                     return Err(self.unsupported(format!("products of the shape {shape}")));
-                };
-                let element = match a {
-                    "f16" => Multiplicand::F16,
-                    "bf16" => Multiplicand::Bf16,
-                    _ => return Err(self.unsupported(format!("matrices of {a}"))),
                 };
                 self.group_multiply(element, columns, operands)?
             }
@@ -154,14 +155,20 @@ impl<'a> Lowering<'a> {
         Ok(Op::WarpGroup { action, members: self.all_lanes()? })
     }
 
-    /// `wgmma.mma_async d, a, b-desc, scale-d, imm-scale-a, imm-scale-b, imm-trans-b`.
+    /// `wgmma.mma_async d, a, b-desc, scale-d, imm-scale-a, imm-scale-b, imm-trans-b`. Only 16-bit
+    /// types have the last operand.
     fn group_multiply(
         &mut self,
         element: Multiplicand,
         columns: usize,
         operands: &'a [Operand<'a>],
     ) -> Result<WarpGroupAction> {
-        let [d, a, b, adds, scale_a, scale_b, transposed] = self.exactly(operands)?;
+        // Only 16-bit types may be transposed.
+        let (operands, transposed) = match operands {
+            [rest @ .., transposed] if element != Multiplicand::E4m3 => (rest, transposed),
+            _ => (operands, &Operand::Integer(0)),
+        };
+        let [d, a, b, adds, scale_a, scale_b] = self.exactly(operands)?;
         if !matches!(a, Operand::Vector(_)) {
             return Err(self.unsupported("A in shared memory"));
         }

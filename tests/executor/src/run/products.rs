@@ -14,7 +14,7 @@ use crate::lanes::LANES;
 use crate::memory::Shared;
 use crate::program::{GroupMatrices, Manner, Op, Program, Slot, Space, WarpGroupAction};
 use crate::race::{Id, Record};
-use crate::semantics::{DEPTH, Descriptor, PIECE, dot};
+use crate::semantics::{DEPTH_BYTES, Descriptor, Factors, PIECE};
 
 /// Warps per warp group.
 pub(super) const WARPS: u32 = 4;
@@ -182,7 +182,8 @@ impl Warp {
 
     /// Adds a product to this warp's rows of D, 16·w to 16·w + 15.
     ///
-    /// The registers are laid out as in `mma`, with eight columns per four registers of D.
+    /// The registers are laid out as in `mma`, with eight columns per four registers of D. E4M3 has
+    /// the bytes of 16-bit factors.
     fn finish_product(&mut self, grid: &mut Grid, number: u64) -> Step {
         let group = (self.index / WARPS) as usize;
         let at = (number - grid.products[group].first) as usize;
@@ -198,19 +199,19 @@ impl Warp {
         }
         let product = &mut grid.products[group].all[at];
         let columns = product.columns.as_ref().expect("they were just read");
-        let mut rows = [[0.0; DEPTH]; 16];
+        let mut rows = [[0; DEPTH_BYTES]; 16];
         for (i, &slot) in of.a.iter().enumerate() {
             for (lane, &word) in self.registers.word(program, slot, u32::MAX)?.iter().enumerate() {
-                let (row, place) = (&mut rows[lane / 4 + i % 2 * 8], lane % 4 * 2 + i / 2 * 8);
-                row[place] = of.element.value(word & 0xffff);
-                row[place + 1] = of.element.value(word >> 16);
+                let (row, place) = (&mut rows[lane / 4 + i % 2 * 8], lane % 4 * 4 + i / 2 * 16);
+                row[place..place + 4].copy_from_slice(&word.to_le_bytes());
             }
         }
+        let rows = rows.map(|bytes| Factors::new(of.element, &bytes));
         for (i, &slot) in of.d.iter().enumerate() {
             let before = if adds { *self.registers.word(program, slot, u32::MAX)? } else { [0; LANES] };
             let sum = |lane: usize| {
                 let (row, column) = (lane / 4 + i / 2 % 2 * 8, i / 4 * 8 + lane % 4 * 2 + i % 2);
-                dot(&rows[row], &columns[column], before[lane], &self.launch.approximation)
+                rows[row].dot(&columns[column], before[lane], &self.launch.approximation)
             };
             let sums = std::array::from_fn(sum);
             self.registers.set_word(slot, u32::MAX, &sums);
@@ -249,25 +250,23 @@ fn read(
     (bits, rank): (u64, u32),
     of: &GroupMatrices,
     access: Option<Id>,
-) -> Step<Vec<[f64; DEPTH]>> {
+) -> Step<Vec<Factors>> {
     let columns = of.d.len() * 2;
     let wrong = |problem| FaultKind::Descriptor(bits, problem);
     let descriptor = Descriptor::new(bits, columns).or_else(|problem| trap(0, wrong(problem)))?;
-    let mut found = vec![[0.0; DEPTH]; columns];
-    for (column, found) in found.iter_mut().enumerate() {
-        for (second, found) in found.chunks_exact_mut(DEPTH / 2).enumerate() {
+    let mut found = Vec::with_capacity(columns);
+    for column in 0..columns {
+        let mut of_column = [0; DEPTH_BYTES];
+        for (second, piece) in of_column.chunks_exact_mut(PIECE).enumerate() {
             let address = Shared::address(rank.into(), descriptor.piece(column, second == 1));
             let races = grid.races.as_ref().zip(access);
             let (memory, at) = grid.shared.locate(address, PIECE).or_else(|kind| trap(0, kind))?;
             match memory.load(at..at + PIECE, Manner::Weak, races) {
-                Ok(bytes) => {
-                    for (found, code) in found.iter_mut().zip(bytes.chunks_exact(2)) {
-                        *found = of.element.value(u16::from_le_bytes([code[0], code[1]]).into());
-                    }
-                }
+                Ok(bytes) => piece.copy_from_slice(bytes),
                 Err(wrong) => return wrongly(grid, 0, Space::Shared, address, PIECE, wrong),
             }
         }
+        found.push(Factors::new(of.element, &of_column));
     }
     Ok(found)
 }

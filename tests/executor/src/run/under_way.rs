@@ -7,7 +7,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use crate::clock::{Known, Member};
 use crate::program::Slot;
 use crate::race::Id;
-use crate::semantics::{Counts, DEPTH};
+use crate::semantics::{Counts, Factors};
 
 /// A bulk copy in flight.
 pub(super) struct Bulk {
@@ -60,7 +60,7 @@ pub(super) struct Product {
     pub(super) came: u8,
     pub(super) waited: u8,
     /// The columns of B, once read.
-    pub(super) columns: Option<Vec<[f64; DEPTH]>>,
+    pub(super) columns: Option<Vec<Factors>>,
 }
 
 /// A warp's part in its warp group's products.

@@ -1,12 +1,12 @@
 //! Matrix descriptors (ISA 9.7.15.5.1, "Matrix Descriptor Format"): a matrix's layout in shared
 //! memory.
 //!
-//! Numbers have 16 bits, and the layout is K-major: a row here is a column of B.
+//! The layout is K-major: a row here is a column of B, of 32 bytes.
 
-/// Bytes of a piece. The 16 products of an instruction take two pieces.
+/// Bytes of a piece. A row has two.
 pub(crate) const PIECE: usize = 16;
 
-/// A matrix whose rows have 16 numbers of 16 bits each.
+/// A matrix whose rows have 32 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Descriptor {
     start: u64,
@@ -49,7 +49,7 @@ impl Descriptor {
         Ok(descriptor)
     }
 
-    /// Returns the address of a row's first or second piece of eight numbers.
+    /// Returns the address of a row's first or second piece.
     pub(crate) fn piece(&self, row: usize, second: bool) -> u64 {
         let (row, second) = (row as u64, u64::from(second));
         let rows = self.start + row / 8 * self.stride + row % 8 * self.row;

@@ -1,29 +1,68 @@
-//! Elements of `mma` (ISA 9.7.14): a sum of products and an addend, in f32.
+//! Elements of `mma` and `wgmma` (ISA 9.7.14, 9.7.15): a sum of products and an addend, in f32.
 //!
-//! The ISA asks for at least single precision and leaves order and rounding open. An
-//! [`Approximation`] chooses them. Subnormals are preserved, as on all measured GPUs.
+//! For 16-bit factors, the ISA asks for at least single precision and leaves order and rounding open. An
+//! [`Approximation`] chooses them. Subnormals are preserved, as on all measured GPUs. E4M3 factors
+//! have the arithmetic of Hopper, which [`fp8_dot`] defines. No approximation changes it.
+
+use microscale_formats::{E4m3, fp8_dot};
 
 use super::minifloat::{Bf16, F16, decode};
 use super::reciprocal::scatter;
 use super::round::{NEAREST, ZERO, canonical, sum, to_f32, to_odd, two_sum};
 use crate::approximation::Approximation;
 
-/// Products per sum.
+/// Products per sum of 16-bit factors.
 pub(crate) const DEPTH: usize = 16;
+/// Bytes of the factors of a sum of `wgmma`, of any type.
+pub(crate) const DEPTH_BYTES: usize = 2 * DEPTH;
 
 /// The type of the factors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Multiplicand {
     F16,
     Bf16,
+    E4m3,
 }
 
 impl Multiplicand {
-    /// Returns the number that a 16-bit code encodes.
+    /// Returns the number that a code encodes.
     pub(crate) fn value(self, code: u32) -> f64 {
         match self {
             Self::F16 => decode::<F16>(code),
             Self::Bf16 => decode::<Bf16>(code),
+            Self::E4m3 => E4m3::from_bits(code as u8).to_f32().into(),
+        }
+    }
+}
+
+/// A row of A or a column of B of an instruction of `wgmma`.
+#[derive(Clone, Debug)]
+pub(crate) enum Factors {
+    /// 16-bit numbers.
+    Wide([f64; DEPTH]),
+    E4m3([E4m3; DEPTH_BYTES]),
+}
+
+impl Factors {
+    /// Decodes factors.
+    pub(crate) fn new(element: Multiplicand, bytes: &[u8; DEPTH_BYTES]) -> Self {
+        match element {
+            Multiplicand::E4m3 => Self::E4m3(bytes.map(E4m3::from_bits)),
+            _ => Self::Wide(std::array::from_fn(|i| {
+                element.value(u16::from_le_bytes([bytes[2 * i], bytes[2 * i + 1]]).into())
+            })),
+        }
+    }
+
+    /// Returns c + Σ a·b as f32 bits. Both have the same type.
+    pub(crate) fn dot(&self, b: &Self, c: u32, choice: &Approximation) -> u32 {
+        match (self, b) {
+            (Self::Wide(a), Self::Wide(b)) => dot(a, b, c, choice),
+            (Self::E4m3(a), Self::E4m3(b)) => {
+                let sum = fp8_dot::step(f32::from_bits(c), a, b);
+                if sum.is_nan() { canonical(sum) } else { sum.to_bits() }
+            }
+            _ => unreachable!("an instruction has one type of factors"),
         }
     }
 }

@@ -21,7 +21,7 @@ mod round;
 mod selector;
 
 pub(crate) use descriptor::{Descriptor, PIECE};
-pub(crate) use matrix::{DEPTH, Multiplicand, dot};
+pub(crate) use matrix::{DEPTH, DEPTH_BYTES, Factors, Multiplicand, dot};
 pub(crate) use mbarrier::Counts;
 pub(crate) use reciprocal::reciprocal;
 pub(crate) use selector::Selector;
