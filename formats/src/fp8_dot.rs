@@ -1,0 +1,386 @@
+//! The product of a row of 4-bit weights and a row of FP8 activations, with the arithmetic of
+//! Hopper's tensor cores, to the bit.
+//!
+//! This is the sum that `wgmma.mma_async … k32.f32.e4m3.e4m3` computes for one result, and what the
+//! kernels do around it.
+//!
+//! Source of the instruction's arithmetic: MMA-Sim, commit c785138 (arXiv 2511.10909), whose
+//! authors compared it with an H100.
+//!
+//! # A k-step
+//!
+//! [`step`] adds [`STEP`] = 32 products of E4M3 numbers to an accumulator, an f32:
+//!
+//! 1. A product is exact. Its exponent is the sum of the exponents of both numbers, −6 for
+//!    subnormal ones. That of the accumulator is −126 if it is zero or subnormal.
+//! 2. The products and the accumulator are truncated toward zero to multiples of 2^(e − 13). e is
+//!    the largest of the 33 exponents.
+//! 3. Their sum is exact. It is truncated toward zero to 13 fraction bits.
+//!
+//! NaN and infinities become what IEEE 754 says.
+//!
+//! # A pack
+//!
+//! [`PACK`] = 128 columns are four k-steps, which start from +0. Each takes eight columns of each
+//! block of 32. Weights are decoded to E4M3:
+//!
+//! - **MXFP4**: element · 2^([`PACK_EXPONENT`] − d). d is how far the block's scale exponent is
+//!   below the largest one of the pack, b. This is exact for d up to [`WIDEST`]. Other blocks are
+//!   left out here. The factor of the pack's sum is 2^(b − [`PACK_EXPONENT`]), or NaN if a scale
+//!   is.
+//! - **NVFP4**: element · scale / [`NVFP4_FACTOR`], rounded to the nearest E4M3, ties to even. This
+//!   is not exact: products of a scale and an element have up to six significant bits, E4M3 has
+//!   four. The factor is [`NVFP4_FACTOR`].
+//!
+//! # A row
+//!
+//! [`row`] adds the sums of the packs, in the order of K and starting from +0, each by a fused
+//! multiplication and addition in f32:
+//!
+//! - with a scale per token: sum = pack · factor + sum, and in the end sum · scale;
+//! - with a scale per pack: sum = pack · (factor · scale) + sum.
+//!
+//! Then products of blocks that were left out are added, in the order of K: sum = (element ·
+//! 2^exponent · x) · scale + sum. Few checkpoints have any: their scales must differ by more than
+//! 2^11 within 128 columns.
+//!
+//! A GPU that splits K adds the parts in f32 and gives other bits. Global scales multiply the sum
+//! afterwards.
+//!
+//! # Error bound
+//!
+//! A k-step loses less than 34 units of 2^(e − 13). Decoded weights are normal numbers, and a
+//! subnormal activation is at least 2^−3 of its power of two, so that 2^e is at most eight times the
+//! larger of the accumulator and the largest product. Truncation makes no magnitude larger: both are
+//! at most M, the sum of the magnitudes of the pack's products. Four k-steps lose less than
+//! 4 · 34 · 2^−10 · M in the worst case. Typically each loses 2^−13 of the largest product.
+//! [`gamma`] is this bound with the roundings in f32.
+
+use crate::activations::GROUP;
+use crate::arithmetic::Fused;
+use crate::{E2m1, E4m3, E8m0, Format};
+
+/// Products of a k-step.
+pub const STEP: usize = 32;
+
+/// Columns of a pack, whose sum is added in f32.
+pub const PACK: usize = GROUP;
+
+/// Fraction bits of the largest exponent that survive truncation, and of sums.
+pub const FRACTION_BITS: i32 = 13;
+
+/// The exponent of the scale that MXFP4 elements with the largest scale of a pack have in E4M3:
+/// 6 · 2^6 is at most 448.
+pub const PACK_EXPONENT: i32 = 6;
+
+/// The largest distance of a scale's exponent from the largest one of a pack for which elements
+/// become normal E4M3 numbers: 0.5 · 2^(6 − 11) is 2^−6.
+pub const WIDEST: u32 = 11;
+
+/// NVFP4 elements times their scale, up to 6 · 448, are divided by it to become E4M3 numbers.
+pub const NVFP4_FACTOR: f32 = 8.0;
+
+/// Exponent of the smallest normal f32, of accumulators that are zero or subnormal, and of zeros.
+const SMALLEST: i32 = -126;
+
+/// Adds 32 products to an accumulator.
+pub fn step(accumulator: f32, a: &[E4m3; STEP], b: &[E4m3; STEP]) -> f32 {
+    if a.iter().chain(b).any(|x| x.is_nan()) {
+        return f32::NAN;
+    }
+    if !accumulator.is_finite() {
+        return accumulator;
+    }
+    // Products, in units of 2^-6, and their exponents.
+    let mut products = [(0, 0); STEP];
+    let (significand, exponent) = split_f32(accumulator);
+    let mut largest = exponent;
+    for ((product, a), b) in products.iter_mut().zip(a).zip(b) {
+        let (a, b) = (split(*a), split(*b));
+        *product = (a.0 * b.0, a.1 + b.1);
+        largest = largest.max(product.1);
+    }
+    let mut sum = shifted(significand, exponent - 23 - largest + FRACTION_BITS);
+    for (product, exponent) in products {
+        sum += shifted(product, exponent - 6 - largest + FRACTION_BITS);
+    }
+    // At most 13 fraction bits of the result: more are lost.
+    let Some(top) = sum.unsigned_abs().checked_ilog2() else { return 0.0 };
+    let unit = largest - FRACTION_BITS;
+    let drop = (top as i32 - FRACTION_BITS).max(SMALLEST - FRACTION_BITS - unit).max(0);
+    (f64::from(sum / (1 << drop.min(30))) * power(unit + drop.min(30))) as f32
+}
+
+/// Returns eight times the signed significand of a number and its exponent.
+fn split(x: E4m3) -> (i32, i32) {
+    let bits = i32::from(x.to_bits());
+    let (magnitude, exponent) = match (bits >> 3 & 15, bits & 7) {
+        (0, 0) => (0, SMALLEST),
+        (0, fraction) => (fraction, -6),
+        (field, fraction) => (8 + fraction, field - 7),
+    };
+    (if bits & 0x80 != 0 { -magnitude } else { magnitude }, exponent)
+}
+
+/// Returns an f32's signed significand in units of 2^−23 and its exponent, at least −126.
+fn split_f32(x: f32) -> (i32, i32) {
+    let (field, fraction) = ((x.to_bits() >> 23 & 0xFF) as i32, (x.to_bits() & 0x7F_FFFF) as i32);
+    let magnitude = if field == 0 { fraction } else { fraction | 1 << 23 };
+    (if x.is_sign_negative() { -magnitude } else { magnitude }, field.max(1) - 127)
+}
+
+/// Returns `x` · 2^`by`, truncated toward zero.
+fn shifted(x: i32, by: i32) -> i32 {
+    if by >= 0 { x << by } else { x / (1 << (-by).min(30)) }
+}
+
+/// Returns 2^`exponent`, a normal f64.
+fn power(exponent: i32) -> f64 {
+    f64::from_bits(((exponent + 1023) as u64) << 52)
+}
+
+/// A row of weights: codes, two per byte, and one scale byte per block of NVFP4 or MXFP4.
+#[derive(Clone, Copy, Debug)]
+pub struct Weights<'a> {
+    /// The format.
+    pub format: Format,
+    /// Codes, of whole blocks.
+    pub codes: &'a [u8],
+    /// Scales.
+    pub scales: &'a [u8],
+}
+
+impl Weights<'_> {
+    /// The element of a column.
+    fn element(&self, column: usize) -> f32 {
+        let byte = self.codes[column / 2];
+        E2m1::from_bits(if column.is_multiple_of(2) { byte & 15 } else { byte >> 4 }).to_f32()
+    }
+
+    /// The columns of weights.
+    fn columns(&self) -> usize {
+        self.codes.len() * 2
+    }
+
+    /// The largest scale of a pack; 0 in NVFP4.
+    fn base(&self, pack: usize) -> u8 {
+        let blocks = PACK / self.format.block();
+        let scales = self.scales.chunks(blocks).nth(pack).unwrap_or(&[]);
+        if self.format == Format::Nvfp4 { 0 } else { scales.iter().copied().max().unwrap_or(0) }
+    }
+
+    /// The factor of a pack's sum.
+    pub fn factor(&self, pack: usize) -> f32 {
+        match self.base(pack) {
+            _ if self.format == Format::Nvfp4 => NVFP4_FACTOR,
+            base if E8m0::from_bits(base).is_nan() => f32::NAN,
+            base => E8m0::from_bits(base).to_f32() * power(-PACK_EXPONENT) as f32,
+        }
+    }
+
+    /// Returns whether the block of a column is left out of the tensor cores' sums.
+    pub fn is_left_out(&self, column: usize) -> bool {
+        if self.format == Format::Nvfp4 {
+            return false;
+        }
+        let scale = self.scales[column / self.format.block()];
+        u32::from(self.base(column / PACK)) - u32::from(scale) > WIDEST
+    }
+
+    /// The weight of a column, decoded to E4M3; zero for one that is left out, or past the end.
+    pub fn decoded(&self, column: usize) -> E4m3 {
+        if column >= self.columns() {
+            return E4m3::from_bits(0);
+        }
+        let element = self.element(column);
+        let scale = self.scales[column / self.format.block()];
+        match self.format {
+            Format::Nvfp4 => E4m3::from_f32(element * E4m3::from_bits(scale).to_f32() / NVFP4_FACTOR),
+            _ if self.is_left_out(column) => E4m3::from_f32(element * 0.0),
+            _ => {
+                let below = i32::from(self.base(column / PACK)) - i32::from(scale);
+                E4m3::from_f32(element * power(PACK_EXPONENT - below) as f32)
+            }
+        }
+    }
+}
+
+/// Returns the sum of a pack: number `pack` of the row.
+pub fn pack(weights: Weights<'_>, x: &[E4m3], pack: usize) -> f32 {
+    let mut sum = 0.0;
+    for i in 0..PACK / STEP {
+        let (mut a, mut b) = ([E4m3::from_bits(0); STEP], [E4m3::from_bits(0); STEP]);
+        for (j, (a, b)) in a.iter_mut().zip(&mut b).enumerate() {
+            let column = pack * PACK + j / 8 * 32 + i * 8 + j % 8;
+            *a = weights.decoded(column);
+            *b = x.get(column).copied().unwrap_or(E4m3::from_bits(0));
+        }
+        sum = step(sum, &a, &b);
+    }
+    sum
+}
+
+/// The scales of a row of activations.
+#[derive(Clone, Copy, Debug)]
+pub enum Scales<'a> {
+    /// One for all columns.
+    Token(f32),
+    /// One per pack.
+    Packs(&'a [f32]),
+}
+
+/// Returns the product of two rows, without global scale.
+///
+/// `x` has as many columns as `weights`, or fewer by less than a block.
+pub fn row<F: Fused>(weights: Weights<'_>, x: &[E4m3], scales: Scales<'_>) -> f32 {
+    let mut sum = 0f32;
+    for i in 0..weights.columns().div_ceil(PACK) {
+        let factor = match scales {
+            Scales::Token(_) => weights.factor(i),
+            Scales::Packs(scales) => weights.factor(i) * scales[i],
+        };
+        sum = F::fma(pack(weights, x, i), factor, sum);
+    }
+    if let Scales::Token(scale) = scales {
+        sum *= scale;
+    }
+    let scale = |pack: usize| match scales {
+        Scales::Token(scale) => scale,
+        Scales::Packs(scales) => scales[pack],
+    };
+    for (column, x) in x.iter().enumerate() {
+        let block = column / 32 * 32..weights.columns().min(column / 32 * 32 + 32);
+        if weights.is_left_out(column) && block.clone().any(|column| weights.element(column) != 0.0) {
+            let weight = weights.element(column) * E8m0::from_bits(weights.scales[column / 32]).to_f32();
+            sum = F::fma(weight * x.to_f32(), scale(column / PACK), sum);
+        }
+    }
+    sum
+}
+
+/// Returns γ of the error bound for rows of `cols` columns: the error is at most γ times the sum of
+/// the magnitudes of the products of decoded weights, activations and scales.
+pub fn gamma(cols: usize) -> f64 {
+    let packs = cols.div_ceil(PACK) as f64;
+    let steps = (PACK / STEP) as f64;
+    steps * (STEP + 2) as f64 * power(3 - FRACTION_BITS) + (packs + 3.0) * power(-23)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The step by its definition, in f64: sums of 33 numbers of 16 bits are exact.
+    fn defined(accumulator: f32, a: &[E4m3; STEP], b: &[E4m3; STEP]) -> f32 {
+        let exponent = |x: f32, least: i32| match x {
+            0.0 => -126,
+            x => (x.abs().log2().floor() as i32).max(least),
+        };
+        let products = a.iter().zip(b).map(|(a, b)| f64::from(a.to_f32() * b.to_f32()));
+        let of_pair = |(a, b): (&E4m3, &E4m3)| exponent(a.to_f32(), -6) + exponent(b.to_f32(), -6);
+        let largest = a.iter().zip(b).map(of_pair).fold(exponent(accumulator, -126), i32::max);
+        let unit = 2f64.powi(largest - 13);
+        let sum: f64 = products.chain([accumulator.into()]).map(|x| (x / unit).trunc() * unit).sum();
+        if sum == 0.0 {
+            return 0.0;
+        }
+        let unit = 2f64.powi((sum.abs().log2().floor() as i32).max(-126) - 13);
+        ((sum / unit).trunc() * unit) as f32
+    }
+
+    #[test]
+    fn steps_keep_13_fraction_bits() {
+        let mut state = 1u64;
+        // Knuth's linear congruential generator.
+        let mut random = || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) as u32
+        };
+        for round in 0..20_000 {
+            let narrow = round % 2 == 0;
+            let mut code = || loop {
+                let bits = random() as u8;
+                let code = E4m3::from_bits(if narrow { bits & 0x9F } else { bits });
+                if !code.is_nan() {
+                    return code;
+                }
+            };
+            let (a, b) = (core::array::from_fn(|_| code()), core::array::from_fn(|_| code()));
+            let exponent = (random() % 36) as i32 - 20;
+            let mut accumulator = (random() as i32 as f32) * 2f32.powi(exponent - 31);
+            if round % 7 == 0 {
+                accumulator = 0.0;
+            }
+            let (found, right) = (step(accumulator, &a, &b), defined(accumulator, &a, &b));
+            assert_eq!(found.to_bits(), right.to_bits(), "{accumulator:e}: {found:e} is not {right:e}");
+            assert_eq!(found.to_bits() & 0x3FF, 0, "more than 13 fraction bits: {found:e}");
+        }
+    }
+
+    #[test]
+    fn mxfp4_weights_lose_nothing() {
+        for below in 0..=255u8 {
+            let scales = [200, 200u8.saturating_sub(below)];
+            // Codes 0 to 15 twice in the second block.
+            let mut codes = [0; 32];
+            for (i, byte) in codes[16..].iter_mut().enumerate() {
+                *byte = (2 * i % 16) as u8 | (((2 * i + 1) % 16) << 4) as u8;
+            }
+            let weights = Weights { format: Format::Mxfp4, codes: &codes, scales: &scales };
+            for column in 32..64 {
+                let exact =
+                    E2m1::from_bits((column % 16) as u8).to_f32() * E8m0::from_bits(scales[1]).to_f32();
+                let decoded = weights.decoded(column).to_f32() * weights.factor(0);
+                let left_out = u32::from(scales[0] - scales[1]) > WIDEST;
+                assert_eq!(left_out, weights.is_left_out(column));
+                assert_eq!(decoded, if left_out { 0.0 } else { exact }, "{below} below, column {column}");
+            }
+        }
+    }
+
+    #[test]
+    fn rows_are_within_the_error_bound() {
+        let mut state = 7u64;
+        let mut random = || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) as u32
+        };
+        for round in 0..400 {
+            let cols = [64, 128, 320, 512][round % 4];
+            let spread = [4, 16, 40][round % 3];
+            let codes: [u8; 256] = core::array::from_fn(|_| random() as u8);
+            let scales: [u8; 16] = core::array::from_fn(|_| (100 + random() % spread) as u8);
+            let x: [E4m3; 512] = core::array::from_fn(|_| E4m3::from_f32((random() % 1000) as f32 - 500.0));
+            let of_packs: [f32; 4] = core::array::from_fn(|_| 1e-3 * (1 + random() % 9) as f32);
+            let weights =
+                Weights { format: Format::Mxfp4, codes: &codes[..cols / 2], scales: &scales[..cols / 32] };
+            for scales_of_x in [Scales::Token(of_packs[0]), Scales::Packs(&of_packs)] {
+                let (mut sum, mut magnitudes) = (0.0, 0.0);
+                for column in 0..cols {
+                    let scale = match scales_of_x {
+                        Scales::Token(scale) => scale,
+                        Scales::Packs(scales) => scales[column / PACK],
+                    };
+                    let weight = weights.element(column) * E8m0::from_bits(scales[column / 32]).to_f32();
+                    let product = f64::from(weight) * f64::from(x[column].to_f32()) * f64::from(scale);
+                    sum += product;
+                    magnitudes += product.abs();
+                }
+                let found = f64::from(row::<crate::arithmetic::MulAdd>(weights, &x[..cols], scales_of_x));
+                // Left-out products add a rounding each.
+                let bound = (gamma(cols) + 512.0 * power(-24)) * magnitudes;
+                assert!((found - sum).abs() <= bound, "{found:e} is not {sum:e} within {bound:e}");
+            }
+        }
+    }
+
+    #[test]
+    fn nan_and_infinities_stay() {
+        let zeros = [E4m3::from_bits(0); STEP];
+        let mut nan = zeros;
+        nan[31] = E4m3::NAN;
+        assert!(step(0.0, &nan, &zeros).is_nan() && step(f32::NAN, &zeros, &zeros).is_nan());
+        assert_eq!(step(f32::INFINITY, &zeros, &zeros), f32::INFINITY);
+        assert_eq!(step(-0.0, &zeros, &zeros).to_bits(), 0);
+    }
+}
