@@ -5,6 +5,7 @@
 //! | [`mainloop`] | the mainloops and their traits, a row each |
 //! | [`config`] | [`GemmConfig`]: which kernel multiplies; the list of all |
 //! | [`fp4`] | the kernels before a product of FP4 activations |
+//! | [`fp8`] | the kernel that packs FP8 activations |
 //! | [`packing`] | the kernels before and after: packing activations, parts of f32 activations |
 //! | [`stage`] | the stages in shared memory, and the offsets before them |
 //! | [`params`] | the parameters of the packing kernel and of `mma` and `wgmma` kernels |
@@ -16,6 +17,7 @@
 
 pub mod config;
 pub mod fp4;
+pub mod fp8;
 pub mod gemv;
 pub mod mainloop;
 pub mod packing;

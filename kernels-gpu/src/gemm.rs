@@ -1,4 +1,5 @@
-//! The GEMM: 4-bit weights times 16-bit activations, by tensor cores, for any number of tokens.
+//! The GEMM: 4-bit weights times activations of 16, 8 or 4 bits, by tensor cores, for any number of
+//! tokens.
 //!
 //! | file | contents |
 //! |---|---|
@@ -10,7 +11,7 @@
 //! | `pipeline` | the ring of stages between producer and consumer warps |
 //! | [`weight_loader`] | copies of codes and scales to a stage |
 //! | [`fragment`] | a lane's weights of a stage, decoded and scaled |
-//! | [`mainloop`] | the mainloops: `mma`, `wgmma` and `block_scale` |
+//! | [`mainloop`] | the mainloops: `mma`, `wgmma`, `block_scale` and `fp8` |
 //! | `cluster_exchange` | the exchange of accumulators in a cluster |
 //! | [`reduce`] | partial sums of split work tiles |
 //! | [`epilogue`] | bias, gate, residual, rounding, storing |
@@ -18,6 +19,7 @@
 //! | [`transpose`] | results between lanes, for stores of whole sectors |
 //! | [`pack`] | the packing kernel: activations as tensor cores read them |
 //! | `fp4` | activations in FP4, packed or decoded |
+//! | `pack_fp8` | the packing kernel for activations in FP8 |
 //! | [`split_f32`] | activations in f32 as three bf16 terms, and merging their products |
 //!
 //! Weights are the first operand of the tensor cores. Lanes decode chunks of 32 weights to
@@ -34,6 +36,8 @@ mod fragment;
 mod global_factor;
 mod mainloop;
 mod pack;
+#[cfg(microscale_wgmma)]
+mod pack_fp8;
 mod params;
 #[cfg(microscale_wgmma)]
 mod pipeline;
@@ -61,7 +65,9 @@ use self::mainloop::block_scale;
 #[cfg(not(microscale_wgmma))]
 use self::mainloop::mma;
 #[cfg(microscale_wgmma)]
-use self::mainloop::wgmma;
+use self::mainloop::{fp8, wgmma};
+#[cfg(microscale_wgmma)]
+use self::pack_fp8::Fp8Operand;
 use self::params::{Launch, Params};
 use self::tile::declare_tile;
 use crate::dtype::{Bf16, F16};
@@ -303,6 +309,35 @@ pack_entries! {
     pack_bf16 = WithBf16,
 }
 
+/// Packs activations in FP8.
+///
+/// # Safety
+/// All pointers are to global memory. For the whole launch:
+/// - `codes` has the rows of `params`' tokens, contiguous, each on 8 bytes if `params.aligned`, and
+///   `scales` has `token_scales` of each: one, or one per pack of columns. A launch of a kernel
+///   before this one may write them. Read-only.
+/// - `out` has [`PackParams::bytes`] bytes on 16 bytes, overlaps nothing, and only this kernel uses
+///   it.
+/// - `plan` is null, or the experts' plan with all token tiles of `params`. `from` is null, or
+///   lists the row of activations of each of the plan's sorted rows. Both are read-only.
+///
+/// The launch has the shape that `params` and the ABI give.
+#[cfg(microscale_wgmma)]
+#[unsafe(no_mangle)]
+pub unsafe extern "ptx-kernel" fn fp8_pack(
+    codes: *const u8,
+    scales: *const f32,
+    out: *mut u8,
+    plan: *const Plan,
+    from: *const u32,
+    params: PackParams,
+    token_scales: u32,
+) {
+    let operand = Fp8Operand { codes, scales, token_scales };
+    // SAFETY: the same contract.
+    unsafe { operand.pack(out, Routed { plan, from, to: null() }, params) }
+}
+
 /// Declares tile types and entry points: for the ABI's list, then for each tile, format and dtype.
 macro_rules! tiles {
     ($($name:ident: $mainloop:ident $m:tt $n:tt $cluster:tt;)+) => {
@@ -327,6 +362,13 @@ macro_rules! tiles {
     };
     (@tile Multicast $name:ident $m:tt $n:tt $cluster:tt) => {
         tiles! { @wgmma Multicast $name $m $n $cluster }
+    };
+    (@tile Fp8 $name:ident $m:tt $n:tt $cluster:tt) => {
+        #[cfg(microscale_wgmma)]
+        const _: () = {
+            declare_tile! { $name Fp8 $m $n $cluster }
+            tiles! { @operands $name fp8 }
+        };
     };
     (@wgmma $mainloop:ident $name:ident $m:tt $n:tt $cluster:tt) => {
         #[cfg(microscale_wgmma)]

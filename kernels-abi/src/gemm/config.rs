@@ -6,6 +6,7 @@ use core::fmt;
 use microscale_formats::{Dtype, Format};
 
 use super::fp4::{FP4_KERNELS, KERNELS as FP4};
+use super::fp8::KERNEL as FP8;
 use super::mainloop::Mainloop;
 use super::packing::{KERNELS as PACKING, PACKING_KERNELS};
 use super::stage::{ScalePieces, Stage};
@@ -22,16 +23,16 @@ pub struct GemmConfig {
     pub tile_m: u32,
     /// Tokens per work tile, at most.
     pub tile_n: u32,
-    /// Thread blocks per cluster: with [`Mainloop::Multicast`] they share a work tile's rows, else
-    /// its K-iterations.
+    /// Thread blocks per cluster. They share a work tile's rows
+    /// ([`Mainloop::clusters_share_rows`]), or else its K-iterations.
     pub cluster: u32,
     /// Warps of a thread block that share rows (sliced-K), a launch parameter of the GEMV; 1 for
     /// others.
     pub slices: u32,
     /// The format of the weights: NVFP4 or MXFP4.
     pub weights: Format,
-    /// The dtype of the activations: f16 or bf16. Where they are
-    /// [FP4](Mainloop::takes_fp4), of bias, residual and results instead.
+    /// The dtype of the activations: f16 or bf16. Where they are quantized, of bias, residual and
+    /// results instead.
     pub activations: Dtype,
 }
 
@@ -73,6 +74,11 @@ macro_rules! gemm_tiles {
             blockscale_256x32: BlockScale 256 32 1;
             blockscale_256x64: BlockScale 256 64 1;
             blockscale_256x128: BlockScale 256 128 1;
+            fp8_256x16: Fp8 256 16 1;
+            fp8_128x32: Fp8 128 32 1;
+            fp8_128x64: Fp8 128 64 1;
+            fp8_128x128: Fp8 128 128 1;
+            fp8_256x128_c2: Fp8 256 128 2;
         }
     };
 }
@@ -100,7 +106,8 @@ const fn tile(mainloop: Mainloop, tile_m: u32, tile_n: u32, cluster: u32) -> Gem
 }
 
 /// Kernels before the kernels that multiply.
-const FIRST: usize = PACKING_KERNELS + FP4_KERNELS;
+const FP8_AT: usize = PACKING_KERNELS + FP4_KERNELS;
+const FIRST: usize = FP8_AT + 1;
 const COUNT: usize = FIRST + TILES.len() * OPERANDS;
 
 /// The kernels: first those before and after a product, then the kernels that multiply.
@@ -110,8 +117,10 @@ pub(crate) const KERNELS: &[Kernel] = &{
     while i < COUNT {
         all[i] = if i < PACKING_KERNELS {
             PACKING[i]
-        } else if i < FIRST {
+        } else if i < FP8_AT {
             FP4[i - PACKING_KERNELS]
+        } else if i < FIRST {
+            FP8
         } else {
             let at = i - FIRST;
             GemmConfig::nth(at).row(NAMES[at / OPERANDS][at % OPERANDS])
@@ -129,12 +138,17 @@ impl GemmConfig {
 
     /// The configurations for a format of weights and a dtype of activations.
     pub fn for_operands(weights: Format, activations: Dtype) -> impl Iterator<Item = Self> {
-        Self::of(weights, activations).filter(|config| !config.mainloop.takes_fp4())
+        Self::of(weights, activations).filter(|config| config.mainloop.takes_16_bits())
     }
 
     /// The configurations for weights and activations in a format, and a dtype of results.
     pub fn for_fp4(format: Format, results: Dtype) -> impl Iterator<Item = Self> {
         Self::of(format, results).filter(|config| config.mainloop.takes_fp4())
+    }
+
+    /// The configurations for weights in a format, FP8 activations, and a dtype of results.
+    pub fn for_fp8(weights: Format, results: Dtype) -> impl Iterator<Item = Self> {
+        Self::of(weights, results).filter(|config| config.mainloop.takes_fp8())
     }
 
     fn of(weights: Format, activations: Dtype) -> impl Iterator<Item = Self> {
@@ -223,7 +237,7 @@ impl GemmConfig {
 
     /// Thread blocks of a cluster that share the rows of a work tile, and its activations.
     pub const fn row_sharers(self) -> u32 {
-        if matches!(self.mainloop, Mainloop::Multicast) { self.cluster } else { 1 }
+        if self.mainloop.clusters_share_rows() { self.cluster } else { 1 }
     }
 
     /// Thread blocks of a cluster that share the K-iterations of a work tile, and exchange

@@ -2,6 +2,7 @@
 
 use super::PACK_COLUMNS;
 use super::fp4::TOKEN_BYTES as FP4_TOKEN_BYTES;
+use super::fp8::TOKEN_BYTES as FP8_TOKEN_BYTES;
 use crate::launch::Targets;
 
 /// A mainloop: how a kernel loads, decodes and multiplies.
@@ -24,6 +25,9 @@ pub enum Mainloop {
     /// Warps that copy ahead and multiply 4-bit weights by 4-bit activations, both as they are
     /// stored, by `mma.sync` with block scales.
     BlockScale,
+    /// `Wgmma` of E4M3: weights decoded to E4M3, times E4M3 activations under f32 scales. In
+    /// clusters of two thread blocks, as `Multicast`.
+    Fp8,
 }
 
 /// The facts of a mainloop that launchers, kernels, build tool and tests share.
@@ -72,7 +76,7 @@ const WGMMA: MainloopTraits = MainloopTraits {
 };
 
 /// The traits, in the order of [`Mainloop`].
-const MAINLOOPS: [MainloopTraits; 7] = [
+const MAINLOOPS: [MainloopTraits; 8] = [
     GEMV,
     MainloopTraits { word: "plain", ..GEMV },
     MainloopTraits { word: "ragged", ..GEMV },
@@ -92,11 +96,12 @@ const MAINLOOPS: [MainloopTraits; 7] = [
         targets: Targets::WithBlockScale,
         ..GEMV
     },
+    MainloopTraits { word: "fp8", two_packs_up_to: 128, token_bytes: FP8_TOKEN_BYTES, ..WGMMA },
 ];
 
 impl Mainloop {
     /// Every mainloop, in the order of the table.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Gemv,
         Self::GemvPlain,
         Self::GemvRagged,
@@ -104,6 +109,7 @@ impl Mainloop {
         Self::Wgmma,
         Self::Multicast,
         Self::BlockScale,
+        Self::Fp8,
     ];
 
     /// The traits.
@@ -119,6 +125,22 @@ impl Mainloop {
     /// Returns whether activations are quantized to the format of the weights.
     pub const fn takes_fp4(self) -> bool {
         matches!(self, Self::BlockScale)
+    }
+
+    /// Returns whether activations are quantized to E4M3.
+    pub const fn takes_fp8(self) -> bool {
+        matches!(self, Self::Fp8)
+    }
+
+    /// Returns whether activations are f16 or bf16.
+    pub const fn takes_16_bits(self) -> bool {
+        !self.takes_fp4() && !self.takes_fp8()
+    }
+
+    /// Returns whether the thread blocks of a cluster share a work tile's rows, not its
+    /// K-iterations.
+    pub const fn clusters_share_rows(self) -> bool {
+        matches!(self, Self::Multicast | Self::Fp8)
     }
 
     /// Returns whether it reads activations where they lie, without packing kernel and workspace.

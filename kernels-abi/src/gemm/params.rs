@@ -92,6 +92,10 @@ pub struct GemmParams {
     pub tokens: u32,
     /// Bytes of shared memory, for all [`Stage`](super::stage::Stage)s that fit.
     pub shared: u32,
+    /// 1 if FP8 activations have a scale per pack, 0 for a scale per token.
+    pub pack_scales: u32,
+    /// Always 0. Without it, there would be four bytes of padding.
+    pub reserved: u32,
 }
 
 impl GemmParams {
@@ -131,7 +135,8 @@ impl GemmParams {
             _ => Schedule::in_pairs(row_tiles, token_tiles, k_iterations as u32, clusters)?,
         };
         let k_iterations = Divider::new(k_iterations);
-        Some(Self { shape, k_iterations, schedule, tokens: tokens as u32, shared })
+        let tokens = tokens as u32;
+        Some(Self { shape, k_iterations, schedule, tokens, shared, pack_scales: 0, reserved: 0 })
             .filter(|_| stage.count(shared) >= 2)
     }
 

@@ -18,8 +18,11 @@ use crate::product::tensor_cores::{Activations, WeightFormat, is_in_range};
 /// A lane's codes and scales of two rows, eight apart, in one pack: a chunk of each.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Fragment {
-    rows: [Codes; 2],
-    scales: [u32; 2],
+    pub(super) rows: [Codes; 2],
+    pub(super) scales: [u32; 2],
+    /// The lane's chunk is not past the end of a row.
+    #[cfg(microscale_wgmma)]
+    pub(super) exists: bool,
 }
 
 impl Fragment {
@@ -110,15 +113,16 @@ impl<F: WeightFormat, T: Tile> FragmentLoader<F, T> {
     }
 
     /// Loads the fragments of pack `pack` of the stage at `stage`, of `TILES` tiles from the lane's
-    /// first on.
+    /// first on. Chunks past the end of a row are zeros, with scale `past_end`.
     ///
     /// # Safety
     /// The stage holds the next K-iteration, and `pack` is its next pack.
     #[inline(always)]
-    pub(super) unsafe fn load<D: Activations, const TILES: usize>(
+    pub(super) unsafe fn load<const TILES: usize>(
         &mut self,
         stage: u32,
         pack: u32,
+        past_end: u32,
     ) -> [Fragment; TILES] {
         let exists = self.chunks_left > 0;
         self.chunks_left -= QUAD as i32;
@@ -130,6 +134,10 @@ impl<F: WeightFormat, T: Tile> FragmentLoader<F, T> {
         }
         let mut fragments = [Fragment::default(); TILES];
         for i in 0..TILES {
+            #[cfg(microscale_wgmma)]
+            {
+                fragments[i].exists = exists;
+            }
             for half in 0..2 {
                 let eight = (2 * i + half) as u32;
                 // SAFETY: both offsets are inside the stage, on 16 bytes and on the bytes of a
@@ -142,9 +150,8 @@ impl<F: WeightFormat, T: Tile> FragmentLoader<F, T> {
                         _ => shared::load_u16(scales),
                     }
                 };
-                // Scales past the end of a row belong to another row. Their codes are zeros, so any
-                // scale in range does.
-                fragments[i].scales[half] = if exists { scales } else { F::first_in_range::<D>() };
+                // Scales past the end of a row belong to another row.
+                fragments[i].scales[half] = if exists { scales } else { past_end };
             }
         }
         fragments

@@ -126,12 +126,12 @@ impl Params<'_> {
         let problem = self.problem.of_expert::<F>(work_tile.expert);
         let row = work_tile.row_tile * const { T::M } + tile * TILE_ROWS;
         let work_tile = slice.of::<A>(work_tile);
-        let fp4 = const { T::CONFIG.mainloop.takes_fp4() };
-        // Scales of weights that are not decoded are not lowered.
-        let lowered = if fp4 { 0 } else { D::LOWERED[F::INDEX] };
+        // Only weights that are decoded to 16 bits are lowered, or may be out of range.
+        let decoded = const { T::CONFIG.mainloop.takes_16_bits() };
+        let lowered = if decoded { D::LOWERED[F::INDEX] } else { 0 };
         // SAFETY: all lanes are here; no other warp of the launch has these rows and tokens.
         unsafe {
-            if fp4 || F::ALWAYS_IN_RANGE || in_range {
+            if !decoded || F::ALWAYS_IN_RANGE || in_range {
                 for i in 0..TILES {
                     store::<D, A>(&problem, row + i as u32 * TILE_ROWS, &work_tile, &sums[i], lowered);
                 }

@@ -378,6 +378,13 @@ register_instructions! {
     max_magnitude_f16x2(a: reg32 u32, b: reg32 u32) -> reg32 u32 = "max.NaN.xorsign.abs.f16x2 {}, {}, {};";
 }
 
+#[cfg(microscale_wgmma)]
+register_instructions! {
+    /// Two values in f16 rounded to E4M3, ties to even, saturating.
+    f16x2_to_e4m3x2(pair: reg32 u32) -> reg32 u32 =
+        "{{ .reg .b16 codes; cvt.rn.satfinite.e4m3x2.f16x2 codes, {1}; cvt.u32.u16 {0}, codes; }}";
+}
+
 #[cfg(microscale_sm90)]
 register_instructions! {
     /// Two values rounded to E4M3, ties to even, saturating: the first argument goes to the high

@@ -118,6 +118,22 @@ pub(crate) unsafe fn load(address: u32) -> u32 {
     word
 }
 
+/// Loads two words.
+///
+/// # Safety
+/// `address` refers to eight initialized bytes of shared memory, a multiple of 8.
+#[cfg(microscale_wgmma)]
+#[inline(always)]
+pub(crate) unsafe fn load_8(address: u32) -> [u32; 2] {
+    let (a, b);
+    // SAFETY: the instruction needs exactly the caller's promise.
+    unsafe {
+        asm!("ld.shared.v2.b32 {{{a}, {b}}}, [{address}];", a = out(reg32) a, b = out(reg32) b,
+            address = in(reg32) address, options(readonly, nostack, preserves_flags));
+    }
+    [a, b]
+}
+
 /// Stores 16 bytes.
 ///
 /// # Safety

@@ -46,14 +46,17 @@ pub(crate) unsafe fn barrier_of<const NUMBER: u32>(threads: u32) {
     }
 }
 
-/// The stride of eight tokens in a pack, in the descriptors' unit of 16 bytes.
+/// The stride of eight tokens of 16-bit activations in a pack, in the descriptors' unit of 16 bytes.
 const NEXT_EIGHT: u32 = PACK_COLUMNS;
+/// The same for FP8.
+const NEXT_EIGHT_FP8: u32 = PACK_COLUMNS / 2;
 
-/// The low half of the descriptor of a pack in shared memory, for [`MultiplyTokens`].
+/// The low half of the descriptor of a pack in shared memory, for [`MultiplyTokens`] and
+/// [`MultiplyPack`].
 ///
-/// A core matrix has eight tokens and eight activations: 16 bytes per token. It is followed by the
-/// core matrix of the next eight activations. The core matrices of the next eight tokens come after
-/// all of these. A multiplication takes 16 activations, so the next one's descriptor is 16 larger.
+/// A core matrix has eight tokens and 16 bytes of activations per token. It is followed by the core
+/// matrix of the next 16 bytes. The core matrices of the next eight tokens come after all of these.
+/// A multiplication takes 32 bytes per token, so the next one's descriptor is 16 larger.
 #[inline(always)]
 pub(crate) fn core_matrices(address: u32) -> u32 {
     // The upper bits of the address select a thread block of the cluster.
@@ -77,6 +80,26 @@ pub(crate) trait MultiplyTokens<A> {
     /// # Safety
     /// All threads of the warp group call it.
     unsafe fn wait(sums: &mut A);
+}
+
+/// Products of 64 rows of E4M3 weights in registers and tokens' E4M3 activations in shared memory.
+/// `Self` is a thread's array of accumulators, as in [`MultiplyTokens`].
+pub(crate) trait MultiplyPack {
+    /// Starts to compute the sums of the 128 products of a pack. Weights are distributed as in
+    /// [`crate::hardware::warp::multiply_f16`], with two columns in place of one of 16 bits, for
+    /// each of four multiplications. `activations` is the low half of a descriptor from
+    /// [`core_matrices`].
+    ///
+    /// # Safety
+    /// All threads of the warp group call it. The activations stay in shared memory until the
+    /// products have been waited for. Nothing else uses the accumulators until then.
+    unsafe fn multiply_pack(&mut self, weights: [[u32; 4]; 4], activations: u32);
+
+    /// Waits for all products.
+    ///
+    /// # Safety
+    /// All threads of the warp group call it.
+    unsafe fn wait(&mut self);
 }
 
 /// The instructions for f16.
@@ -132,6 +155,54 @@ macro_rules! multiply_tokens {
     };
 }
 
+/// Implements [`MultiplyPack`] for a number of tokens, with the indices of the accumulators written
+/// out.
+macro_rules! multiply_pack {
+    ($tokens:literal $sums:literal [$first:literal $($i:literal)*]) => {
+        impl MultiplyPack for [f32; $sums] {
+            #[inline(always)]
+            unsafe fn multiply_pack(&mut self, [a, b, c, d]: [[u32; 4]; 4], activations: u32) {
+                // SAFETY: the instructions need exactly the caller's promise. The upper half of a
+                // descriptor is the stride of eight tokens.
+                unsafe {
+                    asm!(
+                        "{{ .reg .pred add, none; .reg .b64 first, second, third, fourth;",
+                        "setp.eq.u32 add, 0, 0; setp.ne.u32 none, 0, 0;",
+                        "mov.b64 first, {{{first}, {eight}}}; mov.b64 second, {{{second}, {eight}}};",
+                        "mov.b64 third, {{{third}, {eight}}}; mov.b64 fourth, {{{fourth}, {eight}}};",
+                        "wgmma.fence.sync.aligned;",
+                        concat!("wgmma.mma_async.sync.aligned.m64n", $tokens, "k32.f32.e4m3.e4m3",
+                            " {{{", $first, "}", $(", {", $i, "}",)* "}}, {{{a0}, {a1}, {a2}, {a3}}}, first, none, 1, 1;"),
+                        concat!("wgmma.mma_async.sync.aligned.m64n", $tokens, "k32.f32.e4m3.e4m3",
+                            " {{{", $first, "}", $(", {", $i, "}",)* "}}, {{{b0}, {b1}, {b2}, {b3}}}, second, add, 1, 1;"),
+                        concat!("wgmma.mma_async.sync.aligned.m64n", $tokens, "k32.f32.e4m3.e4m3",
+                            " {{{", $first, "}", $(", {", $i, "}",)* "}}, {{{c0}, {c1}, {c2}, {c3}}}, third, add, 1, 1;"),
+                        concat!("wgmma.mma_async.sync.aligned.m64n", $tokens, "k32.f32.e4m3.e4m3",
+                            " {{{", $first, "}", $(", {", $i, "}",)* "}}, {{{d0}, {d1}, {d2}, {d3}}}, fourth, add, 1, 1;"),
+                        "wgmma.commit_group.sync.aligned; }}",
+                        inout(reg32) self[$first], $(inout(reg32) self[$i],)*
+                        a0 = in(reg32) a[0], a1 = in(reg32) a[1], a2 = in(reg32) a[2], a3 = in(reg32) a[3],
+                        b0 = in(reg32) b[0], b1 = in(reg32) b[1], b2 = in(reg32) b[2], b3 = in(reg32) b[3],
+                        c0 = in(reg32) c[0], c1 = in(reg32) c[1], c2 = in(reg32) c[2], c3 = in(reg32) c[3],
+                        d0 = in(reg32) d[0], d1 = in(reg32) d[1], d2 = in(reg32) d[2], d3 = in(reg32) d[3],
+                        first = in(reg32) activations, second = in(reg32) activations + 16,
+                        third = in(reg32) activations + 32, fourth = in(reg32) activations + 48,
+                        eight = const NEXT_EIGHT_FP8,
+                        options(nostack, preserves_flags)
+                    );
+                }
+            }
+
+            #[inline(always)]
+            unsafe fn wait(&mut self) {
+                // SAFETY: as for the caller. Every implementation of `wait` for this array is the
+                // same.
+                unsafe { <WgmmaBf16 as MultiplyTokens<[f32; $sums]>>::wait(self) };
+            }
+        }
+    };
+}
+
 /// Implements [`MultiplyTokens`] for both dtypes.
 macro_rules! both_dtypes {
     ($tokens:literal $sums:literal $i:tt) => {
@@ -140,12 +211,20 @@ macro_rules! both_dtypes {
     };
 }
 
+/// Implements [`MultiplyTokens`] for both dtypes, and [`MultiplyPack`].
+macro_rules! all_dtypes {
+    ($tokens:literal $sums:literal $i:tt) => {
+        both_dtypes!($tokens $sums $i);
+        multiply_pack!($tokens $sums $i);
+    };
+}
+
 both_dtypes!(8 4 [0 1 2 3]);
-both_dtypes!(16 8 [0 1 2 3 4 5 6 7]);
+all_dtypes!(16 8 [0 1 2 3 4 5 6 7]);
 both_dtypes!(24 12 [0 1 2 3 4 5 6 7 8 9 10 11]);
-both_dtypes!(32 16 [0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15]);
+all_dtypes!(32 16 [0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15]);
 both_dtypes!(48 24 [0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23]);
-both_dtypes!(64 32 [
+all_dtypes!(64 32 [
     0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31
 ]);
 both_dtypes!(96 48 [
@@ -156,7 +235,7 @@ both_dtypes!(104 52 [
     0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31 32 33 34
     35 36 37 38 39 40 41 42 43 44 45 46 47 48 49 50 51
 ]);
-both_dtypes!(128 64 [
+all_dtypes!(128 64 [
     0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31 32 33 34
     35 36 37 38 39 40 41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56 57 58 59 60 61 62 63
 ]);

@@ -65,7 +65,7 @@ pub(in crate::gemm) unsafe fn gemm<F: WeightFormat, D: Activations, T: Tile>(par
             // have multiplied. The copies of this K-iteration have arrived.
             unsafe {
                 copies.next();
-                let loaded = fragments.load::<D, TILES>(at, 0);
+                let loaded = fragments.load::<TILES>(at, 0, F::first_in_range::<D>());
                 let factors = [loaded[0].factors::<F, D>(), loaded[1].factors::<F, D>()];
                 scale_offset =
                     loaded[0].scale_offset::<F, D>().max(loaded[1].scale_offset::<F, D>()).max(scale_offset);

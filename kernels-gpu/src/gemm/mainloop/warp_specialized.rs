@@ -1,0 +1,186 @@
+//! Thread blocks of producer warps, which copy, and consumer warp groups, which multiply: what the
+//! mainloops for compute capability 9.0 share.
+
+use microscale_kernels_abi::gemm::PACK_COLUMNS;
+use microscale_kernels_abi::gemm::stage::{MOST_STAGES, WORD_OFFSET};
+use microscale_kernels_abi::launch::WARP;
+
+use crate::gemm::params::{Launch, Params};
+use crate::gemm::pipeline::{self, PipelineState};
+use crate::gemm::tile::Tile;
+use crate::gemm::tile_scheduler::{KRange, TileScheduler};
+use crate::gemm::weight_loader::{WeightLoader, stage_for};
+use crate::gemm::work_queue::WorkQueue;
+use crate::hardware::warp_group::{self, Registers};
+use crate::hardware::{cluster, mbarrier, ptx, warp};
+use crate::product::problem::Problem;
+use crate::product::product_format::ProductFormat;
+
+/// Producer threads per thread block.
+const PRODUCERS: u32 = 4 * WARP;
+
+/// Initializes the thread block. Producer warps then copy everything that it multiplies. Returns
+/// true in consumer warps, which have to multiply. `base` is the address of the launch's shared
+/// memory, and `word` is written there for all threads.
+///
+/// The packing kernel runs before this one, and this kernel waits for it. The packing kernel itself
+/// has waited for all earlier work before it let this kernel start, so weights and the experts'
+/// plan can be read at once.
+///
+/// # Safety
+/// The contract of the entry points of these mainloops. All threads call it once, at first.
+#[inline(always)]
+pub(super) unsafe fn start<F: ProductFormat, T: Tile>(params: &Params<'_>, base: u32, word: u32) -> bool {
+    const {
+        assert!(T::CONFIG.threads() == T::CONFIG.consumer_warps() * WARP + PRODUCERS);
+        T::MATCHES_THE_LIST
+    };
+    let number = warp::number();
+    // Warp 0 initializes the barriers while warp 1 writes the word and the plan.
+    if warp::thread() < MOST_STAGES {
+        // SAFETY: each thread has its own stage, and no thread uses the barriers yet. A producer
+        // thread arrives with its copies; the first one also arrives for the activations.
+        unsafe {
+            let consumers = const { T::CONFIG.consumer_warps() * T::CONFIG.row_sharers() };
+            pipeline::init(base, warp::thread(), PRODUCERS + 1, consumers);
+        }
+        mbarrier::fence_init();
+    } else if number == 1 {
+        // SAFETY: the word is in the launch's shared memory, before the stages. No thread reads it
+        // or the plan before the barrier.
+        unsafe {
+            if warp::lane() == 0 {
+                *warp::shared::<u32>().wrapping_add(WORD_OFFSET as usize / 4) = word;
+            }
+            params.launch.write_plan(&params.problem.routed);
+        }
+    }
+    // With many accumulators, consumers take registers from producers.
+    if number < const { T::CONFIG.consumer_warps() } {
+        // SAFETY: all lanes of the warp are here.
+        unsafe { barrier::<T>() };
+        if T::MANY_SUMS {
+            warp_group::set_registers(Registers::Many);
+        }
+        return true;
+    }
+    if T::MANY_SUMS {
+        warp_group::set_registers(Registers::Few);
+    }
+    let Params { problem, launch: Launch { gemm, .. }, .. } = *params;
+    // SAFETY: exactly the producer warps are here.
+    unsafe {
+        // Kernels with clusters never multiply experts' rows.
+        if T::CONFIG.cluster > 1 || problem.routed.plan.is_null() {
+            // The schedule is read from the parameters, so that the first work tile is found before
+            // the barrier.
+            let launch = Launch { gemm, schedule: &gemm.schedule };
+            produce::<F, T>(&Params { launch, ..*params }, base, true);
+        } else {
+            barrier::<T>();
+            produce::<F, T>(params, base, false);
+        }
+    }
+    false
+}
+
+/// The barrier of the thread block, with multicast of the cluster: its thread blocks write to each
+/// other's stages and barriers.
+///
+/// # Safety
+/// All lanes of the warp call it.
+#[inline(always)]
+unsafe fn barrier<T: Tile>() {
+    if T::MULTICAST {
+        // SAFETY: all lanes arrive and wait.
+        unsafe {
+            cluster::arrive();
+            cluster::wait();
+        }
+    } else {
+        warp::barrier();
+    }
+}
+
+/// Copies everything that the thread block multiplies. If `barrier_ahead`, the thread block's
+/// barrier is still to come: until then the stages' barriers are not initialized.
+///
+/// # Safety
+/// The kernel's contract. Exactly the producer warps call it.
+#[inline(always)]
+unsafe fn produce<F: ProductFormat, T: Tile>(params: &Params<'_>, base: u32, mut barrier_ahead: bool) {
+    let gemm = params.launch.gemm;
+    let thread = warp::thread() - const { T::CONFIG.consumer_warps() * WARP };
+    let stage_shape = stage_for::<F, T>(params.problem);
+    let mut state = PipelineState::new(&stage_shape, gemm.shared, base);
+    let mut queue = WorkQueue::new(base);
+    let mut packed_are_there = false;
+    let mut scheduler = TileScheduler::<T>::new(params.launch);
+    while let Some(k_range) = scheduler.next() {
+        let work_tile = params.work_tile::<T>(k_range);
+        let row_tile = work_tile.row_tile;
+        let problem = params.problem.of_expert::<F>(work_tile.expert);
+        let pack_bytes = const { T::STAGE.activation_bytes() };
+        let mut pack = params.packed_of::<T>(&work_tile);
+        let mut weights =
+            WeightLoader::<F, T, PRODUCERS>::new(&problem, &stage_shape, row_tile, &k_range, thread);
+        let k_iterations = k_range.end - k_range.start;
+        let mut left = k_iterations;
+        if barrier_ahead {
+            // SAFETY: all lanes of the warp are here.
+            unsafe { barrier::<T>() };
+            barrier_ahead = false;
+        }
+        while left > 0 {
+            state.producer_acquire();
+            // SAFETY: all consumer warps have released the stage.
+            unsafe {
+                weights.copy(state.stage_address());
+                state.producer_commit();
+            }
+            if thread == 0 {
+                if !packed_are_there {
+                    ptx::wait_for_previous_kernel();
+                    packed_are_there = true;
+                }
+                // SAFETY: this thread has acquired the stage. The pack is in the packed
+                // activations, which are there now; its bytes are a multiple of 16.
+                unsafe {
+                    if left == k_iterations {
+                        queue.push(&work_tile);
+                    }
+                    mbarrier::arrive_expecting(state.full_barrier(), pack_bytes);
+                    let to = state.stage_address() + const { T::STAGE.codes_bytes() };
+                    let barrier = state.full_barrier();
+                    if T::MULTICAST {
+                        let bytes = const { T::STAGE.activation_bytes() / T::CONFIG.row_sharers() };
+                        let blocks = const { (1 << T::CONFIG.row_sharers()) - 1 };
+                        let first = cluster::rank() * bytes;
+                        let from = pack.wrapping_add(first as usize);
+                        mbarrier::copy_multicast(to + first, from, bytes, barrier, blocks);
+                    } else {
+                        mbarrier::copy(to, pack, pack_bytes, barrier);
+                    }
+                }
+                pack = pack.wrapping_add(pack_bytes as usize);
+            }
+            state.advance();
+            left -= 1;
+        }
+        queue.advance();
+        scheduler.advance(&k_range);
+    }
+    if barrier_ahead {
+        // SAFETY: all lanes of the warp are here.
+        unsafe { barrier::<T>() };
+    }
+    // Memory is idle from now on.
+    ptx::start_next_kernel();
+}
+
+/// Packs of a range that have columns: the last K-iteration may have one less.
+#[inline(always)]
+pub(super) fn packs_of<T: Tile>(problem: &Problem, k_range: &KRange) -> u32 {
+    let of_row = (problem.shape.cols as u32).div_ceil(PACK_COLUMNS);
+    of_row.min(k_range.end * T::PACKS) - k_range.start * T::PACKS
+}
