@@ -42,6 +42,18 @@ pub enum OperandFault {
         /// The dtype of bias and residual.
         dtype: Dtype,
     },
+    /// No kernel multiplies FP8 activations on the GPU.
+    #[error(
+        "this GPU has no product of 4-bit weights and FP8 activations, which needs compute capability 9.0; \
+         multiply activations in f16 or bf16 (linear)"
+    )]
+    NoFp8,
+    /// NVFP4 weights do not become FP8 numbers exactly.
+    #[error(
+        "NVFP4 weights times FP8 activations round each weight times its scale to FP8; allow it with \
+         round_weights, use MXFP4 weights, which are exact, or activations in f16 or bf16 (linear)"
+    )]
+    RoundedWeights,
     /// K differs between activations and weights.
     #[error(
         "the activations have {activations} columns and the weights {weights}; pass activations of shape [tokens, {weights}]"

@@ -99,6 +99,12 @@ impl Gpu {
         usable.flat_map(|config| config.slicings().map(move |slices| config.with_slices(slices))).collect()
     }
 
+    /// The configurations for weights and FP8 activations on this GPU.
+    pub fn fp8_configs(&self, weights: microscale_formats::Format) -> Vec<GemmConfig> {
+        let configs = GemmConfig::for_fp8(weights, crate::element::Dtype::Bf16);
+        configs.filter(|config| config.mainloop.traits().targets.contain(self.kernels.target())).collect()
+    }
+
     /// [`Self::gemv_on`] by warps of 1, 2 or 4 rows each.
     ///
     /// # Errors

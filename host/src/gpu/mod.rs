@@ -50,6 +50,7 @@ pub use ops::epilogue::DeviceEpilogue;
 pub use ops::linear::{Linear, Plan};
 pub use ops::linear_experts::{ExpertsPlan, LinearExperts};
 pub use ops::linear_fp4::{LinearFp4, PlanFp4};
+pub use ops::linear_fp8::{Fp8Activations, LinearFp8, PlanFp8};
 pub(crate) use ops::loaded::{LoadedOnGpu, QuantizedOnGpu};
 pub use ops::quantize_options::DeviceQuantizeOptions;
 pub use runtime::device::{GpuInfo, device_count, devices, primary_context};

@@ -7,13 +7,13 @@ use cudarc::driver::{CudaStream, SyncOnDrop};
 use microscale_formats::activations::GROUP;
 use microscale_formats::nvfp4::Direction;
 use microscale_formats::{ActivationLayout, E2m1, E4m3, Glu};
-use microscale_kernels_abi::ActivationParams;
 use microscale_kernels_abi::activations::{self, ActivationLaunch, Output, RowOrder, RowScale};
+use microscale_kernels_abi::{ActivationParams, KernelId};
 
 use crate::activations::{
     ActivationFormat, ActivationRecipe, ActivationScale, Fp8Scale, GluOrder, RowOperation,
 };
-use crate::element::Element;
+use crate::element::{Dtype, Element};
 use crate::error::{ActivationFault, Error, Result};
 use crate::gpu::launch::enqueue::{Launch, argument, enqueue};
 use crate::gpu::memory::activations::{
@@ -111,6 +111,51 @@ pub(in crate::gpu) fn quantize_activations<T: Element>(
     let starts = values | residual | weights | strides as u64;
     params.aligned = u32::from(columns.is_multiple_of(8) && starts.is_multiple_of(16));
 
+    let addresses = [values, residual, weights, codes, scales, row_scales, offsets, scale_offsets];
+    // SAFETY: the caller checked the lengths that `params` describes; `aligned` is computed from
+    // every address. The guards, held past the launch, keep the memory and order its uses.
+    unsafe { launch(kernels, stream, kernel, &params, addresses) }
+}
+
+/// Enqueues the quantization of rows of f16 or bf16, without gaps, to FP8: per token, or per group
+/// of columns.
+///
+/// # Safety
+/// `values` is the address of the rows, and `codes` and `scales` have room for theirs, on 8 and on
+/// 4 bytes. Nothing else uses codes and scales until the kernel has ended.
+pub(in crate::gpu) unsafe fn quantize_rows_fp8(
+    kernels: &Kernels,
+    stream: &Arc<CudaStream>,
+    dtype: Dtype,
+    [rows, columns]: [usize; 2],
+    per_group: bool,
+    [values, codes, scales]: [CUdeviceptr; 3],
+) -> Result<()> {
+    let kernel = activations::kernel(activations::RowOperation::Plain, Output::Fp8, dtype)
+        .ok_or(Error::Activations(ActivationFault::Dtype))?;
+    let scale = if per_group { Fp8Scale::PerGroup { power_of_two: false } } else { Fp8Scale::PerToken };
+    let recipe = ActivationRecipe::new(ActivationFormat::Fp8(scale));
+    let mut params = ActivationParams::new(Output::Fp8, rows as u32, columns as u32, recipe.layout);
+    params.code_stride = columns as u64;
+    describe(&recipe, &mut params);
+    params.aligned = u32::from(columns.is_multiple_of(8) && values.is_multiple_of(16));
+    let addresses = [values, 0, 0, codes, scales, scales, 0, 0];
+    // SAFETY: the caller promises the memory that `params` describes.
+    unsafe { launch(kernels, stream, kernel, &params, addresses) }
+}
+
+/// Enqueues a kernel that quantizes activations. The addresses are those of its arguments, in
+/// order.
+///
+/// # Safety
+/// The addresses and `params` satisfy the kernel's contract.
+unsafe fn launch(
+    kernels: &Kernels,
+    stream: &Arc<CudaStream>,
+    kernel: KernelId,
+    params: &ActivationParams,
+    addresses: [CUdeviceptr; 8],
+) -> Result<()> {
     let ActivationLaunch { thread_blocks, threads, shared } = params.launch();
     let launch = Launch {
         kernel,
@@ -120,20 +165,10 @@ pub(in crate::gpu) fn quantize_activations<T: Element>(
         cluster: 1,
         programmatic: false,
     };
-    let mut arguments = [
-        argument(&values),
-        argument(&residual),
-        argument(&weights),
-        argument(&codes),
-        argument(&scales),
-        argument(&row_scales),
-        argument(&offsets),
-        argument(&scale_offsets),
-        argument(&params),
-    ];
+    let [a, b, c, d, e, f, g, h] = addresses.each_ref().map(argument);
+    let mut arguments = [a, b, c, d, e, f, g, h, argument(params)];
     // SAFETY: the arguments are the kernel's, in order, and live until the call returns. The caller
-    // checked the lengths that `params` describes; `aligned` is computed from every address. The
-    // guards, held past the launch, keep the memory and order its uses.
+    // promises the rest.
     unsafe { enqueue(kernels, stream, &launch, &mut arguments, "quantizing activations") }
 }
 

@@ -7,6 +7,7 @@ pub(in crate::gpu) mod kv;
 pub(in crate::gpu) mod linear;
 pub(in crate::gpu) mod linear_experts;
 pub(in crate::gpu) mod linear_fp4;
+pub(in crate::gpu) mod linear_fp8;
 pub(in crate::gpu) mod loaded;
 pub(in crate::gpu) mod on_device;
 pub(in crate::gpu) mod on_host;

@@ -50,10 +50,27 @@ pub(in crate::gpu) fn choose(times: &Estimator, gpu: GpuFacts, request: Request)
             && (config.mainloop.is_gemv() || !gemv_only)
             && takes(*config, weights, aligned)
     };
-    let estimated = times.estimates(gpu.multiprocessors(), request, usable);
+    let estimated = times.estimates(gpu.multiprocessors(), request, false, usable);
     let fastest = estimated.into_iter().min_by(|(_, a), (_, b)| a.total_cmp(b));
     let config = fastest.map_or_else(|| otherwise(weights, aligned), |(config, _)| config);
     GemmConfig { weights: weights.format, activations, ..config }
+}
+
+/// The configuration for FP8 activations that should take the least time; `None` if the GPU has
+/// none.
+pub(in crate::gpu) fn choose_fp8(times: &Estimator, gpu: GpuFacts, request: Request) -> Option<GemmConfig> {
+    let Request { weights, tokens, activations, .. } = request;
+    let usable = |config: &GemmConfig| config.mainloop.traits().targets.contain(gpu.target);
+    let estimated = times.estimates(gpu.multiprocessors(), request, true, usable);
+    let fastest = estimated.into_iter().min_by(|(_, a), (_, b)| a.total_cmp(b));
+    let with = |config: GemmConfig| GemmConfig { weights: weights.format, activations, ..config };
+    let configs = GemmConfig::for_fp8(weights.format, activations).filter(usable);
+    // Without times, the smallest tile that has all tokens, or else the largest, in a cluster.
+    let by_tokens = configs.min_by_key(|config| {
+        let GemmConfig { tile_n, cluster, .. } = *config;
+        if tile_n as usize >= tokens { (false, tile_n, cluster) } else { (true, !tile_n, !cluster) }
+    });
+    fastest.map(|(config, _)| with(config)).or(by_tokens)
 }
 
 /// The configuration for weights and activations that the others do not take.
@@ -102,7 +119,8 @@ pub(in crate::gpu) fn choose_for_experts(
     }
     let usable = |config: &GemmConfig| {
         let traits = config.mainloop.traits();
-        traits.targets.contain(gpu.target) && !config.mainloop.is_gemv() && config.cluster == 1
+        let packs = !config.mainloop.is_gemv() && config.mainloop.takes_16_bits();
+        traits.targets.contain(gpu.target) && packs && config.cluster == 1
     };
     let mean = (rows_per_pair * pairs) as f64 / active as f64;
     let token_tiles = |tile_n: u32| (active as f64 * expected_tiles(mean, tile_n)).ceil() as usize;

@@ -84,21 +84,28 @@ impl Estimator {
         Self { measured, costs }
     }
 
-    /// The usable configurations with their estimated times in microseconds. Only configurations
-    /// that were measured with the next larger measured number of tokens are estimated.
+    /// The usable configurations with their estimated times in microseconds, of those for FP8
+    /// activations or of the others. Only configurations that were measured with the next larger
+    /// measured number of tokens are estimated.
     pub(in crate::gpu) fn estimates(
         &self,
         gpu: Multiprocessors,
         request: Request,
+        fp8: bool,
         usable: impl Fn(&GemmConfig) -> bool,
     ) -> Vec<(GemmConfig, f64)> {
-        let of_format = |format: Format| self.measured.iter().filter(move |of| of.config.weights == format);
+        let of_format = |format: Format| {
+            let same =
+                move |of: &&Measured| of.config.weights == format && of.config.mainloop.takes_fp8() == fp8;
+            self.measured.iter().filter(same)
+        };
         let next = |format: Format| {
             of_format(format).map(|of| of.tokens).filter(|tokens| *tokens >= request.tokens).min()
         };
-        // NVFP4's times stand in for MXFP4's where only NVFP4 was measured.
-        let formats = [request.weights.format, Format::Nvfp4];
-        let format = formats.into_iter().find(|format| next(*format).is_some()).unwrap_or(Format::Nvfp4);
+        // NVFP4's times stand in for MXFP4's where only NVFP4 was measured, and with FP8 the other
+        // way around.
+        let formats = [request.weights.format, if fp8 { Format::Mxfp4 } else { Format::Nvfp4 }];
+        let format = formats.into_iter().find(|format| next(*format).is_some()).unwrap_or(formats[1]);
         let most = || of_format(format).map(|of| of.tokens).max();
         let Some(tokens) = next(format).or_else(most) else { return Vec::new() };
         let is_candidate = |config: &GemmConfig| {

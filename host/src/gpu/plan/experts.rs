@@ -58,7 +58,7 @@ impl PlannedExperts {
             choose_for_experts(times, facts, request, [experts, pairs, rows_each], packable)
         });
         // The schedule that is made on the GPU has no clusters, and activations have 16 bits.
-        let refused = config.cluster > 1 || config.mainloop.takes_fp4();
+        let refused = config.cluster > 1 || !config.mainloop.takes_16_bits();
         if !config.mainloop.is_gemv() && !packable || refused {
             return Err(Error::NoKernel { format: shape.format });
         }

@@ -65,8 +65,8 @@ impl LinearPlan {
             Some(config) => GemmConfig { weights: weights.format, activations: dtype, ..config },
             None => choose(Estimator::of_gpu(kernels.gpu_name()), kernels.facts(), request),
         };
-        // A given configuration may be for FP4 activations, which have 16 bits here.
-        if config.mainloop.takes_fp4() {
+        // A given configuration may be for quantized activations, which have 16 bits here.
+        if !config.mainloop.takes_16_bits() {
             return Err(Error::NoKernel { format: weights.format });
         }
         let product = ProductPlan::new(kernels, config, weights, tokens, aligned, None)?;

@@ -2,6 +2,7 @@
 
 use microscale_formats::dot::CHUNK;
 use microscale_kernels_abi::gemm::fp4;
+use microscale_kernels_abi::gemm::fp8::PACK_FP8;
 use microscale_kernels_abi::gemm::gemv::{GemvParams, PlainParams, TokenTiles};
 use microscale_kernels_abi::gemm::packing::pack;
 use microscale_kernels_abi::gemm::params::{GemmParams, PackParams, partial_sum_bytes};
@@ -142,8 +143,11 @@ impl ProductPlan {
         let pack_params = PackParams::new(config, weights.cols as u64, tokens, aligned, sm_count)?;
         // Thread blocks take all of a multiprocessor's shared memory.
         let gemm_params = GemmParams::new(config, weights_shape(weights), tokens, sm_count, shared)?;
-        let pack =
-            if config.mainloop.takes_fp4() { fp4::pack(config.weights) } else { pack(config.activations) }?;
+        let pack = match config.mainloop {
+            Mainloop::BlockScale => fp4::pack(config.weights)?,
+            Mainloop::Fp8 => PACK_FP8,
+            _ => pack(config.activations)?,
+        };
         // The schedule of experts' rows is made on the GPU.
         let thread_blocks = experts.map_or(gemm_params.thread_blocks(config), |_| sm_count);
         Some(Self {

@@ -129,9 +129,11 @@ impl Times {
             let mut configs = configs.clone();
             configs.sort_by(|(_, a), (_, b)| a.total_cmp(b));
             let fastest = |config: &GemmConfig| {
-                // GPUs without `wgmma` choose among the others.
-                let wgmma = config.mainloop.is_wgmma();
-                let of = configs.iter().find(|(of, _)| wgmma || !of.mainloop.is_wgmma());
+                // GPUs without `wgmma` choose among the others, and so do products of FP8.
+                let (wgmma, fp8) = (config.mainloop.is_wgmma(), config.mainloop.takes_fp8());
+                let of = configs
+                    .iter()
+                    .find(|(of, _)| of.mainloop.takes_fp8() == fp8 && (wgmma || !of.mainloop.is_wgmma()));
                 of.map_or(f32::INFINITY, |(_, time)| *time)
             };
             let kept: Vec<_> =
