@@ -65,6 +65,7 @@ pub(crate) fn measure(case: &Case, device: &Device) -> Result<Measurement> {
         #[cfg(feature = "cuda")]
         (Op::GemmExperts, Dtype::Bf16) => experts::measure::<half::bf16>(case, device)?,
         (Op::GemvWeights | Op::GemmWeights, _) => weights::measure(case, device)?,
+        (Op::GemmFp8, _) => weights::measure_fp8(case, device)?,
         #[cfg(feature = "internals")]
         (Op::Launch, _) => weights::measure_launch(case, device)?,
         (_, Dtype::F32) => measure_as::<f32>(op, recipe, size, device)?,

@@ -7,12 +7,10 @@ use microscale::gpu::cudarc::driver::sys::{
 };
 use microscale::gpu::cudarc::driver::{CudaSlice, CudaStream};
 use microscale::gpu::{
-    DeviceAmax, DeviceQuantizeOptions, DeviceReport, DeviceTensor, GemmConfig, Gpu, Linear, doing as failed,
+    DeviceAmax, DeviceQuantizeOptions, DeviceReport, DeviceTensor, Fp8Activations, GemmConfig, GemmWorkspace,
+    Gpu, Linear, LinearFp8, doing as failed,
 };
 use microscale::{Activation, Element, Error, QuantizedShape, QuantizedTensor, Result, cpu};
-
-#[cfg(feature = "internals")]
-use microscale::gpu::GemmWorkspace;
 
 use super::measurement::{Times, median};
 use super::op::Op;
@@ -226,6 +224,58 @@ pub(super) fn measure_weights<T: Activation>(
     )
 }
 
+/// Returns the median time of a product of weights with activations that are quantized to FP8, and
+/// its configuration.
+///
+/// `check` gets the results.
+pub(super) fn measure_fp8<T: Activation>(
+    gpu: &Gpu,
+    (weights, activations, tokens): (&QuantizedTensor, &[T], usize),
+    given: Option<GemmConfig>,
+    check: impl Fn(&[T]) -> Result<()>,
+) -> Result<(f64, Option<GemmConfig>)> {
+    // SAFETY: all work of this function is on one stream, which orders it without events.
+    unsafe { gpu.context().disable_event_tracking() };
+    let stream = gpu.stream();
+    let activations = stream.clone_htod(activations).map_err(failed("copying the activations"))?;
+    let bytes = matrix_bytes(weights) as u64;
+    let operations = 2 * (tokens * weights.cols() * weights.rows()) as u64;
+    let turns = Turns::of(bytes, bytes.max(operations / (2 * OPERATIONS_PER_BYTE)), Effort::FULL);
+    let set = || {
+        let results = tokens * weights.rows();
+        let out = stream.alloc_zeros::<T>(results).map_err(failed("allocating the output"))?;
+        Ok((DeviceTensor::from_host(stream, weights)?, out))
+    };
+    let (first, _) = set()?;
+    let plan = fp8_by_config::<T>(gpu, &first, given).plan(tokens)?;
+    let mut workspace = GemmWorkspace::new(stream, plan.workspace_bytes())?;
+    let times = each_in_rotation(
+        stream,
+        set,
+        (&[()], turns, Effort::FULL),
+        |(), (weights, out)| {
+            let plan = fp8_by_config::<T>(gpu, weights, given).plan(tokens)?;
+            plan.run(stream, Fp8Activations::Values((&activations).into()), &mut workspace, out)
+        },
+        |(), (_, out)| check(&stream.clone_dtoh(out).map_err(failed("copying the output back"))?),
+    )?;
+    Ok((times[0], plan.config()))
+}
+
+/// Returns the product with FP8 activations, with a configuration if one is given.
+fn fp8_by_config<'a, T: Activation>(
+    gpu: &'a Gpu,
+    weights: &'a DeviceTensor,
+    config: Option<GemmConfig>,
+) -> LinearFp8<'a, T, T> {
+    let linear = gpu.linear_fp8::<T, T>(weights).round_weights();
+    match config {
+        #[cfg(feature = "internals")]
+        Some(config) => linear.by(config),
+        _ => linear,
+    }
+}
+
 /// Returns the median time of a product for each configuration, with `tokens` of the given
 /// activations, or `None` for an unsuitable configuration.
 ///
@@ -243,14 +293,21 @@ pub(super) fn measure_configs<T: Activation>(
     let bytes = matrix_bytes(weights) as u64;
     let sets = (0..sets(bytes)).map(|_| DeviceTensor::from_host(stream, weights));
     let sets = sets.collect::<Result<Vec<_>>>()?;
-    let results = tokens * weights.rows();
-    let mut out = stream.alloc_zeros::<T>(results).map_err(failed("allocating the output"))?;
+    let (rows, cols) = (weights.rows(), weights.cols());
+    let mut out = stream.alloc_zeros::<T>(tokens * rows).map_err(failed("allocating the output"))?;
     let mut workspace = GemmWorkspace::new(stream, 0)?;
     let mut room = 0;
     let mut measured = Vec::new();
     for (tokens, config) in products {
-        let plan = gpu.linear::<T, T>(&sets[0]).by(*config).plan(*tokens);
-        let Ok(plan) = plan.as_ref().map(|plan| plan.workspace_bytes()) else {
+        let fp8 = config.mainloop.takes_fp8();
+        let plan = if fp8 {
+            let plan = fp8_by_config::<T>(gpu, &sets[0], Some(*config)).plan(*tokens);
+            plan.map(|plan| plan.workspace_bytes())
+        } else {
+            let plan = gpu.linear::<T, T>(&sets[0]).by(*config).plan(*tokens);
+            plan.map(|plan| plan.workspace_bytes())
+        };
+        let Ok(plan) = plan else {
             measured.push(None);
             continue;
         };
@@ -260,7 +317,14 @@ pub(super) fn measure_configs<T: Activation>(
         let operations = 2 * (tokens * weights.cols() * weights.rows()) as u64;
         let turns = Turns::of(bytes, bytes.max(operations / OPERATIONS_PER_BYTE), Effort::LESS);
         let seconds = time(stream, (turns.launches, Effort::LESS), |i| {
-            let plan = gpu.linear::<T, T>(&sets[i % sets.len()]).by(*config).plan(*tokens)?;
+            let weights = &sets[i % sets.len()];
+            if fp8 {
+                let plan = fp8_by_config::<T>(gpu, weights, Some(*config)).plan(*tokens)?;
+                let values = activations.slice(..tokens * cols);
+                let values = Fp8Activations::Values((&values).into());
+                return plan.run(stream, values, &mut workspace, &mut out.slice_mut(..tokens * rows));
+            }
+            let plan = gpu.linear::<T, T>(weights).by(*config).plan(*tokens)?;
             plan.run(stream, &activations, &mut workspace, &mut out)
         })?;
         measured.push(Some(seconds));

@@ -23,6 +23,8 @@ pub(crate) enum Op {
     GemvWeights,
     /// [`Self::GemvWeights`] for any number of tokens, with tensor cores on a GPU.
     GemmWeights,
+    /// [`Self::GemmWeights`] with activations quantized to FP8, which the time includes (GPU only).
+    GemmFp8,
     /// Experts' quantized weights times the activations of their tokens (GPU only).
     GemmExperts,
     /// Quantizing activations after each row operation, in each format, and KV caches. Measured by
@@ -59,6 +61,7 @@ impl Words for Op {
         ("gemv", Self::Gemv),
         ("gemv-weights", Self::GemvWeights),
         ("gemm-weights", Self::GemmWeights),
+        ("gemm-fp8", Self::GemmFp8),
         ("gemm-experts", Self::GemmExperts),
         ("activations", Self::Activations),
         #[cfg(feature = "internals")]
@@ -102,7 +105,7 @@ impl Op {
         match self {
             #[cfg(feature = "internals")]
             Self::Launch | Self::Empty | Self::Load => true,
-            Self::GemmExperts => true,
+            Self::GemmExperts | Self::GemmFp8 => true,
             _ => self.rows_per_warp().is_some(),
         }
     }
@@ -121,7 +124,7 @@ impl Op {
         match self {
             #[cfg(feature = "internals")]
             Self::Launch => true,
-            _ => matches!(self, Self::GemvWeights | Self::GemmWeights | Self::GemmExperts),
+            _ => matches!(self, Self::GemvWeights | Self::GemmWeights | Self::GemmFp8 | Self::GemmExperts),
         }
     }
 
@@ -143,7 +146,7 @@ impl Op {
         }
         if !self.has_tokens() && size.tokens.is_some() {
             return Err(self.not_measured(
-                "by tokens; leave them out, or measure gemv-weights, gemm-weights or gemm-experts by itself",
+                "by tokens; leave them out, or measure gemv-weights, gemm-weights, gemm-fp8 or gemm-experts by itself",
             ));
         }
         Ok(())

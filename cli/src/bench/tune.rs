@@ -18,7 +18,8 @@ use super::workload::random;
 /// Rows and columns of layers of small models, which are measured with the layers of `layers.txt`.
 const SMALL: [[usize; 2]; 5] = [[512, 2048], [1024, 1024], [2048, 2048], [2048, 8192], [8192, 2048]];
 
-/// The largest number of tokens that MXFP4 is measured with. NVFP4's times stand in above it.
+/// The largest number of tokens that MXFP4 is measured with, with 16-bit activations. NVFP4's times
+/// stand in above it, and MXFP4's for NVFP4's with FP8 activations.
 const MXFP4_TOKENS: usize = 8;
 
 /// Measures the configurations of the GPU's target that are missing in the table of a file, if
@@ -40,19 +41,23 @@ pub(crate) fn tune(gpu: &Gpu, file: &Path, layers: Option<Half>) -> Result<Strin
     let there = std::fs::read_to_string(file).ok().and_then(|text| Times::read(&text));
     let mut times = there.unwrap_or_default();
     for weights in [Format::Nvfp4, Format::Mxfp4] {
-        let limit = if weights == Format::Mxfp4 { MXFP4_TOKENS } else { usize::MAX };
-        let tokens: Vec<_> = tokens.iter().copied().filter(|tokens| *tokens <= limit).collect();
         let most = tokens.last().copied().unwrap_or(1);
         for &[rows, cols] in &shapes {
             let size = Size { rows, cols, batches: 1, tokens: NonZeroUsize::new(most), top_k: 0 };
             let matrix = matrix(&Recipe::of(weights, Numerics::default_for(weights))?, size)?;
             let activations = random::<bf16>(most * cols, 2);
-            let configs = gpu.gemm_configs(matrix.shape());
+            let mut configs = gpu.gemm_configs(matrix.shape());
+            if weights == Format::Mxfp4 {
+                configs.extend(gpu.fp8_configs(weights));
+            }
             let products: Vec<_> = tokens
                 .iter()
                 .flat_map(|&tokens| {
                     let missing = |config: &&GemmConfig| {
-                        is_worth(**config, tokens) && !times.has(**config, [rows, cols, tokens])
+                        let fp8 = config.mainloop.takes_fp8();
+                        (fp8 || weights == Format::Nvfp4 || tokens <= MXFP4_TOKENS)
+                            && is_worth(**config, tokens)
+                            && !times.has(**config, [rows, cols, tokens])
                     };
                     configs.iter().filter(missing).map(|config| (tokens, *config)).collect::<Vec<_>>()
                 })
@@ -82,5 +87,6 @@ fn is_worth(config: GemmConfig, tokens: usize) -> bool {
     }
     // In the tables of 2026-11-25, tiles within 2 % of the fastest time had at most eight times the
     // number of tokens. Only large tiles are measured with more than eight token tiles.
-    tokens > 4 && tile <= 8 * tokens && (tile >= 64 || tokens <= 8 * tile)
+    let least = if config.mainloop.takes_fp8() { 0 } else { 4 };
+    tokens > least && tile <= 8 * tokens.max(2) && (tile >= 64 || tokens <= 8 * tile)
 }

@@ -8,9 +8,11 @@ use microscale::formats::weights::segments_gamma;
 use microscale::{Activation, ActivationPrecision, Device, Dtype, QuantizedTensor, Recipe, Result, Shape};
 #[cfg(feature = "cuda")]
 use microscale::{
-    Error, Words,
+    ActivationFormat, ActivationInput, ActivationRecipe, Error, Format, Fp8Scale, Words,
     formats::weights::{gemm_gamma, tensor_core_gamma},
+    formats::{E4m3, fp8_dot},
     gpu::Gpu,
+    quantize_activations,
 };
 
 use super::case::Case;
@@ -120,6 +122,46 @@ fn on_gpu<T: Activation>(case: &Case, gpu: &Gpu) -> Result<(u64, Times)> {
     Ok((bytes, times))
 }
 
+/// Returns the bytes of the weights' codes and scales, and times of a product with activations in
+/// FP8, quantized per token.
+pub(super) fn measure_fp8(case: &Case, device: &Device) -> Result<(u64, Times)> {
+    match (device, case.dtype) {
+        #[cfg(feature = "cuda")]
+        (Device::Gpus(gpus), Dtype::F16) => fp8_on_gpu::<f16>(case, gpus.first()),
+        #[cfg(feature = "cuda")]
+        (Device::Gpus(gpus), Dtype::Bf16) => fp8_on_gpu::<bf16>(case, gpus.first()),
+        _ => Err(case.op.not_measured("on CPUs, or with activations in f32; choose f16 or bf16")),
+    }
+}
+
+#[cfg(feature = "cuda")]
+fn fp8_on_gpu<T: Activation>(case: &Case, gpu: &Gpu) -> Result<(u64, Times)> {
+    let product = WeightsProduct::<T>::new(&case.recipe, case.size)?;
+    let WeightsProduct { weights, activations, tokens } = &product;
+    let (cols, bytes) = (weights.cols(), matrix_bytes(weights) as u64);
+    let recipe = ActivationRecipe::new(ActivationFormat::Fp8(Fp8Scale::PerToken));
+    let quantized =
+        quantize_activations(ActivationInput::new(activations, Shape::new(*tokens, cols)), &recipe)?;
+    let codes = quantized.codes.iter().map(|code| E4m3::from_bits(*code).to_f32());
+    let rounded = codes.enumerate().map(|(i, code)| code * quantized.f32_scales[i / cols]).collect();
+    let rounded = WeightsProduct::<f32> { weights: weights.clone(), activations: rounded, tokens: *tokens };
+    // NVFP4 weights are rounded by up to 2^-4 each.
+    let loss = if weights.format() == Format::Nvfp4 { 0.0625 } else { 0.0 };
+    let nearly = rounded.nearly(loss + fp8_dot::gamma(cols))?.of::<T>();
+    let (operation, config) =
+        super::gpu::measure_fp8(gpu, (weights, activations, *tokens), case.kernel(), |found| {
+            nearly.check("weights times FP8 activations on the GPU", found)
+        })?;
+    let times = Times {
+        operation,
+        read: None,
+        copy: Some(super::gpu::copy_time(gpu.stream(), bytes)?),
+        kernel: config.map(|config| config.to_string()),
+        tensor_cores_per_second: super::gpu::tensor_cores_per_second(gpu)?.map(|rate| 2.0 * rate),
+    };
+    Ok((bytes, times))
+}
+
 /// Returns the CPU time of planning and launching a product again.
 #[cfg(feature = "internals")]
 pub(super) fn measure_launch(case: &Case, device: &Device) -> Result<(u64, Times)> {
@@ -167,6 +209,17 @@ impl<T: Activation> WeightsProduct<T> {
         let mut magnitudes = vec![T::default(); count * rows];
         gemv_weights(&without_signs, &of_compared, count, &mut magnitudes)?;
         Ok(Nearly { rows, compared, expected, magnitudes, gamma })
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl Nearly<f32> {
+    /// The same results in another dtype.
+    fn of<T: Activation>(self) -> Nearly<T> {
+        let Self { rows, compared, expected, magnitudes, gamma } = self;
+        let [expected, magnitudes] =
+            [expected, magnitudes].map(|values| values.into_iter().map(T::from_f32).collect());
+        Nearly { rows, compared, expected, magnitudes, gamma }
     }
 }
 

@@ -80,8 +80,9 @@ pub(super) fn by_kernels(words: &[String], case: Case) -> anyhow::Result<Vec<Cas
     if words.is_empty() {
         return Ok(vec![case]);
     }
-    if !matches!(case.op, Op::GemvWeights | Op::GemmWeights | Op::GemmExperts) {
-        let message = "--kernel is for --op gemv-weights, gemm-weights and gemm-experts: leave it out";
+    if !matches!(case.op, Op::GemvWeights | Op::GemmWeights | Op::GemmFp8 | Op::GemmExperts) {
+        let message =
+            "--kernel is for --op gemv-weights, gemm-weights, gemm-fp8 and gemm-experts: leave it out";
         return Err(Usage::new(message).into());
     }
     let with_kernel = |word: &String| {
