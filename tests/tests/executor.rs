@@ -11,6 +11,7 @@ mod executor_tests {
     pub(crate) mod expert_parts;
     pub(crate) mod experts;
     pub(crate) mod fp4;
+    pub(crate) mod fp8;
     pub(crate) mod gemm;
     mod gemm_sizes;
     pub(crate) mod kv;

@@ -11,6 +11,7 @@ mod executor_tests {
     pub(crate) mod expert_parts;
     pub(crate) mod experts;
     pub(crate) mod fp4;
+    pub(crate) mod fp8;
     pub(crate) mod gemm;
     mod gemm_sizes;
     pub(crate) mod kv;
@@ -33,6 +34,7 @@ mod gpu_tests {
     pub(crate) mod foreign_memory;
     pub(crate) mod gemm_experts;
     pub(crate) mod gemm_fp4;
+    pub(crate) mod gemm_fp8;
     pub(crate) mod gemm_weights;
     pub(crate) mod gemv;
     pub(crate) mod gemv_weights;
@@ -51,7 +53,7 @@ use std::sync::Arc;
 use gpu_tests::allocations::Counting;
 use gpu_tests::{
     activations, amax, dequantize, device_buffers, errors, executor, expert_views, foreign_memory,
-    gemm_experts, gemm_fp4, gemm_weights, gemv, gemv_weights, kv, layout, plans, quantize, search,
+    gemm_experts, gemm_fp4, gemm_fp8, gemm_weights, gemv, gemv_weights, kv, layout, plans, quantize, search,
 };
 use libtest_mimic::{Arguments, Failed, Trial};
 use microscale::gpu::{Gpu, devices};
@@ -133,6 +135,8 @@ const TESTS: &[Test] = &[
     ("gemm_weights_is_near_the_cpus_on_layers_of_models", gemm_weights::is_near_the_cpus_on_layers_of_models),
     ("gemm_fp4_is_near_the_exact_sum", gemm_fp4::is_near_the_exact_sum),
     ("gemm_fp4_has_the_cpus_bits_with_block_scales", gemm_fp4::has_the_cpus_bits_with_block_scales),
+    ("gemm_fp8_equals_its_definition", gemm_fp8::equals_its_definition),
+    ("gemm_fp8_is_refused_where_it_would_lose", gemm_fp8::is_refused_where_it_would_lose),
     ("gemm_fp4_refuses_operands_that_do_not_match", gemm_fp4::refuses_operands_that_do_not_match),
     ("gemm_weights_of_devices_is_the_same", gemm_weights::of_devices_is_the_same),
     (

@@ -70,7 +70,8 @@ fn run(target: &str, module: &Module, cases: &[&Case]) -> BTreeMap<String, Stati
     let launches = launches();
     let of_case = |i: usize| {
         let case = cases[i];
-        let all = case.by_tensor_cores && !case.kernel.contains("mma_");
+        let long = ["mma_", "fp8_"].iter().any(|mainloop| case.kernel.contains(mainloop));
+        let all = case.by_tensor_cores && !long;
         let own = if all { &launches[..] } else { &launches[i % 4..][..1] };
         own.iter().map(move |launch| (case, launch))
     };
@@ -98,7 +99,7 @@ fn run(target: &str, module: &Module, cases: &[&Case]) -> BTreeMap<String, Stati
 
 /// Returns some of each kernel's cases, spread evenly.
 fn sample(cases: &[Case]) -> Vec<&Case> {
-    const OF_A_KERNEL: usize = 5;
+    const OF_A_KERNEL: usize = 3;
     let mut by_kernel: BTreeMap<(&str, Option<u32>), Vec<&Case>> = BTreeMap::new();
     for case in cases {
         let mainloop = case.mainloop.map(|mainloop| mainloop as u32);

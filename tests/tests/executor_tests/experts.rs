@@ -317,7 +317,7 @@ fn check<T: Exact + Activation>(
                 Err("not the definition's bits".into())
             }
             Mainloop::GemvRagged => Ok(()),
-            Mainloop::Mma | Mainloop::Wgmma | Mainloop::Multicast | Mainloop::BlockScale => {
+            Mainloop::Mma | Mainloop::Wgmma | Mainloop::Multicast | Mainloop::BlockScale | Mainloop::Fp8 => {
                 expert.check(&found, &Bound::of_gemm::<T>(weights.cols(), LEAST))
             }
         };

@@ -104,30 +104,10 @@ impl Operands {
         Self { x, weights: tensor(format, rows, cols, scales, 3 * seed + 1 - seed % 2) }
     }
 
-    /// Returns the sums, one token after the other, as a launch computes them: whole work tiles by
-    /// the definition, and split ones as the f32 sums of their parts.
+    /// Returns the sums as a launch computes them.
     fn sums(&self, config: GemmConfig, gemm: &GemmParams) -> Vec<f32> {
-        let (rows, tokens) = (self.weights.rows(), self.x.rows());
-        let mut sums = vec![f32::NAN; rows * tokens];
-        let tiles = rows.div_ceil(config.tile_m as usize) * tokens.div_ceil(config.tile_n as usize);
-        for tile in 0..tiles as u32 {
-            let [row_tile, token_tile] = gemm.schedule.row_and_token_tile(tile);
-            let of = |tile: u32, of_tile: u32, all: usize| {
-                let first = (tile * of_tile) as usize;
-                first..all.min(first + of_tile as usize)
-            };
-            let parts = parts(gemm, tile);
-            for token in of(token_tile, config.tile_n, tokens) {
-                for row in of(row_tile, config.tile_m, rows) {
-                    let part = |range: &Range<usize>| self.part(token, row, range);
-                    sums[token * rows + row] = match &parts[..] {
-                        [whole] => part(whole),
-                        parts => parts.iter().map(part).fold(0.0, |sum, part| sum + part),
-                    };
-                }
-            }
-        }
-        sums
+        let size = [self.weights.rows(), self.x.rows()];
+        sums_of_parts(config, gemm, size, |token, row, range| self.part(token, row, range))
     }
 
     /// Returns the sum of a range of K-iterations.
@@ -142,6 +122,37 @@ impl Operands {
         };
         fp4_dot::row(format, of(&self.x, token), of(&self.weights, row))
     }
+}
+
+/// Returns the sums of rows and tokens, one token after the other, as a launch computes them: whole
+/// work tiles by the definition, `part` of all K-iterations, and split ones as the f32 sums of their
+/// parts.
+pub(super) fn sums_of_parts(
+    config: GemmConfig,
+    gemm: &GemmParams,
+    [rows, tokens]: [usize; 2],
+    part: impl Fn(usize, usize, &Range<usize>) -> f32,
+) -> Vec<f32> {
+    let mut sums = vec![f32::NAN; rows * tokens];
+    let tiles = rows.div_ceil(config.tile_m as usize) * tokens.div_ceil(config.tile_n as usize);
+    for tile in 0..tiles as u32 {
+        let [row_tile, token_tile] = gemm.schedule.row_and_token_tile(tile);
+        let of = |tile: u32, of_tile: u32, all: usize| {
+            let first = (tile * of_tile) as usize;
+            first..all.min(first + of_tile as usize)
+        };
+        let parts = parts(gemm, tile);
+        for token in of(token_tile, config.tile_n, tokens) {
+            for row in of(row_tile, config.tile_m, rows) {
+                let part = |range: &Range<usize>| part(token, row, range);
+                sums[token * rows + row] = match &parts[..] {
+                    [whole] => part(whole),
+                    parts => parts.iter().map(part).fold(0.0, |sum, part| sum + part),
+                };
+            }
+        }
+    }
+    sums
 }
 
 /// Returns the factor of a product's sums.
@@ -292,7 +303,7 @@ fn multiplying<T: Exact + Activation>(
 
 /// Checks results without an epilogue. Sums must have their bits where the factor is 1. Kernels
 /// round their products with another factor to f32 first, so that others may be the neighbour.
-fn check<T: Exact + Activation>(bytes: &[u8], sums: &[f32], factor: f32) -> Result<(), String> {
+pub(super) fn check<T: Exact + Activation>(bytes: &[u8], sums: &[f32], factor: f32) -> Result<(), String> {
     let found: Vec<T> = bytemuck::pod_collect_to_vec(bytes);
     for (i, (found, sum)) in found.iter().zip(sums).enumerate() {
         let right = T::round_f64(f64::from(*sum) * f64::from(factor));
@@ -420,7 +431,7 @@ fn multiplying_experts(of: &Arc<OfExperts>, config: GemmConfig, thread_blocks: u
 }
 
 /// The codes and scales of a row.
-fn row_of(tensor: &QuantizedTensor, row: usize) -> (&[u8], &[u8]) {
+pub(super) fn row_of(tensor: &QuantizedTensor, row: usize) -> (&[u8], &[u8]) {
     let blocks = tensor.blocks_per_row();
     let bytes = blocks * tensor.format().block_bytes();
     (&tensor.codes()[row * bytes..][..bytes], &tensor.scales()[row * blocks..][..blocks])

@@ -1,0 +1,287 @@
+//! Cases of products of 4-bit weights and FP8 activations, and of the kernel that packs activations.
+
+use std::ops::Range;
+use std::sync::{Arc, LazyLock};
+
+use half::{bf16, f16};
+use microscale::formats::arithmetic::Fused;
+use microscale::formats::{E4m3, fp4_dot, fp8_dot};
+use microscale::{Activation, Dtype, Format, QuantizedTensor};
+use microscale_executor::Argument;
+use microscale_kernels_abi::GemmConfig;
+use microscale_kernels_abi::gemm::PACK_COLUMNS;
+use microscale_kernels_abi::gemm::fp8::PACK_FP8;
+use microscale_kernels_abi::gemm::params::{GemmParams, PackParams};
+use microscale_kernels_abi::gemm::stage::ScalePieces;
+use microscale_test_support::operands::{Scales, tensor};
+use microscale_test_support::oracle::Exact;
+use microscale_test_support::weights::{Bound, ExactProducts};
+
+use super::case::{MOST_SHARED, Prepared, argument, no_experts};
+use super::cases::Case;
+use super::fp4::{check, row_of, sums_of_parts};
+use super::gemm::Multiplication;
+use super::steps::{Fused as Steps, STEPS};
+use super::weights::{kernel_of, shape};
+
+/// f32 operations of the standard library.
+struct Host;
+
+impl Fused for Host {
+    fn fma(a: f32, b: f32, c: f32) -> f32 {
+        a.mul_add(b, c)
+    }
+}
+
+/// A product, and how it is launched.
+#[derive(Clone, Copy, Debug)]
+struct Fp8Case {
+    rows: usize,
+    cols: usize,
+    tokens: usize,
+    thread_blocks: u32,
+    stages: u32,
+    /// Scales of the weights.
+    scales: Scales,
+    /// Activations have a scale per pack of columns.
+    per_pack: bool,
+    /// Some activations are NaN.
+    nan: bool,
+}
+
+const CASE: Fp8Case = Fp8Case {
+    rows: 1,
+    cols: 64,
+    tokens: 1,
+    thread_blocks: 1,
+    stages: 2,
+    scales: Scales::Common,
+    per_pack: false,
+    nan: false,
+};
+
+/// One work tile and several, whole ones and split ones; rows, columns and tokens that end within a
+/// tile, a pack or a block; fewer K-iterations than stages, and more; scales of weights that differ
+/// by more than FP8 spans.
+const CASES: [Fp8Case; 14] = [
+    CASE,
+    Fp8Case { rows: 16, cols: 128, tokens: 16, thread_blocks: 4, stages: 3, ..CASE },
+    Fp8Case { rows: 200, cols: 192, tokens: 17, thread_blocks: 3, per_pack: true, ..CASE },
+    Fp8Case { rows: 20, cols: 1152, tokens: 5, scales: Scales::Any, stages: 3, ..CASE },
+    Fp8Case {
+        rows: 40,
+        cols: 1020,
+        tokens: 9,
+        thread_blocks: 3,
+        scales: Scales::Any,
+        per_pack: true,
+        ..CASE
+    },
+    Fp8Case { rows: 70, cols: 640, tokens: 40, thread_blocks: 5, stages: 4, ..CASE },
+    Fp8Case { rows: 300, cols: 256, tokens: 8, ..CASE },
+    Fp8Case { rows: 33, cols: 352, tokens: 65, thread_blocks: 2, scales: Scales::Numbers, ..CASE },
+    Fp8Case { rows: 6, cols: 2272, tokens: 30, stages: 8, per_pack: true, ..CASE },
+    Fp8Case { rows: 260, cols: 704, tokens: 130, thread_blocks: 3, stages: 3, ..CASE },
+    Fp8Case { rows: 10, cols: 96, tokens: 3, scales: Scales::Smallest, ..CASE },
+    Fp8Case { rows: 10, cols: 4160, tokens: 2, thread_blocks: 7, nan: true, ..CASE },
+    Fp8Case { rows: 130, cols: 37, tokens: 170, thread_blocks: 2, ..CASE },
+    Fp8Case { rows: 256, cols: 416, tokens: 128, per_pack: true, nan: true, ..CASE },
+];
+
+/// Products with an epilogue.
+const WITH_STEPS: [Fp8Case; 2] = [
+    Fp8Case { rows: 38, cols: 256, tokens: 21, thread_blocks: 2, ..CASE },
+    Fp8Case { rows: 190, cols: 448, tokens: 70, thread_blocks: 3, stages: 3, per_pack: true, ..CASE },
+];
+
+/// Operands of a product.
+struct Operands {
+    weights: QuantizedTensor,
+    /// Rows of codes.
+    x: Vec<E4m3>,
+    tokens: usize,
+    /// Scales, `each` per token.
+    scales: Vec<f32>,
+    each: usize,
+    per_pack: bool,
+}
+
+impl Operands {
+    fn draw(format: Format, case: Fp8Case, seed: u64) -> Self {
+        let Fp8Case { rows, tokens, scales, per_pack, nan, .. } = case;
+        // NVFP4's rows of scales are whole words.
+        let cols = match format {
+            Format::Nvfp4 => case.cols.next_multiple_of(64) - case.cols % 2,
+            _ => case.cols,
+        };
+        let mut random = fastrand::Rng::with_seed(seed);
+        let mut code = || loop {
+            let code = E4m3::from_bits(random.u8(..));
+            if !code.is_nan() {
+                return code;
+            }
+        };
+        let mut x: Vec<_> = (0..tokens * cols).map(|_| code()).collect();
+        if nan {
+            let nan = random.usize(..x.len());
+            x[nan] = E4m3::NAN;
+        }
+        let packs = cols.div_ceil(PACK_COLUMNS as usize);
+        let per_pack = per_pack && packs > 1;
+        let each = if per_pack { packs } else { 1 };
+        let scales_of_x = (0..tokens * each).map(|_| random.f32() * 0.01).collect();
+        let weights = tensor(format, rows, cols, scales, 3 * seed);
+        Self { weights, x, tokens, scales: scales_of_x, each, per_pack }
+    }
+
+    /// Returns the sums as a launch computes them.
+    fn sums(&self, config: GemmConfig, gemm: &GemmParams) -> Vec<f32> {
+        let size = [self.weights.rows(), self.tokens];
+        sums_of_parts(config, gemm, size, |token, row, range| self.part(config, token, row, range))
+    }
+
+    /// Returns the sum of a range of K-iterations.
+    fn part(&self, config: GemmConfig, token: usize, row: usize, range: &Range<usize>) -> f32 {
+        let format = self.weights.format();
+        let packs = range.start * config.packs() as usize..range.end * config.packs() as usize;
+        let columns = |all: usize| {
+            let of = |pack: usize| all.min(pack * PACK_COLUMNS as usize);
+            of(packs.start)..of(packs.end)
+        };
+        let (codes, scales) = row_of(&self.weights, row);
+        let (of_codes, block) = (columns(codes.len() * 2), format.block());
+        let weights = fp8_dot::Weights {
+            format,
+            codes: &codes[of_codes.start / 2..of_codes.end / 2],
+            scales: &scales[of_codes.start / block..of_codes.end / block],
+        };
+        let cols = self.weights.cols();
+        let x = &self.x[token * cols..][..cols][columns(cols)];
+        let scales = &self.scales[token * self.each..][..self.each];
+        let scales = match self.per_pack {
+            true => fp8_dot::Scales::Packs(&scales[packs.start..]),
+            false => fp8_dot::Scales::Token(scales[0]),
+        };
+        fp8_dot::row::<Host>(weights, x, scales)
+    }
+}
+
+/// Packs activations and multiplies. `T` is the dtype of results.
+fn multiplying<T: Exact + Activation>(
+    operands: &Arc<Operands>,
+    config: GemmConfig,
+    case: Fp8Case,
+    fused: Option<Steps>,
+) -> Prepared {
+    let Fp8Case { thread_blocks, stages, .. } = case;
+    let Operands { weights, x, tokens, scales: x_scales, each, per_pack } = &**operands;
+    let thread_blocks = thread_blocks * config.row_sharers();
+    let mut case = Prepared::new();
+    let (cols, count) = (weights.cols() as u64, *tokens as u64);
+    let aligned = weights.cols().is_multiple_of(8);
+    let pack = PackParams::new(config, cols, count, aligned, thread_blocks).expect("a small launch");
+    let bytes: Vec<u8> = x.iter().map(|code| code.to_bits()).collect();
+    let x = case.memory.allocate_from_aligned("x", &bytes, 8);
+    let x_scales = case.memory.allocate_from_aligned("scales of x", bytemuck::cast_slice(x_scales), 4);
+    let packed = case.memory.allocate_aligned("packed", pack.bytes() as usize, 16);
+    let [plan, from, to] = no_experts();
+    let arguments = vec![
+        x.into(),
+        x_scales.into(),
+        packed.into(),
+        plan.clone(),
+        from.clone(),
+        argument(&pack),
+        (*each as u32).into(),
+    ];
+    case.step(PACK_FP8.kernel().name, u64::from(pack.thread_blocks), arguments);
+
+    let stage = config.stage(ScalePieces::MOST);
+    let shared = stage.shared_bytes(stages.min(stage.count(MOST_SHARED)));
+    let mut gemm =
+        GemmParams::new(config, shape(weights), count, thread_blocks, shared).expect("a small launch");
+    gemm.pack_scales = u32::from(*per_pack);
+    let codes = case.memory.allocate_from_aligned("codes", weights.codes(), 16);
+    let scales = case.memory.allocate_from_aligned("scales", weights.scales(), 16);
+    let (slot, apply) = case.global_scale(weights);
+    let results = weights.rows() * tokens;
+    let [bytes, each] =
+        fused.as_ref().map_or([results * size_of::<T>(), size_of::<T>()], |fused| fused.bytes);
+    let out = case.memory.allocate_aligned("out", bytes, each as u64);
+    let ([bias, residual], steps) = Steps::arguments(fused.as_ref(), &mut case);
+    Multiplication {
+        config,
+        gemm: &gemm,
+        thread_blocks: gemm.thread_blocks(config),
+        weights: [codes.into(), scales.into(), slot],
+        apply,
+        activations: Argument::from(0u64),
+        packed,
+        out,
+        routed: [plan, from, to],
+        epilogue: ([bias, residual], steps),
+    }
+    .launch(&mut case);
+    let operands = Arc::clone(operands);
+    case.checks.push(Box::new(move |memory| {
+        let bytes = memory.bytes(out).map_err(|error| error.to_string())?;
+        let sums = operands.sums(config, &gemm);
+        let factor = fp4_dot::factor(1.0, [None, operands.weights.global_scale()]);
+        let Some(fused) = &fused else {
+            return check::<T>(&bytes, &sums, factor);
+        };
+        let scaled = sums.iter().map(|sum| f64::from(*sum) * f64::from(factor));
+        let exact = ExactProducts::of_sums(operands.weights.rows(), scaled);
+        fused.check(&bytes, &exact, &Bound::NONE)
+    }));
+    case
+}
+
+/// Operands that are made when a case first needs them.
+type Lazy = Arc<LazyLock<Arc<Operands>, Box<dyn FnOnce() -> Arc<Operands> + Send>>>;
+
+fn cases_of<T: Exact + Activation>(cases: &mut Vec<Case>) {
+    for format in Format::MULTIPLIED {
+        let mut add = |case: Fp8Case, seed: u64, number: Option<usize>| {
+            let made: Lazy =
+                Arc::new(LazyLock::new(Box::new(move || Arc::new(Operands::draw(format, case, seed)))));
+            for config in GemmConfig::for_fp8(format, T::DTYPE) {
+                let steps = number.map(|number| STEPS[number]);
+                let what = format!("{config}, {case:?}, {steps:?}");
+                let made = Arc::clone(&made);
+                let make = move || {
+                    let fused = number.map(|number| Steps::new::<T>(number, case.rows, case.tokens));
+                    multiplying::<T>(&made, config, case, fused)
+                };
+                let mainloop = Some(config.mainloop);
+                cases.push(Case {
+                    by_tensor_cores: true,
+                    mainloop,
+                    ..Case::new(what, kernel_of(config).into(), make)
+                });
+            }
+        };
+        for (i, case) in (0..).zip(CASES) {
+            add(case, i, None);
+        }
+        for (i, case) in (0..).zip(WITH_STEPS) {
+            (0..STEPS.len()).for_each(|number| add(case, i, Some(number)));
+        }
+    }
+}
+
+/// Adds every case of these kernels.
+pub(crate) fn fp8_cases(cases: &mut Vec<Case>) {
+    cases_of::<f16>(cases);
+    cases_of::<bf16>(cases);
+    // The kernel that packs is a step of every product.
+    let format = Format::Mxfp4;
+    let config = GemmConfig::for_fp8(format, Dtype::Bf16).next().expect("a configuration");
+    for (i, case) in (0..).zip(CASES) {
+        let make =
+            move || multiplying::<bf16>(&Arc::new(Operands::draw(format, case, i)), config, case, None);
+        let mainloop = Some(config.mainloop);
+        let kernel = PACK_FP8.kernel().name.into();
+        cases.push(Case { mainloop, ..Case::new(format!("{case:?}"), kernel, make) });
+    }
+}
