@@ -107,7 +107,7 @@ fn assemble(assembler: &Assembler, ptx: &Ptx, gpu: &str, folder: &Path) -> Resul
 }
 
 /// The instructions of the tensor cores.
-const PRODUCTS: &[&str] = &["HMMA", "HGMMA", "OMMA"];
+const PRODUCTS: &[&str] = &["HMMA", "HGMMA", "QGMMA", "OMMA"];
 
 /// Returns the assembler's warning that asynchronous matrix products (wgmma) are serialized, if
 /// any.

@@ -16,7 +16,7 @@ pub(super) struct Requirement {
 }
 
 /// Every requirement.
-pub(super) const REQUIREMENTS: [Requirement; 8] = [
+pub(super) const REQUIREMENTS: [Requirement; 9] = [
     Requirement {
         target: |target| target.hardware_fp4,
         kernel: |kernel| quantizes(kernel, Converts::E2m1),
@@ -64,6 +64,12 @@ pub(super) const REQUIREMENTS: [Requirement; 8] = [
         kernel: |kernel| multiplies_fp4(kernel, "mxfp4_"),
         ptx: "kind::mxf4.block_scale.scale_vec::2X",
         sass: ("OMMA", "E8"),
+    },
+    Requirement {
+        target: |target| target.wgmma,
+        kernel: |kernel| kernel.name.contains("fp4_gemm_") && kernel.name.contains("_fp8_"),
+        ptx: "k32.f32.e4m3.e4m3",
+        sass: ("QGMMA", "E4M3"),
     },
 ];
 

@@ -144,7 +144,7 @@ pub(in crate::gpu) unsafe fn quantize_rows_fp8(
     unsafe { launch(kernels, stream, kernel, &params, addresses) }
 }
 
-/// Enqueues a kernel that quantizes activations. The addresses are those of its arguments, in
+/// Enqueues a kernel that quantizes activations. `addresses` has those of its arguments, in
 /// order.
 ///
 /// # Safety
