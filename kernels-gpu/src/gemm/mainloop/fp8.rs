@@ -37,8 +37,8 @@ type Magnitudes = [u32; 2];
 
 /// A format of weights that is decoded to E4M3.
 pub(in crate::gemm) trait Fp8Weights: WeightFormat {
-    /// The exponent that the scales of a row's chunks in a pack are relative to. All lanes of a
-    /// quad call it, with one chunk each; the scale of a chunk past the end of the row is 0.
+    /// The exponent that the scales of a row's chunks in a pack are relative to. All lanes of the
+    /// warp call it, with a chunk each; the scale of a chunk past the end of a row is 0.
     fn base(scales: u32) -> u32;
 
     /// The factor of sums of products of decoded weights.
@@ -286,7 +286,7 @@ where
                 let next = Chunks::new::<F>(&fragment);
                 let decoded = next.decode_all();
                 products.wait();
-                promote::<T, A>(sums, &products, now.factors, scales, pack_scales);
+                promote(sums, &products, now.factors, scales, pack_scales);
                 (now, weights) = (next, decoded);
             }
             left -= 1;
@@ -299,7 +299,7 @@ where
         }
         if left == 0 && !pack_scales {
             // SAFETY: the stage of the last pack is not yet released.
-            unsafe { scale_tokens::<T, A>(sums, scales) };
+            unsafe { scale_tokens(sums, scales) };
         }
         state.advance();
         // SAFETY: the whole warp group is here, and all products of the stage have been waited for.
@@ -316,13 +316,7 @@ where
 /// # Safety
 /// The scales of the work tile's tokens are at `scales` in shared memory.
 #[inline(always)]
-unsafe fn promote<T: Tile, A: Array>(
-    sums: &mut A,
-    products: &A,
-    factors: [f32; 2],
-    scales: u32,
-    pack_scales: bool,
-) {
+unsafe fn promote<A: Array>(sums: &mut A, products: &A, factors: [f32; 2], scales: u32, pack_scales: bool) {
     if pack_scales {
         for four in 0..A::LEN / 4 {
             // SAFETY: the caller promises the scales.
@@ -345,7 +339,7 @@ unsafe fn promote<T: Tile, A: Array>(
 /// # Safety
 /// As for [`promote`].
 #[inline(always)]
-unsafe fn scale_tokens<T: Tile, A: Array>(sums: &mut A, scales: u32) {
+unsafe fn scale_tokens<A: Array>(sums: &mut A, scales: u32) {
     for four in 0..A::LEN / 4 {
         // SAFETY: the caller promises the scales.
         let scales = unsafe { token_scales(scales, four) };
