@@ -322,7 +322,7 @@ pub(super) fn measure_configs<T: Activation>(
                 let plan = fp8_by_config::<T>(gpu, weights, Some(*config)).plan(*tokens)?;
                 let values = activations.slice(..tokens * cols);
                 let values = Fp8Activations::Values((&values).into());
-                return plan.run(stream, values, &mut workspace, &mut out.slice_mut(..tokens * rows));
+                return plan.run(stream, values, &mut workspace, out.slice_mut(..tokens * rows));
             }
             let plan = gpu.linear::<T, T>(weights).by(*config).plan(*tokens)?;
             plan.run(stream, &activations, &mut workspace, &mut out)
