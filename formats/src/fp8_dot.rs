@@ -50,9 +50,9 @@
 //! # Error bound
 //!
 //! A k-step loses less than 34 units of 2^(e − 13). Decoded weights are normal numbers, and a
-//! subnormal activation is at least 2^−3 of its power of two, so that 2^e is at most eight times the
-//! larger of the accumulator and the largest product. Truncation makes no magnitude larger: both are
-//! at most M, the sum of the magnitudes of the pack's products. Four k-steps lose less than
+//! subnormal activation is at least 2^−3 of its power of two. So 2^e is at most eight times the
+//! larger of the accumulator and the largest product. Truncation makes no magnitude larger: both
+//! are at most M, the sum of the magnitudes of the pack's products. Four k-steps lose less than
 //! 4 · 34 · 2^−10 · M in the worst case. Typically each loses 2^−13 of the largest product.
 //! [`gamma`] is this bound with the roundings in f32.
 

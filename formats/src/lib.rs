@@ -29,7 +29,7 @@
 //! | [`hessian`] | choosing it by the error in a layer's output: [`Hessian`](hessian::Hessian) |
 //! | [`dot`] | the product of two quantized vectors, and the order of its sums |
 //! | [`fp4_dot`] | the same product with the arithmetic of Blackwell's tensor cores |
-//! | [`fp8_dot`] | 4-bit weights times FP8 activations with the arithmetic of Hopper's tensor cores |
+//! | [`fp8_dot`] | 4-bit weights times FP8 activations, as Hopper's tensor cores multiply |
 //! | [`weights`] | the product of a quantized row and a vector of 16-bit activations |
 //! | [`int8`] | the same product with activations rounded to INT8 |
 //! | [`kv`] | paged KV caches: [`KvShape`](kv::KvShape) |

@@ -5,10 +5,6 @@ use microscale_kernels_abi::gemm::params::GemmParams;
 use microscale_kernels_abi::gemm::schedule::Schedule;
 use microscale_kernels_abi::gemm::stage::PLAN_OFFSET;
 
-#[cfg(microscale_wgmma)]
-use super::tile::Tile;
-#[cfg(microscale_wgmma)]
-use super::tile_scheduler::WorkTile;
 use crate::hardware::warp;
 use crate::product::problem::{Problem, Routed};
 
@@ -24,18 +20,6 @@ pub(super) struct Params<'a> {
     pub(super) semaphores: *mut u32,
     /// The workspace for partial sums of split work tiles.
     pub(super) partial_sums: *mut u8,
-}
-
-#[cfg(microscale_wgmma)]
-impl Params<'_> {
-    /// The packed activations of a work tile's first K-iteration.
-    #[inline(always)]
-    pub(super) fn packed_of<T: Tile>(&self, work_tile: &WorkTile) -> *const u8 {
-        let WorkTile { token_tile, k_range, .. } = work_tile;
-        let pack = u64::from(*token_tile) * self.launch.gemm.k_iterations.divisor + u64::from(k_range.start);
-        let pack_bytes = const { T::STAGE.activation_bytes() };
-        self.packed.wrapping_add((pack * u64::from(pack_bytes)) as usize)
-    }
 }
 
 /// The sizes of a launch, with the schedule as the kernel reads it.

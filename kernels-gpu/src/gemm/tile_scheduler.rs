@@ -47,6 +47,16 @@ pub(super) struct WorkTile {
 }
 
 impl Params<'_> {
+    /// The packed activations of a work tile's first K-iteration.
+    #[cfg(microscale_wgmma)]
+    #[inline(always)]
+    pub(super) fn packed_of<T: Tile>(&self, work_tile: &WorkTile) -> *const u8 {
+        let WorkTile { token_tile, k_range, .. } = work_tile;
+        let pack = u64::from(*token_tile) * self.launch.gemm.k_iterations.divisor + u64::from(k_range.start);
+        let pack_bytes = const { T::STAGE.activation_bytes() };
+        self.packed.wrapping_add((pack * u64::from(pack_bytes)) as usize)
+    }
+
     /// The work tile of a range.
     #[inline(always)]
     pub(super) fn work_tile<T: Tile>(&self, k_range: KRange) -> WorkTile {

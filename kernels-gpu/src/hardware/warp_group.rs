@@ -46,7 +46,8 @@ pub(crate) unsafe fn barrier_of<const NUMBER: u32>(threads: u32) {
     }
 }
 
-/// The stride of eight tokens of 16-bit activations in a pack, in the descriptors' unit of 16 bytes.
+/// The stride of eight tokens of 16-bit activations in a pack, in the descriptors' unit of 16
+/// bytes.
 const NEXT_EIGHT: u32 = PACK_COLUMNS;
 /// The same for FP8.
 const NEXT_EIGHT_FP8: u32 = PACK_COLUMNS / 2;

@@ -1,8 +1,8 @@
 //! Elements of `mma` and `wgmma` (ISA 9.7.14, 9.7.15): a sum of products and an addend, in f32.
 //!
-//! For 16-bit factors, the ISA asks for at least single precision and leaves order and rounding open. An
-//! [`Approximation`] chooses them. Subnormals are preserved, as on all measured GPUs. E4M3 factors
-//! have the arithmetic of Hopper, which [`fp8_dot`] defines. No approximation changes it.
+//! For 16-bit factors, the ISA asks for at least single precision and leaves order and rounding
+//! open. An [`Approximation`] chooses them. Subnormals are preserved, as on all measured GPUs. E4M3
+//! factors have the arithmetic of Hopper, which [`fp8_dot`] defines. No approximation changes it.
 
 use microscale_formats::{E4m3, fp8_dot};
 
