@@ -68,7 +68,7 @@ pub const FRACTION_BITS: i32 = 35;
 pub const NAN: u32 = 0x7FFF_FFFF;
 
 /// Exponent of the smallest normal f32, and of accumulators that are zero or subnormal.
-const SMALLEST: i32 = -126;
+pub(crate) const SMALLEST: i32 = -126;
 
 /// Units of a term's significand per 1: quarters, times 8ths of both significands.
 const TERM_BITS: i32 = 8;
@@ -104,8 +104,9 @@ impl Term {
     }
 }
 
-/// Returns eight times the significand of a scale and its exponent, or `None` for NaN.
-fn split(scale: E4m3) -> Option<(i32, i32)> {
+/// Returns eight times the significand of a number without its sign, and its exponent, or `None` for
+/// NaN.
+pub(crate) fn split(scale: E4m3) -> Option<(i32, i32)> {
     let bits = i32::from(scale.to_bits() & 0x7F);
     match (bits >> 3, bits & 7) {
         (15, 7) => None,
@@ -136,19 +137,19 @@ pub fn step(accumulator: f32, terms: [Option<Term>; GROUPS]) -> f32 {
 }
 
 /// Returns an f32's signed significand in units of 2^−23 and its exponent, at least −126.
-fn split_f32(x: f32) -> (i32, i32) {
+pub(crate) fn split_f32(x: f32) -> (i32, i32) {
     let (field, fraction) = ((x.to_bits() >> 23 & 0xFF) as i32, (x.to_bits() & 0x7F_FFFF) as i32);
     let magnitude = if field == 0 { fraction } else { fraction | 1 << 23 };
     (if x.is_sign_negative() { -magnitude } else { magnitude }, field.max(1) - 127)
 }
 
 /// Returns `x` · 2^`by`, truncated toward zero.
-fn shifted(x: i64, by: i32) -> i64 {
+pub(crate) fn shifted(x: i64, by: i32) -> i64 {
     if by >= 0 { x << by } else { x / (1 << (-by).min(62)) }
 }
 
 /// Returns `sum` · 2^`unit`, truncated toward zero to f32. `unit` is at least −161.
-fn truncated(sum: i64, unit: i32) -> f32 {
+pub(crate) fn truncated(sum: i64, unit: i32) -> f32 {
     let magnitude = sum.unsigned_abs();
     let Some(top) = magnitude.checked_ilog2() else { return 0.0 };
     let exponent = top as i32 + unit;

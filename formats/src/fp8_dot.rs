@@ -1,8 +1,8 @@
 //! The product of a row of 4-bit weights and a row of FP8 activations, with the arithmetic of
 //! Hopper's tensor cores, to the bit.
 //!
-//! This is the sum that `wgmma.mma_async … k32.f32.e4m3.e4m3` computes for one result, and what the
-//! kernels do around it.
+//! This is the sum that `wgmma.mma_async … k32.f32.e4m3.e4m3` computes for one result, and the f32
+//! operations of the kernels around it.
 //!
 //! Source of the instruction's arithmetic: MMA-Sim, commit c785138 (arXiv 2511.10909), whose
 //! authors compared it with an H100.
@@ -12,7 +12,7 @@
 //! [`step`] adds [`STEP`] = 32 products of E4M3 numbers to an accumulator, an f32:
 //!
 //! 1. A product is exact. Its exponent is the sum of the exponents of both numbers, −6 for
-//!    subnormal ones. That of the accumulator is −126 if it is zero or subnormal.
+//!    subnormal ones. A zero or subnormal accumulator has the exponent −126.
 //! 2. The products and the accumulator are truncated toward zero to multiples of 2^(e − 13). e is
 //!    the largest of the 33 exponents.
 //! 3. Their sum is exact. It is truncated toward zero to 13 fraction bits.
@@ -58,7 +58,9 @@
 
 use crate::activations::GROUP;
 use crate::arithmetic::Fused;
-use crate::{E2m1, E4m3, E8m0, Format};
+use crate::fp4_dot::{shifted, split, split_f32, truncated};
+use crate::plan::power_of_two;
+use crate::{E2m1, E4m3, E8m0, Format, mx};
 
 /// Products of a k-step.
 pub const STEP: usize = 32;
@@ -80,63 +82,28 @@ pub const WIDEST: u32 = 11;
 /// NVFP4 elements times their scale, up to 6 · 448, are divided by it to become E4M3 numbers.
 pub const NVFP4_FACTOR: f32 = 8.0;
 
-/// Exponent of the smallest normal f32, of accumulators that are zero or subnormal, and of zeros.
-const SMALLEST: i32 = -126;
+/// The fraction bits of an f32 that a sum does not have.
+const LOST: u32 = (1 << (f32::MANTISSA_DIGITS as i32 - 1 - FRACTION_BITS)) - 1;
 
 /// Adds 32 products to an accumulator.
 pub fn step(accumulator: f32, a: &[E4m3; STEP], b: &[E4m3; STEP]) -> f32 {
-    if a.iter().chain(b).any(|x| x.is_nan()) {
-        return f32::NAN;
+    // Products, in units of 2^-6 of their exponents.
+    let mut products = [(0, 0); STEP];
+    for ((product, a), b) in products.iter_mut().zip(a).zip(b) {
+        let (Some((x, ex)), Some((y, ey))) = (split(*a), split(*b)) else { return f32::NAN };
+        let negative = (a.to_bits() ^ b.to_bits()) & 0x80 != 0;
+        *product = (if negative { -x * y } else { x * y }, ex + ey);
     }
     if !accumulator.is_finite() {
         return accumulator;
     }
-    // Products, in units of 2^-6, and their exponents.
-    let mut products = [(0, 0); STEP];
     let (significand, exponent) = split_f32(accumulator);
-    let mut largest = exponent;
-    for ((product, a), b) in products.iter_mut().zip(a).zip(b) {
-        let (a, b) = (split(*a), split(*b));
-        *product = (a.0 * b.0, a.1 + b.1);
-        largest = largest.max(product.1);
-    }
-    let mut sum = shifted(significand, exponent - 23 - largest + FRACTION_BITS);
-    for (product, exponent) in products {
-        sum += shifted(product, exponent - 6 - largest + FRACTION_BITS);
-    }
-    // At most 13 fraction bits of the result: more are lost.
-    let Some(top) = sum.unsigned_abs().checked_ilog2() else { return 0.0 };
-    let unit = largest - FRACTION_BITS;
-    let drop = (top as i32 - FRACTION_BITS).max(SMALLEST - FRACTION_BITS - unit).max(0);
-    (f64::from(sum / (1 << drop.min(30))) * power(unit + drop.min(30))) as f32
-}
-
-/// Returns eight times the signed significand of a number and its exponent.
-fn split(x: E4m3) -> (i32, i32) {
-    let bits = i32::from(x.to_bits());
-    let (magnitude, exponent) = match (bits >> 3 & 15, bits & 7) {
-        (0, 0) => (0, SMALLEST),
-        (0, fraction) => (fraction, -6),
-        (field, fraction) => (8 + fraction, field - 7),
-    };
-    (if bits & 0x80 != 0 { -magnitude } else { magnitude }, exponent)
-}
-
-/// Returns an f32's signed significand in units of 2^−23 and its exponent, at least −126.
-fn split_f32(x: f32) -> (i32, i32) {
-    let (field, fraction) = ((x.to_bits() >> 23 & 0xFF) as i32, (x.to_bits() & 0x7F_FFFF) as i32);
-    let magnitude = if field == 0 { fraction } else { fraction | 1 << 23 };
-    (if x.is_sign_negative() { -magnitude } else { magnitude }, field.max(1) - 127)
-}
-
-/// Returns `x` · 2^`by`, truncated toward zero.
-fn shifted(x: i32, by: i32) -> i32 {
-    if by >= 0 { x << by } else { x / (1 << (-by).min(30)) }
-}
-
-/// Returns 2^`exponent`, a normal f64.
-fn power(exponent: i32) -> f64 {
-    f64::from_bits(((exponent + 1023) as u64) << 52)
+    let largest = products.iter().fold(exponent, |largest, (_, exponent)| largest.max(*exponent));
+    let aligned =
+        |significand: i32, exponent: i32| shifted(i64::from(significand), FRACTION_BITS + exponent - largest);
+    let sum = aligned(significand, exponent - 23)
+        + products.iter().map(|(product, exponent)| aligned(*product, exponent - 6)).sum::<i64>();
+    f32::from_bits(truncated(sum, largest - FRACTION_BITS).to_bits() & !LOST)
 }
 
 /// A row of weights: codes, two per byte, and one scale byte per block of NVFP4 or MXFP4.
@@ -162,62 +129,58 @@ impl Weights<'_> {
         self.codes.len() * 2
     }
 
-    /// The largest scale of a pack; 0 in NVFP4.
+    /// The largest scale of a pack in MXFP4; 0 in NVFP4.
     fn base(&self, pack: usize) -> u8 {
-        let blocks = PACK / self.format.block();
-        let scales = self.scales.chunks(blocks).nth(pack).unwrap_or(&[]);
-        if self.format == Format::Nvfp4 { 0 } else { scales.iter().copied().max().unwrap_or(0) }
-    }
-
-    /// The factor of a pack's sum.
-    pub fn factor(&self, pack: usize) -> f32 {
-        match self.base(pack) {
-            _ if self.format == Format::Nvfp4 => NVFP4_FACTOR,
-            base if E8m0::from_bits(base).is_nan() => f32::NAN,
-            base => E8m0::from_bits(base).to_f32() * power(-PACK_EXPONENT) as f32,
-        }
-    }
-
-    /// Returns whether the block of a column is left out of the tensor cores' sums.
-    pub fn is_left_out(&self, column: usize) -> bool {
         if self.format == Format::Nvfp4 {
-            return false;
+            return 0;
         }
-        let scale = self.scales[column / self.format.block()];
-        u32::from(self.base(column / PACK)) - u32::from(scale) > WIDEST
+        let scales = self.scales.chunks(PACK / mx::BLOCK).nth(pack).unwrap_or(&[]);
+        scales.iter().copied().max().unwrap_or(0)
+    }
+
+    /// The factor of sums of a pack with a base.
+    fn factor(&self, base: u8) -> f32 {
+        match E8m0::from_bits(base) {
+            _ if self.format == Format::Nvfp4 => NVFP4_FACTOR,
+            base if base.is_nan() => f32::NAN,
+            base => base.to_f32() * power_of_two(-PACK_EXPONENT),
+        }
+    }
+
+    /// Returns whether a block of MXFP4 is left out of the tensor cores' sums of a pack.
+    fn is_left_out(&self, block: usize, base: u8) -> bool {
+        self.format != Format::Nvfp4 && u32::from(base) - u32::from(self.scales[block]) > WIDEST
     }
 
     /// The weight of a column, decoded to E4M3; zero for one that is left out, or past the end.
-    pub fn decoded(&self, column: usize) -> E4m3 {
+    fn decoded(&self, column: usize, base: u8) -> E4m3 {
         if column >= self.columns() {
             return E4m3::from_bits(0);
         }
-        let element = self.element(column);
-        let scale = self.scales[column / self.format.block()];
-        match self.format {
-            Format::Nvfp4 => E4m3::from_f32(element * E4m3::from_bits(scale).to_f32() / NVFP4_FACTOR),
-            _ if self.is_left_out(column) => E4m3::from_f32(element * 0.0),
-            _ => {
-                let below = i32::from(self.base(column / PACK)) - i32::from(scale);
-                E4m3::from_f32(element * power(PACK_EXPONENT - below) as f32)
-            }
-        }
+        let block = column / self.format.block();
+        let scale = self.scales[block];
+        let factor = if self.format == Format::Nvfp4 {
+            E4m3::from_bits(scale).to_f32() / NVFP4_FACTOR
+        } else if self.is_left_out(block, base) {
+            0.0
+        } else {
+            power_of_two(PACK_EXPONENT - i32::from(base - scale))
+        };
+        E4m3::from_f32(self.element(column) * factor)
     }
-}
 
-/// Returns the sum of a pack: number `pack` of the row.
-pub fn pack(weights: Weights<'_>, x: &[E4m3], pack: usize) -> f32 {
-    let mut sum = 0.0;
-    for i in 0..PACK / STEP {
-        let (mut a, mut b) = ([E4m3::from_bits(0); STEP], [E4m3::from_bits(0); STEP]);
-        for (j, (a, b)) in a.iter_mut().zip(&mut b).enumerate() {
-            let column = pack * PACK + j / 8 * 32 + i * 8 + j % 8;
-            *a = weights.decoded(column);
-            *b = x.get(column).copied().unwrap_or(E4m3::from_bits(0));
+    /// The sum of a pack: number `pack` of the row.
+    fn sum(&self, x: &[E4m3], pack: usize, base: u8) -> f32 {
+        let mut sum = 0.0;
+        for i in 0..PACK / STEP {
+            // Eight columns of each block of 32.
+            let column = |j: usize| pack * PACK + j / 8 * 32 + i * 8 + j % 8;
+            let weights = core::array::from_fn(|j| self.decoded(column(j), base));
+            let x = core::array::from_fn(|j| x.get(column(j)).copied().unwrap_or(E4m3::from_bits(0)));
+            sum = step(sum, &weights, &x);
         }
-        sum = step(sum, &a, &b);
+        sum
     }
-    sum
 }
 
 /// The scales of a row of activations.
@@ -229,30 +192,42 @@ pub enum Scales<'a> {
     Packs(&'a [f32]),
 }
 
+impl Scales<'_> {
+    /// The scale of a pack's columns.
+    fn of(self, pack: usize) -> f32 {
+        match self {
+            Self::Token(scale) => scale,
+            Self::Packs(scales) => scales[pack],
+        }
+    }
+}
+
 /// Returns the product of two rows, without global scale.
 ///
-/// `x` has as many columns as `weights`, or fewer by less than a block.
+/// `x` lacks the columns that pad the last block of the weights.
 pub fn row<F: Fused>(weights: Weights<'_>, x: &[E4m3], scales: Scales<'_>) -> f32 {
     let mut sum = 0f32;
-    for i in 0..weights.columns().div_ceil(PACK) {
+    for pack in 0..weights.columns().div_ceil(PACK) {
+        let base = weights.base(pack);
         let factor = match scales {
-            Scales::Token(_) => weights.factor(i),
-            Scales::Packs(scales) => weights.factor(i) * scales[i],
+            Scales::Token(_) => weights.factor(base),
+            Scales::Packs(scales) => weights.factor(base) * scales[pack],
         };
-        sum = F::fma(pack(weights, x, i), factor, sum);
+        sum = F::fma(weights.sum(x, pack, base), factor, sum);
     }
     if let Scales::Token(scale) = scales {
         sum *= scale;
     }
-    let scale = |pack: usize| match scales {
-        Scales::Token(scale) => scale,
-        Scales::Packs(scales) => scales[pack],
-    };
-    for (column, x) in x.iter().enumerate() {
-        let block = column / 32 * 32..weights.columns().min(column / 32 * 32 + 32);
-        if weights.is_left_out(column) && block.clone().any(|column| weights.element(column) != 0.0) {
-            let weight = weights.element(column) * E8m0::from_bits(weights.scales[column / 32]).to_f32();
-            sum = F::fma(weight * x.to_f32(), scale(column / PACK), sum);
+    for (block, x) in x.chunks(mx::BLOCK).enumerate() {
+        let pack = block * mx::BLOCK / PACK;
+        let columns = (0..x.len()).map(|i| block * mx::BLOCK + i);
+        let zeros = columns.clone().all(|column| weights.element(column) == 0.0);
+        if zeros || !weights.is_left_out(block, weights.base(pack)) {
+            continue;
+        }
+        let scale = E8m0::from_bits(weights.scales[block]).to_f32();
+        for (column, x) in columns.zip(x) {
+            sum = F::fma(weights.element(column) * scale * x.to_f32(), scales.of(pack), sum);
         }
     }
     sum
@@ -263,12 +238,21 @@ pub fn row<F: Fused>(weights: Weights<'_>, x: &[E4m3], scales: Scales<'_>) -> f3
 pub fn gamma(cols: usize) -> f64 {
     let packs = cols.div_ceil(PACK) as f64;
     let steps = (PACK / STEP) as f64;
-    steps * (STEP + 2) as f64 * power(3 - FRACTION_BITS) + (packs + 3.0) * power(-23)
+    let lost = steps * (STEP + 2) as f64 * f64::from(power_of_two(3 - FRACTION_BITS));
+    lost + (packs + 3.0) * f64::from(f32::EPSILON)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Knuth's linear congruential generator.
+    fn random(mut state: u64) -> impl FnMut() -> u32 {
+        move || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) as u32
+        }
+    }
 
     /// The step by its definition, in f64: sums of 33 numbers of 16 bits are exact.
     fn defined(accumulator: f32, a: &[E4m3; STEP], b: &[E4m3; STEP]) -> f32 {
@@ -290,12 +274,7 @@ mod tests {
 
     #[test]
     fn steps_keep_13_fraction_bits() {
-        let mut state = 1u64;
-        // Knuth's linear congruential generator.
-        let mut random = || {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            (state >> 33) as u32
-        };
+        let mut random = random(1);
         for round in 0..20_000 {
             let narrow = round % 2 == 0;
             let mut code = || loop {
@@ -330,9 +309,9 @@ mod tests {
             for column in 32..64 {
                 let exact =
                     E2m1::from_bits((column % 16) as u8).to_f32() * E8m0::from_bits(scales[1]).to_f32();
-                let decoded = weights.decoded(column).to_f32() * weights.factor(0);
+                let decoded = weights.decoded(column, scales[0]).to_f32() * weights.factor(scales[0]);
                 let left_out = u32::from(scales[0] - scales[1]) > WIDEST;
-                assert_eq!(left_out, weights.is_left_out(column));
+                assert_eq!(left_out, weights.is_left_out(1, weights.base(0)));
                 assert_eq!(decoded, if left_out { 0.0 } else { exact }, "{below} below, column {column}");
             }
         }
@@ -340,11 +319,7 @@ mod tests {
 
     #[test]
     fn rows_are_within_the_error_bound() {
-        let mut state = 7u64;
-        let mut random = || {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            (state >> 33) as u32
-        };
+        let mut random = random(7);
         for round in 0..400 {
             let cols = [64, 128, 320, 512][round % 4];
             let spread = [4, 16, 40][round % 3];
@@ -368,7 +343,7 @@ mod tests {
                 }
                 let found = f64::from(row::<crate::arithmetic::MulAdd>(weights, &x[..cols], scales_of_x));
                 // Left-out products add a rounding each.
-                let bound = (gamma(cols) + 512.0 * power(-24)) * magnitudes;
+                let bound = (gamma(cols) + 256.0 * f64::from(f32::EPSILON)) * magnitudes;
                 assert!((found - sum).abs() <= bound, "{found:e} is not {sum:e} within {bound:e}");
             }
         }
