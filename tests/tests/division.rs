@@ -9,9 +9,9 @@
 //! For x of 11 bits or less and every divisor d of 24 bits, no quotient is that close, with one
 //! exception: d = 2 − 2⁻²³ and a power of two.
 
-use microscale_formats::arithmetic::Fused;
 use microscale_formats::e2m1::MIDPOINTS;
 use microscale_formats::nvfp4::{self, CLIPPED};
+use microscale_test_support::arithmetic::Scalars;
 use rayon::prelude::*;
 
 /// Mantissas of the midpoints and of 6.5, in eighths.
@@ -53,15 +53,6 @@ fn no_quotient_of_11_bits_is_close_to_a_tie_boundary() {
     assert_eq!(closest(ONES), 1, "the divisor that is looked at below");
     // The property fails for x of 24 bits. Quotients of f32 are therefore corrected once more.
     assert_eq!(((3 << 22) + 1) * ((5u64 << 22) + 1) % (1 << 24), 1);
-}
-
-/// The processor's own instructions.
-struct Scalars;
-
-impl Fused for Scalars {
-    fn fma(a: f32, b: f32, c: f32) -> f32 {
-        a.mul_add(b, c)
-    }
 }
 
 /// The quantizers' steps.

@@ -1,6 +1,7 @@
 //! Shared test support: locations of data, running the program, and scratch directories.
 
 pub mod activations;
+pub mod arithmetic;
 pub mod cases;
 pub mod epilogue;
 pub mod golden;

@@ -70,8 +70,7 @@ fn run(target: &str, module: &Module, cases: &[&Case]) -> BTreeMap<String, Stati
     let launches = launches();
     let of_case = |i: usize| {
         let case = cases[i];
-        let long = ["mma_", "fp8_"].iter().any(|mainloop| case.kernel.contains(mainloop));
-        let all = case.by_tensor_cores && !long;
+        let all = case.by_tensor_cores && !case.kernel.contains("mma_");
         let own = if all { &launches[..] } else { &launches[i % 4..][..1] };
         own.iter().map(move |launch| (case, launch))
     };

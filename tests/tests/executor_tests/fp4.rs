@@ -2,7 +2,7 @@
 
 use std::mem::offset_of;
 use std::ops::Range;
-use std::sync::{Arc, LazyLock};
+use std::sync::Arc;
 
 use half::{bf16, f16};
 use microscale::formats::{E2m1, E4m3, E8m0, fp4_dot};
@@ -21,7 +21,7 @@ use microscale_test_support::weights::{Bound, ExactProducts};
 use super::case::{MOST_SHARED, Prepared, argument, no_experts};
 use super::cases::Case;
 use super::experts::{Counts, UNTOUCHED, plan, route};
-use super::gemm::Multiplication;
+use super::gemm::{Multiplication, add_cases};
 use super::steps::{Fused, STEPS};
 use super::weights::{kernel_of, shape};
 
@@ -316,25 +316,16 @@ pub(super) fn check<T: Exact + Activation>(bytes: &[u8], sums: &[f32], factor: f
     Ok(())
 }
 
-/// Operands that are made when a case first needs them.
-type Lazy = Arc<LazyLock<Arc<Operands>, Box<dyn FnOnce() -> Arc<Operands> + Send>>>;
-
 fn cases_of<T: Exact + Activation>(cases: &mut Vec<Case>) {
     for format in Format::MULTIPLIED {
         let mut add = |case: Fp4Case, seed: u64, number: Option<usize>| {
-            let made: Lazy =
-                Arc::new(LazyLock::new(Box::new(move || Arc::new(Operands::draw(format, case, seed)))));
-            for config in GemmConfig::for_fp4(format, T::DTYPE) {
-                let steps = number.map(|number| STEPS[number]);
-                let what = format!("{config}, {case:?}, {steps:?}");
-                let made = Arc::clone(&made);
-                let make = move || {
-                    let fused = number.map(|number| Fused::new::<T>(number, case.rows, case.tokens));
-                    multiplying::<T>(&made, config, case, fused)
-                };
-                let mainloop = Some(config.mainloop);
-                cases.push(Case { mainloop, ..Case::new(what, kernel_of(config).into(), make) });
-            }
+            let configs = GemmConfig::for_fp4(format, T::DTYPE);
+            let what = format!("{case:?}, {:?}", number.map(|number| STEPS[number]));
+            let draw = move || Operands::draw(format, case, seed);
+            add_cases(cases, configs, what, draw, move |operands, config| {
+                let fused = number.map(|number| Fused::new::<T>(number, case.rows, case.tokens));
+                multiplying::<T>(operands, config, case, fused)
+            });
         };
         for (i, case) in (0..).zip(CASES) {
             add(case, i, None);

@@ -1,10 +1,9 @@
 //! Cases of products of 4-bit weights and FP8 activations, and of the kernel that packs activations.
 
 use std::ops::Range;
-use std::sync::{Arc, LazyLock};
+use std::sync::Arc;
 
 use half::{bf16, f16};
-use microscale::formats::arithmetic::Fused;
 use microscale::formats::fp8_dot::WIDEST;
 use microscale::formats::{E4m3, fp4_dot, fp8_dot};
 use microscale::{Activation, Dtype, Format, QuantizedTensor};
@@ -14,6 +13,7 @@ use microscale_kernels_abi::gemm::PACK_COLUMNS;
 use microscale_kernels_abi::gemm::fp8::PACK_FP8;
 use microscale_kernels_abi::gemm::params::{GemmParams, PackParams};
 use microscale_kernels_abi::gemm::stage::ScalePieces;
+use microscale_test_support::arithmetic::Scalars;
 use microscale_test_support::operands::{Scales, tensor};
 use microscale_test_support::oracle::Exact;
 use microscale_test_support::weights::{Bound, ExactProducts};
@@ -21,18 +21,9 @@ use microscale_test_support::weights::{Bound, ExactProducts};
 use super::case::{MOST_SHARED, Prepared, argument, no_experts};
 use super::cases::Case;
 use super::fp4::{check, row_of, sums_of_parts};
-use super::gemm::Multiplication;
-use super::steps::{Fused as Steps, STEPS};
-use super::weights::{kernel_of, shape};
-
-/// f32 operations of the standard library.
-struct Host;
-
-impl Fused for Host {
-    fn fma(a: f32, b: f32, c: f32) -> f32 {
-        a.mul_add(b, c)
-    }
-}
+use super::gemm::{Multiplication, add_cases};
+use super::steps::{Fused, STEPS};
+use super::weights::shape;
 
 /// A product, and how it is launched.
 #[derive(Clone, Copy, Debug)]
@@ -69,15 +60,7 @@ const CASES: [Fp8Case; 14] = [
     Fp8Case { rows: 16, cols: 128, tokens: 16, thread_blocks: 4, stages: 3, ..CASE },
     Fp8Case { rows: 200, cols: 192, tokens: 17, thread_blocks: 3, per_pack: true, ..CASE },
     Fp8Case { rows: 20, cols: 260, tokens: 5, scales: Scales::Any, stages: 3, ..CASE },
-    Fp8Case {
-        rows: 40,
-        cols: 1020,
-        tokens: 9,
-        thread_blocks: 3,
-        scales: Scales::Any,
-        per_pack: true,
-        ..CASE
-    },
+    Fp8Case { rows: 40, cols: 420, tokens: 9, thread_blocks: 3, scales: Scales::Any, per_pack: true, ..CASE },
     Fp8Case { rows: 70, cols: 640, tokens: 40, thread_blocks: 5, stages: 4, ..CASE },
     Fp8Case { rows: 300, cols: 256, tokens: 8, ..CASE },
     Fp8Case { rows: 33, cols: 160, tokens: 65, thread_blocks: 2, scales: Scales::Numbers, ..CASE },
@@ -164,7 +147,7 @@ impl Operands {
             true => fp8_dot::Scales::Packs(&scales[packs.start..]),
             false => fp8_dot::Scales::Token(scales[0]),
         };
-        fp8_dot::row::<Host>(weights, x, scales)
+        fp8_dot::row::<Scalars>(weights, x, scales)
     }
 }
 
@@ -182,7 +165,7 @@ fn multiplying<T: Exact + Activation>(
     operands: &Arc<Operands>,
     config: GemmConfig,
     case: Fp8Case,
-    fused: Option<Steps>,
+    fused: Option<Fused>,
 ) -> Prepared {
     let Fp8Case { thread_blocks, stages, .. } = case;
     let Operands { weights, x, tokens, scales: x_scales, each, per_pack } = &**operands;
@@ -219,7 +202,7 @@ fn multiplying<T: Exact + Activation>(
     let [bytes, each] =
         fused.as_ref().map_or([results * size_of::<T>(), size_of::<T>()], |fused| fused.bytes);
     let out = case.memory.allocate_aligned("out", bytes, each as u64);
-    let ([bias, residual], steps) = Steps::arguments(fused.as_ref(), &mut case);
+    let ([bias, residual], steps) = Fused::arguments(fused.as_ref(), &mut case);
     Multiplication {
         config,
         gemm: &gemm,
@@ -248,29 +231,16 @@ fn multiplying<T: Exact + Activation>(
     case
 }
 
-/// Operands that are made when a case first needs them.
-type Lazy = Arc<LazyLock<Arc<Operands>, Box<dyn FnOnce() -> Arc<Operands> + Send>>>;
-
 fn cases_of<T: Exact + Activation>(cases: &mut Vec<Case>) {
     for format in Format::MULTIPLIED {
         let mut add = |case: Fp8Case, seed: u64, number: Option<usize>| {
-            let made: Lazy =
-                Arc::new(LazyLock::new(Box::new(move || Arc::new(Operands::draw(format, case, seed)))));
-            for config in GemmConfig::for_fp8(format, T::DTYPE) {
-                let steps = number.map(|number| STEPS[number]);
-                let what = format!("{config}, {case:?}, {steps:?}");
-                let made = Arc::clone(&made);
-                let make = move || {
-                    let fused = number.map(|number| Steps::new::<T>(number, case.rows, case.tokens));
-                    multiplying::<T>(&made, config, case, fused)
-                };
-                let mainloop = Some(config.mainloop);
-                cases.push(Case {
-                    by_tensor_cores: true,
-                    mainloop,
-                    ..Case::new(what, kernel_of(config).into(), make)
-                });
-            }
+            let configs = GemmConfig::for_fp8(format, T::DTYPE);
+            let what = format!("{case:?}, {:?}", number.map(|number| STEPS[number]));
+            let draw = move || Operands::draw(format, case, seed);
+            add_cases(cases, configs, what, draw, move |operands, config| {
+                let fused = number.map(|number| Fused::new::<T>(number, case.rows, case.tokens));
+                multiplying::<T>(operands, config, case, fused)
+            });
         };
         for (i, case) in (0..).zip(CASES) {
             add(case, i, None);

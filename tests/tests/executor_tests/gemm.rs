@@ -1,5 +1,6 @@
 //! Cases of products of weights and activations of any number of tokens.
 
+use std::fmt::Display;
 use std::sync::{Arc, LazyLock};
 
 use half::{bf16, f16};
@@ -115,6 +116,24 @@ impl Multiplication<'_> {
         case.shaped((config.threads(), gemm.shared));
         case.in_clusters(config.cluster);
         case.expect("semaphores", semaphores, zeros);
+    }
+}
+
+/// Adds a case for each configuration, with operands that are drawn when a case first needs them.
+pub(super) fn add_cases<O: Send + Sync + 'static>(
+    cases: &mut Vec<Case>,
+    configs: impl Iterator<Item = GemmConfig>,
+    what: impl Display,
+    draw: impl FnOnce() -> O + Send + 'static,
+    make: impl Fn(&Arc<O>, GemmConfig) -> Prepared + Clone + Send + Sync + 'static,
+) {
+    let draw: Box<dyn FnOnce() -> Arc<O> + Send> = Box::new(move || Arc::new(draw()));
+    let drawn = Arc::new(LazyLock::new(draw));
+    for config in configs {
+        let (drawn, make) = (Arc::clone(&drawn), make.clone());
+        let kernel = kernel_of(config).into();
+        let case = Case::new(format!("{config}, {what}"), kernel, move || make(&drawn, config));
+        cases.push(Case { mainloop: Some(config.mainloop), ..case });
     }
 }
 

@@ -390,8 +390,12 @@ pub(crate) fn matches_the_gpu(gpu: &Gpu) {
             if own.is_empty() {
                 continue; // The plans' kernels, which run before others.
             }
-            // Tensor cores add in another order than the executor.
-            if own.iter().any(|case| case.by_tensor_cores) {
+            // Tensor cores add in another order than the executor, and results of asynchronous
+            // products cannot be traced.
+            let is_asynchronous = |case: &&Case| {
+                case.mainloop.is_some_and(|mainloop| mainloop.traits().targets == Targets::WithWgmma)
+            };
+            if own.iter().any(|case| case.by_tensor_cores || is_asynchronous(case)) {
                 own.iter().for_each(|case| check(gpu, &plain, case));
                 continue;
             }

@@ -3,7 +3,6 @@
 //! Results must be within the error bound, or equal the CPU's bits where no tensor core is used.
 
 use half::{bf16, f16};
-use microscale::formats::arithmetic::Fused;
 use microscale::gpu::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use microscale::gpu::{
     DeviceEpilogue, DeviceExperts, DeviceRouting, ExpertRows, ExpertsPlan, GemmConfig, GemmWorkspace, Gpu,
@@ -11,6 +10,7 @@ use microscale::gpu::{
 };
 use microscale::{Activation, Dtype, Error, Format, Gate, OperandFault, QuantizedTensor};
 use microscale_kernels_abi::Mainloop;
+use microscale_test_support::arithmetic::Scalars;
 use microscale_test_support::operands::{Scales, tensor};
 use microscale_test_support::oracle::Exact;
 use microscale_test_support::weights::{Activations, Bound, ExactProducts, is_unusual, segments};
@@ -354,15 +354,6 @@ pub(crate) fn refuses_mismatched_operands(gpu: &Gpu) {
     multiply(&routing, &mut out).unwrap();
 }
 
-/// The CPU's f32 operations.
-struct Cpu;
-
-impl Fused for Cpu {
-    fn fma(a: f32, b: f32, c: f32) -> f32 {
-        a.mul_add(b, c)
-    }
-}
-
 /// An epilogue must equal its steps on f32 results.
 ///
 /// The steps are a bias per expert, gates, and a residual by position.
@@ -405,7 +396,7 @@ where
             let expert = mixture.chosen[pair] as usize;
             for result in 0..if expert < experts.count() { rows / 2 } else { 0 } {
                 let value = |row: usize| sums[pair * rows + row] + bias[expert * rows + row].to_f32();
-                let gated = Gate::SILU.of::<Cpu>(value(2 * result), value(2 * result + 1));
+                let gated = Gate::SILU.of::<Scalars>(value(2 * result), value(2 * result + 1));
                 let (found, residual) = (found[pair * rows / 2 + result], residual[pair * rows / 2 + result]);
                 let near = 1e-5 * (1.0 + gated.abs() + value(2 * result).abs() * value(2 * result + 1).abs());
                 assert!(

@@ -4,23 +4,14 @@
 //! the roundings of f32 additions.
 
 use half::bf16;
-use microscale::formats::arithmetic::Fused;
 use microscale::formats::{E4m3, fp4_dot, fp8_dot};
 use microscale::gpu::{DeviceEpilogue, DeviceTensor, Fp8Activations, GemmWorkspace, Gpu};
 use microscale::{
     ActivationFormat, ActivationInput, ActivationRecipe, Error, Format, Fp8Scale, OperandFault,
     QuantizedActivations, QuantizedTensor, Shape, quantize_activations,
 };
+use microscale_test_support::arithmetic::Scalars;
 use microscale_test_support::operands::{Scales, tensor};
-
-/// f32 operations of the standard library.
-struct Host;
-
-impl Fused for Host {
-    fn fma(a: f32, b: f32, c: f32) -> f32 {
-        a.mul_add(b, c)
-    }
-}
 
 /// Returns whether the GPU has these products.
 fn has_fp8(gpu: &Gpu) -> bool {
@@ -58,7 +49,7 @@ fn defined(weights: &QuantizedTensor, x: &QuantizedActivations, tokens: usize, m
                 codes: &weight_codes[row * bytes..][..bytes],
                 scales: &weights.scales()[row * blocks..][..blocks],
             };
-            sums.push(factor * fp8_dot::row::<Host>(weights, &codes[token * cols..][..cols], scales));
+            sums.push(factor * fp8_dot::row::<Scalars>(weights, &codes[token * cols..][..cols], scales));
         }
     }
     sums

@@ -3,7 +3,6 @@
 use half::{bf16, f16};
 use microscale::formats::ScaleRule;
 use microscale::formats::activations::RmsNorm;
-use microscale::formats::arithmetic::Fused;
 use microscale::formats::nvfp4::Direction;
 use microscale::{
     ActivationExperts, ActivationFormat, ActivationLayout, ActivationRecipe, ActivationScale, Fp8Scale, Gate,
@@ -12,6 +11,7 @@ use microscale::{
 use microscale_test_support::activations::{
     PER_GROUP, Parts, U, Within, assert_within, fp8, gate_error, norm_error, quantized, sum_roundings,
 };
+use microscale_test_support::arithmetic::Scalars;
 use microscale_test_support::inputs::patterns;
 use microscale_test_support::oracle::activations as oracle;
 use microscale_test_support::oracle::{Exact, e4m3_value, power_of_two};
@@ -21,15 +21,6 @@ use super::inputs::{any_of, runs};
 
 const LAYOUTS: [ActivationLayout; 3] =
     [ActivationLayout::Linear, ActivationLayout::Swizzled128x4, ActivationLayout::Swizzled8x4];
-
-/// f32 operations of the processor.
-struct Scalar;
-
-impl Fused for Scalar {
-    fn fma(a: f32, b: f32, c: f32) -> f32 {
-        a.mul_add(b, c)
-    }
-}
 
 fn operation() -> impl Strategy<Value = RowOperation> {
     let gates = prop::sample::select(vec![Glu::SILU, Glu::Sigmoid(Gate::GPT_OSS), Glu::GeluTanh]);
@@ -140,7 +131,7 @@ impl<T: Exact> Rows<T> {
                             GluOrder::Interleaved => (x[2 * column], x[2 * column + 1]),
                         };
                         let (gate, up) = (gate.to_f64() as f32, up.to_f64() as f32);
-                        T::round_f64(glu.of::<Scalar>(gate, up).into())
+                        T::round_f64(glu.of::<Scalars>(gate, up).into())
                     })
                     .collect(),
                 RowOperation::RmsNorm(norm) => {

@@ -5,25 +5,17 @@
 
 use half::{bf16, f16};
 use microscale::cpu::{Isa, gemm_fp4_gated_with, gemm_fp4_with};
-use microscale::formats::arithmetic::Fused;
 use microscale::formats::fp4_dot;
 use microscale::{
     Activation, Error, Format, Fp4Weights, Gate, OperandFault, QuantizedTensor, ScaleLayout, gemm_fp4,
     gemm_fp4_gated,
 };
+use microscale_test_support::arithmetic::Scalars;
 use microscale_test_support::operands::{Scales, changed, tensor};
 use microscale_test_support::oracle::{self, Exact, dot};
 use proptest::prelude::*;
 
 use super::inputs::runs;
-
-struct Scalars;
-
-impl Fused for Scalars {
-    fn fma(a: f32, b: f32, c: f32) -> f32 {
-        a.mul_add(b, c)
-    }
-}
 
 /// The codes and scales of a row.
 fn row(tensor: &QuantizedTensor, row: usize) -> (&[u8], &[u8]) {

@@ -4,27 +4,19 @@
 
 use half::{bf16, f16};
 use microscale::cpu::{Isa, gemm_weights_int8_with};
-use microscale::formats::arithmetic::Fused;
 use microscale::formats::weights::GROUP;
 use microscale::formats::{E4m3, E8m0, int8};
 use microscale::{
     Activation, ActivationPrecision, Device, Error, Format, OperandFault, QuantizedShape, QuantizedTensor,
     ScaleLayout, Shape, Words, gemm_weights_int8,
 };
+use microscale_test_support::arithmetic::Scalars;
 use microscale_test_support::operands::{Scales, tensor};
 use microscale_test_support::oracle::{self, Exact, dot};
 use microscale_test_support::weights::{Activations, activations, near};
 use proptest::prelude::*;
 
 use super::inputs::{instruction_sets, runs};
-
-struct Scalars;
-
-impl Fused for Scalars {
-    fn fma(a: f32, b: f32, c: f32) -> f32 {
-        a.mul_add(b, c)
-    }
-}
 
 /// Multiplies, and checks that nothing is written after the results.
 fn multiplied<T: Exact + Activation>(isa: Isa, weights: &QuantizedTensor, x: &[T], tokens: usize) -> Vec<T> {

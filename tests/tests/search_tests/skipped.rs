@@ -1,23 +1,14 @@
 //! Tests scales that the full search skips.
 
 use microscale::cpu::Isa;
-use microscale::formats::arithmetic::Fused;
 use microscale::formats::search::{Block, Measure, PowersOfTwo, Scales};
 use microscale::formats::{mx, nvfp4};
 use microscale::{Format, Numerics, QuantizedTensor, Search};
+use microscale_test_support::arithmetic::Scalars;
 use rayon::prelude::*;
 
 use super::brute_force::TOLERANCE;
 use super::inputs::{COLS, FEWER_BLOCKS, importance, matrices, quantize, recipe};
-
-/// The arithmetic that defines the search.
-struct Hosts;
-
-impl Fused for Hosts {
-    fn fma(a: f32, b: f32, c: f32) -> f32 {
-        a.mul_add(b, c)
-    }
-}
 
 /// Asserts that the full search took the documented scale.
 ///
@@ -26,9 +17,9 @@ impl Fused for Hosts {
 /// Errors use the search's own arithmetic. `plain` and `full` are the block's bytes without a
 /// search and with it.
 fn check_skipped<const N: usize, S: Scales>(what: &str, block: &Block<N>, scales: &S, plain: u8, full: u8) {
-    let error = |byte| block.error::<Hosts>(scales.factor(byte));
+    let error = |byte| block.error::<Scalars>(scales.factor(byte));
     let plain_error = error(plain);
-    let (first, last) = block.bounds::<Hosts, S>(scales, plain_error, plain);
+    let (first, last) = block.bounds::<Scalars, S>(scales, plain_error, plain);
     let mut best = (plain, plain_error);
     for byte in first..=last {
         let error = error(byte);
@@ -44,7 +35,7 @@ fn check_skipped<const N: usize, S: Scales>(what: &str, block: &Block<N>, scales
     // Larger skipped scales may win by a rounding. Under the largest possible factor, all codes
     // become zeros, and the error is Σ w·a².
     let least = f64::from(best.1).sqrt();
-    let rounding = TOLERANCE * (f64::from(block.error::<Hosts>(f32::MAX)).sqrt() + least);
+    let rounding = TOLERANCE * (f64::from(block.error::<Scalars>(f32::MAX)).sqrt() + least);
     for byte in last + 1..=S::LAST {
         assert!(
             f64::from(error(byte)).sqrt() >= least - rounding,
