@@ -1,4 +1,4 @@
-"""Measure the cycles of `wgmma` alone, with constant operands: `python wgmma_rate.py`.
+"""Measure the cycles of `wgmma` without other work: `python wgmma_rate.py`.
 
 Needs a GPU of compute capability 9.0 and nvcc. Two warp groups per multiprocessor multiply 2000
 times four products each, A in registers or in shared memory, B without swizzling or with the

@@ -18,7 +18,7 @@ use crate::launch::{Converts, Family, Kernel, KernelId, Targets, kernel, residen
 /// the first tokens come first.
 pub const TOKEN_BYTES: u32 = PACK_COLUMNS + 4;
 
-/// The kernel, which follows those of FP4 in its family's table.
+/// The kernel. In its family's table, it comes after the kernels of FP4.
 pub(super) const KERNEL: Kernel = Kernel {
     targets: Targets::WithWgmma,
     ..resident(kernel("fp8_pack", None, PACK, Converts::Nothing), PACK_RESIDENT)

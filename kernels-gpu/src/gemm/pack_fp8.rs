@@ -92,7 +92,8 @@ impl Fp8Operand {
         }
         let scale = if self.token_scales == 1 { 0 } else { pack_of_tile };
         // SAFETY: the token has `token_scales` scales; scales of packs past the end of a row are
-        // not read. The place is the token's, on 4 bytes.
+        // not read. There are fewer than 2^32, as each is for 128 codes or for a token. The place
+        // is the token's, on 4 bytes.
         unsafe {
             let scale = if exists && scale < self.token_scales {
                 *self.scales.wrapping_add((token * self.token_scales + scale) as usize)

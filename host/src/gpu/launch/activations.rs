@@ -144,8 +144,7 @@ pub(in crate::gpu) unsafe fn quantize_rows_fp8(
     unsafe { launch(kernels, stream, kernel, &params, addresses) }
 }
 
-/// Enqueues a kernel that quantizes activations. `addresses` has those of its arguments, in
-/// order.
+/// Enqueues a kernel that quantizes activations, with the addresses that it takes, in order.
 ///
 /// # Safety
 /// The addresses and `params` satisfy the kernel's contract.

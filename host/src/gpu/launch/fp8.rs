@@ -15,8 +15,8 @@ use crate::gpu::runtime::kernels::Kernels;
 /// `workspace` has the addresses of semaphores and of the product's memory.
 ///
 /// # Safety
-/// Weights and results satisfy the kernels' contracts for the shapes that `plan` was made for, and
-/// codes and scales are those of its activations. The semaphores are zeros, as each launch leaves
+/// Weights, codes and scales of activations, and results satisfy the kernels' contracts for the
+/// shapes that `plan` was made for. The semaphores are zeros, as each launch leaves
 /// them. The memory has the bytes of [`ProductPlan::workspace_bytes`], at a multiple of 16.
 ///
 /// [`ProductPlan::workspace_bytes`]: crate::gpu::plan::product::ProductPlan::workspace_bytes

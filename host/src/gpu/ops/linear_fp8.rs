@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use cudarc::driver::CudaStream;
 use microscale_formats::Format;
+use microscale_kernels_abi::activations::COLUMN_LIMIT;
 use microscale_kernels_abi::gemm::TOKEN_LIMIT;
 use microscale_kernels_abi::{GemmConfig, KernelId};
 
@@ -219,8 +220,9 @@ impl<T: Activation, O: ProductOf<T>> PlanFp8<'_, T, O> {
     /// results: they add their parts in f32.
     ///
     /// # Errors
-    /// [`OperandFault::Workspace`] if there are fewer bytes than [`Self::workspace_bytes`], errors
-    /// about lengths, [`Error::Alignment`], [`Error::OtherContext`] and [`Error::Gpu`].
+    /// [`OperandFault::Workspace`] if there are fewer bytes than [`Self::workspace_bytes`],
+    /// [`OperandFault::Limit`] for more columns than are quantized, errors about lengths,
+    /// [`Error::Alignment`], [`Error::OtherContext`] and [`Error::Gpu`].
     pub fn run<'s, 'o>(
         &self,
         stream: &Arc<CudaStream>,
@@ -253,6 +255,7 @@ impl<T: Activation, O: ProductOf<T>> PlanFp8<'_, T, O> {
             match activations {
                 Fp8Activations::Values(values) => {
                     of_x.check("the activations", values.len())?;
+                    limited("columns of unquantized activations", shape.cols, COLUMN_LIMIT)?;
                     let (values, _read) = values.read(stream, "the activations", 1)?;
                     let (size, addresses) = ([self.tokens, shape.cols], [values, x_codes, x_scales]);
                     let per_group = per_group && plan.token_scales > 1;

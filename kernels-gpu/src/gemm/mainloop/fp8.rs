@@ -61,7 +61,7 @@ impl Fp8Weights for Mxfp4 {
 
     #[inline(always)]
     fn factor(base: u32) -> f32 {
-        // The shift of 2^-127 is 0, and that of NaN infinity.
+        // Shifted, the exponent of 2^-127 is 0, and NaN is infinity.
         let scale = f32::from_bits((base << 23).max(1 << 22));
         // scale · 2^-6; NaN for infinity.
         ptx::fma_f32(scale, const { power_of_two(-PACK_EXPONENT) - 1.0 }, scale)

@@ -1,5 +1,5 @@
-//! Thread blocks of producer warps, which copy, and consumer warp groups, which multiply: what the
-//! mainloops for compute capability 9.0 share.
+//! The parts that the mainloops for compute capability 9.0 share. Their thread blocks have producer
+//! warps, which copy, and consumer warp groups, which multiply.
 
 use microscale_kernels_abi::gemm::PACK_COLUMNS;
 use microscale_kernels_abi::gemm::stage::{MOST_STAGES, WORD_OFFSET};
