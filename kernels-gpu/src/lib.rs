@@ -39,7 +39,14 @@
     gpu_intrinsics,
     gpu_launch_sized_workgroup_mem
 )]
-#![feature(link_llvm_intrinsics, macro_metavar_expr_concat, repr_simd, simd_ffi, stdarch_nvptx)]
+#![feature(
+    link_llvm_intrinsics,
+    macro_metavar_expr_concat,
+    repr_simd,
+    simd_ffi,
+    stdarch_nvptx,
+    stmt_expr_attributes
+)]
 #![allow(internal_features, reason = "LLVM's intrinsics are the only way to convergent operations")]
 
 mod access;

@@ -15,6 +15,8 @@ use microscale_kernels_abi::launch::THREADS;
 #[cfg(microscale_block_scale)]
 use microscale_kernels_abi::launch::WARP;
 
+#[cfg(microscale_block_scale)]
+use super::pack::{EIGHT, Eight};
 use crate::dtype::Dtype;
 #[cfg(microscale_block_scale)]
 use crate::format::Blocks;
@@ -112,21 +114,10 @@ impl Fp4Operand {
     #[cfg(microscale_block_scale)]
     #[inline(always)]
     unsafe fn pack_eight<F: Blocks>(&self, out: *mut u8, routed: &Routed, params: &PackParams, number: u32) {
-        const EIGHT: u32 = 8;
-        let (token_of_eight, chunk) = (warp::lane() % EIGHT, warp::lane() / EIGHT);
-        let tile_tokens = params.tile_eights.divisor * EIGHT;
-        let (pack, eight) = params.tile_eights.divide(number);
-        let (tile, pack_of_tile) = params.packs.divide_32(pack);
-        // SAFETY: `number` exists, and so does its token tile.
-        let tokens = unsafe { routed.tile(tile, tile_tokens, params.tokens) };
-        let (in_tile, count) = (eight * EIGHT + token_of_eight, tokens.end - tokens.first);
-        if count == 0 {
-            // No kernel reads them.
-            return;
-        }
-        let exists = in_tile < count;
-        // SAFETY: where it `exists`, `from` lists the token.
-        let row = if exists { unsafe { Routed::listed(routed.from, tokens.first + in_tile) } } else { 0 };
+        let chunk = warp::lane() / EIGHT;
+        // SAFETY: the same contract.
+        let Some(of_warp) = (unsafe { Eight::find(routed, params, number) }) else { return };
+        let Eight { tile_tokens, pack_of_tile, in_tile, row, exists, .. } = of_warp;
         let row = u64::from(row);
         let blocks = self.params.scales.row_blocks.divisor;
         let row_bytes = blocks * u64::from(const { F::BLOCK / 2 });
@@ -138,7 +129,7 @@ impl Fp4Operand {
                 ptx::load_16_here(self.codes.wrapping_add((row * row_bytes + first_byte) as usize))
             };
         }
-        let pack = out.wrapping_add((u64::from(pack) * u64::from(tile_tokens * params.token_bytes)) as usize);
+        let pack = of_warp.pack_in(out, params.token_bytes);
         let place = in_tile * (PACK_COLUMNS / 32) + (chunk ^ in_tile / 2 % 4);
         // SAFETY: `out` has room for all packs, and no other lane has this chunk.
         unsafe { ptx::store_16(pack.wrapping_add((place * CHUNK_BYTES) as usize), codes) };

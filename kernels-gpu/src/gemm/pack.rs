@@ -11,8 +11,8 @@ use crate::hardware::{ptx, warp};
 use crate::product::problem::Routed;
 use crate::product::tensor_cores::Activations;
 
-/// Tokens of a core matrix, which is eight activations wide.
-const EIGHT: u32 = 8;
+/// Tokens that a warp packs together, as a core matrix has them.
+pub(super) const EIGHT: u32 = 8;
 /// Words of eight activations in a chunk.
 const WORDS: u32 = CHUNK as u32 / EIGHT;
 
@@ -44,6 +44,55 @@ pub(super) unsafe fn pack<D: Activations>(
     }
 }
 
+/// Eight tokens of a pack, which a warp packs together. A lane has one of them.
+pub(super) struct Eight {
+    /// Tokens of a token tile.
+    pub(super) tile_tokens: u32,
+    /// The number of the pack.
+    pub(super) pack: u32,
+    /// Its number in its token tile.
+    pub(super) pack_of_tile: u32,
+    /// The number of the eight in its token tile.
+    pub(super) number: u32,
+    /// The number of the lane's token in its token tile.
+    pub(super) in_tile: u32,
+    /// The row of activations of the lane's token, if it exists; else 0.
+    pub(super) row: u32,
+    /// The lane's token exists.
+    pub(super) exists: bool,
+}
+
+impl Eight {
+    /// Number `number` of all eights; `None` if its token tile has no tokens, as no kernel reads
+    /// them then.
+    ///
+    /// # Safety
+    /// The contract of the packing kernels; `number` is less than the eights of `params`.
+    #[inline(always)]
+    pub(super) unsafe fn find(routed: &Routed, params: &PackParams, number: u32) -> Option<Self> {
+        let tile_tokens = params.tile_eights.divisor * EIGHT;
+        let (pack, eight) = params.tile_eights.divide(number);
+        let (tile, pack_of_tile) = params.packs.divide_32(pack);
+        let in_tile = eight * EIGHT + warp::lane() % EIGHT;
+        // SAFETY: `number` exists, and so does its token tile.
+        let tokens = unsafe { routed.tile(tile, tile_tokens, params.tokens) };
+        let count = tokens.end - tokens.first;
+        if count == 0 {
+            return None;
+        }
+        let exists = in_tile < count;
+        // SAFETY: where it `exists`, `from` lists the token.
+        let row = if exists { unsafe { Routed::listed(routed.from, tokens.first + in_tile) } } else { 0 };
+        Some(Self { tile_tokens, pack, pack_of_tile, number: eight, in_tile, row, exists })
+    }
+
+    /// The address of the pack.
+    #[inline(always)]
+    pub(super) fn pack_in(&self, out: *mut u8, token_bytes: u32) -> *mut u8 {
+        out.wrapping_add((u64::from(self.pack) * u64::from(self.tile_tokens * token_bytes)) as usize)
+    }
+}
+
 /// Packs eight tokens of a pack: number `number` of all eights.
 ///
 /// # Safety
@@ -57,29 +106,18 @@ unsafe fn pack_eight<D: Activations>(
     number: u32,
 ) {
     let (token_of_eight, word) = (warp::lane() % EIGHT, warp::lane() / EIGHT);
-    let tile_tokens = params.tile_eights.divisor * EIGHT;
-    let (pack, eight) = params.tile_eights.divide(number);
-    let (tile, pack_of_tile) = params.packs.divide_32(pack);
-    let in_tile = eight * EIGHT + token_of_eight;
-    // SAFETY: `number` exists, and so does its token tile.
-    let tokens = unsafe { routed.tile(tile, tile_tokens, params.tokens) };
-    let count = tokens.end - tokens.first;
-    if count == 0 {
-        // No kernel reads them.
-        return;
-    }
-    // SAFETY: `in_tile < count`, so the token exists, and `from` lists it.
-    let token =
-        if in_tile < count { unsafe { Routed::listed(routed.from, tokens.first + in_tile) } } else { 0 };
+    // SAFETY: the same contract.
+    let Some(of_warp) = (unsafe { Eight::find(routed, params, number) }) else { return };
+    let Eight { tile_tokens, pack_of_tile, number: eight, in_tile, row: token, exists, .. } = of_warp;
     let cols = params.cols as u32;
     // The number of activations in the lane's word of a chunk, and the column of the first.
     let of_word = |chunk: u32| {
         let column = pack_of_tile * PACK_COLUMNS + chunk * CHUNK as u32 + word * EIGHT;
-        (if in_tile < count { cols.saturating_sub(column).min(EIGHT) } else { 0 }, column)
+        (if exists { cols.saturating_sub(column).min(EIGHT) } else { 0 }, column)
     };
     let row = activations.wrapping_add((u64::from(token) * params.cols * 2) as usize);
     let at = |column: u32| row.wrapping_add(column as usize * 2);
-    let pack = out.wrapping_add((u64::from(pack) * u64::from(tile_tokens * PACK_COLUMNS * 2)) as usize);
+    let pack = of_warp.pack_in(out, PACK_COLUMNS * 2);
     let store = |number: u32, piece: [u32; 4]| {
         // SAFETY: `out` has room for all packs; no other lane has this piece of the pack.
         unsafe { ptx::store_16(pack.wrapping_add((number * 16) as usize), piece) }

@@ -5,12 +5,11 @@ use microscale_kernels_abi::gemm::packing::PACK_THREADS;
 use microscale_kernels_abi::gemm::params::PackParams;
 use microscale_kernels_abi::launch::WARP;
 
+use super::pack::{EIGHT, Eight};
 use crate::hardware::{ptx, warp};
 use crate::product::operand::load_8;
 use crate::product::problem::Routed;
 
-/// Tokens of a core matrix, and codes of a word.
-const EIGHT: u32 = 8;
 /// Chunks of a pack, each of four words.
 const CHUNKS: u32 = 4;
 /// Codes of a chunk.
@@ -52,19 +51,9 @@ impl Fp8Operand {
     #[inline(always)]
     unsafe fn pack_eight(&self, out: *mut u8, routed: &Routed, params: &PackParams, number: u32) {
         let (token_of_eight, word) = (warp::lane() % EIGHT, warp::lane() / EIGHT);
-        let tile_tokens = params.tile_eights.divisor * EIGHT;
-        let (pack, eight) = params.tile_eights.divide(number);
-        let (tile, pack_of_tile) = params.packs.divide_32(pack);
-        // SAFETY: `number` exists, and so does its token tile.
-        let tokens = unsafe { routed.tile(tile, tile_tokens, params.tokens) };
-        let (in_tile, count) = (eight * EIGHT + token_of_eight, tokens.end - tokens.first);
-        if count == 0 {
-            // No kernel reads them.
-            return;
-        }
-        let exists = in_tile < count;
-        // SAFETY: where it `exists`, `from` lists the token.
-        let token = if exists { unsafe { Routed::listed(routed.from, tokens.first + in_tile) } } else { 0 };
+        // SAFETY: the same contract.
+        let Some(of_warp) = (unsafe { Eight::find(routed, params, number) }) else { return };
+        let Eight { tile_tokens, pack_of_tile, number: eight, in_tile, row: token, exists, .. } = of_warp;
         let row = self.codes.wrapping_add((u64::from(token) * params.cols) as usize);
         let mut words = [[0; 2]; CHUNKS as usize];
         for chunk in 0..CHUNKS {
@@ -77,7 +66,7 @@ impl Fp8Operand {
                 if params.aligned != 0 && left >= EIGHT { load_8(from) } else { load_any(from, left) }
             };
         }
-        let pack = out.wrapping_add((u64::from(pack) * u64::from(tile_tokens * params.token_bytes)) as usize);
+        let pack = of_warp.pack_in(out, params.token_bytes);
         let store = |parity: u32, selector: u32| {
             let piece = words.map(|[low, high]| ptx::permute(low, high, selector));
             let core_matrix = eight * (PACK_COLUMNS / 16) + word * 2 + parity;

@@ -9,20 +9,18 @@ use core::hint::cold_path;
 use microscale_formats::E2m1;
 use microscale_formats::fp8_dot::{NVFP4_FACTOR, PACK_EXPONENT, WIDEST};
 use microscale_formats::plan::power_of_two;
-use microscale_kernels_abi::gemm::stage::ScalePieces;
 use microscale_kernels_abi::gemm::{PACK_COLUMNS, QUAD, TILE_ROWS};
 
-use super::warp_specialized::{packs_of, start};
+use super::warp_specialized::{Consumer, consume, start};
 use crate::gemm::fragment::{Fragment, FragmentLoader};
 use crate::gemm::params::Params;
 use crate::gemm::pipeline::PipelineState;
 use crate::gemm::reduce::TokenSlice;
 use crate::gemm::tile::{Array, Tile};
-use crate::gemm::tile_scheduler::{TileScheduler, WorkTile};
-use crate::gemm::weight_loader::{last_row, stage_for};
-use crate::gemm::work_queue::WorkQueue;
+use crate::gemm::tile_scheduler::WorkTile;
+use crate::gemm::weight_loader::last_row;
 use crate::hardware::warp_group::{MultiplyPack, core_matrices};
-use crate::hardware::{cluster, ptx, shared, warp};
+use crate::hardware::{ptx, shared, warp};
 use crate::product::operand::{CHUNK_BYTES, CodeChunk};
 use crate::product::product_format::{Mxfp4, Nvfp4};
 use crate::product::tensor_cores::{Activations, WeightFormat};
@@ -178,66 +176,46 @@ where
     // plan are initialized for them.
     unsafe {
         if start::<F, T>(params, base, 0) {
-            consume::<F, D, T>(params, base, warp::number());
+            consume::<F, T>(
+                params,
+                base,
+                warp::number(),
+                #[inline(always)]
+                |consumer, packs, tile| {
+                    multiply::<F, D, T>(params, consumer, packs, tile);
+                },
+            );
         }
     }
 }
 
-/// Multiplies everything that the producers copy. Warp `tile` has tile `tile` of 16 rows; a warp
-/// group has four tiles.
+/// Multiplies and finishes the work tile that the consumer reads, of `packs` packs. The warp has
+/// tile `tile` of it.
 ///
 /// # Safety
 /// The kernel's contract. Whole warp groups call it.
 #[inline(always)]
-unsafe fn consume<F: Fp8Weights, D: Activations, T: Tile>(params: &Params<'_>, base: u32, tile: u32)
-where
+unsafe fn multiply<F: Fp8Weights, D: Activations, T: Tile>(
+    params: &Params<'_>,
+    consumer: &mut Consumer<F, T>,
+    packs: u32,
+    tile: u32,
+) where
     T::Accumulators: MultiplyPack,
 {
-    let problem = params.problem;
-    let stage_shape = stage_for::<F, T>(problem);
-    let mut state = PipelineState::new(&stage_shape, params.launch.gemm.shared, base);
-    let same_leads =
-        (problem.shape.rows * problem.shape.blocks).is_multiple_of(u64::from(ScalePieces::MOST.bytes));
-    if TileScheduler::<T>::new(params.launch).next().is_none() {
-        return;
-    }
+    let mut sums = T::Accumulators::ZEROS;
     let pack_scales = params.launch.gemm.pack_scales != 0;
-    let mut queue = WorkQueue::new(base);
-    loop {
-        state.consumer_wait();
-        // SAFETY: the work tile's first stage is full.
-        let WorkTile { k_range, expert, .. } = unsafe { queue.front() };
-        // The address of an expert's scales matters only where experts' leads differ.
-        let of_expert = problem.of_expert::<F>(if same_leads { 0 } else { expert });
-        let mut fragments = FragmentLoader::<F, T>::new(&of_expert, &stage_shape, tile, k_range.start);
-        let mut sums = T::Accumulators::ZEROS;
-        let packs = packs_of::<T>(problem, &k_range);
-        // SAFETY: the whole warp group is here.
-        let left_out = unsafe {
-            mainloop::<F, T, T::Accumulators>(&mut sums, &mut fragments, &mut state, packs, pack_scales)
-        };
-        let tile = T::first_row() / TILE_ROWS + tile;
-        // SAFETY: the whole warp group is here. The producer reuses the queue's entry only after
-        // this warp has released the first stage of a later work tile.
-        unsafe {
-            let work_tile = queue.front();
-            if !F::ALWAYS_IN_RANGE && warp::ballot(left_out) != 0 {
-                cold_path();
-                add_left_out::<F, T, T::Accumulators, 0>(params, &work_tile, tile, packs, &mut sums);
-                add_left_out::<F, T, T::Accumulators, 1>(params, &work_tile, tile, packs, &mut sums);
-            }
-            let all = [sums];
-            params.finish::<F, D, T, T::Accumulators, 1>(&work_tile, tile, TokenSlice::ALL, all, true);
-            if queue.front_is_last() {
-                if T::MULTICAST {
-                    // The other thread block's consumers still release stages here.
-                    cluster::arrive();
-                    cluster::wait();
-                }
-                return;
-            }
+    let Consumer { fragments, state, .. } = consumer;
+    // SAFETY: the whole warp group is here.
+    unsafe {
+        let left_out = mainloop::<F, T, T::Accumulators>(&mut sums, fragments, state, packs, pack_scales);
+        let work_tile = consumer.work_tile();
+        if !F::ALWAYS_IN_RANGE && warp::ballot(left_out) != 0 {
+            cold_path();
+            add_left_out::<F, T, T::Accumulators, 0>(params, &work_tile, tile, packs, &mut sums);
+            add_left_out::<F, T, T::Accumulators, 1>(params, &work_tile, tile, packs, &mut sums);
         }
-        queue.advance();
+        params.finish::<F, D, T, T::Accumulators, 1>(&work_tile, tile, TokenSlice::ALL, [sums], true);
     }
 }
 

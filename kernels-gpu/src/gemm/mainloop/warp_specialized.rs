@@ -1,20 +1,22 @@
 //! The parts that the mainloops for compute capability 9.0 share. Their thread blocks have producer
 //! warps, which copy, and consumer warp groups, which multiply.
 
-use microscale_kernels_abi::gemm::PACK_COLUMNS;
-use microscale_kernels_abi::gemm::stage::{MOST_STAGES, WORD_OFFSET};
+use microscale_kernels_abi::gemm::stage::{MOST_STAGES, ScalePieces, WORD_OFFSET};
+use microscale_kernels_abi::gemm::{PACK_COLUMNS, TILE_ROWS};
 use microscale_kernels_abi::launch::WARP;
 
+use crate::gemm::fragment::FragmentLoader;
 use crate::gemm::params::{Launch, Params};
 use crate::gemm::pipeline::{self, PipelineState};
 use crate::gemm::tile::Tile;
-use crate::gemm::tile_scheduler::{KRange, TileScheduler};
+use crate::gemm::tile_scheduler::{KRange, TileScheduler, WorkTile};
 use crate::gemm::weight_loader::{WeightLoader, stage_for};
 use crate::gemm::work_queue::WorkQueue;
 use crate::hardware::warp_group::{self, Registers};
 use crate::hardware::{cluster, mbarrier, ptx, warp};
 use crate::product::problem::Problem;
 use crate::product::product_format::ProductFormat;
+use crate::product::tensor_cores::WeightFormat;
 
 /// Producer threads per thread block.
 const PRODUCERS: u32 = 4 * WARP;
@@ -178,9 +180,81 @@ unsafe fn produce<F: ProductFormat, T: Tile>(params: &Params<'_>, base: u32, mut
     ptx::start_next_kernel();
 }
 
+/// A consumer warp's place in the thread block: what it reads next.
+pub(super) struct Consumer<F, T> {
+    pub(super) state: PipelineState,
+    pub(super) fragments: FragmentLoader<F, T>,
+    queue: WorkQueue,
+}
+
+impl<F: WeightFormat, T: Tile> Consumer<F, T> {
+    /// The work tile that is multiplied.
+    ///
+    /// # Safety
+    /// The work tile's first stage was full. The producer reuses the queue's entry only after this
+    /// warp has released the first stage of a later work tile.
+    #[inline(always)]
+    pub(super) unsafe fn work_tile(&self) -> WorkTile {
+        // SAFETY: the caller promises that the entry is there.
+        unsafe { self.queue.front() }
+    }
+}
+
+/// Multiplies everything that the producers copy. Warp `tile` has tile `tile` of 16 rows; a warp
+/// group has four tiles. `multiply` multiplies and finishes a work tile, given its packs and the
+/// tile's number in it.
+///
+/// # Safety
+/// The kernel's contract. Whole warp groups call it.
+#[inline(always)]
+pub(super) unsafe fn consume<F: WeightFormat, T: Tile>(
+    params: &Params<'_>,
+    base: u32,
+    tile: u32,
+    mut multiply: impl FnMut(&mut Consumer<F, T>, u32, u32),
+) {
+    let problem = params.problem;
+    let stage_shape = stage_for::<F, T>(problem);
+    let mut state = PipelineState::new(&stage_shape, params.launch.gemm.shared, base);
+    let same_leads =
+        (problem.shape.rows * problem.shape.blocks).is_multiple_of(u64::from(ScalePieces::MOST.bytes));
+    if TileScheduler::<T>::new(params.launch).next().is_none() {
+        return;
+    }
+    let mut queue = WorkQueue::new(base);
+    loop {
+        state.consumer_wait();
+        // SAFETY: the work tile's first stage is full.
+        let WorkTile { k_range, expert, .. } = unsafe { queue.front() };
+        // The address of an expert's scales matters only where experts' leads differ.
+        let of_expert = problem.of_expert::<F>(if same_leads { 0 } else { expert });
+        let fragments = FragmentLoader::<F, T>::new(&of_expert, &stage_shape, tile, k_range.start);
+        let mut consumer = Consumer { state, fragments, queue };
+        let of_work_tile = T::first_row() / TILE_ROWS + tile;
+        multiply(&mut consumer, packs_of::<T>(problem, &k_range), of_work_tile);
+        Consumer { state, queue, .. } = consumer;
+        // Thread blocks that exchange accumulators have one work tile each.
+        if T::CONFIG.k_sharers() > 1 {
+            return;
+        }
+        // SAFETY: the entry is still there. The whole warp group is here.
+        unsafe {
+            if queue.front_is_last() {
+                if T::MULTICAST {
+                    // The other thread block's consumers still release stages here.
+                    cluster::arrive();
+                    cluster::wait();
+                }
+                return;
+            }
+        }
+        queue.advance();
+    }
+}
+
 /// Packs of a range that have columns: the last K-iteration may have one less.
 #[inline(always)]
-pub(super) fn packs_of<T: Tile>(problem: &Problem, k_range: &KRange) -> u32 {
+fn packs_of<T: Tile>(problem: &Problem, k_range: &KRange) -> u32 {
     let of_row = (problem.shape.cols as u32).div_ceil(PACK_COLUMNS);
     of_row.min(k_range.end * T::PACKS) - k_range.start * T::PACKS
 }

@@ -2,20 +2,16 @@
 //! warp groups decode weights and multiply them by all tokens of the work tile; one group
 //! multiplies while another decodes.
 
-use microscale_kernels_abi::gemm::stage::{ScalePieces, WORD_OFFSET};
-use microscale_kernels_abi::gemm::{PACK_COLUMNS, TILE_ROWS};
+use microscale_kernels_abi::gemm::PACK_COLUMNS;
+use microscale_kernels_abi::gemm::stage::WORD_OFFSET;
 
-use super::warp_specialized::{packs_of, start};
+use super::warp_specialized::{Consumer, consume, start};
 use crate::gemm::cluster_exchange;
 use crate::gemm::fragment::{FragmentLoader, out_of_range_is_zero};
 use crate::gemm::params::Params;
 use crate::gemm::pipeline::PipelineState;
 use crate::gemm::reduce::TokenSlice;
 use crate::gemm::tile::{Array, Tile};
-use crate::gemm::tile_scheduler::TileScheduler;
-use crate::gemm::tile_scheduler::WorkTile;
-use crate::gemm::weight_loader::stage_for;
-use crate::gemm::work_queue::WorkQueue;
 use crate::hardware::warp_group::{MultiplyTokens, core_matrices};
 use crate::hardware::{cluster, shared, warp};
 use crate::product::tensor_cores::{Activations, WeightFormat};
@@ -37,87 +33,57 @@ where
             // In shared memory, so that the assembler does not know the value: it would copy a
             // known one to a register at each use.
             let table = warp::shared::<u32>().wrapping_add(WORD_OFFSET as usize / 4);
-            consume::<F, D, T>(params, base, warp::number(), *table);
+            let table = *table;
+            consume::<F, T>(
+                params,
+                base,
+                warp::number(),
+                #[inline(always)]
+                |consumer, packs, tile| {
+                    multiply::<F, D, T>(params, consumer, packs, tile, base, table);
+                },
+            );
         }
     }
 }
 
-/// Multiplies everything that the producers copy. Warp `tile` has tile `tile` of 16 rows; a warp
-/// group has four tiles.
+/// Multiplies and finishes the work tile that the consumer reads, of `packs` packs. The warp has
+/// tile `tile` of it.
 ///
 /// # Safety
 /// The kernel's contract. Whole warp groups call it.
 #[inline(always)]
-unsafe fn consume<F: WeightFormat, D: Activations, T: Tile>(
+unsafe fn multiply<F: WeightFormat, D: Activations, T: Tile>(
     params: &Params<'_>,
-    base: u32,
+    consumer: &mut Consumer<F, T>,
+    packs: u32,
     tile: u32,
+    base: u32,
     table: u32,
 ) where
     D::Wgmma: MultiplyTokens<T::Accumulators>,
 {
-    let problem = params.problem;
-    let stage_shape = stage_for::<F, T>(problem);
-    let mut state = PipelineState::new(&stage_shape, params.launch.gemm.shared, base);
-    let same_leads =
-        (problem.shape.rows * problem.shape.blocks).is_multiple_of(u64::from(ScalePieces::MOST.bytes));
-    if TileScheduler::<T>::new(params.launch).next().is_none() {
-        return;
-    }
-    let mut queue = WorkQueue::new(base);
-    loop {
-        state.consumer_wait();
-        // SAFETY: the work tile's first stage is full.
-        let WorkTile { k_range, expert, .. } = unsafe { queue.front() };
-        // The address of an expert's scales matters only where experts' leads differ.
-        let of_expert = problem.of_expert::<F>(if same_leads { 0 } else { expert });
-        let mut fragments = FragmentLoader::<F, T>::new(&of_expert, &stage_shape, tile, k_range.start);
-        let mut accumulators = T::Accumulators::ZEROS;
-        let packs = packs_of::<T>(problem, &k_range);
-        let (all, fragments, state) = (&mut accumulators, &mut fragments, &mut state);
-        // SAFETY: the whole warp group is here.
+    let mut accumulators = T::Accumulators::ZEROS;
+    let Consumer { fragments, state, .. } = consumer;
+    // SAFETY: the whole warp group is here.
+    unsafe {
         let scale_offset =
-            unsafe { mainloop::<F, D, T, T::Accumulators>(all, fragments, state, packs, table) };
-        // The tile's number in the work tile.
-        let tile = T::first_row() / TILE_ROWS + tile;
-        // SAFETY: the whole warp group is here. The producer reuses the queue's entry only after
-        // this warp has released the first stage of a later work tile.
-        unsafe {
-            let work_tile = queue.front();
-            let in_range = scale_offset <= F::last_in_range::<D>() || {
-                let problem = problem.of_expert::<F>(work_tile.expert);
-                out_of_range_is_zero::<F, D, T>(&problem, work_tile.row_tile, tile, &work_tile.k_range)
-            };
-            let in_range = F::ALWAYS_IN_RANGE || warp::ballot(in_range) == u32::MAX;
-            if T::CONFIG.k_sharers() > 1 {
-                let (kept, in_range) = cluster_exchange::add::<T>(base, tile, &accumulators, in_range);
-                let slice = TokenSlice::half(cluster::rank());
-                params.finish::<F, D, T, T::Exchanged, 1>(&work_tile, tile, slice, [kept], in_range);
-                cluster::wait();
-            } else {
-                let all = [accumulators];
-                params.finish::<F, D, T, T::Accumulators, 1>(
-                    &work_tile,
-                    tile,
-                    TokenSlice::ALL,
-                    all,
-                    in_range,
-                );
-            }
-            // Thread blocks that exchange accumulators have one work tile each.
-            if T::CONFIG.k_sharers() > 1 {
-                return;
-            }
-            if queue.front_is_last() {
-                if T::MULTICAST {
-                    // The other thread block's consumers still release stages here.
-                    cluster::arrive();
-                    cluster::wait();
-                }
-                return;
-            }
+            mainloop::<F, D, T, T::Accumulators>(&mut accumulators, fragments, state, packs, table);
+        let work_tile = consumer.work_tile();
+        let in_range = scale_offset <= F::last_in_range::<D>() || {
+            let problem = params.problem.of_expert::<F>(work_tile.expert);
+            out_of_range_is_zero::<F, D, T>(&problem, work_tile.row_tile, tile, &work_tile.k_range)
+        };
+        let in_range = F::ALWAYS_IN_RANGE || warp::ballot(in_range) == u32::MAX;
+        if T::CONFIG.k_sharers() > 1 {
+            let (kept, in_range) = cluster_exchange::add::<T>(base, tile, &accumulators, in_range);
+            let slice = TokenSlice::half(cluster::rank());
+            params.finish::<F, D, T, T::Exchanged, 1>(&work_tile, tile, slice, [kept], in_range);
+            cluster::wait();
+        } else {
+            let all = [accumulators];
+            params.finish::<F, D, T, T::Accumulators, 1>(&work_tile, tile, TokenSlice::ALL, all, in_range);
         }
-        queue.advance();
     }
 }
 
