@@ -1,7 +1,6 @@
 //! Products of 4-bit weights and activations on a GPU: plan once, then run.
 
 use std::fmt;
-use std::marker::PhantomData;
 use std::sync::Arc;
 
 use cudarc::driver::CudaStream;
@@ -29,6 +28,7 @@ use crate::view::QuantizedView;
 ///
 /// Made by [`Gpu::linear`]. `T` is the dtype of the activations, `O` the dtype of the results.
 /// Weights are `[M, K]` in NVFP4 or MXFP4 with linear scales.
+#[derive(Clone, Copy)]
 pub struct Linear<'a, T, O> {
     gpu: &'a Gpu,
     weights: DeviceTensorView<'a>,
@@ -36,14 +36,6 @@ pub struct Linear<'a, T, O> {
     gemv_only: bool,
     given: Option<GemmConfig>,
 }
-
-impl<T, O> Clone for Linear<'_, T, O> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<T, O> Copy for Linear<'_, T, O> {}
 
 /// Shows the shape and the steps of the epilogue.
 impl<T, O> fmt::Debug for Linear<'_, T, O> {
@@ -63,7 +55,6 @@ pub struct Plan<'a, T, O> {
     tokens: usize,
     aligned: Arc<LinearPlan>,
     workspace_bytes: u64,
-    dtypes: PhantomData<(T, O)>,
 }
 
 /// Shows the configuration and the bytes of workspace.
@@ -235,7 +226,7 @@ impl<'a, T: Activation, O: ProductOf<T>> Linear<'a, T, O> {
             // Activations that do not start on 16 bytes may get other kernels.
             workspace_bytes = workspace_bytes.max(self.planned(tokens, false)?.workspace_bytes());
         }
-        Ok(Plan { linear: self, tokens, aligned, workspace_bytes, dtypes: PhantomData })
+        Ok(Plan { linear: self, tokens, aligned, workspace_bytes })
     }
 
     /// The plan for activations that start on 16 bytes or not.

@@ -1,7 +1,6 @@
 //! Products of 4-bit weights and 4-bit activations on a GPU: plan once, then run.
 
 use std::fmt;
-use std::marker::PhantomData;
 use std::sync::Arc;
 
 use cudarc::driver::CudaStream;
@@ -28,6 +27,7 @@ use crate::shape::Shape;
 ///
 /// Made by [`Gpu::linear_fp4`]. `T` is the dtype of the epilogue's bias, f16 or bf16, and `O` the
 /// dtype of the results.
+#[derive(Clone, Copy)]
 pub struct LinearFp4<'a, T, O> {
     gpu: &'a Gpu,
     weights: DeviceTensorView<'a>,
@@ -35,14 +35,6 @@ pub struct LinearFp4<'a, T, O> {
     alpha: f32,
     given: Option<GemmConfig>,
 }
-
-impl<T, O> Clone for LinearFp4<'_, T, O> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<T, O> Copy for LinearFp4<'_, T, O> {}
 
 /// Shows the shape and the steps of the epilogue.
 impl<T, O> fmt::Debug for LinearFp4<'_, T, O> {
@@ -61,7 +53,6 @@ pub struct PlanFp4<'a, T, O> {
     tokens: usize,
     /// `None` if there is nothing to multiply.
     plan: Option<Arc<Fp4Plan>>,
-    dtypes: PhantomData<(T, O)>,
 }
 
 /// Shows the configuration and the bytes of workspace.
@@ -157,7 +148,7 @@ impl<'a, T: Activation, O: ProductOf<T>> LinearFp4<'a, T, O> {
         for kernel in plan.iter().flat_map(|plan| plan.kernels()) {
             gpu.kernels.ready(kernel)?;
         }
-        Ok(PlanFp4 { linear: self, tokens, plan, dtypes: PhantomData })
+        Ok(PlanFp4 { linear: self, tokens, plan })
     }
 }
 

@@ -1,7 +1,6 @@
 //! Products of 4-bit weights and FP8 activations (W4A8) on a GPU: plan once, then run.
 
 use std::fmt;
-use std::marker::PhantomData;
 use std::sync::Arc;
 
 use cudarc::driver::CudaStream;
@@ -45,6 +44,7 @@ pub enum Fp8Activations<'a, T> {
 ///
 /// Made by [`Gpu::linear_fp8`]. `T` is the dtype of unquantized activations and of the epilogue's
 /// bias, f16 or bf16, and `O` the dtype of the results.
+#[derive(Clone, Copy)]
 pub struct LinearFp8<'a, T, O> {
     gpu: &'a Gpu,
     weights: DeviceTensorView<'a>,
@@ -53,14 +53,6 @@ pub struct LinearFp8<'a, T, O> {
     rounds_weights: bool,
     given: Option<GemmConfig>,
 }
-
-impl<T, O> Clone for LinearFp8<'_, T, O> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<T, O> Copy for LinearFp8<'_, T, O> {}
 
 /// Shows the shape and the steps of the epilogue.
 impl<T, O> fmt::Debug for LinearFp8<'_, T, O> {
@@ -79,7 +71,6 @@ pub struct PlanFp8<'a, T, O> {
     tokens: usize,
     /// `None` if there is nothing to multiply.
     plan: Option<Arc<Fp8Plan>>,
-    dtypes: PhantomData<(T, O)>,
 }
 
 /// Shows the configuration.
@@ -192,7 +183,7 @@ impl<'a, T: Activation, O: ProductOf<T>> LinearFp8<'a, T, O> {
         for kernel in plan.iter().flat_map(|plan| plan.kernels()) {
             gpu.kernels.ready(kernel)?;
         }
-        Ok(PlanFp8 { linear: self, tokens, plan, dtypes: PhantomData })
+        Ok(PlanFp8 { linear: self, tokens, plan })
     }
 }
 
