@@ -107,7 +107,7 @@ pub(super) fn checks() -> Vec<Check> {
             |[a, b, _]| Some(e2m1(a) << 4 | e2m1(b)),
         ),
     ];
-    let of_codes: [(&str, &str, Oracle); 5] = [
+    let of_codes: [(&str, &str, Oracle); 6] = [
         ("cvt.f32.f16", "cvt.f32.f16 %d, %ha;", |[a, _, _]| {
             let value = Half::from_bits(u128::from(a));
             (!value.is_nan())
@@ -118,6 +118,18 @@ pub(super) fn checks() -> Vec<Check> {
         }),
         ("cvt.rn.f16x2.e4m3x2", "cvt.rn.f16x2.e4m3x2 %d, %ha;", widened::<Float8E4M3FN>),
         ("cvt.rn.f16x2.e5m2x2", "cvt.rn.f16x2.e5m2x2 %d, %ha;", widened::<Float8E5M2>),
+        // The high half has the other sign.
+        (
+            "cvt.rn.satfinite.e4m3x2.f16x2",
+            "{ .reg .b32 pair; shl.b32 pair, %a, 16; xor.b32 pair, pair, 0x80000000; or.b32 pair, pair, %a; cvt.rn.satfinite.e4m3x2.f16x2 %hd, pair; }",
+            |[a, _, _]| {
+                let widened = |code: u64| {
+                    let value = Half::from_bits(u128::from(code));
+                    FloatConvert::<Single>::convert(value, &mut false).value.to_bits() as u64
+                };
+                bytes::<Float8E4M3FN>([widened(a ^ 0x8000), widened(a), 0], 0x7E)
+            },
+        ),
         (
             "cvt.rn.f16x2.e2m1x2",
             "{ .reg .b8 pair, r1, r2, r3; mov.b32 {pair, r1, r2, r3}, %a; cvt.rn.f16x2.e2m1x2 %d, pair; }",

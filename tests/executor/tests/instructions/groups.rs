@@ -1,7 +1,7 @@
 //! Tests matrix products of warp groups.
 //!
-//! Registers are placed by the ISA's formulas, B in shared memory by CUTLASS's layouts. Sums use
-//! the oracles of `mma`.
+//! Registers are placed by the ISA's formulas, B in shared memory by CUTLASS's layouts. Sums of 16-bit
+//! factors use the oracles of `mma`. E4M3 is placed as pairs of the size of one 16-bit factor.
 
 use microscale_executor::{Approximation, FaultKind, Schedule};
 
@@ -57,6 +57,35 @@ impl Layout {
     }
 }
 
+/// Pairs of E4M3 factors.
+const E4M3: Element = Element { name: "e4m3", value: |_| unreachable!("a pair has two values") };
+
+/// The sum that Hopper's tensor cores compute of pairs of E4M3 factors and `c`, by MMA-Sim's rule:
+/// products and `c` are truncated to 13 fraction bits of the largest exponent, and so is their sum.
+fn hopper(a: &[u16], b: &[u16], c: f32) -> f32 {
+    let factors = |pairs: &[u16]| pairs.iter().flat_map(|pair| pair.to_le_bytes()).collect::<Vec<u8>>();
+    // The number and the exponent of a code; zeros have an exponent below all others.
+    let number = |code: u8| {
+        let (field, fraction) = (i32::from(code >> 3 & 15), f64::from(code & 7) / 8.0);
+        let (significand, exponent) = if field == 0 { (fraction, -6) } else { (1.0 + fraction, field - 7) };
+        let value = significand * 2f64.powi(exponent) * if code & 0x80 == 0 { 1.0 } else { -1.0 };
+        (value, if value == 0.0 { -126 } else { exponent })
+    };
+    let least = |x: f64| if x == 0.0 { -126 } else { (x.abs().log2().floor() as i32).max(-126) };
+    let mut terms = vec![(f64::from(c), least(c.into()))];
+    for (a, b) in factors(a).into_iter().zip(factors(b)) {
+        let (a, b) = (number(a), number(b));
+        terms.push((a.0 * b.0, a.1 + b.1));
+    }
+    let largest = terms.iter().map(|(_, exponent)| *exponent).max().unwrap();
+    let truncated = |x: f64, exponent: i32| {
+        let unit = 2f64.powi(exponent - 13);
+        (x / unit).trunc() * unit
+    };
+    let sum: f64 = terms.iter().map(|(value, _)| truncated(*value, largest)).sum();
+    truncated(sum, least(sum)) as f32 + 0.0
+}
+
 /// A product of 64 rows.
 struct Product {
     columns: usize,
@@ -71,10 +100,14 @@ struct Product {
 
 impl Product {
     fn random(columns: usize, layout: Layout, which: usize, adds: bool, seed: u64) -> Self {
-        let element = [F16, BF16][which];
+        let element = [F16, BF16, E4M3][which];
         let mut rng = fastrand::Rng::with_seed(seed);
         let mut codes = |rows: usize| -> Vec<Vec<u16>> {
             let mut code = || {
+                if element.name == "e4m3" {
+                    // Neither NaN nor numbers from 2 on.
+                    return rng.u16(..) & 0xBFBF;
+                }
                 let (sign, mantissa) = (rng.u16(..2) << 15, rng.u16(..128));
                 if element.name == "f16" {
                     sign | (rng.u16(..6) + 12) << 10 | mantissa << 3
@@ -127,14 +160,14 @@ impl Product {
             let a = (0..4).map(|i| format!("%r{}", 8 + step * 4 + i)).collect::<Vec<_>>().join(", ");
             format!(
                 "add.s64 %l{}, %b, {}; setp.ne.b32 %p, {}, 0;
-                wgmma.mma_async.sync.aligned.m64n{}k16.f32.{name}.{name} {{{}}}, {{{a}}}, %l{}, %p, 1, 1, 0;\n",
+                {} {{{}}}, {{{a}}}, %l{}, %p, 1, 1{transposed};\n",
                 4 + step,
                 self.layout.descriptor(step),
                 u32::from(self.adds || step > 0),
-                self.columns,
+                opcode(self.element, self.columns),
                 d.join(", "),
                 4 + step,
-                name = self.element.name,
+                transposed = if self.element.name == "e4m3" { "" } else { ", 0" },
             )
         };
         let operands = |step: usize| {
@@ -178,19 +211,28 @@ impl Product {
         approximation: Approximation,
         oracle: fn([(f64, f64); 16], f32) -> f32,
     ) {
+        let value = self.element.value;
+        self.check_by(schedule, approximation, |a, b, c| {
+            oracle(std::array::from_fn(|k| (value(a[k]), value(b[k]))), c)
+        });
+    }
+
+    /// Compares with the sums of a step's codes of a row and a column, and an addend.
+    fn check_by(
+        &self,
+        schedule: Schedule,
+        approximation: Approximation,
+        sum_of: impl Fn(&[u16], &[u16], f32) -> f32,
+    ) {
         let (text, given) = (self.text(), self.given());
         let found = self.kernel(&text, &given).with(schedule, approximation);
         let found = found.unwrap_or_else(|fault| panic!("{:?}: {fault}", self.layout));
-        let value = self.element.value;
         for (at, found) in found.as_chunks().0.iter().enumerate() {
             let (row, column) = place_of(at / (self.columns / 2), at % (self.columns / 2));
             let mut sum = if self.adds { self.c[row][column] } else { 0.0 };
             for step in 0..self.layout.steps {
-                let factors = |k: usize| {
-                    let k = step * 16 + k;
-                    (value(self.a[row][k]), value(self.b[column][k]))
-                };
-                sum = oracle(std::array::from_fn(factors), sum);
+                let codes = step * 16..step * 16 + 16;
+                sum = sum_of(&self.a[row][codes.clone()], &self.b[column][codes], sum);
             }
             let found = f32::from_le_bytes(*found);
             assert_eq!(found, sum, "{:?}, {row}, {column} of {}", self.layout, self.columns);
@@ -204,12 +246,15 @@ fn place_of(thread: usize, i: usize) -> (usize, usize) {
     (row, i / 4 * 8 + thread % 4 * 2 + i % 2)
 }
 
+/// Returns the opcode of a product.
+fn opcode(Element { name, .. }: Element, columns: usize) -> String {
+    let depth = if name == "e4m3" { 32 } else { 16 };
+    format!("wgmma.mma_async.sync.aligned.m64n{columns}k{depth}.f32.{name}.{name}")
+}
+
 /// Returns the opcodes of products.
 pub(super) fn opcodes() -> Vec<String> {
-    let of = |n: usize| {
-        [F16, BF16]
-            .map(|Element { name, .. }| format!("wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{name}.{name}"))
-    };
+    let of = |columns: usize| [F16, BF16, E4M3].map(|element| opcode(element, columns));
     SHAPES.into_iter().flat_map(of).collect()
 }
 
@@ -224,6 +269,8 @@ fn every_shape_multiplies() {
             let product = Product::random(columns, layout, which, i % 2 == 0, i as u64);
             product.check(SCHEDULES[i % 3], Approximation::Nearest, nearest);
         }
+        let product = Product::random(columns, LAYOUTS[4], 2, i % 2 == 0, i as u64);
+        product.check_by(SCHEDULES[i % 3], Approximation::Nearest, hopper);
     }
 }
 
@@ -237,6 +284,10 @@ fn every_layout_is_read_and_every_sum_is_allowed() {
         let product = Product::random(16, layout, i % 2, false, i as u64);
         product.check(Schedule::HighestFirst, Approximation::Low, cut);
         product.check(Schedule::LowestFirst, Approximation::High, in_order);
+        // No approximation changes E4M3.
+        let product = Product::random(16, layout, 2, true, i as u64);
+        product.check_by(Schedule::HighestFirst, Approximation::Low, hopper);
+        product.check_by(Schedule::LowestFirst, Approximation::High, hopper);
     }
 }
 

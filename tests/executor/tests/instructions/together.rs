@@ -334,6 +334,9 @@ const ELSEWHERE: &[&str] = &[
     "setmaxnreg.dec.sync.aligned.u32",
     "griddepcontrol.wait",
     "griddepcontrol.launch_dependents",
+    // In `scaled`.
+    "mma.sync.aligned.m16n8k64.row.col.kind::mxf4.block_scale.scale_vec::2X.f32.e2m1.e2m1.f32.ue8m0",
+    "mma.sync.aligned.m16n8k64.row.col.kind::mxf4nvf4.block_scale.scale_vec::4X.f32.e2m1.e2m1.f32.ue4m3",
 ];
 
 #[test]
