@@ -449,11 +449,29 @@ pub(crate) enum WarpGroupAction {
 pub(crate) struct GroupMatrices {
     pub(crate) element: Multiplicand,
     pub(crate) d: Box<[Slot]>,
-    pub(crate) a: [Slot; 4],
+    pub(crate) a: FirstMatrix,
     /// The descriptor of B.
     pub(crate) b: Slot,
     /// Whether the product is added to D.
     pub(crate) adds: Guard,
+}
+
+/// Where the rows of a product of a warp group are.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum FirstMatrix {
+    Registers([Slot; 4]),
+    /// In shared memory, by a descriptor.
+    Shared(Slot),
+}
+
+impl FirstMatrix {
+    /// The registers of the rows.
+    pub(crate) fn registers(&self) -> &[Slot] {
+        match self {
+            Self::Registers(slots) => slots,
+            Self::Shared(_) => &[],
+        }
+    }
 }
 
 /// Functions of two predicates.

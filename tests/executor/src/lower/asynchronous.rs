@@ -7,7 +7,7 @@ use super::Lowering;
 use crate::error::Result;
 use crate::lanes::Type;
 use crate::parse::Operand;
-use crate::program::{Fence, GroupMatrices, MbarrierAction, Op, Slot, WarpGroupAction};
+use crate::program::{Fence, FirstMatrix, GroupMatrices, MbarrierAction, Op, WarpGroupAction};
 use crate::semantics::Multiplicand;
 
 impl<'a> Lowering<'a> {
@@ -155,8 +155,8 @@ impl<'a> Lowering<'a> {
         Ok(Op::WarpGroup { action, members: self.all_lanes()? })
     }
 
-    /// `wgmma.mma_async d, a, b-desc, scale-d, imm-scale-a, imm-scale-b, imm-trans-b`. Only 16-bit
-    /// types have the last operand.
+    /// `wgmma.mma_async d, a, b-desc, scale-d, imm-scale-a, imm-scale-b, imm-trans-b`, where E4M3 may
+    /// have a descriptor of A. Only 16-bit types have the last operand.
     fn group_multiply(
         &mut self,
         element: Multiplicand,
@@ -169,8 +169,9 @@ impl<'a> Lowering<'a> {
             _ => (operands, &Operand::Integer(0)),
         };
         let [d, a, b, adds, scale_a, scale_b] = self.exactly(operands)?;
-        if !matches!(a, Operand::Vector(_)) {
-            return Err(self.unsupported("A in shared memory"));
+        let in_registers = matches!(a, Operand::Vector(_));
+        if !in_registers && element != Multiplicand::E4m3 {
+            return Err(self.unsupported("16-bit A in shared memory"));
         }
         if [scale_a, scale_b, transposed]
             != [&Operand::Integer(1), &Operand::Integer(1), &Operand::Integer(0)]
@@ -178,8 +179,12 @@ impl<'a> Lowering<'a> {
             return Err(self.unsupported("scales other than 1, or B transposed"));
         }
         let d = self.registers_of(d, columns / 2, Type::F32, true)?;
-        let a: [Slot; 4] = self.fragment(a, Type::B32, false)?;
-        if (1..d.len()).any(|i| d[..i].contains(&d[i])) || a.iter().any(|slot| d.contains(slot)) {
+        let a = if in_registers {
+            FirstMatrix::Registers(self.fragment(a, Type::B32, false)?)
+        } else {
+            FirstMatrix::Shared(self.read(a, Type::B64, false)?)
+        };
+        if (1..d.len()).any(|i| d[..i].contains(&d[i])) || a.registers().iter().any(|slot| d.contains(slot)) {
             return Err(self.invalid("D names a register twice"));
         }
         let d = d.into();

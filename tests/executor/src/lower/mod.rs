@@ -169,7 +169,7 @@ impl<'a> Lowering<'a> {
         let mut of_products: HashSet<Slot> = HashSet::new();
         for instruction in &self.program.code {
             if let Op::WarpGroup { action: WarpGroupAction::Multiply(of), .. } = &instruction.op {
-                of_products.extend(of.d.iter().chain(&of.a).copied());
+                of_products.extend(of.d.iter().chain(of.a.registers()).copied());
             }
         }
         for instruction in &mut self.program.code {

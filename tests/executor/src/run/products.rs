@@ -1,9 +1,9 @@
 //! Asynchronous matrix products of warp groups (ISA 9.7.15, `wgmma`).
 //!
 //! A product starts when all four warps have reached it, and ends when one of them has waited for
-//! it. B is read at the start under [`Schedule::LowestFirst`], at the end under
+//! it. Matrices in shared memory are read at the start under [`Schedule::LowestFirst`], at the end under
 //! [`Schedule::HighestFirst`], and at a random one of the two under [`Schedule::Random`]. For the
-//! race detector, the warp group's member reads B until the end. Each warp adds to its own rows of
+//! race detector, the warp group's member reads them until the end. Each warp adds to its own rows of
 //! D when it waits.
 
 use super::grid::{Grid, wrongly};
@@ -12,12 +12,14 @@ use super::warp::Warp;
 use crate::fault::{FaultKind, Step, trap};
 use crate::lanes::LANES;
 use crate::memory::Shared;
-use crate::program::{GroupMatrices, Manner, Op, Program, Slot, Space, WarpGroupAction};
+use crate::program::{FirstMatrix, GroupMatrices, Manner, Op, Program, Slot, Space, WarpGroupAction};
 use crate::race::{Id, Record};
-use crate::semantics::{DEPTH_BYTES, Descriptor, Factors, PIECE};
+use crate::semantics::{DEPTH_BYTES, Descriptor, Factors, Multiplicand, PIECE};
 
 /// Warps per warp group.
 pub(super) const WARPS: u32 = 4;
+/// Rows of A and D that a warp has.
+const ROWS: usize = 16;
 /// A mask of all warps of a warp group.
 const ALL: u8 = (1 << WARPS) - 1;
 
@@ -64,18 +66,25 @@ impl Warp {
     fn begin_product(&mut self, grid: &mut Grid, of: &GroupMatrices) -> Step {
         let program = &grid.kernel.program;
         let adds = self.uniform(self.registers.predicate(program, of.adds, u32::MAX)?)?;
-        let descriptors = *self.registers.long(program, of.b, u32::MAX)?;
-        let descriptor = descriptors[0];
-        if descriptors != [descriptor; LANES] {
-            return trap(0, FaultKind::NotUniform("the descriptor of a matrix"));
-        }
+        let descriptor = |slot: Slot| -> Step<u64> {
+            let descriptors = *self.registers.long(program, slot, u32::MAX)?;
+            if descriptors != [descriptors[0]; LANES] {
+                return trap(0, FaultKind::NotUniform("the descriptor of a matrix"));
+            }
+            Ok(descriptors[0])
+        };
+        let descriptors = match of.a {
+            FirstMatrix::Registers(_) => [None, Some(descriptor(of.b)?)],
+            FirstMatrix::Shared(a) => [Some(descriptor(a)?), Some(descriptor(of.b)?)],
+        };
+        let a = of.a.registers();
         // Registers that an earlier product will write count as written.
-        for &slot in of.a.iter().chain(if adds { &of.d[..] } else { &[] }) {
+        for &slot in a.iter().chain(if adds { &of.d[..] } else { &[] }) {
             if !self.products.pending.contains_key(&slot) {
                 self.registers.word(program, slot, u32::MAX)?;
             }
         }
-        for &slot in of.d.iter().chain(&of.a) {
+        for &slot in of.d.iter().chain(a) {
             if !self.products.fenced || self.products.accessed.contains(&slot) {
                 let name = program.words.names[slot as usize].clone();
                 return trap(0, FaultKind::UnfencedRegister(name));
@@ -83,27 +92,27 @@ impl Warp {
         }
         self.check_pending(program, of)?;
         let number = self.products.came;
-        for &slot in of.d.iter().chain(&of.a) {
+        for &slot in of.d.iter().chain(a) {
             self.products.pending.insert(slot, (number, grid.pc));
         }
         self.products.came += 1;
         let access = self.begin_reading(grid, number)?;
-        let columns = read(grid, (descriptor, self.rank), of, access)?;
+        let matrices = read(grid, descriptors, self.rank, of, access)?;
         let early = grid.early();
         let pc = grid.pc;
         let products = &mut grid.products[(self.index / WARPS) as usize];
         let at = (number - products.first) as usize;
         if at == products.all.len() {
             let (came, waited) = (0, 0);
-            products.all.push_back(Product { pc, descriptor, adds, came, waited, columns: None });
+            products.all.push_back(Product { pc, descriptors, adds, came, waited, matrices: None });
         }
         let product = &mut products.all[at];
-        if (product.pc, product.descriptor, product.adds) != (pc, descriptor, adds) {
+        if (product.pc, product.descriptors, product.adds) != (pc, descriptors, adds) {
             return trap(0, FaultKind::NotUniform("the warps of a warp group multiply different matrices"));
         }
         product.came |= 1 << (self.index % WARPS);
         if product.came == ALL && early {
-            product.columns = Some(columns);
+            product.matrices = Some(matrices);
         }
         grid.note_event();
         Ok(())
@@ -119,7 +128,7 @@ impl Warp {
             let is_d = |of: &GroupMatrices| of.d.contains(slot);
             (is_d(of) || is_d(by)) && of.d != by.d
         };
-        match of.d.iter().chain(&of.a).find(clashes) {
+        match of.d.iter().chain(of.a.registers()).find(clashes) {
             None => Ok(()),
             Some(&slot) => trap(0, FaultKind::PendingRegister(program.words.names[slot as usize].clone())),
         }
@@ -188,25 +197,27 @@ impl Warp {
         let group = (self.index / WARPS) as usize;
         let at = (number - grid.products[group].first) as usize;
         let product = &grid.products[group].all[at];
-        let (pc, descriptor, adds) = (product.pc, product.descriptor, product.adds);
+        let (pc, descriptors, adds) = (product.pc, product.descriptors, product.adds);
         grid.pc = pc;
         let kernel = grid.kernel;
         let program = &*kernel.program;
         let Some(of) = multiplies(program, pc) else { unreachable!("products begin at wgmma.mma_async") };
-        if grid.products[group].all[at].columns.is_none() {
-            let columns = read(grid, (descriptor, self.rank), of, None)?;
-            grid.products[group].all[at].columns = Some(columns);
+        if grid.products[group].all[at].matrices.is_none() {
+            let matrices = read(grid, descriptors, self.rank, of, None)?;
+            grid.products[group].all[at].matrices = Some(matrices);
         }
         let product = &mut grid.products[group].all[at];
-        let columns = product.columns.as_ref().expect("they were just read");
-        let mut rows = [[0; DEPTH_BYTES]; 16];
-        for (i, &slot) in of.a.iter().enumerate() {
+        let [all_rows, columns] = product.matrices.as_ref().expect("they were just read");
+        let mut rows = [[0; DEPTH_BYTES]; ROWS];
+        for (i, &slot) in of.a.registers().iter().enumerate() {
             for (lane, &word) in self.registers.word(program, slot, u32::MAX)?.iter().enumerate() {
                 let (row, place) = (&mut rows[lane / 4 + i % 2 * 8], lane % 4 * 4 + i / 2 * 16);
                 row[place..place + 4].copy_from_slice(&word.to_le_bytes());
             }
         }
-        let rows = rows.map(|bytes| Factors::new(of.element, &bytes));
+        let own = rows.map(|bytes| Factors::new(of.element, &bytes));
+        let first = (self.index % WARPS) as usize * ROWS;
+        let rows = if all_rows.is_empty() { &own[..] } else { &all_rows[first..first + ROWS] };
         for (i, &slot) in of.d.iter().enumerate() {
             let before = if adds { *self.registers.word(program, slot, u32::MAX)? } else { [0; LANES] };
             let sum = |lane: usize| {
@@ -244,21 +255,38 @@ fn multiplies(program: &Program, pc: u32) -> Option<&GroupMatrices> {
     }
 }
 
-/// Reads the columns of B from the shared memory of the block with this rank.
+/// Reads the rows of A, if they have a descriptor, and the columns of B from the shared memory of
+/// the block with this rank.
 fn read(
     grid: &mut Grid,
-    (bits, rank): (u64, u32),
+    [a, b]: [Option<u64>; 2],
+    rank: u32,
     of: &GroupMatrices,
     access: Option<Id>,
+) -> Step<[Vec<Factors>; 2]> {
+    let mut read = |bits: Option<u64>, rows: usize| match bits {
+        Some(bits) => read_matrix(grid, bits, rank, rows, of.element, access),
+        None => Ok(Vec::new()),
+    };
+    Ok([read(a, WARPS as usize * ROWS)?, read(b, of.d.len() * 2)?])
+}
+
+/// Reads a matrix of `rows` rows of A or columns of B.
+fn read_matrix(
+    grid: &mut Grid,
+    bits: u64,
+    rank: u32,
+    rows: usize,
+    element: Multiplicand,
+    access: Option<Id>,
 ) -> Step<Vec<Factors>> {
-    let columns = of.d.len() * 2;
     let wrong = |problem| FaultKind::Descriptor(bits, problem);
-    let descriptor = Descriptor::new(bits, columns).or_else(|problem| trap(0, wrong(problem)))?;
-    let mut found = Vec::with_capacity(columns);
-    for column in 0..columns {
-        let mut of_column = [0; DEPTH_BYTES];
-        for (second, piece) in of_column.chunks_exact_mut(PIECE).enumerate() {
-            let address = Shared::address(rank.into(), descriptor.piece(column, second == 1));
+    let descriptor = Descriptor::new(bits, rows).or_else(|problem| trap(0, wrong(problem)))?;
+    let mut found = Vec::with_capacity(rows);
+    for row in 0..rows {
+        let mut of_row = [0; DEPTH_BYTES];
+        for (second, piece) in of_row.chunks_exact_mut(PIECE).enumerate() {
+            let address = Shared::address(rank.into(), descriptor.piece(row, second == 1));
             let races = grid.races.as_ref().zip(access);
             let (memory, at) = grid.shared.locate(address, PIECE).or_else(|kind| trap(0, kind))?;
             match memory.load(at..at + PIECE, Manner::Weak, races) {
@@ -266,7 +294,7 @@ fn read(
                 Err(wrong) => return wrongly(grid, 0, Space::Shared, address, PIECE, wrong),
             }
         }
-        found.push(Factors::new(of.element, &of_column));
+        found.push(Factors::new(element, &of_row));
     }
     Ok(found)
 }

@@ -54,13 +54,14 @@ pub(super) struct Products {
 /// A product.
 pub(super) struct Product {
     pub(super) pc: u32,
-    pub(super) descriptor: u64,
+    /// The descriptors of A, if it is in shared memory, and of B.
+    pub(super) descriptors: [Option<u64>; 2],
     pub(super) adds: bool,
     /// Masks of the warps that have reached it, and of the warps that have waited for it.
     pub(super) came: u8,
     pub(super) waited: u8,
-    /// The columns of B, once read.
-    pub(super) columns: Option<Vec<Factors>>,
+    /// The rows of A, if it is in shared memory, and the columns of B, once read.
+    pub(super) matrices: Option<[Vec<Factors>; 2]>,
 }
 
 /// A warp's part in its warp group's products.

@@ -96,6 +96,8 @@ struct Product {
     c: Vec<Vec<f32>>,
     /// Whether the first step adds to C.
     adds: bool,
+    /// Whether A is in shared memory, after B.
+    shared_a: bool,
 }
 
 impl Product {
@@ -119,16 +121,24 @@ impl Product {
         };
         let (a, b) = (codes(64), codes(columns));
         let c = (0..64).map(|_| (0..columns).map(|_| (rng.f32() - 0.5) * 8.0).collect()).collect();
-        Self { columns, layout, element, a, b, c, adds }
+        Self { columns, layout, element, a, b, c, adds, shared_a: false }
     }
 
-    /// Returns B as laid out in shared memory, then the registers of A by steps and of C, by
-    /// threads.
+    /// Returns the bytes of shared memory: B, and A if it is there.
+    fn shared(&self) -> usize {
+        self.layout.size(self.columns) + if self.shared_a { self.layout.size(64) } else { 0 }
+    }
+
+    /// Returns shared memory, then the registers of A by steps and of C, by threads.
     fn given(&self) -> Vec<u8> {
-        let mut bytes = vec![0; self.layout.size(self.columns)];
-        for (n, column) in self.b.iter().enumerate() {
-            for (k, code) in column.iter().enumerate() {
-                bytes[self.layout.place(n, k)..][..2].copy_from_slice(&code.to_le_bytes());
+        let mut bytes = vec![0; self.shared()];
+        let behind = self.layout.size(self.columns);
+        let matrices = [(0, &self.b), (behind, &self.a)];
+        for (at, matrix) in &matrices[..1 + usize::from(self.shared_a)] {
+            for (n, line) in matrix.iter().enumerate() {
+                for (k, code) in line.iter().enumerate() {
+                    bytes[at + self.layout.place(n, k)..][..2].copy_from_slice(&code.to_le_bytes());
+                }
             }
         }
         for step in 0..self.layout.steps {
@@ -152,15 +162,20 @@ impl Product {
 
     /// Returns the text of all steps in order.
     fn text(&self) -> String {
-        let (size, steps, count) = (self.layout.size(self.columns), self.layout.steps, self.columns / 2);
+        let (size, steps, count) = (self.shared(), self.layout.steps, self.columns / 2);
         let d: Vec<String> = (0..count).map(|i| format!("%d{i}")).collect();
         let load = |i: usize| format!("ld.global.f32 %d{i}, [%l2+{}]; ", i * 4);
         let store = |i: usize| format!("st.global.f32 [%l3+{}], %d{i}; ", i * 4);
         let step = |step: usize| {
             let a = (0..4).map(|i| format!("%r{}", 8 + step * 4 + i)).collect::<Vec<_>>().join(", ");
+            let of_a = self.layout.descriptor(step) + self.layout.size(self.columns) as u64 / 16;
+            let (declared, a) = match self.shared_a {
+                true => (format!(".reg .b64 %a{step}; add.s64 %a{step}, %b, {of_a}; "), format!("%a{step}")),
+                false => (String::new(), format!("{{{a}}}")),
+            };
             format!(
-                "add.s64 %l{}, %b, {}; setp.ne.b32 %p, {}, 0;
-                {} {{{}}}, {{{a}}}, %l{}, %p, 1, 1{transposed};\n",
+                "{declared}add.s64 %l{}, %b, {}; setp.ne.b32 %p, {}, 0;
+                {} {{{}}}, {a}, %l{}, %p, 1, 1{transposed};\n",
                 4 + step,
                 self.layout.descriptor(step),
                 u32::from(self.adds || step > 0),
@@ -201,7 +216,7 @@ impl Product {
     }
 
     fn kernel<'a>(&self, text: &'a str, given: &'a [u8]) -> Kernel<'a> {
-        let (shared, output) = (self.layout.size(self.columns), 128 * self.columns * 2);
+        let (shared, output) = (self.shared(), 128 * self.columns * 2);
         Kernel { text, blocks: 1, threads: 128, shared, given, output, races: true }
     }
 
@@ -288,6 +303,10 @@ fn every_layout_is_read_and_every_sum_is_allowed() {
         let product = Product::random(16, layout, 2, true, i as u64);
         product.check_by(Schedule::HighestFirst, Approximation::Low, hopper);
         product.check_by(Schedule::LowestFirst, Approximation::High, hopper);
+        for schedule in SCHEDULES {
+            let product = Product { shared_a: true, ..Product::random(16, layout, 2, true, i as u64) };
+            product.check_by(schedule, Approximation::Nearest, hopper);
+        }
     }
 }
 
