@@ -11,7 +11,7 @@
 //! | `pipeline` | the ring of stages between producer and consumer warps |
 //! | [`weight_loader`] | copies of codes and scales to a stage |
 //! | [`fragment`] | a lane's weights of a stage, decoded and scaled |
-//! | [`mainloop`] | the mainloops: `mma`, `wgmma`, `block_scale` and `fp8` |
+//! | [`mainloop`] | the mainloops |
 //! | `cluster_exchange` | the exchange of accumulators in a cluster |
 //! | [`reduce`] | partial sums of split work tiles |
 //! | [`epilogue`] | bias, gate, residual, rounding, storing |
@@ -19,6 +19,7 @@
 //! | [`transpose`] | results between lanes, for stores of whole sectors |
 //! | [`pack`] | the packing kernel: activations as tensor cores read them |
 //! | `fp4` | activations in FP4, packed or decoded |
+//! | `fp8` | weights decoded to E4M3, and sums of their products |
 //! | `pack_fp8` | the packing kernel for activations in FP8 |
 //! | [`split_f32`] | activations in f32 as three bf16 terms, and merging their products |
 //!
@@ -32,6 +33,8 @@ mod cluster_exchange;
 mod copies;
 mod epilogue;
 mod fp4;
+#[cfg(microscale_wgmma)]
+mod fp8;
 mod fragment;
 mod global_factor;
 mod mainloop;
@@ -65,7 +68,7 @@ use self::mainloop::block_scale;
 #[cfg(not(microscale_wgmma))]
 use self::mainloop::mma;
 #[cfg(microscale_wgmma)]
-use self::mainloop::{fp8, wgmma};
+use self::mainloop::{fp8 as fp8_mainloop, fp8_shared, wgmma};
 #[cfg(microscale_wgmma)]
 use self::pack_fp8::Fp8Operand;
 use self::params::{Launch, Params};
@@ -367,7 +370,14 @@ macro_rules! tiles {
         #[cfg(microscale_wgmma)]
         const _: () = {
             declare_tile! { $name Fp8 $m $n $cluster }
-            tiles! { @operands $name fp8 }
+            tiles! { @operands $name fp8_mainloop }
+        };
+    };
+    (@tile Fp8Shared $name:ident $m:tt $n:tt $cluster:tt) => {
+        #[cfg(microscale_wgmma)]
+        const _: () = {
+            declare_tile! { $name Fp8Shared $m $n $cluster }
+            tiles! { @operands $name fp8_shared }
         };
     };
     (@wgmma $mainloop:ident $name:ident $m:tt $n:tt $cluster:tt) => {

@@ -7,7 +7,7 @@ use microscale_formats::{Dtype, Format};
 
 use super::fp4::{FP4_KERNELS, KERNELS as FP4};
 use super::fp8::KERNEL as FP8;
-use super::mainloop::Mainloop;
+use super::mainloop::{Mainloop, MainloopTraits};
 use super::packing::{KERNELS as PACKING, PACKING_KERNELS};
 use super::stage::{ScalePieces, Stage};
 use super::{MOST_SHARED, TILE_ROWS};
@@ -78,7 +78,8 @@ macro_rules! gemm_tiles {
             fp8_128x32: Fp8 128 32 1;
             fp8_128x64: Fp8 128 64 1;
             fp8_128x128: Fp8 128 128 1;
-            fp8_256x128_c2: Fp8 256 128 2;
+            fp8shared_128x256: Fp8Shared 128 256 1;
+            fp8shared_256x256_c2: Fp8Shared 256 256 2;
         }
     };
 }
@@ -258,7 +259,8 @@ impl GemmConfig {
 
     /// Threads of a thread block.
     pub const fn threads(self) -> u32 {
-        (self.consumer_warps() + self.mainloop.traits().producer_warps) * WARP
+        let MainloopTraits { producer_warps, decoder_warps, .. } = *self.mainloop.traits();
+        (self.consumer_warps() + producer_warps + decoder_warps) * WARP
     }
 
     /// Packs of activations per K-iteration.
@@ -279,7 +281,9 @@ impl GemmConfig {
     /// A stage for rows whose scales lie in such pieces.
     pub const fn stage(self, scales: ScalePieces) -> Stage {
         let token_bytes = self.mainloop.traits().token_bytes;
-        Stage { rows: self.block_rows(), tokens: self.tile_n, packs: self.packs(), token_bytes, scales }
+        let decoded = self.mainloop.has_decoders();
+        let (rows, tokens, packs) = (self.block_rows(), self.tile_n, self.packs());
+        Stage { rows, tokens, packs, token_bytes, decoded, scales }
     }
 
     /// Bytes of shared memory, at most `most`, for all stages that fit, for any layout of scales.

@@ -25,9 +25,12 @@ pub enum Mainloop {
     /// Warps that copy ahead and multiply 4-bit weights by 4-bit activations, both as they are
     /// stored, by `mma.sync` with block scales.
     BlockScale,
-    /// `Wgmma` of E4M3: weights decoded to E4M3, times E4M3 activations under f32 scales. In
-    /// clusters of two thread blocks, as `Multicast`.
+    /// `Wgmma` of E4M3: weights decoded to E4M3, times E4M3 activations under f32 scales.
     Fp8,
+    /// `Fp8` for many tokens: decoder warps decode weights to shared memory. Two consumer warp groups
+    /// multiply all of them, each by half of the tokens. In clusters of two thread blocks, as
+    /// `Multicast`.
+    Fp8Shared,
 }
 
 /// The facts of a mainloop that launchers, kernels, build tool and tests share.
@@ -39,6 +42,8 @@ pub struct MainloopTraits {
     pub consumer_rows: u32,
     /// Producer warps per thread block. Without any, consumer warps copy for themselves.
     pub producer_warps: u32,
+    /// Warps per thread block that decode weights for the consumer warps.
+    pub decoder_warps: u32,
     /// The largest `tile_n` whose K-iterations have two packs of [`PACK_COLUMNS`] columns: copies
     /// then move whole cache lines. Others have one.
     pub two_packs_up_to: u32,
@@ -58,6 +63,7 @@ const GEMV: MainloopTraits = MainloopTraits {
     word: "gemv",
     consumer_rows: 0,
     producer_warps: 0,
+    decoder_warps: 0,
     two_packs_up_to: 0,
     token_bytes: PACK_COLUMNS * 2,
     programmatic: true,
@@ -75,8 +81,10 @@ const WGMMA: MainloopTraits = MainloopTraits {
     ..GEMV
 };
 
+const FP8: MainloopTraits = MainloopTraits { token_bytes: FP8_TOKEN_BYTES, ..WGMMA };
+
 /// The traits, in the order of [`Mainloop`].
-const MAINLOOPS: [MainloopTraits; 8] = [
+const MAINLOOPS: [MainloopTraits; 9] = [
     GEMV,
     MainloopTraits { word: "plain", ..GEMV },
     MainloopTraits { word: "ragged", ..GEMV },
@@ -96,12 +104,13 @@ const MAINLOOPS: [MainloopTraits; 8] = [
         targets: Targets::WithBlockScale,
         ..GEMV
     },
-    MainloopTraits { word: "fp8", two_packs_up_to: 128, token_bytes: FP8_TOKEN_BYTES, ..WGMMA },
+    MainloopTraits { word: "fp8", two_packs_up_to: 128, ..FP8 },
+    MainloopTraits { word: "fp8shared", decoder_warps: 4, two_packs_up_to: 0, ..FP8 },
 ];
 
 impl Mainloop {
     /// Every mainloop, in the order of the table.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Gemv,
         Self::GemvPlain,
         Self::GemvRagged,
@@ -110,6 +119,7 @@ impl Mainloop {
         Self::Multicast,
         Self::BlockScale,
         Self::Fp8,
+        Self::Fp8Shared,
     ];
 
     /// The traits.
@@ -129,7 +139,12 @@ impl Mainloop {
 
     /// Returns whether activations are quantized to E4M3.
     pub const fn takes_fp8(self) -> bool {
-        matches!(self, Self::Fp8)
+        matches!(self, Self::Fp8 | Self::Fp8Shared)
+    }
+
+    /// Returns whether consumer warps share weights that decoder warps decode.
+    pub const fn has_decoders(self) -> bool {
+        self.traits().decoder_warps > 0
     }
 
     /// Returns whether activations are f16 or bf16.
@@ -140,7 +155,7 @@ impl Mainloop {
     /// Returns whether the thread blocks of a cluster share a work tile's rows, not its
     /// K-iterations.
     pub const fn clusters_share_rows(self) -> bool {
-        matches!(self, Self::Multicast | Self::Fp8)
+        matches!(self, Self::Multicast | Self::Fp8Shared)
     }
 
     /// Returns whether it reads activations where they lie, without packing kernel and workspace.

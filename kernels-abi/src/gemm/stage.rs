@@ -9,8 +9,10 @@ pub const MOST_STAGES: u32 = 8;
 pub const PLAN_OFFSET: u32 = MOST_STAGES * 16;
 /// Offset of a word for all threads.
 pub const WORD_OFFSET: u32 = PLAN_OFFSET + size_of::<Plan>() as u32;
+/// Offset of a barrier per stage on which decoder warps arrive.
+pub const DECODED_OFFSET: u32 = (WORD_OFFSET + 4).next_multiple_of(8);
 /// Offset of the queue of work tiles from producer warps to consumer warps.
-pub const QUEUE_OFFSET: u32 = (WORD_OFFSET + 4).next_multiple_of(16);
+pub const QUEUE_OFFSET: u32 = (DECODED_OFFSET + MOST_STAGES * 8).next_multiple_of(16);
 /// Bytes of an entry of the queue.
 pub const QUEUE_ENTRY_BYTES: u32 = 48;
 /// Entries of the queue, a power of two. Producers are at most `MOST_STAGES` stages ahead, of one
@@ -54,7 +56,8 @@ impl ScalePieces {
     }
 }
 
-/// A stage of the ring: codes, packed activations and scales of a K-iteration.
+/// A stage of the ring: codes, packed activations and scales of a K-iteration, and where warp groups
+/// share decoded weights, these.
 ///
 /// `scales` is on 8 bytes. Otherwise LLVM does not see that MXFP4's pieces always have 16 bytes,
 /// and kernels divide by the bytes of a stage at run time.
@@ -66,6 +69,8 @@ pub struct Stage {
     pub packs: u32,
     /// Bytes of a token in a pack.
     pub token_bytes: u32,
+    /// Whether the stage has decoded weights.
+    pub decoded: bool,
     /// The pieces of a row's scales.
     pub scales: ScalePieces,
     /// Rows of the work tile that the thread block has.
@@ -83,9 +88,20 @@ impl Stage {
         self.tokens * self.packs * self.token_bytes
     }
 
-    /// Offset of the scales, which follow the activations.
-    pub const fn scales_offset(self) -> u32 {
+    /// Offset of the decoded weights, which follow the activations. After them comes an f32 per row
+    /// and pack: the factor of its sum.
+    pub const fn decoded_offset(self) -> u32 {
         self.codes_bytes() + self.activation_bytes()
+    }
+
+    /// Offset of the factors of rows.
+    pub const fn factors_offset(self) -> u32 {
+        self.decoded_offset() + self.rows * self.packs * PACK_COLUMNS
+    }
+
+    /// Offset of the scales, which come last.
+    pub const fn scales_offset(self) -> u32 {
+        if self.decoded { self.factors_offset() + self.rows * self.packs * 4 } else { self.decoded_offset() }
     }
 
     /// Bytes of the stage.

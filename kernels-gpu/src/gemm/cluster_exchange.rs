@@ -25,9 +25,9 @@ pub(super) unsafe fn add<T: Tile>(
     tile: u32,
     accumulators: &T::Accumulators,
     in_range: bool,
-) -> (T::Exchanged, bool) {
-    let kept = const { T::Exchanged::LEN };
-    let (rank, warp_bytes) = (cluster::rank(), const { T::Exchanged::LEN as u32 * WARP * 4 });
+) -> (T::Half, bool) {
+    let kept = const { T::Half::LEN };
+    let (rank, warp_bytes) = (cluster::rank(), const { T::Half::LEN as u32 * WARP * 4 });
     let tiles = const { T::CONFIG.row_tiles() };
     let given = base + FRONT_BYTES + tile * warp_bytes + warp::lane() * 16;
     let word = base + FRONT_BYTES + tiles * warp_bytes + tile * 4;
@@ -55,13 +55,13 @@ pub(super) unsafe fn add<T: Tile>(
         cluster::wait();
     }
     let [given, word] = [given, word].map(|address| cluster::address_of(address, rank ^ 1));
-    let mut sums = T::Exchanged::ZEROS;
+    let mut sums = T::Half::ZEROS;
     // SAFETY: the other thread block wrote them before the cluster's barrier. It does not end
     // before this warp arrives again.
     let in_range = unsafe {
         let mut four = 0;
         while four < kept / 4 {
-            let taken = const { if T::Exchanged::LEN / 4 < 4 { T::Exchanged::LEN / 4 } else { 4 } };
+            let taken = const { if T::Half::LEN / 4 < 4 { T::Half::LEN / 4 } else { 4 } };
             let from = [0, 1, 2, 3].map(|i| given + (four + i % taken) as u32 * WARP * 16);
             let others = if taken == 4 {
                 cluster::load_four(from)

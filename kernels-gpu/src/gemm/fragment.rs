@@ -124,37 +124,70 @@ impl<F: WeightFormat, T: Tile> FragmentLoader<F, T> {
         pack: u32,
         past_end: u32,
     ) -> [Fragment; TILES] {
-        let exists = self.chunks_left > 0;
-        self.chunks_left -= QUAD as i32;
-        let codes = stage + (self.stage_codes ^ pack * (QUAD * CHUNK_BYTES));
-        let scales = stage + self.stage_scales + pack * QUAD * F::BLOCKS;
-        let leads = [self.lead, self.lead ^ self.lead_difference];
-        if !Self::WHOLE_PIECES && pack + 1 == T::PACKS {
-            self.lead = (self.lead + const { scales_per_k_iteration::<F, T>() }) & self.piece_mask;
-        }
         let mut fragments = [Fragment::default(); TILES];
         for i in 0..TILES {
             #[cfg(microscale_wgmma)]
             {
-                fragments[i].exists = exists;
+                fragments[i].exists = self.exists();
             }
             for half in 0..2 {
                 let eight = (2 * i + half) as u32;
-                // SAFETY: both offsets are inside the stage, on 16 bytes and on the bytes of a
-                // chunk's scales.
-                let scales = unsafe {
-                    fragments[i].rows[half] = shared::load_16(codes + eight * Self::EIGHT_ROWS);
-                    let scales = scales + eight * self.eight_rows + leads[half];
-                    match F::BLOCKS {
-                        1 => shared::load_u8(scales),
-                        _ => shared::load_u16(scales),
-                    }
-                };
-                // Scales past the end of a row belong to another row.
-                fragments[i].scales[half] = if exists { scales } else { past_end };
+                // SAFETY: the same contract.
+                unsafe {
+                    fragments[i].rows[half] = self.load_codes(stage, pack, eight);
+                    fragments[i].scales[half] = self.load_scales(stage, pack, eight, past_end);
+                }
             }
         }
+        self.advance(pack);
         fragments
+    }
+
+    /// Returns whether the lane's chunk in the next pack is not past the end of a row.
+    #[inline(always)]
+    pub(super) fn exists(&self) -> bool {
+        self.chunks_left > 0
+    }
+
+    /// Loads the lane's codes in pack `pack` of the stage at `stage`, of the row that is `eight`
+    /// eights after its first one. [`Self::advance`] must follow.
+    ///
+    /// # Safety
+    /// As for [`Self::load`].
+    #[inline(always)]
+    pub(super) unsafe fn load_codes(&self, stage: u32, pack: u32, eight: u32) -> Codes {
+        let codes = stage + (self.stage_codes ^ pack * (QUAD * CHUNK_BYTES));
+        // SAFETY: the offset is inside the stage, on 16 bytes.
+        unsafe { shared::load_16(codes + eight * Self::EIGHT_ROWS) }
+    }
+
+    /// Loads the scales of [`Self::load_codes`]; `past_end` past the end of a row.
+    ///
+    /// # Safety
+    /// As for [`Self::load`].
+    #[inline(always)]
+    pub(super) unsafe fn load_scales(&self, stage: u32, pack: u32, eight: u32, past_end: u32) -> u32 {
+        let scales = stage + self.stage_scales + pack * QUAD * F::BLOCKS;
+        let lead = if eight.is_multiple_of(2) { self.lead } else { self.lead ^ self.lead_difference };
+        let scales = scales + eight * self.eight_rows + lead;
+        // SAFETY: the offset is inside the stage, on the bytes of a chunk's scales.
+        let scales = unsafe {
+            match F::BLOCKS {
+                1 => shared::load_u8(scales),
+                _ => shared::load_u16(scales),
+            }
+        };
+        // Scales past the end of a row belong to another row.
+        if self.exists() { scales } else { past_end }
+    }
+
+    /// Advances from pack `pack` of a stage to the next pack.
+    #[inline(always)]
+    pub(super) fn advance(&mut self, pack: u32) {
+        self.chunks_left -= QUAD as i32;
+        if !Self::WHOLE_PIECES && pack + 1 == T::PACKS {
+            self.lead = (self.lead + const { scales_per_k_iteration::<F, T>() }) & self.piece_mask;
+        }
     }
 }
 

@@ -6,7 +6,8 @@
 //! | `block_scale` | every warp copies ahead and multiplies FP4 by FP4: RTX Blackwell |
 //! | `wgmma` | producer warps copy; consumer warp groups decode and multiply by `wgmma` |
 //! | `fp8` | the same with FP8 activations: weights are decoded to E4M3 |
-//! | `warp_specialized` | producer warps, and what `wgmma` and `fp8` share |
+//! | `fp8_shared` | `fp8` with decoded weights that warp groups share: many tokens |
+//! | `warp_specialized` | producer warps, and what the last three share |
 //!
 //! A target has `mma` or `wgmma`. Targets with `wgmma` load `mma` kernels from an older target's
 //! file.
@@ -15,6 +16,8 @@
 pub(super) mod block_scale;
 #[cfg(microscale_wgmma)]
 pub(super) mod fp8;
+#[cfg(microscale_wgmma)]
+pub(super) mod fp8_shared;
 #[cfg(not(microscale_wgmma))]
 pub(super) mod mma;
 #[cfg(microscale_wgmma)]

@@ -4,27 +4,38 @@
 //! Producers acquire an empty stage, copy to it and commit it. Consumers wait for a full stage,
 //! multiply and release it.
 
-use microscale_kernels_abi::gemm::stage::{FRONT_BYTES, Stage};
+use microscale_kernels_abi::gemm::stage::{DECODED_OFFSET, FRONT_BYTES, Stage};
 
 use super::tile::Tile;
+#[cfg(microscale_wgmma)]
+use crate::hardware::warp_group;
 use crate::hardware::{cluster, mbarrier, warp};
 
 /// Bytes of a stage's barriers: `full`, then `empty`.
 const BARRIER_PAIR_BYTES: u32 = 16;
 
-/// Initializes the barriers of stage `stage`. [`mbarrier::fence_init`] and a barrier of the thread
+/// Initializes the barriers of stage `stage`, on which `decoders` decoder warps arrive. [`mbarrier::fence_init`] and a barrier of the thread
 /// block must follow.
 ///
 /// # Safety
 /// `base` is the address of the launch's shared memory. One thread calls it per stage, before any
 /// use.
 #[inline(always)]
-pub(super) unsafe fn init(base: u32, stage: u32, producer_arrivals: u32, consumer_arrivals: u32) {
+pub(super) unsafe fn init(
+    base: u32,
+    stage: u32,
+    producer_arrivals: u32,
+    consumer_arrivals: u32,
+    decoders: u32,
+) {
     let full = base + stage * BARRIER_PAIR_BYTES;
     // SAFETY: the barriers lie before the stages, on 8 bytes, and no thread uses them yet.
     unsafe {
         mbarrier::init(full, producer_arrivals);
         mbarrier::init(full + BARRIER_PAIR_BYTES / 2, consumer_arrivals);
+        if decoders > 0 {
+            mbarrier::init(base + DECODED_OFFSET + stage * 8, decoders);
+        }
     }
 }
 
@@ -58,6 +69,13 @@ impl PipelineState {
     #[inline(always)]
     fn empty_barrier(&self) -> u32 {
         self.full_barrier() + BARRIER_PAIR_BYTES / 2
+    }
+
+    /// The barrier on which decoder warps arrive.
+    #[cfg(microscale_wgmma)]
+    #[inline(always)]
+    fn decoded_barrier(&self) -> u32 {
+        self.base + DECODED_OFFSET + self.stage * 8
     }
 
     /// The address of the stage.
@@ -95,6 +113,32 @@ impl PipelineState {
     #[inline(always)]
     pub(super) fn consumer_wait(&self) -> u32 {
         mbarrier::wait(self.full_barrier(), self.phase);
+        // Lanes may have seen the barrier one after the other.
+        warp::sync();
+        self.stage_address()
+    }
+
+    /// Arrives on the barrier of decoder warps: the warp's part of the stage is decoded.
+    ///
+    /// # Safety
+    /// All lanes of a decoder warp call it, once per turn.
+    #[cfg(microscale_wgmma)]
+    #[inline(always)]
+    pub(super) unsafe fn decoder_commit(&self) {
+        warp_group::fence_writes();
+        // The other lanes' writes come before the first lane's arrival.
+        warp::sync();
+        if warp::lane() == 0 {
+            // SAFETY: the barrier expects an arrival of each decoder warp.
+            unsafe { mbarrier::arrive(self.decoded_barrier()) };
+        }
+    }
+
+    /// Waits until the stage is decoded, which it is after it is full, and returns its address.
+    #[cfg(microscale_wgmma)]
+    #[inline(always)]
+    pub(super) fn wait_for_decoders(&self) -> u32 {
+        mbarrier::wait(self.decoded_barrier(), self.phase);
         // Lanes may have seen the barrier one after the other.
         warp::sync();
         self.stage_address()

@@ -13,37 +13,52 @@ use crate::product::tensor_cores::{Activations, WeightFormat};
 /// The amount that a warp adds to a semaphore besides 1 if its scales are out of range.
 const OUT_OF_RANGE: u32 = 1 << 16;
 
-/// The tokens of a work tile whose sums a thread block has: all, or one of several slices after the
-/// exchange in a cluster.
+/// The tokens of a work tile whose sums a warp has: all, or one of several slices.
 #[derive(Clone, Copy)]
 pub(super) struct TokenSlice {
     rank: u32,
     count: u32,
+    /// The number of thread blocks that the slices of some K-iterations are in.
+    blocks: u32,
 }
 
 impl TokenSlice {
     /// All tokens.
-    pub(super) const ALL: Self = Self { rank: 0, count: 1 };
+    pub(super) const ALL: Self = Self { rank: 0, count: 1, blocks: 1 };
 
-    /// Half of the tokens.
+    /// Half of the tokens, after the exchange in a cluster.
     #[cfg(microscale_wgmma)]
     #[inline(always)]
-    pub(super) fn half(rank: u32) -> Self {
-        Self { rank, count: 2 }
+    pub(super) fn of_cluster(rank: u32) -> Self {
+        Self { rank, count: 2, blocks: 2 }
+    }
+
+    /// Half of the tokens, where two warp groups share rows. Their warps have two tiles each.
+    #[cfg(microscale_wgmma)]
+    #[inline(always)]
+    pub(super) fn of_warp_group(rank: u32) -> Self {
+        Self { rank, count: 2, blocks: 1 }
+    }
+
+    /// The slice's number among those that a thread block has.
+    #[inline(always)]
+    fn in_block(self) -> u32 {
+        self.rank / self.blocks
     }
 
     /// Returns whether the work tile's thread blocks are one cluster: then no other has sums of the
     /// slice.
     #[inline(always)]
     fn is_complete(self, launch: &Launch<'_>) -> bool {
-        self.count > 1 && launch.schedule.sharers.divisor == self.count
+        self.blocks > 1 && launch.schedule.sharers.divisor == self.blocks
     }
 
-    /// The first and the last thread block that have sums of the slice. They are `count` apart.
+    /// The first and the last thread block that have sums of the slice. They are `blocks` apart.
     #[inline(always)]
     fn sharers(self, launch: &Launch<'_>, tile: u32) -> [u32; 2] {
         let [first, last] = launch.sharers(tile);
-        [first + self.rank, last + 1 - self.count + self.rank]
+        let rank = self.rank % self.blocks;
+        [first + rank, last + 1 - self.blocks + rank]
     }
 
     /// The work tile with only the slice's tokens. `A` is a lane's array of accumulators for them.
@@ -102,7 +117,7 @@ impl Params<'_> {
     ) {
         let k_range = &work_tile.k_range;
         if !k_range.is_whole(&self.launch) && !slice.is_complete(&self.launch) {
-            let own = self.partial_sums::<T, A>(k_range.tile, T::worker(), tile);
+            let own = self.partial_sums::<T, A>(k_range.tile, T::worker(), tile, slice);
             for i in 0..TILES {
                 for j in 0..A::LEN / 4 {
                     let four = [0, 1, 2, 3].map(|k| sums[i].get(4 * j + k).to_bits());
@@ -119,6 +134,10 @@ impl Params<'_> {
             sums = unsafe {
                 match A::LEN {
                     ..=16 => self.reduce::<T, A, TILES, 4>(k_range.tile, tile, slice),
+                    // Beside decoder warps, consumer warps have fewer registers.
+                    _ if T::CONFIG.mainloop.has_decoders() => {
+                        self.reduce::<T, A, TILES, 1>(k_range.tile, tile, slice)
+                    }
                     _ => self.reduce::<T, A, TILES, 2>(k_range.tile, tile, slice),
                 }
             };
@@ -144,11 +163,18 @@ impl Params<'_> {
 
     /// The address of the lane's partial sums of a tile, as thread block `block` stores them.
     #[inline(always)]
-    fn partial_sums<T: Tile, A: Array>(&self, work_tile: u32, block: u32, tile: u32) -> *mut u8 {
+    fn partial_sums<T: Tile, A: Array>(
+        &self,
+        work_tile: u32,
+        block: u32,
+        tile: u32,
+        slice: TokenSlice,
+    ) -> *mut u8 {
         let tile_bytes = const { A::LEN as u32 * WARP * 4 };
-        let slot = u64::from(self.launch.partial_sum_slot(work_tile, block))
-            * u64::from(const { T::CONFIG.row_tiles() } * tile_bytes);
-        let in_slot = tile * tile_bytes + warp::lane() * 16;
+        let slice_bytes = const { T::CONFIG.row_tiles() } * tile_bytes;
+        let slot_bytes = slice_bytes * (slice.count / slice.blocks);
+        let slot = u64::from(self.launch.partial_sum_slot(work_tile, block)) * u64::from(slot_bytes);
+        let in_slot = slice.in_block() * slice_bytes + tile * tile_bytes + warp::lane() * 16;
         self.partial_sums.wrapping_add((slot + u64::from(in_slot)) as usize)
     }
 
@@ -170,8 +196,8 @@ impl Params<'_> {
         while block <= last {
             let mut from = [self.partial_sums; AT_ONCE];
             for b in 0..AT_ONCE {
-                let block = (block + b as u32 * slice.count).min(last);
-                from[b] = self.partial_sums::<T, A>(work_tile, block, tile);
+                let block = (block + b as u32 * slice.blocks).min(last);
+                from[b] = self.partial_sums::<T, A>(work_tile, block, tile, slice);
             }
             for i in 0..TILES {
                 for j in 0..A::LEN / 4 {
@@ -184,14 +210,14 @@ impl Params<'_> {
                     for b in 0..AT_ONCE {
                         for k in 0..4 {
                             // Adding −0 changes nothing.
-                            let exists = block + b as u32 * slice.count <= last;
+                            let exists = block + b as u32 * slice.blocks <= last;
                             *sums[i].get_mut(4 * j + k) +=
                                 if exists { f32::from_bits(more[b][k]) } else { -0.0 };
                         }
                     }
                 }
             }
-            block += AT_ONCE as u32 * slice.count;
+            block += AT_ONCE as u32 * slice.blocks;
         }
         sums
     }
@@ -204,8 +230,10 @@ impl Params<'_> {
     #[inline(always)]
     unsafe fn arrive(&self, work_tile: u32, tile: u32, slice: TokenSlice, in_range: bool) -> Option<bool> {
         let [first, last] = slice.sharers(&self.launch, work_tile);
-        let index = (work_tile - self.launch.schedule.first_shared) * slice.count + slice.rank;
-        let index = index * MOST_ROW_TILES + tile;
+        let index =
+            (work_tile - self.launch.schedule.first_shared) * slice.blocks + slice.rank % slice.blocks;
+        // A second slice of the thread block takes the semaphore of the warp's second tile.
+        let index = index * MOST_ROW_TILES + tile + slice.in_block();
         let semaphore = self.semaphores.wrapping_add(index as usize);
         let mut outcome = 0;
         // All lanes' stores come before the first lane's arrival.
@@ -216,7 +244,7 @@ impl Params<'_> {
             // arrival no other thread block uses it.
             unsafe {
                 let count = ptx::fetch_add(semaphore, amount) + amount;
-                let is_last = count % OUT_OF_RANGE == (last - first) / slice.count + 1;
+                let is_last = count % OUT_OF_RANGE == (last - first) / slice.blocks + 1;
                 if is_last {
                     *semaphore = 0;
                     outcome = 1 + u32::from(count < OUT_OF_RANGE);

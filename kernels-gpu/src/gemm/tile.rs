@@ -47,8 +47,8 @@ pub(super) trait Tile {
     const CONFIG: GemmConfig;
     /// A lane's accumulators of 16 rows and all tokens.
     type Accumulators: Array;
-    /// The accumulators that a lane keeps after the exchange in a cluster.
-    type Exchanged: Array;
+    /// Half of them: after the exchange in a cluster, or where warp groups share rows.
+    type Half: Array;
 
     /// Tokens per work tile.
     const N: u32 = Self::CONFIG.tile_n;
@@ -90,7 +90,7 @@ pub(super) trait Tile {
         assert!(Self::CONFIG.id().is_some());
         let per_lane = (TILE_ROWS * Self::N / WARP) as usize;
         assert!(Self::Accumulators::LEN == per_lane);
-        assert!(Self::Exchanged::LEN * Self::CONFIG.cluster as usize == per_lane);
+        assert!(Self::Half::LEN * 2 == per_lane);
     };
 }
 
@@ -106,7 +106,7 @@ macro_rules! declare_tile {
             const CONFIG: $crate::gemm::tile::GemmConfig =
                 $crate::gemm::tile::config(Mainloop::$mainloop, $m, $n, $cluster);
             type Accumulators = [f32; $n / 2];
-            type Exchanged = [f32; $n / 2 / $cluster];
+            type Half = [f32; $n / 4];
         }
     };
 }

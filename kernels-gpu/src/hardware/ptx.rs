@@ -380,6 +380,8 @@ register_instructions! {
 
 #[cfg(microscale_wgmma)]
 register_instructions! {
+    /// a | (b & mask).
+    or_masked(a: reg32 u32, b: reg32 u32, mask: reg32 u32) -> reg32 u32 = "lop3.b32 {}, {}, {}, {}, 0xF8;";
     /// Two values in f16 rounded to E4M3, ties to even, saturating.
     f16x2_to_e4m3x2(pair: reg32 u32) -> reg32 u32 =
         "{{ .reg .b16 codes; cvt.rn.satfinite.e4m3x2.f16x2 codes, {1}; cvt.u32.u16 {0}, codes; }}";

@@ -106,7 +106,7 @@ pub(crate) unsafe fn load_matrices(address: u32) -> [u32; 4] {
 ///
 /// # Safety
 /// `address` refers to four initialized bytes of shared memory, a multiple of 4.
-#[cfg(microscale_block_scale)]
+#[cfg(any(microscale_block_scale, microscale_wgmma))]
 #[inline(always)]
 pub(crate) unsafe fn load(address: u32) -> u32 {
     let word;

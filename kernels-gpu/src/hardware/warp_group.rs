@@ -12,6 +12,10 @@ use microscale_kernels_abi::gemm::PACK_COLUMNS;
 pub(crate) enum Registers {
     /// For each of two consumer warp groups: 232.
     Many,
+    /// For each of two consumer warp groups beside one of decoders: 216.
+    ManyBesideDecoders,
+    /// For the decoder warp group: 48.
+    Decoders,
     /// For the producer warp group: 32.
     Few,
 }
@@ -25,6 +29,12 @@ pub(crate) fn set_registers(registers: Registers) {
         match registers {
             Registers::Many => {
                 asm!("setmaxnreg.inc.sync.aligned.u32 232;", options(nostack, preserves_flags))
+            }
+            Registers::ManyBesideDecoders => {
+                asm!("setmaxnreg.inc.sync.aligned.u32 216;", options(nostack, preserves_flags))
+            }
+            Registers::Decoders => {
+                asm!("setmaxnreg.dec.sync.aligned.u32 48;", options(nostack, preserves_flags))
             }
             Registers::Few => asm!("setmaxnreg.dec.sync.aligned.u32 32;", options(nostack, preserves_flags)),
         }
@@ -44,6 +54,13 @@ pub(crate) unsafe fn barrier_of<const NUMBER: u32>(threads: u32) {
         asm!("barrier.sync.aligned {number}, {threads};", number = const NUMBER, threads = in(reg32) threads,
             options(nostack, preserves_flags));
     }
+}
+
+/// Makes the thread's writes to shared memory visible to products that start after a barrier.
+#[inline(always)]
+pub(crate) fn fence_writes() {
+    // SAFETY: has no operands.
+    unsafe { asm!("fence.proxy.async.shared::cta;", options(nostack, preserves_flags)) };
 }
 
 /// The stride of eight tokens of 16-bit activations in a pack, in the descriptors' unit of 16
@@ -95,6 +112,14 @@ pub(crate) trait MultiplyPack {
     /// All threads of the warp group call it. The activations stay in shared memory until the
     /// products have been waited for. Nothing else uses the accumulators until then.
     unsafe fn multiply_pack(&mut self, weights: [[u32; 4]; 4], activations: u32);
+
+    /// [`Self::multiply_pack`] with weights in shared memory, in core matrices like those of
+    /// activations, with rows in place of tokens. `weights` is the low half of their descriptor.
+    ///
+    /// # Safety
+    /// As for [`Self::multiply_pack`]. The weights stay in shared memory, too, and their writers
+    /// have called [`fence_writes`].
+    unsafe fn multiply_shared(&mut self, weights: u32, activations: u32);
 
     /// Waits for all products.
     ///
@@ -188,6 +213,36 @@ macro_rules! multiply_pack {
                         d0 = in(reg32) d[0], d1 = in(reg32) d[1], d2 = in(reg32) d[2], d3 = in(reg32) d[3],
                         first = in(reg32) activations, second = in(reg32) activations + 16,
                         third = in(reg32) activations + 32, fourth = in(reg32) activations + 48,
+                        eight = const NEXT_EIGHT_FP8,
+                        options(nostack, preserves_flags)
+                    );
+                }
+            }
+
+            #[inline(always)]
+            unsafe fn multiply_shared(&mut self, weights: u32, activations: u32) {
+                // SAFETY: the instructions need exactly the caller's promise. The upper half of a
+                // descriptor is the stride of eight rows or tokens.
+                unsafe {
+                    asm!(
+                        "{{ .reg .pred add, none; .reg .b64 a, b, first, second;",
+                        "setp.eq.u32 add, 0, 0; setp.ne.u32 none, 0, 0;",
+                        "mov.b64 a, {{{weights}, {eight}}}; mov.b64 b, {{{activations}, {eight}}};",
+                        "wgmma.fence.sync.aligned;",
+                        concat!("wgmma.mma_async.sync.aligned.m64n", $tokens, "k32.f32.e4m3.e4m3",
+                            " {{{", $first, "}", $(", {", $i, "}",)* "}}, a, b, none, 1, 1;"),
+                        "add.s64 first, a, 16; add.s64 second, b, 16;",
+                        concat!("wgmma.mma_async.sync.aligned.m64n", $tokens, "k32.f32.e4m3.e4m3",
+                            " {{{", $first, "}", $(", {", $i, "}",)* "}}, first, second, add, 1, 1;"),
+                        "add.s64 first, a, 32; add.s64 second, b, 32;",
+                        concat!("wgmma.mma_async.sync.aligned.m64n", $tokens, "k32.f32.e4m3.e4m3",
+                            " {{{", $first, "}", $(", {", $i, "}",)* "}}, first, second, add, 1, 1;"),
+                        "add.s64 first, a, 48; add.s64 second, b, 48;",
+                        concat!("wgmma.mma_async.sync.aligned.m64n", $tokens, "k32.f32.e4m3.e4m3",
+                            " {{{", $first, "}", $(", {", $i, "}",)* "}}, first, second, add, 1, 1;"),
+                        "wgmma.commit_group.sync.aligned; }}",
+                        inout(reg32) self[$first], $(inout(reg32) self[$i],)*
+                        weights = in(reg32) weights, activations = in(reg32) activations,
                         eight = const NEXT_EIGHT_FP8,
                         options(nostack, preserves_flags)
                     );

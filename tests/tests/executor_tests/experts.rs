@@ -317,9 +317,7 @@ fn check<T: Exact + Activation>(
                 Err("not the definition's bits".into())
             }
             Mainloop::GemvRagged => Ok(()),
-            Mainloop::Mma | Mainloop::Wgmma | Mainloop::Multicast | Mainloop::BlockScale | Mainloop::Fp8 => {
-                expert.check(&found, &Bound::of_gemm::<T>(weights.cols(), LEAST))
-            }
+            _ => expert.check(&found, &Bound::of_gemm::<T>(weights.cols(), LEAST)),
         };
         right.map_err(|error| format!("expert {number}: {error}"))?;
     }

@@ -145,7 +145,7 @@ impl ProductPlan {
         let gemm_params = GemmParams::new(config, weights_shape(weights), tokens, sm_count, shared)?;
         let pack = match config.mainloop {
             Mainloop::BlockScale => fp4::pack(config.weights)?,
-            Mainloop::Fp8 => PACK_FP8,
+            mainloop if mainloop.takes_fp8() => PACK_FP8,
             _ => pack(config.activations)?,
         };
         // The schedule of experts' rows is made on the GPU.

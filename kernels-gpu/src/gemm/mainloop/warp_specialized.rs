@@ -21,9 +21,9 @@ use crate::product::tensor_cores::WeightFormat;
 /// Producer threads per thread block.
 const PRODUCERS: u32 = 4 * WARP;
 
-/// Initializes the thread block. Producer warps then copy everything that it multiplies. Returns
-/// true in consumer warps, which have to multiply. `base` is the address of the launch's shared
-/// memory, and `word` is written there for all threads.
+/// Initializes the thread block, and runs the parts of its warps: producer warps copy everything
+/// that it multiplies, consumer warps `multiply`, and decoder warps, if there are any, `decode`.
+/// `base` is the address of the launch's shared memory, and `word` is written there for all threads.
 ///
 /// The packing kernel runs before this one, and this kernel waits for it. The packing kernel itself
 /// has waited for all earlier work before it let this kernel start, so weights and the experts'
@@ -32,9 +32,16 @@ const PRODUCERS: u32 = 4 * WARP;
 /// # Safety
 /// The contract of the entry points of these mainloops. All threads call it once, at first.
 #[inline(always)]
-pub(super) unsafe fn start<F: ProductFormat, T: Tile>(params: &Params<'_>, base: u32, word: u32) -> bool {
+pub(super) unsafe fn run<F: ProductFormat, T: Tile>(
+    params: &Params<'_>,
+    base: u32,
+    word: u32,
+    multiply: impl Fn(),
+    decode: impl Fn(),
+) {
     const {
-        assert!(T::CONFIG.threads() == T::CONFIG.consumer_warps() * WARP + PRODUCERS);
+        let decoders = T::CONFIG.mainloop.traits().decoder_warps * WARP;
+        assert!(T::CONFIG.threads() == T::CONFIG.consumer_warps() * WARP + PRODUCERS + decoders);
         T::MATCHES_THE_LIST
     };
     let number = warp::number();
@@ -44,7 +51,8 @@ pub(super) unsafe fn start<F: ProductFormat, T: Tile>(params: &Params<'_>, base:
         // thread arrives with its copies; the first one also arrives for the activations.
         unsafe {
             let consumers = const { T::CONFIG.consumer_warps() * T::CONFIG.row_sharers() };
-            pipeline::init(base, warp::thread(), PRODUCERS + 1, consumers);
+            let decoders = const { T::CONFIG.mainloop.traits().decoder_warps };
+            pipeline::init(base, warp::thread(), PRODUCERS + 1, consumers, decoders);
         }
         mbarrier::fence_init();
     } else if number == 1 {
@@ -61,10 +69,19 @@ pub(super) unsafe fn start<F: ProductFormat, T: Tile>(params: &Params<'_>, base:
     if number < const { T::CONFIG.consumer_warps() } {
         // SAFETY: all lanes of the warp are here.
         unsafe { barrier::<T>() };
-        if T::MANY_SUMS {
+        if T::CONFIG.mainloop.has_decoders() {
+            warp_group::set_registers(Registers::ManyBesideDecoders);
+        } else if T::MANY_SUMS {
             warp_group::set_registers(Registers::Many);
         }
-        return true;
+        return multiply();
+    }
+    if T::CONFIG.mainloop.has_decoders() && number >= const { T::CONFIG.consumer_warps() + PRODUCERS / WARP }
+    {
+        // SAFETY: all lanes of the warp are here.
+        unsafe { barrier::<T>() };
+        warp_group::set_registers(Registers::Decoders);
+        return decode();
     }
     if T::MANY_SUMS {
         warp_group::set_registers(Registers::Few);
@@ -83,7 +100,6 @@ pub(super) unsafe fn start<F: ProductFormat, T: Tile>(params: &Params<'_>, base:
             produce::<F, T>(params, base, false);
         }
     }
-    false
 }
 
 /// The barrier of the thread block, with multicast of the cluster: its thread blocks write to each

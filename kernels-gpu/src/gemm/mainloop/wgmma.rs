@@ -5,7 +5,7 @@
 use microscale_kernels_abi::gemm::PACK_COLUMNS;
 use microscale_kernels_abi::gemm::stage::WORD_OFFSET;
 
-use super::warp_specialized::{Consumer, consume, start};
+use super::warp_specialized::{Consumer, consume, run};
 use crate::gemm::cluster_exchange;
 use crate::gemm::fragment::{FragmentLoader, out_of_range_is_zero};
 use crate::gemm::params::Params;
@@ -29,7 +29,8 @@ where
     // SAFETY: the same contract. Consumer warps are whole warp groups, and the barriers, the plan
     // and the word are initialized for them.
     unsafe {
-        if start::<F, T>(params, base, D::TABLE) {
+        let consumer = #[inline(always)]
+        || {
             // In shared memory, so that the assembler does not know the value: it would copy a
             // known one to a register at each use.
             let table = warp::shared::<u32>().wrapping_add(WORD_OFFSET as usize / 4);
@@ -43,7 +44,8 @@ where
                     multiply::<F, D, T>(params, consumer, packs, tile, base, table);
                 },
             );
-        }
+        };
+        run::<F, T>(params, base, D::TABLE, consumer, || {});
     }
 }
 
@@ -77,8 +79,8 @@ unsafe fn multiply<F: WeightFormat, D: Activations, T: Tile>(
         let in_range = F::ALWAYS_IN_RANGE || warp::ballot(in_range) == u32::MAX;
         if T::CONFIG.k_sharers() > 1 {
             let (kept, in_range) = cluster_exchange::add::<T>(base, tile, &accumulators, in_range);
-            let slice = TokenSlice::half(cluster::rank());
-            params.finish::<F, D, T, T::Exchanged, 1>(&work_tile, tile, slice, [kept], in_range);
+            let slice = TokenSlice::of_cluster(cluster::rank());
+            params.finish::<F, D, T, T::Half, 1>(&work_tile, tile, slice, [kept], in_range);
             cluster::wait();
         } else {
             let all = [accumulators];
