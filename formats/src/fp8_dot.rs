@@ -169,17 +169,63 @@ impl Weights<'_> {
         E4m3::from_f32(self.element(column) * factor)
     }
 
-    /// The sum of a pack: number `pack` of the row.
-    fn sum(&self, x: &[E4m3], pack: usize, base: u8) -> f32 {
-        let mut sum = 0.0;
-        for i in 0..PACK / STEP {
-            // Eight columns of each block of 32.
-            let column = |j: usize| pack * PACK + j / 8 * 32 + i * 8 + j % 8;
-            let weights = core::array::from_fn(|j| self.decoded(column(j), base));
-            let x = core::array::from_fn(|j| x.get(column(j)).copied().unwrap_or(E4m3::from_bits(0)));
-            sum = step(sum, &weights, &x);
+    /// Decodes a pack: number `pack` of the row.
+    pub fn pack(&self, pack: usize) -> Pack {
+        let base = self.base(pack);
+        Pack { steps: in_steps(|column| self.decoded(pack * PACK + column, base)), factor: self.factor(base) }
+    }
+
+    /// Adds the products of blocks that are left out of the packs to the sum of a row.
+    ///
+    /// `x` and `scales` are as for [`row`].
+    pub fn add_left_out<F: Fused>(&self, x: &[E4m3], scales: Scales<'_>, mut sum: f32) -> f32 {
+        for (block, x) in x.chunks(mx::BLOCK).enumerate() {
+            let pack = block * mx::BLOCK / PACK;
+            if !self.is_left_out(block, self.base(pack)) {
+                continue;
+            }
+            let columns = (0..x.len()).map(|i| block * mx::BLOCK + i);
+            if columns.clone().all(|column| self.element(column) == 0.0) {
+                continue;
+            }
+            let scale = E8m0::from_bits(self.scales[block]).to_f32();
+            for (column, x) in columns.zip(x) {
+                sum = F::fma(self.element(column) * scale * x.to_f32(), scales.of(pack), sum);
+            }
         }
         sum
+    }
+
+    /// Returns whether blocks of the row are left out of the packs.
+    pub fn leaves_out(&self) -> bool {
+        let is_left_out = |block: usize| self.is_left_out(block, self.base(block * mx::BLOCK / PACK));
+        self.format != Format::Nvfp4 && (0..self.scales.len()).any(is_left_out)
+    }
+}
+
+/// The weights of a pack, decoded to E4M3.
+#[derive(Clone, Copy, Debug)]
+pub struct Pack {
+    /// The weights of each k-step, in the order of [`in_steps`].
+    pub steps: Steps,
+    /// The factor of sums of their products.
+    pub factor: f32,
+}
+
+/// The numbers of a pack's k-steps.
+pub type Steps = [[E4m3; STEP]; PACK / STEP];
+
+/// Returns the numbers of a pack in the order of its k-steps, given the number of each column.
+pub fn in_steps(of_column: impl Fn(usize) -> E4m3) -> Steps {
+    // Eight columns of each block of 32.
+    let column = |i: usize, j: usize| j / 8 * 32 + i * 8 + j % 8;
+    core::array::from_fn(|i| core::array::from_fn(|j| of_column(column(i, j))))
+}
+
+impl Pack {
+    /// Returns the sum of the products with activations.
+    pub fn sum(&self, x: &Steps) -> f32 {
+        self.steps.iter().zip(x).fold(0.0, |sum, (weights, x)| step(sum, weights, x))
     }
 }
 
@@ -200,6 +246,22 @@ impl Scales<'_> {
             Self::Packs(scales) => scales[pack],
         }
     }
+
+    /// Returns the factor of a pack's sum, given the factor of its weights.
+    pub fn factor(self, of_weights: f32, pack: usize) -> f32 {
+        match self {
+            Self::Token(_) => of_weights,
+            Self::Packs(scales) => of_weights * scales[pack],
+        }
+    }
+
+    /// Applies the scale of the token to the sum of all packs.
+    pub fn finish(self, sum: f32) -> f32 {
+        match self {
+            Self::Token(scale) => sum * scale,
+            Self::Packs(_) => sum,
+        }
+    }
 }
 
 /// Returns the product of two rows, without global scale.
@@ -208,29 +270,11 @@ impl Scales<'_> {
 pub fn row<F: Fused>(weights: Weights<'_>, x: &[E4m3], scales: Scales<'_>) -> f32 {
     let mut sum = 0f32;
     for pack in 0..weights.columns().div_ceil(PACK) {
-        let base = weights.base(pack);
-        let factor = match scales {
-            Scales::Token(_) => weights.factor(base),
-            Scales::Packs(scales) => weights.factor(base) * scales[pack],
-        };
-        sum = F::fma(weights.sum(x, pack, base), factor, sum);
+        let of_pack = weights.pack(pack);
+        let x = in_steps(|column| x.get(pack * PACK + column).copied().unwrap_or(E4m3::from_bits(0)));
+        sum = F::fma(of_pack.sum(&x), scales.factor(of_pack.factor, pack), sum);
     }
-    if let Scales::Token(scale) = scales {
-        sum *= scale;
-    }
-    for (block, x) in x.chunks(mx::BLOCK).enumerate() {
-        let pack = block * mx::BLOCK / PACK;
-        let columns = (0..x.len()).map(|i| block * mx::BLOCK + i);
-        let zeros = columns.clone().all(|column| weights.element(column) == 0.0);
-        if zeros || !weights.is_left_out(block, weights.base(pack)) {
-            continue;
-        }
-        let scale = E8m0::from_bits(weights.scales[block]).to_f32();
-        for (column, x) in columns.zip(x) {
-            sum = F::fma(weights.element(column) * scale * x.to_f32(), scales.of(pack), sum);
-        }
-    }
-    sum
+    weights.add_left_out::<F>(x, scales, scales.finish(sum))
 }
 
 /// Returns γ of the error bound for rows of `cols` columns: the error is at most γ times the sum of

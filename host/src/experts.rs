@@ -45,6 +45,11 @@ impl ExpertRows {
         }
     }
 
+    /// Returns the number of activation rows of pairs, of which each token has `top_k`.
+    pub(crate) const fn activation_rows(self, [pairs, top_k]: [usize; 2]) -> usize {
+        if self.share_activations() { pairs / top_k } else { pairs }
+    }
+
     /// Checks that the lengths of activations and output match the weights and pairs.
     ///
     /// There are `top_k` pairs per token.
@@ -55,8 +60,8 @@ impl ExpertRows {
         activations: usize,
         output: usize,
     ) -> Result<()> {
-        let rows = if self.share_activations() { pairs / top_k } else { pairs };
-        Shape::new(rows, weights.cols).check("the activations", activations)?;
+        Shape::new(self.activation_rows([pairs, top_k]), weights.cols)
+            .check("the activations", activations)?;
         Shape::new(pairs, weights.rows).check("the output", output)
     }
 }

@@ -92,6 +92,7 @@ mod elements;
 mod error;
 mod experts;
 mod fp4;
+mod fp8;
 mod gemv;
 mod gptq;
 #[cfg(feature = "cuda")]
@@ -118,9 +119,10 @@ pub use activations::{
 pub use amax::Amax;
 pub use check_search::check_search;
 pub use cpu::{
-    GptqFactor, amax, append_kv, dequantize, dequantize_into, gather_kv, gemm_experts, gemm_experts_int8,
-    gemm_fp4, gemm_fp4_gated, gemm_weights, gemm_weights_int8, gemv, gemv_weights, quantize,
-    quantize_activations, quantize_gptq, quantize_into, quantize_into_parts, quantize_with,
+    GptqFactor, amax, append_kv, dequantize, dequantize_into, gather_kv, gemm_experts, gemm_experts_fp8,
+    gemm_experts_int8, gemm_fp4, gemm_fp4_gated, gemm_weights, gemm_weights_fp8, gemm_weights_int8, gemv,
+    gemv_weights, quantize, quantize_activations, quantize_gptq, quantize_into, quantize_into_parts,
+    quantize_with,
 };
 pub use device::{Device, DeviceChoice};
 pub use element::{Dtype, Element, narrow};
@@ -129,6 +131,7 @@ pub use error::{ActivationFault, Error, GptqFault, HessianFault, OperandFault, R
 pub use error::{choice, searches};
 pub use experts::ExpertRows;
 pub use fp4::Fp4Weights;
+pub use fp8::{Fp8Options, Fp8Rows};
 pub use gemv::{Activation, Batch};
 pub use gptq::{GPTQ_DAMPING, GptqOptions, GptqOrder, GptqQuantized, GptqScales, OutputLoss};
 pub use interleave::{deinterleave_rows, interleave_rows};

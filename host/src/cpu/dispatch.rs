@@ -26,7 +26,7 @@ use super::products::panels::{self, Operands, Scratch, TokenSums};
 use super::products::rows::{Row, Rows};
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 use super::products::tiles::Amx;
-use super::products::{dot, few_tokens, fp4, int8};
+use super::products::{dot, few_tokens, fp4, fp8, int8};
 use super::rounding::params::{FormatParams, QuantizeParams};
 use super::rounding::thresholds::Thresholds;
 use super::search::hessian::Hessians;
@@ -359,6 +359,21 @@ impl Isa {
         match self {
             Self::Reference => fp4::multiply_reference(operands, sums),
             _ => by_instance!(self, multiply_fp4(operands, sums, scratch)),
+        }
+    }
+
+    /// The sums of up to [`fp8::ROWS`] rows and the listed tokens in FP8, by token.
+    pub(super) fn multiply_fp8(
+        self,
+        format: Format,
+        rows: &[Row<'_>],
+        x: &fp8::Fp8Tokens<'_>,
+        tokens: &[usize],
+        sums: &mut [f32],
+    ) {
+        match self {
+            Self::Reference => fp8::multiply_reference(format, rows, x, tokens, sums),
+            _ => by_instance!(self, multiply_fp8(format, rows, x, tokens, sums)),
         }
     }
 

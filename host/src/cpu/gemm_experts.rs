@@ -95,25 +95,45 @@ pub fn gemm_experts_with<'a, T: Activation>(
     let shape = shape_of(&experts)?;
     check_pairs(chosen.len(), top_k)?;
     rows.check(shape, [chosen.len(), top_k], activations.len(), out.len())?;
-    if shape.rows == 0 {
-        return Ok(());
+    let shares = shares(&experts, chosen, top_k, rows, out);
+    // The rows of an expert are tasks too, if there are enough.
+    shares.into_par_iter().try_for_each(|share| share.multiply(how, activations))
+}
+
+/// The part of a product that belongs to one expert: its rows of activations and of results.
+pub(super) struct Share<'a, 'o, T> {
+    pub(super) weights: QuantizedView<'a>,
+    /// The number of each row of activations.
+    pub(super) inputs: Vec<usize>,
+    pub(super) outputs: Vec<&'o mut [T]>,
+}
+
+/// Returns the share of each expert that has rows, for checked operands of a product.
+pub(super) fn shares<'a, 'o, T>(
+    experts: &[QuantizedView<'a>],
+    chosen: &[u32],
+    top_k: usize,
+    rows: ExpertRows,
+    out: &'o mut [T],
+) -> Vec<Share<'a, 'o, T>> {
+    let results = experts.first().map_or(0, |weights| weights.rows());
+    if results == 0 {
+        return Vec::new();
     }
-    let mut places: Vec<_> = out.chunks_exact_mut(shape.rows).map(Some).collect();
+    let mut places: Vec<_> = out.chunks_exact_mut(results).map(Some).collect();
     let mut sorted = 0;
-    let shares = by_expert(chosen, experts.len()).into_iter().zip(&experts);
+    let shares = by_expert(chosen, experts.len()).into_iter().zip(experts);
     let shares = shares.filter(|(pairs, _)| !pairs.is_empty()).map(|(pairs, weights)| {
         let first = sorted;
         sorted += pairs.len();
         let of_pair = |(sorted, pair): (usize, &usize)| {
-            let row = rows.activations_of(*pair, sorted, top_k);
             let place = if rows.sort_results() { sorted } else { *pair };
-            Some((&activations[row * shape.cols..][..shape.cols], places[place].take()?))
+            Some((rows.activations_of(*pair, sorted, top_k), places[place].take()?))
         };
         let (inputs, outputs) = (first..).zip(&pairs).filter_map(of_pair).unzip();
         Share { weights: *weights, inputs, outputs }
     });
-    // The rows of an expert are tasks too, if there are enough.
-    shares.collect::<Vec<_>>().into_par_iter().try_for_each(|share| share.multiply(how))
+    shares.collect()
 }
 
 /// The pairs of each expert, in order.
@@ -127,26 +147,20 @@ fn by_expert(chosen: &[u32], experts: usize) -> Vec<Vec<usize>> {
     pairs
 }
 
-/// The part of a product that belongs to one expert: its rows of activations and of results.
-struct Share<'a, 'x, 'o, T> {
-    weights: QuantizedView<'a>,
-    inputs: Vec<&'x [T]>,
-    outputs: Vec<&'o mut [T]>,
-}
-
-impl<T: Activation> Share<'_, '_, '_, T> {
-    fn multiply(self, (isa, precision): (Isa, ActivationPrecision)) -> Result<()> {
+impl<T: Activation> Share<'_, '_, T> {
+    fn multiply(self, (isa, precision): (Isa, ActivationPrecision), activations: &[T]) -> Result<()> {
         let Self { weights, inputs, mut outputs } = self;
         let multiply = |x: &[T], tokens: usize, out: &mut [T]| match precision {
             ActivationPrecision::Exact => gemm_weights_with(isa, weights, x, tokens, out),
             ActivationPrecision::Int8 => gemm_weights_int8_with(isa, weights, x, tokens, out),
         };
-        if let ([input], [output]) = (&inputs[..], &mut outputs[..]) {
-            return multiply(input, 1, output);
+        let input = |row: &usize| &activations[row * weights.cols()..][..weights.cols()];
+        if let ([row], [output]) = (&inputs[..], &mut outputs[..]) {
+            return multiply(input(row), 1, output);
         }
         let (tokens, rows) = (inputs.len(), weights.rows());
         let mut products = vec![T::default(); tokens * rows];
-        multiply(&inputs.concat(), tokens, &mut products)?;
+        multiply(&inputs.iter().map(input).collect::<Vec<_>>().concat(), tokens, &mut products)?;
         for (output, products) in outputs.iter_mut().zip(products.chunks_exact(rows)) {
             output.copy_from_slice(products);
         }

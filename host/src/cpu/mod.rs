@@ -32,6 +32,7 @@ mod errors;
 pub(crate) mod exact_cast;
 mod gemm_experts;
 mod gemm_fp4;
+mod gemm_fp8;
 mod gemm_int8;
 mod gemm_weights;
 mod gemv;
@@ -63,6 +64,9 @@ pub use gemm_experts::{gemm_experts, gemm_experts_int8};
 pub use gemm_fp4::{gemm_fp4, gemm_fp4_gated};
 #[doc(hidden)]
 pub use gemm_fp4::{gemm_fp4_gated_with, gemm_fp4_with};
+pub use gemm_fp8::{gemm_experts_fp8, gemm_weights_fp8};
+#[doc(hidden)]
+pub use gemm_fp8::{gemm_experts_fp8_with, gemm_weights_fp8_with};
 pub use gemm_int8::gemm_weights_int8;
 #[doc(hidden)]
 pub use gemm_int8::gemm_weights_int8_with;

@@ -25,7 +25,7 @@ use crate::cpu::products::rows::{Row, Rows};
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 use crate::cpu::products::tiles::Amx;
 use crate::cpu::products::tiles::{EmulatedAmx, TileMicrokernel};
-use crate::cpu::products::{dot, few_tokens, fp4, int8};
+use crate::cpu::products::{dot, few_tokens, fp4, fp8, int8};
 use crate::cpu::rounding::groups;
 use crate::cpu::rounding::params::{FormatParams, QuantizeParams, SearchParams};
 use crate::cpu::rounding::thresholds::Thresholds;
@@ -208,6 +208,18 @@ macro_rules! instance {
                 scratch: &mut fp4::Scratch,
             ) {
                 fp4::multiply(simd, simd, operands, sums, scratch);
+            }
+
+            $(#[target_feature(enable = $features)])?
+            pub(in crate::cpu) fn multiply_fp8(
+                _: $token,
+                format: Format,
+                rows: &[Row<'_>],
+                x: &fp8::Fp8Tokens<'_>,
+                tokens: &[usize],
+                sums: &mut [f32],
+            ) {
+                fp8::multiply(format, rows, x, tokens, sums);
             }
 
             $(#[target_feature(enable = $features)])?
