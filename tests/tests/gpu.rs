@@ -12,6 +12,7 @@ mod executor_tests {
     pub(crate) mod experts;
     pub(crate) mod fp4;
     pub(crate) mod fp8;
+    pub(crate) mod fp8_experts;
     pub(crate) mod gemm;
     mod gemm_sizes;
     pub(crate) mod kv;
@@ -137,6 +138,11 @@ const TESTS: &[Test] = &[
     ("gemm_fp4_has_the_cpus_bits_with_block_scales", gemm_fp4::has_the_cpus_bits_with_block_scales),
     ("gemm_fp8_equals_its_definition", gemm_fp8::equals_its_definition),
     ("gemm_fp8_is_refused_where_it_would_lose", gemm_fp8::is_refused_where_it_would_lose),
+    ("gemm_fp8_experts_equal_their_own_products", gemm_fp8::experts_equal_their_own_products),
+    (
+        "gemm_fp8_experts_are_refused_where_they_do_not_fit",
+        gemm_fp8::experts_are_refused_where_they_do_not_fit,
+    ),
     ("gemm_fp4_refuses_operands_that_do_not_match", gemm_fp4::refuses_operands_that_do_not_match),
     ("gemm_weights_of_devices_is_the_same", gemm_weights::of_devices_is_the_same),
     (

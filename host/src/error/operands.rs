@@ -54,6 +54,18 @@ pub enum OperandFault {
          round_weights, use MXFP4 weights, which are exact, or activations in f16 or bf16 (linear)"
     )]
     RoundedWeights,
+    /// The scales of an expert do not start on 4 bytes, which kernels for FP8 activations need.
+    #[error(
+        "FP8 activations need experts of whole words of scales, and these have {rows} rows of {cols} \
+         columns; pad the rows to a multiple of 4 and, for NVFP4, the columns to a multiple of 64, or \
+         multiply activations in f16 or bf16 (linear_experts)"
+    )]
+    Fp8Experts {
+        /// Rows of an expert's weights.
+        rows: usize,
+        /// Columns.
+        cols: usize,
+    },
     /// K differs between activations and weights.
     #[error(
         "the activations have {activations} columns and the weights {weights}; pass activations of shape [tokens, {weights}]"

@@ -19,6 +19,7 @@ use super::expert_parts::expert_parts_cases;
 use super::experts::experts_cases;
 use super::fp4::fp4_cases;
 use super::fp8::fp8_cases;
+use super::fp8_experts::fp8_experts_cases;
 use super::gemm::gemm_cases;
 use super::kv::kv_cases;
 use super::operations::{amax, amax_kernel, converting, dequantizer, dequantizing, errors};
@@ -382,6 +383,7 @@ pub(crate) fn cases() -> Vec<Case> {
     weights_cases(&mut cases);
     fp4_cases(&mut cases);
     fp8_cases(&mut cases);
+    fp8_experts_cases(&mut cases);
     gemm_cases(&mut cases);
     experts_cases(&mut cases);
     expert_parts_cases(&mut cases);

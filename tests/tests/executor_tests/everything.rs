@@ -14,6 +14,7 @@ use rayon::prelude::*;
 use super::activations::activations_cases;
 use super::case::ptx;
 use super::cases::{Case, cases};
+use super::fp8_experts::fp8_experts_cases;
 use super::kv::kv_cases;
 use super::weights::{Launched, Product, Weights, launch_ahead};
 
@@ -180,6 +181,18 @@ fn activations_and_kv_caches_equal_the_library_in_every_case() {
     let mut cases = Vec::new();
     activations_cases(&mut cases);
     kv_cases(&mut cases);
+    check_all(&cases);
+}
+
+#[test]
+fn experts_with_fp8_activations_equal_the_definition_in_every_case() {
+    let mut cases = Vec::new();
+    fp8_experts_cases(&mut cases);
+    check_all(&cases);
+}
+
+/// Runs every case on every target that has kernels of its own for it.
+fn check_all(cases: &[Case]) {
     let launches = [Schedule::LowestFirst, Schedule::HighestFirst, Schedule::Random(1)]
         .map(|schedule| Launch { schedule, ..Launch::default() });
     for (target, module) in modules() {

@@ -156,7 +156,7 @@ type Experts<T> = Vec<Product<T>>;
 
 /// The order of activation rows and result rows.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Rows {
+pub(super) enum Rows {
     /// Activations by pair, results sorted.
     Gathered,
     /// Activations sorted, results by pair.

@@ -152,7 +152,7 @@ impl Operands {
 }
 
 /// Returns the tensor with scales of MXFP4 that FP8 spans. Kernels take long for others.
-fn near(weights: &QuantizedTensor) -> QuantizedTensor {
+pub(super) fn near(weights: &QuantizedTensor) -> QuantizedTensor {
     if weights.format() != Format::Mxfp4 {
         return weights.clone();
     }

@@ -5,10 +5,13 @@
 
 use half::bf16;
 use microscale::formats::{E4m3, fp4_dot, fp8_dot};
-use microscale::gpu::{DeviceEpilogue, DeviceTensor, Fp8Activations, GemmWorkspace, Gpu};
+use microscale::gpu::{
+    DeviceEpilogue, DeviceExperts, DeviceRouting, DeviceTensor, ExpertRows, Fp8Activations, GemmConfig,
+    GemmWorkspace, Gpu,
+};
 use microscale::{
-    ActivationFormat, ActivationInput, ActivationRecipe, Error, Format, Fp8Scale, OperandFault,
-    QuantizedActivations, QuantizedTensor, Shape, quantize_activations,
+    ActivationFormat, ActivationInput, ActivationRecipe, Dtype, Error, Format, Fp8Options, Fp8Rows, Fp8Scale,
+    OperandFault, QuantizedActivations, QuantizedTensor, Shape, gemm_experts_fp8, quantize_activations,
 };
 use microscale_test_support::arithmetic::Scalars;
 use microscale_test_support::operands::{Scales, tensor};
@@ -150,4 +153,124 @@ pub(crate) fn is_refused_where_it_would_lose(gpu: &Gpu) {
     let x = stream.alloc_zeros::<bf16>(127).unwrap();
     let error = plan.run(stream, Fp8Activations::Values((&x).into()), &mut workspace, &mut out).unwrap_err();
     assert!(matches!(error, Error::Length { .. }), "{error}");
+}
+
+/// Experts' products in an order of rows, on the GPU and on the CPU. K of up to 128 columns is never
+/// split, so that results have the CPU's bits. Longer sums may be added in parts.
+fn check_experts(gpu: &Gpu, config: Option<GemmConfig>, cols: usize, order: ExpertRows, per_group: bool) {
+    let (stream, format) = (gpu.stream(), Format::Mxfp4);
+    let (rows, top_k, count) = (300, 2, 5);
+    let mut random = fastrand::Rng::with_seed(cols as u64);
+    let experts: Vec<_> =
+        (0..count).map(|expert| tensor(format, rows, cols, Scales::Common, 3 * expert + 2)).collect();
+    // Expert 2 has no rows, and numbers from `count` on leave their pairs out.
+    let chosen: Vec<u32> = (0..200).map(|_| [0, 0, 0, 1, 3, 4, 5, u32::MAX][random.usize(..8)]).collect();
+    let (pairs, options) = (chosen.len(), Fp8Options { per_group, ..Fp8Options::default() });
+    let by_token = matches!(order, ExpertRows::Gathered | ExpertRows::Indexed);
+    let tokens = if by_token { pairs / top_k } else { pairs };
+    let (x, quantized) = activations(tokens, cols, per_group && cols > 128, 1);
+    let mut right = vec![7f32; pairs * rows];
+    let x_rows = Fp8Rows::Quantized { codes: &quantized.codes, scales: &quantized.f32_scales };
+    gemm_experts_fp8(&experts, x_rows, &chosen, top_k, order, options, &mut right).unwrap();
+
+    let there = DeviceExperts::from_host(stream, &experts).unwrap();
+    let mut routing = DeviceRouting::zeros(stream, experts.len(), pairs + 3).unwrap();
+    gpu.route_on(stream, &stream.clone_htod(&chosen).unwrap(), top_k, &mut routing).unwrap();
+    let linear = gpu.linear_experts_fp8::<bf16, f32>(&there);
+    let linear = if per_group { linear.per_group() } else { linear };
+    let linear = config.map_or(linear, |config| linear.by(config));
+    let plan = linear.plan(pairs).unwrap();
+    let needed = plan.workspace_bytes();
+    assert!(needed <= gpu.experts_fp8_workspace_bytes(&there, pairs).unwrap());
+    let mut workspace = GemmWorkspace::new(stream, needed).unwrap();
+    let (x, codes) = (stream.clone_htod(&x).unwrap(), stream.clone_htod(&quantized.codes).unwrap());
+    let scales = stream.clone_htod(&quantized.f32_scales).unwrap();
+    let given = Fp8Activations::Quantized { codes: (&codes).into(), scales: (&scales).into() };
+    let what = format!("{:?}, {cols} columns, {order:?}, per group: {per_group}", plan.config());
+    for x in [Fp8Activations::Values((&x).into()), given] {
+        // Twice: the workspace must be left as it was found.
+        for _ in 0..2 {
+            let mut out = stream.clone_htod(&vec![7f32; pairs * rows]).unwrap();
+            plan.run(stream, x, &routing, order, &mut workspace, &mut out).unwrap();
+            let found = stream.clone_dtoh(&out).unwrap();
+            for (i, (found, right)) in found.iter().zip(&right).enumerate() {
+                // Terms are below 12. Each of eight parts and eight packs or fewer is rounded once.
+                let allowed = if cols <= 128 { 0.0 } else { 16.0 * 12.0 * cols as f32 * 2f32.powi(-24) };
+                let near = found.to_bits() == right.to_bits() || (found - right).abs() <= allowed;
+                assert!(near, "{what}: {found:e} is not {right:e}: row {}, {}", i / rows, i % rows);
+            }
+        }
+    }
+}
+
+pub(crate) fn experts_equal_their_own_products(gpu: &Gpu) {
+    if !has_fp8(gpu) {
+        return;
+    }
+    let orders = [
+        ExpertRows::Gathered,
+        ExpertRows::Sorted,
+        ExpertRows::Scattered,
+        ExpertRows::Indexed,
+        ExpertRows::Paired,
+    ];
+    let configs = GemmConfig::for_fp8(Format::Mxfp4, Dtype::Bf16).filter(|config| config.cluster == 1);
+    for config in configs.map(Some).chain([None]) {
+        for order in orders {
+            for (cols, per_group) in [(128, false), (96, true), (640, false), (640, true), (1000, true)] {
+                check_experts(gpu, config, cols, order, per_group);
+            }
+        }
+    }
+}
+
+pub(crate) fn experts_are_refused_where_they_do_not_fit(gpu: &Gpu) {
+    let stream = gpu.stream();
+    let experts = |format, rows, cols| {
+        let weights = [0, 3].map(|seed| tensor(format, rows, cols, Scales::Common, seed));
+        DeviceExperts::from_host(stream, &weights).unwrap()
+    };
+    let refused = |experts: &DeviceExperts, round: bool| {
+        let linear = gpu.linear_experts_fp8::<bf16, bf16>(experts);
+        let plan = if round { linear.round_weights() } else { linear }.plan(4);
+        plan.map(|plan| plan.workspace_bytes()).unwrap_err()
+    };
+    let error = refused(&experts(Format::Nvfp4, 16, 64), false);
+    assert!(matches!(error, Error::Operands(OperandFault::RoundedWeights)), "{error}");
+    // Three rows of one block, and NVFP4's rows of three: no whole words of scales.
+    let ragged =
+        [refused(&experts(Format::Mxfp4, 3, 32), false), refused(&experts(Format::Nvfp4, 4, 48), true)];
+    for error in ragged {
+        let fits = match error {
+            Error::Operands(OperandFault::Fp8Experts { .. }) => has_fp8(gpu),
+            Error::Operands(OperandFault::NoFp8) => !has_fp8(gpu),
+            _ => false,
+        };
+        assert!(fits, "{error}");
+    }
+    if !has_fp8(gpu) {
+        return;
+    }
+    // A cluster does not multiply experts' rows.
+    let weights = experts(Format::Mxfp4, 16, 64);
+    let pair = GemmConfig::for_fp8(Format::Mxfp4, Dtype::Bf16).find(|config| config.cluster > 1).unwrap();
+    let error = gpu.linear_experts_fp8::<bf16, bf16>(&weights).by(pair).plan(4).unwrap_err();
+    assert!(matches!(error, Error::Operands(OperandFault::NoFp8)), "{error}");
+
+    let plan = gpu.linear_experts_fp8::<bf16, bf16>(&weights).plan(4).unwrap();
+    let mut workspace = GemmWorkspace::new(stream, plan.workspace_bytes()).unwrap();
+    let mut routing = DeviceRouting::zeros(stream, 2, 6).unwrap();
+    let mut out = stream.alloc_zeros::<bf16>(4 * 16).unwrap();
+    let x = stream.alloc_zeros::<bf16>(2 * 64).unwrap();
+    let mut run = |routing: &DeviceRouting, elements: usize| {
+        let x = x.slice(..elements);
+        let x = Fp8Activations::Values((&x).into());
+        plan.run(stream, x, routing, ExpertRows::Gathered, &mut workspace, &mut out)
+    };
+    let error = run(&routing, 128).unwrap_err();
+    assert!(matches!(error, Error::Operands(OperandFault::Routing { .. })), "{error}");
+    gpu.route_on(stream, &stream.clone_htod(&[0, 1, 1, 0]).unwrap(), 2, &mut routing).unwrap();
+    let error = run(&routing, 127).unwrap_err();
+    assert!(matches!(error, Error::Length { .. }), "{error}");
+    run(&routing, 128).unwrap();
 }

@@ -8,29 +8,30 @@ use crate::error::Result;
 use crate::gpu::launch::arguments::{Operands, Routed};
 use crate::gpu::launch::enqueue::{argument, enqueue};
 use crate::gpu::launch::gemm::{multiply, packing};
-use crate::gpu::plan::fp8::Fp8Plan;
+use crate::gpu::plan::product::ProductPlan;
 use crate::gpu::runtime::kernels::Kernels;
 
-/// Enqueues the kernels of a product. `operands` has the weights; its activations are ignored.
-/// `workspace` has the addresses of semaphores and of the product's memory.
+/// Enqueues the kernels of a product. `codes`, `scales` and `token_scales` are the activations and
+/// their scales per token; the activations in `operands` are ignored. `workspace` has the addresses
+/// of semaphores and of the product's memory.
 ///
 /// # Safety
 /// Weights, codes and scales of activations, and results satisfy the kernels' contracts for the
-/// shapes that `plan` was made for. The semaphores are zeros, as each launch leaves
-/// them. The memory has the bytes of [`ProductPlan::workspace_bytes`], at a multiple of 16.
-///
-/// [`ProductPlan::workspace_bytes`]: crate::gpu::plan::product::ProductPlan::workspace_bytes
+/// shapes that `plan` was made for; a `routed` plan was made for its token tiles. The semaphores are
+/// zeros, as each launch leaves them. The memory has [`ProductPlan::workspace_bytes`] bytes, at a
+/// multiple of 16.
 pub(in crate::gpu) unsafe fn product_fp8(
     kernels: &Kernels,
     stream: &Arc<CudaStream>,
-    plan: &Fp8Plan,
-    [codes, scales]: [u64; 2],
+    plan: &ProductPlan,
+    ([codes, scales], token_scales): ([u64; 2], usize),
     operands: &Operands,
+    routed: Routed,
     workspace: [u64; 2],
 ) -> Result<()> {
-    let (launch, pack_params) = packing(kernels, &plan.product).expect("products of FP8 pack activations");
+    let (launch, pack_params) = packing(kernels, plan).expect("products of FP8 pack activations");
     let [_, packed] = workspace;
-    let (routed, token_scales) = (Routed::default(), plan.token_scales as u32);
+    let token_scales = token_scales as u32;
     let arguments = &mut [
         argument(&codes),
         argument(&scales),
@@ -46,6 +47,6 @@ pub(in crate::gpu) unsafe fn product_fp8(
     // caller guarantees the rest.
     unsafe {
         enqueue(kernels, stream, &launch, arguments, "packing activations")?;
-        multiply(kernels, stream, &plan.product, &operands, routed, workspace)
+        multiply(kernels, stream, plan, &operands, routed, workspace)
     }
 }

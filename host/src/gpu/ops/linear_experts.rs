@@ -67,15 +67,36 @@ impl<T, O> fmt::Debug for ExpertsPlan<'_, T, O> {
 
 /// Returns whether kernels that pack activations take experts' weights: each expert's scales must
 /// start on 4 bytes.
-fn experts_are_packable(experts: DeviceExpertsView<'_>) -> bool {
+pub(in crate::gpu) fn experts_are_packable(experts: DeviceExpertsView<'_>) -> bool {
     let shape = experts.shape();
     is_packable(shape) && (shape.rows * shape.blocks_per_row()).is_multiple_of(4)
 }
 
 /// Bytes of the slots of global scales. Kernels load a word of an expert's slot also where experts
 /// have no global scales, and ignore it: the workspace is at least as long as slots are.
-fn slot_bytes(experts: DeviceExpertsView<'_>) -> u64 {
+pub(in crate::gpu) fn slot_bytes(experts: DeviceExpertsView<'_>) -> u64 {
     experts.count() as u64 * size_of::<GlobalSlot>() as u64
+}
+
+/// Checks that a routing is of this number of experts and of sorted pairs.
+pub(in crate::gpu) fn check_routing(routing: &DeviceRouting, experts: usize, pairs: usize) -> Result<()> {
+    if routing.experts == experts && routing.pairs == pairs {
+        return Ok(());
+    }
+    let DeviceRouting { experts, pairs, .. } = *routing;
+    Err(Error::Operands(OperandFault::Routing { experts, pairs }))
+}
+
+/// The addresses of the lists of rows of activations and of results, given a routing's lists of
+/// tokens and of pairs; 0 for rows in sorted order.
+pub(in crate::gpu) const fn lists(rows: ExpertRows, [tokens, order]: [u64; 2]) -> [u64; 2] {
+    match rows {
+        ExpertRows::Gathered => [tokens, 0],
+        ExpertRows::Sorted => [0, 0],
+        ExpertRows::Scattered => [0, order],
+        ExpertRows::Indexed => [tokens, order],
+        ExpertRows::Paired => [order, order],
+    }
 }
 
 impl Gpu {
@@ -268,10 +289,7 @@ impl<T: Activation, O: ProductOf<T>> ExpertsPlan<'_, T, O> {
         let LinearExperts { gpu, experts, epilogue, .. } = &self.linear;
         let (activations, mut workspace, mut out) = (activations.into(), workspace.into(), out.into());
         let (shape, pairs, kernels) = (experts.shape(), self.pairs, &gpu.kernels);
-        if routing.experts != experts.count() || routing.pairs != pairs {
-            let DeviceRouting { experts, pairs, .. } = *routing;
-            return Err(Error::Operands(OperandFault::Routing { experts, pairs }));
-        }
+        check_routing(routing, experts.count(), pairs)?;
         let results = epilogue.check(shape.rows, experts.count(), pairs)?;
         let of_results = QuantizedShape { rows: results, ..shape };
         rows.check(of_results, [pairs, routing.top_k], activations.len(), out.len())?;
@@ -295,13 +313,7 @@ impl<T: Activation, O: ProductOf<T>> ExpertsPlan<'_, T, O> {
         let grid = PlanGrid { sorted, ..grid };
         let (tokens, _tokens) = routing.tokens.device_ptr(stream);
         let (order, _order) = routing.order.device_ptr(stream);
-        let (from, to) = match rows {
-            ExpertRows::Gathered => (tokens, 0),
-            ExpertRows::Sorted => (0, 0),
-            ExpertRows::Scattered => (0, order),
-            ExpertRows::Indexed => (tokens, order),
-            ExpertRows::Paired => (order, order),
-        };
+        let [from, to] = lists(rows, [tokens, order]);
         let listed = Routed { plan, from, to };
         let (slot, apply) = (slots.unwrap_or(plan), apply_direction(experts.direction()));
         let operands = Operands { codes, scales, slot, activations, out, apply, steps };

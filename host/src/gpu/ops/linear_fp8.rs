@@ -4,24 +4,26 @@ use std::fmt;
 use std::sync::Arc;
 
 use cudarc::driver::CudaStream;
-use microscale_formats::Format;
 use microscale_kernels_abi::activations::COLUMN_LIMIT;
 use microscale_kernels_abi::gemm::TOKEN_LIMIT;
 use microscale_kernels_abi::{GemmConfig, KernelId};
 
-use crate::error::{Error, OperandFault, Result};
-use crate::gemv::{Activation, ProductOf, check_weights_shape};
+use crate::error::Result;
+#[cfg(doc)]
+use crate::error::{Error, OperandFault};
+use crate::fp8::Fp8Options;
+use crate::gemv::{Activation, ProductOf};
 use crate::gpu::handle::Gpu;
 use crate::gpu::launch;
-use crate::gpu::launch::arguments::{Operands, apply_global, limited};
+use crate::gpu::launch::arguments::{Operands, Routed, apply_global, limited};
 use crate::gpu::memory::tensor_view::DeviceTensorView;
 use crate::gpu::memory::view::{DeviceView, DeviceViewMut};
 use crate::gpu::memory::workspace::GemmWorkspaceMut;
 use crate::gpu::ops::epilogue::DeviceEpilogue;
 use crate::gpu::ops::linear::with_semaphores;
-use crate::gpu::plan::fp8::Fp8Plan;
+use crate::gpu::plan::fp8::{Fp8Layout, Fp8Plan, most_fp8_workspace_bytes};
 use crate::gpu::plan::request::Request;
-use crate::shape::Shape;
+use crate::shape::{QuantizedShape, Shape};
 
 /// Activations of a W4A8 product, `[N, K]` without gaps.
 #[derive(Clone, Copy, Debug)]
@@ -82,6 +84,63 @@ impl<T, O> fmt::Debug for PlanFp8<'_, T, O> {
     }
 }
 
+impl<T: Activation> Fp8Activations<'_, T> {
+    /// Calls `product` with the addresses of codes and scales of `rows` rows of `cols` columns.
+    /// Values are quantized first, to the memory at `into`.
+    ///
+    /// # Errors
+    /// [`OperandFault::Limit`] for more columns than are quantized, errors about lengths,
+    /// [`Error::Alignment`], [`Error::OtherContext`], [`Error::Gpu`], and the errors of `product`.
+    ///
+    /// # Safety
+    /// `into` has the bytes of `layout`, the layout of as many rows or more, on 16 bytes. Nothing
+    /// else uses them until the kernels that `product` enqueues have ended.
+    pub(in crate::gpu) unsafe fn enqueue(
+        self,
+        gpu: &Gpu,
+        stream: &Arc<CudaStream>,
+        [rows, cols]: [usize; 2],
+        layout: Fp8Layout,
+        into: u64,
+        product: impl FnOnce([u64; 2]) -> Result<()>,
+    ) -> Result<()> {
+        match self {
+            Self::Values(values) => {
+                Shape::new(rows, cols).check("the activations", values.len())?;
+                limited("columns of unquantized activations", cols, COLUMN_LIMIT)?;
+                let (values, _read) = values.read(stream, "the activations", 1)?;
+                let [codes_bytes, _] = layout.bytes;
+                let [codes, scales] = [into, into + codes_bytes];
+                let (kernels, per_group) = (&gpu.kernels, layout.token_scales > 1);
+                let addresses = [values, codes, scales];
+                // SAFETY: the lengths were checked, and the caller promises room for codes and
+                // scales, which start on 16 bytes. The guard keeps the values until the launch is
+                // enqueued.
+                unsafe {
+                    launch::quantize_rows_fp8(kernels, stream, T::DTYPE, [rows, cols], per_group, addresses)?;
+                }
+                product([codes, scales])
+            }
+            Self::Quantized { codes, scales } => {
+                Shape::new(rows, cols).check("the codes of the activations", codes.len())?;
+                Shape::new(rows, layout.token_scales).check("the scales of the activations", scales.len())?;
+                let (codes, _codes_read) = codes.read(stream, "the codes of the activations", 8)?;
+                let (scales, _scales_read) = scales.read(stream, "the scales of the activations", 1)?;
+                product([codes, scales])
+            }
+        }
+    }
+}
+
+/// Checks that weights can be multiplied by FP8 activations, with or without rounding.
+///
+/// # Errors
+/// [`OperandFault::RoundedWeights`] for NVFP4 weights that must not be rounded,
+/// [`OperandFault::Weights`] and [`OperandFault::Layout`].
+pub(in crate::gpu) fn check_fp8_weights(shape: QuantizedShape, round_weights: bool) -> Result<()> {
+    Fp8Options { round_weights, ..Fp8Options::default() }.check_weights(shape)
+}
+
 impl Gpu {
     /// A product with weights in device memory, `[M, K]` in MXFP4 or NVFP4, and activations in FP8
     /// (E4M3), to plan for a number of tokens.
@@ -121,6 +180,17 @@ impl Gpu {
             rounds_weights: false,
             given: None,
         }
+    }
+
+    /// Bytes of a workspace that serves [`Self::linear_fp8`] with weights of a shape and any number
+    /// of tokens up to `tokens`, with scales per token or per group. 0 if there is nothing to
+    /// multiply, or no kernel.
+    ///
+    /// # Errors
+    /// [`OperandFault::Limit`] for more tokens or columns than a GPU multiplies.
+    pub fn fp8_workspace_bytes(&self, weights: QuantizedShape, tokens: usize) -> Result<usize> {
+        limited("rows of activations", tokens, TOKEN_LIMIT)?;
+        most_fp8_workspace_bytes(&self.kernels, weights, tokens).map(with_semaphores)
     }
 }
 
@@ -167,10 +237,7 @@ impl<'a, T: Activation, O: ProductOf<T>> LinearFp8<'a, T, O> {
     pub fn plan(self, tokens: usize) -> Result<PlanFp8<'a, T, O>> {
         let Self { gpu, weights, epilogue, per_group, rounds_weights, given } = self;
         let shape = weights.shape();
-        check_weights_shape(shape)?;
-        if shape.format == Format::Nvfp4 && !rounds_weights {
-            return Err(Error::Operands(OperandFault::RoundedWeights));
-        }
+        check_fp8_weights(shape, rounds_weights)?;
         limited("rows of activations", tokens, TOKEN_LIMIT)?;
         epilogue.check(shape.rows, 1, tokens)?;
         let make = || Fp8Plan::new(&gpu.kernels, shape, tokens, T::DTYPE, per_group, given);
@@ -221,48 +288,29 @@ impl<T: Activation, O: ProductOf<T>> PlanFp8<'_, T, O> {
         workspace: impl Into<GemmWorkspaceMut<'s>>,
         out: impl Into<DeviceViewMut<'o, O>>,
     ) -> Result<()> {
-        let LinearFp8 { gpu, weights, epilogue, per_group, .. } = self.linear;
+        let LinearFp8 { gpu, weights, epilogue, .. } = self.linear;
         let (mut workspace, mut out) = (workspace.into(), out.into());
         let shape = weights.shape();
         let results = epilogue.check(shape.rows, 1, self.tokens)?;
         Shape::new(self.tokens, results).check("the output", out.len())?;
-        let of_x = Shape::new(self.tokens, shape.cols);
         let Some(plan) = &self.plan else { return Ok(()) };
         let ([codes, scales, slot], _weights_read) = weights.read(stream)?;
         let (out, _written) = out.write(stream, "the output", 1)?;
         let (steps, _steps_read) = epilogue.read(stream)?;
         let (workspace, _used) = workspace.write(stream, plan.workspace_bytes())?;
-        let [semaphores, x_codes] = workspace;
-        let [codes_bytes, scales_bytes] = plan.quantized_bytes;
-        let x_scales = x_codes + codes_bytes;
-        let workspace = [semaphores, x_scales + scales_bytes];
+        let ([semaphores, quantized], layout) = (workspace, plan.layout);
+        let memory = [semaphores, quantized + layout.total_bytes()];
         let apply = apply_global(weights);
         let operands = Operands { codes, scales, slot, activations: 0, out, apply, steps };
-        // SAFETY: formats, layouts and lengths were checked above, and the plan is for this shape.
-        // The workspace has room for quantized activations before the product's memory. The borrows
-        // keep the buffers from overlapping, until the launches are enqueued.
+        let size = [self.tokens, shape.cols];
+        // SAFETY: formats, layouts and lengths are checked here and by `enqueue`, and the plan is for
+        // this shape. The workspace has room for quantized activations before the product's memory.
+        // The borrows keep the buffers from overlapping, until the launches are enqueued.
         unsafe {
-            let product = |x| launch::product_fp8(&gpu.kernels, stream, plan, x, &operands, workspace);
-            match activations {
-                Fp8Activations::Values(values) => {
-                    of_x.check("the activations", values.len())?;
-                    limited("columns of unquantized activations", shape.cols, COLUMN_LIMIT)?;
-                    let (values, _read) = values.read(stream, "the activations", 1)?;
-                    let (size, addresses) = ([self.tokens, shape.cols], [values, x_codes, x_scales]);
-                    let per_group = per_group && plan.token_scales > 1;
-                    let kernels = &gpu.kernels;
-                    launch::quantize_rows_fp8(kernels, stream, T::DTYPE, size, per_group, addresses)?;
-                    product([x_codes, x_scales])
-                }
-                Fp8Activations::Quantized { codes, scales } => {
-                    of_x.check("the codes of the activations", codes.len())?;
-                    Shape::new(self.tokens, plan.token_scales)
-                        .check("the scales of the activations", scales.len())?;
-                    let (codes, _codes_read) = codes.read(stream, "the codes of the activations", 8)?;
-                    let (scales, _scales_read) = scales.read(stream, "the scales of the activations", 1)?;
-                    product([codes, scales])
-                }
-            }
+            activations.enqueue(gpu, stream, size, layout, quantized, |x| {
+                let (product, x) = (&plan.product, (x, layout.token_scales));
+                launch::product_fp8(&gpu.kernels, stream, product, x, &operands, Routed::default(), memory)
+            })
         }
     }
 }

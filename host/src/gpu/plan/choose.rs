@@ -73,6 +73,23 @@ pub(in crate::gpu) fn choose_fp8(times: &Estimator, gpu: GpuFacts, request: Requ
     fastest.map(|(config, _)| with(config)).or(by_tokens)
 }
 
+/// The configuration for FP8 activations and experts' rows, `pairs` pairs of a token and one of
+/// `experts` experts; `None` if the GPU has none. The smallest tile that has the mean number of rows
+/// of an expert, or else the largest. No times were measured.
+pub(in crate::gpu) fn choose_fp8_for_experts(
+    gpu: GpuFacts,
+    weights: Format,
+    results: Dtype,
+    [experts, pairs]: [usize; 2],
+) -> Option<GemmConfig> {
+    let mean = pairs.div_ceil(experts.min(pairs).max(1));
+    let usable =
+        |config: &GemmConfig| config.mainloop.traits().targets.contain(gpu.target) && config.cluster == 1;
+    GemmConfig::for_fp8(weights, results).filter(usable).min_by_key(|config| {
+        if config.tile_n as usize >= mean { (false, config.tile_n) } else { (true, !config.tile_n) }
+    })
+}
+
 /// The configuration for weights and activations that the others do not take.
 pub(in crate::gpu) fn otherwise(weights: QuantizedShape, aligned: bool) -> GemmConfig {
     let plain = GemmConfig {
@@ -299,6 +316,19 @@ mod tests {
         assert_eq!(chosen(32, 64, true).mainloop, Mainloop::Wgmma);
         assert!(chosen(32, 64, false).mainloop.is_gemv());
         assert!(chosen(32, 4096, true).tile_n >= chosen(32, 64, true).tile_n);
+    }
+
+    #[test]
+    fn experts_with_fp8_activations_get_a_tile_for_their_rows_without_a_cluster() {
+        let chosen = |capability, experts, pairs| {
+            choose_fp8_for_experts(gpu(capability), Format::Mxfp4, Dtype::Bf16, [experts, pairs])
+        };
+        for (pairs, tile_n) in [(1, 16), (32, 16), (32 * 17, 32), (32 * 64, 64), (1 << 20, 128)] {
+            let chosen = chosen((9, 0), 32, pairs).unwrap();
+            assert_eq!((chosen.tile_n, chosen.cluster), (tile_n, 1), "{pairs} pairs: {chosen}");
+            assert!(chosen.mainloop.takes_fp8() && chosen.id().is_some(), "{chosen}");
+        }
+        assert!(chosen((8, 0), 32, 64).is_none());
     }
 
     /// Measured on an H100 for 128 experts of 1536×2048, 8 of them per token: with 24 tokens, tiles

@@ -68,17 +68,7 @@ impl PlannedExperts {
         let fallback = config.mainloop.is_gemv() && (far || !takes(config, shape, aligned));
         let config = if fallback { otherwise(shape, aligned) } else { config };
         let config = GemmConfig { weights: shape.format, activations: dtype, ..config };
-        let sorted = Sorted { pairs: pairs as u32, top_k: 1 };
-        let tile_rows = expert_tile_rows(config, rows_each * pairs.div_ceil(experts.min(pairs)));
-        let Some(mut grid) = PlanGrid::new(experts as u64, sorted, rows_each as u32, tile_rows) else {
-            return Ok(Self { product: None, parts });
-        };
-        let tiles = ExpertTokenTiles { most: u64::from(grid.most_tiles), rows: tile_rows };
-        let product = ProductPlan::new(kernels, config, shape, rows, aligned, Some(tiles))?;
-        if let Some([row_tiles, k_iterations]) = product.row_tiles_and_k_iterations() {
-            (grid.row_tiles, grid.k_iterations, grid.at_once) = (row_tiles, k_iterations, kernels.sm_count());
-        }
-        Ok(Self { product: Some((product, grid)), parts })
+        Ok(Self { product: of_experts(kernels, config, key, rows_each, aligned)?, parts })
     }
 
     /// The kernels in the order of their launches.
@@ -102,6 +92,32 @@ impl PlannedExperts {
         let product = self.product.map_or(0, |(product, _)| product.workspace_bytes());
         self.plan_bytes().saturating_add(parts).saturating_add(product)
     }
+}
+
+/// The product of a configuration for experts' rows, `rows_each` per pair, and how rows are cut into
+/// its token tiles; `None` for more token tiles than are counted.
+///
+/// # Errors
+/// The errors of [`ProductPlan::new`].
+pub(in crate::gpu) fn of_experts(
+    kernels: &Kernels,
+    config: GemmConfig,
+    key: ExpertsKey,
+    rows_each: usize,
+    aligned: bool,
+) -> Result<Option<(ProductPlan, PlanGrid)>> {
+    let ExpertsKey { experts, shape, pairs, .. } = key;
+    let sorted = Sorted { pairs: pairs as u32, top_k: 1 };
+    let tile_rows = expert_tile_rows(config, rows_each * pairs.div_ceil(experts.min(pairs)));
+    let Some(mut grid) = PlanGrid::new(experts as u64, sorted, rows_each as u32, tile_rows) else {
+        return Ok(None);
+    };
+    let tiles = ExpertTokenTiles { most: u64::from(grid.most_tiles), rows: tile_rows };
+    let product = ProductPlan::new(kernels, config, shape, pairs * rows_each, aligned, Some(tiles))?;
+    if let Some([row_tiles, k_iterations]) = product.row_tiles_and_k_iterations() {
+        (grid.row_tiles, grid.k_iterations, grid.at_once) = (row_tiles, k_iterations, kernels.sm_count());
+    }
+    Ok(Some((product, grid)))
 }
 
 /// Bytes of the plan that is made on the GPU, a multiple of 256.

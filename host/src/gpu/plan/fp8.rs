@@ -1,25 +1,57 @@
-//! The kernels of a product of 4-bit weights and FP8 activations.
+//! The kernels of a product of 4-bit weights and FP8 activations, dense and by expert.
 
 use microscale_formats::activations::GROUP;
-use microscale_kernels_abi::{GemmConfig, KernelId};
+use microscale_kernels_abi::experts::PlanGrid;
+use microscale_kernels_abi::gemm::params::partial_sum_bytes;
+use microscale_kernels_abi::{Experts, GemmConfig, KernelId};
 
 use crate::element::Dtype;
 use crate::error::{Error, OperandFault, Result};
-use crate::gpu::plan::choose::choose_fp8;
+use crate::gpu::plan::choose::{choose_fp8, choose_fp8_for_experts};
 use crate::gpu::plan::estimate::Estimator;
+use crate::gpu::plan::experts::{ExpertsKey, gpu_plan_bytes, of_experts};
 use crate::gpu::plan::product::{ProductParams, ProductPlan};
 use crate::gpu::plan::request::Request;
 use crate::gpu::runtime::kernels::Kernels;
 use crate::shape::QuantizedShape;
 
+/// Activations in FP8 as the kernels read them.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::gpu) struct Fp8Layout {
+    /// Scales per token.
+    pub(in crate::gpu) token_scales: usize,
+    /// Bytes of codes and of scales of quantized activations, both multiples of 16.
+    pub(in crate::gpu) bytes: [u64; 2],
+}
+
+impl Fp8Layout {
+    /// The layout of `rows` rows of `cols` columns, with a scale per token, or per group of columns.
+    pub(in crate::gpu) fn new([rows, cols]: [usize; 2], per_group: bool) -> Self {
+        let token_scales = if per_group { cols.div_ceil(GROUP) } else { 1 };
+        let bytes = [cols, token_scales * size_of::<f32>()];
+        let bytes = bytes.map(|bytes| (rows as u64).saturating_mul(bytes as u64).next_multiple_of(16));
+        Self { token_scales, bytes }
+    }
+
+    /// Bytes of codes and scales.
+    pub(in crate::gpu) fn total_bytes(&self) -> u64 {
+        let [codes, scales] = self.bytes;
+        codes.saturating_add(scales)
+    }
+
+    /// Tells the kernels of a product how many scales a token has.
+    fn describe(&self, product: &mut ProductPlan) {
+        if let ProductParams::Packed { gemm_params, .. } = &mut product.params {
+            gemm_params.pack_scales = u32::from(self.token_scales > 1);
+        }
+    }
+}
+
 /// The kernels of a product: one packs activations, one multiplies.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::gpu) struct Fp8Plan {
     pub(in crate::gpu) product: ProductPlan,
-    /// Scales per token.
-    pub(in crate::gpu) token_scales: usize,
-    /// Bytes of codes and of scales of quantized activations, both multiples of 16.
-    pub(in crate::gpu) quantized_bytes: [u64; 2],
+    pub(in crate::gpu) layout: Fp8Layout,
 }
 
 impl Fp8Plan {
@@ -48,26 +80,124 @@ impl Fp8Plan {
         };
         let config = config.ok_or(Error::Operands(OperandFault::NoFp8))?;
         let mut product = ProductPlan::new(kernels, config, weights, tokens, true, None)?;
-        let groups = weights.cols.div_ceil(GROUP);
-        let token_scales = if per_group { groups } else { 1 };
-        if let ProductParams::Packed { gemm_params, .. } = &mut product.params {
-            gemm_params.pack_scales = u32::from(token_scales > 1);
-        }
-        let bytes = [weights.cols, token_scales * size_of::<f32>()];
-        let quantized_bytes =
-            bytes.map(|bytes| (tokens as u64).saturating_mul(bytes as u64).next_multiple_of(16));
-        Ok(Self { product, token_scales, quantized_bytes })
+        let layout = Fp8Layout::new([tokens, weights.cols], per_group);
+        layout.describe(&mut product);
+        Ok(Self { product, layout })
     }
 
     /// Bytes of workspace, semaphores not counted: quantized activations, and the product's
     /// workspace.
     pub(in crate::gpu) fn workspace_bytes(&self) -> u64 {
-        let [codes, scales] = self.quantized_bytes;
-        codes.saturating_add(scales).saturating_add(self.product.workspace_bytes())
+        self.layout.total_bytes().saturating_add(self.product.workspace_bytes())
     }
 
     /// The kernels of the product, in the order of their launches.
     pub(in crate::gpu) fn kernels(&self) -> impl Iterator<Item = KernelId> {
         self.product.kernels().into_iter().flatten()
+    }
+}
+
+/// Bytes of workspace, semaphores not counted, that serve any number of tokens up to `tokens`,
+/// whichever configuration they get.
+///
+/// # Errors
+/// The errors of [`ProductPlan::new`] for the limits of sizes.
+pub(in crate::gpu) fn most_fp8_workspace_bytes(
+    kernels: &Kernels,
+    weights: QuantizedShape,
+    tokens: usize,
+) -> Result<u64> {
+    let mut most = 0;
+    if weights.rows == 0 || weights.cols == 0 || tokens == 0 {
+        return Ok(most);
+    }
+    for config in GemmConfig::for_fp8(weights.format, Dtype::Bf16) {
+        // With fewer tokens there may be more thread blocks, each with fewer partial sums.
+        let plan = match ProductPlan::new(kernels, config, weights, tokens, true, None) {
+            Ok(plan) => plan,
+            Err(error @ Error::Operands(_)) => return Err(error),
+            // Another target, or too little shared memory.
+            Err(_) => continue,
+        };
+        if let ProductParams::Packed { pack_params, .. } = plan.params {
+            let sums = partial_sum_bytes(kernels.sm_count(), plan.config);
+            most = most.max(plan.workspace_bytes()).max(pack_params.bytes() + sums);
+        }
+    }
+    let quantized = Fp8Layout::new([tokens, weights.cols], true).total_bytes();
+    Ok(if most == 0 { 0 } else { most.saturating_add(quantized) })
+}
+
+/// Bytes of workspace, semaphores not counted, that serve products with experts' weights of any
+/// number of pairs up to `pairs`.
+pub(in crate::gpu) fn most_fp8_experts_workspace_bytes(kernels: &Kernels, key: ExpertsKey) -> u64 {
+    let ExpertsKey { shape, pairs, packable, .. } = key;
+    if !packable || shape.rows == 0 || pairs == 0 || key.experts == 0 {
+        return 0;
+    }
+    let of_config = |config| {
+        // A GPU may have no kernel, or too little shared memory for a configuration.
+        let (product, grid) = of_experts(kernels, config, key, 1, true).ok().flatten()?;
+        Some(gpu_plan_bytes(grid).saturating_add(product.workspace_bytes()))
+    };
+    let configs = GemmConfig::for_fp8(shape.format, Dtype::Bf16).filter(|config| config.cluster == 1);
+    let quantized = Fp8Layout::new([pairs, shape.cols], true).total_bytes();
+    configs.filter_map(of_config).max().map_or(0, |most| most.saturating_add(quantized))
+}
+
+/// The kernels of a product with experts' weights.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::gpu) struct Fp8ExpertsPlan {
+    /// The product, and how rows are cut into its token tiles.
+    pub(in crate::gpu) product: ProductPlan,
+    pub(in crate::gpu) grid: PlanGrid,
+    pub(in crate::gpu) layout: Fp8Layout,
+}
+
+impl Fp8ExpertsPlan {
+    /// Plans a product of at least one pair and expert, and weights of at least one row and column.
+    /// `given` is a configuration for tests and measurements.
+    ///
+    /// # Errors
+    /// [`OperandFault::NoFp8`], [`OperandFault::Fp8Experts`], and the errors of
+    /// [`ProductPlan::new`].
+    pub(in crate::gpu) fn new(
+        kernels: &Kernels,
+        key: ExpertsKey,
+        per_group: bool,
+        given: Option<GemmConfig>,
+    ) -> Result<Self> {
+        let ExpertsKey { experts, shape, pairs, activations, packable, .. } = key;
+        let config = match given {
+            Some(config) => Some(GemmConfig { weights: shape.format, activations, ..config }),
+            None => choose_fp8_for_experts(kernels.facts(), shape.format, activations, [experts, pairs]),
+        };
+        let config = config.filter(|config| config.mainloop.takes_fp8() && config.cluster == 1);
+        let config = config.ok_or(Error::Operands(OperandFault::NoFp8))?;
+        if !packable {
+            return Err(Error::Operands(OperandFault::Fp8Experts { rows: shape.rows, cols: shape.cols }));
+        }
+        let found = of_experts(kernels, config, key, 1, true)?;
+        let (mut product, grid) = found.ok_or(Error::NoKernel { format: shape.format })?;
+        let layout = Fp8Layout::new([pairs, shape.cols], per_group);
+        layout.describe(&mut product);
+        Ok(Self { product, grid, layout })
+    }
+
+    /// Bytes of the plan that is made on the GPU.
+    pub(in crate::gpu) fn plan_bytes(&self) -> u64 {
+        gpu_plan_bytes(self.grid)
+    }
+
+    /// Bytes of workspace, semaphores not counted: the plan that is made on the GPU, quantized
+    /// activations, and the product's workspace.
+    pub(in crate::gpu) fn workspace_bytes(&self) -> u64 {
+        let before = self.plan_bytes().saturating_add(self.layout.total_bytes());
+        before.saturating_add(self.product.workspace_bytes())
+    }
+
+    /// The kernels in the order of their launches.
+    pub(in crate::gpu) fn kernels(&self) -> impl Iterator<Item = KernelId> {
+        [Some(Experts::Plan.id())].into_iter().chain(self.product.kernels()).flatten()
     }
 }
