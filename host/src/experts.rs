@@ -45,7 +45,7 @@ impl ExpertRows {
         }
     }
 
-    /// Returns the number of activation rows of pairs, of which each token has `top_k`.
+    /// Returns the number of activation rows, given the pairs of all tokens and of each token.
     pub(crate) const fn activation_rows(self, [pairs, top_k]: [usize; 2]) -> usize {
         if self.share_activations() { pairs / top_k } else { pairs }
     }

@@ -16,7 +16,7 @@ pub struct Fp8Options {
     pub per_group: bool,
     /// Allows NVFP4 weights: each weight times its block scale is rounded to E4M3.
     ///
-    /// The loss is like that of the activations, a relative error of at most 2⁻⁴ each.
+    /// Like activations, each weight loses a relative error of at most 2⁻⁴.
     pub round_weights: bool,
 }
 
@@ -40,9 +40,10 @@ impl Fp8Options {
     /// Checks that weights of a shape can be multiplied with FP8 activations.
     ///
     /// # Errors
-    /// [`OperandFault::RoundedWeights`] for NVFP4 weights that must not be rounded, and the errors
-    /// of [`check_weights_shape`].
-    pub(crate) fn check_weights(self, weights: QuantizedShape) -> Result<()> {
+    /// [`OperandFault::RoundedWeights`] for NVFP4 weights without [`Self::round_weights`],
+    /// [`OperandFault::Weights`] for formats other than NVFP4 and MXFP4, and
+    /// [`OperandFault::Layout`] for swizzled scales.
+    pub fn check_weights(self, weights: QuantizedShape) -> Result<()> {
         check_weights_shape(weights)?;
         if weights.format == Format::Nvfp4 && !self.round_weights {
             return Err(Error::Operands(OperandFault::RoundedWeights));

@@ -62,7 +62,8 @@
 //!   [`OutputLoss`] its results.
 //! - [`Batch`] divides the operands of [`gemv()`]. [`ExpertRows`] is the order of experts' rows.
 //!   [`Fp4Weights`] adds alpha and a bias to [`gemm_fp4()`]. [`ActivationPrecision`] says whether a
-//!   product rounds activations.
+//!   product rounds activations. [`Fp8Rows`] and [`Fp8Options`] are activations and options of
+//!   [`gemm_weights_fp8()`].
 //! - [`Gate`], [`interleave_rows`], [`deinterleave_rows`] and `gpu::DeviceEpilogue` fuse an
 //!   epilogue into a product on a GPU.
 //! - [`search_global`] chooses a global scale by its loss, and [`check_search`] checks a search.

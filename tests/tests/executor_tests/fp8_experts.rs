@@ -214,7 +214,7 @@ fn multiplying<T: Exact + Activation>(
     case
 }
 
-/// Says what is wrong with results. Rows of pairs without an expert must be untouched.
+/// Checks results. Rows of pairs without an expert must be untouched.
 ///
 /// Without a split of K, results have the definition's bits, or the neighbouring ones under a global
 /// scale. Otherwise parts are rounded when they are added.

@@ -9,8 +9,9 @@ use microscale_kernels_abi::{GemmConfig, KernelId};
 
 use crate::error::Result;
 #[cfg(doc)]
-use crate::error::{Error, OperandFault};
+use crate::error::{ActivationFault, Error, OperandFault};
 use crate::experts::ExpertRows;
+use crate::fp8::Fp8Options;
 use crate::gemv::{Activation, ProductOf};
 use crate::gpu::handle::Gpu;
 use crate::gpu::launch;
@@ -22,7 +23,7 @@ use crate::gpu::memory::workspace::GemmWorkspaceMut;
 use crate::gpu::ops::epilogue::DeviceEpilogue;
 use crate::gpu::ops::linear::with_semaphores;
 use crate::gpu::ops::linear_experts::{check_routing, experts_are_packable, lists, slot_bytes};
-use crate::gpu::ops::linear_fp8::{Fp8Activations, check_fp8_weights};
+use crate::gpu::ops::linear_fp8::{Fp8Activations, check_operands};
 use crate::gpu::plan::experts::ExpertsKey;
 use crate::gpu::plan::fp8::{Fp8ExpertsPlan, most_fp8_experts_workspace_bytes};
 use crate::shape::Shape;
@@ -36,8 +37,7 @@ pub struct LinearExpertsFp8<'a, T, O> {
     gpu: &'a Gpu,
     experts: DeviceExpertsView<'a>,
     epilogue: DeviceEpilogue<'a, T, O>,
-    per_group: bool,
-    rounds_weights: bool,
+    options: Fp8Options,
     given: Option<GemmConfig>,
 }
 
@@ -46,7 +46,7 @@ impl<T, O> fmt::Debug for LinearExpertsFp8<'_, T, O> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut linear = f.debug_struct("LinearExpertsFp8");
         linear.field("experts", &self.experts.count()).field("weights", &self.experts.shape());
-        linear.field("per_group", &self.per_group).field("epilogue", &self.epilogue).finish_non_exhaustive()
+        linear.field("options", &self.options).field("epilogue", &self.epilogue).finish_non_exhaustive()
     }
 }
 
@@ -81,8 +81,7 @@ impl Gpu {
             gpu: self,
             experts: experts.into(),
             epilogue: DeviceEpilogue::default(),
-            per_group: false,
-            rounds_weights: false,
+            options: Fp8Options::default(),
             given: None,
         }
     }
@@ -124,14 +123,20 @@ impl<'a, T: Activation, O: ProductOf<T>> LinearExpertsFp8<'a, T, O> {
     /// Activations have a scale per 128 columns, like DeepSeek's, instead of one per row.
     #[must_use]
     pub fn per_group(self) -> Self {
-        Self { per_group: true, ..self }
+        Self { options: Fp8Options { per_group: true, ..self.options }, ..self }
     }
 
     /// Allows NVFP4 weights, as [`LinearFp8::round_weights`](crate::gpu::LinearFp8::round_weights)
     /// does.
     #[must_use]
     pub fn round_weights(self) -> Self {
-        Self { rounds_weights: true, ..self }
+        Self { options: Fp8Options { round_weights: true, ..self.options }, ..self }
+    }
+
+    /// Sets both options: [`Self::per_group`] and [`Self::round_weights`].
+    #[must_use]
+    pub fn options(self, options: Fp8Options) -> Self {
+        Self { options, ..self }
     }
 
     /// The product followed by a bias, `[experts, M]`, a gate and a residual, which lies as the
@@ -153,16 +158,17 @@ impl<'a, T: Activation, O: ProductOf<T>> LinearExpertsFp8<'a, T, O> {
     /// returns the plan that was made before. How many rows each expert has is decided on the GPU.
     ///
     /// # Errors
-    /// [`OperandFault::NoFp8`] on other GPUs, [`OperandFault::RoundedWeights`] for NVFP4 weights
-    /// without [`Self::round_weights`], [`OperandFault::Fp8Experts`] for experts whose scales do not
+    /// [`OperandFault::NoFp8`] on other GPUs, [`ActivationFault::Dtype`] for activations in f32,
+    /// [`OperandFault::RoundedWeights`] for NVFP4 weights without [`Self::round_weights`],
+    /// [`OperandFault::Fp8Experts`] for experts whose scales do not
     /// start on 4 bytes, [`OperandFault::Weights`] and [`OperandFault::Layout`] for weights that are
     /// not multiplied, [`OperandFault::Limit`] beyond the kernels' limits, [`OperandFault::Gate`]
     /// for an odd number of rows under a gate, errors about the lengths of the epilogue's operands,
     /// and [`Error::Gpu`].
     pub fn plan(self, pairs: usize) -> Result<ExpertsPlanFp8<'a, T, O>> {
-        let Self { gpu, experts, epilogue, per_group, rounds_weights, given } = self;
-        let shape = experts.shape();
-        check_fp8_weights(shape, rounds_weights)?;
+        let Self { gpu, experts, epilogue, options, given } = self;
+        let (shape, per_group) = (experts.shape(), options.per_group);
+        check_operands::<T>(shape, options)?;
         limited("pairs of a token and an expert", pairs, launch::PAIR_LIMIT)?;
         epilogue.check(shape.rows, experts.count(), pairs)?;
         let key = key::<T>(experts, pairs);

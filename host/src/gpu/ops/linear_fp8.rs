@@ -8,9 +8,10 @@ use microscale_kernels_abi::activations::COLUMN_LIMIT;
 use microscale_kernels_abi::gemm::TOKEN_LIMIT;
 use microscale_kernels_abi::{GemmConfig, KernelId};
 
-use crate::error::Result;
+use crate::element::Dtype;
 #[cfg(doc)]
-use crate::error::{Error, OperandFault};
+use crate::error::OperandFault;
+use crate::error::{ActivationFault, Error, Result};
 use crate::fp8::Fp8Options;
 use crate::gemv::{Activation, ProductOf};
 use crate::gpu::handle::Gpu;
@@ -51,8 +52,7 @@ pub struct LinearFp8<'a, T, O> {
     gpu: &'a Gpu,
     weights: DeviceTensorView<'a>,
     epilogue: DeviceEpilogue<'a, T, O>,
-    per_group: bool,
-    rounds_weights: bool,
+    options: Fp8Options,
     given: Option<GemmConfig>,
 }
 
@@ -60,7 +60,7 @@ pub struct LinearFp8<'a, T, O> {
 impl<T, O> fmt::Debug for LinearFp8<'_, T, O> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut linear = f.debug_struct("LinearFp8");
-        linear.field("weights", &self.weights.shape()).field("per_group", &self.per_group);
+        linear.field("weights", &self.weights.shape()).field("options", &self.options);
         linear.field("epilogue", &self.epilogue).finish_non_exhaustive()
     }
 }
@@ -93,8 +93,8 @@ impl<T: Activation> Fp8Activations<'_, T> {
     /// [`Error::Alignment`], [`Error::OtherContext`], [`Error::Gpu`], and the errors of `product`.
     ///
     /// # Safety
-    /// `into` has the bytes of `layout`, the layout of as many rows or more, on 16 bytes. Nothing
-    /// else uses them until the kernels that `product` enqueues have ended.
+    /// `into` has the bytes of `layout`, which is for `rows` rows or more, on 16 bytes. Nothing else
+    /// uses them until the kernels that `product` enqueues have ended.
     pub(in crate::gpu) unsafe fn enqueue(
         self,
         gpu: &Gpu,
@@ -132,13 +132,19 @@ impl<T: Activation> Fp8Activations<'_, T> {
     }
 }
 
-/// Checks that weights can be multiplied by FP8 activations, with or without rounding.
+/// Checks that weights of a shape can be multiplied by FP8 activations from values in `T`.
 ///
 /// # Errors
-/// [`OperandFault::RoundedWeights`] for NVFP4 weights that must not be rounded,
-/// [`OperandFault::Weights`] and [`OperandFault::Layout`].
-pub(in crate::gpu) fn check_fp8_weights(shape: QuantizedShape, round_weights: bool) -> Result<()> {
-    Fp8Options { round_weights, ..Fp8Options::default() }.check_weights(shape)
+/// [`ActivationFault::Dtype`] for f32, [`OperandFault::RoundedWeights`] for NVFP4 weights that must
+/// not be rounded, [`OperandFault::Weights`] and [`OperandFault::Layout`].
+pub(in crate::gpu) fn check_operands<T: Activation>(
+    weights: QuantizedShape,
+    options: Fp8Options,
+) -> Result<()> {
+    if T::DTYPE == Dtype::F32 {
+        return Err(Error::Activations(ActivationFault::Dtype));
+    }
+    options.check_weights(weights)
 }
 
 impl Gpu {
@@ -176,8 +182,7 @@ impl Gpu {
             gpu: self,
             weights: weights.into(),
             epilogue: DeviceEpilogue::default(),
-            per_group: false,
-            rounds_weights: false,
+            options: Fp8Options::default(),
             given: None,
         }
     }
@@ -198,14 +203,20 @@ impl<'a, T: Activation, O: ProductOf<T>> LinearFp8<'a, T, O> {
     /// Activations have a scale per 128 columns, as DeepSeek's, in place of one per token.
     #[must_use]
     pub fn per_group(self) -> Self {
-        Self { per_group: true, ..self }
+        Self { options: Fp8Options { per_group: true, ..self.options }, ..self }
     }
 
     /// Allows NVFP4 weights: each weight times its block scale is rounded to E4M3, as activations
     /// are. The loss is like theirs, a relative error of at most 2⁻⁴ each.
     #[must_use]
     pub fn round_weights(self) -> Self {
-        Self { rounds_weights: true, ..self }
+        Self { options: Fp8Options { round_weights: true, ..self.options }, ..self }
+    }
+
+    /// Sets both options: [`Self::per_group`] and [`Self::round_weights`].
+    #[must_use]
+    pub fn options(self, options: Fp8Options) -> Self {
+        Self { options, ..self }
     }
 
     /// The product followed by a bias, a gate and a residual, in this order, by the same kernel.
@@ -228,16 +239,17 @@ impl<'a, T: Activation, O: ProductOf<T>> LinearFp8<'a, T, O> {
     /// made before.
     ///
     /// # Errors
-    /// [`OperandFault::NoFp8`] on other GPUs, [`OperandFault::RoundedWeights`] for NVFP4 weights
-    /// without [`Self::round_weights`], [`OperandFault::Weights`] and [`OperandFault::Layout`] for
+    /// [`OperandFault::NoFp8`] on other GPUs, [`ActivationFault::Dtype`] for activations in f32,
+    /// [`OperandFault::RoundedWeights`] for NVFP4 weights without [`Self::round_weights`],
+    /// [`OperandFault::Weights`] and [`OperandFault::Layout`] for
     /// weights that are not multiplied, [`Error::NoKernel`] for NVFP4 if K is not a multiple of 64,
     /// [`OperandFault::Limit`] beyond the kernels' limits, [`OperandFault::Gate`] for an odd number
     /// of rows under a gate, errors about the lengths of the epilogue's operands, and
     /// [`Error::Gpu`].
     pub fn plan(self, tokens: usize) -> Result<PlanFp8<'a, T, O>> {
-        let Self { gpu, weights, epilogue, per_group, rounds_weights, given } = self;
-        let shape = weights.shape();
-        check_fp8_weights(shape, rounds_weights)?;
+        let Self { gpu, weights, epilogue, options, given } = self;
+        let (shape, per_group) = (weights.shape(), options.per_group);
+        check_operands::<T>(shape, options)?;
         limited("rows of activations", tokens, TOKEN_LIMIT)?;
         epilogue.check(shape.rows, 1, tokens)?;
         let make = || Fp8Plan::new(&gpu.kernels, shape, tokens, T::DTYPE, per_group, given);
