@@ -5,6 +5,7 @@ use std::error::Error as _;
 use std::io;
 use std::path::Path;
 
+use microscale::OperandFault;
 use pyo3::exceptions::{PyNotImplementedError, PyOSError, PyRuntimeError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -56,7 +57,9 @@ pub(crate) fn of_tensors(py: Python<'_>, error: microscale::Error) -> PyErr {
         microscale::Error::NoGpu(_) | microscale::Error::Gpu { .. } => {
             PyRuntimeError::new_err(error.to_string())
         }
-        microscale::Error::NoKernel { .. } => PyNotImplementedError::new_err(error.to_string()),
+        microscale::Error::NoKernel { .. } | microscale::Error::Operands(OperandFault::NoFp8) => {
+            PyNotImplementedError::new_err(error.to_string())
+        }
         error => self::error(py, error),
     }
 }

@@ -3,8 +3,8 @@
 use half::{bf16, f16};
 use microscale::formats::nvfp4::Direction;
 use microscale::{
-    Activation, ActivationPrecision, ExpertRows, Format, GlobalScale, QuantizedShape, QuantizedView,
-    gemm_experts, gemm_experts_int8,
+    Activation, ActivationPrecision, ExpertRows, Format, Fp8Rows, GlobalScale, QuantizedShape, QuantizedView,
+    gemm_experts, gemm_experts_fp8, gemm_experts_int8,
 };
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -13,6 +13,7 @@ use crate::array::{Array, Kind};
 use crate::errors::{error, of_tensors};
 use crate::interface::array_of;
 use crate::recipe::word;
+use crate::rounding::Rounding;
 use crate::tensors::{add_bias, require_bias, require_elements};
 use crate::workers::work;
 
@@ -122,9 +123,11 @@ fn add_biases<T: Activation>(out: &mut [T], bias: &[T], chosen: &[u32], rows: us
     }
 }
 
-/// Multiplies rows of activations with the weights of their experts, and adds the experts' biases.
+/// Multiplies rows of activations, which it may round first, with the weights of their experts, and
+/// adds the experts' biases.
 #[pyfunction]
-#[pyo3(signature = (weights, activations, chosen, out, bias, precision))]
+#[pyo3(signature = (weights, activations, chosen, out, bias, precision, fp8, round_weights))]
+#[expect(clippy::too_many_arguments, reason = "inputs and outputs of one call in Python")]
 pub(crate) fn linear_experts(
     py: Python<'_>,
     weights: &Bound<'_, PyAny>,
@@ -133,8 +136,10 @@ pub(crate) fn linear_experts(
     out: &Bound<'_, PyAny>,
     bias: Option<&Bound<'_, PyAny>>,
     precision: &str,
+    fp8: Option<&str>,
+    round_weights: bool,
 ) -> PyResult<()> {
-    let precision: ActivationPrecision = word(py, precision)?;
+    let rounding = Rounding::of(py, precision, fp8, round_weights)?;
     let experts = Experts::by(weights, array_of)?;
     let views = experts.views(weights)?;
     let (activations, chosen) = (array_of(activations, "activations")?, array_of(chosen, "experts")?);
@@ -155,11 +160,15 @@ pub(crate) fn linear_experts(
             let out: &mut [$T] = out.output(py, kind, &inputs)?;
             let (x, bias) = (activations.values::<$T>(), bias.as_ref().map(Array::values::<$T>));
             work(py, || {
-                match precision {
-                    ActivationPrecision::Int8 => {
+                match rounding {
+                    Rounding::Fp8(options) => {
+                        let x = Fp8Rows::Values(x);
+                        gemm_experts_fp8(views, x, chosen_experts, top_k, rows, options, out)?
+                    }
+                    Rounding::Precision(ActivationPrecision::Int8) => {
                         gemm_experts_int8(views, x, chosen_experts, top_k, rows, out)?
                     }
-                    _ => gemm_experts(views, x, chosen_experts, top_k, rows, out)?,
+                    Rounding::Precision(_) => gemm_experts(views, x, chosen_experts, top_k, rows, out)?,
                 }
                 if let Some(bias) = bias {
                     add_biases(out, bias, chosen_experts, experts.shape.rows);
@@ -178,7 +187,7 @@ pub(crate) fn linear_experts(
 }
 
 #[cfg(feature = "cuda")]
-pub(crate) use on_gpu::{gpu_experts_workspace_bytes, gpu_linear_experts};
+pub(crate) use on_gpu::{gpu_experts_fp8_workspace_bytes, gpu_experts_workspace_bytes, gpu_linear_experts};
 
 /// On GPUs: the sorting of pairs, followed by their product, in one workspace.
 #[cfg(feature = "cuda")]
@@ -188,13 +197,15 @@ mod on_gpu {
     use microscale::Dtype;
     use microscale::gpu::cudarc::driver::CudaStream;
     use microscale::gpu::{
-        DeviceEpilogue, DeviceExpertsView, DeviceRoutingMut, DeviceView, DeviceViewMut, GemmWorkspaceMut,
+        DeviceEpilogue, DeviceExpertsView, DeviceRoutingMut, DeviceView, DeviceViewMut, Fp8Activations,
+        GemmWorkspaceMut,
     };
 
     use super::*;
     use crate::gpu::{Work, bytes, view, view_mut, words};
     use crate::gpu_tensors::dtype_of;
     use crate::interface::array_anywhere;
+    use crate::rounding::fp8_options;
 
     impl Experts {
         /// The weights in the memory of a GPU, under global scales that are there, a slot for each.
@@ -217,15 +228,25 @@ mod on_gpu {
         }
     }
 
+    /// The activations of a product that decide the size of its workspace.
+    #[derive(Clone, Copy)]
+    enum Activations {
+        Of(Dtype),
+        Fp8,
+    }
+
     /// The offset of the routing in a workspace, after the part of the product, and the size of the
     /// workspace.
     fn layout(
         work: &Work,
         experts: DeviceExpertsView<'_>,
         pairs: usize,
-        activations: Dtype,
+        activations: Activations,
     ) -> microscale::Result<(usize, usize)> {
-        let routing = work.gpu.experts_workspace_bytes(experts, pairs, activations)?;
+        let routing = match activations {
+            Activations::Of(dtype) => work.gpu.experts_workspace_bytes(experts, pairs, dtype)?,
+            Activations::Fp8 => work.gpu.experts_fp8_workspace_bytes(experts, pairs)?,
+        };
         let routing = routing.next_multiple_of(size_of::<u32>());
         let words = DeviceRoutingMut::words(experts.count(), pairs);
         Ok((routing, routing.saturating_add(words.saturating_mul(size_of::<u32>()))))
@@ -252,17 +273,40 @@ mod on_gpu {
         wide: bool,
         stream: usize,
     ) -> PyResult<usize> {
+        workspace_bytes(py, weights, pairs, Activations::Of(dtype_of(wide)), stream)
+    }
+
+    /// Bytes of the workspace that [`gpu_linear_experts`] needs for `pairs` pairs of a token and an
+    /// expert, with activations that it rounds to FP8.
+    #[pyfunction]
+    pub(crate) fn gpu_experts_fp8_workspace_bytes(
+        py: Python<'_>,
+        weights: &Bound<'_, PyAny>,
+        pairs: usize,
+        stream: usize,
+    ) -> PyResult<usize> {
+        workspace_bytes(py, weights, pairs, Activations::Fp8, stream)
+    }
+
+    fn workspace_bytes(
+        py: Python<'_>,
+        weights: &Bound<'_, PyAny>,
+        pairs: usize,
+        activations: Activations,
+        stream: usize,
+    ) -> PyResult<usize> {
         let experts = Experts::by(weights, |part, what| array_anywhere(part, what, Some(stream)))?;
         let work = Work::with(py, &[&experts.codes, &experts.scales], stream)?;
-        let found = layout(&work, experts.device_view(py, None)?, pairs, dtype_of(wide));
+        let found = layout(&work, experts.device_view(py, None)?, pairs, activations);
         found.map(|(_, bytes)| bytes).map_err(|why| of_tensors(py, why))
     }
 
     /// Sorts the pairs of tokens and experts by expert, multiplies rows of activations with the
-    /// weights of their experts, and adds the experts' biases before the only rounding. The
+    /// weights of their experts, and adds the experts' biases before the only rounding. `fp8` is a
+    /// word of [`rounding::FP8`](crate::rounding::FP8) for activations that are rounded first. The
     /// workspace begins with counters, which are zeros.
     #[pyfunction]
-    #[pyo3(signature = (weights, activations, chosen, out, bias, workspace, stream))]
+    #[pyo3(signature = (weights, activations, chosen, out, bias, workspace, fp8, round_weights, stream))]
     #[expect(clippy::too_many_arguments, reason = "inputs and outputs of one call in Python")]
     pub(crate) fn gpu_linear_experts(
         py: Python<'_>,
@@ -272,8 +316,11 @@ mod on_gpu {
         out: &Bound<'_, PyAny>,
         bias: Option<&Bound<'_, PyAny>>,
         workspace: &Bound<'_, PyAny>,
+        fp8: Option<&str>,
+        round_weights: bool,
         stream: usize,
     ) -> PyResult<()> {
+        let fp8 = fp8.map(|word| fp8_options(py, word, round_weights)).transpose()?;
         let there = |object: &Bound<'_, PyAny>, what| array_anywhere(object, what, Some(stream));
         let experts = Experts::by(weights, there)?;
         let slots = slots_of(weights, stream)?;
@@ -301,7 +348,11 @@ mod on_gpu {
             return Ok(());
         }
         let of_experts = experts.device_view(py, slots.as_ref())?;
-        let layout = layout(&work, of_experts, pairs, dtype_of(activations.kind() == Kind::F32));
+        let of_layout = match fp8 {
+            Some(_) => Activations::Fp8,
+            None => Activations::Of(dtype_of(activations.kind() == Kind::F32)),
+        };
+        let layout = layout(&work, of_experts, pairs, of_layout);
         let (of_routing, needed) = layout.map_err(|why| of_tensors(py, why))?;
         let found = workspace.span();
         if found < needed || !workspace.address().is_multiple_of(size_of::<u32>() as u64) {
@@ -332,8 +383,13 @@ mod on_gpu {
                     let mut routing = routing_on(stream);
                     gpu.route_on(stream, pairs_of, top_k, &mut routing)?;
                     let steps = DeviceEpilogue { bias, ..DeviceEpilogue::default() };
-                    let plan = gpu.linear_experts(of_experts).epilogue(steps).plan(pairs)?;
-                    plan.run(stream, x, &routing, rows, &mut space, to.reborrow())
+                    let Some(options) = fp8 else {
+                        let plan = gpu.linear_experts(of_experts).epilogue(steps).plan(pairs)?;
+                        return plan.run(stream, x, &routing, rows, &mut space, to.reborrow());
+                    };
+                    let linear = gpu.linear_experts_fp8(of_experts).epilogue(steps).options(options);
+                    let x = Fp8Activations::Values(x);
+                    linear.plan(pairs)?.run(stream, x, &routing, rows, &mut space, to.reborrow())
                 })
             }};
         }

@@ -5,7 +5,7 @@
 use half::{bf16, f16};
 use microscale::gpu::{
     DeviceAmax, DeviceEpilogue, DeviceQuantizeOptions, DeviceReport, DeviceTensorViewMut, DeviceViewMut,
-    GemmWorkspaceMut,
+    Fp8Activations, GemmWorkspaceMut,
 };
 use microscale::{Batch, Dtype, Error, NonFinite, QuantizedShape, ScaleLayout, Words};
 use pyo3::intern;
@@ -17,6 +17,7 @@ use crate::gpu::{Work, bytes_mut, capture, view, view_mut, words, words_mut};
 use crate::interface::{array_anywhere, new_output};
 use crate::operand::Operand;
 use crate::recipe::{Recipe, word};
+use crate::rounding::fp8_options;
 use crate::tensors::{Counts, activation_rows, counts, require_bias, require_elements};
 
 /// Words of 32 bits of a global scale's slot and of an amax, for who allocates them.
@@ -248,16 +249,33 @@ pub(crate) fn gpu_workspace_bytes(
     work.gpu.gemm_workspace_bytes(weights.shape, tokens, dtype_of(wide)).map_err(|why| of_tensors(py, why))
 }
 
+/// Bytes of the workspace that [`gpu_linear`] needs on a GPU for weights of a shape and activations
+/// that it rounds to FP8; 0 if the GPU has no kernel for them.
+#[pyfunction]
+pub(crate) fn gpu_fp8_workspace_bytes(
+    py: Python<'_>,
+    weights: &Bound<'_, PyAny>,
+    tokens: usize,
+    stream: usize,
+) -> PyResult<usize> {
+    let weights = operand(weights, stream)?;
+    let weights = &weights.get().0;
+    let work = Work::with(py, &weights.arrays().collect::<Vec<_>>(), stream)?;
+    work.gpu.fp8_workspace_bytes(weights.shape, tokens).map_err(|why| of_tensors(py, why))
+}
+
 /// The number of the capture on a stream of GPU number `device`, or `None`.
 #[pyfunction]
 pub(crate) fn gpu_capture(py: Python<'_>, device: usize, stream: usize) -> PyResult<Option<u64>> {
     capture(device, stream).map_err(|why| of_tensors(py, why))
 }
 
-/// Multiplies quantized weights with activations, and adds a bias before the only rounding. The
+/// Multiplies quantized weights with activations, and adds a bias before the only rounding. `fp8` is
+/// a word of [`rounding::FP8`](crate::rounding::FP8) for activations that are rounded first. The
 /// workspace begins with semaphores, which are zeros.
 #[pyfunction]
-#[pyo3(signature = (weights, activations, out, bias, workspace, stream))]
+#[pyo3(signature = (weights, activations, out, bias, workspace, fp8, round_weights, stream))]
+#[expect(clippy::too_many_arguments, reason = "inputs and outputs of one call in Python")]
 pub(crate) fn gpu_linear(
     py: Python<'_>,
     weights: &Bound<'_, PyAny>,
@@ -265,8 +283,11 @@ pub(crate) fn gpu_linear(
     out: &Bound<'_, PyAny>,
     bias: Option<&Bound<'_, PyAny>>,
     workspace: Option<&Bound<'_, PyAny>>,
+    fp8: Option<&str>,
+    round_weights: bool,
     stream: usize,
 ) -> PyResult<()> {
+    let fp8 = fp8.map(|word| fp8_options(py, word, round_weights)).transpose()?;
     let (weights, activations) = (operand(weights, stream)?, on_stream(activations, "activations", stream)?);
     let weights = &weights.get().0;
     let bias = bias.map(|bias| on_stream(bias, "bias", stream)).transpose()?;
@@ -303,8 +324,12 @@ pub(crate) fn gpu_linear(
             let x = view::<$T>(&activations);
             let steps = DeviceEpilogue { bias: bias.as_ref().map(view::<$T>), ..DeviceEpilogue::default() };
             let to: DeviceViewMut<'_, $T> = view_mut(&mut out);
-            work.enqueue(py, |gpu, stream| {
-                gpu.linear(from).epilogue(steps).plan(tokens)?.run(stream, x, space, to)
+            work.enqueue(py, |gpu, stream| match fp8 {
+                None => gpu.linear(from).epilogue(steps).plan(tokens)?.run(stream, x, space, to),
+                Some(options) => {
+                    let plan = gpu.linear_fp8(from).epilogue(steps).options(options).plan(tokens)?;
+                    plan.run(stream, Fp8Activations::Values(x), space, to)
+                }
             })
         }};
     }

@@ -2,8 +2,9 @@
 
 use half::{bf16, f16};
 use microscale::{
-    Activation, ActivationPrecision, Amax, Batch, Element, ErrorStats, Global, GlobalScale, QuantizeOptions,
-    ScaleLayout, Scheme, gemm_weights, gemm_weights_int8, gemv as multiply_quantized,
+    Activation, ActivationPrecision, Amax, Batch, Element, ErrorStats, Fp8Rows, Global, GlobalScale,
+    QuantizeOptions, ScaleLayout, Scheme, gemm_weights, gemm_weights_fp8, gemm_weights_int8,
+    gemv as multiply_quantized,
 };
 use pyo3::prelude::*;
 
@@ -12,6 +13,7 @@ use crate::errors::{error, of_tensors, type_error};
 use crate::interface::array_of;
 use crate::operand::Operand;
 use crate::recipe::{Recipe, word};
+use crate::rounding::Rounding;
 use crate::workers::work;
 
 /// Counts of a report, in the order of Python's `Report`.
@@ -206,9 +208,10 @@ pub(crate) fn gemv(
     done.map_err(|error| of_tensors(py, error))
 }
 
-/// Multiplies quantized weights with activations, and adds a bias.
+/// Multiplies quantized weights with activations, which it may round first, and adds a bias.
 #[pyfunction]
-#[pyo3(signature = (weights, activations, out, bias, precision))]
+#[pyo3(signature = (weights, activations, out, bias, precision, fp8, round_weights))]
+#[expect(clippy::too_many_arguments, reason = "inputs and outputs of one call in Python")]
 pub(crate) fn linear(
     py: Python<'_>,
     weights: &Bound<'_, PyAny>,
@@ -216,8 +219,10 @@ pub(crate) fn linear(
     out: &Bound<'_, PyAny>,
     bias: Option<&Bound<'_, PyAny>>,
     precision: &str,
+    fp8: Option<&str>,
+    round_weights: bool,
 ) -> PyResult<()> {
-    let precision: ActivationPrecision = word(py, precision)?;
+    let rounding = Rounding::of(py, precision, fp8, round_weights)?;
     let weights = Operand::of(weights)?;
     let view = weights.view(py)?;
     let activations = array_of(activations, "activations")?;
@@ -236,9 +241,14 @@ pub(crate) fn linear(
             let out: &mut [$T] = out.output(py, kind, &inputs)?;
             let (values, bias) = (activations.values::<$T>(), bias.as_ref().map(Array::values::<$T>));
             work(py, || {
-                match precision {
-                    ActivationPrecision::Int8 => gemm_weights_int8(view, values, tokens, out)?,
-                    _ => gemm_weights(view, values, tokens, out)?,
+                match rounding {
+                    Rounding::Fp8(options) => {
+                        gemm_weights_fp8(view, Fp8Rows::Values(values), tokens, options, out)?
+                    }
+                    Rounding::Precision(ActivationPrecision::Int8) => {
+                        gemm_weights_int8(view, values, tokens, out)?
+                    }
+                    Rounding::Precision(_) => gemm_weights(view, values, tokens, out)?,
                 }
                 if let Some(bias) = bias {
                     out.chunks_exact_mut(bias.len().max(1)).for_each(|row| add_bias(row, bias));

@@ -7,7 +7,7 @@ use microscale_checkpoint::{CheckpointFormat, Gptq, KeptAs, Written};
 use microscale_models::InputFormat;
 use pyo3::prelude::*;
 
-use crate::activations;
+use crate::{activations, rounding};
 
 /// Returns the words of each choice, by the name of its type in Python.
 #[pyfunction]
@@ -26,6 +26,7 @@ pub(crate) fn words() -> Vec<(&'static str, Vec<&'static str>)> {
         ("NonFinite", listed::<NonFinite>()),
         ("Direction", listed::<Direction>()),
         ("ActivationPrecision", listed::<ActivationPrecision>()),
+        ("Fp8Activations", rounding::FP8.to_vec()),
         ("ActivationFormat", activations::FORMATS.to_vec()),
         ("RowOperation", activations::OPERATIONS.to_vec()),
         ("Norm", activations::NORMS.to_vec()),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from microscale import _arrays, _gpu, _microscale, _tensors
 from microscale._errors import Error
 from microscale._products import require_exact
-from microscale._types import ActivationPrecision, Array, ArrayLike, Direction, DtypeLike, LayerFormat
+from microscale._types import ActivationPrecision, Array, ArrayLike, Direction, DtypeLike, Fp8Activations, LayerFormat
 
 if TYPE_CHECKING:
     import torch
@@ -208,6 +208,8 @@ def linear_experts(
     out: Array = None,
     workspace: Array = None,
     precision: ActivationPrecision = "exact",
+    activations: Fp8Activations | None = None,
+    round_weights: bool = False,
 ) -> Array:
     """Multiplies each token with the weights of its experts, as a linear layer of a mixture does.
 
@@ -217,7 +219,8 @@ def linear_experts(
 
     Args:
         x: activations `[tokens, K]`, or `[tokens, k, K]` with a row for each expert of a token;
-            contiguous, float32, float16 or bfloat16. They are not rounded unless `precision` says so.
+            contiguous, float32, float16 or bfloat16. They are not rounded unless `precision` or
+            `activations` says so.
         weights: of E experts, `[E, M, K]`.
         experts: integers `[tokens, k]`, the experts of each token; int32 is taken as it is, other
             integers are converted. Numbers below 0 and from E on leave their pair out. Floats and
@@ -228,9 +231,16 @@ def linear_experts(
         workspace: on a GPU, memory from :func:`experts_workspace`. By default the same as for
             :func:`linear`.
         precision: as for :func:`linear`.
+        activations: as for :func:`linear`: `fp8` or `fp8-group128`.
+        round_weights: as for :func:`linear`.
 
     Returns:
         `out`, or an array `[tokens, k, M]`, with zeros for pairs that are left out.
+
+    Raises:
+        Error: for shapes that do not match, and for NVFP4 weights with `activations` unless
+            `round_weights` is set. On a GPU, FP8 also needs experts of whole words of scales.
+        NotImplementedError: on a GPU without FP8 products.
     """
     like, x = x, _arrays.values(x, "x")
     experts = _indices(experts, weights.shape[0])
@@ -252,10 +262,13 @@ def linear_experts(
             raise Error("weights are in the memory of the CPU and out is on a GPU; move them to one device")
         stream = _gpu.stream(there)
         if workspace is None:
-            workspace = _gpu.experts_workspace(weights, pairs, stream, _arrays.is_wide(there))
-        _microscale.gpu_linear_experts(weights, x, experts, there, bias, workspace, stream)
+            fp8 = activations is not None
+            workspace = _gpu.experts_workspace(weights, pairs, stream, _arrays.is_wide(there), fp8)
+        _microscale.gpu_linear_experts(
+            weights, x, experts, there, bias, workspace, activations, round_weights, stream
+        )
     else:
-        _microscale.linear_experts(weights, x, experts, there, bias, precision)
+        _microscale.linear_experts(weights, x, experts, there, bias, precision, activations, round_weights)
     if out is None:
         return there
     _arrays.changed(out)
@@ -299,12 +312,16 @@ def _no_numbers(experts: Array) -> TypeError:
     return TypeError(f"experts are {found}; pass an array of int32, [tokens, k]")
 
 
-def experts_workspace(weights: Experts, pairs: int, dtype: DtypeLike = "bfloat16") -> Array:
+def experts_workspace(
+    weights: Experts, pairs: int, dtype: DtypeLike = "bfloat16", activations: Fp8Activations | None = None
+) -> Array:
     """Allocates the workspace of :func:`linear_experts` on a GPU, for up to `pairs` pairs of a
-    token and an expert and activations of a dtype. :func:`workspace` says how to use it."""
+    token and an expert and activations of a dtype, or rounded to FP8. :func:`workspace` says how to
+    use it."""
     if not _gpu.holds(weights.codes):
         raise Error("weights are in the memory of the CPU, where products need no workspace")
     _gpu.require()
     wide = _arrays.value_dtype(dtype) == "float32"
-    needed = _gpu.experts_workspace_bytes(weights, pairs, _gpu.stream(weights.codes), wide)
+    fp8 = activations is not None
+    needed = _gpu.experts_workspace_bytes(weights, pairs, _gpu.stream(weights.codes), wide, fp8)
     return _gpu.new_workspace(weights.codes, needed)

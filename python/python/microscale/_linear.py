@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from microscale import _gpu, _microscale, _products, _tensors
 from microscale._errors import Error
-from microscale._operators import autocast, block_of, quantized, quantized_weights, require_columns, word
-from microscale._types import LayerFormat
+from microscale._operators import autocast, block_of, quantized, quantized_weights, require_columns, require_fp8, word
+from microscale._types import Fp8Activations, LayerFormat
 from microscale._states import refusal, require_described
 from microscale._weight import DequantizedWeight
 
@@ -40,8 +40,8 @@ class QuantizedLinear(nn.Module):
     `[M, K / block]` (float8_e4m3fn for NVFP4, uint8 for MXFP4), `weight_global_scale` float32 `[1]`
     (NVFP4, a divisor; 1 for weights without one), and `bias`.
 
-    Activations are float32, float16 or bfloat16, and are not rounded. On a GPU the bias is added
-    before the only rounding. Under autocast the layer casts activations to the dtype of autocast
+    Activations are float32, float16 or bfloat16, and are not rounded unless `activation_format`
+    says so. On a GPU the bias is added before the only rounding. Under autocast the layer casts activations to the dtype of autocast
     and gives a result in it, as `nn.Linear` does.
 
     Attributes:
@@ -49,6 +49,9 @@ class QuantizedLinear(nn.Module):
         in_features: K.
         out_features: M.
         weight_dtype: the dtype of `weight`. `to(dtype)`, `half()` and the like change it.
+        activation_format: `fp8` or `fp8-group128` for activations that are rounded to FP8; None for
+            exact ones. It is not part of the state.
+        round_weights: whether NVFP4 weights may be rounded to FP8 for such activations.
     """
 
     weight_packed: Tensor
@@ -57,13 +60,27 @@ class QuantizedLinear(nn.Module):
     weight_dtype: torch.dtype
     bias: nn.Parameter | None
 
-    def __init__(self, weights: _tensors.Quantized, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> None:
+    def __init__(
+        self,
+        weights: _tensors.Quantized,
+        bias: Tensor | None = None,
+        dtype: torch.dtype | None = None,
+        activation_format: Fp8Activations | None = None,
+        round_weights: bool = False,
+    ) -> None:
         """Makes a layer of quantized tensors, which are not copied.
 
         Args:
             weights: `[M, K]`, of PyTorch, with linear scales.
             bias: `[M]`.
             dtype: of `weight`; by default the bias' dtype, or else PyTorch's default.
+            activation_format: `fp8` rounds activations to E4M3 with a scale per row, and
+                `fp8-group128` per 128 columns, as `activations` of :func:`microscale.linear`.
+            round_weights: allows NVFP4 weights with an `activation_format`, which rounds them.
+
+        Raises:
+            Error: for weights that the layer does not take, and for NVFP4 weights with an
+                `activation_format` unless `round_weights` is set.
         """
         super().__init__()
         block = block_of(weights.format)
@@ -74,6 +91,8 @@ class QuantizedLinear(nn.Module):
             )
         if weights.layout != "linear" or weights.cols % block or len(weights.shape) != 2:
             raise Error(f"weights must be a matrix with linear scales and whole blocks of {block}; they are {weights!r}")
+        require_fp8(weights.format, activation_format, round_weights)
+        self.activation_format, self.round_weights = activation_format, round_weights
         self.format = weights.format
         self.out_features, self.in_features = weights.shape
         if bias is not None and bias.shape != (self.out_features,):
@@ -90,14 +109,24 @@ class QuantizedLinear(nn.Module):
         self._ready: tuple[Any, ...] = ()
 
     @classmethod
-    def from_linear(cls, layer: nn.Linear, format: LayerFormat = "mxfp4", **options: Any) -> QuantizedLinear:
+    def from_linear(
+        cls,
+        layer: nn.Linear,
+        format: LayerFormat = "mxfp4",
+        *,
+        activation_format: Fp8Activations | None = None,
+        round_weights: bool = False,
+        **options: Any,
+    ) -> QuantizedLinear:
         """Quantizes the weights of a layer on their device, the device meta included.
 
-        `options` are options of :func:`microscale.quantize`. By default NaN and infinities are an
+        `activation_format` and `round_weights` are those of the layer. `options` are options of :func:`microscale.quantize`. By default NaN and infinities are an
         error on GPUs too, which waits for the GPU.
         """
         options = {"non_finite": "error", **options}
-        return cls(quantized_weights(layer.weight.detach(), format, options), layer.bias, layer.weight.dtype)
+        require_fp8(format, activation_format, round_weights)
+        weights = quantized_weights(layer.weight.detach(), format, options)
+        return cls(weights, layer.bias, layer.weight.dtype, activation_format, round_weights)
 
     @property
     def weight(self) -> Tensor:
@@ -199,7 +228,9 @@ class QuantizedLinear(nn.Module):
     def _product(self, x: Tensor, bias: Tensor | None) -> Tensor:
         weights = self._weights()
         if not x.is_cuda:
-            result: Tensor = _products.linear(x, weights, bias=bias)
+            result: Tensor = _products.linear(
+                x, weights, bias=bias, activations=self.activation_format, round_weights=self.round_weights
+            )
             return result
         _gpu.require()
         # As `linear` does, without finding out which library has the array.
@@ -207,9 +238,10 @@ class QuantizedLinear(nn.Module):
         y, tokens = x.new_empty(*leading, self.out_features), leading.numel()
         stream = _gpu.stream(y)
         workspace = None
-        if tokens > _products._FEW or wide:
-            workspace = _gpu.workspace(weights, tokens, stream, wide)
-        _microscale.gpu_linear(weights, x, y, bias, workspace, stream)
+        fp8 = self.activation_format
+        if tokens > _products._FEW or wide or fp8:
+            workspace = _gpu.workspace(weights, tokens, stream, wide, fp8 is not None)
+        _microscale.gpu_linear(weights, x, y, bias, workspace, fp8, self.round_weights, stream)
         return y
 
     def forward(self, x: Tensor) -> Tensor:
@@ -218,7 +250,9 @@ class QuantizedLinear(nn.Module):
         x = autocast(x)
         bias = None if self.bias is None else self.bias.to(x.dtype)
         if not _is_plain(x):
-            result: Tensor = torch.ops.microscale.linear(x, *self._parts(), self.format, "divisor", bias)
+            result: Tensor = torch.ops.microscale.linear(
+                x, *self._parts(), self.format, "divisor", bias, self.activation_format, self.round_weights
+            )
             return result
         if bias is not None and bias.requires_grad and torch.is_grad_enabled():
             # Only the bias has a gradient.
@@ -228,4 +262,5 @@ class QuantizedLinear(nn.Module):
         return self._product(x.contiguous(), bias)
 
     def extra_repr(self) -> str:
-        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, {self.format}"
+        fp8 = "" if self.activation_format is None else f", activations={self.activation_format}"
+        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, {self.format}{fp8}"

@@ -7,9 +7,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from microscale import _products, _tensors
+from microscale import _microscale, _products, _tensors
 from microscale._errors import Error
-from microscale._types import Format
+from microscale._types import Format, Fp8Activations
 
 #: Elements of a block, by format.
 _BLOCK = {"nvfp4": 16, "mxfp4": 32}
@@ -20,6 +20,12 @@ def block_of(format: str) -> int:
     if format not in _BLOCK:
         raise Error(f"layers are quantized to nvfp4 or mxfp4, not to {format}; choose one of them")
     return _BLOCK[format]
+
+
+def require_fp8(format: str, activations: str | None, round_weights: bool) -> None:
+    """Raises an error for weights or words that a product with activations in FP8 does not take."""
+    if activations is not None:
+        _microscale.require_fp8(format, activations, round_weights)
 
 
 def require_columns(x: Tensor, cols: int) -> None:
@@ -113,27 +119,48 @@ def _(
 
 @torch.library.custom_op("microscale::linear", mutates_args=())
 def _linear(
-    x: Tensor, codes: Tensor, scales: Tensor, global_scale: Tensor, format: str, direction: str, bias: Tensor | None = None
+    x: Tensor,
+    codes: Tensor,
+    scales: Tensor,
+    global_scale: Tensor,
+    format: str,
+    direction: str,
+    bias: Tensor | None = None,
+    activations: str | None = None,
+    round_weights: bool = False,
 ) -> Tensor:
     """Multiplies `x` `[..., K]` with weights `[M, K]` and adds a bias `[M]`: `[..., M]`.
 
-    `x` is float32, float16 or bfloat16, and the bias has its dtype.
+    `x` is float32, float16 or bfloat16, and the bias has its dtype. `activations` and
+    `round_weights` are those of :func:`microscale.linear`. Gradients pass the rounding unchanged.
     """
+    fp8 = cast("Fp8Activations | None", activations)
     weights = quantized(codes, scales, global_scale, format, direction, x.shape[-1])
     workspace = None
     if x.is_cuda:
         # Callers such as compiled graphs have memory pools of their own: no workspace of theirs may
         # be kept for later.
-        workspace = _products.workspace(weights, x.shape[:-1].numel(), x.dtype)
-    result: Tensor = _products.linear(x.contiguous(), weights, bias=bias, workspace=workspace)
+        workspace = _products.workspace(weights, x.shape[:-1].numel(), x.dtype, fp8)
+    result: Tensor = _products.linear(
+        x.contiguous(), weights, bias=bias, workspace=workspace, activations=fp8, round_weights=round_weights
+    )
     return result
 
 
 @_linear.register_fake
 def _(
-    x: Tensor, codes: Tensor, scales: Tensor, global_scale: Tensor, format: str, direction: str, bias: Tensor | None = None
+    x: Tensor,
+    codes: Tensor,
+    scales: Tensor,
+    global_scale: Tensor,
+    format: str,
+    direction: str,
+    bias: Tensor | None = None,
+    activations: str | None = None,
+    round_weights: bool = False,
 ) -> Tensor:
     # The library's checks, for the compiler: the graph around the operator relies on the shapes.
+    require_fp8(format, activations, round_weights)
     cols, block = codes.shape[-1] * 2, block_of(format)
     if x.dim() == 0 or not cols - block < x.shape[-1] <= cols:
         require_columns(x, cols)
@@ -143,7 +170,7 @@ def _(
 
 
 def _linear_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, *parts, ctx.format, ctx.direction, _ = inputs
+    x, *parts, ctx.format, ctx.direction, _bias, _activations, _round_weights = inputs
     ctx.cols = x.shape[-1]
     ctx.save_for_backward(*parts)
 
@@ -156,10 +183,10 @@ def _linear_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         )
         of_x = gradient @ weights
     # Without a bias there is no input for one.
-    if ctx.needs_input_grad[6:] == (True,):
+    if True in ctx.needs_input_grad[6:7]:
         # For 1-D gradients there is no dimension to sum over, and `sum(())` would take all.
         of_bias = gradient.sum(tuple(range(gradient.dim() - 1))) if gradient.dim() > 1 else gradient.clone()
-    return of_x, None, None, None, None, None, of_bias
+    return of_x, None, None, None, None, None, of_bias, None, None
 
 
 torch.library.register_autograd("microscale::linear", _linear_backward, setup_context=_linear_context)

@@ -1,0 +1,67 @@
+"""Products with FP8 activations on NVIDIA GPUs, compared with the CPU's."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from on_gpu import captured  # noqa: E402
+
+import microscale  # noqa: E402
+from microscale.torch import QuantizedLinear  # noqa: E402
+
+#: GPUs without these products refuse them.
+HOPPER = torch.cuda.get_device_capability() == (9, 0)
+needs_hopper = pytest.mark.skipif(not HOPPER, reason="needs compute capability 9.0")
+WORDS = ["fp8", "fp8-group128"]
+
+
+@pytest.mark.skipif(HOPPER, reason="has the products")
+def test_other_gpus_say_that_they_lack_the_products():
+    weights = microscale.quantize(torch.randn(64, 128, device="cuda"))
+    with pytest.raises(NotImplementedError, match="compute capability 9.0"):
+        microscale.linear(torch.ones(3, 128, dtype=torch.bfloat16, device="cuda"), weights, activations="fp8")
+
+
+@needs_hopper
+@pytest.mark.parametrize("activations", WORDS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_products_are_the_cpus(activations, dtype):
+    for rows, cols, tokens in [(64, 128, 1), (96, 640, 9), (300, 1024, 200)]:
+        weights = microscale.quantize(torch.randn(rows, cols) / 8)
+        there, x = weights.to("cuda"), torch.randn(tokens, cols, dtype=dtype)
+        y = microscale.linear(x.cuda(), there, activations=activations)
+        # Parts of K are added in another order.
+        expected = microscale.linear(x, weights, activations=activations)
+        torch.testing.assert_close(y.cpu(), expected, rtol=2.0**-7, atol=2.0**-12)
+        workspace = microscale.workspace(there, tokens + 100, dtype, activations)
+        assert torch.equal(microscale.linear(x.cuda(), there, workspace=workspace, activations=activations), y)
+    with pytest.raises(microscale.Error, match="f16 or bf16"):
+        microscale.linear(x.float().cuda(), there, activations=activations)
+
+
+@needs_hopper
+@pytest.mark.parametrize("activations", WORDS)
+def test_experts_are_the_cpus(activations):
+    weights = microscale.quantize_experts(torch.randn(6, 96, 256) / 8)
+    there, x = weights.to("cuda"), torch.randn(40, 256, dtype=torch.bfloat16)
+    chosen = torch.randint(-1, 7, (40, 2), dtype=torch.int32)
+    y = microscale.linear_experts(x.cuda(), there, chosen.cuda(), activations=activations)
+    expected = microscale.linear_experts(x, weights, chosen, activations=activations)
+    torch.testing.assert_close(y.cpu(), expected, rtol=2.0**-7, atol=2.0**-12)
+    workspace = microscale.experts_workspace(there, 100, activations=activations)
+    again = microscale.linear_experts(x.cuda(), there, chosen.cuda(), workspace=workspace, activations=activations)
+    assert torch.equal(again, y)
+
+
+@needs_hopper
+def test_layers_are_captured_and_compiled():
+    layer = QuantizedLinear.from_linear(
+        torch.nn.Linear(256, 96, device="cuda", dtype=torch.bfloat16), activation_format="fp8"
+    )
+    x = torch.randn(33, 256, dtype=torch.bfloat16, device="cuda")
+    with torch.no_grad():
+        expected = layer(x)
+        graph, y = captured(lambda: layer(x))
+        graph.replay()
+        assert torch.equal(y, expected)
+        assert torch.equal(torch.compile(layer, fullgraph=True, backend="aot_eager")(x), expected)
