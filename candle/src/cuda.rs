@@ -7,8 +7,8 @@ use candle_core::backend::BackendStorage;
 use candle_core::cuda_backend::cudarc::driver::{CudaView, DeviceRepr, ValidAsZeroBits};
 use candle_core::cuda_backend::{CudaDType, CudaDevice, CudaStorageSlice, DeviceId};
 use candle_core::{CudaStorage, Error, Layout, Result, bail};
-use microscale::gpu::{DeviceExperts, DeviceRouting, DeviceTensor, GemmWorkspace, Gpu};
-use microscale::{Activation, ExpertRows, QuantizedView};
+use microscale::gpu::{DeviceExperts, DeviceRouting, DeviceTensor, Fp8Activations, GemmWorkspace, Gpu};
+use microscale::{Activation, ExpertRows, Fp8Options, QuantizedView};
 
 /// A dtype of inputs and results.
 trait OnDevice: Activation + CudaDType + DeviceRepr + ValidAsZeroBits {}
@@ -35,12 +35,18 @@ impl OnGpu {
         Ok(Self { gpu: gpu(device)?, weights })
     }
 
-    /// The products of the matrix and rows without gaps.
-    pub(crate) fn multiply(&self, x: &CudaStorage, layout: &Layout, tokens: usize) -> Result<CudaStorage> {
+    /// The products of the matrix and rows without gaps, which are rounded to FP8 if `fp8` is set.
+    pub(crate) fn multiply(
+        &self,
+        x: &CudaStorage,
+        layout: &Layout,
+        tokens: usize,
+        fp8: Option<Fp8Options>,
+    ) -> Result<CudaStorage> {
         match &x.slice {
-            CudaStorageSlice::F32(_) => self.multiply_as::<f32>(x, layout, tokens),
-            CudaStorageSlice::F16(_) => self.multiply_as::<half::f16>(x, layout, tokens),
-            CudaStorageSlice::BF16(_) => self.multiply_as::<half::bf16>(x, layout, tokens),
+            CudaStorageSlice::F32(_) => self.multiply_as::<f32>(x, layout, tokens, fp8),
+            CudaStorageSlice::F16(_) => self.multiply_as::<half::f16>(x, layout, tokens, fp8),
+            CudaStorageSlice::BF16(_) => self.multiply_as::<half::bf16>(x, layout, tokens, fp8),
             _ => bail!("an input on a GPU is f32, f16 or bf16 here; convert it"),
         }
     }
@@ -50,15 +56,21 @@ impl OnGpu {
         x: &CudaStorage,
         layout: &Layout,
         tokens: usize,
+        fp8: Option<Fp8Options>,
     ) -> Result<CudaStorage> {
         let (device, stream) = (x.device().clone(), x.device().cuda_stream());
         let mut out = device.alloc_zeros::<T>(tokens * self.weights.view().shape().rows)?;
         if tokens > 0 {
             let x = part::<T>(x, layout)?;
             let mut multiply = || {
-                let plan = self.gpu.linear(&self.weights).plan(tokens)?;
+                let Some(options) = fp8 else {
+                    let plan = self.gpu.linear(&self.weights).plan(tokens)?;
+                    let mut workspace = GemmWorkspace::new(&stream, plan.workspace_bytes())?;
+                    return plan.run(&stream, &x, &mut workspace, &mut out);
+                };
+                let plan = self.gpu.linear_fp8(&self.weights).options(options).plan(tokens)?;
                 let mut workspace = GemmWorkspace::new(&stream, plan.workspace_bytes())?;
-                plan.run(&stream, &x, &mut workspace, &mut out)
+                plan.run(&stream, Fp8Activations::Values((&x).into()), &mut workspace, &mut out)
             };
             multiply().map_err(Error::wrap)?;
         }

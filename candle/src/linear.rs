@@ -6,7 +6,7 @@ use std::sync::Arc;
 #[cfg(feature = "cuda")]
 use candle_core::CudaStorage;
 use candle_core::{CpuStorage, CustomOp1, DType, Device, Layout, Module, Result, Shape, Tensor, bail};
-use microscale::{Activation, ActivationPrecision, Recipe, quantize};
+use microscale::{Activation, ActivationPrecision, Fp8Options, Fp8Rows, Recipe, gemm_weights_fp8, quantize};
 
 #[cfg(feature = "cuda")]
 use crate::cuda::OnGpu;
@@ -24,6 +24,8 @@ pub struct QLinear {
     weight: QMatrix,
     bias: Option<Tensor>,
     precision: ActivationPrecision,
+    /// Rounds activations to FP8, if it is set.
+    fp8: Option<Fp8Options>,
     #[cfg(feature = "cuda")]
     on_gpu: Option<Arc<OnGpu>>,
 }
@@ -44,6 +46,7 @@ impl QLinear {
             weight,
             bias,
             precision: ActivationPrecision::Exact,
+            fp8: None,
             #[cfg(feature = "cuda")]
             on_gpu: None,
         })
@@ -51,14 +54,27 @@ impl QLinear {
 
     /// Sets the precision of activations in products. It is exact unless you call this.
     ///
-    /// [`ActivationPrecision::Int8`] rounds activations, as candle's quantized types do.
+    /// [`ActivationPrecision::Int8`] rounds activations, as candle's quantized types do. Replaces
+    /// [`Self::with_fp8_activations`].
     ///
     /// # Errors
     /// For [`ActivationPrecision::Int8`] on a GPU.
     pub fn with_precision(self, precision: ActivationPrecision) -> Result<Self> {
         #[cfg(feature = "cuda")]
         check_precision(precision, self.on_gpu.is_none())?;
-        Ok(Self { precision, ..self })
+        Ok(Self { precision, fp8: None, ..self })
+    }
+
+    /// Rounds activations to FP8 (E4M3) in products, with a scale per token or per 128 columns.
+    ///
+    /// On a GPU this needs compute capability 9.0, and inputs in f16 or bf16. On a CPU it is slow, with
+    /// the bits of Hopper's tensor cores. Replaces [`Self::with_precision`].
+    ///
+    /// # Errors
+    /// For NVFP4 weights unless [`Fp8Options::round_weights`] is set.
+    pub fn with_fp8_activations(self, options: Fp8Options) -> Result<Self> {
+        options.check_weights(self.weight.view().shape()).map_err(candle_core::Error::wrap)?;
+        Ok(Self { precision: ActivationPrecision::Exact, fp8: Some(options), ..self })
     }
 
     /// The layer on a device. On a GPU (feature `cuda`), the weights are copied to it.
@@ -72,7 +88,7 @@ impl QLinear {
             self.bias.as_ref().map(|bias| bias.to_device(device)).transpose()?,
         )?;
         check_precision(self.precision, device.is_cpu())?;
-        let layer = Self { precision: self.precision, ..layer };
+        let layer = Self { precision: self.precision, fp8: self.fp8, ..layer };
         match device {
             Device::Cpu => Ok(layer),
             #[cfg(feature = "cuda")]
@@ -128,6 +144,11 @@ impl QLinear {
         self.precision
     }
 
+    /// The rounding of activations to FP8; `None` if they are not rounded to it.
+    pub fn fp8_activations(&self) -> Option<Fp8Options> {
+        self.fp8
+    }
+
     /// The bias.
     pub fn bias(&self) -> Option<&Tensor> {
         self.bias.as_ref()
@@ -169,7 +190,7 @@ impl CustomOp1 for Product<'_> {
         let Some(weights) = &self.0.on_gpu else {
             bail!("the layer is on a CPU, and its input on a GPU; see `to_device`")
         };
-        Ok((weights.multiply(storage, layout, tokens)?, shape))
+        Ok((weights.multiply(storage, layout, tokens, self.0.fp8)?, shape))
     }
 }
 
@@ -190,7 +211,11 @@ impl Product<'_> {
     fn multiply<T: Activation>(&self, x: &[T], tokens: usize) -> Result<Vec<T>> {
         let weight = &self.0.weight;
         let mut out = vec![T::default(); tokens * weight.view().rows()];
-        weight.multiply(self.0.precision, x, tokens, &mut out)?;
+        match self.0.fp8 {
+            None => weight.multiply(self.0.precision, x, tokens, &mut out)?,
+            Some(options) => gemm_weights_fp8(weight.view(), Fp8Rows::Values(x), tokens, options, &mut out)
+                .map_err(candle_core::Error::wrap)?,
+        }
         Ok(out)
     }
 }

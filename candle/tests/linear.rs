@@ -3,8 +3,8 @@
 use candle_core::{DType, Device, IndexOp, Module, Result, Tensor};
 use microscale::formats::weights::segments_gamma;
 use microscale::{
-    ActivationPrecision, Format, Numerics, Recipe, ScaleLayout, Shape, dequantize, gemm_weights_int8,
-    quantize,
+    ActivationPrecision, Format, Fp8Options, Fp8Rows, Numerics, Recipe, ScaleLayout, Shape, dequantize,
+    gemm_weights_fp8, gemm_weights_int8, quantize,
 };
 use microscale_candle::{QExperts, QLinear, QMatrix};
 
@@ -244,6 +244,33 @@ fn layers_round_activations_if_they_are_told_to() -> Result<()> {
         let chosen = Tensor::zeros((5, 1), DType::U32, CPU)?;
         let y = experts.to_device(CPU)?.forward(&x, &chosen)?;
         assert_eq!(y.flatten_all()?.to_vec1::<f32>()?, expected);
+    }
+    Ok(())
+}
+
+#[test]
+fn layers_round_activations_to_fp8_and_nvfp4_weights_only_if_allowed() -> Result<()> {
+    let (weight, x) = (values(&[24, 320], 1), values(&[5, 320], 2));
+    for recipe in recipes() {
+        let matrix = matrix(&weight, &recipe);
+        let exact = QLinear::new(matrix.clone(), None)?;
+        if recipe.scheme.format() == Format::Nvfp4 {
+            let refused = exact.clone().with_fp8_activations(Fp8Options::default()).unwrap_err();
+            assert!(refused.to_string().contains("round_weights"), "{refused}");
+        }
+        for per_group in [false, true] {
+            let options = Fp8Options { per_group, round_weights: true };
+            let layer = exact.clone().with_fp8_activations(options)?.to_device(CPU)?;
+            assert_eq!(layer.fp8_activations(), Some(options));
+            let mut expected = vec![0f32; 5 * 24];
+            let values: Vec<f32> = x.flatten_all()?.to_vec1()?;
+            gemm_weights_fp8(matrix.view(), Fp8Rows::Values(&values), 5, options, &mut expected).unwrap();
+            assert_eq!(layer.forward(&x)?.flatten_all()?.to_vec1::<f32>()?, expected);
+            assert_ne!(exact.forward(&x)?.flatten_all()?.to_vec1::<f32>()?, expected);
+            // The last call decides.
+            let again = layer.with_precision(ActivationPrecision::Exact)?;
+            assert_eq!(again.fp8_activations(), None);
+        }
     }
     Ok(())
 }
