@@ -157,22 +157,36 @@ impl Weights<'_> {
         if column >= self.columns() {
             return E4m3::from_bits(0);
         }
-        let block = column / self.format.block();
+        E4m3::from_f32(self.element(column) * self.block_factor(column / self.format.block(), base))
+    }
+
+    /// The factor of the elements of a block before they are rounded to E4M3.
+    fn block_factor(&self, block: usize, base: u8) -> f32 {
         let scale = self.scales[block];
-        let factor = if self.format == Format::Nvfp4 {
+        if self.format == Format::Nvfp4 {
             E4m3::from_bits(scale).to_f32() / NVFP4_FACTOR
         } else if self.is_left_out(block, base) {
             0.0
         } else {
             power_of_two(PACK_EXPONENT - i32::from(base - scale))
-        };
-        E4m3::from_f32(self.element(column) * factor)
+        }
     }
 
-    /// Decodes a pack: number `pack` of the row.
-    pub fn pack(&self, pack: usize) -> Pack {
+    /// Returns the decoded weights of a block by code, for the eight codes without a sign.
+    pub fn magnitudes(&self, block: usize) -> [E4m3; 8] {
+        let factor = self.block_factor(block, self.base(block * self.format.block() / PACK));
+        core::array::from_fn(|code| E4m3::from_f32(E2m1::from_bits(code as u8).to_f32() * factor))
+    }
+
+    /// Returns the factor of sums of pack number `pack`.
+    pub fn pack_factor(&self, pack: usize) -> f32 {
+        self.factor(self.base(pack))
+    }
+
+    /// The weights of a pack in the order of its k-steps, decoded to E4M3.
+    fn pack(&self, pack: usize) -> Steps {
         let base = self.base(pack);
-        Pack { steps: in_steps(|column| self.decoded(pack * PACK + column, base)), factor: self.factor(base) }
+        in_steps(|column| self.decoded(pack * PACK + column, base))
     }
 
     /// Adds the products of blocks that are left out of the packs to the sum of a row.
@@ -203,30 +217,21 @@ impl Weights<'_> {
     }
 }
 
-/// The weights of a pack, decoded to E4M3.
-#[derive(Clone, Copy, Debug)]
-pub struct Pack {
-    /// The weights of each k-step, in the order of [`in_steps`].
-    pub steps: Steps,
-    /// The factor of sums of their products.
-    pub factor: f32,
-}
+/// The numbers of a pack, by k-step.
+type Steps = [[E4m3; STEP]; PACK / STEP];
 
-/// The numbers of a pack's k-steps.
-pub type Steps = [[E4m3; STEP]; PACK / STEP];
+/// Returns the place of a column of a pack among the numbers of its k-steps: of k-step `place` / 32.
+pub const fn place(column: usize) -> usize {
+    column % 32 / 8 * STEP + column / 32 * 8 + column % 8
+}
 
 /// Returns the numbers of a pack in the order of its k-steps, given the number of each column.
-pub fn in_steps(of_column: impl Fn(usize) -> E4m3) -> Steps {
-    // Eight columns of each block of 32.
-    let column = |i: usize, j: usize| j / 8 * 32 + i * 8 + j % 8;
-    core::array::from_fn(|i| core::array::from_fn(|j| of_column(column(i, j))))
-}
-
-impl Pack {
-    /// Returns the sum of the products with activations.
-    pub fn sum(&self, x: &Steps) -> f32 {
-        self.steps.iter().zip(x).fold(0.0, |sum, (weights, x)| step(sum, weights, x))
+fn in_steps(of_column: impl Fn(usize) -> E4m3) -> Steps {
+    let mut steps = [[E4m3::from_bits(0); STEP]; PACK / STEP];
+    for column in 0..PACK {
+        steps[place(column) / STEP][place(column) % STEP] = of_column(column);
     }
+    steps
 }
 
 /// The scales of a row of activations.
@@ -270,9 +275,10 @@ impl Scales<'_> {
 pub fn row<F: Fused>(weights: Weights<'_>, x: &[E4m3], scales: Scales<'_>) -> f32 {
     let mut sum = 0f32;
     for pack in 0..weights.columns().div_ceil(PACK) {
-        let of_pack = weights.pack(pack);
         let x = in_steps(|column| x.get(pack * PACK + column).copied().unwrap_or(E4m3::from_bits(0)));
-        sum = F::fma(of_pack.sum(&x), scales.factor(of_pack.factor, pack), sum);
+        let steps = weights.pack(pack);
+        let products = steps.iter().zip(&x).fold(0.0, |sum, (weights, x)| step(sum, weights, x));
+        sum = F::fma(products, scales.factor(weights.pack_factor(pack), pack), sum);
     }
     weights.add_left_out::<F>(x, scales, scales.finish(sum))
 }

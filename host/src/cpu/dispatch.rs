@@ -32,9 +32,9 @@ use super::rounding::thresholds::Thresholds;
 use super::search::hessian::Hessians;
 #[cfg(target_arch = "aarch64")]
 use super::simd::Neon;
-use super::simd::Portable;
 #[cfg(target_arch = "x86_64")]
 use super::simd::{Avx2, Avx512, Avx512Bf16, Avx512Vnni};
+use super::simd::{Lanes, Portable};
 use super::{comparison, exact_cast, reference};
 use crate::activations::RowOperation;
 use crate::element::Dtype;
@@ -369,7 +369,7 @@ impl Isa {
         rows: &[Row<'_>],
         x: &fp8::Fp8Tokens<'_>,
         tokens: &[usize],
-        sums: &mut [f32],
+        sums: &mut [Lanes<f32>],
     ) {
         match self {
             Self::Reference => fp8::multiply_reference(format, rows, x, tokens, sums),

@@ -10,6 +10,7 @@ use super::isa::Isa;
 use crate::activations::{ActivationFormat, ActivationInput, ActivationRecipe, Fp8Scale};
 use crate::cpu::products::fp8::{Fp8Matrix, Fp8Tokens, ROWS};
 use crate::cpu::products::rows::{Rows, scale_and_round};
+use crate::cpu::simd::LANES;
 use crate::error::Result;
 use crate::experts::{ExpertRows, check_pairs, shape_of};
 use crate::fp8::{Fp8Options, Fp8Rows};
@@ -204,10 +205,12 @@ fn multiply<T: Activation>(isa: Isa, share: Share<'_, '_, T>, x: &Fp8Tokens<'_>)
             let rows = out.len() / tokens.len();
             // Repeats the last row to fill the array. Only existing rows are passed on.
             let of_panel: [_; ROWS] = std::array::from_fn(|i| all_rows.at(panel * ROWS + i.min(rows - 1)));
-            sums.resize(out.len(), 0.0);
+            sums.resize(tokens.len(), [0.0; LANES]);
             isa.multiply_fp8(weights.format(), &of_panel[..rows], x, tokens, sums);
-            for (out, sum) in out.iter_mut().zip(&*sums) {
-                *out = scale_and_round(f64::from(*sum), &globals);
+            for (out, sums) in out.chunks_exact_mut(rows).zip(&*sums) {
+                for (out, sum) in out.iter_mut().zip(sums) {
+                    *out = scale_and_round(f64::from(*sum), &globals);
+                }
             }
         });
         outputs.par_iter_mut().enumerate().for_each(|(token, out)| {

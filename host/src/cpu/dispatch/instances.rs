@@ -212,14 +212,14 @@ macro_rules! instance {
 
             $(#[target_feature(enable = $features)])?
             pub(in crate::cpu) fn multiply_fp8(
-                _: $token,
+                simd: $token,
                 format: Format,
                 rows: &[Row<'_>],
                 x: &fp8::Fp8Tokens<'_>,
                 tokens: &[usize],
-                sums: &mut [f32],
+                sums: &mut [Lanes<f32>],
             ) {
-                fp8::multiply(format, rows, x, tokens, sums);
+                fp8::multiply(simd, format, rows, x, tokens, sums);
             }
 
             $(#[target_feature(enable = $features)])?

@@ -109,6 +109,9 @@ pub(in crate::cpu) trait Vector: HalfwordVector<Bits: Copy> {
     /// a + b, wrapping.
     fn add_bits(self, a: Self::Bits, b: Self::Bits) -> Self::Bits;
 
+    /// Truncates numbers to signed integers. Magnitudes must be below 2^31, and none may be NaN.
+    fn truncate(self, numbers: Self::Number) -> Self::Bits;
+
     /// Bit `i` is set where a > b in lane `i`. Both must be below 2^31.
     fn above(self, a: Self::Bits, b: Self::Bits) -> u16;
 

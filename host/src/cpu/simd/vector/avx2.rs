@@ -5,12 +5,12 @@ use std::arch::x86_64::{
     _mm_storeu_si128, _mm256_add_epi32, _mm256_add_ps, _mm256_and_si256, _mm256_andnot_si256,
     _mm256_blendv_ps, _mm256_castpd_ps, _mm256_castps_pd, _mm256_castps_si256, _mm256_castsi256_ps,
     _mm256_castsi256_si128, _mm256_cmp_ps, _mm256_cmpeq_epi32, _mm256_cmpgt_epi32, _mm256_cvtepu16_epi32,
-    _mm256_cvtph_ps, _mm256_cvtps_ph, _mm256_div_ps, _mm256_extracti128_si256, _mm256_fmadd_ps,
-    _mm256_fnmadd_ps, _mm256_loadu_ps, _mm256_max_epu32, _mm256_max_ps, _mm256_min_ps, _mm256_movemask_ps,
-    _mm256_mul_ps, _mm256_or_si256, _mm256_packus_epi32, _mm256_permute2x128_si256, _mm256_permute4x64_epi64,
-    _mm256_permute4x64_pd, _mm256_permutevar8x32_epi32, _mm256_set1_epi32, _mm256_set1_ps, _mm256_setr_epi32,
-    _mm256_shuffle_ps, _mm256_sllv_epi32, _mm256_srlv_epi32, _mm256_storeu_ps, _mm256_sub_ps,
-    _mm256_unpackhi_epi64, _mm256_unpacklo_epi64,
+    _mm256_cvtph_ps, _mm256_cvtps_ph, _mm256_cvttps_epi32, _mm256_div_ps, _mm256_extracti128_si256,
+    _mm256_fmadd_ps, _mm256_fnmadd_ps, _mm256_loadu_ps, _mm256_max_epu32, _mm256_max_ps, _mm256_min_ps,
+    _mm256_movemask_ps, _mm256_mul_ps, _mm256_or_si256, _mm256_packus_epi32, _mm256_permute2x128_si256,
+    _mm256_permute4x64_epi64, _mm256_permute4x64_pd, _mm256_permutevar8x32_epi32, _mm256_set1_epi32,
+    _mm256_set1_ps, _mm256_setr_epi32, _mm256_shuffle_ps, _mm256_sllv_epi32, _mm256_srlv_epi32,
+    _mm256_storeu_ps, _mm256_sub_ps, _mm256_unpackhi_epi64, _mm256_unpacklo_epi64,
 };
 
 use super::Vector;
@@ -194,6 +194,12 @@ impl Vector for Avx2 {
     fn add_bits(self, a: PairOfBits, b: PairOfBits) -> PairOfBits {
         // SAFETY: `self` proves that the CPU has these instructions.
         unsafe { [_mm256_add_epi32(a[0], b[0]), _mm256_add_epi32(a[1], b[1])] }
+    }
+
+    #[inline(always)]
+    fn truncate(self, numbers: Pair) -> PairOfBits {
+        // SAFETY: `self` proves that the CPU has these instructions.
+        halves!(i => unsafe { _mm256_cvttps_epi32(numbers[i]) })
     }
 
     #[inline(always)]

@@ -4,12 +4,12 @@ use std::arch::x86_64::{
     __m512, __m512i, _CMP_LE_OQ, _MM_FROUND_TO_NEAREST_INT, _mm_storeu_si128, _mm512_add_epi32,
     _mm512_add_ps, _mm512_and_si512, _mm512_andnot_si512, _mm512_castps_si512, _mm512_castsi512_ps,
     _mm512_cmp_ps_mask, _mm512_cmpgt_epu32_mask, _mm512_cvtepi32_epi8, _mm512_cvtepi32_epi16,
-    _mm512_cvtepu16_epi32, _mm512_cvtph_ps, _mm512_cvtps_ph, _mm512_div_ps, _mm512_fmadd_ps,
-    _mm512_fnmadd_ps, _mm512_loadu_ps, _mm512_mask_blend_ps, _mm512_max_epu32, _mm512_max_ps, _mm512_min_ps,
-    _mm512_mul_ps, _mm512_or_si512, _mm512_permutex2var_ps, _mm512_permutexvar_epi32, _mm512_range_ps,
-    _mm512_set1_epi32, _mm512_set1_ps, _mm512_setr_epi32, _mm512_shuffle_i64x2, _mm512_shuffle_ps,
-    _mm512_sllv_epi32, _mm512_srlv_epi32, _mm512_storeu_ps, _mm512_sub_ps, _mm512_unpackhi_epi64,
-    _mm512_unpacklo_epi64,
+    _mm512_cvtepu16_epi32, _mm512_cvtph_ps, _mm512_cvtps_ph, _mm512_cvttps_epi32, _mm512_div_ps,
+    _mm512_fmadd_ps, _mm512_fnmadd_ps, _mm512_loadu_ps, _mm512_mask_blend_ps, _mm512_max_epu32,
+    _mm512_max_ps, _mm512_min_ps, _mm512_mul_ps, _mm512_or_si512, _mm512_permutex2var_ps,
+    _mm512_permutexvar_epi32, _mm512_range_ps, _mm512_set1_epi32, _mm512_set1_ps, _mm512_setr_epi32,
+    _mm512_shuffle_i64x2, _mm512_shuffle_ps, _mm512_sllv_epi32, _mm512_srlv_epi32, _mm512_storeu_ps,
+    _mm512_sub_ps, _mm512_unpackhi_epi64, _mm512_unpacklo_epi64,
 };
 
 use super::Vector;
@@ -192,6 +192,12 @@ impl Vector for Avx512 {
     fn add_bits(self, a: __m512i, b: __m512i) -> __m512i {
         // SAFETY: `self` proves that the CPU has these instructions.
         unsafe { _mm512_add_epi32(a, b) }
+    }
+
+    #[inline(always)]
+    fn truncate(self, numbers: __m512) -> __m512i {
+        // SAFETY: `self` proves that the CPU has these instructions.
+        unsafe { _mm512_cvttps_epi32(numbers) }
     }
 
     #[inline(always)]

@@ -2,10 +2,11 @@
 
 use std::arch::aarch64::{
     float32x4_t, uint32x4_t, vaddq_f32, vaddq_u32, vaddvq_u32, vandq_u32, vbicq_u32, vbslq_f32, vcgtq_f32,
-    vcgtq_u32, vcleq_f32, vcltq_f32, vdivq_f32, vdupq_n_f32, vdupq_n_s32, vdupq_n_u32, vfmaq_f32, vfmsq_f32,
-    vld1q_f32, vld1q_u32, vmaxq_u32, vmulq_f32, vorrq_u32, vpmaxq_u32, vreinterpretq_f32_u32,
-    vreinterpretq_u8_u16, vreinterpretq_u16_u32, vreinterpretq_u32_f32, vshlq_u32, vst1q_f32, vst1q_u8,
-    vsubq_f32, vtstq_u32, vuzp1q_f32, vuzp1q_u8, vuzp1q_u16, vuzp2q_f32,
+    vcgtq_u32, vcleq_f32, vcltq_f32, vcvtq_s32_f32, vdivq_f32, vdupq_n_f32, vdupq_n_s32, vdupq_n_u32,
+    vfmaq_f32, vfmsq_f32, vld1q_f32, vld1q_u32, vmaxq_u32, vmulq_f32, vorrq_u32, vpmaxq_u32,
+    vreinterpretq_f32_u32, vreinterpretq_u8_u16, vreinterpretq_u16_u32, vreinterpretq_u32_f32,
+    vreinterpretq_u32_s32, vshlq_u32, vst1q_f32, vst1q_u8, vsubq_f32, vtstq_u32, vuzp1q_f32, vuzp1q_u8,
+    vuzp1q_u16, vuzp2q_f32,
 };
 
 use super::Vector;
@@ -204,6 +205,12 @@ impl Vector for Neon {
     fn add_bits(self, a: FourOfBits, b: FourOfBits) -> FourOfBits {
         // SAFETY: NEON is part of AArch64.
         unsafe { quarters!(i => vaddq_u32(a[i], b[i])) }
+    }
+
+    #[inline(always)]
+    fn truncate(self, numbers: Four) -> FourOfBits {
+        // SAFETY: NEON is part of AArch64.
+        unsafe { quarters!(i => vreinterpretq_u32_s32(vcvtq_s32_f32(numbers[i]))) }
     }
 
     #[inline(always)]

@@ -161,6 +161,11 @@ impl Vector for Portable {
     }
 
     #[inline(always)]
+    fn truncate(self, numbers: Lanes<f32>) -> Lanes<u32> {
+        lanes!(lane => numbers[lane] as i32 as u32)
+    }
+
+    #[inline(always)]
     fn above(self, a: Lanes<u32>, b: Lanes<u32>) -> u16 {
         let mut mask = 0;
         for lane in 0..LANES {

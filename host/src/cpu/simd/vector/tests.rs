@@ -51,6 +51,7 @@ fn check<V: Vector>(simd: V) {
         assert_eq!(simd.store(simd.min_magnitude(va, simd.splat(limit))), a.map(|a| a.abs().min(limit)));
         assert_eq!(stored(simd.max_bits(ba, bb)), each(u32::max));
         assert_eq!(stored(simd.add_bits(ba, bb)), each(u32::wrapping_add));
+        assert_eq!(stored(simd.truncate(va)), a.map(|a| a as i32 as u32));
         let halves = bits.map(|bits| bits.map(|bits| bits >> 1));
         let above = (0..LANES).fold(0, |mask, i| mask | u16::from(halves[0][i] > halves[1][i]) << i);
         assert_eq!(simd.above(simd.shift_right(ba, 1), simd.shift_right(bb, 1)), above);
