@@ -104,8 +104,8 @@ impl Term {
     }
 }
 
-/// Returns eight times the significand of a number without its sign, and its exponent, or `None` for
-/// NaN.
+/// Returns eight times the significand of a number without its sign, and its exponent, or `None`
+/// for NaN.
 pub(crate) fn split(scale: E4m3) -> Option<(i32, i32)> {
     let bits = i32::from(scale.to_bits() & 0x7F);
     match (bits >> 3, bits & 7) {

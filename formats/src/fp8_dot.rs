@@ -220,7 +220,7 @@ impl Weights<'_> {
 /// The numbers of a pack, by k-step.
 type Steps = [[E4m3; STEP]; PACK / STEP];
 
-/// Returns the place of a column of a pack among the numbers of its k-steps: of k-step `place` / 32.
+/// Returns the place of a pack's column among the numbers of its k-steps, one after another.
 pub const fn place(column: usize) -> usize {
     column % 32 / 8 * STEP + column / 32 * 8 + column % 8
 }
