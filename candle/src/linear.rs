@@ -67,8 +67,8 @@ impl QLinear {
 
     /// Rounds activations to FP8 (E4M3) in products, with a scale per token or per 128 columns.
     ///
-    /// On a GPU this needs compute capability 9.0, and inputs in f16 or bf16. On a CPU it is slow, with
-    /// the bits of Hopper's tensor cores. Replaces [`Self::with_precision`].
+    /// On a GPU this needs compute capability 9.0, and inputs in f16 or bf16. On a CPU it is slow,
+    /// with the bits of Hopper's tensor cores. Replaces [`Self::with_precision`].
     ///
     /// # Errors
     /// For NVFP4 weights unless [`Fp8Options::round_weights`] is set.

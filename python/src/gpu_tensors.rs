@@ -270,8 +270,8 @@ pub(crate) fn gpu_capture(py: Python<'_>, device: usize, stream: usize) -> PyRes
     capture(device, stream).map_err(|why| of_tensors(py, why))
 }
 
-/// Multiplies quantized weights with activations, and adds a bias before the only rounding. `fp8` is
-/// a word of [`rounding::FP8`](crate::rounding::FP8) for activations that are rounded first. The
+/// Multiplies quantized weights with activations, and adds a bias before the only rounding. `fp8`
+/// is a word of [`rounding::FP8`](crate::rounding::FP8) for activations that are rounded first. The
 /// workspace begins with semaphores, which are zeros.
 #[pyfunction]
 #[pyo3(signature = (weights, activations, out, bias, workspace, fp8, round_weights, stream))]

@@ -216,8 +216,8 @@ fn multiplying<T: Exact + Activation>(
 
 /// Checks results. Rows of pairs without an expert must be untouched.
 ///
-/// Without a split of K, results have the definition's bits, or the neighbouring ones under a global
-/// scale. Otherwise parts are rounded when they are added.
+/// Without a split of K, results have the definition's bits, or the neighbouring ones under a
+/// global scale. Otherwise parts are rounded when they are added.
 fn check<T: Exact + Activation>(
     operands: &Operands,
     bytes: &[u8],

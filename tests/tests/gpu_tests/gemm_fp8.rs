@@ -1,7 +1,7 @@
 //! Tests products of 4-bit weights and FP8 activations.
 //!
-//! Results must have the bits of the definition where no work tile is split, and elsewhere differ by
-//! the roundings of f32 additions.
+//! Results must have the bits of the definition where no work tile is split, and elsewhere differ
+//! by the roundings of f32 additions.
 
 use half::bf16;
 use microscale::formats::{E4m3, fp4_dot, fp8_dot};
@@ -155,8 +155,8 @@ pub(crate) fn is_refused_where_it_would_lose(gpu: &Gpu) {
     assert!(matches!(error, Error::Length { .. }), "{error}");
 }
 
-/// Experts' products in an order of rows, on the GPU and on the CPU. K of up to 128 columns is never
-/// split, so that results have the CPU's bits. Longer sums may be added in parts.
+/// Experts' products in an order of rows, on the GPU and on the CPU. K of up to 128 columns is
+/// never split, so that results have the CPU's bits. Longer sums may be added in parts.
 fn check_experts(gpu: &Gpu, config: Option<GemmConfig>, cols: usize, order: ExpertRows, per_group: bool) {
     let (stream, format) = (gpu.stream(), Format::Mxfp4);
     let (rows, top_k, count) = (300, 2, 5);

@@ -1,5 +1,5 @@
-//! Products of 4-bit weights and FP8 activations: a lane has a row, and each pack of sixteen rows is
-//! decoded once for all tokens of a task.
+//! Products of 4-bit weights and FP8 activations: a lane has a row, and each pack of sixteen rows
+//! is decoded once for all tokens of a task.
 //!
 //! `microscale_formats::fp8_dot` defines a k-step in integers. The loop here computes the same bits
 //! in f32: products of two E4M3 numbers have eight bits or fewer, and multiplying by powers of two
@@ -120,7 +120,7 @@ impl Panel {
     /// The sums of the products of each row with a token: four k-steps of the definition.
     #[inline(always)]
     fn sums<V: Products>(&self, simd: V, x: &TokenPack) -> V::Number {
-        // 2^FRACTION_BITS has this exponent more than the inverse of a power of two has less than 1.
+        // These bits minus the bits of a power of two are 2^FRACTION_BITS divided by it.
         const INVERSE: u32 = (2 * 127 + FRACTION_BITS as u32) << 23;
         let mut sums = simd.splat(0.0);
         for step in 0..PACK / STEP {
@@ -133,9 +133,9 @@ impl Panel {
             }
             let [a, b, c, d] = largest;
             let largest = simd.max(simd.max(a, b), simd.max(c, d));
-            // 2^FRACTION_BITS / largest, by the exponents' difference: products have exponents from
-            // -12 on, and sums are multiples of 2^-25 below 2^25. For 0 it is some number, and all
-            // terms are zeros.
+            // 2^FRACTION_BITS / largest is a normal number: products have exponents from -12 on, and
+            // sums are multiples of 2^-25 below 2^25. For 0 it is some number, and all terms are
+            // zeros.
             let minus_one = simd.splat_bits(u32::MAX);
             let negated = simd.add_bits(simd.and_not(simd.bits(largest), minus_one), simd.splat_bits(1));
             let inverse = simd.number(simd.add_bits(simd.splat_bits(INVERSE), negated));

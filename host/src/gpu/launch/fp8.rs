@@ -17,9 +17,9 @@ use crate::gpu::runtime::kernels::Kernels;
 ///
 /// # Safety
 /// Weights, codes and scales of activations, and results satisfy the kernels' contracts for the
-/// shapes that `plan` was made for; a `routed` plan was made for its token tiles. The semaphores are
-/// zeros, as each launch leaves them. The memory has [`ProductPlan::workspace_bytes`] bytes, at a
-/// multiple of 16.
+/// shapes that `plan` was made for; a `routed` plan was made for its token tiles. The semaphores
+/// are zeros, as each launch leaves them. The memory has [`ProductPlan::workspace_bytes`] bytes, at
+/// a multiple of 16.
 pub(in crate::gpu) unsafe fn product_fp8(
     kernels: &Kernels,
     stream: &Arc<CudaStream>,

@@ -93,8 +93,8 @@ impl<T: Activation> Fp8Activations<'_, T> {
     /// [`Error::Alignment`], [`Error::OtherContext`], [`Error::Gpu`], and the errors of `product`.
     ///
     /// # Safety
-    /// `into` has the bytes of `layout`, which is for `rows` rows or more, on 16 bytes. Nothing else
-    /// uses them until the kernels that `product` enqueues have ended.
+    /// `into` has the bytes of `layout`, which is for `rows` rows or more, on 16 bytes. Nothing
+    /// else uses them until the kernels that `product` enqueues have ended.
     pub(in crate::gpu) unsafe fn enqueue(
         self,
         gpu: &Gpu,
@@ -315,9 +315,9 @@ impl<T: Activation, O: ProductOf<T>> PlanFp8<'_, T, O> {
         let apply = apply_global(weights);
         let operands = Operands { codes, scales, slot, activations: 0, out, apply, steps };
         let size = [self.tokens, shape.cols];
-        // SAFETY: formats, layouts and lengths are checked here and by `enqueue`, and the plan is for
-        // this shape. The workspace has room for quantized activations before the product's memory.
-        // The borrows keep the buffers from overlapping, until the launches are enqueued.
+        // SAFETY: formats, layouts and lengths are checked here and by `enqueue`, and the plan is
+        // for this shape. The workspace has room for quantized activations before the product's
+        // memory. The borrows keep the buffers from overlapping, until the launches are enqueued.
         unsafe {
             activations.enqueue(gpu, stream, size, layout, quantized, |x| {
                 let (product, x) = (&plan.product, (x, layout.token_scales));

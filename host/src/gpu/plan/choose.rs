@@ -74,8 +74,8 @@ pub(in crate::gpu) fn choose_fp8(times: &Estimator, gpu: GpuFacts, request: Requ
 }
 
 /// The configuration for FP8 activations and experts' rows, `pairs` pairs of a token and one of
-/// `experts` experts; `None` if the GPU has none. The smallest tile that has the mean number of rows
-/// of an expert, or else the largest. No times were measured.
+/// `experts` experts; `None` if the GPU has none. The smallest tile that has the mean number of
+/// rows of an expert, or else the largest. No times were measured.
 pub(in crate::gpu) fn choose_fp8_for_experts(
     gpu: GpuFacts,
     weights: Format,

@@ -94,8 +94,8 @@ impl PlannedExperts {
     }
 }
 
-/// The product of a configuration for experts' rows, `rows_each` per pair, and how rows are cut into
-/// its token tiles; `None` for more token tiles than are counted.
+/// The product of a configuration for experts' rows, `rows_each` per pair, and how rows are cut
+/// into its token tiles; `None` for more token tiles than are counted.
 ///
 /// # Errors
 /// The errors of [`ProductPlan::new`].

@@ -25,7 +25,8 @@ pub(in crate::gpu) struct Fp8Layout {
 }
 
 impl Fp8Layout {
-    /// The layout of `rows` rows of `cols` columns, with a scale per token, or per group of columns.
+    /// The layout of `rows` rows of `cols` columns, with a scale per token, or per group of
+    /// columns.
     pub(in crate::gpu) fn new([rows, cols]: [usize; 2], per_group: bool) -> Self {
         let token_scales = if per_group { cols.div_ceil(GROUP) } else { 1 };
         let bytes = [cols, token_scales * size_of::<f32>()];
