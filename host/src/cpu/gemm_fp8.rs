@@ -42,7 +42,7 @@ const TASK_TOKENS: usize = 256;
 /// ```
 /// use microscale::{Fp8Options, Fp8Rows, Recipe, Shape, gemm_weights_fp8, quantize};
 ///
-/// let weights = quantize(&[0.5f32; 2 * 32], Shape::new(2, 32), &Recipe::default())?.tensor; // MXFP4
+/// let weights = quantize(&[0.5f32; 2 * 32], Shape::new(2, 32), &Recipe::default())?.tensor;
 /// let x = [[1f32; 32], [2f32; 32], [4f32; 32]].concat(); // three tokens
 /// let (mut out, options) = ([0f32; 3 * 2], Fp8Options::default());
 /// gemm_weights_fp8(&weights, Fp8Rows::Values(&x), 3, options, &mut out)?;
@@ -113,8 +113,8 @@ pub fn gemm_weights_fp8_with<'a, T: Activation>(
 /// let experts = [expert(1.0)?.tensor, expert(2.0)?.tensor];
 /// // The first token goes to both experts, the second one to expert 1 twice.
 /// let (x, chosen) = (Fp8Rows::Values(&[1f32; 2 * 32]), [0, 1, 1, 1]);
-/// let mut out = [0f32; 4];
-/// gemm_experts_fp8(&experts, x, &chosen, 2, ExpertRows::Indexed, Fp8Options::default(), &mut out)?;
+/// let (mut out, options) = ([0f32; 4], Fp8Options::default());
+/// gemm_experts_fp8(&experts, x, &chosen, 2, ExpertRows::Indexed, options, &mut out)?;
 /// assert_eq!(out, [32.0, 64.0, 64.0, 64.0]);
 /// # Ok::<(), microscale::Error>(())
 /// ```

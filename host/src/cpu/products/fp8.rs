@@ -133,9 +133,9 @@ impl Panel {
             }
             let [a, b, c, d] = largest;
             let largest = simd.max(simd.max(a, b), simd.max(c, d));
-            // 2^FRACTION_BITS / largest is a normal number: products have exponents from -12 on, and
-            // sums are multiples of 2^-25 below 2^25. For 0 it is some number, and all terms are
-            // zeros.
+            // 2^FRACTION_BITS / largest is a normal number: products have exponents from -12 on,
+            // and sums are multiples of 2^-25 below 2^25. For 0 it is some number, and all terms
+            // are zeros.
             let minus_one = simd.splat_bits(u32::MAX);
             let negated = simd.add_bits(simd.and_not(simd.bits(largest), minus_one), simd.splat_bits(1));
             let inverse = simd.number(simd.add_bits(simd.splat_bits(INVERSE), negated));
