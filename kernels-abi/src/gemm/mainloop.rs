@@ -27,9 +27,9 @@ pub enum Mainloop {
     BlockScale,
     /// `Wgmma` of E4M3: weights decoded to E4M3, times E4M3 activations under f32 scales.
     Fp8,
-    /// `Fp8` for many tokens: decoder warps decode weights to shared memory. Two consumer warp groups
-    /// multiply all of them, each by half of the tokens. In clusters of two thread blocks, as
-    /// `Multicast`.
+    /// `Fp8` for many tokens: decoder warps decode weights to shared memory. Two consumer warp
+    /// groups multiply all of them, each by half of the tokens. In clusters of two thread blocks,
+    /// as `Multicast`.
     Fp8Shared,
 }
 

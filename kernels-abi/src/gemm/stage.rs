@@ -56,8 +56,8 @@ impl ScalePieces {
     }
 }
 
-/// A stage of the ring: codes, packed activations and scales of a K-iteration, and where warp groups
-/// share decoded weights, these.
+/// A stage of the ring: codes, packed activations and scales of a K-iteration, and decoded weights
+/// where a kernel has decoder warps.
 ///
 /// `scales` is on 8 bytes. Otherwise LLVM does not see that MXFP4's pieces always have 16 bytes,
 /// and kernels divide by the bytes of a stage at run time.

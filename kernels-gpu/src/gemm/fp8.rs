@@ -37,7 +37,7 @@ pub(super) trait Fp8Weights: WeightFormat {
     /// tensor cores' sums.
     fn below(scales: u32, base: u32) -> u32;
 
-    /// The magnitudes of both halves of a chunk. Beyond [`WIDEST`], only those of zeros are right.
+    /// The magnitudes of both halves of a chunk. Beyond [`WIDEST`], only zeros are right.
     fn magnitudes(scales: u32, below: u32) -> [Magnitudes; 2];
 }
 

@@ -14,8 +14,8 @@ use crate::hardware::{cluster, mbarrier, warp};
 /// Bytes of a stage's barriers: `full`, then `empty`.
 const BARRIER_PAIR_BYTES: u32 = 16;
 
-/// Initializes the barriers of stage `stage`, on which `decoders` decoder warps arrive. [`mbarrier::fence_init`] and a barrier of the thread
-/// block must follow.
+/// Initializes the barriers of stage `stage`, with one for `decoders` decoder warps.
+/// [`mbarrier::fence_init`] and a barrier of the thread block must follow.
 ///
 /// # Safety
 /// `base` is the address of the launch's shared memory. One thread calls it per stage, before any

@@ -40,7 +40,7 @@ impl TokenSlice {
         Self { rank, count: 2, blocks: 1 }
     }
 
-    /// The slice's number among those that a thread block has.
+    /// The slice's number in its thread block.
     #[inline(always)]
     fn in_block(self) -> u32 {
         self.rank / self.blocks

@@ -12,7 +12,7 @@ use microscale_kernels_abi::gemm::PACK_COLUMNS;
 pub(crate) enum Registers {
     /// For each of two consumer warp groups: 232.
     Many,
-    /// For each of two consumer warp groups beside one of decoders: 216.
+    /// For each of two consumer warp groups of a thread block that has decoder warps: 216.
     ManyBesideDecoders,
     /// For the decoder warp group: 48.
     Decoders,
@@ -113,8 +113,8 @@ pub(crate) trait MultiplyPack {
     /// products have been waited for. Nothing else uses the accumulators until then.
     unsafe fn multiply_pack(&mut self, weights: [[u32; 4]; 4], activations: u32);
 
-    /// [`Self::multiply_pack`] with weights in shared memory, in core matrices like those of
-    /// activations, with rows in place of tokens. `weights` is the low half of their descriptor.
+    /// [`Self::multiply_pack`] with weights in shared memory. They have the layout of activations,
+    /// with rows in place of tokens. `weights` is the low half of their descriptor.
     ///
     /// # Safety
     /// As for [`Self::multiply_pack`]. The weights stay in shared memory, too, and their writers

@@ -1,4 +1,4 @@
-//! Cases of products of 4-bit weights and FP8 activations, and of the kernel that packs activations.
+//! Cases of products of 4-bit weights and FP8 activations, and of the kernel that packs them.
 
 use std::ops::Range;
 use std::sync::Arc;

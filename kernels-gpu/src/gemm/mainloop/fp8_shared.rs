@@ -1,9 +1,9 @@
-//! The mainloop for FP8 activations and many tokens on compute capability 9.0: as in [`super::fp8`],
-//! but decoder warps decode weights to shared memory. Two consumer warp groups multiply all rows,
+//! The mainloop for FP8 activations and many tokens on compute capability 9.0. It works as
+//! [`super::fp8`], but decoder warps decode weights to shared memory. Two consumer warp groups multiply all rows,
 //! each by half of the tokens.
 //!
-//! Weights of a stage are decoded while earlier stages are multiplied. The factors of rows lie
-//! beside them; a negative one says that weights of its tiles are left out.
+//! Weights of a stage are decoded while earlier stages are multiplied. They are followed by the
+//! factors of rows. A negative factor says that some weights are left out.
 
 use core::hint::cold_path;
 
@@ -198,7 +198,7 @@ where
         let tokens = core_matrices(tokens + group * const { T::N / 2 * PACK_COLUMNS });
         let weights = core_matrices(at + const { T::STAGE.decoded_offset() });
         for tile in 0..TILES {
-            // SAFETY: the stage is full, decoded and not yet released; the whole warp group is here.
+            // SAFETY: the stage is decoded and not yet released. The whole warp group is here.
             unsafe {
                 products.multiply_shared(weights + tile * (OPERAND_BYTES / 16), tokens);
                 let of_tile = stage + factors + tile * (TILE_ROWS * 4);

@@ -23,7 +23,7 @@ const PRODUCERS: u32 = 4 * WARP;
 
 /// Initializes the thread block, and runs the parts of its warps: producer warps copy everything
 /// that it multiplies, consumer warps `multiply`, and decoder warps, if there are any, `decode`.
-/// `base` is the address of the launch's shared memory, and `word` is written there for all threads.
+/// `base` is the address of the launch's shared memory. `word` is written there for all threads.
 ///
 /// The packing kernel runs before this one, and this kernel waits for it. The packing kernel itself
 /// has waited for all earlier work before it let this kernel start, so weights and the experts'

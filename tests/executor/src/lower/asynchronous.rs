@@ -155,8 +155,8 @@ impl<'a> Lowering<'a> {
         Ok(Op::WarpGroup { action, members: self.all_lanes()? })
     }
 
-    /// `wgmma.mma_async d, a, b-desc, scale-d, imm-scale-a, imm-scale-b, imm-trans-b`, where E4M3 may
-    /// have a descriptor of A. Only 16-bit types have the last operand.
+    /// `wgmma.mma_async d, a, b-desc, scale-d, imm-scale-a, imm-scale-b, imm-trans-b`. With E4M3,
+    /// `a` may be a descriptor. Only 16-bit types have the last operand.
     fn group_multiply(
         &mut self,
         element: Multiplicand,

@@ -1,10 +1,10 @@
 //! Asynchronous matrix products of warp groups (ISA 9.7.15, `wgmma`).
 //!
 //! A product starts when all four warps have reached it, and ends when one of them has waited for
-//! it. Matrices in shared memory are read at the start under [`Schedule::LowestFirst`], at the end under
-//! [`Schedule::HighestFirst`], and at a random one of the two under [`Schedule::Random`]. For the
-//! race detector, the warp group's member reads them until the end. Each warp adds to its own rows of
-//! D when it waits.
+//! it. Matrices in shared memory are read at the start under [`Schedule::LowestFirst`], at the end
+//! under [`Schedule::HighestFirst`], and at a random one of the two under [`Schedule::Random`]. For
+//! the race detector, the warp group's member reads them until the end. Each warp adds to its own
+//! rows of D when it waits.
 
 use super::grid::{Grid, wrongly};
 use super::under_way::Product;

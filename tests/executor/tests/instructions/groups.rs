@@ -1,7 +1,8 @@
 //! Tests matrix products of warp groups.
 //!
-//! Registers are placed by the ISA's formulas, B in shared memory by CUTLASS's layouts. Sums of 16-bit
-//! factors use the oracles of `mma`. E4M3 is placed as pairs of the size of one 16-bit factor.
+//! Registers are placed by the ISA's formulas, matrices in shared memory by CUTLASS's layouts. Sums
+//! of 16-bit factors use the oracles of `mma`. E4M3 is placed as pairs of the size of one 16-bit
+//! factor.
 
 use microscale_executor::{Approximation, FaultKind, Schedule};
 
