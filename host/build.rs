@@ -19,8 +19,8 @@ const FAST: u32 = 1;
 const SMALL: u32 = 6;
 /// Size of a part in bytes, unless a single kernel is larger.
 ///
-/// Similar kernels compress well together, and the four kernels of a wide tile have over a megabyte.
-/// A part inflates in 10 to 30 ms. Compiling one of its kernels takes longer.
+/// Similar kernels compress well together, and the four kernels of a wide tile have over a
+/// megabyte. A part inflates in 10 to 30 ms. Compiling one of its kernels takes longer.
 const PART_BYTES: usize = 1536 << 10;
 
 fn main() {

@@ -1,6 +1,6 @@
 //! The mainloop for FP8 activations and many tokens on compute capability 9.0. It works as
-//! [`super::fp8`], but decoder warps decode weights to shared memory. Two consumer warp groups multiply all rows,
-//! each by half of the tokens.
+//! [`super::fp8`], but decoder warps decode weights to shared memory. Two consumer warp groups
+//! multiply all rows, each by half of the tokens.
 //!
 //! Weights of a stage are decoded while earlier stages are multiplied. They are followed by the
 //! factors of rows. A negative factor says that some weights are left out.
