@@ -323,7 +323,7 @@ mod tests {
         let chosen = |capability, experts, pairs| {
             choose_fp8_for_experts(gpu(capability), Format::Mxfp4, Dtype::Bf16, [experts, pairs])
         };
-        for (pairs, tile_n) in [(1, 16), (32, 16), (32 * 17, 32), (32 * 64, 64), (1 << 20, 128)] {
+        for (pairs, tile_n) in [(1, 16), (32 * 17, 32), (32 * 64, 64), (32 * 65, 128), (1 << 20, 256)] {
             let chosen = chosen((9, 0), 32, pairs).unwrap();
             assert_eq!((chosen.tile_n, chosen.cluster), (tile_n, 1), "{pairs} pairs: {chosen}");
             assert!(chosen.mainloop.takes_fp8() && chosen.id().is_some(), "{chosen}");
