@@ -196,7 +196,7 @@ unsafe fn produce<F: ProductFormat, T: Tile>(params: &Params<'_>, base: u32, mut
     ptx::start_next_kernel();
 }
 
-/// A consumer warp's place in the thread block: what it reads next.
+/// A consumer warp's place in the thread block: its next stage, fragment and work tile.
 pub(super) struct Consumer<F, T> {
     pub(super) state: PipelineState,
     pub(super) fragments: FragmentLoader<F, T>,
