@@ -10,7 +10,7 @@ use microscale::gpu::{
     DeviceAmax, DeviceQuantizeOptions, DeviceReport, DeviceTensor, Fp8Activations, GemmConfig, GemmWorkspace,
     Gpu, Linear, LinearFp8, doing as failed,
 };
-use microscale::{Activation, Element, Error, QuantizedShape, QuantizedTensor, Result, cpu};
+use microscale::{Activation, Element, Error, Fp8Options, QuantizedShape, QuantizedTensor, Result, cpu};
 
 use super::measurement::{Times, median};
 use super::op::Op;
@@ -268,7 +268,8 @@ fn fp8_by_config<'a, T: Activation>(
     weights: &'a DeviceTensor,
     config: Option<GemmConfig>,
 ) -> LinearFp8<'a, T, T> {
-    let linear = gpu.linear_fp8::<T, T>(weights).round_weights();
+    let options = Fp8Options { round_weights: true, ..Fp8Options::default() };
+    let linear = gpu.linear_fp8::<T, T>(weights).options(options);
     match config {
         #[cfg(feature = "internals")]
         Some(config) => linear.by(config),

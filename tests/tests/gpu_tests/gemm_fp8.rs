@@ -69,8 +69,8 @@ fn multiplied(
     let stream = gpu.stream();
     let rows = weights.rows();
     let weights = DeviceTensor::from_host(stream, weights).unwrap();
-    let linear = gpu.linear_fp8::<bf16, f32>(&weights).round_weights();
-    let linear = if per_group { linear.per_group() } else { linear };
+    let options = Fp8Options { per_group, round_weights: true };
+    let linear = gpu.linear_fp8::<bf16, f32>(&weights).options(options);
     let plan = linear.plan(tokens).unwrap();
     let mut workspace = GemmWorkspace::new(stream, plan.workspace_bytes()).unwrap();
     let mut out = stream.alloc_zeros::<f32>(tokens * rows).unwrap();
@@ -176,8 +176,7 @@ fn check_experts(gpu: &Gpu, config: Option<GemmConfig>, cols: usize, order: Expe
     let there = DeviceExperts::from_host(stream, &experts).unwrap();
     let mut routing = DeviceRouting::zeros(stream, experts.len(), pairs + 3).unwrap();
     gpu.route_on(stream, &stream.clone_htod(&chosen).unwrap(), top_k, &mut routing).unwrap();
-    let linear = gpu.linear_experts_fp8::<bf16, f32>(&there);
-    let linear = if per_group { linear.per_group() } else { linear };
+    let linear = gpu.linear_experts_fp8::<bf16, f32>(&there).options(options);
     let linear = config.map_or(linear, |config| linear.by(config));
     let plan = linear.plan(pairs).unwrap();
     let needed = plan.workspace_bytes();
@@ -230,9 +229,9 @@ pub(crate) fn experts_are_refused_where_they_do_not_fit(gpu: &Gpu) {
         let weights = [0, 3].map(|seed| tensor(format, rows, cols, Scales::Common, seed));
         DeviceExperts::from_host(stream, &weights).unwrap()
     };
-    let refused = |experts: &DeviceExperts, round: bool| {
-        let linear = gpu.linear_experts_fp8::<bf16, bf16>(experts);
-        let plan = if round { linear.round_weights() } else { linear }.plan(4);
+    let refused = |experts: &DeviceExperts, round_weights: bool| {
+        let options = Fp8Options { round_weights, ..Fp8Options::default() };
+        let plan = gpu.linear_experts_fp8::<bf16, bf16>(experts).options(options).plan(4);
         plan.map(|plan| plan.workspace_bytes()).unwrap_err()
     };
     let error = refused(&experts(Format::Nvfp4, 16, 64), false);

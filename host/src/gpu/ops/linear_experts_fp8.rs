@@ -120,20 +120,7 @@ fn key<T: Activation>(experts: DeviceExpertsView<'_>, pairs: usize) -> ExpertsKe
 }
 
 impl<'a, T: Activation, O: ProductOf<T>> LinearExpertsFp8<'a, T, O> {
-    /// Activations have a scale per 128 columns, like DeepSeek's, instead of one per row.
-    #[must_use]
-    pub fn per_group(self) -> Self {
-        Self { options: Fp8Options { per_group: true, ..self.options }, ..self }
-    }
-
-    /// Allows NVFP4 weights, as [`LinearFp8::round_weights`](crate::gpu::LinearFp8::round_weights)
-    /// does.
-    #[must_use]
-    pub fn round_weights(self) -> Self {
-        Self { options: Fp8Options { round_weights: true, ..self.options }, ..self }
-    }
-
-    /// Sets both options: [`Self::per_group`] and [`Self::round_weights`].
+    /// How activations are scaled, and whether NVFP4 weights may be rounded.
     #[must_use]
     pub fn options(self, options: Fp8Options) -> Self {
         Self { options, ..self }
@@ -159,9 +146,8 @@ impl<'a, T: Activation, O: ProductOf<T>> LinearExpertsFp8<'a, T, O> {
     ///
     /// # Errors
     /// [`OperandFault::NoFp8`] on other GPUs, [`ActivationFault::Dtype`] for activations in f32,
-    /// [`OperandFault::RoundedWeights`] for NVFP4 weights without [`Self::round_weights`],
-    /// [`OperandFault::Fp8Experts`] for experts whose scales do not
-    /// start on 4 bytes, [`OperandFault::Weights`] and [`OperandFault::Layout`] for weights that
+    /// [`OperandFault::RoundedWeights`] for NVFP4 weights without [`Fp8Options::round_weights`],
+    /// [`OperandFault::Fp8Experts`] for experts whose scales do not start on 4 bytes, [`OperandFault::Weights`] and [`OperandFault::Layout`] for weights that
     /// are not multiplied, [`OperandFault::Limit`] beyond the kernels' limits,
     /// [`OperandFault::Gate`] for an odd number of rows under a gate, errors about the lengths of
     /// the epilogue's operands, and [`Error::Gpu`].

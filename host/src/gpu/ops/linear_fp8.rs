@@ -153,7 +153,7 @@ impl Gpu {
     ///
     /// Needs a GPU of compute capability 9.0, whose tensor cores multiply FP8 at twice the rate of
     /// bf16. [`microscale_formats::fp8_dot`] defines the results. MXFP4 weights lose nothing. NVFP4
-    /// weights are rounded, which [`LinearFp8::round_weights`] must allow.
+    /// weights are rounded, which [`Fp8Options::round_weights`] must allow.
     ///
     /// ```no_run
     /// # use half::bf16;
@@ -200,20 +200,7 @@ impl Gpu {
 }
 
 impl<'a, T: Activation, O: ProductOf<T>> LinearFp8<'a, T, O> {
-    /// Activations have a scale per 128 columns, as DeepSeek's, in place of one per token.
-    #[must_use]
-    pub fn per_group(self) -> Self {
-        Self { options: Fp8Options { per_group: true, ..self.options }, ..self }
-    }
-
-    /// Allows NVFP4 weights: each weight times its block scale is rounded to E4M3, as activations
-    /// are. The loss is like theirs, a relative error of at most 2⁻⁴ each.
-    #[must_use]
-    pub fn round_weights(self) -> Self {
-        Self { options: Fp8Options { round_weights: true, ..self.options }, ..self }
-    }
-
-    /// Sets both options: [`Self::per_group`] and [`Self::round_weights`].
+    /// How activations are scaled, and whether NVFP4 weights may be rounded.
     #[must_use]
     pub fn options(self, options: Fp8Options) -> Self {
         Self { options, ..self }
@@ -240,7 +227,7 @@ impl<'a, T: Activation, O: ProductOf<T>> LinearFp8<'a, T, O> {
     ///
     /// # Errors
     /// [`OperandFault::NoFp8`] on other GPUs, [`ActivationFault::Dtype`] for activations in f32,
-    /// [`OperandFault::RoundedWeights`] for NVFP4 weights without [`Self::round_weights`],
+    /// [`OperandFault::RoundedWeights`] for NVFP4 weights without [`Fp8Options::round_weights`],
     /// [`OperandFault::Weights`] and [`OperandFault::Layout`] for
     /// weights that are not multiplied, [`Error::NoKernel`] for NVFP4 if K is not a multiple of 64,
     /// [`OperandFault::Limit`] beyond the kernels' limits, [`OperandFault::Gate`] for an odd number
