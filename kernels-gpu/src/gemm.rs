@@ -19,7 +19,7 @@
 //! | [`transpose`] | results between lanes, for stores of whole sectors |
 //! | [`pack`] | the packing kernel: activations as tensor cores read them |
 //! | `fp4` | activations in FP4, packed or decoded |
-//! | `fp8` | weights decoded to E4M3, and sums of their products |
+//! | `fp8_weights` | weights decoded to E4M3, and sums of their products |
 //! | `pack_fp8` | the packing kernel for activations in FP8 |
 //! | [`split_f32`] | activations in f32 as three bf16 terms, and merging their products |
 //!
@@ -34,7 +34,7 @@ mod copies;
 mod epilogue;
 mod fp4;
 #[cfg(microscale_wgmma)]
-mod fp8;
+mod fp8_weights;
 mod fragment;
 mod global_factor;
 mod mainloop;
@@ -68,7 +68,7 @@ use self::mainloop::block_scale;
 #[cfg(not(microscale_wgmma))]
 use self::mainloop::mma;
 #[cfg(microscale_wgmma)]
-use self::mainloop::{fp8 as fp8_mainloop, fp8_shared, wgmma};
+use self::mainloop::{fp8, fp8_shared, wgmma};
 #[cfg(microscale_wgmma)]
 use self::pack_fp8::Fp8Operand;
 use self::params::{Launch, Params};
@@ -370,7 +370,7 @@ macro_rules! tiles {
         #[cfg(microscale_wgmma)]
         const _: () = {
             declare_tile! { $name Fp8 $m $n $cluster }
-            tiles! { @operands $name fp8_mainloop }
+            tiles! { @operands $name fp8 }
         };
     };
     (@tile Fp8Shared $name:ident $m:tt $n:tt $cluster:tt) => {

@@ -9,10 +9,10 @@ pub const MOST_STAGES: u32 = 8;
 pub const PLAN_OFFSET: u32 = MOST_STAGES * 16;
 /// Offset of a word for all threads.
 pub const WORD_OFFSET: u32 = PLAN_OFFSET + size_of::<Plan>() as u32;
-/// Offset of a barrier per stage on which decoder warps arrive.
-pub const DECODED_OFFSET: u32 = (WORD_OFFSET + 4).next_multiple_of(8);
+/// Offset of the barriers on which decoder warps arrive, one per stage.
+pub const DECODED_BARRIERS_OFFSET: u32 = (WORD_OFFSET + 4).next_multiple_of(8);
 /// Offset of the queue of work tiles from producer warps to consumer warps.
-pub const QUEUE_OFFSET: u32 = (DECODED_OFFSET + MOST_STAGES * 8).next_multiple_of(16);
+pub const QUEUE_OFFSET: u32 = (DECODED_BARRIERS_OFFSET + MOST_STAGES * 8).next_multiple_of(16);
 /// Bytes of an entry of the queue.
 pub const QUEUE_ENTRY_BYTES: u32 = 48;
 /// Entries of the queue, a power of two. Producers are at most `MOST_STAGES` stages ahead, of one

@@ -7,7 +7,7 @@
 //! | `wgmma` | producer warps copy; consumer warp groups decode and multiply by `wgmma` |
 //! | `fp8` | the same with FP8 activations: weights are decoded to E4M3 |
 //! | `fp8_shared` | `fp8` with decoded weights that warp groups share: many tokens |
-//! | `warp_specialized` | producer warps, and parts of the last three |
+//! | `warp_specialized` | producer warps, and the loop over work tiles of the last three |
 //!
 //! A target has `mma` or `wgmma`. Targets with `wgmma` load `mma` kernels from an older target's
 //! file.

@@ -4,7 +4,7 @@
 //! Producers acquire an empty stage, copy to it and commit it. Consumers wait for a full stage,
 //! multiply and release it.
 
-use microscale_kernels_abi::gemm::stage::{DECODED_OFFSET, FRONT_BYTES, Stage};
+use microscale_kernels_abi::gemm::stage::{DECODED_BARRIERS_OFFSET, FRONT_BYTES, Stage};
 
 use super::tile::Tile;
 #[cfg(microscale_wgmma)]
@@ -34,7 +34,7 @@ pub(super) unsafe fn init(
         mbarrier::init(full, producer_arrivals);
         mbarrier::init(full + BARRIER_PAIR_BYTES / 2, consumer_arrivals);
         if decoders > 0 {
-            mbarrier::init(base + DECODED_OFFSET + stage * 8, decoders);
+            mbarrier::init(base + DECODED_BARRIERS_OFFSET + stage * 8, decoders);
         }
     }
 }
@@ -75,7 +75,7 @@ impl PipelineState {
     #[cfg(microscale_wgmma)]
     #[inline(always)]
     fn decoded_barrier(&self) -> u32 {
-        self.base + DECODED_OFFSET + self.stage * 8
+        self.base + DECODED_BARRIERS_OFFSET + self.stage * 8
     }
 
     /// The address of the stage.

@@ -134,7 +134,7 @@ impl Params<'_> {
             sums = unsafe {
                 match A::LEN {
                     ..=16 => self.reduce::<T, A, TILES, 4>(k_range.tile, tile, slice),
-                    // Beside decoder warps, consumer warps have fewer registers.
+                    // With decoder warps, consumer warps have fewer registers.
                     _ if T::CONFIG.mainloop.has_decoders() => {
                         self.reduce::<T, A, TILES, 1>(k_range.tile, tile, slice)
                     }

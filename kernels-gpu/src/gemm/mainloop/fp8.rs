@@ -9,7 +9,7 @@ use core::hint::cold_path;
 use microscale_kernels_abi::gemm::PACK_COLUMNS;
 
 use super::warp_specialized::{Consumer, consume, run};
-use crate::gemm::fp8::{Fp8Weights, LeftOut, Scales, Unsigned, promote, scale_tokens};
+use crate::gemm::fp8_weights::{Fp8Weights, LeftOut, Scales, Unsigned, promote, scale_tokens};
 use crate::gemm::fragment::FragmentLoader;
 use crate::gemm::params::Params;
 use crate::gemm::pipeline::PipelineState;

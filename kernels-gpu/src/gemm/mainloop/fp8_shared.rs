@@ -10,7 +10,7 @@ use core::hint::cold_path;
 use microscale_kernels_abi::gemm::{PACK_COLUMNS, QUAD, TILE_ROWS};
 
 use super::warp_specialized::{Consumer, consume, run};
-use crate::gemm::fp8::{Fp8Weights, LeftOut, Scales, promote, scale_tokens};
+use crate::gemm::fp8_weights::{Fp8Weights, LeftOut, Scales, promote, scale_tokens};
 use crate::gemm::params::Params;
 use crate::gemm::pipeline::PipelineState;
 use crate::gemm::reduce::TokenSlice;

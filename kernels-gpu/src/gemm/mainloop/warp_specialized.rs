@@ -196,7 +196,7 @@ unsafe fn produce<F: ProductFormat, T: Tile>(params: &Params<'_>, base: u32, mut
     ptx::start_next_kernel();
 }
 
-/// A consumer warp's place in the thread block: its next stage, fragment and work tile.
+/// The place of a consumer or decoder warp: its next stage, fragment and work tile.
 pub(super) struct Consumer<F, T> {
     pub(super) state: PipelineState,
     pub(super) fragments: FragmentLoader<F, T>,
@@ -216,9 +216,9 @@ impl<F: WeightFormat, T: Tile> Consumer<F, T> {
     }
 }
 
-/// Multiplies everything that the producers copy. Warp `tile` has tile `tile` of 16 rows; a warp
-/// group has four tiles. `multiply` multiplies and finishes a work tile, given its packs and the
-/// tile's number in it.
+/// Calls `work` for each work tile that the producers copy, to multiply or to decode it. `tile` is
+/// the warp's first tile of 16 rows in the thread block. `work` gets the number of packs, and the
+/// tile's number in the work tile.
 ///
 /// # Safety
 /// The kernel's contract. Whole warp groups call it.
@@ -227,7 +227,7 @@ pub(super) unsafe fn consume<F: WeightFormat, T: Tile>(
     params: &Params<'_>,
     base: u32,
     tile: u32,
-    mut multiply: impl FnMut(&mut Consumer<F, T>, u32, u32),
+    mut work: impl FnMut(&mut Consumer<F, T>, u32, u32),
 ) {
     let problem = params.problem;
     let stage_shape = stage_for::<F, T>(problem);
@@ -247,7 +247,7 @@ pub(super) unsafe fn consume<F: WeightFormat, T: Tile>(
         let fragments = FragmentLoader::<F, T>::new(&of_expert, &stage_shape, tile, k_range.start);
         let mut consumer = Consumer { state, fragments, queue };
         let of_work_tile = T::first_row() / TILE_ROWS + tile;
-        multiply(&mut consumer, packs_of::<T>(problem, &k_range), of_work_tile);
+        work(&mut consumer, packs_of::<T>(problem, &k_range), of_work_tile);
         Consumer { state, queue, .. } = consumer;
         // Thread blocks that exchange accumulators have one work tile each.
         if T::CONFIG.k_sharers() > 1 {
