@@ -147,10 +147,11 @@ impl<'a, T: Activation, O: ProductOf<T>> LinearExpertsFp8<'a, T, O> {
     /// # Errors
     /// [`OperandFault::NoFp8`] on other GPUs, [`ActivationFault::Dtype`] for activations in f32,
     /// [`OperandFault::RoundedWeights`] for NVFP4 weights without [`Fp8Options::round_weights`],
-    /// [`OperandFault::Fp8Experts`] for experts whose scales do not start on 4 bytes, [`OperandFault::Weights`] and [`OperandFault::Layout`] for weights that
-    /// are not multiplied, [`OperandFault::Limit`] beyond the kernels' limits,
-    /// [`OperandFault::Gate`] for an odd number of rows under a gate, errors about the lengths of
-    /// the epilogue's operands, and [`Error::Gpu`].
+    /// [`OperandFault::Fp8Experts`] for experts whose scales do not start on 4 bytes,
+    /// [`OperandFault::Weights`] and [`OperandFault::Layout`] for weights that are not multiplied,
+    /// [`OperandFault::Limit`] beyond the kernels' limits, [`OperandFault::Gate`] for an odd number
+    /// of rows under a gate, errors about the lengths of the epilogue's operands, and
+    /// [`Error::Gpu`].
     pub fn plan(self, pairs: usize) -> Result<ExpertsPlanFp8<'a, T, O>> {
         let Self { gpu, experts, epilogue, options, given } = self;
         let (shape, per_group) = (experts.shape(), options.per_group);
