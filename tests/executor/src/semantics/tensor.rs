@@ -46,7 +46,7 @@ impl Fragment {
         let (group, within) = (thread / 4, thread % 4);
         match self {
             Self::Lanes32 => (thread, register),
-            Self::Bits64 => (group + within / 2 * 8, register * 2 + within % 2),
+            Self::Bits64 => (group + within % 2 * 8, register * 2 + within / 2),
             Self::Bits128 => (group + register % 2 * 8, register / 2 * 4 + within),
             Self::Bits256 => (group + register / 2 % 2 * 8, register / 4 * 8 + within * 2 + register % 2),
         }

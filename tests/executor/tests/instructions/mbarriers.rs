@@ -8,7 +8,7 @@ use super::kernel::{Kernel, SCHEDULES, wait, words};
 
 /// Makes a kernel of 64 threads with one output word each.
 fn kernel<'a>(text: &'a str, given: &'a [u8]) -> Kernel<'a> {
-    Kernel { text, blocks: 1, threads: 64, shared: 4096, given, output: 256, races: true }
+    Kernel { text, blocks: 1, threads: 64, shared: 4096, given, output: 256, races: true, cluster: 1 }
 }
 
 /// Returns bytes such that any 16 consecutive ones differ.
