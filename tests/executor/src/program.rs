@@ -262,6 +262,8 @@ pub(crate) enum Op {
     /// Makes an mbarrier wait for all earlier copies of a lane.
     ArriveAfterCopies {
         at: Address,
+        /// The arrival is one more than the mbarrier expects.
+        counted: bool,
     },
     /// Copies `bytes` bytes asynchronously from global to shared memory, counted by an mbarrier.
     BulkCopy {

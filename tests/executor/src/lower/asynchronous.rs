@@ -26,10 +26,12 @@ impl<'a> Lowering<'a> {
                 let at = self.address(Some("shared::cluster"), at)?;
                 Op::Mbarrier { action: MbarrierAction::Arrive, at }
             }
-            ["cp", "async", "mbarrier", "arrive", "noinc", "shared" | "shared::cta", "b64"] => {
+            ["cp", "async", "mbarrier", "arrive", ref rest @ .., "shared" | "shared::cta", "b64"]
+                if matches!(rest, [] | ["noinc"]) =>
+            {
                 let [at] = self.exactly(operands)?;
                 self.program.partial = true;
-                Op::ArriveAfterCopies { at: self.address(Some("shared"), at)? }
+                Op::ArriveAfterCopies { at: self.address(Some("shared"), at)?, counted: rest.is_empty() }
             }
             [
                 "cp",

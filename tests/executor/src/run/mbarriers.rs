@@ -77,6 +77,13 @@ impl Grid<'_> {
         Ok((self.begin_record(lane, record)?, known))
     }
 
+    /// Makes an mbarrier wait for one more arrival in its phase.
+    pub(super) fn expect_arrival(&mut self, lane: u32, address: u64) -> Step {
+        let barrier = self.mbarriers.get_mut(&address).expect("it counts a copy");
+        let expected = barrier.counts.expect_arrival();
+        expected.or_else(|problem| misused(self, lane, address, problem))
+    }
+
     /// Counts a landed copy: its bytes, or an arrival without `bytes`.
     pub(super) fn end_copy(&mut self, lane: u32, address: u64, bytes: Option<usize>) -> Step {
         let barrier = self.mbarriers.get_mut(&address).expect("it counts a copy");

@@ -73,7 +73,9 @@ impl Warp {
             Op::Copy { to, from, bytes, read } => self.copy(grid, active, to, from, (bytes, read))?,
             Op::CloseGroup => self.copies.close_group(active),
             Op::AwaitCopies { but } => self.await_copies(grid, active, but)?,
-            Op::ArriveAfterCopies { at } => self.arrive_after_copies(grid, active, at)?,
+            Op::ArriveAfterCopies { at, counted } => {
+                self.arrive_after_copies(grid, active, at, counted)?;
+            }
             Op::BulkCopy { to, from, bytes, at, blocks } => {
                 self.bulk_copy(grid, active, [to, from, at], bytes, blocks)?;
             }
