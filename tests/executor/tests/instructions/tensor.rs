@@ -205,6 +205,8 @@ struct Product {
     columns: usize,
     layout: Layout,
     group: usize,
+    /// Whether A and B are negated.
+    negated: [bool; 2],
     a: Rows,
     b: Rows,
 }
@@ -226,7 +228,7 @@ impl Product {
                 .collect()
         };
         let (a, b) = (rows(128 * group), rows(columns));
-        Self { format, columns, layout, group, a, b }
+        Self { format, columns, layout, group, negated: [seed % 2 == 1, seed % 3 == 1], a, b }
     }
 
     /// Number of words of scales of a row: a word has four, for one step of NVFP4 or two of MXFP4.
@@ -284,6 +286,8 @@ impl Product {
         let id = if nvfp4 { 0 } else { step as u32 % 2 * 2 };
         let rows = self.group as u32;
         id << 4
+            | u32::from(self.negated[0]) << 13
+            | u32::from(self.negated[1]) << 14
             | 1 << 7
             | 1 << 10
             | (self.columns as u32 / 8) << 17
@@ -383,7 +387,11 @@ impl Product {
             let found = words(&found.unwrap_or_else(|fault| panic!("{:?}: {fault}", self.layout)));
             for (i, found) in found.into_iter().enumerate() {
                 let (a, b) = (&self.a[i / self.columns], &self.b[i % self.columns]);
-                let expected = fp4_dot::row(self.format, (&a.0, &a.1), (&b.0, &b.1)).to_bits();
+                let signs = self.negated.map(|negated| if negated { 0x88 } else { 0 });
+                let signed =
+                    |codes: &[u8], sign: u8| codes.iter().map(|code| code ^ sign).collect::<Vec<u8>>();
+                let codes = (signed(&a.0, signs[0]), signed(&b.0, signs[1]));
+                let expected = fp4_dot::row(self.format, (&codes.0, &a.1), (&codes.1, &b.1)).to_bits();
                 assert_eq!(
                     found, expected,
                     "{:?}, {schedule:?}, {i} of {} columns",
@@ -417,6 +425,60 @@ fn pairs_of_blocks_multiply() {
         for format in [Format::Nvfp4, Format::Mxfp4] {
             Product::random(format, columns, LAYOUTS[[2, 3, 4][i]], 2, i as u64).check();
         }
+    }
+}
+
+#[test]
+fn rows_are_copied_to_tensor_memory() {
+    for (i, layout) in LAYOUTS.into_iter().enumerate() {
+        let columns = if i % 2 == 0 { 8 } else { 4 };
+        let rows: Vec<Vec<u8>> =
+            (0..128).map(|row| (0..32).map(|byte| (row * 29 + byte * 3) as u8).collect()).collect();
+        let size = layout.size(128);
+        let mut given = vec![0; size];
+        for (row, bytes) in rows.iter().enumerate() {
+            for (byte, &value) in bytes.iter().enumerate() {
+                given[layout.place(row, byte)] = value;
+            }
+        }
+        let store = |i: usize| format!("st.global.b32 [%x+{}], %t{i};\n", i * 4);
+        let text = format!(
+            "{} @%first mbarrier.init.shared.b64 [%full], 1; shl.b32 %r0, %number, 4; cvt.u64.u32 %l0, %r0;
+            add.s64 %l1, %in, %l0; add.s32 %r1, %shared, %r0; mov.b32 %r2, 0;
+            $copy: ld.global.v4.b32 {{%r4, %r5, %r6, %r7}}, [%l1]; st.shared.v4.b32 [%r1], {{%r4, %r5, %r6, %r7}};
+            add.s64 %l1, %l1, 2048; add.s32 %r1, %r1, 2048; add.s32 %r2, %r2, 2048; setp.lt.u32 %q, %r2, {size}; @%q bra $copy;
+            cvt.u64.u32 %b, %shared; shr.u64 %b, %b, 4; fence.proxy.async.shared::cta; bar.sync 0; @!%first bra $wait;
+            add.s64 %x, %b, {}; tcgen05.cp.cta_group::1.128x{}b [%tensor+3], %x;
+            tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%full];
+            $wait: {} tcgen05.fence::after_thread_sync; mul.wide.u32 %x, %number, {}; add.s64 %x, %x, %out;
+            tcgen05.ld.sync.aligned.32x32b.x{columns}.b32 {}, [%mine+3]; tcgen05.wait::ld.sync.aligned; {} {}",
+            begun(32, 1),
+            layout.descriptor(0, 0),
+            columns * 32,
+            wait("%full", "0", "a"),
+            columns * 4,
+            registers(columns),
+            (0..columns).map(store).collect::<String>(),
+            ended(32, 1),
+        );
+        let found = Kernel { shared: size, output: 512 * columns, ..kernel(&text, &given) }.stored();
+        let expected: Vec<u8> = rows.iter().flat_map(|row| &row[..columns * 4]).copied().collect();
+        assert_eq!(found, expected, "{layout:?}");
+        let change = |from: &str, to: &str, expected| {
+            Kernel { shared: size, output: 512 * columns, ..kernel(&changed(&text, from, to), &given) }
+                .faults(expected);
+        };
+        change("[%tensor+3], %x", "[%tensor+30], %x", |kind| matches!(kind, FaultKind::OutOfBounds(_)));
+        change("fence.proxy.async.shared::cta;", "", |kind| matches!(kind, FaultKind::Unfenced { .. }));
+        // The thread's own warp may not read the words before the commit's phase either.
+        change(&wait("%full", "0", "a"), "", |kind| {
+            race(kind) || matches!(kind, FaultKind::Uninitialised(_))
+        });
+        change(
+            "tcgen05.commit",
+            "tcgen05.ld.sync.aligned.32x32b.x1.b32 {%t0}, [%mine]; tcgen05.commit",
+            |kind| matches!(kind, FaultKind::Deadlock(_) | FaultKind::IncompleteWarp { .. }),
+        );
     }
 }
 
