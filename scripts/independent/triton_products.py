@@ -1,7 +1,7 @@
 """Makes products of FP4 with block scales by Triton, for the executor's test `triton`.
 
-Compiles a kernel with `tl.dot_scaled` for sm_120 with several tiles, for NVFP4 and MXFP4, and
-writes a folder for each tile and set of operands:
+Compiles a kernel with `tl.dot_scaled` for sm_120 and sm_100 with several tiles, for NVFP4 and
+MXFP4, and writes a folder for each tile and set of operands:
 
     kernel.ptx                     Triton's PTX
     launch                         kernel, blocks, threads, bytes of shared memory, and K
@@ -17,21 +17,30 @@ Needs `triton_products_requirements.txt` and no GPU.
 """
 
 import argparse
+import collections
 import os
 import pathlib
+import re
 import sys
 
 import numpy as np
 
-# M and N of a tile, K per iteration, and warps.
-TILES = [(16, 8, 64, 1), (64, 32, 64, 4), (32, 64, 128, 2), (64, 64, 128, 1), (128, 128, 128, 4), (128, 64, 256, 8)]
+# M and N of a tile, K per iteration, and warps, for each compute capability. For 10.0, Triton uses
+# FP4 of tensor cores only if M is a multiple of 128; tiles with M = 64 become products of BF16.
+TILES = {
+    120: [(16, 8, 64, 1), (64, 32, 64, 4), (32, 64, 128, 2), (64, 64, 128, 1), (128, 128, 128, 4), (128, 64, 256, 8)],
+    100: [(128, 32, 128, 4), (128, 64, 256, 4), (128, 128, 128, 4), (128, 128, 256, 8), (128, 256, 256, 4),
+          (256, 128, 256, 8)],
+}
+# What an instruction of tensor cores contains.
+INSTRUCTIONS = {120: "mma.sync.aligned", 100: "tcgen05.mma"}
 # Tiles of the product along M and N, and iterations along K.
 GRID, ITERATIONS = (2, 2), 3
 BLOCKS = {"nvfp4": 16, "mxfp4": 32}
 E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int64)  # halves
 
 
-def compiled(block, tile):
+def compiled(capability, block, tile):
     """Returns Triton's kernel for a tile."""
     import triton
     import triton.language as tl
@@ -61,7 +70,18 @@ def compiled(block, tile):
     source = ASTSource(product, types | dict.fromkeys(constants, "constexpr"), constants,
                        {(i,): [["tt.divisibility", 16]] for i in range(6)})
     options = {"num_warps": tile[3], "num_stages": 2}
-    return triton.compile(source, target=GPUTarget("cuda", 120, 32), options=options)
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+
+
+def defined(ptx):
+    """Returns the PTX with a number for every register that is read but never written.
+
+    Triton pads some shuffles of scales by them. Any value is right.
+    """
+    uses = collections.Counter(re.findall(r"%r\d+", ptx))
+    value = lambda register: register if uses[register] > 1 else "0x5A3C9617"
+    return re.sub(r"(prmt\.b32\s+%r\d+), (%r\d+), (%r\d+)",
+                  lambda found: f"{found[1]}, {value(found[2])}, {value(found[3])}", ptx)
 
 
 def operand(random, rows, columns, block, wide):
@@ -145,19 +165,20 @@ def main():
     out.mkdir(parents=True)
     random = np.random.default_rng(1)
     for name, block in BLOCKS.items():
-        for tile in TILES:
-            kernel = compiled(block, tile)
-            ptx, shared = kernel.asm["ptx"], kernel.metadata.shared
-            count = ptx.count("block_scale")
-            if count == 0:
-                sys.exit(f"{name}, tile {tile}: Triton emits no block-scaled mma")
+        for capability, tile in ((capability, tile) for capability, tiles in TILES.items() for tile in tiles):
+            kernel = compiled(capability, block, tile)
+            ptx, shared = defined(kernel.asm["ptx"]), kernel.metadata.shared
+            lines = [line for line in ptx.splitlines() if INSTRUCTIONS[capability] in line]
+            count = sum("block_scale" in line for line in lines)
+            if count == 0 or count != len(lines):
+                sys.exit(f"sm_{capability}, {name}, tile {tile}: Triton emits other products than block-scaled ones")
             rows, columns, inner = tile[0] * GRID[0], tile[1] * GRID[1], tile[2] * ITERATIONS
             for operands in ("exact", "wide"):
                 a, b = (operand(random, rows, inner, block, operands == "wide") for rows in (rows, columns))
                 product = by_tensor_cores(a, b, block)
                 if operands == "exact":
                     assert (product == plain(a, b, block)).all()
-                folder = out / "cases" / f"{name}-{'x'.join(map(str, tile[:3]))}-{operands}"
+                folder = out / "cases" / f"sm_{capability}-{name}-{'x'.join(map(str, tile[:3]))}-{operands}"
                 folder.mkdir(parents=True)
                 (folder / "kernel.ptx").write_text(ptx)
                 threads = tile[3] * 32
@@ -166,7 +187,7 @@ def main():
                     (codes[:, ::2] | codes[:, 1::2] << 4).tofile(folder / part)
                     scales.tofile(folder / f"scales_{part}")
                 product.tofile(folder / "product")
-            print(f"{name}, tile {tile}: {count} block-scaled mma, {shared} bytes of shared memory")
+            print(f"sm_{capability}, {name}, tile {tile}: {count} block-scaled mma, {shared} bytes of shared memory")
 
 
 if __name__ == "__main__":

@@ -130,6 +130,13 @@ fn join_blocks(mine: &mut Elsewhere, other: &Elsewhere) {
     }
 }
 
+/// Returns the times that all these clocks have.
+fn common<'a>(mut clocks: impl Iterator<Item = &'a Known>) -> Known {
+    let mut common = clocks.next().cloned().unwrap_or_default();
+    clocks.for_each(|known| common.meet(known));
+    common
+}
+
 /// Returns the lanes of a mask.
 fn lanes_of(mask: u32) -> impl Iterator<Item = usize> {
     (0..32).filter(move |lane| mask >> lane & 1 == 1)
@@ -150,6 +157,8 @@ pub(crate) struct Clocks {
     heard: Vec<Elsewhere>,
     /// Proxy fences of each warp, with their time and lanes.
     fences: Vec<Vec<ProxyFence>>,
+    /// The clock of each thread at its last `tcgen05.fence::after_thread_sync`.
+    seen: Vec<Known>,
     /// Clocks recorded by atomic writes, by address.
     places: BTreeMap<u64, Elsewhere>,
 }
@@ -176,8 +185,27 @@ impl Clocks {
             published: vec![None; warps * 32],
             heard: vec![Elsewhere::new(); warps * 32],
             fences: vec![Vec::new(); warps],
+            seen: vec![Known::default(); warps * 32],
             places: std::mem::take(&mut self.places),
         };
+    }
+
+    /// `tcgen05.fence::after_thread_sync` of these lanes.
+    pub(crate) fn tensor_fence(&mut self, warp: u32, lanes: u32) {
+        for thread in lanes_of(lanes).map(|lane| warp as usize * 32 + lane) {
+            self.seen[thread].clone_from(&self.known[thread]);
+        }
+    }
+
+    /// Returns the times that all these lanes knew at their last
+    /// `tcgen05.fence::after_thread_sync`.
+    pub(crate) fn seen(&self, warp: u32, lanes: u32) -> Known {
+        common(lanes_of(lanes).map(|lane| &self.seen[warp as usize * 32 + lane]))
+    }
+
+    /// Returns whether some thread knows a later time of a member.
+    pub(crate) fn knows(&self, member: Member, time: u32) -> bool {
+        self.known[..self.threads].iter().any(|known| known.time(member) > time)
     }
 
     /// Returns the member that reads for a warp group's products.
@@ -261,10 +289,7 @@ impl Clocks {
 
     /// Returns the times that all these lanes know.
     pub(crate) fn common(&self, warp: u32, lanes: u32) -> Known {
-        let mut threads = lanes_of(lanes).map(|lane| &self.known[warp as usize * 32 + lane]);
-        let mut common = threads.next().cloned().unwrap_or_default();
-        threads.for_each(|known| common.meet(known));
-        common
+        common(lanes_of(lanes).map(|lane| &self.known[warp as usize * 32 + lane]))
     }
 
     /// `fence.acq_rel.gpu` of these lanes.

@@ -73,6 +73,25 @@ pub enum FaultKind {
         /// The write's instruction.
         instruction: String,
     },
+    /// An access to tensor memory without `tcgen05.fence`.
+    ///
+    /// An instruction of another thread accessed the same word. Synchronization orders the two, but
+    /// the first thread did not execute `tcgen05.fence::before_thread_sync` before it, or the
+    /// second did not execute `tcgen05.fence::after_thread_sync` after it.
+    UnfencedTensor {
+        /// The access, by the fault's thread.
+        access: Access,
+        /// The earlier access's thread in its block.
+        thread: u32,
+        /// The earlier access's line.
+        line: u32,
+        /// The earlier access's instruction.
+        instruction: String,
+    },
+    /// Tensor memory was misused.
+    TensorMemory(&'static str),
+    /// The instruction descriptor of `tcgen05.mma` is invalid.
+    InstructionDescriptor(u32, &'static str),
     /// An mbarrier was misused, or another instruction accessed its bytes.
     Mbarrier(Access, &'static str),
     /// The size of a bulk copy is not a multiple of 16.
@@ -156,6 +175,8 @@ pub enum Space {
     Global,
     /// A block's shared memory.
     Shared,
+    /// A block's tensor memory.
+    Tensor,
 }
 
 impl fmt::Display for Access {
@@ -164,6 +185,7 @@ impl fmt::Display for Access {
         let space = match space {
             Space::Global => "global",
             Space::Shared => "shared",
+            Space::Tensor => "tensor",
         };
         write!(f, "{bytes} bytes at {space} address {address:#x}")?;
         match buffer {
@@ -194,6 +216,13 @@ impl fmt::Display for FaultKind {
                 f,
                 "no fence.proxy.async after thread {thread}'s line {line}, `{instruction}`: {access}"
             ),
+            Self::UnfencedTensor { access, thread, line, instruction } => {
+                write!(f, "no tcgen05.fence after thread {thread}'s line {line}, `{instruction}`: {access}")
+            }
+            Self::TensorMemory(problem) => write!(f, "tensor memory: {problem}"),
+            Self::InstructionDescriptor(descriptor, problem) => {
+                write!(f, "the instruction descriptor {descriptor:#010x}: {problem}")
+            }
             Self::Mbarrier(access, problem) => write!(f, "{problem}: {access}"),
             Self::BulkSize(bytes) => write!(f, "a bulk copy of {bytes} bytes, which is not a multiple of 16"),
             Self::Descriptor(descriptor, problem) => {

@@ -20,6 +20,10 @@ pub struct Launch {
     pub approximation: Approximation,
     /// Enables the race detector.
     pub races: bool,
+    /// Requires the fences around `tcgen05` instructions that the ISA requires.
+    ///
+    /// Triton 3.9 leaves them out.
+    pub tensor_fences: bool,
     /// Number of warp instructions after which a launch counts as hanging.
     pub limit: u64,
 }
@@ -34,6 +38,7 @@ impl Default for Launch {
             schedule: Schedule::LowestFirst,
             approximation: Approximation::Nearest,
             races: true,
+            tensor_fences: true,
             limit: 200_000_000,
         }
     }
@@ -68,6 +73,11 @@ impl Launch {
     /// Enables or disables the race detector.
     pub fn races(self, races: bool) -> Self {
         Self { races, ..self }
+    }
+
+    /// Requires the fences around `tcgen05` instructions, or not.
+    pub fn tensor_fences(self, tensor_fences: bool) -> Self {
+        Self { tensor_fences, ..self }
     }
 
     /// Sets the limit of warp instructions.

@@ -57,6 +57,7 @@ mod program;
 mod race;
 mod run;
 mod semantics;
+mod tensor;
 
 pub use approximation::Approximation;
 pub use declared::Parameter;

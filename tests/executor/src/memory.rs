@@ -425,6 +425,14 @@ impl Bytes {
         Ok(())
     }
 
+    /// Ends an mbarrier in located bytes.
+    pub(crate) fn release(&mut self, range: Range<usize>, races: Option<(&Races, Id)>) -> Result<(), Wrong> {
+        self.state[range.clone()].fill(0);
+        self.store(range.clone(), races)?;
+        self.state[range].fill(0);
+        Ok(())
+    }
+
     /// Starts a copy to located bytes: a write whose result is hidden until the copy lands.
     pub(crate) fn depart(&mut self, range: Range<usize>, races: Option<(&Races, Id)>) -> Result<(), Wrong> {
         self.store(range.clone(), races)?;

@@ -3,7 +3,7 @@
 use microscale_formats::Format;
 
 use crate::lanes::LaneFunction;
-use crate::semantics::Multiplicand;
+use crate::semantics::{Fragment, Multiplicand};
 
 /// The index of a register in its file. Words, longs and predicates have a file each.
 pub(crate) type Slot = u16;
@@ -31,6 +31,8 @@ pub(crate) struct Program {
     pub(crate) global: Vec<GlobalPlace>,
     /// Some threads of a block wait for only some of the others, by mbarriers or partial barriers.
     pub(crate) partial: bool,
+    /// Whether its tcgen05 instructions are for pairs of blocks, if it has any.
+    pub(crate) pairs: Option<bool>,
 }
 
 /// Registers of one kind.
@@ -117,7 +119,7 @@ pub(crate) enum Special {
 pub(crate) struct Instruction {
     pub(crate) guard: Option<Guard>,
     pub(crate) op: Op,
-    /// The words that it reads or writes and that asynchronous products also use.
+    /// The words that it reads or writes and that asynchronous products and loads also use.
     pub(crate) shares: Box<[Slot]>,
 }
 
@@ -260,6 +262,8 @@ pub(crate) enum Op {
     /// Makes an mbarrier wait for all earlier copies of a lane.
     ArriveAfterCopies {
         at: Address,
+        /// The arrival is one more than the mbarrier expects.
+        counted: bool,
     },
     /// Copies `bytes` bytes asynchronously from global to shared memory, counted by an mbarrier.
     BulkCopy {
@@ -297,6 +301,18 @@ pub(crate) enum Op {
         /// All lanes of a warp.
         members: Slot,
     },
+    /// An instruction of a warp for tensor memory.
+    Tensor {
+        action: TensorAction,
+        /// All lanes of a warp.
+        members: Slot,
+    },
+    /// An asynchronous instruction of one thread for tensor memory.
+    Pipe {
+        action: PipeAction,
+        /// The instruction is for a pair of blocks.
+        pair: bool,
+    },
     Approximate {
         flush: bool,
         to: Slot,
@@ -316,6 +332,14 @@ pub(crate) enum Op {
         value: Slot,
         by: Slot,
         clamp: Slot,
+        members: Slot,
+    },
+    /// Elects a lane, the same one for every election with the same member mask.
+    Elect {
+        /// Receives the lane.
+        to: Slot,
+        /// Is true in the elected lane.
+        elected: Slot,
         members: Slot,
     },
     Vote {
@@ -412,6 +436,8 @@ pub(crate) struct Scales {
 pub(crate) enum MbarrierAction {
     /// Initializes the mbarrier with this number of arrivals per phase.
     Initialise(Slot),
+    /// Ends the mbarrier.
+    Invalidate,
     Arrive,
     /// Arrives and expects this number of bytes.
     Expect(Slot),
@@ -431,6 +457,10 @@ pub(crate) enum Fence {
     MbarrierInit,
     /// Orders accesses between the blocks of a GPU.
     Device,
+    /// Orders a thread's accesses to tensor memory before a later synchronization.
+    TensorBefore,
+    /// Orders a thread's accesses to tensor memory after an earlier synchronization.
+    TensorAfter,
 }
 
 /// Instructions of `wgmma`.
@@ -452,6 +482,86 @@ pub(crate) struct GroupMatrices {
     pub(crate) a: FirstMatrix,
     /// The descriptor of B.
     pub(crate) b: Slot,
+    /// Whether the product is added to D.
+    pub(crate) adds: Guard,
+}
+
+/// An address in tensor memory: the lane in the upper half, the column in the lower one.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TensorAddress {
+    pub(crate) base: Slot,
+    pub(crate) offset: u32,
+}
+
+/// Instructions for tensor memory that a whole warp executes.
+#[derive(Debug)]
+pub(crate) enum TensorAction {
+    /// Allocates columns and stores their address in shared memory.
+    Allocate {
+        to: Address,
+        columns: Slot,
+        pair: bool,
+    },
+    /// Promises that the block allocates no more.
+    Relinquish,
+    Free {
+        at: TensorAddress,
+        columns: Slot,
+        pair: bool,
+    },
+    Load {
+        shape: Fragment,
+        to: Box<[Slot]>,
+        from: TensorAddress,
+    },
+    Store {
+        shape: Fragment,
+        to: TensorAddress,
+        from: Box<[Slot]>,
+    },
+    AwaitLoads,
+    AwaitStores,
+}
+
+/// Asynchronous instructions for tensor memory that one thread executes.
+#[derive(Debug)]
+pub(crate) enum PipeAction {
+    Multiply(TensorMatrices),
+    /// Copies rows from shared memory.
+    Copy {
+        to: TensorAddress,
+        /// The descriptor of the rows.
+        from: Slot,
+        shape: CopyShape,
+    },
+    /// Arrives at an mbarrier once all earlier instructions are complete.
+    Commit {
+        at: Address,
+        /// The mask of the cluster's blocks whose mbarriers receive an arrival.
+        blocks: Option<Slot>,
+    },
+}
+
+/// The rows that `tcgen05.cp` copies.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CopyShape {
+    pub(crate) rows: usize,
+    /// Pieces of 16 bytes per row.
+    pub(crate) pieces: usize,
+}
+
+/// The operands of `tcgen05.mma` with block scales.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TensorMatrices {
+    pub(crate) format: Format,
+    pub(crate) d: TensorAddress,
+    /// The descriptors of A and B in shared memory.
+    pub(crate) a: Slot,
+    pub(crate) b: Slot,
+    /// The instruction descriptor.
+    pub(crate) kind: Slot,
+    pub(crate) scales_a: TensorAddress,
+    pub(crate) scales_b: TensorAddress,
     /// Whether the product is added to D.
     pub(crate) adds: Guard,
 }

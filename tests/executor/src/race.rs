@@ -197,7 +197,7 @@ struct Cell {
 }
 
 /// The index of the byte in the access, and the earlier access.
-type Conflict = (usize, Id);
+pub(crate) type Conflict = (usize, Id);
 
 impl Cells {
     /// Allocates the cells on first use.
@@ -268,6 +268,32 @@ impl Cells {
                         return Some((byte - range.start, write));
                     }
                     fine = write;
+                }
+            }
+        }
+        None
+    }
+
+    /// Returns the first byte with an earlier access of a kind that `found` returns true for.
+    ///
+    /// A read looks at writes only.
+    pub(crate) fn find(
+        &self,
+        range: Range<usize>,
+        writes: bool,
+        found: impl Fn(Id) -> bool,
+    ) -> Option<Conflict> {
+        let mut fine = 0;
+        for byte in range.clone() {
+            let reads = if writes { [self.read[byte], self.other_read[byte]] } else { [0; 2] };
+            let more = self.more_reads.get(&byte).filter(|_| writes).into_iter().flatten().copied();
+            let known = [self.write[byte], self.other_write[byte]].into_iter().chain(reads);
+            for earlier in known.chain(more) {
+                if earlier != 0 && earlier != fine {
+                    if found(earlier) {
+                        return Some((byte - range.start, earlier));
+                    }
+                    fine = earlier;
                 }
             }
         }

@@ -19,5 +19,6 @@ mod instructions {
     mod pipelines;
     mod probe;
     mod scaled;
+    mod tensor;
     mod together;
 }

@@ -1,7 +1,7 @@
 //! Runs PTX that Triton compiled, and compares products with the script's expectation.
 //!
 //! Neither the PTX nor the products come from this repository's Rust code, so layouts, selectors
-//! and sums of `mma` with block scales are checked independently. `MICROSCALE_TRITON` is the folder
+//! and sums of `mma` and `tcgen05.mma` with block scales are checked independently. `MICROSCALE_TRITON` is the folder
 //! that `scripts/independent/triton_products.py` wrote. Without it, the test does nothing.
 
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use microscale_executor::{Argument, Kernel, Launch, Memory, Module, Schedule};
 use rayon::prelude::*;
 
-/// The least number of cases per format: tiles times sets of operands.
+/// The least number of cases per target and format: tiles times sets of operands.
 const LEAST: usize = 8;
 
 #[test]
@@ -21,11 +21,11 @@ fn products_that_triton_compiled_have_the_expected_bits() {
     };
     let cases = std::fs::read_dir(folder.join("cases")).expect("the folder of the script");
     let cases: Vec<PathBuf> = cases.map(|case| case.expect("a case").path()).collect();
-    for format in ["mxfp4-", "nvfp4-"] {
-        let of_format =
-            |case: &&PathBuf| case.file_name().is_some_and(|name| name.to_string_lossy().starts_with(format));
-        let count = cases.iter().filter(of_format).count();
-        assert!(count >= LEAST, "{count} cases of {format}");
+    for of in ["sm_120-mxfp4-", "sm_120-nvfp4-", "sm_100-mxfp4-", "sm_100-nvfp4-"] {
+        let begins =
+            |case: &&PathBuf| case.file_name().is_some_and(|name| name.to_string_lossy().starts_with(of));
+        let count = cases.iter().filter(begins).count();
+        assert!(count >= LEAST, "{count} cases of {of}");
     }
     cases.par_iter().for_each(|case| check(case));
 }
@@ -40,6 +40,9 @@ type Operands = [Vec<u8>; 4];
 fn check(case: &Path) {
     let read = |file: &str| std::fs::read(case.join(file)).unwrap_or_else(|error| panic!("{file}: {error}"));
     let text = String::from_utf8(read("kernel.ptx")).expect("text");
+    // Swizzled matrices need the alignment of dynamic shared memory on GPUs, which Triton does not
+    // declare.
+    let text = text.replace(".extern .shared .align 16 ", ".extern .shared .align 1024 ");
     let module = Module::parse(&text).unwrap_or_else(|error| panic!("{}: {error}", case.display()));
     let launch = String::from_utf8(read("launch")).expect("text");
     let [kernel, numbers @ ..] = &launch.split_whitespace().collect::<Vec<_>>()[..] else {
@@ -49,18 +52,22 @@ fn check(case: &Path) {
     let [blocks, threads, shared, inner] = numbers[..] else { panic!("{launch}") };
     let kernel = module.kernel(kernel).unwrap_or_else(|error| panic!("{}: {error}", case.display()));
     let opcodes = kernel.instructions();
-    assert!(opcodes.iter().any(|opcode| opcode.contains(".block_scale.")), "{opcodes:?}");
+    let tensor = case.file_name().is_some_and(|name| name.to_string_lossy().starts_with("sm_100"));
+    let product = if tensor { "tcgen05.mma." } else { "mma.sync." };
+    let scaled = |opcode: &&str| opcode.starts_with(product) && opcode.contains(".block_scale.");
+    assert!(opcodes.iter().any(scaled), "{opcodes:?}");
+    // Triton omits the fences of `tcgen05`.
+    let launch = Launch::new(blocks, threads).shared(shared).tensor_fences(false);
     let operands: Operands = NAMES.map(read);
     let expected = read("product");
     for schedule in [Schedule::LowestFirst, Schedule::HighestFirst, Schedule::Random(1)] {
-        let launch = Launch::new(blocks, threads).shared(shared).schedule(schedule);
+        let launch = launch.clone().schedule(schedule);
         let found = run(kernel, &launch, &operands, expected.len(), inner);
         let different = found.as_chunks::<4>().0.iter().zip(expected.as_chunks().0).position(|(a, b)| a != b);
         assert_eq!(different, None, "{}, {schedule:?}: the first element that differs", case.display());
     }
     // A wide range of scales hides single codes.
     if case.to_string_lossy().ends_with("-exact") {
-        let launch = Launch::new(blocks, threads).shared(shared);
         for operand in 0..4 {
             let mut operands = operands.clone();
             operands[operand][0] ^= 2;

@@ -18,7 +18,7 @@ impl<'a> Lowering<'a> {
         operands: &'a [Operand<'a>],
     ) -> Result<Option<Op>> {
         Ok(Some(match *opcode {
-            ["mbarrier", ref rest @ .., "shared", "b64"] => self.mbarrier(rest, operands)?,
+            ["mbarrier", ref rest @ .., "shared" | "shared::cta", "b64"] => self.mbarrier(rest, operands)?,
             ["mbarrier", "arrive", "shared::cluster", "b64"] => {
                 let [state, at] = self.exactly(operands)?;
                 self.no_state(state)?;
@@ -26,10 +26,12 @@ impl<'a> Lowering<'a> {
                 let at = self.address(Some("shared::cluster"), at)?;
                 Op::Mbarrier { action: MbarrierAction::Arrive, at }
             }
-            ["cp", "async", "mbarrier", "arrive", "noinc", "shared", "b64"] => {
+            ["cp", "async", "mbarrier", "arrive", ref rest @ .., "shared" | "shared::cta", "b64"]
+                if matches!(rest, [] | ["noinc"]) =>
+            {
                 let [at] = self.exactly(operands)?;
                 self.program.partial = true;
-                Op::ArriveAfterCopies { at: self.address(Some("shared"), at)? }
+                Op::ArriveAfterCopies { at: self.address(Some("shared"), at)?, counted: rest.is_empty() }
             }
             [
                 "cp",
@@ -87,6 +89,10 @@ impl<'a> Lowering<'a> {
             ["init"] => {
                 let [at, count] = self.exactly(operands)?;
                 (at, MbarrierAction::Initialise(self.read(count, Type::B32, false)?))
+            }
+            ["inval"] => {
+                let [at] = self.exactly(operands)?;
+                (at, MbarrierAction::Invalidate)
             }
             ["arrive"] => {
                 let [state, at] = self.exactly(operands)?;

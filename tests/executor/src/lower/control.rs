@@ -40,6 +40,18 @@ impl<'a> Lowering<'a> {
             ["shfl", "sync", mode, "b32"] => self.shuffle(mode, operands)?,
             ["vote", "sync", mode, ty] => self.vote(mode, ty, operands)?,
             ["redux", "sync", operation, ty] => self.redux(operation, ty, operands)?,
+            ["elect", "sync"] => {
+                let [to, members] = self.exactly(operands)?;
+                let Operand::Both(to, elected) = to else {
+                    return Err(self.invalid("expected a register and a predicate"));
+                };
+                let members = self.read(members, Type::B32, false)?;
+                let to = match *to {
+                    "_" => NONE,
+                    to => self.write(&Operand::Name(to), Type::B32)?,
+                };
+                Op::Elect { to, elected: self.write_predicate(elected)?, members }
+            }
             ["bar", "warp", "sync"] => {
                 let [members] = self.exactly(operands)?;
                 Op::WarpBarrier { members: self.read(members, Type::B32, false)? }
@@ -65,7 +77,8 @@ impl<'a> Lowering<'a> {
 
     fn label(&self, operand: &Operand) -> Result<u32> {
         let Operand::Name(name) = operand else { return Err(self.invalid("expected a label")) };
-        let label = self.labels.get(name).copied();
+        let scopes = self.scopes.open.iter().rev().chain(&[0]);
+        let label = scopes.copied().find_map(|scope| self.labels.get(&(scope, *name)).copied());
         label.ok_or_else(|| self.invalid(format!("there is no label {name}")))
     }
 

@@ -10,6 +10,7 @@ mod matrices;
 mod memory;
 mod operands;
 mod registers;
+mod tensor;
 mod values;
 
 use std::collections::{HashMap, HashSet};
@@ -19,7 +20,9 @@ use crate::declared::{ModuleVariable, Parameter};
 use crate::error::{Error, Result};
 use crate::memory::address_of_variable;
 use crate::parse::{Instruction, Kind, Operand, Statement};
-use crate::program::{GlobalPlace, Guard, Op, Place, Program, SharedPlace, Slot, WarpGroupAction};
+use crate::program::{
+    GlobalPlace, Guard, Op, Place, Program, SharedPlace, Slot, TensorAction, WarpGroupAction,
+};
 
 /// Unmapped bytes before each variable in shared memory.
 const SHARED_GAP: u32 = 256;
@@ -41,6 +44,7 @@ pub(crate) fn lower(
         shared: HashMap::new(),
         global: HashMap::new(),
         labels: HashMap::new(),
+        scopes: Scopes::default(),
         tables: HashMap::new(),
         line: body.first().map_or(1, |statement| statement.line),
         statement: "",
@@ -72,14 +76,37 @@ struct Lowering<'a> {
     shared: HashMap<&'a str, u32>,
     /// Addresses of variables in global memory.
     global: HashMap<&'a str, u64>,
-    /// The instruction after each label.
-    labels: HashMap<&'a str, u32>,
+    /// The instruction after each label, which its scope holds.
+    labels: HashMap<(u32, &'a str), u32>,
+    scopes: Scopes,
     tables: HashMap<&'a str, &'a [&'a str]>,
     /// The line of the current statement.
     line: u32,
     statement: &'a str,
     /// The words that the current instruction reads or writes.
     words: Vec<Slot>,
+}
+
+/// The open scopes, in braces. Each has a number of its own, and the body has 0.
+#[derive(Default)]
+struct Scopes {
+    open: Vec<u32>,
+    last: u32,
+}
+
+impl Scopes {
+    fn open(&mut self) {
+        self.last += 1;
+        self.open.push(self.last);
+    }
+
+    fn close(&mut self) {
+        self.open.pop();
+    }
+
+    fn current(&self) -> u32 {
+        self.open.last().copied().unwrap_or(0)
+    }
 }
 
 impl<'a> Lowering<'a> {
@@ -164,12 +191,15 @@ impl<'a> Lowering<'a> {
         Ok(start)
     }
 
-    /// Keeps for each instruction only the words that asynchronous products also use.
+    /// Keeps for each instruction only the words that asynchronous products and loads also use.
     fn find_shared_words(&mut self) {
         let mut of_products: HashSet<Slot> = HashSet::new();
         for instruction in &self.program.code {
             if let Op::WarpGroup { action: WarpGroupAction::Multiply(of), .. } = &instruction.op {
                 of_products.extend(of.d.iter().chain(of.a.registers()).copied());
+            }
+            if let Op::Tensor { action: TensorAction::Load { to, .. }, .. } = &instruction.op {
+                of_products.extend(to);
             }
         }
         for instruction in &mut self.program.code {
@@ -184,7 +214,9 @@ impl<'a> Lowering<'a> {
         for statement in body {
             self.line = statement.line;
             match &statement.kind {
-                Kind::Label(name) if self.labels.insert(name, next).is_some() => {
+                Kind::Open => self.scopes.open(),
+                Kind::Close => self.scopes.close(),
+                Kind::Label(name) if self.labels.insert((self.scopes.current(), name), next).is_some() => {
                     return Err(self.invalid(format!("the label {name} stands twice")));
                 }
                 Kind::Targets(name, targets) => {
@@ -194,13 +226,20 @@ impl<'a> Lowering<'a> {
                 _ => {}
             }
         }
+        self.scopes = Scopes::default();
         Ok(())
     }
 
     fn statement(&mut self, statement: &'a Statement<'a>, rest: &'a [Statement<'a>]) -> Result<()> {
         match &statement.kind {
-            Kind::Open => self.registers.open(rest),
-            Kind::Close => self.registers.close(),
+            Kind::Open => {
+                self.scopes.open();
+                self.registers.open(rest);
+            }
+            Kind::Close => {
+                self.scopes.close();
+                self.registers.close();
+            }
             Kind::Registers(ty, names) => {
                 self.registers.declare(ty, names).map_err(|message| self.invalid(message))?;
             }
@@ -244,6 +283,9 @@ impl<'a> Lowering<'a> {
             return Ok(op);
         }
         if let Some(op) = self.asynchronous(opcode, operands)? {
+            return Ok(op);
+        }
+        if let Some(op) = self.tensor(opcode, operands)? {
             return Ok(op);
         }
         if let Some(op) = self.memory(opcode, operands)? {

@@ -130,10 +130,12 @@ impl Bulk {
 }
 
 impl Grid<'_> {
-    /// Lands one copy that an mbarrier counts, if any: the last one issued, or a random one.
+    /// Lands one copy that an mbarrier counts or an instruction for tensor memory, if any: the last
+    /// one, or a random one.
     pub(super) fn land_one(&mut self, warps: &mut [Warp]) -> Result<bool, Fault> {
         let arrivals = warps.iter().map(|warp| warp.copies.arrivals.len()).sum::<usize>();
-        let all = self.bulk.len() + arrivals;
+        let pipes = self.pipes.iter().filter(|pipe| !pipe.waiting.is_empty()).count();
+        let all = self.bulk.len() + arrivals + pipes;
         if all == 0 {
             return Ok(false);
         }
@@ -148,6 +150,10 @@ impl Grid<'_> {
             return Ok(true);
         }
         chosen -= self.bulk.len();
+        if chosen >= arrivals {
+            self.advance(chosen - arrivals)?;
+            return Ok(true);
+        }
         for warp in warps {
             let here = warp.copies.arrivals.len();
             if chosen < here {
@@ -163,6 +169,7 @@ impl Grid<'_> {
     /// for each.
     pub(super) fn land_all(&mut self, warps: &mut [Warp]) -> Result<(), Fault> {
         while self.land_one(warps)? {}
+        self.leave_tensors()?;
         match self.forgotten_copy() {
             None => Ok(()),
             Some((address, (warp, lane, pc))) => {

@@ -70,8 +70,15 @@ impl Warp {
         Ok(())
     }
 
-    /// `cp.async.mbarrier.arrive.noinc` of each lane.
-    pub(super) fn arrive_after_copies(&mut self, grid: &mut Grid, active: u32, at: Address) -> Step {
+    /// `cp.async.mbarrier.arrive` of each lane. Without `.noinc` it is `counted`: the mbarrier expects
+    /// one more arrival in this phase.
+    pub(super) fn arrive_after_copies(
+        &mut self,
+        grid: &mut Grid,
+        active: u32,
+        at: Address,
+        counted: bool,
+    ) -> Step {
         self.check_address(grid, active, at)?;
         let own = self.begin_access(grid, active, Manner::Atomic)?;
         let turn = self.turn(grid);
@@ -79,6 +86,9 @@ impl Warp {
             let at = self.address(at, lane);
             let own = own.map(|id| id + lane);
             let (access, known) = grid.begin_copy((self.index, lane), at, own, false)?;
+            if counted {
+                grid.expect_arrival(lane, at)?;
+            }
             let (before, pc) = (self.copies.began, grid.pc);
             self.copies.arrivals.push(Arrival { lane, pc, at, before, access, known });
             if grid.early() {

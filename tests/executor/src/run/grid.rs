@@ -2,13 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use super::under_way::{Bulk, Cluster, Mbarrier, Products};
+use super::under_way::{Bulk, Cluster, Mbarrier, Pipe, Products};
 use crate::fault::{Fault, FaultKind, Step, Trap, trap};
 use crate::launch::{EXECUTED, Launch, SKIPPED, Schedule};
 use crate::memory::{Memory, Shared, Wrong};
 use crate::module::Kernel;
 use crate::program::Space;
-use crate::race::Races;
+use crate::race::{Id, Races};
+use crate::tensor::TensorMemory;
 
 /// Lanes per warp.
 pub(super) const WARP: u32 = 32;
@@ -33,6 +34,12 @@ pub(super) struct Grid<'a> {
     pub(super) mbarriers: BTreeMap<u64, Mbarrier>,
     /// Bulk copies in flight.
     pub(super) bulk: Vec<Bulk>,
+    /// The tensor memory of the cluster's blocks.
+    pub(super) tensors: Vec<TensorMemory>,
+    /// The address of an allocation that only this block of a pair has made.
+    pub(super) half: Option<(u32, u32, u32)>,
+    /// Asynchronous instructions for tensor memory, per issuing thread.
+    pub(super) pipes: Vec<Pipe>,
     /// Asynchronous products that some warp has not waited for, per warp group.
     pub(super) products: Vec<Products>,
     /// Number of events that a waiting thread may be waiting for.
@@ -73,6 +80,14 @@ impl Grid<'_> {
         }
     }
 
+    /// Returns the block and the thread of a recorded access, and its line and instruction.
+    pub(super) fn earlier(&self, access: Id) -> ((u32, u32), (u32, String)) {
+        let races = self.races.as_ref().expect("an access was recorded");
+        let (record, lane) = races.record(access);
+        let (line, instruction) = self.kernel.instruction(record.pc as usize);
+        (self.block_and_thread(record.block, record.warp, lane), (line, instruction.into()))
+    }
+
     /// Counts an instruction of `lanes` that `active` executed.
     #[inline]
     pub(super) fn count(&mut self, pc: u32, lanes: u32, active: u32) -> Step {
@@ -108,19 +123,12 @@ pub(super) fn wrongly<T>(
         Wrong::InFlight(at) => FaultKind::InFlight(access(at)),
         Wrong::Mbarrier(at) => FaultKind::Mbarrier(access(at), "these are bytes of an mbarrier"),
         Wrong::Unfenced(at, write) => {
-            let races = grid.races.as_ref().expect("a write was noted");
-            let (record, lane) = races.record(write);
-            let (line, instruction) = grid.kernel.instruction(record.pc as usize);
-            let (_, thread) = grid.block_and_thread(record.block, record.warp, lane);
-            let instruction = instruction.into();
+            let ((_, thread), (line, instruction)) = grid.earlier(write);
             FaultKind::Unfenced { access: access(at), thread, line, instruction }
         }
         Wrong::Race(at, earlier) => {
-            let races = grid.races.as_ref().expect("a race was found");
-            let (record, lane) = races.record(earlier);
-            let (line, instruction) = grid.kernel.instruction(record.pc as usize);
-            let (block, thread) = grid.block_and_thread(record.block, record.warp, lane);
-            FaultKind::Race { access: access(at), block, thread, line, instruction: instruction.into() }
+            let ((block, thread), (line, instruction)) = grid.earlier(earlier);
+            FaultKind::Race { access: access(at), block, thread, line, instruction }
         }
     };
     trap(lane, kind)

@@ -24,7 +24,7 @@ pub(super) fn misused<T>(grid: &Grid, lane: u32, address: u64, problem: &'static
 
 impl Grid<'_> {
     /// Returns the mbarrier at an address for a lane's access.
-    fn mbarrier(&mut self, lane: u32, address: u64, access: Option<Id>) -> Step<&mut Mbarrier> {
+    pub(super) fn mbarrier(&mut self, lane: u32, address: u64, access: Option<Id>) -> Step<&mut Mbarrier> {
         if let Err(kind) = self.shared.locate(address, BYTES) {
             return trap(lane, kind);
         }
@@ -77,6 +77,13 @@ impl Grid<'_> {
         Ok((self.begin_record(lane, record)?, known))
     }
 
+    /// Makes an mbarrier wait for one more arrival in its phase.
+    pub(super) fn expect_arrival(&mut self, lane: u32, address: u64) -> Step {
+        let barrier = self.mbarriers.get_mut(&address).expect("it counts a copy");
+        let expected = barrier.counts.expect_arrival();
+        expected.or_else(|problem| misused(self, lane, address, problem))
+    }
+
     /// Counts a landed copy: its bytes, or an arrival without `bytes`.
     pub(super) fn end_copy(&mut self, lane: u32, address: u64, bytes: Option<usize>) -> Step {
         let barrier = self.mbarriers.get_mut(&address).expect("it counts a copy");
@@ -90,7 +97,7 @@ impl Grid<'_> {
     }
 
     /// Handles a change of an mbarrier's counts.
-    fn counted(&mut self, lane: u32, address: u64, complete: Result<bool, &'static str>) -> Step {
+    pub(super) fn counted(&mut self, lane: u32, address: u64, complete: Result<bool, &'static str>) -> Step {
         self.note_event();
         let complete = complete.or_else(|problem| misused(self, lane, address, problem))?;
         let barrier = self.mbarriers.get_mut(&address).expect("it was counted");
@@ -120,7 +127,7 @@ impl Grid<'_> {
 }
 
 impl Warp {
-    /// `mbarrier.init`, `mbarrier.arrive` and `mbarrier.try_wait`.
+    /// `mbarrier.init`, `mbarrier.inval`, `mbarrier.arrive` and `mbarrier.try_wait`.
     ///
     /// Returns whether the lanes must wait, because all of them tried and found their phases
     /// incomplete.
@@ -137,9 +144,12 @@ impl Warp {
             MbarrierAction::Initialise(slot)
             | MbarrierAction::Expect(slot)
             | MbarrierAction::Try { parity: slot, .. } => *self.registers.word(program, slot, active)?,
-            MbarrierAction::Arrive => [0; 32],
+            MbarrierAction::Arrive | MbarrierAction::Invalidate => [0; 32],
         };
-        let manner = if let MbarrierAction::Initialise(_) = action { Manner::Weak } else { Manner::Atomic };
+        let manner = match action {
+            MbarrierAction::Initialise(_) | MbarrierAction::Invalidate => Manner::Weak,
+            _ => Manner::Atomic,
+        };
         let access = self.begin_access(grid, active, manner)?;
         let turn = self.turn(grid);
         let mut found = 0;
@@ -149,6 +159,7 @@ impl Warp {
             let operand = operand[lane as usize];
             match action {
                 MbarrierAction::Initialise(_) => self.initialise(grid, lane, address, operand, access)?,
+                MbarrierAction::Invalidate => self.invalidate(grid, lane, address, access)?,
                 MbarrierAction::Arrive => self.arrive_at(grid, lane, address, None, access)?,
                 MbarrierAction::Expect(_) => self.arrive_at(grid, lane, address, Some(operand), access)?,
                 MbarrierAction::Try { .. } => {
@@ -183,6 +194,21 @@ impl Warp {
         let barrier =
             Mbarrier { counts, member, init: access, told, complete, copies: 0, last: None, found: 0 };
         grid.mbarriers.insert(address, barrier);
+        Ok(())
+    }
+
+    /// `mbarrier.inval`. The bytes count as not written.
+    fn invalidate(&mut self, grid: &mut Grid, lane: u32, address: u64, access: Option<Id>) -> Step {
+        let barrier = grid.mbarrier(lane, address, access)?;
+        if barrier.copies > 0 {
+            return misused(grid, lane, address, "an mbarrier ends while copies are in flight");
+        }
+        let races = grid.races.as_ref().zip(access);
+        let (memory, offset) = grid.shared.locate(address, BYTES).or_else(|kind| trap(lane, kind))?;
+        if let Err(wrong) = memory.release(offset..offset + BYTES, races) {
+            return wrongly(grid, lane, Space::Shared, address, BYTES, wrong);
+        }
+        grid.mbarriers.remove(&address);
         Ok(())
     }
 

@@ -10,9 +10,11 @@ mod grid;
 mod matrices;
 mod mbarriers;
 mod memory;
+mod pipes;
 mod products;
 mod registers;
 mod step;
+mod tensors;
 mod together;
 mod under_way;
 mod warp;
@@ -30,6 +32,7 @@ use crate::launch::{Argument, Coverage, Launch, Schedule, Statistics};
 use crate::memory::{Memory, Shared};
 use crate::module::Kernel;
 use crate::race::Races;
+use crate::tensor::TensorMemory;
 
 impl Kernel {
     /// Runs the kernel on a grid. The host may read the buffers afterwards, even after a fault.
@@ -85,6 +88,9 @@ impl Kernel {
             shared: Shared::default(),
             mbarriers: BTreeMap::new(),
             bulk: Vec::new(),
+            tensors: Vec::new(),
+            half: None,
+            pipes: Vec::new(),
             products: Vec::new(),
             events: 0,
             idle: 0,
@@ -142,6 +148,9 @@ impl Grid<'_> {
             self.cluster = Cluster::new(cluster, warps_of_block);
             self.shared = Shared::new(&self.kernel.program.shared, self.launch.shared, cluster);
             self.mbarriers.clear();
+            self.tensors = (0..cluster).map(|_| TensorMemory::default()).collect();
+            self.half = None;
+            self.pipes.clear();
             self.products = warps.chunks(products::WARPS as usize).map(|_| Products::default()).collect();
             if let Some(races) = &mut self.races {
                 races.clocks.start_block(number, cluster * warps_of_block * WARP);

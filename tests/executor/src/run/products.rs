@@ -24,11 +24,11 @@ const ROWS: usize = 16;
 const ALL: u8 = (1 << WARPS) - 1;
 
 impl Warp {
-    /// Checks another instruction's accesses to registers that products also use.
+    /// Checks another instruction's accesses to registers that products and loads also use.
     #[cold]
     pub(super) fn share_words(&mut self, program: &Program, active: u32, slots: &[Slot]) -> Step {
         for &slot in slots {
-            if self.products.pending.contains_key(&slot) {
+            if self.products.pending.contains_key(&slot) || self.tensors.pending.contains(&slot) {
                 let name = program.words.names[slot as usize].clone();
                 return trap(active.trailing_zeros(), FaultKind::PendingRegister(name));
             }

@@ -31,6 +31,8 @@ impl Warp {
         | Op::LoadMatrices { members, .. }
         | Op::StoreMatrices { members, .. }
         | Op::WarpGroup { members, .. }
+        | Op::Tensor { members, .. }
+        | Op::Elect { members, .. }
         | Op::ClusterBarrier { members, .. }
         | Op::WarpBarrier { members } = *op
         {
@@ -71,7 +73,9 @@ impl Warp {
             Op::Copy { to, from, bytes, read } => self.copy(grid, active, to, from, (bytes, read))?,
             Op::CloseGroup => self.copies.close_group(active),
             Op::AwaitCopies { but } => self.await_copies(grid, active, but)?,
-            Op::ArriveAfterCopies { at } => self.arrive_after_copies(grid, active, at)?,
+            Op::ArriveAfterCopies { at, counted } => {
+                self.arrive_after_copies(grid, active, at, counted)?;
+            }
             Op::BulkCopy { to, from, bytes, at, blocks } => {
                 self.bulk_copy(grid, active, [to, from, at], bytes, blocks)?;
             }
@@ -80,6 +84,7 @@ impl Warp {
                     return Ok(Next::Spin);
                 }
             }
+            Op::Pipe { ref action, pair } => self.issue(grid, active, action, pair)?,
             Op::Fence(fence) => self.fence(grid, active, fence),
             Op::MapAddress { to, from, rank } => {
                 self.map_address(program, active, grid.launch.cluster, [to, from, rank])?;
@@ -106,6 +111,8 @@ impl Warp {
             | Op::LoadMatrices { .. }
             | Op::StoreMatrices { .. }
             | Op::WarpGroup { .. }
+            | Op::Tensor { .. }
+            | Op::Elect { .. }
             | Op::WarpBarrier { .. }
             | Op::ClusterBarrier { .. }
             | Op::Barrier { .. } => {
@@ -217,6 +224,8 @@ impl Warp {
                 self.shuffle(program, active, mode, &Shuffled { to, valid, value, by, clamp })
             }
             Op::Vote { mode, to, from, .. } => self.vote(program, active, mode, to, from),
+            Op::Elect { to, elected, members } => self.elect(grid, active, [to, elected, members]),
+            Op::Tensor { ref action, .. } => self.tensor(grid, active, action),
             Op::Reduce { reduction, to, from, .. } => self.reduce(program, active, reduction, [to, from]),
             Op::Multiply { ref matrices, .. } => self.multiply(program, active, matrices),
             Op::MultiplyScaled { ref matrices, .. } => self.multiply_scaled(program, active, matrices),
@@ -247,6 +256,8 @@ impl Warp {
                 races.clocks.proxy_fence(self.index, active, fence == Fence::MbarrierInit);
             }
             Fence::Device => races.clocks.fence(self.index, active),
+            Fence::TensorBefore => self.tensors.fence(&mut races.clocks, self.index, active),
+            Fence::TensorAfter => races.clocks.tensor_fence(self.index, active),
         }
     }
 

@@ -2,10 +2,12 @@
 //!
 //! They are shuffles, votes and reductions.
 
+use super::grid::{Grid, Random};
 use super::memory::updated;
 use super::warp::Warp;
 use crate::fault::{FaultKind, Step, trap};
 use crate::lanes::LANES;
+use crate::launch::Schedule;
 use crate::program::{Guard, NONE, Program, Shuffle, Slot, Update, Vote};
 
 /// The operands of a shuffle.
@@ -67,6 +69,26 @@ impl Warp {
             }
         }
         debug_assert!(to != NONE || !matches!(mode, Vote::Ballot));
+        Ok(())
+    }
+
+    /// `elect.sync`: the schedule chooses a lane, the same one for every election with this mask.
+    pub(super) fn elect(&mut self, grid: &Grid, active: u32, [to, elected, members]: [Slot; 3]) -> Step {
+        let mask =
+            self.registers.word(&grid.kernel.program, members, active)?[active.trailing_zeros() as usize];
+        let lanes: Vec<u32> = (0..LANES as u32).filter(|lane| mask & active >> lane & 1 == 1).collect();
+        let lane = match self.launch.schedule {
+            Schedule::LowestFirst => lanes[0],
+            Schedule::HighestFirst => lanes[lanes.len() - 1],
+            Schedule::Random(seed) => {
+                let mut random = Random(seed ^ u64::from(mask) << 8);
+                lanes[random.below(lanes.len() as u32) as usize]
+            }
+        };
+        if to != NONE {
+            self.registers.set_word(to, active, &[lane; LANES]);
+        }
+        self.registers.set_predicate(elected, active, 1 << lane);
         Ok(())
     }
 

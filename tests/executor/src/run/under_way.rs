@@ -1,13 +1,16 @@
-//! State of asynchronous operations: bulk copies, mbarriers, warp group products, cluster barriers.
+//! State of asynchronous operations: bulk copies, mbarriers, products, tensor memory, cluster
+//! barriers.
 //!
 //! The modules with the corresponding names implement the operations.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
+use microscale_formats::Format;
+
 use crate::clock::{Known, Member};
-use crate::program::Slot;
+use crate::program::{CopyShape, Slot};
 use crate::race::Id;
-use crate::semantics::{Counts, Factors};
+use crate::semantics::{Counts, Factors, TensorProduct};
 
 /// A bulk copy in flight.
 pub(super) struct Bulk {
@@ -77,6 +80,76 @@ pub(super) struct Share {
     /// Registers accessed since the last fence.
     pub(super) accessed: HashSet<Slot>,
     pub(super) fenced: bool,
+}
+
+/// The asynchronous instructions of one thread for tensor memory.
+///
+/// They happen in their order. A member of the race detector acts for them. The member after it has
+/// the times at which `tcgen05.commit` made them known: it implies the fence before a
+/// synchronization.
+pub(super) struct Pipe {
+    pub(super) warp: u32,
+    pub(super) lane: u32,
+    pub(super) member: Member,
+    /// Number of instructions issued.
+    pub(super) issued: u32,
+    /// The last instruction that is not a commit: its number and place.
+    pub(super) last: Option<(u32, u32)>,
+    /// Instructions that have not happened.
+    pub(super) waiting: VecDeque<Issued>,
+}
+
+/// An asynchronous instruction for tensor memory that has not happened.
+pub(super) struct Issued {
+    pub(super) pc: u32,
+    pub(super) number: u32,
+    /// The block's rank, and the number of blocks that it is for.
+    pub(super) rank: u32,
+    pub(super) blocks: u32,
+    pub(super) work: Work,
+}
+
+/// The operands of an asynchronous instruction for tensor memory.
+pub(super) enum Work {
+    Multiply {
+        of: TensorProduct,
+        format: Format,
+        d: u32,
+        descriptors: [u64; 2],
+        scales: [u32; 2],
+        adds: bool,
+    },
+    Copy {
+        to: u32,
+        from: u64,
+        shape: CopyShape,
+    },
+    Commit {
+        /// The mbarriers.
+        at: Vec<u64>,
+        /// What the thread knows about other threads.
+        known: Known,
+    },
+}
+
+/// A warp's loads from tensor memory, or its stores.
+#[derive(Default)]
+pub(super) struct Moves {
+    /// The member of the race detector that acts for them. The member after it has the times that
+    /// `tcgen05.fence::before_thread_sync` made known.
+    pub(super) member: Option<Member>,
+    /// Number of instructions, and number of those that the warp has waited for.
+    pub(super) issued: u32,
+    pub(super) waited: u32,
+}
+
+/// A warp's part in tensor memory.
+#[derive(Default)]
+pub(super) struct Tensors {
+    pub(super) loads: Moves,
+    pub(super) stores: Moves,
+    /// Destinations of loads without a wait.
+    pub(super) pending: HashSet<Slot>,
 }
 
 /// The current cluster.

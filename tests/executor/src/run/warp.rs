@@ -8,7 +8,7 @@
 use super::flights::Copies;
 use super::grid::Grid;
 use super::registers::Registers;
-use super::under_way::Share;
+use super::under_way::{Share, Tensors};
 use crate::fault::{FaultKind, Step, trap};
 use crate::launch::{Launch, Schedule};
 use crate::program::Program;
@@ -30,6 +30,7 @@ pub(super) struct Warp {
     /// Lanes that have not exited.
     pub(super) alive: u32,
     pub(super) products: Share,
+    pub(super) tensors: Tensors,
     schedule: Schedule,
     pub(super) launch: Launch,
 }
@@ -82,6 +83,7 @@ impl Warp {
             launched: u32::MAX >> (32 - lanes),
             alive: 0,
             products: Share::default(),
+            tensors: Tensors::default(),
             schedule: launch.schedule,
             launch: launch.clone(),
         }
@@ -94,6 +96,7 @@ impl Warp {
         self.alive = self.launched;
         self.copies = Copies::default();
         self.products = Share::default();
+        self.tensors = Tensors::default();
         self.groups.clear();
         self.groups.push(Group { pc: 0, lanes: self.launched, state: State::Ready });
     }

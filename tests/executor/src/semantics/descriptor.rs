@@ -1,10 +1,14 @@
-//! Matrix descriptors (ISA 9.7.15.5.1, "Matrix Descriptor Format"): a matrix's layout in shared
-//! memory.
+//! Matrix descriptors: a matrix's layout in shared memory.
 //!
-//! The layout is K-major: a row here is a column of B, of 32 bytes.
+//! `wgmma` has one format (ISA 9.7.15.5.1, "Matrix Descriptor Format"), `tcgen05` another (9.7.16.4,
+//! "Shared memory descriptor"). The layout is K-major: a row here has 32 bytes and may be a column
+//! of B.
 
 /// Bytes of a piece. A row has two.
 pub(crate) const PIECE: usize = 16;
+
+/// The address, the two strides and the base offset.
+const FIELDS: u64 = 0x3fff | 0x3fff << 16 | 0x3fff << 32 | 7 << 49;
 
 /// A matrix whose rows have 32 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,10 +23,9 @@ pub(crate) struct Descriptor {
 }
 
 impl Descriptor {
-    /// Decodes a descriptor of a matrix of `rows` rows.
+    /// Decodes a descriptor of `wgmma` for a matrix of `rows` rows.
     pub(crate) fn new(bits: u64, rows: usize) -> Result<Self, &'static str> {
-        let field = |at: u32| (bits >> at & 0x3fff) << 4;
-        if bits & !(0x3fff | 0x3fff << 16 | 0x3fff << 32 | 7 << 49 | 3 << 62) != 0 {
+        if bits & !(FIELDS | 3 << 62) != 0 {
             return Err("bits outside its fields are set");
         }
         let row = match bits >> 62 {
@@ -31,6 +34,29 @@ impl Descriptor {
             2 => 64,
             _ => 32,
         };
+        Self::with(bits, rows, row)
+    }
+
+    /// Decodes a descriptor of `tcgen05` for a matrix of `rows` rows.
+    pub(crate) fn tensor(bits: u64, rows: usize) -> Result<Self, &'static str> {
+        if bits & !(FIELDS | 7 << 46 | 7 << 61) != 0 {
+            return Err("bits outside its fields are set");
+        }
+        if bits >> 46 & 7 != 1 {
+            return Err("bits 46 to 48 are not 1");
+        }
+        let row = match bits >> 61 {
+            0 => 16,
+            2 => 128,
+            4 => 64,
+            6 => 32,
+            _ => return Err("its swizzle mode does not exist, or has atoms of 32 bytes"),
+        };
+        Self::with(bits, rows, row)
+    }
+
+    fn with(bits: u64, rows: usize, row: u64) -> Result<Self, &'static str> {
+        let field = |at: u32| (bits >> at & 0x3fff) << 4;
         let descriptor = Self { start: field(0), leading: field(16), stride: field(32), row };
         if row == 16 {
             return Ok(descriptor);

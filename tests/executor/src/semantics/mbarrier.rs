@@ -35,6 +35,15 @@ impl Counts {
         Ok(self.turn())
     }
 
+    /// Waits for one more arrival in this phase.
+    pub(crate) fn expect_arrival(&mut self) -> Result<(), Problem> {
+        if i64::from(self.pending) == MOST {
+            return Err("more arrivals than an mbarrier can count");
+        }
+        self.pending += 1;
+        Ok(())
+    }
+
     /// `expect_tx`: `bytes` more bytes must come before the phase is complete.
     pub(crate) fn expect(&mut self, bytes: u32) -> Result<(), Problem> {
         self.count(i64::from(bytes))

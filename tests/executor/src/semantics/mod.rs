@@ -19,12 +19,14 @@ mod packed;
 mod reciprocal;
 mod round;
 mod selector;
+mod tensor;
 
 pub(crate) use descriptor::{Descriptor, PIECE};
 pub(crate) use matrix::{DEPTH, DEPTH_BYTES, Factors, Multiplicand, dot};
 pub(crate) use mbarrier::Counts;
 pub(crate) use reciprocal::reciprocal;
 pub(crate) use selector::Selector;
+pub(crate) use tensor::{Fragment, TensorProduct};
 
 use crate::lanes::Pure;
 

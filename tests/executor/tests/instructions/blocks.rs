@@ -6,7 +6,7 @@ use super::kernel::{Kernel, words};
 
 /// Makes a kernel of 128 threads with one output word each.
 fn kernel<'a>(text: &'a str, given: &'a [u8]) -> Kernel<'a> {
-    Kernel { text, blocks: 1, threads: 128, shared: 4096, given, output: 512, races: true }
+    Kernel { text, blocks: 1, threads: 128, shared: 4096, given, output: 512, races: true, cluster: 1 }
 }
 
 const STORE: &str = "mul.wide.u32 %l0, %number, 4; add.s64 %l0, %out, %l0; st.global.b32 [%l0], %r0;";

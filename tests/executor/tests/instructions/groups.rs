@@ -218,7 +218,7 @@ impl Product {
 
     fn kernel<'a>(&self, text: &'a str, given: &'a [u8]) -> Kernel<'a> {
         let (shared, output) = (self.shared(), 128 * self.columns * 2);
-        Kernel { text, blocks: 1, threads: 128, shared, given, output, races: true }
+        Kernel { text, blocks: 1, threads: 128, shared, given, output, races: true, cluster: 1 }
     }
 
     fn check(

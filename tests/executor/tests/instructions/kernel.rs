@@ -20,6 +20,7 @@ pub(super) struct Kernel<'a> {
     pub(super) text: &'a str,
     pub(super) blocks: u32,
     pub(super) threads: u32,
+    pub(super) cluster: u32,
     /// Size of `bytes`.
     pub(super) shared: usize,
     pub(super) given: &'a [u8],
@@ -36,8 +37,10 @@ impl Kernel<'_> {
 
     pub(super) fn with(&self, schedule: Schedule, approximation: Approximation) -> Result<Vec<u8>, Fault> {
         let Self { text, shared, .. } = self;
+        // Only these GPUs have tensor memory.
+        let target = if text.contains("tcgen05") { "sm_100f" } else { "sm_90a" };
         let module = format!(
-            ".version 8.0 .target sm_90a .address_size 64
+            ".version 8.8 .target {target} .address_size 64
             .visible .entry test(.param .u64 input, .param .u64 output) {{
                 .shared .align 1024 .b8 bytes[{shared}]; .shared .align 8 .b8 first[64]; .shared .align 8 .b8 second[64];
                 .reg .b64 %in, %out, %wide, %l<16>; .reg .b32 %number, %block, %shared, %full, %empty, %r<32>;
@@ -54,8 +57,8 @@ impl Kernel<'_> {
         let mut memory = Memory::new();
         let input = memory.allocate_from("in", self.given);
         let output = memory.allocate_from("out", &vec![0; self.output]);
-        let launch =
-            Launch::new(self.blocks, self.threads).schedule(schedule).limit(1_000_000).races(self.races);
+        let launch = Launch::new(self.blocks, self.threads).cluster(self.cluster).schedule(schedule);
+        let launch = launch.limit(1_000_000).races(self.races);
         kernel.run(&mut memory, &launch.approximation(approximation), &[input.into(), output.into()])?;
         Ok(memory.bytes(output).unwrap())
     }

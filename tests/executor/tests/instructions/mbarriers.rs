@@ -8,7 +8,7 @@ use super::kernel::{Kernel, SCHEDULES, wait, words};
 
 /// Makes a kernel of 64 threads with one output word each.
 fn kernel<'a>(text: &'a str, given: &'a [u8]) -> Kernel<'a> {
-    Kernel { text, blocks: 1, threads: 64, shared: 4096, given, output: 256, races: true }
+    Kernel { text, blocks: 1, threads: 64, shared: 4096, given, output: 256, races: true, cluster: 1 }
 }
 
 /// Returns bytes such that any 16 consecutive ones differ.
@@ -322,6 +322,11 @@ fn mbarriers_await_copies_of_threads() {
     let all = words(&given);
     let expected: Vec<u32> = (0..64).map(|i: usize| all[(i ^ 33) * 2] ^ all[(i ^ 33) * 2 + 1]).collect();
     assert_eq!(words(&kernel(&text("", arrive, &wait), &given).stored()), expected);
+    // Without `.noinc`, each arrival is expected when it is issued: thread 0 arrives once more.
+    let counted = "cp.async.mbarrier.arrive.shared.b64 [%full]; bar.sync 0; @%first mbarrier.arrive.shared.b64 _, [%full];";
+    let one = text("", counted, &wait).replace(&made("64"), &made("1"));
+    assert_eq!(words(&kernel(&one, &given).stored()), expected);
+    faults(&one.replace("@%first mbarrier.arrive.shared.b64 _, [%full];", ""), deadlock);
     // The arrival does not cover a copy issued after it.
     faults(&text(arrive, "", &wait), |kind| early(kind) || matches!(kind, FaultKind::NeverAwaited(_)));
     faults(&text("", arrive, ""), early);

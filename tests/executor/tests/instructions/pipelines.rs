@@ -97,7 +97,16 @@ fn pipeline() -> String {
 }
 
 fn kernel<'a>(text: &'a str, given: &'a [u8]) -> Kernel<'a> {
-    Kernel { text, blocks: 2, threads: 160, shared: STAGES * BYTES, given, output: 2048, races: true }
+    Kernel {
+        text,
+        blocks: 2,
+        threads: 160,
+        shared: STAGES * BYTES,
+        given,
+        output: 2048,
+        races: true,
+        cluster: 1,
+    }
 }
 
 #[test]
