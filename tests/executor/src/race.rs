@@ -286,9 +286,9 @@ impl Cells {
         let mut fine = 0;
         for byte in range.clone() {
             let reads = if writes { [self.read[byte], self.other_read[byte]] } else { [0; 2] };
-            let more = self.more_reads.get(&byte).filter(|_| writes).into_iter().flatten().copied();
+            let more = if writes { self.sets.get(self.more_reads[byte]) } else { &[] };
             let known = [self.write[byte], self.other_write[byte]].into_iter().chain(reads);
-            for earlier in known.chain(more) {
+            for earlier in known.chain(more.iter().copied()) {
                 if earlier != 0 && earlier != fine {
                     if found(earlier) {
                         return Some((byte - range.start, earlier));
