@@ -34,7 +34,7 @@ impl QExperts {
     /// Experts with weights `[M, K]` each, and their biases `[E, M]`.
     ///
     /// # Errors
-    /// If there are no experts, or shapes differ. [`QMatrix::split`] splits weights `[E·M, K]`.
+    /// If there are no experts, if shapes differ, or if a matrix has a transform of its inputs. [`QMatrix::split`] splits weights `[E·M, K]`.
     pub fn new(weights: Vec<QMatrix>, bias: Option<Tensor>) -> Result<Self> {
         let Some(first) = weights.first() else { bail!("no experts") };
         let (rows, cols) = (first.view().rows(), first.view().cols());
@@ -44,6 +44,9 @@ impl QExperts {
         }
         if let Some(bias) = bias.as_ref().filter(|bias| bias.dims() != [weights.len(), rows]) {
             bail!("biases of shape {:?} do not fit {} experts of {rows} rows", bias.dims(), weights.len());
+        }
+        if weights.iter().any(|weight| weight.hadamard().is_some()) {
+            bail!("experts have no Hadamard transform of their inputs here; multiply with a QLinear of each");
         }
         Ok(Self {
             weights,

@@ -22,6 +22,7 @@
 //! | round activations to INT8 | [`QLinear::with_precision`], [`QExperts::with_precision`] |
 //! | multiply each token with the weights of its experts | [`Weights::experts`], [`QExperts`] |
 //! | make layers of weights from elsewhere | [`QMatrix`] |
+//! | transform activations as a checkpoint's weights | [`hadamard()`], [`QMatrix::with_hadamard`] |
 //!
 //! Weights stay in the mapped file, and products read them there. Loading a model copies only
 //! unquantized tensors and GGUF blocks. Products are [`microscale::gemm_weights`] and
@@ -36,11 +37,13 @@
 #[cfg(feature = "cuda")]
 mod cuda;
 mod experts;
+mod hadamard;
 mod linear;
 mod matrix;
 mod weights;
 
 pub use experts::QExperts;
+pub use hadamard::hadamard;
 pub use linear::{Linear, QLinear};
 pub use matrix::QMatrix;
 pub use weights::Weights;

@@ -10,6 +10,7 @@ use microscale::{Activation, ActivationPrecision, Fp8Options, Fp8Rows, Recipe, g
 
 #[cfg(feature = "cuda")]
 use crate::cuda::OnGpu;
+use crate::hadamard::hadamard;
 use crate::matrix::{QMatrix, check_precision};
 
 /// A linear layer with quantized weights, y = x·Wᵀ + b.
@@ -18,7 +19,8 @@ use crate::matrix::{QMatrix, check_precision};
 /// in f32, f16 or bf16. Outputs have the same dtype.
 ///
 /// Each product is within the bounds that [`microscale::formats::weights`] states, and rounded once
-/// to the dtype. The bias is added afterwards, as in candle. An input without gaps is not copied.
+/// to the dtype. The bias is added afterwards, as in candle. An input without gaps is not copied,
+/// unless [`QMatrix::hadamard`] transforms it.
 #[derive(Clone, Debug)]
 pub struct QLinear {
     weight: QMatrix,
@@ -157,7 +159,11 @@ impl QLinear {
 
 impl Module for QLinear {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let y = x.contiguous()?.apply_op1_no_bwd(&Product(self))?;
+        let x = match self.weight.hadamard() {
+            None => x.contiguous()?,
+            Some(width) => hadamard(x, width)?,
+        };
+        let y = x.apply_op1_no_bwd(&Product(self))?;
         match &self.bias {
             None => Ok(y),
             Some(bias) => y.broadcast_add(&bias.to_dtype(y.dtype())?),

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use candle_core::{Error, Result, bail};
 use microscale::formats::ScaleLayout;
 use microscale::{
-    Activation, ActivationPrecision, QuantizedShape, QuantizedTensor, QuantizedView, gemm_weights,
-    gemm_weights_int8,
+    Activation, ActivationPrecision, HadamardWidth, QuantizedShape, QuantizedTensor, QuantizedView,
+    gemm_weights, gemm_weights_int8,
 };
 use yoke::erased::ErasedArcCart;
 use yoke::{Yoke, Yokeable};
@@ -17,7 +17,10 @@ use yoke::{Yoke, Yokeable};
 /// It keeps its memory alive: a mapped checkpoint, a [`QuantizedTensor`], or another owner
 /// ([`Self::of`]).
 #[derive(Clone)]
-pub struct QMatrix(Yoke<View<'static>, ErasedArcCart>);
+pub struct QMatrix {
+    view: Yoke<View<'static>, ErasedArcCart>,
+    hadamard: Option<HadamardWidth>,
+}
 
 #[derive(Clone, Copy, Yokeable)]
 struct View<'a>(QuantizedView<'a>);
@@ -75,7 +78,7 @@ impl QMatrix {
         find: impl for<'a> FnOnce(&'a Owner) -> Result<QuantizedView<'a>>,
     ) -> Result<Self> {
         let found = Yoke::try_attach_to_cart(owner, |owner| find(owner).map(View))?;
-        let matrix = Self(found.erase_arc_cart());
+        let matrix = Self { view: found.erase_arc_cart(), hadamard: None };
         let QuantizedShape { format, scale_layout, .. } = matrix.view().shape();
         if !format.is_multiplied() {
             bail!("weights in {format} are not multiplied; dequantize them, or quantize to MXFP4 or NVFP4");
@@ -94,9 +97,27 @@ impl QMatrix {
         Self::of(Arc::new(tensor), |tensor| Ok(tensor.view()))
     }
 
+    /// Sets the transform of inputs that the matrix is stored under, see [`Self::hadamard`].
+    ///
+    /// # Errors
+    /// If the width does not divide K.
+    pub fn with_hadamard(self, hadamard: Option<HadamardWidth>) -> Result<Self> {
+        let columns = self.view().cols();
+        if let Some(width) = hadamard.filter(|width| !columns.is_multiple_of(width.columns())) {
+            bail!("a Hadamard transform of {width} columns does not fit weights of {columns} columns");
+        }
+        Ok(Self { hadamard, ..self })
+    }
+
+    /// The block Hadamard transform of inputs. The matrix is W·H, and a
+    /// [`QLinear`](crate::QLinear) multiplies inputs by H.
+    pub fn hadamard(&self) -> Option<HadamardWidth> {
+        self.hadamard
+    }
+
     /// The matrix' codes, scales and global scale.
     pub fn view(&self) -> QuantizedView<'_> {
-        self.0.get().0
+        self.view.get().0
     }
 
     /// Splits the matrix by rows into `count` matrices of the same size.
@@ -110,14 +131,15 @@ impl QMatrix {
         }
         let part = QuantizedShape::new(shape.format, shape.rows / count, shape.cols);
         let parts = (0..count).map(|i| {
-            let found = self.0.try_map_project_cloned(|View(whole), _| {
+            let found = self.view.try_map_project_cloned(|View(whole), _| {
                 let (codes, scales) = (whole.codes().len() / count, whole.scales().len() / count);
                 let (codes, scales) =
                     (&whole.codes()[i * codes..][..codes], &whole.scales()[i * scales..][..scales]);
                 let view = QuantizedView::from_parts(part, codes, scales)?;
                 whole.global_scale().map_or(Ok(view), |scale| view.with_global_scale(scale)).map(View)
             });
-            found.map(Self).map_err(|error: microscale::Error| Error::wrap(error))
+            let found = found.map(|view| Self { view, hadamard: self.hadamard });
+            found.map_err(|error: microscale::Error| Error::wrap(error))
         });
         parts.collect()
     }

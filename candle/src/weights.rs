@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use candle_core::{DType, Device, Error, Result, Shape, Tensor, bail};
-use microscale::{GlobalScale, QuantizedView};
+use microscale::{GlobalScale, HadamardWidth, QuantizedView};
 use microscale_checkpoint::{Checkpoint, Logical, Values, logical};
 use yoke::{Yoke, Yokeable};
 
@@ -48,7 +48,7 @@ impl Weights {
     /// Unquantized tensors come out in `dtype`, and all tensors on `device`.
     ///
     /// # Errors
-    /// As for [`Checkpoint::open`] and [`logical`].
+    /// As for [`Checkpoint::open`], [`logical`] and [`Checkpoint::check_transforms`].
     pub fn open(path: &Path, dtype: DType, device: &Device) -> Result<Self> {
         Self::of(Checkpoint::open(path).map_err(Error::wrap)?, dtype, device)
     }
@@ -56,8 +56,9 @@ impl Weights {
     /// [`Self::open`] for a checkpoint that is already open.
     ///
     /// # Errors
-    /// As for [`logical`].
+    /// As for [`logical`] and [`Checkpoint::check_transforms`].
     pub fn of(checkpoint: Checkpoint, dtype: DType, device: &Device) -> Result<Self> {
+        checkpoint.check_transforms().map_err(Error::wrap)?;
         let tensors = Yoke::try_attach_to_cart(Arc::new(checkpoint), |checkpoint| {
             let tensors = logical(checkpoint)?;
             Ok(Tensors(tensors.into_iter().map(|tensor| (tensor.name(), tensor)).collect()))
@@ -189,10 +190,12 @@ impl Weights {
             _ => return Ok(None),
         };
         // GGUF's blocks and ComfyUI's order of codes have no view.
+        let hadamard = packed.hadamard;
         let matrix = match packed.view().map_err(Error::wrap)? {
             Some(_) => QMatrix::of(self.tensors.clone(), |tensors| viewed(tensors, &name)),
             None => QMatrix::new(packed.read().map_err(Error::wrap)?),
-        }?;
+        }?
+        .with_hadamard(hadamard)?;
         let found = [matrix.view().rows(), matrix.view().cols()];
         if found != shape {
             bail!("{name} has rows and columns {found:?} in the checkpoint, and not {shape:?}");
@@ -203,6 +206,14 @@ impl Weights {
     /// Returns whether there is a quantized tensor of this name.
     pub fn is_quantized(&self, name: &str) -> bool {
         matches!(self.tensors.get().0.get(&*self.full(name)), Some(Logical::Packed(_)))
+    }
+
+    /// Returns the transform of the inputs of a layer whose weights have this name.
+    pub fn hadamard(&self, name: &str) -> Option<HadamardWidth> {
+        match self.tensors.get().0.get(&*self.full(name)) {
+            Some(Logical::Packed(packed)) => packed.hadamard,
+            _ => None,
+        }
     }
 
     /// Returns the stored global scale of the inputs of a layer whose weights have this name.

@@ -3,10 +3,10 @@
 use candle_core::{DType, Device, IndexOp, Module, Result, Tensor};
 use microscale::formats::weights::segments_gamma;
 use microscale::{
-    ActivationPrecision, Format, Fp8Options, Fp8Rows, Numerics, Recipe, ScaleLayout, Shape, dequantize,
-    gemm_weights_fp8, gemm_weights_int8, quantize,
+    ActivationPrecision, Format, Fp8Options, Fp8Rows, HadamardWidth, Numerics, Recipe, ScaleLayout, Shape,
+    Words, dequantize, gemm_weights_fp8, gemm_weights_int8, quantize,
 };
-use microscale_candle::{QExperts, QLinear, QMatrix};
+use microscale_candle::{QExperts, QLinear, QMatrix, hadamard};
 
 const CPU: &Device = &Device::Cpu;
 
@@ -272,5 +272,36 @@ fn layers_round_activations_to_fp8_and_nvfp4_weights_only_if_allowed() -> Result
             assert_eq!(again.fp8_activations(), None);
         }
     }
+    Ok(())
+}
+
+/// A layer of transformed weights transforms its inputs, and experts of such weights are refused.
+#[test]
+fn inputs_are_transformed_as_the_weights() -> Result<()> {
+    for width in HadamardWidth::values() {
+        let (weight, x) = (values(&[24, 256], 1), values(&[2, 5, 256], 2));
+        let transformed = hadamard(&weight, width)?;
+        for recipe in recipes() {
+            let matrix = matrix(&transformed, &recipe).with_hadamard(Some(width))?;
+            let own = hadamard(&dequantized(&matrix), width)?;
+            let y = QLinear::new(matrix.clone(), None)?.forward(&x)?;
+            let right = x.reshape((10, 256))?.matmul(&own.t()?)?.reshape((2, 5, 24))?;
+            let error = (y - &right)?.abs()?.flatten_all()?.max(0)?.to_scalar::<f32>()?;
+            let largest = right.abs()?.flatten_all()?.max(0)?.to_scalar::<f32>()?;
+            assert!(error < 1e-5 * largest, "{width}: {error} {largest}");
+            assert!(QExperts::new(vec![matrix], None).is_err());
+        }
+        // Halves are transformed in f32 and rounded once.
+        let half = hadamard(&x.to_dtype(DType::BF16)?, width)?;
+        let right =
+            hadamard(&x.to_dtype(DType::BF16)?.to_dtype(DType::F32)?, width)?.to_dtype(DType::BF16)?;
+        assert_eq!(
+            half.flatten_all()?.to_vec1::<half::bf16>()?,
+            right.flatten_all()?.to_vec1::<half::bf16>()?
+        );
+    }
+    assert!(hadamard(&values(&[2, 48], 3), HadamardWidth::W32).is_err());
+    let narrow = matrix(&values(&[4, 96], 4), &recipes()[0]);
+    assert!(narrow.with_hadamard(Some(HadamardWidth::W64)).is_err());
     Ok(())
 }

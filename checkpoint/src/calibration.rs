@@ -8,12 +8,16 @@
 //! | [`KV_AMAX`] | the largest magnitudes of keys and values |
 //! | [`layer_file`] | importance of a decoder layer's weights, and Hessians: [`Quantize::gptq`] |
 //!
+//! Importance and the largest magnitudes are also there for inputs under each block Hadamard
+//! transform: [`transformed`].
+//!
 //! [`Quantize::importance`]: crate::Quantize::importance
 //! [`Quantize::gptq`]: crate::Quantize::gptq
 //! [`InputScales::read`]: crate::InputScales::read
 
 use std::path::{Path, PathBuf};
 
+use microscale::HadamardWidth;
 use serde_json::{Map, Value};
 
 use crate::error::Result;
@@ -38,6 +42,12 @@ pub const KV_AMAX: &str = "kv_amax.json";
 /// Returns the file of a decoder layer's statistics.
 pub fn layer_file(layer: usize) -> String {
     format!("layer-{layer}.safetensors")
+}
+
+/// Returns the name for facts about the inputs of a weight or a module under a transform, such as
+/// `NAME.hadamard_32`.
+pub fn transformed(name: &str, hadamard: Option<HadamardWidth>) -> String {
+    hadamard.map_or_else(|| name.into(), |width| format!("{name}.hadamard_{width}"))
 }
 
 /// Returns the name of the Hessian of an input, or of one expert's.

@@ -20,6 +20,8 @@
 //! | `packed`, `ownership` | quantized tensors in files; the owner of each stored part |
 //! | `strays` | codes without scales, and scales without codes |
 //! | `tiles` | block scales in tiles of 128×4 |
+//! | `hadamard` | the transforms that are written and undone: block Hadamard, of layers' inputs |
+//! | `undone` | checks that transforms are undone or run |
 //! | `transforms` | rotations that weights and activations are stored or computed with |
 //! | `w8_sources` | FP8 and INT8 weights under scales, which are read-only |
 //! | `open` | `Checkpoint::open` |
@@ -31,6 +33,7 @@ pub(crate) mod fp8_block;
 pub(crate) mod gguf;
 pub(crate) mod gpt_oss;
 pub(crate) mod group;
+pub(crate) mod hadamard;
 pub(crate) mod ignored;
 pub(crate) mod inputs;
 pub(crate) mod modelopt;
@@ -48,4 +51,5 @@ pub(crate) mod table;
 pub(crate) mod targets;
 pub(crate) mod tiles;
 pub(crate) mod transforms;
+pub(crate) mod undone;
 pub(crate) mod w8_sources;

@@ -8,7 +8,8 @@ use microscale::{Device, ErrorStats};
 
 use crate::checkpoint_formats::ownership::logical_positions;
 use crate::checkpoint_formats::packed::Logical;
-use crate::checkpoint_formats::transforms::check_same;
+use crate::checkpoint_formats::transforms::transforms;
+use crate::checkpoint_formats::undone::check_same;
 use crate::error::{Error, Result};
 use crate::pipeline::{Worker, map};
 use crate::progress::{Meter, OnProgress};
@@ -71,7 +72,7 @@ pub fn compare(
     progress: &mut OnProgress<'_>,
 ) -> Result<Comparison> {
     check_same(first, second)?;
-    let (a, b) = (logical_positions(first)?, logical_positions(second)?);
+    let [a, b] = [own_tensors(first)?, own_tensors(second)?];
     let mut others: HashMap<_, _> = b.iter().map(|tensor| (tensor.1.name(), tensor)).collect();
     let mut comparison = Comparison::default();
     let mut pairs = Vec::new();
@@ -100,6 +101,15 @@ pub fn compare(
         }
     }
     Ok(comparison)
+}
+
+/// Returns the model's own tensors, without the parameters of transforms that are undone.
+fn own_tensors(checkpoint: &Checkpoint) -> Result<Vec<Positioned<'_>>> {
+    let mut tensors = logical_positions(checkpoint)?;
+    if let Some(transforms) = transforms(checkpoint).filter(|transforms| transforms.hadamards().is_some()) {
+        tensors.retain(|(_, tensor)| !transforms.has_parameter(tensor.name()));
+    }
+    Ok(tensors)
 }
 
 /// A tensor that values are read of, by several threads.

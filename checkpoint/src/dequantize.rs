@@ -13,7 +13,8 @@ use microscale::{Device, Dtype, Element, NonFinite, Report};
 
 use crate::checkpoint_formats::ownership::logical_positions;
 use crate::checkpoint_formats::packed::{Logical, Packed};
-use crate::checkpoint_formats::transforms::check_untransformed;
+use crate::checkpoint_formats::transforms::transforms;
+use crate::checkpoint_formats::undone::check_undone;
 use crate::dtype::FileDtype;
 use crate::error::format::FormatError;
 use crate::error::output::OutputError;
@@ -98,10 +99,14 @@ impl Dequantize {
         progress: &mut OnProgress<'_>,
     ) -> Result<Dequantized> {
         let start = Instant::now();
-        check_untransformed(checkpoint, "dequantizing")?;
+        check_undone(checkpoint, "dequantizing")?;
         let non_finite = self.non_finite;
         let dtype = self.dtype.or_else(|| configured_dtype(checkpoint)).unwrap_or(Dtype::Bf16);
         let mut tensors = logical_positions(checkpoint)?;
+        // The values are of the model's own parameters, without the parameters of transforms.
+        if let Some(transforms) = transforms(checkpoint) {
+            tensors.retain(|(_, tensor)| !transforms.has_parameter(tensor.name()));
+        }
         let joined = match checkpoint.naming.experts() {
             Experts::ApartIfQuantized => join(&mut tensors, file_dtype(dtype)),
             _ => Vec::new(),

@@ -51,7 +51,7 @@ use serde_json::{Value, json};
 
 use crate::checkpoint_formats::ownership::{Ownership, StoredLogical};
 use crate::checkpoint_formats::packed::{Logical, Packed};
-use crate::checkpoint_formats::transforms::check_same;
+use crate::checkpoint_formats::undone::check_same;
 use crate::doctor::blocks::check_blocks;
 use crate::doctor::cache::check_cache;
 use crate::doctor::config::check_config;

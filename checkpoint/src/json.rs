@@ -193,6 +193,9 @@ impl Inspected<'_> {
                     json["global_scale"] = global_scale.value().into();
                     json["direction"] = global_scale.direction().word().into();
                 }
+                if let Some(width) = packed.hadamard {
+                    json["hadamard"] = width.columns().into();
+                }
             }
             Logical::Plain(tensor) => {
                 json["dtype"] = tensor.dtype.to_string().into();

@@ -44,9 +44,11 @@ use xxhash_rust::xxh3::Xxh3;
 
 use crate::checkpoint_format::CheckpointFormat;
 use crate::checkpoint_formats::group::Group;
+use crate::checkpoint_formats::hadamard::transform_config;
 use crate::checkpoint_formats::ignored::ignored;
 use crate::gguf::blocks::Blocks;
 use crate::gguf::metadata::FileType;
+use crate::names::weight::WEIGHT;
 use crate::plan::hessians::{Hessians, TensorHessians};
 use crate::plan::importance::Columns;
 use crate::plan::part::Part;
@@ -282,6 +284,12 @@ impl<'a> Plan<'a> {
         description.activations = self.input_scales.is_some();
         let copied = self.jobs.iter().filter(|job| job.plan.quantize().is_none());
         let ignore = ignored(self.checkpoint, copied.map(|job| job.tensor));
+        let weights = self.jobs.iter().map(|job| {
+            let recipe = job.plan.quantize().map(|plan| self.recipe_of(plan));
+            (job.tensor.name, recipe.and_then(|recipe| recipe.hadamard))
+        });
+        let weights = weights.filter(|(name, _)| name.ends_with(WEIGHT));
+        description.transforms = transform_config(weights, self.checkpoint.naming);
         self.format.describe(&self.groups(), &ignore, description);
     }
 

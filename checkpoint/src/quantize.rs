@@ -21,12 +21,14 @@ use half::bf16;
 use microscale::device::{Device, Part, QuantizedOnDevice};
 use microscale::{QuantizedTensor, Recipe, Report, Search, check_search};
 
+use crate::checkpoint_formats::hadamard;
 use crate::checkpoint_formats::storage::Storage;
 use crate::checkpoint_formats::tiles::Tiles;
 use crate::error::plan::{PlanError, instead};
 use crate::error::{Error, Result};
 use crate::gguf::metadata::FileType;
 use crate::pipeline::{Worker, lock};
+use crate::plan::tensor_recipe::TensorRecipe;
 use crate::plan::{CopyPlan, Plan, QuantizePlan, TensorPlan};
 use crate::quantize::chooser::Chooser;
 use crate::quantize::details::{BandDetails, Details};
@@ -173,7 +175,7 @@ impl<'a> Quantizer<'a> {
             Ok(())
         })?;
         busy.extend(stored.busy);
-        written += write_others(job, plan, storage, stored.global_scale, tiles, sink)?;
+        written += write_others(job, plan, used, stored.global_scale, tiles, sink)?;
         let plain = match (used.recipe.search, &plan.hessians) {
             (Search::None, None) => None,
             _ => Some(source.store(chosen.plain, false, worker, |_, _| Ok(()), Ok)?),
@@ -211,7 +213,8 @@ impl<'a> Quantizer<'a> {
         gathers_scales: bool,
         sink: &Sink,
     ) -> Result<WrittenBand> {
-        let (tensor, storage) = (&job.tensor, self.plan.recipe_of(plan).storage);
+        let (tensor, used) = (&job.tensor, self.plan.recipe_of(plan));
+        let storage = used.storage;
         let check_search = self.plan.check_search && recipe.search == Search::Full;
         let as_stored = storage.is_linear() && !check_search && self.plan.worst_blocks.is_none();
         if let Some(bytes) = as_stored.then(|| write_from_device(tensor, storage, &quantized, sink)).flatten()
@@ -221,10 +224,10 @@ impl<'a> Quantizer<'a> {
         let quantized = quantized.into_host().map_err(|error| matrix::error(tensor, storage, error))?;
         let mut written = WrittenBand::default();
         if check_search {
-            written.checked_blocks = check_scales(tensor, plan, storage, recipe, rows.clone(), &quantized)?;
+            written.checked_blocks = check_scales(tensor, plan, used, recipe, rows.clone(), &quantized)?;
         }
         if let Some(most) = self.plan.worst_blocks {
-            written.details = Some(BandDetails::of(tensor, storage, rows.clone(), &quantized, most)?);
+            written.details = Some(BandDetails::of(tensor, used, rows.clone(), &quantized, most)?);
         }
         let blocks = (quantized.rows() * quantized.blocks_per_row()) as u64;
         let before = (rows.start * quantized.blocks_per_row()) as u64;
@@ -271,21 +274,24 @@ fn write_from_device(
 }
 
 /// Writes the outputs that follow once all blocks are known, and returns their bytes: scales in
-/// tiles, the global scale, markers, and the scale of the layer's inputs.
+/// tiles, the global scale, markers, and the scale and the transform of the layer's inputs.
 fn write_others(
     job: &Job<'_, TensorPlan>,
     plan: &QuantizePlan,
-    storage: &Storage,
+    used: &TensorRecipe,
     scale: Option<microscale::GlobalScale>,
     tiles: Option<Tiles>,
     sink: &Sink,
 ) -> Result<u64> {
-    let tensor = &job.tensor;
+    let (tensor, storage) = (&job.tensor, used.storage);
     let mut others = storage.other_parts(tensor.name, tensor.shape, scale, tiles);
     if let Some((scale, stored)) = plan.input_scale.zip(storage.stored_input(tensor.name)) {
         let name = stored.name_for(tensor.name);
         others.extend(name.map(|name| (name, stored.bytes(scale, tensor.shape))));
     }
+    others.extend(
+        used.hadamard.map(|width| (hadamard::outline(tensor.name, width).name, hadamard::matrix(width))),
+    );
     let mut bytes = 0;
     for (name, data) in others {
         let Some(output) = job.outputs.iter().position(|output| output.name == name) else { continue };
@@ -300,13 +306,14 @@ fn write_others(
 fn check_scales(
     tensor: &Tensor<'_>,
     plan: &QuantizePlan,
-    storage: &Storage,
+    used: &TensorRecipe,
     recipe: &Recipe,
     rows: Range<usize>,
     quantized: &QuantizedTensor,
 ) -> Result<u64> {
     let importance = plan.importance.as_ref().map(|columns| columns.of(&rows));
-    let Matrix { values, shape } = Matrix::of(tensor, storage, rows.clone())?;
+    let storage = used.storage;
+    let Matrix { values, shape } = Matrix::of(tensor, storage, rows.clone())?.transformed(used.hadamard);
     let checked = with_values!(&values, slice => {
         check_search(slice, shape, recipe, importance, quantized)
     });

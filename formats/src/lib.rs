@@ -26,6 +26,7 @@
 //! | [`errors`] | quantization loss, and the order of its sums |
 //! | [`layout`] | where scale bytes are stored: [`ScaleLayout`], [`ActivationLayout`] |
 //! | [`search`] | choosing a block's scale by its error: [`Search`] |
+//! | [`hadamard`](mod@hadamard) | block Hadamard transforms of weights and inputs: [`HadamardWidth`] |
 //! | [`hessian`] | choosing it by the error in a layer's output: [`Hessian`](hessian::Hessian) |
 //! | [`dot`] | the product of two quantized vectors, and the order of its sums |
 //! | [`fp4_dot`] | the same product with the arithmetic of Blackwell's tensor cores |
@@ -57,6 +58,7 @@ pub mod fp4_dot;
 pub mod fp8;
 pub mod fp8_dot;
 pub mod gate;
+pub mod hadamard;
 pub mod hessian;
 pub mod int8;
 pub mod kv;
@@ -83,6 +85,7 @@ pub use facts::Facts;
 pub use format::Format;
 pub use fp8::{E4m3, E5m2};
 pub use gate::{Gate, Glu};
+pub use hadamard::HadamardWidth;
 pub use layout::{ActivationLayout, ScaleLayout};
 pub use mx::ScaleRule;
 pub use nvfp4::GlobalScale;

@@ -98,6 +98,7 @@ mod gemv;
 mod gptq;
 #[cfg(feature = "cuda")]
 pub mod gpu;
+mod hadamard;
 mod interleave;
 mod kv;
 mod layout;
@@ -135,13 +136,14 @@ pub use fp4::Fp4Weights;
 pub use fp8::{Fp8Options, Fp8Rows};
 pub use gemv::{Activation, Batch};
 pub use gptq::{GPTQ_DAMPING, GptqOptions, GptqOrder, GptqQuantized, GptqScales, OutputLoss};
+pub use hadamard::{hadamard_hessian, hadamard_rows};
 pub use interleave::{deinterleave_rows, interleave_rows};
 pub use kv::{KvCache, KvCacheMut, KvFormat};
 pub use loss::{BlockError, ErrorStats, WorstBlocks};
 pub use microscale_formats as formats;
 pub use microscale_formats::nvfp4::{Direction, search_global};
 pub use microscale_formats::{
-    ActivationLayout, Format, Gate, GlobalScale, Glu, ScaleLayout, Search, UnknownWord, Words,
+    ActivationLayout, Format, Gate, GlobalScale, Glu, HadamardWidth, ScaleLayout, Search, UnknownWord, Words,
 };
 pub use options::QuantizeOptions;
 pub use precision::ActivationPrecision;

@@ -4,8 +4,10 @@ use candle_core::{CpuStorage, CustomOp1, Error, Layout, Module, Shape, Tensor, b
 use microscale::formats::{E4m3, ScaleRule, words};
 use microscale::{
     ActivationFormat, ActivationInput, ActivationRecipe, ActivationScale, Element, Format, Fp8Scale,
-    GlobalScale, QuantizedActivations, QuantizedShape, QuantizedView, dequantize, quantize_activations,
+    GlobalScale, HadamardWidth, QuantizedActivations, QuantizedShape, QuantizedView, dequantize,
+    quantize_activations,
 };
+use microscale_candle::hadamard;
 use rayon::prelude::*;
 
 use crate::error::Result;
@@ -55,18 +57,19 @@ impl Source for QuantizedInputs {
     }
 
     fn layers(&self, name: &LayerName) -> Result<Vec<Layer>> {
-        let layers = self.stored.layers(name)?;
         let weight = name.weight();
         if !self.stored.weights().is_quantized(&weight) {
-            return Ok(layers);
+            return self.stored.layers(name);
         }
+        let hadamard = self.stored.weights().hadamard(&weight);
+        let layers = self.stored.layers_with(name, false)?;
         let scale = match self.format {
             InputFormat::Nvfp4 => self.stored.weights().input_scale(&weight),
             _ => None,
         };
         let quantized = layers
             .into_iter()
-            .map(|layer| Box::new(QuantizedInput { layer, format: self.format, scale }) as Layer);
+            .map(|layer| Box::new(QuantizedInput { layer, hadamard, format: self.format, scale }) as Layer);
         Ok(quantized.collect())
     }
 
@@ -75,9 +78,10 @@ impl Source for QuantizedInputs {
     }
 }
 
-/// A layer whose input is quantized and dequantized first.
+/// A layer whose input is transformed, quantized and dequantized first.
 struct QuantizedInput {
     layer: Layer,
+    hadamard: Option<HadamardWidth>,
     format: InputFormat,
     /// NVFP4's given global scale.
     scale: Option<GlobalScale>,
@@ -85,8 +89,11 @@ struct QuantizedInput {
 
 impl Module for QuantizedInput {
     fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
-        let rounded =
-            x.contiguous()?.apply_op1_no_bwd(&RoundTrip { format: self.format, scale: self.scale })?;
+        let x = match self.hadamard {
+            None => x.contiguous()?,
+            Some(width) => hadamard(x, width)?,
+        };
+        let rounded = x.apply_op1_no_bwd(&RoundTrip { format: self.format, scale: self.scale })?;
         self.layer.forward(&rounded)
     }
 }

@@ -5,13 +5,15 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use candle_core::{DType, Module, Tensor};
+use microscale::{HadamardWidth, Words};
+use microscale_candle::hadamard;
 
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::pass::Pass;
 use crate::progress::{Meter, OnProgress};
 use crate::source::{Layer, LayerName, Source, Wrapped, lock};
-use crate::statistics::{Identity, InputStatistics, LayerStatistics, Statistics};
+use crate::statistics::{ColumnStatistics, Identity, InputStatistics, LayerStatistics, Statistics};
 use crate::text::Window;
 
 /// Options of a calibration.
@@ -83,14 +85,40 @@ struct Recorder {
 type Shared = Arc<Mutex<Sums>>;
 
 /// Sums over the tokens of an input.
-#[derive(Default)]
 struct Sums {
     tokens: usize,
-    amax: f32,
-    /// Σ x², by column.
-    squares: Vec<f64>,
+    /// Of the input itself.
+    plain: ColumnSums,
+    /// Of the input under each transform that fits it.
+    transformed: Vec<(HadamardWidth, ColumnSums)>,
     /// Σ x·xᵀ.
     hessian: Option<Tensor>,
+}
+
+/// Sums of columns.
+struct ColumnSums {
+    amax: f32,
+    /// Σ x².
+    squares: Vec<f64>,
+}
+
+impl ColumnSums {
+    fn new(columns: usize) -> Self {
+        Self { amax: 0.0, squares: vec![0.0; columns] }
+    }
+
+    /// Adds rows `[tokens, K]` in f32.
+    fn add(&mut self, x: &Tensor) -> candle_core::Result<()> {
+        let squares = x.sqr()?.sum(0)?.to_vec1::<f32>()?;
+        self.squares.iter_mut().zip(squares).for_each(|(sum, square)| *sum += f64::from(square));
+        self.amax = larger(self.amax, amax(x)?);
+        Ok(())
+    }
+
+    fn statistics(&self, tokens: f64) -> ColumnStatistics {
+        let importance = self.squares.iter().map(|sum| (sum / tokens) as f32).collect();
+        ColumnStatistics { amax: self.amax, importance }
+    }
 }
 
 impl Recorder {
@@ -101,10 +129,7 @@ impl Recorder {
         if inputs.contains_key(&name.input) {
             return layers;
         }
-        let sums: Vec<Shared> = layers
-            .iter()
-            .map(|_| Arc::new(Mutex::new(Sums { squares: vec![0.0; name.inputs], ..Sums::default() })))
-            .collect();
+        let sums: Vec<Shared> = layers.iter().map(|_| Arc::new(Mutex::new(Sums::new(name)))).collect();
         inputs.insert(name.input.clone(), sums.clone());
         let hessians = self.hessians;
         layers
@@ -124,7 +149,7 @@ impl Recorder {
         let inputs = self.inputs.into_inner().unwrap_or_else(PoisonError::into_inner);
         let inputs = inputs.into_iter().map(|(name, sums)| {
             let each = sums.iter().map(|sums| lock(sums).statistics()).collect::<Result<Vec<_>>>()?;
-            each.iter().try_for_each(|each| finite(&name, each.amax))?;
+            each.iter().try_for_each(|each| finite(&name, each.plain.amax))?;
             Ok((name, each))
         });
         let caches = self.caches.into_inner().unwrap_or_else(PoisonError::into_inner);
@@ -142,13 +167,22 @@ impl Recorder {
 }
 
 impl Sums {
+    /// Engines transform no inputs of experts, so stacks have no sums under transforms.
+    fn new(name: &LayerName) -> Self {
+        let fits = |width: &HadamardWidth| name.inputs.is_multiple_of(width.columns());
+        let widths = HadamardWidth::values().filter(|width| name.stack.is_none() && fits(width));
+        let transformed = widths.map(|width| (width, ColumnSums::new(name.inputs))).collect();
+        Self { tokens: 0, plain: ColumnSums::new(name.inputs), transformed, hessian: None }
+    }
+
     /// Adds rows `[tokens, K]`.
     fn add(&mut self, x: &Tensor, hessians: bool) -> candle_core::Result<()> {
         let x = x.to_dtype(DType::F32)?;
         self.tokens += x.dim(0)?;
-        let squares = x.sqr()?.sum(0)?.to_vec1::<f32>()?;
-        self.squares.iter_mut().zip(squares).for_each(|(sum, square)| *sum += f64::from(square));
-        self.amax = larger(self.amax, amax(&x)?);
+        self.plain.add(&x)?;
+        for (width, sums) in &mut self.transformed {
+            sums.add(&hadamard(&x, *width)?)?;
+        }
         if hessians {
             let product = x.t()?.matmul(&x)?;
             self.hessian = Some(match self.hessian.take() {
@@ -164,8 +198,12 @@ impl Sums {
         let hessian = self.hessian.take().map(|sum| sum / tokens).transpose()?;
         Ok(InputStatistics {
             tokens: self.tokens,
-            amax: self.amax,
-            importance: self.squares.iter().map(|sum| (sum / tokens) as f32).collect(),
+            plain: self.plain.statistics(tokens),
+            transformed: self
+                .transformed
+                .iter()
+                .map(|(width, sums)| (*width, sums.statistics(tokens)))
+                .collect(),
             hessian,
         })
     }

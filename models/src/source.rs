@@ -111,6 +111,14 @@ impl Source for Stored {
     }
 
     fn layers(&self, name: &LayerName) -> Result<Vec<Layer>> {
+        self.layers_with(name, true)
+    }
+}
+
+impl Stored {
+    /// Returns layers that transform their inputs as the checkpoint says, or layers for inputs that
+    /// are transformed already.
+    pub(crate) fn layers_with(&self, name: &LayerName, transform: bool) -> Result<Vec<Layer>> {
         let LayerName { inputs, outputs, .. } = *name;
         let (weight, bias) = (name.weight(), name.bias());
         let count = name.stack.unwrap_or(1);
@@ -125,6 +133,7 @@ impl Source for Stored {
         let matrix = self.0.matrix(&weight, [count * outputs, inputs])?;
         let weights = match matrix {
             Some(matrix) => {
+                let matrix = if transform { matrix } else { matrix.with_hadamard(None)? };
                 let each = if name.stack.is_some() { matrix.split(count)? } else { vec![matrix] };
                 each.into_iter().map(Held::Quantized).collect::<Vec<_>>()
             }
@@ -132,6 +141,12 @@ impl Source for Stored {
             None if name.stack.is_some() => {
                 let all = self.0.stored((count, inputs, outputs), &weight)?;
                 (0..count).map(|expert| Ok(Held::Plain(all.get(expert)?.t()?))).collect::<Result<_>>()?
+            }
+            None if !transform && self.0.hadamard(&weight).is_some() => {
+                return Err(candle_core::Error::msg(format!(
+                    "{weight} has a transform of its inputs, which are quantized here for MXFP4 and NVFP4 only"
+                ))
+                .into());
             }
             None => vec![Held::Plain(self.0.stored((outputs, inputs), &weight)?)],
         };

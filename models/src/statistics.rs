@@ -8,13 +8,18 @@ use std::path::{Path, PathBuf};
 use std::{fs, io};
 
 use candle_core::{Device, Tensor};
+use microscale::HadamardWidth;
 use microscale_checkpoint::calibration::{
     COMPLETE, IMPORTANCE, INDEX, INPUT_AMAX, INPUTS, KV_AMAX, RUN, hessian as hessian_name, layer_file,
+    transformed,
 };
 use serde_json::{Map, Value, json};
 
 use crate::error::{Error, Result};
 use crate::pass::Batch;
+
+/// What [`transformed`] puts before the width of a transform.
+const UNDER: &str = ".hadamard_";
 
 /// The index' object of experts that saw no token.
 const UNSEEN: &str = "unseen_experts";
@@ -23,15 +28,24 @@ const UNSEEN: &str = "unseen_experts";
 #[derive(Clone, Debug, PartialEq)]
 pub struct Identity(pub Map<String, Value>);
 
+/// Statistics of the columns of an input.
+#[derive(Clone, Debug)]
+pub(crate) struct ColumnStatistics {
+    /// The largest magnitude, which is finite for inputs that are.
+    pub(crate) amax: f32,
+    /// Mean squares.
+    pub(crate) importance: Vec<f32>,
+}
+
 /// Statistics of one input, or of one expert's.
 #[derive(Clone, Debug)]
 pub(crate) struct InputStatistics {
     /// Tokens that were seen.
     pub(crate) tokens: usize,
-    /// The largest magnitude, which is finite.
-    pub(crate) amax: f32,
-    /// Mean squares by column.
-    pub(crate) importance: Vec<f32>,
+    /// Of the input itself.
+    pub(crate) plain: ColumnStatistics,
+    /// Of the input under each transform that fits it. Stacks have none.
+    pub(crate) transformed: Vec<(HadamardWidth, ColumnStatistics)>,
     /// XᵀX divided by the number of tokens, `[K, K]` in f32.
     pub(crate) hessian: Option<Tensor>,
 }
@@ -116,12 +130,17 @@ impl Statistics {
         let mut tensors = HashMap::new();
         for (weight, (input, is_stack)) in &statistics.layers {
             let Some(each) = statistics.inputs.get(input) else { continue };
-            let columns = each.first().map_or(0, |each| each.importance.len());
-            let numbers = each.iter().flat_map(|each| each.importance.iter().copied()).collect();
+            let columns = each.first().map_or(0, |each| each.plain.importance.len());
+            let numbers = each.iter().flat_map(|each| each.plain.importance.iter().copied()).collect();
             let shape: &[usize] = if *is_stack { &[each.len(), columns] } else { &[columns] };
             tensors.insert(format!("{weight}.importance"), tensor(numbers, shape)?);
-            let most = each.iter().map(|each| each.amax).fold(0.0, f32::max);
+            let most = each.iter().map(|each| each.plain.amax).fold(0.0, f32::max);
             tensors.insert(format!("{weight}.input_amax"), tensor(vec![most], &[1])?);
+            for (width, under) in each.first().into_iter().flat_map(|each| &each.transformed) {
+                let name = transformed(weight, Some(*width));
+                tensors.insert(format!("{name}.importance"), tensor(under.importance.clone(), &[columns])?);
+                tensors.insert(format!("{name}.input_amax"), tensor(vec![under.amax], &[1])?);
+            }
             self.insert(INPUTS, weight, json!(input));
             let unseen: Vec<usize> = (0..each.len()).filter(|i| each[*i].tokens == 0).collect();
             if !unseen.is_empty() {
@@ -169,8 +188,10 @@ impl Statistics {
                 if name.ends_with(".importance") {
                     importance.insert(name.clone(), mapped.load(&name, &Device::Cpu)?);
                 } else if let Some(weight) = name.strip_suffix(".input_amax") {
+                    // A transform follows the name of the weight.
+                    let (weight, under) = weight.split_at(weight.rfind(UNDER).unwrap_or(weight.len()));
                     let module = weight.strip_suffix(".weight").unwrap_or(weight);
-                    inputs.insert(module.into(), json!(number()?));
+                    inputs.insert(format!("{module}{under}"), json!(number()?));
                 } else if let Some(cache) = name.strip_suffix(".amax") {
                     caches.insert(cache.into(), json!(number()?));
                 }

@@ -9,14 +9,17 @@ use std::path::Path;
 
 use candle_core::{DType, Device, Tensor};
 use microscale::{
-    Format, Global, GptqFactor, GptqOptions, GptqScales, Numerics, Recipe, Search, Shape, dequantize,
-    quantize, quantize_gptq,
+    Format, Global, GptqFactor, GptqOptions, GptqScales, HadamardWidth, Numerics, Recipe, Search, Shape,
+    dequantize, hadamard_hessian, hadamard_rows, quantize, quantize_gptq,
 };
 use microscale_candle::Weights;
 use microscale_checkpoint::{
     Checkpoint, CheckpointFormat, Gptq, Logical, Quantize, Settings, Summary, calibration, logical,
 };
-use microscale_models::{CalibrateOptions, EvaluateOptions, Identity, Window, calibrate, evaluate};
+use microscale_models::{
+    CalibrateOptions, EvaluateOptions, Evaluated, Identity, InputFormat, QuantizedInputs, Window, calibrate,
+    evaluate,
+};
 use serde_json::{Map, json};
 use story::{Story, quantized, sample};
 
@@ -33,11 +36,22 @@ fn by_gptq(
     statistics: &Path,
     out: &Path,
 ) -> microscale_checkpoint::Result<Summary> {
+    transformed_by_gptq(input, (format, None), statistics, out)
+}
+
+/// The same under a transform of layers' inputs.
+fn transformed_by_gptq(
+    input: &Path,
+    (format, hadamard): (Format, Option<HadamardWidth>),
+    statistics: &Path,
+    out: &Path,
+) -> microscale_checkpoint::Result<Summary> {
     let checkpoint = Checkpoint::open(input)?;
     let settings = Settings {
         format: Some(format),
         numerics: Some(Numerics::CompressedTensors),
         search: Some(Search::Full),
+        hadamard: Some(hadamard),
         ..Settings::default()
     };
     let quantize = Quantize {
@@ -108,6 +122,60 @@ fn the_model_diverges_less() {
         let [plain, gptq] = [0, 1].map(|i| found.as_ref().unwrap().others[i].divergence);
         assert!(gptq.mean + gptq.margin < 0.8 * plain.mean, "{format}: {gptq:?}, plain {plain:?}");
     }
+}
+
+/// Weights and Hessians are transformed, and `calibrate` has the importance of transformed inputs.
+#[test]
+fn transformed_checkpoints_have_the_bytes_of_the_library_and_run() {
+    let (story, directory) = (Story::open(&sample()), tempfile::tempdir().unwrap());
+    let (statistics, out) = (directory.path().join("stats"), directory.path().join("out"));
+    let windows = story.windows(Some(12));
+    calibrated(&story, &windows[..4], true, &statistics);
+    let width = HadamardWidth::W64;
+    transformed_by_gptq(&sample(), (Format::Mxfp4, Some(width)), &statistics, &out).unwrap();
+
+    let name = "model.layers.1.self_attn.q_proj.weight";
+    let checkpoint = Checkpoint::open(&out).unwrap();
+    let packed = checkpoint.quantized(name).unwrap();
+    assert_eq!(packed.hadamard, Some(width));
+    let stored = packed.read().unwrap();
+    let (rows, columns) = (stored.rows(), stored.cols());
+    let mut entries = hessian(&statistics, 1, "model.layers.1.self_attn.qkv.hessian");
+    hadamard_hessian(&mut entries, columns, width);
+    let importance = hessian(&statistics, 1, &format!("{name}.hadamard_64.importance"));
+    for (column, mean) in importance.iter().enumerate() {
+        let diagonal = entries[column * columns + column];
+        assert!((mean - diagonal).abs() <= 1e-3 * diagonal, "{column}: {mean} {diagonal}");
+    }
+    let factor = GptqFactor::new(&entries, columns, Format::Mxfp4, GptqOptions::new()).unwrap();
+    let weights: Tensor = story.source.weights().stored((rows, columns), name).unwrap();
+    let mut weights: Vec<f32> =
+        weights.to_dtype(DType::F32).unwrap().flatten_all().unwrap().to_vec1().unwrap();
+    hadamard_rows(&mut weights, width);
+    let recipe = Recipe::of(Format::Mxfp4, Numerics::CompressedTensors).unwrap();
+    let recipe = Recipe { search: Search::Full, ..recipe };
+    let expected =
+        quantize_gptq(&weights, Shape::new(rows, columns), &recipe, &factor, GptqScales::InLoop).unwrap();
+    assert!(stored.codes() == expected.tensor.codes(), "other codes");
+    assert!(stored.scales() == expected.tensor.scales(), "other scales");
+
+    // Its model runs the transform, before inputs are quantized too.
+    let plain = directory.path().join("plain");
+    by_gptq(&sample(), Format::Mxfp4, &statistics, &plain).unwrap();
+    let models = [plain, out].map(|directory| Story::open(&directory));
+    let inputs =
+        models.each_ref().map(|model| QuantizedInputs::new(model.source.clone(), InputFormat::Mxfp4));
+    let others = [
+        models[1].model(),
+        Evaluated { source: &inputs[0], ..models[0].model() },
+        Evaluated { source: &inputs[1], ..models[1].model() },
+    ];
+    let options = EvaluateOptions { dtype: DType::F32, layers: true };
+    let go_on = &mut |_| ControlFlow::Continue(());
+    let found = evaluate(story.model(), &others, &windows[4..], options, go_on).unwrap();
+    let [weights, plain, transformed] = [0, 1, 2].map(|i| found.others[i].divergence.mean);
+    assert!(weights < 0.5 * transformed && transformed < 0.95 * plain, "{weights} {plain} {transformed}");
+    assert!(found.others[0].sqnr_db() > 17.0, "{}", found.others[0].sqnr_db());
 }
 
 #[test]

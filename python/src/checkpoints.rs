@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use microscale::formats::{ScaleRule, Ties};
-use microscale::{Device, DeviceChoice, Dtype, Format, NonFinite, Numerics, Recipe, Search};
+use microscale::{Device, DeviceChoice, Dtype, Format, HadamardWidth, NonFinite, Numerics, Recipe, Search};
 use microscale_checkpoint::{
     self as checkpoint, Allocate, Budget, Checkpoint, Choice, Convert, Dequantize, GlobalSetting, Gptq,
     InputScales, Inspected, KeptAs, OnProgress, OpenOptions, Part, Places, Progress, Quantize, Recipes,
@@ -30,6 +30,7 @@ pub(crate) struct Arguments {
     ties: Option<String>,
     search: Option<String>,
     search_global: bool,
+    hadamard: Option<usize>,
     global_scale: Option<GivenGlobal>,
     non_finite: Option<String>,
     include: Vec<String>,
@@ -63,6 +64,7 @@ impl Arguments {
             None => Recipes::default(),
             Some(named) => Recipes::named(named).map_err(of_checkpoints)?,
         };
+        let hadamard = self.hadamard.map(|width| width.to_string());
         recipes.set(Settings {
             format: optional::<Format>(py, self.format.as_deref())?,
             numerics: optional::<Numerics>(py, self.numerics.as_deref())?,
@@ -82,6 +84,7 @@ impl Arguments {
             search: optional::<Search>(py, self.search.as_deref())?.or(self.gptq.then_some(Search::Full)),
             search_global: self.search_global.then_some(true),
             non_finite: optional::<NonFinite>(py, self.non_finite.as_deref())?,
+            hadamard: optional::<HadamardWidth>(py, hadamard.as_deref())?.map(Some),
         });
         recipes.kept = optional::<KeptAs>(py, self.kept.as_deref())?.unwrap_or(recipes.kept);
         recipes.select(&self.include, &self.exclude).map_err(of_checkpoints)?;

@@ -68,6 +68,8 @@ def test_an_interrupted_calibration_continues(statistics, tmp_path):
         ({"gptq": True, "gptq_static_scales": True, "gptq_damping": 0.02},
          ["--gptq", "--gptq-static-scales", "--gptq-damping", "0.02"]),
         ({"gptq": True, "gptq_order": "columns"}, ["--gptq", "--gptq-order", "columns"]),
+        ({"search": "full", "hadamard": 32}, ["--search", "full", "--hadamard", "32"]),
+        ({"gptq": True, "hadamard": 128}, ["--gptq", "--hadamard", "128"]),
     ],
 )
 def test_quantize_takes_a_calibration(statistics, tmp_path, options, words):

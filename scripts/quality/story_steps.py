@@ -16,6 +16,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 STORY = ROOT / "sample" / "tiny-story"
 
+WIDTHS = ["16", "32", "64", "128"]
+
 # The steps: a name, and options of `quantize`. STATS stands for the calibration.
 STEPS = [
     ("plain", []),
@@ -27,6 +29,11 @@ STEPS = [
     ("GPTQ, plain scales in the loop", ["--gptq", "--search", "none", "--calibration", "STATS"]),
     ("GPTQ, four-six in the loop", ["--gptq", "--search", "four-six", "--calibration", "STATS"]),
     ("GPTQ, search in the loop", ["--gptq", "--calibration", "STATS"]),
+    *((f"plain, Hadamard {width}", ["--hadamard", width]) for width in WIDTHS),
+    *(
+        (f"GPTQ, search in the loop, Hadamard {width}", ["--gptq", "--calibration", "STATS", "--hadamard", width])
+        for width in WIDTHS
+    ),
 ]
 
 
@@ -73,7 +80,7 @@ def print_table(form: str, found: dict) -> None:
         for row, before in zip(rows[2 * number:2 * number + 2], plain):
             increase, divergence = row["increase"], row["divergence"]
             cells += [
-                f"+{100 * increase['mean']:.2f} % ± {100 * increase['margin']:.2f}",
+                f"{100 * increase['mean']:+.2f} % ± {100 * increase['margin']:.2f}",
                 f"{1000 * divergence['mean']:.2f} ± {1000 * divergence['margin']:.2f}",
                 f"{100 * (1 - divergence['mean'] / before):.0f} %",
             ]

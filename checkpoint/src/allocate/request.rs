@@ -188,7 +188,10 @@ impl Allocate {
         let file = open_given(path, "importance")?;
         let storages = jobs.iter().map(|job| storage(plans, *job));
         let tensors = jobs.iter().map(|job| plans[0].jobs[*job].tensor);
-        let found = Importance::find(&file, tensors.clone().zip(storages.clone()))?;
+        let found = Importance::find(
+            &file,
+            tensors.clone().zip(storages.clone()).map(|(tensor, storage)| (tensor, storage, None)),
+        )?;
         let known = found.columns.iter().flatten().flat_map(|columns| &columns.numbers);
         let (sum, numbers) = known.fold((0.0, 0u64), |(sum, n), number| (sum + f64::from(*number), n + 1));
         let mean = if numbers == 0 { 1.0 } else { (sum / numbers as f64) as f32 };

@@ -5,10 +5,12 @@ use std::collections::HashMap;
 use microscale::Format;
 
 use crate::checkpoint_format::CheckpointFormat;
+use crate::checkpoint_formats::hadamard::Hadamards;
 use crate::checkpoint_formats::packed::{Logical, Packed, packed};
 use crate::checkpoint_formats::quark::other_scales;
 use crate::checkpoint_formats::strays::Strays;
 use crate::checkpoint_formats::table::stored;
+use crate::checkpoint_formats::transforms::transforms;
 use crate::checkpoint_formats::w8_sources::{parts, under_scales};
 use crate::dtype::FileDtype;
 use crate::error::format::FormatError;
@@ -30,9 +32,9 @@ pub(crate) struct Ownership<'a> {
 impl<'a> Ownership<'a> {
     pub(crate) fn of(checkpoint: &'a Checkpoint) -> Self {
         let (mut codes, mut owners, mut coded) = (Vec::new(), HashMap::new(), Vec::new());
-        let other_scales = other_scales(checkpoint);
+        let facts = ConfigFacts::of(checkpoint);
         for (position, stored) in checkpoint.positions() {
-            let found = find(checkpoint, stored, other_scales.as_deref());
+            let found = find(checkpoint, stored, &facts);
             match &found {
                 Ok(Some(Logical::Packed(packed))) => {
                     owners.extend(packed.scale_tensors().map(|part| (part.name, stored.name)));
@@ -70,21 +72,39 @@ pub(crate) struct StoredLogical<'a> {
     pub(crate) logical: Option<Result<Logical<'a>>>,
 }
 
+/// Facts of a config about quantized tensors, beyond their names and dtypes.
+struct ConfigFacts<'a> {
+    /// The reason why Quark's scales cannot be read, if there is one.
+    other_scales: Option<String>,
+    hadamards: Option<Hadamards<'a>>,
+}
+
+impl<'a> ConfigFacts<'a> {
+    fn of(checkpoint: &'a Checkpoint) -> Self {
+        let hadamards = transforms(checkpoint).and_then(|transforms| transforms.hadamards());
+        Self { other_scales: other_scales(checkpoint), hadamards }
+    }
+}
+
 /// Returns the model's tensor whose codes a stored tensor has, or `None` for other tensors.
-///
-/// `other_scales` is the reason why Quark's scales cannot be read, if the config has one.
 fn find<'a>(
     checkpoint: &'a Checkpoint,
     stored: Tensor<'a>,
-    other_scales: Option<&str>,
+    facts: &ConfigFacts<'_>,
 ) -> Result<Option<Logical<'a>>> {
     let Some(packed) = packed(checkpoint, stored) else {
         return Ok(under_scales(checkpoint, stored)?.map(Logical::Plain));
     };
-    let packed = packed?;
+    let mut packed = packed?;
+    if let Some(hadamards) = &facts.hadamards {
+        let columns = packed.shape.last().copied().unwrap_or(0);
+        let width = hadamards.width_of(checkpoint.naming, packed.name);
+        // `undone` reports widths that do not fit.
+        packed.hadamard = width.filter(|width| columns.is_multiple_of(width.columns()));
+    }
     let is_quark = packed.checkpoint_format() == CheckpointFormat::Quark && packed.format == Format::Mxfp4;
-    match other_scales.filter(|_| is_quark) {
-        Some(why) => Err(stored.unreadable(why.into())),
+    match facts.other_scales.as_ref().filter(|_| is_quark) {
+        Some(why) => Err(stored.unreadable(why.clone())),
         None => Ok(Some(Logical::Packed(packed.into()))),
     }
 }
@@ -115,13 +135,13 @@ impl Checkpoint {
     /// a part, and [`FormatError::NotQuantized`] for a tensor without blocks. The errors of
     /// [`logical`] about this tensor.
     pub fn quantized(&self, name: &str) -> Result<Packed<'_>> {
-        let other_scales = other_scales(self);
+        let facts = ConfigFacts::of(self);
         let mut suffixes: Vec<_> = stored().map(|storage| storage.codes_suffix).collect();
         suffixes.sort_unstable();
         suffixes.dedup();
         for suffix in suffixes {
             let Some(codes) = self.tensor(&format!("{name}{suffix}")) else { continue };
-            match find(self, codes, other_scales.as_deref())? {
+            match find(self, codes, &facts)? {
                 Some(Logical::Packed(packed)) if packed.name == name => return Ok(*packed),
                 _ => {}
             }

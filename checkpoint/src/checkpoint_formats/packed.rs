@@ -8,7 +8,9 @@ pub(crate) mod bands;
 use std::borrow::Cow;
 
 use microscale::formats::nvfp4::Direction;
-use microscale::{Device, Element, Format, GlobalScale, QuantizedTensor, QuantizedView, Words};
+use microscale::{
+    Device, Element, Format, GlobalScale, HadamardWidth, QuantizedTensor, QuantizedView, Words,
+};
 
 use crate::checkpoint_format::CheckpointFormat;
 use crate::checkpoint_formats::part_name::INPUTS;
@@ -49,6 +51,10 @@ pub struct Packed<'a> {
     pub global_scale: Option<(Tensor<'a>, GlobalScale)>,
     /// The global scale of the layer's inputs, if they are quantized to the same format.
     pub input_scale: Option<(Tensor<'a>, GlobalScale)>,
+    /// The transform of the layer's inputs. Codes and scales are of the transformed parameter W·H, and
+    /// engines multiply inputs by H. [`Self::values`] undoes it; [`Self::read`] and [`Self::view`] do
+    /// not.
+    pub hadamard: Option<HadamardWidth>,
     /// Further parts about the layer's inputs, such as the scale of FP8 inputs. Outputs leave them
     /// out.
     pub(crate) other_inputs: Vec<Tensor<'a>>,
@@ -168,7 +174,7 @@ impl<'a> Packed<'a> {
         elements(&self.shape) / self.format.block() as u64
     }
 
-    /// The values of the model's parameter.
+    /// The values of the model's parameter, in its own basis.
     ///
     /// # Errors
     /// The errors of [`Self::read`], and [`Error::Tensor`] if the device fails.
@@ -336,6 +342,7 @@ fn assemble<'a>(
         scales,
         global_scale,
         input_scale,
+        hadamard: None,
         other_inputs,
         storage,
     })

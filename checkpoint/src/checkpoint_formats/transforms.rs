@@ -13,14 +13,17 @@
 //! Quark (0.13) stores the rotation of a layer's inputs as `MODULE.input_rotation`, or once for all
 //! layers of a size as `shared_input_rotation_SIZE`, and has no config that loaders follow.
 //!
-//! Only compressed-tensors' config can keep a transform. Whether the transforms of a model cancel
-//! each other is not examined, so values without the config count as wrong.
+//! Block Hadamard transforms of inputs are undone when values are read, see
+//! [`hadamard`](super::hadamard). Only compressed-tensors' config can keep another transform. Whether
+//! such transforms of a model cancel each other is not examined, so values without the config count
+//! as wrong.
 
 use std::path::PathBuf;
 
 use serde_json::{Map, Value};
 
 use crate::checkpoint_format::CheckpointFormat;
+use crate::checkpoint_formats::hadamard::Hadamards;
 use crate::error::format::FormatError;
 use crate::error::{Error, Result};
 use crate::names::weight::module;
@@ -90,12 +93,26 @@ impl<'a> Transforms<'a> {
         self.config
     }
 
+    /// The groups with their names.
+    fn groups(&self) -> impl Iterator<Item = (&'a str, &'a Value)> {
+        let groups = GROUPS.iter().filter_map(|key| self.config?.get(*key)?.as_object());
+        groups.flatten().map(|(name, group)| (name.as_str(), group))
+    }
+
+    /// The block Hadamard transforms of inputs, if there are no others.
+    pub(crate) fn hadamards(&self) -> Option<Hadamards<'a>> {
+        let is_group = |(key, groups): (&String, &Value)| {
+            GROUPS.contains(&key.as_str()) && (groups.is_null() || groups.is_object())
+        };
+        let is_understood = self.config?.as_object()?.iter().all(is_group);
+        is_understood.then(|| Hadamards::of(self.groups().map(|(_, group)| group)))?
+    }
+
     /// Each group with its locations.
     pub(crate) fn locations(&self) -> impl Iterator<Item = (&'a str, &'a str)> {
-        let groups = GROUPS.iter().filter_map(|key| self.config?.get(*key)?.as_object());
-        groups.flatten().flat_map(|(name, group)| {
+        self.groups().flat_map(|(name, group)| {
             let apply = group.get("apply").and_then(Value::as_array).into_iter().flatten();
-            apply.filter_map(move |args| Some((name.as_str(), args.get("location")?.as_str()?)))
+            apply.filter_map(move |args| Some((name, args.get("location")?.as_str()?)))
         })
     }
 
@@ -105,6 +122,11 @@ impl<'a> Transforms<'a> {
         self.locations().any(|(group, location)| {
             last.strip_prefix(group).and_then(|rest| rest.strip_prefix('_')) == Some(location)
         })
+    }
+
+    /// Returns the declaration, to compare it with another checkpoint's.
+    pub(crate) fn declared(&self) -> (Option<&'a Value>, bool) {
+        (self.config, self.tensor.is_some())
     }
 
     /// The transforms in words.
@@ -122,8 +144,11 @@ impl<'a> Transforms<'a> {
     }
 
     /// The error of an operation that would lose the transforms.
-    fn lost(&self, doing: String) -> Error {
+    pub(crate) fn lost(&self, doing: String) -> Error {
         let mut instead = "start from the checkpoint before the transform".to_string();
+        if self.hadamards().is_some() {
+            instead += ", or dequantize it first, which undoes the transform";
+        }
         if self.config.is_some() {
             instead += ", or keep the transform with convert --to compressed-tensors, for vLLM";
         }
@@ -156,26 +181,4 @@ pub(crate) fn check_kept(checkpoint: &Checkpoint, to: CheckpointFormat) -> Resul
         }
         _ => Ok(()),
     }
-}
-
-/// Checks that two checkpoints declare the same transforms, without which their values are not
-/// comparable.
-///
-/// # Errors
-/// [`FormatError::Transformed`](crate::FormatError::Transformed).
-pub(crate) fn check_same(first: &Checkpoint, second: &Checkpoint) -> Result<()> {
-    let both = [transforms(first), transforms(second)];
-    let declared = both.each_ref().map(|transforms| {
-        transforms.as_ref().map(|transforms| (transforms.config, transforms.tensor.is_some()))
-    });
-    if declared[0] == declared[1] {
-        return Ok(());
-    }
-    let different = both.into_iter().flatten().next();
-    different.map_or(Ok(()), |transforms| {
-        let (file, what) = (transforms.file.clone(), transforms.described());
-        let doing = "comparing with a checkpoint without the same transform".into();
-        let instead = "compare checkpoints with the same transform_config".into();
-        Err(FormatError::Transformed { file, what, doing, instead }.into())
-    })
 }

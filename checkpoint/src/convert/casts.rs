@@ -123,7 +123,7 @@ fn quantized_again(tensors: &[&Packed<'_>], to: Format) -> Result<Vec<Cast>> {
 fn amax(packed: &Packed<'_>) -> Result<f32> {
     let mut most = 0.0f32;
     for band in packed.bands(BAND)? {
-        let values: Vec<f32> = packed.values_in(band, &Device::Cpu)?;
+        let values: Vec<f32> = packed.stored_values_in(band, &Device::Cpu)?;
         let finite = values.par_iter().map(|value| value.abs()).filter(|value| value.is_finite());
         most = most.max(finite.reduce(|| 0.0, f32::max));
     }

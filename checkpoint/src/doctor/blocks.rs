@@ -170,6 +170,7 @@ fn lost_blocks<'env>(
         let rows = bands.get(number).cloned().unwrap_or_default();
         let blocks = packed.blocks_in(rows.start * cols..rows.end * cols);
         Matrix::with_rows(&original, storage, rows, |matrix| {
+            let matrix = matrix.transformed(packed.hadamard);
             let mut count = Count::default();
             with_values!(&matrix.values, slice => {
                 let coded = blocks.scales.iter().zip(blocks.codes.chunks_exact(format.block_bytes()));

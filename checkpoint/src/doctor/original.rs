@@ -4,7 +4,7 @@
 use std::collections::HashSet;
 
 use microscale::formats::{E2m1, E4m3, Ties};
-use microscale::{Element, ErrorStats, Format};
+use microscale::{Element, ErrorStats, Format, hadamard_rows};
 
 use super::contents::{Contents, weight_of};
 use super::finding::{Defect, Finding};
@@ -70,7 +70,7 @@ pub(super) fn check_against_original<'env>(
     let as_stored = sqnr(packed, input, Nibbles::AsStored, worker)?;
     if as_stored < MIN_SQNR_DB {
         let mut best = as_stored;
-        if packed.format.bits() == 4 && packed.scales.is_some() {
+        if packed.format.bits() == 4 && packed.scales.is_some() && packed.hadamard.is_none() {
             best = sqnr(packed, input, Nibbles::Swapped, worker)?;
         }
         if best >= as_stored + NIBBLE_MARGIN_DB {
@@ -230,7 +230,15 @@ fn compare_blocks<'env>(
     let compare = move |number: usize| {
         let band = bands.get(number).cloned().unwrap_or_default();
         let blocks = packed.blocks_in(band.clone());
-        original.with_values(band, |values| with_values!(&values, slice => in_blocks(packed, &blocks, slice)))
+        original.with_values(band, |values| match packed.hadamard {
+            None => with_values!(&values, slice => in_blocks(packed, &blocks, slice)),
+            Some(width) => {
+                let mut wide: Vec<f32> =
+                    with_values!(&values, slice => slice.iter().map(|value| value.to_f32()).collect());
+                hadamard_rows(&mut wide, width);
+                in_blocks(packed, &blocks, &wide)
+            }
+        })
     };
     let mut counts = BlockCounts::default();
     worker.each_band(last, compare, |of_band| {

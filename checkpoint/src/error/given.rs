@@ -197,7 +197,7 @@ pub enum GivenError {
 
     /// The file has no input scale for a tensor.
     #[error(
-        "{} has no scale of the inputs of tensor {tensor}; call it {layer} (the largest magnitude), {layer}.input_global_scale (a \
+        "{} has no scale of the inputs of tensor {tensor}; call it {amax} (the largest magnitude), {layer}.input_global_scale (a \
          divisor) or {layer}.input_scale (a multiplier), or leave {tensor} out with --exclude",
         .file.display()
     )]
@@ -208,6 +208,8 @@ pub enum GivenError {
         tensor: String,
         /// The layer of the tensor.
         layer: String,
+        /// The name of the largest magnitude.
+        amax: String,
     },
 
     /// The file has two input scales for a tensor.

@@ -108,6 +108,7 @@ fn of_plan(error: &PlanError) -> Location<'_> {
         }
         PlanError::FusedDiffer { file, first, .. } => (Some(file), Some(first)),
         PlanError::SomeExperts { file, copied, .. } => (Some(file), Some(copied)),
+        PlanError::NotTransformed { tensor, .. } => (None, Some(tensor)),
         PlanError::NoGlobalSearch { .. }
         | PlanError::NothingToCheck { .. }
         | PlanError::Budget { .. }

@@ -103,6 +103,17 @@ pub enum PlanError {
         least: String,
     },
 
+    /// No layer's inputs can be transformed.
+    #[error(
+        "{tensor} and all other tensors would be quantized without the Hadamard transform: {why}; leave it out"
+    )]
+    NotTransformed {
+        /// A tensor.
+        tensor: String,
+        /// The reason.
+        why: &'static str,
+    },
+
     /// There is no format to choose.
     #[error("a plan needs a format besides unquantized; add one to --formats")]
     NoFormat,

@@ -1,11 +1,12 @@
 //! The making of a plan from a request.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::Path;
 use std::sync::Arc;
 
-use microscale::{Format, Search};
+use microscale::{Format, Search, Words};
 
+use crate::checkpoint_formats::hadamard::NotTransformed;
 use crate::checkpoint_formats::not_converted::NotConverted;
 use crate::error::given::GivenError;
 use crate::error::output::OutputError;
@@ -91,13 +92,20 @@ impl<'a> Plan<'a> {
         }
         fusions::unite_experts(decided.iter_mut().map(|(_, tensor, _, reason)| (*tensor, reason)))?;
         let (mut jobs, mut used) = (Vec::new(), TensorRecipes::default());
-        for (position, tensor, recipe, reason) in decided {
+        let mut untransformed: BTreeMap<NotTransformed, Vec<String>> = BTreeMap::new();
+        for (position, tensor, mut recipe, reason) in decided {
             let reason = match (reason, tensor.scaling) {
                 (Some(reason), Some(_)) => Some(Reason::Dequantized(reason.into())),
                 (reason, _) => reason.map(|reason| recipes.kept.applied(&tensor, reason)),
             };
             let (outputs, plan) = match reason {
                 None => {
+                    let why =
+                        recipe.hadamard.and_then(|width| NotTransformed::of(checkpoint, &tensor, width));
+                    if let Some(why) = why {
+                        recipe.hadamard = None;
+                        untransformed.entry(why).or_default().push(tensor.name.into());
+                    }
                     let recipe_number = used.add(recipe, tensor.elements());
                     let plan = QuantizePlan {
                         recipe: recipe_number,
@@ -144,6 +152,7 @@ impl<'a> Plan<'a> {
         plan.check_names()?;
         fusions::check(plan.quantized().map(|(job, plan_of)| (job.tensor, plan.recipe_of(plan_of))))?;
         plan.warn_of(request);
+        plan.warn_of_untransformed(untransformed)?;
         Ok(plan)
     }
 
@@ -159,6 +168,23 @@ impl<'a> Plan<'a> {
         let idle = recipes.idle(&quantized, &copied).into_iter().map(Warning::Recipe);
         let loaders = self.misread_by().into_iter().map(Warning::Loaders);
         self.warnings = unmatched.chain(unknown).chain(idle).chain(loaders).collect();
+    }
+
+    /// Warns about tensors without the transform that their recipe has.
+    ///
+    /// # Errors
+    /// [`PlanError::NotTransformed`] if no tensor has it.
+    fn warn_of_untransformed(&mut self, untransformed: BTreeMap<NotTransformed, Vec<String>>) -> Result<()> {
+        let all = self.recipes.iter().all(|used| used.hadamard.is_none());
+        for (why, mut names) in untransformed {
+            let count = names.len();
+            let tensor = names.swap_remove(0);
+            if all {
+                return Err(Error::Plan(PlanError::NotTransformed { tensor, why: why.word() }));
+            }
+            self.warnings.push(Warning::Untransformed { tensor, count, why: why.word() });
+        }
+        Ok(())
     }
 
     /// Adds a warning that lists `names` of a file, unless there are none.
@@ -200,8 +226,9 @@ impl<'a> Plan<'a> {
         let is_searched = |recipe: &TensorRecipe| recipe.recipe.search != Search::None;
         let searched = self.quantized().map(|(job, plan)| (job.tensor, self.recipe_of(plan)));
         let searched = searched.filter(|(_, recipe)| is_searched(recipe));
+        let searched = searched.map(|(tensor, recipe)| (tensor, recipe.storage, recipe.hadamard));
         let file = open_given(path, "importance")?;
-        let found = Importance::find(&file, searched.map(|(tensor, recipe)| (tensor, recipe.storage)))?;
+        let found = Importance::find(&file, searched)?;
         let mut columns = found.columns.into_iter();
         let recipes = &self.recipes;
         for plan in self.jobs.iter_mut().filter_map(quantize_plan) {
@@ -224,11 +251,11 @@ impl<'a> Plan<'a> {
         for job in &mut self.jobs {
             let tensor = job.tensor;
             let Some(plan) = quantize_plan(job) else { continue };
-            let storage = recipes[plan.recipe].storage;
-            if !storage.format.is_searched() {
+            let recipe = &recipes[plan.recipe];
+            if !recipe.storage.format.is_searched() {
                 continue;
             }
-            plan.hessians = hessians.find(&tensor, storage)?.map(Arc::new);
+            plan.hessians = hessians.find(&tensor, recipe)?.map(Arc::new);
             if plan.hessians.is_none() {
                 without.push(tensor.name.to_string());
             }
@@ -246,7 +273,8 @@ impl<'a> Plan<'a> {
     fn take_input_scales(&mut self, given: &InputScales) -> Result<()> {
         let mut tensors = Vec::new();
         for (job, plan) in self.quantized() {
-            let (tensor, storage) = (job.tensor, self.recipe_of(plan).storage);
+            let (tensor, recipe) = (job.tensor, self.recipe_of(plan));
+            let storage = recipe.storage;
             if storage.format != Format::Nvfp4 {
                 continue;
             }
@@ -255,7 +283,7 @@ impl<'a> Plan<'a> {
             let loaded = architecture.is_none_or(|name| use_of(name, tensor.name) != Use::Unknown);
             let stored = storage.stored_input(tensor.name).filter(|_| loaded);
             let unheld = || GivenError::InputScaleUnheld { tensor: tensor.name.into() };
-            tensors.push((tensor, stored.ok_or_else(unheld)?));
+            tensors.push((tensor, stored.ok_or_else(unheld)?, recipe.hadamard));
         }
         if tensors.is_empty() {
             let tensor = "no tensor, as none becomes NVFP4,".into();

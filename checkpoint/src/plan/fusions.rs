@@ -13,7 +13,8 @@ use crate::reason::Reason;
 
 /// Checks that the parts of each fused layer have the same format.
 ///
-/// If the format has a global scale, its numerics and the way to choose it must be the same, too.
+/// The transforms of their inputs must be the same. If the format has a global scale, its numerics
+/// and the way to choose it must be the same, too.
 /// Engines store the experts of a layer in one tensor, so they must have the same format.
 ///
 /// # Errors
@@ -84,7 +85,7 @@ pub(crate) fn is_expert_weight(tensor: &Tensor<'_>) -> bool {
 
 fn share_a_layer(a: &TensorRecipe, b: &TensorRecipe) -> bool {
     let same_global = (a.recipe.scheme, a.search_global) == (b.recipe.scheme, b.search_global);
-    a.format() == b.format() && (a.storage.global_scale.is_none() || same_global)
+    a.format() == b.format() && a.hadamard == b.hadamard && (a.storage.global_scale.is_none() || same_global)
 }
 
 fn differ(
@@ -100,10 +101,9 @@ fn differ(
         false => facts[0].1.clone(),
         true => {
             let differing = facts.iter().filter(|fact| !others.contains(fact));
-            differing
-                .map(|(name, fact)| format!("{} {fact}", name.replace('_', " ")))
-                .collect::<Vec<_>>()
-                .join(", ")
+            let differing: Vec<_> =
+                differing.map(|(name, fact)| format!("{} {fact}", name.replace('_', " "))).collect();
+            if differing.is_empty() { "without".into() } else { differing.join(", ") }
         }
     };
     Error::Plan(PlanError::FusedDiffer {

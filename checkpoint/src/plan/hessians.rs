@@ -4,14 +4,14 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
-use microscale::{Format, GptqFactor, GptqOptions, GptqOrder, GptqScales};
+use microscale::{Format, GptqFactor, GptqOptions, GptqOrder, GptqScales, HadamardWidth, hadamard_hessian};
 
 use crate::calibration::{self, INPUTS, hessian, layer_file};
-use crate::checkpoint_formats::storage::Storage;
 use crate::dtype::FileDtype;
 use crate::error::given::GivenError;
 use crate::error::{Error, Result};
 use crate::pipeline::lock;
+use crate::plan::tensor_recipe::TensorRecipe;
 use crate::read::checkpoint::Checkpoint;
 use crate::read::tensor::Tensor;
 use crate::read::values::typed;
@@ -75,6 +75,8 @@ pub(crate) struct TensorHessians {
     /// Rows per name.
     rows_each: usize,
     format: Format,
+    /// The transform of the inputs.
+    hadamard: Option<HadamardWidth>,
 }
 
 impl TensorHessians {
@@ -96,8 +98,11 @@ pub(crate) struct Hessians {
     /// The file of each Hessian.
     file_of: HashMap<String, usize>,
     inputs: HashMap<String, String>,
-    factors: Mutex<HashMap<String, Factor>>,
+    factors: Mutex<HashMap<FactorKey, Factor>>,
 }
+
+/// The name of a Hessian, and the transform of its inputs.
+type FactorKey = (String, Option<HadamardWidth>);
 
 /// The factor of a Hessian.
 #[derive(Default)]
@@ -142,7 +147,8 @@ impl Hessians {
     ///
     /// # Errors
     /// [`GivenError::HessianShape`] for a Hessian of another number of columns.
-    pub(crate) fn find(&self, tensor: &Tensor<'_>, storage: &Storage) -> Result<Option<TensorHessians>> {
+    pub(crate) fn find(&self, tensor: &Tensor<'_>, recipe: &TensorRecipe) -> Result<Option<TensorHessians>> {
+        let TensorRecipe { storage, hadamard, .. } = *recipe;
         let Some(input) = self.inputs.get(tensor.name) else { return Ok(None) };
         let single = hessian(input, None);
         let shape = storage.stored_shape(tensor.shape);
@@ -166,10 +172,10 @@ impl Hessians {
                     columns,
                 }));
             }
-            lock(&self.factors).entry(name.clone()).or_default().users += 1;
+            lock(&self.factors).entry((name.clone(), hadamard)).or_default().users += 1;
         }
         let rows_each = rows / names.len().max(1);
-        Ok(Some(TensorHessians { names, rows_each, format: storage.format }))
+        Ok(Some(TensorHessians { names, rows_each, format: storage.format, hadamard }))
     }
 
     /// Returns the factor for rows of a tensor from `row` on; `None` for an expert without tokens.
@@ -188,12 +194,15 @@ impl Hessians {
         };
         // Held while a factor is computed, so that it is computed once. It uses all threads.
         let mut factors = lock(&self.factors);
-        let entry = factors.entry(name.into()).or_default();
+        let entry = factors.entry((name.into(), hessians.hadamard)).or_default();
         if let Some(factor) = &entry.factor {
             return Ok(Some(factor.clone()));
         }
-        let entries = typed::<f32>(stored.data);
+        let mut entries = typed::<f32>(stored.data);
         let columns = stored.shape.first().copied().unwrap_or(0);
+        if let Some(width) = hessians.hadamard {
+            hadamard_hessian(entries.to_mut(), columns, width);
+        }
         let factor = Arc::new(GptqFactor::new(&entries, columns, hessians.format, self.gptq.options)?);
         entry.factor = Some(factor.clone());
         Ok(Some(factor))
@@ -203,7 +212,7 @@ impl Hessians {
     pub(crate) fn release(&self, hessians: &TensorHessians) {
         let mut factors = lock(&self.factors);
         for name in hessians.names.iter().flatten() {
-            if let Some(entry) = factors.get_mut(name) {
+            if let Some(entry) = factors.get_mut(&(name.clone(), hessians.hadamard)) {
                 entry.users = entry.users.saturating_sub(1);
                 if entry.users == 0 {
                     entry.factor = None;

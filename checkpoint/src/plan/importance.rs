@@ -3,8 +3,9 @@
 use std::collections::HashSet;
 use std::ops::Range;
 
-use microscale::Element;
+use microscale::{Element, HadamardWidth, Words};
 
+use crate::calibration::transformed;
 use crate::checkpoint_formats::storage::Storage;
 use crate::dtype::FileDtype;
 use crate::error::given::GivenError;
@@ -68,7 +69,8 @@ enum Stored<'a> {
 }
 
 impl Importance {
-    /// Finds the importance of each tensor.
+    /// Finds the importance of each tensor. The name of a tensor with a Hadamard transform is
+    /// followed by the width, such as `X.hadamard_32.importance`.
     ///
     /// A vector is called `X.importance`, `X_importance` or `X`, like its tensor. An importance
     /// matrix has `X.in_sum2` and `X.counts` instead. The vector or the sums have one float per
@@ -86,23 +88,23 @@ impl Importance {
     ///   matrix matches no tensor.
     pub(crate) fn find<'a>(
         file: &Checkpoint,
-        tensors: impl Iterator<Item = (Tensor<'a>, &'static Storage)>,
+        tensors: impl Iterator<Item = (Tensor<'a>, &'static Storage, Option<HadamardWidth>)>,
     ) -> Result<Self> {
         let (mut used, mut unweighted) = (HashSet::new(), Vec::new());
         let (mut partial, mut all) = (Vec::new(), Vec::new());
-        for (tensor, storage) in tensors {
-            let numbers = match candidate(file, tensor.name)? {
+        for (tensor, storage, hadamard) in tensors {
+            // The file may have the importance of each transform.
+            let names = HadamardWidth::values().map(Some).chain([None]);
+            let stored = names.filter_map(|width| candidate(file, &transformed(tensor.name, width)).ok()?);
+            used.extend(stored.flat_map(|stored| stored.names()));
+            let numbers = match candidate(file, &transformed(tensor.name, hadamard))? {
                 None => {
                     unweighted.push(tensor.name.into());
                     all.push(None);
                     continue;
                 }
-                Some(Stored::Vector(stored)) => {
-                    used.insert(stored.name);
-                    vector(&stored, &tensor, storage)?
-                }
+                Some(Stored::Vector(stored)) => vector(&stored, &tensor, storage)?,
                 Some(Stored::Sums(sums, counts)) => {
-                    used.extend([Some(sums.name), counts.map(|counts| counts.name)].into_iter().flatten());
                     let (means, is_partial) = means(&sums, counts.as_ref(), &tensor, storage)?;
                     partial.extend(is_partial.then(|| tensor.name.to_string()));
                     means
@@ -124,6 +126,17 @@ impl Importance {
             return Err(Error::Given(GivenError::ImatrixOfOthers { file, tensor, other }));
         }
         Ok(Self { columns: all, unused, unweighted, partial })
+    }
+}
+
+impl<'a> Stored<'a> {
+    /// Returns the names of the tensors in the file.
+    fn names(&self) -> impl Iterator<Item = &'a str> + use<'a> {
+        let (first, second) = match self {
+            Self::Vector(tensor) => (tensor, None),
+            Self::Sums(sums, counts) => (sums, counts.map(|counts| counts.name)),
+        };
+        std::iter::once(first.name).chain(second)
     }
 }
 
@@ -283,7 +296,7 @@ mod golden_tests {
             .collect();
         let tensors = expected.iter().zip(&shapes).map(|((name, ..), shape)| {
             let (dtype, file) = (FileDtype::F32, Path::new("model.gguf"));
-            (Tensor { name, dtype, shape, data: &[], file, scaling: None, columns: None }, storage)
+            (Tensor { name, dtype, shape, data: &[], file, scaling: None, columns: None }, storage, None)
         });
         let importance = Importance::find(&file, tensors).unwrap();
         (importance, expected.into_iter().map(|(name, _, numbers)| (name, numbers)).collect())

@@ -3,10 +3,11 @@
 use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 
-use microscale::GlobalScale;
 use microscale::formats::nvfp4::{Direction, LARGEST};
+use microscale::{GlobalScale, HadamardWidth, Words};
 use serde_json::Value;
 
+use crate::calibration::transformed;
 use crate::checkpoint_formats::storage::{Storage, StoredGlobal};
 use crate::error::Result;
 use crate::error::given::GivenError;
@@ -72,7 +73,8 @@ impl InputScales {
     /// Reads the scales from a JSON file: an object of numbers.
     ///
     /// A number called `LAYER` or `LAYER.weight` is the largest magnitude of the layer's inputs.
-    /// `LAYER.input_global_scale` is their global scale as a divisor (2688 / amax), and
+    /// `LAYER.hadamard_32` is the largest magnitude under a Hadamard transform of that width, for
+    /// layers that have it. `LAYER.input_global_scale` is their global scale as a divisor (2688 / amax), and
     /// `LAYER.input_scale` as a multiplier.
     ///
     /// # Errors
@@ -124,15 +126,15 @@ impl InputScales {
     ///   cannot be a global scale.
     pub(crate) fn find<'a>(
         &self,
-        tensors: impl Iterator<Item = (Tensor<'a>, &'static StoredGlobal)>,
+        tensors: impl Iterator<Item = (Tensor<'a>, &'static StoredGlobal, Option<HadamardWidth>)>,
     ) -> Result<FoundInputScales> {
         let (mut found, mut layers, mut used) = (Vec::new(), HashMap::new(), BTreeSet::new());
         let tensors: Vec<_> = tensors.collect();
-        let given = tensors.iter().map(|(tensor, _)| self.of(tensor.name, &mut used));
+        let given = tensors.iter().map(|(tensor, _, hadamard)| self.of(tensor.name, *hadamard, &mut used));
         let mut given = given.collect::<Result<Vec<_>>>()?;
-        let names: Vec<_> = tensors.iter().map(|(tensor, _)| tensor.name).collect();
+        let names: Vec<_> = tensors.iter().map(|(tensor, ..)| tensor.name).collect();
         let without_tokens = borrow_amax(&names, &mut given);
-        for ((tensor, storage), given) in tensors.into_iter().zip(given) {
+        for ((tensor, storage, _), given) in tensors.into_iter().zip(given) {
             let scale = given.toward(storage.direction);
             if !scale.in_range() {
                 let (source, tensor) = (self.described(), tensor.name.into());
@@ -162,7 +164,12 @@ impl InputScales {
     }
 
     /// Returns the number that is given for a weight.
-    fn of(&self, weight: &str, used: &mut BTreeSet<String>) -> Result<Given> {
+    fn of(
+        &self,
+        weight: &str,
+        hadamard: Option<HadamardWidth>,
+        used: &mut BTreeSet<String>,
+    ) -> Result<Given> {
         let (file, numbers) = match &self.source {
             InputScaleSource::Amax(amax) => return Ok(Given::Amax(*amax)),
             InputScaleSource::File(file, numbers) => (file, numbers),
@@ -170,7 +177,12 @@ impl InputScales {
         let layer = module(weight);
         // The weight and its layer have the same name if the weight's name lacks `.weight`.
         let weights = [Some(layer), Some(weight).filter(|weight| *weight != layer)].into_iter().flatten();
-        let names = weights.map(|name| (name.to_string(), None));
+        // A calibration has the amax under each transform.
+        for width in HadamardWidth::values().map(Some).chain([None]) {
+            let known = weights.clone().map(|name| transformed(name, width));
+            used.extend(known.filter(|name| numbers.contains_key(name)));
+        }
+        let names = weights.map(|name| (transformed(name, hadamard), None));
         let names = names.chain(SCALES.map(|(end, direction)| (format!("{layer}{end}"), Some(direction))));
         let mut given = names.filter_map(|(name, direction)| {
             let number = *numbers.get(&name)?;
@@ -180,7 +192,13 @@ impl InputScales {
         });
         let (file, tensor) = (file.clone(), weight.to_string());
         match (given.next(), given.next()) {
-            (None, _) => Err(GivenError::NoInputScale { file, tensor, layer: layer.into() }.into()),
+            (None, _) => Err(GivenError::NoInputScale {
+                file,
+                tensor,
+                layer: layer.into(),
+                amax: transformed(layer, hadamard),
+            }
+            .into()),
             (Some((first, _)), Some((second, _))) => {
                 Err(GivenError::InputScaleTwice { file, tensor, first, second }.into())
             }

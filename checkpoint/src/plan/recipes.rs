@@ -22,7 +22,7 @@ use crate::names::weight::WEIGHT;
 use crate::plan::kept_as::KeptAs;
 use crate::plan::recipes::rule::{Lines, Rule};
 use crate::plan::selection::{Override, Selection};
-use crate::plan::settings::Settings;
+use crate::plan::settings::{HADAMARD, Settings};
 use crate::plan::tensor_recipe::TensorRecipe;
 use crate::read::checkpoint::Checkpoint;
 use crate::reason::Reason;
@@ -183,12 +183,21 @@ impl Recipes {
         checkpoint_format: CheckpointFormat,
     ) -> Result<TensorRecipe> {
         let (recipe, search_global) = self.recipe(settings, rules)?;
-        TensorRecipe::new(recipe, search_global, checkpoint_format).map_err(|error| {
-            match self.place_of("format", rules) {
-                Some(place) => Error::Recipe(RecipeError::File { place, why: format!("format: {error}") }),
-                None => Error::Recipe(RecipeError::Settings { why: error.to_string() }),
-            }
-        })
+        let refused = |key: &str, why: String| match self.place_of(key, rules) {
+            Some(place) => Error::Recipe(RecipeError::File { place, why: format!("{key}: {why}") }),
+            None => Error::Recipe(RecipeError::Settings { why }),
+        };
+        let tensor_recipe = TensorRecipe::new(recipe, search_global, checkpoint_format);
+        let tensor_recipe = tensor_recipe.map_err(|error| refused("format", error.to_string()))?;
+        let hadamard = settings.hadamard();
+        if hadamard.is_some() && checkpoint_format != CheckpointFormat::CompressedTensors {
+            let why = format!(
+                "{checkpoint_format} has no transforms of layers' inputs; leave out the Hadamard transform, or write \
+                 compressed-tensors"
+            );
+            return Err(refused(HADAMARD, why));
+        }
+        Ok(TensorRecipe { hadamard, ..tensor_recipe })
     }
 
     /// Makes a recipe from settings. `rules` are the rules that contributed to them.

@@ -3,7 +3,9 @@
 use std::fmt;
 
 use microscale::formats::{ScaleRule, Ties};
-use microscale::{Format, Global, GlobalScale, NonFinite, Numerics, Recipe, Scheme, Search, Words};
+use microscale::{
+    Format, Global, GlobalScale, HadamardWidth, NonFinite, Numerics, Recipe, Scheme, Search, Words,
+};
 
 use crate::error::Error;
 use crate::error::plan::PlanError;
@@ -28,6 +30,10 @@ pub struct Settings {
     pub search_global: Option<bool>,
     /// Treatment of NaN and infinities.
     pub non_finite: Option<NonFinite>,
+    /// Block Hadamard transform of layers' inputs, `Some(None)` for none. For MXFP4 and NVFP4.
+    ///
+    /// Layers whose transform no engine runs are quantized without it, with a warning.
+    pub hadamard: Option<Option<HadamardWidth>>,
 }
 
 /// Source of NVFP4's global scales.
@@ -40,6 +46,9 @@ pub enum GlobalSetting {
     /// No global scale.
     Absent,
 }
+
+/// The key of a transform.
+pub(crate) const HADAMARD: &str = "hadamard";
 
 /// A setting that conflicts with the others.
 #[derive(Clone, Debug, PartialEq)]
@@ -83,8 +92,17 @@ impl Misfit {
 
 impl Settings {
     /// Keys of the settings in files, in the order of the fields. docs/recipes.md lists them.
-    pub const KEYS: [&'static str; 8] =
-        ["format", "numerics", "scale_rule", "ties", "global_scale", "search", "search_global", "non_finite"];
+    pub const KEYS: [&'static str; 9] = [
+        "format",
+        "numerics",
+        "scale_rule",
+        "ties",
+        "global_scale",
+        "search",
+        "search_global",
+        "non_finite",
+        "hadamard",
+    ];
 
     /// Returns these settings, with missing ones from `defaults`.
     ///
@@ -102,6 +120,7 @@ impl Settings {
             search: self.search.or(defaults.search),
             search_global: self.search_global.or(defaults.search_global.filter(|_| same)),
             non_finite: self.non_finite.or(defaults.non_finite),
+            hadamard: self.hadamard.or(defaults.hadamard),
         }
     }
 
@@ -116,6 +135,7 @@ impl Settings {
             self.search.is_some(),
             self.search_global.is_some(),
             self.non_finite.is_some(),
+            self.hadamard.is_some(),
         ];
         Self::KEYS.into_iter().zip(given).filter(|(_, given)| *given).map(|(key, _)| key)
     }
@@ -140,11 +160,37 @@ impl Settings {
         if let Some(global_scale) = self.global_scale {
             recipe = recipe.with_global(global(global_scale, &recipe.scheme)?);
         }
+        self.check_hadamard(format)?;
         let search_global = self.search_global == Some(true);
         if search_global {
             check_search_global(&recipe, false).map_err(|error| Misfit::whole("search_global", error))?;
         }
         Ok((recipe, search_global))
+    }
+}
+
+impl Settings {
+    /// Returns the width of the transform, if there is one.
+    pub(crate) fn hadamard(&self) -> Option<HadamardWidth> {
+        self.hadamard.flatten()
+    }
+
+    /// Checks that the other settings allow for a transform.
+    fn check_hadamard(&self, format: Format) -> Result<(), Misfit> {
+        let misfit = |why: String| Err(Misfit { key: HADAMARD, why: Why::Is(why) });
+        match self.non_finite.unwrap_or_default() {
+            _ if self.hadamard().is_none() => Ok(()),
+            _ if !format.is_searched() => misfit(format!(
+                "is for mxfp4 and nvfp4, and the format is {}; leave it out, or turn it off for these tensors by \
+                 hadamard = \"none\" in a recipe's rule",
+                format.word()
+            )),
+            NonFinite::Error => Ok(()),
+            policy => misfit(format!(
+                "spreads NaN and infinities over their block, which non_finite = \"{}\" allows; leave out one of both",
+                policy.word()
+            )),
+        }
     }
 }
 

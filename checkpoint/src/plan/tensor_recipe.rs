@@ -1,8 +1,9 @@
 //! Recipe and storage of a tensor, and the distinct recipes of a plan.
 
-use microscale::{Format, Global, Recipe, Scheme, search_global};
+use microscale::{Format, Global, HadamardWidth, Recipe, Scheme, Words, search_global};
 
 use crate::checkpoint_format::CheckpointFormat;
+use crate::checkpoint_formats::hadamard;
 use crate::checkpoint_formats::storage::Storage;
 use crate::error::Result;
 use crate::gguf::scales::{Use, use_of};
@@ -18,6 +19,8 @@ pub(crate) struct TensorRecipe {
     pub(crate) recipe: Recipe,
     /// True if NVFP4's global scale is searched too.
     pub(crate) search_global: bool,
+    /// The transform of the layer's inputs, and of the tensor.
+    pub(crate) hadamard: Option<HadamardWidth>,
     pub(crate) storage: &'static Storage,
 }
 
@@ -31,12 +34,13 @@ impl TensorRecipe {
         search_global: bool,
         checkpoint_format: CheckpointFormat,
     ) -> Result<Self> {
-        Ok(Self { recipe, search_global, storage: Storage::of(checkpoint_format, &recipe)? })
+        Ok(Self { recipe, search_global, hadamard: None, storage: Storage::of(checkpoint_format, &recipe)? })
     }
 
     /// Returns whether both recipes produce the same tensors.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
-        (self.recipe, self.search_global) == (other.recipe, other.search_global)
+        (self.recipe, self.search_global, self.hadamard)
+            == (other.recipe, other.search_global, other.hadamard)
     }
 
     /// Returns whether quantized tensors have a global scale.
@@ -46,7 +50,9 @@ impl TensorRecipe {
 
     /// Returns the outlines of the tensors that replace a tensor.
     pub(crate) fn outlines(&self, tensor: &Tensor<'_>) -> Vec<Outline> {
-        self.storage.outlines(tensor.name, tensor.shape, self.has_global())
+        let mut outlines = self.storage.outlines(tensor.name, tensor.shape, self.has_global());
+        outlines.extend(self.hadamard.map(|width| hadamard::outline(tensor.name, width)));
+        outlines
     }
 
     /// Returns the reason to copy a tensor of a GGUF file if llama.cpp would ignore its global
@@ -64,6 +70,9 @@ impl TensorRecipe {
     /// Returns all facts that determine the output's bytes, beginning with the format.
     pub(crate) fn facts(&self) -> Facts {
         let mut facts = self.recipe.facts();
+        if let Some(width) = self.hadamard {
+            facts.push(("hadamard", width.word().into()));
+        }
         if self.search_global {
             facts.push(("search_global", search_global::TRIED.map(|n| n.to_string()).join(", ")));
         }

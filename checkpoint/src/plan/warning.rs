@@ -13,6 +13,15 @@ pub enum Warning {
     UnknownArchitecture(String),
     /// Loaders that silently misread the output, with the remedy.
     Loaders(String),
+    /// Tensors that are quantized without the Hadamard transform of their recipe.
+    Untransformed {
+        /// The first of them.
+        tensor: String,
+        /// Their number.
+        count: usize,
+        /// The reason.
+        why: &'static str,
+    },
     /// Names in an optional input file that do not fit the checkpoint.
     File {
         /// The file or directory.
@@ -64,6 +73,10 @@ impl fmt::Display for Warning {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Recipe(text) | Self::Loaders(text) => f.write_str(text),
+            Self::Untransformed { tensor, count, why } => write!(
+                f,
+                "{count} tensors such as {tensor} are quantized without the Hadamard transform: {why}"
+            ),
             Self::UnknownArchitecture(model_type) => write!(
                 f,
                 "the architecture {model_type} is not among those that are known: linear layers, embeddings and heads \

@@ -6,9 +6,9 @@ use std::ops::Range;
 
 use microscale::{BlockError, QuantizedTensor, WorstBlocks};
 
-use crate::checkpoint_formats::storage::Storage;
 use crate::error::Result;
 use crate::histogram::Histogram;
+use crate::plan::tensor_recipe::TensorRecipe;
 use crate::quantize::matrix;
 use crate::quantize::matrix::Matrix;
 use crate::read::tensor::Tensor;
@@ -26,13 +26,13 @@ impl BandDetails {
     /// Collects the details of some rows.
     pub(crate) fn of(
         tensor: &Tensor<'_>,
-        storage: &Storage,
+        used: &TensorRecipe,
         rows: Range<usize>,
         quantized: &QuantizedTensor,
         worst_blocks: usize,
     ) -> Result<Self> {
-        let first = rows.start;
-        let Matrix { values, shape } = Matrix::of(tensor, storage, rows)?;
+        let (first, storage) = (rows.start, used.storage);
+        let Matrix { values, shape } = Matrix::of(tensor, storage, rows)?.transformed(used.hadamard);
         let mut worst = WorstBlocks { relative: Vec::new(), absolute: Vec::new() };
         let found = with_values!(&values, slice => WorstBlocks::of(slice, shape, quantized, worst_blocks));
         worst.add(found.map_err(|source| matrix::error(tensor, storage, source))?, first, worst_blocks);

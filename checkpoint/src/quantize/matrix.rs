@@ -2,13 +2,13 @@
 
 use std::ops::Range;
 
-use microscale::{Position, Shape};
+use microscale::{Element, HadamardWidth, Position, Shape, hadamard_rows};
 
 use crate::checkpoint_formats::storage::Storage;
 use crate::error::{Error, Result};
 use crate::read::input::Input;
 use crate::read::tensor::Tensor;
-use crate::read::values::Values;
+use crate::read::values::{Values, with_values};
 
 /// Rows of the matrix that a checkpoint format stores of a tensor.
 pub(crate) struct Matrix<'a> {
@@ -33,6 +33,15 @@ impl<'a> Matrix<'a> {
         Ok(Self { values, shape })
     }
 
+    /// Returns the matrix under the transform of its layer's inputs, in f32.
+    pub(crate) fn transformed(self, hadamard: Option<HadamardWidth>) -> Self {
+        let Some(width) = hadamard else { return self };
+        let mut values: Vec<f32> =
+            with_values!(&self.values, slice => slice.iter().map(|value| Element::to_f32(*value)).collect());
+        hadamard_rows(&mut values, width);
+        Self { values: Values::F32(values.into()), ..self }
+    }
+
     /// Calls `work` with rows of the matrix, which are read into this thread's buffer if possible.
     ///
     /// # Errors
@@ -41,14 +50,14 @@ impl<'a> Matrix<'a> {
         input: &Input<'_>,
         storage: &Storage,
         rows: Range<usize>,
-        work: impl FnOnce(&Matrix<'_>) -> R,
+        work: impl FnOnce(Matrix<'_>) -> R,
     ) -> Result<R> {
         if storage.transposed {
-            return Ok(work(&Matrix::of(&input.tensor, storage, rows)?));
+            return Ok(work(Matrix::of(&input.tensor, storage, rows)?));
         }
         let (_, cols) = size(&input.tensor, storage);
         let shape = Shape::new(rows.len(), cols);
-        input.with_values(rows.start * cols..rows.end * cols, |values| work(&Matrix { values, shape }))
+        input.with_values(rows.start * cols..rows.end * cols, |values| work(Matrix { values, shape }))
     }
 }
 

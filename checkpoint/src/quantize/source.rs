@@ -8,8 +8,8 @@ use std::time::Instant;
 
 use microscale::device::{Device, Loaded, Origin, QuantizedOnDevice};
 use microscale::{
-    Element, ErrorStats, GlobalScale, GptqFactor, GptqScales, NonFinite, OutputLoss, QuantizeOptions, Recipe,
-    Report,
+    Element, ErrorStats, GlobalScale, GptqFactor, GptqScales, HadamardWidth, NonFinite, OutputLoss,
+    QuantizeOptions, Recipe, Report,
 };
 
 use crate::checkpoint_formats::storage::Storage;
@@ -17,6 +17,7 @@ use crate::error::Result;
 use crate::pipeline::Worker;
 use crate::plan::hessians::{Hessians, TensorHessians};
 use crate::plan::importance::Columns;
+use crate::plan::tensor_recipe::TensorRecipe;
 use crate::plan::{Plan, QuantizePlan};
 use crate::quantize::matrix;
 use crate::quantize::matrix::{Matrix, below};
@@ -34,6 +35,7 @@ pub(crate) struct Source<'s, 'env> {
     pub(crate) plan: &'env QuantizePlan,
     input: Input<'env>,
     storage: &'static Storage,
+    hadamard: Option<HadamardWidth>,
     device: &'env Device,
     /// The rows of each band.
     bands: Arc<[Range<usize>]>,
@@ -125,12 +127,13 @@ impl<'s, 'env> Source<'s, 'env> {
         if !device.has_memory() || by_expert || plan.hessians.is_some() {
             return Ok(None);
         }
-        let (tensor, storage) = (&plans.jobs[job].tensor, plans.recipe_of(plan).storage);
+        let TensorRecipe { storage, hadamard, .. } = *plans.recipe_of(plan);
+        let tensor = &plans.jobs[job].tensor;
         let (rows, cols) = matrix::size(tensor, storage);
-        if storage.transposed {
+        if storage.transposed || hadamard.is_some() {
             afford(tensor, tensor.name, rows.saturating_mul(cols))?;
         }
-        Matrix::of(tensor, storage, 0..rows).map(Some)
+        Matrix::of(tensor, storage, 0..rows).map(|matrix| Some(matrix.transformed(hadamard)))
     }
 
     /// Brings a tensor's [`Self::matrix`] to the device, if there is one.
@@ -147,7 +150,8 @@ impl<'s, 'env> Source<'s, 'env> {
     where
         'env: 's,
     {
-        let (checkpoint, storage) = (plans.checkpoint(), plans.recipe_of(plan).storage);
+        let TensorRecipe { storage, hadamard, .. } = *plans.recipe_of(plan);
+        let checkpoint = plans.checkpoint();
         let Job { tensor, position, .. } = plans.jobs[job];
         let (rows, cols) = matrix::size(&tensor, storage);
         let origin = checkpoint.origin(position);
@@ -169,7 +173,7 @@ impl<'s, 'env> Source<'s, 'env> {
             true => Input::mapped(tensor),
             false => Input::new(checkpoint, tensor, position),
         };
-        Ok(Self { job, plan, input, storage, device, bands, importance, hessians, loaded })
+        Ok(Self { job, plan, input, storage, hadamard, device, bands, importance, hessians, loaded })
     }
 
     /// Returns whether there are several bands, so that a global scale must be found before the
@@ -272,7 +276,7 @@ impl<'s, 'env> Source<'s, 'env> {
                 Ok(())
             }
         };
-        let (tensor, storage) = (self.input.tensor, self.storage);
+        let (tensor, storage, hadamard) = (self.input.tensor, self.storage, self.hadamard);
         let finish = move |result: microscale::Result<Q>, rows: Range<usize>| -> Result<Counted<R>> {
             match result.map_err(|error| error.map_position(|at| below(at, rows.start))) {
                 Ok(result) => then(result, rows).map(Ok),
@@ -296,6 +300,7 @@ impl<'s, 'env> Source<'s, 'env> {
                     let rows = bands[number].clone();
                     let columns = importance.as_ref().map(|columns| columns.of(&rows));
                     let result = Matrix::with_rows(&input, storage, rows.clone(), |matrix| {
+                        let matrix = matrix.transformed(hadamard);
                         matrix.load(device, None).and_then(|band| work(rows.clone(), &*band, columns))
                     });
                     finish(result?, rows)

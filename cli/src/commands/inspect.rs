@@ -71,7 +71,10 @@ pub(crate) fn run(args: Args) -> Result<()> {
 fn row(entry: &Inspected<'_>) -> ([String; 6], u64) {
     let (format, size, global_scale) = match &entry.tensor {
         Logical::Plain(tensor) => (tensor.dtype.to_string(), tensor.bytes(), None),
-        Logical::Packed(packed) => (packed.format.to_string(), packed.bytes(), packed.global_scale),
+        Logical::Packed(packed) => {
+            let hadamard = packed.hadamard.map_or(String::new(), |width| format!(", Hadamard {width},"));
+            (format!("{}{hadamard}", packed.format), packed.bytes(), packed.global_scale)
+        }
     };
     let (mut scales, mut nan) = (String::new(), String::new());
     if let Some(histogram) = &entry.histogram {

@@ -242,6 +242,7 @@ fn of_options(error: Error) -> anyhow::Error {
         Error::Recipe(RecipeError::Settings { .. })
         | Error::Plan(PlanError::NoGlobalSearch { .. })
         | Error::Plan(PlanError::NothingToCheck { .. })
+        | Error::Plan(PlanError::NotTransformed { .. })
         | Error::Given(GivenError::ImportanceUnused)
         | Error::Given(GivenError::InputScaleUnheld { .. })
         | Error::Given(GivenError::InputScaleNumber { .. })

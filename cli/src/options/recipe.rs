@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use microscale::formats::{ScaleRule, Ties};
-use microscale::{Format, GptqOrder, NonFinite, Numerics, Search, Words, choice, searches};
+use microscale::{Format, GptqOrder, HadamardWidth, NonFinite, Numerics, Search, Words, choice, searches};
 use microscale_checkpoint::calibration;
 use microscale_checkpoint::{self as checkpoint, Facts, GlobalSetting, Gptq, Recipes, Settings, UsedRecipe};
 
@@ -68,6 +68,15 @@ struct QualityArgs {
     /// Part of the mean diagonal entry to add to Hessians [default: 0.01]
     #[arg(long, value_name = "X", requires = "gptq", hide_short_help = true)]
     gptq_damping: Option<f64>,
+    /// Block Hadamard transform of weights and inputs, of 16, 32, 64 or 128 columns
+    ///
+    /// Each block of columns of a weight is multiplied by a Hadamard matrix, and engines multiply
+    /// the inputs of its layer by it, which spreads outliers. For mxfp4 and nvfp4 in
+    /// compressed-tensors, which vLLM runs on one GPU. Experts, heads and layers with a bias stay as
+    /// they are.
+    #[arg(long, value_name = "WIDTH", value_parser = words::<HadamardWidth>(), hide_possible_values = true)]
+    #[arg(hide_short_help = true)]
+    hadamard: Option<HadamardWidth>,
     /// Search for the global scale too (nvfp4, with --search)
     ///
     /// For each tensor, or all tensors that share one, the best of a few by unweighted squared
@@ -215,6 +224,7 @@ impl RecipeArgs {
             search: quality.selection.search.or(quality.gptq.then_some(Search::Full)),
             search_global: quality.search_global.then_some(true),
             non_finite: numerics.non_finite,
+            hadamard: quality.hadamard.map(Some),
         }
     }
 
@@ -313,6 +323,9 @@ fn recipe_text(facts: &Facts) -> String {
             details.push(format!("a {direction} that fused layers share"));
         }
         (_, Some(direction)) => details.push(format!("a {direction}")),
+    }
+    if let Some(width) = fact("hadamard") {
+        details.push(format!("Hadamard transform of {width} columns"));
     }
     if let Some(search) = fact("search").filter(|search| *search != Search::None.word()) {
         details.push(format!("scales searched: {search}"));

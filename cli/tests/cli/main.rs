@@ -11,6 +11,7 @@ mod fp8_pb_wo;
 mod gguf;
 mod gguf_loading;
 mod global_scale;
+mod hadamard;
 mod imatrix;
 mod input_scale;
 mod interrupt;

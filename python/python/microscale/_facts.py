@@ -107,6 +107,7 @@ class Settings(TypedDict, total=False):
     global_scale_direction: str
     search: str
     search_global: str
+    hadamard: str
     importance: str
     gptq: str
     input_scale: str
@@ -260,6 +261,7 @@ class _Listed(TypedDict, total=False):
     checkpoint_format: str
     global_scale: float
     direction: Direction
+    hadamard: int
     dtype: str
     scale_dtype: str
     scale_block: list[int]

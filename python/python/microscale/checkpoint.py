@@ -96,6 +96,7 @@ def quantize(
     ties: Ties | None = None,
     search: Search | None = None,
     search_global: bool = False,
+    hadamard: Literal[16, 32, 64, 128] | None = None,
     global_scale: float | NoGlobalScale | Path | None = None,
     importance: Path | None = None,
     calibration: Path | None = None,
@@ -131,6 +132,9 @@ def quantize(
         ties: `even`, `away` or `zero`, for MXFP4.
         search: `four-six`, `window` or `full` chooses block scales by their squared error.
         search_global: also search for NVFP4's global scale.
+        hadamard: the width of a block Hadamard transform of weights and of the inputs of their
+            layers, for `mxfp4` and `nvfp4` in compressed-tensors, which vLLM runs. Experts, heads
+            and layers with a bias are quantized without it.
         global_scale: NVFP4's global scale: a number for all tensors in the direction of the
             numerics, a .safetensors file with one for each tensor, or `"none"`. A number whose
             direction you know can be a `GlobalScale(...).value`.
@@ -174,6 +178,7 @@ def quantize(
         "ties": ties,
         "search": search,
         "search_global": search_global,
+        "hadamard": hadamard,
         "global_scale": global_scale if number else None,
         "global_scales": None if number else global_scale,
         "importance": importance,

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::ops::Range;
 
-use microscale::{Device, Element, QuantizedShape, QuantizedView, ScaleLayout};
+use microscale::{Device, Element, QuantizedShape, QuantizedView, ScaleLayout, hadamard_rows};
 
 use super::{Logical, Packed};
 use crate::checkpoint_formats::tiles::gathered;
@@ -108,12 +108,23 @@ impl<'a> Packed<'a> {
         Ok(bands)
     }
 
-    /// Returns the values of a band of the model's parameter.
+    /// Returns the values of a band of the model's parameter, without the transform of inputs.
     ///
     /// # Errors
     /// The errors of [`Self::read`], and [`Error::Tensor`](crate::Error::Tensor) if the device
     /// fails.
     pub(crate) fn values_in<T: Element>(&self, band: Range<usize>, device: &Device) -> Result<Vec<T>> {
+        let Some(width) = self.hadamard else { return self.stored_values_in(band, device) };
+        let mut values = self.stored_values_in::<f32>(band, device)?;
+        hadamard_rows(&mut values, width);
+        Ok(values.into_iter().map(T::from_f32).collect())
+    }
+
+    /// Returns the values of a band as codes and scales have them.
+    ///
+    /// # Errors
+    /// The errors of [`Self::values_in`].
+    pub(crate) fn stored_values_in<T: Element>(&self, band: Range<usize>, device: &Device) -> Result<Vec<T>> {
         if band.is_empty() {
             return Ok(Vec::new());
         }

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::path::Path;
 
 use globset::GlobMatcher;
-use microscale::{Format, Words};
+use microscale::{Format, HadamardWidth, Words};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
@@ -171,7 +171,7 @@ impl<'a> Table<'a> {
     }
 
     fn settings(&self) -> Result<(Settings, Lines)> {
-        let [format, numerics, scale_rule, ties, global_scale, search, search_global, non_finite] =
+        let [format, numerics, scale_rule, ties, global_scale, search, search_global, non_finite, hadamard] =
             Settings::KEYS;
         let settings = Settings {
             format: self.word_among(format, |format| stored_formats().any(|stored| stored == *format))?,
@@ -182,6 +182,7 @@ impl<'a> Table<'a> {
             search: self.word(search)?,
             search_global: self.flag(search_global)?,
             non_finite: self.word(non_finite)?,
+            hadamard: self.hadamard(hadamard)?,
         };
         let line = |key| Some((key, self.file.line(self.get(key)?.span().start)));
         Ok((settings, settings.given().filter_map(line).collect()))
@@ -214,6 +215,17 @@ impl<'a> Table<'a> {
         let count =
             value.get_ref().as_integer().and_then(|n| usize::from_str_radix(n.as_str(), n.radix()).ok());
         count.ok_or_else(|| self.wrong(key, value, "a whole number from 0 on"))
+    }
+
+    fn hadamard(&self, key: &str) -> Result<Option<Option<HadamardWidth>>> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        let setting = match value.get_ref() {
+            DeValue::Integer(number) => HadamardWidth::from_word(number.as_str()).map(Some),
+            value => value.as_str().filter(|word| *word == ABSENT).map(|_| None),
+        };
+        let widths = HadamardWidth::WORDS.iter().map(|(word, _)| *word);
+        let expected = format!("{} or {ABSENT:?}", widths.collect::<Vec<_>>().join(", "));
+        setting.map(Some).ok_or_else(|| self.wrong(key, value, &expected))
     }
 
     fn global_scale(&self, key: &str) -> Result<Option<GlobalSetting>> {
