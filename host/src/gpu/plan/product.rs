@@ -144,7 +144,7 @@ impl ProductPlan {
         // Thread blocks take all of a multiprocessor's shared memory.
         let gemm_params = GemmParams::new(config, weights_shape(weights), tokens, sm_count, shared)?;
         let pack = match config.mainloop {
-            Mainloop::BlockScale => fp4::pack(config.weights)?,
+            mainloop if mainloop.takes_fp4() => fp4::pack(mainloop, config.weights)?,
             mainloop if mainloop.takes_fp8() => PACK_FP8,
             _ => pack(config.activations)?,
         };
