@@ -1,8 +1,9 @@
 //! The kernels before a product of FP4 weights and FP4 activations.
 //!
-//! Where tensor cores multiply FP4 (`mma.sync` with block scales, `tcgen05`), a kernel packs the activations.
-//! Elsewhere it decodes them to f16 or bf16, which is exact, and a product of 16-bit activations
-//! follows. Both kernels also write the factor of the sums: alpha times both global scales.
+//! Where tensor cores multiply FP4 (`mma.sync` with block scales, `tcgen05`), a kernel packs the
+//! activations. Elsewhere it decodes them to f16 or bf16, which is exact, and a product of 16-bit
+//! activations follows. Both kernels also write the factor of the sums: alpha times both global
+//! scales.
 
 use microscale_formats::{Dtype, Format, fp4_dot};
 

@@ -56,7 +56,7 @@ impl ScalePieces {
     }
 }
 
-/// What a stage has besides codes, activations and scales, and where stages start.
+/// Other contents of a stage than codes, activations and scales, and the alignment of stages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StageLayout {
     /// Nothing else.

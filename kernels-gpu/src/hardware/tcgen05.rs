@@ -74,7 +74,7 @@ pub(crate) fn swizzled_rows(address: u32) -> u64 {
     u64::from(address >> 4) | 1 << 16 | STRIDE << 32 | VERSION | SWIZZLED
 }
 
-/// The descriptor of the columns `bytes` bytes after those of `rows` in each row.
+/// The descriptor of the columns that start `bytes` bytes after the columns of `rows`.
 #[inline(always)]
 pub(crate) fn columns_of(rows: u64, bytes: u32) -> u64 {
     rows + u64::from(bytes / 16)
@@ -116,7 +116,7 @@ pub(crate) unsafe fn commit(barrier: u32) {
 #[derive(Clone, Copy)]
 pub(crate) struct ScalesOf {
     /// The address of the rows' scales in tensor memory. A lane has the scales of four rows, a word
-    /// per row in as many columns.
+    /// of each, in four columns.
     pub(crate) rows: u32,
     /// The address of the tokens' scales.
     pub(crate) tokens: u32,

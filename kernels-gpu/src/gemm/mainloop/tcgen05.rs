@@ -5,7 +5,7 @@
 //! codes and scales of weights, and packs of activations, to a ring of stages. One thread of the
 //! issuing warp copies a stage's scales to tensor memory and issues its products. Consumer warps
 //! load the sums of a work tile and finish it. Up to 128 tokens there are two accumulators, so that
-//! the next work tile is multiplied meanwhile. Each warp finds the thread block's work tiles itself.
+//! the next work tile is multiplied meanwhile. Each warp finds the work tiles itself.
 //!
 //! An accumulator's k-steps follow each other in the order of K. The sums of whole work tiles
 //! therefore have the bits of [`fp4_dot`](microscale_formats::fp4_dot).
@@ -81,7 +81,7 @@ impl BlockScaled for Mxfp4 {
 trait TensorMemory: Tile {
     /// Accumulators.
     const ACCUMULATORS: u32 = if Self::N <= 128 { 2 } else { 1 };
-    /// Columns of the rows' scales in a stage. Those of the tokens follow.
+    /// Columns of the rows' scales in a stage. The tokens' scales follow.
     const ROW_SCALES: u32 = STEPS * (tcgen05::ROWS / ATOM_ROWS);
     /// Columns of a stage's scales.
     const SCALES: u32 = Self::ROW_SCALES + STEPS * (Self::N / ATOM_ROWS);
