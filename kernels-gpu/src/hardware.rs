@@ -12,8 +12,8 @@
 //!
 //! LLVM does not know that inline assembly can be convergent. So convergent assembly is allowed in
 //! this layer only, and only for instructions without an LLVM intrinsic that Rust can call:
-//! `warp_group`, `tcgen05` and `cluster`. Kernels call them in uniform control flow. `cargo xtask check-ptx` proves it of the
-//! compiled text.
+//! `warp_group`, `tcgen05` and `cluster`. Kernels call them in uniform control flow. `cargo xtask
+//! check-ptx` proves it of the compiled text.
 
 #[cfg(microscale_wgmma)]
 pub(crate) mod cluster;

@@ -5,7 +5,7 @@ use core::fmt;
 
 use microscale_formats::{Dtype, Format};
 
-use super::fp4::{FP4_KERNELS, KERNELS as FP4};
+use super::fp4::{self, FP4_KERNELS, KERNELS as FP4};
 use super::fp8::KERNEL as FP8;
 use super::mainloop::{Mainloop, MainloopTraits};
 use super::packing::{KERNELS as PACKING, PACKING_KERNELS};
@@ -232,6 +232,15 @@ impl GemmConfig {
             _ => 1,
         };
         (0..=most.ilog2()).map(|bits| 1 << bits)
+    }
+
+    /// The kernel that packs activations in FP4; `None` if the mainloop does not take them.
+    pub const fn fp4_pack(self) -> Option<KernelId> {
+        match self.mainloop {
+            Mainloop::BlockScale => fp4::pack(self.weights, false),
+            Mainloop::Tcgen05 => fp4::pack(self.weights, true),
+            _ => None,
+        }
     }
 
     /// Tiles of 16 rows per work tile.

@@ -8,7 +8,6 @@
 use microscale_formats::{Dtype, Format, fp4_dot};
 
 use super::PACK_COLUMNS;
-use super::mainloop::Mainloop;
 use super::packing::{PACK, PACK_RESIDENT};
 use crate::epilogue::ELEMENTWISE;
 use crate::grid::ScaleGrid;
@@ -26,12 +25,12 @@ pub const TOKEN_SCALE_BYTES: u32 = 8;
 /// 64 elements, in order, the first in the lowest byte: four in NVFP4, two in MXFP4. Scales of
 /// elements after the end are zeros.
 ///
-/// For [`Mainloop::Tcgen05`], the packs of a K-iteration lie in one: first a row of 128 bytes of
-/// codes per token, whose chunk `c` lies in place `c ^ t % 8`, then atoms of scales. An atom has
-/// 512 bytes: 16 for each of 32 tokens, a word for each of four columns of tensor memory. Column
-/// `j` of all atoms has the scale words of k-step `j / (tokens / 32)` and of tokens `j % (tokens /
-/// 32) * 32` and so on. In MXFP4, such a word has the scales of two k-steps, and the second half of
-/// the atoms is unused.
+/// For `tcgen05`, the packs of a K-iteration lie in one: first a row of 128 bytes of codes per
+/// token, whose chunk `c` lies in place `c ^ t % 8`, then atoms of scales. An atom has 512 bytes: 16
+/// for each of 32 tokens, a word for each of four columns of tensor memory. With `n` tokens in a
+/// token tile, column `j` of all atoms has the scale words of k-step `j / (n / 32)`, of 32 tokens
+/// from `j % (n / 32) * 32` on. In MXFP4, such a word has the scales of two k-steps, and the second
+/// half of the atoms is unused.
 pub const TOKEN_BYTES: u32 = PACK_COLUMNS / 2 + TOKEN_SCALE_BYTES;
 
 /// Bytes of an atom of scales.
@@ -64,17 +63,15 @@ pub(super) const KERNELS: [Kernel; FP4_KERNELS] = [
 /// The place of the table in its family's.
 const FIRST: usize = super::packing::PACKING_KERNELS;
 
-/// The kernel that packs activations in a format for a mainloop; `None` if the mainloop does not
-/// multiply it.
-pub const fn pack(mainloop: Mainloop, format: Format) -> Option<KernelId> {
-    let at = match (mainloop, format) {
-        (Mainloop::BlockScale, Format::Nvfp4) => 0,
-        (Mainloop::BlockScale, Format::Mxfp4) => 1,
-        (Mainloop::Tcgen05, Format::Nvfp4) => 2,
-        (Mainloop::Tcgen05, Format::Mxfp4) => 3,
+/// The kernel that packs activations in a format for `mma.sync` with block scales, or for
+/// `tcgen05`; `None` if tensor cores do not multiply the format.
+pub(super) const fn pack(format: Format, tcgen05: bool) -> Option<KernelId> {
+    let of_format = match format {
+        Format::Nvfp4 => 0,
+        Format::Mxfp4 => 1,
         _ => return None,
     };
-    Some(KernelId::new(Family::Gemm, FIRST + at))
+    Some(KernelId::new(Family::Gemm, FIRST + of_format + if tcgen05 { 2 } else { 0 }))
 }
 
 /// The kernel that decodes activations in a format to a dtype; `None` if the dtype does not have

@@ -261,7 +261,7 @@ fn multiplying<T: Exact + Activation>(
     let [plan, from, to] = no_experts();
     let written = [packed.into(), factors.into(), plan.clone(), from.clone()];
     let arguments = [&read[..], &written, &[argument(&pack), argument(&params)]].concat();
-    let kernel = fp4::pack(config.mainloop, format).expect("a format of products");
+    let kernel = config.fp4_pack().expect("a format of products");
     case.step(kernel.kernel().name, u64::from(pack.thread_blocks), arguments);
 
     let stage = config.stage(ScalePieces::MOST);
@@ -377,7 +377,7 @@ fn multiplying_experts(of: &Arc<OfExperts>, config: GemmConfig, thread_blocks: u
     let packed = case.memory.allocate_aligned("packed", pack.bytes() as usize, 16);
     let written = [packed, factors, plan, routed.pairs].map(Argument::from);
     let arguments = [&read[..], &written, &[argument(&pack), argument(&params)]].concat();
-    let kernel = fp4::pack(config.mainloop, x.format()).expect("a format of products");
+    let kernel = config.fp4_pack().expect("a format of products");
     case.step(kernel.kernel().name, u64::from(pack.thread_blocks), arguments);
 
     let all = |of: fn(&QuantizedTensor) -> &[u8]| experts.iter().flat_map(of).copied().collect::<Vec<_>>();
@@ -509,7 +509,7 @@ pub(crate) fn fp4_cases(cases: &mut Vec<Case>) {
         let of_mainloop =
             |mainloop| GemmConfig::for_fp4(format, Dtype::Bf16).find(|config| config.mainloop == mainloop);
         for config in Mainloop::ALL.into_iter().filter_map(of_mainloop) {
-            let kernel = fp4::pack(config.mainloop, format).expect("a format of products");
+            let kernel = config.fp4_pack().expect("a format of products");
             for (i, case) in (0..).zip(CASES) {
                 let what = format!("{}, {case:?}", format.word());
                 let make = move || {
