@@ -34,6 +34,8 @@ pub enum Targets {
     WithoutWgmma,
     /// Those with `mma.sync` of block-scaled FP4.
     WithBlockScale,
+    /// Those with `tcgen05`.
+    WithTcgen05,
 }
 
 /// A kernel: a row of its family's table.

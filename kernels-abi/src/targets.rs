@@ -27,6 +27,8 @@ pub struct Target {
     /// Has `mma.sync` of block-scaled FP4: the kernels are built with
     /// `--cfg microscale_block_scale`.
     pub block_scale: bool,
+    /// Has `tcgen05`: the kernels are built with `--cfg microscale_tcgen05`.
+    pub tcgen05: bool,
     /// The GPUs for which NVIDIA's assembler must accept it. `check-ptx` assembles for the first
     /// one, and with `--every-gpu` for all.
     pub assemble_for: &'static [&'static str],
@@ -44,6 +46,7 @@ pub const TARGETS: [Target; 5] = [
         since_sm90: false,
         wgmma: false,
         block_scale: false,
+        tcgen05: false,
         assemble_for: &["sm_80", "sm_86", "sm_89"],
     },
     Target {
@@ -55,6 +58,7 @@ pub const TARGETS: [Target; 5] = [
         since_sm90: true,
         wgmma: false,
         block_scale: false,
+        tcgen05: false,
         assemble_for: &["sm_90", "sm_110"],
     },
     Target {
@@ -66,6 +70,7 @@ pub const TARGETS: [Target; 5] = [
         since_sm90: true,
         wgmma: true,
         block_scale: false,
+        tcgen05: false,
         assemble_for: &["sm_90a"],
     },
     Target {
@@ -77,6 +82,7 @@ pub const TARGETS: [Target; 5] = [
         since_sm90: true,
         wgmma: false,
         block_scale: false,
+        tcgen05: true,
         assemble_for: &["sm_100f", "sm_100a", "sm_103a"],
     },
     Target {
@@ -88,6 +94,7 @@ pub const TARGETS: [Target; 5] = [
         since_sm90: true,
         wgmma: false,
         block_scale: true,
+        tcgen05: false,
         assemble_for: &["sm_120f", "sm_120a", "sm_121a"],
     },
 ];
@@ -146,7 +153,7 @@ impl Target {
             }
             Family::Gemm => match kernel.targets {
                 Targets::WithoutWgmma => !self.hardware_fp4 || kernel.converts == Converts::Nothing,
-                Targets::WithWgmma | Targets::WithBlockScale => false,
+                Targets::WithWgmma | Targets::WithBlockScale | Targets::WithTcgen05 => false,
                 Targets::All => {
                     self.hardware_fp4 && kernel.converts == Converts::Nothing && kernel.resident == 0
                 }
@@ -171,6 +178,7 @@ impl Targets {
             Self::WithWgmma => target.wgmma,
             Self::WithoutWgmma => !target.wgmma,
             Self::WithBlockScale => target.block_scale,
+            Self::WithTcgen05 => target.tcgen05,
         }
     }
 }

@@ -42,7 +42,7 @@ mod pack;
 #[cfg(microscale_wgmma)]
 mod pack_fp8;
 mod params;
-#[cfg(microscale_wgmma)]
+#[cfg(any(microscale_tcgen05, microscale_wgmma))]
 mod pipeline;
 mod reduce;
 mod split_f32;
@@ -67,6 +67,8 @@ use self::fp4::Fp4Operand;
 use self::mainloop::block_scale;
 #[cfg(not(microscale_wgmma))]
 use self::mainloop::mma;
+#[cfg(microscale_tcgen05)]
+use self::mainloop::tcgen05;
 #[cfg(microscale_wgmma)]
 use self::mainloop::{fp8, fp8_shared, wgmma};
 #[cfg(microscale_wgmma)]
@@ -74,7 +76,7 @@ use self::pack_fp8::Fp8Operand;
 use self::params::{Launch, Params};
 use self::tile::declare_tile;
 use crate::dtype::{Bf16, F16};
-#[cfg(microscale_block_scale)]
+#[cfg(any(microscale_block_scale, microscale_tcgen05))]
 use crate::format::Nv;
 use crate::format::{EVEN, Mx, NvDecoder};
 use crate::product::operand::Operand;
@@ -224,7 +226,7 @@ pub unsafe extern "ptx-kernel" fn merge_f32(
 /// Declares the entry points of the kernels that pack FP4 activations, and of the kernels that
 /// decode them.
 macro_rules! fp4_entries {
-    (pack { $($pack:ident = $blocks:ty,)+ } decode { $($decode:ident = $format:expr => $dtype:ident,)+ }) => {
+    (pack { $($(#[$target:meta])* $pack:ident = $blocks:ty,)+ } decode { $($decode:ident = $format:expr => $dtype:ident,)+ }) => {
         $(
             /// Packs activations in FP4, and writes the factors of the sums.
             ///
@@ -241,7 +243,7 @@ macro_rules! fp4_entries {
             ///   read-only.
             ///
             /// The launch has the shape that `params` and the ABI give.
-            #[cfg(microscale_block_scale)]
+            $(#[$target])*
             #[unsafe(no_mangle)]
             pub unsafe extern "ptx-kernel" fn $pack(
                 codes: *const u8,
@@ -297,8 +299,14 @@ const NVFP4: NvDecoder = NvDecoder { global: 1.0, apply: ApplyGlobal::Absent };
 
 fp4_entries! {
     pack {
+        #[cfg(microscale_block_scale)]
         fp4_pack_nvfp4 = Nv,
+        #[cfg(microscale_block_scale)]
         fp4_pack_mxfp4 = Mx<E2m1, EVEN>,
+        #[cfg(microscale_tcgen05)]
+        fp4_pack_nvfp4_tcgen05 = Nv,
+        #[cfg(microscale_tcgen05)]
+        fp4_pack_mxfp4_tcgen05 = Mx<E2m1, EVEN>,
     }
     decode {
         fp4_decode_nvfp4_f16 = NVFP4 => F16,
@@ -358,6 +366,13 @@ macro_rules! tiles {
         const _: () = {
             declare_tile! { $name BlockScale $m $n $cluster }
             tiles! { @operands $name block_scale }
+        };
+    };
+    (@tile Tcgen05 $name:ident $m:tt $n:tt $cluster:tt) => {
+        #[cfg(microscale_tcgen05)]
+        const _: () = {
+            declare_tile! { $name Tcgen05 $m $n $cluster }
+            tiles! { @operands $name tcgen05 }
         };
     };
     (@tile Wgmma $name:ident $m:tt $n:tt $cluster:tt) => {

@@ -207,8 +207,8 @@ fn rustflags(target: &Target, root: &Path) -> Vec<String> {
         format!("-Ctarget-cpu={}", target.name),
         // A path in a panic message would make the PTX depend on the location of the checkout.
         format!("--remap-path-prefix={}=microscale", root.display()),
-        "--check-cfg=cfg(microscale_block_scale, microscale_fp4, microscale_sm90, microscale_wgmma)"
-            .to_owned(),
+        "--check-cfg=cfg(microscale_block_scale, microscale_fp4, microscale_sm90)".to_owned(),
+        "--check-cfg=cfg(microscale_tcgen05, microscale_wgmma)".to_owned(),
         // An array that a loop indexes ends up in local memory, so loops over a lane's chunks must
         // be fully unrolled.
         "-Cllvm-args=-unroll-threshold=20000".to_owned(),
@@ -227,6 +227,9 @@ fn rustflags(target: &Target, root: &Path) -> Vec<String> {
     }
     if target.block_scale {
         flags.push("--cfg=microscale_block_scale".to_owned());
+    }
+    if target.tcgen05 {
+        flags.push("--cfg=microscale_tcgen05".to_owned());
     }
     flags
 }

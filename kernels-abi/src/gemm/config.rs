@@ -5,11 +5,11 @@ use core::fmt;
 
 use microscale_formats::{Dtype, Format};
 
-use super::fp4::{FP4_KERNELS, KERNELS as FP4};
+use super::fp4::{self, FP4_KERNELS, KERNELS as FP4};
 use super::fp8::KERNEL as FP8;
 use super::mainloop::{Mainloop, MainloopTraits};
 use super::packing::{KERNELS as PACKING, PACKING_KERNELS};
-use super::stage::{ScalePieces, Stage};
+use super::stage::{ScalePieces, Stage, StageLayout};
 use super::{MOST_SHARED, TILE_ROWS};
 use crate::launch::{Converts, Family, Kernel, KernelId, Launch, WARP, kernel};
 
@@ -74,6 +74,9 @@ macro_rules! gemm_tiles {
             blockscale_256x32: BlockScale 256 32 1;
             blockscale_256x64: BlockScale 256 64 1;
             blockscale_256x128: BlockScale 256 128 1;
+            tcgen05_128x64: Tcgen05 128 64 1;
+            tcgen05_128x128: Tcgen05 128 128 1;
+            tcgen05_128x256: Tcgen05 128 256 1;
             fp8_256x16: Fp8 256 16 1;
             fp8_128x32: Fp8 128 32 1;
             fp8_128x64: Fp8 128 64 1;
@@ -231,6 +234,15 @@ impl GemmConfig {
         (0..=most.ilog2()).map(|bits| 1 << bits)
     }
 
+    /// The kernel that packs activations in FP4; `None` if the mainloop does not take them.
+    pub const fn fp4_pack(self) -> Option<KernelId> {
+        match self.mainloop {
+            Mainloop::BlockScale => fp4::pack(self.weights, false),
+            Mainloop::Tcgen05 => fp4::pack(self.weights, true),
+            _ => None,
+        }
+    }
+
     /// Tiles of 16 rows per work tile.
     pub const fn row_tiles(self) -> u32 {
         self.tile_m / TILE_ROWS
@@ -259,8 +271,8 @@ impl GemmConfig {
 
     /// Threads of a thread block.
     pub const fn threads(self) -> u32 {
-        let MainloopTraits { producer_warps, decoder_warps, .. } = *self.mainloop.traits();
-        (self.consumer_warps() + producer_warps + decoder_warps) * WARP
+        let MainloopTraits { producer_warps, decoder_warps, issuing_warps, .. } = *self.mainloop.traits();
+        (self.consumer_warps() + producer_warps + decoder_warps + issuing_warps) * WARP
     }
 
     /// Packs of activations per K-iteration.
@@ -281,9 +293,14 @@ impl GemmConfig {
     /// A stage for rows whose scales lie in such pieces.
     pub const fn stage(self, scales: ScalePieces) -> Stage {
         let token_bytes = self.mainloop.traits().token_bytes;
-        let decoded = self.mainloop.has_decoders();
+        let (layout, scales) = match self.mainloop {
+            // The kernel takes rows of scales apart, wherever they start.
+            Mainloop::Tcgen05 => (StageLayout::Swizzled, ScalePieces::ONE),
+            _ if self.mainloop.has_decoders() => (StageLayout::Decoded, scales),
+            _ => (StageLayout::Copied, scales),
+        };
         let (rows, tokens, packs) = (self.block_rows(), self.tile_n, self.packs());
-        Stage { rows, tokens, packs, token_bytes, decoded, scales }
+        Stage { rows, tokens, packs, token_bytes, layout, scales }
     }
 
     /// Bytes of shared memory, at most `most`, for all stages that fit, for any layout of scales.

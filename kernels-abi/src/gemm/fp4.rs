@@ -1,8 +1,9 @@
 //! The kernels before a product of FP4 weights and FP4 activations.
 //!
-//! Where tensor cores multiply FP4 (`mma.sync` with block scales), a kernel packs the activations.
-//! Elsewhere it decodes them to f16 or bf16, which is exact, and a product of 16-bit activations
-//! follows. Both kernels also write the factor of the sums: alpha times both global scales.
+//! Where tensor cores multiply FP4 (`mma.sync` with block scales, `tcgen05`), a kernel packs the
+//! activations. Elsewhere it decodes them to f16 or bf16, which is exact, and a product of 16-bit
+//! activations follows. Both kernels also write the factor of the sums: alpha times both global
+//! scales.
 
 use microscale_formats::{Dtype, Format, fp4_dot};
 
@@ -23,14 +24,26 @@ pub const TOKEN_SCALE_BYTES: u32 = 8;
 /// the eight rows of a matrix of `ldmatrix` lie in different banks. A scale word has the scales of
 /// 64 elements, in order, the first in the lowest byte: four in NVFP4, two in MXFP4. Scales of
 /// elements after the end are zeros.
+///
+/// For `tcgen05`, the packs of a K-iteration lie in one: first a row of 128 bytes of codes per
+/// token, whose chunk `c` lies in place `c ^ t % 8`, then atoms of scales. An atom has 512 bytes: 16
+/// for each of 32 tokens, a word for each of four columns of tensor memory. With `n` tokens in a
+/// token tile, column `j` of all atoms has the scale words of k-step `j / (n / 32)`, of 32 tokens
+/// from `j % (n / 32) * 32` on. In MXFP4, such a word has the scales of two k-steps, and the second
+/// half of the atoms is unused.
 pub const TOKEN_BYTES: u32 = PACK_COLUMNS / 2 + TOKEN_SCALE_BYTES;
 
-/// Kernels in this table.
-pub(super) const FP4_KERNELS: usize = 5;
+/// Bytes of an atom of scales.
+pub const ATOM_BYTES: u32 = 512;
+/// Rows or tokens of an atom of scales, with a word for each of the atom's columns.
+pub const ATOM_ROWS: u32 = 32;
 
-const fn packing(name: &'static str) -> Kernel {
+/// Kernels in this table.
+pub(super) const FP4_KERNELS: usize = 7;
+
+const fn packing(name: &'static str, targets: Targets) -> Kernel {
     let kernel = resident(kernel(name, None, PACK, Converts::Nothing), PACK_RESIDENT);
-    Kernel { targets: Targets::WithBlockScale, ..kernel }
+    Kernel { targets, ..kernel }
 }
 
 const fn decoding(name: &'static str, dtype: Dtype) -> Kernel {
@@ -38,8 +51,10 @@ const fn decoding(name: &'static str, dtype: Dtype) -> Kernel {
 }
 
 pub(super) const KERNELS: [Kernel; FP4_KERNELS] = [
-    packing("fp4_pack_nvfp4"),
-    packing("fp4_pack_mxfp4"),
+    packing("fp4_pack_nvfp4", Targets::WithBlockScale),
+    packing("fp4_pack_mxfp4", Targets::WithBlockScale),
+    packing("fp4_pack_nvfp4_tcgen05", Targets::WithTcgen05),
+    packing("fp4_pack_mxfp4_tcgen05", Targets::WithTcgen05),
     decoding("fp4_decode_nvfp4_f16", Dtype::F16),
     decoding("fp4_decode_nvfp4_bf16", Dtype::Bf16),
     decoding("fp4_decode_mxfp4_bf16", Dtype::Bf16),
@@ -48,22 +63,24 @@ pub(super) const KERNELS: [Kernel; FP4_KERNELS] = [
 /// The place of the table in its family's.
 const FIRST: usize = super::packing::PACKING_KERNELS;
 
-/// The kernel that packs activations in a format; `None` if tensor cores do not multiply it.
-pub const fn pack(format: Format) -> Option<KernelId> {
-    match format {
-        Format::Nvfp4 => Some(KernelId::new(Family::Gemm, FIRST)),
-        Format::Mxfp4 => Some(KernelId::new(Family::Gemm, FIRST + 1)),
-        _ => None,
-    }
+/// The kernel that packs activations in a format for `mma.sync` with block scales, or for
+/// `tcgen05`; `None` if tensor cores do not multiply the format.
+pub(super) const fn pack(format: Format, tcgen05: bool) -> Option<KernelId> {
+    let of_format = match format {
+        Format::Nvfp4 => 0,
+        Format::Mxfp4 => 1,
+        _ => return None,
+    };
+    Some(KernelId::new(Family::Gemm, FIRST + of_format + if tcgen05 { 2 } else { 0 }))
 }
 
 /// The kernel that decodes activations in a format to a dtype; `None` if the dtype does not have
 /// their values: MXFP4 has a wider range than f16.
 pub const fn decode(format: Format, dtype: Dtype) -> Option<KernelId> {
     match (format, dtype) {
-        (Format::Nvfp4, Dtype::F16) => Some(KernelId::new(Family::Gemm, FIRST + 2)),
-        (Format::Nvfp4, Dtype::Bf16) => Some(KernelId::new(Family::Gemm, FIRST + 3)),
-        (Format::Mxfp4, Dtype::Bf16) => Some(KernelId::new(Family::Gemm, FIRST + 4)),
+        (Format::Nvfp4, Dtype::F16) => Some(KernelId::new(Family::Gemm, FIRST + 4)),
+        (Format::Nvfp4, Dtype::Bf16) => Some(KernelId::new(Family::Gemm, FIRST + 5)),
+        (Format::Mxfp4, Dtype::Bf16) => Some(KernelId::new(Family::Gemm, FIRST + 6)),
         _ => None,
     }
 }

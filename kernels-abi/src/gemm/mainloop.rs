@@ -25,6 +25,9 @@ pub enum Mainloop {
     /// Warps that copy ahead and multiply 4-bit weights by 4-bit activations, both as they are
     /// stored, by `mma.sync` with block scales.
     BlockScale,
+    /// Producer warps copy; one thread issues products of 4-bit weights and 4-bit activations with
+    /// block scales (`tcgen05`), whose sums lie in tensor memory.
+    Tcgen05,
     /// `Wgmma` of E4M3: weights decoded to E4M3, times E4M3 activations under f32 scales.
     Fp8,
     /// `Fp8` for many tokens: decoder warps decode weights to shared memory. Two consumer warp
@@ -44,6 +47,8 @@ pub struct MainloopTraits {
     pub producer_warps: u32,
     /// Warps per thread block that decode weights for the consumer warps.
     pub decoder_warps: u32,
+    /// Warps per thread block that issue products for the consumer warps.
+    pub issuing_warps: u32,
     /// The largest `tile_n` whose K-iterations have two packs of [`PACK_COLUMNS`] columns: copies
     /// then move whole cache lines. Others have one.
     pub two_packs_up_to: u32,
@@ -64,6 +69,7 @@ const GEMV: MainloopTraits = MainloopTraits {
     consumer_rows: 0,
     producer_warps: 0,
     decoder_warps: 0,
+    issuing_warps: 0,
     two_packs_up_to: 0,
     token_bytes: PACK_COLUMNS * 2,
     programmatic: true,
@@ -84,7 +90,7 @@ const WGMMA: MainloopTraits = MainloopTraits {
 const FP8: MainloopTraits = MainloopTraits { token_bytes: FP8_TOKEN_BYTES, ..WGMMA };
 
 /// The traits, in the order of [`Mainloop`].
-const MAINLOOPS: [MainloopTraits; 9] = [
+const MAINLOOPS: [MainloopTraits; 10] = [
     GEMV,
     MainloopTraits { word: "plain", ..GEMV },
     MainloopTraits { word: "ragged", ..GEMV },
@@ -104,13 +110,25 @@ const MAINLOOPS: [MainloopTraits; 9] = [
         targets: Targets::WithBlockScale,
         ..GEMV
     },
+    MainloopTraits {
+        word: "tcgen05",
+        consumer_rows: 32,
+        // With more, a quarter of the multiprocessor has three warps, and its lanes have too few
+        // registers for 256 tokens' sums.
+        producer_warps: 2,
+        issuing_warps: 1,
+        two_packs_up_to: 256,
+        token_bytes: FP4_TOKEN_BYTES,
+        targets: Targets::WithTcgen05,
+        ..GEMV
+    },
     MainloopTraits { word: "fp8", two_packs_up_to: 128, ..FP8 },
     MainloopTraits { word: "fp8shared", decoder_warps: 4, two_packs_up_to: 0, ..FP8 },
 ];
 
 impl Mainloop {
     /// Every mainloop, in the order of the table.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Gemv,
         Self::GemvPlain,
         Self::GemvRagged,
@@ -118,6 +136,7 @@ impl Mainloop {
         Self::Wgmma,
         Self::Multicast,
         Self::BlockScale,
+        Self::Tcgen05,
         Self::Fp8,
         Self::Fp8Shared,
     ];
@@ -134,7 +153,7 @@ impl Mainloop {
 
     /// Returns whether activations are quantized to the format of the weights.
     pub const fn takes_fp4(self) -> bool {
-        matches!(self, Self::BlockScale)
+        matches!(self, Self::BlockScale | Self::Tcgen05)
     }
 
     /// Returns whether activations are quantized to E4M3.

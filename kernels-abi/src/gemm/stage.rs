@@ -56,6 +56,32 @@ impl ScalePieces {
     }
 }
 
+/// Other contents of a stage than codes, activations and scales, and the alignment of stages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StageLayout {
+    /// Nothing else.
+    Copied,
+    /// Decoded weights, and an f32 per row and pack: the factor of its sum.
+    Decoded,
+    /// Nothing else. Stages start on [`SWIZZLE_BYTES`], where tensor cores swizzle rows of 128
+    /// bytes.
+    Swizzled,
+}
+
+/// Bytes of eight rows of 128 bytes, whose 16-byte chunks are swizzled.
+pub const SWIZZLE_BYTES: u32 = 1024;
+/// Offset of the barriers on which the warps that issue products and the consumer warps arrive, two
+/// per accumulator. Such kernels have no decoder warps.
+pub const ACCUMULATOR_BARRIERS_OFFSET: u32 = DECODED_BARRIERS_OFFSET;
+
+/// The address of the front of [`StageLayout::Swizzled`] stages, in shared memory that starts at
+/// `base`. It comes after a front whose plan and word are used, so that the stages start on
+/// [`SWIZZLE_BYTES`].
+#[inline(always)]
+pub const fn swizzled_front(base: u32) -> u32 {
+    (base + 2 * FRONT_BYTES).next_multiple_of(SWIZZLE_BYTES) - FRONT_BYTES
+}
+
 /// A stage of the ring: codes, packed activations and scales of a K-iteration, and decoded weights
 /// where a kernel has decoder warps.
 ///
@@ -69,8 +95,8 @@ pub struct Stage {
     pub packs: u32,
     /// Bytes of a token in a pack.
     pub token_bytes: u32,
-    /// Whether the stage has decoded weights.
-    pub decoded: bool,
+    /// What else the stage has.
+    pub layout: StageLayout,
     /// The pieces of a row's scales.
     pub scales: ScalePieces,
     /// Rows of the work tile that the thread block has.
@@ -101,7 +127,10 @@ impl Stage {
 
     /// Offset of the scales, which come last.
     pub const fn scales_offset(self) -> u32 {
-        if self.decoded { self.factors_offset() + self.rows * self.packs * 4 } else { self.decoded_offset() }
+        match self.layout {
+            StageLayout::Decoded => self.factors_offset() + self.rows * self.packs * 4,
+            StageLayout::Copied | StageLayout::Swizzled => self.decoded_offset(),
+        }
     }
 
     /// Bytes of the stage.
@@ -109,14 +138,22 @@ impl Stage {
         self.scales_offset() + self.rows * self.scales.all()
     }
 
+    /// Bytes of shared memory before the stages, at most.
+    const fn front_bytes(self) -> u32 {
+        match self.layout {
+            StageLayout::Swizzled => 2 * FRONT_BYTES + SWIZZLE_BYTES,
+            StageLayout::Copied | StageLayout::Decoded => FRONT_BYTES,
+        }
+    }
+
     /// Stages that fit into `shared` bytes of shared memory.
     pub const fn count(self, shared: u32) -> u32 {
-        let stages = shared.saturating_sub(FRONT_BYTES) / self.bytes();
+        let stages = shared.saturating_sub(self.front_bytes()) / self.bytes();
         if stages < MOST_STAGES { stages } else { MOST_STAGES }
     }
 
     /// Bytes of shared memory for `stages` stages.
     pub const fn shared_bytes(self, stages: u32) -> u32 {
-        FRONT_BYTES + stages * self.bytes()
+        self.front_bytes() + stages * self.bytes()
     }
 }

@@ -2,34 +2,84 @@
 //! activations, and the factors of the sums.
 
 use microscale_kernels_abi::GlobalSlot;
-#[cfg(microscale_block_scale)]
+#[cfg(any(microscale_block_scale, microscale_tcgen05))]
 use microscale_kernels_abi::gemm::PACK_COLUMNS;
 use microscale_kernels_abi::gemm::fp4::Fp4Params;
 #[cfg(microscale_block_scale)]
 use microscale_kernels_abi::gemm::fp4::TOKEN_SCALE_BYTES;
-#[cfg(microscale_block_scale)]
+#[cfg(microscale_tcgen05)]
+use microscale_kernels_abi::gemm::fp4::{ATOM_BYTES, ATOM_ROWS, TOKEN_BYTES};
+#[cfg(any(microscale_block_scale, microscale_tcgen05))]
 use microscale_kernels_abi::gemm::packing::PACK_THREADS;
-#[cfg(microscale_block_scale)]
+#[cfg(any(microscale_block_scale, microscale_tcgen05))]
 use microscale_kernels_abi::gemm::params::PackParams;
 use microscale_kernels_abi::launch::THREADS;
-#[cfg(microscale_block_scale)]
+#[cfg(any(microscale_block_scale, microscale_tcgen05))]
 use microscale_kernels_abi::launch::WARP;
 
-#[cfg(microscale_block_scale)]
+#[cfg(any(microscale_block_scale, microscale_tcgen05))]
 use super::pack::{EIGHT, Eight};
 use crate::dtype::Dtype;
-#[cfg(microscale_block_scale)]
+#[cfg(any(microscale_block_scale, microscale_tcgen05))]
 use crate::format::Blocks;
 use crate::format::Decode;
 use crate::hardware::{ptx, warp};
-#[cfg(microscale_block_scale)]
+#[cfg(any(microscale_block_scale, microscale_tcgen05))]
 use crate::product::operand::CHUNK_BYTES;
-#[cfg(microscale_block_scale)]
+#[cfg(any(microscale_block_scale, microscale_tcgen05))]
 use crate::product::problem::Routed;
 
 /// Elements of a k-step, whose scales are a word.
-#[cfg(microscale_block_scale)]
+#[cfg(any(microscale_block_scale, microscale_tcgen05))]
 const STEP: u32 = microscale_formats::fp4_dot::STEP as u32;
+
+/// True if the scales of each k-step have a word of their own.
+#[cfg(any(microscale_block_scale, microscale_tcgen05))]
+const WHOLE_WORDS: bool = cfg!(microscale_block_scale);
+
+/// The offset of a token's chunk of codes from its pack, as the mainloop `BlockScale` reads it.
+#[cfg(microscale_block_scale)]
+#[inline(always)]
+fn chunk_offset(_: u32, _: u32, token: u32, chunk: u32) -> i32 {
+    ((token * (PACK_COLUMNS / 32) + (chunk ^ token / 2 % 4)) * CHUNK_BYTES) as i32
+}
+
+/// The offset of a token's scales of a k-step from its pack, as the mainloop `BlockScale` reads
+/// them.
+#[cfg(microscale_block_scale)]
+#[inline(always)]
+fn scales_offset(tile_tokens: u32, _: u32, token: u32, step: u32, _: u32) -> i32 {
+    (tile_tokens * (PACK_COLUMNS / 2) + token * TOKEN_SCALE_BYTES + step * 4) as i32
+}
+
+/// The offset from a pack to the first one of its K-iteration, as the mainloop `Tcgen05` reads two
+/// packs as one.
+#[cfg(microscale_tcgen05)]
+#[inline(always)]
+fn first_pack_offset(tile_tokens: u32, pack: u32) -> i32 {
+    -((pack % 2 * tile_tokens * TOKEN_BYTES) as i32)
+}
+
+/// The offset of a token's chunk of codes from its pack, as the mainloop `Tcgen05` reads it.
+#[cfg(microscale_tcgen05)]
+#[inline(always)]
+fn chunk_offset(tile_tokens: u32, pack: u32, token: u32, chunk: u32) -> i32 {
+    let chunk = pack % 2 * (PACK_COLUMNS / 32) + chunk;
+    let place = token * (PACK_COLUMNS / 16) + (chunk ^ token % 8);
+    first_pack_offset(tile_tokens, pack) + (place * CHUNK_BYTES) as i32
+}
+
+/// The offset of a token's `in_step` scales of a k-step from its pack, as the mainloop `Tcgen05`
+/// reads them.
+#[cfg(microscale_tcgen05)]
+#[inline(always)]
+fn scales_offset(tile_tokens: u32, pack: u32, token: u32, step: u32, in_step: u32) -> i32 {
+    let scale = (pack % 2 * (PACK_COLUMNS / STEP) + step) * in_step;
+    let column = scale / 4 * (tile_tokens / ATOM_ROWS) + token / ATOM_ROWS;
+    let in_atom = token % ATOM_ROWS * 16 + column % 4 * 4 + scale % 4;
+    let atoms = tile_tokens * PACK_COLUMNS + column / 4 * ATOM_BYTES;
+    first_pack_offset(tile_tokens, pack) + (atoms + in_atom) as i32
+}
 
 /// Quantized activations and the global scales of the product: addresses in global memory.
 #[derive(Clone, Copy)]
@@ -89,7 +139,7 @@ impl Fp4Operand {
     ///
     /// # Safety
     /// The contract of the packing kernels.
-    #[cfg(microscale_block_scale)]
+    #[cfg(any(microscale_block_scale, microscale_tcgen05))]
     #[inline(always)]
     pub(super) unsafe fn pack<F: Blocks>(&self, out: *mut u8, routed: Routed, params: PackParams) {
         // The kernels before this one wrote the activations, and read the workspace.
@@ -111,7 +161,7 @@ impl Fp4Operand {
     ///
     /// # Safety
     /// The contract of the packing kernels; `number` is less than the eights of `params`.
-    #[cfg(microscale_block_scale)]
+    #[cfg(any(microscale_block_scale, microscale_tcgen05))]
     #[inline(always)]
     unsafe fn pack_eight<F: Blocks>(&self, out: *mut u8, routed: &Routed, params: &PackParams, number: u32) {
         let chunk = warp::lane() / EIGHT;
@@ -130,9 +180,9 @@ impl Fp4Operand {
             };
         }
         let pack = of_warp.pack_in(out, params.token_bytes);
-        let place = in_tile * (PACK_COLUMNS / 32) + (chunk ^ in_tile / 2 % 4);
+        let offset = chunk_offset(tile_tokens, pack_of_tile, in_tile, chunk);
         // SAFETY: `out` has room for all packs, and no other lane has this chunk.
-        unsafe { ptx::store_16(pack.wrapping_add((place * CHUNK_BYTES) as usize), codes) };
+        unsafe { ptx::store_16(pack.wrapping_offset(offset as isize), codes) };
         const STEPS: u32 = PACK_COLUMNS / STEP;
         if chunk >= STEPS {
             return;
@@ -147,9 +197,16 @@ impl Fp4Operand {
                 word |= u32::from(unsafe { self.scale(row, block) }) << (8 * i);
             }
         }
-        let place = tile_tokens * (PACK_COLUMNS / 2) + in_tile * TOKEN_SCALE_BYTES + chunk * 4;
-        // SAFETY: as for the codes, with the token's words of scales, on 4 bytes.
-        unsafe { *pack.wrapping_add(place as usize).cast::<u32>() = word };
+        let offset = scales_offset(tile_tokens, pack_of_tile, in_tile, chunk, in_step);
+        let to = pack.wrapping_offset(offset as isize);
+        // SAFETY: as for the codes, with the scales of the token and k-step, on their bytes.
+        unsafe {
+            if WHOLE_WORDS || in_step == 4 {
+                *to.cast::<u32>() = word;
+            } else {
+                *to.cast::<u16>() = word as u16;
+            }
+        }
     }
 
     /// Decodes activations, without global scale. A thread has eight of a row. Rows end with whole

@@ -6,10 +6,11 @@
 
 use microscale_kernels_abi::gemm::stage::{DECODED_BARRIERS_OFFSET, FRONT_BYTES, Stage};
 
+#[cfg(microscale_wgmma)]
 use super::tile::Tile;
 #[cfg(microscale_wgmma)]
-use crate::hardware::warp_group;
-use crate::hardware::{cluster, mbarrier, warp};
+use crate::hardware::{cluster, shared};
+use crate::hardware::{mbarrier, warp};
 
 /// Bytes of a stage's barriers: `full`, then `empty`.
 const BARRIER_PAIR_BYTES: u32 = 16;
@@ -67,7 +68,7 @@ impl PipelineState {
 
     /// The barrier on which consumers arrive.
     #[inline(always)]
-    fn empty_barrier(&self) -> u32 {
+    pub(super) fn empty_barrier(&self) -> u32 {
         self.full_barrier() + BARRIER_PAIR_BYTES / 2
     }
 
@@ -78,6 +79,13 @@ impl PipelineState {
         self.base + DECODED_BARRIERS_OFFSET + self.stage * 8
     }
 
+    /// The stage's number.
+    #[cfg(microscale_tcgen05)]
+    #[inline(always)]
+    pub(super) fn number(&self) -> u32 {
+        self.stage
+    }
+
     /// The address of the stage.
     #[inline(always)]
     pub(super) fn stage_address(&self) -> u32 {
@@ -85,6 +93,7 @@ impl PipelineState {
     }
 
     /// [`Self::empty_barrier`] of the previous stage.
+    #[cfg(microscale_wgmma)]
     #[inline(always)]
     fn previous_empty_barrier(&self) -> u32 {
         let previous = if self.stage == 0 { self.stages } else { self.stage } - 1;
@@ -103,6 +112,7 @@ impl PipelineState {
     ///
     /// # Safety
     /// The thread has acquired the stage, and calls this once per turn.
+    #[cfg(microscale_wgmma)]
     #[inline(always)]
     pub(super) unsafe fn producer_commit(&self) {
         // SAFETY: the barrier expects one arrival per producer thread.
@@ -125,7 +135,7 @@ impl PipelineState {
     #[cfg(microscale_wgmma)]
     #[inline(always)]
     pub(super) unsafe fn decoder_commit(&self) {
-        warp_group::fence_writes();
+        shared::fence_writes();
         // The other lanes' writes come before the first lane's arrival.
         warp::sync();
         if warp::lane() == 0 {
@@ -150,6 +160,7 @@ impl PipelineState {
     /// # Safety
     /// All lanes call it. The products that read the previous stage have been computed. No thread
     /// block of the cluster has ended.
+    #[cfg(microscale_wgmma)]
     #[inline(always)]
     pub(super) unsafe fn consumer_release_previous<T: Tile>(&self, exists: bool) {
         let barrier = self.previous_empty_barrier();
@@ -168,6 +179,7 @@ impl PipelineState {
     }
 
     /// The next position if `exists`, else this one.
+    #[cfg(microscale_wgmma)]
     #[inline(always)]
     pub(super) fn next_if(&self, exists: bool) -> Self {
         let mut next = *self;

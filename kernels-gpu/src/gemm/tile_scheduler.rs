@@ -48,7 +48,7 @@ pub(super) struct WorkTile {
 
 impl Params<'_> {
     /// The packed activations of a work tile's first K-iteration.
-    #[cfg(microscale_wgmma)]
+    #[cfg(any(microscale_tcgen05, microscale_wgmma))]
     #[inline(always)]
     pub(super) fn packed_of<T: Tile>(&self, work_tile: &WorkTile) -> *const u8 {
         let WorkTile { token_tile, k_range, .. } = work_tile;

@@ -31,7 +31,7 @@ pub(super) fn stage_for<F: ProductFormat, T: Tile>(problem: &Problem) -> Stage {
 #[inline(always)]
 pub(super) fn swizzled<T: Tile>(row: u32, chunk: u32) -> u32 {
     if const { T::CONFIG.mainloop.takes_fp4() } {
-        chunk ^ row / 2 % QUAD
+        if T::PACKS == 2 { chunk ^ row % 8 } else { chunk ^ row / 2 % QUAD }
     } else if T::PACKS == 2 {
         chunk ^ (row & 1) * QUAD
     } else {
@@ -127,6 +127,32 @@ impl<F: ProductFormat, T: Tile, const THREADS: u32> WeightLoader<F, T, THREADS> 
     /// The kernel's contract. There is a next K-iteration, and no thread reads or writes the stage.
     #[inline(always)]
     pub(super) unsafe fn copy(&mut self, stage: u32) {
+        // SAFETY: the same contract.
+        unsafe {
+            self.copy_codes(stage);
+            self.copy_scales(stage);
+        }
+        self.advance();
+    }
+
+    /// [`Self::copy`] without scales.
+    ///
+    /// # Safety
+    /// As for [`Self::copy`].
+    #[cfg(microscale_tcgen05)]
+    #[inline(always)]
+    pub(super) unsafe fn copy_codes_only(&mut self, stage: u32) {
+        // SAFETY: the same contract.
+        unsafe { self.copy_codes(stage) };
+        self.advance();
+    }
+
+    /// Starts to copy the next K-iteration's codes.
+    ///
+    /// # Safety
+    /// As for [`Self::copy`].
+    #[inline(always)]
+    unsafe fn copy_codes(&self, stage: u32) {
         let row_bytes = self.blocks * F::BLOCK_BYTES as u32;
         let bytes = if self.chunk * CHUNK_BYTES < row_bytes { CHUNK_BYTES } else { 0 };
         for i in 0..const { T::BLOCK_ROWS / Self::ROWS_PER_STEP } {
@@ -138,6 +164,14 @@ impl<F: ProductFormat, T: Tile, const THREADS: u32> WeightLoader<F, T, THREADS> 
                 shared::copy_16_once(stage + i * THREADS * CHUNK_BYTES + self.stage_codes, from, bytes)
             };
         }
+    }
+
+    /// Starts to copy the next K-iteration's scales.
+    ///
+    /// # Safety
+    /// As for [`Self::copy`].
+    #[inline(always)]
+    unsafe fn copy_scales(&self, stage: u32) {
         let ScalePieces { bytes, count } = self.pieces;
         for i in 0..const { T::BLOCK_ROWS.div_ceil(THREADS) } {
             let row = i * THREADS + self.thread;
@@ -163,6 +197,11 @@ impl<F: ProductFormat, T: Tile, const THREADS: u32> WeightLoader<F, T, THREADS> 
                 }
             }
         }
+    }
+
+    /// Advances past the next K-iteration.
+    #[inline(always)]
+    fn advance(&mut self) {
         self.chunk += T::CHUNKS;
         self.first_scale += Self::SCALES;
         self.global_codes = self.global_codes.wrapping_add((T::CHUNKS * CHUNK_BYTES) as usize);

@@ -1,4 +1,4 @@
-//! Barriers in shared memory on which threads and asynchronous copies arrive (`mbarrier`), of
+//! Barriers in shared memory on which threads and asynchronous copies arrive (`mbarrier`), since
 //! compute capability 9.0.
 //!
 //! A barrier expects a number of arrivals and of bytes. When all have arrived, its phase completes
@@ -49,6 +49,7 @@ pub(crate) unsafe fn arrive(barrier: u32) {
 ///
 /// # Safety
 /// As for [`arrive`]. The thread block has not ended.
+#[cfg(microscale_wgmma)]
 #[inline(always)]
 pub(crate) unsafe fn arrive_in_cluster(barrier: u32) {
     // SAFETY: the instruction needs exactly the caller's promise.
@@ -76,6 +77,7 @@ pub(crate) unsafe fn arrive_expecting(barrier: u32, bytes: u32) {
 ///
 /// # Safety
 /// As for [`arrive`].
+#[cfg(microscale_wgmma)]
 #[inline(always)]
 pub(crate) unsafe fn arrive_with_copies(barrier: u32) {
     // SAFETY: the instruction needs exactly the caller's promise.
@@ -126,6 +128,7 @@ pub(crate) unsafe fn copy(to: u32, from: *const u8, bytes: u32, barrier: u32) {
 ///
 /// # Safety
 /// As for [`copy`], in each of the thread blocks. None of them ends before the copy completes.
+#[cfg(microscale_wgmma)]
 #[inline(always)]
 pub(crate) unsafe fn copy_multicast(to: u32, from: *const u8, bytes: u32, barrier: u32, blocks: u16) {
     // SAFETY: the instruction needs exactly the caller's promise.

@@ -106,7 +106,7 @@ pub(crate) unsafe fn load_matrices(address: u32) -> [u32; 4] {
 ///
 /// # Safety
 /// `address` refers to four initialized bytes of shared memory, a multiple of 4.
-#[cfg(any(microscale_block_scale, microscale_wgmma))]
+#[cfg(any(microscale_block_scale, microscale_tcgen05, microscale_wgmma))]
 #[inline(always)]
 pub(crate) unsafe fn load(address: u32) -> u32 {
     let word;
@@ -153,7 +153,7 @@ pub(crate) unsafe fn store_16(address: u32, [a, b, c, d]: [u32; 4]) {
 ///
 /// # Safety
 /// As for [`store_16`], with 4 bytes.
-#[cfg(microscale_wgmma)]
+#[cfg(any(microscale_tcgen05, microscale_wgmma))]
 #[inline(always)]
 pub(crate) unsafe fn store(address: u32, value: u32) {
     // SAFETY: the instruction needs exactly the caller's promise.
@@ -175,6 +175,14 @@ pub(crate) fn commit_copies() {
 pub(crate) fn wait_for_copies<const N: u32>() {
     // SAFETY: no other thread uses the destination of the copies, by the contract of `copy_16`.
     unsafe { asm!("cp.async.wait_group {};", const N, options(nostack, preserves_flags)) };
+}
+
+/// Makes the thread's writes to shared memory visible to products that start after a barrier.
+#[cfg(any(microscale_tcgen05, microscale_wgmma))]
+#[inline(always)]
+pub(crate) fn fence_writes() {
+    // SAFETY: has no operands.
+    unsafe { asm!("fence.proxy.async.shared::cta;", options(nostack, preserves_flags)) };
 }
 
 narrow_loads! {

@@ -133,6 +133,21 @@ pub(crate) fn ballot(predicate: bool) -> u32 {
     unsafe { vote_ballot_sync(ALL, predicate) }
 }
 
+/// True in one lane, always the same. Unlike a comparison of the lane's number, it tells the
+/// assembler that one thread issues the instructions that follow. All lanes of the warp call it.
+#[cfg(microscale_tcgen05)]
+#[inline(always)]
+pub(crate) fn elect() -> bool {
+    #[repr(C)]
+    struct Elected(u32, bool);
+    unsafe extern "llvm-intrinsic" {
+        #[link_name = "llvm.nvvm.elect.sync"]
+        fn elect_sync(mask: u32) -> Elected;
+    }
+    // SAFETY: convergent; every kernel calls it with all 32 lanes active, in uniform control flow.
+    unsafe { elect_sync(ALL) }.1
+}
+
 /// The product of a 16 × 16 and a 16 × 8 matrix in f16, added to `c`. All lanes of the warp call
 /// it.
 ///

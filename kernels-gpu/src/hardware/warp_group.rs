@@ -56,13 +56,6 @@ pub(crate) unsafe fn barrier_of<const NUMBER: u32>(threads: u32) {
     }
 }
 
-/// Makes the thread's writes to shared memory visible to products that start after a barrier.
-#[inline(always)]
-pub(crate) fn fence_writes() {
-    // SAFETY: has no operands.
-    unsafe { asm!("fence.proxy.async.shared::cta;", options(nostack, preserves_flags)) };
-}
-
 /// The stride of eight tokens of 16-bit activations in a pack, in the descriptors' unit of 16
 /// bytes.
 const NEXT_EIGHT: u32 = PACK_COLUMNS;
@@ -118,7 +111,7 @@ pub(crate) trait MultiplyPack {
     ///
     /// # Safety
     /// As for [`Self::multiply_pack`]. The weights stay in shared memory, too, and their writers
-    /// have called [`fence_writes`].
+    /// have called [`fence_writes`](crate::hardware::shared::fence_writes).
     unsafe fn multiply_shared(&mut self, weights: u32, activations: u32);
 
     /// Waits for all products.

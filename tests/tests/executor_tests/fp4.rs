@@ -13,7 +13,7 @@ use microscale_kernels_abi::gemm::PACK_COLUMNS;
 use microscale_kernels_abi::gemm::fp4::{self, Fp4Params};
 use microscale_kernels_abi::gemm::params::{GemmParams, PackParams};
 use microscale_kernels_abi::gemm::stage::ScalePieces;
-use microscale_kernels_abi::{ApplyGlobal, Epilogue, GemmConfig, GlobalSlot, KernelId, ScaleGrid};
+use microscale_kernels_abi::{ApplyGlobal, Epilogue, GemmConfig, GlobalSlot, KernelId, Mainloop, ScaleGrid};
 use microscale_test_support::operands::{Scales, tensor};
 use microscale_test_support::oracle::Exact;
 use microscale_test_support::weights::{Bound, ExactProducts};
@@ -107,15 +107,16 @@ impl Operands {
     /// Returns the sums as a launch computes them.
     fn sums(&self, config: GemmConfig, gemm: &GemmParams) -> Vec<f32> {
         let size = [self.weights.rows(), self.x.rows()];
-        sums_of_parts(config, gemm, size, |token, row, range| self.part(token, row, range))
+        let columns = (config.packs() * PACK_COLUMNS) as usize;
+        sums_of_parts(config, gemm, size, |token, row, range| self.part(token, row, range, columns))
     }
 
-    /// Returns the sum of a range of K-iterations.
-    fn part(&self, token: usize, row: usize, range: &Range<usize>) -> f32 {
+    /// Returns the sum of a range of K-iterations of `columns` columns each.
+    fn part(&self, token: usize, row: usize, range: &Range<usize>, columns: usize) -> f32 {
         let format = self.x.format();
         let of = |tensor, row| {
             let (codes, scales): (&[u8], &[u8]) = row_of(tensor, row);
-            let in_k_iteration = PACK_COLUMNS as usize / format.block();
+            let in_k_iteration = columns / format.block();
             let blocks = range.start * in_k_iteration..scales.len().min(range.end * in_k_iteration);
             let bytes = format.block_bytes();
             (&codes[blocks.start * bytes..blocks.end * bytes], &scales[blocks])
@@ -260,7 +261,7 @@ fn multiplying<T: Exact + Activation>(
     let [plan, from, to] = no_experts();
     let written = [packed.into(), factors.into(), plan.clone(), from.clone()];
     let arguments = [&read[..], &written, &[argument(&pack), argument(&params)]].concat();
-    let kernel = fp4::pack(format).expect("a format of products");
+    let kernel = config.fp4_pack().expect("a format of products");
     case.step(kernel.kernel().name, u64::from(pack.thread_blocks), arguments);
 
     let stage = config.stage(ScalePieces::MOST);
@@ -376,7 +377,7 @@ fn multiplying_experts(of: &Arc<OfExperts>, config: GemmConfig, thread_blocks: u
     let packed = case.memory.allocate_aligned("packed", pack.bytes() as usize, 16);
     let written = [packed, factors, plan, routed.pairs].map(Argument::from);
     let arguments = [&read[..], &written, &[argument(&pack), argument(&params)]].concat();
-    let kernel = fp4::pack(x.format()).expect("a format of products");
+    let kernel = config.fp4_pack().expect("a format of products");
     case.step(kernel.kernel().name, u64::from(pack.thread_blocks), arguments);
 
     let all = |of: fn(&QuantizedTensor) -> &[u8]| experts.iter().flat_map(of).copied().collect::<Vec<_>>();
@@ -504,14 +505,19 @@ pub(crate) fn fp4_cases(cases: &mut Vec<Case>) {
     expert_cases(cases);
     // The kernels that pack are a step of every product.
     for format in Format::MULTIPLIED {
-        let kernel = fp4::pack(format).expect("a format of products");
-        let config = GemmConfig::for_fp4(format, Dtype::Bf16).next().expect("a configuration");
-        for (i, case) in (0..).zip(CASES) {
-            let what = format!("{}, {case:?}", format.word());
-            let make =
-                move || multiplying::<bf16>(&Arc::new(Operands::draw(format, case, i)), config, case, None);
-            let mainloop = Some(config.mainloop);
-            cases.push(Case { mainloop, ..Case::new(what, kernel.kernel().name.into(), make) });
+        // The first tile of each mainloop.
+        let of_mainloop =
+            |mainloop| GemmConfig::for_fp4(format, Dtype::Bf16).find(|config| config.mainloop == mainloop);
+        for config in Mainloop::ALL.into_iter().filter_map(of_mainloop) {
+            let kernel = config.fp4_pack().expect("a format of products");
+            for (i, case) in (0..).zip(CASES) {
+                let what = format!("{}, {case:?}", format.word());
+                let make = move || {
+                    multiplying::<bf16>(&Arc::new(Operands::draw(format, case, i)), config, case, None)
+                };
+                let mainloop = Some(config.mainloop);
+                cases.push(Case { mainloop, ..Case::new(what, kernel.kernel().name.into(), make) });
+            }
         }
     }
 }

@@ -6,7 +6,7 @@ use super::finding::Finding;
 use super::main_path::{MainPath, main_path};
 use super::requirements::requirements;
 use super::resources::{self, REGISTERS, Resources, registers_of_a_warp};
-use super::sass::{self, Code};
+use super::sass::{self, Code, Instruction};
 use crate::{layout, process};
 use anyhow::{Context, Result, bail};
 use microscale_kernels_abi::launch::WARP;
@@ -112,7 +112,7 @@ fn assemble(assembler: &Assembler, ptx: &Ptx, gpu: &str, folder: &Path) -> Resul
 }
 
 /// The instructions of the tensor cores.
-const PRODUCTS: &[&str] = &["HMMA", "HGMMA", "QGMMA", "OMMA"];
+const PRODUCTS: &[&str] = &["HMMA", "HGMMA", "QGMMA", "OMMA", "UTCOMMA"];
 
 /// Returns the assembler's warning that asynchronous matrix products (wgmma) are serialized, if
 /// any.
@@ -206,9 +206,10 @@ fn lost_conversion(assembled: &Assembled, target: &Target) -> Option<String> {
     Some(format!("no {name}…{modifier} in the machine code"))
 }
 
-/// Returns whether the code has an instruction with this modifier.
+/// Returns whether the code has an instruction with this modifier, or with any if it is empty.
 pub(super) fn contains(code: &Code, (name, modifier): (&str, &str)) -> bool {
-    code.instructions.iter().any(|instruction| instruction.name() == name && instruction.has(modifier))
+    let has = |instruction: &Instruction| modifier.is_empty() || instruction.has(modifier);
+    code.instructions.iter().any(|instruction| instruction.name() == name && has(instruction))
 }
 
 #[cfg(test)]

@@ -11,12 +11,12 @@ pub(super) struct Requirement {
     kernel: fn(&Kernel) -> bool,
     /// Text that the kernel's PTX must contain.
     pub(super) ptx: &'static str,
-    /// Instruction that its machine code must contain: name and modifier.
+    /// Instruction that its machine code must contain: name and modifier, empty for any.
     pub(super) sass: (&'static str, &'static str),
 }
 
 /// Every requirement.
-pub(super) const REQUIREMENTS: [Requirement; 9] = [
+pub(super) const REQUIREMENTS: [Requirement; 12] = [
     Requirement {
         target: |target| target.hardware_fp4,
         kernel: |kernel| quantizes(kernel, Converts::E2m1),
@@ -55,15 +55,33 @@ pub(super) const REQUIREMENTS: [Requirement; 9] = [
     },
     Requirement {
         target: |target| target.block_scale,
-        kernel: |kernel| multiplies_fp4(kernel, "nvfp4_"),
+        kernel: |kernel| multiplies_fp4(kernel, "nvfp4_", "_blockscale_"),
         ptx: "kind::mxf4nvf4.block_scale.scale_vec::4X",
         sass: ("OMMA", "4X"),
     },
     Requirement {
         target: |target| target.block_scale,
-        kernel: |kernel| multiplies_fp4(kernel, "mxfp4_"),
+        kernel: |kernel| multiplies_fp4(kernel, "mxfp4_", "_blockscale_"),
         ptx: "kind::mxf4.block_scale.scale_vec::2X",
         sass: ("OMMA", "E8"),
+    },
+    Requirement {
+        target: |target| target.tcgen05,
+        kernel: |kernel| multiplies_fp4(kernel, "nvfp4_", "_tcgen05_"),
+        ptx: "kind::mxf4nvf4.block_scale.block16",
+        sass: ("UTCOMMA", "4X"),
+    },
+    Requirement {
+        target: |target| target.tcgen05,
+        kernel: |kernel| multiplies_fp4(kernel, "mxfp4_", "_tcgen05_"),
+        ptx: "kind::mxf4.block_scale.block32",
+        sass: ("UTCOMMA", ""),
+    },
+    Requirement {
+        target: |target| target.tcgen05,
+        kernel: |kernel| multiplies_fp4(kernel, "", "_tcgen05_"),
+        ptx: "tcgen05.cp.cta_group::1.32x128b.warpx4",
+        sass: ("UTCCP", "4x32dp128bit"),
     },
     Requirement {
         target: |target| target.wgmma,
@@ -82,8 +100,8 @@ fn decodes(kernel: &Kernel, from: Converts) -> bool {
     kernel.converts == from && decodes
 }
 
-fn multiplies_fp4(kernel: &Kernel, format: &str) -> bool {
-    kernel.name.starts_with(format) && kernel.name.contains("_blockscale_")
+fn multiplies_fp4(kernel: &Kernel, format: &str, mainloop: &str) -> bool {
+    kernel.name.starts_with(format) && kernel.name.contains(mainloop)
 }
 
 /// Returns the requirements for a kernel compiled for a target.
@@ -105,11 +123,14 @@ mod tests {
     }
 
     #[test]
-    fn each_converting_or_block_scaled_kernel_has_one_requirement() {
+    fn each_converting_or_block_scaled_kernel_has_its_requirements() {
         for target in TARGETS.iter().filter(|target| target.hardware_fp4) {
             for kernel in kernels_for(target) {
-                let needs = kernel.converts != Converts::Nothing || kernel.name.contains("_blockscale_");
-                let expected = usize::from(needs);
+                let expected = match kernel.name {
+                    name if name.contains("_tcgen05_") => 2,
+                    name if name.contains("_blockscale_") => 1,
+                    _ => usize::from(kernel.converts != Converts::Nothing),
+                };
                 assert_eq!(requirements(target, kernel).count(), expected, "{}", kernel.name);
             }
         }

@@ -68,10 +68,10 @@ impl Gpu {
     /// A product with weights in device memory, `[M, K]`, and activations in the same format, to
     /// plan for a number of tokens.
     ///
-    /// RTX Blackwell GPUs multiply codes and scales as they are stored (`mma.sync` with block
-    /// scales). There, K must be a multiple of 64 in NVFP4. Other GPUs, and other K, decode the
-    /// activations to `T`, which is exact, and multiply as [`Self::linear`] does. MXFP4 has a wider
-    /// range than f16, so that there `T` is bf16.
+    /// Blackwell GPUs multiply codes and scales as they are stored (`tcgen05` on compute capability
+    /// 10.0, `mma.sync` with block scales on 12.0). There, K must be a multiple of 64 in NVFP4.
+    /// Other GPUs, and other K, decode the activations to `T`, which is exact, and multiply as
+    /// [`Self::linear`] does. MXFP4 has a wider range than f16, so that there `T` is bf16.
     ///
     /// ```no_run
     /// # use half::bf16;

@@ -1,7 +1,6 @@
 //! Launch parameters of one configuration for one product.
 
 use microscale_formats::dot::CHUNK;
-use microscale_kernels_abi::gemm::fp4;
 use microscale_kernels_abi::gemm::fp8::PACK_FP8;
 use microscale_kernels_abi::gemm::gemv::{GemvParams, PlainParams, TokenTiles};
 use microscale_kernels_abi::gemm::packing::pack;
@@ -144,7 +143,7 @@ impl ProductPlan {
         // Thread blocks take all of a multiprocessor's shared memory.
         let gemm_params = GemmParams::new(config, weights_shape(weights), tokens, sm_count, shared)?;
         let pack = match config.mainloop {
-            Mainloop::BlockScale => fp4::pack(config.weights)?,
+            mainloop if mainloop.takes_fp4() => config.fp4_pack()?,
             mainloop if mainloop.takes_fp8() => PACK_FP8,
             _ => pack(config.activations)?,
         };
