@@ -27,7 +27,8 @@ pub struct Target {
     /// Has `mma.sync` of block-scaled FP4: the kernels are built with
     /// `--cfg microscale_block_scale`.
     pub block_scale: bool,
-    /// The GPUs for which NVIDIA's assembler must accept it.
+    /// The GPUs for which NVIDIA's assembler must accept it. `check-ptx` assembles for the first
+    /// one, and with `--every-gpu` for all.
     pub assemble_for: &'static [&'static str],
 }
 

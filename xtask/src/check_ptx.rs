@@ -26,6 +26,8 @@ struct Request {
     kernel: String,
     install_ptxas: bool,
     require_ptxas: bool,
+    /// Assembles for all GPUs of a target instead of one.
+    every_gpu: bool,
     write_table: bool,
 }
 
@@ -41,7 +43,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
     match assembler::find(request.install_ptxas)? {
         Some(assembler) => {
             println!("assembling with {}", assembler.version);
-            let results = assembly::assemble_all(&assembler, &ptx)?;
+            let results = assembly::assemble_all(&assembler, &ptx, request.every_gpu)?;
             let found = assembly::check(&results);
             println!("assembler: {} modules, {}", results.len(), count(&found));
             let found_nothing = found.is_empty();
@@ -70,6 +72,7 @@ fn parse(arguments: &[String]) -> Result<Request> {
             "--kernel" => request.kernel = arguments.next().context("--kernel needs a text")?.clone(),
             "--install-ptxas" => request.install_ptxas = true,
             "--require-ptxas" => request.require_ptxas = true,
+            "--every-gpu" => request.every_gpu = true,
             "--write-table" => request.write_table = true,
             other => bail!("check-ptx does not know `{other}`"),
         }

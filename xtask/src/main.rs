@@ -29,7 +29,7 @@ const COMMANDS: &[Command] = &[
     },
     Command {
         name: "check-ptx",
-        arguments: "[--kernel TEXT] [--install-ptxas] [--require-ptxas] [--write-table]",
+        arguments: "[--kernel TEXT] [--every-gpu] [--install-ptxas] [--require-ptxas] [--write-table]",
         about: "Check host/ptx/: forbidden and required instructions, the machine code, and docs/lab/sass.md",
         run: check_ptx::run,
     },

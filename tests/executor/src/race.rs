@@ -23,7 +23,6 @@
 //! Every byte remembers its last write and its last reads, as in FastTrack (Flanagan and Freund,
 //! 2009). An access is a number that encodes the warp's execution of an instruction, and the lane.
 
-use std::collections::HashMap;
 use std::ops::Range;
 
 use crate::clock::{Clocks, Member};
@@ -123,14 +122,79 @@ impl Races {
 ///
 /// This holds for barriers of whole blocks. With other barriers, all reads of shared memory are
 /// kept. Two writes are kept where atomic writes meet, because they do not race with each other.
+///
+/// Neighbouring bytes mostly have the same accesses, so what follows an access is computed once for
+/// them.
 #[derive(Debug, Default)]
 pub(crate) struct Cells {
     write: Vec<Id>,
     other_write: Vec<Id>,
     read: Vec<Id>,
     other_read: Vec<Id>,
-    /// Further reads of a byte, if all reads are kept.
-    more_reads: HashMap<usize, Vec<Id>>,
+    /// Further reads of a byte, if all reads are kept: an index into `sets`.
+    more_reads: Vec<u32>,
+    sets: ReadSets,
+}
+
+/// Sets of reads. The first one is empty. Each counts the bytes that have it, and the last byte to
+/// leave frees it.
+#[derive(Debug, Default)]
+struct ReadSets {
+    reads: Vec<Vec<Id>>,
+    bytes: Vec<usize>,
+    free: Vec<u32>,
+}
+
+impl ReadSets {
+    fn get(&self, set: u32) -> &[Id] {
+        self.reads.get(set as usize).map_or(&[], Vec::as_slice)
+    }
+
+    /// Adds a set that no byte has yet.
+    fn add(&mut self, reads: Vec<Id>) -> u32 {
+        if reads.is_empty() {
+            return 0;
+        }
+        if self.reads.is_empty() {
+            self.reads.push(Vec::new());
+            self.bytes.push(0);
+        }
+        if let Some(set) = self.free.pop() {
+            self.reads[set as usize] = reads;
+            return set;
+        }
+        self.reads.push(reads);
+        self.bytes.push(0);
+        u32::try_from(self.reads.len() - 1).expect("fewer sets than bytes")
+    }
+
+    /// Notes that a byte's set changes.
+    #[inline]
+    fn replace(&mut self, before: u32, after: u32) {
+        if before == after {
+            return;
+        }
+        if after != 0 {
+            self.bytes[after as usize] += 1;
+        }
+        if before != 0 {
+            self.bytes[before as usize] -= 1;
+            if self.bytes[before as usize] == 0 {
+                self.reads[before as usize] = Vec::new();
+                self.free.push(before);
+            }
+        }
+    }
+}
+
+/// The accesses of a byte.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Cell {
+    write: Id,
+    other_write: Id,
+    read: Id,
+    other_read: Id,
+    more_reads: u32,
 }
 
 /// The index of the byte in the access, and the earlier access.
@@ -147,9 +211,46 @@ impl Cells {
                 other_write: vec![0; len],
                 read: vec![0; len],
                 other_read: vec![0; len],
-                more_reads: HashMap::new(),
+                more_reads: vec![0; len],
+                sets: ReadSets::default(),
             };
         }
+    }
+
+    #[inline]
+    fn cell(&self, byte: usize) -> Cell {
+        Cell {
+            write: self.write[byte],
+            other_write: self.other_write[byte],
+            read: self.read[byte],
+            other_read: self.other_read[byte],
+            more_reads: self.more_reads[byte],
+        }
+    }
+
+    /// Replaces the accesses of each byte by those after an access, which `after` computes.
+    #[inline]
+    fn update(
+        &mut self,
+        range: Range<usize>,
+        after: impl Fn(&mut ReadSets, Cell) -> Result<Cell, Id>,
+    ) -> Result<(), Conflict> {
+        let mut last = None;
+        for byte in range.clone() {
+            let before = self.cell(byte);
+            let after = match last {
+                Some((same, after)) if same == before => after,
+                _ => after(&mut self.sets, before).map_err(|earlier| (byte - range.start, earlier))?,
+            };
+            last = Some((before, after));
+            self.sets.replace(before.more_reads, after.more_reads);
+            self.write[byte] = after.write;
+            self.other_write[byte] = after.other_write;
+            self.read[byte] = after.read;
+            self.other_read[byte] = after.other_read;
+            self.more_reads[byte] = after.more_reads;
+        }
+        Ok(())
     }
 
     /// Returns the first byte whose write another proxy made and did not fence, and that write.
@@ -186,9 +287,9 @@ impl Cells {
         let mut fine = 0;
         for byte in range.clone() {
             let reads = if writes { [self.read[byte], self.other_read[byte]] } else { [0; 2] };
-            let more = self.more_reads.get(&byte).filter(|_| writes).into_iter().flatten().copied();
+            let more = if writes { self.sets.get(self.more_reads[byte]) } else { &[] };
             let known = [self.write[byte], self.other_write[byte]].into_iter().chain(reads);
-            for earlier in known.chain(more) {
+            for earlier in known.chain(more.iter().copied()) {
                 if earlier != 0 && earlier != fine {
                     if found(earlier) {
                         return Some((byte - range.start, earlier));
@@ -210,98 +311,85 @@ impl Cells {
         all: bool,
     ) -> Result<(), Conflict> {
         let fresh = |ids: &[Id]| ids.iter().fold(0, |all, id| all | id) == 0;
-        if !fresh(&self.write[range.clone()]) {
-            for byte in range.clone() {
-                for earlier in [self.write[byte], self.other_write[byte]] {
-                    if races.race(earlier, id) {
-                        return Err((byte - range.start, earlier));
-                    }
-                }
-            }
-        }
-        if fresh(&self.read[range.clone()]) {
+        if fresh(&self.write[range.clone()]) && fresh(&self.read[range.clone()]) {
             self.read[range].fill(id);
             return Ok(());
         }
-        for byte in range {
-            if all && self.other_read[byte] != 0 {
-                self.add_read(byte, races, id);
+        self.update(range, |sets, cell| {
+            let racing = [cell.write, cell.other_write].into_iter().find(|&write| races.race(write, id));
+            if let Some(write) = racing {
+                return Err(write);
+            }
+            Ok(if all && cell.other_read != 0 {
+                add_read(sets, cell, races, id)
             } else {
-                self.note_read(byte, races, id);
-            }
-        }
-        Ok(())
-    }
-
-    /// Records a read of a byte with two others, and keeps all reads that are not ordered before
-    /// it.
-    #[cold]
-    fn add_read(&mut self, byte: usize, races: &Races, id: Id) {
-        let member = |id: Id| Races::member(races.record(id).0, races.record(id).1);
-        let before = |earlier: Id| races.ordered(earlier, id) || member(earlier) == member(id);
-        let more = self.more_reads.entry(byte).or_default();
-        more.extend([self.read[byte], self.other_read[byte]].into_iter().filter(|&read| read != 0));
-        more.retain(|&earlier| !before(earlier));
-        more.push(id);
-        self.read[byte] = more.pop().unwrap_or(0);
-        self.other_read[byte] = more.pop().unwrap_or(0);
-    }
-
-    fn note_read(&mut self, byte: usize, races: &Races, id: Id) {
-        let [first, second] = [&mut self.read[byte], &mut self.other_read[byte]];
-        if *second != 0 && races.ordered(*second, id) {
-            *second = 0;
-        }
-        if *first == 0 || races.ordered(*first, id) {
-            *first = id;
-        } else if *second == 0 {
-            *second = id;
-        } else {
-            let warp = |id: Id| races.record(id).0;
-            let same = |a: &Record, b: &Record| (a.block, a.warp) == (b.block, b.warp);
-            // Two reads by different warps, or better by different blocks, race with every
-            // unordered write.
-            let (a, b, new) = (warp(*first), warp(*second), warp(id));
-            if same(a, b) && !same(a, new) || a.block == b.block && a.block != new.block {
-                *second = id;
-            }
-        }
+                note_read(cell, races, id)
+            })
+        })
     }
 
     /// Records a write.
     #[inline]
     pub(crate) fn write(&mut self, range: Range<usize>, races: &Races, id: Id) -> Result<(), Conflict> {
-        for byte in range.clone() {
-            let earlier = [self.write[byte], self.other_write[byte], self.read[byte], self.other_read[byte]];
-            if earlier == [0; 4] {
-                self.write[byte] = id;
-                continue;
+        self.update(range, |sets, cell| {
+            let Cell { write, other_write, read, other_read, more_reads } = cell;
+            if [write, other_write, read, other_read] == [0; 4] {
+                return Ok(Cell { write: id, ..cell });
             }
-            for earlier in earlier {
-                if races.race(earlier, id) {
-                    return Err((byte - range.start, earlier));
-                }
+            let more = sets.get(more_reads);
+            let mut all = [write, other_write, read, other_read].into_iter().chain(more.iter().copied());
+            if let Some(earlier) = all.find(|&earlier| races.race(earlier, id)) {
+                return Err(earlier);
             }
-            if let Some(more) = self.more_reads.get_mut(&byte) {
-                if let Some(&earlier) = more.iter().find(|&&earlier| races.race(earlier, id)) {
-                    return Err((byte - range.start, earlier));
-                }
-                more.retain(|&earlier| !races.ordered(earlier, id));
-            }
-            let [last, _, first, second] = earlier;
             let unordered =
                 |earlier: Id| if earlier != 0 && !races.ordered(earlier, id) { earlier } else { 0 };
+            let more = more.iter().copied().filter(|&earlier| !races.ordered(earlier, id)).collect();
             // An earlier write that is still unordered is atomic, as this write is.
-            let before = unordered(last);
-            if before != 0 || unordered(self.other_write[byte]) == 0 {
-                self.other_write[byte] = before;
-            }
-            self.read[byte] = unordered(first);
-            self.other_read[byte] = unordered(second);
-            self.write[byte] = id;
-        }
-        Ok(())
+            let before = unordered(write);
+            let keeps = before == 0 && unordered(other_write) != 0;
+            Ok(Cell {
+                write: id,
+                other_write: if keeps { other_write } else { before },
+                read: unordered(read),
+                other_read: unordered(other_read),
+                more_reads: sets.add(more),
+            })
+        })
     }
+}
+
+/// Records a read of a byte with two others, and keeps all reads that are not ordered before it.
+fn add_read(sets: &mut ReadSets, cell: Cell, races: &Races, id: Id) -> Cell {
+    let member = |id: Id| Races::member(races.record(id).0, races.record(id).1);
+    let before = |earlier: Id| races.ordered(earlier, id) || member(earlier) == member(id);
+    let earlier = sets.get(cell.more_reads).iter().copied().chain([cell.read, cell.other_read]);
+    let mut reads: Vec<Id> = earlier.filter(|&read| read != 0 && !before(read)).collect();
+    reads.push(id);
+    let read = reads.pop().unwrap_or(0);
+    let other_read = reads.pop().unwrap_or(0);
+    Cell { read, other_read, more_reads: sets.add(reads), ..cell }
+}
+
+fn note_read(cell: Cell, races: &Races, id: Id) -> Cell {
+    let [mut first, mut second] = [cell.read, cell.other_read];
+    if second != 0 && races.ordered(second, id) {
+        second = 0;
+    }
+    if first == 0 || races.ordered(first, id) {
+        first = id;
+    } else if second == 0 {
+        second = id;
+    } else {
+        let warp = |id: Id| races.record(id).0;
+        let same = |a: &Record, b: &Record| (a.block, a.warp) == (b.block, b.warp);
+        // Two reads by different warps, or better by different blocks, race with every unordered
+        // write.
+        let (a, b, new) = (warp(first), warp(second), warp(id));
+        if same(a, b) && !same(a, new) || a.block == b.block && a.block != new.block {
+            second = id;
+        }
+    }
+    Cell { read: first, other_read: second, ..cell }
 }
 
 #[cfg(test)]

@@ -36,14 +36,19 @@ pub(super) struct Assembly {
     pub(super) result: Result<Vec<Assembled>>,
 }
 
-/// Assembles every module for every GPU in the table of targets, on all cores.
+/// Assembles every module on all cores: for the first GPU of its target, or for every GPU in the
+/// table of targets.
 ///
 /// Results are in the table's order.
-pub(super) fn assemble_all(assembler: &Assembler, ptx: &[Ptx]) -> Result<Vec<Assembly>> {
+pub(super) fn assemble_all(assembler: &Assembler, ptx: &[Ptx], every_gpu: bool) -> Result<Vec<Assembly>> {
     let folder = layout::root()?.join("target").join("check-ptx");
     std::fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    let gpus = |target: &Target| {
+        let count = if every_gpu { target.assemble_for.len() } else { 1 };
+        &target.assemble_for[..count]
+    };
     let jobs: Vec<(&Ptx, &'static str)> =
-        ptx.iter().flat_map(|ptx| ptx.target.assemble_for.iter().map(move |gpu| (ptx, *gpu))).collect();
+        ptx.iter().flat_map(|ptx| gpus(ptx.target).iter().map(move |gpu| (ptx, *gpu))).collect();
     let next = AtomicUsize::new(0);
     let done = Mutex::new(Vec::new());
     std::thread::scope(|scope| {
