@@ -9,8 +9,9 @@
 //!
 //! - `lex`, `parse` and `module` turn text into statements. `lower` turns statements into a
 //!   `program`, once per kernel. `semantics` holds the lane-wise results of instructions. `run`
-//!   executes grids, warps and instructions of several lanes. `memory`, `race` and `clock` hold
-//!   bytes, their accesses, and which threads know that an access is complete.
+//!   executes grids, warps and instructions of several lanes. `memory` and `tensor` hold
+//!   bytes and words, `race` and `clock` their accesses, and which threads know that an access is
+//!   complete.
 //! - The crate has its own parser. `ptx-syntax` 0.5 rejects all four modules that this crate is
 //!   for. It also has a separate type for every form of an instruction, which lowering would have
 //!   to take apart again.

@@ -16,7 +16,8 @@
 //! errs, it reports too much. A thread that exits lets others pass a barrier but does not take part
 //! in it, so its accesses are not ordered before later ones.
 //!
-//! Matrix products and bulk copies access memory through the asynchronous proxy. They may touch the
+//! Matrix products, bulk copies and copies to tensor memory access shared memory through the
+//! asynchronous proxy. They may touch the
 //! writes of other instructions only after a `fence.proxy.async` of the writing thread.
 //!
 //! Every byte remembers its last write and its last reads, as in FastTrack (Flanagan and Freund,

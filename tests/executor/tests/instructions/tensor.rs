@@ -521,6 +521,8 @@ fn products_need_their_fences_and_waits() {
         race(kind) || matches!(kind, FaultKind::Uninitialised(_))
     });
     change(&format!("{waited} {after}"), &waited, unfenced);
+    // The issuing thread's warp needs it too.
+    change(&format!("{waited} {after}"), &format!("{waited} @!%warp {after}"), unfenced);
     // The commit comes before the last product.
     let commit = "tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%full];";
     let last = text.rfind("tcgen05.mma").unwrap();
