@@ -125,7 +125,7 @@ fn values_are_of_the_models_own_parameters() {
         assert!((0.5 * plain..1.5 * plain).contains(&loss), "{loss} {plain}");
     }
     assert!(read_json(back.join("config.json")).get("quantization_config").is_none());
-    // The transform is kept by compressed-tensors alone.
+    // The transform is kept by compressed-tensors only.
     let again = scratch.path("AGAIN");
     run(&[&"convert", &out, &"--to", &"compressed-tensors", &"--out", &again]).ok();
     assert_eq!(read_json(again.join("config.json")), read_json(out.join("config.json")));
