@@ -144,8 +144,8 @@ pub(crate) fn transform_config<'n>(
 
 /// Returns targets of layers that match no other layer.
 ///
-/// vLLM does not rename them as it renames those of quantization, so they leave out the prefix
-/// before the layers if they can.
+/// vLLM does not rename them as it renames the targets of quantization, so they leave out the
+/// prefix before the layers if they can.
 fn targets<'n>(layers: &[&str], others: impl Iterator<Item = &'n str>, naming: Naming) -> BTreeSet<String> {
     let others: HashSet<_> = others.flat_map(patterns).collect();
     let target = |layer: &&str| {
