@@ -97,7 +97,8 @@ pub(crate) const KERNELS: &[Kernel] = table! {
     "activations_glu": "fp8" E4m3, "mxfp8" E4m3, "mxfp4" E2m1, "nvfp4" E2m1;
     "activations_norm": "fp8" E4m3, "mxfp8" E4m3, "mxfp4" E2m1, "nvfp4" E2m1;
     "kv_append": "fp8" E4m3, "nvfp4" E2m1;
-    "kv_gather": "fp8" E4m3, "nvfp4" E2m1;
+    // FP8 is decoded by arithmetic.
+    "kv_gather": "fp8" Nothing, "nvfp4" E2m1;
 };
 
 /// The action of a kernel on a KV cache.

@@ -26,8 +26,8 @@ pub const TOKEN_SCALE_BYTES: u32 = 8;
 /// elements after the end are zeros.
 ///
 /// For `tcgen05`, the packs of a K-iteration lie in one: first a row of 128 bytes of codes per
-/// token, whose chunk `c` lies in place `c ^ t % 8`, then atoms of scales. An atom has 512 bytes: 16
-/// for each of 32 tokens, a word for each of four columns of tensor memory. With `n` tokens in a
+/// token, whose chunk `c` lies in place `c ^ t % 8`, then atoms of scales. An atom has 512 bytes:
+/// 16 for each of 32 tokens, a word for each of four columns of tensor memory. With `n` tokens in a
 /// token tile, column `j` of all atoms has the scale words of k-step `j / (n / 32)`, of 32 tokens
 /// from `j % (n / 32) * 32` on. In MXFP4, such a word has the scales of two k-steps, and the second
 /// half of the atoms is unused.

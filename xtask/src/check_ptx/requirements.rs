@@ -92,11 +92,14 @@ pub(super) const REQUIREMENTS: [Requirement; 12] = [
 ];
 
 fn quantizes(kernel: &Kernel, to: Converts) -> bool {
-    kernel.converts == to && kernel.name.contains("_quantize_")
+    let quantizes = kernel.name.contains("_quantize_")
+        || ["activations_", "kv_append_"].iter().any(|family| kernel.name.starts_with(family));
+    kernel.converts == to && quantizes
 }
 
 fn decodes(kernel: &Kernel, from: Converts) -> bool {
-    let decodes = ["_dequantize_", "_gemv_", "_gemm_"].iter().any(|word| kernel.name.contains(word));
+    let decodes =
+        ["_dequantize_", "_gemv_", "_gemm_", "kv_gather_"].iter().any(|word| kernel.name.contains(word));
     kernel.converts == from && decodes
 }
 
