@@ -1,8 +1,9 @@
 //! Runs PTX that Triton compiled, and compares products with the script's expectation.
 //!
 //! Neither the PTX nor the products come from this repository's Rust code, so layouts, selectors
-//! and sums of `mma` and `tcgen05.mma` with block scales are checked independently. `MICROSCALE_TRITON` is the folder
-//! that `scripts/independent/triton_products.py` wrote. Without it, the test does nothing.
+//! and sums of `mma` and `tcgen05.mma` with block scales are checked independently.
+//! `MICROSCALE_TRITON` is the folder that `scripts/independent/triton_products.py` wrote. Without
+//! it, the test does nothing.
 
 use std::path::{Path, PathBuf};
 

@@ -70,8 +70,8 @@ impl Warp {
         Ok(())
     }
 
-    /// `cp.async.mbarrier.arrive` of each lane. Without `.noinc` it is `counted`: the mbarrier expects
-    /// one more arrival in this phase.
+    /// `cp.async.mbarrier.arrive` of each lane. Without `.noinc` it is `counted`: the mbarrier
+    /// expects one more arrival in this phase.
     pub(super) fn arrive_after_copies(
         &mut self,
         grid: &mut Grid,
