@@ -7,8 +7,12 @@ use candle_core::backend::BackendStorage;
 use candle_core::cuda_backend::cudarc::driver::{CudaView, DeviceRepr, ValidAsZeroBits};
 use candle_core::cuda_backend::{CudaDType, CudaDevice, CudaStorageSlice, DeviceId};
 use candle_core::{CudaStorage, Error, Layout, Result, bail};
-use microscale::gpu::{DeviceExperts, DeviceRouting, DeviceTensor, Fp8Activations, GemmWorkspace, Gpu};
-use microscale::{Activation, ExpertRows, Fp8Options, QuantizedView};
+use microscale::gpu::{
+    DeviceExperts, DeviceQuantizeOptions, DeviceRouting, DeviceTensor, Fp8Activations, GemmWorkspace, Gpu,
+};
+use microscale::{Activation, ExpertRows, QuantizedShape, QuantizedView, Shape};
+
+use crate::rounded::RoundedInputs;
 
 /// A dtype of inputs and results.
 trait OnDevice: Activation + CudaDType + DeviceRepr + ValidAsZeroBits {}
@@ -35,18 +39,18 @@ impl OnGpu {
         Ok(Self { gpu: gpu(device)?, weights })
     }
 
-    /// The products of the matrix and rows without gaps, which are rounded to FP8 if `fp8` is set.
+    /// The products of the matrix and rows without gaps, which may be `rounded` first.
     pub(crate) fn multiply(
         &self,
         x: &CudaStorage,
         layout: &Layout,
         tokens: usize,
-        fp8: Option<Fp8Options>,
+        rounded: Option<RoundedInputs>,
     ) -> Result<CudaStorage> {
         match &x.slice {
-            CudaStorageSlice::F32(_) => self.multiply_as::<f32>(x, layout, tokens, fp8),
-            CudaStorageSlice::F16(_) => self.multiply_as::<half::f16>(x, layout, tokens, fp8),
-            CudaStorageSlice::BF16(_) => self.multiply_as::<half::bf16>(x, layout, tokens, fp8),
+            CudaStorageSlice::F32(_) => self.multiply_as::<f32>(x, layout, tokens, rounded),
+            CudaStorageSlice::F16(_) => self.multiply_as::<half::f16>(x, layout, tokens, rounded),
+            CudaStorageSlice::BF16(_) => self.multiply_as::<half::bf16>(x, layout, tokens, rounded),
             _ => bail!("an input on a GPU is f32, f16 or bf16 here; convert it"),
         }
     }
@@ -56,21 +60,34 @@ impl OnGpu {
         x: &CudaStorage,
         layout: &Layout,
         tokens: usize,
-        fp8: Option<Fp8Options>,
+        rounded: Option<RoundedInputs>,
     ) -> Result<CudaStorage> {
         let (device, stream) = (x.device().clone(), x.device().cuda_stream());
         let mut out = device.alloc_zeros::<T>(tokens * self.weights.view().shape().rows)?;
         if tokens > 0 {
             let x = part::<T>(x, layout)?;
-            let mut multiply = || {
-                let Some(options) = fp8 else {
+            let mut multiply = || match rounded {
+                None => {
                     let plan = self.gpu.linear(&self.weights).plan(tokens)?;
                     let mut workspace = GemmWorkspace::new(&stream, plan.workspace_bytes())?;
-                    return plan.run(&stream, &x, &mut workspace, &mut out);
-                };
-                let plan = self.gpu.linear_fp8(&self.weights).options(options).plan(tokens)?;
-                let mut workspace = GemmWorkspace::new(&stream, plan.workspace_bytes())?;
-                plan.run(&stream, Fp8Activations::Values((&x).into()), &mut workspace, &mut out)
+                    plan.run(&stream, &x, &mut workspace, &mut out)
+                }
+                Some(RoundedInputs::Fp8(options)) => {
+                    let plan = self.gpu.linear_fp8(&self.weights).options(options).plan(tokens)?;
+                    let mut workspace = GemmWorkspace::new(&stream, plan.workspace_bytes())?;
+                    plan.run(&stream, Fp8Activations::Values((&x).into()), &mut workspace, &mut out)
+                }
+                Some(RoundedInputs::Fp4(recipe)) => {
+                    let shape = Shape::new(tokens, self.weights.view().cols());
+                    let quantized_shape = QuantizedShape::new(recipe.format(), shape.rows, shape.cols)
+                        .with_scale_layout(recipe.scale_layout);
+                    let mut quantized = DeviceTensor::zeros(&stream, quantized_shape)?;
+                    let options = DeviceQuantizeOptions::default();
+                    self.gpu.quantize_on(&stream, &x, shape, &recipe, options, &mut quantized)?;
+                    let plan = self.gpu.linear_fp4::<T, T>(&self.weights).plan(tokens)?;
+                    let mut workspace = GemmWorkspace::new(&stream, plan.workspace_bytes())?;
+                    plan.run(&stream, &quantized, &mut workspace, &mut out)
+                }
             };
             multiply().map_err(Error::wrap)?;
         }

@@ -20,6 +20,7 @@
 //! | multiply with quantized weights | [`QLinear`] |
 //! | quantize a layer in memory | [`QLinear::quantize`] |
 //! | round activations to INT8 | [`QLinear::with_precision`], [`QExperts::with_precision`] |
+//! | round activations to FP8 or FP4 | [`QLinear::with_activations`] |
 //! | multiply each token with the weights of its experts | [`Weights::experts`], [`QExperts`] |
 //! | make layers of weights from elsewhere | [`QMatrix`] |
 //! | transform activations as a checkpoint's weights | [`hadamard()`], [`QMatrix::with_hadamard`] |
@@ -40,12 +41,14 @@ mod experts;
 mod hadamard;
 mod linear;
 mod matrix;
+mod rounded;
 mod weights;
 
 pub use experts::QExperts;
 pub use hadamard::hadamard;
 pub use linear::{Linear, QLinear};
 pub use matrix::QMatrix;
+pub use rounded::RoundedInputs;
 pub use weights::Weights;
 
 // The README's examples are compiled like the others.

@@ -6,12 +6,15 @@ use std::sync::Arc;
 #[cfg(feature = "cuda")]
 use candle_core::CudaStorage;
 use candle_core::{CpuStorage, CustomOp1, DType, Device, Layout, Module, Result, Shape, Tensor, bail};
-use microscale::{Activation, ActivationPrecision, Fp8Options, Fp8Rows, Recipe, gemm_weights_fp8, quantize};
+use microscale::{
+    Activation, ActivationPrecision, Fp8Rows, OperandFault, Recipe, gemm_fp4, gemm_weights_fp8, quantize,
+};
 
 #[cfg(feature = "cuda")]
 use crate::cuda::OnGpu;
 use crate::hadamard::hadamard;
 use crate::matrix::{QMatrix, check_precision};
+use crate::rounded::RoundedInputs;
 
 /// A linear layer with quantized weights, y = x·Wᵀ + b.
 ///
@@ -26,8 +29,8 @@ pub struct QLinear {
     weight: QMatrix,
     bias: Option<Tensor>,
     precision: ActivationPrecision,
-    /// Rounds activations to FP8, if it is set.
-    fp8: Option<Fp8Options>,
+    /// Rounds activations, if it is set.
+    rounded: Option<RoundedInputs>,
     #[cfg(feature = "cuda")]
     on_gpu: Option<Arc<OnGpu>>,
 }
@@ -48,7 +51,7 @@ impl QLinear {
             weight,
             bias,
             precision: ActivationPrecision::Exact,
-            fp8: None,
+            rounded: None,
             #[cfg(feature = "cuda")]
             on_gpu: None,
         })
@@ -57,26 +60,47 @@ impl QLinear {
     /// Sets the precision of activations in products. It is exact unless you call this.
     ///
     /// [`ActivationPrecision::Int8`] rounds activations, as candle's quantized types do. Replaces
-    /// [`Self::with_fp8_activations`].
+    /// [`Self::with_activations`].
     ///
     /// # Errors
     /// For [`ActivationPrecision::Int8`] on a GPU.
     pub fn with_precision(self, precision: ActivationPrecision) -> Result<Self> {
         #[cfg(feature = "cuda")]
         check_precision(precision, self.on_gpu.is_none())?;
-        Ok(Self { precision, fp8: None, ..self })
+        Ok(Self { precision, rounded: None, ..self })
     }
 
-    /// Rounds activations to FP8 (E4M3) in products, with a scale per token or per 128 columns.
+    /// Rounds activations to FP8 or FP4 in products. Replaces [`Self::with_precision`].
     ///
-    /// On a GPU this needs compute capability 9.0, and inputs in f16 or bf16. On a CPU it is slow,
-    /// with the bits of Hopper's tensor cores. Replaces [`Self::with_precision`].
+    /// ```
+    /// use candle_core::{Device, Module, Tensor};
+    /// use microscale::Recipe;
+    /// use microscale_candle::{QLinear, RoundedInputs};
+    ///
+    /// let weight = Tensor::randn(0f32, 1., (8, 64), &Device::Cpu)?;
+    /// let recipe = Recipe::default(); // MXFP4
+    /// let layer = QLinear::quantize(&weight, None, &recipe)?;
+    /// let layer = layer.with_activations(RoundedInputs::Fp4(recipe))?;
+    /// let x = Tensor::randn(0f32, 1., (5, 64), &Device::Cpu)?;
+    /// assert_eq!(layer.forward(&x)?.dims(), [5, 8]);
+    /// # Ok::<(), candle_core::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// For NVFP4 weights unless [`Fp8Options::round_weights`] is set.
-    pub fn with_fp8_activations(self, options: Fp8Options) -> Result<Self> {
-        options.check_weights(self.weight.view().shape()).map_err(candle_core::Error::wrap)?;
-        Ok(Self { precision: ActivationPrecision::Exact, fp8: Some(options), ..self })
+    /// For NVFP4 weights with FP8 unless [`microscale::Fp8Options::round_weights`] is set, and for a
+    /// recipe of another format than the weights'.
+    pub fn with_activations(self, rounded: RoundedInputs) -> Result<Self> {
+        let shape = self.weight.view().shape();
+        let checked = match rounded {
+            RoundedInputs::Fp8(options) => options.check_weights(shape),
+            RoundedInputs::Fp4(recipe) if recipe.format() == shape.format => recipe.check(),
+            RoundedInputs::Fp4(recipe) => {
+                let fault = OperandFault::Formats { matrix: shape.format, vector: recipe.format() };
+                Err(microscale::Error::Operands(fault))
+            }
+        };
+        checked.map_err(candle_core::Error::wrap)?;
+        Ok(Self { precision: ActivationPrecision::Exact, rounded: Some(rounded), ..self })
     }
 
     /// The layer on a device. On a GPU (feature `cuda`), the weights are copied to it.
@@ -90,7 +114,7 @@ impl QLinear {
             self.bias.as_ref().map(|bias| bias.to_device(device)).transpose()?,
         )?;
         check_precision(self.precision, device.is_cpu())?;
-        let layer = Self { precision: self.precision, fp8: self.fp8, ..layer };
+        let layer = Self { precision: self.precision, rounded: self.rounded, ..layer };
         match device {
             Device::Cpu => Ok(layer),
             #[cfg(feature = "cuda")]
@@ -146,9 +170,9 @@ impl QLinear {
         self.precision
     }
 
-    /// The rounding of activations to FP8; `None` if they are not rounded to it.
-    pub fn fp8_activations(&self) -> Option<Fp8Options> {
-        self.fp8
+    /// The numbers that activations are rounded to by [`Self::with_activations`]; `None` without.
+    pub fn activations(&self) -> Option<RoundedInputs> {
+        self.rounded
     }
 
     /// The bias.
@@ -196,7 +220,7 @@ impl CustomOp1 for Product<'_> {
         let Some(weights) = &self.0.on_gpu else {
             bail!("the layer is on a CPU, and its input on a GPU; see `to_device`")
         };
-        Ok((weights.multiply(storage, layout, tokens, self.0.fp8)?, shape))
+        Ok((weights.multiply(storage, layout, tokens, self.0.rounded)?, shape))
     }
 }
 
@@ -217,11 +241,18 @@ impl Product<'_> {
     fn multiply<T: Activation>(&self, x: &[T], tokens: usize) -> Result<Vec<T>> {
         let weight = &self.0.weight;
         let mut out = vec![T::default(); tokens * weight.view().rows()];
-        match self.0.fp8 {
-            None => weight.multiply(self.0.precision, x, tokens, &mut out)?,
-            Some(options) => gemm_weights_fp8(weight.view(), Fp8Rows::Values(x), tokens, options, &mut out)
-                .map_err(candle_core::Error::wrap)?,
-        }
+        let done = match self.0.rounded {
+            None => return weight.multiply(self.0.precision, x, tokens, &mut out).map(|()| out),
+            Some(RoundedInputs::Fp8(options)) => {
+                gemm_weights_fp8(weight.view(), Fp8Rows::Values(x), tokens, options, &mut out)
+            }
+            Some(RoundedInputs::Fp4(recipe)) => {
+                let shape = microscale::Shape::new(tokens, weight.view().cols());
+                let quantized = quantize(x, shape, &recipe);
+                quantized.and_then(|x| gemm_fp4(&x.tensor, weight.view(), &mut out))
+            }
+        };
+        done.map_err(candle_core::Error::wrap)?;
         Ok(out)
     }
 }

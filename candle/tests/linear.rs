@@ -4,9 +4,9 @@ use candle_core::{DType, Device, IndexOp, Module, Result, Tensor};
 use microscale::formats::weights::segments_gamma;
 use microscale::{
     ActivationPrecision, Format, Fp8Options, Fp8Rows, HadamardWidth, Numerics, Recipe, ScaleLayout, Shape,
-    Words, dequantize, gemm_weights_fp8, gemm_weights_int8, quantize,
+    Words, dequantize, gemm_fp4, gemm_weights_fp8, gemm_weights_int8, quantize,
 };
-use microscale_candle::{QExperts, QLinear, QMatrix, hadamard};
+use microscale_candle::{QExperts, QLinear, QMatrix, RoundedInputs, hadamard};
 
 const CPU: &Device = &Device::Cpu;
 
@@ -255,13 +255,15 @@ fn layers_round_activations_to_fp8_and_nvfp4_weights_only_if_allowed() -> Result
         let matrix = matrix(&weight, &recipe);
         let exact = QLinear::new(matrix.clone(), None)?;
         if recipe.scheme.format() == Format::Nvfp4 {
-            let refused = exact.clone().with_fp8_activations(Fp8Options::default()).unwrap_err();
+            let refused =
+                exact.clone().with_activations(RoundedInputs::Fp8(Fp8Options::default())).unwrap_err();
             assert!(refused.to_string().contains("round_weights"), "{refused}");
         }
         for per_group in [false, true] {
             let options = Fp8Options { per_group, round_weights: true };
-            let layer = exact.clone().with_fp8_activations(options)?.to_device(CPU)?;
-            assert_eq!(layer.fp8_activations(), Some(options));
+            let rounded = RoundedInputs::Fp8(options);
+            let layer = exact.clone().with_activations(rounded)?.to_device(CPU)?;
+            assert_eq!(layer.activations(), Some(rounded));
             let mut expected = vec![0f32; 5 * 24];
             let values: Vec<f32> = x.flatten_all()?.to_vec1()?;
             gemm_weights_fp8(matrix.view(), Fp8Rows::Values(&values), 5, options, &mut expected).unwrap();
@@ -269,7 +271,28 @@ fn layers_round_activations_to_fp8_and_nvfp4_weights_only_if_allowed() -> Result
             assert_ne!(exact.forward(&x)?.flatten_all()?.to_vec1::<f32>()?, expected);
             // The last call decides.
             let again = layer.with_precision(ActivationPrecision::Exact)?;
-            assert_eq!(again.fp8_activations(), None);
+            assert_eq!(again.activations(), None);
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn layers_quantize_activations_to_the_format_of_the_weights() -> Result<()> {
+    let (weight, x) = (values(&[24, 320], 1), values(&[5, 320], 2));
+    let of_values: Vec<f32> = x.flatten_all()?.to_vec1()?;
+    for recipe in recipes() {
+        let matrix = matrix(&weight, &recipe);
+        let exact = QLinear::new(matrix.clone(), None)?;
+        let layer = exact.clone().with_activations(RoundedInputs::Fp4(recipe))?.to_device(CPU)?;
+        let quantized = quantize(&of_values, Shape::new(5, 320), &recipe).unwrap().tensor;
+        let mut expected = vec![0f32; 5 * 24];
+        gemm_fp4(&quantized, matrix.view(), &mut expected).unwrap();
+        assert_eq!(layer.forward(&x)?.flatten_all()?.to_vec1::<f32>()?, expected);
+        assert_ne!(exact.forward(&x)?.flatten_all()?.to_vec1::<f32>()?, expected);
+        for other in recipes().into_iter().filter(|other| other.format() != recipe.format()) {
+            let refused = exact.clone().with_activations(RoundedInputs::Fp4(other)).unwrap_err();
+            assert!(refused.to_string().contains("quantize both"), "{refused}");
         }
     }
     Ok(())

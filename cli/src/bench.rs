@@ -10,9 +10,9 @@
 //! | `op`, `size`, `case`, `measurement` | operations, sizes, cases and results |
 //! | `workload`, `product` | input and checks of output: operations on a matrix, products |
 //! | `cpu`, `gpu` | timing on a CPU and on a GPU |
-//! | `gemv`, `weights`, `experts` | the kinds of products |
+//! | `gemv`, `weights`, `experts`, `fp4` | the kinds of products |
 //! | `activations`, `activations_gpu`, `activation_workload` | quantizing activations, and KV caches |
-//! | `layers` | layers of language models |
+//! | `layers`, `contest` | layers of language models, and shapes of a contest |
 //! | `tune` | measurement of the table of times that plans use |
 
 mod activation_workload;
@@ -20,9 +20,12 @@ pub(crate) mod activations;
 #[cfg(feature = "cuda")]
 mod activations_gpu;
 pub(crate) mod case;
+#[cfg(feature = "internals")]
+pub(crate) mod contest;
 mod cpu;
 #[cfg(feature = "cuda")]
 mod experts;
+mod fp4;
 mod gemv;
 #[cfg(feature = "cuda")]
 mod gpu;
@@ -66,6 +69,7 @@ pub(crate) fn measure(case: &Case, device: &Device) -> Result<Measurement> {
         (Op::GemmExperts, Dtype::Bf16) => experts::measure::<half::bf16>(case, device)?,
         (Op::GemvWeights | Op::GemmWeights, _) => weights::measure(case, device)?,
         (Op::GemmFp8, _) => weights::measure_fp8(case, device)?,
+        (op, _) if op.is_fp4() => fp4::measure(case, device)?,
         #[cfg(feature = "internals")]
         (Op::Launch, _) => weights::measure_launch(case, device)?,
         (_, Dtype::F32) => measure_as::<f32>(op, recipe, size, device)?,

@@ -1,6 +1,9 @@
-//! Products of two matrices of FP4: operands, and checks that they match.
+//! Products of matrices of FP4: operands, and checks that they match.
+
+use microscale_formats::GlobalScale;
 
 use crate::error::{Error, OperandFault, Result};
+use crate::experts::{ExpertRows, check_pairs};
 use crate::shape::Shape;
 use crate::tensor::QuantizedTensor;
 use crate::view::QuantizedView;
@@ -41,6 +44,36 @@ impl<'a> From<&'a QuantizedTensor> for Fp4Weights<'a> {
     }
 }
 
+/// Rows of activations of [`gemm_experts_fp4`](crate::gemm_experts_fp4()): `[tokens, K]`, or
+/// `[pairs, K]` if each pair has its own row.
+#[derive(Clone, Copy, Debug)]
+pub struct Fp4Rows<'a> {
+    pub(crate) view: QuantizedView<'a>,
+    pub(crate) global_scales: Option<&'a [GlobalScale]>,
+}
+
+impl<'a> Fp4Rows<'a> {
+    /// Applies a global scale per expert, instead of one for all rows: the rows of an expert were
+    /// quantized with its global scale, as
+    /// [`quantize_activations`](crate::quantize_activations()) does by expert.
+    #[must_use]
+    pub const fn global_scales(self, by_expert: &'a [GlobalScale]) -> Self {
+        Self { global_scales: Some(by_expert), ..self }
+    }
+}
+
+impl<'a> From<QuantizedView<'a>> for Fp4Rows<'a> {
+    fn from(view: QuantizedView<'a>) -> Self {
+        Self { view, global_scales: None }
+    }
+}
+
+impl<'a> From<&'a QuantizedTensor> for Fp4Rows<'a> {
+    fn from(tensor: &'a QuantizedTensor) -> Self {
+        tensor.view().into()
+    }
+}
+
 /// Checks that activations, weights and output match. Returns the rows of the weights (M).
 ///
 /// `output` is the output's number of elements.
@@ -48,6 +81,16 @@ pub(crate) fn check<const N: usize>(
     activations: QuantizedView<'_>,
     weights: &[Fp4Weights<'_>; N],
     output: usize,
+) -> Result<usize> {
+    let rows = check_weights(activations, weights)?;
+    Shape::new(activations.rows(), rows).check("the output", output)?;
+    Ok(rows)
+}
+
+/// Checks that activations and weights match. Returns the rows of the weights (M).
+fn check_weights<const N: usize>(
+    activations: QuantizedView<'_>,
+    weights: &[Fp4Weights<'_>; N],
 ) -> Result<usize> {
     let rows = weights[0].view.rows();
     for Fp4Weights { view, bias, .. } in weights {
@@ -66,6 +109,34 @@ pub(crate) fn check<const N: usize>(
             Shape::new(1, rows).check("the bias", bias.len())?;
         }
     }
-    Shape::new(activations.rows(), rows).check("the output", output)?;
     Ok(rows)
+}
+
+/// Checks that activations, experts' weights, pairs and output match. Returns the rows of an
+/// expert's weights (M), and each expert's view of the activations.
+///
+/// There are `top_k` pairs per token. `output` is the output's number of elements.
+pub(crate) fn check_experts<'a, const N: usize>(
+    activations: Fp4Rows<'a>,
+    experts: &[[Fp4Weights<'_>; N]],
+    (pairs, top_k): (usize, usize),
+    rows: ExpertRows,
+    output: usize,
+) -> Result<(usize, Vec<QuantizedView<'a>>)> {
+    let Fp4Rows { view, global_scales } = activations;
+    let fault = |what| Error::Operands(OperandFault::Experts { what });
+    let results = check_weights(view, experts.first().ok_or(fault("one or more"))?)?;
+    for weights in experts {
+        if check_weights(view, weights)? != results {
+            return Err(fault("of one format and shape"));
+        }
+    }
+    check_pairs(pairs, top_k)?;
+    let needed = rows.activation_rows([pairs, top_k]);
+    Shape::new(needed, view.cols()).check("the activations", view.rows().saturating_mul(view.cols()))?;
+    Shape::new(pairs, results).check("the output", output)?;
+    let Some(global_scales) = global_scales else { return Ok((results, vec![view; experts.len()])) };
+    Shape::new(experts.len(), 1).check("the global scales of the activations", global_scales.len())?;
+    let scaled = global_scales.iter().take(experts.len()).map(|scale| view.with_global_scale(*scale));
+    Ok((results, scaled.collect::<Result<_>>()?))
 }

@@ -31,6 +31,7 @@
 //! | multiply with experts | | [`gemm_experts()`], [`gemm_experts_int8()`] |
 //! | multiply quantized operands | | [`gemv()`] |
 //! | the same, with the bits of Blackwell's tensor cores | | [`gemm_fp4()`], [`gemm_fp4_gated()`] |
+//! | the same with experts | | [`gemm_experts_fp4()`], [`gemm_experts_fp4_gated()`] |
 //! | quantize activations | `Gpu::quantize_activations_on` | [`quantize_activations()`] |
 //! | write KV caches | `Gpu::append_kv_on` | [`append_kv()`] |
 //! | read KV caches | `Gpu::gather_kv_on` | [`gather_kv()`] |
@@ -61,9 +62,9 @@
 //! - [`GptqOptions`], [`GptqOrder`] and [`GptqScales`] are requests of GPTQ, [`GptqQuantized`] and
 //!   [`OutputLoss`] its results.
 //! - [`Batch`] divides the operands of [`gemv()`]. [`ExpertRows`] is the order of experts' rows.
-//!   [`Fp4Weights`] adds alpha and a bias to [`gemm_fp4()`]. [`ActivationPrecision`] says whether a
-//!   product rounds activations. [`Fp8Rows`] and [`Fp8Options`] are activations and options of
-//!   [`gemm_weights_fp8()`].
+//!   [`Fp4Weights`] adds alpha and a bias to [`gemm_fp4()`]. [`Fp4Rows`] are activations of
+//!   [`gemm_experts_fp4()`]. [`ActivationPrecision`] says whether a product rounds activations.
+//!   [`Fp8Rows`] and [`Fp8Options`] are activations and options of [`gemm_weights_fp8()`].
 //! - [`Gate`], [`interleave_rows`], [`deinterleave_rows`] and `gpu::DeviceEpilogue` fuse an
 //!   epilogue into a product on a GPU.
 //! - [`search_global`] chooses a global scale by its loss, and [`check_search`] checks a search.
@@ -121,10 +122,10 @@ pub use activations::{
 pub use amax::Amax;
 pub use check_search::check_search;
 pub use cpu::{
-    GptqFactor, amax, append_kv, dequantize, dequantize_into, gather_kv, gemm_experts, gemm_experts_fp8,
-    gemm_experts_int8, gemm_fp4, gemm_fp4_gated, gemm_weights, gemm_weights_fp8, gemm_weights_int8, gemv,
-    gemv_weights, quantize, quantize_activations, quantize_gptq, quantize_into, quantize_into_parts,
-    quantize_with,
+    GptqFactor, amax, append_kv, dequantize, dequantize_into, gather_kv, gemm_experts, gemm_experts_fp4,
+    gemm_experts_fp4_gated, gemm_experts_fp8, gemm_experts_int8, gemm_fp4, gemm_fp4_gated, gemm_weights,
+    gemm_weights_fp8, gemm_weights_int8, gemv, gemv_weights, quantize, quantize_activations, quantize_gptq,
+    quantize_into, quantize_into_parts, quantize_with,
 };
 pub use device::{Device, DeviceChoice};
 pub use element::{Dtype, Element, narrow};
@@ -132,7 +133,7 @@ pub use error::{ActivationFault, Error, GptqFault, HessianFault, OperandFault, R
 #[doc(hidden)]
 pub use error::{choice, searches};
 pub use experts::ExpertRows;
-pub use fp4::Fp4Weights;
+pub use fp4::{Fp4Rows, Fp4Weights};
 pub use fp8::{Fp8Options, Fp8Rows};
 pub use gemv::{Activation, Batch};
 pub use gptq::{GPTQ_DAMPING, GptqOptions, GptqOrder, GptqQuantized, GptqScales, OutputLoss};

@@ -4,13 +4,14 @@ use half::{bf16, f16};
 use microscale::formats::nvfp4::Direction;
 use microscale::{
     Activation, ActivationPrecision, ExpertRows, Format, Fp8Rows, GlobalScale, QuantizedShape, QuantizedView,
-    gemm_experts, gemm_experts_fp8, gemm_experts_int8,
+    gemm_experts, gemm_experts_fp4, gemm_experts_fp8, gemm_experts_int8,
 };
 use pyo3::intern;
 use pyo3::prelude::*;
 
 use crate::array::{Array, Kind};
 use crate::errors::{error, of_tensors};
+use crate::inputs::Activations;
 use crate::interface::array_of;
 use crate::recipe::word;
 use crate::rounding::Rounding;
@@ -88,11 +89,13 @@ impl Experts {
 /// the pairs of a token.
 pub(crate) fn rows_of(
     py: Python<'_>,
-    activations: &Array,
+    activations: &Activations,
     chosen: &Array,
     cols: usize,
 ) -> PyResult<(ExpertRows, usize)> {
-    activations.require(py, activations.kind())?;
+    if let Activations::Values(values) = activations {
+        values.require(py, values.kind())?;
+    }
     let &[tokens, top_k] = chosen.dims() else {
         let found = chosen.dims();
         return Err(error(
@@ -142,33 +145,41 @@ pub(crate) fn linear_experts(
     let rounding = Rounding::of(py, precision, fp8, round_weights)?;
     let experts = Experts::by(weights, array_of)?;
     let views = experts.views(weights)?;
-    let (activations, chosen) = (array_of(activations, "activations")?, array_of(chosen, "experts")?);
+    let (activations, chosen) = (Activations::by(activations, array_of)?, array_of(chosen, "experts")?);
+    activations.require_exact(py, rounding)?;
+    let quantized = match &activations {
+        Activations::Values(_) => None,
+        Activations::Quantized(operand, _) => Some(operand.view(py)?),
+    };
     let bias = bias.map(|bias| array_of(bias, "bias")).transpose()?;
     let (rows, top_k) = rows_of(py, &activations, &chosen, experts.shape.cols)?;
     let chosen_experts = chosen.indices(py)?;
     let mut out = array_of(out, "out")?;
     require_elements(py, &out, chosen_experts.len(), experts.shape.rows)?;
-    let kind = activations.kind();
+    let kind = activations.kind(&out);
     if let Some(bias) = &bias {
         require_bias(py, bias, kind, &[experts.count, experts.shape.rows])?;
     }
-    let inputs: Vec<_> =
-        [&experts.codes, &experts.scales, &activations, &chosen].into_iter().chain(&bias).collect();
+    let inputs = [&experts.codes, &experts.scales, &chosen].into_iter();
+    let inputs: Vec<_> = inputs.chain(activations.arrays()).chain(&bias).collect();
     /// The product for a dtype.
     macro_rules! multiply {
         ($T:ty) => {{
             let out: &mut [$T] = out.output(py, kind, &inputs)?;
             let (x, bias) = (activations.values::<$T>(), bias.as_ref().map(Array::values::<$T>));
             work(py, || {
-                match rounding {
-                    Rounding::Fp8(options) => {
+                match (quantized, rounding) {
+                    (Some(x), _) => gemm_experts_fp4(views, x, chosen_experts, top_k, rows, out)?,
+                    (None, Rounding::Fp8(options)) => {
                         let x = Fp8Rows::Values(x);
                         gemm_experts_fp8(views, x, chosen_experts, top_k, rows, options, out)?
                     }
-                    Rounding::Precision(ActivationPrecision::Int8) => {
+                    (None, Rounding::Precision(ActivationPrecision::Int8)) => {
                         gemm_experts_int8(views, x, chosen_experts, top_k, rows, out)?
                     }
-                    Rounding::Precision(_) => gemm_experts(views, x, chosen_experts, top_k, rows, out)?,
+                    (None, Rounding::Precision(_)) => {
+                        gemm_experts(views, x, chosen_experts, top_k, rows, out)?
+                    }
                 }
                 if let Some(bias) = bias {
                     add_biases(out, bias, chosen_experts, experts.shape.rows);
@@ -181,13 +192,16 @@ pub(crate) fn linear_experts(
         Kind::F32 => multiply!(f32),
         Kind::F16 => multiply!(f16),
         Kind::Bf16 => multiply!(bf16),
-        Kind::Bytes | Kind::Indices => return Err(activations.no_values()),
+        Kind::Bytes | Kind::Indices => return Err(activations.no_values(&out)),
     };
     done.map_err(|error| of_tensors(py, error))
 }
 
 #[cfg(feature = "cuda")]
-pub(crate) use on_gpu::{gpu_experts_fp8_workspace_bytes, gpu_experts_workspace_bytes, gpu_linear_experts};
+pub(crate) use on_gpu::{
+    gpu_experts_fp4_workspace_bytes, gpu_experts_fp8_workspace_bytes, gpu_experts_workspace_bytes,
+    gpu_linear_experts,
+};
 
 /// On GPUs: the sorting of pairs, followed by their product, in one workspace.
 #[cfg(feature = "cuda")]
@@ -203,7 +217,7 @@ mod on_gpu {
 
     use super::*;
     use crate::gpu::{Work, bytes, view, view_mut, words};
-    use crate::gpu_tensors::dtype_of;
+    use crate::gpu_tensors::{dtype_of, no_wide_bias};
     use crate::interface::array_anywhere;
     use crate::rounding::fp8_options;
 
@@ -230,8 +244,9 @@ mod on_gpu {
 
     /// The activations of a product that decide the size of its workspace.
     #[derive(Clone, Copy)]
-    enum Activations {
+    enum Rounded {
         Of(Dtype),
+        Fp4,
         Fp8,
     }
 
@@ -241,11 +256,12 @@ mod on_gpu {
         work: &Work,
         experts: DeviceExpertsView<'_>,
         pairs: usize,
-        activations: Activations,
+        activations: Rounded,
     ) -> microscale::Result<(usize, usize)> {
         let routing = match activations {
-            Activations::Of(dtype) => work.gpu.experts_workspace_bytes(experts, pairs, dtype)?,
-            Activations::Fp8 => work.gpu.experts_fp8_workspace_bytes(experts, pairs)?,
+            Rounded::Of(dtype) => work.gpu.experts_workspace_bytes(experts, pairs, dtype)?,
+            Rounded::Fp4 => work.gpu.experts_fp4_workspace_bytes(experts, pairs)?,
+            Rounded::Fp8 => work.gpu.experts_fp8_workspace_bytes(experts, pairs)?,
         };
         let routing = routing.next_multiple_of(size_of::<u32>());
         let words = DeviceRoutingMut::words(experts.count(), pairs);
@@ -273,7 +289,7 @@ mod on_gpu {
         wide: bool,
         stream: usize,
     ) -> PyResult<usize> {
-        workspace_bytes(py, weights, pairs, Activations::Of(dtype_of(wide)), stream)
+        workspace_bytes(py, weights, pairs, Rounded::Of(dtype_of(wide)), stream)
     }
 
     /// Bytes of the workspace that [`gpu_linear_experts`] needs for `pairs` pairs of a token and an
@@ -285,14 +301,26 @@ mod on_gpu {
         pairs: usize,
         stream: usize,
     ) -> PyResult<usize> {
-        workspace_bytes(py, weights, pairs, Activations::Fp8, stream)
+        workspace_bytes(py, weights, pairs, Rounded::Fp8, stream)
+    }
+
+    /// Bytes of the workspace that [`gpu_linear_experts`] needs for `pairs` pairs of a token and an
+    /// expert, with activations in the format of the weights.
+    #[pyfunction]
+    pub(crate) fn gpu_experts_fp4_workspace_bytes(
+        py: Python<'_>,
+        weights: &Bound<'_, PyAny>,
+        pairs: usize,
+        stream: usize,
+    ) -> PyResult<usize> {
+        workspace_bytes(py, weights, pairs, Rounded::Fp4, stream)
     }
 
     fn workspace_bytes(
         py: Python<'_>,
         weights: &Bound<'_, PyAny>,
         pairs: usize,
-        activations: Activations,
+        activations: Rounded,
         stream: usize,
     ) -> PyResult<usize> {
         let experts = Experts::by(weights, |part, what| array_anywhere(part, what, Some(stream)))?;
@@ -324,22 +352,24 @@ mod on_gpu {
         let there = |object: &Bound<'_, PyAny>, what| array_anywhere(object, what, Some(stream));
         let experts = Experts::by(weights, there)?;
         let slots = slots_of(weights, stream)?;
-        let (activations, chosen) = (there(activations, "activations")?, there(chosen, "experts")?);
+        let (activations, chosen) = (Activations::by(activations, there)?, there(chosen, "experts")?);
         let bias = bias.map(|bias| there(bias, "bias")).transpose()?;
         let (mut out, workspace) = (there(out, "out")?, there(workspace, "workspace")?);
         let (rows, top_k) = rows_of(py, &activations, &chosen, experts.shape.cols)?;
         chosen.require(py, Kind::Indices)?;
         let pairs = chosen.span();
         require_elements(py, &out, pairs, experts.shape.rows)?;
+        let kind = activations.kind(&out);
         if let Some(bias) = &bias {
-            require_bias(py, bias, activations.kind(), &[experts.count, experts.shape.rows])?;
+            require_bias(py, bias, kind, &[experts.count, experts.shape.rows])?;
         }
-        let inputs: Vec<_> = [&experts.codes, &experts.scales, &activations, &chosen]
+        let inputs: Vec<_> = [&experts.codes, &experts.scales, &chosen]
             .into_iter()
+            .chain(activations.arrays())
             .chain(&bias)
             .chain(slots.as_ref().map(|(_, slots)| slots))
             .collect();
-        out.require_output(py, activations.kind(), &inputs)?;
+        out.require_output(py, kind, &inputs)?;
         let operands: Vec<_> = inputs.iter().copied().chain([&out]).collect();
         workspace.require_output(py, Kind::Bytes, &operands)?;
         let all: Vec<_> = operands.iter().copied().chain([&workspace]).collect();
@@ -348,9 +378,10 @@ mod on_gpu {
             return Ok(());
         }
         let of_experts = experts.device_view(py, slots.as_ref())?;
-        let of_layout = match fp8 {
-            Some(_) => Activations::Fp8,
-            None => Activations::Of(dtype_of(activations.kind() == Kind::F32)),
+        let of_layout = match (&activations, fp8) {
+            (Activations::Quantized(..), _) => Rounded::Fp4,
+            (Activations::Values(_), Some(_)) => Rounded::Fp8,
+            (Activations::Values(_), None) => Rounded::Of(dtype_of(kind == Kind::F32)),
         };
         let layout = layout(&work, of_experts, pairs, of_layout);
         let (of_routing, needed) = layout.map_err(|why| of_tensors(py, why))?;
@@ -373,10 +404,35 @@ mod on_gpu {
         let routing_on = |stream: &Arc<CudaStream>| unsafe {
             DeviceRoutingMut::from_raw_parts(stream, count, pairs, lists)
         };
+        if let Activations::Quantized(x, _) = &activations {
+            let x = x.device_view(py)?;
+            /// The product for a dtype of biases and one of results.
+            macro_rules! multiply {
+                ($T:ty, $O:ty) => {{
+                    let bias = bias.as_ref().map(view::<$T>);
+                    let mut to: DeviceViewMut<'_, $O> = view_mut(&mut out);
+                    work.enqueue(py, |gpu, stream| {
+                        let mut routing = routing_on(stream);
+                        gpu.route_on(stream, pairs_of, top_k, &mut routing)?;
+                        let steps = DeviceEpilogue { bias, ..DeviceEpilogue::default() };
+                        let linear = gpu.linear_experts_fp4::<$T, $O>(of_experts).epilogue(steps);
+                        linear.plan(pairs)?.run(stream, x, &routing, rows, &mut space, to.reborrow())
+                    })
+                }};
+            }
+            return match kind {
+                Kind::F32 if bias.is_some() => Err(no_wide_bias(py)),
+                Kind::F32 => multiply!(bf16, f32),
+                Kind::F16 => multiply!(f16, f16),
+                Kind::Bf16 => multiply!(bf16, bf16),
+                Kind::Bytes | Kind::Indices => Err(out.no_values()),
+            };
+        }
         /// The product for a dtype.
         macro_rules! multiply {
             ($T:ty) => {{
-                let x = view::<$T>(&activations);
+                let Activations::Values(x) = &activations else { unreachable!("returned above") };
+                let x = view::<$T>(x);
                 let bias = bias.as_ref().map(view::<$T>);
                 let mut to: DeviceViewMut<'_, $T> = view_mut(&mut out);
                 work.enqueue(py, |gpu, stream| {
@@ -393,11 +449,11 @@ mod on_gpu {
                 })
             }};
         }
-        match activations.kind() {
+        match kind {
             Kind::F32 => multiply!(f32),
             Kind::F16 => multiply!(f16),
             Kind::Bf16 => multiply!(bf16),
-            Kind::Bytes | Kind::Indices => Err(activations.no_values()),
+            Kind::Bytes | Kind::Indices => Err(activations.no_values(&out)),
         }
     }
 }

@@ -12,13 +12,14 @@ use pyo3::intern;
 use pyo3::prelude::*;
 
 use crate::array::{Array, Kind, with_type};
-use crate::errors::of_tensors;
+use crate::errors::{error, of_tensors};
 use crate::gpu::{Work, bytes_mut, capture, view, view_mut, words, words_mut};
+use crate::inputs::Activations;
 use crate::interface::{array_anywhere, new_output};
 use crate::operand::Operand;
 use crate::recipe::{Recipe, word};
 use crate::rounding::fp8_options;
-use crate::tensors::{Counts, activation_rows, counts, require_bias, require_elements};
+use crate::tensors::{Counts, counts, require_bias, require_elements};
 
 /// Words of 32 bits of a global scale's slot and of an amax, for who allocates them.
 pub(crate) const SLOT_WORDS: usize = DeviceTensorViewMut::GLOBAL_SLOT_WORDS;
@@ -264,6 +265,21 @@ pub(crate) fn gpu_fp8_workspace_bytes(
     work.gpu.fp8_workspace_bytes(weights.shape, tokens).map_err(|why| of_tensors(py, why))
 }
 
+/// Bytes of the workspace that [`gpu_linear`] needs on a GPU for weights of a shape and activations
+/// in their format.
+#[pyfunction]
+pub(crate) fn gpu_fp4_workspace_bytes(
+    py: Python<'_>,
+    weights: &Bound<'_, PyAny>,
+    tokens: usize,
+    stream: usize,
+) -> PyResult<usize> {
+    let weights = operand(weights, stream)?;
+    let weights = &weights.get().0;
+    let work = Work::with(py, &weights.arrays().collect::<Vec<_>>(), stream)?;
+    work.gpu.fp4_workspace_bytes(weights.shape, tokens).map_err(|why| of_tensors(py, why))
+}
+
 /// The number of the capture on a stream of GPU number `device`, or `None`.
 #[pyfunction]
 pub(crate) fn gpu_capture(py: Python<'_>, device: usize, stream: usize) -> PyResult<Option<u64>> {
@@ -288,18 +304,20 @@ pub(crate) fn gpu_linear(
     stream: usize,
 ) -> PyResult<()> {
     let fp8 = fp8.map(|word| fp8_options(py, word, round_weights)).transpose()?;
-    let (weights, activations) = (operand(weights, stream)?, on_stream(activations, "activations", stream)?);
+    let weights = operand(weights, stream)?;
+    let activations = Activations::by(activations, |part, what| on_stream(part, what, stream))?;
     let weights = &weights.get().0;
     let bias = bias.map(|bias| on_stream(bias, "bias", stream)).transpose()?;
     let mut out = on_stream(out, "out", stream)?;
     let mut workspace = workspace.map(|space| on_stream(space, "workspace", stream)).transpose()?;
-    let tokens = activation_rows(py, &activations, weights.shape.cols)?;
+    let tokens = activations.rows(py, weights.shape.cols)?;
     require_elements(py, &out, tokens, weights.shape.rows)?;
+    let kind = activations.kind(&out);
     if let Some(bias) = &bias {
-        require_bias(py, bias, activations.kind(), &[weights.shape.rows])?;
+        require_bias(py, bias, kind, &[weights.shape.rows])?;
     }
-    let arrays: Vec<_> = [&activations].into_iter().chain(weights.arrays()).chain(&bias).collect();
-    out.require_output(py, activations.kind(), &arrays)?;
+    let arrays: Vec<_> = activations.arrays().into_iter().chain(weights.arrays()).chain(&bias).collect();
+    out.require_output(py, kind, &arrays)?;
     if let Some(workspace) = &workspace {
         workspace.require_output(py, Kind::Bytes, &both(&arrays, &[&out]))?;
     }
@@ -318,10 +336,33 @@ pub(crate) fn gpu_linear(
             space.map_err(|why| of_tensors(py, why))?
         }
     };
+    if let Activations::Quantized(x, _) = &activations {
+        let x = x.device_view(py)?;
+        /// The product for a dtype of bias and one of results.
+        macro_rules! multiply {
+            ($T:ty, $O:ty) => {{
+                let bias = bias.as_ref().map(view::<$T>);
+                let steps = DeviceEpilogue { bias, ..DeviceEpilogue::default() };
+                let to: DeviceViewMut<'_, $O> = view_mut(&mut out);
+                work.enqueue(py, |gpu, stream| {
+                    let plan = gpu.linear_fp4::<$T, $O>(from).epilogue(steps).plan(tokens)?;
+                    plan.run(stream, x, space, to)
+                })
+            }};
+        }
+        return match kind {
+            Kind::F32 if bias.is_some() => Err(no_wide_bias(py)),
+            Kind::F32 => multiply!(bf16, f32),
+            Kind::F16 => multiply!(f16, f16),
+            Kind::Bf16 => multiply!(bf16, bf16),
+            Kind::Bytes | Kind::Indices => Err(out.no_values()),
+        };
+    }
     /// The product for a dtype.
     macro_rules! multiply {
         ($T:ty) => {{
-            let x = view::<$T>(&activations);
+            let Activations::Values(x) = &activations else { unreachable!("returned above") };
+            let x = view::<$T>(x);
             let steps = DeviceEpilogue { bias: bias.as_ref().map(view::<$T>), ..DeviceEpilogue::default() };
             let to: DeviceViewMut<'_, $T> = view_mut(&mut out);
             work.enqueue(py, |gpu, stream| match fp8 {
@@ -333,10 +374,15 @@ pub(crate) fn gpu_linear(
             })
         }};
     }
-    match activations.kind() {
+    match kind {
         Kind::F32 => multiply!(f32),
         Kind::F16 => multiply!(f16),
         Kind::Bf16 => multiply!(bf16),
-        Kind::Bytes | Kind::Indices => Err(activations.no_values()),
+        Kind::Bytes | Kind::Indices => Err(activations.no_values(&out)),
     }
+}
+
+/// The error for a bias in float32 of quantized operands, which kernels do not read.
+pub(crate) fn no_wide_bias(py: Python<'_>) -> PyErr {
+    error(py, "GPUs add a bias to products of quantized activations in 16 bits; choose a dtype of 16 bits")
 }

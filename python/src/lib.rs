@@ -25,6 +25,7 @@ mod experts;
 mod gpu;
 #[cfg(feature = "cuda")]
 mod gpu_tensors;
+mod inputs;
 mod interface;
 mod kind;
 mod memory;
@@ -60,7 +61,7 @@ fn _microscale(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(tensors::scales_in, module)?)?;
     module.add_function(wrap_pyfunction!(activations::quantize_activations, module)?)?;
     module.add_function(wrap_pyfunction!(experts::linear_experts, module)?)?;
-    module.add_function(wrap_pyfunction!(rounding::require_fp8, module)?)?;
+    module.add_function(wrap_pyfunction!(rounding::require_activations, module)?)?;
     module.add_function(wrap_pyfunction!(checkpoints::compare_checkpoints, module)?)?;
     module.add_function(wrap_pyfunction!(checkpoints::convert_checkpoint, module)?)?;
     module.add_function(wrap_pyfunction!(checkpoints::dequantize_checkpoint, module)?)?;
@@ -89,8 +90,10 @@ fn add_gpu_functions(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(gpu_tensors::gpu_quantize, module)?)?;
     module.add_function(wrap_pyfunction!(gpu_tensors::gpu_scales_in, module)?)?;
     module.add_function(wrap_pyfunction!(gpu_tensors::gpu_workspace_bytes, module)?)?;
+    module.add_function(wrap_pyfunction!(gpu_tensors::gpu_fp4_workspace_bytes, module)?)?;
     module.add_function(wrap_pyfunction!(gpu_tensors::gpu_fp8_workspace_bytes, module)?)?;
     module.add_function(wrap_pyfunction!(experts::gpu_experts_workspace_bytes, module)?)?;
+    module.add_function(wrap_pyfunction!(experts::gpu_experts_fp4_workspace_bytes, module)?)?;
     module.add_function(wrap_pyfunction!(experts::gpu_experts_fp8_workspace_bytes, module)?)?;
     module.add_function(wrap_pyfunction!(experts::gpu_linear_experts, module)?)?;
     module.add_function(wrap_pyfunction!(activations::gpu_quantize_activations, module)?)?;

@@ -150,9 +150,9 @@ impl Operand {
     }
 
     /// Codes, scales and the global scale, as far as they are in arrays.
-    #[cfg(feature = "cuda")]
     pub(crate) fn arrays(&self) -> impl Iterator<Item = &Array> {
         let global = match &self.global_scale {
+            #[cfg(feature = "cuda")]
             Some((_, Global::There(global))) => Some(global),
             _ => None,
         };

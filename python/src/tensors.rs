@@ -3,13 +3,14 @@
 use half::{bf16, f16};
 use microscale::{
     Activation, ActivationPrecision, Amax, Batch, Element, ErrorStats, Fp8Rows, Global, GlobalScale,
-    QuantizeOptions, ScaleLayout, Scheme, gemm_weights, gemm_weights_fp8, gemm_weights_int8,
+    QuantizeOptions, ScaleLayout, Scheme, gemm_fp4, gemm_weights, gemm_weights_fp8, gemm_weights_int8,
     gemv as multiply_quantized,
 };
 use pyo3::prelude::*;
 
 use crate::array::{Array, Kind, with_output, with_values};
 use crate::errors::{error, of_tensors, type_error};
+use crate::inputs::Activations;
 use crate::interface::array_of;
 use crate::operand::Operand;
 use crate::recipe::{Recipe, word};
@@ -225,30 +226,37 @@ pub(crate) fn linear(
     let rounding = Rounding::of(py, precision, fp8, round_weights)?;
     let weights = Operand::of(weights)?;
     let view = weights.view(py)?;
-    let activations = array_of(activations, "activations")?;
-    let tokens = activation_rows(py, &activations, view.cols())?;
+    let activations = Activations::by(activations, array_of)?;
+    activations.require_exact(py, rounding)?;
+    let tokens = activations.rows(py, view.cols())?;
     let mut out = array_of(out, "out")?;
     require_elements(py, &out, tokens, view.rows())?;
-    let kind = activations.kind();
+    let kind = activations.kind(&out);
+    let quantized = match &activations {
+        Activations::Values(_) => None,
+        Activations::Quantized(operand, _) => Some(operand.view(py)?),
+    };
     let bias = bias.map(|bias| array_of(bias, "bias")).transpose()?;
     if let Some(bias) = &bias {
         require_bias(py, bias, kind, &[view.rows()])?;
     }
-    let inputs: Vec<_> = [&weights.codes, &weights.scales, &activations].into_iter().chain(&bias).collect();
+    let inputs: Vec<_> =
+        [&weights.codes, &weights.scales].into_iter().chain(activations.arrays()).chain(&bias).collect();
     /// The product for a dtype.
     macro_rules! multiply {
         ($T:ty) => {{
             let out: &mut [$T] = out.output(py, kind, &inputs)?;
             let (values, bias) = (activations.values::<$T>(), bias.as_ref().map(Array::values::<$T>));
             work(py, || {
-                match rounding {
-                    Rounding::Fp8(options) => {
+                match (quantized, rounding) {
+                    (Some(x), _) => gemm_fp4(x, view, out)?,
+                    (None, Rounding::Fp8(options)) => {
                         gemm_weights_fp8(view, Fp8Rows::Values(values), tokens, options, out)?
                     }
-                    Rounding::Precision(ActivationPrecision::Int8) => {
+                    (None, Rounding::Precision(ActivationPrecision::Int8)) => {
                         gemm_weights_int8(view, values, tokens, out)?
                     }
-                    Rounding::Precision(_) => gemm_weights(view, values, tokens, out)?,
+                    (None, Rounding::Precision(_)) => gemm_weights(view, values, tokens, out)?,
                 }
                 if let Some(bias) = bias {
                     out.chunks_exact_mut(bias.len().max(1)).for_each(|row| add_bias(row, bias));
@@ -261,25 +269,9 @@ pub(crate) fn linear(
         Kind::F32 => multiply!(f32),
         Kind::F16 => multiply!(f16),
         Kind::Bf16 => multiply!(bf16),
-        Kind::Bytes | Kind::Indices => return Err(activations.no_values()),
+        Kind::Bytes | Kind::Indices => return Err(activations.no_values(&out)),
     };
     done.map_err(|error| of_tensors(py, error))
-}
-
-/// The rows of activations with `cols` columns, without gaps.
-pub(crate) fn activation_rows(py: Python<'_>, activations: &Array, cols: usize) -> PyResult<usize> {
-    let shape = activations.rows(py)?;
-    if shape.cols != cols {
-        let found = shape.cols;
-        return Err(error(
-            py,
-            format!("activations have {found} columns and the weights {cols}; they must have as many"),
-        ));
-    }
-    if shape.row_stride != shape.cols {
-        return Err(error(py, "activations must be contiguous; pass a contiguous copy of them"));
-    }
-    Ok(shape.rows)
 }
 
 /// Figures of the difference between an array and its quantized form.

@@ -26,7 +26,7 @@ pub(crate) fn words() -> Vec<(&'static str, Vec<&'static str>)> {
         ("NonFinite", listed::<NonFinite>()),
         ("Direction", listed::<Direction>()),
         ("ActivationPrecision", listed::<ActivationPrecision>()),
-        ("Fp8Activations", rounding::FP8.to_vec()),
+        ("RoundedActivations", rounding::all_words()),
         ("ActivationFormat", activations::FORMATS.to_vec()),
         ("RowOperation", activations::OPERATIONS.to_vec()),
         ("Norm", activations::NORMS.to_vec()),

@@ -11,6 +11,7 @@ mod property_tests {
     mod errors;
     mod experts;
     mod fp4;
+    mod fp4_experts;
     mod fp8;
     mod gemm;
     mod gemv;

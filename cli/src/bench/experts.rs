@@ -1,7 +1,5 @@
 //! Measurements of products of experts' quantized weights and 16-bit activations, on a GPU.
 
-use std::ops::Range;
-
 use microscale::formats::weights::{gemm_gamma, tensor_core_gamma};
 use microscale::gpu::{DeviceExperts, DeviceRouting, ExpertRows, Gpu, LinearExperts, doing as failed};
 use microscale::{Activation, Device, Error, QuantizedShape, QuantizedTensor, QuantizedView, Result, Shape};
@@ -9,7 +7,7 @@ use microscale::{Activation, Device, Error, QuantizedShape, QuantizedTensor, Qua
 use super::case::Case;
 use super::gpu::{Effort, Turns, copy_time, each_in_rotation, tensor_cores_per_second};
 use super::measurement::Times;
-use super::product::{matrix, matrix_bytes};
+use super::product::{chosen, experts_bytes, matrix, matrix_of};
 use super::weights::WeightsProduct;
 use super::workload::random;
 
@@ -35,31 +33,18 @@ impl<T: Activation> Mixture<T> {
         Shape::new(tokens * top_k, size.rows).span()?;
         let weights = matrix(&case.recipe, size)?;
         let shape = QuantizedShape { rows: size.rows, ..weights.shape() };
-        let mut rng = fastrand::Rng::with_seed(3);
-        let of_token = || rng.choose_multiple(0..experts as u32, top_k);
-        let chosen = std::iter::repeat_with(of_token).take(tokens).flatten().collect();
-        Ok(Self { weights, shape, experts, top_k, chosen, activations: random(tokens * size.cols, 2) })
+        let (chosen, activations) = (chosen(size), random(tokens * size.cols, 2));
+        Ok(Self { weights, shape, experts, top_k, chosen, activations })
     }
 
     /// Returns the weights of an expert.
     fn expert(&self, expert: usize) -> Result<QuantizedView<'_>> {
-        let part = |bytes: usize| -> Range<usize> {
-            let each = bytes / self.experts;
-            expert * each..(expert + 1) * each
-        };
-        let (codes, scales) = (self.weights.codes(), self.weights.scales());
-        let view =
-            QuantizedView::from_parts(self.shape, &codes[part(codes.len())], &scales[part(scales.len())])?;
-        match self.weights.global_scale() {
-            Some(scale) => view.with_global_scale(scale),
-            None => Ok(view),
-        }
+        matrix_of(self.weights.view(), self.experts, expert)
     }
 
     /// Returns the bytes of the chosen experts' codes and scales.
     fn bytes(&self) -> u64 {
-        let chosen = (0..self.experts as u32).filter(|expert| self.chosen.contains(expert)).count();
-        (matrix_bytes(&self.weights) / self.experts * chosen) as u64
+        experts_bytes(&self.weights, self.experts, &self.chosen)
     }
 
     /// Compares some rows of results, sorted by expert, with the CPU's results.

@@ -3,6 +3,7 @@
 use microscale::formats::words;
 use microscale::gpu::internals::{Layer, Layers};
 
+use super::contest;
 use super::op::Op;
 use super::size::Size;
 
@@ -16,12 +17,15 @@ pub(crate) enum Half {
     HeldOut,
     /// Both.
     All,
+    /// None of them: the [shapes](contest) of GPU MODE's contest on NVFP4, with its tokens.
+    Contest,
 }
 
 words!(Half, "half of the layers" {
     Self::Tuned = "tuned",
     Self::HeldOut = "held-out",
     Self::All = "all",
+    Self::Contest = "contest",
 });
 
 impl Half {
@@ -31,14 +35,17 @@ impl Half {
             Self::Tuned => layer.tuned,
             Self::HeldOut => !layer.tuned,
             Self::All => true,
+            Self::Contest => false,
         }
     }
 
-    /// Returns the sizes of its layers that an operation multiplies, without tokens: layers of
-    /// experts for `gemm-experts`, and dense layers for the others.
+    /// Returns the sizes of its layers that an operation multiplies: layers of experts for experts'
+    /// weights, and dense layers for the others. Sizes of layers have no tokens.
     pub(crate) fn sizes(self, op: Op) -> Vec<Size> {
-        let of_op =
-            |layer: &&Layer<'_>| self.has(layer) && layer.experts.is_some() == (op == Op::GemmExperts);
+        if self == Self::Contest {
+            return contest::sizes(op);
+        }
+        let of_op = |layer: &&Layer<'_>| self.has(layer) && layer.experts.is_some() == op.is_of_experts();
         let size = |layer: &Layer<'_>| {
             let (batches, top_k) = layer.experts.map_or((1, 0), |experts| (experts.count, experts.top_k));
             Size { rows: layer.rows, cols: layer.cols, batches, tokens: None, top_k }

@@ -25,6 +25,15 @@ pub(crate) enum Op {
     GemmWeights,
     /// [`Self::GemmWeights`] with activations quantized to FP8, which the time includes (GPU only).
     GemmFp8,
+    /// Quantized weights times activations in the same format, NVFP4 or MXFP4.
+    GemmFp4,
+    /// [`Self::GemmFp4`] with activations that are quantized, which the time includes; by a given
+    /// global scale in NVFP4.
+    QuantizeGemmFp4,
+    /// [`Self::GemmFp4`] of two matrices, whose results a gate combines: half of the rows each.
+    GemmFp4Gated,
+    /// [`Self::GemmFp4`] with experts' weights.
+    GemmExpertsFp4,
     /// Experts' quantized weights times the activations of their tokens (GPU only).
     GemmExperts,
     /// Quantizing activations after each row operation, in each format, and KV caches. Measured by
@@ -62,6 +71,10 @@ impl Words for Op {
         ("gemv-weights", Self::GemvWeights),
         ("gemm-weights", Self::GemmWeights),
         ("gemm-fp8", Self::GemmFp8),
+        ("gemm-fp4", Self::GemmFp4),
+        ("quantize-gemm-fp4", Self::QuantizeGemmFp4),
+        ("gemm-fp4-gated", Self::GemmFp4Gated),
+        ("gemm-experts-fp4", Self::GemmExpertsFp4),
         ("gemm-experts", Self::GemmExperts),
         ("activations", Self::Activations),
         #[cfg(feature = "internals")]
@@ -85,6 +98,16 @@ impl Op {
     /// Returns whether it is a product of quantized operands.
     pub(super) fn is_gemv(self) -> bool {
         self == Self::Gemv || self.rows_per_warp().is_some()
+    }
+
+    /// Returns whether weights and activations are both in NVFP4 or both in MXFP4.
+    pub(super) fn is_fp4(self) -> bool {
+        matches!(self, Self::GemmFp4 | Self::QuantizeGemmFp4 | Self::GemmFp4Gated | Self::GemmExpertsFp4)
+    }
+
+    /// Returns whether experts' weights are multiplied.
+    pub(crate) fn is_of_experts(self) -> bool {
+        matches!(self, Self::GemmExperts | Self::GemmExpertsFp4)
     }
 
     /// Returns the rows per warp of the measured kernel; `None` lets the library choose.
@@ -124,7 +147,8 @@ impl Op {
         match self {
             #[cfg(feature = "internals")]
             Self::Launch => true,
-            _ => matches!(self, Self::GemvWeights | Self::GemmWeights | Self::GemmFp8 | Self::GemmExperts),
+            Self::GemvWeights | Self::GemmWeights | Self::GemmFp8 | Self::GemmExperts => true,
+            _ => self.is_fp4(),
         }
     }
 
@@ -141,13 +165,16 @@ impl Op {
         if !self.takes(dtype, on_cpu) {
             return Err(self.not_measured(NO_F32));
         }
-        if self.has_tokens() && self != Self::GemmExperts && size.batches > 1 {
+        if self.has_tokens() && !self.is_of_experts() && size.batches > 1 {
             return Err(self.not_measured("with several matrices; write the shape as ROWSxCOLS"));
         }
         if !self.has_tokens() && size.tokens.is_some() {
             return Err(self.not_measured(
-                "by tokens; leave them out, or measure gemv-weights, gemm-weights, gemm-fp8 or gemm-experts by itself",
+                "by tokens; leave them out, or measure gemv-weights, gemm-weights, gemm-fp8, gemm-fp4 or gemm-experts by itself",
             ));
+        }
+        if self == Self::GemmFp4Gated && !size.rows.is_multiple_of(2) {
+            return Err(self.not_measured("with an odd number of rows; half of them are the gate's"));
         }
         Ok(())
     }

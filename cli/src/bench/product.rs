@@ -2,9 +2,13 @@
 
 use microscale::cpu::{self, Isa};
 use microscale::formats::ScaleType;
-use microscale::{Batch, Element, GlobalScale, QuantizedShape, QuantizedTensor, Recipe, Result, Shape};
+use microscale::{
+    Batch, Element, GlobalScale, QuantizedShape, QuantizedTensor, QuantizedView, Recipe, Result, Shape,
+};
 use rayon::prelude::*;
 
+#[cfg(feature = "internals")]
+use super::contest;
 use super::size::Size;
 use super::workload::require_equal;
 
@@ -47,6 +51,34 @@ pub(super) fn verify<T: Element>(what: &'static str, found: &[T], expected: &[T]
 /// Returns the bytes of a matrix's codes and scales, which are also the bytes of the copy.
 pub(super) fn matrix_bytes(matrix: &QuantizedTensor) -> usize {
     matrix.codes().len() + matrix.scales().len()
+}
+
+/// Returns one of `count` matrices that are stacked by rows, with linear scales.
+pub(super) fn matrix_of(all: QuantizedView<'_>, count: usize, index: usize) -> Result<QuantizedView<'_>> {
+    let shape = QuantizedShape { rows: all.rows() / count, ..all.shape() };
+    let (codes, scales) = shape.bytes()?;
+    let (codes, scales) = (&all.codes()[index * codes..][..codes], &all.scales()[index * scales..][..scales]);
+    let view = QuantizedView::from_parts(shape, codes, scales)?;
+    all.global_scale().map_or(Ok(view), |scale| view.with_global_scale(scale))
+}
+
+/// Returns the experts of each token, in order. They are random except for the contest's sizes.
+pub(super) fn chosen(size: Size) -> Vec<u32> {
+    #[cfg(feature = "internals")]
+    if let Some(counts) = contest::counts(size) {
+        let of_expert = |(expert, count): (u32, &usize)| std::iter::repeat_n(expert, *count);
+        return (0..).zip(counts).flat_map(of_expert).collect();
+    }
+    let (tokens, experts) = (size.tokens.map_or(1, usize::from), size.batches);
+    let mut rng = fastrand::Rng::with_seed(3);
+    let of_token = || rng.choose_multiple(0..experts as u32, size.top_k.min(experts));
+    std::iter::repeat_with(of_token).take(tokens).flatten().collect()
+}
+
+/// Returns the bytes of the codes and scales of the experts that are chosen.
+pub(super) fn experts_bytes(weights: &QuantizedTensor, experts: usize, chosen: &[u32]) -> u64 {
+    let used = (0..experts as u32).filter(|expert| chosen.contains(expert)).count();
+    (matrix_bytes(weights) / experts * used) as u64
 }
 
 /// Returns random matrices.

@@ -50,23 +50,24 @@ pub(crate) struct Args {
     #[arg(long, value_name = "MxK[xL]")]
     shape: Vec<Size>,
     /// Measure gemm-weights and gemm-experts, or the given products, with layers of language models
-    /// and, unless --tokens are given, the numbers of tokens for reports. --tune measures these
-    /// dense layers [default: the tuned layers and small shapes]
+    /// and, unless --tokens are given, the numbers of tokens for reports. `contest` measures
+    /// products of FP4 with the shapes of GPU MODE's contest. --tune measures these dense layers
+    /// [default: the tuned layers and small shapes]
     #[cfg(feature = "internals")]
     #[arg(long, value_parser = words::<Half>(), conflicts_with_all = ["shape", "top_k"])]
     layers: Option<Half>,
     /// Dtypes of the unquantized values [default: bf16, f16 and f32, as far as the operation takes them]
     #[arg(long, value_parser = words::<Dtype>())]
     dtype: Vec<Dtype>,
-    /// Rows of activations that gemv-weights, gemm-weights and gemm-experts multiply with [default: 1]
+    /// Rows of activations that products of weights multiply with [default: 1]
     #[arg(long, value_name = "N")]
     tokens: Vec<NonZeroUsize>,
     #[arg(long, value_parser = words::<ActivationPrecision>(), help = or_default::<ActivationPrecision>("Precisions of activations of gemm-weights on a CPU"))]
     precision: Vec<ActivationPrecision>,
-    /// Experts per token of gemm-experts; the shape has all experts
+    /// Experts per token of gemm-experts and gemm-experts-fp4; the shape has all experts
     #[arg(long, value_name = "K", default_value = "4")]
     top_k: NonZeroUsize,
-    /// Configurations for gemv-weights, gemm-weights and gemm-experts, such as wgmma-256x64-c2 or gemv-16x1-s8
+    /// Configurations for products of weights, such as wgmma-256x64-c2 or gemv-16x1-s8
     /// [default: the one that is chosen]
     #[cfg(feature = "internals")]
     #[arg(long, value_name = "CONFIG")]
@@ -252,11 +253,14 @@ fn cases(args: &Args, recipes: Vec<Recipe>, on_cpu: bool) -> anyhow::Result<Vec<
 
 /// A size with each number of tokens.
 fn sizes(args: &Args, op: Op, size: Size) -> Vec<Size> {
-    let experts = op == Op::GemmExperts && size.top_k == 0;
+    let experts = op.is_of_experts() && size.top_k == 0;
     let size = if experts { Size { top_k: args.top_k.get(), ..size } } else { size };
     let with_tokens = |tokens: &NonZeroUsize| Size { tokens: Some(*tokens), ..size };
     if !args.tokens.is_empty() {
         return args.tokens.iter().map(with_tokens).collect();
+    }
+    if size.tokens.is_some() {
+        return vec![size];
     }
     #[cfg(feature = "internals")]
     if args.layers.is_some() {

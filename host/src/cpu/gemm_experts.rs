@@ -95,28 +95,29 @@ pub fn gemm_experts_with<'a, T: Activation>(
     let shape = shape_of(&experts)?;
     check_pairs(chosen.len(), top_k)?;
     rows.check(shape, [chosen.len(), top_k], activations.len(), out.len())?;
-    let shares = shares(&experts, chosen, top_k, rows, out);
+    let shares = shares(&experts, shape.rows, (chosen, top_k), rows, out);
     // The rows of an expert are tasks too, if there are enough.
     shares.into_par_iter().try_for_each(|share| share.multiply(how, activations))
 }
 
-/// The part of a product that belongs to one expert: its rows of activations and of results.
-pub(super) struct Share<'a, 'o, T> {
-    pub(super) weights: QuantizedView<'a>,
+/// The part of a product that belongs to one expert: its weights, and its rows of activations and
+/// of results.
+pub(super) struct Share<'o, W, T> {
+    pub(super) weights: W,
     /// The number of each row of activations.
     pub(super) inputs: Vec<usize>,
     pub(super) outputs: Vec<&'o mut [T]>,
 }
 
-/// Returns the share of each expert that has rows, for checked operands of a product.
-pub(super) fn shares<'a, 'o, T>(
-    experts: &[QuantizedView<'a>],
-    chosen: &[u32],
-    top_k: usize,
+/// Returns the share of each expert that has rows, for checked operands of a product with `results`
+/// results per row.
+pub(super) fn shares<'o, W: Copy, T>(
+    experts: &[W],
+    results: usize,
+    (chosen, top_k): (&[u32], usize),
     rows: ExpertRows,
     out: &'o mut [T],
-) -> Vec<Share<'a, 'o, T>> {
-    let results = experts.first().map_or(0, |weights| weights.rows());
+) -> Vec<Share<'o, W, T>> {
     if results == 0 {
         return Vec::new();
     }
@@ -147,7 +148,7 @@ fn by_expert(chosen: &[u32], experts: usize) -> Vec<Vec<usize>> {
     pairs
 }
 
-impl<T: Activation> Share<'_, '_, T> {
+impl<T: Activation> Share<'_, QuantizedView<'_>, T> {
     fn multiply(self, (isa, precision): (Isa, ActivationPrecision), activations: &[T]) -> Result<()> {
         let Self { weights, inputs, mut outputs } = self;
         let multiply = |x: &[T], tokens: usize, out: &mut [T]| match precision {

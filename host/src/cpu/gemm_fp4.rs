@@ -125,15 +125,19 @@ pub fn gemm_fp4_gated_with<'a, T: Activation>(
     by: Gate,
     out: &mut [T],
 ) -> Result<()> {
-    let combined = |both: [f64; 2]| {
+    multiply(isa, activations.into(), weights, out, gated(by))
+}
+
+/// Returns the function that combines the results of gate and up.
+pub(super) fn gated(by: Gate) -> impl Fn([f64; 2]) -> f64 + Sync {
+    move |both| {
         let [gate, up] = both.map(|y| y as f32);
         f64::from(by.of::<Scalars>(gate, up))
-    };
-    multiply(isa, activations.into(), weights, out, combined)
+    }
 }
 
 /// Multiplies by `N` matrices, and combines the `N` results at a place before they are rounded.
-fn multiply<T: Element, const N: usize>(
+pub(super) fn multiply<T: Element, const N: usize>(
     isa: Isa,
     activations: QuantizedView<'_>,
     weights: [Fp4Weights<'_>; N],

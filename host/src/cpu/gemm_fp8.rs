@@ -157,7 +157,7 @@ pub fn gemm_experts_fp8_with<'a, T: Activation>(
     let x = quantized(isa, activations, [tokens, shape.cols], options)?;
     let x = Fp8Tokens::new(x, tokens);
     // The rows of an expert are tasks too.
-    let shares = shares(&experts, chosen, top_k, rows, out);
+    let shares = shares(&experts, shape.rows, (chosen, top_k), rows, out);
     shares.into_par_iter().for_each(|share| multiply(isa, share, &x));
     Ok(())
 }
@@ -194,7 +194,7 @@ fn quantized<'a, T: Activation>(
 }
 
 /// Multiplies the rows of activations of a share by its weights.
-fn multiply<T: Activation>(isa: Isa, share: Share<'_, '_, T>, x: &Fp8Tokens<'_>) {
+fn multiply<T: Activation>(isa: Isa, share: Share<'_, QuantizedView<'_>, T>, x: &Fp8Tokens<'_>) {
     let Share { weights, inputs, mut outputs } = share;
     let (globals, all_rows) = ([weights.global_scale()], Rows::of(weights));
     for (tokens, outputs) in inputs.chunks(TASK_TOKENS).zip(outputs.chunks_mut(TASK_TOKENS)) {

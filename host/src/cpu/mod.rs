@@ -31,6 +31,7 @@ mod dispatch;
 mod errors;
 pub(crate) mod exact_cast;
 mod gemm_experts;
+mod gemm_experts_fp4;
 mod gemm_fp4;
 mod gemm_fp8;
 mod gemm_int8;
@@ -61,6 +62,9 @@ pub use dequantize::{dequantize, dequantize_into};
 #[doc(hidden)]
 pub use gemm_experts::gemm_experts_with;
 pub use gemm_experts::{gemm_experts, gemm_experts_int8};
+pub use gemm_experts_fp4::{gemm_experts_fp4, gemm_experts_fp4_gated};
+#[doc(hidden)]
+pub use gemm_experts_fp4::{gemm_experts_fp4_gated_with, gemm_experts_fp4_with};
 pub use gemm_fp4::{gemm_fp4, gemm_fp4_gated};
 #[doc(hidden)]
 pub use gemm_fp4::{gemm_fp4_gated_with, gemm_fp4_with};

@@ -11,6 +11,7 @@ use crate::gpu::memory::staging::Staging;
 use crate::gpu::plan::cache::PlanCache;
 use crate::gpu::plan::experts::{ExpertsKey, PlannedExperts};
 use crate::gpu::plan::fp4::Fp4Plan;
+use crate::gpu::plan::fp4_experts::Fp4ExpertsPlan;
 use crate::gpu::plan::fp8::{Fp8ExpertsPlan, Fp8Plan};
 use crate::gpu::plan::linear::LinearPlan;
 use crate::gpu::plan::request::Request;
@@ -37,6 +38,7 @@ pub(in crate::gpu) struct Plans {
     pub(in crate::gpu) linear: PlanCache<Request, LinearPlan>,
     pub(in crate::gpu) experts: PlanCache<ExpertsKey, PlannedExperts>,
     pub(in crate::gpu) fp4: PlanCache<Request, Fp4Plan>,
+    pub(in crate::gpu) fp4_experts: PlanCache<ExpertsKey, Fp4ExpertsPlan>,
     /// By the product, and whether activations have scales per group.
     pub(in crate::gpu) fp8: PlanCache<(Request, bool), Fp8Plan>,
     pub(in crate::gpu) fp8_experts: PlanCache<(ExpertsKey, bool), Fp8ExpertsPlan>,

@@ -49,6 +49,7 @@ pub use microscale_kernels_abi::{Family, GemmConfig, KernelId};
 pub use ops::epilogue::DeviceEpilogue;
 pub use ops::linear::{Linear, Plan};
 pub use ops::linear_experts::{ExpertsPlan, LinearExperts};
+pub use ops::linear_experts_fp4::{ExpertsPlanFp4, Fp4Activations, LinearExpertsFp4};
 pub use ops::linear_experts_fp8::{ExpertsPlanFp8, LinearExpertsFp8};
 pub use ops::linear_fp4::{LinearFp4, PlanFp4};
 pub use ops::linear_fp8::{Fp8Activations, LinearFp8, PlanFp8};

@@ -10,8 +10,17 @@ from typing import TYPE_CHECKING, Any, cast
 
 from microscale import _arrays, _gpu, _microscale, _tensors
 from microscale._errors import Error
-from microscale._products import require_exact
-from microscale._types import ActivationPrecision, Array, ArrayLike, Direction, DtypeLike, Fp8Activations, LayerFormat
+from microscale._products import operand_of, require_exact
+from microscale._types import (
+    ActivationPrecision,
+    Array,
+    ArrayLike,
+    Direction,
+    DtypeLike,
+    GlobalScale,
+    LayerFormat,
+    RoundedActivations,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -200,7 +209,7 @@ def together(parts: list[_tensors.Quantized], format: str) -> Experts:
 
 
 def linear_experts(
-    x: ArrayLike,
+    x: ArrayLike | _tensors.Quantized,
     weights: Experts,
     experts: ArrayLike,
     *,
@@ -208,8 +217,10 @@ def linear_experts(
     out: Array = None,
     workspace: Array = None,
     precision: ActivationPrecision = "exact",
-    activations: Fp8Activations | None = None,
+    activations: RoundedActivations | None = None,
     round_weights: bool = False,
+    input_global_scale: GlobalScale | None = None,
+    dtype: DtypeLike | None = None,
 ) -> Array:
     """Multiplies each token with the weights of its experts, as a linear layer of a mixture does.
 
@@ -220,7 +231,7 @@ def linear_experts(
     Args:
         x: activations `[tokens, K]`, or `[tokens, k, K]` with a row for each expert of a token;
             contiguous, float32, float16 or bfloat16. They are not rounded unless `precision` or
-            `activations` says so.
+            `activations` says so. Or a :class:`Quantized` of such a shape, as for :func:`linear`.
         weights: of E experts, `[E, M, K]`.
         experts: integers `[tokens, k]`, the experts of each token; int32 is taken as it is, other
             integers are converted. Numbers below 0 and from E on leave their pair out. Floats and
@@ -231,23 +242,26 @@ def linear_experts(
         workspace: on a GPU, memory from :func:`experts_workspace`. By default the same as for
             :func:`linear`.
         precision: as for :func:`linear`.
-        activations: as for :func:`linear`: `fp8` or `fp8-group128`.
+        activations: as for :func:`linear`: `fp8`, `fp8-group128`, `mxfp4` or `nvfp4`.
         round_weights: as for :func:`linear`.
+        input_global_scale: as for :func:`linear`, one for all experts.
+        dtype: as for :func:`linear`.
 
     Returns:
         `out`, or an array `[tokens, k, M]`, with zeros for pairs that are left out.
 
     Raises:
-        Error: for shapes that do not match, and for NVFP4 weights with `activations` unless
-            `round_weights` is set. On a GPU, FP8 also needs experts of whole words of scales.
+        Error: for shapes and formats that do not match, and for NVFP4 weights with FP8
+            `activations` unless `round_weights` is set. On a GPU, FP8 also needs experts of whole words of scales.
         NotImplementedError: on a GPU without FP8 products.
     """
-    like, x = x, _arrays.values(x, "x")
+    like, x, name, activations = operand_of(
+        x, weights.format, precision, activations, round_weights, input_global_scale, dtype
+    )
     experts = _indices(experts, weights.shape[0])
     chosen = _arrays.shape_of(experts)
     pairs = prod(chosen)
     if out is None:
-        name = _arrays.value_dtype(_arrays.dtype_name(x))
         there = _arrays.zeros(like, (*chosen, weights.shape[1]), name)
     else:
         there = _arrays.output(out, "out")
@@ -262,8 +276,8 @@ def linear_experts(
             raise Error("weights are in the memory of the CPU and out is on a GPU; move them to one device")
         stream = _gpu.stream(there)
         if workspace is None:
-            fp8 = activations is not None
-            workspace = _gpu.experts_workspace(weights, pairs, stream, _arrays.is_wide(there), fp8)
+            rounded = "fp4" if isinstance(x, _tensors.Quantized) else _gpu.rounded_to(activations)
+            workspace = _gpu.experts_workspace(weights, pairs, stream, _arrays.is_wide(there), rounded)
         _microscale.gpu_linear_experts(
             weights, x, experts, there, bias, workspace, activations, round_weights, stream
         )
@@ -313,15 +327,15 @@ def _no_numbers(experts: Array) -> TypeError:
 
 
 def experts_workspace(
-    weights: Experts, pairs: int, dtype: DtypeLike = "bfloat16", activations: Fp8Activations | None = None
+    weights: Experts, pairs: int, dtype: DtypeLike = "bfloat16", activations: RoundedActivations | None = None
 ) -> Array:
     """Allocates the workspace of :func:`linear_experts` on a GPU, for up to `pairs` pairs of a
-    token and an expert and activations of a dtype, or rounded to FP8. :func:`workspace` says how to
+    token and an expert and activations of a dtype, or rounded as `activations` says. :func:`workspace` says how to
     use it."""
     if not _gpu.holds(weights.codes):
         raise Error("weights are in the memory of the CPU, where products need no workspace")
     _gpu.require()
     wide = _arrays.value_dtype(dtype) == "float32"
-    fp8 = activations is not None
-    needed = _gpu.experts_workspace_bytes(weights, pairs, _gpu.stream(weights.codes), wide, fp8)
+    rounded = _gpu.rounded_to(activations)
+    needed = _gpu.experts_workspace_bytes(weights, pairs, _gpu.stream(weights.codes), wide, rounded)
     return _gpu.new_workspace(weights.codes, needed)

@@ -147,21 +147,28 @@ _WORKSPACES: _Workspaces = {}
 _CAPTURED: _Workspaces = {}
 
 
-def workspace_bytes(weights: Array, tokens: int, stream: int, wide: bool = False, fp8: bool = False) -> int:
+def rounded_to(activations: str | None) -> str | None:
+    """The width that activations are rounded to, `fp8` or `fp4`; None for exact ones."""
+    return None if activations is None else "fp8" if activations.startswith("fp8") else "fp4"
+
+
+def workspace_bytes(weights: Array, tokens: int, stream: int, wide: bool = False, rounded: str | None = None) -> int:
     """Bytes of a workspace for weights and `tokens` rows of activations, `wide` ones in float32, or
-    rounded to `fp8`; 0 for products without a workspace."""
-    if fp8:
-        key = (weights.format, weights.shape, tokens, "fp8")
-        return _bytes(key, weights, "gpu_fp8_workspace_bytes", tokens, stream)
+    `rounded` to `fp8` or `fp4`; 0 for products without a workspace."""
+    if rounded:
+        key = (weights.format, weights.shape, tokens, rounded)
+        return _bytes(key, weights, f"gpu_{rounded}_workspace_bytes", tokens, stream)
     return _bytes((weights.format, weights.shape, tokens, wide), weights, "gpu_workspace_bytes", tokens, wide, stream)
 
 
-def experts_workspace_bytes(weights: Array, pairs: int, stream: int, wide: bool = False, fp8: bool = False) -> int:
+def experts_workspace_bytes(
+    weights: Array, pairs: int, stream: int, wide: bool = False, rounded: str | None = None
+) -> int:
     """Bytes of a workspace for experts' weights and `pairs` pairs of a token and an expert, with
-    `wide` activations in float32, or rounded to `fp8`."""
-    if fp8:
-        key = (weights.format, weights.shape, pairs, "fp8")
-        return _bytes(key, weights, "gpu_experts_fp8_workspace_bytes", pairs, stream)
+    `wide` activations in float32, or `rounded` to `fp8` or `fp4`."""
+    if rounded:
+        key = (weights.format, weights.shape, pairs, rounded)
+        return _bytes(key, weights, f"gpu_experts_{rounded}_workspace_bytes", pairs, stream)
     return _bytes((weights.format, weights.shape, pairs, wide), weights, "gpu_experts_workspace_bytes", pairs, wide, stream)
 
 
@@ -187,16 +194,18 @@ def new_workspace(like: Array, needed: int) -> Array:
     return memory
 
 
-def workspace(weights: Array, tokens: int, stream: int, wide: bool = False, fp8: bool = False) -> Array:
+def workspace(weights: Array, tokens: int, stream: int, wide: bool = False, rounded: str | None = None) -> Array:
     """A workspace for a product on a stream, as :func:`workspace_bytes` and :func:`kept` have it;
     None if none is needed."""
-    needed = workspace_bytes(weights, tokens, stream, wide, fp8)
+    needed = workspace_bytes(weights, tokens, stream, wide, rounded)
     return kept(weights.codes, needed, stream) if needed else None
 
 
-def experts_workspace(weights: Array, pairs: int, stream: int, wide: bool = False, fp8: bool = False) -> Array:
+def experts_workspace(
+    weights: Array, pairs: int, stream: int, wide: bool = False, rounded: str | None = None
+) -> Array:
     """A workspace for a product of experts' weights on a stream."""
-    return kept(weights.codes, experts_workspace_bytes(weights, pairs, stream, wide, fp8), stream)
+    return kept(weights.codes, experts_workspace_bytes(weights, pairs, stream, wide, rounded), stream)
 
 
 def kept(codes: Array, needed: int, stream: int) -> Array:

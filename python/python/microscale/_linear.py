@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from microscale import _gpu, _microscale, _products, _tensors
 from microscale._errors import Error
-from microscale._operators import autocast, block_of, quantized, quantized_weights, require_columns, require_fp8, word
-from microscale._types import Fp8Activations, LayerFormat
+from microscale._operators import autocast, block_of, quantized, quantized_weights, require_activations, require_columns, word
+from microscale._types import GlobalScale, LayerFormat, RoundedActivations
 from microscale._states import refusal, require_described
 from microscale._weight import DequantizedWeight
 
@@ -33,6 +33,14 @@ def _is_plain(x: Tensor) -> bool:
     )
 
 
+def _divisor(given: GlobalScale | None, device: torch.device) -> Tensor | None:
+    """Returns a global scale as a divisor, float32 `[1]` on a device."""
+    if given is None:
+        return None
+    value = given.value if given.direction == "divisor" else 1 / given.value
+    return torch.as_tensor(value, dtype=torch.float32, device=device).reshape(1)
+
+
 class QuantizedLinear(nn.Module):
     """A linear layer with weights in NVFP4 or MXFP4. Gradients reach its input and its bias.
 
@@ -49,9 +57,12 @@ class QuantizedLinear(nn.Module):
         in_features: K.
         out_features: M.
         weight_dtype: the dtype of `weight`. `to(dtype)`, `half()` and the like change it.
-        activation_format: `fp8` or `fp8-group128` for activations that are rounded to FP8; None for
-            exact ones. It is not part of the state.
+        activation_format: `fp8` or `fp8-group128` for activations that are rounded to FP8, `mxfp4`
+            or `nvfp4` for activations in the format of the weights; None for exact ones. It is not
+            part of the state.
         round_weights: whether NVFP4 weights may be rounded to FP8 for such activations.
+        input_global_scale: float32 `[1]`, a divisor, for activations in NVFP4 whose global scale is
+            given; part of the state then. None for others.
     """
 
     weight_packed: Tensor
@@ -59,14 +70,16 @@ class QuantizedLinear(nn.Module):
     weight_global_scale: Tensor | None
     weight_dtype: torch.dtype
     bias: nn.Parameter | None
+    input_global_scale: Tensor | None
 
     def __init__(
         self,
         weights: _tensors.Quantized,
         bias: Tensor | None = None,
         dtype: torch.dtype | None = None,
-        activation_format: Fp8Activations | None = None,
+        activation_format: RoundedActivations | None = None,
         round_weights: bool = False,
+        input_global_scale: GlobalScale | None = None,
     ) -> None:
         """Makes a layer of quantized tensors, which are not copied.
 
@@ -75,12 +88,15 @@ class QuantizedLinear(nn.Module):
             bias: `[M]`.
             dtype: of `weight`; by default the bias' dtype, or else PyTorch's default.
             activation_format: `fp8` rounds activations to E4M3 with a scale per row, and
-                `fp8-group128` per 128 columns, as `activations` of :func:`microscale.linear`.
-            round_weights: allows NVFP4 weights with an `activation_format`, which rounds them.
+                `fp8-group128` per 128 columns, and `mxfp4` or `nvfp4` quantizes them to the format
+                of the weights, as `activations` of :func:`microscale.linear`.
+            round_weights: allows NVFP4 weights with activations in FP8, which rounds them.
+            input_global_scale: for activations in NVFP4, their global scale. By default it is
+                computed from each input.
 
         Raises:
-            Error: for weights that the layer does not take, and for NVFP4 weights with an
-                `activation_format` unless `round_weights` is set.
+            Error: for weights that the layer does not take, and for NVFP4 weights with activations
+                in FP8 unless `round_weights` is set.
         """
         super().__init__()
         block = block_of(weights.format)
@@ -91,7 +107,7 @@ class QuantizedLinear(nn.Module):
             )
         if weights.layout != "linear" or weights.cols % block or len(weights.shape) != 2:
             raise Error(f"weights must be a matrix with linear scales and whole blocks of {block}; they are {weights!r}")
-        require_fp8(weights.format, activation_format, round_weights)
+        require_activations(weights.format, activation_format, round_weights, input_global_scale is not None)
         self.activation_format, self.round_weights = activation_format, round_weights
         self.format = weights.format
         self.out_features, self.in_features = weights.shape
@@ -104,6 +120,7 @@ class QuantizedLinear(nn.Module):
         # A clone: on a GPU, the words after the global scale belong to kernels.
         number = word(weights).clone() if weights.direction is not None else weights.codes.new_ones((1,), dtype=torch.float32)
         self.register_buffer("weight_global_scale", number if self.format == "nvfp4" else None)
+        self.register_buffer("input_global_scale", _divisor(input_global_scale, weights.codes.device))
         requires_grad = bias is not None and (bias.requires_grad or not isinstance(bias, nn.Parameter))
         self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad)
         self._ready: tuple[Any, ...] = ()
@@ -114,19 +131,21 @@ class QuantizedLinear(nn.Module):
         layer: nn.Linear,
         format: LayerFormat = "mxfp4",
         *,
-        activation_format: Fp8Activations | None = None,
+        activation_format: RoundedActivations | None = None,
         round_weights: bool = False,
+        input_global_scale: GlobalScale | None = None,
         **options: Any,
     ) -> QuantizedLinear:
         """Quantizes the weights of a layer on their device, the device meta included.
 
-        `activation_format` and `round_weights` are those of the layer. `options` are options of :func:`microscale.quantize`. By default NaN and infinities are an
+        `activation_format`, `round_weights` and `input_global_scale` are those of the layer.
+        `options` are options of :func:`microscale.quantize`. By default NaN and infinities are an
         error on GPUs too, which waits for the GPU.
         """
         options = {"non_finite": "error", **options}
-        require_fp8(format, activation_format, round_weights)
+        require_activations(format, activation_format, round_weights, input_global_scale is not None)
         weights = quantized_weights(layer.weight.detach(), format, options)
-        return cls(weights, layer.bias, layer.weight.dtype, activation_format, round_weights)
+        return cls(weights, layer.bias, layer.weight.dtype, activation_format, round_weights, input_global_scale)
 
     @property
     def weight(self) -> Tensor:
@@ -160,7 +179,7 @@ class QuantizedLinear(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> QuantizedLinear:
         """Moves and casts the layer. A dtype is for its bias and `weight`: scales keep theirs."""
-        scales = {name: getattr(self, name) for name in ("weight_scale", "weight_global_scale")}
+        scales = {name: getattr(self, name) for name in ("weight_scale", "weight_global_scale", "input_global_scale")}
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for name, before in scales.items():
             after = getattr(self, name)
@@ -183,7 +202,7 @@ class QuantizedLinear(nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        for part in ("weight_packed", "weight_scale", "weight_global_scale", "bias"):
+        for part in ("weight_packed", "weight_scale", "weight_global_scale", "input_global_scale", "bias"):
             name, own = prefix + part, getattr(self, part)
             given = state_dict.get(name)
             if own is None or not isinstance(given, Tensor):
@@ -227,9 +246,15 @@ class QuantizedLinear(nn.Module):
 
     def _product(self, x: Tensor, bias: Tensor | None) -> Tensor:
         weights = self._weights()
-        if not x.is_cuda:
+        if not x.is_cuda or self.activation_format in _products.FP4:
+            given = self.input_global_scale
             result: Tensor = _products.linear(
-                x, weights, bias=bias, activations=self.activation_format, round_weights=self.round_weights
+                x,
+                weights,
+                bias=bias,
+                activations=self.activation_format,
+                round_weights=self.round_weights,
+                input_global_scale=None if given is None else GlobalScale(given, "divisor"),
             )
             return result
         _gpu.require()
@@ -240,7 +265,7 @@ class QuantizedLinear(nn.Module):
         workspace = None
         fp8 = self.activation_format
         if tokens > _products._FEW or wide or fp8:
-            workspace = _gpu.workspace(weights, tokens, stream, wide, fp8 is not None)
+            workspace = _gpu.workspace(weights, tokens, stream, wide, _gpu.rounded_to(fp8))
         _microscale.gpu_linear(weights, x, y, bias, workspace, fp8, self.round_weights, stream)
         return y
 
@@ -251,7 +276,14 @@ class QuantizedLinear(nn.Module):
         bias = None if self.bias is None else self.bias.to(x.dtype)
         if not _is_plain(x):
             result: Tensor = torch.ops.microscale.linear(
-                x, *self._parts(), self.format, "divisor", bias, self.activation_format, self.round_weights
+                x,
+                *self._parts(),
+                self.format,
+                "divisor",
+                bias,
+                self.activation_format,
+                self.round_weights,
+                self.input_global_scale,
             )
             return result
         if bias is not None and bias.requires_grad and torch.is_grad_enabled():
@@ -262,5 +294,8 @@ class QuantizedLinear(nn.Module):
         return self._product(x.contiguous(), bias)
 
     def extra_repr(self) -> str:
-        fp8 = "" if self.activation_format is None else f", activations={self.activation_format}"
-        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, {self.format}{fp8}"
+        rounded = "" if self.activation_format is None else f", activations={self.activation_format}"
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, "
+            f"{self.format}{rounded}"
+        )

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from microscale import _microscale, _products, _tensors
 from microscale._errors import Error
-from microscale._types import Format, Fp8Activations
+from microscale._types import Format, GlobalScale, RoundedActivations
 
 #: Elements of a block, by format.
 _BLOCK = {"nvfp4": 16, "mxfp4": 32}
@@ -22,10 +22,12 @@ def block_of(format: str) -> int:
     return _BLOCK[format]
 
 
-def require_fp8(format: str, activations: str | None, round_weights: bool) -> None:
-    """Raises an error for weights or words that a product with activations in FP8 does not take."""
+def require_activations(format: str, activations: str | None, round_weights: bool, given: bool = False) -> None:
+    """Raises an error for weights or words that a product with rounded activations does not take,
+    and for a `given` global scale of activations that have none."""
     if activations is not None:
-        _microscale.require_fp8(format, activations, round_weights)
+        _microscale.require_activations(format, activations, round_weights)
+    _products.require_global_scale(activations, given)
 
 
 def require_columns(x: Tensor, cols: int) -> None:
@@ -128,21 +130,29 @@ def _linear(
     bias: Tensor | None = None,
     activations: str | None = None,
     round_weights: bool = False,
+    input_global_scale: Tensor | None = None,
 ) -> Tensor:
     """Multiplies `x` `[..., K]` with weights `[M, K]` and adds a bias `[M]`: `[..., M]`.
 
     `x` is float32, float16 or bfloat16, and the bias has its dtype. `activations` and
-    `round_weights` are those of :func:`microscale.linear`. Gradients pass the rounding unchanged.
+    `round_weights` are those of :func:`microscale.linear`, and `input_global_scale` is a divisor,
+    float32 `[1]`. Gradients pass the rounding unchanged.
     """
-    fp8 = cast("Fp8Activations | None", activations)
+    rounded = cast("RoundedActivations | None", activations)
     weights = quantized(codes, scales, global_scale, format, direction, x.shape[-1])
     workspace = None
     if x.is_cuda:
         # Callers such as compiled graphs have memory pools of their own: no workspace of theirs may
         # be kept for later.
-        workspace = _products.workspace(weights, x.shape[:-1].numel(), x.dtype, fp8)
+        workspace = _products.workspace(weights, x.shape[:-1].numel(), x.dtype, rounded)
     result: Tensor = _products.linear(
-        x.contiguous(), weights, bias=bias, workspace=workspace, activations=fp8, round_weights=round_weights
+        x.contiguous(),
+        weights,
+        bias=bias,
+        workspace=workspace,
+        activations=rounded,
+        round_weights=round_weights,
+        input_global_scale=None if input_global_scale is None else GlobalScale(input_global_scale, "divisor"),
     )
     return result
 
@@ -158,9 +168,10 @@ def _(
     bias: Tensor | None = None,
     activations: str | None = None,
     round_weights: bool = False,
+    input_global_scale: Tensor | None = None,
 ) -> Tensor:
     # The library's checks, for the compiler: the graph around the operator relies on the shapes.
-    require_fp8(format, activations, round_weights)
+    require_activations(format, activations, round_weights, input_global_scale is not None)
     cols, block = codes.shape[-1] * 2, block_of(format)
     if x.dim() == 0 or not cols - block < x.shape[-1] <= cols:
         require_columns(x, cols)
@@ -170,7 +181,7 @@ def _(
 
 
 def _linear_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, *parts, ctx.format, ctx.direction, _bias, _activations, _round_weights = inputs
+    x, *parts, ctx.format, ctx.direction, _bias, _activations, _round_weights, _input = inputs
     ctx.cols = x.shape[-1]
     ctx.save_for_backward(*parts)
 
@@ -186,7 +197,7 @@ def _linear_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     if True in ctx.needs_input_grad[6:7]:
         # For 1-D gradients there is no dimension to sum over, and `sum(())` would take all.
         of_bias = gradient.sum(tuple(range(gradient.dim() - 1))) if gradient.dim() > 1 else gradient.clone()
-    return of_x, None, None, None, None, None, of_bias, None, None
+    return of_x, None, None, None, None, None, of_bias, None, None, None
 
 
 torch.library.register_autograd("microscale::linear", _linear_backward, setup_context=_linear_context)

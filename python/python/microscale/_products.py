@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from math import prod
 from microscale import _arrays, _gpu, _microscale
+from microscale._activations import quantize_activations
 from microscale._errors import Error
-from microscale._tensors import Quantized
-from microscale._types import ActivationPrecision, Array, ArrayLike, DtypeLike, Fp8Activations
+from microscale._tensors import Quantized, quantize
+from microscale._types import ActivationPrecision, Array, ArrayLike, DtypeLike, GlobalScale, RoundedActivations
 
 
 def gemv(
@@ -52,27 +53,31 @@ def gemv(
 
 
 def linear(
-    x: ArrayLike,
+    x: ArrayLike | Quantized,
     weights: Quantized,
     *,
     bias: ArrayLike | None = None,
     out: Array = None,
     workspace: Array = None,
     precision: ActivationPrecision = "exact",
-    activations: Fp8Activations | None = None,
+    activations: RoundedActivations | None = None,
     round_weights: bool = False,
+    input_global_scale: GlobalScale | None = None,
+    dtype: DtypeLike | None = None,
 ) -> Array:
     """Multiplies activations with quantized weights, as a linear layer does: `x @ weights.T +
     bias`.
 
     Args:
         x: activations `[..., K]`, float32, float16 or bfloat16; contiguous. They are not rounded
-            unless `precision` or `activations` says so. Weights are decoded once for many rows.
+            unless `precision` or `activations` says so. Weights are decoded once for many rows. Or
+            a :class:`Quantized` in the format of the weights, with linear or swizzled scales: both
+            operands have 4 bits then.
         weights: `[M, K]` in NVFP4 or MXFP4, with linear scales.
         bias: `[M]` of the dtype of `x`. On a GPU it is added before the only rounding, on a CPU
             after one.
         out: a contiguous array of the dtype of `x` to write to.
-        workspace: on a GPU, memory for more rows than eight, for float32 or for FP8, from
+        workspace: on a GPU, memory for more rows than eight, for float32, FP8 or 4 bits, from
             :func:`workspace`. By default there is one for each stream, and one for each stream in a graph that is
             captured, whose first product on it clears the semaphores there.
         precision: `exact`, or `int8` on a CPU, which rounds 32 activations at a time to integers of
@@ -81,23 +86,30 @@ def linear(
         activations: `fp8` rounds activations to E4M3 with a float32 scale per row, as
             `quantize_activations(x, "fp8")` does, and `fp8-group128` with one per 128 columns. Not
             together with `precision`. GPUs need compute capability 9.0, and `x` in 16 bits there.
-            On a CPU it is slow, with the bits of Hopper's tensor cores.
-        round_weights: allows NVFP4 weights with `activations`: each weight times its block scale is
+            On a CPU it is slow, with the bits of Hopper's tensor cores. `mxfp4` and `nvfp4`
+            quantize them to the format of the weights. A CPU has the bits of Blackwell's tensor
+            cores. So have RTX Blackwell GPUs where thread blocks do not share K; others decode the
+            activations, and take MXFP4 with `x` in bfloat16.
+        round_weights: allows NVFP4 weights with FP8 `activations`: each weight times its block scale is
             rounded to E4M3, with a relative error of at most 2**-4. MXFP4 weights lose nothing.
+        input_global_scale: for `activations="nvfp4"`, the global scale of the activations. By
+            default it is computed from all of `x`, so that rows depend on each other.
+        dtype: of the result for a quantized `x`, by default float32. For others it is that of `x`.
 
     Returns:
         `out`, or an array `[..., M]` of the dtype of `x`.
 
     Raises:
-        Error: for shapes that do not match, and for NVFP4 weights with `activations` unless
-            `round_weights` is set.
+        Error: for shapes and formats that do not match, and for NVFP4 weights with FP8
+            `activations` unless `round_weights` is set.
         NotImplementedError: on a GPU without FP8 products.
     """
-    readable = _arrays.values(x, "x")
-    shape = _arrays.shape_of(readable)
+    like, readable, name, activations = operand_of(
+        x, weights.format, precision, activations, round_weights, input_global_scale, dtype
+    )
+    shape = readable.shape if isinstance(readable, Quantized) else _arrays.shape_of(readable)
     if out is None:
-        name = _arrays.value_dtype(_arrays.dtype_name(readable))
-        there = _arrays.empty(x, (*shape[:-1], weights.shape[0]), name)
+        there = _arrays.empty(like, (*shape[:-1], weights.shape[0]), name)
     else:
         there = _arrays.output(out, "out")
     if bias is not None:
@@ -107,10 +119,11 @@ def linear(
         require_exact(precision)
         stream = _gpu.stream(there)
         tokens, wide = prod(shape[:-1]), _arrays.is_wide(there)
+        rounded = "fp4" if isinstance(readable, Quantized) else _gpu.rounded_to(activations)
         if workspace is not None and not workspace.shape[0]:
             workspace = None
-        elif workspace is None and (tokens > _FEW or wide or activations) and _gpu.holds(weights.codes):
-            workspace = _gpu.workspace(weights, tokens, stream, wide, activations is not None)
+        elif workspace is None and (tokens > _FEW or wide or rounded) and _gpu.holds(weights.codes):
+            workspace = _gpu.workspace(weights, tokens, stream, wide, rounded)
         _microscale.gpu_linear(weights, readable, there, bias, workspace, activations, round_weights, stream)
     else:
         _microscale.linear(weights, readable, there, bias, precision, activations, round_weights)
@@ -118,6 +131,61 @@ def linear(
         return there
     _arrays.changed(out)
     return out
+
+
+#: Formats of 4 bits that activations are quantized to.
+FP4 = ("mxfp4", "nvfp4")
+
+
+def operand_of(
+    x: ArrayLike | Quantized,
+    format: str,
+    precision: ActivationPrecision,
+    activations: RoundedActivations | None,
+    round_weights: bool,
+    input_global_scale: GlobalScale | None,
+    dtype: DtypeLike | None,
+) -> tuple[Array, Array, str, RoundedActivations | None]:
+    """Returns an array of the activations' library, the activations of a product with weights of a
+    format, the dtype of its results, and the FP8 that the product rounds activations to.
+
+    Activations are quantized here if they shall have 4 bits.
+    """
+    if isinstance(x, Quantized):
+        if activations is not None or input_global_scale is not None:
+            raise Error("x is quantized already; leave activations and input_global_scale out")
+        return x.codes, x, _arrays.value_dtype(dtype or "float32"), None
+    readable = _arrays.values(x, "x")
+    name = _arrays.value_dtype(_arrays.dtype_name(readable))
+    if dtype is not None and _arrays.value_dtype(dtype) != name:
+        raise Error(f"x is {name}, and so are the results; leave dtype out, or cast x")
+    if activations not in FP4:
+        require_global_scale(activations, input_global_scale is not None)
+        return x, readable, name, activations
+    if precision != "exact":
+        raise Error(f"activations are rounded to {activations} and to {precision}; pass activations or precision")
+    require_global_scale(activations, input_global_scale is not None)
+    _microscale.require_activations(format, activations, round_weights)
+    return x, quantized_rows(x, activations, input_global_scale), name, None
+
+
+def require_global_scale(activations: str | None, given: bool) -> None:
+    """Raises an error if a global scale is given to activations that have none."""
+    if given and activations != "nvfp4":
+        raise Error(f"activations in {activations or 'their own dtype'} have no global scale; leave input_global_scale out")
+
+
+def quantized_rows(x: ArrayLike, format: str, global_scale: GlobalScale | None) -> Quantized:
+    """Quantizes activations to MXFP4 or NVFP4. Without a global scale, NVFP4's is computed from all
+    of `x`. NaN and infinities make NaN blocks."""
+    if format == "nvfp4" and global_scale is None:
+        return quantize(x, "nvfp4", non_finite="propagate")
+    if format == "mxfp4":
+        codes, scales, _ = quantize_activations(x, "mxfp4")
+        return Quantized(codes, scales, format="mxfp4", shape=_arrays.shape_of(_arrays.values(x, "x")))
+    codes, scales, _ = quantize_activations(x, "nvfp4", scale=global_scale)
+    shape = _arrays.shape_of(_arrays.values(x, "x"))
+    return Quantized(codes, scales, format="nvfp4", shape=shape, global_scale=global_scale)
 
 
 def require_exact(precision: ActivationPrecision) -> None:
@@ -131,15 +199,16 @@ _FEW = 8
 
 
 def workspace(
-    weights: Quantized, rows: int, dtype: DtypeLike = "bfloat16", activations: Fp8Activations | None = None
+    weights: Quantized, rows: int, dtype: DtypeLike = "bfloat16", activations: RoundedActivations | None = None
 ) -> Array:
     """Allocates the workspace of :func:`linear` on a GPU, uint8: for products of weights of this
     shape with up to `rows` rows of activations of a dtype. One for float32 serves all dtypes, and
-    one with `activations` serves products in FP8, with any scales. It begins with semaphores, which are zeros before and after each product; the other bytes may have any
+    one with `activations` serves products with activations in FP8 or in 4 bits. It begins with semaphores, which are zeros before and after each product; the other bytes may have any
     values. It serves one product after the other, on one stream."""
     if not _gpu.holds(weights.codes):
         raise Error("weights are in the memory of the CPU, where products need no workspace")
     _gpu.require()
     wide = _arrays.value_dtype(dtype) == "float32"
-    needed = _gpu.workspace_bytes(weights, rows, _gpu.stream(weights.codes), wide, activations is not None)
+    rounded = _gpu.rounded_to(activations)
+    needed = _gpu.workspace_bytes(weights, rows, _gpu.stream(weights.codes), wide, rounded)
     return _gpu.new_workspace(weights.codes, needed)

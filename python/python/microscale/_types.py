@@ -29,8 +29,9 @@ NonFinite = Literal["error", "propagate", "saturate"]
 Direction = Literal["divisor", "multiplier"]
 #: The precision of activations in a product: as they are, or rounded to INT8.
 ActivationPrecision = Literal["exact", "int8"]
-#: How a product rounds activations to FP8 (E4M3): with a scale per row, or per 128 columns.
-Fp8Activations = Literal["fp8", "fp8-group128"]
+#: How a product rounds activations: to FP8 (E4M3) with a scale per row or per 128 columns, or to
+#: the format of the weights.
+RoundedActivations = Literal["fp8", "fp8-group128", "mxfp4", "nvfp4"]
 #: Formats of quantized activations.
 ActivationFormat = Literal["fp8", "mxfp8", "mxfp4", "nvfp4"]
 #: The operation on a row of activations before it is quantized.

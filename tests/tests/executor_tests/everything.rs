@@ -14,6 +14,7 @@ use rayon::prelude::*;
 use super::activations::activations_cases;
 use super::case::ptx;
 use super::cases::{Case, cases};
+use super::fp4::fp4_experts_cases;
 use super::fp8_experts::fp8_experts_cases;
 use super::kv::kv_cases;
 use super::weights::{Launched, Product, Weights, launch_ahead};
@@ -181,6 +182,13 @@ fn activations_and_kv_caches_equal_the_library_in_every_case() {
     let mut cases = Vec::new();
     activations_cases(&mut cases);
     kv_cases(&mut cases);
+    check_all(&cases);
+}
+
+#[test]
+fn experts_with_fp4_activations_equal_the_definition_in_every_case() {
+    let mut cases = Vec::new();
+    fp4_experts_cases(&mut cases);
     check_all(&cases);
 }
 

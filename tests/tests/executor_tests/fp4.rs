@@ -198,10 +198,12 @@ struct Before {
 }
 
 /// Prepares activations, and the global scales of all matrices of weights, for the kernels before a
-/// product. Their factors are checked afterwards.
+/// product. The activations have the global scale of `globals`, or one for each matrix. Factors are
+/// checked afterwards.
 fn before(
     case: &mut Prepared,
     x: &QuantizedTensor,
+    globals: &[&QuantizedTensor],
     weights: &[&QuantizedTensor],
     layout: ScaleLayout,
     alpha: f32,
@@ -209,7 +211,7 @@ fn before(
     let (scales, grid) = scales_in(layout, x);
     let codes = case.memory.allocate_from_aligned("codes of x", x.codes(), 16);
     let scales = case.memory.allocate_from("scales of x", &scales);
-    let (activation_slot, _) = case.global_scale(x);
+    let (activation_slots, _) = case.global_scales(globals);
     let (weight_slots, _) = case.global_scales(weights);
     let factors = case.memory.allocate_aligned("factors", weights.len() * size_of::<GlobalSlot>(), 4);
     let apply = |tensor: &QuantizedTensor| match tensor.global_scale() {
@@ -222,12 +224,13 @@ fn before(
         eights: (x.codes().len() / 4) as u64,
         alpha,
         matrices: weights.len() as u32,
-        activation_slots: 1,
+        activation_slots: globals.len() as u32,
         weights: apply(weights[0]),
-        activations: apply(x),
+        activations: apply(globals[0]),
         reserved: 0,
     };
-    let right: Vec<f32> = weights.iter().map(|weights| factor(x, weights, alpha)).collect();
+    let of_all = globals.iter().cycle().zip(weights);
+    let right: Vec<f32> = of_all.map(|(x, weights)| factor(x, weights, alpha)).collect();
     case.checks.push(Box::new(move |memory| {
         // Only the factors are written.
         let bytes = memory.bytes_or(factors, 0);
@@ -240,7 +243,7 @@ fn before(
         }
         Ok(())
     }));
-    Before { read: [codes.into(), scales.into(), activation_slot, weight_slots], factors, params }
+    Before { read: [codes.into(), scales.into(), activation_slots, weight_slots], factors, params }
 }
 
 /// Packs activations and multiplies. `T` is the dtype of results.
@@ -254,7 +257,7 @@ fn multiplying<T: Exact + Activation>(
     let Operands { x, weights } = &**operands;
     let (format, tokens) = (x.format(), x.rows() as u64);
     let mut case = Prepared::new();
-    let Before { read, factors, params } = before(&mut case, x, &[weights], layout, alpha);
+    let Before { read, factors, params } = before(&mut case, x, &[x], &[weights], layout, alpha);
     let cols = (x.blocks_per_row() * format.block()) as u64;
     let pack = PackParams::new(config, cols, tokens, true, thread_blocks).expect("a small launch");
     let packed = case.memory.allocate_aligned("packed", pack.bytes() as usize, 16);
@@ -340,6 +343,8 @@ fn cases_of<T: Exact + Activation>(cases: &mut Vec<Case>) {
 /// Experts' weights, and the activations of all pairs of a token and an expert.
 struct OfExperts {
     x: QuantizedTensor,
+    /// Tensors with the global scales of the activations: one, or one per expert.
+    globals: Vec<QuantizedTensor>,
     experts: Vec<QuantizedTensor>,
     counts: Counts,
 }
@@ -351,14 +356,20 @@ impl OfExperts {
         let experts = (0..counts.of_experts.len() as u64)
             .map(|expert| tensor(format, rows, cols, Scales::Any, seed + 3 * expert))
             .collect();
-        Self { x: tensor(format, counts.pairs(), cols, Scales::Common, seed + 1), experts, counts }
+        let x = tensor(format, counts.pairs(), cols, Scales::Common, seed + 1);
+        let own = |expert| tensor(format, 1, cols, Scales::Common, seed + 1 + 3 * expert);
+        let globals = match seed % 2 {
+            0 => vec![x.clone()],
+            _ => (0..counts.of_experts.len() as u64).map(own).collect(),
+        };
+        Self { x, globals, experts, counts }
     }
 }
 
 /// Sorts pairs, plans, packs and multiplies with experts' weights. Activations and results lie in the
 /// order of the pairs.
 fn multiplying_experts(of: &Arc<OfExperts>, config: GemmConfig, thread_blocks: u32) -> Prepared {
-    let OfExperts { x, experts, counts } = &**of;
+    let OfExperts { x, globals, experts, counts } = &**of;
     let mut case = Prepared::new();
     let pairs = counts.pairs();
     let chosen = counts.chosen(pairs as u64);
@@ -371,7 +382,9 @@ fn multiplying_experts(of: &Arc<OfExperts>, config: GemmConfig, thread_blocks: u
     let plan = plan(&mut case, &routed, *counts, grid);
 
     let tensors: Vec<&QuantizedTensor> = experts.iter().collect();
-    let Before { read, factors, params } = before(&mut case, x, &tensors, ScaleLayout::Swizzled, 0.5);
+    let globals: Vec<&QuantizedTensor> = globals.iter().collect();
+    let Before { read, factors, params } =
+        before(&mut case, x, &globals, &tensors, ScaleLayout::Swizzled, 0.5);
     let tokens = u64::from(grid.most_tiles) * u64::from(config.tile_n);
     let pack = PackParams::new(config, shape.cols, tokens, true, thread_blocks).expect("a small launch");
     let packed = case.memory.allocate_aligned("packed", pack.bytes() as usize, 16);
@@ -414,7 +427,8 @@ fn multiplying_experts(of: &Arc<OfExperts>, config: GemmConfig, thread_blocks: u
             };
             let sum = |row: usize| fp4_dot::row(of.x.format(), row_of(&of.x, pair), row_of(weights, row));
             let sums: Vec<f32> = (0..rows).map(sum).collect();
-            let checked = check::<f32>(found, &sums, factor(&of.x, weights, 0.5));
+            let global = &of.globals[*expert as usize % of.globals.len()];
+            let checked = check::<f32>(found, &sums, factor(global, weights, 0.5));
             checked.map_err(|wrong| format!("{wrong}, pair {pair}, expert {expert}"))?;
         }
         Ok(())
@@ -429,7 +443,8 @@ pub(super) fn row_of(tensor: &QuantizedTensor, row: usize) -> (&[u8], &[u8]) {
     (&tensor.codes()[row * bytes..][..bytes], &tensor.scales()[row * blocks..][..blocks])
 }
 
-fn expert_cases(cases: &mut Vec<Case>) {
+/// Adds every case of products of experts' weights.
+pub(crate) fn fp4_experts_cases(cases: &mut Vec<Case>) {
     let all = [
         (40, Counts { of_experts: &[2, 0, 9, 1], of_none: 2 }, 2),
         (300, Counts { of_experts: &[0, 33, 0, 1, 140], of_none: 1 }, 5),
@@ -461,7 +476,8 @@ fn value(format: Format, code: u8, scale: u8) -> f64 {
 /// Decodes activations, and expects their exact values.
 fn decoding<T: Exact + Activation>(kernel: KernelId, operands: &Operands, layout: ScaleLayout) -> Prepared {
     let mut case = Prepared::new();
-    let Before { read, factors, params } = before(&mut case, &operands.x, &[&operands.weights], layout, 1.5);
+    let Before { read, factors, params } =
+        before(&mut case, &operands.x, &[&operands.x], &[&operands.weights], layout, 1.5);
     let x = &operands.x;
     let (format, block) = (x.format(), x.format().block());
     let out = case.memory.allocate_aligned("decoded", x.codes().len() * 4, 16);
@@ -502,7 +518,7 @@ pub(crate) fn fp4_cases(cases: &mut Vec<Case>) {
     cases_of::<bf16>(cases);
     decoding_cases::<f16>(cases);
     decoding_cases::<bf16>(cases);
-    expert_cases(cases);
+    fp4_experts_cases(cases);
     // The kernels that pack are a step of every product.
     for format in Format::MULTIPLIED {
         // The first tile of each mainloop.

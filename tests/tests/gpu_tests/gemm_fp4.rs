@@ -5,9 +5,14 @@
 
 use half::{bf16, f16};
 use microscale::formats::fp4_dot;
-use microscale::gpu::{DeviceEpilogue, DeviceTensor, DeviceView, GemmWorkspace, Gpu};
+use microscale::formats::nvfp4::Direction;
+use microscale::gpu::{
+    DeviceEpilogue, DeviceExperts, DeviceExpertsView, DeviceRouting, DeviceTensor, DeviceView, ExpertRows,
+    Fp4Activations, GemmWorkspace, Gpu,
+};
 use microscale::{
-    Activation, Error, Format, Fp4Weights, Gate, OperandFault, QuantizedTensor, ScaleLayout, gemm_fp4,
+    Activation, Error, Format, Fp4Rows, Fp4Weights, Gate, GlobalScale, OperandFault, QuantizedTensor,
+    ScaleLayout, deinterleave_rows, gemm_experts_fp4, gemm_experts_fp4_gated, gemm_fp4,
 };
 use microscale_test_support::operands::{Scales, tensor};
 use microscale_test_support::oracle::{Exact, dot};
@@ -30,6 +35,8 @@ fn multiplied<T: Exact + Activation>(
     let epilogue = DeviceEpilogue { bias: Some(DeviceView::from(&bias)), ..DeviceEpilogue::default() };
     let linear = gpu.linear_fp4::<T, T>(&weights).alpha(alpha).epilogue(epilogue);
     let plan = linear.plan(x.shape().rows).unwrap();
+    let most = gpu.fp4_workspace_bytes(weights.shape(), x.shape().rows).unwrap();
+    assert!(plan.workspace_bytes() <= most);
     let mut workspace = GemmWorkspace::new(stream, plan.workspace_bytes()).unwrap();
     let mut out = stream.alloc_zeros::<T>(x.shape().rows * weights.shape().rows).unwrap();
     // Twice: the workspace must be left as it was found.
@@ -126,5 +133,96 @@ pub(crate) fn refuses_operands_that_do_not_match(gpu: &Gpu) {
     if !plan.config().is_some_and(|config| config.mainloop.takes_fp4()) {
         let error = gpu.linear_fp4::<f16, f16>(&weights).plan(2).unwrap_err();
         assert!(matches!(error, Error::Operands(OperandFault::Fp4Dtype { .. })), "{error}");
+    }
+}
+
+/// Multiplies by experts in an order, and compares with the CPU's results, which have the bits of
+/// block scales. With several K-iterations, thread blocks may share them.
+fn check_experts<T: Exact + Activation>(
+    gpu: &Gpu,
+    format: Format,
+    [rows, cols]: [usize; 2],
+    order: ExpertRows,
+    gated: bool,
+) {
+    let (stream, top_k, count) = (gpu.stream(), 2, 5);
+    let mut random = fastrand::Rng::with_seed(cols as u64);
+    let draw = |seed: u64| tensor(format, rows, cols, Scales::Common, 3 * seed + 2);
+    let experts: Vec<_> = (0..count).map(draw).collect();
+    // Expert 2 has no rows, and numbers from `count` on leave their pairs out.
+    let chosen: Vec<u32> = (0..120).map(|_| [0, 0, 0, 1, 3, 4, 5, u32::MAX][random.usize(..8)]).collect();
+    let shared = matches!(order, ExpertRows::Gathered | ExpertRows::Indexed);
+    let tokens = if shared { chosen.len() / top_k } else { chosen.len() };
+    let x = tensor(format, tokens, cols, Scales::Common, 4);
+    let x = x.convert_layout(if gated { ScaleLayout::Swizzled } else { ScaleLayout::Linear });
+    let own: Vec<_> = (0..count).map(|expert| 0.25 + expert as f32).collect();
+    let scales: Vec<_> = own.iter().map(|scale| GlobalScale::Multiplier(*scale)).collect();
+    let by_expert = format == Format::Nvfp4 && !shared;
+    let x_rows = Fp4Rows::from(&x);
+    let x_rows = if by_expert { x_rows.global_scales(&scales) } else { x_rows };
+
+    let results = if gated { rows / 2 } else { rows };
+    let mut right = vec![T::of_bits(7); chosen.len() * results];
+    if gated {
+        let halves: Vec<[QuantizedTensor; 2]> =
+            experts.iter().map(|expert| deinterleave_rows(expert).unwrap()).collect();
+        let both = halves.iter().map(|halves| halves.each_ref().map(Fp4Weights::from));
+        gemm_experts_fp4_gated(both, x_rows, &chosen, top_k, order, Gate::SILU, &mut right).unwrap();
+    } else {
+        gemm_experts_fp4(&experts, x_rows, &chosen, top_k, order, &mut right).unwrap();
+    }
+
+    let there = DeviceExperts::from_host(stream, &experts).unwrap();
+    let mut routing = DeviceRouting::zeros(stream, experts.len(), chosen.len() + 3).unwrap();
+    gpu.route_on(stream, &stream.clone_htod(&chosen).unwrap(), top_k, &mut routing).unwrap();
+    let gate = gated.then_some(Gate::SILU);
+    let linear = gpu.linear_experts_fp4::<T, T>(&there);
+    let plan =
+        linear.epilogue(DeviceEpilogue { gate, ..DeviceEpilogue::default() }).plan(chosen.len()).unwrap();
+    assert!(plan.workspace_bytes() <= gpu.experts_fp4_workspace_bytes(&there, chosen.len()).unwrap());
+    let mut workspace = GemmWorkspace::new(stream, plan.workspace_bytes()).unwrap();
+    let x_there = DeviceTensor::from_host(stream, &x).unwrap();
+    let mut slots = vec![0; experts.len() * DeviceExpertsView::GLOBAL_SLOT_WORDS];
+    for (slot, scale) in slots.chunks_mut(DeviceExpertsView::GLOBAL_SLOT_WORDS).zip(&own) {
+        slot[0] = scale.to_bits();
+    }
+    let slots = stream.clone_htod(&slots).unwrap();
+    let rows_there = Fp4Activations::from(&x_there);
+    let rows_there =
+        if by_expert { rows_there.global_slots(Direction::Multiplier, &slots) } else { rows_there };
+    let what = format!("{:?}, {format}, {rows}x{cols}, {order:?}, gate: {gated}", plan.config());
+    // Twice: the workspace must be left as it was found.
+    for _ in 0..2 {
+        let mut out = stream.clone_htod(&vec![T::of_bits(7); right.len()]).unwrap();
+        plan.run(stream, rows_there, &routing, order, &mut workspace, &mut out).unwrap();
+        let found = stream.clone_dtoh(&out).unwrap();
+        let largest = right.iter().map(|y| y.to_f64().abs()).fold(0.0, f64::max);
+        for (i, (found, right)) in found.iter().zip(&right).enumerate() {
+            let near = found.bits() == right.bits()
+                || (found.to_f64() - right.to_f64()).abs() <= right.to_f64().abs() / 64.0 + largest / 1024.0;
+            assert!(near, "{what}: {found:?} is not {right:?}: row {}, {}", i / results, i % results);
+        }
+    }
+}
+
+pub(crate) fn experts_are_near_the_cpus(gpu: &Gpu) {
+    let orders = [
+        ExpertRows::Gathered,
+        ExpertRows::Sorted,
+        ExpertRows::Scattered,
+        ExpertRows::Indexed,
+        ExpertRows::Paired,
+    ];
+    for format in Format::MULTIPLIED {
+        for order in orders {
+            // Experts that start on whole words of scales, and ragged ones.
+            for (size, gated) in [([300, 128], false), ([40, 1024], true), ([6, 48], false), ([30, 80], true)]
+            {
+                check_experts::<bf16>(gpu, format, size, order, gated);
+                if format == Format::Nvfp4 {
+                    check_experts::<f16>(gpu, format, size, order, gated);
+                }
+            }
+        }
     }
 }

@@ -19,6 +19,16 @@ use crate::pending::Pending;
 use crate::streams::print;
 use crate::text::table::table;
 
+/// The products of the contest, and those with activations in 16 bits.
+const CONTEST: [Op; 6] = [
+    Op::GemmFp4,
+    Op::QuantizeGemmFp4,
+    Op::GemmWeights,
+    Op::GemmFp4Gated,
+    Op::GemmExpertsFp4,
+    Op::GemmExperts,
+];
+
 /// Writes a table of times.
 pub(super) fn write_times(device: &Device, file: &Path, layers: Option<Half>) -> anyhow::Result<()> {
     let text = tune(first(device)?, file, layers)?;
@@ -55,18 +65,25 @@ pub(super) fn load(device: &Device, json: Option<Pending>) -> anyhow::Result<()>
 pub(super) fn layers(half: Half, ops: &[Op], on_cpu: bool) -> anyhow::Result<Vec<(Size, Vec<Op>)>> {
     if let Some(op) = ops.iter().find(|op| !op.has_tokens()) {
         let message =
-            format!("--layers is for gemv-weights, gemm-weights and gemm-experts: leave out --op {op}");
+            format!("--layers is for products of weights, such as gemm-weights: leave out --op {op}");
         return Err(Usage::new(message).into());
     }
-    let products = [Op::GemmWeights, Op::GemmExperts];
-    let products = if on_cpu { &products[..1] } else { &products };
-    let ops = if ops.is_empty() { products } else { ops };
-    let (experts, dense): (Vec<_>, Vec<_>) = ops.iter().partition(|op| **op == Op::GemmExperts);
-    let of_ops = |ops: Vec<Op>| {
-        let sizes = ops.first().map(|op| half.sizes(*op));
-        sizes.into_iter().flatten().map(move |size| (size, ops.clone()))
+    let products = match half {
+        Half::Contest => &CONTEST[..],
+        _ => &[Op::GemmWeights, Op::GemmExperts],
     };
-    Ok(of_ops(dense).chain(of_ops(experts)).collect())
+    let products = products.iter().filter(|op| !on_cpu || !op.needs_gpu());
+    let ops = if ops.is_empty() { products.copied().collect() } else { ops.to_vec() };
+    let mut by_sizes: Vec<(Vec<Size>, Vec<Op>)> = Vec::new();
+    for op in ops {
+        let sizes = half.sizes(op);
+        match by_sizes.iter_mut().find(|(others, _)| *others == sizes) {
+            Some((_, ops)) => ops.push(op),
+            None => by_sizes.push((sizes, vec![op])),
+        }
+    }
+    let each = |(sizes, ops): (Vec<Size>, Vec<Op>)| sizes.into_iter().map(move |size| (size, ops.clone()));
+    Ok(by_sizes.into_iter().flat_map(each).collect())
 }
 
 /// The numbers of tokens that layers are measured with.
@@ -80,9 +97,8 @@ pub(super) fn by_kernels(words: &[String], case: Case) -> anyhow::Result<Vec<Cas
     if words.is_empty() {
         return Ok(vec![case]);
     }
-    if !matches!(case.op, Op::GemvWeights | Op::GemmWeights | Op::GemmFp8 | Op::GemmExperts) {
-        let message =
-            "--kernel is for --op gemv-weights, gemm-weights, gemm-fp8 and gemm-experts: leave it out";
+    if !case.op.has_tokens() || case.op == Op::Launch {
+        let message = "--kernel is for products of weights, such as --op gemm-weights: leave it out";
         return Err(Usage::new(message).into());
     }
     let with_kernel = |word: &String| {

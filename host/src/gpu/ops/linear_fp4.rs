@@ -12,15 +12,15 @@ use crate::error::{Error, OperandFault, Result};
 use crate::gemv::{Activation, ProductOf, check_weights_shape};
 use crate::gpu::handle::Gpu;
 use crate::gpu::launch;
-use crate::gpu::launch::arguments::{Operands, apply_global, limited, scale_grid};
+use crate::gpu::launch::arguments::{Operands, Routed, apply_global, limited, scale_grid};
 use crate::gpu::memory::tensor_view::DeviceTensorView;
 use crate::gpu::memory::view::DeviceViewMut;
 use crate::gpu::memory::workspace::GemmWorkspaceMut;
 use crate::gpu::ops::epilogue::DeviceEpilogue;
 use crate::gpu::ops::linear::with_semaphores;
-use crate::gpu::plan::fp4::Fp4Plan;
+use crate::gpu::plan::fp4::{FACTOR_BYTES, Fp4Plan, most_fp4_workspace_bytes};
 use crate::gpu::plan::request::Request;
-use crate::shape::Shape;
+use crate::shape::{QuantizedShape, Shape};
 
 /// A product of weights and activations, both in NVFP4 or both in MXFP4, to plan: `out[n, m] =
 /// alpha · Σₖ weights[m, k] · activations[n, k]`, and the epilogue.
@@ -97,6 +97,16 @@ impl Gpu {
     ) -> LinearFp4<'a, T, O> {
         let epilogue = DeviceEpilogue::default();
         LinearFp4 { gpu: self, weights: weights.into(), epilogue, alpha: 1.0, given: None }
+    }
+
+    /// Bytes of a workspace that serves [`Self::linear_fp4`] with weights of a shape and any number
+    /// of tokens up to `tokens`. 0 if there is nothing to multiply.
+    ///
+    /// # Errors
+    /// [`OperandFault::Limit`] for more tokens or columns than a GPU multiplies.
+    pub fn fp4_workspace_bytes(&self, weights: QuantizedShape, tokens: usize) -> Result<usize> {
+        limited("rows of activations", tokens, TOKEN_LIMIT)?;
+        most_fp4_workspace_bytes(&self.kernels, weights, tokens).map(with_semaphores)
     }
 }
 
@@ -210,7 +220,8 @@ impl<T: Activation, O: ProductOf<T>> PlanFp4<'_, T, O> {
         let ([codes, scales, slot], _weights_read) = weights.read(stream)?;
         let (out, _written) = out.write(stream, "the output", 1)?;
         let (steps, _steps_read) = epilogue.read(stream)?;
-        let (workspace, _used) = workspace.write(stream, plan.workspace_bytes())?;
+        let ([semaphores, factor], _used) = workspace.write(stream, plan.workspace_bytes())?;
+        let workspace = [semaphores, factor, factor + FACTOR_BYTES];
         let params = Fp4Params {
             scales: scale_grid(x).0,
             eights: self.tokens as u64 * (x.blocks_per_row() * x.format.block() / 8) as u64,
@@ -226,6 +237,9 @@ impl<T: Activation, O: ProductOf<T>> PlanFp4<'_, T, O> {
         // SAFETY: formats, layouts and lengths were checked above, and the plan is for this shape.
         // Views start on 16 bytes. The borrows keep the buffers from overlapping, until the
         // launches are enqueued.
-        unsafe { launch::product_fp4(&gpu.kernels, stream, plan, x_addresses, &operands, params, workspace) }
+        unsafe {
+            let (x, routed) = ((x_addresses, params), Routed::default());
+            launch::product_fp4(&gpu.kernels, stream, plan, x, &operands, routed, workspace)
+        }
     }
 }

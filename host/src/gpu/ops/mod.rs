@@ -6,6 +6,7 @@ pub(in crate::gpu) mod gemv;
 pub(in crate::gpu) mod kv;
 pub(in crate::gpu) mod linear;
 pub(in crate::gpu) mod linear_experts;
+pub(in crate::gpu) mod linear_experts_fp4;
 pub(in crate::gpu) mod linear_experts_fp8;
 pub(in crate::gpu) mod linear_fp4;
 pub(in crate::gpu) mod linear_fp8;

@@ -73,19 +73,18 @@ pub(in crate::gpu) fn choose_fp8(times: &Estimator, gpu: GpuFacts, request: Requ
     fastest.map(|(config, _)| with(config)).or(by_tokens)
 }
 
-/// The configuration for FP8 activations and experts' rows, `pairs` pairs of a token and one of
-/// `experts` experts; `None` if the GPU has none. The smallest tile that has the mean number of
-/// rows of an expert, or else the largest. No times were measured.
-pub(in crate::gpu) fn choose_fp8_for_experts(
+/// The configuration among `configs`, of quantized activations, for experts' rows: `pairs` pairs of
+/// a token and one of `experts` experts; `None` if the GPU has none. The smallest tile that has the
+/// mean number of rows of an expert, or else the largest. No times were measured.
+pub(in crate::gpu) fn choose_for_mean_rows(
     gpu: GpuFacts,
-    weights: Format,
-    results: Dtype,
+    configs: impl Iterator<Item = GemmConfig>,
     [experts, pairs]: [usize; 2],
 ) -> Option<GemmConfig> {
     let mean = pairs.div_ceil(experts.min(pairs).max(1));
     let usable =
         |config: &GemmConfig| config.mainloop.traits().targets.contain(gpu.target) && config.cluster == 1;
-    GemmConfig::for_fp8(weights, results).filter(usable).min_by_key(|config| {
+    configs.filter(usable).min_by_key(|config| {
         if config.tile_n as usize >= mean { (false, config.tile_n) } else { (true, !config.tile_n) }
     })
 }
@@ -321,7 +320,8 @@ mod tests {
     #[test]
     fn experts_with_fp8_activations_get_a_tile_for_their_rows_without_a_cluster() {
         let chosen = |capability, experts, pairs| {
-            choose_fp8_for_experts(gpu(capability), Format::Mxfp4, Dtype::Bf16, [experts, pairs])
+            let configs = GemmConfig::for_fp8(Format::Mxfp4, Dtype::Bf16);
+            choose_for_mean_rows(gpu(capability), configs, [experts, pairs])
         };
         for (pairs, tile_n) in [(1, 16), (32 * 17, 32), (32 * 64, 64), (32 * 65, 128), (1 << 20, 256)] {
             let chosen = chosen((9, 0), 32, pairs).unwrap();
@@ -329,6 +329,19 @@ mod tests {
             assert!(chosen.mainloop.takes_fp8() && chosen.id().is_some(), "{chosen}");
         }
         assert!(chosen((8, 0), 32, 64).is_none());
+    }
+
+    #[test]
+    fn experts_with_fp4_activations_get_a_tile_for_their_rows_on_rtx_blackwell() {
+        let chosen = |capability, pairs| {
+            let configs = GemmConfig::for_fp4(Format::Nvfp4, Dtype::Bf16);
+            let configs = configs.filter(|config| config.mainloop == Mainloop::BlockScale);
+            choose_for_mean_rows(gpu(capability), configs, [32, pairs]).map(|config| config.tile_n)
+        };
+        for (pairs, tile_n) in [(1, 8), (32 * 9, 32), (32 * 64, 64), (32 * 65, 128), (1 << 20, 128)] {
+            assert_eq!(chosen((12, 0), pairs), Some(tile_n), "{pairs} pairs");
+        }
+        assert_eq!(chosen((9, 0), 64), None);
     }
 
     /// Measured on an H100 for 128 experts of 1536×2048, 8 of them per token: with 24 tokens, tiles

@@ -120,6 +120,23 @@ pub(in crate::gpu) fn of_experts(
     Ok(Some((product, grid)))
 }
 
+/// Bytes of the plan that is made on the GPU and of the product's workspace that serve any number
+/// of pairs up to the key's, whichever of these configurations they get; 0 if the GPU has none of
+/// them.
+pub(in crate::gpu) fn most_experts_bytes(
+    kernels: &Kernels,
+    configs: impl Iterator<Item = GemmConfig>,
+    key: ExpertsKey,
+) -> u64 {
+    let of_config = |config| {
+        // A GPU may have no kernel, or too little shared memory for a configuration.
+        let (product, grid) = of_experts(kernels, config, key, 1, true).ok().flatten()?;
+        Some(gpu_plan_bytes(grid).saturating_add(product.workspace_bytes()))
+    };
+    // The schedule that is made on the GPU has no clusters.
+    configs.filter(|config| config.cluster == 1).filter_map(of_config).max().unwrap_or(0)
+}
+
 /// Bytes of the plan that is made on the GPU, a multiple of 256.
 pub(in crate::gpu) fn gpu_plan_bytes(grid: PlanGrid) -> u64 {
     PlanHead::bytes(u64::from(grid.most_tiles)).next_multiple_of(256)

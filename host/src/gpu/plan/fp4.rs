@@ -7,7 +7,8 @@ use crate::element::Dtype;
 use crate::error::{Error, OperandFault, Result};
 use crate::gpu::plan::choose::{choose, is_packable};
 use crate::gpu::plan::estimate::Estimator;
-use crate::gpu::plan::product::ProductPlan;
+use crate::gpu::plan::linear::most_workspace_bytes;
+use crate::gpu::plan::product::{ProductPlan, most_product_bytes};
 use crate::gpu::plan::request::Request;
 use crate::gpu::runtime::kernels::Kernels;
 use crate::shape::QuantizedShape;
@@ -39,8 +40,7 @@ impl Fp4Plan {
         given: Option<GemmConfig>,
     ) -> Result<Self> {
         let format = weights.format;
-        // Rows are whole blocks in both operands.
-        let weights = QuantizedShape { cols: weights.blocks_per_row() * format.block(), ..weights };
+        let weights = whole_blocks(weights);
         let native = GemmConfig::for_fp4(format, dtype).filter(|config| {
             is_packable(weights) && config.mainloop.traits().targets.contain(kernels.target())
         });
@@ -63,14 +63,18 @@ impl Fp4Plan {
             choose(Estimator::of_gpu(kernels.gpu_name()), kernels.facts(), request)
         });
         let product = ProductPlan::new(kernels, config, weights, tokens, true, None)?;
-        let decoded_bytes = (tokens as u64).saturating_mul(weights.cols as u64 * 2);
-        Ok(Self { product, decode: Some(decode), decoded_bytes: decoded_bytes.next_multiple_of(16) })
+        Ok(Self { product, decode: Some(decode), decoded_bytes: decoded_bytes(tokens, weights) })
     }
 
     /// Bytes of workspace, semaphores not counted: the factor, decoded activations, and the
     /// product's workspace.
     pub(in crate::gpu) fn workspace_bytes(&self) -> u64 {
-        (FACTOR_BYTES + self.decoded_bytes).saturating_add(self.product.workspace_bytes())
+        FACTOR_BYTES.saturating_add(self.memory_bytes())
+    }
+
+    /// Bytes of the decoded activations and of the product's workspace.
+    pub(in crate::gpu) fn memory_bytes(&self) -> u64 {
+        self.decoded_bytes.saturating_add(self.product.workspace_bytes())
     }
 
     /// The kernels in the order of their launches.
@@ -78,4 +82,35 @@ impl Fp4Plan {
         let [pack, multiply] = self.product.kernels();
         [self.decode, pack, multiply].into_iter().flatten()
     }
+}
+
+/// Bytes of workspace, semaphores not counted, that serve any number of tokens up to `tokens`,
+/// whichever configuration they get; 0 if there is nothing to multiply.
+///
+/// # Errors
+/// The errors of [`ProductPlan::new`] for the limits of sizes.
+pub(in crate::gpu) fn most_fp4_workspace_bytes(
+    kernels: &Kernels,
+    weights: QuantizedShape,
+    tokens: usize,
+) -> Result<u64> {
+    if weights.rows == 0 || tokens == 0 {
+        return Ok(0);
+    }
+    let weights = whole_blocks(weights);
+    let configs = GemmConfig::for_fp4(weights.format, Dtype::Bf16).filter(|_| is_packable(weights));
+    let native = most_product_bytes(kernels, configs, weights, tokens)?;
+    let decoded = most_workspace_bytes(kernels, weights, tokens, Dtype::Bf16)?;
+    let most = native.max(decoded.saturating_add(decoded_bytes(tokens, weights)));
+    Ok(FACTOR_BYTES.saturating_add(most))
+}
+
+/// Bytes of decoded activations, a multiple of 16.
+pub(in crate::gpu) fn decoded_bytes(rows: usize, weights: QuantizedShape) -> u64 {
+    (rows as u64).saturating_mul(weights.cols as u64 * 2).next_multiple_of(16)
+}
+
+/// The shape of weights with the padding of their rows: rows are whole blocks in both operands.
+pub(in crate::gpu) fn whole_blocks(weights: QuantizedShape) -> QuantizedShape {
+    QuantizedShape { cols: weights.blocks_per_row() * weights.format.block(), ..weights }
 }

@@ -2,15 +2,14 @@
 
 use microscale_formats::activations::GROUP;
 use microscale_kernels_abi::experts::PlanGrid;
-use microscale_kernels_abi::gemm::params::partial_sum_bytes;
 use microscale_kernels_abi::{Experts, GemmConfig, KernelId};
 
 use crate::element::Dtype;
 use crate::error::{Error, OperandFault, Result};
-use crate::gpu::plan::choose::{choose_fp8, choose_fp8_for_experts};
+use crate::gpu::plan::choose::{choose_for_mean_rows, choose_fp8};
 use crate::gpu::plan::estimate::Estimator;
-use crate::gpu::plan::experts::{ExpertsKey, gpu_plan_bytes, of_experts};
-use crate::gpu::plan::product::{ProductParams, ProductPlan};
+use crate::gpu::plan::experts::{ExpertsKey, gpu_plan_bytes, most_experts_bytes, of_experts};
+use crate::gpu::plan::product::{ProductParams, ProductPlan, most_product_bytes};
 use crate::gpu::plan::request::Request;
 use crate::gpu::runtime::kernels::Kernels;
 use crate::shape::QuantizedShape;
@@ -108,23 +107,11 @@ pub(in crate::gpu) fn most_fp8_workspace_bytes(
     weights: QuantizedShape,
     tokens: usize,
 ) -> Result<u64> {
-    let mut most = 0;
     if weights.rows == 0 || weights.cols == 0 || tokens == 0 {
-        return Ok(most);
+        return Ok(0);
     }
-    for config in GemmConfig::for_fp8(weights.format, Dtype::Bf16) {
-        // With fewer tokens there may be more thread blocks, each with fewer partial sums.
-        let plan = match ProductPlan::new(kernels, config, weights, tokens, true, None) {
-            Ok(plan) => plan,
-            Err(error @ Error::Operands(_)) => return Err(error),
-            // Another target, or too little shared memory.
-            Err(_) => continue,
-        };
-        if let ProductParams::Packed { pack_params, .. } = plan.params {
-            let sums = partial_sum_bytes(kernels.sm_count(), plan.config);
-            most = most.max(plan.workspace_bytes()).max(pack_params.bytes() + sums);
-        }
-    }
+    let configs = GemmConfig::for_fp8(weights.format, Dtype::Bf16);
+    let most = most_product_bytes(kernels, configs, weights, tokens)?;
     let quantized = Fp8Layout::new([tokens, weights.cols], true).total_bytes();
     Ok(if most == 0 { 0 } else { most.saturating_add(quantized) })
 }
@@ -136,14 +123,10 @@ pub(in crate::gpu) fn most_fp8_experts_workspace_bytes(kernels: &Kernels, key: E
     if !packable || shape.rows == 0 || pairs == 0 || key.experts == 0 {
         return 0;
     }
-    let of_config = |config| {
-        // A GPU may have no kernel, or too little shared memory for a configuration.
-        let (product, grid) = of_experts(kernels, config, key, 1, true).ok().flatten()?;
-        Some(gpu_plan_bytes(grid).saturating_add(product.workspace_bytes()))
-    };
-    let configs = GemmConfig::for_fp8(shape.format, Dtype::Bf16).filter(|config| config.cluster == 1);
+    let configs = GemmConfig::for_fp8(shape.format, Dtype::Bf16);
+    let most = most_experts_bytes(kernels, configs, key);
     let quantized = Fp8Layout::new([pairs, shape.cols], true).total_bytes();
-    configs.filter_map(of_config).max().map_or(0, |most| most.saturating_add(quantized))
+    if most == 0 { 0 } else { most.saturating_add(quantized) }
 }
 
 /// The kernels of a product with experts' weights.
@@ -171,7 +154,10 @@ impl Fp8ExpertsPlan {
         let ExpertsKey { experts, shape, pairs, activations, packable, .. } = key;
         let config = match given {
             Some(config) => Some(GemmConfig { weights: shape.format, activations, ..config }),
-            None => choose_fp8_for_experts(kernels.facts(), shape.format, activations, [experts, pairs]),
+            None => {
+                let configs = GemmConfig::for_fp8(shape.format, activations);
+                choose_for_mean_rows(kernels.facts(), configs, [experts, pairs])
+            }
         };
         let config = config.filter(|config| config.mainloop.takes_fp8() && config.cluster == 1);
         let config = config.ok_or(Error::Operands(OperandFault::NoFp8))?;

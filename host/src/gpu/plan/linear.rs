@@ -4,14 +4,13 @@
 use microscale_kernels_abi::epilogue::PARTS;
 use microscale_kernels_abi::gemm::gemv::TokenTiles;
 use microscale_kernels_abi::gemm::packing;
-use microscale_kernels_abi::gemm::params::partial_sum_bytes;
 use microscale_kernels_abi::{GemmConfig, KernelId};
 
 use crate::element::Dtype;
 use crate::error::{Error, Result};
 use crate::gpu::plan::choose::{GEMV_TOKENS, choose, is_packable};
 use crate::gpu::plan::estimate::Estimator;
-use crate::gpu::plan::product::{ProductParams, ProductPlan};
+use crate::gpu::plan::product::{ProductPlan, most_product_bytes};
 use crate::gpu::plan::request::Request;
 use crate::gpu::runtime::kernels::Kernels;
 use crate::shape::QuantizedShape;
@@ -107,27 +106,10 @@ pub(in crate::gpu) fn most_workspace_bytes(
     if weights.rows == 0 || tokens <= GEMV_TOKENS || !is_packable(weights) {
         return Ok(parts);
     }
-    let mut most = 0;
-    for config in GemmConfig::for_operands(weights.format, dtype) {
-        if config.mainloop.is_gemv() || !config.mainloop.traits().targets.contain(kernels.target()) {
-            continue;
-        }
-        // Thread blocks that share K-iterations need no more than the same tile without.
-        if config.k_sharers() > 1 {
-            continue;
-        }
-        // With fewer tokens there may be more thread blocks, each with fewer partial sums.
-        let plan = match ProductPlan::new(kernels, config, weights, tokens, true, None) {
-            Ok(plan) => plan,
-            Err(error @ Error::Operands(_)) => return Err(error),
-            // A GPU may have too little shared memory for a configuration.
-            Err(_) => continue,
-        };
-        if let ProductParams::Packed { pack_params, .. } = plan.params {
-            let sums = partial_sum_bytes(kernels.sm_count(), plan.config);
-            most = most.max(plan.workspace_bytes()).max(pack_params.bytes() + sums);
-        }
-    }
+    // Thread blocks that share K-iterations need no more than the same tile without.
+    let usable = |config: &GemmConfig| !config.mainloop.is_gemv() && config.k_sharers() == 1;
+    let configs = GemmConfig::for_operands(weights.format, dtype).filter(usable);
+    let most = most_product_bytes(kernels, configs, weights, tokens)?;
     Ok(most.saturating_add(parts))
 }
 

@@ -12,6 +12,7 @@
 //! | `linear` | the kernels of a product, and of one with f32 activations |
 //! | `experts` | the kernels of a product with experts' weights |
 //! | `fp4` | the kernels of a product of FP4 activations |
+//! | `fp4_experts` | the same with experts' weights |
 //! | `fp8` | the kernels of a product of FP8 activations |
 //! | `cache` | plans that were made before |
 
@@ -21,6 +22,7 @@ pub(in crate::gpu) mod cost;
 pub(in crate::gpu) mod estimate;
 pub(in crate::gpu) mod experts;
 pub(in crate::gpu) mod fp4;
+pub(in crate::gpu) mod fp4_experts;
 pub(in crate::gpu) mod fp8;
 #[cfg_attr(
     not(feature = "internals"),

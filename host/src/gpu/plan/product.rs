@@ -186,5 +186,33 @@ impl ProductPlan {
     }
 }
 
+/// Bytes of workspace, semaphores not counted, that serve any number of tokens up to `tokens`,
+/// whichever of these configurations they get; 0 if the GPU has none of them.
+///
+/// # Errors
+/// The errors of [`ProductPlan::new`] for the limits of sizes.
+pub(in crate::gpu) fn most_product_bytes(
+    kernels: &Kernels,
+    configs: impl Iterator<Item = GemmConfig>,
+    weights: QuantizedShape,
+    tokens: usize,
+) -> Result<u64> {
+    let mut most = 0;
+    for config in configs {
+        // With fewer tokens there may be more thread blocks, each with fewer partial sums.
+        let plan = match ProductPlan::new(kernels, config, weights, tokens, true, None) {
+            Ok(plan) => plan,
+            Err(error @ Error::Operands(_)) => return Err(error),
+            // Another target, or too little shared memory.
+            Err(_) => continue,
+        };
+        if let ProductParams::Packed { pack_params, .. } = plan.params {
+            let sums = partial_sum_bytes(kernels.sm_count(), plan.config);
+            most = most.max(plan.workspace_bytes()).max(pack_params.bytes() + sums);
+        }
+    }
+    Ok(most)
+}
+
 /// Chunks of whole rows start on 16 bytes where codes do.
 const _: () = assert!((CHUNK / 2).is_multiple_of(16));

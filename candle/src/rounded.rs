@@ -1,0 +1,20 @@
+//! How layers round their inputs.
+
+use microscale::{Fp8Options, Recipe};
+
+/// The numbers that a layer rounds its inputs to.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum RoundedInputs {
+    /// FP8 (E4M3), with a scale per token or per 128 columns.
+    ///
+    /// On a GPU this needs compute capability 9.0, and inputs in f16 or bf16. On a CPU it is slow,
+    /// with the bits of Hopper's tensor cores.
+    Fp8(Fp8Options),
+    /// MXFP4 or NVFP4, the format of the weights, by a recipe with linear or swizzled scales.
+    ///
+    /// NVFP4's global scale is given ([`microscale::Global::Given`]), or computed from all tokens.
+    /// A CPU has the bits of Blackwell's tensor cores. GPUs with block scales multiply codes as
+    /// they are stored. Others decode the inputs: NVFP4 in f16 or bf16, and MXFP4 in bf16.
+    Fp4(Recipe),
+}
