@@ -10,7 +10,7 @@ use microscale::{Activation, ActivationPrecision, ExpertRows, gemm_experts, gemm
 
 #[cfg(feature = "cuda")]
 use crate::cuda::ExpertsOnGpu;
-use crate::linear::part;
+use crate::matrix::part;
 use crate::matrix::{QMatrix, check_precision};
 
 /// The linear layers of a mixture's experts, all of one shape.

@@ -4,7 +4,7 @@ use candle_core::{CpuStorage, CustomOp1, DType, Error, Layout, Result, Shape, Te
 use microscale::formats::activations::hadamard_factor;
 use microscale::{Element, HadamardWidth, hadamard_rows};
 
-use crate::linear::part;
+use crate::matrix::part;
 
 /// Multiplies each block of `width` elements of the last dimension by the Hadamard matrix.
 ///

@@ -13,7 +13,7 @@ use microscale::{
 #[cfg(feature = "cuda")]
 use crate::cuda::OnGpu;
 use crate::hadamard::hadamard;
-use crate::matrix::{QMatrix, check_precision};
+use crate::matrix::{QMatrix, check_precision, part};
 use crate::rounded::RoundedInputs;
 
 /// A linear layer with quantized weights, y = x·Wᵀ + b.
@@ -254,14 +254,6 @@ impl Product<'_> {
         };
         done.map_err(candle_core::Error::wrap)?;
         Ok(out)
-    }
-}
-
-/// The elements of a tensor without gaps.
-pub(crate) fn part<'a, T>(storage: &'a [T], layout: &Layout) -> Result<&'a [T]> {
-    match layout.contiguous_offsets() {
-        Some((begin, end)) => Ok(&storage[begin..end]),
-        None => bail!("a tensor with gaps; make it contiguous"),
     }
 }
 

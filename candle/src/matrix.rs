@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use candle_core::{Error, Result, bail};
+use candle_core::{Error, Layout, Result, bail};
 use microscale::formats::ScaleLayout;
 use microscale::{
     Activation, ActivationPrecision, HadamardWidth, QuantizedShape, QuantizedTensor, QuantizedView,
@@ -166,4 +166,12 @@ pub(crate) fn check_precision(precision: ActivationPrecision, is_on_cpu: bool) -
         bail!("GPUs do not multiply with activations in {precision}; use the precision exact, or a CPU");
     }
     Ok(())
+}
+
+/// The elements of a tensor without gaps.
+pub(crate) fn part<'a, T>(storage: &'a [T], layout: &Layout) -> Result<&'a [T]> {
+    match layout.contiguous_offsets() {
+        Some((begin, end)) => Ok(&storage[begin..end]),
+        None => bail!("a tensor with gaps; make it contiguous"),
+    }
 }

@@ -26,7 +26,7 @@
 //! | [`errors`] | quantization loss, and the order of its sums |
 //! | [`layout`] | where scale bytes are stored: [`ScaleLayout`], [`ActivationLayout`] |
 //! | [`search`] | choosing a block's scale by its error: [`Search`] |
-//! | [`hadamard`](mod@hadamard) | block Hadamard transforms of weights and inputs: [`HadamardWidth`] |
+//! | [`hadamard`](mod@hadamard) | block Hadamard transforms of rows: [`HadamardWidth`] |
 //! | [`hessian`] | choosing it by the error in a layer's output: [`Hessian`](hessian::Hessian) |
 //! | [`dot`] | the product of two quantized vectors, and the order of its sums |
 //! | [`fp4_dot`] | the same product with the arithmetic of Blackwell's tensor cores |

@@ -1,8 +1,8 @@
 //! Matrix descriptors: a matrix's layout in shared memory.
 //!
 //! `wgmma` has one format (ISA 9.7.15.5.1, "Matrix Descriptor Format"), `tcgen05` another
-//! (9.7.16.4, "Shared memory descriptor"). The layout is K-major: a row here has 32 bytes and may be
-//! a column of B.
+//! (9.7.16.4, "Shared memory descriptor"). The layout is K-major: a row here has 32 bytes and may
+//! be a column of B.
 
 /// Bytes of a piece. A row has two.
 pub(crate) const PIECE: usize = 16;
