@@ -3,9 +3,9 @@
 //! A block's members are its threads, its warp groups and its mbarriers. A warp group reads for its
 //! asynchronous matrix products, and an mbarrier writes for the copies that it counts. A warp's
 //! loads and stores of tensor memory also have members, and so have a thread's asynchronous
-//! instructions for it. A warp's time advances when one of its threads releases, a warp group's time
-//! with every product, an mbarrier's with every phase. A member that knows time t of another member
-//! knows that the other's accesses before t are complete.
+//! instructions for it. A warp's time advances when one of its threads releases, a warp group's
+//! time with every product, an mbarrier's with every phase. A member that knows time t of another
+//! member knows that the other's accesses before t are complete.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
