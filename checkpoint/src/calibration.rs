@@ -22,6 +22,7 @@ use serde_json::{Map, Value};
 
 use crate::error::Result;
 use crate::error::given::GivenError;
+use crate::names::weight::is_expert;
 use crate::read::json::Object;
 
 /// The index.
@@ -48,6 +49,12 @@ pub fn layer_file(layer: usize) -> String {
 /// `NAME.hadamard_32`.
 pub fn transformed(name: &str, hadamard: Option<HadamardWidth>) -> String {
     hadamard.map_or_else(|| name.into(), |width| format!("{name}.hadamard_{width}"))
+}
+
+/// Returns whether the inputs of a module may be transformed. Engines transform no inputs of
+/// experts.
+pub fn may_be_transformed(module: &str) -> bool {
+    !is_expert(module)
 }
 
 /// Returns the name of the Hessian of an input, or of one expert's.

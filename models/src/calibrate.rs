@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use candle_core::{DType, Module, Tensor};
 use microscale::{HadamardWidth, Words};
 use microscale_candle::hadamard;
+use microscale_checkpoint::calibration::may_be_transformed;
 
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -167,10 +168,11 @@ impl Recorder {
 }
 
 impl Sums {
-    /// Engines transform no inputs of experts, so stacks have no sums under transforms.
+    /// Experts have no sums under transforms, stored in stacks or one by one.
     fn new(name: &LayerName) -> Self {
         let fits = |width: &HadamardWidth| name.inputs.is_multiple_of(width.columns());
-        let widths = HadamardWidth::values().filter(|width| name.stack.is_none() && fits(width));
+        let transformed = name.stack.is_none() && may_be_transformed(&name.module);
+        let widths = HadamardWidth::values().filter(|width| transformed && fits(width));
         let transformed = widths.map(|width| (width, ColumnSums::new(name.inputs))).collect();
         Self { tokens: 0, plain: ColumnSums::new(name.inputs), transformed, hessian: None }
     }

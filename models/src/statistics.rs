@@ -44,7 +44,7 @@ pub(crate) struct InputStatistics {
     pub(crate) tokens: usize,
     /// Of the input itself.
     pub(crate) plain: ColumnStatistics,
-    /// Of the input under each transform that fits it. Stacks have none.
+    /// Of the input under each transform that fits it. Inputs of experts have none.
     pub(crate) transformed: Vec<(HadamardWidth, ColumnStatistics)>,
     /// XᵀX divided by the number of tokens, `[K, K]` in f32.
     pub(crate) hessian: Option<Tensor>,

@@ -40,8 +40,7 @@ impl<'a> Chooser<'a> {
     }
 
     /// The recipe for a tensor, and the plain one. `sources` are the tensors of its unit. A global
-    /// scale that follows from a shared amax
-    /// is computed now, unless it is known already.
+    /// scale that follows from a shared amax is computed now, unless it is known already.
     ///
     /// # Errors
     /// [`Error::Tensor`], which names the tensor to blame: perhaps another part of the layer.
@@ -96,14 +95,15 @@ impl<'a> Chooser<'a> {
         sources: &[Source<'_, 'env>],
         worker: &Worker<'_, 'env>,
     ) -> Result<Found> {
-        let mut most = 0.0f32;
+        let (mut most, mut first) = (0.0f32, None);
         for part in parts {
-            let amax =
-                self.with_source(*part, sources, worker, |source, recipe| source.amax(recipe, worker))?;
+            let (amax, dtype) = self.with_source(*part, sources, worker, |source, recipe| {
+                Ok((source.amax(recipe, worker)?, source.dtype()))
+            })?;
             most = most.max(amax);
+            // The parts of a layer have one dtype; if not, the first part's decides for all.
+            first = first.or(dtype);
         }
-        // The parts of a layer have one dtype; if not, the first part's decides for all.
-        let first = parts.first().and_then(|part| self.plan.jobs[*part].tensor.values_dtype());
         let dtype = first.unwrap_or(Dtype::F32);
         let plain = arithmetic.global_scale(most, |x| microscale::narrow(dtype, x));
         if !searching {

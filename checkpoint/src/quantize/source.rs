@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use microscale::device::{Device, Loaded, Origin, QuantizedOnDevice};
 use microscale::{
-    Element, ErrorStats, GlobalScale, GptqFactor, GptqScales, HadamardWidth, NonFinite, OutputLoss,
+    Dtype, Element, ErrorStats, GlobalScale, GptqFactor, GptqScales, HadamardWidth, NonFinite, OutputLoss,
     QuantizeOptions, Recipe, Report,
 };
 
@@ -174,6 +174,11 @@ impl<'s, 'env> Source<'s, 'env> {
             false => Input::new(checkpoint, tensor, position),
         };
         Ok(Self { job, plan, input, storage, hadamard, device, bands, importance, hessians, loaded })
+    }
+
+    /// The dtype of the values that are quantized: f32 under a transform.
+    pub(crate) fn dtype(&self) -> Option<Dtype> {
+        if self.hadamard.is_some() { Some(Dtype::F32) } else { self.input.tensor.values_dtype() }
     }
 
     /// Returns whether there are several bands, so that a global scale must be found before the

@@ -123,8 +123,7 @@ impl Races {
 /// This holds for barriers of whole blocks. With other barriers, all reads of shared memory are
 /// kept. Two writes are kept where atomic writes meet, because they do not race with each other.
 ///
-/// Neighbouring bytes mostly have the same accesses, so what follows an access is computed once for
-/// them.
+/// Neighbouring bytes mostly have the same accesses, so their next state is computed once.
 #[derive(Debug, Default)]
 pub(crate) struct Cells {
     write: Vec<Id>,

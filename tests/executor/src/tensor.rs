@@ -14,7 +14,7 @@ pub(crate) const UNIT: u32 = 32;
 
 const WORDS: usize = (COLUMNS * LANES) as usize;
 
-/// Words of tensor memory, column by column, with what is allocated and written.
+/// Words of tensor memory, column by column, with allocations and written words.
 #[derive(Debug, Default)]
 pub(crate) struct TensorMemory {
     words: Vec<u32>,
@@ -36,7 +36,7 @@ impl TensorMemory {
         first + lanes.start as usize..first + lanes.end as usize
     }
 
-    /// Returns the first columns at which so many columns are free.
+    /// Returns the first columns of all places where `columns` columns are free.
     pub(crate) fn places(&self, columns: u32) -> Vec<u32> {
         let free = |first: u32| {
             let apart = |&(other, count): &(u32, u32)| first + columns <= other || other + count <= first;

@@ -127,7 +127,7 @@ pub(super) enum Work {
     Commit {
         /// The mbarriers.
         at: Vec<u64>,
-        /// What the thread knows about other threads.
+        /// The other threads' accesses that the thread knows.
         known: Known,
     },
 }
@@ -138,7 +138,7 @@ pub(super) struct Moves {
     /// The member of the race detector that acts for them. The member after it has the times that
     /// `tcgen05.fence::before_thread_sync` made known.
     pub(super) member: Option<Member>,
-    /// Number of instructions, and number of those that the warp has waited for.
+    /// Number of instructions, and number of instructions that the warp has waited for.
     pub(super) issued: u32,
     pub(super) waited: u32,
 }

@@ -9,7 +9,7 @@ use microscale_formats::{Format, fp4_dot};
 
 use super::kernel::{Kernel, SCHEDULES, wait, words};
 
-/// Allocates columns: `%tensor` is their address, and `%mine` that of the warp's lanes.
+/// Allocates columns: `%tensor` is their address, and `%mine` the address of the warp's lanes.
 fn begun(columns: usize, group: usize) -> String {
     format!(
         ".reg .b32 %t<130>, %tensor, %mine; .reg .pred %warp; .reg .b64 %x, %y;
@@ -529,7 +529,7 @@ fn products_need_their_fences_and_waits() {
     let early = changed(&format!("{}{commit} {}", &text[..last], &text[last..]), &format!("\n {commit}"), "");
     faults(&early, |kind| race(kind) || matches!(kind, FaultKind::ProductNeverAwaited));
     change(commit, "", |kind| matches!(kind, FaultKind::Deadlock(_)));
-    // Nobody waits, and nobody reads.
+    // No thread waits or reads.
     let begin = text.find("$wait:").unwrap();
     let end = text.rfind("bar.sync 0; @%warp").unwrap();
     let forgotten = format!("{} $wait: {}", &text[..begin], &text[end..]);
