@@ -94,7 +94,8 @@ impl Warp {
         Ok(())
     }
 
-    /// `tcgen05.commit` at the mbarrier with this address, or at the mbarriers of the blocks in `mask`.
+    /// `tcgen05.commit` at the mbarrier with this address, or at the mbarriers of the blocks in
+    /// `mask`.
     fn commit(&mut self, grid: &mut Grid, lane: u32, own: u64, mask: Option<u32>) -> Step<Work> {
         let mut at = Vec::new();
         match mask {
