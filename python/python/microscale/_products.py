@@ -88,7 +88,7 @@ def linear(
             together with `precision`. GPUs need compute capability 9.0, and `x` in 16 bits there.
             On a CPU it is slow, with the bits of Hopper's tensor cores. `mxfp4` and `nvfp4`
             quantize them to the format of the weights. A CPU has the bits of Blackwell's tensor
-            cores. So have RTX Blackwell GPUs where thread blocks do not share K; others decode the
+            cores. So have Blackwell GPUs where thread blocks do not share K; others decode the
             activations, and take MXFP4 with `x` in bfloat16.
         round_weights: allows NVFP4 weights with FP8 `activations`: each weight times its block scale is
             rounded to E4M3, with a relative error of at most 2**-4. MXFP4 weights lose nothing.

@@ -140,7 +140,7 @@ impl Gpu {
     /// same format, NVFP4 or MXFP4, to plan for a number of pairs.
     ///
     /// Rows are routed as for [`Self::linear_experts`], and multiplied as by [`Self::linear_fp4`].
-    /// RTX Blackwell GPUs multiply codes and scales as they are stored if each expert's scales
+    /// Blackwell GPUs multiply codes and scales as they are stored if each expert's scales
     /// start on 4 bytes. Other GPUs, and other experts, decode the activations to `T`.
     ///
     /// A batched product, `[batch, N, K]` times `[batch, M, K]`, has an expert per matrix: route
