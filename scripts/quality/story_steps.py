@@ -9,6 +9,7 @@ novel. Needs Python 3.10 and nothing else. Takes some minutes on two cores.
 
 import argparse
 import json
+import shutil
 import subprocess
 import tempfile
 from pathlib import Path
@@ -18,7 +19,8 @@ STORY = ROOT / "sample" / "tiny-story"
 
 WIDTHS = ["16", "32", "64", "128"]
 
-# The steps: a name, and options of `quantize`. STATS stands for the calibration.
+# The steps: a name, and options of `quantize`. STATS stands for the calibration of the original
+# model, SEQUENTIAL for the one of models whose earlier layers are quantized.
 STEPS = [
     ("plain", []),
     ("search", ["--search", "full"]),
@@ -29,6 +31,7 @@ STEPS = [
     ("GPTQ, plain scales in the loop", ["--gptq", "--search", "none", "--calibration", "STATS"]),
     ("GPTQ, four-six in the loop", ["--gptq", "--search", "four-six", "--calibration", "STATS"]),
     ("GPTQ, search in the loop", ["--gptq", "--calibration", "STATS"]),
+    ("GPTQ, search in the loop, sequential", ["--gptq", "--calibration", "SEQUENTIAL"]),
     *((f"plain, Hadamard {width}", ["--hadamard", width]) for width in WIDTHS),
     *(
         (f"GPTQ, search in the loop, Hadamard {width}", ["--gptq", "--calibration", "STATS", "--hadamard", width])
@@ -56,15 +59,30 @@ def main() -> None:
         stats = work / "stats"
         run("calibrate", STORY, stats, "--text", work / "calibrate.txt", *cut)
         for form in ["nvfp4", "mxfp4"]:
+            statistics = {"STATS": stats, "SEQUENTIAL": sequential(run, work, form, cut)}
             outputs = []
             for number, (_, options) in enumerate(STEPS):
                 outputs.append(work / f"{form}-{number}")
-                options = [str(stats) if word == "STATS" else word for word in options]
+                options = [statistics.get(word, word) for word in options]
                 run("quantize", STORY, outputs[-1], "-f", form, *options)
             result = work / f"{form}.json"
             run("eval", STORY, *outputs, "--text", work / "test.txt", *cut, "--skip-layers",
                 "--activations", form, "--json", result)
             print_table(form, json.loads(result.read_text()))
+
+
+def sequential(run, work: Path, form: str, cut: list) -> Path:
+    """Returns statistics with the Hessians of each layer under quantized earlier layers."""
+    found = work / f"{form}-sequential"
+    shutil.copytree(work / "stats", found)
+    layers = json.loads((STORY / "config.json").read_text())["num_hidden_layers"]
+    for layer in range(1, layers):
+        model, stats = work / f"{form}-before-{layer}", work / f"{form}-stats-{layer}"
+        later = [word for other in range(layer, layers) for word in ("--exclude", f"model.layers.{other}.*")]
+        run("quantize", STORY, model, "-f", form, "--gptq", "--calibration", found, *later)
+        run("calibrate", model, stats, "--text", work / "calibrate.txt", *cut)
+        shutil.copy(stats / f"layer-{layer}.safetensors", found)
+    return found
 
 
 def print_table(form: str, found: dict) -> None:
