@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use microscale::formats::words;
 
 use crate::checkpoint_formats::packed::Packed;
+use crate::plan::loaders::TRANSFORM;
 use crate::read::tensor::Tensor;
 
 /// A defect of a checkpoint.
@@ -129,9 +130,7 @@ impl Defect {
             Self::Misread => "loaders compute other weights from it, without any error",
             Self::Selection => "engines refuse the model, or run it with random weights in this layer",
             Self::Loading => "the model does not load, or has random weights in some layers",
-            Self::Transform => {
-                "transformers 5.24 leaves the transform out, without an error: outputs are wrong; vLLM applies it"
-            }
+            Self::Transform => TRANSFORM,
             Self::Config => "loaders refuse the checkpoint, or misread its tensors",
             Self::Missing => "loaders refuse the checkpoint, or fill the tensor with random numbers",
             Self::NonFinite => "every output that depends on these values is NaN or infinite",

@@ -22,6 +22,10 @@ use crate::write::job::Job;
 pub(crate) const UNQUANTIZED_EXPERTS: &str = "transformers 5.24 loses unquantized experts that are stored one by one, and \
      refuses the model or leaves them random. vLLM and SGLang read them";
 
+/// Problem of transformers with transforms of layers' inputs.
+pub(crate) const TRANSFORM: &str =
+    "transformers 5.24 leaves the transform out, without an error: outputs are wrong; vLLM applies it";
+
 /// Warning about NVFP4 experts with global scales in checkpoints of compressed-tensors.
 pub(crate) const EXPERTS: &str = "transformers 5.24 leaves out the global scales of experts in nvfp4, and makes their weights thousands of \
      times too large, without an error. vLLM reads them right; quantized with --global-scale none, or with global_scale = \
@@ -36,7 +40,11 @@ impl Plan<'_> {
         let ours = self.format == CheckpointFormat::CompressedTensors;
         let experts = ours && self.with_recipes().any(scaled);
         let experts = experts.then(|| EXPERTS.to_string());
+        let transformed = self.with_recipes().any(|(_, recipe)| recipe.hadamard.is_some());
+        let transformed =
+            transformed.then(|| format!("layers' inputs need a Hadamard transform: {TRANSFORM}"));
         let others = [
+            transformed,
             self.loading(),
             self.unquantized_experts(),
             self.split_experts(),

@@ -80,6 +80,7 @@ fn the_config_declares_the_transform_and_doctor_names_who_leaves_it_out() {
     let json = quantize(&scratch, &sample(), "OUT", &[W32, &["--json", "-"]].concat());
     let facts: Value = serde_json::from_str(&json.stdout).unwrap();
     assert_eq!(facts["hadamard"], "32");
+    assert!(json.stderr.contains("transformers 5.24 leaves the transform out"), "{json:#?}");
     let config = read_json(scratch.path("OUT/config.json"));
     let group = &config["quantization_config"]["transform_config"]["config_groups"]["hadamard_32"];
     assert_eq!(
