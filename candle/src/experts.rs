@@ -34,7 +34,8 @@ impl QExperts {
     /// Experts with weights `[M, K]` each, and their biases `[E, M]`.
     ///
     /// # Errors
-    /// If there are no experts, if shapes differ, or if a matrix has a transform of its inputs. [`QMatrix::split`] splits weights `[E·M, K]`.
+    /// If there are no experts, if shapes differ, or if a matrix has a transform of its inputs.
+    /// [`QMatrix::split`] splits weights `[E·M, K]`.
     pub fn new(weights: Vec<QMatrix>, bias: Option<Tensor>) -> Result<Self> {
         let Some(first) = weights.first() else { bail!("no experts") };
         let (rows, cols) = (first.view().rows(), first.view().cols());

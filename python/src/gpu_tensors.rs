@@ -5,7 +5,7 @@
 use half::{bf16, f16};
 use microscale::gpu::{
     DeviceAmax, DeviceEpilogue, DeviceQuantizeOptions, DeviceReport, DeviceTensorViewMut, DeviceViewMut,
-    Fp8Activations, GemmWorkspaceMut,
+    Fp8Activations, GemmWorkspaceMut, Gpu,
 };
 use microscale::{Batch, Dtype, Error, NonFinite, QuantizedShape, ScaleLayout, Words};
 use pyo3::intern;
@@ -244,10 +244,7 @@ pub(crate) fn gpu_workspace_bytes(
     wide: bool,
     stream: usize,
 ) -> PyResult<usize> {
-    let weights = operand(weights, stream)?;
-    let weights = &weights.get().0;
-    let work = Work::with(py, &weights.arrays().collect::<Vec<_>>(), stream)?;
-    work.gpu.gemm_workspace_bytes(weights.shape, tokens, dtype_of(wide)).map_err(|why| of_tensors(py, why))
+    workspace_bytes(py, weights, stream, |gpu, shape| gpu.gemm_workspace_bytes(shape, tokens, dtype_of(wide)))
 }
 
 /// Bytes of the workspace that [`gpu_linear`] needs on a GPU for weights of a shape and activations
@@ -259,10 +256,7 @@ pub(crate) fn gpu_fp8_workspace_bytes(
     tokens: usize,
     stream: usize,
 ) -> PyResult<usize> {
-    let weights = operand(weights, stream)?;
-    let weights = &weights.get().0;
-    let work = Work::with(py, &weights.arrays().collect::<Vec<_>>(), stream)?;
-    work.gpu.fp8_workspace_bytes(weights.shape, tokens).map_err(|why| of_tensors(py, why))
+    workspace_bytes(py, weights, stream, |gpu, shape| gpu.fp8_workspace_bytes(shape, tokens))
 }
 
 /// Bytes of the workspace that [`gpu_linear`] needs on a GPU for weights of a shape and activations
@@ -274,10 +268,20 @@ pub(crate) fn gpu_fp4_workspace_bytes(
     tokens: usize,
     stream: usize,
 ) -> PyResult<usize> {
+    workspace_bytes(py, weights, stream, |gpu, shape| gpu.fp4_workspace_bytes(shape, tokens))
+}
+
+/// Bytes of a workspace on the GPU of the weights, for their shape.
+fn workspace_bytes(
+    py: Python<'_>,
+    weights: &Bound<'_, PyAny>,
+    stream: usize,
+    of: impl FnOnce(&Gpu, QuantizedShape) -> microscale::Result<usize>,
+) -> PyResult<usize> {
     let weights = operand(weights, stream)?;
     let weights = &weights.get().0;
     let work = Work::with(py, &weights.arrays().collect::<Vec<_>>(), stream)?;
-    work.gpu.fp4_workspace_bytes(weights.shape, tokens).map_err(|why| of_tensors(py, why))
+    of(work.gpu, weights.shape).map_err(|why| of_tensors(py, why))
 }
 
 /// The number of the capture on a stream of GPU number `device`, or `None`.

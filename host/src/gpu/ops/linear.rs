@@ -220,7 +220,7 @@ impl<'a, T: Activation, O: ProductOf<T>> Linear<'a, T, O> {
         check_weights_shape(self.weights.shape())?;
         self.epilogue.check(self.weights.rows(), 1, tokens)?;
         let aligned = self.planned(tokens, true)?;
-        aligned.kernels().try_for_each(|kernel| self.gpu.kernels.ready(kernel).map(|_| ()))?;
+        self.gpu.kernels.ready_all(aligned.kernels())?;
         let mut workspace_bytes = aligned.workspace_bytes();
         if self.given.is_none() {
             // Activations that do not start on 16 bytes may get other kernels.

@@ -72,6 +72,23 @@ pub(in crate::gpu) fn experts_are_packable(experts: DeviceExpertsView<'_>) -> bo
     is_packable(shape) && (shape.rows * shape.blocks_per_row()).is_multiple_of(4)
 }
 
+/// The key of a product's plan, for activations that start on 16 bytes and experts whose weights are
+/// multiplied as matrices of `shape`.
+pub(in crate::gpu) fn experts_key<T: Activation>(
+    experts: DeviceExpertsView<'_>,
+    shape: QuantizedShape,
+    pairs: usize,
+) -> ExpertsKey {
+    ExpertsKey {
+        experts: experts.count(),
+        shape,
+        pairs,
+        activations: T::DTYPE,
+        aligned: true,
+        packable: experts_are_packable(experts),
+    }
+}
+
 /// Bytes of the slots of global scales. Kernels load a word of an expert's slot also where experts
 /// have no global scales, and ignore it: the workspace is at least as long as slots are.
 pub(in crate::gpu) fn slot_bytes(experts: DeviceExpertsView<'_>) -> u64 {
@@ -228,7 +245,7 @@ impl<'a, T: Activation, O: ProductOf<T>> LinearExperts<'a, T, O> {
         limited("pairs of a token and an expert", pairs, launch::PAIR_LIMIT)?;
         self.epilogue.check(self.experts.shape().rows, self.experts.count(), pairs)?;
         let aligned = self.planned(pairs, true)?;
-        aligned.kernels().try_for_each(|kernel| self.gpu.kernels.ready(kernel).map(|_| ()))?;
+        self.gpu.kernels.ready_all(aligned.kernels())?;
         let mut workspace_bytes = aligned.workspace_bytes();
         // Activations that do not start on 16 bytes may get other kernels.
         workspace_bytes = workspace_bytes.max(self.planned(pairs, false)?.workspace_bytes());
@@ -239,14 +256,8 @@ impl<'a, T: Activation, O: ProductOf<T>> LinearExperts<'a, T, O> {
     /// The kernels for activations that start on 16 bytes or not.
     fn planned(&self, pairs: usize, aligned: bool) -> Result<Arc<PlannedExperts>> {
         let Self { gpu, experts, given, .. } = self;
-        let key = ExpertsKey {
-            experts: experts.count(),
-            shape: experts.shape(),
-            pairs,
-            activations: T::DTYPE,
-            aligned: aligned || multiplied(T::DTYPE).0 > 1,
-            packable: experts_are_packable(*experts),
-        };
+        let aligned = aligned || multiplied(T::DTYPE).0 > 1;
+        let key = ExpertsKey { aligned, ..experts_key::<T>(*experts, experts.shape(), pairs) };
         if given.is_some() {
             return PlannedExperts::new(&gpu.kernels, key, *given).map(Arc::new);
         }

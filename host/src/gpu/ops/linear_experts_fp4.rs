@@ -24,7 +24,7 @@ use crate::gpu::memory::view::{DeviceView, DeviceViewMut};
 use crate::gpu::memory::workspace::GemmWorkspaceMut;
 use crate::gpu::ops::epilogue::DeviceEpilogue;
 use crate::gpu::ops::linear::with_semaphores;
-use crate::gpu::ops::linear_experts::{check_routing, experts_are_packable, lists};
+use crate::gpu::ops::linear_experts::{check_routing, experts_key, lists};
 use crate::gpu::plan::experts::{ExpertsKey, most_experts_bytes};
 use crate::gpu::plan::fp4::{decoded_bytes, whole_blocks};
 use crate::gpu::plan::fp4_experts::{Fp4ExpertsPlan, factor_bytes};
@@ -177,14 +177,7 @@ impl Gpu {
 
 /// The key of a product's plan.
 fn key<T: Activation>(experts: DeviceExpertsView<'_>, pairs: usize) -> ExpertsKey {
-    ExpertsKey {
-        experts: experts.count(),
-        shape: whole_blocks(experts.shape()),
-        pairs,
-        activations: T::DTYPE,
-        aligned: true,
-        packable: experts_are_packable(experts),
-    }
+    experts_key::<T>(experts, whole_blocks(experts.shape()), pairs)
 }
 
 impl<'a, T: Activation, O: ProductOf<T>> LinearExpertsFp4<'a, T, O> {
@@ -229,9 +222,7 @@ impl<'a, T: Activation, O: ProductOf<T>> LinearExpertsFp4<'a, T, O> {
             Some(_) => Some(Arc::new(make()?)),
             None => Some(gpu.plans.fp4_experts.get(key, make)?),
         };
-        for kernel in plan.iter().flat_map(|plan| plan.kernels()) {
-            gpu.kernels.ready(kernel)?;
-        }
+        gpu.kernels.ready_all(plan.iter().flat_map(|plan| plan.kernels()))?;
         Ok(ExpertsPlanFp4 { linear: self, pairs, plan })
     }
 }

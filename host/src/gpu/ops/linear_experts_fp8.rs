@@ -22,7 +22,7 @@ use crate::gpu::memory::view::DeviceViewMut;
 use crate::gpu::memory::workspace::GemmWorkspaceMut;
 use crate::gpu::ops::epilogue::DeviceEpilogue;
 use crate::gpu::ops::linear::with_semaphores;
-use crate::gpu::ops::linear_experts::{check_routing, experts_are_packable, lists, slot_bytes};
+use crate::gpu::ops::linear_experts::{check_routing, experts_key, lists, slot_bytes};
 use crate::gpu::ops::linear_fp8::{Fp8Activations, check_operands};
 use crate::gpu::plan::experts::ExpertsKey;
 use crate::gpu::plan::fp8::{Fp8ExpertsPlan, most_fp8_experts_workspace_bytes};
@@ -109,14 +109,7 @@ impl Gpu {
 
 /// The key of a product's plan. Codes of activations start on 8 bytes.
 fn key<T: Activation>(experts: DeviceExpertsView<'_>, pairs: usize) -> ExpertsKey {
-    ExpertsKey {
-        experts: experts.count(),
-        shape: experts.shape(),
-        pairs,
-        activations: T::DTYPE,
-        aligned: true,
-        packable: experts_are_packable(experts),
-    }
+    experts_key::<T>(experts, experts.shape(), pairs)
 }
 
 impl<'a, T: Activation, O: ProductOf<T>> LinearExpertsFp8<'a, T, O> {
@@ -165,9 +158,7 @@ impl<'a, T: Activation, O: ProductOf<T>> LinearExpertsFp8<'a, T, O> {
             Some(_) => Some(Arc::new(make()?)),
             None => Some(gpu.plans.fp8_experts.get((key, per_group), make)?),
         };
-        for kernel in plan.iter().flat_map(|plan| plan.kernels()) {
-            gpu.kernels.ready(kernel)?;
-        }
+        gpu.kernels.ready_all(plan.iter().flat_map(|plan| plan.kernels()))?;
         Ok(ExpertsPlanFp8 { linear: self, pairs, plan })
     }
 }

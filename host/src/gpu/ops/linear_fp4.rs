@@ -155,9 +155,7 @@ impl<'a, T: Activation, O: ProductOf<T>> LinearFp4<'a, T, O> {
             Some(_) => Some(Arc::new(make()?)),
             None => Some(gpu.plans.fp4.get(key, make)?),
         };
-        for kernel in plan.iter().flat_map(|plan| plan.kernels()) {
-            gpu.kernels.ready(kernel)?;
-        }
+        gpu.kernels.ready_all(plan.iter().flat_map(|plan| plan.kernels()))?;
         Ok(PlanFp4 { linear: self, tokens, plan })
     }
 }

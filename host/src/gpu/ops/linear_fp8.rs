@@ -246,9 +246,7 @@ impl<'a, T: Activation, O: ProductOf<T>> LinearFp8<'a, T, O> {
             Some(_) => Some(Arc::new(make()?)),
             None => Some(gpu.plans.fp8.get((key, per_group), make)?),
         };
-        for kernel in plan.iter().flat_map(|plan| plan.kernels()) {
-            gpu.kernels.ready(kernel)?;
-        }
+        gpu.kernels.ready_all(plan.iter().flat_map(|plan| plan.kernels()))?;
         Ok(PlanFp8 { linear: self, tokens, plan })
     }
 }

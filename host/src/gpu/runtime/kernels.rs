@@ -146,6 +146,14 @@ impl Kernels {
         }
     }
 
+    /// Compiles kernels that are not [`ready`](Self::ready) yet.
+    ///
+    /// # Errors
+    /// As for [`Self::ready`].
+    pub(in crate::gpu) fn ready_all(&self, ids: impl IntoIterator<Item = KernelId>) -> Result<()> {
+        ids.into_iter().try_for_each(|id| self.ready(id).map(|_| ()))
+    }
+
     /// Has the driver compile a kernel.
     fn compile(&self, id: KernelId) -> Result<Ready> {
         let kernel = id.kernel().within(self.most_shared);
