@@ -72,8 +72,8 @@ pub(in crate::gpu) fn experts_are_packable(experts: DeviceExpertsView<'_>) -> bo
     is_packable(shape) && (shape.rows * shape.blocks_per_row()).is_multiple_of(4)
 }
 
-/// The key of a product's plan, for activations that start on 16 bytes and experts whose weights are
-/// multiplied as matrices of `shape`.
+/// The key of a product's plan, for activations that start on 16 bytes and experts whose weights
+/// are multiplied as matrices of `shape`.
 pub(in crate::gpu) fn experts_key<T: Activation>(
     experts: DeviceExpertsView<'_>,
     shape: QuantizedShape,
