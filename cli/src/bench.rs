@@ -62,11 +62,11 @@ pub(crate) fn measure(case: &Case, device: &Device) -> Result<Measurement> {
     }
     let (bytes, times) = match (op, dtype) {
         (Op::Activations, _) => return Err(op.not_measured("together with others; give it alone")),
-        (Op::GemmExperts, Dtype::F32) => return Err(op.not_measured(NO_F32)),
+        (Op::GemmExperts | Op::GemmExpertsFp8, Dtype::F32) => return Err(op.not_measured(NO_F32)),
         #[cfg(feature = "cuda")]
-        (Op::GemmExperts, Dtype::F16) => experts::measure::<half::f16>(case, device)?,
+        (Op::GemmExperts | Op::GemmExpertsFp8, Dtype::F16) => experts::measure::<half::f16>(case, device)?,
         #[cfg(feature = "cuda")]
-        (Op::GemmExperts, Dtype::Bf16) => experts::measure::<half::bf16>(case, device)?,
+        (Op::GemmExperts | Op::GemmExpertsFp8, Dtype::Bf16) => experts::measure::<half::bf16>(case, device)?,
         (Op::GemvWeights | Op::GemmWeights, _) => weights::measure(case, device)?,
         (Op::GemmFp8, _) => weights::measure_fp8(case, device)?,
         (op, _) if op.is_fp4() => fp4::measure(case, device)?,

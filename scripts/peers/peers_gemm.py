@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Times products with bf16 activations in PyTorch (bf16 weights) and Humming (4-bit weights).
+"""Times products with bf16 activations in PyTorch (bf16 or FP8 weights) and Humming (4-bit weights).
 
     python scripts/peers/peers_gemm.py [--half held-out] [--models Qwen3-14B ...]
         [--shapes 8192x28672 ...] [--tokens 1 16 ...] [--formats nvfp4]
@@ -31,8 +31,13 @@ Peers:
     humming           4-bit weights in Humming with the kernels that it chooses itself, compiled
                       before the measurement; grouped products with its grouped and indexed kernels
     humming-mma       the same with `mma` instead of `wgmma`, as Humming chooses for the A100
+    humming-fp8       4-bit weights and activations that Humming quantizes to FP8, a scale per token.
+                      The time includes this quantization
+    pytorch-fp8       FP8 weights in cuBLAS (torch._scaled_mm with a scale per tensor), single matrices
+                      only. The time excludes the quantization of activations
 
-With `--ours` the records include the times of microscale. Their `kernel` is the configuration that
+With `--ours` the records include the times of microscale: products with bf16 activations and, with
+a peer for FP8, with activations that are quantized to FP8, a scale per token. Their `kernel` is the configuration that
 microscale chose, such as wgmma-256x64-c2 or gemv-16x1-s8.
 
 Needs torch with CUDA. Humming needs humming-kernels, and NVRTC with CUDA's headers or nvcc with
@@ -67,7 +72,7 @@ from peers_report import MX_BLOCK, NV_BLOCK, Shape
 DENSE_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
 GROUPED_TOKENS = (1, 16, 128, 1024)
 FORMATS = ("nvfp4", "mxfp4")
-PEERS = ("pytorch", "humming", "humming-mma")
+PEERS = ("pytorch", "humming", "humming-mma", "humming-fp8", "pytorch-fp8")
 OURS = "microscale"
 
 # Keys that records share with the measurements of `microscale bench`.
@@ -79,6 +84,9 @@ REPLAYS = 25
 # Rounding results to bf16 causes an error of 0.0017. Kernels that add partial sums rounded to bf16
 # reach 0.004.
 BOUND = 0.006
+# Rounding activations to E4M3 causes an error of 0.027.
+FP8_BOUND = 0.04
+FP8 = "fp8"
 
 
 def bf16_weights(shape: Shape, experts: int = 0) -> torch.Tensor:
@@ -208,7 +216,7 @@ def replayed(
 class PyTorch:
     """Products with bf16 weights: cuBLAS, or grouped_mm."""
 
-    library, version, format = "PyTorch", torch.__version__, "bf16"
+    library, version, format, bound = "PyTorch", torch.__version__, "bf16", BOUND
 
     def __init__(self, case: Case):
         self.case = case
@@ -234,6 +242,31 @@ class PyTorch:
         return [lambda w=w: torch.mm(batch.rows, w, out=out) for w in weights]
 
 
+class PyTorchFp8(PyTorch):
+    """Products with FP8 weights and activations, with a scale for each tensor: cuBLAS."""
+
+    format, bound = "e4m3", FP8_BOUND
+
+    def __init__(self, case: Case):
+        self.case, self.variant = case, f"cuBLAS {FP8}"
+        # Values of a normal distribution are in the range of E4M3.
+        self.sets = copies({"weight": bf16_weights(case.shape).to(torch.float8_e4m3fn)})
+        self.scale = torch.ones((), device="cuda")
+
+    def matrix_bytes(self) -> int:
+        return self.case.shape.elements
+
+    def products(self, batch: Batch) -> list[Callable[[], torch.Tensor]]:
+        rows, out = batch.rows.to(torch.float8_e4m3fn), torch.bfloat16
+        # cuBLAS takes multiples of 16 rows.
+        rows = torch.nn.functional.pad(rows, (0, 0, 0, -len(rows) % 16))
+
+        def product(weight: torch.Tensor) -> torch.Tensor:
+            return torch._scaled_mm(rows, weight.T, self.scale, self.scale, out_dtype=out)[: len(batch.rows)]
+
+        return [lambda w=tensors["weight"]: product(w) for tensors in self.sets]
+
+
 class HummingKernels:
     """Humming's configuration of a layer for one case, and one kernel per number of rows."""
 
@@ -242,17 +275,19 @@ class HummingKernels:
         "mxfp4": {"scale_dtype": "float8e8m0", "group_size": MX_BLOCK},
     }
 
-    def __init__(self, case: Case, format: str, gemm: str, mma: bool, tokens: list[int]):
+    def __init__(self, case: Case, format: str, gemm: str, variant: str, tokens: list[int]):
         # Imported here: the other peers run without Humming.
-        from humming.schema import HummingWeightSchema
+        from humming.schema import HummingInputSchema, HummingWeightSchema
         from humming.transform import prepare_layer_config
 
-        self.case, self.format, self.gemm, self.mma = case, format, gemm, mma
+        self.case, self.format, self.gemm, self.variant = case, format, gemm, variant
         self.schema = HummingWeightSchema.from_config({"dtype": "float4e2m1", **self.SCHEMAS[format]})
+        fp8 = {"a_dtype": "float8e4m3", "input_scale_dtype": "float32", "input_quant_mode": "dynamic_token"}
         self.config = prepare_layer_config(
             case.shape.rows,
             case.shape.cols,
             self.schema,
+            HummingInputSchema(**fp8) if variant == FP8 else None,
             num_experts=case.experts,
             pad_n_to_multiple=128,  # For 2880 rows. Results have no padding.
             torch_dtype=torch.bfloat16,
@@ -266,7 +301,7 @@ class HummingKernels:
         from humming.tune import get_heuristics_config
         from humming.tune.sm8x import Sm80Heuristics
 
-        if self.mma:
+        if self.variant == "mma":
             return Sm80Heuristics.get_config(self.config, rows, gemm_type=GemmType(self.gemm)) | {"mma_type": "mma"}
         return get_heuristics_config(self.config, rows, gemm_type=self.gemm)
 
@@ -288,7 +323,8 @@ class Humming:
         self.kernels, self.case, self.format = kernels, kernels.case, kernels.format
         self.version = version("humming-kernels")
         dense = "" if kernels.gemm == "dense" else kernels.gemm.removesuffix("_contiguous")
-        self.variant = " ".join(part for part in (dense, "mma" if kernels.mma else "") if part)
+        self.variant = " ".join(part for part in (dense, kernels.variant) if part)
+        self.bound = FP8_BOUND if kernels.variant == FP8 else BOUND
         self.plain = self.quantized()
         self.sets = copies(transform_humming_tensors(kernels.config, self.plain))
         self.locks = torch.zeros(2048, dtype=torch.int32, device="cuda")
@@ -384,27 +420,36 @@ def measure(peer: PyTorch | Humming, tokens: int, replays: int) -> Record:
         kernel=peer.kernel(batch),
         format=peer.format,
         error=error,
-        verified=error <= BOUND,
+        verified=error <= peer.bound,
     )
 
 
-def ours(program: str, case: Case, formats: list[str], tokens: list[int]) -> list[Record]:
+def ours(program: str, case: Case, formats: list[str], tokens: list[int], fp8: bool) -> list[Record]:
     """Runs `microscale bench`, which verifies its own results."""
     command = [*shlex.split(program), "bench", "--device", "cuda:0", "--dtype", "bf16"]
     shape = f"{case.shape.rows}x{case.shape.cols}"
     if case.experts:
-        command += ["--op", "gemm-experts", "--shape", f"{shape}x{case.experts}", "--top-k", str(case.top_k)]
+        command += ["--shape", f"{shape}x{case.experts}", "--top-k", str(case.top_k)]
+        ops = {"gemm-experts": "", "gemm-experts-fp8": FP8}
     else:
-        command += ["--op", "gemm-weights", "--shape", shape]
+        command += ["--shape", shape]
+        ops = {"gemm-weights": "", "gemm-fp8": FP8}
+    command += [argument for op, variant in ops.items() if fp8 or not variant for argument in ("--op", op)]
     command += [argument for format in formats for argument in ("--format", format)]
     command += [argument for count in tokens for argument in ("--tokens", str(count))]
     with tempfile.TemporaryDirectory() as directory:
         written = Path(directory) / "ours.json"
         subprocess.run([*command, "--json", str(written)], stdout=subprocess.DEVNULL, check=True)
         entries = json.loads(written.read_text())
-    ours_too = {"library": OURS, "version": "", "variant": "", "error": None, "verified": True}
+    ours_too = {"library": OURS, "version": "", "error": None, "verified": True}
     return [
-        Record.of(case=case, seconds=[entry["median_seconds"]], **ours_too, **{key: entry[key] for key in SHARED_KEYS})
+        Record.of(
+            case=case,
+            seconds=[entry["median_seconds"]],
+            variant=ops[entry["op"]],
+            **ours_too,
+            **{key: entry[key] for key in SHARED_KEYS},
+        )
         for entry in entries
     ]
 
@@ -519,13 +564,15 @@ def main() -> int:
     for case in cases:
         if "pytorch" in arguments.peers:
             peers[case].append(lambda case=case: PyTorch(case))
+        if "pytorch-fp8" in arguments.peers and not case.experts:
+            peers[case].append(lambda case=case: PyTorchFp8(case))
         gemms = ("grouped_contiguous", "indexed") if case.experts else ("dense",)
-        chosen = [name == "humming-mma" for name in ("humming", "humming-mma") if name in arguments.peers]
-        for format, gemm, mma in itertools.product(arguments.formats, gemms, chosen):
+        chosen = [name.removeprefix("humming").strip("-") for name in arguments.peers if name.startswith("humming")]
+        for format, gemm, variant in itertools.product(arguments.formats, gemms, chosen):
             try:
-                kernels.append(HummingKernels(case, format, gemm, mma, tokens_of[case]))
+                kernels.append(HummingKernels(case, format, gemm, variant, tokens_of[case]))
             except Exception as error:  # A missing or unsuitable peer reports why.
-                what = f"Humming {gemm}{' mma' if mma else ''} {format}"
+                what = f"Humming {gemm} {variant} {format}"
                 print(f"{case}  {what}: {type(error).__name__}: {error}", flush=True)
                 failures += 1
             else:
@@ -537,7 +584,8 @@ def main() -> int:
     for case in cases:
         print(case, flush=True)
         if arguments.ours:
-            found = ours(arguments.ours, case, arguments.formats, tokens_of[case])
+            fp8 = any(FP8 in name for name in arguments.peers)
+            found = ours(arguments.ours, case, arguments.formats, tokens_of[case], fp8)
             print(*map(line_of, found), sep="\n", flush=True)
             records += found
         for make in peers[case]:

@@ -1,14 +1,22 @@
-//! Measurements of products of experts' quantized weights and 16-bit activations, on a GPU.
+//! Measurements of products of experts' quantized weights and activations in 16 bits or FP8, on a
+//! GPU.
 
 use microscale::formats::weights::{gemm_gamma, tensor_core_gamma};
-use microscale::gpu::{DeviceExperts, DeviceRouting, ExpertRows, Gpu, LinearExperts, doing as failed};
-use microscale::{Activation, Device, Error, QuantizedShape, QuantizedTensor, QuantizedView, Result, Shape};
+use microscale::gpu::cudarc::driver::CudaSlice;
+use microscale::gpu::{
+    DeviceExperts, DeviceRouting, ExpertRows, Fp8Activations, GemmConfig, GemmWorkspace, Gpu, LinearExperts,
+    LinearExpertsFp8, doing as failed,
+};
+use microscale::{
+    Activation, Device, Error, Fp8Options, QuantizedShape, QuantizedTensor, QuantizedView, Result, Shape,
+};
 
 use super::case::Case;
 use super::gpu::{Effort, Turns, copy_time, each_in_rotation, tensor_cores_per_second};
 use super::measurement::Times;
+use super::op::Op;
 use super::product::{chosen, experts_bytes, matrix, matrix_of};
-use super::weights::WeightsProduct;
+use super::weights::{Nearly, WeightsProduct};
 use super::workload::random;
 
 /// Maximum number of rows whose results are compared.
@@ -22,6 +30,8 @@ struct Mixture<T> {
     top_k: usize,
     chosen: Vec<u32>,
     activations: Vec<T>,
+    /// Activations are multiplied in FP8.
+    fp8: bool,
 }
 
 impl<T: Activation> Mixture<T> {
@@ -34,7 +44,7 @@ impl<T: Activation> Mixture<T> {
         let weights = matrix(&case.recipe, size)?;
         let shape = QuantizedShape { rows: size.rows, ..weights.shape() };
         let (chosen, activations) = (chosen(size), random(tokens * size.cols, 2));
-        Ok(Self { weights, shape, experts, top_k, chosen, activations })
+        Ok(Self { weights, shape, experts, top_k, chosen, activations, fp8: case.op == Op::GemmExpertsFp8 })
     }
 
     /// Returns the weights of an expert.
@@ -47,6 +57,15 @@ impl<T: Activation> Mixture<T> {
         experts_bytes(&self.weights, self.experts, &self.chosen)
     }
 
+    /// Returns the results of one token, and their error bound.
+    fn nearly(&self, product: WeightsProduct<T>) -> Result<Nearly<T>> {
+        let cols = self.shape.cols;
+        if self.fp8 {
+            return product.nearly_in_fp8();
+        }
+        product.nearly(tensor_core_gamma(cols).max(gemm_gamma(cols)))
+    }
+
     /// Compares some rows of results, sorted by expert, with the CPU's results.
     fn check(&self, found: &[T]) -> Result<()> {
         let (rows, cols) = (self.shape.rows, self.shape.cols);
@@ -56,8 +75,7 @@ impl<T: Activation> Mixture<T> {
             let pair = sorted[place];
             let weights = self.expert(self.chosen[pair] as usize)?.to_tensor();
             let activations = self.activations[pair / self.top_k * cols..][..cols].to_vec();
-            let nearly = WeightsProduct { weights, activations, tokens: 1 }
-                .nearly(tensor_core_gamma(cols).max(gemm_gamma(cols)))?;
+            let nearly = self.nearly(WeightsProduct { weights, activations, tokens: 1 })?;
             nearly.check("experts' weights times activations on the GPU", &found[place * rows..][..rows])?;
         }
         Ok(())
@@ -77,17 +95,61 @@ pub(super) fn measure<T: Activation>(case: &Case, device: &Device) -> Result<(u6
     Ok((mixture.bytes(), times))
 }
 
-/// Computes the product with the requested configuration, or with the plan's choice.
-fn by_case<'a, T: Activation>(
+/// A product of experts' weights on a GPU.
+struct Product<'a, T> {
     gpu: &'a Gpu,
-    experts: &'a DeviceExperts,
-    case: &Case,
-) -> LinearExperts<'a, T, T> {
-    let linear = gpu.linear_experts(experts);
-    match case.kernel() {
-        #[cfg(feature = "internals")]
-        Some(config) => linear.by(config),
-        _ => linear,
+    activations: &'a CudaSlice<T>,
+    routing: &'a DeviceRouting,
+    pairs: usize,
+    fp8: bool,
+    /// The requested configuration; `None` is the plan's choice.
+    config: Option<GemmConfig>,
+}
+
+impl<T: Activation> Product<'_, T> {
+    /// Returns the bytes of the workspace, and the configuration.
+    fn plan(&self, experts: &DeviceExperts) -> Result<(usize, Option<GemmConfig>)> {
+        if self.fp8 {
+            let plan = self.linear_fp8(experts).plan(self.pairs)?;
+            return Ok((plan.workspace_bytes(), plan.config()));
+        }
+        let plan = self.linear(experts).plan(self.pairs)?;
+        Ok((plan.workspace_bytes(), plan.config()))
+    }
+
+    fn run(
+        &self,
+        experts: &DeviceExperts,
+        workspace: &mut GemmWorkspace,
+        out: &mut CudaSlice<T>,
+    ) -> Result<()> {
+        let Self { gpu, activations, routing, pairs, .. } = *self;
+        let (stream, rows) = (gpu.stream(), ExpertRows::Gathered);
+        if self.fp8 {
+            let activations = Fp8Activations::Values(activations.into());
+            let plan = self.linear_fp8(experts).plan(pairs)?;
+            return plan.run(stream, activations, routing, rows, workspace, out);
+        }
+        self.linear(experts).plan(pairs)?.run(stream, activations, routing, rows, workspace, out)
+    }
+
+    fn linear<'e>(&'e self, experts: &'e DeviceExperts) -> LinearExperts<'e, T, T> {
+        let linear = self.gpu.linear_experts(experts);
+        match self.config {
+            #[cfg(feature = "internals")]
+            Some(config) => linear.by(config),
+            _ => linear,
+        }
+    }
+
+    fn linear_fp8<'e>(&'e self, experts: &'e DeviceExperts) -> LinearExpertsFp8<'e, T, T> {
+        let options = Fp8Options { round_weights: true, ..Fp8Options::default() };
+        let linear = self.gpu.linear_experts_fp8(experts).options(options);
+        match self.config {
+            #[cfg(feature = "internals")]
+            Some(config) => linear.by(config),
+            _ => linear,
+        }
     }
 }
 
@@ -103,10 +165,16 @@ fn on_gpu<T: Activation>(mixture: &Mixture<T>, case: &Case, gpu: &Gpu) -> Result
         let views = (0..mixture.experts).map(|expert| mixture.expert(expert));
         DeviceExperts::from_host(stream, views.collect::<Result<Vec<_>>>()?)
     };
-    let experts = of_all()?;
-    let config = by_case::<T>(gpu, &experts, case).plan(pairs)?.config();
-    let mut workspace = gpu.experts_workspace(stream, &experts, pairs, T::DTYPE)?;
-    let rows = ExpertRows::Gathered;
+    let product = Product {
+        gpu,
+        activations: &activations,
+        routing: &routing,
+        pairs,
+        fp8: mixture.fp8,
+        config: case.kernel(),
+    };
+    let (workspace_bytes, config) = product.plan(&of_all()?)?;
+    let mut workspace = GemmWorkspace::new(stream, workspace_bytes)?;
     let turns = Turns::of(bytes, bytes, Effort::FULL);
     let operation = each_in_rotation(
         stream,
@@ -116,16 +184,7 @@ fn on_gpu<T: Activation>(mixture: &Mixture<T>, case: &Case, gpu: &Gpu) -> Result
             Ok((of_all()?, out))
         },
         (&[()], turns, Effort::FULL),
-        |(), (experts, out)| {
-            by_case(gpu, experts, case).plan(pairs)?.run(
-                stream,
-                &activations,
-                &routing,
-                rows,
-                &mut workspace,
-                out,
-            )
-        },
+        |(), (experts, out)| product.run(experts, &mut workspace, out),
         |(), (_, out)| mixture.check(&stream.clone_dtoh(out).map_err(failed("copying the output back"))?),
     )?[0];
     Ok(Times {
@@ -133,6 +192,7 @@ fn on_gpu<T: Activation>(mixture: &Mixture<T>, case: &Case, gpu: &Gpu) -> Result
         read: None,
         copy: Some(copy_time(stream, bytes)?),
         kernel: config.map(|config| config.to_string()),
-        tensor_cores_per_second: tensor_cores_per_second(gpu)?,
+        tensor_cores_per_second: tensor_cores_per_second(gpu)?
+            .map(|rate| if mixture.fp8 { 2.0 * rate } else { rate }),
     })
 }

@@ -36,6 +36,8 @@ pub(crate) enum Op {
     GemmExpertsFp4,
     /// Experts' quantized weights times the activations of their tokens (GPU only).
     GemmExperts,
+    /// [`Self::GemmExperts`] with activations quantized to FP8, which the time includes (GPU only).
+    GemmExpertsFp8,
     /// Quantizing activations after each row operation, in each format, and KV caches. Measured by
     /// itself.
     Activations,
@@ -76,6 +78,7 @@ impl Words for Op {
         ("gemm-fp4-gated", Self::GemmFp4Gated),
         ("gemm-experts-fp4", Self::GemmExpertsFp4),
         ("gemm-experts", Self::GemmExperts),
+        ("gemm-experts-fp8", Self::GemmExpertsFp8),
         ("activations", Self::Activations),
         #[cfg(feature = "internals")]
         ("gemv-rows1", Self::GemvRows1),
@@ -107,7 +110,7 @@ impl Op {
 
     /// Returns whether experts' weights are multiplied.
     pub(crate) fn is_of_experts(self) -> bool {
-        matches!(self, Self::GemmExperts | Self::GemmExpertsFp4)
+        matches!(self, Self::GemmExperts | Self::GemmExpertsFp8 | Self::GemmExpertsFp4)
     }
 
     /// Returns the rows per warp of the measured kernel; `None` lets the library choose.
@@ -128,7 +131,7 @@ impl Op {
         match self {
             #[cfg(feature = "internals")]
             Self::Launch | Self::Empty | Self::Load => true,
-            Self::GemmExperts | Self::GemmFp8 => true,
+            Self::GemmExperts | Self::GemmExpertsFp8 | Self::GemmFp8 => true,
             _ => self.rows_per_warp().is_some(),
         }
     }
@@ -147,8 +150,8 @@ impl Op {
         match self {
             #[cfg(feature = "internals")]
             Self::Launch => true,
-            Self::GemvWeights | Self::GemmWeights | Self::GemmFp8 | Self::GemmExperts => true,
-            _ => self.is_fp4(),
+            Self::GemvWeights | Self::GemmWeights | Self::GemmFp8 => true,
+            _ => self.is_fp4() || self.is_of_experts(),
         }
     }
 

@@ -138,16 +138,7 @@ pub(super) fn measure_fp8(case: &Case, device: &Device) -> Result<(u64, Times)> 
 fn fp8_on_gpu<T: Activation>(case: &Case, gpu: &Gpu) -> Result<(u64, Times)> {
     let product = WeightsProduct::<T>::new(&case.recipe, case.size)?;
     let WeightsProduct { weights, activations, tokens } = &product;
-    let (cols, bytes) = (weights.cols(), matrix_bytes(weights) as u64);
-    let recipe = ActivationRecipe::new(ActivationFormat::Fp8(Fp8Scale::PerToken));
-    let quantized =
-        quantize_activations(ActivationInput::new(activations, Shape::new(*tokens, cols)), &recipe)?;
-    let codes = quantized.codes.iter().map(|code| E4m3::from_bits(*code).to_f32());
-    let rounded = codes.enumerate().map(|(i, code)| code * quantized.f32_scales[i / cols]).collect();
-    let rounded = WeightsProduct::<f32> { weights: weights.clone(), activations: rounded, tokens: *tokens };
-    // NVFP4 weights are rounded by up to 2^-4 each.
-    let loss = if weights.format() == Format::Nvfp4 { 0.0625 } else { 0.0 };
-    let nearly = rounded.nearly(loss + fp8_dot::gamma(cols))?.of::<T>();
+    let (bytes, nearly) = (matrix_bytes(weights) as u64, product.nearly_in_fp8()?);
     let (operation, config) =
         super::gpu::measure_fp8(gpu, (weights, activations, *tokens), case.kernel(), |found| {
             nearly.check("weights times FP8 activations on the GPU", found)
@@ -209,6 +200,25 @@ impl<T: Activation> WeightsProduct<T> {
         let mut magnitudes = vec![T::default(); count * rows];
         gemv_weights(&without_signs, &of_compared, count, &mut magnitudes)?;
         Ok(Nearly { rows, compared, expected, magnitudes, gamma })
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl<T: Activation> WeightsProduct<T> {
+    /// Computes the results with activations that are rounded to FP8, per token.
+    pub(super) fn nearly_in_fp8(&self) -> Result<Nearly<T>> {
+        let Self { weights, activations, tokens } = self;
+        let cols = weights.cols();
+        let recipe = ActivationRecipe::new(ActivationFormat::Fp8(Fp8Scale::PerToken));
+        let quantized =
+            quantize_activations(ActivationInput::new(activations, Shape::new(*tokens, cols)), &recipe)?;
+        let codes = quantized.codes.iter().map(|code| E4m3::from_bits(*code).to_f32());
+        let rounded = codes.enumerate().map(|(i, code)| code * quantized.f32_scales[i / cols]).collect();
+        let rounded =
+            WeightsProduct::<f32> { weights: weights.clone(), activations: rounded, tokens: *tokens };
+        // NVFP4 weights are rounded by up to 2^-4 each.
+        let loss = if weights.format() == Format::Nvfp4 { 0.0625 } else { 0.0 };
+        Ok(rounded.nearly(loss + fp8_dot::gamma(cols))?.of::<T>())
     }
 }
 
