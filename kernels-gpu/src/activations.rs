@@ -31,6 +31,8 @@ use crate::access::MOST_STEPS;
 use crate::arithmetic::Ptx;
 use crate::by_block::largest;
 use crate::dtype::{Bf16, Chunk, Dtype, F16};
+#[cfg(microscale_sm90)]
+use crate::hardware::ptx;
 use crate::hardware::warp;
 
 /// The passes over a row.
@@ -52,6 +54,10 @@ unsafe fn quantize<D: Dtype, O: RowOperation, F: Output>(
     offsets: [*const u32; 2],
     params: &ActivationParams,
 ) {
+    #[cfg(microscale_sm90)]
+    if F::BEFORE_PRODUCTS {
+        ptx::start_next_kernel();
+    }
     let warp_number = warp::number();
     let (row_in_block, first_piece) = params.warps.divide(warp_number);
     let scale_row = warp::thread_block() * params.block_rows + row_in_block;

@@ -327,6 +327,8 @@ pack_entries! {
 /// - `codes` has the rows of `params`' tokens, contiguous, each on 8 bytes if `params.aligned`, and
 ///   `scales` has `token_scales` of each: one, or one per pack of columns. A launch of a kernel
 ///   before this one may write them. Read-only.
+/// - `quantized_just_before` is 1 only if that was the launch just before this one, and it started
+///   when all earlier work had ended.
 /// - `out` has [`PackParams::bytes`] bytes on 16 bytes, overlaps nothing, and only this kernel uses
 ///   it.
 /// - `plan` is null, or the experts' plan with all token tiles of `params`. `from` is null, or
@@ -343,8 +345,9 @@ pub unsafe extern "ptx-kernel" fn fp8_pack(
     from: *const u32,
     params: PackParams,
     token_scales: u32,
+    quantized_just_before: u32,
 ) {
-    let operand = Fp8Operand { codes, scales, token_scales };
+    let operand = Fp8Operand { codes, scales, token_scales, quantized_just_before };
     // SAFETY: the same contract.
     unsafe { operand.pack(out, Routed { plan, from, to: null() }, params) }
 }

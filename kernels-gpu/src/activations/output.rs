@@ -32,6 +32,10 @@ pub(super) trait Output {
 
     /// Whether rows may have a scale each.
     const PER_TOKEN: bool;
+    /// Whether a product may quantize its activations so. Its next kernel may start at once: this
+    /// one is launched when all earlier work has ended.
+    #[cfg(microscale_sm90)]
+    const BEFORE_PRODUCTS: bool = false;
 
     /// The scale of a row, for its amax, or where that is given. Lane 0 of a row's first warp
     /// `stores` a scale from amax.

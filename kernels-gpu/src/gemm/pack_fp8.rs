@@ -22,6 +22,9 @@ pub(super) struct Fp8Operand {
     pub(super) scales: *const f32,
     /// Scales per token: one, or one per pack.
     pub(super) token_scales: u32,
+    /// 1 if the kernel before this one wrote the activations, and started when all earlier work had
+    /// ended.
+    pub(super) quantized_just_before: u32,
 }
 
 impl Fp8Operand {
@@ -32,9 +35,16 @@ impl Fp8Operand {
     /// The contract of the packing kernel.
     #[inline(always)]
     pub(super) unsafe fn pack(&self, out: *mut u8, routed: Routed, params: PackParams) {
+        // The next kernel reads weights before it waits for this one, so all work before the
+        // activations' must have ended when it starts.
+        if self.quantized_just_before != 0 {
+            ptx::start_next_kernel();
+        }
         // The kernels before this one wrote the activations, and read the workspace.
         ptx::wait_for_previous_kernel();
-        ptx::start_next_kernel();
+        if self.quantized_just_before == 0 {
+            ptx::start_next_kernel();
+        }
         const WARPS: u32 = PACK_THREADS / WARP;
         let mut number = warp::thread_block() * WARPS + warp::thread() / WARP;
         while number < params.eights {

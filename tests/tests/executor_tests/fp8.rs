@@ -187,6 +187,7 @@ fn multiplying<T: Exact + Activation>(
         from.clone(),
         argument(&pack),
         (*each as u32).into(),
+        0u32.into(),
     ];
     case.step(PACK_FP8.kernel().name, u64::from(pack.thread_blocks), arguments);
 

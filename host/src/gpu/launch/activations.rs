@@ -162,6 +162,7 @@ unsafe fn launch(
         threads,
         shared,
         cluster: 1,
+        // Kernels after this one rely on it: when it starts, all earlier work has ended.
         programmatic: false,
     };
     let [a, b, c, d, e, f, g, h] = addresses.each_ref().map(argument);

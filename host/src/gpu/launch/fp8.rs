@@ -11,9 +11,19 @@ use crate::gpu::launch::gemm::{multiply, packing};
 use crate::gpu::plan::product::ProductPlan;
 use crate::gpu::runtime::kernels::Kernels;
 
-/// Enqueues the kernels of a product. `codes`, `scales` and `token_scales` are the activations and
-/// their scales per token; the activations in `operands` are ignored. `workspace` has the addresses
-/// of semaphores and of the product's memory.
+/// Codes of activations and their scales, in device memory.
+#[derive(Clone, Copy)]
+pub(in crate::gpu) struct Fp8Operand {
+    pub(in crate::gpu) codes: u64,
+    pub(in crate::gpu) scales: u64,
+    /// Scales per token.
+    pub(in crate::gpu) token_scales: usize,
+    /// The kernel that was enqueued last is the one that quantized the activations.
+    pub(in crate::gpu) quantized_just_before: bool,
+}
+
+/// Enqueues the kernels of a product. The activations in `operands` are ignored. `workspace` has
+/// the addresses of semaphores and of the product's memory.
 ///
 /// # Safety
 /// Weights, codes and scales of activations, and results satisfy the kernels' contracts for the
@@ -24,14 +34,15 @@ pub(in crate::gpu) unsafe fn product_fp8(
     kernels: &Kernels,
     stream: &Arc<CudaStream>,
     plan: &ProductPlan,
-    ([codes, scales], token_scales): ([u64; 2], usize),
+    activations: Fp8Operand,
     operands: &Operands,
     routed: Routed,
     workspace: [u64; 2],
 ) -> Result<()> {
     let (launch, pack_params) = packing(kernels, plan).expect("products of FP8 pack activations");
     let [_, packed] = workspace;
-    let token_scales = token_scales as u32;
+    let Fp8Operand { codes, scales, token_scales, quantized_just_before } = activations;
+    let (token_scales, quantized_just_before) = (token_scales as u32, u32::from(quantized_just_before));
     let arguments = &mut [
         argument(&codes),
         argument(&scales),
@@ -40,11 +51,12 @@ pub(in crate::gpu) unsafe fn product_fp8(
         argument(&routed.from),
         argument(pack_params),
         argument(&token_scales),
+        argument(&quantized_just_before),
     ];
     let operands = Operands { activations: 0, ..*operands };
     // SAFETY: the arguments are each kernel's, in order, and point to locals that outlive the call.
-    // The first kernel writes packed activations to the workspace, and the second waits for it. The
-    // caller guarantees the rest.
+    // The first kernel writes packed activations to the workspace, and the second waits for it. A
+    // kernel that quantizes starts when all earlier work has ended. The caller guarantees the rest.
     unsafe {
         enqueue(kernels, stream, &launch, arguments, "packing activations")?;
         multiply(kernels, stream, plan, &operands, routed, workspace)

@@ -14,8 +14,8 @@ use crate::experts::ExpertRows;
 use crate::fp8::Fp8Options;
 use crate::gemv::{Activation, ProductOf};
 use crate::gpu::handle::Gpu;
-use crate::gpu::launch;
 use crate::gpu::launch::arguments::{Operands, Routed, apply_direction, limited};
+use crate::gpu::launch::{self, Fp8Operand};
 use crate::gpu::memory::experts::DeviceRouting;
 use crate::gpu::memory::experts_view::DeviceExpertsView;
 use crate::gpu::memory::view::DeviceViewMut;
@@ -242,7 +242,7 @@ impl<T: Activation, O: ProductOf<T>> ExpertsPlanFp8<'_, T, O> {
         unsafe {
             activations.enqueue(gpu, stream, size, layout, quantized, |x| {
                 launch::plan_experts(kernels, stream, routing, grid, plan)?;
-                let x = (x, layout.token_scales);
+                let x = Fp8Operand { quantized_just_before: false, ..x };
                 launch::product_fp8(kernels, stream, product, x, &operands, listed, memory)
             })
         }

@@ -15,8 +15,8 @@ use crate::error::{ActivationFault, Error, Result};
 use crate::fp8::Fp8Options;
 use crate::gemv::{Activation, ProductOf};
 use crate::gpu::handle::Gpu;
-use crate::gpu::launch;
 use crate::gpu::launch::arguments::{Operands, Routed, apply_global, limited};
+use crate::gpu::launch::{self, Fp8Operand};
 use crate::gpu::memory::tensor_view::DeviceTensorView;
 use crate::gpu::memory::view::{DeviceView, DeviceViewMut};
 use crate::gpu::memory::workspace::GemmWorkspaceMut;
@@ -85,8 +85,8 @@ impl<T, O> fmt::Debug for PlanFp8<'_, T, O> {
 }
 
 impl<T: Activation> Fp8Activations<'_, T> {
-    /// Calls `product` with the addresses of codes and scales of `rows` rows of `cols` columns.
-    /// Values are quantized first, to the memory at `into`.
+    /// Calls `product` with codes and scales of `rows` rows of `cols` columns. Values are quantized
+    /// first, to the memory at `into`.
     ///
     /// # Errors
     /// [`OperandFault::Limit`] for more columns than are quantized, errors about lengths,
@@ -102,8 +102,9 @@ impl<T: Activation> Fp8Activations<'_, T> {
         [rows, cols]: [usize; 2],
         layout: Fp8Layout,
         into: u64,
-        product: impl FnOnce([u64; 2]) -> Result<()>,
+        product: impl FnOnce(Fp8Operand) -> Result<()>,
     ) -> Result<()> {
+        let token_scales = layout.token_scales;
         match self {
             Self::Values(values) => {
                 Shape::new(rows, cols).check("the activations", values.len())?;
@@ -111,7 +112,7 @@ impl<T: Activation> Fp8Activations<'_, T> {
                 let (values, _read) = values.read(stream, "the activations", 1)?;
                 let [codes_bytes, _] = layout.bytes;
                 let [codes, scales] = [into, into + codes_bytes];
-                let (kernels, per_group) = (&gpu.kernels, layout.token_scales > 1);
+                let (kernels, per_group) = (&gpu.kernels, token_scales > 1);
                 let addresses = [values, codes, scales];
                 // SAFETY: the lengths were checked, and the caller promises room for codes and
                 // scales, which start on 16 bytes. The guard keeps the values until the launch is
@@ -119,14 +120,14 @@ impl<T: Activation> Fp8Activations<'_, T> {
                 unsafe {
                     launch::quantize_rows_fp8(kernels, stream, T::DTYPE, [rows, cols], per_group, addresses)?;
                 }
-                product([codes, scales])
+                product(Fp8Operand { codes, scales, token_scales, quantized_just_before: true })
             }
             Self::Quantized { codes, scales } => {
                 Shape::new(rows, cols).check("the codes of the activations", codes.len())?;
-                Shape::new(rows, layout.token_scales).check("the scales of the activations", scales.len())?;
+                Shape::new(rows, token_scales).check("the scales of the activations", scales.len())?;
                 let (codes, _codes_read) = codes.read(stream, "the codes of the activations", 8)?;
                 let (scales, _scales_read) = scales.read(stream, "the scales of the activations", 1)?;
-                product([codes, scales])
+                product(Fp8Operand { codes, scales, token_scales, quantized_just_before: false })
             }
         }
     }
@@ -305,7 +306,7 @@ impl<T: Activation, O: ProductOf<T>> PlanFp8<'_, T, O> {
         // memory. The borrows keep the buffers from overlapping, until the launches are enqueued.
         unsafe {
             activations.enqueue(gpu, stream, size, layout, quantized, |x| {
-                let (product, x) = (&plan.product, (x, layout.token_scales));
+                let product = &plan.product;
                 launch::product_fp8(&gpu.kernels, stream, product, x, &operands, Routed::default(), memory)
             })
         }
