@@ -12,7 +12,8 @@
 //! | generate text | [`Model`] |
 //! | run the program's commands | [`OpenModel`], [`Reading`] |
 //!
-//! The README lists the architectures. Models run on CPUs.
+//! The README lists the architectures. Models run on CPUs and, with the feature `cuda`, on NVIDIA
+//! GPUs.
 
 mod activations;
 mod attention;

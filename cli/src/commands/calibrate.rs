@@ -32,7 +32,7 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: Args) -> Result<()> {
     let output = args.output.required("calibrate")?.to_path_buf();
-    let model = open_model(&args.model)?;
+    let model = open_model(&args.model, &args.text.device()?)?;
     Files {
         checkpoints: &[model.source.weights().checkpoint()],
         read: &[Some(&args.text.text)],

@@ -97,3 +97,25 @@ fn wrong_uses_are_refused_before_the_work() {
     assert!(wrong.code == Some(2) && wrong.stderr.contains("--calibration"), "{wrong:#?}");
     assert!(!out.exists());
 }
+
+#[test]
+fn devices_that_models_do_not_run_on_are_refused() {
+    let scratch = Scratch::new();
+    let (story, stats) = (story(), scratch.path("stats"));
+    let commands: [&[&dyn AsRef<std::ffi::OsStr>]; 2] = [&[&"eval", &story], &[&"calibrate", &story, &stats]];
+    for command in commands {
+        for device in ["cuda:all", "auto", "tpu"] {
+            let refused = on_text(command, &["--device", device]);
+            assert!(refused.code == Some(2) && refused.stderr.contains("cuda:N"), "{refused:#?}");
+        }
+        if cfg!(not(feature = "models-cuda")) {
+            let refused = on_text(command, &["--device", "cuda"]);
+            assert_eq!(refused.code, Some(2), "{refused:#?}");
+            assert!(
+                refused.stderr.contains("models-cuda") && refused.stderr.contains("nvcc"),
+                "{refused:#?}"
+            );
+        }
+    }
+    assert!(!stats.exists());
+}
