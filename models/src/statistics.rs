@@ -22,7 +22,7 @@ use crate::pass::Batch;
 const UNDER: &str = ".hadamard_";
 
 /// The index' object of experts that saw no token.
-const UNSEEN: &str = "unseen_experts";
+pub(crate) const UNSEEN: &str = "unseen_experts";
 
 /// The model, the text and the options of a calibration. Only the same run is continued.
 #[derive(Clone, Debug, PartialEq)]
@@ -117,7 +117,7 @@ impl Statistics {
         self.index.get(COMPLETE) == Some(&json!(true))
     }
 
-    fn layers_done(&self) -> usize {
+    pub(crate) fn layers_done(&self) -> usize {
         self.index["layers"].as_u64().unwrap_or(0) as usize
     }
 
@@ -288,7 +288,7 @@ fn pretty(object: &Map<String, Value>) -> String {
     format!("{:#}\n", Value::Object(object.clone()))
 }
 
-fn read_json(file: &Path) -> Result<Map<String, Value>> {
+pub(crate) fn read_json(file: &Path) -> Result<Map<String, Value>> {
     let text = fs::read_to_string(file).map_err(|source| Error::Io { path: file.into(), source })?;
     serde_json::from_str(&text)
         .map_err(|error| Error::Statistics { path: file.into(), problem: error.to_string() })
