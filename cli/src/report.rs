@@ -1,7 +1,9 @@
-//! Reports on a quantized checkpoint and on an evaluation: one HTML page each, without scripts and
-//! external resources.
+//! Reports on a quantized checkpoint, an evaluation and a calibration: one HTML page each, without
+//! scripts and external resources.
 
 mod blocks;
+#[cfg(feature = "models")]
+pub(crate) mod calibration;
 mod copied;
 mod distributions;
 #[cfg(feature = "models")]

@@ -1,6 +1,6 @@
 //! Quantized inputs of linear layers, as engines with 4-bit or 8-bit activations have them.
 
-use candle_core::{CpuStorage, CustomOp1, Error, Layout, Module, Shape, Tensor, bail};
+use candle_core::{CpuStorage, CustomOp1, Device, Error, Layout, Module, Shape, Tensor, bail};
 use microscale::formats::{E4m3, ScaleRule, words};
 use microscale::{
     ActivationFormat, ActivationInput, ActivationRecipe, ActivationScale, Element, Format, Fp8Scale,
@@ -48,6 +48,10 @@ impl QuantizedInputs {
 }
 
 impl Source for QuantizedInputs {
+    fn device(&self) -> &Device {
+        self.stored.device()
+    }
+
     fn tensor(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
         self.stored.tensor(name, shape)
     }
@@ -93,8 +97,10 @@ impl Module for QuantizedInput {
             None => x.contiguous()?,
             Some(width) => hadamard(x, width)?,
         };
-        let rounded = x.apply_op1_no_bwd(&RoundTrip { format: self.format, scale: self.scale })?;
-        self.layer.forward(&rounded)
+        let round_trip = RoundTrip { format: self.format, scale: self.scale };
+        // Inputs on a GPU are rounded on the CPU: the GPU's kernels take no f32.
+        let rounded = x.to_device(&Device::Cpu)?.apply_op1_no_bwd(&round_trip)?;
+        self.layer.forward(&rounded.to_device(x.device())?)
     }
 }
 

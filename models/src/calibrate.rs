@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use candle_core::{DType, Module, Tensor};
+use candle_core::{D, DType, Module, Tensor};
 use microscale::{HadamardWidth, Words};
 use microscale_candle::hadamard;
 use microscale_checkpoint::calibration::may_be_transformed;
@@ -49,7 +49,7 @@ pub fn calibrate(
     if statistics.is_complete() {
         return Ok(statistics);
     }
-    let mut pass = match statistics.hidden_states()? {
+    let mut pass = match statistics.hidden_states(source.device())? {
         Some((batches, next)) => Pass::resumed(source, config, batches, next)?,
         None => Pass::new(source, config, windows, options.dtype)?,
     };
@@ -211,10 +211,17 @@ impl Sums {
     }
 }
 
-/// Returns the largest magnitude, or NaN if there is one.
+/// Returns the largest magnitude of rows, or NaN if there is one.
 fn amax(x: &Tensor) -> candle_core::Result<f32> {
-    let values = x.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()?;
-    Ok(values.into_iter().fold(0.0, |most, x| larger(most, x.abs())))
+    let x = x.to_dtype(DType::F32)?;
+    if x.device().is_cpu() {
+        let values = x.flatten_all()?.to_vec1::<f32>()?;
+        return Ok(values.into_iter().fold(0.0, |most, x| larger(most, x.abs())));
+    }
+    // A GPU's maximum leaves NaN out. 0 · x is NaN for NaN and infinities.
+    let most = x.abs()?.max(D::Minus1)?.max(0)?.to_scalar()?;
+    let invalid = (x * 0.0)?.sum(D::Minus1)?.sum(0)?.to_scalar()?;
+    Ok(larger(most, invalid))
 }
 
 /// Returns the larger number, or NaN if one is NaN.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-use candle_core::{DType, Module, Tensor};
+use candle_core::{D, DType, Module, Tensor};
 use rayon::prelude::*;
 
 use crate::config::Config;
@@ -201,9 +201,14 @@ impl Module for ComparedLayer {
     }
 }
 
-/// Returns the sum of squares in f64.
+/// Returns the sum of squares of rows in f64. A GPU sums each row in f32.
 fn squares(x: &Tensor) -> candle_core::Result<f64> {
-    let rows = x.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()?;
+    let x = x.to_dtype(DType::F32)?;
+    if !x.device().is_cpu() {
+        let rows = x.sqr()?.sum(D::Minus1)?.to_vec1::<f32>()?;
+        return Ok(rows.into_iter().map(f64::from).sum());
+    }
+    let rows = x.flatten_all()?.to_vec1::<f32>()?;
     // A fixed number of elements per task, so that the sum does not depend on the threads.
     let parts: Vec<f64> = rows
         .par_chunks(1 << 14)

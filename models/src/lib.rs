@@ -12,7 +12,8 @@
 //! | generate text | [`Model`] |
 //! | run the program's commands | [`OpenModel`], [`Reading`] |
 //!
-//! The README lists the architectures. Models run on CPUs.
+//! The README lists the architectures. Models run on CPUs and, with the feature `cuda`, on NVIDIA
+//! GPUs.
 
 mod activations;
 mod attention;
@@ -23,6 +24,7 @@ mod error;
 mod estimate;
 mod evaluate;
 mod families;
+mod figures;
 mod mlp;
 mod model;
 mod norm;
@@ -42,6 +44,7 @@ pub use decoder::DecoderLayer;
 pub use error::{Error, Result};
 pub use estimate::Estimate;
 pub use evaluate::{Difference, EvaluateOptions, Evaluated, Evaluation, LayerError, evaluate};
+pub use figures::InputFigures;
 pub use model::{Ends, Model, prefix};
 pub use progress::{OnProgress, Progress};
 pub use request::{EvaluatedRow, ModelEvaluation, OpenModel, Reading};

@@ -36,13 +36,22 @@ pub struct OpenModel {
 }
 
 impl OpenModel {
-    /// Reads the config of a directory that is open.
+    /// Reads the config of a directory that is open. The model runs on the CPU.
     ///
     /// # Errors
     /// [`Error::Config`] for a model that this crate does not run, and errors of the checkpoint.
     pub fn new(path: &Path, checkpoint: Checkpoint) -> Result<Self> {
+        Self::on_device(path, checkpoint, &Device::Cpu)
+    }
+
+    /// [`Self::new`] for a model that runs on a device: the CPU, or with the feature `cuda` a GPU.
+    /// Models that are evaluated together are on one device.
+    ///
+    /// # Errors
+    /// As for [`Self::new`].
+    pub fn on_device(path: &Path, checkpoint: Checkpoint, device: &Device) -> Result<Self> {
         let config = Config::read(path)?;
-        let weights = Weights::of(checkpoint, DType::F32, &Device::Cpu)?;
+        let weights = Weights::of(checkpoint, DType::F32, device)?;
         Ok(Self { path: path.into(), config, source: Stored::new(weights) })
     }
 }
@@ -121,6 +130,7 @@ impl Reading {
             ("windows", json!(windows)),
             ("documents", json!(options.documents)),
             ("dtype", json!(self.dtype.as_str())),
+            ("device", json!(if model.source.device().is_cpu() { "cpu" } else { "cuda" })),
             ("hessians", json!(hessians)),
         ];
         Ok(Identity(Map::from_iter(facts.map(|(name, fact)| (name.to_string(), fact)))))

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use candle_core::{DType, Module, Tensor};
+use candle_core::{DType, Device, Module, Tensor};
 use microscale_candle::{QLinear, QMatrix, Weights};
 
 use crate::error::Result;
@@ -52,6 +52,9 @@ impl LayerName {
 
 /// Where a model's tensors and linear layers come from.
 pub trait Source {
+    /// Returns the device of the tensors and layers.
+    fn device(&self) -> &Device;
+
     /// Returns a tensor that is no weight of a linear layer, in f32, on the source's device.
     ///
     /// # Errors
@@ -102,6 +105,10 @@ impl Stored {
 }
 
 impl Source for Stored {
+    fn device(&self) -> &Device {
+        self.0.device()
+    }
+
     fn tensor(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
         Ok(self.0.stored(shape, name)?.to_dtype(DType::F32)?)
     }
@@ -150,7 +157,7 @@ impl Stored {
             }
             None => vec![Held::Plain(self.0.stored((outputs, inputs), &weight)?)],
         };
-        weights.into_iter().zip(biases).map(|(weight, bias)| weight.layer(bias)).collect()
+        weights.into_iter().zip(biases).map(|(weight, bias)| weight.layer(bias, self.device())).collect()
     }
 }
 
@@ -162,9 +169,9 @@ enum Held {
 }
 
 impl Held {
-    fn layer(self, bias: Option<Tensor>) -> Result<Layer> {
+    fn layer(self, bias: Option<Tensor>, device: &Device) -> Result<Layer> {
         Ok(match self {
-            Self::Quantized(matrix) => Box::new(QLinear::new(matrix, bias)?),
+            Self::Quantized(matrix) => Box::new(QLinear::new(matrix, bias)?.to_device(device)?),
             Self::Plain(weight) => Box::new(PlainLinear { weight, bias }),
         })
     }
@@ -230,6 +237,10 @@ where
     L: Fn(&LayerName, Vec<Layer>) -> Result<Vec<Layer>>,
     C: Fn(&str) -> Option<Layer>,
 {
+    fn device(&self) -> &Device {
+        self.source.device()
+    }
+
     fn tensor(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
         self.source.tensor(name, shape)
     }

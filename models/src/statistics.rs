@@ -22,7 +22,7 @@ use crate::pass::Batch;
 const UNDER: &str = ".hadamard_";
 
 /// The index' object of experts that saw no token.
-const UNSEEN: &str = "unseen_experts";
+pub(crate) const UNSEEN: &str = "unseen_experts";
 
 /// The model, the text and the options of a calibration. Only the same run is continued.
 #[derive(Clone, Debug, PartialEq)]
@@ -93,8 +93,9 @@ impl Statistics {
         Ok(statistics)
     }
 
-    /// Returns the hidden states after the last complete layer, and the next layer's number.
-    pub(crate) fn hidden_states(&self) -> Result<Option<(Vec<Batch>, usize)>> {
+    /// Returns the hidden states after the last complete layer, on a device, and the next layer's
+    /// number.
+    pub(crate) fn hidden_states(&self, device: &Device) -> Result<Option<(Vec<Batch>, usize)>> {
         let next = self.layers_done();
         let file = self.directory.join(hidden_file(next));
         if next == 0 || !file.exists() {
@@ -106,7 +107,7 @@ impl Statistics {
             let lengths = tensors.remove(&format!("lengths.{}", batches.len()));
             let lengths = lengths.ok_or_else(|| self.error("the file of hidden states has no lengths"))?;
             let lengths = lengths.to_vec1::<u32>()?.into_iter().map(|length| length as usize).collect();
-            batches.push(Batch { hidden, lengths });
+            batches.push(Batch { hidden: hidden.to_device(device)?, lengths });
         }
         Ok(Some((batches, next)))
     }
@@ -116,7 +117,7 @@ impl Statistics {
         self.index.get(COMPLETE) == Some(&json!(true))
     }
 
-    fn layers_done(&self) -> usize {
+    pub(crate) fn layers_done(&self) -> usize {
         self.index["layers"].as_u64().unwrap_or(0) as usize
     }
 
@@ -260,7 +261,9 @@ impl Statistics {
     fn write_tensors(&self, name: &str, tensors: &HashMap<String, Tensor>) -> Result<()> {
         let path = self.directory.join(name);
         let partial = self.directory.join(format!("{name}.partial"));
-        candle_core::safetensors::save(tensors, &partial)?;
+        let on_cpu = tensors.iter().map(|(name, tensor)| Ok((name, tensor.to_device(&Device::Cpu)?)));
+        let on_cpu = on_cpu.collect::<candle_core::Result<HashMap<_, _>>>()?;
+        candle_core::safetensors::save(&on_cpu, &partial)?;
         fs::rename(&partial, &path).map_err(|source| Error::Io { path, source })
     }
 
@@ -285,7 +288,7 @@ fn pretty(object: &Map<String, Value>) -> String {
     format!("{:#}\n", Value::Object(object.clone()))
 }
 
-fn read_json(file: &Path) -> Result<Map<String, Value>> {
+pub(crate) fn read_json(file: &Path) -> Result<Map<String, Value>> {
     let text = fs::read_to_string(file).map_err(|source| Error::Io { path: file.into(), source })?;
     serde_json::from_str(&text)
         .map_err(|error| Error::Statistics { path: file.into(), problem: error.to_string() })

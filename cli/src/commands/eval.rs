@@ -55,8 +55,10 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: Args) -> Result<()> {
     let started = SystemTime::now();
-    let model = open_model(&args.model)?;
-    let quantized = args.quantized.iter().map(|path| open_model(path)).collect::<Result<Vec<_>>>()?;
+    let device = args.text.device()?;
+    let model = open_model(&args.model, &device)?;
+    let quantized =
+        args.quantized.iter().map(|path| open_model(path, &device)).collect::<Result<Vec<_>>>()?;
     let checkpoints: Vec<_> =
         [&model].into_iter().chain(&quantized).map(|model| model.source.weights().checkpoint()).collect();
     Files {

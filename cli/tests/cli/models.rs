@@ -3,10 +3,11 @@
 use std::fs;
 
 use microscale_test_support::{Run, Scratch, command, run, sample};
+use safetensors::SafeTensors;
 use serde_json::Value;
 
 use super::read_json;
-use super::report::{parse, rows, tables, text};
+use super::report::{parse, rows, shows, tables, text};
 
 /// The sample that was trained. It has a tokenizer.
 fn story() -> std::path::PathBuf {
@@ -96,4 +97,110 @@ fn wrong_uses_are_refused_before_the_work() {
     let wrong = run(&[&"quantize", &story(), &out, &"--gptq"]);
     assert!(wrong.code == Some(2) && wrong.stderr.contains("--calibration"), "{wrong:#?}");
     assert!(!out.exists());
+}
+
+#[test]
+fn a_report_on_a_calibration_has_the_figures_of_its_files() {
+    let scratch = Scratch::new();
+    let (stats, page) = (scratch.path("stats"), scratch.path("page.html"));
+    let more = ["--skip-hessians", "--report", page.to_str().unwrap()];
+    on_text(&[&"calibrate", &story(), &stats], &more).ok();
+    let page = fs::read_to_string(page).unwrap();
+    let page = parse(&page);
+    let amax = read_json(stats.join("input_amax.json"));
+    let bytes = fs::read(stats.join("importance.safetensors")).unwrap();
+    let importance = SafeTensors::deserialize(&bytes).unwrap();
+    let shown = rows(&page, "Inputs by layer");
+    assert_eq!(shown.len(), 4 * 4, "four layers with four inputs");
+    for row in &shown {
+        let (parent, _) = row[0].rsplit_once('.').unwrap();
+        for layer in row[1].split(", ") {
+            let module = format!("{parent}.{layer}_proj");
+            shows(&row[3], &amax[&module]);
+            let bytes = importance.tensor(&format!("{module}.weight.importance")).unwrap().data();
+            let squares = bytes.chunks_exact(4).map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap()));
+            assert_eq!(row[2], squares.len().to_string());
+            let rms = (squares.clone().map(f64::from).sum::<f64>() / squares.len() as f64).sqrt();
+            shows(&row[4], &rms.into());
+            assert_eq!(row[7], format!("{:.1}", amax[&module].as_f64().unwrap() / rms));
+        }
+    }
+    let layers: usize = shown.iter().map(|row| row[1].split(", ").count()).sum();
+    assert_eq!(layers, 28);
+
+    let kv = read_json(stats.join("kv_amax.json"));
+    let shown = rows(&page, "Largest magnitudes by layer");
+    assert_eq!(shown.len(), 4);
+    for row in shown {
+        for (cell, end) in [(1, "k_cache"), (2, "v_cache")] {
+            shows(&row[cell], &kv[format!("{}.{end}", row[0])]);
+        }
+    }
+    let settings = rows(&page, "The run");
+    assert!(settings.contains(&vec!["device".into(), "cpu".into()]), "{settings:?}");
+    assert!(tables(&page, "Weights without statistics").is_empty());
+}
+
+#[test]
+fn a_report_on_a_calibration_names_experts_without_tokens() {
+    let scratch = Scratch::new();
+    for (name, experts) in [("qwen3_moe", 4), ("gpt_oss", 4)] {
+        // A random model, without its golden values and with a tokenizer of three words.
+        let [model, stats, page] =
+            ["model", "stats", "page.html"].map(|end| scratch.path(format!("{name}-{end}")));
+        fs::create_dir(&model).unwrap();
+        let golden = sample().with_file_name("../tests/golden/models").join(name);
+        for file in ["config.json", "model.safetensors"] {
+            fs::copy(golden.join(file), model.join(file)).unwrap();
+        }
+        let tokenizer = r#"{"version": "1.0", "truncation": null, "padding": null, "added_tokens": [],
+            "normalizer": null, "pre_tokenizer": {"type": "Whitespace"}, "post_processor": null, "decoder": null,
+            "model": {"type": "WordLevel", "vocab": {"a": 3, "b": 50, "c": 7}, "unk_token": "a"}}"#;
+        fs::write(model.join("tokenizer.json"), tokenizer).unwrap();
+        let text = scratch.path("text.txt");
+        fs::write(&text, "a b c").unwrap();
+        run(&[&"calibrate", &model, &stats, &"--text", &text, &"--report", &page]).ok();
+        let page = fs::read_to_string(&page).unwrap();
+        let page = parse(&page);
+        let unseen = read_json(stats.join("calibration.json"))["unseen_experts"].clone();
+        let unseen = unseen.as_object().unwrap();
+        let shown = rows(&page, "Weights without statistics");
+        assert_eq!(shown.len(), unseen.len());
+        assert!(!unseen.is_empty() && shown.iter().all(|row| unseen.contains_key(&row[0])), "{shown:?}");
+        // Weights of one input count once.
+        for row in rows(&page, "Inputs by layer").iter().filter(|row| row[0].contains("experts")) {
+            let (layer, _) = row[0].split_once("experts").unwrap();
+            let end = row[1].split(", ").next().unwrap();
+            let of_row = |weight: &str| {
+                weight.starts_with(layer)
+                    && weight.trim_end_matches(".weight").ends_with(&format!(".{end}_proj"))
+            };
+            let count = |experts: &Value| experts.as_array().map_or(1, Vec::len);
+            let unseen = unseen.iter().filter(|(weight, _)| of_row(weight));
+            let unseen: usize = unseen.map(|(_, experts)| count(experts)).sum();
+            assert_eq!(row[7], format!("{unseen} of {experts}"), "{name} {}", row[0]);
+        }
+    }
+}
+
+#[test]
+fn devices_that_models_do_not_run_on_are_refused() {
+    let scratch = Scratch::new();
+    let (story, stats) = (story(), scratch.path("stats"));
+    let commands: [&[&dyn AsRef<std::ffi::OsStr>]; 2] = [&[&"eval", &story], &[&"calibrate", &story, &stats]];
+    for command in commands {
+        for device in ["cuda:all", "auto", "tpu"] {
+            let refused = on_text(command, &["--device", device]);
+            assert!(refused.code == Some(2) && refused.stderr.contains("cuda:N"), "{refused:#?}");
+        }
+        if cfg!(not(feature = "models-cuda")) {
+            let refused = on_text(command, &["--device", "cuda"]);
+            assert_eq!(refused.code, Some(2), "{refused:#?}");
+            assert!(
+                refused.stderr.contains("models-cuda") && refused.stderr.contains("nvcc"),
+                "{refused:#?}"
+            );
+        }
+    }
+    assert!(!stats.exists());
 }

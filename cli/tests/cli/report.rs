@@ -54,7 +54,7 @@ fn number(text: &str) -> f64 {
 }
 
 /// Asserts that a text shows a number to four digits.
-fn shows(shown: &str, exact: &Value) {
+pub(super) fn shows(shown: &str, exact: &Value) {
     assert_relative_eq!(number(shown), exact.as_f64().unwrap(), max_relative = 6e-4, epsilon = 5e-7);
 }
 

@@ -3,7 +3,7 @@
 use std::str::FromStr;
 
 use candle_core::quantized::{GgmlDType, QMatMul, QTensor};
-use candle_core::{DType, Tensor, bail};
+use candle_core::{DType, Device, Tensor, bail};
 use microscale::{ActivationPrecision, Format, Numerics, Recipe, Search};
 use microscale_candle::{Linear, QLinear, Weights};
 use microscale_models::{Layer, LayerName, Result, Source};
@@ -75,6 +75,10 @@ impl Held {
 pub(crate) struct Stored(pub(crate) Weights, pub(crate) Held);
 
 impl Source for Stored {
+    fn device(&self) -> &Device {
+        self.0.device()
+    }
+
     fn tensor(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
         Ok(self.0.stored(shape, name)?.to_dtype(DType::F32)?)
     }

@@ -23,6 +23,10 @@ impl Random {
 }
 
 impl Source for Random {
+    fn device(&self) -> &Device {
+        &self.2
+    }
+
     fn tensor(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
         Ok(self.values(name, shape, DType::F32)?)
     }

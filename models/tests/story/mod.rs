@@ -24,6 +24,11 @@ pub(crate) fn sample() -> PathBuf {
     root().join("sample/tiny-story")
 }
 
+/// The directory of a random model of an architecture.
+pub(crate) fn golden(model: &str) -> PathBuf {
+    root().join("tests/golden/models").join(model)
+}
+
 /// A checkpoint that is open.
 pub(crate) struct Story {
     pub(crate) config: Config,
@@ -32,17 +37,25 @@ pub(crate) struct Story {
 
 impl Story {
     pub(crate) fn open(directory: &Path) -> Self {
-        Self::of(directory, directory)
+        Self::open_on(directory, &Device::Cpu)
+    }
+
+    pub(crate) fn open_on(directory: &Path, device: &Device) -> Self {
+        Self::of(directory, directory, device)
     }
 
     /// A random model of an architecture, whose directory has golden values too.
     pub(crate) fn golden(model: &str) -> Self {
-        let directory = root().join("tests/golden/models").join(model);
-        Self::of(&directory, &directory.join("model.safetensors"))
+        Self::golden_on(model, &Device::Cpu)
     }
 
-    fn of(directory: &Path, weights: &Path) -> Self {
-        let weights = Weights::open(weights, DType::F32, &Device::Cpu).unwrap();
+    pub(crate) fn golden_on(model: &str, device: &Device) -> Self {
+        let directory = golden(model);
+        Self::of(&directory, &directory.join("model.safetensors"), device)
+    }
+
+    fn of(directory: &Path, weights: &Path, device: &Device) -> Self {
+        let weights = Weights::open(weights, DType::F32, device).unwrap();
         Self { config: Config::read(directory).unwrap(), source: Stored::new(weights) }
     }
 
