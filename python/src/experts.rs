@@ -3,8 +3,8 @@
 use half::{bf16, f16};
 use microscale::formats::nvfp4::Direction;
 use microscale::{
-    Activation, ActivationPrecision, ExpertRows, Format, Fp8Rows, GlobalScale, QuantizedShape, QuantizedView,
-    gemm_experts, gemm_experts_fp4, gemm_experts_fp8, gemm_experts_int8,
+    Activation, ExpertRows, Format, Fp8Rows, GlobalScale, QuantizedShape, QuantizedView, gemm_experts,
+    gemm_experts_fp4, gemm_experts_fp8, gemm_experts_int8,
 };
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -129,23 +129,22 @@ fn add_biases<T: Activation>(out: &mut [T], bias: &[T], chosen: &[u32], rows: us
 /// Multiplies rows of activations, which it may round first, with the weights of their experts, and
 /// adds the experts' biases.
 #[pyfunction]
-#[pyo3(signature = (weights, activations, chosen, out, bias, precision, fp8, round_weights))]
+#[pyo3(signature = (weights, x, chosen, out, bias, activations, round_weights))]
 #[expect(clippy::too_many_arguments, reason = "inputs and outputs of one call in Python")]
 pub(crate) fn linear_experts(
     py: Python<'_>,
     weights: &Bound<'_, PyAny>,
-    activations: &Bound<'_, PyAny>,
+    x: &Bound<'_, PyAny>,
     chosen: &Bound<'_, PyAny>,
     out: &Bound<'_, PyAny>,
     bias: Option<&Bound<'_, PyAny>>,
-    precision: &str,
-    fp8: Option<&str>,
+    activations: Option<&str>,
     round_weights: bool,
 ) -> PyResult<()> {
-    let rounding = Rounding::of(py, precision, fp8, round_weights)?;
+    let rounding = Rounding::of(py, activations, round_weights)?;
     let experts = Experts::by(weights, array_of)?;
     let views = experts.views(weights)?;
-    let (activations, chosen) = (Activations::by(activations, array_of)?, array_of(chosen, "experts")?);
+    let (activations, chosen) = (Activations::by(x, array_of)?, array_of(chosen, "experts")?);
     activations.require_exact(py, rounding)?;
     let quantized = match &activations {
         Activations::Values(_) => None,
@@ -174,12 +173,8 @@ pub(crate) fn linear_experts(
                         let x = Fp8Rows::Values(x);
                         gemm_experts_fp8(views, x, chosen_experts, top_k, rows, options, out)?
                     }
-                    (None, Rounding::Precision(ActivationPrecision::Int8)) => {
-                        gemm_experts_int8(views, x, chosen_experts, top_k, rows, out)?
-                    }
-                    (None, Rounding::Precision(_)) => {
-                        gemm_experts(views, x, chosen_experts, top_k, rows, out)?
-                    }
+                    (None, Rounding::Int8) => gemm_experts_int8(views, x, chosen_experts, top_k, rows, out)?,
+                    (None, Rounding::Exact) => gemm_experts(views, x, chosen_experts, top_k, rows, out)?,
                 }
                 if let Some(bias) = bias {
                     add_biases(out, bias, chosen_experts, experts.shape.rows);
@@ -219,7 +214,6 @@ mod on_gpu {
     use crate::gpu::{Work, bytes, view, view_mut, words};
     use crate::gpu_tensors::{dtype_of, no_wide_bias};
     use crate::interface::array_anywhere;
-    use crate::rounding::fp8_options;
 
     impl Experts {
         /// The weights in the memory of a GPU, under global scales that are there, a slot for each.
@@ -330,29 +324,28 @@ mod on_gpu {
     }
 
     /// Sorts the pairs of tokens and experts by expert, multiplies rows of activations with the
-    /// weights of their experts, and adds the experts' biases before the only rounding. `fp8` is a
-    /// word of [`rounding::FP8`](crate::rounding::FP8) for activations that are rounded first. The
-    /// workspace begins with counters, which are zeros.
+    /// weights of their experts, and adds the experts' biases before the only rounding. The workspace
+    /// begins with counters, which are zeros.
     #[pyfunction]
-    #[pyo3(signature = (weights, activations, chosen, out, bias, workspace, fp8, round_weights, stream))]
+    #[pyo3(signature = (weights, x, chosen, out, bias, workspace, activations, round_weights, stream))]
     #[expect(clippy::too_many_arguments, reason = "inputs and outputs of one call in Python")]
     pub(crate) fn gpu_linear_experts(
         py: Python<'_>,
         weights: &Bound<'_, PyAny>,
-        activations: &Bound<'_, PyAny>,
+        x: &Bound<'_, PyAny>,
         chosen: &Bound<'_, PyAny>,
         out: &Bound<'_, PyAny>,
         bias: Option<&Bound<'_, PyAny>>,
         workspace: &Bound<'_, PyAny>,
-        fp8: Option<&str>,
+        activations: Option<&str>,
         round_weights: bool,
         stream: usize,
     ) -> PyResult<()> {
-        let fp8 = fp8.map(|word| fp8_options(py, word, round_weights)).transpose()?;
+        let fp8 = Rounding::of(py, activations, round_weights)?.on_gpu(py)?;
         let there = |object: &Bound<'_, PyAny>, what| array_anywhere(object, what, Some(stream));
         let experts = Experts::by(weights, there)?;
         let slots = slots_of(weights, stream)?;
-        let (activations, chosen) = (Activations::by(activations, there)?, there(chosen, "experts")?);
+        let (activations, chosen) = (Activations::by(x, there)?, there(chosen, "experts")?);
         let bias = bias.map(|bias| there(bias, "bias")).transpose()?;
         let (mut out, workspace) = (there(out, "out")?, there(workspace, "workspace")?);
         let (rows, top_k) = rows_of(py, &activations, &chosen, experts.shape.cols)?;

@@ -18,7 +18,7 @@ use crate::inputs::Activations;
 use crate::interface::{array_anywhere, new_output};
 use crate::operand::Operand;
 use crate::recipe::{Recipe, word};
-use crate::rounding::fp8_options;
+use crate::rounding::Rounding;
 use crate::tensors::{Counts, counts, require_bias, require_elements};
 
 /// Words of 32 bits of a global scale's slot and of an amax, for who allocates them.
@@ -290,26 +290,25 @@ pub(crate) fn gpu_capture(py: Python<'_>, device: usize, stream: usize) -> PyRes
     capture(device, stream).map_err(|why| of_tensors(py, why))
 }
 
-/// Multiplies quantized weights with activations, and adds a bias before the only rounding. `fp8`
-/// is a word of [`rounding::FP8`](crate::rounding::FP8) for activations that are rounded first. The
+/// Multiplies quantized weights with activations, and adds a bias before the only rounding. The
 /// workspace begins with semaphores, which are zeros.
 #[pyfunction]
-#[pyo3(signature = (weights, activations, out, bias, workspace, fp8, round_weights, stream))]
+#[pyo3(signature = (weights, x, out, bias, workspace, activations, round_weights, stream))]
 #[expect(clippy::too_many_arguments, reason = "inputs and outputs of one call in Python")]
 pub(crate) fn gpu_linear(
     py: Python<'_>,
     weights: &Bound<'_, PyAny>,
-    activations: &Bound<'_, PyAny>,
+    x: &Bound<'_, PyAny>,
     out: &Bound<'_, PyAny>,
     bias: Option<&Bound<'_, PyAny>>,
     workspace: Option<&Bound<'_, PyAny>>,
-    fp8: Option<&str>,
+    activations: Option<&str>,
     round_weights: bool,
     stream: usize,
 ) -> PyResult<()> {
-    let fp8 = fp8.map(|word| fp8_options(py, word, round_weights)).transpose()?;
+    let fp8 = Rounding::of(py, activations, round_weights)?.on_gpu(py)?;
     let weights = operand(weights, stream)?;
-    let activations = Activations::by(activations, |part, what| on_stream(part, what, stream))?;
+    let activations = Activations::by(x, |part, what| on_stream(part, what, stream))?;
     let weights = &weights.get().0;
     let bias = bias.map(|bias| on_stream(bias, "bias", stream)).transpose()?;
     let mut out = on_stream(out, "out", stream)?;

@@ -1,6 +1,6 @@
 //! Activations of a product: an array of values, or a quantized array.
 
-use microscale::{ActivationPrecision, Element};
+use microscale::Element;
 use pyo3::intern;
 use pyo3::prelude::*;
 
@@ -82,11 +82,11 @@ impl Activations {
 
     /// Raises an error if quantized activations would be rounded.
     pub(crate) fn require_exact(&self, py: Python<'_>, rounding: Rounding) -> PyResult<()> {
-        match (self, rounding) {
-            (Self::Quantized(..), Rounding::Precision(ActivationPrecision::Exact)) | (Self::Values(_), _) => {
-                Ok(())
+        match self {
+            Self::Quantized(..) if rounding != Rounding::Exact => {
+                Err(error(py, "quantized activations are not rounded; leave activations out"))
             }
-            _ => Err(error(py, "quantized activations are not rounded; leave precision and activations out")),
+            _ => Ok(()),
         }
     }
 }

@@ -2,9 +2,8 @@
 
 use half::{bf16, f16};
 use microscale::{
-    Activation, ActivationPrecision, Amax, Batch, Element, ErrorStats, Fp8Rows, Global, GlobalScale,
-    QuantizeOptions, ScaleLayout, Scheme, gemm_fp4, gemm_weights, gemm_weights_fp8, gemm_weights_int8,
-    gemv as multiply_quantized,
+    Activation, Amax, Batch, Element, ErrorStats, Fp8Rows, Global, GlobalScale, QuantizeOptions, ScaleLayout,
+    Scheme, gemm_fp4, gemm_weights, gemm_weights_fp8, gemm_weights_int8, gemv as multiply_quantized,
 };
 use pyo3::prelude::*;
 
@@ -211,22 +210,20 @@ pub(crate) fn gemv(
 
 /// Multiplies quantized weights with activations, which it may round first, and adds a bias.
 #[pyfunction]
-#[pyo3(signature = (weights, activations, out, bias, precision, fp8, round_weights))]
-#[expect(clippy::too_many_arguments, reason = "inputs and outputs of one call in Python")]
+#[pyo3(signature = (weights, x, out, bias, activations, round_weights))]
 pub(crate) fn linear(
     py: Python<'_>,
     weights: &Bound<'_, PyAny>,
-    activations: &Bound<'_, PyAny>,
+    x: &Bound<'_, PyAny>,
     out: &Bound<'_, PyAny>,
     bias: Option<&Bound<'_, PyAny>>,
-    precision: &str,
-    fp8: Option<&str>,
+    activations: Option<&str>,
     round_weights: bool,
 ) -> PyResult<()> {
-    let rounding = Rounding::of(py, precision, fp8, round_weights)?;
+    let rounding = Rounding::of(py, activations, round_weights)?;
     let weights = Operand::of(weights)?;
     let view = weights.view(py)?;
-    let activations = Activations::by(activations, array_of)?;
+    let activations = Activations::by(x, array_of)?;
     activations.require_exact(py, rounding)?;
     let tokens = activations.rows(py, view.cols())?;
     let mut out = array_of(out, "out")?;
@@ -253,10 +250,8 @@ pub(crate) fn linear(
                     (None, Rounding::Fp8(options)) => {
                         gemm_weights_fp8(view, Fp8Rows::Values(values), tokens, options, out)?
                     }
-                    (None, Rounding::Precision(ActivationPrecision::Int8)) => {
-                        gemm_weights_int8(view, values, tokens, out)?
-                    }
-                    (None, Rounding::Precision(_)) => gemm_weights(view, values, tokens, out)?,
+                    (None, Rounding::Int8) => gemm_weights_int8(view, values, tokens, out)?,
+                    (None, Rounding::Exact) => gemm_weights(view, values, tokens, out)?,
                 }
                 if let Some(bias) = bias {
                     out.chunks_exact_mut(bias.len().max(1)).for_each(|row| add_bias(row, bias));

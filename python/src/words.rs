@@ -2,7 +2,7 @@
 
 use microscale::formats::nvfp4::Direction;
 use microscale::formats::{ScaleRule, Ties};
-use microscale::{ActivationPrecision, Dtype, Format, NonFinite, Numerics, ScaleLayout, Search, Words};
+use microscale::{Dtype, Format, NonFinite, Numerics, ScaleLayout, Search, Words};
 use microscale_checkpoint::{CheckpointFormat, Gptq, KeptAs, Written};
 use microscale_models::InputFormat;
 use pyo3::prelude::*;
@@ -25,7 +25,6 @@ pub(crate) fn words() -> Vec<(&'static str, Vec<&'static str>)> {
         ("ScaleLayout", listed::<ScaleLayout>()),
         ("NonFinite", listed::<NonFinite>()),
         ("Direction", listed::<Direction>()),
-        ("ActivationPrecision", listed::<ActivationPrecision>()),
         ("RoundedActivations", rounding::all_words()),
         ("ActivationFormat", activations::FORMATS.to_vec()),
         ("RowOperation", activations::OPERATIONS.to_vec()),

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from microscale import _arrays, _gpu, _microscale, _tensors
 from microscale._errors import Error
-from microscale._products import operand_of, require_exact
+from microscale._products import operand_of
 from microscale._types import (
-    ActivationPrecision,
     Array,
     ArrayLike,
     Direction,
@@ -216,7 +215,6 @@ def linear_experts(
     bias: ArrayLike | None = None,
     out: Array = None,
     workspace: Array = None,
-    precision: ActivationPrecision = "exact",
     activations: RoundedActivations | None = None,
     round_weights: bool = False,
     input_global_scale: GlobalScale | None = None,
@@ -230,7 +228,7 @@ def linear_experts(
 
     Args:
         x: activations `[tokens, K]`, or `[tokens, k, K]` with a row for each expert of a token;
-            contiguous, float32, float16 or bfloat16. They are not rounded unless `precision` or
+            contiguous, float32, float16 or bfloat16. They are not rounded unless
             `activations` says so. Or a :class:`Quantized` of such a shape, as for :func:`linear`.
         weights: of E experts, `[E, M, K]`.
         experts: integers `[tokens, k]`, the experts of each token; int32 is taken as it is, other
@@ -241,8 +239,7 @@ def linear_experts(
             left out keep their values.
         workspace: on a GPU, memory from :func:`experts_workspace`. By default the same as for
             :func:`linear`.
-        precision: as for :func:`linear`.
-        activations: as for :func:`linear`: `fp8`, `fp8-group128`, `mxfp4` or `nvfp4`.
+        activations: as for :func:`linear`: `int8`, `fp8`, `fp8-group128`, `mxfp4` or `nvfp4`.
         round_weights: as for :func:`linear`.
         input_global_scale: as for :func:`linear`, one for all experts.
         dtype: as for :func:`linear`.
@@ -256,7 +253,7 @@ def linear_experts(
         NotImplementedError: on a GPU without FP8 products.
     """
     like, x, name, activations = operand_of(
-        x, weights.format, precision, activations, round_weights, input_global_scale, dtype
+        x, weights.format, activations, round_weights, input_global_scale, dtype
     )
     experts = _indices(experts, weights.shape[0])
     chosen = _arrays.shape_of(experts)
@@ -271,7 +268,6 @@ def linear_experts(
         return there if out is None else out
     if _gpu.holds(there):
         _gpu.require()
-        require_exact(precision)
         if not _gpu.holds(weights.codes):
             raise Error("weights are in the memory of the CPU and out is on a GPU; move them to one device")
         stream = _gpu.stream(there)
@@ -282,7 +278,7 @@ def linear_experts(
             weights, x, experts, there, bias, workspace, activations, round_weights, stream
         )
     else:
-        _microscale.linear_experts(weights, x, experts, there, bias, precision, activations, round_weights)
+        _microscale.linear_experts(weights, x, experts, there, bias, activations, round_weights)
     if out is None:
         return there
     _arrays.changed(out)

@@ -74,21 +74,19 @@ def scales_in(tensor: _Object, layout: str, out: _Object) -> None: ...
 def gemv(matrix: _Object, vectors: _Object, batch: int, vector_stride: int, out: _Object) -> None: ...
 def linear(
     weights: _Object,
-    activations: _Object,
+    x: _Object,
     out: _Object,
     bias: _Object,
-    precision: str,
-    fp8: str | None,
+    activations: str | None,
     round_weights: bool,
 ) -> None: ...
 def linear_experts(
     weights: _Object,
-    activations: _Object,
+    x: _Object,
     chosen: _Object,
     out: _Object,
     bias: _Object,
-    precision: str,
-    fp8: str | None,
+    activations: str | None,
     round_weights: bool,
 ) -> None: ...
 def require_activations(format: str, activations: str, round_weights: bool) -> None: ...
@@ -138,22 +136,22 @@ def gpu_experts_fp8_workspace_bytes(weights: _Object, pairs: int, stream: int) -
 def gpu_capture(device: int, stream: int) -> int | None: ...
 def gpu_linear(
     weights: _Object,
-    activations: _Object,
+    x: _Object,
     out: _Object,
     bias: _Object,
     workspace: _Object,
-    fp8: str | None,
+    activations: str | None,
     round_weights: bool,
     stream: int,
 ) -> None: ...
 def gpu_linear_experts(
     weights: _Object,
-    activations: _Object,
+    x: _Object,
     chosen: _Object,
     out: _Object,
     bias: _Object,
     workspace: _Object,
-    fp8: str | None,
+    activations: str | None,
     round_weights: bool,
     stream: int,
 ) -> None: ...

@@ -7,7 +7,7 @@ from microscale import _arrays, _gpu, _microscale
 from microscale._activations import quantize_activations
 from microscale._errors import Error
 from microscale._tensors import Quantized, quantize
-from microscale._types import ActivationPrecision, Array, ArrayLike, DtypeLike, GlobalScale, RoundedActivations
+from microscale._types import Array, ArrayLike, DtypeLike, GlobalScale, RoundedActivations
 
 
 def gemv(
@@ -59,7 +59,6 @@ def linear(
     bias: ArrayLike | None = None,
     out: Array = None,
     workspace: Array = None,
-    precision: ActivationPrecision = "exact",
     activations: RoundedActivations | None = None,
     round_weights: bool = False,
     input_global_scale: GlobalScale | None = None,
@@ -70,7 +69,7 @@ def linear(
 
     Args:
         x: activations `[..., K]`, float32, float16 or bfloat16; contiguous. They are not rounded
-            unless `precision` or `activations` says so. Weights are decoded once for many rows. Or
+            unless `activations` says so. Weights are decoded once for many rows. Or
             a :class:`Quantized` in the format of the weights, with linear or swizzled scales: both
             operands have 4 bits then.
         weights: `[M, K]` in NVFP4 or MXFP4, with linear scales.
@@ -80,12 +79,11 @@ def linear(
         workspace: on a GPU, memory for more rows than eight, for float32, FP8 or 4 bits, from
             :func:`workspace`. By default there is one for each stream, and one for each stream in a graph that is
             captured, whose first product on it clears the semaphores there.
-        precision: `exact`, or `int8` on a CPU, which rounds 32 activations at a time to integers of
-            8 bits with one float32 scale. That is about twice as fast as float32 and loses up to
-            amax / 254 per activation. Rows of `x` with NaN or infinities give NaN.
-        activations: `fp8` rounds activations to E4M3 with a float32 scale per row, as
-            `quantize_activations(x, "fp8")` does, and `fp8-group128` with one per 128 columns. Not
-            together with `precision`. GPUs need compute capability 9.0, and `x` in 16 bits there.
+        activations: by default exact. `int8`, on a CPU, rounds 32 activations at a time to integers
+            of 8 bits with one float32 scale. That is about twice as fast as float32 and loses up to
+            amax / 254 per activation. Rows of `x` with NaN or infinities give NaN. `fp8` rounds activations to E4M3 with a float32 scale per row, as
+            `quantize_activations(x, "fp8")` does, and `fp8-group128` with one per 128 columns. GPUs
+            need compute capability 9.0, and `x` in 16 bits there.
             On a CPU it is slow, with the bits of Hopper's tensor cores. `mxfp4` and `nvfp4`
             quantize them to the format of the weights. A CPU has the bits of Blackwell's tensor
             cores. So have Blackwell GPUs where thread blocks do not share K; others decode the
@@ -105,7 +103,7 @@ def linear(
         NotImplementedError: on a GPU without FP8 products.
     """
     like, readable, name, activations = operand_of(
-        x, weights.format, precision, activations, round_weights, input_global_scale, dtype
+        x, weights.format, activations, round_weights, input_global_scale, dtype
     )
     shape = readable.shape if isinstance(readable, Quantized) else _arrays.shape_of(readable)
     if out is None:
@@ -116,7 +114,6 @@ def linear(
         bias = _arrays.values(bias, "bias")
     if _gpu.holds(there):
         _gpu.require()
-        require_exact(precision)
         stream = _gpu.stream(there)
         tokens, wide = prod(shape[:-1]), _arrays.is_wide(there)
         rounded = "fp4" if isinstance(readable, Quantized) else _gpu.rounded_to(activations)
@@ -126,7 +123,7 @@ def linear(
             workspace = _gpu.workspace(weights, tokens, stream, wide, rounded)
         _microscale.gpu_linear(weights, readable, there, bias, workspace, activations, round_weights, stream)
     else:
-        _microscale.linear(weights, readable, there, bias, precision, activations, round_weights)
+        _microscale.linear(weights, readable, there, bias, activations, round_weights)
     if out is None:
         return there
     _arrays.changed(out)
@@ -140,14 +137,13 @@ FP4 = ("mxfp4", "nvfp4")
 def operand_of(
     x: ArrayLike | Quantized,
     format: str,
-    precision: ActivationPrecision,
     activations: RoundedActivations | None,
     round_weights: bool,
     input_global_scale: GlobalScale | None,
     dtype: DtypeLike | None,
 ) -> tuple[Array, Array, str, RoundedActivations | None]:
     """Returns an array of the activations' library, the activations of a product with weights of a
-    format, the dtype of its results, and the FP8 that the product rounds activations to.
+    format, the dtype of its results, and the INT8 or FP8 that the product rounds activations to.
 
     Activations are quantized here if they shall have 4 bits.
     """
@@ -159,12 +155,9 @@ def operand_of(
     name = _arrays.value_dtype(_arrays.dtype_name(readable))
     if dtype is not None and _arrays.value_dtype(dtype) != name:
         raise Error(f"x is {name}, and so are the results; leave dtype out, or cast x")
-    if activations not in FP4:
-        require_global_scale(activations, input_global_scale is not None)
-        return x, readable, name, activations
-    if precision != "exact":
-        raise Error(f"activations are rounded to {activations} and to {precision}; pass activations or precision")
     require_global_scale(activations, input_global_scale is not None)
+    if activations not in FP4:
+        return x, readable, name, activations
     _microscale.require_activations(format, activations, round_weights)
     return x, quantized_rows(x, activations, input_global_scale), name, None
 
@@ -186,12 +179,6 @@ def quantized_rows(x: ArrayLike, format: str, global_scale: GlobalScale | None) 
     codes, scales, _ = quantize_activations(x, "nvfp4", scale=global_scale)
     shape = _arrays.shape_of(_arrays.values(x, "x"))
     return Quantized(codes, scales, format="nvfp4", shape=shape, global_scale=global_scale)
-
-
-def require_exact(precision: ActivationPrecision) -> None:
-    """Raises an error for a precision of activations that GPUs lack."""
-    if precision != "exact":
-        raise Error(f"GPUs do not multiply with activations in {precision}; use precision='exact', or arrays of the CPU")
 
 
 #: Rows of activations in 16 bits that never need a workspace.
