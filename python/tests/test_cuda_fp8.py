@@ -7,12 +7,25 @@ torch = pytest.importorskip("torch")
 from on_gpu import captured  # noqa: E402
 
 import microscale  # noqa: E402
-from microscale.torch import QuantizedLinear  # noqa: E402
+from microscale.torch import QuantizedExperts, QuantizedLinear  # noqa: E402
 
 #: GPUs without these products refuse them.
 HOPPER = torch.cuda.get_device_capability() == (9, 0)
 needs_hopper = pytest.mark.skipif(not HOPPER, reason="needs compute capability 9.0")
 WORDS = ["fp8", "fp8-group128"]
+
+
+class Mixture(torch.nn.Module):
+    """The experts of a mixture, as transformers has them."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate_up_proj = torch.nn.Parameter(torch.randn(4, 192, 128, dtype=torch.bfloat16) / 8)
+        self.down_proj = torch.nn.Parameter(torch.randn(4, 128, 96, dtype=torch.bfloat16) / 8)
+
+    def _apply_gate(self, gate_up):
+        gate, up = gate_up.chunk(2, -1)
+        return torch.nn.functional.silu(gate) * up
 
 
 @pytest.mark.skipif(HOPPER, reason="has the products")
@@ -65,3 +78,31 @@ def test_layers_are_captured_and_compiled():
         graph.replay()
         assert torch.equal(y, expected)
         assert torch.equal(torch.compile(layer, fullgraph=True, backend="aot_eager")(x), expected)
+
+
+@needs_hopper
+@pytest.mark.parametrize("activations", WORDS)
+def test_modules_of_experts_are_compiled(activations):
+    module = Mixture()
+    there = QuantizedExperts.from_experts(module.cuda(), activation_format=activations)
+    here = QuantizedExperts.from_experts(module.cpu(), activation_format=activations)
+    x, index, routing = torch.randn(33, 128, dtype=torch.bfloat16), torch.randint(0, 4, (33, 2)), torch.rand(33, 2).bfloat16()
+    arguments = [x.cuda(), index.cuda(), routing.cuda()]
+    with torch.no_grad():
+        y = there(*arguments)
+        torch.testing.assert_close(y.cpu(), here(x, index, routing), rtol=2.0**-6, atol=2.0**-10)
+        compiled = torch.compile(there, fullgraph=True, backend="aot_eager")
+        assert torch.equal(compiled(*arguments), y)
+        graph, captured_y = captured(lambda: there(*arguments))
+        graph.replay()
+        assert torch.equal(captured_y, y)
+
+
+def test_int8_is_refused():
+    weights = microscale.quantize(torch.randn(64, 128, device="cuda"))
+    x = torch.ones(3, 128, dtype=torch.bfloat16, device="cuda")
+    with pytest.raises(microscale.Error, match="GPUs do not multiply with activations in int8"):
+        microscale.linear(x, weights, activations="int8")
+    layer = QuantizedLinear(weights, dtype=torch.bfloat16, activation_format="int8")
+    with pytest.raises(microscale.Error, match="GPUs do not multiply with activations in int8"):
+        layer(x)
