@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 use microscale::formats::nvfp4::Direction;
 use microscale::{
-    Activation, ExpertRows, Format, Fp8Rows, GlobalScale, QuantizedShape, QuantizedView, gemm_experts,
+    Activation, ExpertRows, Format, GlobalScale, QuantizedShape, QuantizedView, gemm_experts,
     gemm_experts_fp4, gemm_experts_fp8, gemm_experts_int8,
 };
 use pyo3::intern;
@@ -147,8 +147,8 @@ pub(crate) fn linear_experts(
     let (activations, chosen) = (Activations::by(x, array_of)?, array_of(chosen, "experts")?);
     activations.require_exact(py, rounding)?;
     let quantized = match &activations {
-        Activations::Values(_) => None,
         Activations::Quantized(operand, _) => Some(operand.view(py)?),
+        _ => None,
     };
     let bias = bias.map(|bias| array_of(bias, "bias")).transpose()?;
     let (rows, top_k) = rows_of(py, &activations, &chosen, experts.shape.cols)?;
@@ -166,15 +166,17 @@ pub(crate) fn linear_experts(
         ($T:ty) => {{
             let out: &mut [$T] = out.output(py, kind, &inputs)?;
             let (x, bias) = (activations.values::<$T>(), bias.as_ref().map(Array::values::<$T>));
+            let fp8 = activations.fp8_rows::<$T>(py, rounding, round_weights)?;
             work(py, || {
-                match (quantized, rounding) {
+                match (quantized, fp8) {
                     (Some(x), _) => gemm_experts_fp4(views, x, chosen_experts, top_k, rows, out)?,
-                    (None, Rounding::Fp8(options)) => {
-                        let x = Fp8Rows::Values(x);
+                    (None, Some((x, options))) => {
                         gemm_experts_fp8(views, x, chosen_experts, top_k, rows, options, out)?
                     }
-                    (None, Rounding::Int8) => gemm_experts_int8(views, x, chosen_experts, top_k, rows, out)?,
-                    (None, Rounding::Exact) => gemm_experts(views, x, chosen_experts, top_k, rows, out)?,
+                    (None, None) if rounding == Rounding::Int8 => {
+                        gemm_experts_int8(views, x, chosen_experts, top_k, rows, out)?
+                    }
+                    (None, None) => gemm_experts(views, x, chosen_experts, top_k, rows, out)?,
                 }
                 if let Some(bias) = bias {
                     add_biases(out, bias, chosen_experts, experts.shape.rows);
@@ -213,6 +215,7 @@ mod on_gpu {
     use super::*;
     use crate::gpu::{Work, bytes, view, view_mut, words};
     use crate::gpu_tensors::{dtype_of, no_wide_bias};
+    use crate::inputs::DeviceInput;
     use crate::interface::array_anywhere;
 
     impl Experts {
@@ -341,11 +344,13 @@ mod on_gpu {
         round_weights: bool,
         stream: usize,
     ) -> PyResult<()> {
-        let fp8 = Rounding::of(py, activations, round_weights)?.on_gpu(py)?;
+        let rounding = Rounding::of(py, activations, round_weights)?;
+        let fp8 = rounding.on_gpu(py)?;
         let there = |object: &Bound<'_, PyAny>, what| array_anywhere(object, what, Some(stream));
         let experts = Experts::by(weights, there)?;
         let slots = slots_of(weights, stream)?;
         let (activations, chosen) = (Activations::by(x, there)?, there(chosen, "experts")?);
+        activations.require_exact(py, rounding)?;
         let bias = bias.map(|bias| there(bias, "bias")).transpose()?;
         let (mut out, workspace) = (there(out, "out")?, there(workspace, "workspace")?);
         let (rows, top_k) = rows_of(py, &activations, &chosen, experts.shape.cols)?;
@@ -373,7 +378,7 @@ mod on_gpu {
         let of_experts = experts.device_view(py, slots.as_ref())?;
         let of_layout = match (&activations, fp8) {
             (Activations::Quantized(..), _) => Rounded::Fp4,
-            (Activations::Values(_), Some(_)) => Rounded::Fp8,
+            (Activations::Fp8(_), _) | (Activations::Values(_), Some(_)) => Rounded::Fp8,
             (Activations::Values(_), None) => Rounded::Of(dtype_of(kind == Kind::F32)),
         };
         let layout = layout(&work, of_experts, pairs, of_layout);
@@ -397,8 +402,7 @@ mod on_gpu {
         let routing_on = |stream: &Arc<CudaStream>| unsafe {
             DeviceRoutingMut::from_raw_parts(stream, count, pairs, lists)
         };
-        if let Activations::Quantized(x, _) = &activations {
-            let x = x.device_view(py)?;
+        if let Some(x) = activations.on_gpu(py, round_weights)? {
             /// The product for a dtype of biases and one of results.
             macro_rules! multiply {
                 ($T:ty, $O:ty) => {{
@@ -408,8 +412,19 @@ mod on_gpu {
                         let mut routing = routing_on(stream);
                         gpu.route_on(stream, pairs_of, top_k, &mut routing)?;
                         let steps = DeviceEpilogue { bias, ..DeviceEpilogue::default() };
-                        let linear = gpu.linear_experts_fp4::<$T, $O>(of_experts).epilogue(steps);
-                        linear.plan(pairs)?.run(stream, x, &routing, rows, &mut space, to.reborrow())
+                        let to = to.reborrow();
+                        match x {
+                            DeviceInput::Fp4(x) => {
+                                let linear = gpu.linear_experts_fp4::<$T, $O>(of_experts).epilogue(steps);
+                                linear.plan(pairs)?.run(stream, x, &routing, rows, &mut space, to)
+                            }
+                            DeviceInput::Fp8 { codes, scales, options } => {
+                                let linear = gpu.linear_experts_fp8::<$T, $O>(of_experts).epilogue(steps);
+                                let x = Fp8Activations::Quantized { codes, scales };
+                                let plan = linear.options(options).plan(pairs)?;
+                                plan.run(stream, x, &routing, rows, &mut space, to)
+                            }
+                        }
                     })
                 }};
             }

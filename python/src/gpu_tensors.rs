@@ -14,7 +14,7 @@ use pyo3::prelude::*;
 use crate::array::{Array, Kind, with_type};
 use crate::errors::{error, of_tensors};
 use crate::gpu::{Work, bytes_mut, capture, view, view_mut, words, words_mut};
-use crate::inputs::Activations;
+use crate::inputs::{Activations, DeviceInput};
 use crate::interface::{array_anywhere, new_output};
 use crate::operand::Operand;
 use crate::recipe::{Recipe, word};
@@ -306,9 +306,11 @@ pub(crate) fn gpu_linear(
     round_weights: bool,
     stream: usize,
 ) -> PyResult<()> {
-    let fp8 = Rounding::of(py, activations, round_weights)?.on_gpu(py)?;
+    let rounding = Rounding::of(py, activations, round_weights)?;
+    let fp8 = rounding.on_gpu(py)?;
     let weights = operand(weights, stream)?;
     let activations = Activations::by(x, |part, what| on_stream(part, what, stream))?;
+    activations.require_exact(py, rounding)?;
     let weights = &weights.get().0;
     let bias = bias.map(|bias| on_stream(bias, "bias", stream)).transpose()?;
     let mut out = on_stream(out, "out", stream)?;
@@ -339,17 +341,23 @@ pub(crate) fn gpu_linear(
             space.map_err(|why| of_tensors(py, why))?
         }
     };
-    if let Activations::Quantized(x, _) = &activations {
-        let x = x.device_view(py)?;
+    if let Some(x) = activations.on_gpu(py, round_weights)? {
         /// The product for a dtype of bias and one of results.
         macro_rules! multiply {
             ($T:ty, $O:ty) => {{
                 let bias = bias.as_ref().map(view::<$T>);
                 let steps = DeviceEpilogue { bias, ..DeviceEpilogue::default() };
                 let to: DeviceViewMut<'_, $O> = view_mut(&mut out);
-                work.enqueue(py, |gpu, stream| {
-                    let plan = gpu.linear_fp4::<$T, $O>(from).epilogue(steps).plan(tokens)?;
-                    plan.run(stream, x, space, to)
+                work.enqueue(py, |gpu, stream| match x {
+                    DeviceInput::Fp4(x) => {
+                        let plan = gpu.linear_fp4::<$T, $O>(from).epilogue(steps).plan(tokens)?;
+                        plan.run(stream, x, space, to)
+                    }
+                    DeviceInput::Fp8 { codes, scales, options } => {
+                        let linear = gpu.linear_fp8::<$T, $O>(from).epilogue(steps).options(options);
+                        let x = Fp8Activations::Quantized { codes, scales };
+                        linear.plan(tokens)?.run(stream, x, space, to)
+                    }
                 })
             }};
         }

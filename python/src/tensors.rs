@@ -2,8 +2,8 @@
 
 use half::{bf16, f16};
 use microscale::{
-    Activation, Amax, Batch, Element, ErrorStats, Fp8Rows, Global, GlobalScale, QuantizeOptions, ScaleLayout,
-    Scheme, gemm_fp4, gemm_weights, gemm_weights_fp8, gemm_weights_int8, gemv as multiply_quantized,
+    Activation, Amax, Batch, Element, ErrorStats, Global, GlobalScale, QuantizeOptions, ScaleLayout, Scheme,
+    gemm_fp4, gemm_weights, gemm_weights_fp8, gemm_weights_int8, gemv as multiply_quantized,
 };
 use pyo3::prelude::*;
 
@@ -230,8 +230,8 @@ pub(crate) fn linear(
     require_elements(py, &out, tokens, view.rows())?;
     let kind = activations.kind(&out);
     let quantized = match &activations {
-        Activations::Values(_) => None,
         Activations::Quantized(operand, _) => Some(operand.view(py)?),
+        _ => None,
     };
     let bias = bias.map(|bias| array_of(bias, "bias")).transpose()?;
     if let Some(bias) = &bias {
@@ -244,14 +244,15 @@ pub(crate) fn linear(
         ($T:ty) => {{
             let out: &mut [$T] = out.output(py, kind, &inputs)?;
             let (values, bias) = (activations.values::<$T>(), bias.as_ref().map(Array::values::<$T>));
+            let fp8 = activations.fp8_rows::<$T>(py, rounding, round_weights)?;
             work(py, || {
-                match (quantized, rounding) {
+                match (quantized, fp8) {
                     (Some(x), _) => gemm_fp4(x, view, out)?,
-                    (None, Rounding::Fp8(options)) => {
-                        gemm_weights_fp8(view, Fp8Rows::Values(values), tokens, options, out)?
+                    (None, Some((x, options))) => gemm_weights_fp8(view, x, tokens, options, out)?,
+                    (None, None) if rounding == Rounding::Int8 => {
+                        gemm_weights_int8(view, values, tokens, out)?
                     }
-                    (None, Rounding::Int8) => gemm_weights_int8(view, values, tokens, out)?,
-                    (None, Rounding::Exact) => gemm_weights(view, values, tokens, out)?,
+                    (None, None) => gemm_weights(view, values, tokens, out)?,
                 }
                 if let Some(bias) = bias {
                     out.chunks_exact_mut(bias.len().max(1)).for_each(|row| add_bias(row, bias));

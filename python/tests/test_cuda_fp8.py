@@ -82,6 +82,41 @@ def test_layers_are_captured_and_compiled():
 
 @needs_hopper
 @pytest.mark.parametrize("activations", WORDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_quantized_activations_are_multiplied_as_they_are(activations, dtype):
+    half = torch.float16 if dtype == torch.float16 else torch.bfloat16
+
+    def same(y, expected):
+        # Results in float32 may be summed in another order.
+        near = 2.0**-7 if dtype == torch.float32 else 0
+        torch.testing.assert_close(y.to(half), expected, rtol=near, atol=near / 32)
+
+    scale = "token" if activations == "fp8" else "group128"
+    for rows, cols, tokens in [(64, 128, 1), (300, 1024, 200)]:
+        there = microscale.quantize(torch.randn(rows, cols, device="cuda") / 8)
+        x = torch.randn(tokens, cols, dtype=half, device="cuda")
+        codes, _, scales = microscale.quantize_activations(x, "fp8", scale=scale)
+        given = microscale.QuantizedActivations(codes.view(torch.float8_e4m3fn), None, scales)
+        y = microscale.linear(given, there, dtype=dtype)
+        assert y.dtype == dtype
+        same(y, microscale.linear(x, there, activations=activations))
+        graph, again = captured(lambda: microscale.linear(given, there, dtype=dtype))
+        graph.replay()
+        assert torch.equal(again, y)
+    one = torch.tensor([0.02], device="cuda")
+    codes, _, _ = microscale.quantize_activations(x, "fp8", scale=one)
+    y = microscale.linear(microscale.QuantizedActivations(codes, None, one), there)
+    each = one.expand(tokens, 1).contiguous()
+    assert torch.equal(y, microscale.linear(microscale.QuantizedActivations(codes, None, each), there))
+    experts, chosen = microscale.quantize_experts(torch.randn(6, 96, 256, device="cuda") / 8), torch.randint(0, 6, (40, 2)).cuda()
+    x = torch.randn(40, 256, dtype=half, device="cuda")
+    given = microscale.quantize_activations(x, "fp8", scale=scale)
+    y = microscale.linear_experts(given, experts, chosen, dtype=dtype)
+    same(y, microscale.linear_experts(x, experts, chosen, activations=activations))
+
+
+@needs_hopper
+@pytest.mark.parametrize("activations", WORDS)
 def test_modules_of_experts_are_compiled(activations):
     module = Mixture()
     there = QuantizedExperts.from_experts(module.cuda(), activation_format=activations)

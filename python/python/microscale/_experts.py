@@ -9,6 +9,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, cast
 
 from microscale import _arrays, _gpu, _microscale, _tensors
+from microscale._activations import QuantizedActivations
 from microscale._errors import Error
 from microscale._products import operand_of
 from microscale._types import (
@@ -208,7 +209,7 @@ def together(parts: list[_tensors.Quantized], format: str) -> Experts:
 
 
 def linear_experts(
-    x: ArrayLike | _tensors.Quantized,
+    x: ArrayLike | _tensors.Quantized | QuantizedActivations,
     weights: Experts,
     experts: ArrayLike,
     *,
@@ -229,7 +230,8 @@ def linear_experts(
     Args:
         x: activations `[tokens, K]`, or `[tokens, k, K]` with a row for each expert of a token;
             contiguous, float32, float16 or bfloat16. They are not rounded unless
-            `activations` says so. Or a :class:`Quantized` of such a shape, as for :func:`linear`.
+            `activations` says so. Or a :class:`Quantized` or :class:`QuantizedActivations` of such a
+            shape, as for :func:`linear`.
         weights: of E experts, `[E, M, K]`.
         experts: integers `[tokens, k]`, the experts of each token; int32 is taken as it is, other
             integers are converted. Numbers below 0 and from E on leave their pair out. Floats and
@@ -252,14 +254,12 @@ def linear_experts(
             `activations` unless `round_weights` is set. On a GPU, FP8 also needs experts of whole words of scales.
         NotImplementedError: on a GPU without FP8 products.
     """
-    like, x, name, activations = operand_of(
-        x, weights.format, activations, round_weights, input_global_scale, dtype
-    )
+    operand = operand_of(x, weights.format, activations, round_weights, input_global_scale, dtype)
     experts = _indices(experts, weights.shape[0])
     chosen = _arrays.shape_of(experts)
     pairs = prod(chosen)
     if out is None:
-        there = _arrays.zeros(like, (*chosen, weights.shape[1]), name)
+        there = _arrays.zeros(operand.like, (*chosen, weights.shape[1]), operand.dtype)
     else:
         there = _arrays.output(out, "out")
     if bias is not None:
@@ -272,13 +272,12 @@ def linear_experts(
             raise Error("weights are in the memory of the CPU and out is on a GPU; move them to one device")
         stream = _gpu.stream(there)
         if workspace is None:
-            rounded = "fp4" if isinstance(x, _tensors.Quantized) else _gpu.rounded_to(activations)
-            workspace = _gpu.experts_workspace(weights, pairs, stream, _arrays.is_wide(there), rounded)
+            workspace = _gpu.experts_workspace(weights, pairs, stream, _arrays.is_wide(there), operand.rounded)
         _microscale.gpu_linear_experts(
-            weights, x, experts, there, bias, workspace, activations, round_weights, stream
+            weights, operand.rows, experts, there, bias, workspace, operand.activations, round_weights, stream
         )
     else:
-        _microscale.linear_experts(weights, x, experts, there, bias, activations, round_weights)
+        _microscale.linear_experts(weights, operand.rows, experts, there, bias, operand.activations, round_weights)
     if out is None:
         return there
     _arrays.changed(out)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from math import prod
+from typing import NamedTuple
+
 from microscale import _arrays, _gpu, _microscale
-from microscale._activations import quantize_activations
+from microscale._activations import QuantizedActivations, quantize_activations
 from microscale._errors import Error
 from microscale._tensors import Quantized, quantize
 from microscale._types import Array, ArrayLike, DtypeLike, GlobalScale, RoundedActivations
@@ -53,7 +55,7 @@ def gemv(
 
 
 def linear(
-    x: ArrayLike | Quantized,
+    x: ArrayLike | Quantized | QuantizedActivations,
     weights: Quantized,
     *,
     bias: ArrayLike | None = None,
@@ -71,7 +73,8 @@ def linear(
         x: activations `[..., K]`, float32, float16 or bfloat16; contiguous. They are not rounded
             unless `activations` says so. Weights are decoded once for many rows. Or
             a :class:`Quantized` in the format of the weights, with linear or swizzled scales: both
-            operands have 4 bits then.
+            operands have 4 bits then. Or :class:`QuantizedActivations` in FP8: E4M3 codes `[..., K]`
+            and `f32_scales` per row, per 128 columns, or one for all.
         weights: `[M, K]` in NVFP4 or MXFP4, with linear scales.
         bias: `[M]` of the dtype of `x`. On a GPU it is added before the only rounding, on a CPU
             after one.
@@ -102,12 +105,11 @@ def linear(
             `activations` unless `round_weights` is set.
         NotImplementedError: on a GPU without FP8 products.
     """
-    like, readable, name, activations = operand_of(
-        x, weights.format, activations, round_weights, input_global_scale, dtype
-    )
-    shape = readable.shape if isinstance(readable, Quantized) else _arrays.shape_of(readable)
+    operand = operand_of(x, weights.format, activations, round_weights, input_global_scale, dtype)
+    rows, rounded = operand.rows, operand.rounded
+    leading = operand.shape[:-1]
     if out is None:
-        there = _arrays.empty(like, (*shape[:-1], weights.shape[0]), name)
+        there = _arrays.empty(operand.like, (*leading, weights.shape[0]), operand.dtype)
     else:
         there = _arrays.output(out, "out")
     if bias is not None:
@@ -115,15 +117,14 @@ def linear(
     if _gpu.holds(there):
         _gpu.require()
         stream = _gpu.stream(there)
-        tokens, wide = prod(shape[:-1]), _arrays.is_wide(there)
-        rounded = "fp4" if isinstance(readable, Quantized) else _gpu.rounded_to(activations)
+        tokens, wide = prod(leading), _arrays.is_wide(there)
         if workspace is not None and not workspace.shape[0]:
             workspace = None
         elif workspace is None and (tokens > _FEW or wide or rounded) and _gpu.holds(weights.codes):
             workspace = _gpu.workspace(weights, tokens, stream, wide, rounded)
-        _microscale.gpu_linear(weights, readable, there, bias, workspace, activations, round_weights, stream)
+        _microscale.gpu_linear(weights, rows, there, bias, workspace, operand.activations, round_weights, stream)
     else:
-        _microscale.linear(weights, readable, there, bias, activations, round_weights)
+        _microscale.linear(weights, rows, there, bias, operand.activations, round_weights)
     if out is None:
         return there
     _arrays.changed(out)
@@ -134,32 +135,68 @@ def linear(
 FP4 = ("mxfp4", "nvfp4")
 
 
+class Operand(NamedTuple):
+    """The activations of a product."""
+
+    like: Array
+    """An array of their library."""
+    rows: Array
+    """Values, or quantized activations, for the extension module."""
+    shape: tuple[int, ...]
+    dtype: str
+    """Of the results."""
+    activations: RoundedActivations | None
+    """The INT8 or FP8 that the product rounds values to."""
+    rounded: str | None
+    """As of :func:`_gpu.rounded_to`."""
+
+
 def operand_of(
-    x: ArrayLike | Quantized,
+    x: ArrayLike | Quantized | QuantizedActivations,
     format: str,
     activations: RoundedActivations | None,
     round_weights: bool,
     input_global_scale: GlobalScale | None,
     dtype: DtypeLike | None,
-) -> tuple[Array, Array, str, RoundedActivations | None]:
-    """Returns an array of the activations' library, the activations of a product with weights of a
-    format, the dtype of its results, and the INT8 or FP8 that the product rounds activations to.
-
-    Activations are quantized here if they shall have 4 bits.
-    """
-    if isinstance(x, Quantized):
+) -> Operand:
+    """Returns the activations of a product with weights of a format. They are quantized here if they
+    shall have 4 bits."""
+    if isinstance(x, (Quantized, QuantizedActivations)):
         if activations is not None or input_global_scale is not None:
             raise Error("x is quantized already; leave activations and input_global_scale out")
-        return x.codes, x, _arrays.value_dtype(dtype or "float32"), None
+        name = _arrays.value_dtype(dtype or "float32")
+        if isinstance(x, Quantized):
+            return Operand(x.codes, x, x.shape, name, None, "fp4")
+        rows = _fp8_rows(x)
+        return Operand(rows.codes, rows, _arrays.shape_of(rows.codes), name, None, "fp8")
     readable = _arrays.values(x, "x")
     name = _arrays.value_dtype(_arrays.dtype_name(readable))
     if dtype is not None and _arrays.value_dtype(dtype) != name:
         raise Error(f"x is {name}, and so are the results; leave dtype out, or cast x")
     require_global_scale(activations, input_global_scale is not None)
     if activations not in FP4:
-        return x, readable, name, activations
+        return Operand(x, readable, _arrays.shape_of(readable), name, activations, _gpu.rounded_to(activations))
     _microscale.require_activations(format, activations, round_weights)
-    return x, quantized_rows(x, activations, input_global_scale), name, None
+    quantized = quantized_rows(x, activations, input_global_scale)
+    return Operand(x, quantized, quantized.shape, name, None, "fp4")
+
+
+def _fp8_rows(x: QuantizedActivations) -> QuantizedActivations:
+    """Returns activations in FP8 whose codes and scales the extension module reads. One scale for
+    all of them is repeated for each row."""
+    if x.scales is not None:
+        raise Error("x has block scales; pass a Quantized of its codes and scales")
+    if x.f32_scales is None:
+        raise Error("x has no f32_scales; pass QuantizedActivations(codes, None, scales)")
+    name = _arrays.dtype_name(x.codes)
+    if name not in ("uint8", "float8_e4m3fn"):
+        raise TypeError(f"codes are {name}; pass uint8 or float8_e4m3fn")
+    codes, scales = _arrays.readable(x.codes, "codes"), _arrays.values(x.f32_scales, "f32_scales")
+    leading = _arrays.shape_of(codes)[:-1]
+    if prod(_arrays.shape_of(scales)) == 1 and _arrays.shape_of(scales) != (*leading, 1):
+        scales, one = _arrays.zeros(codes, (*leading, 1), "float32"), scales
+        scales[...] = one.reshape(())
+    return QuantizedActivations(codes, None, scales)
 
 
 def require_global_scale(activations: str | None, given: bool) -> None:
