@@ -189,7 +189,7 @@ pub(crate) fn linear_experts(
         Kind::F32 => multiply!(f32),
         Kind::F16 => multiply!(f16),
         Kind::Bf16 => multiply!(bf16),
-        Kind::Bytes | Kind::Indices => return Err(activations.no_values(&out)),
+        Kind::Bytes | Kind::Indices | Kind::Longs => return Err(activations.no_values(&out)),
     };
     done.map_err(|error| of_tensors(py, error))
 }
@@ -433,7 +433,7 @@ mod on_gpu {
                 Kind::F32 => multiply!(bf16, f32),
                 Kind::F16 => multiply!(f16, f16),
                 Kind::Bf16 => multiply!(bf16, bf16),
-                Kind::Bytes | Kind::Indices => Err(out.no_values()),
+                Kind::Bytes | Kind::Indices | Kind::Longs => Err(out.no_values()),
             };
         }
         /// The product for a dtype.
@@ -461,7 +461,7 @@ mod on_gpu {
             Kind::F32 => multiply!(f32),
             Kind::F16 => multiply!(f16),
             Kind::Bf16 => multiply!(bf16),
-            Kind::Bytes | Kind::Indices => Err(activations.no_values(&out)),
+            Kind::Bytes | Kind::Indices | Kind::Longs => Err(activations.no_values(&out)),
         }
     }
 }

@@ -366,7 +366,7 @@ pub(crate) fn gpu_linear(
             Kind::F32 => multiply!(bf16, f32),
             Kind::F16 => multiply!(f16, f16),
             Kind::Bf16 => multiply!(bf16, bf16),
-            Kind::Bytes | Kind::Indices => Err(out.no_values()),
+            Kind::Bytes | Kind::Indices | Kind::Longs => Err(out.no_values()),
         };
     }
     /// The product for a dtype.
@@ -389,7 +389,7 @@ pub(crate) fn gpu_linear(
         Kind::F32 => multiply!(f32),
         Kind::F16 => multiply!(f16),
         Kind::Bf16 => multiply!(bf16),
-        Kind::Bytes | Kind::Indices => Err(activations.no_values(&out)),
+        Kind::Bytes | Kind::Indices | Kind::Longs => Err(activations.no_values(&out)),
     }
 }
 

@@ -265,7 +265,7 @@ pub(crate) fn linear(
         Kind::F32 => multiply!(f32),
         Kind::F16 => multiply!(f16),
         Kind::Bf16 => multiply!(bf16),
-        Kind::Bytes | Kind::Indices => return Err(activations.no_values(&out)),
+        Kind::Bytes | Kind::Indices | Kind::Longs => return Err(activations.no_values(&out)),
     };
     done.map_err(|error| of_tensors(py, error))
 }

@@ -68,6 +68,24 @@ def quantize_activations(
     scales: _Object,
     f32_scales: _Object,
 ) -> None: ...
+def append_kv(
+    keys: _Object,
+    values: _Object,
+    parts: tuple[_Object, ...],
+    slots: _Object,
+    scales: list[float],
+    order: str,
+    hadamard: int,
+) -> None: ...
+def gather_kv(
+    parts: tuple[_Object, ...],
+    slots: _Object,
+    lengths: _Object,
+    scales: list[float],
+    order: str,
+    keys: _Object,
+    values: _Object,
+) -> None: ...
 def dequantize(tensor: _Object, out: _Object) -> None: ...
 def amax(values: _Object) -> tuple[float, bool, bool]: ...
 def scales_in(tensor: _Object, layout: str, out: _Object) -> None: ...
@@ -121,6 +139,26 @@ def gpu_quantize_activations(
     codes: _Object,
     scales: _Object,
     f32_scales: _Object,
+    stream: int,
+) -> None: ...
+def gpu_append_kv(
+    keys: _Object,
+    values: _Object,
+    parts: tuple[_Object, ...],
+    slots: _Object,
+    scales: _Object,
+    order: str,
+    hadamard: int,
+    stream: int,
+) -> None: ...
+def gpu_gather_kv(
+    parts: tuple[_Object, ...],
+    slots: _Object,
+    lengths: _Object,
+    scales: _Object,
+    order: str,
+    keys: _Object,
+    values: _Object,
     stream: int,
 ) -> None: ...
 def gpu_dequantize(tensor: _Object, out: _Object, stream: int) -> None: ...
