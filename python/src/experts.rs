@@ -327,8 +327,8 @@ mod on_gpu {
     }
 
     /// Sorts the pairs of tokens and experts by expert, multiplies rows of activations with the
-    /// weights of their experts, and adds the experts' biases before the only rounding. The workspace
-    /// begins with counters, which are zeros.
+    /// weights of their experts, and adds the experts' biases before the only rounding.
+    /// The workspace begins with counters, which are zeros.
     #[pyfunction]
     #[pyo3(signature = (weights, x, chosen, out, bias, workspace, activations, round_weights, stream))]
     #[expect(clippy::too_many_arguments, reason = "inputs and outputs of one call in Python")]

@@ -303,7 +303,8 @@ pub(crate) fn integers(array: &Array) -> gpu::DeviceIntegers<'_> {
     }
 }
 
-/// The bytes of an array of a GPU, gaps between pages included. [`Array::entry_stride`] comes first.
+/// The bytes of an array of a GPU, gaps between pages included.
+/// [`Array::entry_stride`] comes first.
 pub(crate) fn spanned(array: &Array) -> gpu::DeviceView<'_, u8> {
     assert!(array.kind() == Kind::Bytes, "inputs are looked at first");
     // SAFETY: as of `bytes`. Gaps between pages are memory of the same allocation.

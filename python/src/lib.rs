@@ -9,7 +9,8 @@
 //! | `array`, `kind`, `memory` | the elements of another library's array: address, type and owner, and permitted uses |
 //! | `interface`, `dlpack` | finding them |
 //! | `recipe`, `operand` | recipes from words; a quantized matrix in arrays |
-//! | `tensors`, `gpu_tensors`, `activations`, `kv`, `experts`, `checkpoints`, `models` | the functions |
+//! | `tensors`, `gpu_tensors`, `activations`, `kv`, `experts` | the functions of arrays |
+//! | `checkpoints`, `models` | the functions of checkpoints |
 //! | `gpu` | GPUs, and work on other libraries' streams |
 //! | `workers` | threads, also after a fork; they release the interpreter's lock |
 //! | `words` | the words of each choice, for tests |

@@ -51,7 +51,7 @@ def _linear_experts(
     """`x` `[tokens, K]` or `[tokens, k, K]`, float32, float16 or bfloat16, times the weights `[E,
     M, K]` of the experts `[tokens, k]`, plus their bias `[E, M]`: `[tokens, k, M]`. `global_scales`
     is float32 `[E]` or a slot for each, `[E, words]`; `[0]` if there are none. `activations` and
-    `round_weights` are those of :func:`microscale.linear`."""
+    `round_weights` are as for :func:`microscale.linear`."""
     rounded = cast("RoundedActivations | None", activations)
     weights = _weights(codes, scales, global_scales, format, direction, x.shape[-1])
     # As of `microscale::linear`: nothing may be kept of what calls an operator.
@@ -87,8 +87,7 @@ class QuantizedExperts(nn.Module):
 
     It has the same inputs and output: tokens `[tokens, K]`, the experts of each `[tokens, k]` and
     their weights `[tokens, k]`; the sum over a token's experts. Activations are float32, float16 or
-    bfloat16, and are not rounded unless `activation_format` says so. There are no gradients through
-    it.
+    bfloat16, and are not rounded without an `activation_format`. There are no gradients through it.
 
     Under autocast the products are in the dtype of autocast, and the result has the dtype of the
     tokens.
@@ -180,8 +179,8 @@ class QuantizedExperts(nn.Module):
     ) -> QuantizedExperts:
         """Quantizes the weights of experts on their device, the device meta included.
 
-        `activation_format` and `round_weights` are those of the module. `options` are options of :func:`microscale.quantize`. By default NaN and infinities are an
-        error.
+        `activation_format` and `round_weights` are those of the module. `options` are options of
+        :func:`microscale.quantize`. By default NaN and infinities are an error.
         """
         options = {"non_finite": "error", **options}
         require_activations(format, activation_format, round_weights)

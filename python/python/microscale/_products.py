@@ -73,8 +73,8 @@ def linear(
         x: activations `[..., K]`, float32, float16 or bfloat16; contiguous. They are not rounded
             unless `activations` says so. Weights are decoded once for many rows. Or
             a :class:`Quantized` in the format of the weights, with linear or swizzled scales: both
-            operands have 4 bits then. Or :class:`QuantizedActivations` in FP8: E4M3 codes `[..., K]`
-            and `f32_scales` per row, per 128 columns, or one for all.
+            operands have 4 bits then. Or :class:`QuantizedActivations` in FP8: E4M3 codes
+            `[..., K]` and `f32_scales` per row, per 128 columns, or one for all.
         weights: `[M, K]` in NVFP4 or MXFP4, with linear scales.
         bias: `[M]` of the dtype of `x`. On a GPU it is added before the only rounding, on a CPU
             after one.
@@ -84,13 +84,13 @@ def linear(
             captured, whose first product on it clears the semaphores there.
         activations: by default exact. `int8`, on a CPU, rounds 32 activations at a time to integers
             of 8 bits with one float32 scale. That is about twice as fast as float32 and loses up to
-            amax / 254 per activation. Rows of `x` with NaN or infinities give NaN. `fp8` rounds activations to E4M3 with a float32 scale per row, as
-            `quantize_activations(x, "fp8")` does, and `fp8-group128` with one per 128 columns. GPUs
-            need compute capability 9.0, and `x` in 16 bits there.
-            On a CPU it is slow, with the bits of Hopper's tensor cores. `mxfp4` and `nvfp4`
-            quantize them to the format of the weights. A CPU has the bits of Blackwell's tensor
-            cores. So have Blackwell GPUs where thread blocks do not share K; others decode the
-            activations, and take MXFP4 with `x` in bfloat16.
+            amax / 254 per activation. Rows of `x` with NaN or infinities give NaN. `fp8` rounds
+            activations to E4M3 with a float32 scale per row, as `quantize_activations(x, "fp8")`
+            does, and `fp8-group128` with one per 128 columns. GPUs need compute capability 9.0, and
+            `x` in 16 bits there. On a CPU it is slow, with the bits of Hopper's tensor cores.
+            `mxfp4` and `nvfp4` quantize them to the format of the weights. A CPU has the bits of
+            Blackwell's tensor cores. So have Blackwell GPUs where thread blocks do not share K;
+            others decode the activations, and take MXFP4 with `x` in bfloat16.
         round_weights: allows NVFP4 weights with FP8 `activations`: each weight times its block scale is
             rounded to E4M3, with a relative error of at most 2**-4. MXFP4 weights lose nothing.
         input_global_scale: for `activations="nvfp4"`, the global scale of the activations. By

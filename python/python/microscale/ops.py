@@ -1,4 +1,4 @@
-"""PyTorch operators that quantize activations and KV caches, under the names of vLLM and FlashInfer.
+"""PyTorch operators that quantize activations and KV caches, under names of vLLM and FlashInfer.
 
     codes, scales = microscale.ops.silu_and_mul_nvfp4_quant(gate_up, global_scale)
     y = torch.ops.microscale.scaled_fp4_quant(x, global_scale)          # the same operators
