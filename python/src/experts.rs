@@ -2,15 +2,13 @@
 
 use half::{bf16, f16};
 use microscale::formats::nvfp4::Direction;
-use microscale::{
-    Activation, ExpertRows, Format, GlobalScale, QuantizedShape, QuantizedView, gemm_experts,
-    gemm_experts_fp4, gemm_experts_fp8, gemm_experts_int8,
-};
+use microscale::{Activation, ExpertRows, Format, GlobalScale, QuantizedShape, QuantizedView};
 use pyo3::intern;
 use pyo3::prelude::*;
 
 use crate::array::{Array, Kind};
 use crate::errors::{error, of_tensors};
+use crate::gate::{combine, gate_of, results};
 use crate::inputs::Activations;
 use crate::interface::array_of;
 use crate::recipe::word;
@@ -119,7 +117,7 @@ pub(crate) fn rows_of(
 }
 
 /// Adds an expert's bias to the results of its pairs, with a rounding of its own.
-fn add_biases<T: Activation>(out: &mut [T], bias: &[T], chosen: &[u32], rows: usize) {
+fn add_biases<R: Activation, T: Activation>(out: &mut [R], bias: &[T], chosen: &[u32], rows: usize) {
     for (results, expert) in out.chunks_exact_mut(rows.max(1)).zip(chosen) {
         let Some(bias) = bias.chunks_exact(rows.max(1)).nth(*expert as usize) else { continue };
         add_bias(results, bias);
@@ -129,7 +127,7 @@ fn add_biases<T: Activation>(out: &mut [T], bias: &[T], chosen: &[u32], rows: us
 /// Multiplies rows of activations, which it may round first, with the weights of their experts, and
 /// adds the experts' biases.
 #[pyfunction]
-#[pyo3(signature = (weights, x, chosen, out, bias, activations, round_weights))]
+#[pyo3(signature = (weights, x, chosen, out, bias, activations, round_weights, gate))]
 #[expect(clippy::too_many_arguments, reason = "inputs and outputs of one call in Python")]
 pub(crate) fn linear_experts(
     py: Python<'_>,
@@ -140,21 +138,19 @@ pub(crate) fn linear_experts(
     bias: Option<&Bound<'_, PyAny>>,
     activations: Option<&str>,
     round_weights: bool,
+    gate: Option<&str>,
 ) -> PyResult<()> {
     let rounding = Rounding::of(py, activations, round_weights)?;
     let experts = Experts::by(weights, array_of)?;
     let views = experts.views(weights)?;
     let (activations, chosen) = (Activations::by(x, array_of)?, array_of(chosen, "experts")?);
     activations.require_exact(py, rounding)?;
-    let quantized = match &activations {
-        Activations::Quantized(operand, _) => Some(operand.view(py)?),
-        _ => None,
-    };
     let bias = bias.map(|bias| array_of(bias, "bias")).transpose()?;
     let (rows, top_k) = rows_of(py, &activations, &chosen, experts.shape.cols)?;
     let chosen_experts = chosen.indices(py)?;
     let mut out = array_of(out, "out")?;
-    require_elements(py, &out, chosen_experts.len(), experts.shape.rows)?;
+    let gate = gate_of(py, gate)?;
+    require_elements(py, &out, chosen_experts.len(), results(py, experts.shape.rows, gate)?)?;
     let kind = activations.kind(&out);
     if let Some(bias) = &bias {
         require_bias(py, bias, kind, &[experts.count, experts.shape.rows])?;
@@ -165,21 +161,27 @@ pub(crate) fn linear_experts(
     macro_rules! multiply {
         ($T:ty) => {{
             let out: &mut [$T] = out.output(py, kind, &inputs)?;
-            let (x, bias) = (activations.values::<$T>(), bias.as_ref().map(Array::values::<$T>));
-            let fp8 = activations.fp8_rows::<$T>(py, rounding, round_weights)?;
+            let bias = bias.as_ref().map(Array::values::<$T>);
+            let input = activations.input::<$T>(py, rounding, round_weights)?;
             work(py, || {
-                match (quantized, fp8) {
-                    (Some(x), _) => gemm_experts_fp4(views, x, chosen_experts, top_k, rows, out)?,
-                    (None, Some((x, options))) => {
-                        gemm_experts_fp8(views, x, chosen_experts, top_k, rows, options, out)?
+                let of_pair = experts.shape.rows;
+                let Some(gate) = gate else {
+                    input.multiply_experts(views, chosen_experts, top_k, rows, out)?;
+                    if let Some(bias) = bias {
+                        add_biases(out, bias, chosen_experts, of_pair);
                     }
-                    (None, None) if rounding == Rounding::Int8 => {
-                        gemm_experts_int8(views, x, chosen_experts, top_k, rows, out)?
-                    }
-                    (None, None) => gemm_experts(views, x, chosen_experts, top_k, rows, out)?,
-                }
+                    return Ok(());
+                };
+                let mut sums = vec![0f32; chosen_experts.len() * of_pair];
+                input.widened().multiply_experts(views, chosen_experts, top_k, rows, &mut sums)?;
                 if let Some(bias) = bias {
-                    add_biases(out, bias, chosen_experts, experts.shape.rows);
+                    add_biases(&mut sums, bias, chosen_experts, of_pair);
+                }
+                let pairs = sums.chunks_exact(of_pair.max(1)).zip(out.chunks_exact_mut((of_pair / 2).max(1)));
+                for ((sums, out), expert) in pairs.zip(chosen_experts) {
+                    if (*expert as usize) < experts.count {
+                        combine(gate, sums, out);
+                    }
                 }
                 Ok(())
             })?
@@ -330,7 +332,7 @@ mod on_gpu {
     /// weights of their experts, and adds the experts' biases before the only rounding.
     /// The workspace begins with counters, which are zeros.
     #[pyfunction]
-    #[pyo3(signature = (weights, x, chosen, out, bias, workspace, activations, round_weights, stream))]
+    #[pyo3(signature = (weights, x, chosen, out, bias, workspace, activations, round_weights, gate, stream))]
     #[expect(clippy::too_many_arguments, reason = "inputs and outputs of one call in Python")]
     pub(crate) fn gpu_linear_experts(
         py: Python<'_>,
@@ -342,6 +344,7 @@ mod on_gpu {
         workspace: &Bound<'_, PyAny>,
         activations: Option<&str>,
         round_weights: bool,
+        gate: Option<&str>,
         stream: usize,
     ) -> PyResult<()> {
         let rounding = Rounding::of(py, activations, round_weights)?;
@@ -356,7 +359,8 @@ mod on_gpu {
         let (rows, top_k) = rows_of(py, &activations, &chosen, experts.shape.cols)?;
         chosen.require(py, Kind::Indices)?;
         let pairs = chosen.span();
-        require_elements(py, &out, pairs, experts.shape.rows)?;
+        let gate = gate_of(py, gate)?;
+        require_elements(py, &out, pairs, results(py, experts.shape.rows, gate)?)?;
         let kind = activations.kind(&out);
         if let Some(bias) = &bias {
             require_bias(py, bias, kind, &[experts.count, experts.shape.rows])?;
@@ -411,7 +415,7 @@ mod on_gpu {
                     work.enqueue(py, |gpu, stream| {
                         let mut routing = routing_on(stream);
                         gpu.route_on(stream, pairs_of, top_k, &mut routing)?;
-                        let steps = DeviceEpilogue { bias, ..DeviceEpilogue::default() };
+                        let steps = DeviceEpilogue { bias, gate, ..DeviceEpilogue::default() };
                         let to = to.reborrow();
                         match x {
                             DeviceInput::Fp4(x) => {
@@ -446,7 +450,7 @@ mod on_gpu {
                 work.enqueue(py, |gpu, stream| {
                     let mut routing = routing_on(stream);
                     gpu.route_on(stream, pairs_of, top_k, &mut routing)?;
-                    let steps = DeviceEpilogue { bias, ..DeviceEpilogue::default() };
+                    let steps = DeviceEpilogue { bias, gate, ..DeviceEpilogue::default() };
                     let Some(options) = fp8 else {
                         let plan = gpu.linear_experts(of_experts).epilogue(steps).plan(pairs)?;
                         return plan.run(stream, x, &routing, rows, &mut space, to.reborrow());

@@ -13,6 +13,7 @@ use pyo3::prelude::*;
 
 use crate::array::{Array, Kind, with_type};
 use crate::errors::{error, of_tensors};
+use crate::gate::{gate_of, results};
 use crate::gpu::{Work, bytes_mut, capture, view, view_mut, words, words_mut};
 use crate::inputs::{Activations, DeviceInput};
 use crate::interface::{array_anywhere, new_output};
@@ -293,7 +294,7 @@ pub(crate) fn gpu_capture(py: Python<'_>, device: usize, stream: usize) -> PyRes
 /// Multiplies quantized weights with activations, and adds a bias before the only rounding. The
 /// workspace begins with semaphores, which are zeros.
 #[pyfunction]
-#[pyo3(signature = (weights, x, out, bias, workspace, activations, round_weights, stream))]
+#[pyo3(signature = (weights, x, out, bias, workspace, activations, round_weights, gate, stream))]
 #[expect(clippy::too_many_arguments, reason = "inputs and outputs of one call in Python")]
 pub(crate) fn gpu_linear(
     py: Python<'_>,
@@ -304,6 +305,7 @@ pub(crate) fn gpu_linear(
     workspace: Option<&Bound<'_, PyAny>>,
     activations: Option<&str>,
     round_weights: bool,
+    gate: Option<&str>,
     stream: usize,
 ) -> PyResult<()> {
     let rounding = Rounding::of(py, activations, round_weights)?;
@@ -316,7 +318,8 @@ pub(crate) fn gpu_linear(
     let mut out = on_stream(out, "out", stream)?;
     let mut workspace = workspace.map(|space| on_stream(space, "workspace", stream)).transpose()?;
     let tokens = activations.rows(py, weights.shape.cols)?;
-    require_elements(py, &out, tokens, weights.shape.rows)?;
+    let gate = gate_of(py, gate)?;
+    require_elements(py, &out, tokens, results(py, weights.shape.rows, gate)?)?;
     let kind = activations.kind(&out);
     if let Some(bias) = &bias {
         require_bias(py, bias, kind, &[weights.shape.rows])?;
@@ -346,7 +349,7 @@ pub(crate) fn gpu_linear(
         macro_rules! multiply {
             ($T:ty, $O:ty) => {{
                 let bias = bias.as_ref().map(view::<$T>);
-                let steps = DeviceEpilogue { bias, ..DeviceEpilogue::default() };
+                let steps = DeviceEpilogue { bias, gate, ..DeviceEpilogue::default() };
                 let to: DeviceViewMut<'_, $O> = view_mut(&mut out);
                 work.enqueue(py, |gpu, stream| match x {
                     DeviceInput::Fp4(x) => {
@@ -374,7 +377,8 @@ pub(crate) fn gpu_linear(
         ($T:ty) => {{
             let Activations::Values(x) = &activations else { unreachable!("returned above") };
             let x = view::<$T>(x);
-            let steps = DeviceEpilogue { bias: bias.as_ref().map(view::<$T>), ..DeviceEpilogue::default() };
+            let bias = bias.as_ref().map(view::<$T>);
+            let steps = DeviceEpilogue { bias, gate, ..DeviceEpilogue::default() };
             let to: DeviceViewMut<'_, $T> = view_mut(&mut out);
             work.enqueue(py, |gpu, stream| match fp8 {
                 None => gpu.linear(from).epilogue(steps).plan(tokens)?.run(stream, x, space, to),

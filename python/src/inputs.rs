@@ -1,8 +1,13 @@
 //! Activations of a product: an array of values, or quantized ones.
 
+use std::borrow::Cow;
+
 #[cfg(feature = "cuda")]
 use microscale::gpu::{DeviceTensorView, DeviceView};
-use microscale::{Element, Fp8Options, Fp8Rows};
+use microscale::{
+    Activation, ExpertRows, Fp8Options, Fp8Rows, QuantizedView, Result, gemm_experts, gemm_experts_fp4,
+    gemm_experts_fp8, gemm_experts_int8, gemm_fp4, gemm_weights, gemm_weights_fp8, gemm_weights_int8,
+};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
@@ -33,6 +38,68 @@ pub(crate) struct Fp8 {
     codes: Array,
     scales: Array,
     per_group: bool,
+}
+
+/// The activations of a product on a CPU.
+pub(crate) struct Input<'a, T: Activation> {
+    /// Of quantized activations there are none.
+    values: Cow<'a, [T]>,
+    rounding: Rounding,
+    quantized: Option<QuantizedInput<'a>>,
+}
+
+#[derive(Clone, Copy)]
+enum QuantizedInput<'a> {
+    Fp4(QuantizedView<'a>),
+    Fp8 { codes: &'a [u8], scales: &'a [f32], options: Fp8Options },
+}
+
+impl<'a, T: Activation> Input<'a, T> {
+    /// Multiplies weights with them.
+    pub(crate) fn multiply(&self, weights: QuantizedView<'_>, tokens: usize, out: &mut [T]) -> Result<()> {
+        let values = &self.values[..];
+        match (self.quantized, self.rounding) {
+            (Some(QuantizedInput::Fp4(x)), _) => gemm_fp4(x, weights, out),
+            (Some(QuantizedInput::Fp8 { codes, scales, options }), _) => {
+                gemm_weights_fp8(weights, Fp8Rows::Quantized { codes, scales }, tokens, options, out)
+            }
+            (None, Rounding::Fp8(options)) => {
+                gemm_weights_fp8(weights, Fp8Rows::Values(values), tokens, options, out)
+            }
+            (None, Rounding::Int8) => gemm_weights_int8(weights, values, tokens, out),
+            (None, Rounding::Exact) => gemm_weights(weights, values, tokens, out),
+        }
+    }
+
+    /// Multiplies the weights of the experts that are chosen with them.
+    pub(crate) fn multiply_experts(
+        &self,
+        experts: Vec<QuantizedView<'_>>,
+        chosen: &[u32],
+        top_k: usize,
+        rows: ExpertRows,
+        out: &mut [T],
+    ) -> Result<()> {
+        let values = &self.values[..];
+        match (self.quantized, self.rounding) {
+            (Some(QuantizedInput::Fp4(x)), _) => gemm_experts_fp4(experts, x, chosen, top_k, rows, out),
+            (Some(QuantizedInput::Fp8 { codes, scales, options }), _) => {
+                let x = Fp8Rows::Quantized { codes, scales };
+                gemm_experts_fp8(experts, x, chosen, top_k, rows, options, out)
+            }
+            (None, Rounding::Fp8(options)) => {
+                gemm_experts_fp8(experts, Fp8Rows::Values(values), chosen, top_k, rows, options, out)
+            }
+            (None, Rounding::Int8) => gemm_experts_int8(experts, values, chosen, top_k, rows, out),
+            (None, Rounding::Exact) => gemm_experts(experts, values, chosen, top_k, rows, out),
+        }
+    }
+
+    /// The same activations, for results in f32.
+    pub(crate) fn widened(self) -> Input<'a, f32> {
+        let Self { values, rounding, quantized } = self;
+        Input { values: values.iter().map(|x| x.to_f32()).collect(), rounding, quantized }
+    }
 }
 
 /// Quantized activations in the memory of a GPU.
@@ -87,32 +154,23 @@ impl Activations {
         }
     }
 
-    /// The values. Quantized activations have none.
-    pub(crate) fn values<T: Element>(&self) -> &[T] {
-        match self {
-            Self::Values(values) => values.values::<T>(),
-            Self::Quantized(..) | Self::Fp8(_) => &[],
-        }
-    }
-
-    /// The activations of a product in FP8 and its options: values that are rounded to it, or codes
-    /// and scales. `None` for other products.
-    pub(crate) fn fp8_rows<T: Element>(
+    /// The activations of a product on a CPU.
+    pub(crate) fn input<T: Activation>(
         &self,
         py: Python<'_>,
         rounding: Rounding,
         round_weights: bool,
-    ) -> PyResult<Option<(Fp8Rows<'_, T>, Fp8Options)>> {
-        Ok(match (self, rounding) {
-            (Self::Fp8(Fp8 { codes, scales, per_group }), _) => {
-                let rows = Fp8Rows::Quantized { codes: codes.bytes(py)?, scales: scales.values::<f32>() };
-                Some((rows, Fp8Options { per_group: *per_group, round_weights }))
+    ) -> PyResult<Input<'_, T>> {
+        let (values, quantized) = match self {
+            Self::Values(values) => (values.values::<T>(), None),
+            Self::Quantized(operand, _) => (&[][..], Some(QuantizedInput::Fp4(operand.view(py)?))),
+            Self::Fp8(Fp8 { codes, scales, per_group }) => {
+                let options = Fp8Options { per_group: *per_group, round_weights };
+                let (codes, scales) = (codes.bytes(py)?, scales.values::<f32>());
+                (&[][..], Some(QuantizedInput::Fp8 { codes, scales, options }))
             }
-            (Self::Values(values), Rounding::Fp8(options)) => {
-                Some((Fp8Rows::Values(values.values::<T>()), options))
-            }
-            _ => None,
-        })
+        };
+        Ok(Input { values: values.into(), rounding, quantized })
     }
 
     /// Quantized activations in the memory of a GPU. `None` for values.

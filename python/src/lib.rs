@@ -8,7 +8,8 @@
 //! |---|---|
 //! | `array`, `kind`, `memory` | the elements of another library's array: address, type and owner, and permitted uses |
 //! | `interface`, `dlpack` | finding them |
-//! | `recipe`, `operand` | recipes from words; a quantized matrix in arrays |
+//! | `recipe`, `rounding`, `gate` | choices from words |
+//! | `operand`, `inputs` | a quantized matrix in arrays; the activations of a product |
 //! | `tensors`, `gpu_tensors`, `activations`, `kv`, `experts` | the functions of arrays |
 //! | `checkpoints`, `models` | the functions of checkpoints |
 //! | `gpu` | GPUs, and work on other libraries' streams |
@@ -22,6 +23,7 @@ mod checkpoints;
 mod dlpack;
 mod errors;
 mod experts;
+mod gate;
 #[cfg(feature = "cuda")]
 mod gpu;
 #[cfg(feature = "cuda")]

@@ -7,7 +7,7 @@ use microscale_checkpoint::{CheckpointFormat, Gptq, KeptAs, Written};
 use microscale_models::InputFormat;
 use pyo3::prelude::*;
 
-use crate::{activations, kv, rounding};
+use crate::{activations, gate, kv, rounding};
 
 /// Returns the words of each choice, by the name of its type in Python.
 #[pyfunction]
@@ -30,6 +30,7 @@ pub(crate) fn words() -> Vec<(&'static str, Vec<&'static str>)> {
         ("RowOperation", activations::OPERATIONS.to_vec()),
         ("Norm", activations::NORMS.to_vec()),
         ("ActivationLayout", activations::LAYOUTS.to_vec()),
+        ("Gate", gate::GATES.to_vec()),
         ("KvLayout", kv::ORDERS.to_vec()),
         ("CheckpointDtype", listed::<Dtype>()),
         ("Kept", listed::<KeptAs>()),

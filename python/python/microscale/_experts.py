@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any, cast
 from microscale import _arrays, _gpu, _microscale, _tensors
 from microscale._activations import QuantizedActivations
 from microscale._errors import Error
-from microscale._products import operand_of
+from microscale._products import operand_of, results_of
 from microscale._types import (
     Array,
     ArrayLike,
     Direction,
     DtypeLike,
+    Gate,
     GlobalScale,
     LayerFormat,
     RoundedActivations,
@@ -219,6 +220,7 @@ def linear_experts(
     activations: RoundedActivations | None = None,
     round_weights: bool = False,
     input_global_scale: GlobalScale | None = None,
+    gate: Gate | None = None,
     dtype: DtypeLike | None = None,
 ) -> Array:
     """Multiplies each token with the weights of its experts, as a linear layer of a mixture does.
@@ -244,10 +246,12 @@ def linear_experts(
         activations: as for :func:`linear`: `int8`, `fp8`, `fp8-group128`, `mxfp4` or `nvfp4`.
         round_weights: as for :func:`linear`.
         input_global_scale: as for :func:`linear`, one for all experts.
+        gate: as for :func:`linear`.
         dtype: as for :func:`linear`.
 
     Returns:
-        `out`, or an array `[tokens, k, M]`, with zeros for pairs that are left out.
+        `out`, or an array `[tokens, k, M]`, with zeros for pairs that are left out; `[tokens, k,
+        M / 2]` after a gate.
 
     Raises:
         Error: for shapes and formats that do not match, and for NVFP4 weights with FP8
@@ -259,7 +263,7 @@ def linear_experts(
     chosen = _arrays.shape_of(experts)
     pairs = prod(chosen)
     if out is None:
-        there = _arrays.zeros(operand.like, (*chosen, weights.shape[1]), operand.dtype)
+        there = _arrays.zeros(operand.like, (*chosen, results_of(weights.shape[1], gate)), operand.dtype)
     else:
         there = _arrays.output(out, "out")
     if bias is not None:
@@ -274,10 +278,10 @@ def linear_experts(
         if workspace is None:
             workspace = _gpu.experts_workspace(weights, pairs, stream, _arrays.is_wide(there), operand.rounded)
         _microscale.gpu_linear_experts(
-            weights, operand.rows, experts, there, bias, workspace, operand.activations, round_weights, stream
+            weights, operand.rows, experts, there, bias, workspace, operand.activations, round_weights, gate, stream
         )
     else:
-        _microscale.linear_experts(weights, operand.rows, experts, there, bias, operand.activations, round_weights)
+        _microscale.linear_experts(weights, operand.rows, experts, there, bias, operand.activations, round_weights, gate)
     if out is None:
         return there
     _arrays.changed(out)

@@ -97,6 +97,7 @@ def linear(
     bias: _Object,
     activations: str | None,
     round_weights: bool,
+    gate: str | None,
 ) -> None: ...
 def linear_experts(
     weights: _Object,
@@ -106,6 +107,7 @@ def linear_experts(
     bias: _Object,
     activations: str | None,
     round_weights: bool,
+    gate: str | None,
 ) -> None: ...
 def require_activations(format: str, activations: str, round_weights: bool) -> None: ...
 def compare(original: _Object, other: _Object) -> _Figures: ...
@@ -180,6 +182,7 @@ def gpu_linear(
     workspace: _Object,
     activations: str | None,
     round_weights: bool,
+    gate: str | None,
     stream: int,
 ) -> None: ...
 def gpu_linear_experts(
@@ -191,6 +194,7 @@ def gpu_linear_experts(
     workspace: _Object,
     activations: str | None,
     round_weights: bool,
+    gate: str | None,
     stream: int,
 ) -> None: ...
 def quantize_checkpoint(

@@ -9,7 +9,7 @@ from microscale import _arrays, _gpu, _microscale
 from microscale._activations import QuantizedActivations, quantize_activations
 from microscale._errors import Error
 from microscale._tensors import Quantized, quantize
-from microscale._types import Array, ArrayLike, DtypeLike, GlobalScale, RoundedActivations
+from microscale._types import Array, ArrayLike, DtypeLike, Gate, GlobalScale, RoundedActivations
 
 
 def gemv(
@@ -64,6 +64,7 @@ def linear(
     activations: RoundedActivations | None = None,
     round_weights: bool = False,
     input_global_scale: GlobalScale | None = None,
+    gate: Gate | None = None,
     dtype: DtypeLike | None = None,
 ) -> Array:
     """Multiplies activations with quantized weights, as a linear layer does: `x @ weights.T +
@@ -95,10 +96,14 @@ def linear(
             rounded to E4M3, with a relative error of at most 2**-4. MXFP4 weights lose nothing.
         input_global_scale: for `activations="nvfp4"`, the global scale of the activations. By
             default it is computed from all of `x`, so that rows depend on each other.
+        gate: combines the results of each even row of weights, a gate, with those of the odd row
+            after it, `up`: `silu_and_mul`, or `swiglu_oai` of gpt-oss. Sums, bias and gate are
+            computed in float32 and rounded once. Rows of gate and up alternate:
+            `torch.stack([gate, up], 1).flatten(0, 1)`.
         dtype: of the result for a quantized `x`, by default float32. For others it is that of `x`.
 
     Returns:
-        `out`, or an array `[..., M]` of the dtype of `x`.
+        `out`, or an array `[..., M]` of the dtype of `x`; `[..., M / 2]` after a gate.
 
     Raises:
         Error: for shapes and formats that do not match, and for NVFP4 weights with FP8
@@ -109,7 +114,7 @@ def linear(
     rows, rounded = operand.rows, operand.rounded
     leading = operand.shape[:-1]
     if out is None:
-        there = _arrays.empty(operand.like, (*leading, weights.shape[0]), operand.dtype)
+        there = _arrays.empty(operand.like, (*leading, results_of(weights.shape[0], gate)), operand.dtype)
     else:
         there = _arrays.output(out, "out")
     if bias is not None:
@@ -122,13 +127,18 @@ def linear(
             workspace = None
         elif workspace is None and (tokens > _FEW or wide or rounded) and _gpu.holds(weights.codes):
             workspace = _gpu.workspace(weights, tokens, stream, wide, rounded)
-        _microscale.gpu_linear(weights, rows, there, bias, workspace, operand.activations, round_weights, stream)
+        _microscale.gpu_linear(weights, rows, there, bias, workspace, operand.activations, round_weights, gate, stream)
     else:
-        _microscale.linear(weights, rows, there, bias, operand.activations, round_weights)
+        _microscale.linear(weights, rows, there, bias, operand.activations, round_weights, gate)
     if out is None:
         return there
     _arrays.changed(out)
     return out
+
+
+def results_of(rows: int, gate: str | None) -> int:
+    """Returns the results of rows of weights. A gate combines pairs."""
+    return rows if gate is None else rows // 2
 
 
 #: Formats of 4 bits that activations are quantized to.

@@ -38,6 +38,8 @@ RowOperation = Literal["none", "silu_and_mul", "gelu_tanh_and_mul", "swiglu_oai"
 Norm = Literal["llama", "gemma", "flashinfer"]
 #: Layouts of the block scales of activations. `128x4` is `swizzled` of a ScaleLayout.
 ActivationLayout = Literal["linear", "128x4", "8x4"]
+#: How a product combines pairs of results.
+Gate = Literal["silu_and_mul", "swiglu_oai"]
 #: The order of vectors in a page of a KV cache: `[page_size, heads, ...]` or `[heads, page_size, ...]`.
 KvLayout = Literal["NHD", "HND"]
 #: The dtype of values that `dequantize` writes to a checkpoint.
