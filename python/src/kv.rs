@@ -201,6 +201,7 @@ pub(crate) fn append_kv<'py>(
 /// sequences. Rows without a slot stay as they are.
 #[pyfunction]
 #[pyo3(signature = (parts, slots, lengths, scales, order, keys, values))]
+#[expect(clippy::too_many_arguments, reason = "K and V come in pairs")]
 pub(crate) fn gather_kv<'py>(
     py: Python<'py>,
     parts: Parts<'py>,
