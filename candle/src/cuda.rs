@@ -4,13 +4,13 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use candle_core::backend::BackendStorage;
-use candle_core::cuda_backend::cudarc::driver::{CudaView, DeviceRepr, ValidAsZeroBits};
+use candle_core::cuda_backend::cudarc::driver::{CudaStream, CudaView, DeviceRepr, ValidAsZeroBits};
 use candle_core::cuda_backend::{CudaDType, CudaDevice, CudaStorageSlice, DeviceId};
 use candle_core::{CudaStorage, Error, Layout, Result, bail};
 use microscale::gpu::{
     DeviceExperts, DeviceQuantizeOptions, DeviceRouting, DeviceTensor, Fp8Activations, GemmWorkspace, Gpu,
 };
-use microscale::{Activation, ExpertRows, QuantizedShape, QuantizedView, Shape};
+use microscale::{Activation, ExpertRows, QuantizedShape, QuantizedView, Recipe, Shape};
 
 use crate::rounded::RoundedInputs;
 
@@ -79,11 +79,7 @@ impl OnGpu {
                 }
                 Some(RoundedInputs::Fp4(recipe)) => {
                     let shape = Shape::new(tokens, self.weights.view().cols());
-                    let quantized_shape = QuantizedShape::new(recipe.format(), shape.rows, shape.cols)
-                        .with_scale_layout(recipe.scale_layout);
-                    let mut quantized = DeviceTensor::zeros(&stream, quantized_shape)?;
-                    let options = DeviceQuantizeOptions::default();
-                    self.gpu.quantize_on(&stream, &x, shape, &recipe, options, &mut quantized)?;
+                    let quantized = quantized(&self.gpu, &stream, &x, shape, &recipe)?;
                     let plan = self.gpu.linear_fp4::<T, T>(&self.weights).plan(tokens)?;
                     let mut workspace = GemmWorkspace::new(&stream, plan.workspace_bytes())?;
                     plan.run(&stream, &quantized, &mut workspace, &mut out)
@@ -118,18 +114,20 @@ impl ExpertsOnGpu {
         Ok(Self { gpu: gpu(device)?, experts })
     }
 
-    /// The products of rows without gaps and the weights of each token's `top_k` experts.
+    /// The products of rows without gaps, which may be `rounded` first, and the weights of each
+    /// token's `top_k` experts.
     pub(crate) fn multiply(
         &self,
         x: (&CudaStorage, &Layout),
         chosen: (&CudaStorage, &Layout),
         top_k: usize,
         rows: ExpertRows,
+        rounded: Option<RoundedInputs>,
     ) -> Result<CudaStorage> {
         match &x.0.slice {
-            CudaStorageSlice::F32(_) => self.multiply_as::<f32>(x, chosen, top_k, rows),
-            CudaStorageSlice::F16(_) => self.multiply_as::<half::f16>(x, chosen, top_k, rows),
-            CudaStorageSlice::BF16(_) => self.multiply_as::<half::bf16>(x, chosen, top_k, rows),
+            CudaStorageSlice::F32(_) => self.multiply_as::<f32>(x, chosen, top_k, rows, rounded),
+            CudaStorageSlice::F16(_) => self.multiply_as::<half::f16>(x, chosen, top_k, rows, rounded),
+            CudaStorageSlice::BF16(_) => self.multiply_as::<half::bf16>(x, chosen, top_k, rows, rounded),
             _ => bail!("an input on a GPU is f32, f16 or bf16 here; convert it"),
         }
     }
@@ -140,6 +138,7 @@ impl ExpertsOnGpu {
         (chosen, of_chosen): (&CudaStorage, &Layout),
         top_k: usize,
         rows: ExpertRows,
+        rounded: Option<RoundedInputs>,
     ) -> Result<CudaStorage> {
         let (device, stream) = (x.device().clone(), x.device().cuda_stream());
         let (gpu, experts) = (&self.gpu, &self.experts);
@@ -149,15 +148,48 @@ impl ExpertsOnGpu {
             let (activations, chosen) = (part::<T>(x, layout)?, part::<u32>(chosen, of_chosen)?);
             let mut done = || {
                 let mut routing = DeviceRouting::zeros(&stream, experts.count(), pairs)?;
-                let mut workspace = gpu.experts_workspace(&stream, experts, pairs, T::DTYPE)?;
                 gpu.route_on(&stream, &chosen, top_k, &mut routing)?;
-                let plan = gpu.linear_experts(experts).plan(pairs)?;
-                plan.run(&stream, &activations, &routing, rows, &mut workspace, &mut out)
+                match rounded {
+                    None => {
+                        let mut workspace = gpu.experts_workspace(&stream, experts, pairs, T::DTYPE)?;
+                        let plan = gpu.linear_experts(experts).plan(pairs)?;
+                        plan.run(&stream, &activations, &routing, rows, &mut workspace, &mut out)
+                    }
+                    Some(RoundedInputs::Fp8(options)) => {
+                        let plan = gpu.linear_experts_fp8(experts).options(options).plan(pairs)?;
+                        let mut workspace = GemmWorkspace::new(&stream, plan.workspace_bytes())?;
+                        let x = Fp8Activations::Values((&activations).into());
+                        plan.run(&stream, x, &routing, rows, &mut workspace, &mut out)
+                    }
+                    Some(RoundedInputs::Fp4(recipe)) => {
+                        let cols = experts.shape().cols;
+                        let shape = Shape::new(layout.shape().elem_count() / cols, cols);
+                        let quantized = quantized(gpu, &stream, &activations, shape, &recipe)?;
+                        let plan = gpu.linear_experts_fp4::<T, T>(experts).plan(pairs)?;
+                        let mut workspace = GemmWorkspace::new(&stream, plan.workspace_bytes())?;
+                        plan.run(&stream, &quantized, &routing, rows, &mut workspace, &mut out)
+                    }
+                }
             };
             done().map_err(Error::wrap)?;
         }
         Ok(CudaStorage::wrap_cuda_slice(out, device))
     }
+}
+
+/// Quantizes rows by a recipe.
+fn quantized<T: OnDevice>(
+    gpu: &Gpu,
+    stream: &Arc<CudaStream>,
+    x: &CudaView<'_, T>,
+    shape: Shape,
+    recipe: &Recipe,
+) -> microscale::Result<DeviceTensor> {
+    let quantized_shape =
+        QuantizedShape::new(recipe.format(), shape.rows, shape.cols).with_scale_layout(recipe.scale_layout);
+    let mut quantized = DeviceTensor::zeros(stream, quantized_shape)?;
+    gpu.quantize_on(stream, x, shape, recipe, DeviceQuantizeOptions::default(), &mut quantized)?;
+    Ok(quantized)
 }
 
 /// The elements of a tensor without gaps.

@@ -6,12 +6,15 @@ use std::sync::Arc;
 #[cfg(feature = "cuda")]
 use candle_core::CudaStorage;
 use candle_core::{CpuStorage, CustomOp2, D, DType, Device, Error, Layout, Result, Shape, Tensor, bail};
-use microscale::{Activation, ActivationPrecision, ExpertRows, gemm_experts, gemm_experts_int8};
+use microscale::{
+    Activation, ActivationPrecision, ExpertRows, Fp8Rows, gemm_experts, gemm_experts_fp4, gemm_experts_fp8,
+    gemm_experts_int8, quantize,
+};
 
 #[cfg(feature = "cuda")]
 use crate::cuda::ExpertsOnGpu;
-use crate::matrix::part;
-use crate::matrix::{QMatrix, check_precision};
+use crate::matrix::{QMatrix, check_precision, check_rounded, part};
+use crate::rounded::RoundedInputs;
 
 /// The linear layers of a mixture's experts, all of one shape.
 ///
@@ -26,6 +29,8 @@ pub struct QExperts {
     weights: Vec<QMatrix>,
     bias: Option<Tensor>,
     precision: ActivationPrecision,
+    /// Rounds activations, if it is set.
+    rounded: Option<RoundedInputs>,
     #[cfg(feature = "cuda")]
     on_gpu: Option<Arc<ExpertsOnGpu>>,
 }
@@ -53,6 +58,7 @@ impl QExperts {
             weights,
             bias,
             precision: ActivationPrecision::Exact,
+            rounded: None,
             #[cfg(feature = "cuda")]
             on_gpu: None,
         })
@@ -60,14 +66,28 @@ impl QExperts {
 
     /// Sets the precision of activations in products. It is exact unless you call this.
     ///
-    /// [`ActivationPrecision::Int8`] rounds activations, as candle's quantized types do.
+    /// [`ActivationPrecision::Int8`] rounds activations, as candle's quantized types do. Replaces
+    /// [`Self::with_activations`].
     ///
     /// # Errors
     /// For [`ActivationPrecision::Int8`] on a GPU.
     pub fn with_precision(self, precision: ActivationPrecision) -> Result<Self> {
         #[cfg(feature = "cuda")]
         check_precision(precision, self.on_gpu.is_none())?;
-        Ok(Self { precision, ..self })
+        Ok(Self { precision, rounded: None, ..self })
+    }
+
+    /// Rounds activations to FP8 or FP4 in products. Replaces [`Self::with_precision`].
+    ///
+    /// NVFP4 has one global scale for all experts, given or computed from all rows.
+    ///
+    /// # Errors
+    /// As for [`QLinear::with_activations`](crate::QLinear::with_activations).
+    pub fn with_activations(self, rounded: RoundedInputs) -> Result<Self> {
+        for weight in &self.weights {
+            check_rounded(rounded, weight.view().shape())?;
+        }
+        Ok(Self { precision: ActivationPrecision::Exact, rounded: Some(rounded), ..self })
     }
 
     /// The experts on a device. On a GPU (feature `cuda`), the weights are copied to it.
@@ -80,7 +100,8 @@ impl QExperts {
     pub fn to_device(&self, device: &Device) -> Result<Self> {
         let bias = self.bias.as_ref().map(|bias| bias.to_device(device)).transpose()?;
         check_precision(self.precision, device.is_cpu())?;
-        let experts = Self { precision: self.precision, ..Self::new(self.weights.clone(), bias)? };
+        let experts = Self::new(self.weights.clone(), bias)?;
+        let experts = Self { precision: self.precision, rounded: self.rounded, ..experts };
         match device {
             Device::Cpu => Ok(experts),
             #[cfg(feature = "cuda")]
@@ -92,6 +113,11 @@ impl QExperts {
             Device::Cuda(_) => bail!("experts on a GPU need the feature `cuda` of microscale-candle"),
             Device::Metal(_) => bail!("there are experts on CPUs and NVIDIA GPUs, and none on Metal"),
         }
+    }
+
+    /// The numbers that activations are rounded to by [`Self::with_activations`]; `None` without.
+    pub fn activations(&self) -> Option<RoundedInputs> {
+        self.rounded
     }
 
     /// The weights, by expert.
@@ -175,7 +201,8 @@ impl CustomOp2 for Products<'_> {
             bail!("the experts are on a CPU, and their input on a GPU; see `to_device`")
         };
         let k = shape.dims()[1];
-        Ok((weights.multiply((x, x_layout), (experts, experts_layout), k, rows)?, shape))
+        let rounded = self.experts.rounded;
+        Ok((weights.multiply((x, x_layout), (experts, experts_layout), k, rows, rounded)?, shape))
     }
 }
 
@@ -207,10 +234,21 @@ impl Products<'_> {
         let weights = &self.experts.weights;
         let mut out = vec![T::default(); experts.len() * weights[0].view().rows()];
         if !experts.is_empty() {
+            let cols = weights[0].view().cols();
             let weights = weights.iter().map(QMatrix::view);
-            let done = match self.experts.precision {
-                ActivationPrecision::Int8 => gemm_experts_int8(weights, x, experts, k, rows, &mut out),
-                _ => gemm_experts(weights, x, experts, k, rows, &mut out),
+            let done = match (self.experts.rounded, self.experts.precision) {
+                (Some(RoundedInputs::Fp8(options)), _) => {
+                    gemm_experts_fp8(weights, Fp8Rows::Values(x), experts, k, rows, options, &mut out)
+                }
+                (Some(RoundedInputs::Fp4(recipe)), _) => {
+                    let shape = microscale::Shape::new(x.len().checked_div(cols).unwrap_or(0), cols);
+                    let quantized = quantize(x, shape, &recipe);
+                    quantized.and_then(|x| gemm_experts_fp4(weights, &x.tensor, experts, k, rows, &mut out))
+                }
+                (None, ActivationPrecision::Int8) => {
+                    gemm_experts_int8(weights, x, experts, k, rows, &mut out)
+                }
+                (None, _) => gemm_experts(weights, x, experts, k, rows, &mut out),
             };
             done.map_err(Error::wrap)?;
         }

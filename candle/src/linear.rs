@@ -6,14 +6,12 @@ use std::sync::Arc;
 #[cfg(feature = "cuda")]
 use candle_core::CudaStorage;
 use candle_core::{CpuStorage, CustomOp1, DType, Device, Layout, Module, Result, Shape, Tensor, bail};
-use microscale::{
-    Activation, ActivationPrecision, Fp8Rows, OperandFault, Recipe, gemm_fp4, gemm_weights_fp8, quantize,
-};
+use microscale::{Activation, ActivationPrecision, Fp8Rows, Recipe, gemm_fp4, gemm_weights_fp8, quantize};
 
 #[cfg(feature = "cuda")]
 use crate::cuda::OnGpu;
 use crate::hadamard::hadamard;
-use crate::matrix::{QMatrix, check_precision, part};
+use crate::matrix::{QMatrix, check_precision, check_rounded, part};
 use crate::rounded::RoundedInputs;
 
 /// A linear layer with quantized weights, y = x·Wᵀ + b.
@@ -90,16 +88,7 @@ impl QLinear {
     /// For NVFP4 weights with FP8 unless [`microscale::Fp8Options::round_weights`] is set, and for a
     /// recipe of another format than the weights'.
     pub fn with_activations(self, rounded: RoundedInputs) -> Result<Self> {
-        let shape = self.weight.view().shape();
-        let checked = match rounded {
-            RoundedInputs::Fp8(options) => options.check_weights(shape),
-            RoundedInputs::Fp4(recipe) if recipe.format() == shape.format => recipe.check(),
-            RoundedInputs::Fp4(recipe) => {
-                let fault = OperandFault::Formats { matrix: shape.format, vector: recipe.format() };
-                Err(microscale::Error::Operands(fault))
-            }
-        };
-        checked.map_err(candle_core::Error::wrap)?;
+        check_rounded(rounded, self.weight.view().shape())?;
         Ok(Self { precision: ActivationPrecision::Exact, rounded: Some(rounded), ..self })
     }
 

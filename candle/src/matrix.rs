@@ -6,11 +6,13 @@ use std::sync::Arc;
 use candle_core::{Error, Layout, Result, bail};
 use microscale::formats::ScaleLayout;
 use microscale::{
-    Activation, ActivationPrecision, HadamardWidth, QuantizedShape, QuantizedTensor, QuantizedView,
-    gemm_weights, gemm_weights_int8,
+    Activation, ActivationPrecision, HadamardWidth, OperandFault, QuantizedShape, QuantizedTensor,
+    QuantizedView, gemm_weights, gemm_weights_int8,
 };
 use yoke::erased::ErasedArcCart;
 use yoke::{Yoke, Yokeable};
+
+use crate::rounded::RoundedInputs;
 
 /// A quantized matrix `[M, K]` for products. Cheap to clone.
 ///
@@ -166,6 +168,19 @@ pub(crate) fn check_precision(precision: ActivationPrecision, is_on_cpu: bool) -
         bail!("GPUs do not multiply with activations in {precision}; use the precision exact, or a CPU");
     }
     Ok(())
+}
+
+/// Checks that weights of a shape are multiplied with `rounded` activations.
+pub(crate) fn check_rounded(rounded: RoundedInputs, shape: QuantizedShape) -> Result<()> {
+    let checked = match rounded {
+        RoundedInputs::Fp8(options) => options.check_weights(shape),
+        RoundedInputs::Fp4(recipe) if recipe.format() == shape.format => recipe.check(),
+        RoundedInputs::Fp4(recipe) => {
+            let fault = OperandFault::Formats { matrix: shape.format, vector: recipe.format() };
+            Err(microscale::Error::Operands(fault))
+        }
+    };
+    checked.map_err(Error::wrap)
 }
 
 /// The elements of a tensor without gaps.

@@ -5,8 +5,8 @@
 
 use candle_core::{DType, Device, Module, Result, Tensor};
 use microscale::formats::weights::gemm_gamma;
-use microscale::{Format, Numerics, Recipe};
-use microscale_candle::{QExperts, QLinear, QMatrix};
+use microscale::{Format, Fp8Options, Numerics, Recipe};
+use microscale_candle::{QExperts, QLinear, QMatrix, RoundedInputs};
 
 /// Dtypes of activations, and half the distance from 1 to the next larger number.
 const DTYPES: [(DType, f64); 3] = [
@@ -156,6 +156,44 @@ fn experts_are_those_of_the_cpu() -> Result<()> {
         assert!(layer.forward(&x, &ids).unwrap_err().to_string().contains("to_device"));
         let doubles = x.to_dtype(DType::F64)?;
         assert!(there.forward(&doubles, &ids).unwrap_err().to_string().contains("f16 or bf16"));
+    }
+    Ok(())
+}
+
+#[test]
+fn experts_round_activations_as_on_the_cpu() -> Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let (count, rows, cols, tokens, k) = (6, 96, 512, 40, 2);
+    for (format, numerics) in [(Format::Nvfp4, Numerics::CompressedTensors), (Format::Mxfp4, Numerics::Ocp)] {
+        let recipe = Recipe::of(format, numerics).unwrap();
+        let weight = |expert: usize| {
+            Ok(QLinear::quantize(&values(&[rows, cols], expert as u64), None, &recipe)?.weight().clone())
+        };
+        let exact = QExperts::new((0..count).map(weight).collect::<Result<Vec<_>>>()?, None)?;
+        let ids: Vec<u32> = (0..tokens * k).map(|pair| (pair * 7 + pair / 5) as u32 % count as u32).collect();
+        let ids = Tensor::from_vec(ids, (tokens, k), &Device::Cpu)?;
+        let mut choices = vec![RoundedInputs::Fp4(recipe)];
+        choices.extend([false, true].map(|per_group| {
+            RoundedInputs::Fp8(Fp8Options { per_group, round_weights: format == Format::Nvfp4 })
+        }));
+        for rounded in choices {
+            let here = exact.clone().with_activations(rounded)?;
+            let there = here.to_device(&device)?;
+            for shape in [&[tokens, cols][..], &[tokens, k, cols]] {
+                let x = values(shape, 2).to_dtype(DType::BF16)?;
+                let y = match there.forward(&x.to_device(&device)?, &ids.to_device(&device)?) {
+                    Err(error) if error.to_string().contains("compute capability 9.0") => continue,
+                    y => y?,
+                };
+                // Parts of K are added in another order.
+                let expected = here.forward(&x, &ids)?;
+                let largest = flat(&expected).into_iter().fold(0f32, |most, y| most.max(y.abs()));
+                for (y, expected) in flat(&y.to_device(&Device::Cpu)?).into_iter().zip(flat(&expected)) {
+                    let bound = expected.abs() * 2f32.powi(-7) + largest * 2f32.powi(-12);
+                    assert!((y - expected).abs() <= bound, "{rounded:?}: {y}, and not {expected}");
+                }
+            }
+        }
     }
     Ok(())
 }

@@ -1,10 +1,11 @@
 //! Linear layers and experts against candle's own products with dequantized weights.
 
 use candle_core::{DType, Device, IndexOp, Module, Result, Tensor};
+use microscale::formats::nvfp4::Direction;
 use microscale::formats::weights::segments_gamma;
 use microscale::{
-    ActivationPrecision, Format, Fp8Options, Fp8Rows, HadamardWidth, Numerics, Recipe, ScaleLayout, Shape,
-    Words, dequantize, gemm_fp4, gemm_weights_fp8, gemm_weights_int8, quantize,
+    ActivationPrecision, Format, Fp8Options, Fp8Rows, Global, GlobalScale, HadamardWidth, Numerics, Recipe,
+    ScaleLayout, Scheme, Shape, Words, dequantize, gemm_fp4, gemm_weights_fp8, gemm_weights_int8, quantize,
 };
 use microscale_candle::{QExperts, QLinear, QMatrix, RoundedInputs, hadamard};
 
@@ -290,6 +291,54 @@ fn layers_quantize_activations_to_the_format_of_the_weights() -> Result<()> {
         gemm_fp4(&quantized, matrix.view(), &mut expected).unwrap();
         assert_eq!(layer.forward(&x)?.flatten_all()?.to_vec1::<f32>()?, expected);
         assert_ne!(exact.forward(&x)?.flatten_all()?.to_vec1::<f32>()?, expected);
+        for other in recipes().into_iter().filter(|other| other.format() != recipe.format()) {
+            let refused = exact.clone().with_activations(RoundedInputs::Fp4(other)).unwrap_err();
+            assert!(refused.to_string().contains("quantize both"), "{refused}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn experts_round_activations_as_a_layer_of_each_does() -> Result<()> {
+    let (count, rows, cols, tokens, k) = (4, 24, 320, 6, 2);
+    let sent: Vec<u32> = (0..tokens * k).map(|pair| (pair as u32 * 7 + pair as u32 / 5) % 3).collect();
+    let ids = Tensor::from_vec(sent.clone(), (tokens, k), CPU)?;
+    let (shared, own) = (values(&[tokens, cols], 5), values(&[tokens, k, cols], 6));
+    for recipe in recipes() {
+        let of = |expert: usize| matrix(&values(&[rows, cols], expert as u64), &recipe);
+        let weights: Vec<_> = (0..count).map(of).collect();
+        let exact = QExperts::new(weights.clone(), None)?;
+        let mut choices: Vec<_> = [false, true]
+            .map(|per_group| RoundedInputs::Fp8(Fp8Options { per_group, round_weights: true }))
+            .into();
+        // A global scale that is given does not depend on other rows.
+        let mut given = recipe;
+        if let Scheme::Nvfp4(_, global) = &mut given.scheme {
+            let direction = weights[0].view().global_scale().expect("a global scale").direction();
+            let value = if direction == Direction::Divisor { 500.0 } else { 1.0 / 500.0 };
+            *global = Global::Given(GlobalScale::of(direction, value));
+        }
+        choices.push(RoundedInputs::Fp4(given));
+        for rounded in choices {
+            let experts = exact.clone().with_activations(rounded)?.to_device(CPU)?;
+            assert_eq!(experts.activations(), Some(rounded));
+            for x in [&shared, &own] {
+                let y = experts.forward(x, &ids)?;
+                assert_ne!(
+                    y.flatten_all()?.to_vec1::<f32>()?,
+                    exact.forward(x, &ids)?.flatten_all()?.to_vec1::<f32>()?
+                );
+                for (pair, expert) in sent.iter().enumerate() {
+                    let (token, i) = (pair / k, pair % k);
+                    let row = if x.rank() == 2 { x.i(token)? } else { x.i((token, i))? };
+                    let layer = QLinear::new(weights[*expert as usize].clone(), None)?;
+                    let expected = layer.with_activations(rounded)?.forward(&row.unsqueeze(0)?)?.i(0)?;
+                    assert_eq!(y.i((token, i))?.to_vec1::<f32>()?, expected.to_vec1::<f32>()?);
+                }
+            }
+            assert_eq!(experts.with_precision(ActivationPrecision::Exact)?.activations(), None);
+        }
         for other in recipes().into_iter().filter(|other| other.format() != recipe.format()) {
             let refused = exact.clone().with_activations(RoundedInputs::Fp4(other)).unwrap_err();
             assert!(refused.to_string().contains("quantize both"), "{refused}");

@@ -260,7 +260,7 @@ impl Arrays {
     fn check(&self, py: Python<'_>, recipe: &ActivationRecipe) -> PyResult<microscale::Shape> {
         let shape = self.values.rows(py)?;
         let kind = self.values.kind();
-        if matches!(kind, Kind::Bytes | Kind::Indices) {
+        if matches!(kind, Kind::Bytes | Kind::Indices | Kind::Longs) {
             return Err(self.values.no_values());
         }
         let columns = recipe.columns(py, shape.cols)?;

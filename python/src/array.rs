@@ -79,7 +79,6 @@ impl Array {
         Ok(array)
     }
 
-    #[cfg(feature = "cuda")]
     pub(crate) fn what(&self) -> &'static str {
         self.what
     }
@@ -284,6 +283,65 @@ impl Array {
         Ok(self.slice(Kind::Indices))
     }
 
+    /// Whole numbers of 64 bits without gaps.
+    pub(crate) fn longs(&self, py: Python<'_>) -> PyResult<&[i64]> {
+        self.require(py, Kind::Longs)?;
+        Ok(self.slice(Kind::Longs))
+    }
+
+    /// Bytes from the first to the last, gaps included. [`Self::entry_stride`] comes first.
+    pub(crate) fn spanned_bytes(&self) -> &[u8] {
+        self.slice(Kind::Bytes)
+    }
+
+    /// Elements from an entry of the first dimension to the next. Entries of the kind have no gaps
+    /// inside.
+    pub(crate) fn entry_stride(&self, py: Python<'_>, kind: Kind) -> PyResult<usize> {
+        self.require_kind(kind)?;
+        let strides = self.positive(py)?;
+        let elements = self.entry_elements();
+        let mut expected = 1;
+        let inner = self.dims.iter().zip(&strides).skip(1).rev().filter(|(count, _)| **count > 1);
+        let dense = self.dims.contains(&0)
+            || inner.fold(true, |dense, (count, stride)| {
+                let fits = *stride == expected;
+                expected *= count;
+                dense && fits
+            });
+        if !dense {
+            let what = self.what;
+            return Err(error(
+                py,
+                format!("{what} has gaps inside of its entries; pass a contiguous copy of it"),
+            ));
+        }
+        Ok(match self.dims.first() {
+            Some(2..) if elements > 0 => strides[0],
+            _ => elements,
+        })
+    }
+
+    /// Elements of an entry of the first dimension.
+    fn entry_elements(&self) -> usize {
+        self.dims.iter().skip(1).product()
+    }
+
+    /// Whether entries of the first dimension share no memory with another array's: the arrays lie
+    /// apart, or their entries alternate. [`Self::entry_stride`] comes first.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn entries_apart(&self, other: &Self) -> bool {
+        let (own, others) = (self.range(), other.range());
+        if own.end <= others.start || others.end <= own.start {
+            return true;
+        }
+        let [(stride, entry), of_other] = [self, other].map(|array| {
+            let stride = array.strides.first().map_or(0, |stride| stride.unsigned_abs());
+            (stride * array.kind.bytes(), array.entry_elements() * array.kind.bytes())
+        });
+        let offset = others.start.abs_diff(own.start) % stride.max(1);
+        (stride, entry) == of_other && offset >= entry && stride - offset >= entry
+    }
+
     /// An output: elements of a type without gaps, which no input shares.
     pub(crate) fn output<T>(&mut self, py: Python<'_>, kind: Kind, inputs: &[&Self]) -> PyResult<&mut [T]> {
         self.require_output(py, kind, inputs)?;
@@ -301,6 +359,11 @@ impl Array {
     /// no memory with others.
     pub(crate) fn require_output(&self, py: Python<'_>, kind: Kind, others: &[&Self]) -> PyResult<()> {
         self.require(py, kind)?;
+        self.require_writable(py, others)
+    }
+
+    /// Makes sure that the array can be written to, and shares no memory with others.
+    pub(crate) fn require_writable(&self, py: Python<'_>, others: &[&Self]) -> PyResult<()> {
         let what = self.what;
         if !self.writable {
             return Err(error(
@@ -326,13 +389,18 @@ impl Array {
 
     /// Makes sure that the elements are of a kind and follow each other.
     pub(crate) fn require(&self, py: Python<'_>, kind: Kind) -> PyResult<()> {
-        if self.kind != kind {
-            return Err(type_error(format!("{} is {} and must be {}", self.what, self.name, kind.name())));
-        }
+        self.require_kind(kind)?;
         if !self.is_dense() {
             return Err(error(py, format!("{} must be contiguous; pass a contiguous copy of it", self.what)));
         }
         Ok(())
+    }
+
+    fn require_kind(&self, kind: Kind) -> PyResult<()> {
+        if self.kind == kind {
+            return Ok(());
+        }
+        Err(type_error(format!("{} is {} and must be {}", self.what, self.name, kind.name())))
     }
 
     /// The error for an array that holds no values.
@@ -358,7 +426,9 @@ macro_rules! with_values {
                 let $values = array.values::<half::bf16>();
                 $expr
             }),
-            $crate::array::Kind::Bytes | $crate::array::Kind::Indices => Err(array.no_values()),
+            $crate::array::Kind::Bytes | $crate::array::Kind::Indices | $crate::array::Kind::Longs => {
+                Err(array.no_values())
+            }
         }
     }};
 }
@@ -372,7 +442,9 @@ macro_rules! with_output {
             $crate::array::Kind::F32 => $array.output::<f32>($py, kind, $inputs).map(|$values| $expr),
             $crate::array::Kind::F16 => $array.output::<half::f16>($py, kind, $inputs).map(|$values| $expr),
             $crate::array::Kind::Bf16 => $array.output::<half::bf16>($py, kind, $inputs).map(|$values| $expr),
-            $crate::array::Kind::Bytes | $crate::array::Kind::Indices => Err($array.no_values()),
+            $crate::array::Kind::Bytes | $crate::array::Kind::Indices | $crate::array::Kind::Longs => {
+                Err($array.no_values())
+            }
         }
     }};
 }
@@ -394,7 +466,9 @@ macro_rules! with_type {
                 type $T = ::half::bf16;
                 $expr
             }
-            $crate::array::Kind::Bytes | $crate::array::Kind::Indices => Err($array.no_values()),
+            $crate::array::Kind::Bytes | $crate::array::Kind::Indices | $crate::array::Kind::Longs => {
+                Err($array.no_values())
+            }
         }
     };
 }

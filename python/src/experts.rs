@@ -2,15 +2,13 @@
 
 use half::{bf16, f16};
 use microscale::formats::nvfp4::Direction;
-use microscale::{
-    Activation, ActivationPrecision, ExpertRows, Format, Fp8Rows, GlobalScale, QuantizedShape, QuantizedView,
-    gemm_experts, gemm_experts_fp4, gemm_experts_fp8, gemm_experts_int8,
-};
+use microscale::{Activation, ExpertRows, Format, GlobalScale, QuantizedShape, QuantizedView};
 use pyo3::intern;
 use pyo3::prelude::*;
 
 use crate::array::{Array, Kind};
 use crate::errors::{error, of_tensors};
+use crate::gate::{combine, gate_of, results};
 use crate::inputs::Activations;
 use crate::interface::array_of;
 use crate::recipe::word;
@@ -119,7 +117,7 @@ pub(crate) fn rows_of(
 }
 
 /// Adds an expert's bias to the results of its pairs, with a rounding of its own.
-fn add_biases<T: Activation>(out: &mut [T], bias: &[T], chosen: &[u32], rows: usize) {
+fn add_biases<R: Activation, T: Activation>(out: &mut [R], bias: &[T], chosen: &[u32], rows: usize) {
     for (results, expert) in out.chunks_exact_mut(rows.max(1)).zip(chosen) {
         let Some(bias) = bias.chunks_exact(rows.max(1)).nth(*expert as usize) else { continue };
         add_bias(results, bias);
@@ -129,33 +127,30 @@ fn add_biases<T: Activation>(out: &mut [T], bias: &[T], chosen: &[u32], rows: us
 /// Multiplies rows of activations, which it may round first, with the weights of their experts, and
 /// adds the experts' biases.
 #[pyfunction]
-#[pyo3(signature = (weights, activations, chosen, out, bias, precision, fp8, round_weights))]
+#[pyo3(signature = (weights, x, chosen, out, bias, activations, round_weights, gate))]
 #[expect(clippy::too_many_arguments, reason = "inputs and outputs of one call in Python")]
 pub(crate) fn linear_experts(
     py: Python<'_>,
     weights: &Bound<'_, PyAny>,
-    activations: &Bound<'_, PyAny>,
+    x: &Bound<'_, PyAny>,
     chosen: &Bound<'_, PyAny>,
     out: &Bound<'_, PyAny>,
     bias: Option<&Bound<'_, PyAny>>,
-    precision: &str,
-    fp8: Option<&str>,
+    activations: Option<&str>,
     round_weights: bool,
+    gate: Option<&str>,
 ) -> PyResult<()> {
-    let rounding = Rounding::of(py, precision, fp8, round_weights)?;
+    let rounding = Rounding::of(py, activations, round_weights)?;
     let experts = Experts::by(weights, array_of)?;
     let views = experts.views(weights)?;
-    let (activations, chosen) = (Activations::by(activations, array_of)?, array_of(chosen, "experts")?);
+    let (activations, chosen) = (Activations::by(x, array_of)?, array_of(chosen, "experts")?);
     activations.require_exact(py, rounding)?;
-    let quantized = match &activations {
-        Activations::Values(_) => None,
-        Activations::Quantized(operand, _) => Some(operand.view(py)?),
-    };
     let bias = bias.map(|bias| array_of(bias, "bias")).transpose()?;
     let (rows, top_k) = rows_of(py, &activations, &chosen, experts.shape.cols)?;
     let chosen_experts = chosen.indices(py)?;
     let mut out = array_of(out, "out")?;
-    require_elements(py, &out, chosen_experts.len(), experts.shape.rows)?;
+    let gate = gate_of(py, gate)?;
+    require_elements(py, &out, chosen_experts.len(), results(py, experts.shape.rows, gate)?)?;
     let kind = activations.kind(&out);
     if let Some(bias) = &bias {
         require_bias(py, bias, kind, &[experts.count, experts.shape.rows])?;
@@ -166,23 +161,27 @@ pub(crate) fn linear_experts(
     macro_rules! multiply {
         ($T:ty) => {{
             let out: &mut [$T] = out.output(py, kind, &inputs)?;
-            let (x, bias) = (activations.values::<$T>(), bias.as_ref().map(Array::values::<$T>));
+            let bias = bias.as_ref().map(Array::values::<$T>);
+            let input = activations.input::<$T>(py, rounding, round_weights)?;
             work(py, || {
-                match (quantized, rounding) {
-                    (Some(x), _) => gemm_experts_fp4(views, x, chosen_experts, top_k, rows, out)?,
-                    (None, Rounding::Fp8(options)) => {
-                        let x = Fp8Rows::Values(x);
-                        gemm_experts_fp8(views, x, chosen_experts, top_k, rows, options, out)?
+                let of_pair = experts.shape.rows;
+                let Some(gate) = gate else {
+                    input.multiply_experts(views, chosen_experts, top_k, rows, out)?;
+                    if let Some(bias) = bias {
+                        add_biases(out, bias, chosen_experts, of_pair);
                     }
-                    (None, Rounding::Precision(ActivationPrecision::Int8)) => {
-                        gemm_experts_int8(views, x, chosen_experts, top_k, rows, out)?
-                    }
-                    (None, Rounding::Precision(_)) => {
-                        gemm_experts(views, x, chosen_experts, top_k, rows, out)?
-                    }
-                }
+                    return Ok(());
+                };
+                let mut sums = vec![0f32; chosen_experts.len() * of_pair];
+                input.widened().multiply_experts(views, chosen_experts, top_k, rows, &mut sums)?;
                 if let Some(bias) = bias {
-                    add_biases(out, bias, chosen_experts, experts.shape.rows);
+                    add_biases(&mut sums, bias, chosen_experts, of_pair);
+                }
+                let pairs = sums.chunks_exact(of_pair.max(1)).zip(out.chunks_exact_mut((of_pair / 2).max(1)));
+                for ((sums, out), expert) in pairs.zip(chosen_experts) {
+                    if (*expert as usize) < experts.count {
+                        combine(gate, sums, out);
+                    }
                 }
                 Ok(())
             })?
@@ -192,7 +191,7 @@ pub(crate) fn linear_experts(
         Kind::F32 => multiply!(f32),
         Kind::F16 => multiply!(f16),
         Kind::Bf16 => multiply!(bf16),
-        Kind::Bytes | Kind::Indices => return Err(activations.no_values(&out)),
+        Kind::Bytes | Kind::Indices | Kind::Longs => return Err(activations.no_values(&out)),
     };
     done.map_err(|error| of_tensors(py, error))
 }
@@ -218,8 +217,8 @@ mod on_gpu {
     use super::*;
     use crate::gpu::{Work, bytes, view, view_mut, words};
     use crate::gpu_tensors::{dtype_of, no_wide_bias};
+    use crate::inputs::DeviceInput;
     use crate::interface::array_anywhere;
-    use crate::rounding::fp8_options;
 
     impl Experts {
         /// The weights in the memory of a GPU, under global scales that are there, a slot for each.
@@ -330,35 +329,38 @@ mod on_gpu {
     }
 
     /// Sorts the pairs of tokens and experts by expert, multiplies rows of activations with the
-    /// weights of their experts, and adds the experts' biases before the only rounding. `fp8` is a
-    /// word of [`rounding::FP8`](crate::rounding::FP8) for activations that are rounded first. The
-    /// workspace begins with counters, which are zeros.
+    /// weights of their experts, and adds the experts' biases before the only rounding.
+    /// The workspace begins with counters, which are zeros.
     #[pyfunction]
-    #[pyo3(signature = (weights, activations, chosen, out, bias, workspace, fp8, round_weights, stream))]
+    #[pyo3(signature = (weights, x, chosen, out, bias, workspace, activations, round_weights, gate, stream))]
     #[expect(clippy::too_many_arguments, reason = "inputs and outputs of one call in Python")]
     pub(crate) fn gpu_linear_experts(
         py: Python<'_>,
         weights: &Bound<'_, PyAny>,
-        activations: &Bound<'_, PyAny>,
+        x: &Bound<'_, PyAny>,
         chosen: &Bound<'_, PyAny>,
         out: &Bound<'_, PyAny>,
         bias: Option<&Bound<'_, PyAny>>,
         workspace: &Bound<'_, PyAny>,
-        fp8: Option<&str>,
+        activations: Option<&str>,
         round_weights: bool,
+        gate: Option<&str>,
         stream: usize,
     ) -> PyResult<()> {
-        let fp8 = fp8.map(|word| fp8_options(py, word, round_weights)).transpose()?;
+        let rounding = Rounding::of(py, activations, round_weights)?;
+        let fp8 = rounding.on_gpu(py)?;
         let there = |object: &Bound<'_, PyAny>, what| array_anywhere(object, what, Some(stream));
         let experts = Experts::by(weights, there)?;
         let slots = slots_of(weights, stream)?;
-        let (activations, chosen) = (Activations::by(activations, there)?, there(chosen, "experts")?);
+        let (activations, chosen) = (Activations::by(x, there)?, there(chosen, "experts")?);
+        activations.require_exact(py, rounding)?;
         let bias = bias.map(|bias| there(bias, "bias")).transpose()?;
         let (mut out, workspace) = (there(out, "out")?, there(workspace, "workspace")?);
         let (rows, top_k) = rows_of(py, &activations, &chosen, experts.shape.cols)?;
         chosen.require(py, Kind::Indices)?;
         let pairs = chosen.span();
-        require_elements(py, &out, pairs, experts.shape.rows)?;
+        let gate = gate_of(py, gate)?;
+        require_elements(py, &out, pairs, results(py, experts.shape.rows, gate)?)?;
         let kind = activations.kind(&out);
         if let Some(bias) = &bias {
             require_bias(py, bias, kind, &[experts.count, experts.shape.rows])?;
@@ -380,7 +382,7 @@ mod on_gpu {
         let of_experts = experts.device_view(py, slots.as_ref())?;
         let of_layout = match (&activations, fp8) {
             (Activations::Quantized(..), _) => Rounded::Fp4,
-            (Activations::Values(_), Some(_)) => Rounded::Fp8,
+            (Activations::Fp8(_), _) | (Activations::Values(_), Some(_)) => Rounded::Fp8,
             (Activations::Values(_), None) => Rounded::Of(dtype_of(kind == Kind::F32)),
         };
         let layout = layout(&work, of_experts, pairs, of_layout);
@@ -404,8 +406,7 @@ mod on_gpu {
         let routing_on = |stream: &Arc<CudaStream>| unsafe {
             DeviceRoutingMut::from_raw_parts(stream, count, pairs, lists)
         };
-        if let Activations::Quantized(x, _) = &activations {
-            let x = x.device_view(py)?;
+        if let Some(x) = activations.on_gpu(py, round_weights)? {
             /// The product for a dtype of biases and one of results.
             macro_rules! multiply {
                 ($T:ty, $O:ty) => {{
@@ -414,9 +415,20 @@ mod on_gpu {
                     work.enqueue(py, |gpu, stream| {
                         let mut routing = routing_on(stream);
                         gpu.route_on(stream, pairs_of, top_k, &mut routing)?;
-                        let steps = DeviceEpilogue { bias, ..DeviceEpilogue::default() };
-                        let linear = gpu.linear_experts_fp4::<$T, $O>(of_experts).epilogue(steps);
-                        linear.plan(pairs)?.run(stream, x, &routing, rows, &mut space, to.reborrow())
+                        let steps = DeviceEpilogue { bias, gate, ..DeviceEpilogue::default() };
+                        let to = to.reborrow();
+                        match x {
+                            DeviceInput::Fp4(x) => {
+                                let linear = gpu.linear_experts_fp4::<$T, $O>(of_experts).epilogue(steps);
+                                linear.plan(pairs)?.run(stream, x, &routing, rows, &mut space, to)
+                            }
+                            DeviceInput::Fp8 { codes, scales, options } => {
+                                let linear = gpu.linear_experts_fp8::<$T, $O>(of_experts).epilogue(steps);
+                                let x = Fp8Activations::Quantized { codes, scales };
+                                let plan = linear.options(options).plan(pairs)?;
+                                plan.run(stream, x, &routing, rows, &mut space, to)
+                            }
+                        }
                     })
                 }};
             }
@@ -425,7 +437,7 @@ mod on_gpu {
                 Kind::F32 => multiply!(bf16, f32),
                 Kind::F16 => multiply!(f16, f16),
                 Kind::Bf16 => multiply!(bf16, bf16),
-                Kind::Bytes | Kind::Indices => Err(out.no_values()),
+                Kind::Bytes | Kind::Indices | Kind::Longs => Err(out.no_values()),
             };
         }
         /// The product for a dtype.
@@ -438,7 +450,7 @@ mod on_gpu {
                 work.enqueue(py, |gpu, stream| {
                     let mut routing = routing_on(stream);
                     gpu.route_on(stream, pairs_of, top_k, &mut routing)?;
-                    let steps = DeviceEpilogue { bias, ..DeviceEpilogue::default() };
+                    let steps = DeviceEpilogue { bias, gate, ..DeviceEpilogue::default() };
                     let Some(options) = fp8 else {
                         let plan = gpu.linear_experts(of_experts).epilogue(steps).plan(pairs)?;
                         return plan.run(stream, x, &routing, rows, &mut space, to.reborrow());
@@ -453,7 +465,7 @@ mod on_gpu {
             Kind::F32 => multiply!(f32),
             Kind::F16 => multiply!(f16),
             Kind::Bf16 => multiply!(bf16),
-            Kind::Bytes | Kind::Indices => Err(activations.no_values(&out)),
+            Kind::Bytes | Kind::Indices | Kind::Longs => Err(activations.no_values(&out)),
         }
     }
 }

@@ -288,3 +288,46 @@ pub(crate) fn indices(array: &Array) -> gpu::DeviceView<'_, u32> {
     // SAFETY: as of `bytes`. All bits are values of 32-bit integers.
     unsafe { gpu::DeviceView::from_raw_parts(array.address(), array.span()) }
 }
+
+/// The integers of an array of a GPU, of 32 or 64 bits. [`Array::require`] comes first.
+pub(crate) fn integers(array: &Array) -> gpu::DeviceIntegers<'_> {
+    let (address, count) = (array.address(), array.span());
+    match array.kind() {
+        // SAFETY: as of `bytes`. All bits are values of 64-bit integers.
+        Kind::Longs => gpu::DeviceIntegers::I64(unsafe { gpu::DeviceView::from_raw_parts(address, count) }),
+        kind => {
+            assert!(kind == Kind::Indices, "inputs are looked at first");
+            // SAFETY: as of `bytes`. All bits are values of 32-bit integers.
+            gpu::DeviceIntegers::I32(unsafe { gpu::DeviceView::from_raw_parts(address, count) })
+        }
+    }
+}
+
+/// The bytes of an array of a GPU, gaps between pages included.
+/// [`Array::entry_stride`] comes first.
+pub(crate) fn spanned(array: &Array) -> gpu::DeviceView<'_, u8> {
+    assert!(array.kind() == Kind::Bytes, "inputs are looked at first");
+    // SAFETY: as of `bytes`. Gaps between pages are memory of the same allocation.
+    unsafe { gpu::DeviceView::from_raw_parts(array.address(), array.span()) }
+}
+
+/// Memory for the bytes of an array of a GPU, gaps between pages included. Of these, work writes
+/// only pages. [`Array::require_writable`] and [`Array::entries_apart`] come first.
+pub(crate) fn spanned_mut(array: &mut Array) -> gpu::DeviceViewMut<'_, u8> {
+    assert!(array.kind() == Kind::Bytes, "outputs are looked at first");
+    // SAFETY: as of `spanned`; it can be written to. Its pages share no memory with others of the
+    // operation, which reaches nothing between them: see `gpu::DeviceKvCacheMut`.
+    unsafe { gpu::DeviceViewMut::from_raw_parts(array.address(), array.span()) }
+}
+
+/// A view without bytes.
+pub(crate) fn empty<'a>(address: u64) -> gpu::DeviceView<'a, u8> {
+    // SAFETY: the view has no elements.
+    unsafe { gpu::DeviceView::from_raw_parts(address, 0) }
+}
+
+/// Memory without bytes.
+pub(crate) fn empty_mut<'a>(address: u64) -> gpu::DeviceViewMut<'a, u8> {
+    // SAFETY: the view has no elements.
+    unsafe { gpu::DeviceViewMut::from_raw_parts(address, 0) }
+}

@@ -13,12 +13,13 @@ use pyo3::prelude::*;
 
 use crate::array::{Array, Kind, with_type};
 use crate::errors::{error, of_tensors};
+use crate::gate::{gate_of, results};
 use crate::gpu::{Work, bytes_mut, capture, view, view_mut, words, words_mut};
-use crate::inputs::Activations;
+use crate::inputs::{Activations, DeviceInput};
 use crate::interface::{array_anywhere, new_output};
 use crate::operand::Operand;
 use crate::recipe::{Recipe, word};
-use crate::rounding::fp8_options;
+use crate::rounding::Rounding;
 use crate::tensors::{Counts, counts, require_bias, require_elements};
 
 /// Words of 32 bits of a global scale's slot and of an amax, for who allocates them.
@@ -290,32 +291,35 @@ pub(crate) fn gpu_capture(py: Python<'_>, device: usize, stream: usize) -> PyRes
     capture(device, stream).map_err(|why| of_tensors(py, why))
 }
 
-/// Multiplies quantized weights with activations, and adds a bias before the only rounding. `fp8`
-/// is a word of [`rounding::FP8`](crate::rounding::FP8) for activations that are rounded first. The
+/// Multiplies quantized weights with activations, and adds a bias before the only rounding. The
 /// workspace begins with semaphores, which are zeros.
 #[pyfunction]
-#[pyo3(signature = (weights, activations, out, bias, workspace, fp8, round_weights, stream))]
+#[pyo3(signature = (weights, x, out, bias, workspace, activations, round_weights, gate, stream))]
 #[expect(clippy::too_many_arguments, reason = "inputs and outputs of one call in Python")]
 pub(crate) fn gpu_linear(
     py: Python<'_>,
     weights: &Bound<'_, PyAny>,
-    activations: &Bound<'_, PyAny>,
+    x: &Bound<'_, PyAny>,
     out: &Bound<'_, PyAny>,
     bias: Option<&Bound<'_, PyAny>>,
     workspace: Option<&Bound<'_, PyAny>>,
-    fp8: Option<&str>,
+    activations: Option<&str>,
     round_weights: bool,
+    gate: Option<&str>,
     stream: usize,
 ) -> PyResult<()> {
-    let fp8 = fp8.map(|word| fp8_options(py, word, round_weights)).transpose()?;
+    let rounding = Rounding::of(py, activations, round_weights)?;
+    let fp8 = rounding.on_gpu(py)?;
     let weights = operand(weights, stream)?;
-    let activations = Activations::by(activations, |part, what| on_stream(part, what, stream))?;
+    let activations = Activations::by(x, |part, what| on_stream(part, what, stream))?;
+    activations.require_exact(py, rounding)?;
     let weights = &weights.get().0;
     let bias = bias.map(|bias| on_stream(bias, "bias", stream)).transpose()?;
     let mut out = on_stream(out, "out", stream)?;
     let mut workspace = workspace.map(|space| on_stream(space, "workspace", stream)).transpose()?;
     let tokens = activations.rows(py, weights.shape.cols)?;
-    require_elements(py, &out, tokens, weights.shape.rows)?;
+    let gate = gate_of(py, gate)?;
+    require_elements(py, &out, tokens, results(py, weights.shape.rows, gate)?)?;
     let kind = activations.kind(&out);
     if let Some(bias) = &bias {
         require_bias(py, bias, kind, &[weights.shape.rows])?;
@@ -340,17 +344,23 @@ pub(crate) fn gpu_linear(
             space.map_err(|why| of_tensors(py, why))?
         }
     };
-    if let Activations::Quantized(x, _) = &activations {
-        let x = x.device_view(py)?;
+    if let Some(x) = activations.on_gpu(py, round_weights)? {
         /// The product for a dtype of bias and one of results.
         macro_rules! multiply {
             ($T:ty, $O:ty) => {{
                 let bias = bias.as_ref().map(view::<$T>);
-                let steps = DeviceEpilogue { bias, ..DeviceEpilogue::default() };
+                let steps = DeviceEpilogue { bias, gate, ..DeviceEpilogue::default() };
                 let to: DeviceViewMut<'_, $O> = view_mut(&mut out);
-                work.enqueue(py, |gpu, stream| {
-                    let plan = gpu.linear_fp4::<$T, $O>(from).epilogue(steps).plan(tokens)?;
-                    plan.run(stream, x, space, to)
+                work.enqueue(py, |gpu, stream| match x {
+                    DeviceInput::Fp4(x) => {
+                        let plan = gpu.linear_fp4::<$T, $O>(from).epilogue(steps).plan(tokens)?;
+                        plan.run(stream, x, space, to)
+                    }
+                    DeviceInput::Fp8 { codes, scales, options } => {
+                        let linear = gpu.linear_fp8::<$T, $O>(from).epilogue(steps).options(options);
+                        let x = Fp8Activations::Quantized { codes, scales };
+                        linear.plan(tokens)?.run(stream, x, space, to)
+                    }
                 })
             }};
         }
@@ -359,7 +369,7 @@ pub(crate) fn gpu_linear(
             Kind::F32 => multiply!(bf16, f32),
             Kind::F16 => multiply!(f16, f16),
             Kind::Bf16 => multiply!(bf16, bf16),
-            Kind::Bytes | Kind::Indices => Err(out.no_values()),
+            Kind::Bytes | Kind::Indices | Kind::Longs => Err(out.no_values()),
         };
     }
     /// The product for a dtype.
@@ -367,7 +377,8 @@ pub(crate) fn gpu_linear(
         ($T:ty) => {{
             let Activations::Values(x) = &activations else { unreachable!("returned above") };
             let x = view::<$T>(x);
-            let steps = DeviceEpilogue { bias: bias.as_ref().map(view::<$T>), ..DeviceEpilogue::default() };
+            let bias = bias.as_ref().map(view::<$T>);
+            let steps = DeviceEpilogue { bias, gate, ..DeviceEpilogue::default() };
             let to: DeviceViewMut<'_, $T> = view_mut(&mut out);
             work.enqueue(py, |gpu, stream| match fp8 {
                 None => gpu.linear(from).epilogue(steps).plan(tokens)?.run(stream, x, space, to),
@@ -382,7 +393,7 @@ pub(crate) fn gpu_linear(
         Kind::F32 => multiply!(f32),
         Kind::F16 => multiply!(f16),
         Kind::Bf16 => multiply!(bf16),
-        Kind::Bytes | Kind::Indices => Err(activations.no_values(&out)),
+        Kind::Bytes | Kind::Indices | Kind::Longs => Err(activations.no_values(&out)),
     }
 }
 

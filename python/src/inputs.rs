@@ -1,13 +1,26 @@
-//! Activations of a product: an array of values, or a quantized array.
+//! Activations of a product: an array of values, or quantized ones.
 
-use microscale::{ActivationPrecision, Element};
+use std::borrow::Cow;
+
+#[cfg(feature = "cuda")]
+use microscale::gpu::{DeviceTensorView, DeviceView};
+use microscale::{
+    Activation, ExpertRows, Fp8Options, Fp8Rows, QuantizedView, Result, gemm_experts, gemm_experts_fp4,
+    gemm_experts_fp8, gemm_experts_int8, gemm_fp4, gemm_weights, gemm_weights_fp8, gemm_weights_int8,
+};
 use pyo3::intern;
 use pyo3::prelude::*;
+use pyo3::types::PyTuple;
 
 use crate::array::{Array, Kind};
 use crate::errors::error;
+#[cfg(feature = "cuda")]
+use crate::gpu;
 use crate::operand::Operand;
 use crate::rounding::Rounding;
+
+/// Columns of a group, which share a scale.
+const GROUP: usize = microscale::formats::activations::GROUP;
 
 /// Activations of a product.
 pub(crate) enum Activations {
@@ -15,6 +28,85 @@ pub(crate) enum Activations {
     Values(Array),
     /// A `Quantized`, and its shape.
     Quantized(Box<Operand>, Vec<usize>),
+    /// A `QuantizedActivations` in FP8.
+    Fp8(Fp8),
+}
+
+/// E4M3 codes `[..., K]`, and the float32 scales that multiply them: `[..., 1]`, or per 128 columns
+/// `[..., K / 128]`, rounded up.
+pub(crate) struct Fp8 {
+    codes: Array,
+    scales: Array,
+    per_group: bool,
+}
+
+/// The activations of a product on a CPU.
+pub(crate) struct Input<'a, T: Activation> {
+    /// Of quantized activations there are none.
+    values: Cow<'a, [T]>,
+    rounding: Rounding,
+    quantized: Option<QuantizedInput<'a>>,
+}
+
+#[derive(Clone, Copy)]
+enum QuantizedInput<'a> {
+    Fp4(QuantizedView<'a>),
+    Fp8 { codes: &'a [u8], scales: &'a [f32], options: Fp8Options },
+}
+
+impl<'a, T: Activation> Input<'a, T> {
+    /// Multiplies weights with them.
+    pub(crate) fn multiply(&self, weights: QuantizedView<'_>, tokens: usize, out: &mut [T]) -> Result<()> {
+        let values = &self.values[..];
+        match (self.quantized, self.rounding) {
+            (Some(QuantizedInput::Fp4(x)), _) => gemm_fp4(x, weights, out),
+            (Some(QuantizedInput::Fp8 { codes, scales, options }), _) => {
+                gemm_weights_fp8(weights, Fp8Rows::Quantized { codes, scales }, tokens, options, out)
+            }
+            (None, Rounding::Fp8(options)) => {
+                gemm_weights_fp8(weights, Fp8Rows::Values(values), tokens, options, out)
+            }
+            (None, Rounding::Int8) => gemm_weights_int8(weights, values, tokens, out),
+            (None, Rounding::Exact) => gemm_weights(weights, values, tokens, out),
+        }
+    }
+
+    /// Multiplies the weights of the experts that are chosen with them.
+    pub(crate) fn multiply_experts(
+        &self,
+        experts: Vec<QuantizedView<'_>>,
+        chosen: &[u32],
+        top_k: usize,
+        rows: ExpertRows,
+        out: &mut [T],
+    ) -> Result<()> {
+        let values = &self.values[..];
+        match (self.quantized, self.rounding) {
+            (Some(QuantizedInput::Fp4(x)), _) => gemm_experts_fp4(experts, x, chosen, top_k, rows, out),
+            (Some(QuantizedInput::Fp8 { codes, scales, options }), _) => {
+                let x = Fp8Rows::Quantized { codes, scales };
+                gemm_experts_fp8(experts, x, chosen, top_k, rows, options, out)
+            }
+            (None, Rounding::Fp8(options)) => {
+                gemm_experts_fp8(experts, Fp8Rows::Values(values), chosen, top_k, rows, options, out)
+            }
+            (None, Rounding::Int8) => gemm_experts_int8(experts, values, chosen, top_k, rows, out),
+            (None, Rounding::Exact) => gemm_experts(experts, values, chosen, top_k, rows, out),
+        }
+    }
+
+    /// The same activations, for results in f32.
+    pub(crate) fn widened(self) -> Input<'a, f32> {
+        let Self { values, rounding, quantized } = self;
+        Input { values: values.iter().map(|x| x.to_f32()).collect(), rounding, quantized }
+    }
+}
+
+/// Quantized activations in the memory of a GPU.
+#[cfg(feature = "cuda")]
+pub(crate) enum DeviceInput<'a> {
+    Fp4(DeviceTensorView<'a>),
+    Fp8 { codes: DeviceView<'a, u8>, scales: DeviceView<'a, f32>, options: Fp8Options },
 }
 
 impl Activations {
@@ -24,6 +116,11 @@ impl Activations {
         array_of: impl Fn(&Bound<'_, PyAny>, &'static str) -> PyResult<Array>,
     ) -> PyResult<Self> {
         let py = object.py();
+        if object.is_instance_of::<PyTuple>() {
+            let codes = array_of(&object.getattr(intern!(py, "codes"))?, "codes")?;
+            let scales = array_of(&object.getattr(intern!(py, "f32_scales"))?, "f32_scales")?;
+            return Fp8::of(py, codes, scales).map(Self::Fp8);
+        }
         if !object.hasattr(intern!(py, "_global"))? {
             return Ok(Self::Values(array_of(object, "activations")?));
         }
@@ -36,13 +133,14 @@ impl Activations {
         match self {
             Self::Values(values) => values.dims(),
             Self::Quantized(_, shape) => shape,
+            Self::Fp8(Fp8 { codes, .. }) => codes.dims(),
         }
     }
 
     /// The rows, which have `cols` columns and no gaps.
     pub(crate) fn rows(&self, py: Python<'_>, cols: usize) -> PyResult<usize> {
         match self {
-            Self::Values(values) => activation_rows(py, values, cols),
+            Self::Values(values) | Self::Fp8(Fp8 { codes: values, .. }) => activation_rows(py, values, cols),
             // The product checks the columns.
             Self::Quantized(operand, _) => Ok(operand.shape.rows),
         }
@@ -52,23 +150,48 @@ impl Activations {
     pub(crate) fn kind(&self, out: &Array) -> Kind {
         match self {
             Self::Values(values) => values.kind(),
-            Self::Quantized(..) => out.kind(),
+            Self::Quantized(..) | Self::Fp8(_) => out.kind(),
         }
     }
 
-    /// The values. Quantized activations have none.
-    pub(crate) fn values<T: Element>(&self) -> &[T] {
-        match self {
-            Self::Values(values) => values.values::<T>(),
-            Self::Quantized(..) => &[],
-        }
+    /// The activations of a product on a CPU.
+    pub(crate) fn input<T: Activation>(
+        &self,
+        py: Python<'_>,
+        rounding: Rounding,
+        round_weights: bool,
+    ) -> PyResult<Input<'_, T>> {
+        let (values, quantized) = match self {
+            Self::Values(values) => (values.values::<T>(), None),
+            Self::Quantized(operand, _) => (&[][..], Some(QuantizedInput::Fp4(operand.view(py)?))),
+            Self::Fp8(Fp8 { codes, scales, per_group }) => {
+                let options = Fp8Options { per_group: *per_group, round_weights };
+                let (codes, scales) = (codes.bytes(py)?, scales.values::<f32>());
+                (&[][..], Some(QuantizedInput::Fp8 { codes, scales, options }))
+            }
+        };
+        Ok(Input { values: values.into(), rounding, quantized })
+    }
+
+    /// Quantized activations in the memory of a GPU. `None` for values.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn on_gpu(&self, py: Python<'_>, round_weights: bool) -> PyResult<Option<DeviceInput<'_>>> {
+        Ok(match self {
+            Self::Values(_) => None,
+            Self::Quantized(operand, _) => Some(DeviceInput::Fp4(operand.device_view(py)?)),
+            Self::Fp8(Fp8 { codes, scales, per_group }) => Some(DeviceInput::Fp8 {
+                codes: gpu::bytes(py, codes)?,
+                scales: gpu::view::<f32>(scales),
+                options: Fp8Options { per_group: *per_group, round_weights },
+            }),
+        })
     }
 
     /// The error for results, or activations, that are not numbers.
     pub(crate) fn no_values(&self, out: &Array) -> PyErr {
         match self {
             Self::Values(values) => values.no_values(),
-            Self::Quantized(..) => out.no_values(),
+            Self::Quantized(..) | Self::Fp8(_) => out.no_values(),
         }
     }
 
@@ -77,17 +200,44 @@ impl Activations {
         match self {
             Self::Values(values) => vec![values],
             Self::Quantized(operand, _) => operand.arrays().collect(),
+            Self::Fp8(Fp8 { codes, scales, .. }) => vec![codes, scales],
         }
     }
 
     /// Raises an error if quantized activations would be rounded.
     pub(crate) fn require_exact(&self, py: Python<'_>, rounding: Rounding) -> PyResult<()> {
-        match (self, rounding) {
-            (Self::Quantized(..), Rounding::Precision(ActivationPrecision::Exact)) | (Self::Values(_), _) => {
-                Ok(())
+        match self {
+            Self::Quantized(..) | Self::Fp8(_) if rounding != Rounding::Exact => {
+                Err(error(py, "quantized activations are not rounded; leave activations out"))
             }
-            _ => Err(error(py, "quantized activations are not rounded; leave precision and activations out")),
+            _ => Ok(()),
         }
+    }
+}
+
+impl Fp8 {
+    /// Codes and scales. The number of scales per row tells whether groups have one each.
+    fn of(py: Python<'_>, codes: Array, scales: Array) -> PyResult<Self> {
+        codes.require(py, Kind::Bytes)?;
+        scales.require(py, Kind::F32)?;
+        let (of_codes, of_scales) = (codes.dims(), scales.dims());
+        let Some((cols, leading)) = of_codes.split_last() else {
+            return Err(error(py, "codes have no dimensions; they must have one or more"));
+        };
+        let groups = cols.div_ceil(GROUP);
+        let per_row = match of_scales.split_last() {
+            Some((per_row, rows)) if rows == leading && (*per_row == 1 || *per_row == groups) => *per_row,
+            _ => {
+                return Err(error(
+                    py,
+                    format!(
+                        "f32_scales have shape {of_scales:?} and codes {of_codes:?}; pass a scale per row, {leading:?} and 1, or \
+                         {groups} per row, one for 128 columns each"
+                    ),
+                ));
+            }
+        };
+        Ok(Self { per_group: per_row > 1, codes, scales })
     }
 }
 

@@ -159,6 +159,7 @@ fn of_interface(
         "<f2" => known(Kind::F16),
         "|u1" => known(Kind::Bytes),
         "<i4" | "<u4" => known(Kind::Indices),
+        "<i8" => known(Kind::Longs),
         // numpy has no type string for the dtypes of ml_dtypes.
         "<V2" | "<V1" | "|V1" => match dtype_name(object)?.as_str() {
             "bfloat16" => known(Kind::Bf16),
@@ -265,7 +266,7 @@ static TORCH: PyOnceLock<Vec<(Py<PyAny>, Kind)>> = PyOnceLock::new();
 /// PyTorch's dtypes that are read.
 fn torch_dtypes(py: Python<'_>) -> PyResult<Vec<(Py<PyAny>, Kind)>> {
     let torch = py.import("torch")?;
-    let kinds = [Kind::F32, Kind::F16, Kind::Bf16, Kind::Bytes, Kind::Indices];
+    let kinds = [Kind::F32, Kind::F16, Kind::Bf16, Kind::Bytes, Kind::Indices, Kind::Longs];
     kinds.into_iter().map(|kind| Ok((torch.getattr(kind.name())?.unbind(), kind))).collect()
 }
 

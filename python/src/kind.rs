@@ -10,11 +10,14 @@ pub(crate) enum Kind {
     Bytes,
     /// Whole numbers of 32 bits, such as the numbers of experts.
     Indices,
+    /// Whole numbers of 64 bits, such as slots of a cache.
+    Longs,
 }
 
 impl Kind {
     pub(crate) const fn bytes(self) -> usize {
         match self {
+            Self::Longs => 8,
             Self::F32 | Self::Indices => 4,
             Self::F16 | Self::Bf16 => 2,
             Self::Bytes => 1,
@@ -28,6 +31,7 @@ impl Kind {
             Self::Bf16 => "bfloat16",
             Self::Bytes => "uint8",
             Self::Indices => "int32",
+            Self::Longs => "int64",
         }
     }
 }

@@ -8,8 +8,10 @@
 //! |---|---|
 //! | `array`, `kind`, `memory` | the elements of another library's array: address, type and owner, and permitted uses |
 //! | `interface`, `dlpack` | finding them |
-//! | `recipe`, `operand` | recipes from words; a quantized matrix in arrays |
-//! | `tensors`, `gpu_tensors`, `activations`, `experts`, `checkpoints`, `models` | the functions |
+//! | `recipe`, `rounding`, `gate` | choices from words |
+//! | `operand`, `inputs` | a quantized matrix in arrays; the activations of a product |
+//! | `tensors`, `gpu_tensors`, `activations`, `kv`, `experts` | the functions of arrays |
+//! | `checkpoints`, `models` | the functions of checkpoints |
 //! | `gpu` | GPUs, and work on other libraries' streams |
 //! | `workers` | threads, also after a fork; they release the interpreter's lock |
 //! | `words` | the words of each choice, for tests |
@@ -21,6 +23,7 @@ mod checkpoints;
 mod dlpack;
 mod errors;
 mod experts;
+mod gate;
 #[cfg(feature = "cuda")]
 mod gpu;
 #[cfg(feature = "cuda")]
@@ -28,6 +31,7 @@ mod gpu_tensors;
 mod inputs;
 mod interface;
 mod kind;
+mod kv;
 mod memory;
 mod models;
 mod operand;
@@ -61,6 +65,8 @@ fn _microscale(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(tensors::scales_in, module)?)?;
     module.add_function(wrap_pyfunction!(activations::quantize_activations, module)?)?;
     module.add_function(wrap_pyfunction!(experts::linear_experts, module)?)?;
+    module.add_function(wrap_pyfunction!(kv::append_kv, module)?)?;
+    module.add_function(wrap_pyfunction!(kv::gather_kv, module)?)?;
     module.add_function(wrap_pyfunction!(rounding::require_activations, module)?)?;
     module.add_function(wrap_pyfunction!(checkpoints::compare_checkpoints, module)?)?;
     module.add_function(wrap_pyfunction!(checkpoints::convert_checkpoint, module)?)?;
@@ -97,6 +103,8 @@ fn add_gpu_functions(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(experts::gpu_experts_fp8_workspace_bytes, module)?)?;
     module.add_function(wrap_pyfunction!(experts::gpu_linear_experts, module)?)?;
     module.add_function(wrap_pyfunction!(activations::gpu_quantize_activations, module)?)?;
+    module.add_function(wrap_pyfunction!(kv::gpu_append_kv, module)?)?;
+    module.add_function(wrap_pyfunction!(kv::gpu_gather_kv, module)?)?;
     module.add("SLOT_WORDS", gpu_tensors::SLOT_WORDS)?;
     module.add("AMAX_WORDS", gpu_tensors::AMAX_WORDS)?;
     module.add("COUNTER_BYTES", gpu_tensors::COUNTER_BYTES)

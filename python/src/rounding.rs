@@ -7,65 +7,57 @@ use crate::errors::{error, of_tensors};
 use crate::recipe::word;
 
 /// The words for FP8: a scale per row, or per 128 columns.
-pub(crate) const FP8: [&str; 2] = ["fp8", "fp8-group128"];
+const FP8: [&str; 2] = ["fp8", "fp8-group128"];
 
 /// The formats of 4 bits that activations are quantized to.
-pub(crate) const FP4: [Format; 2] = [Format::Mxfp4, Format::Nvfp4];
+const FP4: [Format; 2] = [Format::Mxfp4, Format::Nvfp4];
 
-/// How a product on a CPU rounds activations.
-#[derive(Clone, Copy)]
+/// How a product rounds activations.
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Rounding {
-    /// Not at all, or to INT8.
-    Precision(ActivationPrecision),
+    Exact,
+    Int8,
     Fp8(Fp8Options),
 }
 
 impl Rounding {
-    /// The rounding to a precision, or to FP8 by a word of [`FP8`]. Both together are an error.
-    pub(crate) fn of(
-        py: Python<'_>,
-        precision: &str,
-        fp8: Option<&str>,
-        round_weights: bool,
-    ) -> PyResult<Self> {
-        let precision: ActivationPrecision = word(py, precision)?;
-        match fp8 {
-            None => Ok(Self::Precision(precision)),
-            Some(fp8) if precision != ActivationPrecision::Exact => {
-                let precision = precision.word();
-                Err(error(
-                    py,
-                    format!(
-                        "activations are rounded to {fp8} and to {precision}; pass activations or precision"
-                    ),
-                ))
+    /// The rounding that a word stands for. Formats of 4 bits are quantized to in Python.
+    pub(crate) fn of(py: Python<'_>, activations: Option<&str>, round_weights: bool) -> PyResult<Self> {
+        match activations {
+            None => Ok(Self::Exact),
+            Some(word) if word == ActivationPrecision::Int8.word() => Ok(Self::Int8),
+            Some(word) if FP8.contains(&word) => {
+                Ok(Self::Fp8(Fp8Options { per_group: word == FP8[1], round_weights }))
             }
-            Some(fp8) => fp8_options(py, fp8, round_weights).map(Self::Fp8),
+            Some(word) => {
+                let words = all_words().join(", ");
+                Err(error(py, format!("activations are not rounded to {word:?}; choose one of {words}")))
+            }
+        }
+    }
+
+    /// The options of FP8 on a GPU, if activations are rounded to it.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn on_gpu(self, py: Python<'_>) -> PyResult<Option<Fp8Options>> {
+        match self {
+            Self::Exact => Ok(None),
+            Self::Fp8(options) => Ok(Some(options)),
+            Self::Int8 => Err(error(
+                py,
+                "GPUs do not multiply with activations in int8; choose other activations, or arrays of the CPU",
+            )),
         }
     }
 }
 
-/// The options that a word of [`FP8`] stands for.
-pub(crate) fn fp8_options(py: Python<'_>, word: &str, round_weights: bool) -> PyResult<Fp8Options> {
-    if !FP8.contains(&word) {
-        return Err(no_word(py, word));
-    }
-    Ok(Fp8Options { per_group: word == FP8[1], round_weights })
-}
-
-/// The words for rounded activations: [`FP8`], and the formats in [`FP4`].
+/// The words for rounded activations: INT8, [`FP8`], and the formats in [`FP4`].
 pub(crate) fn all_words() -> Vec<&'static str> {
-    [FP8, FP4.map(|format| format.word())].concat()
+    let int8 = [ActivationPrecision::Int8.word()];
+    int8.into_iter().chain(FP8).chain(FP4.map(|format| format.word())).collect()
 }
 
-/// The error for a word that does not name a rounding of activations.
-fn no_word(py: Python<'_>, word: &str) -> PyErr {
-    let words = all_words().join(", ");
-    error(py, format!("activations are not rounded to {word:?}; choose one of {words}"))
-}
-
-/// Raises an error unless weights of a format are multiplied with activations that are rounded to a
-/// word of [`FP8`], or quantized to a format of [`FP4`].
+/// Raises an error unless weights of a format are multiplied with activations that are rounded to
+/// one of [`all_words`].
 #[pyfunction]
 pub(crate) fn require_activations(
     py: Python<'_>,
@@ -74,11 +66,13 @@ pub(crate) fn require_activations(
     round_weights: bool,
 ) -> PyResult<()> {
     let format: Format = word(py, format)?;
-    let shape = QuantizedShape::new(format, 0, 0);
     match FP4.into_iter().find(|format| format.word() == activations) {
-        None => fp8_options(py, activations, round_weights)?.check_weights(shape),
         Some(vector) if vector == format => Ok(()),
         Some(vector) => Err(Error::Operands(OperandFault::Formats { matrix: format, vector })),
+        None => match Rounding::of(py, Some(activations), round_weights)? {
+            Rounding::Fp8(options) => options.check_weights(QuantizedShape::new(format, 0, 0)),
+            Rounding::Exact | Rounding::Int8 => Ok(()),
+        },
     }
     .map_err(|why| of_tensors(py, why))
 }

@@ -2,14 +2,14 @@
 
 use half::{bf16, f16};
 use microscale::{
-    Activation, ActivationPrecision, Amax, Batch, Element, ErrorStats, Fp8Rows, Global, GlobalScale,
-    QuantizeOptions, ScaleLayout, Scheme, gemm_fp4, gemm_weights, gemm_weights_fp8, gemm_weights_int8,
+    Activation, Amax, Batch, Element, ErrorStats, Global, GlobalScale, QuantizeOptions, ScaleLayout, Scheme,
     gemv as multiply_quantized,
 };
 use pyo3::prelude::*;
 
 use crate::array::{Array, Kind, with_output, with_values};
 use crate::errors::{error, of_tensors, type_error};
+use crate::gate::{combine, gate_of, results};
 use crate::inputs::Activations;
 use crate::interface::array_of;
 use crate::operand::Operand;
@@ -151,9 +151,9 @@ pub(crate) fn require_bias(py: Python<'_>, bias: &Array, kind: Kind, shape: &[us
 }
 
 /// Adds a bias to each row of results, with a rounding of its own.
-pub(crate) fn add_bias<T: Activation>(results: &mut [T], bias: &[T]) {
+pub(crate) fn add_bias<R: Activation, T: Activation>(results: &mut [R], bias: &[T]) {
     for (result, bias) in results.iter_mut().zip(bias) {
-        *result = T::from_f32(result.to_f32() + bias.to_f32());
+        *result = R::from_f32(result.to_f32() + bias.to_f32());
     }
 }
 
@@ -209,33 +209,31 @@ pub(crate) fn gemv(
     done.map_err(|error| of_tensors(py, error))
 }
 
-/// Multiplies quantized weights with activations, which it may round first, and adds a bias.
+/// Multiplies quantized weights with activations, which it may round first, adds a bias, and
+/// combines pairs of results by a gate.
 #[pyfunction]
-#[pyo3(signature = (weights, activations, out, bias, precision, fp8, round_weights))]
+#[pyo3(signature = (weights, x, out, bias, activations, round_weights, gate))]
 #[expect(clippy::too_many_arguments, reason = "inputs and outputs of one call in Python")]
 pub(crate) fn linear(
     py: Python<'_>,
     weights: &Bound<'_, PyAny>,
-    activations: &Bound<'_, PyAny>,
+    x: &Bound<'_, PyAny>,
     out: &Bound<'_, PyAny>,
     bias: Option<&Bound<'_, PyAny>>,
-    precision: &str,
-    fp8: Option<&str>,
+    activations: Option<&str>,
     round_weights: bool,
+    gate: Option<&str>,
 ) -> PyResult<()> {
-    let rounding = Rounding::of(py, precision, fp8, round_weights)?;
+    let rounding = Rounding::of(py, activations, round_weights)?;
     let weights = Operand::of(weights)?;
     let view = weights.view(py)?;
-    let activations = Activations::by(activations, array_of)?;
+    let activations = Activations::by(x, array_of)?;
     activations.require_exact(py, rounding)?;
     let tokens = activations.rows(py, view.cols())?;
     let mut out = array_of(out, "out")?;
-    require_elements(py, &out, tokens, view.rows())?;
+    let gate = gate_of(py, gate)?;
+    require_elements(py, &out, tokens, results(py, view.rows(), gate)?)?;
     let kind = activations.kind(&out);
-    let quantized = match &activations {
-        Activations::Values(_) => None,
-        Activations::Quantized(operand, _) => Some(operand.view(py)?),
-    };
     let bias = bias.map(|bias| array_of(bias, "bias")).transpose()?;
     if let Some(bias) = &bias {
         require_bias(py, bias, kind, &[view.rows()])?;
@@ -246,21 +244,22 @@ pub(crate) fn linear(
     macro_rules! multiply {
         ($T:ty) => {{
             let out: &mut [$T] = out.output(py, kind, &inputs)?;
-            let (values, bias) = (activations.values::<$T>(), bias.as_ref().map(Array::values::<$T>));
+            let bias = bias.as_ref().map(Array::values::<$T>);
+            let input = activations.input::<$T>(py, rounding, round_weights)?;
             work(py, || {
-                match (quantized, rounding) {
-                    (Some(x), _) => gemm_fp4(x, view, out)?,
-                    (None, Rounding::Fp8(options)) => {
-                        gemm_weights_fp8(view, Fp8Rows::Values(values), tokens, options, out)?
+                let Some(gate) = gate else {
+                    input.multiply(view, tokens, out)?;
+                    if let Some(bias) = bias {
+                        out.chunks_exact_mut(bias.len().max(1)).for_each(|row| add_bias(row, bias));
                     }
-                    (None, Rounding::Precision(ActivationPrecision::Int8)) => {
-                        gemm_weights_int8(view, values, tokens, out)?
-                    }
-                    (None, Rounding::Precision(_)) => gemm_weights(view, values, tokens, out)?,
-                }
+                    return Ok(());
+                };
+                let mut sums = vec![0f32; tokens * view.rows()];
+                input.widened().multiply(view, tokens, &mut sums)?;
                 if let Some(bias) = bias {
-                    out.chunks_exact_mut(bias.len().max(1)).for_each(|row| add_bias(row, bias));
+                    sums.chunks_exact_mut(bias.len().max(1)).for_each(|row| add_bias(row, bias));
                 }
+                combine(gate, &sums, out);
                 Ok(())
             })?
         }};
@@ -269,7 +268,7 @@ pub(crate) fn linear(
         Kind::F32 => multiply!(f32),
         Kind::F16 => multiply!(f16),
         Kind::Bf16 => multiply!(bf16),
-        Kind::Bytes | Kind::Indices => return Err(activations.no_values(&out)),
+        Kind::Bytes | Kind::Indices | Kind::Longs => return Err(activations.no_values(&out)),
     };
     done.map_err(|error| of_tensors(py, error))
 }

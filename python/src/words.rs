@@ -2,12 +2,12 @@
 
 use microscale::formats::nvfp4::Direction;
 use microscale::formats::{ScaleRule, Ties};
-use microscale::{ActivationPrecision, Dtype, Format, NonFinite, Numerics, ScaleLayout, Search, Words};
+use microscale::{Dtype, Format, NonFinite, Numerics, ScaleLayout, Search, Words};
 use microscale_checkpoint::{CheckpointFormat, Gptq, KeptAs, Written};
 use microscale_models::InputFormat;
 use pyo3::prelude::*;
 
-use crate::{activations, rounding};
+use crate::{activations, gate, kv, rounding};
 
 /// Returns the words of each choice, by the name of its type in Python.
 #[pyfunction]
@@ -25,12 +25,13 @@ pub(crate) fn words() -> Vec<(&'static str, Vec<&'static str>)> {
         ("ScaleLayout", listed::<ScaleLayout>()),
         ("NonFinite", listed::<NonFinite>()),
         ("Direction", listed::<Direction>()),
-        ("ActivationPrecision", listed::<ActivationPrecision>()),
         ("RoundedActivations", rounding::all_words()),
         ("ActivationFormat", activations::FORMATS.to_vec()),
         ("RowOperation", activations::OPERATIONS.to_vec()),
         ("Norm", activations::NORMS.to_vec()),
         ("ActivationLayout", activations::LAYOUTS.to_vec()),
+        ("Gate", gate::GATES.to_vec()),
+        ("KvLayout", kv::ORDERS.to_vec()),
         ("CheckpointDtype", listed::<Dtype>()),
         ("Kept", listed::<KeptAs>()),
         ("GptqOrder", Gptq::ORDERS.map(|(word, _)| word).to_vec()),

@@ -468,12 +468,21 @@ SCALE = torch.tensor([512.0])
 FP8_SCALE = torch.tensor([0.01])
 
 
+def empty(*shape):
+    return torch.full(shape, 0x11, dtype=torch.uint8)
+
+
 def calls():
     """Arguments of each operator."""
     wide, x, weight = rows(9, 256), rows(9, 128), rows(128)
     of_experts = torch.tensor([0, 3, 3, 9], dtype=INT), torch.tensor([0, 8, 8, 16], dtype=INT)
     given = torch.tensor([300.0, 400.0, 500.0])
     norm = "rms_norm", weight
+    full = torch.tensor([5, 5, 5], dtype=INT)
+    kv, slots = (rows(3, 2, 32), rows(3, 2, 32)), torch.tensor([7, -1, 2])
+    tables, lengths = torch.tensor([[1, 0]], dtype=INT), torch.tensor([5], dtype=INT)
+    cache = empty(2, 4, 2, 32), empty(2, 4, 2, 32)
+    codes, block_scales = (empty(2, 2, 4, 16), empty(2, 2, 4, 16)), (empty(2, 2, 4, 2), empty(2, 2, 4, 2))
     return {
         "quantize_activations": [
             (rows(2, 3, 200),),
@@ -489,6 +498,28 @@ def calls():
                 *(None, None, None, torch.tensor([5, 5, 5], dtype=INT)),
             ),
         ],
+        "quantize_activations_into": [
+            (x, empty(9, 64), empty(128, 8), None, "nvfp4", *norm, rows(9, 128), "gemma", 1e-5, SCALE, "divisor", None, False, "128x4"),
+            (x, empty(9, 128), None, torch.empty(9, 1), "fp8"),
+            (
+                *(wide, empty(9, 64), empty(24, 8), None, "nvfp4", "silu_and_mul", None, None, "llama", 1e-6, given, "divisor"),
+                *(None, False, "8x4", *of_experts, 24),
+            ),
+        ],
+        "scaled_fp4_experts_quant": [(x, given[:2], of_experts[0][[0, 1, 3]], of_experts[1][[0, 1, 3]] * 16, 2)],
+        "silu_and_mul_scaled_fp4_experts_quant": [(wide, given, of_experts[0], of_experts[1] * 16, 2)],
+        "scaled_fp4_grouped_quantize": [(rows(3, 5, 64), full, given), (rows(3, 130, 80), full, SCALE)],
+        "silu_and_mul_scaled_nvfp4_experts_quantize": [(rows(3, 5, 64), full, given)],
+        "append_kv": [
+            (*kv, *cache[:2], slots, given[:2]),
+            (*kv, *codes, slots, given[:2], *block_scales, "HND", 16),
+        ],
+        "gather_kv": [
+            (*cache, slots, given[:2]),
+            (*codes, slots, given[:2], torch.float32, *block_scales, None, "HND"),
+            (*cache, tables, given[:2], torch.float16, None, None, lengths),
+        ],
+        "reshape_and_cache_flash": [(*kv, *cache, slots, "fp8", FP8_SCALE, FP8_SCALE)],
         "scaled_fp4_quant": [(x, SCALE), (x, SCALE, False), (rows(3, 3, 128), SCALE)],
         "silu_and_mul_nvfp4_quant": [(wide, SCALE)],
         "silu_and_mul_quant": [(wide, FP8_SCALE), (rows(2, 3, 256), FP8_SCALE)],
@@ -515,6 +546,8 @@ CASES = [(name, number) for name, arguments in calls().items() for number in ran
 
 
 def tupled(result):
+    if result is None:
+        return ()
     return result if isinstance(result, tuple) else (result,)
 
 
@@ -600,6 +633,43 @@ def test_operators_are_the_function_with_other_arguments():
         quantize_activations(x, scale=divisor, norm="flashinfer", residual=other, **norm),
     )
     assert torch.equal(residual, other)
+
+
+def test_operators_by_expert_are_the_function_with_other_arguments():
+    counts = torch.tensor([3, 0, 6], dtype=INT)
+    offsets, starts = torch.tensor([0, 3, 3, 9], dtype=INT), torch.tensor([0, 128, 128, 256], dtype=INT)
+    given = torch.tensor([300.0, 400.0, 500.0])
+    lists = {"scale": GlobalScale(given, "divisor"), "layout": "128x4"}
+    for operation, by_offsets, by_counts in [
+        ("none", ops.scaled_fp4_experts_quant, ops.scaled_fp4_grouped_quantize),
+        ("silu_and_mul", ops.silu_and_mul_scaled_fp4_experts_quant, ops.silu_and_mul_scaled_nvfp4_experts_quantize),
+    ]:
+        x, batches = rows(9, 128), rows(3, 6, 128)
+        codes, scales = by_offsets(x, given, offsets, starts, 2)
+        expected = quantize_activations(x, operation=operation, offsets=offsets, scale_offsets=starts, **lists)
+        assert torch.equal(codes, expected.codes) and torch.equal(scales.view(torch.uint8), expected.scales)
+        codes, scales = by_counts(batches, counts, given)
+        expected = quantize_activations(batches, operation=operation, counts=counts, **lists)
+        for expert, count in enumerate(counts):
+            assert torch.equal(codes[:count, :, expert], expected.codes[expert, :count])
+            # A tile of 128 rows and four columns is `[32, 4, 4]`: row % 32, row / 32, column.
+            tile = scales[..., expert].view(torch.uint8)
+            for row in range(count):
+                own = tile[row % 32, row // 32, 0].transpose(0, 1).reshape(-1)
+                matrix = quantize_activations(batches[expert], operation=operation, scale=GlobalScale(given[expert].item(), "divisor"))
+                assert torch.equal(own[: matrix.scales.shape[1]], matrix.scales[row])
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_outputs_that_are_given_are_written_to(number):
+    arguments = calls()["quantize_activations_into"][number]
+    x, codes, scales, f32_scales, *others = cloned(arguments)
+    assert ops.quantize_activations_into(x, codes, scales, f32_scales, *others) is None
+    expected = ops.quantize_activations(arguments[0], *cloned(arguments[4:]))
+    for part, own in zip((codes, scales, f32_scales), expected, strict=True):
+        assert (part is None and not own.numel()) or torch.equal(part, own)
+    with pytest.raises(microscale.Error, match="out.codes has shape"):
+        ops.quantize_activations_into(x, codes[:3], scales, f32_scales, *others)
 
 
 @pytest.mark.parametrize(

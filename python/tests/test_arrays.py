@@ -284,7 +284,7 @@ def test_int8_rounds_activations(rng, format, dtype):
     weights = microscale.quantize(rng.standard_normal((40, 320), "f4"), format)
     x = rng.standard_normal((3, 320), "f4").astype(dtype)
     exact = microscale.linear(x, weights).astype("f4")
-    y = microscale.linear(x, weights, precision="int8")
+    y = microscale.linear(x, weights, activations="int8")
     assert y.dtype == x.dtype
     # Half a step of each activation, times its weight, and the rounding of both results.
     blocks = np.abs(x.astype("f4")).reshape(3, 10, 32)
@@ -292,14 +292,14 @@ def test_int8_rounds_activations(rng, format, dtype):
     most = steps @ np.abs(weights.dequantize()).T + 2 * np.abs(exact) * 2.0**-8
     assert (np.abs(y.astype("f4") - exact) <= most).all() and (y.astype("f4") != exact).any()
     with pytest.raises(microscale.Error, match="int4"):
-        microscale.linear(x, weights, precision="int4")
+        microscale.linear(x, weights, activations="int4")
 
 
 def test_int8_gives_nan_for_what_is_not_finite(rng):
     weights = microscale.quantize(rng.standard_normal((40, 320), "f4"), "mxfp4")
     x = rng.standard_normal((3, 320), "f4")
     x[1, 7] = np.inf
-    y = microscale.linear(x, weights, precision="int8")
+    y = microscale.linear(x, weights, activations="int8")
     assert np.isnan(y[1]).all() and np.isfinite(y[[0, 2]]).all()
 
 

@@ -119,3 +119,36 @@ def test_wrong_arguments_are_named():
         quantize_activations(x, scale=GlobalScale(torch.ones(1).cuda(), "divisor"))
     with pytest.raises(microscale.Error, match="given scale 0 is -1"):
         quantize_activations(x.cuda(), scale=GlobalScale(-1.0, "divisor"))
+
+
+def test_operators_by_expert_have_the_bytes_of_a_cpu():
+    x, batches, given = values((9, 256), torch.bfloat16), values((3, 6, 256), torch.bfloat16, 2), torch.tensor([90.0, 80.0, 70.0])
+    offsets, starts = (torch.tensor(rows, dtype=torch.int32) for rows in ([0, 3, 3, 9], [0, 128, 128, 256]))
+    counts = torch.tensor([6, 0, 2], dtype=torch.int32)
+    for operator in (ops.scaled_fp4_experts_quant, ops.silu_and_mul_scaled_fp4_experts_quant):
+        arguments = x, given, offsets, starts
+        same(operator(*map(there, arguments), 2), operator(*arguments, 2))
+    for operator in (ops.scaled_fp4_grouped_quantize, ops.silu_and_mul_scaled_nvfp4_experts_quantize):
+        for scale in (given, given[:1]):
+            codes, scales = operator(there(batches), there(counts), there(scale))
+            expected = operator(batches, counts, scale)
+            assert torch.equal(scales.cpu().view(torch.uint8), expected[1].view(torch.uint8))
+            for expert, count in enumerate(counts):
+                assert torch.equal(codes[:count, :, expert].cpu(), expected[0][:count, :, expert])
+
+
+def test_outputs_that_are_given_are_written_to_in_graphs():
+    x, scale = values((9, 128), torch.bfloat16), torch.tensor([90.0])
+    options = {"scale_source": "divisor", "layout": "128x4"}
+    of_gpu, scale_there = x.cuda(), scale.cuda()
+    codes = torch.zeros(9, 64, dtype=torch.uint8, device="cuda")
+    scales = torch.zeros(128, 8, dtype=torch.float8_e4m3fn, device="cuda")
+
+    def work():
+        ops.quantize_activations_into(of_gpu, codes, scales, scale=scale_there, **options)
+
+    graph, _ = captured(work)
+    codes.zero_()
+    graph.replay()
+    expected = ops.quantize_activations(x, scale=scale, **options)
+    assert torch.equal(codes.cpu(), expected[0]) and torch.equal(scales.cpu().view(torch.uint8), expected[1])

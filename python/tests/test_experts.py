@@ -44,13 +44,13 @@ def test_products_are_those_of_each_expert(rng, format, dtype):
         np.testing.assert_array_equal(out, y)
 
 
-def test_int8_is_the_precision_of_each_expert(rng):
+def test_int8_rounds_the_activations_of_each_expert(rng):
     weights = microscale.quantize_experts(rng.standard_normal(SHAPE, "f4"), "nvfp4")
     chosen, x = rng.integers(0, 5, (7, 2), "int32"), rng.standard_normal((7, 64), "f4")
-    y = microscale.linear_experts(x, weights, chosen, precision="int8")
+    y = microscale.linear_experts(x, weights, chosen, activations="int8")
     for token, experts in enumerate(chosen):
         for i, expert in enumerate(experts):
-            expected = microscale.linear(x[token : token + 1], weights[int(expert)], precision="int8")
+            expected = microscale.linear(x[token : token + 1], weights[int(expert)], activations="int8")
             np.testing.assert_array_equal(y[token, i], expected[0])
 
 

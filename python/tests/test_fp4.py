@@ -94,12 +94,11 @@ def test_choices_that_contradict_are_refused(rng):
     mxfp4, nvfp4 = (microscale.quantize(rng.standard_normal((8, 64), "f4"), format) for format in FORMATS)
     refused = [
         (x, mxfp4, {"activations": "nvfp4"}, "quantize both to nvfp4, or both to mxfp4"),
-        (x, mxfp4, {"activations": "mxfp4", "precision": "int8"}, "pass activations or precision"),
         (x, mxfp4, {"activations": "mxfp4", "input_global_scale": GlobalScale(2.0, "divisor")}, "no global scale"),
         (x, nvfp4, {"input_global_scale": GlobalScale(2.0, "divisor")}, "leave input_global_scale out"),
         (x, nvfp4, {"dtype": "float16"}, "leave dtype out"),
         (microscale.quantize(x), mxfp4, {"activations": "mxfp4"}, "quantized already"),
-        (microscale.quantize(x), mxfp4, {"precision": "int8"}, "are not rounded"),
+        (microscale.quantize(x), mxfp4, {"activations": "int8"}, "quantized already"),
         (microscale.quantize(x), nvfp4, {}, "quantize both to nvfp4, or both to mxfp4"),
         (microscale.quantize(x[:, :32].copy()), mxfp4, {}, "32 columns and the weights 64"),
     ]

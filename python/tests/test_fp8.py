@@ -45,12 +45,10 @@ def test_nvfp4_weights_are_rounded_only_if_allowed(rng):
     assert (np.abs(y - x @ w.T) <= np.abs(x) @ np.abs(w).T * 0.14).all()
 
 
-def test_choices_that_contradict_or_do_not_exist_are_refused(rng):
+def test_words_that_do_not_exist_are_refused(rng):
     weights = microscale.quantize(rng.standard_normal((8, 64), "f4"))
     x = rng.standard_normal((3, 64), "f4")
-    with pytest.raises(microscale.Error, match="pass activations or precision"):
-        microscale.linear(x, weights, activations="fp8", precision="int8")
-    with pytest.raises(microscale.Error, match="choose one of fp8, fp8-group128"):
+    with pytest.raises(microscale.Error, match="choose one of int8, fp8, fp8-group128, mxfp4, nvfp4"):
         microscale.linear(x, weights, activations="fp4")
 
 
@@ -81,6 +79,72 @@ def test_experts_have_the_results_of_their_own_products(rng, format, activations
     if format == "nvfp4":
         with pytest.raises(microscale.Error, match="allow it with round_weights"):
             microscale.linear_experts(x, weights, chosen, activations=activations)
+
+
+@pytest.mark.parametrize("activations", WORDS)
+@pytest.mark.parametrize("cols", [96, 320])
+def test_quantized_activations_are_multiplied_as_they_are(rng, activations, cols):
+    weights = microscale.quantize(rng.standard_normal((24, cols), "f4"))
+    x = rng.standard_normal((2, 3, cols), "f4")
+    quantized = microscale.quantize_activations(x, "fp8", scale="token" if activations == "fp8" else "group128")
+    expected = microscale.linear(x, weights, activations=activations)
+    y = microscale.linear(quantized, weights)
+    assert y.dtype == np.float32 and y.shape == (2, 3, 24)
+    np.testing.assert_array_equal(y, expected)
+    typed = quantized._replace(codes=quantized.codes.view(ml_dtypes.float8_e4m3fn))
+    np.testing.assert_array_equal(microscale.linear(typed, weights), expected)
+    half = microscale.linear(quantized, weights, dtype="float16")
+    np.testing.assert_array_equal(half, expected.astype("float16"))
+    bias, out = rng.standard_normal(24, "f4"), np.zeros((2, 3, 24), "f4")
+    assert microscale.linear(quantized, weights, bias=bias, out=out) is out
+    np.testing.assert_array_equal(out, expected + bias)
+
+
+def test_one_scale_serves_all_rows(rng):
+    weights = microscale.quantize(rng.standard_normal((24, 160), "f4"))
+    x = rng.standard_normal((5, 160), "f4")
+    codes, _, _ = microscale.quantize_activations(x, "fp8", scale=0.02)
+    each = np.full((5, 1), 0.02, "f4")
+    expected = microscale.linear(microscale.QuantizedActivations(codes, None, each), weights)
+    for scale in (each[0], each[:1], each[0, 0].reshape(())):
+        y = microscale.linear(microscale.QuantizedActivations(codes, None, scale), weights)
+        np.testing.assert_array_equal(y, expected)
+    assert np.abs(expected - x @ weights.dequantize().T).max() < 0.1 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("activations", WORDS)
+def test_experts_take_quantized_activations(rng, activations):
+    weights = microscale.quantize_experts(rng.standard_normal((5, 24, 256), "f4"))
+    chosen = rng.integers(-1, 5, (7, 2), "int32")
+    for shape in [(7, 256), (7, 2, 256)]:
+        x = rng.standard_normal(shape, "f4")
+        quantized = microscale.quantize_activations(x, "fp8", scale="token" if activations == "fp8" else "group128")
+        expected = microscale.linear_experts(x, weights, chosen, activations=activations)
+        np.testing.assert_array_equal(microscale.linear_experts(quantized, weights, chosen), expected)
+
+
+def test_quantized_activations_that_do_not_fit_are_refused(rng):
+    given = microscale.QuantizedActivations
+    mxfp4, nvfp4 = (microscale.quantize(rng.standard_normal((8, 256), "f4"), format) for format in ("mxfp4", "nvfp4"))
+    x = rng.standard_normal((3, 256), "f4")
+    codes, _, scales = microscale.quantize_activations(x, "fp8")
+    refused = [
+        (given(codes, None, scales), mxfp4, {"activations": "fp8"}, "quantized already"),
+        (given(codes, None, scales), nvfp4, {}, "allow it with round_weights"),
+        (given(codes, None, None), mxfp4, {}, "has no f32_scales"),
+        (microscale.quantize_activations(x, "mxfp8"), mxfp4, {}, "has block scales"),
+        (given(codes, None, scales[:2]), mxfp4, {}, "f32_scales have shape"),
+        (given(codes, None, np.ones((3, 3), "f4")), mxfp4, {}, "f32_scales have shape"),
+        (given(codes[:, :128].copy(), None, scales), mxfp4, {}, "128 columns and the weights 256"),
+    ]
+    for activations, weights, options, message in refused:
+        with pytest.raises(microscale.Error, match=message):
+            microscale.linear(activations, weights, **options)
+    for wrong in (given(codes.view(ml_dtypes.float8_e5m2), None, scales), given(codes, None, scales.astype("f2"))):
+        with pytest.raises(TypeError, match="float8_e4m3fn|float32"):
+            microscale.linear(wrong, mxfp4)
+    y = microscale.linear(given(codes, None, scales), nvfp4, round_weights=True)
+    np.testing.assert_array_equal(y, microscale.linear(x, nvfp4, activations="fp8", round_weights=True))
 
 
 class TestLayers:
@@ -123,7 +187,7 @@ class TestLayers:
             QuantizedLinear.from_linear(plain, "nvfp4", activation_format="fp8")
         layer = QuantizedLinear.from_linear(plain, "nvfp4", activation_format="fp8", round_weights=True)
         assert layer(torch.randn(3, 64)).shape == (3, 32)
-        with pytest.raises(microscale.Error, match="choose one of fp8, fp8-group128"):
+        with pytest.raises(microscale.Error, match="choose one of int8, fp8, fp8-group128, mxfp4, nvfp4"):
             QuantizedLinear.from_linear(plain, activation_format="fp4")
 
     def test_the_operators_fake_refuses_what_the_operator_refuses(self, torch):

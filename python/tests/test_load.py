@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+from conftest import ROOT
 
 import microscale
 
@@ -363,6 +364,33 @@ def test_other_checkpoint_formats_are_refused_with_a_hint(folder, tmp_path):
     torch.save(Net().state_dict(), pickled / "pytorch_model.bin")
     with pytest.raises(microscale.CheckpointError, match="pytorch_model.bin is not in safetensors"):
         load_quantized(Net(), pickled)
+
+
+def test_checkpoints_with_hadamard_transforms_are_refused_by_that_name(tmp_path):
+    from microscale.torch import load_quantized
+
+    program("quantize", ROOT / "sample/tiny-llama", "--hadamard", "32", "--out", tmp_path / "out")
+    message = "inputs of .*_proj.weight have a Hadamard transform of 32 columns.*without --hadamard"
+    with pytest.raises(microscale.CheckpointError, match=message) as raised:
+        load_quantized(Net(), tmp_path / "out")
+    assert raised.value.tensor.endswith("_proj.weight")
+
+
+def test_quantized_modules_round_activations_as_asked(folder):
+    from microscale.torch import load_quantized
+
+    net, exact = Net(), Net()
+    load_quantized(net, folder, activation_format="nvfp4")
+    load_quantized(exact, folder)
+    assert exact.first.activation_format is None
+    x = torch.randn(3, net.first.in_features)
+    expected = microscale.linear(x, exact.first._weights(), bias=exact.first.bias.detach(), activations="nvfp4")
+    with torch.no_grad():
+        assert torch.equal(net.first(x), expected)
+    with pytest.raises(microscale.Error, match="allow it with round_weights"):
+        load_quantized(Net(), folder, activation_format="fp8")
+    load_quantized(net, folder, activation_format="fp8", round_weights=True)
+    assert net.first.activation_format == "fp8"
 
 
 def test_files_that_are_not_there_or_no_checkpoints(tmp_path):

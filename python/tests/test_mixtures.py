@@ -170,6 +170,54 @@ def test_the_operator_is_what_torch_asks_of_it():
     bias = torch.randn(4, 24, dtype=torch.bfloat16)
     y = torch.ops.microscale.linear_experts(x, experts, *parts, bias)
     assert torch.equal(y, microscale.linear_experts(x, weights, experts, bias=bias))
+    torch.library.opcheck(torch.ops.microscale.linear_experts, (x, experts, *parts, bias, "fp8", True))
+    with pytest.raises(Exception, match="allow it with round_weights"):
+        torch.ops.microscale.linear_experts(*(part.to("meta") for part in (x, experts, *parts[:3])), *parts[3:], None, "fp8")
+
+
+@pytest.mark.parametrize(
+    ("format", "activations"), [("mxfp4", "int8"), ("mxfp4", "fp8"), ("nvfp4", "fp8-group128"), ("mxfp4", "mxfp4"), ("nvfp4", "nvfp4")]
+)
+def test_activations_are_rounded_in_both_products(model, format, activations):
+    from microscale.torch import quantize_
+
+    torch._dynamo.reset()
+    options = {"activation_format": activations, "round_weights": format == "nvfp4"}
+    quantize_(model, {"format": format, **options})
+    _, module = experts_of(model)[-1]
+    assert f"activations={activations}" in repr(module)
+    count = module.down_proj_packed.shape[0]
+    x, index, routing = torch.randn(7, 64), torch.randint(0, count, (7, 2)), torch.rand(7, 2)
+
+    def product(name, x):
+        parts = (getattr(module, f"{name}_{part}") for part in ("packed", "scale", "slots"))
+        codes, scales, slots = parts
+        numbers = {"global_scales": slots[:, 0], "direction": "divisor"} if format == "nvfp4" else {}
+        weights = microscale.Experts(codes, scales, format=format, **numbers)
+        bias = getattr(module, f"{name}_bias")
+        bias = None if bias is None else bias.detach()
+        rounding = {"activations": activations, "round_weights": format == "nvfp4"}
+        return microscale.linear_experts(x, weights, index.int(), bias=bias, **rounding)
+
+    with torch.no_grad():
+        y = module._gate(module, product("gate_up_proj", x))
+        expected = (product("down_proj", y) * routing.unsqueeze(-1)).sum(1)
+        assert torch.equal(module(x, index, routing), expected)
+        module.activation_format = None
+        assert not torch.equal(module(x, index, routing), expected)
+        module.activation_format = activations
+        compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+        assert torch.equal(compiled(x, index, routing), expected)
+
+
+def test_activations_that_the_weights_do_not_take_are_refused(model):
+    from microscale.torch import QuantizedExperts
+
+    (_, module), *_ = experts_of(model)
+    with pytest.raises(microscale.Error, match="allow it with round_weights"):
+        QuantizedExperts.from_experts(module, "nvfp4", activation_format="fp8")
+    with pytest.raises(microscale.Error, match="quantize both to nvfp4, or both to mxfp4"):
+        QuantizedExperts.from_experts(module, "nvfp4", activation_format="mxfp4")
 
 
 def test_experts_that_are_left_alone(model):

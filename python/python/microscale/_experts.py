@@ -9,14 +9,15 @@ from math import prod
 from typing import TYPE_CHECKING, Any, cast
 
 from microscale import _arrays, _gpu, _microscale, _tensors
+from microscale._activations import QuantizedActivations
 from microscale._errors import Error
-from microscale._products import operand_of, require_exact
+from microscale._products import operand_of, results_of
 from microscale._types import (
-    ActivationPrecision,
     Array,
     ArrayLike,
     Direction,
     DtypeLike,
+    Gate,
     GlobalScale,
     LayerFormat,
     RoundedActivations,
@@ -209,17 +210,17 @@ def together(parts: list[_tensors.Quantized], format: str) -> Experts:
 
 
 def linear_experts(
-    x: ArrayLike | _tensors.Quantized,
+    x: ArrayLike | _tensors.Quantized | QuantizedActivations,
     weights: Experts,
     experts: ArrayLike,
     *,
     bias: ArrayLike | None = None,
     out: Array = None,
     workspace: Array = None,
-    precision: ActivationPrecision = "exact",
     activations: RoundedActivations | None = None,
     round_weights: bool = False,
     input_global_scale: GlobalScale | None = None,
+    gate: Gate | None = None,
     dtype: DtypeLike | None = None,
 ) -> Array:
     """Multiplies each token with the weights of its experts, as a linear layer of a mixture does.
@@ -230,8 +231,9 @@ def linear_experts(
 
     Args:
         x: activations `[tokens, K]`, or `[tokens, k, K]` with a row for each expert of a token;
-            contiguous, float32, float16 or bfloat16. They are not rounded unless `precision` or
-            `activations` says so. Or a :class:`Quantized` of such a shape, as for :func:`linear`.
+            contiguous, float32, float16 or bfloat16. They are not rounded unless
+            `activations` says so. Or a :class:`Quantized` or :class:`QuantizedActivations` of such
+            a shape, as for :func:`linear`.
         weights: of E experts, `[E, M, K]`.
         experts: integers `[tokens, k]`, the experts of each token; int32 is taken as it is, other
             integers are converted. Numbers below 0 and from E on leave their pair out. Floats and
@@ -241,28 +243,27 @@ def linear_experts(
             left out keep their values.
         workspace: on a GPU, memory from :func:`experts_workspace`. By default the same as for
             :func:`linear`.
-        precision: as for :func:`linear`.
-        activations: as for :func:`linear`: `fp8`, `fp8-group128`, `mxfp4` or `nvfp4`.
+        activations: as for :func:`linear`: `int8`, `fp8`, `fp8-group128`, `mxfp4` or `nvfp4`.
         round_weights: as for :func:`linear`.
         input_global_scale: as for :func:`linear`, one for all experts.
+        gate: as for :func:`linear`.
         dtype: as for :func:`linear`.
 
     Returns:
-        `out`, or an array `[tokens, k, M]`, with zeros for pairs that are left out.
+        `out`, or an array `[tokens, k, M]`, with zeros for pairs that are left out; `[tokens, k,
+        M / 2]` after a gate.
 
     Raises:
         Error: for shapes and formats that do not match, and for NVFP4 weights with FP8
             `activations` unless `round_weights` is set. On a GPU, FP8 also needs experts of whole words of scales.
         NotImplementedError: on a GPU without FP8 products.
     """
-    like, x, name, activations = operand_of(
-        x, weights.format, precision, activations, round_weights, input_global_scale, dtype
-    )
+    operand = operand_of(x, weights.format, activations, round_weights, input_global_scale, dtype)
     experts = _indices(experts, weights.shape[0])
     chosen = _arrays.shape_of(experts)
     pairs = prod(chosen)
     if out is None:
-        there = _arrays.zeros(like, (*chosen, weights.shape[1]), name)
+        there = _arrays.zeros(operand.like, (*chosen, results_of(weights.shape[1], gate)), operand.dtype)
     else:
         there = _arrays.output(out, "out")
     if bias is not None:
@@ -271,18 +272,16 @@ def linear_experts(
         return there if out is None else out
     if _gpu.holds(there):
         _gpu.require()
-        require_exact(precision)
         if not _gpu.holds(weights.codes):
             raise Error("weights are in the memory of the CPU and out is on a GPU; move them to one device")
         stream = _gpu.stream(there)
         if workspace is None:
-            rounded = "fp4" if isinstance(x, _tensors.Quantized) else _gpu.rounded_to(activations)
-            workspace = _gpu.experts_workspace(weights, pairs, stream, _arrays.is_wide(there), rounded)
+            workspace = _gpu.experts_workspace(weights, pairs, stream, _arrays.is_wide(there), operand.rounded)
         _microscale.gpu_linear_experts(
-            weights, x, experts, there, bias, workspace, activations, round_weights, stream
+            weights, operand.rows, experts, there, bias, workspace, operand.activations, round_weights, gate, stream
         )
     else:
-        _microscale.linear_experts(weights, x, experts, there, bias, precision, activations, round_weights)
+        _microscale.linear_experts(weights, operand.rows, experts, there, bias, operand.activations, round_weights, gate)
     if out is None:
         return there
     _arrays.changed(out)

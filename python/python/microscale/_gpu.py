@@ -148,8 +148,9 @@ _CAPTURED: _Workspaces = {}
 
 
 def rounded_to(activations: str | None) -> str | None:
-    """The width that activations are rounded to, `fp8` or `fp4`; None for exact ones."""
-    return None if activations is None else "fp8" if activations.startswith("fp8") else "fp4"
+    """The width that activations are rounded to, `fp8` or `fp4`; None for exact ones, and for INT8,
+    which products on GPUs refuse."""
+    return None if activations in (None, "int8") else "fp8" if activations.startswith("fp8") else "fp4"
 
 
 def workspace_bytes(weights: Array, tokens: int, stream: int, wide: bool = False, rounded: str | None = None) -> int:

@@ -58,8 +58,8 @@ class QuantizedLinear(nn.Module):
         out_features: M.
         weight_dtype: the dtype of `weight`. `to(dtype)`, `half()` and the like change it.
         activation_format: `fp8` or `fp8-group128` for activations that are rounded to FP8, `mxfp4`
-            or `nvfp4` for activations in the format of the weights; None for exact ones. It is not
-            part of the state.
+            or `nvfp4` for activations in the format of the weights, `int8` on CPUs; None for exact
+            ones. It is not part of the state.
         round_weights: whether NVFP4 weights may be rounded to FP8 for such activations.
         input_global_scale: float32 `[1]`, a divisor, for activations in NVFP4 whose global scale is
             given; part of the state then. None for others.
@@ -88,8 +88,9 @@ class QuantizedLinear(nn.Module):
             bias: `[M]`.
             dtype: of `weight`; by default the bias' dtype, or else PyTorch's default.
             activation_format: `fp8` rounds activations to E4M3 with a scale per row, and
-                `fp8-group128` per 128 columns, and `mxfp4` or `nvfp4` quantizes them to the format
-                of the weights, as `activations` of :func:`microscale.linear`.
+                `fp8-group128` per 128 columns, `mxfp4` or `nvfp4` quantizes them to the format of
+                the weights, and `int8` rounds them on CPUs, as `activations` of
+                :func:`microscale.linear`.
             round_weights: allows NVFP4 weights with activations in FP8, which rounds them.
             input_global_scale: for activations in NVFP4, their global scale. By default it is
                 computed from each input.
@@ -266,7 +267,7 @@ class QuantizedLinear(nn.Module):
         fp8 = self.activation_format
         if tokens > _products._FEW or wide or fp8:
             workspace = _gpu.workspace(weights, tokens, stream, wide, _gpu.rounded_to(fp8))
-        _microscale.gpu_linear(weights, x, y, bias, workspace, fp8, self.round_weights, stream)
+        _microscale.gpu_linear(weights, x, y, bias, workspace, fp8, self.round_weights, None, stream)
         return y
 
     def forward(self, x: Tensor) -> Tensor:

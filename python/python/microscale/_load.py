@@ -17,7 +17,7 @@ from microscale._mixtures import QuantizedExperts
 from microscale._replace import adopt, is_linear, names_of, put
 from microscale._states import transformers_facts
 from microscale._stored import Stored, Weight
-from microscale._types import LayerFormat
+from microscale._types import LayerFormat, RoundedActivations
 
 #: The name of a tensor of one expert in the state of :class:`QuantizedExperts`.
 _EXPERT = re.compile(r"(.+)\.(\d+)\.(gate_proj|up_proj|down_proj)\.(weight|bias)")
@@ -27,7 +27,14 @@ _LINEARS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",
 _Read = Callable[[Weight], Tensor]
 
 
-def load_quantized(model: nn.Module, path: Any, *, device: Any = None) -> list[str]:
+def load_quantized(
+    model: nn.Module,
+    path: Any,
+    *,
+    device: Any = None,
+    activation_format: RoundedActivations | None = None,
+    round_weights: bool = False,
+) -> list[str]:
     """Loads a quantized checkpoint into a model, in place. After an error the model is unchanged.
 
         config = AutoConfig.from_pretrained(folder)
@@ -38,7 +45,7 @@ def load_quantized(model: nn.Module, path: Any, *, device: Any = None) -> list[s
     Linear layers in NVFP4 or MXFP4 become :class:`QuantizedLinear`, and experts become
     :class:`QuantizedExperts`. Quantized tensors of other modules, such as embeddings and subclasses
     of `nn.Linear`, are dequantized. Unquantized tensors are cast to the dtypes of the model. Tied
-    parameters stay tied. Scales of inputs are ignored, as these layers do not quantize activations.
+    parameters stay tied. Scales of inputs are ignored.
 
     For models of transformers, names are converted as transformers does, and buffers that
     checkpoints lack are computed.
@@ -50,6 +57,9 @@ def load_quantized(model: nn.Module, path: Any, *, device: Any = None) -> list[s
             format compressed-tensors or gpt-oss, or `save_pretrained` after :func:`quantize_`.
         device: the device to load to. By default tensors stay on their device, and those on the
             device meta go to the CPU.
+        activation_format: how all quantized modules round activations, as of
+            :class:`QuantizedLinear`. By default they do not.
+        round_weights: allows NVFP4 weights with activations in FP8, which rounds them.
 
     Returns:
         The names of the quantized modules.
@@ -61,7 +71,9 @@ def load_quantized(model: nn.Module, path: Any, *, device: Any = None) -> list[s
     facts = transformers_facts()
     if facts is not None:
         facts.require_unquantized(model)
-    return _Loading(model, Stored(path), None if device is None else torch.device(device)).run()
+    loading = _Loading(model, Stored(path), None if device is None else torch.device(device))
+    loading.activations = activation_format, round_weights
+    return loading.run()
 
 
 class _Place(NamedTuple):
@@ -94,6 +106,9 @@ class _Group(NamedTuple):
 
 class _Loading:
     """Plans the place of each tensor of a checkpoint in a model, and then loads them."""
+
+    #: The `activation_format` and `round_weights` of new modules.
+    activations: tuple[RoundedActivations | None, bool] = (None, False)
 
     def __init__(self, model: nn.Module, stored: Stored, device: torch.device | None) -> None:
         self._model, self._stored, self._device = model, stored, device
@@ -288,7 +303,8 @@ class _Loading:
         place = next(place for place in _places(module) if place.name == "weight")
         dtype = module.weight_dtype if isinstance(module, QuantizedLinear) else place.tensor.dtype
         bias: nn.Parameter | None = getattr(module, "bias")
-        return adopt(QuantizedLinear(self._stored.quantized(weight).to(self._target(place)), bias, dtype), module)
+        weights = self._stored.quantized(weight).to(self._target(place))
+        return adopt(QuantizedLinear(weights, bias, dtype, *self.activations), module)
 
     def _quantized_experts(self, name: str, parts: dict[str, Callable[[_Read], Tensor]]) -> nn.Module:
         module, made = self._modules[name], {}
@@ -305,7 +321,7 @@ class _Loading:
                 global_scales=numbers[:, 0, 0] if format == "nvfp4" else None,
                 direction="divisor" if format == "nvfp4" else None,
             ).to(self._target(places[part]))
-        return adopt(QuantizedExperts(module, made["gate_up_proj"], made["down_proj"]), module)
+        return adopt(QuantizedExperts(module, made["gate_up_proj"], made["down_proj"], *self.activations), module)
 
     def _fill(self, values: dict[str, Tensor]) -> None:
         """Copies values into the model's tensors, or replaces those on another device."""

@@ -68,28 +68,46 @@ def quantize_activations(
     scales: _Object,
     f32_scales: _Object,
 ) -> None: ...
+def append_kv(
+    keys: _Object,
+    values: _Object,
+    parts: tuple[_Object, ...],
+    slots: _Object,
+    scales: list[float],
+    order: str,
+    hadamard: int,
+) -> None: ...
+def gather_kv(
+    parts: tuple[_Object, ...],
+    slots: _Object,
+    lengths: _Object,
+    scales: list[float],
+    order: str,
+    keys: _Object,
+    values: _Object,
+) -> None: ...
 def dequantize(tensor: _Object, out: _Object) -> None: ...
 def amax(values: _Object) -> tuple[float, bool, bool]: ...
 def scales_in(tensor: _Object, layout: str, out: _Object) -> None: ...
 def gemv(matrix: _Object, vectors: _Object, batch: int, vector_stride: int, out: _Object) -> None: ...
 def linear(
     weights: _Object,
-    activations: _Object,
+    x: _Object,
     out: _Object,
     bias: _Object,
-    precision: str,
-    fp8: str | None,
+    activations: str | None,
     round_weights: bool,
+    gate: str | None,
 ) -> None: ...
 def linear_experts(
     weights: _Object,
-    activations: _Object,
+    x: _Object,
     chosen: _Object,
     out: _Object,
     bias: _Object,
-    precision: str,
-    fp8: str | None,
+    activations: str | None,
     round_weights: bool,
+    gate: str | None,
 ) -> None: ...
 def require_activations(format: str, activations: str, round_weights: bool) -> None: ...
 def compare(original: _Object, other: _Object) -> _Figures: ...
@@ -125,6 +143,26 @@ def gpu_quantize_activations(
     f32_scales: _Object,
     stream: int,
 ) -> None: ...
+def gpu_append_kv(
+    keys: _Object,
+    values: _Object,
+    parts: tuple[_Object, ...],
+    slots: _Object,
+    scales: _Object,
+    order: str,
+    hadamard: int,
+    stream: int,
+) -> None: ...
+def gpu_gather_kv(
+    parts: tuple[_Object, ...],
+    slots: _Object,
+    lengths: _Object,
+    scales: _Object,
+    order: str,
+    keys: _Object,
+    values: _Object,
+    stream: int,
+) -> None: ...
 def gpu_dequantize(tensor: _Object, out: _Object, stream: int) -> None: ...
 def gpu_amax(values: _Object, amax: _Object, stream: int) -> None: ...
 def gpu_scales_in(tensor: _Object, layout: str, out: _Object, stream: int) -> None: ...
@@ -138,23 +176,25 @@ def gpu_experts_fp8_workspace_bytes(weights: _Object, pairs: int, stream: int) -
 def gpu_capture(device: int, stream: int) -> int | None: ...
 def gpu_linear(
     weights: _Object,
-    activations: _Object,
+    x: _Object,
     out: _Object,
     bias: _Object,
     workspace: _Object,
-    fp8: str | None,
+    activations: str | None,
     round_weights: bool,
+    gate: str | None,
     stream: int,
 ) -> None: ...
 def gpu_linear_experts(
     weights: _Object,
-    activations: _Object,
+    x: _Object,
     chosen: _Object,
     out: _Object,
     bias: _Object,
     workspace: _Object,
-    fp8: str | None,
+    activations: str | None,
     round_weights: bool,
+    gate: str | None,
     stream: int,
 ) -> None: ...
 def quantize_checkpoint(

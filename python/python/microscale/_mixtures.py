@@ -5,15 +5,15 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from microscale import _experts, _microscale
 from microscale._errors import Error
-from microscale._operators import autocast, block_of, quantized_weights, require_columns
-from microscale._types import LayerFormat
+from microscale._operators import autocast, block_of, quantized_weights, require_activations, require_columns
+from microscale._types import LayerFormat, RoundedActivations
 from microscale._states import refusal, require_described
 
 #: Words of an expert's global scale: on GPUs a slot, whose first one it is.
@@ -45,14 +45,22 @@ def _linear_experts(
     format: str,
     direction: str,
     bias: Tensor | None = None,
+    activations: str | None = None,
+    round_weights: bool = False,
 ) -> Tensor:
     """`x` `[tokens, K]` or `[tokens, k, K]`, float32, float16 or bfloat16, times the weights `[E,
     M, K]` of the experts `[tokens, k]`, plus their bias `[E, M]`: `[tokens, k, M]`. `global_scales`
-    is float32 `[E]` or a slot for each, `[E, words]`; `[0]` if there are none."""
+    is float32 `[E]` or a slot for each, `[E, words]`; `[0]` if there are none. `activations` and
+    `round_weights` are as for :func:`microscale.linear`."""
+    rounded = cast("RoundedActivations | None", activations)
     weights = _weights(codes, scales, global_scales, format, direction, x.shape[-1])
     # As of `microscale::linear`: nothing may be kept of what calls an operator.
-    workspace = _experts.experts_workspace(weights, experts.numel(), x.dtype) if x.is_cuda and experts.numel() else None
-    result: Tensor = _experts.linear_experts(x.contiguous(), weights, experts, bias=bias, workspace=workspace)
+    workspace = None
+    if x.is_cuda and experts.numel():
+        workspace = _experts.experts_workspace(weights, experts.numel(), x.dtype, rounded)
+    result: Tensor = _experts.linear_experts(
+        x.contiguous(), weights, experts, bias=bias, workspace=workspace, activations=rounded, round_weights=round_weights
+    )
     return result
 
 
@@ -66,7 +74,10 @@ def _(
     format: str,
     direction: str,
     bias: Tensor | None = None,
+    activations: str | None = None,
+    round_weights: bool = False,
 ) -> Tensor:
+    require_activations(format, activations, round_weights)
     return x.new_empty((*experts.shape, codes.shape[1]))
 
 
@@ -76,7 +87,7 @@ class QuantizedExperts(nn.Module):
 
     It has the same inputs and output: tokens `[tokens, K]`, the experts of each `[tokens, k]` and
     their weights `[tokens, k]`; the sum over a token's experts. Activations are float32, float16 or
-    bfloat16. There are no gradients through it.
+    bfloat16, and are not rounded without an `activation_format`. There are no gradients through it.
 
     Under autocast the products are in the dtype of autocast, and the result has the dtype of the
     tokens.
@@ -85,6 +96,12 @@ class QuantizedExperts(nn.Module):
     `0.gate_proj.weight_packed`, `0.up_proj.weight_scale`, `0.down_proj.weight_global_scale`, ...,
     and `bias` where there is one. `state_dict()` copies these tensors, as safetensors refuses views
     that share memory, so it needs the experts' memory once more.
+
+    Attributes:
+        format: `nvfp4` or `mxfp4`.
+        activation_format: as of :class:`QuantizedLinear`, for the inputs of both products. An
+            NVFP4 global scale is computed from all tokens of each input.
+        round_weights: whether NVFP4 weights may be rounded to FP8 for such activations.
     """
 
     gate_up_proj_packed: Tensor
@@ -94,9 +111,21 @@ class QuantizedExperts(nn.Module):
     down_proj_scale: Tensor
     down_proj_slots: Tensor
 
-    def __init__(self, module: nn.Module, gate_up: _experts.Experts, down: _experts.Experts) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        gate_up: _experts.Experts,
+        down: _experts.Experts,
+        activation_format: RoundedActivations | None = None,
+        round_weights: bool = False,
+    ) -> None:
         """Takes weights `[E, 2 * I, K]` and `[E, K, I]`, and all else of the module that they were
-        quantized from."""
+        quantized from.
+
+        Raises:
+            Error: for weights that the module does not take, and for NVFP4 weights with activations
+                in FP8 unless `round_weights` is set.
+        """
         super().__init__()
         for name, value in vars(module).items():
             if not name.startswith("_"):
@@ -104,6 +133,8 @@ class QuantizedExperts(nn.Module):
         for name, child in module.named_children():
             self.add_module(name, child)
         self.format = gate_up.format
+        require_activations(self.format, activation_format, round_weights)
+        self.activation_format, self.round_weights = activation_format, round_weights
         gate = module._gate if isinstance(module, QuantizedExperts) else getattr(type(module), "_apply_gate")
         self._gate: Callable[[nn.Module, Tensor], Tensor] = gate
         for name, weights in (("gate_up_proj", gate_up), ("down_proj", down)):
@@ -137,13 +168,22 @@ class QuantizedExperts(nn.Module):
         )
 
     @classmethod
-    def from_experts(cls, module: nn.Module, format: LayerFormat = "mxfp4", **options: Any) -> QuantizedExperts:
+    def from_experts(
+        cls,
+        module: nn.Module,
+        format: LayerFormat = "mxfp4",
+        *,
+        activation_format: RoundedActivations | None = None,
+        round_weights: bool = False,
+        **options: Any,
+    ) -> QuantizedExperts:
         """Quantizes the weights of experts on their device, the device meta included.
 
-        `options` are options of :func:`microscale.quantize`. By default NaN and infinities are an
-        error.
+        `activation_format` and `round_weights` are those of the module. `options` are options of
+        :func:`microscale.quantize`. By default NaN and infinities are an error.
         """
         options = {"non_finite": "error", **options}
+        require_activations(format, activation_format, round_weights)
 
         def quantized(weights: Tensor) -> _experts.Experts:
             weights = weights.detach()
@@ -155,7 +195,7 @@ class QuantizedExperts(nn.Module):
             return _experts.quantize_experts(parts, format, **options)
 
         gate_up, down = (quantized(getattr(module, name)) for name in ("gate_up_proj", "down_proj"))
-        return cls(module, gate_up, down)
+        return cls(module, gate_up, down, activation_format, round_weights)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> QuantizedExperts:
         """Moves the experts. `model.to(torch.bfloat16)` casts their biases, and never their global
@@ -174,11 +214,15 @@ class QuantizedExperts(nn.Module):
             bias = bias.detach().to(x.dtype)
         parts = [getattr(self, f"{name}_{part}") for part in ("packed", "scale", "slots")]
         if torch.compiler.is_compiling() or not x.is_cuda or torch._C._len_torch_dispatch_stack():
-            result: Tensor = torch.ops.microscale.linear_experts(x, experts, *parts, self.format, "divisor", bias)
+            result: Tensor = torch.ops.microscale.linear_experts(
+                x, experts, *parts, self.format, "divisor", bias, self.activation_format, self.round_weights
+            )
             return result
         codes, scales, slots = parts
         weights = _weights(codes, scales, slots, self.format, "divisor", x.shape[-1])
-        result = _experts.linear_experts(x.contiguous(), weights, experts, bias=bias)
+        result = _experts.linear_experts(
+            x.contiguous(), weights, experts, bias=bias, activations=self.activation_format, round_weights=self.round_weights
+        )
         return result
 
     def dequantize(self, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -283,7 +327,8 @@ class QuantizedExperts(nn.Module):
 
     def extra_repr(self) -> str:
         count, rows, _ = self.down_proj_packed.shape
-        return f"{count} experts, hidden={rows}, intermediate={self.gate_up_proj_packed.shape[1] // 2}, {self.format}"
+        rounded = "" if self.activation_format is None else f", activations={self.activation_format}"
+        return f"{count} experts, hidden={rows}, intermediate={self.gate_up_proj_packed.shape[1] // 2}, {self.format}{rounded}"
 
 
 def _is_transposed(module: nn.Module) -> bool:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from math import prod
+from typing import NamedTuple
+
 from microscale import _arrays, _gpu, _microscale
-from microscale._activations import quantize_activations
+from microscale._activations import QuantizedActivations, quantize_activations
 from microscale._errors import Error
 from microscale._tensors import Quantized, quantize
-from microscale._types import ActivationPrecision, Array, ArrayLike, DtypeLike, GlobalScale, RoundedActivations
+from microscale._types import Array, ArrayLike, DtypeLike, Gate, GlobalScale, RoundedActivations
 
 
 def gemv(
@@ -53,16 +55,16 @@ def gemv(
 
 
 def linear(
-    x: ArrayLike | Quantized,
+    x: ArrayLike | Quantized | QuantizedActivations,
     weights: Quantized,
     *,
     bias: ArrayLike | None = None,
     out: Array = None,
     workspace: Array = None,
-    precision: ActivationPrecision = "exact",
     activations: RoundedActivations | None = None,
     round_weights: bool = False,
     input_global_scale: GlobalScale | None = None,
+    gate: Gate | None = None,
     dtype: DtypeLike | None = None,
 ) -> Array:
     """Multiplies activations with quantized weights, as a linear layer does: `x @ weights.T +
@@ -70,9 +72,10 @@ def linear(
 
     Args:
         x: activations `[..., K]`, float32, float16 or bfloat16; contiguous. They are not rounded
-            unless `precision` or `activations` says so. Weights are decoded once for many rows. Or
+            unless `activations` says so. Weights are decoded once for many rows. Or
             a :class:`Quantized` in the format of the weights, with linear or swizzled scales: both
-            operands have 4 bits then.
+            operands have 4 bits then. Or :class:`QuantizedActivations` in FP8: E4M3 codes
+            `[..., K]` and `f32_scales` per row, per 128 columns, or one for all.
         weights: `[M, K]` in NVFP4 or MXFP4, with linear scales.
         bias: `[M]` of the dtype of `x`. On a GPU it is added before the only rounding, on a CPU
             after one.
@@ -80,93 +83,130 @@ def linear(
         workspace: on a GPU, memory for more rows than eight, for float32, FP8 or 4 bits, from
             :func:`workspace`. By default there is one for each stream, and one for each stream in a graph that is
             captured, whose first product on it clears the semaphores there.
-        precision: `exact`, or `int8` on a CPU, which rounds 32 activations at a time to integers of
-            8 bits with one float32 scale. That is about twice as fast as float32 and loses up to
-            amax / 254 per activation. Rows of `x` with NaN or infinities give NaN.
-        activations: `fp8` rounds activations to E4M3 with a float32 scale per row, as
-            `quantize_activations(x, "fp8")` does, and `fp8-group128` with one per 128 columns. Not
-            together with `precision`. GPUs need compute capability 9.0, and `x` in 16 bits there.
-            On a CPU it is slow, with the bits of Hopper's tensor cores. `mxfp4` and `nvfp4`
-            quantize them to the format of the weights. A CPU has the bits of Blackwell's tensor
-            cores. So have Blackwell GPUs where thread blocks do not share K; others decode the
-            activations, and take MXFP4 with `x` in bfloat16.
+        activations: by default exact. `int8`, on a CPU, rounds 32 activations at a time to integers
+            of 8 bits with one float32 scale. That is about twice as fast as float32 and loses up to
+            amax / 254 per activation. Rows of `x` with NaN or infinities give NaN. `fp8` rounds
+            activations to E4M3 with a float32 scale per row, as `quantize_activations(x, "fp8")`
+            does, and `fp8-group128` with one per 128 columns. GPUs need compute capability 9.0, and
+            `x` in 16 bits there. On a CPU it is slow, with the bits of Hopper's tensor cores.
+            `mxfp4` and `nvfp4` quantize them to the format of the weights. A CPU has the bits of
+            Blackwell's tensor cores. So have Blackwell GPUs where thread blocks do not share K;
+            others decode the activations, and take MXFP4 with `x` in bfloat16.
         round_weights: allows NVFP4 weights with FP8 `activations`: each weight times its block scale is
             rounded to E4M3, with a relative error of at most 2**-4. MXFP4 weights lose nothing.
         input_global_scale: for `activations="nvfp4"`, the global scale of the activations. By
             default it is computed from all of `x`, so that rows depend on each other.
+        gate: combines the results of each even row of weights, a gate, with those of the odd row
+            after it, `up`: `silu_and_mul`, or `swiglu_oai` of gpt-oss. Sums, bias and gate are
+            computed in float32 and rounded once. Rows of gate and up alternate:
+            `torch.stack([gate, up], 1).flatten(0, 1)`.
         dtype: of the result for a quantized `x`, by default float32. For others it is that of `x`.
 
     Returns:
-        `out`, or an array `[..., M]` of the dtype of `x`.
+        `out`, or an array `[..., M]` of the dtype of `x`; `[..., M / 2]` after a gate.
 
     Raises:
         Error: for shapes and formats that do not match, and for NVFP4 weights with FP8
             `activations` unless `round_weights` is set.
         NotImplementedError: on a GPU without FP8 products.
     """
-    like, readable, name, activations = operand_of(
-        x, weights.format, precision, activations, round_weights, input_global_scale, dtype
-    )
-    shape = readable.shape if isinstance(readable, Quantized) else _arrays.shape_of(readable)
+    operand = operand_of(x, weights.format, activations, round_weights, input_global_scale, dtype)
+    rows, rounded = operand.rows, operand.rounded
+    leading = operand.shape[:-1]
     if out is None:
-        there = _arrays.empty(like, (*shape[:-1], weights.shape[0]), name)
+        there = _arrays.empty(operand.like, (*leading, results_of(weights.shape[0], gate)), operand.dtype)
     else:
         there = _arrays.output(out, "out")
     if bias is not None:
         bias = _arrays.values(bias, "bias")
     if _gpu.holds(there):
         _gpu.require()
-        require_exact(precision)
         stream = _gpu.stream(there)
-        tokens, wide = prod(shape[:-1]), _arrays.is_wide(there)
-        rounded = "fp4" if isinstance(readable, Quantized) else _gpu.rounded_to(activations)
+        tokens, wide = prod(leading), _arrays.is_wide(there)
         if workspace is not None and not workspace.shape[0]:
             workspace = None
         elif workspace is None and (tokens > _FEW or wide or rounded) and _gpu.holds(weights.codes):
             workspace = _gpu.workspace(weights, tokens, stream, wide, rounded)
-        _microscale.gpu_linear(weights, readable, there, bias, workspace, activations, round_weights, stream)
+        _microscale.gpu_linear(weights, rows, there, bias, workspace, operand.activations, round_weights, gate, stream)
     else:
-        _microscale.linear(weights, readable, there, bias, precision, activations, round_weights)
+        _microscale.linear(weights, rows, there, bias, operand.activations, round_weights, gate)
     if out is None:
         return there
     _arrays.changed(out)
     return out
 
 
+def results_of(rows: int, gate: str | None) -> int:
+    """Returns the results of rows of weights. A gate combines pairs."""
+    return rows if gate is None else rows // 2
+
+
 #: Formats of 4 bits that activations are quantized to.
 FP4 = ("mxfp4", "nvfp4")
 
 
+class Operand(NamedTuple):
+    """The activations of a product."""
+
+    like: Array
+    """An array of their library."""
+    rows: Array
+    """Values, or quantized activations, for the extension module."""
+    shape: tuple[int, ...]
+    dtype: str
+    """Of the results."""
+    activations: RoundedActivations | None
+    """The INT8 or FP8 that the product rounds values to."""
+    rounded: str | None
+    """As of :func:`_gpu.rounded_to`."""
+
+
 def operand_of(
-    x: ArrayLike | Quantized,
+    x: ArrayLike | Quantized | QuantizedActivations,
     format: str,
-    precision: ActivationPrecision,
     activations: RoundedActivations | None,
     round_weights: bool,
     input_global_scale: GlobalScale | None,
     dtype: DtypeLike | None,
-) -> tuple[Array, Array, str, RoundedActivations | None]:
-    """Returns an array of the activations' library, the activations of a product with weights of a
-    format, the dtype of its results, and the FP8 that the product rounds activations to.
-
-    Activations are quantized here if they shall have 4 bits.
-    """
-    if isinstance(x, Quantized):
+) -> Operand:
+    """Returns the activations of a product with weights of a format. They are quantized here if they
+    shall have 4 bits."""
+    if isinstance(x, (Quantized, QuantizedActivations)):
         if activations is not None or input_global_scale is not None:
             raise Error("x is quantized already; leave activations and input_global_scale out")
-        return x.codes, x, _arrays.value_dtype(dtype or "float32"), None
+        name = _arrays.value_dtype(dtype or "float32")
+        if isinstance(x, Quantized):
+            return Operand(x.codes, x, x.shape, name, None, "fp4")
+        rows = _fp8_rows(x)
+        return Operand(rows.codes, rows, _arrays.shape_of(rows.codes), name, None, "fp8")
     readable = _arrays.values(x, "x")
     name = _arrays.value_dtype(_arrays.dtype_name(readable))
     if dtype is not None and _arrays.value_dtype(dtype) != name:
         raise Error(f"x is {name}, and so are the results; leave dtype out, or cast x")
-    if activations not in FP4:
-        require_global_scale(activations, input_global_scale is not None)
-        return x, readable, name, activations
-    if precision != "exact":
-        raise Error(f"activations are rounded to {activations} and to {precision}; pass activations or precision")
     require_global_scale(activations, input_global_scale is not None)
+    if activations not in FP4:
+        return Operand(x, readable, _arrays.shape_of(readable), name, activations, _gpu.rounded_to(activations))
     _microscale.require_activations(format, activations, round_weights)
-    return x, quantized_rows(x, activations, input_global_scale), name, None
+    quantized = quantized_rows(x, activations, input_global_scale)
+    return Operand(x, quantized, quantized.shape, name, None, "fp4")
+
+
+def _fp8_rows(x: QuantizedActivations) -> QuantizedActivations:
+    """Returns activations in FP8 whose codes and scales the extension module reads. One scale for
+    all of them is repeated for each row."""
+    if x.scales is not None:
+        raise Error("x has block scales; pass a Quantized of its codes and scales")
+    if x.f32_scales is None:
+        raise Error("x has no f32_scales; pass QuantizedActivations(codes, None, scales)")
+    name = _arrays.dtype_name(x.codes)
+    if name not in ("uint8", "float8_e4m3fn"):
+        raise TypeError(f"codes are {name}; pass uint8 or float8_e4m3fn")
+    codes, scales = _arrays.readable(x.codes, "codes"), _arrays.values(x.f32_scales, "f32_scales")
+    leading = _arrays.shape_of(codes)[:-1]
+    if prod(_arrays.shape_of(scales)) == 1 and _arrays.shape_of(scales) != (*leading, 1):
+        scales, one = _arrays.zeros(codes, (*leading, 1), "float32"), scales
+        scales[...] = one.reshape(())
+    return QuantizedActivations(codes, None, scales)
 
 
 def require_global_scale(activations: str | None, given: bool) -> None:
@@ -186,12 +226,6 @@ def quantized_rows(x: ArrayLike, format: str, global_scale: GlobalScale | None) 
     codes, scales, _ = quantize_activations(x, "nvfp4", scale=global_scale)
     shape = _arrays.shape_of(_arrays.values(x, "x"))
     return Quantized(codes, scales, format="nvfp4", shape=shape, global_scale=global_scale)
-
-
-def require_exact(precision: ActivationPrecision) -> None:
-    """Raises an error for a precision of activations that GPUs lack."""
-    if precision != "exact":
-        raise Error(f"GPUs do not multiply with activations in {precision}; use precision='exact', or arrays of the CPU")
 
 
 #: Rows of activations in 16 bits that never need a workspace.

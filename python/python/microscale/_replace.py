@@ -65,8 +65,8 @@ def quantize_(
 
     Args:
         model: the model, on CPUs, NVIDIA GPUs or the device meta.
-        recipe: a format, or a mapping with `format` and other options of
-            :func:`microscale.quantize`.
+        recipe: a format, or a mapping with `format`, with `activation_format` and `round_weights`
+            of the new modules, and with other options of :func:`microscale.quantize`.
         filter_fn: if given, is called with the module and its fully qualified name, as in torchao.
             Returns whether to quantize the module.
         include: patterns of output heads to quantize too.

@@ -81,6 +81,13 @@ class Stored:
         kept, dtype = listed.get("checkpoint_format", ""), _PLAIN.get(listed.get("dtype", ""))
         if "unreadable" in listed:
             raise CheckpointError(f"{name}: {listed['unreadable']}", listed["file"], name)
+        if "hadamard" in listed:
+            raise CheckpointError(
+                f"the inputs of {name} have a Hadamard transform of {listed['hadamard']} columns, which layers of PyTorch do not apply "
+                "here; undo it with `microscale dequantize`, or quantize the original without --hadamard",
+                listed["file"],
+                name,
+            )
         if format is not None and (kept, format) not in _PARTS:
             raise CheckpointError(
                 f"{name} is {format} in the checkpoint format {kept}, which is not loaded; convert the checkpoint with "

@@ -27,11 +27,9 @@ Search = Literal["none", "four-six", "window", "full"]
 ScaleLayout = Literal["linear", "swizzled"]
 NonFinite = Literal["error", "propagate", "saturate"]
 Direction = Literal["divisor", "multiplier"]
-#: The precision of activations in a product: as they are, or rounded to INT8.
-ActivationPrecision = Literal["exact", "int8"]
-#: How a product rounds activations: to FP8 (E4M3) with a scale per row or per 128 columns, or to
-#: the format of the weights.
-RoundedActivations = Literal["fp8", "fp8-group128", "mxfp4", "nvfp4"]
+#: How a product rounds activations: to INT8 on CPUs, to FP8 (E4M3) with a scale per row or per 128
+#: columns, or to the format of the weights.
+RoundedActivations = Literal["int8", "fp8", "fp8-group128", "mxfp4", "nvfp4"]
 #: Formats of quantized activations.
 ActivationFormat = Literal["fp8", "mxfp8", "mxfp4", "nvfp4"]
 #: The operation on a row of activations before it is quantized.
@@ -40,6 +38,10 @@ RowOperation = Literal["none", "silu_and_mul", "gelu_tanh_and_mul", "swiglu_oai"
 Norm = Literal["llama", "gemma", "flashinfer"]
 #: Layouts of the block scales of activations. `128x4` is `swizzled` of a ScaleLayout.
 ActivationLayout = Literal["linear", "128x4", "8x4"]
+#: How a product combines pairs of results.
+Gate = Literal["silu_and_mul", "swiglu_oai"]
+#: The order of vectors in a page of a KV cache: `[page_size, heads, ...]` or `[heads, page_size, ...]`.
+KvLayout = Literal["NHD", "HND"]
 #: The dtype of values that `dequantize` writes to a checkpoint.
 CheckpointDtype = Literal["f32", "f16", "bf16"]
 #: Storage of tensors that stay unquantized in GGUF.

@@ -1,4 +1,4 @@
-"""PyTorch operators that quantize activations, under the names of vLLM and FlashInfer.
+"""PyTorch operators that quantize activations and KV caches, under names of vLLM and FlashInfer.
 
     codes, scales = microscale.ops.silu_and_mul_nvfp4_quant(gate_up, global_scale)
     y = torch.ops.microscale.scaled_fp4_quant(x, global_scale)          # the same operators
@@ -24,26 +24,34 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 
-from microscale import _activations
+from microscale import _activations, _arrays, _gpu, _microscale
 from microscale._activations import padded
 from microscale._errors import Error
 from microscale._types import ActivationFormat, ActivationLayout, Direction, GlobalScale, Norm, RowOperation, ScaleRule
 
 __all__ = [
     "add_rmsnorm_fp4quant",
+    "append_kv",
     "fused_add_rms_norm_static_fp8_quant",
+    "gather_kv",
     "mxfp4_quantize",
     "mxfp8_quantize",
     "nvfp4_quantize",
     "per_token_group_quant_fp8",
     "quantize_activations",
+    "quantize_activations_into",
+    "reshape_and_cache_flash",
     "rms_norm_dynamic_per_token_quant",
     "rms_norm_static_fp8_quant",
     "rmsnorm_fp4quant",
+    "scaled_fp4_experts_quant",
+    "scaled_fp4_grouped_quantize",
     "scaled_fp4_quant",
     "silu_and_mul_nvfp4_quant",
     "silu_and_mul_nvfp4_quantize",
     "silu_and_mul_quant",
+    "silu_and_mul_scaled_fp4_experts_quant",
+    "silu_and_mul_scaled_nvfp4_experts_quantize",
 ]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -226,11 +234,7 @@ def quantize_activations(
     Returns:
         Codes, uint8; block scales, uint8; and float32 scales. Absent ones are `[0]`.
     """
-    if format not in _BLOCK or layout not in _TILE:
-        raise Error(f"format is {format!r} and layout {layout!r}; pass one of {', '.join(_BLOCK)}, and one of {', '.join(_TILE)}")
-    if (scale is None) != (scale_source in ("token", "group128")):
-        found = "missing" if scale is None else "given"
-        raise Error(f"scale_source is {scale_source!r} and scale is {found}; pass 'token' or 'group128' exactly without a scale")
+    _require_source(format, scale, scale_source, layout)
     if _SHAPES_ONLY.get():
         per_row = scale_source if scale is None and format in ("fp8", "nvfp4") else None
         rows_of_scales: tuple[int, ...] | None = None
@@ -240,9 +244,6 @@ def quantize_activations(
             most = _activations.sorted_scale_rows(x.shape[0], offsets.shape[0] - 1, _TILE[layout])
             rows_of_scales = (most if scale_rows is None else scale_rows,)
         return _shapes(x, _columns(x, operation), format, per_row, layout, rows_of_scales)
-    given: Any = None if format in ("mxfp8", "mxfp4") and scale is None else scale_source
-    if scale is not None:
-        given = scale if scale_source == "given" else GlobalScale(scale, cast(Direction, scale_source))
     return _quantized(
         x,
         cast(ActivationFormat, format),
@@ -251,7 +252,7 @@ def quantize_activations(
         residual=residual,
         norm=norm,
         eps=eps,
-        scale=given,
+        scale=_given(format, scale, scale_source),
         scale_rule=scale_rule,
         power_of_two=power_of_two,
         layout=layout,
@@ -259,6 +260,83 @@ def quantize_activations(
         scale_offsets=scale_offsets,
         scale_rows=scale_rows,
         counts=counts,
+    )
+
+
+def _require_source(format: str, scale: Tensor | None, scale_source: str, layout: str) -> None:
+    """Raises an error for words that are not known, and for a scale that contradicts its source."""
+    if format not in _BLOCK or layout not in _TILE:
+        raise Error(f"format is {format!r} and layout {layout!r}; pass one of {', '.join(_BLOCK)}, and one of {', '.join(_TILE)}")
+    if (scale is None) != (scale_source in ("token", "group128")):
+        found = "missing" if scale is None else "given"
+        raise Error(f"scale_source is {scale_source!r} and scale is {found}; pass 'token' or 'group128' exactly without a scale")
+
+
+def _given(format: str, scale: Tensor | None, scale_source: str) -> Any:
+    """Returns the scale for :func:`microscale.quantize_activations`."""
+    if scale is None:
+        return None if format in ("mxfp8", "mxfp4") else scale_source
+    return scale if scale_source == "given" else GlobalScale(scale, cast(Direction, scale_source))
+
+
+@_operator(mutates_args=("codes", "scales", "f32_scales", "residual"))
+def quantize_activations_into(
+    x: Tensor,
+    codes: Tensor,
+    scales: Tensor | None = None,
+    f32_scales: Tensor | None = None,
+    format: str = "nvfp4",
+    operation: str = "none",
+    weight: Tensor | None = None,
+    residual: Tensor | None = None,
+    norm: str = "llama",
+    eps: float = 1e-6,
+    scale: Tensor | None = None,
+    scale_source: str = "token",
+    scale_rule: str | None = None,
+    power_of_two: bool = False,
+    layout: str = "linear",
+    offsets: Tensor | None = None,
+    scale_offsets: Tensor | None = None,
+    scale_rows: int | None = None,
+    counts: Tensor | None = None,
+) -> None:
+    """Computes :func:`quantize_activations` into tensors that you have, as vLLM's operators with
+    output arguments and FlashInfer's functions with `out` do.
+
+        codes, scales = torch.empty(3, 32, dtype=torch.uint8), torch.empty(128, 4, dtype=torch.float8_e4m3fn)
+        microscale.ops.quantize_activations_into(
+            torch.ones(3, 64), codes, scales, scale=torch.tensor([2688.0]), scale_source="divisor", layout="128x4"
+        )
+        assert (codes == 0x77).all()
+
+    Args:
+        x: as for :func:`quantize_activations`, and so are the arguments after `f32_scales`.
+        codes: uint8, or a float of one byte, of the shape of the result there; contiguous.
+        scales: block scales, the same; None for FP8.
+        f32_scales: float32 scales, the same; None if a scale is given, and for MX formats.
+    """
+    _require_source(format, scale, scale_source, layout)
+    if _SHAPES_ONLY.get():
+        return
+    x = x.detach() if x.stride(-1) == 1 else x.detach().contiguous()
+    _activations.quantize_activations(
+        x,
+        cast(ActivationFormat, format),
+        operation=cast(RowOperation, operation),
+        weight=weight,
+        residual=residual,
+        norm=cast(Norm, norm),
+        eps=eps,
+        scale=_given(format, scale, scale_source),
+        scale_rule=cast("ScaleRule | None", scale_rule),
+        power_of_two=power_of_two,
+        layout=cast(ActivationLayout, layout),
+        offsets=offsets,
+        scale_offsets=scale_offsets,
+        scale_rows=scale_rows,
+        counts=counts,
+        out=(codes, scales, f32_scales),
     )
 
 
@@ -308,6 +386,129 @@ def silu_and_mul_nvfp4_quant(input: Tensor, input_global_scale: Tensor) -> tuple
     scale = GlobalScale(input_global_scale, "divisor")
     codes, scales, _ = _quantize(_matrix(input), "nvfp4", operation="silu_and_mul", scale=scale, layout="128x4")
     return codes, scales.view(torch.float8_e4m3fn)
+
+
+def _by_offsets(
+    input_tensor: Tensor, global_scale: Tensor, offsets: Tensor, scale_offsets: Tensor, operation: RowOperation
+) -> tuple[Tensor, Tensor]:
+    """Quantizes rows that are sorted by expert to NVFP4 in the layout `128x4`."""
+    codes, scales, _ = quantize_activations(
+        input_tensor,
+        operation=operation,
+        scale=global_scale,
+        scale_source="divisor",
+        layout="128x4",
+        offsets=offsets,
+        scale_offsets=scale_offsets,
+    )
+    return codes, scales.view(torch.float8_e4m3fn)
+
+
+@_operator()
+def scaled_fp4_experts_quant(
+    input_tensor: Tensor, input_global_scale: Tensor, expert_offsets: Tensor, blockscale_offsets: Tensor, topk: int
+) -> tuple[Tensor, Tensor]:
+    """Quantizes rows that are sorted by expert to NVFP4, as vLLM's `scaled_fp4_experts_quant`.
+
+    vLLM multiplies by approximate reciprocals, and allocates more rows of scales.
+
+        offsets, starts = torch.tensor([0, 2, 3], dtype=torch.int32), torch.tensor([0, 128, 256], dtype=torch.int32)
+        codes, scales = microscale.ops.scaled_fp4_experts_quant(torch.ones(3, 64), torch.tensor([2688.0, 336.0]), offsets, starts, 1)
+        assert codes.shape == (3, 32) and scales.shape[1] == 4
+
+    Args:
+        input_tensor: `[rows, K]`, where K is a multiple of 16.
+        input_global_scale: float32 `[experts]`, divisors.
+        expert_offsets: int32 `[experts + 1]`, first rows of experts.
+        blockscale_offsets: int32 `[experts + 1]`, first rows of experts' scales, multiples of 128.
+        topk: the experts of a token. Not needed here.
+
+    Returns:
+        Codes, uint8 `[rows, K / 2]`, and scales in the layout `128x4`, float8_e4m3fn, `[scale rows,
+        K / 16]`, padded to a multiple of 4. There are as many rows as experts can need.
+    """
+    return _by_offsets(input_tensor, input_global_scale, expert_offsets, blockscale_offsets, "none")
+
+
+@_operator()
+def silu_and_mul_scaled_fp4_experts_quant(
+    input_tensor: Tensor, input_global_scale: Tensor, expert_offsets: Tensor, blockscale_offsets: Tensor, topk: int
+) -> tuple[Tensor, Tensor]:
+    """Computes SiLU times `up`, and :func:`scaled_fp4_experts_quant` of it, as vLLM's
+    `silu_and_mul_scaled_fp4_experts_quant`.
+
+        offsets, starts = torch.tensor([0, 2, 3], dtype=torch.int32), torch.tensor([0, 128, 256], dtype=torch.int32)
+        codes, scales = microscale.ops.silu_and_mul_scaled_fp4_experts_quant(
+            torch.ones(3, 128), torch.tensor([2688.0, 336.0]), offsets, starts, 1
+        )
+        assert codes.shape == (3, 32) and scales.shape[1] == 4
+
+    Args:
+        input_tensor: `[rows, 2 * K]`: K gates and K values of `up`, where K is a multiple of 16.
+        input_global_scale: as for :func:`scaled_fp4_experts_quant`.
+        expert_offsets: as for :func:`scaled_fp4_experts_quant`.
+        blockscale_offsets: as for :func:`scaled_fp4_experts_quant`.
+        topk: as for :func:`scaled_fp4_experts_quant`.
+
+    Returns:
+        As :func:`scaled_fp4_experts_quant`.
+    """
+    return _by_offsets(input_tensor, input_global_scale, expert_offsets, blockscale_offsets, "silu_and_mul")
+
+
+def _by_counts(a: Tensor, mask: Tensor, global_scale: Tensor, operation: RowOperation) -> tuple[Tensor, Tensor]:
+    """Quantizes batches of experts' rows to NVFP4, with the dimensions that FlashInfer's products
+    take."""
+    scale = global_scale.expand(a.shape[0]).contiguous() if global_scale.numel() == 1 else global_scale
+    codes, scales, _ = quantize_activations(
+        a, operation=operation, scale=scale, scale_source="divisor", layout="128x4", counts=mask
+    )
+    experts, rows, blocks = scales.shape
+    tiles = scales.view(torch.float8_e4m3fn).view(experts, rows // 128, blocks // 4, 32, 4, 4)
+    return codes.permute(1, 2, 0), tiles.permute(3, 4, 1, 5, 2, 0)
+
+
+@_operator()
+def scaled_fp4_grouped_quantize(a: Tensor, mask: Tensor, a_global_sf: Tensor) -> tuple[Tensor, Tensor]:
+    """Quantizes batches of experts' rows to NVFP4, as FlashInfer's `scaled_fp4_grouped_quantize`.
+
+    FlashInfer multiplies by approximate reciprocals.
+
+        mask = torch.tensor([3, 1], dtype=torch.int32)
+        codes, scales = microscale.ops.scaled_fp4_grouped_quantize(torch.ones(2, 5, 64), mask, torch.tensor([2688.0, 336.0]))
+        assert codes.shape == (5, 32, 2) and scales.shape == (32, 4, 1, 4, 1, 2)
+
+    Args:
+        a: `[experts, rows, K]`, where K is a multiple of 16.
+        mask: int32 `[experts]`, the rows of each expert that exist.
+        a_global_sf: float32 `[experts]` or `[1]`, divisors.
+
+    Returns:
+        Codes, uint8 `[rows, K / 2, experts]`, and scales, float8_e4m3fn `[32, 4, row tiles, 4,
+        column tiles, experts]`: views of memory that begins with the expert. Codes of rows that do
+        not exist have any values.
+    """
+    return _by_counts(a, mask, a_global_sf, "none")
+
+
+@_operator()
+def silu_and_mul_scaled_nvfp4_experts_quantize(a: Tensor, mask: Tensor, a_global_sf: Tensor) -> tuple[Tensor, Tensor]:
+    """Computes SiLU times `up`, and :func:`scaled_fp4_grouped_quantize` of it, as FlashInfer's
+    `silu_and_mul_scaled_nvfp4_experts_quantize`.
+
+        mask = torch.tensor([3, 1], dtype=torch.int32)
+        codes, scales = microscale.ops.silu_and_mul_scaled_nvfp4_experts_quantize(torch.ones(2, 5, 128), mask, torch.tensor([2688.0]))
+        assert codes.shape == (5, 32, 2) and scales.shape == (32, 4, 1, 4, 1, 2)
+
+    Args:
+        a: `[experts, rows, 2 * K]`: K gates and K values of `up`, where K is a multiple of 16.
+        mask: as for :func:`scaled_fp4_grouped_quantize`.
+        a_global_sf: as for :func:`scaled_fp4_grouped_quantize`.
+
+    Returns:
+        As :func:`scaled_fp4_grouped_quantize`.
+    """
+    return _by_counts(a, mask, a_global_sf, "silu_and_mul")
 
 
 @_operator()
@@ -655,3 +856,154 @@ def add_rmsnorm_fp4quant(
         As :func:`rmsnorm_fp4quant`.
     """
     return _norm_fp4(input, weight, residual, global_scale, eps, block_size, is_sf_swizzled_layout)
+
+
+_CACHE = ("key_cache", "value_cache", "key_block_scales", "value_block_scales")
+
+
+@_operator(mutates_args=_CACHE)
+def append_kv(
+    key: Tensor,
+    value: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+    scales: Tensor,
+    key_block_scales: Tensor | None = None,
+    value_block_scales: Tensor | None = None,
+    kv_layout: str = "NHD",
+    hadamard: int = 0,
+) -> None:
+    """Quantizes rows of K and V, and puts them into slots of a paged cache.
+
+    The cache is in NVFP4 if there are block scales, in the layout of FlashInfer, and otherwise in
+    FP8. Pages may have gaps on GPUs, where those of K and V may alternate in one tensor. A cache
+    without pages is one page: pass `cache.unsqueeze(0)`, and positions as slots.
+
+        cache = torch.zeros(2, 4, 16, 8, 64, dtype=torch.uint8)             # K and V, pages, page_size, heads, head_dim
+        key, value, scales = torch.ones(3, 8, 64), torch.ones(3, 8, 64), torch.tensor([0.01, 0.02])
+        microscale.ops.append_kv(key, value, cache[0], cache[1], torch.tensor([17, 18, -1]), scales)
+        assert cache[0, 1, 1].any() and not cache[0, 1, 3].any()
+
+    Args:
+        key: `[tokens, heads, head_dim]`; rows may be apart. `head_dim` is a multiple of 16.
+        value: the same for V.
+        key_cache: codes, uint8 or float8_e4m3fn, `[pages, page_size, heads, head_dim]`, in NVFP4
+            uint8 `[..., head_dim / 2]`. For the layout `HND` `[pages, heads, page_size, ...]`.
+        value_cache: the same for V.
+        slot_mapping: int32 or int64 `[tokens]`: page * page_size + the place in the page. Negative
+            slots are skipped. On a GPU, so are slots that are not in the cache.
+        scales: float32 `[2]`, the global scales of K and V, which multiply codes. Values on a GPU are
+            not checked.
+        key_block_scales: for NVFP4 uint8 or float8_e4m3fn `[..., head_dim / 16]`.
+        value_block_scales: the same for V.
+        kv_layout: `NHD` or `HND`.
+        hadamard: the width of a Hadamard transform of K, from 16 to 128, or 0. Transform queries in
+            the same way.
+    """
+    if _SHAPES_ONLY.get():
+        return
+    parts = _cache_parts(key_cache, value_cache, key_block_scales, value_block_scales)
+    rows = _arrays.values(key.detach(), "key"), _arrays.values(value.detach(), "value")
+    if key_cache.is_cuda:
+        _gpu.require()
+        _microscale.gpu_append_kv(*rows, parts, slot_mapping, scales, kv_layout, hadamard, _gpu.stream(key_cache))
+    else:
+        _microscale.append_kv(*rows, parts, slot_mapping, scales.tolist(), kv_layout, hadamard)
+
+
+@_operator()
+def gather_kv(
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slots: Tensor,
+    scales: Tensor,
+    dtype: torch.dtype = torch.bfloat16,
+    key_block_scales: Tensor | None = None,
+    value_block_scales: Tensor | None = None,
+    lengths: Tensor | None = None,
+    kv_layout: str = "NHD",
+) -> tuple[Tensor, Tensor]:
+    """Dequantizes slots of a paged cache to rows of K and V.
+
+    A transform of K is not undone.
+
+        cache, scales = torch.full((2, 4, 16, 8, 64), 0x38, dtype=torch.uint8), torch.tensor([0.5, 2.0])    # ones in FP8
+        key, value = microscale.ops.gather_kv(cache[0], cache[1], torch.tensor([17, 18, -1]), scales)
+        assert key.shape == (3, 8, 64) and key[0, 0, 0] == 0.5 and value[1, 0, 0] == 2 and not value[2].any()
+
+    Args:
+        key_cache: as for :func:`append_kv`.
+        value_cache: as for :func:`append_kv`.
+        slots: int32 or int64 `[tokens]`; negative ones give zeros. With `lengths` page tables
+            `[sequences, pages]`.
+        scales: float32 `[2]`, as for :func:`append_kv`.
+        dtype: of the results: float16 or bfloat16, on CPUs float32 too.
+        key_block_scales: for NVFP4, as for :func:`append_kv`.
+        value_block_scales: for NVFP4, as for :func:`append_kv`.
+        lengths: int32 `[sequences]`, the tokens of each sequence, for page tables.
+        kv_layout: `NHD` or `HND`.
+
+    Returns:
+        K and V, `[tokens, heads, head_dim]`. With `lengths` `[sequences, pages * page_size, heads,
+        head_dim]`, with zeros from the length of a sequence on.
+    """
+    parts = _cache_parts(key_cache, value_cache, key_block_scales, value_block_scales)
+    if key_cache.dim() != 4:
+        raise Error(f"key_cache has shape {list(key_cache.shape)} and must have four dimensions")
+    page_size, heads = key_cache.shape[1:3] if kv_layout == "NHD" else (key_cache.shape[2], key_cache.shape[1])
+    head_dim = key_cache.shape[3] * (1 if key_block_scales is None else 2)
+    leading = slots.shape if lengths is None else (*slots.shape[:1], slots.shape[-1] * page_size)
+    key, value = (key_cache.new_zeros((*leading, heads, head_dim), dtype=dtype) for _ in range(2))
+    if _SHAPES_ONLY.get():
+        return key, value
+    rows = key.view(-1, heads, head_dim), value.view(-1, heads, head_dim)
+    if key_cache.is_cuda:
+        _gpu.require()
+        _microscale.gpu_gather_kv(parts, slots, lengths, scales, kv_layout, *rows, _gpu.stream(key))
+    else:
+        _microscale.gather_kv(parts, slots, lengths, scales.tolist(), kv_layout, *rows)
+    return key, value
+
+
+def _cache_parts(*parts: Tensor | None) -> tuple[Tensor | None, ...]:
+    """Returns the codes and block scales of a cache as bytes."""
+    return tuple(None if part is None else part.view(torch.uint8) for part in parts)
+
+
+@_operator(mutates_args=("key_cache", "value_cache"))
+def reshape_and_cache_flash(
+    key: Tensor,
+    value: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+    kv_cache_dtype: str,
+    k_scale: Tensor,
+    v_scale: Tensor,
+) -> None:
+    """Quantizes rows of K and V to FP8 and puts them into slots of a paged cache, as vLLM's
+    `reshape_and_cache_flash`.
+
+    vLLM divides approximately in some of its kernels. It has the layout `HND` in the strides of the
+    cache; call :func:`append_kv` for that.
+
+        cache = torch.zeros(2, 4, 16, 8, 64, dtype=torch.uint8)
+        key, one = torch.ones(3, 8, 64), torch.tensor([1.0])
+        microscale.ops.reshape_and_cache_flash(key, key, cache[0], cache[1], torch.tensor([0, 1, 2]), "fp8", one, one)
+        assert (cache[:, 0, :3] == 0x38).all()
+
+    Args:
+        key: `[tokens, heads, head_dim]`. Rows from the number of slots on are left out.
+        value: the same for V.
+        key_cache: uint8 or float8_e4m3fn `[pages, page_size, heads, head_dim]`.
+        value_cache: the same for V.
+        slot_mapping: int64 `[tokens]`, as for :func:`append_kv`.
+        kv_cache_dtype: `fp8` or `fp8_e4m3`.
+        k_scale: float32 `[1]`, which multiplies codes of K.
+        v_scale: the same for V.
+    """
+    if kv_cache_dtype not in ("fp8", "fp8_e4m3"):
+        raise Error(f"kv_cache_dtype is {kv_cache_dtype!r}; pass 'fp8' or 'fp8_e4m3'")
+    count, scales = slot_mapping.shape[0], torch.cat([k_scale.reshape(1), v_scale.reshape(1)])
+    append_kv(key[:count], value[:count], key_cache, value_cache, slot_mapping, scales)

@@ -148,6 +148,7 @@ impl DataType {
             (2, 16, 1) => Kind::F16,
             (4, 16, 1) => Kind::Bf16,
             (0 | 1, 32, 1) => Kind::Indices,
+            (0, 64, 1) => Kind::Longs,
             (1 | 10 | 14, 8, 1) | (17, 4, 2) => Kind::Bytes,
             _ => return None,
         })

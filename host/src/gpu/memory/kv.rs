@@ -6,6 +6,9 @@ use crate::kv::KvFormat;
 use microscale_formats::kv::KvShape;
 
 /// The memory of a paged cache of K and V, to write. Block scales are empty in FP8.
+///
+/// Where pages of K and V alternate in one array, the views of K and V reach into each other.
+/// Operations write the vectors of each, and nothing in the gaps between its pages.
 #[derive(Debug)]
 pub struct DeviceKvCacheMut<'a> {
     /// Codes of K, on 8 bytes.
