@@ -298,7 +298,7 @@ impl<T: Activation, O: ProductOf<T>> Plan<'_, T, O> {
         let (activations, _activations_read) = activations.read(stream, "the activations", 1)?;
         let ([codes, scales, slot], _weights_read) = weights.read(stream)?;
         let (out, _written) = out.write(stream, "the output", 1)?;
-        let (steps, _steps_read) = epilogue.read(stream)?;
+        let (steps, _steps_read) = epilogue.read(stream, T::DTYPE)?;
         let other;
         let plan = if activations.is_multiple_of(16) {
             &self.aligned

@@ -310,7 +310,7 @@ impl<T: Activation, O: ProductOf<T>> ExpertsPlan<'_, T, O> {
         let (activations, _read) = activations.read(stream, "the activations", 1)?;
         let ((codes, scales, slots), _weights) = experts.read(stream)?;
         let (out, _written) = out.write(stream, "the output", 1)?;
-        let (steps, _steps_read) = epilogue.read(stream)?;
+        let (steps, _steps_read) = epilogue.read(stream, T::DTYPE)?;
         let other;
         let planned = if activations.is_multiple_of(16) {
             &self.aligned

@@ -98,8 +98,8 @@ impl<'a> From<&'a DeviceTensor> for Fp4Activations<'a> {
 
 /// A product of rows of FP4 activations and their experts' weights in the same format, to plan.
 ///
-/// Made by [`Gpu::linear_experts_fp4`]. `T` is the dtype of the epilogue's bias, f16 or bf16, and
-/// `O` the dtype of the results.
+/// Made by [`Gpu::linear_experts_fp4`]. `T` is the dtype of the epilogue's bias and `O` the dtype of
+/// the results.
 #[derive(Clone, Copy)]
 pub struct LinearExpertsFp4<'a, T, O> {
     gpu: &'a Gpu,
@@ -141,7 +141,7 @@ impl Gpu {
     ///
     /// Rows are routed as for [`Self::linear_experts`], and multiplied as by [`Self::linear_fp4`].
     /// Blackwell GPUs multiply codes and scales as they are stored if each expert's scales
-    /// start on 4 bytes. Other GPUs, and other experts, decode the activations to `T`.
+    /// start on 4 bytes. Other GPUs, and other experts, decode the activations.
     ///
     /// A batched product, `[batch, N, K]` times `[batch, M, K]`, has an expert per matrix: route
     /// `batch * N` pairs with a `top_k` of 1, the first N to expert 0, and run it with
@@ -206,7 +206,6 @@ impl<'a, T: Activation, O: ProductOf<T>> LinearExpertsFp4<'a, T, O> {
     /// returns the plan that was made before. How many rows each expert has is decided on the GPU.
     ///
     /// # Errors
-    /// [`OperandFault::Fp4Dtype`] if `T` is not a dtype for the format on this GPU,
     /// [`OperandFault::Limit`] beyond the kernels' limits, [`OperandFault::Gate`] for an odd number
     /// of rows under a gate, errors about the lengths of the epilogue's operands, and
     /// [`Error::Gpu`].
@@ -298,7 +297,7 @@ impl<T: Activation, O: ProductOf<T>> ExpertsPlanFp4<'_, T, O> {
         let (x_addresses, _activations_read) = activations.read(stream)?;
         let ((codes, scales, slots), _weights) = experts.read(stream)?;
         let (out, _written) = out.write(stream, "the output", 1)?;
-        let (steps, _steps_read) = epilogue.read(stream)?;
+        let (steps, _steps_read) = epilogue.read(stream, planned.fp4.product.config.activations)?;
         let ([semaphores, plan], _used) = workspace.write(stream, self.memory_bytes())?;
         let sorted = Sorted { pairs: pairs as u32, top_k: routing.top_k as u32 };
         let grid = PlanGrid { sorted, ..planned.grid };

@@ -219,7 +219,7 @@ impl<T: Activation, O: ProductOf<T>> ExpertsPlanFp8<'_, T, O> {
         let Some(planned) = &self.plan else { return Ok(()) };
         let ((codes, scales, slots), _weights) = experts.read(stream)?;
         let (out, _written) = out.write(stream, "the output", 1)?;
-        let (steps, _steps_read) = epilogue.read(stream)?;
+        let (steps, _steps_read) = epilogue.read(stream, planned.product.config.activations)?;
         let ([semaphores, plan], _used) = workspace.write(stream, self.memory_bytes())?;
         let sorted = Sorted { pairs: pairs as u32, top_k: routing.top_k as u32 };
         let grid = PlanGrid { sorted, ..planned.grid };

@@ -25,8 +25,8 @@ use crate::shape::{QuantizedShape, Shape};
 /// A product of weights and activations, both in NVFP4 or both in MXFP4, to plan: `out[n, m] =
 /// alpha · Σₖ weights[m, k] · activations[n, k]`, and the epilogue.
 ///
-/// Made by [`Gpu::linear_fp4`]. `T` is the dtype of the epilogue's bias, f16 or bf16, and `O` the
-/// dtype of the results.
+/// Made by [`Gpu::linear_fp4`]. `T` is the dtype of the epilogue's bias and `O` the dtype of the
+/// results.
 #[derive(Clone, Copy)]
 pub struct LinearFp4<'a, T, O> {
     gpu: &'a Gpu,
@@ -70,8 +70,8 @@ impl Gpu {
     ///
     /// Blackwell GPUs multiply codes and scales as they are stored (`tcgen05` on compute capability
     /// 10.0, `mma.sync` with block scales on 12.0). There, K must be a multiple of 64 in NVFP4.
-    /// Other GPUs, and other K, decode the activations to `T`, which is exact, and multiply as
-    /// [`Self::linear`] does. MXFP4 has a wider range than f16, so that there `T` is bf16.
+    /// Other GPUs, and other K, decode the activations to bf16, or NVFP4 to f16 if `T` is f16, and
+    /// multiply as [`Self::linear`] does. Decoding is exact.
     ///
     /// ```no_run
     /// # use half::bf16;
@@ -138,7 +138,6 @@ impl<'a, T: Activation, O: ProductOf<T>> LinearFp4<'a, T, O> {
     ///
     /// # Errors
     /// [`OperandFault::Weights`] and [`OperandFault::Layout`] for weights that are not multiplied,
-    /// [`OperandFault::Fp4Dtype`] if `T` is not a dtype for the format on this GPU,
     /// [`OperandFault::Limit`] beyond the kernels' limits, [`OperandFault::Gate`] for an odd number
     /// of rows under a gate, errors about the lengths of the epilogue's operands, and
     /// [`Error::Gpu`].
@@ -217,7 +216,7 @@ impl<T: Activation, O: ProductOf<T>> PlanFp4<'_, T, O> {
         let (x_addresses, _activations_read) = activations.read(stream)?;
         let ([codes, scales, slot], _weights_read) = weights.read(stream)?;
         let (out, _written) = out.write(stream, "the output", 1)?;
-        let (steps, _steps_read) = epilogue.read(stream)?;
+        let (steps, _steps_read) = epilogue.read(stream, plan.product.config.activations)?;
         let ([semaphores, factor], _used) = workspace.write(stream, plan.workspace_bytes())?;
         let workspace = [semaphores, factor, factor + FACTOR_BYTES];
         let params = Fp4Params {

@@ -293,7 +293,7 @@ impl<T: Activation, O: ProductOf<T>> PlanFp8<'_, T, O> {
         let Some(plan) = &self.plan else { return Ok(()) };
         let ([codes, scales, slot], _weights_read) = weights.read(stream)?;
         let (out, _written) = out.write(stream, "the output", 1)?;
-        let (steps, _steps_read) = epilogue.read(stream)?;
+        let (steps, _steps_read) = epilogue.read(stream, plan.product.config.activations)?;
         let (workspace, _used) = workspace.write(stream, plan.workspace_bytes())?;
         let ([semaphores, quantized], layout) = (workspace, plan.layout);
         let memory = [semaphores, quantized + layout.total_bytes()];

@@ -4,7 +4,7 @@ use microscale_kernels_abi::gemm::fp4;
 use microscale_kernels_abi::{GemmConfig, GlobalSlot, KernelId};
 
 use crate::element::Dtype;
-use crate::error::{Error, OperandFault, Result};
+use crate::error::{Error, Result};
 use crate::gpu::plan::choose::{choose, is_packable};
 use crate::gpu::plan::estimate::Estimator;
 use crate::gpu::plan::linear::most_workspace_bytes;
@@ -27,20 +27,24 @@ pub(in crate::gpu) struct Fp4Plan {
 pub(in crate::gpu) const FACTOR_BYTES: u64 = (size_of::<GlobalSlot>() as u64).next_multiple_of(16);
 
 impl Fp4Plan {
-    /// Plans a product of `tokens` tokens, at least one, and weights of at least one row, with bias
-    /// and residual in a dtype. `given` is a configuration for tests and measurements.
+    /// Plans a product of `tokens` tokens, at least one, and weights of at least one row, in the
+    /// dtype of a bias, if it can be multiplied in. `given` is a configuration for tests and
+    /// measurements.
     ///
     /// # Errors
-    /// [`OperandFault::Fp4Dtype`], and the errors of [`ProductPlan::new`].
+    /// [`Error::NoKernel`] for formats that are not multiplied, and the errors of
+    /// [`ProductPlan::new`].
     pub(in crate::gpu) fn new(
         kernels: &Kernels,
         weights: QuantizedShape,
         tokens: usize,
-        dtype: Dtype,
+        bias: Dtype,
         given: Option<GemmConfig>,
     ) -> Result<Self> {
         let format = weights.format;
+        let (decode, decoded) = fp4::decode(format, bias).ok_or(Error::NoKernel { format })?;
         let weights = whole_blocks(weights);
+        let dtype = native_dtype(bias);
         let native = GemmConfig::for_fp4(format, dtype).filter(|config| {
             is_packable(weights) && config.mainloop.traits().targets.contain(kernels.target())
         });
@@ -55,11 +59,9 @@ impl Fp4Plan {
             let product = ProductPlan::new(kernels, config, weights, tokens, true, None)?;
             return Ok(Self { product, decode: None, decoded_bytes: 0 });
         }
-        let fault = Error::Operands(OperandFault::Fp4Dtype { format, dtype });
-        let decode = fp4::decode(format, dtype).ok_or(fault)?;
-        let config = given.map(|config| GemmConfig { weights: format, activations: dtype, ..config });
+        let config = given.map(|config| GemmConfig { weights: format, activations: decoded, ..config });
         let config = config.unwrap_or_else(|| {
-            let request = Request { weights, tokens, activations: dtype, aligned: true, gemv_only: false };
+            let request = Request { weights, tokens, activations: decoded, aligned: true, gemv_only: false };
             choose(Estimator::of_gpu(kernels.gpu_name()), kernels.facts(), request)
         });
         let product = ProductPlan::new(kernels, config, weights, tokens, true, None)?;
@@ -103,6 +105,11 @@ pub(in crate::gpu) fn most_fp4_workspace_bytes(
     let decoded = most_workspace_bytes(kernels, weights, tokens, Dtype::Bf16)?;
     let most = native.max(decoded.saturating_add(decoded_bytes(tokens, weights)));
     Ok(FACTOR_BYTES.saturating_add(most))
+}
+
+/// The dtype of the kernels of tensor cores that multiply FP4, given the dtype of a bias.
+pub(in crate::gpu) fn native_dtype(bias: Dtype) -> Dtype {
+    if bias == Dtype::F32 { Dtype::Bf16 } else { bias }
 }
 
 /// Bytes of decoded activations, a multiple of 16.

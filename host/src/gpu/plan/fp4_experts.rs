@@ -4,10 +4,10 @@ use microscale_kernels_abi::experts::PlanGrid;
 use microscale_kernels_abi::gemm::fp4;
 use microscale_kernels_abi::{Experts, GemmConfig, GlobalSlot, KernelId};
 
-use crate::error::{Error, OperandFault, Result};
+use crate::error::{Error, Result};
 use crate::gpu::plan::choose::choose_for_mean_rows;
 use crate::gpu::plan::experts::{ExpertsKey, PlannedExperts, gpu_plan_bytes, of_experts};
-use crate::gpu::plan::fp4::{Fp4Plan, decoded_bytes};
+use crate::gpu::plan::fp4::{Fp4Plan, decoded_bytes, native_dtype};
 use crate::gpu::runtime::kernels::Kernels;
 
 /// The kernels of a product with experts' weights.
@@ -21,16 +21,17 @@ pub(in crate::gpu) struct Fp4ExpertsPlan {
 
 impl Fp4ExpertsPlan {
     /// Plans a product of at least one pair and expert, and weights of at least one row, which are
-    /// whole blocks, with bias and residual in the key's dtype of activations. `given` is a
-    /// configuration for tests and measurements.
+    /// whole blocks, in the dtype of a bias, the key's of activations, if it can be multiplied in.
+    /// `given` is a configuration for tests and measurements.
     ///
     /// # Errors
-    /// [`OperandFault::Fp4Dtype`], [`Error::NoKernel`] for a given configuration that does not take
-    /// the weights, and the errors of
-    /// [`ProductPlan::new`](crate::gpu::plan::product::ProductPlan::new).
+    /// [`Error::NoKernel`] for a given configuration that does not take the weights, and the errors
+    /// of [`ProductPlan::new`](crate::gpu::plan::product::ProductPlan::new).
     pub(in crate::gpu) fn new(kernels: &Kernels, key: ExpertsKey, given: Option<GemmConfig>) -> Result<Self> {
-        let ExpertsKey { experts, shape, pairs, activations: dtype, packable, .. } = key;
-        let format = shape.format;
+        let ExpertsKey { experts, shape, pairs, activations: bias, packable, .. } = key;
+        let (format, dtype) = (shape.format, native_dtype(bias));
+        let no_kernel = || Error::NoKernel { format };
+        let (decode, decoded) = fp4::decode(format, bias).ok_or_else(no_kernel)?;
         let native = match given {
             Some(config) => {
                 let config = GemmConfig { weights: format, activations: dtype, ..config };
@@ -41,16 +42,14 @@ impl Fp4ExpertsPlan {
                 choose_for_mean_rows(kernels.facts(), configs, [experts, pairs])
             }
         };
-        let no_kernel = Error::NoKernel { format };
         if let Some(config) = native {
             let usable = packable && config.cluster == 1;
             let product = if usable { of_experts(kernels, config, key, 1, true)? } else { None };
-            let (product, grid) = product.ok_or(no_kernel)?;
+            let (product, grid) = product.ok_or_else(no_kernel)?;
             return Ok(Self { fp4: Fp4Plan { product, decode: None, decoded_bytes: 0 }, grid });
         }
-        let fault = Error::Operands(OperandFault::Fp4Dtype { format, dtype });
-        let decode = fp4::decode(format, dtype).ok_or(fault)?;
-        let (product, grid) = PlannedExperts::new(kernels, key, given)?.product.ok_or(no_kernel)?;
+        let key = ExpertsKey { activations: decoded, ..key };
+        let (product, grid) = PlannedExperts::new(kernels, key, given)?.product.ok_or_else(no_kernel)?;
         // At most a row per pair.
         let decoded_bytes = decoded_bytes(pairs, shape);
         Ok(Self { fp4: Fp4Plan { product, decode: Some(decode), decoded_bytes }, grid })
