@@ -29,7 +29,12 @@ pub(in crate::gpu) unsafe fn product_fp8(
     routed: Routed,
     workspace: [u64; 2],
 ) -> Result<()> {
-    let (launch, pack_params) = packing(kernels, plan).expect("products of FP8 pack activations");
+    let operands = Operands { activations: 0, ..*operands };
+    let Some((launch, pack_params)) = packing(kernels, plan) else {
+        // Weights without columns.
+        // SAFETY: the kernel reads no activations. The caller guarantees the rest.
+        return unsafe { multiply(kernels, stream, plan, &operands, routed, workspace) };
+    };
     let [_, packed] = workspace;
     let token_scales = token_scales as u32;
     let arguments = &mut [
@@ -41,7 +46,6 @@ pub(in crate::gpu) unsafe fn product_fp8(
         argument(pack_params),
         argument(&token_scales),
     ];
-    let operands = Operands { activations: 0, ..*operands };
     // SAFETY: the arguments are each kernel's, in order, and point to locals that outlive the call.
     // The first kernel writes packed activations to the workspace, and the second waits for it. The
     // caller guarantees the rest.

@@ -154,7 +154,7 @@ impl<'a, T: Activation, O: ProductOf<T>> LinearExpertsFp8<'a, T, O> {
         let key = key::<T>(experts, pairs);
         let make = || Fp8ExpertsPlan::new(&gpu.kernels, key, per_group, given);
         let plan = match given {
-            _ if [shape.rows, shape.cols, pairs, experts.count()].contains(&0) => None,
+            _ if [shape.rows, pairs, experts.count()].contains(&0) => None,
             Some(_) => Some(Arc::new(make()?)),
             None => Some(gpu.plans.fp8_experts.get((key, per_group), make)?),
         };

@@ -113,11 +113,14 @@ impl<T: Activation> Fp8Activations<'_, T> {
                 let [codes, scales] = [into, into + codes_bytes];
                 let (kernels, per_group) = (&gpu.kernels, layout.token_scales > 1);
                 let addresses = [values, codes, scales];
-                // SAFETY: the lengths were checked, and the caller promises room for codes and
-                // scales, which start on 16 bytes. The guard keeps the values until the launch is
-                // enqueued.
-                unsafe {
-                    launch::quantize_rows_fp8(kernels, stream, T::DTYPE, [rows, cols], per_group, addresses)?;
+                if cols > 0 {
+                    // SAFETY: the lengths were checked, and the caller promises room for codes and
+                    // scales, which start on 16 bytes. The guard keeps the values until the launch
+                    // is enqueued.
+                    unsafe {
+                        let size = [rows, cols];
+                        launch::quantize_rows_fp8(kernels, stream, T::DTYPE, size, per_group, addresses)?;
+                    }
                 }
                 product([codes, scales])
             }
@@ -242,7 +245,7 @@ impl<'a, T: Activation, O: ProductOf<T>> LinearFp8<'a, T, O> {
         let make = || Fp8Plan::new(&gpu.kernels, shape, tokens, T::DTYPE, per_group, given);
         let key = Request { weights: shape, tokens, activations: T::DTYPE, aligned: true, gemv_only: false };
         let plan = match given {
-            _ if shape.rows == 0 || shape.cols == 0 || tokens == 0 => None,
+            _ if shape.rows == 0 || tokens == 0 => None,
             Some(_) => Some(Arc::new(make()?)),
             None => Some(gpu.plans.fp8.get((key, per_group), make)?),
         };

@@ -6,7 +6,7 @@ use microscale_kernels_abi::{Experts, GemmConfig, KernelId};
 
 use crate::element::Dtype;
 use crate::error::{Error, OperandFault, Result};
-use crate::gpu::plan::choose::{choose_for_mean_rows, choose_fp8};
+use crate::gpu::plan::choose::{choose_for_mean_rows, choose_fp8, otherwise};
 use crate::gpu::plan::estimate::Estimator;
 use crate::gpu::plan::experts::{ExpertsKey, gpu_plan_bytes, most_experts_bytes, of_experts};
 use crate::gpu::plan::product::{ProductParams, ProductPlan, most_product_bytes};
@@ -25,10 +25,10 @@ pub(in crate::gpu) struct Fp8Layout {
 
 impl Fp8Layout {
     /// The layout of `rows` rows of `cols` columns, with a scale per token, or per group of
-    /// columns.
+    /// columns. Rows without columns are not quantized, and have no bytes.
     pub(in crate::gpu) fn new([rows, cols]: [usize; 2], per_group: bool) -> Self {
-        let token_scales = if per_group { cols.div_ceil(GROUP) } else { 1 };
-        let bytes = [cols, token_scales * size_of::<f32>()];
+        let token_scales = if per_group { cols.div_ceil(GROUP).max(1) } else { 1 };
+        let bytes = if cols == 0 { [0; 2] } else { [cols, token_scales * size_of::<f32>()] };
         let bytes = bytes.map(|bytes| (rows as u64).saturating_mul(bytes as u64).next_multiple_of(16));
         Self { token_scales, bytes }
     }
@@ -47,7 +47,8 @@ impl Fp8Layout {
     }
 }
 
-/// The kernels of a product: one packs activations, one multiplies.
+/// The kernels of a product: one packs activations, one multiplies. Without columns, one writes
+/// what the epilogue makes of zeros.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::gpu) struct Fp8Plan {
     pub(in crate::gpu) product: ProductPlan,
@@ -72,6 +73,7 @@ impl Fp8Plan {
         let format = weights.format;
         let request = Request { weights, tokens, activations: dtype, aligned: true, gemv_only: false };
         let config = match given {
+            _ if weights.cols == 0 => Some(without_columns(weights, dtype)),
             Some(config) => {
                 let config = GemmConfig { weights: format, activations: dtype, ..config };
                 Some(config).filter(|config| config.mainloop.takes_fp8())
@@ -97,6 +99,11 @@ impl Fp8Plan {
     }
 }
 
+/// The configuration for weights without columns, which reads no activations.
+fn without_columns(weights: QuantizedShape, activations: Dtype) -> GemmConfig {
+    GemmConfig { activations, ..otherwise(weights, true) }
+}
+
 /// Bytes of workspace, semaphores not counted, that serve any number of tokens up to `tokens`,
 /// whichever configuration they get.
 ///
@@ -120,7 +127,14 @@ pub(in crate::gpu) fn most_fp8_workspace_bytes(
 /// number of pairs up to `pairs`.
 pub(in crate::gpu) fn most_fp8_experts_workspace_bytes(kernels: &Kernels, key: ExpertsKey) -> u64 {
     let ExpertsKey { shape, pairs, packable, .. } = key;
-    if !packable || shape.rows == 0 || pairs == 0 || key.experts == 0 {
+    if shape.rows == 0 || pairs == 0 || key.experts == 0 {
+        return 0;
+    }
+    if shape.cols == 0 {
+        let config = without_columns(shape, Dtype::Bf16);
+        return most_experts_bytes(kernels, std::iter::once(config), key);
+    }
+    if !packable {
         return 0;
     }
     let configs = GemmConfig::for_fp8(shape.format, Dtype::Bf16);
@@ -139,8 +153,8 @@ pub(in crate::gpu) struct Fp8ExpertsPlan {
 }
 
 impl Fp8ExpertsPlan {
-    /// Plans a product of at least one pair and expert, and weights of at least one row and column.
-    /// `given` is a configuration for tests and measurements.
+    /// Plans a product of at least one pair and expert, and weights of at least one row. `given` is
+    /// a configuration for tests and measurements.
     ///
     /// # Errors
     /// [`OperandFault::NoFp8`], [`OperandFault::Fp8Experts`], and the errors of
@@ -152,16 +166,17 @@ impl Fp8ExpertsPlan {
         given: Option<GemmConfig>,
     ) -> Result<Self> {
         let ExpertsKey { experts, shape, pairs, activations, packable, .. } = key;
+        let takes = |config: &GemmConfig| config.mainloop.takes_fp8() && config.cluster == 1;
         let config = match given {
-            Some(config) => Some(GemmConfig { weights: shape.format, activations, ..config }),
+            _ if shape.cols == 0 => Some(without_columns(shape, activations)),
+            Some(config) => Some(GemmConfig { weights: shape.format, activations, ..config }).filter(takes),
             None => {
                 let configs = GemmConfig::for_fp8(shape.format, activations);
                 choose_for_mean_rows(kernels.facts(), configs, [experts, pairs])
             }
         };
-        let config = config.filter(|config| config.mainloop.takes_fp8() && config.cluster == 1);
         let config = config.ok_or(Error::Operands(OperandFault::NoFp8))?;
-        if !packable {
+        if shape.cols > 0 && !packable {
             return Err(Error::Operands(OperandFault::Fp8Experts { rows: shape.rows, cols: shape.cols }));
         }
         let found = of_experts(kernels, config, key, 1, true)?;
