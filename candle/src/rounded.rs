@@ -15,6 +15,6 @@ pub enum RoundedInputs {
     ///
     /// NVFP4's global scale is given ([`microscale::Global::Given`]), or computed from all tokens.
     /// A CPU has the bits of Blackwell's tensor cores. GPUs with block scales multiply codes as
-    /// they are stored. Others decode the inputs: NVFP4 in f16 or bf16, and MXFP4 in bf16.
+    /// they are stored. Others decode the inputs, exactly, to f16 or bf16.
     Fp4(Recipe),
 }

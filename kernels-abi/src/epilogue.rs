@@ -1,6 +1,6 @@
 //! The epilogue of products, and the two kernels around products of activations in f32.
 
-use microscale_formats::Gate;
+use microscale_formats::{Dtype, Gate};
 
 use crate::grid::Divider;
 use crate::launch::{Launch, THREADS};
@@ -13,22 +13,28 @@ use crate::launch::{Launch, THREADS};
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Epilogue {
-    /// The steps that are there, the sum of [`Self::BIAS`], [`Self::GATED`], [`Self::RESIDUAL`] and
-    /// [`Self::F32_RESULTS`].
+    /// The steps that are there, and the dtypes of operands and results that the kernel does not
+    /// multiply in: a sum of these constants.
     pub steps: u32,
     /// The gate, if there is one.
     pub gate: Gate,
 }
 
 impl Epilogue {
-    /// A bias for each row, of an expert's if there are experts, in the activations' dtype.
+    /// A bias for each row, of an expert's if there are experts, in [`Self::bias_dtype`].
     pub const BIAS: u32 = 1;
     /// A gate. There is an even number of rows.
     pub const GATED: u32 = 2;
     /// Values to add to results, in the same places and of the same dtype.
     pub const RESIDUAL: u32 = 4;
-    /// Results in f32, not in the activations' dtype.
+    /// Results in f32.
     pub const F32_RESULTS: u32 = 8;
+    /// Results in f16.
+    pub const F16_RESULTS: u32 = 16;
+    /// A bias in f32.
+    pub const F32_BIAS: u32 = 32;
+    /// A bias in f16.
+    pub const F16_BIAS: u32 = 64;
     /// No steps.
     pub const NONE: Self = Self { steps: 0, gate: Gate::SILU };
 
@@ -36,6 +42,26 @@ impl Epilogue {
     #[inline(always)]
     pub const fn has(&self, step: u32) -> bool {
         self.steps & step != 0
+    }
+
+    /// The dtype of the bias, given the dtype that the kernel multiplies in.
+    #[inline(always)]
+    pub const fn bias_dtype(&self, multiplied: Dtype) -> Dtype {
+        match self.steps & (Self::F32_BIAS | Self::F16_BIAS) {
+            0 => multiplied,
+            Self::F32_BIAS => Dtype::F32,
+            _ => Dtype::F16,
+        }
+    }
+
+    /// The dtype of results and residuals, given the dtype that the kernel multiplies in.
+    #[inline(always)]
+    pub const fn result_dtype(&self, multiplied: Dtype) -> Dtype {
+        match self.steps & (Self::F32_RESULTS | Self::F16_RESULTS) {
+            0 => multiplied,
+            Self::F32_RESULTS => Dtype::F32,
+            _ => Dtype::F16,
+        }
     }
 
     /// The results per token of `rows` rows of weights.

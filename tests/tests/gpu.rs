@@ -29,6 +29,7 @@ mod gpu_tests {
     pub(crate) mod amax;
     pub(crate) mod dequantize;
     pub(crate) mod device_buffers;
+    pub(crate) mod empty;
     pub(crate) mod errors;
     pub(crate) mod executor;
     pub(crate) mod expert_views;
@@ -53,7 +54,7 @@ use std::sync::Arc;
 
 use gpu_tests::allocations::Counting;
 use gpu_tests::{
-    activations, amax, dequantize, device_buffers, errors, executor, expert_views, foreign_memory,
+    activations, amax, dequantize, device_buffers, empty, errors, executor, expert_views, foreign_memory,
     gemm_experts, gemm_fp4, gemm_fp8, gemm_weights, gemv, gemv_weights, kv, layout, plans, quantize, search,
 };
 use libtest_mimic::{Arguments, Failed, Trial};
@@ -145,6 +146,7 @@ const TESTS: &[Test] = &[
         gemm_fp8::experts_are_refused_where_they_do_not_fit,
     ),
     ("gemm_fp4_refuses_operands_that_do_not_match", gemm_fp4::refuses_operands_that_do_not_match),
+    ("products_of_empty_operands_give_bias_and_residual", empty::gives_bias_and_residual),
     ("gemm_weights_of_devices_is_the_same", gemm_weights::of_devices_is_the_same),
     (
         "gemm_weights_refuses_a_workspace_that_is_too_small",

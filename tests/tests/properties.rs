@@ -8,6 +8,7 @@ mod property_tests {
     mod amax;
     mod dequantize;
     mod device;
+    mod empty;
     mod errors;
     mod experts;
     mod fp4;

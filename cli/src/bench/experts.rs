@@ -4,8 +4,8 @@
 use microscale::formats::weights::{gemm_gamma, tensor_core_gamma};
 use microscale::gpu::cudarc::driver::CudaSlice;
 use microscale::gpu::{
-    DeviceExperts, DeviceRouting, ExpertRows, Fp8Activations, GemmConfig, GemmWorkspace, Gpu, LinearExperts,
-    LinearExpertsFp8, doing as failed,
+    DeviceExperts, DeviceRouting, ExpertRows, Fp8, Fp8Activations, GemmConfig, GemmWorkspace, Gpu,
+    LinearExperts, doing as failed,
 };
 use microscale::{
     Activation, Device, Error, Fp8Options, QuantizedShape, QuantizedTensor, QuantizedView, Result, Shape,
@@ -134,17 +134,15 @@ impl<T: Activation> Product<'_, T> {
     }
 
     fn linear<'e>(&'e self, experts: &'e DeviceExperts) -> LinearExperts<'e, T, T> {
-        let linear = self.gpu.linear_experts(experts);
-        match self.config {
-            #[cfg(feature = "internals")]
-            Some(config) => linear.by(config),
-            _ => linear,
-        }
+        self.by_config(self.gpu.linear_experts(experts))
     }
 
-    fn linear_fp8<'e>(&'e self, experts: &'e DeviceExperts) -> LinearExpertsFp8<'e, T, T> {
+    fn linear_fp8<'e>(&'e self, experts: &'e DeviceExperts) -> LinearExperts<'e, T, T, Fp8> {
         let options = Fp8Options { round_weights: true, ..Fp8Options::default() };
-        let linear = self.gpu.linear_experts_fp8(experts).options(options);
+        self.by_config(self.gpu.linear_experts_fp8(experts).options(options))
+    }
+
+    fn by_config<'e, K>(&self, linear: LinearExperts<'e, T, T, K>) -> LinearExperts<'e, T, T, K> {
         match self.config {
             #[cfg(feature = "internals")]
             Some(config) => linear.by(config),

@@ -6,8 +6,8 @@ use microscale::cpu::{Isa, gemm_experts_fp4_with, gemm_fp4_gated_with, gemm_fp4_
 use microscale::deinterleave_rows;
 #[cfg(feature = "cuda")]
 use microscale::gpu::{
-    DeviceEpilogue, DeviceExperts, DeviceQuantizeOptions, DeviceRouting, DeviceTensor, GemmWorkspace, Gpu,
-    LinearExpertsFp4, LinearFp4, doing as failed,
+    DeviceEpilogue, DeviceExperts, DeviceQuantizeOptions, DeviceRouting, DeviceTensor, Fp4, GemmWorkspace,
+    Gpu, Linear, LinearExperts, doing as failed,
 };
 use microscale::{
     Activation, Device, Dtype, ExpertRows, Fp4Weights, Gate, Global, QuantizedShape, QuantizedTensor,
@@ -223,7 +223,7 @@ fn on_gpu<T: Activation>(case: &Case, gpu: &Gpu) -> Result<(u64, Times)> {
 
 /// The product with the requested configuration, or with the plan's choice.
 #[cfg(feature = "cuda")]
-fn linear<'a, T: Activation>(gpu: &'a Gpu, weights: &'a DeviceTensor, case: &Case) -> LinearFp4<'a, T, T> {
+fn linear<'a, T: Activation>(gpu: &'a Gpu, weights: &'a DeviceTensor, case: &Case) -> Linear<'a, T, T, Fp4> {
     let gate = (case.op == Op::GemmFp4Gated).then_some(Gate::SILU);
     let linear = gpu.linear_fp4(weights).epilogue(DeviceEpilogue { gate, ..DeviceEpilogue::default() });
     match case.kernel() {
@@ -239,7 +239,7 @@ fn linear_experts<'a, T: Activation>(
     gpu: &'a Gpu,
     experts: &'a DeviceExperts,
     case: &Case,
-) -> LinearExpertsFp4<'a, T, T> {
+) -> LinearExperts<'a, T, T, Fp4> {
     let linear = gpu.linear_experts_fp4(experts);
     match case.kernel() {
         #[cfg(feature = "internals")]

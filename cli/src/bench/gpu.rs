@@ -7,8 +7,8 @@ use microscale::gpu::cudarc::driver::sys::{
 };
 use microscale::gpu::cudarc::driver::{CudaSlice, CudaStream};
 use microscale::gpu::{
-    DeviceAmax, DeviceQuantizeOptions, DeviceReport, DeviceTensor, Fp8Activations, GemmConfig, GemmWorkspace,
-    Gpu, Linear, LinearFp8, doing as failed,
+    DeviceAmax, DeviceQuantizeOptions, DeviceReport, DeviceTensor, Fp8, Fp8Activations, GemmConfig,
+    GemmWorkspace, Gpu, Linear, doing as failed,
 };
 use microscale::{Activation, Element, Error, Fp8Options, QuantizedShape, QuantizedTensor, Result, cpu};
 
@@ -267,7 +267,7 @@ fn fp8_by_config<'a, T: Activation>(
     gpu: &'a Gpu,
     weights: &'a DeviceTensor,
     config: Option<GemmConfig>,
-) -> LinearFp8<'a, T, T> {
+) -> Linear<'a, T, T, Fp8> {
     let options = Fp8Options { round_weights: true, ..Fp8Options::default() };
     let linear = gpu.linear_fp8::<T, T>(weights).options(options);
     match config {

@@ -1,6 +1,6 @@
 //! Faults of the operands of a product.
 
-use microscale_formats::{Dtype, Format};
+use microscale_formats::Format;
 
 use crate::precision::ActivationPrecision;
 
@@ -29,18 +29,6 @@ pub enum OperandFault {
         matrix: usize,
         /// The vector's columns.
         vector: usize,
-    },
-    /// A GPU whose tensor cores do not multiply FP4 decodes activations, and the dtype does not
-    /// have their values.
-    #[error(
-        "this GPU multiplies {format} activations with bias and residual in bf16, not {dtype}; use bf16, \
-         with results in bf16 or f32"
-    )]
-    Fp4Dtype {
-        /// The format of weights and activations.
-        format: Format,
-        /// The dtype of bias and residual.
-        dtype: Dtype,
     },
     /// No kernel multiplies FP8 activations on the GPU.
     #[error(

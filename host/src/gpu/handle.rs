@@ -9,12 +9,7 @@ use crate::error::Result;
 use crate::gpu::memory::pool::KeptPool;
 use crate::gpu::memory::staging::Staging;
 use crate::gpu::plan::cache::PlanCache;
-use crate::gpu::plan::experts::{ExpertsKey, PlannedExperts};
-use crate::gpu::plan::fp4::Fp4Plan;
-use crate::gpu::plan::fp4_experts::Fp4ExpertsPlan;
-use crate::gpu::plan::fp8::{Fp8ExpertsPlan, Fp8Plan};
-use crate::gpu::plan::linear::LinearPlan;
-use crate::gpu::plan::request::Request;
+use crate::gpu::plan::planned::{PlanKey, Planned};
 use crate::gpu::runtime::device::{GpuInfo, primary_context};
 use crate::gpu::runtime::driver::doing;
 use crate::gpu::runtime::kernels::Kernels;
@@ -27,21 +22,10 @@ pub struct Gpu {
     pub(in crate::gpu) stream: Arc<CudaStream>,
     pub(in crate::gpu) kernels: Arc<Kernels>,
     pub(in crate::gpu) staging: Arc<Staging>,
-    pub(in crate::gpu) plans: Arc<Plans>,
+    /// The plans of products that were made.
+    pub(in crate::gpu) plans: Arc<PlanCache<PlanKey, Planned>>,
     /// Keeps freed memory for the workers of an operation.
     _kept: Option<Arc<KeptPool>>,
-}
-
-/// The plans of products that were made on a GPU.
-#[derive(Debug, Default)]
-pub(in crate::gpu) struct Plans {
-    pub(in crate::gpu) linear: PlanCache<Request, LinearPlan>,
-    pub(in crate::gpu) experts: PlanCache<ExpertsKey, PlannedExperts>,
-    pub(in crate::gpu) fp4: PlanCache<Request, Fp4Plan>,
-    pub(in crate::gpu) fp4_experts: PlanCache<ExpertsKey, Fp4ExpertsPlan>,
-    /// By the product, and whether activations have scales per group.
-    pub(in crate::gpu) fp8: PlanCache<(Request, bool), Fp8Plan>,
-    pub(in crate::gpu) fp8_experts: PlanCache<(ExpertsKey, bool), Fp8ExpertsPlan>,
 }
 
 /// Shows the facts of the GPU. Context, stream and kernels are handles, which say nothing.

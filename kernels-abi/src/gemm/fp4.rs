@@ -74,15 +74,17 @@ pub(super) const fn pack(format: Format, tcgen05: bool) -> Option<KernelId> {
     Some(KernelId::new(Family::Gemm, FIRST + of_format + if tcgen05 { 2 } else { 0 }))
 }
 
-/// The kernel that decodes activations in a format to a dtype; `None` if the dtype does not have
-/// their values: MXFP4 has a wider range than f16.
-pub const fn decode(format: Format, dtype: Dtype) -> Option<KernelId> {
-    match (format, dtype) {
-        (Format::Nvfp4, Dtype::F16) => Some(KernelId::new(Family::Gemm, FIRST + 4)),
-        (Format::Nvfp4, Dtype::Bf16) => Some(KernelId::new(Family::Gemm, FIRST + 5)),
-        (Format::Mxfp4, Dtype::Bf16) => Some(KernelId::new(Family::Gemm, FIRST + 6)),
-        _ => None,
-    }
+/// The kernel that decodes activations in a format for a product with results in a dtype, and the
+/// dtype that it decodes to. MXFP4 has a wider range than f16, and becomes bf16. `None` for formats
+/// that are not multiplied.
+pub const fn decode(format: Format, results: Dtype) -> Option<(KernelId, Dtype)> {
+    let (index, dtype) = match (format, results) {
+        (Format::Nvfp4, Dtype::F16) => (4, Dtype::F16),
+        (Format::Nvfp4, _) => (5, Dtype::Bf16),
+        (Format::Mxfp4, _) => (6, Dtype::Bf16),
+        _ => return None,
+    };
+    Some((KernelId::new(Family::Gemm, FIRST + index), dtype))
 }
 
 /// Parameters of these kernels besides the sizes.

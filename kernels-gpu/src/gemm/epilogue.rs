@@ -15,7 +15,7 @@ use crate::arithmetic::Ptx;
 use crate::hardware::{ptx, warp};
 use crate::product::problem::Problem;
 use crate::product::results::{Results, load};
-use crate::product::tensor_cores::{Activations, WeightFormat};
+use crate::product::tensor_cores::{Activations, WeightFormat, WithBf16, WithF16};
 
 /// Result rows that a lane looks up for a token tile, at most.
 const LOOKUPS: usize = 256 / WARP as usize;
@@ -108,10 +108,11 @@ unsafe fn store_with_steps<D: Activations, A: Array>(
     let (of_eight, quarter) = (warp::lane() / QUAD, warp::lane() % QUAD);
     let rows = problem.shape.rows as u32;
     let own = [first_row + of_eight, first_row + TILE_ROWS / 2 + of_eight];
+    let bias_dtype = results.epilogue.bias_dtype(D::OUTPUT);
     let bias = own.map(|row| {
         let exists = results.epilogue.has(Epilogue::BIAS) && row < rows;
-        // SAFETY: `bias` has a value of the activations' dtype for each row.
-        if exists { unsafe { load(results.bias, u64::from(row), D::OUTPUT) } } else { 0.0 }
+        // SAFETY: `bias` has a value of the dtype for each row.
+        if exists { unsafe { load(results.bias, u64::from(row), bias_dtype) } } else { 0.0 }
     });
     // A loop over 32 tokens at a time: unrolled for all tokens, the kernel's text would be very
     // long.
@@ -164,7 +165,7 @@ unsafe fn store_two_tokens<D: Activations>(
         exist = [exist[0] && !odd, exist[1] && odd];
         at = row / 2;
     }
-    let dtype = if epilogue.has(Epilogue::F32_RESULTS) { OutputDtype::F32 } else { D::OUTPUT };
+    let dtype = epilogue.result_dtype(D::OUTPUT);
     for i in 0..2 {
         if exist[i] {
             let index = u64::from(result_rows[i]) * epilogue.results(problem.shape.rows) + u64::from(at);
@@ -174,12 +175,16 @@ unsafe fn store_two_tokens<D: Activations>(
                 if epilogue.has(Epilogue::RESIDUAL) {
                     value += load(residual, index, dtype);
                 }
-                if dtype == OutputDtype::F32 {
-                    let canonical = if value.is_nan() { 0x7FC0_0000 } else { value.to_bits() };
-                    *out.cast::<u32>().wrapping_add(index as usize) = canonical;
-                } else {
-                    *out.cast::<u16>().wrapping_add(index as usize) = D::rounded(value, value) as u16;
-                }
+                let half = match dtype {
+                    OutputDtype::F32 => {
+                        let canonical = if value.is_nan() { 0x7FC0_0000 } else { value.to_bits() };
+                        *out.cast::<u32>().wrapping_add(index as usize) = canonical;
+                        continue;
+                    }
+                    OutputDtype::F16 => WithF16::rounded(value, value),
+                    OutputDtype::Bf16 => WithBf16::rounded(value, value),
+                };
+                *out.cast::<u16>().wrapping_add(index as usize) = half as u16;
             }
         }
     }

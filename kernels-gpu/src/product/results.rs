@@ -20,16 +20,16 @@ pub(crate) struct Results {
 }
 
 impl Results {
-    /// Stores the sum of row `row` of `rows` in row `result_row` of the results. `dtype` is the
-    /// activations' dtype. With a gate, `next` computes the sum of the next row, and odd rows store
-    /// nothing.
+    /// Stores the sum of row `row` of `rows` in row `result_row` of the results. `multiplied` is
+    /// the dtype that the kernel multiplies in. With a gate, `next` computes the sum of the next
+    /// row, and odd rows store nothing.
     ///
     /// # Safety
     /// The kernel's contract. Row and token exist, and no other thread stores this result.
     #[inline(always)]
     pub(crate) unsafe fn store(
         &self,
-        dtype: OutputDtype,
+        multiplied: OutputDtype,
         [result_row, row, rows]: [u64; 3],
         sum: f64,
         next: impl FnOnce() -> f64,
@@ -37,7 +37,7 @@ impl Results {
         let epilogue = &self.epilogue;
         if epilogue.steps == 0 {
             // SAFETY: the result exists, and no other thread stores it.
-            return unsafe { store(self.out, result_row * rows + row, sum, dtype) };
+            return unsafe { store(self.out, result_row * rows + row, sum, multiplied) };
         }
         let gated = epilogue.has(Epilogue::GATED);
         if gated && row % 2 == 1 {
@@ -46,14 +46,15 @@ impl Results {
         // SAFETY: `bias` has a value for each row, and `residual` for each result, which this
         // thread stores.
         unsafe {
-            let mut sum = sum + self.bias_of(dtype, row);
+            let bias_dtype = epilogue.bias_dtype(multiplied);
+            let mut sum = sum + self.bias_of(bias_dtype, row);
             let mut at = row;
             if gated {
-                let up = next() + self.bias_of(dtype, row + 1);
+                let up = next() + self.bias_of(bias_dtype, row + 1);
                 sum = f64::from(epilogue.gate.of::<Ptx>(sum as f32, up as f32));
                 at = row / 2;
             }
-            let dtype = if epilogue.has(Epilogue::F32_RESULTS) { OutputDtype::F32 } else { dtype };
+            let dtype = epilogue.result_dtype(multiplied);
             let index = result_row * epilogue.results(rows) + at;
             if epilogue.has(Epilogue::RESIDUAL) {
                 sum += f64::from(load(self.residual, index, dtype));

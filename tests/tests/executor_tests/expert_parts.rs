@@ -92,8 +92,7 @@ fn merging(counts: Counts, rows: usize, tile_rows: u32, top_k: [usize; 2], scatt
     let to: Argument = if scattered { routed.pairs.into() } else { 0u64.into() };
     let grid =
         MergeGrid { rows: rows as u64, results: Divider::new(rows as u64), count: (pairs * rows) as u64 };
-    let steps = Epilogue::BIAS | Epilogue::RESIDUAL | Epilogue::F32_RESULTS;
-    let epilogue = argument(&Epilogue { steps, ..Epilogue::NONE });
+    let epilogue = argument(&Epilogue { steps: Epilogue::BIAS | Epilogue::RESIDUAL, ..Epilogue::NONE });
     let [sums_there, bias_there, residual_there] = operands;
     let arguments =
         vec![sums_there, out.into(), bias_there, residual_there, plan, to, argument(&grid), epilogue];

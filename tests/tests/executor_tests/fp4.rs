@@ -503,7 +503,8 @@ fn decoding<T: Exact + Activation>(kernel: KernelId, operands: &Operands, layout
 
 fn decoding_cases<T: Exact + Activation>(cases: &mut Vec<Case>) {
     for format in Format::MULTIPLIED {
-        let Some(kernel) = fp4::decode(format, T::DTYPE) else { continue };
+        let decode = fp4::decode(format, T::DTYPE).filter(|(_, dtype)| *dtype == T::DTYPE);
+        let Some((kernel, _)) = decode else { continue };
         for (i, case) in (0..).zip(CASES.iter().filter(|case| case.rows * case.cols < 1 << 14)) {
             let (case, layout) = (*case, [ScaleLayout::Linear, ScaleLayout::Swizzled][i as usize % 2]);
             let make = move || decoding::<T>(kernel, &Operands::draw(format, case, i), layout);

@@ -4,7 +4,7 @@ use std::fmt::Display;
 use std::sync::{Arc, LazyLock};
 
 use half::{bf16, f16};
-use microscale::{Activation, Format, Words};
+use microscale::{Activation, Dtype, Format, Words};
 use microscale_executor::{Argument, Buffer};
 use microscale_kernels_abi::epilogue::{MergeGrid, PARTS, SplitGrid};
 use microscale_kernels_abi::gemm::params::{GemmParams, PackParams, SEMAPHORES, partial_sum_bytes};
@@ -271,7 +271,7 @@ fn merging(rows: usize, tokens: usize, number: usize) -> Prepared {
                 .collect::<Vec<f64>>()
         }),
     );
-    let fused = Fused::of::<f32, f32>(number, rows, tokens);
+    let fused = Fused::of::<f32, f32>(Dtype::F32, number, rows, tokens);
     let ([bias, residual], steps) = Fused::arguments(Some(&fused), &mut case);
     let from = case.memory.allocate_from_aligned("sums", bytemuck::cast_slice(&sums), 4);
     let out = case.memory.allocate_aligned("out", fused.bytes[0], 4);

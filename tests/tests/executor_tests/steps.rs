@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use half::f16;
 use microscale::{Activation, Dtype, Gate};
 use microscale_executor::Argument;
 use microscale_kernels_abi::Epilogue;
@@ -27,14 +28,29 @@ pub(super) struct Fused {
     check: Arc<Check>,
 }
 
-/// The epilogues: bias, gate, residual, and whether results are f32.
-pub(super) const STEPS: [(bool, Option<Gate>, bool, bool); 6] = [
-    (true, None, true, false),
-    (true, Some(Gate::GPT_OSS), false, false),
-    (false, Some(Gate::SILU), true, true),
-    (false, None, false, true),
-    (true, None, true, true),
-    (false, Some(Gate::SILU), true, false),
+/// The dtypes of bias and results.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Dtypes {
+    /// The dtype that the kernel multiplies in.
+    Same,
+    /// Results in f32.
+    F32Results,
+    /// Both in f16.
+    F16,
+    /// Both in f32.
+    F32,
+}
+
+/// The epilogues: bias, gate, residual, and the dtypes of bias and results.
+pub(super) const STEPS: [(bool, Option<Gate>, bool, Dtypes); 8] = [
+    (true, None, true, Dtypes::Same),
+    (true, Some(Gate::GPT_OSS), false, Dtypes::Same),
+    (false, Some(Gate::SILU), true, Dtypes::F32Results),
+    (false, None, false, Dtypes::F32Results),
+    (true, None, true, Dtypes::F32Results),
+    (false, Some(Gate::SILU), true, Dtypes::Same),
+    (true, Some(Gate::SILU), true, Dtypes::F16),
+    (true, None, true, Dtypes::F32),
 ];
 
 impl Fused {
@@ -42,24 +58,34 @@ impl Fused {
     ///
     /// The product has `rows` rows of weights and `tokens` tokens.
     pub(super) fn new<T: Exact + Activation>(number: usize, rows: usize, tokens: usize) -> Self {
-        match STEPS[number] {
-            (.., true) => Self::of::<T, f32>(number, rows, tokens),
-            _ => Self::of::<T, T>(number, rows, tokens),
+        let (.., dtypes) = STEPS[number];
+        match dtypes {
+            Dtypes::Same => Self::of::<T, T>(T::DTYPE, number, rows, tokens),
+            Dtypes::F32Results => Self::of::<T, f32>(T::DTYPE, number, rows, tokens),
+            Dtypes::F16 => Self::of::<f16, f16>(T::DTYPE, number, rows, tokens),
+            Dtypes::F32 => Self::of::<f32, f32>(T::DTYPE, number, rows, tokens),
         }
     }
 
+    /// Draws the operands of epilogue `number`, with a bias of `T` and results of `O`, for a kernel
+    /// that multiplies in a dtype.
     pub(super) fn of<T: Exact + Activation, O: Exact + Activation>(
+        multiplied: Dtype,
         number: usize,
         rows: usize,
         tokens: usize,
     ) -> Self {
         let (bias, gate, residual, _) = STEPS[number];
         let steps = Steps::<T, O>::draw(rows, tokens, (bias, gate, residual), number as u64);
+        let is = |found: Dtype, dtype: Dtype| found == dtype && found != multiplied;
         let there = [
             (bias, Epilogue::BIAS),
             (gate.is_some(), Epilogue::GATED),
             (residual, Epilogue::RESIDUAL),
-            (O::DTYPE == Dtype::F32, Epilogue::F32_RESULTS),
+            (is(O::DTYPE, Dtype::F32), Epilogue::F32_RESULTS),
+            (is(O::DTYPE, Dtype::F16), Epilogue::F16_RESULTS),
+            (bias && is(T::DTYPE, Dtype::F32), Epilogue::F32_BIAS),
+            (bias && is(T::DTYPE, Dtype::F16), Epilogue::F16_BIAS),
         ];
         Self {
             bias: bytemuck::cast_slice(&steps.bias).to_vec(),

@@ -385,7 +385,11 @@ fn cases_with_steps<T: Exact + Activation>(cases: &mut Vec<Case>) {
                 };
                 let made: Lazy<T> = Arc::new(LazyLock::new(Box::new(make)));
                 let configs = GemmConfig::for_operands(format, T::DTYPE);
-                for config in configs.filter(|config| config.mainloop.is_gemv()) {
+                let takes = |config: &GemmConfig| match config.mainloop {
+                    Mainloop::GemvRagged => true,
+                    mainloop => mainloop.is_gemv() && cols > 0,
+                };
+                for config in configs.filter(takes) {
                     let slices = if config.mainloop == Mainloop::GemvRagged { 1 } else { slices };
                     let config = config.with_slices(slices);
                     let what = format!(

@@ -182,7 +182,7 @@ const MORE_TOKENS: [GemvCase; 9] = [
 ];
 
 /// Groups and chunks in part, streams with nothing, one chunk and several.
-const RAGGED: [GemvCase; 11] = [
+const RAGGED: [GemvCase; 12] = [
     GemvCase { rows: 9, cols: 16, tokens: 1, ..CASE },
     GemvCase {
         rows: 3,
@@ -194,6 +194,7 @@ const RAGGED: [GemvCase; 11] = [
         ..CASE
     },
     GemvCase { rows: 2, cols: 1040, tokens: 3, ..CASE },
+    GemvCase { rows: 9, cols: 0, tokens: 2, ..CASE },
     GemvCase { rows: 5, cols: 24, tokens: 1, unaligned: true, activations: X::Tiny, ..CASE },
     GemvCase { rows: 10, cols: 100, tokens: 2, weights: Zeros, ..CASE },
     GemvCase { rows: 1, cols: 2100, tokens: 1, unaligned: true, ..CASE },
@@ -220,9 +221,11 @@ const RAGGED: [GemvCase; 11] = [
     GemvCase { rows: 4, cols: 1023, tokens: 4, weights: Cancelling, ..CASE },
 ];
 
-/// Products with an epilogue: of one token at a time, of several, and of ragged rows.
-pub(super) const WITH_STEPS: [GemvCase; 3] = [
+/// Products with an epilogue: of one token at a time, of several, and of ragged rows. Only the GEMV
+/// for ragged rows takes weights without columns.
+pub(super) const WITH_STEPS: [GemvCase; 4] = [
     GemvCase { rows: 38, cols: 384, tokens: 2, slices: 2, ..CASE },
     GemvCase { rows: 70, cols: 256, tokens: 9, slices: 4, weights: Beyond, ..CASE },
     GemvCase { rows: 12, cols: 128, tokens: 5, activations: X::Numbers, ..CASE },
+    GemvCase { rows: 12, cols: 0, tokens: 5, ..CASE },
 ];

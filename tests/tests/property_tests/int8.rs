@@ -266,19 +266,6 @@ fn mismatched_operands_are_refused() {
     assert!(matches!(swizzled, Err(Error::Operands(OperandFault::Layout { .. }))), "{swizzled:?}");
 }
 
-#[test]
-fn empty_operands_give_empty_results() {
-    for format in Format::MULTIPLIED {
-        for (rows, cols, tokens) in [(0, 64, 9), (3, 0, 9), (3, 0, 1), (0, 0, 17), (3, 64, 0)] {
-            let weights = tensor(format, rows, cols, Scales::Common, 2);
-            for isa in instruction_sets() {
-                let found = multiplied(isa, &weights, &vec![1f32; cols * tokens], tokens);
-                assert_eq!(found, vec![0.0; rows * tokens], "{isa:?}");
-            }
-        }
-    }
-}
-
 proptest! {
     #![proptest_config(runs(40))]
 

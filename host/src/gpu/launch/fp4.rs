@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use cudarc::driver::CudaStream;
-use microscale_kernels_abi::ApplyGlobal;
 use microscale_kernels_abi::gemm::fp4::Fp4Params;
+use microscale_kernels_abi::{ApplyGlobal, KernelId};
 
 use crate::error::Result;
 use crate::gpu::launch::arguments::{Argument, Operands, Routed};
 use crate::gpu::launch::enqueue::{Launch, argument, enqueue};
 use crate::gpu::launch::gemm::{multiply, packing, product};
-use crate::gpu::plan::fp4::Fp4Plan;
+use crate::gpu::plan::product::ProductPlan;
 use crate::gpu::runtime::kernels::Kernels;
 
 /// How products apply the factor of their sums.
@@ -20,26 +20,26 @@ const FACTOR: Argument<ApplyGlobal> = Argument(ApplyGlobal::Multiplier);
 /// parameters of the kernels that read them.
 pub(in crate::gpu) type Fp4Operand = ([u64; 3], Fp4Params);
 
-/// Enqueues the kernels of a product. `operands` has the weights, with their own global scales; its
-/// activations are ignored. `workspace` has the addresses of semaphores, of a slot per matrix for
-/// the factors, and of memory.
+/// Enqueues the kernels of a product: `decode`, or the one that packs, and the product's.
+/// `operands` has the weights, with their own global scales; its activations are ignored. The last
+/// addresses are of semaphores, of a slot per matrix for the factors, of decoded activations, and
+/// of the product's memory.
 ///
 /// # Safety
 /// Weights, activations and results satisfy the kernels' contracts for the shapes that `plan` and
 /// the activations' parameters were made for; a `routed` plan was made for its token tiles. The
-/// semaphores are zeros, as each launch leaves them. The memory has [`Fp4Plan::memory_bytes`]
-/// bytes, at a multiple of 16.
+/// semaphores are zeros, as each launch leaves them. There is room for decoded activations, and for
+/// [`ProductPlan::workspace_bytes`] bytes of memory, at multiples of 16.
 pub(in crate::gpu) unsafe fn product_fp4(
     kernels: &Kernels,
     stream: &Arc<CudaStream>,
-    plan: &Fp4Plan,
+    (planned, decode): (&ProductPlan, Option<KernelId>),
     ([codes, scales, activation_slots], params): Fp4Operand,
     operands: &Operands,
     routed: Routed,
-    [semaphores, factors, decoded]: [u64; 3],
+    [semaphores, factors, decoded, memory]: [u64; 4],
 ) -> Result<()> {
-    let Fp4Plan { product: planned, decode, decoded_bytes } = plan;
-    let (memory, weight_slots) = (decoded + decoded_bytes, operands.slot);
+    let weight_slots = operands.slot;
     let operands = Operands { slot: factors, apply: FACTOR, activations: decoded, ..*operands };
     let workspace = [semaphores, memory];
     // SAFETY: the arguments are each kernel's, in order, and point to locals that outlive the call.
@@ -47,7 +47,7 @@ pub(in crate::gpu) unsafe fn product_fp4(
     // workspace that follow each other, with the planned bytes. The next kernels read them after it
     // has ended. The caller guarantees the rest.
     unsafe {
-        if let Some(kernel) = *decode {
+        if let Some(kernel) = decode {
             let arguments = &mut [
                 argument(&codes),
                 argument(&scales),

@@ -39,7 +39,12 @@ pub(in crate::gpu) unsafe fn product_fp8(
     routed: Routed,
     workspace: [u64; 2],
 ) -> Result<()> {
-    let (launch, pack_params) = packing(kernels, plan).expect("products of FP8 pack activations");
+    let operands = Operands { activations: 0, ..*operands };
+    let Some((launch, pack_params)) = packing(kernels, plan) else {
+        // Weights without columns.
+        // SAFETY: the kernel reads no activations. The caller guarantees the rest.
+        return unsafe { multiply(kernels, stream, plan, &operands, routed, workspace) };
+    };
     let [_, packed] = workspace;
     let Fp8Operand { codes, scales, token_scales, quantized_just_before } = activations;
     let (token_scales, quantized_just_before) = (token_scales as u32, u32::from(quantized_just_before));
@@ -53,7 +58,6 @@ pub(in crate::gpu) unsafe fn product_fp8(
         argument(&token_scales),
         argument(&quantized_just_before),
     ];
-    let operands = Operands { activations: 0, ..*operands };
     // SAFETY: the arguments are each kernel's, in order, and point to locals that outlive the call.
     // The first kernel writes packed activations to the workspace, and the second waits for it. A
     // kernel that quantizes starts when all earlier work has ended. The caller guarantees the rest.

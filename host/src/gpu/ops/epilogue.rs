@@ -75,12 +75,13 @@ impl<'a, T: Element, O: Element> DeviceEpilogue<'a, T, O> {
         Ok(results)
     }
 
-    /// The kernels' arguments, and guards of the operands.
+    /// The arguments of kernels that multiply in a dtype, and guards of the operands.
     ///
     /// The work on `stream` is enqueued before the guards are dropped.
     pub(in crate::gpu) fn read(
         &self,
         stream: &'a CudaStream,
+        multiplied: Dtype,
     ) -> Result<(Steps, [Option<SyncOnDrop<'a>>; 2])> {
         let mut steps = 0;
         let (mut bias, mut reading_bias) = (0, None);
@@ -88,6 +89,7 @@ impl<'a, T: Element, O: Element> DeviceEpilogue<'a, T, O> {
             let (address, guard) = view.read(stream, "the bias", 1)?;
             (bias, reading_bias) = (address, Some(guard));
             steps |= Epilogue::BIAS;
+            steps |= other_dtype(T::DTYPE, multiplied, [Epilogue::F32_BIAS, Epilogue::F16_BIAS]);
         }
         let (mut residual, mut reading_residual) = (0, None);
         if let Some(view) = self.residual {
@@ -98,10 +100,18 @@ impl<'a, T: Element, O: Element> DeviceEpilogue<'a, T, O> {
         if self.gate.is_some() {
             steps |= Epilogue::GATED;
         }
-        if O::DTYPE == Dtype::F32 {
-            steps |= Epilogue::F32_RESULTS;
-        }
+        steps |= other_dtype(O::DTYPE, multiplied, [Epilogue::F32_RESULTS, Epilogue::F16_RESULTS]);
         let epilogue = Argument(Epilogue { steps, gate: self.gate.unwrap_or(Gate::SILU) });
         Ok((Steps { bias, residual, epilogue }, [reading_bias, reading_residual]))
+    }
+}
+
+/// The step for values of a dtype that kernels do not multiply in: one for f32 and one for f16.
+/// Kernels that multiply in f16 have no values in bf16.
+fn other_dtype(dtype: Dtype, multiplied: Dtype, [of_f32, of_f16]: [u32; 2]) -> u32 {
+    match dtype {
+        _ if dtype == multiplied => 0,
+        Dtype::F32 => of_f32,
+        _ => of_f16,
     }
 }

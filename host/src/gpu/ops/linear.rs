@@ -1,48 +1,120 @@
 //! Products of 4-bit weights and activations on a GPU: plan once, then run.
 
 use std::fmt;
+use std::marker::PhantomData;
 use std::sync::Arc;
 
-use cudarc::driver::CudaStream;
+use microscale_formats::nvfp4::Direction;
+use microscale_kernels_abi::gemm::TOKEN_LIMIT;
 use microscale_kernels_abi::{GemmConfig, KernelId};
 
 use crate::element::Dtype;
-use crate::error::Result;
-use crate::gemv::{Activation, ProductOf, check_multiplied, check_weights, check_weights_shape};
+#[cfg(doc)]
+use crate::error::OperandFault;
+use crate::error::{ActivationFault, Error, Result};
+use crate::fp8::Fp8Options;
+use crate::gemv::{Activation, ProductOf, check_weights_shape};
 use crate::gpu::handle::Gpu;
 use crate::gpu::launch;
-use crate::gpu::launch::arguments::{Operands, Routed, Steps, apply_global};
-use crate::gpu::memory::tensor::DeviceTensor;
+use crate::gpu::launch::arguments::limited;
+use crate::gpu::memory::experts_view::DeviceExpertsView;
 use crate::gpu::memory::tensor_view::DeviceTensorView;
-use crate::gpu::memory::view::{DeviceView, DeviceViewMut};
-use crate::gpu::memory::workspace::{GemmWorkspace, GemmWorkspaceMut, SEMAPHORE_BYTES};
 use crate::gpu::ops::epilogue::DeviceEpilogue;
-use crate::gpu::plan::linear::{LinearPlan, most_workspace_bytes, multiplied};
-use crate::gpu::plan::request::Request;
-use crate::gpu::runtime::driver::doing;
-use crate::shape::{QuantizedShape, Shape};
-use crate::view::QuantizedView;
+use crate::gpu::ops::linear_workspaces::with_semaphores;
+use crate::gpu::plan::linear::multiplied;
+use crate::gpu::plan::planned::{Kind, PlanKey, Planned};
+use crate::gpu::plan::{fp4, fp8, linear};
+use crate::shape::QuantizedShape;
+
+/// A product of activations that are values in f32, f16 or bf16: the usual kind of a [`Linear`].
+#[derive(Clone, Copy, Debug)]
+pub struct Values;
+
+/// A product of activations in the format of the weights, NVFP4 or MXFP4: a kind of a [`Linear`].
+#[derive(Clone, Copy, Debug)]
+pub struct Fp4;
+
+/// A product of activations in FP8 (E4M3): a kind of a [`Linear`].
+#[derive(Clone, Copy, Debug)]
+pub struct Fp8;
 
 /// A product of weights and activations to plan: `out[n, m] = Σₖ weights[m, k] · activations[n,
 /// k]`, and the epilogue.
 ///
-/// Made by [`Gpu::linear`]. `T` is the dtype of the activations, `O` the dtype of the results.
-/// Weights are `[M, K]` in NVFP4 or MXFP4 with linear scales.
+/// Made by [`Gpu::linear`] and the functions next to it. Weights are `[M, K]` in NVFP4 or MXFP4
+/// with linear scales. `T` is the dtype of values and of the epilogue's bias, `O` the dtype of the
+/// results. `K` is the kind of activations, [`Values`], [`Fp4`] or [`Fp8`]. `W` is the type of the
+/// weights: a view of experts' weights makes it a [`LinearExperts`].
 #[derive(Clone, Copy)]
-pub struct Linear<'a, T, O> {
-    gpu: &'a Gpu,
-    weights: DeviceTensorView<'a>,
-    epilogue: DeviceEpilogue<'a, T, O>,
-    gemv_only: bool,
+pub struct Linear<'a, T, O, K = Values, W = DeviceTensorView<'a>> {
+    pub(super) gpu: &'a Gpu,
+    pub(super) weights: Weights<'a>,
+    pub(super) epilogue: DeviceEpilogue<'a, T, O>,
+    pub(super) options: Options,
     given: Option<GemmConfig>,
+    kind: PhantomData<(K, W)>,
 }
 
-/// Shows the shape and the steps of the epilogue.
-impl<T, O> fmt::Debug for Linear<'_, T, O> {
+/// A product of rows of activations and their experts' weights to plan: for each sorted pair of a
+/// routing, `out[row, m] = Σₖ weights[expert, m, k] · activations[row, k]`, followed by the
+/// epilogue.
+///
+/// Made by [`Gpu::linear_experts`] and the functions next to it.
+/// [`ExpertRows`](crate::ExpertRows) says which rows belong to a pair.
+pub type LinearExperts<'a, T, O, K = Values> = Linear<'a, T, O, K, DeviceExpertsView<'a>>;
+
+/// The weights of a product.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Weights<'a> {
+    One(DeviceTensorView<'a>),
+    Experts(DeviceExpertsView<'a>),
+}
+
+impl Weights<'_> {
+    /// The shape of the matrix, or of each expert's.
+    pub(super) fn shape(&self) -> QuantizedShape {
+        match self {
+            Self::One(weights) => weights.shape(),
+            Self::Experts(experts) => experts.shape(),
+        }
+    }
+
+    /// The number of experts; `None` for one matrix.
+    pub(super) fn experts(&self) -> Option<usize> {
+        match self {
+            Self::One(_) => None,
+            Self::Experts(experts) => Some(experts.count()),
+        }
+    }
+
+    /// The number of matrices.
+    pub(super) fn count(&self) -> usize {
+        self.experts().unwrap_or(1)
+    }
+
+    /// The direction of the global scales.
+    pub(super) fn direction(&self) -> Option<Direction> {
+        match self {
+            Self::One(weights) => weights.direction(),
+            Self::Experts(experts) => experts.direction(),
+        }
+    }
+}
+
+/// The kind of activations, with its options.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Options {
+    Values { gemv_only: bool },
+    Fp4 { alpha: f32 },
+    Fp8(Fp8Options),
+}
+
+/// Shows the shape, the options and the steps of the epilogue.
+impl<T, O, K, W> fmt::Debug for Linear<'_, T, O, K, W> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut linear = f.debug_struct("Linear");
-        linear.field("weights", &self.weights.shape()).field("epilogue", &self.epilogue);
-        linear.finish_non_exhaustive()
+        linear.field("experts", &self.weights.experts()).field("weights", &self.weights.shape());
+        linear.field("options", &self.options).field("epilogue", &self.epilogue).finish_non_exhaustive()
     }
 }
 
@@ -50,27 +122,25 @@ impl<T, O> fmt::Debug for Linear<'_, T, O> {
 ///
 /// Plans are cached by shape, tokens and dtype: making one again, and running it, allocates nothing
 /// on the host or the GPU.
-pub struct Plan<'a, T, O> {
-    linear: Linear<'a, T, O>,
-    tokens: usize,
-    aligned: Arc<LinearPlan>,
-    workspace_bytes: u64,
+pub struct Plan<'a, T, O, K = Values, W = DeviceTensorView<'a>> {
+    pub(super) linear: Linear<'a, T, O, K, W>,
+    /// Tokens, or pairs of a token and an expert.
+    pub(super) rows: usize,
+    /// For values that start on 16 bytes; `None` if there is nothing to multiply.
+    pub(super) planned: Option<Arc<Planned>>,
+    pub(super) memory_bytes: u64,
 }
+
+/// The kernels of a product with experts' weights for a number of pairs, with its workspace.
+pub type ExpertsPlan<'a, T, O, K = Values> = Plan<'a, T, O, K, DeviceExpertsView<'a>>;
 
 /// Shows the configuration and the bytes of workspace.
-impl<T, O> fmt::Debug for Plan<'_, T, O> {
+impl<T, O, K, W> fmt::Debug for Plan<'_, T, O, K, W> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let config = self.aligned.product.map(|product| product.config);
         let mut plan = f.debug_struct("Plan");
-        plan.field("tokens", &self.tokens).field("config", &config.map(|config| config.to_string()));
-        plan.field("workspace_bytes", &self.workspace_bytes).finish_non_exhaustive()
+        plan.field("rows", &self.rows).field("config", &self.config().map(|config| config.to_string()));
+        plan.field("workspace_bytes", &self.workspace_bytes()).finish_non_exhaustive()
     }
-}
-
-/// Bytes of a workspace with its semaphores; 0 if there is none.
-pub(in crate::gpu) fn with_semaphores(bytes: u64) -> usize {
-    let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
-    if bytes == 0 { 0 } else { bytes.saturating_add(SEMAPHORE_BYTES) }
 }
 
 impl Gpu {
@@ -98,105 +168,154 @@ impl Gpu {
         &'a self,
         weights: impl Into<DeviceTensorView<'a>>,
     ) -> Linear<'a, T, O> {
-        let epilogue = DeviceEpilogue::default();
-        Linear { gpu: self, weights: weights.into(), epilogue, gemv_only: false, given: None }
+        Linear::new(self, Weights::One(weights.into()), Options::Values { gemv_only: false })
     }
 
-    /// Bytes of a workspace that serves products of weights of a shape with any number of tokens up
-    /// to `tokens`, whose activations have a dtype; 0 if they need none, as up to eight tokens in
-    /// 16 bits. One for f32 serves the others too.
+    /// A product with weights in device memory, `[M, K]`, and activations in the same format, to
+    /// plan for a number of tokens.
     ///
-    /// # Errors
-    /// [`crate::OperandFault::Limit`] for more tokens than a GPU multiplies.
-    pub fn gemm_workspace_bytes(
-        &self,
-        weights: QuantizedShape,
-        tokens: usize,
-        activations: Dtype,
-    ) -> Result<usize> {
-        let bytes = most_workspace_bytes(&self.kernels, weights, tokens, activations)?;
-        Ok(with_semaphores(bytes))
+    /// Blackwell GPUs multiply codes and scales as they are stored (`tcgen05` on compute capability
+    /// 10.0, `mma.sync` with block scales on 12.0). There, K must be a multiple of 64 in NVFP4.
+    /// Other GPUs, and other K, decode the activations to bf16, or NVFP4 to f16 if `T` is f16, and
+    /// multiply as [`Self::linear`] does. Decoding is exact.
+    ///
+    /// ```no_run
+    /// # use half::bf16;
+    /// # use microscale::Result;
+    /// # use microscale::gpu::cudarc::driver::CudaSlice;
+    /// # use microscale::gpu::{DeviceTensor, GemmWorkspace, Gpu};
+    /// # fn forward(
+    /// #     gpu: &Gpu,
+    /// #     weights: &DeviceTensor,
+    /// #     x: &DeviceTensor,
+    /// #     y: &mut CudaSlice<bf16>,
+    /// # ) -> Result<()> {
+    /// let stream = gpu.stream();
+    /// let plan = gpu.linear_fp4::<bf16, bf16>(weights).alpha(0.5).plan(x.shape().rows)?;
+    /// let mut workspace = GemmWorkspace::new(stream, plan.workspace_bytes())?;
+    /// plan.run(stream, x, &mut workspace, y)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn linear_fp4<'a, T: Activation, O: ProductOf<T>>(
+        &'a self,
+        weights: impl Into<DeviceTensorView<'a>>,
+    ) -> Linear<'a, T, O, Fp4> {
+        Linear::new(self, Weights::One(weights.into()), Options::Fp4 { alpha: 1.0 })
     }
 
-    /// Makes a workspace of [`Self::gemm_workspace_bytes`].
+    /// A product with weights in device memory, `[M, K]` in MXFP4 or NVFP4, and activations in FP8
+    /// (E4M3), to plan for a number of tokens.
     ///
-    /// # Errors
-    /// The errors of [`Self::gemm_workspace_bytes`], and [`crate::Error::Gpu`] when memory is
-    /// short.
-    pub fn gemm_workspace(
-        &self,
-        stream: &Arc<CudaStream>,
-        weights: QuantizedShape,
-        tokens: usize,
-        activations: Dtype,
-    ) -> Result<GemmWorkspace> {
-        GemmWorkspace::new(stream, self.gemm_workspace_bytes(weights, tokens, activations)?)
+    /// `T` is f16 or bf16. Needs a GPU of compute capability 9.0, whose tensor cores multiply FP8
+    /// at twice the rate of bf16. [`microscale_formats::fp8_dot`] defines the results. MXFP4
+    /// weights lose nothing. NVFP4 weights are rounded, which [`Fp8Options::round_weights`] must
+    /// allow.
+    ///
+    /// ```no_run
+    /// # use half::bf16;
+    /// # use microscale::Result;
+    /// # use microscale::gpu::cudarc::driver::CudaSlice;
+    /// # use microscale::gpu::{DeviceTensor, Fp8Activations, GemmWorkspace, Gpu};
+    /// # fn forward(
+    /// #     gpu: &Gpu,
+    /// #     weights: &DeviceTensor,
+    /// #     x: &CudaSlice<bf16>,
+    /// #     y: &mut CudaSlice<bf16>,
+    /// #     tokens: usize,
+    /// # ) -> Result<()> {
+    /// let stream = gpu.stream();
+    /// let plan = gpu.linear_fp8::<bf16, bf16>(weights).plan(tokens)?;
+    /// let mut workspace = GemmWorkspace::new(stream, plan.workspace_bytes())?;
+    /// plan.run(stream, Fp8Activations::Values(x.into()), &mut workspace, y)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn linear_fp8<'a, T: Activation, O: ProductOf<T>>(
+        &'a self,
+        weights: impl Into<DeviceTensorView<'a>>,
+    ) -> Linear<'a, T, O, Fp8> {
+        Linear::new(self, Weights::One(weights.into()), Options::Fp8(Fp8Options::default()))
     }
 
-    /// Multiplies host memory: copies the operands over, multiplies, copies the results back, and
-    /// waits. `activations` is `[N, K]` for N tokens, `out` `[N, M]`.
-    ///
-    /// Weights are copied by every call. To copy them once, use
-    /// [`Device::load_weights`](crate::Device::load_weights), or [`Self::linear`] with a
-    /// [`DeviceTensor`].
-    ///
-    /// # Errors
-    /// The errors of [`Plan::run`].
-    pub fn gemm_weights<'a, T: Activation>(
-        &self,
-        weights: impl Into<QuantizedView<'a>>,
-        activations: &[T],
-        tokens: usize,
-        out: &mut [T],
-    ) -> Result<()> {
-        let weights = weights.into();
-        check_weights(weights.shape(), activations.len(), tokens, out.len())?;
-        if Shape::new(tokens, weights.rows()).is_empty() {
-            return Ok(());
-        }
-        self.gemm_on_host(&DeviceTensor::from_host(&self.stream, weights)?, activations, tokens, out)
+    /// A product with experts' weights in device memory, `[experts, M, K]`, to plan for a number of
+    /// pairs.
+    pub fn linear_experts<'a, T: Activation, O: ProductOf<T>>(
+        &'a self,
+        experts: impl Into<DeviceExpertsView<'a>>,
+    ) -> LinearExperts<'a, T, O> {
+        Linear::new(self, Weights::Experts(experts.into()), Options::Values { gemv_only: false })
     }
 
-    /// [`Self::gemm_weights`] with weights in device memory.
-    pub(crate) fn gemm_on_host<T: Activation>(
-        &self,
-        weights: &DeviceTensor,
-        activations: &[T],
-        tokens: usize,
-        out: &mut [T],
-    ) -> Result<()> {
-        let shape = weights.shape();
-        let rows = check_weights(shape, activations.len(), tokens, out.len())?;
-        let results = Shape::new(tokens, rows).elements();
-        if results == 0 {
-            return Ok(());
-        }
-        // There are no empty buffers.
-        let nothing = [T::default()];
-        let activations = if shape.cols == 0 { &nothing } else { &activations[..tokens * shape.cols] };
-        let activations =
-            self.stream.clone_htod(activations).map_err(doing("copying the activations over"))?;
-        let mut there = self.stream.alloc_zeros::<T>(results).map_err(doing("allocating the output"))?;
-        let plan = self.linear::<T, T>(weights).plan(tokens)?;
-        let mut workspace = GemmWorkspace::new(&self.stream, plan.workspace_bytes())?;
-        plan.run(&self.stream, &activations, &mut workspace, &mut there)?;
-        self.stream.memcpy_dtoh(&there, &mut out[..results]).map_err(doing("copying the output back"))
+    /// A product with experts' weights in device memory, `[experts, M, K]`, and activations in the
+    /// same format, NVFP4 or MXFP4, to plan for a number of pairs.
+    ///
+    /// Rows are routed as for [`Self::linear_experts`], and multiplied as by [`Self::linear_fp4`].
+    /// Blackwell GPUs multiply codes and scales as they are stored if each expert's scales
+    /// start on 4 bytes. Other GPUs, and other experts, decode the activations.
+    ///
+    /// A batched product, `[batch, N, K]` times `[batch, M, K]`, has an expert per matrix: route
+    /// `batch * N` pairs with a `top_k` of 1, the first N to expert 0, and run it with
+    /// [`ExpertRows::Sorted`].
+    pub fn linear_experts_fp4<'a, T: Activation, O: ProductOf<T>>(
+        &'a self,
+        experts: impl Into<DeviceExpertsView<'a>>,
+    ) -> LinearExperts<'a, T, O, Fp4> {
+        Linear::new(self, Weights::Experts(experts.into()), Options::Fp4 { alpha: 1.0 })
+    }
+
+    /// A product with experts' weights in device memory, `[experts, M, K]` in MXFP4 or NVFP4, and
+    /// activations in FP8 (E4M3), to plan for a number of pairs.
+    ///
+    /// Rows are routed as for [`Self::linear_experts`]. Needs a GPU of compute capability 9.0, like
+    /// [`Self::linear_fp8`].
+    pub fn linear_experts_fp8<'a, T: Activation, O: ProductOf<T>>(
+        &'a self,
+        experts: impl Into<DeviceExpertsView<'a>>,
+    ) -> LinearExperts<'a, T, O, Fp8> {
+        Linear::new(self, Weights::Experts(experts.into()), Options::Fp8(Fp8Options::default()))
     }
 }
 
 impl<'a, T: Activation, O: ProductOf<T>> Linear<'a, T, O> {
-    /// The product followed by a bias, a gate and a residual, in this order, by the same kernels,
-    /// before the only rounding. With a gate, `out` is `[N, M / 2]`.
-    #[must_use]
-    pub fn epilogue(self, epilogue: DeviceEpilogue<'a, T, O>) -> Self {
-        Self { epilogue, ..self }
-    }
-
     /// Only kernels that need no workspace: the GEMV's, up to 32 tokens at a time. Activations in
     /// f32 have none.
     #[must_use]
     pub fn without_workspace(self) -> Self {
-        Self { gemv_only: true, ..self }
+        Self { options: Options::Values { gemv_only: true }, ..self }
+    }
+}
+
+impl<'a, T: Activation, O: ProductOf<T>, W> Linear<'a, T, O, Fp4, W> {
+    /// Multiplies the sums by a number, before the epilogue.
+    #[must_use]
+    pub fn alpha(self, alpha: f32) -> Self {
+        Self { options: Options::Fp4 { alpha }, ..self }
+    }
+}
+
+impl<'a, T: Activation, O: ProductOf<T>, W> Linear<'a, T, O, Fp8, W> {
+    /// How activations are scaled, and whether NVFP4 weights may be rounded.
+    #[must_use]
+    pub fn options(self, options: Fp8Options) -> Self {
+        Self { options: Options::Fp8(options), ..self }
+    }
+}
+
+impl<'a, T: Activation, O: ProductOf<T>, K, W> Linear<'a, T, O, K, W> {
+    fn new(gpu: &'a Gpu, weights: Weights<'a>, options: Options) -> Self {
+        let epilogue = DeviceEpilogue::default();
+        Self { gpu, weights, epilogue, options, given: None, kind: PhantomData }
+    }
+
+    /// The product followed by a bias, `[M]` or `[experts, M]`, a gate and a residual, which lies
+    /// as the results do, in this order, by the same kernels, before the only rounding.
+    ///
+    /// With a gate, `out` is `[N, M / 2]`: rows of gate and up take turns
+    /// ([`interleave_rows`](crate::interleave_rows)).
+    #[must_use]
+    pub fn epilogue(self, epilogue: DeviceEpilogue<'a, T, O>) -> Self {
+        Self { epilogue, ..self }
     }
 
     /// The product by a given configuration, for tests and measurements. Its formats and dtype are
@@ -207,128 +326,91 @@ impl<'a, T: Activation, O: ProductOf<T>> Linear<'a, T, O> {
         Self { given: Some(config), ..self }
     }
 
-    /// Plans the product of `tokens` tokens, and compiles its kernels, or returns the plan that was
-    /// made before. Kernels for activations that do not start on 16 bytes are compiled when they
-    /// are first used. Measured times of the GPU decide which kernels are used (`docs/kernels.md`).
+    /// Plans the product of `rows` tokens, or pairs of a token and an expert, and compiles its
+    /// kernels, or returns the plan that was made before. Kernels for values that do not start on
+    /// 16 bytes are compiled when they are first used. Measured times of the GPU decide which
+    /// kernels are used (`docs/kernels.md`). How many rows each expert has is decided on the GPU.
     ///
     /// # Errors
-    /// [`crate::OperandFault::Weights`] and [`crate::OperandFault::Layout`] for weights that are
-    /// not multiplied, [`crate::OperandFault::Limit`] beyond the kernels' limits,
-    /// [`crate::OperandFault::Gate`] for an odd number of rows under a gate, errors about the
-    /// lengths of the epilogue's operands, and [`crate::Error::Gpu`].
-    pub fn plan(self, tokens: usize) -> Result<Plan<'a, T, O>> {
-        check_weights_shape(self.weights.shape())?;
-        self.epilogue.check(self.weights.rows(), 1, tokens)?;
-        let aligned = self.planned(tokens, true)?;
-        self.gpu.kernels.ready_all(aligned.kernels())?;
-        let mut workspace_bytes = aligned.workspace_bytes();
-        if self.given.is_none() {
-            // Activations that do not start on 16 bytes may get other kernels.
-            workspace_bytes = workspace_bytes.max(self.planned(tokens, false)?.workspace_bytes());
+    /// [`OperandFault::Weights`] and [`OperandFault::Layout`] for weights that are not multiplied,
+    /// [`OperandFault::Limit`] beyond the kernels' limits, [`OperandFault::Gate`] for an odd number
+    /// of rows under a gate, errors about the lengths of the epilogue's operands, and
+    /// [`Error::Gpu`].
+    ///
+    /// For FP8 also [`OperandFault::NoFp8`] on other GPUs than of compute capability 9.0,
+    /// [`ActivationFault::Dtype`] for values in f32, [`OperandFault::RoundedWeights`] for NVFP4
+    /// weights without [`Fp8Options::round_weights`], [`Error::NoKernel`] for NVFP4 if K is not a
+    /// multiple of 64, and [`OperandFault::Fp8Experts`] for experts whose scales do not start on 4
+    /// bytes.
+    pub fn plan(self, rows: usize) -> Result<Plan<'a, T, O, K, W>> {
+        let shape = self.weights.shape();
+        match self.options {
+            Options::Fp8(_) if T::DTYPE == Dtype::F32 => {
+                return Err(Error::Activations(ActivationFault::Dtype));
+            }
+            Options::Fp8(options) => options.check_weights(shape)?,
+            Options::Values { .. } | Options::Fp4 { .. } => check_weights_shape(shape)?,
         }
-        Ok(Plan { linear: self, tokens, aligned, workspace_bytes })
+        match self.weights {
+            Weights::One(_) => limited("rows of activations", rows, TOKEN_LIMIT)?,
+            Weights::Experts(_) => limited("pairs of a token and an expert", rows, launch::PAIR_LIMIT)?,
+        }
+        self.epilogue.check(shape.rows, self.weights.count(), rows)?;
+        if self.key(rows, true).is_empty() {
+            return Ok(Plan { linear: self, rows, planned: None, memory_bytes: 0 });
+        }
+        let planned = self.planned(rows, true)?;
+        self.gpu.kernels.ready_all(planned.kernels())?;
+        let mut memory_bytes = planned.workspace_bytes();
+        // Values that do not start on 16 bytes may get other kernels. A given configuration for one
+        // matrix has no others.
+        if self.given.is_none() || self.weights.experts().is_some() {
+            memory_bytes = memory_bytes.max(self.planned(rows, false)?.workspace_bytes());
+        }
+        Ok(Plan { linear: self, rows, planned: Some(planned), memory_bytes })
     }
 
-    /// The plan for activations that start on 16 bytes or not.
-    fn planned(&self, tokens: usize, aligned: bool) -> Result<Arc<LinearPlan>> {
-        let Self { gpu, weights, gemv_only, given, .. } = self;
-        let key = Request {
-            weights: weights.shape(),
-            tokens,
-            activations: T::DTYPE,
-            aligned: aligned || multiplied(T::DTYPE).0 > 1,
-            gemv_only: *gemv_only,
+    /// The key of the plan, for values that start on 16 bytes or not.
+    fn key(&self, rows: usize, aligned: bool) -> PlanKey {
+        let (kind, aligned) = match self.options {
+            // Parts of f32 start on 16 bytes.
+            Options::Values { gemv_only } => {
+                (Kind::Values { gemv_only }, aligned || multiplied(T::DTYPE).0 > 1)
+            }
+            Options::Fp4 { .. } => (Kind::Fp4, true),
+            Options::Fp8(Fp8Options { per_group, .. }) => (Kind::Fp8 { per_group }, true),
         };
-        if given.is_some() {
-            return LinearPlan::new(&gpu.kernels, key, *given).map(Arc::new);
-        }
-        gpu.plans.linear.get(key, || LinearPlan::new(&gpu.kernels, key, None))
+        let (weights, experts) = (self.weights.shape(), self.weights.experts());
+        PlanKey { kind, weights, experts, rows, dtype: T::DTYPE, aligned }
+    }
+
+    /// The plan for values that start on 16 bytes or not.
+    pub(super) fn planned(&self, rows: usize, aligned: bool) -> Result<Arc<Planned>> {
+        let key = self.key(rows, aligned);
+        let (kernels, given) = (&self.gpu.kernels, self.given);
+        let make = || match key.kind {
+            Kind::Values { gemv_only } => linear::plan(kernels, key, gemv_only, given),
+            Kind::Fp4 => fp4::plan(kernels, key, given),
+            Kind::Fp8 { per_group } => fp8::plan(kernels, key, per_group, given),
+        };
+        if given.is_some() { make().map(Arc::new) } else { self.gpu.plans.get(key, make) }
     }
 }
 
-impl<T: Activation, O: ProductOf<T>> Plan<'_, T, O> {
-    /// Bytes of workspace for [`Self::run`]; 0 if it needs none.
+impl<T, O, K, W> Plan<'_, T, O, K, W> {
+    /// Bytes of workspace for `run`; 0 if it needs none.
     pub fn workspace_bytes(&self) -> usize {
-        with_semaphores(self.workspace_bytes)
+        with_semaphores(self.memory_bytes)
     }
 
-    /// The kernels for activations that start on 16 bytes, in the order of their launches.
+    /// The kernels for values that start on 16 bytes, in the order of their launches, but for the
+    /// one that quantizes values to FP8.
     pub fn kernels(&self) -> impl Iterator<Item = KernelId> {
-        self.aligned.kernels()
+        self.planned.iter().flat_map(|planned| planned.kernels())
     }
 
-    /// The configuration for activations that start on 16 bytes; `None` if there is nothing to
-    /// multiply.
+    /// The configuration for values that start on 16 bytes; `None` if there is nothing to multiply.
     pub fn config(&self) -> Option<GemmConfig> {
-        self.aligned.product.map(|product| product.config)
-    }
-
-    /// Enqueues the kernels and returns. Does not wait, and allocates nothing. The same operands
-    /// give the same bits each time, on the same GPU.
-    ///
-    /// `activations` is `[N, K]` and `out` `[N, M]`, without gaps. Tensor cores add the products:
-    /// [`microscale_formats::weights`] says how far results may be from the exact sum. Activations
-    /// in f32 are not rounded: each is multiplied as three in bf16, whose sum it is, except for
-    /// bits below 2^−133.
-    ///
-    /// Rows that are not a multiple of 32 columns, and MXFP4 scales that leave the activations'
-    /// dtype no room for the products, take the reference, more slowly; its last bits are the
-    /// CPU's.
-    ///
-    /// # Errors
-    /// [`crate::OperandFault::Workspace`] if there are fewer bytes than [`Self::workspace_bytes`],
-    /// errors about lengths, [`crate::Error::Alignment`], [`crate::Error::OtherContext`] and
-    /// [`crate::Error::Gpu`].
-    pub fn run<'x, 's, 'o>(
-        &self,
-        stream: &Arc<CudaStream>,
-        activations: impl Into<DeviceView<'x, T>>,
-        workspace: impl Into<GemmWorkspaceMut<'s>>,
-        out: impl Into<DeviceViewMut<'o, O>>,
-    ) -> Result<()> {
-        let Linear { gpu, weights, epilogue, .. } = self.linear;
-        let (activations, mut workspace, mut out) = (activations.into(), workspace.into(), out.into());
-        let (shape, tokens, kernels) = (weights.shape(), self.tokens, &gpu.kernels);
-        check_multiplied(shape, activations.len(), tokens)?;
-        let results = epilogue.check(shape.rows, 1, tokens)?;
-        Shape::new(tokens, results).check("the output", out.len())?;
-        if shape.rows == 0 || tokens == 0 {
-            return Ok(());
-        }
-        let (activations, _activations_read) = activations.read(stream, "the activations", 1)?;
-        let ([codes, scales, slot], _weights_read) = weights.read(stream)?;
-        let (out, _written) = out.write(stream, "the output", 1)?;
-        let (steps, _steps_read) = epilogue.read(stream)?;
-        let other;
-        let plan = if activations.is_multiple_of(16) {
-            &self.aligned
-        } else {
-            other = self.linear.planned(tokens, false)?;
-            &other
-        };
-        let Some(product) = &plan.product else { return Ok(()) };
-        let ([semaphores, memory], _used) = workspace.write(stream, self.workspace_bytes)?;
-        let apply = apply_global(weights);
-        let operands = Operands { codes, scales, slot, activations, out, apply, steps };
-        let routed = Routed::default();
-        let Some([parts_bytes, sums_bytes]) = plan.parts else {
-            // SAFETY: layout and lengths were checked above, and the plan is for this shape, dtype
-            // and alignment. The borrows keep the buffers from overlapping, until the launches are
-            // enqueued.
-            return unsafe {
-                launch::product(kernels, stream, product, &operands, routed, [semaphores, memory])
-            };
-        };
-        let [parts, sums] = [memory, memory + parts_bytes];
-        let products = Operands { activations: parts, out: sums, steps: Steps::SUMS, ..operands };
-        // SAFETY: as for the product without parts. Parts, their products and the workspace of the
-        // product follow each other, with the planned bytes, and each kernel reads the output of
-        // the one before has written.
-        unsafe {
-            launch::split(kernels, stream, activations, parts, routed, [tokens, shape.cols])?;
-            let memory = [semaphores, sums + sums_bytes];
-            launch::product(kernels, stream, product, &products, routed, memory)?;
-            launch::merge(kernels, stream, sums, out, steps, routed, [tokens, shape.rows])
-        }
+        self.planned.as_ref().map(|planned| planned.product.config)
     }
 }

@@ -7,8 +7,10 @@ use crate::element::Element;
 #[cfg(doc)]
 use crate::error::Error;
 use crate::error::Result;
+use crate::gemv::{Activation, check_weights};
 use crate::gpu::handle::Gpu;
 use crate::gpu::memory::tensor::DeviceTensor;
+use crate::gpu::memory::workspace::GemmWorkspace;
 use crate::gpu::ops::loaded::LoadedOnGpu;
 use crate::gpu::runtime::driver::doing;
 use crate::loss::ErrorStats;
@@ -100,5 +102,55 @@ impl Gpu {
         let mut target = DeviceTensor::zeros(&self.stream, tensor.shape().with_scale_layout(layout))?;
         self.convert_layout_on(&self.stream, &source, &mut target)?;
         target.to_host(&self.stream)
+    }
+
+    /// Multiplies host memory: copies the operands over, multiplies, copies the results back, and
+    /// waits. `activations` is `[N, K]` for N tokens, `out` `[N, M]`.
+    ///
+    /// Weights are copied by every call. To copy them once, use
+    /// [`Device::load_weights`](crate::Device::load_weights), or [`Self::linear`] with a
+    /// [`DeviceTensor`].
+    ///
+    /// # Errors
+    /// The errors of [`Plan::run`](crate::gpu::Plan::run).
+    pub fn gemm_weights<'a, T: Activation>(
+        &self,
+        weights: impl Into<QuantizedView<'a>>,
+        activations: &[T],
+        tokens: usize,
+        out: &mut [T],
+    ) -> Result<()> {
+        let weights = weights.into();
+        check_weights(weights.shape(), activations.len(), tokens, out.len())?;
+        if Shape::new(tokens, weights.rows()).is_empty() {
+            return Ok(());
+        }
+        self.gemm_on_host(&DeviceTensor::from_host(&self.stream, weights)?, activations, tokens, out)
+    }
+
+    /// [`Self::gemm_weights`] with weights in device memory.
+    pub(crate) fn gemm_on_host<T: Activation>(
+        &self,
+        weights: &DeviceTensor,
+        activations: &[T],
+        tokens: usize,
+        out: &mut [T],
+    ) -> Result<()> {
+        let shape = weights.shape();
+        let rows = check_weights(shape, activations.len(), tokens, out.len())?;
+        let results = Shape::new(tokens, rows).elements();
+        if results == 0 {
+            return Ok(());
+        }
+        // There are no empty buffers.
+        let nothing = [T::default()];
+        let activations = if shape.cols == 0 { &nothing } else { &activations[..tokens * shape.cols] };
+        let activations =
+            self.stream.clone_htod(activations).map_err(doing("copying the activations over"))?;
+        let mut there = self.stream.alloc_zeros::<T>(results).map_err(doing("allocating the output"))?;
+        let plan = self.linear::<T, T>(weights).plan(tokens)?;
+        let mut workspace = GemmWorkspace::new(&self.stream, plan.workspace_bytes())?;
+        plan.run(&self.stream, &activations, &mut workspace, &mut there)?;
+        self.stream.memcpy_dtoh(&there, &mut out[..results]).map_err(doing("copying the output back"))
     }
 }

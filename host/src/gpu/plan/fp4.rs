@@ -1,87 +1,53 @@
-//! The kernels of a product of FP4 weights and FP4 activations.
+//! The kernels of products of FP4 weights and FP4 activations.
 
+use microscale_kernels_abi::GemmConfig;
 use microscale_kernels_abi::gemm::fp4;
-use microscale_kernels_abi::{GemmConfig, GlobalSlot, KernelId};
 
 use crate::element::Dtype;
-use crate::error::{Error, OperandFault, Result};
-use crate::gpu::plan::choose::{choose, is_packable};
-use crate::gpu::plan::estimate::Estimator;
-use crate::gpu::plan::linear::most_workspace_bytes;
-use crate::gpu::plan::product::{ProductPlan, most_product_bytes};
-use crate::gpu::plan::request::Request;
+use crate::error::{Error, Result};
+use crate::gpu::plan::choose::{choose_for_mean_rows, is_packable};
+use crate::gpu::plan::linear::{most_workspace_bytes, of_16_bits};
+use crate::gpu::plan::planned::{Before, PlanKey, Planned, slot_bytes};
+use crate::gpu::plan::product::most_product_bytes;
 use crate::gpu::runtime::kernels::Kernels;
 use crate::shape::QuantizedShape;
 
-/// The kernels of a product: first, one packs or decodes activations.
-#[derive(Clone, Copy, Debug)]
-pub(in crate::gpu) struct Fp4Plan {
-    pub(in crate::gpu) product: ProductPlan,
-    /// Where tensor cores do not multiply FP4: the kernel that decodes activations to 16 bits.
-    pub(in crate::gpu) decode: Option<KernelId>,
-    /// Bytes of the decoded activations, a multiple of 16; 0 if there are none.
-    pub(in crate::gpu) decoded_bytes: u64,
+/// Plans a product in the dtype of the bias, if activations can be multiplied in it.
+///
+/// # Errors
+/// The errors of [`PlanKey::product`].
+pub(in crate::gpu) fn plan(kernels: &Kernels, key: PlanKey, given: Option<GemmConfig>) -> Result<Planned> {
+    let PlanKey { experts, rows, dtype: bias, .. } = key;
+    let format = key.weights.format;
+    let (decode, decoded) = fp4::decode(format, bias).ok_or(Error::NoKernel { format })?;
+    let key = PlanKey { weights: whole_blocks(key.weights), ..key };
+    // The dtype of the kernels of tensor cores that multiply FP4.
+    let dtype = if bias == Dtype::F32 { Dtype::Bf16 } else { bias };
+    let native = match given {
+        Some(config) => {
+            let config = GemmConfig { weights: format, activations: dtype, ..config };
+            Some(config).filter(|config| config.mainloop.takes_fp4())
+        }
+        None => {
+            let configs = GemmConfig::for_fp4(format, dtype).filter(|_| key.is_packable());
+            choose_for_mean_rows(kernels.facts(), configs, [experts.unwrap_or(1), rows])
+        }
+    };
+    let factors = factor_bytes(experts.unwrap_or(1));
+    if let Some(config) = native {
+        let (product, grid) = key.product(kernels, config, 1)?;
+        return Ok(Planned { product, grid, before: Before::Fp4 { decode: None, bytes: [factors, 0] } });
+    }
+    let key = PlanKey { dtype: decoded, ..key };
+    let (product, grid) = of_16_bits(kernels, key, 1, false, given)?;
+    // At most a row per pair.
+    let bytes = [factors, decoded_bytes(rows, key.weights)];
+    Ok(Planned { product, grid, before: Before::Fp4 { decode: Some(decode), bytes } })
 }
 
-/// Bytes of the factor of the sums, which come first in the workspace.
-pub(in crate::gpu) const FACTOR_BYTES: u64 = (size_of::<GlobalSlot>() as u64).next_multiple_of(16);
-
-impl Fp4Plan {
-    /// Plans a product of `tokens` tokens, at least one, and weights of at least one row, with bias
-    /// and residual in a dtype. `given` is a configuration for tests and measurements.
-    ///
-    /// # Errors
-    /// [`OperandFault::Fp4Dtype`], and the errors of [`ProductPlan::new`].
-    pub(in crate::gpu) fn new(
-        kernels: &Kernels,
-        weights: QuantizedShape,
-        tokens: usize,
-        dtype: Dtype,
-        given: Option<GemmConfig>,
-    ) -> Result<Self> {
-        let format = weights.format;
-        let weights = whole_blocks(weights);
-        let native = GemmConfig::for_fp4(format, dtype).filter(|config| {
-            is_packable(weights) && config.mainloop.traits().targets.contain(kernels.target())
-        });
-        // The smallest tile that has all tokens, or else the largest.
-        let native = native.min_by_key(|config| {
-            let fits = config.tile_n as usize >= tokens;
-            (!fits, if fits { config.tile_n } else { u32::MAX - config.tile_n })
-        });
-        let wanted = given.filter(|config| config.mainloop.takes_fp4());
-        let wanted = wanted.map(|config| GemmConfig { weights: format, activations: dtype, ..config });
-        if let Some(config) = wanted.or(native.filter(|_| given.is_none())) {
-            let product = ProductPlan::new(kernels, config, weights, tokens, true, None)?;
-            return Ok(Self { product, decode: None, decoded_bytes: 0 });
-        }
-        let fault = Error::Operands(OperandFault::Fp4Dtype { format, dtype });
-        let decode = fp4::decode(format, dtype).ok_or(fault)?;
-        let config = given.map(|config| GemmConfig { weights: format, activations: dtype, ..config });
-        let config = config.unwrap_or_else(|| {
-            let request = Request { weights, tokens, activations: dtype, aligned: true, gemv_only: false };
-            choose(Estimator::of_gpu(kernels.gpu_name()), kernels.facts(), request)
-        });
-        let product = ProductPlan::new(kernels, config, weights, tokens, true, None)?;
-        Ok(Self { product, decode: Some(decode), decoded_bytes: decoded_bytes(tokens, weights) })
-    }
-
-    /// Bytes of workspace, semaphores not counted: the factor, decoded activations, and the
-    /// product's workspace.
-    pub(in crate::gpu) fn workspace_bytes(&self) -> u64 {
-        FACTOR_BYTES.saturating_add(self.memory_bytes())
-    }
-
-    /// Bytes of the decoded activations and of the product's workspace.
-    pub(in crate::gpu) fn memory_bytes(&self) -> u64 {
-        self.decoded_bytes.saturating_add(self.product.workspace_bytes())
-    }
-
-    /// The kernels in the order of their launches.
-    pub(in crate::gpu) fn kernels(&self) -> impl Iterator<Item = KernelId> {
-        let [pack, multiply] = self.product.kernels();
-        [self.decode, pack, multiply].into_iter().flatten()
-    }
+/// Bytes of the factors of the sums, one per expert, a multiple of 16.
+pub(in crate::gpu) fn factor_bytes(experts: usize) -> u64 {
+    slot_bytes(experts).next_multiple_of(16)
 }
 
 /// Bytes of workspace, semaphores not counted, that serve any number of tokens up to `tokens`,
@@ -102,7 +68,7 @@ pub(in crate::gpu) fn most_fp4_workspace_bytes(
     let native = most_product_bytes(kernels, configs, weights, tokens)?;
     let decoded = most_workspace_bytes(kernels, weights, tokens, Dtype::Bf16)?;
     let most = native.max(decoded.saturating_add(decoded_bytes(tokens, weights)));
-    Ok(FACTOR_BYTES.saturating_add(most))
+    Ok(factor_bytes(1).saturating_add(most))
 }
 
 /// Bytes of decoded activations, a multiple of 16.

@@ -9,20 +9,16 @@
 //! | `request` | a product to plan, and its GPU |
 //! | `choose` | the configuration for a product: the least estimated time |
 //! | `product` | launch parameters of a configuration |
-//! | `linear` | the kernels of a product, and of one with f32 activations |
-//! | `experts` | the kernels of a product with experts' weights |
-//! | `fp4` | the kernels of a product of FP4 activations |
-//! | `fp4_experts` | the same with experts' weights |
-//! | `fp8` | the kernels of a product of FP8 activations |
+//! | `planned` | a product's key and its kernels, also with experts' weights |
+//! | `linear` | the kernels of products of values |
+//! | `fp4`, `fp8` | the kernels of products of FP4 and FP8 activations |
 //! | `cache` | plans that were made before |
 
 pub(in crate::gpu) mod cache;
 pub(in crate::gpu) mod choose;
 pub(in crate::gpu) mod cost;
 pub(in crate::gpu) mod estimate;
-pub(in crate::gpu) mod experts;
 pub(in crate::gpu) mod fp4;
-pub(in crate::gpu) mod fp4_experts;
 pub(in crate::gpu) mod fp8;
 #[cfg_attr(
     not(feature = "internals"),
@@ -30,6 +26,7 @@ pub(in crate::gpu) mod fp8;
 )]
 pub(in crate::gpu) mod layers;
 pub(in crate::gpu) mod linear;
+pub(in crate::gpu) mod planned;
 pub(in crate::gpu) mod product;
 pub(in crate::gpu) mod request;
 #[cfg_attr(
