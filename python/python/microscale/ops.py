@@ -5,9 +5,11 @@
 
 They have the arguments and results of these libraries' functions, work on CPUs and NVIDIA GPUs, and
 stay in one graph under `torch.compile`. :func:`quantize_activations` has every choice of
-:func:`microscale.quantize_activations`, and the others compute the same: results of the operation are rounded to the dtype of the input, scales are exact, and NaN
-propagates. Each operator says how the other library's arithmetic differs from that. A function that
-writes to an output argument there returns it here. On GPUs inputs are float16 or bfloat16.
+:func:`microscale.quantize_activations`, and the others compute the same: results of the operation
+are rounded to the dtype of the input, scales are exact, and NaN propagates. Each operator says how
+the other library's arithmetic differs from that. A function that writes to an output argument there
+returns it here. In `torch.ops`, arguments that are changed have no defaults, nor have those before
+them. On GPUs inputs are float16 or bfloat16.
 
 Unless an operator says otherwise, a global scale is a divisor, float32 `[1]`: 2688 / amax, where
 2688 = 448 * 6.
@@ -15,6 +17,7 @@ Unless an operator says otherwise, a global scale is a divisor, float32 `[1]`: 2
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from contextvars import ContextVar
 from functools import wraps
@@ -68,11 +71,33 @@ _GATES = ("silu_and_mul", "gelu_tanh_and_mul", "swiglu_oai")
 _LAYOUTS: tuple[ActivationLayout, ...] = ("128x4", "8x4", "linear")
 
 
+def _with_needed(function: Callable[..., Any], count: int) -> Callable[..., Any]:
+    """Returns the same function with a signature in which the first `count` arguments are needed."""
+
+    def kernel(*args: Any, **options: Any) -> Any:
+        return function(*args, **options)
+
+    signature = inspect.signature(function)
+    parameters = list(signature.parameters.values())
+    needed = [each.replace(default=each.empty) for each in parameters[:count]]
+    kernel.__signature__ = signature.replace(parameters=needed + parameters[count:])  # type: ignore[attr-defined]
+    return kernel
+
+
 def _operator(mutates_args: tuple[str, ...] = ()) -> Callable[[_Function], _Function]:
     """Registers a function as an operator of PyTorch by its name, and for its fake kernel too."""
 
     def register(function: _Function) -> _Function:
-        operator = torch.library.custom_op(f"microscale::{function.__name__}", function, mutates_args=mutates_args)
+        parameters = inspect.signature(function).parameters
+        names, defaults, kernel = list(parameters), {}, cast(Callable[..., Any], function)
+        if mutates_args:
+            # PyTorch 2.11 leaves out arguments that equal their defaults, and fails if one of them is
+            # changed. So these have no defaults for PyTorch, and `call` fills them in.
+            count = 1 + max(map(names.index, mutates_args))
+            needed = [each for each in parameters.values() if each.name in names[:count]]
+            defaults = {each.name: each.default for each in needed if each.default is not each.empty}
+            kernel = _with_needed(function, count)
+        operator = torch.library.custom_op(f"microscale::{function.__name__}", kernel, mutates_args=mutates_args)
 
         def fake(*args: Any, **options: Any) -> Any:
             token = _SHAPES_ONLY.set(True)
@@ -85,7 +110,9 @@ def _operator(mutates_args: tuple[str, ...] = ()) -> Callable[[_Function], _Func
 
         @wraps(function)
         def call(*args: Any, **options: Any) -> Any:
-            return operator(*args, **options)
+            after = names[len(args) :]
+            filled = {name: value for name, value in defaults.items() if name in after and name not in options}
+            return operator(*args, **filled, **options)
 
         return cast(_Function, call)
 
