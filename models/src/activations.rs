@@ -56,6 +56,10 @@ impl Source for QuantizedInputs {
         self.stored.tensor(name, shape)
     }
 
+    fn rows(&self, name: &str, shape: [usize; 2], rows: &[u32]) -> Result<Tensor> {
+        self.stored.rows(name, shape, rows)
+    }
+
     fn has(&self, name: &str) -> bool {
         self.stored.has(name)
     }

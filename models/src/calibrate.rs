@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use candle_core::{D, DType, Module, Tensor};
+use candle_core::{CpuStorage, D, DType, InplaceOp2, Layout, Module, Tensor, bail};
 use microscale::{HadamardWidth, Words};
 use microscale_candle::hadamard;
 use microscale_checkpoint::calibration::may_be_transformed;
@@ -188,6 +188,10 @@ impl Sums {
         if hessians {
             let product = x.t()?.matmul(&x)?;
             self.hessian = Some(match self.hessian.take() {
+                Some(sum) if sum.device().is_cpu() => {
+                    sum.inplace_op2(&product, &AddInPlace)?;
+                    sum
+                }
                 Some(sum) => (sum + product)?,
                 None => product,
             });
@@ -208,6 +212,32 @@ impl Sums {
                 .collect(),
             hessian,
         })
+    }
+}
+
+/// Adds a matrix in f32 to another one without a third: these are the largest ones in memory.
+struct AddInPlace;
+
+impl InplaceOp2 for AddInPlace {
+    fn name(&self) -> &'static str {
+        "add-in-place"
+    }
+
+    fn cpu_fwd(
+        &self,
+        sum: &mut CpuStorage,
+        sum_layout: &Layout,
+        other: &CpuStorage,
+        other_layout: &Layout,
+    ) -> candle_core::Result<()> {
+        let ranges = (sum_layout.contiguous_offsets(), other_layout.contiguous_offsets());
+        let (CpuStorage::F32(sum), CpuStorage::F32(other), (Some(to), Some(from))) = (sum, other, ranges)
+        else {
+            bail!("sums of products are in f32, without gaps");
+        };
+        let pairs = sum[to.0..to.1].iter_mut().zip(&other[from.0..from.1]);
+        pairs.for_each(|(sum, other)| *sum += other);
+        Ok(())
     }
 }
 

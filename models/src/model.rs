@@ -34,6 +34,27 @@ pub fn prefix(source: &dyn Source) -> Result<&'static str> {
     })
 }
 
+/// Returns the hidden states of tokens before the first layer, `[tokens, hidden]`. Only the tokens'
+/// embeddings are converted to f32, not the whole matrix.
+///
+/// # Errors
+/// If there are no embeddings, or a token is not in the vocabulary.
+pub(crate) fn embedded(source: &dyn Source, config: &Config, tokens: &[u32], dtype: DType) -> Result<Tensor> {
+    let name = format!("{}embed_tokens.weight", prefix(source)?);
+    let rows = source.rows(&name, [config.vocabulary, config.hidden], tokens)?;
+    Ok((rows.to_dtype(dtype)? * embedding_scale(config, dtype)?)?)
+}
+
+/// The factor of embeddings.
+fn embedding_scale(config: &Config, dtype: DType) -> candle_core::Result<f64> {
+    if !config.family.scales_embeddings {
+        return Ok(1.0);
+    }
+    // Gemma rounds √hidden to the dtype of the weights.
+    let scale = Tensor::new((config.hidden as f64).sqrt(), &Device::Cpu)?;
+    scale.to_dtype(dtype)?.to_dtype(DType::F64)?.to_scalar()
+}
+
 impl Ends {
     /// Loads them. Hidden states have dtype `dtype`, f32 or bf16, or on GPUs f16.
     ///
@@ -61,13 +82,10 @@ impl Ends {
             };
             single(source, &name)?
         };
-        let scale = (config.hidden as f64).sqrt();
-        // Gemma rounds √hidden to the dtype of the weights.
-        let scale = Tensor::new(scale, &Device::Cpu)?.to_dtype(dtype)?.to_dtype(DType::F64)?.to_scalar()?;
         Ok(Self {
             norm: Norm::load(source, &format!("{prefix}norm.weight"), config.hidden, config)?,
             embeddings,
-            embedding_scale: if config.family.scales_embeddings { scale } else { 1.0 },
+            embedding_scale: embedding_scale(config, dtype)?,
             head,
             logit_cap: config.logit_cap,
             dtype,

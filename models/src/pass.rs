@@ -7,7 +7,7 @@ use candle_core::{DType, Device, Tensor};
 use crate::config::Config;
 use crate::decoder::DecoderLayer;
 use crate::error::Result;
-use crate::model::{Ends, prefix};
+use crate::model::{embedded, prefix};
 use crate::rows::{Rotations, Rows};
 use crate::source::Source;
 use crate::text::Window;
@@ -63,12 +63,14 @@ impl Pass {
         windows: &[Window],
         dtype: DType,
     ) -> Result<Self> {
-        let ends = Ends::load(source, config, dtype)?;
-        let mut rest = windows.iter();
+        let tokens: Vec<u32> = windows.iter().flat_map(|window| &window.inputs).copied().collect();
+        let all = embedded(source, config, &tokens, dtype)?;
+        let mut start = 0;
         let batches = batches(windows).into_iter().map(|lengths| {
-            let tokens: Vec<u32> =
-                rest.by_ref().take(lengths.len()).flat_map(|window| &window.inputs).copied().collect();
-            Ok(Batch { hidden: ends.embed(&tokens)?, lengths })
+            let count = lengths.iter().sum();
+            let hidden = all.narrow(0, start, count)?;
+            start += count;
+            Ok(Batch { hidden, lengths })
         });
         let batches = batches.collect::<Result<_>>()?;
         Self::resumed(source, config, batches, 0)

@@ -61,6 +61,15 @@ pub trait Source {
     /// If there is no tensor of this name and shape.
     fn tensor(&self, name: &str, shape: &[usize]) -> Result<Tensor>;
 
+    /// Returns rows of a matrix of a shape, in f32.
+    ///
+    /// # Errors
+    /// If there is no matrix of this name and shape, or a row is not in it.
+    fn rows(&self, name: &str, shape: [usize; 2], rows: &[u32]) -> Result<Tensor> {
+        let matrix = self.tensor(name, &shape)?;
+        Ok(matrix.index_select(&Tensor::new(rows, matrix.device())?, 0)?)
+    }
+
     /// Returns whether there is a tensor.
     fn has(&self, name: &str) -> bool;
 
@@ -111,6 +120,11 @@ impl Source for Stored {
 
     fn tensor(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
         Ok(self.0.stored(shape, name)?.to_dtype(DType::F32)?)
+    }
+
+    fn rows(&self, name: &str, shape: [usize; 2], rows: &[u32]) -> Result<Tensor> {
+        let matrix = self.0.stored(&shape[..], name)?;
+        Ok(matrix.index_select(&Tensor::new(rows, matrix.device())?, 0)?.to_dtype(DType::F32)?)
     }
 
     fn has(&self, name: &str) -> bool {
@@ -243,6 +257,10 @@ where
 
     fn tensor(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
         self.source.tensor(name, shape)
+    }
+
+    fn rows(&self, name: &str, shape: [usize; 2], rows: &[u32]) -> Result<Tensor> {
+        self.source.rows(name, shape, rows)
     }
 
     fn has(&self, name: &str) -> bool {

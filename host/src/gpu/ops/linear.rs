@@ -256,7 +256,7 @@ impl Gpu {
     ///
     /// A batched product, `[batch, N, K]` times `[batch, M, K]`, has an expert per matrix: route
     /// `batch * N` pairs with a `top_k` of 1, the first N to expert 0, and run it with
-    /// [`ExpertRows::Sorted`].
+    /// [`ExpertRows::Sorted`](crate::ExpertRows::Sorted).
     pub fn linear_experts_fp4<'a, T: Activation, O: ProductOf<T>>(
         &'a self,
         experts: impl Into<DeviceExpertsView<'a>>,
