@@ -328,6 +328,7 @@ class CalibrationRun(TypedDict):
     windows: int
     documents: bool
     dtype: str
+    device: str
     hessians: bool
 
 
