@@ -72,7 +72,7 @@ _LAYOUTS: tuple[ActivationLayout, ...] = ("128x4", "8x4", "linear")
 
 
 def _with_needed(function: Callable[..., Any], count: int) -> Callable[..., Any]:
-    """Returns the same function with a signature in which the first `count` arguments are needed."""
+    """Returns the same function with a signature whose first `count` arguments are needed."""
 
     def kernel(*args: Any, **options: Any) -> Any:
         return function(*args, **options)
