@@ -174,6 +174,10 @@ class Record:
         return Case(Shape(self.rows, self.cols), self.experts, self.top_k)
 
     @property
+    def fp8(self) -> bool:
+        return FP8 in self.variant.split()
+
+    @property
     def label(self) -> str:
         return " ".join(part for part in (self.library, self.variant, self.format) if part)
 

@@ -87,6 +87,8 @@ class Measured(Protocol):
     verified: bool | None
     case: Case
     kernel: str
+    #: Activations are multiplied in FP8.
+    fp8: bool
 
 
 @dataclass(frozen=True)
@@ -102,9 +104,9 @@ class Comparison:
 
 
 def comparisons(records: Iterable[Measured], ours: str, peer: str) -> list[Comparison]:
-    """Compares our records with the fastest of a library's variants.
+    """Compares our records with the fastest of a library's variants for the same activations.
 
-    A library with 16-bit weights is compared with each of our formats. Wrong results do not count.
+    A library without 4-bit weights is compared with each of our formats. Wrong results do not count.
     """
     right = [record for record in records if record.verified is not False]
     compared = []
@@ -113,18 +115,23 @@ def comparisons(records: Iterable[Measured], ours: str, peer: str) -> list[Compa
             record
             for record in right
             if record.library == peer
-            and (record.case, record.tokens) == (mine.case, mine.tokens)
-            and record.format in (mine.format, "bf16")
+            and (record.case, record.tokens, record.fp8) == (mine.case, mine.tokens, mine.fp8)
+            and record.format in (mine.format, "bf16", "e4m3")
         ]
         if same:
             compared.append(Comparison(mine, min(same, key=lambda record: record.median_seconds)))
     return compared
 
 
+def format_of(record: Measured) -> str:
+    """Returns the formats of a record's weights and, if they are FP8, activations."""
+    return f"{record.format} x fp8" if record.fp8 else record.format
+
+
 def print_summary(records: list[Measured], names: dict[Case, str], ours: str, peers: list[str]) -> None:
     """Prints our geometric mean speedups over the peers, and every product that is slower."""
     compared = {peer: comparisons(records, ours, peer) for peer in peers}
-    formats = list(dict.fromkeys(record.format for record in records if record.library == ours))
+    formats = list(dict.fromkeys(format_of(record) for record in records if record.library == ours))
     print(f"\n| {ours}, geometric mean speedup | {' | '.join(f'over {peer}' for peer in peers)} |")
     print("|---" * (len(peers) + 1) + "|")
     for kind in ("dense", "grouped"):
@@ -135,7 +142,7 @@ def print_summary(records: list[Measured], names: dict[Case, str], ours: str, pe
                     speedups = [
                         each.speedup
                         for each in compared[peer]
-                        if each.ours.case.kind == kind and each.ours.format == format and each.ours.tokens in tokens
+                        if each.ours.case.kind == kind and format_of(each.ours) == format and each.ours.tokens in tokens
                     ]
                     mean = f"{statistics.geometric_mean(speedups):.3f} ({len(speedups)})" if speedups else "–"
                     cells.append(mean)
@@ -148,7 +155,7 @@ def print_summary(records: list[Measured], names: dict[Case, str], ours: str, pe
             mine, theirs = each.ours, each.peer
             kernels = f"{mine.kernel} | {theirs.kernel}" if theirs.kernel else mine.kernel
             print(
-                f"- {names.get(mine.case, mine.case)}, {mine.format}, {mine.tokens} tokens: "
+                f"- {names.get(mine.case, mine.case)}, {format_of(mine)}, {mine.tokens} tokens: "
                 f"{mine.median_seconds * 1e6:.1f} and {theirs.median_seconds * 1e6:.1f} us, "
                 f"{each.speedup:.3f}, {kernels}"
             )
