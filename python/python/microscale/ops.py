@@ -17,19 +17,17 @@ Unless an operator says otherwise, a global scale is a divisor, float32 `[1]`: 2
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
-from contextvars import ContextVar
-from functools import wraps
 from math import prod
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from microscale import _activations, _arrays, _gpu, _microscale
+from microscale import _activations
 from microscale._activations import padded
 from microscale._errors import Error
+from microscale._kv import append_kv, gather_kv, reshape_and_cache_flash
+from microscale._registration import SHAPES_ONLY, operator
 from microscale._types import ActivationFormat, ActivationLayout, Direction, GlobalScale, Norm, RowOperation, ScaleRule
 
 __all__ = [
@@ -57,10 +55,6 @@ __all__ = [
     "silu_and_mul_scaled_nvfp4_experts_quantize",
 ]
 
-_Function = TypeVar("_Function", bound=Callable[..., Any])
-
-#: Whether a fake kernel is running, for which shapes are enough.
-_SHAPES_ONLY: ContextVar[bool] = ContextVar("_SHAPES_ONLY", default=False)
 #: Columns per block scale, by format.
 _BLOCK = {"fp8": 1, "mxfp8": 32, "mxfp4": 32, "nvfp4": 16}
 #: Rows of a tile of block scales, by layout.
@@ -69,54 +63,6 @@ _TILE = {"linear": 1, "128x4": 128, "8x4": 8}
 _GATES = ("silu_and_mul", "gelu_tanh_and_mul", "swiglu_oai")
 #: FlashInfer's `SfLayout`.
 _LAYOUTS: tuple[ActivationLayout, ...] = ("128x4", "8x4", "linear")
-
-
-def _with_needed(function: Callable[..., Any], count: int) -> Callable[..., Any]:
-    """Returns the same function with a signature whose first `count` arguments are needed."""
-
-    def kernel(*args: Any, **options: Any) -> Any:
-        return function(*args, **options)
-
-    signature = inspect.signature(function)
-    parameters = list(signature.parameters.values())
-    needed = [each.replace(default=each.empty) for each in parameters[:count]]
-    kernel.__signature__ = signature.replace(parameters=needed + parameters[count:])  # type: ignore[attr-defined]
-    return kernel
-
-
-def _operator(mutates_args: tuple[str, ...] = ()) -> Callable[[_Function], _Function]:
-    """Registers a function as an operator of PyTorch by its name, and for its fake kernel too."""
-
-    def register(function: _Function) -> _Function:
-        parameters = inspect.signature(function).parameters
-        names, defaults, kernel = list(parameters), {}, cast(Callable[..., Any], function)
-        if mutates_args:
-            # PyTorch 2.11 leaves out arguments that equal their defaults, and fails if one of them is
-            # changed. So these have no defaults for PyTorch, and `call` fills them in.
-            count = 1 + max(map(names.index, mutates_args))
-            needed = [each for each in parameters.values() if each.name in names[:count]]
-            defaults = {each.name: each.default for each in needed if each.default is not each.empty}
-            kernel = _with_needed(function, count)
-        operator = torch.library.custom_op(f"microscale::{function.__name__}", kernel, mutates_args=mutates_args)
-
-        def fake(*args: Any, **options: Any) -> Any:
-            token = _SHAPES_ONLY.set(True)
-            try:
-                return function(*args, **options)
-            finally:
-                _SHAPES_ONLY.reset(token)
-
-        operator.register_fake(fake)
-
-        @wraps(function)
-        def call(*args: Any, **options: Any) -> Any:
-            after = names[len(args) :]
-            filled = {name: value for name, value in defaults.items() if name in after and name not in options}
-            return operator(*args, **filled, **options)
-
-        return cast(_Function, call)
-
-    return register
 
 
 def _quantize(
@@ -138,7 +84,7 @@ def _quantize(
     columns, block = _columns(x, operation), _BLOCK[format]
     if columns % block:
         raise Error(f"rows of {columns} are not whole blocks of {block}; pad them, or call quantize_activations")
-    if _SHAPES_ONLY.get():
+    if SHAPES_ONLY.get():
         per_row = scale if isinstance(scale, str) else None
         return _shapes(x, columns, format, per_row, layout, None)
     options: dict[str, Any] = {} if operation != "rms_norm" else {"norm": norm, "eps": eps, "weight": weight, "residual": residual}
@@ -215,7 +161,7 @@ def _require_fp8(dtype: torch.dtype) -> None:
         raise Error(f"codes are {dtype}; pass torch.float8_e4m3fn")
 
 
-@_operator(mutates_args=("residual",))
+@operator(mutates_args=("residual",))
 def quantize_activations(
     x: Tensor,
     format: str = "nvfp4",
@@ -262,7 +208,7 @@ def quantize_activations(
         Codes, uint8; block scales, uint8; and float32 scales. Absent ones are `[0]`.
     """
     _require_source(format, scale, scale_source, layout)
-    if _SHAPES_ONLY.get():
+    if SHAPES_ONLY.get():
         per_row = scale_source if scale is None and format in ("fp8", "nvfp4") else None
         rows_of_scales: tuple[int, ...] | None = None
         if counts is not None and x.dim() == 3:
@@ -306,7 +252,7 @@ def _given(format: str, scale: Tensor | None, scale_source: str) -> Any:
     return scale if scale_source == "given" else GlobalScale(scale, cast(Direction, scale_source))
 
 
-@_operator(mutates_args=("codes", "scales", "f32_scales", "residual"))
+@operator(mutates_args=("codes", "scales", "f32_scales", "residual"))
 def quantize_activations_into(
     x: Tensor,
     codes: Tensor,
@@ -344,7 +290,7 @@ def quantize_activations_into(
         f32_scales: float32 scales, the same; None if a scale is given, and for MX formats.
     """
     _require_source(format, scale, scale_source, layout)
-    if _SHAPES_ONLY.get():
+    if SHAPES_ONLY.get():
         return
     x = x.detach() if x.stride(-1) == 1 else x.detach().contiguous()
     _activations.quantize_activations(
@@ -367,7 +313,7 @@ def quantize_activations_into(
     )
 
 
-@_operator()
+@operator()
 def scaled_fp4_quant(
     input: Tensor, input_global_scale: Tensor, is_sf_swizzled_layout: bool = True
 ) -> tuple[Tensor, Tensor]:
@@ -392,7 +338,7 @@ def scaled_fp4_quant(
     return codes, scales.view(torch.float8_e4m3fn)
 
 
-@_operator()
+@operator()
 def silu_and_mul_nvfp4_quant(input: Tensor, input_global_scale: Tensor) -> tuple[Tensor, Tensor]:
     """Computes SiLU times `up` and quantizes to NVFP4, as vLLM's `silu_and_mul_nvfp4_quant`.
 
@@ -431,7 +377,7 @@ def _by_offsets(
     return codes, scales.view(torch.float8_e4m3fn)
 
 
-@_operator()
+@operator()
 def scaled_fp4_experts_quant(
     input_tensor: Tensor, input_global_scale: Tensor, expert_offsets: Tensor, blockscale_offsets: Tensor, topk: int
 ) -> tuple[Tensor, Tensor]:
@@ -457,7 +403,7 @@ def scaled_fp4_experts_quant(
     return _by_offsets(input_tensor, input_global_scale, expert_offsets, blockscale_offsets, "none")
 
 
-@_operator()
+@operator()
 def silu_and_mul_scaled_fp4_experts_quant(
     input_tensor: Tensor, input_global_scale: Tensor, expert_offsets: Tensor, blockscale_offsets: Tensor, topk: int
 ) -> tuple[Tensor, Tensor]:
@@ -495,7 +441,7 @@ def _by_counts(a: Tensor, mask: Tensor, global_scale: Tensor, operation: RowOper
     return codes.permute(1, 2, 0), tiles.permute(3, 4, 1, 5, 2, 0)
 
 
-@_operator()
+@operator()
 def scaled_fp4_grouped_quantize(a: Tensor, mask: Tensor, a_global_sf: Tensor) -> tuple[Tensor, Tensor]:
     """Quantizes batches of experts' rows to NVFP4, as FlashInfer's `scaled_fp4_grouped_quantize`.
 
@@ -518,7 +464,7 @@ def scaled_fp4_grouped_quantize(a: Tensor, mask: Tensor, a_global_sf: Tensor) ->
     return _by_counts(a, mask, a_global_sf, "none")
 
 
-@_operator()
+@operator()
 def silu_and_mul_scaled_nvfp4_experts_quantize(a: Tensor, mask: Tensor, a_global_sf: Tensor) -> tuple[Tensor, Tensor]:
     """Computes SiLU times `up`, and :func:`scaled_fp4_grouped_quantize` of it, as FlashInfer's
     `silu_and_mul_scaled_nvfp4_experts_quantize`.
@@ -538,7 +484,7 @@ def silu_and_mul_scaled_nvfp4_experts_quantize(a: Tensor, mask: Tensor, a_global
     return _by_counts(a, mask, a_global_sf, "silu_and_mul")
 
 
-@_operator()
+@operator()
 def silu_and_mul_quant(input: Tensor, scale: Tensor) -> Tensor:
     """Computes SiLU times `up` and quantizes to FP8, as vLLM's `silu_and_mul_quant`.
 
@@ -558,7 +504,7 @@ def silu_and_mul_quant(input: Tensor, scale: Tensor) -> Tensor:
     return codes.view(torch.float8_e4m3fn)
 
 
-@_operator()
+@operator()
 def rms_norm_static_fp8_quant(input: Tensor, weight: Tensor, scale: Tensor, epsilon: float) -> Tensor:
     """Computes RMSNorm and quantizes to FP8, as vLLM's `rms_norm_static_fp8_quant`.
 
@@ -580,7 +526,7 @@ def rms_norm_static_fp8_quant(input: Tensor, weight: Tensor, scale: Tensor, epsi
     return codes.view(torch.float8_e4m3fn)
 
 
-@_operator(mutates_args=("residual",))
+@operator(mutates_args=("residual",))
 def fused_add_rms_norm_static_fp8_quant(
     input: Tensor, residual: Tensor, weight: Tensor, scale: Tensor, epsilon: float
 ) -> Tensor:
@@ -607,7 +553,7 @@ def fused_add_rms_norm_static_fp8_quant(
     return codes.view(torch.float8_e4m3fn)
 
 
-@_operator(mutates_args=("residual",))
+@operator(mutates_args=("residual",))
 def rms_norm_dynamic_per_token_quant(
     input: Tensor,
     weight: Tensor,
@@ -645,7 +591,7 @@ def rms_norm_dynamic_per_token_quant(
     return codes.view(torch.float8_e4m3fn), scales.view(-1, 1)
 
 
-@_operator()
+@operator()
 def per_token_group_quant_fp8(
     x: Tensor, group_size: int = 128, eps: float = 1e-10, use_ue8m0: bool = False
 ) -> tuple[Tensor, Tensor]:
@@ -673,7 +619,7 @@ def per_token_group_quant_fp8(
     return codes.view(torch.float8_e4m3fn), scales
 
 
-@_operator()
+@operator()
 def nvfp4_quantize(a: Tensor, a_global_sf: Tensor, sfLayout: int = 0) -> tuple[Tensor, Tensor]:
     """Quantizes to NVFP4, as FlashInfer's `nvfp4_quantize`.
 
@@ -697,7 +643,7 @@ def nvfp4_quantize(a: Tensor, a_global_sf: Tensor, sfLayout: int = 0) -> tuple[T
     return codes, scales
 
 
-@_operator()
+@operator()
 def silu_and_mul_nvfp4_quantize(
     input: Tensor,
     global_scale: Tensor,
@@ -731,7 +677,7 @@ def silu_and_mul_nvfp4_quantize(
     return codes, scales
 
 
-@_operator()
+@operator()
 def mxfp4_quantize(a: Tensor, *, sfLayout: int = 0) -> tuple[Tensor, Tensor]:
     """Quantizes to MXFP4 with the scale rule `rceil`, as FlashInfer's `mxfp4_quantize`.
 
@@ -752,7 +698,7 @@ def mxfp4_quantize(a: Tensor, *, sfLayout: int = 0) -> tuple[Tensor, Tensor]:
     return codes, scales
 
 
-@_operator()
+@operator()
 def mxfp8_quantize(
     input: Tensor, is_sf_swizzled_layout: bool = True, alignment: int = 32
 ) -> tuple[Tensor, Tensor]:
@@ -816,7 +762,7 @@ def _norm_fp4(
     return codes, scales.view(torch.float8_e4m3fn) if format == "nvfp4" else scales
 
 
-@_operator()
+@operator()
 def rmsnorm_fp4quant(
     input: Tensor,
     weight: Tensor,
@@ -850,7 +796,7 @@ def rmsnorm_fp4quant(
     return _norm_fp4(input, weight, None, global_scale, eps, block_size, is_sf_swizzled_layout)
 
 
-@_operator(mutates_args=("residual",))
+@operator(mutates_args=("residual",))
 def add_rmsnorm_fp4quant(
     input: Tensor,
     residual: Tensor,
@@ -883,154 +829,3 @@ def add_rmsnorm_fp4quant(
         As :func:`rmsnorm_fp4quant`.
     """
     return _norm_fp4(input, weight, residual, global_scale, eps, block_size, is_sf_swizzled_layout)
-
-
-_CACHE = ("key_cache", "value_cache", "key_block_scales", "value_block_scales")
-
-
-@_operator(mutates_args=_CACHE)
-def append_kv(
-    key: Tensor,
-    value: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    slot_mapping: Tensor,
-    scales: Tensor,
-    key_block_scales: Tensor | None = None,
-    value_block_scales: Tensor | None = None,
-    kv_layout: str = "NHD",
-    hadamard: int = 0,
-) -> None:
-    """Quantizes rows of K and V, and puts them into slots of a paged cache.
-
-    The cache is in NVFP4 if there are block scales, in the layout of FlashInfer, and otherwise in
-    FP8. Pages may have gaps on GPUs, where those of K and V may alternate in one tensor. A cache
-    without pages is one page: pass `cache.unsqueeze(0)`, and positions as slots.
-
-        cache = torch.zeros(2, 4, 16, 8, 64, dtype=torch.uint8)             # K and V, pages, page_size, heads, head_dim
-        key, value, scales = torch.ones(3, 8, 64), torch.ones(3, 8, 64), torch.tensor([0.01, 0.02])
-        microscale.ops.append_kv(key, value, cache[0], cache[1], torch.tensor([17, 18, -1]), scales)
-        assert cache[0, 1, 1].any() and not cache[0, 1, 3].any()
-
-    Args:
-        key: `[tokens, heads, head_dim]`; rows may be apart. `head_dim` is a multiple of 16.
-        value: the same for V.
-        key_cache: codes, uint8 or float8_e4m3fn, `[pages, page_size, heads, head_dim]`, in NVFP4
-            uint8 `[..., head_dim / 2]`. For the layout `HND` `[pages, heads, page_size, ...]`.
-        value_cache: the same for V.
-        slot_mapping: int32 or int64 `[tokens]`: page * page_size + the place in the page. Negative
-            slots are skipped. On a GPU, so are slots that are not in the cache.
-        scales: float32 `[2]`, the global scales of K and V, which multiply codes. Values on a GPU are
-            not checked.
-        key_block_scales: for NVFP4 uint8 or float8_e4m3fn `[..., head_dim / 16]`.
-        value_block_scales: the same for V.
-        kv_layout: `NHD` or `HND`.
-        hadamard: the width of a Hadamard transform of K, from 16 to 128, or 0. Transform queries in
-            the same way.
-    """
-    if _SHAPES_ONLY.get():
-        return
-    parts = _cache_parts(key_cache, value_cache, key_block_scales, value_block_scales)
-    rows = _arrays.values(key.detach(), "key"), _arrays.values(value.detach(), "value")
-    if key_cache.is_cuda:
-        _gpu.require()
-        _microscale.gpu_append_kv(*rows, parts, slot_mapping, scales, kv_layout, hadamard, _gpu.stream(key_cache))
-    else:
-        _microscale.append_kv(*rows, parts, slot_mapping, scales.tolist(), kv_layout, hadamard)
-
-
-@_operator()
-def gather_kv(
-    key_cache: Tensor,
-    value_cache: Tensor,
-    slots: Tensor,
-    scales: Tensor,
-    dtype: torch.dtype = torch.bfloat16,
-    key_block_scales: Tensor | None = None,
-    value_block_scales: Tensor | None = None,
-    lengths: Tensor | None = None,
-    kv_layout: str = "NHD",
-) -> tuple[Tensor, Tensor]:
-    """Dequantizes slots of a paged cache to rows of K and V.
-
-    A transform of K is not undone.
-
-        cache, scales = torch.full((2, 4, 16, 8, 64), 0x38, dtype=torch.uint8), torch.tensor([0.5, 2.0])    # ones in FP8
-        key, value = microscale.ops.gather_kv(cache[0], cache[1], torch.tensor([17, 18, -1]), scales)
-        assert key.shape == (3, 8, 64) and key[0, 0, 0] == 0.5 and value[1, 0, 0] == 2 and not value[2].any()
-
-    Args:
-        key_cache: as for :func:`append_kv`.
-        value_cache: as for :func:`append_kv`.
-        slots: int32 or int64 `[tokens]`; negative ones give zeros. With `lengths` page tables
-            `[sequences, pages]`.
-        scales: float32 `[2]`, as for :func:`append_kv`.
-        dtype: of the results: float16 or bfloat16, on CPUs float32 too.
-        key_block_scales: for NVFP4, as for :func:`append_kv`.
-        value_block_scales: for NVFP4, as for :func:`append_kv`.
-        lengths: int32 `[sequences]`, the tokens of each sequence, for page tables.
-        kv_layout: `NHD` or `HND`.
-
-    Returns:
-        K and V, `[tokens, heads, head_dim]`. With `lengths` `[sequences, pages * page_size, heads,
-        head_dim]`, with zeros from the length of a sequence on.
-    """
-    parts = _cache_parts(key_cache, value_cache, key_block_scales, value_block_scales)
-    if key_cache.dim() != 4:
-        raise Error(f"key_cache has shape {list(key_cache.shape)} and must have four dimensions")
-    page_size, heads = key_cache.shape[1:3] if kv_layout == "NHD" else (key_cache.shape[2], key_cache.shape[1])
-    head_dim = key_cache.shape[3] * (1 if key_block_scales is None else 2)
-    leading = slots.shape if lengths is None else (*slots.shape[:1], slots.shape[-1] * page_size)
-    key, value = (key_cache.new_zeros((*leading, heads, head_dim), dtype=dtype) for _ in range(2))
-    if _SHAPES_ONLY.get():
-        return key, value
-    rows = key.view(-1, heads, head_dim), value.view(-1, heads, head_dim)
-    if key_cache.is_cuda:
-        _gpu.require()
-        _microscale.gpu_gather_kv(parts, slots, lengths, scales, kv_layout, *rows, _gpu.stream(key))
-    else:
-        _microscale.gather_kv(parts, slots, lengths, scales.tolist(), kv_layout, *rows)
-    return key, value
-
-
-def _cache_parts(*parts: Tensor | None) -> tuple[Tensor | None, ...]:
-    """Returns the codes and block scales of a cache as bytes."""
-    return tuple(None if part is None else part.view(torch.uint8) for part in parts)
-
-
-@_operator(mutates_args=("key_cache", "value_cache"))
-def reshape_and_cache_flash(
-    key: Tensor,
-    value: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    slot_mapping: Tensor,
-    kv_cache_dtype: str,
-    k_scale: Tensor,
-    v_scale: Tensor,
-) -> None:
-    """Quantizes rows of K and V to FP8 and puts them into slots of a paged cache, as vLLM's
-    `reshape_and_cache_flash`.
-
-    vLLM divides approximately in some of its kernels. It has the layout `HND` in the strides of the
-    cache; call :func:`append_kv` for that.
-
-        cache = torch.zeros(2, 4, 16, 8, 64, dtype=torch.uint8)
-        key, one = torch.ones(3, 8, 64), torch.tensor([1.0])
-        microscale.ops.reshape_and_cache_flash(key, key, cache[0], cache[1], torch.tensor([0, 1, 2]), "fp8", one, one)
-        assert (cache[:, 0, :3] == 0x38).all()
-
-    Args:
-        key: `[tokens, heads, head_dim]`. Rows from the number of slots on are left out.
-        value: the same for V.
-        key_cache: uint8 or float8_e4m3fn `[pages, page_size, heads, head_dim]`.
-        value_cache: the same for V.
-        slot_mapping: int64 `[tokens]`, as for :func:`append_kv`.
-        kv_cache_dtype: `fp8` or `fp8_e4m3`.
-        k_scale: float32 `[1]`, which multiplies codes of K.
-        v_scale: the same for V.
-    """
-    if kv_cache_dtype not in ("fp8", "fp8_e4m3"):
-        raise Error(f"kv_cache_dtype is {kv_cache_dtype!r}; pass 'fp8' or 'fp8_e4m3'")
-    count, scales = slot_mapping.shape[0], torch.cat([k_scale.reshape(1), v_scale.reshape(1)])
-    append_kv(key[:count], value[:count], key_cache, value_cache, slot_mapping, scales)
