@@ -32,8 +32,8 @@ pub(super) trait Output {
 
     /// Whether rows may have a scale each.
     const PER_TOKEN: bool;
-    /// Whether a product may quantize its activations so. Its next kernel may start at once: this
-    /// one is launched when all earlier work has ended.
+    /// Whether products quantize their activations to this. The next kernel may then start at once,
+    /// because this one starts when all earlier work has ended.
     #[cfg(microscale_sm90)]
     const BEFORE_PRODUCTS: bool = false;
 

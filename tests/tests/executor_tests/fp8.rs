@@ -179,6 +179,8 @@ fn multiplying<T: Exact + Activation>(
     let x_scales = case.memory.allocate_from_aligned("scales of x", bytemuck::cast_slice(x_scales), 4);
     let packed = case.memory.allocate_aligned("packed", pack.bytes() as usize, 16);
     let [plan, from, to] = no_experts();
+    // Both orders of letting the next kernel start and of waiting: no kernel runs before this one.
+    let quantized_just_before = u32::from(!*per_pack);
     let arguments = vec![
         x.into(),
         x_scales.into(),
@@ -187,7 +189,7 @@ fn multiplying<T: Exact + Activation>(
         from.clone(),
         argument(&pack),
         (*each as u32).into(),
-        0u32.into(),
+        quantized_just_before.into(),
     ];
     case.step(PACK_FP8.kernel().name, u64::from(pack.thread_blocks), arguments);
 

@@ -181,6 +181,7 @@ fn multiplying<T: Exact + Activation>(
         from.clone(),
         argument(&pack),
         (*each as u32).into(),
+        // The plan's kernel runs between quantizing and packing.
         0u32.into(),
     ];
     case.step(PACK_FP8.kernel().name, u64::from(pack.thread_blocks), arguments);
