@@ -28,7 +28,7 @@ def append_kv(
     """Quantizes rows of K and V, and puts them into slots of a paged cache.
 
     The cache is in NVFP4 if there are block scales, in the layout of FlashInfer, and otherwise in
-    FP8. Pages may have gaps on GPUs, where those of K and V may alternate in one tensor. A cache
+    FP8. On GPUs pages may have gaps, and pages of K and V may alternate in one tensor. A cache
     without pages is one page: pass `cache.unsqueeze(0)`, and positions as slots.
 
         cache = torch.zeros(2, 4, 16, 8, 64, dtype=torch.uint8)             # K and V, pages, page_size, heads, head_dim
