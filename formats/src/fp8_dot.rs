@@ -47,6 +47,12 @@
 //! A GPU that splits K adds the parts in f32 and gives other bits. Global scales multiply the sum
 //! afterwards.
 //!
+//! # Fast accumulation
+//!
+//! [`fast_row`] is for a scale per token. The k-steps of all packs add to one accumulator, which
+//! starts from +0. b is the largest scale exponent of the whole row. The sum is multiplied by the
+//! factor of b, then by the scale of the token. Then products of left-out blocks are added.
+//!
 //! # Error bound
 //!
 //! A k-step loses less than 34 units of 2^(e − 13). Decoded weights are normal numbers, and a
@@ -55,6 +61,10 @@
 //! are at most M, the sum of the magnitudes of the pack's products. Four k-steps lose less than
 //! 4 · 34 · 2^−10 · M in the worst case. Typically each loses 2^−13 of the largest product.
 //! [`gamma`] is this bound with the roundings in f32.
+//!
+//! With fast accumulation M is the sum of the magnitudes of the row's products, and each of K / 32
+//! k-steps may lose 34 · 2^−10 · M: [`fast_gamma`]. From K = 1024 on, this bound is larger than M.
+//! Typically a k-step loses up to 2^−13 of the accumulator, always toward zero.
 
 use crate::activations::GROUP;
 use crate::arithmetic::Fused;
@@ -152,6 +162,11 @@ impl Weights<'_> {
         self.format != Format::Nvfp4 && u32::from(base) - u32::from(self.scales[block]) > WIDEST
     }
 
+    /// Returns the largest scale of all packs; 0 in NVFP4.
+    pub fn row_base(&self) -> u8 {
+        if self.format == Format::Nvfp4 { 0 } else { self.scales.iter().copied().max().unwrap_or(0) }
+    }
+
     /// The weight of a column, decoded to E4M3; zero for one that is left out, or past the end.
     fn decoded(&self, column: usize, base: u8) -> E4m3 {
         if column >= self.columns() {
@@ -183,19 +198,29 @@ impl Weights<'_> {
         self.factor(self.base(pack))
     }
 
-    /// The weights of a pack in the order of its k-steps, decoded to E4M3.
-    fn pack(&self, pack: usize) -> Steps {
-        let base = self.base(pack);
+    /// The weights of a pack in the order of its k-steps, decoded to E4M3 relative to a base.
+    fn pack(&self, pack: usize, base: u8) -> Steps {
         in_steps(|column| self.decoded(pack * PACK + column, base))
     }
 
     /// Adds the products of blocks that are left out of the packs to the sum of a row.
     ///
     /// `x` and `scales` are as for [`row`].
-    pub fn add_left_out<F: Fused>(&self, x: &[E4m3], scales: Scales<'_>, mut sum: f32) -> f32 {
+    pub fn add_left_out<F: Fused>(&self, x: &[E4m3], scales: Scales<'_>, sum: f32) -> f32 {
+        self.add_beyond::<F>(x, scales, sum, |pack| self.base(pack))
+    }
+
+    /// Adds the products of blocks that are left out under the base of each pack.
+    fn add_beyond<F: Fused>(
+        &self,
+        x: &[E4m3],
+        scales: Scales<'_>,
+        mut sum: f32,
+        base: impl Fn(usize) -> u8,
+    ) -> f32 {
         for (block, x) in x.chunks(mx::BLOCK).enumerate() {
             let pack = block * mx::BLOCK / PACK;
-            if !self.is_left_out(block, self.base(pack)) {
+            if !self.is_left_out(block, base(pack)) {
                 continue;
             }
             let columns = (0..x.len()).map(|i| block * mx::BLOCK + i);
@@ -223,6 +248,11 @@ type Steps = [[E4m3; STEP]; PACK / STEP];
 /// Returns the place of a pack's column among the numbers of its k-steps, one after another.
 pub const fn place(column: usize) -> usize {
     column % 32 / 8 * STEP + column / 32 * 8 + column % 8
+}
+
+/// Returns the activations of a pack in the order of its k-steps.
+fn activations(x: &[E4m3], pack: usize) -> Steps {
+    in_steps(|column| x.get(pack * PACK + column).copied().unwrap_or(E4m3::from_bits(0)))
 }
 
 /// Returns the numbers of a pack in the order of its k-steps, given the number of each column.
@@ -275,12 +305,27 @@ impl Scales<'_> {
 pub fn row<F: Fused>(weights: Weights<'_>, x: &[E4m3], scales: Scales<'_>) -> f32 {
     let mut sum = 0f32;
     for pack in 0..weights.columns().div_ceil(PACK) {
-        let x = in_steps(|column| x.get(pack * PACK + column).copied().unwrap_or(E4m3::from_bits(0)));
-        let steps = weights.pack(pack);
+        let steps = weights.pack(pack, weights.base(pack));
+        let x = activations(x, pack);
         let products = steps.iter().zip(&x).fold(0.0, |sum, (weights, x)| step(sum, weights, x));
         sum = F::fma(products, scales.factor(weights.pack_factor(pack), pack), sum);
     }
     weights.add_left_out::<F>(x, scales, scales.finish(sum))
+}
+
+/// Returns the product of two rows with fast accumulation, without global scale.
+///
+/// `x` lacks the columns that pad the last block of the weights. `base` is the largest scale of the
+/// row, also for a part of it.
+pub fn fast_row<F: Fused>(weights: Weights<'_>, base: u8, x: &[E4m3], token_scale: f32) -> f32 {
+    let mut sum = 0f32;
+    for pack in 0..weights.columns().div_ceil(PACK) {
+        let steps = weights.pack(pack, base);
+        let x = activations(x, pack);
+        sum = steps.iter().zip(&x).fold(sum, |sum, (weights, x)| step(sum, weights, x));
+    }
+    let sum = sum * weights.factor(base) * token_scale;
+    weights.add_beyond::<F>(x, Scales::Token(token_scale), sum, |_| base)
 }
 
 /// Returns γ of the error bound for rows of `cols` columns: the error is at most γ times the sum of
@@ -292,9 +337,15 @@ pub fn gamma(cols: usize) -> f64 {
     lost + (packs + 3.0) * f64::from(f32::EPSILON)
 }
 
+/// Returns γ of [`gamma`] for [`fast_row`].
+pub fn fast_gamma(cols: usize) -> f64 {
+    cols.div_ceil(PACK) as f64 * gamma(0) + 3.0 * f64::from(f32::EPSILON)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::arithmetic::MulAdd;
 
     /// Knuth's linear congruential generator.
     fn random(mut state: u64) -> impl FnMut() -> u32 {
@@ -391,10 +442,21 @@ mod tests {
                     sum += product;
                     magnitudes += product.abs();
                 }
-                let found = f64::from(row::<crate::arithmetic::MulAdd>(weights, &x[..cols], scales_of_x));
+                let found = f64::from(row::<MulAdd>(weights, &x[..cols], scales_of_x));
                 // Left-out products add a rounding each.
-                let bound = (gamma(cols) + 256.0 * f64::from(f32::EPSILON)) * magnitudes;
+                let left_out = 256.0 * f64::from(f32::EPSILON);
+                let bound = (gamma(cols) + left_out) * magnitudes;
                 assert!((found - sum).abs() <= bound, "{found:e} is not {sum:e} within {bound:e}");
+                if let Scales::Token(scale) = scales_of_x {
+                    let fast = fast_row::<MulAdd>(weights, weights.row_base(), &x[..cols], scale);
+                    let bound = (fast_gamma(cols) + left_out) * magnitudes;
+                    assert!(
+                        (f64::from(fast) - sum).abs() <= bound,
+                        "{fast:e} is not {sum:e} within {bound:e}"
+                    );
+                    // A row of one pack has one base and one sum.
+                    assert!(cols > PACK || fast.to_bits() == (found as f32).to_bits());
+                }
             }
         }
     }

@@ -16,6 +16,11 @@ mod output;
 mod row;
 mod source;
 
+#[cfg(microscale_wgmma)]
+pub(crate) use self::fp8::encode_any;
+#[cfg(microscale_wgmma)]
+pub(crate) use self::one_by_one::finite_amax_of_chunk;
+
 use core::hint::cold_path;
 
 use microscale_formats::{E2m1, E4m3};

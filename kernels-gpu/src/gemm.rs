@@ -70,9 +70,9 @@ use self::mainloop::mma;
 #[cfg(microscale_tcgen05)]
 use self::mainloop::tcgen05;
 #[cfg(microscale_wgmma)]
-use self::mainloop::{fp8, fp8_shared, wgmma};
+use self::mainloop::{fp8, fp8_fast, fp8_shared, wgmma};
 #[cfg(microscale_wgmma)]
-use self::pack_fp8::Fp8Operand;
+use self::pack_fp8::{Fp8Operand, RowBases, Values};
 use self::params::{Launch, Params};
 use self::tile::declare_tile;
 use crate::dtype::{Bf16, F16};
@@ -327,12 +327,12 @@ pack_entries! {
 /// - `codes` has the rows of `params`' tokens, contiguous, each on 8 bytes if `params.aligned`, and
 ///   `scales` has `token_scales` of each: one, or one per pack of columns. A launch of a kernel
 ///   before this one may write them. Read-only.
-/// - `quantized_just_before` is 1 only if that was the launch just before this one, and it started
-///   when all earlier work had ended.
 /// - `out` has [`PackParams::bytes`] bytes on 16 bytes, overlaps nothing, and only this kernel uses
 ///   it.
 /// - `plan` is null, or the experts' plan with all token tiles of `params`. `from` is null, or
 ///   lists the row of activations of each of the plan's sorted rows. Both are read-only.
+/// - If `params` has rows, `weight_scales` has their scales, on 4 bytes; read-only. `row_bases` has
+///   room for one word per row, on 4 bytes, and only this kernel uses it.
 ///
 /// The launch has the shape that `params` and the ABI give.
 #[cfg(microscale_wgmma)]
@@ -345,11 +345,51 @@ pub unsafe extern "ptx-kernel" fn fp8_pack(
     from: *const u32,
     params: PackParams,
     token_scales: u32,
-    quantized_just_before: u32,
+    weight_scales: *const u8,
+    row_bases: *mut u32,
 ) {
-    let operand = Fp8Operand { codes, scales, token_scales, quantized_just_before };
+    let operand = Fp8Operand { codes, scales, token_scales };
+    let row_bases = RowBases { scales: weight_scales, out: row_bases };
     // SAFETY: the same contract.
-    unsafe { operand.pack(out, Routed { plan, from, to: null() }, params) }
+    unsafe { operand.pack(out, Routed { plan, from, to: null() }, params, row_bases) }
+}
+
+/// Declares the entry points of the kernels that quantize activations to FP8.
+#[cfg(microscale_wgmma)]
+macro_rules! quantize_entries {
+    ($($name:ident = $dtype:ident,)+) => {$(
+        /// Quantizes activations to FP8, and packs them.
+        ///
+        /// # Safety
+        /// All pointers are to global memory. For the whole launch:
+        /// - `values` has the rows of `params`' tokens, contiguous, aligned to the dtype, and each
+        ///   row on 16 bytes if `aligned` is 1. A launch of a kernel before this one may write
+        ///   them. Read-only.
+        /// - `out`, `weight_scales` and `row_bases` are as for `fp8_pack`.
+        ///
+        /// The launch has the shape that `params` and the ABI give.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "ptx-kernel" fn $name(
+            values: *const u8,
+            out: *mut u8,
+            params: PackParams,
+            aligned: u32,
+            per_pack: u32,
+            weight_scales: *const u8,
+            row_bases: *mut u32,
+        ) {
+            let values = Values { values, aligned: aligned != 0, per_pack: per_pack != 0 };
+            let row_bases = RowBases { scales: weight_scales, out: row_bases };
+            // SAFETY: the same contract.
+            unsafe { values.quantize::<$dtype>(out, &params, row_bases) }
+        }
+    )+};
+}
+
+#[cfg(microscale_wgmma)]
+quantize_entries! {
+    fp8_quantize_f16 = F16,
+    fp8_quantize_bf16 = Bf16,
 }
 
 /// Declares tile types and entry points: for the ABI's list, then for each tile, format and dtype.
@@ -396,6 +436,13 @@ macro_rules! tiles {
         const _: () = {
             declare_tile! { $name Fp8Shared $m $n $cluster }
             tiles! { @operands $name fp8_shared }
+        };
+    };
+    (@tile Fp8Fast $name:ident $m:tt $n:tt $cluster:tt) => {
+        #[cfg(microscale_wgmma)]
+        const _: () = {
+            declare_tile! { $name Fp8Fast $m $n $cluster }
+            tiles! { @operands $name fp8_fast }
         };
     };
     (@wgmma $mainloop:ident $name:ident $m:tt $n:tt $cluster:tt) => {

@@ -268,7 +268,8 @@ fn fp8_by_config<'a, T: Activation>(
     weights: &'a DeviceTensor,
     config: Option<GemmConfig>,
 ) -> Linear<'a, T, T, Fp8> {
-    let options = Fp8Options { round_weights: true, ..Fp8Options::default() };
+    let fast_accumulation = config.is_some_and(|config| config.mainloop.accumulates_fast());
+    let options = Fp8Options { round_weights: true, fast_accumulation, ..Fp8Options::default() };
     let linear = gpu.linear_fp8::<T, T>(weights).options(options);
     match config {
         #[cfg(feature = "internals")]

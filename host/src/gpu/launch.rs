@@ -25,7 +25,7 @@ pub(in crate::gpu) use dequantize::{dequantize, dequantizer};
 pub(in crate::gpu) use errors::{error_parts, errors};
 pub(in crate::gpu) use experts::{PAIR_LIMIT, plan_experts, route};
 pub(in crate::gpu) use fp4::product_fp4;
-pub(in crate::gpu) use fp8::{Fp8Operand, product_fp8};
+pub(in crate::gpu) use fp8::{Fp8Operand, Fp8Source, product_fp8};
 pub(in crate::gpu) use gemm::product;
 pub(in crate::gpu) use gemv::gemv;
 pub(in crate::gpu) use kv::{append_kv, gather_kv};

@@ -6,7 +6,7 @@ use core::fmt;
 use microscale_formats::{Dtype, Format};
 
 use super::fp4::{self, FP4_KERNELS, KERNELS as FP4};
-use super::fp8::KERNEL as FP8;
+use super::fp8::{FP8_KERNELS, KERNELS as FP8};
 use super::mainloop::{Mainloop, MainloopTraits};
 use super::packing::{KERNELS as PACKING, PACKING_KERNELS};
 use super::stage::{ScalePieces, Stage, StageLayout};
@@ -83,6 +83,9 @@ macro_rules! gemm_tiles {
             fp8_128x128: Fp8 128 128 1;
             fp8shared_128x256: Fp8Shared 128 256 1;
             fp8shared_256x256_c2: Fp8Shared 256 256 2;
+            fp8fast_128x128: Fp8Fast 128 128 1;
+            fp8fast_128x256: Fp8Fast 128 256 1;
+            fp8fast_256x256_c2: Fp8Fast 256 256 2;
         }
     };
 }
@@ -111,7 +114,7 @@ const fn tile(mainloop: Mainloop, tile_m: u32, tile_n: u32, cluster: u32) -> Gem
 
 /// Kernels before the kernels that multiply.
 const FP8_AT: usize = PACKING_KERNELS + FP4_KERNELS;
-const FIRST: usize = FP8_AT + 1;
+const FIRST: usize = FP8_AT + FP8_KERNELS;
 const COUNT: usize = FIRST + TILES.len() * OPERANDS;
 
 /// The kernels: first those before and after a product, then the kernels that multiply.
@@ -124,7 +127,7 @@ pub(crate) const KERNELS: &[Kernel] = &{
         } else if i < FP8_AT {
             FP4[i - PACKING_KERNELS]
         } else if i < FIRST {
-            FP8
+            FP8[i - FP8_AT]
         } else {
             let at = i - FIRST;
             GemmConfig::nth(at).row(NAMES[at / OPERANDS][at % OPERANDS])
@@ -278,6 +281,11 @@ impl GemmConfig {
     /// Packs of activations per K-iteration.
     pub const fn packs(self) -> u32 {
         if self.tile_n <= self.mainloop.traits().two_packs_up_to { 2 } else { 1 }
+    }
+
+    /// Returns whether decoded weights are relative to the largest scale of their row.
+    pub const fn has_row_bases(self) -> bool {
+        self.mainloop.accumulates_fast() && matches!(self.weights, Format::Mxfp4)
     }
 
     /// Returns whether thread blocks start next to one of the packing kernel.

@@ -1,10 +1,11 @@
-//! The kernel that packs FP8 activations.
+//! The kernels that pack FP8 activations.
 
+use microscale_formats::Dtype;
 use microscale_formats::activations::GROUP;
 
 use super::PACK_COLUMNS;
 use super::packing::{PACK, PACK_RESIDENT};
-use crate::launch::{Converts, Family, Kernel, KernelId, Targets, kernel, resident};
+use crate::launch::{Converts, Family, Kernel, KernelId, Targets, WARP, kernel, resident};
 
 /// Bytes of a token in a pack: its codes, and an f32 scale.
 ///
@@ -18,15 +19,45 @@ use crate::launch::{Converts, Family, Kernel, KernelId, Targets, kernel, residen
 /// the first tokens come first.
 pub const TOKEN_BYTES: u32 = PACK_COLUMNS + 4;
 
-/// The kernel. In its family's table, it comes after the kernels of FP4.
-pub(super) const KERNEL: Kernel = Kernel {
-    targets: Targets::WithWgmma,
-    ..resident(kernel("fp8_pack", None, PACK, Converts::Nothing), PACK_RESIDENT)
-};
+/// Kernels in this table.
+pub(super) const FP8_KERNELS: usize = 3;
+
+/// The kernels. In their family's table, they come after the kernels of FP4.
+pub(super) const KERNELS: [Kernel; FP8_KERNELS] = [
+    Kernel {
+        targets: Targets::WithWgmma,
+        ..resident(kernel("fp8_pack", None, PACK, Converts::Nothing), PACK_RESIDENT)
+    },
+    quantizing("fp8_quantize_f16", Dtype::F16),
+    quantizing("fp8_quantize_bf16", Dtype::Bf16),
+];
+
+const fn quantizing(name: &'static str, dtype: Dtype) -> Kernel {
+    let launch = (QUANTIZE_THREADS, 0, QUANTIZE_SHARED);
+    Kernel { targets: Targets::WithWgmma, ..kernel(name, Some(dtype), launch, Converts::E4m3) }
+}
+
+const AT: usize = super::packing::PACKING_KERNELS + super::fp4::FP4_KERNELS;
 
 /// The kernel that packs activations.
-pub const PACK_FP8: KernelId =
-    KernelId::new(Family::Gemm, super::packing::PACKING_KERNELS + super::fp4::FP4_KERNELS);
+pub const PACK_FP8: KernelId = KernelId::new(Family::Gemm, AT);
+
+/// The kernel that quantizes activations in f16 or bf16, and packs them; `None` for f32.
+pub const fn quantize(dtype: Dtype) -> Option<KernelId> {
+    match dtype {
+        Dtype::F32 => None,
+        Dtype::F16 => Some(KernelId::new(Family::Gemm, AT + 1)),
+        Dtype::Bf16 => Some(KernelId::new(Family::Gemm, AT + 2)),
+    }
+}
+
+/// Threads per thread block of the kernels that quantize.
+pub const QUANTIZE_THREADS: u32 = 8 * WARP;
+/// Thread blocks per cluster of these kernels. A cluster has eight tokens, and its warps take turns
+/// with their packs.
+pub const QUANTIZE_CLUSTER: u32 = 8;
+/// Shared memory of these kernels: the amax of each token, by warp and of the thread block.
+pub const QUANTIZE_SHARED: u32 = (QUANTIZE_THREADS / WARP + 1) * 8 * 4;
 
 /// Groups of columns that share a scale are packs.
 const _: () = assert!(GROUP == PACK_COLUMNS as usize);

@@ -34,6 +34,9 @@ pub enum Mainloop {
     /// groups multiply all of them, each by half of the tokens. In clusters of two thread blocks,
     /// as `Multicast`.
     Fp8Shared,
+    /// `Fp8` with fast accumulation: tensor cores add the products of all of K. In clusters of two
+    /// thread blocks, as `Multicast`.
+    Fp8Fast,
 }
 
 /// The facts of a mainloop that launchers, kernels, build tool and tests share.
@@ -90,7 +93,7 @@ const WGMMA: MainloopTraits = MainloopTraits {
 const FP8: MainloopTraits = MainloopTraits { token_bytes: FP8_TOKEN_BYTES, ..WGMMA };
 
 /// The traits, in the order of [`Mainloop`].
-const MAINLOOPS: [MainloopTraits; 10] = [
+const MAINLOOPS: [MainloopTraits; 11] = [
     GEMV,
     MainloopTraits { word: "plain", ..GEMV },
     MainloopTraits { word: "ragged", ..GEMV },
@@ -124,11 +127,12 @@ const MAINLOOPS: [MainloopTraits; 10] = [
     },
     MainloopTraits { word: "fp8", two_packs_up_to: 128, ..FP8 },
     MainloopTraits { word: "fp8shared", decoder_warps: 4, two_packs_up_to: 0, ..FP8 },
+    MainloopTraits { word: "fp8fast", two_packs_up_to: 0, ..FP8 },
 ];
 
 impl Mainloop {
     /// Every mainloop, in the order of the table.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Gemv,
         Self::GemvPlain,
         Self::GemvRagged,
@@ -139,6 +143,7 @@ impl Mainloop {
         Self::Tcgen05,
         Self::Fp8,
         Self::Fp8Shared,
+        Self::Fp8Fast,
     ];
 
     /// The traits.
@@ -158,7 +163,12 @@ impl Mainloop {
 
     /// Returns whether activations are quantized to E4M3.
     pub const fn takes_fp8(self) -> bool {
-        matches!(self, Self::Fp8 | Self::Fp8Shared)
+        matches!(self, Self::Fp8 | Self::Fp8Shared | Self::Fp8Fast)
+    }
+
+    /// Returns whether tensor cores add the products of all of K in FP8 (fast accumulation).
+    pub const fn accumulates_fast(self) -> bool {
+        matches!(self, Self::Fp8Fast)
     }
 
     /// Returns whether consumer warps share weights that decoder warps decode.
@@ -174,7 +184,7 @@ impl Mainloop {
     /// Returns whether the thread blocks of a cluster share a work tile's rows, not its
     /// K-iterations.
     pub const fn clusters_share_rows(self) -> bool {
-        matches!(self, Self::Multicast | Self::Fp8Shared)
+        matches!(self, Self::Multicast | Self::Fp8Shared | Self::Fp8Fast)
     }
 
     /// Returns whether it reads activations where they lie, without packing kernel and workspace.

@@ -1,5 +1,6 @@
 //! Parameters of the packing kernel, and of the kernels that multiply packed activations.
 
+use super::fp8::QUANTIZE_CLUSTER;
 use super::packing::PACK_THREADS;
 use super::schedule::Schedule;
 use super::stage::ScalePieces;
@@ -44,6 +45,11 @@ pub struct PackParams {
     pub thread_blocks: u32,
     /// Bytes of a token in a pack.
     pub token_bytes: u32,
+    /// Rows of MXFP4 weights whose largest scale the kernel finds, for fast accumulation; 0 for
+    /// other products.
+    pub rows: u32,
+    /// Blocks per row of these weights.
+    pub blocks: u32,
 }
 
 impl PackParams {
@@ -57,8 +63,7 @@ impl PackParams {
         let packs = cols.div_ceil(u64::from(PACK_COLUMNS) * per_k_iteration) * per_k_iteration;
         let eights = tokens.next_multiple_of(u64::from(config.tile_n)) / 8;
         let eights = packs.checked_mul(eights).filter(|eights| *eights < 1 << 31)?;
-        let all = (eights as u32).div_ceil(PACK_THREADS / WARP);
-        Some(Self {
+        let packing = Self {
             cols,
             packs: Divider::new(packs),
             tokens: tokens as u32,
@@ -66,9 +71,32 @@ impl PackParams {
             eights: eights as u32,
             aligned: u32::from(aligned),
             core_matrices: u32::from(config.mainloop.is_wgmma()),
-            thread_blocks: if config.starts_beside_packing() { all.min(sm_count) } else { all },
+            thread_blocks: 0,
             token_bytes: config.mainloop.traits().token_bytes,
-        })
+            rows: 0,
+            blocks: 0,
+        };
+        Some(packing.on(config, sm_count))
+    }
+
+    /// The parameters with the rows of MXFP4 weights, whose largest scales the kernel finds.
+    #[must_use]
+    pub fn with_rows(self, shape: WeightsShape, config: GemmConfig, sm_count: u32) -> Self {
+        Self { rows: shape.rows as u32, blocks: shape.blocks as u32, ..self }.on(config, sm_count)
+    }
+
+    /// The parameters with thread blocks for a warp per eight, or per row.
+    fn on(self, config: GemmConfig, sm_count: u32) -> Self {
+        let all = self.eights.max(self.rows).div_ceil(PACK_THREADS / WARP);
+        let thread_blocks = if config.starts_beside_packing() { all.min(sm_count) } else { all };
+        Self { thread_blocks, ..self }
+    }
+
+    /// Thread blocks of the kernels that quantize: a cluster per eight tokens.
+    #[inline(always)]
+    pub fn quantizing_thread_blocks(&self) -> u32 {
+        let (eights_of_tokens, _) = self.packs.divide_32(self.eights);
+        eights_of_tokens * QUANTIZE_CLUSTER
     }
 
     /// Bytes of the packed activations.

@@ -148,7 +148,7 @@ fn encode<D: Dtype>(chunk: &Chunk, scale: f32) -> u64 {
 
 /// The codes of a chunk under any scale. All lanes of the warp call it.
 #[inline(always)]
-pub(super) fn encode_any<D: Dtype>(chunk: &Chunk, scale: f32) -> u64 {
+pub(crate) fn encode_any<D: Dtype>(chunk: &Chunk, scale: f32) -> u64 {
     let [a, b, c, d] = *chunk;
     let most = D::largest(D::max_magnitudes(D::max_magnitudes(a, b), D::max_magnitudes(c, d)));
     if warp::ballot(!is_usual::<D>(most, scale)) == 0 {

@@ -30,6 +30,12 @@ pub(super) trait Fp8Weights: WeightFormat {
     /// warp call it, with a chunk each; the scale of a chunk past the end of a row is 0.
     fn base(scales: u32) -> u32;
 
+    /// The bases of a lane's two rows, for all of K, at `bases`.
+    ///
+    /// # Safety
+    /// Formats with scales in [`u8`] read bases there, which are in global memory.
+    unsafe fn row_bases(bases: [*const u32; 2]) -> [u32; 2];
+
     /// The factor of sums of products of decoded weights.
     fn factor(base: u32) -> f32;
 
@@ -46,6 +52,12 @@ impl Fp8Weights for Mxfp4 {
     fn base(scale: u32) -> u32 {
         let largest = scale.max(warp::shuffle_xor(scale, 1));
         largest.max(warp::shuffle_xor(largest, 2))
+    }
+
+    #[inline(always)]
+    unsafe fn row_bases(bases: [*const u32; 2]) -> [u32; 2] {
+        // SAFETY: the same contract.
+        bases.map(|base| unsafe { *base })
     }
 
     #[inline(always)]
@@ -79,6 +91,11 @@ impl Fp8Weights for Nvfp4 {
     #[inline(always)]
     fn base(_: u32) -> u32 {
         0
+    }
+
+    #[inline(always)]
+    unsafe fn row_bases(_: [*const u32; 2]) -> [u32; 2] {
+        [0; 2]
     }
 
     #[inline(always)]
@@ -116,10 +133,16 @@ pub(super) struct Scales<const ROWS: usize> {
 }
 
 impl<const ROWS: usize> Scales<ROWS> {
-    /// The scales of chunks, which are zeros unless they `exist`. All lanes of the warp call it.
+    /// The scales of chunks, which are zeros unless they `exist`, relative to the largest of their
+    /// packs. All lanes of the warp call it.
     #[inline(always)]
     pub(super) fn new<F: Fp8Weights>(scales: [u32; ROWS], exist: bool) -> Self {
-        let bases = scales.map(F::base);
+        Self::relative_to::<F>(scales.map(F::base), scales, exist)
+    }
+
+    /// The scales of chunks, relative to the bases of their rows. All lanes of the warp call it.
+    #[inline(always)]
+    pub(super) fn relative_to<F: Fp8Weights>(bases: [u32; ROWS], scales: [u32; ROWS], exist: bool) -> Self {
         let mut below = [0; ROWS];
         let mut most = 0;
         let mut magnitudes = [[[0; 2]; 2]; ROWS];
@@ -261,6 +284,8 @@ pub(super) struct LeftOut<'a> {
     pub(super) packs: u32,
     /// The first eight tokens of the work tile that have sums.
     pub(super) first_eight: u32,
+    /// The bases of the lane's two rows, if they are not of packs.
+    pub(super) bases: Option<[u32; 2]>,
 }
 
 impl LeftOut<'_> {
@@ -283,7 +308,7 @@ impl LeftOut<'_> {
     /// As for [`Self::add`].
     #[inline(always)]
     unsafe fn add_half<F: Fp8Weights, T: Tile, A: Array, const HALF: u32>(&self, sums: &mut A) {
-        let &Self { params, work_tile, tile, packs, first_eight } = self;
+        let &Self { params, work_tile, tile, packs, first_eight, bases } = self;
         let (of_eight, quarter) = (warp::lane() / QUAD, warp::lane() % QUAD);
         let mut pack = 0;
         while pack < packs {
@@ -301,7 +326,8 @@ impl LeftOut<'_> {
             let loaded = if chunk < end { unsafe { row.load_once::<F>(chunk) } } else { CodeChunk::NONE };
             let CodeChunk { codes: [a, b, c, d], scales } = loaded;
             let zeros = (a | b | c | d) & 0x7777_7777 == 0;
-            let left_out = warp::ballot(F::below(scales, F::base(scales)) > WIDEST && !zeros);
+            let base = bases.map_or_else(|| F::base(scales), |bases| bases[HALF as usize]);
+            let left_out = warp::ballot(F::below(scales, base) > WIDEST && !zeros);
             let pack_bytes = const { T::STAGE.activation_bytes() / T::PACKS };
             let of_pack = params.packed_of::<T>(work_tile).wrapping_add((pack * pack_bytes) as usize);
             // Opaque bounds keep LLVM from unrolling the loops.

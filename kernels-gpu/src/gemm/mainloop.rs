@@ -8,7 +8,8 @@
 //! | `wgmma` | producer warps copy; consumer warp groups decode and multiply by `wgmma` |
 //! | `fp8` | the same with FP8 activations: weights are decoded to E4M3 |
 //! | `fp8_shared` | `fp8` with decoded weights that warp groups share: many tokens |
-//! | `warp_specialized` | producer warps, and the loop over work tiles of the last three |
+//! | `fp8_fast` | `fp8` with sums of all of K in the tensor cores (fast accumulation) |
+//! | `warp_specialized` | producer warps, and the loop over work tiles of the last four |
 //!
 //! A target has `mma` or `wgmma`. Targets with `wgmma` load `mma` kernels from an older target's
 //! file.
@@ -17,6 +18,8 @@
 pub(super) mod block_scale;
 #[cfg(microscale_wgmma)]
 pub(super) mod fp8;
+#[cfg(microscale_wgmma)]
+pub(super) mod fp8_fast;
 #[cfg(microscale_wgmma)]
 pub(super) mod fp8_shared;
 #[cfg(not(microscale_wgmma))]

@@ -174,7 +174,7 @@ unsafe fn pack_eight<D: Activations>(
 /// # Safety
 /// `from` points to `count` activations in global memory.
 #[inline(always)]
-unsafe fn load_any(from: *const u8, count: u32) -> [u32; 4] {
+pub(super) unsafe fn load_any(from: *const u8, count: u32) -> [u32; 4] {
     [0, 2, 4, 6].map(|i| {
         let half = |i: u32| {
             // SAFETY: `i < count`.

@@ -8,36 +8,25 @@ use core::arch::asm;
 
 use microscale_kernels_abi::gemm::PACK_COLUMNS;
 
-/// Registers per thread. The thread block's total stays the same.
-pub(crate) enum Registers {
-    /// For each of two consumer warp groups: 232.
-    Many,
-    /// For each of two consumer warp groups of a thread block that has decoder warps: 216.
-    ManyBesideDecoders,
-    /// For the decoder warp group: 48.
-    Decoders,
-    /// For the producer warp group: 32.
-    Few,
-}
-
-/// Releases registers, or waits until enough are free. All threads of the warp group call it.
+/// Changes the number of registers per thread to `COUNT`, a multiple of 8: releases some, or waits
+/// until enough are free. All threads of the warp group call it.
 #[inline(always)]
-pub(crate) fn set_registers(registers: Registers) {
+pub(crate) fn release_registers<const COUNT: u32>() {
     // SAFETY: convergent; kernels call it in uniform control flow. The assembler limits the code
     // after it to the number.
     unsafe {
-        match registers {
-            Registers::Many => {
-                asm!("setmaxnreg.inc.sync.aligned.u32 232;", options(nostack, preserves_flags))
-            }
-            Registers::ManyBesideDecoders => {
-                asm!("setmaxnreg.inc.sync.aligned.u32 216;", options(nostack, preserves_flags))
-            }
-            Registers::Decoders => {
-                asm!("setmaxnreg.dec.sync.aligned.u32 48;", options(nostack, preserves_flags))
-            }
-            Registers::Few => asm!("setmaxnreg.dec.sync.aligned.u32 32;", options(nostack, preserves_flags)),
-        }
+        asm!("setmaxnreg.dec.sync.aligned.u32 {count};", count = const COUNT,
+            options(nostack, preserves_flags));
+    }
+}
+
+/// [`release_registers`] for more registers than before.
+#[inline(always)]
+pub(crate) fn acquire_registers<const COUNT: u32>() {
+    // SAFETY: as for `release_registers`.
+    unsafe {
+        asm!("setmaxnreg.inc.sync.aligned.u32 {count};", count = const COUNT,
+            options(nostack, preserves_flags));
     }
 }
 
@@ -77,8 +66,9 @@ pub(crate) fn core_matrices(address: u32) -> u32 {
 /// Products of 64 rows of weights in registers and tokens' activations in shared memory. `A` is a
 /// thread's array of accumulators: of two rows, eight apart, and of two tokens in each eight.
 pub(crate) trait MultiplyTokens<A> {
-    /// Starts to add two products of 16 columns each to the accumulators, and waits for all earlier
-    /// products. Weights are distributed as in [`crate::hardware::warp::multiply_f16`];
+    /// Starts to add two products of 16 columns each to the accumulators, 32 of E4M3, and waits for
+    /// all earlier products. Weights are distributed as in [`crate::hardware::warp::multiply_f16`],
+    /// with two columns of E4M3 in place of one of 16 bits;
     /// `activations` is the low half of a descriptor from [`core_matrices`].
     ///
     /// # Safety
@@ -127,10 +117,14 @@ pub(crate) struct WgmmaF16;
 /// The instructions for bf16.
 pub(crate) struct WgmmaBf16;
 
+/// The instructions for E4M3.
+pub(crate) struct WgmmaE4m3;
+
 /// Implements [`MultiplyTokens`] for a dtype and a number of tokens, with the indices of the
 /// accumulators written out.
 macro_rules! multiply_tokens {
-    ($dtype:ident $word:literal $tokens:literal $sums:literal [$first:literal $($i:literal)*]) => {
+    ($dtype:ident $shape:literal $last:literal $eight:ident $tokens:literal $sums:literal
+        [$first:literal $($i:literal)*]) => {
         impl MultiplyTokens<[f32; $sums]> for $dtype {
             #[inline(always)]
             unsafe fn multiply_tokens(sums: &mut [f32; $sums], [a, b]: [[u32; 4]; 2], activations: u32) {
@@ -141,17 +135,17 @@ macro_rules! multiply_tokens {
                         "{{ .reg .pred add; .reg .b64 first, second; setp.eq.u32 add, 0, 0;",
                         "mov.b64 first, {{{first}, {eight}}}; mov.b64 second, {{{second}, {eight}}};",
                         "wgmma.fence.sync.aligned;",
-                        concat!("wgmma.mma_async.sync.aligned.m64n", $tokens, "k16.f32.", $word, ".", $word,
-                            " {{{", $first, "}", $(", {", $i, "}",)* "}}, {{{a0}, {a1}, {a2}, {a3}}}, first, add, 1, 1, 0;"),
-                        concat!("wgmma.mma_async.sync.aligned.m64n", $tokens, "k16.f32.", $word, ".", $word,
-                            " {{{", $first, "}", $(", {", $i, "}",)* "}}, {{{b0}, {b1}, {b2}, {b3}}}, second, add, 1, 1, 0;"),
+                        concat!("wgmma.mma_async.sync.aligned.m64n", $tokens, $shape,
+                            " {{{", $first, "}", $(", {", $i, "}",)* "}}, {{{a0}, {a1}, {a2}, {a3}}}, first, add", $last),
+                        concat!("wgmma.mma_async.sync.aligned.m64n", $tokens, $shape,
+                            " {{{", $first, "}", $(", {", $i, "}",)* "}}, {{{b0}, {b1}, {b2}, {b3}}}, second, add", $last),
                         "wgmma.commit_group.sync.aligned;",
                         "wgmma.wait_group.sync.aligned 1; }}",
                         inout(reg32) sums[$first], $(inout(reg32) sums[$i],)*
                         a0 = in(reg32) a[0], a1 = in(reg32) a[1], a2 = in(reg32) a[2], a3 = in(reg32) a[3],
                         b0 = in(reg32) b[0], b1 = in(reg32) b[1], b2 = in(reg32) b[2], b3 = in(reg32) b[3],
                         first = in(reg32) activations, second = in(reg32) activations + 16,
-                        eight = const NEXT_EIGHT,
+                        eight = const $eight,
                         options(nostack, preserves_flags)
                     );
                 }
@@ -252,59 +246,60 @@ macro_rules! multiply_pack {
     };
 }
 
-/// Implements [`MultiplyTokens`] for both dtypes.
-macro_rules! both_dtypes {
+/// Implements [`MultiplyTokens`] for every dtype.
+macro_rules! every_dtype {
     ($tokens:literal $sums:literal $i:tt) => {
-        multiply_tokens!(WgmmaF16 "f16" $tokens $sums $i);
-        multiply_tokens!(WgmmaBf16 "bf16" $tokens $sums $i);
+        multiply_tokens!(WgmmaF16 "k16.f32.f16.f16" ", 1, 1, 0;" NEXT_EIGHT $tokens $sums $i);
+        multiply_tokens!(WgmmaBf16 "k16.f32.bf16.bf16" ", 1, 1, 0;" NEXT_EIGHT $tokens $sums $i);
+        multiply_tokens!(WgmmaE4m3 "k32.f32.e4m3.e4m3" ", 1, 1;" NEXT_EIGHT_FP8 $tokens $sums $i);
     };
 }
 
-/// Implements [`MultiplyTokens`] for both dtypes, and [`MultiplyPack`].
-macro_rules! all_dtypes {
+/// Implements [`MultiplyTokens`] for every dtype, and [`MultiplyPack`].
+macro_rules! every_dtype_and_pack {
     ($tokens:literal $sums:literal $i:tt) => {
-        both_dtypes!($tokens $sums $i);
+        every_dtype!($tokens $sums $i);
         multiply_pack!($tokens $sums $i);
     };
 }
 
-both_dtypes!(8 4 [0 1 2 3]);
-all_dtypes!(16 8 [0 1 2 3 4 5 6 7]);
-both_dtypes!(24 12 [0 1 2 3 4 5 6 7 8 9 10 11]);
-all_dtypes!(32 16 [0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15]);
-both_dtypes!(48 24 [0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23]);
-all_dtypes!(64 32 [
+every_dtype!(8 4 [0 1 2 3]);
+every_dtype_and_pack!(16 8 [0 1 2 3 4 5 6 7]);
+every_dtype!(24 12 [0 1 2 3 4 5 6 7 8 9 10 11]);
+every_dtype_and_pack!(32 16 [0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15]);
+every_dtype!(48 24 [0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23]);
+every_dtype_and_pack!(64 32 [
     0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31
 ]);
-both_dtypes!(96 48 [
+every_dtype!(96 48 [
     0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31 32 33 34
     35 36 37 38 39 40 41 42 43 44 45 46 47
 ]);
-both_dtypes!(104 52 [
+every_dtype!(104 52 [
     0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31 32 33 34
     35 36 37 38 39 40 41 42 43 44 45 46 47 48 49 50 51
 ]);
-all_dtypes!(128 64 [
+every_dtype_and_pack!(128 64 [
     0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31 32 33 34
     35 36 37 38 39 40 41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56 57 58 59 60 61 62 63
 ]);
-both_dtypes!(144 72 [
+every_dtype!(144 72 [
     0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31 32 33 34
     35 36 37 38 39 40 41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56 57 58 59 60 61 62 63 64 65 66
     67 68 69 70 71
 ]);
-both_dtypes!(192 96 [
+every_dtype!(192 96 [
     0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31 32 33 34
     35 36 37 38 39 40 41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56 57 58 59 60 61 62 63 64 65 66
     67 68 69 70 71 72 73 74 75 76 77 78 79 80 81 82 83 84 85 86 87 88 89 90 91 92 93 94 95
 ]);
-both_dtypes!(224 112 [
+every_dtype!(224 112 [
     0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31 32 33 34
     35 36 37 38 39 40 41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56 57 58 59 60 61 62 63 64 65 66
     67 68 69 70 71 72 73 74 75 76 77 78 79 80 81 82 83 84 85 86 87 88 89 90 91 92 93 94 95 96 97 98
     99 100 101 102 103 104 105 106 107 108 109 110 111
 ]);
-both_dtypes!(256 128 [
+every_dtype!(256 128 [
     0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31 32 33 34
     35 36 37 38 39 40 41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56 57 58 59 60 61 62 63 64 65 66
     67 68 69 70 71 72 73 74 75 76 77 78 79 80 81 82 83 84 85 86 87 88 89 90 91 92 93 94 95 96 97 98

@@ -15,6 +15,7 @@ use super::activations::activations_cases;
 use super::case::ptx;
 use super::cases::{Case, cases};
 use super::fp4::fp4_experts_cases;
+use super::fp8::fp8_cases;
 use super::fp8_experts::fp8_experts_cases;
 use super::kv::kv_cases;
 use super::weights::{Launched, Product, Weights, launch_ahead};
@@ -196,6 +197,14 @@ fn experts_with_fp4_activations_equal_the_definition_in_every_case() {
 fn experts_with_fp8_activations_equal_the_definition_in_every_case() {
     let mut cases = Vec::new();
     fp8_experts_cases(&mut cases);
+    check_all(&cases);
+}
+
+#[test]
+fn fast_accumulation_and_quantizing_to_fp8_equal_the_definition_in_every_case() {
+    let mut cases = Vec::new();
+    fp8_cases(&mut cases);
+    cases.retain(|case| case.kernel.contains("fp8fast") || case.kernel.starts_with("fp8_quantize"));
     check_all(&cases);
 }
 

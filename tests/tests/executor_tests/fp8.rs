@@ -6,11 +6,13 @@ use std::sync::Arc;
 use half::{bf16, f16};
 use microscale::formats::fp8_dot::WIDEST;
 use microscale::formats::{E4m3, fp4_dot, fp8_dot};
-use microscale::{Activation, Dtype, Format, QuantizedTensor};
-use microscale_executor::Argument;
+use microscale::{
+    Activation, ActivationFormat, ActivationInput, ActivationRecipe, Dtype, Format, Fp8Scale,
+    QuantizedTensor, Shape, quantize_activations,
+};
 use microscale_kernels_abi::GemmConfig;
 use microscale_kernels_abi::gemm::PACK_COLUMNS;
-use microscale_kernels_abi::gemm::fp8::PACK_FP8;
+use microscale_kernels_abi::gemm::fp8::{PACK_FP8, QUANTIZE_CLUSTER, quantize};
 use microscale_kernels_abi::gemm::params::{GemmParams, PackParams};
 use microscale_kernels_abi::gemm::stage::ScalePieces;
 use microscale_test_support::arithmetic::Scalars;
@@ -143,6 +145,11 @@ impl Operands {
         let cols = self.weights.cols();
         let x = &self.x[token * cols..][..cols][columns(cols)];
         let scales = &self.scales[token * self.each..][..self.each];
+        if config.mainloop.accumulates_fast() {
+            let (_, all) = row_of(&self.weights, row);
+            let base = fp8_dot::Weights { scales: all, ..weights }.row_base();
+            return fp8_dot::fast_row::<Scalars>(weights, base, x, scales[0]);
+        }
         let scales = match self.per_pack {
             true => fp8_dot::Scales::Packs(&scales[packs.start..]),
             false => fp8_dot::Scales::Token(scales[0]),
@@ -173,14 +180,18 @@ fn multiplying<T: Exact + Activation>(
     let mut case = Prepared::new();
     let (cols, count) = (weights.cols() as u64, *tokens as u64);
     let aligned = weights.cols().is_multiple_of(8);
-    let pack = PackParams::new(config, cols, count, aligned, thread_blocks).expect("a small launch");
+    let mut pack = PackParams::new(config, cols, count, aligned, thread_blocks).expect("a small launch");
+    if config.has_row_bases() {
+        pack = pack.with_rows(shape(weights), config, thread_blocks);
+    }
     let bytes: Vec<u8> = x.iter().map(|code| code.to_bits()).collect();
     let x = case.memory.allocate_from_aligned("x", &bytes, 8);
     let x_scales = case.memory.allocate_from_aligned("scales of x", bytemuck::cast_slice(x_scales), 4);
     let packed = case.memory.allocate_aligned("packed", pack.bytes() as usize, 16);
     let [plan, from, to] = no_experts();
-    // Both orders of letting the next kernel start and of waiting: no kernel runs before this one.
-    let quantized_just_before = u32::from(!*per_pack);
+    let codes = case.memory.allocate_from_aligned("codes", weights.codes(), 16);
+    let scales = case.memory.allocate_from_aligned("scales", weights.scales(), 16);
+    let row_bases = case.memory.allocate_aligned("bases of rows", pack.rows as usize * size_of::<u32>(), 4);
     let arguments = vec![
         x.into(),
         x_scales.into(),
@@ -189,7 +200,8 @@ fn multiplying<T: Exact + Activation>(
         from.clone(),
         argument(&pack),
         (*each as u32).into(),
-        quantized_just_before.into(),
+        scales.into(),
+        row_bases.into(),
     ];
     case.step(PACK_FP8.kernel().name, u64::from(pack.thread_blocks), arguments);
 
@@ -198,8 +210,6 @@ fn multiplying<T: Exact + Activation>(
     let mut gemm =
         GemmParams::new(config, shape(weights), count, thread_blocks, shared).expect("a small launch");
     gemm.pack_scales = u32::from(*per_pack);
-    let codes = case.memory.allocate_from_aligned("codes", weights.codes(), 16);
-    let scales = case.memory.allocate_from_aligned("scales", weights.scales(), 16);
     let (slot, apply) = case.global_scale(weights);
     let results = weights.rows() * tokens;
     let [bytes, each] =
@@ -212,7 +222,7 @@ fn multiplying<T: Exact + Activation>(
         thread_blocks: gemm.thread_blocks(config),
         weights: [codes.into(), scales.into(), slot],
         apply,
-        activations: Argument::from(0u64),
+        activations: row_bases.into(),
         packed,
         out,
         routed: [plan, from, to],
@@ -234,10 +244,88 @@ fn multiplying<T: Exact + Activation>(
     case
 }
 
+/// Quantizes random values and packs them, by one kernel, and on the CPU with the kernel that packs.
+fn quantizing<T: Exact + Activation>(config: GemmConfig, case: Fp8Case, seed: u64) -> Prepared {
+    let Fp8Case { rows, cols, tokens, per_pack, nan, .. } = case;
+    let mut random = fastrand::Rng::with_seed(seed);
+    let mut x: Vec<T> = (0..tokens * cols)
+        .map(|_| T::from_f32((random.f32() - 0.5) * [1e-30, 0.1, 6.0, 1e4][random.usize(..4)]))
+        .collect();
+    if nan {
+        for value in [f32::NAN, f32::INFINITY] {
+            let at = random.usize(..x.len());
+            x[at] = T::from_f32(value);
+        }
+    }
+    let per_pack = per_pack && cols > PACK_COLUMNS as usize;
+    let scale = if per_pack { Fp8Scale::PerGroup { power_of_two: false } } else { Fp8Scale::PerToken };
+    let recipe = ActivationRecipe::new(ActivationFormat::Fp8(scale));
+    let input = ActivationInput::new(&x, Shape::new(tokens, cols));
+    let quantized = quantize_activations(input, &recipe).expect("a small matrix");
+
+    let mut prepared = Prepared::new();
+    let aligned = cols.is_multiple_of(8);
+    let pack = PackParams::new(config, cols as u64, tokens as u64, aligned, 4).expect("a small launch");
+    let weights = tensor(Format::Mxfp4, rows, cols, Scales::Any, seed);
+    let with_rows = pack.with_rows(shape(&weights), config, 4);
+    let weight_scales = prepared.memory.allocate_from_aligned("scales of weights", weights.scales(), 4);
+    let row_bases = prepared.memory.allocate_aligned("bases of rows", rows * size_of::<u32>(), 4);
+    let packed = ["quantized and packed", "packed"]
+        .map(|name| prepared.memory.allocate_aligned(name, pack.bytes() as usize, 16));
+    let arguments = vec![
+        prepared.values(&x, !aligned),
+        packed[0].into(),
+        argument(&with_rows),
+        u32::from(aligned).into(),
+        u32::from(per_pack).into(),
+        weight_scales.into(),
+        row_bases.into(),
+    ];
+    let kernel = quantize(T::DTYPE).expect("16 bits").kernel().name;
+    prepared.step(kernel, u64::from(with_rows.quantizing_thread_blocks()), arguments);
+    prepared.in_clusters(QUANTIZE_CLUSTER);
+
+    let codes = prepared.memory.allocate_from_aligned("codes", &quantized.codes, 8);
+    let scales =
+        prepared.memory.allocate_from_aligned("scales", bytemuck::cast_slice(&quantized.f32_scales), 4);
+    let [plan, from, _] = no_experts();
+    let arguments = vec![
+        codes.into(),
+        scales.into(),
+        packed[1].into(),
+        plan,
+        from,
+        argument(&pack),
+        ((quantized.f32_scales.len() / tokens) as u32).into(),
+        0u64.into(),
+        0u64.into(),
+    ];
+    prepared.step(PACK_FP8.kernel().name, u64::from(pack.thread_blocks), arguments);
+    prepared.checks.push(Box::new(move |memory| {
+        let [found, right] = packed.map(|buffer| memory.bytes(buffer).map_err(|error| error.to_string()));
+        if found? == right? { Ok(()) } else { Err("other bytes than by two kernels".into()) }
+    }));
+    let largest = weights.scales().chunks(weights.blocks_per_row()).map(|row| row.iter().max());
+    let largest = largest.flat_map(|scale| u32::from(*scale.expect("a block")).to_le_bytes());
+    prepared.expect("bases of rows", row_bases, largest.collect());
+    prepared
+}
+
 fn cases_of<T: Exact + Activation>(cases: &mut Vec<Case>) {
+    // Token tiles whose K-iterations have one pack, or two.
+    for config in GemmConfig::for_fp8(Format::Mxfp4, T::DTYPE).filter(|config| config.cluster == 1) {
+        for (i, case) in (0..).zip(CASES) {
+            let kernel = quantize(T::DTYPE).expect("16 bits").kernel().name.into();
+            let make = move || quantizing::<T>(config, case, i);
+            let quantizing = Case::new(format!("{config}, {case:?}"), kernel, make);
+            cases.push(Case { mainloop: Some(config.mainloop), ..quantizing });
+        }
+    }
     for format in Format::MULTIPLIED {
         let mut add = |case: Fp8Case, seed: u64, number: Option<usize>| {
-            let configs = GemmConfig::for_fp8(format, T::DTYPE);
+            // Fast accumulation is for a scale per token.
+            let configs = GemmConfig::for_fp8(format, T::DTYPE)
+                .filter(|config| !case.per_pack || !config.mainloop.accumulates_fast());
             let what = format!("{case:?}, {:?}", number.map(|number| STEPS[number]));
             let draw = move || Operands::draw(format, case, seed);
             add_cases(cases, configs, what, draw, move |operands, config| {

@@ -31,8 +31,15 @@ fn activations(tokens: usize, cols: usize, per_group: bool, seed: u64) -> (Vec<b
     (x, quantized.unwrap())
 }
 
-/// The product by its definition, or with the magnitudes of all operands.
-fn defined(weights: &QuantizedTensor, x: &QuantizedActivations, tokens: usize, magnitudes: bool) -> Vec<f32> {
+/// The product by its definition, or with the magnitudes of all operands; with `fast` accumulation
+/// or without.
+fn defined(
+    weights: &QuantizedTensor,
+    x: &QuantizedActivations,
+    tokens: usize,
+    magnitudes: bool,
+    fast: bool,
+) -> Vec<f32> {
     let (format, cols, rows) = (weights.format(), weights.cols(), weights.rows());
     let blocks = weights.blocks_per_row();
     let bytes = blocks * format.block_bytes();
@@ -52,7 +59,14 @@ fn defined(weights: &QuantizedTensor, x: &QuantizedActivations, tokens: usize, m
                 codes: &weight_codes[row * bytes..][..bytes],
                 scales: &weights.scales()[row * blocks..][..blocks],
             };
-            sums.push(factor * fp8_dot::row::<Scalars>(weights, &codes[token * cols..][..cols], scales));
+            let codes = &codes[token * cols..][..cols];
+            let sum = match scales {
+                fp8_dot::Scales::Token(scale) if fast => {
+                    fp8_dot::fast_row::<Scalars>(weights, weights.row_base(), codes, scale)
+                }
+                _ => fp8_dot::row::<Scalars>(weights, codes, scales),
+            };
+            sums.push(factor * sum);
         }
     }
     sums
@@ -64,13 +78,14 @@ fn multiplied(
     weights: &QuantizedTensor,
     (x, quantized): &(Vec<bf16>, QuantizedActivations),
     tokens: usize,
-    per_group: bool,
+    options: Fp8Options,
+    config: Option<GemmConfig>,
 ) -> Vec<f32> {
     let stream = gpu.stream();
     let rows = weights.rows();
     let weights = DeviceTensor::from_host(stream, weights).unwrap();
-    let options = Fp8Options { per_group, round_weights: true };
     let linear = gpu.linear_fp8::<bf16, f32>(&weights).options(options);
+    let linear = config.map_or(linear, |config| linear.by(config));
     let plan = linear.plan(tokens).unwrap();
     let mut workspace = GemmWorkspace::new(stream, plan.workspace_bytes()).unwrap();
     let mut out = stream.alloc_zeros::<f32>(tokens * rows).unwrap();
@@ -111,9 +126,10 @@ pub(crate) fn equals_its_definition(gpu: &Gpu) {
             for per_group in [false, true] {
                 let weights = tensor(format, rows, cols, Scales::Common, seed);
                 let x = activations(tokens, cols, per_group, seed + 1);
-                let found = multiplied(gpu, &weights, &x, tokens, per_group);
-                let right = defined(&weights, &x.1, tokens, false);
-                let magnitudes = defined(&weights, &x.1, tokens, true);
+                let options = Fp8Options { per_group, round_weights: true, ..Fp8Options::default() };
+                let found = multiplied(gpu, &weights, &x, tokens, options, None);
+                let right = defined(&weights, &x.1, tokens, false, false);
+                let magnitudes = defined(&weights, &x.1, tokens, true, false);
                 // Parts of split work tiles are rounded when they are added, and products that are
                 // left out are added to other parts. With another global scale than 1, sums are
                 // rounded once more.
@@ -132,6 +148,45 @@ pub(crate) fn equals_its_definition(gpu: &Gpu) {
             }
         }
     }
+}
+
+pub(crate) fn fast_accumulation_equals_its_definition(gpu: &Gpu) {
+    if !has_fp8(gpu) {
+        return;
+    }
+    let options = Fp8Options { round_weights: true, fast_accumulation: true, ..Fp8Options::default() };
+    let shapes: [(usize, usize, usize); 6] =
+        [(300, 128, 9), (1, 32, 1), (35, 96, 5), (200, 380, 70), (40, 1152, 260), (520, 4096, 130)];
+    let mut numbers = 0;
+    for format in Format::MULTIPLIED {
+        for config in GemmConfig::for_fp8(format, Dtype::Bf16).filter(|of| of.mainloop.accumulates_fast()) {
+            for (seed, (rows, cols, tokens)) in (0..).zip(shapes) {
+                // NVFP4's rows of scales are whole words.
+                let cols = if format == Format::Nvfp4 { cols.next_multiple_of(64) } else { cols };
+                let weights = tensor(format, rows, cols, Scales::Common, seed);
+                let x = activations(tokens, cols, false, seed + 1);
+                let found = multiplied(gpu, &weights, &x, tokens, options, Some(config));
+                let right = defined(&weights, &x.1, tokens, false, true);
+                let magnitudes = defined(&weights, &x.1, tokens, true, true);
+                // One pack is never split. Parts of longer rows keep other bits, and another global
+                // scale than 1 rounds once more.
+                let exact = cols <= 128 && format == Format::Mxfp4;
+                let each = cols.div_ceil(32) as f32 * 2f32.powi(-13);
+                for (i, (found, right)) in found.iter().zip(&right).enumerate() {
+                    let allowed = if exact { 0.0 } else { each * magnitudes[i] };
+                    let near = found.to_bits() == right.to_bits() || (found - right).abs() <= allowed;
+                    let (token, row) = (i / rows, i % rows);
+                    assert!(
+                        near,
+                        "{config}, {rows}x{cols}, {tokens} tokens: {found:e} is not {right:e}: token {token}, \
+                         row {row}"
+                    );
+                    numbers += usize::from(exact);
+                }
+            }
+        }
+    }
+    assert!(numbers > 0);
 }
 
 pub(crate) fn is_refused_where_it_would_lose(gpu: &Gpu) {
@@ -213,7 +268,8 @@ pub(crate) fn experts_equal_their_own_products(gpu: &Gpu) {
         ExpertRows::Indexed,
         ExpertRows::Paired,
     ];
-    let configs = GemmConfig::for_fp8(Format::Mxfp4, Dtype::Bf16).filter(|config| config.cluster == 1);
+    let configs = GemmConfig::for_fp8(Format::Mxfp4, Dtype::Bf16)
+        .filter(|config| config.cluster == 1 && !config.mainloop.accumulates_fast());
     for config in configs.map(Some).chain([None]) {
         for order in orders {
             for (cols, per_group) in [(128, false), (96, true), (640, false), (640, true), (1000, true)] {

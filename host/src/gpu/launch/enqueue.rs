@@ -73,7 +73,8 @@ pub(in crate::gpu) unsafe fn enqueue(
     let mut attributes = [programmatic_launch, clusters];
     let (function, stream_handle) = (ready.function.cu_function(), stream.cu_stream());
     stream.context().bind_to_thread().map_err(doing(what))?;
-    let launched: std::result::Result<(), DriverError> = if programmatic {
+    let attributes = &mut attributes[usize::from(!programmatic)..1 + usize::from(cluster > 1)];
+    let launched: std::result::Result<(), DriverError> = if !attributes.is_empty() {
         let config = CUlaunchConfig_st {
             gridDimX: thread_blocks as u32,
             gridDimY: 1,
@@ -84,7 +85,7 @@ pub(in crate::gpu) unsafe fn enqueue(
             sharedMemBytes: shared,
             hStream: stream_handle,
             attrs: attributes.as_mut_ptr(),
-            numAttrs: if cluster > 1 { 2 } else { 1 },
+            numAttrs: attributes.len() as u32,
         };
         // SAFETY: `config` and `attributes` live until the call returns. The caller guarantees
         // `arguments`.

@@ -3,10 +3,12 @@
 use std::sync::Arc;
 
 use cudarc::driver::CudaStream;
+use microscale_kernels_abi::gemm::fp8::{QUANTIZE_CLUSTER, QUANTIZE_SHARED, QUANTIZE_THREADS, quantize};
 
-use crate::error::Result;
+use crate::element::Dtype;
+use crate::error::{ActivationFault, Error, Result};
 use crate::gpu::launch::arguments::{Operands, Routed};
-use crate::gpu::launch::enqueue::{argument, enqueue};
+use crate::gpu::launch::enqueue::{Launch, argument, enqueue};
 use crate::gpu::launch::gemm::{multiply, packing};
 use crate::gpu::plan::product::ProductPlan;
 use crate::gpu::runtime::kernels::Kernels;
@@ -18,51 +20,91 @@ pub(in crate::gpu) struct Fp8Operand {
     pub(in crate::gpu) scales: u64,
     /// Scales per token.
     pub(in crate::gpu) token_scales: usize,
-    /// The kernel that was enqueued last is the one that quantized the activations.
-    pub(in crate::gpu) quantized_just_before: bool,
 }
 
-/// Enqueues the kernels of a product. The activations in `operands` are ignored. `workspace` has
-/// the addresses of semaphores and of the product's memory.
+/// FP8 activations of a product.
+#[derive(Clone, Copy)]
+pub(in crate::gpu) enum Fp8Source {
+    /// Codes and scales.
+    Quantized(Fp8Operand),
+    /// Values in 16 bits, which are quantized when they are packed. Not for experts' weights.
+    Values {
+        address: u64,
+        dtype: Dtype,
+        /// A scale per group of columns, instead of one per token.
+        per_group: bool,
+    },
+}
+
+/// Enqueues the kernels of a product. The activations in `operands` are ignored. `row_bases` has
+/// room for the bases of rows of weights, if the plan has any. `workspace` has the addresses of
+/// semaphores and of the product's memory.
 ///
 /// # Safety
-/// Weights, codes and scales of activations, and results satisfy the kernels' contracts for the
-/// shapes that `plan` was made for; a `routed` plan was made for its token tiles. The semaphores
-/// are zeros, as each launch leaves them. The memory has [`ProductPlan::workspace_bytes`] bytes, at
-/// a multiple of 16.
+/// Weights, activations and results satisfy the kernels' contracts for the shapes that `plan` was
+/// made for; a `routed` plan was made for its token tiles. The semaphores are zeros, as each launch
+/// leaves them. The memory has [`ProductPlan::workspace_bytes`] bytes, at a multiple of 16.
 pub(in crate::gpu) unsafe fn product_fp8(
     kernels: &Kernels,
     stream: &Arc<CudaStream>,
     plan: &ProductPlan,
-    activations: Fp8Operand,
+    (activations, row_bases): (Fp8Source, u64),
     operands: &Operands,
     routed: Routed,
     workspace: [u64; 2],
 ) -> Result<()> {
-    let operands = Operands { activations: 0, ..*operands };
+    // Kernels get the bases of rows in place of activations.
+    let operands = Operands { activations: row_bases, ..*operands };
+    let [_, packed] = workspace;
     let Some((launch, pack_params)) = packing(kernels, plan) else {
         // Weights without columns.
         // SAFETY: the kernel reads no activations. The caller guarantees the rest.
         return unsafe { multiply(kernels, stream, plan, &operands, routed, workspace) };
     };
-    let [_, packed] = workspace;
-    let Fp8Operand { codes, scales, token_scales, quantized_just_before } = activations;
-    let (token_scales, quantized_just_before) = (token_scales as u32, u32::from(quantized_just_before));
-    let arguments = &mut [
-        argument(&codes),
-        argument(&scales),
-        argument(&packed),
-        argument(&routed.plan),
-        argument(&routed.from),
-        argument(pack_params),
-        argument(&token_scales),
-        argument(&quantized_just_before),
-    ];
     // SAFETY: the arguments are each kernel's, in order, and point to locals that outlive the call.
     // The first kernel writes packed activations to the workspace, and the second waits for it. A
     // kernel that quantizes starts when all earlier work has ended. The caller guarantees the rest.
     unsafe {
-        enqueue(kernels, stream, &launch, arguments, "packing activations")?;
+        match activations {
+            Fp8Source::Quantized(Fp8Operand { codes, scales, token_scales }) => {
+                let token_scales = token_scales as u32;
+                let arguments = &mut [
+                    argument(&codes),
+                    argument(&scales),
+                    argument(&packed),
+                    argument(&routed.plan),
+                    argument(&routed.from),
+                    argument(pack_params),
+                    argument(&token_scales),
+                    argument(&operands.scales),
+                    argument(&row_bases),
+                ];
+                enqueue(kernels, stream, &launch, arguments, "packing activations")?;
+            }
+            Fp8Source::Values { address, dtype, per_group } => {
+                let launch = Launch {
+                    kernel: quantize(dtype).ok_or(Error::Activations(ActivationFault::Dtype))?,
+                    thread_blocks: u64::from(pack_params.quantizing_thread_blocks()),
+                    threads: QUANTIZE_THREADS,
+                    shared: QUANTIZE_SHARED,
+                    cluster: QUANTIZE_CLUSTER,
+                    // The product relies on it: when this kernel starts, all earlier work has ended.
+                    programmatic: false,
+                };
+                let aligned = u32::from(pack_params.aligned != 0 && address.is_multiple_of(16));
+                let per_group = u32::from(per_group);
+                let arguments = &mut [
+                    argument(&address),
+                    argument(&packed),
+                    argument(pack_params),
+                    argument(&aligned),
+                    argument(&per_group),
+                    argument(&operands.scales),
+                    argument(&row_bases),
+                ];
+                enqueue(kernels, stream, &launch, arguments, "quantizing activations")?;
+            }
+        }
         multiply(kernels, stream, plan, &operands, routed, workspace)
     }
 }

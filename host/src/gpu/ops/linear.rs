@@ -378,7 +378,7 @@ impl<'a, T: Activation, O: ProductOf<T>, K, W> Linear<'a, T, O, K, W> {
                 (Kind::Values { gemv_only }, aligned || multiplied(T::DTYPE).0 > 1)
             }
             Options::Fp4 { .. } => (Kind::Fp4, true),
-            Options::Fp8(Fp8Options { per_group, .. }) => (Kind::Fp8 { per_group }, true),
+            Options::Fp8(options) => (Kind::Fp8(options), true),
         };
         let (weights, experts) = (self.weights.shape(), self.weights.experts());
         PlanKey { kind, weights, experts, rows, dtype: T::DTYPE, aligned }
@@ -391,7 +391,7 @@ impl<'a, T: Activation, O: ProductOf<T>, K, W> Linear<'a, T, O, K, W> {
         let make = || match key.kind {
             Kind::Values { gemv_only } => linear::plan(kernels, key, gemv_only, given),
             Kind::Fp4 => fp4::plan(kernels, key, given),
-            Kind::Fp8 { per_group } => fp8::plan(kernels, key, per_group, given),
+            Kind::Fp8(options) => fp8::plan(kernels, key, options, given),
         };
         if given.is_some() { make().map(Arc::new) } else { self.gpu.plans.get(key, make) }
     }

@@ -12,7 +12,7 @@ use crate::error::{Error, OperandFault};
 use crate::experts::ExpertRows;
 use crate::gemv::{Activation, ProductOf};
 use crate::gpu::launch::arguments::{Operands, Routed, Steps, apply_direction};
-use crate::gpu::launch::{self, Fp8Operand};
+use crate::gpu::launch::{self, Fp8Operand, Fp8Source};
 use crate::gpu::memory::experts::DeviceRouting;
 use crate::gpu::memory::view::{DeviceView, DeviceViewMut};
 use crate::gpu::memory::workspace::GemmWorkspaceMut;
@@ -278,18 +278,24 @@ impl<T: Activation, O: ProductOf<T>, K, W> Plan<'_, T, O, K, W> {
         // each other, with the planned bytes: activations have at most a row per token or pair. The
         // borrows keep the buffers from overlapping, until the launches are enqueued.
         unsafe {
-            let (mut x, mut quantized_just_before) = (x, false);
-            if let (Before::Fp8([codes_bytes, _]), Activations::Fp8(Fp8Activations::Values(_))) =
-                (planned.before, activations)
-            {
-                let (size, quantized) = ([x_rows, shape.cols], [before, before + codes_bytes]);
-                if shape.cols > 0 {
-                    let (per_group, addresses) = (token_scales > 1, [x[0], quantized[0], quantized[1]]);
-                    launch::quantize_rows_fp8(kernels, stream, T::DTYPE, size, per_group, addresses)?;
-                    quantized_just_before = of_experts.is_none();
+            let per_group = token_scales > 1;
+            let fp8 = match (planned.before, activations) {
+                // A token may have several experts, so it is quantized before it is packed.
+                (Before::Fp8([codes_bytes, ..]), Activations::Fp8(Fp8Activations::Values(_)))
+                    if of_experts.is_some() =>
+                {
+                    let (size, [codes, scales]) = ([x_rows, shape.cols], [before, before + codes_bytes]);
+                    if shape.cols > 0 {
+                        let addresses = [x[0], codes, scales];
+                        launch::quantize_rows_fp8(kernels, stream, T::DTYPE, size, per_group, addresses)?;
+                    }
+                    Fp8Source::Quantized(Fp8Operand { codes, scales, token_scales })
                 }
-                x = [quantized[0], quantized[1], 0];
-            }
+                (_, Activations::Fp8(Fp8Activations::Values(_))) => {
+                    Fp8Source::Values { address: x[0], dtype: T::DTYPE, per_group }
+                }
+                _ => Fp8Source::Quantized(Fp8Operand { codes: x[0], scales: x[1], token_scales }),
+            };
             if let Some((routing, grid, routed, _)) = &of_experts {
                 launch::plan_experts(kernels, stream, routing, *grid, routed.plan)?;
             }
@@ -308,9 +314,8 @@ impl<T: Activation, O: ProductOf<T>, K, W> Plan<'_, T, O, K, W> {
                     let (plan, x) = ((product, decode), (x, params));
                     launch::product_fp4(kernels, stream, plan, x, &operands, routed, memory)
                 }
-                (Before::Fp8(_), _) => {
-                    let [codes, scales, _] = x;
-                    let x = Fp8Operand { codes, scales, token_scales, quantized_just_before };
+                (Before::Fp8([codes_bytes, scales_bytes, _]), _) => {
+                    let x = (fp8, before + codes_bytes + scales_bytes);
                     launch::product_fp8(kernels, stream, product, x, &operands, routed, [semaphores, after])
                 }
                 _ => launch::product(kernels, stream, product, &operands, routed, [semaphores, after]),

@@ -11,6 +11,7 @@ use crate::element::Dtype;
 use crate::error::Result;
 #[cfg(doc)]
 use crate::error::{Error, OperandFault};
+use crate::fp8::Fp8Options;
 use crate::gpu::handle::Gpu;
 use crate::gpu::launch;
 use crate::gpu::launch::arguments::limited;
@@ -179,7 +180,7 @@ impl Gpu {
     ) -> Result<usize> {
         let experts = experts.into();
         limited("pairs of a token and an expert", pairs, launch::PAIR_LIMIT)?;
-        let key = experts_key(experts, Kind::Fp8 { per_group: true }, pairs);
+        let key = experts_key(experts, Kind::Fp8(Fp8Options::default()), pairs);
         let bytes = match most_fp8_experts_workspace_bytes(&self.kernels, &key) {
             0 => 0,
             bytes => bytes.max(slot_bytes(experts.count())),

@@ -56,11 +56,16 @@ pub(in crate::gpu) fn choose(times: &Estimator, gpu: GpuFacts, request: Request)
     GemmConfig { weights: weights.format, activations, ..config }
 }
 
-/// The configuration for FP8 activations that should take the least time; `None` if the GPU has
-/// none.
-pub(in crate::gpu) fn choose_fp8(times: &Estimator, gpu: GpuFacts, request: Request) -> Option<GemmConfig> {
+/// The configuration for FP8 activations that should take the least time, among those that `takes`
+/// allows; `None` if the GPU has none.
+pub(in crate::gpu) fn choose_fp8(
+    times: &Estimator,
+    gpu: GpuFacts,
+    request: Request,
+    takes: impl Fn(&GemmConfig) -> bool,
+) -> Option<GemmConfig> {
     let Request { weights, tokens, activations, .. } = request;
-    let usable = |config: &GemmConfig| config.mainloop.traits().targets.contain(gpu.target);
+    let usable = |config: &GemmConfig| config.mainloop.traits().targets.contain(gpu.target) && takes(config);
     let estimated = times.estimates(gpu.multiprocessors(), request, true, usable);
     let fastest = estimated.into_iter().min_by(|(_, a), (_, b)| a.total_cmp(b));
     let with = |config: GemmConfig| GemmConfig { weights: weights.format, activations, ..config };
@@ -68,7 +73,12 @@ pub(in crate::gpu) fn choose_fp8(times: &Estimator, gpu: GpuFacts, request: Requ
     // Without times, the smallest tile that has all tokens, or else the largest, in a cluster.
     let by_tokens = configs.min_by_key(|config| {
         let GemmConfig { tile_n, cluster, .. } = *config;
-        if tile_n as usize >= tokens { (false, tile_n, cluster) } else { (true, !tile_n, !cluster) }
+        let promotes = !config.mainloop.accumulates_fast();
+        if tile_n as usize >= tokens {
+            (false, tile_n, cluster, promotes)
+        } else {
+            (true, !tile_n, !cluster, promotes)
+        }
     });
     fastest.map(|(config, _)| with(config)).or(by_tokens)
 }

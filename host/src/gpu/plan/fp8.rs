@@ -5,6 +5,7 @@ use microscale_kernels_abi::GemmConfig;
 
 use crate::element::Dtype;
 use crate::error::{Error, OperandFault, Result};
+use crate::fp8::Fp8Options;
 use crate::gpu::plan::choose::{choose_for_mean_rows, choose_fp8, otherwise};
 use crate::gpu::plan::estimate::Estimator;
 use crate::gpu::plan::planned::{Before, PlanKey, Planned, most_experts_bytes};
@@ -53,12 +54,15 @@ impl Fp8Layout {
 pub(in crate::gpu) fn plan(
     kernels: &Kernels,
     key: PlanKey,
-    per_group: bool,
+    options: Fp8Options,
     given: Option<GemmConfig>,
 ) -> Result<Planned> {
     let PlanKey { weights, experts, rows, dtype, .. } = key;
-    let takes =
-        |config: &GemmConfig| config.mainloop.takes_fp8() && (experts.is_none() || config.cluster == 1);
+    let fast = options.fast_accumulation && !options.per_group && experts.is_none();
+    let takes = |config: &GemmConfig| {
+        let accumulates = fast || !config.mainloop.accumulates_fast();
+        config.mainloop.takes_fp8() && accumulates && (experts.is_none() || config.cluster == 1)
+    };
     let config = match (given, experts) {
         _ if weights.cols == 0 => Some(without_columns(weights, dtype)),
         (Some(config), _) => {
@@ -67,10 +71,10 @@ pub(in crate::gpu) fn plan(
         (None, None) => {
             let request =
                 Request { weights, tokens: rows, activations: dtype, aligned: true, gemv_only: false };
-            choose_fp8(Estimator::of_gpu(kernels.gpu_name()), kernels.facts(), request)
+            choose_fp8(Estimator::of_gpu(kernels.gpu_name()), kernels.facts(), request, takes)
         }
         (None, Some(experts)) => {
-            let configs = GemmConfig::for_fp8(weights.format, dtype);
+            let configs = GemmConfig::for_fp8(weights.format, dtype).filter(takes);
             choose_for_mean_rows(kernels.facts(), configs, [experts, rows])
         }
     };
@@ -79,9 +83,21 @@ pub(in crate::gpu) fn plan(
         return Err(Error::Operands(OperandFault::Fp8Experts { rows: weights.rows, cols: weights.cols }));
     }
     let (mut product, grid) = key.product(kernels, config, 1)?;
-    let layout = Fp8Layout::new([rows, weights.cols], per_group);
+    let layout = Fp8Layout::new([rows, weights.cols], options.per_group);
     layout.describe(&mut product);
-    Ok(Planned { product, grid, before: Before::Fp8(layout.bytes) })
+    // Rows of one matrix are quantized when they are packed.
+    let [codes, scales] = if experts.is_some() { layout.bytes } else { [0; 2] };
+    Ok(Planned { product, grid, before: Before::Fp8([codes, scales, row_bases_bytes(config, weights)]) })
+}
+
+/// Bytes of the bases of rows of weights, a multiple of 16: the largest scale of each.
+fn row_bases_bytes(config: GemmConfig, weights: QuantizedShape) -> u64 {
+    if config.has_row_bases() { one_word_per_row(weights) } else { 0 }
+}
+
+/// Bytes of a word per row of weights, as a multiple of 16.
+fn one_word_per_row(weights: QuantizedShape) -> u64 {
+    (weights.rows as u64 * size_of::<u32>() as u64).next_multiple_of(16)
 }
 
 /// The configuration for weights without columns, which reads no activations.
@@ -104,8 +120,7 @@ pub(in crate::gpu) fn most_fp8_workspace_bytes(
     }
     let configs = GemmConfig::for_fp8(weights.format, Dtype::Bf16);
     let most = most_product_bytes(kernels, configs, weights, tokens)?;
-    let quantized = Fp8Layout::new([tokens, weights.cols], true).total_bytes();
-    Ok(if most == 0 { 0 } else { most.saturating_add(quantized) })
+    Ok(if most == 0 { 0 } else { most.saturating_add(one_word_per_row(weights)) })
 }
 
 /// Bytes of workspace, semaphores not counted, that serve products with experts' weights of any

@@ -7,6 +7,7 @@ use microscale_kernels_abi::{Experts, GemmConfig, GlobalSlot, KernelId};
 
 use crate::element::Dtype;
 use crate::error::{Error, Result};
+use crate::fp8::Fp8Options;
 use crate::gpu::plan::choose::is_packable;
 use crate::gpu::plan::product::{ExpertTokenTiles, ProductPlan};
 use crate::gpu::runtime::kernels::Kernels;
@@ -23,10 +24,7 @@ pub(in crate::gpu) enum Kind {
     /// The format of the weights.
     Fp4,
     /// FP8.
-    Fp8 {
-        /// A scale per group of columns, instead of one per token.
-        per_group: bool,
-    },
+    Fp8(Fp8Options),
 }
 
 /// A product to plan. Products with the same key have the same plan.
@@ -98,19 +96,19 @@ pub(in crate::gpu) enum Before {
         /// Bytes of the factors of the sums, and of decoded activations, both multiples of 16.
         bytes: [u64; 2],
     },
-    /// FP8 activations, which are given or quantized. Bytes of quantized codes and scales, both
-    /// multiples of 16.
-    Fp8([u64; 2]),
+    /// FP8 activations, which are given or quantized. Bytes of quantized codes, of their scales, and
+    /// of the bases of rows of weights, all multiples of 16.
+    Fp8([u64; 3]),
 }
 
 impl Before {
     /// Bytes of memory.
     pub(in crate::gpu) fn bytes(&self) -> u64 {
-        let [a, b] = match self {
-            Self::Nothing => [0; 2],
-            Self::Split(bytes) | Self::Fp4 { bytes, .. } | Self::Fp8(bytes) => *bytes,
-        };
-        a.saturating_add(b)
+        match self {
+            Self::Nothing => 0,
+            Self::Split([a, b]) | Self::Fp4 { bytes: [a, b], .. } => a.saturating_add(*b),
+            Self::Fp8([codes, scales, bases]) => codes.saturating_add(*scales).saturating_add(*bases),
+        }
     }
 }
 

@@ -139,7 +139,10 @@ impl ProductPlan {
         };
         let shared = config.shared_bytes(kernels.most_shared());
         let aligned = aligned && weights.cols.is_multiple_of(8);
-        let pack_params = PackParams::new(config, weights.cols as u64, tokens, aligned, sm_count)?;
+        let mut pack_params = PackParams::new(config, weights.cols as u64, tokens, aligned, sm_count)?;
+        if config.has_row_bases() {
+            pack_params = pack_params.with_rows(weights_shape(weights), config, sm_count);
+        }
         // Thread blocks take all of a multiprocessor's shared memory.
         let gemm_params = GemmParams::new(config, weights_shape(weights), tokens, sm_count, shared)?;
         let pack = match config.mainloop {

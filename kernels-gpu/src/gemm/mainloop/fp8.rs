@@ -71,7 +71,8 @@ unsafe fn multiply<F: Fp8Weights, D: Activations, T: Tile>(
         let work_tile = consumer.work_tile();
         if left_out {
             cold_path();
-            LeftOut { params, work_tile: &work_tile, tile, packs, first_eight: 0 }.add::<F, T, _>(&mut sums);
+            LeftOut { params, work_tile: &work_tile, tile, packs, first_eight: 0, bases: None }
+                .add::<F, T, _>(&mut sums);
         }
         params.finish::<F, D, T, T::Accumulators, 1>(&work_tile, tile, TokenSlice::ALL, [sums], true);
     }

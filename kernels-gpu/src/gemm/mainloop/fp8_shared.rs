@@ -156,7 +156,7 @@ unsafe fn multiply<F: Fp8Weights, D: Activations, T: Tile>(
             cold_path();
             let work_tile = consumer.work_tile();
             let first_eight = group * const { T::N / 2 / EIGHT };
-            let left_out = LeftOut { params, work_tile: &work_tile, tile, packs, first_eight };
+            let left_out = LeftOut { params, work_tile: &work_tile, tile, packs, first_eight, bases: None };
             left_out.add::<F, T, _>(&mut sums[0]);
             LeftOut { tile: tile + 1, ..left_out }.add::<F, T, _>(&mut sums[1]);
         }

@@ -12,7 +12,7 @@ use crate::gemm::tile::Tile;
 use crate::gemm::tile_scheduler::{KRange, TileScheduler, WorkTile};
 use crate::gemm::weight_loader::{WeightLoader, stage_for};
 use crate::gemm::work_queue::WorkQueue;
-use crate::hardware::warp_group::{self, Registers};
+use crate::hardware::warp_group;
 use crate::hardware::{cluster, mbarrier, ptx, warp};
 use crate::product::problem::Problem;
 use crate::product::product_format::ProductFormat;
@@ -70,9 +70,9 @@ pub(super) unsafe fn run<F: ProductFormat, T: Tile>(
         // SAFETY: all lanes of the warp are here.
         unsafe { barrier::<T>() };
         if T::CONFIG.mainloop.has_decoders() {
-            warp_group::set_registers(Registers::ManyBesideDecoders);
+            warp_group::acquire_registers::<216>();
         } else if T::MANY_SUMS {
-            warp_group::set_registers(Registers::Many);
+            warp_group::acquire_registers::<232>();
         }
         return multiply();
     }
@@ -80,11 +80,11 @@ pub(super) unsafe fn run<F: ProductFormat, T: Tile>(
     {
         // SAFETY: all lanes of the warp are here.
         unsafe { barrier::<T>() };
-        warp_group::set_registers(Registers::Decoders);
+        warp_group::release_registers::<48>();
         return decode();
     }
     if T::MANY_SUMS {
-        warp_group::set_registers(Registers::Few);
+        warp_group::release_registers::<32>();
     }
     let Params { problem, launch: Launch { gemm, .. }, .. } = *params;
     // SAFETY: exactly the producer warps are here.
