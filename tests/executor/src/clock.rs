@@ -164,13 +164,25 @@ pub(crate) struct Clocks {
     places: BTreeMap<u64, Elsewhere>,
 }
 
-/// A fence after which asynchronous accesses see earlier writes of its lanes.
-#[derive(Clone, Copy, Debug)]
+/// A fence after which asynchronous accesses see earlier writes of its lanes, and the copies whose
+/// completion a lane has observed.
+#[derive(Clone, Debug)]
 struct ProxyFence {
     time: u32,
     lanes: u32,
     /// The fence covers only mbarrier initializations.
     barriers_only: bool,
+    /// The clocks of its lanes, in order.
+    known: Vec<Known>,
+}
+
+impl ProxyFence {
+    /// Returns the lanes that had observed a write that `agent` made at `time`.
+    fn observers(&self, agent: Member, time: u32) -> impl Iterator<Item = usize> {
+        let lanes = if self.barriers_only { 0 } else { self.lanes };
+        let observed = move |known: &Known| known.time(agent) > time;
+        lanes_of(lanes).zip(&self.known).filter(move |(_, known)| observed(known)).map(|(lane, _)| lane)
+    }
 }
 
 impl Clocks {
@@ -307,8 +319,10 @@ impl Clocks {
 
     /// `fence.proxy.async` or `fence.mbarrier_init` of these lanes.
     pub(crate) fn proxy_fence(&mut self, warp: u32, lanes: u32, barriers_only: bool) {
+        let first = warp as usize * 32;
+        let known = lanes_of(lanes).map(|lane| self.known[first + lane].clone()).collect();
         let time = &mut self.times[warp as usize];
-        self.fences[warp as usize].push(ProxyFence { time: *time, lanes, barriers_only });
+        self.fences[warp as usize].push(ProxyFence { time: *time, lanes, barriers_only, known });
         *time += 1;
     }
 
@@ -322,6 +336,31 @@ impl Clocks {
             .iter()
             .find(of_lane)
             .is_some_and(|fence| member == writer || self.known[member].time(writer) > fence.time)
+    }
+
+    /// Returns whether a thread observed a write that `agent` made at `time`, then executed a fence,
+    /// and an access of `member`, issued by `warp`, is ordered after the fence.
+    ///
+    /// A product of a warp group is ordered after fences that every lane of the warp executed.
+    pub(crate) fn observed_and_fenced(
+        &self,
+        (agent, time): (Member, u32),
+        (warp, member): (u32, Member),
+    ) -> bool {
+        let lane_fenced = |lane: usize| {
+            self.fences[warp as usize].iter().any(|fence| fence.observers(agent, time).any(|of| of == lane))
+        };
+        let is_group = (self.threads..self.threads + self.times.len().div_ceil(4)).contains(&member);
+        if is_group && (0..32).all(lane_fenced) {
+            return true;
+        }
+        self.fences.iter().enumerate().any(|(warp, fences)| {
+            let knows = |fence: &ProxyFence, lane: usize| {
+                let thread = warp * 32 + lane;
+                member == thread || self.known[member].time(thread) > fence.time
+            };
+            fences.iter().any(|fence| fence.observers(agent, time).any(|lane| knows(fence, lane)))
+        })
     }
 
     /// An atomic load of a lane from global memory.

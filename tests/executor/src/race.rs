@@ -17,8 +17,10 @@
 //! in it, so its accesses are not ordered before later ones.
 //!
 //! Matrix products, bulk copies and copies to tensor memory access shared memory through the
-//! asynchronous proxy. They may touch the
-//! writes of other instructions only after a `fence.proxy.async` of the writing thread.
+//! asynchronous proxy. They may touch the writes of other instructions only after a
+//! `fence.proxy.async` of the writing thread. `cp.async` writes through the generic proxy, too (ISA
+//! 9.7.9). If an mbarrier counts such a copy, the fence is that of a thread that has observed the
+//! mbarrier's phase, because the copying thread does not know when the copy ends.
 //!
 //! Every byte remembers its last write and its last reads, as in FastTrack (Flanagan and Freund,
 //! 2009). An access is a number that encodes the warp's execution of an instruction, and the lane.
@@ -108,7 +110,11 @@ impl Races {
             return false;
         }
         let member = Self::member(b, lane_b);
-        a.agent.is_some() || elsewhere || !self.clocks.fenced((a.warp, lane_a), a.time, member, barrier)
+        let fenced = match a.agent {
+            Some(agent) => self.clocks.observed_and_fenced((agent as Member, a.time), (b.warp, member)),
+            None => self.clocks.fenced((a.warp, lane_a), a.time, member, barrier),
+        };
+        elsewhere || !fenced
     }
 }
 

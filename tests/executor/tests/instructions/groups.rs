@@ -6,7 +6,7 @@
 
 use microscale_executor::{Approximation, FaultKind, Schedule};
 
-use super::kernel::{Kernel, SCHEDULES};
+use super::kernel::{Kernel, SCHEDULES, wait};
 use super::matrix::{BF16, Element, F16, cut, in_order, nearest};
 
 /// A K-major layout of B.
@@ -380,6 +380,47 @@ fn writes_of_other_threads_need_a_fence_and_a_barrier() {
     let product = Product::random(8, LAYOUTS[0], 0, true, 1);
     let text = product.text().replace(wait, &format!("{wait} {store}"));
     product.kernel(&text, &product.given()).stored();
+}
+
+/// Threads that have observed an mbarrier's phase fence the copies that it counts.
+#[test]
+fn copies_that_an_mbarrier_counts_need_the_fence_of_an_observer() {
+    let unfenced = |kind: &FaultKind| matches!(kind, FaultKind::Unfenced { .. });
+    let product = Product::random(8, LAYOUTS[0], 0, true, 1);
+    let (stored, given) = (product.text(), product.given());
+    let expected = product.kernel(&stored, &given).stored();
+    let text = |landed: &str| {
+        let mut text = stored.clone();
+        for (from, to) in [
+            (
+                "ld.global.v4.b32 {%r4, %r5, %r6, %r7}, [%l1]; st.shared.v4.b32 [%r1], {%r4, %r5, %r6, %r7};",
+                "cp.async.cg.shared.global [%r1], [%l1], 16;",
+            ),
+            ("fence.proxy.async.shared::cta; bar.sync 0;", landed),
+        ] {
+            assert!(text.contains(from), "{from} is not in {text}");
+            text = text.replace(from, to);
+        }
+        format!("@%first mbarrier.init.shared.b64 [%full], 128; bar.sync 0; {text}")
+    };
+    let arrive = "cp.async.mbarrier.arrive.noinc.shared.b64 [%full];";
+    let (wait, fence) = (wait("%full", "0", "a"), "fence.proxy.async.shared::cta;");
+    let passes = |landed: String| assert_eq!(product.kernel(&text(&landed), &given).stored(), expected);
+    let fails = |landed: String| product.kernel(&text(&landed), &given).faults(unfenced);
+    passes(format!("{arrive} {wait} {fence}"));
+    // One observer fences, and a barrier orders its fence before the product.
+    passes(format!("{arrive} {wait} @%first {fence} bar.sync 0;"));
+    passes(format!("{arrive} @!%first bra $later; {wait} {fence} $later: bar.sync 0;"));
+    fails(format!("{arrive} {wait}"));
+    fails(format!("{arrive} {wait} bar.sync 0;"));
+    fails(format!("{arrive} {wait} @%first {fence}"));
+    fails(format!("{arrive} {wait} fence.mbarrier_init.release.cluster;"));
+    // Fences before the copies have been observed to end.
+    fails(format!("{fence} {arrive} {wait}"));
+    fails(format!("{arrive} {fence} {wait} bar.sync 0;"));
+    // The copying threads wait themselves, so the copies count as their own writes.
+    passes(format!("cp.async.wait_all; {fence} bar.sync 0;"));
+    fails(format!("cp.async.wait_all; bar.sync 0; {fence}"));
 }
 
 #[test]
