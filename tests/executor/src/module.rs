@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 use crate::declared::{ModuleVariable, Parameter};
 use crate::error::{Error, Result};
 use crate::lex::Lexer;
-use crate::lower;
+use crate::lower::{self, Placement};
 use crate::parse::{self, Statement};
 use crate::program::Program;
 
@@ -19,6 +19,7 @@ pub struct Module {
     shared: Vec<ModuleVariable>,
     global: Vec<ModuleVariable>,
     kernels: Vec<Entry>,
+    placement: Placement,
 }
 
 #[derive(Debug)]
@@ -80,7 +81,18 @@ impl Module {
                 }
             }
         }
-        Ok(Self { text, target, shared, global, kernels })
+        Ok(Self { text, target, shared, global, kernels, placement: Placement::default() })
+    }
+
+    /// Places shared memory as on a GPU: the variables from the address `first` on, without gaps,
+    /// and shared memory at `window` among generic addresses.
+    ///
+    /// By default variables have gaps between them and exactly their alignment. Call this function
+    /// before [`Self::kernel`]: it does not change a kernel that is lowered already.
+    #[must_use]
+    pub fn with_shared_at(mut self, first: u32, window: u64) -> Self {
+        self.placement = Placement { first: Some(first), window };
+        self
     }
 
     /// Returns the names of the kernels, in the order of the text.
@@ -100,8 +112,9 @@ impl Module {
             let mut lexer = Lexer::new(&self.text, entry.body, entry.line);
             let body: Vec<Statement> = parse::body(&self.text, &mut lexer)?;
             let variables = [&self.shared[..], &self.global];
-            let program = lower::lower(&self.text, &self.target, &body, &entry.parameters, variables)?;
             let (name, parameters) = (entry.name.clone(), entry.parameters.clone());
+            let program =
+                lower::lower(&self.text, &self.target, &body, &parameters, variables, self.placement)?;
             Ok(Kernel { name, parameters, text: self.text.clone(), program: Arc::new(program) })
         });
         kernel.as_ref().map_err(Clone::clone)

@@ -4,7 +4,7 @@
 //! instruction (the last result, in loops). Such a kernel runs on the GPU and in the executor, and
 //! then every byte of memory must be equal. Results of tensor cores are only checked against their
 //! error bound. For `rcp.approx` the executor uses the GPU's results, which another test compares
-//! with the documentation.
+//! with the documentation. The executor places buffers and shared memory at the GPU's addresses.
 
 use std::collections::BTreeMap;
 use std::ffi::{CString, c_void};
@@ -81,6 +81,36 @@ impl Loaded {
         }
         stream.synchronize().map_err(|error| format!("{error:?}"))
     }
+}
+
+/// Returns the address of dynamic shared memory on this GPU, and the start of shared memory among
+/// generic addresses.
+///
+/// The kernels have no other variables in shared memory.
+fn shared_placement(gpu: &Gpu) -> (u32, u64) {
+    const PROBE: &str = ".version 7.0
+.target sm_80
+.address_size 64
+.extern .shared .align 16 .b8 shared[];
+.visible .entry probe(.param .u64 to)
+{
+    .reg .b64 %rd<5>;
+    ld.param.u64 %rd1, [to];
+    mov.u64 %rd2, shared;
+    cvta.shared.u64 %rd3, %rd2;
+    st.global.b64 [%rd1], %rd2;
+    st.global.b64 [%rd1+8], %rd3;
+    ret;
+}
+";
+    let stream = gpu.stream();
+    let to: CudaSlice<u64> = stream.alloc_zeros(2).expect("memory");
+    let mut parameters = [to.device_ptr(stream).0.to_le_bytes().to_vec()];
+    let loaded = Loaded::new(gpu, PROBE).expect("the probe");
+    // SAFETY: the parameter is the probe's, and its single thread stores both numbers of the buffer.
+    unsafe { loaded.launch(stream, "probe", ((1, 1, 1024), 1), &mut parameters) }.expect("the probe runs");
+    let found = stream.clone_dtoh(&to).expect("memory");
+    (u32::try_from(found[0]).expect("an address in shared memory"), found[1] - found[0])
 }
 
 /// Returns this GPU's approximate reciprocals of 1 to 2, by mantissa.
@@ -371,6 +401,7 @@ fn is_nan(result: u64) -> bool {
 /// Of the last target it tests only kernels that the others lack.
 pub(crate) fn matches_the_gpu(gpu: &Gpu) {
     let table = Arc::new(reciprocals(gpu));
+    let (shared, window) = shared_placement(gpu);
     let all = cases();
     let mut compared = 0;
     for target in ["sm_80", "sm_90", "sm_90a"] {
@@ -379,7 +410,7 @@ pub(crate) fn matches_the_gpu(gpu: &Gpu) {
             continue;
         }
         let text = ptx(described).to_string();
-        let whole = Module::parse(&text).expect("PTX");
+        let whole = Module::parse(&text).expect("PTX").with_shared_at(shared, window);
         let plain = Loaded::new(gpu, &text).expect("PTX");
         let own = |kernel: &Kernel| !described.wgmma || kernel.targets == Targets::WithWgmma;
         for kernel in kernels_for(described).filter(|kernel| own(kernel)) {
@@ -401,6 +432,7 @@ pub(crate) fn matches_the_gpu(gpu: &Gpu) {
             }
             let (text, places) = traced(&text, kernel.name);
             let module = Module::parse(&text).unwrap_or_else(|error| panic!("{}: {error}", kernel.name));
+            let module = module.with_shared_at(shared, window);
             let loaded = Loaded::new(gpu, &text).unwrap_or_else(|error| panic!("{}: {error}", kernel.name));
             for case in own.iter().step_by(own.len().div_ceil(3)).chain(tails.get(16)) {
                 compared += run(gpu, &loaded, &plain, [&module, &whole], &places, case, &table);

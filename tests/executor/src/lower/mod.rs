@@ -27,6 +27,23 @@ use crate::program::{
 /// Unmapped bytes before each variable in shared memory.
 const SHARED_GAP: u32 = 256;
 
+/// The addresses of shared memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Placement {
+    /// The address of the first variable, if there are no gaps.
+    pub(crate) first: Option<u32>,
+    /// The start of shared memory among generic addresses.
+    pub(crate) window: u64,
+}
+
+impl Default for Placement {
+    /// Leaves gaps between variables. No buffer is in the window, so using a generic address of
+    /// shared memory as a global one is a fault.
+    fn default() -> Self {
+        Self { first: None, window: 1 << 32 }
+    }
+}
+
 /// Lowers a kernel's body.
 pub(crate) fn lower(
     text: &str,
@@ -34,10 +51,12 @@ pub(crate) fn lower(
     body: &[Statement],
     parameters: &[Parameter],
     [shared, global]: [&[ModuleVariable]; 2],
+    placement: Placement,
 ) -> Result<Program> {
     let mut lowering = Lowering {
         text,
         target,
+        placement,
         registers: Registers::default(),
         program: Program::default(),
         parameters,
@@ -69,6 +88,7 @@ struct Lowering<'a> {
     text: &'a str,
     /// The module's target, such as `sm_120f`.
     target: &'a str,
+    placement: Placement,
     registers: Registers<'a>,
     program: Program,
     parameters: &'a [Parameter],
@@ -139,7 +159,7 @@ impl<'a> Lowering<'a> {
     ///
     /// Static variables come one after the other, followed by the dynamic ones, which share one
     /// address (ISA 5.1.7). Each has exactly its declared alignment and no more, with an unmapped
-    /// gap before it.
+    /// gap before it, unless the placement gives the first address.
     fn place_shared(&mut self, body: &'a [Statement<'a>], module: &'a [ModuleVariable]) -> Result<()> {
         let inner = body.iter().filter_map(|statement| match &statement.kind {
             Kind::Shared(variable) => Some((variable.name, variable.align, variable.size)),
@@ -147,7 +167,7 @@ impl<'a> Lowering<'a> {
         });
         let outer = module.iter().map(|variable| (variable.name.as_str(), variable.align, variable.size));
         let all: Vec<_> = outer.chain(inner).collect();
-        let mut end = 0;
+        let mut end = self.placement.first.unwrap_or(0);
         for &(name, align, size) in &all {
             if let Some(size) = size {
                 let address = self.place(&mut end, align, size)?;
@@ -180,11 +200,13 @@ impl<'a> Lowering<'a> {
     /// Returns the address of a variable after `end`, and moves `end` after the variable.
     fn place(&self, end: &mut u32, align: u32, size: u32) -> Result<u32> {
         let align = align.max(1);
+        let exact = self.placement.first.is_some();
         let odd = |address: u32| match address / align % 2 {
-            0 => address.checked_add(align),
+            0 if !exact => address.checked_add(align),
             _ => Some(address),
         };
-        let start = end.checked_add(SHARED_GAP).and_then(|start| start.checked_next_multiple_of(align));
+        let gap = if exact { 0 } else { SHARED_GAP };
+        let start = end.checked_add(gap).and_then(|start| start.checked_next_multiple_of(align));
         let placed = start.and_then(odd).and_then(|start| Some((start, start.checked_add(size)?)));
         let (start, behind) = placed.ok_or_else(|| self.invalid("too much shared memory"))?;
         *end = behind;

@@ -7,11 +7,6 @@ use crate::parse::Operand;
 use crate::program::{Guard, Logic, NONE, Op, Register, Slot};
 use crate::semantics;
 
-/// The start of shared memory among generic addresses.
-///
-/// No buffer is there, so using such an address as a global one is a fault.
-const SHARED_WINDOW: u64 = 1 << 32;
-
 impl<'a> Lowering<'a> {
     /// Lowers one of these instructions. Returns `None` for other opcodes.
     pub(super) fn value(&mut self, opcode: &[&str], operands: &'a [Operand<'a>]) -> Result<Option<Op>> {
@@ -23,14 +18,8 @@ impl<'a> Lowering<'a> {
                 let copy = lanes!(LL, |a| a; B64 B64);
                 Some(self.pure(copy, operands, false)?)
             }
-            ["cvta", "shared", "u64"] => {
-                let to_generic = lanes!(LL, |a| a.wrapping_add(SHARED_WINDOW); B64 B64);
-                Some(self.pure(to_generic, operands, false)?)
-            }
-            ["cvta", "to", "shared", "u64"] => {
-                let from_generic = lanes!(LL, |a| a.wrapping_sub(SHARED_WINDOW); B64 B64);
-                Some(self.pure(from_generic, operands, false)?)
-            }
+            ["cvta", "shared", "u64"] => Some(self.window("add", operands)?),
+            ["cvta", "to", "shared", "u64"] => Some(self.window("sub", operands)?),
             ["selp", ty] => self.selp(ty, operands)?,
             ["slct", ty, by] => self.slct(ty, by, operands)?,
             ["setp", ref rest @ ..] => self.setp(rest, operands)?,
@@ -51,8 +40,16 @@ impl<'a> Lowering<'a> {
         }
     }
 
+    /// Adds the generic address at which shared memory starts, or subtracts it.
+    fn window(&mut self, operation: &str, operands: &'a [Operand<'a>]) -> Result<Op> {
+        let [to, from] = self.exactly(operands)?;
+        let window = Operand::Integer(self.placement.window.into());
+        let pure = semantics::pure(&[operation, "s64"]).expect("sums and differences are known");
+        self.pure(pure, &[to.clone(), from.clone(), window], false)
+    }
+
     /// Lowers a pure instruction: the result, then the sources.
-    fn pure(&mut self, pure: Pure, operands: &'a [Operand<'a>], untyped: bool) -> Result<Op> {
+    fn pure(&mut self, pure: Pure, operands: &[Operand<'a>], untyped: bool) -> Result<Op> {
         let Pure { shape, types } = pure;
         if operands.len() != types.len() {
             return Err(self.invalid(format!("it takes {} operands, not {}", types.len(), operands.len())));

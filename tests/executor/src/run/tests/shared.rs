@@ -1,7 +1,7 @@
 //! Tests shared memory and block barriers.
 
 use super::{Run, SCHEDULES, module};
-use crate::{Access, Fault, FaultKind, Launch, Schedule, Space};
+use crate::{Access, Fault, FaultKind, Launch, Module, Schedule, Space};
 
 /// Stores a thread's number, and loads the number of its mirror thread.
 const EXCHANGE: &str =
@@ -117,6 +117,23 @@ fn variables_do_not_overlap_and_get_no_extra_alignment() {
     );
     let found = faulty(".extern .shared .align 4 .b8 dynamic[];", "st.shared.b64 [dynamic], %d0;");
     assert!(matches!(&*found.kind, FaultKind::Misaligned(_)), "{found}");
+}
+
+/// As on a GPU, whose addresses the `gpu` tests compare.
+#[test]
+fn shared_memory_is_placed_where_the_caller_says() {
+    let head = ".shared .align 8 .b8 fixed[12]; .extern .shared .align 16 .b8 dynamic[];";
+    let body = "setp.ne.b32 %p1, %lane, 0; mov.u32 %r1, fixed; mov.u32 %r2, dynamic; mov.u32 %r3, 0;
+        cvta.shared.u64 %d1, dynamic; cvta.to.shared.u64 %d2, %d1;
+        @!%p1 st.shared.b32 [dynamic+12], 7; @!%p1 ld.shared.b32 %r3, [%d2+12];
+        shr.u64 %d1, %d1, 8; cvt.u32.u64 %r4, %d1;
+        shl.b32 %r2, %r2, 12; shl.b32 %r3, %r3, 28; or.b32 %r1, %r1, %r2; or.b32 %r1, %r1, %r3;
+        @%p1 mov.u32 %r1, %r4; st.global.b32 [%out], %r1;";
+    let words = |module: Module| Run::of(&module, &Launch::new(1, 2).shared(16), &[]).words();
+    // 12 bytes at 0x400, then the next multiple of 16.
+    let placed = module(head, body).with_shared_at(0x400, 0x7fab_cd00_0000);
+    assert_eq!(words(placed), [7 << 28 | 0x410 << 12 | 0x400, 0xabcd_0004]);
+    assert_ne!(words(module(head, body))[0] & 0xfff, 0x400);
 }
 
 #[test]
