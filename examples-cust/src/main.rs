@@ -1,7 +1,9 @@
-//! Quantizes a matrix with microscale's PTX, loaded and launched by `cust`, and compares with the CPU's bytes.
+//! Quantizes a matrix with microscale's PTX, loaded and launched by `cust`, and compares with the
+//! CPU's bytes.
 //!
-//! The library itself launches through cudarc. The PTX does not care: what a launch needs is in `microscale_kernels_abi`
-//! (names, launch shapes, argument structures) and in the kernels' contracts (kernels-gpu/src/quantize.rs).
+//! The library itself launches through cudarc, but the PTX does not depend on it. A launch needs the
+//! names, launch shapes and argument structures of `microscale_kernels_abi`, and the kernels'
+//! contracts (kernels-gpu/src/quantize.rs).
 
 use std::error::Error;
 use std::mem::offset_of;
@@ -39,8 +41,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     // A stream of this kind waits for what cust does on the default stream: filling the buffers below.
     let stream = Stream::new(StreamFlags::DEFAULT, None)?;
 
-    // Rows are multiples of 32 elements, so they follow each other without gaps and padding, and each starts on 16 bytes:
-    // what the `aligned` kernels ask for.
+    // Rows are multiples of 32 elements, so they follow each other without gaps and padding, and each
+    // starts on 16 bytes. The `aligned` kernels require both.
     let (rows, cols) = (4096usize, 4096usize);
     let values: Vec<bf16> = (0..rows * cols).map(|i| bf16::from_f32((i as f32 * 0.37).sin())).collect();
     let bits: Vec<u16> = values.iter().map(|value| value.to_bits()).collect();

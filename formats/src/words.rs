@@ -116,7 +116,7 @@ macro_rules! words {
             const WHAT: &'static str = $what;
             const WORDS: &'static [(&'static str, Self)] = &[$(($word, $variant)),+];
 
-            // The match makes a variant without a word a compile error.
+            // The match makes a missing word a compile error.
             fn word(self) -> &'static str {
                 match self {
                     $($variant => $word),+

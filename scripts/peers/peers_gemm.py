@@ -7,7 +7,7 @@
     python scripts/peers/peers_gemm.py --report FILE ...
 
 The default layers and numbers of tokens are in host/src/gpu/plan/layers.txt: layers of language
-models, of which microscale is tuned on a random half. Tables and geometric means are printed for
+models. microscale is tuned on a random half of them. Tables and geometric means are printed for
 each half. With `--shapes` or `--grouped-shapes` the script measures these instead, and needs no file
 of layers. `--report` prints the tables of records that earlier runs wrote.
 

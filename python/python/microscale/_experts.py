@@ -231,8 +231,8 @@ def linear_experts(
 
     Args:
         x: activations `[tokens, K]`, or `[tokens, k, K]` with a row for each expert of a token;
-            contiguous, float32, float16 or bfloat16. They are not rounded unless
-            `activations` says so. Or a :class:`Quantized` or :class:`QuantizedActivations` of such
+            contiguous, float32, float16 or bfloat16. They are rounded only if
+            `activations` is given. Or a :class:`Quantized` or :class:`QuantizedActivations` of such
             a shape, as for :func:`linear`.
         weights: of E experts, `[E, M, K]`.
         experts: integers `[tokens, k]`, the experts of each token; int32 is taken as it is, other

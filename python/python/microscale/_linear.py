@@ -48,9 +48,9 @@ class QuantizedLinear(nn.Module):
     `[M, K / block]` (float8_e4m3fn for NVFP4, uint8 for MXFP4), `weight_global_scale` float32 `[1]`
     (NVFP4, a divisor; 1 for weights without one), and `bias`.
 
-    Activations are float32, float16 or bfloat16, and are not rounded unless `activation_format`
-    says so. On a GPU the bias is added before the only rounding. Under autocast the layer casts activations to the dtype of autocast
-    and gives a result in it, as `nn.Linear` does.
+    Activations are float32, float16 or bfloat16, and are rounded only if `activation_format` is
+    given. On a GPU the bias is added before the only rounding. Under autocast the layer casts
+    activations to the dtype of autocast and gives a result in it, as `nn.Linear` does.
 
     Attributes:
         format: `nvfp4` or `mxfp4`.
@@ -139,7 +139,7 @@ class QuantizedLinear(nn.Module):
     ) -> QuantizedLinear:
         """Quantizes the weights of a layer on their device, the device meta included.
 
-        `activation_format`, `round_weights` and `input_global_scale` are those of the layer.
+        The layer gets `activation_format`, `round_weights` and `input_global_scale`.
         `options` are options of :func:`microscale.quantize`. By default NaN and infinities are an
         error on GPUs too, which waits for the GPU.
         """

@@ -179,7 +179,7 @@ class QuantizedExperts(nn.Module):
     ) -> QuantizedExperts:
         """Quantizes the weights of experts on their device, the device meta included.
 
-        `activation_format` and `round_weights` are those of the module. `options` are options of
+        The module gets `activation_format` and `round_weights`. `options` are options of
         :func:`microscale.quantize`. By default NaN and infinities are an error.
         """
         options = {"non_finite": "error", **options}

@@ -135,8 +135,8 @@ def _linear(
     """Multiplies `x` `[..., K]` with weights `[M, K]` and adds a bias `[M]`: `[..., M]`.
 
     `x` is float32, float16 or bfloat16, and the bias has its dtype. `activations` and
-    `round_weights` are those of :func:`microscale.linear`, and `input_global_scale` is a divisor,
-    float32 `[1]`. Gradients pass the rounding unchanged.
+    `round_weights` have the meaning that they have in :func:`microscale.linear`.
+    `input_global_scale` is a divisor, float32 `[1]`. Gradients pass the rounding unchanged.
     """
     rounded = cast("RoundedActivations | None", activations)
     weights = quantized(codes, scales, global_scale, format, direction, x.shape[-1])

@@ -71,8 +71,8 @@ def linear(
     bias`.
 
     Args:
-        x: activations `[..., K]`, float32, float16 or bfloat16; contiguous. They are not rounded
-            unless `activations` says so. Weights are decoded once for many rows. Or
+        x: activations `[..., K]`, float32, float16 or bfloat16; contiguous. They are rounded
+            only if `activations` is given. Weights are decoded once for many rows. Or
             a :class:`Quantized` in the format of the weights, with linear or swizzled scales: both
             operands have 4 bits then. Or :class:`QuantizedActivations` in FP8: E4M3 codes
             `[..., K]` and `f32_scales` per row, per 128 columns, or one for all.
@@ -96,11 +96,11 @@ def linear(
             rounded to E4M3, with a relative error of at most 2**-4. MXFP4 weights lose nothing.
         input_global_scale: for `activations="nvfp4"`, the global scale of the activations. By
             default it is computed from all of `x`, so that rows depend on each other.
-        gate: combines the results of each even row of weights, a gate, with those of the odd row
-            after it, `up`: `silu_and_mul`, or `swiglu_oai` of gpt-oss. Sums, bias and gate are
+        gate: combines the results of each even row of weights, a gate, with the results of the odd
+            row after it, `up`: `silu_and_mul`, or `swiglu_oai` of gpt-oss. Sums, bias and gate are
             computed in float32 and rounded once. Rows of gate and up alternate:
             `torch.stack([gate, up], 1).flatten(0, 1)`.
-        dtype: of the result for a quantized `x`, by default float32. For others it is that of `x`.
+        dtype: of the result for a quantized `x`, by default float32. For others it is the dtype of `x`.
 
     Returns:
         `out`, or an array `[..., M]` of the dtype of `x`; `[..., M / 2]` after a gate.

@@ -398,7 +398,7 @@ def scaled_fp4_experts_quant(
 
     Returns:
         Codes, uint8 `[rows, K / 2]`, and scales in the layout `128x4`, float8_e4m3fn, `[scale rows,
-        K / 16]`, padded to a multiple of 4. There are as many rows as experts can need.
+        K / 16]`, padded to a multiple of 4. There are enough rows for all experts.
     """
     return _by_offsets(input_tensor, input_global_scale, expert_offsets, blockscale_offsets, "none")
 

@@ -19,8 +19,8 @@
 //! Matrix products, bulk copies and copies to tensor memory access shared memory through the
 //! asynchronous proxy. They may touch the writes of other instructions only after a
 //! `fence.proxy.async` of the writing thread. `cp.async` writes through the generic proxy, too (ISA
-//! 9.7.9). If an mbarrier counts such a copy, the fence is that of a thread that has observed the
-//! mbarrier's phase, because the copying thread does not know when the copy ends.
+//! 9.7.9). If an mbarrier counts such a copy, a thread that has observed the mbarrier's
+//! phase executes the fence, because the copying thread does not know when the copy ends.
 //!
 //! Every byte remembers its last write and its last reads, as in FastTrack (Flanagan and Freund,
 //! 2009). An access is a number that encodes the warp's execution of an instruction, and the lane.

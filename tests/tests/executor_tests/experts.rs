@@ -281,7 +281,8 @@ fn gemv_launch(
     GemvLaunch { params: argument(&params), elements, shape: None }
 }
 
-/// Says what is wrong with results, given where those of a sorted row are. The others' bytes must be untouched.
+/// Returns the defect of results, given the position of each sorted row's results. Bytes at other
+/// positions must be untouched.
 fn check<T: Exact + Activation>(
     experts: &Experts<T>,
     counts: Counts,

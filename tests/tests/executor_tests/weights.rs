@@ -172,8 +172,10 @@ impl<T: Exact + Activation> Product<T> {
         self.exact.check_some(found, bound, |row| !defined(row)).map(|_| ())
     }
 
-    /// A launch without what is expected of it. Buffers are aligned so far and no further: to 16 bytes, and
-    /// scales to those of a chunk or to 4; or to 8 and to elements.
+    /// Makes a launch without checks of its results.
+    ///
+    /// Buffers have exactly the alignment that the kernel requires: 16 bytes, and for scales the
+    /// size of a chunk's scales or 4 bytes. Ragged kernels require 8 bytes and 1 byte.
     fn launch(&self, config: GemmConfig, params: Argument, elements: u64, unaligned: bool) -> Launched {
         let Self { weights, x, .. } = self;
         let mut case = Prepared::new();

@@ -156,8 +156,8 @@ pub(crate) fn is_near_the_exact_sum_for_every_kernel(gpu: &Gpu) {
     }
 }
 
-/// Rows that are computed by the definition beside others, and blocks of zeros under scales that would make
-/// them so.
+/// Tests rows that are computed by the definition next to other rows, and blocks of zeros under
+/// scales that would otherwise require the definition.
 pub(crate) fn of_out_of_range_scales_equals_the_cpu(gpu: &Gpu) {
     fn check<T: Exact + Activation>(gpu: &Gpu) {
         let [first, last] = usual_scales::<T>();
