@@ -20,6 +20,7 @@ mod executor_tests {
     pub(crate) mod operations;
     pub(crate) mod products;
     pub(crate) mod quantizing;
+    mod signed_scales;
     pub(crate) mod steps;
     pub(crate) mod weights;
     mod weights_sizes;

@@ -24,7 +24,8 @@ pub(crate) trait ProductFormat {
 pub(crate) struct Nvfp4;
 
 impl Nvfp4 {
-    /// Decodes two scales.
+    /// Decodes two scales, or two other E4M3 numbers, with their signs: the values of
+    /// `E4m3::to_f32`.
     #[inline(always)]
     pub(crate) fn pair(bytes: u32) -> [f32; 2] {
         #[cfg(microscale_sm90)]
@@ -35,9 +36,11 @@ impl Nvfp4 {
         #[cfg(not(microscale_sm90))]
         {
             // Moved to the bits of an f32, the code is the scale times 2^-120, also if subnormal.
-            [bytes, bytes >> 8].map(|byte| {
-                let code = byte & 0x7F;
-                let bits = if code == 0x7F { 0x7FC0_0000 } else { code << 20 };
+            // An arithmetic shift moves the code and keeps the sign.
+            const CODE: u32 = 0x7F << 20;
+            [bytes << 24, bytes << 16].map(|top| {
+                let bits = (top as i32 >> 4) as u32 & (1 << 31 | CODE);
+                let bits = if bits & CODE == CODE { 0x7FC0_0000 } else { bits };
                 f32::from_bits(bits) * microscale_formats::plan::power_of_two(120)
             })
         }

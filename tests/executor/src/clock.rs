@@ -338,8 +338,8 @@ impl Clocks {
             .is_some_and(|fence| member == writer || self.known[member].time(writer) > fence.time)
     }
 
-    /// Returns whether a thread observed a write that `agent` made at `time`, then executed a fence,
-    /// and an access of `member`, issued by `warp`, is ordered after the fence.
+    /// Returns whether a thread observed a write that `agent` made at `time`, then executed a
+    /// fence, and an access of `member`, issued by `warp`, is ordered after the fence.
     ///
     /// A product of a warp group is ordered after fences that every lane of the warp executed.
     pub(crate) fn observed_and_fenced(

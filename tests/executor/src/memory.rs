@@ -146,6 +146,11 @@ impl Memory {
         self.buffers.iter().enumerate().map(|(index, store)| Buffer { index, address: store.address })
     }
 
+    /// Returns the first buffer of this name.
+    pub fn named(&self, name: &str) -> Option<Buffer> {
+        self.buffers().find(|buffer| self.buffers[buffer.index].name == name)
+    }
+
     /// Moves a buffer to an address of the caller's choice, for example the one that a GPU gave.
     ///
     /// Buffers must not overlap.

@@ -35,7 +35,7 @@ pub(crate) fn modules() -> &'static [(&'static str, Module)] {
 /// Returns the kernels whose text differs from the previous target's.
 ///
 /// The others have been executed with that target.
-fn own_kernels(target: &str) -> BTreeSet<String> {
+pub(crate) fn own_kernels(target: &str) -> BTreeSet<String> {
     let target = TARGETS.iter().find(|of| of.name == target).expect("a target");
     let own = match target.before() {
         Some(before) => ptx(target).without(&ptx(before)),
