@@ -15,7 +15,7 @@ use super::output::Place;
 use super::source::{column, load};
 use crate::access::MOST_STEPS;
 use crate::dtype::{self, Bf16, Chunk, Dtype, F16};
-use crate::format::Nv;
+use crate::format::{Element, Nv};
 use crate::hardware::{ptx, warp};
 
 /// A cache of K or V, and its rows.
@@ -254,8 +254,9 @@ unsafe fn gather<D: Dtype, const FP8: bool>(
         if FP8 {
             // SAFETY: the slot exists; heads are whole chunks, so codes are on 8 bytes.
             let codes = unsafe { *cache.codes.add(offset).cast::<u64>() };
+            let decoded = E4m3::decode_chunk(codes);
             for i in 0..D::CHUNK as usize {
-                values[i] = E4m3::from_bits((codes >> (8 * i)) as u8).to_f32() * scale;
+                values[i] = decoded[i] * scale;
             }
         } else {
             // SAFETY: the slot exists; a chunk has four bytes of codes.
