@@ -11,6 +11,7 @@
 //! |---|---|---|
 //! | one | given | vLLM's `scaled_fp8_quant` with a scale, which multiplies by 1 / scale instead |
 //! | per token | [`token_scale`] | vLLM's `scaled_fp8_quant`, dynamic per token |
+//! | per tensor | [`token_scale`] | vLLM's `scaled_fp8_quant`, dynamic, without a least scale in its kernel |
 //! | per [`GROUP`] columns | [`group_scale`] | DeepSeek-V3; vLLM's `per_token_group_quant_fp8` |
 //!
 //! amax is the largest finite magnitude. NaN and infinities become NaN codes, and do not change the
@@ -28,7 +29,9 @@ pub const LEAST_TOKEN_SCALE: f32 = 1.0 / (E4m3::MAX * 512.0);
 /// The smallest amax of a group, as in vLLM and DeepGEMM.
 pub const LEAST_GROUP_AMAX: f32 = 1e-10;
 
-/// Returns the FP8 scale of a token: amax / 448, at least [`LEAST_TOKEN_SCALE`].
+/// Returns the FP8 scale of a token or a tensor: amax / 448, at least [`LEAST_TOKEN_SCALE`].
+///
+/// It does not decrease with amax: the largest scale of a tensor's rows is the tensor's.
 #[inline(always)]
 pub fn token_scale(amax: f32) -> f32 {
     (amax / E4m3::MAX).max(LEAST_TOKEN_SCALE)

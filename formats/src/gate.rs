@@ -63,6 +63,8 @@ pub enum Glu {
     Sigmoid(Gate),
     /// GELU in its tanh approximation, times `up`, as in Gemma.
     GeluTanh,
+    /// GELU, times `up`: x · Φ(x), PyTorch's default.
+    Gelu,
 }
 
 impl Glu {
@@ -72,65 +74,127 @@ impl Glu {
     /// Returns the gated value, with f32 operations that give the same bits on every device.
     #[inline(always)]
     pub fn of<F: Fused>(&self, gate: f32, up: f32) -> f32 {
-        let (limits, gelu) = match self {
-            Self::Sigmoid(limits) => (*limits, false),
-            Self::GeluTanh => (Gate::SILU, true),
-        };
-        gated::<F>(&limits, gelu, gate, up)
+        match self {
+            Self::Sigmoid(limits) => gated::<F>(limits, false, gate, up),
+            Self::GeluTanh => gated::<F>(&Gate::SILU, true, gate, up),
+            Self::Gelu => gelu::<F>(gate, up),
+        }
     }
 }
 
-/// Returns [`Gate::of`], or with `gelu` GELU times `up`: its sigmoid has another argument.
+/// Returns [`Gate::of`], or with `gelu_tanh` GELU times `up`: its sigmoid has another argument.
 ///
 /// GELU in its tanh approximation, x/2 · (1 + tanh(√(2/π) · (x + 0.044715 · x³))), is x · σ(2y),
 /// where y is the argument of tanh.
 #[inline(always)]
-pub fn gated<F: Fused>(gate: &Gate, gelu: bool, x: f32, up: f32) -> f32 {
+pub fn gated<F: Fused>(gate: &Gate, gelu_tanh: bool, x: f32, up: f32) -> f32 {
     /// 2 · √(2/π)
     const SLOPE: f32 = core::f32::consts::FRAC_2_SQRT_PI * core::f32::consts::SQRT_2;
     let (x, up) = gate.limited(x, up);
     let cubic = F::fma(0.044_715 * x * x, x, x);
-    let argument = if gelu { SLOPE * cubic } else { gate.alpha * x };
+    let argument = if gelu_tanh { SLOPE * cubic } else { gate.alpha * x };
     gate.weighed::<F>(x, up, argument)
+}
+
+/// Returns GELU of x times `up`: up · (x · Φ(x)), by [`normal_cdf`].
+#[inline(always)]
+pub fn gelu<F: Fused>(x: f32, up: f32) -> f32 {
+    up * (x * normal_cdf::<F>(x))
+}
+
+/// The largest x whose Φ(−x) is computed. Beyond it the result is 0.
+const FARTHEST_DEVIATION: f32 = 12.9;
+
+/// Returns the distribution function of the normal distribution, Φ(x) = (1 + erf(x / √2)) / 2, or 0
+/// below −12.9, so that results are normal numbers.
+///
+/// The result is within 2^−21 of its value, or 2^−125. Φ(−|x|) is e^(−x²/2) times a function of t =
+/// 1 / (1 + 17/64 · |x|): t times a polynomial, whose coefficients minimize the largest relative
+/// error, 2^−25.2. So negative x have no cancellation, which 1 + erf has.
+#[inline(always)]
+pub fn normal_cdf<F: Fused>(x: f32) -> f32 {
+    const SLOPE: f32 = 17.0 / 64.0;
+    let magnitude = x.abs();
+    // Comparisons with NaN are false.
+    let a = if magnitude > FARTHEST_DEVIATION { FARTHEST_DEVIATION } else { magnitude };
+    let t = reciprocal::<F>(F::fma(a, SLOPE, 1.0));
+    let series = F::fma(0.030_669_572, t, -0.142_309_44);
+    let series = F::fma(series, t, 0.212_153_26);
+    let series = F::fma(series, t, -0.110_621_75);
+    let series = F::fma(series, t, 0.134_188_74);
+    let series = F::fma(series, t, 0.061_820_645);
+    let series = F::fma(series, t, 0.102_573_23);
+    let series = F::fma(series, t, 0.105_537_06);
+    let series = F::fma(series, t, 0.105_988_7);
+    // x² in two parts, because its error becomes a relative error of e^(−x²/2).
+    let square = a * a;
+    let (rest, exponent) = reduced::<F>(-0.5 * square);
+    let rest = F::fma(-0.5, F::fma(a, a, -square), rest);
+    let tail = exponential::<F>(rest) * (t * series) * power(exponent);
+    let below = if x < -FARTHEST_DEVIATION { 0.0 } else { tail };
+    if x < 0.0 { below } else { 1.0 - tail }
 }
 
 /// The largest x whose sigmoid(−x) is computed. Beyond it the result is 0.
 const FARTHEST: f32 = 87.0;
 
 /// Returns 1 / (1 + e^−x), or 0 below −87, so that results are normal numbers.
-///
-/// There is no division, because GPUs would call a function for it.
 #[inline(always)]
 pub fn sigmoid<F: Fused>(x: f32) -> f32 {
-    // ln 2. Its first part has so few bits that its multiples are exact.
-    const LN_2: [f32; 2] = [0.693_359_4, -2.121_944_4e-4];
-    // Adding this leaves an integer in the last bits.
-    const WHOLE: f32 = 12_582_912.0;
     if x < -FARTHEST {
         return 0.0;
     }
     // Above it, the exponential is negligible compared with 1.
     let negative = if x > FARTHEST { -FARTHEST } else { -x };
-    let shifted = negative * core::f32::consts::LOG2_E + WHOLE;
+    let (rest, exponent) = reduced::<F>(negative);
+    reciprocal::<F>(F::fma(exponential::<F>(rest), power(exponent), 1.0))
+}
+
+/// Returns r and k with e^x = e^r · 2^k, where |r| is at most ln 2 / 2. k is in two's complement.
+///
+/// x is from −87 to 87, or NaN; r is NaN then.
+#[inline(always)]
+fn reduced<F: Fused>(x: f32) -> (f32, u32) {
+    // ln 2. Its first part has so few bits that its multiples are exact.
+    const LN_2: [f32; 2] = [0.693_359_4, -2.121_944_4e-4];
+    // Adding this leaves an integer in the last bits.
+    const WHOLE: f32 = 12_582_912.0;
+    let shifted = x * core::f32::consts::LOG2_E + WHOLE;
     let (exponent, whole) = (shifted.to_bits().wrapping_sub(WHOLE.to_bits()), shifted - WHOLE);
-    let rest = F::fma(whole, -LN_2[0], negative);
+    let rest = F::fma(whole, -LN_2[0], x);
     let rest = F::fma(whole, -LN_2[1], rest);
-    // The series of e^x. For x up to ln 2 / 2 these terms reach f32's precision. The loop is
-    // unrolled by hand because GPU compilers keep an array in memory.
-    let series = F::fma(1.0 / 5040.0, rest, 1.0 / 720.0);
-    let series = F::fma(series, rest, 1.0 / 120.0);
-    let series = F::fma(series, rest, 1.0 / 24.0);
-    let series = F::fma(series, rest, 1.0 / 6.0);
-    let series = F::fma(series, rest, 0.5);
-    let series = F::fma(series, rest, 1.0);
-    let exponential = F::fma(series, rest, 1.0);
-    let power = f32::from_bits(exponent.wrapping_add(127) << 23);
-    let sum = F::fma(exponential, power, 1.0);
-    // The reciprocal. The difference of bits is within an eighth of it, and each of Newton's steps
-    // squares the error.
-    let mut reciprocal = f32::from_bits(0x7EF3_11C7_u32.wrapping_sub(sum.to_bits()));
+    (rest, exponent)
+}
+
+/// Returns 2^k, for k in two's complement.
+#[inline(always)]
+fn power(exponent: u32) -> f32 {
+    f32::from_bits(exponent.wrapping_add(127) << 23)
+}
+
+/// Returns e^x for |x| up to ln 2 / 2: terms of the series up to f32's precision.
+#[inline(always)]
+fn exponential<F: Fused>(x: f32) -> f32 {
+    // The loop is unrolled by hand because GPU compilers keep an array in memory.
+    let series = F::fma(1.0 / 5040.0, x, 1.0 / 720.0);
+    let series = F::fma(series, x, 1.0 / 120.0);
+    let series = F::fma(series, x, 1.0 / 24.0);
+    let series = F::fma(series, x, 1.0 / 6.0);
+    let series = F::fma(series, x, 0.5);
+    let series = F::fma(series, x, 1.0);
+    F::fma(series, x, 1.0)
+}
+
+/// Returns 1 / x for a normal x of at least 1 whose reciprocal is normal.
+///
+/// There is no division, because GPUs would call a function for it.
+#[inline(always)]
+fn reciprocal<F: Fused>(x: f32) -> f32 {
+    // The difference of bits is within an eighth of it, and each of Newton's steps squares the
+    // error.
+    let mut reciprocal = f32::from_bits(0x7EF3_11C7_u32.wrapping_sub(x.to_bits()));
     for _ in 0..3 {
-        let off = F::fma(-sum, reciprocal, 1.0);
+        let off = F::fma(-x, reciprocal, 1.0);
         reciprocal = F::fma(reciprocal, off, reciprocal);
     }
     reciprocal
@@ -154,9 +218,17 @@ mod tests {
         assert!(sigmoid::<MulAdd>(f32::NAN).is_nan());
     }
 
+    #[test]
+    fn gelu_is_zero_at_zero_and_nan_propagates() {
+        let gelu = |x| Glu::Gelu.of::<MulAdd>(x, 2.0);
+        assert_eq!((gelu(0.0), gelu(1e30), gelu(-1e30)), (0.0, 2e30, 0.0));
+        assert!((gelu(1.0) - 2.0 * 0.841_344_75).abs() < 1e-6);
+        assert!(gelu(f32::NAN).is_nan() && gelu(f32::NEG_INFINITY).is_nan());
+    }
+
     /// The argument of the sigmoid has an error of a few units, which e^x multiplies.
     #[test]
-    fn gelu_is_close_to_f64() {
+    fn gelu_tanh_is_close_to_f64() {
         let gelu = |x| Glu::GeluTanh.of::<MulAdd>(x, 1.0);
         for i in -4000..4000 {
             let x = i as f32 * 0.004;

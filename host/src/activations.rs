@@ -84,6 +84,8 @@ pub enum Fp8Scale {
     Given,
     /// From each row's amax.
     PerToken,
+    /// From the amax of all rows, which are no experts'.
+    PerTensor,
     /// From the amax of each 128 columns of a row.
     PerGroup {
         /// Rounds scales up to powers of two.
@@ -152,8 +154,8 @@ pub struct QuantizedActivations {
     pub codes: Vec<u8>,
     /// Block scales in the recipe's layout, with padding. Empty for FP8.
     pub scales: Vec<u8>,
-    /// Computed scales that multiply codes: NVFP4's and FP8's per token, `[rows]`, or FP8's per
-    /// group, `[rows, groups]`. Otherwise empty.
+    /// Computed scales that multiply codes: NVFP4's and FP8's per token, `[rows]`, FP8's per tensor,
+    /// `[1]`, or FP8's per group, `[rows, groups]`. Otherwise empty.
     pub f32_scales: Vec<f32>,
 }
 
@@ -181,7 +183,8 @@ impl ActivationRecipe {
             ActivationFormat::Fp8(_) => 0,
             _ => self.layout.bytes(scale_rows, blocks)?,
         };
-        let f32_scales = rows.checked_mul(self.format.f32_scales(columns))?;
+        let of_tensor = usize::from(self.format == ActivationFormat::Fp8(Fp8Scale::PerTensor));
+        let f32_scales = rows.checked_mul(self.format.f32_scales(columns))?.checked_add(of_tensor)?;
         Some([rows.checked_mul(self.format.row_bytes(columns))?, scales, f32_scales])
     }
 }
@@ -263,6 +266,9 @@ impl ActivationRecipe {
         };
         if !normalizes && (residual.is_some() || weights.is_some()) {
             return fault(ActivationFault::NotNormalized);
+        }
+        if experts.is_some() && self.format == ActivationFormat::Fp8(Fp8Scale::PerTensor) {
+            return fault(ActivationFault::Experts { what: "scales that are given, per token or per group" });
         }
         if let Some(found) = weights.filter(|found| *found != columns) {
             return fault(ActivationFault::Count { what: "weights", expected: columns, found });

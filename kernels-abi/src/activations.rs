@@ -97,8 +97,7 @@ pub(crate) const KERNELS: &[Kernel] = table! {
     "activations_glu": "fp8" E4m3, "mxfp8" E4m3, "mxfp4" E2m1, "nvfp4" E2m1;
     "activations_norm": "fp8" E4m3, "mxfp8" E4m3, "mxfp4" E2m1, "nvfp4" E2m1;
     "kv_append": "fp8" E4m3, "nvfp4" E2m1;
-    // FP8 is decoded by arithmetic.
-    "kv_gather": "fp8" Nothing, "nvfp4" E2m1;
+    "kv_gather": "fp8" E4m3, "nvfp4" E2m1;
 };
 
 /// The action of a kernel on a KV cache.
@@ -207,10 +206,13 @@ pub enum RowScale {
     InMemory = 1,
     /// From the row's amax. It is written to memory, as a factor of codes.
     PerToken = 2,
+    /// FP8 only: raises element 0 in memory to the row's scale, and stores no codes. Another launch
+    /// stores them, with [`Self::InMemory`].
+    AmaxOfTensor = 3,
     /// FP8 only: one per group of columns.
-    PerGroup = 3,
+    PerGroup = 4,
     /// FP8 only: one per group of columns, rounded up to a power of two.
-    PowerOfTwoPerGroup = 4,
+    PowerOfTwoPerGroup = 5,
 }
 
 /// Parameters of all kernels.
@@ -263,7 +265,7 @@ pub struct ActivationParams {
     pub mantissa_addend: u32,
     /// 1 / `cols`, rounded.
     pub inverse_cols: f32,
-    /// [`RowOperation::Glu`]: 1 for GELU in place of `gate`.
+    /// [`RowOperation::Glu`]: [`Self::GELU_TANH`] or [`Self::GELU`] in place of `gate`, or 0.
     pub gelu: u32,
     /// [`RowOperation::Glu`]: 1 if gate and up alternate, 0 if a row has all gates first.
     pub interleaved: u32,
@@ -288,6 +290,11 @@ pub struct ActivationLaunch {
 const FEW_WARPS: u32 = 4;
 
 impl ActivationParams {
+    /// GELU in its tanh approximation.
+    pub const GELU_TANH: u32 = 1;
+    /// GELU.
+    pub const GELU: u32 = 2;
+
     /// Parameters for an output's geometry; everything about operations and scales is zero.
     ///
     /// `rows` are the rows of scales without padding, of an expert for [`RowOrder::Masked`]. The

@@ -23,6 +23,7 @@ pub(crate) use self::one_by_one::finite_amax_of_chunk;
 
 use core::hint::cold_path;
 
+use microscale_formats::activations::token_scale;
 use microscale_formats::{E2m1, E4m3};
 use microscale_kernels_abi::ActivationParams;
 use microscale_kernels_abi::activations::RowScale;
@@ -36,9 +37,7 @@ use crate::access::MOST_STEPS;
 use crate::arithmetic::Ptx;
 use crate::by_block::largest;
 use crate::dtype::{Bf16, Chunk, Dtype, F16};
-#[cfg(microscale_sm90)]
-use crate::hardware::ptx;
-use crate::hardware::warp;
+use crate::hardware::{ptx, warp};
 
 /// The passes over a row.
 #[derive(Clone, Copy, PartialEq)]
@@ -70,6 +69,7 @@ unsafe fn quantize<D: Dtype, O: RowOperation, F: Output>(
     let row = unsafe { Row::find(params, offsets, scale_row) };
     let source = source.at(params, &row);
     let per_token = F::PER_TOKEN && params.row_scale == RowScale::PerToken as u32;
+    let of_tensor = F::PER_TENSOR && params.row_scale == RowScale::AmaxOfTensor as u32;
     let sums = warp::shared::<f32>();
     // SAFETY: the launch has a word per piece of each row, and then one per warp.
     let (sums, all_amax) = unsafe {
@@ -82,7 +82,7 @@ unsafe fn quantize<D: Dtype, O: RowOperation, F: Output>(
     let mut amax = 0;
     let mut pass = if O::NORM {
         Pass::SumOfSquares
-    } else if per_token {
+    } else if per_token || of_tensor {
         Pass::Amax
     } else {
         Pass::Store
@@ -143,10 +143,18 @@ unsafe fn quantize<D: Dtype, O: RowOperation, F: Output>(
                     piece += 4;
                 }
                 inverse_rms = params.norm.inverse_rms::<Ptx>(sum, params.inverse_cols);
-                pass = if per_token { Pass::Amax } else { Pass::Store };
+                pass = if per_token || of_tensor { Pass::Amax } else { Pass::Store };
             }
             Pass::Amax => {
                 amax = largest(amax);
+                if of_tensor {
+                    if warp::lane() == 0 {
+                        // SAFETY: `row_scales` has a scale, which this launch touches by atomic
+                        // operations only.
+                        unsafe { raise_scale(memory.row_scales, token_scale(f32::from_bits(amax))) };
+                    }
+                    break;
+                }
                 if warp::lane() == 0 {
                     // SAFETY: each warp has a word.
                     unsafe { *all_amax.add(warp_number as usize) = amax };
@@ -160,6 +168,22 @@ unsafe fn quantize<D: Dtype, O: RowOperation, F: Output>(
                 pass = Pass::Store;
             }
             Pass::Store => break,
+        }
+    }
+}
+
+/// Raises a positive scale in memory. Numbers order as their bits do.
+///
+/// # Safety
+/// `scale` is a number in global memory that is not negative, and that only atomic operations use
+/// during the kernel.
+#[inline(always)]
+unsafe fn raise_scale(scale: *mut f32, least: f32) {
+    // SAFETY: the same contract.
+    unsafe {
+        // After the first rows, hardly any raises it.
+        if least.to_bits() > ptx::read_counter(scale.cast()) {
+            ptx::raise_counter_32(scale.cast(), least.to_bits());
         }
     }
 }
@@ -188,11 +212,11 @@ macro_rules! entries {
         /// # Safety
         /// `params` describes the matrices at `input`, `residual` (null for none; only for
         /// operations with a norm) and `weights` (null for ones), each aligned to its dtype and as
-        /// `aligned` says, at `codes`, and at `scales`. `row_scales` has a scale per row or expert,
-        /// as `row_scale` says, and `offsets` and `scale_offsets` an entry per expert, and one more
-        /// for rows that are sorted. Sorted offsets are not decreasing. All in global memory. Only
-        /// this kernel writes during the kernel, and outputs overlap nothing, but the residual is
-        /// both. The launch has the shape that the parameters give.
+        /// `aligned` says, at `codes`, and at `scales`. `row_scales` has one scale, or one per row or
+        /// expert, as `row_scale` says, and `offsets` and `scale_offsets` an entry per expert, and
+        /// one more for rows that are sorted. Sorted offsets are not decreasing. All in global
+        /// memory. Only this kernel writes during the kernel, and outputs overlap nothing, but the
+        /// residual is both. The launch has the shape that the parameters give.
         #[unsafe(no_mangle)]
         pub unsafe extern "ptx-kernel" fn $name(
             input: *const u8,

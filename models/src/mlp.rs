@@ -84,6 +84,7 @@ impl Dense {
 fn gated(glu: &Glu, gate: &Tensor, up: &Tensor) -> Result<Tensor> {
     match *glu {
         Glu::GeluTanh => gate.contiguous()?.gelu()? * up,
+        Glu::Gelu => gate.contiguous()?.gelu_erf()? * up,
         Glu::Sigmoid(Gate::SILU) => silu(&gate.contiguous()?)? * up,
         Glu::Sigmoid(Gate { alpha, limit, offset }) => {
             let gate = gate.minimum(f64::from(limit))?;

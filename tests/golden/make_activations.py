@@ -222,7 +222,8 @@ def torch_gates() -> File:
     tensors = {"gate": gate, "up": up}
     tensors["silu"] = F.silu(wide[0]) * wide[1]
     tensors["gelu_tanh"] = F.gelu(wide[0], approximate="tanh") * wide[1]
-    return tensors, metadata("torch", "silu(gate) * up, gelu(gate, approximate='tanh') * up, in float64")
+    tensors["gelu"] = F.gelu(wide[0]) * wide[1]
+    return tensors, metadata("torch", "silu(gate) * up, gelu(gate, approximate='tanh') * up, gelu(gate) * up, in float64")
 
 
 def transformers_gate() -> File:

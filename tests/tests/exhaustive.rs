@@ -8,6 +8,7 @@ mod exhaustive_tests {
     mod backends;
     mod conversions;
     mod fp8;
+    mod gates;
     mod nvfp4;
     mod quantize;
     mod walk;

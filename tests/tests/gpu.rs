@@ -83,6 +83,10 @@ const TESTS: &[Test] = &[
     ("quantize_equals_the_cpu_on_whole_tiles", quantize::equals_the_cpu_on_whole_tiles),
     ("activations_equal_those_of_the_cpu", activations::equal_those_of_the_cpu),
     ("activations_by_expert_equal_those_of_the_cpu", activations::by_expert_equal_those_of_the_cpu),
+    (
+        "activations_of_masked_experts_equal_those_of_the_cpu",
+        activations::of_masked_experts_equal_those_of_the_cpu,
+    ),
     ("kv_caches_equal_those_of_the_cpu", kv::caches_equal_those_of_the_cpu),
     ("executor_reciprocals_match_the_gpu", executor::reciprocals_match_the_gpu),
     ("executor_matches_the_gpu", executor::matches_the_gpu),

@@ -48,8 +48,9 @@ const OPERATIONS: [(&str, RowOperation, bool); 4] = [
     ("add-rmsnorm", RowOperation::RmsNorm(RmsNorm::llama(1e-6)), true),
 ];
 
-const FORMATS: [(&str, ActivationFormat); 7] = [
+const FORMATS: [(&str, ActivationFormat); 8] = [
     ("fp8", ActivationFormat::Fp8(Fp8Scale::Given)),
+    ("fp8-tensor", ActivationFormat::Fp8(Fp8Scale::PerTensor)),
     ("fp8-token", ActivationFormat::Fp8(Fp8Scale::PerToken)),
     ("fp8-group", ActivationFormat::Fp8(Fp8Scale::PerGroup { power_of_two: false })),
     ("mxfp8", ActivationFormat::Mxfp8(ScaleRule::Rceil)),

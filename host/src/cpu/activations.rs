@@ -102,6 +102,19 @@ fn quantize_into(
 ) {
     let Rows { isa, values, shape, mut residual, weights, given, experts } = rows;
     let columns = sizes.columns;
+    if recipe.format == ActivationFormat::Fp8(Fp8Scale::PerTensor) {
+        let matrix = Matrix {
+            isa,
+            values,
+            stride: shape.row_stride,
+            input_columns: shape.cols,
+            columns,
+            exist: sizes.rows,
+            weights,
+        };
+        out.f32_scales[0] = matrix.quantize_per_tensor(recipe, residual, &mut out.codes);
+        return;
+    }
     let mut rest = Parts { codes: &mut out.codes, scales: &mut out.scales, f32_scales: &mut out.f32_scales };
     let (row_bytes, row_scales) = (recipe.format.row_bytes(columns), recipe.format.f32_scales(columns));
     for expert in 0..sizes.experts {
@@ -169,6 +182,34 @@ struct Matrix<'a> {
 }
 
 impl Matrix<'_> {
+    /// Quantizes to FP8 with one scale, and returns the scale.
+    ///
+    /// Rows are kept in f32 from the search of amax to the quotients.
+    fn quantize_per_tensor(
+        &self,
+        recipe: &ActivationRecipe,
+        mut residual: Option<ElementsMut<'_>>,
+        codes: &mut [u8],
+    ) -> f32 {
+        let (isa, columns) = (self.isa, self.columns);
+        if columns == 0 {
+            return token_scale(0.0);
+        }
+        let residuals: Vec<_> =
+            (0..self.exist).map(|_| residual.as_mut().map(|residual| residual.split_off(columns))).collect();
+        let mut computed = vec![0.0; self.exist * columns];
+        let rows = computed.par_chunks_mut(columns).zip(residuals).enumerate();
+        let amax = rows.map_init(Vec::new, |wide, (number, (row, residual))| {
+            let values = self.values.part(number * self.stride, self.input_columns);
+            isa.compute_row(&recipe.operation, values, residual, self.weights, wide, row);
+            isa.finite_amax(row)
+        });
+        let scale = token_scale(amax.reduce(|| 0.0, f32::max));
+        let rows = computed.par_chunks(columns).zip(codes.par_chunks_mut(columns));
+        rows.for_each(|(row, codes)| isa.encode_fp8(row, scale, codes));
+        scale
+    }
+
     /// Quantizes in tasks of whole tiles of scales.
     fn quantize(
         &self,
@@ -290,7 +331,10 @@ impl RowQuantizer {
                 let params = nvfp4_params(Direction::Divisor, divisor.value());
                 isa.quantize(Elements::F32(row), None, &params, Output { codes, scales });
             }
-            Self::Fp8 { isa, scale: Fp8Scale::Given, given } => isa.encode_fp8(row, *given, codes),
+            // `Matrix::quantize_per_tensor` encodes rows under one computed scale.
+            Self::Fp8 { isa, scale: Fp8Scale::Given | Fp8Scale::PerTensor, given } => {
+                isa.encode_fp8(row, *given, codes);
+            }
             Self::Fp8 { isa, scale: Fp8Scale::PerToken, .. } => {
                 f32_scales[0] = token_scale(isa.finite_amax(row));
                 isa.encode_fp8(row, f32_scales[0], codes);

@@ -19,7 +19,7 @@ mod layout;
 mod parts;
 mod quantize;
 
-pub(in crate::gpu) use activations::{quantize_activations, quantize_rows_fp8};
+pub(in crate::gpu) use activations::{least_tensor_scale, quantize_activations, quantize_rows_fp8};
 pub(in crate::gpu) use amax::{amax, plan};
 pub(in crate::gpu) use dequantize::{dequantize, dequantizer};
 pub(in crate::gpu) use errors::{error_parts, errors};

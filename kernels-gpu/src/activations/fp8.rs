@@ -25,6 +25,7 @@ pub(super) struct Fp8Output;
 impl Output for Fp8Output {
     type Scale = f32;
     const PER_TOKEN: bool = true;
+    const PER_TENSOR: bool = true;
     #[cfg(microscale_sm90)]
     const BEFORE_PRODUCTS: bool = true;
 

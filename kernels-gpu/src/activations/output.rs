@@ -32,6 +32,8 @@ pub(super) trait Output {
 
     /// Whether rows may have a scale each.
     const PER_TOKEN: bool;
+    /// Whether all rows may share a scale from their amax.
+    const PER_TENSOR: bool = false;
     /// Whether products quantize their activations to this. The next kernel may then start at once,
     /// because this one starts when all earlier work has ended.
     #[cfg(microscale_sm90)]

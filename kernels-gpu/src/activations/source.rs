@@ -3,7 +3,7 @@
 use core::hint::cold_path;
 
 use microscale_formats::activations::{SUM_COLUMNS, SUM_PIECE, SUM_STEPS, SquareRoot};
-use microscale_formats::gate::gated;
+use microscale_formats::gate::{gated, gelu};
 use microscale_kernels_abi::ActivationParams;
 use microscale_kernels_abi::launch::{WARP, WARP_ELEMENTS};
 
@@ -196,6 +196,9 @@ fn glu<D: Dtype>(params: &ActivationParams, a: &Chunk, b: &Chunk) -> Chunk {
             let x = D::widen(&gates, i);
             params.gate.weighed::<Ptx>(x, D::widen(&ups, i), x)
         });
+    }
+    if params.gelu == ActivationParams::GELU {
+        return map::<D>(|i| gelu::<Ptx>(D::widen(&gates, i), D::widen(&ups, i)));
     }
     map::<D>(|i| gated::<Ptx>(&params.gate, params.gelu != 0, D::widen(&gates, i), D::widen(&ups, i)))
 }

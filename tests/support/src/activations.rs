@@ -167,6 +167,38 @@ pub fn gate_error(expected: f64, gate: f64, up: f64, argument: f64, roundings: f
         + power_of_two(-149) * (2.0 + up.abs())
 }
 
+/// Returns Φ(x) = (1 + erf(x / √2)) / 2, with a relative error of about 10^−14.
+pub fn normal_cdf(x: f64) -> f64 {
+    let a = x.abs();
+    let density = (-a * a / 2.0).exp() / (2.0 * std::f64::consts::PI).sqrt();
+    let tail = if a < 2.0 {
+        // Φ(a) − 1/2 is the density times a + a³/3 + a⁵/(3 · 5) + …
+        let terms = (1..60).scan(a, |term, i| {
+            *term *= a * a / f64::from(2 * i + 1);
+            Some(*term)
+        });
+        0.5 - density * (a + terms.sum::<f64>())
+    } else {
+        // The density over a + 1 / (a + 2 / (a + 3 / …)).
+        density / (1..250).rev().fold(a, |below, i| a + f64::from(i) / below)
+    };
+    if x < 0.0 { tail } else { 1.0 - tail }
+}
+
+/// Returns the bound of the error of Φ in f32.
+pub fn normal_cdf_error(expected: f64) -> f64 {
+    (expected * power_of_two(-21)).max(power_of_two(-125))
+}
+
+/// Returns the bound of the error of GELU times `up`: of Φ, and of two products, which may be
+/// subnormal.
+pub fn gelu_error(gate: f64, up: f64) -> f64 {
+    let cdf = normal_cdf(gate);
+    let expected = (up * gate * cdf).abs();
+    ((up * gate).abs() * normal_cdf_error(cdf) + 2.0 * U * expected) * 1.01
+        + power_of_two(-149) * (2.0 + up.abs())
+}
+
 /// Returns the bound of the relative error of RMSNorm in f32, before its rounding to T.
 ///
 /// `sum` is the number of roundings on the path of an element through the sum of squares. With

@@ -1,7 +1,7 @@
 //! Cases of quantizing activations, fused with every operation.
 
 use half::{bf16, f16};
-use microscale::formats::activations::RmsNorm;
+use microscale::formats::activations::{LEAST_TOKEN_SCALE, RmsNorm};
 use microscale::formats::nvfp4::Direction;
 use microscale::formats::{E2m1, E4m3, ScaleRule};
 use microscale::{
@@ -52,7 +52,7 @@ struct Activations {
     seed: u64,
 }
 
-const OPERATIONS: [RowOperation; 8] = [
+const OPERATIONS: [RowOperation; 9] = [
     RowOperation::None,
     RowOperation::Glu(Glu::SILU, GluOrder::Halves),
     RowOperation::RmsNorm(RmsNorm::llama(1e-6)),
@@ -61,9 +61,10 @@ const OPERATIONS: [RowOperation; 8] = [
     RowOperation::None,
     RowOperation::Glu(Glu::GeluTanh, GluOrder::Halves),
     RowOperation::RmsNorm(RmsNorm::flashinfer(1e-3)),
+    RowOperation::Glu(Glu::Gelu, GluOrder::Halves),
 ];
 
-const FORMATS: [ActivationFormat; 12] = [
+const FORMATS: [ActivationFormat; 13] = [
     ActivationFormat::Nvfp4(ActivationScale::PerToken),
     ActivationFormat::Fp8(Fp8Scale::PerToken),
     ActivationFormat::Mxfp4(ScaleRule::Floor),
@@ -76,7 +77,10 @@ const FORMATS: [ActivationFormat; 12] = [
     ActivationFormat::Fp8(Fp8Scale::Given),
     ActivationFormat::Fp8(Fp8Scale::PerGroup { power_of_two: true }),
     ActivationFormat::Mxfp4(ScaleRule::Rceil),
+    ActivationFormat::Fp8(Fp8Scale::PerTensor),
 ];
+
+const PER_TENSOR: ActivationFormat = ActivationFormat::Fp8(Fp8Scale::PerTensor);
 
 const LAYOUTS: [ActivationLayout; 3] =
     [ActivationLayout::Linear, ActivationLayout::Swizzled128x4, ActivationLayout::Swizzled8x4];
@@ -121,8 +125,11 @@ fn of_dtype<T: Element>(cases: &mut Vec<Case>) {
     for (i, format) in FORMATS.into_iter().enumerate() {
         for (j, operation) in OPERATIONS.into_iter().enumerate() {
             for k in 0..2 {
-                let n = i * 16 + j * 2 + k;
-                let (rows, columns, gap) = SHAPES[(n + i) % SHAPES.len()];
+                let n = i * 18 + j * 2 + k;
+                let (mut rows, columns, gap) = SHAPES[(n + i) % SHAPES.len()];
+                if format == PER_TENSOR && !matches!(rows, Rows::Dense(_)) {
+                    rows = Rows::Dense(rows.count());
+                }
                 let normalizes = matches!(operation, RowOperation::RmsNorm(_));
                 let case = Activations {
                     rows,
@@ -214,7 +221,11 @@ fn quantizing<T: Element>(of: &Activations) -> Prepared {
     };
     let f32_scales: Vec<u8> = expected.f32_scales.iter().flat_map(|scale| scale.to_le_bytes()).collect();
     let (codes, scales) = (out("codes", &expected.codes), out("scales", &expected.scales));
-    let computed = out("f32 scales", &f32_scales);
+    let computed = if recipe.format == PER_TENSOR {
+        case.memory.allocate_from("f32 scales", &LEAST_TOKEN_SCALE.to_le_bytes())
+    } else {
+        out("f32 scales", &f32_scales)
+    };
     let odd = !(shape.row_stride * 2).is_multiple_of(16) || !columns.is_multiple_of(8);
     let given_values = case.values(&values, odd);
     let null = Argument::from(0u64);
@@ -274,6 +285,10 @@ fn quantizing<T: Element>(of: &Activations) -> Prepared {
             row_scales = computed.into();
             RowScale::PerToken
         }
+        PER_TENSOR => {
+            row_scales = computed.into();
+            RowScale::AmaxOfTensor
+        }
         ActivationFormat::Fp8(Fp8Scale::Given) | ActivationFormat::Nvfp4(_) if in_memory => {
             row_scales = case.memory.allocate_from("given", bytemuck::cast_slice(&given)).into();
             RowScale::InMemory
@@ -296,13 +311,14 @@ fn quantizing<T: Element>(of: &Activations) -> Prepared {
             params.interleaved = u32::from(order == GluOrder::Interleaved);
             match glu {
                 Glu::Sigmoid(gate) => params.gate = gate,
-                Glu::GeluTanh => params.gelu = 1,
+                Glu::GeluTanh => params.gelu = ActivationParams::GELU_TANH,
+                Glu::Gelu => params.gelu = ActivationParams::GELU,
             }
         }
         RowOperation::RmsNorm(norm) => params.norm = norm,
     }
     let launch = params.launch();
-    let arguments = vec![
+    let mut arguments = vec![
         given_values,
         residual.map_or(null.clone(), Argument::from),
         weights.unwrap_or(null.clone()),
@@ -313,6 +329,17 @@ fn quantizing<T: Element>(of: &Activations) -> Prepared {
         scale_offsets,
         argument(&params),
     ];
+    if recipe.format == PER_TENSOR {
+        case.step(kernel, u64::from(launch.thread_blocks), arguments.clone());
+        case.shaped((launch.threads, launch.shared));
+        params.row_scale = RowScale::InMemory as u32;
+        if let Some(residual) = residual {
+            // The sums are there.
+            (arguments[0], arguments[1]) = (residual.into(), null.clone());
+            params.input_stride = params.residual_stride;
+        }
+        arguments[8] = argument(&params);
+    }
     case.step(kernel, u64::from(launch.thread_blocks), arguments);
     case.shaped((launch.threads, launch.shared));
     case.expect("codes", codes, expected.codes);

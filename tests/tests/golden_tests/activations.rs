@@ -10,7 +10,8 @@ use microscale::{
     QuantizedActivations, RowOperation, Scheme, Shape,
 };
 use microscale_test_support::activations::{
-    PER_GROUP, Parts, Within, assert_within, fp8, gate_error, norm_error, quantized, sum_roundings,
+    PER_GROUP, Parts, Within, assert_within, fp8, gate_error, gelu_error, norm_error, quantized,
+    sum_roundings,
 };
 use microscale_test_support::golden::{Golden, Input, Nvfp4, Tensors, files};
 use microscale_test_support::oracle::{Exact, power_of_two};
@@ -90,6 +91,19 @@ fn fp8_equals_torchao() {
         let found = of_input(&input, columns, &fp8(Fp8Scale::Given), &file.f32s("given.scale"));
         assert_codes(&found.codes, file.bytes("given.codes"), columns, |_, _| true);
         assert!(found.scales.is_empty() && found.f32_scales.is_empty());
+    }
+}
+
+/// A row by itself is a tensor with the scale of the token.
+#[test]
+fn fp8_per_tensor_equals_torchao_for_tensors_of_a_row() {
+    let file = Tensors::read(FOLDER, &format!("{TORCHAO}-fp8-f32"));
+    let (input, columns) = (file.f32s("input"), columns_of(&file, "input"));
+    let expected = file.f32s("token.scales").into_iter().zip(file.bytes("token.codes").chunks(columns));
+    for (row, (scale, codes)) in input.chunks(columns).zip(expected) {
+        let found = of_rows(row, columns, &fp8(Fp8Scale::PerTensor), &Parts::default()).0;
+        assert_eq!(bits(&found.f32_scales), [scale.to_bits()]);
+        assert_eq!(found.codes, codes);
     }
 }
 
@@ -315,6 +329,10 @@ fn silu_and_gelu_are_within_their_bounds_of_torch() {
         // Five operations and three constants, of one sign. 1 + tanh cancels in f64.
         let argument = 2.0 * (2.0 / std::f64::consts::PI).sqrt() * (gate + 0.044715 * gate.powi(3));
         gate_error(expected, gate, up, argument, 9.0) + power_of_two(-51) * (gate * up).abs()
+    });
+    compare_gate(Glu::Gelu, [&gate, &up], &file.f64s("gelu"), columns, |_, gate, up| {
+        // 1 + erf cancels in f64.
+        gelu_error(gate, up) + power_of_two(-51) * (gate * up).abs()
     });
 }
 

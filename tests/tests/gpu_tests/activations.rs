@@ -21,6 +21,7 @@ fn recipes() -> impl Iterator<Item = ActivationRecipe> {
     let formats = [
         ActivationFormat::Fp8(Fp8Scale::Given),
         ActivationFormat::Fp8(Fp8Scale::PerToken),
+        ActivationFormat::Fp8(Fp8Scale::PerTensor),
         ActivationFormat::Fp8(Fp8Scale::PerGroup { power_of_two: false }),
         ActivationFormat::Mxfp8(ScaleRule::Rceil),
         ActivationFormat::Mxfp4(ScaleRule::Even),
@@ -31,6 +32,7 @@ fn recipes() -> impl Iterator<Item = ActivationRecipe> {
         RowOperation::None,
         RowOperation::Glu(Glu::SILU, GluOrder::Halves),
         RowOperation::Glu(Glu::Sigmoid(Gate::GPT_OSS), GluOrder::Interleaved),
+        RowOperation::Glu(Glu::Gelu, GluOrder::Halves),
         RowOperation::RmsNorm(RmsNorm::llama(1e-6)),
     ];
     let layouts = [ActivationLayout::Linear, ActivationLayout::Swizzled128x4, ActivationLayout::Swizzled8x4];
@@ -129,6 +131,51 @@ pub(crate) fn equal_those_of_the_cpu(gpu: &Gpu) {
         equal_bytes::<f16>(gpu, &recipe, 17, 1000, 8, seed + 2);
         equal_bytes::<f16>(gpu, &recipe, 5, 333, 1, seed + 3);
         equal_bytes::<bf16>(gpu, &recipe, 3, 28_672, 0, seed + 4);
+    }
+}
+
+pub(crate) fn of_masked_experts_equal_those_of_the_cpu(gpu: &Gpu) {
+    let (room, columns, counts) = (70, 1056, [70_u32, 0, 1, 33]);
+    let stream = gpu.stream();
+    let values = patterns::<bf16>(room * counts.len() * columns, false, 11);
+    let on_device = stream.clone_htod(&values).expect("memory");
+    let counts_there = stream.clone_htod(&counts).expect("memory");
+    for format in [
+        ActivationFormat::Fp8(Fp8Scale::PerToken),
+        ActivationFormat::Mxfp8(ScaleRule::Rceil),
+        ActivationFormat::Mxfp4(ScaleRule::Ceil),
+        ActivationFormat::Nvfp4(ActivationScale::PerToken),
+    ] {
+        let recipe =
+            ActivationRecipe { layout: ActivationLayout::Swizzled8x4, ..ActivationRecipe::new(format) };
+        let shape = Shape::new(room * counts.len(), columns);
+        let experts = Some(ActivationExperts::Masked { counts: &counts });
+        let input = ActivationInput { experts, ..ActivationInput::new(&values, shape) };
+        let expected = quantize_activations(input, &recipe).expect("the CPU quantizes");
+        let mut codes = dirty_bytes(stream, expected.codes.len());
+        let mut block_scales = dirty_bytes(stream, expected.scales.len());
+        let mut f32_scales = dirty::<f32>(stream, expected.f32_scales.len());
+        let experts = Some(DeviceActivationExperts::Masked { counts: (&counts_there).into() });
+        let input = DeviceActivations { experts, ..DeviceActivations::new(&on_device, shape) };
+        let out = DeviceQuantizedActivations {
+            codes: (&mut codes).into(),
+            scales: (&mut block_scales).into(),
+            f32_scales: (&mut f32_scales).into(),
+        };
+        gpu.quantize_activations_on(stream, input, &recipe, out).expect("the GPU quantizes");
+        // The codes of rows that do not exist, and their scales per token, are not written.
+        let found = stream.clone_dtoh(&codes).expect("codes");
+        let of_scales = stream.clone_dtoh(&f32_scales).expect("f32 scales");
+        for (expert, count) in counts.iter().enumerate() {
+            let rows = expert * room..expert * room + *count as usize;
+            let bytes = rows.start * format.row_bytes(columns)..rows.end * format.row_bytes(columns);
+            assert_eq!(found[bytes.clone()], expected.codes[bytes], "{format:?}, expert {expert}: codes");
+            if !expected.f32_scales.is_empty() {
+                assert_eq!(of_scales[rows.clone()], expected.f32_scales[rows], "{format:?}, expert {expert}");
+            }
+        }
+        let found = stream.clone_dtoh(&block_scales).expect("scales");
+        assert_eq!(found[..expected.scales.len()], expected.scales, "{format:?}: scales");
     }
 }
 

@@ -9,7 +9,7 @@ use microscale::{
 use microscale_test_support::activations::{Parts, fp8, quantized};
 use proptest::prelude::*;
 
-use super::activations::{given, recipe};
+use super::activations::{PER_TENSOR, given, recipe};
 use super::inputs::runs;
 
 /// Rows by expert, valid or not.
@@ -71,7 +71,8 @@ impl Loose {
             ActivationFormat::Fp8(Fp8Scale::Given) | ActivationFormat::Nvfp4(ActivationScale::Given(_))
         );
         let scales = |experts| self.scales.len() == if takes { experts } else { 0 };
-        spans && operation && self.scales.iter().all(scale_fits) && experts.is_some_and(scales)
+        let shares = self.recipe.format != PER_TENSOR || matches!(self.experts, Experts::Dense);
+        spans && shares && operation && self.scales.iter().all(scale_fits) && experts.is_some_and(scales)
     }
 
     /// Returns the rows of scales that the experts ask for.

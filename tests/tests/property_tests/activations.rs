@@ -9,7 +9,8 @@ use microscale::{
     Glu, GluOrder, QuantizedActivations, RowOperation, Shape, Words, quantize,
 };
 use microscale_test_support::activations::{
-    PER_GROUP, Parts, U, Within, assert_within, fp8, gate_error, norm_error, quantized, sum_roundings,
+    PER_GROUP, Parts, U, Within, assert_within, fp8, gate_error, gelu_error, norm_error, normal_cdf,
+    quantized, sum_roundings,
 };
 use microscale_test_support::arithmetic::Scalars;
 use microscale_test_support::inputs::patterns;
@@ -22,8 +23,11 @@ use super::inputs::{any_of, runs};
 const LAYOUTS: [ActivationLayout; 3] =
     [ActivationLayout::Linear, ActivationLayout::Swizzled128x4, ActivationLayout::Swizzled8x4];
 
+/// FP8 with a scale per tensor, which experts do not have.
+pub(super) const PER_TENSOR: ActivationFormat = ActivationFormat::Fp8(Fp8Scale::PerTensor);
+
 fn operation() -> impl Strategy<Value = RowOperation> {
-    let gates = prop::sample::select(vec![Glu::SILU, Glu::Sigmoid(Gate::GPT_OSS), Glu::GeluTanh]);
+    let gates = prop::sample::select(vec![Glu::SILU, Glu::Sigmoid(Gate::GPT_OSS), Glu::GeluTanh, Glu::Gelu]);
     let orders = prop::sample::select(vec![GluOrder::Halves, GluOrder::Interleaved]);
     let norms: [fn(f32) -> RmsNorm; 3] = [RmsNorm::llama, RmsNorm::gemma, RmsNorm::flashinfer];
     let norms = (prop::sample::select(norms.to_vec()), prop::sample::select(vec![1e-6, 1e-3, 1e-30]));
@@ -38,6 +42,7 @@ fn format() -> impl Strategy<Value = ActivationFormat> {
     prop_oneof![
         Just(ActivationFormat::Fp8(Fp8Scale::Given)),
         Just(ActivationFormat::Fp8(Fp8Scale::PerToken)),
+        Just(PER_TENSOR),
         any::<bool>().prop_map(|power_of_two| ActivationFormat::Fp8(Fp8Scale::PerGroup { power_of_two })),
         any_of::<ScaleRule>().prop_map(ActivationFormat::Mxfp8),
         any_of::<ScaleRule>().prop_map(ActivationFormat::Mxfp4),
@@ -316,12 +321,14 @@ fn gate_in_f64(glu: Glu, gate: f64, up: f64) -> (f64, f64) {
             let value = up * gate * sigmoid(argument);
             (value, gate_error(value, gate, up, argument, 9.0))
         }
+        Glu::Gelu => (up * gate * normal_cdf(gate), gelu_error(gate, up)),
     }
 }
 
 /// Returns gates of any size, near the limits, and where sigmoids end.
 fn gate_value() -> impl Strategy<Value = f32> {
-    let special = vec![0.0f32, 7.0, 86.0, 86.9, 87.0, 87.1, 51.1, 51.2, 10.0, 5.5, 1e-3, 1e4, 1e15, 1e30];
+    let special =
+        vec![0.0f32, 7.0, 86.0, 86.9, 87.0, 87.1, 51.1, 51.2, 10.0, 5.5, 12.9, 13.0, 1e-3, 1e4, 1e15, 1e30];
     let special =
         (prop::sample::select(special), -3..=3i32, any::<bool>()).prop_map(|(x, ulps, negative)| {
             let x = f32::from_bits(x.to_bits().saturating_add_signed(ulps).min(f32::MAX.to_bits()));
@@ -343,7 +350,7 @@ proptest! {
         // A large `up` brings small gates into the range of scales.
         let up = up * power_of_two(shift) as f32;
         prop_assume!(up.is_finite());
-        for glu in [Glu::SILU, Glu::Sigmoid(Gate::GPT_OSS), Glu::GeluTanh] {
+        for glu in [Glu::SILU, Glu::Sigmoid(Gate::GPT_OSS), Glu::GeluTanh, Glu::Gelu] {
             let (right, error) = gate_in_f64(glu, gate.into(), up.into());
             if right.abs() > 1e38 {
                 continue;
@@ -613,6 +620,7 @@ proptest! {
         counts in prop::collection::vec(prop_oneof![2 => Just(0), 4 => 1..12usize,
         1 => 120..140usize], 1..6), columns in 1..150usize, kind in 0..4u8, seed in any::<u64>(),
     ) {
+        prop_assume!(recipe.format != PER_TENSOR);
         check_experts::<f32>(&recipe, &counts, columns, kind, seed);
         check_experts::<f16>(&recipe, &counts, columns, kind, seed);
         check_experts::<bf16>(&recipe, &counts, columns, kind, seed);

@@ -1,6 +1,7 @@
 //! Loops over one row of activations. The compiler vectorizes them.
 
 use microscale_formats::activations::{RmsNorm, SUM_COLUMNS, SUM_PIECE, SquareRoot, tree_sum};
+use microscale_formats::gate::gelu;
 use microscale_formats::{E4m3, Glu};
 
 use crate::activations::GluOrder;
@@ -42,16 +43,25 @@ pub(in crate::cpu) fn round<T: Element>(_like: &[T], row: &mut [f32]) {
 /// Computes a gate's results from a row of twice the length, before they are rounded.
 #[inline(always)]
 pub(in crate::cpu) fn glu(glu: Glu, order: GluOrder, values: &[f32], row: &mut [f32]) {
+    match glu {
+        Glu::Gelu => each_pair(order, values, row, gelu::<Scalars>),
+        _ => each_pair(order, values, row, |gate, up| glu.of::<Scalars>(gate, up)),
+    }
+}
+
+/// Computes the results of the pairs of a row.
+#[inline(always)]
+fn each_pair(order: GluOrder, values: &[f32], row: &mut [f32], of: impl Fn(f32, f32) -> f32) {
     match order {
         GluOrder::Halves => {
             let (gates, ups) = values.split_at(values.len() / 2);
             for ((x, gate), up) in row.iter_mut().zip(gates).zip(ups) {
-                *x = glu.of::<Scalars>(*gate, *up);
+                *x = of(*gate, *up);
             }
         }
         GluOrder::Interleaved => {
             for (x, [gate, up]) in row.iter_mut().zip(values.as_chunks::<2>().0) {
-                *x = glu.of::<Scalars>(*gate, *up);
+                *x = of(*gate, *up);
             }
         }
     }

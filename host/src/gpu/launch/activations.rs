@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::sys::CUdeviceptr;
+use cudarc::driver::sys::{CUdeviceptr, cuMemsetD32Async};
 use cudarc::driver::{CudaStream, SyncOnDrop};
-use microscale_formats::activations::GROUP;
+use microscale_formats::activations::{GROUP, LEAST_TOKEN_SCALE};
 use microscale_formats::nvfp4::Direction;
 use microscale_formats::{ActivationLayout, E2m1, E4m3, Glu};
 use microscale_kernels_abi::activations::{self, ActivationLaunch, Output, RowOrder, RowScale};
@@ -19,7 +19,8 @@ use crate::gpu::launch::enqueue::{Launch, argument, enqueue};
 use crate::gpu::memory::activations::{
     DeviceActivationExperts, DeviceActivations, DeviceQuantizedActivations, DeviceScales,
 };
-use crate::gpu::memory::view::DeviceView;
+use crate::gpu::memory::view::{DeviceView, DeviceViewMut};
+use crate::gpu::runtime::driver::doing;
 use crate::gpu::runtime::kernels::Kernels;
 
 /// Alignment of codes.
@@ -29,7 +30,7 @@ const CODES_ALIGNMENT: usize = 16;
 ///
 /// `rows` are the rows of scales without padding, of an expert for masked experts. The caller has
 /// checked that inputs and outputs have the lengths that the recipe gives, and that neither `rows`
-/// nor `columns` is 0.
+/// nor `columns` is 0. FP8 with a scale per tensor takes two kernels, after [`least_tensor_scale`].
 pub(in crate::gpu) fn quantize_activations<T: Element>(
     kernels: &Kernels,
     stream: &Arc<CudaStream>,
@@ -111,10 +112,35 @@ pub(in crate::gpu) fn quantize_activations<T: Element>(
     let starts = values | residual | weights | strides as u64;
     params.aligned = u32::from(columns.is_multiple_of(8) && starts.is_multiple_of(16));
 
-    let addresses = [values, residual, weights, codes, scales, row_scales, offsets, scale_offsets];
+    let mut addresses = [values, residual, weights, codes, scales, row_scales, offsets, scale_offsets];
+    if recipe.format == ActivationFormat::Fp8(Fp8Scale::PerTensor) {
+        // SAFETY: as below. `least_tensor_scale` stored the scale.
+        unsafe { launch(kernels, stream, kernel, &params, addresses)? };
+        params.row_scale = RowScale::InMemory as u32;
+        if residual != 0 {
+            // The first launch stored the sums there.
+            (addresses[0], addresses[1]) = (residual, 0);
+            params.input_stride = params.residual_stride;
+        }
+    }
     // SAFETY: the caller checked the lengths that `params` describes; `aligned` is computed from
     // every address. The guards, held past the launch, keep the memory and order its uses.
     unsafe { launch(kernels, stream, kernel, &params, addresses) }
+}
+
+/// Enqueues a store of the scale of a tensor without elements, which
+/// [`quantize_activations`] raises.
+pub(in crate::gpu) fn least_tensor_scale(
+    stream: &Arc<CudaStream>,
+    scales: &mut DeviceViewMut<'_, f32>,
+) -> Result<()> {
+    let storing = doing("storing a scale");
+    stream.context().bind_to_thread().map_err(&storing)?;
+    let (address, _written) = scales.write(stream, "the f32 scales", 1)?;
+    // SAFETY: the stream is open. The caller checked that there is a scale, which is borrowed
+    // exclusively.
+    let status = unsafe { cuMemsetD32Async(address, LEAST_TOKEN_SCALE.to_bits(), 1, stream.cu_stream()) };
+    status.result().map_err(storing)
 }
 
 /// Enqueues the quantization of rows of f16 or bf16, without gaps, to FP8: per token, or per group
@@ -192,7 +218,8 @@ fn describe(recipe: &ActivationRecipe, params: &mut ActivationParams) {
             params.interleaved = u32::from(order == GluOrder::Interleaved);
             match glu {
                 Glu::Sigmoid(gate) => params.gate = gate,
-                Glu::GeluTanh => params.gelu = 1,
+                Glu::GeluTanh => params.gelu = ActivationParams::GELU_TANH,
+                Glu::Gelu => params.gelu = ActivationParams::GELU,
             }
         }
         RowOperation::RmsNorm(norm) => params.norm = norm,
@@ -212,6 +239,7 @@ fn describe(recipe: &ActivationRecipe, params: &mut ActivationParams) {
         }
         ActivationFormat::Mxfp8(rule) => params.mantissa_addend = rule.mantissa_addend::<E4m3>(),
         ActivationFormat::Mxfp4(rule) => params.mantissa_addend = rule.mantissa_addend::<E2m1>(),
+        ActivationFormat::Fp8(Fp8Scale::PerTensor) => params.row_scale = RowScale::AmaxOfTensor as u32,
         ActivationFormat::Fp8(Fp8Scale::Given) => {}
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use cudarc::driver::CudaStream;
 use microscale_kernels_abi::activations::COLUMN_LIMIT;
 
-use crate::activations::{ActivationParts, ActivationRecipe};
+use crate::activations::{ActivationFormat, ActivationParts, ActivationRecipe, Fp8Scale};
 use crate::element::{Dtype, Element};
 use crate::error::{ActivationFault, Error, Result};
 use crate::gpu::handle::Gpu;
@@ -20,8 +20,9 @@ impl Gpu {
     /// Quantizes activations in device memory, after a row operation.
     ///
     /// Gives the bytes of [`quantize_activations`](crate::quantize_activations()), padding of
-    /// scales included. `T` is f16 or bf16. Enqueues one kernel and returns. Allocates nothing and
-    /// does not wait. Of experts, rows that do not exist keep their codes.
+    /// scales included. `T` is f16 or bf16. Enqueues one kernel and returns; for FP8 with a scale
+    /// per tensor a store and two kernels. Allocates nothing and does not wait. Of experts, rows
+    /// that do not exist keep their codes.
     ///
     /// # Errors
     /// As for [`quantize_activations`](crate::quantize_activations()),
@@ -32,7 +33,7 @@ impl Gpu {
         stream: &Arc<CudaStream>,
         input: DeviceActivations<'_, T>,
         recipe: &ActivationRecipe,
-        out: DeviceQuantizedActivations<'_>,
+        mut out: DeviceQuantizedActivations<'_>,
     ) -> Result<()> {
         let fault = |fault| Err(Error::Activations(fault));
         if T::DTYPE == Dtype::F32 {
@@ -86,6 +87,9 @@ impl Gpu {
         Shape::new(1, codes).check("the codes", out.codes.len())?;
         Shape::new(1, scales).check("the scales", out.scales.len())?;
         Shape::new(1, f32_scales).check("the f32 scales", out.f32_scales.len())?;
+        if recipe.format == ActivationFormat::Fp8(Fp8Scale::PerTensor) {
+            launch::least_tensor_scale(stream, &mut out.f32_scales)?;
+        }
         if columns == 0 || padded == 0 {
             return Ok(());
         }

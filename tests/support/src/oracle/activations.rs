@@ -120,6 +120,8 @@ pub fn quantize<T: Exact>(
     for row in rows.chunks(columns) {
         let shape = Shape::new(1, columns);
         match format {
+            // One part, below.
+            ActivationFormat::Fp8(Fp8Scale::PerTensor) => {}
             ActivationFormat::Fp8(scale) => {
                 let width = if matches!(scale, Fp8Scale::PerGroup { .. }) { GROUP } else { columns };
                 for part in row.chunks(width) {
@@ -137,6 +139,9 @@ pub fn quantize<T: Exact>(
                 }
             }
         }
+    }
+    if format == ActivationFormat::Fp8(Fp8Scale::PerTensor) {
+        expected.add_fp8(rows, Fp8Scale::PerTensor, None);
     }
     expected.scales = match layout {
         _ if matches!(format, ActivationFormat::Fp8(_)) => Vec::new(),
@@ -158,7 +163,7 @@ impl Expected {
         let amax = finite.fold(0.0f32, |amax, x| if x > amax { x } else { amax });
         let scale = match rule {
             Fp8Scale::Given => given.expect("a given scale"),
-            Fp8Scale::PerToken => {
+            Fp8Scale::PerToken | Fp8Scale::PerTensor => {
                 let least = 1.0 / (448.0f32 * 512.0);
                 let scale = amax / 448.0;
                 if scale < least { least } else { scale }
