@@ -20,7 +20,7 @@ use crate::workers::work;
 /// The words of each choice.
 pub(crate) const FORMATS: [&str; 4] = ["fp8", "mxfp8", "mxfp4", "nvfp4"];
 pub(crate) const OPERATIONS: [&str; 5] =
-    ["none", "silu_and_mul", "gelu_tanh_and_mul", "swiglu_oai", "rms_norm"];
+    ["none", "silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul", "swiglu_oai", "rms_norm"];
 pub(crate) const NORMS: [&str; 3] = ["llama", "gemma", "flashinfer"];
 pub(crate) const LAYOUTS: [&str; 3] = ["linear", "128x4", "8x4"];
 
@@ -64,6 +64,7 @@ impl ActivationRecipe {
         let operation = match operation {
             "none" => RowOperation::None,
             "silu_and_mul" => RowOperation::Glu(Glu::SILU, GluOrder::Halves),
+            "gelu_and_mul" => RowOperation::Glu(Glu::Gelu, GluOrder::Halves),
             "gelu_tanh_and_mul" => RowOperation::Glu(Glu::GeluTanh, GluOrder::Halves),
             "swiglu_oai" => RowOperation::Glu(Glu::Sigmoid(Gate::GPT_OSS), GluOrder::Interleaved),
             "rms_norm" => RowOperation::RmsNorm(norm),
@@ -80,6 +81,7 @@ impl ActivationRecipe {
         let of_format = match (format, scale) {
             ("fp8", Some("given")) => ActivationFormat::Fp8(Fp8Scale::Given),
             ("fp8", None | Some("token")) => ActivationFormat::Fp8(Fp8Scale::PerToken),
+            ("fp8", Some("tensor")) => ActivationFormat::Fp8(Fp8Scale::PerTensor),
             ("fp8", Some("group128")) => ActivationFormat::Fp8(Fp8Scale::PerGroup { power_of_two }),
             ("mxfp8", None) => ActivationFormat::Mxfp8(microscaled()),
             ("mxfp4", None) => ActivationFormat::Mxfp4(microscaled()),
@@ -90,7 +92,7 @@ impl ActivationRecipe {
             }
             (found, scale) if FORMATS.contains(&found) => {
                 let choices = match found {
-                    "fp8" => "a number, an array, \"token\" or \"group128\"",
+                    "fp8" => "a number, an array, \"token\", \"tensor\" or \"group128\"",
                     "nvfp4" => "a GlobalScale or \"token\"",
                     _ => "none, because its block scales are all that it has",
                 };

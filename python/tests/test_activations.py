@@ -16,7 +16,7 @@ from microscale import ops  # noqa: E402
 
 E4M3 = torch.float8_e4m3fn
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
-GATES = ["silu_and_mul", "gelu_tanh_and_mul", "swiglu_oai"]
+GATES = ["silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul", "swiglu_oai"]
 NORMS = ["llama", "gemma", "flashinfer"]
 #: Formats with the options of block scales that do not depend on the whole row.
 FORMATS = [
@@ -91,7 +91,7 @@ def gated(x, operation):
     gate, up = x.chunk(2, -1)
     if operation == "silu_and_mul":
         return torch.nn.functional.silu(gate) * up
-    return torch.nn.functional.gelu(gate, approximate="tanh") * up
+    return torch.nn.functional.gelu(gate, approximate="tanh" if operation == "gelu_tanh_and_mul" else "none") * up
 
 
 def normalized(x, weight, norm, dtype, eps=1e-5, error=0.0):
@@ -521,6 +521,9 @@ def calls():
             (*cache, tables, given[:2], torch.float16, None, None, lengths),
         ],
         "reshape_and_cache_flash": [(*kv, *cache, slots, "fp8", FP8_SCALE, FP8_SCALE)],
+        "nvfp4_kv_quantize": [(x, FP8_SCALE)],
+        "nvfp4_kv_dequantize": [(empty(9, 64), empty(9, 8), FP8_SCALE), (empty(9, 64), empty(9, 8), FP8_SCALE, torch.float32)],
+        "scaled_fp8_quant": [(x,), (x, FP8_SCALE), (x, None, None, None, True)],
         "scaled_fp4_quant": [(x, SCALE), (x, SCALE, False), (rows(3, 3, 128), SCALE)],
         "silu_and_mul_nvfp4_quant": [(wide, SCALE)],
         "silu_and_mul_quant": [(wide, FP8_SCALE), (rows(2, 3, 256), FP8_SCALE)],
@@ -639,6 +642,44 @@ def test_operators_are_the_function_with_other_arguments():
     assert torch.equal(residual, other)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_scale_per_tensor_is_of_the_amax_of_all_rows(dtype):
+    x, residual, weight = rows(7, 130, dtype=dtype), rows(7, 130, dtype=dtype), rows(130, dtype=dtype)
+    q = quantize_activations(x, "fp8", scale="tensor")
+    assert q.f32_scales.shape == (1,) and q.f32_scales == x.abs().max().float() / 448
+    same(q[:1], quantize_activations(x, "fp8", scale=q.f32_scales)[:1])
+    # After an operation, of its rounded results. A residual is added once.
+    norm = {"operation": "rms_norm", "weight": weight}
+    sums, other = residual.clone(), residual.clone()
+    q = quantize_activations(x, "fp8", scale="tensor", residual=sums, **norm)
+    per_token = quantize_activations(x, "fp8", scale="token", residual=other, **norm)
+    assert torch.equal(sums, other) and q.f32_scales == per_token.f32_scales.max()
+    same(q[:1], quantize_activations(sums, "fp8", scale=q.f32_scales, **norm)[:1])
+    # Values that are not finite do not count, and zeros have the least scale.
+    x[2, 3], x[2, 4] = torch.inf, torch.nan
+    x[x.abs() > 1] = torch.inf
+    q = quantize_activations(x, "fp8", scale="tensor")
+    assert q.f32_scales == x[x.isfinite()].abs().max().float() / 448 and (q.codes[x.isinf()] == 0x7F).all()
+    for shape in ((3, 16), (0, 16)):
+        q = quantize_activations(torch.zeros(shape, dtype=dtype), "fp8", scale="tensor")
+        assert q.f32_scales == 1 / (448 * 512) and not q.codes.any()
+    with pytest.raises(microscale.Error, match="rows by expert need scales that are given, per token or per group"):
+        quantize_activations(rows(3, 5, 64), "fp8", scale="tensor", counts=torch.tensor([5, 5, 5], dtype=INT))
+
+
+def test_scaled_fp8_quant_has_the_three_scales_of_vllm():
+    x = rows(9, 128)
+    for arguments, scale in [((), "tensor"), ((None, None, None, True), "token"), ((FP8_SCALE,), FP8_SCALE)]:
+        q = quantize_activations(x, "fp8", scale=scale)
+        codes, scales = ops.scaled_fp8_quant(x, *arguments)
+        assert codes.dtype == E4M3 and torch.equal(codes.view(torch.uint8), q.codes)
+        assert torch.equal(scales, FP8_SCALE if q.f32_scales is None else q.f32_scales)
+    codes, scales = ops.scaled_fp8_quant(x, num_token_padding=16, use_per_token_if_dynamic=True)
+    q = quantize_activations(x, "fp8")
+    assert codes.shape == (16, 128) and scales.shape == (16, 1)
+    assert torch.equal(codes[:9].view(torch.uint8), q.codes) and torch.equal(scales[:9], q.f32_scales)
+
+
 def test_operators_by_expert_are_the_function_with_other_arguments():
     counts = torch.tensor([3, 0, 6], dtype=INT)
     offsets, starts = torch.tensor([0, 3, 3, 9], dtype=INT), torch.tensor([0, 128, 128, 256], dtype=INT)
@@ -686,6 +727,10 @@ def test_outputs_that_are_given_are_written_to(number):
         (lambda: ops.quantize_activations(rows(2, 64), scale_source="divisor"), "scale is missing"),
         (lambda: ops.quantize_activations(rows(2, 64), scale=SCALE, scale_source="given"), "pass a GlobalScale"),
         (lambda: ops.silu_and_mul_quant(rows(2, 41), FP8_SCALE), "the input has 41 columns"),
+        (lambda: ops.scaled_fp8_quant(rows(2, 3, 64)), "the input has 3 dimensions"),
+        (lambda: ops.scaled_fp8_quant(rows(2, 64), scale_ub=SCALE), "scale_ub"),
+        (lambda: ops.nvfp4_kv_quantize(rows(2, 40), SCALE), "K is a multiple of 16"),
+        (lambda: ops.nvfp4_kv_dequantize(empty(2, 20), empty(2, 2), SCALE), "K is a multiple of 16"),
         (lambda: ops.per_token_group_quant_fp8(rows(2, 128), 64), "group_size is 64"),
         (lambda: ops.per_token_group_quant_fp8(rows(2, 64)), "whole groups of 128"),
         (lambda: ops.nvfp4_quantize(rows(2, 64), SCALE, 3), "sfLayout is 3"),

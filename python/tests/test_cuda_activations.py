@@ -13,13 +13,14 @@ from microscale import GlobalScale, ops, quantize_activations  # noqa: E402
 FORMATS = [
     ("fp8", {"scale": 0.05}),
     ("fp8", {"scale": "token"}),
+    ("fp8", {"scale": "tensor"}),
     ("fp8", {"scale": "group128", "power_of_two": True}),
     ("mxfp8", {"scale_rule": "rceil"}),
     ("mxfp4", {}),
     ("nvfp4", {"scale": GlobalScale(90.0, "divisor")}),
     ("nvfp4", {"scale": "token"}),
 ]
-OPERATIONS = [("none", {}), ("silu_and_mul", {}), ("gelu_tanh_and_mul", {}), ("swiglu_oai", {})]
+OPERATIONS = [("none", {}), ("silu_and_mul", {}), ("gelu_and_mul", {}), ("gelu_tanh_and_mul", {}), ("swiglu_oai", {})]
 OPERATIONS += [("rms_norm", {"norm": norm}) for norm in ("llama", "gemma", "flashinfer")]
 
 

@@ -62,6 +62,17 @@ def test_bytes_and_values_are_the_cpus(format, layout, alternate, dtype):
     assert all(torch.equal(x.cpu(), own) for x, own in zip(found, expected))
 
 
+@pytest.mark.parametrize("dtype", HALVES)
+def test_vectors_outside_of_a_cache_are_the_cpus(dtype):
+    x, scale = rows(dtype)[0].flatten(0, 1), SCALES[:1]
+    expected = ops.nvfp4_kv_quantize(x, scale)
+    graph, found = captured(lambda of=x.cuda(), by=scale.cuda(): ops.nvfp4_kv_quantize(of, by))
+    graph.replay()
+    assert all(torch.equal(part.cpu(), own) for part, own in zip(found, expected))
+    values = ops.nvfp4_kv_dequantize(*found, scale.cuda(), dtype)
+    assert torch.equal(values.cpu(), ops.nvfp4_kv_dequantize(*expected, scale, dtype))
+
+
 @pytest.mark.parametrize("format", FORMATS)
 def test_calls_are_captured_and_compiled(format):
     key, value, slots = (x.cuda() for x in rows(torch.bfloat16))

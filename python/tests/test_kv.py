@@ -40,6 +40,22 @@ def append(key, value, cache, slots=SLOTS, **options):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_vectors_outside_of_a_cache_have_its_bytes_and_values(dtype):
+    cache = cache_of("nvfp4", "NHD")
+    key, value = rows(dtype)
+    append(key, value, cache)
+    back = ops.gather_kv(*cache[:2], SLOTS, SCALES, dtype, *cache[2:])
+    for i, x in enumerate((key, value)):
+        codes, scales = ops.nvfp4_kv_quantize(x.reshape(-1, DIM), SCALES[i : i + 1])
+        values = ops.nvfp4_kv_dequantize(codes, scales.view(torch.float8_e4m3fn), SCALES[i : i + 1], dtype)
+        for row, slot in enumerate(SLOTS.tolist()):
+            if slot >= 0:
+                assert torch.equal(at(cache[i], slot, "NHD"), codes.view(-1, HEADS, DIM // 2)[row])
+                assert torch.equal(at(cache[i + 2], slot, "NHD"), scales.view(-1, HEADS, DIM // 16)[row])
+                assert torch.equal(back[i][row], values.view(-1, HEADS, DIM)[row])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_fp8_has_pytorchs_codes(layout, dtype):
     cache = cache_of("fp8", layout, 0x11)

@@ -38,7 +38,7 @@ class QuantizedActivations(NamedTuple):
     to multiples of 128 or 8 and of 4; the tiles are in this memory one after the other. Experts in
     `counts` have `[experts, rows, blocks]`, and experts in `offsets` `[scale_rows, blocks]`."""
     f32_scales: Array
-    """Computed scales, float32, which multiply codes. `[..., 1]` for `token`, and
+    """Computed scales, float32, which multiply codes. `[..., 1]` for `token`, `[1]` for `tensor`, and
     `[..., ceil(K / 128)]` for `group128`. None otherwise."""
 
 
@@ -105,7 +105,7 @@ def quantize_activations(
     residual: Array = None,
     norm: Norm = "llama",
     eps: float = 1e-6,
-    scale: float | ArrayLike | GlobalScale | Literal["token", "group128"] | None = None,
+    scale: float | ArrayLike | GlobalScale | Literal["token", "tensor", "group128"] | None = None,
     scale_rule: ScaleRule | None = None,
     power_of_two: bool = False,
     layout: ActivationLayout = "linear",
@@ -121,8 +121,8 @@ def quantize_activations(
     Results of the operation are rounded to the dtype of `x` first. So one call gives the same bytes
     as two functions, one after the other. NaN and infinities make NaN blocks, or NaN codes in FP8.
 
-    On a GPU the work is one kernel on the current stream of the library of `x`. Nothing waits, so
-    that a CUDA graph can capture the call.
+    On a GPU the work is one kernel on the current stream of the library of `x`, and two for a scale
+    per tensor. Nothing waits, so that a CUDA graph can capture the call.
 
         gate_up = numpy.ones((4, 256), numpy.float32)
         codes, scales, _ = microscale.quantize_activations(
@@ -135,9 +135,9 @@ def quantize_activations(
             apart, but the elements of a row must be contiguous.
         format: `fp8` (E4M3 under float32 scales), `mxfp8` (E4M3), `mxfp4` with ties to even, or
             `nvfp4` with the numerics `transformer-engine`.
-        operation: `none`; `silu_and_mul` or `gelu_tanh_and_mul`, where `x` has K gates followed by
-            K values of `up`; `swiglu_oai`, the gate of gpt-oss with its limits, where gates and
-            `up` alternate; or `rms_norm`.
+        operation: `none`; `silu_and_mul`, `gelu_and_mul` (exact GELU, PyTorch's default) or
+            `gelu_tanh_and_mul`, where `x` has K gates followed by K values of `up`; `swiglu_oai`,
+            the gate of gpt-oss with its limits, where gates and `up` alternate; or `rms_norm`.
         weight: `[K]` of the dtype of `x`, the weights of RMSNorm. By default ones.
         residual: of the shape and dtype of `x`, contiguous. RMSNorm takes the sum of `x` and this,
             rounded, which replaces it.
@@ -145,7 +145,8 @@ def quantize_activations(
             vLLM do. `flashinfer` rounds the result only. `gemma` does too, and adds 1 to weights.
         eps: added to the mean of squares.
         scale: for FP8 a number or float32 `[1]` that multiplies codes, `token` for a scale per row,
-            or `group128` for one per 128 columns of a row. For NVFP4 a :class:`GlobalScale` of a
+            `tensor` for one of all rows, which experts do not take, or `group128` for one per 128
+            columns of a row. For NVFP4 a :class:`GlobalScale` of a
             number or float32 `[1]`, or `token` for one per row. By default `token`. Arrays have
             `[experts]` scales if there are experts. Values of arrays on a GPU are not checked.
         scale_rule: `floor`, `ceil`, `even` or `rceil` for MX formats. By default `floor`, and
@@ -182,6 +183,7 @@ def quantize_activations(
         shape, tile, offsets, scale_offsets, scale_rows, counts, layout != "linear"
     )
     scales_shape = (*scales_shape, scale_bytes)
+    f32_shape = (1,) if source == "tensor" else (*shape[:-1], f32_per_row)
     number, scale_array = _scale_of(value, values, there, number_of_experts)
     if weight is not None:
         weight = _arrays.values(weight, "weight")
@@ -190,7 +192,7 @@ def quantize_activations(
     if out is None:
         codes = _arrays.empty(x, (*shape[:-1], code_bytes), "uint8")
         scales = _arrays.empty(x, scales_shape, "uint8") if format != "fp8" else None
-        f32_scales = _arrays.empty(x, (*shape[:-1], f32_per_row), "float32") if f32_per_row else None
+        f32_scales = _arrays.empty(x, f32_shape, "float32") if f32_per_row else None
     else:
         if len(out) != 3:
             raise Error(f"out has {len(out)} parts; pass codes, scales and f32_scales, and None for absent ones")
@@ -201,7 +203,7 @@ def quantize_activations(
         _require_shapes(
             ("out.codes", codes, (*shape[:-1], code_bytes)),
             ("out.scales", scales, scales_shape if format != "fp8" else None),
-            ("out.f32_scales", f32_scales, (*shape[:-1], f32_per_row) if f32_per_row else None),
+            ("out.f32_scales", f32_scales, f32_shape if f32_per_row else None),
         )
     arguments = values, recipe, residual, weight, number, scale_array, experts, codes, scales, f32_scales
     try:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor
 
 from microscale import _arrays, _gpu, _microscale
+from microscale._activations import quantize_activations
 from microscale._errors import Error
 from microscale._registration import SHAPES_ONLY, operator
+from microscale._tensors import Quantized, dequantize
+from microscale._types import GlobalScale
 
 _CACHE = ("key_cache", "value_cache", "key_block_scales", "value_block_scales")
 
@@ -115,6 +120,69 @@ def gather_kv(
     else:
         _microscale.gather_kv(parts, slots, lengths, scales.tolist(), kv_layout, *rows)
     return key, value
+
+
+@operator()
+def nvfp4_kv_quantize(input: Tensor, global_scale: Tensor) -> tuple[Tensor, Tensor]:
+    """Quantizes vectors of K or V to NVFP4, as FlashInfer's `nvfp4_kv_quantize`.
+
+    It gives the bytes of :func:`append_kv`. FlashInfer has it from compute capability 10.0 on, and
+    multiplies by approximate reciprocals.
+
+        codes, scales = microscale.ops.nvfp4_kv_quantize(torch.ones(3, 64), torch.tensor([0.01]))
+        assert codes.shape == (3, 32) and scales.shape == (3, 4)
+
+    Args:
+        input: `[M, K]`, where K is a multiple of 16.
+        global_scale: float32 `[1]`, which multiplies codes. Its value on a GPU is not checked.
+
+    Returns:
+        Codes, uint8 `[M, K / 2]`, and E4M3 scales in linear order, uint8 `[M, K / 16]`.
+    """
+    if input.dim() != 2 or input.shape[1] % 16:
+        raise Error(f"the input has shape {list(input.shape)} and must be [M, K], where K is a multiple of 16")
+    rows, columns = input.shape
+    if SHAPES_ONLY.get():
+        return (
+            input.new_empty((rows, columns // 2), dtype=torch.uint8),
+            input.new_empty((rows, columns // 16), dtype=torch.uint8),
+        )
+    x = input.detach() if input.stride(-1) == 1 else input.detach().contiguous()
+    codes, scales, _ = quantize_activations(x, "nvfp4", scale=GlobalScale(global_scale, "multiplier"))
+    return codes, scales
+
+
+@operator()
+def nvfp4_kv_dequantize(
+    fp4_data: Tensor,
+    block_scales: Tensor,
+    global_scale: Tensor,
+    output_dtype: torch.dtype = torch.bfloat16,
+) -> Tensor:
+    """Dequantizes vectors of K or V from NVFP4, as FlashInfer's `nvfp4_kv_dequantize`.
+
+    For the pages of a cache call :func:`gather_kv`, which computes the same.
+
+        codes, scales = torch.full((3, 32), 0x22, dtype=torch.uint8), torch.full((3, 4), 0x38, dtype=torch.uint8)
+        y = microscale.ops.nvfp4_kv_dequantize(codes, scales, torch.tensor([0.5]))
+        assert y.shape == (3, 64) and (y == 0.5).all()
+
+    Args:
+        fp4_data: codes, uint8 `[M, K / 2]`, where K is a multiple of 16.
+        block_scales: E4M3 in linear order, uint8 or float8_e4m3fn `[M, K / 16]`.
+        global_scale: float32 `[1]`, which multiplies codes.
+        output_dtype: bfloat16, float16 or float32.
+
+    Returns:
+        The values, `[M, K]`.
+    """
+    if fp4_data.dim() != 2 or fp4_data.shape[1] % 8:
+        raise Error(f"fp4_data has shape {list(fp4_data.shape)} and must be [M, K / 2], where K is a multiple of 16")
+    if SHAPES_ONLY.get():
+        return fp4_data.new_empty((fp4_data.shape[0], 2 * fp4_data.shape[1]), dtype=output_dtype)
+    scale = GlobalScale(global_scale.detach(), "multiplier")
+    q = Quantized(fp4_data, block_scales.view(torch.uint8), format="nvfp4", global_scale=scale)
+    return cast(Tensor, dequantize(q, output_dtype))
 
 
 def _cache_parts(*parts: Tensor | None) -> tuple[Tensor | None, ...]:

@@ -33,7 +33,7 @@ RoundedActivations = Literal["int8", "fp8", "fp8-group128", "mxfp4", "nvfp4"]
 #: Formats of quantized activations.
 ActivationFormat = Literal["fp8", "mxfp8", "mxfp4", "nvfp4"]
 #: The operation on a row of activations before it is quantized.
-RowOperation = Literal["none", "silu_and_mul", "gelu_tanh_and_mul", "swiglu_oai", "rms_norm"]
+RowOperation = Literal["none", "silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul", "swiglu_oai", "rms_norm"]
 #: The library or model whose RMSNorm is followed.
 Norm = Literal["llama", "gemma", "flashinfer"]
 #: Layouts of the block scales of activations. `128x4` is `swizzled` of a ScaleLayout.

@@ -26,7 +26,7 @@ from torch import Tensor
 from microscale import _activations
 from microscale._activations import padded
 from microscale._errors import Error
-from microscale._kv import append_kv, gather_kv, reshape_and_cache_flash
+from microscale._kv import append_kv, gather_kv, nvfp4_kv_dequantize, nvfp4_kv_quantize, reshape_and_cache_flash
 from microscale._registration import SHAPES_ONLY, operator
 from microscale._types import ActivationFormat, ActivationLayout, Direction, GlobalScale, Norm, RowOperation, ScaleRule
 
@@ -37,6 +37,8 @@ __all__ = [
     "gather_kv",
     "mxfp4_quantize",
     "mxfp8_quantize",
+    "nvfp4_kv_dequantize",
+    "nvfp4_kv_quantize",
     "nvfp4_quantize",
     "per_token_group_quant_fp8",
     "quantize_activations",
@@ -48,6 +50,7 @@ __all__ = [
     "scaled_fp4_experts_quant",
     "scaled_fp4_grouped_quantize",
     "scaled_fp4_quant",
+    "scaled_fp8_quant",
     "silu_and_mul_nvfp4_quant",
     "silu_and_mul_nvfp4_quantize",
     "silu_and_mul_quant",
@@ -60,7 +63,9 @@ _BLOCK = {"fp8": 1, "mxfp8": 32, "mxfp4": 32, "nvfp4": 16}
 #: Rows of a tile of block scales, by layout.
 _TILE = {"linear": 1, "128x4": 128, "8x4": 8}
 #: Operations that combine pairs of columns.
-_GATES = ("silu_and_mul", "gelu_tanh_and_mul", "swiglu_oai")
+_GATES = ("silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul", "swiglu_oai")
+#: Sources of computed scales.
+_COMPUTED = ("token", "tensor", "group128")
 #: FlashInfer's `SfLayout`.
 _LAYOUTS: tuple[ActivationLayout, ...] = ("128x4", "8x4", "linear")
 
@@ -119,7 +124,7 @@ def _shapes(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns tensors of the shapes of :func:`_quantized`.
 
-    `per_row` is `token` or `group128`, if float32 scales are computed. `rows_of_scales` are the
+    `per_row` is the source of float32 scales if they are computed. `rows_of_scales` are the
     leading dimensions of block scales of experts.
     """
     leading, block, tile = x.shape[:-1], _BLOCK[format], _TILE[layout]
@@ -128,7 +133,12 @@ def _shapes(
     if rows_of_scales is None:
         rows_of_scales = leading if tile == 1 else (padded(prod(leading), tile),)
     scales_shape = (*rows_of_scales, blocks if tile == 1 else padded(blocks, 4)) if format != "fp8" else (0,)
-    f32_shape = (*leading, (columns + 127) // 128 if per_row == "group128" else 1) if per_row else (0,)
+    f32_shape = {
+        None: (0,),
+        "tensor": (1,),
+        "token": (*leading, 1),
+        "group128": (*leading, (columns + 127) // 128),
+    }[per_row]
     return (
         x.new_empty((*leading, code_bytes), dtype=torch.uint8),
         x.new_empty(scales_shape, dtype=torch.uint8),
@@ -194,7 +204,7 @@ def quantize_activations(
         norm: whose RMSNorm.
         eps: added to the mean of squares.
         scale: float32 `[1]` or `[experts]`, the given scale.
-        scale_source: `token` or `group128` without `scale`. With it the meaning of its values:
+        scale_source: `token`, `tensor` or `group128` without `scale`. With it the meaning of its values:
             `given` for FP8, `divisor` or `multiplier` for NVFP4. MX formats ignore this.
         scale_rule: the rule of MX formats.
         power_of_two: for `group128`.
@@ -240,9 +250,9 @@ def _require_source(format: str, scale: Tensor | None, scale_source: str, layout
     """Raises an error for words that are not known, and for a scale that contradicts its source."""
     if format not in _BLOCK or layout not in _TILE:
         raise Error(f"format is {format!r} and layout {layout!r}; pass one of {', '.join(_BLOCK)}, and one of {', '.join(_TILE)}")
-    if (scale is None) != (scale_source in ("token", "group128")):
-        found = "missing" if scale is None else "given"
-        raise Error(f"scale_source is {scale_source!r} and scale is {found}; pass 'token' or 'group128' exactly without a scale")
+    if (scale is None) != (scale_source in _COMPUTED):
+        found, choices = "missing" if scale is None else "given", ", ".join(map(repr, _COMPUTED))
+        raise Error(f"scale_source is {scale_source!r} and scale is {found}; pass one of {choices} exactly without a scale")
 
 
 def _given(format: str, scale: Tensor | None, scale_source: str) -> Any:
@@ -482,6 +492,55 @@ def silu_and_mul_scaled_nvfp4_experts_quantize(a: Tensor, mask: Tensor, a_global
         As :func:`scaled_fp4_grouped_quantize`.
     """
     return _by_counts(a, mask, a_global_sf, "silu_and_mul")
+
+
+@operator()
+def scaled_fp8_quant(
+    input: Tensor,
+    scale: Tensor | None = None,
+    num_token_padding: int | None = None,
+    scale_ub: Tensor | None = None,
+    use_per_token_if_dynamic: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Quantizes to FP8 under a given scale, a scale per tensor or a scale per row, as vLLM's
+    `scaled_fp8_quant`.
+
+    vLLM multiplies by 1 / scale instead of dividing, except per row. Its kernel has no least scale
+    per tensor: zeros get NaN codes.
+
+        codes, scale = microscale.ops.scaled_fp8_quant(torch.full((3, 64), 7.0))
+        assert codes.shape == (3, 64) and scale == 7 / 448
+
+    Args:
+        input: `[M, K]`.
+        scale: float32 `[1]`, which multiplies codes. By default it is computed from amax.
+        num_token_padding: the least number of rows of the result. Rows of padding have any values.
+        scale_ub: None: there is no upper bound of scales here.
+        use_per_token_if_dynamic: whether each row has a computed scale of its own.
+
+    Returns:
+        Codes, float8_e4m3fn `[max(M, num_token_padding), K]`, and float32 scales: a copy of the
+        given one, `[1]` for the tensor, or a column with one per row of the codes.
+    """
+    if scale_ub is not None:
+        raise Error("scale_ub is not supported; leave it out")
+    if input.dim() != 2:
+        raise Error(f"the input has {input.dim()} dimensions and must have two; reshape it")
+    rows = max(input.shape[0], num_token_padding or 0)
+    codes = input.new_empty((rows, input.shape[1]), dtype=torch.float8_e4m3fn)
+    per_token = scale is None and use_per_token_if_dynamic
+    shape = scale.shape if scale is not None else (rows, 1) if per_token else (1,)
+    scales = input.new_empty(shape, dtype=torch.float32) if scale is None else scale.clone()
+    if SHAPES_ONLY.get():
+        return codes, scales
+    computed = scales[: input.shape[0]] if per_token else scales
+    _activations.quantize_activations(
+        input.detach() if input.stride(-1) == 1 else input.detach().contiguous(),
+        "fp8",
+        scale="token" if per_token else "tensor" if scale is None else scale.detach().reshape(-1),
+        out=(codes[: input.shape[0]].view(torch.uint8), None, computed if scale is None else None),
+    )
+    return codes, scales
 
 
 @operator()
