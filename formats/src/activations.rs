@@ -11,7 +11,7 @@
 //! |---|---|---|
 //! | one | given | vLLM's `scaled_fp8_quant` with a scale, which multiplies by 1 / scale instead |
 //! | per token | [`token_scale`] | vLLM's `scaled_fp8_quant`, dynamic per token |
-//! | per tensor | [`token_scale`] | vLLM's `scaled_fp8_quant`, dynamic, without a least scale in its kernel |
+//! | per tensor | [`token_scale`] | vLLM's `scaled_fp8_quant`, dynamic, which has no least scale |
 //! | per [`GROUP`] columns | [`group_scale`] | DeepSeek-V3; vLLM's `per_token_group_quant_fp8` |
 //!
 //! amax is the largest finite magnitude. NaN and infinities become NaN codes, and do not change the

@@ -154,8 +154,8 @@ pub struct QuantizedActivations {
     pub codes: Vec<u8>,
     /// Block scales in the recipe's layout, with padding. Empty for FP8.
     pub scales: Vec<u8>,
-    /// Computed scales that multiply codes: NVFP4's and FP8's per token, `[rows]`, FP8's per tensor,
-    /// `[1]`, or FP8's per group, `[rows, groups]`. Otherwise empty.
+    /// Computed scales that multiply codes: NVFP4's and FP8's per token, `[rows]`, FP8's per
+    /// tensor, `[1]`, or FP8's per group, `[rows, groups]`. Otherwise empty.
     pub f32_scales: Vec<f32>,
 }
 

@@ -212,9 +212,9 @@ macro_rules! entries {
         /// # Safety
         /// `params` describes the matrices at `input`, `residual` (null for none; only for
         /// operations with a norm) and `weights` (null for ones), each aligned to its dtype and as
-        /// `aligned` says, at `codes`, and at `scales`. `row_scales` has one scale, or one per row or
-        /// expert, as `row_scale` says, and `offsets` and `scale_offsets` an entry per expert, and
-        /// one more for rows that are sorted. Sorted offsets are not decreasing. All in global
+        /// `aligned` says, at `codes`, and at `scales`. `row_scales` has one scale, or one per row
+        /// or expert, as `row_scale` says, and `offsets` and `scale_offsets` an entry per expert,
+        /// and one more for rows that are sorted. Sorted offsets are not decreasing. All in global
         /// memory. Only this kernel writes during the kernel, and outputs overlap nothing, but the
         /// residual is both. The launch has the shape that the parameters give.
         #[unsafe(no_mangle)]

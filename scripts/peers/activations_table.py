@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Times everything that docs/lab shows about activation quantizers and KV caches, in one process.
 
-    python scripts/peers/activations_table.py [--json FILE] [--seconds 140] [--workers 12] [--peers NAME ...]
+    python scripts/peers/activations_table.py [--json FILE] [--seconds 140] [--workers 12]
+        [--peers compiled humming]
 
 - plain quantizers of 8192x8192 and fused ones of 8192x14336, as a share of the copy
 - 1, 16 and 64 rows of 4096 and 14336, next to an empty kernel and the peers
@@ -14,10 +15,10 @@ copy reads and writes the bytes that the operation must move: inputs, residual, 
 without padding. The floor of few rows is an empty kernel of Triton plus these bytes at the rate of
 the copy of 8192x8192.
 
-Checks our codes of the first rows against the CPU's. Prints Markdown tables, and for peers the share
-of codes that differ from eager PyTorch's. First, worker processes compile the peers' kernels into
-the caches of Inductor and Humming. Measurements that do not start within the seconds are left out
-and listed.
+Checks our codes of the first rows against the CPU's. Prints Markdown tables, and for peers the
+share of codes that differ from eager PyTorch's. First, worker processes compile the peers' kernels
+into the caches of Inductor and Humming. Measurements that do not start within the seconds are left
+out and listed.
 
 Needs the package with CUDA (`pip install ./python`), and peers_activations.py's requirements.
 """
@@ -167,7 +168,7 @@ def plan(peers: list[str]) -> list[tuple[Shape, str, list[str], list[str]]]:
 
 
 def warm_up(job: tuple[str, str, str, list[str]]) -> str:
-    """Runs the peers' functions of a part of the plan once, which compiles them. Returns an error."""
+    """Runs the peers' functions of a part of the plan once, to compile them. Returns an error."""
     text, operation, format, peers = job
     try:
         torch._dynamo.reset()

