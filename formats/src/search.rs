@@ -35,6 +35,7 @@
 
 mod block;
 mod candidate;
+pub mod gptq;
 
 use core::ops::RangeInclusive;
 

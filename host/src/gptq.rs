@@ -1,5 +1,10 @@
-//! GPTQ's options and results. The functions are in `cpu`.
+//! GPTQ's options and results. The functions are in `cpu` and `gpu`.
 
+use std::any::Any;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::error::Result;
 use crate::tensor::{Quantized, QuantizedTensor};
 
 /// The default of [`GptqOptions::damping`].
@@ -106,5 +111,39 @@ impl OutputLoss {
     /// Returns error over energy, or 0 if there is no error.
     pub fn relative(&self) -> f64 {
         if self.error == 0.0 { 0.0 } else { self.error / self.energy }
+    }
+}
+
+/// Copies of a factor in the memories of devices, of any type.
+#[derive(Default)]
+pub(crate) struct Copies(Mutex<Vec<Arc<dyn Any + Send + Sync>>>);
+
+impl fmt::Debug for Copies {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Copies").finish_non_exhaustive()
+    }
+}
+
+impl Copies {
+    /// Returns the copy of this type that `is_wanted`, made by `make` if there is none. Threads
+    /// that want the same copy wait for it.
+    ///
+    /// # Errors
+    /// The errors of `make`.
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "GPUs have copies"))]
+    pub(crate) fn get_or_make<T: Any + Send + Sync>(
+        &self,
+        is_wanted: impl Fn(&T) -> bool,
+        make: impl FnOnce() -> Result<T>,
+    ) -> Result<Arc<T>> {
+        // A thread that panicked left no copy.
+        let mut copies = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let of_type = copies.iter().filter_map(|copy| copy.clone().downcast::<T>().ok());
+        if let Some(copy) = of_type.into_iter().find(|copy| is_wanted(copy)) {
+            return Ok(copy);
+        }
+        let made = Arc::new(make()?);
+        copies.push(made.clone());
+        Ok(made)
     }
 }

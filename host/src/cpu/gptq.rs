@@ -36,7 +36,7 @@
 //!
 //! # Which scales are not tried
 //! Once a scale makes all codes zero, no larger one is tried: codes stay zero, so errors are equal.
-//! The search stops below where `BlockFactor::least_factor` proves larger errors. A candidate is
+//! The search stops below where `BlockBounds::least_factor` proves larger errors. A candidate is
 //! abandoned once its partial sum exceeds the least error: sums of squares only grow.
 
 mod block;
@@ -48,6 +48,7 @@ mod lanes;
 mod load;
 mod loop_state;
 mod loss;
+mod operands;
 mod order;
 mod products;
 mod reference;
@@ -61,6 +62,7 @@ pub use factor::GptqFactor;
 pub(super) use loop_state::{Blocks, LoopParams, TaskRows};
 pub(super) use loss::add_norms;
 use microscale_formats::{Format, Search};
+pub use operands::{FactorOperands, ScaleFactors};
 pub(super) use tasks::quantize_task;
 
 use super::amax::amax_of_matrix;
@@ -142,11 +144,7 @@ pub fn quantize_gptq_with<T: Element>(
 ) -> Result<GptqQuantized> {
     let shape = shape.into();
     shape.check(values.len())?;
-    recipe.check()?;
-    check_format(recipe.format(), factor, shape.dense().cols)?;
-    if scales == GptqScales::InLoop && !factor.order.keeps_blocks() {
-        return Err(Error::Gptq(GptqFault::ColumnOrder));
-    }
+    check_request(recipe, factor, shape.dense().cols, scales)?;
     let dense = shape.dense();
     let linear = QuantizedShape::new(recipe.format(), dense.rows, dense.cols);
     let mut tensor = QuantizedTensor::zeros(linear)?;
@@ -183,6 +181,16 @@ pub fn quantize_gptq_with<T: Element>(
     tensor.set_global_scale(global);
     let tensor = tensor.convert_layout(recipe.scale_layout);
     Ok(GptqQuantized { tensor, report: recipe.accept(report)?, output_error: error * factor.unit })
+}
+
+/// Checks a request for a matrix with this number of columns.
+fn check_request(recipe: &Recipe, factor: &GptqFactor, cols: usize, scales: GptqScales) -> Result<()> {
+    recipe.check()?;
+    check_format(recipe.format(), factor, cols)?;
+    if scales == GptqScales::InLoop && !factor.order.keeps_blocks() {
+        return Err(Error::Gptq(GptqFault::ColumnOrder));
+    }
+    Ok(())
 }
 
 /// Checks that a factor is for this format and this number of columns.

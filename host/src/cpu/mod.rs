@@ -84,7 +84,7 @@ pub use gemv_weights::gemv_weights;
 #[doc(hidden)]
 pub use gemv_weights::gemv_weights_with;
 #[doc(hidden)]
-pub use gptq::quantize_gptq_with;
+pub use gptq::{FactorOperands, ScaleFactors, quantize_gptq_with};
 pub use gptq::{GptqFactor, quantize_gptq};
 pub use isa::Isa;
 pub use kv::{append_kv, gather_kv};

@@ -1,6 +1,7 @@
 //! One block of columns: the factor of its conditional Hessian, and bounds of its errors.
 
 use microscale_formats::Search;
+use microscale_formats::search::gptq::BlockBounds;
 use microscale_formats::search::{Scales, window};
 
 use super::factor::GptqFactor;
@@ -11,19 +12,9 @@ pub(in crate::cpu) struct BlockFactor<const N: usize> {
     pub(super) feedback: [[f32; N]; N],
     /// Rₖₖ.
     pub(super) pivots: [f32; N],
-    /// √Σ|Sᵢⱼ| of the block's conditional Hessian S = R·Rᵀ, rounded up.
-    sum: f32,
-    /// The Frobenius norm of R, rounded up, times a bound of the relative error of an error's root.
-    slack: f32,
+    /// Bounds of the errors.
+    pub(super) bounds: BlockBounds,
 }
-
-/// A factor that outweighs some roundings in f32.
-const MARGIN: f32 = 1.0 / 1024.0;
-/// The error of an error's root, in units of the norms of R and of the residuals.
-///
-/// A chain of 32 products and differences is off by less than 80·2⁻²⁴ of the sum of its terms'
-/// magnitudes, and the squares and their sum by less still.
-const ROUNDING: f64 = 1.0 / 65536.0;
 
 impl<const N: usize> BlockFactor<N> {
     /// The factor of the block at positions `start ..`.
@@ -46,27 +37,7 @@ impl<const N: usize> BlockFactor<N> {
             trace += entry(i, i);
             sum += (0..N).map(|j| entry(i, j).abs()).sum::<f64>();
         }
-        Self {
-            feedback,
-            pivots,
-            sum: sum.sqrt() as f32 * (1.0 + MARGIN),
-            slack: (trace.sqrt() * ROUNDING) as f32 * (1.0 + MARGIN),
-        }
-    }
-
-    /// The smallest factor whose error may be below `least`.
-    ///
-    /// `zeros` is the error of codes 0 and `amax` the block's amax. All three are in units of the
-    /// block's unit, and so is the result. It is NaN if nothing is known.
-    ///
-    /// The root of the error is a norm: with the values x, the codes' values q and a factor f, √E(x
-    /// − f·q) ≥ √E(x) − 6·f·√Σ|Sᵢⱼ|. Rounded roots differ by at most the slack times the norm of
-    /// the residual, which is at most √N·(amax + 6·f).
-    #[inline(always)]
-    pub(super) fn least_factor(&self, zeros: f32, least: f32, amax: f32) -> f32 {
-        let slack = 2.0 * self.slack * (N as f32).sqrt();
-        let room = zeros.sqrt() * (1.0 - MARGIN) - least.sqrt() * (1.0 + MARGIN) - slack * amax;
-        room / (6.0 * (self.sum + slack))
+        Self { feedback, pivots, bounds: BlockBounds::new(sum.sqrt(), trace.sqrt(), (N as f32).sqrt()) }
     }
 }
 

@@ -1,5 +1,7 @@
 //! The factor of a layer's Hessian, which all matrices with the same inputs share.
 
+use std::sync::Arc;
+
 use microscale_formats::Format;
 use rayon::prelude::*;
 
@@ -9,7 +11,7 @@ use super::products::TILE;
 use super::triangle::Triangle;
 use crate::cpu::isa::Isa;
 use crate::error::{Error, GptqFault, Result};
-use crate::gptq::{GPTQ_DAMPING, GptqOptions};
+use crate::gptq::{Copies, GPTQ_DAMPING, GptqOptions};
 
 /// The largest accepted asymmetry, relative to the geometric mean of the diagonal entries.
 ///
@@ -19,7 +21,7 @@ const ASYMMETRY: f64 = 1.0 / 256.0;
 /// The factor of the Hessian of a layer's inputs, for [`quantize_gptq`](crate::quantize_gptq()).
 ///
 /// Layers with the same inputs, such as the projections to queries, keys and values, share one. It
-/// has 2·K² bytes for K columns.
+/// has 2·K² bytes for K columns. GPUs that quantize with it keep a copy until it is dropped.
 ///
 /// # Definition
 /// The Hessian H is damped: the damping times the mean diagonal entry is added to its diagonal. It
@@ -42,6 +44,8 @@ pub struct GptqFactor {
     pub(super) pivots: Vec<f32>,
     /// The divisor of the Hessian: its mean diagonal entry.
     pub(super) unit: f64,
+    /// Copies in the memories of GPUs.
+    pub(super) copies: Arc<Copies>,
 }
 
 impl GptqFactor {
@@ -111,7 +115,7 @@ impl GptqFactor {
                 }
             }
         });
-        Ok(Self { format, cols: columns, order, feedback, pivots, unit })
+        Ok(Self { format, cols: columns, order, feedback, pivots, unit, copies: Arc::default() })
     }
 
     /// Returns the number of columns.

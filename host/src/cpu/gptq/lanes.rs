@@ -4,16 +4,13 @@ use microscale_formats::Ties;
 use microscale_formats::e2m1::{MAX, MIDPOINTS, VALUES};
 
 use super::block::{BlockFactor, ScaleRange};
+use super::operands::ScaleFactors;
 use crate::cpu::simd::{LANES, Lanes, Vector};
 
 /// The factors and the scalings of all scale bytes, and the rule for rounding.
 pub(super) struct ScaleTable {
-    /// Multiplies the values of codes.
-    pub(super) factors: [f32; 256],
-    /// Scales elements into the range of E2M1: a divisor or a factor.
-    pub(super) scalings: [f32; 256],
-    pub(super) divides: bool,
-    pub(super) ties: Ties,
+    scales: ScaleFactors,
+    ties: Ties,
 }
 
 /// The scales of sixteen blocks.
@@ -35,17 +32,16 @@ const STEPS: [f32; 7] = {
 };
 
 impl ScaleTable {
-    /// A table without scales, whose scalings are factors.
-    pub(super) fn new(ties: Ties) -> Self {
-        Self { factors: [0.0; 256], scalings: [0.0; 256], divides: false, ties }
+    pub(super) fn new(scales: ScaleFactors, ties: Ties) -> Self {
+        Self { scales, ties }
     }
 
     #[inline(always)]
     fn candidate<V: Vector>(&self, simd: V, bytes: &Lanes<u8>) -> Candidate<V::Number> {
         let (mut factors, mut scalings) = ([0.0; LANES], [0.0; LANES]);
         for lane in 0..LANES {
-            factors[lane] = self.factors[usize::from(bytes[lane])];
-            scalings[lane] = self.scalings[usize::from(bytes[lane])];
+            factors[lane] = self.scales.factors[usize::from(bytes[lane])];
+            scalings[lane] = self.scales.scalings[usize::from(bytes[lane])];
         }
         Candidate { factors: simd.load(&factors), scalings: simd.load(&scalings) }
     }
@@ -53,7 +49,8 @@ impl ScaleTable {
     /// The magnitudes of the codes nearest to the magnitudes `values`.
     #[inline(always)]
     fn magnitudes<V: Vector>(&self, simd: V, values: V::Number, scalings: V::Number) -> V::Number {
-        let scaled = if self.divides { simd.div(values, scalings) } else { simd.mul(values, scalings) };
+        let scaled =
+            if self.scales.divides { simd.div(values, scalings) } else { simd.mul(values, scalings) };
         // A NaN becomes 6 too, as in encoding.
         let scaled = simd.min(scaled, simd.splat(MAX));
         if self.ties == Ties::Even {
@@ -248,12 +245,13 @@ impl<V: Vector, const N: usize> Group<'_, V, N> {
 
         // Smaller scales, until no smaller one can win.
         let errors = simd.store(zeros.errors);
-        let mut limits = [0.0; LANES];
+        let (bounds, mut limits) = (&self.factor.bounds, [0.0; LANES]);
         for lane in 0..LANES {
-            limits[lane] = self.factor.least_factor(errors[lane], found.least[lane], self.amax[lane]);
+            limits[lane] =
+                bounds.least_factor(errors[lane].sqrt(), found.least[lane].sqrt(), self.amax[lane]);
         }
         let may_try = |byte: u8, lane: usize| {
-            let factor = table.factors[usize::from(byte)] * self.units[lane];
+            let factor = table.scales.factors[usize::from(byte)] * self.units[lane];
             // Nothing is known if the limit is NaN.
             byte >= low[lane] && (factor >= limits[lane] || limits[lane].is_nan())
         };

@@ -121,7 +121,7 @@ fn search_scale<const N: usize>(
         }
         see(byte, &mut least);
     }
-    let limit = factor.least_factor(zeros.error, least, amax * unit);
+    let limit = factor.bounds.least_factor(zeros.error.sqrt(), least.sqrt(), amax * unit);
     for byte in (low..=high.min(plain.saturating_sub(1))).rev() {
         if byte >= plain || definition.factor(byte) * unit < limit {
             break;

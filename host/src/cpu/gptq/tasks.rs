@@ -2,9 +2,9 @@
 
 use std::borrow::Cow;
 
-use microscale_formats::nvfp4::{Quantizer, Scaling};
-use microscale_formats::search::{PowersOfTwo, Scales};
-use microscale_formats::{E4m3, E8m0, GlobalScale, Search, Ties};
+use microscale_formats::nvfp4::Quantizer;
+use microscale_formats::search::PowersOfTwo;
+use microscale_formats::{GlobalScale, Search, Ties};
 use rayon::prelude::*;
 
 use super::block::{BlockFactor, ScaleRange};
@@ -12,6 +12,7 @@ use super::factor::GptqFactor;
 use super::lanes::ScaleTable;
 use super::load::{LoadedRows, load};
 use super::loop_state::{Blocks, LoopParams, TaskRows};
+use super::operands::ScaleFactors;
 use super::reference::Definition;
 use super::reference_task;
 use super::rows;
@@ -115,25 +116,13 @@ fn prepare(
     match scheme {
         Scheme::Nvfp4(arithmetic, _) => {
             let quantizer = Quantizer::new(arithmetic, global.map_or(1.0, GlobalScale::value));
-            let mut table = ScaleTable::new(Ties::Even);
-            for byte in 0..E4m3::NAN.to_bits() {
-                table.factors[usize::from(byte)] = global.factor(byte);
-                let scaling = &mut table.scalings[usize::from(byte)];
-                match quantizer.scaling(E4m3::from_bits(byte)) {
-                    Scaling::Multiply(factor) => *scaling = factor,
-                    Scaling::Divide(divisor) => (*scaling, table.divides) = (divisor, true),
-                }
-            }
+            let table = ScaleTable::new(ScaleFactors::of(scheme, global), Ties::Even);
             let blocks = Blocks::Nvfp4(AnyNvfp4(quantizer), block_factors(factor));
             let range = ScaleRange::of::<Option<GlobalScale>>(search);
             (blocks, table, range, Definition::Nvfp4(quantizer, global))
         }
         Scheme::Mxfp4(arithmetic) => {
-            let mut table = ScaleTable::new(arithmetic.ties);
-            for byte in 0..E8m0::NAN.to_bits() {
-                table.factors[usize::from(byte)] = E8m0::from_bits(byte).to_f32();
-                table.scalings[usize::from(byte)] = E8m0::from_bits(byte).reciprocal();
-            }
+            let table = ScaleTable::new(ScaleFactors::of(scheme, None), arithmetic.ties);
             let blocks = Blocks::Mxfp4(AnyMxfp4(Mx::new(arithmetic)), block_factors(factor));
             (blocks, table, ScaleRange::of::<PowersOfTwo>(search), Definition::Mxfp4(arithmetic))
         }
