@@ -2,7 +2,7 @@
 
 use crate::launch::{Family, Kernel, KernelId};
 use crate::targets::Target;
-use crate::{activations, amax, dequantize, errors, experts, gemm, gemv, layout, quantize, search};
+use crate::{activations, amax, dequantize, errors, experts, gemm, gemv, gptq, layout, quantize, search};
 
 impl Family {
     /// Its table.
@@ -18,6 +18,7 @@ impl Family {
             Self::Experts => experts::KERNELS,
             Self::Gemm => gemm::config::KERNELS,
             Self::Activations => activations::KERNELS,
+            Self::Gptq => gptq::KERNELS,
         }
     }
 }

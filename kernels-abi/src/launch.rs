@@ -138,11 +138,13 @@ pub enum Family {
     Gemm,
     /// [`crate::activations`].
     Activations,
+    /// [`crate::gptq`].
+    Gptq,
 }
 
 impl Family {
     /// Every family, in the order of the variants.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Quantize,
         Self::Dequantize,
         Self::Search,
@@ -153,6 +155,7 @@ impl Family {
         Self::Experts,
         Self::Gemm,
         Self::Activations,
+        Self::Gptq,
     ];
 
     /// The word in the names of its PTX files.
@@ -168,6 +171,7 @@ impl Family {
             Self::Experts => "experts",
             Self::Gemm => "gemm",
             Self::Activations => "activations",
+            Self::Gptq => "gptq",
         }
     }
 }

@@ -70,7 +70,7 @@ fn larger(a: f64, b: f64) -> f64 {
 /// # Safety
 /// `values` points to more than `index` values in global memory, aligned to their dtype.
 #[inline(always)]
-unsafe fn value<D: Dtype>(values: *const u8, index: u64) -> f32 {
+pub(crate) unsafe fn value<D: Dtype>(values: *const u8, index: u64) -> f32 {
     // SAFETY: the value exists.
     let bits = unsafe {
         let address = values.add((index * u64::from(D::BYTES)) as usize);

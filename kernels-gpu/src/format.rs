@@ -16,6 +16,6 @@ pub(crate) use blocks::Blocks;
 pub(crate) use decode::{Decode, NvDecoder};
 pub(crate) use element::Element;
 pub(crate) use encode::{Factor, Format};
-pub(crate) use mx::{EVEN, Mx, OTHER};
+pub(crate) use mx::{ANY, EVEN, Mx, OTHER};
 pub(crate) use nv::{Nv, uses_shortcut};
 pub(crate) use searched::{Plain, Searched};

@@ -18,6 +18,7 @@
 //! | [`search`] | quantizes with searched block scales |
 //! | [`activations`] | quantizes activations after a row operation; KV caches |
 //! | [`errors`] | sums of quantization errors |
+//! | [`gptq`] | quantizes weights with error feedback |
 //! | [`gemv`] | multiplies matrices by vectors, both quantized |
 //! | [`gemv_weights`] | multiplies quantized weights by activations of up to 32 tokens per pass |
 //! | [`gemm`] | multiplies quantized weights by activations of any number of tokens |
@@ -62,6 +63,7 @@ mod format;
 mod gemm;
 mod gemv;
 mod gemv_weights;
+mod gptq;
 mod hardware;
 mod layout;
 mod product;

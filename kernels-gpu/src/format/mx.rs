@@ -15,6 +15,9 @@ pub(crate) const EVEN: u32 = 0;
 /// Away from zero or toward it, as the options say.
 pub(crate) const OTHER: u32 = 1;
 
+/// As the options say.
+pub(crate) const ANY: u32 = 2;
+
 /// An MX format with [ties](EVEN).
 pub(crate) struct Mx<E, const TIES: u32> {
     pub(super) options: MxOptions,
@@ -23,10 +26,12 @@ pub(crate) struct Mx<E, const TIES: u32> {
 
 impl<E, const TIES: u32> Mx<E, TIES> {
     #[inline(always)]
-    pub(super) fn ties(&self) -> Ties {
+    pub(crate) fn ties(&self) -> Ties {
         const AWAY: u32 = Ties::Away as u32;
+        const TO_EVEN: u32 = Ties::Even as u32;
         match self.options.ties {
             _ if TIES == EVEN => Ties::Even,
+            TO_EVEN if TIES == ANY => Ties::Even,
             AWAY => Ties::Away,
             _ => Ties::Zero,
         }

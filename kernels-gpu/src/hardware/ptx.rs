@@ -324,6 +324,8 @@ register_instructions! {
     /// nothing.)
     multiply_bf16x2(a: reg32 u32, b: reg32 u32) -> reg32 u32 =
         "{{ .reg .b32 minus_zero; mov.b32 minus_zero, 0x80008000; fma.rn.bf16x2 {0}, {1}, {2}, minus_zero; }}";
+    /// The square root, rounded once.
+    square_root(a: reg32 f32) -> reg32 f32 = "sqrt.rn.f32 {}, {};";
     /// 1 / b, off by about one unit in the last place; for normal b and 1 / b.
     approximate_reciprocal(b: reg32 f32) -> reg32 f32 = "rcp.approx.ftz.f32 {}, {};";
     /// The f16 in the low half, widened.

@@ -139,7 +139,6 @@ pub(crate) unsafe fn load_8(address: u32) -> [u32; 2] {
 /// # Safety
 /// `address` refers to 16 bytes of the launch's shared memory that no other thread uses meanwhile,
 /// and is a multiple of 16.
-#[cfg(microscale_wgmma)]
 #[inline(always)]
 pub(crate) unsafe fn store_16(address: u32, [a, b, c, d]: [u32; 4]) {
     // SAFETY: the instruction needs exactly the caller's promise.
@@ -153,7 +152,6 @@ pub(crate) unsafe fn store_16(address: u32, [a, b, c, d]: [u32; 4]) {
 ///
 /// # Safety
 /// As for [`store_16`], with 4 bytes.
-#[cfg(any(microscale_tcgen05, microscale_wgmma))]
 #[inline(always)]
 pub(crate) unsafe fn store(address: u32, value: u32) {
     // SAFETY: the instruction needs exactly the caller's promise.
