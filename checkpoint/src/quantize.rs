@@ -335,8 +335,15 @@ impl<'a> Rewrite for Quantizer<'a> {
     fn device_bytes(&self, job: &Job<'_, TensorPlan>) -> usize {
         let tensor = &job.tensor;
         let values = job.plan.quantize().and(tensor.values_dtype());
-        let bytes = values.map(|dtype| (tensor.elements() as usize).saturating_mul(dtype.bytes()));
-        bytes.unwrap_or(tensor.data.len())
+        let elements = tensor.elements() as usize;
+        let bytes = values.map(|dtype| elements.saturating_mul(dtype.bytes()));
+        // A device takes a multiple of this. GPTQ has three matrices in f32, and a factor of 2·K²
+        // bytes for K columns.
+        let of_gptq = job.plan.quantize().and_then(|plan| plan.hessians.as_ref()).map_or(0, |_| {
+            let (_, cols) = tensor.matrix();
+            elements.saturating_mul(3).saturating_add(cols.saturating_mul(cols) / 2)
+        });
+        bytes.unwrap_or(tensor.data.len()).saturating_add(of_gptq)
     }
 
     fn layer(&self, job: &Job<'_, TensorPlan>) -> Option<usize> {

@@ -2,24 +2,26 @@
 //!
 //!     gptq WEIGHTS HESSIAN ROWS COLUMNS FORMAT [--search SEARCH] [--static]
 //!         [--natural | --columns] [--numerics NUMERICS] [--damping DAMPING] [--dequantized FILE]
+//!         [--device DEVICE]
 //!
 //! WEIGHTS is `[rows, columns]` and HESSIAN `[columns, columns]`, little-endian. With `random`
 //! instead of a file they are random, with correlated inputs. `--dequantized` writes the
-//! dequantized matrix.
+//! dequantized matrix. With `--device cuda`, a GPU quantizes too, and its bytes are compared. Its
+//! time includes copies of weights and result, but not of the factor.
 
 use std::error::Error;
 use std::time::Instant;
 
 use microscale::{
-    Format, GptqFactor, GptqOptions, GptqOrder, GptqScales, Numerics, Recipe, Search, Shape, dequantize,
-    quantize, quantize_gptq,
+    Device, DeviceChoice, Format, GptqFactor, GptqOptions, GptqOrder, GptqScales, Numerics, Recipe, Search,
+    Shape, dequantize, quantize, quantize_gptq,
 };
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut positional = Vec::new();
     let mut options = GptqOptions::new();
     let (mut scales, mut search) = (GptqScales::InLoop, Search::None);
-    let (mut numerics, mut dequantized) = (None, None);
+    let (mut numerics, mut dequantized, mut device) = (None, None, DeviceChoice::Cpu);
     let mut args = std::env::args().skip(1);
     while let Some(arg) = args.next() {
         let mut value = || args.next().ok_or("a value is missing");
@@ -28,6 +30,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             "--numerics" => numerics = Some(value()?.parse::<Numerics>()?),
             "--damping" => options = options.damping(value()?.parse()?),
             "--dequantized" => dequantized = Some(value()?),
+            "--device" => device = value()?.parse()?,
             "--static" => scales = GptqScales::Static,
             "--columns" => options = options.order(GptqOrder::ActivationColumns),
             "--natural" => options = options.order(GptqOrder::Natural),
@@ -50,6 +53,25 @@ fn main() -> Result<(), Box<dyn Error>> {
     let start = Instant::now();
     let gptq = quantize_gptq(&weights, shape, &recipe, &factor, scales)?;
     println!("loop_s {:.3}", start.elapsed().as_secs_f64());
+    if device != DeviceChoice::Cpu {
+        let device = Device::choose(device)?;
+        let quantize = || device.quantize_gptq(&weights, shape, &recipe, &factor, scales);
+        // The first call compiles kernels and copies the factor.
+        let start = Instant::now();
+        let found = quantize()?;
+        println!("device_first_s {:.3}", start.elapsed().as_secs_f64());
+        if found != gptq {
+            return Err(format!("{device} gives other bytes than the CPU").into());
+        }
+        let mut times: Vec<f64> = Vec::new();
+        for _ in 0..5 {
+            let start = Instant::now();
+            quantize()?;
+            times.push(start.elapsed().as_secs_f64());
+        }
+        times.sort_by(f64::total_cmp);
+        println!("device_s {:.4} (median of 5, {:.4} to {:.4}), {device}", times[2], times[0], times[4]);
+    }
     let plain = quantize(&weights, shape, &recipe)?;
     let start = Instant::now();
     for (name, tensor) in [("gptq", &gptq.tensor), ("plain", &plain.tensor)] {

@@ -14,7 +14,8 @@ use crate::gpu::{self, Gpu, Gpus};
 pub use crate::origin::Origin;
 pub use crate::tensor::Part;
 use crate::{
-    Activation, Amax, Element, Error, QuantizeOptions, Quantized, QuantizedView, Recipe, Result, Shape, cpu,
+    Activation, Amax, Element, Error, GptqFactor, GptqQuantized, GptqScales, QuantizeOptions, Quantized,
+    QuantizedView, Recipe, Result, Shape, cpu,
 };
 use microscale_formats::Words;
 
@@ -203,6 +204,40 @@ impl Device {
         let quantized = self.load(values, shape, None)?.quantize(recipe, options)?;
         let report = quantized.report();
         Ok(Quantized { tensor: quantized.into_host()?, report })
+    }
+
+    /// Quantizes a layer's weights in host memory by GPTQ. See [`cpu::quantize_gptq`].
+    ///
+    /// `shape` is of the weights `[outputs, columns]`, and `factor` of the layer's inputs.
+    ///
+    /// ```
+    /// use microscale::{Device, Format, GptqFactor, GptqOptions, GptqScales, Recipe, Shape};
+    ///
+    /// let device = Device::Cpu;
+    /// let identity: Vec<f32> = (0..32 * 32).map(|i| f32::from(u8::from(i % 33 == 0))).collect();
+    /// let factor = GptqFactor::new(&identity, 32, Format::Mxfp4, GptqOptions::new())?;
+    /// let (weights, recipe) = ([1f32; 4 * 32], Recipe::default());
+    /// let shape = Shape::new(4, 32);
+    /// let gptq = device.quantize_gptq(&weights, shape, &recipe, &factor, GptqScales::InLoop)?;
+    /// assert_eq!(gptq.output_error, 0.0);
+    /// # Ok::<(), microscale::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The errors of [`cpu::quantize_gptq`], [`crate::GptqFault::GpuMemory`], and [`Error::Gpu`].
+    pub fn quantize_gptq<T: Element>(
+        &self,
+        values: &[T],
+        shape: Shape,
+        recipe: &Recipe,
+        factor: &GptqFactor,
+        scales: GptqScales,
+    ) -> Result<GptqQuantized> {
+        match self {
+            Self::Cpu => cpu::quantize_gptq(values, shape, recipe, factor, scales),
+            #[cfg(feature = "cuda")]
+            Self::Gpus(gpus) => gpus.first().quantize_gptq(values, shape, recipe, factor, scales),
+        }
     }
 
     /// Returns the largest magnitude of values in host memory. See [`cpu::amax`].

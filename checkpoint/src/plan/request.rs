@@ -57,7 +57,7 @@ pub struct Quantize {
     pub importance: Option<PathBuf>,
     /// Quantizes by GPTQ, with the Hessians of a calibration. Importance is not used then.
     ///
-    /// Works on CPUs, for MXFP4 and NVFP4. Tensors without a Hessian are quantized without it.
+    /// Works for MXFP4 and NVFP4. Tensors without a Hessian are quantized without it.
     pub gptq: Option<Gptq>,
     /// Global scales for quantizing layer inputs.
     ///

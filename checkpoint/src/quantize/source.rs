@@ -111,7 +111,7 @@ static CPU: Device = Device::Cpu;
 
 impl<'s, 'env> Source<'s, 'env> {
     /// The matrix that a device copies to its own memory. `None` if the device works in the host's
-    /// memory, for GPTQ, and where the rows of each expert have their own importance: the device
+    /// memory, and where the rows of each expert have their own importance or Hessian: the device
     /// then gets the rows of one expert at a time.
     ///
     /// # Errors
@@ -122,9 +122,9 @@ impl<'s, 'env> Source<'s, 'env> {
         job: usize,
         device: &Device,
     ) -> Result<Option<Matrix<'env>>> {
-        let by_expert = plan.importance.as_ref().is_some_and(|columns| columns.rows_each().is_some());
-        // GPTQ is computed on CPUs.
-        if !device.has_memory() || by_expert || plan.hessians.is_some() {
+        let of_importance = plan.importance.as_ref().and_then(|columns| columns.rows_each());
+        let by_expert = of_importance.or(plan.hessians.as_ref().and_then(|hessians| hessians.rows_each()));
+        if !device.has_memory() || by_expert.is_some() {
             return Ok(None);
         }
         let TensorRecipe { storage, hadamard, .. } = *plans.recipe_of(plan);
@@ -299,8 +299,7 @@ impl<'s, 'env> Source<'s, 'env> {
             }
             None => {
                 let (input, bands) = (self.input.clone(), self.bands.clone());
-                let in_host = !self.device.has_memory() || self.hessians.is_some();
-                let device = if in_host { &CPU } else { self.device };
+                let device = if self.device.has_memory() { self.device } else { &CPU };
                 let band = move |number: usize| {
                     let rows = bands[number].clone();
                     let columns = importance.as_ref().map(|columns| columns.of(&rows));

@@ -4,8 +4,6 @@ use std::fmt;
 use std::ops::ControlFlow;
 
 #[cfg(feature = "cuda")]
-use crate::error::Error;
-#[cfg(feature = "cuda")]
 use crate::gpu::{Gpu, LoadedOnGpu, QuantizedOnGpu};
 #[cfg(feature = "cuda")]
 use crate::origin::Origin;
@@ -96,11 +94,12 @@ impl<T: Element> Loaded<'_, T> {
         }))
     }
 
-    /// Quantizes a matrix in host memory by GPTQ, and returns the error in the layer's outputs, as
+    /// Quantizes the matrix by GPTQ, and returns the error in the layer's outputs, as
     /// in [`GptqQuantized::output_error`](crate::GptqQuantized::output_error).
     ///
     /// # Errors
-    /// The errors of [`cpu::quantize_gptq`], and [`crate::Error::HessianOnGpu`] on a GPU.
+    /// The errors of [`cpu::quantize_gptq`], [`crate::GptqFault::GpuMemory`], and
+    /// [`crate::Error::Gpu`].
     pub fn quantize_gptq(
         &self,
         recipe: &Recipe,
@@ -114,21 +113,30 @@ impl<T: Element> Loaded<'_, T> {
                 Ok((QuantizedOnDevice(QuantizedOn::Cpu(quantized.into())), error))
             }
             #[cfg(feature = "cuda")]
-            LoadedOn::Gpu(_) => Err(Error::HessianOnGpu),
+            LoadedOn::Gpu(loaded) => {
+                let (quantized, error) = loaded.quantize_gptq(recipe, factor, scales)?;
+                Ok((QuantizedOnDevice(QuantizedOn::Gpu(Box::new(quantized))), error))
+            }
         }
     }
 
-    /// Returns the error of a quantized matrix in host memory in the outputs of its layer.
+    /// Returns the error of a result of [`Self::quantize`] or [`Self::quantize_gptq`] in the
+    /// outputs of its layer.
     ///
     /// # Errors
-    /// The errors of [`GptqFactor::output_loss`], and [`crate::Error::HessianOnGpu`] on a GPU.
+    /// The errors of [`GptqFactor::output_loss`], [`crate::GptqFault::GpuMemory`], and
+    /// [`crate::Error::Gpu`].
     pub fn output_loss(&self, quantized: &QuantizedOnDevice, factor: &GptqFactor) -> Result<OutputLoss> {
         match (&self.0, &quantized.0) {
             (LoadedOn::Cpu(values, shape), QuantizedOn::Cpu(quantized)) => {
                 factor.output_loss(values, *shape, &quantized.tensor)
             }
             #[cfg(feature = "cuda")]
-            _ => Err(Error::HessianOnGpu),
+            (LoadedOn::Gpu(loaded), QuantizedOn::Gpu(quantized)) => {
+                loaded.output_loss(&quantized.tensor, factor)
+            }
+            #[cfg(feature = "cuda")]
+            _ => unreachable!("what a matrix is quantized to is where the matrix is"),
         }
     }
 

@@ -85,6 +85,15 @@ pub enum GptqFault {
          scales or another order"
     )]
     ColumnOrder,
+    /// The memory of a GPU is short.
+    #[error(
+        "the GPU has no room for {needed} bytes of GPTQ's working memory; free memory of the GPU, use one with more, or \
+         quantize on the CPU"
+    )]
+    GpuMemory {
+        /// Bytes of the allocation that failed.
+        needed: usize,
+    },
     /// The quantized matrix has another number of rows than the original.
     #[error("the quantized matrix has {found} rows and the original {expected}; pass the same matrix")]
     Rows {

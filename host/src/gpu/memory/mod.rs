@@ -3,6 +3,7 @@
 pub(in crate::gpu) mod activations;
 pub(in crate::gpu) mod experts;
 pub(in crate::gpu) mod experts_view;
+pub(in crate::gpu) mod gptq;
 pub(in crate::gpu) mod kv;
 pub(in crate::gpu) mod pool;
 pub(in crate::gpu) mod routing_mut;

@@ -196,6 +196,11 @@ impl DeviceTensor {
         &self.global
     }
 
+    /// The codes and the scales, to be written.
+    pub(in crate::gpu) fn codes_and_scales_mut(&mut self) -> (&mut CudaSlice<u8>, &mut CudaSlice<u8>) {
+        (&mut self.codes, &mut self.scales)
+    }
+
     /// Sets or removes the global scale.
     pub(in crate::gpu) fn set_global_scale(
         &mut self,

@@ -79,6 +79,21 @@ impl<'a, T: Element> LoadedOnGpu<'a, T> {
         Ok(Self { gpu, shape, input: Some(input) })
     }
 
+    /// The GPU.
+    pub(in crate::gpu) fn gpu(&self) -> &'a Gpu {
+        self.gpu
+    }
+
+    /// The shape.
+    pub(in crate::gpu) fn shape(&self) -> Shape {
+        self.shape
+    }
+
+    /// The values, or `None` for an empty matrix.
+    pub(in crate::gpu) fn input(&self) -> Option<&CudaSlice<T>> {
+        self.input.as_ref()
+    }
+
     /// The largest magnitude.
     pub(crate) fn amax(&self) -> Result<Amax> {
         let mut amax = DeviceAmax::zeros(&self.gpu.stream)?;
@@ -143,6 +158,12 @@ impl<'a, T: Element> LoadedOnGpu<'a, T> {
 }
 
 impl QuantizedOnGpu {
+    /// A tensor of a GPU, without a global scale.
+    pub(in crate::gpu) fn new(gpu: &Gpu, tensor: DeviceTensor, report: Report) -> Self {
+        let (stream, staging) = (gpu.stream.clone(), gpu.staging.clone());
+        Self { stream, staging, tensor, report, global_scale: None }
+    }
+
     /// The same blocks with another global scale.
     pub(crate) fn set_global_scale(&mut self, given: GlobalScale) -> Result<()> {
         self.global_scale = Some(given);

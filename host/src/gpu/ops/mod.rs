@@ -3,6 +3,7 @@
 pub(in crate::gpu) mod activations;
 pub(in crate::gpu) mod epilogue;
 pub(in crate::gpu) mod gemv;
+mod gptq;
 pub(in crate::gpu) mod kv;
 pub(in crate::gpu) mod linear;
 pub(in crate::gpu) mod linear_activations;
