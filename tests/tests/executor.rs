@@ -15,6 +15,7 @@ mod executor_tests {
     pub(crate) mod fp8_experts;
     pub(crate) mod gemm;
     mod gemm_sizes;
+    pub(crate) mod gptq;
     pub(crate) mod kv;
     pub(crate) mod mutations;
     pub(crate) mod operations;

@@ -3,7 +3,6 @@
 mod gptq_tests {
     mod agreement;
     mod every_scale;
-    mod inputs;
     mod laws;
     mod refusals;
 }

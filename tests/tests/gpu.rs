@@ -15,6 +15,7 @@ mod executor_tests {
     pub(crate) mod fp8_experts;
     pub(crate) mod gemm;
     mod gemm_sizes;
+    pub(crate) mod gptq;
     pub(crate) mod kv;
     pub(crate) mod operations;
     pub(crate) mod products;
@@ -40,6 +41,7 @@ mod gpu_tests {
     pub(crate) mod gemm_weights;
     pub(crate) mod gemv;
     pub(crate) mod gemv_weights;
+    pub(crate) mod gptq;
     pub(crate) mod kv;
     pub(crate) mod layout;
     pub(crate) mod plans;
@@ -55,7 +57,8 @@ use std::sync::Arc;
 use gpu_tests::allocations::Counting;
 use gpu_tests::{
     activations, amax, dequantize, device_buffers, empty, errors, executor, expert_views, foreign_memory,
-    gemm_experts, gemm_fp4, gemm_fp8, gemm_weights, gemv, gemv_weights, kv, layout, plans, quantize, search,
+    gemm_experts, gemm_fp4, gemm_fp8, gemm_weights, gemv, gemv_weights, gptq, kv, layout, plans, quantize,
+    search,
 };
 use libtest_mimic::{Arguments, Failed, Trial};
 use microscale::gpu::{Gpu, devices};
@@ -93,6 +96,10 @@ const TESTS: &[Test] = &[
     ("search_equals_the_cpu", search::equals_the_cpu),
     ("search_equals_the_cpu_with_importance", search::equals_the_cpu_with_importance),
     ("search_refuses_hessians", search::refuses_hessians),
+    ("gptq_equals_the_cpu", gptq::equals_the_cpu),
+    ("gptq_equals_the_cpu_on_a_layer", gptq::equals_the_cpu_on_a_layer),
+    ("gptq_losses_equal_the_cpus", gptq::losses_equal_the_cpus),
+    ("gptq_refuses_what_the_cpu_refuses", gptq::refuses_what_the_cpu_refuses),
     ("quantize_equals_the_cpu_on_degenerate_tensors", quantize::equals_the_cpu_on_degenerate_tensors),
     (
         "quantize_refuses_global_scales_that_the_cpu_refuses",

@@ -1,11 +1,11 @@
 //! Matrices, Hessians of layers' inputs, and recipes.
 
+use crate::inputs::Numbers;
 use microscale::{Element, Format, Global, Numerics, Recipe, Search};
-use microscale_test_support::inputs::Numbers;
 
 /// The distribution of a layer's inputs.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Inputs {
+pub enum Inputs {
     /// Independent columns.
     Independent,
     /// Each column follows the one before, with sizes that differ.
@@ -16,7 +16,8 @@ pub(crate) enum Inputs {
     Identical,
 }
 
-pub(crate) const ALL_INPUTS: [Inputs; 4] =
+/// All distributions.
+pub const ALL_INPUTS: [Inputs; 4] =
     [Inputs::Independent, Inputs::Following, Inputs::Shared, Inputs::Identical];
 
 /// Returns whether a column of [`Inputs::Shared`] is never active.
@@ -25,7 +26,7 @@ fn is_dead(column: usize) -> bool {
 }
 
 /// Returns XᵀX.
-pub(crate) fn hessian(inputs: Inputs, columns: usize, numbers: &mut Numbers) -> Vec<f32> {
+pub fn hessian(inputs: Inputs, columns: usize, numbers: &mut Numbers) -> Vec<f32> {
     let tokens = if inputs == Inputs::Identical { columns / 2 } else { 2 * columns };
     let sizes: Vec<f64> = (0..columns).map(|_| (0.8 * numbers.normal()).exp()).collect();
     let shared: Vec<f64> = (0..3 * columns).map(|_| numbers.normal()).collect();
@@ -56,7 +57,7 @@ pub(crate) fn hessian(inputs: Inputs, columns: usize, numbers: &mut Numbers) -> 
 }
 
 /// Returns a matrix of several distributions. `kind` 1 has heavy tails, 2 and 3 are far from 1.
-pub(crate) fn matrix<T: Element>(count: usize, kind: usize, numbers: &mut Numbers) -> Vec<T> {
+pub fn matrix<T: Element>(count: usize, kind: usize, numbers: &mut Numbers) -> Vec<T> {
     let element = |normal: f64| match kind {
         0 => 0.02 * normal,
         1 => normal * normal * normal,
@@ -68,7 +69,7 @@ pub(crate) fn matrix<T: Element>(count: usize, kind: usize, numbers: &mut Number
 }
 
 /// Returns recipes of MXFP4 and NVFP4 with all their rules.
-pub(crate) fn recipes(search: Search) -> Vec<Recipe> {
+pub fn recipes(search: Search) -> Vec<Recipe> {
     let of = |format, numerics| {
         let recipe = Recipe::of(format, numerics).expect("the library has the format");
         Recipe { search, ..recipe }

@@ -5,6 +5,7 @@ pub mod arithmetic;
 pub mod cases;
 pub mod epilogue;
 pub mod golden;
+pub mod hessians;
 pub mod hostile;
 pub mod inputs;
 pub mod operands;

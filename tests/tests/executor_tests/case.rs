@@ -241,6 +241,10 @@ unsafe impl Plain for microscale_kernels_abi::epilogue::SplitGrid {}
 unsafe impl Plain for microscale_kernels_abi::epilogue::MergeGrid {}
 // SAFETY: as above.
 unsafe impl Plain for microscale_kernels_abi::experts::PlanGrid {}
+// SAFETY: as above.
+unsafe impl Plain for microscale_kernels_abi::gptq::LoadParams {}
+// SAFETY: as above.
+unsafe impl Plain for microscale_kernels_abi::gptq::BatchParams {}
 // SAFETY: five numbers of eight bytes, then an even number of words, so there is no padding.
 unsafe impl Plain for microscale_kernels_abi::ActivationParams {}
 // SAFETY: a number of eight bytes and six words, another of eight bytes, and fourteen words, so

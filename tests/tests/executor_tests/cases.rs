@@ -21,6 +21,7 @@ use super::fp4::fp4_cases;
 use super::fp8::fp8_cases;
 use super::fp8_experts::fp8_experts_cases;
 use super::gemm::gemm_cases;
+use super::gptq::gptq_cases;
 use super::kv::kv_cases;
 use super::operations::{amax, amax_kernel, converting, dequantizer, dequantizing, errors};
 use super::products::{multiplying, product_kernel};
@@ -385,6 +386,7 @@ pub(crate) fn cases() -> Vec<Case> {
     fp8_cases(&mut cases);
     fp8_experts_cases(&mut cases);
     gemm_cases(&mut cases);
+    gptq_cases(&mut cases);
     experts_cases(&mut cases);
     expert_parts_cases(&mut cases);
     for (rows, blocks) in [(1, 1), (3, 4), (128, 7), (130, 8), (300, 33)] {

@@ -17,6 +17,7 @@ use super::cases::{Case, cases};
 use super::fp4::fp4_experts_cases;
 use super::fp8::fp8_cases;
 use super::fp8_experts::fp8_experts_cases;
+use super::gptq::gptq_cases;
 use super::kv::kv_cases;
 use super::weights::{Launched, Product, Weights, launch_ahead};
 
@@ -205,6 +206,13 @@ fn fast_accumulation_and_quantizing_to_fp8_equal_the_definition_in_every_case() 
     let mut cases = Vec::new();
     fp8_cases(&mut cases);
     cases.retain(|case| case.kernel.contains("fp8fast") || case.kernel.starts_with("fp8_quantize"));
+    check_all(&cases);
+}
+
+#[test]
+fn gptq_equals_the_library_in_every_case() {
+    let mut cases = Vec::new();
+    gptq_cases(&mut cases);
     check_all(&cases);
 }
 

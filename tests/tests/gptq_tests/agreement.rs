@@ -7,9 +7,8 @@ use microscale::{
     Search, Shape, Strided,
 };
 
+use microscale_test_support::hessians::{ALL_INPUTS, Inputs, hessian, matrix, recipes};
 use microscale_test_support::inputs::Numbers;
-
-use super::inputs::{ALL_INPUTS, Inputs, hessian, matrix, recipes};
 
 const SEARCHES: [Search; 4] = [Search::None, Search::FourSix, Search::Window, Search::Full];
 

@@ -9,9 +9,8 @@ use microscale::{
     Format, GptqFactor, GptqOptions, GptqOrder, GptqScales, Recipe, Search, Shape, dequantize, quantize_gptq,
 };
 
+use microscale_test_support::hessians::{ALL_INPUTS, Inputs, hessian, matrix, recipes};
 use microscale_test_support::inputs::Numbers;
-
-use super::inputs::{ALL_INPUTS, Inputs, hessian, matrix, recipes};
 
 const VALUES: [f64; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
 

@@ -5,9 +5,8 @@ use microscale::{
     Shape, dequantize, quantize, quantize_gptq,
 };
 
+use microscale_test_support::hessians::{ALL_INPUTS, Inputs, hessian, matrix, recipes};
 use microscale_test_support::inputs::Numbers;
-
-use super::inputs::{ALL_INPUTS, Inputs, hessian, matrix, recipes};
 
 const ORDERS: [GptqOrder; 3] = [GptqOrder::Activation, GptqOrder::ActivationColumns, GptqOrder::Natural];
 
