@@ -140,8 +140,8 @@ def quantize(
             direction you know can be a `GlobalScale(...).value`.
         importance: a .safetensors file with weights of errors by column, for the search.
         calibration: a directory of :func:`calibrate`, for the search or for `gptq`.
-        gptq: use GPTQ, which minimizes the errors of layers' outputs. Works on the CPU, for `mxfp4`
-            and `nvfp4`, with `search="full"` by default.
+        gptq: use GPTQ, which minimizes the errors of layers' outputs. Works for `mxfp4` and `nvfp4`,
+            with `search="full"` by default.
         gptq_static_scales: choose block scales before GPTQ's loop, not in it.
         gptq_order: `blocks` or `columns` with the largest inputs first, or `natural`.
         gptq_damping: the part of the mean diagonal entry to add to Hessians, 0.01 by default.
