@@ -131,6 +131,7 @@ pub(super) unsafe fn descend<const N: usize>(
     round: impl Fn(usize, f32) -> f32,
     mut see: impl FnMut(usize, f32, f32, f32),
 ) -> Descent<N> {
+    let factor = &factor.here();
     let mut descent = Descent { rounded_from: *updated, error: 0.0, largest: 0.0 };
     let mut pivots = [0.0; QUAD];
     let mut k = 0;

@@ -31,6 +31,12 @@ impl<const N: usize> BlockFactor<N> {
         Self { tiles: [tile(0), tile(1), tile(2), tile(3)], pivots: pivots.wrapping_add(position as usize) }
     }
 
+    /// The same, for one pass over the block's columns.
+    #[inline(always)]
+    pub(super) fn here(&self) -> Self {
+        Self { tiles: self.tiles.map(ptx::address_here), pivots: ptx::address_here(self.pivots) }
+    }
+
     /// Entries of four columns `quad * 4 ..` in row `k` of the block.
     ///
     /// # Safety

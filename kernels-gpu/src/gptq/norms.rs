@@ -51,8 +51,8 @@ pub(super) unsafe fn norms(
         }
         part += 1;
     }
-    // SAFETY: there is a norm for each row, which this warp has.
-    let mut norm = unsafe { *norms.add(row as usize) };
+    // SAFETY: there is a norm for each row, which this lane has.
+    let mut norm = if warp::lane() == 0 { unsafe { *norms.add(row as usize) } } else { 0.0 };
     let mut part = 0;
     while part < EACH {
         let mut lane = 0;
