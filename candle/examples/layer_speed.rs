@@ -16,9 +16,8 @@ use std::time::{Duration, Instant};
 
 use candle_core::quantized::{GgmlDType, QMatMul, QTensor};
 use candle_core::{Device, Module, Tensor};
-use microscale::ActivationPrecision::{self, Exact, Int8};
 use microscale::{Format, Numerics, Recipe};
-use microscale_candle::{QExperts, QLinear};
+use microscale_candle::{QExperts, QLinear, RoundedInputs};
 
 /// Time to measure each layer and number of tokens, in alternating rounds of at least one product.
 const TIME: Duration = Duration::from_secs(2);
@@ -74,10 +73,10 @@ fn run() -> Result<(), Box<dyn Error>> {
         ("candle Q4_0", candle(&weights, |weight| ggml(weight, GgmlDType::Q4_0))?),
         ("candle Q4_K", candle(&weights, |weight| ggml(weight, GgmlDType::Q4K))?),
         ("candle Q8_0", candle(&weights, |weight| ggml(weight, GgmlDType::Q8_0))?),
-        ("NVFP4", ours(&weights, &nvfp4, Exact)?),
-        ("MXFP4", ours(&weights, &mxfp4, Exact)?),
-        ("NVFP4, INT8", ours(&weights, &nvfp4, Int8)?),
-        ("MXFP4, INT8", ours(&weights, &mxfp4, Int8)?),
+        ("NVFP4", ours(&weights, &nvfp4, None)?),
+        ("MXFP4", ours(&weights, &mxfp4, None)?),
+        ("NVFP4, INT8", ours(&weights, &nvfp4, Some(RoundedInputs::Int8))?),
+        ("MXFP4, INT8", ours(&weights, &mxfp4, Some(RoundedInputs::Int8))?),
     ];
 
     let threads = std::thread::available_parallelism()?;
@@ -145,15 +144,15 @@ fn ggml(weight: &Tensor, dtype: GgmlDType) -> candle_core::Result<Box<dyn Module
 }
 
 /// A microscale layer, or experts.
-fn ours(weights: &[Tensor], recipe: &Recipe, precision: ActivationPrecision) -> candle_core::Result<Product> {
-    let layer = |weight| QLinear::quantize(weight, None, recipe)?.with_precision(precision);
+fn ours(weights: &[Tensor], recipe: &Recipe, rounded: Option<RoundedInputs>) -> candle_core::Result<Product> {
+    let layer = |weight| QLinear::quantize(weight, None, recipe)?.with_activations(rounded);
     if let [weight] = weights {
         let layer = layer(weight)?;
         return Ok(Box::new(move |x, _| layer.forward(x)));
     }
     let layers = weights.iter().map(|weight| Ok(layer(weight)?.weight().clone()));
     let experts = QExperts::new(layers.collect::<candle_core::Result<_>>()?, None)?;
-    let experts = experts.with_precision(precision)?;
+    let experts = experts.with_activations(rounded)?;
     Ok(Box::new(move |x, chosen| experts.forward(x, chosen)))
 }
 

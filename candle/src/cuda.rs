@@ -10,7 +10,9 @@ use candle_core::{CudaStorage, Error, Layout, Result, bail};
 use microscale::gpu::{
     DeviceExperts, DeviceQuantizeOptions, DeviceRouting, DeviceTensor, Fp8Activations, GemmWorkspace, Gpu,
 };
-use microscale::{Activation, ExpertRows, QuantizedShape, QuantizedView, Recipe, Shape};
+use microscale::{
+    Activation, ActivationRounding, ExpertRows, OperandFault, QuantizedShape, QuantizedView, Recipe, Shape,
+};
 
 use crate::rounded::RoundedInputs;
 
@@ -72,6 +74,7 @@ impl OnGpu {
                     let mut workspace = GemmWorkspace::new(&stream, plan.workspace_bytes())?;
                     plan.run(&stream, &x, &mut workspace, &mut out)
                 }
+                Some(RoundedInputs::Int8) => Err(refused_int8()),
                 Some(RoundedInputs::Fp8(options)) => {
                     let plan = self.gpu.linear_fp8(&self.weights).options(options).plan(tokens)?;
                     let mut workspace = GemmWorkspace::new(&stream, plan.workspace_bytes())?;
@@ -155,6 +158,7 @@ impl ExpertsOnGpu {
                         let plan = gpu.linear_experts(experts).plan(pairs)?;
                         plan.run(&stream, &activations, &routing, rows, &mut workspace, &mut out)
                     }
+                    Some(RoundedInputs::Int8) => Err(refused_int8()),
                     Some(RoundedInputs::Fp8(options)) => {
                         let plan = gpu.linear_experts_fp8(experts).options(options).plan(pairs)?;
                         let mut workspace = GemmWorkspace::new(&stream, plan.workspace_bytes())?;
@@ -175,6 +179,11 @@ impl ExpertsOnGpu {
         }
         Ok(CudaStorage::wrap_cuda_slice(out, device))
     }
+}
+
+/// The error for activations in INT8, which layers refuse before.
+fn refused_int8() -> microscale::Error {
+    microscale::Error::Operands(OperandFault::Rounding { rounding: ActivationRounding::Int8 })
 }
 
 /// Quantizes rows by a recipe.

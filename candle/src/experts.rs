@@ -7,13 +7,13 @@ use std::sync::Arc;
 use candle_core::CudaStorage;
 use candle_core::{CpuStorage, CustomOp2, D, DType, Device, Error, Layout, Result, Shape, Tensor, bail};
 use microscale::{
-    Activation, ActivationPrecision, ExpertRows, Fp8Rows, gemm_experts, gemm_experts_fp4, gemm_experts_fp8,
-    gemm_experts_int8, quantize,
+    Activation, ExpertRows, Fp8Rows, gemm_experts, gemm_experts_fp4, gemm_experts_fp8, gemm_experts_int8,
+    quantize,
 };
 
 #[cfg(feature = "cuda")]
 use crate::cuda::ExpertsOnGpu;
-use crate::matrix::{QMatrix, check_precision, check_rounded, part};
+use crate::matrix::{QMatrix, check_device, check_rounded, part};
 use crate::rounded::RoundedInputs;
 
 /// The linear layers of a mixture's experts, all of one shape.
@@ -28,7 +28,6 @@ use crate::rounded::RoundedInputs;
 pub struct QExperts {
     weights: Vec<QMatrix>,
     bias: Option<Tensor>,
-    precision: ActivationPrecision,
     /// Rounds activations, if it is set.
     rounded: Option<RoundedInputs>,
     #[cfg(feature = "cuda")]
@@ -57,37 +56,26 @@ impl QExperts {
         Ok(Self {
             weights,
             bias,
-            precision: ActivationPrecision::Exact,
             rounded: None,
             #[cfg(feature = "cuda")]
             on_gpu: None,
         })
     }
 
-    /// Sets the precision of activations in products. It is exact unless you call this.
-    ///
-    /// [`ActivationPrecision::Int8`] rounds activations, as candle's quantized types do. Replaces
-    /// [`Self::with_activations`].
-    ///
-    /// # Errors
-    /// For [`ActivationPrecision::Int8`] on a GPU.
-    pub fn with_precision(self, precision: ActivationPrecision) -> Result<Self> {
-        #[cfg(feature = "cuda")]
-        check_precision(precision, self.on_gpu.is_none())?;
-        Ok(Self { precision, rounded: None, ..self })
-    }
-
-    /// Rounds activations to FP8 or FP4 in products. Replaces [`Self::with_precision`].
+    /// Sets how products round activations: to INT8, FP8 or FP4, or not at all (`None`).
     ///
     /// NVFP4 has one global scale for all experts, given or computed from all rows.
     ///
     /// # Errors
     /// As for [`QLinear::with_activations`](crate::QLinear::with_activations).
-    pub fn with_activations(self, rounded: RoundedInputs) -> Result<Self> {
-        for weight in &self.weights {
-            check_rounded(rounded, weight.view().shape())?;
+    pub fn with_activations(self, rounded: impl Into<Option<RoundedInputs>>) -> Result<Self> {
+        let rounded = rounded.into();
+        #[cfg(feature = "cuda")]
+        check_device(rounded, self.on_gpu.is_none())?;
+        if let Some(rounded) = rounded {
+            self.weights.iter().try_for_each(|weight| check_rounded(rounded, weight.view().shape()))?;
         }
-        Ok(Self { precision: ActivationPrecision::Exact, rounded: Some(rounded), ..self })
+        Ok(Self { rounded, ..self })
     }
 
     /// The experts on a device. On a GPU (feature `cuda`), the weights are copied to it.
@@ -95,13 +83,13 @@ impl QExperts {
     /// There, the global scales must have one direction, as in a checkpoint.
     ///
     /// # Errors
-    /// For a device that is neither a CPU nor an NVIDIA GPU, for a precision that the device lacks,
+    /// For a device that is neither a CPU nor an NVIDIA GPU, for activations in INT8 on a GPU,
     /// for global scales of both directions, and if the driver fails.
     pub fn to_device(&self, device: &Device) -> Result<Self> {
         let bias = self.bias.as_ref().map(|bias| bias.to_device(device)).transpose()?;
-        check_precision(self.precision, device.is_cpu())?;
+        check_device(self.rounded, device.is_cpu())?;
         let experts = Self::new(self.weights.clone(), bias)?;
-        let experts = Self { precision: self.precision, rounded: self.rounded, ..experts };
+        let experts = Self { rounded: self.rounded, ..experts };
         match device {
             Device::Cpu => Ok(experts),
             #[cfg(feature = "cuda")]
@@ -236,19 +224,17 @@ impl Products<'_> {
         if !experts.is_empty() {
             let cols = weights[0].view().cols();
             let weights = weights.iter().map(QMatrix::view);
-            let done = match (self.experts.rounded, self.experts.precision) {
-                (Some(RoundedInputs::Fp8(options)), _) => {
+            let done = match self.experts.rounded {
+                Some(RoundedInputs::Fp8(options)) => {
                     gemm_experts_fp8(weights, Fp8Rows::Values(x), experts, k, rows, options, &mut out)
                 }
-                (Some(RoundedInputs::Fp4(recipe)), _) => {
+                Some(RoundedInputs::Fp4(recipe)) => {
                     let shape = microscale::Shape::new(x.len().checked_div(cols).unwrap_or(0), cols);
                     let quantized = quantize(x, shape, &recipe);
                     quantized.and_then(|x| gemm_experts_fp4(weights, &x.tensor, experts, k, rows, &mut out))
                 }
-                (None, ActivationPrecision::Int8) => {
-                    gemm_experts_int8(weights, x, experts, k, rows, &mut out)
-                }
-                (None, _) => gemm_experts(weights, x, experts, k, rows, &mut out),
+                Some(RoundedInputs::Int8) => gemm_experts_int8(weights, x, experts, k, rows, &mut out),
+                None => gemm_experts(weights, x, experts, k, rows, &mut out),
             };
             done.map_err(Error::wrap)?;
         }

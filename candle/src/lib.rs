@@ -19,8 +19,7 @@
 //! | load a layer that the checkpoint stores quantized or not | [`Weights::linear`], [`Linear`] |
 //! | multiply with quantized weights | [`QLinear`] |
 //! | quantize a layer in memory | [`QLinear::quantize`] |
-//! | round activations to INT8 | [`QLinear::with_precision`], [`QExperts::with_precision`] |
-//! | round activations to FP8 or FP4 | `with_activations` of [`QLinear`] and [`QExperts`] |
+//! | round activations to INT8, FP8 or FP4 | `with_activations` of [`QLinear`] and [`QExperts`] |
 //! | multiply each token with the weights of its experts | [`Weights::experts`], [`QExperts`] |
 //! | make layers of weights from elsewhere | [`QMatrix`] |
 //! | transform activations as a checkpoint's weights | [`hadamard()`], [`QMatrix::with_hadamard`] |

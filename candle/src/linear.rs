@@ -6,12 +6,14 @@ use std::sync::Arc;
 #[cfg(feature = "cuda")]
 use candle_core::CudaStorage;
 use candle_core::{CpuStorage, CustomOp1, DType, Device, Layout, Module, Result, Shape, Tensor, bail};
-use microscale::{Activation, ActivationPrecision, Fp8Rows, Recipe, gemm_fp4, gemm_weights_fp8, quantize};
+use microscale::{
+    Activation, Fp8Rows, Recipe, gemm_fp4, gemm_weights, gemm_weights_fp8, gemm_weights_int8, quantize,
+};
 
 #[cfg(feature = "cuda")]
 use crate::cuda::OnGpu;
 use crate::hadamard::hadamard;
-use crate::matrix::{QMatrix, check_precision, check_rounded, part};
+use crate::matrix::{QMatrix, check_device, check_rounded, part};
 use crate::rounded::RoundedInputs;
 
 /// A linear layer with quantized weights, y = x·Wᵀ + b.
@@ -26,7 +28,6 @@ use crate::rounded::RoundedInputs;
 pub struct QLinear {
     weight: QMatrix,
     bias: Option<Tensor>,
-    precision: ActivationPrecision,
     /// Rounds activations, if it is set.
     rounded: Option<RoundedInputs>,
     #[cfg(feature = "cuda")]
@@ -48,27 +49,13 @@ impl QLinear {
         Ok(Self {
             weight,
             bias,
-            precision: ActivationPrecision::Exact,
             rounded: None,
             #[cfg(feature = "cuda")]
             on_gpu: None,
         })
     }
 
-    /// Sets the precision of activations in products. It is exact unless you call this.
-    ///
-    /// [`ActivationPrecision::Int8`] rounds activations, as candle's quantized types do. Replaces
-    /// [`Self::with_activations`].
-    ///
-    /// # Errors
-    /// For [`ActivationPrecision::Int8`] on a GPU.
-    pub fn with_precision(self, precision: ActivationPrecision) -> Result<Self> {
-        #[cfg(feature = "cuda")]
-        check_precision(precision, self.on_gpu.is_none())?;
-        Ok(Self { precision, rounded: None, ..self })
-    }
-
-    /// Rounds activations to FP8 or FP4 in products. Replaces [`Self::with_precision`].
+    /// Sets how products round activations: to INT8, FP8 or FP4, or not at all (`None`).
     ///
     /// ```
     /// use candle_core::{Device, Module, Tensor};
@@ -86,24 +73,29 @@ impl QLinear {
     ///
     /// # Errors
     /// For NVFP4 weights with FP8 unless [`microscale::Fp8Options::round_weights`] is set, and for a
-    /// recipe of another format than the weights'.
-    pub fn with_activations(self, rounded: RoundedInputs) -> Result<Self> {
-        check_rounded(rounded, self.weight.view().shape())?;
-        Ok(Self { precision: ActivationPrecision::Exact, rounded: Some(rounded), ..self })
+    /// recipe of another format than the weights'. For INT8 on a GPU.
+    pub fn with_activations(self, rounded: impl Into<Option<RoundedInputs>>) -> Result<Self> {
+        let rounded = rounded.into();
+        #[cfg(feature = "cuda")]
+        check_device(rounded, self.on_gpu.is_none())?;
+        if let Some(rounded) = rounded {
+            check_rounded(rounded, self.weight.view().shape())?;
+        }
+        Ok(Self { rounded, ..self })
     }
 
     /// The layer on a device. On a GPU (feature `cuda`), the weights are copied to it.
     ///
     /// # Errors
-    /// For a device that is neither a CPU nor an NVIDIA GPU, for a precision that the device lacks,
+    /// For a device that is neither a CPU nor an NVIDIA GPU, for activations in INT8 on a GPU,
     /// and if the driver fails.
     pub fn to_device(&self, device: &Device) -> Result<Self> {
         let layer = Self::new(
             self.weight.clone(),
             self.bias.as_ref().map(|bias| bias.to_device(device)).transpose()?,
         )?;
-        check_precision(self.precision, device.is_cpu())?;
-        let layer = Self { precision: self.precision, rounded: self.rounded, ..layer };
+        check_device(self.rounded, device.is_cpu())?;
+        let layer = Self { rounded: self.rounded, ..layer };
         match device {
             Device::Cpu => Ok(layer),
             #[cfg(feature = "cuda")]
@@ -152,11 +144,6 @@ impl QLinear {
     /// The weights.
     pub fn weight(&self) -> &QMatrix {
         &self.weight
-    }
-
-    /// The precision of activations.
-    pub fn precision(&self) -> ActivationPrecision {
-        self.precision
     }
 
     /// The numbers that activations are rounded to by [`Self::with_activations`]; `None` without.
@@ -231,7 +218,8 @@ impl Product<'_> {
         let weight = &self.0.weight;
         let mut out = vec![T::default(); tokens * weight.view().rows()];
         let done = match self.0.rounded {
-            None => return weight.multiply(self.0.precision, x, tokens, &mut out).map(|()| out),
+            None => gemm_weights(weight.view(), x, tokens, &mut out),
+            Some(RoundedInputs::Int8) => gemm_weights_int8(weight.view(), x, tokens, &mut out),
             Some(RoundedInputs::Fp8(options)) => {
                 gemm_weights_fp8(weight.view(), Fp8Rows::Values(x), tokens, options, &mut out)
             }

@@ -5,10 +5,7 @@ use std::sync::Arc;
 
 use candle_core::{Error, Layout, Result, bail};
 use microscale::formats::ScaleLayout;
-use microscale::{
-    Activation, ActivationPrecision, HadamardWidth, OperandFault, QuantizedShape, QuantizedTensor,
-    QuantizedView, gemm_weights, gemm_weights_int8,
-};
+use microscale::{HadamardWidth, OperandFault, QuantizedShape, QuantizedTensor, QuantizedView};
 use yoke::erased::ErasedArcCart;
 use yoke::{Yoke, Yokeable};
 
@@ -145,27 +142,12 @@ impl QMatrix {
         });
         parts.collect()
     }
-
-    /// The products with activations `[N, K]` without gaps: `[N, M]`.
-    pub(crate) fn multiply<T: Activation>(
-        &self,
-        precision: ActivationPrecision,
-        activations: &[T],
-        tokens: usize,
-        out: &mut [T],
-    ) -> Result<()> {
-        let done = match precision {
-            ActivationPrecision::Int8 => gemm_weights_int8(self.view(), activations, tokens, out),
-            _ => gemm_weights(self.view(), activations, tokens, out),
-        };
-        done.map_err(Error::wrap)
-    }
 }
 
-/// Checks that a device multiplies with activations in a precision.
-pub(crate) fn check_precision(precision: ActivationPrecision, is_on_cpu: bool) -> Result<()> {
-    if !is_on_cpu && precision != ActivationPrecision::Exact {
-        bail!("GPUs do not multiply with activations in {precision}; use the precision exact, or a CPU");
+/// Checks that a device rounds activations like this.
+pub(crate) fn check_device(rounded: Option<RoundedInputs>, is_cpu: bool) -> Result<()> {
+    if !is_cpu && rounded == Some(RoundedInputs::Int8) {
+        bail!("GPUs do not round activations to int8; round them to FP8 or FP4, or not at all, or use a CPU");
     }
     Ok(())
 }
@@ -173,6 +155,7 @@ pub(crate) fn check_precision(precision: ActivationPrecision, is_on_cpu: bool) -
 /// Checks that weights of a shape are multiplied with `rounded` activations.
 pub(crate) fn check_rounded(rounded: RoundedInputs, shape: QuantizedShape) -> Result<()> {
     let checked = match rounded {
+        RoundedInputs::Int8 => Ok(()),
         RoundedInputs::Fp8(options) => options.check_weights(shape),
         RoundedInputs::Fp4(recipe) if recipe.format() == shape.format => recipe.check(),
         RoundedInputs::Fp4(recipe) => {

@@ -4,8 +4,8 @@ use candle_core::{DType, Device, IndexOp, Module, Result, Tensor};
 use microscale::formats::nvfp4::Direction;
 use microscale::formats::weights::segments_gamma;
 use microscale::{
-    ActivationPrecision, Format, Fp8Options, Fp8Rows, Global, GlobalScale, HadamardWidth, Numerics, Recipe,
-    ScaleLayout, Scheme, Shape, Words, dequantize, gemm_fp4, gemm_weights_fp8, gemm_weights_int8, quantize,
+    Format, Fp8Options, Fp8Rows, Global, GlobalScale, HadamardWidth, Numerics, Recipe, ScaleLayout, Scheme,
+    Shape, Words, dequantize, gemm_fp4, gemm_weights_fp8, gemm_weights_int8, quantize,
 };
 use microscale_candle::{QExperts, QLinear, QMatrix, RoundedInputs, hadamard};
 
@@ -233,15 +233,15 @@ fn layers_round_activations_if_they_are_told_to() -> Result<()> {
     for recipe in recipes() {
         let matrix = matrix(&weight, &recipe);
         let exact = QLinear::new(matrix.clone(), None)?;
-        let layer = exact.clone().with_precision(ActivationPrecision::Int8)?.to_device(CPU)?;
-        assert_eq!(layer.precision(), ActivationPrecision::Int8);
+        let layer = exact.clone().with_activations(RoundedInputs::Int8)?.to_device(CPU)?;
+        assert_eq!(layer.activations(), Some(RoundedInputs::Int8));
         let mut expected = vec![0f32; 5 * 24];
         let values: Vec<f32> = x.flatten_all()?.to_vec1()?;
         gemm_weights_int8(matrix.view(), &values, 5, &mut expected).unwrap();
         assert_eq!(layer.forward(&x)?.flatten_all()?.to_vec1::<f32>()?, expected);
         assert_ne!(exact.forward(&x)?.flatten_all()?.to_vec1::<f32>()?, expected);
 
-        let experts = QExperts::new(vec![matrix], None)?.with_precision(ActivationPrecision::Int8)?;
+        let experts = QExperts::new(vec![matrix], None)?.with_activations(RoundedInputs::Int8)?;
         let chosen = Tensor::zeros((5, 1), DType::U32, CPU)?;
         let y = experts.to_device(CPU)?.forward(&x, &chosen)?;
         assert_eq!(y.flatten_all()?.to_vec1::<f32>()?, expected);
@@ -271,7 +271,7 @@ fn layers_round_activations_to_fp8_and_nvfp4_weights_only_if_allowed() -> Result
             assert_eq!(layer.forward(&x)?.flatten_all()?.to_vec1::<f32>()?, expected);
             assert_ne!(exact.forward(&x)?.flatten_all()?.to_vec1::<f32>()?, expected);
             // The last call decides.
-            let again = layer.with_precision(ActivationPrecision::Exact)?;
+            let again = layer.with_activations(None::<RoundedInputs>)?;
             assert_eq!(again.activations(), None);
         }
     }
@@ -337,7 +337,7 @@ fn experts_round_activations_as_a_layer_of_each_does() -> Result<()> {
                     assert_eq!(y.i((token, i))?.to_vec1::<f32>()?, expected.to_vec1::<f32>()?);
                 }
             }
-            assert_eq!(experts.with_precision(ActivationPrecision::Exact)?.activations(), None);
+            assert_eq!(experts.with_activations(None::<RoundedInputs>)?.activations(), None);
         }
         for other in recipes().into_iter().filter(|other| other.format() != recipe.format()) {
             let refused = exact.clone().with_activations(RoundedInputs::Fp4(other)).unwrap_err();

@@ -54,9 +54,9 @@ use crate::bench::workload::Workload;
 /// The errors of the operation and of [`Op::check`]; [`Error::NoGpu`] if the operation needs a GPU
 /// and `device` is a CPU; [`Error::Wrong`] if the output differs from the reference.
 pub(crate) fn measure(case: &Case, device: &Device) -> Result<Measurement> {
-    let Case { op, ref recipe, dtype, precision, size, .. } = *case;
+    let Case { op, ref recipe, dtype, activations, size, .. } = *case;
     op.check(dtype, size, matches!(device, Device::Cpu))?;
-    op.check_precision(precision, matches!(device, Device::Cpu))?;
+    op.check_activations(activations, matches!(device, Device::Cpu))?;
     if op.needs_gpu() && matches!(device, Device::Cpu) {
         return Err(Error::NoGpu(format!("{} is measured on GPUs only", op.word())));
     }
@@ -80,7 +80,7 @@ pub(crate) fn measure(case: &Case, device: &Device) -> Result<Measurement> {
         op,
         recipe: *recipe,
         dtype,
-        precision,
+        activations,
         size,
         device: device.to_string(),
         threads: if matches!(device, Device::Cpu) { rayon::current_num_threads() } else { 0 },

@@ -284,7 +284,7 @@ impl Device {
     /// - To write to memory that you allocated, call [`LoadedWeights::linear_into`], or on a CPU
     ///   [`cpu::gemm_weights`], which this function calls.
     /// - To round activations to INT8, which is faster on CPUs, call
-    ///   [`LoadedWeights::with_precision`] or [`cpu::gemm_weights_int8`].
+    ///   [`LoadedWeights::with_activations`] or [`cpu::gemm_weights_int8`].
     /// - To get the same bits on every CPU, call [`cpu::gemv_weights`]. It takes any number of
     ///   tokens too, but is made for up to eight.
     #[cfg_attr(feature = "cuda", doc = "- To keep activations in GPU memory, or to fuse a bias, a gate or a")]

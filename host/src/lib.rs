@@ -63,7 +63,7 @@
 //!   [`OutputLoss`] its results.
 //! - [`Batch`] divides the operands of [`gemv()`]. [`ExpertRows`] is the order of experts' rows.
 //!   [`Fp4Weights`] adds alpha and a bias to [`gemm_fp4()`]. [`Fp4Rows`] are activations of
-//!   [`gemm_experts_fp4()`]. [`ActivationPrecision`] says whether a product rounds activations.
+//!   [`gemm_experts_fp4()`]. [`ActivationRounding`] says whether a product rounds activations.
 //!   [`Fp8Rows`] and [`Fp8Options`] are activations and options of [`gemm_weights_fp8()`].
 //! - [`Gate`], [`interleave_rows`], [`deinterleave_rows`] and `gpu::DeviceEpilogue` fuse an
 //!   epilogue into a product on a GPU.
@@ -106,9 +106,9 @@ mod layout;
 mod loss;
 mod options;
 mod origin;
-mod precision;
 mod recipe;
 mod report;
+mod rounding;
 mod scheme;
 mod shape;
 mod strided;
@@ -147,9 +147,9 @@ pub use microscale_formats::{
     ActivationLayout, Format, Gate, GlobalScale, Glu, HadamardWidth, ScaleLayout, Search, UnknownWord, Words,
 };
 pub use options::QuantizeOptions;
-pub use precision::ActivationPrecision;
 pub use recipe::Recipe;
 pub use report::{Position, Report};
+pub use rounding::ActivationRounding;
 pub use scheme::{Global, NonFinite, Numerics, Scheme};
 pub use shape::{MatrixShape, QuantizedShape, Shape, Strided};
 pub use tensor::{Quantized, QuantizedTensor};

@@ -1,6 +1,6 @@
 //! How products round activations, in the words of the package.
 
-use microscale::{ActivationPrecision, Error, Format, Fp8Options, OperandFault, QuantizedShape, Words};
+use microscale::{ActivationRounding, Error, Format, Fp8Options, OperandFault, QuantizedShape, Words};
 use pyo3::prelude::*;
 
 use crate::errors::{error, of_tensors};
@@ -25,7 +25,7 @@ impl Rounding {
     pub(crate) fn of(py: Python<'_>, activations: Option<&str>, round_weights: bool) -> PyResult<Self> {
         match activations {
             None => Ok(Self::Exact),
-            Some(word) if word == ActivationPrecision::Int8.word() => Ok(Self::Int8),
+            Some(word) if word == ActivationRounding::Int8.word() => Ok(Self::Int8),
             Some(word) if FP8.contains(&word) => {
                 Ok(Self::Fp8(Fp8Options { per_group: word == FP8[1], round_weights }))
             }
@@ -52,7 +52,7 @@ impl Rounding {
 
 /// The words for rounded activations: INT8, [`FP8`], and the formats in [`FP4`].
 pub(crate) fn all_words() -> Vec<&'static str> {
-    let int8 = [ActivationPrecision::Int8.word()];
+    let int8 = [ActivationRounding::Int8.word()];
     int8.into_iter().chain(FP8).chain(FP4.map(|format| format.word())).collect()
 }
 

@@ -1,6 +1,6 @@
 //! A case to measure: an operation with its parameters.
 
-use microscale::{ActivationPrecision, Dtype, Recipe};
+use microscale::{ActivationRounding, Dtype, Recipe};
 
 use super::op::Op;
 use super::size::Size;
@@ -28,8 +28,8 @@ pub(crate) struct Case {
     pub recipe: Recipe,
     /// The dtype of the unquantized values.
     pub dtype: Dtype,
-    /// The precision of activations, for products with weights.
-    pub precision: ActivationPrecision,
+    /// How activations are rounded, for products with weights.
+    pub activations: ActivationRounding,
     /// The matrix.
     pub size: Size,
     /// The word of the configuration for a product with weights; `None` lets the plan choose.

@@ -1,6 +1,6 @@
 //! The result of a measurement: median times, and rates and ratios derived from them.
 
-use microscale::{ActivationPrecision, Dtype, Recipe};
+use microscale::{ActivationRounding, Dtype, Recipe};
 
 use super::op::Op;
 use super::size::Size;
@@ -14,8 +14,8 @@ pub(crate) struct Measurement {
     pub recipe: Recipe,
     /// The dtype of the unquantized values.
     pub dtype: Dtype,
-    /// The precision of activations.
-    pub precision: ActivationPrecision,
+    /// How activations are rounded.
+    pub activations: ActivationRounding,
     /// The matrix.
     pub size: Size,
     /// The device, in words.

@@ -1,6 +1,6 @@
 //! The measured operations: their names on the command line, sizes and dtypes.
 
-use microscale::ActivationPrecision;
+use microscale::ActivationRounding;
 use microscale::formats::words;
 use microscale::{Dtype, Error, Result, Words};
 
@@ -182,16 +182,16 @@ impl Op {
         Ok(())
     }
 
-    /// Checks that activations in the precision are measured.
+    /// Checks that a rounding of activations is measured.
     ///
     /// # Errors
     /// [`Error::NotMeasured`].
-    pub(crate) fn check_precision(self, precision: ActivationPrecision, on_cpu: bool) -> Result<()> {
-        if precision == ActivationPrecision::Exact || self == Self::GemmWeights && on_cpu {
+    pub(crate) fn check_activations(self, rounding: ActivationRounding, on_cpu: bool) -> Result<()> {
+        if rounding == ActivationRounding::Exact || self == Self::GemmWeights && on_cpu {
             return Ok(());
         }
         Err(self.not_measured(
-            "with rounded activations; leave --precision out, or choose --op gemm-weights --device cpu",
+            "with rounded activations; leave --activations out, or choose --op gemm-weights --device cpu",
         ))
     }
 

@@ -5,7 +5,7 @@ use microscale::cpu::{
     Isa, gemm_weights, gemm_weights_int8, gemm_weights_int8_with, gemv_weights, gemv_weights_with,
 };
 use microscale::formats::weights::segments_gamma;
-use microscale::{Activation, ActivationPrecision, Device, Dtype, QuantizedTensor, Recipe, Result, Shape};
+use microscale::{Activation, ActivationRounding, Device, Dtype, QuantizedTensor, Recipe, Result, Shape};
 #[cfg(feature = "cuda")]
 use microscale::{
     ActivationFormat, ActivationInput, ActivationRecipe, Error, Format, Fp8Scale, Words,
@@ -77,7 +77,7 @@ fn on_cpu<T: Activation>(case: &Case) -> Result<(u64, Times)> {
     let WeightsProduct { weights, activations, tokens } = &product;
     let mut out = product.results();
     let many = case.op == Op::GemmWeights;
-    let is_int8 = case.precision == ActivationPrecision::Int8;
+    let is_int8 = case.activations == ActivationRounding::Int8;
     let times = cpu::measure_product(weights, |weights| {
         if is_int8 {
             gemm_weights_int8(weights, activations, *tokens, &mut out)

@@ -7,7 +7,7 @@ use comfy_table::Table;
 #[cfg(feature = "internals")]
 use microscale::gpu::Gpu;
 use microscale::{
-    ActivationPrecision, Device, DeviceChoice, Dtype, Format, Numerics, Recipe, ScaleLayout, Search, Words,
+    ActivationRounding, Device, DeviceChoice, Dtype, Format, Numerics, Recipe, ScaleLayout, Search, Words,
 };
 use serde_json::json;
 
@@ -62,8 +62,8 @@ pub(crate) struct Args {
     /// Rows of activations that products of weights multiply with [default: 1]
     #[arg(long, value_name = "N")]
     tokens: Vec<NonZeroUsize>,
-    #[arg(long, value_parser = words::<ActivationPrecision>(), help = or_default::<ActivationPrecision>("Precisions of activations of gemm-weights on a CPU"))]
-    precision: Vec<ActivationPrecision>,
+    #[arg(long, value_parser = words::<ActivationRounding>(), help = or_default::<ActivationRounding>("How gemm-weights on a CPU rounds activations"))]
+    activations: Vec<ActivationRounding>,
     /// Experts per token of gemm-experts and gemm-experts-fp4; the shape has all experts
     #[arg(long, value_name = "K", default_value = "4")]
     top_k: NonZeroUsize,
@@ -220,15 +220,17 @@ fn cases(args: &Args, recipes: Vec<Recipe>, on_cpu: bool) -> anyhow::Result<Vec<
             for &dtype in dtypes {
                 for &op in &ops {
                     if !args.dtype.is_empty() || op.takes(dtype, on_cpu) {
-                        let precisions = given_or_default(&args.precision);
+                        let roundings = given_or_default(&args.activations);
                         let sizes = sizes(args, op, size);
-                        let sizes = sizes.iter().flat_map(|size| precisions.iter().map(move |p| (*size, *p)));
-                        for (size, precision) in sizes {
+                        let sizes = sizes
+                            .iter()
+                            .flat_map(|size| roundings.iter().map(move |rounding| (*size, *rounding)));
+                        for (size, activations) in sizes {
                             let case = Case {
                                 op,
                                 recipe,
                                 dtype,
-                                precision,
+                                activations,
                                 size,
                                 #[cfg(feature = "internals")]
                                 kernel: None,
@@ -245,7 +247,7 @@ fn cases(args: &Args, recipes: Vec<Recipe>, on_cpu: bool) -> anyhow::Result<Vec<
     }
     for case in &cases {
         case.op.check(case.dtype, case.size, on_cpu).map_err(Usage::new)?;
-        case.op.check_precision(case.precision, on_cpu).map_err(Usage::new)?;
+        case.op.check_activations(case.activations, on_cpu).map_err(Usage::new)?;
         case.size.check().map_err(Usage::new)?;
     }
     Ok(cases)
@@ -323,9 +325,9 @@ fn rows(measurements: &[Measurement]) -> Table {
             figure(m.recipe.scheme.numerics().map_or("–", Numerics::word).to_owned()),
             figure(m.recipe.scale_layout.word().to_owned()),
             figure(m.recipe.search.word().to_owned()),
-            figure(match m.precision {
-                ActivationPrecision::Exact => m.dtype.word().to_owned(),
-                precision => format!("{}, {}", m.dtype.word(), precision.word()),
+            figure(match m.activations {
+                ActivationRounding::Exact => m.dtype.word().to_owned(),
+                rounding => format!("{}, {}", m.dtype.word(), rounding.word()),
             }),
             figure(m.size.to_string()),
             format!("{:.2}", m.median_seconds * 1e6),
@@ -355,7 +357,7 @@ fn record(m: &Measurement) -> serde_json::Value {
         "scale_layout": m.recipe.scale_layout.word(),
         "search": m.recipe.search.word(),
         "dtype": m.dtype.word(),
-        "precision": m.precision.word(),
+        "activations": m.activations.word(),
         "rows": m.size.rows,
         "cols": m.size.cols,
         "batches": m.size.batches,

@@ -26,7 +26,7 @@ fn bench_measures_against_a_copy_and_writes_it_down() {
             "scale_layout",
             "search",
             "dtype",
-            "precision",
+            "activations",
             "rows",
             "cols",
             "batches",
@@ -89,14 +89,14 @@ fn products_with_rounded_activations_are_measured_on_cpus() {
     let bench: [Arg<'_>; 7] =
         [&"bench", &"--op", &"gemm-weights", &"--device", &"cpu", &"--shape", &"50x250"];
     let more: [Arg<'_>; 8] =
-        [&"--dtype", &"bf16", &"--tokens", &"20", &"--precision", &"int8", &"--precision", &"exact"];
+        [&"--dtype", &"bf16", &"--tokens", &"20", &"--activations", &"int8", &"--activations", &"exact"];
     let printed = run(&[&bench[..], &more].concat()).ok();
     assert!(printed.contains("bf16, int8") && printed.contains("bf16 "), "{printed}");
     let others: [Arg<'_>; 7] =
-        [&"bench", &"--op", &"gemv-weights", &"--device", &"cpu", &"--precision", &"int8"];
+        [&"bench", &"--op", &"gemv-weights", &"--device", &"cpu", &"--activations", &"int8"];
     let run = run(&others);
     assert_eq!(run.code, Some(2), "{run:#?}");
-    assert!(run.stderr.contains("--precision"), "{run:#?}");
+    assert!(run.stderr.contains("--activations"), "{run:#?}");
 }
 
 #[test]

@@ -8,7 +8,7 @@ use super::isa::Isa;
 use crate::error::Result;
 use crate::experts::{ExpertRows, check_pairs, shape_of};
 use crate::gemv::Activation;
-use crate::precision::ActivationPrecision;
+use crate::rounding::ActivationRounding;
 use crate::view::QuantizedView;
 
 /// Multiplies rows of activations by the weights of their experts, on the CPU.
@@ -54,7 +54,7 @@ pub fn gemm_experts<'a, T: Activation>(
     rows: ExpertRows,
     out: &mut [T],
 ) -> Result<()> {
-    let how = (Isa::best(), ActivationPrecision::Exact);
+    let how = (Isa::best(), ActivationRounding::Exact);
     gemm_experts_with(how, experts, activations, chosen, top_k, rows, out)
 }
 
@@ -73,17 +73,18 @@ pub fn gemm_experts_int8<'a, T: Activation>(
     rows: ExpertRows,
     out: &mut [T],
 ) -> Result<()> {
-    let how = (Isa::best(), ActivationPrecision::Int8);
+    let how = (Isa::best(), ActivationRounding::Int8);
     gemm_experts_with(how, experts, activations, chosen, top_k, rows, out)
 }
 
-/// [`gemm_experts`] with a given instruction set and precision, for tests and comparisons.
+/// [`gemm_experts`] with a given instruction set and rounding of activations, for tests and
+/// comparisons.
 ///
 /// # Errors
 ///
 /// The errors of [`gemm_experts`].
 pub fn gemm_experts_with<'a, T: Activation>(
-    how: (Isa, ActivationPrecision),
+    how: (Isa, ActivationRounding),
     experts: impl IntoIterator<Item = impl Into<QuantizedView<'a>>>,
     activations: &[T],
     chosen: &[u32],
@@ -149,11 +150,11 @@ fn by_expert(chosen: &[u32], experts: usize) -> Vec<Vec<usize>> {
 }
 
 impl<T: Activation> Share<'_, QuantizedView<'_>, T> {
-    fn multiply(self, (isa, precision): (Isa, ActivationPrecision), activations: &[T]) -> Result<()> {
+    fn multiply(self, (isa, rounding): (Isa, ActivationRounding), activations: &[T]) -> Result<()> {
         let Self { weights, inputs, mut outputs } = self;
-        let multiply = |x: &[T], tokens: usize, out: &mut [T]| match precision {
-            ActivationPrecision::Exact => gemm_weights_with(isa, weights, x, tokens, out),
-            ActivationPrecision::Int8 => gemm_weights_int8_with(isa, weights, x, tokens, out),
+        let multiply = |x: &[T], tokens: usize, out: &mut [T]| match rounding {
+            ActivationRounding::Exact => gemm_weights_with(isa, weights, x, tokens, out),
+            ActivationRounding::Int8 => gemm_weights_int8_with(isa, weights, x, tokens, out),
         };
         let input = |row: &usize| &activations[row * weights.cols()..][..weights.cols()];
         if let ([row], [output]) = (&inputs[..], &mut outputs[..]) {

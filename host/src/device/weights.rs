@@ -8,7 +8,7 @@ use crate::gemv::check_weights_shape;
 #[cfg(feature = "cuda")]
 use crate::gpu::{DeviceTensor, Gpu};
 use crate::{
-    Activation, ActivationPrecision, Error, OperandFault, QuantizedShape, QuantizedView, Result, Shape,
+    Activation, ActivationRounding, Error, OperandFault, QuantizedShape, QuantizedView, Result, Shape,
 };
 
 /// Quantized weights that a device can multiply: in host memory, or copied to a GPU once.
@@ -17,7 +17,7 @@ use crate::{
 pub struct LoadedWeights<'a>(WeightsOn<'a>);
 
 enum WeightsOn<'a> {
-    Cpu(QuantizedView<'a>, ActivationPrecision),
+    Cpu(QuantizedView<'a>, ActivationRounding),
     #[cfg(feature = "cuda")]
     Gpu(&'a Gpu, Box<DeviceTensor>),
 }
@@ -38,7 +38,7 @@ impl<'a> LoadedWeights<'a> {
     /// Borrows weights in host memory.
     pub(super) fn on_cpu(weights: QuantizedView<'a>) -> Result<Self> {
         check_weights_shape(weights.shape())?;
-        Ok(Self(WeightsOn::Cpu(weights, ActivationPrecision::Exact)))
+        Ok(Self(WeightsOn::Cpu(weights, ActivationRounding::Exact)))
     }
 
     /// Copies weights to a GPU.
@@ -49,27 +49,27 @@ impl<'a> LoadedWeights<'a> {
         Ok(Self(WeightsOn::Gpu(gpu, Box::new(tensor))))
     }
 
-    /// Sets the precision of activations in products. It is exact unless you call this.
+    /// Sets how products round activations. They are exact unless you call this.
     ///
     /// ```
-    /// use microscale::{ActivationPrecision, Device, Recipe, Shape};
+    /// use microscale::{ActivationRounding, Device, Recipe, Shape};
     ///
     /// let device = Device::Cpu;
     /// let values = [1f32; 4 * 32];
     /// let quantized = device.quantize(&values, Shape::new(4, 32), &Recipe::default())?.tensor;
-    /// let weights = device.load_weights(&quantized)?.with_precision(ActivationPrecision::Int8)?;
+    /// let weights = device.load_weights(&quantized)?.with_activations(ActivationRounding::Int8)?;
     /// assert_eq!(weights.linear(&[3f32; 32], Shape::new(1, 32))?, [96.0; 4]);
     /// # Ok::<(), microscale::Error>(())
     /// ```
     ///
     /// # Errors
-    /// [`Error::Operands`] for [`ActivationPrecision::Int8`] on a GPU.
-    pub fn with_precision(self, precision: ActivationPrecision) -> Result<Self> {
+    /// [`Error::Operands`] for [`ActivationRounding::Int8`] on a GPU.
+    pub fn with_activations(self, rounding: ActivationRounding) -> Result<Self> {
         match self.0 {
-            WeightsOn::Cpu(weights, _) => Ok(Self(WeightsOn::Cpu(weights, precision))),
+            WeightsOn::Cpu(weights, _) => Ok(Self(WeightsOn::Cpu(weights, rounding))),
             #[cfg(feature = "cuda")]
-            WeightsOn::Gpu(..) if precision != ActivationPrecision::Exact => {
-                Err(Error::Operands(OperandFault::Precision { precision }))
+            WeightsOn::Gpu(..) if rounding != ActivationRounding::Exact => {
+                Err(Error::Operands(OperandFault::Rounding { rounding }))
             }
             #[cfg(feature = "cuda")]
             WeightsOn::Gpu(..) => Ok(self),
@@ -113,10 +113,10 @@ impl<'a> LoadedWeights<'a> {
     fn multiply<T: Activation>(&self, activations: &[T], shape: Shape, out: &mut [T]) -> Result<()> {
         let activations = without_gaps(activations, shape);
         match &self.0 {
-            WeightsOn::Cpu(weights, ActivationPrecision::Exact) => {
+            WeightsOn::Cpu(weights, ActivationRounding::Exact) => {
                 gemm_weights(*weights, &activations, shape.rows, out)
             }
-            WeightsOn::Cpu(weights, ActivationPrecision::Int8) => {
+            WeightsOn::Cpu(weights, ActivationRounding::Int8) => {
                 gemm_weights_int8(*weights, &activations, shape.rows, out)
             }
             #[cfg(feature = "cuda")]

@@ -2,7 +2,7 @@
 
 use microscale_formats::Format;
 
-use crate::precision::ActivationPrecision;
+use crate::rounding::ActivationRounding;
 
 /// Why operands do not match.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
@@ -65,12 +65,10 @@ pub enum OperandFault {
         activations: usize,
     },
     /// GPUs do not round activations.
-    #[error(
-        "GPUs do not multiply with activations in {precision}; use the precision exact, or multiply on the CPU"
-    )]
-    Precision {
-        /// The requested precision of activations.
-        precision: ActivationPrecision,
+    #[error("GPUs do not round activations to {rounding}; use exact activations, or multiply on the CPU")]
+    Rounding {
+        /// The requested rounding of activations.
+        rounding: ActivationRounding,
     },
     /// The scales are swizzled.
     #[error(
@@ -154,6 +152,18 @@ pub enum OperandFault {
         experts: usize,
         /// Pairs.
         pairs: usize,
+    },
+    /// Activations have no global scale per token, or have unplanned ones.
+    #[error("{what}")]
+    TokenScales {
+        /// The difference, and the way out.
+        what: &'static str,
+    },
+    /// Results are not quantized like this, or are in other memory.
+    #[error("{what}")]
+    Results {
+        /// The requirement, and the way out.
+        what: &'static str,
     },
     /// There are too few vectors.
     #[error(

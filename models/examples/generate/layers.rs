@@ -4,41 +4,41 @@ use std::str::FromStr;
 
 use candle_core::quantized::{GgmlDType, QMatMul, QTensor};
 use candle_core::{DType, Device, Tensor, bail};
-use microscale::{ActivationPrecision, Format, Numerics, Recipe, Search};
-use microscale_candle::{Linear, QLinear, Weights};
+use microscale::{Format, Numerics, Recipe, Search};
+use microscale_candle::{Linear, QLinear, RoundedInputs, Weights};
 use microscale_models::{Layer, LayerName, Result, Source};
 
 /// How linear layers are held. Heads and embeddings keep the checkpoint's form.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Held {
-    /// As stored in the checkpoint. Quantized layers take activations in a precision.
-    Stored(ActivationPrecision),
+    /// As stored in the checkpoint. Quantized layers round activations, if they are to.
+    Stored(Option<RoundedInputs>),
     /// As candle's `Linear`.
     Plain,
     /// Quantized by candle to a GGUF type.
     Ggml(GgmlDType),
-    /// Quantized by microscale, for activations in a precision.
-    Quantized(Format, Search, ActivationPrecision),
+    /// Quantized by microscale, for activations that may be rounded.
+    Quantized(Format, Search, Option<RoundedInputs>),
 }
 
 impl FromStr for Held {
     type Err = String;
 
     fn from_str(word: &str) -> std::result::Result<Self, String> {
-        let (word, precision) = match word.strip_suffix("-int8") {
-            Some(word) => (word, ActivationPrecision::Int8),
-            None => (word, ActivationPrecision::Exact),
+        let (word, rounded) = match word.strip_suffix("-int8") {
+            Some(word) => (word, Some(RoundedInputs::Int8)),
+            None => (word, None),
         };
         Ok(match word {
-            "stored" => Self::Stored(precision),
-            "plain" if precision == ActivationPrecision::Exact => Self::Plain,
-            "q4_0" if precision == ActivationPrecision::Exact => Self::Ggml(GgmlDType::Q4_0),
-            "q4_k" if precision == ActivationPrecision::Exact => Self::Ggml(GgmlDType::Q4K),
-            "q8_0" if precision == ActivationPrecision::Exact => Self::Ggml(GgmlDType::Q8_0),
-            "mxfp4" => Self::Quantized(Format::Mxfp4, Search::None, precision),
-            "nvfp4" => Self::Quantized(Format::Nvfp4, Search::None, precision),
-            "mxfp4-full" => Self::Quantized(Format::Mxfp4, Search::Full, precision),
-            "nvfp4-full" => Self::Quantized(Format::Nvfp4, Search::Full, precision),
+            "stored" => Self::Stored(rounded),
+            "plain" if rounded.is_none() => Self::Plain,
+            "q4_0" if rounded.is_none() => Self::Ggml(GgmlDType::Q4_0),
+            "q4_k" if rounded.is_none() => Self::Ggml(GgmlDType::Q4K),
+            "q8_0" if rounded.is_none() => Self::Ggml(GgmlDType::Q8_0),
+            "mxfp4" => Self::Quantized(Format::Mxfp4, Search::None, rounded),
+            "nvfp4" => Self::Quantized(Format::Nvfp4, Search::None, rounded),
+            "mxfp4-full" => Self::Quantized(Format::Mxfp4, Search::Full, rounded),
+            "nvfp4-full" => Self::Quantized(Format::Nvfp4, Search::Full, rounded),
             _ => {
                 return Err(format!(
                     "{word:?}: layers are stored, plain, q4_0, q4_k, q8_0, mxfp4, nvfp4, mxfp4-full or nvfp4-full; all but plain \
@@ -60,12 +60,12 @@ impl Held {
                 }
                 Box::new(QMatMul::from_qtensor(QTensor::quantize(&weight.to_dtype(DType::F32)?, dtype)?)?)
             }
-            Self::Quantized(format, search, precision) => {
+            Self::Quantized(format, search, rounded) => {
                 let numerics =
                     if format == Format::Mxfp4 { Numerics::Ocp } else { Numerics::CompressedTensors };
                 let recipe = Recipe::of(format, numerics).map_err(candle_core::Error::wrap)?;
                 let layer = QLinear::quantize(&weight, bias, &Recipe { search, ..recipe })?;
-                Box::new(layer.with_precision(precision)?)
+                Box::new(layer.with_activations(rounded)?)
             }
         })
     }
@@ -93,9 +93,9 @@ impl Source for Stored {
         }
         let weights = self.0.pp(&name.module);
         let bias = weights.contains_tensor("bias");
-        if let Held::Stored(precision) = self.1 {
+        if let Held::Stored(rounded) = self.1 {
             return Ok(vec![match weights.linear(name.inputs, name.outputs, bias)? {
-                Linear::Quantized(layer) => Box::new(layer.with_precision(precision)?),
+                Linear::Quantized(layer) => Box::new(layer.with_activations(rounded)?),
                 plain @ Linear::Plain(_) => Box::new(plain),
             }]);
         }

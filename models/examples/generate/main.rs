@@ -36,7 +36,6 @@ use std::{env, fs};
 
 use candle_core::{DType, Device};
 use layers::{Held, Stored};
-use microscale::ActivationPrecision;
 use microscale_candle::Weights;
 use microscale_models::{
     Config, EvaluateOptions, Evaluated, Model, Source, Text, TextOptions, Window, evaluate,
@@ -86,7 +85,7 @@ impl Options {
                 .next()
                 .filter(|word| !word.starts_with('-'))
                 .ok_or_else(|| format!("pass MODEL first; {HINT}"))?,
-            layers: vec![("stored".into(), Held::Stored(ActivationPrecision::Exact))],
+            layers: vec![("stored".into(), Held::Stored(None))],
             dtype: DType::F32,
             device: Device::Cpu,
             prompt: "It was a truth".into(),

@@ -6,7 +6,7 @@ use microscale::cpu::{
     gemv_weights_with, gemv_with,
 };
 use microscale::{
-    ActivationPrecision, Batch, ExpertRows, Format, Fp4Weights, Fp8Options, Fp8Rows, Gate, QuantizedTensor,
+    ActivationRounding, Batch, ExpertRows, Format, Fp4Weights, Fp8Options, Fp8Rows, Gate, QuantizedTensor,
     Result,
 };
 use microscale_test_support::operands::{Scales, tensor};
@@ -51,9 +51,9 @@ impl Operands {
         self.check("gemm_weights", false, |out| gemm_weights_with(isa, weights, x, tokens, out));
         self.check("gemv_weights", false, |out| gemv_weights_with(isa, weights, x, tokens, out));
         self.check("gemm_weights_int8", false, |out| gemm_weights_int8_with(isa, weights, x, tokens, out));
-        for precision in [ActivationPrecision::Exact, ActivationPrecision::Int8] {
+        for rounding in [ActivationRounding::Exact, ActivationRounding::Int8] {
             self.check("gemm_experts", false, |out| {
-                gemm_experts_with((isa, precision), experts(), x, chosen, 1, order, out)
+                gemm_experts_with((isa, rounding), experts(), x, chosen, 1, order, out)
             });
         }
         self.check("gemm_fp4", true, |out| gemm_fp4_with(isa, quantized, biased(), out));

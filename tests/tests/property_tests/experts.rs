@@ -3,8 +3,8 @@
 use half::{bf16, f16};
 use microscale::cpu::{Isa, gemm_experts_with, gemm_weights_int8_with, gemm_weights_with};
 use microscale::{
-    Activation, ActivationPrecision, Error, ExpertRows, Format, OperandFault, QuantizedShape,
-    QuantizedTensor, ScaleLayout, Words, gemm_experts,
+    Activation, ActivationRounding, Error, ExpertRows, Format, OperandFault, QuantizedShape, QuantizedTensor,
+    ScaleLayout, Words, gemm_experts,
 };
 use microscale_test_support::operands::{Scales, tensor};
 use microscale_test_support::oracle::{self, Exact};
@@ -37,7 +37,7 @@ fn experts(
 
 /// Multiplies by definition: the pairs of each expert, in order, are the tokens of one product.
 fn by_expert<T: Exact + Activation>(
-    (isa, precision): (Isa, ActivationPrecision),
+    (isa, rounding): (Isa, ActivationRounding),
     experts: &[QuantizedTensor],
     x: &[T],
     (chosen, top_k): (&[u32], usize),
@@ -62,8 +62,8 @@ fn by_expert<T: Exact + Activation>(
             sorted += 1;
         }
         let mut out = vec![T::default(); places.len() * rows];
-        let done = match precision {
-            ActivationPrecision::Int8 => {
+        let done = match rounding {
+            ActivationRounding::Int8 => {
                 gemm_weights_int8_with(isa, weights, &of_expert, places.len(), &mut out)
             }
             _ => gemm_weights_with(isa, weights, &of_expert, places.len(), &mut out),
@@ -89,8 +89,8 @@ fn check<T: Exact + Activation>(
         let of_tokens = matches!(order, ExpertRows::Gathered | ExpertRows::Indexed);
         let count = if of_tokens { chosen.len() / top_k } else { chosen.len() };
         let x: Vec<T> = activations(count * cols, kind, random);
-        let precisions = ActivationPrecision::values();
-        for how in precisions.flat_map(|precision| instruction_sets().map(move |isa| (isa, precision))) {
+        let roundings = ActivationRounding::values();
+        for how in roundings.flat_map(|rounding| instruction_sets().map(move |isa| (isa, rounding))) {
             // One element more, which must not be written.
             let mut found = vec![T::of_bits(UNTOUCHED); chosen.len() * rows + 1];
             gemm_experts_with(how, experts, &x, chosen, top_k, order, &mut found).expect("operands that fit");

@@ -7,7 +7,7 @@ use microscale::cpu::{Isa, gemm_weights_int8_with};
 use microscale::formats::weights::GROUP;
 use microscale::formats::{E4m3, E8m0, int8};
 use microscale::{
-    Activation, ActivationPrecision, Device, Error, Format, OperandFault, QuantizedShape, QuantizedTensor,
+    Activation, ActivationRounding, Device, Error, Format, OperandFault, QuantizedShape, QuantizedTensor,
     ScaleLayout, Shape, Words, gemm_weights_int8,
 };
 use microscale_test_support::arithmetic::Scalars;
@@ -239,13 +239,13 @@ fn what_is_not_finite_makes_its_tokens_results_nan() {
 }
 
 #[test]
-fn the_precision_of_a_device_is_the_functions() {
+fn rounding_of_a_device_is_the_functions() {
     let mut random = fastrand::Rng::with_seed(6);
     let weights = tensor(Format::Nvfp4, 20, 300, Scales::Common, 3);
     let x: Vec<f16> = activations(3 * 300, Activations::Common, &mut random);
     let loaded = Device::Cpu.load_weights(&weights).expect("weights that are multiplied");
     let exact = loaded.linear(&x, Shape::new(3, 300)).expect("operands that fit");
-    let loaded = loaded.with_precision(ActivationPrecision::Int8).expect("a CPU");
+    let loaded = loaded.with_activations(ActivationRounding::Int8).expect("a CPU");
     let found = loaded.linear(&x, Shape::new(3, 300)).expect("operands that fit");
     assert_eq!(bits(&found), bits(&multiplied(Isa::best(), &weights, &x, 3)));
     assert_ne!(bits(&found), bits(&exact));

@@ -1,11 +1,11 @@
-//! The precision of activations: an option of products on CPUs.
+//! Rounding of activations: an option of products on CPUs.
 
 use microscale_formats::words;
 
-/// The precision of activations in a product with quantized weights.
+/// How a product with quantized weights rounds activations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum ActivationPrecision {
+pub enum ActivationRounding {
     /// As they are. Nothing is rounded before the products are added.
     #[default]
     Exact,
@@ -15,7 +15,7 @@ pub enum ActivationPrecision {
     Int8,
 }
 
-words!(ActivationPrecision, "precision of activations" {
+words!(ActivationRounding, "rounding of activations" {
     Self::Exact = "exact",
     Self::Int8 = "int8",
 });
