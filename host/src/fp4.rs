@@ -44,12 +44,16 @@ impl<'a> From<&'a QuantizedTensor> for Fp4Weights<'a> {
     }
 }
 
-/// Rows of activations of [`gemm_experts_fp4`](crate::gemm_experts_fp4()): `[tokens, K]`, or
-/// `[pairs, K]` if each pair has its own row.
+/// Rows of activations of [`gemm_fp4`](crate::gemm_fp4()) and
+/// [`gemm_experts_fp4`](crate::gemm_experts_fp4()): `[tokens, K]`, or `[pairs, K]` if each pair has
+/// its own row.
+///
+/// A tensor has one global scale for all rows, or none.
 #[derive(Clone, Copy, Debug)]
 pub struct Fp4Rows<'a> {
     pub(crate) view: QuantizedView<'a>,
-    pub(crate) global_scales: Option<&'a [GlobalScale]>,
+    global_scales: Option<&'a [GlobalScale]>,
+    pub(crate) token_scales: Option<&'a [f32]>,
 }
 
 impl<'a> Fp4Rows<'a> {
@@ -58,13 +62,37 @@ impl<'a> Fp4Rows<'a> {
     /// [`quantize_activations`](crate::quantize_activations()) does by expert.
     #[must_use]
     pub const fn global_scales(self, by_expert: &'a [GlobalScale]) -> Self {
-        Self { global_scales: Some(by_expert), ..self }
+        Self { global_scales: Some(by_expert), token_scales: None, ..self }
+    }
+
+    /// Applies a global scale per row, instead of one for all rows: a multiplier, `[tokens]` or
+    /// `[pairs]`, as [`quantize_activations`](crate::quantize_activations()) computes them with
+    /// [`ActivationScale::PerToken`](crate::ActivationScale::PerToken). FlashInfer calls this
+    /// `per_token_activation`.
+    #[must_use]
+    pub const fn token_scales(self, multipliers: &'a [f32]) -> Self {
+        Self { token_scales: Some(multipliers), global_scales: None, ..self }
+    }
+
+    /// The global scale of a row, given the one of all rows.
+    pub(crate) fn global_scale(&self, row: usize) -> Option<GlobalScale> {
+        let of_row = self.token_scales.map(|scales| GlobalScale::Multiplier(scales[row]));
+        of_row.or_else(|| self.view.global_scale())
+    }
+
+    /// Checks that a product needs no other global scales than by row.
+    fn check_scales(&self, rows: usize) -> Result<()> {
+        let Some(scales) = self.token_scales else { return Ok(()) };
+        if !self.view.format().has_global_scale() {
+            return Err(Error::NoGlobalScale { format: self.view.format() });
+        }
+        Shape::new(rows, 1).check("the global scales of the activations", scales.len())
     }
 }
 
 impl<'a> From<QuantizedView<'a>> for Fp4Rows<'a> {
     fn from(view: QuantizedView<'a>) -> Self {
-        Self { view, global_scales: None }
+        Self { view, global_scales: None, token_scales: None }
     }
 }
 
@@ -76,15 +104,19 @@ impl<'a> From<&'a QuantizedTensor> for Fp4Rows<'a> {
 
 /// Checks that activations, weights and output match. Returns the rows of the weights (M).
 ///
-/// `output` is the output's number of elements.
-pub(crate) fn check<const N: usize>(
-    activations: QuantizedView<'_>,
+/// `output` is the output's number of elements. Global scales by expert are of one expert.
+pub(crate) fn check<'a, const N: usize>(
+    activations: Fp4Rows<'a>,
     weights: &[Fp4Weights<'_>; N],
     output: usize,
-) -> Result<usize> {
-    let rows = check_weights(activations, weights)?;
-    Shape::new(activations.rows(), rows).check("the output", output)?;
-    Ok(rows)
+) -> Result<(usize, Fp4Rows<'a>)> {
+    let Fp4Rows { view, global_scales, .. } = activations;
+    let rows = check_weights(view, weights)?;
+    Shape::new(view.rows(), rows).check("the output", output)?;
+    activations.check_scales(view.rows())?;
+    let Some(global_scales) = global_scales else { return Ok((rows, activations)) };
+    Shape::new(1, 1).check("the global scales of the activations", global_scales.len())?;
+    Ok((rows, view.with_global_scale(global_scales[0])?.into()))
 }
 
 /// Checks that activations and weights match. Returns the rows of the weights (M).
@@ -123,7 +155,7 @@ pub(crate) fn check_experts<'a, const N: usize>(
     rows: ExpertRows,
     output: usize,
 ) -> Result<(usize, Vec<QuantizedView<'a>>)> {
-    let Fp4Rows { view, global_scales } = activations;
+    let Fp4Rows { view, global_scales, .. } = activations;
     let fault = |what| Error::Operands(OperandFault::Experts { what });
     let results = check_weights(view, experts.first().ok_or(fault("one or more"))?)?;
     for weights in experts {
@@ -135,6 +167,7 @@ pub(crate) fn check_experts<'a, const N: usize>(
     let needed = rows.activation_rows([pairs, top_k]);
     Shape::new(needed, view.cols()).check("the activations", view.rows().saturating_mul(view.cols()))?;
     Shape::new(pairs, results).check("the output", output)?;
+    activations.check_scales(needed)?;
     let Some(global_scales) = global_scales else { return Ok((results, vec![view; experts.len()])) };
     Shape::new(experts.len(), 1).check("the global scales of the activations", global_scales.len())?;
     let scaled = global_scales.iter().take(experts.len()).map(|scale| view.with_global_scale(*scale));

@@ -24,9 +24,9 @@ use crate::view::QuantizedView;
 /// `experts` are matrices `[M, K]` of one shape and format, each with its own global scale, alpha
 /// and bias. `chosen` is `[tokens, top_k]`, the experts of each token. If a number in `chosen` is
 /// not an expert's index, the pair is skipped and its results are left as they are. `activations`
-/// is `[tokens, K]`, or `[pairs, K]` if each pair has its own row, with one global scale or
-/// [one per expert](Fp4Rows::global_scales). `out` is `[pairs, M]`, without gaps. Scales may be
-/// linear or swizzled.
+/// is `[tokens, K]`, or `[pairs, K]` if each pair has its own row, with one global scale, [one per
+/// expert](Fp4Rows::global_scales) or [one per row](Fp4Rows::token_scales). `out` is `[pairs, M]`,
+/// without gaps. Scales may be linear or swizzled.
 ///
 /// ```
 /// use microscale::{ExpertRows, Recipe, Shape, gemm_experts_fp4, quantize};
@@ -155,7 +155,10 @@ fn of_experts<T: Activation, const N: usize>(
         let codes = inputs.iter().map(|row| all_rows.at(*row).codes).collect::<Vec<_>>().concat();
         let scales = inputs.iter().map(|row| all_rows.at(*row).scales).collect::<Vec<_>>().concat();
         let shape = QuantizedShape { rows: tokens, ..x.shape() };
-        let x = QuantizedView::of_tensor(shape, &codes, &scales, x.global_scale());
+        let x = Fp4Rows::from(QuantizedView::of_tensor(shape, &codes, &scales, x.global_scale()));
+        let of_rows =
+            activations.token_scales.map(|all| -> Vec<_> { inputs.iter().map(|row| all[*row]).collect() });
+        let x = of_rows.as_ref().map_or(x, |scales| x.token_scales(scales));
         let mut products = vec![T::default(); tokens * results];
         multiply(isa, x, *weights, &mut products, &combined)?;
         for (output, products) in outputs.iter_mut().zip(products.chunks_exact(results)) {

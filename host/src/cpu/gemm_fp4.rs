@@ -9,9 +9,8 @@ use crate::cpu::products::rows::{Rows, scale_and_round};
 use crate::cpu::simd::Scalars;
 use crate::element::Element;
 use crate::error::Result;
-use crate::fp4::{Fp4Weights, check};
+use crate::fp4::{Fp4Rows, Fp4Weights, check};
 use crate::gemv::Activation;
-use crate::view::QuantizedView;
 
 /// Most tokens per decoding of the weights.
 const TASK_TOKENS: usize = 256;
@@ -19,10 +18,10 @@ const TASK_TOKENS: usize = 256;
 /// Multiplies weights by quantized activations, both in NVFP4 or both in MXFP4, on the CPU.
 ///
 /// Computes `out[n, m] = alpha · Σₖ weights[m, k] · activations[n, k] + bias[m]`, with block scales
-/// and both global scales. `activations` is `[N, K]`, `weights` is `[M, K]` and `out` is `[N, M]`
-/// without gaps, in f32, f16 or bf16. Scales may be linear or swizzled. K may be any number: rows
-/// end with whole blocks, and the elements after K are multiplied as they are stored. Quantizing
-/// stores zeros there.
+/// and both global scales; activations may have [one per token](Fp4Rows::token_scales).
+/// `activations` is `[N, K]`, `weights` is `[M, K]` and `out` is `[N, M]` without gaps, in f32, f16
+/// or bf16. Scales may be linear or swizzled. K may be any number: rows end with whole blocks, and
+/// the elements after K are multiplied as they are stored. Quantizing stores zeros there.
 ///
 /// # Bits
 ///
@@ -55,10 +54,11 @@ const TASK_TOKENS: usize = 256;
 /// # Errors
 ///
 /// [`crate::Error::Operands`] if the operands differ in format or columns or are in other formats,
-/// and [`crate::Error::Length`] if `out` has fewer elements than `[N, M]`, or the bias fewer than
-/// `[M]`.
+/// [`crate::Error::NoGlobalScale`] for MXFP4 with a global scale per token, and
+/// [`crate::Error::Length`] if `out` has fewer elements than `[N, M]`, the bias fewer than `[M]`,
+/// or the global scales fewer than `[N]`.
 pub fn gemm_fp4<'a, 'b, T: Activation>(
-    activations: impl Into<QuantizedView<'a>>,
+    activations: impl Into<Fp4Rows<'a>>,
     weights: impl Into<Fp4Weights<'b>>,
     out: &mut [T],
 ) -> Result<()> {
@@ -72,7 +72,7 @@ pub fn gemm_fp4<'a, 'b, T: Activation>(
 /// The errors of [`gemm_fp4`].
 pub fn gemm_fp4_with<'a, 'b, T: Activation>(
     isa: Isa,
-    activations: impl Into<QuantizedView<'a>>,
+    activations: impl Into<Fp4Rows<'a>>,
     weights: impl Into<Fp4Weights<'b>>,
     out: &mut [T],
 ) -> Result<()> {
@@ -102,7 +102,7 @@ pub fn gemm_fp4_with<'a, 'b, T: Activation>(
 /// The errors of [`gemm_fp4`], and [`crate::OperandFault::GateRows`] if `gate` and `up` differ in
 /// rows.
 pub fn gemm_fp4_gated<'a, 'b, 'c, T: Activation>(
-    activations: impl Into<QuantizedView<'a>>,
+    activations: impl Into<Fp4Rows<'a>>,
     gate: impl Into<Fp4Weights<'b>>,
     up: impl Into<Fp4Weights<'c>>,
     by: Gate,
@@ -120,7 +120,7 @@ pub fn gemm_fp4_gated<'a, 'b, 'c, T: Activation>(
 /// The errors of [`gemm_fp4_gated`].
 pub fn gemm_fp4_gated_with<'a, T: Activation>(
     isa: Isa,
-    activations: impl Into<QuantizedView<'a>>,
+    activations: impl Into<Fp4Rows<'a>>,
     weights: [Fp4Weights<'_>; 2],
     by: Gate,
     out: &mut [T],
@@ -139,19 +139,19 @@ pub(super) fn gated(by: Gate) -> impl Fn([f64; 2]) -> f64 + Sync {
 /// Multiplies by `N` matrices, and combines the `N` results at a place before they are rounded.
 pub(super) fn multiply<T: Element, const N: usize>(
     isa: Isa,
-    activations: QuantizedView<'_>,
+    activations: Fp4Rows<'_>,
     weights: [Fp4Weights<'_>; N],
     out: &mut [T],
     combined: impl Fn([f64; N]) -> f64 + Sync,
 ) -> Result<()> {
-    let rows = check(activations, &weights, out.len())?;
-    let tokens = activations.rows();
+    let (rows, mut activations) = check(activations, &weights, out.len())?;
+    let tokens = activations.view.rows();
     if rows == 0 || tokens == 0 {
         return Ok(());
     }
     let out = &mut out[..tokens * rows];
-    let scales = activations.linear_scales();
-    let activations = activations.with_linear_scales(&scales);
+    let scales = activations.view.linear_scales();
+    activations.view = activations.view.with_linear_scales(&scales);
     let scales = weights.each_ref().map(|weights| weights.view.linear_scales());
     let mut matrices = weights;
     for (matrix, scales) in matrices.iter_mut().zip(&scales) {
@@ -167,7 +167,7 @@ pub(super) fn multiply<T: Element, const N: usize>(
 /// A product with linear scales, shared by its tasks.
 struct Product<'a, F, const N: usize> {
     isa: Isa,
-    activations: QuantizedView<'a>,
+    activations: Fp4Rows<'a>,
     matrices: [Fp4Weights<'a>; N],
     combined: F,
 }
@@ -176,9 +176,10 @@ impl<F: Fn([f64; N]) -> f64 + Sync, const N: usize> Product<'_, F, N> {
     /// Multiplies up to [`TASK_TOKENS`] tokens. `out` determines their number.
     fn block<T: Element>(&self, first: usize, out: &mut [T]) {
         let rows = self.matrices[0].view.rows();
-        let (format, tokens) = (self.activations.format(), out.len() / rows);
-        let all_tokens = Rows::of(self.activations).skip(first);
-        let mut x = Fp4Tokens::new(self.activations.cols(), tokens);
+        let view = self.activations.view;
+        let (format, tokens) = (view.format(), out.len() / rows);
+        let all_tokens = Rows::of(view).skip(first);
+        let mut x = Fp4Tokens::new(view.cols(), tokens);
         if self.isa != Isa::Reference {
             let tiles: Vec<_> = x.tiles_mut().collect();
             tiles.into_par_iter().for_each(|tile| self.isa.pack_fp4(format, all_tokens, tile));
@@ -187,7 +188,7 @@ impl<F: Fn([f64; N]) -> f64 + Sync, const N: usize> Product<'_, F, N> {
         let mut by_panel = vec![T::default(); out.len()];
         let panels = by_panel.par_chunks_mut(ROWS * tokens).enumerate();
         panels.for_each_init(Buffers::default, |buffers, (panel, out)| {
-            self.panel(panel * ROWS, all_tokens, &x, out, buffers);
+            self.panel([panel * ROWS, first], all_tokens, &x, out, buffers);
         });
         out.par_chunks_mut(rows).enumerate().for_each(|(token, out)| {
             for (out, panel) in out.chunks_mut(ROWS).zip(by_panel.chunks(ROWS * tokens)) {
@@ -196,17 +197,17 @@ impl<F: Fn([f64; N]) -> f64 + Sync, const N: usize> Product<'_, F, N> {
         });
     }
 
-    /// Multiplies the rows of a panel, by token.
+    /// Multiplies the rows of a panel, by token. The block's first token has number `first_token`.
     fn panel<T: Element>(
         &self,
-        first: usize,
+        [first, first_token]: [usize; 2],
         tokens: Rows<'_>,
         x: &Fp4Tokens,
         out: &mut [T],
         buffers: &mut Buffers,
     ) {
         let count = out.len() / x.tokens();
-        let format = self.activations.format();
+        let format = self.activations.view.format();
         buffers.sums.resize(N * out.len(), 0.0);
         for (matrix, sums) in self.matrices.iter().zip(buffers.sums.chunks_mut(out.len())) {
             let all_rows = Rows::of(matrix.view);
@@ -215,11 +216,15 @@ impl<F: Fn([f64; N]) -> f64 + Sync, const N: usize> Product<'_, F, N> {
             let operands = Operands { format, rows: &rows[..count], tokens, x };
             self.isa.multiply_fp4(&operands, sums, &mut buffers.products);
         }
-        let factors = self.matrices.each_ref().map(|matrix| {
-            let globals = [self.activations, matrix.view].map(|view| view.global_scale());
-            f64::from(fp4_dot::factor(matrix.alpha, globals))
-        });
+        let mut factors = [0.0; N];
         for (i, out) in out.iter_mut().enumerate() {
+            if i % count == 0 {
+                let of_token = self.activations.global_scale(first_token + i / count);
+                factors = self.matrices.each_ref().map(|matrix| {
+                    let globals = [of_token, matrix.view.global_scale()];
+                    f64::from(fp4_dot::factor(matrix.alpha, globals))
+                });
+            }
             let results = std::array::from_fn(|matrix| {
                 let sum = buffers.sums[matrix * (buffers.sums.len() / N) + i];
                 self.matrices[matrix].result(f64::from(sum) * factors[matrix], first + i % count)

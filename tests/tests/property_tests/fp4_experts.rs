@@ -106,6 +106,50 @@ fn results_equal_each_rows_own_product() {
     }
 }
 
+/// A global scale per token, dense and by expert: each row has the bits of its own product.
+#[test]
+fn global_scales_per_token_are_those_of_each_row() {
+    let (cols, rows, chosen) = (96, 7, [2, 0, 0, 5, 1, 2, 1, 0]);
+    let weights: Vec<_> =
+        (0..3).map(|seed| tensor(Format::Nvfp4, rows, cols, Scales::Common, seed)).collect();
+    let matrices: Vec<_> = weights.iter().map(|weights| Fp4Weights::from(weights).alpha(0.75)).collect();
+    // More tokens than one task has.
+    let x = tensor(Format::Nvfp4, 300, cols, Scales::Common, 8);
+    let scales: Vec<f32> = (0..300).map(|token| 1.0 / (1 + token) as f32).collect();
+    let own = |token: usize| row(&x, token, Some(GlobalScale::Multiplier(scales[token])));
+    for layout in [ScaleLayout::Linear, ScaleLayout::Swizzled] {
+        let x = x.convert_layout(layout);
+        let x = Fp4Rows::from(&x).token_scales(&scales);
+        let mut found = [0, 1].map(|_| vec![0f32; 300 * rows]);
+        gemm_fp4(x, matrices[0], &mut found[0]).unwrap();
+        gemm_fp4_gated(x, matrices[0], matrices[1], Gate::SILU, &mut found[1]).unwrap();
+        for token in 0..300 {
+            let mut expected = [0, 1].map(|_| vec![0f32; rows]);
+            gemm_fp4(own(token), matrices[0], &mut expected[0]).unwrap();
+            gemm_fp4_gated(own(token), matrices[0], matrices[1], Gate::SILU, &mut expected[1]).unwrap();
+            for (found, expected) in found.iter().zip(&expected) {
+                assert_eq!(found[token * rows..][..rows], expected[..], "token {token}, {layout:?}");
+            }
+        }
+        for order in ORDERS {
+            let mut found = vec![f32::of_bits(UNTOUCHED); chosen.len() * rows];
+            let mut expected = found.clone();
+            gemm_experts_fp4(matrices.iter().copied(), x, &chosen, 2, order, &mut found).unwrap();
+            for [from, to, expert] in places(&chosen, 2, matrices.len(), order) {
+                gemm_fp4(own(from), matrices[expert], &mut expected[to * rows..][..rows]).unwrap();
+            }
+            assert_eq!(found, expected, "{order:?}, {layout:?}");
+        }
+    }
+    let few = Fp4Rows::from(&x).token_scales(&scales[1..]);
+    let error = gemm_fp4(few, matrices[0], &mut vec![0f32; 300 * rows]).unwrap_err();
+    assert!(matches!(error, Error::Length { .. }), "{error}");
+    let mxfp4 = tensor(Format::Mxfp4, 2, cols, Scales::Common, 1);
+    let x = Fp4Rows::from(&mxfp4).token_scales(&scales);
+    let error = gemm_fp4(x, &mxfp4, &mut [0f32; 4]).unwrap_err();
+    assert!(matches!(error, Error::NoGlobalScale { format: Format::Mxfp4 }), "{error}");
+}
+
 /// A batched product: each matrix has the same number of rows.
 #[test]
 fn matrices_of_a_batch_are_experts_of_equal_counts() {
