@@ -4,6 +4,7 @@ use microscale_formats::{Dtype, Gate};
 
 use crate::grid::Divider;
 use crate::launch::{Launch, THREADS};
+use crate::memory::ApplyGlobal;
 
 /// The steps after the global scale: bias, gate, residual, in this order; then the sum is rounded
 /// and stored. All zeros for no steps.
@@ -99,8 +100,8 @@ impl SplitGrid {
     }
 }
 
-/// Parameters of the merge: [`PARTS`] rows of sums in f32 become one row of results. A thread has
-/// one result.
+/// Parameters of the merge: [`PARTS`] rows of sums in f32, or one, become one row of results. A
+/// thread has one result.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct MergeGrid {
@@ -110,6 +111,35 @@ pub struct MergeGrid {
     pub results: Divider,
     /// Results in all.
     pub count: u64,
+    /// Rows of sums per row of results.
+    pub parts: u32,
+    /// 0 if the dtypes of the epilogue's steps are given relative to f32, 1 for bf16.
+    pub bf16: u32,
+    /// Factor of the sums, where tokens have global scales.
+    pub alpha: f32,
+    /// How the global scales of the weights are applied, where tokens have global scales.
+    pub weights: ApplyGlobal,
+}
+
+impl MergeGrid {
+    /// The merge of the parts of `tokens` rows of f32 activations into rows of `results` results.
+    /// There are `rows` rows of weights.
+    pub const fn of_parts(rows: u64, results: u64, tokens: u64) -> Self {
+        let (results, count) = (Divider::new(results), results * tokens);
+        let weights = ApplyGlobal::Absent;
+        Self { rows, results, count, parts: PARTS, bf16: 0, alpha: 1.0, weights }
+    }
+
+    /// One row of sums per row of results, whose tokens have global scales.
+    pub const fn of_tokens(self, alpha: f32, weights: ApplyGlobal) -> Self {
+        Self { parts: 1, bf16: 1, alpha, weights, ..self }
+    }
+
+    /// The dtype that the dtypes of the epilogue's steps are relative to.
+    #[inline(always)]
+    pub const fn multiplied(&self) -> Dtype {
+        if self.bf16 == 0 { Dtype::F32 } else { Dtype::Bf16 }
+    }
 }
 
 /// The launch of both kernels, a thread an element.

@@ -59,8 +59,12 @@ unsafe fn quantize<D: Dtype, O: RowOperation, F: Output>(
     params: &ActivationParams,
 ) {
     #[cfg(microscale_sm90)]
-    if F::BEFORE_PRODUCTS {
-        ptx::start_next_kernel();
+    {
+        if F::BEFORE_PRODUCTS {
+            ptx::start_next_kernel();
+        }
+        // A product whose results are the input may still run.
+        ptx::wait_for_previous_kernel();
     }
     let warp_number = warp::number();
     let (row_in_block, first_piece) = params.warps.divide(warp_number);

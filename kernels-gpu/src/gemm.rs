@@ -21,7 +21,7 @@
 //! | `fp4` | activations in FP4, packed or decoded |
 //! | `fp8_weights` | weights decoded to E4M3, and sums of their products |
 //! | `pack_fp8` | the packing kernel for activations in FP8 |
-//! | [`split_f32`] | activations in f32 as three bf16 terms, and merging their products |
+//! | [`split_f32`] | activations in f32 as three bf16 terms; factors by token |
 //!
 //! Weights are the first operand of the tensor cores. Lanes decode chunks of 32 weights to
 //! registers, as in `gemv_weights`, which changes the order of elements. The packing kernel brings
@@ -74,6 +74,7 @@ use self::mainloop::{fp8, fp8_fast, fp8_shared, wgmma};
 #[cfg(microscale_wgmma)]
 use self::pack_fp8::{Fp8Operand, RowBases, Values};
 use self::params::{Launch, Params};
+use self::split_f32::TokenGlobals;
 use self::tile::declare_tile;
 use crate::dtype::{Bf16, F16};
 #[cfg(any(microscale_block_scale, microscale_tcgen05))]
@@ -196,15 +197,19 @@ pub unsafe extern "ptx-kernel" fn split_f32(
     unsafe { split_f32::split(activations, out, routed, &grid) }
 }
 
-/// Merges the products of the terms.
+/// Merges the products of the terms, or multiplies sums by factors of their tokens.
 ///
 /// # Safety
-/// All pointers are to global memory, on 4 bytes. For the whole launch:
-/// - `sums` has a row for each term of each row of activations. Where `epilogue` has these steps,
-///   `bias` has an f32 per sum of a row and expert, and `residual` one per result. Read-only.
-/// - `out` has room for `grid`'s results in f32, overlaps nothing, and only this kernel uses it.
-/// - `plan` is null, or the experts' plan of the terms, with at most `grid`'s rows. `to` is null,
-///   or lists the row of results of each sorted row. Both are read-only.
+/// All pointers are to global memory, aligned to their elements. For the whole launch:
+/// - `sums` has `grid.parts` rows for each row of activations. Where `epilogue` has these steps,
+///   `bias` has a value per sum of a row and expert, and `residual` one per result, in the dtypes
+///   that it says. Read-only.
+/// - `token_scales` is null, or has a global scale per row of activations, and `weight_globals` a
+///   slot per matrix. Read-only.
+/// - `out` has room for `grid`'s results, overlaps nothing, and only this kernel uses it.
+/// - `plan` is null, or the experts' plan of the rows of sums, with at most `grid`'s rows. `from`
+///   and `to` are null, or list the row of activations and of results of each sorted row. All are
+///   read-only.
 ///
 /// The launch has the shape that `grid` and the ABI give.
 #[unsafe(no_mangle)]
@@ -214,13 +219,16 @@ pub unsafe extern "ptx-kernel" fn merge_f32(
     bias: *const u8,
     residual: *const u8,
     plan: *const Plan,
+    from: *const u32,
     to: *const u32,
+    token_scales: *const f32,
+    weight_globals: *const GlobalSlot,
     grid: MergeGrid,
     epilogue: Epilogue,
 ) {
-    let routed = Routed { plan, from: null(), to };
+    let (routed, globals) = (Routed { plan, from, to }, TokenGlobals { token_scales, weight_globals });
     // SAFETY: the same contract.
-    unsafe { split_f32::merge(sums, Results { out, bias, residual, epilogue }, routed, &grid) }
+    unsafe { split_f32::merge(sums, globals, Results { out, bias, residual, epilogue }, routed, &grid) }
 }
 
 /// Declares the entry points of the kernels that pack FP4 activations, and of the kernels that

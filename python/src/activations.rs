@@ -144,6 +144,12 @@ impl ActivationRecipe {
         }
     }
 
+    /// The recipe of the library.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn of_library(&self) -> microscale::ActivationRecipe {
+        self.0
+    }
+
     fn lengths(
         &self,
         py: Python<'_>,
@@ -175,9 +181,20 @@ struct Arrays {
     f32_scales: Option<Array>,
 }
 
-enum Scale {
+/// A given scale.
+pub(crate) enum Scale {
     Number(f32),
     Array(Array),
+}
+
+impl Scale {
+    /// The array, if it is one.
+    pub(crate) fn array(&self) -> Option<&Array> {
+        match self {
+            Self::Number(_) => None,
+            Self::Array(array) => Some(array),
+        }
+    }
 }
 
 enum Experts {
@@ -232,10 +249,7 @@ impl Objects<'_, '_> {
 impl Arrays {
     /// Arrays that are only read.
     fn inputs(&self) -> Vec<&Array> {
-        let scale = match &self.scale {
-            Some(Scale::Array(array)) => Some(array),
-            _ => None,
-        };
+        let scale = self.scale.as_ref().and_then(Scale::array);
         let lists = match &self.experts {
             None => [None, None],
             Some(Experts::Masked { counts }) => [Some(counts), None],
@@ -328,23 +342,33 @@ impl Arrays {
             require_shape(py, "residual", residual, self.values.dims())?;
             others.push(residual);
         }
-        let outputs = [
-            ("codes", Kind::Bytes, Some(&self.codes)),
-            ("scales", Kind::Bytes, self.scales.as_ref()),
-            ("f32_scales", Kind::F32, self.f32_scales.as_ref()),
-        ];
-        for ((what, kind, output), expected) in outputs.into_iter().zip(lengths) {
-            let found = output.map_or(0, Array::span);
-            if found != expected {
-                return Err(error(py, format!("{what} have {found} elements and must have {expected}")));
-            }
-            if let Some(output) = output {
-                output.require_output(py, kind, &others)?;
-                others.push(output);
-            }
-        }
+        let outputs = [Some(&self.codes), self.scales.as_ref(), self.f32_scales.as_ref()];
+        require_outputs(py, outputs, lengths, &others)?;
         Ok(shape)
     }
+}
+
+/// Checks the lengths and the memory of codes, block scales and f32 scales, which share none with
+/// `others`.
+pub(crate) fn require_outputs(
+    py: Python<'_>,
+    outputs: [Option<&Array>; 3],
+    lengths: [usize; 3],
+    others: &[&Array],
+) -> PyResult<()> {
+    let mut others = others.to_vec();
+    let parts = [("codes", Kind::Bytes), ("scales", Kind::Bytes), ("f32_scales", Kind::F32)];
+    for (((what, kind), output), expected) in parts.into_iter().zip(outputs).zip(lengths) {
+        let found = output.map_or(0, Array::span);
+        if found != expected {
+            return Err(error(py, format!("{what} have {found} elements and must have {expected}")));
+        }
+        if let Some(output) = output {
+            output.require_output(py, kind, &others)?;
+            others.push(output);
+        }
+    }
+    Ok(())
 }
 
 /// Makes sure that an array has a shape.
@@ -451,7 +475,7 @@ fn copy<T: Copy + Default>(from: &[T], to: &mut [T]) {
 }
 
 #[cfg(feature = "cuda")]
-pub(crate) use on_gpu::gpu_quantize_activations;
+pub(crate) use on_gpu::{device_output, device_scale, gpu_quantize_activations};
 
 #[cfg(feature = "cuda")]
 mod on_gpu {
@@ -462,7 +486,7 @@ mod on_gpu {
 
     use super::*;
     use crate::errors::type_error;
-    use crate::gpu::{Work, bytes_mut, indices, view, view_mut};
+    use crate::gpu::{Work, bytes_mut, empty_mut, indices, view, view_mut};
     use crate::interface::array_anywhere;
 
     /// [`quantize_activations`](super::quantize_activations) on a GPU. Enqueues on the stream and
@@ -497,6 +521,33 @@ mod on_gpu {
         }
     }
 
+    /// Codes, block scales and f32 scales in the memory of a GPU. [`require_outputs`] comes first.
+    pub(crate) fn device_output<'a>(
+        codes: &'a mut Array,
+        scales: Option<&'a mut Array>,
+        f32_scales: Option<&'a mut Array>,
+    ) -> DeviceQuantizedActivations<'a> {
+        let address = codes.address();
+        DeviceQuantizedActivations {
+            codes: bytes_mut(codes),
+            scales: scales.map_or_else(|| empty_mut(address), bytes_mut),
+            f32_scales: match f32_scales {
+                Some(scales) => view_mut::<f32>(scales),
+                // SAFETY: the view has no elements.
+                None => unsafe { DeviceViewMut::from_raw_parts(address, 0) },
+            },
+        }
+    }
+
+    /// A given scale for a GPU.
+    pub(crate) fn device_scale(scale: Option<&Scale>) -> DeviceScales<'_> {
+        match scale {
+            None => DeviceScales::None,
+            Some(Scale::Number(number)) => DeviceScales::Host(*number),
+            Some(Scale::Array(scale)) => DeviceScales::Device(view::<f32>(scale)),
+        }
+    }
+
     /// [`gpu_quantize_activations`] for a dtype, after the checks.
     fn enqueue<T: Element>(
         py: Python<'_>,
@@ -508,30 +559,14 @@ mod on_gpu {
         let all = arrays.inputs().into_iter().chain(&arrays.residual).chain([&arrays.codes]);
         let all: Vec<_> = all.chain(&arrays.scales).chain(&arrays.f32_scales).collect();
         let work = Work::with(py, &all, stream)?;
-        let empty = |address: u64| {
-            // SAFETY: the view has no elements.
-            unsafe { DeviceViewMut::<u8>::from_raw_parts(address, 0) }
-        };
-        let (codes_at, recipe) = (arrays.codes.address(), &recipe.0);
-        let out = DeviceQuantizedActivations {
-            codes: bytes_mut(&mut arrays.codes),
-            scales: arrays.scales.as_mut().map_or_else(|| empty(codes_at), bytes_mut),
-            f32_scales: match &mut arrays.f32_scales {
-                Some(scales) => view_mut::<f32>(scales),
-                // SAFETY: the view has no elements.
-                None => unsafe { DeviceViewMut::from_raw_parts(codes_at, 0) },
-            },
-        };
+        let recipe = &recipe.0;
+        let out = device_output(&mut arrays.codes, arrays.scales.as_mut(), arrays.f32_scales.as_mut());
         let input: DeviceActivations<'_, T> = DeviceActivations {
             values: view::<T>(&arrays.values),
             shape,
             residual: arrays.residual.as_mut().map(view_mut::<T>),
             weights: arrays.weight.as_ref().map(view::<T>),
-            scales: match &arrays.scale {
-                None => DeviceScales::None,
-                Some(Scale::Number(number)) => DeviceScales::Host(*number),
-                Some(Scale::Array(scale)) => DeviceScales::Device(view::<f32>(scale)),
-            },
+            scales: device_scale(arrays.scale.as_ref()),
             experts: arrays.experts.as_ref().map(|experts| match experts {
                 Experts::Masked { counts } => DeviceActivationExperts::Masked { counts: indices(counts) },
                 Experts::Sorted { offsets, scale_offsets, scale_rows } => {

@@ -151,7 +151,7 @@ pub(crate) fn linear_experts(
     let mut out = array_of(out, "out")?;
     let gate = gate_of(py, gate)?;
     require_elements(py, &out, chosen_experts.len(), results(py, experts.shape.rows, gate)?)?;
-    let kind = activations.kind(&out);
+    let kind = activations.kind(out.kind());
     if let Some(bias) = &bias {
         require_bias(py, bias, kind, &[experts.count, experts.shape.rows])?;
     }
@@ -198,8 +198,7 @@ pub(crate) fn linear_experts(
 
 #[cfg(feature = "cuda")]
 pub(crate) use on_gpu::{
-    gpu_experts_fp4_workspace_bytes, gpu_experts_fp8_workspace_bytes, gpu_experts_workspace_bytes,
-    gpu_linear_experts,
+    gpu_experts_rounded_workspace_bytes, gpu_experts_workspace_bytes, gpu_linear_experts,
 };
 
 /// On GPUs: the sorting of pairs, followed by their product, in one workspace.
@@ -245,7 +244,7 @@ mod on_gpu {
     #[derive(Clone, Copy)]
     enum Rounded {
         Of(Dtype),
-        Fp4,
+        Fp4 { per_token: bool },
         Fp8,
     }
 
@@ -259,7 +258,7 @@ mod on_gpu {
     ) -> microscale::Result<(usize, usize)> {
         let routing = match activations {
             Rounded::Of(dtype) => work.gpu.experts_workspace_bytes(experts, pairs, dtype)?,
-            Rounded::Fp4 => work.gpu.experts_fp4_workspace_bytes(experts, pairs)?,
+            Rounded::Fp4 { per_token } => work.gpu.experts_fp4_workspace_bytes(experts, pairs, per_token)?,
             Rounded::Fp8 => work.gpu.experts_fp8_workspace_bytes(experts, pairs)?,
         };
         let routing = routing.next_multiple_of(size_of::<u32>());
@@ -292,27 +291,21 @@ mod on_gpu {
     }
 
     /// Bytes of the workspace that [`gpu_linear_experts`] needs for `pairs` pairs of a token and an
-    /// expert, with activations that it rounds to FP8.
+    /// expert, with activations in `fp8`, or in the format of the weights: `fp4`, or `fp4_token`
+    /// with a global scale per row.
     #[pyfunction]
-    pub(crate) fn gpu_experts_fp8_workspace_bytes(
+    pub(crate) fn gpu_experts_rounded_workspace_bytes(
         py: Python<'_>,
         weights: &Bound<'_, PyAny>,
         pairs: usize,
+        rounded: &str,
         stream: usize,
     ) -> PyResult<usize> {
-        workspace_bytes(py, weights, pairs, Rounded::Fp8, stream)
-    }
-
-    /// Bytes of the workspace that [`gpu_linear_experts`] needs for `pairs` pairs of a token and an
-    /// expert, with activations in the format of the weights.
-    #[pyfunction]
-    pub(crate) fn gpu_experts_fp4_workspace_bytes(
-        py: Python<'_>,
-        weights: &Bound<'_, PyAny>,
-        pairs: usize,
-        stream: usize,
-    ) -> PyResult<usize> {
-        workspace_bytes(py, weights, pairs, Rounded::Fp4, stream)
+        let rounded = match rounded {
+            "fp8" => Rounded::Fp8,
+            _ => Rounded::Fp4 { per_token: rounded == "fp4_token" },
+        };
+        workspace_bytes(py, weights, pairs, rounded, stream)
     }
 
     fn workspace_bytes(
@@ -361,7 +354,7 @@ mod on_gpu {
         let pairs = chosen.span();
         let gate = gate_of(py, gate)?;
         require_elements(py, &out, pairs, results(py, experts.shape.rows, gate)?)?;
-        let kind = activations.kind(&out);
+        let kind = activations.kind(out.kind());
         if let Some(bias) = &bias {
             require_bias(py, bias, kind, &[experts.count, experts.shape.rows])?;
         }
@@ -381,7 +374,7 @@ mod on_gpu {
         }
         let of_experts = experts.device_view(py, slots.as_ref())?;
         let of_layout = match (&activations, fp8) {
-            (Activations::Quantized(..), _) => Rounded::Fp4,
+            (Activations::Quantized(..), _) => Rounded::Fp4 { per_token: activations.is_per_token() },
             (Activations::Fp8(_), _) | (Activations::Values(_), Some(_)) => Rounded::Fp8,
             (Activations::Values(_), None) => Rounded::Of(dtype_of(kind == Kind::F32)),
         };
@@ -406,6 +399,7 @@ mod on_gpu {
         let routing_on = |stream: &Arc<CudaStream>| unsafe {
             DeviceRoutingMut::from_raw_parts(stream, count, pairs, lists)
         };
+        let per_token = activations.is_per_token();
         if let Some(x) = activations.on_gpu(py, round_weights)? {
             /// The product for a dtype of biases and one of results.
             macro_rules! multiply {
@@ -420,6 +414,7 @@ mod on_gpu {
                         match x {
                             DeviceInput::Fp4(x) => {
                                 let linear = gpu.linear_experts_fp4::<$T, $O>(of_experts).epilogue(steps);
+                                let linear = if per_token { linear.global_scale_per_token() } else { linear };
                                 linear.plan(pairs)?.run(stream, x, &routing, rows, &mut space, to)
                             }
                             DeviceInput::Fp8 { codes, scales, options } => {

@@ -4,8 +4,8 @@
 
 use half::{bf16, f16};
 use microscale::gpu::{
-    DeviceAmax, DeviceEpilogue, DeviceQuantizeOptions, DeviceReport, DeviceTensorViewMut, DeviceViewMut,
-    Fp8Activations, GemmWorkspaceMut, Gpu,
+    DeviceAmax, DeviceEpilogue, DeviceQuantizeOptions, DeviceReport, DeviceResults, DeviceTensorViewMut,
+    Fp8Activations, GemmWorkspace, GemmWorkspaceMut, Gpu,
 };
 use microscale::{Batch, Dtype, Error, NonFinite, QuantizedShape, ScaleLayout, Words};
 use pyo3::intern;
@@ -18,6 +18,7 @@ use crate::gpu::{Work, bytes_mut, capture, view, view_mut, words, words_mut};
 use crate::inputs::{Activations, DeviceInput};
 use crate::interface::{array_anywhere, new_output};
 use crate::operand::Operand;
+use crate::output::{GivenResults, Output};
 use crate::recipe::{Recipe, word};
 use crate::rounding::Rounding;
 use crate::tensors::{Counts, counts, require_bias, require_elements};
@@ -249,27 +250,20 @@ pub(crate) fn gpu_workspace_bytes(
 }
 
 /// Bytes of the workspace that [`gpu_linear`] needs on a GPU for weights of a shape and activations
-/// that it rounds to FP8; 0 if the GPU has no kernel for them.
+/// in `fp8`, or in their format: `fp4`, or `fp4_token` with a global scale per row. 0 if the GPU
+/// has no kernel for FP8.
 #[pyfunction]
-pub(crate) fn gpu_fp8_workspace_bytes(
+pub(crate) fn gpu_rounded_workspace_bytes(
     py: Python<'_>,
     weights: &Bound<'_, PyAny>,
     tokens: usize,
+    rounded: &str,
     stream: usize,
 ) -> PyResult<usize> {
-    workspace_bytes(py, weights, stream, |gpu, shape| gpu.fp8_workspace_bytes(shape, tokens))
-}
-
-/// Bytes of the workspace that [`gpu_linear`] needs on a GPU for weights of a shape and activations
-/// in their format.
-#[pyfunction]
-pub(crate) fn gpu_fp4_workspace_bytes(
-    py: Python<'_>,
-    weights: &Bound<'_, PyAny>,
-    tokens: usize,
-    stream: usize,
-) -> PyResult<usize> {
-    workspace_bytes(py, weights, stream, |gpu, shape| gpu.fp4_workspace_bytes(shape, tokens))
+    workspace_bytes(py, weights, stream, |gpu, shape| match rounded {
+        "fp8" => gpu.fp8_workspace_bytes(shape, tokens),
+        _ => gpu.fp4_workspace_bytes(shape, tokens, rounded == "fp4_token"),
+    })
 }
 
 /// Bytes of a workspace on the GPU of the weights, for their shape.
@@ -291,16 +285,26 @@ pub(crate) fn gpu_capture(py: Python<'_>, device: usize, stream: usize) -> PyRes
     capture(device, stream).map_err(|why| of_tensors(py, why))
 }
 
-/// Multiplies quantized weights with activations, and adds a bias before the only rounding. The
-/// workspace begins with semaphores, which are zeros.
+/// Bytes of a workspace of `bytes` bytes with room for `[rows, results]` results that are
+/// quantized.
 #[pyfunction]
-#[pyo3(signature = (weights, x, out, bias, workspace, activations, round_weights, gate, stream))]
+pub(crate) fn gpu_bytes_with_results(bytes: usize, rows: usize, results: usize) -> usize {
+    GemmWorkspace::bytes_with_results(bytes, rows, results)
+}
+
+/// Multiplies quantized weights with activations, and adds a bias before the only rounding. The
+/// workspace begins with semaphores, which are zeros. Results are stored to `out`, or `quantized`:
+/// a recipe, the dtype of results before that, a given scale as a number or an array, codes,
+/// block scales and f32 scales.
+#[pyfunction]
+#[pyo3(signature = (weights, x, out, quantized, bias, workspace, activations, round_weights, gate, stream))]
 #[expect(clippy::too_many_arguments, reason = "inputs and outputs of one call in Python")]
 pub(crate) fn gpu_linear(
     py: Python<'_>,
     weights: &Bound<'_, PyAny>,
     x: &Bound<'_, PyAny>,
-    out: &Bound<'_, PyAny>,
+    out: Option<&Bound<'_, PyAny>>,
+    quantized: Option<GivenResults<'_>>,
     bias: Option<&Bound<'_, PyAny>>,
     workspace: Option<&Bound<'_, PyAny>>,
     activations: Option<&str>,
@@ -315,21 +319,23 @@ pub(crate) fn gpu_linear(
     activations.require_exact(py, rounding)?;
     let weights = &weights.get().0;
     let bias = bias.map(|bias| on_stream(bias, "bias", stream)).transpose()?;
-    let mut out = on_stream(out, "out", stream)?;
+    let mut out = Output::find(py, out, quantized, |part, what| on_stream(part, what, stream))?;
     let mut workspace = workspace.map(|space| on_stream(space, "workspace", stream)).transpose()?;
     let tokens = activations.rows(py, weights.shape.cols)?;
     let gate = gate_of(py, gate)?;
-    require_elements(py, &out, tokens, results(py, weights.shape.rows, gate)?)?;
-    let kind = activations.kind(&out);
+    let columns = results(py, weights.shape.rows, gate)?;
+    let kind = activations.kind(out.kind());
     if let Some(bias) = &bias {
         require_bias(py, bias, kind, &[weights.shape.rows])?;
     }
     let arrays: Vec<_> = activations.arrays().into_iter().chain(weights.arrays()).chain(&bias).collect();
-    out.require_output(py, kind, &arrays)?;
+    let arrays: Vec<_> = arrays.into_iter().chain(out.inputs()).collect();
+    out.check(py, [tokens, columns], kind, &arrays)?;
+    let all: Vec<_> = arrays.iter().copied().chain(out.outputs()).collect();
     if let Some(workspace) = &workspace {
-        workspace.require_output(py, Kind::Bytes, &both(&arrays, &[&out]))?;
+        workspace.require_output(py, Kind::Bytes, &all)?;
     }
-    let all: Vec<_> = arrays.iter().copied().chain([&out]).chain(&workspace).collect();
+    let all: Vec<_> = all.into_iter().chain(&workspace).collect();
     let work = Work::with(py, &all, stream)?;
     let from = weights.device_view(py)?;
     let space = match &mut workspace {
@@ -344,22 +350,24 @@ pub(crate) fn gpu_linear(
             space.map_err(|why| of_tensors(py, why))?
         }
     };
+    let (recipe, per_token) = (out.recipe(), activations.is_per_token());
     if let Some(x) = activations.on_gpu(py, round_weights)? {
         /// The product for a dtype of bias and one of results.
         macro_rules! multiply {
             ($T:ty, $O:ty) => {{
                 let bias = bias.as_ref().map(view::<$T>);
                 let steps = DeviceEpilogue { bias, gate, ..DeviceEpilogue::default() };
-                let to: DeviceViewMut<'_, $O> = view_mut(&mut out);
+                let to: DeviceResults<'_, $O> = out.on_gpu();
                 work.enqueue(py, |gpu, stream| match x {
                     DeviceInput::Fp4(x) => {
-                        let plan = gpu.linear_fp4::<$T, $O>(from).epilogue(steps).plan(tokens)?;
-                        plan.run(stream, x, space, to)
+                        let linear = gpu.linear_fp4::<$T, $O>(from).epilogue(steps);
+                        let linear = if per_token { linear.global_scale_per_token() } else { linear };
+                        linear.quantize_results(recipe).plan(tokens)?.run(stream, x, space, to)
                     }
                     DeviceInput::Fp8 { codes, scales, options } => {
                         let linear = gpu.linear_fp8::<$T, $O>(from).epilogue(steps).options(options);
                         let x = Fp8Activations::Quantized { codes, scales };
-                        linear.plan(tokens)?.run(stream, x, space, to)
+                        linear.quantize_results(recipe).plan(tokens)?.run(stream, x, space, to)
                     }
                 })
             }};
@@ -369,7 +377,7 @@ pub(crate) fn gpu_linear(
             Kind::F32 => multiply!(bf16, f32),
             Kind::F16 => multiply!(f16, f16),
             Kind::Bf16 => multiply!(bf16, bf16),
-            Kind::Bytes | Kind::Indices | Kind::Longs => Err(out.no_values()),
+            Kind::Bytes | Kind::Indices | Kind::Longs => Err(out.first().no_values()),
         };
     }
     /// The product for a dtype.
@@ -379,11 +387,15 @@ pub(crate) fn gpu_linear(
             let x = view::<$T>(x);
             let bias = bias.as_ref().map(view::<$T>);
             let steps = DeviceEpilogue { bias, gate, ..DeviceEpilogue::default() };
-            let to: DeviceViewMut<'_, $T> = view_mut(&mut out);
+            let to: DeviceResults<'_, $T> = out.on_gpu();
             work.enqueue(py, |gpu, stream| match fp8 {
-                None => gpu.linear(from).epilogue(steps).plan(tokens)?.run(stream, x, space, to),
+                None => {
+                    let linear = gpu.linear(from).epilogue(steps).quantize_results(recipe);
+                    linear.plan(tokens)?.run(stream, x, space, to)
+                }
                 Some(options) => {
-                    let plan = gpu.linear_fp8(from).epilogue(steps).options(options).plan(tokens)?;
+                    let linear = gpu.linear_fp8(from).epilogue(steps).options(options);
+                    let plan = linear.quantize_results(recipe).plan(tokens)?;
                     plan.run(stream, Fp8Activations::Values(x), space, to)
                 }
             })
@@ -393,7 +405,7 @@ pub(crate) fn gpu_linear(
         Kind::F32 => multiply!(f32),
         Kind::F16 => multiply!(f16),
         Kind::Bf16 => multiply!(bf16),
-        Kind::Bytes | Kind::Indices | Kind::Longs => Err(activations.no_values(&out)),
+        Kind::Bytes | Kind::Indices | Kind::Longs => Err(activations.no_values(out.first())),
     }
 }
 

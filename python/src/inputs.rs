@@ -3,10 +3,11 @@
 use std::borrow::Cow;
 
 #[cfg(feature = "cuda")]
-use microscale::gpu::{DeviceTensorView, DeviceView};
+use microscale::gpu::{DeviceView, Fp4Activations};
 use microscale::{
-    Activation, ExpertRows, Fp8Options, Fp8Rows, QuantizedView, Result, gemm_experts, gemm_experts_fp4,
-    gemm_experts_fp8, gemm_experts_int8, gemm_fp4, gemm_weights, gemm_weights_fp8, gemm_weights_int8,
+    Activation, ExpertRows, Fp4Rows, Fp8Options, Fp8Rows, QuantizedView, Result, gemm_experts,
+    gemm_experts_fp4, gemm_experts_fp8, gemm_experts_int8, gemm_fp4, gemm_weights, gemm_weights_fp8,
+    gemm_weights_int8,
 };
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -26,8 +27,8 @@ const GROUP: usize = microscale::formats::activations::GROUP;
 pub(crate) enum Activations {
     /// Float32, float16 or bfloat16.
     Values(Array),
-    /// A `Quantized`, and its shape.
-    Quantized(Box<Operand>, Vec<usize>),
+    /// A `Quantized`, its shape, and global scales by row, if there are such.
+    Quantized(Box<Operand>, Vec<usize>, Option<Array>),
     /// A `QuantizedActivations` in FP8.
     Fp8(Fp8),
 }
@@ -50,7 +51,7 @@ pub(crate) struct Input<'a, T: Activation> {
 
 #[derive(Clone, Copy)]
 enum QuantizedInput<'a> {
-    Fp4(QuantizedView<'a>),
+    Fp4(Fp4Rows<'a>),
     Fp8 { codes: &'a [u8], scales: &'a [f32], options: Fp8Options },
 }
 
@@ -105,7 +106,7 @@ impl<'a, T: Activation> Input<'a, T> {
 /// Quantized activations in the memory of a GPU.
 #[cfg(feature = "cuda")]
 pub(crate) enum DeviceInput<'a> {
-    Fp4(DeviceTensorView<'a>),
+    Fp4(Fp4Activations<'a>),
     Fp8 { codes: DeviceView<'a, u8>, scales: DeviceView<'a, f32>, options: Fp8Options },
 }
 
@@ -116,6 +117,21 @@ impl Activations {
         array_of: impl Fn(&Bound<'_, PyAny>, &'static str) -> PyResult<Array>,
     ) -> PyResult<Self> {
         let py = object.py();
+        if object.is_instance_of::<PyTuple>() && object.hasattr(intern!(py, "token_scales"))? {
+            let rows = object.getattr(intern!(py, "rows"))?;
+            let shape = rows.getattr(intern!(py, "shape"))?.extract()?;
+            let scales = array_of(&object.getattr(intern!(py, "token_scales"))?, "token_scales")?;
+            scales.require(py, Kind::F32)?;
+            let operand = Operand::by(&rows, array_of)?;
+            let (found, expected) = (scales.span(), operand.shape.rows);
+            if found != expected {
+                return Err(error(
+                    py,
+                    format!("token_scales have {found} elements and must have {expected}"),
+                ));
+            }
+            return Ok(Self::Quantized(operand.into(), shape, Some(scales)));
+        }
         if object.is_instance_of::<PyTuple>() {
             let codes = array_of(&object.getattr(intern!(py, "codes"))?, "codes")?;
             let scales = array_of(&object.getattr(intern!(py, "f32_scales"))?, "f32_scales")?;
@@ -125,14 +141,14 @@ impl Activations {
             return Ok(Self::Values(array_of(object, "activations")?));
         }
         let shape = object.getattr(intern!(py, "shape"))?.extract()?;
-        Ok(Self::Quantized(Operand::by(object, array_of)?.into(), shape))
+        Ok(Self::Quantized(Operand::by(object, array_of)?.into(), shape, None))
     }
 
     /// The shape.
     pub(crate) fn dims(&self) -> &[usize] {
         match self {
             Self::Values(values) => values.dims(),
-            Self::Quantized(_, shape) => shape,
+            Self::Quantized(_, shape, _) => shape,
             Self::Fp8(Fp8 { codes, .. }) => codes.dims(),
         }
     }
@@ -142,15 +158,15 @@ impl Activations {
         match self {
             Self::Values(values) | Self::Fp8(Fp8 { codes: values, .. }) => activation_rows(py, values, cols),
             // The product checks the columns.
-            Self::Quantized(operand, _) => Ok(operand.shape.rows),
+            Self::Quantized(operand, ..) => Ok(operand.shape.rows),
         }
     }
 
     /// The kind of the results, which values and results share.
-    pub(crate) fn kind(&self, out: &Array) -> Kind {
+    pub(crate) fn kind(&self, out: Kind) -> Kind {
         match self {
             Self::Values(values) => values.kind(),
-            Self::Quantized(..) | Self::Fp8(_) => out.kind(),
+            Self::Quantized(..) | Self::Fp8(_) => out,
         }
     }
 
@@ -163,7 +179,12 @@ impl Activations {
     ) -> PyResult<Input<'_, T>> {
         let (values, quantized) = match self {
             Self::Values(values) => (values.values::<T>(), None),
-            Self::Quantized(operand, _) => (&[][..], Some(QuantizedInput::Fp4(operand.view(py)?))),
+            Self::Quantized(operand, _, scales) => {
+                let rows = Fp4Rows::from(operand.view(py)?);
+                let scales = scales.as_ref().map(Array::values::<f32>);
+                let rows = scales.map_or(rows, |scales| rows.token_scales(scales));
+                (&[][..], Some(QuantizedInput::Fp4(rows)))
+            }
             Self::Fp8(Fp8 { codes, scales, per_group }) => {
                 let options = Fp8Options { per_group: *per_group, round_weights };
                 let (codes, scales) = (codes.bytes(py)?, scales.values::<f32>());
@@ -178,13 +199,23 @@ impl Activations {
     pub(crate) fn on_gpu(&self, py: Python<'_>, round_weights: bool) -> PyResult<Option<DeviceInput<'_>>> {
         Ok(match self {
             Self::Values(_) => None,
-            Self::Quantized(operand, _) => Some(DeviceInput::Fp4(operand.device_view(py)?)),
+            Self::Quantized(operand, _, scales) => {
+                let rows = Fp4Activations::from(operand.device_view(py)?);
+                let scales = scales.as_ref().map(gpu::view::<f32>);
+                Some(DeviceInput::Fp4(scales.map_or(rows, |scales| rows.token_scales(scales))))
+            }
             Self::Fp8(Fp8 { codes, scales, per_group }) => Some(DeviceInput::Fp8 {
                 codes: gpu::bytes(py, codes)?,
                 scales: gpu::view::<f32>(scales),
                 options: Fp8Options { per_group: *per_group, round_weights },
             }),
         })
+    }
+
+    /// Whether rows have a global scale each.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn is_per_token(&self) -> bool {
+        matches!(self, Self::Quantized(_, _, Some(_)))
     }
 
     /// The error for results, or activations, that are not numbers.
@@ -199,7 +230,7 @@ impl Activations {
     pub(crate) fn arrays(&self) -> Vec<&Array> {
         match self {
             Self::Values(values) => vec![values],
-            Self::Quantized(operand, _) => operand.arrays().collect(),
+            Self::Quantized(operand, _, scales) => operand.arrays().chain(scales).collect(),
             Self::Fp8(Fp8 { codes, scales, .. }) => vec![codes, scales],
         }
     }

@@ -9,7 +9,7 @@
 //! | `array`, `kind`, `memory` | the elements of another library's array: address, type and owner, and permitted uses |
 //! | `interface`, `dlpack` | finding them |
 //! | `recipe`, `rounding`, `gate` | choices from words |
-//! | `operand`, `inputs` | a quantized matrix in arrays; the activations of a product |
+//! | `operand`, `inputs`, `output` | a quantized matrix; activations and results of a product |
 //! | `tensors`, `gpu_tensors`, `activations`, `kv`, `experts` | the functions of arrays |
 //! | `checkpoints`, `models` | the functions of checkpoints |
 //! | `gpu` | GPUs, and work on other libraries' streams |
@@ -35,6 +35,8 @@ mod kv;
 mod memory;
 mod models;
 mod operand;
+#[cfg(feature = "cuda")]
+mod output;
 mod recipe;
 mod rounding;
 mod tensors;
@@ -90,17 +92,16 @@ fn _microscale(module: &Bound<'_, PyModule>) -> PyResult<()> {
 fn add_gpu_functions(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(gpu_tensors::gpu_amax, module)?)?;
     module.add_function(wrap_pyfunction!(gpu_tensors::gpu_capture, module)?)?;
+    module.add_function(wrap_pyfunction!(gpu_tensors::gpu_bytes_with_results, module)?)?;
     module.add_function(wrap_pyfunction!(gpu_tensors::gpu_dequantize, module)?)?;
     module.add_function(wrap_pyfunction!(gpu_tensors::gpu_gemv, module)?)?;
     module.add_function(wrap_pyfunction!(gpu_tensors::gpu_linear, module)?)?;
     module.add_function(wrap_pyfunction!(gpu_tensors::gpu_quantize, module)?)?;
     module.add_function(wrap_pyfunction!(gpu_tensors::gpu_scales_in, module)?)?;
     module.add_function(wrap_pyfunction!(gpu_tensors::gpu_workspace_bytes, module)?)?;
-    module.add_function(wrap_pyfunction!(gpu_tensors::gpu_fp4_workspace_bytes, module)?)?;
-    module.add_function(wrap_pyfunction!(gpu_tensors::gpu_fp8_workspace_bytes, module)?)?;
+    module.add_function(wrap_pyfunction!(gpu_tensors::gpu_rounded_workspace_bytes, module)?)?;
     module.add_function(wrap_pyfunction!(experts::gpu_experts_workspace_bytes, module)?)?;
-    module.add_function(wrap_pyfunction!(experts::gpu_experts_fp4_workspace_bytes, module)?)?;
-    module.add_function(wrap_pyfunction!(experts::gpu_experts_fp8_workspace_bytes, module)?)?;
+    module.add_function(wrap_pyfunction!(experts::gpu_experts_rounded_workspace_bytes, module)?)?;
     module.add_function(wrap_pyfunction!(experts::gpu_linear_experts, module)?)?;
     module.add_function(wrap_pyfunction!(activations::gpu_quantize_activations, module)?)?;
     module.add_function(wrap_pyfunction!(kv::gpu_append_kv, module)?)?;

@@ -233,7 +233,7 @@ pub(crate) fn linear(
     let mut out = array_of(out, "out")?;
     let gate = gate_of(py, gate)?;
     require_elements(py, &out, tokens, results(py, view.rows(), gate)?)?;
-    let kind = activations.kind(&out);
+    let kind = activations.kind(out.kind());
     let bias = bias.map(|bias| array_of(bias, "bias")).transpose()?;
     if let Some(bias) = &bias {
         require_bias(py, bias, kind, &[view.rows()])?;

@@ -64,6 +64,31 @@ def test_quantized_activations_are_multiplied_as_they_are(rng, format):
     np.testing.assert_array_equal(out, expected)
 
 
+def test_rows_may_have_a_global_scale_each(rng):
+    weights = microscale.quantize(rng.standard_normal((24, 160), "f4"), "nvfp4")
+    experts = microscale.quantize_experts(rng.standard_normal((5, 24, 160), "f4"), "nvfp4")
+    x = rng.standard_normal((2, 3, 160), "f4") * np.array([1e-3, 1, 50], "f4")[:, None]
+    codes, scales, token_scales = microscale.quantize_activations(x, "nvfp4", scale="token")
+    quantized = microscale.Quantized(codes, scales, format="nvfp4")
+    y = microscale.linear(quantized, weights, token_scales=token_scales)
+    chosen = rng.integers(0, 5, (6, 2), "int32")
+    rows = microscale.Quantized(codes.reshape(6, -1), scales.reshape(6, -1), format="nvfp4")
+    of_experts = microscale.linear_experts(rows, experts, chosen, token_scales=token_scales.reshape(6, 1))
+    for i, place in enumerate(np.ndindex(2, 3)):
+        scale = GlobalScale(float(token_scales[place][0]), "multiplier")
+        row = microscale.Quantized(codes[place][None], scales[place][None], format="nvfp4", global_scale=scale)
+        np.testing.assert_array_equal(microscale.linear(row, weights)[0], y[place])
+        for j, expert in enumerate(chosen[i]):
+            np.testing.assert_array_equal(microscale.linear(row, experts[expert])[0], of_experts[i, j])
+    with pytest.raises(microscale.Error, match="must have 6"):
+        microscale.linear(quantized, weights, token_scales=token_scales[:1])
+    with pytest.raises(microscale.Error, match="token_scales"):
+        microscale.linear(x, weights, token_scales=token_scales)
+    mxfp4 = microscale.quantize(x)
+    with pytest.raises(microscale.Error, match="global scale"):
+        microscale.linear(mxfp4, microscale.quantize(rng.standard_normal((24, 160), "f4")), token_scales=token_scales)
+
+
 @pytest.mark.parametrize("format", FORMATS)
 def test_experts_have_the_results_of_their_own_products(rng, format):
     weights = microscale.quantize_experts(rng.standard_normal((5, 24, 192), "f4"), format)

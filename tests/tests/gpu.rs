@@ -42,10 +42,12 @@ mod gpu_tests {
     pub(crate) mod gemv;
     pub(crate) mod gemv_weights;
     pub(crate) mod gptq;
+    pub(crate) mod groups;
     pub(crate) mod kv;
     pub(crate) mod layout;
     pub(crate) mod plans;
     pub(crate) mod quantize;
+    pub(crate) mod quantized_results;
     pub(crate) mod raw;
     pub(crate) mod search;
     pub(crate) mod support;
@@ -57,8 +59,8 @@ use std::sync::Arc;
 use gpu_tests::allocations::Counting;
 use gpu_tests::{
     activations, amax, dequantize, device_buffers, empty, errors, executor, expert_views, foreign_memory,
-    gemm_experts, gemm_fp4, gemm_fp8, gemm_weights, gemv, gemv_weights, gptq, kv, layout, plans, quantize,
-    search,
+    gemm_experts, gemm_fp4, gemm_fp8, gemm_weights, gemv, gemv_weights, gptq, groups, kv, layout, plans,
+    quantize, quantized_results, search,
 };
 use libtest_mimic::{Arguments, Failed, Trial};
 use microscale::gpu::{Gpu, devices};
@@ -148,6 +150,14 @@ const TESTS: &[Test] = &[
     ("gemm_weights_is_near_the_cpus_on_layers_of_models", gemm_weights::is_near_the_cpus_on_layers_of_models),
     ("gemm_fp4_is_near_the_exact_sum", gemm_fp4::is_near_the_exact_sum),
     ("gemm_fp4_has_the_cpus_bits_with_block_scales", gemm_fp4::has_the_cpus_bits_with_block_scales),
+    (
+        "groups_of_values_have_the_results_of_their_own_plans",
+        groups::of_values_have_the_results_of_their_own_plans,
+    ),
+    ("groups_of_fp4_have_the_results_of_their_own_plans", groups::of_fp4_have_the_results_of_their_own_plans),
+    ("groups_of_fp8_have_the_results_of_their_own_plans", groups::of_fp8_have_the_results_of_their_own_plans),
+    ("groups_are_enqueued_without_allocating", groups::are_enqueued_without_allocating),
+    ("gemm_fp4_takes_global_scales_per_token", gemm_fp4::takes_global_scales_per_token),
     ("gemm_fp4_experts_are_near_the_cpus", gemm_fp4::experts_are_near_the_cpus),
     ("gemm_fp8_equals_its_definition", gemm_fp8::equals_its_definition),
     ("gemm_fp8_fast_accumulation_equals_its_definition", gemm_fp8::fast_accumulation_equals_its_definition),
@@ -157,6 +167,27 @@ const TESTS: &[Test] = &[
         "gemm_fp8_experts_are_refused_where_they_do_not_fit",
         gemm_fp8::experts_are_refused_where_they_do_not_fit,
     ),
+    (
+        "quantized_results_of_values_have_the_bytes_of_two_calls",
+        quantized_results::of_values_have_the_bytes_of_two_calls,
+    ),
+    (
+        "quantized_results_of_fp4_have_the_bytes_of_two_calls",
+        quantized_results::of_fp4_have_the_bytes_of_two_calls,
+    ),
+    (
+        "quantized_results_of_fp8_have_the_bytes_of_two_calls",
+        quantized_results::of_fp8_have_the_bytes_of_two_calls,
+    ),
+    (
+        "quantized_results_of_experts_have_the_bytes_of_two_calls",
+        quantized_results::of_experts_have_the_bytes_of_two_calls,
+    ),
+    (
+        "quantized_results_are_refused_where_they_do_not_fit",
+        quantized_results::are_refused_where_they_do_not_fit,
+    ),
+    ("quantized_results_are_enqueued_without_allocating", quantized_results::are_enqueued_without_allocating),
     ("gemm_fp4_refuses_operands_that_do_not_match", gemm_fp4::refuses_operands_that_do_not_match),
     ("products_of_empty_operands_give_bias_and_residual", empty::gives_bias_and_residual),
     ("gemm_weights_of_devices_is_the_same", gemm_weights::of_devices_is_the_same),

@@ -20,7 +20,9 @@ mod layout;
 mod parts;
 mod quantize;
 
-pub(in crate::gpu) use activations::{least_tensor_scale, quantize_activations, quantize_rows_fp8};
+pub(in crate::gpu) use activations::{
+    kernel_of as activation_quantizer, least_tensor_scale, quantize_activations, quantize_rows_fp8,
+};
 pub(in crate::gpu) use amax::{amax, plan};
 pub(in crate::gpu) use dequantize::{dequantize, dequantizer};
 pub(in crate::gpu) use errors::{error_parts, errors};
@@ -32,5 +34,5 @@ pub(in crate::gpu) use gemv::gemv;
 pub(in crate::gpu) use gptq::{GptqLauncher, GptqTarget, PassRows};
 pub(in crate::gpu) use kv::{append_kv, gather_kv};
 pub(in crate::gpu) use layout::convert_scales;
-pub(in crate::gpu) use parts::{merge, split};
+pub(in crate::gpu) use parts::{TokenGlobals, merge, split};
 pub(in crate::gpu) use quantize::{quantize, quantizer};

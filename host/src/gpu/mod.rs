@@ -47,10 +47,12 @@ pub use memory::view::{DeviceView, DeviceViewMut};
 pub use memory::workspace::{GemmWorkspace, GemmWorkspaceMut};
 pub use microscale_kernels_abi::{Family, GemmConfig, KernelId};
 pub use ops::epilogue::DeviceEpilogue;
+pub use ops::groups::GroupsPlan;
 pub use ops::linear::{ExpertsPlan, Fp4, Fp8, Linear, LinearExperts, Plan, Values};
 pub use ops::linear_activations::{Fp4Activations, Fp8Activations};
 pub(crate) use ops::loaded::{LoadedOnGpu, QuantizedOnGpu};
 pub use ops::quantize_options::DeviceQuantizeOptions;
+pub use ops::results::{DeviceResults, QuantizedResults};
 pub use runtime::device::{GpuInfo, device_count, devices, primary_context};
 #[doc(hidden)]
 pub use runtime::driver::{Relaxed, doing};

@@ -34,8 +34,9 @@ pub(super) trait Output {
     const PER_TOKEN: bool;
     /// Whether all rows may share a scale from their amax.
     const PER_TENSOR: bool = false;
-    /// Whether products quantize their activations to this. The next kernel may then start at once,
-    /// because this one starts when all earlier work has ended.
+    /// Whether products quantize their activations to this. The next kernel may then start at once:
+    /// it relies on earlier work only after it has waited for this kernel, or if this one started
+    /// when all earlier work had ended.
     #[cfg(microscale_sm90)]
     const BEFORE_PRODUCTS: bool = false;
 

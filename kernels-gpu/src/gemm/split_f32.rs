@@ -1,8 +1,11 @@
 //! Activations in f32: each is split into three bf16 terms of eight bits each. The GEMM multiplies
 //! each term as a token of its own, and a last kernel merges the three products.
+//!
+//! The last kernel also multiplies sums by a factor per token, where activations in NVFP4 have a
+//! global scale each.
 
-use microscale_formats::Dtype;
-use microscale_kernels_abi::Epilogue;
+use microscale_formats::{GlobalScale, fp4_dot};
+use microscale_kernels_abi::{Epilogue, GlobalSlot};
 use microscale_kernels_abi::epilogue::{MergeGrid, PARTS, SplitGrid};
 use microscale_kernels_abi::launch::THREADS;
 
@@ -44,9 +47,9 @@ fn thread() -> u64 {
 /// # Safety
 /// The kernel's contract.
 #[inline(always)]
-unsafe fn exists(routed: &Routed, row: u64) -> bool {
+unsafe fn exists(routed: &Routed, row: u64, parts: u32) -> bool {
     // SAFETY: the plan is not null when it is read, and is the one of the launch.
-    routed.plan.is_null() || row * u64::from(PARTS) < u64::from(unsafe { routed.sorted_rows() })
+    routed.plan.is_null() || row * u64::from(parts) < u64::from(unsafe { routed.sorted_rows() })
 }
 
 /// Splits four activations. The terms of a row are consecutive rows. Sorted rows stay sorted.
@@ -61,7 +64,7 @@ pub(super) unsafe fn split(activations: *const f32, out: *mut u16, routed: Route
     }
     let (row, four) = grid.fours.divide(number);
     // SAFETY: the kernel's contract.
-    if !unsafe { exists(&routed, row) } {
+    if !unsafe { exists(&routed, row, PARTS) } {
         return;
     }
     // SAFETY: the row exists, and `from` lists it.
@@ -92,42 +95,83 @@ pub(super) unsafe fn split(activations: *const f32, out: *mut u16, routed: Route
     }
 }
 
+/// The global scales of activations by token, if they have such, and of each matrix of weights:
+/// addresses in global memory.
+#[derive(Clone, Copy)]
+pub(super) struct TokenGlobals {
+    pub(super) token_scales: *const f32,
+    pub(super) weight_globals: *const GlobalSlot,
+}
+
+impl TokenGlobals {
+    /// The factor of the sums of a sorted row, by the weights of an expert; 1 without global scales
+    /// by token.
+    ///
+    /// # Safety
+    /// The contract of `merge_f32`. Row and expert exist.
+    #[inline(always)]
+    unsafe fn factor(&self, routed: &Routed, row: u64, expert: u64, grid: &MergeGrid) -> f64 {
+        if self.token_scales.is_null() {
+            return 1.0;
+        }
+        // SAFETY: `from` lists the row, `token_scales` has a scale per row of activations, and
+        // `weight_globals` a slot per expert.
+        let [token, weights] = unsafe {
+            let from = Routed::listed(routed.from, row as u32);
+            let token = *self.token_scales.wrapping_add(from as usize);
+            [token, (*self.weight_globals.wrapping_add(expert as usize)).scale]
+        };
+        let globals = [Some(GlobalScale::Multiplier(token)), grid.weights.global_scale(weights)];
+        f64::from(fp4_dot::factor(grid.alpha, globals))
+    }
+}
+
 /// Adds up the products of a result's terms, and stores the result.
 ///
 /// # Safety
 /// The contract of `merge_f32`.
 #[inline(always)]
-pub(super) unsafe fn merge(sums: *const f32, results: Results, routed: Routed, grid: &MergeGrid) {
+pub(super) unsafe fn merge(
+    sums: *const f32,
+    globals: TokenGlobals,
+    results: Results,
+    routed: Routed,
+    grid: &MergeGrid,
+) {
     let number = thread();
     if number >= grid.count {
         return;
     }
     let (token, result) = grid.results.divide(number);
     // SAFETY: the kernel's contract.
-    if !unsafe { exists(&routed, token) } {
+    if !unsafe { exists(&routed, token, grid.parts) } {
         return;
     }
     // SAFETY: the row exists, and `to` lists it.
     let result_row = u64::from(unsafe { Routed::listed(routed.to, token as u32) });
-    let expert = if results.epilogue.has(Epilogue::BIAS) {
+    let expert = if results.epilogue.has(Epilogue::BIAS) || !globals.token_scales.is_null() {
         // SAFETY: the sorted rows of its terms exist.
-        u64::from(unsafe { routed.expert_of(token as u32 * PARTS) })
+        u64::from(unsafe { routed.expert_of(token as u32 * grid.parts) })
     } else {
         0
     };
-    let bias = results.bias.wrapping_add((expert * grid.rows * size_of::<f32>() as u64) as usize);
+    // SAFETY: the row and its expert exist.
+    let factor = unsafe { globals.factor(&routed, token, expert, grid) };
+    let multiplied = grid.multiplied();
+    let bias_bytes = results.epilogue.bias_dtype(multiplied).bytes() as u64;
+    let bias = results.bias.wrapping_add((expert * grid.rows * bias_bytes) as usize);
     let results = Results { bias, ..results };
     let gated = grid.results.divisor != grid.rows;
     let row = if gated { 2 * result } else { result };
     let sum_of = |row: u64| {
         let mut sum = 0.0;
-        for i in 0..u64::from(PARTS) {
-            let from = (token * u64::from(PARTS) + i) * grid.rows + row;
+        for i in 0..u64::from(grid.parts) {
+            let from = (token * u64::from(grid.parts) + i) * grid.rows + row;
             // SAFETY: `sums` has a row for each term of each token.
             sum += f64::from(unsafe { *sums.wrapping_add(from as usize) });
         }
-        sum
+        sum * factor
     };
     // SAFETY: the result exists, and no other thread stores it.
-    unsafe { results.store(Dtype::F32, [result_row, row, grid.rows], sum_of(row), || sum_of(row + 1)) }
+    unsafe { results.store(multiplied, [result_row, row, grid.rows], sum_of(row), || sum_of(row + 1)) }
 }

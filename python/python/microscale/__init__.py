@@ -12,12 +12,12 @@ for PyTorch, and :mod:`microscale.ops` its operators for activations.
 """
 
 from microscale import checkpoint
-from microscale._activations import QuantizedActivations, quantize_activations
+from microscale._activations import QuantizedActivations, ResultFormat, quantize_activations
 from microscale._errors import CheckpointError, Error, NonFiniteError
 from microscale._experts import Experts, experts_workspace, linear_experts, quantize_experts
 from microscale._figures import Amax, DeviceAmax, Loss, Report
 from microscale._microscale import __version__
-from microscale._products import gemv, linear, workspace
+from microscale._products import gemv, linear, linear_groups, workspace
 from microscale._tensors import Quantized, amax, compare, dequantize, quantize, swizzle
 from microscale._types import GlobalScale
 
@@ -33,6 +33,7 @@ __all__ = [
     "Quantized",
     "QuantizedActivations",
     "Report",
+    "ResultFormat",
     "__version__",
     "amax",
     "checkpoint",
@@ -42,6 +43,7 @@ __all__ = [
     "gemv",
     "linear",
     "linear_experts",
+    "linear_groups",
     "quantize",
     "quantize_activations",
     "quantize_experts",

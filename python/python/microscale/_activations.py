@@ -42,6 +42,26 @@ class QuantizedActivations(NamedTuple):
     `[..., ceil(K / 128)]` for `group128`. None otherwise."""
 
 
+class ResultFormat(NamedTuple):
+    """How :func:`linear` and :func:`linear_experts` quantize their results, for the next layer.
+
+    The fields are arguments of :func:`quantize_activations`, which gives the same bytes for
+    unquantized results.
+    """
+
+    format: ActivationFormat = "nvfp4"
+    """`fp8`, `mxfp8`, `mxfp4` or `nvfp4`."""
+    scale: float | ArrayLike | GlobalScale | Literal["token", "group128"] | None = None
+    """For NVFP4 a :class:`GlobalScale` or `token`; for FP8 a number, float32 `[1]`, `token` or
+    `group128`. By default `token`."""
+    scale_rule: ScaleRule | None = None
+    """The rule of MX formats."""
+    power_of_two: bool = False
+    """Rounds the scales of `group128` up to powers of two."""
+    layout: ActivationLayout = "linear"
+    """The layout of block scales: `linear`, or tiles of `128x4` or `8x4`."""
+
+
 @lru_cache(maxsize=256)
 def _recipe(
     format: str,
@@ -189,22 +209,12 @@ def quantize_activations(
         weight = _arrays.values(weight, "weight")
     if residual is not None:
         residual = _arrays.output(residual, "residual")
-    if out is None:
-        codes = _arrays.empty(x, (*shape[:-1], code_bytes), "uint8")
-        scales = _arrays.empty(x, scales_shape, "uint8") if format != "fp8" else None
-        f32_scales = _arrays.empty(x, f32_shape, "float32") if f32_per_row else None
-    else:
-        if len(out) != 3:
-            raise Error(f"out has {len(out)} parts; pass codes, scales and f32_scales, and None for absent ones")
-        codes, scales, f32_scales = (
-            None if part is None else _arrays.readable(_arrays.output(part, name), name)
-            for part, name in zip(out, QuantizedActivations._fields)
-        )
-        _require_shapes(
-            ("out.codes", codes, (*shape[:-1], code_bytes)),
-            ("out.scales", scales, scales_shape if format != "fp8" else None),
-            ("out.f32_scales", f32_scales, f32_shape if f32_per_row else None),
-        )
+    shapes = (
+        (*shape[:-1], code_bytes),
+        scales_shape if format != "fp8" else None,
+        f32_shape if f32_per_row else None,
+    )
+    codes, scales, f32_scales = _outputs(x, shapes, out)
     arguments = values, recipe, residual, weight, number, scale_array, experts, codes, scales, f32_scales
     try:
         if there:
@@ -218,6 +228,52 @@ def quantize_activations(
         if out is not None:
             _arrays.changed(*(part for part in out if part is not None))
     return QuantizedActivations(codes, scales, f32_scales) if out is None else QuantizedActivations(*out)
+
+
+def _outputs(like: Array, shapes: tuple[tuple[int, ...] | None, ...], out: Any) -> tuple[Array, Array, Array]:
+    """Returns codes, block scales and float32 scales of these shapes: `out`, or new arrays in the
+    library of `like`. Parts without a shape are None."""
+    if out is None:
+        codes, scales, f32_scales = (
+            None if shape is None else _arrays.empty(like, shape, dtype)
+            for shape, dtype in zip(shapes, ("uint8", "uint8", "float32"))
+        )
+        return codes, scales, f32_scales
+    if len(out) != 3:
+        raise Error(f"out has {len(out)} parts; pass codes, scales and f32_scales, and None for absent ones")
+    codes, scales, f32_scales = (
+        None if part is None else _arrays.readable(_arrays.output(part, name), name)
+        for part, name in zip(out, QuantizedActivations._fields)
+    )
+    found = zip(QuantizedActivations._fields, (codes, scales, f32_scales), shapes)
+    _require_shapes(*((f"out.{name}", part, shape) for name, part, shape in found))
+    return codes, scales, f32_scales
+
+
+def result_format(given: ResultFormat | str | None) -> ResultFormat | None:
+    """Returns the format of results for an argument, which may be its word."""
+    if given is None or isinstance(given, ResultFormat):
+        return given
+    return ResultFormat(given)  # type: ignore[arg-type]
+
+
+def results_on_gpu(
+    like: Array, shape: tuple[int, ...], dtype: str, results: ResultFormat, out: Any
+) -> tuple[_microscale.ActivationRecipe, str, float | None, Array, Array, Array, Array]:
+    """Returns the arguments of the extension module for results of a shape and a dtype that are
+    quantized on a GPU. The last three are codes, block scales and float32 scales."""
+    format, scale, scale_rule, power_of_two, layout = results
+    source, value = _given(scale, format)
+    recipe = _recipe(format, "none", "llama", 1e-6, source, scale_rule, bool(power_of_two), layout)
+    _, code_bytes, scale_bytes, f32_per_row, tile = recipe.parts(shape[-1])
+    rows = shape[:-1] if layout == "linear" else (padded(prod(shape[:-1]), tile),)
+    shapes = (
+        (*shape[:-1], code_bytes),
+        (*rows, scale_bytes) if format != "fp8" else None,
+        (*shape[:-1], f32_per_row) if f32_per_row else None,
+    )
+    number, scale_array = _scale_of(value, like, True, None)
+    return recipe, dtype, number, scale_array, *_outputs(like, shapes, out)
 
 
 def _experts(

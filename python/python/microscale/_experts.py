@@ -9,10 +9,11 @@ from math import prod
 from typing import TYPE_CHECKING, Any, cast
 
 from microscale import _arrays, _gpu, _microscale, _tensors
-from microscale._activations import QuantizedActivations
+from microscale._activations import QuantizedActivations, ResultFormat, quantize_activations, result_format
 from microscale._errors import Error
 from microscale._products import operand_of, results_of
 from microscale._types import (
+    ActivationFormat,
     Array,
     ArrayLike,
     Direction,
@@ -222,6 +223,8 @@ def linear_experts(
     input_global_scale: GlobalScale | None = None,
     gate: Gate | None = None,
     dtype: DtypeLike | None = None,
+    token_scales: ArrayLike | None = None,
+    quantize_results: ResultFormat | ActivationFormat | None = None,
 ) -> Array:
     """Multiplies each token with the weights of its experts, as a linear layer of a mixture does.
 
@@ -248,17 +251,35 @@ def linear_experts(
         input_global_scale: as for :func:`linear`, one for all experts.
         gate: as for :func:`linear`.
         dtype: as for :func:`linear`.
+        token_scales: as for :func:`linear`.
+        quantize_results: as for :func:`linear`, in a call of its own after the product.
 
     Returns:
         `out`, or an array `[tokens, k, M]`, with zeros for pairs that are left out; `[tokens, k,
-        M / 2]` after a gate.
+        M / 2]` after a gate. :class:`QuantizedActivations` of that with `quantize_results`.
 
     Raises:
         Error: for shapes and formats that do not match, and for NVFP4 weights with FP8
             `activations` unless `round_weights` is set. On a GPU, FP8 also needs experts of whole words of scales.
         NotImplementedError: on a GPU without FP8 products.
     """
-    operand = operand_of(x, weights.format, activations, round_weights, input_global_scale, dtype)
+    if (results := result_format(quantize_results)) is not None:
+        products = linear_experts(
+            x,
+            weights,
+            experts,
+            bias=bias,
+            workspace=workspace,
+            activations=activations,
+            round_weights=round_weights,
+            input_global_scale=input_global_scale,
+            gate=gate,
+            dtype=dtype,
+            token_scales=token_scales,
+        )
+        format, *options = results
+        return quantize_activations(products, format, out=out, **dict(zip(ResultFormat._fields[1:], options)))
+    operand = operand_of(x, weights.format, activations, round_weights, input_global_scale, dtype, token_scales)
     experts = _indices(experts, weights.shape[0])
     chosen = _arrays.shape_of(experts)
     pairs = prod(chosen)
@@ -326,15 +347,21 @@ def _no_numbers(experts: Array) -> TypeError:
 
 
 def experts_workspace(
-    weights: Experts, pairs: int, dtype: DtypeLike = "bfloat16", activations: RoundedActivations | None = None
+    weights: Experts,
+    pairs: int,
+    dtype: DtypeLike = "bfloat16",
+    activations: RoundedActivations | None = None,
+    *,
+    token_scales: bool = False,
 ) -> Array:
     """Allocates the workspace of :func:`linear_experts` on a GPU, for up to `pairs` pairs of a
-    token and an expert and activations of a dtype, or rounded as `activations` says. :func:`workspace` says how to
-    use it."""
+    token and an expert and activations of a dtype, or rounded as `activations` says. With
+    `token_scales` it serves activations in 4 bits with a global scale per row. :func:`workspace`
+    says how to use it."""
     if not _gpu.holds(weights.codes):
         raise Error("weights are in the memory of the CPU, where products need no workspace")
     _gpu.require()
     wide = _arrays.value_dtype(dtype) == "float32"
-    rounded = _gpu.rounded_to(activations)
+    rounded = "fp4_token" if token_scales else _gpu.rounded_to(activations)
     needed = _gpu.experts_workspace_bytes(weights, pairs, _gpu.stream(weights.codes), wide, rounded)
     return _gpu.new_workspace(weights.codes, needed)

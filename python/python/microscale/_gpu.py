@@ -155,10 +155,10 @@ def rounded_to(activations: str | None) -> str | None:
 
 def workspace_bytes(weights: Array, tokens: int, stream: int, wide: bool = False, rounded: str | None = None) -> int:
     """Bytes of a workspace for weights and `tokens` rows of activations, `wide` ones in float32, or
-    `rounded` to `fp8` or `fp4`; 0 for products without a workspace."""
+    `rounded` to `fp8`, `fp4` or `fp4_token`; 0 for products without a workspace."""
     if rounded:
         key = (weights.format, weights.shape, tokens, rounded)
-        return _bytes(key, weights, f"gpu_{rounded}_workspace_bytes", tokens, stream)
+        return _bytes(key, weights, "gpu_rounded_workspace_bytes", tokens, rounded, stream)
     return _bytes((weights.format, weights.shape, tokens, wide), weights, "gpu_workspace_bytes", tokens, wide, stream)
 
 
@@ -166,10 +166,10 @@ def experts_workspace_bytes(
     weights: Array, pairs: int, stream: int, wide: bool = False, rounded: str | None = None
 ) -> int:
     """Bytes of a workspace for experts' weights and `pairs` pairs of a token and an expert, with
-    `wide` activations in float32, or `rounded` to `fp8` or `fp4`."""
+    `wide` activations in float32, or `rounded` to `fp8`, `fp4` or `fp4_token`."""
     if rounded:
         key = (weights.format, weights.shape, pairs, rounded)
-        return _bytes(key, weights, f"gpu_experts_{rounded}_workspace_bytes", pairs, stream)
+        return _bytes(key, weights, "gpu_experts_rounded_workspace_bytes", pairs, rounded, stream)
     return _bytes((weights.format, weights.shape, pairs, wide), weights, "gpu_experts_workspace_bytes", pairs, wide, stream)
 
 
@@ -195,10 +195,14 @@ def new_workspace(like: Array, needed: int) -> Array:
     return memory
 
 
-def workspace(weights: Array, tokens: int, stream: int, wide: bool = False, rounded: str | None = None) -> Array:
-    """A workspace for a product on a stream, as :func:`workspace_bytes` and :func:`kept` have it;
-    None if none is needed."""
+def workspace(
+    weights: Array, tokens: int, stream: int, wide: bool = False, rounded: str | None = None, results: int = 0
+) -> Array:
+    """A workspace for a product on a stream, as :func:`workspace_bytes` and :func:`kept` have it,
+    with room for `results` results per token that are quantized; None if none is needed."""
     needed = workspace_bytes(weights, tokens, stream, wide, rounded)
+    if results:
+        needed = _microscale.gpu_bytes_with_results(needed, tokens, results)
     return kept(weights.codes, needed, stream) if needed else None
 
 

@@ -267,7 +267,7 @@ class QuantizedLinear(nn.Module):
         fp8 = self.activation_format
         if tokens > _products._FEW or wide or fp8:
             workspace = _gpu.workspace(weights, tokens, stream, wide, _gpu.rounded_to(fp8))
-        _microscale.gpu_linear(weights, x, y, bias, workspace, fp8, self.round_weights, None, stream)
+        _microscale.gpu_linear(weights, x, y, None, bias, workspace, fp8, self.round_weights, None, stream)
         return y
 
     def forward(self, x: Tensor) -> Tensor:

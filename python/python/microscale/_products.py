@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from microscale import _arrays, _gpu, _microscale
-from microscale._activations import QuantizedActivations, quantize_activations
+from microscale._activations import (
+    QuantizedActivations,
+    ResultFormat,
+    quantize_activations,
+    result_format,
+    results_on_gpu,
+)
 from microscale._errors import Error
 from microscale._tensors import Quantized, quantize
-from microscale._types import Array, ArrayLike, DtypeLike, Gate, GlobalScale, RoundedActivations
+from microscale._types import ActivationFormat, Array, ArrayLike, DtypeLike, Gate, GlobalScale, RoundedActivations
 
 
 def gemv(
@@ -66,6 +73,8 @@ def linear(
     input_global_scale: GlobalScale | None = None,
     gate: Gate | None = None,
     dtype: DtypeLike | None = None,
+    token_scales: ArrayLike | None = None,
+    quantize_results: ResultFormat | ActivationFormat | None = None,
 ) -> Array:
     """Multiplies activations with quantized weights, as a linear layer does: `x @ weights.T +
     bias`.
@@ -91,7 +100,7 @@ def linear(
             `x` in 16 bits there. On a CPU it is slow, with the bits of Hopper's tensor cores.
             `mxfp4` and `nvfp4` quantize them to the format of the weights. A CPU has the bits of
             Blackwell's tensor cores. So have Blackwell GPUs where thread blocks do not share K;
-            others decode the activations, and take MXFP4 with `x` in bfloat16.
+            others decode the activations.
         round_weights: allows NVFP4 weights with FP8 `activations`: each weight times its block scale is
             rounded to E4M3, with a relative error of at most 2**-4. MXFP4 weights lose nothing.
         input_global_scale: for `activations="nvfp4"`, the global scale of the activations. By
@@ -101,18 +110,30 @@ def linear(
             computed in float32 and rounded once. Rows of gate and up alternate:
             `torch.stack([gate, up], 1).flatten(0, 1)`.
         dtype: of the result for a quantized `x`, by default float32. For others it is the dtype of `x`.
+        token_scales: for a :class:`Quantized` `x` in NVFP4, float32 `[..., 1]`: a global scale for
+            each row instead of one for all, a multiplier, as `f32_scales` of
+            `quantize_activations(x, "nvfp4", scale="token")` is.
+        quantize_results: quantizes the results for the next layer, with the bytes that
+            :func:`quantize_activations` gives for the results without this: a
+            :class:`ResultFormat`, or a format for its defaults. On a GPU, results are rounded to
+            the dtype in 16 bits before that, and lie in the workspace only. `out` is
+            :class:`QuantizedActivations` then.
 
     Returns:
         `out`, or an array `[..., M]` of the dtype of `x`; `[..., M / 2]` after a gate.
+        :class:`QuantizedActivations` of that with `quantize_results`.
 
     Raises:
         Error: for shapes and formats that do not match, and for NVFP4 weights with FP8
             `activations` unless `round_weights` is set.
         NotImplementedError: on a GPU without FP8 products.
     """
-    operand = operand_of(x, weights.format, activations, round_weights, input_global_scale, dtype)
+    operand = operand_of(x, weights.format, activations, round_weights, input_global_scale, dtype, token_scales)
     rows, rounded = operand.rows, operand.rounded
     leading = operand.shape[:-1]
+    results = result_format(quantize_results)
+    if results is not None:
+        return _quantized_results(operand, weights, results, bias, out, workspace, round_weights, gate)
     if out is None:
         there = _arrays.empty(operand.like, (*leading, results_of(weights.shape[0], gate)), operand.dtype)
     else:
@@ -127,13 +148,89 @@ def linear(
             workspace = None
         elif workspace is None and (tokens > _FEW or wide or rounded) and _gpu.holds(weights.codes):
             workspace = _gpu.workspace(weights, tokens, stream, wide, rounded)
-        _microscale.gpu_linear(weights, rows, there, bias, workspace, operand.activations, round_weights, gate, stream)
+        _microscale.gpu_linear(
+            weights, rows, there, None, bias, workspace, operand.activations, round_weights, gate, stream
+        )
     else:
         _microscale.linear(weights, rows, there, bias, operand.activations, round_weights, gate)
     if out is None:
         return there
     _arrays.changed(out)
     return out
+
+
+def linear_groups(
+    x: Sequence[ArrayLike | Quantized | QuantizedActivations],
+    weights: Sequence[Quantized],
+    *,
+    bias: Sequence[ArrayLike | None] | None = None,
+    out: Sequence[Array] | None = None,
+    **options: Any,
+) -> list[Array]:
+    """Multiplies the activations of groups with their weights, as a grouped GEMM whose groups differ
+    in tokens, M and K.
+
+    Each group has a product of its own, as by :func:`linear`; on a GPU they use one workspace after
+    the other, and each launch overlaps the end of the one before it. Groups of one shape take less
+    time in :func:`linear_experts`, which has one launch.
+
+    Args:
+        x: the activations of each group, as for :func:`linear`.
+        weights: the weights of each group, `[M, K]`.
+        bias: a bias of each group, or None.
+        out: an array of each group to write to.
+        options: the other options of :func:`linear`, the same for all groups.
+
+    Returns:
+        The results of each group.
+
+    Raises:
+        Error: for lists of different lengths, and as for :func:`linear`. The groups before that are
+            multiplied.
+    """
+    groups = len(weights)
+    for name, given in (("x", x), ("bias", bias), ("out", out)):
+        if given is not None and len(given) != groups:
+            raise Error(f"there are {groups} weights and {len(given)} of {name}; pass one for each group")
+    biases = bias or [None] * groups
+    outs = out or [None] * groups
+    return [linear(*group[:2], bias=group[2], out=group[3], **options) for group in zip(x, weights, biases, outs)]
+
+
+def _quantized_results(
+    operand: Operand,
+    weights: Quantized,
+    results: ResultFormat,
+    bias: ArrayLike | None,
+    out: Array,
+    workspace: Array,
+    round_weights: bool,
+    gate: Gate | None,
+) -> QuantizedActivations:
+    """Multiplies, and quantizes the results."""
+    shape = (*operand.shape[:-1], results_of(weights.shape[0], gate))
+    if bias is not None:
+        bias = _arrays.values(bias, "bias")
+    if not _gpu.holds(operand.like):
+        there = _arrays.empty(operand.like, shape, operand.dtype)
+        _microscale.linear(weights, operand.rows, there, bias, operand.activations, round_weights, gate)
+        format, *options = results
+        keywords = dict(zip(ResultFormat._fields[1:], options))
+        return quantize_activations(there, format, out=out, **keywords)
+    _gpu.require()
+    quantized = results_on_gpu(operand.like, shape, operand.dtype, results, out)
+    parts = quantized[4:]
+    stream, tokens = _gpu.stream(parts[0]), prod(shape[:-1])
+    if workspace is None and _gpu.holds(weights.codes):
+        wide = operand.dtype == "float32"
+        workspace = _gpu.workspace(weights, tokens, stream, wide, operand.rounded, results=shape[-1])
+    _microscale.gpu_linear(
+        weights, operand.rows, None, quantized, bias, workspace, operand.activations, round_weights, gate, stream
+    )
+    if out is None:
+        return QuantizedActivations(*parts)
+    _arrays.changed(*(part for part in out if part is not None))
+    return QuantizedActivations(*out)
 
 
 def results_of(rows: int, gate: str | None) -> int:
@@ -143,6 +240,13 @@ def results_of(rows: int, gate: str | None) -> int:
 
 #: Formats of 4 bits that activations are quantized to.
 FP4 = ("mxfp4", "nvfp4")
+
+
+class ScaledRows(NamedTuple):
+    """Activations in NVFP4 with a global scale for each row, for the extension module."""
+
+    rows: Quantized
+    token_scales: Array
 
 
 class Operand(NamedTuple):
@@ -168,6 +272,7 @@ def operand_of(
     round_weights: bool,
     input_global_scale: GlobalScale | None,
     dtype: DtypeLike | None,
+    token_scales: ArrayLike | None = None,
 ) -> Operand:
     """Returns the activations of a product with weights of a format. They are quantized here if they
     shall have 4 bits."""
@@ -175,10 +280,17 @@ def operand_of(
         if activations is not None or input_global_scale is not None:
             raise Error("x is quantized already; leave activations and input_global_scale out")
         name = _arrays.value_dtype(dtype or "float32")
+        if isinstance(x, Quantized) and token_scales is not None:
+            scaled = ScaledRows(x, _arrays.values(token_scales, "token_scales"))
+            return Operand(x.codes, scaled, x.shape, name, None, "fp4_token")
+        if token_scales is not None:
+            raise Error("x is in FP8 and its f32_scales have a scale per row already; leave token_scales out")
         if isinstance(x, Quantized):
             return Operand(x.codes, x, x.shape, name, None, "fp4")
         rows = _fp8_rows(x)
         return Operand(rows.codes, rows, _arrays.shape_of(rows.codes), name, None, "fp8")
+    if token_scales is not None:
+        raise Error("token_scales belong to a Quantized x in nvfp4; quantize x with scale='token', or leave them out")
     readable = _arrays.values(x, "x")
     name = _arrays.value_dtype(_arrays.dtype_name(readable))
     if dtype is not None and _arrays.value_dtype(dtype) != name:
@@ -233,16 +345,28 @@ _FEW = 8
 
 
 def workspace(
-    weights: Quantized, rows: int, dtype: DtypeLike = "bfloat16", activations: RoundedActivations | None = None
+    weights: Quantized,
+    rows: int,
+    dtype: DtypeLike = "bfloat16",
+    activations: RoundedActivations | None = None,
+    *,
+    token_scales: bool = False,
+    quantize_results: bool = False,
 ) -> Array:
     """Allocates the workspace of :func:`linear` on a GPU, uint8: for products of weights of this
-    shape with up to `rows` rows of activations of a dtype. One for float32 serves all dtypes, and
-    one with `activations` serves products with activations in FP8 or in 4 bits. It begins with semaphores, which are zeros before and after each product; the other bytes may have any
-    values. It serves one product after the other, on one stream."""
+    shape with up to `rows` rows of activations of a dtype.
+
+    One for float32 serves all dtypes, and one with `activations` serves products with activations
+    in FP8 or in 4 bits. With `token_scales` it serves activations in 4 bits with a global scale per
+    row, and with `quantize_results` results that are quantized. It begins with semaphores, which
+    are zeros before and after each product; the other bytes may have any values. It serves one
+    product after the other, on one stream."""
     if not _gpu.holds(weights.codes):
         raise Error("weights are in the memory of the CPU, where products need no workspace")
     _gpu.require()
     wide = _arrays.value_dtype(dtype) == "float32"
-    rounded = _gpu.rounded_to(activations)
+    rounded = "fp4_token" if token_scales else _gpu.rounded_to(activations)
     needed = _gpu.workspace_bytes(weights, rows, _gpu.stream(weights.codes), wide, rounded)
+    if quantize_results:
+        needed = _microscale.gpu_bytes_with_results(needed, rows, weights.shape[0])
     return _gpu.new_workspace(weights.codes, needed)

@@ -4,12 +4,13 @@ use std::fmt::Display;
 use std::sync::{Arc, LazyLock};
 
 use half::{bf16, f16};
-use microscale::{Activation, Dtype, Format, Words};
+use microscale::formats::fp4_dot;
+use microscale::{Activation, Dtype, Format, GlobalScale, Words};
 use microscale_executor::{Argument, Buffer};
 use microscale_kernels_abi::epilogue::{MergeGrid, PARTS, SplitGrid};
 use microscale_kernels_abi::gemm::params::{GemmParams, PackParams, SEMAPHORES, partial_sum_bytes};
 use microscale_kernels_abi::gemm::stage::ScalePieces;
-use microscale_kernels_abi::{Divider, GemmConfig, Mainloop};
+use microscale_kernels_abi::{ApplyGlobal, GemmConfig, Mainloop};
 use microscale_test_support::oracle::Exact;
 use microscale_test_support::weights::{Bound, ExactProducts};
 
@@ -276,13 +277,52 @@ fn merging(rows: usize, tokens: usize, number: usize) -> Prepared {
     let from = case.memory.allocate_from_aligned("sums", bytemuck::cast_slice(&sums), 4);
     let out = case.memory.allocate_aligned("out", fused.bytes[0], 4);
     let results = fused.bytes[0] / 4 / tokens;
-    let grid = MergeGrid {
-        rows: rows as u64,
-        results: Divider::new(results as u64),
-        count: (results * tokens) as u64,
-    };
-    let [plan, list, _] = no_experts();
-    let arguments = vec![from.into(), out.into(), bias, residual, plan, list, argument(&grid), steps];
+    let grid = MergeGrid::of_parts(rows as u64, results as u64, tokens as u64);
+    let [plan, from_list, to_list] = no_experts();
+    let lists = [plan, from_list, to_list, 0u64.into(), 0u64.into()];
+    let operands = [from.into(), out.into(), bias, residual].into_iter().chain(lists);
+    let arguments = operands.chain([argument(&grid), steps]).collect();
+    case.step("merge_f32", grid.count, arguments);
+    case.checks.push(Box::new(move |memory| {
+        let bytes = memory.bytes(out).map_err(|error| error.to_string())?;
+        fused.check(&bytes, &exact, &Bound::NONE)
+    }));
+    case
+}
+
+/// Multiplies sums by factors of their tokens, with the epilogue of this number, a bias of `T` and
+/// results of `O`.
+fn token_merging<T: Exact + Activation, O: Exact + Activation>(
+    rows: usize,
+    tokens: usize,
+    number: usize,
+) -> Prepared {
+    let mut case = Prepared::new();
+    let mut random = fastrand::Rng::with_seed(rows as u64);
+    let sums: Vec<f32> = (0..rows * tokens).map(|_| random.f32() * 8.0 - 4.0).collect();
+    let scales: Vec<f32> = (0..tokens).map(|_| random.f32() + 0.5).collect();
+    let (alpha, divisor) = (0.75, 3.5f32);
+    let exact = ExactProducts::of_sums(
+        rows,
+        sums.iter().enumerate().map(|(i, sum)| {
+            let globals = [GlobalScale::Multiplier(scales[i / rows]), GlobalScale::Divisor(divisor)];
+            f64::from(*sum) * f64::from(fp4_dot::factor(alpha, globals.map(Some)))
+        }),
+    );
+    let fused = Fused::of::<T, O>(Dtype::Bf16, number, rows, tokens);
+    let ([bias, residual], steps) = Fused::arguments(Some(&fused), &mut case);
+    let from = case.memory.allocate_from_aligned("sums", bytemuck::cast_slice(&sums), 4);
+    let out = case.memory.allocate_aligned("out", fused.bytes[0], 4);
+    let scales = case.memory.allocate_from_aligned("token scales", bytemuck::cast_slice(&scales), 4);
+    // The kernel reads only the first word of a slot.
+    let slot = case.memory.allocate_from_aligned("weight globals", &divisor.to_ne_bytes(), 4);
+    let results = fused.bytes[0] / fused.bytes[1] / tokens;
+    let grid = MergeGrid::of_parts(rows as u64, results as u64, tokens as u64);
+    let grid = grid.of_tokens(alpha, ApplyGlobal::Divisor);
+    let [plan, from_list, to_list] = no_experts();
+    let lists = [plan, from_list, to_list, scales.into(), slot.into()];
+    let operands = [from.into(), out.into(), bias, residual].into_iter().chain(lists);
+    let arguments = operands.chain([argument(&grid), steps]).collect();
     case.step("merge_f32", grid.count, arguments);
     case.checks.push(Box::new(move |memory| {
         let bytes = memory.bytes(out).map_err(|error| error.to_string())?;
@@ -303,7 +343,14 @@ pub(crate) fn gemm_cases(cases: &mut Vec<Case>) {
     for (number, steps) in STEPS.iter().enumerate() {
         for (rows, tokens) in [(2, 1), (300, 3)] {
             let what = format!("{rows} rows, {tokens} tokens, {steps:?}");
-            cases.push(Case::new(what, "merge_f32".into(), move || merging(rows, tokens, number)));
+            let merge = "merge_f32".to_owned();
+            cases.push(Case::new(what.clone(), merge.clone(), move || merging(rows, tokens, number)));
+            let what = format!("factors by token, {what}");
+            cases.push(Case::new(what, merge, move || match number % 3 {
+                0 => token_merging::<bf16, bf16>(rows, tokens, number),
+                1 => token_merging::<f16, f16>(rows, tokens, number),
+                _ => token_merging::<bf16, f32>(rows, tokens, number),
+            }));
         }
     }
 }

@@ -12,7 +12,7 @@ use microscale::gpu::{
 };
 use microscale::{
     Activation, Error, Format, Fp4Rows, Fp4Weights, Gate, GlobalScale, OperandFault, QuantizedTensor,
-    ScaleLayout, deinterleave_rows, gemm_experts_fp4, gemm_experts_fp4_gated, gemm_fp4,
+    ScaleLayout, deinterleave_rows, gemm_experts_fp4, gemm_experts_fp4_gated, gemm_fp4, gemm_fp4_gated,
 };
 use microscale_test_support::operands::{Scales, tensor};
 use microscale_test_support::oracle::{Exact, dot};
@@ -35,7 +35,7 @@ fn multiplied<T: Exact + Activation>(
     let epilogue = DeviceEpilogue { bias: Some(DeviceView::from(&bias)), ..DeviceEpilogue::default() };
     let linear = gpu.linear_fp4::<T, T>(&weights).alpha(alpha).epilogue(epilogue);
     let plan = linear.plan(x.shape().rows).unwrap();
-    let most = gpu.fp4_workspace_bytes(weights.shape(), x.shape().rows).unwrap();
+    let most = gpu.fp4_workspace_bytes(weights.shape(), x.shape().rows, false).unwrap();
     assert!(plan.workspace_bytes() <= most);
     let mut workspace = GemmWorkspace::new(stream, plan.workspace_bytes()).unwrap();
     let mut out = stream.alloc_zeros::<T>(x.shape().rows * weights.shape().rows).unwrap();
@@ -178,7 +178,7 @@ fn check_experts<T: Exact + Activation>(
     let linear = gpu.linear_experts_fp4::<T, T>(&there);
     let plan =
         linear.epilogue(DeviceEpilogue { gate, ..DeviceEpilogue::default() }).plan(chosen.len()).unwrap();
-    assert!(plan.workspace_bytes() <= gpu.experts_fp4_workspace_bytes(&there, chosen.len()).unwrap());
+    assert!(plan.workspace_bytes() <= gpu.experts_fp4_workspace_bytes(&there, chosen.len(), false).unwrap());
     let mut workspace = GemmWorkspace::new(stream, plan.workspace_bytes()).unwrap();
     let x_there = DeviceTensor::from_host(stream, &x).unwrap();
     let mut slots = vec![0; experts.len() * DeviceExpertsView::GLOBAL_SLOT_WORDS];
@@ -202,6 +202,94 @@ fn check_experts<T: Exact + Activation>(
             assert!(near, "{what}: {found:?} is not {right:?}: row {}, {}", i / results, i % results);
         }
     }
+}
+
+/// Results of activations with a global scale per token are near the CPU's, dense and by expert.
+fn check_token_scales<T: Exact + Activation>(gpu: &Gpu, [rows, cols, tokens]: [usize; 3], gated: bool) {
+    let (stream, top_k) = (gpu.stream(), 2);
+    let gate = gated.then_some(Gate::SILU);
+    let results = if gated { rows / 2 } else { rows };
+    let experts: Vec<_> =
+        (0..4).map(|seed| tensor(Format::Nvfp4, rows, cols, Scales::Common, 3 * seed + 2)).collect();
+    let halves: Vec<[QuantizedTensor; 2]> =
+        experts.iter().map(|expert| deinterleave_rows(expert).unwrap()).collect();
+    let x = tensor(Format::Nvfp4, tokens, cols, Scales::Common, 4);
+    let x = x.convert_layout(if gated { ScaleLayout::Swizzled } else { ScaleLayout::Linear });
+    let scales: Vec<f32> = (0..tokens).map(|token| 0.25 + (token % 7) as f32).collect();
+    let x_rows = Fp4Rows::from(&x).token_scales(&scales);
+    let mut numbers = fastrand::Rng::with_seed(3);
+    let chosen: Vec<u32> = (0..tokens * top_k).map(|_| numbers.u32(..5)).collect();
+    let order = ExpertRows::Indexed;
+    let mut dense = vec![T::of_bits(7); tokens * results];
+    let mut routed = vec![T::of_bits(7); chosen.len() * results];
+    if gated {
+        let [first, second] = halves[0].each_ref().map(Fp4Weights::from);
+        gemm_fp4_gated(x_rows, first.alpha(0.5), second.alpha(0.5), Gate::SILU, &mut dense).unwrap();
+        let both = halves.iter().map(|halves| halves.each_ref().map(Fp4Weights::from));
+        gemm_experts_fp4_gated(both, x_rows, &chosen, top_k, order, Gate::SILU, &mut routed).unwrap();
+    } else {
+        gemm_fp4(x_rows, Fp4Weights::from(&experts[0]).alpha(0.5), &mut dense).unwrap();
+        gemm_experts_fp4(&experts, x_rows, &chosen, top_k, order, &mut routed).unwrap();
+    }
+    let near = |what: &str, found: &[T], right: &[T]| {
+        let largest = right.iter().map(|y| y.to_f64().abs()).fold(0.0, f64::max);
+        for (i, (found, right)) in found.iter().zip(right).enumerate() {
+            let difference = (found.to_f64() - right.to_f64()).abs();
+            let near =
+                found.bits() == right.bits() || difference <= right.to_f64().abs() / 64.0 + largest / 1024.0;
+            assert!(
+                near,
+                "{what}, gate: {gated}: {found:?} is not {right:?}: {}, {}",
+                i / results,
+                i % results
+            );
+        }
+    };
+
+    let x_there = DeviceTensor::from_host(stream, &x).unwrap();
+    let scales = stream.clone_htod(&scales).unwrap();
+    let rows_there = Fp4Activations::from(&x_there).token_scales(&scales);
+    let weights = DeviceTensor::from_host(stream, &experts[0]).unwrap();
+    let epilogue = DeviceEpilogue { gate, ..DeviceEpilogue::default() };
+    let linear = gpu.linear_fp4::<T, T>(&weights).global_scale_per_token().alpha(0.5).epilogue(epilogue);
+    let plan = linear.plan(tokens).unwrap();
+    assert!(plan.workspace_bytes() <= gpu.fp4_workspace_bytes(weights.shape(), tokens, true).unwrap());
+    let mut workspace = GemmWorkspace::new(stream, plan.workspace_bytes()).unwrap();
+    let mut out = stream.clone_htod(&vec![T::of_bits(7); dense.len()]).unwrap();
+    for _ in 0..2 {
+        plan.run(stream, rows_there, &mut workspace, &mut out).unwrap();
+    }
+    near("dense", &stream.clone_dtoh(&out).unwrap(), &dense);
+    let error = plan.run(stream, &x_there, &mut workspace, &mut out).unwrap_err();
+    assert!(matches!(error, Error::Operands(OperandFault::TokenScales { .. })), "{error}");
+    let plain = gpu.linear_fp4::<T, T>(&weights).plan(tokens).unwrap();
+    let error = plain.run(stream, rows_there, &mut workspace, &mut out).unwrap_err();
+    assert!(matches!(error, Error::Operands(OperandFault::TokenScales { .. })), "{error}");
+
+    let there = DeviceExperts::from_host(stream, &experts).unwrap();
+    let mut routing = DeviceRouting::zeros(stream, experts.len(), chosen.len()).unwrap();
+    gpu.route_on(stream, &stream.clone_htod(&chosen).unwrap(), top_k, &mut routing).unwrap();
+    let linear = gpu.linear_experts_fp4::<T, T>(&there).global_scale_per_token().epilogue(epilogue);
+    let plan = linear.plan(chosen.len()).unwrap();
+    let most = gpu.experts_fp4_workspace_bytes(&there, chosen.len(), true).unwrap();
+    assert!(plan.workspace_bytes() <= most);
+    let mut workspace = GemmWorkspace::new(stream, plan.workspace_bytes()).unwrap();
+    let mut out = stream.clone_htod(&vec![T::of_bits(7); routed.len()]).unwrap();
+    plan.run(stream, rows_there, &routing, order, &mut workspace, &mut out).unwrap();
+    near("experts", &stream.clone_dtoh(&out).unwrap(), &routed);
+}
+
+pub(crate) fn takes_global_scales_per_token(gpu: &Gpu) {
+    for (shape, gated) in [([300, 128, 5], false), ([40, 1024, 60], true), ([6, 48, 9], false)] {
+        check_token_scales::<bf16>(gpu, shape, gated);
+        check_token_scales::<f16>(gpu, shape, gated);
+        check_token_scales::<f32>(gpu, shape, gated);
+    }
+    let stream = gpu.stream();
+    let mxfp4 = tensor(Format::Mxfp4, 3, 64, Scales::Common, 1);
+    let mxfp4 = DeviceTensor::from_host(stream, &mxfp4).unwrap();
+    let error = gpu.linear_fp4::<bf16, bf16>(&mxfp4).global_scale_per_token().plan(2).map(drop).unwrap_err();
+    assert!(matches!(error, Error::NoGlobalScale { .. }), "{error}");
 }
 
 pub(crate) fn experts_are_near_the_cpus(gpu: &Gpu) {

@@ -31,28 +31,20 @@ const CODES_ALIGNMENT: usize = 16;
 /// `rows` are the rows of scales without padding, of an expert for masked experts. The caller has
 /// checked that inputs and outputs have the lengths that the recipe gives, and that neither `rows`
 /// nor `columns` is 0. FP8 with a scale per tensor takes two kernels, after [`least_tensor_scale`].
+/// A `programmatic` launch may start before the previous kernel has ended, and waits for it on the
+/// GPU.
 pub(in crate::gpu) fn quantize_activations<T: Element>(
     kernels: &Kernels,
     stream: &Arc<CudaStream>,
     input: DeviceActivations<'_, T>,
     recipe: &ActivationRecipe,
     [rows, columns]: [usize; 2],
+    programmatic: bool,
     mut out: DeviceQuantizedActivations<'_>,
 ) -> Result<()> {
     let DeviceActivations { values, shape, mut residual, weights, scales: given, experts } = input;
-    let output = match recipe.format {
-        ActivationFormat::Fp8(_) => Output::Fp8,
-        ActivationFormat::Mxfp8(_) => Output::Mxfp8,
-        ActivationFormat::Mxfp4(_) => Output::Mxfp4,
-        ActivationFormat::Nvfp4(_) => Output::Nvfp4,
-    };
-    let operation = match recipe.operation {
-        RowOperation::None => activations::RowOperation::Plain,
-        RowOperation::Glu(..) => activations::RowOperation::Glu,
-        RowOperation::RmsNorm(_) => activations::RowOperation::Norm,
-    };
-    let kernel =
-        activations::kernel(operation, output, T::DTYPE).ok_or(Error::Activations(ActivationFault::Dtype))?;
+    let output = output_of(recipe);
+    let kernel = kernel_of(recipe, T::DTYPE)?;
     let layout = if output == Output::Fp8 { ActivationLayout::Linear } else { recipe.layout };
     let mut params = ActivationParams::new(output, rows as u32, columns as u32, layout);
     params.input_stride = shape.row_stride as u64;
@@ -115,7 +107,7 @@ pub(in crate::gpu) fn quantize_activations<T: Element>(
     let mut addresses = [values, residual, weights, codes, scales, row_scales, offsets, scale_offsets];
     if recipe.format == ActivationFormat::Fp8(Fp8Scale::PerTensor) {
         // SAFETY: as below. `least_tensor_scale` stored the scale.
-        unsafe { launch(kernels, stream, kernel, &params, addresses)? };
+        unsafe { launch(kernels, stream, kernel, &params, programmatic, addresses)? };
         params.row_scale = RowScale::InMemory as u32;
         if residual != 0 {
             // The first launch stored the sums there.
@@ -125,7 +117,31 @@ pub(in crate::gpu) fn quantize_activations<T: Element>(
     }
     // SAFETY: the caller checked the lengths that `params` describes; `aligned` is computed from
     // every address. The guards, held past the launch, keep the memory and order its uses.
-    unsafe { launch(kernels, stream, kernel, &params, addresses) }
+    unsafe { launch(kernels, stream, kernel, &params, programmatic, addresses) }
+}
+
+/// The format of a recipe's output.
+fn output_of(recipe: &ActivationRecipe) -> Output {
+    match recipe.format {
+        ActivationFormat::Fp8(_) => Output::Fp8,
+        ActivationFormat::Mxfp8(_) => Output::Mxfp8,
+        ActivationFormat::Mxfp4(_) => Output::Mxfp4,
+        ActivationFormat::Nvfp4(_) => Output::Nvfp4,
+    }
+}
+
+/// The kernel that quantizes activations in a dtype by a recipe.
+///
+/// # Errors
+/// [`ActivationFault::Dtype`] for f32.
+pub(in crate::gpu) fn kernel_of(recipe: &ActivationRecipe, dtype: Dtype) -> Result<KernelId> {
+    let operation = match recipe.operation {
+        RowOperation::None => activations::RowOperation::Plain,
+        RowOperation::Glu(..) => activations::RowOperation::Glu,
+        RowOperation::RmsNorm(_) => activations::RowOperation::Norm,
+    };
+    let kernel = activations::kernel(operation, output_of(recipe), dtype);
+    kernel.ok_or(Error::Activations(ActivationFault::Dtype))
 }
 
 /// Enqueues a store of the scale of a tensor without elements, which
@@ -166,8 +182,11 @@ pub(in crate::gpu) unsafe fn quantize_rows_fp8(
     describe(&recipe, &mut params);
     params.aligned = u32::from(columns.is_multiple_of(8) && values.is_multiple_of(16));
     let addresses = [values, 0, 0, codes, scales, scales, 0, 0];
+    // The kernel that packs starts the product before it has waited for this one. So all earlier
+    // work must have ended when this one starts.
+    let programmatic = false;
     // SAFETY: the caller promises the memory that `params` describes.
-    unsafe { launch(kernels, stream, kernel, &params, addresses) }
+    unsafe { launch(kernels, stream, kernel, &params, programmatic, addresses) }
 }
 
 /// Enqueues a kernel that quantizes activations, with the addresses that it takes, in order.
@@ -179,6 +198,7 @@ unsafe fn launch(
     stream: &Arc<CudaStream>,
     kernel: KernelId,
     params: &ActivationParams,
+    programmatic: bool,
     addresses: [CUdeviceptr; 8],
 ) -> Result<()> {
     let ActivationLaunch { thread_blocks, threads, shared } = params.launch();
@@ -188,8 +208,7 @@ unsafe fn launch(
         threads,
         shared,
         cluster: 1,
-        // Kernels after this one rely on it: when it starts, all earlier work has ended.
-        programmatic: false,
+        programmatic: programmatic && kernels.target().since_sm90,
     };
     let [a, b, c, d, e, f, g, h] = addresses.each_ref().map(argument);
     let mut arguments = [a, b, c, d, e, f, g, h, argument(params)];

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use cudarc::driver::CudaStream;
-use microscale_kernels_abi::Divider;
+use microscale_kernels_abi::ApplyGlobal;
 use microscale_kernels_abi::epilogue::{MergeGrid, SplitGrid};
 use microscale_kernels_abi::gemm::packing::{MERGE, SPLIT};
 
 use crate::error::Result;
-use crate::gpu::launch::arguments::{Routed, Steps};
+use crate::gpu::launch::arguments::{Argument, Routed, Steps};
 use crate::gpu::launch::enqueue::{Launch, argument, enqueue};
 use crate::gpu::runtime::kernels::Kernels;
 
@@ -37,35 +37,52 @@ pub(in crate::gpu) unsafe fn split(
     unsafe { enqueue(kernels, stream, &launch, arguments, "splitting activations") }
 }
 
-/// Enqueues adding up the parts' sums, and the epilogue.
+/// Global scales by token, and the other parts of the factors of sums.
+#[derive(Clone, Copy)]
+pub(in crate::gpu) struct TokenGlobals {
+    /// The address of a global scale, a multiplier, per row of activations.
+    pub(in crate::gpu) token_scales: u64,
+    /// The address of the slots of the weights' global scales, and how they are applied.
+    pub(in crate::gpu) slots: u64,
+    pub(in crate::gpu) apply: Argument<ApplyGlobal>,
+    pub(in crate::gpu) alpha: f32,
+}
+
+/// Enqueues adding up the parts' sums, or with `globals` multiplying the only sums by factors, and
+/// the epilogue. Dtypes of `steps` are relative to f32, or with `globals` to bf16.
 ///
 /// # Safety
 /// `sums` holds `[tokens, rows]` sums for each part, or sums of a plan's sorted rows, which are no
 /// more than `tokens`. `out` has room for the results, and the operands of `steps` are valid.
+/// `globals` has a global scale per row of activations, and a slot per matrix of weights.
 pub(in crate::gpu) unsafe fn merge(
     kernels: &Kernels,
     stream: &Arc<CudaStream>,
-    sums: u64,
-    out: u64,
+    [sums, out]: [u64; 2],
     steps: Steps,
     routed: Routed,
+    globals: Option<TokenGlobals>,
     [tokens, rows]: [usize; 2],
 ) -> Result<()> {
     let results = steps.epilogue.0.results(rows as u64);
-    let count = tokens as u64 * results;
-    let grid = MergeGrid { rows: rows as u64, results: Divider::new(results), count };
-    let (Steps { bias, residual, epilogue }, Routed { plan, to, .. }) = (&steps, &routed);
+    let grid = MergeGrid::of_parts(rows as u64, results, tokens as u64);
+    let grid = globals.map_or(grid, |TokenGlobals { alpha, apply, .. }| grid.of_tokens(alpha, apply.0));
+    let [token_scales, slots] = globals.map_or([0; 2], |globals| [globals.token_scales, globals.slots]);
+    let (Steps { bias, residual, epilogue }, Routed { plan, from, to }) = (&steps, &routed);
     let arguments = &mut [
         argument(&sums),
         argument(&out),
         argument(bias),
         argument(residual),
         argument(plan),
+        argument(from),
         argument(to),
+        argument(&token_scales),
+        argument(&slots),
         argument(&grid),
         argument(epilogue),
     ];
-    let launch = Launch::of_elements(MERGE, count);
+    let launch = Launch::of_elements(MERGE, grid.count);
     // SAFETY: the arguments are the kernel's, in order, and the launch covers `grid`. The caller
     // guarantees `sums`, `out` and the operands of `steps`.
     unsafe { enqueue(kernels, stream, &launch, arguments, "adding up parts") }

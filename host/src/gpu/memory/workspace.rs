@@ -16,6 +16,11 @@ pub(in crate::gpu) const SEMAPHORE_BYTES: usize = SEMAPHORES as usize * size_of:
 const ALIGNMENT: usize = 16;
 const WORKSPACE: &str = "the workspace";
 
+/// Bytes of the results of `rows` rows before they are quantized, a multiple of 16.
+pub(in crate::gpu) fn results_bytes(rows: usize, results: usize) -> u64 {
+    (rows as u64).saturating_mul(results as u64).saturating_mul(2).next_multiple_of(16)
+}
+
 /// Device memory for products of many tokens: semaphores, packed activations, partial sums.
 ///
 /// Consecutive products on one stream share a workspace; products on several streams need one each.
@@ -27,6 +32,15 @@ pub struct GemmWorkspace {
 }
 
 impl GemmWorkspace {
+    /// Bytes of a workspace for products whose results are quantized
+    /// ([`Linear::quantize_results`](crate::gpu::Linear::quantize_results)): `[rows, results]` of
+    /// them, after the `bytes` bytes of the same products without that.
+    pub fn bytes_with_results(bytes: usize, rows: usize, results: usize) -> usize {
+        let results = usize::try_from(results_bytes(rows, results)).unwrap_or(usize::MAX);
+        let product = bytes.max(SEMAPHORE_BYTES).checked_next_multiple_of(ALIGNMENT).unwrap_or(usize::MAX);
+        if results == 0 { bytes } else { product.saturating_add(results) }
+    }
+
     /// Allocates a workspace of `bytes` bytes.
     ///
     /// [`Plan::workspace_bytes`](crate::gpu::Plan::workspace_bytes) returns the size that a plan

@@ -8,6 +8,7 @@ use microscale_formats::nvfp4::Direction;
 use microscale_kernels_abi::gemm::TOKEN_LIMIT;
 use microscale_kernels_abi::{GemmConfig, KernelId};
 
+use crate::activations::ActivationRecipe;
 use crate::element::Dtype;
 #[cfg(doc)]
 use crate::error::OperandFault;
@@ -19,8 +20,10 @@ use crate::gpu::launch;
 use crate::gpu::launch::arguments::limited;
 use crate::gpu::memory::experts_view::DeviceExpertsView;
 use crate::gpu::memory::tensor_view::DeviceTensorView;
+use crate::gpu::memory::workspace::results_bytes;
 use crate::gpu::ops::epilogue::DeviceEpilogue;
 use crate::gpu::ops::linear_workspaces::with_semaphores;
+use crate::gpu::ops::results::check_results;
 use crate::gpu::plan::linear::multiplied;
 use crate::gpu::plan::planned::{Kind, PlanKey, Planned};
 use crate::gpu::plan::{fp4, fp8, linear};
@@ -51,6 +54,7 @@ pub struct Linear<'a, T, O, K = Values, W = DeviceTensorView<'a>> {
     pub(super) weights: Weights<'a>,
     pub(super) epilogue: DeviceEpilogue<'a, T, O>,
     pub(super) options: Options,
+    pub(super) quantized_results: Option<ActivationRecipe>,
     given: Option<GemmConfig>,
     kind: PhantomData<(K, W)>,
 }
@@ -105,7 +109,7 @@ impl Weights<'_> {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Options {
     Values { gemv_only: bool },
-    Fp4 { alpha: f32 },
+    Fp4 { alpha: f32, per_token: bool },
     Fp8(Fp8Options),
 }
 
@@ -114,7 +118,8 @@ impl<T, O, K, W> fmt::Debug for Linear<'_, T, O, K, W> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut linear = f.debug_struct("Linear");
         linear.field("experts", &self.weights.experts()).field("weights", &self.weights.shape());
-        linear.field("options", &self.options).field("epilogue", &self.epilogue).finish_non_exhaustive()
+        linear.field("options", &self.options).field("epilogue", &self.epilogue);
+        linear.field("quantized_results", &self.quantized_results).finish_non_exhaustive()
     }
 }
 
@@ -128,7 +133,12 @@ pub struct Plan<'a, T, O, K = Values, W = DeviceTensorView<'a>> {
     pub(super) rows: usize,
     /// For values that start on 16 bytes; `None` if there is nothing to multiply.
     pub(super) planned: Option<Arc<Planned>>,
+    /// Bytes for the kernels of the product, a multiple of 16 if quantized results follow.
     pub(super) memory_bytes: u64,
+    /// Bytes for results that are quantized, after these.
+    pub(super) results_bytes: u64,
+    /// The kernel that quantizes the results.
+    quantizer: Option<KernelId>,
 }
 
 /// The kernels of a product with experts' weights for a number of pairs, with its workspace.
@@ -201,7 +211,7 @@ impl Gpu {
         &'a self,
         weights: impl Into<DeviceTensorView<'a>>,
     ) -> Linear<'a, T, O, Fp4> {
-        Linear::new(self, Weights::One(weights.into()), Options::Fp4 { alpha: 1.0 })
+        Linear::new(self, Weights::One(weights.into()), Options::Fp4 { alpha: 1.0, per_token: false })
     }
 
     /// A product with weights in device memory, `[M, K]` in MXFP4 or NVFP4, and activations in FP8
@@ -261,7 +271,7 @@ impl Gpu {
         &'a self,
         experts: impl Into<DeviceExpertsView<'a>>,
     ) -> LinearExperts<'a, T, O, Fp4> {
-        Linear::new(self, Weights::Experts(experts.into()), Options::Fp4 { alpha: 1.0 })
+        Linear::new(self, Weights::Experts(experts.into()), Options::Fp4 { alpha: 1.0, per_token: false })
     }
 
     /// A product with experts' weights in device memory, `[experts, M, K]` in MXFP4 or NVFP4, and
@@ -290,7 +300,20 @@ impl<'a, T: Activation, O: ProductOf<T>, W> Linear<'a, T, O, Fp4, W> {
     /// Multiplies the sums by a number, before the epilogue.
     #[must_use]
     pub fn alpha(self, alpha: f32) -> Self {
-        Self { options: Options::Fp4 { alpha }, ..self }
+        let per_token = matches!(self.options, Options::Fp4 { per_token: true, .. });
+        Self { options: Options::Fp4 { alpha, per_token }, ..self }
+    }
+
+    /// Takes activations in NVFP4 with a global scale per token
+    /// ([`Fp4Activations::token_scales`](crate::gpu::Fp4Activations::token_scales)), instead of one
+    /// for all or one per expert.
+    ///
+    /// Products are stored to the workspace in f32. A kernel multiplies them by the factors of
+    /// their tokens, and computes the epilogue.
+    #[must_use]
+    pub fn global_scale_per_token(self) -> Self {
+        let alpha = if let Options::Fp4 { alpha, .. } = self.options { alpha } else { 1.0 };
+        Self { options: Options::Fp4 { alpha, per_token: true }, ..self }
     }
 }
 
@@ -305,7 +328,8 @@ impl<'a, T: Activation, O: ProductOf<T>, W> Linear<'a, T, O, Fp8, W> {
 impl<'a, T: Activation, O: ProductOf<T>, K, W> Linear<'a, T, O, K, W> {
     fn new(gpu: &'a Gpu, weights: Weights<'a>, options: Options) -> Self {
         let epilogue = DeviceEpilogue::default();
-        Self { gpu, weights, epilogue, options, given: None, kind: PhantomData }
+        let quantized_results = None;
+        Self { gpu, weights, epilogue, options, quantized_results, given: None, kind: PhantomData }
     }
 
     /// The product followed by a bias, `[M]` or `[experts, M]`, a gate and a residual, which lies
@@ -316,6 +340,45 @@ impl<'a, T: Activation, O: ProductOf<T>, K, W> Linear<'a, T, O, K, W> {
     #[must_use]
     pub fn epilogue(self, epilogue: DeviceEpilogue<'a, T, O>) -> Self {
         Self { epilogue, ..self }
+    }
+
+    /// Quantizes the results for the next layer: [`QuantizedResults`](crate::gpu::QuantizedResults)
+    /// is the output then. The recipe has no row operation.
+    ///
+    /// Results are rounded to `O`, f16 or bf16, and quantized as
+    /// [`Gpu::quantize_activations_on`] does, to the same bytes as by these two calls. The kernel
+    /// that quantizes follows the product's, and its launch overlaps the product's last work tiles.
+    /// Unquantized results are in the workspace.
+    ///
+    /// ```no_run
+    /// # use half::bf16;
+    /// # use microscale::Result;
+    /// # use microscale::gpu::cudarc::driver::CudaSlice;
+    /// # use microscale::gpu::{DeviceQuantizedActivations, DeviceTensor, GemmWorkspace, Gpu};
+    /// use microscale::formats::nvfp4::Direction;
+    /// use microscale::gpu::{DeviceScales, QuantizedResults};
+    /// use microscale::{ActivationFormat, ActivationRecipe, ActivationScale};
+    ///
+    /// # fn forward(
+    /// #     gpu: &Gpu,
+    /// #     weights: &DeviceTensor,
+    /// #     x: &CudaSlice<bf16>,
+    /// #     y: DeviceQuantizedActivations<'_>,
+    /// #     tokens: usize,
+    /// # ) -> Result<()> {
+    /// let format = ActivationFormat::Nvfp4(ActivationScale::Given(Direction::Divisor));
+    /// let linear = gpu.linear::<bf16, bf16>(weights);
+    /// let plan = linear.quantize_results(ActivationRecipe::new(format)).plan(tokens)?;
+    /// # let stream = gpu.stream();
+    /// # let mut workspace = GemmWorkspace::new(stream, plan.workspace_bytes())?;
+    /// let y = QuantizedResults::new(y, DeviceScales::Host(2688.0 / 20.0));
+    /// plan.run(stream, x, &mut workspace, y)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn quantize_results(self, recipe: impl Into<Option<ActivationRecipe>>) -> Self {
+        Self { quantized_results: recipe.into(), ..self }
     }
 
     /// The product by a given configuration, for tests and measurements. Its formats and dtype are
@@ -334,8 +397,11 @@ impl<'a, T: Activation, O: ProductOf<T>, K, W> Linear<'a, T, O, K, W> {
     /// # Errors
     /// [`OperandFault::Weights`] and [`OperandFault::Layout`] for weights that are not multiplied,
     /// [`OperandFault::Limit`] beyond the kernels' limits, [`OperandFault::Gate`] for an odd number
-    /// of rows under a gate, errors about the lengths of the epilogue's operands, and
+    /// of rows under a gate, [`OperandFault::Results`] for results in f32 that shall be quantized
+    /// or a recipe with a row operation, errors about the lengths of the epilogue's operands, and
     /// [`Error::Gpu`].
+    ///
+    /// For FP4 also [`Error::NoGlobalScale`] for MXFP4 with a global scale per token.
     ///
     /// For FP8 also [`OperandFault::NoFp8`] on other GPUs than of compute capability 9.0,
     /// [`ActivationFault::Dtype`] for values in f32, [`OperandFault::RoundedWeights`] for NVFP4
@@ -348,6 +414,9 @@ impl<'a, T: Activation, O: ProductOf<T>, K, W> Linear<'a, T, O, K, W> {
             Options::Fp8(_) if T::DTYPE == Dtype::F32 => {
                 return Err(Error::Activations(ActivationFault::Dtype));
             }
+            Options::Fp4 { per_token: true, .. } if !shape.format.has_global_scale() => {
+                return Err(Error::NoGlobalScale { format: shape.format });
+            }
             Options::Fp8(options) => options.check_weights(shape)?,
             Options::Values { .. } | Options::Fp4 { .. } => check_weights_shape(shape)?,
         }
@@ -355,19 +424,35 @@ impl<'a, T: Activation, O: ProductOf<T>, K, W> Linear<'a, T, O, K, W> {
             Weights::One(_) => limited("rows of activations", rows, TOKEN_LIMIT)?,
             Weights::Experts(_) => limited("pairs of a token and an expert", rows, launch::PAIR_LIMIT)?,
         }
-        self.epilogue.check(shape.rows, self.weights.count(), rows)?;
+        let results = self.epilogue.check(shape.rows, self.weights.count(), rows)?;
+        let mut quantizer = None;
+        if let Some(recipe) = &self.quantized_results {
+            check_results(recipe, O::DTYPE)?;
+            quantizer = Some(launch::activation_quantizer(recipe, O::DTYPE)?);
+        }
         if self.key(rows, true).is_empty() {
-            return Ok(Plan { linear: self, rows, planned: None, memory_bytes: 0 });
+            return Ok(Plan {
+                linear: self,
+                rows,
+                planned: None,
+                memory_bytes: 0,
+                results_bytes: 0,
+                quantizer,
+            });
         }
         let planned = self.planned(rows, true)?;
-        self.gpu.kernels.ready_all(planned.kernels())?;
+        self.gpu.kernels.ready_all(planned.kernels().chain(quantizer))?;
         let mut memory_bytes = planned.workspace_bytes();
         // Values that do not start on 16 bytes may get other kernels. A given configuration for one
         // matrix has no others.
         if self.given.is_none() || self.weights.experts().is_some() {
             memory_bytes = memory_bytes.max(self.planned(rows, false)?.workspace_bytes());
         }
-        Ok(Plan { linear: self, rows, planned: Some(planned), memory_bytes })
+        if quantizer.is_some() {
+            memory_bytes = memory_bytes.checked_next_multiple_of(16).unwrap_or(u64::MAX);
+        }
+        let results_bytes = quantizer.map_or(0, |_| results_bytes(rows, results));
+        Ok(Plan { linear: self, rows, planned: Some(planned), memory_bytes, results_bytes, quantizer })
     }
 
     /// The key of the plan, for values that start on 16 bytes or not.
@@ -377,7 +462,7 @@ impl<'a, T: Activation, O: ProductOf<T>, K, W> Linear<'a, T, O, K, W> {
             Options::Values { gemv_only } => {
                 (Kind::Values { gemv_only }, aligned || multiplied(T::DTYPE).0 > 1)
             }
-            Options::Fp4 { .. } => (Kind::Fp4, true),
+            Options::Fp4 { per_token, .. } => (Kind::Fp4 { per_token }, true),
             Options::Fp8(options) => (Kind::Fp8(options), true),
         };
         let (weights, experts) = (self.weights.shape(), self.weights.experts());
@@ -390,7 +475,7 @@ impl<'a, T: Activation, O: ProductOf<T>, K, W> Linear<'a, T, O, K, W> {
         let (kernels, given) = (&self.gpu.kernels, self.given);
         let make = || match key.kind {
             Kind::Values { gemv_only } => linear::plan(kernels, key, gemv_only, given),
-            Kind::Fp4 => fp4::plan(kernels, key, given),
+            Kind::Fp4 { per_token } => fp4::plan(kernels, key, per_token, given),
             Kind::Fp8(options) => fp8::plan(kernels, key, options, given),
         };
         if given.is_some() { make().map(Arc::new) } else { self.gpu.plans.get(key, make) }
@@ -400,13 +485,18 @@ impl<'a, T: Activation, O: ProductOf<T>, K, W> Linear<'a, T, O, K, W> {
 impl<T, O, K, W> Plan<'_, T, O, K, W> {
     /// Bytes of workspace for `run`; 0 if it needs none.
     pub fn workspace_bytes(&self) -> usize {
-        with_semaphores(self.memory_bytes)
+        with_semaphores(self.needed_bytes())
+    }
+
+    /// Bytes of workspace after the semaphores.
+    pub(super) fn needed_bytes(&self) -> u64 {
+        self.memory_bytes.saturating_add(self.results_bytes)
     }
 
     /// The kernels for values that start on 16 bytes, in the order of their launches, but for the
     /// one that quantizes values to FP8.
     pub fn kernels(&self) -> impl Iterator<Item = KernelId> {
-        self.planned.iter().flat_map(|planned| planned.kernels())
+        self.planned.iter().flat_map(|planned| planned.kernels().chain(self.quantizer))
     }
 
     /// The configuration for values that start on 16 bytes; `None` if there is nothing to multiply.

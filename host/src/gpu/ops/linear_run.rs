@@ -12,12 +12,15 @@ use crate::error::{Error, OperandFault};
 use crate::experts::ExpertRows;
 use crate::gemv::{Activation, ProductOf};
 use crate::gpu::launch::arguments::{Operands, Routed, Steps, apply_direction};
-use crate::gpu::launch::{self, Fp8Operand, Fp8Source};
+use crate::gpu::launch::{self, Fp8Operand, Fp8Source, TokenGlobals};
+use crate::gpu::memory::activations::DeviceActivations;
 use crate::gpu::memory::experts::DeviceRouting;
-use crate::gpu::memory::view::{DeviceView, DeviceViewMut};
+use crate::gpu::memory::view::DeviceView;
 use crate::gpu::memory::workspace::GemmWorkspaceMut;
+use crate::gpu::ops::activations::{self, check};
 use crate::gpu::ops::linear::{ExpertsPlan, Fp4, Fp8, Linear, Options, Plan, Weights};
 use crate::gpu::ops::linear_activations::{Activations, Fp4Activations, Fp8Activations};
+use crate::gpu::ops::results::{DeviceResults, QuantizedResults, fault};
 use crate::gpu::ops::route::{check_routing, lists};
 use crate::gpu::plan::planned::Before;
 use crate::shape::Shape;
@@ -46,7 +49,9 @@ impl<T: Activation, O: ProductOf<T>> Plan<'_, T, O> {
     /// Enqueues the kernels and returns. Does not wait, and allocates nothing. The same operands
     /// give the same bits each time, on the same GPU.
     ///
-    /// `activations` is `[N, K]` and `out` `[N, M]`, without gaps. Tensor cores add the products:
+    /// `activations` is `[N, K]` and `out` `[N, M]`, without gaps, or
+    /// [`QuantizedResults`](crate::gpu::QuantizedResults) of a plan that quantizes its results, for
+    /// all kinds of activations. Tensor cores add the products:
     /// [`microscale_formats::weights`] says how far results may be from the exact sum. Activations
     /// in f32 are not rounded: each is multiplied as three in bf16, whose sum it is, except for
     /// bits below 2^−133.
@@ -57,14 +62,15 @@ impl<T: Activation, O: ProductOf<T>> Plan<'_, T, O> {
     ///
     /// # Errors
     /// [`crate::OperandFault::Workspace`] if there are fewer bytes than [`Self::workspace_bytes`],
-    /// errors about lengths, [`crate::Error::Alignment`], [`crate::Error::OtherContext`] and
-    /// [`crate::Error::Gpu`].
+    /// [`crate::OperandFault::Results`] for memory of the other kind of results, errors about
+    /// lengths and about quantizing, [`crate::Error::Alignment`], [`crate::Error::OtherContext`]
+    /// and [`crate::Error::Gpu`].
     pub fn run<'x, 's, 'o>(
         &self,
         stream: &Arc<CudaStream>,
         activations: impl Into<DeviceView<'x, T>>,
         workspace: impl Into<GemmWorkspaceMut<'s>>,
-        out: impl Into<DeviceViewMut<'o, O>>,
+        out: impl Into<DeviceResults<'o, O>>,
     ) -> Result<()> {
         self.enqueue(stream, Activations::Values(activations.into()), None, workspace.into(), out.into())
     }
@@ -76,7 +82,8 @@ impl<T: Activation, O: ProductOf<T>> Plan<'_, T, O, Fp4> {
     ///
     /// `activations` is `[N, K]` in the format of the weights, with linear or swizzled scales, and
     /// `out` is `[N, M]` or under a gate `[N, M / 2]`, without gaps. Sums are multiplied by a
-    /// [factor](microscale_formats::fp4_dot::factor), alpha times both global scales.
+    /// [factor](microscale_formats::fp4_dot::factor), alpha times both global scales. Activations
+    /// have a global scale per token if the plan takes such, and only then.
     ///
     /// With block scales, sums have the bits of [`microscale_formats::fp4_dot`], except where
     /// thread blocks share the K of a tile of results: they add their parts in f32. Otherwise
@@ -84,15 +91,14 @@ impl<T: Activation, O: ProductOf<T>> Plan<'_, T, O, Fp4> {
     ///
     /// # Errors
     /// [`OperandFault::Formats`] and [`OperandFault::Activations`] if activations and weights
-    /// differ in format or columns, [`OperandFault::Workspace`] if there are fewer bytes than
-    /// [`Self::workspace_bytes`], errors about lengths, [`Error::Alignment`],
-    /// [`Error::OtherContext`] and [`Error::Gpu`].
+    /// differ in format or columns, [`OperandFault::TokenScales`], and the errors of
+    /// [`Plan::run`](Plan#method.run) of values.
     pub fn run<'x, 's, 'o>(
         &self,
         stream: &Arc<CudaStream>,
         activations: impl Into<Fp4Activations<'x>>,
         workspace: impl Into<GemmWorkspaceMut<'s>>,
-        out: impl Into<DeviceViewMut<'o, O>>,
+        out: impl Into<DeviceResults<'o, O>>,
     ) -> Result<()> {
         self.enqueue(stream, Activations::Fp4(activations.into()), None, workspace.into(), out.into())
     }
@@ -115,7 +121,7 @@ impl<T: Activation, O: ProductOf<T>> Plan<'_, T, O, Fp8> {
         stream: &Arc<CudaStream>,
         activations: Fp8Activations<'_, T>,
         workspace: impl Into<GemmWorkspaceMut<'s>>,
-        out: impl Into<DeviceViewMut<'o, O>>,
+        out: impl Into<DeviceResults<'o, O>>,
     ) -> Result<()> {
         self.enqueue(stream, Activations::Fp8(activations), None, workspace.into(), out.into())
     }
@@ -140,7 +146,7 @@ impl<T: Activation, O: ProductOf<T>> ExpertsPlan<'_, T, O> {
         routing: &DeviceRouting,
         rows: ExpertRows,
         workspace: impl Into<GemmWorkspaceMut<'s>>,
-        out: impl Into<DeviceViewMut<'o, O>>,
+        out: impl Into<DeviceResults<'o, O>>,
     ) -> Result<()> {
         let (x, routed) = (Activations::Values(activations.into()), Some((routing, rows)));
         self.enqueue(stream, x, routed, workspace.into(), out.into())
@@ -170,7 +176,7 @@ impl<T: Activation, O: ProductOf<T>> ExpertsPlan<'_, T, O, Fp4> {
         routing: &DeviceRouting,
         rows: ExpertRows,
         workspace: impl Into<GemmWorkspaceMut<'s>>,
-        out: impl Into<DeviceViewMut<'o, O>>,
+        out: impl Into<DeviceResults<'o, O>>,
     ) -> Result<()> {
         let (x, routed) = (Activations::Fp4(activations.into()), Some((routing, rows)));
         self.enqueue(stream, x, routed, workspace.into(), out.into())
@@ -198,7 +204,7 @@ impl<T: Activation, O: ProductOf<T>> ExpertsPlan<'_, T, O, Fp8> {
         routing: &DeviceRouting,
         rows: ExpertRows,
         workspace: impl Into<GemmWorkspaceMut<'s>>,
-        out: impl Into<DeviceViewMut<'o, O>>,
+        out: impl Into<DeviceResults<'o, O>>,
     ) -> Result<()> {
         let (x, routed) = (Activations::Fp8(activations), Some((routing, rows)));
         self.enqueue(stream, x, routed, workspace.into(), out.into())
@@ -214,9 +220,9 @@ impl<T: Activation, O: ProductOf<T>, K, W> Plan<'_, T, O, K, W> {
         activations: Activations<'_, T>,
         routed: Option<(&DeviceRouting, ExpertRows)>,
         mut workspace: GemmWorkspaceMut<'_>,
-        mut out: DeviceViewMut<'_, O>,
+        out: DeviceResults<'_, O>,
     ) -> Result<()> {
-        let Linear { gpu, weights, epilogue, options, .. } = &self.linear;
+        let Linear { gpu, weights, epilogue, options, quantized_results, .. } = &self.linear;
         let (shape, count, rows, kernels) = (weights.shape(), weights.count(), self.rows, &gpu.kernels);
         let x_rows = match routed {
             None => rows,
@@ -227,17 +233,33 @@ impl<T: Activation, O: ProductOf<T>, K, W> Plan<'_, T, O, K, W> {
         };
         let (alpha, token_scales) = match *options {
             Options::Values { .. } => (1.0, 1),
-            Options::Fp4 { alpha } => (alpha, 1),
+            Options::Fp4 { alpha, per_token } => (alpha, usize::from(per_token)),
             Options::Fp8(options) => (1.0, options.token_scales(shape.cols)),
         };
         activations.check(x_rows, shape, count, token_scales)?;
         let results = epilogue.check(shape.rows, count, rows)?;
-        Shape::new(rows, results).check("the output", out.len())?;
+        let results = Shape::new(rows, results);
+        let (mut values, quantized) = match (out, quantized_results) {
+            (DeviceResults::Values(out), None) => {
+                results.check("the output", out.len())?;
+                (Some(out), None)
+            }
+            (DeviceResults::Quantized(out), Some(recipe)) => (None, Some((out, recipe))),
+            (DeviceResults::Values(_), Some(_)) => {
+                return fault(
+                    "the plan quantizes its results; pass QuantizedResults, or plan without quantize_results",
+                );
+            }
+            (DeviceResults::Quantized(_), None) => {
+                return fault(
+                    "the plan does not quantize its results; call quantize_results before plan, or pass memory for values",
+                );
+            }
+        };
         let Some(planned) = &self.planned else { return Ok(()) };
 
         let (x, _activations_read) = activations.read(stream)?;
         let ([codes, scales], slots, _weights_read) = weights.read(stream)?;
-        let (out, _written) = out.write(stream, "the output", 1)?;
         let other;
         let planned = match activations {
             Activations::Values(_) if !x[0].is_multiple_of(16) => {
@@ -248,10 +270,27 @@ impl<T: Activation, O: ProductOf<T>, K, W> Plan<'_, T, O, K, W> {
         };
         let multiplied = match planned.before {
             Before::Split(_) => Dtype::F32,
+            before if before.is_per_token() => Dtype::Bf16,
             _ => planned.product.config.activations,
         };
         let (steps, _steps_read) = epilogue.read(stream, multiplied)?;
-        let ([semaphores, memory], _used) = workspace.write(stream, self.memory_bytes)?;
+        let ([semaphores, memory], _used) = workspace.write(stream, self.needed_bytes())?;
+        let (out, _written) = match &mut values {
+            Some(values) => {
+                let (out, written) = values.write(stream, "the output", 1)?;
+                (out, Some(written))
+            }
+            None => (memory + self.memory_bytes, None),
+        };
+        let quantized = quantized.map(|(QuantizedResults { out: to, scales, experts }, recipe)| {
+            // SAFETY: the workspace has room for the results, and outlives the call. The product
+            // writes them on the stream before they are read. All bits are values of f16 and bf16,
+            // also in rows that no expert has.
+            let values = unsafe { DeviceView::<O>::from_raw_parts(out, results.rows * results.cols) };
+            let input = DeviceActivations { scales, experts, ..DeviceActivations::new(values, results) };
+            check(&input, recipe, &to).map(|size| (input, recipe, size, to))
+        });
+        let quantized = quantized.transpose()?;
         // The parts of the workspace: the plan that is made on the GPU, the memory of the kernels
         // before the product, the product's own.
         let before = memory + planned.plan_bytes();
@@ -306,20 +345,46 @@ impl<T: Activation, O: ProductOf<T>, K, W> Plan<'_, T, O, K, W> {
                     let of_parts = Operands { activations: parts, out: sums, steps: Steps::SUMS, ..operands };
                     let sorted = Routed { plan: routed.plan, ..Routed::default() };
                     launch::product(kernels, stream, product, &of_parts, sorted, [semaphores, after])?;
-                    launch::merge(kernels, stream, sums, out, steps, routed, [rows, shape.rows])
+                    launch::merge(kernels, stream, [sums, out], steps, routed, None, [rows, shape.rows])
                 }
-                (Before::Fp4 { decode, bytes: [factor_bytes, _] }, Activations::Fp4(activations)) => {
+                (Before::Fp4 { decode, bytes }, Activations::Fp4(activations)) => {
                     let params = activations.params(x_rows, count, alpha, apply.0);
-                    let memory = [semaphores, before, before + factor_bytes, after];
-                    let (plan, x) = ((product, decode), (x, params));
-                    launch::product_fp4(kernels, stream, plan, x, &operands, routed, memory)
+                    let [factor_bytes, decoded_bytes, _] = bytes;
+                    let decoded = before + factor_bytes;
+                    let (sums, memory) = (decoded + decoded_bytes, [semaphores, before, decoded, after]);
+                    let [codes, scales, slots, token_scales] = x;
+                    let (plan, x) = ((product, decode), ([codes, scales, slots], params));
+                    if planned.before.is_per_token() {
+                        let of_sums = Operands { out: sums, steps: Steps::SUMS, ..operands };
+                        let sorted = Routed { to: 0, ..routed };
+                        launch::product_fp4(kernels, stream, plan, x, &of_sums, sorted, memory)?;
+                        let globals = Some(TokenGlobals { token_scales, slots: slot, apply, alpha });
+                        launch::merge(
+                            kernels,
+                            stream,
+                            [sums, out],
+                            steps,
+                            routed,
+                            globals,
+                            [rows, shape.rows],
+                        )
+                    } else {
+                        launch::product_fp4(kernels, stream, plan, x, &operands, routed, memory)
+                    }
                 }
                 (Before::Fp8([codes_bytes, scales_bytes, _]), _) => {
                     let x = (fp8, before + codes_bytes + scales_bytes);
                     launch::product_fp8(kernels, stream, product, x, &operands, routed, [semaphores, after])
                 }
                 _ => launch::product(kernels, stream, product, &operands, routed, [semaphores, after]),
+            }?;
+        }
+        match quantized {
+            // The quantizer waits for the product on the GPU.
+            Some((input, recipe, size, to)) => {
+                activations::enqueue(kernels, stream, input, recipe, size, true, to)
             }
+            None => Ok(()),
         }
     }
 }

@@ -17,7 +17,9 @@ use crate::gpu::launch;
 use crate::gpu::launch::arguments::limited;
 use crate::gpu::memory::experts_view::DeviceExpertsView;
 use crate::gpu::memory::workspace::{GemmWorkspace, SEMAPHORE_BYTES};
-use crate::gpu::plan::fp4::{decoded_bytes, factor_bytes, most_fp4_workspace_bytes, whole_blocks};
+use crate::gpu::plan::fp4::{
+    decoded_bytes, factor_bytes, most_fp4_workspace_bytes, sums_bytes, whole_blocks,
+};
 use crate::gpu::plan::fp8::{most_fp8_experts_workspace_bytes, most_fp8_workspace_bytes};
 use crate::gpu::plan::linear::{most_workspace_bytes, multiplied, parts_bytes};
 use crate::gpu::plan::planned::{Kind, PlanKey, gpu_plan_bytes, most_experts_bytes, slot_bytes};
@@ -69,13 +71,21 @@ impl Gpu {
     }
 
     /// Bytes of a workspace that serves [`Self::linear_fp4`] with weights of a shape and any number
-    /// of tokens up to `tokens`. 0 if there is nothing to multiply.
+    /// of tokens up to `tokens`, which have a global scale each if `per_token`. 0 if there is
+    /// nothing to multiply.
     ///
     /// # Errors
     /// [`OperandFault::Limit`] for more tokens or columns than a GPU multiplies.
-    pub fn fp4_workspace_bytes(&self, weights: QuantizedShape, tokens: usize) -> Result<usize> {
+    pub fn fp4_workspace_bytes(
+        &self,
+        weights: QuantizedShape,
+        tokens: usize,
+        per_token: bool,
+    ) -> Result<usize> {
         limited("rows of activations", tokens, TOKEN_LIMIT)?;
-        most_fp4_workspace_bytes(&self.kernels, weights, tokens).map(with_semaphores)
+        let bytes = most_fp4_workspace_bytes(&self.kernels, weights, tokens)?;
+        let sums = if per_token { sums_bytes(tokens, weights) } else { 0 };
+        Ok(with_semaphores(bytes.saturating_add(sums)))
     }
 
     /// Bytes of a workspace that serves [`Self::linear_fp8`] with weights of a shape and any number
@@ -148,7 +158,8 @@ impl Gpu {
     }
 
     /// Bytes of a workspace that serves [`Self::linear_experts_fp4`] with any number of pairs of a
-    /// token and an expert up to `pairs`.
+    /// token and an expert up to `pairs`. If `per_token`, rows of activations have a global scale
+    /// each.
     ///
     /// # Errors
     /// [`OperandFault::Limit`] for more pairs than a GPU multiplies.
@@ -156,14 +167,18 @@ impl Gpu {
         &self,
         experts: impl Into<DeviceExpertsView<'e>>,
         pairs: usize,
+        per_token: bool,
     ) -> Result<usize> {
         let experts = experts.into();
         let shape = experts.shape();
         let of_decoded = self.experts_workspace_bytes(experts, pairs, Dtype::Bf16)?;
-        let key = PlanKey { weights: whole_blocks(shape), ..experts_key(experts, Kind::Fp4, pairs) };
+        let key =
+            PlanKey { weights: whole_blocks(shape), ..experts_key(experts, Kind::Fp4 { per_token }, pairs) };
         let configs = GemmConfig::for_fp4(shape.format, Dtype::Bf16).filter(|_| key.is_packable());
         let native = with_semaphores(most_experts_bytes(&self.kernels, configs, &key));
+        let sums = if per_token { sums_bytes(pairs, shape) } else { 0 };
         let before = factor_bytes(experts.count()).saturating_add(decoded_bytes(pairs, key.weights));
+        let before = before.saturating_add(sums);
         Ok(of_decoded.max(native).saturating_add(usize::try_from(before).unwrap_or(usize::MAX)))
     }
 

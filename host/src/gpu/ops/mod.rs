@@ -3,6 +3,7 @@
 pub(in crate::gpu) mod activations;
 pub(in crate::gpu) mod epilogue;
 pub(in crate::gpu) mod gemv;
+pub(in crate::gpu) mod groups;
 mod gptq;
 pub(in crate::gpu) mod kv;
 pub(in crate::gpu) mod linear;
@@ -14,4 +15,5 @@ pub(in crate::gpu) mod on_device;
 pub(in crate::gpu) mod on_host;
 pub(in crate::gpu) mod preload;
 pub(in crate::gpu) mod quantize_options;
+pub(in crate::gpu) mod results;
 mod route;

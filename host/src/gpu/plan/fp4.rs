@@ -16,7 +16,12 @@ use crate::shape::QuantizedShape;
 ///
 /// # Errors
 /// The errors of [`PlanKey::product`].
-pub(in crate::gpu) fn plan(kernels: &Kernels, key: PlanKey, given: Option<GemmConfig>) -> Result<Planned> {
+pub(in crate::gpu) fn plan(
+    kernels: &Kernels,
+    key: PlanKey,
+    per_token: bool,
+    given: Option<GemmConfig>,
+) -> Result<Planned> {
     let PlanKey { experts, rows, dtype: bias, .. } = key;
     let format = key.weights.format;
     let (decode, decoded) = fp4::decode(format, bias).ok_or(Error::NoKernel { format })?;
@@ -34,14 +39,19 @@ pub(in crate::gpu) fn plan(kernels: &Kernels, key: PlanKey, given: Option<GemmCo
         }
     };
     let factors = factor_bytes(experts.unwrap_or(1));
+    let sums = if per_token { sums_bytes(rows, key.weights) } else { 0 };
     if let Some(config) = native {
         let (product, grid) = key.product(kernels, config, 1)?;
-        return Ok(Planned { product, grid, before: Before::Fp4 { decode: None, bytes: [factors, 0] } });
+        return Ok(Planned {
+            product,
+            grid,
+            before: Before::Fp4 { decode: None, bytes: [factors, 0, sums] },
+        });
     }
     let key = PlanKey { dtype: decoded, ..key };
     let (product, grid) = of_16_bits(kernels, key, 1, false, given)?;
     // At most a row per pair.
-    let bytes = [factors, decoded_bytes(rows, key.weights)];
+    let bytes = [factors, decoded_bytes(rows, key.weights), sums];
     Ok(Planned { product, grid, before: Before::Fp4 { decode: Some(decode), bytes } })
 }
 
@@ -74,6 +84,11 @@ pub(in crate::gpu) fn most_fp4_workspace_bytes(
 /// Bytes of decoded activations, a multiple of 16.
 pub(in crate::gpu) fn decoded_bytes(rows: usize, weights: QuantizedShape) -> u64 {
     (rows as u64).saturating_mul(weights.cols as u64 * 2).next_multiple_of(16)
+}
+
+/// Bytes of the sums of `rows` rows in f32, a multiple of 16.
+pub(in crate::gpu) fn sums_bytes(rows: usize, weights: QuantizedShape) -> u64 {
+    (rows as u64).saturating_mul(weights.rows as u64 * 4).next_multiple_of(16)
 }
 
 /// The shape of weights with the padding of their rows: rows are whole blocks in both operands.

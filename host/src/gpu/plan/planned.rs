@@ -22,7 +22,10 @@ pub(in crate::gpu) enum Kind {
         gemv_only: bool,
     },
     /// The format of the weights.
-    Fp4,
+    Fp4 {
+        /// A global scale per token, instead of one for all or per expert.
+        per_token: bool,
+    },
     /// FP8.
     Fp8(Fp8Options),
 }
@@ -93,8 +96,9 @@ pub(in crate::gpu) enum Before {
     Fp4 {
         /// The kernel that decodes activations to 16 bits where tensor cores do not multiply FP4.
         decode: Option<KernelId>,
-        /// Bytes of the factors of the sums, and of decoded activations, both multiples of 16.
-        bytes: [u64; 2],
+        /// Bytes of the factors of the sums, of decoded activations, and of sums that are
+        /// multiplied by factors per token, all multiples of 16.
+        bytes: [u64; 3],
     },
     /// FP8 activations, which are given or quantized. Bytes of quantized codes, of their scales, and
     /// of the bases of rows of weights, all multiples of 16.
@@ -104,11 +108,17 @@ pub(in crate::gpu) enum Before {
 impl Before {
     /// Bytes of memory.
     pub(in crate::gpu) fn bytes(&self) -> u64 {
-        match self {
-            Self::Nothing => 0,
-            Self::Split([a, b]) | Self::Fp4 { bytes: [a, b], .. } => a.saturating_add(*b),
-            Self::Fp8([codes, scales, bases]) => codes.saturating_add(*scales).saturating_add(*bases),
-        }
+        let bytes: &[u64] = match self {
+            Self::Nothing => &[],
+            Self::Split(bytes) => bytes,
+            Self::Fp4 { bytes, .. } | Self::Fp8(bytes) => bytes,
+        };
+        bytes.iter().fold(0, |sum, bytes| sum.saturating_add(*bytes))
+    }
+
+    /// Returns whether sums are multiplied by factors per token, by a kernel after the product.
+    pub(in crate::gpu) fn is_per_token(&self) -> bool {
+        matches!(self, Self::Fp4 { bytes: [_, _, sums], .. } if *sums > 0)
     }
 }
 
@@ -142,7 +152,7 @@ impl Planned {
         let (first, last) = match self.before {
             Before::Nothing | Before::Fp8(_) => (None, None),
             Before::Split(_) => (Some(packing::SPLIT), Some(packing::MERGE)),
-            Before::Fp4 { decode, .. } => (decode, None),
+            Before::Fp4 { decode, .. } => (decode, self.before.is_per_token().then_some(packing::MERGE)),
         };
         let plan = self.grid.map(|_| Experts::Plan.id());
         let [pack, multiply] = self.product.kernels();
