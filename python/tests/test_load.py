@@ -393,6 +393,23 @@ def test_quantized_modules_round_activations_as_asked(folder):
     assert net.first.activation_format == "fp8"
 
 
+def test_quantized_models_keep_how_they_round_activations(folder):
+    from microscale.torch import QuantizedLinear, load_quantized
+
+    net = Net()
+    load_quantized(net, folder, activation_format="fp8", round_weights=True)
+    weights = net.first._weights()
+    scale = microscale.GlobalScale(600.0, "divisor")
+    net.inner[0] = QuantizedLinear(net.inner[0]._weights(), activation_format="nvfp4", input_global_scale=scale)
+    load_quantized(net, folder)
+    assert net.first.activation_format == "fp8" and net.first.round_weights
+    assert torch.equal(net.first.weight_packed, weights.codes)
+    assert net.inner[0].activation_format == "nvfp4" and net.inner[0].input_global_scale.tolist() == [600.0]
+    load_quantized(net, folder, activation_format="nvfp4")
+    assert net.first.activation_format == "nvfp4" and not net.first.round_weights
+    assert net.inner[0].input_global_scale is None
+
+
 def test_files_that_are_not_there_or_no_checkpoints(tmp_path):
     from microscale.torch import load_quantized
 

@@ -17,7 +17,7 @@ from microscale._mixtures import QuantizedExperts
 from microscale._replace import adopt, is_linear, names_of, put
 from microscale._states import transformers_facts
 from microscale._stored import Stored, Weight
-from microscale._types import LayerFormat, RoundedActivations
+from microscale._types import GlobalScale, LayerFormat, RoundedActivations
 
 #: The name of a tensor of one expert in the state of :class:`QuantizedExperts`.
 _EXPERT = re.compile(r"(.+)\.(\d+)\.(gate_proj|up_proj|down_proj)\.(weight|bias)")
@@ -58,7 +58,8 @@ def load_quantized(
         device: the device to load to. By default tensors stay on their device, and those on the
             device meta go to the CPU.
         activation_format: how all quantized modules round activations, as of
-            :class:`QuantizedLinear`. By default they do not.
+            :class:`QuantizedLinear`. By default they do not, and modules that are quantized in the
+            model already keep theirs, with their `round_weights` and `input_global_scale`.
         round_weights: allows NVFP4 weights with activations in FP8, which rounds them.
 
     Returns:
@@ -304,7 +305,20 @@ class _Loading:
         dtype = module.weight_dtype if isinstance(module, QuantizedLinear) else place.tensor.dtype
         bias: nn.Parameter | None = getattr(module, "bias")
         weights = self._stored.quantized(weight).to(self._target(place))
-        return adopt(QuantizedLinear(weights, bias, dtype, *self.activations), module)
+        return adopt(QuantizedLinear(weights, bias, dtype, *self._rounding(module), self._input_scale(module)), module)
+
+    def _rounding(self, module: nn.Module) -> tuple[RoundedActivations | None, bool]:
+        """Returns the `activation_format` and `round_weights` of the module that replaces one."""
+        if self.activations[0] is None and isinstance(module, (QuantizedLinear, QuantizedExperts)):
+            return module.activation_format, module.round_weights or self.activations[1]
+        return self.activations
+
+    def _input_scale(self, module: nn.Module) -> GlobalScale | None:
+        """Returns the given global scale of inputs of the layer that replaces a module."""
+        if self.activations[0] is not None or not isinstance(module, QuantizedLinear):
+            return None
+        given = module.input_global_scale
+        return None if given is None or given.is_meta else GlobalScale(given, "divisor")
 
     def _quantized_experts(self, name: str, parts: dict[str, Callable[[_Read], Tensor]]) -> nn.Module:
         module, made = self._modules[name], {}
@@ -321,7 +335,7 @@ class _Loading:
                 global_scales=numbers[:, 0, 0] if format == "nvfp4" else None,
                 direction="divisor" if format == "nvfp4" else None,
             ).to(self._target(places[part]))
-        return adopt(QuantizedExperts(module, made["gate_up_proj"], made["down_proj"], *self.activations), module)
+        return adopt(QuantizedExperts(module, made["gate_up_proj"], made["down_proj"], *self._rounding(module)), module)
 
     def _fill(self, values: dict[str, Tensor]) -> None:
         """Copies values into the model's tensors, or replaces those on another device."""
