@@ -106,8 +106,8 @@ unsafe fn apply_within<const N: usize>(
     (updated, amax)
 }
 
-/// The scales of a block's columns where they are chosen already: lane i of the row has those of
-/// columns i and i + 16.
+/// The scales of a block's columns where they are chosen already. Lane i of the row has the scales
+/// of columns i and i + 16.
 #[derive(Clone, Copy)]
 struct ColumnScales([Candidate; 2]);
 

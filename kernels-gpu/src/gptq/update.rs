@@ -21,7 +21,7 @@ const STAGES: u32 = GPTQ_BATCH / UPDATE_DEPTH;
 const _: () = assert!(UPDATE_TILE * UPDATE_DEPTH == UPDATE_THREADS * SUMS as u32);
 const _: () = assert!(FACTOR_TILE as usize == SUMS);
 
-/// What a thread loads of a stage: residuals of a row, and a row of a tile of the factor.
+/// The part of a stage that a thread loads: residuals of a row, and a row of a tile of the factor.
 #[derive(Clone, Copy)]
 struct Loaded {
     residuals: [[u32; 4]; 2],

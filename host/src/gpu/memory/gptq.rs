@@ -79,7 +79,7 @@ pub(in crate::gpu) struct GptqPass {
 }
 
 impl GptqPass {
-    /// Allocates a pass for as many rows of a matrix as the limit of memory allows.
+    /// Allocates a pass over rows of a matrix: all of them, or the most within the limit of memory.
     ///
     /// # Errors
     /// [`Error::Gpu`], and [`GptqFault::GpuMemory`] when memory is short.
