@@ -174,7 +174,11 @@ fn experts_round_activations_as_on_the_cpu() -> Result<()> {
         let ids = Tensor::from_vec(ids, (tokens, k), &Device::Cpu)?;
         let mut choices = vec![RoundedInputs::Fp4(recipe)];
         choices.extend([false, true].map(|per_group| {
-            RoundedInputs::Fp8(Fp8Options { per_group, round_weights: format == Format::Nvfp4 })
+            RoundedInputs::Fp8(Fp8Options {
+                per_group,
+                round_weights: format == Format::Nvfp4,
+                ..Fp8Options::default()
+            })
         }));
         for rounded in choices {
             let here = exact.clone().with_activations(rounded)?;

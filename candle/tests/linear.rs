@@ -261,7 +261,7 @@ fn layers_round_activations_to_fp8_and_nvfp4_weights_only_if_allowed() -> Result
             assert!(refused.to_string().contains("round_weights"), "{refused}");
         }
         for per_group in [false, true] {
-            let options = Fp8Options { per_group, round_weights: true };
+            let options = Fp8Options { per_group, round_weights: true, ..Fp8Options::default() };
             let rounded = RoundedInputs::Fp8(options);
             let layer = exact.clone().with_activations(rounded)?.to_device(CPU)?;
             assert_eq!(layer.activations(), Some(rounded));
@@ -310,7 +310,9 @@ fn experts_round_activations_as_a_layer_of_each_does() -> Result<()> {
         let weights: Vec<_> = (0..count).map(of).collect();
         let exact = QExperts::new(weights.clone(), None)?;
         let mut choices: Vec<_> = [false, true]
-            .map(|per_group| RoundedInputs::Fp8(Fp8Options { per_group, round_weights: true }))
+            .map(|per_group| {
+                RoundedInputs::Fp8(Fp8Options { per_group, round_weights: true, ..Fp8Options::default() })
+            })
             .into();
         // A global scale that is given does not depend on other rows.
         let mut given = recipe;

@@ -19,7 +19,7 @@ use crate::workers::work;
 
 /// The words of each choice.
 pub(crate) const FORMATS: [&str; 4] = ["fp8", "mxfp8", "mxfp4", "nvfp4"];
-pub(crate) const OPERATIONS: [&str; 5] =
+pub(crate) const OPERATIONS: [&str; 6] =
     ["none", "silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul", "swiglu_oai", "rms_norm"];
 pub(crate) const NORMS: [&str; 3] = ["llama", "gemma", "flashinfer"];
 pub(crate) const LAYOUTS: [&str; 3] = ["linear", "128x4", "8x4"];

@@ -186,7 +186,7 @@ impl Activations {
                 (&[][..], Some(QuantizedInput::Fp4(rows)))
             }
             Self::Fp8(Fp8 { codes, scales, per_group }) => {
-                let options = Fp8Options { per_group: *per_group, round_weights };
+                let options = Fp8Options { per_group: *per_group, round_weights, ..Fp8Options::default() };
                 let (codes, scales) = (codes.bytes(py)?, scales.values::<f32>());
                 (&[][..], Some(QuantizedInput::Fp8 { codes, scales, options }))
             }
@@ -207,7 +207,7 @@ impl Activations {
             Self::Fp8(Fp8 { codes, scales, per_group }) => Some(DeviceInput::Fp8 {
                 codes: gpu::bytes(py, codes)?,
                 scales: gpu::view::<f32>(scales),
-                options: Fp8Options { per_group: *per_group, round_weights },
+                options: Fp8Options { per_group: *per_group, round_weights, ..Fp8Options::default() },
             }),
         })
     }

@@ -6,8 +6,8 @@ use pyo3::prelude::*;
 use crate::errors::{error, of_tensors};
 use crate::recipe::word;
 
-/// The words for FP8: a scale per row, or per 128 columns.
-const FP8: [&str; 2] = ["fp8", "fp8-group128"];
+/// The words for FP8: a scale per row, per 128 columns, or per row with fast accumulation on GPUs.
+const FP8: [&str; 3] = ["fp8", "fp8-group128", "fp8-fast"];
 
 /// The formats of 4 bits that activations are quantized to.
 const FP4: [Format; 2] = [Format::Mxfp4, Format::Nvfp4];
@@ -27,7 +27,8 @@ impl Rounding {
             None => Ok(Self::Exact),
             Some(word) if word == ActivationRounding::Int8.word() => Ok(Self::Int8),
             Some(word) if FP8.contains(&word) => {
-                Ok(Self::Fp8(Fp8Options { per_group: word == FP8[1], round_weights }))
+                let (per_group, fast_accumulation) = (word == FP8[1], word == FP8[2]);
+                Ok(Self::Fp8(Fp8Options { per_group, round_weights, fast_accumulation }))
             }
             Some(word) => {
                 let words = all_words().join(", ");

@@ -53,6 +53,17 @@ def test_products_are_the_cpus(activations, dtype):
 
 
 @needs_hopper
+def test_fast_accumulation_is_near_the_cpus():
+    weights = microscale.quantize(torch.randn(300, 4096) / 64)
+    there, x = weights.to("cuda"), torch.randn(300, 4096, dtype=torch.bfloat16)
+    for tokens in (5, 300):
+        y = microscale.linear(x[:tokens].cuda(), there, activations="fp8-fast").cpu()
+        expected = microscale.linear(x[:tokens], weights, activations="fp8")
+        # Sums of all of K keep 13 fraction bits.
+        torch.testing.assert_close(y, expected, rtol=2.0**-6, atol=2.0**-6)
+
+
+@needs_hopper
 @pytest.mark.parametrize("activations", WORDS)
 def test_experts_are_the_cpus(activations):
     weights = microscale.quantize_experts(torch.randn(6, 96, 256) / 8)

@@ -10,6 +10,13 @@ WORDS = ["fp8", "fp8-group128"]
 DTYPES = ["float32", "float16", ml_dtypes.bfloat16]
 
 
+def test_cpus_add_packs_with_fast_accumulation_too():
+    weights = microscale.quantize(np.random.default_rng(5).standard_normal((48, 640), dtype="f4"))
+    x = np.random.default_rng(6).standard_normal((3, 640), dtype="f4").astype("f2")
+    plain, fast = (microscale.linear(x, weights, activations=word) for word in ("fp8", "fp8-fast"))
+    assert np.array_equal(plain, fast)
+
+
 def rounded(x, activations):
     """The values that activations are rounded to."""
     scale = "token" if activations == "fp8" else "group128"
@@ -48,7 +55,7 @@ def test_nvfp4_weights_are_rounded_only_if_allowed(rng):
 def test_words_that_do_not_exist_are_refused(rng):
     weights = microscale.quantize(rng.standard_normal((8, 64), "f4"))
     x = rng.standard_normal((3, 64), "f4")
-    with pytest.raises(microscale.Error, match="choose one of int8, fp8, fp8-group128, mxfp4, nvfp4"):
+    with pytest.raises(microscale.Error, match="choose one of int8, fp8, fp8-group128, fp8-fast, mxfp4, nvfp4"):
         microscale.linear(x, weights, activations="fp4")
 
 
@@ -187,7 +194,7 @@ class TestLayers:
             QuantizedLinear.from_linear(plain, "nvfp4", activation_format="fp8")
         layer = QuantizedLinear.from_linear(plain, "nvfp4", activation_format="fp8", round_weights=True)
         assert layer(torch.randn(3, 64)).shape == (3, 32)
-        with pytest.raises(microscale.Error, match="choose one of int8, fp8, fp8-group128, mxfp4, nvfp4"):
+        with pytest.raises(microscale.Error, match="choose one of int8, fp8, fp8-group128, fp8-fast, mxfp4, nvfp4"):
             QuantizedLinear.from_linear(plain, activation_format="fp4")
 
     def test_the_operators_fake_refuses_what_the_operator_refuses(self, torch):

@@ -26,27 +26,30 @@ const MXFP4_TOKENS: usize = 8;
 /// given.
 ///
 /// `layers` are the dense layers of `layers.txt` to measure; `None` measures the tuned ones and
-/// small shapes. Plans use no times of held-out layers: tests judge their choices by them.
+/// small shapes. Plans use no times of held-out layers: tests judge their choices by them. With
+/// `fp8_only`, only products with FP8 activations are measured.
 ///
 /// Returns the complete table. A second run with an older target adds the configurations of that
 /// target.
 ///
 /// # Errors
 /// The errors of planning and of launching.
-pub(crate) fn tune(gpu: &Gpu, file: &Path, layers: Option<Half>) -> Result<String> {
+pub(crate) fn tune(gpu: &Gpu, file: &Path, layers: Option<Half>, fp8_only: bool) -> Result<String> {
     let small: &[_] = if layers.is_none() { &SMALL } else { &[] };
     let of_half = Layers::built_in().dense().filter(|layer| layers.unwrap_or_default().has(layer));
     let shapes: Vec<_> = small.iter().copied().chain(of_half.map(|layer| [layer.rows, layer.cols])).collect();
     let tokens = &Layers::built_in().tuned_tokens;
     let there = std::fs::read_to_string(file).ok().and_then(|text| Times::read(&text));
     let mut times = there.unwrap_or_default();
-    for weights in [Format::Nvfp4, Format::Mxfp4] {
+    // Products with FP8 activations are measured with MXFP4.
+    let formats: &[_] = if fp8_only { &[Format::Mxfp4] } else { &[Format::Nvfp4, Format::Mxfp4] };
+    for &weights in formats {
         let most = tokens.last().copied().unwrap_or(1);
         for &[rows, cols] in &shapes {
             let size = Size { rows, cols, batches: 1, tokens: NonZeroUsize::new(most), top_k: 0 };
             let matrix = matrix(&Recipe::of(weights, Numerics::default_for(weights))?, size)?;
             let activations = random::<bf16>(most * cols, 2);
-            let mut configs = gpu.gemm_configs(matrix.shape());
+            let mut configs = if fp8_only { Vec::new() } else { gpu.gemm_configs(matrix.shape()) };
             if weights == Format::Mxfp4 {
                 configs.extend(gpu.fp8_configs(weights));
             }

@@ -80,9 +80,10 @@ pub(crate) struct Args {
     #[arg(long, default_value = "auto", value_parser = parse_device)]
     device: DeviceChoice,
     /// Measure the times of all configurations that the table in FILE does not have, and add them to it:
-    /// products choose by such tables (GPU only)
+    /// products choose by such tables (GPU only). `--op gemm-fp8` leaves it at products with FP8
+    /// activations
     #[cfg(feature = "internals")]
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["op", "shape", "dtype", "tokens", "format"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["shape", "dtype", "tokens", "format"])]
     tune: Option<PathBuf>,
     /// Write the measurements to a file
     #[arg(long, value_name = "FILE")]
@@ -114,7 +115,11 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     #[cfg(feature = "internals")]
     if let Some(file) = &args.tune {
         print(&device)?;
-        return internals::write_times(&device, file, args.layers);
+        let fp8_only = args.op == [Op::GemmFp8];
+        if !args.op.is_empty() && !fp8_only {
+            return Err(Usage::new("--tune takes no operation but --op gemm-fp8").into());
+        }
+        return internals::write_times(&device, file, args.layers, fp8_only);
     }
     #[cfg(feature = "internals")]
     if args.op.contains(&Op::Load) {

@@ -5,9 +5,9 @@
 //! global scale each.
 
 use microscale_formats::{GlobalScale, fp4_dot};
-use microscale_kernels_abi::{Epilogue, GlobalSlot};
 use microscale_kernels_abi::epilogue::{MergeGrid, PARTS, SplitGrid};
 use microscale_kernels_abi::launch::THREADS;
+use microscale_kernels_abi::{Epilogue, GlobalSlot};
 
 use crate::hardware::{ptx, warp};
 use crate::product::problem::Routed;

@@ -6,6 +6,7 @@ use microscale_formats::Ties;
 use microscale_formats::e2m1::{MAX, MIDPOINTS, VALUES};
 
 use super::factor::{BlockFactor, QUAD};
+use crate::hardware::warp;
 
 /// The sign bit.
 const SIGN: u32 = 1 << 31;
@@ -137,6 +138,8 @@ pub(super) unsafe fn descend<const N: usize>(
     let mut k = 0;
     while k < N {
         if k % QUAD == 0 {
+            // Later loads of the factor stay after this.
+            warp::sync();
             // SAFETY: the same contract.
             pivots = unsafe { factor.pivots(k / QUAD) };
         }

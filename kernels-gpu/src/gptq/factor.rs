@@ -45,8 +45,9 @@ impl<const N: usize> BlockFactor<N> {
     #[inline(always)]
     pub(super) unsafe fn quad(&self, k: usize, quad: usize) -> [f32; QUAD] {
         let row = self.tiles[quad / 2].wrapping_add(k * FACTOR_TILE as usize + quad % 2 * QUAD);
-        // SAFETY: 16 bytes of the block, on 16 bytes. Not hoisted, lest all need registers.
-        unsafe { ptx::load_16_here(row.cast()) }.map(f32::from_bits)
+        // SAFETY: 16 bytes of the block, on 16 bytes. This kind of load stays after the last
+        // synchronization: hoisted, all loads of a block would need registers.
+        unsafe { ptx::load_16_written(row.cast()) }.map(f32::from_bits)
     }
 
     /// The pivots of four columns.

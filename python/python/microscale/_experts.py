@@ -246,7 +246,7 @@ def linear_experts(
             left out keep their values.
         workspace: on a GPU, memory from :func:`experts_workspace`. By default the same as for
             :func:`linear`.
-        activations: as for :func:`linear`: `int8`, `fp8`, `fp8-group128`, `mxfp4` or `nvfp4`.
+        activations: as for :func:`linear`: `int8`, `fp8`, `fp8-group128`, `mxfp4` or `nvfp4`. `fp8-fast` is `fp8` here.
         round_weights: as for :func:`linear`.
         input_global_scale: as for :func:`linear`, one for all experts.
         gate: as for :func:`linear`.

@@ -57,8 +57,8 @@ class QuantizedLinear(nn.Module):
         in_features: K.
         out_features: M.
         weight_dtype: the dtype of `weight`. `to(dtype)`, `half()` and the like change it.
-        activation_format: `fp8` or `fp8-group128` for activations that are rounded to FP8, `mxfp4`
-            or `nvfp4` for activations in the format of the weights, `int8` on CPUs; None for exact
+        activation_format: `fp8`, `fp8-group128` or `fp8-fast` for activations that are rounded to
+            FP8, `mxfp4` or `nvfp4` for activations in the format of the weights, `int8` on CPUs; None for exact
             ones. It is not part of the state.
         round_weights: whether NVFP4 weights may be rounded to FP8 for such activations.
         input_global_scale: float32 `[1]`, a divisor, for activations in NVFP4 whose global scale is
@@ -88,7 +88,7 @@ class QuantizedLinear(nn.Module):
             bias: `[M]`.
             dtype: of `weight`; by default the bias' dtype, or else PyTorch's default.
             activation_format: `fp8` rounds activations to E4M3 with a scale per row, and
-                `fp8-group128` per 128 columns, `mxfp4` or `nvfp4` quantizes them to the format of
+                `fp8-group128` per 128 columns, `fp8-fast` per row with fast accumulation, `mxfp4` or `nvfp4` quantizes them to the format of
                 the weights, and `int8` rounds them on CPUs, as `activations` of
                 :func:`microscale.linear`.
             round_weights: allows NVFP4 weights with activations in FP8, which rounds them.

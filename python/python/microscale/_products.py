@@ -96,7 +96,8 @@ def linear(
             of 8 bits with one float32 scale. That is about twice as fast as float32 and loses up to
             amax / 254 per activation. Rows of `x` with NaN or infinities give NaN. `fp8` rounds
             activations to E4M3 with a float32 scale per row, as `quantize_activations(x, "fp8")`
-            does, and `fp8-group128` with one per 128 columns. GPUs need compute capability 9.0, and
+            does, and `fp8-group128` with one per 128 columns. `fp8-fast` is `fp8` with fast
+            accumulation on GPUs: tensor cores add all of K, with 13 fraction bits. GPUs need compute capability 9.0, and
             `x` in 16 bits there. On a CPU it is slow, with the bits of Hopper's tensor cores.
             `mxfp4` and `nvfp4` quantize them to the format of the weights. A CPU has the bits of
             Blackwell's tensor cores. So have Blackwell GPUs where thread blocks do not share K;

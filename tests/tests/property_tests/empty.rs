@@ -69,7 +69,7 @@ impl Operands {
             gemm_experts_fp4_gated_with(how, [both(), both()], quantized, chosen, 1, order, out)
         });
         for per_group in [false, true] {
-            let options = Fp8Options { per_group, round_weights: true };
+            let options = Fp8Options { per_group, round_weights: true, ..Fp8Options::default() };
             self.check("gemm_weights_fp8", false, |out| {
                 gemm_weights_fp8_with(isa, weights, Fp8Rows::Values(x), tokens, options, out)
             });

@@ -23,7 +23,7 @@ use super::inputs::{instruction_sets, runs};
 const UNTOUCHED: u32 = 0x1234;
 
 fn options(per_group: bool) -> Fp8Options {
-    Fp8Options { per_group, round_weights: true }
+    Fp8Options { per_group, round_weights: true, ..Fp8Options::default() }
 }
 
 /// Returns random codes and scales of activations. Some codes are NaN if `nan` is set.

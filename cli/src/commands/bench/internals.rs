@@ -30,8 +30,13 @@ const CONTEST: [Op; 6] = [
 ];
 
 /// Writes a table of times.
-pub(super) fn write_times(device: &Device, file: &Path, layers: Option<Half>) -> anyhow::Result<()> {
-    let text = tune(first(device)?, file, layers)?;
+pub(super) fn write_times(
+    device: &Device,
+    file: &Path,
+    layers: Option<Half>,
+    fp8_only: bool,
+) -> anyhow::Result<()> {
+    let text = tune(first(device)?, file, layers, fp8_only)?;
     Pending::create(file)?.finish(text.trim_end())
 }
 

@@ -22,6 +22,7 @@ use crate::gpu::ops::linear::{ExpertsPlan, Fp4, Fp8, Linear, Options, Plan, Weig
 use crate::gpu::ops::linear_activations::{Activations, Fp4Activations, Fp8Activations};
 use crate::gpu::ops::results::{DeviceResults, QuantizedResults, fault};
 use crate::gpu::ops::route::{check_routing, lists};
+use crate::gpu::plan::fp8::quantizes_when_packing;
 use crate::gpu::plan::planned::Before;
 use crate::shape::Shape;
 
@@ -319,9 +320,8 @@ impl<T: Activation, O: ProductOf<T>, K, W> Plan<'_, T, O, K, W> {
         unsafe {
             let per_group = token_scales > 1;
             let fp8 = match (planned.before, activations) {
-                // A token may have several experts, so it is quantized before it is packed.
                 (Before::Fp8([codes_bytes, ..]), Activations::Fp8(Fp8Activations::Values(_)))
-                    if of_experts.is_some() =>
+                    if !quantizes_when_packing(weights.experts(), [rows, shape.cols]) =>
                 {
                     let (size, [codes, scales]) = ([x_rows, shape.cols], [before, before + codes_bytes]);
                     if shape.cols > 0 {

@@ -3,8 +3,8 @@
 pub(in crate::gpu) mod activations;
 pub(in crate::gpu) mod epilogue;
 pub(in crate::gpu) mod gemv;
-pub(in crate::gpu) mod groups;
 mod gptq;
+pub(in crate::gpu) mod groups;
 pub(in crate::gpu) mod kv;
 pub(in crate::gpu) mod linear;
 pub(in crate::gpu) mod linear_activations;

@@ -2,6 +2,9 @@
 
 use microscale_formats::activations::GROUP;
 use microscale_kernels_abi::GemmConfig;
+use microscale_kernels_abi::gemm::PACK_COLUMNS;
+use microscale_kernels_abi::gemm::fp8::{QUANTIZE_CLUSTER, QUANTIZE_THREADS};
+use microscale_kernels_abi::launch::WARP;
 
 use crate::element::Dtype;
 use crate::error::{Error, OperandFault, Result};
@@ -85,9 +88,20 @@ pub(in crate::gpu) fn plan(
     let (mut product, grid) = key.product(kernels, config, 1)?;
     let layout = Fp8Layout::new([rows, weights.cols], options.per_group);
     layout.describe(&mut product);
-    // Rows of one matrix are quantized when they are packed.
-    let [codes, scales] = if experts.is_some() { layout.bytes } else { [0; 2] };
+    let [codes, scales] =
+        if quantizes_when_packing(experts, [rows, weights.cols]) { [0; 2] } else { layout.bytes };
     Ok(Planned { product, grid, before: Before::Fp8([codes, scales, row_bases_bytes(config, weights)]) })
+}
+
+/// Returns whether values are quantized and packed by one kernel.
+///
+/// A token may have several experts, so it is quantized before it is packed. Measured on an H200:
+/// with 6144×4096, 16 to 128 tokens take 0.93 to 0.97 of the time, 4096 tokens 1.05. In longer rows
+/// warps of the kernel have several packs, which they load twice.
+pub(in crate::gpu) fn quantizes_when_packing(experts: Option<usize>, [rows, cols]: [usize; 2]) -> bool {
+    const ROWS: usize = 512;
+    const COLS: usize = (QUANTIZE_CLUSTER * QUANTIZE_THREADS / WARP * PACK_COLUMNS) as usize;
+    experts.is_none() && rows <= ROWS && cols <= COLS
 }
 
 /// Bytes of the bases of rows of weights, a multiple of 16: the largest scale of each.
@@ -120,7 +134,8 @@ pub(in crate::gpu) fn most_fp8_workspace_bytes(
     }
     let configs = GemmConfig::for_fp8(weights.format, Dtype::Bf16);
     let most = most_product_bytes(kernels, configs, weights, tokens)?;
-    Ok(if most == 0 { 0 } else { most.saturating_add(one_word_per_row(weights)) })
+    let quantized = Fp8Layout::new([tokens, weights.cols], true).total_bytes();
+    Ok(if most == 0 { 0 } else { most.saturating_add(quantized).saturating_add(one_word_per_row(weights)) })
 }
 
 /// Bytes of workspace, semaphores not counted, that serve products with experts' weights of any
