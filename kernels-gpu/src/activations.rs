@@ -63,7 +63,7 @@ unsafe fn quantize<D: Dtype, O: RowOperation, F: Output>(
         if F::BEFORE_PRODUCTS {
             ptx::start_next_kernel();
         }
-        // A product whose results are the input may still run.
+        // In a programmatic launch, the kernel before this one may still run.
         ptx::wait_for_previous_kernel();
     }
     let warp_number = warp::number();

@@ -190,7 +190,7 @@ pub(crate) fn of_experts_have_the_bytes_of_two_calls(gpu: &Gpu) {
     gpu.route_on(stream, &stream.clone_htod(&chosen).unwrap(), top_k, &mut routing).unwrap();
     for format in Format::MULTIPLIED {
         let experts: Vec<_> =
-            (0..count as u64).map(|seed| tensor(format, rows, cols, Scales::Common, seed)).collect();
+            (0..count as u64).map(|i| tensor(format, rows, cols, Scales::Common, 3 * i + 2)).collect();
         let experts = DeviceExperts::from_host(stream, &experts).unwrap();
         let x = random::<bf16>(gpu, pairs / top_k * cols, 1);
         for order in [ExpertRows::Gathered, ExpertRows::Indexed] {

@@ -31,15 +31,12 @@ const CODES_ALIGNMENT: usize = 16;
 /// `rows` are the rows of scales without padding, of an expert for masked experts. The caller has
 /// checked that inputs and outputs have the lengths that the recipe gives, and that neither `rows`
 /// nor `columns` is 0. FP8 with a scale per tensor takes two kernels, after [`least_tensor_scale`].
-/// A `programmatic` launch may start before the previous kernel has ended, and waits for it on the
-/// GPU.
 pub(in crate::gpu) fn quantize_activations<T: Element>(
     kernels: &Kernels,
     stream: &Arc<CudaStream>,
     input: DeviceActivations<'_, T>,
     recipe: &ActivationRecipe,
     [rows, columns]: [usize; 2],
-    programmatic: bool,
     mut out: DeviceQuantizedActivations<'_>,
 ) -> Result<()> {
     let DeviceActivations { values, shape, mut residual, weights, scales: given, experts } = input;
@@ -107,7 +104,7 @@ pub(in crate::gpu) fn quantize_activations<T: Element>(
     let mut addresses = [values, residual, weights, codes, scales, row_scales, offsets, scale_offsets];
     if recipe.format == ActivationFormat::Fp8(Fp8Scale::PerTensor) {
         // SAFETY: as below. `least_tensor_scale` stored the scale.
-        unsafe { launch(kernels, stream, kernel, &params, programmatic, addresses)? };
+        unsafe { launch(kernels, stream, kernel, &params, addresses)? };
         params.row_scale = RowScale::InMemory as u32;
         if residual != 0 {
             // The first launch stored the sums there.
@@ -117,7 +114,7 @@ pub(in crate::gpu) fn quantize_activations<T: Element>(
     }
     // SAFETY: the caller checked the lengths that `params` describes; `aligned` is computed from
     // every address. The guards, held past the launch, keep the memory and order its uses.
-    unsafe { launch(kernels, stream, kernel, &params, programmatic, addresses) }
+    unsafe { launch(kernels, stream, kernel, &params, addresses) }
 }
 
 /// The format of a recipe's output.
@@ -182,11 +179,8 @@ pub(in crate::gpu) unsafe fn quantize_rows_fp8(
     describe(&recipe, &mut params);
     params.aligned = u32::from(columns.is_multiple_of(8) && values.is_multiple_of(16));
     let addresses = [values, 0, 0, codes, scales, scales, 0, 0];
-    // The kernel that packs starts the product before it has waited for this one. So all earlier
-    // work must have ended when this one starts.
-    let programmatic = false;
     // SAFETY: the caller promises the memory that `params` describes.
-    unsafe { launch(kernels, stream, kernel, &params, programmatic, addresses) }
+    unsafe { launch(kernels, stream, kernel, &params, addresses) }
 }
 
 /// Enqueues a kernel that quantizes activations, with the addresses that it takes, in order.
@@ -198,7 +192,6 @@ unsafe fn launch(
     stream: &Arc<CudaStream>,
     kernel: KernelId,
     params: &ActivationParams,
-    programmatic: bool,
     addresses: [CUdeviceptr; 8],
 ) -> Result<()> {
     let ActivationLaunch { thread_blocks, threads, shared } = params.launch();
@@ -208,7 +201,8 @@ unsafe fn launch(
         threads,
         shared,
         cluster: 1,
-        programmatic: programmatic && kernels.target().since_sm90,
+        // Kernels after this one rely on it: when it starts, all earlier work has ended.
+        programmatic: false,
     };
     let [a, b, c, d, e, f, g, h] = addresses.each_ref().map(argument);
     let mut arguments = [a, b, c, d, e, f, g, h, argument(params)];

@@ -107,7 +107,7 @@ impl GptqLauncher<'_> {
     ///
     /// # Errors
     /// [`Error::Gpu`](crate::Error::Gpu).
-    pub(in crate::gpu) fn quantize<T: Element>(
+    pub(in crate::gpu) fn quantize(
         &self,
         shape: Shape,
         rows: PassRows,

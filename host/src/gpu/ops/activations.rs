@@ -38,13 +38,12 @@ impl Gpu {
     ) -> Result<()> {
         input.shape.check("the activations", input.values.len())?;
         let size = check(&input, recipe, &out)?;
-        enqueue(&self.kernels, stream, input, recipe, size, false, out)
+        enqueue(&self.kernels, stream, input, recipe, size, out)
     }
 }
 
 /// Enqueues the kernels of a quantization that [`check`] has checked, with the size that it
-/// returned. A `programmatic` launch may start before the previous kernel has ended, and waits for
-/// it on the GPU.
+/// returned.
 ///
 /// # Errors
 /// The errors of [`Gpu::quantize_activations_on`].
@@ -54,14 +53,13 @@ pub(in crate::gpu) fn enqueue<T: Element>(
     input: DeviceActivations<'_, T>,
     recipe: &ActivationRecipe,
     size: Option<[usize; 2]>,
-    programmatic: bool,
     mut out: DeviceQuantizedActivations<'_>,
 ) -> Result<()> {
     if recipe.format == ActivationFormat::Fp8(Fp8Scale::PerTensor) {
         launch::least_tensor_scale(stream, &mut out.f32_scales)?;
     }
     let Some(size) = size else { return Ok(()) };
-    launch::quantize_activations(kernels, stream, input, recipe, size, programmatic, out)
+    launch::quantize_activations(kernels, stream, input, recipe, size, out)
 }
 
 /// Checks activations, but for the length of their values, and outputs. Returns the rows of scales

@@ -146,7 +146,7 @@ impl<T: Element> LoadedOnGpu<'_, T> {
             }
             let to = (GptqLoad::Weights, recipe.non_finite);
             launcher.load((input, shape), rows, to, &mut pass, Some(&mut *target.report))?;
-            launcher.quantize::<T>(shape, rows, &mut pass, &mut target)?;
+            launcher.quantize(shape, rows, &mut pass, &mut target)?;
             errors.extend(read_sums(stream, &pass, rows)?);
         }
         Ok((report.read(stream, shape, recipe.format())?, errors))

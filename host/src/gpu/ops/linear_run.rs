@@ -380,10 +380,7 @@ impl<T: Activation, O: ProductOf<T>, K, W> Plan<'_, T, O, K, W> {
             }?;
         }
         match quantized {
-            // The quantizer waits for the product on the GPU.
-            Some((input, recipe, size, to)) => {
-                activations::enqueue(kernels, stream, input, recipe, size, true, to)
-            }
+            Some((input, recipe, size, to)) => activations::enqueue(kernels, stream, input, recipe, size, to),
             None => Ok(()),
         }
     }
