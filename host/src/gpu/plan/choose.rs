@@ -56,8 +56,8 @@ pub(in crate::gpu) fn choose(times: &Estimator, gpu: GpuFacts, request: Request)
     GemmConfig { weights: weights.format, activations, ..config }
 }
 
-/// The configuration for FP8 activations that should take the least time, among those that `takes`
-/// allows; `None` if the GPU has none.
+/// The configuration for FP8 activations that should take the least time, if `takes` allows it;
+/// `None` if the GPU has none.
 pub(in crate::gpu) fn choose_fp8(
     times: &Estimator,
     gpu: GpuFacts,

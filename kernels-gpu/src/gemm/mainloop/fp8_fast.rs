@@ -1,6 +1,7 @@
 //! The mainloop for FP8 activations on compute capability 9.0 with fast accumulation: tensor cores
-//! add the products of all of K, with 13 fraction bits. Decoded weights are relative to one exponent
-//! per row, so sums need no other factor before the end. Otherwise it works as [`super::wgmma`].
+//! add the products of all of K, with 13 fraction bits. Decoded weights are relative to one
+//! exponent per row, so sums need no other factor before the end. Otherwise it works as
+//! [`super::wgmma`].
 //!
 //! [`microscale_formats::fp8_dot::fast_row`] defines the results, to the bit.
 
