@@ -202,6 +202,15 @@ fn check_format(format: Format, factor: &GptqFactor, cols: usize) -> Result<()> 
 }
 
 impl GptqFactor {
+    /// Checks a request of GPTQ for a matrix with this number of columns.
+    ///
+    /// # Errors
+    /// As for [`quantize_gptq`](crate::quantize_gptq()).
+    #[cfg(feature = "cuda")]
+    pub(crate) fn check_request(&self, recipe: &Recipe, cols: usize, scales: GptqScales) -> Result<()> {
+        check_request(recipe, self, cols, scales)
+    }
+
     /// Computes the error of a quantized matrix in the outputs of its layer.
     ///
     /// `values` and `shape` are the original, `quantized` any quantization of it. Products and sums

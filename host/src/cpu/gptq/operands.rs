@@ -8,11 +8,9 @@ use microscale_formats::{E4m3, E8m0, Format, GlobalScale, mx, nvfp4};
 use rayon::prelude::*;
 
 use super::block::BlockFactor;
-use super::check_request;
 use super::factor::GptqFactor;
 use crate::error::Result;
-use crate::gptq::{Copies, GptqScales};
-use crate::recipe::Recipe;
+use crate::gptq::Copies;
 use crate::scheme::Scheme;
 
 /// A factor as kernels take it, by position, padding included.
@@ -103,14 +101,6 @@ impl GptqFactor {
     fn bounds<const N: usize>(&self) -> Vec<BlockBounds> {
         let blocks = (0..self.order.len() / N).into_par_iter();
         blocks.map(|block| BlockFactor::<N>::of(self, block * N).bounds).collect()
-    }
-
-    /// Checks a request of GPTQ for a matrix with this number of columns.
-    ///
-    /// # Errors
-    /// As for [`quantize_gptq`](crate::quantize_gptq()).
-    pub(crate) fn check_request(&self, recipe: &Recipe, cols: usize, scales: GptqScales) -> Result<()> {
-        check_request(recipe, self, cols, scales)
     }
 
     /// Checks that a quantized matrix has this factor's format and columns.

@@ -88,7 +88,8 @@ pub(in crate::gpu) unsafe fn product_fp8(
                     threads: QUANTIZE_THREADS,
                     shared: QUANTIZE_SHARED,
                     cluster: QUANTIZE_CLUSTER,
-                    // The product relies on it: when this kernel starts, all earlier work has ended.
+                    // The product relies on it: when this kernel starts, all earlier work has
+                    // ended.
                     programmatic: false,
                 };
                 let aligned = u32::from(pack_params.aligned != 0 && address.is_multiple_of(16));

@@ -140,9 +140,9 @@ impl GptqLauncher<'_> {
                 Options::Nv(options) => launch.arg(options),
             };
             // SAFETY: the arguments are the kernel's, in order. The matrices have rows up to a
-            // multiple of 128, and the factor's parts an entry for each position. The caller checked
-            // that the scales of the rows exist. The borrows, held past the launch, keep buffers
-            // apart.
+            // multiple of 128, and the factor's parts an entry for each position. The caller
+            // checked that the scales of the rows exist. The borrows, held past the launch, keep
+            // buffers apart.
             unsafe { launch.launch(config(&ready.kernel, rows.count as u64)?) }
                 .map_err(doing("quantizing columns"))?;
             self.update(rows, pass, start)?;

@@ -100,8 +100,8 @@ pub(in crate::gpu) enum Before {
         /// multiplied by factors per token, all multiples of 16.
         bytes: [u64; 3],
     },
-    /// FP8 activations, which are given or quantized. Bytes of quantized codes, of their scales, and
-    /// of the bases of rows of weights, all multiples of 16.
+    /// FP8 activations, which are given or quantized. Bytes of quantized codes, of their scales,
+    /// and of the bases of rows of weights, all multiples of 16.
     Fp8([u64; 3]),
 }
 
