@@ -256,8 +256,8 @@ unsafe fn one_block<F: Searched, const N: usize>(
         let candidate = if fixed { scales.of(k) } else { chosen };
         rounding.round(value, candidate)
     };
-    let (mut error, mut nan_first) = (0.0, false);
-    let (mut weights, mut residuals) = ([0.0; QUAD], [0.0; QUAD]);
+    let (mut residuals, mut error, mut nan_first) = ([0.0; N], 0.0, false);
+    let mut weights = [0.0; QUAD];
     let see = |k: usize, from: f32, dequantized: f32, pivot: f32| {
         if k % QUAD == 0 {
             // SAFETY: 16 bytes of the block, as above.
@@ -266,17 +266,7 @@ unsafe fn one_block<F: Searched, const N: usize>(
         let weight = weights[k % QUAD];
         let nan_block = weight.is_nan();
         nan_first |= k == 0 && nan_block;
-        residuals[k % QUAD] = if nan_block { 0.0 } else { dequantized - weight };
-        if k % QUAD == QUAD - 1 {
-            // All lanes of the row have loaded these weights. Their residuals take their place at
-            // once, as a block's residuals would take more registers than there are.
-            warp::sync();
-            if lane_of_row() == 0 {
-                // SAFETY: 16 bytes of the block, which this lane stores after all lanes have loaded
-                // them.
-                unsafe { store_block(row.weights, position + (k + 1 - QUAD) as u32, &residuals) };
-            }
-        }
+        residuals[k] = if nan_block { 0.0 } else { dequantized - weight };
         let rest = f64::from(from) - f64::from(dequantized);
         let weighted = if nan_block { 0.0 } else { rest * f64::from(pivot) };
         error += weighted * weighted;
@@ -287,7 +277,10 @@ unsafe fn one_block<F: Searched, const N: usize>(
     warp::sync();
     if lane_of_row() == 0 {
         // SAFETY: the block exists, and this lane stores it after all lanes have loaded it.
-        unsafe { store_block(row.updated, position, &rounded_from) };
+        unsafe {
+            store_block(row.weights, position, &residuals);
+            store_block(row.updated, position, &rounded_from);
+        }
         let nan_block = nan_first;
         if row.exists && !fixed {
             let byte = if nan_block { F::NAN_SCALE } else { search.chosen() };
@@ -304,12 +297,8 @@ unsafe fn one_block<F: Searched, const N: usize>(
             }
         }
     }
-    warp::sync();
-    // SAFETY: the same contract; the row's first lane has stored the residuals.
-    unsafe {
-        let residuals = load_block::<N>(row.weights, position);
-        apply_to_batch(operands.feedback, row, params, position, &residuals);
-    }
+    // SAFETY: the same contract.
+    unsafe { apply_to_batch(operands.feedback, row, params, position, &residuals) };
     // The next block's lanes load stores of this block's.
     warp::sync();
     error

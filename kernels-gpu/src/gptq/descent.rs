@@ -6,7 +6,6 @@ use microscale_formats::Ties;
 use microscale_formats::e2m1::{MAX, MIDPOINTS, VALUES};
 
 use super::factor::{BlockFactor, QUAD};
-use crate::hardware::warp;
 
 /// The sign bit.
 const SIGN: u32 = 1 << 31;
@@ -132,14 +131,11 @@ pub(super) unsafe fn descend<const N: usize>(
     round: impl Fn(usize, f32) -> f32,
     mut see: impl FnMut(usize, f32, f32, f32),
 ) -> Descent<N> {
-    let factor = &factor.here();
     let mut descent = Descent { rounded_from: *updated, error: 0.0, largest: 0.0 };
     let mut pivots = [0.0; QUAD];
     let mut k = 0;
     while k < N {
         if k % QUAD == 0 {
-            // Later loads of the factor stay after this.
-            warp::sync();
             // SAFETY: the same contract.
             pivots = unsafe { factor.pivots(k / QUAD) };
         }

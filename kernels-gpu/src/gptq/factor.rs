@@ -31,12 +31,6 @@ impl<const N: usize> BlockFactor<N> {
         Self { tiles: [tile(0), tile(1), tile(2), tile(3)], pivots: pivots.wrapping_add(position as usize) }
     }
 
-    /// The same, for one pass over the block's columns.
-    #[inline(always)]
-    pub(super) fn here(&self) -> Self {
-        Self { tiles: self.tiles.map(ptx::address_here), pivots: ptx::address_here(self.pivots) }
-    }
-
     /// Entries of four columns `quad * 4 ..` in row `k` of the block.
     ///
     /// # Safety
@@ -45,9 +39,8 @@ impl<const N: usize> BlockFactor<N> {
     #[inline(always)]
     pub(super) unsafe fn quad(&self, k: usize, quad: usize) -> [f32; QUAD] {
         let row = self.tiles[quad / 2].wrapping_add(k * FACTOR_TILE as usize + quad % 2 * QUAD);
-        // SAFETY: 16 bytes of the block, on 16 bytes. This kind of load stays after the last
-        // synchronization: hoisted, all loads of a block would need registers.
-        unsafe { ptx::load_16_written(row.cast()) }.map(f32::from_bits)
+        // SAFETY: 16 bytes of the block, on 16 bytes. Not hoisted, lest all need registers.
+        unsafe { ptx::load_16_here(row.cast()) }.map(f32::from_bits)
     }
 
     /// The pivots of four columns.

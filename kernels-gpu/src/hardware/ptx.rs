@@ -79,18 +79,6 @@ pub(crate) fn offset_by(address: *const u8, rows: u32, row_bytes: u32) -> *const
     offset
 }
 
-/// The same address. LLVM neither knows it nor moves this out of a loop, so that addresses that
-/// follow from it do not take registers across the loop.
-#[inline(always)]
-pub(crate) fn address_here<T>(address: *const T) -> *const T {
-    let same;
-    // SAFETY: copies a register. It is not `pure`, so that it is not moved.
-    unsafe {
-        asm!("mov.b64 {}, {};", out(reg64) same, in(reg64) address, options(nomem, nostack, preserves_flags));
-    }
-    same
-}
-
 /// Stores 16 bytes.
 ///
 /// # Safety
