@@ -102,17 +102,10 @@ fn quantize_into(
 ) {
     let Rows { isa, values, shape, mut residual, weights, given, experts } = rows;
     let columns = sizes.columns;
+    let (stride, input_columns) = (shape.row_stride, shape.cols);
+    let all = Matrix { isa, values, stride, input_columns, columns, exist: sizes.rows, weights };
     if recipe.format == ActivationFormat::Fp8(Fp8Scale::PerTensor) {
-        let matrix = Matrix {
-            isa,
-            values,
-            stride: shape.row_stride,
-            input_columns: shape.cols,
-            columns,
-            exist: sizes.rows,
-            weights,
-        };
-        out.f32_scales[0] = matrix.quantize_per_tensor(recipe, residual, &mut out.codes);
+        out.f32_scales[0] = all.quantize_per_tensor(recipe, residual, &mut out.codes);
         return;
     }
     let mut rest = Parts { codes: &mut out.codes, scales: &mut out.scales, f32_scales: &mut out.f32_scales };
@@ -138,15 +131,7 @@ fn quantize_into(
         let residual = residual.as_mut().map(|residual| residual.split_off(rows * columns));
         let first = (start * shape.row_stride).min(values.len());
         let values = values.part(first, values.len() - first);
-        let matrix = Matrix {
-            isa,
-            values,
-            stride: shape.row_stride,
-            input_columns: shape.cols,
-            columns,
-            exist,
-            weights,
-        };
+        let matrix = Matrix { values, exist, ..all };
         matrix.quantize(recipe, given.get(expert).copied(), residual, part);
     }
 }

@@ -246,7 +246,8 @@ def linear_experts(
             left out keep their values.
         workspace: on a GPU, memory from :func:`experts_workspace`. By default the same as for
             :func:`linear`.
-        activations: as for :func:`linear`: `int8`, `fp8`, `fp8-group128`, `mxfp4` or `nvfp4`. `fp8-fast` is `fp8` here.
+        activations: as for :func:`linear`: `int8`, `fp8`, `fp8-group128`, `mxfp4` or `nvfp4`.
+            `fp8-fast` is `fp8` here.
         round_weights: as for :func:`linear`.
         input_global_scale: as for :func:`linear`, one for all experts.
         gate: as for :func:`linear`.
@@ -277,8 +278,7 @@ def linear_experts(
             dtype=dtype,
             token_scales=token_scales,
         )
-        format, *options = results
-        return quantize_activations(products, format, out=out, **dict(zip(ResultFormat._fields[1:], options)))
+        return quantize_activations(products, out=out, **results._asdict())
     operand = operand_of(x, weights.format, activations, round_weights, input_global_scale, dtype, token_scales)
     experts = _indices(experts, weights.shape[0])
     chosen = _arrays.shape_of(experts)

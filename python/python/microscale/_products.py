@@ -97,8 +97,9 @@ def linear(
             amax / 254 per activation. Rows of `x` with NaN or infinities give NaN. `fp8` rounds
             activations to E4M3 with a float32 scale per row, as `quantize_activations(x, "fp8")`
             does, and `fp8-group128` with one per 128 columns. `fp8-fast` is `fp8` with fast
-            accumulation on GPUs: tensor cores add all of K, with 13 fraction bits. GPUs need compute capability 9.0, and
-            `x` in 16 bits there. On a CPU it is slow, with the bits of Hopper's tensor cores.
+            accumulation on GPUs: tensor cores add all of K, with 13 fraction bits. GPUs need
+            compute capability 9.0, and `x` in 16 bits there. On a CPU FP8 is slow, with the bits of
+            Hopper's tensor cores.
             `mxfp4` and `nvfp4` quantize them to the format of the weights. A CPU has the bits of
             Blackwell's tensor cores. So have Blackwell GPUs where thread blocks do not share K;
             others decode the activations.
@@ -215,9 +216,7 @@ def _quantized_results(
     if not _gpu.holds(operand.like):
         there = _arrays.empty(operand.like, shape, operand.dtype)
         _microscale.linear(weights, operand.rows, there, bias, operand.activations, round_weights, gate)
-        format, *options = results
-        keywords = dict(zip(ResultFormat._fields[1:], options))
-        return quantize_activations(there, format, out=out, **keywords)
+        return quantize_activations(there, out=out, **results._asdict())
     _gpu.require()
     quantized = results_on_gpu(operand.like, shape, operand.dtype, results, out)
     parts = quantized[4:]
