@@ -347,8 +347,7 @@ impl<'a, T: Activation, O: ProductOf<T>, K, W> Linear<'a, T, O, K, W> {
     ///
     /// Results are rounded to `O`, f16 or bf16, and quantized as
     /// [`Gpu::quantize_activations_on`] does, to the same bytes as by these two calls. The kernel
-    /// that quantizes follows the product's, and its launch overlaps the product's last work tiles.
-    /// Unquantized results are in the workspace.
+    /// that quantizes starts when the product has ended. Unquantized results are in the workspace.
     ///
     /// ```no_run
     /// # use half::bf16;

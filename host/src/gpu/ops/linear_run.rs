@@ -22,7 +22,6 @@ use crate::gpu::ops::linear::{ExpertsPlan, Fp4, Fp8, Linear, Options, Plan, Weig
 use crate::gpu::ops::linear_activations::{Activations, Fp4Activations, Fp8Activations};
 use crate::gpu::ops::results::{DeviceResults, QuantizedResults, fault};
 use crate::gpu::ops::route::{check_routing, lists};
-use crate::gpu::plan::fp8::quantizes_when_packing;
 use crate::gpu::plan::planned::Before;
 use crate::shape::Shape;
 
@@ -318,23 +317,6 @@ impl<T: Activation, O: ProductOf<T>, K, W> Plan<'_, T, O, K, W> {
         // each other, with the planned bytes: activations have at most a row per token or pair. The
         // borrows keep the buffers from overlapping, until the launches are enqueued.
         unsafe {
-            let per_group = token_scales > 1;
-            let fp8 = match (planned.before, activations) {
-                (Before::Fp8([codes_bytes, ..]), Activations::Fp8(Fp8Activations::Values(_)))
-                    if !quantizes_when_packing(weights.experts(), [rows, shape.cols]) =>
-                {
-                    let (size, [codes, scales]) = ([x_rows, shape.cols], [before, before + codes_bytes]);
-                    if shape.cols > 0 {
-                        let addresses = [x[0], codes, scales];
-                        launch::quantize_rows_fp8(kernels, stream, T::DTYPE, size, per_group, addresses)?;
-                    }
-                    Fp8Source::Quantized(Fp8Operand { codes, scales, token_scales })
-                }
-                (_, Activations::Fp8(Fp8Activations::Values(_))) => {
-                    Fp8Source::Values { address: x[0], dtype: T::DTYPE, per_group }
-                }
-                _ => Fp8Source::Quantized(Fp8Operand { codes: x[0], scales: x[1], token_scales }),
-            };
             if let Some((routing, grid, routed, _)) = &of_experts {
                 launch::plan_experts(kernels, stream, routing, *grid, routed.plan)?;
             }
@@ -372,8 +354,30 @@ impl<T: Activation, O: ProductOf<T>, K, W> Plan<'_, T, O, K, W> {
                         launch::product_fp4(kernels, stream, plan, x, &operands, routed, memory)
                     }
                 }
-                (Before::Fp8([codes_bytes, scales_bytes, _]), _) => {
-                    let x = (fp8, before + codes_bytes + scales_bytes);
+                (
+                    Before::Fp8 { quantizes_first, bytes: [codes_bytes, scales_bytes, _] },
+                    Activations::Fp8(activations),
+                ) => {
+                    let (per_group, [codes, scales]) = (token_scales > 1, [before, before + codes_bytes]);
+                    let x = match activations {
+                        Fp8Activations::Quantized { .. } => {
+                            Fp8Source::Quantized(Fp8Operand { codes: x[0], scales: x[1], token_scales })
+                        }
+                        Fp8Activations::Values(_) if quantizes_first => {
+                            let (size, addresses) = ([x_rows, shape.cols], [x[0], codes, scales]);
+                            if shape.cols > 0 {
+                                let dtype = T::DTYPE;
+                                launch::quantize_rows_fp8(
+                                    kernels, stream, dtype, size, per_group, addresses,
+                                )?;
+                            }
+                            Fp8Source::Quantized(Fp8Operand { codes, scales, token_scales })
+                        }
+                        Fp8Activations::Values(_) => {
+                            Fp8Source::Values { address: x[0], dtype: T::DTYPE, per_group }
+                        }
+                    };
+                    let x = (x, scales + scales_bytes);
                     launch::product_fp8(kernels, stream, product, x, &operands, routed, [semaphores, after])
                 }
                 _ => launch::product(kernels, stream, product, &operands, routed, [semaphores, after]),

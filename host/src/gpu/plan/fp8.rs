@@ -88,20 +88,21 @@ pub(in crate::gpu) fn plan(
     let (mut product, grid) = key.product(kernels, config, 1)?;
     let layout = Fp8Layout::new([rows, weights.cols], options.per_group);
     layout.describe(&mut product);
-    let [codes, scales] =
-        if quantizes_when_packing(experts, [rows, weights.cols]) { [0; 2] } else { layout.bytes };
-    Ok(Planned { product, grid, before: Before::Fp8([codes, scales, row_bases_bytes(config, weights)]) })
+    let quantizes_first = experts.is_some() || !quantizes_when_packing([rows, weights.cols]);
+    let [codes, scales] = if quantizes_first { layout.bytes } else { [0; 2] };
+    let bytes = [codes, scales, row_bases_bytes(config, weights)];
+    Ok(Planned { product, grid, before: Before::Fp8 { quantizes_first, bytes } })
 }
 
-/// Returns whether values are quantized and packed by one kernel.
+/// Returns whether one kernel quantizes and packs rows of values that each have one place in the
+/// packs, unlike experts' rows.
 ///
-/// A token may have several experts, so it is quantized before it is packed. Measured on an H200:
-/// with 6144×4096, 16 to 128 tokens take 0.93 to 0.97 of the time, 4096 tokens 1.05. In longer rows
-/// warps of the kernel have several packs, which they load twice.
-pub(in crate::gpu) fn quantizes_when_packing(experts: Option<usize>, [rows, cols]: [usize; 2]) -> bool {
+/// Measured on an H200: with 6144×4096, 16 to 128 tokens take 0.93 to 0.97 of the time, 4096 tokens
+/// 1.05. In longer rows warps of the kernel have several packs, which they load twice.
+fn quantizes_when_packing([rows, cols]: [usize; 2]) -> bool {
     const ROWS: usize = 512;
     const COLS: usize = (QUANTIZE_CLUSTER * QUANTIZE_THREADS / WARP * PACK_COLUMNS) as usize;
-    experts.is_none() && rows <= ROWS && cols <= COLS
+    rows <= ROWS && cols <= COLS
 }
 
 /// Bytes of the bases of rows of weights, a multiple of 16: the largest scale of each.

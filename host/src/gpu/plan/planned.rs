@@ -100,9 +100,14 @@ pub(in crate::gpu) enum Before {
         /// multiplied by factors per token, all multiples of 16.
         bytes: [u64; 3],
     },
-    /// FP8 activations, which are given or quantized. Bytes of quantized codes, of their scales,
-    /// and of the bases of rows of weights, all multiples of 16.
-    Fp8([u64; 3]),
+    /// FP8 activations, which are given or quantized.
+    Fp8 {
+        /// Values are quantized by a kernel of their own, not by the one that packs.
+        quantizes_first: bool,
+        /// Bytes of quantized codes, of their scales, and of the bases of rows of weights, all
+        /// multiples of 16.
+        bytes: [u64; 3],
+    },
 }
 
 impl Before {
@@ -111,7 +116,7 @@ impl Before {
         let bytes: &[u64] = match self {
             Self::Nothing => &[],
             Self::Split(bytes) => bytes,
-            Self::Fp4 { bytes, .. } | Self::Fp8(bytes) => bytes,
+            Self::Fp4 { bytes, .. } | Self::Fp8 { bytes, .. } => bytes,
         };
         bytes.iter().fold(0, |sum, bytes| sum.saturating_add(*bytes))
     }
@@ -150,7 +155,7 @@ impl Planned {
     /// The kernels in the order of their launches, but for the one that quantizes values to FP8.
     pub(in crate::gpu) fn kernels(&self) -> impl Iterator<Item = KernelId> {
         let (first, last) = match self.before {
-            Before::Nothing | Before::Fp8(_) => (None, None),
+            Before::Nothing | Before::Fp8 { .. } => (None, None),
             Before::Split(_) => (Some(packing::SPLIT), Some(packing::MERGE)),
             Before::Fp4 { decode, .. } => (decode, self.before.is_per_token().then_some(packing::MERGE)),
         };
