@@ -127,7 +127,8 @@ macro_rules! gemm_entry {
         ///   plan, the weights of all its experts, one after the other. Codes, each row of codes,
         ///   and scales start on 16 bytes; with NVFP4, each row of scales starts on 4. `global` has
         ///   a slot per expert. Read-only.
-        /// - `activations` has the tokens' rows, contiguous and aligned to the dtype. `packed` has
+        /// - `activations` has the tokens' rows, contiguous and aligned to the dtype, or for fast
+        ///   accumulation with MXFP4 weights a word per row of them, its base. `packed` has
         ///   the packed activations for this tile; it may be written until that kernel ends.
         ///   Read-only.
         /// - `out` has room for the results of every token, aligned to their dtype. `bias` has a

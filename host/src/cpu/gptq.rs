@@ -144,7 +144,7 @@ pub fn quantize_gptq_with<T: Element>(
 ) -> Result<GptqQuantized> {
     let shape = shape.into();
     shape.check(values.len())?;
-    check_request(recipe, factor, shape.dense().cols, scales)?;
+    factor.check_request(recipe, shape.dense().cols, scales)?;
     let dense = shape.dense();
     let linear = QuantizedShape::new(recipe.format(), dense.rows, dense.cols);
     let mut tensor = QuantizedTensor::zeros(linear)?;
@@ -183,16 +183,6 @@ pub fn quantize_gptq_with<T: Element>(
     Ok(GptqQuantized { tensor, report: recipe.accept(report)?, output_error: error * factor.unit })
 }
 
-/// Checks a request for a matrix with this number of columns.
-fn check_request(recipe: &Recipe, factor: &GptqFactor, cols: usize, scales: GptqScales) -> Result<()> {
-    recipe.check()?;
-    check_format(recipe.format(), factor, cols)?;
-    if scales == GptqScales::InLoop && !factor.order.keeps_blocks() {
-        return Err(Error::Gptq(GptqFault::ColumnOrder));
-    }
-    Ok(())
-}
-
 /// Checks that a factor is for this format and this number of columns.
 fn check_format(format: Format, factor: &GptqFactor, cols: usize) -> Result<()> {
     if !format.is_searched() {
@@ -206,9 +196,13 @@ impl GptqFactor {
     ///
     /// # Errors
     /// As for [`quantize_gptq`](crate::quantize_gptq()).
-    #[cfg(feature = "cuda")]
     pub(crate) fn check_request(&self, recipe: &Recipe, cols: usize, scales: GptqScales) -> Result<()> {
-        check_request(recipe, self, cols, scales)
+        recipe.check()?;
+        check_format(recipe.format(), self, cols)?;
+        if scales == GptqScales::InLoop && !self.order.keeps_blocks() {
+            return Err(Error::Gptq(GptqFault::ColumnOrder));
+        }
+        Ok(())
     }
 
     /// Computes the error of a quantized matrix in the outputs of its layer.

@@ -5,8 +5,8 @@ use core::fmt;
 
 use microscale_formats::{Dtype, Format};
 
-use super::fp4::{self, FP4_KERNELS, KERNELS as FP4};
-use super::fp8::{FP8_KERNELS, KERNELS as FP8};
+use super::fp4::{self, KERNELS as FP4};
+use super::fp8::{AT as FP8_AT, FP8_KERNELS, KERNELS as FP8};
 use super::mainloop::{Mainloop, MainloopTraits};
 use super::packing::{KERNELS as PACKING, PACKING_KERNELS};
 use super::stage::{ScalePieces, Stage, StageLayout};
@@ -113,7 +113,6 @@ const fn tile(mainloop: Mainloop, tile_m: u32, tile_n: u32, cluster: u32) -> Gem
 }
 
 /// Kernels before the kernels that multiply.
-const FP8_AT: usize = PACKING_KERNELS + FP4_KERNELS;
 const FIRST: usize = FP8_AT + FP8_KERNELS;
 const COUNT: usize = FIRST + TILES.len() * OPERANDS;
 

@@ -37,7 +37,8 @@ const fn quantizing(name: &'static str, dtype: Dtype) -> Kernel {
     Kernel { targets: Targets::WithWgmma, ..kernel(name, Some(dtype), launch, Converts::E4m3) }
 }
 
-const AT: usize = super::packing::PACKING_KERNELS + super::fp4::FP4_KERNELS;
+/// The first one's number in its family's table.
+pub(super) const AT: usize = super::packing::PACKING_KERNELS + super::fp4::FP4_KERNELS;
 
 /// The kernel that packs activations.
 pub const PACK_FP8: KernelId = KernelId::new(Family::Gemm, AT);

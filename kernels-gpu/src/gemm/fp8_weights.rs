@@ -30,10 +30,10 @@ pub(super) trait Fp8Weights: WeightFormat {
     /// warp call it, with a chunk each; the scale of a chunk past the end of a row is 0.
     fn base(scales: u32) -> u32;
 
-    /// The bases of a lane's two rows, for all of K, at `bases`.
+    /// The bases of a lane's two rows, for all of K. MXFP4 loads them from `bases`.
     ///
     /// # Safety
-    /// Formats with scales in [`u8`] read bases there, which are in global memory.
+    /// With MXFP4, `bases` point to words in global memory.
     unsafe fn row_bases(bases: [*const u32; 2]) -> [u32; 2];
 
     /// The factor of sums of products of decoded weights.

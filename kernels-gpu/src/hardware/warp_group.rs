@@ -8,8 +8,8 @@ use core::arch::asm;
 
 use microscale_kernels_abi::gemm::PACK_COLUMNS;
 
-/// Changes the number of registers per thread to `COUNT`, a multiple of 8: releases some, or waits
-/// until enough are free. All threads of the warp group call it.
+/// Releases registers of each thread but `COUNT`, a multiple of 8. All threads of the warp group
+/// call it.
 #[inline(always)]
 pub(crate) fn release_registers<const COUNT: u32>() {
     // SAFETY: convergent; kernels call it in uniform control flow. The assembler limits the code
@@ -20,7 +20,8 @@ pub(crate) fn release_registers<const COUNT: u32>() {
     }
 }
 
-/// [`release_registers`] for more registers than before.
+/// Waits until each thread can have `COUNT` registers, a multiple of 8, which other warp groups
+/// release. All threads of the warp group call it.
 #[inline(always)]
 pub(crate) fn acquire_registers<const COUNT: u32>() {
     // SAFETY: as for `release_registers`.

@@ -8,15 +8,15 @@ use core::hint::cold_path;
 
 use microscale_kernels_abi::gemm::PACK_COLUMNS;
 
-use super::warp_specialized::{Consumer, consume, run};
+use super::warp_specialized::{Consumer, run_consumers};
 use crate::gemm::fp8_weights::{Fp8Weights, LeftOut, Scales, Unsigned, promote, scale_tokens};
 use crate::gemm::fragment::FragmentLoader;
 use crate::gemm::params::Params;
 use crate::gemm::pipeline::PipelineState;
 use crate::gemm::reduce::TokenSlice;
 use crate::gemm::tile::{Array, Tile};
+use crate::hardware::warp;
 use crate::hardware::warp_group::{MultiplyPack, core_matrices};
-use crate::hardware::{shared, warp};
 use crate::product::tensor_cores::Activations;
 
 /// Multiplies weights by packed activations.
@@ -28,24 +28,13 @@ pub(in crate::gemm) unsafe fn gemm<F: Fp8Weights, D: Activations, T: Tile>(param
 where
     T::Accumulators: MultiplyPack,
 {
-    let base = shared::address(warp::shared::<u128>().cast::<u8>());
-    // SAFETY: the same contract. Consumer warps are whole warp groups, and the barriers and the
-    // plan are initialized for them.
-    unsafe {
-        let consumer = #[inline(always)]
-        || {
-            consume::<F, T>(
-                params,
-                base,
-                warp::number(),
-                #[inline(always)]
-                |consumer, packs, tile| {
-                    multiply::<F, D, T>(params, consumer, packs, tile);
-                },
-            );
-        };
-        run::<F, T>(params, base, 0, consumer, || {});
-    }
+    let multiply = #[inline(always)]
+    |consumer: &mut Consumer<F, T>, packs: u32, tile: u32| {
+        // SAFETY: whole warp groups are here, by the same contract.
+        unsafe { multiply::<F, D, T>(params, consumer, packs, tile) }
+    };
+    // SAFETY: the same contract.
+    unsafe { run_consumers::<F, T>(params, multiply) }
 }
 
 /// Multiplies and finishes the work tile that the consumer reads, of `packs` packs. The warp has

@@ -13,7 +13,7 @@ use crate::gemm::tile_scheduler::{KRange, TileScheduler, WorkTile};
 use crate::gemm::weight_loader::{WeightLoader, stage_for};
 use crate::gemm::work_queue::WorkQueue;
 use crate::hardware::warp_group;
-use crate::hardware::{cluster, mbarrier, ptx, warp};
+use crate::hardware::{cluster, mbarrier, ptx, shared, warp};
 use crate::product::problem::Problem;
 use crate::product::product_format::ProductFormat;
 use crate::product::tensor_cores::WeightFormat;
@@ -99,6 +99,26 @@ pub(super) unsafe fn run<F: ProductFormat, T: Tile>(
             barrier::<T>();
             produce::<F, T>(params, base, false);
         }
+    }
+}
+
+/// Runs a thread block whose consumer warps decode for themselves: [`run`] and [`consume`] with
+/// these `multiply`.
+///
+/// # Safety
+/// The contract of the entry points of these mainloops. All threads call it once, at first.
+#[inline(always)]
+pub(super) unsafe fn run_consumers<F: WeightFormat, T: Tile>(
+    params: &Params<'_>,
+    multiply: impl Fn(&mut Consumer<F, T>, u32, u32) + Copy,
+) {
+    let base = shared::address(warp::shared::<u128>().cast::<u8>());
+    // SAFETY: the same contract. Consumer warps are whole warp groups, and the barriers and the
+    // plan are initialized for them.
+    unsafe {
+        let consumer = #[inline(always)]
+        || consume::<F, T>(params, base, warp::number(), multiply);
+        run::<F, T>(params, base, 0, consumer, || {});
     }
 }
 
