@@ -278,16 +278,27 @@ fn merging(rows: usize, tokens: usize, number: usize) -> Prepared {
     let out = case.memory.allocate_aligned("out", fused.bytes[0], 4);
     let results = fused.bytes[0] / 4 / tokens;
     let grid = MergeGrid::of_parts(rows as u64, results as u64, tokens as u64);
-    let [plan, from_list, to_list] = no_experts();
-    let lists = [plan, from_list, to_list, 0u64.into(), 0u64.into()];
-    let operands = [from.into(), out.into(), bias, residual].into_iter().chain(lists);
-    let arguments = operands.chain([argument(&grid), steps]).collect();
-    case.step("merge_f32", grid.count, arguments);
+    merge(&mut case, [from.into(), out.into(), bias, residual], [0u64.into(), 0u64.into()], &grid, steps);
     case.checks.push(Box::new(move |memory| {
         let bytes = memory.bytes(out).map_err(|error| error.to_string())?;
         fused.check(&bytes, &exact, &Bound::NONE)
     }));
     case
+}
+
+/// Adds a launch of the kernel that merges to a case, without experts. `operands` has the addresses
+/// of sums, results, bias and residual, and `factors` the addresses of the scales of tokens and of
+/// the global scale of the weights, or zeros.
+fn merge(
+    case: &mut Prepared,
+    operands: [Argument; 4],
+    factors: [Argument; 2],
+    grid: &MergeGrid,
+    steps: Argument,
+) {
+    let lists = no_experts().into_iter().chain(factors);
+    let arguments = operands.into_iter().chain(lists).chain([argument(grid), steps]).collect();
+    case.step("merge_f32", grid.count, arguments);
 }
 
 /// Multiplies sums by factors of their tokens, with the epilogue of this number, a bias of `T` and
@@ -319,11 +330,7 @@ fn token_merging<T: Exact + Activation, O: Exact + Activation>(
     let results = fused.bytes[0] / fused.bytes[1] / tokens;
     let grid = MergeGrid::of_parts(rows as u64, results as u64, tokens as u64);
     let grid = grid.of_tokens(alpha, ApplyGlobal::Divisor);
-    let [plan, from_list, to_list] = no_experts();
-    let lists = [plan, from_list, to_list, scales.into(), slot.into()];
-    let operands = [from.into(), out.into(), bias, residual].into_iter().chain(lists);
-    let arguments = operands.chain([argument(&grid), steps]).collect();
-    case.step("merge_f32", grid.count, arguments);
+    merge(&mut case, [from.into(), out.into(), bias, residual], [scales.into(), slot.into()], &grid, steps);
     case.checks.push(Box::new(move |memory| {
         let bytes = memory.bytes(out).map_err(|error| error.to_string())?;
         fused.check(&bytes, &exact, &Bound::NONE)
