@@ -4,8 +4,8 @@
 const MARGIN: f32 = 1.0 / 1024.0;
 /// The error of an error's root, in units of the norms of R and of the residuals.
 ///
-/// A chain of 32 products and differences is off by less than 80·2⁻²⁴ of the sum of its terms'
-/// magnitudes, and the squares and their sum by less still.
+/// A chain of 32 fused products and differences is off by less than 40·2⁻²⁴ of the sum of its
+/// terms' magnitudes, and the squares and their sum by less still.
 const ROUNDING: f64 = 1.0 / 65536.0;
 
 /// Bounds of the errors of a block of columns with the conditional Hessian S = R·Rᵀ.

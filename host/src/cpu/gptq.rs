@@ -22,8 +22,8 @@
 //! as in Schur Replay (arXiv 2609.36654). The plain scale wins ties, then the smallest.
 //!
 //! # Arithmetic
-//! The factorization is in f64 (see `cholesky`). In the loop each product and each difference is
-//! one f32 rounding, and differences are taken in the order of positions:
+//! The factorization is in f64 (see `cholesky`). In the loop each product and its difference are
+//! one fused f32 operation, and differences are taken in the order of positions:
 //!
 //! ```text
 //! x_k = w_k − r_0·F_0k − … − r_b·F_bk − (x_b+1 − w_b+1)·F_(b+1)k − …       F_jk = R_jk/R_kk
@@ -57,7 +57,7 @@ mod rows;
 mod tasks;
 mod triangle;
 
-pub(super) use cholesky::{solve, subtract_panel};
+pub(super) use cholesky::{factor_panel, solve, subtract_panel};
 pub use factor::GptqFactor;
 pub(super) use loop_state::{Blocks, LoopParams, TaskRows};
 pub(super) use loss::add_norms;

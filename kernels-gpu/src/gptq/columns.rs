@@ -5,7 +5,7 @@
 
 use microscale_formats::{Ties, search};
 use microscale_kernels_abi::ReportSlot;
-use microscale_kernels_abi::gptq::{BatchParams, BlockBounds, ROW_LANES, ScaleTable};
+use microscale_kernels_abi::gptq::{BatchParams, BlockBounds, FACTOR_TILE, ROW_LANES, ScaleTable};
 use microscale_kernels_abi::launch::{THREADS, WARP};
 
 use super::descent::{Candidate, Descent, Rounding, descend, feed_back, finite_or};
@@ -327,8 +327,7 @@ unsafe fn apply_to_batch<const N: usize>(
             let mut sum = *at;
             let mut k = 0;
             while k < N {
-                sum -= residuals[k]
-                    * *entries.wrapping_add(k * microscale_kernels_abi::gptq::FACTOR_TILE as usize);
+                sum = ptx::fma_f32(-residuals[k], *entries.wrapping_add(k * FACTOR_TILE as usize), sum);
                 k += 1;
             }
             *at = sum;

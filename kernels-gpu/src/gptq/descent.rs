@@ -6,6 +6,7 @@ use microscale_formats::Ties;
 use microscale_formats::e2m1::{MAX, MIDPOINTS, VALUES};
 
 use super::factor::{BlockFactor, QUAD};
+use crate::hardware::ptx;
 
 /// The sign bit.
 const SIGN: u32 = 1 << 31;
@@ -110,7 +111,7 @@ pub(super) unsafe fn feed_back<const N: usize>(
         while i < QUAD {
             let col = quad * QUAD + i;
             if col > k {
-                later[col] -= residual * entries[i];
+                later[col] = ptx::fma_f32(-residual, entries[i], later[col]);
             }
             i += 1;
         }

@@ -41,8 +41,9 @@ pub(super) unsafe fn norms(
                 let mut sum = *sums.wrapping_add(col as usize);
                 let mut k = 0;
                 while k < col {
-                    sum -=
-                        *values.wrapping_add(k as usize) * *entries.wrapping_add((k * FACTOR_TILE) as usize);
+                    let (value, entry) =
+                        (*values.wrapping_add(k as usize), *entries.wrapping_add((k * FACTOR_TILE) as usize));
+                    sum = ptx::fma_f32(-value, entry, sum);
                     k += 1;
                 }
                 let product = f64::from(sum) * f64::from(*pivots.wrapping_add(position as usize));

@@ -1,7 +1,7 @@
 //! Applies the residuals of a batch to all later columns: 128 × 128 sums per thread block, 8 × 8
 //! per thread, in registers.
 //!
-//! Each sum takes the products in the order of positions, each product and each difference rounded.
+//! Each sum takes the products in the order of positions, each by one fused operation.
 //! Residuals and factors pass through two stages of shared memory, sixteen positions each. The next
 //! stage's are loaded to registers while the present one is multiplied.
 
@@ -150,7 +150,7 @@ pub(super) unsafe fn update(matrices: Matrices, feedback: *const f32, params: &B
             while i < SUMS {
                 let mut j = 0;
                 while j < SUMS {
-                    sums[i][j] -= residuals[i / 4][i % 4] * factors[j / 4][j % 4];
+                    sums[i][j] = ptx::fma_f32(-residuals[i / 4][i % 4], factors[j / 4][j % 4], sums[i][j]);
                     j += 1;
                 }
                 i += 1;

@@ -123,9 +123,7 @@ fn serialised(said: &str) -> Option<&str> {
 /// Kernels that may use local memory.
 ///
 /// `gptq_columns_mxfp4` has two values for each of a block's 32 columns in registers, next to a
-/// search. It spills 232 words on Ampere and Ada and 51 on later GPUs, and no form without spills was
-/// found. It reads far less than it computes, so reloads from the L1 cache cost less than for other
-/// kernels.
+/// search, and spills two words on Blackwell. No form without spills was found.
 const MAY_SPILL: [&str; 1] = ["gptq_columns_mxfp4"];
 
 /// Checks that everything assembles, uses no local memory and fits the register file, except for

@@ -20,6 +20,18 @@ impl Isa {
         by_instance!(self, solve_panel(start, panel, tile));
     }
 
+    /// Finishes the last rows of a panel's tiles of a factorization.
+    ///
+    /// # Errors
+    /// The first column whose pivot is not positive.
+    pub(in crate::cpu) fn factor_panel(
+        self,
+        first: usize,
+        panel: &mut [Vec<[f64; 8]>],
+    ) -> std::result::Result<(), usize> {
+        by_instance!(self, factor_panel(first, panel))
+    }
+
     /// Quantizes the rows of a task by GPTQ.
     pub(in crate::cpu) fn quantize_gptq(
         self,

@@ -7,9 +7,10 @@
 //! M[j][i] = (H[j][i] − M[0][j]·M[0][i] − M[1][j]·M[1][i] − … − M[j−1][j]·M[j−1][i]) / M[j][j]
 //! ```
 //!
-//! with each product and each difference rounded, so the bits do not depend on the number of
-//! threads or the instruction set. Panels of [`PANEL`] tiles are finished from left to right. The
-//! columns of a panel are finished by one thread, and all later columns of its rows in parallel.
+//! where each product and its difference are one fused operation, so the bits do not depend on the
+//! number of threads or the instruction set. Panels of [`PANEL`] tiles are finished from left to
+//! right. The columns of a panel are finished by one thread, and all later columns of its rows in
+//! parallel.
 
 use rayon::prelude::*;
 
@@ -45,11 +46,7 @@ pub(super) fn factor(isa: Isa, matrix: &mut Triangle<f64>) -> Result<(), usize> 
                 isa.subtract_panel(&done[..=tile], done[tile], open);
             });
         }
-        for tile in 0..count {
-            let (earlier, later) = panel.split_at_mut(tile);
-            solve(start, earlier, &mut later[0]);
-            factor_tile(start, first + tile, &mut later[0])?;
-        }
+        isa.factor_panel(first, panel)?;
         let panel = &*panel;
         rest.par_iter_mut().for_each(|tile| {
             let (done, open) = tile.split_at_mut(start);
@@ -91,14 +88,31 @@ pub(in crate::cpu) fn solve(start: usize, panel: &[Vec<[f64; TILE]>], tile: &mut
             let finished = rows[k];
             for m in k + 1..TILE {
                 for lane in 0..TILE {
-                    rows[m][lane] -= of_row[m] * finished[lane];
+                    rows[m][lane] = (-of_row[m]).mul_add(finished[lane], rows[m][lane]);
                 }
             }
         }
     }
 }
 
+/// Finishes the last rows of a panel's tiles, from tile `first` on, whose rows before the panel are
+/// finished and subtracted.
+///
+/// # Errors
+/// The first column whose pivot is not positive.
+#[inline(always)]
+pub(in crate::cpu) fn factor_panel(first: usize, panel: &mut [Vec<[f64; TILE]>]) -> Result<(), usize> {
+    let start = first * TILE;
+    for tile in 0..panel.len() {
+        let (earlier, later) = panel.split_at_mut(tile);
+        solve(start, earlier, &mut later[0]);
+        factor_tile(start, first + tile, &mut later[0])?;
+    }
+    Ok(())
+}
+
 /// Factors the last eight rows of a tile, whose earlier rows are finished.
+#[inline(always)]
 fn factor_tile(start: usize, tile: usize, rows: &mut Rows) -> Result<(), usize> {
     let row = tile * TILE;
     let (done, open) = rows.split_at_mut(row);
@@ -117,7 +131,7 @@ fn factor_tile(start: usize, tile: usize, rows: &mut Rows) -> Result<(), usize> 
         let finished = square[k];
         for m in k + 1..TILE {
             for lane in m..TILE {
-                square[m][lane] -= finished[m] * finished[lane];
+                square[m][lane] = (-finished[m]).mul_add(finished[lane], square[m][lane]);
             }
         }
     }
@@ -133,7 +147,7 @@ pub(super) fn factor_reference(matrix: &mut Triangle<f64>) -> Result<(), usize> 
         for j in 0..=i {
             let mut entry = matrix.at(j, i);
             for k in 0..j {
-                entry -= matrix.at(k, j) * matrix.at(k, i);
+                entry = (-matrix.at(k, j)).mul_add(matrix.at(k, i), entry);
             }
             if j == i && !(entry > 0.0 && entry < f64::INFINITY) {
                 return Err(i);

@@ -188,7 +188,7 @@ impl<V: Vector, const N: usize> Group<'_, V, N> {
             let residual = simd.sub(dequantized, updated);
             let feedback = &self.factor.feedback[k];
             for (later, feedback) in descent.rounded_from.iter_mut().zip(feedback).skip(k + 1) {
-                *later = simd.sub(*later, simd.mul(residual, simd.splat(*feedback)));
+                *later = simd.fnma(residual, simd.splat(*feedback), *later);
             }
         }
         descent

@@ -98,7 +98,7 @@ pub(super) fn group_of<'a, V: Products, const N: usize>(
         let values = simd.select(poisoned[k], zero, finite_or(simd, of_group[k], original));
         let change = simd.sub(values, original);
         for (later, feedback) in of_group.iter_mut().zip(&factor.feedback[k]).skip(k + 1) {
-            *later = simd.sub(*later, simd.mul(change, simd.splat(*feedback)));
+            *later = simd.fnma(change, simd.splat(*feedback), *later);
         }
         of_group[k] = values;
         amax = simd.max(magnitude(simd, values), amax);

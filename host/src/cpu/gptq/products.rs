@@ -9,13 +9,13 @@ pub(super) const TILE: usize = 8;
 /// Rows of terms per pass over a group: 256 rows of both operands fit the L1 cache.
 pub(super) const CHUNK: usize = 256;
 
-/// Columns of f64 sums that registers hold. Eight spill on AVX2.
+/// Columns of f64 sums that registers hold. Eight spill on AVX2, and are no faster on AVX-512.
 const AT_ONCE: usize = 4;
 
 /// Subtracts `factors[k][j] · terms[k][lane]` from `sums[j][lane]`, with k ascending.
 ///
-/// Products and differences are rounded separately, so that every instruction set gives the same
-/// bits, and so does every way to cut the range of k. The compiler vectorizes the loops.
+/// Each product and its difference are one fused operation, on every instruction set, so all give
+/// the same bits, and so does every way to cut the range of k. The compiler vectorizes the loops.
 #[inline(always)]
 pub(super) fn subtract_products_f64(
     sums: &mut [[f64; TILE]; TILE],
@@ -26,8 +26,9 @@ pub(super) fn subtract_products_f64(
         let mut kept = *sums;
         for (factors, terms) in factors.iter().zip(terms) {
             for j in 0..AT_ONCE {
+                let factor = -factors[part * AT_ONCE + j];
                 for lane in 0..TILE {
-                    kept[j][lane] -= factors[part * AT_ONCE + j] * terms[lane];
+                    kept[j][lane] = factor.mul_add(terms[lane], kept[j][lane]);
                 }
             }
         }
@@ -66,8 +67,7 @@ fn subtract_columns<V: Products, const COLUMNS: usize>(
         for (factors, terms) in factors.iter().zip(terms) {
             let terms = simd.load(terms);
             for j in 0..COLUMNS {
-                let product = simd.mul(simd.splat(factors[part * COLUMNS + j]), terms);
-                kept[j] = simd.sub(kept[j], product);
+                kept[j] = simd.fnma(simd.splat(factors[part * COLUMNS + j]), terms, kept[j]);
             }
         }
         for j in 0..COLUMNS {

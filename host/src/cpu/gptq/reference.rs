@@ -70,7 +70,7 @@ fn descend<const N: usize>(
         for ((dequantized, updated), feedback) in
             descent.dequantized.iter().zip(updated).zip(&factor.feedback).take(k)
         {
-            from -= (dequantized - updated) * feedback[k];
+            from = (-(dequantized - updated)).mul_add(feedback[k], from);
         }
         let from = finite_or(from, updated[k]);
         let dequantized = round(k, from).copysign(from);
@@ -165,10 +165,11 @@ pub(super) fn quantize_row<const N: usize>(
         for k in 0..N {
             let mut value = weights[start + k];
             for (j, residual) in residuals[..start].iter().enumerate() {
-                value -= residual * factor.feedback.at(j, start + k);
+                value = (-residual).mul_add(factor.feedback.at(j, start + k), value);
             }
             for j in 0..k {
-                value -= (updated[j] - weights[start + j]) * of_block.feedback[j][k];
+                let change = updated[j] - weights[start + j];
+                value = (-change).mul_add(of_block.feedback[j][k], value);
             }
             updated[k] = if poisoned(start + k) { 0.0 } else { finite_or(value, weights[start + k]) };
         }
