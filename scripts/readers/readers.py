@@ -44,6 +44,7 @@ from transformers.utils import logging
 from transformers.utils.quantization_config import CompressedTensorsConfig, FineGrainedFP8Config, Mxfp4Config
 
 BLOCK = 16
+STORY = Path(__file__).resolve().parents[2] / "sample" / "tiny-story"
 
 
 def loaded_weights(directory: Path, config: object) -> dict[str, torch.Tensor]:
@@ -65,7 +66,7 @@ def loaded_weights(directory: Path, config: object) -> dict[str, torch.Tensor]:
 def by_transformers(program: Program, model: Path, config: object) -> list[str]:
     """Compares a checkpoint with the values that transformers dequantizes."""
     # Layers that are dequantized in the forward pass keep their scales.
-    scales = ("weight_scale", "weight_global_scale")
+    scales = ("weight_scale", "weight_global_scale", "input_global_scale")
     theirs = {name: weight for name, weight in loaded_weights(model, config).items() if not name.endswith(scales)}
     ours = program.dequantize(model, "bf16")
     # Tied weights are one parameter.
@@ -290,6 +291,21 @@ def checks(program: Program, sample: Path) -> dict[str, Callable[[], list[str]]]
         modelopt = program.quantize(model, "--format", "nvfp4", "--input-scale", "448", "--to", "modelopt")
         return by_modelopt(program, modelopt) + by_transformers(program, program.convert(modelopt, "compressed-tensors"), ct)
 
+    def calibrated() -> list[str]:
+        stats = program.new("statistics")
+        program.run("calibrate", STORY, stats, "--text", STORY / "heldout.txt", "--windows", "8")
+        amax = json.loads((stats / "input_amax.json").read_text())
+        options = ["--gptq", "--calibration", stats, "--input-scale", stats / "input_amax.json"]
+        model = program.quantize(STORY, "--format", "nvfp4", *options)
+        config = CompressedTensorsConfig(dequantize=False)
+        loaded = AutoModelForCausalLM.from_pretrained(model, quantization_config=config, dtype=torch.bfloat16)
+        suffix = ".input_global_scale"
+        theirs = {name: scale.detach() for name, scale in loaded.named_parameters() if name.endswith(suffix)}
+        # Fused layers have the same input. 2688 is 6 · 448.
+        expected = {f"{name}{suffix}": torch.tensor([2688 / most]) for name, most in amax.items() if ".hadamard_" not in name}
+        wrong = differing(expected, theirs, signs_of_zeros=True)
+        return wrong + by_transformers(program, model, config)
+
     def mxfp8() -> list[str]:
         return by_transformers(program, program.quantize(tiny_plain(program.new("plain")), "--format", "mxfp8-e4m3"), ct)
 
@@ -368,6 +384,7 @@ def checks(program: Program, sample: Path) -> dict[str, Callable[[], list[str]]]
     for to in ["nvfp4", "mxfp8-e4m3"]:
         found[f"compressed-tensors and transformers read {to.upper()} made from MXFP4"] = lambda to=to: cast("--format", to)
     found["ModelOpt and transformers read NVFP4 with input scales"] = with_inputs
+    found["transformers reads NVFP4 by GPTQ with calibrated input scales, and the same input scales"] = calibrated
     by_other = {"modelopt": lambda path: by_modelopt(program, path), "compressed-tensors": lambda path: by_transformers(program, path, ct)}
     found |= gguf_checks(program) | comfy_checks(program, by_other) | expert_checks(program)
     found["compressed-tensors and transformers read MXFP8"] = mxfp8
