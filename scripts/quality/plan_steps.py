@@ -3,9 +3,9 @@
     python scripts/quality/plan_steps.py --microscale target/release/microscale
 
 Calibrates on every second part of heldout.txt and evaluates on the others, as story_steps.py does.
-Plans are made from tensor losses alone and with the importance of the calibration. "Loss" is the
-plan's own measure of each choice, under the importance of the calibration. Needs Python 3.10 and
-nothing else. Takes some minutes on two cores.
+Plans are made from the losses of tensors, with and without the importance of the calibration.
+"Loss" is the plan's own measure of each choice, under the importance of the calibration. Needs
+Python 3.10 and nothing else. Takes some minutes on two cores.
 """
 
 from __future__ import annotations
