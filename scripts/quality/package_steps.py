@@ -21,14 +21,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import tempfile
 from collections import defaultdict
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
-from story_steps import STEPS, STORY
+from story_steps import STEPS, halves, runner
 from transformers import AutoModel, AutoTokenizer
 from transformers.utils import logging
 
@@ -92,15 +91,10 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("program", type=Path)
     arguments = parser.parse_args()
-    program = arguments.program.resolve()
-
-    def run(*words: object) -> None:
-        subprocess.run([program, *map(str, words), "-q"], check=True, stdout=subprocess.DEVNULL)
-
+    run = runner(arguments.program)
     logging.disable_progress_bar()
     tokenizer = AutoTokenizer.from_pretrained(arguments.model)
-    parts = (STORY / "heldout.txt").read_text().split("\n\n")
-    seen, held_out = (windows(tokenizer, "\n\n".join(chosen)) for chosen in (parts[0::2], parts[1::2]))
+    seen, held_out = (windows(tokenizer, text) for text in halves().values())
     original = AutoModel.from_pretrained(arguments.model, dtype=torch.float32).eval()
     before = load_file(arguments.model / "model.safetensors")
     measured, reference = hessians(original, held_out)

@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import tempfile
 from pathlib import Path
 
-from story_steps import STORY
+from story_steps import STORY, halves, runner
 
 # The last two are the sizes of MXFP8 and of NVFP4 with unquantized ends.
 BITS = ["4.5", "5", "6", "8.25", "10.2502"]
@@ -26,16 +25,11 @@ UNIFORM = ["mxfp4", "nvfp4", "mxfp4-keep-ends", "nvfp4-keep-ends", "mxfp8-e4m3"]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--microscale", type=Path, required=True, help="the program")
-    program = parser.parse_args().microscale.resolve()
-
-    def run(*words: object) -> None:
-        subprocess.run([program, *map(str, words), "-q"], check=True, stdout=subprocess.DEVNULL)
-
+    run = runner(parser.parse_args().microscale)
     with tempfile.TemporaryDirectory() as scratch:
         work = Path(scratch)
-        parts = (STORY / "heldout.txt").read_text().split("\n\n")
-        for name, chosen in [("calibrate", parts[0::2]), ("test", parts[1::2])]:
-            (work / f"{name}.txt").write_text("\n\n".join(chosen))
+        for name, text in halves().items():
+            (work / f"{name}.txt").write_text(text)
         cut = ["--documents", "--window", "256"]
         stats = work / "stats"
         run("calibrate", STORY, stats, "--text", work / "calibrate.txt", *cut, "--skip-hessians")

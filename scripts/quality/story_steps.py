@@ -12,6 +12,7 @@ import json
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,21 +41,32 @@ STEPS = [
 ]
 
 
+def runner(program: Path) -> Callable[..., None]:
+    """Returns a function that runs the program with the given words."""
+    program = program.resolve()
+
+    def run(*words: object) -> None:
+        subprocess.run([program, *map(str, words), "-q"], check=True, stdout=subprocess.DEVNULL)
+
+    return run
+
+
+def halves() -> dict[str, str]:
+    """The parts of heldout.txt to calibrate on, and those to test on."""
+    parts = (STORY / "heldout.txt").read_text().split("\n\n")
+    return {"calibrate": "\n\n".join(parts[0::2]), "test": "\n\n".join(parts[1::2])}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--microscale", type=Path, required=True, help="the program")
     parser.add_argument("--window", default="256", help="tokens of a window")
     arguments = parser.parse_args()
-    program = arguments.microscale.resolve()
-
-    def run(*words: object) -> None:
-        subprocess.run([program, *map(str, words), "-q"], check=True, stdout=subprocess.DEVNULL)
-
+    run = runner(arguments.microscale)
     with tempfile.TemporaryDirectory() as directory:
         work = Path(directory)
-        parts = (STORY / "heldout.txt").read_text().split("\n\n")
-        for name, chosen in [("calibrate", parts[0::2]), ("test", parts[1::2])]:
-            (work / f"{name}.txt").write_text("\n\n".join(chosen))
+        for name, text in halves().items():
+            (work / f"{name}.txt").write_text(text)
         cut = ["--documents", "--window", arguments.window]
         stats = work / "stats"
         run("calibrate", STORY, stats, "--text", work / "calibrate.txt", *cut)
