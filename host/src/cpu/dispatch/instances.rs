@@ -266,7 +266,11 @@ macro_rules! instance {
             }
 
             $(#[target_feature(enable = $features)])?
-            pub(in crate::cpu) fn factor_panel(_: $token, first: usize, panel: &mut [Vec<[f64; 8]>]) -> Result<(), usize> {
+            pub(in crate::cpu) fn factor_panel(
+                _: $token,
+                first: usize,
+                panel: &mut [Vec<[f64; 8]>],
+            ) -> Result<(), usize> {
                 gptq::factor_panel(first, panel)
             }
 
