@@ -1,6 +1,7 @@
-//! 4-bit weights times activations in INT8: the definition, and its error bounds.
+//! 4-bit weights times integer activations: the definition, and its error bounds.
 //!
-//! An option, never the default: unlike [`weights`](crate::weights), it rounds activations.
+//! Integers are activations that are rounded to INT8, or activations in FP4. To round them to INT8
+//! is an option, never the default: unlike [`weights`](crate::weights), it loses something.
 //!
 //! # Activations
 //!
@@ -14,6 +15,12 @@
 //!
 //! ggml's Q8_0 (`quantize_row_q8_0_ref`) differs in three points: it multiplies by
 //! 1 / (amax / 127), rounds ties away from zero, and stores the scale as f16.
+//!
+//! # Activations in FP4
+//!
+//! Twice an element is an integer, too. So activations in the format of the weights have the codes
+//! 2 · element and the scale [`scale_of_twice`], half of their block's scale. They are exact, and
+//! what follows holds for them as well.
 //!
 //! # Products
 //!
@@ -100,6 +107,15 @@ pub fn scales(amax: f32) -> (f32, f32) {
         (0.0, 0.0)
     } else {
         (scale, LARGEST / amax)
+    }
+}
+
+/// Returns half of a block's scale, exactly: the scale of codes that are twice the elements.
+#[inline(always)]
+pub fn scale_of_twice(format: Format, scale: u8) -> f32 {
+    0.5 * match format {
+        Format::Nvfp4 => E4m3::from_bits(scale).to_f32(),
+        _ => E8m0::from_bits(scale).to_f32(),
     }
 }
 

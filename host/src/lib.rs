@@ -29,8 +29,8 @@
 //! | the same, with the bits of the reference | | [`gemv_weights()`] |
 //! | round activations to INT8 | [`Device::load_weights`] | [`gemm_weights_int8()`] |
 //! | multiply with experts | | [`gemm_experts()`], [`gemm_experts_int8()`] |
-//! | multiply quantized operands | | [`gemv()`] |
-//! | the same, with the bits of Blackwell's tensor cores | | [`gemm_fp4()`], [`gemm_fp4_gated()`] |
+//! | multiply quantized operands | | [`gemm_fp4()`], [`gemm_fp4_gated()`] |
+//! | the same for single vectors, rounding least | | [`gemv()`] |
 //! | the same with experts | | [`gemm_experts_fp4()`], [`gemm_experts_fp4_gated()`] |
 //! | quantize activations | `Gpu::quantize_activations_on` | [`quantize_activations()`] |
 //! | write KV caches | `Gpu::append_kv_on` | [`append_kv()`] |

@@ -149,7 +149,10 @@ const TESTS: &[Test] = &[
     ),
     ("gemm_weights_is_near_the_cpus_on_layers_of_models", gemm_weights::is_near_the_cpus_on_layers_of_models),
     ("gemm_fp4_is_near_the_exact_sum", gemm_fp4::is_near_the_exact_sum),
-    ("gemm_fp4_has_the_cpus_bits_with_block_scales", gemm_fp4::has_the_cpus_bits_with_block_scales),
+    (
+        "gemm_fp4_has_the_definitions_bits_with_block_scales",
+        gemm_fp4::has_the_definitions_bits_with_block_scales,
+    ),
     (
         "groups_of_values_have_the_results_of_their_own_plans",
         groups::of_values_have_the_results_of_their_own_plans,

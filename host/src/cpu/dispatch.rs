@@ -23,10 +23,10 @@ use super::products::activations::{PackedActivations, Packing};
 #[cfg(target_arch = "x86_64")]
 use super::products::few_tokens_bf16::PackedTokenPairs;
 use super::products::panels::{self, Operands, Scratch, TokenSums};
-use super::products::rows::{Row, Rows};
+use super::products::rows::Row;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 use super::products::tiles::Amx;
-use super::products::{dot, few_tokens, fp4, fp8, int8};
+use super::products::{dot, few_tokens, fp8, int8};
 use super::rounding::params::{FormatParams, QuantizeParams};
 use super::rounding::thresholds::Thresholds;
 use super::search::hessian::Hessians;
@@ -337,31 +337,6 @@ impl Isa {
         by_instance!(self, encode_fp8(row, scale, codes));
     }
 
-    /// Packs a tile of tokens for products of FP4.
-    pub(super) fn pack_fp4(self, format: Format, rows: Rows<'_>, tile: fp4::TokenTileMut<'_>) {
-        by_instance!(self, pack_fp4(format, rows, tile));
-    }
-
-    /// The products of FP4 of up to [`fp4::ROWS`] rows and all tokens, by token.
-    pub(super) fn multiply_fp4(
-        self,
-        operands: &fp4::Operands<'_>,
-        sums: &mut [f32],
-        scratch: &mut fp4::Scratch,
-    ) {
-        #[cfg(target_arch = "x86_64")]
-        if matches!(self, Self::Avx512Vnni | Self::Avx512Bf16 | Self::AmxBf16)
-            && let Some(vnni) = Avx512Vnni::detect()
-        {
-            // SAFETY: the function enables the features that `vnni` proves.
-            return unsafe { instances::multiply_fp4_vnni(vnni, operands, sums, scratch) };
-        }
-        match self {
-            Self::Reference => fp4::multiply_reference(operands, sums),
-            _ => by_instance!(self, multiply_fp4(operands, sums, scratch)),
-        }
-    }
-
     /// The sums of up to [`fp8::ROWS`] rows and the listed tokens in FP8, by token.
     pub(super) fn multiply_fp8(
         self,
@@ -385,6 +360,17 @@ impl Isa {
         stride: usize,
     ) {
         by_dtype!(Elements, values => by_instance!(self, pack_int8(values, activations, stride)));
+    }
+
+    /// Packs one token's activations in FP4 for products in INT8.
+    pub(super) fn pack_fp4(
+        self,
+        format: Format,
+        row: Row<'_>,
+        activations: &mut [int8::Activations],
+        stride: usize,
+    ) {
+        by_instance!(self, pack_fp4(format, row, activations, stride));
     }
 
     /// The sums of up to [`int8::ROWS`] rows and all tokens in INT8, by token.

@@ -1,10 +1,12 @@
-//! Products of two matrices of FP4, with the bits of Blackwell's tensor cores.
+//! Products of two matrices of FP4.
 
-use microscale_formats::{Gate, fp4_dot};
+use std::ops::Range;
+
+use microscale_formats::{Gate, fp4_dot, int8};
 use rayon::prelude::*;
 
 use super::isa::Isa;
-use crate::cpu::products::fp4::{Fp4Tokens, Operands, ROWS, Scratch};
+use crate::cpu::products::int8::{Int8Tokens, ROWS, Scratch};
 use crate::cpu::products::rows::{Rows, scale_and_round};
 use crate::cpu::simd::Scalars;
 use crate::element::Element;
@@ -25,14 +27,15 @@ const TASK_TOKENS: usize = 256;
 ///
 /// # Bits
 ///
-/// [`microscale_formats::fp4_dot`] defines the sum, and bounds its error: it has the bits of
-/// Blackwell's `mma.sync` with block scales, one k-step of 64 after the other. Every instruction
-/// set and every number of threads gives these bits. The sum is multiplied by a
+/// [`microscale_formats::int8`] defines the sum, and bounds its error: the products of a group of 16
+/// elements are added exactly, and groups in f32. Every instruction set, every number of tokens and
+/// every number of threads gives these bits. The sum is multiplied by a
 /// [factor](microscale_formats::fp4_dot::factor), alpha times both global scales in f32, and the
 /// bias is added. The result is rounded once. A NaN scale makes the results of its row or token
 /// NaN.
 ///
-/// To round least, call [`gemv`](crate::gemv()), which takes the same operands.
+/// Tensor cores add in another order: [`microscale_formats::fp4_dot::row`] has the bits of
+/// Blackwell's. To round least, call [`gemv`](crate::gemv()), which takes the same operands.
 ///
 /// ```
 /// use microscale::{Fp4Weights, Recipe, Shape, gemm_fp4, quantize};
@@ -179,16 +182,19 @@ impl<F: Fn([f64; N]) -> f64 + Sync, const N: usize> Product<'_, F, N> {
         let view = self.activations.view;
         let (format, tokens) = (view.format(), out.len() / rows);
         let all_tokens = Rows::of(view).skip(first);
-        let mut x = Fp4Tokens::new(view.cols(), tokens);
-        if self.isa != Isa::Reference {
-            let tiles: Vec<_> = x.tiles_mut().collect();
-            tiles.into_par_iter().for_each(|tile| self.isa.pack_fp4(format, all_tokens, tile));
-        }
+        let mut x = Int8Tokens::new(view.cols(), tokens);
+        let tiles: Vec<_> = x.tiles_mut().collect();
+        tiles.into_par_iter().for_each(|(first, tokens, tile)| {
+            for token in 0..tokens.min(tile.len()) {
+                self.isa.pack_fp4(format, all_tokens.at(first + token), &mut tile[token..], tokens);
+            }
+        });
         // By panel, then by token.
         let mut by_panel = vec![T::default(); out.len()];
         let panels = by_panel.par_chunks_mut(ROWS * tokens).enumerate();
         panels.for_each_init(Buffers::default, |buffers, (panel, out)| {
-            self.panel([panel * ROWS, first], all_tokens, &x, out, buffers);
+            let count = out.len() / tokens;
+            self.panel(panel * ROWS..panel * ROWS + count, first, &x, out, buffers);
         });
         out.par_chunks_mut(rows).enumerate().for_each(|(token, out)| {
             for (out, panel) in out.chunks_mut(ROWS).zip(by_panel.chunks(ROWS * tokens)) {
@@ -200,21 +206,20 @@ impl<F: Fn([f64; N]) -> f64 + Sync, const N: usize> Product<'_, F, N> {
     /// Multiplies the rows of a panel, by token. The block's first token has number `first_token`.
     fn panel<T: Element>(
         &self,
-        [first, first_token]: [usize; 2],
-        tokens: Rows<'_>,
-        x: &Fp4Tokens,
+        panel: Range<usize>,
+        first_token: usize,
+        x: &Int8Tokens,
         out: &mut [T],
         buffers: &mut Buffers,
     ) {
-        let count = out.len() / x.tokens();
+        let (first, count) = (panel.start, panel.len());
         let format = self.activations.view.format();
         buffers.sums.resize(N * out.len(), 0.0);
         for (matrix, sums) in self.matrices.iter().zip(buffers.sums.chunks_mut(out.len())) {
             let all_rows = Rows::of(matrix.view);
             // Repeats the last row to fill the array. Only existing rows are passed on.
             let rows: [_; ROWS] = std::array::from_fn(|i| all_rows.at(first + i.min(count - 1)));
-            let operands = Operands { format, rows: &rows[..count], tokens, x };
-            self.isa.multiply_fp4(&operands, sums, &mut buffers.products);
+            self.isa.multiply_int8(format, &rows[..count], x, sums, &mut buffers.products);
         }
         let mut factors = [0.0; N];
         for (i, out) in out.iter_mut().enumerate() {
@@ -222,7 +227,7 @@ impl<F: Fn([f64; N]) -> f64 + Sync, const N: usize> Product<'_, F, N> {
                 let of_token = self.activations.global_scale(first_token + i / count);
                 factors = self.matrices.each_ref().map(|matrix| {
                     let globals = [of_token, matrix.view.global_scale()];
-                    f64::from(fp4_dot::factor(matrix.alpha, globals))
+                    int8::factor(format) * f64::from(fp4_dot::factor(matrix.alpha, globals))
                 });
             }
             let results = std::array::from_fn(|matrix| {

@@ -5,7 +5,6 @@ pub(super) mod dot;
 pub(super) mod few_tokens;
 #[cfg(target_arch = "x86_64")]
 pub(super) mod few_tokens_bf16;
-pub(super) mod fp4;
 pub(super) mod fp8;
 pub(super) mod int8;
 pub(super) mod microkernel;

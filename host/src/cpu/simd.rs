@@ -3,7 +3,6 @@
 pub(super) mod arithmetic;
 pub(super) mod halfwords;
 pub(super) mod int8;
-pub(super) mod k_steps;
 pub(super) mod products;
 mod tokens;
 mod vector;

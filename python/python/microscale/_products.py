@@ -100,9 +100,8 @@ def linear(
             accumulation on GPUs: tensor cores add all of K, with 13 fraction bits. GPUs need
             compute capability 9.0, and `x` in 16 bits there. On a CPU FP8 is slow, with the bits of
             Hopper's tensor cores.
-            `mxfp4` and `nvfp4` quantize them to the format of the weights. A CPU has the bits of
-            Blackwell's tensor cores. So have Blackwell GPUs where thread blocks do not share K;
-            others decode the activations.
+            `mxfp4` and `nvfp4` quantize them to the format of the weights. CPUs and Blackwell GPUs
+            multiply the codes; other GPUs decode the activations.
         round_weights: allows NVFP4 weights with FP8 `activations`: each weight times its block scale is
             rounded to E4M3, with a relative error of at most 2**-4. MXFP4 weights lose nothing.
         input_global_scale: for `activations="nvfp4"`, the global scale of the activations. By

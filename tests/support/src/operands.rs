@@ -61,6 +61,13 @@ pub fn tensor(format: Format, rows: usize, cols: usize, scales: Scales, seed: u6
     }
 }
 
+/// The codes and scales of a row.
+pub fn row_of(tensor: &QuantizedTensor, row: usize) -> (&[u8], &[u8]) {
+    let blocks = tensor.blocks_per_row();
+    let bytes = blocks * tensor.format().block_bytes();
+    (&tensor.codes()[row * bytes..][..bytes], &tensor.scales()[row * blocks..][..blocks])
+}
+
 /// Returns the tensor with changed codes and scales and the same global scale.
 pub fn changed(tensor: QuantizedTensor, change: impl FnOnce(&mut [u8], &mut [u8])) -> QuantizedTensor {
     let (shape, global) = (tensor.shape(), tensor.global_scale());

@@ -14,7 +14,7 @@ use microscale_kernels_abi::gemm::fp4::{self, Fp4Params};
 use microscale_kernels_abi::gemm::params::{GemmParams, PackParams};
 use microscale_kernels_abi::gemm::stage::ScalePieces;
 use microscale_kernels_abi::{ApplyGlobal, Epilogue, GemmConfig, GlobalSlot, KernelId, Mainloop, ScaleGrid};
-use microscale_test_support::operands::{Scales, tensor};
+use microscale_test_support::operands::{Scales, row_of, tensor};
 use microscale_test_support::oracle::Exact;
 use microscale_test_support::weights::{Bound, ExactProducts};
 
@@ -434,13 +434,6 @@ fn multiplying_experts(of: &Arc<OfExperts>, config: GemmConfig, thread_blocks: u
         Ok(())
     }));
     case
-}
-
-/// The codes and scales of a row.
-pub(super) fn row_of(tensor: &QuantizedTensor, row: usize) -> (&[u8], &[u8]) {
-    let blocks = tensor.blocks_per_row();
-    let bytes = blocks * tensor.format().block_bytes();
-    (&tensor.codes()[row * bytes..][..bytes], &tensor.scales()[row * blocks..][..blocks])
 }
 
 /// Adds every case of products of experts' weights.

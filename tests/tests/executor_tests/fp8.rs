@@ -16,13 +16,13 @@ use microscale_kernels_abi::gemm::fp8::{PACK_FP8, QUANTIZE_CLUSTER, quantize};
 use microscale_kernels_abi::gemm::params::{GemmParams, PackParams};
 use microscale_kernels_abi::gemm::stage::ScalePieces;
 use microscale_test_support::arithmetic::Scalars;
-use microscale_test_support::operands::{Scales, tensor};
+use microscale_test_support::operands::{Scales, row_of, tensor};
 use microscale_test_support::oracle::Exact;
 use microscale_test_support::weights::{Bound, ExactProducts};
 
 use super::case::{MOST_SHARED, Prepared, argument, no_experts};
 use super::cases::Case;
-use super::fp4::{check, row_of, sums_of_parts};
+use super::fp4::{check, sums_of_parts};
 use super::gemm::{Multiplication, add_cases};
 use super::steps::{Fused, STEPS};
 use super::weights::shape;

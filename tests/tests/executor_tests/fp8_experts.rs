@@ -13,13 +13,12 @@ use microscale_kernels_abi::gemm::fp8::PACK_FP8;
 use microscale_kernels_abi::gemm::params::{GemmParams, PackParams};
 use microscale_kernels_abi::gemm::stage::ScalePieces;
 use microscale_test_support::arithmetic::Scalars;
-use microscale_test_support::operands::{Scales, tensor};
+use microscale_test_support::operands::{Scales, row_of, tensor};
 use microscale_test_support::oracle::Exact;
 
 use super::case::{MOST_SHARED, Prepared, argument};
 use super::cases::Case;
 use super::experts::{Counts, Rows, UNTOUCHED, plan, route, sorted};
-use super::fp4::row_of;
 use super::fp8::near;
 use super::gemm::{Multiplication, add_cases};
 use super::steps::Fused;

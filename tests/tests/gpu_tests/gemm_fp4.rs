@@ -1,7 +1,7 @@
 //! Tests products of two matrices of FP4.
 //!
-//! Results must be within the error bound of the exact sums, and have the CPU's bits where tensor
-//! cores multiply FP4 and no work tile is split.
+//! Results must be within the error bound of the exact sums, and have the bits of `fp4_dot` where
+//! tensor cores multiply FP4 and no work tile is split.
 
 use half::{bf16, f16};
 use microscale::formats::fp4_dot;
@@ -14,7 +14,7 @@ use microscale::{
     Activation, Error, Format, Fp4Rows, Fp4Weights, Gate, GlobalScale, OperandFault, QuantizedTensor,
     ScaleLayout, deinterleave_rows, gemm_experts_fp4, gemm_experts_fp4_gated, gemm_fp4, gemm_fp4_gated,
 };
-use microscale_test_support::operands::{Scales, tensor};
+use microscale_test_support::operands::{Scales, row_of, tensor};
 use microscale_test_support::oracle::{Exact, dot};
 use microscale_test_support::weights::{Bound, near};
 
@@ -95,13 +95,20 @@ pub(crate) fn is_near_the_exact_sum(gpu: &Gpu) {
     }
 }
 
-pub(crate) fn has_the_cpus_bits_with_block_scales(gpu: &Gpu) {
+pub(crate) fn has_the_definitions_bits_with_block_scales(gpu: &Gpu) {
     for format in Format::MULTIPLIED {
         // Two work tiles of one K-iteration each, which cannot be split.
         let weights = tensor(format, 300, 128, Scales::Any, 2);
         let x = tensor(format, 9, 128, Scales::Any, 5);
-        let mut expected = vec![0f32; 300 * 9];
-        gemm_fp4(&x, Fp4Weights::from(&weights), &mut expected).unwrap();
+        let factor = fp4_dot::factor(1.0, [&x, &weights].map(QuantizedTensor::global_scale));
+        let result = |token: usize, row: usize| {
+            let sum = fp4_dot::row(format, row_of(&x, token), row_of(&weights, row));
+            f32::round_f64(f64::from(sum) * f64::from(factor))
+        };
+        let expected: Vec<f32> = (0..9)
+            .flat_map(|token| (0..300).map(move |row| (token, row)))
+            .map(|(token, row)| result(token, row))
+            .collect();
         let stream = gpu.stream();
         let [x, weights] = [&x, &weights].map(|tensor| DeviceTensor::from_host(stream, tensor).unwrap());
         let plan = gpu.linear_fp4::<bf16, f32>(&weights).plan(9).unwrap();
@@ -135,8 +142,8 @@ pub(crate) fn refuses_operands_that_do_not_match(gpu: &Gpu) {
     assert!(matches!(error, Error::Operands(OperandFault::Gate { rows: 3 })), "{error}");
 }
 
-/// Multiplies by experts in an order, and compares with the CPU's results, which have the bits of
-/// block scales. With several K-iterations, thread blocks may share them.
+/// Multiplies by experts in an order, and compares with the CPU's results. Both add in f32, in other
+/// orders.
 fn check_experts<T: Exact + Activation>(
     gpu: &Gpu,
     format: Format,

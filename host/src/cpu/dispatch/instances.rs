@@ -21,11 +21,11 @@ use crate::cpu::products::few_tokens_bf16::{self, PackedTokenPairs};
 use crate::cpu::products::microkernel::Bf16Terms;
 use crate::cpu::products::microkernel::{F32Terms, VectorMicrokernel};
 use crate::cpu::products::panels::{self, Operands, Scratch, TokenSums};
-use crate::cpu::products::rows::{Row, Rows};
+use crate::cpu::products::rows::Row;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 use crate::cpu::products::tiles::Amx;
 use crate::cpu::products::tiles::{EmulatedAmx, TileMicrokernel};
-use crate::cpu::products::{dot, few_tokens, fp4, fp8, int8};
+use crate::cpu::products::{dot, few_tokens, fp8, int8};
 use crate::cpu::rounding::groups;
 use crate::cpu::rounding::params::{FormatParams, QuantizeParams, SearchParams};
 use crate::cpu::rounding::thresholds::Thresholds;
@@ -196,21 +196,6 @@ macro_rules! instance {
             }
 
             $(#[target_feature(enable = $features)])?
-            pub(in crate::cpu) fn pack_fp4(simd: $token, format: Format, rows: Rows<'_>, tile: fp4::TokenTileMut<'_>) {
-                fp4::pack::<$token, $token>(simd, format, rows, tile);
-            }
-
-            $(#[target_feature(enable = $features)])?
-            pub(in crate::cpu) fn multiply_fp4(
-                simd: $token,
-                operands: &fp4::Operands<'_>,
-                sums: &mut [f32],
-                scratch: &mut fp4::Scratch,
-            ) {
-                fp4::multiply(simd, simd, operands, sums, scratch);
-            }
-
-            $(#[target_feature(enable = $features)])?
             pub(in crate::cpu) fn multiply_fp8(
                 simd: $token,
                 format: Format,
@@ -230,6 +215,17 @@ macro_rules! instance {
                 stride: usize,
             ) {
                 int8::pack(simd, values, activations, stride);
+            }
+
+            $(#[target_feature(enable = $features)])?
+            pub(in crate::cpu) fn pack_fp4(
+                simd: $token,
+                format: Format,
+                row: Row<'_>,
+                activations: &mut [int8::Activations],
+                stride: usize,
+            ) {
+                int8::pack_fp4::<$token, $token>(simd, format, row, activations, stride);
             }
 
             $(#[target_feature(enable = $features)])?
@@ -341,18 +337,6 @@ pub(super) fn multiply_int8_vnni(
     scratch: &mut int8::Scratch,
 ) {
     int8::multiply(vnni.avx512(), vnni, format, rows, x, sums, scratch);
-}
-
-/// The instance of [`fp4::multiply`] for VNNI.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512vnni,avx512f,avx512bw,avx512dq,avx512vl,avx2,bmi2,f16c,fma,popcnt")]
-pub(super) fn multiply_fp4_vnni(
-    vnni: Avx512Vnni,
-    operands: &fp4::Operands<'_>,
-    sums: &mut [f32],
-    scratch: &mut fp4::Scratch,
-) {
-    fp4::multiply(vnni.avx512(), vnni, operands, sums, scratch);
 }
 
 /// The instance of [`panels::multiply`] for AMX.

@@ -1,5 +1,7 @@
 //! Products of quantized weights and activations in INT8: sixteen groups at a time, one per lane.
 //!
+//! Activations are rounded to INT8, or are in FP4: twice an element is an integer.
+//!
 //! Rows form panels. A segment of each row is decoded once, and multiplied with all tokens of a
 //! task.
 
@@ -19,7 +21,7 @@ use crate::element::Element;
 pub(in crate::cpu) const ROWS: usize = 16;
 
 /// Most tokens per tile.
-pub(super) const TILE_TOKENS: usize = 8;
+const TILE_TOKENS: usize = 8;
 
 /// Elements per step: a group in each lane.
 pub(in crate::cpu) const ELEMENTS: usize = LANES * GROUP;
@@ -56,7 +58,7 @@ impl Weights {
     const ZEROS: Self = Self { raised: [[[0; 4]; LANES]; 4], scales: [0.0; LANES] };
 }
 
-/// The activations of some tokens, rounded to INT8 and packed.
+/// The activations of some tokens, as integers and packed.
 ///
 /// Tokens form tiles of 8, 4, 2 and 1. A tile has its activations by step, then by token.
 pub(in crate::cpu) struct Int8Tokens {
@@ -90,7 +92,7 @@ impl Int8Tokens {
 }
 
 /// The first token of each tile and its number of tokens: eight, and then powers of two.
-pub(super) fn tiles(tokens: usize) -> impl Iterator<Item = (usize, usize)> {
+fn tiles(tokens: usize) -> impl Iterator<Item = (usize, usize)> {
     let mut first = 0;
     std::iter::from_fn(move || {
         let rest = tokens - first;
@@ -153,6 +155,36 @@ fn pack_step<T: Element, V: Vector>(simd: V, values: &[T; ELEMENTS], step: &mut 
                 step.codes[2 * half + odd][group] =
                     every_other_byte(codes >> (8 * odd)).to_le_bytes().map(|code| code as i8);
             }
+        }
+    }
+}
+
+/// Packs one token of a tile, given its row in FP4. Its activations are `stride` apart.
+///
+/// Codes are twice the elements, under half of their scales.
+#[inline(always)]
+pub(in crate::cpu) fn pack_fp4<V: Products, D: Int8Products<V>>(
+    bytes: D,
+    format: Format,
+    row: Row<'_>,
+    activations: &mut [Activations],
+    stride: usize,
+) {
+    for (step, activations) in activations.iter_mut().step_by(stride).enumerate() {
+        let mut filled = None;
+        let (codes, scales) = step_of(row, step, ELEMENTS / format.block(), &mut filled);
+        activations.surplus = [0; LANES];
+        for (codes, raised) in activations.codes.iter_mut().zip(bytes.raised(codes)) {
+            *codes = bytes.store(raised);
+            for (codes, surplus) in codes.iter_mut().zip(&mut activations.surplus) {
+                for code in codes {
+                    *code -= OFFSET as i8;
+                    *surplus -= OFFSET * i32::from(*code);
+                }
+            }
+        }
+        for (group, scale) in activations.scales.iter_mut().enumerate() {
+            *scale = int8::scale_of_twice(format, scales[group * GROUP / format.block()]);
         }
     }
 }
@@ -338,29 +370,38 @@ impl<V: Products, D: Int8Products<V>, const NVFP4: bool> Segment<V, D> for Coded
         let count = if NVFP4 { LANES } else { LANES / 2 };
         let step = self.first + step;
         prefetch_ahead(self.row, step, count);
-        let (codes, scales) = (&self.row.codes[step * STEP..], &self.row.scales[step * count..]);
-        let filled;
-        let mut of_groups = [0; LANES];
-        let codes = if let Some(codes) = codes.first_chunk()
-            && scales.len() >= count
-        {
-            of_groups[..count].copy_from_slice(&scales[..count]);
-            codes
-        } else {
-            (filled, of_groups) = pad_with_zeros(codes, scales);
-            &filled
-        };
+        let mut filled = None;
+        let (codes, of_groups) = step_of(self.row, step, count, &mut filled);
         (bytes.raised(codes), scales_of::<V, NVFP4>(simd, &of_groups))
     }
 }
 
-/// Pads the codes and scales of a row's last step with zeros.
+/// The codes and the `count` scales of a row's step. At the end of a row, zeros fill them.
+#[inline(always)]
+fn step_of<'a>(
+    row: Row<'a>,
+    step: usize,
+    count: usize,
+    filled: &'a mut Option<[u8; STEP]>,
+) -> (&'a [u8; STEP], [u8; LANES]) {
+    let (codes, scales) = (&row.codes[step * STEP..], &row.scales[step * count..]);
+    let mut of_groups = [0; LANES];
+    if let Some(codes) = codes.first_chunk()
+        && scales.len() >= count
+    {
+        of_groups[..count].copy_from_slice(&scales[..count]);
+        return (codes, of_groups);
+    }
+    of_groups[..scales.len()].copy_from_slice(scales);
+    (filled.insert(padded(codes)), of_groups)
+}
+
+/// Pads the codes of a row's last step with zeros.
 #[cold]
-fn pad_with_zeros(codes: &[u8], scales: &[u8]) -> ([u8; STEP], [u8; LANES]) {
-    let (mut filled, mut filled_scales) = ([0; STEP], [0; LANES]);
+fn padded(codes: &[u8]) -> [u8; STEP] {
+    let mut filled = [0; STEP];
     filled[..codes.len()].copy_from_slice(codes);
-    filled_scales[..scales.len()].copy_from_slice(scales);
-    (filled, filled_scales)
+    filled
 }
 
 /// Prefetch distance in bytes of codes.
