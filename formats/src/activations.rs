@@ -40,10 +40,10 @@ pub fn token_scale(amax: f32) -> f32 {
 /// Returns the FP8 scale of a group: amax / 448, where amax is at least [`LEAST_GROUP_AMAX`].
 ///
 /// With `power_of_two` it is rounded up to a power of two, of at least 2^−33. Blackwell's products
-/// read such scales as E8M0.
+/// read such scales as E8M0. `by_most` divides by 448.
 #[inline(always)]
-pub fn group_scale(amax: f32, power_of_two: bool) -> f32 {
-    let scale = amax.max(LEAST_GROUP_AMAX) / E4m3::MAX;
+pub fn group_scale(amax: f32, power_of_two: bool, by_most: impl Fn(f32) -> f32) -> f32 {
+    let scale = by_most(amax.max(LEAST_GROUP_AMAX));
     if !power_of_two {
         return scale;
     }
@@ -203,7 +203,7 @@ mod tests {
     fn scales_of_groups_round_up_to_powers_of_two() {
         for bits in (0..f32::INFINITY.to_bits()).step_by(99_991) {
             let amax = f32::from_bits(bits);
-            let (exact, rounded) = (group_scale(amax, false), group_scale(amax, true));
+            let [exact, rounded] = [false, true].map(|round| group_scale(amax, round, |x| x / E4m3::MAX));
             assert_eq!(rounded.to_bits() & 0x007F_FFFF, 0);
             assert!(rounded >= exact);
             assert!(rounded == 2f32.powi(-33) || rounded < 2.0 * exact, "{amax:e}");

@@ -407,6 +407,18 @@ pub fn rest_of_reciprocal<F: Fused>(d: f32, y: f32) -> f32 {
     <F as Fused>::fma(rest * y, rest, rest * y)
 }
 
+/// Returns the two parts of 1 / d with a second part that is not negative. So [`quotient`] of a
+/// `short` zero has its sign.
+#[inline(always)]
+pub fn reciprocal_from_below<F: Fused>(d: f32) -> [f32; 2] {
+    let [y, z] = reciprocal::<F>(d);
+    if z >= 0.0 {
+        return [y, z];
+    }
+    let below = f32::from_bits(y.to_bits() - 1);
+    [below, rest_of_reciprocal::<F>(d, below)]
+}
+
 /// Returns x / d, rounded, from the two [parts](reciprocal) of 1 / d, by products and sums only.
 ///
 /// On vectors it works per lane. A `short` x has a significand of 11 bits or less.
@@ -414,7 +426,7 @@ pub fn rest_of_reciprocal<F: Fused>(d: f32, y: f32) -> f32 {
 /// Before rounding, x·y + x·z is off x/d by at most 2⁻⁴⁸ of it. Rounding may still pick the wrong
 /// neighbour, which matters where x/d rounds to a tie of E2M1. For an x of 11 bits or less, no x/d
 /// is close enough to such a boundary, with the exception of one d, for which the parts are exact
-/// (`tests/tests/division.rs` checks every d). Other x are corrected once more by q + (x − d·q)·y.
+/// (`tests/tests/division.rs` checks every d, and E4M3's boundaries too). Other x are corrected once more by q + (x − d·q)·y.
 /// By Markstein's theorem that is x/d rounded to nearest if q is off by at most one unit in the
 /// last place. If x/d is so small that the remainder underflows, the code is 0 in either case.
 ///

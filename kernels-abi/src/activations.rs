@@ -85,9 +85,7 @@ const fn row(name: &'static str, dtype: Dtype, converts: Converts) -> Kernel {
         elements: 0,
         shared: MOST_SHARED,
         converts,
-        // 72 registers per lane. While the warps of a row wait for each other's amax, another row's
-        // work.
-        resident: 2,
+        resident: 0,
         targets: Targets::All,
     }
 }
@@ -243,8 +241,10 @@ pub struct ActivationParams {
     pub tile_rows: u32,
     /// Warps that share a row.
     pub warps: Divider32,
-    /// Rows of a thread block.
+    /// Rows of a thread block; 0 if rows are [spread](Self::spread_rows).
     pub block_rows: u32,
+    /// Warps of a thread block if rows are spread, otherwise 0.
+    pub spread_warps: u32,
     /// Pieces of 1024 columns in a row.
     pub pieces: u32,
     /// 1 if all rows of inputs start on 16 bytes, of codes on 8, and columns are a multiple of 8.
@@ -289,6 +289,13 @@ pub struct ActivationLaunch {
 /// Warps of a thread block that has more than one row.
 const FEW_WARPS: u32 = 4;
 
+/// Warps of a thread block if rows are spread.
+const SPREAD_WARPS: u32 = 4;
+
+/// The largest number of warps that are thread blocks of their own if rows are spread: some for
+/// each scheduler of a large GPU.
+const FEW_SPREAD_WARPS: u64 = 1024;
+
 impl ActivationParams {
     /// GELU in its tanh approximation.
     pub const GELU_TANH: u32 = 1;
@@ -320,6 +327,7 @@ impl ActivationParams {
             tile_rows: layout.tile_rows() as u32,
             warps: Divider32::new(warps),
             block_rows,
+            spread_warps: 0,
             pieces,
             aligned: 0,
             order: RowOrder::Dense as u32,
@@ -337,8 +345,29 @@ impl ActivationParams {
         }
     }
 
+    /// Spreads rows over thread blocks, if the operation and the scale need no sum and no amax of
+    /// a row: each warp has one piece of any row then. All other parameters are set.
+    ///
+    /// Few warps get a thread block each, so that they are spread over multiprocessors.
+    pub fn spread_rows(&mut self, operation: RowOperation) {
+        let warps = u64::from(self.scale_rows) * u64::from(self.pieces);
+        let of_row = operation == RowOperation::Norm || self.row_scale == RowScale::PerToken as u32;
+        if !of_row && warps < 1 << 31 {
+            self.warps = Divider32::new(self.pieces);
+            self.block_rows = 0;
+            self.spread_warps = if warps > FEW_SPREAD_WARPS { SPREAD_WARPS } else { 1 };
+        }
+    }
+
     /// The launch that covers all rows of scales, for fewer columns than [`COLUMN_LIMIT`].
     pub const fn launch(&self) -> ActivationLaunch {
+        if self.spread_warps > 0 {
+            return ActivationLaunch {
+                thread_blocks: (self.scale_rows * self.pieces).div_ceil(self.spread_warps),
+                threads: self.spread_warps * WARP,
+                shared: 0,
+            };
+        }
         let warps = self.warps.divisor * self.block_rows;
         ActivationLaunch {
             thread_blocks: self.scale_rows.div_ceil(self.block_rows),

@@ -3,7 +3,7 @@
 //! Warps share a row, 1024 columns at a time: a piece. A row operation may need the sum of squares
 //! of the row, and scales per token its amax. So there are up to three passes over a row: sum of
 //! squares, amax, store. A warp keeps its piece in registers from pass to pass, and loads it again
-//! only if it has several.
+//! only if it has several. Without sums and amax of rows, each warp has one piece of any row.
 //!
 //! The rounded results of the row operation are values of the input's dtype, which [`blocks`] and
 //! [`fp8`] quantize like any other values.
@@ -17,7 +17,7 @@ mod row;
 mod source;
 
 #[cfg(microscale_wgmma)]
-pub(crate) use self::fp8::encode_any;
+pub(crate) use self::fp8::{encode_any, over_most};
 #[cfg(microscale_wgmma)]
 pub(crate) use self::one_by_one::finite_amax_of_chunk;
 
@@ -67,7 +67,8 @@ unsafe fn quantize<D: Dtype, O: RowOperation, F: Output>(
         ptx::wait_for_previous_kernel();
     }
     let warp_number = warp::number();
-    let (row_in_block, first_piece) = params.warps.divide(warp_number);
+    let number = warp_number + warp::thread_block() * params.spread_warps;
+    let (row_in_block, first_piece) = params.warps.divide(number);
     let scale_row = warp::thread_block() * params.block_rows + row_in_block;
     // SAFETY: the same contract.
     let row = unsafe { Row::find(params, offsets, scale_row) };

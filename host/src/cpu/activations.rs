@@ -4,7 +4,7 @@ pub(in crate::cpu) mod rows;
 
 use microscale_formats::activations::{GROUP, group_scale, token_scale};
 use microscale_formats::nvfp4::{Arithmetic, Direction};
-use microscale_formats::{ActivationLayout, GlobalScale, mx};
+use microscale_formats::{ActivationLayout, E4m3, GlobalScale, mx};
 use rayon::prelude::*;
 
 use super::isa::Isa;
@@ -327,7 +327,7 @@ impl RowQuantizer {
             Self::Fp8 { isa, scale: Fp8Scale::PerGroup { power_of_two }, .. } => {
                 let groups = row.chunks(GROUP).zip(codes.chunks_mut(GROUP)).zip(f32_scales);
                 for ((row, codes), scale) in groups {
-                    *scale = group_scale(isa.finite_amax(row), *power_of_two);
+                    *scale = group_scale(isa.finite_amax(row), *power_of_two, |amax| amax / E4m3::MAX);
                     isa.encode_fp8(row, *scale, codes);
                 }
             }

@@ -117,7 +117,7 @@ unsafe fn group<D: Dtype>(piece: &Piece<'_>, chunk: &Chunk, most: u32, column: u
         distance /= 2;
     }
     let power_of_two = params.row_scale == RowScale::PowerOfTwoPerGroup as u32;
-    let scale = group_scale(f32::from_bits(amax), power_of_two);
+    let scale = group_scale(f32::from_bits(amax), power_of_two, over_most);
     if exists && warp::lane() % lanes == 0 {
         let group = u64::from(column / GROUP as u32);
         let offset = u64::from(piece.row.number) * params.scale_stride + group * params.group_stride;
@@ -127,17 +127,22 @@ unsafe fn group<D: Dtype>(piece: &Piece<'_>, chunk: &Chunk, most: u32, column: u
     scale
 }
 
+/// x / 448, rounded, for an x of 16 bits or [`LEAST_GROUP_AMAX`]. A division would be a function.
+///
+/// [`LEAST_GROUP_AMAX`]: microscale_formats::activations::LEAST_GROUP_AMAX
+#[inline(always)]
+pub(crate) fn over_most(x: f32) -> f32 {
+    nvfp4::quotient::<Ptx>(x, nvfp4::reciprocal::<Ptx>(E4m3::MAX), E4m3::MAX, true)
+}
+
 /// The codes of a chunk, the first in the lowest byte, for finite values and a scale near 1.
 #[inline(always)]
 fn encode<D: Dtype>(chunk: &Chunk, scale: f32) -> u64 {
-    let inverse = nvfp4::reciprocal::<Ptx>(scale);
+    let inverse = nvfp4::reciprocal_from_below::<Ptx>(scale);
     let mut packed = 0;
     for i in 0..D::CHUNK / 2 {
-        let [low, high] = [2 * i, 2 * i + 1].map(|i| {
-            let x = D::widen(chunk, i);
-            // A sum of two products of −0 may be +0.
-            nvfp4::quotient::<Ptx>(x, inverse, scale, false).copysign(x)
-        });
+        let [low, high] =
+            [2 * i, 2 * i + 1].map(|i| nvfp4::quotient::<Ptx>(D::widen(chunk, i), inverse, scale, true));
         #[cfg(microscale_sm90)]
         let pair = e4m3x2(high, low);
         #[cfg(not(microscale_sm90))]

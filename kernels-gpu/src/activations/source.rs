@@ -161,20 +161,26 @@ impl Source {
     ) -> [Chunk; MOST_STEPS] {
         let cols = if row.exists { params.cols } else { 0 };
         let (aligned, weighs) = (params.aligned != 0, !self.weights.is_null());
+        let whole = aligned && (piece + 1) * WARP_ELEMENTS <= cols;
         let mut weights = [[0; 4]; MOST_STEPS];
         if weighs {
-            let whole = aligned && (piece + 1) * WARP_ELEMENTS <= cols;
             // SAFETY: there is a weight per column.
             weights = unsafe { load::<D>(self.weights, piece, 1, cols, aligned, whole) };
         }
         let mut normalized = [[0; 4]; MOST_STEPS];
         for j in 0..D::STEPS {
             let (chunk, weights) = (&chunks[j as usize], &weights[j as usize]);
-            let chunk = map::<D>(|i| {
+            normalized[j as usize] = map::<D>(|i| {
                 let weight = weighs.then(|| D::widen(weights, i));
                 params.norm.of(D::widen(chunk, i), inverse_rms, weight, D::round)
             });
-            normalized[j as usize] = first(&chunk, column::<D>(piece, j), cols);
+        }
+        if !whole {
+            cold_path();
+            for j in 0..D::STEPS {
+                let chunk = &mut normalized[j as usize];
+                *chunk = first(chunk, column::<D>(piece, j), cols);
+            }
         }
         normalized
     }

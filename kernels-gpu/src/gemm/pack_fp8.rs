@@ -10,7 +10,7 @@ use microscale_kernels_abi::gemm::params::PackParams;
 use microscale_kernels_abi::launch::WARP;
 
 use super::pack::{self, EIGHT, Eight};
-use crate::activations::{encode_any, finite_amax_of_chunk};
+use crate::activations::{encode_any, finite_amax_of_chunk, over_most};
 use crate::dtype::{Chunk, Dtype};
 use crate::hardware::{cluster, ptx, shared, warp};
 use crate::product::operand::load_8;
@@ -171,7 +171,7 @@ impl Values {
                 // SAFETY: the same contract.
                 let chunks = unsafe { self.load(params, &of_warp) };
                 let scale = if self.per_pack {
-                    group_scale(f32::from_bits(of_token(amax_of::<D>(&chunks))), false)
+                    group_scale(f32::from_bits(of_token(amax_of::<D>(&chunks))), false, over_most)
                 } else {
                     token_scale(f32::from_bits(amax))
                 };

@@ -157,11 +157,11 @@ pub fn assert_within(found: &QuantizedActivations, within: &[Within], columns: u
 ///
 /// `argument` is the sigmoid's, with an error of `roundings` roundings, which are constants' too.
 /// A relative error of the sigmoid results, as e^x has the derivative e^x. Far above 0 the sigmoid
-/// is 1. The sigmoid itself is within 2^−22 or 2^−125, and four operations are rounded. Products
+/// is 1. The sigmoid itself is within 2^−21.5 or 2^−125, and four operations are rounded. Products
 /// may be subnormal.
 pub fn gate_error(expected: f64, gate: f64, up: f64, argument: f64, roundings: f64) -> f64 {
     let of_argument = if argument > 30.0 { U } else { roundings * U * argument.abs() };
-    let relative = power_of_two(-22) + 4.0 * U + of_argument;
+    let relative = 2f64.powf(-21.5) + 4.0 * U + of_argument;
     expected.abs() * relative * 1.01
         + power_of_two(-125) * 1.01 * gate.abs() * up.abs()
         + power_of_two(-149) * (2.0 + up.abs())

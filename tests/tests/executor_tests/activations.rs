@@ -99,19 +99,22 @@ const SHAPES: [(Rows, usize, usize); 10] = [
     (Rows::Sorted(&[0, 130, 2]), 40, 0),
 ];
 
-fn kernel_of(recipe: &ActivationRecipe, dtype: Dtype) -> (Output, &'static str) {
-    let operation = match recipe.operation {
+fn operation_of(recipe: &ActivationRecipe) -> activations::RowOperation {
+    match recipe.operation {
         RowOperation::None => activations::RowOperation::Plain,
         RowOperation::Glu(..) => activations::RowOperation::Glu,
         RowOperation::RmsNorm(_) => activations::RowOperation::Norm,
-    };
+    }
+}
+
+fn kernel_of(recipe: &ActivationRecipe, dtype: Dtype) -> (Output, &'static str) {
     let output = match recipe.format {
         ActivationFormat::Fp8(_) => Output::Fp8,
         ActivationFormat::Mxfp8(_) => Output::Mxfp8,
         ActivationFormat::Mxfp4(_) => Output::Mxfp4,
         ActivationFormat::Nvfp4(_) => Output::Nvfp4,
     };
-    let id = activations::kernel(operation, output, dtype).expect("a kernel of 16-bit values");
+    let id = activations::kernel(operation_of(recipe), output, dtype).expect("a kernel of 16-bit values");
     (output, id.kernel().name)
 }
 
@@ -316,6 +319,10 @@ fn quantizing<T: Element>(of: &Activations) -> Prepared {
             }
         }
         RowOperation::RmsNorm(norm) => params.norm = norm,
+    }
+    // As in the library, and in some cases with whole rows in a thread block.
+    if !seed.is_multiple_of(4) {
+        params.spread_rows(operation_of(&recipe));
     }
     let launch = params.launch();
     let mut arguments = vec![

@@ -101,6 +101,8 @@ pub(in crate::gpu) fn quantize_activations<T: Element>(
     let starts = values | residual | weights | strides as u64;
     params.aligned = u32::from(columns.is_multiple_of(8) && starts.is_multiple_of(16));
 
+    params.spread_rows(operation_of(recipe));
+
     let mut addresses = [values, residual, weights, codes, scales, row_scales, offsets, scale_offsets];
     if recipe.format == ActivationFormat::Fp8(Fp8Scale::PerTensor) {
         // SAFETY: as below. `least_tensor_scale` stored the scale.
@@ -115,6 +117,15 @@ pub(in crate::gpu) fn quantize_activations<T: Element>(
     // SAFETY: the caller checked the lengths that `params` describes; `aligned` is computed from
     // every address. The guards, held past the launch, keep the memory and order its uses.
     unsafe { launch(kernels, stream, kernel, &params, addresses) }
+}
+
+/// The row operation of a recipe.
+fn operation_of(recipe: &ActivationRecipe) -> activations::RowOperation {
+    match recipe.operation {
+        RowOperation::None => activations::RowOperation::Plain,
+        RowOperation::Glu(..) => activations::RowOperation::Glu,
+        RowOperation::RmsNorm(_) => activations::RowOperation::Norm,
+    }
 }
 
 /// The format of a recipe's output.
@@ -132,12 +143,7 @@ fn output_of(recipe: &ActivationRecipe) -> Output {
 /// # Errors
 /// [`ActivationFault::Dtype`] for f32.
 pub(in crate::gpu) fn kernel_of(recipe: &ActivationRecipe, dtype: Dtype) -> Result<KernelId> {
-    let operation = match recipe.operation {
-        RowOperation::None => activations::RowOperation::Plain,
-        RowOperation::Glu(..) => activations::RowOperation::Glu,
-        RowOperation::RmsNorm(_) => activations::RowOperation::Norm,
-    };
-    let kernel = activations::kernel(operation, output_of(recipe), dtype);
+    let kernel = activations::kernel(operation_of(recipe), output_of(recipe), dtype);
     kernel.ok_or(Error::Activations(ActivationFault::Dtype))
 }
 
@@ -178,6 +184,7 @@ pub(in crate::gpu) unsafe fn quantize_rows_fp8(
     params.code_stride = columns as u64;
     describe(&recipe, &mut params);
     params.aligned = u32::from(columns.is_multiple_of(8) && values.is_multiple_of(16));
+    params.spread_rows(activations::RowOperation::Plain);
     let addresses = [values, 0, 0, codes, scales, scales, 0, 0];
     // SAFETY: the caller promises the memory that `params` describes.
     unsafe { launch(kernels, stream, kernel, &params, addresses) }
