@@ -7,7 +7,7 @@ The shapes are those of GPU MODE's contest, as in cli/src/bench/contest.rs: prod
 gated products and groups. Results are f16. Each product has its weights and activations in NVFP4, and
 is computed in three ways:
 
-    fp4         `microscale.linear` of both, and `linear_groups` for groups
+    fp4         `microscale.linear` of both, and `linear_experts` for groups, which also sorts rows
     two steps   both operands are dequantized to f16 by this package's kernels, and multiplied by
                 cuBLAS; a gate is applied by a compiled function
     f16         cuBLAS alone, with operands that are in f16 already
@@ -83,16 +83,31 @@ CONTEST = (
     groups_of([128, 384], 4096, 1536),
 )
 
-Operands = list[tuple[Quantized, Quantized]]
+@dataclass(frozen=True)
+class Operands:
+    """The activations of all groups, and the weights of each and of all."""
 
+    x: Quantized
+    weights: list[Quantized]
+    experts: microscale.Experts | None
+    #: The group of each row of `x`, `[rows, 1]`.
+    chosen: torch.Tensor
 
-def operands(product: Product) -> Operands:
-    """Activations and weights of each group, of random normal numbers. Products of gates fit f16."""
+    @classmethod
+    def of(cls, product: Product) -> Operands:
+        """Random normal numbers. Products of gates fit f16."""
+        counts = torch.tensor([tokens for tokens, _, _ in product.groups])
+        _, rows, cols = product.groups[0]
+        weights = torch.randn(len(counts), rows, cols, device="cuda")
+        x = microscale.quantize(0.1 * torch.randn(int(counts.sum()), cols, device="cuda"), "nvfp4")
+        chosen = torch.arange(len(counts), dtype=torch.int32).repeat_interleave(counts)[:, None].cuda()
+        experts = microscale.quantize_experts(weights, "nvfp4") if len(counts) > 1 else None
+        return cls(x, [microscale.quantize(of, "nvfp4") for of in weights], experts, chosen)
 
-    def quantized(rows: int, cols: int, size: float) -> Quantized:
-        return microscale.quantize(size * torch.randn(rows, cols, device="cuda"), "nvfp4")
-
-    return [(quantized(tokens, cols, 0.1), quantized(rows, cols, 1.0)) for tokens, rows, cols in product.groups]
+    def dequantized(self, product: Product) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Each group's operands in f16."""
+        rows = self.x.dequantize(torch.float16).split([tokens for tokens, _, _ in product.groups])
+        return [(x, w.dequantize(torch.float16)) for x, w in zip(rows, self.weights, strict=True)]
 
 
 @torch.compile(dynamic=False)
@@ -101,18 +116,17 @@ def silu_and_mul(both: torch.Tensor) -> torch.Tensor:
     return (torch.nn.functional.silu(gate) * up).half()
 
 
-def fp4(product: Product, pairs: Operands) -> list[torch.Tensor]:
-    options = {"dtype": torch.float16} | ({"gate": "silu_and_mul"} if product.gated else {})
-    return microscale.linear_groups([x for x, _ in pairs], [w for _, w in pairs], **options)
+def fp4(product: Product, operands: Operands) -> list[torch.Tensor]:
+    if operands.experts is not None:
+        results = microscale.linear_experts(operands.x, operands.experts, operands.chosen, dtype=torch.float16)
+        return list(results.squeeze(1).split([tokens for tokens, _, _ in product.groups]))
+    gate = "silu_and_mul" if product.gated else None
+    return [microscale.linear(operands.x, operands.weights[0], gate=gate, dtype=torch.float16)]
 
 
 def f16(product: Product, pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> list[torch.Tensor]:
     results = [x @ w.T for x, w in pairs]
     return [silu_and_mul(both) for both in results] if product.gated else results
-
-
-def dequantized(pairs: Operands) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    return [(x.dequantize(torch.float16), w.dequantize(torch.float16)) for x, w in pairs]
 
 
 def seconds_of(run: Callable[[int], object]) -> float:
@@ -131,8 +145,8 @@ def seconds_of(run: Callable[[int], object]) -> float:
 
 def measure(product: Product) -> dict[str, object]:
     count = min(PRODUCTS, max(2, -(-ROTATION_BYTES // product.weight_bytes)))
-    sets = [operands(product) for _ in range(count)]
-    ours, theirs = fp4(product, sets[0]), f16(product, dequantized(sets[0]))
+    sets = [Operands.of(product) for _ in range(count)]
+    ours, theirs = fp4(product, sets[0]), f16(product, sets[0].dequantized(product))
     # A gate's results are of products that f16 has rounded.
     error = max(((a - b).double().norm() / b.double().norm()).item() for a, b in zip(ours, theirs, strict=True))
     if not error <= BOUND:
@@ -140,8 +154,8 @@ def measure(product: Product) -> dict[str, object]:
     del ours, theirs
     record: dict[str, object] = {"product": str(product), "operations": product.operations, "error": error}
     record["fp4"] = seconds_of(lambda i: fp4(product, sets[i % count]))
-    record["two_steps"] = seconds_of(lambda i: f16(product, dequantized(sets[i % count])))
-    decoded = [dequantized(pairs) for pairs in sets]
+    record["two_steps"] = seconds_of(lambda i: f16(product, sets[i % count].dequantized(product)))
+    decoded = [of.dequantized(product) for of in sets]
     record["f16"] = seconds_of(lambda i: f16(product, decoded[i % count]))
     return record
 
