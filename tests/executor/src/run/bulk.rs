@@ -130,12 +130,12 @@ impl Bulk {
 }
 
 impl Grid<'_> {
-    /// Lands one copy that an mbarrier counts or an instruction for tensor memory, if any: the last
-    /// one, or a random one.
+    /// Lands one copy that an mbarrier counts, an arrival of a commit, or an instruction for tensor
+    /// memory, if any: the last one, or a random one.
     pub(super) fn land_one(&mut self, warps: &mut [Warp]) -> Result<bool, Fault> {
         let arrivals = warps.iter().map(|warp| warp.copies.arrivals.len()).sum::<usize>();
         let pipes = self.pipes.iter().filter(|pipe| !pipe.waiting.is_empty()).count();
-        let all = self.bulk.len() + arrivals + pipes;
+        let all = self.bulk.len() + arrivals + self.committed.len() + pipes;
         if all == 0 {
             return Ok(false);
         }
@@ -150,8 +150,11 @@ impl Grid<'_> {
             return Ok(true);
         }
         chosen -= self.bulk.len();
-        if chosen >= arrivals {
-            self.advance(chosen - arrivals)?;
+        if let Some(after) = chosen.checked_sub(arrivals) {
+            match after.checked_sub(self.committed.len()) {
+                None => self.land_committed(after)?,
+                Some(pipe) => self.advance(pipe)?,
+            }
             return Ok(true);
         }
         for warp in warps {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::under_way::{Bulk, Cluster, Mbarrier, Pipe, Products};
+use super::under_way::{Bulk, Cluster, Committed, Mbarrier, Pipe, Products};
 use crate::fault::{Fault, FaultKind, Step, Trap, trap};
 use crate::launch::{EXECUTED, Launch, SKIPPED, Schedule};
 use crate::memory::{Memory, Shared, Wrong};
@@ -40,6 +40,8 @@ pub(super) struct Grid<'a> {
     pub(super) half: Option<(u32, u32, u32)>,
     /// Asynchronous instructions for tensor memory, per issuing thread.
     pub(super) pipes: Vec<Pipe>,
+    /// Arrivals of their commits that have not landed.
+    pub(super) committed: Vec<Committed>,
     /// Asynchronous products that some warp has not waited for, per warp group.
     pub(super) products: Vec<Products>,
     /// Number of events that a waiting thread may be waiting for.

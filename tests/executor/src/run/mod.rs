@@ -58,11 +58,12 @@ impl Kernel {
         if launch.threads == 0 || launch.threads > 1024 || launch.blocks == 0 {
             return Err(outside(format!("{} blocks of {} threads", launch.blocks, launch.threads)));
         }
-        // Warp groups must not span blocks.
+        // Warp groups must not span blocks. Kernels for tensor memory have none.
+        let whole = if self.program.pairs.is_some() { WARP } else { products::WARPS * WARP };
         let clustered = launch.cluster > 1;
         if !(1..=clusters::MOST).contains(&launch.cluster)
             || !launch.blocks.is_multiple_of(launch.cluster)
-            || clustered && !launch.threads.is_multiple_of(products::WARPS * WARP)
+            || clustered && !launch.threads.is_multiple_of(whole)
         {
             let Launch { blocks, threads, cluster, .. } = launch;
             return Err(outside(format!("{blocks} blocks of {threads} threads in clusters of {cluster}")));
@@ -91,6 +92,7 @@ impl Kernel {
             tensors: Vec::new(),
             half: None,
             pipes: Vec::new(),
+            committed: Vec::new(),
             products: Vec::new(),
             events: 0,
             idle: 0,

@@ -5,7 +5,8 @@
 //! [`Schedule::LowestFirst`], when nothing else can continue under [`Schedule::HighestFirst`], and
 //! at random under [`Schedule::Random`]. For the race detector they access memory from their
 //! instruction until a thread observes the phase of an mbarrier at which a later `tcgen05.commit`
-//! arrives.
+//! arrives. The arrivals of commits land in any order. The blocks whose memory they use must not
+//! have ended.
 //!
 //! [`Schedule::LowestFirst`]: crate::Schedule::LowestFirst
 //! [`Schedule::HighestFirst`]: crate::Schedule::HighestFirst
@@ -17,7 +18,7 @@ use microscale_formats::fp4_dot::{STEP, step, terms};
 
 use super::grid::{Grid, wrongly};
 use super::tensors::By;
-use super::under_way::{Issued, Pipe, Work};
+use super::under_way::{Committed, Issued, Pipe, Work};
 use super::warp::Warp;
 use crate::clock::Known;
 use crate::fault::{Fault, FaultKind, Step, trap};
@@ -212,11 +213,14 @@ impl Grid<'_> {
 
     /// Lets the next instruction of a pipe happen.
     fn happen(&mut self, pipe: usize) -> Step {
-        let Pipe { lane, member, .. } = self.pipes[pipe];
+        let Pipe { warp, lane, member, .. } = self.pipes[pipe];
         let Some(Issued { pc, number, rank, blocks, work }) = self.pipes[pipe].waiting.pop_front() else {
             return Ok(());
         };
         self.pc = pc;
+        if let Some(rank) = (rank..rank + blocks).find(|&rank| self.cluster.ended(rank)) {
+            return trap(lane, FaultKind::NoSuchBlock { rank });
+        }
         match work {
             Work::Multiply { .. } => self.multiply_tensors(lane, [rank, blocks], work),
             Work::Copy { to, from, shape } => {
@@ -226,14 +230,34 @@ impl Grid<'_> {
                 known.learn(member, number);
                 known.learn(member + 1, number);
                 for at in at {
-                    let barrier = self.mbarrier(lane, at, None)?;
-                    barrier.told.join(&known);
-                    let complete = barrier.counts.arrive();
-                    self.counted(lane, at, complete)?;
+                    let arrival = Committed { warp, lane, pc, at, known: known.clone() };
+                    if self.early() {
+                        self.arrive_committed(&arrival)?;
+                    } else {
+                        self.committed.push(arrival);
+                    }
                 }
                 Ok(())
             }
         }
+    }
+
+    /// Lands an arrival of a commit.
+    pub(super) fn land_committed(&mut self, chosen: usize) -> Result<(), Fault> {
+        let arrival = self.committed.remove(chosen);
+        self.pc = arrival.pc;
+        self.arrive_committed(&arrival).map_err(|trap| self.fault(arrival.warp, trap))
+    }
+
+    fn arrive_committed(&mut self, &Committed { lane, at, ref known, .. }: &Committed) -> Step {
+        let rank = Shared::rank(at) as u32;
+        if self.cluster.ended(rank) {
+            return trap(lane, FaultKind::NoSuchBlock { rank });
+        }
+        let barrier = self.mbarrier(lane, at, None)?;
+        barrier.told.join(known);
+        let complete = barrier.counts.arrive();
+        self.counted(lane, at, complete)
     }
 
     /// Reads the pieces of rows from a block's shared memory.

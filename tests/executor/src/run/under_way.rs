@@ -99,6 +99,17 @@ pub(super) struct Pipe {
     pub(super) waiting: VecDeque<Issued>,
 }
 
+/// An arrival of a `tcgen05.commit` that has happened.
+pub(super) struct Committed {
+    pub(super) warp: u32,
+    pub(super) lane: u32,
+    pub(super) pc: u32,
+    /// The address of the mbarrier.
+    pub(super) at: u64,
+    /// What a thread that observes the phase knows.
+    pub(super) known: Known,
+}
+
 /// An asynchronous instruction for tensor memory that has not happened.
 pub(super) struct Issued {
     pub(super) pc: u32,

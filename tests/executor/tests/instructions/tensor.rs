@@ -4,7 +4,7 @@
 //! by its K-major layouts, and scales by its atoms of 128 rows. `fp4_dot`, which is compared with
 //! MMA-Sim's golden vectors, has the sums.
 
-use microscale_executor::{FaultKind, Module};
+use microscale_executor::{FaultKind, Module, Schedule};
 use microscale_formats::{Format, fp4_dot};
 
 use super::kernel::{Kernel, SCHEDULES, wait, words};
@@ -381,17 +381,23 @@ impl Product {
     }
 
     fn check(&self) {
+        self.equals(|row, column| {
+            let (a, b) = (&self.a[row], &self.b[column]);
+            let signs = self.negated.map(|negated| if negated { 0x88 } else { 0 });
+            let signed = |codes: &[u8], sign: u8| codes.iter().map(|code| code ^ sign).collect::<Vec<u8>>();
+            let codes = (signed(&a.0, signs[0]), signed(&b.0, signs[1]));
+            fp4_dot::row(self.format, (&codes.0, &a.1), (&codes.1, &b.1))
+        });
+    }
+
+    /// Checks D, of which `expected` says a row's and column's value.
+    fn equals(&self, expected: impl Fn(usize, usize) -> f32) {
         let (text, given) = (self.text(), self.given());
         for schedule in SCHEDULES {
             let found = self.kernel(&text, &given).under(schedule);
             let found = words(&found.unwrap_or_else(|fault| panic!("{:?}: {fault}", self.layout)));
             for (i, found) in found.into_iter().enumerate() {
-                let (a, b) = (&self.a[i / self.columns], &self.b[i % self.columns]);
-                let signs = self.negated.map(|negated| if negated { 0x88 } else { 0 });
-                let signed =
-                    |codes: &[u8], sign: u8| codes.iter().map(|code| code ^ sign).collect::<Vec<u8>>();
-                let codes = (signed(&a.0, signs[0]), signed(&b.0, signs[1]));
-                let expected = fp4_dot::row(self.format, (&codes.0, &a.1), (&codes.1, &b.1)).to_bits();
+                let expected = expected(i / self.columns, i % self.columns).to_bits();
                 assert_eq!(
                     found, expected,
                     "{:?}, {schedule:?}, {i} of {} columns",
@@ -426,6 +432,55 @@ fn pairs_of_blocks_multiply() {
             Product::random(format, columns, LAYOUTS[[2, 3, 4][i]], 2, i as u64).check();
         }
     }
+}
+
+/// The first block's rows are ones, the second one's twos. The first block has columns of halves,
+/// the second one of threes. One row of each block has a scale of 2, one column a scale of 1/2.
+#[test]
+fn a_pair_shares_columns_and_has_rows_of_its_own() {
+    let layout = LAYOUTS[3];
+    for (format, [half, one, two]) in [(Format::Nvfp4, [0x30, 0x38, 0x40]), (Format::Mxfp4, [126, 127, 128])]
+    {
+        let codes = |code: u8| vec![code << 4 | code; layout.steps * 32];
+        let scales = |scale: u8| vec![scale; layout.steps * 64 / format.block()];
+        let row =
+            |row| (codes(if row < 128 { 2 } else { 4 }), scales(if row % 128 == 5 { two } else { one }));
+        let column =
+            |column| (codes(if column < 8 { 1 } else { 5 }), scales(if column == 15 { half } else { one }));
+        let (a, b) = ((0..256).map(row).collect(), (0..16).map(column).collect());
+        let product = Product { format, columns: 16, layout, group: 2, negated: [false; 2], a, b };
+        product.equals(|row, column| {
+            // 128 products each.
+            let sum = match (row / 128, column / 8) {
+                (0, 0) => 64.0,
+                (0, _) => 384.0,
+                (_, 0) => 128.0,
+                _ => 768.0,
+            };
+            let of_row = if row % 128 == 5 { 2.0 } else { 1.0 };
+            sum * of_row * if column == 15 { 0.5 } else { 1.0 }
+        });
+    }
+}
+
+#[test]
+fn commits_arrive_in_any_order_at_blocks_that_have_not_ended() {
+    let product = Product::random(Format::Nvfp4, 16, LAYOUTS[3], 2, 1);
+    let given = product.given();
+    let commit = "tcgen05.commit.cta_group::2.mbarrier::arrive::one.shared::cluster.multicast::cluster.b64";
+    let init = "@%first mbarrier.init.shared::cta.b64 [%full], 1;";
+    let two = changed(&product.text(), init, &format!("{init} {}", init.replace("full", "empty")));
+    let two = changed(&two, commit, &format!("{commit} [%empty], 3; {commit}"));
+    // The first commit may arrive after the second one, at a block that has ended.
+    let late = product.kernel(&two, &given).under(Schedule::HighestFirst).unwrap_err();
+    assert!(matches!(*late.kind, FaultKind::NoSuchBlock { .. }), "{late}");
+    let both = changed(&two, "$wait:", &format!("$wait: {}", wait("%empty", "0", "e")));
+    product.kernel(&both, &given).stored();
+    // A block ends before the products of the pair.
+    let leaves = "setp.eq.b32 %q, %block, 1; @%q exit; setp.eq.and.b32 %first, %block, 0, %first;";
+    let left = changed(&product.text(), "setp.eq.and.b32 %first, %block, 0, %first;", leaves);
+    let left = product.kernel(&left, &given).under(Schedule::HighestFirst).unwrap_err();
+    assert!(matches!(*left.kind, FaultKind::NoSuchBlock { .. }), "{left}");
 }
 
 #[test]
