@@ -174,10 +174,14 @@ impl Warp {
 
     /// `tcgen05.alloc`. The schedule chooses the columns.
     ///
-    /// The warps of both blocks of a pair get the same columns.
+    /// The warps of both blocks of a pair get the same columns. The assembler's code for it writes
+    /// to the other block's shared memory, so a barrier of the cluster must come first.
     fn allocate(&mut self, grid: &mut Grid, to: Address, columns: Slot, pair: bool) -> Step {
         let misused = |problem| trap(0, FaultKind::TensorMemory(problem));
         let columns = self.count(&grid.kernel.program, columns)?;
+        if pair && grid.cluster.phase == 0 {
+            return misused("the other block of the pair may not have started");
+        }
         if !columns.is_power_of_two() || !(UNIT..=COLUMNS).contains(&columns) {
             return misused("the number of columns is not a power of two from 32 to 512");
         }

@@ -9,11 +9,15 @@ use microscale_formats::{Format, fp4_dot};
 
 use super::kernel::{Kernel, SCHEDULES, wait, words};
 
+/// A barrier of the cluster.
+const CLUSTER: &str = "barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;";
+
 /// Allocates columns: `%tensor` is their address, and `%mine` the address of the warp's lanes.
 fn begun(columns: usize, group: usize) -> String {
+    let started = if group == 2 { CLUSTER } else { "" };
     format!(
         ".reg .b32 %t<130>, %tensor, %mine; .reg .pred %warp; .reg .b64 %x, %y;
-        setp.lt.u32 %warp, %number, 32;
+        setp.lt.u32 %warp, %number, 32; {started}
         @%warp tcgen05.alloc.cta_group::{group}.sync.aligned.shared::cta.b32 [%empty+32], {columns};
         bar.sync 0; ld.shared.b32 %tensor, [%empty+32];
         shr.u32 %mine, %number, 5; shl.b32 %mine, %mine, 21; add.s32 %mine, %mine, %tensor;\n"
@@ -340,7 +344,7 @@ impl Product {
         let (sync, commit, leader) = match group {
             1 => ("bar.sync 0;", "shared::cluster.b64 [%full]", ""),
             _ => (
-                "barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;",
+                CLUSTER,
                 "shared::cluster.multicast::cluster.b64 [%full], 3",
                 "setp.eq.and.b32 %first, %block, 0, %first;",
             ),
@@ -808,9 +812,10 @@ fn pairs_of_blocks_must_agree() {
     );
     let sizes = "shr.u32 %r31, 512, %block; @%warp tcgen05.alloc.cta_group::2.sync.aligned.shared::cta.b32 [%empty+32], %r31;";
     change("@%warp tcgen05.alloc.cta_group::2.sync.aligned.shared::cta.b32 [%empty+32], 512;", sizes, misuse);
+    // The other block may not have started.
+    change(CLUSTER, "", misuse);
     // The other block's matrix is not there yet.
-    let sync = "barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;";
-    change(&format!("tcgen05.fence::before_thread_sync; {sync}"), "bar.sync 0;", |kind| {
+    change(&format!("tcgen05.fence::before_thread_sync; {CLUSTER}"), "bar.sync 0;", |kind| {
         race(kind)
             || matches!(
                 kind,
