@@ -15,7 +15,7 @@
 //! `warp_group`, `tcgen05` and `cluster`. Kernels call them in uniform control flow. `cargo xtask
 //! check-ptx` proves it of the compiled text.
 
-#[cfg(microscale_wgmma)]
+#[cfg(any(microscale_tcgen05, microscale_wgmma))]
 pub(crate) mod cluster;
 #[cfg(any(microscale_tcgen05, microscale_wgmma))]
 pub(crate) mod mbarrier;

@@ -5,12 +5,12 @@ use core::fmt;
 
 use microscale_formats::{Dtype, Format};
 
-use super::fp4::{self, KERNELS as FP4};
+use super::fp4::{self, KERNELS as FP4, TOKEN_SCALE_BYTES};
 use super::fp8::{AT as FP8_AT, FP8_KERNELS, KERNELS as FP8};
 use super::mainloop::{Mainloop, MainloopTraits};
 use super::packing::{KERNELS as PACKING, PACKING_KERNELS};
 use super::stage::{ScalePieces, Stage, StageLayout};
-use super::{MOST_SHARED, TILE_ROWS};
+use super::{MOST_SHARED, PACK_COLUMNS, TILE_ROWS};
 use crate::launch::{Converts, Family, Kernel, KernelId, Launch, WARP, kernel};
 
 /// A kernel of the GEMM and how it splits K.
@@ -77,6 +77,8 @@ macro_rules! gemm_tiles {
             tcgen05_128x64: Tcgen05 128 64 1;
             tcgen05_128x128: Tcgen05 128 128 1;
             tcgen05_128x256: Tcgen05 128 256 1;
+            tcgen05_256x128_c2: Tcgen05 256 128 2;
+            tcgen05_256x256_c2: Tcgen05 256 256 2;
             fp8_256x16: Fp8 256 16 1;
             fp8_128x32: Fp8 128 32 1;
             fp8_128x64: Fp8 128 64 1;
@@ -292,6 +294,11 @@ impl GemmConfig {
         self.tile_n <= self.mainloop.traits().beside_packing_up_to
     }
 
+    /// Bytes of a K-iteration's packs of activations in global memory.
+    pub const fn pack_bytes(self) -> u32 {
+        self.tile_n * self.packs() * self.mainloop.traits().token_bytes
+    }
+
     /// Bytes of the accumulators of a work tile.
     pub const fn accumulator_bytes(self) -> u64 {
         self.tile_m as u64 * self.tile_n as u64 * 4
@@ -299,7 +306,11 @@ impl GemmConfig {
 
     /// A stage for rows whose scales lie in such pieces.
     pub const fn stage(self, scales: ScalePieces) -> Stage {
-        let token_bytes = self.mainloop.traits().token_bytes;
+        let token_bytes = match self.mainloop {
+            // Thread blocks share the codes, and all have all scales.
+            Mainloop::Tcgen05 => PACK_COLUMNS / 2 / self.row_sharers() + TOKEN_SCALE_BYTES,
+            _ => self.mainloop.traits().token_bytes,
+        };
         let (layout, scales) = match self.mainloop {
             // The kernel takes rows of scales apart, wherever they start.
             Mainloop::Tcgen05 => (StageLayout::Swizzled, ScalePieces::ONE),

@@ -26,7 +26,9 @@ pub enum Mainloop {
     /// stored, by `mma.sync` with block scales.
     BlockScale,
     /// Producer warps copy; one thread issues products of 4-bit weights and 4-bit activations with
-    /// block scales (`tcgen05`), whose sums lie in tensor memory.
+    /// block scales (`tcgen05`), whose sums lie in tensor memory. In clusters of two thread blocks,
+    /// each has half of a work tile's rows, and both share the activations' codes: each has the
+    /// codes of half of the tokens. The first one issues the products of both.
     Tcgen05,
     /// `Wgmma` of E4M3: weights decoded to E4M3, times E4M3 activations under f32 scales.
     Fp8,
@@ -184,7 +186,7 @@ impl Mainloop {
     /// Returns whether the thread blocks of a cluster share a work tile's rows, not its
     /// K-iterations.
     pub const fn clusters_share_rows(self) -> bool {
-        matches!(self, Self::Multicast | Self::Fp8Shared | Self::Fp8Fast)
+        matches!(self, Self::Multicast | Self::Tcgen05 | Self::Fp8Shared | Self::Fp8Fast)
     }
 
     /// Returns whether it reads activations where they lie, without packing kernel and workspace.

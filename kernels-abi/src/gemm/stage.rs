@@ -93,7 +93,7 @@ pub struct Stage {
     pub tokens: u32,
     /// Packs of activations.
     pub packs: u32,
-    /// Bytes of a token in a pack.
+    /// Bytes of a token in a pack, or of a thread block's share where several share the codes.
     pub token_bytes: u32,
     /// What else the stage has.
     pub layout: StageLayout,

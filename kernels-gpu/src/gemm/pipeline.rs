@@ -6,11 +6,10 @@
 
 use microscale_kernels_abi::gemm::stage::{DECODED_BARRIERS_OFFSET, FRONT_BYTES, Stage};
 
-#[cfg(microscale_wgmma)]
 use super::tile::Tile;
 #[cfg(microscale_wgmma)]
-use crate::hardware::{cluster, shared};
-use crate::hardware::{mbarrier, warp};
+use crate::hardware::shared;
+use crate::hardware::{cluster, mbarrier, warp};
 
 /// Bytes of a stage's barriers: `full`, then `empty`.
 const BARRIER_PAIR_BYTES: u32 = 16;
@@ -37,6 +36,24 @@ pub(super) unsafe fn init(
         if decoders > 0 {
             mbarrier::init(base + DECODED_BARRIERS_OFFSET + stage * 8, decoders);
         }
+    }
+}
+
+/// The barrier of the thread block, or of the cluster where thread blocks share rows: they use each
+/// other's stages and barriers.
+///
+/// # Safety
+/// All lanes of the warp call it.
+#[inline(always)]
+pub(super) unsafe fn barrier<T: Tile>() {
+    if T::SHARES_ROWS {
+        // SAFETY: all lanes arrive and wait.
+        unsafe {
+            cluster::arrive();
+            cluster::wait();
+        }
+    } else {
+        warp::barrier();
     }
 }
 
@@ -169,7 +186,7 @@ impl PipelineState {
         if exists && warp::lane() < const { T::CONFIG.row_sharers() } {
             // SAFETY: the barriers expect one arrival per consumer warp of the cluster.
             unsafe {
-                if T::MULTICAST {
+                if T::SHARES_ROWS {
                     mbarrier::arrive_in_cluster(cluster::address_of(barrier, warp::lane()));
                 } else {
                     mbarrier::arrive(barrier);

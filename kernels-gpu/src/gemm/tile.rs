@@ -7,7 +7,7 @@ use microscale_kernels_abi::gemm::stage::{ScalePieces, Stage};
 use microscale_kernels_abi::gemm::{QUAD, TILE_ROWS};
 use microscale_kernels_abi::launch::WARP;
 
-#[cfg(microscale_wgmma)]
+#[cfg(any(microscale_tcgen05, microscale_wgmma))]
 use crate::hardware::cluster;
 use crate::hardware::warp;
 
@@ -57,8 +57,8 @@ pub(super) trait Tile {
     /// Rows of a work tile that a thread block has.
     const BLOCK_ROWS: u32 = Self::CONFIG.block_rows();
     /// True if the thread blocks of a cluster share a work tile's rows and activations.
-    #[cfg(microscale_wgmma)]
-    const MULTICAST: bool = Self::CONFIG.row_sharers() > 1;
+    #[cfg(any(microscale_tcgen05, microscale_wgmma))]
+    const SHARES_ROWS: bool = Self::CONFIG.row_sharers() > 1;
     /// Packs of activations per K-iteration.
     const PACKS: u32 = Self::CONFIG.packs();
     /// Chunks of a row per K-iteration.
@@ -78,8 +78,8 @@ pub(super) trait Tile {
     /// The thread block's first row in a work tile.
     #[inline(always)]
     fn first_row() -> u32 {
-        #[cfg(microscale_wgmma)]
-        if Self::MULTICAST {
+        #[cfg(any(microscale_tcgen05, microscale_wgmma))]
+        if Self::SHARES_ROWS {
             return cluster::rank() * Self::BLOCK_ROWS;
         }
         0

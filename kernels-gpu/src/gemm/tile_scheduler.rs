@@ -53,7 +53,7 @@ impl Params<'_> {
     pub(super) fn packed_of<T: Tile>(&self, work_tile: &WorkTile) -> *const u8 {
         let WorkTile { token_tile, k_range, .. } = work_tile;
         let pack = u64::from(*token_tile) * self.launch.gemm.k_iterations.divisor + u64::from(k_range.start);
-        let pack_bytes = const { T::STAGE.activation_bytes() };
+        let pack_bytes = const { T::CONFIG.pack_bytes() };
         self.packed.wrapping_add((pack * u64::from(pack_bytes)) as usize)
     }
 

@@ -54,6 +54,7 @@ pub(crate) fn address_of(address: u32, rank: u32) -> u32 {
 /// # Safety
 /// They are [addresses](address_of) of 16 initialized bytes, multiples of 16. Their thread block
 /// does not end before the loads.
+#[cfg(microscale_wgmma)]
 #[inline(always)]
 pub(crate) unsafe fn load_four(addresses: [u32; 4]) -> [[u32; 4]; 4] {
     let [a, b, c, d] = addresses;
@@ -78,6 +79,7 @@ pub(crate) unsafe fn load_four(addresses: [u32; 4]) -> [[u32; 4]; 4] {
 ///
 /// # Safety
 /// As for [`load_four`].
+#[cfg(microscale_wgmma)]
 #[inline(always)]
 pub(crate) unsafe fn load_two([a, b]: [u32; 2]) -> [[u32; 4]; 2] {
     let (a0, a1, a2, a3, b0, b1, b2, b3);
@@ -96,6 +98,7 @@ pub(crate) unsafe fn load_two([a, b]: [u32; 2]) -> [[u32; 4]; 2] {
 ///
 /// # Safety
 /// As for [`load_four`], with 4 bytes.
+#[cfg(microscale_wgmma)]
 #[inline(always)]
 pub(crate) unsafe fn load(address: u32) -> u32 {
     let value;

@@ -45,11 +45,12 @@ pub(crate) unsafe fn arrive(barrier: u32) {
 /// [address](super::cluster::address_of).
 ///
 /// It releases to the own thread block only, as CUTLASS does: the other one then writes by copies,
-/// which the barrier itself orders. Releasing to the cluster takes up to 40 % of a kernel's time.
+/// or multiplies by `tcgen05`, which the barrier itself orders. Releasing to the cluster takes up
+/// to 40 % of a kernel's time.
 ///
 /// # Safety
 /// As for [`arrive`]. The thread block has not ended.
-#[cfg(microscale_wgmma)]
+#[cfg(any(microscale_tcgen05, microscale_wgmma))]
 #[inline(always)]
 pub(crate) unsafe fn arrive_in_cluster(barrier: u32) {
     // SAFETY: the instruction needs exactly the caller's promise.
@@ -128,7 +129,7 @@ pub(crate) unsafe fn copy(to: u32, from: *const u8, bytes: u32, barrier: u32) {
 ///
 /// # Safety
 /// As for [`copy`], in each of the thread blocks. None of them ends before the copy completes.
-#[cfg(microscale_wgmma)]
+#[cfg(any(microscale_tcgen05, microscale_wgmma))]
 #[inline(always)]
 pub(crate) unsafe fn copy_multicast(to: u32, from: *const u8, bytes: u32, barrier: u32, blocks: u16) {
     // SAFETY: the instruction needs exactly the caller's promise.

@@ -5,45 +5,58 @@
 //! half and the column in its lower one. A product's rows are lanes, and its tokens are columns.
 //! Warp `w` of a warp group can load lanes 32`w` to 32`w` + 31.
 //!
+//! Instructions of a [`Group`] of two are for both thread blocks of a cluster. A thread of the
+//! first one issues products and copies. Addresses and descriptors are the same in both: each
+//! thread block has its own rows, half of the tokens, and the scales of its rows and of all tokens.
+//! Each gets the sums of its rows.
+//!
 //! Allocation and loads are convergent assembly: see [`crate::hardware`]. The others are for one
 //! thread.
 
 use core::arch::asm;
 
+/// The thread blocks whose tensor cores multiply together (`cta_group`).
+pub(crate) trait Group {
+    /// Their number: 1 or 2.
+    const BLOCKS: u32;
+}
+
 /// Columns of tensor memory.
 pub(crate) const COLUMNS: u32 = 512;
 /// Columns that [`load`] loads.
 pub(crate) const LOADED: u32 = 32;
-/// Rows of a product.
+/// Rows of a product, in each thread block.
 pub(crate) const ROWS: u32 = 128;
 
 /// Allocates all of tensor memory, and stores its address at `to`. Waits until a previous thread
-/// block on the multiprocessor has deallocated its own.
+/// block on the multiprocessor has deallocated its own, and for the other thread block of a pair.
 ///
 /// # Safety
 /// `to` is the address of 4 bytes of the launch's shared memory that no other thread uses
-/// meanwhile. All lanes of one warp call it, once per launch, and [`deallocate`] before the end.
+/// meanwhile. All lanes of one warp per thread block call it, once per launch, and [`deallocate`]
+/// before the end. Both thread blocks of a pair have started.
 #[inline(always)]
-pub(crate) unsafe fn allocate(to: u32) {
+pub(crate) unsafe fn allocate<G: Group>(to: u32) {
     // SAFETY: convergent; all lanes of the warp are here. The caller promises the rest.
     unsafe {
-        asm!("tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [{}], {};", in(reg32) to, const COLUMNS,
+        asm!("tcgen05.alloc.cta_group::{}.sync.aligned.shared::cta.b32 [{}], {};",
+            const G::BLOCKS, in(reg32) to, const COLUMNS, options(nostack, preserves_flags));
+        asm!("tcgen05.relinquish_alloc_permit.cta_group::{}.sync.aligned;", const G::BLOCKS,
             options(nostack, preserves_flags));
-        asm!("tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned;", options(nostack, preserves_flags));
     }
 }
 
 /// Deallocates what [`allocate`] allocated at `address`.
 ///
 /// # Safety
-/// All lanes of the warp that allocated it call it. No thread uses it, and all products have
-/// completed.
+/// All lanes of the warps that allocated it call it. No thread uses it, and all products have
+/// completed, in both thread blocks of a pair.
 #[inline(always)]
-pub(crate) unsafe fn deallocate(address: u32) {
+pub(crate) unsafe fn deallocate<G: Group>(address: u32) {
     // SAFETY: convergent; all lanes of the warp are here. The caller promises the rest.
     unsafe {
-        asm!("tcgen05.dealloc.cta_group::1.sync.aligned.b32 {}, {};", in(reg32) address, const COLUMNS,
-            options(nostack, preserves_flags));
+        asm!("tcgen05.dealloc.cta_group::{}.sync.aligned.b32 {}, {};", const G::BLOCKS, in(reg32) address,
+            const COLUMNS, options(nostack, preserves_flags));
     }
 }
 
@@ -88,27 +101,37 @@ pub(crate) fn columns_of(rows: u64, bytes: u32) -> u64 {
 /// `from` is the address of the atom, a multiple of 16. Its bytes are visible to asynchronous
 /// copies, and stay until a commit. The columns are allocated, and nothing uses them meanwhile.
 #[inline(always)]
-pub(crate) unsafe fn copy_scales(to: u32, from: u32) {
+pub(crate) unsafe fn copy_scales<G: Group>(to: u32, from: u32) {
     /// From eight rows of 16 bytes to the next.
     const STRIDE: u64 = 128 / 16;
     let atom = u64::from(from >> 4) | STRIDE << 32 | VERSION;
     // SAFETY: the instruction needs exactly the caller's promise.
     unsafe {
-        asm!("tcgen05.cp.cta_group::1.32x128b.warpx4 [{}], {};", in(reg32) to, in(reg64) atom,
-            options(nostack, preserves_flags));
+        asm!("tcgen05.cp.cta_group::{}.32x128b.warpx4 [{}], {};", const G::BLOCKS, in(reg32) to,
+            in(reg64) atom, options(nostack, preserves_flags));
     }
 }
 
-/// Arrives on a barrier when all products and copies that the thread has issued have completed.
+/// Arrives on a barrier when all products and copies that the thread has issued have completed, in
+/// each thread block of a pair.
 ///
 /// # Safety
-/// `barrier` is initialized, and expects this arrival in its phase.
+/// `barrier` is initialized, and expects this arrival in its phase. No thread block of the pair
+/// ends before it.
 #[inline(always)]
-pub(crate) unsafe fn commit(barrier: u32) {
+pub(crate) unsafe fn commit<G: Group>(barrier: u32) {
     // SAFETY: the instruction needs exactly the caller's promise.
     unsafe {
-        asm!("tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [{}];", in(reg32) barrier,
-            options(nostack, preserves_flags));
+        if G::BLOCKS == 1 {
+            asm!("tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [{}];",
+                in(reg32) barrier, options(nostack, preserves_flags));
+        } else {
+            const BOTH: u16 = 0b11;
+            asm!(
+                "tcgen05.commit.cta_group::2.mbarrier::arrive::one.shared::cluster.multicast::cluster.b64 [{}], {};",
+                in(reg32) barrier, in(reg16) BOTH, options(nostack, preserves_flags)
+            );
+        }
     }
 }
 
@@ -124,16 +147,16 @@ pub(crate) struct ScalesOf {
     pub(crate) byte: u32,
 }
 
-/// The descriptor of a product of [`ROWS`] rows of E2M1 and `tokens` tokens of E2M1, with scales in
-/// E4M3 or E8M0 from byte `byte` of their words on.
-const fn instruction(tokens: u32, e8m0: bool, byte: u32) -> u32 {
+/// The descriptor of a product of [`ROWS`] rows of E2M1 in each of `blocks` thread blocks, and
+/// `tokens` tokens of E2M1, with scales in E4M3 or E8M0 from byte `byte` of their words on.
+const fn instruction(blocks: u32, tokens: u32, e8m0: bool, byte: u32) -> u32 {
     const E2M1: u32 = 1;
     byte << 4
         | E2M1 << 7
         | E2M1 << 10
         | (tokens / 8) << 17
         | (e8m0 as u32) << 23
-        | (ROWS / 128) << 27
+        | (blocks * ROWS / 128) << 27
         | byte << 29
 }
 
@@ -146,11 +169,12 @@ macro_rules! multiply {
         /// there unless `add`. A thread's products with the same sums follow each other.
         ///
         /// # Safety
-        /// `rows` and `tokens` describe [`ROWS`] rows and `TOKENS` tokens in shared memory. They
-        /// are visible to asynchronous copies, and stay until a commit. Sums and scales are in
-        /// allocated columns. Nothing else uses them before a commit.
+        /// `rows` and `tokens` describe [`ROWS`] rows and `TOKENS / G::BLOCKS` tokens in the shared
+        /// memory of each thread block. They are visible to asynchronous copies, and stay until a
+        /// commit. Sums and scales are in allocated columns. Nothing else uses them before a
+        /// commit.
         #[inline(always)]
-        pub(crate) unsafe fn $name<const TOKENS: u32>(
+        pub(crate) unsafe fn $name<G: Group, const TOKENS: u32>(
             sums: u32,
             rows: u64,
             tokens: u64,
@@ -158,16 +182,16 @@ macro_rules! multiply {
             add: bool,
         ) {
             let instruction = if scales.byte == 0 {
-                const { instruction(TOKENS, $e8m0, 0) }
+                const { instruction(G::BLOCKS, TOKENS, $e8m0, 0) }
             } else {
-                const { instruction(TOKENS, $e8m0, 2) }
+                const { instruction(G::BLOCKS, TOKENS, $e8m0, 2) }
             };
             // SAFETY: the instruction needs exactly the caller's promise.
             unsafe {
                 asm!(
-                    concat!("{{ .reg .pred add; setp.ne.u32 add, {add}, 0; tcgen05.mma.cta_group::1.", $kind,
+                    concat!("{{ .reg .pred add; setp.ne.u32 add, {add}, 0; tcgen05.mma.cta_group::{blocks}.", $kind,
                         " [{sums}], {rows}, {tokens}, {instruction}, [{row_scales}], [{token_scales}], add; }}"),
-                    add = in(reg32) u32::from(add), sums = in(reg32) sums, rows = in(reg64) rows,
+                    blocks = const G::BLOCKS, add = in(reg32) u32::from(add), sums = in(reg32) sums, rows = in(reg64) rows,
                     tokens = in(reg64) tokens, instruction = in(reg32) instruction,
                     row_scales = in(reg32) scales.rows, token_scales = in(reg32) scales.tokens,
                     options(nostack, preserves_flags)

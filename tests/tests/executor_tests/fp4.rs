@@ -256,6 +256,7 @@ fn multiplying<T: Exact + Activation>(
     let Fp4Case { thread_blocks, stages, layout, alpha, .. } = case;
     let Operands { x, weights } = &**operands;
     let (format, tokens) = (x.format(), x.rows() as u64);
+    let thread_blocks = thread_blocks * config.row_sharers();
     let mut case = Prepared::new();
     let Before { read, factors, params } = before(&mut case, x, &[x], &[weights], layout, alpha);
     let cols = (x.blocks_per_row() * format.block()) as u64;
@@ -444,7 +445,8 @@ pub(crate) fn fp4_experts_cases(cases: &mut Vec<Case>) {
     ];
     for format in Format::MULTIPLIED {
         for (i, (rows, counts, thread_blocks)) in (0..).zip(all) {
-            for config in GemmConfig::for_fp4(format, Dtype::Bf16) {
+            // The schedule that is made on the GPU has no clusters.
+            for config in GemmConfig::for_fp4(format, Dtype::Bf16).filter(|config| config.cluster == 1) {
                 let make = move || {
                     let of = Arc::new(OfExperts::draw(format, rows, counts, i));
                     multiplying_experts(&of, config, thread_blocks)

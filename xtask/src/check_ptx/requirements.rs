@@ -16,7 +16,7 @@ pub(super) struct Requirement {
 }
 
 /// Every requirement.
-pub(super) const REQUIREMENTS: [Requirement; 12] = [
+pub(super) const REQUIREMENTS: [Requirement; 14] = [
     Requirement {
         target: |target| target.hardware_fp4,
         kernel: |kernel| quantizes(kernel, Converts::E2m1),
@@ -79,9 +79,21 @@ pub(super) const REQUIREMENTS: [Requirement; 12] = [
     },
     Requirement {
         target: |target| target.tcgen05,
-        kernel: |kernel| multiplies_fp4(kernel, "", "_tcgen05_"),
+        kernel: |kernel| multiplies_fp4(kernel, "", "_tcgen05_") && !kernel.name.ends_with("_c2"),
         ptx: "tcgen05.cp.cta_group::1.32x128b.warpx4",
         sass: ("UTCCP", "4x32dp128bit"),
+    },
+    Requirement {
+        target: |target| target.tcgen05,
+        kernel: multiplies_in_pairs,
+        ptx: "tcgen05.cp.cta_group::2.32x128b.warpx4",
+        sass: ("UTCCP", "2CTA"),
+    },
+    Requirement {
+        target: |target| target.tcgen05,
+        kernel: multiplies_in_pairs,
+        ptx: "tcgen05.mma.cta_group::2",
+        sass: ("UTCOMMA", "2CTA"),
     },
     Requirement {
         target: |target| target.wgmma,
@@ -107,6 +119,10 @@ fn multiplies_fp4(kernel: &Kernel, format: &str, mainloop: &str) -> bool {
     kernel.name.starts_with(format) && kernel.name.contains(mainloop)
 }
 
+fn multiplies_in_pairs(kernel: &Kernel) -> bool {
+    multiplies_fp4(kernel, "", "_tcgen05_") && kernel.name.ends_with("_c2")
+}
+
 /// Returns the requirements for a kernel compiled for a target.
 pub(super) fn requirements(target: &Target, kernel: &Kernel) -> impl Iterator<Item = &'static Requirement> {
     REQUIREMENTS.iter().filter(|requirement| (requirement.target)(target) && (requirement.kernel)(kernel))
@@ -130,6 +146,7 @@ mod tests {
         for target in TARGETS.iter().filter(|target| target.hardware_fp4) {
             for kernel in kernels_for(target) {
                 let expected = match kernel.name {
+                    _ if multiplies_in_pairs(kernel) => 3,
                     name if name.contains("_tcgen05_") => 2,
                     name if name.contains("_blockscale_") => 1,
                     _ => usize::from(kernel.converts != Converts::Nothing),

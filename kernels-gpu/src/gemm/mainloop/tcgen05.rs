@@ -7,6 +7,10 @@
 //! load the sums of a work tile and finish it. Up to 128 tokens there are two accumulators, so that
 //! the next work tile is multiplied meanwhile. Each warp finds the work tiles itself.
 //!
+//! In clusters of two thread blocks, each has half of a work tile's rows, and the codes of half of
+//! its tokens. The issuing warp of the first thread block multiplies the stages of both. The
+//! issuing warp of the second one arrives on the first one's barrier when its own stage is full.
+//!
 //! An accumulator's k-steps follow each other in the order of K. The sums of whole work tiles
 //! therefore have the bits of [`fp4_dot`](microscale_formats::fp4_dot).
 
@@ -19,13 +23,13 @@ use microscale_kernels_abi::gemm::{PACK_COLUMNS, TILE_ROWS};
 use microscale_kernels_abi::launch::WARP;
 
 use crate::gemm::params::Params;
-use crate::gemm::pipeline::{self, PipelineState};
+use crate::gemm::pipeline::{self, PipelineState, barrier};
 use crate::gemm::reduce::TokenSlice;
 use crate::gemm::tile::{Array, Tile};
 use crate::gemm::tile_scheduler::{KRange, TileScheduler};
 use crate::gemm::weight_loader::{WeightLoader, last_row, scales_per_k_iteration, stage_for};
-use crate::hardware::tcgen05::{self, ScalesOf};
-use crate::hardware::{mbarrier, ptx, shared, warp};
+use crate::hardware::tcgen05::{self, Group, ScalesOf};
+use crate::hardware::{cluster, mbarrier, ptx, shared, warp};
 use crate::product::problem::Problem;
 use crate::product::product_format::{Mxfp4, Nvfp4, ProductFormat};
 use crate::product::tensor_cores::{Activations, WeightFormat};
@@ -54,16 +58,28 @@ pub(in crate::gemm) trait BlockScaled: WeightFormat {
     ///
     /// # Safety
     /// The contract of [`tcgen05::multiply_nvfp4`].
-    unsafe fn multiply<const TOKENS: u32>(sums: u32, rows: u64, tokens: u64, scales: ScalesOf, add: bool);
+    unsafe fn multiply<G: Group, const TOKENS: u32>(
+        sums: u32,
+        rows: u64,
+        tokens: u64,
+        scales: ScalesOf,
+        add: bool,
+    );
 }
 
 impl BlockScaled for Nvfp4 {
     const STEPS_IN_WORD: u32 = 1;
 
     #[inline(always)]
-    unsafe fn multiply<const TOKENS: u32>(sums: u32, rows: u64, tokens: u64, scales: ScalesOf, add: bool) {
+    unsafe fn multiply<G: Group, const TOKENS: u32>(
+        sums: u32,
+        rows: u64,
+        tokens: u64,
+        scales: ScalesOf,
+        add: bool,
+    ) {
         // SAFETY: the same contract.
-        unsafe { tcgen05::multiply_nvfp4::<TOKENS>(sums, rows, tokens, scales, add) }
+        unsafe { tcgen05::multiply_nvfp4::<G, TOKENS>(sums, rows, tokens, scales, add) }
     }
 }
 
@@ -71,14 +87,26 @@ impl BlockScaled for Mxfp4 {
     const STEPS_IN_WORD: u32 = 2;
 
     #[inline(always)]
-    unsafe fn multiply<const TOKENS: u32>(sums: u32, rows: u64, tokens: u64, scales: ScalesOf, add: bool) {
+    unsafe fn multiply<G: Group, const TOKENS: u32>(
+        sums: u32,
+        rows: u64,
+        tokens: u64,
+        scales: ScalesOf,
+        add: bool,
+    ) {
         // SAFETY: the same contract.
-        unsafe { tcgen05::multiply_mxfp4::<TOKENS>(sums, rows, tokens, scales, add) }
+        unsafe { tcgen05::multiply_mxfp4::<G, TOKENS>(sums, rows, tokens, scales, add) }
     }
 }
 
+impl<T: Tile> Group for T {
+    const BLOCKS: u32 = T::CONFIG.row_sharers();
+}
+
 /// The columns of tensor memory for a tile: accumulators first, then the scales of each stage.
-trait TensorMemory: Tile {
+trait TensorMemory: Tile + Group {
+    /// Bytes of the tokens' codes in a stage. Their scales follow.
+    const TOKEN_CODES: u32 = Self::N / <Self as Group>::BLOCKS * ROW_BYTES;
     /// Accumulators.
     const ACCUMULATORS: u32 = if Self::N <= 128 { 2 } else { 1 };
     /// Columns of the rows' scales in a stage. The tokens' scales follow.
@@ -89,6 +117,7 @@ trait TensorMemory: Tile {
     const FITS: () = {
         let stages = Self::STAGE.count(227 << 10);
         assert!(stages <= MOST_STAGES && Self::N % ATOM_ROWS == 0 && Self::BLOCK_ROWS == tcgen05::ROWS);
+        assert!(<Self as Group>::BLOCKS <= 2);
         assert!(Self::ACCUMULATORS * Self::N + stages * Self::SCALES <= tcgen05::COLUMNS);
     };
 }
@@ -121,7 +150,9 @@ impl Accumulator {
             // SAFETY: the barriers lie before the stages, on 8 bytes, and no thread uses them yet.
             unsafe {
                 mbarrier::init(barriers, 1);
-                mbarrier::init(barriers + 8, const { T::CONFIG.consumer_warps() });
+                // In a pair, only the first thread block's barrier is used.
+                let consumers = const { T::CONFIG.consumer_warps() * <T as Group>::BLOCKS };
+                mbarrier::init(barriers + 8, consumers);
             }
         }
     }
@@ -173,15 +204,24 @@ pub(in crate::gemm) unsafe fn gemm<F: BlockScaled, D: Activations, T: Tile>(para
     let front = swizzled_front(base);
     let (number, consumers) = (warp::number(), const { T::CONFIG.consumer_warps() });
     let issues = number == consumers + PRODUCERS / WARP;
+    if T::SHARES_ROWS {
+        // Allocating writes to the other thread block's shared memory, so it must have started.
+        // SAFETY: all lanes of the warp are here.
+        unsafe { barrier::<T>() };
+    }
     if issues {
         // SAFETY: all lanes of the warp are here. The word is read after the barrier.
-        unsafe { tcgen05::allocate(base + WORD_OFFSET) };
+        unsafe { tcgen05::allocate::<T>(base + WORD_OFFSET) };
         tcgen05::fence_before_arrival();
     } else if number == 0 {
         if warp::lane() < MOST_STAGES {
             // SAFETY: each lane has its own stage, and no thread uses the barriers yet. A producer
-            // thread arrives for its copies; the first one also arrives for the activations.
-            unsafe { pipeline::init(front, warp::lane(), PRODUCERS + 1, 1, 0) };
+            // thread arrives for its copies; the first one also arrives for the activations, and
+            // the second thread block of a pair for its stage.
+            unsafe {
+                let others = u32::from(T::SHARES_ROWS && cluster::rank() == 0);
+                pipeline::init(front, warp::lane(), PRODUCERS + 1 + others, 1, 0);
+            }
         }
         if warp::lane() == 0 {
             // SAFETY: no thread uses the barriers yet.
@@ -192,7 +232,8 @@ pub(in crate::gemm) unsafe fn gemm<F: BlockScaled, D: Activations, T: Tile>(para
         // SAFETY: one warp calls it, with all lanes; the barrier follows.
         unsafe { params.launch.write_plan(&params.problem.routed) };
     }
-    warp::barrier();
+    // SAFETY: all lanes of the warp are here.
+    unsafe { barrier::<T>() };
     tcgen05::fence_after_wait();
     // SAFETY: the issuing warp has stored the word.
     let memory = unsafe { shared::load(base + WORD_OFFSET) };
@@ -207,11 +248,12 @@ pub(in crate::gemm) unsafe fn gemm<F: BlockScaled, D: Activations, T: Tile>(para
         }
     }
     tcgen05::fence_before_arrival();
-    warp::barrier();
+    // SAFETY: all lanes of the warp are here.
+    unsafe { barrier::<T>() };
     if issues {
         tcgen05::fence_after_wait();
         // SAFETY: all warps have loaded the sums of all products. All lanes of the warp are here.
-        unsafe { tcgen05::deallocate(memory) };
+        unsafe { tcgen05::deallocate::<T>(memory) };
     }
 }
 
@@ -261,14 +303,9 @@ unsafe fn produce<F: BlockScaled, T: Tile>(params: &Params<'_>, front: u32) {
                 }
                 // SAFETY: this thread has acquired the stage. The pack is in the packed
                 // activations, which are there now; its bytes are a multiple of 16.
-                unsafe {
-                    let bytes = const { T::N * (ROW_BYTES + F::WORDS * 4) };
-                    mbarrier::arrive_expecting(state.full_barrier(), bytes);
-                    let to = state.stage_address() + const { T::STAGE.codes_bytes() };
-                    mbarrier::copy(to, pack, bytes, state.full_barrier());
-                }
+                unsafe { copy_tokens::<F, T>(pack, &state) };
             }
-            pack = pack.wrapping_add(const { T::STAGE.activation_bytes() as usize });
+            pack = pack.wrapping_add(const { T::CONFIG.pack_bytes() as usize });
             pending += 1;
             if pending > most_pending {
                 match most_pending {
@@ -298,6 +335,38 @@ unsafe fn produce<F: BlockScaled, T: Tile>(params: &Params<'_>, front: u32) {
     }
     // Memory is idle from now on.
     ptx::start_next_kernel();
+    // Commits may arrive in any order. The thread block ends after the last one.
+    for _ in 0..stage_shape.count(shared) {
+        state.producer_acquire();
+        state.advance();
+    }
+}
+
+/// Copies the pack at `pack` to a stage: codes, then scales. In a pair, each thread block copies
+/// its half of the codes, and half of the scales to both.
+///
+/// # Safety
+/// One thread per thread block calls it, which has acquired the stage of `state`. The pack is in
+/// the packed activations, on 16 bytes.
+#[inline(always)]
+unsafe fn copy_tokens<F: BlockScaled, T: Tile>(pack: *const u8, state: &PipelineState) {
+    let [codes, scales] = const { [<T as TensorMemory>::TOKEN_CODES, T::N * F::WORDS * 4] };
+    let to = state.stage_address() + const { T::STAGE.codes_bytes() };
+    let barrier = state.full_barrier();
+    // SAFETY: the caller promises the stage and the pack. A pair's stages are acquired by the
+    // products of both thread blocks, so the other one's stage is free, too.
+    unsafe {
+        mbarrier::arrive_expecting(barrier, codes + scales);
+        if T::SHARES_ROWS {
+            const BOTH: u16 = 0b11;
+            let (rank, half) = (cluster::rank(), scales / 2);
+            mbarrier::copy(to, pack.wrapping_add((rank * codes) as usize), codes, barrier);
+            let from = pack.wrapping_add((T::N * ROW_BYTES + rank * half) as usize);
+            mbarrier::copy_multicast(to + codes + rank * half, from, half, barrier, BOTH);
+        } else {
+            mbarrier::copy(to, pack, codes + scales, barrier);
+        }
+    }
 }
 
 /// Copies one thread's scales of weights to a stage's atoms: the same word of several rows.
@@ -308,6 +377,8 @@ struct ScaleLoader {
     blocks: u32,
     /// The last row of the work tile that exists.
     last_row: u32,
+    /// The thread block's first row in the work tile.
+    first_row: u32,
     /// The thread's row and word in its first step.
     row: u32,
     word: u32,
@@ -327,6 +398,7 @@ impl ScaleLoader {
             first: of_tile.scales.wrapping_add(scale as usize),
             blocks,
             last_row: last_row::<T>(problem, row_tile),
+            first_row: T::first_row(),
             row,
             word,
             left: blocks as i32 - scale as i32,
@@ -346,7 +418,7 @@ impl ScaleLoader {
         let left = self.left.clamp(0, 4) as u32;
         for i in 0..const { tcgen05::ROWS * F::WORDS / PRODUCERS } {
             let row = i * const { PRODUCERS / F::WORDS } + self.row;
-            let from = ptx::offset_by(self.first, row.min(self.last_row), self.blocks);
+            let from = ptx::offset_by(self.first, (self.first_row + row).min(self.last_row), self.blocks);
             let in_atom = row % ATOM_ROWS * 16 + row / ATOM_ROWS * 4;
             let to = atoms + self.word * ATOM_BYTES + in_atom;
             // SAFETY: the row exists, and `left` of its scales do. No other thread has this word.
@@ -369,7 +441,8 @@ impl ScaleLoader {
     }
 }
 
-/// Issues the products of all work tiles. `memory` is the address of tensor memory.
+/// Issues the products of all work tiles. `memory` is the address of tensor memory. The second
+/// thread block of a pair arrives on the first one's barriers instead, once per full stage.
 ///
 /// # Safety
 /// The kernel's contract. All lanes of the issuing warp call it.
@@ -379,10 +452,13 @@ unsafe fn issue<F: BlockScaled, T: Tile>(params: &Params<'_>, front: u32, memory
     let mut state = PipelineState::new(&stage_shape, params.launch.gemm.shared, front);
     let mut accumulator = Accumulator::first(front);
     let mut scheduler = TileScheduler::<T>::new(params.launch);
+    let multiplies = !T::SHARES_ROWS || cluster::rank() == 0;
     while let Some(k_range) = scheduler.next() {
-        // The accumulator's first turn waits for nothing.
-        mbarrier::wait(accumulator.empty_barrier::<T>(), accumulator.phase::<T>() ^ 1);
-        tcgen05::fence_after_wait();
+        if multiplies {
+            // The accumulator's first turn waits for nothing.
+            mbarrier::wait(accumulator.empty_barrier::<T>(), accumulator.phase::<T>() ^ 1);
+            tcgen05::fence_after_wait();
+        }
         let sums = memory + accumulator.column::<T>();
         let k_iterations = k_range.end - k_range.start;
         let mut left = k_iterations;
@@ -392,20 +468,25 @@ unsafe fn issue<F: BlockScaled, T: Tile>(params: &Params<'_>, front: u32, memory
                 let scales = memory
                     + const { <T as TensorMemory>::ACCUMULATORS * T::N }
                     + state.number() * const { <T as TensorMemory>::SCALES };
-                // SAFETY: the stage is full. The products of its previous turn have completed, and
-                // they were the last that read these scales. The accumulator is empty.
+                // SAFETY: the stage is full, in both thread blocks of a pair. The products of its
+                // previous turn have completed, and they were the last that read these scales. The
+                // accumulator is empty. The first thread block's barrier expects the second one.
                 unsafe {
-                    multiply::<F, T>(stage, sums, scales, left < k_iterations);
-                    tcgen05::commit(state.empty_barrier());
+                    if multiplies {
+                        multiply::<F, T>(stage, sums, scales, left < k_iterations);
+                        tcgen05::commit::<T>(state.empty_barrier());
+                    } else {
+                        mbarrier::arrive_in_cluster(cluster::address_of(state.full_barrier(), 0));
+                    }
                 }
             }
             warp::sync();
             state.advance();
             left -= 1;
         }
-        if warp::elect() {
+        if multiplies && warp::elect() {
             // SAFETY: the barrier expects one arrival.
-            unsafe { tcgen05::commit(accumulator.full_barrier::<T>()) };
+            unsafe { tcgen05::commit::<T>(accumulator.full_barrier::<T>()) };
         }
         warp::sync();
         accumulator.number += 1;
@@ -421,17 +502,17 @@ unsafe fn issue<F: BlockScaled, T: Tile>(params: &Params<'_>, front: u32, memory
 #[inline(always)]
 unsafe fn multiply<F: BlockScaled, T: Tile>(stage: u32, sums: u32, scales: u32, add: bool) {
     let tokens = stage + const { T::STAGE.codes_bytes() };
-    let token_atoms = tokens + T::N * ROW_BYTES;
+    let token_atoms = tokens + const { <T as TensorMemory>::TOKEN_CODES };
     let row_atoms = stage + const { T::STAGE.scales_offset() };
     let token_scales = scales + const { <T as TensorMemory>::ROW_SCALES };
     let token_words = const { T::N / ATOM_ROWS };
     // SAFETY: codes and atoms are in the stage, and the caller promises the columns.
     unsafe {
         for i in 0..F::WORDS {
-            tcgen05::copy_scales(scales + i * ATOM_COLUMNS, row_atoms + i * ATOM_BYTES);
+            tcgen05::copy_scales::<T>(scales + i * ATOM_COLUMNS, row_atoms + i * ATOM_BYTES);
         }
         for i in 0..F::WORDS * token_words / ATOM_COLUMNS {
-            tcgen05::copy_scales(token_scales + i * ATOM_COLUMNS, token_atoms + i * ATOM_BYTES);
+            tcgen05::copy_scales::<T>(token_scales + i * ATOM_COLUMNS, token_atoms + i * ATOM_BYTES);
         }
         let [rows, tokens] = [stage, tokens].map(tcgen05::swizzled_rows);
         for step in 0..STEPS {
@@ -444,9 +525,9 @@ unsafe fn multiply<F: BlockScaled, T: Tile>(stage: u32, sums: u32, scales: u32, 
                 byte: step % F::STEPS_IN_WORD * 2,
             };
             match T::N {
-                64 => F::multiply::<64>(sums, rows, tokens, scales, add || step > 0),
-                128 => F::multiply::<128>(sums, rows, tokens, scales, add || step > 0),
-                _ => F::multiply::<256>(sums, rows, tokens, scales, add || step > 0),
+                64 => F::multiply::<T, 64>(sums, rows, tokens, scales, add || step > 0),
+                128 => F::multiply::<T, 128>(sums, rows, tokens, scales, add || step > 0),
+                _ => F::multiply::<T, 256>(sums, rows, tokens, scales, add || step > 0),
             }
         }
     }
@@ -487,12 +568,21 @@ unsafe fn finish<F: BlockScaled, D: Activations, T: Tile>(params: &Params<'_>, f
                 // The other lanes' loads come before the first lane's arrival.
                 warp::sync();
                 if warp::lane() == 0 {
-                    // SAFETY: the barrier expects an arrival of each consumer warp.
-                    unsafe { mbarrier::arrive(accumulator.empty_barrier::<T>()) };
+                    let barrier = accumulator.empty_barrier::<T>();
+                    // SAFETY: the barrier expects an arrival of each consumer warp, in a pair of
+                    // both thread blocks.
+                    unsafe {
+                        if T::SHARES_ROWS {
+                            mbarrier::arrive_in_cluster(cluster::address_of(barrier, 0));
+                        } else {
+                            mbarrier::arrive(barrier);
+                        }
+                    }
                 }
             }
             // SAFETY: all lanes are here, and no other warp has this tile.
             unsafe {
+                let tile = T::first_row() / TILE_ROWS + tile;
                 params.finish::<F, D, T, T::Accumulators, 1>(&work_tile, tile, TokenSlice::ALL, [sums], true);
             }
             tile += 1;

@@ -7,7 +7,7 @@ use microscale_kernels_abi::launch::WARP;
 
 use crate::gemm::fragment::FragmentLoader;
 use crate::gemm::params::{Launch, Params};
-use crate::gemm::pipeline::{self, PipelineState};
+use crate::gemm::pipeline::{self, PipelineState, barrier};
 use crate::gemm::tile::Tile;
 use crate::gemm::tile_scheduler::{KRange, TileScheduler, WorkTile};
 use crate::gemm::weight_loader::{WeightLoader, stage_for};
@@ -122,24 +122,6 @@ pub(super) unsafe fn run_consumers<F: WeightFormat, T: Tile>(
     }
 }
 
-/// The barrier of the thread block, with multicast of the cluster: its thread blocks write to each
-/// other's stages and barriers.
-///
-/// # Safety
-/// All lanes of the warp call it.
-#[inline(always)]
-unsafe fn barrier<T: Tile>() {
-    if T::MULTICAST {
-        // SAFETY: all lanes arrive and wait.
-        unsafe {
-            cluster::arrive();
-            cluster::wait();
-        }
-    } else {
-        warp::barrier();
-    }
-}
-
 /// Copies everything that the thread block multiplies. If `barrier_ahead`, the thread block's
 /// barrier is still to come: until then the stages' barriers are not initialized.
 ///
@@ -190,7 +172,7 @@ unsafe fn produce<F: ProductFormat, T: Tile>(params: &Params<'_>, base: u32, mut
                     mbarrier::arrive_expecting(state.full_barrier(), pack_bytes);
                     let to = state.stage_address() + const { T::STAGE.codes_bytes() };
                     let barrier = state.full_barrier();
-                    if T::MULTICAST {
+                    if T::SHARES_ROWS {
                         let bytes = const { T::STAGE.activation_bytes() / T::CONFIG.row_sharers() };
                         let blocks = const { (1 << T::CONFIG.row_sharers()) - 1 };
                         let first = cluster::rank() * bytes;
@@ -276,7 +258,7 @@ pub(super) unsafe fn consume<F: WeightFormat, T: Tile>(
         // SAFETY: the entry is still there. The whole warp group is here.
         unsafe {
             if queue.front_is_last() {
-                if T::MULTICAST {
+                if T::SHARES_ROWS {
                     // The other thread block's consumers still release stages here.
                     cluster::arrive();
                     cluster::wait();
