@@ -70,33 +70,39 @@ pub(in crate::gpu) fn choose_fp8(
     let fastest = estimated.into_iter().min_by(|(_, a), (_, b)| a.total_cmp(b));
     let with = |config: GemmConfig| GemmConfig { weights: weights.format, activations, ..config };
     let configs = GemmConfig::for_fp8(weights.format, activations).filter(usable);
-    // Without times, the smallest tile that has all tokens, or else the largest, in a cluster.
-    let by_tokens = configs.min_by_key(|config| {
-        let GemmConfig { tile_n, cluster, .. } = *config;
-        let promotes = !config.mainloop.accumulates_fast();
-        if tile_n as usize >= tokens {
-            (false, tile_n, cluster, promotes)
-        } else {
-            (true, !tile_n, !cluster, promotes)
-        }
-    });
+    let by_tokens =
+        configs.min_by_key(|config| (by_tile(config, tokens), !config.mainloop.accumulates_fast()));
     fastest.map(|(config, _)| with(config)).or(by_tokens)
 }
 
-/// The configuration among `configs`, of quantized activations, for experts' rows: `pairs` pairs of
-/// a token and one of `experts` experts; `None` if the GPU has none. The smallest tile that has the
-/// mean number of rows of an expert, or else the largest. No times were measured.
+/// The order of configurations without measured times: the smallest tile that has all tokens comes
+/// first, or else the largest, in a cluster. With `tcgen05`, a cluster always comes before the same
+/// token tile without one, as it copies half of the tokens to each shared memory.
+fn by_tile(config: &GemmConfig, tokens: usize) -> (bool, u32, u32) {
+    let GemmConfig { mainloop, tile_n, cluster, .. } = *config;
+    match tile_n as usize >= tokens {
+        true if mainloop == Mainloop::Tcgen05 => (false, tile_n, !cluster),
+        true => (false, tile_n, cluster),
+        false => (true, !tile_n, !cluster),
+    }
+}
+
+/// The configuration among `configs`, of quantized activations, for `rows` tokens, or pairs of a
+/// token and one of `experts` experts; `None` if the GPU has none. The first one [`by_tile`] for
+/// the mean number of rows of an expert. No times were measured.
 pub(in crate::gpu) fn choose_for_mean_rows(
     gpu: GpuFacts,
     configs: impl Iterator<Item = GemmConfig>,
-    [experts, pairs]: [usize; 2],
+    experts: Option<usize>,
+    rows: usize,
 ) -> Option<GemmConfig> {
-    let mean = pairs.div_ceil(experts.min(pairs).max(1));
-    let usable =
-        |config: &GemmConfig| config.mainloop.traits().targets.contain(gpu.target) && config.cluster == 1;
-    configs.filter(usable).min_by_key(|config| {
-        if config.tile_n as usize >= mean { (false, config.tile_n) } else { (true, !config.tile_n) }
-    })
+    let mean = rows.div_ceil(experts.unwrap_or(1).min(rows).max(1));
+    // The schedule of experts' rows is made on the GPU, and has no clusters.
+    let usable = |config: &GemmConfig| {
+        let in_schedule = experts.is_none() || config.cluster == 1;
+        config.mainloop.traits().targets.contain(gpu.target) && in_schedule
+    };
+    configs.filter(usable).min_by_key(|config| by_tile(config, mean))
 }
 
 /// The configuration for weights and activations that the others do not take.
@@ -331,7 +337,7 @@ mod tests {
     fn experts_with_fp8_activations_get_a_tile_for_their_rows_without_a_cluster() {
         let chosen = |capability, experts, pairs| {
             let configs = GemmConfig::for_fp8(Format::Mxfp4, Dtype::Bf16);
-            choose_for_mean_rows(gpu(capability), configs, [experts, pairs])
+            choose_for_mean_rows(gpu(capability), configs, Some(experts), pairs)
         };
         for (pairs, tile_n) in [(1, 16), (32 * 17, 32), (32 * 64, 64), (32 * 65, 128), (1 << 20, 256)] {
             let chosen = chosen((9, 0), 32, pairs).unwrap();
@@ -346,12 +352,27 @@ mod tests {
         let chosen = |capability, pairs| {
             let configs = GemmConfig::for_fp4(Format::Nvfp4, Dtype::Bf16);
             let configs = configs.filter(|config| config.mainloop == Mainloop::BlockScale);
-            choose_for_mean_rows(gpu(capability), configs, [32, pairs]).map(|config| config.tile_n)
+            choose_for_mean_rows(gpu(capability), configs, Some(32), pairs).map(|config| config.tile_n)
         };
         for (pairs, tile_n) in [(1, 8), (32 * 9, 32), (32 * 64, 64), (32 * 65, 128), (1 << 20, 128)] {
             assert_eq!(chosen((12, 0), pairs), Some(tile_n), "{pairs} pairs");
         }
         assert_eq!(chosen((9, 0), 64), None);
+    }
+
+    #[test]
+    fn more_than_64_tokens_get_pairs_of_thread_blocks_on_a_b200() {
+        let chosen = |experts: Option<usize>, rows: usize| {
+            let configs = GemmConfig::for_fp4(Format::Nvfp4, Dtype::Bf16);
+            let config = choose_for_mean_rows(gpu((10, 0)), configs, experts, rows);
+            config.map(|config| config.to_string())
+        };
+        for (tokens, word) in
+            [(1, "128x64"), (64, "128x64"), (65, "256x128-c2"), (129, "256x256-c2"), (8192, "256x256-c2")]
+        {
+            assert_eq!(chosen(None, tokens), Some(format!("tcgen05-{word}")), "{tokens} tokens");
+        }
+        assert_eq!(chosen(Some(8), 8 * 8192).as_deref(), Some("tcgen05-128x256"));
     }
 
     /// Measured on an H100 for 128 experts of 1536×2048, 8 of them per token: with 24 tokens, tiles

@@ -35,7 +35,7 @@ pub(in crate::gpu) fn plan(
         }
         None => {
             let configs = GemmConfig::for_fp4(format, dtype).filter(|_| key.is_packable());
-            choose_for_mean_rows(kernels.facts(), configs, [experts.unwrap_or(1), rows])
+            choose_for_mean_rows(kernels.facts(), configs, experts, rows)
         }
     };
     let factors = factor_bytes(experts.unwrap_or(1));

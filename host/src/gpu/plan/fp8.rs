@@ -76,9 +76,9 @@ pub(in crate::gpu) fn plan(
                 Request { weights, tokens: rows, activations: dtype, aligned: true, gemv_only: false };
             choose_fp8(Estimator::of_gpu(kernels.gpu_name()), kernels.facts(), request, takes)
         }
-        (None, Some(experts)) => {
+        (None, Some(_)) => {
             let configs = GemmConfig::for_fp8(weights.format, dtype).filter(takes);
-            choose_for_mean_rows(kernels.facts(), configs, [experts, rows])
+            choose_for_mean_rows(kernels.facts(), configs, experts, rows)
         }
     };
     let config = config.ok_or(Error::Operands(OperandFault::NoFp8))?;
