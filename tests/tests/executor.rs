@@ -19,6 +19,7 @@ mod executor_tests {
     pub(crate) mod kv;
     pub(crate) mod mutations;
     pub(crate) mod operations;
+    mod pairs;
     pub(crate) mod products;
     pub(crate) mod quantizing;
     mod signed_scales;
