@@ -263,6 +263,12 @@ impl GemmConfig {
         self.cluster / self.row_sharers()
     }
 
+    /// Returns whether it multiplies experts' rows. Their schedule is made on the GPU, for thread
+    /// blocks or, with `tcgen05`, for clusters.
+    pub const fn takes_experts(self) -> bool {
+        self.cluster == 1 || matches!(self.mainloop, Mainloop::Tcgen05)
+    }
+
     /// Rows of a work tile that a thread block has.
     pub const fn block_rows(self) -> u32 {
         self.tile_m / self.row_sharers()

@@ -367,9 +367,11 @@ impl OfExperts {
     }
 }
 
-/// Sorts pairs, plans, packs and multiplies with experts' weights. Activations and results lie in the
-/// order of the pairs.
-fn multiplying_experts(of: &Arc<OfExperts>, config: GemmConfig, thread_blocks: u32) -> Prepared {
+/// Sorts pairs, plans, packs and multiplies with experts' weights. Activations and results lie in
+/// the order of the pairs. The schedule has work for `at_once` thread blocks, or clusters that
+/// share rows.
+fn multiplying_experts(of: &Arc<OfExperts>, config: GemmConfig, at_once: u32) -> Prepared {
+    let thread_blocks = at_once * config.row_sharers();
     let OfExperts { x, globals, experts, counts } = &**of;
     let mut case = Prepared::new();
     let pairs = counts.pairs();
@@ -379,7 +381,7 @@ fn multiplying_experts(of: &Arc<OfExperts>, config: GemmConfig, thread_blocks: u
     let sorted = Sorted { pairs: pairs as u32, top_k: 1 };
     let mut grid = PlanGrid::new(experts.len() as u64, sorted, 1, config.tile_n).expect("a small launch");
     grid.row_tiles = shape.rows.div_ceil(u64::from(config.tile_m)) as u32;
-    (grid.k_iterations, grid.at_once) = (1, thread_blocks);
+    (grid.k_iterations, grid.at_once) = (1, at_once);
     let plan = plan(&mut case, &routed, *counts, grid);
 
     let tensors: Vec<&QuantizedTensor> = experts.iter().collect();
@@ -444,12 +446,11 @@ pub(crate) fn fp4_experts_cases(cases: &mut Vec<Case>) {
         (300, Counts { of_experts: &[0, 33, 0, 1, 140], of_none: 1 }, 5),
     ];
     for format in Format::MULTIPLIED {
-        for (i, (rows, counts, thread_blocks)) in (0..).zip(all) {
-            // The schedule that is made on the GPU has no clusters.
-            for config in GemmConfig::for_fp4(format, Dtype::Bf16).filter(|config| config.cluster == 1) {
+        for (i, (rows, counts, at_once)) in (0..).zip(all) {
+            for config in GemmConfig::for_fp4(format, Dtype::Bf16) {
                 let make = move || {
                     let of = Arc::new(OfExperts::draw(format, rows, counts, i));
-                    multiplying_experts(&of, config, thread_blocks)
+                    multiplying_experts(&of, config, at_once)
                 };
                 let what = format!("{config}, {rows} rows, {counts:?}");
                 let mainloop = Some(config.mainloop);

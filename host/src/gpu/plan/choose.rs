@@ -97,10 +97,9 @@ pub(in crate::gpu) fn choose_for_mean_rows(
     rows: usize,
 ) -> Option<GemmConfig> {
     let mean = rows.div_ceil(experts.unwrap_or(1).min(rows).max(1));
-    // The schedule of experts' rows is made on the GPU, and has no clusters.
     let usable = |config: &GemmConfig| {
-        let in_schedule = experts.is_none() || config.cluster == 1;
-        config.mainloop.traits().targets.contain(gpu.target) && in_schedule
+        let takes = experts.is_none() || config.takes_experts();
+        config.mainloop.traits().targets.contain(gpu.target) && takes
     };
     configs.filter(usable).min_by_key(|config| by_tile(config, mean))
 }
@@ -372,7 +371,8 @@ mod tests {
         {
             assert_eq!(chosen(None, tokens), Some(format!("tcgen05-{word}")), "{tokens} tokens");
         }
-        assert_eq!(chosen(Some(8), 8 * 8192).as_deref(), Some("tcgen05-128x256"));
+        assert_eq!(chosen(Some(8), 8 * 64).as_deref(), Some("tcgen05-128x64"));
+        assert_eq!(chosen(Some(8), 8 * 8192).as_deref(), Some("tcgen05-256x256-c2"));
     }
 
     /// Measured on an H100 for 128 experts of 1536×2048, 8 of them per token: with 24 tokens, tiles

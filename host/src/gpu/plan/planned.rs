@@ -76,8 +76,7 @@ impl PlanKey {
             let rows = rows.saturating_mul(rows_each);
             return Ok((ProductPlan::new(kernels, config, weights, rows, aligned, None)?, None));
         }
-        // The schedule that is made on the GPU has no clusters.
-        let takes = (config.mainloop.is_gemv() || self.is_packable()) && config.cluster == 1;
+        let takes = (config.mainloop.is_gemv() || self.is_packable()) && config.takes_experts();
         let found = if takes { of_experts(kernels, config, self, rows_each)? } else { None };
         let (product, grid) = found.ok_or(Error::NoKernel { format: weights.format })?;
         Ok((product, Some(grid)))
@@ -191,7 +190,8 @@ fn of_experts(
     let tiles = ExpertTokenTiles { most: u64::from(grid.most_tiles), rows: tile_rows };
     let product = ProductPlan::new(kernels, config, weights, pairs * rows_each, aligned, Some(tiles))?;
     if let Some([row_tiles, k_iterations]) = product.row_tiles_and_k_iterations() {
-        (grid.row_tiles, grid.k_iterations, grid.at_once) = (row_tiles, k_iterations, kernels.sm_count());
+        (grid.row_tiles, grid.k_iterations) = (row_tiles, k_iterations);
+        grid.at_once = kernels.sm_count() / config.row_sharers();
     }
     Ok(Some((product, grid)))
 }
@@ -209,8 +209,7 @@ pub(in crate::gpu) fn most_experts_bytes(
         let (product, grid) = of_experts(kernels, config, key, 1).ok().flatten()?;
         Some(gpu_plan_bytes(grid).saturating_add(product.workspace_bytes()))
     };
-    // The schedule that is made on the GPU has no clusters.
-    configs.filter(|config| config.cluster == 1).filter_map(of_config).max().unwrap_or(0)
+    configs.filter(|config| config.takes_experts()).filter_map(of_config).max().unwrap_or(0)
 }
 
 /// Bytes of the plan that is made on the GPU, a multiple of 256.

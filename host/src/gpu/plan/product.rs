@@ -150,8 +150,11 @@ impl ProductPlan {
             mainloop if mainloop.takes_fp8() => PACK_FP8,
             _ => pack(config.activations)?,
         };
-        // The schedule of experts' rows is made on the GPU.
-        let thread_blocks = experts.map_or(gemm_params.thread_blocks(config), |_| sm_count);
+        // The schedule of experts' rows is made on the GPU, for all whole clusters.
+        let thread_blocks = match experts {
+            Some(_) => sm_count / config.cluster * config.cluster,
+            None => gemm_params.thread_blocks(config),
+        };
         Some(Self {
             config,
             kernel,
