@@ -16,7 +16,7 @@ use microscale_formats::nvfp4::{self, CLIPPED};
 use microscale_test_support::arithmetic::Scalars;
 use rayon::prelude::*;
 
-/// Mantissas of E4M3's midpoints, in sixteenths. Those of E2M1 and 6.5 are among them.
+/// Mantissas of E4M3's midpoints, in sixteenths. They include E2M1's and 6.5.
 const MANTISSAS: std::ops::Range<u64> = 16..32;
 
 /// The divisor of 24 ones.
@@ -71,7 +71,7 @@ fn codes_of_fp8_are_those_of_the_quotient() {
         let d = f32::from_bits(rng.u32(67 << 23..187 << 23));
         let parts = nvfp4::reciprocal_from_below::<Scalars>(d);
         for bits in (0..1u32 << 15).map(|bits| bits << 13) {
-            // 12 bits of significand in the range of E4M3's codes, of which the last is cleared.
+            // 12 bits of significand in the range of E4M3's codes; the last bit is cleared.
             let quotient = f32::from_bits((bits + ((127 - 11) << 23)) & 0xFFFF_C000);
             let x = f32::from_bits((quotient * d).to_bits() & 0xFFFF_E000);
             for x in [x, -x, 0.0, -0.0] {
