@@ -426,9 +426,10 @@ pub fn reciprocal_from_below<F: Fused>(d: f32) -> [f32; 2] {
 /// Before rounding, x·y + x·z is off x/d by at most 2⁻⁴⁸ of it. Rounding may still pick the wrong
 /// neighbour, which matters where x/d rounds to a tie of E2M1. For an x of 11 bits or less, no x/d
 /// is close enough to such a boundary, with the exception of one d, for which the parts are exact
-/// (`tests/tests/division.rs` checks every d, and E4M3's boundaries too). Other x are corrected once more by q + (x − d·q)·y.
-/// By Markstein's theorem that is x/d rounded to nearest if q is off by at most one unit in the
-/// last place. If x/d is so small that the remainder underflows, the code is 0 in either case.
+/// (`tests/tests/division.rs` checks every d, and E4M3's boundaries too). Other x are corrected
+/// once more by q + (x − d·q)·y. By Markstein's theorem that is x/d rounded to nearest if q is off
+/// by at most one unit in the last place. If x/d is so small that the remainder underflows, the
+/// code is 0 in either case.
 ///
 /// With z = 0 and a short x, the result is the product x·y, rounded.
 #[inline(always)]

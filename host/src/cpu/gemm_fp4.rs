@@ -27,9 +27,9 @@ const TASK_TOKENS: usize = 256;
 ///
 /// # Bits
 ///
-/// [`microscale_formats::int8`] defines the sum, and bounds its error: the products of a group of 16
-/// elements are added exactly, and groups in f32. Every instruction set, every number of tokens and
-/// every number of threads gives these bits. The sum is multiplied by a
+/// [`microscale_formats::int8`] defines the sum, and bounds its error: the products of a group of
+/// 16 elements are added exactly, and groups in f32. Every instruction set, every number of tokens
+/// and every number of threads gives these bits. The sum is multiplied by a
 /// [factor](microscale_formats::fp4_dot::factor), alpha times both global scales in f32, and the
 /// bias is added. The result is rounded once. A NaN scale makes the results of its row or token
 /// NaN.
