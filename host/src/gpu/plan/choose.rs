@@ -203,9 +203,9 @@ mod tests {
         excess: f64,
     }
 
-    /// A choice for each of the `measured` products, by the `known` times; with `others_only`, by
-    /// times of other shapes only.
-    fn choices(measured: &Times, known: &Times, gpu: GpuFacts, others_only: bool) -> Vec<Choice> {
+    /// A choice for each of the `measured` products with 16-bit activations, or `fp8`, by the
+    /// `known` times; with `others_only`, by times of other shapes only.
+    fn choices(measured: &Times, known: &Times, gpu: GpuFacts, [others_only, fp8]: [bool; 2]) -> Vec<Choice> {
         let shapes: BTreeSet<_> = measured.products().iter().map(|of| (of.rows, of.cols)).collect();
         let all = Estimator::new(known);
         let of_shape = |shape: (usize, usize)| {
@@ -222,20 +222,24 @@ mod tests {
                 }
                 Estimator::new(&others)
             });
-            let choice = |product| choice(product, others.as_ref().unwrap_or(&all), gpu);
+            let choice = |product| choice(product, others.as_ref().unwrap_or(&all), gpu, fp8);
             products.filter_map(choice).collect::<Vec<_>>()
         };
         shapes.into_iter().flat_map(of_shape).collect()
     }
 
     /// The choice for a product, by an estimator; `None` if no kernel of the target was measured.
-    fn choice(product: &MeasuredProduct, known: &Estimator, gpu: GpuFacts) -> Option<Choice> {
+    fn choice(product: &MeasuredProduct, known: &Estimator, gpu: GpuFacts, fp8: bool) -> Option<Choice> {
         let MeasuredProduct { weights, rows, cols, tokens, .. } = *product;
-        let chosen = choose(known, gpu, request(weights, rows, cols, tokens));
+        let request = request(weights, rows, cols, tokens);
+        let takes =
+            |config: &GemmConfig| config.mainloop.takes_fp8() == fp8 && !config.mainloop.accumulates_fast();
         let usable = |config: &GemmConfig| {
-            config.mainloop.traits().targets.contain(gpu.target)
-                && (config.mainloop.is_gemv() || tokens > GEMV_TOKENS)
+            let packs = fp8 || tokens > GEMV_TOKENS;
+            let on_target = config.mainloop.traits().targets.contain(gpu.target);
+            takes(config) && on_target && (config.mainloop.is_gemv() || packs)
         };
+        let chosen = if fp8 { choose_fp8(known, gpu, request, takes)? } else { choose(known, gpu, request) };
         let there = || product.configs.iter().filter(|(config, _)| usable(config));
         let fastest = there().map(|(_, time)| f64::from(*time)).fold(f64::INFINITY, f64::min);
         let time = there().find(|(config, _)| *config == chosen).map(|(_, time)| f64::from(*time));
@@ -256,9 +260,13 @@ mod tests {
         for (name, capabilities) in MEASURED {
             for compute_capability in capabilities {
                 let times = Times::of_gpu(name);
-                let choices = choices(times, times, gpu(*compute_capability), false);
-                let most = summary(&choices).map(|[_, _, most]| most);
-                assert!(most.is_some_and(|most| most < 1e-6), "{name}, {compute_capability:?}: {most:?}");
+                for fp8 in [false, true] {
+                    let choices = choices(times, times, gpu(*compute_capability), [false, fp8]);
+                    let most = summary(&choices).map(|[_, _, most]| most);
+                    // Not every table has times with FP8 activations.
+                    let right = most.map_or(fp8, |most| most < 1e-6);
+                    assert!(right, "{name}, {compute_capability:?}, FP8: {fp8}: {most:?}");
+                }
             }
         }
     }
@@ -275,9 +283,12 @@ mod tests {
             let is_measured = |layer: &&Layer<'_>| {
                 measured.products().iter().any(|of| (of.rows, of.cols) == (layer.rows, layer.cols))
             };
-            for compute_capability in capabilities {
-                let what = format!("{name}, {compute_capability:?}");
-                let choices = choices(&measured, Times::of_gpu(name), gpu(*compute_capability), true);
+            for (compute_capability, fp8) in capabilities.iter().flat_map(|of| [(of, false), (of, true)]) {
+                let what = format!("{name}, {compute_capability:?}, FP8: {fp8}");
+                let choices = choices(&measured, Times::of_gpu(name), gpu(*compute_capability), [true, fp8]);
+                if fp8 && choices.is_empty() {
+                    continue;
+                }
                 let half_of = |choice: &Choice| {
                     let of = layers.dense().find(|layer| (layer.rows, layer.cols) == choice.shape);
                     of.map(|layer| layer.tuned)
