@@ -142,6 +142,7 @@ const FARTHEST: f32 = 87.0;
 ///
 /// The result is within 2^−21.5 of its value, or 2^−125. That of NaN is a number.
 #[inline(always)]
+#[expect(clippy::manual_clamp, reason = "keeping NaN takes two more instructions")]
 pub fn sigmoid<F: Fused>(x: f32) -> f32 {
     // Not by branches: a GPU would compute one element after the other.
     let (rest, exponent) = reduced::<F>((-x).max(-FARTHEST).min(FARTHEST));
