@@ -19,6 +19,7 @@ pub enum RoundedInputs {
     /// MXFP4 or NVFP4, the format of the weights, by a recipe with linear or swizzled scales.
     ///
     /// NVFP4's global scale is given ([`microscale::Global::Given`]), or computed from all tokens.
-    /// GPUs with block scales multiply codes as they are stored, and so do CPUs. Other GPUs decode the inputs, exactly, to f16 or bf16.
+    /// CPUs and GPUs with block scales multiply codes as they are stored. Other GPUs decode the
+    /// inputs, exactly, to f16 or bf16.
     Fp4(Recipe),
 }

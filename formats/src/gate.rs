@@ -140,7 +140,8 @@ const FARTHEST: f32 = 87.0;
 
 /// Returns 1 / (1 + e^−x), with x limited to −87 to 87, so that results are normal numbers.
 ///
-/// The result is within 2^−21.5 of its value, or 2^−125. That of NaN is a number.
+/// The result is within 2^−21.5 of its value, or 2^−125. NaN gives a number, which the gate's
+/// multiplication by its NaN operand makes NaN again.
 #[inline(always)]
 #[expect(clippy::manual_clamp, reason = "keeping NaN takes two more instructions")]
 pub fn sigmoid<F: Fused>(x: f32) -> f32 {

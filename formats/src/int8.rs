@@ -19,8 +19,8 @@
 //! # Activations in FP4
 //!
 //! Twice an element is an integer, too. So activations in the format of the weights have the codes
-//! 2 · element and the scale [`scale_of_twice`], half of their block's scale. They are exact, and
-//! what follows holds for them as well.
+//! 2 · element and the scale [`scale_of_twice`], half of their block's scale. They are exact. The
+//! products and bounds below are the same for them.
 //!
 //! # Products
 //!

@@ -67,6 +67,7 @@ unsafe fn quantize<D: Dtype, O: RowOperation, F: Output>(
         ptx::wait_for_previous_kernel();
     }
     let warp_number = warp::number();
+    // If rows are spread, warps are numbered through the launch, and rows through the matrix.
     let number = warp_number + warp::thread_block() * params.spread_warps;
     let (row_in_block, first_piece) = params.warps.divide(number);
     let scale_row = warp::thread_block() * params.block_rows + row_in_block;
@@ -75,14 +76,11 @@ unsafe fn quantize<D: Dtype, O: RowOperation, F: Output>(
     let source = source.at(params, &row);
     let per_token = F::PER_TOKEN && params.row_scale == RowScale::PerToken as u32;
     let of_tensor = F::PER_TENSOR && params.row_scale == RowScale::AmaxOfTensor as u32;
-    let sums = warp::shared::<f32>();
-    // SAFETY: the launch has a word per piece of each row, and then one per warp.
-    let (sums, all_amax) = unsafe {
-        (
-            sums.add((row_in_block * params.pieces) as usize),
-            sums.add((params.block_rows * params.pieces) as usize).cast::<u32>(),
-        )
-    };
+    // A word per piece of each of the thread block's rows, and then one per warp. There are none if
+    // rows are spread, and nothing uses them.
+    let words = warp::shared::<f32>();
+    let sums = words.wrapping_add((row_in_block * params.pieces) as usize);
+    let all_amax = words.wrapping_add((params.block_rows * params.pieces) as usize).cast::<u32>();
     let mut inverse_rms = 0.0;
     let mut amax = 0;
     let mut pass = if O::NORM {

@@ -3,14 +3,14 @@
 
     python scripts/peers/peers_fp4.py [--json FILE]
 
-The shapes are those of GPU MODE's contest, as in cli/src/bench/contest.rs: products of 128 tokens,
+The shapes are of GPU MODE's contest, as in cli/src/bench/contest.rs: products of 128 tokens,
 gated products and groups. Results are f16. Each product has its weights and activations in NVFP4, and
 is computed in three ways:
 
     fp4         `microscale.linear` of both, and `linear_experts` for groups, which also sorts rows
     two steps   both operands are dequantized to f16 by this package's kernels, and multiplied by
                 cuBLAS; a gate is applied by a compiled function
-    f16         cuBLAS alone, with operands that are in f16 already
+    f16         cuBLAS with operands that are in f16 already
 
 CUDA graphs of several products are replayed, whose weights together exceed the L2 cache. A time is
 the median replay divided by the products in it. Results of `fp4` and `two steps` are compared.

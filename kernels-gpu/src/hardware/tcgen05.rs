@@ -189,9 +189,11 @@ macro_rules! multiply {
             // SAFETY: the instruction needs exactly the caller's promise.
             unsafe {
                 asm!(
-                    concat!("{{ .reg .pred add; setp.ne.u32 add, {add}, 0; tcgen05.mma.cta_group::{blocks}.", $kind,
+                    concat!("{{ .reg .pred add; setp.ne.u32 add, {add}, 0; ",
+                        "tcgen05.mma.cta_group::{blocks}.", $kind,
                         " [{sums}], {rows}, {tokens}, {instruction}, [{row_scales}], [{token_scales}], add; }}"),
-                    blocks = const G::BLOCKS, add = in(reg32) u32::from(add), sums = in(reg32) sums, rows = in(reg64) rows,
+                    blocks = const G::BLOCKS, add = in(reg32) u32::from(add),
+                    sums = in(reg32) sums, rows = in(reg64) rows,
                     tokens = in(reg64) tokens, instruction = in(reg32) instruction,
                     row_scales = in(reg32) scales.rows, token_scales = in(reg32) scales.tokens,
                     options(nostack, preserves_flags)

@@ -106,7 +106,7 @@ pub(super) struct Committed {
     pub(super) pc: u32,
     /// The address of the mbarrier.
     pub(super) at: u64,
-    /// What a thread that observes the phase knows.
+    /// The knowledge that a thread gets by observing the phase.
     pub(super) known: Known,
 }
 

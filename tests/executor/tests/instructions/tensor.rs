@@ -394,7 +394,7 @@ impl Product {
         });
     }
 
-    /// Checks D, of which `expected` says a row's and column's value.
+    /// Checks D against `expected`, its value in a row and a column.
     fn equals(&self, expected: impl Fn(usize, usize) -> f32) {
         let (text, given) = (self.text(), self.given());
         for schedule in SCHEDULES {
