@@ -76,8 +76,8 @@ unsafe fn quantize<D: Dtype, O: RowOperation, F: Output>(
     let source = source.at(params, &row);
     let per_token = F::PER_TOKEN && params.row_scale == RowScale::PerToken as u32;
     let of_tensor = F::PER_TENSOR && params.row_scale == RowScale::AmaxOfTensor as u32;
-    // A word per piece of each of the thread block's rows, and then one per warp. There are none if
-    // rows are spread, and nothing uses them.
+    // A word per piece of each of the thread block's rows, and then one per warp. Launches with
+    // spread rows lack these words, and do not use them.
     let words = warp::shared::<f32>();
     let sums = words.wrapping_add((row_in_block * params.pieces) as usize);
     let all_amax = words.wrapping_add((params.block_rows * params.pieces) as usize).cast::<u32>();
