@@ -135,24 +135,25 @@ pub fn normal_cdf<F: Fused>(x: f32) -> f32 {
     if x < 0.0 { below } else { 1.0 - tail }
 }
 
-/// The magnitude that [`sigmoid`] limits its argument to.
+/// The largest x whose sigmoid(−x) is computed. Beyond it the result is 0.
 const FARTHEST: f32 = 87.0;
 
-/// Returns 1 / (1 + e^−x), with x limited to −87 to 87, so that results are normal numbers.
+/// Returns 1 / (1 + e^−x), or 0 below −87, so that results are normal numbers or 0.
 ///
 /// The result is within 2^−21.5 of its value, or 2^−125. NaN gives a number, which the gate's
 /// multiplication by its NaN operand makes NaN again.
 #[inline(always)]
-#[expect(clippy::manual_clamp, reason = "keeping NaN takes two more instructions")]
 pub fn sigmoid<F: Fused>(x: f32) -> f32 {
-    // Not by branches: a GPU would compute one element after the other.
-    let (rest, exponent) = reduced::<F>((-x).max(-FARTHEST).min(FARTHEST));
-    reciprocal::<F>(F::fma(exponential::<F>(rest), power(exponent), 1.0))
+    // Not by branches: a GPU would compute one element after the other. Below −87, the sum is not
+    // one of numbers.
+    let (rest, exponent) = reduced::<F>((-x).max(-FARTHEST));
+    let sigmoid = reciprocal::<F>(F::fma(exponential::<F>(rest), power(exponent), 1.0));
+    if x < -FARTHEST { 0.0 } else { sigmoid }
 }
 
 /// Returns r and k with e^x = e^r · 2^k, where |r| is at most ln 2 / 2. k is in two's complement.
 ///
-/// x is from −87 to 87, or NaN; r is NaN then.
+/// x is from −87 to 87, or NaN; r is NaN then. Others give any numbers.
 #[inline(always)]
 fn reduced<F: Fused>(x: f32) -> (f32, u32) {
     // ln 2. Its first part has so few bits that its multiples are exact.
@@ -248,6 +249,8 @@ mod tests {
         assert!(gpt_oss(f32::NAN, 1.0).is_nan() && gpt_oss(1.0, f32::NAN).is_nan());
         let silu = |gate: f32, up| Gate::SILU.of::<MulAdd>(gate, up);
         assert_eq!(silu(0.0, 3.0), 0.0);
+        // A sigmoid of 2^-125 in place of 0 would give -1e22.
+        assert_eq!((silu(-1e30, 1e30), silu(f32::MIN, f32::MAX)), (0.0, 0.0));
         assert!((silu(2.0, 3.0) - 6.0 / (1.0 + (-2f32).exp())).abs() < 1e-6);
     }
 }

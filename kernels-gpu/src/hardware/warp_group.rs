@@ -98,7 +98,9 @@ pub(crate) trait MultiplyPack {
     unsafe fn multiply_pack(&mut self, weights: [[u32; 4]; 4], activations: u32);
 
     /// [`Self::multiply_pack`] with weights in shared memory. They have the layout of activations,
-    /// with rows in place of tokens. `weights` is the low half of their descriptor.
+    /// with rows in place of tokens. `weights` is the low half of their descriptor. Waits for the
+    /// first half of the products, so that two warp groups take turns, and one adds sums while the
+    /// other multiplies.
     ///
     /// # Safety
     /// As for [`Self::multiply_pack`]. The weights stay in shared memory, too, and their writers
@@ -222,13 +224,14 @@ macro_rules! multiply_pack {
                         "add.s64 first, a, 16; add.s64 second, b, 16;",
                         concat!("wgmma.mma_async.sync.aligned.m64n", $tokens, "k32.f32.e4m3.e4m3",
                             " {{{", $first, "}", $(", {", $i, "}",)* "}}, first, second, add, 1, 1;"),
+                        "wgmma.commit_group.sync.aligned;",
                         "add.s64 first, a, 32; add.s64 second, b, 32;",
                         concat!("wgmma.mma_async.sync.aligned.m64n", $tokens, "k32.f32.e4m3.e4m3",
                             " {{{", $first, "}", $(", {", $i, "}",)* "}}, first, second, add, 1, 1;"),
                         "add.s64 first, a, 48; add.s64 second, b, 48;",
                         concat!("wgmma.mma_async.sync.aligned.m64n", $tokens, "k32.f32.e4m3.e4m3",
                             " {{{", $first, "}", $(", {", $i, "}",)* "}}, first, second, add, 1, 1;"),
-                        "wgmma.commit_group.sync.aligned; }}",
+                        "wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 1; }}",
                         inout(reg32) self[$first], $(inout(reg32) self[$i],)*
                         weights = in(reg32) weights, activations = in(reg32) activations,
                         eight = const NEXT_EIGHT_FP8,
