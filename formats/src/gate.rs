@@ -144,8 +144,8 @@ const FARTHEST: f32 = 87.0;
 /// multiplication by its NaN operand makes NaN again.
 #[inline(always)]
 pub fn sigmoid<F: Fused>(x: f32) -> f32 {
-    // Not by branches: a GPU would compute one element after the other. Below −87, the sum is not
-    // one of numbers.
+    // Not by branches: a GPU would compute one element after the other. Below −87, the power of two
+    // leaves its range, and its product is not used.
     let (rest, exponent) = reduced::<F>((-x).max(-FARTHEST));
     let sigmoid = reciprocal::<F>(F::fma(exponential::<F>(rest), power(exponent), 1.0));
     if x < -FARTHEST { 0.0 } else { sigmoid }
@@ -153,7 +153,7 @@ pub fn sigmoid<F: Fused>(x: f32) -> f32 {
 
 /// Returns r and k with e^x = e^r · 2^k, where |r| is at most ln 2 / 2. k is in two's complement.
 ///
-/// x is from −87 to 87, or NaN; r is NaN then. Others give any numbers.
+/// x is from −87 to 87, or NaN; r is NaN then. For other x, both are unspecified.
 #[inline(always)]
 fn reduced<F: Fused>(x: f32) -> (f32, u32) {
     // ln 2. Its first part has so few bits that its multiples are exact.
