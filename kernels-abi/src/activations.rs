@@ -5,6 +5,8 @@ use microscale_formats::kv::KvShape;
 use microscale_formats::layout::TILE_COLS;
 use microscale_formats::{ActivationLayout, Dtype, Gate};
 
+use crate::gemm::PACK_COLUMNS;
+use crate::gemm::params::PackParams;
 use crate::grid::Divider32;
 use crate::launch::{Converts, Family, Kernel, KernelId, Targets, WARP};
 
@@ -55,11 +57,14 @@ pub const fn kernel(operation: RowOperation, output: Output, dtype: Dtype) -> Op
 }
 
 /// Maximum number of warps in a thread block.
-pub const MOST_WARPS: u32 = 14;
+pub const MOST_WARPS: u32 = 28;
+/// The same where rows are quantized into packs: two such thread blocks fit on a multiprocessor,
+/// so that one loads while the other one computes.
+pub const MOST_PACKED_WARPS: u32 = 18;
 /// The first number of columns that is too large for the shared memory of a launch.
 pub const COLUMN_LIMIT: u64 = 1 << 23;
 /// Bytes of shared memory of a launch, at most.
-const MOST_SHARED: u32 = shared_bytes(1, (COLUMN_LIMIT / SUM_PIECE as u64) as u32, MOST_WARPS);
+pub(crate) const MOST_SHARED: u32 = shared_bytes(1, (COLUMN_LIMIT / SUM_PIECE as u64) as u32, MOST_WARPS);
 
 /// Bytes of shared memory of a thread block: the sum of squares of each piece of its rows, then the
 /// amax of each warp.
@@ -310,8 +315,6 @@ impl ActivationParams {
         let blocks = cols.div_ceil(output.block());
         let padded_blocks = layout.padded_blocks(blocks as usize) as u32;
         let pieces = (padded_blocks * output.block()).div_ceil(SUM_PIECE as u32);
-        let warps = if pieces < MOST_WARPS { pieces } else { MOST_WARPS };
-        let block_rows = if warps < FEW_WARPS { FEW_WARPS / warps } else { 1 };
         let expert_rows = layout.padded_rows(rows as usize) as u32;
         Self {
             input_stride: u64::from(cols),
@@ -325,8 +328,8 @@ impl ActivationParams {
             blocks,
             padded_blocks,
             tile_rows: layout.tile_rows() as u32,
-            warps: Divider32::new(warps),
-            block_rows,
+            warps: Divider32::new(1),
+            block_rows: 1,
             spread_warps: 0,
             pieces,
             aligned: 0,
@@ -343,6 +346,24 @@ impl ActivationParams {
             gate: Gate::SILU,
             norm: RmsNorm::llama(1e-6),
         }
+        .with_warps(MOST_WARPS)
+    }
+
+    /// Shares each row between up to `most` warps: as many pieces per warp as it must have, and
+    /// then as few warps as can have them.
+    fn with_warps(self, most: u32) -> Self {
+        let warps = self.pieces.div_ceil(self.pieces.div_ceil(most));
+        let block_rows = if warps < FEW_WARPS { FEW_WARPS / warps } else { 1 };
+        Self { warps: Divider32::new(warps), block_rows, ..self }
+    }
+
+    /// Parameters for rows that are quantized to FP8 into packs, with zeros for tokens and columns
+    /// that packs have more. Everything about scales is zero.
+    pub fn packed(pack: &PackParams) -> Self {
+        let cols = pack.packs.divisor as u32 * PACK_COLUMNS;
+        let of_packs = Self::new(Output::Fp8, pack.padded_tokens(), cols, ActivationLayout::Linear);
+        let of_packs = of_packs.with_warps(MOST_PACKED_WARPS);
+        Self { rows: pack.tokens, cols: pack.cols as u32, input_stride: pack.cols, ..of_packs }
     }
 
     /// Spreads rows over thread blocks, if the operation and the scale need no sum and no amax of
@@ -359,19 +380,23 @@ impl ActivationParams {
         }
     }
 
+    /// Warps of a thread block.
+    #[inline(always)]
+    pub const fn warps_of_block(&self) -> u32 {
+        if self.spread_warps > 0 { self.spread_warps } else { self.warps.divisor * self.block_rows }
+    }
+
     /// The launch that covers all rows of scales, for fewer columns than [`COLUMN_LIMIT`].
     pub const fn launch(&self) -> ActivationLaunch {
+        let warps = self.warps_of_block();
+        let threads = warps * WARP;
         if self.spread_warps > 0 {
-            return ActivationLaunch {
-                thread_blocks: (self.scale_rows * self.pieces).div_ceil(self.spread_warps),
-                threads: self.spread_warps * WARP,
-                shared: 0,
-            };
+            let thread_blocks = (self.scale_rows * self.pieces).div_ceil(warps);
+            return ActivationLaunch { thread_blocks, threads, shared: 0 };
         }
-        let warps = self.warps.divisor * self.block_rows;
         ActivationLaunch {
             thread_blocks: self.scale_rows.div_ceil(self.block_rows),
-            threads: warps * WARP,
+            threads,
             shared: shared_bytes(self.block_rows, self.pieces, warps),
         }
     }

@@ -13,24 +13,27 @@ mod fp8;
 mod kv;
 mod one_by_one;
 mod output;
+#[cfg(microscale_wgmma)]
+mod packed;
 mod row;
 mod source;
 
-#[cfg(microscale_wgmma)]
-pub(crate) use self::fp8::{encode_any, over_most};
-#[cfg(microscale_wgmma)]
-pub(crate) use self::one_by_one::finite_amax_of_chunk;
-
 use core::hint::cold_path;
+#[cfg(microscale_wgmma)]
+use core::ptr::{null, null_mut};
 
 use microscale_formats::activations::token_scale;
-use microscale_formats::{E2m1, E4m3};
 use microscale_kernels_abi::ActivationParams;
-use microscale_kernels_abi::activations::RowScale;
+use microscale_kernels_abi::activations::{MOST_WARPS, RowScale};
+#[cfg(microscale_wgmma)]
+use microscale_kernels_abi::gemm::params::PackParams;
+use microscale_kernels_abi::launch::WARP;
 
-use self::blocks::{MxOutput, Nvfp4Output};
+use self::blocks::{MXFP4, MXFP8, Nvfp4Output};
 use self::fp8::Fp8Output;
 use self::output::{Memory, Output, Piece};
+#[cfg(microscale_wgmma)]
+use self::packed::PackedOutput;
 use self::row::Row;
 use self::source::{Glu, Norm, Plain, RowOperation, Source};
 use crate::access::MOST_STEPS;
@@ -54,6 +57,7 @@ enum Pass {
 #[inline(always)]
 unsafe fn quantize<D: Dtype, O: RowOperation, F: Output>(
     source: Source,
+    output: &F,
     memory: Memory,
     offsets: [*const u32; 2],
     params: &ActivationParams,
@@ -72,7 +76,9 @@ unsafe fn quantize<D: Dtype, O: RowOperation, F: Output>(
     let (row_in_block, first_piece) = params.warps.divide(number);
     let scale_row = warp::thread_block() * params.block_rows + row_in_block;
     // SAFETY: the same contract.
-    let row = unsafe { Row::find(params, offsets, scale_row) };
+    let row = unsafe {
+        if F::BY_EXPERT { Row::find(params, offsets, scale_row) } else { Row::dense(params, scale_row) }
+    };
     let source = source.at(params, &row);
     let per_token = F::PER_TOKEN && params.row_scale == RowScale::PerToken as u32;
     let of_tensor = F::PER_TENSOR && params.row_scale == RowScale::AmaxOfTensor as u32;
@@ -95,11 +101,6 @@ unsafe fn quantize<D: Dtype, O: RowOperation, F: Output>(
     let mut held = u32::MAX;
     let mut normalized = false;
     loop {
-        // SAFETY: the same contract.
-        let scale = unsafe {
-            let stores = pass == Pass::Store && first_piece == 0 && row.exists && warp::lane() == 0;
-            F::scale::<D>(params, &memory, &row, f32::from_bits(amax), stores)
-        };
         let mut number = first_piece;
         while number < params.pieces {
             if held != number {
@@ -122,8 +123,12 @@ unsafe fn quantize<D: Dtype, O: RowOperation, F: Output>(
                 }
                 if pass == Pass::Store {
                     let piece = Piece { params, memory, row: &row, number, chunks };
+                    let stores = number == 0 && row.exists && warp::lane() == 0;
                     // SAFETY: the same contract.
-                    unsafe { F::store::<D>(&piece, &scale) };
+                    unsafe {
+                        let scale = output.scale::<D>(params, &memory, &row, f32::from_bits(amax), stores);
+                        output.store::<D>(&piece, &scale);
+                    }
                 } else {
                     amax = amax.max(finite_amax::<D>(&chunks));
                 }
@@ -163,16 +168,36 @@ unsafe fn quantize<D: Dtype, O: RowOperation, F: Output>(
                     unsafe { *all_amax.add(warp_number as usize) = amax };
                 }
                 warp::barrier();
-                for other in 0..params.warps.divisor {
-                    let other = row_in_block * params.warps.divisor + other;
-                    // SAFETY: each warp stored its amax before the barrier.
-                    amax = amax.max(unsafe { *all_amax.add(other as usize) });
-                }
+                const { assert!(MOST_WARPS <= WARP) };
+                let other = row_in_block * params.warps.divisor + warp::lane();
+                let exists = warp::lane() < params.warps.divisor;
+                // SAFETY: each warp stored its amax before the barrier.
+                amax = largest(if exists { unsafe { *all_amax.add(other as usize) } } else { 0 });
                 pass = Pass::Store;
             }
             Pass::Store => break,
         }
     }
+}
+
+/// Quantizes a thread block's rows to FP8, into packs.
+///
+/// # Safety
+/// `params` are of [`quantizing`](microscale_kernels_abi::gemm::fp8::quantizing) for `pack`, and
+/// describe the rows at `values`, in global memory, which nothing writes during the kernel. `out`
+/// has room for all packs, and only this kernel uses it.
+#[cfg(microscale_wgmma)]
+#[inline(always)]
+pub(crate) unsafe fn quantize_packed<D: Dtype>(
+    values: *const u8,
+    out: *mut u8,
+    pack: &PackParams,
+    params: &ActivationParams,
+) {
+    let source = Source { input: values, residual: null_mut(), weights: null() };
+    let memory = Memory { codes: out, scales: null_mut(), row_scales: null_mut() };
+    // SAFETY: the same contract. Rows are dense, and have scales of their own.
+    unsafe { quantize::<D, Plain, _>(source, &PackedOutput::new(pack), memory, [null(); 2], params) }
 }
 
 /// Raises a positive scale in memory. Numbers order as their bits do.
@@ -194,12 +219,7 @@ unsafe fn raise_scale(scale: *mut f32, least: f32) {
 /// The bits, as f32, of the largest finite magnitude of a lane's chunks.
 #[inline(always)]
 fn finite_amax<D: Dtype>(chunks: &[Chunk; MOST_STEPS]) -> u32 {
-    let mut most = 0;
-    for j in 0..D::STEPS as usize {
-        let [a, b, c, d] = chunks[j];
-        most = D::max_magnitudes(most, D::max_magnitudes(D::max_magnitudes(a, b), D::max_magnitudes(c, d)));
-    }
-    let most = D::largest(most);
+    let most = most_of_piece::<D>(chunks);
     if most < D::INFINITY {
         return D::magnitude_to_f32_bits(most);
     }
@@ -207,9 +227,27 @@ fn finite_amax<D: Dtype>(chunks: &[Chunk; MOST_STEPS]) -> u32 {
     one_by_one::finite_amax::<D>(chunks)
 }
 
-/// The entry points: `name<dtype, operation, output>`.
+/// The largest magnitude of a lane's chunks, in the dtype's bits; not a finite one where there are
+/// others.
+#[inline(always)]
+fn most_of_piece<D: Dtype>(chunks: &[Chunk; MOST_STEPS]) -> u32 {
+    let mut most = 0;
+    for j in 0..D::STEPS as usize {
+        let [a, b, c, d] = chunks[j];
+        most = D::max_magnitudes(most, D::max_magnitudes(D::max_magnitudes(a, b), D::max_magnitudes(c, d)));
+    }
+    D::largest(most)
+}
+
+/// The same for a chunk.
+#[inline(always)]
+fn most_of_chunk<D: Dtype>(&[a, b, c, d]: &Chunk) -> u32 {
+    D::largest(D::max_magnitudes(D::max_magnitudes(a, b), D::max_magnitudes(c, d)))
+}
+
+/// The entry points: `name<dtype, operation> = output`.
 macro_rules! entries {
-    ($($name:ident<$dtype:ty, $operation:ty, $output:ty>)+) => {$(
+    ($($name:ident<$dtype:ty, $operation:ty> = $output:expr;)+) => {$(
         /// Computes, rounds and quantizes rows.
         ///
         /// # Safety
@@ -236,35 +274,35 @@ macro_rules! entries {
             let memory = Memory { codes, scales, row_scales };
             // SAFETY: the same contract.
             unsafe {
-                quantize::<$dtype, $operation, $output>(source, memory, [offsets, scale_offsets], &params);
+                quantize::<$dtype, $operation, _>(source, &$output, memory, [offsets, scale_offsets], &params);
             }
         }
     )+};
 }
 
 entries! {
-    activations_plain_fp8_f16<F16, Plain, Fp8Output>
-    activations_plain_fp8_bf16<Bf16, Plain, Fp8Output>
-    activations_plain_mxfp8_f16<F16, Plain, MxOutput<E4m3>>
-    activations_plain_mxfp8_bf16<Bf16, Plain, MxOutput<E4m3>>
-    activations_plain_mxfp4_f16<F16, Plain, MxOutput<E2m1>>
-    activations_plain_mxfp4_bf16<Bf16, Plain, MxOutput<E2m1>>
-    activations_plain_nvfp4_f16<F16, Plain, Nvfp4Output>
-    activations_plain_nvfp4_bf16<Bf16, Plain, Nvfp4Output>
-    activations_glu_fp8_f16<F16, Glu, Fp8Output>
-    activations_glu_fp8_bf16<Bf16, Glu, Fp8Output>
-    activations_glu_mxfp8_f16<F16, Glu, MxOutput<E4m3>>
-    activations_glu_mxfp8_bf16<Bf16, Glu, MxOutput<E4m3>>
-    activations_glu_mxfp4_f16<F16, Glu, MxOutput<E2m1>>
-    activations_glu_mxfp4_bf16<Bf16, Glu, MxOutput<E2m1>>
-    activations_glu_nvfp4_f16<F16, Glu, Nvfp4Output>
-    activations_glu_nvfp4_bf16<Bf16, Glu, Nvfp4Output>
-    activations_norm_fp8_f16<F16, Norm, Fp8Output>
-    activations_norm_fp8_bf16<Bf16, Norm, Fp8Output>
-    activations_norm_mxfp8_f16<F16, Norm, MxOutput<E4m3>>
-    activations_norm_mxfp8_bf16<Bf16, Norm, MxOutput<E4m3>>
-    activations_norm_mxfp4_f16<F16, Norm, MxOutput<E2m1>>
-    activations_norm_mxfp4_bf16<Bf16, Norm, MxOutput<E2m1>>
-    activations_norm_nvfp4_f16<F16, Norm, Nvfp4Output>
-    activations_norm_nvfp4_bf16<Bf16, Norm, Nvfp4Output>
+    activations_plain_fp8_f16<F16, Plain> = Fp8Output;
+    activations_plain_fp8_bf16<Bf16, Plain> = Fp8Output;
+    activations_plain_mxfp8_f16<F16, Plain> = MXFP8;
+    activations_plain_mxfp8_bf16<Bf16, Plain> = MXFP8;
+    activations_plain_mxfp4_f16<F16, Plain> = MXFP4;
+    activations_plain_mxfp4_bf16<Bf16, Plain> = MXFP4;
+    activations_plain_nvfp4_f16<F16, Plain> = Nvfp4Output;
+    activations_plain_nvfp4_bf16<Bf16, Plain> = Nvfp4Output;
+    activations_glu_fp8_f16<F16, Glu> = Fp8Output;
+    activations_glu_fp8_bf16<Bf16, Glu> = Fp8Output;
+    activations_glu_mxfp8_f16<F16, Glu> = MXFP8;
+    activations_glu_mxfp8_bf16<Bf16, Glu> = MXFP8;
+    activations_glu_mxfp4_f16<F16, Glu> = MXFP4;
+    activations_glu_mxfp4_bf16<Bf16, Glu> = MXFP4;
+    activations_glu_nvfp4_f16<F16, Glu> = Nvfp4Output;
+    activations_glu_nvfp4_bf16<Bf16, Glu> = Nvfp4Output;
+    activations_norm_fp8_f16<F16, Norm> = Fp8Output;
+    activations_norm_fp8_bf16<Bf16, Norm> = Fp8Output;
+    activations_norm_mxfp8_f16<F16, Norm> = MXFP8;
+    activations_norm_mxfp8_bf16<Bf16, Norm> = MXFP8;
+    activations_norm_mxfp4_f16<F16, Norm> = MXFP4;
+    activations_norm_mxfp4_bf16<Bf16, Norm> = MXFP4;
+    activations_norm_nvfp4_f16<F16, Norm> = Nvfp4Output;
+    activations_norm_nvfp4_bf16<Bf16, Norm> = Nvfp4Output;
 }

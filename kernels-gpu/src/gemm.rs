@@ -56,6 +56,8 @@ mod work_queue;
 use core::ptr::null;
 
 use microscale_formats::E2m1;
+#[cfg(microscale_wgmma)]
+use microscale_kernels_abi::ActivationParams;
 use microscale_kernels_abi::epilogue::{MergeGrid, SplitGrid};
 use microscale_kernels_abi::experts::Plan;
 use microscale_kernels_abi::gemm::fp4::Fp4Params;
@@ -72,14 +74,18 @@ use self::mainloop::tcgen05;
 #[cfg(microscale_wgmma)]
 use self::mainloop::{fp8, fp8_fast, fp8_shared, wgmma};
 #[cfg(microscale_wgmma)]
-use self::pack_fp8::{Fp8Operand, RowBases, Values};
+use self::pack_fp8::{Fp8Operand, RowBases};
 use self::params::{Launch, Params};
 use self::split_f32::TokenGlobals;
 use self::tile::declare_tile;
+#[cfg(microscale_wgmma)]
+use crate::activations::quantize_packed;
 use crate::dtype::{Bf16, F16};
 #[cfg(any(microscale_block_scale, microscale_tcgen05))]
 use crate::format::Nv;
 use crate::format::{EVEN, Mx, NvDecoder};
+#[cfg(microscale_wgmma)]
+use crate::hardware::warp;
 use crate::product::operand::Operand;
 use crate::product::problem::{Problem, Routed};
 use crate::product::product_format::{Mxfp4, Nvfp4};
@@ -370,27 +376,29 @@ macro_rules! quantize_entries {
         /// Quantizes activations to FP8, and packs them.
         ///
         /// # Safety
-        /// All pointers are to global memory. For the whole launch:
-        /// - `values` has the rows of `params`' tokens, contiguous, aligned to the dtype, and each
-        ///   row on 16 bytes if `aligned` is 1. A launch of a kernel before this one may write
-        ///   them. Read-only.
+        /// All pointers are to global memory. `pack`, `params` and the launch are of a
+        /// [`Quantizing`](microscale_kernels_abi::gemm::fp8::Quantizing). For the whole launch:
+        /// - `values` has the rows of `pack`'s tokens, contiguous, aligned to the dtype, and each
+        ///   row on 16 bytes if `params.aligned` is 1; read-only.
         /// - `out`, `weight_scales` and `row_bases` are as for `fp8_pack`.
-        ///
-        /// The launch has the shape that `params` and the ABI give.
         #[unsafe(no_mangle)]
         pub unsafe extern "ptx-kernel" fn $name(
             values: *const u8,
             out: *mut u8,
-            params: PackParams,
-            aligned: u32,
-            per_pack: u32,
+            pack: PackParams,
+            params: ActivationParams,
             weight_scales: *const u8,
             row_bases: *mut u32,
         ) {
-            let values = Values { values, aligned: aligned != 0, per_pack: per_pack != 0 };
-            let row_bases = RowBases { scales: weight_scales, out: row_bases };
             // SAFETY: the same contract.
-            unsafe { values.quantize::<$dtype>(out, &params, row_bases) }
+            unsafe {
+                if warp::thread_block() < pack.thread_blocks {
+                    quantize_packed::<$dtype>(values, out, &pack, &params);
+                } else {
+                    let row_bases = RowBases { scales: weight_scales, out: row_bases };
+                    row_bases.find_own(&pack, params.warps_of_block());
+                }
+            }
         }
     )+};
 }

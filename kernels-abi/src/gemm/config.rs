@@ -321,6 +321,7 @@ impl GemmConfig {
             // The kernel takes rows of scales apart, wherever they start.
             Mainloop::Tcgen05 => (StageLayout::Swizzled, ScalePieces::ONE),
             _ if self.mainloop.has_decoders() => (StageLayout::Decoded, scales),
+            _ if self.mainloop.takes_fp8() => (StageLayout::Swizzled, scales),
             _ => (StageLayout::Copied, scales),
         };
         let (rows, tokens, packs) = (self.block_rows(), self.tile_n, self.packs());

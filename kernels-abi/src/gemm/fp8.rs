@@ -3,20 +3,23 @@
 use microscale_formats::Dtype;
 use microscale_formats::activations::GROUP;
 
-use super::PACK_COLUMNS;
 use super::packing::{PACK, PACK_RESIDENT};
+use super::params::PackParams;
+use super::{PACK_COLUMNS, TILE_COLUMNS};
+use crate::activations::{self, ActivationLaunch, ActivationParams, RowOperation, RowScale};
 use crate::launch::{Converts, Family, Kernel, KernelId, Targets, WARP, kernel, resident};
 
 /// Bytes of a token in a pack: its codes, and an f32 scale.
 ///
-/// A pack has the codes of all tokens of a token tile, then their scales. A scale is for all of a
-/// token, or for the columns of the pack.
+/// The packs of a K-iteration, one or two, follow each other: the codes of each of them for all
+/// tokens of a token tile, then the scales. A scale is for all of a token, or for the columns of
+/// the pack.
 ///
 /// Weights are decoded eight at a time: a word of each of the four chunks of a pack is an operand
 /// of one multiplication. A piece of 16 bytes has the even codes of a word of each chunk, in the
-/// order of chunks, and the next piece has the odd ones. The pieces of eight tokens make a core
-/// matrix of `wgmma`. Core matrices are ordered by word, then parity, within eight tokens, so that
-/// the first tokens come first.
+/// order of chunks, and the next piece has the odd ones. A token's eight pieces follow each other,
+/// ordered by word, then parity, and swizzled as `wgmma` reads rows of 128 bytes: the number of a
+/// piece is XORed with the token's number in its eight tokens.
 pub const TOKEN_BYTES: u32 = PACK_COLUMNS + 4;
 
 /// Kernels in this table.
@@ -28,13 +31,14 @@ pub(super) const KERNELS: [Kernel; FP8_KERNELS] = [
         targets: Targets::WithWgmma,
         ..resident(kernel("fp8_pack", None, PACK, Converts::Nothing), PACK_RESIDENT)
     },
-    quantizing("fp8_quantize_f16", Dtype::F16),
-    quantizing("fp8_quantize_bf16", Dtype::Bf16),
+    quantizing_kernel("fp8_quantize_f16", Dtype::F16),
+    quantizing_kernel("fp8_quantize_bf16", Dtype::Bf16),
 ];
 
-const fn quantizing(name: &'static str, dtype: Dtype) -> Kernel {
-    let launch = (QUANTIZE_THREADS, 0, QUANTIZE_SHARED);
-    Kernel { targets: Targets::WithWgmma, ..kernel(name, Some(dtype), launch, Converts::E4m3) }
+const fn quantizing_kernel(name: &'static str, dtype: Dtype) -> Kernel {
+    let launch = (activations::MOST_PACKED_WARPS * WARP, 0, activations::MOST_SHARED);
+    let kernel = resident(kernel(name, Some(dtype), launch, Converts::E4m3), 2);
+    Kernel { targets: Targets::WithWgmma, ..kernel }
 }
 
 /// The first one's number in its family's table.
@@ -52,13 +56,65 @@ pub const fn quantize(dtype: Dtype) -> Option<KernelId> {
     }
 }
 
-/// Threads per thread block of the kernels that quantize.
-pub const QUANTIZE_THREADS: u32 = 8 * WARP;
-/// Thread blocks per cluster of these kernels. A cluster has eight tokens, and its warps take turns
-/// with their packs.
-pub const QUANTIZE_CLUSTER: u32 = 8;
-/// Shared memory of these kernels: the amax of each token, by warp and of the thread block.
-pub const QUANTIZE_SHARED: u32 = (QUANTIZE_THREADS / WARP + 1) * 8 * 4;
+/// The launch of a kernel that quantizes and packs.
+#[derive(Clone, Copy, Debug)]
+pub struct Quantizing {
+    /// The packs. The first `thread_blocks` of the launch quantize.
+    pub pack: PackParams,
+    /// The rows.
+    pub params: ActivationParams,
+    /// All thread blocks. Those that do not quantize find the largest scales of rows of weights, a
+    /// row per warp.
+    pub launch: ActivationLaunch,
+}
+
+impl Quantizing {
+    /// The launch for rows of values without gaps, with a scale per pack or per token. Rows start on
+    /// 16 bytes if they are `aligned`.
+    pub fn new(pack: PackParams, aligned: bool, per_pack: bool) -> Self {
+        let mut params = ActivationParams::packed(&pack);
+        params.aligned = u32::from(aligned);
+        params.row_scale = if per_pack { RowScale::PerGroup } else { RowScale::PerToken } as u32;
+        params.spread_rows(RowOperation::Plain);
+        let mut launch = params.launch();
+        let pack = PackParams { thread_blocks: launch.thread_blocks, ..pack };
+        launch.thread_blocks += pack.rows.div_ceil(launch.threads / WARP);
+        Self { pack, params, launch }
+    }
+}
+
+/// Chunks of a pack's columns.
+pub const CHUNKS: u32 = 4;
+
+/// The offset of the codes of pack `pack`, where K-iterations have `each` packs of `tile_tokens`
+/// tokens.
+#[inline(always)]
+pub const fn codes_offset(tile_tokens: u32, each: u32, pack: u32) -> u64 {
+    let [iteration, in_iteration] = iteration(each, pack);
+    let bytes = (each * tile_tokens * TOKEN_BYTES) as u64;
+    iteration as u64 * bytes + (in_iteration * tile_tokens * PACK_COLUMNS) as u64
+}
+
+/// The offset of the scales of pack `pack`, as in [`codes_offset`].
+#[inline(always)]
+pub const fn scales_offset(tile_tokens: u32, each: u32, pack: u32) -> u64 {
+    let [iteration, in_iteration] = iteration(each, pack);
+    let bytes = (each * tile_tokens * TOKEN_BYTES) as u64;
+    iteration as u64 * bytes + (tile_tokens * (each * PACK_COLUMNS + in_iteration * 4)) as u64
+}
+
+/// The number of a pack's K-iteration, and the pack's number in it.
+#[inline(always)]
+const fn iteration(each: u32, pack: u32) -> [u32; 2] {
+    if each == 1 { [pack, 0] } else { [pack / 2, pack % 2] }
+}
+
+/// The offset in a pack's codes of the piece of token `in_tile` of its token tile that has the even
+/// (0) or odd (1) codes of word `word` of each chunk.
+#[inline(always)]
+pub const fn piece_offset(in_tile: u32, word: u32, parity: u32) -> u32 {
+    in_tile * PACK_COLUMNS + ((word * 2 + parity) ^ in_tile % TILE_COLUMNS) * 16
+}
 
 /// Groups of columns that share a scale are packs.
 const _: () = assert!(GROUP == PACK_COLUMNS as usize);

@@ -1,6 +1,5 @@
 //! Parameters of the packing kernel, and of the kernels that multiply packed activations.
 
-use super::fp8::QUANTIZE_CLUSTER;
 use super::packing::PACK_THREADS;
 use super::schedule::Schedule;
 use super::stage::ScalePieces;
@@ -50,6 +49,10 @@ pub struct PackParams {
     pub rows: u32,
     /// Blocks per row of these weights.
     pub blocks: u32,
+    /// FP8: packs of a K-iteration, one or two.
+    pub iteration_packs: u32,
+    /// Always 0. Without it, there would be four bytes of padding.
+    pub reserved: u32,
 }
 
 impl PackParams {
@@ -75,6 +78,8 @@ impl PackParams {
             token_bytes: config.mainloop.traits().token_bytes,
             rows: 0,
             blocks: 0,
+            iteration_packs: config.packs(),
+            reserved: 0,
         };
         Some(packing.on(config, sm_count))
     }
@@ -92,11 +97,10 @@ impl PackParams {
         Self { thread_blocks, ..self }
     }
 
-    /// Thread blocks of the kernels that quantize: a cluster per eight tokens.
-    #[inline(always)]
-    pub fn quantizing_thread_blocks(&self) -> u32 {
+    /// Tokens, and those that do not exist but have a place in the last token tile.
+    pub fn padded_tokens(&self) -> u32 {
         let (eights_of_tokens, _) = self.packs.divide_32(self.eights);
-        eights_of_tokens * QUANTIZE_CLUSTER
+        eights_of_tokens * TILE_COLUMNS
     }
 
     /// Bytes of the packed activations.

@@ -61,7 +61,7 @@ impl ScalePieces {
 pub enum StageLayout {
     /// Nothing else.
     Copied,
-    /// Decoded weights, and an f32 per row and pack: the factor of its sum.
+    /// Decoded weights, and an f32 per row and pack: the factor of its sum. Swizzled as below.
     Decoded,
     /// Nothing else. Stages start on [`SWIZZLE_BYTES`], where tensor cores swizzle rows of 128
     /// bytes.
@@ -74,12 +74,15 @@ pub const SWIZZLE_BYTES: u32 = 1024;
 /// per accumulator. Such kernels have no decoder warps.
 pub const ACCUMULATOR_BARRIERS_OFFSET: u32 = DECODED_BARRIERS_OFFSET;
 
-/// The address of the front of [`StageLayout::Swizzled`] stages, in shared memory that starts at
-/// `base`. It comes after a front whose plan and word are used, so that the stages start on
-/// [`SWIZZLE_BYTES`].
+/// Offset of the front of swizzled stages, at least. Its plan and its word are not used: they lie
+/// where shared memory starts.
+const SWIZZLED_FRONT_OFFSET: u32 = (WORD_OFFSET + 4).next_multiple_of(16);
+
+/// The address of the front of swizzled stages, which start on [`SWIZZLE_BYTES`], in shared memory
+/// that starts at `base`, on 16 bytes.
 #[inline(always)]
 pub const fn swizzled_front(base: u32) -> u32 {
-    (base + 2 * FRONT_BYTES).next_multiple_of(SWIZZLE_BYTES) - FRONT_BYTES
+    (base + SWIZZLED_FRONT_OFFSET + FRONT_BYTES).next_multiple_of(SWIZZLE_BYTES) - FRONT_BYTES
 }
 
 /// A stage of the ring: codes, packed activations and scales of a K-iteration, and decoded weights
@@ -135,14 +138,20 @@ impl Stage {
 
     /// Bytes of the stage.
     pub const fn bytes(self) -> u32 {
-        self.scales_offset() + self.rows * self.scales.all()
+        let bytes = self.scales_offset() + self.rows * self.scales.all();
+        match self.layout {
+            StageLayout::Copied => bytes,
+            StageLayout::Decoded | StageLayout::Swizzled => bytes.next_multiple_of(SWIZZLE_BYTES),
+        }
     }
 
     /// Bytes of shared memory before the stages, at most.
     const fn front_bytes(self) -> u32 {
         match self.layout {
-            StageLayout::Swizzled => 2 * FRONT_BYTES + SWIZZLE_BYTES,
-            StageLayout::Copied | StageLayout::Decoded => FRONT_BYTES,
+            StageLayout::Copied => FRONT_BYTES,
+            StageLayout::Decoded | StageLayout::Swizzled => {
+                SWIZZLED_FRONT_OFFSET + FRONT_BYTES + SWIZZLE_BYTES - 16
+            }
         }
     }
 

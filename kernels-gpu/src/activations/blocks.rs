@@ -7,7 +7,7 @@ use core::ptr;
 use microscale_formats::layout::{swizzled_8x4_offset, swizzled_offset};
 use microscale_formats::nvfp4::Arithmetic;
 use microscale_formats::plan::NvPlan;
-use microscale_formats::{ActivationLayout, block};
+use microscale_formats::{ActivationLayout, E2m1, E4m3, block};
 use microscale_kernels_abi::activations::RowScale;
 use microscale_kernels_abi::{ActivationParams, MxOptions};
 
@@ -23,12 +23,16 @@ use crate::quantize::reduce_transposed;
 /// MXFP8 or MXFP4.
 pub(super) struct MxOutput<E>(PhantomData<E>);
 
+pub(super) const MXFP8: MxOutput<E4m3> = MxOutput(PhantomData);
+pub(super) const MXFP4: MxOutput<E2m1> = MxOutput(PhantomData);
+
 impl<E: Element> Output for MxOutput<E> {
     type Scale = Mx<E, EVEN>;
     const PER_TOKEN: bool = false;
 
     #[inline(always)]
     unsafe fn scale<D: Dtype>(
+        &self,
         params: &ActivationParams,
         _: &Memory,
         _: &Row,
@@ -40,7 +44,7 @@ impl<E: Element> Output for MxOutput<E> {
     }
 
     #[inline(always)]
-    unsafe fn store<D: Dtype>(piece: &Piece<'_>, format: &Self::Scale) {
+    unsafe fn store<D: Dtype>(&self, piece: &Piece<'_>, format: &Self::Scale) {
         // SAFETY: the same contract.
         unsafe { store::<D, _, _>(&piece.chunks, piece.number, piece, format) }
     }
@@ -55,6 +59,7 @@ impl Output for Nvfp4Output {
 
     #[inline(always)]
     unsafe fn scale<D: Dtype>(
+        &self,
         params: &ActivationParams,
         memory: &Memory,
         row: &Row,
@@ -78,7 +83,7 @@ impl Output for Nvfp4Output {
     }
 
     #[inline(always)]
-    unsafe fn store<D: Dtype>(piece: &Piece<'_>, format: &Nv) {
+    unsafe fn store<D: Dtype>(&self, piece: &Piece<'_>, format: &Nv) {
         // SAFETY: the same contract.
         unsafe { store::<D, _, _>(&piece.chunks, piece.number, piece, format) }
     }

@@ -8,16 +8,17 @@ use microscale_formats::{E4m3, nvfp4};
 use microscale_kernels_abi::ActivationParams;
 use microscale_kernels_abi::activations::RowScale;
 
-use super::one_by_one::{chunk_of_step, element, finite_amax_of_chunk, rolled, select};
+use super::one_by_one::{chunk_of_step, element, finite_amax_of_chunk, rolled};
 use super::output::{Memory, Output, Piece};
 use super::row::Row;
 use super::source::{column, step};
+use super::{most_of_chunk, most_of_piece};
 use crate::access::MOST_STEPS;
 use crate::arithmetic::Ptx;
 use crate::dtype::{Chunk, Dtype};
 #[cfg(microscale_sm90)]
-use crate::hardware::ptx::e4m3x2;
-use crate::hardware::warp;
+use crate::hardware::ptx::e4m3x4;
+use crate::hardware::{ptx, warp};
 
 /// E4M3 under f32 scales.
 pub(super) struct Fp8Output;
@@ -31,6 +32,7 @@ impl Output for Fp8Output {
 
     #[inline(always)]
     unsafe fn scale<D: Dtype>(
+        &self,
         params: &ActivationParams,
         memory: &Memory,
         row: &Row,
@@ -50,122 +52,192 @@ impl Output for Fp8Output {
     }
 
     #[inline(always)]
-    unsafe fn store<D: Dtype>(piece: &Piece<'_>, row_scale: &f32) {
-        let params = piece.params;
-        let per_group = params.row_scale >= RowScale::PerGroup as u32;
-        let codes =
-            piece.memory.codes.wrapping_add((u64::from(piece.row.number) * params.code_stride) as usize);
-        let exists = |j: u32| piece.row.exists && column::<D>(piece.number, j) < params.cols;
-        let mut scales = [*row_scale; MOST_STEPS];
-        let mut usual = true;
-        for j in 0..D::STEPS {
-            let chunk = &piece.chunks[j as usize];
-            let [a, b, c, d] = *chunk;
-            let most = D::largest(D::max_magnitudes(D::max_magnitudes(a, b), D::max_magnitudes(c, d)));
-            if per_group {
-                // SAFETY: the same contract.
-                scales[j as usize] =
-                    unsafe { group::<D>(piece, chunk, most, column::<D>(piece.number, j), exists(j)) };
-            }
-            usual &= is_usual::<D>(most, scales[j as usize]);
-        }
-        let usual = warp::ballot(!usual) == 0;
-        if usual && params.aligned != 0 {
-            for j in 0..D::STEPS {
-                let packed = encode::<D>(&piece.chunks[j as usize], scales[j as usize]);
-                if exists(j) {
-                    let start = codes.wrapping_add(column::<D>(piece.number, j) as usize);
-                    // SAFETY: the columns exist, and this lane has them. Rows of codes start on 8
-                    // bytes, and columns are a multiple of 8.
-                    unsafe { *start.cast::<u64>() = packed };
+    unsafe fn store<D: Dtype>(&self, piece: &Piece<'_>, row_scale: &f32) {
+        let (params, row, cols) = (piece.params, u64::from(piece.row.number), piece.params.cols);
+        let codes = piece.memory.codes.wrapping_add((row * params.code_stride) as usize);
+        let scales = piece.memory.scales.cast::<f32>().wrapping_add((row * params.scale_stride) as usize);
+        let stores_scale = per_group(piece) && warp::lane() % LANES_OF_GROUP == 0;
+        encode_piece::<D>(
+            piece,
+            *row_scale,
+            LINEAR,
+            #[inline(always)]
+            |j, words, scale| {
+                let column = column::<D>(piece.number, j);
+                if !piece.row.exists || column >= cols {
+                    return;
                 }
-            }
-            return;
-        }
-        cold_path();
-        let [a, b, c, d, ..] = scales.map(f32::to_bits);
-        rolled!(j below D::STEPS => {
-            let scale = f32::from_bits(select(&[a, b, c, d], j));
-            let (chunk, column) = (chunk_of_step(&piece.chunks, j), column::<D>(piece.number, j));
-            rolled!(i below D::CHUNK => {
-                if piece.row.exists && column + i < params.cols {
-                    let code = encode_fp8(element::<D>(&chunk, i), scale);
-                    // SAFETY: the column exists, and this lane has it.
-                    unsafe { *codes.add((column + i) as usize) = code.to_bits() };
+                let packed = u64::from(words[0]) | u64::from(words[1]) << 32;
+                let start = codes.wrapping_add(column as usize);
+                // SAFETY: the columns exist, and this lane has them. Rows of codes start on 8 bytes
+                // and columns are a multiple of 8 if they are aligned. Each group has a scale.
+                unsafe {
+                    if stores_scale {
+                        let group = u64::from(column / GROUP as u32);
+                        *scales.wrapping_add((group * params.group_stride) as usize) = scale;
+                    }
+                    if params.aligned != 0 {
+                        *start.cast::<u64>() = packed;
+                        return;
+                    }
+                    cold_path();
+                    rolled!(i below D::CHUNK.min(cols - column) => {
+                        *start.wrapping_add(i as usize) = (packed >> (8 * i)) as u8;
+                    });
                 }
-            });
-        });
+            },
+        );
     }
 }
 
-/// The scale of a chunk's group, which the group's first lane stores.
-///
-/// # Safety
-/// The contract of the kernels in [`super`].
+/// Lanes that have a chunk each of the same group.
+pub(super) const LANES_OF_GROUP: u32 = GROUP as u32 / 8;
+
+/// Scales are of groups of columns.
 #[inline(always)]
-unsafe fn group<D: Dtype>(piece: &Piece<'_>, chunk: &Chunk, most: u32, column: u32, exists: bool) -> f32 {
-    let params = piece.params;
-    let lanes = GROUP as u32 / D::CHUNK;
+fn per_group(piece: &Piece<'_>) -> bool {
+    piece.params.row_scale >= RowScale::PerGroup as u32
+}
+
+/// An order of a chunk's codes in two words.
+type Order = [[u32; 4]; 2];
+pub(super) const LINEAR: Order = [[0, 1, 2, 3], [4, 5, 6, 7]];
+/// Even codes and odd ones.
+#[cfg(microscale_wgmma)]
+pub(super) const EVEN_ODD: Order = [[0, 2, 4, 6], [1, 3, 5, 7]];
+
+/// Gives `store` the number, the codes and the scale of each of a lane's chunks. All lanes of the
+/// warp call it.
+#[inline(always)]
+pub(super) fn encode_piece<D: Dtype>(
+    piece: &Piece<'_>,
+    row_scale: f32,
+    order: Order,
+    store: impl Fn(u32, [u32; 2], f32),
+) {
+    if per_group(piece) {
+        let mut scales = [0.0; MOST_STEPS];
+        let mut usual = true;
+        for j in 0..D::STEPS as usize {
+            let most = most_of_chunk::<D>(&piece.chunks[j]);
+            scales[j] = scale_of_group::<D>(piece.params, &piece.chunks[j], most);
+            usual &= is_usual::<D>(most, scales[j]);
+        }
+        if warp::ballot(!usual) == 0 {
+            for j in 0..D::STEPS {
+                // Opaque, so that LLVM does not widen all values for both cases at once, which
+                // takes 32 registers.
+                let [a, b, c, d] = piece.chunks[j as usize];
+                let chunk = [ptx::opaque(a), ptx::opaque(b), ptx::opaque(c), ptx::opaque(d)];
+                let scale = scales[j as usize];
+                store(j, encode::<D>(&chunk, &Divisor::new(scale), order), scale);
+            }
+            return;
+        }
+    } else {
+        let usual = is_usual::<D>(most_of_piece::<D>(&piece.chunks), row_scale);
+        if warp::ballot(!usual) == 0 {
+            // One scale takes one reciprocal.
+            let divisor = Divisor::new(row_scale);
+            for j in 0..D::STEPS {
+                store(j, encode::<D>(&piece.chunks[j as usize], &divisor, order), row_scale);
+            }
+            return;
+        }
+    }
+    cold_path();
+    rolled!(j below D::STEPS => {
+        let chunk = chunk_of_step(&piece.chunks, j);
+        let scale = if per_group(piece) {
+            scale_of_group::<D>(piece.params, &chunk, most_of_chunk::<D>(&chunk))
+        } else {
+            row_scale
+        };
+        store(j, encode_one_by_one::<D>(&chunk, scale, order), scale);
+    });
+}
+
+/// The scale of a chunk's group, for the chunk's largest magnitude. All lanes of the warp call it.
+#[inline(always)]
+fn scale_of_group<D: Dtype>(params: &ActivationParams, chunk: &Chunk, most: u32) -> f32 {
     let mut amax = D::magnitude_to_f32_bits(most);
     if warp::ballot(most >= D::INFINITY) != 0 {
         cold_path();
         amax = finite_amax_of_chunk::<D>(chunk);
     }
-    let mut distance = lanes / 2;
+    let mut distance = LANES_OF_GROUP / 2;
     while distance > 0 {
         amax = amax.max(warp::shuffle_xor(amax, distance));
         distance /= 2;
     }
     let power_of_two = params.row_scale == RowScale::PowerOfTwoPerGroup as u32;
-    let scale = group_scale(f32::from_bits(amax), power_of_two, over_most);
-    if exists && warp::lane() % lanes == 0 {
-        let group = u64::from(column / GROUP as u32);
-        let offset = u64::from(piece.row.number) * params.scale_stride + group * params.group_stride;
-        // SAFETY: each group of a row that exists has a scale.
-        unsafe { *piece.memory.scales.cast::<f32>().add(offset as usize) = scale };
-    }
-    scale
+    group_scale(f32::from_bits(amax), power_of_two, over_most)
 }
 
 /// x / 448, rounded, for an x of 16 bits or [`LEAST_GROUP_AMAX`]. A division would be a function.
 ///
 /// [`LEAST_GROUP_AMAX`]: microscale_formats::activations::LEAST_GROUP_AMAX
 #[inline(always)]
-pub(crate) fn over_most(x: f32) -> f32 {
+fn over_most(x: f32) -> f32 {
     nvfp4::quotient::<Ptx>(x, nvfp4::reciprocal::<Ptx>(E4m3::MAX), E4m3::MAX, true)
 }
 
-/// The codes of a chunk, the first in the lowest byte, for finite values and a scale near 1.
-#[inline(always)]
-fn encode<D: Dtype>(chunk: &Chunk, scale: f32) -> u64 {
-    let inverse = nvfp4::reciprocal_from_below::<Ptx>(scale);
-    let mut packed = 0;
-    for i in 0..D::CHUNK / 2 {
-        let [low, high] =
-            [2 * i, 2 * i + 1].map(|i| nvfp4::quotient::<Ptx>(D::widen(chunk, i), inverse, scale, true));
-        #[cfg(microscale_sm90)]
-        let pair = e4m3x2(high, low);
-        #[cfg(not(microscale_sm90))]
-        let pair = u32::from(E4m3::from_f32(low).to_bits()) | u32::from(E4m3::from_f32(high).to_bits()) << 8;
-        packed |= u64::from(pair) << (16 * i);
-    }
-    packed
+/// A scale and its reciprocal, to divide by.
+struct Divisor {
+    scale: f32,
+    inverse: [f32; 2],
 }
 
-/// The codes of a chunk under any scale. All lanes of the warp call it.
-#[inline(always)]
-pub(crate) fn encode_any<D: Dtype>(chunk: &Chunk, scale: f32) -> u64 {
-    let [a, b, c, d] = *chunk;
-    let most = D::largest(D::max_magnitudes(D::max_magnitudes(a, b), D::max_magnitudes(c, d)));
-    if warp::ballot(!is_usual::<D>(most, scale)) == 0 {
-        return encode::<D>(chunk, scale);
+impl Divisor {
+    #[inline(always)]
+    fn new(scale: f32) -> Self {
+        Self { scale, inverse: nvfp4::reciprocal_from_below::<Ptx>(scale) }
     }
-    cold_path();
-    let mut packed = 0;
+}
+
+/// The codes of a chunk.
+#[inline(always)]
+fn encode<D: Dtype>(chunk: &Chunk, divisor: &Divisor, [first, second]: Order) -> [u32; 2] {
+    let &Divisor { scale, inverse } = divisor;
+    let word = |[a, b, c, d]: [u32; 4]| {
+        let quotient = |i| nvfp4::quotient::<Ptx>(D::widen(chunk, i), inverse, scale, true);
+        e4m3x4(quotient(a), quotient(b), quotient(c), quotient(d))
+    };
+    [word(first), word(second)]
+}
+
+/// Four values rounded to E4M3, ties to even, saturating: the first one goes to the lowest byte.
+#[cfg(not(microscale_sm90))]
+#[inline(always)]
+fn e4m3x4(a: f32, b: f32, c: f32, d: f32) -> u32 {
+    let code = |x| u32::from(E4m3::from_f32(x).to_bits());
+    code(a) | code(b) << 8 | code(c) << 16 | code(d) << 24
+}
+
+/// The codes of a chunk under any scale, the first one in the lowest byte. All lanes of the warp
+/// call it.
+#[inline(always)]
+pub(super) fn encode_any<D: Dtype>(chunk: &Chunk, scale: f32) -> u64 {
+    let [low, high] = if warp::ballot(!is_usual::<D>(most_of_chunk::<D>(chunk), scale)) == 0 {
+        encode::<D>(chunk, &Divisor::new(scale), LINEAR)
+    } else {
+        cold_path();
+        encode_one_by_one::<D>(chunk, scale, LINEAR)
+    };
+    u64::from(low) | u64::from(high) << 32
+}
+
+/// [`encode`] one by one, for any values and scale.
+#[inline(always)]
+fn encode_one_by_one<D: Dtype>(chunk: &Chunk, scale: f32, order: Order) -> [u32; 2] {
+    let mut codes = 0;
     rolled!(i below D::CHUNK => {
-        packed |= u64::from(encode_fp8(element::<D>(chunk, i), scale).to_bits()) << (8 * i);
+        codes |= u64::from(encode_fp8(element::<D>(chunk, i), scale).to_bits()) << (8 * i);
     });
-    packed
+    order.map(|[a, b, c, d]| {
+        let selector = a | b << 4 | c << 8 | d << 12;
+        ptx::permute(codes as u32, (codes >> 32) as u32, selector)
+    })
 }
 
 /// Whether [`encode`] can do it: beyond these magnitudes and scales the quotient's steps may

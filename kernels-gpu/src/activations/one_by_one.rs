@@ -30,7 +30,7 @@ pub(super) fn finite_amax<D: Dtype>(chunks: &[Chunk; MOST_STEPS]) -> u32 {
 
 /// The bits of the largest finite magnitude of a chunk.
 #[inline(always)]
-pub(crate) fn finite_amax_of_chunk<D: Dtype>(chunk: &Chunk) -> u32 {
+pub(super) fn finite_amax_of_chunk<D: Dtype>(chunk: &Chunk) -> u32 {
     let mut finite = 0;
     rolled!(i below D::CHUNK => {
         let value = element::<D>(chunk, i);

@@ -27,13 +27,15 @@ pub(super) struct Piece<'a> {
 
 /// An output format.
 pub(super) trait Output {
-    /// The data of a row: its scale, or its plan.
+    /// The data of a row: its scale, its plan, or its place.
     type Scale;
 
     /// Whether rows may have a scale each.
     const PER_TOKEN: bool;
     /// Whether all rows may share a scale from their amax.
     const PER_TENSOR: bool = false;
+    /// Whether rows may belong to experts.
+    const BY_EXPERT: bool = true;
     /// Whether products quantize their activations to this. The next kernel may then start at once:
     /// it relies on earlier work only after it has waited for this kernel, or if this one started
     /// when all earlier work had ended.
@@ -46,6 +48,7 @@ pub(super) trait Output {
     /// # Safety
     /// The contract of the kernels in [`super`].
     unsafe fn scale<D: Dtype>(
+        &self,
         params: &ActivationParams,
         memory: &Memory,
         row: &Row,
@@ -57,7 +60,7 @@ pub(super) trait Output {
     ///
     /// # Safety
     /// The contract of the kernels in [`super`].
-    unsafe fn store<D: Dtype>(piece: &Piece<'_>, scale: &Self::Scale);
+    unsafe fn store<D: Dtype>(&self, piece: &Piece<'_>, scale: &Self::Scale);
 }
 
 /// Where the blocks of a piece of a row are stored.

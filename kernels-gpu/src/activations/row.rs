@@ -20,6 +20,13 @@ pub(super) struct Row {
 }
 
 impl Row {
+    /// The row of a row of scales that has its number.
+    #[inline(always)]
+    pub(super) fn dense(params: &ActivationParams, scale_row: u32) -> Self {
+        let [has_scales, exists] = [params.scale_rows, params.rows].map(|rows| scale_row < rows);
+        Self { has_scales, exists, scale_row, number: scale_row, expert: 0 }
+    }
+
     /// Finds the row of values of a row of scales. The whole warp calls it.
     ///
     /// # Safety
@@ -30,15 +37,16 @@ impl Row {
         [offsets, scale_offsets]: [*const u32; 2],
         scale_row: u32,
     ) -> Self {
-        let has_scales = scale_row < params.scale_rows;
-        let mut row = Self { has_scales, exists: false, scale_row, number: scale_row, expert: 0 };
+        let mut row = Self::dense(params, scale_row);
         if params.order == RowOrder::Dense as u32 {
-            row.exists = scale_row < params.rows;
-        } else if params.order == RowOrder::Masked as u32 {
+            return row;
+        }
+        row.exists = false;
+        if params.order == RowOrder::Masked as u32 {
             let (expert, in_expert) = params.expert_rows.divide(scale_row);
             row.expert = expert;
             row.number = expert * params.rows + in_expert;
-            if has_scales {
+            if row.has_scales {
                 // SAFETY: rows of scales belong to experts, each with an entry.
                 row.exists = in_expert < params.rows.min(unsafe { *offsets.add(expert as usize) });
             }

@@ -5,6 +5,7 @@ use core::hint::cold_path;
 use microscale_formats::E2m1;
 use microscale_formats::fp8_dot::{NVFP4_FACTOR, PACK_EXPONENT, WIDEST};
 use microscale_formats::plan::power_of_two;
+use microscale_kernels_abi::gemm::fp8::{codes_offset, piece_offset, scales_offset};
 use microscale_kernels_abi::gemm::{PACK_COLUMNS, QUAD, TILE_ROWS};
 
 use super::params::Params;
@@ -328,8 +329,9 @@ impl LeftOut<'_> {
             let zeros = (a | b | c | d) & 0x7777_7777 == 0;
             let base = bases.map_or_else(|| F::base(scales), |bases| bases[HALF as usize]);
             let left_out = warp::ballot(F::below(scales, base) > WIDEST && !zeros);
-            let pack_bytes = const { T::STAGE.activation_bytes() / T::PACKS };
-            let of_pack = params.packed_of::<T>(work_tile).wrapping_add((pack * pack_bytes) as usize);
+            let packed = params.packed_of::<T>(work_tile);
+            let [codes, scales_of_pack] = [codes_offset, scales_offset]
+                .map(|offset| packed.wrapping_add(offset(T::N, T::PACKS, pack) as usize));
             // Opaque bounds keep LLVM from unrolling the loops.
             let mut source = 0;
             while left_out != 0 && source < ptx::opaque(CHUNKS) {
@@ -342,20 +344,18 @@ impl LeftOut<'_> {
                     let word = warp::shuffle(if i / 8 % 2 == 0 { low } else { high }, lane);
                     let code = E2m1::from_bits((word >> (i % 8 * 4) & 15) as u8);
                     let weight = code.to_f32() * scale;
-                    let core_matrix = i / 8 * 2 + i % 2;
-                    let piece = core_matrix * (8 * 16) + source * 4 + i % 8 / 2;
+                    let in_piece = source * 4 + i % 8 / 2;
                     let first_eight =
                         if A::LEN > 16 { ptx::opaque(first_eight + i) - i } else { first_eight };
                     for four in 0..A::LEN / 4 {
                         for token in 0..2 {
-                            let (eight, of_eight) = (first_eight + four as u32, quarter * 2 + token as u32);
-                            let code = eight * (PACK_COLUMNS * 8) + piece + of_eight * 16;
-                            let scale = T::N * PACK_COLUMNS + (eight * 8 + of_eight) * 4;
+                            let in_tile = (first_eight + four as u32) * 8 + quarter * 2 + token as u32;
+                            let code = piece_offset(in_tile, i / 8, i % 2) + in_piece;
                             // SAFETY: the pack is packed, with the codes and scales of all tokens.
                             let (x, scale) = unsafe {
                                 (
-                                    *of_pack.wrapping_add(code as usize),
-                                    *of_pack.wrapping_add(scale as usize).cast::<f32>(),
+                                    *codes.wrapping_add(code as usize),
+                                    *scales_of_pack.cast::<f32>().wrapping_add(in_tile as usize),
                                 )
                             };
                             let [x, _] = Nvfp4::pair(u32::from(x));

@@ -4,15 +4,19 @@
 //! Producers acquire an empty stage, copy to it and commit it. Consumers wait for a full stage,
 //! multiply and release it.
 
-use microscale_kernels_abi::gemm::stage::{DECODED_BARRIERS_OFFSET, FRONT_BYTES, Stage};
+use microscale_kernels_abi::gemm::stage::{self, DECODED_BARRIERS_OFFSET, FRONT_BYTES, Stage};
 
 use super::tile::Tile;
-#[cfg(microscale_wgmma)]
-use crate::hardware::shared;
-use crate::hardware::{cluster, mbarrier, warp};
+use crate::hardware::{cluster, mbarrier, shared, warp};
 
 /// Bytes of a stage's barriers: `full`, then `empty`.
 const BARRIER_PAIR_BYTES: u32 = 16;
+
+/// The address of the front of swizzled stages.
+#[inline(always)]
+pub(super) fn swizzled_front() -> u32 {
+    stage::swizzled_front(shared::address(warp::shared::<u128>().cast::<u8>()))
+}
 
 /// Initializes the barriers of stage `stage`, with one for `decoders` decoder warps.
 /// [`mbarrier::fence_init`] and a barrier of the thread block must follow.

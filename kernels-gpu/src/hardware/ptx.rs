@@ -395,6 +395,11 @@ register_instructions! {
     /// byte.
     e4m3x2(high: reg32 f32, low: reg32 f32) -> reg32 u32 =
         "{{ .reg .b16 pair; cvt.rn.satfinite.e4m3x2.f32 pair, {1}, {2}; cvt.u32.u16 {0}, pair; }}";
+    /// Four values rounded to E4M3, ties to even, saturating: the first argument goes to the lowest
+    /// byte.
+    e4m3x4(a: reg32 f32, b: reg32 f32, c: reg32 f32, d: reg32 f32) -> reg32 u32 =
+        "{{ .reg .b16 low, high; cvt.rn.satfinite.e4m3x2.f32 low, {2}, {1};
+        cvt.rn.satfinite.e4m3x2.f32 high, {4}, {3}; mov.b32 {0}, {{low, high}}; }}";
     /// Two values rounded to E5M2, ties to even, saturating: the first argument goes to the high
     /// byte.
     e5m2x2(high: reg32 f32, low: reg32 f32) -> reg32 u32 =

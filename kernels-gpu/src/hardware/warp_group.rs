@@ -49,8 +49,10 @@ pub(crate) unsafe fn barrier_of<const NUMBER: u32>(threads: u32) {
 /// The stride of eight tokens of 16-bit activations in a pack, in the descriptors' unit of 16
 /// bytes.
 const NEXT_EIGHT: u32 = PACK_COLUMNS;
-/// The same for FP8.
+/// The same for decoded FP8 weights.
 const NEXT_EIGHT_FP8: u32 = PACK_COLUMNS / 2;
+/// The upper half of the descriptor of [`swizzled`] tokens: the same stride, and rows of 128 bytes.
+const SWIZZLED_EIGHT: u32 = PACK_COLUMNS / 2 | 1 << 30;
 
 /// The low half of the descriptor of a pack in shared memory, for [`MultiplyTokens`] and
 /// [`MultiplyPack`].
@@ -64,13 +66,25 @@ pub(crate) fn core_matrices(address: u32) -> u32 {
     (address & 0x3_FFFF) >> 4 | 8 << 16
 }
 
+/// The low half of the descriptor of a pack of FP8 activations in shared memory, for
+/// [`MultiplyTokens`] and [`MultiplyPack`], on 1024 bytes.
+///
+/// A token has 128 bytes, whose pieces of 16 are swizzled. A multiplication takes 32 bytes per
+/// token, so the next one's descriptor is 2 larger.
+#[inline(always)]
+pub(crate) fn swizzled(address: u32) -> u32 {
+    // The upper bits of the address select a thread block of the cluster.
+    (address & 0x3_FFFF) >> 4 | 1 << 16
+}
+
 /// Products of 64 rows of weights in registers and tokens' activations in shared memory. `A` is a
 /// thread's array of accumulators: of two rows, eight apart, and of two tokens in each eight.
 pub(crate) trait MultiplyTokens<A> {
     /// Starts to add two products of 16 columns each to the accumulators, 32 of E4M3, and waits for
     /// all earlier products. Weights are distributed as in [`crate::hardware::warp::multiply_f16`],
     /// with two columns of E4M3 in place of one of 16 bits;
-    /// `activations` is the low half of a descriptor from [`core_matrices`].
+    /// `activations` is the low half of a descriptor from [`core_matrices`], of E4M3 from
+    /// [`swizzled`].
     ///
     /// # Safety
     /// All threads of the warp group call it. The activations stay in shared memory until the
@@ -90,15 +104,15 @@ pub(crate) trait MultiplyPack {
     /// Starts to compute the sums of the 128 products of a pack. Weights are distributed as in
     /// [`crate::hardware::warp::multiply_f16`], with two columns in place of one of 16 bits, for
     /// each of four multiplications. `activations` is the low half of a descriptor from
-    /// [`core_matrices`].
+    /// [`swizzled`].
     ///
     /// # Safety
     /// All threads of the warp group call it. The activations stay in shared memory until the
     /// products have been waited for. Nothing else uses the accumulators until then.
     unsafe fn multiply_pack(&mut self, weights: [[u32; 4]; 4], activations: u32);
 
-    /// [`Self::multiply_pack`] with weights in shared memory. They have the layout of activations,
-    /// with rows in place of tokens. `weights` is the low half of their descriptor. Waits for the
+    /// [`Self::multiply_pack`] with weights in shared memory, as core matrices of eight rows.
+    /// `weights` is the low half of their descriptor, from [`core_matrices`]. Waits for the
     /// first half of the products: long layers take up to 7 % less time with it.
     ///
     /// # Safety
@@ -125,13 +139,13 @@ pub(crate) struct WgmmaE4m3;
 /// Implements [`MultiplyTokens`] for a dtype and a number of tokens, with the indices of the
 /// accumulators written out.
 macro_rules! multiply_tokens {
-    ($dtype:ident $shape:literal $last:literal $eight:ident $tokens:literal $sums:literal
+    ($dtype:ident $shape:literal $last:literal $eight:ident $next:literal $tokens:literal $sums:literal
         [$first:literal $($i:literal)*]) => {
         impl MultiplyTokens<[f32; $sums]> for $dtype {
             #[inline(always)]
             unsafe fn multiply_tokens(sums: &mut [f32; $sums], [a, b]: [[u32; 4]; 2], activations: u32) {
                 // SAFETY: the instructions need exactly the caller's promise. The upper half of a
-                // descriptor is the stride of eight tokens.
+                // descriptor has the stride of eight tokens.
                 unsafe {
                     asm!(
                         "{{ .reg .pred add; .reg .b64 first, second; setp.eq.u32 add, 0, 0;",
@@ -146,7 +160,7 @@ macro_rules! multiply_tokens {
                         inout(reg32) sums[$first], $(inout(reg32) sums[$i],)*
                         a0 = in(reg32) a[0], a1 = in(reg32) a[1], a2 = in(reg32) a[2], a3 = in(reg32) a[3],
                         b0 = in(reg32) b[0], b1 = in(reg32) b[1], b2 = in(reg32) b[2], b3 = in(reg32) b[3],
-                        first = in(reg32) activations, second = in(reg32) activations + 16,
+                        first = in(reg32) activations, second = in(reg32) activations + $next,
                         eight = const $eight,
                         options(nostack, preserves_flags)
                     );
@@ -178,7 +192,7 @@ macro_rules! multiply_pack {
             #[inline(always)]
             unsafe fn multiply_pack(&mut self, [a, b, c, d]: [[u32; 4]; 4], activations: u32) {
                 // SAFETY: the instructions need exactly the caller's promise. The upper half of a
-                // descriptor is the stride of eight tokens.
+                // descriptor has the stride of eight tokens.
                 unsafe {
                     asm!(
                         "{{ .reg .pred add, none; .reg .b64 first, second, third, fourth;",
@@ -200,9 +214,9 @@ macro_rules! multiply_pack {
                         b0 = in(reg32) b[0], b1 = in(reg32) b[1], b2 = in(reg32) b[2], b3 = in(reg32) b[3],
                         c0 = in(reg32) c[0], c1 = in(reg32) c[1], c2 = in(reg32) c[2], c3 = in(reg32) c[3],
                         d0 = in(reg32) d[0], d1 = in(reg32) d[1], d2 = in(reg32) d[2], d3 = in(reg32) d[3],
-                        first = in(reg32) activations, second = in(reg32) activations + 16,
-                        third = in(reg32) activations + 32, fourth = in(reg32) activations + 48,
-                        eight = const NEXT_EIGHT_FP8,
+                        first = in(reg32) activations, second = in(reg32) activations + 2,
+                        third = in(reg32) activations + 4, fourth = in(reg32) activations + 6,
+                        eight = const SWIZZLED_EIGHT,
                         options(nostack, preserves_flags)
                     );
                 }
@@ -211,29 +225,29 @@ macro_rules! multiply_pack {
             #[inline(always)]
             unsafe fn multiply_shared(&mut self, weights: u32, activations: u32) {
                 // SAFETY: the instructions need exactly the caller's promise. The upper half of a
-                // descriptor is the stride of eight rows or tokens.
+                // descriptor has the stride of eight rows or tokens.
                 unsafe {
                     asm!(
                         "{{ .reg .pred add, none; .reg .b64 a, b, first, second;",
                         "setp.eq.u32 add, 0, 0; setp.ne.u32 none, 0, 0;",
-                        "mov.b64 a, {{{weights}, {eight}}}; mov.b64 b, {{{activations}, {eight}}};",
+                        "mov.b64 a, {{{weights}, {eight}}}; mov.b64 b, {{{activations}, {swizzled}}};",
                         "wgmma.fence.sync.aligned;",
                         concat!("wgmma.mma_async.sync.aligned.m64n", $tokens, "k32.f32.e4m3.e4m3",
                             " {{{", $first, "}", $(", {", $i, "}",)* "}}, a, b, none, 1, 1;"),
-                        "add.s64 first, a, 16; add.s64 second, b, 16;",
+                        "add.s64 first, a, 16; add.s64 second, b, 2;",
                         concat!("wgmma.mma_async.sync.aligned.m64n", $tokens, "k32.f32.e4m3.e4m3",
                             " {{{", $first, "}", $(", {", $i, "}",)* "}}, first, second, add, 1, 1;"),
                         "wgmma.commit_group.sync.aligned;",
-                        "add.s64 first, a, 32; add.s64 second, b, 32;",
+                        "add.s64 first, a, 32; add.s64 second, b, 4;",
                         concat!("wgmma.mma_async.sync.aligned.m64n", $tokens, "k32.f32.e4m3.e4m3",
                             " {{{", $first, "}", $(", {", $i, "}",)* "}}, first, second, add, 1, 1;"),
-                        "add.s64 first, a, 48; add.s64 second, b, 48;",
+                        "add.s64 first, a, 48; add.s64 second, b, 6;",
                         concat!("wgmma.mma_async.sync.aligned.m64n", $tokens, "k32.f32.e4m3.e4m3",
                             " {{{", $first, "}", $(", {", $i, "}",)* "}}, first, second, add, 1, 1;"),
                         "wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 1; }}",
                         inout(reg32) self[$first], $(inout(reg32) self[$i],)*
                         weights = in(reg32) weights, activations = in(reg32) activations,
-                        eight = const NEXT_EIGHT_FP8,
+                        eight = const NEXT_EIGHT_FP8, swizzled = const SWIZZLED_EIGHT,
                         options(nostack, preserves_flags)
                     );
                 }
@@ -252,9 +266,9 @@ macro_rules! multiply_pack {
 /// Implements [`MultiplyTokens`] for every dtype.
 macro_rules! every_dtype {
     ($tokens:literal $sums:literal $i:tt) => {
-        multiply_tokens!(WgmmaF16 "k16.f32.f16.f16" ", 1, 1, 0;" NEXT_EIGHT $tokens $sums $i);
-        multiply_tokens!(WgmmaBf16 "k16.f32.bf16.bf16" ", 1, 1, 0;" NEXT_EIGHT $tokens $sums $i);
-        multiply_tokens!(WgmmaE4m3 "k32.f32.e4m3.e4m3" ", 1, 1;" NEXT_EIGHT_FP8 $tokens $sums $i);
+        multiply_tokens!(WgmmaF16 "k16.f32.f16.f16" ", 1, 1, 0;" NEXT_EIGHT 16 $tokens $sums $i);
+        multiply_tokens!(WgmmaBf16 "k16.f32.bf16.bf16" ", 1, 1, 0;" NEXT_EIGHT 16 $tokens $sums $i);
+        multiply_tokens!(WgmmaE4m3 "k32.f32.e4m3.e4m3" ", 1, 1;" SWIZZLED_EIGHT 2 $tokens $sums $i);
     };
 }
 

@@ -1,8 +1,5 @@
 //! A product as kernels see it: operands, results, shape and routing.
 
-#[cfg(microscale_wgmma)]
-use core::ptr::null;
-
 use microscale_kernels_abi::experts::{ExpertTile, Plan};
 use microscale_kernels_abi::gemm::WeightsShape;
 
@@ -22,10 +19,6 @@ pub(crate) struct Routed {
 }
 
 impl Routed {
-    /// No plan and no lists: row `i` is row `i`.
-    #[cfg(microscale_wgmma)]
-    pub(crate) const NONE: Self = Self { plan: null(), from: null(), to: null() };
-
     /// Token tile `number`, of at most `tile_tokens` tokens; without a plan, of `tokens` in all.
     ///
     /// # Safety

@@ -12,7 +12,7 @@ use microscale::{
 };
 use microscale_kernels_abi::GemmConfig;
 use microscale_kernels_abi::gemm::PACK_COLUMNS;
-use microscale_kernels_abi::gemm::fp8::{PACK_FP8, QUANTIZE_CLUSTER, quantize};
+use microscale_kernels_abi::gemm::fp8::{PACK_FP8, Quantizing, quantize};
 use microscale_kernels_abi::gemm::params::{GemmParams, PackParams};
 use microscale_kernels_abi::gemm::stage::ScalePieces;
 use microscale_test_support::arithmetic::Scalars;
@@ -72,6 +72,12 @@ const CASES: [Fp8Case; 14] = [
     Fp8Case { rows: 10, cols: 4160, tokens: 2, thread_blocks: 7, nan: true, ..CASE },
     Fp8Case { rows: 130, cols: 37, tokens: 170, thread_blocks: 2, ..CASE },
     Fp8Case { rows: 256, cols: 416, tokens: 128, per_pack: true, nan: true, ..CASE },
+];
+
+/// Rows that take all warps of a thread block, and several pieces per warp.
+const QUANTIZED: [Fp8Case; 2] = [
+    Fp8Case { cols: 17000, tokens: 3, ..CASE },
+    Fp8Case { rows: 3, cols: 40009, tokens: 2, nan: true, ..CASE },
 ];
 
 /// Products with an epilogue.
@@ -272,18 +278,18 @@ fn quantizing<T: Exact + Activation>(config: GemmConfig, case: Fp8Case, seed: u6
     let row_bases = prepared.memory.allocate_aligned("bases of rows", rows * size_of::<u32>(), 4);
     let packed = ["quantized and packed", "packed"]
         .map(|name| prepared.memory.allocate_aligned(name, pack.bytes() as usize, 16));
+    let quantizing = Quantizing::new(with_rows, aligned, per_pack);
     let arguments = vec![
         prepared.values(&x, !aligned),
         packed[0].into(),
-        argument(&with_rows),
-        u32::from(aligned).into(),
-        u32::from(per_pack).into(),
+        argument(&quantizing.pack),
+        argument(&quantizing.params),
         weight_scales.into(),
         row_bases.into(),
     ];
     let kernel = quantize(T::DTYPE).expect("16 bits").kernel().name;
-    prepared.step(kernel, u64::from(with_rows.quantizing_thread_blocks()), arguments);
-    prepared.in_clusters(QUANTIZE_CLUSTER);
+    prepared.step(kernel, u64::from(quantizing.launch.thread_blocks), arguments);
+    prepared.shaped((quantizing.launch.threads, quantizing.launch.shared));
 
     let codes = prepared.memory.allocate_from_aligned("codes", &quantized.codes, 8);
     let scales =
@@ -314,7 +320,7 @@ fn quantizing<T: Exact + Activation>(config: GemmConfig, case: Fp8Case, seed: u6
 fn cases_of<T: Exact + Activation>(cases: &mut Vec<Case>) {
     // Token tiles whose K-iterations have one pack, or two.
     for config in GemmConfig::for_fp8(Format::Mxfp4, T::DTYPE).filter(|config| config.cluster == 1) {
-        for (i, case) in (0..).zip(CASES) {
+        for (i, case) in (0..).zip(CASES.into_iter().chain(QUANTIZED)) {
             let kernel = quantize(T::DTYPE).expect("16 bits").kernel().name.into();
             let make = move || quantizing::<T>(config, case, i);
             let quantizing = Case::new(format!("{config}, {case:?}"), kernel, make);

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use cudarc::driver::CudaStream;
-use microscale_kernels_abi::gemm::fp8::{QUANTIZE_CLUSTER, QUANTIZE_SHARED, QUANTIZE_THREADS, quantize};
+use microscale_kernels_abi::gemm::fp8::{Quantizing, quantize};
 
 use crate::element::Dtype;
 use crate::error::{ActivationFault, Error, Result};
@@ -82,24 +82,23 @@ pub(in crate::gpu) unsafe fn product_fp8(
                 enqueue(kernels, stream, &launch, arguments, "packing activations")?;
             }
             Fp8Source::Values { address, dtype, per_group } => {
+                let aligned = pack_params.aligned != 0 && address.is_multiple_of(16);
+                let Quantizing { pack, params, launch } = Quantizing::new(*pack_params, aligned, per_group);
                 let launch = Launch {
                     kernel: quantize(dtype).ok_or(Error::Activations(ActivationFault::Dtype))?,
-                    thread_blocks: u64::from(pack_params.quantizing_thread_blocks()),
-                    threads: QUANTIZE_THREADS,
-                    shared: QUANTIZE_SHARED,
-                    cluster: QUANTIZE_CLUSTER,
+                    thread_blocks: u64::from(launch.thread_blocks),
+                    threads: launch.threads,
+                    shared: launch.shared,
+                    cluster: 1,
                     // The product relies on it: when this kernel starts, all earlier work has
                     // ended.
                     programmatic: false,
                 };
-                let aligned = u32::from(pack_params.aligned != 0 && address.is_multiple_of(16));
-                let per_group = u32::from(per_group);
                 let arguments = &mut [
                     argument(&address),
                     argument(&packed),
-                    argument(pack_params),
-                    argument(&aligned),
-                    argument(&per_group),
+                    argument(&pack),
+                    argument(&params),
                     argument(&operands.scales),
                     argument(&row_bases),
                 ];

@@ -16,7 +16,7 @@ use crate::gemm::pipeline::PipelineState;
 use crate::gemm::reduce::TokenSlice;
 use crate::gemm::tile::{Array, Tile};
 use crate::hardware::warp;
-use crate::hardware::warp_group::{MultiplyPack, core_matrices};
+use crate::hardware::warp_group::{MultiplyPack, swizzled};
 use crate::product::tensor_cores::Activations;
 
 /// Multiplies weights by packed activations.
@@ -96,8 +96,8 @@ where
         // The shuffle tells the assembler that the value is uniform, so descriptors take uniform
         // registers.
         let at = warp::shuffle(stage, 0) + const { T::STAGE.codes_bytes() };
-        let mut tokens = core_matrices(at);
-        let mut scales = stage + const { T::STAGE.codes_bytes() + T::N * PACK_COLUMNS };
+        let mut tokens = swizzled(at);
+        let mut scales = stage + const { T::STAGE.codes_bytes() + T::PACKS * T::N * PACK_COLUMNS };
         for pack in 0..T::PACKS {
             // SAFETY: the stage is full and not yet released; the whole warp group is here.
             unsafe {
@@ -121,8 +121,8 @@ where
                 break;
             }
             left_out |= may_be_left_out;
-            tokens += const { T::N * T::CONFIG.mainloop.traits().token_bytes / 16 };
-            scales += const { T::N * T::CONFIG.mainloop.traits().token_bytes };
+            tokens += const { T::N * PACK_COLUMNS / 16 };
+            scales += const { T::N * 4 };
         }
         if left == 0 && !pack_scales {
             // SAFETY: the stage of the last pack is not yet released.

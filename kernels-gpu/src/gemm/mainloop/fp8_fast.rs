@@ -19,7 +19,7 @@ use crate::gemm::tile::{Array, Tile};
 use crate::gemm::tile_scheduler::WorkTile;
 use crate::gemm::weight_loader::last_row;
 use crate::hardware::warp;
-use crate::hardware::warp_group::{MultiplyTokens, WgmmaE4m3, core_matrices};
+use crate::hardware::warp_group::{MultiplyTokens, WgmmaE4m3, swizzled};
 use crate::product::tensor_cores::Activations;
 
 /// Multiplies weights by packed activations.
@@ -118,8 +118,8 @@ where
         // The shuffle tells the assembler that the value is uniform, so descriptors take uniform
         // registers.
         let at = warp::shuffle(stage, 0) + const { T::STAGE.codes_bytes() };
-        let mut tokens = core_matrices(at);
-        let mut token_scales = stage + const { T::STAGE.codes_bytes() + T::N * PACK_COLUMNS };
+        let mut tokens = swizzled(at);
+        let mut token_scales = stage + const { T::STAGE.codes_bytes() + T::PACKS * T::N * PACK_COLUMNS };
         for pack in 0..T::PACKS {
             let now = next;
             let scales = Scales::relative_to::<F>(bases, now.scales, now.exists);
@@ -145,14 +145,14 @@ where
                     stage = state.next_if(left > 1).consumer_wait();
                     [next] = fragments.load::<1>(stage, 0, 0);
                 }
-                WgmmaE4m3::multiply_tokens(sums, [2, 3].map(operand), tokens + 32);
+                WgmmaE4m3::multiply_tokens(sums, [2, 3].map(operand), tokens + 4);
             }
             left -= 1;
             if left == 0 {
                 break;
             }
-            tokens += const { T::N * T::CONFIG.mainloop.traits().token_bytes / 16 };
-            token_scales += const { T::N * T::CONFIG.mainloop.traits().token_bytes };
+            tokens += const { T::N * PACK_COLUMNS / 16 };
+            token_scales += const { T::N * 4 };
         }
         state.advance();
         if left == 0 {

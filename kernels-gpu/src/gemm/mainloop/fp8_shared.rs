@@ -12,11 +12,11 @@ use microscale_kernels_abi::gemm::{PACK_COLUMNS, QUAD, TILE_ROWS};
 use super::warp_specialized::{Consumer, consume, run};
 use crate::gemm::fp8_weights::{Fp8Weights, LeftOut, Scales, promote, scale_tokens};
 use crate::gemm::params::Params;
-use crate::gemm::pipeline::PipelineState;
+use crate::gemm::pipeline::{PipelineState, swizzled_front};
 use crate::gemm::reduce::TokenSlice;
 use crate::gemm::tile::{Array, Tile};
 use crate::hardware::warp::pin_in_register;
-use crate::hardware::warp_group::{MultiplyPack, core_matrices};
+use crate::hardware::warp_group::{MultiplyPack, core_matrices, swizzled};
 use crate::hardware::{shared, warp};
 use crate::product::tensor_cores::Activations;
 
@@ -49,7 +49,7 @@ where
             T::CONFIG.consumer_warps() == 2 * WARPS && T::CONFIG.mainloop.traits().decoder_warps == WARPS
         );
     };
-    let base = shared::address(warp::shared::<u128>().cast::<u8>());
+    let base = swizzled_front();
     let tile = warp::number() % WARPS * TILES;
     // SAFETY: the same contract. Consumer warps are whole warp groups, and the barriers and the
     // plan are initialized for them.
@@ -195,7 +195,7 @@ where
         let at = warp::shuffle(stage, 0);
         let tokens = at + const { T::STAGE.codes_bytes() };
         let scales = tokens + const { T::N * PACK_COLUMNS } + group * const { T::N / 2 * 4 };
-        let tokens = core_matrices(tokens + group * const { T::N / 2 * PACK_COLUMNS });
+        let tokens = swizzled(tokens + group * const { T::N / 2 * PACK_COLUMNS });
         let weights = core_matrices(at + const { T::STAGE.decoded_offset() });
         for tile in 0..TILES {
             // SAFETY: the stage is decoded and not yet released. The whole warp group is here.

@@ -16,14 +16,12 @@
 
 use microscale_formats::fp4_dot::STEP;
 use microscale_kernels_abi::gemm::fp4::{ATOM_BYTES, ATOM_ROWS};
-use microscale_kernels_abi::gemm::stage::{
-    ACCUMULATOR_BARRIERS_OFFSET, MOST_STAGES, WORD_OFFSET, swizzled_front,
-};
+use microscale_kernels_abi::gemm::stage::{ACCUMULATOR_BARRIERS_OFFSET, MOST_STAGES, WORD_OFFSET};
 use microscale_kernels_abi::gemm::{PACK_COLUMNS, TILE_ROWS};
 use microscale_kernels_abi::launch::WARP;
 
 use crate::gemm::params::Params;
-use crate::gemm::pipeline::{self, PipelineState, barrier};
+use crate::gemm::pipeline::{self, PipelineState, barrier, swizzled_front};
 use crate::gemm::reduce::TokenSlice;
 use crate::gemm::tile::{Array, Tile};
 use crate::gemm::tile_scheduler::{KRange, TileScheduler};
@@ -201,7 +199,7 @@ pub(in crate::gemm) unsafe fn gemm<F: BlockScaled, D: Activations, T: Tile>(para
         <T as TensorMemory>::FITS
     };
     let base = shared::address(warp::shared::<u128>().cast::<u8>());
-    let front = swizzled_front(base);
+    let front = swizzled_front();
     let (number, consumers) = (warp::number(), const { T::CONFIG.consumer_warps() });
     let issues = number == consumers + PRODUCERS / WARP;
     if T::SHARES_ROWS {

@@ -7,13 +7,13 @@ use microscale_kernels_abi::launch::WARP;
 
 use crate::gemm::fragment::FragmentLoader;
 use crate::gemm::params::{Launch, Params};
-use crate::gemm::pipeline::{self, PipelineState, barrier};
+use crate::gemm::pipeline::{self, PipelineState, barrier, swizzled_front};
 use crate::gemm::tile::Tile;
 use crate::gemm::tile_scheduler::{KRange, TileScheduler, WorkTile};
 use crate::gemm::weight_loader::{WeightLoader, stage_for};
 use crate::gemm::work_queue::WorkQueue;
 use crate::hardware::warp_group;
-use crate::hardware::{cluster, mbarrier, ptx, shared, warp};
+use crate::hardware::{cluster, mbarrier, ptx, warp};
 use crate::product::problem::Problem;
 use crate::product::product_format::ProductFormat;
 use crate::product::tensor_cores::WeightFormat;
@@ -23,7 +23,7 @@ const PRODUCERS: u32 = 4 * WARP;
 
 /// Initializes the thread block, and runs the parts of its warps: producer warps copy everything
 /// that it multiplies, consumer warps `multiply`, and decoder warps, if there are any, `decode`.
-/// `base` is the address of the launch's shared memory. `word` is written there for all threads.
+/// `base` is the address of the front of the stages in shared memory. `word` is written there for all threads.
 ///
 /// The packing kernel runs before this one, and this kernel waits for it. The packing kernel itself
 /// has waited for all earlier work before it let this kernel start, so weights and the experts'
@@ -102,7 +102,7 @@ pub(super) unsafe fn run<F: ProductFormat, T: Tile>(
     }
 }
 
-/// Runs a thread block whose consumer warps decode for themselves: [`run`] and [`consume`] with
+/// Runs a thread block with swizzled stages whose consumer warps decode for themselves: [`run`] and [`consume`] with
 /// these `multiply`.
 ///
 /// # Safety
@@ -112,7 +112,7 @@ pub(super) unsafe fn run_consumers<F: WeightFormat, T: Tile>(
     params: &Params<'_>,
     multiply: impl Fn(&mut Consumer<F, T>, u32, u32) + Copy,
 ) {
-    let base = shared::address(warp::shared::<u128>().cast::<u8>());
+    let base = swizzled_front();
     // SAFETY: the same contract. Consumer warps are whole warp groups, and the barriers and the
     // plan are initialized for them.
     unsafe {
