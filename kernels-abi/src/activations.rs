@@ -5,8 +5,6 @@ use microscale_formats::kv::KvShape;
 use microscale_formats::layout::TILE_COLS;
 use microscale_formats::{ActivationLayout, Dtype, Gate};
 
-use crate::gemm::PACK_COLUMNS;
-use crate::gemm::params::PackParams;
 use crate::grid::Divider32;
 use crate::launch::{Converts, Family, Kernel, KernelId, Targets, WARP};
 
@@ -58,9 +56,6 @@ pub const fn kernel(operation: RowOperation, output: Output, dtype: Dtype) -> Op
 
 /// Maximum number of warps in a thread block.
 pub const MOST_WARPS: u32 = 28;
-/// The same where rows are quantized into packs: two such thread blocks fit on a multiprocessor,
-/// so that one loads while the other one computes.
-pub const MOST_PACKED_WARPS: u32 = 18;
 /// The first number of columns that is too large for the shared memory of a launch.
 pub const COLUMN_LIMIT: u64 = 1 << 23;
 /// Bytes of shared memory of a launch, at most.
@@ -349,21 +344,13 @@ impl ActivationParams {
         .with_warps(MOST_WARPS)
     }
 
-    /// Shares each row between up to `most` warps: as many pieces per warp as it must have, and
-    /// then as few warps as can have them.
-    fn with_warps(self, most: u32) -> Self {
+    /// The parameters for rows that up to `most` warps share: the fewest pieces per warp, and the
+    /// fewest warps for that.
+    #[must_use]
+    pub(crate) fn with_warps(self, most: u32) -> Self {
         let warps = self.pieces.div_ceil(self.pieces.div_ceil(most));
         let block_rows = if warps < FEW_WARPS { FEW_WARPS / warps } else { 1 };
         Self { warps: Divider32::new(warps), block_rows, ..self }
-    }
-
-    /// Parameters for rows that are quantized to FP8 into packs, with zeros for tokens and columns
-    /// that packs have more. Everything about scales is zero.
-    pub fn packed(pack: &PackParams) -> Self {
-        let cols = pack.packs.divisor as u32 * PACK_COLUMNS;
-        let of_packs = Self::new(Output::Fp8, pack.padded_tokens(), cols, ActivationLayout::Linear);
-        let of_packs = of_packs.with_warps(MOST_PACKED_WARPS);
-        Self { rows: pack.tokens, cols: pack.cols as u32, input_stride: pack.cols, ..of_packs }
     }
 
     /// Spreads rows over thread blocks, if the operation and the scale need no sum and no amax of

@@ -5,7 +5,8 @@
 //! | [`mainloop`] | the mainloops and their traits, a row each |
 //! | [`config`] | [`GemmConfig`]: which kernel multiplies; the list of all |
 //! | [`fp4`] | the kernels before a product of FP4 activations |
-//! | [`fp8`] | the kernel that packs FP8 activations |
+//! | [`fp8`] | the kernels that pack FP8 activations, and the layout of packs |
+//! | [`quantizing`] | the launch of the kernels that quantize to FP8 and pack |
 //! | [`packing`] | the kernels before and after: packing activations, parts of f32 activations |
 //! | [`stage`] | the stages in shared memory, and the offsets before them |
 //! | [`params`] | the parameters of the packing kernel and of `mma` and `wgmma` kernels |
@@ -22,6 +23,7 @@ pub mod gemv;
 pub mod mainloop;
 pub mod packing;
 pub mod params;
+pub mod quantizing;
 pub mod schedule;
 pub mod stage;
 

@@ -8,6 +8,7 @@
 //! The rounded results of the row operation are values of the input's dtype, which [`blocks`] and
 //! [`fp8`] quantize like any other values.
 
+mod amax;
 mod blocks;
 mod fp8;
 mod kv;
@@ -18,7 +19,6 @@ mod packed;
 mod row;
 mod source;
 
-use core::hint::cold_path;
 #[cfg(microscale_wgmma)]
 use core::ptr::{null, null_mut};
 
@@ -29,6 +29,7 @@ use microscale_kernels_abi::activations::{MOST_WARPS, RowScale};
 use microscale_kernels_abi::gemm::params::PackParams;
 use microscale_kernels_abi::launch::WARP;
 
+use self::amax::finite_amax;
 use self::blocks::{MXFP4, MXFP8, Nvfp4Output};
 use self::fp8::Fp8Output;
 use self::output::{Memory, Output, Piece};
@@ -39,7 +40,7 @@ use self::source::{Glu, Norm, Plain, RowOperation, Source};
 use crate::access::MOST_STEPS;
 use crate::arithmetic::Ptx;
 use crate::by_block::largest;
-use crate::dtype::{Bf16, Chunk, Dtype, F16};
+use crate::dtype::{Bf16, Dtype, F16};
 use crate::hardware::{ptx, warp};
 
 /// The passes over a row.
@@ -183,9 +184,10 @@ unsafe fn quantize<D: Dtype, O: RowOperation, F: Output>(
 /// Quantizes a thread block's rows to FP8, into packs.
 ///
 /// # Safety
-/// `params` are of [`quantizing`](microscale_kernels_abi::gemm::fp8::quantizing) for `pack`, and
-/// describe the rows at `values`, in global memory, which nothing writes during the kernel. `out`
-/// has room for all packs, and only this kernel uses it.
+/// `params` and `pack` are of a
+/// [`Quantizing`](microscale_kernels_abi::gemm::quantizing::Quantizing), and describe the rows at
+/// `values`, in global memory, which nothing writes during the kernel. `out` has room for all
+/// packs, and only this kernel uses it.
 #[cfg(microscale_wgmma)]
 #[inline(always)]
 pub(crate) unsafe fn quantize_packed<D: Dtype>(
@@ -214,35 +216,6 @@ unsafe fn raise_scale(scale: *mut f32, least: f32) {
             ptx::raise_counter_32(scale.cast(), least.to_bits());
         }
     }
-}
-
-/// The bits, as f32, of the largest finite magnitude of a lane's chunks.
-#[inline(always)]
-fn finite_amax<D: Dtype>(chunks: &[Chunk; MOST_STEPS]) -> u32 {
-    let most = most_of_piece::<D>(chunks);
-    if most < D::INFINITY {
-        return D::magnitude_to_f32_bits(most);
-    }
-    cold_path();
-    one_by_one::finite_amax::<D>(chunks)
-}
-
-/// The largest magnitude of a lane's chunks, in the dtype's bits; not a finite one where there are
-/// others.
-#[inline(always)]
-fn most_of_piece<D: Dtype>(chunks: &[Chunk; MOST_STEPS]) -> u32 {
-    let mut most = 0;
-    for j in 0..D::STEPS as usize {
-        let [a, b, c, d] = chunks[j];
-        most = D::max_magnitudes(most, D::max_magnitudes(D::max_magnitudes(a, b), D::max_magnitudes(c, d)));
-    }
-    D::largest(most)
-}
-
-/// The same for a chunk.
-#[inline(always)]
-fn most_of_chunk<D: Dtype>(&[a, b, c, d]: &Chunk) -> u32 {
-    D::largest(D::max_magnitudes(D::max_magnitudes(a, b), D::max_magnitudes(c, d)))
 }
 
 /// The entry points: `name<dtype, operation> = output`.

@@ -377,7 +377,8 @@ macro_rules! quantize_entries {
         ///
         /// # Safety
         /// All pointers are to global memory. `pack`, `params` and the launch are of a
-        /// [`Quantizing`](microscale_kernels_abi::gemm::fp8::Quantizing). For the whole launch:
+        /// [`Quantizing`](microscale_kernels_abi::gemm::quantizing::Quantizing). For the whole
+        /// launch:
         /// - `values` has the rows of `pack`'s tokens, contiguous, aligned to the dtype, and each
         ///   row on 16 bytes if `params.aligned` is 1; read-only.
         /// - `out`, `weight_scales` and `row_bases` are as for `fp8_pack`.

@@ -4,9 +4,8 @@ use microscale_formats::Dtype;
 use microscale_formats::activations::GROUP;
 
 use super::packing::{PACK, PACK_RESIDENT};
-use super::params::PackParams;
 use super::{PACK_COLUMNS, TILE_COLUMNS};
-use crate::activations::{self, ActivationLaunch, ActivationParams, RowOperation, RowScale};
+use crate::activations::MOST_SHARED;
 use crate::launch::{Converts, Family, Kernel, KernelId, Targets, WARP, kernel, resident};
 
 /// Bytes of a token in a pack: its codes, and an f32 scale.
@@ -36,7 +35,7 @@ pub(super) const KERNELS: [Kernel; FP8_KERNELS] = [
 ];
 
 const fn quantizing_kernel(name: &'static str, dtype: Dtype) -> Kernel {
-    let launch = (activations::MOST_PACKED_WARPS * WARP, 0, activations::MOST_SHARED);
+    let launch = (MOST_QUANTIZING_WARPS * WARP, 0, MOST_SHARED);
     let kernel = resident(kernel(name, Some(dtype), launch, Converts::E4m3), 2);
     Kernel { targets: Targets::WithWgmma, ..kernel }
 }
@@ -56,32 +55,9 @@ pub const fn quantize(dtype: Dtype) -> Option<KernelId> {
     }
 }
 
-/// The launch of a kernel that quantizes and packs.
-#[derive(Clone, Copy, Debug)]
-pub struct Quantizing {
-    /// The packs. The first `thread_blocks` of the launch quantize.
-    pub pack: PackParams,
-    /// The rows.
-    pub params: ActivationParams,
-    /// All thread blocks. Those that do not quantize find the largest scales of rows of weights, a
-    /// row per warp.
-    pub launch: ActivationLaunch,
-}
-
-impl Quantizing {
-    /// The launch for rows of values without gaps, with a scale per pack or per token. Rows start on
-    /// 16 bytes if they are `aligned`.
-    pub fn new(pack: PackParams, aligned: bool, per_pack: bool) -> Self {
-        let mut params = ActivationParams::packed(&pack);
-        params.aligned = u32::from(aligned);
-        params.row_scale = if per_pack { RowScale::PerGroup } else { RowScale::PerToken } as u32;
-        params.spread_rows(RowOperation::Plain);
-        let mut launch = params.launch();
-        let pack = PackParams { thread_blocks: launch.thread_blocks, ..pack };
-        launch.thread_blocks += pack.rows.div_ceil(launch.threads / WARP);
-        Self { pack, params, launch }
-    }
-}
+/// Maximum number of warps in a thread block that quantizes. Two such thread blocks fit on a
+/// multiprocessor, so that one loads while the other one computes.
+pub const MOST_QUANTIZING_WARPS: u32 = 18;
 
 /// Chunks of a pack's columns.
 pub const CHUNKS: u32 = 4;
@@ -113,7 +89,7 @@ const fn iteration(each: u32, pack: u32) -> [u32; 2] {
 /// (0) or odd (1) codes of word `word` of each chunk.
 #[inline(always)]
 pub const fn piece_offset(in_tile: u32, word: u32, parity: u32) -> u32 {
-    in_tile * PACK_COLUMNS + ((word * 2 + parity) ^ in_tile % TILE_COLUMNS) * 16
+    in_tile * PACK_COLUMNS + ((word * 2 + parity) ^ (in_tile % TILE_COLUMNS)) * 16
 }
 
 /// Groups of columns that share a scale are packs.

@@ -97,7 +97,7 @@ impl PackParams {
         Self { thread_blocks, ..self }
     }
 
-    /// Tokens, and those that do not exist but have a place in the last token tile.
+    /// Tokens, rounded up to whole token tiles.
     pub fn padded_tokens(&self) -> u32 {
         let (eights_of_tokens, _) = self.packs.divide_32(self.eights);
         eights_of_tokens * TILE_COLUMNS

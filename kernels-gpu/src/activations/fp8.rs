@@ -8,11 +8,11 @@ use microscale_formats::{E4m3, nvfp4};
 use microscale_kernels_abi::ActivationParams;
 use microscale_kernels_abi::activations::RowScale;
 
+use super::amax::{most_of_chunk, most_of_piece};
 use super::one_by_one::{chunk_of_step, element, finite_amax_of_chunk, rolled};
 use super::output::{Memory, Output, Piece};
 use super::row::Row;
 use super::source::{column, step};
-use super::{most_of_chunk, most_of_piece};
 use crate::access::MOST_STEPS;
 use crate::arithmetic::Ptx;
 use crate::dtype::{Chunk, Dtype};

@@ -12,8 +12,9 @@ use microscale::{
 };
 use microscale_kernels_abi::GemmConfig;
 use microscale_kernels_abi::gemm::PACK_COLUMNS;
-use microscale_kernels_abi::gemm::fp8::{PACK_FP8, Quantizing, quantize};
+use microscale_kernels_abi::gemm::fp8::{PACK_FP8, quantize};
 use microscale_kernels_abi::gemm::params::{GemmParams, PackParams};
+use microscale_kernels_abi::gemm::quantizing::Quantizing;
 use microscale_kernels_abi::gemm::stage::ScalePieces;
 use microscale_test_support::arithmetic::Scalars;
 use microscale_test_support::operands::{Scales, row_of, tensor};

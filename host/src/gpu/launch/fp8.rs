@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use cudarc::driver::CudaStream;
-use microscale_kernels_abi::gemm::fp8::{Quantizing, quantize};
+use microscale_kernels_abi::gemm::fp8::quantize;
+use microscale_kernels_abi::gemm::quantizing::Quantizing;
 
 use crate::element::Dtype;
 use crate::error::{ActivationFault, Error, Result};

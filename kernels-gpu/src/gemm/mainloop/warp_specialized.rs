@@ -23,7 +23,8 @@ const PRODUCERS: u32 = 4 * WARP;
 
 /// Initializes the thread block, and runs the parts of its warps: producer warps copy everything
 /// that it multiplies, consumer warps `multiply`, and decoder warps, if there are any, `decode`.
-/// `base` is the address of the front of the stages in shared memory. `word` is written there for all threads.
+/// `base` is the address of the front of the stages in shared memory. `word` is written to the
+/// launch's shared memory for all threads.
 ///
 /// The packing kernel runs before this one, and this kernel waits for it. The packing kernel itself
 /// has waited for all earlier work before it let this kernel start, so weights and the experts'
@@ -102,8 +103,8 @@ pub(super) unsafe fn run<F: ProductFormat, T: Tile>(
     }
 }
 
-/// Runs a thread block with swizzled stages whose consumer warps decode for themselves: [`run`] and [`consume`] with
-/// these `multiply`.
+/// Runs a thread block with swizzled stages whose consumer warps decode for themselves: [`run`] and
+/// [`consume`] with these `multiply`.
 ///
 /// # Safety
 /// The contract of the entry points of these mainloops. All threads call it once, at first.
