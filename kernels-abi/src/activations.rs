@@ -54,8 +54,9 @@ pub const fn kernel(operation: RowOperation, output: Output, dtype: Dtype) -> Op
     Some(KernelId::new(Family::Activations, index))
 }
 
-/// Maximum number of warps in a thread block.
-pub const MOST_WARPS: u32 = 28;
+/// Maximum number of warps in a thread block. With 56 registers, two such thread blocks fit on a
+/// multiprocessor, so that one loads while the other one computes.
+pub const MOST_WARPS: u32 = 18;
 /// The first number of columns that is too large for the shared memory of a launch.
 pub const COLUMN_LIMIT: u64 = 1 << 23;
 /// Bytes of shared memory of a launch, at most.
@@ -310,6 +311,9 @@ impl ActivationParams {
         let blocks = cols.div_ceil(output.block());
         let padded_blocks = layout.padded_blocks(blocks as usize) as u32;
         let pieces = (padded_blocks * output.block()).div_ceil(SUM_PIECE as u32);
+        // The fewest pieces per warp, and the fewest warps for that.
+        let warps = pieces.div_ceil(pieces.div_ceil(MOST_WARPS));
+        let block_rows = if warps < FEW_WARPS { FEW_WARPS / warps } else { 1 };
         let expert_rows = layout.padded_rows(rows as usize) as u32;
         Self {
             input_stride: u64::from(cols),
@@ -323,8 +327,8 @@ impl ActivationParams {
             blocks,
             padded_blocks,
             tile_rows: layout.tile_rows() as u32,
-            warps: Divider32::new(1),
-            block_rows: 1,
+            warps: Divider32::new(warps),
+            block_rows,
             spread_warps: 0,
             pieces,
             aligned: 0,
@@ -341,16 +345,6 @@ impl ActivationParams {
             gate: Gate::SILU,
             norm: RmsNorm::llama(1e-6),
         }
-        .with_warps(MOST_WARPS)
-    }
-
-    /// The parameters for rows that up to `most` warps share: the fewest pieces per warp, and the
-    /// fewest warps for that.
-    #[must_use]
-    pub(crate) fn with_warps(self, most: u32) -> Self {
-        let warps = self.pieces.div_ceil(self.pieces.div_ceil(most));
-        let block_rows = if warps < FEW_WARPS { FEW_WARPS / warps } else { 1 };
-        Self { warps: Divider32::new(warps), block_rows, ..self }
     }
 
     /// Spreads rows over thread blocks, if the operation and the scale need no sum and no amax of

@@ -5,7 +5,7 @@ use microscale_formats::activations::GROUP;
 
 use super::packing::{PACK, PACK_RESIDENT};
 use super::{PACK_COLUMNS, TILE_COLUMNS};
-use crate::activations::MOST_SHARED;
+use crate::activations::{MOST_SHARED, MOST_WARPS};
 use crate::launch::{Converts, Family, Kernel, KernelId, Targets, WARP, kernel, resident};
 
 /// Bytes of a token in a pack: its codes, and an f32 scale.
@@ -35,7 +35,7 @@ pub(super) const KERNELS: [Kernel; FP8_KERNELS] = [
 ];
 
 const fn quantizing_kernel(name: &'static str, dtype: Dtype) -> Kernel {
-    let launch = (MOST_QUANTIZING_WARPS * WARP, 0, MOST_SHARED);
+    let launch = (MOST_WARPS * WARP, 0, MOST_SHARED);
     let kernel = resident(kernel(name, Some(dtype), launch, Converts::E4m3), 2);
     Kernel { targets: Targets::WithWgmma, ..kernel }
 }
@@ -54,10 +54,6 @@ pub const fn quantize(dtype: Dtype) -> Option<KernelId> {
         Dtype::Bf16 => Some(KernelId::new(Family::Gemm, AT + 2)),
     }
 }
-
-/// Maximum number of warps in a thread block that quantizes. Two such thread blocks fit on a
-/// multiprocessor, so that one loads while the other one computes.
-pub const MOST_QUANTIZING_WARPS: u32 = 18;
 
 /// Chunks of a pack's columns.
 pub const CHUNKS: u32 = 4;

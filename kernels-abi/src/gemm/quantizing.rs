@@ -3,7 +3,6 @@
 use microscale_formats::ActivationLayout;
 
 use super::PACK_COLUMNS;
-use super::fp8::MOST_QUANTIZING_WARPS;
 use super::params::PackParams;
 use crate::activations::{ActivationLaunch, ActivationParams, Output, RowOperation, RowScale};
 use crate::launch::WARP;
@@ -25,8 +24,7 @@ impl Quantizing {
     pub fn new(pack: PackParams, aligned: bool, per_pack: bool) -> Self {
         let cols = pack.packs.divisor as u32 * PACK_COLUMNS;
         let of_packs =
-            ActivationParams::new(Output::Fp8, pack.padded_tokens(), cols, ActivationLayout::Linear)
-                .with_warps(MOST_QUANTIZING_WARPS);
+            ActivationParams::new(Output::Fp8, pack.padded_tokens(), cols, ActivationLayout::Linear);
         let (rows, cols, input_stride) = (pack.tokens, pack.cols as u32, pack.cols);
         let mut params = ActivationParams { rows, cols, input_stride, ..of_packs };
         params.aligned = u32::from(aligned);
