@@ -124,32 +124,50 @@ fn some_cases_of_every_kernel_of_every_target_equal_the_library() {
     }
 }
 
-#[test]
-#[ignore = "takes minutes for every option: .ci/long does it, or cargo test-all"]
-fn every_kernel_of_every_target_equals_the_library() {
+/// Runs every case of a target's own kernels, and checks that hardly any instruction is never
+/// executed.
+fn every_kernel_of(target: &str) {
     let cases = cases();
     let all: Vec<&Case> = cases.iter().collect();
-    for (target, module) in modules() {
-        let seen = run(target, module, &all, true);
-        let (mut executed, mut all) = (0, 0);
-        for (kernel, statistics) in &seen {
-            let instructions = module.kernel(kernel).unwrap().len();
-            let never = statistics.coverage.never_executed().count();
-            // No option reaches the other instructions, such as dropping −0 for MXFP8. The compiler
-            // cannot know that.
-            let some = never * 10 <= instructions * 4;
-            assert!(some, "{target}, {kernel}: {never} of {instructions} never executed");
-            executed += instructions - never;
-            all += instructions;
-        }
-        // A target that shares all its kernels has none of its own.
-        assert!(executed * 10 >= all * 9, "{target}: only {executed} of {all} instructions executed");
-        let lanes: u64 = seen.values().map(|statistics| statistics.lane_instructions).sum();
-        println!(
-            "{target}: {} cases, {lanes} lane-instructions, {executed} of {all} instructions executed",
-            cases.len()
-        );
+    let (_, module) = modules().iter().find(|(name, _)| *name == target).expect("a target");
+    let seen = run(target, module, &all, true);
+    let (mut executed, mut all) = (0, 0);
+    for (kernel, statistics) in &seen {
+        let instructions = module.kernel(kernel).unwrap().len();
+        let never = statistics.coverage.never_executed().count();
+        // No option reaches the other instructions, such as dropping −0 for MXFP8. The compiler
+        // cannot know that.
+        let some = never * 10 <= instructions * 4;
+        assert!(some, "{target}, {kernel}: {never} of {instructions} never executed");
+        executed += instructions - never;
+        all += instructions;
     }
+    // A target that shares all its kernels has none of its own.
+    assert!(executed * 10 >= all * 9, "{target}: only {executed} of {all} instructions executed");
+    let lanes: u64 = seen.values().map(|statistics| statistics.lane_instructions).sum();
+    println!("{target}: {lanes} lane-instructions, {executed} of {all} instructions executed");
+}
+
+/// Declares a test for each target, so that each can be run by itself.
+macro_rules! every_kernel {
+    ($($test:ident = $target:literal,)+) => {
+        const _: () = assert!([$($target),+].len() == TARGETS.len());
+        $(
+            #[test]
+            #[ignore = "takes minutes for every option: .ci/long does it, or cargo test-all"]
+            fn $test() {
+                every_kernel_of($target);
+            }
+        )+
+    };
+}
+
+every_kernel! {
+    every_kernel_of_sm_80_equals_the_library = "sm_80",
+    every_kernel_of_sm_90_equals_the_library = "sm_90",
+    every_kernel_of_sm_90a_equals_the_library = "sm_90a",
+    every_kernel_of_sm_100f_equals_the_library = "sm_100f",
+    every_kernel_of_sm_120f_equals_the_library = "sm_120f",
 }
 
 #[test]
