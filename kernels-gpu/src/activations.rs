@@ -247,7 +247,8 @@ macro_rules! entries {
             let memory = Memory { codes, scales, row_scales };
             // SAFETY: the same contract.
             unsafe {
-                quantize::<$dtype, $operation, _>(source, &$output, memory, [offsets, scale_offsets], &params);
+                let offsets = [offsets, scale_offsets];
+                quantize::<$dtype, $operation, _>(source, &$output, memory, offsets, &params);
             }
         }
     )+};

@@ -5,8 +5,8 @@ use core::hint::cold_path;
 use microscale_formats::E2m1;
 use microscale_formats::fp8_dot::{NVFP4_FACTOR, PACK_EXPONENT, WIDEST};
 use microscale_formats::plan::power_of_two;
-use microscale_kernels_abi::gemm::fp8::{codes_offset, piece_offset, scales_offset};
-use microscale_kernels_abi::gemm::{PACK_COLUMNS, QUAD, TILE_ROWS};
+use microscale_kernels_abi::gemm::fp8::{CHUNKS, codes_offset, piece_offset, scales_offset};
+use microscale_kernels_abi::gemm::{QUAD, TILE_ROWS};
 
 use super::params::Params;
 use super::tile::{Array, Tile};
@@ -17,8 +17,6 @@ use crate::product::operand::{CHUNK_BYTES, CodeChunk, Codes};
 use crate::product::product_format::{Mxfp4, Nvfp4};
 use crate::product::tensor_cores::WeightFormat;
 
-/// Chunks of a pack.
-const CHUNKS: u32 = PACK_COLUMNS / 32;
 /// Codes of a chunk.
 const CHUNK: u32 = 2 * CHUNK_BYTES;
 

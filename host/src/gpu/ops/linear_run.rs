@@ -354,16 +354,13 @@ impl<T: Activation, O: ProductOf<T>, K, W> Plan<'_, T, O, K, W> {
                         launch::product_fp4(kernels, stream, plan, x, &operands, routed, memory)
                     }
                 }
-                (
-                    Before::Fp8 { quantizes_first, bytes: [codes_bytes, scales_bytes, _] },
-                    Activations::Fp8(activations),
-                ) => {
+                (Before::Fp8 { bytes: [codes_bytes, scales_bytes, _] }, Activations::Fp8(activations)) => {
                     let (per_group, [codes, scales]) = (token_scales > 1, [before, before + codes_bytes]);
                     let x = match activations {
                         Fp8Activations::Quantized { .. } => {
                             Fp8Source::Quantized(Fp8Operand { codes: x[0], scales: x[1], token_scales })
                         }
-                        Fp8Activations::Values(_) if quantizes_first => {
+                        Fp8Activations::Values(_) if of_experts.is_some() => {
                             let (size, addresses) = ([x_rows, shape.cols], [x[0], codes, scales]);
                             if shape.cols > 0 {
                                 let dtype = T::DTYPE;

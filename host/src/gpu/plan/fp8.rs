@@ -85,11 +85,10 @@ pub(in crate::gpu) fn plan(
     let (mut product, grid) = key.product(kernels, config, 1)?;
     let layout = Fp8Layout::new([rows, weights.cols], options.per_group);
     layout.describe(&mut product);
-    // Experts' rows may have several places in packs each.
-    let quantizes_first = experts.is_some();
-    let [codes, scales] = if quantizes_first { layout.bytes } else { [0; 2] };
+    // Experts' rows may have several places in packs each, so a kernel of their own quantizes them.
+    let [codes, scales] = if experts.is_some() { layout.bytes } else { [0; 2] };
     let bytes = [codes, scales, row_bases_bytes(config, weights)];
-    Ok(Planned { product, grid, before: Before::Fp8 { quantizes_first, bytes } })
+    Ok(Planned { product, grid, before: Before::Fp8 { bytes } })
 }
 
 /// Bytes of the bases of rows of weights, a multiple of 16: the largest scale of each.

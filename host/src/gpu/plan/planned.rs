@@ -101,10 +101,8 @@ pub(in crate::gpu) enum Before {
     },
     /// FP8 activations, which are given or quantized.
     Fp8 {
-        /// Values are quantized by a kernel of their own, not by the one that packs.
-        quantizes_first: bool,
-        /// Bytes of quantized codes, of their scales, and of the bases of rows of weights, all
-        /// multiples of 16.
+        /// Bytes of quantized codes and of their scales, which only experts' rows have, and of the
+        /// bases of rows of weights, all multiples of 16.
         bytes: [u64; 3],
     },
 }
