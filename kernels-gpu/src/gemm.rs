@@ -37,6 +37,8 @@ mod fp4;
 mod fp8_weights;
 mod fragment;
 mod global_factor;
+#[cfg(microscale_wgmma)]
+mod group_results;
 mod mainloop;
 mod pack;
 #[cfg(microscale_wgmma)]

@@ -65,6 +65,7 @@ macro_rules! gemm_tiles {
             wgmma_128x224: Wgmma 128 224 1;
             wgmma_128x256: Wgmma 128 256 1;
             wgmma_192x16: Wgmma 192 16 1;
+            wgmma_192x192: Wgmma 192 192 1;
             wgmma_128x32_c2: Wgmma 128 32 2;
             wgmma_128x64_c2: Wgmma 128 64 2;
             wgmma_128x128_c2: Wgmma 128 128 2;

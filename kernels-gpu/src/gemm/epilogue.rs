@@ -17,8 +17,57 @@ use crate::product::problem::Problem;
 use crate::product::results::{Results, load};
 use crate::product::tensor_cores::{Activations, WeightFormat, WithBf16, WithF16};
 
-/// Result rows that a lane looks up for a token tile, at most.
-const LOOKUPS: usize = 256 / WARP as usize;
+/// The result rows of a work tile's tokens. Each lane looks up some of them for all lanes.
+pub(super) struct ResultRows([u32; Self::LOOKUPS]);
+
+impl ResultRows {
+    /// Result rows that a lane looks up, at most.
+    const LOOKUPS: usize = 256 / WARP as usize;
+
+    /// Looks up the result rows of the tokens from `first` to `end`. `A` is a lane's array of their
+    /// sums.
+    ///
+    /// # Safety
+    /// The kernel's contract. All lanes call it, and the tokens exist.
+    #[inline(always)]
+    pub(super) unsafe fn of<A: Array>(problem: &Problem, [first, end]: [u32; 2]) -> Self {
+        let mut rows = [0; Self::LOOKUPS];
+        for i in 0..(A::LEN * 2).div_ceil(WARP as usize) {
+            let token = (first + i as u32 * WARP + warp::lane()).min(end - 1);
+            // SAFETY: the token is at most the last one of the work tile.
+            rows[i] = unsafe { problem.result_row(token) };
+        }
+        Self(rows)
+    }
+
+    /// The result row of token `token` of the `group`th group of [`WARP`]. All lanes call it.
+    #[inline(always)]
+    pub(super) fn row(&self, group: usize, token: u32) -> u32 {
+        warp::shuffle(self.0[group], token)
+    }
+}
+
+/// The factor of a work tile's sums, which are too small by 2^-`lowered`. If it does not fit into
+/// f32, the sums are multiplied.
+#[inline(always)]
+pub(super) fn factor<A: Array>(
+    problem: &Problem,
+    work_tile: &WorkTile,
+    sums: &mut A,
+    lowered: i32,
+) -> GlobalFactor {
+    let (apply, global_scale) = (problem.weights.apply, work_tile.global_scale);
+    let factor = GlobalFactor::new(apply, global_scale).raised(lowered);
+    if factor.high != 0.0 {
+        return factor;
+    }
+    let exact = apply.scaled(f64::from(power_of_two(lowered)), global_scale);
+    for i in 0..A::LEN {
+        let sum = sums.get_mut(i);
+        *sum = (f64::from(*sum) * exact) as f32;
+    }
+    GlobalFactor::ONE
+}
 
 /// Stores the results of a tile of 16 rows and the tokens of a work tile. The sums are too small by
 /// 2^-`lowered`.
@@ -29,21 +78,13 @@ const LOOKUPS: usize = 256 / WARP as usize;
 pub(super) unsafe fn store<D: Activations, A: Array>(
     problem: &Problem,
     first_row: u32,
-    &WorkTile { first_token: first, end_token: end, global_scale, .. }: &WorkTile,
+    work_tile: &WorkTile,
     sums: &A,
     lowered: i32,
 ) {
-    let apply = problem.weights.apply;
-    let mut factor = GlobalFactor::new(apply, global_scale).raised(lowered);
     let mut sums = *sums;
-    if factor.high == 0.0 {
-        let exact = apply.scaled(f64::from(power_of_two(lowered)), global_scale);
-        for i in 0..A::LEN {
-            let sum = sums.get_mut(i);
-            *sum = (f64::from(*sum) * exact) as f32;
-        }
-        factor = GlobalFactor::ONE;
-    }
+    let factor = factor(problem, work_tile, &mut sums, lowered);
+    let &WorkTile { first_token: first, end_token: end, .. } = work_tile;
     if problem.results.epilogue.steps != 0 {
         // SAFETY: as for this function.
         return unsafe { store_with_steps::<D, A>(problem, first_row, [first, end], sums, factor) };
@@ -54,13 +95,8 @@ pub(super) unsafe fn store<D: Activations, A: Array>(
     let of_lane = if row < rows { count } else { 0 };
     let out = problem.results.out.wrapping_add(row as usize * 2);
     let whole = (problem.results.out as u32 | rows * 2).is_multiple_of(8);
-    // Each lane looks up the result rows of some tokens for all lanes.
-    let mut result_rows = [0; LOOKUPS];
-    for i in 0..(A::LEN * 2).div_ceil(WARP as usize) {
-        let token = (first + i as u32 * WARP + warp::lane()).min(end - 1);
-        // SAFETY: the token is at most the last one of the work tile.
-        result_rows[i] = unsafe { problem.result_row(token) };
-    }
+    // SAFETY: the tokens exist.
+    let result_rows = unsafe { ResultRows::of::<A>(problem, [first, end]) };
     for four in 0..A::LEN / 4 {
         if four as u32 * 8 >= count {
             break;
@@ -72,8 +108,7 @@ pub(super) unsafe fn store<D: Activations, A: Array>(
         });
         let four_rows = transpose.apply(words);
         let in_tile = four as u32 * 8 + transpose.token;
-        let to =
-            ptx::offset_by(out, warp::shuffle(result_rows[four / 4], in_tile % WARP), rows * 2).cast_mut();
+        let to = ptx::offset_by(out, result_rows.row(four / 4, in_tile % WARP), rows * 2).cast_mut();
         let exists = in_tile < of_lane;
         // SAFETY: where `exists`, the token and the first row exist, and no other lane has these
         // results. With `whole`, rows of results are a multiple of 8 bytes, so that all four rows
@@ -97,7 +132,7 @@ pub(super) unsafe fn store<D: Activations, A: Array>(
 /// # Safety
 /// As for [`store`].
 #[inline(always)]
-unsafe fn store_with_steps<D: Activations, A: Array>(
+pub(super) unsafe fn store_with_steps<D: Activations, A: Array>(
     problem: &Problem,
     first_row: u32,
     [mut first, end]: [u32; 2],

@@ -113,12 +113,18 @@ impl PipelineState {
         self.base + FRONT_BYTES + self.stage * self.stage_bytes
     }
 
-    /// [`Self::empty_barrier`] of the previous stage.
+    /// The number of the previous stage.
     #[cfg(microscale_wgmma)]
     #[inline(always)]
-    fn previous_empty_barrier(&self) -> u32 {
-        let previous = if self.stage == 0 { self.stages } else { self.stage } - 1;
-        self.base + previous * BARRIER_PAIR_BYTES + BARRIER_PAIR_BYTES / 2
+    fn previous(&self) -> u32 {
+        (if self.stage == 0 { self.stages } else { self.stage }) - 1
+    }
+
+    /// The address of the previous stage.
+    #[cfg(microscale_wgmma)]
+    #[inline(always)]
+    pub(super) fn previous_stage_address(&self) -> u32 {
+        self.base + FRONT_BYTES + self.previous() * self.stage_bytes
     }
 
     /// Waits until all consumers have released the stage, with multicast in both thread blocks of
@@ -184,7 +190,7 @@ impl PipelineState {
     #[cfg(microscale_wgmma)]
     #[inline(always)]
     pub(super) unsafe fn consumer_release_previous<T: Tile>(&self, exists: bool) {
-        let barrier = self.previous_empty_barrier();
+        let barrier = self.base + self.previous() * BARRIER_PAIR_BYTES + BARRIER_PAIR_BYTES / 2;
         // The other lanes' reads come before the first lanes' arrivals.
         warp::sync();
         if exists && warp::lane() < const { T::CONFIG.row_sharers() } {

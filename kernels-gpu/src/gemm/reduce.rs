@@ -6,7 +6,7 @@ use microscale_kernels_abi::launch::WARP;
 use super::epilogue::{store, store_reference};
 use super::params::{Launch, Params};
 use super::tile::{Array, Tile};
-use super::tile_scheduler::WorkTile;
+use super::tile_scheduler::{KRange, WorkTile};
 use crate::hardware::{ptx, warp};
 use crate::product::tensor_cores::{Activations, WeightFormat};
 
@@ -116,31 +116,15 @@ impl Params<'_> {
         mut in_range: bool,
     ) {
         let k_range = &work_tile.k_range;
-        if !k_range.is_whole(&self.launch) && !slice.is_complete(&self.launch) {
-            let own = self.partial_sums::<T, A>(k_range.tile, T::worker(), tile, slice);
-            for i in 0..TILES {
-                for j in 0..A::LEN / 4 {
-                    let four = [0, 1, 2, 3].map(|k| sums[i].get(4 * j + k).to_bits());
-                    // SAFETY: the slot is the thread block's, and these 16 bytes are the lane's.
-                    unsafe { ptx::store_16(own.wrapping_add(four_offset::<A>(i, j)), four) };
-                }
-            }
+        if self.is_split(k_range, slice) {
+            self.store_partial_sums::<T, A, TILES>(k_range.tile, tile, slice, &sums);
             // SAFETY: all lanes are here and have stored their sums.
             let Some(all_in_range) = (unsafe { self.arrive(k_range.tile, tile, slice, in_range) }) else {
                 return;
             };
             in_range = all_in_range;
             // SAFETY: this thread block arrived last, so all have stored their sums.
-            sums = unsafe {
-                match A::LEN {
-                    ..=16 => self.reduce::<T, A, TILES, 4>(k_range.tile, tile, slice),
-                    // With decoder warps, consumer warps have fewer registers.
-                    _ if T::CONFIG.mainloop.has_decoders() => {
-                        self.reduce::<T, A, TILES, 1>(k_range.tile, tile, slice)
-                    }
-                    _ => self.reduce::<T, A, TILES, 2>(k_range.tile, tile, slice),
-                }
-            };
+            sums = unsafe { self.reduce_all::<T, A, TILES>(k_range.tile, tile, slice) };
         }
         let problem = self.problem.of_expert::<F>(work_tile.expert);
         let row = work_tile.row_tile * const { T::M } + tile * TILE_ROWS;
@@ -157,6 +141,55 @@ impl Params<'_> {
             } else {
                 let tokens = [work_tile.first_token, work_tile.end_token];
                 store_reference::<F, D>(&problem, row, TILES as u32 * TILE_ROWS, tokens);
+            }
+        }
+    }
+
+    /// Returns whether other thread blocks have sums of the slice, too.
+    #[inline(always)]
+    pub(super) fn is_split(&self, k_range: &KRange, slice: TokenSlice) -> bool {
+        !k_range.is_whole(&self.launch) && !slice.is_complete(&self.launch)
+    }
+
+    /// Stores the partial sums of a warp's tiles of a split work tile.
+    #[inline(always)]
+    pub(super) fn store_partial_sums<T: Tile, A: Array, const TILES: usize>(
+        &self,
+        work_tile: u32,
+        tile: u32,
+        slice: TokenSlice,
+        sums: &[A; TILES],
+    ) {
+        let own = self.partial_sums::<T, A>(work_tile, T::worker(), tile, slice);
+        for i in 0..TILES {
+            for j in 0..A::LEN / 4 {
+                let four = [0, 1, 2, 3].map(|k| sums[i].get(4 * j + k).to_bits());
+                // SAFETY: the slot is the thread block's, and these 16 bytes are the lane's.
+                unsafe { ptx::store_16(own.wrapping_add(four_offset::<A>(i, j)), four) };
+            }
+        }
+    }
+
+    /// Adds up all thread blocks' partial sums of the warp's tiles in the order of K.
+    ///
+    /// # Safety
+    /// As for [`Self::reduce`].
+    #[inline(always)]
+    pub(super) unsafe fn reduce_all<T: Tile, A: Array, const TILES: usize>(
+        &self,
+        work_tile: u32,
+        tile: u32,
+        slice: TokenSlice,
+    ) -> [A; TILES] {
+        // SAFETY: the same contract.
+        unsafe {
+            match A::LEN {
+                ..=16 => self.reduce::<T, A, TILES, 4>(work_tile, tile, slice),
+                // With decoder warps, consumer warps have fewer registers.
+                _ if T::CONFIG.mainloop.has_decoders() => {
+                    self.reduce::<T, A, TILES, 1>(work_tile, tile, slice)
+                }
+                _ => self.reduce::<T, A, TILES, 2>(work_tile, tile, slice),
             }
         }
     }
@@ -178,8 +211,7 @@ impl Params<'_> {
         self.partial_sums.wrapping_add((slot + u64::from(in_slot)) as usize)
     }
 
-    /// Adds up all thread blocks' partial sums of the warp's tiles in the order of K. `AT_ONCE`
-    /// thread blocks' sums are loaded at a time.
+    /// [`Self::reduce_all`], with `AT_ONCE` thread blocks' sums loaded at a time.
     ///
     /// # Safety
     /// The kernel's contract. All thread blocks that share the work tile have stored their sums and
@@ -228,7 +260,13 @@ impl Params<'_> {
     /// # Safety
     /// The kernel's contract. All lanes call it after they have stored their partial sums.
     #[inline(always)]
-    unsafe fn arrive(&self, work_tile: u32, tile: u32, slice: TokenSlice, in_range: bool) -> Option<bool> {
+    pub(super) unsafe fn arrive(
+        &self,
+        work_tile: u32,
+        tile: u32,
+        slice: TokenSlice,
+        in_range: bool,
+    ) -> Option<bool> {
         let [first, last] = slice.sharers(&self.launch, work_tile);
         let index =
             (work_tile - self.launch.schedule.first_shared) * slice.blocks + slice.rank % slice.blocks;

@@ -96,6 +96,24 @@ pub(crate) unsafe fn store_16(address: *mut u8, [a, b, c, d]: [u32; 4]) {
     }
 }
 
+/// Stores 16 bytes if `exists`, without a branch.
+///
+/// # Safety
+/// If `exists`, as for [`store_16`].
+#[cfg(microscale_wgmma)]
+#[inline(always)]
+pub(crate) unsafe fn store_16_if(exists: bool, address: *mut u8, [a, b, c, d]: [u32; 4]) {
+    // SAFETY: the instruction needs exactly the caller's promise.
+    unsafe {
+        asm!(
+            "{{ .reg .pred there; setp.ne.u32 there, {there}, 0; @there st.global.v4.b32 [{address}], {{{a}, {b}, {c}, {d}}}; }}",
+            there = in(reg32) u32::from(exists), a = in(reg32) a, b = in(reg32) b, c = in(reg32) c, d = in(reg32) d,
+            address = in(reg64) address,
+            options(nostack, preserves_flags)
+        );
+    }
+}
+
 /// Stores 8 bytes if `exists`, without a branch.
 ///
 /// # Safety

@@ -102,6 +102,23 @@ pub(crate) unsafe fn load_matrices(address: u32) -> [u32; 4] {
     [a, b, c, d]
 }
 
+/// Stores four matrices of eight rows and eight columns of 16 bits, transposed: lane 8i + c has the
+/// address of column c of matrix i, 16 bytes. Lane 4g + t has columns 2t and 2t + 1 of row g of
+/// each. All lanes of the warp call it.
+///
+/// # Safety
+/// As for [`store_16`].
+#[cfg(microscale_wgmma)]
+#[inline(always)]
+pub(crate) unsafe fn store_transposed(address: u32, [a, b, c, d]: [u32; 4]) {
+    // SAFETY: the instruction needs exactly the caller's promise.
+    unsafe {
+        asm!("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [{address}], {{{a}, {b}, {c}, {d}}};",
+            address = in(reg32) address, a = in(reg32) a, b = in(reg32) b, c = in(reg32) c, d = in(reg32) d,
+            options(nostack, preserves_flags));
+    }
+}
+
 /// Loads a word.
 ///
 /// # Safety

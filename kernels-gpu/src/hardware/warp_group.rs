@@ -7,6 +7,12 @@
 use core::arch::asm;
 
 use microscale_kernels_abi::gemm::PACK_COLUMNS;
+use microscale_kernels_abi::launch::WARP;
+
+use crate::hardware::warp;
+
+/// Warps of a warp group.
+pub(crate) const WARPS: u32 = 4;
 
 /// Releases registers of each thread but `COUNT`, a multiple of 8. All threads of the warp group
 /// call it.
@@ -43,6 +49,21 @@ pub(crate) unsafe fn barrier_of<const NUMBER: u32>(threads: u32) {
     unsafe {
         asm!("barrier.sync.aligned {number}, {threads};", number = const NUMBER, threads = in(reg32) threads,
             options(nostack, preserves_flags));
+    }
+}
+
+/// Waits for the other warps of the warp group. Their earlier writes are then visible to each
+/// other. Takes a barrier of the thread block per warp group, from number 1 on.
+///
+/// # Safety
+/// All lanes of the warp group's four warps call it. [`barrier_of`] is not used with its number.
+#[inline(always)]
+pub(crate) unsafe fn barrier() {
+    let number = 1 + warp::number() / WARPS;
+    // SAFETY: convergent; all lanes of the warp are here.
+    unsafe {
+        asm!("barrier.sync.aligned {number}, {threads};", number = in(reg32) number,
+            threads = const WARPS * WARP, options(nostack, preserves_flags));
     }
 }
 

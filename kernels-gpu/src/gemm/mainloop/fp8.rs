@@ -13,7 +13,6 @@ use crate::gemm::fp8_weights::{Fp8Weights, LeftOut, Scales, Unsigned, promote, s
 use crate::gemm::fragment::FragmentLoader;
 use crate::gemm::params::Params;
 use crate::gemm::pipeline::PipelineState;
-use crate::gemm::reduce::TokenSlice;
 use crate::gemm::tile::{Array, Tile};
 use crate::hardware::warp;
 use crate::hardware::warp_group::{MultiplyPack, swizzled};
@@ -63,12 +62,12 @@ unsafe fn multiply<F: Fp8Weights, D: Activations, T: Tile>(
             LeftOut { params, work_tile: &work_tile, tile, packs, first_eight: 0, bases: None }
                 .add::<F, T, _>(&mut sums);
         }
-        params.finish::<F, D, T, T::Accumulators, 1>(&work_tile, tile, TokenSlice::ALL, [sums], true);
+        consumer.finish::<D>(params, &work_tile, tile, sums, true);
     }
 }
 
 /// Adds all products of a work tile's K-iterations to the sums, except of weights that are left
-/// out. Returns whether there may be any.
+/// out, and releases all stages but the last one. Returns whether any may be left out.
 ///
 /// # Safety
 /// The kernel's contract. Whole warp groups call it.
@@ -129,10 +128,10 @@ where
             unsafe { scale_tokens(sums, scales) };
         }
         state.advance();
-        // SAFETY: the whole warp group is here, and all products of the stage have been waited for.
-        unsafe { state.consumer_release_previous::<T>(true) };
         if left == 0 {
             return left_out;
         }
+        // SAFETY: the whole warp group is here, and all products of the stage have been waited for.
+        unsafe { state.consumer_release_previous::<T>(true) };
     }
 }

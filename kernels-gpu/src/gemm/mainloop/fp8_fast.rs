@@ -14,7 +14,6 @@ use crate::gemm::fp8_weights::{Fp8Weights, LeftOut, Scales, scale_tokens};
 use crate::gemm::fragment::FragmentLoader;
 use crate::gemm::params::Params;
 use crate::gemm::pipeline::PipelineState;
-use crate::gemm::reduce::TokenSlice;
 use crate::gemm::tile::{Array, Tile};
 use crate::gemm::tile_scheduler::WorkTile;
 use crate::gemm::weight_loader::last_row;
@@ -67,7 +66,7 @@ unsafe fn multiply<F: Fp8Weights, D: Activations, T: Tile>(
             let left_out = LeftOut { params, work_tile: &work_tile, tile, packs, first_eight: 0, bases };
             left_out.add::<F, T, _>(&mut sums);
         }
-        params.finish::<F, D, T, T::Accumulators, 1>(&work_tile, tile, TokenSlice::ALL, [sums], true);
+        consumer.finish::<D>(params, &work_tile, tile, sums, true);
     }
 }
 
@@ -93,7 +92,8 @@ unsafe fn row_bases<F: Fp8Weights, T: Tile>(
 }
 
 /// Adds all products of a work tile's K-iterations, times the factors of rows and the scales of
-/// tokens, except of weights that are left out. Returns whether there may be any.
+/// tokens, except of weights that are left out, and releases all stages but the last one. Returns
+/// whether any may be left out.
 ///
 /// # Safety
 /// The kernel's contract. Whole warp groups call it.
@@ -165,7 +165,6 @@ where
                     *sums.get_mut(i) *= factors[i / 2 % 2];
                 }
                 scale_tokens(sums, token_scales);
-                state.consumer_release_previous::<T>(true);
             }
             return left_out;
         }

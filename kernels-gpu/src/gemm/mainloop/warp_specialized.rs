@@ -6,8 +6,10 @@ use microscale_kernels_abi::gemm::{PACK_COLUMNS, TILE_ROWS};
 use microscale_kernels_abi::launch::WARP;
 
 use crate::gemm::fragment::FragmentLoader;
+use crate::gemm::group_results::{LEAST_TOKENS, ResultBuffer};
 use crate::gemm::params::{Launch, Params};
 use crate::gemm::pipeline::{self, PipelineState, barrier, swizzled_front};
+use crate::gemm::reduce::TokenSlice;
 use crate::gemm::tile::Tile;
 use crate::gemm::tile_scheduler::{KRange, TileScheduler, WorkTile};
 use crate::gemm::weight_loader::{WeightLoader, stage_for};
@@ -16,7 +18,7 @@ use crate::hardware::warp_group;
 use crate::hardware::{cluster, mbarrier, ptx, warp};
 use crate::product::problem::Problem;
 use crate::product::product_format::ProductFormat;
-use crate::product::tensor_cores::WeightFormat;
+use crate::product::tensor_cores::{Activations, WeightFormat};
 
 /// Producer threads per thread block.
 const PRODUCERS: u32 = 4 * WARP;
@@ -72,6 +74,8 @@ pub(super) unsafe fn run<F: ProductFormat, T: Tile>(
         unsafe { barrier::<T>() };
         if T::CONFIG.mainloop.has_decoders() {
             warp_group::acquire_registers::<216>();
+        } else if T::MANY_SUMS && const { T::CONFIG.consumer_warps() > 2 * warp_group::WARPS } {
+            warp_group::acquire_registers::<160>();
         } else if T::MANY_SUMS {
             warp_group::acquire_registers::<232>();
         }
@@ -216,6 +220,34 @@ impl<F: WeightFormat, T: Tile> Consumer<F, T> {
     pub(super) unsafe fn work_tile(&self) -> WorkTile {
         // SAFETY: the caller promises that the entry is there.
         unsafe { self.queue.front() }
+    }
+
+    /// Finishes a warp's tile of a work tile whose products are complete, and releases the last
+    /// stage.
+    ///
+    /// # Safety
+    /// The kernel's contract. The whole warp group calls it, and no other warp has the tile. The
+    /// last stage of the work tile, and no other, is not released.
+    #[inline(always)]
+    pub(super) unsafe fn finish<D: Activations>(
+        &mut self,
+        params: &Params<'_>,
+        work_tile: &WorkTile,
+        tile: u32,
+        sums: T::Accumulators,
+        in_range: bool,
+    ) {
+        // SAFETY: the same contract.
+        unsafe {
+            if T::N < LEAST_TOKENS {
+                self.state.consumer_release_previous::<T>(true);
+                let all = TokenSlice::ALL;
+                return params.finish::<F, D, T, _, 1>(work_tile, tile, all, [sums], in_range);
+            }
+            let buffer = ResultBuffer::new::<T>(self.state.previous_stage_address());
+            params.finish_group::<F, D, T, _>(work_tile, tile, sums, in_range, buffer);
+            self.state.consumer_release_previous::<T>(true);
+        }
     }
 }
 

@@ -78,19 +78,19 @@ unsafe fn multiply<F: WeightFormat, D: Activations, T: Tile>(
         };
         let in_range = F::ALWAYS_IN_RANGE || warp::ballot(in_range) == u32::MAX;
         if T::CONFIG.k_sharers() > 1 {
+            consumer.state.consumer_release_previous::<T>(true);
             let (kept, in_range) = cluster_exchange::add::<T>(base, tile, &accumulators, in_range);
             let slice = TokenSlice::of_cluster(cluster::rank());
             params.finish::<F, D, T, T::Half, 1>(&work_tile, tile, slice, [kept], in_range);
             cluster::wait();
         } else {
-            let all = [accumulators];
-            params.finish::<F, D, T, T::Accumulators, 1>(&work_tile, tile, TokenSlice::ALL, all, in_range);
+            consumer.finish::<D>(params, &work_tile, tile, accumulators, in_range);
         }
     }
 }
 
-/// Adds all products of a work tile's K-iterations to the accumulators. Returns the largest
-/// [offset](WeightFormat::scale_offset) of the scales.
+/// Adds all products of a work tile's K-iterations to the accumulators, and releases all stages but
+/// the last one. Returns the largest [offset](WeightFormat::scale_offset) of the scales.
 ///
 /// # Safety
 /// The kernel's contract. Whole warp groups call it.
@@ -148,10 +148,7 @@ where
         state.advance();
         first = false;
     }
-    // SAFETY: the whole warp group is here, and `wait` waits for all products.
-    unsafe {
-        D::Wgmma::wait(accumulators);
-        state.consumer_release_previous::<T>(true);
-    }
+    // SAFETY: the whole warp group is here.
+    unsafe { D::Wgmma::wait(accumulators) };
     scale_offset
 }
