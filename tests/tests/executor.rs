@@ -7,6 +7,7 @@ mod executor_tests {
     pub(crate) mod activations;
     pub(crate) mod case;
     pub(crate) mod cases;
+    mod changes;
     pub(crate) mod everything;
     pub(crate) mod expert_parts;
     pub(crate) mod experts;
@@ -16,6 +17,7 @@ mod executor_tests {
     pub(crate) mod gemm;
     mod gemm_sizes;
     pub(crate) mod gptq;
+    mod group_results;
     pub(crate) mod kv;
     pub(crate) mod mutations;
     pub(crate) mod operations;

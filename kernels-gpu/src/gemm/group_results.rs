@@ -82,11 +82,13 @@ impl Params<'_> {
         let mut all_in_range = true;
         // Only weights that are decoded to 16 bits are lowered, or may be out of range.
         let decoded = const { T::CONFIG.mainloop.takes_16_bits() };
+        let may_be_out_of_range = decoded && !F::ALWAYS_IN_RANGE;
         if self.is_split(&work_tile.k_range, slice) {
             let split = work_tile.k_range.tile;
             self.store_partial_sums::<T, A, 1>(split, tile, slice, &[sums]);
             // SAFETY: the whole warp group is here and has stored its sums.
-            match unsafe { self.arrive_group(split, tile, in_range, buffer) } {
+            let in_range_here = if may_be_out_of_range { Some(in_range) } else { None };
+            match unsafe { self.arrive_group(split, tile, in_range_here, buffer) } {
                 None => return,
                 Some(of_all) => all_in_range = of_all,
             }
@@ -98,7 +100,6 @@ impl Params<'_> {
         let row = work_tile.row_tile * const { T::M } + tile * TILE_ROWS;
         let tokens = [work_tile.first_token, work_tile.end_token];
         let lowered = if decoded { D::LOWERED[F::INDEX] } else { 0 };
-        let may_be_out_of_range = decoded && !F::ALWAYS_IN_RANGE;
         // SAFETY: the whole warp group is here, and so are all lanes; no other warp of the launch
         // has these rows and tokens.
         unsafe {
@@ -122,7 +123,7 @@ impl Params<'_> {
         }
     }
 
-    /// [`Self::arrive`] once for a warp group.
+    /// [`Self::arrive`] once for a warp group. `in_range` is `None` if its scales always are.
     ///
     /// # Safety
     /// As for [`Self::arrive`] and [`Self::finish_group`].
@@ -131,7 +132,7 @@ impl Params<'_> {
         &self,
         work_tile: u32,
         tile: u32,
-        in_range: bool,
+        in_range: Option<bool>,
         buffer: ResultBuffer,
     ) -> Option<bool> {
         let number = warp::number() % WARPS;
@@ -139,12 +140,16 @@ impl Params<'_> {
         // SAFETY: each warp writes to its own codes, whose products have been computed. The
         // barriers order the words' writes and reads.
         unsafe {
-            if warp::lane() == 0 {
+            if let Some(in_range) = in_range
+                && warp::lane() == 0
+            {
                 shared::store(buffer.word(number), u32::from(in_range));
             }
             warp_group::barrier();
             if number == 0 {
-                let in_range = (1..WARPS).fold(in_range, |all, i| all & (shared::load(buffer.word(i)) != 0));
+                let in_range = in_range.is_none_or(|own| {
+                    (1..WARPS).fold(own, |all, i| all & (shared::load(buffer.word(i)) != 0))
+                });
                 let outcome = match self.arrive(work_tile, tile, TokenSlice::ALL, in_range) {
                     None => 0,
                     Some(in_range) => 1 + u32::from(in_range),
