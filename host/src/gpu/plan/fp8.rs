@@ -121,8 +121,7 @@ pub(in crate::gpu) fn most_fp8_workspace_bytes(
     }
     let configs = GemmConfig::for_fp8(weights.format, Dtype::Bf16);
     let most = most_product_bytes(kernels, configs, weights, tokens)?;
-    let quantized = Fp8Layout::new([tokens, weights.cols], true).total_bytes();
-    Ok(if most == 0 { 0 } else { most.saturating_add(quantized).saturating_add(one_word_per_row(weights)) })
+    Ok(if most == 0 { 0 } else { most.saturating_add(one_word_per_row(weights)) })
 }
 
 /// Bytes of workspace, semaphores not counted, that serve products with experts' weights of any
