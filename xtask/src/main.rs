@@ -69,6 +69,10 @@ fn dispatch(arguments: &[String]) -> Result<()> {
     let Some((name, rest)) = arguments.split_first() else { return help(&[]) };
     let name = if matches!(name.as_str(), "-h" | "--help") { "help" } else { name };
     match COMMANDS.iter().find(|command| command.name == name) {
+        Some(command) if rest.iter().any(|argument| matches!(argument.as_str(), "-h" | "--help")) => {
+            println!("Usage: cargo xtask {} {}\n\n{}", command.name, command.arguments, command.about);
+            Ok(())
+        }
         Some(command) => (command.run)(rest),
         None => bail!("there is no command `{name}`; `cargo xtask help` lists them"),
     }
