@@ -15,8 +15,8 @@ use crate::hardware::{ptx, shared, warp};
 use crate::product::problem::Problem;
 use crate::product::tensor_cores::{Activations, WeightFormat};
 
-/// Tokens of a tile whose results pass through shared memory, at least. With fewer, products took up
-/// to 10 % longer so.
+/// Tokens of a tile whose results pass through shared memory, at least. With fewer, products took
+/// up to 10 % longer so.
 pub(super) const LEAST_TOKENS: u32 = 64;
 
 /// Rows of a warp group.
@@ -179,8 +179,8 @@ unsafe fn store_group<A: Array>(
     round: impl Fn(f32, f32) -> u32,
     buffer: ResultBuffer,
 ) {
-    // A shuffle stays where it is. Without it, LLVM computes addresses before the mainloop and keeps
-    // them in registers.
+    // A shuffle stays where it is. Without it, LLVM computes addresses before the mainloop and
+    // keeps them in registers.
     let lane = warp::pin_in_register(warp::lane());
     let number = warp::number() % WARPS;
     // A store of matrices has two eights of tokens, and both eights of the warp's rows.
