@@ -1,10 +1,10 @@
-"""Measure `wgmma` next to integer instructions: `python wgmma_with_instructions.py`.
+"""Measure `wgmma` next to other instructions: `python wgmma_with_instructions.py`.
 
 Needs a GPU of compute capability 9.0 and nvcc. Two warp groups per multiprocessor multiply bf16
-(m64nNk16), with A in registers or in shared memory, in groups of products. After each group they
-compute INSTRUCTIONS for each four products, and wait for the group before; or two more warp groups
-compute as many, without waiting. Prints the cycles of one product, which takes N / 2 at the tensor
-cores' rate. A third of the instructions each are PRMT, LOP3 and HMUL2.
+(m64nNk16), with A in registers or in shared memory, in groups of products. After each group, the
+same warps run a number of other instructions and wait for the group before. Or two more warp groups
+run them, without waiting. The instructions are PRMT, LOP3 and HMUL2, a third each. Prints the
+cycles of one product, which takes N / 2 at the tensor cores' rate.
 """
 
 import os
@@ -36,7 +36,7 @@ def wait(groups: int) -> str:
 
 
 def instructions(count: int) -> str:
-    """Return integer instructions on eight registers."""
+    """Return instructions on eight registers."""
     load = "".join(f"mov.b32 r{i}, %{i};" for i in range(8))
     compute = "".join(KINDS[i % 3].format(i % 8) for i in range(count))
     store = "".join(f"mov.b32 %{i}, r{i};" for i in range(8))

@@ -1,13 +1,13 @@
 //! Results of warp groups: 64 rows of 32 tokens pass through shared memory at a time, so that lanes
-//! store whole cache lines. A warp alone has 16 rows, a sector of each token. With experts of 2048
-//! columns and 144 tokens, sectors took a fifth of the mainloop's time to store.
+//! store whole cache lines. One warp has 16 rows, a sector of 32 bytes per token. With experts of
+//! 2048 columns and 144 tokens, sectors took a fifth of the mainloop's time to store.
 
 use microscale_kernels_abi::gemm::TILE_ROWS;
 use microscale_kernels_abi::launch::WARP;
 
 use super::epilogue::{ResultRows, factor, store_reference, store_with_steps};
 use super::params::Params;
-use super::reduce::TokenSlice;
+use super::reduce::{TokenSlice, lowered, may_be_out_of_range};
 use super::tile::{Array, Tile};
 use super::tile_scheduler::WorkTile;
 use crate::hardware::warp_group::{self, WARPS};
@@ -15,8 +15,8 @@ use crate::hardware::{ptx, shared, warp};
 use crate::product::problem::Problem;
 use crate::product::tensor_cores::{Activations, WeightFormat};
 
-/// Tokens of a tile whose results pass through shared memory, at least. With fewer, products took
-/// up to 10 % longer so.
+/// The fewest tokens of a tile whose results pass through shared memory. With tiles of 16 and 24
+/// tokens, products took 1 to 10 % longer.
 pub(super) const LEAST_TOKENS: u32 = 64;
 
 /// Rows of a warp group.
@@ -29,8 +29,8 @@ const PIECE: u32 = 16;
 /// Eights of tokens in the buffer.
 const EIGHTS: usize = TOKENS as usize / 8;
 
-/// A warp group's place for results in shared memory: its codes in a stage that it has multiplied,
-/// which no other warp reads.
+/// A warp group's buffer for results in shared memory: its codes in a stage whose products have
+/// been computed. No other warp group reads them.
 #[derive(Clone, Copy)]
 pub(super) struct ResultBuffer {
     address: u32,
@@ -38,19 +38,22 @@ pub(super) struct ResultBuffer {
 }
 
 impl ResultBuffer {
-    /// The place in the stage at `stage`. The stage must not be released before
-    /// [`Params::finish_group`].
+    /// The buffer in the stage at `stage`, which may be released only after
+    /// [`Params::finish_group`] has returned.
     #[inline(always)]
     pub(super) fn new<T: Tile>(stage: u32) -> Self {
         let warp_bytes = const { T::STAGE.codes_bytes() / T::CONFIG.consumer_warps() };
-        const { assert!(T::STAGE.codes_bytes() / T::BLOCK_ROWS * ROWS >= TOKENS * TOKEN_BYTES) };
+        const {
+            assert!(T::BLOCK_ROWS == T::CONFIG.consumer_warps() * TILE_ROWS);
+            assert!(T::STAGE.codes_bytes() / T::BLOCK_ROWS * ROWS >= TOKENS * TOKEN_BYTES);
+        }
         let first = warp::number() / WARPS * WARPS;
         Self { address: stage + first * warp_bytes, warp_bytes }
     }
 
-    /// The address of the first word of the codes of warp `number` of the warp group.
+    /// The address of a word in the codes of warp `number` of the warp group.
     #[inline(always)]
-    fn word(self, number: u32) -> u32 {
+    fn flag_address(self, number: u32) -> u32 {
         self.address + number * self.warp_bytes
     }
 
@@ -80,14 +83,12 @@ impl Params<'_> {
     ) {
         let slice = TokenSlice::ALL;
         let mut all_in_range = true;
-        // Only weights that are decoded to 16 bits are lowered, or may be out of range.
-        let decoded = const { T::CONFIG.mainloop.takes_16_bits() };
-        let may_be_out_of_range = decoded && !F::ALWAYS_IN_RANGE;
+        let may_be_out_of_range = may_be_out_of_range::<F, T>();
         if self.is_split(&work_tile.k_range, slice) {
             let split = work_tile.k_range.tile;
             self.store_partial_sums::<T, A, 1>(split, tile, slice, &[sums]);
-            // SAFETY: the whole warp group is here and has stored its sums.
-            let in_range_here = if may_be_out_of_range { Some(in_range) } else { None };
+            let in_range_here = may_be_out_of_range.then_some(in_range);
+            // SAFETY: the whole warp group is here, and this warp has stored its sums.
             match unsafe { self.arrive_group(split, tile, in_range_here, buffer) } {
                 None => return,
                 Some(of_all) => all_in_range = of_all,
@@ -99,11 +100,10 @@ impl Params<'_> {
         let problem = self.problem.of_expert::<F>(work_tile.expert);
         let row = work_tile.row_tile * const { T::M } + tile * TILE_ROWS;
         let tokens = [work_tile.first_token, work_tile.end_token];
-        let lowered = if decoded { D::LOWERED[F::INDEX] } else { 0 };
-        // SAFETY: the whole warp group is here, and so are all lanes; no other warp of the launch
-        // has these rows and tokens.
+        // SAFETY: the whole warp group is here, and so are all lanes; no other warp group has these
+        // rows and tokens. Other warps' stores of this warp's rows come before the barrier.
         unsafe {
-            let factor = factor(&problem, work_tile, &mut sums, lowered);
+            let factor = factor(&problem, work_tile, &mut sums, lowered::<F, D, T>());
             if problem.results.epilogue.steps != 0 {
                 if !may_be_out_of_range || in_range {
                     return store_with_steps::<D, A>(&problem, row, tokens, sums, factor);
@@ -138,28 +138,29 @@ impl Params<'_> {
         let number = warp::number() % WARPS;
         warp::sync();
         // SAFETY: each warp writes to its own codes, whose products have been computed. The
-        // barriers order the words' writes and reads.
+        // barriers order the words' writes and reads. All four warps have stored their sums before
+        // the first barrier, so the first warp may arrive for them.
         unsafe {
             if let Some(in_range) = in_range
                 && warp::lane() == 0
             {
-                shared::store(buffer.word(number), u32::from(in_range));
+                shared::store(buffer.flag_address(number), u32::from(in_range));
             }
             warp_group::barrier();
             if number == 0 {
                 let in_range = in_range.is_none_or(|own| {
-                    (1..WARPS).fold(own, |all, i| all & (shared::load(buffer.word(i)) != 0))
+                    (1..WARPS).fold(own, |all, i| all & (shared::load(buffer.flag_address(i)) != 0))
                 });
                 let outcome = match self.arrive(work_tile, tile, TokenSlice::ALL, in_range) {
                     None => 0,
                     Some(in_range) => 1 + u32::from(in_range),
                 };
                 if warp::lane() == 0 {
-                    shared::store(buffer.word(0), outcome);
+                    shared::store(buffer.flag_address(0), outcome);
                 }
             }
             warp_group::barrier();
-            let outcome = shared::load(buffer.word(0));
+            let outcome = shared::load(buffer.flag_address(0));
             (outcome != 0).then_some(outcome == 2)
         }
     }
@@ -179,8 +180,7 @@ unsafe fn store_group<A: Array>(
     round: impl Fn(f32, f32) -> u32,
     buffer: ResultBuffer,
 ) {
-    // A shuffle stays where it is. Without it, LLVM computes addresses before the mainloop and
-    // keeps them in registers.
+    // Otherwise LLVM computes addresses before the mainloop and keeps them in registers.
     let lane = warp::pin_in_register(warp::lane());
     let number = warp::number() % WARPS;
     // A store of matrices has two eights of tokens, and both eights of the warp's rows.
@@ -190,7 +190,7 @@ unsafe fn store_group<A: Array>(
     let (token, piece) = (number * 4 + lane / 8, lane % 8);
     let from = buffer.address + ResultBuffer::offset(token, piece);
     let (rows, row) = (problem.shape.rows as u32, first_row + piece * 8);
-    let count = end.saturating_sub(first);
+    let count = end - first;
     let of_lane = if row < rows { count } else { 0 };
     let out = problem.results.out.wrapping_add(row as usize * 2);
     let whole = (problem.results.out as u32 | rows * 2).is_multiple_of(PIECE);
@@ -206,10 +206,10 @@ unsafe fn store_group<A: Array>(
             let at = 4 * (group * EIGHTS + eight) + 2 * half;
             if eight < eights { round(sums.get(at), sums.get(at + 1)) } else { 0 }
         };
-        // SAFETY: the whole warp group is here. Its warps have read their codes, or the previous
-        // results, before they write to the buffer, and have written before they read. Where it
-        // `exists`, the token and the first row exist, and no other lane has these results. If
-        // `whole`, rows of results are a multiple of 16 bytes, so all eight rows exist.
+        // SAFETY: the whole warp group is here. Its warps have read their codes and words, or the
+        // previous results, before they write to the buffer, and have written before they read.
+        // Where it `exists`, the token and the first row exist, and no other lane has these
+        // results. If `whole`, rows of results are a multiple of 16 bytes, so all eight rows exist.
         unsafe {
             warp_group::barrier();
             for pair in 0..eights.div_ceil(2) {

@@ -93,6 +93,17 @@ impl Launch<'_> {
     }
 }
 
+/// The exponent that has lowered the weights: only weights that are decoded to 16 bits are.
+pub(super) const fn lowered<F: WeightFormat, D: Activations, T: Tile>() -> i32 {
+    if T::CONFIG.mainloop.takes_16_bits() { D::LOWERED[F::INDEX] } else { 0 }
+}
+
+/// Returns whether the tensor cores may be unable to multiply with some scales: only where weights
+/// are decoded to 16 bits.
+pub(super) const fn may_be_out_of_range<F: WeightFormat, T: Tile>() -> bool {
+    T::CONFIG.mainloop.takes_16_bits() && !F::ALWAYS_IN_RANGE
+}
+
 /// The offset of four of a lane's sums of a tile, in the partial sums of a warp's tiles.
 const fn four_offset<A: Array>(tile: usize, four: usize) -> usize {
     (tile * (A::LEN / 4) + four) * WARP as usize * 16
@@ -129,12 +140,10 @@ impl Params<'_> {
         let problem = self.problem.of_expert::<F>(work_tile.expert);
         let row = work_tile.row_tile * const { T::M } + tile * TILE_ROWS;
         let work_tile = slice.of::<A>(work_tile);
-        // Only weights that are decoded to 16 bits are lowered, or may be out of range.
-        let decoded = const { T::CONFIG.mainloop.takes_16_bits() };
-        let lowered = if decoded { D::LOWERED[F::INDEX] } else { 0 };
+        let lowered = lowered::<F, D, T>();
         // SAFETY: all lanes are here; no other warp of the launch has these rows and tokens.
         unsafe {
-            if !decoded || F::ALWAYS_IN_RANGE || in_range {
+            if !may_be_out_of_range::<F, T>() || in_range {
                 for i in 0..TILES {
                     store::<D, A>(&problem, row + i as u32 * TILE_ROWS, &work_tile, &sums[i], lowered);
                 }

@@ -79,7 +79,7 @@ pub(crate) fn number() -> u32 {
 }
 
 /// Pins a value in a register. The assembler recomputes other values at each use, but not the
-/// result of a shuffle.
+/// result of a shuffle. LLVM does not move a shuffle either, nor anything computed from it.
 #[inline(always)]
 pub(crate) fn pin_in_register(value: u32) -> u32 {
     shuffle(value, lane())

@@ -11,7 +11,7 @@ use microscale_kernels_abi::launch::WARP;
 
 use crate::hardware::warp;
 
-/// Warps of a warp group.
+/// Warps of a warp group, and tiles of 16 rows of a multiplication.
 pub(crate) const WARPS: u32 = 4;
 
 /// Releases registers of each thread but `COUNT`, a multiple of 8. All threads of the warp group

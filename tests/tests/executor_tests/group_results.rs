@@ -7,7 +7,7 @@ use super::gemm::gemm_cases;
 /// The kernels: one per format. Only MXFP4 has scales out of range.
 const KERNELS: [&str; 2] = ["nvfp4_gemm_bf16_wgmma_128x64", "mxfp4_gemm_bf16_wgmma_128x64"];
 /// Cases: rows of results that are whole pieces and others, more tokens than the buffer has, work
-/// tiles that are split and others, scales out of range in both.
+/// tiles that are split and others. The second has scales out of range.
 const CASES: [&str; 2] = ["rows: 260, cols: 704, tokens: 130", "rows: 600, cols: 512, tokens: 33"];
 
 /// Adds the changes of a kernel.
@@ -18,11 +18,11 @@ fn change(changes: &mut Changes<'_>) {
     for text in ["stmatrix", "st.shared.b32"] {
         changes.leave_out(&changes.find(text));
     }
-    // Swizzled places without the swizzle of tokens would be right: both sides would agree. A store
-    // or a load of another piece is not.
+    // Both sides agree on the swizzle, so a kernel without it would pass. A store to the next token
+    // must not.
     for line in changes.find("stmatrix") {
         let moved = lines[line].replacen("],", "+128],", 1);
-        changes.add("another token", &[(line, moved)]);
+        changes.add("the next token", &[(line, moved)]);
     }
 }
 

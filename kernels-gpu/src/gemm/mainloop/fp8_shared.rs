@@ -16,12 +16,10 @@ use crate::gemm::pipeline::{PipelineState, swizzled_front};
 use crate::gemm::reduce::TokenSlice;
 use crate::gemm::tile::{Array, Tile};
 use crate::hardware::warp::pin_in_register;
-use crate::hardware::warp_group::{MultiplyPack, core_matrices, swizzled};
+use crate::hardware::warp_group::{MultiplyPack, WARPS, core_matrices, swizzled};
 use crate::hardware::{shared, warp};
 use crate::product::tensor_cores::Activations;
 
-/// Warps of a warp group, and tiles of 16 rows of a multiplication.
-const WARPS: u32 = 4;
 /// Tiles of a warp.
 const TILES: u32 = 2;
 /// Rows of a core matrix, and of a lane in its warp's tiles.

@@ -222,15 +222,15 @@ impl<F: WeightFormat, T: Tile> Consumer<F, T> {
         unsafe { self.queue.front() }
     }
 
-    /// Finishes a warp's tile of a work tile whose products are complete, and releases the last
-    /// stage.
+    /// Finishes a warp's tile of a work tile, and releases the last stage.
     ///
     /// # Safety
     /// The kernel's contract. The whole warp group calls it, and no other warp has the tile. The
-    /// last stage of the work tile, and no other, is not released.
+    /// work tile's products have been waited for, and of its stages only the last one is not yet
+    /// released. No thread block of the cluster has ended.
     #[inline(always)]
     pub(super) unsafe fn finish<D: Activations>(
-        &mut self,
+        &self,
         params: &Params<'_>,
         work_tile: &WorkTile,
         tile: u32,
@@ -242,11 +242,12 @@ impl<F: WeightFormat, T: Tile> Consumer<F, T> {
             if T::N < LEAST_TOKENS {
                 self.state.consumer_release_previous::<T>(true);
                 let all = TokenSlice::ALL;
-                return params.finish::<F, D, T, _, 1>(work_tile, tile, all, [sums], in_range);
+                params.finish::<F, D, T, _, 1>(work_tile, tile, all, [sums], in_range);
+            } else {
+                let buffer = ResultBuffer::new::<T>(self.state.previous_stage_address());
+                params.finish_group::<F, D, T, _>(work_tile, tile, sums, in_range, buffer);
+                self.state.consumer_release_previous::<T>(true);
             }
-            let buffer = ResultBuffer::new::<T>(self.state.previous_stage_address());
-            params.finish_group::<F, D, T, _>(work_tile, tile, sums, in_range, buffer);
-            self.state.consumer_release_previous::<T>(true);
         }
     }
 }
