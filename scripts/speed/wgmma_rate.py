@@ -6,9 +6,8 @@ times four products each, A in registers or in shared memory, B without swizzlin
 """
 
 import itertools
-import os
-import subprocess
-import tempfile
+
+import cuda_program
 
 ROUNDS = 2000
 TYPES = {"e4m3": ("k32.f32.e4m3.e4m3", 0), "bf16": ("k16.f32.bf16.bf16", 1)}
@@ -66,7 +65,7 @@ __global__ void __launch_bounds__(256) {name}(float *out, long long *cycles) {{
 def main() -> None:
     """Compile and run all variants."""
     variants = list(itertools.product(TYPES, (64, 128, 256), (True, False), (False, True)))
-    source, calls = "#include <cstdio>\n", ""
+    source, calls = "", ""
     for type_, tokens, in_registers, swizzled in variants:
         name = f"{type_}_n{tokens}_{'registers' if in_registers else 'shared'}_{'swizzled' if swizzled else 'plain'}"
         source += kernel(name, tokens, type_, in_registers, swizzled)
@@ -77,24 +76,7 @@ def main() -> None:
     cudaMemcpy(&taken, cycles, sizeof taken, cudaMemcpyDeviceToHost);
     printf("%-32s %6.1f cycles, %d at the full rate, %s\\n", "{name}", taken / {8.0 * ROUNDS}, {tokens // 2},
            cudaGetErrorString(status));"""
-    source += f"""
-int main() {{
-    float *out;
-    long long *cycles, taken;
-    cudaError_t status;
-    cudaMalloc(&out, 132 * 256 * 4);
-    cudaMalloc(&cycles, 132 * 8);{calls}
-}}
-"""
-    # nvcc takes further flags from the environment, which may name another architecture.
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("NVCC_")}
-    with tempfile.TemporaryDirectory() as directory:
-        file, program = os.path.join(directory, "rate.cu"), os.path.join(directory, "rate")
-        with open(file, "w", encoding="utf-8") as out:
-            out.write(source)
-        nvcc = ["nvcc", "-O3", "-gencode", "arch=compute_90a,code=sm_90a", "-o", program, file]
-        subprocess.run(nvcc, check=True, env=environment)
-        subprocess.run([program], check=True)
+    cuda_program.run(source, calls)
 
 
 if __name__ == "__main__":

@@ -7,9 +7,7 @@ run them, without waiting. The instructions are PRMT, LOP3 and HMUL2, a third ea
 cycles of one product, which takes N / 2 at the tensor cores' rate.
 """
 
-import os
-import subprocess
-import tempfile
+import cuda_program
 
 ROUNDS = 300
 KINDS = (
@@ -107,7 +105,7 @@ __global__ void __launch_bounds__({threads}) {name}(float *out, long long *cycle
 
 def main() -> None:
     """Compile and run all cases."""
-    source, calls = "#include <cstdio>\n", ""
+    source, calls = "", ""
     for tokens, in_registers, count, group in CASES:
         name = f"n{tokens}_{'registers' if in_registers else 'shared'}_{count}_{group}"
         source += kernel(name, tokens, in_registers, count, group)
@@ -119,24 +117,7 @@ def main() -> None:
     cudaMemcpy(&taken, cycles, sizeof taken, cudaMemcpyDeviceToHost);
     printf("n{tokens}, A in {"registers" if in_registers else "shared memory"}, {count} instructions {where}: "
            "%.1f cycles, {tokens // 2} at the full rate, %s\\n", taken / (16.0 * {ROUNDS}), cudaGetErrorString(status));"""
-    source += f"""
-int main() {{
-    float *out;
-    long long *cycles, taken;
-    cudaError_t status;
-    cudaMalloc(&out, 132 * 256 * 4);
-    cudaMalloc(&cycles, 132 * 8);{calls}
-}}
-"""
-    # nvcc takes further flags from the environment, which may name another architecture.
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("NVCC_")}
-    with tempfile.TemporaryDirectory() as directory:
-        file, program = os.path.join(directory, "rate.cu"), os.path.join(directory, "rate")
-        with open(file, "w", encoding="utf-8") as out:
-            out.write(source)
-        nvcc = ["nvcc", "-O3", "-gencode", "arch=compute_90a,code=sm_90a", "-o", program, file]
-        subprocess.run(nvcc, check=True, env=environment)
-        subprocess.run([program], check=True)
+    cuda_program.run(source, calls)
 
 
 if __name__ == "__main__":
