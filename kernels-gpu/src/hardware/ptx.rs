@@ -107,8 +107,8 @@ pub(crate) unsafe fn store_16_if(exists: bool, address: *mut u8, [a, b, c, d]: [
     unsafe {
         asm!(
             "{{ .reg .pred there; setp.ne.u32 there, {there}, 0; @there st.global.v4.b32 [{address}], {{{a}, {b}, {c}, {d}}}; }}",
-            there = in(reg32) u32::from(exists), a = in(reg32) a, b = in(reg32) b, c = in(reg32) c, d = in(reg32) d,
-            address = in(reg64) address,
+            there = in(reg32) u32::from(exists), address = in(reg64) address,
+            a = in(reg32) a, b = in(reg32) b, c = in(reg32) c, d = in(reg32) d,
             options(nostack, preserves_flags)
         );
     }
