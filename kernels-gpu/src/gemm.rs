@@ -10,6 +10,7 @@
 //! | `copies` | the ring of stages of warps that copy for themselves |
 //! | `pipeline` | the ring of stages between producer and consumer warps |
 //! | [`weight_loader`] | copies of codes and scales to a stage |
+//! | `activation_loader` | copies of activations to a stage, and packing them there |
 //! | [`fragment`] | a lane's weights of a stage, decoded and scaled |
 //! | [`mainloop`] | the mainloops |
 //! | `cluster_exchange` | the exchange of accumulators in a cluster |
@@ -25,8 +26,10 @@
 //!
 //! Weights are the first operand of the tensor cores. Lanes decode chunks of 32 weights to
 //! registers, as in `gemv_weights`, which changes the order of elements. The packing kernel brings
-//! activations into the same order once.
+//! activations into the same order once. Kernels for few tokens do this themselves.
 
+#[cfg(microscale_wgmma)]
+mod activation_loader;
 #[cfg(microscale_wgmma)]
 mod cluster_exchange;
 #[cfg(not(microscale_wgmma))]
@@ -136,9 +139,9 @@ macro_rules! gemm_entry {
         ///   and scales start on 16 bytes; with NVFP4, each row of scales starts on 4. `global` has
         ///   a slot per expert. Read-only.
         /// - `activations` has the tokens' rows, contiguous and aligned to the dtype, or for fast
-        ///   accumulation with MXFP4 weights a word per row of them, its base. `packed` has
-        ///   the packed activations for this tile; it may be written until that kernel ends.
-        ///   Read-only.
+        ///   accumulation with MXFP4 weights a word per row of them, its base. For kernels that
+        ///   pack, each row starts on 16 bytes. For others, `packed` has the packed activations for
+        ///   this tile; it may be written until that kernel ends. Read-only.
         /// - `out` has room for the results of every token, aligned to their dtype. `bias` has a
         ///   value per row of weights and expert, and `residual` one per result, where `epilogue`
         ///   has these steps.

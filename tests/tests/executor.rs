@@ -4,6 +4,7 @@
 //! same cases must also detect kernels that were changed on purpose.
 
 mod executor_tests {
+    mod activation_loader;
     pub(crate) mod activations;
     pub(crate) mod case;
     pub(crate) mod cases;

@@ -296,9 +296,14 @@ impl GemmConfig {
         self.mainloop.accumulates_fast() && matches!(self.weights, Format::Mxfp4)
     }
 
-    /// Returns whether thread blocks start next to one of the packing kernel.
-    pub(crate) const fn starts_beside_packing(self) -> bool {
-        self.tile_n <= self.mainloop.traits().beside_packing_up_to
+    /// Returns whether the kernel packs activations itself. Their rows must start on 16 bytes.
+    pub const fn packs_activations(self) -> bool {
+        self.tile_n <= self.mainloop.traits().packs_up_to
+    }
+
+    /// Producer warps that pack activations, one per pack of a K-iteration. The others copy.
+    pub const fn packing_warps(self) -> u32 {
+        if self.packs_activations() { self.packs() } else { 0 }
     }
 
     /// Bytes of a K-iteration's packs of activations in global memory.

@@ -62,9 +62,9 @@ pub struct MainloopTraits {
     /// Launched programmatically on [targets that can](crate::Target::since_sm90): thread blocks
     /// may start before the previous kernel has ended, and wait for it.
     pub programmatic: bool,
-    /// The largest `tile_n` whose thread blocks leave a multiprocessor registers for a thread block
-    /// of the packing kernel.
-    pub beside_packing_up_to: u32,
+    /// The largest `tile_n` whose kernels read activations where they lie, on 16 bytes, and pack
+    /// them in shared memory. Others read what a packing kernel has written.
+    pub packs_up_to: u32,
     /// The targets that have its kernels.
     pub targets: Targets,
 }
@@ -78,7 +78,7 @@ const GEMV: MainloopTraits = MainloopTraits {
     two_packs_up_to: 0,
     token_bytes: PACK_COLUMNS * 2,
     programmatic: true,
-    beside_packing_up_to: 0,
+    packs_up_to: 0,
     targets: Targets::All,
 };
 
@@ -87,12 +87,12 @@ const WGMMA: MainloopTraits = MainloopTraits {
     consumer_rows: 16,
     producer_warps: 4,
     two_packs_up_to: 64,
-    beside_packing_up_to: 64,
+    packs_up_to: 24,
     targets: Targets::WithWgmma,
     ..GEMV
 };
 
-const FP8: MainloopTraits = MainloopTraits { token_bytes: FP8_TOKEN_BYTES, ..WGMMA };
+const FP8: MainloopTraits = MainloopTraits { token_bytes: FP8_TOKEN_BYTES, packs_up_to: 0, ..WGMMA };
 
 /// The traits, in the order of [`Mainloop`].
 const MAINLOOPS: [MainloopTraits; 11] = [

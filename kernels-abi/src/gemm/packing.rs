@@ -35,8 +35,7 @@ pub const MERGE: KernelId = KernelId::new(Family::Gemm, 3);
 /// Threads per thread block of the packing kernels.
 pub const PACK_THREADS: u32 = 96;
 /// Thread blocks of the packing kernels that a multiprocessor has registers for, 40 per thread: 12
-/// warps on each of its four schedulers. One then fits next to a thread block that multiplies up to
-/// 64 tokens on compute capability 9.0, which leaves 4096 registers.
+/// warps on each of its four schedulers.
 pub(super) const PACK_RESIDENT: u32 = 16;
 /// The launch of the packing kernels. Their parameters say the number of thread blocks.
 pub(super) const PACK: Launch = (PACK_THREADS, 0, 0);

@@ -40,7 +40,7 @@ pub struct PackParams {
     pub aligned: u32,
     /// 1 for core matrices, which `wgmma` reads.
     pub core_matrices: u32,
-    /// Thread blocks, whose warps take turns.
+    /// Thread blocks.
     pub thread_blocks: u32,
     /// Bytes of a token in a pack.
     pub token_bytes: u32,
@@ -56,9 +56,9 @@ pub struct PackParams {
 }
 
 impl PackParams {
-    /// Parameters for a GPU with `sm_count` multiprocessors. `None` if there is nothing to pack, or
-    /// more than a launch can count.
-    pub fn new(config: GemmConfig, cols: u64, tokens: u64, aligned: bool, sm_count: u32) -> Option<Self> {
+    /// Parameters for the packed activations of a configuration. `None` if there is nothing to
+    /// pack, or more than a launch can count.
+    pub fn new(config: GemmConfig, cols: u64, tokens: u64, aligned: bool) -> Option<Self> {
         if tokens == 0 || cols == 0 || tokens >= TOKEN_LIMIT || cols >= COLUMN_LIMIT {
             return None;
         }
@@ -81,19 +81,19 @@ impl PackParams {
             iteration_packs: config.packs(),
             reserved: 0,
         };
-        Some(packing.on(config, sm_count))
+        Some(packing.with_thread_blocks())
     }
 
     /// The parameters with the rows of MXFP4 weights, whose largest scales the kernel finds.
     #[must_use]
-    pub fn with_rows(self, shape: WeightsShape, config: GemmConfig, sm_count: u32) -> Self {
-        Self { rows: shape.rows as u32, blocks: shape.blocks as u32, ..self }.on(config, sm_count)
+    pub fn with_rows(self, shape: WeightsShape) -> Self {
+        Self { rows: shape.rows as u32, blocks: shape.blocks as u32, ..self }.with_thread_blocks()
     }
 
-    /// The parameters with thread blocks for a warp per eight, or per row.
-    fn on(self, config: GemmConfig, sm_count: u32) -> Self {
-        let all = self.eights.max(self.rows).div_ceil(PACK_THREADS / WARP);
-        let thread_blocks = if config.starts_beside_packing() { all.min(sm_count) } else { all };
+    /// The parameters with thread blocks for a warp per eight, or per row. Warps that take turns
+    /// would wait for memory each time, which takes longer than starting more thread blocks.
+    fn with_thread_blocks(self) -> Self {
+        let thread_blocks = self.eights.max(self.rows).div_ceil(PACK_THREADS / WARP);
         Self { thread_blocks, ..self }
     }
 
@@ -224,7 +224,7 @@ mod tests {
         assert!(params(256, 0, 1, 4).is_none());
         assert!(params(1 << 31, 128, 1, 4).is_none());
         assert!(params(1 << 30, 1 << 20, 1 << 20, 4).is_none());
-        let packed = |cols, tokens| PackParams::new(config("mma-256x16"), cols, tokens, true, 4);
+        let packed = |cols, tokens| PackParams::new(config("mma-256x16"), cols, tokens, true);
         assert!(packed(128, TOKEN_LIMIT).is_none());
         assert!(packed(COLUMN_LIMIT, 1).is_none());
         assert!(packed(1 << 23, 1 << 20).is_none());

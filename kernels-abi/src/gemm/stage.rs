@@ -9,10 +9,11 @@ pub const MOST_STAGES: u32 = 8;
 pub const PLAN_OFFSET: u32 = MOST_STAGES * 16;
 /// Offset of a word for all threads.
 pub const WORD_OFFSET: u32 = PLAN_OFFSET + size_of::<Plan>() as u32;
-/// Offset of the barriers on which decoder warps arrive, one per stage.
-pub const DECODED_BARRIERS_OFFSET: u32 = (WORD_OFFSET + 4).next_multiple_of(8);
+/// Offset of the barriers on which warps that prepare stages arrive, one per stage: decoder warps
+/// and packing warps.
+pub const PREPARED_BARRIERS_OFFSET: u32 = (WORD_OFFSET + 4).next_multiple_of(8);
 /// Offset of the queue of work tiles from producer warps to consumer warps.
-pub const QUEUE_OFFSET: u32 = (DECODED_BARRIERS_OFFSET + MOST_STAGES * 8).next_multiple_of(16);
+pub const QUEUE_OFFSET: u32 = (PREPARED_BARRIERS_OFFSET + MOST_STAGES * 8).next_multiple_of(16);
 /// Bytes of an entry of the queue.
 pub const QUEUE_ENTRY_BYTES: u32 = 48;
 /// Entries of the queue, a power of two. Producers are at most `MOST_STAGES` stages ahead, of one
@@ -71,8 +72,8 @@ pub enum StageLayout {
 /// Bytes of eight rows of 128 bytes, whose 16-byte chunks are swizzled.
 pub const SWIZZLE_BYTES: u32 = 1024;
 /// Offset of the barriers on which the warps that issue products and the consumer warps arrive, two
-/// per accumulator. Such kernels have no decoder warps.
-pub const ACCUMULATOR_BARRIERS_OFFSET: u32 = DECODED_BARRIERS_OFFSET;
+/// per accumulator. Such kernels prepare no stages.
+pub const ACCUMULATOR_BARRIERS_OFFSET: u32 = PREPARED_BARRIERS_OFFSET;
 
 /// Offset of the front of swizzled stages, at least. Its plan and its word are not used: they lie
 /// where shared memory starts.

@@ -149,10 +149,9 @@ impl Fp4Operand {
         // SAFETY: the same contract.
         unsafe {
             self.write_factors(PACK_THREADS);
-            let mut number = warp::thread_block() * WARPS + warp::thread() / WARP;
-            while number < params.eights {
+            let number = warp::thread_block() * WARPS + warp::number();
+            if number < params.eights {
                 self.pack_eight::<F>(out, &routed, &params, number);
-                number += params.thread_blocks * WARPS;
             }
         }
     }

@@ -16,8 +16,8 @@ pub(super) const EIGHT: u32 = 8;
 /// Words of eight activations in a chunk.
 const WORDS: u32 = CHUNK as u32 / EIGHT;
 
-/// Packs activations. A warp packs eight tokens of a pack at a time. A lane has one token, and the
-/// same eight activations of each of its four chunks.
+/// Packs activations. A warp packs eight tokens of a pack. A lane has one token, and the same eight
+/// activations of each of its four chunks.
 ///
 /// # Safety
 /// The contract of the packing kernels.
@@ -36,11 +36,10 @@ pub(super) unsafe fn pack<D: Activations>(
         ptx::start_next_kernel();
     }
     const WARPS: u32 = PACK_THREADS / WARP;
-    let mut number = warp::thread_block() * WARPS + warp::thread() / WARP;
-    while number < params.eights {
+    let number = warp::thread_block() * WARPS + warp::number();
+    if number < params.eights {
         // SAFETY: as for this function; the eight exists.
         unsafe { pack_eight::<D>(activations, out, &routed, &params, number) };
-        number += params.thread_blocks * WARPS;
     }
 }
 

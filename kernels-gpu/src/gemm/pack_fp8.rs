@@ -35,14 +35,15 @@ impl Fp8Operand {
         ptx::wait_for_previous_kernel();
         ptx::start_next_kernel();
         const WARPS: u32 = PACK_THREADS / WARP;
-        let mut number = warp::thread_block() * WARPS + warp::thread() / WARP;
-        while number < params.eights {
+        let number = warp::thread_block() * WARPS + warp::number();
+        if number < params.eights {
             // SAFETY: the same contract; the eight exists.
             unsafe { self.pack_eight(out, &routed, &params, number) };
-            number += params.thread_blocks * WARPS;
         }
-        // SAFETY: the same contract.
-        unsafe { row_bases.find_all(&params, params.thread_blocks, WARPS) };
+        if number < params.rows {
+            // SAFETY: the same contract; the row exists.
+            unsafe { row_bases.find(&params, number) };
+        }
     }
 
     /// Packs eight tokens of a pack: number `number` of all eights.
@@ -132,20 +133,6 @@ impl RowBases {
         if row < params.rows {
             // SAFETY: the same contract; the row exists.
             unsafe { self.find(params, row) };
-        }
-    }
-
-    /// Writes the largest scale of each row. The warps of the launch take turns.
-    ///
-    /// # Safety
-    /// The contract of the packing kernel. All warps call it.
-    #[inline(always)]
-    unsafe fn find_all(&self, params: &PackParams, thread_blocks: u32, warps: u32) {
-        let mut row = warp::thread_block() * warps + warp::number();
-        while row < params.rows {
-            // SAFETY: the same contract; the row exists.
-            unsafe { self.find(params, row) };
-            row += thread_blocks * warps;
         }
     }
 

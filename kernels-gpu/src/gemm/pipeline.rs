@@ -4,7 +4,7 @@
 //! Producers acquire an empty stage, copy to it and commit it. Consumers wait for a full stage,
 //! multiply and release it.
 
-use microscale_kernels_abi::gemm::stage::{self, DECODED_BARRIERS_OFFSET, FRONT_BYTES, Stage};
+use microscale_kernels_abi::gemm::stage::{self, FRONT_BYTES, PREPARED_BARRIERS_OFFSET, Stage};
 
 use super::tile::Tile;
 use crate::hardware::{cluster, mbarrier, shared, warp};
@@ -18,7 +18,7 @@ pub(super) fn swizzled_front() -> u32 {
     stage::swizzled_front(shared::address(warp::shared::<u128>().cast::<u8>()))
 }
 
-/// Initializes the barriers of stage `stage`, with one for `decoders` decoder warps.
+/// Initializes the barriers of stage `stage`, with one for `preparers` warps that prepare stages.
 /// [`mbarrier::fence_init`] and a barrier of the thread block must follow.
 ///
 /// # Safety
@@ -30,15 +30,15 @@ pub(super) unsafe fn init(
     stage: u32,
     producer_arrivals: u32,
     consumer_arrivals: u32,
-    decoders: u32,
+    preparers: u32,
 ) {
     let full = base + stage * BARRIER_PAIR_BYTES;
     // SAFETY: the barriers lie before the stages, on 8 bytes, and no thread uses them yet.
     unsafe {
         mbarrier::init(full, producer_arrivals);
         mbarrier::init(full + BARRIER_PAIR_BYTES / 2, consumer_arrivals);
-        if decoders > 0 {
-            mbarrier::init(base + DECODED_BARRIERS_OFFSET + stage * 8, decoders);
+        if preparers > 0 {
+            mbarrier::init(base + PREPARED_BARRIERS_OFFSET + stage * 8, preparers);
         }
     }
 }
@@ -93,11 +93,11 @@ impl PipelineState {
         self.full_barrier() + BARRIER_PAIR_BYTES / 2
     }
 
-    /// The barrier on which decoder warps arrive.
+    /// The barrier on which warps that prepare stages arrive: decoder warps and packing warps.
     #[cfg(microscale_wgmma)]
     #[inline(always)]
-    fn decoded_barrier(&self) -> u32 {
-        self.base + DECODED_BARRIERS_OFFSET + self.stage * 8
+    fn prepared_barrier(&self) -> u32 {
+        self.base + PREPARED_BARRIERS_OFFSET + self.stage * 8
     }
 
     /// The stage's number.
@@ -155,27 +155,27 @@ impl PipelineState {
         self.stage_address()
     }
 
-    /// Arrives on the barrier of decoder warps: the warp's part of the stage is decoded.
+    /// Commits the warp's part of the stage, which it has decoded or packed.
     ///
     /// # Safety
-    /// All lanes of a decoder warp call it, once per turn.
+    /// All lanes of a warp that prepares stages call it, once per turn.
     #[cfg(microscale_wgmma)]
     #[inline(always)]
-    pub(super) unsafe fn decoder_commit(&self) {
+    pub(super) unsafe fn preparer_commit(&self) {
         shared::fence_writes();
         // The other lanes' writes come before the first lane's arrival.
         warp::sync();
         if warp::lane() == 0 {
-            // SAFETY: the barrier expects an arrival of each decoder warp.
-            unsafe { mbarrier::arrive(self.decoded_barrier()) };
+            // SAFETY: the barrier expects an arrival of each warp that prepares stages.
+            unsafe { mbarrier::arrive(self.prepared_barrier()) };
         }
     }
 
-    /// Waits until the stage is decoded, which it is after it is full, and returns its address.
+    /// Waits until the stage is prepared, which it is after it is full, and returns its address.
     #[cfg(microscale_wgmma)]
     #[inline(always)]
-    pub(super) fn wait_for_decoders(&self) -> u32 {
-        mbarrier::wait(self.decoded_barrier(), self.phase);
+    pub(super) fn wait_until_prepared(&self) -> u32 {
+        mbarrier::wait(self.prepared_barrier(), self.phase);
         // Lanes may have seen the barrier one after the other.
         warp::sync();
         self.stage_address()

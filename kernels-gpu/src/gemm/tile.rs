@@ -59,6 +59,9 @@ pub(super) trait Tile {
     /// True if the thread blocks of a cluster share a work tile's rows and activations.
     #[cfg(any(microscale_tcgen05, microscale_wgmma))]
     const SHARES_ROWS: bool = Self::CONFIG.row_sharers() > 1;
+    /// True if the kernel packs activations itself.
+    #[cfg(microscale_wgmma)]
+    const PACKS_ACTIVATIONS: bool = Self::CONFIG.packs_activations();
     /// Packs of activations per K-iteration.
     const PACKS: u32 = Self::CONFIG.packs();
     /// Chunks of a row per K-iteration.

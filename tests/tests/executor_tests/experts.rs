@@ -18,7 +18,7 @@ use microscale_test_support::weights::{Activations as X, Bound};
 
 use super::case::{MOST_SHARED, Prepared, argument};
 use super::cases::Case;
-use super::gemm::{Multiplication, pack_kernel};
+use super::gemm::{Multiplication, pack_activations};
 use super::steps::Fused;
 use super::weights::Weights::{self, Beyond, Of};
 use super::weights::{LEAST, Product, adds_one_token, gemv_bound, kernel_of, shape};
@@ -223,11 +223,9 @@ fn multiplying<T: Exact + Activation>(
         grid.at_once = thread_blocks;
         let plan = plan(&mut case, &routed, counts, grid);
         let tokens = tiles.count * u64::from(config.tile_n);
-        let pack = PackParams::new(config, shape.cols, tokens, cols.is_multiple_of(8), thread_blocks);
-        let pack = pack.expect("a small launch");
-        let packed = case.memory.allocate_aligned("packed", pack.bytes() as usize, 16);
-        let arguments = vec![x.clone(), packed.into(), plan.into(), from.clone(), argument(&pack)];
-        case.step(pack_kernel::<T>(), u64::from(pack.thread_blocks), arguments);
+        let pack = PackParams::new(config, shape.cols, tokens, cols.is_multiple_of(8));
+        let of_rows = [plan.into(), from.clone()];
+        let packed = pack_activations::<T>(&mut case, config, pack, x.clone(), of_rows);
         let gemm = GemmParams::new(config, shape, tokens, thread_blocks, shared).expect("a small launch");
         Multiplication {
             config,

@@ -260,7 +260,7 @@ fn multiplying<T: Exact + Activation>(
     let mut case = Prepared::new();
     let Before { read, factors, params } = before(&mut case, x, &[x], &[weights], layout, alpha);
     let cols = (x.blocks_per_row() * format.block()) as u64;
-    let pack = PackParams::new(config, cols, tokens, true, thread_blocks).expect("a small launch");
+    let pack = PackParams::new(config, cols, tokens, true).expect("a small launch");
     let packed = case.memory.allocate_aligned("packed", pack.bytes() as usize, 16);
     let [plan, from, to] = no_experts();
     let written = [packed.into(), factors.into(), plan.clone(), from.clone()];
@@ -285,7 +285,7 @@ fn multiplying<T: Exact + Activation>(
         weights: [codes.into(), scales.into(), factors.into()],
         apply: FACTOR.into(),
         activations: 0u64.into(),
-        packed,
+        packed: packed.into(),
         out,
         routed: [plan, from, to],
         epilogue: ([bias, residual], steps),
@@ -389,7 +389,7 @@ fn multiplying_experts(of: &Arc<OfExperts>, config: GemmConfig, at_once: u32) ->
     let Before { read, factors, params } =
         before(&mut case, x, &globals, &tensors, ScaleLayout::Swizzled, 0.5);
     let tokens = u64::from(grid.most_tiles) * u64::from(config.tile_n);
-    let pack = PackParams::new(config, shape.cols, tokens, true, thread_blocks).expect("a small launch");
+    let pack = PackParams::new(config, shape.cols, tokens, true).expect("a small launch");
     let packed = case.memory.allocate_aligned("packed", pack.bytes() as usize, 16);
     let written = [packed, factors, plan, routed.pairs].map(Argument::from);
     let arguments = [&read[..], &written, &[argument(&pack), argument(&params)]].concat();
@@ -412,7 +412,7 @@ fn multiplying_experts(of: &Arc<OfExperts>, config: GemmConfig, at_once: u32) ->
         weights: [codes.into(), scales.into(), factors.into()],
         apply: FACTOR.into(),
         activations: none(),
-        packed,
+        packed: packed.into(),
         out,
         routed: [plan.into(), routed.pairs.into(), routed.pairs.into()],
         epilogue: ([none(), none()], argument(&epilogue)),

@@ -187,9 +187,9 @@ fn multiplying<T: Exact + Activation>(
     let mut case = Prepared::new();
     let (cols, count) = (weights.cols() as u64, *tokens as u64);
     let aligned = weights.cols().is_multiple_of(8);
-    let mut pack = PackParams::new(config, cols, count, aligned, thread_blocks).expect("a small launch");
+    let mut pack = PackParams::new(config, cols, count, aligned).expect("a small launch");
     if config.has_row_bases() {
-        pack = pack.with_rows(shape(weights), config, thread_blocks);
+        pack = pack.with_rows(shape(weights));
     }
     let bytes: Vec<u8> = x.iter().map(|code| code.to_bits()).collect();
     let x = case.memory.allocate_from_aligned("x", &bytes, 8);
@@ -230,7 +230,7 @@ fn multiplying<T: Exact + Activation>(
         weights: [codes.into(), scales.into(), slot],
         apply,
         activations: row_bases.into(),
-        packed,
+        packed: packed.into(),
         out,
         routed: [plan, from, to],
         epilogue: ([bias, residual], steps),
@@ -272,9 +272,9 @@ fn quantizing<T: Exact + Activation>(config: GemmConfig, case: Fp8Case, seed: u6
 
     let mut prepared = Prepared::new();
     let aligned = cols.is_multiple_of(8);
-    let pack = PackParams::new(config, cols as u64, tokens as u64, aligned, 4).expect("a small launch");
+    let pack = PackParams::new(config, cols as u64, tokens as u64, aligned).expect("a small launch");
     let weights = tensor(Format::Mxfp4, rows, cols, Scales::Any, seed);
-    let with_rows = pack.with_rows(shape(&weights), config, 4);
+    let with_rows = pack.with_rows(shape(&weights));
     let weight_scales = prepared.memory.allocate_from_aligned("scales of weights", weights.scales(), 4);
     let row_bases = prepared.memory.allocate_aligned("bases of rows", rows * size_of::<u32>(), 4);
     let packed = ["quantized and packed", "packed"]

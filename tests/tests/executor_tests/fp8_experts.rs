@@ -167,7 +167,7 @@ fn multiplying<T: Exact + Activation>(
 
     let tokens = u64::from(grid.most_tiles) * u64::from(config.tile_n);
     let aligned = cols.is_multiple_of(8);
-    let pack = PackParams::new(config, weights.cols, tokens, aligned, thread_blocks).expect("a small launch");
+    let pack = PackParams::new(config, weights.cols, tokens, aligned).expect("a small launch");
     let codes: Vec<u8> = x.iter().map(|code| code.to_bits()).collect();
     let x = case.memory.allocate_from_aligned("x", &codes, 8);
     let x_scales = case.memory.allocate_from_aligned("scales of x", bytemuck::cast_slice(scales), 4);
@@ -202,7 +202,7 @@ fn multiplying<T: Exact + Activation>(
         weights: [codes.into(), scales.into(), slots],
         apply,
         activations: Argument::from(0u64),
-        packed,
+        packed: packed.into(),
         out,
         routed: [plan.into(), from, to],
         epilogue: ([bias, residual], steps),

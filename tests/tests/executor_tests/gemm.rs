@@ -20,8 +20,8 @@ use super::gemm_sizes::{CLUSTERS, GemmCase, SINGLE, WITH_STEPS};
 use super::steps::{Fused, STEPS};
 use super::weights::{LEAST, Lazy, Product, kernel_of, shape};
 
-/// Packs activations and multiplies, on a GPU that has room for a number of thread blocks. Buffers are aligned
-/// so far and no further.
+/// Packs activations, unless the configuration does, and multiplies, on a GPU that has room for a
+/// number of thread blocks. Buffers are aligned so far and no further.
 fn multiplying<T: Exact + Activation>(
     product: &Arc<Product<T>>,
     config: GemmConfig,
@@ -30,22 +30,19 @@ fn multiplying<T: Exact + Activation>(
 ) -> Prepared {
     let Product { weights, x, tokens, .. } = &**product;
     let mut case = Prepared::new();
-    // Activations start in the middle of 16 bytes if the number of tokens is odd. Otherwise their
-    // rows do.
-    let odd = tokens % 2 == 1;
+    // Activations start in the middle of 16 bytes if the number of tokens is odd, unless the kernel
+    // needs aligned ones. Otherwise their rows do.
+    let odd = tokens % 2 == 1 && !config.packs_activations();
     let activations = if odd {
         case.values(x, true)
     } else {
         case.memory.allocate_from_aligned("activations", bytemuck::cast_slice(x), 16).into()
     };
     let aligned = !odd && weights.cols().is_multiple_of(8);
-    let pack = PackParams::new(config, weights.cols() as u64, *tokens as u64, aligned, thread_blocks);
-    let pack = pack.expect("a small launch");
-    let packed = case.memory.allocate_aligned("packed", pack.bytes() as usize, 16);
     let [plan, from, to] = no_experts();
-    let arguments = vec![activations.clone(), packed.into(), plan.clone(), from.clone(), argument(&pack)];
-    case.step(pack_kernel::<T>(), u64::from(pack.thread_blocks), arguments);
-
+    let pack = PackParams::new(config, weights.cols() as u64, *tokens as u64, aligned);
+    let routed = [plan.clone(), from.clone()];
+    let packed = pack_activations::<T>(&mut case, config, pack, activations.clone(), routed);
     let stage = config.stage(ScalePieces::MOST);
     let shared = stage.shared_bytes(stages.min(stage.count(MOST_SHARED)));
     let gemm = GemmParams::new(config, shape(weights), *tokens as u64, thread_blocks, shared);
@@ -82,6 +79,25 @@ fn multiplying<T: Exact + Activation>(
     case
 }
 
+/// Adds the launch that packs activations, if the configuration does not. Returns the address of the
+/// packed activations, or 0. `routed` has the experts' plan and the list of rows of activations.
+pub(super) fn pack_activations<T: Activation>(
+    case: &mut Prepared,
+    config: GemmConfig,
+    pack: Option<PackParams>,
+    activations: Argument,
+    [plan, from]: [Argument; 2],
+) -> Argument {
+    if config.packs_activations() {
+        return 0u64.into();
+    }
+    let pack = pack.expect("a small launch");
+    let packed = case.memory.allocate_aligned("packed", pack.bytes() as usize, 16);
+    let arguments = vec![activations, packed.into(), plan, from, argument(&pack)];
+    case.step(pack_kernel::<T>(), u64::from(pack.thread_blocks), arguments);
+    packed.into()
+}
+
 /// A launch of a kernel that multiplies packed activations.
 pub(super) struct Multiplication<'a> {
     pub(super) config: GemmConfig,
@@ -91,7 +107,7 @@ pub(super) struct Multiplication<'a> {
     pub(super) weights: [Argument; 3],
     pub(super) apply: Argument,
     pub(super) activations: Argument,
-    pub(super) packed: Buffer,
+    pub(super) packed: Argument,
     pub(super) out: Buffer,
     /// The experts' plan, and the lists of rows of activations and of results.
     pub(super) routed: [Argument; 3],
@@ -109,8 +125,8 @@ impl Multiplication<'_> {
         let partial_sums = case.memory.allocate_aligned("partial sums", sums_bytes, 16);
         let (operands, steps) = self.epilogue;
         let mut arguments = weights.to_vec();
-        arguments.push(activations);
-        arguments.extend([packed, out, semaphores, partial_sums].map(Argument::from));
+        arguments.extend([activations, packed]);
+        arguments.extend([out, semaphores, partial_sums].map(Argument::from));
         arguments.extend(self.routed.into_iter().chain(operands));
         arguments.extend([argument(gemm), apply, steps]);
         case.step(kernel_of(config), u64::from(thread_blocks), arguments);
@@ -161,11 +177,14 @@ fn product<T: Exact + Activation>(
     Arc::new(LazyLock::new(Box::new(make)))
 }
 
-/// The configurations for a format that pack activations, with clusters that share K-iterations, or
-/// others.
-fn configs<T: Activation>(format: Format, share_k: bool) -> impl Iterator<Item = GemmConfig> {
+/// The configurations of the GEMM for a format and rows of `cols` columns, with clusters that share
+/// K-iterations, or others.
+fn configs<T: Activation>(format: Format, cols: usize, share_k: bool) -> impl Iterator<Item = GemmConfig> {
     let all = GemmConfig::for_operands(format, T::DTYPE);
-    all.filter(move |config| !config.mainloop.is_gemv() && (config.k_sharers() > 1) == share_k)
+    let takes = move |config: &GemmConfig| cols.is_multiple_of(8) || !config.packs_activations();
+    all.filter(move |config| {
+        !config.mainloop.is_gemv() && (config.k_sharers() > 1) == share_k && takes(config)
+    })
 }
 
 /// The case of a configuration. It is about `kernel`: the one that multiplies, or the one that packs.
@@ -188,12 +207,13 @@ fn cases_of<T: Exact + Activation>(cases: &mut Vec<Case>) {
     for format in Format::MULTIPLIED {
         for (i, case) in (0..).zip(SINGLE) {
             let made = product::<T>(format, case, i, None);
-            for config in configs::<T>(format, false) {
+            for config in configs::<T>(format, case.cols, false) {
                 cases.push(case_of(&made, case, config, kernel_of(config).into(), None));
             }
             // Each mainloop reads another order of packed activations.
             for mainloop in Mainloop::ALL {
-                let of_mainloop = configs::<T>(format, false).find(|config| config.mainloop == mainloop);
+                let of_mainloop = configs::<T>(format, case.cols, false)
+                    .find(|config| config.mainloop == mainloop && !config.packs_activations());
                 cases
                     .extend(of_mainloop.map(|config| case_of(&made, case, config, pack_kernel::<T>(), None)));
             }
@@ -201,7 +221,7 @@ fn cases_of<T: Exact + Activation>(cases: &mut Vec<Case>) {
         for (i, case) in (0..).zip(CLUSTERS) {
             for steps in [None, Some(i as usize % STEPS.len())] {
                 let made = product::<T>(format, case, i, steps);
-                for config in configs::<T>(format, true) {
+                for config in configs::<T>(format, case.cols, true) {
                     cases.push(case_of(&made, case, config, kernel_of(config).into(), steps));
                 }
             }
@@ -209,7 +229,7 @@ fn cases_of<T: Exact + Activation>(cases: &mut Vec<Case>) {
         for (i, case) in (0..).zip(WITH_STEPS) {
             for number in 0..STEPS.len() {
                 let made = product::<T>(format, case, i, Some(number));
-                for config in configs::<T>(format, false) {
+                for config in configs::<T>(format, case.cols, false) {
                     cases.push(case_of(&made, case, config, kernel_of(config).into(), Some(number)));
                 }
             }

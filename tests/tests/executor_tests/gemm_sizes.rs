@@ -33,7 +33,7 @@ const CASE: GemmCase = GemmCase {
 /// Without clusters that share K-iterations: one work tile and several, whole ones and split ones,
 /// by two thread blocks and by many; rows, columns and tokens that end within a tile; fewer
 /// K-iterations than stages, and more; more work tiles than their queue has entries.
-pub(super) const SINGLE: [GemmCase; 21] = [
+pub(super) const SINGLE: [GemmCase; 23] = [
     GemmCase { rows: 1, cols: 64, tokens: 1, thread_blocks: 1, stages: 2, ..CASE },
     GemmCase {
         rows: 16,
@@ -95,6 +95,16 @@ pub(super) const SINGLE: [GemmCase; 21] = [
     GemmCase { rows: 40, cols: 256, tokens: 20, thread_blocks: 2, stages: 3, weights: Far, ..CASE },
     GemmCase { rows: 40, cols: 256, tokens: 20, thread_blocks: 2, stages: 3, weights: Far, ..CASE },
     GemmCase { rows: 3, cols: 64, tokens: 290, thread_blocks: 1, stages: 2, ..CASE },
+    GemmCase { rows: 9, cols: 1016, tokens: 11, thread_blocks: 2, stages: 8, ..CASE },
+    GemmCase {
+        rows: 140,
+        cols: 376,
+        tokens: 55,
+        thread_blocks: 3,
+        stages: 4,
+        activations: X::Numbers,
+        ..CASE
+    },
 ];
 
 /// In clusters of two that share K-iterations: a cluster for each work tile and several; work tiles

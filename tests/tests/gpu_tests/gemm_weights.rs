@@ -22,8 +22,8 @@ use super::support::with_mma;
 /// Maximum loss of a product in tensor cores, which may flush subnormal numbers.
 const LEAST: f64 = f64::from_bits((1023 - 126) << 52);
 
-/// The configurations for some weights that pack activations.
-fn packing_configs(gpu: &Gpu, weights: &QuantizedTensor) -> Vec<GemmConfig> {
+/// The configurations of the GEMM for some weights.
+fn gemm_configs(gpu: &Gpu, weights: &QuantizedTensor) -> Vec<GemmConfig> {
     let mut configs = gpu.gemm_configs(weights.shape());
     configs.retain(|config| !config.mainloop.is_gemv());
     configs
@@ -40,14 +40,15 @@ fn fits<T: Activation>(gpu: &Gpu, weights: &DeviceTensor, tokens: usize, config:
     }
 }
 
-/// Checks results of every configuration that packs activations: rows with unusual scales have the CPU's bits.
+/// Checks results of every configuration of the GEMM: rows with unusual scales have the CPU's bits.
 fn check<T: Exact + Activation>(gpu: &Gpu, product: &Product<T>, skipped: usize) {
     let exact = ExactProducts::of(&product.weights, &product.x, product.tokens);
     let bound = Bound::of_gemm::<T>(product.weights.cols(), LEAST);
     let there = DeviceTensor::from_host(gpu.stream(), &product.weights).unwrap();
     for gpu in [Some(gpu), with_mma(gpu).as_ref()].into_iter().flatten() {
-        let mut configs = packing_configs(gpu, &product.weights);
+        let mut configs = gemm_configs(gpu, &product.weights);
         configs.retain(|config| fits::<T>(gpu, &there, product.tokens, *config));
+        configs.retain(|config| skipped.is_multiple_of(8) || !config.packs_activations());
         product.on_gpu(gpu, configs, skipped, |found, _, what| {
             let defined = |row: usize| is_unusual::<T>(&product.weights, row);
             for (i, (found, right)) in found.iter().zip(&product.results).enumerate() {
@@ -217,7 +218,7 @@ fn check_steps<T: Exact + Activation, O: Exact + ProductOf<T>>(
     let results = drawn.results(rows) * tokens;
     let mma = with_mma(gpu);
     let of_gpu = |gpu| {
-        let configs = packing_configs(gpu, weights).into_iter().map(Some);
+        let configs = gemm_configs(gpu, weights).into_iter().map(Some);
         configs.map(move |config| (gpu, config))
     };
     let others = mma.iter().flat_map(of_gpu);

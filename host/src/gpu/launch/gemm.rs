@@ -9,7 +9,7 @@ use microscale_kernels_abi::gemm::params::PackParams;
 use crate::error::Result;
 use crate::gpu::launch::arguments::{Operands, Routed, Steps};
 use crate::gpu::launch::enqueue::{Launch, argument, enqueue};
-use crate::gpu::plan::product::{ProductParams, ProductPlan};
+use crate::gpu::plan::product::{Packing, ProductParams, ProductPlan};
 use crate::gpu::runtime::kernels::Kernels;
 
 /// Enqueues the kernels of a product. `workspace` has the addresses of semaphores and memory.
@@ -50,16 +50,18 @@ pub(in crate::gpu) fn packing<'a>(
     kernels: &Kernels,
     plan: &'a ProductPlan,
 ) -> Option<(Launch, &'a PackParams)> {
-    let ProductParams::Packed { pack, pack_params, .. } = &plan.params else { return None };
+    let ProductParams::Gemm { packing: Some(Packing { kernel, params }), .. } = &plan.params else {
+        return None;
+    };
     let launch = Launch {
-        kernel: *pack,
-        thread_blocks: u64::from(pack_params.thread_blocks),
+        kernel: *kernel,
+        thread_blocks: u64::from(params.thread_blocks),
         threads: PACK_THREADS,
         shared: 0,
         cluster: 1,
         programmatic: is_programmatic(kernels, plan),
     };
-    Some((launch, pack_params))
+    Some((launch, params))
 }
 
 /// Returns whether the kernels of a plan may start before the previous kernel has ended.
@@ -91,8 +93,8 @@ pub(in crate::gpu) unsafe fn multiply(
     // guarantees the operands, the semaphores and `memory`.
     unsafe {
         match &plan.params {
-            ProductParams::Packed { pack_params, gemm_params, .. } => {
-                let partial_sums = memory + pack_params.bytes();
+            ProductParams::Gemm { gemm_params, .. } => {
+                let partial_sums = memory + plan.packed_bytes();
                 let arguments = &mut [
                     argument(codes),
                     argument(scales),
@@ -117,7 +119,7 @@ pub(in crate::gpu) unsafe fn multiply(
                 let params = match &plan.params {
                     ProductParams::Gemv(params) => argument(params),
                     ProductParams::Plain(params) => argument(params),
-                    ProductParams::Packed { .. } => unreachable!("matched above"),
+                    ProductParams::Gemm { .. } => unreachable!("matched above"),
                 };
                 let arguments = &mut [
                     argument(codes),

@@ -15,7 +15,10 @@ pub(in crate::gpu) const GEMV_TOKENS: usize = TILE_COLUMNS as usize;
 /// of 2880 and 5760 rows: by the GEMV that copies ahead, and by the one that does not.
 const EXPERT_PAIRS_OF_GEMV: [usize; 2] = [16, 4];
 
-/// Returns whether kernels that pack activations take weights of a shape: they copy 16 bytes of
+/// Rows of this many columns, and of multiples, all start on 16 bytes if the first one does.
+pub(in crate::gpu) const ALIGNED_COLUMNS: usize = 16 / size_of::<u16>();
+
+/// Returns whether kernels of the GEMM take weights of a shape: they copy 16 bytes of
 /// codes, and words of scales of whole rows.
 pub(in crate::gpu) fn is_packable(weights: QuantizedShape) -> bool {
     let words = weights.format != Format::Nvfp4 || weights.blocks_per_row().is_multiple_of(4);
@@ -27,7 +30,10 @@ pub(in crate::gpu) fn is_packable(weights: QuantizedShape) -> bool {
 pub(in crate::gpu) fn takes(config: GemmConfig, weights: QuantizedShape, aligned: bool) -> bool {
     let whole_chunks = aligned && weights.cols > 0 && weights.cols.is_multiple_of(CHUNK);
     match config.mainloop {
-        mainloop if !mainloop.is_gemv() => is_packable(weights),
+        mainloop if !mainloop.is_gemv() => {
+            let rows_are_aligned = aligned && weights.cols.is_multiple_of(ALIGNED_COLUMNS);
+            is_packable(weights) && (rows_are_aligned || !config.packs_activations())
+        }
         Mainloop::Gemv => {
             // Scales are copied by words: the scales of a row or, for MXFP4 and one token, of all
             // rows.
@@ -130,7 +136,7 @@ pub(in crate::gpu) fn choose_for_experts(
     [experts, pairs, rows_per_pair]: [usize; 3],
     packable: bool,
 ) -> GemmConfig {
-    let Request { weights, activations, .. } = request;
+    let Request { weights, activations, aligned, .. } = request;
     let with = |config: GemmConfig| GemmConfig { weights: weights.format, activations, ..config };
     let active = experts.min(pairs).max(1);
     let per_expert = rows_per_pair * pairs.div_ceil(active);
@@ -150,8 +156,11 @@ pub(in crate::gpu) fn choose_for_experts(
     }
     let usable = |config: &GemmConfig| {
         let traits = config.mainloop.traits();
-        let packs = !config.mainloop.is_gemv() && config.mainloop.takes_16_bits();
-        traits.targets.contain(gpu.target) && packs && config.cluster == 1
+        let is_gemm = !config.mainloop.is_gemv() && config.mainloop.takes_16_bits();
+        traits.targets.contain(gpu.target)
+            && is_gemm
+            && config.cluster == 1
+            && takes(*config, weights, aligned)
     };
     let mean = (rows_per_pair * pairs) as f64 / active as f64;
     let token_tiles = |tile_n: u32| (active as f64 * expected_tiles(mean, tile_n)).ceil() as usize;

@@ -41,7 +41,7 @@ impl Fp8Layout {
 
     /// Tells the kernels of a product how many scales a token has.
     fn describe(&self, product: &mut ProductPlan) {
-        if let ProductParams::Packed { gemm_params, .. } = &mut product.params {
+        if let ProductParams::Gemm { gemm_params, .. } = &mut product.params {
             gemm_params.pack_scales = u32::from(self.token_scales > 1);
         }
     }

@@ -11,7 +11,7 @@ use microscale_kernels_abi::{GemmConfig, KernelId, Mainloop};
 
 use crate::error::{Error, Result};
 use crate::gpu::launch::arguments::{limited, limited_columns, not_one_launch};
-use crate::gpu::plan::choose::takes;
+use crate::gpu::plan::choose::{ALIGNED_COLUMNS, takes};
 use crate::gpu::plan::request::weights_shape;
 use crate::gpu::runtime::kernels::Kernels;
 use crate::shape::QuantizedShape;
@@ -29,16 +29,18 @@ pub(in crate::gpu) struct ProductPlan {
     pub(in crate::gpu) shared: u32,
 }
 
+/// A packing kernel and its parameters.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::gpu) struct Packing {
+    pub(in crate::gpu) kernel: KernelId,
+    pub(in crate::gpu) params: PackParams,
+}
+
 /// The parameters of a product's kernels.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::gpu) enum ProductParams {
-    /// A packing kernel, and one that multiplies packed activations.
-    Packed {
-        /// The packing kernel.
-        pack: KernelId,
-        pack_params: PackParams,
-        gemm_params: GemmParams,
-    },
+    /// A kernel of the GEMM, after one that packs activations unless it packs them itself.
+    Gemm { packing: Option<Packing>, gemm_params: GemmParams },
     /// A GEMV that copies ahead.
     Gemv(GemvParams),
     /// A GEMV that does not.
@@ -81,7 +83,7 @@ impl ProductPlan {
             || not_one_launch(format_args!("{} rows times {tokens} of activations", weights.rows));
         match config.mainloop {
             mainloop if !mainloop.is_gemv() => {
-                Self::packed(kernels, config, kernel, weights, tokens, aligned, experts).ok_or_else(too_large)
+                Self::gemm(kernels, config, kernel, weights, tokens, aligned, experts).ok_or_else(too_large)
             }
             Mainloop::Gemv => {
                 let ready = kernels.ready(kernel)?;
@@ -122,8 +124,8 @@ impl ProductPlan {
         }
     }
 
-    /// The plan of a configuration that packs activations; `None` for more than a launch covers.
-    fn packed(
+    /// The plan of a configuration of the GEMM; `None` for more than a launch covers.
+    fn gemm(
         kernels: &Kernels,
         config: GemmConfig,
         kernel: KernelId,
@@ -138,18 +140,23 @@ impl ProductPlan {
             None => tokens as u64,
         };
         let shared = config.shared_bytes(kernels.most_shared());
-        let aligned = aligned && weights.cols.is_multiple_of(8);
-        let mut pack_params = PackParams::new(config, weights.cols as u64, tokens, aligned, sm_count)?;
-        if config.has_row_bases() {
-            pack_params = pack_params.with_rows(weights_shape(weights), config, sm_count);
-        }
+        let packing = if config.packs_activations() {
+            None
+        } else {
+            let aligned = aligned && weights.cols.is_multiple_of(ALIGNED_COLUMNS);
+            let mut params = PackParams::new(config, weights.cols as u64, tokens, aligned)?;
+            if config.has_row_bases() {
+                params = params.with_rows(weights_shape(weights));
+            }
+            let kernel = match config.mainloop {
+                mainloop if mainloop.takes_fp4() => config.fp4_pack()?,
+                mainloop if mainloop.takes_fp8() => PACK_FP8,
+                _ => pack(config.activations)?,
+            };
+            Some(Packing { kernel, params })
+        };
         // Thread blocks take all of a multiprocessor's shared memory.
         let gemm_params = GemmParams::new(config, weights_shape(weights), tokens, sm_count, shared)?;
-        let pack = match config.mainloop {
-            mainloop if mainloop.takes_fp4() => config.fp4_pack()?,
-            mainloop if mainloop.takes_fp8() => PACK_FP8,
-            _ => pack(config.activations)?,
-        };
         // The schedule of experts' rows is made on the GPU, for all whole clusters.
         let thread_blocks = match experts {
             Some(_) => sm_count / config.cluster * config.cluster,
@@ -158,7 +165,7 @@ impl ProductPlan {
         Some(Self {
             config,
             kernel,
-            params: ProductParams::Packed { pack, pack_params, gemm_params },
+            params: ProductParams::Gemm { packing, gemm_params },
             thread_blocks: u64::from(thread_blocks),
             threads: config.threads(),
             shared,
@@ -168,17 +175,25 @@ impl ProductPlan {
     /// Bytes of workspace: packed activations and partial sums, both multiples of 16.
     pub(in crate::gpu) fn workspace_bytes(&self) -> u64 {
         match &self.params {
-            ProductParams::Packed { pack_params, .. } => {
-                pack_params.bytes() + partial_sum_bytes(self.thread_blocks as u32, self.config)
+            ProductParams::Gemm { .. } => {
+                self.packed_bytes() + partial_sum_bytes(self.thread_blocks as u32, self.config)
             }
             ProductParams::Gemv(_) | ProductParams::Plain(_) => 0,
+        }
+    }
+
+    /// Bytes of the packed activations in the workspace.
+    pub(in crate::gpu) fn packed_bytes(&self) -> u64 {
+        match &self.params {
+            ProductParams::Gemm { packing: Some(packing), .. } => packing.params.bytes(),
+            _ => 0,
         }
     }
 
     /// Row tiles of a token tile, and K-iterations of each, for the schedule of experts' rows;
     /// `None` for the GEMV, which has none.
     pub(in crate::gpu) fn row_tiles_and_k_iterations(&self) -> Option<[u32; 2]> {
-        let ProductParams::Packed { gemm_params, .. } = &self.params else { return None };
+        let ProductParams::Gemm { gemm_params, .. } = &self.params else { return None };
         let row_tiles = gemm_params.shape.rows.div_ceil(u64::from(self.config.tile_m));
         Some([row_tiles as u32, gemm_params.k_iterations.divisor as u32])
     }
@@ -186,8 +201,8 @@ impl ProductPlan {
     /// The packing kernel, if there is one, and the kernel that multiplies.
     pub(in crate::gpu) fn kernels(&self) -> [Option<KernelId>; 2] {
         match self.params {
-            ProductParams::Packed { pack, .. } => [Some(pack), Some(self.kernel)],
-            ProductParams::Gemv(_) | ProductParams::Plain(_) => [None, Some(self.kernel)],
+            ProductParams::Gemm { packing: Some(packing), .. } => [Some(packing.kernel), Some(self.kernel)],
+            _ => [None, Some(self.kernel)],
         }
     }
 }
@@ -212,9 +227,9 @@ pub(in crate::gpu) fn most_product_bytes(
             // Another target, or too little shared memory.
             Err(_) => continue,
         };
-        if let ProductParams::Packed { pack_params, .. } = plan.params {
+        if let ProductParams::Gemm { .. } = plan.params {
             let sums = partial_sum_bytes(kernels.sm_count(), plan.config);
-            most = most.max(plan.workspace_bytes()).max(pack_params.bytes() + sums);
+            most = most.max(plan.workspace_bytes()).max(plan.packed_bytes() + sums);
         }
     }
     Ok(most)

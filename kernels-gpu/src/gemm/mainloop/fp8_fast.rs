@@ -36,7 +36,7 @@ where
         unsafe { multiply::<F, D, T>(params, consumer, packs, tile) }
     };
     // SAFETY: the same contract.
-    unsafe { run_consumers::<F, T>(params, multiply) }
+    unsafe { run_consumers::<F, D, T>(params, multiply) }
 }
 
 /// Multiplies and finishes the work tile that the consumer reads, of `packs` packs. The warp has

@@ -72,7 +72,7 @@ where
                 |consumer, packs, _| decode::<F, T>(consumer, packs),
             );
         };
-        run::<F, T>(params, base, 0, consumer, decoder);
+        run::<F, D, T>(params, base, 0, consumer, decoder);
     }
 }
 
@@ -122,7 +122,7 @@ unsafe fn decode<F: Fp8Weights, T: Tile>(Consumer { fragments, state, .. }: &mut
             let factor = if lane & 2 == 0 { a } else { b };
             shared::store(stage + own_factor, factor.to_bits() | u32::from(scales.left_out) << 31);
             fragments.advance(0);
-            state.decoder_commit();
+            state.preparer_commit();
         }
         state.advance();
         left -= 1;
@@ -187,7 +187,7 @@ where
     let row = warp::number() % WARPS * (TILES * TILE_ROWS) + warp::lane() / QUAD;
     let factors = pin_in_register(const { T::STAGE.factors_offset() } + row * 4);
     loop {
-        let stage = state.wait_for_decoders();
+        let stage = state.wait_until_prepared();
         // The shuffle tells the assembler that the value is uniform, so descriptors take uniform
         // registers.
         let at = warp::shuffle(stage, 0);

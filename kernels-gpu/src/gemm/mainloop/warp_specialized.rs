@@ -5,6 +5,7 @@ use microscale_kernels_abi::gemm::stage::{MOST_STAGES, ScalePieces, WORD_OFFSET}
 use microscale_kernels_abi::gemm::{PACK_COLUMNS, TILE_ROWS};
 use microscale_kernels_abi::launch::WARP;
 
+use crate::gemm::activation_loader::{ActivationLoader, pack_copied};
 use crate::gemm::fragment::FragmentLoader;
 use crate::gemm::group_results::{LEAST_TOKENS, ResultBuffer};
 use crate::gemm::params::{Launch, Params};
@@ -22,20 +23,25 @@ use crate::product::tensor_cores::{Activations, WeightFormat};
 
 /// Producer threads per thread block.
 const PRODUCERS: u32 = 4 * WARP;
+/// Those that copy if the others pack activations. Threads that pack fence their writes
+/// ([`fence_writes`](crate::hardware::shared::fence_writes)), which would also wait for all copies
+/// that they have started: threads that do both are up to 6 % slower.
+const FEW_COPIERS: u32 = 2 * WARP;
 
 /// Initializes the thread block, and runs the parts of its warps: producer warps copy everything
-/// that it multiplies, consumer warps `multiply`, and decoder warps, if there are any, `decode`.
-/// `base` is the address of the front of the stages in shared memory. `word` is written to the
-/// launch's shared memory for all threads.
+/// that it multiplies, and some of them pack activations where the kernel does; consumer warps
+/// `multiply`; decoder warps, if there are any, `decode`. `base` is the address of the front of the
+/// stages in shared memory. `word` is written to the launch's shared memory for all threads.
 ///
-/// The packing kernel runs before this one, and this kernel waits for it. The packing kernel itself
-/// has waited for all earlier work before it let this kernel start, so weights and the experts'
-/// plan can be read at once.
+/// A kernel that packs activations waits for all earlier work. Otherwise the packing kernel runs
+/// before this one, and this kernel waits for it before it reads activations. The packing kernel
+/// itself has waited for all earlier work before it let this kernel start, so weights and the
+/// experts' plan can be read at once.
 ///
 /// # Safety
 /// The contract of the entry points of these mainloops. All threads call it once, at first.
 #[inline(always)]
-pub(super) unsafe fn run<F: ProductFormat, T: Tile>(
+pub(super) unsafe fn run<F: ProductFormat, D: Activations, T: Tile>(
     params: &Params<'_>,
     base: u32,
     word: u32,
@@ -50,15 +56,21 @@ pub(super) unsafe fn run<F: ProductFormat, T: Tile>(
     let number = warp::number();
     // Warp 0 initializes the barriers while warp 1 writes the word and the plan.
     if warp::thread() < MOST_STAGES {
-        // SAFETY: each thread has its own stage, and no thread uses the barriers yet. A producer
-        // thread arrives with its copies; the first one also arrives for the activations.
+        // SAFETY: each thread has its own stage, and no thread uses the barriers yet. A thread that
+        // copies arrives with its copies; the first one also arrives for the queue and for packed
+        // activations.
         unsafe {
+            let copiers = const { if T::PACKS_ACTIVATIONS { FEW_COPIERS } else { PRODUCERS } };
             let consumers = const { T::CONFIG.consumer_warps() * T::CONFIG.row_sharers() };
-            let decoders = const { T::CONFIG.mainloop.traits().decoder_warps };
-            pipeline::init(base, warp::thread(), PRODUCERS + 1, consumers, decoders);
+            let preparers = const { T::CONFIG.mainloop.traits().decoder_warps + T::CONFIG.packing_warps() };
+            pipeline::init(base, warp::thread(), copiers + 1, consumers, preparers);
         }
         mbarrier::fence_init();
-    } else if number == 1 {
+    }
+    if T::PACKS_ACTIVATIONS {
+        ptx::wait_for_previous_kernel();
+    }
+    if number == 1 {
         // SAFETY: the word is in the launch's shared memory, before the stages. No thread reads it
         // or the plan before the barrier.
         unsafe {
@@ -92,17 +104,24 @@ pub(super) unsafe fn run<F: ProductFormat, T: Tile>(
         warp_group::release_registers::<32>();
     }
     let Params { problem, launch: Launch { gemm, .. }, .. } = *params;
-    // SAFETY: exactly the producer warps are here.
+    if T::PACKS_ACTIVATIONS && number >= const { T::CONFIG.consumer_warps() + (FEW_COPIERS / WARP) } {
+        // SAFETY: all lanes of the warp are here, and exactly the packing warps are.
+        unsafe {
+            barrier::<T>();
+            return pack::<F, D, T>(params, base);
+        }
+    }
+    // SAFETY: exactly the producer warps that copy are here.
     unsafe {
         // Kernels with clusters never multiply experts' rows.
         if T::CONFIG.cluster > 1 || problem.routed.plan.is_null() {
             // The schedule is read from the parameters, so that the first work tile is found before
             // the barrier.
             let launch = Launch { gemm, schedule: &gemm.schedule };
-            produce::<F, T>(&Params { launch, ..*params }, base, true);
+            copy::<F, T>(&Params { launch, ..*params }, base, true);
         } else {
             barrier::<T>();
-            produce::<F, T>(params, base, false);
+            copy::<F, T>(params, base, false);
         }
     }
 }
@@ -113,7 +132,7 @@ pub(super) unsafe fn run<F: ProductFormat, T: Tile>(
 /// # Safety
 /// The contract of the entry points of these mainloops. All threads call it once, at first.
 #[inline(always)]
-pub(super) unsafe fn run_consumers<F: WeightFormat, T: Tile>(
+pub(super) unsafe fn run_consumers<F: WeightFormat, D: Activations, T: Tile>(
     params: &Params<'_>,
     multiply: impl Fn(&mut Consumer<F, T>, u32, u32) + Copy,
 ) {
@@ -123,17 +142,64 @@ pub(super) unsafe fn run_consumers<F: WeightFormat, T: Tile>(
     unsafe {
         let consumer = #[inline(always)]
         || consume::<F, T>(params, base, warp::number(), multiply);
-        run::<F, T>(params, base, 0, consumer, || {});
+        run::<F, D, T>(params, base, 0, consumer, || {});
     }
 }
 
-/// Copies everything that the thread block multiplies. If `barrier_ahead`, the thread block's
-/// barrier is still to come: until then the stages' barriers are not initialized.
+/// [`produce`] by the producer warps that copy.
 ///
 /// # Safety
-/// The kernel's contract. Exactly the producer warps call it.
+/// As for [`produce`].
 #[inline(always)]
-unsafe fn produce<F: ProductFormat, T: Tile>(params: &Params<'_>, base: u32, mut barrier_ahead: bool) {
+unsafe fn copy<F: ProductFormat, T: Tile>(params: &Params<'_>, base: u32, barrier_ahead: bool) {
+    // SAFETY: the same contract.
+    unsafe {
+        if T::PACKS_ACTIVATIONS {
+            produce::<F, T, FEW_COPIERS>(params, base, barrier_ahead);
+        } else {
+            produce::<F, T, PRODUCERS>(params, base, barrier_ahead);
+        }
+    }
+}
+
+/// Packs the activations of all stages in place.
+///
+/// # Safety
+/// The kernel's contract. Exactly the packing warps call it, with all lanes, after the barrier of
+/// the thread block.
+#[inline(always)]
+unsafe fn pack<F: ProductFormat, D: Activations, T: Tile>(params: &Params<'_>, base: u32) {
+    let thread = warp::thread() - const { T::CONFIG.consumer_warps() * WARP + FEW_COPIERS };
+    let mut state = PipelineState::new(&stage_for::<F, T>(params.problem), params.launch.gemm.shared, base);
+    let mut scheduler = TileScheduler::<T>::new(params.launch);
+    while let Some(k_range) = scheduler.next() {
+        let mut left = k_range.end - k_range.start;
+        while left > 0 {
+            let stage = state.consumer_wait();
+            // SAFETY: the stage is full, and consumers wait for this warp's arrival.
+            unsafe {
+                pack_copied::<D, T>(stage + const { T::STAGE.codes_bytes() }, thread);
+                state.preparer_commit();
+            }
+            state.advance();
+            left -= 1;
+        }
+        scheduler.advance(&k_range);
+    }
+}
+
+/// Copies everything that the thread block multiplies, by `THREADS` threads. If `barrier_ahead`,
+/// the thread block's barrier is still to come: until then the stages' barriers are not
+/// initialized.
+///
+/// # Safety
+/// The kernel's contract. Exactly the producer warps that copy call it.
+#[inline(always)]
+unsafe fn produce<F: ProductFormat, T: Tile, const THREADS: u32>(
+    params: &Params<'_>,
+    base: u32,
+    mut barrier_ahead: bool,
+) {
     let gemm = params.launch.gemm;
     let thread = warp::thread() - const { T::CONFIG.consumer_warps() * WARP };
     let stage_shape = stage_for::<F, T>(params.problem);
@@ -148,7 +214,10 @@ unsafe fn produce<F: ProductFormat, T: Tile>(params: &Params<'_>, base: u32, mut
         let pack_bytes = const { T::STAGE.activation_bytes() };
         let mut pack = params.packed_of::<T>(&work_tile);
         let mut weights =
-            WeightLoader::<F, T, PRODUCERS>::new(&problem, &stage_shape, row_tile, &k_range, thread);
+            WeightLoader::<F, T, THREADS>::new(&problem, &stage_shape, row_tile, &k_range, thread);
+        // SAFETY: the work tile exists.
+        let mut activations = T::PACKS_ACTIVATIONS
+            .then(|| unsafe { ActivationLoader::<T>::new(params.problem, &work_tile, thread) });
         let k_iterations = k_range.end - k_range.start;
         let mut left = k_iterations;
         if barrier_ahead {
@@ -158,12 +227,24 @@ unsafe fn produce<F: ProductFormat, T: Tile>(params: &Params<'_>, base: u32, mut
         }
         while left > 0 {
             state.producer_acquire();
-            // SAFETY: all consumer warps have released the stage.
+            // SAFETY: all consumer warps have released the stage. The first thread has acquired the
+            // work tile's first stage when it adds the work tile to the queue.
             unsafe {
                 weights.copy(state.stage_address());
+                if let Some(activations) = &mut activations {
+                    activations.copy(state.stage_address() + const { T::STAGE.codes_bytes() });
+                }
                 state.producer_commit();
+                if thread == 0 && left == k_iterations {
+                    queue.push(&work_tile);
+                }
             }
-            if thread == 0 {
+            if T::PACKS_ACTIVATIONS && thread == 0 {
+                // Copies do not order the write to the queue before their arrival.
+                // SAFETY: the barrier expects a second arrival of this thread.
+                unsafe { mbarrier::arrive(state.full_barrier()) };
+            }
+            if !T::PACKS_ACTIVATIONS && thread == 0 {
                 if !packed_are_there {
                     ptx::wait_for_previous_kernel();
                     packed_are_there = true;
@@ -171,9 +252,6 @@ unsafe fn produce<F: ProductFormat, T: Tile>(params: &Params<'_>, base: u32, mut
                 // SAFETY: this thread has acquired the stage. The pack is in the packed
                 // activations, which are there now; its bytes are a multiple of 16.
                 unsafe {
-                    if left == k_iterations {
-                        queue.push(&work_tile);
-                    }
                     mbarrier::arrive_expecting(state.full_barrier(), pack_bytes);
                     let to = state.stage_address() + const { T::STAGE.codes_bytes() };
                     let barrier = state.full_barrier();

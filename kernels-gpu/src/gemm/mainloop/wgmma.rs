@@ -45,7 +45,7 @@ where
                 },
             );
         };
-        run::<F, T>(params, base, D::TABLE, consumer, || {});
+        run::<F, D, T>(params, base, D::TABLE, consumer, || {});
     }
 }
 
@@ -89,6 +89,12 @@ unsafe fn multiply<F: WeightFormat, D: Activations, T: Tile>(
     }
 }
 
+/// Waits until a stage can be multiplied, and returns its address.
+#[inline(always)]
+fn wait_until_ready<T: Tile>(state: &PipelineState) -> u32 {
+    if T::PACKS_ACTIVATIONS { state.wait_until_prepared() } else { state.consumer_wait() }
+}
+
 /// Adds all products of a work tile's K-iterations to the accumulators, and releases all stages but
 /// the last one. Returns the largest [offset](WeightFormat::scale_offset) of the scales.
 ///
@@ -108,7 +114,7 @@ where
     let mut scale_offset = 0;
     let mut left = packs;
     let mut first = true;
-    let mut stage = state.consumer_wait();
+    let mut stage = wait_until_ready::<T>(state);
     // SAFETY: the stage is full.
     let [mut next] = unsafe { fragments.load::<1>(stage, 0, F::first_in_range::<D>()) };
     while left > 0 {
@@ -133,7 +139,7 @@ where
                 if pack + 1 < T::PACKS {
                     [next] = fragments.load::<1>(stage, pack + 1, F::first_in_range::<D>());
                 } else {
-                    stage = state.next_if(left > 1).consumer_wait();
+                    stage = wait_until_ready::<T>(&state.next_if(left > 1));
                     [next] = fragments.load::<1>(stage, 0, F::first_in_range::<D>());
                 }
                 D::Wgmma::multiply_tokens(accumulators, now.decode::<D, 2>(&factors, table), tokens + 64);
