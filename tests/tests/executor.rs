@@ -14,6 +14,7 @@ mod executor_tests {
     pub(crate) mod experts;
     pub(crate) mod fp4;
     pub(crate) mod fp8;
+    mod fp8_changes;
     pub(crate) mod fp8_experts;
     pub(crate) mod gemm;
     mod gemm_sizes;
