@@ -13,8 +13,9 @@
 //! | [`schedule`] | which thread block has which work tiles |
 //! | [`gemv`] | the GEMV's shared memory and parameters |
 //!
-//! With few tokens the GEMV reads activations where they lie. With more, a first kernel packs them
-//! as tensor cores read them, and a second one multiplies.
+//! With few tokens the GEMV reads activations where they lie. With more, they are packed as tensor
+//! cores read them: by a kernel before the product, or by the kernel that multiplies
+//! ([`MainloopTraits::packs_up_to`](mainloop::MainloopTraits::packs_up_to)).
 
 pub mod config;
 pub mod fp4;

@@ -140,8 +140,9 @@ macro_rules! gemm_entry {
         ///   a slot per expert. Read-only.
         /// - `activations` has the tokens' rows, contiguous and aligned to the dtype, or for fast
         ///   accumulation with MXFP4 weights a word per row of them, its base. For kernels that
-        ///   pack, each row starts on 16 bytes. For others, `packed` has the packed activations for
-        ///   this tile; it may be written until that kernel ends. Read-only.
+        ///   pack, each row starts on 16 bytes, and `packed` is not used. For others, `packed` has
+        ///   the packed activations for this tile; the packing kernel may write them until it ends.
+        ///   Read-only.
         /// - `out` has room for the results of every token, aligned to their dtype. `bias` has a
         ///   value per row of weights and expert, and `residual` one per result, where `epilogue`
         ///   has these steps.

@@ -17,7 +17,8 @@ pub enum Mainloop {
     GemvRagged,
     /// Warps that copy ahead, decode and multiply by `mma.sync`.
     Mma,
-    /// Producer warps copy; consumer warp groups decode and multiply by `wgmma`.
+    /// Producer warps copy and, for few tokens, pack; consumer warp groups decode and multiply by
+    /// `wgmma`.
     Wgmma,
     /// `Wgmma` in clusters of two thread blocks. Each has half of a work tile's rows. Each copies
     /// half of the activations, and the copies write to both (multicast).

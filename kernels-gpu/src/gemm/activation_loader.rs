@@ -1,11 +1,11 @@
-//! Loads activations of a work tile to stages from where they lie, and packs them there as the
+//! Copies activations of a work tile from global memory to stages, and packs them there as the
 //! packing kernel would ([`PackParams`](microscale_kernels_abi::gemm::params::PackParams) has the
 //! layout).
 //!
-//! Both are done by two warps, one for each pack of a K-iteration. Copies move a cache line of four
-//! tokens at a time, each to a row of 128 bytes: lines that are scattered over shared memory become
-//! a request to the L2 cache per piece of 16 bytes. Pieces are swizzled in the row, so that lanes
-//! that have the same piece of eight tokens read from different banks.
+//! Two warps copy and two others pack, each one pack of a K-iteration. Copies move a cache line of
+//! four tokens at a time, each to a row of 128 bytes. Lines that are scattered over shared memory
+//! become more requests to the L2 cache. Pieces are swizzled in the row, so that lanes that have
+//! the same piece of eight tokens read from different banks.
 
 use core::marker::PhantomData;
 
@@ -70,7 +70,7 @@ impl<T: Tile> ActivationLoader<T> {
     pub(super) unsafe fn new(problem: &Problem, work_tile: &WorkTile, thread: u32) -> Self {
         const {
             let fits = T::PACKS == 2 && Self::TOKENS as usize <= MOST_TOKENS;
-            assert!(!T::PACKS_ACTIVATIONS || fits);
+            assert!(!T::PACKS_ACTIVATIONS || fits && T::CONFIG.cluster == 1);
         }
         let (pack, lane) = (thread / WARP, thread % WARP);
         let (token, piece) = (lane / ROW_PIECES, lane % ROW_PIECES);
@@ -113,7 +113,7 @@ impl<T: Tile> ActivationLoader<T> {
                 let from = token.wrapping_add(column as usize * 2);
                 let to = to + line * LINE_BYTES;
                 // SAFETY: rows of activations start on 16 bytes and are whole pieces, so an
-                // existing piece has 16 bytes on 16. The place is the lane's alone.
+                // existing piece has 16 bytes on 16. No other lane writes these 16 bytes.
                 unsafe { shared::copy_16_once(to, from, if exists { PIECE_BYTES } else { 0 }) };
             }
         }
@@ -147,7 +147,7 @@ pub(super) unsafe fn pack_copied<D: Activations, T: Tile>(activations: u32, thre
         warp::sync();
         for pair in 0..4 {
             let to = of_eight + pair * ROW_BYTES + packed;
-            // SAFETY: as above; the place is the lane's alone.
+            // SAFETY: the piece is in the stage, on 16 bytes, and no other lane writes it.
             unsafe { shared::store_16(to, words.map(|word| word[pair as usize])) };
         }
     }

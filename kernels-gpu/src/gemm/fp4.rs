@@ -134,8 +134,8 @@ impl Fp4Operand {
         }
     }
 
-    /// Packs activations. A warp packs eight tokens of a pack at a time. A lane has one token and
-    /// one of its four chunks.
+    /// Packs activations. A warp packs eight tokens of a pack. A lane has one token and one of
+    /// its four chunks.
     ///
     /// # Safety
     /// The contract of the packing kernels.

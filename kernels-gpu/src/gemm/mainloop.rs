@@ -5,7 +5,7 @@
 //! | `mma` | every warp copies ahead, decodes and multiplies by `mma.sync`: every GPU |
 //! | `block_scale` | every warp copies ahead and multiplies FP4 by FP4: RTX Blackwell |
 //! | `tcgen05` | producer warps copy; one thread issues products of FP4 and FP4: B200 |
-//! | `wgmma` | producer warps copy; consumer warp groups decode and multiply by `wgmma` |
+//! | `wgmma` | producer warps copy and pack; consumer warp groups decode and multiply by `wgmma` |
 //! | `fp8` | the same with FP8 activations: weights are decoded to E4M3 |
 //! | `fp8_shared` | `fp8` with decoded weights that warp groups share: many tokens |
 //! | `fp8_fast` | `fp8` with sums of all of K in the tensor cores (fast accumulation) |

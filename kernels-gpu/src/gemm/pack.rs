@@ -126,10 +126,15 @@ unsafe fn pack_eight<D: Activations>(
     let of_pairs = |chunk: u32| (word * tile_tokens + in_tile) * WORDS + chunk;
     let of_pair =
         |pair: u32| (eight * const { PACK_COLUMNS / EIGHT } + word * 4 + pair) * EIGHT + token_of_eight;
-    let whole = params.aligned != 0 && of_word(3).0 > 0;
+    // Tokens that do not exist become zeros by the same stores: slower ones would hold up the lanes
+    // that have tokens.
+    let whole = params.aligned != 0 && of_word(3).1 < cols;
     let load = |chunk: usize| {
+        if !exists {
+            return [0; 4];
+        }
         // SAFETY: the last chunk has activations, and tokens start on 16 bytes, so all eights are
-        // whole.
+        // whole. The token exists.
         D::pairs(unsafe { ptx::load_16_here(at(of_word(0).1).wrapping_add(chunk * CHUNK * 2)) })
     };
     // The loads are repeated for each layout: shared by both, they would take more registers than

@@ -25,7 +25,7 @@ pub(super) struct Fp8Operand {
 
 impl Fp8Operand {
     /// Packs activations, and finds the bases of rows of weights. A warp packs eight tokens of a
-    /// pack at a time. A lane has one token and one word of each chunk.
+    /// pack. A lane has one token and one word of each chunk.
     ///
     /// # Safety
     /// The contract of the packing kernel.

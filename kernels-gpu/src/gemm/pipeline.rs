@@ -1,5 +1,5 @@
 //! The pipeline between producer and consumer warps: a ring of stages in shared memory, each with
-//! two barriers.
+//! two barriers, and a third where warps decode weights or pack activations in between.
 //!
 //! Producers acquire an empty stage, copy to it and commit it. Consumers wait for a full stage,
 //! multiply and release it.
@@ -142,7 +142,7 @@ impl PipelineState {
     #[cfg(microscale_wgmma)]
     #[inline(always)]
     pub(super) unsafe fn producer_commit(&self) {
-        // SAFETY: the barrier expects one arrival per producer thread.
+        // SAFETY: the barrier expects an arrival with the copies of each thread that copies.
         unsafe { mbarrier::arrive_with_copies(self.full_barrier()) };
     }
 

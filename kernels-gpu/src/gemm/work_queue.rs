@@ -40,7 +40,8 @@ impl WorkQueue {
     ///
     /// # Safety
     /// One thread calls it. It has acquired the first stage of the work tile, so that all consumers
-    /// have finished the work tile that was in this entry, and it commits that stage afterwards.
+    /// have finished the work tile that was in this entry, and it arrives on that stage's full
+    /// barrier afterwards.
     #[inline(always)]
     pub(super) unsafe fn push(
         &self,

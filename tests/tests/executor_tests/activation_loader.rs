@@ -22,7 +22,6 @@ fn change(changes: &mut Changes<'_>) {
     for lines in [&stores, &barriers, &fences] {
         changes.leave_out(lines);
     }
-    println!("{:?}", changes.find("cp.async.cg").len());
 }
 
 #[test]

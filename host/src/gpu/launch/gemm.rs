@@ -72,8 +72,8 @@ fn is_programmatic(kernels: &Kernels, plan: &ProductPlan) -> bool {
 /// Enqueues the kernel of a product that multiplies.
 ///
 /// # Safety
-/// As for [`product`]. If the plan packs activations, a kernel before this one writes them to the
-/// start of `memory`.
+/// As for [`product`]. If the plan has a packing kernel, it runs before this one and writes packed
+/// activations to the start of `memory`.
 pub(in crate::gpu) unsafe fn multiply(
     kernels: &Kernels,
     stream: &Arc<CudaStream>,

@@ -15,11 +15,12 @@ pub(in crate::gpu) const GEMV_TOKENS: usize = TILE_COLUMNS as usize;
 /// of 2880 and 5760 rows: by the GEMV that copies ahead, and by the one that does not.
 const EXPERT_PAIRS_OF_GEMV: [usize; 2] = [16, 4];
 
-/// Rows of this many columns, and of multiples, all start on 16 bytes if the first one does.
+/// All rows of 16-bit activations start on 16 bytes if the first one does, and if their columns are
+/// a multiple of this.
 pub(in crate::gpu) const ALIGNED_COLUMNS: usize = 16 / size_of::<u16>();
 
-/// Returns whether kernels of the GEMM take weights of a shape: they copy 16 bytes of
-/// codes, and words of scales of whole rows.
+/// Returns whether kernels of the GEMM take weights of a shape: they copy 16 bytes of codes, and
+/// words of scales of whole rows.
 pub(in crate::gpu) fn is_packable(weights: QuantizedShape) -> bool {
     let words = weights.format != Format::Nvfp4 || weights.blocks_per_row().is_multiple_of(4);
     words && weights.cols > 0 && (weights.cols as u64) < COLUMN_LIMIT
@@ -335,6 +336,11 @@ mod tests {
         let of = request(Format::Mxfp4, 512, 4096, 1);
         let unaligned = choose(times, gpu((9, 0)), Request { aligned: false, ..of });
         assert_eq!((unaligned.mainloop, unaligned.weights), (Mainloop::GemvRagged, Format::Mxfp4));
+        // Kernels that pack activations need rows that start on 16 bytes.
+        let few = request(Format::Nvfp4, 8192, 8192, 24);
+        let packs = |request| choose(times, gpu((9, 0)), request).packs_activations();
+        assert!(packs(few) && !packs(Request { aligned: false, ..few }));
+        assert!(!packs(request(Format::Nvfp4, 8192, 8192 - 4, 24)));
         let f16 = choose(times, gpu((9, 0)), Request { activations: Dtype::F16, ..of });
         assert_eq!((f16.activations, f16.id().is_some()), (Dtype::F16, true));
     }
@@ -350,6 +356,9 @@ mod tests {
         assert_eq!(chosen(32, 64, true).mainloop, Mainloop::Wgmma);
         assert!(chosen(32, 64, false).mainloop.is_gemv());
         assert!(chosen(32, 4096, true).tile_n >= chosen(32, 64, true).tile_n);
+        let unaligned = Request { aligned: false, ..of };
+        let unaligned = choose_for_experts(times, gpu((9, 0)), unaligned, [32, 64, 1], true);
+        assert!(chosen(32, 64, true).packs_activations() && !unaligned.packs_activations());
     }
 
     #[test]

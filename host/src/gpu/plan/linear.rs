@@ -65,8 +65,8 @@ pub(in crate::gpu) fn of_16_bits(
     let PlanKey { weights, experts, rows, dtype, aligned, .. } = key;
     let (times, facts) = (Estimator::of_gpu(kernels.gpu_name()), kernels.facts());
     let tokens = rows.saturating_mul(rows_each);
-    // One plan for experts serves activations that start anywhere, so it needs other kernels for
-    // some than the given one.
+    // Plans for experts also serve activations that do not start on 16 bytes, which a given
+    // configuration may not take.
     let given = given.filter(|given| experts.is_none() || aligned || !given.packs_activations());
     let mut config = given.unwrap_or_else(|| {
         let request = Request { weights, tokens, activations: dtype, aligned, gemv_only };

@@ -1,5 +1,5 @@
 //! The parts that the mainloops for compute capability 9.0 share. Their thread blocks have producer
-//! warps, which copy, and consumer warp groups, which multiply.
+//! warps, which copy and for few tokens pack, and consumer warp groups, which multiply.
 
 use microscale_kernels_abi::gemm::stage::{MOST_STAGES, ScalePieces, WORD_OFFSET};
 use microscale_kernels_abi::gemm::{PACK_COLUMNS, TILE_ROWS};
@@ -23,9 +23,9 @@ use crate::product::tensor_cores::{Activations, WeightFormat};
 
 /// Producer threads per thread block.
 const PRODUCERS: u32 = 4 * WARP;
-/// Those that copy if the others pack activations. Threads that pack fence their writes
-/// ([`fence_writes`](crate::hardware::shared::fence_writes)), which would also wait for all copies
-/// that they have started: threads that do both are up to 6 % slower.
+/// Producer threads that copy in kernels that pack activations; the others pack. Threads that pack
+/// fence their writes ([`fence_writes`](crate::hardware::shared::fence_writes)), which presumably
+/// waits for all copies that they have started, too. Kernels whose threads did both took longer.
 const FEW_COPIERS: u32 = 2 * WARP;
 
 /// Initializes the thread block, and runs the parts of its warps: producer warps copy everything
@@ -51,6 +51,8 @@ pub(super) unsafe fn run<F: ProductFormat, D: Activations, T: Tile>(
     const {
         let decoders = T::CONFIG.mainloop.traits().decoder_warps * WARP;
         assert!(T::CONFIG.threads() == T::CONFIG.consumer_warps() * WARP + PRODUCERS + decoders);
+        let packers = T::CONFIG.packing_warps() * WARP;
+        assert!(!T::PACKS_ACTIVATIONS || FEW_COPIERS + packers == PRODUCERS);
         T::MATCHES_THE_LIST
     };
     let number = warp::number();

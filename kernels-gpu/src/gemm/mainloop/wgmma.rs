@@ -1,6 +1,6 @@
-//! The mainloop for compute capability 9.0 and 16-bit activations. Producer warps copy. Consumer
-//! warp groups decode weights and multiply them by all tokens of the work tile; one group
-//! multiplies while another decodes.
+//! The mainloop for compute capability 9.0 and 16-bit activations. Producer warps copy, and for few
+//! tokens pack activations. Consumer warp groups decode weights and multiply them by all tokens of
+//! the work tile; one group multiplies while another decodes.
 
 use microscale_kernels_abi::gemm::PACK_COLUMNS;
 use microscale_kernels_abi::gemm::stage::WORD_OFFSET;
