@@ -15,9 +15,11 @@ pub(in crate::gpu) const GEMV_TOKENS: usize = TILE_COLUMNS as usize;
 /// of 2880 and 5760 rows: by the GEMV that copies ahead, and by the one that does not.
 const EXPERT_PAIRS_OF_GEMV: [usize; 2] = [16, 4];
 
-/// All rows of 16-bit activations start on 16 bytes if the first one does, and if their columns are
-/// a multiple of this.
-pub(in crate::gpu) const ALIGNED_COLUMNS: usize = 16 / size_of::<u16>();
+/// Returns whether all rows of 16-bit activations for some weights start on 16 bytes, if the first
+/// one is `aligned` so or not.
+pub(in crate::gpu) fn rows_are_aligned(weights: QuantizedShape, aligned: bool) -> bool {
+    aligned && weights.cols.is_multiple_of(16 / size_of::<u16>())
+}
 
 /// Returns whether kernels of the GEMM take weights of a shape: they copy 16 bytes of codes, and
 /// words of scales of whole rows.
@@ -32,8 +34,7 @@ pub(in crate::gpu) fn takes(config: GemmConfig, weights: QuantizedShape, aligned
     let whole_chunks = aligned && weights.cols > 0 && weights.cols.is_multiple_of(CHUNK);
     match config.mainloop {
         mainloop if !mainloop.is_gemv() => {
-            let rows_are_aligned = aligned && weights.cols.is_multiple_of(ALIGNED_COLUMNS);
-            is_packable(weights) && (rows_are_aligned || !config.packs_activations())
+            is_packable(weights) && (rows_are_aligned(weights, aligned) || !config.packs_activations())
         }
         Mainloop::Gemv => {
             // Scales are copied by words: the scales of a row or, for MXFP4 and one token, of all

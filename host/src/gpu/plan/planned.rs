@@ -52,8 +52,8 @@ impl PlanKey {
         self.weights.rows == 0 || self.rows == 0 || self.experts == Some(0)
     }
 
-    /// Returns whether kernels of the GEMM take the weights. Each expert's scales must
-    /// start on 4 bytes.
+    /// Returns whether kernels of the GEMM take the weights. Each expert's scales must start on 4
+    /// bytes.
     pub(in crate::gpu) fn is_packable(&self) -> bool {
         let words = (self.weights.rows * self.weights.blocks_per_row()).is_multiple_of(4);
         is_packable(self.weights) && (words || self.experts.is_none())

@@ -11,7 +11,7 @@ use microscale_kernels_abi::{GemmConfig, KernelId, Mainloop};
 
 use crate::error::{Error, Result};
 use crate::gpu::launch::arguments::{limited, limited_columns, not_one_launch};
-use crate::gpu::plan::choose::{ALIGNED_COLUMNS, takes};
+use crate::gpu::plan::choose::{rows_are_aligned, takes};
 use crate::gpu::plan::request::weights_shape;
 use crate::gpu::runtime::kernels::Kernels;
 use crate::shape::QuantizedShape;
@@ -143,7 +143,7 @@ impl ProductPlan {
         let packing = if config.packs_activations() {
             None
         } else {
-            let aligned = aligned && weights.cols.is_multiple_of(ALIGNED_COLUMNS);
+            let aligned = rows_are_aligned(weights, aligned);
             let mut params = PackParams::new(config, weights.cols as u64, tokens, aligned)?;
             if config.has_row_bases() {
                 params = params.with_rows(weights_shape(weights));
