@@ -64,7 +64,7 @@ pub struct MainloopTraits {
     /// may start before the previous kernel has ended, and wait for it.
     pub programmatic: bool,
     /// The largest `tile_n` whose kernels read activations where they lie, on 16 bytes, and pack
-    /// them in shared memory. Others read what a packing kernel has written.
+    /// them in shared memory. Others read the output of a packing kernel.
     pub packs_up_to: u32,
     /// The targets that have its kernels.
     pub targets: Targets,
