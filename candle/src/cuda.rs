@@ -80,10 +80,13 @@ impl OnGpu {
                     let mut workspace = GemmWorkspace::new(&stream, plan.workspace_bytes())?;
                     plan.run(&stream, Fp8Activations::Values((&x).into()), &mut workspace, &mut out)
                 }
-                Some(RoundedInputs::Fp4(recipe)) => {
+                Some(RoundedInputs::Fp4(recipe) | RoundedInputs::Fp4Fast(recipe)) => {
                     let shape = Shape::new(tokens, self.weights.view().cols());
                     let quantized = quantized(&self.gpu, &stream, &x, shape, &recipe)?;
-                    let plan = self.gpu.linear_fp4::<T, T>(&self.weights).plan(tokens)?;
+                    let linear = self.gpu.linear_fp4::<T, T>(&self.weights);
+                    let is_fast = matches!(rounded, Some(RoundedInputs::Fp4Fast(_)));
+                    let linear = if is_fast { linear.fast_accumulation() } else { linear };
+                    let plan = linear.plan(tokens)?;
                     let mut workspace = GemmWorkspace::new(&stream, plan.workspace_bytes())?;
                     plan.run(&stream, &quantized, &mut workspace, &mut out)
                 }
@@ -165,7 +168,7 @@ impl ExpertsOnGpu {
                         let x = Fp8Activations::Values((&activations).into());
                         plan.run(&stream, x, &routing, rows, &mut workspace, &mut out)
                     }
-                    Some(RoundedInputs::Fp4(recipe)) => {
+                    Some(RoundedInputs::Fp4(recipe) | RoundedInputs::Fp4Fast(recipe)) => {
                         let cols = experts.shape().cols;
                         let shape = Shape::new(layout.shape().elem_count() / cols, cols);
                         let quantized = quantized(gpu, &stream, &activations, shape, &recipe)?;

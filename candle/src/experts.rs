@@ -228,7 +228,7 @@ impl Products<'_> {
                 Some(RoundedInputs::Fp8(options)) => {
                     gemm_experts_fp8(weights, Fp8Rows::Values(x), experts, k, rows, options, &mut out)
                 }
-                Some(RoundedInputs::Fp4(recipe)) => {
+                Some(RoundedInputs::Fp4(recipe) | RoundedInputs::Fp4Fast(recipe)) => {
                     let shape = microscale::Shape::new(x.len().checked_div(cols).unwrap_or(0), cols);
                     let quantized = quantize(x, shape, &recipe);
                     quantized.and_then(|x| gemm_experts_fp4(weights, &x.tensor, experts, k, rows, &mut out))

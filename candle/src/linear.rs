@@ -223,7 +223,7 @@ impl Product<'_> {
             Some(RoundedInputs::Fp8(options)) => {
                 gemm_weights_fp8(weight.view(), Fp8Rows::Values(x), tokens, options, &mut out)
             }
-            Some(RoundedInputs::Fp4(recipe)) => {
+            Some(RoundedInputs::Fp4(recipe) | RoundedInputs::Fp4Fast(recipe)) => {
                 let shape = microscale::Shape::new(tokens, weight.view().cols());
                 let quantized = quantize(x, shape, &recipe);
                 quantized.and_then(|x| gemm_fp4(&x.tensor, weight.view(), &mut out))

@@ -157,8 +157,10 @@ pub(crate) fn check_rounded(rounded: RoundedInputs, shape: QuantizedShape) -> Re
     let checked = match rounded {
         RoundedInputs::Int8 => Ok(()),
         RoundedInputs::Fp8(options) => options.check_weights(shape),
-        RoundedInputs::Fp4(recipe) if recipe.format() == shape.format => recipe.check(),
-        RoundedInputs::Fp4(recipe) => {
+        RoundedInputs::Fp4(recipe) | RoundedInputs::Fp4Fast(recipe) if recipe.format() == shape.format => {
+            recipe.check()
+        }
+        RoundedInputs::Fp4(recipe) | RoundedInputs::Fp4Fast(recipe) => {
             let fault = OperandFault::Formats { matrix: shape.format, vector: recipe.format() };
             Err(microscale::Error::Operands(fault))
         }

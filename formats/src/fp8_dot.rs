@@ -53,6 +53,13 @@
 //! starts from +0. b is the largest scale exponent of the whole row. The sum is multiplied by the
 //! factor of b, then by the scale of the token. Then products of left-out blocks are added.
 //!
+//! # MXFP4 activations
+//!
+//! Rows of MXFP4 become E4M3 under one scale: [`mxfp4_activation`] and [`mxfp4_token_scale`]. With
+//! d as above, but below the largest scale exponent of the row, elements are exact up to d = 14.
+//! Under smaller scales they are rounded to multiples of 2^−15 of the largest scale, and so lose up
+//! to 2^−16 of it.
+//!
 //! # Error bound
 //!
 //! A k-step loses less than 34 units of 2^(e − 13). Decoded weights are normal numbers, and a
@@ -88,6 +95,10 @@ pub const PACK_EXPONENT: i32 = 6;
 /// The largest distance of a scale's exponent from the largest one of a pack for which elements
 /// become normal E4M3 numbers: 0.5 · 2^(6 − 11) is 2^−6.
 pub const WIDEST: u32 = 11;
+
+/// The distance of a scale's exponent from the largest one of its row from which MXFP4 activations
+/// are rounded to zeros: 6 · 2^(6 − 21) is less than half of the smallest E4M3 number.
+const ALL_ZEROS: i32 = 21;
 
 /// NVFP4 elements times their scale, up to 6 · 448, are divided by it to become E4M3 numbers.
 pub const NVFP4_FACTOR: f32 = 8.0;
@@ -328,6 +339,20 @@ pub fn fast_row<F: Fused>(weights: Weights<'_>, base: u8, x: &[E4m3], token_scal
     weights.add_beyond::<F>(x, Scales::Token(token_scale), sum, |_| base)
 }
 
+/// Returns the scale of a row of MXFP4 activations in E4M3: 2^−[`PACK_EXPONENT`] of the largest scale
+/// of its blocks, times alpha; NaN if that scale is NaN.
+pub fn mxfp4_token_scale(largest: E8m0, alpha: f32) -> f32 {
+    if largest.is_nan() { f32::NAN } else { largest.to_f32() * power_of_two(-PACK_EXPONENT) * alpha }
+}
+
+/// Returns an MXFP4 activation in E4M3, given the scale of its block and the largest one of its row:
+/// rounded to nearest, ties to even.
+pub fn mxfp4_activation(element: E2m1, scale: E8m0, largest: E8m0) -> E4m3 {
+    // From `ALL_ZEROS` on, elements are rounded to zeros.
+    let below = i32::from(largest.to_bits() - scale.to_bits()).min(ALL_ZEROS);
+    E4m3::from_f32(element.to_f32() * power_of_two(PACK_EXPONENT - below))
+}
+
 /// Returns γ of the error bound for rows of `cols` columns: the error is at most γ times the sum of
 /// the magnitudes of the products of decoded weights, activations and scales.
 pub fn gamma(cols: usize) -> f64 {
@@ -416,6 +441,25 @@ mod tests {
                 assert_eq!(decoded, if left_out { 0.0 } else { exact }, "{below} below, column {column}");
             }
         }
+    }
+
+    #[test]
+    fn mxfp4_activations_lose_what_the_documentation_says() {
+        let largest = E8m0::from_bits(200);
+        let token_scale = mxfp4_token_scale(largest, 1.0);
+        for below in 0..=200u8 {
+            let scale = E8m0::from_bits(200 - below);
+            for code in 0..16 {
+                let element = E2m1::from_bits(code);
+                let exact = f64::from(element.to_f32()) * f64::from(scale.to_f32());
+                let found = mxfp4_activation(element, scale, largest).to_f32();
+                let error = (f64::from(found) * f64::from(token_scale) - exact).abs();
+                let allowed = if below <= 14 { 0.0 } else { f64::from(largest.to_f32()) * 2f64.powi(-16) };
+                assert!(error <= allowed, "{below} below, code {code}: {found:e}");
+            }
+        }
+        assert!(mxfp4_token_scale(E8m0::NAN, 1.0).is_nan());
+        assert_eq!(mxfp4_token_scale(E8m0::MIN, 2.0).to_bits(), 1 << (149 - 132));
     }
 
     #[test]

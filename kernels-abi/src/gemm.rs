@@ -6,6 +6,7 @@
 //! | [`config`] | [`GemmConfig`]: which kernel multiplies; the list of all |
 //! | [`fp4`] | the kernels before a product of FP4 activations |
 //! | [`fp8`] | the kernels that pack FP8 activations, and the layout of packs |
+//! | [`decoding`] | the launch of the kernel that decodes MXFP4 to FP8 and packs |
 //! | [`quantizing`] | the launch of the kernels that quantize to FP8 and pack |
 //! | [`packing`] | the kernels before and after: packing activations, parts of f32 activations |
 //! | [`stage`] | the stages in shared memory, and the offsets before them |
@@ -18,6 +19,7 @@
 //! ([`MainloopTraits::packs_up_to`](mainloop::MainloopTraits::packs_up_to)).
 
 pub mod config;
+pub mod decoding;
 pub mod fp4;
 pub mod fp8;
 pub mod gemv;

@@ -22,6 +22,7 @@
 //! | `fp4` | activations in FP4, packed or decoded |
 //! | `fp8_weights` | weights decoded to E4M3, and sums of their products |
 //! | `pack_fp8` | the packing kernel for activations in FP8 |
+//! | `pack_mxfp4` | the packing kernel for activations in MXFP4, decoded to FP8 |
 //! | [`split_f32`] | activations in f32 as three bf16 terms; factors by token |
 //!
 //! Weights are the first operand of the tensor cores. Lanes decode chunks of 32 weights to
@@ -46,6 +47,8 @@ mod mainloop;
 mod pack;
 #[cfg(microscale_wgmma)]
 mod pack_fp8;
+#[cfg(microscale_wgmma)]
+mod pack_mxfp4;
 mod params;
 #[cfg(any(microscale_tcgen05, microscale_wgmma))]
 mod pipeline;
@@ -65,6 +68,8 @@ use microscale_formats::E2m1;
 use microscale_kernels_abi::ActivationParams;
 use microscale_kernels_abi::epilogue::{MergeGrid, SplitGrid};
 use microscale_kernels_abi::experts::Plan;
+#[cfg(microscale_wgmma)]
+use microscale_kernels_abi::gemm::decoding::{DECODING_WARPS, DecodingParams};
 use microscale_kernels_abi::gemm::fp4::Fp4Params;
 use microscale_kernels_abi::gemm::params::{GemmParams, PackParams};
 use microscale_kernels_abi::{ApplyGlobal, Epilogue, GlobalSlot, Mainloop};
@@ -80,6 +85,8 @@ use self::mainloop::tcgen05;
 use self::mainloop::{fp8, fp8_fast, fp8_shared, wgmma};
 #[cfg(microscale_wgmma)]
 use self::pack_fp8::{Fp8Operand, RowBases};
+#[cfg(microscale_wgmma)]
+use self::pack_mxfp4::Mxfp4Operand;
 use self::params::{Launch, Params};
 use self::split_f32::TokenGlobals;
 use self::tile::declare_tile;
@@ -90,7 +97,7 @@ use crate::dtype::{Bf16, F16};
 use crate::format::Nv;
 use crate::format::{EVEN, Mx, NvDecoder};
 #[cfg(microscale_wgmma)]
-use crate::hardware::warp;
+use crate::hardware::{ptx, warp};
 use crate::product::operand::Operand;
 use crate::product::problem::{Problem, Routed};
 use crate::product::product_format::{Mxfp4, Nvfp4};
@@ -244,10 +251,13 @@ pub unsafe extern "ptx-kernel" fn merge_f32(
     unsafe { split_f32::merge(sums, globals, Results { out, bias, residual, epilogue }, routed, &grid) }
 }
 
-/// Declares the entry points of the kernels that pack FP4 activations, and of the kernels that
-/// decode them.
+/// Declares the entry points of the kernels that pack FP4 activations, of the kernels that decode
+/// them, and of the kernels that do both.
 macro_rules! fp4_entries {
-    (pack { $($(#[$target:meta])* $pack:ident = $blocks:ty,)+ } decode { $($decode:ident = $format:expr => $dtype:ident,)+ }) => {
+    (
+        pack { $($(#[$target:meta])* $pack:ident = $blocks:ty,)+ }
+        decode { $($decode:ident, $decode_packed:ident = $format:expr => $dtype:ident, $operand:ident;)+ }
+    ) => {
         $(
             /// Packs activations in FP4, and writes the factors of the sums.
             ///
@@ -311,6 +321,30 @@ macro_rules! fp4_entries {
                 // SAFETY: the same contract.
                 unsafe { operand.decode::<_, $dtype>(&$format, out) }
             }
+
+            /// Decodes activations in FP4, packs them, and writes the factors of the sums.
+            ///
+            /// # Safety
+            /// As for the kernels that pack, but `codes` start on 4 bytes, and so does each row.
+            #[unsafe(no_mangle)]
+            pub unsafe extern "ptx-kernel" fn $decode_packed(
+                codes: *const u8,
+                scales: *const u8,
+                activation_globals: *const GlobalSlot,
+                weight_globals: *const GlobalSlot,
+                out: *mut u8,
+                factors: *mut GlobalSlot,
+                plan: *const Plan,
+                from: *const u32,
+                params: PackParams,
+                fp4: Fp4Params,
+            ) {
+                let globals = [activation_globals, weight_globals];
+                let operand = Fp4Operand { codes, scales, globals, factors, params: fp4 };
+                let routed = Routed { plan, from, to: null() };
+                // SAFETY: the same contract.
+                unsafe { operand.decode_packed::<_, $operand>(&$format, out, routed, params) }
+            }
         )+
     };
 }
@@ -330,9 +364,9 @@ fp4_entries! {
         fp4_pack_mxfp4_tcgen05 = Mx<E2m1, EVEN>,
     }
     decode {
-        fp4_decode_nvfp4_f16 = NVFP4 => F16,
-        fp4_decode_nvfp4_bf16 = NVFP4 => Bf16,
-        fp4_decode_mxfp4_bf16 = Mx::<E2m1, EVEN>::decoder() => Bf16,
+        fp4_decode_nvfp4_f16, fp4_pack_nvfp4_f16 = NVFP4 => F16, WithF16;
+        fp4_decode_nvfp4_bf16, fp4_pack_nvfp4_bf16 = NVFP4 => Bf16, WithBf16;
+        fp4_decode_mxfp4_bf16, fp4_pack_mxfp4_bf16 = Mx::<E2m1, EVEN>::decoder() => Bf16, WithBf16;
     }
 }
 
@@ -373,6 +407,40 @@ pub unsafe extern "ptx-kernel" fn fp8_pack(
     let row_bases = RowBases { scales: weight_scales, out: row_bases };
     // SAFETY: the same contract.
     unsafe { operand.pack(out, Routed { plan, from, to: null() }, params, row_bases) }
+}
+
+/// Decodes activations in MXFP4 to FP8, and packs them.
+///
+/// # Safety
+/// All pointers are to global memory. `pack`, `params` and the launch are of a
+/// [`Decoding`](microscale_kernels_abi::gemm::decoding::Decoding). For the whole launch:
+/// - `codes` and `scales` have the rows of `pack`'s tokens, of whole blocks, as `params.scales`
+///   describes them; `codes` start on 4 bytes. A launch of a kernel before this one may write them.
+///   Read-only.
+/// - `out`, `weight_scales` and `row_bases` are as for `fp8_pack`.
+#[cfg(microscale_wgmma)]
+#[unsafe(no_mangle)]
+pub unsafe extern "ptx-kernel" fn fp8_pack_mxfp4(
+    codes: *const u8,
+    scales: *const u8,
+    out: *mut u8,
+    pack: PackParams,
+    params: DecodingParams,
+    weight_scales: *const u8,
+    row_bases: *mut u32,
+) {
+    // The kernels before this one wrote the activations, and read the workspace.
+    ptx::wait_for_previous_kernel();
+    ptx::start_next_kernel();
+    // SAFETY: the same contract.
+    unsafe {
+        if warp::thread_block() < pack.thread_blocks {
+            Mxfp4Operand { codes, scales, params }.pack(out, &pack);
+        } else {
+            let row_bases = RowBases { scales: weight_scales, out: row_bases };
+            row_bases.find_own(&pack, DECODING_WARPS);
+        }
+    }
 }
 
 /// Declares the entry points of the kernels that quantize activations to FP8.

@@ -144,7 +144,7 @@ pub(crate) fn linear_experts(
     let experts = Experts::by(weights, array_of)?;
     let views = experts.views(weights)?;
     let (activations, chosen) = (Activations::by(x, array_of)?, array_of(chosen, "experts")?);
-    activations.require_exact(py, rounding)?;
+    activations.require(py, rounding)?;
     let bias = bias.map(|bias| array_of(bias, "bias")).transpose()?;
     let (rows, top_k) = rows_of(py, &activations, &chosen, experts.shape.cols)?;
     let chosen_experts = chosen.indices(py)?;
@@ -346,7 +346,7 @@ mod on_gpu {
         let experts = Experts::by(weights, there)?;
         let slots = slots_of(weights, stream)?;
         let (activations, chosen) = (Activations::by(x, there)?, there(chosen, "experts")?);
-        activations.require_exact(py, rounding)?;
+        activations.require(py, rounding)?;
         let bias = bias.map(|bias| there(bias, "bias")).transpose()?;
         let (mut out, workspace) = (there(out, "out")?, there(workspace, "workspace")?);
         let (rows, top_k) = rows_of(py, &activations, &chosen, experts.shape.cols)?;

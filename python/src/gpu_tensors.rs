@@ -316,7 +316,7 @@ pub(crate) fn gpu_linear(
     let fp8 = rounding.on_gpu(py)?;
     let weights = operand(weights, stream)?;
     let activations = Activations::by(x, |part, what| on_stream(part, what, stream))?;
-    activations.require_exact(py, rounding)?;
+    activations.require(py, rounding)?;
     let weights = &weights.get().0;
     let bias = bias.map(|bias| on_stream(bias, "bias", stream)).transpose()?;
     let mut out = Output::find(py, out, quantized, |part, what| on_stream(part, what, stream))?;
@@ -362,6 +362,8 @@ pub(crate) fn gpu_linear(
                     DeviceInput::Fp4(x) => {
                         let linear = gpu.linear_fp4::<$T, $O>(from).epilogue(steps);
                         let linear = if per_token { linear.global_scale_per_token() } else { linear };
+                        let fast = rounding == Rounding::Mxfp4Fast;
+                        let linear = if fast { linear.fast_accumulation() } else { linear };
                         linear.quantize_results(recipe).plan(tokens)?.run(stream, x, space, to)
                     }
                     DeviceInput::Fp8 { codes, scales, options } => {

@@ -68,7 +68,7 @@ impl<'a, T: Activation> Input<'a, T> {
                 gemm_weights_fp8(weights, Fp8Rows::Values(values), tokens, options, out)
             }
             (None, Rounding::Int8) => gemm_weights_int8(weights, values, tokens, out),
-            (None, Rounding::Exact) => gemm_weights(weights, values, tokens, out),
+            (None, Rounding::Exact | Rounding::Mxfp4Fast) => gemm_weights(weights, values, tokens, out),
         }
     }
 
@@ -92,7 +92,9 @@ impl<'a, T: Activation> Input<'a, T> {
                 gemm_experts_fp8(experts, Fp8Rows::Values(values), chosen, top_k, rows, options, out)
             }
             (None, Rounding::Int8) => gemm_experts_int8(experts, values, chosen, top_k, rows, out),
-            (None, Rounding::Exact) => gemm_experts(experts, values, chosen, top_k, rows, out),
+            (None, Rounding::Exact | Rounding::Mxfp4Fast) => {
+                gemm_experts(experts, values, chosen, top_k, rows, out)
+            }
         }
     }
 
@@ -235,13 +237,19 @@ impl Activations {
         }
     }
 
-    /// Raises an error if quantized activations would be rounded.
-    pub(crate) fn require_exact(&self, py: Python<'_>, rounding: Rounding) -> PyResult<()> {
-        match self {
-            Self::Quantized(..) | Self::Fp8(_) if rounding != Rounding::Exact => {
+    /// Raises an error if quantized activations would be rounded, or values would have to be in
+    /// MXFP4.
+    pub(crate) fn require(&self, py: Python<'_>, rounding: Rounding) -> PyResult<()> {
+        match (self, rounding) {
+            (Self::Values(_), Rounding::Mxfp4Fast) => {
+                Err(error(py, "activations are not in MXFP4; quantize them, or call microscale.linear"))
+            }
+            (Self::Values(_), _) | (_, Rounding::Exact) | (Self::Quantized(..), Rounding::Mxfp4Fast) => {
+                Ok(())
+            }
+            (Self::Quantized(..) | Self::Fp8(_), _) => {
                 Err(error(py, "quantized activations are not rounded; leave activations out"))
             }
-            _ => Ok(()),
         }
     }
 }

@@ -12,12 +12,17 @@ const FP8: [&str; 3] = ["fp8", "fp8-group128", "fp8-fast"];
 /// The formats of 4 bits that activations are quantized to.
 const FP4: [Format; 2] = [Format::Mxfp4, Format::Nvfp4];
 
+/// The word for activations in MXFP4, whose products on GPUs may have fast accumulation.
+const MXFP4_FAST: &str = "mxfp4-fast";
+
 /// How a product rounds activations.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Rounding {
     Exact,
     Int8,
     Fp8(Fp8Options),
+    /// Activations are in MXFP4 already. Products on GPUs may have fast accumulation.
+    Mxfp4Fast,
 }
 
 impl Rounding {
@@ -26,6 +31,7 @@ impl Rounding {
         match activations {
             None => Ok(Self::Exact),
             Some(word) if word == ActivationRounding::Int8.word() => Ok(Self::Int8),
+            Some(MXFP4_FAST) => Ok(Self::Mxfp4Fast),
             Some(word) if FP8.contains(&word) => {
                 let (per_group, fast_accumulation) = (word == FP8[1], word == FP8[2]);
                 Ok(Self::Fp8(Fp8Options { per_group, round_weights, fast_accumulation }))
@@ -41,7 +47,7 @@ impl Rounding {
     #[cfg(feature = "cuda")]
     pub(crate) fn on_gpu(self, py: Python<'_>) -> PyResult<Option<Fp8Options>> {
         match self {
-            Self::Exact => Ok(None),
+            Self::Exact | Self::Mxfp4Fast => Ok(None),
             Self::Fp8(options) => Ok(Some(options)),
             Self::Int8 => Err(error(
                 py,
@@ -51,10 +57,10 @@ impl Rounding {
     }
 }
 
-/// The words for rounded activations: INT8, [`FP8`], and the formats in [`FP4`].
+/// The words for rounded activations: INT8, [`FP8`], the formats in [`FP4`], and [`MXFP4_FAST`].
 pub(crate) fn all_words() -> Vec<&'static str> {
     let int8 = [ActivationRounding::Int8.word()];
-    int8.into_iter().chain(FP8).chain(FP4.map(|format| format.word())).collect()
+    int8.into_iter().chain(FP8).chain(FP4.map(|format| format.word())).chain([MXFP4_FAST]).collect()
 }
 
 /// Raises an error unless weights of a format are multiplied with activations that are rounded to
@@ -67,12 +73,13 @@ pub(crate) fn require_activations(
     round_weights: bool,
 ) -> PyResult<()> {
     let format: Format = word(py, format)?;
-    match FP4.into_iter().find(|format| format.word() == activations) {
+    let in_fp4 = if activations == MXFP4_FAST { Format::Mxfp4.word() } else { activations };
+    match FP4.into_iter().find(|format| format.word() == in_fp4) {
         Some(vector) if vector == format => Ok(()),
         Some(vector) => Err(Error::Operands(OperandFault::Formats { matrix: format, vector })),
         None => match Rounding::of(py, Some(activations), round_weights)? {
             Rounding::Fp8(options) => options.check_weights(QuantizedShape::new(format, 0, 0)),
-            Rounding::Exact | Rounding::Int8 => Ok(()),
+            Rounding::Exact | Rounding::Int8 | Rounding::Mxfp4Fast => Ok(()),
         },
     }
     .map_err(|why| of_tensors(py, why))

@@ -228,7 +228,7 @@ pub(crate) fn linear(
     let weights = Operand::of(weights)?;
     let view = weights.view(py)?;
     let activations = Activations::by(x, array_of)?;
-    activations.require_exact(py, rounding)?;
+    activations.require(py, rounding)?;
     let tokens = activations.rows(py, view.cols())?;
     let mut out = array_of(out, "out")?;
     let gate = gate_of(py, gate)?;

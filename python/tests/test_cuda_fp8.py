@@ -64,6 +64,20 @@ def test_fast_accumulation_is_near_the_cpus():
 
 
 @needs_hopper
+def test_fast_accumulation_of_mxfp4_is_near_the_cpus():
+    weights = microscale.quantize(torch.randn(300, 4096) / 64)
+    there, x = weights.to("cuda"), torch.randn(700, 4096, dtype=torch.bfloat16)
+    expected = microscale.linear(x, weights, activations="mxfp4")
+    quantized = microscale.quantize(x.cuda())
+    for y in (
+        microscale.linear(x.cuda(), there, activations="mxfp4-fast"),
+        microscale.linear(quantized, there, activations="mxfp4-fast", dtype="bfloat16"),
+    ):
+        # Sums of all of K keep 13 fraction bits.
+        torch.testing.assert_close(y.cpu(), expected, rtol=2.0**-6, atol=2.0**-6)
+
+
+@needs_hopper
 @pytest.mark.parametrize("activations", WORDS)
 def test_experts_are_the_cpus(activations):
     weights = microscale.quantize_experts(torch.randn(6, 96, 256) / 8)

@@ -223,3 +223,28 @@ class TestLayers:
             scale = torch.tensor([2.0], device=device)
             with pytest.raises(Exception, match="leave input_global_scale out"):
                 torch.ops.microscale.linear(x, *moved, None, False, scale)
+
+
+def test_fast_accumulation_changes_nothing_on_cpus(rng):
+    weights = microscale.quantize(rng.standard_normal((40, 320), "f4"))
+    x = rng.standard_normal((6, 320), "f4")
+    quantized = microscale.quantize(x)
+    expected = microscale.linear(x, weights, activations="mxfp4")
+    np.testing.assert_array_equal(microscale.linear(x, weights, activations="mxfp4-fast"), expected)
+    given = microscale.linear(quantized, weights, activations="mxfp4-fast")
+    np.testing.assert_array_equal(given, microscale.linear(quantized, weights))
+    experts = microscale.quantize_experts(rng.standard_normal((3, 40, 320), "f4"))
+    chosen = np.array([[0], [2], [1], [1], [0], [2]], "i4")
+    expected, fast = (
+        microscale.linear_experts(x, experts, chosen, activations=word) for word in ("mxfp4", "mxfp4-fast")
+    )
+    np.testing.assert_array_equal(fast, expected)
+
+
+def test_fast_accumulation_is_for_mxfp4(rng):
+    nvfp4 = microscale.quantize(rng.standard_normal((40, 320), "f4"), "nvfp4")
+    x = rng.standard_normal((6, 320), "f4")
+    with pytest.raises(microscale.Error, match="nvfp4"):
+        microscale.linear(x, nvfp4, activations="mxfp4-fast")
+    with pytest.raises(microscale.Error, match="quantized already"):
+        microscale.linear(microscale.quantize(x, "nvfp4"), nvfp4, activations="mxfp4-fast")

@@ -55,7 +55,7 @@ def test_nvfp4_weights_are_rounded_only_if_allowed(rng):
 def test_words_that_do_not_exist_are_refused(rng):
     weights = microscale.quantize(rng.standard_normal((8, 64), "f4"))
     x = rng.standard_normal((3, 64), "f4")
-    with pytest.raises(microscale.Error, match="choose one of int8, fp8, fp8-group128, fp8-fast, mxfp4, nvfp4"):
+    with pytest.raises(microscale.Error, match="choose one of int8, fp8, fp8-group128, fp8-fast, mxfp4, nvfp4, mxfp4-fast"):
         microscale.linear(x, weights, activations="fp4")
 
 
@@ -194,7 +194,7 @@ class TestLayers:
             QuantizedLinear.from_linear(plain, "nvfp4", activation_format="fp8")
         layer = QuantizedLinear.from_linear(plain, "nvfp4", activation_format="fp8", round_weights=True)
         assert layer(torch.randn(3, 64)).shape == (3, 32)
-        with pytest.raises(microscale.Error, match="choose one of int8, fp8, fp8-group128, fp8-fast, mxfp4, nvfp4"):
+        with pytest.raises(microscale.Error, match="choose one of int8, fp8, fp8-group128, fp8-fast, mxfp4, nvfp4, mxfp4-fast"):
             QuantizedLinear.from_linear(plain, activation_format="fp4")
 
     def test_the_operators_fake_refuses_what_the_operator_refuses(self, torch):

@@ -164,6 +164,10 @@ const TESTS: &[Test] = &[
     ("gemm_fp4_experts_are_near_the_cpus", gemm_fp4::experts_are_near_the_cpus),
     ("gemm_fp8_equals_its_definition", gemm_fp8::equals_its_definition),
     ("gemm_fp8_fast_accumulation_equals_its_definition", gemm_fp8::fast_accumulation_equals_its_definition),
+    (
+        "gemm_fp8_fast_accumulation_of_mxfp4_has_the_bits_of_fp8",
+        gemm_fp8::fast_accumulation_of_mxfp4_has_the_bits_of_fp8,
+    ),
     ("gemm_fp8_is_refused_where_it_would_lose", gemm_fp8::is_refused_where_it_would_lose),
     ("gemm_fp8_experts_equal_their_own_products", gemm_fp8::experts_equal_their_own_products),
     (

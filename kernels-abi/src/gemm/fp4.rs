@@ -2,8 +2,8 @@
 //!
 //! Where tensor cores multiply FP4 (`mma.sync` with block scales, `tcgen05`), a kernel packs the
 //! activations. Elsewhere it decodes them to f16 or bf16, which is exact, and a product of 16-bit
-//! activations follows. Both kernels also write the factor of the sums: alpha times both global
-//! scales.
+//! activations follows: it packs them, too, for products that need packed activations. All these
+//! kernels also write the factor of the sums: alpha times both global scales.
 
 use microscale_formats::{Dtype, Format, fp4_dot};
 
@@ -39,7 +39,7 @@ pub const ATOM_BYTES: u32 = 512;
 pub const ATOM_ROWS: u32 = 32;
 
 /// Kernels in this table.
-pub(super) const FP4_KERNELS: usize = 7;
+pub(super) const FP4_KERNELS: usize = 10;
 
 const fn packing(name: &'static str, targets: Targets) -> Kernel {
     let kernel = resident(kernel(name, None, PACK, Converts::Nothing), PACK_RESIDENT);
@@ -50,6 +50,10 @@ const fn decoding(name: &'static str, dtype: Dtype) -> Kernel {
     kernel(name, Some(dtype), ELEMENTWISE, Converts::Nothing)
 }
 
+const fn decoding_packed(name: &'static str, dtype: Dtype) -> Kernel {
+    kernel(name, Some(dtype), PACK, Converts::Nothing)
+}
+
 pub(super) const KERNELS: [Kernel; FP4_KERNELS] = [
     packing("fp4_pack_nvfp4", Targets::WithBlockScale),
     packing("fp4_pack_mxfp4", Targets::WithBlockScale),
@@ -58,6 +62,9 @@ pub(super) const KERNELS: [Kernel; FP4_KERNELS] = [
     decoding("fp4_decode_nvfp4_f16", Dtype::F16),
     decoding("fp4_decode_nvfp4_bf16", Dtype::Bf16),
     decoding("fp4_decode_mxfp4_bf16", Dtype::Bf16),
+    decoding_packed("fp4_pack_nvfp4_f16", Dtype::F16),
+    decoding_packed("fp4_pack_nvfp4_bf16", Dtype::Bf16),
+    decoding_packed("fp4_pack_mxfp4_bf16", Dtype::Bf16),
 ];
 
 /// The place of the table in its family's.
@@ -74,17 +81,29 @@ pub(super) const fn pack(format: Format, tcgen05: bool) -> Option<KernelId> {
     Some(KernelId::new(Family::Gemm, FIRST + of_format + if tcgen05 { 2 } else { 0 }))
 }
 
-/// The kernel that decodes activations in a format for a product with results in a dtype, and the
-/// dtype that it decodes to. MXFP4 has a wider range than f16, and becomes bf16. `None` for formats
-/// that are not multiplied.
-pub const fn decode(format: Format, results: Dtype) -> Option<(KernelId, Dtype)> {
+/// The kernels that decode activations to 16 bits.
+#[derive(Clone, Copy, Debug)]
+pub struct Decoders {
+    /// The dtype that they decode to.
+    pub dtype: Dtype,
+    /// The kernel that writes rows.
+    pub rows: KernelId,
+    /// The kernel that packs them.
+    pub packed: KernelId,
+}
+
+/// The kernels that decode activations in a format for a product with results in a dtype. MXFP4 has
+/// a wider range than f16, and becomes bf16. `None` for formats that are not multiplied.
+pub const fn decoders(format: Format, results: Dtype) -> Option<Decoders> {
     let (index, dtype) = match (format, results) {
-        (Format::Nvfp4, Dtype::F16) => (4, Dtype::F16),
-        (Format::Nvfp4, _) => (5, Dtype::Bf16),
-        (Format::Mxfp4, _) => (6, Dtype::Bf16),
+        (Format::Nvfp4, Dtype::F16) => (0, Dtype::F16),
+        (Format::Nvfp4, _) => (1, Dtype::Bf16),
+        (Format::Mxfp4, _) => (2, Dtype::Bf16),
         _ => return None,
     };
-    Some((KernelId::new(Family::Gemm, FIRST + index), dtype))
+    let rows = KernelId::new(Family::Gemm, FIRST + 4 + index);
+    let packed = KernelId::new(Family::Gemm, FIRST + 7 + index);
+    Some(Decoders { dtype, rows, packed })
 }
 
 /// Parameters of these kernels besides the sizes.

@@ -3,6 +3,7 @@
 use microscale_formats::Dtype;
 use microscale_formats::activations::GROUP;
 
+use super::decoding;
 use super::packing::{PACK, PACK_RESIDENT};
 use super::{PACK_COLUMNS, TILE_COLUMNS};
 use crate::activations::{MOST_SHARED, MOST_WARPS};
@@ -22,7 +23,7 @@ use crate::launch::{Converts, Family, Kernel, KernelId, Targets, WARP, kernel, r
 pub const TOKEN_BYTES: u32 = PACK_COLUMNS + 4;
 
 /// Kernels in this table.
-pub(super) const FP8_KERNELS: usize = 3;
+pub(super) const FP8_KERNELS: usize = 4;
 
 /// The kernels. In their family's table, they come after the kernels of FP4.
 pub(super) const KERNELS: [Kernel; FP8_KERNELS] = [
@@ -32,6 +33,10 @@ pub(super) const KERNELS: [Kernel; FP8_KERNELS] = [
     },
     quantizing_kernel("fp8_quantize_f16", Dtype::F16),
     quantizing_kernel("fp8_quantize_bf16", Dtype::Bf16),
+    Kernel {
+        targets: Targets::WithWgmma,
+        ..kernel("fp8_pack_mxfp4", None, decoding::LAUNCH, Converts::E4m3)
+    },
 ];
 
 const fn quantizing_kernel(name: &'static str, dtype: Dtype) -> Kernel {
@@ -54,6 +59,9 @@ pub const fn quantize(dtype: Dtype) -> Option<KernelId> {
         Dtype::Bf16 => Some(KernelId::new(Family::Gemm, AT + 2)),
     }
 }
+
+/// The kernel that decodes activations in MXFP4, and packs them.
+pub const PACK_MXFP4: KernelId = KernelId::new(Family::Gemm, AT + 3);
 
 /// Chunks of a pack's columns.
 pub const CHUNKS: u32 = 4;

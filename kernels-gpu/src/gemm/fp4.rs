@@ -1,23 +1,20 @@
 //! The kernels before a product of FP4 weights and FP4 activations: packing and decoding
 //! activations, and the factors of the sums.
 
+use microscale_formats::dot::CHUNK;
 use microscale_kernels_abi::GlobalSlot;
-#[cfg(any(microscale_block_scale, microscale_tcgen05))]
 use microscale_kernels_abi::gemm::PACK_COLUMNS;
 use microscale_kernels_abi::gemm::fp4::Fp4Params;
 #[cfg(microscale_block_scale)]
 use microscale_kernels_abi::gemm::fp4::TOKEN_SCALE_BYTES;
 #[cfg(microscale_tcgen05)]
 use microscale_kernels_abi::gemm::fp4::{ATOM_BYTES, ATOM_ROWS, TOKEN_BYTES};
-#[cfg(any(microscale_block_scale, microscale_tcgen05))]
 use microscale_kernels_abi::gemm::packing::PACK_THREADS;
-#[cfg(any(microscale_block_scale, microscale_tcgen05))]
 use microscale_kernels_abi::gemm::params::PackParams;
+use microscale_kernels_abi::grid::ScaleGrid;
 use microscale_kernels_abi::launch::THREADS;
-#[cfg(any(microscale_block_scale, microscale_tcgen05))]
 use microscale_kernels_abi::launch::WARP;
 
-#[cfg(any(microscale_block_scale, microscale_tcgen05))]
 use super::pack::{EIGHT, Eight};
 use crate::dtype::Dtype;
 #[cfg(any(microscale_block_scale, microscale_tcgen05))]
@@ -26,8 +23,8 @@ use crate::format::Decode;
 use crate::hardware::{ptx, warp};
 #[cfg(any(microscale_block_scale, microscale_tcgen05))]
 use crate::product::operand::CHUNK_BYTES;
-#[cfg(any(microscale_block_scale, microscale_tcgen05))]
 use crate::product::problem::Routed;
+use crate::product::tensor_cores::Activations;
 
 /// Elements of a k-step, whose scales are a word.
 #[cfg(any(microscale_block_scale, microscale_tcgen05))]
@@ -81,6 +78,20 @@ fn scales_offset(tile_tokens: u32, pack: u32, token: u32, step: u32, in_step: u3
     first_pack_offset(tile_tokens, pack) + (atoms + in_atom) as i32
 }
 
+/// The scale byte of a block of a row.
+///
+/// # Safety
+/// `scales` has the bytes of `grid`, in global memory. The block exists.
+#[inline(always)]
+pub(super) unsafe fn scale(scales: *const u8, grid: &ScaleGrid, row: u64, block: u64) -> u8 {
+    let offset = match grid.tiles_per_row {
+        0 => row * grid.row_blocks.divisor + block,
+        _ => grid.swizzled_offset(row, block),
+    };
+    // SAFETY: the same contract.
+    unsafe { *scales.wrapping_add(offset as usize) }
+}
+
 /// Quantized activations and the global scales of the product: addresses in global memory.
 #[derive(Clone, Copy)]
 pub(super) struct Fp4Operand {
@@ -100,13 +111,8 @@ impl Fp4Operand {
     /// The kernel's contract. The block exists.
     #[inline(always)]
     unsafe fn scale(&self, row: u64, block: u64) -> u8 {
-        let grid = &self.params.scales;
-        let offset = match grid.tiles_per_row {
-            0 => row * grid.row_blocks.divisor + block,
-            _ => grid.swizzled_offset(row, block),
-        };
         // SAFETY: `scales` has a byte for each block.
-        unsafe { *self.scales.wrapping_add(offset as usize) }
+        unsafe { scale(self.scales, &self.params.scales, row, block) }
     }
 
     /// Writes the factors, by the first thread block.
@@ -208,12 +214,100 @@ impl Fp4Operand {
         }
     }
 
-    /// Decodes activations, without global scale. A thread has eight of a row. Rows end with whole
-    /// blocks.
+    /// Decodes activations, without global scale, and packs them. A warp packs eight tokens of a
+    /// pack. A lane has one token, and one word of each of its four chunks.
+    ///
+    /// # Safety
+    /// The contract of the kernels that decode and pack.
+    #[inline(always)]
+    pub(super) unsafe fn decode_packed<F: Decode, A: Activations>(
+        &self,
+        format: &F,
+        out: *mut u8,
+        routed: Routed,
+        params: PackParams,
+    ) {
+        // The kernels before this one wrote the activations, and read the workspace.
+        #[cfg(microscale_sm90)]
+        {
+            ptx::wait_for_previous_kernel();
+            ptx::start_next_kernel();
+        }
+        const WARPS: u32 = PACK_THREADS / WARP;
+        // SAFETY: the same contract; the eight exists.
+        unsafe {
+            self.write_factors(PACK_THREADS);
+            let number = warp::thread_block() * WARPS + warp::number();
+            if number < params.eights {
+                self.decode_eight::<F, A>(format, out, &routed, &params, number);
+            }
+        }
+    }
+
+    /// Decodes and packs eight tokens of a pack: number `number` of all eights.
+    ///
+    /// # Safety
+    /// The contract of the kernels that decode and pack; `number` is less than the eights of
+    /// `params`.
+    #[inline(always)]
+    unsafe fn decode_eight<F: Decode, A: Activations>(
+        &self,
+        format: &F,
+        out: *mut u8,
+        routed: &Routed,
+        params: &PackParams,
+        number: u32,
+    ) {
+        let word = warp::lane() / EIGHT;
+        // SAFETY: the same contract.
+        let Some(of_warp) = (unsafe { Eight::find(routed, params, number) }) else { return };
+        let blocks = self.params.scales.row_blocks.divisor;
+        let row = u64::from(of_warp.row);
+        let words = [0, 1, 2, 3].map(|chunk| {
+            let column = of_warp.pack_of_tile * PACK_COLUMNS + chunk * CHUNK as u32 + word * EIGHT;
+            let block = u64::from(column / F::BLOCK);
+            if !of_warp.exists || block >= blocks {
+                return [0; 4];
+            }
+            let eight = row * (blocks * u64::from(F::BLOCK / EIGHT)) + u64::from(column / EIGHT);
+            // SAFETY: the row has this block, and so this eight.
+            A::pairs(unsafe { self.decoded::<F, A::Dtype>(format, eight, row, block) })
+        });
+        let pack = of_warp.pack_in(out, PACK_COLUMNS * 2);
+        let store = |number: u32, piece: [u32; 4]| {
+            // SAFETY: `out` has room for all packs; no other lane has this piece of the pack.
+            unsafe { ptx::store_16(pack.wrapping_add((number * 16) as usize), piece) }
+        };
+        for i in 0..4 {
+            if params.core_matrices != 0 {
+                let of_pair = words.map(|pairs| pairs[i as usize]);
+                store(of_warp.piece_of_pair(word, i), of_pair);
+            } else {
+                store(of_warp.piece_of_pairs(word, i), words[i as usize]);
+            }
+        }
+    }
+
+    /// Decodes eight activations of a row, number `eight` of all, in a block of the row.
     ///
     /// Their values are exact: a code times an E4M3 scale is a multiple of 2^−10 below 2^12, with
     /// at most six significant bits. A code times a power of two has two. From 2^126 on, MXFP4's
     /// scales make infinities of large codes.
+    ///
+    /// # Safety
+    /// The kernel's contract; the eight and its block exist.
+    #[inline(always)]
+    unsafe fn decoded<F: Decode, D: Dtype>(&self, format: &F, eight: u64, row: u64, block: u64) -> [u32; 4] {
+        // SAFETY: the same contract.
+        let (codes, scale) =
+            unsafe { (*self.codes.cast::<u32>().wrapping_add(eight as usize), self.scale(row, block)) };
+        let factor = format.factor(scale);
+        let values = F::decode(u64::from(codes)).map(|value| value * factor);
+        if factor.is_nan() { [D::NAN_WORD; 4] } else { D::narrow(&values) }
+    }
+
+    /// Decodes activations, without global scale. A thread has eight of a row. Rows end with whole
+    /// blocks.
     ///
     /// # Safety
     /// The contract of the decoding kernels.
@@ -228,10 +322,7 @@ impl Fp4Operand {
         let (row, block) = self.params.scales.row_blocks.divide(eight / const { F::BLOCK as u64 / 8 });
         // SAFETY: the eight and its block exist, and no other thread has them.
         unsafe {
-            let codes = *self.codes.cast::<u32>().wrapping_add(eight as usize);
-            let factor = format.factor(self.scale(row, block));
-            let values = F::decode(u64::from(codes)).map(|value| value * factor);
-            let chunk = if factor.is_nan() { [D::NAN_WORD; 4] } else { D::narrow(&values) };
+            let chunk = self.decoded::<F, D>(format, eight, row, block);
             ptx::store_16(out.wrapping_add(eight as usize * 16), chunk);
         }
     }

@@ -21,7 +21,7 @@ use crate::product::tensor_cores::WeightFormat;
 const CHUNK: u32 = 2 * CHUNK_BYTES;
 
 /// The E4M3 codes of the magnitudes of E2M1 under a scale, in the order of their codes.
-type Magnitudes = [u32; 2];
+pub(super) type Magnitudes = [u32; 2];
 
 /// A format of weights that is decoded to E4M3.
 pub(super) trait Fp8Weights: WeightFormat {
@@ -113,12 +113,26 @@ impl Fp8Weights for Nvfp4 {
         // Pairs of magnitudes in f16, divided by the factor.
         const PAIRS: [u32; 4] = [0x2C00_0000, 0x3200_3000, 0x3600_3400, 0x3A00_3800];
         let pair = ptx::e4m3x2_to_f16x2(scales);
-        [0x1010, 0x3232].map(|half| {
-            let scale = ptx::permute(pair, 0, half);
-            let [a, b, c, d] = PAIRS.map(|two| ptx::f16x2_to_e4m3x2(ptx::multiply_f16x2(two, scale)));
-            [ptx::permute(a, b, 0x5410), ptx::permute(c, d, 0x5410)]
-        })
+        [0x1010, 0x3232].map(|half| rounded(PAIRS, ptx::permute(pair, 0, half)))
     }
+}
+
+/// Pairs of magnitudes in f16 times a scale, which both halves of a word have, rounded to E4M3.
+/// Products are exact in f16: magnitudes have two significant bits, scales at most four.
+#[inline(always)]
+fn rounded(pairs: [u32; 4], scale: u32) -> Magnitudes {
+    let [a, b, c, d] = pairs.map(|two| ptx::f16x2_to_e4m3x2(ptx::multiply_f16x2(two, scale)));
+    [ptx::permute(a, b, 0x5410), ptx::permute(c, d, 0x5410)]
+}
+
+/// The magnitudes of MXFP4 activations, given how far their scale is below the largest one of their
+/// row.
+#[inline(always)]
+pub(super) fn activation_magnitudes(below: u32) -> Magnitudes {
+    const PAIRS: [u32; 4] = [0x3800_0000, 0x3E00_3C00, 0x4200_4000, 0x4600_4400];
+    // 2^(6 - below) in f16. Where it would not be normal, all magnitudes are rounded to zeros.
+    let scale = const { 15 + PACK_EXPONENT as u32 }.saturating_sub(below) << 10;
+    rounded(PAIRS, scale * 0x1_0001)
 }
 
 /// The scales of a lane's chunks in a pack, one per row, ready to decode codes.
@@ -167,17 +181,28 @@ impl<const ROWS: usize> Scales<ROWS> {
     /// Decodes word `word` of a chunk of row `row`: its even weights, and its odd ones.
     #[inline(always)]
     pub(super) fn decode(&self, row: usize, word: usize, codes: u32) -> [u32; 2] {
-        with_signs(self.decode_magnitudes(row, word, codes), codes)
+        decode(self.magnitudes[row][word / 2], codes)
     }
 
     /// Decodes the magnitudes of a word.
     #[inline(always)]
     fn decode_magnitudes(&self, row: usize, word: usize, codes: u32) -> [u32; 2] {
-        let [low, high] = self.magnitudes[row][word / 2];
-        let selectors = codes & 0x7777_7777;
-        let [first, second] = [selectors, selectors >> 16].map(|four| ptx::permute(low, high, four));
-        [0x6420, 0x7531].map(|bytes| ptx::permute(first, second, bytes))
+        select(self.magnitudes[row][word / 2], codes)
     }
+}
+
+/// Decodes a word of codes, given their magnitudes: the even ones, and the odd ones.
+#[inline(always)]
+pub(super) fn decode(magnitudes: Magnitudes, codes: u32) -> [u32; 2] {
+    with_signs(select(magnitudes, codes), codes)
+}
+
+/// The magnitudes of a word of codes: of the even ones, and of the odd ones.
+#[inline(always)]
+fn select([low, high]: Magnitudes, codes: u32) -> [u32; 2] {
+    let selectors = codes & 0x7777_7777;
+    let [first, second] = [selectors, selectors >> 16].map(|four| ptx::permute(low, high, four));
+    [0x6420, 0x7531].map(|bytes| ptx::permute(first, second, bytes))
 }
 
 /// Decoded magnitudes of a word of codes with their signs.

@@ -85,6 +85,21 @@ impl Eight {
         Some(Self { tile_tokens, pack, pack_of_tile, number: eight, in_tile, row, exists })
     }
 
+    /// The number in its pack of the piece with the pairs of word `word` of a chunk of the lane's
+    /// token, for `mma`.
+    #[inline(always)]
+    pub(super) fn piece_of_pairs(&self, word: u32, chunk: u32) -> u32 {
+        (word * self.tile_tokens + self.in_tile) * WORDS + chunk
+    }
+
+    /// The number in its pack of the piece with one pair of word `word` of each chunk of the lane's
+    /// token, for `wgmma`.
+    #[inline(always)]
+    pub(super) fn piece_of_pair(&self, word: u32, pair: u32) -> u32 {
+        let of_eights = self.number * const { PACK_COLUMNS / EIGHT } + word * 4 + pair;
+        of_eights * EIGHT + warp::lane() % EIGHT
+    }
+
     /// The address of the pack.
     #[inline(always)]
     pub(super) fn pack_in(&self, out: *mut u8, token_bytes: u32) -> *mut u8 {
@@ -104,10 +119,10 @@ unsafe fn pack_eight<D: Activations>(
     params: &PackParams,
     number: u32,
 ) {
-    let (token_of_eight, word) = (warp::lane() % EIGHT, warp::lane() / EIGHT);
+    let word = warp::lane() / EIGHT;
     // SAFETY: the same contract.
     let Some(of_warp) = (unsafe { Eight::find(routed, params, number) }) else { return };
-    let Eight { tile_tokens, pack_of_tile, number: eight, in_tile, row: token, exists, .. } = of_warp;
+    let Eight { pack_of_tile, row: token, exists, .. } = of_warp;
     let cols = params.cols as u32;
     // The number of activations in the lane's word of a chunk, and the column of the first.
     let of_word = |chunk: u32| {
@@ -121,11 +136,8 @@ unsafe fn pack_eight<D: Activations>(
         // SAFETY: `out` has room for all packs; no other lane has this piece of the pack.
         unsafe { ptx::store_16(pack.wrapping_add((number * 16) as usize), piece) }
     };
-    // The position of a piece in the pack: for `mma` the pairs of a word, for `wgmma` a pair of
-    // each word.
-    let of_pairs = |chunk: u32| (word * tile_tokens + in_tile) * WORDS + chunk;
-    let of_pair =
-        |pair: u32| (eight * const { PACK_COLUMNS / EIGHT } + word * 4 + pair) * EIGHT + token_of_eight;
+    let of_pairs = |chunk: u32| of_warp.piece_of_pairs(word, chunk);
+    let of_pair = |pair: u32| of_warp.piece_of_pair(word, pair);
     // Tokens that do not exist become zeros by the same stores: slower ones would hold up the lanes
     // that have tokens.
     let whole = params.aligned != 0 && of_word(3).1 < cols;

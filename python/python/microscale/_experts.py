@@ -247,7 +247,7 @@ def linear_experts(
         workspace: on a GPU, memory from :func:`experts_workspace`. By default the same as for
             :func:`linear`.
         activations: as for :func:`linear`: `int8`, `fp8`, `fp8-group128`, `mxfp4` or `nvfp4`.
-            `fp8-fast` is `fp8` here.
+            `fp8-fast` is `fp8` here, and `mxfp4-fast` is `mxfp4`.
         round_weights: as for :func:`linear`.
         input_global_scale: as for :func:`linear`, one for all experts.
         gate: as for :func:`linear`.

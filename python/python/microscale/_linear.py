@@ -58,8 +58,8 @@ class QuantizedLinear(nn.Module):
         out_features: M.
         weight_dtype: the dtype of `weight`. `to(dtype)`, `half()` and the like change it.
         activation_format: `fp8`, `fp8-group128` or `fp8-fast` for activations that are rounded to
-            FP8, `mxfp4` or `nvfp4` for activations in the format of the weights, `int8` on CPUs; None for exact
-            ones. It is not part of the state.
+            FP8, `mxfp4`, `mxfp4-fast` or `nvfp4` for activations in the format of the weights,
+            `int8` on CPUs; None for exact ones. It is not part of the state.
         round_weights: whether NVFP4 weights may be rounded to FP8 for such activations.
         input_global_scale: float32 `[1]`, a divisor, for activations in NVFP4 whose global scale is
             given; part of the state then. None for others.
@@ -87,10 +87,10 @@ class QuantizedLinear(nn.Module):
             weights: `[M, K]`, of PyTorch, with linear scales.
             bias: `[M]`.
             dtype: of `weight`; by default the bias' dtype, or else PyTorch's default.
-            activation_format: `fp8` rounds activations to E4M3 with a scale per row, and
-                `fp8-group128` per 128 columns, `fp8-fast` per row with fast accumulation, `mxfp4` or `nvfp4` quantizes them to the format of
-                the weights, and `int8` rounds them on CPUs, as `activations` of
-                :func:`microscale.linear`.
+            activation_format: how the layer rounds activations, as `activations` of
+                :func:`microscale.linear`: to E4M3 with a scale per row (`fp8`), per 128 columns
+                (`fp8-group128`) or per row with fast accumulation (`fp8-fast`), to the format of
+                the weights (`mxfp4`, `mxfp4-fast`, `nvfp4`), or on CPUs to `int8`.
             round_weights: allows NVFP4 weights with activations in FP8, which rounds them.
             input_global_scale: for activations in NVFP4, their global scale. By default it is
                 computed from each input.

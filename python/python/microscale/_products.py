@@ -101,7 +101,9 @@ def linear(
             compute capability 9.0, and `x` in 16 bits there. On a CPU FP8 is slow, with the bits of
             Hopper's tensor cores.
             `mxfp4` and `nvfp4` quantize them to the format of the weights. CPUs and Blackwell GPUs
-            multiply the codes; other GPUs decode the activations.
+            multiply the codes; other GPUs decode the activations. `mxfp4-fast` is `mxfp4` with fast
+            accumulation on GPUs of compute capability 9.0, where many rows are faster in FP8; it
+            may also be given for an `x` in MXFP4.
         round_weights: allows NVFP4 weights with FP8 `activations`: each weight times its block scale is
             rounded to E4M3, with a relative error of at most 2**-4. MXFP4 weights lose nothing.
         input_global_scale: for `activations="nvfp4"`, the global scale of the activations. By
@@ -237,8 +239,8 @@ def results_of(rows: int, gate: str | None) -> int:
     return rows if gate is None else rows // 2
 
 
-#: Formats of 4 bits that activations are quantized to.
-FP4 = ("mxfp4", "nvfp4")
+#: Activations that are quantized to 4 bits: the words for them.
+FP4 = ("mxfp4", "nvfp4", "mxfp4-fast")
 
 
 class ScaledRows(NamedTuple):
@@ -259,7 +261,7 @@ class Operand(NamedTuple):
     dtype: str
     """Of the results."""
     activations: RoundedActivations | None
-    """The INT8 or FP8 that the product rounds values to."""
+    """The INT8 or FP8 that the product rounds values to, or `mxfp4-fast`."""
     rounded: str | None
     """As of :func:`_gpu.rounded_to`."""
 
@@ -275,8 +277,10 @@ def operand_of(
 ) -> Operand:
     """Returns the activations of a product with weights of a format. They are quantized here if they
     shall have 4 bits."""
+    fast = "mxfp4-fast" if activations == "mxfp4-fast" else None
     if isinstance(x, (Quantized, QuantizedActivations)):
-        if activations is not None or input_global_scale is not None:
+        is_mxfp4 = isinstance(x, Quantized) and x.format == "mxfp4"
+        if (activations is not None and not (fast and is_mxfp4)) or input_global_scale is not None:
             raise Error("x is quantized already; leave activations and input_global_scale out")
         name = _arrays.value_dtype(dtype or "float32")
         if isinstance(x, Quantized) and token_scales is not None:
@@ -285,7 +289,7 @@ def operand_of(
         if token_scales is not None:
             raise Error("x is in FP8 and its f32_scales have a scale per row already; leave token_scales out")
         if isinstance(x, Quantized):
-            return Operand(x.codes, x, x.shape, name, None, "fp4")
+            return Operand(x.codes, x, x.shape, name, fast, "fp4")
         rows = _fp8_rows(x)
         return Operand(rows.codes, rows, _arrays.shape_of(rows.codes), name, None, "fp8")
     if token_scales is not None:
@@ -298,8 +302,8 @@ def operand_of(
     if activations not in FP4:
         return Operand(x, readable, _arrays.shape_of(readable), name, activations, _gpu.rounded_to(activations))
     _microscale.require_activations(format, activations, round_weights)
-    quantized = quantized_rows(x, activations, input_global_scale)
-    return Operand(x, quantized, quantized.shape, name, None, "fp4")
+    quantized = quantized_rows(x, "mxfp4" if fast else activations, input_global_scale)
+    return Operand(x, quantized, quantized.shape, name, fast, "fp4")
 
 
 def _fp8_rows(x: QuantizedActivations) -> QuantizedActivations:

@@ -29,7 +29,7 @@ NonFinite = Literal["error", "propagate", "saturate"]
 Direction = Literal["divisor", "multiplier"]
 #: How a product rounds activations: to INT8 on CPUs, to FP8 (E4M3) with a scale per row or per 128
 #: columns, or to the format of the weights.
-RoundedActivations = Literal["int8", "fp8", "fp8-group128", "fp8-fast", "mxfp4", "nvfp4"]
+RoundedActivations = Literal["int8", "fp8", "fp8-group128", "fp8-fast", "mxfp4", "nvfp4", "mxfp4-fast"]
 #: Formats of quantized activations.
 ActivationFormat = Literal["fp8", "mxfp8", "mxfp4", "nvfp4"]
 #: The operation on a row of activations before it is quantized.

@@ -232,6 +232,8 @@ unsafe impl Plain for microscale_kernels_abi::gemm::params::GemmParams {}
 // SAFETY: as above.
 unsafe impl Plain for microscale_kernels_abi::gemm::fp4::Fp4Params {}
 // SAFETY: as above.
+unsafe impl Plain for microscale_kernels_abi::gemm::decoding::DecodingParams {}
+// SAFETY: as above.
 unsafe impl Plain for microscale_kernels_abi::experts::RouteGrid {}
 // SAFETY: as above.
 unsafe impl Plain for microscale_kernels_abi::Epilogue {}

@@ -6,6 +6,7 @@ use std::sync::OnceLock;
 use half::bf16;
 use microscale::{Dtype, Format};
 use microscale_executor::{Approximation, Launch, Module, Schedule, Statistics};
+use microscale_kernels_abi::gemm::{fp4, fp8::PACK_MXFP4};
 use microscale_kernels_abi::{GemmConfig, Mainloop, TARGETS, Target};
 use microscale_test_support::operands::Scales;
 use microscale_test_support::weights::Activations;
@@ -14,7 +15,7 @@ use rayon::prelude::*;
 use super::activations::activations_cases;
 use super::case::ptx;
 use super::cases::{Case, cases};
-use super::fp4::fp4_experts_cases;
+use super::fp4::{fp4_cases, fp4_experts_cases};
 use super::fp8::fp8_cases;
 use super::fp8_experts::fp8_experts_cases;
 use super::gptq::gptq_cases;
@@ -213,6 +214,19 @@ fn experts_with_fp4_activations_equal_the_definition_in_every_case() {
 }
 
 #[test]
+fn decoding_fp4_to_16_bits_equals_the_definition_in_every_case() {
+    let mut cases = Vec::new();
+    fp4_cases(&mut cases);
+    let decoders = Format::MULTIPLIED
+        .into_iter()
+        .flat_map(|format| [Dtype::F16, Dtype::Bf16].map(|dtype| fp4::decoders(format, dtype)))
+        .flatten();
+    let kernels: Vec<_> = decoders.flat_map(|of| [of.rows, of.packed].map(|id| id.kernel().name)).collect();
+    cases.retain(|case| kernels.contains(&&*case.kernel));
+    check_all(&cases);
+}
+
+#[test]
 fn experts_with_fp8_activations_equal_the_definition_in_every_case() {
     let mut cases = Vec::new();
     fp8_experts_cases(&mut cases);
@@ -220,10 +234,11 @@ fn experts_with_fp8_activations_equal_the_definition_in_every_case() {
 }
 
 #[test]
-fn fast_accumulation_and_quantizing_to_fp8_equal_the_definition_in_every_case() {
+fn fast_accumulation_and_kernels_before_it_equal_the_definition_in_every_case() {
     let mut cases = Vec::new();
     fp8_cases(&mut cases);
-    cases.retain(|case| case.kernel.contains("fp8fast") || case.kernel.starts_with("fp8_quantize"));
+    let before = ["fp8_quantize_f16", "fp8_quantize_bf16", PACK_MXFP4.kernel().name];
+    cases.retain(|case| case.kernel.contains("fp8fast") || before.contains(&&*case.kernel));
     check_all(&cases);
 }
 

@@ -10,7 +10,8 @@ use microscale::{Activation, Dtype, Format, GlobalScale, QuantizedTensor, ScaleL
 use microscale_executor::{Argument, Buffer};
 use microscale_kernels_abi::experts::{PlanGrid, Sorted};
 use microscale_kernels_abi::gemm::PACK_COLUMNS;
-use microscale_kernels_abi::gemm::fp4::{self, Fp4Params};
+use microscale_kernels_abi::gemm::fp4::{self, Decoders, Fp4Params};
+use microscale_kernels_abi::gemm::packing;
 use microscale_kernels_abi::gemm::params::{GemmParams, PackParams};
 use microscale_kernels_abi::gemm::stage::ScalePieces;
 use microscale_kernels_abi::{ApplyGlobal, Epilogue, GemmConfig, GlobalSlot, KernelId, Mainloop, ScaleGrid};
@@ -179,7 +180,7 @@ fn parts(gemm: &GemmParams, tile: u32) -> Vec<Range<usize>> {
 }
 
 /// The scales in a layout, and their positions.
-fn scales_in(layout: ScaleLayout, tensor: &QuantizedTensor) -> (Vec<u8>, ScaleGrid) {
+pub(super) fn scales_in(layout: ScaleLayout, tensor: &QuantizedTensor) -> (Vec<u8>, ScaleGrid) {
     let blocks = tensor.blocks_per_row() as u64;
     let scales = tensor.convert_layout(layout).scales().to_vec();
     let grid = match layout {
@@ -497,10 +498,56 @@ fn decoding<T: Exact + Activation>(kernel: KernelId, operands: &Operands, layout
     case
 }
 
+/// Decodes and packs activations, by one kernel and by two.
+fn decoding_packed(
+    Decoders { rows, packed, dtype }: Decoders,
+    operands: &Operands,
+    layout: ScaleLayout,
+    config: GemmConfig,
+) -> Prepared {
+    let mut case = Prepared::new();
+    let Before { read, factors, params } =
+        before(&mut case, &operands.x, &[&operands.x], &[&operands.weights], layout, 1.5);
+    let x = &operands.x;
+    let decoded = case.memory.allocate_aligned("decoded", x.codes().len() * 4, 16);
+    let arguments = [&read[..], &[decoded.into(), factors.into(), argument(&params)]].concat();
+    case.step(rows.kernel().name, params.eights, arguments);
+    let cols = x.blocks_per_row() * x.format().block();
+    let pack = PackParams::new(config, cols as u64, x.rows() as u64, true).expect("a small launch");
+    let [by_one, by_two] = ["packed by one", "packed by two"]
+        .map(|name| case.memory.allocate_aligned(name, pack.bytes() as usize, 16));
+    let [plan, from, _] = no_experts();
+    let arguments = vec![decoded.into(), by_two.into(), plan.clone(), from.clone(), argument(&pack)];
+    let kernel = packing::pack(dtype).expect("16 bits").kernel().name;
+    case.step(kernel, u64::from(pack.thread_blocks), arguments);
+    let rest = [by_one.into(), factors.into(), plan, from, argument(&pack), argument(&params)];
+    case.step(packed.kernel().name, u64::from(pack.thread_blocks), [&read[..], &rest].concat());
+    case.checks.push(Box::new(move |memory| {
+        let [found, right] =
+            [by_one, by_two].map(|buffer| memory.bytes(buffer).map_err(|error| error.to_string()));
+        if found? == right? { Ok(()) } else { Err("other bytes than by two kernels".into()) }
+    }));
+    case
+}
+
 fn decoding_cases<T: Exact + Activation>(cases: &mut Vec<Case>) {
     for format in Format::MULTIPLIED {
-        let decode = fp4::decode(format, T::DTYPE).filter(|(_, dtype)| *dtype == T::DTYPE);
-        let Some((kernel, _)) = decode else { continue };
+        let decoders = fp4::decoders(format, T::DTYPE).filter(|decoders| decoders.dtype == T::DTYPE);
+        let Some(decoders) = decoders else { continue };
+        let kernel = decoders.rows;
+
+        let configs = GemmConfig::for_operands(format, T::DTYPE)
+            .filter(|config| !config.mainloop.is_gemv() && !config.packs_activations());
+        for config in configs.filter(|config| config.cluster == 1) {
+            for (i, case) in (0..).zip(CASES.iter().filter(|case| case.tokens * case.cols < 1 << 14)) {
+                let (case, layout) = (*case, [ScaleLayout::Linear, ScaleLayout::Swizzled][i as usize % 2]);
+                let make =
+                    move || decoding_packed(decoders, &Operands::draw(format, case, i), layout, config);
+                let name = decoders.packed.kernel().name.into();
+                let case = Case::new(format!("{config}, {case:?}, {layout:?}"), name, make);
+                cases.push(Case { mainloop: Some(config.mainloop), ..case });
+            }
+        }
         for (i, case) in (0..).zip(CASES.iter().filter(|case| case.rows * case.cols < 1 << 14)) {
             let (case, layout) = (*case, [ScaleLayout::Linear, ScaleLayout::Swizzled][i as usize % 2]);
             let make = move || decoding::<T>(kernel, &Operands::draw(format, case, i), layout);

@@ -5,14 +5,15 @@ use std::sync::Arc;
 
 use half::{bf16, f16};
 use microscale::formats::fp8_dot::WIDEST;
-use microscale::formats::{E4m3, fp4_dot, fp8_dot};
+use microscale::formats::{E2m1, E4m3, E8m0, fp4_dot, fp8_dot};
 use microscale::{
     Activation, ActivationFormat, ActivationInput, ActivationRecipe, Dtype, Format, Fp8Scale,
-    QuantizedTensor, Shape, quantize_activations,
+    QuantizedTensor, ScaleLayout, Shape, quantize_activations,
 };
 use microscale_kernels_abi::GemmConfig;
 use microscale_kernels_abi::gemm::PACK_COLUMNS;
-use microscale_kernels_abi::gemm::fp8::{PACK_FP8, quantize};
+use microscale_kernels_abi::gemm::decoding::Decoding;
+use microscale_kernels_abi::gemm::fp8::{PACK_FP8, PACK_MXFP4, quantize};
 use microscale_kernels_abi::gemm::params::{GemmParams, PackParams};
 use microscale_kernels_abi::gemm::quantizing::Quantizing;
 use microscale_kernels_abi::gemm::stage::ScalePieces;
@@ -23,7 +24,7 @@ use microscale_test_support::weights::{Bound, ExactProducts};
 
 use super::case::{MOST_SHARED, Prepared, argument, no_experts};
 use super::cases::Case;
-use super::fp4::{check, sums_of_parts};
+use super::fp4::{check, scales_in, sums_of_parts};
 use super::gemm::{Multiplication, add_cases};
 use super::steps::{Fused, STEPS};
 use super::weights::shape;
@@ -79,6 +80,12 @@ const CASES: [Fp8Case; 14] = [
 const QUANTIZED: [Fp8Case; 2] = [
     Fp8Case { cols: 17000, tokens: 3, ..CASE },
     Fp8Case { rows: 3, cols: 40009, tokens: 2, nan: true, ..CASE },
+];
+
+/// Tokens whose packs take several thread blocks, and a last one of few packs.
+const DECODED: [Fp8Case; 2] = [
+    Fp8Case { cols: 2100, tokens: 11, rows: 40, scales: Scales::Numbers, ..CASE },
+    Fp8Case { rows: 3, cols: 4160, tokens: 20, ..CASE },
 ];
 
 /// Products with an epilogue.
@@ -318,6 +325,80 @@ fn quantizing<T: Exact + Activation>(config: GemmConfig, case: Fp8Case, seed: u6
     prepared
 }
 
+/// The NaN that f32 operations of GPUs give.
+const GPU_NAN: u32 = 0x7FFF_FFFF;
+
+/// Decodes random activations in MXFP4 and packs them, by one kernel, and by the definition with the
+/// kernel that packs.
+fn decoding(
+    config: GemmConfig,
+    case: Fp8Case,
+    (layout, scales): (ScaleLayout, Scales),
+    seed: u64,
+) -> Prepared {
+    let Fp8Case { rows, cols, tokens, .. } = case;
+    let x = tensor(Format::Mxfp4, tokens, cols, scales, seed);
+    let alpha = [1.0, -0.75][seed as usize % 2];
+    let (mut codes, mut token_scales) = (Vec::new(), Vec::new());
+    for token in 0..tokens {
+        let (bytes, scales) = row_of(&x, token);
+        let largest = E8m0::from_bits(*scales.iter().max().expect("a block"));
+        let scale = fp8_dot::mxfp4_token_scale(largest, alpha);
+        token_scales.push(if scale.is_nan() { f32::from_bits(GPU_NAN) } else { scale });
+        let elements = bytes.iter().flat_map(|byte| [byte & 15, byte >> 4]).map(E2m1::from_bits);
+        for (i, element) in elements.enumerate() {
+            let scale = E8m0::from_bits(scales[i / Format::Mxfp4.block()]);
+            codes.push(fp8_dot::mxfp4_activation(element, scale, largest).to_bits());
+        }
+    }
+
+    let mut prepared = Prepared::new();
+    let cols = x.blocks_per_row() * Format::Mxfp4.block();
+    let pack = PackParams::new(config, cols as u64, tokens as u64, true).expect("a small launch");
+    let weights = tensor(Format::Mxfp4, rows, cols, Scales::Any, seed);
+    let with_rows = pack.with_rows(shape(&weights));
+    let weight_scales = prepared.memory.allocate_from_aligned("scales of weights", weights.scales(), 4);
+    let row_bases = prepared.memory.allocate_aligned("bases of rows", rows * size_of::<u32>(), 4);
+    let packed = ["decoded and packed", "packed"]
+        .map(|name| prepared.memory.allocate_aligned(name, pack.bytes() as usize, 16));
+    let (scales, grid) = scales_in(layout, &x);
+    let decoding = Decoding::new(with_rows, grid, alpha);
+    let arguments = vec![
+        prepared.memory.allocate_from_aligned("codes of x", x.codes(), 4).into(),
+        prepared.memory.allocate_from("scales of x", &scales).into(),
+        packed[0].into(),
+        argument(&decoding.pack),
+        argument(&decoding.params),
+        weight_scales.into(),
+        row_bases.into(),
+    ];
+    prepared.step(PACK_MXFP4.kernel().name, u64::from(decoding.thread_blocks), arguments);
+
+    let codes = prepared.memory.allocate_from_aligned("codes", &codes, 8);
+    let scales = prepared.memory.allocate_from_aligned("scales", bytemuck::cast_slice(&token_scales), 4);
+    let [plan, from, _] = no_experts();
+    let arguments = vec![
+        codes.into(),
+        scales.into(),
+        packed[1].into(),
+        plan,
+        from,
+        argument(&pack),
+        1u32.into(),
+        0u64.into(),
+        0u64.into(),
+    ];
+    prepared.step(PACK_FP8.kernel().name, u64::from(pack.thread_blocks), arguments);
+    prepared.checks.push(Box::new(move |memory| {
+        let [found, right] = packed.map(|buffer| memory.bytes(buffer).map_err(|error| error.to_string()));
+        if found? == right? { Ok(()) } else { Err("other bytes than by the definition".into()) }
+    }));
+    let largest = weights.scales().chunks(weights.blocks_per_row()).map(|row| row.iter().max());
+    let largest = largest.flat_map(|scale| u32::from(*scale.expect("a block")).to_le_bytes());
+    prepared.expect("bases of rows", row_bases, largest.collect());
+    prepared
+}
+
 fn cases_of<T: Exact + Activation>(cases: &mut Vec<Case>) {
     // Token tiles whose K-iterations have one pack, or two.
     for config in GemmConfig::for_fp8(Format::Mxfp4, T::DTYPE).filter(|config| config.cluster == 1) {
@@ -326,6 +407,14 @@ fn cases_of<T: Exact + Activation>(cases: &mut Vec<Case>) {
             let make = move || quantizing::<T>(config, case, i);
             let quantizing = Case::new(format!("{config}, {case:?}"), kernel, make);
             cases.push(Case { mainloop: Some(config.mainloop), ..quantizing });
+        }
+        let layouts = [ScaleLayout::Linear, ScaleLayout::Swizzled];
+        for (i, case) in (0..).zip(CASES.into_iter().chain(DECODED)) {
+            let of = (layouts[i as usize % 2], [Scales::Any, case.scales][i as usize / 2 % 2]);
+            let make = move || decoding(config, case, of, i);
+            let decoding =
+                Case::new(format!("{config}, {case:?}, {of:?}"), PACK_MXFP4.kernel().name.into(), make);
+            cases.push(Case { mainloop: Some(config.mainloop), ..decoding });
         }
     }
     for format in Format::MULTIPLIED {

@@ -4,17 +4,18 @@
 //! by the roundings of f32 additions.
 
 use half::bf16;
-use microscale::formats::{E4m3, fp4_dot, fp8_dot};
+use microscale::formats::{E2m1, E4m3, E8m0, fp4_dot, fp8_dot};
 use microscale::gpu::{
-    DeviceEpilogue, DeviceExperts, DeviceRouting, DeviceTensor, ExpertRows, Fp8Activations, GemmConfig,
-    GemmWorkspace, Gpu,
+    DeviceEpilogue, DeviceExperts, DeviceRouting, DeviceTensor, ExpertRows, Fp4, Fp8Activations, GemmConfig,
+    GemmWorkspace, Gpu, Linear,
 };
 use microscale::{
     ActivationFormat, ActivationInput, ActivationRecipe, Dtype, Error, Format, Fp8Options, Fp8Rows, Fp8Scale,
-    OperandFault, QuantizedActivations, QuantizedTensor, Shape, gemm_experts_fp8, quantize_activations,
+    OperandFault, QuantizedActivations, QuantizedTensor, ScaleLayout, Shape, gemm_experts_fp8,
+    quantize_activations,
 };
 use microscale_test_support::arithmetic::Scalars;
-use microscale_test_support::operands::{Scales, tensor};
+use microscale_test_support::operands::{Scales, row_of, tensor};
 
 /// Returns whether the GPU has these products.
 fn has_fp8(gpu: &Gpu) -> bool {
@@ -190,6 +191,90 @@ pub(crate) fn fast_accumulation_equals_its_definition(gpu: &Gpu) {
         }
     }
     assert!(numbers > 0);
+}
+
+/// Rows of MXFP4 in FP8 by the definition: codes, and a scale per token that includes alpha.
+fn decoded(x: &QuantizedTensor, alpha: f32) -> (Vec<u8>, Vec<f32>) {
+    let (mut codes, mut token_scales) = (Vec::new(), Vec::new());
+    for token in 0..x.rows() {
+        let (bytes, scales) = row_of(x, token);
+        let scales: Vec<_> = scales.iter().map(|scale| E8m0::from_bits(*scale)).collect();
+        let largest = *scales.iter().max_by_key(|scale| scale.to_bits()).unwrap();
+        token_scales.push(fp8_dot::mxfp4_token_scale(largest, alpha));
+        let elements = bytes.iter().flat_map(|byte| [byte & 15, byte >> 4]).map(E2m1::from_bits);
+        let of_block = elements.enumerate().map(|(i, element)| (element, scales[i / Format::Mxfp4.block()]));
+        codes.extend(of_block.map(|(x, scale)| fp8_dot::mxfp4_activation(x, scale, largest).to_bits()));
+    }
+    (codes, token_scales)
+}
+
+pub(crate) fn fast_accumulation_of_mxfp4_has_the_bits_of_fp8(gpu: &Gpu) {
+    if !has_fp8(gpu) {
+        return;
+    }
+    let (stream, options) = (gpu.stream(), Fp8Options { fast_accumulation: true, ..Fp8Options::default() });
+    let shapes: [(usize, usize, usize); 7] = [
+        (300, 128, 9),
+        (1, 32, 1),
+        (35, 96, 5),
+        (200, 416, 70),
+        (40, 1152, 260),
+        (136, 2144, 33),
+        (600, 4096, 600),
+    ];
+    for (seed, (rows, cols, tokens)) in (0..).zip(shapes) {
+        let weights = tensor(Format::Mxfp4, rows, cols, Scales::Common, seed);
+        let scales = [Scales::Common, Scales::Any, Scales::Numbers][seed as usize % 3];
+        let (x, alpha) =
+            (tensor(Format::Mxfp4, tokens, cols, scales, seed + 1), [1.0, -0.75][seed as usize % 2]);
+        let (codes, token_scales) = decoded(&x, alpha);
+        let codes = stream.clone_htod(&codes).unwrap();
+        let token_scales = stream.clone_htod(&token_scales).unwrap();
+        let given = Fp8Activations::Quantized { codes: (&codes).into(), scales: (&token_scales).into() };
+        let weights = DeviceTensor::from_host(stream, &weights).unwrap();
+        let configs = GemmConfig::for_fp8(Format::Mxfp4, Dtype::Bf16);
+        for config in configs.filter(|config| config.mainloop.accumulates_fast()) {
+            let mut right = stream.alloc_zeros::<f32>(tokens * rows).unwrap();
+            let plan =
+                gpu.linear_fp8::<bf16, f32>(&weights).options(options).by(config).plan(tokens).unwrap();
+            let mut workspace = GemmWorkspace::new(stream, plan.workspace_bytes()).unwrap();
+            plan.run(stream, given, &mut workspace, &mut right).unwrap();
+            let right = stream.clone_dtoh(&right).unwrap();
+            for layout in [ScaleLayout::Linear, ScaleLayout::Swizzled] {
+                let x = DeviceTensor::from_host(stream, &x.convert_layout(layout)).unwrap();
+                let mut found = stream.alloc_zeros::<f32>(tokens * rows).unwrap();
+                let linear = gpu.linear_fp4::<bf16, f32>(&weights).alpha(alpha).fast_accumulation();
+                let plan = linear.by(config).plan(tokens).unwrap();
+                assert_eq!(plan.config().map(|config| config.mainloop), Some(config.mainloop));
+                let mut workspace = GemmWorkspace::new(stream, plan.workspace_bytes()).unwrap();
+                for _ in 0..2 {
+                    plan.run(stream, &x, &mut workspace, &mut found).unwrap();
+                }
+                let found = stream.clone_dtoh(&found).unwrap();
+                for (i, (found, right)) in found.iter().zip(&right).enumerate() {
+                    let equal = found.to_bits() == right.to_bits() || (found.is_nan() && right.is_nan());
+                    let (token, row) = (i / rows, i % rows);
+                    assert!(
+                        equal,
+                        "{config}, {rows}x{cols}, {tokens} tokens, {layout:?}: {found:e} is not {right:e}: token \
+                         {token}, row {row}"
+                    );
+                }
+            }
+        }
+    }
+    // Without the option, and where it is slower, products have 16 bits.
+    let weights =
+        DeviceTensor::from_host(stream, &tensor(Format::Mxfp4, 4096, 4096, Scales::Common, 1)).unwrap();
+    let in_fp8 = |linear: Linear<'_, bf16, bf16, Fp4>, tokens: usize| {
+        let plan = linear.plan(tokens).unwrap();
+        let most = gpu.fp4_workspace_bytes(weights.shape(), tokens, false).unwrap();
+        assert!(plan.workspace_bytes() <= most, "{tokens} tokens");
+        plan.config().unwrap().mainloop.takes_fp8()
+    };
+    let linear = gpu.linear_fp4::<bf16, bf16>(&weights);
+    assert!(!in_fp8(linear, 4096) && !in_fp8(linear.fast_accumulation(), 1));
+    assert!(in_fp8(linear.fast_accumulation(), 4096));
 }
 
 pub(crate) fn is_refused_where_it_would_lose(gpu: &Gpu) {

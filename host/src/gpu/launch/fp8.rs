@@ -3,8 +3,10 @@
 use std::sync::Arc;
 
 use cudarc::driver::CudaStream;
-use microscale_kernels_abi::gemm::fp8::quantize;
+use microscale_kernels_abi::gemm::decoding::Decoding;
+use microscale_kernels_abi::gemm::fp8::{PACK_MXFP4, quantize};
 use microscale_kernels_abi::gemm::quantizing::Quantizing;
+use microscale_kernels_abi::{Kernel, ScaleGrid};
 
 use crate::element::Dtype;
 use crate::error::{ActivationFault, Error, Result};
@@ -34,6 +36,16 @@ pub(in crate::gpu) enum Fp8Source {
         dtype: Dtype,
         /// A scale per group of columns, instead of one per token.
         per_group: bool,
+    },
+    /// Rows of whole blocks in MXFP4, which are decoded when they are packed. Not for experts'
+    /// weights.
+    Mxfp4 {
+        codes: u64,
+        scales: u64,
+        /// Positions of the scales.
+        grid: ScaleGrid,
+        /// Factor of the results.
+        alpha: f32,
     },
 }
 
@@ -104,6 +116,22 @@ pub(in crate::gpu) unsafe fn product_fp8(
                     argument(&row_bases),
                 ];
                 enqueue(kernels, stream, &launch, arguments, "quantizing activations")?;
+            }
+            Fp8Source::Mxfp4 { codes, scales, grid, alpha } => {
+                let Decoding { pack, params, thread_blocks } = Decoding::new(*pack_params, grid, alpha);
+                let Kernel { threads, shared, .. } = *PACK_MXFP4.kernel();
+                let (kernel, thread_blocks) = (PACK_MXFP4, u64::from(thread_blocks));
+                let launch = Launch { kernel, thread_blocks, threads, shared, ..launch };
+                let arguments = &mut [
+                    argument(&codes),
+                    argument(&scales),
+                    argument(&packed),
+                    argument(&pack),
+                    argument(&params),
+                    argument(&operands.scales),
+                    argument(&row_bases),
+                ];
+                enqueue(kernels, stream, &launch, arguments, "decoding and packing activations")?;
             }
         }
         multiply(kernels, stream, plan, &operands, routed, workspace)

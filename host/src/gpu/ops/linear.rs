@@ -109,8 +109,13 @@ impl Weights<'_> {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Options {
     Values { gemv_only: bool },
-    Fp4 { alpha: f32, per_token: bool },
+    Fp4 { alpha: f32, per_token: bool, fast_accumulation: bool },
     Fp8(Fp8Options),
+}
+
+impl Options {
+    /// FP4 activations without options.
+    const FP4: Self = Self::Fp4 { alpha: 1.0, per_token: false, fast_accumulation: false };
 }
 
 /// Shows the shape, the options and the steps of the epilogue.
@@ -211,7 +216,7 @@ impl Gpu {
         &'a self,
         weights: impl Into<DeviceTensorView<'a>>,
     ) -> Linear<'a, T, O, Fp4> {
-        Linear::new(self, Weights::One(weights.into()), Options::Fp4 { alpha: 1.0, per_token: false })
+        Linear::new(self, Weights::One(weights.into()), Options::FP4)
     }
 
     /// A product with weights in device memory, `[M, K]` in MXFP4 or NVFP4, and activations in FP8
@@ -271,7 +276,7 @@ impl Gpu {
         &'a self,
         experts: impl Into<DeviceExpertsView<'a>>,
     ) -> LinearExperts<'a, T, O, Fp4> {
-        Linear::new(self, Weights::Experts(experts.into()), Options::Fp4 { alpha: 1.0, per_token: false })
+        Linear::new(self, Weights::Experts(experts.into()), Options::FP4)
     }
 
     /// A product with experts' weights in device memory, `[experts, M, K]` in MXFP4 or NVFP4, and
@@ -299,9 +304,11 @@ impl<'a, T: Activation, O: ProductOf<T>> Linear<'a, T, O> {
 impl<'a, T: Activation, O: ProductOf<T>, W> Linear<'a, T, O, Fp4, W> {
     /// Multiplies the sums by a number, before the epilogue.
     #[must_use]
-    pub fn alpha(self, alpha: f32) -> Self {
-        let per_token = matches!(self.options, Options::Fp4 { per_token: true, .. });
-        Self { options: Options::Fp4 { alpha, per_token }, ..self }
+    pub fn alpha(mut self, number: f32) -> Self {
+        if let Options::Fp4 { alpha, .. } = &mut self.options {
+            *alpha = number;
+        }
+        self
     }
 
     /// Takes activations in NVFP4 with a global scale per token
@@ -311,9 +318,29 @@ impl<'a, T: Activation, O: ProductOf<T>, W> Linear<'a, T, O, Fp4, W> {
     /// Products are stored to the workspace in f32. A kernel multiplies them by the factors of
     /// their tokens, and computes the epilogue.
     #[must_use]
-    pub fn global_scale_per_token(self) -> Self {
-        let alpha = if let Options::Fp4 { alpha, .. } = self.options { alpha } else { 1.0 };
-        Self { options: Options::Fp4 { alpha, per_token: true }, ..self }
+    pub fn global_scale_per_token(mut self) -> Self {
+        if let Options::Fp4 { per_token, .. } = &mut self.options {
+            *per_token = true;
+        }
+        self
+    }
+
+    /// Allows products of MXFP4 by MXFP4 on Hopper's FP8 tensor cores, which keep 13 fraction bits
+    /// of sums. Products of many tokens are faster.
+    ///
+    /// Activations become E4M3 with a scale per token, and all of K is added in the tensor cores:
+    /// [`microscale_formats::fp8_dot`] defines the results
+    /// ([`fast_row`](microscale_formats::fp8_dot::fast_row)) and bounds their error. Weights lose
+    /// nothing. Activations lose up to 2^−16 of the largest scale of their token, and nothing under
+    /// scales from 2^−14 of it on. A plan uses these tensor cores only where its measured times say
+    /// that they are faster. Products in NVFP4, with experts' weights or with a bias in f32, and
+    /// other GPUs, ignore it.
+    #[must_use]
+    pub fn fast_accumulation(mut self) -> Self {
+        if let Options::Fp4 { fast_accumulation, .. } = &mut self.options {
+            *fast_accumulation = true;
+        }
+        self
     }
 }
 
@@ -461,7 +488,9 @@ impl<'a, T: Activation, O: ProductOf<T>, K, W> Linear<'a, T, O, K, W> {
             Options::Values { gemv_only } => {
                 (Kind::Values { gemv_only }, aligned || multiplied(T::DTYPE).0 > 1)
             }
-            Options::Fp4 { per_token, .. } => (Kind::Fp4 { per_token }, true),
+            Options::Fp4 { per_token, fast_accumulation, .. } => {
+                (Kind::Fp4 { per_token, fast_accumulation }, true)
+            }
             Options::Fp8(options) => (Kind::Fp8(options), true),
         };
         let (weights, experts) = (self.weights.shape(), self.weights.experts());
@@ -474,7 +503,7 @@ impl<'a, T: Activation, O: ProductOf<T>, K, W> Linear<'a, T, O, K, W> {
         let (kernels, given) = (&self.gpu.kernels, self.given);
         let make = || match key.kind {
             Kind::Values { gemv_only } => linear::plan(kernels, key, gemv_only, given),
-            Kind::Fp4 { per_token } => fp4::plan(kernels, key, per_token, given),
+            Kind::Fp4 { .. } => fp4::plan(kernels, key, given),
             Kind::Fp8(options) => fp8::plan(kernels, key, options, given),
         };
         if given.is_some() { make().map(Arc::new) } else { self.gpu.plans.get(key, make) }

@@ -233,7 +233,7 @@ impl<T: Activation, O: ProductOf<T>, K, W> Plan<'_, T, O, K, W> {
         };
         let (alpha, token_scales) = match *options {
             Options::Values { .. } => (1.0, 1),
-            Options::Fp4 { alpha, per_token } => (alpha, usize::from(per_token)),
+            Options::Fp4 { alpha, per_token, .. } => (alpha, usize::from(per_token)),
             Options::Fp8(options) => (1.0, options.token_scales(shape.cols)),
         };
         activations.check(x_rows, shape, count, token_scales)?;
@@ -376,6 +376,14 @@ impl<T: Activation, O: ProductOf<T>, K, W> Plan<'_, T, O, K, W> {
                     };
                     let x = (x, scales + scales_bytes);
                     launch::product_fp8(kernels, stream, product, x, &operands, routed, [semaphores, after])
+                }
+                (Before::Fp8 { .. }, Activations::Fp4(activations)) => {
+                    let ([codes, scales, ..], params) =
+                        (x, activations.params(x_rows, count, alpha, apply.0));
+                    let x = Fp8Source::Mxfp4 { codes, scales, grid: params.scales, alpha: params.alpha };
+                    // The bases of rows are the only memory before the product.
+                    let (x, workspace) = ((x, before), [semaphores, after]);
+                    launch::product_fp8(kernels, stream, product, x, &operands, routed, workspace)
                 }
                 _ => launch::product(kernels, stream, product, &operands, routed, [semaphores, after]),
             }?;

@@ -172,8 +172,8 @@ impl Gpu {
         let experts = experts.into();
         let shape = experts.shape();
         let of_decoded = self.experts_workspace_bytes(experts, pairs, Dtype::Bf16)?;
-        let key =
-            PlanKey { weights: whole_blocks(shape), ..experts_key(experts, Kind::Fp4 { per_token }, pairs) };
+        let kind = Kind::Fp4 { per_token, fast_accumulation: false };
+        let key = PlanKey { weights: whole_blocks(shape), ..experts_key(experts, kind, pairs) };
         let configs = GemmConfig::for_fp4(shape.format, Dtype::Bf16).filter(|_| key.is_packable());
         let native = with_semaphores(most_experts_bytes(&self.kernels, configs, &key));
         let sums = if per_token { sums_bytes(pairs, shape) } else { 0 };

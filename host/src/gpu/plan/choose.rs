@@ -51,7 +51,20 @@ pub(in crate::gpu) fn takes(config: GemmConfig, weights: QuantizedShape, aligned
 /// The configuration that should take the least time. Weights and activations that no measured
 /// configuration takes get the GEMV that does not copy ahead, or the one for ragged rows.
 pub(in crate::gpu) fn choose(times: &Estimator, gpu: GpuFacts, request: Request) -> GemmConfig {
-    let Request { weights, tokens, activations, aligned, gemv_only } = request;
+    let Request { weights, activations, aligned, .. } = request;
+    let fastest = fastest(times, gpu, request);
+    let config = fastest.map_or_else(|| otherwise(weights, aligned), |(config, _)| config);
+    GemmConfig { weights: weights.format, activations, ..config }
+}
+
+/// The configuration for activations of 16 bits that should take the least time, and this time in
+/// microseconds; `None` if no measured configuration takes them.
+pub(in crate::gpu) fn fastest(
+    times: &Estimator,
+    gpu: GpuFacts,
+    request: Request,
+) -> Option<(GemmConfig, f64)> {
+    let Request { weights, tokens, aligned, gemv_only, .. } = request;
     let gemv_only = gemv_only || tokens <= GEMV_TOKENS;
     let usable = |config: &GemmConfig| {
         config.mainloop.traits().targets.contain(gpu.target)
@@ -59,9 +72,19 @@ pub(in crate::gpu) fn choose(times: &Estimator, gpu: GpuFacts, request: Request)
             && takes(*config, weights, aligned)
     };
     let estimated = times.estimates(gpu.multiprocessors(), request, false, usable);
-    let fastest = estimated.into_iter().min_by(|(_, a), (_, b)| a.total_cmp(b));
-    let config = fastest.map_or_else(|| otherwise(weights, aligned), |(config, _)| config);
-    GemmConfig { weights: weights.format, activations, ..config }
+    estimated.into_iter().min_by(|(_, a), (_, b)| a.total_cmp(b))
+}
+
+/// [`fastest`] for FP8 activations, of configurations that `takes` allows.
+pub(in crate::gpu) fn fastest_fp8(
+    times: &Estimator,
+    gpu: GpuFacts,
+    request: Request,
+    takes: impl Fn(&GemmConfig) -> bool,
+) -> Option<(GemmConfig, f64)> {
+    let usable = |config: &GemmConfig| config.mainloop.traits().targets.contain(gpu.target) && takes(config);
+    let estimated = times.estimates(gpu.multiprocessors(), request, true, usable);
+    estimated.into_iter().min_by(|(_, a), (_, b)| a.total_cmp(b))
 }
 
 /// The configuration for FP8 activations that should take the least time, if `takes` allows it;
@@ -73,9 +96,8 @@ pub(in crate::gpu) fn choose_fp8(
     takes: impl Fn(&GemmConfig) -> bool,
 ) -> Option<GemmConfig> {
     let Request { weights, tokens, activations, .. } = request;
+    let fastest = fastest_fp8(times, gpu, request, &takes);
     let usable = |config: &GemmConfig| config.mainloop.traits().targets.contain(gpu.target) && takes(config);
-    let estimated = times.estimates(gpu.multiprocessors(), request, true, usable);
-    let fastest = estimated.into_iter().min_by(|(_, a), (_, b)| a.total_cmp(b));
     let with = |config: GemmConfig| GemmConfig { weights: weights.format, activations, ..config };
     let configs = GemmConfig::for_fp8(weights.format, activations).filter(usable);
     let by_tokens =

@@ -1,14 +1,19 @@
 //! The kernels of products of FP4 weights and FP4 activations.
 
+use microscale_formats::Format;
 use microscale_kernels_abi::GemmConfig;
 use microscale_kernels_abi::gemm::fp4;
 
 use crate::element::Dtype;
 use crate::error::{Error, Result};
-use crate::gpu::plan::choose::{choose_for_mean_rows, is_packable};
+use crate::fp8::Fp8Options;
+use crate::gpu::plan::choose::{choose_for_mean_rows, fastest, fastest_fp8, is_packable};
+use crate::gpu::plan::estimate::Estimator;
+use crate::gpu::plan::fp8::{self, most_fp8_workspace_bytes};
 use crate::gpu::plan::linear::{most_workspace_bytes, of_16_bits};
-use crate::gpu::plan::planned::{Before, PlanKey, Planned, slot_bytes};
-use crate::gpu::plan::product::most_product_bytes;
+use crate::gpu::plan::planned::{Before, Kind, PlanKey, Planned, slot_bytes};
+use crate::gpu::plan::product::{ProductParams, most_product_bytes};
+use crate::gpu::plan::request::Request;
 use crate::gpu::runtime::kernels::Kernels;
 use crate::shape::QuantizedShape;
 
@@ -16,15 +21,14 @@ use crate::shape::QuantizedShape;
 ///
 /// # Errors
 /// The errors of [`PlanKey::product`].
-pub(in crate::gpu) fn plan(
-    kernels: &Kernels,
-    key: PlanKey,
-    per_token: bool,
-    given: Option<GemmConfig>,
-) -> Result<Planned> {
-    let PlanKey { experts, rows, dtype: bias, .. } = key;
+pub(in crate::gpu) fn plan(kernels: &Kernels, key: PlanKey, given: Option<GemmConfig>) -> Result<Planned> {
+    let PlanKey { kind, experts, rows, dtype: bias, .. } = key;
+    let (per_token, fast_accumulation) = match kind {
+        Kind::Fp4 { per_token, fast_accumulation } => (per_token, fast_accumulation),
+        Kind::Values { .. } | Kind::Fp8(_) => (false, false),
+    };
     let format = key.weights.format;
-    let (decode, decoded) = fp4::decode(format, bias).ok_or(Error::NoKernel { format })?;
+    let decoders = fp4::decoders(format, bias).ok_or(Error::NoKernel { format })?;
     let key = PlanKey { weights: whole_blocks(key.weights), ..key };
     // The dtype of the kernels of tensor cores that multiply FP4.
     let dtype = if bias == Dtype::F32 { Dtype::Bf16 } else { bias };
@@ -48,11 +52,40 @@ pub(in crate::gpu) fn plan(
             before: Before::Fp4 { decode: None, bytes: [factors, 0, sums] },
         });
     }
-    let key = PlanKey { dtype: decoded, ..key };
-    let (product, grid) = of_16_bits(kernels, key, 1, false, given)?;
+    let in_fp8 = fast_accumulation && format == Format::Mxfp4 && experts.is_none() && bias != Dtype::F32;
+    if in_fp8 && given.map_or_else(|| is_faster_in_fp8(kernels, key), |config| config.mainloop.takes_fp8()) {
+        let options = Fp8Options { fast_accumulation, ..Fp8Options::default() };
+        if let Ok(planned) = fp8::plan(kernels, key, options, given) {
+            return Ok(planned);
+        }
+    }
+    let key = PlanKey { dtype: decoders.dtype, ..key };
+    let (mut product, grid) = of_16_bits(kernels, key, 1, false, given)?;
+    if let ProductParams::Gemm { packing: Some(packing), .. } = &mut product.params {
+        packing.kernel = decoders.packed;
+        return Ok(Planned {
+            product,
+            grid,
+            before: Before::Fp4 { decode: None, bytes: [factors, 0, sums] },
+        });
+    }
     // At most a row per pair.
     let bytes = [factors, decoded_bytes(rows, key.weights), sums];
-    Ok(Planned { product, grid, before: Before::Fp4 { decode: Some(decode), bytes } })
+    Ok(Planned { product, grid, before: Before::Fp4 { decode: Some(decoders.rows), bytes } })
+}
+
+/// Tokens from which on FP8 is assumed to be faster where its times were not measured.
+const FP8_TOKENS: usize = 256;
+
+/// Returns whether kernels for FP8 should take less time than kernels for 16 bits.
+fn is_faster_in_fp8(kernels: &Kernels, key: PlanKey) -> bool {
+    let PlanKey { weights, rows: tokens, dtype: activations, .. } = key;
+    let (times, gpu) = (Estimator::of_gpu(kernels.gpu_name()), kernels.facts());
+    let request = Request { weights, tokens, activations, aligned: true, gemv_only: false };
+    match (fastest(times, gpu, request), fastest_fp8(times, gpu, request, |_| true)) {
+        (Some((_, in_16_bits)), Some((_, in_fp8))) => in_fp8 < in_16_bits,
+        _ => tokens >= FP8_TOKENS,
+    }
 }
 
 /// Bytes of the factors of the sums, one per expert, a multiple of 16.
@@ -78,7 +111,11 @@ pub(in crate::gpu) fn most_fp4_workspace_bytes(
     let native = most_product_bytes(kernels, configs, weights, tokens)?;
     let decoded = most_workspace_bytes(kernels, weights, tokens, Dtype::Bf16)?;
     let most = native.max(decoded.saturating_add(decoded_bytes(tokens, weights)));
-    Ok(factor_bytes(1).saturating_add(most))
+    let in_fp8 = match weights.format {
+        Format::Mxfp4 => most_fp8_workspace_bytes(kernels, weights, tokens)?,
+        _ => 0,
+    };
+    Ok(factor_bytes(1).saturating_add(most).max(in_fp8))
 }
 
 /// Bytes of decoded activations, a multiple of 16.

@@ -25,6 +25,8 @@ pub(in crate::gpu) enum Kind {
     Fp4 {
         /// A global scale per token, instead of one for all or per expert.
         per_token: bool,
+        /// Sums may keep 13 fraction bits only.
+        fast_accumulation: bool,
     },
     /// FP8.
     Fp8(Fp8Options),
@@ -93,13 +95,14 @@ pub(in crate::gpu) enum Before {
     Split([u64; 2]),
     /// FP4 activations.
     Fp4 {
-        /// The kernel that decodes activations to 16 bits where tensor cores do not multiply FP4.
+        /// The kernel that decodes activations to rows of 16 bits, unless the product's packing
+        /// kernel reads FP4.
         decode: Option<KernelId>,
         /// Bytes of the factors of the sums, of decoded activations, and of sums that are
         /// multiplied by factors per token, all multiples of 16.
         bytes: [u64; 3],
     },
-    /// FP8 activations, which are given or quantized.
+    /// FP8 activations, which are given, quantized, or decoded from MXFP4.
     Fp8 {
         /// Bytes of quantized codes and of their scales, which only experts' rows have, and of the
         /// bases of rows of weights, all multiples of 16.
