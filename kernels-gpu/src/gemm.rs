@@ -71,6 +71,8 @@ use microscale_kernels_abi::experts::Plan;
 #[cfg(microscale_wgmma)]
 use microscale_kernels_abi::gemm::decoding::{DECODING_WARPS, DecodingParams};
 use microscale_kernels_abi::gemm::fp4::Fp4Params;
+#[cfg(microscale_tcgen05)]
+use microscale_kernels_abi::gemm::params::TensorMap;
 use microscale_kernels_abi::gemm::params::{GemmParams, PackParams};
 use microscale_kernels_abi::{ApplyGlobal, Epilogue, GlobalSlot, Mainloop};
 
@@ -134,9 +136,34 @@ macro_rules! pack_entries {
     )+};
 }
 
-/// Declares an entry point that multiplies: `name = body`.
+/// The generic address of the tensor map among an entry point's parameters, or 0 without one.
+///
+/// Tensor copies read it there. A reference to it would be the address of a copy in local memory,
+/// which they cannot read, so the assembler is given the parameter's name: LLVM numbers parameters.
+#[cfg(microscale_tcgen05)]
+macro_rules! map_address {
+    ($name:ident) => {
+        0
+    };
+    ($name:ident $map:ident) => {{
+        let _ = $map;
+        let address: u64;
+        // SAFETY: takes the address of a parameter of this entry point: the only function that has
+        // this text.
+        unsafe {
+            core::arch::asm!(
+                concat!("{{ .reg .b64 map; mov.b64 map, ", stringify!($name), "_param_16; cvta.param.u64 {}, map; }}"),
+                out(reg64) address, options(pure, nomem, nostack, preserves_flags)
+            );
+        }
+        address
+    }};
+}
+
+/// Declares an entry point that multiplies: `name = body`, `with map` if it has a tensor map of the
+/// weights' codes as its last parameter.
 macro_rules! gemm_entry {
-    ($name:ident = $body:expr) => {
+    ($name:ident = $body:expr $(, with $map:ident)?) => {
         /// Multiplies weights by packed activations.
         ///
         /// # Safety
@@ -159,6 +186,8 @@ macro_rules! gemm_entry {
         /// - `plan` is null, or the experts' plan with all token tiles of `gemm` and their
         ///   schedule. `from` and `to` are null, or list the row of activations and of results of
         ///   each sorted row. Read-only.
+        /// - The tensor map, if there is one, has the codes as `[experts, rows, bytes of a row]`, in
+        ///   boxes of the rows of a thread block and 128 bytes, which is also its swizzle.
         ///
         /// The launch has the thread blocks, threads, cluster and shared memory that `gemm` and the
         /// ABI give.
@@ -180,12 +209,21 @@ macro_rules! gemm_entry {
             gemm: GemmParams,
             apply: ApplyGlobal,
             epilogue: Epilogue,
+            $($map: TensorMap,)?
         ) {
             let weights = Operand { codes, scales, global, apply };
             let routed = Routed { plan, from, to };
             let results = Results { out, bias, residual, epilogue };
             let problem = &Problem { weights, activations, results, shape: gemm.shape, routed };
-            let params = Params { problem, launch: Launch::new(&gemm), packed, semaphores, partial_sums };
+            let params = Params {
+                problem,
+                launch: Launch::new(&gemm),
+                packed,
+                semaphores,
+                partial_sums,
+                #[cfg(microscale_tcgen05)]
+                weights_map: map_address!($name $($map)?),
+            };
             // SAFETY: the same contract.
             unsafe { $body(&params) }
         }
@@ -507,7 +545,7 @@ macro_rules! tiles {
         #[cfg(microscale_tcgen05)]
         const _: () = {
             declare_tile! { $name Tcgen05 $m $n $cluster }
-            tiles! { @operands $name tcgen05 }
+            tiles! { @operands $name tcgen05, with map }
         };
     };
     (@tile Wgmma $name:ident $m:tt $n:tt $cluster:tt) => {
@@ -546,11 +584,11 @@ macro_rules! tiles {
     };
     // The GEMV declares its own.
     (@tile $mainloop:ident $name:ident $m:tt $n:tt $cluster:tt) => {};
-    (@operands $tile:ident $mainloop:ident) => {
-        gemm_entry! { ${concat(nvfp4_gemm_f16_, $tile)} = $mainloop::gemm::<Nvfp4, WithF16, $tile> }
-        gemm_entry! { ${concat(nvfp4_gemm_bf16_, $tile)} = $mainloop::gemm::<Nvfp4, WithBf16, $tile> }
-        gemm_entry! { ${concat(mxfp4_gemm_f16_, $tile)} = $mainloop::gemm::<Mxfp4, WithF16, $tile> }
-        gemm_entry! { ${concat(mxfp4_gemm_bf16_, $tile)} = $mainloop::gemm::<Mxfp4, WithBf16, $tile> }
+    (@operands $tile:ident $mainloop:ident $(, with $map:ident)?) => {
+        gemm_entry! { ${concat(nvfp4_gemm_f16_, $tile)} = $mainloop::gemm::<Nvfp4, WithF16, $tile> $(, with $map)? }
+        gemm_entry! { ${concat(nvfp4_gemm_bf16_, $tile)} = $mainloop::gemm::<Nvfp4, WithBf16, $tile> $(, with $map)? }
+        gemm_entry! { ${concat(mxfp4_gemm_f16_, $tile)} = $mainloop::gemm::<Mxfp4, WithF16, $tile> $(, with $map)? }
+        gemm_entry! { ${concat(mxfp4_gemm_bf16_, $tile)} = $mainloop::gemm::<Mxfp4, WithBf16, $tile> $(, with $map)? }
     };
 }
 

@@ -19,6 +19,7 @@ mod kv;
 mod layout;
 mod parts;
 mod quantize;
+mod tensor_map;
 
 pub(in crate::gpu) use activations::{
     kernel_of as activation_quantizer, least_tensor_scale, quantize_activations, quantize_rows_fp8,

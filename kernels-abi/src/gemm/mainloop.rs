@@ -66,6 +66,8 @@ pub struct MainloopTraits {
     /// The largest `tile_n` whose kernels read activations where they lie, on 16 bytes, and pack
     /// them in shared memory. Others read the output of a packing kernel.
     pub packs_up_to: u32,
+    /// Codes of weights come by tensor copies, whose map is the kernel's last parameter.
+    pub copies_boxes: bool,
     /// The targets that have its kernels.
     pub targets: Targets,
 }
@@ -80,6 +82,7 @@ const GEMV: MainloopTraits = MainloopTraits {
     token_bytes: PACK_COLUMNS * 2,
     programmatic: true,
     packs_up_to: 0,
+    copies_boxes: false,
     targets: Targets::All,
 };
 
@@ -125,6 +128,7 @@ const MAINLOOPS: [MainloopTraits; 11] = [
         issuing_warps: 1,
         two_packs_up_to: 256,
         token_bytes: FP4_TOKEN_BYTES,
+        copies_boxes: true,
         targets: Targets::WithTcgen05,
         ..GEMV
     },

@@ -196,6 +196,43 @@ impl GemmParams {
     }
 }
 
+/// The tensor and the boxes of a [`TensorMap`], innermost first: bytes of rows, rows, matrices.
+#[derive(Clone, Copy, Debug)]
+pub struct WeightsBoxes {
+    /// Sizes of the tensor.
+    pub sizes: [u64; 3],
+    /// Bytes from one row to the next, and from one matrix to the next.
+    pub strides: [u64; 2],
+    /// Sizes of a box, whose rows have 128 bytes: the width of the swizzle.
+    pub box_sizes: [u32; 3],
+}
+
+impl WeightsBoxes {
+    /// The boxes for a configuration and `matrices` matrices of a shape. `None` if its kernels make
+    /// no tensor copies.
+    pub fn new(config: GemmConfig, shape: WeightsShape, matrices: u64) -> Option<Self> {
+        if !config.mainloop.traits().copies_boxes {
+            return None;
+        }
+        let row = shape.blocks * config.weights.block_bytes() as u64;
+        let columns = config.packs() * PACK_COLUMNS;
+        Some(Self {
+            sizes: [row, shape.rows, matrices],
+            strides: [row, row * shape.rows],
+            box_sizes: [columns / 2, config.block_rows(), 1],
+        })
+    }
+}
+
+/// A tensor map of the codes of weights for tensor copies (TMA), as the driver encodes it, swizzled
+/// in rows of 128 bytes.
+///
+/// In a kernel's parameters it starts on 128 bytes, as the driver's type does. rustc passes no
+/// parameter on more than 16, so `cargo xtask build-ptx` changes the alignment in the PTX.
+#[derive(Clone, Copy, Debug)]
+#[repr(C, align(16))]
+pub struct TensorMap(pub [u64; 16]);
+
 /// Bytes of the partial sums of `thread_blocks` thread blocks. Each has partial sums of its first
 /// and of its last split tile.
 pub const fn partial_sum_bytes(thread_blocks: u32, config: GemmConfig) -> u64 {

@@ -78,18 +78,14 @@ fn scales_offset(tile_tokens: u32, pack: u32, token: u32, step: u32, in_step: u3
     first_pack_offset(tile_tokens, pack) + (atoms + in_atom) as i32
 }
 
-/// The scale byte of a block of a row.
-///
-/// # Safety
-/// `scales` has the bytes of `grid`, in global memory. The block exists.
+/// The offset of the scale byte of a block of a row.
 #[inline(always)]
-pub(super) unsafe fn scale(scales: *const u8, grid: &ScaleGrid, row: u64, block: u64) -> u8 {
+pub(super) fn scale_offset(grid: &ScaleGrid, row: u64, block: u64) -> usize {
     let offset = match grid.tiles_per_row {
         0 => row * grid.row_blocks.divisor + block,
         _ => grid.swizzled_offset(row, block),
     };
-    // SAFETY: the same contract.
-    unsafe { *scales.wrapping_add(offset as usize) }
+    offset as usize
 }
 
 /// Quantized activations and the global scales of the product: addresses in global memory.
@@ -112,7 +108,7 @@ impl Fp4Operand {
     #[inline(always)]
     unsafe fn scale(&self, row: u64, block: u64) -> u8 {
         // SAFETY: `scales` has a byte for each block.
-        unsafe { scale(self.scales, &self.params.scales, row, block) }
+        unsafe { *self.scales.wrapping_add(scale_offset(&self.params.scales, row, block)) }
     }
 
     /// Writes the factors, by the first thread block.

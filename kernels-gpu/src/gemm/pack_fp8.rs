@@ -86,10 +86,7 @@ impl Fp8Operand {
 }
 
 /// Stores eight tokens of a pack: of each chunk a lane has the even and the odd codes of a word, and
-/// the scale of its token. All lanes call it.
-///
-/// Lanes of the first four tokens exchange odd codes for even ones of the others, so that each store
-/// of the warp writes whole lines: all pieces of four tokens.
+/// the scale of its token.
 ///
 /// # Safety
 /// `out` has room for all packs, and no other warp has these tokens of the pack.
@@ -101,22 +98,16 @@ pub(super) unsafe fn store(
     [even, odd]: [[u32; CHUNKS as usize]; 2],
     scale: f32,
 ) {
-    const HALF: u32 = EIGHT / 2;
     let word = warp::lane() / EIGHT;
     let &Eight { tile_tokens, in_tile, pack, .. } = of_warp;
     let codes = out.wrapping_add(codes_offset(tile_tokens, params.iteration_packs, pack) as usize);
-    let parity = warp::lane() / HALF % 2;
-    let of_other = [0, 1, 2, 3].map(|i| {
-        let sent = if parity == 0 { odd[i] } else { even[i] };
-        warp::shuffle_xor(sent, HALF)
-    });
-    let store = |token: u32, piece: [u32; CHUNKS as usize]| {
-        let place = piece_offset(token, word, parity);
+    let store = |parity: u32, piece: [u32; CHUNKS as usize]| {
+        let place = piece_offset(in_tile, word, parity);
         // SAFETY: the caller promises the room; no other lane has this piece.
         unsafe { ptx::store_16(codes.wrapping_add(place as usize), piece) };
     };
-    store(in_tile & !HALF, if parity == 0 { even } else { of_other });
-    store(in_tile | HALF, if parity == 0 { of_other } else { odd });
+    store(0, even);
+    store(1, odd);
     if word == 0 {
         let place = scales_offset(tile_tokens, params.iteration_packs, pack) + u64::from(in_tile * 4);
         // SAFETY: the place is the token's, on 4 bytes.

@@ -7,16 +7,13 @@ use microscale_kernels_abi::gemm::fp8::CHUNKS;
 use microscale_kernels_abi::gemm::params::PackParams;
 use microscale_kernels_abi::launch::WARP;
 
-use super::fp4::scale;
+use super::fp4::scale_offset;
 use super::fp8_weights::{Fp8Weights, activation_magnitudes, decode};
 use super::pack::{EIGHT, Eight};
 use super::pack_fp8::store;
 use crate::hardware::warp;
 use crate::product::problem::Routed;
 use crate::product::product_format::Mxfp4;
-
-/// Scales that a lane loads together.
-const LOADS: u32 = 4;
 
 /// MXFP4 activations in global memory.
 #[derive(Clone, Copy)]
@@ -50,12 +47,18 @@ impl Mxfp4Operand {
         let largest = unsafe { *largest_of_eight.wrapping_add((warp::lane() % EIGHT) as usize) };
         let packs = params.packs.divisor as u32;
         let end = (run * RUN + RUN).min(packs);
-        let mut pack = run * RUN + warp_number;
-        while pack < end {
+        let first = run * RUN + warp_number;
+        // All loads come before the first store.
+        let loaded = [0, 1].map(|i| {
+            let pack = first + i * DECODING_WARPS;
             let number = (tile * packs + pack) * params.tile_eights.divisor + eight;
             // SAFETY: the same contract; the eight exists.
-            unsafe { self.pack_eight(out, params, number, largest) };
-            pack += DECODING_WARPS;
+            if pack < end { unsafe { self.load(params, number) } } else { None }
+        });
+        const { assert!(RUN == 2 * DECODING_WARPS) };
+        for eight in loaded.into_iter().flatten() {
+            // SAFETY: the same contract.
+            unsafe { self.store(out, params, &eight, largest) };
         }
     }
 
@@ -66,17 +69,39 @@ impl Mxfp4Operand {
     #[inline(always)]
     unsafe fn largest_scale(&self, token: u64) -> u32 {
         let blocks = self.params.scales.row_blocks.divisor as u32;
+        // Four scales from a multiple of four on follow each other in both layouts.
+        let words = (self.scales.addr() as u32 | blocks).is_multiple_of(4);
         let mut largest = 0;
-        let mut block = warp::lane() * LOADS;
-        while block < blocks {
-            for i in 0..LOADS {
-                if block + i < blocks {
-                    // SAFETY: the token has this block.
-                    let scale = unsafe { self.scale(token, block + i) };
-                    largest = scale.max(largest);
+        let mut first = warp::lane() * 4;
+        while first < blocks {
+            let fours = [0, 1, 2, 3].map(|i| {
+                let block = first + i * const { WARP * 4 };
+                let at = |block: u32| {
+                    self.scales.wrapping_add(scale_offset(&self.params.scales, token, u64::from(block)))
+                };
+                if block >= blocks {
+                    return 0;
+                }
+                // SAFETY: the token has these blocks, and words start on words.
+                unsafe {
+                    if words {
+                        return *at(block).cast::<u32>();
+                    }
+                    let mut four = 0;
+                    for byte in 0..4 {
+                        if block + byte < blocks {
+                            four |= u32::from(*at(block + byte)) << (8 * byte);
+                        }
+                    }
+                    four
+                }
+            });
+            for four in fours {
+                for byte in four.to_le_bytes() {
+                    largest = u32::from(byte).max(largest);
                 }
             }
-            block += WARP * LOADS;
+            first += const { WARP * 16 };
         }
         let mut mask = WARP / 2;
         while mask > 0 {
@@ -86,45 +111,53 @@ impl Mxfp4Operand {
         largest
     }
 
-    /// The scale byte of a block of a token.
-    ///
-    /// # Safety
-    /// The contract of the kernel; the block exists.
-    #[inline(always)]
-    unsafe fn scale(&self, token: u64, block: u32) -> u32 {
-        // SAFETY: the same contract.
-        u32::from(unsafe { scale(self.scales, &self.params.scales, token, u64::from(block)) })
-    }
-
-    /// Decodes and packs eight tokens of a pack: number `number` of all eights. A lane has one
-    /// token, whose largest scale is `largest`, and one word of each chunk, a block.
+    /// Loads eight tokens of a pack: number `number` of all eights. A lane has one token, and one
+    /// word of each chunk, a block. `None` if the token tile has no tokens.
     ///
     /// # Safety
     /// The contract of the kernel; `number` is less than the eights of `params`.
     #[inline(always)]
-    unsafe fn pack_eight(&self, out: *mut u8, params: &PackParams, number: u32, largest: u32) {
+    unsafe fn load(&self, params: &PackParams, number: u32) -> Option<Loaded> {
         let routed = Routed { plan: null(), from: null(), to: null() };
         // SAFETY: the same contract.
-        let Some(of_warp) = (unsafe { Eight::find(&routed, params, number) }) else { return };
-        let Eight { pack_of_tile, row, exists, .. } = of_warp;
-        let token = u64::from(row);
+        let of_warp = unsafe { Eight::find(&routed, params, number) }?;
+        let token = u64::from(of_warp.row);
         let blocks = self.params.scales.row_blocks.divisor as u32;
         let word = warp::lane() / EIGHT;
         let words = [0, 1, 2, 3].map(|chunk| {
-            let block = pack_of_tile * CHUNKS + chunk;
-            if !exists || block >= blocks {
+            let block = of_warp.pack_of_tile * CHUNKS + chunk;
+            if !of_warp.exists || block >= blocks {
                 return [0; 2];
             }
             let number = (token * u64::from(blocks) + u64::from(block)) * 4 + u64::from(word);
+            let scale = scale_offset(&self.params.scales, token, u64::from(block));
             // SAFETY: the token has this block, of four words on 4 bytes.
-            let (codes, scale) = unsafe {
-                (*self.codes.cast::<u32>().wrapping_add(number as usize), self.scale(token, block))
-            };
-            decode(activation_magnitudes(largest - scale), codes)
+            unsafe {
+                let codes = *self.codes.cast::<u32>().wrapping_add(number as usize);
+                [codes, u32::from(*self.scales.wrapping_add(scale))]
+            }
         });
-        let pieces = [words.map(|[even, _]| even), words.map(|[_, odd]| odd)];
-        let scale = if exists { Mxfp4::factor(largest) * self.params.alpha } else { 0.0 };
-        // SAFETY: `out` has room for all packs, and no other warp has these tokens of the pack.
-        unsafe { store(&of_warp, out, params, pieces, scale) };
+        Some(Loaded { of_warp, words })
     }
+
+    /// Decodes and packs them. `largest` is the largest scale of the lane's token.
+    ///
+    /// # Safety
+    /// The contract of the kernel.
+    #[inline(always)]
+    unsafe fn store(&self, out: *mut u8, params: &PackParams, loaded: &Loaded, largest: u32) {
+        let Loaded { of_warp, words } = loaded;
+        // Blocks that do not exist have zeros under any scale.
+        let words = words.map(|[codes, scale]| decode(activation_magnitudes(largest - scale), codes));
+        let pieces = [words.map(|[even, _]| even), words.map(|[_, odd]| odd)];
+        let scale = if of_warp.exists { Mxfp4::factor(largest) * self.params.alpha } else { 0.0 };
+        // SAFETY: `out` has room for all packs, and no other warp has these tokens of the pack.
+        unsafe { store(of_warp, out, params, pieces, scale) };
+    }
+}
+
+/// Eight tokens of a pack, with a lane's codes and scales of each chunk.
+struct Loaded {
+    of_warp: Eight,
+    words: [[u32; 2]; CHUNKS as usize],
 }

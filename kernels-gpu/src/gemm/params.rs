@@ -20,6 +20,9 @@ pub(super) struct Params<'a> {
     pub(super) semaphores: *mut u32,
     /// The workspace for partial sums of split work tiles.
     pub(super) partial_sums: *mut u8,
+    /// The generic address of the tensor map of the weights' codes, for kernels that have one.
+    #[cfg(microscale_tcgen05)]
+    pub(super) weights_map: u64,
 }
 
 /// The sizes of a launch, with the schedule as the kernel reads it.

@@ -31,7 +31,7 @@ pub(super) fn stage_for<F: ProductFormat, T: Tile>(problem: &Problem) -> Stage {
 #[inline(always)]
 pub(super) fn swizzled<T: Tile>(row: u32, chunk: u32) -> u32 {
     if const { T::CONFIG.mainloop.takes_fp4() } {
-        if T::PACKS == 2 { chunk ^ row % 8 } else { chunk ^ row / 2 % QUAD }
+        chunk ^ row / 2 % QUAD
     } else if T::PACKS == 2 {
         chunk ^ (row & 1) * QUAD
     } else {
@@ -132,19 +132,9 @@ impl<F: ProductFormat, T: Tile, const THREADS: u32> WeightLoader<F, T, THREADS> 
             self.copy_codes(stage);
             self.copy_scales(stage);
         }
-        self.advance();
-    }
-
-    /// [`Self::copy`] without scales.
-    ///
-    /// # Safety
-    /// As for [`Self::copy`].
-    #[cfg(microscale_tcgen05)]
-    #[inline(always)]
-    pub(super) unsafe fn copy_codes_only(&mut self, stage: u32) {
-        // SAFETY: the same contract.
-        unsafe { self.copy_codes(stage) };
-        self.advance();
+        self.chunk += T::CHUNKS;
+        self.first_scale += Self::SCALES;
+        self.global_codes = self.global_codes.wrapping_add((T::CHUNKS * CHUNK_BYTES) as usize);
     }
 
     /// Starts to copy the next K-iteration's codes.
@@ -197,13 +187,5 @@ impl<F: ProductFormat, T: Tile, const THREADS: u32> WeightLoader<F, T, THREADS> 
                 }
             }
         }
-    }
-
-    /// Advances past the next K-iteration.
-    #[inline(always)]
-    fn advance(&mut self) {
-        self.chunk += T::CHUNKS;
-        self.first_scale += Self::SCALES;
-        self.global_codes = self.global_codes.wrapping_add((T::CHUNKS * CHUNK_BYTES) as usize);
     }
 }

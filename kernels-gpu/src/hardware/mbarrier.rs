@@ -141,3 +141,26 @@ pub(crate) unsafe fn copy_multicast(to: u32, from: *const u8, bytes: u32, barrie
         );
     }
 }
+
+/// Starts to copy the box of a tensor map at the coordinates, the innermost first, from global to
+/// shared memory. Elements outside the tensor become zeros. All bytes of the box arrive on a barrier
+/// that expects them.
+///
+/// # Safety
+/// `map` is the generic address of a tensor map of three dimensions, in the kernel's parameters. Its
+/// tensor is readable memory that nothing writes until the copy completes. `to` is the address of as
+/// many writable bytes as the box has, a multiple of the bytes of the map's swizzle pattern, and
+/// `barrier` a multiple of 8. No thread uses the bytes at `to` before the barrier's phase is
+/// complete.
+#[cfg(microscale_tcgen05)]
+#[inline(always)]
+pub(crate) unsafe fn copy_box(to: u32, map: u64, [x, y, z]: [u32; 3], barrier: u32) {
+    // SAFETY: the instruction needs exactly the caller's promise.
+    unsafe {
+        asm!(
+            "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [{}], [{}, {{{}, {}, {}}}], [{}];",
+            in(reg32) to, in(reg64) map, in(reg32) x, in(reg32) y, in(reg32) z, in(reg32) barrier,
+            options(nostack, preserves_flags)
+        );
+    }
+}

@@ -30,8 +30,8 @@ pub enum FaultKind {
     Misaligned(Access),
     /// A byte was read that was never written.
     Uninitialised(Access),
-    /// A byte was written in this launch and read by `ld.global.nc`, which may read only constant
-    /// memory.
+    /// A byte was written in this launch and read by `ld.global.nc` or as part of a tensor map,
+    /// which must be in constant memory.
     NotConstant(Access),
     /// A copy to the byte is in flight.
     ///
@@ -96,6 +96,8 @@ pub enum FaultKind {
     Mbarrier(Access, &'static str),
     /// The size of a bulk copy is not a multiple of 16.
     BulkSize(usize),
+    /// The tensor map at this generic address is invalid for this instruction.
+    TensorMap(u64, &'static str),
     /// A matrix descriptor is invalid for this instruction.
     Descriptor(u64, &'static str),
     /// A selector of block scales does not exist for this instruction.
@@ -203,7 +205,7 @@ impl fmt::Display for FaultKind {
             Self::Misaligned(access) => write!(f, "misaligned: {access}"),
             Self::Uninitialised(access) => write!(f, "read of unwritten bytes: {access}"),
             Self::NotConstant(access) => {
-                write!(f, "written in this launch and read by ld.global.nc: {access}")
+                write!(f, "written in this launch and read as constant memory: {access}")
             }
             Self::InFlight(access) => write!(f, "access to the destination of a copy in flight: {access}"),
             Self::NeverAwaited(access) => write!(f, "a copy that its thread never waited for: {access}"),
@@ -225,6 +227,7 @@ impl fmt::Display for FaultKind {
             }
             Self::Mbarrier(access, problem) => write!(f, "{problem}: {access}"),
             Self::BulkSize(bytes) => write!(f, "a bulk copy of {bytes} bytes, which is not a multiple of 16"),
+            Self::TensorMap(address, problem) => write!(f, "the tensor map at {address:#x}: {problem}"),
             Self::Descriptor(descriptor, problem) => {
                 write!(f, "the matrix descriptor {descriptor:#018x}: {problem}")
             }

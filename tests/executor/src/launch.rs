@@ -2,6 +2,7 @@
 
 use crate::approximation::Approximation;
 use crate::memory::Buffer;
+use crate::tensor_map::TensorMap;
 
 /// A one-dimensional grid, and how to execute it.
 #[derive(Clone, Debug)]
@@ -173,6 +174,12 @@ arguments!(u32 i32 u64 i64 f32);
 impl From<Buffer> for Argument {
     fn from(buffer: Buffer) -> Self {
         buffer.address().into()
+    }
+}
+
+impl From<TensorMap> for Argument {
+    fn from(map: TensorMap) -> Self {
+        Self::bytes(map.encode())
     }
 }
 

@@ -11,7 +11,7 @@
 //!   `program`, once per kernel. `semantics` holds the lane-wise results of instructions. `run`
 //!   executes grids, warps and instructions of several lanes. `memory` and `tensor` hold
 //!   bytes and words, `race` and `clock` their accesses, and which threads know that an access is
-//!   complete.
+//!   complete. `tensor_map` describes the sources of tensor copies.
 //! - The crate has its own parser. `ptx-syntax` 0.5 rejects all four modules that this crate is
 //!   for. It also has a separate type for every form of an instruction, which lowering would have
 //!   to take apart again.
@@ -59,6 +59,7 @@ mod race;
 mod run;
 mod semantics;
 mod tensor;
+mod tensor_map;
 
 pub use approximation::Approximation;
 pub use declared::Parameter;
@@ -67,3 +68,4 @@ pub use fault::{Access, Fault, FaultKind, Space};
 pub use launch::{Argument, Coverage, Launch, Schedule, Statistics};
 pub use memory::{Buffer, Memory};
 pub use module::{Kernel, Module};
+pub use tensor_map::{Swizzle, TensorMap};

@@ -3,6 +3,7 @@
 
 use std::ops::Range;
 
+use crate::declared::Parameter;
 use crate::error::{Error, Result};
 use crate::fault::{Access, FaultKind, Space};
 use crate::program::{GlobalPlace, Manner, SharedPlace};
@@ -18,6 +19,8 @@ const FIRST_REGION: u64 = 1 << 40;
 const GAP: u64 = 1 << 24;
 /// The start of the regions of module variables, far from the addresses that GPUs give.
 const FIRST_VARIABLE: u64 = 1 << 60;
+/// The parameter space is above this generic address, where no buffer is.
+const PARAMETERS: u64 = 1 << 59;
 /// Address bits of a block's shared memory within its cluster: the full width of a register.
 const SHARED_BITS: u32 = 32;
 /// Address bits of the offset within a block's shared memory.
@@ -31,7 +34,7 @@ const ALIGNMENT: u64 = 256;
 const WRITTEN: u8 = 1;
 /// The byte was written in this launch.
 const WRITTEN_NOW: u8 = 2;
-/// The byte was read by `ld.global.nc` in this launch.
+/// The byte was read by `ld.global.nc` or as part of a tensor map in this launch.
 const READ_AS_CONSTANT: u8 = 4;
 /// A copy to the byte is in flight. The byte counts as not written.
 const IN_FLIGHT: u8 = 8;
@@ -244,6 +247,12 @@ pub(crate) fn address_of_variable(index: usize, align: u32) -> Option<u64> {
     let align = u64::from(align);
     let can = align.is_power_of_two() && align < GAP && index < 1 << 20;
     can.then(|| FIRST_VARIABLE + ((index as u64) << REGION_BITS) + GAP + align)
+}
+
+/// Returns the generic address of the parameter space. It has exactly the largest alignment of a
+/// parameter.
+pub(crate) fn address_of_parameters(parameters: &[Parameter]) -> u64 {
+    PARAMETERS + parameters.iter().map(|parameter| parameter.align as u64).max().unwrap_or(1)
 }
 
 /// Returns the shared address in the block of this rank that corresponds to one in the first block.

@@ -83,6 +83,8 @@ pub(crate) enum Operand<'a> {
     Vector(Vec<Operand<'a>>),
     /// `[base+offset]`
     Address(&'a str, i64),
+    /// `[map, {x, y}]`
+    Tensor(&'a str, Vec<Operand<'a>>),
 }
 
 /// Maximum nesting of brackets around an operand. PTX needs one level. The limit bounds the stack.
@@ -269,18 +271,15 @@ fn operand_within<'a>(lexer: &mut Lexer<'a>, depth: u32) -> Result<Operand<'a>> 
         return Err(Error::Syntax { line: token.line, message: "too many brackets".into() });
     }
     match token.text {
-        "{" => {
-            let mut items = Vec::new();
-            loop {
-                items.push(operand_within(lexer, depth + 1)?);
-                if lexer.take("}")? {
-                    return Ok(Operand::Vector(items));
-                }
-                lexer.sign(",")?;
-            }
-        }
+        "{" => Ok(Operand::Vector(vector(lexer, depth)?)),
         "[" => {
             let base = lexer.word("an address")?.text;
+            if lexer.take(",")? {
+                lexer.sign("{")?;
+                let corner = vector(lexer, depth)?;
+                lexer.sign("]")?;
+                return Ok(Operand::Tensor(base, corner));
+            }
             let mut offset = 0;
             if lexer.take("+")? {
                 offset = signed(lexer)?;
@@ -314,6 +313,18 @@ fn operand_within<'a>(lexer: &mut Lexer<'a>, depth: u32) -> Result<Operand<'a>> 
             }
             Ok(Operand::Name(word))
         }
+    }
+}
+
+/// Parses the operands of a vector, from after its opening brace to after its closing brace.
+fn vector<'a>(lexer: &mut Lexer<'a>, depth: u32) -> Result<Vec<Operand<'a>>> {
+    let mut items = Vec::new();
+    loop {
+        items.push(operand_within(lexer, depth + 1)?);
+        if lexer.take("}")? {
+            return Ok(items);
+        }
+        lexer.sign(",")?;
     }
 }
 

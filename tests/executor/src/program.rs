@@ -76,7 +76,7 @@ pub(crate) enum Manner {
     Atomic,
     /// `.acquire` or `.release` for other blocks: a relaxed access that also orders other accesses.
     Ordering,
-    /// `ld.global.nc`
+    /// `ld.global.nc`, or the read of a tensor map.
     Constant,
 }
 
@@ -265,11 +265,10 @@ pub(crate) enum Op {
         /// The arrival is one more than the mbarrier expects.
         counted: bool,
     },
-    /// Copies `bytes` bytes asynchronously from global to shared memory, counted by an mbarrier.
+    /// Copies bytes asynchronously from global to shared memory, counted by an mbarrier.
     BulkCopy {
         to: Address,
-        from: Address,
-        bytes: Slot,
+        from: BulkSource,
         at: Address,
         /// The mask of the cluster's blocks that the copy writes to (multicast).
         blocks: Option<Slot>,
@@ -429,6 +428,22 @@ pub(crate) struct Scales {
     pub(crate) byte: Slot,
     /// Selects the lanes whose words are used.
     pub(crate) thread: Slot,
+}
+
+/// The source of a bulk copy.
+#[derive(Clone, Debug)]
+pub(crate) enum BulkSource {
+    Bytes {
+        from: Address,
+        bytes: Slot,
+    },
+    /// A box of a tensor.
+    Tensor {
+        /// The address of the tensor map, which is generic.
+        map: Address,
+        /// The coordinates of the box, innermost first.
+        corner: Box<[Slot]>,
+    },
 }
 
 /// An operation on an mbarrier, with its register operands.

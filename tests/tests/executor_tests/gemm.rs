@@ -6,9 +6,11 @@ use std::sync::{Arc, LazyLock};
 use half::{bf16, f16};
 use microscale::formats::fp4_dot;
 use microscale::{Activation, Dtype, Format, GlobalScale, Words};
-use microscale_executor::{Argument, Buffer};
+use microscale_executor::{Argument, Buffer, Swizzle, TensorMap};
 use microscale_kernels_abi::epilogue::{MergeGrid, PARTS, SplitGrid};
-use microscale_kernels_abi::gemm::params::{GemmParams, PackParams, SEMAPHORES, partial_sum_bytes};
+use microscale_kernels_abi::gemm::params::{
+    GemmParams, PackParams, SEMAPHORES, WeightsBoxes, partial_sum_bytes,
+};
 use microscale_kernels_abi::gemm::stage::ScalePieces;
 use microscale_kernels_abi::{ApplyGlobal, GemmConfig, Mainloop};
 use microscale_test_support::oracle::Exact;
@@ -57,7 +59,8 @@ fn multiplying<T: Exact + Activation>(
         config,
         gemm: &gemm,
         thread_blocks: gemm.thread_blocks(config),
-        weights: [codes.into(), scales.into(), slot],
+        codes: (codes, 1),
+        weights: [scales.into(), slot],
         apply,
         activations,
         packed,
@@ -103,8 +106,10 @@ pub(super) struct Multiplication<'a> {
     pub(super) config: GemmConfig,
     pub(super) gemm: &'a GemmParams,
     pub(super) thread_blocks: u32,
-    /// Codes, scales and the slots of global scales.
-    pub(super) weights: [Argument; 3],
+    /// The codes, and the number of matrices.
+    pub(super) codes: (Buffer, usize),
+    /// Scales and the slots of global scales.
+    pub(super) weights: [Argument; 2],
     pub(super) apply: Argument,
     pub(super) activations: Argument,
     pub(super) packed: Argument,
@@ -118,17 +123,24 @@ pub(super) struct Multiplication<'a> {
 impl Multiplication<'_> {
     /// Adds the launch, which must leave zeros in the semaphores.
     pub(super) fn launch(self, case: &mut Prepared) {
-        let Self { config, gemm, thread_blocks, weights, apply, activations, packed, out, .. } = self;
+        let Self { config, gemm, thread_blocks, apply, activations, packed, out, .. } = self;
+        let (codes, matrices) = self.codes;
         let zeros = vec![0; 4 * SEMAPHORES as usize];
         let semaphores = case.memory.allocate_from_aligned("semaphores", &zeros, 4);
         let sums_bytes = partial_sum_bytes(thread_blocks, config) as usize;
         let partial_sums = case.memory.allocate_aligned("partial sums", sums_bytes, 16);
         let (operands, steps) = self.epilogue;
-        let mut arguments = weights.to_vec();
-        arguments.extend([activations, packed]);
+        let mut arguments = vec![codes.into()];
+        arguments.extend(self.weights.into_iter().chain([activations, packed]));
         arguments.extend([out, semaphores, partial_sums].map(Argument::from));
         arguments.extend(self.routed.into_iter().chain(operands));
         arguments.extend([argument(gemm), apply, steps]);
+        if let Some(WeightsBoxes { sizes, strides, box_sizes }) =
+            WeightsBoxes::new(config, gemm.shape, matrices as u64)
+        {
+            let map = TensorMap::new(codes.address(), &sizes, &strides, &box_sizes, Swizzle::Bytes128);
+            arguments.push(map.expect("sizes within the limits").into());
+        }
         case.step(kernel_of(config), u64::from(thread_blocks), arguments);
         case.shaped((config.threads(), gemm.shared));
         case.in_clusters(config.cluster);

@@ -65,6 +65,14 @@ fn change(changes: &mut Changes<'_>) {
             }
         }
     }
+    // Boxes of other columns, of other rows and of another matrix.
+    for line in changes.find("cp.async.bulk.tensor") {
+        let corner = lines[line].split(['{', '}']).nth(1).expect("coordinates");
+        let [x, y, z] = corner.split(',').collect::<Vec<_>>()[..] else { panic!("three coordinates") };
+        for other in [[y, y, z], [x, x, z], [x, y, x]] {
+            changes.add("another box", &[(line, lines[line].replace(corner, &other.join(",")))]);
+        }
+    }
     // Waits that do not wait. At the end, all of them wait for the last commits.
     let ready = |line: usize| {
         let register = lines[line].split("selp.b32 ").nth(1).and_then(|rest| rest.split(',').next());

@@ -3,8 +3,10 @@
 //! The result does not depend on the build location, and a change to one kernel changes only that
 //! kernel's lines.
 
-use microscale_kernels_abi::ptx::{declared, is_identifier};
 use std::collections::BTreeMap;
+
+use microscale_kernels_abi::gemm::params::TensorMap;
+use microscale_kernels_abi::ptx::{declared, is_identifier};
 
 /// Prefix of dynamic shared memory.
 ///
@@ -28,7 +30,7 @@ pub(super) fn normalized(raw: &str) -> String {
             entries.push(String::new());
         }
         match &kernel {
-            Some(name) => entries.push(line.replace(&format!("{name}_param_"), "p")),
+            Some(name) => entries.push(with_alignment(line.replace(&format!("{name}_param_"), "p"))),
             None if declared(&line).is_some() => data.push(line),
             None => head.push(line),
         }
@@ -40,6 +42,14 @@ pub(super) fn normalized(raw: &str) -> String {
     let (names, data) = renamed_data(&data);
     let lines = head.into_iter().chain(data).chain(entries.iter().map(|line| rename(line, &names)));
     lines.map(|line| line + "\n").collect()
+}
+
+/// Gives parameters that are [tensor maps](microscale_kernels_abi::gemm::params::TensorMap) the
+/// alignment that tensor copies need, and that rustc cannot give.
+fn with_alignment(line: String) -> String {
+    let is_map = line.starts_with(".param .align 16 .b8 ")
+        && line.trim_end_matches(',').ends_with(&format!("[{}]", size_of::<TensorMap>()));
+    if is_map { line.replacen("16", "128", 1) } else { line }
 }
 
 /// Renames data. Returns the new names and the declarations with them.
@@ -126,6 +136,15 @@ mod tests {
             $L_2:\nmov.b64 %rd1,data_0;\n@%p1 bra $L_2;\nret;\n}\n\n\
             .visible .entry a()\n{\nret;\n}\n";
         assert_eq!(normalized(RAW), expected);
+    }
+
+    #[test]
+    fn tensor_maps_are_aligned() {
+        let raw = ".visible .entry a(\n\t.param .align 16 .b8 a_param_0[64],\n\
+            \t.param .align 16 .b8 a_param_1[128]\n)\n{\n\tret;\n}\n";
+        let expected = "\n.visible .entry a(\n.param .align 16 .b8 p0[64],\n.param .align 128 .b8 p1[128]\n)\n{\n\
+            ret;\n}\n";
+        assert_eq!(normalized(raw), expected);
     }
 
     #[test]

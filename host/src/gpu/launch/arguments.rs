@@ -52,6 +52,8 @@ pub(in crate::gpu) fn apply_direction(direction: Option<Direction>) -> Argument<
 /// Addresses of a product's operands and results, and how its global scale is applied.
 pub(in crate::gpu) struct Operands {
     pub(in crate::gpu) codes: u64,
+    /// Matrices of weights: 1, or the number of experts.
+    pub(in crate::gpu) matrices: u64,
     pub(in crate::gpu) scales: u64,
     pub(in crate::gpu) slot: u64,
     pub(in crate::gpu) activations: u64,

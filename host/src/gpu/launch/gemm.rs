@@ -1,14 +1,16 @@
 //! Launches of the kernels of a product of weights and activations.
 
+use std::ptr;
 use std::sync::Arc;
 
 use cudarc::driver::CudaStream;
 use microscale_kernels_abi::gemm::packing::PACK_THREADS;
-use microscale_kernels_abi::gemm::params::PackParams;
+use microscale_kernels_abi::gemm::params::{PackParams, WeightsBoxes};
 
 use crate::error::Result;
 use crate::gpu::launch::arguments::{Operands, Routed, Steps};
 use crate::gpu::launch::enqueue::{Launch, argument, enqueue};
+use crate::gpu::launch::tensor_map::tensor_map;
 use crate::gpu::plan::product::{Packing, ProductParams, ProductPlan};
 use crate::gpu::runtime::kernels::Kernels;
 
@@ -82,7 +84,7 @@ pub(in crate::gpu) unsafe fn multiply(
     routed: Routed,
     [semaphores, memory]: [u64; 2],
 ) -> Result<()> {
-    let Operands { codes, scales, slot, activations, out, apply, steps } = operands;
+    let Operands { codes, matrices, scales, slot, activations, out, apply, steps } = operands;
     let Routed { plan: expert_plan, from, to } = &routed;
     let Steps { bias, residual, epilogue } = steps;
     let ProductPlan { config, kernel, thread_blocks, threads, shared, .. } = *plan;
@@ -95,6 +97,8 @@ pub(in crate::gpu) unsafe fn multiply(
         match &plan.params {
             ProductParams::Gemm { gemm_params, .. } => {
                 let partial_sums = memory + plan.packed_bytes();
+                let boxes = WeightsBoxes::new(config, gemm_params.shape, *matrices);
+                let map = boxes.map(|boxes| tensor_map(*codes, &boxes)).transpose()?;
                 let arguments = &mut [
                     argument(codes),
                     argument(scales),
@@ -112,8 +116,10 @@ pub(in crate::gpu) unsafe fn multiply(
                     argument(gemm_params),
                     argument(apply),
                     argument(epilogue),
+                    map.as_ref().map_or(ptr::null_mut(), argument),
                 ];
-                enqueue(kernels, stream, &launch, arguments, "launching a product")
+                let count = arguments.len() - usize::from(map.is_none());
+                enqueue(kernels, stream, &launch, &mut arguments[..count], "launching a product")
             }
             ProductParams::Gemv(_) | ProductParams::Plain(_) => {
                 let params = match &plan.params {

@@ -308,7 +308,8 @@ impl<T: Activation, O: ProductOf<T>, K, W> Plan<'_, T, O, K, W> {
         // Kernels ignore the bytes of absent global scales. The workspace is longer than slots are.
         let slot = slots.unwrap_or(memory);
         let apply = apply_direction(weights.direction());
-        let operands = Operands { codes, scales, slot, activations: x[0], out, apply, steps };
+        let matrices = count as u64;
+        let operands = Operands { codes, matrices, scales, slot, activations: x[0], out, apply, steps };
         let product = &planned.product;
         // SAFETY: formats, layouts and lengths were checked above, and the plan is for this shape,
         // dtype and alignment. Experts' weights are linear, each starts on what kernels ask for,

@@ -2,7 +2,8 @@
 //! scales as they are stored, and adds the products in tensor memory.
 //!
 //! Rows of weights are tensor memory's 128 lanes, and tokens are its columns. Producer warps copy
-//! codes and scales of weights, and packs of activations, to a ring of stages. One thread of the
+//! to a ring of stages: codes of weights by tensor copies (TMA), packs of activations by bulk
+//! copies, scales of weights word by word. One thread of the
 //! issuing warp copies a stage's scales to tensor memory and issues its products. Consumer warps
 //! load the sums of a work tile and finish it. Up to 128 tokens there are two accumulators, so that
 //! the next work tile is multiplied meanwhile. Each warp finds the work tiles itself.
@@ -25,7 +26,7 @@ use crate::gemm::pipeline::{self, PipelineState, barrier, swizzled_front};
 use crate::gemm::reduce::TokenSlice;
 use crate::gemm::tile::{Array, Tile};
 use crate::gemm::tile_scheduler::{KRange, TileScheduler};
-use crate::gemm::weight_loader::{WeightLoader, last_row, scales_per_k_iteration, stage_for};
+use crate::gemm::weight_loader::{last_row, scales_per_k_iteration, stage_for};
 use crate::hardware::tcgen05::{self, Group, ScalesOf};
 use crate::hardware::{cluster, mbarrier, ptx, shared, warp};
 use crate::product::problem::Problem;
@@ -214,7 +215,7 @@ pub(in crate::gemm) unsafe fn gemm<F: BlockScaled, D: Activations, T: Tile>(para
     } else if number == 0 {
         if warp::lane() < MOST_STAGES {
             // SAFETY: each lane has its own stage, and no thread uses the barriers yet. A producer
-            // thread arrives for its copies; the first one also arrives for the activations, and
+            // thread arrives for its copies; the first one also arrives for bulk and tensor copies, and
             // the second thread block of a pair for its stage.
             unsafe {
                 let others = u32::from(T::SHARES_ROWS && cluster::rank() == 0);
@@ -277,24 +278,26 @@ unsafe fn produce<F: BlockScaled, T: Tile>(params: &Params<'_>, front: u32) {
         let work_tile = params.work_tile::<T>(k_range);
         let problem = params.problem.of_expert::<F>(work_tile.expert);
         let mut pack = params.packed_of::<T>(&work_tile);
-        let mut weights = WeightLoader::<F, T, PRODUCERS>::new(
-            &problem,
-            &stage_shape,
-            work_tile.row_tile,
-            &k_range,
-            thread,
-        );
+        let first_row = work_tile.row_tile * T::M + T::first_row();
+        let mut first_byte = k_range.start * ROW_BYTES;
         let mut scales = ScaleLoader::new::<F, T>(&problem, work_tile.row_tile, &k_range, thread);
         let mut left = k_range.end - k_range.start;
         while left > 0 {
             state.producer_acquire();
+            let stage = state.stage_address();
             // SAFETY: the products that read the stage have completed.
-            unsafe {
-                weights.copy_codes_only(state.stage_address());
-                scales.copy::<F>(state.stage_address() + stage_shape.scales_offset());
-            }
+            unsafe { scales.copy::<F>(stage + stage_shape.scales_offset()) };
             shared::commit_copies();
             if thread == 0 {
+                let barrier = state.full_barrier();
+                let codes = const { T::STAGE.codes_bytes() };
+                // SAFETY: this thread has acquired the stage, whose codes start on 1024 bytes. The
+                // box has the codes of the thread block's rows in this K-iteration.
+                unsafe {
+                    mbarrier::arrive_expecting(barrier, codes + const { token_bytes::<F, T>() });
+                    let place = [first_byte, first_row, work_tile.expert];
+                    mbarrier::copy_box(stage, params.weights_map, place, barrier);
+                }
                 if !packed_are_there {
                     ptx::wait_for_previous_kernel();
                     packed_are_there = true;
@@ -303,6 +306,7 @@ unsafe fn produce<F: BlockScaled, T: Tile>(params: &Params<'_>, front: u32) {
                 // activations, which are there now; its bytes are a multiple of 16.
                 unsafe { copy_tokens::<F, T>(pack, &state) };
             }
+            first_byte += ROW_BYTES;
             pack = pack.wrapping_add(const { T::CONFIG.pack_bytes() as usize });
             pending += 1;
             if pending > most_pending {
@@ -340,21 +344,26 @@ unsafe fn produce<F: BlockScaled, T: Tile>(params: &Params<'_>, front: u32) {
     }
 }
 
+/// Bytes of activations that arrive at a stage.
+const fn token_bytes<F: BlockScaled, T: Tile>() -> u32 {
+    <T as TensorMemory>::TOKEN_CODES + T::N * F::WORDS * 4
+}
+
 /// Copies the pack at `pack` to a stage: codes, then scales. In a pair, each thread block copies
 /// its half of the codes, and half of the scales to both.
 ///
 /// # Safety
-/// One thread per thread block calls it, which has acquired the stage of `state`. The pack is in
-/// the packed activations, on 16 bytes.
+/// One thread per thread block calls it, which has acquired the stage of `state` and arrived on its
+/// barrier for [`token_bytes`]. The pack is in the packed activations, on 16 bytes.
 #[inline(always)]
 unsafe fn copy_tokens<F: BlockScaled, T: Tile>(pack: *const u8, state: &PipelineState) {
-    let [codes, scales] = const { [<T as TensorMemory>::TOKEN_CODES, T::N * F::WORDS * 4] };
+    let codes = const { <T as TensorMemory>::TOKEN_CODES };
+    let scales = const { token_bytes::<F, T>() } - codes;
     let to = state.stage_address() + const { T::STAGE.codes_bytes() };
     let barrier = state.full_barrier();
     // SAFETY: the caller promises the stage and the pack. A pair's stages are acquired by the
     // products of both thread blocks, so the other one's stage is free, too.
     unsafe {
-        mbarrier::arrive_expecting(barrier, codes + scales);
         if T::SHARES_ROWS {
             const BOTH: u16 = 0b11;
             let (rank, half) = (cluster::rank(), scales / 2);

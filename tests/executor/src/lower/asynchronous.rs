@@ -1,13 +1,13 @@
 //! Lowers asynchronous instructions and their synchronization.
 //!
-//! These are mbarriers, bulk copies and fences (ISA 9.7.13, 9.7.9), and matrix products of warp
-//! groups (9.7.15).
+//! These are mbarriers, bulk and tensor copies and fences (ISA 9.7.13, 9.7.9), and matrix products
+//! of warp groups (9.7.15).
 
 use super::Lowering;
 use crate::error::Result;
 use crate::lanes::Type;
 use crate::parse::Operand;
-use crate::program::{Fence, FirstMatrix, GroupMatrices, MbarrierAction, Op, WarpGroupAction};
+use crate::program::{BulkSource, Fence, FirstMatrix, GroupMatrices, MbarrierAction, Op, WarpGroupAction};
 use crate::semantics::Multiplicand;
 
 impl<'a> Lowering<'a> {
@@ -53,8 +53,30 @@ impl<'a> Lowering<'a> {
                 Op::BulkCopy {
                     blocks,
                     to: self.address(Some("shared"), to)?,
-                    from: self.address(Some("global"), from)?,
-                    bytes: self.read(bytes, Type::B32, false)?,
+                    from: BulkSource::Bytes {
+                        from: self.address(Some("global"), from)?,
+                        bytes: self.read(bytes, Type::B32, false)?,
+                    },
+                    at: self.address(Some("shared"), at)?,
+                }
+            }
+            [
+                "cp",
+                "async",
+                "bulk",
+                "tensor",
+                rank @ ("2d" | "3d"),
+                "shared::cluster",
+                "global",
+                ref mode @ ..,
+                "mbarrier::complete_tx::bytes",
+            ] if matches!(mode, [] | ["tile"]) => {
+                let [to, from, at] = self.exactly(operands)?;
+                self.program.partial = true;
+                Op::BulkCopy {
+                    blocks: None,
+                    to: self.address(Some("shared"), to)?,
+                    from: self.tensor_box(rank, from)?,
                     at: self.address(Some("shared"), at)?,
                 }
             }
@@ -81,6 +103,19 @@ impl<'a> Lowering<'a> {
     fn fence(&mut self, fence: Fence, operands: &'a [Operand<'a>]) -> Result<Op> {
         let [] = self.exactly(operands)?;
         Ok(Op::Fence(fence))
+    }
+
+    /// `[map, {x, y}]` or `[map, {x, y, z}]`. Generic addresses of global memory are global ones.
+    fn tensor_box(&mut self, rank: &str, operand: &'a Operand<'a>) -> Result<BulkSource> {
+        let Operand::Tensor(map, corner) = operand else {
+            return Err(self.invalid("expected a tensor map and coordinates"));
+        };
+        if corner.len() != if rank == "2d" { 2 } else { 3 } {
+            return Err(self.invalid(format!("{} coordinates", corner.len())));
+        }
+        let map = self.address(Some("global"), &Operand::Address(map, 0))?;
+        let corner = corner.iter().map(|at| self.read(at, Type::B32, false)).collect::<Result<_>>()?;
+        Ok(BulkSource::Tensor { map, corner })
     }
 
     fn mbarrier(&mut self, words: &[&str], operands: &'a [Operand<'a>]) -> Result<Op> {

@@ -85,6 +85,10 @@ impl<'a> Lowering<'a> {
         if let (Some(&address), 64) = (self.global.get(name), bits) {
             return self.constant(|registers| registers.long(address));
         }
+        let parameter = self.parameters.iter().find(|parameter| parameter.name == name);
+        if let (Some(parameter), 64) = (parameter, bits) {
+            return self.constant(|registers| registers.long(parameter.offset as u64));
+        }
         if bits != 32 {
             return Err(self.invalid(format!("{name} is not declared, or does not have {bits} bits")));
         }

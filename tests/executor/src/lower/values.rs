@@ -3,6 +3,7 @@
 use super::Lowering;
 use crate::error::Result;
 use crate::lanes::{Pure, Type, lanes};
+use crate::memory::address_of_parameters;
 use crate::parse::Operand;
 use crate::program::{Guard, Logic, NONE, Op, Register, Slot};
 use crate::semantics;
@@ -18,8 +19,11 @@ impl<'a> Lowering<'a> {
                 let copy = lanes!(LL, |a| a; B64 B64);
                 Some(self.pure(copy, operands, false)?)
             }
-            ["cvta", "shared", "u64"] => Some(self.window("add", operands)?),
-            ["cvta", "to", "shared", "u64"] => Some(self.window("sub", operands)?),
+            ["cvta", "shared", "u64"] => Some(self.window("add", self.placement.window, operands)?),
+            ["cvta", "to", "shared", "u64"] => Some(self.window("sub", self.placement.window, operands)?),
+            ["cvta", "param", "u64"] => {
+                Some(self.window("add", address_of_parameters(self.parameters), operands)?)
+            }
             ["selp", ty] => self.selp(ty, operands)?,
             ["slct", ty, by] => self.slct(ty, by, operands)?,
             ["setp", ref rest @ ..] => self.setp(rest, operands)?,
@@ -40,10 +44,10 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    /// Adds the generic address at which shared memory starts, or subtracts it.
-    fn window(&mut self, operation: &str, operands: &'a [Operand<'a>]) -> Result<Op> {
+    /// Adds the generic address at which a space starts, or subtracts it.
+    fn window(&mut self, operation: &str, start: u64, operands: &'a [Operand<'a>]) -> Result<Op> {
         let [to, from] = self.exactly(operands)?;
-        let window = Operand::Integer(self.placement.window.into());
+        let window = Operand::Integer(start.into());
         let pure = semantics::pure(&[operation, "s64"]).expect("sums and differences are known");
         self.pure(pure, &[to.clone(), from.clone(), window], false)
     }

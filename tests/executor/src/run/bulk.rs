@@ -1,5 +1,5 @@
-//! Bulk copies from global to shared memory (ISA 9.7.9, `cp.async.bulk`), and landings at
-//! mbarriers.
+//! Bulk copies and tensor copies from global to shared memory (ISA 9.7.9, `cp.async.bulk` and
+//! `cp.async.bulk.tensor`), and landings at mbarriers.
 //!
 //! The destination is inaccessible until the copy lands. It lands at its instruction under
 //! [`Schedule::LowestFirst`], when nothing else can continue under [`Schedule::HighestFirst`], and
@@ -8,31 +8,34 @@
 
 use super::grid::{Grid, wrongly};
 use super::memory::lanes;
-use super::under_way::Bulk;
+use super::under_way::{Bulk, Source};
 use super::warp::Warp;
 use crate::fault::{Fault, FaultKind, Step, trap};
 use crate::launch::Schedule;
-use crate::memory::Shared;
-use crate::program::{Address, Manner, Slot, Space};
+use crate::memory::{Shared, address_of_parameters};
+use crate::program::{Address, BulkSource, Manner, Slot, Space};
 use crate::race::{Id, Record};
+use crate::tensor_map::{self, Run, Swizzle, TensorMap};
 
 /// Required alignment of both addresses and of the size.
 const ALIGN: usize = 16;
+/// Required alignment of a tensor copy's destination.
+const TENSOR_ALIGN: usize = 128;
 
 impl Warp {
-    /// `cp.async.bulk` of each lane.
+    /// `cp.async.bulk` or `cp.async.bulk.tensor` of each lane.
     pub(super) fn bulk_copy(
         &mut self,
         grid: &mut Grid,
         active: u32,
-        addresses: [Address; 3],
-        bytes: Slot,
+        [to, at]: [Address; 2],
+        from: &BulkSource,
         blocks: Option<Slot>,
     ) -> Step {
-        for address in addresses {
+        let (BulkSource::Bytes { from: first, .. } | BulkSource::Tensor { map: first, .. }) = *from;
+        for address in [to, first, at] {
             self.check_address(grid, active, address)?;
         }
-        let sizes = *self.registers.word(&grid.kernel.program, bytes, active)?;
         let masks = match blocks {
             Some(blocks) => Some(*self.registers.word(&grid.kernel.program, blocks, active)?),
             None => None,
@@ -40,14 +43,11 @@ impl Warp {
         let own = self.begin_access(grid, active, Manner::Atomic)?;
         let turn = self.turn(grid);
         for lane in lanes(grid.launch.schedule, active, turn) {
-            let bytes = sizes[lane as usize] as usize;
-            if !bytes.is_multiple_of(ALIGN) {
-                return trap(lane, FaultKind::BulkSize(bytes));
-            }
+            let source = self.bulk_source(grid, active, lane, from)?;
             let own = own.map(|id| id + lane);
-            let [to, from, at] = addresses.map(|address| self.address(address, lane));
+            let [to, at] = [to, at].map(|address| self.address(address, lane));
             let Some(masks) = &masks else {
-                self.copy_to_block(grid, lane, [to, from, at], bytes, own)?;
+                self.copy_to_block(grid, lane, [to, at], source, own)?;
                 continue;
             };
             for rank in (0..u16::BITS).filter(|rank| masks[lane as usize] >> rank & 1 == 1) {
@@ -56,24 +56,54 @@ impl Warp {
                 }
                 let [to, at] =
                     [to, at].map(|address| Shared::address(rank.into(), Shared::of_block(address)));
-                self.copy_to_block(grid, lane, [to, from, at], bytes, own)?;
+                self.copy_to_block(grid, lane, [to, at], source.clone(), own)?;
             }
         }
         Ok(())
     }
 
-    /// A lane's copy to one block: `to`, `from`, and the mbarrier at `at`.
+    /// Returns the source of a lane's copy.
+    fn bulk_source(&self, grid: &mut Grid, active: u32, lane: u32, from: &BulkSource) -> Step<Source> {
+        let program = &grid.kernel.program;
+        let word = |slot: Slot| Ok(self.registers.word(program, slot, active)?[lane as usize]);
+        match from {
+            BulkSource::Bytes { from, bytes } => {
+                let bytes = word(*bytes)? as usize;
+                if !bytes.is_multiple_of(ALIGN) {
+                    return trap(lane, FaultKind::BulkSize(bytes));
+                }
+                let runs = vec![Run { at: 0, from: self.address(*from, lane), bytes }];
+                Ok(Source { runs, bytes, aligns: [ALIGN; 2], swizzle: Swizzle::None })
+            }
+            BulkSource::Tensor { map, corner } => {
+                let mut at = [0; tensor_map::RANK];
+                for (at, &slot) in at.iter_mut().zip(corner) {
+                    *at = word(slot)? as i32;
+                }
+                let address = self.address(*map, lane);
+                let map = grid.tensor_map(lane, address)?;
+                if map.rank() != corner.len() {
+                    let problem = "the tensor has another number of dimensions than the instruction";
+                    return trap(lane, FaultKind::TensorMap(address, problem));
+                }
+                let (bytes, aligns) = (map.box_bytes(), [TENSOR_ALIGN, 1]);
+                Ok(Source { runs: map.runs(at), bytes, aligns, swizzle: map.swizzle() })
+            }
+        }
+    }
+
+    /// A lane's copy to one block: to `to`, and the mbarrier at `at`.
     fn copy_to_block(
         &mut self,
         grid: &mut Grid,
         lane: u32,
-        [to, from, at]: [u64; 3],
-        bytes: usize,
+        [to, at]: [u64; 2],
+        source: Source,
         own: Option<Id>,
     ) -> Step {
         let (access, known) = grid.begin_copy((self.index, lane), at, own, true)?;
         let mut copy =
-            Bulk { warp: self.index, lane, pc: grid.pc, to, from, bytes, at, access, known, found: None };
+            Bulk { warp: self.index, lane, pc: grid.pc, to, source, at, access, known, found: None };
         let found = copy.load(grid)?;
         copy.store(grid, None)?;
         copy.found = grid.early().then_some(found);
@@ -87,24 +117,29 @@ impl Warp {
 }
 
 impl Bulk {
-    /// Reads the source bytes.
+    /// Returns the bytes to write, and reads those of them that have a source.
     fn load(&self, grid: &mut Grid) -> Step<Vec<u8>> {
         self.instruct(grid);
-        let &Self { lane, from, bytes, .. } = self;
-        let races = grid.races.as_ref().zip(self.access);
-        let (memory, at) = grid.memory.locate_first(from, bytes, ALIGN).or_else(|kind| trap(lane, kind))?;
-        match memory.load(at..at + bytes, Manner::Weak, races) {
-            Ok(found) => Ok(found.to_vec()),
-            Err(wrong) => wrongly(grid, lane, Space::Global, from, bytes, wrong),
+        let &Self { lane, to, ref source, .. } = self;
+        let mut bytes = vec![0; source.bytes];
+        for &Run { at, from, bytes: count } in &source.runs {
+            let races = grid.races.as_ref().zip(self.access);
+            let located = grid.memory.locate_first(from, count, source.aligns[1]);
+            let (memory, start) = located.or_else(|kind| trap(lane, kind))?;
+            match memory.load(start..start + count, Manner::Weak, races) {
+                Ok(found) => bytes[at..][..count].copy_from_slice(found),
+                Err(wrong) => return wrongly(grid, lane, Space::Global, from, count, wrong),
+            }
         }
+        Ok(source.swizzle.apply(to, bytes))
     }
 
     /// Starts the write, or completes it with the bytes that were read.
     fn store(&self, grid: &mut Grid, found: Option<&[u8]>) -> Step {
         self.instruct(grid);
-        let &Self { lane, to, bytes, .. } = self;
+        let &Self { lane, to, source: Source { bytes, aligns: [align, _], .. }, .. } = self;
         let races = grid.races.as_ref().zip(self.access);
-        let (memory, at) = grid.shared.locate_aligned(to, bytes, ALIGN).or_else(|kind| trap(lane, kind))?;
+        let (memory, at) = grid.shared.locate_aligned(to, bytes, align).or_else(|kind| trap(lane, kind))?;
         let stored = match found {
             None => memory.depart(at..at + bytes, races),
             Some(found) => memory.land(at..at + bytes, found, races),
@@ -125,11 +160,33 @@ impl Bulk {
         grid.pc = self.pc;
         let found = self.load(grid)?;
         self.store(grid, Some(self.found.as_ref().unwrap_or(&found)))?;
-        grid.end_copy(self.lane, self.at, Some(self.bytes))
+        grid.end_copy(self.lane, self.at, Some(self.source.bytes))
     }
 }
 
 impl Grid<'_> {
+    /// Reads a tensor map in the parameters or in global memory. The launch must not write it.
+    fn tensor_map(&mut self, lane: u32, address: u64) -> Step<TensorMap> {
+        const BYTES: usize = tensor_map::BYTES;
+        let start = address.wrapping_sub(address_of_parameters(&self.kernel.parameters));
+        let map = if start < self.parameters.len() as u64 {
+            let bytes = &self.parameters[start as usize..];
+            if address.is_multiple_of(tensor_map::ALIGN as u64) {
+                TensorMap::decode(&bytes[..BYTES.min(bytes.len())])
+            } else {
+                Err("the address must be a multiple of 64")
+            }
+        } else {
+            let located = self.memory.locate_first(address, BYTES, tensor_map::ALIGN);
+            let (memory, at) = located.or_else(|kind| trap(lane, kind))?;
+            match memory.load(at..at + BYTES, Manner::Constant, None) {
+                Ok(bytes) => TensorMap::decode(bytes),
+                Err(wrong) => return wrongly(self, lane, Space::Global, address, BYTES, wrong),
+            }
+        };
+        map.or_else(|problem| trap(lane, FaultKind::TensorMap(address, problem)))
+    }
+
     /// Lands one copy that an mbarrier counts, an arrival of a commit, or an instruction for tensor
     /// memory, if any: the last one, or a random one.
     pub(super) fn land_one(&mut self, warps: &mut [Warp]) -> Result<bool, Fault> {

@@ -76,8 +76,8 @@ impl Warp {
             Op::ArriveAfterCopies { at, counted } => {
                 self.arrive_after_copies(grid, active, at, counted)?;
             }
-            Op::BulkCopy { to, from, bytes, at, blocks } => {
-                self.bulk_copy(grid, active, [to, from, at], bytes, blocks)?;
+            Op::BulkCopy { to, ref from, at, blocks } => {
+                self.bulk_copy(grid, active, [to, at], from, blocks)?;
             }
             Op::Mbarrier { action, at } => {
                 if self.mbarrier(grid, active, action, at)? {

@@ -11,6 +11,7 @@ use crate::clock::{Known, Member};
 use crate::program::{CopyShape, Slot};
 use crate::race::Id;
 use crate::semantics::{Counts, Factors, TensorProduct};
+use crate::tensor_map::{Run, Swizzle};
 
 /// A bulk copy in flight.
 pub(super) struct Bulk {
@@ -18,8 +19,7 @@ pub(super) struct Bulk {
     pub(super) lane: u32,
     pub(super) pc: u32,
     pub(super) to: u64,
-    pub(super) from: u64,
-    pub(super) bytes: usize,
+    pub(super) source: Source,
     /// The address of the mbarrier.
     pub(super) at: u64,
     pub(super) access: Option<Id>,
@@ -27,6 +27,18 @@ pub(super) struct Bulk {
     pub(super) known: Known,
     /// The source bytes, if they were read at the start.
     pub(super) found: Option<Vec<u8>>,
+}
+
+/// The bytes that a bulk copy writes, and where it reads them.
+#[derive(Clone)]
+pub(super) struct Source {
+    /// The bytes that are read. The others are zeros.
+    pub(super) runs: Vec<Run>,
+    /// The number of bytes that are written.
+    pub(super) bytes: usize,
+    /// Required alignment of the destination, and of each run.
+    pub(super) aligns: [usize; 2],
+    pub(super) swizzle: Swizzle,
 }
 
 /// An mbarrier.

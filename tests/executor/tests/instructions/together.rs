@@ -226,6 +226,8 @@ fn exchanges() {
 const ELSEWHERE: &[&str] = &[
     // In `two_longs_are_stored_at_once`.
     "st.global.v2.b64",
+    // In `blocks`.
+    "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16",
     // In the crate's own tests, `run::tests::clusters`. The test `executor` covers loads of four
     // words.
     "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster",
@@ -235,6 +237,12 @@ const ELSEWHERE: &[&str] = &[
     "ld.shared::cluster.b32",
     "ld.shared::cluster.v4.b32",
     "mapa.shared::cluster.u32",
+    // In the crate's own tests, `run::tests::tensor_copies`.
+    "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes",
+    "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes",
+    "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes",
+    "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes",
+    "cvta.param.u64",
     // In `hints_change_nothing` and `exchanges`.
     "st.global.v4.b32",
     "shfl.sync.bfly.b32",

@@ -6,6 +6,7 @@ mod flow;
 mod instructions;
 mod races;
 mod shared;
+mod tensor_copies;
 mod variables;
 
 use crate::{Argument, Buffer, Error, Fault, FaultKind, Launch, Memory, Module, Schedule, Statistics};
