@@ -95,6 +95,7 @@ const TESTS: &[Test] = &[
     ("kv_caches_equal_those_of_the_cpu", kv::caches_equal_those_of_the_cpu),
     ("executor_reciprocals_match_the_gpu", executor::reciprocals_match_the_gpu),
     ("executor_matches_the_gpu", executor::matches_the_gpu),
+    ("executor_tensor_copies_match_the_gpu", executor::tensor_copies_match_the_gpu),
     ("search_equals_the_cpu", search::equals_the_cpu),
     ("search_equals_the_cpu_with_importance", search::equals_the_cpu_with_importance),
     ("search_refuses_hessians", search::refuses_hessians),

@@ -6,12 +6,14 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::{CudaModule, CudaStream, LaunchConfig};
 use cudarc::nvrtc::Ptx;
+use microscale_kernels_abi::gemm::params::WeightsBoxes;
 use microscale_kernels_abi::{GemmConfig, KernelId, TARGETS};
 
 use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::gemv::Batch;
 use crate::gpu::handle::Gpu;
+use crate::gpu::launch::tensor_map;
 use crate::gpu::memory::tensor_view::DeviceTensorView;
 use crate::gpu::memory::view::DeviceViewMut;
 use crate::gpu::plan::choose::takes;
@@ -50,6 +52,14 @@ impl EmptyKernel {
             .map_err(doing("launching an empty kernel"))?;
         Ok(())
     }
+}
+
+/// The tensor map of the codes of weights at an address, as kernels get it.
+///
+/// # Errors
+/// [`Error::Gpu`].
+pub fn weights_map(codes: u64, boxes: &WeightsBoxes) -> Result<[u64; 16]> {
+    Ok(tensor_map(codes, boxes)?.opaque)
 }
 
 impl Gpu {

@@ -37,3 +37,5 @@ pub(in crate::gpu) use kv::{append_kv, gather_kv};
 pub(in crate::gpu) use layout::convert_scales;
 pub(in crate::gpu) use parts::{TokenGlobals, merge, split};
 pub(in crate::gpu) use quantize::{quantize, quantizer};
+#[cfg(feature = "internals")]
+pub(in crate::gpu) use tensor_map::tensor_map;

@@ -34,7 +34,8 @@ impl Mxfp4Operand {
         let (largest_of_eight, warp_number) = (warp::shared::<u32>(), warp::number());
         let (run_of_all, eight) = params.tile_eights.divide(warp::thread_block());
         let (tile, run) = self.params.runs.divide(run_of_all);
-        let token = (tile * params.tile_eights.divisor + eight) * EIGHT + warp_number;
+        let first_token = (tile * params.tile_eights.divisor + eight) * EIGHT;
+        let (token, token_of_lane) = (first_token + warp_number, first_token + warp::lane() % EIGHT);
         // SAFETY: the same contract. The token exists, and each warp has a word of shared memory.
         unsafe {
             let largest = if token < params.tokens { self.largest_scale(u64::from(token)) } else { 0 };
@@ -48,17 +49,18 @@ impl Mxfp4Operand {
         let packs = params.packs.divisor as u32;
         let end = (run * RUN + RUN).min(packs);
         let first = run * RUN + warp_number;
-        // All loads come before the first store.
-        let loaded = [0, 1].map(|i| {
-            let pack = first + i * DECODING_WARPS;
-            let number = (tile * packs + pack) * params.tile_eights.divisor + eight;
-            // SAFETY: the same contract; the eight exists.
-            if pack < end { unsafe { self.load(params, number) } } else { None }
-        });
         const { assert!(RUN == 2 * DECODING_WARPS) };
-        for eight in loaded.into_iter().flatten() {
-            // SAFETY: the same contract.
-            unsafe { self.store(out, params, &eight, largest) };
+        // All loads come before the first store.
+        // SAFETY: the same contract; where packs exist, so do the eights.
+        unsafe {
+            let words = [first, first + DECODING_WARPS].map(|pack| self.load(params, token_of_lane, pack));
+            let number = |pack: u32| (tile * packs + pack) * params.tile_eights.divisor + eight;
+            if first < end {
+                self.store(out, params, number(first), words[0], largest);
+            }
+            if first + DECODING_WARPS < end {
+                self.store(out, params, number(first + DECODING_WARPS), words[1], largest);
+            }
         }
     }
 
@@ -96,11 +98,11 @@ impl Mxfp4Operand {
                     four
                 }
             });
-            for four in fours {
-                for byte in four.to_le_bytes() {
-                    largest = u32::from(byte).max(largest);
-                }
-            }
+            let [a, b, c, d] = fours.map(|four: u32| {
+                let [a, b, c, d] = four.to_le_bytes();
+                u32::from(a.max(b).max(c.max(d)))
+            });
+            largest = largest.max(a.max(b).max(c.max(d)));
             first += const { WARP * 16 };
         }
         let mut mask = WARP / 2;
@@ -111,53 +113,52 @@ impl Mxfp4Operand {
         largest
     }
 
-    /// Loads eight tokens of a pack: number `number` of all eights. A lane has one token, and one
-    /// word of each chunk, a block. `None` if the token tile has no tokens.
+    /// Loads eight tokens of a pack of their token tile: a lane has one token, `token`, and the codes
+    /// of a word and the scale of each chunk, a block. They are zeros where they do not exist.
     ///
     /// # Safety
-    /// The contract of the kernel; `number` is less than the eights of `params`.
+    /// The contract of the kernel.
     #[inline(always)]
-    unsafe fn load(&self, params: &PackParams, number: u32) -> Option<Loaded> {
-        let routed = Routed { plan: null(), from: null(), to: null() };
-        // SAFETY: the same contract.
-        let of_warp = unsafe { Eight::find(&routed, params, number) }?;
-        let token = u64::from(of_warp.row);
+    unsafe fn load(&self, params: &PackParams, token: u32, pack: u32) -> [[u32; 2]; CHUNKS as usize] {
         let blocks = self.params.scales.row_blocks.divisor as u32;
         let word = warp::lane() / EIGHT;
-        let words = [0, 1, 2, 3].map(|chunk| {
-            let block = of_warp.pack_of_tile * CHUNKS + chunk;
-            if !of_warp.exists || block >= blocks {
+        [0, 1, 2, 3].map(|chunk| {
+            let block = pack * CHUNKS + chunk;
+            if token >= params.tokens || block >= blocks {
                 return [0; 2];
             }
-            let number = (token * u64::from(blocks) + u64::from(block)) * 4 + u64::from(word);
-            let scale = scale_offset(&self.params.scales, token, u64::from(block));
+            let [token, block] = [token, block].map(u64::from);
+            let number = (token * u64::from(blocks) + block) * 4 + u64::from(word);
+            let scale = scale_offset(&self.params.scales, token, block);
             // SAFETY: the token has this block, of four words on 4 bytes.
             unsafe {
                 let codes = *self.codes.cast::<u32>().wrapping_add(number as usize);
                 [codes, u32::from(*self.scales.wrapping_add(scale))]
             }
-        });
-        Some(Loaded { of_warp, words })
+        })
     }
 
-    /// Decodes and packs them. `largest` is the largest scale of the lane's token.
+    /// Decodes and packs what [`Self::load`] gives for eight number `number` of all. `largest` is the
+    /// largest scale of the lane's token.
     ///
     /// # Safety
-    /// The contract of the kernel.
+    /// The contract of the kernel; `number` is less than the eights of `params`.
     #[inline(always)]
-    unsafe fn store(&self, out: *mut u8, params: &PackParams, loaded: &Loaded, largest: u32) {
-        let Loaded { of_warp, words } = loaded;
-        // Blocks that do not exist have zeros under any scale.
+    unsafe fn store(
+        &self,
+        out: *mut u8,
+        params: &PackParams,
+        number: u32,
+        words: [[u32; 2]; CHUNKS as usize],
+        largest: u32,
+    ) {
+        let routed = Routed { plan: null(), from: null(), to: null() };
+        // SAFETY: the same contract.
+        let Some(of_warp) = (unsafe { Eight::find(&routed, params, number) }) else { return };
         let words = words.map(|[codes, scale]| decode(activation_magnitudes(largest - scale), codes));
         let pieces = [words.map(|[even, _]| even), words.map(|[_, odd]| odd)];
         let scale = if of_warp.exists { Mxfp4::factor(largest) * self.params.alpha } else { 0.0 };
         // SAFETY: `out` has room for all packs, and no other warp has these tokens of the pack.
-        unsafe { store(of_warp, out, params, pieces, scale) };
+        unsafe { store(&of_warp, out, params, pieces, scale) };
     }
-}
-
-/// Eight tokens of a pack, with a lane's codes and scales of each chunk.
-struct Loaded {
-    of_warp: Eight,
-    words: [[u32; 2]; CHUNKS as usize],
 }

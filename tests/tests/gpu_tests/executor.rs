@@ -12,9 +12,13 @@ use std::sync::Arc;
 
 use microscale::gpu::Gpu;
 use microscale::gpu::cudarc::driver::{CudaSlice, CudaStream, DevicePtr, result, sys};
-use microscale_executor::{Approximation, Argument, Launch, Module};
+use microscale::gpu::internals::weights_map;
+use microscale::{Dtype, Format};
+use microscale_executor::{Approximation, Argument, Launch, Memory, Module, Swizzle, TensorMap};
+use microscale_kernels_abi::gemm::WeightsShape;
+use microscale_kernels_abi::gemm::params::WeightsBoxes;
 use microscale_kernels_abi::launch::Targets;
-use microscale_kernels_abi::{Kernel, TARGETS, kernels_for};
+use microscale_kernels_abi::{GemmConfig, Kernel, TARGETS, kernels_for};
 
 use crate::executor_tests::case::{Prepared, Step, ptx};
 use crate::executor_tests::cases::{Case, cases};
@@ -441,4 +445,107 @@ pub(crate) fn matches_the_gpu(gpu: &Gpu) {
     }
     println!("{compared} results of instructions compared");
     assert!(compared > 10_000_000, "only {compared} results compared");
+}
+
+/// Copies one box to shared memory, and from there to `p0`.
+const COPIES_A_BOX: &str = ".version 8.0
+.target sm_90
+.address_size 64
+.extern .shared .align 1024 .b8 shared[];
+.visible .entry box(
+.param .u64 p0,
+.param .u32 p1,
+.param .u32 p2,
+.param .u32 p3,
+.param .align 128 .b8 p4[128]
+)
+{
+    .reg .pred %p<4>;
+    .reg .b32 %r<12>;
+    .reg .b64 %rd<6>;
+    ld.param.u64 %rd1,[p0];
+    ld.param.u32 %r1,[p1];
+    ld.param.u32 %r2,[p2];
+    ld.param.u32 %r3,[p3];
+    mov.b64 %rd2,p4;
+    cvta.param.u64 %rd3,%rd2;
+    mov.u32 %r4,shared;
+    add.s32 %r5,%r4,16384;
+    mov.u32 %r6,%tid.x;
+    setp.ne.u32 %p1,%r6,0;
+    @%p1 bra $L_2;
+    mbarrier.init.shared.b64 [%r5],1;
+    fence.mbarrier_init.release.cluster;
+    mov.u32 %r7,16384;
+    mbarrier.arrive.expect_tx.shared.b64 _,[%r5],%r7;
+    cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%r4],[%rd3,{%r1,%r2,%r3}],[%r5];
+$L_2:
+    bar.sync 0;
+$L_3:
+    mbarrier.try_wait.parity.shared.b64 %p2,[%r5],0;
+    @!%p2 bra $L_3;
+    shl.b32 %r8,%r6,2;
+$L_4:
+    add.s32 %r9,%r4,%r8;
+    ld.shared.b32 %r10,[%r9];
+    cvt.u64.u32 %rd4,%r8;
+    add.s64 %rd5,%rd1,%rd4;
+    st.global.b32 [%rd5],%r10;
+    add.s32 %r8,%r8,512;
+    setp.lt.u32 %p3,%r8,16384;
+    @%p3 bra $L_4;
+    ret;
+}
+";
+
+/// The host's tensor maps and the executor's: both describe the same boxes.
+pub(crate) fn tensor_copies_match_the_gpu(gpu: &Gpu) {
+    if gpu.info().compute_capability.0 < 9 {
+        return;
+    }
+    const BYTES: usize = 16384;
+    const LAUNCH: (u32, u32, u32) = (1, 128, BYTES as u32 + 8);
+    let stream = gpu.stream();
+    let loaded = Loaded::new(gpu, COPIES_A_BOX).unwrap();
+    let module = Module::parse(COPIES_A_BOX).unwrap();
+    let mut random = fastrand::Rng::with_seed(1);
+    let mut boxes_inside = 0;
+    for (format, rows, blocks, matrices) in
+        [(Format::Mxfp4, 300, 19, 3), (Format::Nvfp4, 130, 44, 2), (Format::Mxfp4, 7, 1, 1)]
+    {
+        let config = GemmConfig::from_word("tcgen05-128x128", format, Dtype::Bf16).unwrap();
+        let shape = WeightsShape { rows, cols: blocks * format.block() as u64, blocks };
+        let boxes = WeightsBoxes::new(config, shape, matrices).unwrap();
+        let WeightsBoxes { sizes, strides, box_sizes } = boxes;
+        let codes: Vec<u8> = (0..sizes.iter().product()).map(|_| random.u8(..)).collect();
+        let there = stream.clone_htod(&codes).unwrap();
+        let map = weights_map(there.device_ptr(stream).0, &boxes).unwrap();
+        let mut places = vec![[0; 3]];
+        for z in 0..matrices as u32 {
+            for y in (0..rows as u32).step_by(128) {
+                places.extend((0..sizes[0] as u32).step_by(128).map(|x| [x, y, z]));
+            }
+        }
+        for place in places {
+            boxes_inside += usize::from(place[0] + 128 <= sizes[0] as u32);
+            let out: CudaSlice<u8> = stream.alloc_zeros(BYTES).unwrap();
+            let mut parameters = vec![out.device_ptr(stream).0.to_le_bytes().to_vec()];
+            parameters.extend(place.map(|at| at.to_le_bytes().to_vec()));
+            parameters.push(map.iter().flat_map(|word| word.to_le_bytes()).collect());
+            // SAFETY: the parameters are the kernel's, and it writes all bytes of the buffer.
+            unsafe { loaded.launch(stream, "box", (LAUNCH, 1), &mut parameters) }.unwrap();
+            let found = stream.clone_dtoh(&out).unwrap();
+
+            let mut memory = Memory::new();
+            let codes = memory.allocate_from_aligned("codes", &codes, 16);
+            let out = memory.allocate_aligned("out", BYTES, 16);
+            let map = TensorMap::new(codes.address(), &sizes, &strides, &box_sizes, Swizzle::Bytes128);
+            let [x, y, z] = place.map(Argument::from);
+            let arguments = [out.into(), x, y, z, map.unwrap().into()];
+            let launch = Launch::new(1, LAUNCH.1).shared(LAUNCH.2);
+            module.kernel("box").unwrap().run(&mut memory, &launch, &arguments).unwrap();
+            assert!(found == memory.bytes(out).unwrap(), "{format}, {rows} rows, box at {place:?}");
+        }
+    }
+    assert!(boxes_inside > 0);
 }
