@@ -69,8 +69,10 @@ use microscale_kernels_abi::ActivationParams;
 use microscale_kernels_abi::epilogue::{MergeGrid, SplitGrid};
 use microscale_kernels_abi::experts::Plan;
 #[cfg(microscale_wgmma)]
-use microscale_kernels_abi::gemm::decoding::{DECODING_WARPS, DecodingParams};
+use microscale_kernels_abi::gemm::decoding::DecodingParams;
 use microscale_kernels_abi::gemm::fp4::Fp4Params;
+#[cfg(microscale_wgmma)]
+use microscale_kernels_abi::gemm::fp8::DECODING_WARPS;
 #[cfg(microscale_tcgen05)]
 use microscale_kernels_abi::gemm::params::TensorMap;
 use microscale_kernels_abi::gemm::params::{GemmParams, PackParams};
@@ -186,8 +188,8 @@ macro_rules! gemm_entry {
         /// - `plan` is null, or the experts' plan with all token tiles of `gemm` and their
         ///   schedule. `from` and `to` are null, or list the row of activations and of results of
         ///   each sorted row. Read-only.
-        /// - The tensor map, if there is one, has the codes as `[experts, rows, bytes of a row]`, in
-        ///   boxes of the rows of a thread block and 128 bytes, which is also its swizzle.
+        /// - The tensor map, if there is one, has the codes as `[experts, rows, bytes of a row]`.
+        ///   Its boxes have a thread block's rows and 128 bytes, which is also its swizzle.
         ///
         /// The launch has the thread blocks, threads, cluster and shared memory that `gemm` and the
         /// ABI give.
@@ -363,7 +365,7 @@ macro_rules! fp4_entries {
             /// Decodes activations in FP4, packs them, and writes the factors of the sums.
             ///
             /// # Safety
-            /// As for the kernels that pack, but `codes` start on 4 bytes, and so does each row.
+            /// As for the kernels that pack, but `codes` and each row of them start on 4 bytes.
             #[unsafe(no_mangle)]
             pub unsafe extern "ptx-kernel" fn $decode_packed(
                 codes: *const u8,
@@ -402,9 +404,9 @@ fp4_entries! {
         fp4_pack_mxfp4_tcgen05 = Mx<E2m1, EVEN>,
     }
     decode {
-        fp4_decode_nvfp4_f16, fp4_pack_nvfp4_f16 = NVFP4 => F16, WithF16;
-        fp4_decode_nvfp4_bf16, fp4_pack_nvfp4_bf16 = NVFP4 => Bf16, WithBf16;
-        fp4_decode_mxfp4_bf16, fp4_pack_mxfp4_bf16 = Mx::<E2m1, EVEN>::decoder() => Bf16, WithBf16;
+        fp4_decode_nvfp4_f16, fp4_decode_pack_nvfp4_f16 = NVFP4 => F16, WithF16;
+        fp4_decode_nvfp4_bf16, fp4_decode_pack_nvfp4_bf16 = NVFP4 => Bf16, WithBf16;
+        fp4_decode_mxfp4_bf16, fp4_decode_pack_mxfp4_bf16 = Mx::<E2m1, EVEN>::decoder() => Bf16, WithBf16;
     }
 }
 

@@ -150,6 +150,7 @@ const TESTS: &[Test] = &[
     ),
     ("gemm_weights_is_near_the_cpus_on_layers_of_models", gemm_weights::is_near_the_cpus_on_layers_of_models),
     ("gemm_fp4_is_near_the_exact_sum", gemm_fp4::is_near_the_exact_sum),
+    ("gemm_fp4_products_in_turn_have_their_own_factors", gemm_fp4::products_in_turn_have_their_own_factors),
     (
         "gemm_fp4_has_the_definitions_bits_with_block_scales",
         gemm_fp4::has_the_definitions_bits_with_block_scales,

@@ -1,16 +1,12 @@
 //! The launch of the kernel that decodes MXFP4 activations to FP8 and packs them.
 
+use super::fp8::DECODING_WARPS;
 use super::params::PackParams;
 use crate::grid::{Divider32, ScaleGrid};
-use crate::launch::{Launch, WARP};
 
-/// Warps of a thread block: each finds the largest scale of one of eight tokens.
-pub const DECODING_WARPS: u32 = 8;
-/// Packs of eight tokens that a thread block decodes, at most. Each thread block reads all scales of
-/// its tokens first.
+/// Packs of eight tokens that a thread block decodes, at most. Each thread block first reads all
+/// scales of its tokens.
 pub const RUN: u32 = 16;
-/// The launch: shared memory has a word per warp.
-pub(super) const LAUNCH: Launch = (DECODING_WARPS * WARP, 0, DECODING_WARPS * 4);
 
 /// The launch of a kernel that decodes and packs.
 #[derive(Clone, Copy, Debug)]

@@ -62,9 +62,9 @@ pub(super) const KERNELS: [Kernel; FP4_KERNELS] = [
     decoding("fp4_decode_nvfp4_f16", Dtype::F16),
     decoding("fp4_decode_nvfp4_bf16", Dtype::Bf16),
     decoding("fp4_decode_mxfp4_bf16", Dtype::Bf16),
-    decoding_packed("fp4_pack_nvfp4_f16", Dtype::F16),
-    decoding_packed("fp4_pack_nvfp4_bf16", Dtype::Bf16),
-    decoding_packed("fp4_pack_mxfp4_bf16", Dtype::Bf16),
+    decoding_packed("fp4_decode_pack_nvfp4_f16", Dtype::F16),
+    decoding_packed("fp4_decode_pack_nvfp4_bf16", Dtype::Bf16),
+    decoding_packed("fp4_decode_pack_mxfp4_bf16", Dtype::Bf16),
 ];
 
 /// The place of the table in its family's.

@@ -3,11 +3,10 @@
 use microscale_formats::Dtype;
 use microscale_formats::activations::GROUP;
 
-use super::decoding;
 use super::packing::{PACK, PACK_RESIDENT};
 use super::{PACK_COLUMNS, TILE_COLUMNS};
 use crate::activations::{MOST_SHARED, MOST_WARPS};
-use crate::launch::{Converts, Family, Kernel, KernelId, Targets, WARP, kernel, resident};
+use crate::launch::{Converts, Family, Kernel, KernelId, Launch, Targets, WARP, kernel, resident};
 
 /// Bytes of a token in a pack: its codes, and an f32 scale.
 ///
@@ -22,6 +21,12 @@ use crate::launch::{Converts, Family, Kernel, KernelId, Targets, WARP, kernel, r
 /// piece is XORed with the token's number in its eight tokens.
 pub const TOKEN_BYTES: u32 = PACK_COLUMNS + 4;
 
+/// Warps of a thread block of the kernel that decodes MXFP4: each finds the largest scale of one of
+/// eight tokens.
+pub const DECODING_WARPS: u32 = 8;
+/// Its launch: shared memory has a word per warp.
+const DECODE: Launch = (DECODING_WARPS * WARP, 0, DECODING_WARPS * 4);
+
 /// Kernels in this table.
 pub(super) const FP8_KERNELS: usize = 4;
 
@@ -33,10 +38,7 @@ pub(super) const KERNELS: [Kernel; FP8_KERNELS] = [
     },
     quantizing_kernel("fp8_quantize_f16", Dtype::F16),
     quantizing_kernel("fp8_quantize_bf16", Dtype::Bf16),
-    Kernel {
-        targets: Targets::WithWgmma,
-        ..kernel("fp8_pack_mxfp4", None, decoding::LAUNCH, Converts::E4m3)
-    },
+    Kernel { targets: Targets::WithWgmma, ..kernel("fp8_pack_mxfp4", None, DECODE, Converts::E4m3) },
 ];
 
 const fn quantizing_kernel(name: &'static str, dtype: Dtype) -> Kernel {

@@ -85,8 +85,8 @@ impl Fp8Operand {
     }
 }
 
-/// Stores eight tokens of a pack: of each chunk a lane has the even and the odd codes of a word, and
-/// the scale of its token.
+/// Stores eight tokens of a pack. A lane has the even and the odd codes of a word of each chunk,
+/// and the scale of its token.
 ///
 /// # Safety
 /// `out` has room for all packs, and no other warp has these tokens of the pack.

@@ -2,8 +2,8 @@
 
 use core::ptr::null;
 
-use microscale_kernels_abi::gemm::decoding::{DECODING_WARPS, DecodingParams, RUN};
-use microscale_kernels_abi::gemm::fp8::CHUNKS;
+use microscale_kernels_abi::gemm::decoding::{DecodingParams, RUN};
+use microscale_kernels_abi::gemm::fp8::{CHUNKS, DECODING_WARPS};
 use microscale_kernels_abi::gemm::params::PackParams;
 use microscale_kernels_abi::launch::WARP;
 
@@ -28,7 +28,7 @@ impl Mxfp4Operand {
     /// one of them.
     ///
     /// # Safety
-    /// The contract of the kernel, whose thread block is one of those that decode.
+    /// The contract of the kernel. Thread blocks that find bases of rows do not call it.
     #[inline(always)]
     pub(super) unsafe fn pack(&self, out: *mut u8, params: &PackParams) {
         let (largest_of_eight, warp_number) = (warp::shared::<u32>(), warp::number());
@@ -56,10 +56,10 @@ impl Mxfp4Operand {
             let words = [first, first + DECODING_WARPS].map(|pack| self.load(params, token_of_lane, pack));
             let number = |pack: u32| (tile * packs + pack) * params.tile_eights.divisor + eight;
             if first < end {
-                self.store(out, params, number(first), words[0], largest);
+                self.decode_and_store(out, params, number(first), words[0], largest);
             }
             if first + DECODING_WARPS < end {
-                self.store(out, params, number(first + DECODING_WARPS), words[1], largest);
+                self.decode_and_store(out, params, number(first + DECODING_WARPS), words[1], largest);
             }
         }
     }
@@ -84,7 +84,8 @@ impl Mxfp4Operand {
                 if block >= blocks {
                     return 0;
                 }
-                // SAFETY: the token has these blocks, and words start on words.
+                // SAFETY: the token has these blocks. With `words`, the scales and rows of linear
+                // ones start on words, and so do four blocks of a row in the swizzled layout.
                 unsafe {
                     if words {
                         return *at(block).cast::<u32>();
@@ -113,8 +114,8 @@ impl Mxfp4Operand {
         largest
     }
 
-    /// Loads eight tokens of a pack of their token tile: a lane has one token, `token`, and the codes
-    /// of a word and the scale of each chunk, a block. They are zeros where they do not exist.
+    /// Loads eight tokens of a pack of their token tile. A lane has one token, `token`, and the
+    /// codes of a word and the scale of each chunk: a block. Missing ones are zeros.
     ///
     /// # Safety
     /// The contract of the kernel.
@@ -138,13 +139,13 @@ impl Mxfp4Operand {
         })
     }
 
-    /// Decodes and packs what [`Self::load`] gives for eight number `number` of all. `largest` is the
-    /// largest scale of the lane's token.
+    /// Decodes and packs the words of [`Self::load`], for eight number `number` of all.
+    /// `largest` is the largest scale of the lane's token.
     ///
     /// # Safety
     /// The contract of the kernel; `number` is less than the eights of `params`.
     #[inline(always)]
-    unsafe fn store(
+    unsafe fn decode_and_store(
         &self,
         out: *mut u8,
         params: &PackParams,

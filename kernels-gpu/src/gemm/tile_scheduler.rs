@@ -57,6 +57,16 @@ impl Params<'_> {
         self.packed.wrapping_add((pack * u64::from(pack_bytes)) as usize)
     }
 
+    /// The global scale of an expert. A kernel that packs FP4 activations writes it until it ends.
+    ///
+    /// # Safety
+    /// The kernel's contract; there is a slot for the expert.
+    #[inline(always)]
+    pub(super) unsafe fn global_scale(&self, expert: u32) -> f32 {
+        // SAFETY: the same contract.
+        unsafe { (*self.problem.weights.global.wrapping_add(expert as usize)).scale }
+    }
+
     /// The work tile of a range.
     #[inline(always)]
     pub(super) fn work_tile<T: Tile>(&self, k_range: KRange) -> WorkTile {
@@ -66,7 +76,7 @@ impl Params<'_> {
         unsafe {
             let tokens = self.problem.routed.tile(token_tile, T::N, self.launch.gemm.tokens);
             let ExpertTile { expert, first, end, .. } = tokens;
-            let global_scale = (*self.problem.weights.global.wrapping_add(expert as usize)).scale;
+            let global_scale = self.global_scale(expert);
             WorkTile {
                 k_range,
                 expert,

@@ -143,14 +143,14 @@ pub(crate) unsafe fn copy_multicast(to: u32, from: *const u8, bytes: u32, barrie
 }
 
 /// Starts to copy the box of a tensor map at the coordinates, the innermost first, from global to
-/// shared memory. Elements outside the tensor become zeros. All bytes of the box arrive on a barrier
-/// that expects them.
+/// shared memory. Elements outside the tensor become zeros. All bytes of the box arrive on a
+/// barrier that expects them.
 ///
 /// # Safety
-/// `map` is the generic address of a tensor map of three dimensions, in the kernel's parameters. Its
-/// tensor is readable memory that nothing writes until the copy completes. `to` is the address of as
-/// many writable bytes as the box has, a multiple of the bytes of the map's swizzle pattern, and
-/// `barrier` a multiple of 8. No thread uses the bytes at `to` before the barrier's phase is
+/// `map` is the generic address of a tensor map of three dimensions, in the kernel's parameters.
+/// Its tensor is readable memory that nothing writes until the copy completes. `to` is the address
+/// of as many writable bytes as the box has, a multiple of the bytes of the map's swizzle pattern,
+/// and `barrier` a multiple of 8. No thread uses the bytes at `to` before the barrier's phase is
 /// complete.
 #[cfg(microscale_tcgen05)]
 #[inline(always)]

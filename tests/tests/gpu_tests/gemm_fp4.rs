@@ -40,10 +40,44 @@ fn multiplied<T: Exact + Activation>(
     let mut workspace = GemmWorkspace::new(stream, plan.workspace_bytes()).unwrap();
     let mut out = stream.alloc_zeros::<T>(x.shape().rows * weights.shape().rows).unwrap();
     // Twice: the workspace must be left as it was found.
-    for _ in 0..2 {
+    let [first, second] = [(); 2].map(|()| {
         plan.run(stream, &x, &mut workspace, &mut out).unwrap();
+        stream.clone_dtoh(&out).unwrap()
+    });
+    assert!(first.iter().zip(&second).all(|(a, b)| a.bits() == b.bits()));
+    second
+}
+
+/// Products with other factors of their sums use one workspace in turn. A product that read its
+/// factor before the kernel before it has written it would get another product's.
+pub(crate) fn products_in_turn_have_their_own_factors(gpu: &Gpu) {
+    const TURNS: usize = 60;
+    let stream = gpu.stream();
+    for (seed, format) in (0..).zip(Format::MULTIPLIED) {
+        for (rows, cols, tokens) in [(256, 1024, 64), (2048, 256, 128), (130, 4096, 40), (256, 512, 12)] {
+            let x = tensor(format, tokens, cols, Scales::Common, seed);
+            let weights = tensor(format, rows, cols, Scales::Common, seed + 1);
+            let [x, weights] = [&x, &weights].map(|tensor| DeviceTensor::from_host(stream, tensor).unwrap());
+            let linear = gpu.linear_fp4::<bf16, f32>(&weights);
+            let plans = [1.0, -0.25].map(|alpha| linear.alpha(alpha).plan(tokens).unwrap());
+            let mut workspace = GemmWorkspace::new(stream, plans[0].workspace_bytes()).unwrap();
+            let mut outs: Vec<_> =
+                (0..TURNS).map(|_| stream.alloc_zeros::<f32>(tokens * rows).unwrap()).collect();
+            for (i, out) in outs.iter_mut().enumerate() {
+                plans[i % 2].run(stream, &x, &mut workspace, out).unwrap();
+            }
+            let found: Vec<_> = outs.iter().map(|out| stream.clone_dtoh(out).unwrap()).collect();
+            assert!(found[0].iter().any(|y| *y != 0.0));
+            for (i, found_then) in found.iter().enumerate() {
+                let factor = [1.0, -0.25][i % 2];
+                let right = found[0].iter().map(|y| y * factor);
+                assert!(
+                    found_then.iter().zip(right).all(|(found, right)| *found == right),
+                    "{format}, {rows}x{cols}, {tokens} tokens, run {i}"
+                );
+            }
+        }
     }
-    stream.clone_dtoh(&out).unwrap()
 }
 
 /// Compares with the exact sums. Sums that are not finite are not compared.

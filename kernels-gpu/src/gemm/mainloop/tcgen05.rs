@@ -215,8 +215,8 @@ pub(in crate::gemm) unsafe fn gemm<F: BlockScaled, D: Activations, T: Tile>(para
     } else if number == 0 {
         if warp::lane() < MOST_STAGES {
             // SAFETY: each lane has its own stage, and no thread uses the barriers yet. A producer
-            // thread arrives for its copies; the first one also arrives for bulk and tensor copies, and
-            // the second thread block of a pair for its stage.
+            // thread arrives for its copies; the first one also arrives for bulk and tensor copies,
+            // and the second thread block of a pair for its stage.
             unsafe {
                 let others = u32::from(T::SHARES_ROWS && cluster::rank() == 0);
                 pipeline::init(front, warp::lane(), PRODUCERS + 1 + others, 1, 0);
@@ -291,8 +291,9 @@ unsafe fn produce<F: BlockScaled, T: Tile>(params: &Params<'_>, front: u32) {
             if thread == 0 {
                 let barrier = state.full_barrier();
                 let codes = const { T::STAGE.codes_bytes() };
-                // SAFETY: this thread has acquired the stage, whose codes start on 1024 bytes. The
-                // box has the codes of the thread block's rows in this K-iteration.
+                // SAFETY: this thread has acquired the stage, whose codes start on 1024 bytes, and
+                // its barrier expects the box. By the kernel's contract the map, a parameter, has
+                // the codes of all experts, which nothing writes. So they need no wait.
                 unsafe {
                     mbarrier::arrive_expecting(barrier, codes + const { token_bytes::<F, T>() });
                     let place = [first_byte, first_row, work_tile.expert];

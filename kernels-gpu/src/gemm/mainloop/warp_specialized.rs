@@ -210,7 +210,7 @@ unsafe fn produce<F: ProductFormat, T: Tile, const THREADS: u32>(
     let mut packed_are_there = false;
     let mut scheduler = TileScheduler::<T>::new(params.launch);
     while let Some(k_range) = scheduler.next() {
-        let work_tile = params.work_tile::<T>(k_range);
+        let mut work_tile = params.work_tile::<T>(k_range);
         let row_tile = work_tile.row_tile;
         let problem = params.problem.of_expert::<F>(work_tile.expert);
         let pack_bytes = const { T::STAGE.activation_bytes() };
@@ -237,6 +237,12 @@ unsafe fn produce<F: ProductFormat, T: Tile, const THREADS: u32>(
                     activations.copy(state.stage_address() + const { T::STAGE.codes_bytes() });
                 }
                 state.producer_commit();
+                if !T::PACKS_ACTIVATIONS && thread == 0 && !packed_are_there {
+                    ptx::wait_for_previous_kernel();
+                    packed_are_there = true;
+                    // Kernels that pack FP4 also write the global scales: factors of the sums.
+                    work_tile.global_scale = params.global_scale(work_tile.expert);
+                }
                 if thread == 0 && left == k_iterations {
                     queue.push(&work_tile);
                 }
@@ -247,10 +253,6 @@ unsafe fn produce<F: ProductFormat, T: Tile, const THREADS: u32>(
                 unsafe { mbarrier::arrive(state.full_barrier()) };
             }
             if !T::PACKS_ACTIVATIONS && thread == 0 {
-                if !packed_are_there {
-                    ptx::wait_for_previous_kernel();
-                    packed_are_there = true;
-                }
                 // SAFETY: this thread has acquired the stage. The pack is in the packed
                 // activations, which are there now; its bytes are a multiple of 16.
                 unsafe {
