@@ -22,8 +22,8 @@ pub enum RoundedInputs {
     /// CPUs and GPUs with block scales multiply codes as they are stored. Other GPUs decode the
     /// inputs, exactly, to f16 or bf16.
     Fp4(Recipe),
-    /// [`Self::Fp4`] in MXFP4 with fast accumulation on Hopper, as
-    /// [`Linear::fast_accumulation`](microscale::gpu::Linear::fast_accumulation) allows it. CPUs and
-    /// products with experts ignore the difference.
+    /// [`Self::Fp4`] with fast accumulation of MXFP4 on Hopper, as
+    /// [`Linear::fast_accumulation`](microscale::gpu::Linear::fast_accumulation) allows. NVFP4,
+    /// CPUs and products with experts ignore the difference.
     Fp4Fast(Recipe),
 }

@@ -96,8 +96,8 @@ pub const PACK_EXPONENT: i32 = 6;
 /// become normal E4M3 numbers: 0.5 · 2^(6 − 11) is 2^−6.
 pub const WIDEST: u32 = 11;
 
-/// The distance of a scale's exponent from the largest one of its row from which MXFP4 activations
-/// are rounded to zeros: 6 · 2^(6 − 21) is less than half of the smallest E4M3 number.
+/// MXFP4 activations whose scale is this many powers of two below the largest one of their row are
+/// rounded to zeros: 6 · 2^(6 − 21) is less than half of the smallest E4M3 number.
 const ALL_ZEROS: i32 = 21;
 
 /// NVFP4 elements times their scale, up to 6 · 448, are divided by it to become E4M3 numbers.
@@ -339,17 +339,17 @@ pub fn fast_row<F: Fused>(weights: Weights<'_>, base: u8, x: &[E4m3], token_scal
     weights.add_beyond::<F>(x, Scales::Token(token_scale), sum, |_| base)
 }
 
-/// Returns the scale of a row of MXFP4 activations in E4M3: 2^−[`PACK_EXPONENT`] of the largest scale
-/// of its blocks, times alpha; NaN if that scale is NaN.
+/// Returns the scale of a row of MXFP4 activations in E4M3: the largest scale of its blocks times
+/// 2^−[`PACK_EXPONENT`] and alpha; NaN if that scale is NaN.
 pub fn mxfp4_token_scale(largest: E8m0, alpha: f32) -> f32 {
     if largest.is_nan() { f32::NAN } else { largest.to_f32() * power_of_two(-PACK_EXPONENT) * alpha }
 }
 
-/// Returns an MXFP4 activation in E4M3, given the scale of its block and the largest one of its row:
-/// rounded to nearest, ties to even.
+/// Returns an MXFP4 activation in E4M3, rounded to nearest, ties to even, given the scale of its
+/// block and the largest one of its row, `largest`.
 pub fn mxfp4_activation(element: E2m1, scale: E8m0, largest: E8m0) -> E4m3 {
     // From `ALL_ZEROS` on, elements are rounded to zeros.
-    let below = i32::from(largest.to_bits() - scale.to_bits()).min(ALL_ZEROS);
+    let below = i32::from(largest.to_bits().saturating_sub(scale.to_bits())).min(ALL_ZEROS);
     E4m3::from_f32(element.to_f32() * power_of_two(PACK_EXPONENT - below))
 }
 

@@ -16,11 +16,11 @@ const MOST: u64 = 1 << 32;
 const MOST_OF_BOX: u32 = 256;
 /// Alignment of the tensor, its rows and the rows of its boxes in bytes.
 const UNIT: u64 = 16;
-/// Bytes of the pieces that the 128-byte swizzle permutes, and of the line in which it does so.
+/// Bytes of a line, in which the 128-byte swizzle permutes pieces, and of a piece.
 const PIECE: usize = 16;
 const LINE: usize = 128;
 
-/// A tensor of bytes in global memory, and the boxes in which tensor copies read it.
+/// A tensor of bytes in global memory, which tensor copies read in boxes.
 ///
 /// This corresponds to the `CUtensorMap` of `cuTensorMapEncodeTiled` with the data type `UINT8`, no
 /// interleave, element strides of 1, and zeros for elements outside of the tensor. The driver's
@@ -67,7 +67,7 @@ pub(crate) struct Run {
 impl TensorMap {
     /// Makes a map of two or three dimensions, innermost first.
     ///
-    /// `dims` are the tensor's sizes in elements and `box_dims` those of a box. `strides` are the
+    /// `dims` are the tensor's sizes in elements, `box_dims` the sizes of a box. `strides` are the
     /// bytes between neighbours along the second and the third dimension.
     ///
     /// # Errors

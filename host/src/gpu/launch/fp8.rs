@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use cudarc::driver::CudaStream;
 use microscale_kernels_abi::gemm::decoding::Decoding;
-use microscale_kernels_abi::gemm::fp8::{PACK_MXFP4, quantize};
+use microscale_kernels_abi::gemm::fp8::quantize;
 use microscale_kernels_abi::gemm::quantizing::Quantizing;
 use microscale_kernels_abi::{Kernel, ScaleGrid};
 
@@ -119,9 +119,9 @@ pub(in crate::gpu) unsafe fn product_fp8(
             }
             Fp8Source::Mxfp4 { codes, scales, grid, alpha } => {
                 let Decoding { pack, params, thread_blocks } = Decoding::new(*pack_params, grid, alpha);
-                let Kernel { threads, shared, .. } = *PACK_MXFP4.kernel();
-                let (kernel, thread_blocks) = (PACK_MXFP4, u64::from(thread_blocks));
-                let launch = Launch { kernel, thread_blocks, threads, shared, ..launch };
+                let Kernel { threads, shared, .. } = *launch.kernel.kernel();
+                let thread_blocks = u64::from(thread_blocks);
+                let launch = Launch { thread_blocks, threads, shared, ..launch };
                 let arguments = &mut [
                     argument(&codes),
                     argument(&scales),

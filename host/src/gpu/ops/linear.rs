@@ -331,10 +331,10 @@ impl<'a, T: Activation, O: ProductOf<T>, W> Linear<'a, T, O, Fp4, W> {
     /// Activations become E4M3 with a scale per token, and all of K is added in the tensor cores:
     /// [`microscale_formats::fp8_dot`] defines the results
     /// ([`fast_row`](microscale_formats::fp8_dot::fast_row)) and bounds their error. Weights lose
-    /// nothing. Activations lose up to 2^−16 of the largest scale of their token, and nothing under
-    /// scales from 2^−14 of it on. A plan uses these tensor cores only where its measured times say
-    /// that they are faster. Products in NVFP4, with experts' weights or with a bias in f32, and
-    /// other GPUs, ignore it.
+    /// nothing. Activations whose block scale is at least 2^−14 of the largest one of their token
+    /// lose nothing, others up to 2^−16 of it. A plan uses these tensor cores if they should be
+    /// faster by measured times, or from 512 tokens on for GPUs without measured times. Products in
+    /// NVFP4, with experts' weights or with a bias in f32, and other GPUs, ignore it.
     #[must_use]
     pub fn fast_accumulation(mut self) -> Self {
         if let Options::Fp4 { fast_accumulation, .. } = &mut self.options {

@@ -3,11 +3,12 @@
 use microscale_formats::Format;
 use microscale_kernels_abi::GemmConfig;
 use microscale_kernels_abi::gemm::fp4;
+use microscale_kernels_abi::gemm::fp8::PACK_MXFP4;
 
 use crate::element::Dtype;
 use crate::error::{Error, Result};
 use crate::fp8::Fp8Options;
-use crate::gpu::plan::choose::{choose_for_mean_rows, fastest, fastest_fp8, is_packable};
+use crate::gpu::plan::choose::{choose_for_mean_rows, choose_fp8, fastest, fastest_fp8, is_packable};
 use crate::gpu::plan::estimate::Estimator;
 use crate::gpu::plan::fp8::{self, most_fp8_workspace_bytes};
 use crate::gpu::plan::linear::{most_workspace_bytes, of_16_bits};
@@ -52,10 +53,15 @@ pub(in crate::gpu) fn plan(kernels: &Kernels, key: PlanKey, given: Option<GemmCo
             before: Before::Fp4 { decode: None, bytes: [factors, 0, sums] },
         });
     }
-    let in_fp8 = fast_accumulation && format == Format::Mxfp4 && experts.is_none() && bias != Dtype::F32;
-    if in_fp8 && given.map_or_else(|| is_faster_in_fp8(kernels, key), |config| config.mainloop.takes_fp8()) {
-        let options = Fp8Options { fast_accumulation, ..Fp8Options::default() };
-        if let Ok(planned) = fp8::plan(kernels, key, options, given) {
+    if fast_accumulation && format == Format::Mxfp4 && experts.is_none() && bias != Dtype::F32 {
+        let accumulates_fast = |config: &GemmConfig| config.mainloop.accumulates_fast();
+        let config = given.map_or_else(|| faster_in_fp8(kernels, key), Some).filter(accumulates_fast);
+        if let Some(config) = config {
+            let options = Fp8Options { fast_accumulation, ..Fp8Options::default() };
+            let mut planned = fp8::plan(kernels, key, options, Some(config))?;
+            if let ProductParams::Gemm { packing: Some(packing), .. } = &mut planned.product.params {
+                packing.kernel = PACK_MXFP4;
+            }
             return Ok(planned);
         }
     }
@@ -74,18 +80,21 @@ pub(in crate::gpu) fn plan(kernels: &Kernels, key: PlanKey, given: Option<GemmCo
     Ok(Planned { product, grid, before: Before::Fp4 { decode: Some(decoders.rows), bytes } })
 }
 
-/// Tokens from which on FP8 is assumed to be faster where its times were not measured.
-const FP8_TOKENS: usize = 256;
+/// With this many tokens and more, FP8 is assumed to be faster if its times were not measured.
+const FP8_TOKENS: usize = 512;
 
-/// Returns whether kernels for FP8 should take less time than kernels for 16 bits.
-fn is_faster_in_fp8(kernels: &Kernels, key: PlanKey) -> bool {
+/// The configuration for FP8 with fast accumulation that should take less time than 16 bits; `None`
+/// if no configuration should, or the GPU has none.
+fn faster_in_fp8(kernels: &Kernels, key: PlanKey) -> Option<GemmConfig> {
     let PlanKey { weights, rows: tokens, dtype: activations, .. } = key;
     let (times, gpu) = (Estimator::of_gpu(kernels.gpu_name()), kernels.facts());
     let request = Request { weights, tokens, activations, aligned: true, gemv_only: false };
-    match (fastest(times, gpu, request), fastest_fp8(times, gpu, request, |_| true)) {
+    let fast = |config: &GemmConfig| config.mainloop.accumulates_fast();
+    let is_faster = match (fastest(times, gpu, request), fastest_fp8(times, gpu, request, fast)) {
         (Some((_, in_16_bits)), Some((_, in_fp8))) => in_fp8 < in_16_bits,
         _ => tokens >= FP8_TOKENS,
-    }
+    };
+    if is_faster { choose_fp8(times, gpu, request, fast) } else { None }
 }
 
 /// Bytes of the factors of the sums, one per expert, a multiple of 16.

@@ -117,7 +117,7 @@ impl Warp {
 }
 
 impl Bulk {
-    /// Returns the bytes to write, and reads those of them that have a source.
+    /// Reads the source, and returns the bytes to write: zeros where the source has none.
     fn load(&self, grid: &mut Grid) -> Step<Vec<u8>> {
         self.instruct(grid);
         let &Self { lane, to, ref source, .. } = self;
