@@ -198,7 +198,7 @@ impl Swizzle {
         let lines = bytes.as_chunks::<LINE>().0.iter().zip(to / LINE as u64..);
         let swizzled = lines.flat_map(|(line, number)| {
             let pieces = line.as_chunks::<PIECE>().0;
-            (0..pieces.len()).flat_map(move |i| pieces[i ^ number as usize % pieces.len()])
+            (0..pieces.len()).flat_map(move |i| pieces[i ^ (number as usize % pieces.len())])
         });
         swizzled.collect()
     }
@@ -267,10 +267,10 @@ mod tests {
         let bytes: Vec<u8> = (0..16 * 8 * 2).map(|i| (i / 16) as u8).collect();
         for to in [0u64, 128, 1024, 0x1c80] {
             let placed = Swizzle::Bytes128.apply(to, bytes.clone());
-            for i in 0..bytes.len() {
+            for (i, byte) in bytes.iter().enumerate() {
                 let address = to + i as u64;
                 let swizzled = address ^ (address >> 7 & 7) << 4;
-                assert_eq!(placed[(swizzled - to) as usize], bytes[i], "{to:#x}, byte {i}");
+                assert_eq!(placed[(swizzled - to) as usize], *byte, "{to:#x}, byte {i}");
             }
         }
     }
