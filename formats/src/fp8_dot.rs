@@ -55,10 +55,10 @@
 //!
 //! # MXFP4 activations
 //!
-//! Rows of MXFP4 become E4M3 under one scale: [`mxfp4_activation`] and [`mxfp4_token_scale`]. With
-//! d as above, but below the largest scale exponent of the row, elements are exact up to d = 14.
-//! Under smaller scales they are rounded to multiples of 2^−15 of the largest scale, and so lose up
-//! to 2^−16 of it.
+//! Rows of MXFP4 become E4M3 under one scale: [`mxfp4_activation`] and [`mxfp4_token_scale`]. Let d
+//! be the distance of a block's scale exponent from the largest one of the row. Elements are exact
+//! up to d = 14. Under smaller scales they are rounded to multiples of 2^−15 of the largest scale,
+//! so they lose up to 2^−16 of it.
 //!
 //! # Error bound
 //!
@@ -444,7 +444,7 @@ mod tests {
     }
 
     #[test]
-    fn mxfp4_activations_lose_what_the_documentation_says() {
+    fn mxfp4_activations_are_within_the_documented_error() {
         let largest = E8m0::from_bits(200);
         let token_scale = mxfp4_token_scale(largest, 1.0);
         for below in 0..=200u8 {

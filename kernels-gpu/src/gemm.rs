@@ -141,7 +141,7 @@ macro_rules! pack_entries {
 /// The generic address of the tensor map among an entry point's parameters, or 0 without one.
 ///
 /// Tensor copies read it there. A reference to it would be the address of a copy in local memory,
-/// which they cannot read, so the assembler is given the parameter's name: LLVM numbers parameters.
+/// which they cannot read, so the assembly has the parameter's name, by LLVM `<entry>_param_16`.
 #[cfg(microscale_tcgen05)]
 macro_rules! map_address {
     ($name:ident) => {

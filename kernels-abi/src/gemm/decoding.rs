@@ -25,7 +25,7 @@ pub struct Decoding {
 pub struct DecodingParams {
     /// Positions of the scales.
     pub scales: ScaleGrid,
-    /// Runs of packs of a token tile: divides the number of a run of all token tiles.
+    /// Runs of packs per token tile: divides the number of a run of all token tiles.
     pub runs: Divider32,
     /// Factor of the results.
     pub alpha: f32,

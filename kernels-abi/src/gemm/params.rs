@@ -227,8 +227,8 @@ impl WeightsBoxes {
 /// A tensor map of the codes of weights for tensor copies (TMA), as the driver encodes it, swizzled
 /// in rows of 128 bytes.
 ///
-/// In a kernel's parameters it starts on 128 bytes, as the driver's type does. rustc passes no
-/// parameter on more than 16, so `cargo xtask build-ptx` changes the alignment in the PTX.
+/// As a kernel parameter it has an alignment of 128 bytes, like the driver's type. rustc aligns no
+/// parameter to more than 16, so `cargo xtask build-ptx` sets the alignment in the PTX.
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(16))]
 pub struct TensorMap(pub [u64; 16]);

@@ -117,7 +117,7 @@ impl Fp8Weights for Nvfp4 {
     }
 }
 
-/// Pairs of magnitudes in f16 times a scale, which both halves of a word have, rounded to E4M3.
+/// Pairs of magnitudes in f16 times a scale, which is in both halves of a word, rounded to E4M3.
 /// Products are exact in f16: magnitudes have two significant bits, scales at most four.
 #[inline(always)]
 fn rounded(pairs: [u32; 4], scale: u32) -> Magnitudes {

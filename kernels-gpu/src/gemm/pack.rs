@@ -85,15 +85,15 @@ impl Eight {
         Some(Self { tile_tokens, pack, pack_of_tile, number: eight, in_tile, row, exists })
     }
 
-    /// The number in its pack of the piece with the pairs of word `word` of a chunk of the lane's
-    /// token, for `mma`.
+    /// The index in the pack of the piece with all pairs of word `word` of chunk `chunk`, for
+    /// `mma`.
     #[inline(always)]
     pub(super) fn piece_of_pairs(&self, word: u32, chunk: u32) -> u32 {
         (word * self.tile_tokens + self.in_tile) * WORDS + chunk
     }
 
-    /// The number in its pack of the piece with one pair of word `word` of each chunk of the lane's
-    /// token, for `wgmma`.
+    /// The index in the pack of the piece with pair `pair` of word `word` of each chunk, for
+    /// `wgmma`.
     #[inline(always)]
     pub(super) fn piece_of_pair(&self, word: u32, pair: u32) -> u32 {
         let of_eights = self.number * const { PACK_COLUMNS / EIGHT } + word * 4 + pair;

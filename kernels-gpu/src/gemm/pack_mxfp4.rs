@@ -71,7 +71,7 @@ impl Mxfp4Operand {
     #[inline(always)]
     unsafe fn largest_scale(&self, token: u64) -> u32 {
         let blocks = self.params.scales.row_blocks.divisor as u32;
-        // Four scales from a multiple of four on follow each other in both layouts.
+        // In both layouts, four scales from a multiple of four on are contiguous.
         let words = (self.scales.addr() as u32 | blocks).is_multiple_of(4);
         let mut largest = 0;
         let mut first = warp::lane() * 4;
@@ -114,8 +114,8 @@ impl Mxfp4Operand {
         largest
     }
 
-    /// Loads eight tokens of a pack of their token tile. A lane has one token, `token`, and the
-    /// codes of a word and the scale of each chunk: a block. Missing ones are zeros.
+    /// Loads eight tokens of a pack of their token tile. A lane loads one word of codes and the
+    /// scale of each chunk of its token, `token`. A chunk is a block. Missing ones are zeros.
     ///
     /// # Safety
     /// The contract of the kernel.

@@ -57,7 +57,8 @@ impl Params<'_> {
         self.packed.wrapping_add((pack * u64::from(pack_bytes)) as usize)
     }
 
-    /// The global scale of an expert. A kernel that packs FP4 activations writes it until it ends.
+    /// The global scale of an expert. For FP4 activations the packing kernel writes it, so it is
+    /// there after `ptx::wait_for_previous_kernel`.
     ///
     /// # Safety
     /// The kernel's contract; there is a slot for the expert.

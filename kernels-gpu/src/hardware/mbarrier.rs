@@ -149,8 +149,8 @@ pub(crate) unsafe fn copy_multicast(to: u32, from: *const u8, bytes: u32, barrie
 /// # Safety
 /// `map` is the generic address of a tensor map of three dimensions, in the kernel's parameters.
 /// Its tensor is readable memory that nothing writes until the copy completes. `to` is the address
-/// of as many writable bytes as the box has, a multiple of the bytes of the map's swizzle pattern,
-/// and `barrier` a multiple of 8. No thread uses the bytes at `to` before the barrier's phase is
+/// of writable memory of the box's size, a multiple of the bytes of the map's swizzle pattern, and
+/// `barrier` is a multiple of 8. No thread uses the bytes at `to` before the barrier's phase is
 /// complete.
 #[cfg(microscale_tcgen05)]
 #[inline(always)]

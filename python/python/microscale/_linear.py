@@ -59,7 +59,7 @@ class QuantizedLinear(nn.Module):
         weight_dtype: the dtype of `weight`. `to(dtype)`, `half()` and the like change it.
         activation_format: `fp8`, `fp8-group128` or `fp8-fast` for activations that are rounded to
             FP8, `mxfp4`, `mxfp4-fast` or `nvfp4` for activations in the format of the weights,
-            `int8` on CPUs; None for exact ones. It is not part of the state.
+            `int8` on CPUs; None for exact activations. It is not part of the state.
         round_weights: whether NVFP4 weights may be rounded to FP8 for such activations.
         input_global_scale: float32 `[1]`, a divisor, for activations in NVFP4 whose global scale is
             given; part of the state then. None for others.

@@ -277,7 +277,7 @@ def operand_of(
 ) -> Operand:
     """Returns the activations of a product with weights of a format. They are quantized here if they
     shall have 4 bits."""
-    fast = "mxfp4-fast" if activations == "mxfp4-fast" else None
+    fast: RoundedActivations | None = "mxfp4-fast" if activations == "mxfp4-fast" else None
     if isinstance(x, (Quantized, QuantizedActivations)):
         is_mxfp4 = isinstance(x, Quantized) and x.format == "mxfp4"
         if (activations is not None and not (fast and is_mxfp4)) or input_global_scale is not None:

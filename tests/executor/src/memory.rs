@@ -249,8 +249,8 @@ pub(crate) fn address_of_variable(index: usize, align: u32) -> Option<u64> {
     can.then(|| FIRST_VARIABLE + ((index as u64) << REGION_BITS) + GAP + align)
 }
 
-/// Returns the generic address of the parameter space. It has exactly the largest alignment of a
-/// parameter.
+/// Returns the generic address of the parameter space. Its alignment is exactly the largest one of
+/// the parameters.
 pub(crate) fn address_of_parameters(parameters: &[Parameter]) -> u64 {
     PARAMETERS + parameters.iter().map(|parameter| parameter.align as u64).max().unwrap_or(1)
 }

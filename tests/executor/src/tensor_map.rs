@@ -16,7 +16,7 @@ const MOST: u64 = 1 << 32;
 const MOST_OF_BOX: u32 = 256;
 /// Alignment of the tensor, its rows and the rows of its boxes in bytes.
 const UNIT: u64 = 16;
-/// Bytes of a line, in which the 128-byte swizzle permutes pieces, and of a piece.
+/// Bytes of a piece, and of a line: the 128-byte swizzle permutes the pieces of a line.
 const PIECE: usize = 16;
 const LINE: usize = 128;
 

@@ -15,7 +15,7 @@ use crate::gpu::runtime::driver::doing;
 /// Encodes the tensor map of the codes at an address, on 16 bytes. It does not read them.
 ///
 /// # Errors
-/// [`crate::Error::Gpu`], also for rows or matrices whose strides no tensor map has.
+/// [`crate::Error::Gpu`], also for strides that a tensor map cannot represent.
 pub(in crate::gpu) fn tensor_map(codes: u64, boxes: &WeightsBoxes) -> Result<CUtensorMap> {
     let WeightsBoxes { sizes, strides, box_sizes } = boxes;
     let mut map = CUtensorMap { opaque: [0; 16] };

@@ -331,10 +331,11 @@ impl<'a, T: Activation, O: ProductOf<T>, W> Linear<'a, T, O, Fp4, W> {
     /// Activations become E4M3 with a scale per token, and all of K is added in the tensor cores:
     /// [`microscale_formats::fp8_dot`] defines the results
     /// ([`fast_row`](microscale_formats::fp8_dot::fast_row)) and bounds their error. Weights lose
-    /// nothing. Activations whose block scale is at least 2^−14 of the largest one of their token
-    /// lose nothing, others up to 2^−16 of it. A plan uses these tensor cores if they should be
-    /// faster by measured times, or from 512 tokens on for GPUs without measured times. Products in
-    /// NVFP4, with experts' weights or with a bias in f32, and other GPUs, ignore it.
+    /// nothing. Activations whose block scale is at least 2^−14 of their token's largest scale lose
+    /// nothing, others up to 2^−16 of that scale. A plan uses these tensor cores if measured times
+    /// predict that they are faster, or, without measured times, from 512 tokens on. The option has
+    /// no effect on products in NVFP4, with experts' weights or with a bias in f32, or on other
+    /// GPUs.
     #[must_use]
     pub fn fast_accumulation(mut self) -> Self {
         if let Options::Fp4 { fast_accumulation, .. } = &mut self.options {

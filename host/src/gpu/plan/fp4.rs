@@ -83,8 +83,8 @@ pub(in crate::gpu) fn plan(kernels: &Kernels, key: PlanKey, given: Option<GemmCo
 /// With this many tokens and more, FP8 is assumed to be faster if its times were not measured.
 const FP8_TOKENS: usize = 512;
 
-/// The configuration for FP8 with fast accumulation that should take less time than 16 bits; `None`
-/// if no configuration should, or the GPU has none.
+/// The configuration for FP8 with fast accumulation that should be faster than 16-bit activations;
+/// `None` if there is none.
 fn faster_in_fp8(kernels: &Kernels, key: PlanKey) -> Option<GemmConfig> {
     let PlanKey { weights, rows: tokens, dtype: activations, .. } = key;
     let (times, gpu) = (Estimator::of_gpu(kernels.gpu_name()), kernels.facts());

@@ -240,7 +240,7 @@ unsafe fn produce<F: ProductFormat, T: Tile, const THREADS: u32>(
                 if !T::PACKS_ACTIVATIONS && thread == 0 && !packed_are_there {
                     ptx::wait_for_previous_kernel();
                     packed_are_there = true;
-                    // Kernels that pack FP4 also write the global scales: factors of the sums.
+                    // Kernels that pack FP4 also write the factors of the sums as global scales.
                     work_tile.global_scale = params.global_scale(work_tile.expert);
                 }
                 if thread == 0 && left == k_iterations {
