@@ -88,6 +88,8 @@ use self::mainloop::tcgen05;
 #[cfg(microscale_wgmma)]
 use self::mainloop::{fp8, fp8_fast, fp8_shared, wgmma};
 #[cfg(microscale_wgmma)]
+use self::pack::begin;
+#[cfg(microscale_wgmma)]
 use self::pack_fp8::{Fp8Operand, RowBases};
 #[cfg(microscale_wgmma)]
 use self::pack_mxfp4::Mxfp4Operand;
@@ -101,7 +103,7 @@ use crate::dtype::{Bf16, F16};
 use crate::format::Nv;
 use crate::format::{EVEN, Mx, NvDecoder};
 #[cfg(microscale_wgmma)]
-use crate::hardware::{ptx, warp};
+use crate::hardware::warp;
 use crate::product::operand::Operand;
 use crate::product::problem::{Problem, Routed};
 use crate::product::product_format::{Mxfp4, Nvfp4};
@@ -154,7 +156,10 @@ macro_rules! map_address {
         // this text.
         unsafe {
             core::arch::asm!(
-                concat!("{{ .reg .b64 map; mov.b64 map, ", stringify!($name), "_param_16; cvta.param.u64 {}, map; }}"),
+                concat!(
+                    "{{ .reg .b64 map; mov.b64 map, ", stringify!($name), "_param_16; ",
+                    "cvta.param.u64 {}, map; }}"
+                ),
                 out(reg64) address, options(pure, nomem, nostack, preserves_flags)
             );
         }
@@ -469,9 +474,7 @@ pub unsafe extern "ptx-kernel" fn fp8_pack_mxfp4(
     weight_scales: *const u8,
     row_bases: *mut u32,
 ) {
-    // The kernels before this one wrote the activations, and read the workspace.
-    ptx::wait_for_previous_kernel();
-    ptx::start_next_kernel();
+    begin();
     // SAFETY: the same contract.
     unsafe {
         if warp::thread_block() < pack.thread_blocks {
@@ -587,10 +590,18 @@ macro_rules! tiles {
     // The GEMV declares its own.
     (@tile $mainloop:ident $name:ident $m:tt $n:tt $cluster:tt) => {};
     (@operands $tile:ident $mainloop:ident $(, with $map:ident)?) => {
-        gemm_entry! { ${concat(nvfp4_gemm_f16_, $tile)} = $mainloop::gemm::<Nvfp4, WithF16, $tile> $(, with $map)? }
-        gemm_entry! { ${concat(nvfp4_gemm_bf16_, $tile)} = $mainloop::gemm::<Nvfp4, WithBf16, $tile> $(, with $map)? }
-        gemm_entry! { ${concat(mxfp4_gemm_f16_, $tile)} = $mainloop::gemm::<Mxfp4, WithF16, $tile> $(, with $map)? }
-        gemm_entry! { ${concat(mxfp4_gemm_bf16_, $tile)} = $mainloop::gemm::<Mxfp4, WithBf16, $tile> $(, with $map)? }
+        gemm_entry! {
+            ${concat(nvfp4_gemm_f16_, $tile)} = $mainloop::gemm::<Nvfp4, WithF16, $tile> $(, with $map)?
+        }
+        gemm_entry! {
+            ${concat(nvfp4_gemm_bf16_, $tile)} = $mainloop::gemm::<Nvfp4, WithBf16, $tile> $(, with $map)?
+        }
+        gemm_entry! {
+            ${concat(mxfp4_gemm_f16_, $tile)} = $mainloop::gemm::<Mxfp4, WithF16, $tile> $(, with $map)?
+        }
+        gemm_entry! {
+            ${concat(mxfp4_gemm_bf16_, $tile)} = $mainloop::gemm::<Mxfp4, WithBf16, $tile> $(, with $map)?
+        }
     };
 }
 

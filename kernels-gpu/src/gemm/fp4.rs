@@ -12,10 +12,9 @@ use microscale_kernels_abi::gemm::fp4::{ATOM_BYTES, ATOM_ROWS, TOKEN_BYTES};
 use microscale_kernels_abi::gemm::packing::PACK_THREADS;
 use microscale_kernels_abi::gemm::params::PackParams;
 use microscale_kernels_abi::grid::ScaleGrid;
-use microscale_kernels_abi::launch::THREADS;
-use microscale_kernels_abi::launch::WARP;
+use microscale_kernels_abi::launch::{THREADS, WARP};
 
-use super::pack::{EIGHT, Eight};
+use super::pack::{EIGHT, Eight, begin};
 use crate::dtype::Dtype;
 #[cfg(any(microscale_block_scale, microscale_tcgen05))]
 use crate::format::Blocks;
@@ -144,11 +143,9 @@ impl Fp4Operand {
     #[cfg(any(microscale_block_scale, microscale_tcgen05))]
     #[inline(always)]
     pub(super) unsafe fn pack<F: Blocks>(&self, out: *mut u8, routed: Routed, params: PackParams) {
-        // The kernels before this one wrote the activations, and read the workspace.
-        ptx::wait_for_previous_kernel();
-        ptx::start_next_kernel();
+        begin();
         const WARPS: u32 = PACK_THREADS / WARP;
-        // SAFETY: the same contract.
+        // SAFETY: the same contract; the eight exists.
         unsafe {
             self.write_factors(PACK_THREADS);
             let number = warp::thread_block() * WARPS + warp::number();
@@ -223,12 +220,7 @@ impl Fp4Operand {
         routed: Routed,
         params: PackParams,
     ) {
-        // The kernels before this one wrote the activations, and read the workspace.
-        #[cfg(microscale_sm90)]
-        {
-            ptx::wait_for_previous_kernel();
-            ptx::start_next_kernel();
-        }
+        begin();
         const WARPS: u32 = PACK_THREADS / WARP;
         // SAFETY: the same contract; the eight exists.
         unsafe {

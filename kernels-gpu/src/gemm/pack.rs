@@ -28,18 +28,24 @@ pub(super) unsafe fn pack<D: Activations>(
     routed: Routed,
     params: PackParams,
 ) {
-    // The previous kernel may have written weights, which the next kernel reads before it waits for
-    // this one.
-    #[cfg(microscale_sm90)]
-    {
-        ptx::wait_for_previous_kernel();
-        ptx::start_next_kernel();
-    }
+    begin();
     const WARPS: u32 = PACK_THREADS / WARP;
     let number = warp::thread_block() * WARPS + warp::number();
     if number < params.eights {
         // SAFETY: as for this function; the eight exists.
         unsafe { pack_eight::<D>(activations, out, &routed, &params, number) };
+    }
+}
+
+/// Waits for the kernels before a packing kernel, and lets the product start. They may have written
+/// activations or read the workspace. They may also have written weights, which the product reads
+/// before it waits for this kernel.
+#[inline(always)]
+pub(super) fn begin() {
+    #[cfg(microscale_sm90)]
+    {
+        ptx::wait_for_previous_kernel();
+        ptx::start_next_kernel();
     }
 }
 

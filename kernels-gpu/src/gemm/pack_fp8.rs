@@ -6,7 +6,7 @@ use microscale_kernels_abi::gemm::packing::PACK_THREADS;
 use microscale_kernels_abi::gemm::params::PackParams;
 use microscale_kernels_abi::launch::WARP;
 
-use super::pack::{EIGHT, Eight};
+use super::pack::{EIGHT, Eight, begin};
 use crate::hardware::{ptx, warp};
 use crate::product::operand::load_8;
 use crate::product::problem::Routed;
@@ -31,9 +31,7 @@ impl Fp8Operand {
     /// The contract of the packing kernel.
     #[inline(always)]
     pub(super) unsafe fn pack(&self, out: *mut u8, routed: Routed, params: PackParams, row_bases: RowBases) {
-        // The kernels before this one wrote the activations, and read the workspace.
-        ptx::wait_for_previous_kernel();
-        ptx::start_next_kernel();
+        begin();
         const WARPS: u32 = PACK_THREADS / WARP;
         let number = warp::thread_block() * WARPS + warp::number();
         if number < params.eights {

@@ -96,8 +96,8 @@ pub(in crate::gpu) fn choose_fp8(
     takes: impl Fn(&GemmConfig) -> bool,
 ) -> Option<GemmConfig> {
     let Request { weights, tokens, activations, .. } = request;
-    let fastest = fastest_fp8(times, gpu, request, &takes);
     let usable = |config: &GemmConfig| config.mainloop.traits().targets.contain(gpu.target) && takes(config);
+    let fastest = fastest_fp8(times, gpu, request, usable);
     let with = |config: GemmConfig| GemmConfig { weights: weights.format, activations, ..config };
     let configs = GemmConfig::for_fp8(weights.format, activations).filter(usable);
     let by_tokens =

@@ -3,10 +3,10 @@
 //!
 //! Rows of weights are tensor memory's 128 lanes, and tokens are its columns. Producer warps copy
 //! to a ring of stages: codes of weights by tensor copies (TMA), packs of activations by bulk
-//! copies, scales of weights word by word. One thread of the
-//! issuing warp copies a stage's scales to tensor memory and issues its products. Consumer warps
-//! load the sums of a work tile and finish it. Up to 128 tokens there are two accumulators, so that
-//! the next work tile is multiplied meanwhile. Each warp finds the work tiles itself.
+//! copies, scales of weights word by word. One thread of the issuing warp copies a stage's scales
+//! to tensor memory and issues its products. Consumer warps load the sums of a work tile and finish
+//! it. Up to 128 tokens there are two accumulators, so that the next work tile is multiplied
+//! meanwhile. Each warp finds the work tiles itself.
 //!
 //! In clusters of two thread blocks, each has half of a work tile's rows, and the codes of half of
 //! its tokens. The issuing warp of the first thread block multiplies the stages of both. The
