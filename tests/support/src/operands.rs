@@ -1,6 +1,7 @@
 //! Random quantized operands of products, with scales of a chosen kind.
 
 use microscale::formats::nvfp4::Direction;
+use microscale::formats::{E2m1, E8m0, fp8_dot};
 use microscale::{Format, GlobalScale, QuantizedShape, QuantizedTensor};
 
 use crate::oracle;
@@ -80,4 +81,20 @@ pub fn changed(tensor: QuantizedTensor, change: impl FnOnce(&mut [u8], &mut [u8]
         Some((Direction::Multiplier, value)) => given(GlobalScale::Multiplier(value)),
         None => changed,
     }
+}
+
+/// Returns rows of MXFP4 in E4M3 by the definition: codes, and a scale per row that includes alpha.
+pub fn in_fp8(x: &QuantizedTensor, alpha: f32) -> (Vec<u8>, Vec<f32>) {
+    let (mut codes, mut row_scales) = (Vec::new(), Vec::new());
+    for row in 0..x.rows() {
+        let (bytes, scales) = row_of(x, row);
+        let largest = E8m0::from_bits(*scales.iter().max().expect("a block"));
+        row_scales.push(fp8_dot::mxfp4_token_scale(largest, alpha));
+        let elements = bytes.iter().flat_map(|byte| [byte & 15, byte >> 4]).map(E2m1::from_bits);
+        for (i, element) in elements.enumerate() {
+            let scale = E8m0::from_bits(scales[i / Format::Mxfp4.block()]);
+            codes.push(fp8_dot::mxfp4_activation(element, scale, largest).to_bits());
+        }
+    }
+    (codes, row_scales)
 }

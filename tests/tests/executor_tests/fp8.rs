@@ -5,11 +5,12 @@ use std::sync::Arc;
 
 use half::{bf16, f16};
 use microscale::formats::fp8_dot::WIDEST;
-use microscale::formats::{E2m1, E4m3, E8m0, fp4_dot, fp8_dot};
+use microscale::formats::{E4m3, fp4_dot, fp8_dot};
 use microscale::{
     Activation, ActivationFormat, ActivationInput, ActivationRecipe, Dtype, Format, Fp8Scale,
     QuantizedTensor, ScaleLayout, Shape, quantize_activations,
 };
+use microscale_executor::Buffer;
 use microscale_kernels_abi::GemmConfig;
 use microscale_kernels_abi::gemm::PACK_COLUMNS;
 use microscale_kernels_abi::gemm::decoding::Decoding;
@@ -18,7 +19,7 @@ use microscale_kernels_abi::gemm::params::{GemmParams, PackParams};
 use microscale_kernels_abi::gemm::quantizing::Quantizing;
 use microscale_kernels_abi::gemm::stage::ScalePieces;
 use microscale_test_support::arithmetic::Scalars;
-use microscale_test_support::operands::{Scales, row_of, tensor};
+use microscale_test_support::operands::{Scales, in_fp8, row_of, tensor};
 use microscale_test_support::oracle::Exact;
 use microscale_test_support::weights::{Bound, ExactProducts};
 
@@ -300,9 +301,22 @@ fn quantizing<T: Exact + Activation>(config: GemmConfig, case: Fp8Case, seed: u6
     prepared.step(kernel, u64::from(quantizing.launch.thread_blocks), arguments);
     prepared.shaped((quantizing.launch.threads, quantizing.launch.shared));
 
-    let codes = prepared.memory.allocate_from_aligned("codes", &quantized.codes, 8);
-    let scales =
-        prepared.memory.allocate_from_aligned("scales", bytemuck::cast_slice(&quantized.f32_scales), 4);
+    packs_like(&mut prepared, packed, pack, (&quantized.codes, &quantized.f32_scales));
+    expect_bases(&mut prepared, row_bases, &weights);
+    prepared
+}
+
+/// Packs codes and their scales to the second buffer by the kernel that packs, and expects the same
+/// bytes in the first.
+fn packs_like(
+    prepared: &mut Prepared,
+    packed: [Buffer; 2],
+    pack: PackParams,
+    (codes, scales): (&[u8], &[f32]),
+) {
+    let each = scales.len() / pack.tokens as usize;
+    let codes = prepared.memory.allocate_from_aligned("codes", codes, 8);
+    let scales = prepared.memory.allocate_from_aligned("scales", bytemuck::cast_slice(scales), 4);
     let [plan, from, _] = no_experts();
     let arguments = vec![
         codes.into(),
@@ -311,19 +325,22 @@ fn quantizing<T: Exact + Activation>(config: GemmConfig, case: Fp8Case, seed: u6
         plan,
         from,
         argument(&pack),
-        ((quantized.f32_scales.len() / tokens) as u32).into(),
+        (each as u32).into(),
         0u64.into(),
         0u64.into(),
     ];
     prepared.step(PACK_FP8.kernel().name, u64::from(pack.thread_blocks), arguments);
     prepared.checks.push(Box::new(move |memory| {
         let [found, right] = packed.map(|buffer| memory.bytes(buffer).map_err(|error| error.to_string()));
-        if found? == right? { Ok(()) } else { Err("other bytes than by two kernels".into()) }
+        if found? == right? { Ok(()) } else { Err("other bytes than by the kernel that packs".into()) }
     }));
+}
+
+/// Expects the largest scale of each row of weights.
+fn expect_bases(prepared: &mut Prepared, row_bases: Buffer, weights: &QuantizedTensor) {
     let largest = weights.scales().chunks(weights.blocks_per_row()).map(|row| row.iter().max());
     let largest = largest.flat_map(|scale| u32::from(*scale.expect("a block")).to_le_bytes());
     prepared.expect("bases of rows", row_bases, largest.collect());
-    prepared
 }
 
 /// The NaN that f32 operations of GPUs give.
@@ -340,18 +357,8 @@ fn decoding(
     let Fp8Case { rows, cols, tokens, .. } = case;
     let x = tensor(Format::Mxfp4, tokens, cols, scales, seed);
     let alpha = [1.0, -0.75][seed as usize % 2];
-    let (mut codes, mut token_scales) = (Vec::new(), Vec::new());
-    for token in 0..tokens {
-        let (bytes, scales) = row_of(&x, token);
-        let largest = E8m0::from_bits(*scales.iter().max().expect("a block"));
-        let scale = fp8_dot::mxfp4_token_scale(largest, alpha);
-        token_scales.push(if scale.is_nan() { f32::from_bits(GPU_NAN) } else { scale });
-        let elements = bytes.iter().flat_map(|byte| [byte & 15, byte >> 4]).map(E2m1::from_bits);
-        for (i, element) in elements.enumerate() {
-            let scale = E8m0::from_bits(scales[i / Format::Mxfp4.block()]);
-            codes.push(fp8_dot::mxfp4_activation(element, scale, largest).to_bits());
-        }
-    }
+    let (codes, mut token_scales) = in_fp8(&x, alpha);
+    token_scales.iter_mut().filter(|scale| scale.is_nan()).for_each(|scale| *scale = f32::from_bits(GPU_NAN));
 
     let mut prepared = Prepared::new();
     let cols = x.blocks_per_row() * Format::Mxfp4.block();
@@ -375,28 +382,8 @@ fn decoding(
     ];
     prepared.step(PACK_MXFP4.kernel().name, u64::from(decoding.thread_blocks), arguments);
 
-    let codes = prepared.memory.allocate_from_aligned("codes", &codes, 8);
-    let scales = prepared.memory.allocate_from_aligned("scales", bytemuck::cast_slice(&token_scales), 4);
-    let [plan, from, _] = no_experts();
-    let arguments = vec![
-        codes.into(),
-        scales.into(),
-        packed[1].into(),
-        plan,
-        from,
-        argument(&pack),
-        1u32.into(),
-        0u64.into(),
-        0u64.into(),
-    ];
-    prepared.step(PACK_FP8.kernel().name, u64::from(pack.thread_blocks), arguments);
-    prepared.checks.push(Box::new(move |memory| {
-        let [found, right] = packed.map(|buffer| memory.bytes(buffer).map_err(|error| error.to_string()));
-        if found? == right? { Ok(()) } else { Err("other bytes than by the definition".into()) }
-    }));
-    let largest = weights.scales().chunks(weights.blocks_per_row()).map(|row| row.iter().max());
-    let largest = largest.flat_map(|scale| u32::from(*scale.expect("a block")).to_le_bytes());
-    prepared.expect("bases of rows", row_bases, largest.collect());
+    packs_like(&mut prepared, packed, pack, (&codes, &token_scales));
+    expect_bases(&mut prepared, row_bases, &weights);
     prepared
 }
 

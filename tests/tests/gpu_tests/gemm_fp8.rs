@@ -4,7 +4,7 @@
 //! by the roundings of f32 additions.
 
 use half::bf16;
-use microscale::formats::{E2m1, E4m3, E8m0, fp4_dot, fp8_dot};
+use microscale::formats::{E4m3, fp4_dot, fp8_dot};
 use microscale::gpu::{
     DeviceEpilogue, DeviceExperts, DeviceRouting, DeviceTensor, ExpertRows, Fp4, Fp8Activations, GemmConfig,
     GemmWorkspace, Gpu, Linear,
@@ -15,7 +15,7 @@ use microscale::{
     quantize_activations,
 };
 use microscale_test_support::arithmetic::Scalars;
-use microscale_test_support::operands::{Scales, row_of, tensor};
+use microscale_test_support::operands::{Scales, in_fp8, tensor};
 
 /// Returns whether the GPU has these products.
 fn has_fp8(gpu: &Gpu) -> bool {
@@ -193,21 +193,6 @@ pub(crate) fn fast_accumulation_equals_its_definition(gpu: &Gpu) {
     assert!(numbers > 0);
 }
 
-/// Rows of MXFP4 in FP8 by the definition: codes, and a scale per token that includes alpha.
-fn decoded(x: &QuantizedTensor, alpha: f32) -> (Vec<u8>, Vec<f32>) {
-    let (mut codes, mut token_scales) = (Vec::new(), Vec::new());
-    for token in 0..x.rows() {
-        let (bytes, scales) = row_of(x, token);
-        let scales: Vec<_> = scales.iter().map(|scale| E8m0::from_bits(*scale)).collect();
-        let largest = *scales.iter().max_by_key(|scale| scale.to_bits()).unwrap();
-        token_scales.push(fp8_dot::mxfp4_token_scale(largest, alpha));
-        let elements = bytes.iter().flat_map(|byte| [byte & 15, byte >> 4]).map(E2m1::from_bits);
-        let of_block = elements.enumerate().map(|(i, element)| (element, scales[i / Format::Mxfp4.block()]));
-        codes.extend(of_block.map(|(x, scale)| fp8_dot::mxfp4_activation(x, scale, largest).to_bits()));
-    }
-    (codes, token_scales)
-}
-
 pub(crate) fn fast_accumulation_of_mxfp4_has_the_bits_of_fp8(gpu: &Gpu) {
     if !has_fp8(gpu) {
         return;
@@ -227,7 +212,7 @@ pub(crate) fn fast_accumulation_of_mxfp4_has_the_bits_of_fp8(gpu: &Gpu) {
         let scales = [Scales::Common, Scales::Any, Scales::Numbers][seed as usize % 3];
         let (x, alpha) =
             (tensor(Format::Mxfp4, tokens, cols, scales, seed + 1), [1.0, -0.75][seed as usize % 2]);
-        let (codes, token_scales) = decoded(&x, alpha);
+        let (codes, token_scales) = in_fp8(&x, alpha);
         let codes = stream.clone_htod(&codes).unwrap();
         let token_scales = stream.clone_htod(&token_scales).unwrap();
         let given = Fp8Activations::Quantized { codes: (&codes).into(), scales: (&token_scales).into() };

@@ -87,6 +87,9 @@ const FP8_TOKENS: usize = 512;
 /// `None` if there is none.
 fn faster_in_fp8(kernels: &Kernels, key: PlanKey) -> Option<GemmConfig> {
     let PlanKey { weights, rows: tokens, dtype: activations, .. } = key;
+    if !key.is_packable() {
+        return None;
+    }
     let (times, gpu) = (Estimator::of_gpu(kernels.gpu_name()), kernels.facts());
     let request = Request { weights, tokens, activations, aligned: true, gemv_only: false };
     let fast = |config: &GemmConfig| config.mainloop.accumulates_fast();
