@@ -34,10 +34,18 @@ pub(in crate::gpu) struct Counts([f64; COUNTS]);
 impl Counts {
     /// The place of the megabytes of weights.
     const WEIGHTS: usize = 5;
+    /// The place of the megabytes of activations.
+    const ACTIVATIONS: usize = 6;
 
     /// The counts with the weights read `times` times: by each token tile, which has an expert's.
     pub(in crate::gpu) fn with_weights_read(mut self, times: usize) -> Self {
         self.0[Self::WEIGHTS] *= times as f64;
+        self
+    }
+
+    /// The counts with `rows` rows of activations of `cols` columns.
+    pub(in crate::gpu) fn with_activations(mut self, rows: usize, cols: usize) -> Self {
+        self.0[Self::ACTIVATIONS] = megabytes_of_activations(rows, cols);
         self
     }
 }
@@ -82,9 +90,14 @@ pub(in crate::gpu) fn counts(
     };
     let [path, work_tiles, others, uneven] = [path, work_tiles, others, uneven].map(|count| count as f64);
     let block_bytes = weights.format.block_bytes() as f64 + 1.0;
+    let activations = megabytes_of_activations(tokens, weights.cols);
     let weights = (shape.rows * shape.blocks) as f64 * block_bytes * 1e-6;
-    let activations = tokens as f64 * shape.cols as f64 * 2e-6;
     Some(Counts([1.0, path, work_tiles, others, uneven, weights, activations]))
+}
+
+/// Megabytes of 16-bit activations.
+fn megabytes_of_activations(rows: usize, cols: usize) -> f64 {
+    rows as f64 * cols as f64 * 2e-6
 }
 
 /// The costs of a configuration: microseconds per count, none negative.

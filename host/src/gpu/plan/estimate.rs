@@ -132,11 +132,13 @@ impl Estimator {
 
     /// The usable configurations with their estimated times in microseconds for experts' rows.
     /// `token_tiles` gives the number of token tiles for a number of tokens per tile. Each token
-    /// tile reads the weights of an expert.
+    /// tile reads the weights of an expert. Kernels that pack activations read only the `rows` that
+    /// there are.
     pub(in crate::gpu) fn estimates_for_experts(
         &self,
         gpu: Multiprocessors,
         weights: QuantizedShape,
+        rows: usize,
         token_tiles: impl Fn(u32) -> usize,
         usable: impl Fn(&GemmConfig) -> bool,
     ) -> Vec<(GemmConfig, f64)> {
@@ -146,7 +148,8 @@ impl Estimator {
             let tiles = token_tiles(config.tile_n);
             let tokens = tiles.saturating_mul(config.tile_n as usize);
             let counts = counts(config, gpu, weights, tokens)?.with_weights_read(tiles);
-            Some((config, costs.time(&counts)))
+            let read = if config.packs_activations() { rows } else { tokens };
+            Some((config, costs.time(&counts.with_activations(read, weights.cols))))
         };
         costs.filter_map(estimate).collect()
     }
