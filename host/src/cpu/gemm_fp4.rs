@@ -6,6 +6,7 @@ use microscale_formats::{Gate, fp4_dot, int8};
 use rayon::prelude::*;
 
 use super::isa::Isa;
+use crate::cpu::products::by_panel::copy_token;
 use crate::cpu::products::int8::{Int8Tokens, ROWS, Scratch};
 use crate::cpu::products::rows::{Rows, scale_and_round};
 use crate::cpu::simd::Scalars;
@@ -197,9 +198,7 @@ impl<F: Fn([f64; N]) -> f64 + Sync, const N: usize> Product<'_, F, N> {
             self.panel(panel * ROWS..panel * ROWS + count, first, &x, out, buffers);
         });
         out.par_chunks_mut(rows).enumerate().for_each(|(token, out)| {
-            for (out, panel) in out.chunks_mut(ROWS).zip(by_panel.chunks(ROWS * tokens)) {
-                out.copy_from_slice(&panel[token * out.len()..][..out.len()]);
-            }
+            copy_token::<ROWS, T>(&by_panel, token, tokens, out);
         });
     }
 

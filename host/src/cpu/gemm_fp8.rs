@@ -8,6 +8,7 @@ use super::activations::quantize_activations_with;
 use super::gemm_experts::{Share, shares};
 use super::isa::Isa;
 use crate::activations::{ActivationFormat, ActivationInput, ActivationRecipe, Fp8Scale};
+use crate::cpu::products::by_panel::copy_token;
 use crate::cpu::products::fp8::{Fp8Matrix, Fp8Tokens, ROWS};
 use crate::cpu::products::rows::{Rows, scale_and_round};
 use crate::cpu::simd::LANES;
@@ -214,9 +215,7 @@ fn multiply<T: Activation>(isa: Isa, share: Share<'_, QuantizedView<'_>, T>, x: 
             }
         });
         outputs.par_iter_mut().enumerate().for_each(|(token, out)| {
-            for (out, panel) in out.chunks_mut(ROWS).zip(by_panel.chunks(ROWS * tokens.len())) {
-                out.copy_from_slice(&panel[token * out.len()..][..out.len()]);
-            }
+            copy_token::<ROWS, T>(&by_panel, token, tokens.len(), out);
         });
     }
 }

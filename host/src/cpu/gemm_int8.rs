@@ -4,6 +4,7 @@ use microscale_formats::int8;
 use rayon::prelude::*;
 
 use super::isa::Isa;
+use crate::cpu::products::by_panel::copy_token;
 use crate::cpu::products::int8::{Int8Tokens, ROWS, Scratch};
 use crate::cpu::products::rows::Rows;
 use crate::elements::{Elements, ElementsMut};
@@ -107,9 +108,7 @@ fn multiply<T: Activation>(isa: Isa, weights: QuantizedView<'_>, activations: &[
     let mut by_panel = vec![T::default(); out.len()];
     for_each(is_small, &mut by_panel, ROWS * tokens, multiply_panel);
     for_each(is_small, out, rows, |token, out, _| {
-        for (out, panel) in out.chunks_mut(ROWS).zip(by_panel.chunks(ROWS * tokens)) {
-            out.copy_from_slice(&panel[token * out.len()..][..out.len()]);
-        }
+        copy_token::<ROWS, T>(&by_panel, token, tokens, out);
     });
 }
 

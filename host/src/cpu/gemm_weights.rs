@@ -12,6 +12,7 @@ use super::gemv_weights;
 use super::gemv_weights::multiply_block;
 use super::isa::Isa;
 use crate::cpu::products::activations::{PackedActivations, Packing, TOKENS};
+use crate::cpu::products::by_panel::copy_token;
 use crate::cpu::products::few_tokens::{self, PackedTokens};
 #[cfg(target_arch = "x86_64")]
 use crate::cpu::products::few_tokens_bf16::PackedTokenPairs;
@@ -130,10 +131,7 @@ fn multiply<T: Element>(isa: Isa, weights: QuantizedView<'_>, activations: Eleme
             product.rows(task * panels * panels::ROWS, block * TASK_TOKENS, tokens, out, scratch);
         });
         out.par_chunks_mut(rows).enumerate().for_each(|(token, out)| {
-            let by_panel = by_panel.chunks(panels::ROWS * tokens);
-            for (out, by_panel) in out.chunks_mut(panels::ROWS).zip(by_panel) {
-                out.copy_from_slice(&by_panel[token * out.len()..][..out.len()]);
-            }
+            copy_token::<{ panels::ROWS }, T>(&by_panel, token, tokens, out);
         });
     });
 }

@@ -1,6 +1,7 @@
 //! The loops of matrix products: quantized vectors, few tokens, and panels for many tokens.
 
 pub(super) mod activations;
+pub(super) mod by_panel;
 pub(super) mod dot;
 pub(super) mod few_tokens;
 #[cfg(target_arch = "x86_64")]
