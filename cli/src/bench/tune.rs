@@ -1,7 +1,6 @@
 //! Measures the table of times that `plan/choose.rs` uses to choose configurations.
 
 use std::num::NonZeroUsize;
-use std::path::Path;
 
 use half::bf16;
 use microscale::formats::words::Words as _;
@@ -22,8 +21,7 @@ const SMALL: [[usize; 2]; 5] = [[512, 2048], [1024, 1024], [2048, 2048], [2048, 
 /// stand in above it, and MXFP4's for NVFP4's with FP8 activations.
 const MXFP4_TOKENS: usize = 8;
 
-/// Measures the configurations of the GPU's target that are missing in the table of a file, if
-/// given.
+/// Measures the configurations of the GPU's target that are missing in a table.
 ///
 /// `layers` are the dense layers of `layers.txt` to measure; `None` measures the tuned ones and
 /// small shapes. Plans use no times of held-out layers: tests judge their choices by them. With
@@ -34,13 +32,11 @@ const MXFP4_TOKENS: usize = 8;
 ///
 /// # Errors
 /// The errors of planning and of launching.
-pub(crate) fn tune(gpu: &Gpu, file: &Path, layers: Option<Half>, fp8_only: bool) -> Result<String> {
+pub(crate) fn tune(gpu: &Gpu, mut times: Times, layers: Option<Half>, fp8_only: bool) -> Result<String> {
     let small: &[_] = if layers.is_none() { &SMALL } else { &[] };
     let of_half = Layers::built_in().dense().filter(|layer| layers.unwrap_or_default().has(layer));
     let shapes: Vec<_> = small.iter().copied().chain(of_half.map(|layer| [layer.rows, layer.cols])).collect();
     let tokens = &Layers::built_in().tuned_tokens;
-    let there = std::fs::read_to_string(file).ok().and_then(|text| Times::read(&text));
-    let mut times = there.unwrap_or_default();
     // Products with FP8 activations are measured with MXFP4.
     let formats: &[_] = if fp8_only { &[Format::Mxfp4] } else { &[Format::Nvfp4, Format::Mxfp4] };
     for &weights in formats {

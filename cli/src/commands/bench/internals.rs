@@ -3,8 +3,10 @@
 use std::num::NonZeroUsize;
 use std::path::Path;
 use std::time::Duration;
+use std::{fs, io};
 
-use microscale::gpu::internals::Layers;
+use anyhow::{Context as _, anyhow};
+use microscale::gpu::internals::{Layers, Times};
 use microscale::gpu::{GemmConfig, Gpu, KernelId};
 use microscale::{Device, Words};
 use serde_json::json;
@@ -36,8 +38,21 @@ pub(super) fn write_times(
     layers: Option<Half>,
     fp8_only: bool,
 ) -> anyhow::Result<()> {
-    let text = tune(first(device)?, file, layers, fp8_only)?;
+    let text = tune(first(device)?, times_in(file)?, layers, fp8_only)?;
     Pending::create(file)?.finish(text.trim_end())
+}
+
+/// Reads a table of times; an empty one if there is no file.
+fn times_in(file: &Path) -> anyhow::Result<Times> {
+    let text = match fs::read_to_string(file) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Times::default()),
+        text => text.with_context(|| format!("cannot read {}", file.display()))?,
+    };
+    // The new table replaces the file, with all times that were read.
+    Times::read(&text).map_err(|line| {
+        let file = file.display();
+        anyhow!("line {line} of {file} is not a product measured with this program's kernels; remove it")
+    })
 }
 
 /// The device's first GPU.
@@ -121,4 +136,24 @@ pub(super) fn by_kernels(words: &[String], case: Case) -> anyhow::Result<Vec<Cas
         Ok(Case { kernel: Some(config), ..case })
     };
     words.iter().map(with_kernel).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_that_cannot_be_read_is_not_taken_for_an_empty_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("times.txt");
+        assert!(times_in(&file).unwrap().products().is_empty());
+        fs::write(&file, "# a comment\nnvfp4 512 2048 64 wgmma-128x64 7.5\n").unwrap();
+        assert_eq!(times_in(&file).unwrap().products().len(), 1);
+        for wrong in ["nvfp4 512 2048 64 wgmma-128x63 7.5", "nvfp4 512 2048 64 wgmma-128x64", "<html>"] {
+            fs::write(&file, format!("\n{wrong}\n")).unwrap();
+            let error = times_in(&file).unwrap_err().to_string();
+            assert!(error.contains("line 2") && error.contains("times.txt"), "{error}");
+        }
+        assert!(times_in(folder.path()).unwrap_err().to_string().contains("cannot read"));
+    }
 }

@@ -35,6 +35,23 @@ pub struct MeasuredProduct {
     pub configs: Vec<(GemmConfig, f32)>,
 }
 
+impl MeasuredProduct {
+    /// Reads a line of a table.
+    fn read(line: &str) -> Option<Self> {
+        let mut words = line.split_whitespace();
+        let weights = Format::from_word(words.next()?)?;
+        let mut number = || words.next()?.parse().ok();
+        let (rows, cols, tokens) = (number()?, number()?, number()?);
+        let mut configs = Vec::new();
+        while let Some(word) = words.next() {
+            // Times hold for f16 and bf16 alike.
+            let config = GemmConfig::from_word(word, weights, Dtype::Bf16)?;
+            configs.push((config, words.next()?.parse().ok()?));
+        }
+        Some(Self { weights, rows, cols, tokens, configs })
+    }
+}
+
 impl Times {
     /// A table's text has the configurations up to this multiple of the fastest time.
     pub const KEPT: f32 = 2.0;
@@ -98,23 +115,15 @@ impl Times {
         self.products.retain(keep);
     }
 
-    /// Reads a table as [`Self::text`] writes it; `None` if a line is not one of a table.
-    pub fn read(text: &str) -> Option<Self> {
-        let mut times = Self::default();
-        for line in text.lines().filter(|line| !line.starts_with('#')) {
-            let mut words = line.split_whitespace();
-            let weights = Format::from_word(words.next()?)?;
-            let mut number = || words.next()?.parse().ok();
-            let (rows, cols, tokens) = (number()?, number()?, number()?);
-            let mut configs = Vec::new();
-            while let Some(word) = words.next() {
-                // Times hold for f16 and bf16 alike.
-                let config = GemmConfig::from_word(word, weights, Dtype::Bf16)?;
-                configs.push((config, words.next()?.parse().ok()?));
-            }
-            times.products.push(MeasuredProduct { weights, rows, cols, tokens, configs });
-        }
-        Some(times)
+    /// Reads a table as [`Self::text`] writes it. Empty lines are skipped.
+    ///
+    /// # Errors
+    /// The number of the first line that is not a product's, counted from 1.
+    pub fn read(text: &str) -> Result<Self, usize> {
+        let lines = text.lines().enumerate();
+        let of_products = lines.filter(|(_, line)| !line.starts_with('#') && !line.trim().is_empty());
+        let product = |(at, line)| MeasuredProduct::read(line).ok_or(at + 1);
+        Ok(Self { products: of_products.map(product).collect::<Result<_, _>>()? })
     }
 
     /// The text of a table: a line per product, `format rows cols tokens` and pairs of a
@@ -167,9 +176,11 @@ mod tests {
                 MeasuredProduct { weights, rows: 16, cols: 32, tokens: i, configs: configs.collect() };
             times.add(product);
         }
-        assert_eq!(Times::read(&times.text("somewhere")), Some(times));
+        let text = times.text("somewhere");
+        assert_eq!(Times::read(&text).as_ref(), Ok(&times));
+        assert_eq!(Times::read(&text.replace('\n', "\n\n")), Ok(times));
         for wrong in ["nvfp4 1 2", "int4 1 2 3", "nvfp4 1 2 3 mma-256x16", "nvfp4 1 2 3 mma-1x1 2.0"] {
-            assert_eq!(Times::read(wrong), None, "{wrong}");
+            assert_eq!(Times::read(&format!("# {wrong}\n\n{wrong}")), Err(3), "{wrong}");
         }
     }
 
