@@ -77,7 +77,7 @@ pub(in crate::gpu) fn fastest(
             && takes(*config, weights, aligned)
     };
     let estimated = times.estimates(gpu.multiprocessors(), request, false, usable);
-    estimated.into_iter().min_by(|(_, a), (_, b)| a.total_cmp(b))
+    least(estimated)
 }
 
 /// [`fastest`] for FP8 activations, of configurations that `takes` allows.
@@ -89,7 +89,7 @@ pub(in crate::gpu) fn fastest_fp8(
 ) -> Option<(GemmConfig, f64)> {
     let usable = |config: &GemmConfig| config.mainloop.traits().targets.contain(gpu.target) && takes(config);
     let estimated = times.estimates(gpu.multiprocessors(), request, true, usable);
-    estimated.into_iter().min_by(|(_, a), (_, b)| a.total_cmp(b))
+    least(estimated)
 }
 
 /// The configuration for FP8 activations that should take the least time, if `takes` allows it;
@@ -168,8 +168,8 @@ pub(in crate::gpu) fn choose_for_experts(
 ) -> GemmConfig {
     let Request { weights, activations, aligned, .. } = request;
     let with = |config: GemmConfig| GemmConfig { weights: weights.format, activations, ..config };
-    let active = experts.min(pairs).max(1);
-    let per_expert = rows_per_pair * pairs.div_ceil(active);
+    let most_active = experts.min(pairs).max(1);
+    let per_expert = rows_per_pair * pairs.div_ceil(most_active);
     let gemv = GemmConfig {
         mainloop: Mainloop::Gemv,
         tile_m: 16,
@@ -197,13 +197,26 @@ pub(in crate::gpu) fn choose_for_experts(
     let mean = rows as f64 / active;
     let token_tiles = |tile_n: u32| (active * expected_tiles(mean, tile_n)).ceil() as usize;
     let estimated = times.estimates_for_experts(gpu.multiprocessors(), weights, rows, token_tiles, usable);
-    let fastest = estimated.iter().copied().min_by(|(_, a), (_, b)| a.total_cmp(b));
-    let nearly = |time: f64| fastest.is_some_and(|(_, least)| time <= least * (1.0 + EQUAL_TIMES));
-    let few = estimated.into_iter().filter(|(config, time)| config.packs_activations() && nearly(*time));
-    let few = few.min_by(|(a, time), (b, other)| a.tile_n.cmp(&b.tile_n).then(time.total_cmp(other)));
-    let fastest = few.or(fastest);
-    let smallest = || GemmConfig::for_operands(weights.format, activations).find(usable);
-    with(fastest.map(|(config, _)| config).or_else(smallest).unwrap_or(gemv))
+    let chosen = smallest_of_equal(&estimated).or_else(|| least(estimated));
+    let first = || GemmConfig::for_operands(weights.format, activations).find(usable);
+    with(chosen.map(|(config, _)| config).or_else(first).unwrap_or(gemv))
+}
+
+/// The configuration with the least estimated time.
+fn least(estimated: impl IntoIterator<Item = (GemmConfig, f64)>) -> Option<(GemmConfig, f64)> {
+    estimated.into_iter().min_by(|(_, a), (_, b)| a.total_cmp(b))
+}
+
+/// The configuration that [`EQUAL_TIMES`] chooses, if it chooses one.
+fn smallest_of_equal(estimated: &[(GemmConfig, f64)]) -> Option<(GemmConfig, f64)> {
+    let (_, shortest) = least(estimated.iter().copied())?;
+    let equal = |(config, time): &&(GemmConfig, f64)| {
+        config.packs_activations() && *time <= shortest * (1.0 + EQUAL_TIMES)
+    };
+    let smaller = |(a, time): &&(GemmConfig, f64), (b, other): &&(GemmConfig, f64)| {
+        a.tile_n.cmp(&b.tile_n).then(time.total_cmp(other))
+    };
+    estimated.iter().filter(equal).min_by(smaller).copied()
 }
 
 /// The expected number of experts that `pairs` pairs choose at random.
