@@ -26,6 +26,12 @@ const TILE_TOKENS: usize = 8;
 /// Elements per step: a group in each lane.
 pub(in crate::cpu) const ELEMENTS: usize = LANES * GROUP;
 
+/// The start of a group's sum, without the surplus of its raised weights.
+const START: i32 = int8::ROUND.to_bits() as i32;
+
+/// The largest MXFP4 scale byte whose double times [`int8::ROUND`] is below f32's infinity.
+const LARGEST_SCALE: u8 = 230;
+
 /// Steps per segment. Its decoded rows and a tile's activations fit the L1 cache.
 const STEPS: usize = 4;
 
@@ -34,14 +40,15 @@ const STEPS: usize = 4;
 #[repr(C, align(64))]
 pub(in crate::cpu) struct Activations {
     codes: Quarters,
-    /// Minus [`OFFSET`] times the sum of each group's codes.
-    surplus: Lanes<i32>,
+    /// The bits of [`int8::ROUND`], minus [`OFFSET`] times the sum of each group's codes: a group's
+    /// sum starts here. An integer below 2^22 added to these bits is added to the number.
+    start: Lanes<i32>,
     /// The scale of each group's block.
     scales: Lanes<f32>,
 }
 
 impl Activations {
-    const ZEROS: Self = Self { codes: [[[0; 4]; LANES]; 4], surplus: [0; LANES], scales: [0.0; LANES] };
+    const ZEROS: Self = Self { codes: [[[0; 4]; LANES]; 4], start: [START; LANES], scales: [0.0; LANES] };
 }
 
 /// Sixteen groups of a decoded row.
@@ -148,7 +155,7 @@ fn pack_step<T: Element, V: Vector>(simd: V, values: &[T; ELEMENTS], step: &mut 
         for code in codes {
             sum += i32::from(code as i8);
         }
-        step.surplus[group] = -OFFSET * sum;
+        step.start[group] = START - OFFSET * sum;
         for (half, codes) in codes.as_chunks::<8>().0.iter().enumerate() {
             let codes = u64::from_le_bytes(*codes);
             for odd in 0..2 {
@@ -173,13 +180,13 @@ pub(in crate::cpu) fn pack_fp4<V: Products, D: Int8Products<V>>(
     for (step, activations) in activations.iter_mut().step_by(stride).enumerate() {
         let mut filled = None;
         let (codes, scales) = step_of(row, step, ELEMENTS / format.block(), &mut filled);
-        activations.surplus = [0; LANES];
+        activations.start = [START; LANES];
         for (codes, raised) in activations.codes.iter_mut().zip(bytes.raised(codes)) {
             *codes = bytes.store(raised);
-            for (codes, surplus) in codes.iter_mut().zip(&mut activations.surplus) {
+            for (codes, start) in codes.iter_mut().zip(&mut activations.start) {
                 for code in codes {
                     *code -= OFFSET as i8;
-                    *surplus -= OFFSET * i32::from(*code);
+                    *start -= OFFSET * i32::from(*code);
                 }
             }
         }
@@ -208,7 +215,7 @@ pub(in crate::cpu) struct Scratch {
 
 /// Returns whether a row's scales are out of range for the vectors.
 fn needs_reference(format: Format, row: Row<'_>) -> bool {
-    row.max_scale() > if format == Format::Nvfp4 { 0x7E } else { int8::LARGEST_SCALE }
+    row.max_scale() > if format == Format::Nvfp4 { 0x7E } else { LARGEST_SCALE }
 }
 
 /// The sums of a row and a token. `x` has the token's activations.
@@ -465,13 +472,19 @@ fn multiply_tokens<V: Products, D: Int8Products<V>, S: Segment<V, D>, const N: u
     for (step, x) in x.as_chunks::<N>().0.iter().enumerate() {
         let (first_raised, first_scales) = weights[0].step(simd, bytes, step);
         let (second_raised, second_scales) = weights[1].step(simd, bytes, step);
+        let [first_start, second_start] =
+            [first_scales, second_scales].map(|scales| simd.mul(scales, simd.splat(-int8::ROUND)));
         for token in 0..N {
             let codes = load(bytes, &x[token].codes);
             let scales = simd.load(&x[token].scales);
-            let of_first = simd.numbers(bytes.add_groups(&x[token].surplus, first_raised, codes));
-            let of_second = simd.numbers(bytes.add_groups(&x[token].surplus, second_raised, codes));
-            sums[0][token] = simd.fma(simd.mul(of_first, first_scales), scales, sums[0][token]);
-            sums[1][token] = simd.fma(simd.mul(of_second, second_scales), scales, sums[1][token]);
+            // Twice the sum of a group, plus `ROUND`. The first fused multiplication takes it off
+            // and is exact: this replaces a conversion from integers and a multiplication.
+            let of_first = simd.number(bytes.add_groups(&x[token].start, first_raised, codes));
+            let of_second = simd.number(bytes.add_groups(&x[token].start, second_raised, codes));
+            let of_first = simd.fma(of_first, first_scales, first_start);
+            let of_second = simd.fma(of_second, second_scales, second_start);
+            sums[0][token] = simd.fma(of_first, scales, sums[0][token]);
+            sums[1][token] = simd.fma(of_second, scales, sums[1][token]);
         }
     }
     for token in 0..N {
@@ -516,4 +529,9 @@ pub(in crate::cpu) fn round_sums<T: Element>(
     }
 }
 
-const _: () = assert!(BLOCK == 2 * GROUP && int8::LANES == LANES && STEP == ELEMENTS / 2);
+const _: () = {
+    assert!(BLOCK == 2 * GROUP && int8::LANES == LANES && STEP == ELEMENTS / 2);
+    let doubled = LARGEST_SCALE as u32 + 1;
+    assert!((int8::ROUND * f32::from_bits(doubled << 23)).is_finite());
+    assert!(!(int8::ROUND * f32::from_bits((doubled + 1) << 23)).is_finite());
+};
