@@ -30,7 +30,7 @@ pub(in crate::cpu) const ELEMENTS: usize = LANES * GROUP;
 const START: i32 = int8::ROUND.to_bits() as i32;
 
 /// The largest MXFP4 scale byte whose double times [`int8::ROUND`] is below f32's infinity.
-const LARGEST_SCALE: u8 = 230;
+const LARGEST_VECTOR_SCALE: u8 = 230;
 
 /// Steps per segment. Its decoded rows and a tile's activations fit the L1 cache.
 const STEPS: usize = 4;
@@ -215,7 +215,7 @@ pub(in crate::cpu) struct Scratch {
 
 /// Returns whether a row's scales are out of range for the vectors.
 fn needs_reference(format: Format, row: Row<'_>) -> bool {
-    row.max_scale() > if format == Format::Nvfp4 { 0x7E } else { LARGEST_SCALE }
+    row.max_scale() > if format == Format::Nvfp4 { 0x7E } else { LARGEST_VECTOR_SCALE }
 }
 
 /// The sums of a row and a token. `x` has the token's activations.
@@ -472,17 +472,17 @@ fn multiply_tokens<V: Products, D: Int8Products<V>, S: Segment<V, D>, const N: u
     for (step, x) in x.as_chunks::<N>().0.iter().enumerate() {
         let (first_raised, first_scales) = weights[0].step(simd, bytes, step);
         let (second_raised, second_scales) = weights[1].step(simd, bytes, step);
-        let [first_start, second_start] =
+        let [first_offset, second_offset] =
             [first_scales, second_scales].map(|scales| simd.mul(scales, simd.splat(-int8::ROUND)));
         for token in 0..N {
             let codes = load(bytes, &x[token].codes);
             let scales = simd.load(&x[token].scales);
-            // Twice the sum of a group, plus `ROUND`. The first fused multiplication takes it off
-            // and is exact: this replaces a conversion from integers and a multiplication.
+            // `ROUND` plus twice the sum of each group: as bits of f32, an integer needs no
+            // conversion. The first fused multiplication takes `ROUND` off. It is exact.
             let of_first = simd.number(bytes.add_groups(&x[token].start, first_raised, codes));
             let of_second = simd.number(bytes.add_groups(&x[token].start, second_raised, codes));
-            let of_first = simd.fma(of_first, first_scales, first_start);
-            let of_second = simd.fma(of_second, second_scales, second_start);
+            let of_first = simd.fma(of_first, first_scales, first_offset);
+            let of_second = simd.fma(of_second, second_scales, second_offset);
             sums[0][token] = simd.fma(of_first, scales, sums[0][token]);
             sums[1][token] = simd.fma(of_second, scales, sums[1][token]);
         }
@@ -531,7 +531,7 @@ pub(in crate::cpu) fn round_sums<T: Element>(
 
 const _: () = {
     assert!(BLOCK == 2 * GROUP && int8::LANES == LANES && STEP == ELEMENTS / 2);
-    let doubled = LARGEST_SCALE as u32 + 1;
+    let doubled = LARGEST_VECTOR_SCALE as u32 + 1;
     assert!((int8::ROUND * f32::from_bits(doubled << 23)).is_finite());
     assert!(!(int8::ROUND * f32::from_bits((doubled + 1) << 23)).is_finite());
 };
