@@ -6,7 +6,7 @@ use microscale_formats::{Gate, fp4_dot, int8};
 use rayon::prelude::*;
 
 use super::isa::Isa;
-use crate::cpu::products::by_panel::copy_token;
+use crate::cpu::products::by_panel::{bands, copy_band, panels_per_task};
 use crate::cpu::products::int8::{Int8Tokens, ROWS, Scratch};
 use crate::cpu::products::rows::{Rows, scale_and_round};
 use crate::cpu::simd::Scalars;
@@ -190,15 +190,17 @@ impl<F: Fn([f64; N]) -> f64 + Sync, const N: usize> Product<'_, F, N> {
                 self.isa.pack_fp4(format, all_tokens.at(first + token), &mut tile[token..], tokens);
             }
         });
-        // By panel, then by token.
-        let mut by_panel = vec![T::default(); out.len()];
-        let panels = by_panel.par_chunks_mut(ROWS * tokens).enumerate();
-        panels.for_each_init(Buffers::default, |buffers, (panel, out)| {
-            let count = out.len() / tokens;
-            self.panel(panel * ROWS..panel * ROWS + count, first, &x, out, buffers);
-        });
-        out.par_chunks_mut(rows).enumerate().for_each(|(token, out)| {
-            copy_token::<ROWS, T>(&by_panel, token, tokens, out);
+        let panels = panels_per_task(rows.div_ceil(ROWS));
+        let mut bands = bands(out.chunks_mut(rows), panels * ROWS);
+        let tasks = bands.par_chunks_mut(tokens).enumerate();
+        let buffers = || (Buffers::default(), Vec::new());
+        tasks.for_each_init(buffers, |(buffers, by_panel), (task, band)| {
+            by_panel.resize(band.iter().map(|out| out.len()).sum(), T::default());
+            for (panel, out) in (task * panels..).zip(by_panel.chunks_mut(ROWS * tokens)) {
+                let count = out.len() / tokens;
+                self.panel(panel * ROWS..panel * ROWS + count, first, &x, out, buffers);
+            }
+            copy_band::<ROWS, T>(by_panel, band);
         });
     }
 

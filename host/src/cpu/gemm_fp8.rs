@@ -8,7 +8,7 @@ use super::activations::quantize_activations_with;
 use super::gemm_experts::{Share, shares};
 use super::isa::Isa;
 use crate::activations::{ActivationFormat, ActivationInput, ActivationRecipe, Fp8Scale};
-use crate::cpu::products::by_panel::copy_token;
+use crate::cpu::products::by_panel::bands;
 use crate::cpu::products::fp8::{Fp8Matrix, Fp8Tokens, ROWS};
 use crate::cpu::products::rows::{Rows, scale_and_round};
 use crate::cpu::simd::LANES;
@@ -199,23 +199,19 @@ fn multiply<T: Activation>(isa: Isa, share: Share<'_, QuantizedView<'_>, T>, x: 
     let Share { weights, inputs, mut outputs } = share;
     let (globals, all_rows) = ([weights.global_scale()], Rows::of(weights));
     for (tokens, outputs) in inputs.chunks(TASK_TOKENS).zip(outputs.chunks_mut(TASK_TOKENS)) {
-        // By panel, then by token.
-        let mut by_panel = vec![T::default(); tokens.len() * weights.rows()];
-        let panels = by_panel.par_chunks_mut(ROWS * tokens.len()).enumerate();
-        panels.for_each_init(Vec::new, |sums, (panel, out)| {
-            let rows = out.len() / tokens.len();
+        let mut bands = bands(outputs.iter_mut().map(|out| &mut **out), ROWS);
+        let panels = bands.par_chunks_mut(tokens.len()).enumerate();
+        panels.for_each_init(Vec::new, |sums, (panel, band)| {
+            let rows = band[0].len();
             // Repeats the last row to fill the array. Only existing rows are passed on.
             let of_panel: [_; ROWS] = std::array::from_fn(|i| all_rows.at(panel * ROWS + i.min(rows - 1)));
             sums.resize(tokens.len(), [0.0; LANES]);
             isa.multiply_fp8(weights.format(), &of_panel[..rows], x, tokens, sums);
-            for (out, sums) in out.chunks_exact_mut(rows).zip(&*sums) {
+            for (out, sums) in band.iter_mut().zip(&*sums) {
                 for (out, sum) in out.iter_mut().zip(sums) {
                     *out = scale_and_round(f64::from(*sum), &globals);
                 }
             }
-        });
-        outputs.par_iter_mut().enumerate().for_each(|(token, out)| {
-            copy_token::<ROWS, T>(&by_panel, token, tokens.len(), out);
         });
     }
 }

@@ -4,7 +4,7 @@ use microscale_formats::int8;
 use rayon::prelude::*;
 
 use super::isa::Isa;
-use crate::cpu::products::by_panel::copy_token;
+use crate::cpu::products::by_panel::{bands, copy_band, panels_per_task};
 use crate::cpu::products::int8::{Int8Tokens, ROWS, Scratch};
 use crate::cpu::products::rows::Rows;
 use crate::elements::{Elements, ElementsMut};
@@ -85,54 +85,56 @@ fn multiply<T: Activation>(isa: Isa, weights: QuantizedView<'_>, activations: &[
     let is_small = rows * cols * (tokens + 2) <= SMALL;
     let x = packed(isa, activations, cols, tokens);
     let all_rows = Rows::of(weights);
-    let multiply_panel = |panel: usize, out: &mut [T], scratch: &mut Buffers| {
+    let multiply_panel = |panel: usize, out: &mut [T], sums: &mut Vec<f32>, scratch: &mut Scratch| {
         let count = out.len() / tokens;
         let first = panel * ROWS;
         // Repeats the last row to fill the array. Only existing rows are passed on.
         let panel_rows: [_; ROWS] = std::array::from_fn(|i| all_rows.at(first + i.min(count - 1)));
-        scratch.sums.resize(out.len(), 0.0);
-        isa.multiply_int8(
-            weights.format(),
-            &panel_rows[..count],
-            &x,
-            &mut scratch.sums,
-            &mut scratch.products,
-        );
+        sums.resize(out.len(), 0.0);
+        isa.multiply_int8(weights.format(), &panel_rows[..count], &x, sums, scratch);
         let factor = int8::factor(weights.format());
-        isa.round_int8(&scratch.sums, factor, weights.global_scale(), ElementsMut::of(out));
+        isa.round_int8(sums, factor, weights.global_scale(), ElementsMut::of(out));
     };
     if tokens == 1 {
-        return for_each(is_small, out, ROWS, multiply_panel);
+        return for_each(is_small, out, ROWS, |panel, out, buffers: &mut Buffers<T>| {
+            multiply_panel(panel, out, &mut buffers.sums, &mut buffers.products);
+        });
     }
-    // By panel, then by token.
-    let mut by_panel = vec![T::default(); out.len()];
-    for_each(is_small, &mut by_panel, ROWS * tokens, multiply_panel);
-    for_each(is_small, out, rows, |token, out, _| {
-        copy_token::<ROWS, T>(&by_panel, token, tokens, out);
+    let panels = panels_per_task(rows.div_ceil(ROWS));
+    let mut bands = bands(out.chunks_mut(rows), panels * ROWS);
+    for_each(is_small, &mut bands, tokens, |task, band, buffers: &mut Buffers<T>| {
+        let Buffers { by_panel, sums, products } = buffers;
+        by_panel.resize(band.iter().map(|out| out.len()).sum(), T::default());
+        for (panel, out) in (task * panels..).zip(by_panel.chunks_mut(ROWS * tokens)) {
+            multiply_panel(panel, out, sums, products);
+        }
+        copy_band::<ROWS, T>(by_panel, band);
     });
 }
 
 /// Buffers of a task, reused by the thread's next task.
 #[derive(Default)]
-struct Buffers {
+struct Buffers<T> {
+    /// Results, by panel and token.
+    by_panel: Vec<T>,
     /// The sums of a panel.
     sums: Vec<f32>,
     products: Scratch,
 }
 
 /// Calls a function with the index of each chunk, on all threads unless the product is small.
-fn for_each<T: Send>(
+fn for_each<T: Send, B: Default>(
     is_small: bool,
-    out: &mut [T],
+    all: &mut [T],
     chunk: usize,
-    function: impl Fn(usize, &mut [T], &mut Buffers) + Sync + Send,
+    function: impl Fn(usize, &mut [T], &mut B) + Sync + Send,
 ) {
     if is_small {
-        let mut scratch = Buffers::default();
-        return out.chunks_mut(chunk).enumerate().for_each(|(i, out)| function(i, out, &mut scratch));
+        let mut buffers = B::default();
+        return all.chunks_mut(chunk).enumerate().for_each(|(i, chunk)| function(i, chunk, &mut buffers));
     }
-    let chunks = out.par_chunks_mut(chunk).enumerate();
-    chunks.for_each_init(Buffers::default, |scratch, (i, out)| function(i, out, scratch));
+    let chunks = all.par_chunks_mut(chunk).enumerate();
+    chunks.for_each_init(B::default, |buffers, (i, chunk)| function(i, chunk, buffers));
 }
 
 /// Rounds and packs the activations of all tokens.

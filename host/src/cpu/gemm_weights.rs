@@ -12,13 +12,12 @@ use super::gemv_weights;
 use super::gemv_weights::multiply_block;
 use super::isa::Isa;
 use crate::cpu::products::activations::{PackedActivations, Packing, TOKENS};
-use crate::cpu::products::by_panel::copy_token;
+use crate::cpu::products::by_panel::{bands, copy_band, panels_per_task};
 use crate::cpu::products::few_tokens::{self, PackedTokens};
 #[cfg(target_arch = "x86_64")]
 use crate::cpu::products::few_tokens_bf16::PackedTokenPairs;
 use crate::cpu::products::panels::{self, Operands, Panel, Scratch, TokenSums};
 use crate::cpu::products::rows::{Row, scale_and_round};
-use crate::cpu::products::tiles;
 use crate::element::Element;
 use crate::elements::{Elements, ElementsMut, by_dtype};
 use crate::error::Result;
@@ -118,20 +117,22 @@ fn multiply<T: Element>(isa: Isa, weights: QuantizedView<'_>, activations: Eleme
     let (rows, cols) = (weights.rows(), weights.cols());
     let tokens = out.len() / rows;
     let x = isa.pack_activations(activations, cols, tokens);
-    let panels =
-        if x.packing() == Packing::Bf16Tiles { tiles::panels(rows.div_ceil(panels::ROWS)) } else { 1 };
+    // The panels of a task share a segment of activations while it is in the L2 cache.
+    let panels = match x.packing() {
+        Packing::Bf16Tiles => panels_per_task(rows.div_ceil(panels::ROWS)),
+        Packing::F32 | Packing::Bf16Pairs => 1,
+    };
     let prepared = (0..tokens.div_ceil(few_tokens::TOKENS)).map(|_| OnceLock::new()).collect();
     let product = Product { isa, weights, activations, x, prepared };
     out.par_chunks_mut(TASK_TOKENS * rows).enumerate().for_each(|(block, out)| {
         let tokens = out.len() / rows;
-        // By panel, then by token.
-        let mut by_panel = vec![T::default(); out.len()];
-        let tasks = by_panel.par_chunks_mut(panels * panels::ROWS * tokens).enumerate();
-        tasks.for_each_init(Scratch::new, |scratch, (task, out)| {
-            product.rows(task * panels * panels::ROWS, block * TASK_TOKENS, tokens, out, scratch);
-        });
-        out.par_chunks_mut(rows).enumerate().for_each(|(token, out)| {
-            copy_token::<{ panels::ROWS }, T>(&by_panel, token, tokens, out);
+        let mut bands = bands(out.chunks_mut(rows), panels * panels::ROWS);
+        let tasks = bands.par_chunks_mut(tokens).enumerate();
+        let buffers = || (Scratch::new(), Vec::new());
+        tasks.for_each_init(buffers, |(scratch, by_panel), (task, band)| {
+            by_panel.resize(band.iter().map(|out| out.len()).sum(), T::default());
+            product.rows(task * panels * panels::ROWS, block * TASK_TOKENS, tokens, by_panel, scratch);
+            copy_band::<{ panels::ROWS }, T>(by_panel, band);
         });
     });
 }

@@ -1,13 +1,37 @@
-//! Results in the order that tasks compute them in: by panel of rows, then by token.
+//! Results of tasks, which compute them by panel of rows, then by token.
+
+/// Panels per task: up to four, if each thread has at least four tasks.
+pub(in crate::cpu) fn panels_per_task(panels: usize) -> usize {
+    (panels / (4 * rayon::current_num_threads())).clamp(1, 4)
+}
+
+/// Cuts the results of tokens into bands of up to `rows` rows, by band, then by token.
+///
+/// A task writes a band. Every token has the same number of results.
+pub(in crate::cpu) fn bands<'a, T>(
+    tokens: impl IntoIterator<Item = &'a mut [T]>,
+    rows: usize,
+) -> Vec<&'a mut [T]> {
+    let mut rest: Vec<_> = tokens.into_iter().map(|results| results.chunks_mut(rows)).collect();
+    let count = rest.first().map_or(0, ExactSizeIterator::len);
+    let mut bands = Vec::with_capacity(count * rest.len());
+    for _ in 0..count {
+        bands.extend(rest.iter_mut().filter_map(Iterator::next));
+    }
+    bands
+}
+
+/// Copies a task's results to its band, from panels of `ROWS` rows.
+pub(in crate::cpu) fn copy_band<const ROWS: usize, T: Copy>(by_panel: &[T], band: &mut [&mut [T]]) {
+    let tokens = band.len();
+    for (token, out) in band.iter_mut().enumerate() {
+        copy_token::<ROWS, T>(by_panel, token, tokens, out);
+    }
+}
 
 /// Copies a token's results to `out`, from panels of `ROWS` rows and `tokens` tokens each. The last
 /// panel has the remaining rows.
-pub(in crate::cpu) fn copy_token<const ROWS: usize, T: Copy>(
-    by_panel: &[T],
-    token: usize,
-    tokens: usize,
-    out: &mut [T],
-) {
+fn copy_token<const ROWS: usize, T: Copy>(by_panel: &[T], token: usize, tokens: usize, out: &mut [T]) {
     let last = out.len() / ROWS * ROWS * tokens;
     let (panels, rest) = out.as_chunks_mut::<ROWS>();
     // A short array is copied by a few instructions, and a slice by a call.
@@ -21,19 +45,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn results_are_found_by_token() {
+    fn tasks_fill_the_results_of_all_tokens() {
         const ROWS: usize = 4;
-        for rows in [0, 3, 4, 5, 8, 11] {
-            let tokens = 3;
-            // A result is 100 times its token, plus its row.
-            let panels = (0..rows).step_by(ROWS).map(|first| first..rows.min(first + ROWS));
-            let by_panel: Vec<usize> = panels
-                .flat_map(|rows| (0..tokens).flat_map(move |t| rows.clone().map(move |row| 100 * t + row)))
-                .collect();
-            for token in 0..tokens {
-                let mut out = vec![usize::MAX; rows];
-                copy_token::<ROWS, _>(&by_panel, token, tokens, &mut out);
-                assert_eq!(out, (0..rows).map(|row| 100 * token + row).collect::<Vec<_>>());
+        for rows in [1, 3, 4, 5, 8, 11, 16, 21] {
+            for tokens in [1, 3] {
+                // A result is 100 times its token, plus its row.
+                let expected: Vec<_> =
+                    (0..tokens).flat_map(|t| (0..rows).map(move |r| 100 * t + r)).collect();
+                let mut out = vec![usize::MAX; tokens * rows];
+                let mut first = 0;
+                for band in bands(out.chunks_mut(rows), 2 * ROWS).chunks_mut(tokens) {
+                    let last = first + band[0].len();
+                    let panels = (first..last).step_by(ROWS).map(|first| first..last.min(first + ROWS));
+                    let by_panel: Vec<_> = panels
+                        .flat_map(|rows| {
+                            (0..tokens).flat_map(move |t| rows.clone().map(move |r| 100 * t + r))
+                        })
+                        .collect();
+                    copy_band::<ROWS, _>(&by_panel, band);
+                    first = last;
+                }
+                assert_eq!(out, expected, "{rows} rows, {tokens} tokens");
             }
         }
     }

@@ -26,6 +26,9 @@ const CODES: usize = SEGMENT / 2;
 /// Prefetch distance in bytes of a row's codes.
 const AHEAD: usize = 256;
 
+/// Rows to decode between calls of [`Microkernel::keep_awake`], which take about 0.1 µs.
+const AWAKE: usize = 8;
+
 /// The sums of a token, by row.
 pub(in crate::cpu) type TokenSums = [f32; ROWS];
 
@@ -127,6 +130,10 @@ pub(in crate::cpu) trait Microkernel<V: Products> {
     /// positions](crate::cpu::simd::products::packed_index), or two lines of single elements: even
     /// positions, then odd positions.
     fn add(&self, simd: V, x: &[Lanes<f32>], weights: &[Lines], sums: &mut [Lines]);
+
+    /// Keeps units that sleep awake, while the weights of a segment are decoded.
+    #[inline(always)]
+    fn keep_awake(&self) {}
 }
 
 /// Buffers of a task, reused by the thread's next task.
@@ -184,7 +191,7 @@ fn multiply_format<V: Products, P: Microkernel<V>, const NVFP4: bool>(
         let decoded = &mut scratch.decoded[..elements / CHUNK * lines_per_chunk(P::WORD)];
         let x = x.part(segment, first_tile, tiles);
         for (panel, sums) in panels.iter().zip(scratch.sums.chunks_exact_mut(tiles)) {
-            decode::<V, P, NVFP4>(simd, panel, segment, tables, decoded);
+            decode::<V, P, NVFP4>(simd, products, panel, segment, tables, decoded);
             products.add(simd, x, decoded, sums);
         }
     }
@@ -213,6 +220,7 @@ fn by_token<V: Products>(simd: V, tile_sums: &Lines, sums: &mut [TokenSums]) {
 #[inline(always)]
 fn decode<V: Products, P: Microkernel<V>, const NVFP4: bool>(
     simd: V,
+    products: &P,
     panel: &Panel<'_>,
     segment: usize,
     tables: &WeightTables,
@@ -222,6 +230,9 @@ fn decode<V: Products, P: Microkernel<V>, const NVFP4: bool>(
     let lines_per_segment = CHUNKS * lines_per_chunk(P::WORD);
     for (i, (row, largest)) in panel.rows.iter().zip(panel.largest).enumerate() {
         prefetch_ahead(*row, segment * CODES);
+        if i.is_multiple_of(AWAKE) {
+            products.keep_awake();
+        }
         let codes = &row.codes[segment * CODES..];
         let scales = &row.scales[segment * scales_per_segment..];
         // Slices of constant length need no bounds checks.

@@ -15,13 +15,6 @@ use super::panels::{Lines, Microkernel, ROWS};
 use crate::cpu::simd::products::Products;
 use crate::cpu::simd::{LANES, Lanes};
 
-/// Panels per task. They share a segment of activations while it is in the L2 cache.
-///
-/// Fewer if threads would otherwise be idle.
-pub(in crate::cpu) fn panels(of_all_rows: usize) -> usize {
-    (of_all_rows / (4 * rayon::current_num_threads())).clamp(1, 4)
-}
-
 /// The pairs of sixteen tokens: one line per word.
 type Tile = [Lanes<f32>; LANES];
 
@@ -32,6 +25,10 @@ pub(in crate::cpu) trait TileUnit {
     /// Each line of weights has `parts` tiles in `x`. The sums start at zero and add tile after
     /// tile, in the order of [`microscale_formats::weights`].
     fn multiply(&self, x: &[Tile], parts: usize, weights: &[Lines], sums: &mut Lines);
+
+    /// Keeps the unit awake, between calls of [`Self::multiply`].
+    #[inline(always)]
+    fn keep_awake(&self) {}
 }
 
 /// The microkernel over tiles, for activations that are sums of `parts` bf16.
@@ -42,6 +39,11 @@ pub(in crate::cpu) struct TileMicrokernel<'a, T> {
 
 impl<V: Products, T: TileUnit> Microkernel<V> for TileMicrokernel<'_, T> {
     const WORD: Word = Word::Bf16Pair;
+
+    #[inline(always)]
+    fn keep_awake(&self) {
+        self.tiles.keep_awake();
+    }
 
     #[inline(always)]
     fn add(&self, simd: V, x: &[Lanes<f32>], weights: &[Lines], sums: &mut [Lines]) {
