@@ -1,7 +1,8 @@
 //! Times a linear layer or experts with random weights against candle's own.
 //!
-//! Activations are in f32, and the layers alternate. Rows with INT8 round activations, as candle's
-//! quantized types do.
+//! Activations are in f32. Layers take turns in random order: the first product after a layer of
+//! candle takes longer, since its threads and caches were another library's. Rows with INT8 round
+//! activations, as candle's quantized types do.
 //!
 //!     cargo run --release -p microscale-candle --example layer_speed -- \
 //!         [ROWS COLS [EXPERTS TOP_K]]
@@ -19,7 +20,7 @@ use candle_core::{Device, Module, Tensor};
 use microscale::{Format, Numerics, Recipe};
 use microscale_candle::{QExperts, QLinear, RoundedInputs};
 
-/// Time to measure each layer and number of tokens, in alternating rounds of at least one product.
+/// Time to measure each layer and number of tokens, in rounds of one product per layer.
 const TIME: Duration = Duration::from_secs(2);
 
 const USAGE: &str = "pass nothing, ROWS COLS, or ROWS COLS EXPERTS TOP_K";
@@ -79,7 +80,7 @@ fn run() -> Result<(), Box<dyn Error>> {
         ("MXFP4, INT8", ours(&weights, &mxfp4, Some(RoundedInputs::Int8))?),
     ];
 
-    let threads = std::thread::available_parallelism()?;
+    let threads = candle_core::utils::get_num_threads();
     match mixture {
         None => print!("{rows}×{cols}"),
         Some(_) => print!("{top_k} of {experts} experts of {rows}×{cols} a token"),
@@ -89,13 +90,17 @@ fn run() -> Result<(), Box<dyn Error>> {
     let mut cells = vec![String::new(); products.len()];
     for tokens in [1, 8, 128] {
         let (x, chosen) = (random(&[tokens, cols], 2)?, chosen(tokens, top_k, experts)?);
+        eprintln!("measuring: tokens = {tokens}");
         let mut times = vec![Vec::new(); products.len()];
+        let mut order: Vec<_> = (0..products.len()).collect();
+        let mut rng = fastrand::Rng::with_seed(4);
         let start = Instant::now();
         while start.elapsed() < TIME * products.len() as u32 || times[0].len() < 5 {
-            for ((_, product), times) in products.iter().zip(&mut times) {
+            rng.shuffle(&mut order);
+            for &i in &order {
                 let start = Instant::now();
-                std::hint::black_box(product(&x, &chosen)?);
-                times.push(start.elapsed().as_secs_f64() * 1e3);
+                std::hint::black_box(products[i].1(&x, &chosen)?);
+                times[i].push(start.elapsed().as_secs_f64() * 1e3);
             }
         }
         for (cell, mut times) in cells.iter_mut().zip(times) {
