@@ -42,7 +42,8 @@ const TASK_TOKENS: usize = 256;
 ///
 /// Computes `out[n, m] = Σₖ weights[m, k] · activations[n, k]`, with block and global scales.
 /// `weights` is `[M, K]`, with linear scales; `activations` is `[N, K]` and `out` is `[N, M]`, both
-/// without gaps. Weights are decoded once for up to 256 tokens.
+/// without gaps. Weights are decoded once for up to 256 tokens. A thread keeps up to 16 MiB of
+/// packed activations for its next call.
 ///
 /// # Bits
 ///
