@@ -86,9 +86,9 @@ fn run() -> Result<(), Box<dyn Error>> {
         Some(_) => print!("{top_k} of {experts} experts of {rows}×{cols} a token"),
     }
     println!(", {threads} threads; ms, median and least");
-    println!("| layer | 1 token | 8 tokens | 128 tokens |\n|---|---|---|---|");
+    println!("| layer | 1 token | 8 tokens | 32 tokens | 128 tokens |\n|---|---|---|---|---|");
     let mut cells = vec![String::new(); products.len()];
-    for tokens in [1, 8, 128] {
+    for tokens in [1, 8, 32, 128] {
         let (x, chosen) = (random(&[tokens, cols], 2)?, chosen(tokens, top_k, experts)?);
         eprintln!("measuring: tokens = {tokens}");
         let mut times = vec![Vec::new(); products.len()];
