@@ -128,10 +128,12 @@ where
             unsafe { scale_tokens(sums, scales) };
         }
         state.advance();
+        // Before the exit: lanes diverge here, and after it the assembler would take the loop's
+        // values for divergent, and move descriptors to uniform registers between the products.
+        // SAFETY: the whole warp group is here, and all products of the stage have been waited for.
+        unsafe { state.consumer_release_previous::<T>(left > 0) };
         if left == 0 {
             return left_out;
         }
-        // SAFETY: the whole warp group is here, and all products of the stage have been waited for.
-        unsafe { state.consumer_release_previous::<T>(true) };
     }
 }
