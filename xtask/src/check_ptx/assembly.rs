@@ -11,7 +11,7 @@ use crate::{layout, process};
 use anyhow::{Context, Result, bail};
 use microscale_kernels_abi::launch::WARP;
 use microscale_kernels_abi::{Kernel, Target, kernels};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
 use std::path::Path;
 use std::process::Command;
@@ -114,6 +114,9 @@ fn assemble(assembler: &Assembler, ptx: &Ptx, gpu: &str, folder: &Path) -> Resul
 /// The instructions of the tensor cores.
 const PRODUCTS: &[&str] = &["HMMA", "HGMMA", "QGMMA", "OMMA", "UTCOMMA"];
 
+/// The instructions of a warp group's products, whose descriptors are in uniform registers.
+const WARP_GROUP_PRODUCTS: [&str; 2] = ["HGMMA", "QGMMA"];
+
 /// Returns the assembler's warning that asynchronous matrix products (wgmma) are serialized, if
 /// any.
 fn serialised(said: &str) -> Option<&str> {
@@ -129,8 +132,8 @@ const MAY_SPILL: [&str; 1] = ["gptq_columns_mxfp4"];
 /// Checks that everything assembles, uses no local memory and fits the register file, except for
 /// [`MAY_SPILL`].
 ///
-/// Also checks that required conversion instructions survive. A defect on several GPUs is reported
-/// once.
+/// Also checks that required conversion instructions survive, and that the products of a warp group
+/// follow one another. A defect on several GPUs is reported once.
 pub(super) fn check(assemblies: &[Assembly]) -> Vec<Finding> {
     let mut gpus: BTreeMap<(&str, String), Vec<&str>> = BTreeMap::new();
     for assembly in assemblies {
@@ -153,7 +156,12 @@ fn wrong(assembly: &Assembly) -> Vec<String> {
     let of_kernel = |kernel: &Assembled| {
         let may_spill = MAY_SPILL.contains(&kernel.name.as_str()) || spills_outside_of_products(kernel);
         let spills = local_memory(kernel.resources).filter(|_| !may_spill);
-        let messages = [spills, too_many_registers(kernel), lost_conversion(kernel, assembly.target)];
+        let messages = [
+            spills,
+            too_many_registers(kernel),
+            lost_conversion(kernel, assembly.target),
+            moves_between_products(&kernel.code),
+        ];
         messages.map(|message| message.map(|message| format!("{}: {message}", kernel.name)))
     };
     kernels.iter().flat_map(of_kernel).flatten().collect()
@@ -212,6 +220,33 @@ fn lost_conversion(assembled: &Assembled, target: &Target) -> Option<String> {
         .find(|requirement| !contains(&assembled.code, requirement.sass))?;
     let (name, modifier) = lost.sass;
     Some(format!("no {name}…{modifier} in the machine code"))
+}
+
+/// Returns a message if descriptors move to uniform registers between products of a warp group.
+///
+/// The tensor cores wait for that. The assembler does so where it takes a loop's values for
+/// divergent, as after a branch that depends on the lane.
+fn moves_between_products(code: &Code) -> Option<String> {
+    let starts: BTreeSet<usize> = code.labels.values().copied().collect();
+    // Since the last product, in straight code.
+    let mut moves = None;
+    for (place, instruction) in code.instructions.iter().enumerate() {
+        let name = instruction.name();
+        if starts.contains(&place) || name == "WARPGROUP" {
+            moves = None;
+        }
+        if WARP_GROUP_PRODUCTS.contains(&name) {
+            if let Some(moves @ 1..) = moves {
+                return Some(format!(
+                    "{moves} moves to uniform registers (R2UR) between products, which wait for them"
+                ));
+            }
+            moves = Some(0);
+        } else if name == "R2UR" {
+            moves = moves.map(|moves| moves + 1);
+        }
+    }
+    None
 }
 
 /// Returns whether the code has an instruction with this modifier, or with any if it is empty.
@@ -277,6 +312,23 @@ mod tests {
         let more = ".L_3:\nLDL R2, [R1]\nHGMMA.64x256x16.F32 R24, R92\nHGMMA.64x256x16.F32 R24, R92\n@P0 BRA `(.L_3)\nEXIT";
         assert_eq!(count(resident, &outside.replace("EXIT", more)), 1, "a second loop");
         assert_eq!(count(resident, "EXIT"), 1, "no products");
+    }
+
+    #[test]
+    fn moves_between_products_of_a_warp_group_are_found() {
+        let found = |code: &str| messages(assembled("k", Resources::default(), code)).len();
+        let products = |between: &str| {
+            format!(
+                "R2UR UR4, R0\nWARPGROUP.ARRIVE\nQGMMA.64x8x32 R24, R40\n{between}QGMMA.64x8x32 R24, R44\nEXIT"
+            )
+        };
+        assert_eq!(found(&products("R2UR UR6, R1\n")), 1);
+        // Uniform arithmetic, and moves before the next products, after them or in a loop.
+        for between in
+            ["UIADD3 UR6, UR6, 0x2, URZ\n", "R2UR UR6, R1\nWARPGROUP.ARRIVE\n", "R2UR UR6, R1\n.L_1:\n"]
+        {
+            assert_eq!(found(&products(between)), 0, "{between}");
+        }
     }
 
     #[test]
