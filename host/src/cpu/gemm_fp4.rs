@@ -6,7 +6,7 @@ use microscale_formats::{Gate, fp4_dot, int8};
 use rayon::prelude::*;
 
 use super::isa::Isa;
-use crate::cpu::products::by_panel::{bands, copy_band, panels_per_task};
+use crate::cpu::products::by_panel::{bands, fill_band, panels_per_task};
 use crate::cpu::products::int8::{Int8Tokens, ROWS, Scratch};
 use crate::cpu::products::rows::{Rows, scale_and_round};
 use crate::cpu::simd::Scalars;
@@ -195,12 +195,12 @@ impl<F: Fn([f64; N]) -> f64 + Sync, const N: usize> Product<'_, F, N> {
         let tasks = bands.par_chunks_mut(tokens).enumerate();
         let buffers = || (Buffers::default(), Vec::new());
         tasks.for_each_init(buffers, |(buffers, by_panel), (task, band)| {
-            by_panel.resize(band.iter().map(|out| out.len()).sum(), T::default());
-            for (panel, out) in (task * panels..).zip(by_panel.chunks_mut(ROWS * tokens)) {
-                let count = out.len() / tokens;
-                self.panel(panel * ROWS..panel * ROWS + count, first, &x, out, buffers);
-            }
-            copy_band::<ROWS, T>(by_panel, band);
+            fill_band::<ROWS, T>(band, by_panel, |out| {
+                for (panel, out) in (task * panels..).zip(out.chunks_mut(ROWS * tokens)) {
+                    let count = out.len() / tokens;
+                    self.panel(panel * ROWS..panel * ROWS + count, first, &x, out, buffers);
+                }
+            });
         });
     }
 

@@ -4,7 +4,7 @@ use microscale_formats::int8;
 use rayon::prelude::*;
 
 use super::isa::Isa;
-use crate::cpu::products::by_panel::{bands, copy_band, panels_per_task};
+use crate::cpu::products::by_panel::{bands, fill_band, panels_per_task};
 use crate::cpu::products::int8::{Int8Tokens, ROWS, Scratch};
 use crate::cpu::products::rows::Rows;
 use crate::elements::{Elements, ElementsMut};
@@ -85,38 +85,34 @@ fn multiply<T: Activation>(isa: Isa, weights: QuantizedView<'_>, activations: &[
     let is_small = rows * cols * (tokens + 2) <= SMALL;
     let x = packed(isa, activations, cols, tokens);
     let all_rows = Rows::of(weights);
-    let multiply_panel = |panel: usize, out: &mut [T], sums: &mut Vec<f32>, scratch: &mut Scratch| {
+    let multiply_panel = |panel: usize, out: &mut [T], buffers: &mut Buffers| {
         let count = out.len() / tokens;
         let first = panel * ROWS;
         // Repeats the last row to fill the array. Only existing rows are passed on.
         let panel_rows: [_; ROWS] = std::array::from_fn(|i| all_rows.at(first + i.min(count - 1)));
+        let Buffers { sums, products } = buffers;
         sums.resize(out.len(), 0.0);
-        isa.multiply_int8(weights.format(), &panel_rows[..count], &x, sums, scratch);
+        isa.multiply_int8(weights.format(), &panel_rows[..count], &x, sums, products);
         let factor = int8::factor(weights.format());
         isa.round_int8(sums, factor, weights.global_scale(), ElementsMut::of(out));
     };
     if tokens == 1 {
-        return for_each(is_small, out, ROWS, |panel, out, buffers: &mut Buffers<T>| {
-            multiply_panel(panel, out, &mut buffers.sums, &mut buffers.products);
-        });
+        return for_each(is_small, out, ROWS, multiply_panel);
     }
     let panels = panels_per_task(rows.div_ceil(ROWS));
     let mut bands = bands(out.chunks_mut(rows), panels * ROWS);
-    for_each(is_small, &mut bands, tokens, |task, band, buffers: &mut Buffers<T>| {
-        let Buffers { by_panel, sums, products } = buffers;
-        by_panel.resize(band.iter().map(|out| out.len()).sum(), T::default());
-        for (panel, out) in (task * panels..).zip(by_panel.chunks_mut(ROWS * tokens)) {
-            multiply_panel(panel, out, sums, products);
-        }
-        copy_band::<ROWS, T>(by_panel, band);
+    for_each(is_small, &mut bands, tokens, |task, band, (buffers, by_panel): &mut (Buffers, Vec<T>)| {
+        fill_band::<ROWS, T>(band, by_panel, |out| {
+            for (panel, out) in (task * panels..).zip(out.chunks_mut(ROWS * tokens)) {
+                multiply_panel(panel, out, buffers);
+            }
+        });
     });
 }
 
 /// Buffers of a task, reused by the thread's next task.
 #[derive(Default)]
-struct Buffers<T> {
-    /// Results, by panel and token.
-    by_panel: Vec<T>,
+struct Buffers {
     /// The sums of a panel.
     sums: Vec<f32>,
     products: Scratch,

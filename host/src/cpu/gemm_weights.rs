@@ -12,7 +12,7 @@ use super::gemv_weights;
 use super::gemv_weights::multiply_block;
 use super::isa::Isa;
 use crate::cpu::products::activations::{PackedActivations, Packing, TOKENS};
-use crate::cpu::products::by_panel::{bands, copy_band, panels_per_task};
+use crate::cpu::products::by_panel::{bands, fill_band, panels_per_task};
 use crate::cpu::products::few_tokens::{self, PackedTokens};
 #[cfg(target_arch = "x86_64")]
 use crate::cpu::products::few_tokens_bf16::PackedTokenPairs;
@@ -131,9 +131,9 @@ fn multiply<T: Element>(isa: Isa, weights: QuantizedView<'_>, activations: Eleme
         let tasks = bands.par_chunks_mut(tokens).enumerate();
         let buffers = || (Scratch::new(), Vec::new());
         tasks.for_each_init(buffers, |(scratch, by_panel), (task, band)| {
-            by_panel.resize(band.iter().map(|out| out.len()).sum(), T::default());
-            product.rows(task * panels * panels::ROWS, block * TASK_TOKENS, tokens, by_panel, scratch);
-            copy_band::<{ panels::ROWS }, T>(by_panel, band);
+            fill_band::<{ panels::ROWS }, T>(band, by_panel, |out| {
+                product.rows(task * panels * panels::ROWS, block * TASK_TOKENS, tokens, out, scratch);
+            });
         });
     });
 }

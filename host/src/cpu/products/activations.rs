@@ -12,6 +12,14 @@ use crate::element::{Dtype, Element};
 /// Tokens per tile.
 pub(in crate::cpu) const TOKENS: usize = LANES;
 
+/// The most words that a thread keeps for its next activations: 16 MiB.
+const MAX_KEPT: usize = 4 << 20;
+
+thread_local! {
+    /// The words of the thread's last activations.
+    static WORDS: Cell<Vec<f32>> = const { Cell::new(Vec::new()) };
+}
+
 /// One f32 per lane, aligned so that a vector never crosses a cache line.
 #[derive(Clone, Copy)]
 #[repr(align(64))]
@@ -78,14 +86,6 @@ pub(in crate::cpu) struct PackedActivations {
     /// The lines. They start at index `first`, which is aligned to a cache line.
     words: Vec<f32>,
     first: usize,
-}
-
-/// The most words that a thread keeps for its next activations: 16 MiB.
-const MAX_KEPT: usize = 4 << 20;
-
-thread_local! {
-    /// The words of the thread's last activations.
-    static WORDS: Cell<Vec<f32>> = const { Cell::new(Vec::new()) };
 }
 
 impl PackedActivations {

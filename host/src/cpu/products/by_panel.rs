@@ -21,9 +21,17 @@ pub(in crate::cpu) fn bands<'a, T>(
     bands
 }
 
-/// Copies a task's results to its band, from panels of `ROWS` rows.
-pub(in crate::cpu) fn copy_band<const ROWS: usize, T: Copy>(by_panel: &[T], band: &mut [&mut [T]]) {
+/// Fills a band with results that `multiply` computes by panel of `ROWS` rows, then by token.
+///
+/// `by_panel` is memory for them, reused by the thread's next task.
+pub(in crate::cpu) fn fill_band<const ROWS: usize, T: Copy + Default>(
+    band: &mut [&mut [T]],
+    by_panel: &mut Vec<T>,
+    multiply: impl FnOnce(&mut [T]),
+) {
     let tokens = band.len();
+    by_panel.resize(band.iter().map(|out| out.len()).sum(), T::default());
+    multiply(by_panel);
     for (token, out) in band.iter_mut().enumerate() {
         copy_token::<ROWS, T>(by_panel, token, tokens, out);
     }
@@ -62,7 +70,7 @@ mod tests {
                             (0..tokens).flat_map(move |t| rows.clone().map(move |r| 100 * t + r))
                         })
                         .collect();
-                    copy_band::<ROWS, _>(&by_panel, band);
+                    fill_band::<ROWS, _>(band, &mut Vec::new(), |out| out.copy_from_slice(&by_panel));
                     first = last;
                 }
                 assert_eq!(out, expected, "{rows} rows, {tokens} tokens");

@@ -26,7 +26,7 @@ const CODES: usize = SEGMENT / 2;
 /// Prefetch distance in bytes of a row's codes.
 const AHEAD: usize = 256;
 
-/// Rows to decode between calls of [`Microkernel::keep_awake`], which take about 0.1 µs.
+/// Rows to decode between calls of [`Microkernel::keep_awake`]: about 0.1 µs.
 const AWAKE: usize = 8;
 
 /// The sums of a token, by row.
@@ -131,7 +131,7 @@ pub(in crate::cpu) trait Microkernel<V: Products> {
     /// positions, then odd positions.
     fn add(&self, simd: V, x: &[Lanes<f32>], weights: &[Lines], sums: &mut [Lines]);
 
-    /// Keeps units that sleep awake, while the weights of a segment are decoded.
+    /// Gives work to a unit that becomes slow when idle. Called while weights are decoded.
     #[inline(always)]
     fn keep_awake(&self) {}
 }

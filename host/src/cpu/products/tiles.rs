@@ -26,7 +26,7 @@ pub(in crate::cpu) trait TileUnit {
     /// tile, in the order of [`microscale_formats::weights`].
     fn multiply(&self, x: &[Tile], parts: usize, weights: &[Lines], sums: &mut Lines);
 
-    /// Keeps the unit awake, between calls of [`Self::multiply`].
+    /// Gives the unit work between calls of [`Self::multiply`], if it becomes slow when idle.
     #[inline(always)]
     fn keep_awake(&self) {}
 }
