@@ -224,11 +224,11 @@ fn lost_conversion(assembled: &Assembled, target: &Target) -> Option<String> {
 
 /// Returns a message if descriptors move to uniform registers between products of a warp group.
 ///
-/// The tensor cores wait for that. The assembler does so where it takes a loop's values for
-/// divergent, as after a branch that depends on the lane.
+/// The tensor cores wait for that. The assembler moves them if it takes a loop's values for
+/// divergent, as it does when lanes diverge after the loop's exit.
 fn moves_between_products(code: &Code) -> Option<String> {
     let starts: BTreeSet<usize> = code.labels.values().copied().collect();
-    // Since the last product, in straight code.
+    // The moves since the last product. None if a label or a new group of products follows it.
     let mut moves = None;
     for (place, instruction) in code.instructions.iter().enumerate() {
         let name = instruction.name();
@@ -323,7 +323,7 @@ mod tests {
             )
         };
         assert_eq!(found(&products("R2UR UR6, R1\n")), 1);
-        // Uniform arithmetic, and moves before the next products, after them or in a loop.
+        // Uniform arithmetic, a move before a new group of products, and a move before a label.
         for between in
             ["UIADD3 UR6, UR6, 0x2, URZ\n", "R2UR UR6, R1\nWARPGROUP.ARRIVE\n", "R2UR UR6, R1\n.L_1:\n"]
         {

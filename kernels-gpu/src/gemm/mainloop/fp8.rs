@@ -128,8 +128,8 @@ where
             unsafe { scale_tokens(sums, scales) };
         }
         state.advance();
-        // Before the exit: lanes diverge here, and after it the assembler would take the loop's
-        // values for divergent, and move descriptors to uniform registers between the products.
+        // Released before the exit, as lanes diverge in this call: after the exit, the assembler
+        // would keep descriptors in vector registers, and move them between the products.
         // SAFETY: the whole warp group is here, and all products of the stage have been waited for.
         unsafe { state.consumer_release_previous::<T>(left > 0) };
         if left == 0 {
