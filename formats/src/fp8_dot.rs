@@ -47,6 +47,20 @@
 //! A GPU that splits K adds the parts in f32 and gives other bits. Global scales multiply the sum
 //! afterwards.
 //!
+//! # Sums of blocks
+//!
+//! [`block_row`] is for MXFP4 weights. A k-step has a block, and starts from +0. Weights are
+//! decoded to E4M3 without their scale: element · 2^[`ELEMENT_EXPONENT`], which is exact. The sums
+//! of blocks are added in the order of K, starting from +0, each by a fused multiplication and
+//! addition in f32. Let f be 2^−[`ELEMENT_EXPONENT`]:
+//!
+//! - with a scale per token: sum = block · (f · block scale) + sum, and in the end sum · scale;
+//! - with a scale per pack: sum = block · (f · block scale · scale) + sum.
+//!
+//! Where f · block scale would be infinite, block · f takes the place of block, and the factor has
+//! no f. No block is left out. Blocks of the last pack past the end of the row are added as zeros
+//! with scale byte 0.
+//!
 //! # Fast accumulation
 //!
 //! [`fast_row`] is for a scale per token. The k-steps of all packs add to one accumulator, which
@@ -69,6 +83,11 @@
 //! 4 · 34 · 2^−10 · M in the worst case. Typically each loses 2^−13 of the largest product.
 //! [`gamma`] is this bound with the roundings in f32.
 //!
+//! With sums of blocks, decoded weights of 0.5 are subnormal, too: at least 2^−1 of their power of
+//! two. So 2^e is at most 16 times the largest product of the block. Its only k-step loses less
+//! than 34 · 2^−9 of the sum of its magnitudes, half of a pack's bound. The other half exceeds the
+//! three more f32 roundings per pack for any K below 2^26, so [`gamma`] holds here, too.
+//!
 //! With fast accumulation M is the sum of the magnitudes of the row's products, and each of K / 32
 //! k-steps may lose 34 · 2^−10 · M: [`fast_gamma`]. From K = 1024 on, this bound is larger than M.
 //! Typically a k-step loses up to 2^−13 of the accumulator, always toward zero.
@@ -87,6 +106,13 @@ pub const PACK: usize = GROUP;
 
 /// Fraction bits of the largest exponent that survive truncation, and of sums.
 pub const FRACTION_BITS: i32 = 13;
+
+/// The exponent of the power of two that MXFP4 elements are multiplied by where they are decoded
+/// without their scale: the difference of the exponent biases of E2M1 and E4M3.
+pub const ELEMENT_EXPONENT: i32 = -6;
+
+/// The largest scale byte of a block whose scale times 2^−[`ELEMENT_EXPONENT`] is finite in f32.
+pub const LARGEST_FACTOR: u32 = 254 - -ELEMENT_EXPONENT as u32;
 
 /// The exponent of the scale that MXFP4 elements with the largest scale of a pack have in E4M3:
 /// 6 · 2^6 is at most 448.
@@ -324,6 +350,27 @@ pub fn row<F: Fused>(weights: Weights<'_>, x: &[E4m3], scales: Scales<'_>) -> f3
     weights.add_left_out::<F>(x, scales, scales.finish(sum))
 }
 
+/// Returns the product of a row of MXFP4 weights and a row of activations with sums of blocks,
+/// without global scale.
+///
+/// `x` lacks the columns that pad the last block of the weights.
+pub fn block_row<F: Fused>(weights: Weights<'_>, x: &[E4m3], scales: Scales<'_>) -> f32 {
+    const UNIT: f32 = power_of_two(-ELEMENT_EXPONENT);
+    let mut sum = 0f32;
+    for block in 0..weights.scales.len().next_multiple_of(PACK / STEP) {
+        let byte = weights.scales.get(block).copied().unwrap_or(0);
+        let columns: [usize; STEP] = core::array::from_fn(|i| block * STEP + i);
+        let element = |column| if column < weights.columns() { weights.element(column) } else { 0.0 };
+        let elements = columns.map(|column| E4m3::from_f32(element(column) * power_of_two(ELEMENT_EXPONENT)));
+        let x = columns.map(|column| x.get(column).copied().unwrap_or(E4m3::from_bits(0)));
+        let (product, scale) = (step(0.0, &elements, &x), E8m0::from_bits(byte).to_f32());
+        let (product, factor) =
+            if u32::from(byte) <= LARGEST_FACTOR { (product, UNIT * scale) } else { (product * UNIT, scale) };
+        sum = F::fma(product, scales.factor(factor, block * STEP / PACK), sum);
+    }
+    scales.finish(sum)
+}
+
 /// Returns the product of two rows with fast accumulation, without global scale.
 ///
 /// `x` lacks the columns that pad the last block of the weights. `base` is the largest scale of the
@@ -491,6 +538,9 @@ mod tests {
                 let left_out = 256.0 * f64::from(f32::EPSILON);
                 let bound = (gamma(cols) + left_out) * magnitudes;
                 assert!((found - sum).abs() <= bound, "{found:e} is not {sum:e} within {bound:e}");
+                let of_blocks = f64::from(block_row::<MulAdd>(weights, &x[..cols], scales_of_x));
+                let bound = gamma(cols) * magnitudes;
+                assert!((of_blocks - sum).abs() <= bound, "{of_blocks:e} is not {sum:e} within {bound:e}");
                 if let Scales::Token(scale) = scales_of_x {
                     let fast = fast_row::<MulAdd>(weights, weights.row_base(), &x[..cols], scale);
                     let bound = (fast_gamma(cols) + left_out) * magnitudes;
@@ -503,6 +553,27 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn blocks_keep_their_value_under_any_scale() {
+        // 0.5 and 6 are the smallest and the largest element.
+        let codes: [u8; 32] = core::array::from_fn(|i| [0x71, 0x00][i / 16]);
+        let x = [E4m3::from_f32(power_of_two(-6)); 64];
+        let sum_of_products = 16.0 * 6.5 / 64.0;
+        let sum = |scales: &[u8]| {
+            let weights = Weights { format: Format::Mxfp4, codes: &codes, scales };
+            block_row::<MulAdd>(weights, &x, Scales::Token(1.0))
+        };
+        for byte in 0..=254 {
+            // Zeros under the largest scale add nothing.
+            let right = sum_of_products * E8m0::from_bits(byte).to_f32();
+            assert_eq!(sum(&[byte, 254]), right, "{byte}");
+        }
+        assert!(sum(&[127, 255]).is_nan() && sum(&[255, 0]).is_nan());
+        // Two blocks of the pack are past the end of the row: zeros times an infinite scale.
+        let weights = Weights { format: Format::Mxfp4, codes: &codes, scales: &[127, 127] };
+        assert!(block_row::<MulAdd>(weights, &x, Scales::Packs(&[f32::INFINITY])).is_nan());
     }
 
     #[test]

@@ -1,9 +1,10 @@
 //! Random quantized operands of products, with scales of a chosen kind.
 
 use microscale::formats::nvfp4::Direction;
-use microscale::formats::{E2m1, E8m0, fp8_dot};
+use microscale::formats::{E2m1, E4m3, E8m0, fp8_dot};
 use microscale::{Format, GlobalScale, QuantizedShape, QuantizedTensor};
 
+use crate::arithmetic::Scalars;
 use crate::oracle;
 
 /// The scales of a tensor.
@@ -80,6 +81,21 @@ pub fn changed(tensor: QuantizedTensor, change: impl FnOnce(&mut [u8], &mut [u8]
         Some((Direction::Divisor, value)) => given(GlobalScale::Divisor(value)),
         Some((Direction::Multiplier, value)) => given(GlobalScale::Multiplier(value)),
         None => changed,
+    }
+}
+
+/// Returns the sum of a row of weights and a row of E4M3 activations by the definition, with sums of
+/// packs or of blocks ([`multiplies_blocks`](microscale_kernels_abi::GemmConfig::multiplies_blocks)).
+pub fn sum_in_fp8(
+    by_block: bool,
+    weights: fp8_dot::Weights<'_>,
+    x: &[E4m3],
+    scales: fp8_dot::Scales<'_>,
+) -> f32 {
+    if by_block {
+        fp8_dot::block_row::<Scalars>(weights, x, scales)
+    } else {
+        fp8_dot::row::<Scalars>(weights, x, scales)
     }
 }
 
