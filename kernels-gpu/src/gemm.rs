@@ -86,7 +86,7 @@ use self::mainloop::mma;
 #[cfg(microscale_tcgen05)]
 use self::mainloop::tcgen05;
 #[cfg(microscale_wgmma)]
-use self::mainloop::{fp8, fp8_fast, fp8_shared, wgmma};
+use self::mainloop::{fp8, fp8_block, fp8_fast, fp8_shared, wgmma};
 #[cfg(microscale_wgmma)]
 use self::pack::begin;
 #[cfg(microscale_wgmma)]
@@ -564,6 +564,13 @@ macro_rules! tiles {
         const _: () = {
             declare_tile! { $name Fp8 $m $n $cluster }
             tiles! { @operands $name fp8 }
+        };
+    };
+    (@tile Fp8Block $name:ident $m:tt $n:tt $cluster:tt) => {
+        #[cfg(microscale_wgmma)]
+        const _: () = {
+            declare_tile! { $name Fp8Block $m $n $cluster }
+            tiles! { @operands $name fp8_block }
         };
     };
     (@tile Fp8Shared $name:ident $m:tt $n:tt $cluster:tt) => {

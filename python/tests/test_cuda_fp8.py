@@ -43,9 +43,10 @@ def test_products_are_the_cpus(activations, dtype):
         weights = microscale.quantize(torch.randn(rows, cols) / 8)
         there, x = weights.to("cuda"), torch.randn(tokens, cols, dtype=dtype)
         y = microscale.linear(x.cuda(), there, activations=activations)
-        # Parts of K are added in another order.
+        # Parts of K are added in another order. Kernels for few tokens add sums of 32 columns, CPUs
+        # of 128.
         expected = microscale.linear(x, weights, activations=activations)
-        torch.testing.assert_close(y.cpu(), expected, rtol=2.0**-7, atol=2.0**-12)
+        torch.testing.assert_close(y.cpu(), expected, rtol=2.0**-7, atol=2.0**-9)
         workspace = microscale.workspace(there, tokens + 100, dtype, activations)
         assert torch.equal(microscale.linear(x.cuda(), there, workspace=workspace, activations=activations), y)
     with pytest.raises(microscale.Error, match="f16 or bf16"):
@@ -86,7 +87,7 @@ def test_experts_are_the_cpus(activations):
     chosen = torch.randint(-1, 7, (40, 2), dtype=torch.int32)
     y = microscale.linear_experts(x.cuda(), there, chosen.cuda(), activations=activations)
     expected = microscale.linear_experts(x, weights, chosen, activations=activations)
-    torch.testing.assert_close(y.cpu(), expected, rtol=2.0**-7, atol=2.0**-12)
+    torch.testing.assert_close(y.cpu(), expected, rtol=2.0**-7, atol=2.0**-9)
     workspace = microscale.experts_workspace(there, 100, activations=activations)
     again = microscale.linear_experts(x.cuda(), there, chosen.cuda(), workspace=workspace, activations=activations)
     assert torch.equal(again, y)

@@ -80,9 +80,11 @@ macro_rules! gemm_tiles {
             tcgen05_128x256: Tcgen05 128 256 1;
             tcgen05_256x128_c2: Tcgen05 256 128 2;
             tcgen05_256x256_c2: Tcgen05 256 256 2;
-            fp8_256x16: Fp8 256 16 1;
+            fp8block_256x16: Fp8Block 256 16 1;
             fp8_128x32: Fp8 128 32 1;
+            fp8_256x32: Fp8 256 32 1;
             fp8_128x64: Fp8 128 64 1;
+            fp8_192x64: Fp8 192 64 1;
             fp8_128x128: Fp8 128 128 1;
             fp8shared_128x256: Fp8Shared 128 256 1;
             fp8shared_256x256_c2: Fp8Shared 256 256 2;
@@ -289,6 +291,11 @@ impl GemmConfig {
     /// Packs of activations per K-iteration.
     pub const fn packs(self) -> u32 {
         if self.tile_n <= self.mainloop.traits().two_packs_up_to { 2 } else { 1 }
+    }
+
+    /// Returns whether multiplications have a block of each row, whose scale multiplies their sum.
+    pub const fn multiplies_blocks(self) -> bool {
+        self.mainloop.loads_by_block() && matches!(self.weights, Format::Mxfp4)
     }
 
     /// Returns whether decoded weights are relative to the largest scale of their row.

@@ -14,11 +14,12 @@ use crate::launch::{Converts, Family, Kernel, KernelId, Launch, Targets, WARP, k
 /// tokens of a token tile, then the scales. A scale is for all of a token, or for the columns of
 /// the pack.
 ///
-/// Weights are decoded eight at a time: a word of each of the four chunks of a pack is an operand
-/// of one multiplication. A piece of 16 bytes has the even codes of a word of each chunk, in the
-/// order of chunks, and the next piece has the odd ones. A token's eight pieces follow each other,
-/// ordered by word, then parity, and swizzled as `wgmma` reads rows of 128 bytes: the number of a
-/// piece is XORed with the token's number in its eight tokens.
+/// Weights are decoded eight at a time, and four words are an operand of one multiplication: a word
+/// of each of the four chunks of a pack, or all words of one chunk
+/// ([`PackParams::by_block`](super::params::PackParams)). A piece of 16 bytes has the even codes of
+/// these words, and the next piece has the odd ones. A token's eight pieces follow each other,
+/// ordered by multiplication, then parity, and swizzled as `wgmma` reads rows of 128 bytes: the
+/// number of a piece is XORed with the token's number in its eight tokens.
 pub const TOKEN_BYTES: u32 = PACK_COLUMNS + 4;
 
 /// Warps of a thread block of the kernel that decodes MXFP4: each finds the largest scale of one of
@@ -91,11 +92,18 @@ const fn iteration(each: u32, pack: u32) -> [u32; 2] {
     if each == 1 { [pack, 0] } else { [pack / 2, pack % 2] }
 }
 
-/// The offset in a pack's codes of the piece of token `in_tile` of its token tile that has the even
-/// (0) or odd (1) codes of word `word` of each chunk.
+/// Returns the multiplication of a word and its number there, given its chunk in the pack and its
+/// number in the chunk. The function is its own inverse.
 #[inline(always)]
-pub const fn piece_offset(in_tile: u32, word: u32, parity: u32) -> u32 {
-    in_tile * PACK_COLUMNS + ((word * 2 + parity) ^ (in_tile % TILE_COLUMNS)) * 16
+pub const fn exchanged(by_block: bool, chunk: u32, word: u32) -> [u32; 2] {
+    if by_block { [chunk, word] } else { [word, chunk] }
+}
+
+/// The offset in a pack's codes of the piece of token `in_tile` of its token tile that has the even
+/// (0) or odd (1) codes of multiplication `multiplication`.
+#[inline(always)]
+pub const fn piece_offset(in_tile: u32, multiplication: u32, parity: u32) -> u32 {
+    in_tile * PACK_COLUMNS + ((multiplication * 2 + parity) ^ (in_tile % TILE_COLUMNS)) * 16
 }
 
 /// Groups of columns that share a scale are packs.

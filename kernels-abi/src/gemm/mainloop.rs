@@ -33,6 +33,9 @@ pub enum Mainloop {
     Tcgen05,
     /// `Wgmma` of E4M3: weights decoded to E4M3, times E4M3 activations under f32 scales.
     Fp8,
+    /// `Fp8` for few tokens and MXFP4 weights: weights are decoded without scales, and the sum of
+    /// each block is multiplied by its scale. NVFP4 weights are multiplied as by `Fp8`.
+    Fp8Block,
     /// `Fp8` for many tokens: decoder warps decode weights to shared memory. Two consumer warp
     /// groups multiply all of them, each by half of the tokens. In clusters of two thread blocks,
     /// as `Multicast`.
@@ -99,7 +102,7 @@ const WGMMA: MainloopTraits = MainloopTraits {
 const FP8: MainloopTraits = MainloopTraits { token_bytes: FP8_TOKEN_BYTES, packs_up_to: 0, ..WGMMA };
 
 /// The traits, in the order of [`Mainloop`].
-const MAINLOOPS: [MainloopTraits; 11] = [
+const MAINLOOPS: [MainloopTraits; 12] = [
     GEMV,
     MainloopTraits { word: "plain", ..GEMV },
     MainloopTraits { word: "ragged", ..GEMV },
@@ -133,13 +136,14 @@ const MAINLOOPS: [MainloopTraits; 11] = [
         ..GEMV
     },
     MainloopTraits { word: "fp8", two_packs_up_to: 128, ..FP8 },
+    MainloopTraits { word: "fp8block", two_packs_up_to: 128, ..FP8 },
     MainloopTraits { word: "fp8shared", decoder_warps: 4, two_packs_up_to: 0, ..FP8 },
     MainloopTraits { word: "fp8fast", two_packs_up_to: 0, ..FP8 },
 ];
 
 impl Mainloop {
     /// Every mainloop, in the order of the table.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Gemv,
         Self::GemvPlain,
         Self::GemvRagged,
@@ -149,6 +153,7 @@ impl Mainloop {
         Self::BlockScale,
         Self::Tcgen05,
         Self::Fp8,
+        Self::Fp8Block,
         Self::Fp8Shared,
         Self::Fp8Fast,
     ];
@@ -170,12 +175,17 @@ impl Mainloop {
 
     /// Returns whether activations are quantized to E4M3.
     pub const fn takes_fp8(self) -> bool {
-        matches!(self, Self::Fp8 | Self::Fp8Shared | Self::Fp8Fast)
+        matches!(self, Self::Fp8 | Self::Fp8Block | Self::Fp8Shared | Self::Fp8Fast)
     }
 
     /// Returns whether tensor cores add the products of all of K in FP8 (fast accumulation).
     pub const fn accumulates_fast(self) -> bool {
         matches!(self, Self::Fp8Fast)
+    }
+
+    /// Returns whether multiplications of MXFP4 weights have a block of each row.
+    pub const fn loads_by_block(self) -> bool {
+        matches!(self, Self::Fp8Block)
     }
 
     /// Returns whether consumer warps share weights that decoder warps decode.

@@ -51,8 +51,9 @@ pub struct PackParams {
     pub blocks: u32,
     /// FP8: packs of a K-iteration, one or two.
     pub iteration_packs: u32,
-    /// Always 0. Without it, there would be four bytes of padding.
-    pub reserved: u32,
+    /// FP8: 1 if a multiplication has all four words of a chunk, 0 if it has one word of each of a
+    /// pack's four chunks.
+    pub by_block: u32,
 }
 
 impl PackParams {
@@ -79,7 +80,7 @@ impl PackParams {
             rows: 0,
             blocks: 0,
             iteration_packs: config.packs(),
-            reserved: 0,
+            by_block: u32::from(config.multiplies_blocks()),
         };
         Some(packing.with_thread_blocks())
     }

@@ -3,7 +3,9 @@
 use microscale_formats::activations::token_scale;
 use microscale_kernels_abi::ActivationParams;
 use microscale_kernels_abi::activations::RowScale;
-use microscale_kernels_abi::gemm::fp8::{CHUNKS, TOKEN_BYTES, codes_offset, piece_offset, scales_offset};
+use microscale_kernels_abi::gemm::fp8::{
+    CHUNKS, TOKEN_BYTES, codes_offset, exchanged, piece_offset, scales_offset,
+};
 use microscale_kernels_abi::gemm::params::PackParams;
 use microscale_kernels_abi::gemm::{PACK_COLUMNS, TILE_COLUMNS};
 use microscale_kernels_abi::grid::Divider32;
@@ -25,14 +27,16 @@ pub(super) struct PackedOutput {
     packs: u32,
     /// Packs of a K-iteration.
     iteration_packs: u32,
+    /// A multiplication has all words of a chunk, not a word of each chunk.
+    by_block: bool,
 }
 
 impl PackedOutput {
     /// The output of these packs.
     #[inline(always)]
     pub(super) fn new(pack: &PackParams) -> Self {
-        let PackParams { tile_eights, packs, iteration_packs, .. } = *pack;
-        Self { tile_eights, packs: packs.divisor as u32, iteration_packs }
+        let PackParams { tile_eights, packs, iteration_packs, by_block, .. } = *pack;
+        Self { tile_eights, packs: packs.divisor as u32, iteration_packs, by_block: by_block != 0 }
     }
 }
 
@@ -57,12 +61,6 @@ struct Places {
 
 /// Words of eight codes in a chunk.
 const WORDS: u32 = PACK_COLUMNS / CHUNKS / 8;
-
-/// The lane stores odd codes of two chunks; otherwise even ones.
-#[inline(always)]
-fn is_odd() -> bool {
-    warp::lane() / WORDS % 2 == 1
-}
 
 impl Output for PackedOutput {
     type Scale = PackedToken;
@@ -101,6 +99,18 @@ impl Output for PackedOutput {
 }
 
 impl PackedOutput {
+    /// The multiplication that has the lane's word, and the number of the word in it.
+    #[inline(always)]
+    fn multiplication(&self) -> [u32; 2] {
+        exchanged(self.by_block, warp::lane() / WORDS % CHUNKS, warp::lane() % WORDS)
+    }
+
+    /// The lane stores odd codes of two words; otherwise even ones.
+    #[inline(always)]
+    fn is_odd(&self) -> bool {
+        self.multiplication()[1] % 2 == 1
+    }
+
     /// The places of a token in a piece.
     #[inline(always)]
     fn places<D: Dtype>(&self, piece: &Piece<'_>, token: &PackedToken) -> Places {
@@ -108,8 +118,8 @@ impl PackedOutput {
         let pack = token.tile * self.packs + column::<D>(piece.number, 0) / PACK_COLUMNS;
         let codes = codes_offset(tile_tokens, self.iteration_packs, pack);
         let scales = scales_offset(tile_tokens, self.iteration_packs, pack);
-        let (chunk, word) = (warp::lane() / WORDS % CHUNKS, warp::lane() % WORDS);
-        let in_pack = piece_offset(token.in_tile, word, u32::from(is_odd())) + chunk / 2 * 8;
+        let [multiplication, word] = self.multiplication();
+        let in_pack = piece_offset(token.in_tile, multiplication, u32::from(self.is_odd())) + word / 2 * 8;
         let at = |offset: u64, in_pack: u32| {
             piece.memory.codes.wrapping_add(offset as usize).wrapping_add(in_pack as usize)
         };
@@ -118,8 +128,8 @@ impl PackedOutput {
         Places { codes: at(codes, in_pack), scale: at(scales, token.in_tile * 4), step: step as usize }
     }
 
-    /// Stores the even and the odd codes of the lane's chunk of step `j`. All lanes of the warp
-    /// call it.
+    /// Stores the even and the odd codes of the lane's word of step `j`. All lanes of the warp call
+    /// it.
     ///
     /// # Safety
     /// The contract of the kernels in [`super`].
@@ -133,9 +143,11 @@ impl PackedOutput {
         scale: f32,
     ) {
         let (row, column) = (piece.row, column::<D>(piece.number, j));
-        // A lane gets its word's even or odd codes of two chunks.
-        let other = warp::shuffle_xor(if is_odd() { even } else { odd }, WORDS);
-        let [low, high] = if is_odd() { [other, odd] } else { [even, other] }.map(u64::from);
+        // A lane gets the even or the odd codes of two words of its multiplication.
+        let is_odd = self.is_odd();
+        let next = if self.by_block { 1 } else { WORDS };
+        let other = warp::shuffle_xor(if is_odd { even } else { odd }, next);
+        let [low, high] = if is_odd { [other, odd] } else { [even, other] }.map(u64::from);
         if !row.has_scales || column >= self.packs * PACK_COLUMNS {
             return;
         }

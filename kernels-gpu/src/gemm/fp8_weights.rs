@@ -3,7 +3,7 @@
 use core::hint::cold_path;
 
 use microscale_formats::E2m1;
-use microscale_formats::fp8_dot::{NVFP4_FACTOR, PACK_EXPONENT, WIDEST};
+use microscale_formats::fp8_dot::{ELEMENT_EXPONENT, LARGEST_FACTOR, NVFP4_FACTOR, PACK_EXPONENT, WIDEST};
 use microscale_formats::plan::power_of_two;
 use microscale_kernels_abi::gemm::fp8::{CHUNKS, codes_offset, piece_offset, scales_offset};
 use microscale_kernels_abi::gemm::{QUAD, TILE_ROWS};
@@ -148,14 +148,23 @@ pub(super) struct Scales<const ROWS: usize> {
 impl<const ROWS: usize> Scales<ROWS> {
     /// The scales of chunks, which are zeros unless they `exist`, relative to the largest of their
     /// packs. All lanes of the warp call it.
+    ///
+    /// `branch`, a constant, says that chunks that are left out are a branch. Otherwise the
+    /// assembler predicates its instructions. Which one is faster depends on the tile: see
+    /// docs/lab/2026-11-30-w4a8.md.
     #[inline(always)]
-    pub(super) fn new<F: Fp8Weights>(scales: [u32; ROWS], exist: bool) -> Self {
-        Self::relative_to::<F>(scales.map(F::base), scales, exist)
+    pub(super) fn new<F: Fp8Weights>(scales: [u32; ROWS], exist: bool, branch: bool) -> Self {
+        Self::relative_to::<F>(scales.map(F::base), scales, exist, branch)
     }
 
-    /// The scales of chunks, relative to the bases of their rows. All lanes of the warp call it.
+    /// The scales of chunks, relative to the bases of their rows. Otherwise as [`Self::new`].
     #[inline(always)]
-    pub(super) fn relative_to<F: Fp8Weights>(bases: [u32; ROWS], scales: [u32; ROWS], exist: bool) -> Self {
+    pub(super) fn relative_to<F: Fp8Weights>(
+        bases: [u32; ROWS],
+        scales: [u32; ROWS],
+        exist: bool,
+        branch: bool,
+    ) -> Self {
         let mut below = [0; ROWS];
         let mut most = 0;
         let mut magnitudes = [[[0; 2]; 2]; ROWS];
@@ -167,6 +176,10 @@ impl<const ROWS: usize> Scales<ROWS> {
         let left_out = !F::ALWAYS_IN_RANGE && warp::ballot(exist && most > WIDEST) != 0;
         if left_out {
             cold_path();
+            if branch {
+                // Barriers are not predicated.
+                warp::sync();
+            }
             for i in 0..ROWS {
                 // An opaque value keeps this a branch: without it, LLVM would select magnitudes in
                 // every pack.
@@ -230,6 +243,16 @@ impl Unsigned {
         Self { rows, magnitudes: [0, 1].map(|row| [0, 1, 2, 3].map(|i| word(row, i))) }
     }
 
+    /// Decodes all magnitudes without scales, times 2^[`ELEMENT_EXPONENT`]. E2M1 and E4M3 represent
+    /// small numbers alike, so the bits of a magnitude are only shifted.
+    #[inline(always)]
+    pub(super) fn without_scales(rows: [Codes; 2]) -> Self {
+        const MAGNITUDES: u32 = 0x1C1C_1C1C;
+        let magnitudes =
+            rows.map(|words| words.map(|word| [word << 2, word >> 2].map(|word| word & MAGNITUDES)));
+        Self { rows, magnitudes }
+    }
+
     /// The first operands of four multiplications.
     #[inline(always)]
     pub(super) fn operands(&self) -> [[u32; 4]; 4] {
@@ -268,6 +291,73 @@ pub(super) unsafe fn promote<A: Array>(
     for i in 0..A::LEN {
         let sum = sums.get_mut(i);
         *sum = ptx::fma_f32(products.get(i), factors[i / 2 % 2], *sum);
+    }
+}
+
+/// Adds the sums of the four blocks of a pack, in their order, times the scales of the blocks of
+/// both rows, and with `PACK_SCALES` times the scales of the tokens at `token_scales`. A block has
+/// `A::LEN` sums, which follow each other.
+///
+/// # Safety
+/// As for [`promote`]. All lanes of the warp call it.
+#[inline(always)]
+pub(super) unsafe fn promote_blocks<A: Array, B: Array, const PACK_SCALES: bool>(
+    sums: &mut A,
+    products: &B,
+    (first, second): (u32, u32),
+    token_scales: u32,
+) {
+    const { assert!(B::LEN == 4 * A::LEN) };
+    // SAFETY: the caller promises the scales.
+    let of_tokens =
+        |four| if PACK_SCALES { unsafe { self::token_scales(token_scales, four) } } else { [1.0; 2] };
+    // Bit 7 of bytes from 0xC0 on. For scales below, the exponents of factors do not overflow.
+    let large = (first & first << 1 | second & second << 1) & 0x8080_8080;
+    if warp::ballot(large != 0) != 0 {
+        cold_path();
+        // A barrier keeps the assembler from predicating the instructions of this branch.
+        warp::sync();
+        for four in 0..A::LEN / 4 {
+            let of_tokens = of_tokens(four);
+            for block in 0..4 {
+                for i in 0..4 {
+                    let scale = (if i < 2 { first } else { second }) >> (8 * block) & 0xFF;
+                    let product = products.get(block * A::LEN + 4 * four + i);
+                    let sum = sums.get_mut(4 * four + i);
+                    *sum = add_block(*sum, product, scale, of_tokens[i % 2]);
+                }
+            }
+        }
+        return;
+    }
+    const BIAS: u32 = -ELEMENT_EXPONENT as u32 * 0x0101_0101;
+    let (first, second) = (first.wrapping_add(BIAS), second.wrapping_add(BIAS));
+    for block in 0..4 {
+        let factors = [first, second].map(|exponents| {
+            let exponent = if block < 3 { exponents << (23 - 8 * block) } else { exponents >> 1 };
+            f32::from_bits(exponent & 0x7F80_0000)
+        });
+        for four in 0..A::LEN / 4 {
+            let of_tokens = of_tokens(four);
+            for i in 0..4 {
+                let factor = if PACK_SCALES { factors[i / 2] * of_tokens[i % 2] } else { factors[i / 2] };
+                let sum = sums.get_mut(4 * four + i);
+                *sum = ptx::fma_f32(products.get(block * A::LEN + 4 * four + i), factor, *sum);
+            }
+        }
+    }
+}
+
+/// Adds the sum of a block times its scale, given as a byte, and a scale of a token.
+#[inline(always)]
+fn add_block(sum: f32, product: f32, scale: u32, of_token: f32) -> f32 {
+    const UNIT: f32 = power_of_two(-ELEMENT_EXPONENT);
+    if scale > LARGEST_FACTOR {
+        let scale = if scale == 0xFF { f32::NAN } else { f32::from_bits(scale << 23) };
+        ptx::fma_f32(product * UNIT, scale * of_token, sum)
+    } else {
+        let factor = f32::from_bits(scale.wrapping_add(-ELEMENT_EXPONENT as u32) << 23);
+        ptx::fma_f32(product, factor * of_token, sum)
     }
 }
 

@@ -3,6 +3,8 @@
 
 use core::marker::PhantomData;
 
+#[cfg(microscale_wgmma)]
+use microscale_kernels_abi::gemm::stage::ScalePieces;
 use microscale_kernels_abi::gemm::stage::Stage;
 use microscale_kernels_abi::gemm::{QUAD, TILE_ROWS};
 
@@ -14,6 +16,9 @@ use crate::hardware::{shared, warp};
 use crate::product::operand::{CHUNK_BYTES, Codes};
 use crate::product::problem::Problem;
 use crate::product::tensor_cores::{Activations, WeightFormat, is_in_range};
+
+/// Rows of a matrix that lanes load together.
+const MATRIX_ROWS: u32 = 8;
 
 /// A lane's codes and scales of two rows, eight apart, in one pack: a chunk of each.
 #[derive(Clone, Copy, Default)]
@@ -53,6 +58,15 @@ impl Fragment {
     }
 }
 
+/// A lane's codes and scales of two rows, eight apart, in one pack, where a multiplication has a
+/// block of each row: a word of each of the four blocks, and their scales.
+#[cfg(microscale_wgmma)]
+pub(super) struct BlockFragment {
+    pub(super) rows: [Codes; 2],
+    /// A byte per block, of each row. As an array, LLVM would join them in 64 bits.
+    pub(super) scales: (u32, u32),
+}
+
 /// Reads a lane's fragments from stages, K-iteration by K-iteration.
 pub(super) struct FragmentLoader<F, T> {
     /// Offset in a stage of the codes of the first row.
@@ -67,9 +81,12 @@ pub(super) struct FragmentLoader<F, T> {
     piece_mask: u32,
     /// Difference, in bits, between the leads of rows that are eight apart.
     lead_difference: u32,
-    /// Chunks of a row from the lane's chunk in the next pack to the end; not positive past the
-    /// end.
+    /// Chunks of a row from the lane's first chunk in the next pack to the end; not positive past
+    /// the end.
     chunks_left: i32,
+    /// Every pack has four scales, which start on 4 bytes in a stage.
+    #[cfg(microscale_wgmma)]
+    pub(super) scale_words: bool,
     types: PhantomData<(F, T)>,
 }
 
@@ -79,6 +96,8 @@ impl<F: WeightFormat, T: Tile> FragmentLoader<F, T> {
     /// True if a K-iteration's scales of a row fill a piece, and the leads of rows eight apart are
     /// equal.
     const WHOLE_PIECES: bool = F::BLOCKS > 1 && scales_per_k_iteration::<F, T>() == 16;
+    /// True if [`Self::load_blocks`] loads fragments. Chunks are blocks then.
+    pub(super) const BY_BLOCK: bool = F::BLOCKS == 1 && T::CONFIG.mainloop.loads_by_block();
 
     /// The loader for tile `tile` of 16 rows of the work tile, from K-iteration `start` on.
     #[inline(always)]
@@ -86,10 +105,16 @@ impl<F: WeightFormat, T: Tile> FragmentLoader<F, T> {
         // A shuffle stays where it is. Without it, LLVM computes the offsets before the loop over
         // work tiles and keeps them in registers.
         let lane = pin_in_register(warp::lane());
-        let (of_eight, quarter) = (lane / QUAD, lane % QUAD);
+        let of_eight = lane / QUAD;
         let blocks = problem.shape.blocks as u32;
         let row = tile * TILE_ROWS + of_eight;
-        let codes = (row * T::CHUNKS + swizzled::<T>(row, quarter)) * CHUNK_BYTES;
+        // By block, the lane has the address of a row of a matrix, and the scales of all chunks.
+        let (row_of_codes, chunk, quarter) = if Self::BY_BLOCK {
+            (tile * TILE_ROWS + lane % MATRIX_ROWS, lane / MATRIX_ROWS, 0)
+        } else {
+            (row, lane % QUAD, lane % QUAD)
+        };
+        let codes = (row_of_codes * T::CHUNKS + swizzled::<T>(row_of_codes, chunk)) * CHUNK_BYTES;
         let scales = row * stage.scales.all() + quarter * F::BLOCKS;
         // The first scales of all row tiles are at the same offset in their pieces. Past the last
         // row, any value does.
@@ -108,6 +133,8 @@ impl<F: WeightFormat, T: Tile> FragmentLoader<F, T> {
             piece_mask: stage.scales.bytes - 1,
             lead_difference: if F::BLOCKS == 1 { TILE_ROWS / 2 * blocks % stage.scales.bytes } else { 0 },
             chunks_left: chunks - (start * T::CHUNKS + quarter) as i32,
+            #[cfg(microscale_wgmma)]
+            scale_words: (problem.weights.scales.addr() as u32 | blocks).is_multiple_of(QUAD),
             types: PhantomData,
         }
     }
@@ -143,6 +170,51 @@ impl<F: WeightFormat, T: Tile> FragmentLoader<F, T> {
         fragments
     }
 
+    /// Loads the fragment of pack `pack` of the stage at `stage`. Blocks past the end of a row are
+    /// zeros, with scale 0. `WORDS` says that scales are words: [`Self::scale_words`].
+    ///
+    /// # Safety
+    /// As for [`Self::load`]. [`Self::BY_BLOCK`] is true. `WORDS` is false unless
+    /// [`Self::scale_words`] is true. All lanes of the warp call it.
+    #[cfg(microscale_wgmma)]
+    #[inline(always)]
+    pub(super) unsafe fn load_blocks<const WORDS: bool>(&mut self, stage: u32, pack: u32) -> BlockFragment {
+        let codes = stage + (self.stage_codes ^ pack * (QUAD * CHUNK_BYTES));
+        let [first, second] = [0, 1].map(|eight| self.scales_address(stage, pack, eight));
+        // SAFETY: the offsets are inside the stage, of codes on 16 bytes. With `WORDS`, the caller
+        // promises scales on 4 bytes. A K-iteration has eight scales of a row, so its pieces have
+        // 16 bytes, and rows eight apart have the same lead.
+        let fragment = unsafe {
+            let rows = [0, 1].map(|eight| shared::load_matrices(codes + eight * Self::EIGHT_ROWS));
+            let scales = if WORDS {
+                let second = first + const { TILE_ROWS / 2 * ScalePieces::ONE.all() };
+                (shared::load(first), shared::load(second))
+            } else {
+                (self.bytes(first), self.bytes(second))
+            };
+            BlockFragment { rows, scales }
+        };
+        self.advance(pack);
+        fragment
+    }
+
+    /// Loads the scales of a pack's blocks that exist, one after the other, to the bytes of a word.
+    ///
+    /// # Safety
+    /// As for [`Self::load_blocks`]; the scales are at `address`.
+    #[cfg(microscale_wgmma)]
+    #[inline(always)]
+    unsafe fn bytes(&self, address: u32) -> u32 {
+        let mut bytes = 0;
+        for block in 0..QUAD {
+            if self.chunks_left > block as i32 {
+                // SAFETY: the scale is there.
+                bytes |= unsafe { shared::load_u8(address + block) } << (8 * block);
+            }
+        }
+        bytes
+    }
+
     /// Returns whether the lane's chunk in the next pack is not past the end of a row.
     #[inline(always)]
     pub(super) fn exists(&self) -> bool {
@@ -167,9 +239,7 @@ impl<F: WeightFormat, T: Tile> FragmentLoader<F, T> {
     /// As for [`Self::load`].
     #[inline(always)]
     pub(super) unsafe fn load_scales(&self, stage: u32, pack: u32, eight: u32, past_end: u32) -> u32 {
-        let scales = stage + self.stage_scales + pack * QUAD * F::BLOCKS;
-        let lead = if eight.is_multiple_of(2) { self.lead } else { self.lead ^ self.lead_difference };
-        let scales = scales + eight * self.eight_rows + lead;
+        let scales = self.scales_address(stage, pack, eight);
         // SAFETY: the offset is inside the stage, on the bytes of a chunk's scales.
         let scales = unsafe {
             match F::BLOCKS {
@@ -179,6 +249,15 @@ impl<F: WeightFormat, T: Tile> FragmentLoader<F, T> {
         };
         // Scales past the end of a row belong to another row.
         if self.exists() { scales } else { past_end }
+    }
+
+    /// The address of the lane's first scale in pack `pack` of the stage at `stage`, of the row
+    /// that is `eight` eights after its first one.
+    #[inline(always)]
+    fn scales_address(&self, stage: u32, pack: u32, eight: u32) -> u32 {
+        let scales = stage + self.stage_scales + pack * QUAD * F::BLOCKS;
+        let lead = if eight.is_multiple_of(2) { self.lead } else { self.lead ^ self.lead_difference };
+        scales + eight * self.eight_rows + lead
     }
 
     /// Advances from pack `pack` of a stage to the next pack.

@@ -7,9 +7,10 @@
 //! | `tcgen05` | producer warps copy; one thread issues products of FP4 and FP4: B200 |
 //! | `wgmma` | producer warps copy and pack; consumer warp groups decode and multiply by `wgmma` |
 //! | `fp8` | the same with FP8 activations: weights are decoded to E4M3 |
+//! | `fp8_block` | `fp8` with the sum of each block times its scale: few tokens, MXFP4 weights |
 //! | `fp8_shared` | `fp8` with decoded weights that warp groups share: many tokens |
 //! | `fp8_fast` | `fp8` with sums of all of K in the tensor cores (fast accumulation) |
-//! | `warp_specialized` | producer warps, and the loop over work tiles of the last four |
+//! | `warp_specialized` | producer warps, and the loop over work tiles of the last five |
 //!
 //! A target has `mma` or `wgmma`. Targets with `wgmma` load `mma` kernels from an older target's
 //! file.
@@ -18,6 +19,8 @@
 pub(super) mod block_scale;
 #[cfg(microscale_wgmma)]
 pub(super) mod fp8;
+#[cfg(microscale_wgmma)]
+pub(super) mod fp8_block;
 #[cfg(microscale_wgmma)]
 pub(super) mod fp8_fast;
 #[cfg(microscale_wgmma)]

@@ -1,7 +1,7 @@
 //! The kernel that packs FP8 activations for `wgmma`, and the bases of rows of weights.
 
 use microscale_kernels_abi::gemm::PACK_COLUMNS;
-use microscale_kernels_abi::gemm::fp8::{CHUNKS, codes_offset, piece_offset, scales_offset};
+use microscale_kernels_abi::gemm::fp8::{CHUNKS, codes_offset, exchanged, piece_offset, scales_offset};
 use microscale_kernels_abi::gemm::packing::PACK_THREADS;
 use microscale_kernels_abi::gemm::params::PackParams;
 use microscale_kernels_abi::launch::WARP;
@@ -25,7 +25,7 @@ pub(super) struct Fp8Operand {
 
 impl Fp8Operand {
     /// Packs activations, and finds the bases of rows of weights. A warp packs eight tokens of a
-    /// pack. A lane has one token and one word of each chunk.
+    /// pack. A lane has one token and one multiplication of the pack.
     ///
     /// # Safety
     /// The contract of the packing kernel.
@@ -50,19 +50,20 @@ impl Fp8Operand {
     /// The contract of the packing kernel; `number` is less than the eights of `params`.
     #[inline(always)]
     unsafe fn pack_eight(&self, out: *mut u8, routed: &Routed, params: &PackParams, number: u32) {
-        let word = warp::lane() / EIGHT;
+        let multiplication = warp::lane() / EIGHT;
         // SAFETY: the same contract.
         let Some(of_warp) = (unsafe { Eight::find(routed, params, number) }) else { return };
         let Eight { pack_of_tile, row: token, exists, .. } = of_warp;
         let row = self.codes.wrapping_add((u64::from(token) * params.cols) as usize);
         let mut words = [[0; 2]; CHUNKS as usize];
-        for chunk in 0..CHUNKS {
+        for i in 0..CHUNKS {
+            let [chunk, word] = exchanged(params.by_block != 0, multiplication, i);
             let column = pack_of_tile * PACK_COLUMNS + chunk * CHUNK + word * EIGHT;
             let left = if exists { (params.cols as u32).saturating_sub(column) } else { 0 };
             let from = row.wrapping_add(column as usize);
             // SAFETY: `left` codes of the token exist from the column on, and where tokens are
             // aligned, so are words.
-            words[chunk as usize] = unsafe {
+            words[i as usize] = unsafe {
                 if params.aligned != 0 && left >= EIGHT { load_8(from) } else { load_any(from, left) }
             };
         }
@@ -83,8 +84,8 @@ impl Fp8Operand {
     }
 }
 
-/// Stores eight tokens of a pack. A lane has the even and the odd codes of a word of each chunk,
-/// and the scale of its token.
+/// Stores eight tokens of a pack. A lane has the even and the odd codes of the four words of a
+/// multiplication, and the scale of its token.
 ///
 /// # Safety
 /// `out` has room for all packs, and no other warp has these tokens of the pack.
@@ -96,17 +97,17 @@ pub(super) unsafe fn store(
     [even, odd]: [[u32; CHUNKS as usize]; 2],
     scale: f32,
 ) {
-    let word = warp::lane() / EIGHT;
+    let multiplication = warp::lane() / EIGHT;
     let &Eight { tile_tokens, in_tile, pack, .. } = of_warp;
     let codes = out.wrapping_add(codes_offset(tile_tokens, params.iteration_packs, pack) as usize);
     let store = |parity: u32, piece: [u32; CHUNKS as usize]| {
-        let place = piece_offset(in_tile, word, parity);
+        let place = piece_offset(in_tile, multiplication, parity);
         // SAFETY: the caller promises the room; no other lane has this piece.
         unsafe { ptx::store_16(codes.wrapping_add(place as usize), piece) };
     };
     store(0, even);
     store(1, odd);
-    if word == 0 {
+    if multiplication == 0 {
         let place = scales_offset(tile_tokens, params.iteration_packs, pack) + u64::from(in_tile * 4);
         // SAFETY: the place is the token's, on 4 bytes.
         unsafe { *out.wrapping_add(place as usize).cast::<f32>() = scale };

@@ -3,7 +3,7 @@
 use core::ptr::null;
 
 use microscale_kernels_abi::gemm::decoding::{DecodingParams, RUN};
-use microscale_kernels_abi::gemm::fp8::{CHUNKS, DECODING_WARPS};
+use microscale_kernels_abi::gemm::fp8::{CHUNKS, DECODING_WARPS, exchanged};
 use microscale_kernels_abi::gemm::params::PackParams;
 use microscale_kernels_abi::launch::WARP;
 
@@ -114,16 +114,18 @@ impl Mxfp4Operand {
         largest
     }
 
-    /// Loads eight tokens of a pack of their token tile. A lane loads one word of codes and the
-    /// scale of each chunk of its token, `token`. A chunk is a block. Missing ones are zeros.
+    /// Loads eight tokens of a pack of their token tile. A lane loads the four words of codes of a
+    /// multiplication, each with the scale of its chunk, of its token, `token`. A chunk is a block.
+    /// Missing ones are zeros.
     ///
     /// # Safety
     /// The contract of the kernel.
     #[inline(always)]
     unsafe fn load(&self, params: &PackParams, token: u32, pack: u32) -> [[u32; 2]; CHUNKS as usize] {
         let blocks = self.params.scales.row_blocks.divisor as u32;
-        let word = warp::lane() / EIGHT;
-        [0, 1, 2, 3].map(|chunk| {
+        let multiplication = warp::lane() / EIGHT;
+        [0, 1, 2, 3].map(|i| {
+            let [chunk, word] = exchanged(params.by_block != 0, multiplication, i);
             let block = pack * CHUNKS + chunk;
             if token >= params.tokens || block >= blocks {
                 return [0; 2];

@@ -66,7 +66,8 @@ pub(super) trait Tile {
     const PACKS: u32 = Self::CONFIG.packs();
     /// Chunks of a row per K-iteration.
     const CHUNKS: u32 = Self::PACKS * QUAD;
-    /// True if a thread's sums need the registers of producer warps. With FP8, it has two of each.
+    /// True if a thread's sums need the registers of producer warps. With FP8, it has two of each,
+    /// and five with `Fp8Block`, whose tiles are too small to need them.
     #[cfg(microscale_wgmma)]
     const MANY_SUMS: bool = Self::Accumulators::LEN << Self::CONFIG.mainloop.takes_fp8() as usize > 64;
     /// The stage for `N` tokens and one piece of scales per row.

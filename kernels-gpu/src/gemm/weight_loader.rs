@@ -28,10 +28,13 @@ pub(super) fn stage_for<F: ProductFormat, T: Tile>(problem: &Problem) -> Stage {
 /// The position of chunk `chunk` among the chunks of row `row` in a stage (swizzled), so that lanes
 /// that read several rows read from different banks. With two packs, the packs of odd rows are
 /// swapped. FP4's chunks lie as in [packed activations](microscale_kernels_abi::gemm::fp4).
+/// `Fp8Block` does both, so that lanes can also read one chunk of each of eight rows.
 #[inline(always)]
 pub(super) fn swizzled<T: Tile>(row: u32, chunk: u32) -> u32 {
     if const { T::CONFIG.mainloop.takes_fp4() } {
         chunk ^ row / 2 % QUAD
+    } else if const { T::CONFIG.mainloop.loads_by_block() } {
+        chunk ^ (row & 1) * QUAD ^ row / 2 % QUAD
     } else if T::PACKS == 2 {
         chunk ^ (row & 1) * QUAD
     } else {

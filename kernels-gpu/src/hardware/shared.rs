@@ -88,7 +88,7 @@ pub(crate) unsafe fn load_16(address: u32) -> [u32; 4] {
 ///
 /// # Safety
 /// As for [`load_16`].
-#[cfg(microscale_block_scale)]
+#[cfg(any(microscale_block_scale, microscale_wgmma))]
 #[inline(always)]
 pub(crate) unsafe fn load_matrices(address: u32) -> [u32; 4] {
     let (a, b, c, d);

@@ -148,6 +148,25 @@ pub(crate) trait MultiplyPack {
     unsafe fn wait(&mut self);
 }
 
+/// Products of a pack as in [`MultiplyPack`], where each of the four multiplications has its own
+/// sums.
+pub(crate) trait MultiplyBlocks {
+    /// A thread's sums of all four, one after the other.
+    type Blocks;
+
+    /// Starts to compute the sums. Operands are as for [`MultiplyPack::multiply_pack`].
+    ///
+    /// # Safety
+    /// As for [`MultiplyPack::multiply_pack`].
+    unsafe fn multiply_blocks(products: &mut Self::Blocks, weights: [[u32; 4]; 4], activations: u32);
+
+    /// Waits for all products.
+    ///
+    /// # Safety
+    /// All threads of the warp group call it.
+    unsafe fn wait_for_blocks(products: &mut Self::Blocks);
+}
+
 /// The instructions for f16.
 pub(crate) struct WgmmaF16;
 
@@ -283,6 +302,68 @@ macro_rules! multiply_pack {
         }
     };
 }
+
+/// Implements [`MultiplyBlocks`] for a number of tokens, with the indices of the sums of each
+/// multiplication written out.
+macro_rules! multiply_blocks {
+    ($tokens:literal $sums:literal $all:literal
+        [$a0:literal $($a:literal)*] [$b0:literal $($b:literal)*] [$c0:literal $($c:literal)*]
+        [$d0:literal $($d:literal)*]) => {
+        impl MultiplyBlocks for [f32; $sums] {
+            type Blocks = [f32; $all];
+
+            #[inline(always)]
+            unsafe fn multiply_blocks(
+                products: &mut Self::Blocks,
+                [a, b, c, d]: [[u32; 4]; 4],
+                activations: u32,
+            ) {
+                // SAFETY: the instructions need exactly the caller's promise. The upper half of a
+                // descriptor has the stride of eight tokens.
+                unsafe {
+                    asm!(
+                        "{{ .reg .pred none; .reg .b64 first, second, third, fourth;",
+                        "setp.ne.u32 none, 0, 0;",
+                        "mov.b64 first, {{{first}, {eight}}}; mov.b64 second, {{{second}, {eight}}};",
+                        "mov.b64 third, {{{third}, {eight}}}; mov.b64 fourth, {{{fourth}, {eight}}};",
+                        "wgmma.fence.sync.aligned;",
+                        concat!("wgmma.mma_async.sync.aligned.m64n", $tokens, "k32.f32.e4m3.e4m3",
+                            " {{{", $a0, "}", $(", {", $a, "}",)* "}}, {{{a0}, {a1}, {a2}, {a3}}}, first, none, 1, 1;"),
+                        concat!("wgmma.mma_async.sync.aligned.m64n", $tokens, "k32.f32.e4m3.e4m3",
+                            " {{{", $b0, "}", $(", {", $b, "}",)* "}}, {{{b0}, {b1}, {b2}, {b3}}}, second, none, 1, 1;"),
+                        concat!("wgmma.mma_async.sync.aligned.m64n", $tokens, "k32.f32.e4m3.e4m3",
+                            " {{{", $c0, "}", $(", {", $c, "}",)* "}}, {{{c0}, {c1}, {c2}, {c3}}}, third, none, 1, 1;"),
+                        concat!("wgmma.mma_async.sync.aligned.m64n", $tokens, "k32.f32.e4m3.e4m3",
+                            " {{{", $d0, "}", $(", {", $d, "}",)* "}}, {{{d0}, {d1}, {d2}, {d3}}}, fourth, none, 1, 1;"),
+                        "wgmma.commit_group.sync.aligned; }}",
+                        inout(reg32) products[$a0], $(inout(reg32) products[$a],)*
+                        inout(reg32) products[$b0], $(inout(reg32) products[$b],)*
+                        inout(reg32) products[$c0], $(inout(reg32) products[$c],)*
+                        inout(reg32) products[$d0], $(inout(reg32) products[$d],)*
+                        a0 = in(reg32) a[0], a1 = in(reg32) a[1], a2 = in(reg32) a[2], a3 = in(reg32) a[3],
+                        b0 = in(reg32) b[0], b1 = in(reg32) b[1], b2 = in(reg32) b[2], b3 = in(reg32) b[3],
+                        c0 = in(reg32) c[0], c1 = in(reg32) c[1], c2 = in(reg32) c[2], c3 = in(reg32) c[3],
+                        d0 = in(reg32) d[0], d1 = in(reg32) d[1], d2 = in(reg32) d[2], d3 = in(reg32) d[3],
+                        first = in(reg32) activations, second = in(reg32) activations + 2,
+                        third = in(reg32) activations + 4, fourth = in(reg32) activations + 6,
+                        eight = const SWIZZLED_EIGHT,
+                        options(nostack, preserves_flags)
+                    );
+                }
+            }
+
+            #[inline(always)]
+            unsafe fn wait_for_blocks(products: &mut Self::Blocks) {
+                // SAFETY: as for the caller. Every implementation of `wait` for this array is the
+                // same.
+                unsafe { <WgmmaBf16 as MultiplyTokens<[f32; $all]>>::wait(products) };
+            }
+        }
+    };
+}
+
+multiply_blocks!(16 8 32 [0 1 2 3 4 5 6 7] [8 9 10 11 12 13 14 15] [16 17 18 19 20 21 22 23]
+    [24 25 26 27 28 29 30 31]);
 
 /// Implements [`MultiplyTokens`] for every dtype.
 macro_rules! every_dtype {

@@ -234,6 +234,14 @@ fn experts_with_fp8_activations_equal_the_definition_in_every_case() {
 }
 
 #[test]
+fn sums_of_blocks_equal_the_definition_in_every_case() {
+    let mut cases = Vec::new();
+    fp8_cases(&mut cases);
+    cases.retain(|case| case.kernel.contains("mxfp4_gemm") && case.kernel.contains("fp8block"));
+    check_all(&cases);
+}
+
+#[test]
 fn fast_accumulation_and_kernels_before_it_equal_the_definition_in_every_case() {
     let mut cases = Vec::new();
     fp8_cases(&mut cases);

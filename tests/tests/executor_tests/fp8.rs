@@ -19,7 +19,7 @@ use microscale_kernels_abi::gemm::params::{GemmParams, PackParams};
 use microscale_kernels_abi::gemm::quantizing::Quantizing;
 use microscale_kernels_abi::gemm::stage::ScalePieces;
 use microscale_test_support::arithmetic::Scalars;
-use microscale_test_support::operands::{Scales, in_fp8, row_of, tensor};
+use microscale_test_support::operands::{Scales, in_fp8, row_of, sum_in_fp8, tensor};
 use microscale_test_support::oracle::Exact;
 use microscale_test_support::weights::{Bound, ExactProducts};
 
@@ -60,7 +60,7 @@ const CASE: Fp8Case = Fp8Case {
 /// One work tile and several, whole ones and split ones; rows, columns and tokens that end within a
 /// tile, a pack or a block; fewer K-iterations than stages, and more; scales of weights that differ
 /// by more than FP8 spans.
-const CASES: [Fp8Case; 14] = [
+const CASES: [Fp8Case; 19] = [
     CASE,
     Fp8Case { rows: 16, cols: 128, tokens: 16, thread_blocks: 4, stages: 3, ..CASE },
     Fp8Case { rows: 200, cols: 192, tokens: 17, thread_blocks: 3, per_pack: true, ..CASE },
@@ -75,6 +75,12 @@ const CASES: [Fp8Case; 14] = [
     Fp8Case { rows: 10, cols: 4160, tokens: 2, thread_blocks: 7, nan: true, ..CASE },
     Fp8Case { rows: 130, cols: 37, tokens: 170, thread_blocks: 2, ..CASE },
     Fp8Case { rows: 256, cols: 416, tokens: 128, per_pack: true, nan: true, ..CASE },
+    // Whole words of scales.
+    Fp8Case { rows: 12, cols: 1536, tokens: 19, stages: 3, ..CASE },
+    Fp8Case { rows: 20, cols: 512, tokens: 7, scales: Scales::Any, ..CASE },
+    Fp8Case { rows: 18, cols: 384, tokens: 11, scales: Scales::Any, per_pack: true, ..CASE },
+    Fp8Case { rows: 9, cols: 256, tokens: 3, scales: Scales::Largest, ..CASE },
+    Fp8Case { rows: 17, cols: 640, tokens: 4, scales: Scales::Numbers, thread_blocks: 2, ..CASE },
 ];
 
 /// Rows that take all warps of a thread block, and several pieces per warp.
@@ -169,7 +175,7 @@ impl Operands {
             true => fp8_dot::Scales::Packs(&scales[packs.start..]),
             false => fp8_dot::Scales::Token(scales[0]),
         };
-        fp8_dot::row::<Scalars>(weights, x, scales)
+        sum_in_fp8(config.multiplies_blocks(), weights, x, scales)
     }
 }
 

@@ -4,12 +4,21 @@
 use super::changes::{Changes, every_change_is_noticed};
 use super::fp8::fp8_cases;
 
-/// A kernel of each mainloop: consumer warps that decode, decoder warps, and fast accumulation.
-const KERNELS: [&str; 3] =
-    ["mxfp4_gemm_bf16_fp8_128x32", "mxfp4_gemm_bf16_fp8shared_128x256", "mxfp4_gemm_bf16_fp8fast_128x128"];
+/// A kernel of each mainloop: consumer warps that decode, sums of blocks, decoder warps, and fast
+/// accumulation.
+const KERNELS: [&str; 4] = [
+    "mxfp4_gemm_bf16_fp8_128x32",
+    "mxfp4_gemm_bf16_fp8block_256x16",
+    "mxfp4_gemm_bf16_fp8shared_128x256",
+    "mxfp4_gemm_bf16_fp8fast_128x128",
+];
 /// Cases: several work tiles, split ones, and columns that end within a pack; more thread blocks than
-/// work tiles.
-const CASES: [&str; 2] = ["rows: 260, cols: 704, tokens: 130", "rows: 70, cols: 640, tokens: 40"];
+/// work tiles; scales that are words, with more K-iterations than stages.
+const CASES: [&str; 3] = [
+    "rows: 260, cols: 704, tokens: 130",
+    "rows: 70, cols: 640, tokens: 40",
+    "rows: 12, cols: 1536, tokens: 19",
+];
 
 /// Adds the changes of a kernel.
 fn change(changes: &mut Changes<'_>) {

@@ -12,8 +12,7 @@ use microscale_kernels_abi::gemm::PACK_COLUMNS;
 use microscale_kernels_abi::gemm::fp8::PACK_FP8;
 use microscale_kernels_abi::gemm::params::{GemmParams, PackParams};
 use microscale_kernels_abi::gemm::stage::ScalePieces;
-use microscale_test_support::arithmetic::Scalars;
-use microscale_test_support::operands::{Scales, row_of, tensor};
+use microscale_test_support::operands::{Scales, row_of, sum_in_fp8, tensor};
 use microscale_test_support::oracle::Exact;
 
 use super::case::{MOST_SHARED, Prepared, argument};
@@ -120,7 +119,7 @@ impl Operands {
 
     /// Returns the sum of a row of activations and a row of an expert's weights by the definition,
     /// or with the magnitudes of all operands.
-    fn sum(&self, expert: usize, x_row: usize, row: usize, magnitudes: bool) -> f32 {
+    fn sum(&self, by_block: bool, expert: usize, x_row: usize, row: usize, magnitudes: bool) -> f32 {
         let weights = &self.experts[expert];
         let (format, cols) = (weights.format(), weights.cols());
         let (codes, scales) = row_of(weights, row);
@@ -132,7 +131,7 @@ impl Operands {
             [scale] => fp8_dot::Scales::Token(*scale),
             scales => fp8_dot::Scales::Packs(scales),
         };
-        fp8_dot::row::<Scalars>(fp8_dot::Weights { format, codes: &codes, scales }, &x, of_x)
+        sum_in_fp8(by_block, fp8_dot::Weights { format, codes: &codes, scales }, &x, of_x)
     }
 }
 
@@ -212,7 +211,8 @@ fn multiplying<T: Exact + Activation>(
     let operands = Arc::clone(operands);
     case.checks.push(Box::new(move |memory| {
         let bytes = memory.bytes(out).map_err(|error| error.to_string())?;
-        check::<T>(&operands, &bytes, of, &chosen, &of_sorted, grid.k_iterations)
+        let summed = (config.multiplies_blocks(), grid.k_iterations);
+        check::<T>(&operands, &bytes, of, &chosen, &of_sorted, summed)
     }));
     case
 }
@@ -227,7 +227,7 @@ fn check<T: Exact + Activation>(
     of: ExpertsCase,
     chosen: &[u32],
     sorted: &[usize],
-    k_iterations: u32,
+    (by_block, k_iterations): (bool, u32),
 ) -> Result<(), String> {
     let ExpertsCase { rows, cols, order, .. } = of;
     let mut untouched: Vec<_> = bytes.chunks(rows * size_of::<T>()).map(Some).collect();
@@ -238,12 +238,12 @@ fn check<T: Exact + Activation>(
         let expert = chosen[*pair] as usize;
         let factor = f64::from(fp4_dot::factor(1.0, [None, operands.experts[expert].global_scale()]));
         for (row, found) in found.iter().enumerate() {
-            let right = T::round_f64(f64::from(operands.sum(expert, x_row, row, false)) * factor);
+            let right = T::round_f64(f64::from(operands.sum(by_block, expert, x_row, row, false)) * factor);
             let scaled = factor != 1.0 && right.to_f64().is_finite();
             if found.bits().abs_diff(right.bits()) <= u32::from(scaled) {
                 continue;
             }
-            let magnitudes = f64::from(operands.sum(expert, x_row, row, true)) * factor;
+            let magnitudes = f64::from(operands.sum(by_block, expert, x_row, row, true)) * factor;
             let of_parts = (4 + cols) as f64 * 2f64.powi(-24) * magnitudes;
             let allowed = of_parts + right.to_f64().abs() * 2f64.powi(-8);
             let near = (found.to_f64() - right.to_f64()).abs() <= allowed;

@@ -82,12 +82,13 @@ unsafe fn mainloop<F: Fp8Weights, T: Tile, A: Array>(
 where
     A: MultiplyPack,
 {
+    let branch = const { T::N <= 32 };
     let mut products = A::ZEROS;
     let mut left = packs;
     let mut stage = state.consumer_wait();
     // SAFETY: the stage is full.
     let [fragment] = unsafe { fragments.load::<1>(stage, 0, 0) };
-    let now = Scales::new::<F>(fragment.scales, fragment.exists);
+    let now = Scales::new::<F>(fragment.scales, fragment.exists, branch);
     let (mut factors, mut may_be_left_out) = (now.factors, now.left_out);
     let mut left_out = may_be_left_out;
     let mut weights = Unsigned::new(&now, fragment.rows).operands();
@@ -109,7 +110,7 @@ where
                     stage = state.next_if(left > 1).consumer_wait();
                     fragments.load::<1>(stage, 0, 0)
                 };
-                let next = Scales::new::<F>(fragment.scales, fragment.exists);
+                let next = Scales::new::<F>(fragment.scales, fragment.exists, branch);
                 let unsigned = Unsigned::new(&next, fragment.rows);
                 products.wait();
                 promote(sums, &products, factors, scales, pack_scales);

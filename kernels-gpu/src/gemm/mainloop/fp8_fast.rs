@@ -122,7 +122,7 @@ where
         let mut token_scales = stage + const { T::STAGE.codes_bytes() + T::PACKS * T::N * PACK_COLUMNS };
         for pack in 0..T::PACKS {
             let now = next;
-            let scales = Scales::relative_to::<F>(bases, now.scales, now.exists);
+            let scales = Scales::relative_to::<F>(bases, now.scales, now.exists, T::N <= 128);
             left_out |= scales.left_out;
             let operand = |word: usize| {
                 let [[a, b], [c, d]] = [0, 1].map(|row| scales.decode(row, word, now.rows[row][word]));

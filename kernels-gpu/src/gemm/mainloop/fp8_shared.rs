@@ -101,7 +101,7 @@ unsafe fn decode<F: Fp8Weights, T: Tile>(Consumer { fragments, state, .. }: &mut
             for row in 0..ROWS {
                 scales[row] = fragments.load_scales(stage, 0, row as u32, 0);
             }
-            let scales = Scales::<ROWS>::new::<F>(scales, fragments.exists());
+            let scales = Scales::<ROWS>::new::<F>(scales, fragments.exists(), false);
             for row in 0..ROWS {
                 let (tile, eight) = (row as u32 / 2, row as u32 % 2);
                 // The next row's codes are loaded while these are decoded.
