@@ -14,7 +14,7 @@ pub enum RoundedInputs {
     /// FP8 (E4M3), with a scale per token or per 128 columns.
     ///
     /// On a GPU this needs compute capability 9.0, and inputs in f16 or bf16. On a CPU it is slow,
-    /// with the bits of Hopper's tensor cores.
+    /// with the bits of Hopper's tensor cores for sums of 128 columns.
     Fp8(Fp8Options),
     /// MXFP4 or NVFP4, the format of the weights, by a recipe with linear or swizzled scales.
     ///

@@ -19,10 +19,10 @@ pub struct Fp8Options {
     /// Like activations, each weight loses a relative error of at most 2⁻⁴.
     pub round_weights: bool,
     /// Allows GPUs to add all of K in the tensor cores, which keep 13 fraction bits of sums,
-    /// instead of 128 columns at a time. Products of many tokens are faster.
+    /// instead of 128 or 32 columns at a time. Products of many tokens are faster.
     ///
     /// cuBLASLt and `torch._scaled_mm` call this fast accumulation.
-    /// [`fp8_dot`](microscale_formats::fp8_dot) has both definitions and their error bounds.
+    /// [`fp8_dot`](microscale_formats::fp8_dot) has all definitions and their error bounds.
     /// Products with a scale per group or with experts' weights, and CPUs, ignore it.
     pub fast_accumulation: bool,
 }

@@ -5,8 +5,8 @@ For each checkpoint that `quantize` wrote, in MXFP4 or NVFP4:
 - NVFP4: the SQNR of weights that are rounded to E4M3 (`round_weights`), against the NVFP4 weights,
   and of the NVFP4 weights against the original, if it is given. Weights of a layer are weighted by
   their squares. E4M3 activations with a scale per token have about 31.5 dB (docs/activations.md).
-- MXFP4: blocks whose scale is more than 2^11 below the largest one within 128 columns. The kernels
-  add their products separately. Blocks of zeros count only as "empty".
+- MXFP4: blocks whose scale is more than 2^11 below the largest one within 128 columns. Kernels for
+  more than 16 tokens add their products separately. Blocks of zeros count only as "empty".
 
 Rules: formats/src/fp8_dot.rs. They are written again here in numpy.
 

@@ -33,10 +33,11 @@ const TASK_TOKENS: usize = 256;
 ///
 /// # Bits
 ///
-/// [`microscale_formats::fp8_dot`] defines the sum, and bounds its error: it has the bits of
-/// `Gpu::linear_fp8` on Hopper where thread blocks do not share K. Every instruction set and every
-/// number of threads gives these bits. The global scale is applied to the sum, and the result is
-/// rounded once. NaN scales and NaN activations make the results of their row or token NaN.
+/// [`row`](microscale_formats::fp8_dot::row) defines the sum, and its module bounds the error.
+/// `Gpu::linear_fp8` has these bits where thread blocks do not share K, except with MXFP4 and few
+/// tokens. Every instruction set and every number of threads gives these bits. The global scale is
+/// applied to the sum, and the result is rounded once. NaN scales and NaN activations make the
+/// results of their row or token NaN.
 ///
 /// Use it to check kernels and quality: [`gemm_weights`](crate::gemm_weights()) is faster.
 ///

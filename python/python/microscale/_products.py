@@ -99,7 +99,7 @@ def linear(
             does, and `fp8-group128` with one per 128 columns. `fp8-fast` is `fp8` with fast
             accumulation on GPUs: tensor cores add all of K, with 13 fraction bits. GPUs need
             compute capability 9.0, and `x` in 16 bits there. On a CPU FP8 is slow, with the bits of
-            Hopper's tensor cores.
+            Hopper's tensor cores for sums of 128 columns.
             `mxfp4` and `nvfp4` quantize them to the format of the weights. CPUs and Blackwell GPUs
             multiply the codes; other GPUs decode the activations. `mxfp4-fast` is `mxfp4` with fast
             accumulation on GPUs of compute capability 9.0, where many rows are faster in FP8; it

@@ -223,7 +223,8 @@ impl Gpu {
     /// (E4M3), to plan for a number of tokens.
     ///
     /// `T` is f16 or bf16. Needs a GPU of compute capability 9.0, whose tensor cores multiply FP8
-    /// at twice the rate of bf16. [`microscale_formats::fp8_dot`] defines the results. MXFP4
+    /// at twice the rate of bf16. [`microscale_formats::fp8_dot`] defines the results: with MXFP4
+    /// weights and few tokens they are [`block_row`](microscale_formats::fp8_dot::block_row). MXFP4
     /// weights lose nothing. NVFP4 weights are rounded, which [`Fp8Options::round_weights`] must
     /// allow.
     ///
