@@ -295,22 +295,23 @@ pub(super) unsafe fn promote<A: Array>(
 }
 
 /// Adds the sums of the four blocks of a pack, in their order, times the scales of the blocks of
-/// both rows, and with `PACK_SCALES` times the scales of the tokens at `token_scales`. A block has
+/// both rows, and with `pack_scales` times the scales of the tokens at `token_scales`. A block has
 /// `A::LEN` sums, which follow each other.
 ///
 /// # Safety
 /// As for [`promote`]. All lanes of the warp call it.
 #[inline(always)]
-pub(super) unsafe fn promote_blocks<A: Array, B: Array, const PACK_SCALES: bool>(
+pub(super) unsafe fn promote_blocks<A: Array, B: Array>(
     sums: &mut A,
     products: &B,
     (first, second): (u32, u32),
     token_scales: u32,
+    pack_scales: bool,
 ) {
     const { assert!(B::LEN == 4 * A::LEN) };
     // SAFETY: the caller promises the scales.
     let of_tokens =
-        |four| if PACK_SCALES { unsafe { self::token_scales(token_scales, four) } } else { [1.0; 2] };
+        |four| if pack_scales { unsafe { self::token_scales(token_scales, four) } } else { [1.0; 2] };
     // Bit 7 of bytes from 0xC0 on. For scales below, the exponents of factors do not overflow.
     let large = (first & first << 1 | second & second << 1) & 0x8080_8080;
     if warp::ballot(large != 0) != 0 {
@@ -340,7 +341,7 @@ pub(super) unsafe fn promote_blocks<A: Array, B: Array, const PACK_SCALES: bool>
         for four in 0..A::LEN / 4 {
             let of_tokens = of_tokens(four);
             for i in 0..4 {
-                let factor = if PACK_SCALES { factors[i / 2] * of_tokens[i % 2] } else { factors[i / 2] };
+                let factor = if pack_scales { factors[i / 2] * of_tokens[i % 2] } else { factors[i / 2] };
                 let sum = sums.get_mut(4 * four + i);
                 *sum = ptx::fma_f32(products.get(block * A::LEN + 4 * four + i), factor, *sum);
             }

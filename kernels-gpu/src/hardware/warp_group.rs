@@ -224,41 +224,49 @@ macro_rules! multiply_tokens {
     };
 }
 
+/// Starts the four multiplications of a pack, given the indices of all sums, and of the sums of
+/// each multiplication. `add` adds to them, `none` does not.
+macro_rules! start_pack {
+    ($tokens:literal $sums:ident $weights:ident $activations:ident [$($all:literal)*]
+        $([$first:literal $($i:literal)*] $weight:literal $descriptor:literal $adds:literal)*) => {{
+        let [a, b, c, d] = $weights;
+        asm!(
+            "{{ .reg .pred add, none; .reg .b64 first, second, third, fourth;",
+            "setp.eq.u32 add, 0, 0; setp.ne.u32 none, 0, 0;",
+            "mov.b64 first, {{{first}, {eight}}}; mov.b64 second, {{{second}, {eight}}};",
+            "mov.b64 third, {{{third}, {eight}}}; mov.b64 fourth, {{{fourth}, {eight}}};",
+            "wgmma.fence.sync.aligned;",
+            $(concat!("wgmma.mma_async.sync.aligned.m64n", $tokens, "k32.f32.e4m3.e4m3",
+                " {{{", $first, "}", $(", {", $i, "}",)* "}}, ", $weight, ", ", $descriptor, ", ", $adds, ", 1, 1;"),)*
+            "wgmma.commit_group.sync.aligned; }}",
+            $(inout(reg32) $sums[$all],)*
+            a0 = in(reg32) a[0], a1 = in(reg32) a[1], a2 = in(reg32) a[2], a3 = in(reg32) a[3],
+            b0 = in(reg32) b[0], b1 = in(reg32) b[1], b2 = in(reg32) b[2], b3 = in(reg32) b[3],
+            c0 = in(reg32) c[0], c1 = in(reg32) c[1], c2 = in(reg32) c[2], c3 = in(reg32) c[3],
+            d0 = in(reg32) d[0], d1 = in(reg32) d[1], d2 = in(reg32) d[2], d3 = in(reg32) d[3],
+            first = in(reg32) $activations, second = in(reg32) $activations + 2,
+            third = in(reg32) $activations + 4, fourth = in(reg32) $activations + 6,
+            eight = const SWIZZLED_EIGHT,
+            options(nostack, preserves_flags)
+        );
+    }};
+}
+
 /// Implements [`MultiplyPack`] for a number of tokens, with the indices of the accumulators written
 /// out.
 macro_rules! multiply_pack {
     ($tokens:literal $sums:literal [$first:literal $($i:literal)*]) => {
         impl MultiplyPack for [f32; $sums] {
             #[inline(always)]
-            unsafe fn multiply_pack(&mut self, [a, b, c, d]: [[u32; 4]; 4], activations: u32) {
+            unsafe fn multiply_pack(&mut self, weights: [[u32; 4]; 4], activations: u32) {
                 // SAFETY: the instructions need exactly the caller's promise. The upper half of a
                 // descriptor has the stride of eight tokens.
                 unsafe {
-                    asm!(
-                        "{{ .reg .pred add, none; .reg .b64 first, second, third, fourth;",
-                        "setp.eq.u32 add, 0, 0; setp.ne.u32 none, 0, 0;",
-                        "mov.b64 first, {{{first}, {eight}}}; mov.b64 second, {{{second}, {eight}}};",
-                        "mov.b64 third, {{{third}, {eight}}}; mov.b64 fourth, {{{fourth}, {eight}}};",
-                        "wgmma.fence.sync.aligned;",
-                        concat!("wgmma.mma_async.sync.aligned.m64n", $tokens, "k32.f32.e4m3.e4m3",
-                            " {{{", $first, "}", $(", {", $i, "}",)* "}}, {{{a0}, {a1}, {a2}, {a3}}}, first, none, 1, 1;"),
-                        concat!("wgmma.mma_async.sync.aligned.m64n", $tokens, "k32.f32.e4m3.e4m3",
-                            " {{{", $first, "}", $(", {", $i, "}",)* "}}, {{{b0}, {b1}, {b2}, {b3}}}, second, add, 1, 1;"),
-                        concat!("wgmma.mma_async.sync.aligned.m64n", $tokens, "k32.f32.e4m3.e4m3",
-                            " {{{", $first, "}", $(", {", $i, "}",)* "}}, {{{c0}, {c1}, {c2}, {c3}}}, third, add, 1, 1;"),
-                        concat!("wgmma.mma_async.sync.aligned.m64n", $tokens, "k32.f32.e4m3.e4m3",
-                            " {{{", $first, "}", $(", {", $i, "}",)* "}}, {{{d0}, {d1}, {d2}, {d3}}}, fourth, add, 1, 1;"),
-                        "wgmma.commit_group.sync.aligned; }}",
-                        inout(reg32) self[$first], $(inout(reg32) self[$i],)*
-                        a0 = in(reg32) a[0], a1 = in(reg32) a[1], a2 = in(reg32) a[2], a3 = in(reg32) a[3],
-                        b0 = in(reg32) b[0], b1 = in(reg32) b[1], b2 = in(reg32) b[2], b3 = in(reg32) b[3],
-                        c0 = in(reg32) c[0], c1 = in(reg32) c[1], c2 = in(reg32) c[2], c3 = in(reg32) c[3],
-                        d0 = in(reg32) d[0], d1 = in(reg32) d[1], d2 = in(reg32) d[2], d3 = in(reg32) d[3],
-                        first = in(reg32) activations, second = in(reg32) activations + 2,
-                        third = in(reg32) activations + 4, fourth = in(reg32) activations + 6,
-                        eight = const SWIZZLED_EIGHT,
-                        options(nostack, preserves_flags)
-                    );
+                    start_pack!($tokens self weights activations [$first $($i)*]
+                        [$first $($i)*] "{{{a0}, {a1}, {a2}, {a3}}}" "first" "none"
+                        [$first $($i)*] "{{{b0}, {b1}, {b2}, {b3}}}" "second" "add"
+                        [$first $($i)*] "{{{c0}, {c1}, {c2}, {c3}}}" "third" "add"
+                        [$first $($i)*] "{{{d0}, {d1}, {d2}, {d3}}}" "fourth" "add");
                 }
             }
 
@@ -307,48 +315,24 @@ macro_rules! multiply_pack {
 /// multiplication written out.
 macro_rules! multiply_blocks {
     ($tokens:literal $sums:literal $all:literal
-        [$a0:literal $($a:literal)*] [$b0:literal $($b:literal)*] [$c0:literal $($c:literal)*]
-        [$d0:literal $($d:literal)*]) => {
+        [$($a:literal)*] [$($b:literal)*] [$($c:literal)*] [$($d:literal)*]) => {
         impl MultiplyBlocks for [f32; $sums] {
             type Blocks = [f32; $all];
 
             #[inline(always)]
             unsafe fn multiply_blocks(
                 products: &mut Self::Blocks,
-                [a, b, c, d]: [[u32; 4]; 4],
+                weights: [[u32; 4]; 4],
                 activations: u32,
             ) {
                 // SAFETY: the instructions need exactly the caller's promise. The upper half of a
                 // descriptor has the stride of eight tokens.
                 unsafe {
-                    asm!(
-                        "{{ .reg .pred none; .reg .b64 first, second, third, fourth;",
-                        "setp.ne.u32 none, 0, 0;",
-                        "mov.b64 first, {{{first}, {eight}}}; mov.b64 second, {{{second}, {eight}}};",
-                        "mov.b64 third, {{{third}, {eight}}}; mov.b64 fourth, {{{fourth}, {eight}}};",
-                        "wgmma.fence.sync.aligned;",
-                        concat!("wgmma.mma_async.sync.aligned.m64n", $tokens, "k32.f32.e4m3.e4m3",
-                            " {{{", $a0, "}", $(", {", $a, "}",)* "}}, {{{a0}, {a1}, {a2}, {a3}}}, first, none, 1, 1;"),
-                        concat!("wgmma.mma_async.sync.aligned.m64n", $tokens, "k32.f32.e4m3.e4m3",
-                            " {{{", $b0, "}", $(", {", $b, "}",)* "}}, {{{b0}, {b1}, {b2}, {b3}}}, second, none, 1, 1;"),
-                        concat!("wgmma.mma_async.sync.aligned.m64n", $tokens, "k32.f32.e4m3.e4m3",
-                            " {{{", $c0, "}", $(", {", $c, "}",)* "}}, {{{c0}, {c1}, {c2}, {c3}}}, third, none, 1, 1;"),
-                        concat!("wgmma.mma_async.sync.aligned.m64n", $tokens, "k32.f32.e4m3.e4m3",
-                            " {{{", $d0, "}", $(", {", $d, "}",)* "}}, {{{d0}, {d1}, {d2}, {d3}}}, fourth, none, 1, 1;"),
-                        "wgmma.commit_group.sync.aligned; }}",
-                        inout(reg32) products[$a0], $(inout(reg32) products[$a],)*
-                        inout(reg32) products[$b0], $(inout(reg32) products[$b],)*
-                        inout(reg32) products[$c0], $(inout(reg32) products[$c],)*
-                        inout(reg32) products[$d0], $(inout(reg32) products[$d],)*
-                        a0 = in(reg32) a[0], a1 = in(reg32) a[1], a2 = in(reg32) a[2], a3 = in(reg32) a[3],
-                        b0 = in(reg32) b[0], b1 = in(reg32) b[1], b2 = in(reg32) b[2], b3 = in(reg32) b[3],
-                        c0 = in(reg32) c[0], c1 = in(reg32) c[1], c2 = in(reg32) c[2], c3 = in(reg32) c[3],
-                        d0 = in(reg32) d[0], d1 = in(reg32) d[1], d2 = in(reg32) d[2], d3 = in(reg32) d[3],
-                        first = in(reg32) activations, second = in(reg32) activations + 2,
-                        third = in(reg32) activations + 4, fourth = in(reg32) activations + 6,
-                        eight = const SWIZZLED_EIGHT,
-                        options(nostack, preserves_flags)
-                    );
+                    start_pack!($tokens products weights activations [$($a)* $($b)* $($c)* $($d)*]
+                        [$($a)*] "{{{a0}, {a1}, {a2}, {a3}}}" "first" "none"
+                        [$($b)*] "{{{b0}, {b1}, {b2}, {b3}}}" "second" "none"
+                        [$($c)*] "{{{c0}, {c1}, {c2}, {c3}}}" "third" "none"
+                        [$($d)*] "{{{d0}, {d1}, {d2}, {d3}}}" "fourth" "none");
                 }
             }
 

@@ -18,6 +18,91 @@ use crate::hardware::warp;
 use crate::hardware::warp_group::{MultiplyPack, swizzled};
 use crate::product::tensor_cores::Activations;
 
+/// A lane's weights of a pack, decoded but for the signs, and how their products become f32 sums
+/// of type `A`.
+pub(super) trait Pack<F: Fp8Weights, T: Tile, A: Array>: Sized {
+    /// The sums of products that tensor cores compute.
+    type Products: Array;
+
+    /// Loads pack `pack` of the stage at `stage`.
+    ///
+    /// # Safety
+    /// As for [`FragmentLoader::load`]; implementations may ask for more. All lanes of the warp
+    /// call it.
+    unsafe fn load(fragments: &mut FragmentLoader<F, T>, stage: u32, pack: u32) -> Self;
+
+    /// The weights. The products of earlier ones have been waited for.
+    fn operands(&self) -> [[u32; 4]; 4];
+
+    /// Returns whether some of the warp's weights are left out of the products.
+    fn leaves_out(&self) -> bool;
+
+    /// Starts to multiply.
+    ///
+    /// # Safety
+    /// As for [`MultiplyPack::multiply_pack`].
+    unsafe fn multiply(products: &mut Self::Products, weights: [[u32; 4]; 4], activations: u32);
+
+    /// Waits for all products.
+    ///
+    /// # Safety
+    /// All threads of the warp group call it.
+    unsafe fn wait(products: &mut Self::Products);
+
+    /// Adds the products to the sums.
+    ///
+    /// # Safety
+    /// As for [`promote`]. All lanes of the warp call it.
+    unsafe fn promote(&self, sums: &mut A, products: &Self::Products, scales: u32, pack_scales: bool);
+}
+
+/// Weights that are decoded with their scales. Tensor cores add the products of a pack.
+struct Scaled {
+    scales: Scales<2>,
+    weights: Unsigned,
+}
+
+impl<F: Fp8Weights, T: Tile, A: Array + MultiplyPack> Pack<F, T, A> for Scaled {
+    type Products = A;
+
+    #[inline(always)]
+    unsafe fn load(fragments: &mut FragmentLoader<F, T>, stage: u32, pack: u32) -> Self {
+        // SAFETY: the same contract.
+        let [fragment] = unsafe { fragments.load::<1>(stage, pack, 0) };
+        let scales = Scales::new::<F>(fragment.scales, fragment.exists, const { T::N <= 32 });
+        let weights = Unsigned::new(&scales, fragment.rows);
+        Self { scales, weights }
+    }
+
+    #[inline(always)]
+    fn operands(&self) -> [[u32; 4]; 4] {
+        self.weights.operands()
+    }
+
+    #[inline(always)]
+    fn leaves_out(&self) -> bool {
+        self.scales.left_out
+    }
+
+    #[inline(always)]
+    unsafe fn multiply(products: &mut A, weights: [[u32; 4]; 4], activations: u32) {
+        // SAFETY: the same contract.
+        unsafe { products.multiply_pack(weights, activations) };
+    }
+
+    #[inline(always)]
+    unsafe fn wait(products: &mut A) {
+        // SAFETY: the same contract.
+        unsafe { products.wait() };
+    }
+
+    #[inline(always)]
+    unsafe fn promote(&self, sums: &mut A, products: &A, scales: u32, pack_scales: bool) {
+        // SAFETY: the same contract.
+        unsafe { promote(sums, products, self.scales.factors, scales, pack_scales) };
+    }
+}
+
 /// Multiplies weights by packed activations.
 ///
 /// # Safety
@@ -55,7 +140,8 @@ unsafe fn multiply<F: Fp8Weights, D: Activations, T: Tile>(
     let Consumer { fragments, state, .. } = consumer;
     // SAFETY: the whole warp group is here.
     unsafe {
-        let left_out = mainloop::<F, T, T::Accumulators>(&mut sums, fragments, state, packs, pack_scales);
+        let left_out =
+            mainloop::<F, T, T::Accumulators, Scaled>(&mut sums, fragments, state, packs, pack_scales);
         let work_tile = consumer.work_tile();
         if left_out {
             cold_path();
@@ -70,28 +156,22 @@ unsafe fn multiply<F: Fp8Weights, D: Activations, T: Tile>(
 /// out, and releases all stages but the last one. Returns whether any may be left out.
 ///
 /// # Safety
-/// The kernel's contract. Whole warp groups call it.
+/// The kernel's contract, and the contract of `P::load`. Whole warp groups call it.
 #[inline(always)]
-unsafe fn mainloop<F: Fp8Weights, T: Tile, A: Array>(
+pub(super) unsafe fn mainloop<F: Fp8Weights, T: Tile, A: Array, P: Pack<F, T, A>>(
     sums: &mut A,
     fragments: &mut FragmentLoader<F, T>,
     state: &mut PipelineState,
     packs: u32,
     pack_scales: bool,
-) -> bool
-where
-    A: MultiplyPack,
-{
-    let branch = const { T::N <= 32 };
-    let mut products = A::ZEROS;
+) -> bool {
+    let mut products = P::Products::ZEROS;
     let mut left = packs;
     let mut stage = state.consumer_wait();
-    // SAFETY: the stage is full.
-    let [fragment] = unsafe { fragments.load::<1>(stage, 0, 0) };
-    let now = Scales::new::<F>(fragment.scales, fragment.exists, branch);
-    let (mut factors, mut may_be_left_out) = (now.factors, now.left_out);
-    let mut left_out = may_be_left_out;
-    let mut weights = Unsigned::new(&now, fragment.rows).operands();
+    // SAFETY: the stage is full, and the whole warp group is here.
+    let mut now = unsafe { P::load(fragments, stage, 0) };
+    let mut left_out = now.leaves_out();
+    let mut weights = now.operands();
     loop {
         // The shuffle tells the assembler that the value is uniform, so descriptors take uniform
         // registers.
@@ -101,26 +181,24 @@ where
         for pack in 0..T::PACKS {
             // SAFETY: the stage is full and not yet released; the whole warp group is here.
             unsafe {
-                products.multiply_pack(weights, tokens);
+                P::multiply(&mut products, weights, tokens);
                 // The next pack's weights are loaded and decoded while these are multiplied. After
                 // the last pack, its own stage is loaded again.
-                let [fragment] = if pack + 1 < T::PACKS {
-                    fragments.load::<1>(stage, pack + 1, 0)
+                let next = if pack + 1 < T::PACKS {
+                    P::load(fragments, stage, pack + 1)
                 } else {
                     stage = state.next_if(left > 1).consumer_wait();
-                    fragments.load::<1>(stage, 0, 0)
+                    P::load(fragments, stage, 0)
                 };
-                let next = Scales::new::<F>(fragment.scales, fragment.exists, branch);
-                let unsigned = Unsigned::new(&next, fragment.rows);
-                products.wait();
-                promote(sums, &products, factors, scales, pack_scales);
-                (factors, may_be_left_out, weights) = (next.factors, next.left_out, unsigned.operands());
+                P::wait(&mut products);
+                now.promote(sums, &products, scales, pack_scales);
+                (weights, now) = (next.operands(), next);
             }
             left -= 1;
             if left == 0 {
                 break;
             }
-            left_out |= may_be_left_out;
+            left_out |= now.leaves_out();
             tokens += const { T::N * PACK_COLUMNS / 16 };
             scales += const { T::N * 4 };
         }
